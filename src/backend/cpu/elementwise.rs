@@ -1,0 +1,213 @@
+//! The ops that touch each number once: norms, activations, rotary positions, sums.
+
+use super::lanes::{self, Kernel, Lanes, load_some, store_some};
+use crate::backend::{Act, NormKind};
+
+/// Calls `f` on each vector of `x` in place.
+#[inline(always)]
+unsafe fn map<L: Lanes>(x: &mut [f32], f: impl Fn(L::V) -> L::V) {
+    for chunk in x.chunks_mut(L::N) {
+        // SAFETY: the features are the caller's; the chunk bounds load and store.
+        unsafe { store_some::<L>(chunk.as_mut_ptr(), f(load_some::<L, f32>(chunk.as_ptr(), chunk.len())), chunk.len()) };
+    }
+}
+
+/// The sum of f over all of x: one partial sum per lane, then the lanes in order.
+#[inline(always)]
+unsafe fn sum_of<L: Lanes>(x: &[f32], f: impl Fn(L::V) -> L::V) -> f32 {
+    // SAFETY: the features are the caller's; whole chunks only, the rest one by one with zeros behind.
+    unsafe {
+        let chunks = x.chunks_exact(L::N);
+        let rest = chunks.remainder();
+        let mut total = L::splat(0.0);
+        for chunk in chunks {
+            total = L::add(total, f(L::load(chunk.as_ptr())));
+        }
+        if !rest.is_empty() {
+            let mut tail = [0.0f32; 16];
+            L::store(tail.as_mut_ptr(), f(load_some::<L, f32>(rest.as_ptr(), rest.len())));
+            tail[rest.len()..].fill(0.0);
+            total = L::add(total, L::load(tail.as_ptr()));
+        }
+        lanes::sum::<L>(total)
+    }
+}
+
+pub struct Norm<'a> {
+    pub kind: NormKind,
+    pub eps: f32,
+    pub weight: &'a [f32],
+    pub bias: Option<&'a [f32]>,
+    pub x: &'a [f32],
+    pub out: &'a mut [f32],
+}
+
+impl Kernel for Norm<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        let width = self.x.len();
+        // SAFETY: the features are the caller's; every slice is `width` long.
+        unsafe {
+            let (mean, offset) = match self.kind {
+                NormKind::Layer => (sum_of::<L>(self.x, |x| x) / width as f32, 0.0),
+                NormKind::Rms { unit_offset } => (0.0, if unit_offset { 1.0 } else { 0.0 }),
+            };
+            let squares = sum_of::<L>(self.x, |x| {
+                let x = L::sub(x, L::splat(mean));
+                L::mul(x, x)
+            });
+            let factor = 1.0 / (squares / width as f32 + self.eps).sqrt();
+            for start in (0..width).step_by(L::N) {
+                let count = width - start;
+                let at = |slice: &[f32]| load_some::<L, f32>(slice.as_ptr().add(start), count);
+                let y = L::mul(L::sub(at(self.x), L::splat(mean)), L::splat(factor));
+                let weight = L::add(at(self.weight), L::splat(offset));
+                let y = match self.bias {
+                    Some(bias) => L::fma(y, weight, at(bias)),
+                    None => L::mul(y, weight),
+                };
+                store_some::<L>(self.out.as_mut_ptr().add(start), y, count);
+            }
+        }
+    }
+}
+
+/// The root mean square norm of one head, in place.
+pub struct NormHead<'a> {
+    pub unit_offset: bool,
+    pub eps: f32,
+    pub weight: &'a [f32],
+    pub x: &'a mut [f32],
+}
+
+impl Kernel for NormHead<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        // SAFETY: the features are the caller's.
+        unsafe {
+            let squares = sum_of::<L>(self.x, |x| L::mul(x, x));
+            let factor = 1.0 / (squares / self.x.len() as f32 + self.eps).sqrt();
+            let offset = if self.unit_offset { 1.0 } else { 0.0 };
+            for (x, weight) in self.x.iter_mut().zip(self.weight) {
+                *x *= factor * (weight + offset);
+            }
+        }
+    }
+}
+
+pub struct Add<'a> {
+    pub x: &'a mut [f32],
+    pub y: &'a [f32],
+}
+
+impl Kernel for Add<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        for (x, y) in self.x.iter_mut().zip(self.y) {
+            *x += y;
+        }
+    }
+}
+
+pub struct Activate<'a> {
+    pub act: Act,
+    pub x: &'a mut [f32],
+}
+
+impl Kernel for Activate<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        // SAFETY: the features are the caller's.
+        unsafe { activate::<L>(self.act, self.x) }
+    }
+}
+
+/// out = act(gate) * up
+pub struct Gate<'a> {
+    pub act: Act,
+    pub gate: &'a [f32],
+    pub up: &'a [f32],
+    pub out: &'a mut [f32],
+}
+
+impl Kernel for Gate<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        self.out.copy_from_slice(self.gate);
+        // SAFETY: the features are the caller's.
+        unsafe { activate::<L>(self.act, self.out) };
+        for (out, up) in self.out.iter_mut().zip(self.up) {
+            *out *= up;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn activate<L: Lanes>(act: Act, x: &mut [f32]) {
+    // SAFETY: the features are the caller's.
+    unsafe {
+        match act {
+            Act::Relu => map::<L>(x, |x| L::max(x, L::splat(0.0))),
+            Act::Silu => map::<L>(x, |x| L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(x)))),
+            Act::GeluTanh => map::<L>(x, |x| {
+                // x * (1 + tanh(u)) / 2 is x / (1 + e^(-2u))
+                let cube = L::mul(L::mul(x, x), x);
+                let u = L::mul(L::fma(cube, L::splat(0.044_715), x), L::splat(1.595_769_1));
+                L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(u)))
+            }),
+            Act::Gelu => x.iter_mut().for_each(|x| *x *= 0.5 * (1.0 + libm::erff(*x * std::f32::consts::FRAC_1_SQRT_2))),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn exp_of_minus<L: Lanes>(x: L::V) -> L::V {
+    // SAFETY: the features are the caller's.
+    unsafe { lanes::exp::<L>(L::sub(L::splat(0.0), x)) }
+}
+
+/// x = cap * tanh(x / cap)
+#[inline(always)]
+pub unsafe fn soft_cap<L: Lanes>(x: &mut [f32], cap: f32) {
+    // SAFETY: the features are the caller's.
+    unsafe {
+        map::<L>(x, |x| {
+            // tanh(u) = 1 - 2 / (1 + e^(2u))
+            let e = lanes::exp::<L>(L::mul(x, L::splat(2.0 / cap)));
+            let tanh = L::sub(L::splat(1.0), L::div(L::splat(2.0), L::add(L::splat(1.0), e)));
+            L::mul(L::splat(cap), tanh)
+        })
+    }
+}
+
+/// x = soft_cap(x * scale)
+pub struct ScaleAndCap<'a> {
+    pub scale: f32,
+    pub soft_cap: Option<f32>,
+    pub x: &'a mut [f32],
+}
+
+impl Kernel for ScaleAndCap<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        // SAFETY: the features are the caller's.
+        unsafe {
+            map::<L>(self.x, |x| L::mul(x, L::splat(self.scale)));
+            if let Some(cap) = self.soft_cap {
+                soft_cap::<L>(self.x, cap);
+            }
+        }
+    }
+}
+
+/// Turns dimension i of one head with i + count, by the angle whose cosine and sine are at i and i + count.
+pub fn rotate(head: &mut [f32], angles: &[f32]) {
+    let count = angles.len() / 2;
+    let (cos, sin) = angles.split_at(count);
+    let (low, high) = head[..2 * count].split_at_mut(count);
+    for i in 0..count {
+        let (a, b) = (low[i], high[i]);
+        low[i] = a * cos[i] - b * sin[i];
+        high[i] = b * cos[i] + a * sin[i];
+    }
+}

@@ -1,0 +1,394 @@
+//! One vocabulary of vector instructions, so that a kernel is written once and compiled for every path.
+//!
+//! A kernel is a struct with its arguments, `run::<L>` its body. `Isa::run` picks `L` and calls the
+//! body inside a function compiled for that path's features; everything below is inlined into it.
+
+use crate::options::Isa;
+
+/// A vector of f32. Its methods may be called only where the path's features are present.
+#[allow(clippy::missing_safety_doc)] // one contract for all: the features are present, pointers reach N elements
+pub trait Lanes: Copy + 'static {
+    const N: usize;
+    type V: Copy;
+    unsafe fn splat(x: f32) -> Self::V;
+    unsafe fn load(p: *const f32) -> Self::V;
+    unsafe fn load_bf16(p: *const u16) -> Self::V;
+    unsafe fn load_f16(p: *const u16) -> Self::V;
+    unsafe fn store(p: *mut f32, v: Self::V);
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
+    /// a * b + c
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// 2^i, where i is an integer that was added to `ROUNDER`.
+    unsafe fn exp2_of_rounded(v: Self::V) -> Self::V;
+}
+
+/// Adding and subtracting 1.5 * 2^23 rounds a small float to an integer, which then sits in the low bits.
+pub const ROUNDER: f32 = 12_582_912.0;
+
+/// A storage type that loads as f32 lanes.
+pub trait Element: Copy + Send + Sync + 'static {
+    /// # Safety
+    /// As for `Lanes`.
+    unsafe fn load<L: Lanes>(p: *const Self) -> L::V;
+    fn to_f32(self) -> f32;
+    fn from_f32(x: f32) -> Self;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const f32) -> L::V {
+        // SAFETY: the caller's contract.
+        unsafe { L::load(p) }
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> f32 {
+        x
+    }
+}
+
+impl Element for half::bf16 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const half::bf16) -> L::V {
+        // SAFETY: the caller's contract; bf16 is a transparent u16.
+        unsafe { L::load_bf16(p.cast()) }
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        half::bf16::to_f32(self)
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> half::bf16 {
+        half::bf16::from_f32(x)
+    }
+}
+
+impl Element for half::f16 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const half::f16) -> L::V {
+        // SAFETY: the caller's contract; f16 is a transparent u16.
+        unsafe { L::load_f16(p.cast()) }
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        half::f16::to_f32(self)
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> half::f16 {
+        half::f16::from_f32(x)
+    }
+}
+
+/// A kernel with its arguments.
+pub trait Kernel {
+    /// # Safety
+    /// The machine has the features of `L`; the kernel's own pointers are as it documents.
+    unsafe fn run<L: Lanes>(self);
+}
+
+impl Isa {
+    pub fn is_present(self) -> bool {
+        match self {
+            Isa::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                Isa::Avx2.is_present()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
+    }
+
+    /// The widest path this machine has.
+    pub fn detect() -> Isa {
+        Isa::ALL.into_iter().rev().find(|isa| isa.is_present()).unwrap_or(Isa::Portable)
+    }
+
+    /// # Safety
+    /// `self.is_present()`, and the kernel's pointers are as it documents.
+    #[inline]
+    pub(super) unsafe fn run<K: Kernel>(self, kernel: K) {
+        // SAFETY: the caller's contract is each branch's.
+        unsafe {
+            match self {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => run_avx512(kernel),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => run_avx2(kernel),
+                _ => kernel.run::<Portable>(),
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn run_avx512<K: Kernel>(kernel: K) {
+    // SAFETY: this function's features are those of the lanes.
+    unsafe { kernel.run::<x86::Avx512>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn run_avx2<K: Kernel>(kernel: K) {
+    // SAFETY: this function's features are those of the lanes.
+    unsafe { kernel.run::<x86::Avx2>() }
+}
+
+/// Eight floats in an array: the compiler makes of it what the target's baseline has.
+#[derive(Clone, Copy)]
+pub struct Portable;
+
+#[inline(always)]
+fn each(f: impl Fn(usize) -> f32) -> [f32; 8] {
+    [f(0), f(1), f(2), f(3), f(4), f(5), f(6), f(7)]
+}
+
+impl Lanes for Portable {
+    const N: usize = 8;
+    type V = [f32; 8];
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> [f32; 8] {
+        [x; 8]
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> [f32; 8] {
+        // SAFETY: the caller's pointer reaches 8 elements.
+        unsafe { p.cast::<[f32; 8]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> [f32; 8] {
+        // SAFETY: the caller's pointer reaches 8 elements.
+        each(|i| f32::from_bits((unsafe { p.add(i).read_unaligned() } as u32) << 16))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> [f32; 8] {
+        // SAFETY: the caller's pointer reaches 8 elements.
+        each(|i| half::f16::from_bits(unsafe { p.add(i).read_unaligned() }).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: [f32; 8]) {
+        // SAFETY: the caller's pointer reaches 8 elements.
+        unsafe { p.cast::<[f32; 8]>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        each(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    unsafe fn sub(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        each(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    unsafe fn mul(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        each(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    unsafe fn div(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        each(|i| a[i] / b[i])
+    }
+    #[inline(always)]
+    unsafe fn max(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        each(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    unsafe fn min(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        each(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    unsafe fn fma(a: [f32; 8], b: [f32; 8], c: [f32; 8]) -> [f32; 8] {
+        // Two roundings: without the instruction a fused one would be a library call per element.
+        each(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    unsafe fn exp2_of_rounded(v: [f32; 8]) -> [f32; 8] {
+        each(|i| f32::from_bits((v[i].to_bits() << 23).wrapping_add(1.0f32.to_bits())))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Lanes;
+    use std::arch::x86_64::*;
+
+    macro_rules! lanes {
+        ($name:ident, $n:literal, $v:ty, $set1:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $mul:ident, $div:ident,
+         $max:ident, $min:ident, $fma:ident, bf16: $bf16:expr, f16: $f16:expr, exp2: $exp2:expr) => {
+            #[derive(Clone, Copy)]
+            pub struct $name;
+            // SAFETY (all bodies): the trait's contract gives the features and the reach of the pointers.
+            impl Lanes for $name {
+                const N: usize = $n;
+                type V = $v;
+                #[inline(always)]
+                unsafe fn splat(x: f32) -> $v {
+                    unsafe { $set1(x) }
+                }
+                #[inline(always)]
+                unsafe fn load(p: *const f32) -> $v {
+                    unsafe { $load(p) }
+                }
+                #[inline(always)]
+                unsafe fn load_bf16(p: *const u16) -> $v {
+                    unsafe { $bf16(p) }
+                }
+                #[inline(always)]
+                unsafe fn load_f16(p: *const u16) -> $v {
+                    unsafe { $f16(p) }
+                }
+                #[inline(always)]
+                unsafe fn store(p: *mut f32, v: $v) {
+                    unsafe { $store(p, v) }
+                }
+                #[inline(always)]
+                unsafe fn add(a: $v, b: $v) -> $v {
+                    unsafe { $add(a, b) }
+                }
+                #[inline(always)]
+                unsafe fn sub(a: $v, b: $v) -> $v {
+                    unsafe { $sub(a, b) }
+                }
+                #[inline(always)]
+                unsafe fn mul(a: $v, b: $v) -> $v {
+                    unsafe { $mul(a, b) }
+                }
+                #[inline(always)]
+                unsafe fn div(a: $v, b: $v) -> $v {
+                    unsafe { $div(a, b) }
+                }
+                #[inline(always)]
+                unsafe fn max(a: $v, b: $v) -> $v {
+                    unsafe { $max(a, b) }
+                }
+                #[inline(always)]
+                unsafe fn min(a: $v, b: $v) -> $v {
+                    unsafe { $min(a, b) }
+                }
+                #[inline(always)]
+                unsafe fn fma(a: $v, b: $v, c: $v) -> $v {
+                    unsafe { $fma(a, b, c) }
+                }
+                #[inline(always)]
+                unsafe fn exp2_of_rounded(v: $v) -> $v {
+                    unsafe { $exp2(v) }
+                }
+            }
+        };
+    }
+
+    lanes!(Avx512, 16, __m512, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_div_ps,
+        _mm512_max_ps, _mm512_min_ps, _mm512_fmadd_ps,
+        bf16: |p: *const u16| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))),
+        f16: |p: *const u16| _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())),
+        exp2: |v: __m512| _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32::<23>(_mm512_castps_si512(v)), _mm512_castps_si512(_mm512_set1_ps(1.0)))));
+
+    lanes!(Avx2, 8, __m256, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_div_ps,
+        _mm256_max_ps, _mm256_min_ps, _mm256_fmadd_ps,
+        bf16: |p: *const u16| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))),
+        f16: |p: *const u16| _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
+        exp2: |v: __m256| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(v)), _mm256_castps_si256(_mm256_set1_ps(1.0)))));
+}
+
+/// e^x to about 2 units in the last place, from underflow (flushed to about 1e-38) to overflow (about 1e38).
+#[inline(always)]
+pub unsafe fn exp<L: Lanes>(x: L::V) -> L::V {
+    // SAFETY: the caller's contract is that of `Lanes`.
+    unsafe {
+        let x = L::min(L::max(x, L::splat(-87.3)), L::splat(88.3));
+        // x = n * ln 2 + r, with ln 2 in two parts so that r keeps its bits
+        let rounded = L::fma(x, L::splat(std::f32::consts::LOG2_E), L::splat(ROUNDER));
+        let n = L::sub(rounded, L::splat(ROUNDER));
+        let r = L::fma(n, L::splat(-0.693_359_4), x);
+        let r = L::fma(n, L::splat(2.121_944_4e-4), r);
+        // Taylor terms with their last coefficients fitted to |r| <= ln 2 / 2
+        let mut p = L::splat(1.987_569_1e-4);
+        for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+            p = L::fma(p, r, L::splat(c));
+        }
+        let p = L::fma(p, L::mul(r, r), L::add(r, L::splat(1.0)));
+        L::mul(p, L::exp2_of_rounded(rounded))
+    }
+}
+
+/// Loads up to `L::N` elements, the rest zero: for the short ends of rows.
+#[inline(always)]
+pub unsafe fn load_some<L: Lanes, E: Element>(p: *const E, count: usize) -> L::V {
+    // SAFETY: the caller's pointer reaches `count` elements, and N where count is at least N.
+    unsafe {
+        if count >= L::N {
+            return E::load::<L>(p);
+        }
+        let mut lanes = [0.0f32; 16];
+        for (i, lane) in lanes.iter_mut().enumerate().take(count) {
+            *lane = p.add(i).read_unaligned().to_f32();
+        }
+        L::load(lanes.as_ptr())
+    }
+}
+
+/// Stores the first `count` (at most N) lanes.
+#[inline(always)]
+pub unsafe fn store_some<L: Lanes>(p: *mut f32, v: L::V, count: usize) {
+    // SAFETY: the caller's pointer reaches `count` elements.
+    unsafe {
+        if count >= L::N {
+            return L::store(p, v);
+        }
+        let mut lanes = [0.0f32; 16];
+        L::store(lanes.as_mut_ptr(), v);
+        std::ptr::copy_nonoverlapping(lanes.as_ptr(), p, count);
+    }
+}
+
+/// The sum of a vector's lanes, first to last.
+#[inline(always)]
+pub unsafe fn sum<L: Lanes>(v: L::V) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    // SAFETY: no path has more than 16 lanes.
+    unsafe { L::store(lanes.as_mut_ptr(), v) };
+    lanes.iter().sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Exp<'a>(&'a mut [f32]);
+    impl Kernel for Exp<'_> {
+        #[inline(always)]
+        unsafe fn run<L: Lanes>(self) {
+            for chunk in self.0.chunks_mut(L::N) {
+                // SAFETY: load_some and store_some stay inside the chunk.
+                unsafe { store_some::<L>(chunk.as_mut_ptr(), exp::<L>(load_some::<L, f32>(chunk.as_ptr(), chunk.len())), chunk.len()) };
+            }
+        }
+    }
+
+    #[test]
+    fn exp_is_right_to_a_few_units_in_the_last_place_on_every_path() {
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
+            let xs: Vec<f32> = (-8700..8800).map(|i| i as f32 * 0.01).collect();
+            let mut ys = xs.clone();
+            // SAFETY: the path is present.
+            unsafe { isa.run(Exp(&mut ys)) };
+            for (x, y) in xs.iter().zip(&ys) {
+                let exact = (*x as f64).exp();
+                assert!(((*y as f64) / exact - 1.0).abs() < 4e-7, "{} exp({x}) = {y}, not {exact}", isa.name());
+            }
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The CPU backend: packed weights, paged attention, and a pool of threads that cannot change the bits.
+
+mod attention;
+mod elementwise;
+mod lanes;
+mod matmul;
+mod pool;
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use attention::{Kv, Scratch, Tile};
+use elementwise::{Activate, Add, Gate, Norm, ScaleAndCap};
+use lanes::Kernel;
+use matmul::Matrix;
+use pool::Pool;
+
+use super::{Act, AttentionShape, Backend, Heads, KvShape, NormKind, RowSource};
+use crate::batch::Batch;
+use crate::error::{Error, Result};
+use crate::options::{Dtype, Isa};
+use crate::sys::Pages;
+
+pub struct CpuBackend {
+    isa: Isa,
+    pool: Pool,
+    scratch: Vec<Mutex<Scratch>>, // [threads]
+    matmuls: AtomicU64,
+}
+
+/// f32 numbers in the system's pages: weights of one dimension, and activations.
+pub struct Buf {
+    pages: Pages,
+    len: usize,
+}
+
+impl Deref for Buf {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        // SAFETY: the pages hold `len` f32, aligned to a page, and every bit pattern is a float.
+        unsafe { std::slice::from_raw_parts(self.pages.bytes().as_ptr().cast(), self.len) }
+    }
+}
+
+impl DerefMut for Buf {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as in `deref`; &mut self makes it the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.pages.bytes_mut().as_mut_ptr().cast(), self.len) }
+    }
+}
+
+/// A batch and what this backend derives from it once per step.
+#[derive(Default)]
+pub struct Inputs {
+    batch: Batch,
+    tiles: Vec<Tile>,
+}
+
+/// A pointer that tasks of one kernel share; each writes its own part.
+struct SendPtr<T>(*mut T);
+
+impl<T> Clone for SendPtr<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for SendPtr<T> {}
+// SAFETY: whoever writes through it says why the parts are disjoint.
+unsafe impl<T> Send for SendPtr<T> {}
+unsafe impl<T> Sync for SendPtr<T> {}
+
+impl<T> SendPtr<T> {
+    fn get(&self) -> *mut T {
+        self.0
+    }
+}
+
+impl CpuBackend {
+    /// `on_thread_start` runs first on each thread of the pool.
+    pub fn new(threads: Option<usize>, isa: Option<Isa>, on_thread_start: fn()) -> Result<CpuBackend> {
+        let isa = isa.unwrap_or_else(Isa::detect);
+        if !isa.is_present() {
+            return Err(Error::unsupported(format!("isa is {}: this machine lacks it; its widest is {}", isa.name(), Isa::detect().name())));
+        }
+        let threads = threads.unwrap_or_else(Self::default_threads);
+        let pool = Pool::new(threads, on_thread_start)?;
+        let scratch = (0..threads).map(|_| Mutex::new(Scratch::empty())).collect();
+        Ok(CpuBackend { isa, pool, scratch, matmuls: AtomicU64::new(0) })
+    }
+
+    pub fn default_threads() -> usize {
+        std::thread::available_parallelism().map_or(1, |n| n.get())
+    }
+
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Matrix products so far: batching means one per weight and step.
+    pub fn matmuls(&self) -> u64 {
+        self.matmuls.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of working memory that attention of this shape takes.
+    pub fn scratch_bytes(&self, shape: &AttentionShape) -> u64 {
+        (self.threads() * Scratch::len(shape) * size_of::<f32>()) as u64
+    }
+
+    /// Makes room for attention of this shape, so that no step has to.
+    pub fn reserve(&self, shape: &AttentionShape) -> Result<()> {
+        self.scratch.iter().try_for_each(|scratch| scratch.lock().unwrap_or_else(|e| e.into_inner()).fit(shape))
+    }
+
+    fn kernel<K: Kernel>(&self, kernel: K) {
+        // SAFETY: `new` refused a path that this machine lacks; the kernels of `elementwise` work on slices.
+        unsafe { self.isa.run(kernel) }
+    }
+
+    /// Calls `f(row, &mut out[row])` for each row of `width`, rows shared among the threads.
+    fn rows(&self, rows: usize, width: usize, out: &mut Buf, f: impl Fn(usize, &mut [f32]) + Sync) {
+        let out = &mut out[..rows * width];
+        let out = SendPtr(out.as_mut_ptr());
+        let per_task = (8192 / width.max(1)).clamp(1, rows.max(1)); // tasks worth waking a thread for
+        self.pool.run(rows.div_ceil(per_task), &|task, _| {
+            for row in task * per_task..rows.min((task + 1) * per_task) {
+                // SAFETY: rows are disjoint and inside `out`.
+                f(row, unsafe { std::slice::from_raw_parts_mut(out.get().add(row * width), width) });
+            }
+        });
+    }
+}
+
+/// Rows that a flat run of `len` numbers is cut into.
+const FLAT: usize = 4096;
+
+impl CpuBackend {
+    /// Calls `f(start, part)` for consecutive parts of `x[..len]`.
+    fn flat(&self, len: usize, x: &mut Buf, f: impl Fn(usize, &mut [f32]) + Sync) {
+        let x = &mut x[..len];
+        let x = SendPtr(x.as_mut_ptr());
+        self.pool.run(len.div_ceil(FLAT), &|task, _| {
+            let start = task * FLAT;
+            // SAFETY: parts are disjoint and inside `x`.
+            f(start, unsafe { std::slice::from_raw_parts_mut(x.get().add(start), FLAT.min(len - start)) });
+        });
+    }
+}
+
+impl Backend for CpuBackend {
+    type Buf = Buf;
+    type Matrix = Matrix;
+    type Kv = Kv;
+    type Inputs = Inputs;
+
+    fn buffer(&self, len: usize) -> Result<Buf> {
+        let bytes = len.checked_mul(size_of::<f32>()).ok_or_else(Error::out_of_memory)?;
+        Ok(Buf { pages: Pages::zeroed(bytes)?, len })
+    }
+
+    fn vector(&self, values: &[f32]) -> Result<Buf> {
+        let mut buf = self.buffer(values.len())?;
+        buf.copy_from_slice(values);
+        Ok(buf)
+    }
+
+    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, source: RowSource) -> Result<Matrix> {
+        Matrix::load(&self.pool, rows, cols, dtype, source)
+    }
+
+    fn kv(&self, shape: KvShape) -> Result<Kv> {
+        Kv::new(shape)
+    }
+
+    fn matrix_bytes(&self, rows: usize, cols: usize, dtype: Dtype) -> u64 {
+        Matrix::bytes(rows, cols, dtype)
+    }
+
+    fn kv_block_bytes(&self, shape: &KvShape) -> u64 {
+        Kv::block_bytes(shape)
+    }
+
+    fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<()> {
+        inputs.batch.clone_from(batch);
+        attention::cut_tiles(batch, &mut inputs.tiles);
+        Ok(())
+    }
+
+    fn read<'a>(&'a self, buf: &'a Buf, len: usize) -> Result<&'a [f32]> {
+        Ok(&buf[..len])
+    }
+
+    fn embed(&self, inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf) {
+        let tokens = &inputs.batch.tokens;
+        self.rows(tokens.len(), table.cols, out, |row, out| table.read_row(tokens[row] as usize, scale, out));
+    }
+
+    fn add_positions(&self, inputs: &Inputs, table: &Matrix, offset: usize, x: &mut Buf) {
+        let positions = &inputs.batch.positions;
+        self.rows(positions.len(), table.cols, x, |row, x| table.add_row(positions[row] as usize + offset, x));
+    }
+
+    fn matmul(&self, rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf) {
+        self.matmuls.fetch_add(1, Ordering::Relaxed);
+        matmul::matmul(self.isa, &self.pool, rows, x, w, bias, out);
+    }
+
+    fn add(&self, len: usize, x: &mut Buf, y: &Buf) {
+        self.flat(len, x, |start, x| self.kernel(Add { y: &y[start..][..x.len()], x }));
+    }
+
+    fn norm(&self, rows: usize, width: usize, kind: NormKind, eps: f32, weight: &Buf, bias: Option<&Buf>, x: &Buf, out: &mut Buf) {
+        let (weight, bias) = (&weight[..width], bias.map(|b| &b[..width]));
+        self.rows(rows, width, out, |row, out| self.kernel(Norm { kind, eps, weight, bias, x: &x[row * width..][..width], out }));
+    }
+
+    fn norm_heads(&self, rows: usize, heads: Heads, unit_offset: bool, eps: f32, weight: &Buf, x: &mut Buf) {
+        self.rows(rows, heads.stride, x, |_, row| {
+            for head in row[heads.first..][..heads.count * heads.dim].chunks_exact_mut(heads.dim) {
+                self.kernel(elementwise::NormHead { unit_offset, eps, weight: &weight[..heads.dim], x: head });
+            }
+        });
+    }
+
+    fn angles(&self, inputs: &Inputs, frequencies: &Buf, count: usize, amplitude: f32, out: &mut Buf) {
+        let positions = &inputs.batch.positions;
+        self.rows(positions.len(), 2 * count, out, |row, out| {
+            let (cos, sin) = out.split_at_mut(count);
+            for i in 0..count {
+                let angle = positions[row] as f32 * frequencies[i];
+                (cos[i], sin[i]) = (libm::cosf(angle) * amplitude, libm::sinf(angle) * amplitude);
+            }
+        });
+    }
+
+    fn rope(&self, rows: usize, heads: Heads, angles: &Buf, count: usize, x: &mut Buf) {
+        self.rows(rows, heads.stride, x, |row, x| {
+            let angles = &angles[row * 2 * count..][..2 * count];
+            for head in x[heads.first..][..heads.count * heads.dim].chunks_exact_mut(heads.dim) {
+                elementwise::rotate(head, angles);
+            }
+        });
+    }
+
+    fn store_kv(&self, inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {
+        attention::store_kv(&self.pool, inputs, shape, qkv, kv);
+    }
+
+    fn attention(&self, inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &Kv, out: &mut Buf) {
+        attention::attention(self.isa, &self.pool, &self.scratch, inputs, shape, qkv, kv, out);
+    }
+
+    fn activate(&self, len: usize, act: Act, x: &mut Buf) {
+        self.flat(len, x, |_, x| self.kernel(Activate { act, x }));
+    }
+
+    fn gate(&self, rows: usize, width: usize, act: Act, x: &Buf, out: &mut Buf) {
+        self.rows(rows, width, out, |row, out| {
+            let (gate, up) = x[row * 2 * width..][..2 * width].split_at(width);
+            self.kernel(Gate { act, gate, up, out });
+        });
+    }
+
+    fn gather(&self, inputs: &Inputs, width: usize, x: &Buf, out: &mut Buf) {
+        let wanted = &inputs.batch.logit_rows;
+        self.rows(wanted.len(), width, out, |row, out| out.copy_from_slice(&x[wanted[row] as usize * width..][..width]));
+    }
+
+    fn scale_and_cap(&self, len: usize, scale: f32, soft_cap: Option<f32>, x: &mut Buf) {
+        self.flat(len, x, |_, x| self.kernel(ScaleAndCap { scale, soft_cap, x }));
+    }
+}

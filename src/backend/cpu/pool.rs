@@ -1,0 +1,221 @@
+//! The engine's own threads: they share out the tasks of one kernel, spin for a moment, then sleep.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use crossbeam::utils::CachePadded;
+
+use crate::error::{Error, Result};
+
+/// How often a thread looks for work before it sleeps: some tens of microseconds, the gap between two kernels of a step.
+const SPINS: u32 = 20_000;
+
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// One kernel at a time.
+    running: Mutex<()>,
+}
+
+struct Shared {
+    /// Counts the kernels given out; a change is the signal to start.
+    epoch: CachePadded<AtomicU64>,
+    next_task: CachePadded<AtomicUsize>,
+    /// Workers that have not yet finished the current kernel.
+    busy: CachePadded<AtomicUsize>,
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+struct State {
+    job: Option<Job>,
+    sleeping: usize,
+    stop: bool,
+    panic: Option<Box<dyn Any + Send>>,
+}
+
+/// The current kernel: `run(task, worker)` for each task.
+#[derive(Clone, Copy)]
+struct Job {
+    run: *const (dyn Fn(usize, usize) + Sync),
+    tasks: usize,
+}
+
+// SAFETY: the pointee is Sync, and `Pool::run` keeps it alive until every worker is done with it.
+unsafe impl Send for Job {}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic is carried to the caller of `run`; the lock's data stays whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    /// A pool of `threads`, the caller of `run` included.
+    pub fn new(threads: usize, on_start: fn()) -> Result<Pool> {
+        let shared = Arc::new(Shared {
+            epoch: CachePadded::new(AtomicU64::new(0)),
+            next_task: CachePadded::new(AtomicUsize::new(0)),
+            busy: CachePadded::new(AtomicUsize::new(0)),
+            state: Mutex::new(State { job: None, sleeping: 0, stop: false, panic: None }),
+            wake: Condvar::new(),
+        });
+        let mut pool = Pool { shared, workers: Vec::new(), running: Mutex::new(()) };
+        for worker in 1..threads {
+            let shared = pool.shared.clone();
+            let thread = std::thread::Builder::new().name(format!("pagedllm-{worker}")).spawn(move || {
+                on_start();
+                shared.work(worker)
+            });
+            // On failure the pool is dropped, which joins the threads already there.
+            let thread = thread.map_err(|e| Error::capacity(format!("could not start thread {worker} of {threads}: {e}; lower `threads`")))?;
+            pool.workers.push(thread);
+        }
+        Ok(pool)
+    }
+
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `run(task, worker)` once for every task below `tasks`, on any thread in any order, and returns when all are done.
+    pub fn run(&self, tasks: usize, run: &(dyn Fn(usize, usize) + Sync)) {
+        if tasks <= 1 || self.workers.is_empty() {
+            return (0..tasks).for_each(|task| run(task, 0));
+        }
+        let _one_at_a_time = lock(&self.running);
+        // SAFETY: only the lifetime is changed; `busy` reaching zero below ends every use of the pointer.
+        let run: &'static (dyn Fn(usize, usize) + Sync) = unsafe { std::mem::transmute(run) };
+        let job = Job { run, tasks };
+        let sleeping = {
+            let mut state = lock(&self.shared.state);
+            state.job = Some(job);
+            self.shared.next_task.store(0, Ordering::Relaxed);
+            self.shared.busy.store(self.workers.len(), Ordering::Relaxed);
+            self.shared.epoch.fetch_add(1, Ordering::Release);
+            state.sleeping
+        };
+        if sleeping > 0 {
+            self.shared.wake.notify_all();
+        }
+        let mine = catch_unwind(AssertUnwindSafe(|| self.shared.share(job, 0)));
+        let mut spins = 0;
+        while self.shared.busy.load(Ordering::Acquire) > 0 {
+            relax(&mut spins);
+        }
+        let theirs = lock(&self.shared.state).panic.take();
+        if let Some(panic) = mine.err().or(theirs) {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        lock(&self.shared.state).stop = true;
+        self.shared.epoch.fetch_add(1, Ordering::Release);
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+    }
+}
+
+/// Waits a little; yields the core after a while, so that more threads than cores still make progress.
+fn relax(spins: &mut u32) {
+    *spins += 1;
+    match *spins {
+        ..SPINS => std::hint::spin_loop(),
+        _ => std::thread::yield_now(),
+    }
+}
+
+impl Shared {
+    fn work(&self, worker: usize) {
+        let mut seen = 0;
+        loop {
+            self.await_epoch(seen);
+            let (job, epoch) = {
+                let state = lock(&self.state);
+                if state.stop {
+                    return;
+                }
+                (state.job, self.epoch.load(Ordering::Acquire))
+            };
+            seen = epoch;
+            if let Some(job) = job
+                && let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.share(job, worker)))
+            {
+                lock(&self.state).panic = Some(panic);
+            }
+            self.busy.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    fn share(&self, job: Job, worker: usize) {
+        loop {
+            let task = self.next_task.fetch_add(1, Ordering::Relaxed);
+            if task >= job.tasks {
+                return;
+            }
+            // SAFETY: `Pool::run` waits for every worker before the closure dies.
+            unsafe { (*job.run)(task, worker) };
+        }
+    }
+
+    fn await_epoch(&self, seen: u64) {
+        for _ in 0..SPINS {
+            if self.epoch.load(Ordering::Acquire) != seen {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        let mut state = lock(&self.state);
+        state.sleeping += 1;
+        while self.epoch.load(Ordering::Acquire) == seen && !state.stop {
+            state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.sleeping -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_whatever_the_number_of_threads() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads, || ()).unwrap();
+            for tasks in [0, 1, 2, 7, 1000] {
+                let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(tasks, &|task, worker| {
+                    assert!(worker < threads);
+                    counts[task].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_on_any_thread_reaches_the_caller_and_the_pool_lives() {
+        let pool = Pool::new(3, || ()).unwrap();
+        for bad in [0, 50, 99] {
+            let caught = catch_unwind(AssertUnwindSafe(|| pool.run(100, &|task, _| assert_ne!(task, bad))));
+            assert!(caught.is_err());
+        }
+        pool.run(10, &|_, _| ());
+    }
+
+    #[test]
+    fn a_pool_that_slept_wakes_again() {
+        let pool = Pool::new(2, || ()).unwrap();
+        pool.run(4, &|_, _| ());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!(lock(&pool.shared.state).sleeping, 1);
+        pool.run(4, &|_, _| ());
+    }
+}

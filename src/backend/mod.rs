@@ -1,0 +1,127 @@
+//! The ops of a transformer over paged buffers, as a trait. Knows no sequences and no model names.
+#![allow(unsafe_code)]
+
+pub mod cpu;
+
+use crate::batch::Batch;
+use crate::error::Result;
+use crate::options::Dtype;
+
+/// Serves the rows `[first, first + rows)` of a matrix as bytes of its dtype, little endian.
+pub type RowSource<'a> = &'a mut dyn FnMut(usize, &mut [u8]) -> Result<()>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    Relu,
+    Silu,
+    /// x * Phi(x), by the error function.
+    Gelu,
+    /// Gelu by its tanh approximation.
+    GeluTanh,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum NormKind {
+    /// x / rms(x) * w, or * (1 + w) with `unit_offset`.
+    Rms { unit_offset: bool },
+    /// (x - mean) / std * w + b.
+    Layer,
+}
+
+/// The shape of one attention layer, over rows of `[heads + 2 * kv_heads, head_dim]`: queries, keys, values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionShape {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// What the dot product of query and key is multiplied by.
+    pub scale: f32,
+    /// A row sees this many positions, its own included. None: all before it.
+    pub window: Option<usize>,
+    /// Scores become cap * tanh(score / cap).
+    pub soft_cap: Option<f32>,
+}
+
+impl AttentionShape {
+    pub fn q_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    pub fn qkv_width(&self) -> usize {
+        self.q_width() + 2 * self.kv_width()
+    }
+}
+
+/// The heads of a row that an op works on: `count` heads of `dim` from `first`, in rows `stride` apart.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Heads {
+    pub first: usize,
+    pub count: usize,
+    pub dim: usize,
+    pub stride: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KvShape {
+    pub blocks: usize,
+    pub block_size: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub dtype: Dtype,
+}
+
+/// Shapes are given as `[rows, columns]`; a `Buf` holds f32 and is at least as long as its shape says.
+/// Each row's result depends on that row alone, in one fixed order of operations: the batch cannot change it.
+pub trait Backend: Send + Sync {
+    type Buf: Send;
+    type Matrix: Send;
+    type Kv: Send;
+    type Inputs: Send + Default;
+
+    fn buffer(&self, len: usize) -> Result<Self::Buf>;
+    fn vector(&self, values: &[f32]) -> Result<Self::Buf>;
+    /// A matrix of `[rows, cols]`, packed as this backend likes it.
+    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, source: RowSource) -> Result<Self::Matrix>;
+    fn kv(&self, shape: KvShape) -> Result<Self::Kv>;
+
+    /// Bytes that `matrix` and `kv` will take; exact, so that a plan can be made before anything is allocated.
+    fn matrix_bytes(&self, rows: usize, cols: usize, dtype: Dtype) -> u64;
+    fn kv_block_bytes(&self, shape: &KvShape) -> u64;
+
+    fn upload(&self, batch: &Batch, inputs: &mut Self::Inputs) -> Result<()>;
+    fn read<'a>(&'a self, buf: &'a Self::Buf, len: usize) -> Result<&'a [f32]>;
+
+    /// out[r] = table[tokens[r]] * scale
+    fn embed(&self, inputs: &Self::Inputs, table: &Self::Matrix, scale: f32, out: &mut Self::Buf);
+    /// x[r] += table[positions[r] + offset]
+    fn add_positions(&self, inputs: &Self::Inputs, table: &Self::Matrix, offset: usize, x: &mut Self::Buf);
+    /// out[r] = w * x[r] + bias
+    fn matmul(&self, rows: usize, x: &Self::Buf, w: &Self::Matrix, bias: Option<&Self::Buf>, out: &mut Self::Buf);
+    /// x += y, over `len` numbers
+    fn add(&self, len: usize, x: &mut Self::Buf, y: &Self::Buf);
+    /// out[r] = norm(x[r]), rows of `width`
+    #[allow(clippy::too_many_arguments)]
+    fn norm(&self, rows: usize, width: usize, kind: NormKind, eps: f32, weight: &Self::Buf, bias: Option<&Self::Buf>, x: &Self::Buf, out: &mut Self::Buf);
+    /// Root mean square norm of each head, in place.
+    fn norm_heads(&self, rows: usize, heads: Heads, unit_offset: bool, eps: f32, weight: &Self::Buf, x: &mut Self::Buf);
+    /// out[r] = [cos..., sin...] of position[r] * frequency, times `amplitude`
+    fn angles(&self, inputs: &Self::Inputs, frequencies: &Self::Buf, count: usize, amplitude: f32, out: &mut Self::Buf);
+    /// Rotates the first `2 * count` dimensions of each head by the row's angles: dimension i with i + count.
+    fn rope(&self, rows: usize, heads: Heads, angles: &Self::Buf, count: usize, x: &mut Self::Buf);
+    /// Writes the K and V of each row of `qkv` to its slot.
+    fn store_kv(&self, inputs: &Self::Inputs, shape: &AttentionShape, qkv: &Self::Buf, kv: &mut Self::Kv);
+    /// out[r] = attention of the row's queries over K and V as they are stored, up to the row's own position
+    fn attention(&self, inputs: &Self::Inputs, shape: &AttentionShape, qkv: &Self::Buf, kv: &Self::Kv, out: &mut Self::Buf);
+    /// x = act(x), over `len` numbers
+    fn activate(&self, len: usize, act: Act, x: &mut Self::Buf);
+    /// out[r] = act(x[r][..width]) * x[r][width..]
+    fn gate(&self, rows: usize, width: usize, act: Act, x: &Self::Buf, out: &mut Self::Buf);
+    /// out[i] = x[logit_rows[i]], rows of `width`
+    fn gather(&self, inputs: &Self::Inputs, width: usize, x: &Self::Buf, out: &mut Self::Buf);
+    /// x = cap * tanh(x / cap) where there is a cap, after x *= scale; over `len` numbers
+    fn scale_and_cap(&self, len: usize, scale: f32, soft_cap: Option<f32>, x: &mut Self::Buf);
+}

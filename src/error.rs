@@ -1,0 +1,115 @@
+//! The one error type: a stable code and a message with the numbers and the remedy.
+
+use std::borrow::Cow;
+use std::fmt;
+
+/// What went wrong, as a number that never changes its meaning (`PLLM_E_*` in the C header).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Code {
+    /// An argument is wrong: its value, its range, its encoding.
+    InvalidArgument = 1,
+    /// No live request or sequence has this id.
+    NotFound = 2,
+    /// A file could not be opened or read.
+    Io = 3,
+    /// The model's files are damaged, incomplete or contradict each other.
+    Model = 4,
+    /// Understood, and not offered by this build, model or machine.
+    Unsupported = 5,
+    /// The budget of memory, blocks or requests does not allow it.
+    Capacity = 6,
+    /// Another thread is in the middle of what allows one at a time.
+    Busy = 7,
+    /// The machine would not give the memory.
+    OutOfMemory = 8,
+    /// A defect of the library: the engine that met it serves no more.
+    Internal = 9,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    code: Code,
+    message: Cow<'static, str>,
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub fn new(code: Code, message: impl Into<Cow<'static, str>>) -> Error {
+        Error { code, message: message.into() }
+    }
+
+    pub fn invalid(message: impl Into<Cow<'static, str>>) -> Error {
+        Error::new(Code::InvalidArgument, message)
+    }
+
+    pub fn not_found(message: impl Into<Cow<'static, str>>) -> Error {
+        Error::new(Code::NotFound, message)
+    }
+
+    pub fn io(message: impl Into<Cow<'static, str>>) -> Error {
+        Error::new(Code::Io, message)
+    }
+
+    pub fn model(message: impl Into<Cow<'static, str>>) -> Error {
+        Error::new(Code::Model, message)
+    }
+
+    pub fn unsupported(message: impl Into<Cow<'static, str>>) -> Error {
+        Error::new(Code::Unsupported, message)
+    }
+
+    pub fn capacity(message: impl Into<Cow<'static, str>>) -> Error {
+        Error::new(Code::Capacity, message)
+    }
+
+    pub fn busy(message: impl Into<Cow<'static, str>>) -> Error {
+        Error::new(Code::Busy, message)
+    }
+
+    pub fn internal(message: impl Into<Cow<'static, str>>) -> Error {
+        Error::new(Code::Internal, message)
+    }
+
+    /// Out of memory. The message is static: making this error allocates nothing.
+    pub fn out_of_memory() -> Error {
+        Error::new(Code::OutOfMemory, "the machine would not give the memory: lower the budgets or free some memory")
+    }
+
+    pub fn code(&self) -> Code {
+        self.code
+    }
+
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The same error, told where it happened: `config.json: num_hidden_layers is 0`.
+    pub fn within(self, place: impl fmt::Display) -> Error {
+        Error { code: self.code, message: format!("{place}: {}", self.message).into() }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<std::collections::TryReserveError> for Error {
+    fn from(_: std::collections::TryReserveError) -> Error {
+        Error::out_of_memory()
+    }
+}
+
+/// A vector of `len` copies of `value`, or an out-of-memory error: for every size that comes from
+/// options, a model file or a request.
+pub fn try_vec<T: Clone>(len: usize, value: T) -> Result<Vec<T>> {
+    let mut vec = Vec::new();
+    vec.try_reserve_exact(len)?;
+    vec.resize(len, value);
+    Ok(vec)
+}

@@ -1,0 +1,11 @@
+//! libpagedllm: LLM serving inside your own process. This page is the map.
+
+#![deny(unsafe_code)]
+
+pub mod backend;
+pub mod batch; // one forward pass as flat data
+pub mod error; // one error type: code, message with the numbers and the remedy
+pub mod kv; // which block holds which tokens
+pub mod options; // engine options and sampling parameters
+pub mod sched; // who runs next
+mod sys;

@@ -1,0 +1,228 @@
+//! Who runs next, and with which blocks. Pure: no model, no bytes, no clock.
+
+mod plan;
+mod sequence;
+
+use std::collections::{HashMap, VecDeque};
+
+pub use plan::{Choice, Event, FinishReason, Part, StepPlan, Verdict};
+pub use sequence::{SeqId, Sequence};
+
+use crate::error::Result;
+use crate::kv::{BlockManager, blocks_for};
+
+#[derive(Debug, Clone, Copy)]
+pub struct SchedulerOptions {
+    pub max_batch_tokens: usize,
+    pub max_seqs: usize,
+    pub prefill_chunk: usize,
+}
+
+/// First come, first served, one iteration at a time. The oldest sequence can always go on: it may take
+/// the blocks of every younger one, and none is admitted that alone would not fit the pool.
+pub struct Scheduler {
+    options: SchedulerOptions,
+    blocks: BlockManager,
+    sequences: HashMap<SeqId, Sequence>,
+    waiting: VecDeque<SeqId>, // by age, preempted ones first
+    running: Vec<SeqId>,      // by age
+    preemptions: u64,
+    spare: StepPlan, // the last plan's buffers
+}
+
+/// Blocks that admission leaves free, so that those already running need not preempt at once: 1 in 100.
+const WATERMARK_PARTS: usize = 100;
+
+impl Scheduler {
+    pub fn new(options: SchedulerOptions, blocks: BlockManager) -> Scheduler {
+        Scheduler {
+            options,
+            blocks,
+            sequences: HashMap::new(),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            preemptions: 0,
+            spare: StepPlan::default(),
+        }
+    }
+
+    /// Takes a sequence of `prompt` that may grow to `max_len` tokens.
+    pub fn add(&mut self, id: SeqId, prompt: Vec<u32>, max_len: usize) -> Result<()> {
+        let most_blocks = blocks_for(max_len, self.blocks.block_size());
+        assert!(most_blocks <= self.blocks.total(), "the engine refuses what can never fit");
+        let sequence = Sequence::new(id, prompt, max_len, most_blocks)?;
+        self.sequences.try_reserve(1)?;
+        self.waiting.try_reserve(self.sequences.len() + 1)?;
+        self.running.try_reserve(self.options.max_seqs.saturating_sub(self.running.len()))?;
+        self.sequences.insert(id, sequence);
+        self.waiting.push_back(id);
+        Ok(())
+    }
+
+    /// Ends a sequence between steps and returns its blocks.
+    pub fn remove(&mut self, id: SeqId) -> Option<Sequence> {
+        let mut sequence = self.sequences.remove(&id)?;
+        self.blocks.free(&mut sequence.table);
+        self.waiting.retain(|&other| other != id);
+        self.running.retain(|&other| other != id);
+        Some(sequence)
+    }
+
+    pub fn get(&self, id: SeqId) -> Option<&Sequence> {
+        self.sequences.get(&id)
+    }
+
+    /// Reserves blocks and writes the next step down; None when there is nothing to do.
+    pub fn schedule(&mut self) -> Option<StepPlan> {
+        let mut plan = std::mem::take(&mut self.spare);
+        plan.clear();
+        let before = self.preemptions;
+        self.plan_running(&mut plan);
+        if self.preemptions == before {
+            self.admit(&mut plan);
+        }
+        if plan.parts.is_empty() {
+            self.spare = plan;
+            return None;
+        }
+        Some(plan)
+    }
+
+    fn plan_running(&mut self, plan: &mut StepPlan) {
+        let mut next = 0;
+        while next < self.running.len() {
+            let rows = self.rows_for(self.running[next], plan);
+            if rows == 0 || !self.make_room(next, rows) {
+                return;
+            }
+            self.write(self.running[next], rows, plan);
+            next += 1;
+        }
+    }
+
+    fn admit(&mut self, plan: &mut StepPlan) {
+        while self.running.len() < self.options.max_seqs {
+            let Some(&id) = self.waiting.front() else { return };
+            let rows = self.rows_for(id, plan);
+            if rows == 0 || !self.may_enter(id) {
+                return;
+            }
+            self.waiting.pop_front();
+            self.running.push(id);
+            if !self.make_room(self.running.len() - 1, rows) {
+                return;
+            }
+            self.write(id, rows, plan);
+        }
+    }
+
+    /// Whether all that the sequence holds so far would fit beside the others, above the watermark.
+    fn may_enter(&self, id: SeqId) -> bool {
+        let needed = blocks_for(self.sequences[&id].tokens.len(), self.blocks.block_size());
+        let watermark = self.blocks.total().div_ceil(WATERMARK_PARTS);
+        self.running.is_empty() || needed + watermark <= self.blocks.free_blocks()
+    }
+
+    /// Rows of the sequence that this step still has room for.
+    fn rows_for(&self, id: SeqId, plan: &StepPlan) -> usize {
+        let room = self.options.max_batch_tokens - plan.batch.rows();
+        self.sequences[&id].pending().min(self.options.prefill_chunk).min(room)
+    }
+
+    /// Blocks for the next `rows` of `running[index]`, taken from the youngest where none are free.
+    /// False when it was itself the youngest and had to go.
+    fn make_room(&mut self, index: usize, rows: usize) -> bool {
+        let id = self.running[index];
+        loop {
+            let sequence = self.sequences.get_mut(&id).expect("a running sequence is known");
+            if self.blocks.grow(&mut sequence.table, sequence.computed + rows).is_ok() {
+                return true;
+            }
+            if self.preempt_youngest() == id {
+                return false;
+            }
+        }
+    }
+
+    /// Takes the youngest's blocks; what it computed will be computed again.
+    fn preempt_youngest(&mut self) -> SeqId {
+        let id = self.running.pop().expect("a sequence without blocks is running");
+        let sequence = self.sequences.get_mut(&id).expect("a running sequence is known");
+        self.blocks.free(&mut sequence.table);
+        sequence.computed = 0;
+        self.waiting.push_front(id);
+        self.preemptions += 1;
+        id
+    }
+
+    fn write(&self, id: SeqId, rows: usize, plan: &mut StepPlan) {
+        let sequence = &self.sequences[&id];
+        let positions = sequence.computed..sequence.computed + rows;
+        plan.push(sequence, positions, |position| self.blocks.slot(&sequence.table, position));
+    }
+
+    /// The step ran: lengths advance, tokens are appended, finished sequences leave. One event per choice, in order.
+    pub fn commit(&mut self, plan: StepPlan, choices: &[Choice], events: &mut Vec<Event>) {
+        for part in &plan.parts {
+            let sequence = self.sequences.get_mut(&part.seq).expect("a planned sequence is known");
+            sequence.computed += part.rows;
+        }
+        events.clear();
+        for choice in choices {
+            let sequence = self.sequences.get_mut(&choice.seq).expect("a chosen sequence was planned");
+            let finish = sequence.apply(choice.verdict);
+            if finish.is_some() {
+                self.remove(choice.seq);
+            }
+            events.push(Event { seq: choice.seq, finish });
+        }
+        self.spare = plan;
+    }
+
+    /// The step failed: no length has changed. Blocks it reserved stay with their sequences, for the next try.
+    pub fn rollback(&mut self, plan: StepPlan) {
+        self.spare = plan;
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    pub fn preemptions(&self) -> u64 {
+        self.preemptions
+    }
+
+    pub fn blocks(&self) -> &BlockManager {
+        &self.blocks
+    }
+
+    /// KV slots that hold a token's K and V.
+    pub fn filled_slots(&self) -> usize {
+        self.running.iter().map(|id| self.sequences[id].computed).sum()
+    }
+
+    /// Panics unless every invariant between two steps holds. For tests.
+    pub fn check(&self) {
+        self.blocks.check(self.sequences.values().map(|sequence| &sequence.table));
+        let mut queued: Vec<SeqId> = self.waiting.iter().chain(&self.running).copied().collect();
+        queued.sort_unstable();
+        let mut known: Vec<SeqId> = self.sequences.keys().copied().collect();
+        known.sort_unstable();
+        assert_eq!(queued, known, "every sequence is in exactly one queue");
+        assert!(self.running.is_sorted() && self.waiting.iter().is_sorted(), "queues are ordered by age");
+        for id in &self.waiting {
+            let sequence = &self.sequences[id];
+            assert!(sequence.computed == 0 && sequence.table.blocks().is_empty(), "a waiting sequence holds nothing");
+        }
+        for sequence in self.sequences.values() {
+            sequence.check(self.blocks.block_size());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

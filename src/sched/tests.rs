@@ -1,0 +1,157 @@
+use super::*;
+
+fn scheduler(blocks: usize, block_size: usize, max_batch_tokens: usize, max_seqs: usize, prefill_chunk: usize) -> Scheduler {
+    let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk };
+    Scheduler::new(options, BlockManager::new(blocks, block_size).unwrap())
+}
+
+/// Runs a step whose every choice is `verdict`; returns the plan's rows per sequence.
+fn step(scheduler: &mut Scheduler, verdict: Verdict) -> Vec<(SeqId, usize)> {
+    let Some(plan) = scheduler.schedule() else { return Vec::new() };
+    let rows = plan.parts.iter().map(|part| (part.seq, part.rows)).collect();
+    let choices: Vec<Choice> = plan.sampled().map(|part| Choice { seq: part.seq, verdict, logprob: None }).collect();
+    scheduler.commit(plan, &choices, &mut Vec::new());
+    scheduler.check();
+    rows
+}
+
+#[test]
+fn prefill_chunks_and_decode_tokens_share_a_step() {
+    let mut s = scheduler(64, 16, 32, 8, 10);
+    s.add(1, vec![0; 4], 100).unwrap();
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 4)]);
+    s.add(2, vec![0; 25], 100).unwrap();
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 10)]);
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 10)]);
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 5)]);
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 1)]);
+}
+
+#[test]
+fn only_the_row_that_reads_the_newest_token_is_sampled() {
+    let mut s = scheduler(64, 16, 32, 8, 10);
+    s.add(1, vec![0; 15], 100).unwrap();
+    let plan = s.schedule().unwrap();
+    assert_eq!((plan.sampled().count(), plan.batch.logit_rows.len()), (0, 0));
+    s.commit(plan, &[], &mut Vec::new());
+    let plan = s.schedule().unwrap();
+    assert_eq!(plan.batch.logit_rows, [4]);
+    s.rollback(plan);
+}
+
+#[test]
+fn a_batch_never_exceeds_its_tokens_or_sequences() {
+    let mut s = scheduler(640, 16, 20, 3, 20);
+    (1..=9).for_each(|id| s.add(id, vec![0; 9], 50).unwrap());
+    for _ in 0..30 {
+        let rows = step(&mut s, Verdict::Token(9));
+        assert!(rows.iter().map(|(_, rows)| rows).sum::<usize>() <= 20);
+        assert!(s.running() <= 3);
+    }
+}
+
+#[test]
+fn the_youngest_is_preempted_and_comes_back_before_the_waiting() {
+    let mut s = scheduler(4, 8, 64, 8, 64);
+    (1..=2).for_each(|id| s.add(id, vec![0; 15], 32).unwrap());
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 15), ]);
+    // With one sequence running, the second must fit above the watermark: 2 blocks and 1 of 4.
+    s.remove(1);
+    let mut s = scheduler(5, 8, 64, 8, 64);
+    (1..=3).for_each(|id| s.add(id, vec![0; 15], 32).unwrap());
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 15), (2, 15)]);
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 1)]);
+    // Both now need a third block and one is free: the younger goes and keeps its tokens.
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1)]);
+    assert_eq!((s.preemptions(), s.waiting(), s.get(2).unwrap().tokens.len()), (1, 2, 17));
+    s.remove(1);
+    assert_eq!(step(&mut s, Verdict::Token(9))[0], (2, 17));
+}
+
+#[test]
+fn a_rolled_back_step_leaves_no_trace_in_lengths_and_is_planned_again() {
+    let mut s = scheduler(16, 8, 64, 8, 64);
+    s.add(1, vec![5; 11], 32).unwrap();
+    let first = s.schedule().unwrap();
+    let batch = first.batch.clone();
+    s.rollback(first);
+    s.check();
+    let again = s.schedule().unwrap();
+    assert_eq!(again.batch, batch);
+    s.rollback(again);
+}
+
+#[test]
+fn ends_by_length_stop_and_failure_return_every_block() {
+    for (verdict, steps, reason) in [(Verdict::Token(1), 3, FinishReason::Length), (Verdict::Stop(2), 1, FinishReason::Stop), (Verdict::Fail, 1, FinishReason::Error)] {
+        let mut s = scheduler(16, 8, 64, 8, 64);
+        s.add(1, vec![0; 9], 12).unwrap();
+        let mut events = Vec::new();
+        for _ in 0..steps {
+            let plan = s.schedule().unwrap();
+            s.commit(plan, &[Choice { seq: 1, verdict, logprob: None }], &mut events);
+        }
+        assert_eq!(events, [Event { seq: 1, finish: Some(reason) }]);
+        assert_eq!(s.blocks().free_blocks(), 16);
+        s.check();
+    }
+}
+
+/// Long random traces: invariants after every operation, and every sequence comes to its end.
+#[test]
+fn invariants_hold_over_long_random_traces() {
+    for seed in 0..20u64 {
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) + 1);
+        let block_size = 8 << random.below(3);
+        let max_len = 8 * block_size;
+        let mut s = scheduler(8 + random.below(24), block_size, 16 + random.below(64), 1 + random.below(12), 1 + random.below(64));
+        let (mut next, mut live) = (1, Vec::new());
+        for _ in 0..3000 {
+            match random.below(10) {
+                0 => {
+                    let prompt = vec![0; 1 + random.below(max_len - 1)];
+                    let len = (prompt.len() + 1 + random.below(40)).min(max_len);
+                    s.add(next, prompt, len).unwrap();
+                    live.push(next);
+                    next += 1;
+                }
+                1 if !live.is_empty() => {
+                    s.remove(live.swap_remove(random.below(live.len())));
+                }
+                _ => {
+                    if let Some(plan) = s.schedule() {
+                        s.check();
+                        match random.below(8) {
+                            0 => s.rollback(plan),
+                            _ => {
+                                let verdict = if random.below(20) == 0 { Verdict::Stop(1) } else { Verdict::Token(1) };
+                                let choices: Vec<_> = plan.sampled().map(|p| Choice { seq: p.seq, verdict, logprob: None }).collect();
+                                let mut events = Vec::new();
+                                s.commit(plan, &choices, &mut events);
+                                live.retain(|id| !events.iter().any(|e| e.seq == *id && e.finish.is_some()));
+                            }
+                        }
+                    }
+                }
+            }
+            s.check();
+        }
+        let mut steps = 0;
+        while !step(&mut s, Verdict::Token(1)).is_empty() {
+            steps += 1;
+            assert!(steps < 1_000_000, "starvation");
+        }
+        assert_eq!(s.blocks().free_blocks(), s.blocks().total());
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % n as u64) as usize
+    }
+}

@@ -1,0 +1,81 @@
+//! The few system calls of the library. A leaf: it imports nothing of the house but the error.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+
+use crate::error::{Error, Result};
+
+/// Zeroed memory straight from the system: page-aligned, in huge pages where they help, given back
+/// on drop. The system lends a page when it is first touched, so an unused KV block costs nothing.
+pub struct Pages {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: Pages owns its memory; sharing follows the ordinary rules of & and &mut.
+unsafe impl Send for Pages {}
+unsafe impl Sync for Pages {}
+
+/// Below this size a huge page would waste more than it saves.
+const HUGE_FROM: usize = 4 << 20;
+
+impl Pages {
+    pub fn zeroed(len: usize) -> Result<Pages> {
+        if len == 0 {
+            return Ok(Pages { start: NonNull::<u64>::dangling().cast(), len });
+        }
+        // SAFETY: an anonymous private mapping at an address of the system's choice touches no memory of ours.
+        let start = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+        };
+        if start == libc::MAP_FAILED {
+            return Err(Error::out_of_memory());
+        }
+        #[cfg(target_os = "linux")]
+        if len >= HUGE_FROM {
+            // SAFETY: the range is the mapping just made; the call is a hint and its failure harmless.
+            unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
+        }
+        // A mapping is never at address zero.
+        let start = NonNull::new(start.cast()).ok_or_else(Error::out_of_memory)?;
+        Ok(Pages { start, len })
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: start..start+len is our live mapping (or empty), always initialized.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and &mut self makes it the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: the mapping is ours and nothing borrows it any more.
+            unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_zeroed_and_writable() {
+        let mut pages = Pages::zeroed(10_000).unwrap();
+        assert!(pages.bytes().iter().all(|&b| b == 0));
+        pages.bytes_mut()[9_999] = 7;
+        assert_eq!(pages.bytes()[9_999], 7);
+        assert!(Pages::zeroed(0).unwrap().bytes().is_empty());
+    }
+
+    #[test]
+    fn a_size_beyond_the_machine_is_an_error() {
+        assert_eq!(Pages::zeroed(usize::MAX / 2).err(), Some(Error::out_of_memory()));
+    }
+}
