@@ -6,6 +6,7 @@ pub mod backend;
 pub mod batch; // one forward pass as flat data
 pub mod error; // one error type: code, message with the numbers and the remedy
 pub mod kv; // which block holds which tokens
+pub mod model; // an architecture as data, its weights, its one decoder
 pub mod options; // engine options and sampling parameters
 pub mod sched; // who runs next
 mod sys;

@@ -92,6 +92,10 @@ pub trait Backend: Send + Sync {
     fn matrix_bytes(&self, rows: usize, cols: usize, dtype: Dtype) -> u64;
     fn kv_block_bytes(&self, shape: &KvShape) -> u64;
 
+    /// Makes room for attention of this shape, so that no step has to; and the bytes that takes.
+    fn reserve(&self, shape: &AttentionShape) -> Result<()>;
+    fn reserved_bytes(&self, shape: &AttentionShape) -> u64;
+
     fn upload(&self, batch: &Batch, inputs: &mut Self::Inputs) -> Result<()>;
     fn read<'a>(&'a self, buf: &'a Self::Buf, len: usize) -> Result<&'a [f32]>;
 
@@ -106,12 +110,12 @@ pub trait Backend: Send + Sync {
     /// out[r] = norm(x[r]), rows of `width`
     #[allow(clippy::too_many_arguments)]
     fn norm(&self, rows: usize, width: usize, kind: NormKind, eps: f32, weight: &Self::Buf, bias: Option<&Self::Buf>, x: &Self::Buf, out: &mut Self::Buf);
-    /// Root mean square norm of each head, in place.
-    fn norm_heads(&self, rows: usize, heads: Heads, unit_offset: bool, eps: f32, weight: &Self::Buf, x: &mut Self::Buf);
+    /// x = norm(x) of each head
+    fn norm_heads(&self, rows: usize, heads: Heads, kind: NormKind, eps: f32, weight: &Self::Buf, x: &mut Self::Buf);
     /// out[r] = [cos..., sin...] of position[r] * frequency, times `amplitude`
-    fn angles(&self, inputs: &Self::Inputs, frequencies: &Self::Buf, count: usize, amplitude: f32, out: &mut Self::Buf);
-    /// Rotates the first `2 * count` dimensions of each head by the row's angles: dimension i with i + count.
-    fn rope(&self, rows: usize, heads: Heads, angles: &Self::Buf, count: usize, x: &mut Self::Buf);
+    fn angles(&self, inputs: &Self::Inputs, frequencies: &[f32], amplitude: f32, out: &mut Self::Buf);
+    /// Rotates the first `rotated` dimensions of each head by the row's angles: dimension i with i + rotated / 2.
+    fn rope(&self, rows: usize, heads: Heads, rotated: usize, angles: &Self::Buf, x: &mut Self::Buf);
     /// Writes the K and V of each row of `qkv` to its slot.
     fn store_kv(&self, inputs: &Self::Inputs, shape: &AttentionShape, qkv: &Self::Buf, kv: &mut Self::Kv);
     /// out[r] = attention of the row's queries over K and V as they are stored, up to the row's own position

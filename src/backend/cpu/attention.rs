@@ -116,9 +116,9 @@ impl Range {
 }
 
 impl Scratch {
-    /// Floats it takes, for plans.
-    pub fn len(shape: &AttentionShape) -> usize {
-        Self::queries(shape) * (2 * shape.head_dim + SPAN + 2 + 4)
+    pub fn bytes(shape: &AttentionShape) -> u64 {
+        let per_query = (2 * shape.head_dim + SPAN + 2) * size_of::<f32>() + size_of::<Range>();
+        (Self::queries(shape) * per_query) as u64
     }
 
     fn queries(shape: &AttentionShape) -> usize {
@@ -126,20 +126,17 @@ impl Scratch {
     }
 
     pub fn empty() -> Scratch {
-        let none = Vec::new;
-        Scratch { queries: none(), scores: none(), sums: none(), max: none(), weight: none(), range: Vec::new() }
+        Scratch { queries: Vec::new(), scores: Vec::new(), sums: Vec::new(), max: Vec::new(), weight: Vec::new(), range: Vec::new() }
     }
 
-    /// Makes room for `shape`; never shrinks.
+    /// Makes room for `shape` too.
     pub fn fit(&mut self, shape: &AttentionShape) -> Result<()> {
-        let queries = Self::queries(shape);
-        if self.max.len() >= queries && self.sums.len() >= queries * shape.head_dim {
-            return Ok(());
-        }
+        let queries = Self::queries(shape).max(self.max.len());
+        let wide = (Self::queries(shape) * shape.head_dim).max(self.sums.len());
         *self = Scratch {
-            queries: try_vec(queries * shape.head_dim, 0.0)?,
+            queries: try_vec(wide, 0.0)?,
             scores: try_vec(queries * SPAN, 0.0)?,
-            sums: try_vec(queries * shape.head_dim, 0.0)?,
+            sums: try_vec(wide, 0.0)?,
             max: try_vec(queries, 0.0)?,
             weight: try_vec(queries, 0.0)?,
             range: try_vec(queries, Range::default())?,
@@ -199,7 +196,7 @@ struct Piece {
 impl<E: Element> Kernel for Attend<'_, E> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(mut self) {
-        // SAFETY: shapes and block tables hold together as the scheduler made them (checked by `Inputs::check`).
+        // SAFETY: shapes and block tables hold together as the scheduler made them.
         unsafe {
             self.begin();
             let queries = self.queries();

@@ -33,6 +33,32 @@ unsafe fn sum_of<L: Lanes>(x: &[f32], f: impl Fn(L::V) -> L::V) -> f32 {
     }
 }
 
+/// A norm is (x - mean) * factor * (weight + offset) + bias.
+struct Scaling {
+    mean: f32,
+    factor: f32,
+    offset: f32,
+}
+
+impl Scaling {
+    #[inline(always)]
+    unsafe fn of<L: Lanes>(kind: NormKind, eps: f32, x: &[f32]) -> Scaling {
+        let width = x.len() as f32;
+        // SAFETY: the features are the caller's.
+        unsafe {
+            let (mean, offset) = match kind {
+                NormKind::Layer => (sum_of::<L>(x, |x| x) / width, 0.0),
+                NormKind::Rms { unit_offset } => (0.0, if unit_offset { 1.0 } else { 0.0 }),
+            };
+            let squares = sum_of::<L>(x, |x| {
+                let x = L::sub(x, L::splat(mean));
+                L::mul(x, x)
+            });
+            Scaling { mean, factor: 1.0 / (squares / width + eps).sqrt(), offset }
+        }
+    }
+}
+
 pub struct Norm<'a> {
     pub kind: NormKind,
     pub eps: f32,
@@ -48,15 +74,7 @@ impl Kernel for Norm<'_> {
         let width = self.x.len();
         // SAFETY: the features are the caller's; every slice is `width` long.
         unsafe {
-            let (mean, offset) = match self.kind {
-                NormKind::Layer => (sum_of::<L>(self.x, |x| x) / width as f32, 0.0),
-                NormKind::Rms { unit_offset } => (0.0, if unit_offset { 1.0 } else { 0.0 }),
-            };
-            let squares = sum_of::<L>(self.x, |x| {
-                let x = L::sub(x, L::splat(mean));
-                L::mul(x, x)
-            });
-            let factor = 1.0 / (squares / width as f32 + self.eps).sqrt();
+            let Scaling { mean, factor, offset } = Scaling::of::<L>(self.kind, self.eps, self.x);
             for start in (0..width).step_by(L::N) {
                 let count = width - start;
                 let at = |slice: &[f32]| load_some::<L, f32>(slice.as_ptr().add(start), count);
@@ -72,9 +90,9 @@ impl Kernel for Norm<'_> {
     }
 }
 
-/// The root mean square norm of one head, in place.
+/// The norm of one head, in place.
 pub struct NormHead<'a> {
-    pub unit_offset: bool,
+    pub kind: NormKind,
     pub eps: f32,
     pub weight: &'a [f32],
     pub x: &'a mut [f32],
@@ -85,11 +103,9 @@ impl Kernel for NormHead<'_> {
     unsafe fn run<L: Lanes>(self) {
         // SAFETY: the features are the caller's.
         unsafe {
-            let squares = sum_of::<L>(self.x, |x| L::mul(x, x));
-            let factor = 1.0 / (squares / self.x.len() as f32 + self.eps).sqrt();
-            let offset = if self.unit_offset { 1.0 } else { 0.0 };
+            let Scaling { mean, factor, offset } = Scaling::of::<L>(self.kind, self.eps, self.x);
             for (x, weight) in self.x.iter_mut().zip(self.weight) {
-                *x *= factor * (weight + offset);
+                *x = (*x - mean) * factor * (weight + offset);
             }
         }
     }

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use attention::{Kv, Scratch, Tile};
-use elementwise::{Activate, Add, Gate, Norm, ScaleAndCap};
+use elementwise::{Activate, Add, Gate, Norm, NormHead, ScaleAndCap};
 use lanes::Kernel;
 use matmul::Matrix;
 use pool::Pool;
@@ -21,6 +21,9 @@ use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::options::{Dtype, Isa};
 use crate::sys::Pages;
+
+/// Numbers per task of an op over a flat run of them.
+const FLAT: usize = 4096;
 
 pub struct CpuBackend {
     isa: Isa,
@@ -106,16 +109,6 @@ impl CpuBackend {
         self.matmuls.load(Ordering::Relaxed)
     }
 
-    /// Bytes of working memory that attention of this shape takes.
-    pub fn scratch_bytes(&self, shape: &AttentionShape) -> u64 {
-        (self.threads() * Scratch::len(shape) * size_of::<f32>()) as u64
-    }
-
-    /// Makes room for attention of this shape, so that no step has to.
-    pub fn reserve(&self, shape: &AttentionShape) -> Result<()> {
-        self.scratch.iter().try_for_each(|scratch| scratch.lock().unwrap_or_else(|e| e.into_inner()).fit(shape))
-    }
-
     fn kernel<K: Kernel>(&self, kernel: K) {
         // SAFETY: `new` refused a path that this machine lacks; the kernels of `elementwise` work on slices.
         unsafe { self.isa.run(kernel) }
@@ -133,12 +126,14 @@ impl CpuBackend {
             }
         });
     }
-}
 
-/// Rows that a flat run of `len` numbers is cut into.
-const FLAT: usize = 4096;
+    /// Calls `f(row, head)` for each of the heads of each row.
+    fn heads(&self, rows: usize, heads: Heads, x: &mut Buf, f: impl Fn(usize, &mut [f32]) + Sync) {
+        self.rows(rows, heads.stride, x, |row, x| {
+            x[heads.first..][..heads.count * heads.dim].chunks_exact_mut(heads.dim).for_each(|head| f(row, head));
+        });
+    }
 
-impl CpuBackend {
     /// Calls `f(start, part)` for consecutive parts of `x[..len]`.
     fn flat(&self, len: usize, x: &mut Buf, f: impl Fn(usize, &mut [f32]) + Sync) {
         let x = &mut x[..len];
@@ -184,6 +179,14 @@ impl Backend for CpuBackend {
         Kv::block_bytes(shape)
     }
 
+    fn reserve(&self, shape: &AttentionShape) -> Result<()> {
+        self.scratch.iter().try_for_each(|scratch| scratch.lock().unwrap_or_else(|e| e.into_inner()).fit(shape))
+    }
+
+    fn reserved_bytes(&self, shape: &AttentionShape) -> u64 {
+        self.threads() as u64 * Scratch::bytes(shape)
+    }
+
     fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<()> {
         inputs.batch.clone_from(batch);
         attention::cut_tiles(batch, &mut inputs.tiles);
@@ -218,32 +221,24 @@ impl Backend for CpuBackend {
         self.rows(rows, width, out, |row, out| self.kernel(Norm { kind, eps, weight, bias, x: &x[row * width..][..width], out }));
     }
 
-    fn norm_heads(&self, rows: usize, heads: Heads, unit_offset: bool, eps: f32, weight: &Buf, x: &mut Buf) {
-        self.rows(rows, heads.stride, x, |_, row| {
-            for head in row[heads.first..][..heads.count * heads.dim].chunks_exact_mut(heads.dim) {
-                self.kernel(elementwise::NormHead { unit_offset, eps, weight: &weight[..heads.dim], x: head });
-            }
-        });
+    fn norm_heads(&self, rows: usize, heads: Heads, kind: NormKind, eps: f32, weight: &Buf, x: &mut Buf) {
+        let weight = &weight[..heads.dim];
+        self.heads(rows, heads, x, |_, head| self.kernel(NormHead { kind, eps, weight, x: head }));
     }
 
-    fn angles(&self, inputs: &Inputs, frequencies: &Buf, count: usize, amplitude: f32, out: &mut Buf) {
+    fn angles(&self, inputs: &Inputs, frequencies: &[f32], amplitude: f32, out: &mut Buf) {
         let positions = &inputs.batch.positions;
-        self.rows(positions.len(), 2 * count, out, |row, out| {
-            let (cos, sin) = out.split_at_mut(count);
-            for i in 0..count {
-                let angle = positions[row] as f32 * frequencies[i];
+        self.rows(positions.len(), 2 * frequencies.len(), out, |row, out| {
+            let (cos, sin) = out.split_at_mut(frequencies.len());
+            for (i, frequency) in frequencies.iter().enumerate() {
+                let angle = positions[row] as f32 * frequency;
                 (cos[i], sin[i]) = (libm::cosf(angle) * amplitude, libm::sinf(angle) * amplitude);
             }
         });
     }
 
-    fn rope(&self, rows: usize, heads: Heads, angles: &Buf, count: usize, x: &mut Buf) {
-        self.rows(rows, heads.stride, x, |row, x| {
-            let angles = &angles[row * 2 * count..][..2 * count];
-            for head in x[heads.first..][..heads.count * heads.dim].chunks_exact_mut(heads.dim) {
-                elementwise::rotate(head, angles);
-            }
-        });
+    fn rope(&self, rows: usize, heads: Heads, rotated: usize, angles: &Buf, x: &mut Buf) {
+        self.heads(rows, heads, x, |row, head| elementwise::rotate(head, &angles[row * rotated..][..rotated]));
     }
 
     fn store_kv(&self, inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {

@@ -1,0 +1,90 @@
+//! The families: each a function from Hugging Face's config to a `ModelSpec`.
+
+mod gpt2;
+mod llama;
+mod opt;
+mod rope;
+
+use super::config::Config;
+use super::spec::{Act, ModelSpec};
+use crate::error::{Error, Result};
+
+/// A family: what config.json calls it, what its checkpoints put before tensor names, and its spec.
+pub struct Family {
+    pub architecture: &'static str,
+    pub model_type: &'static str,
+    pub prefix: &'static str,
+    pub spec: fn(&Config) -> Result<ModelSpec>,
+}
+
+pub const FAMILIES: &[Family] = &[
+    Family { architecture: "GPT2LMHeadModel", model_type: "gpt2", prefix: "transformer.", spec: gpt2::spec },
+    Family { architecture: "OPTForCausalLM", model_type: "opt", prefix: "model.", spec: opt::spec },
+    Family { architecture: "LlamaForCausalLM", model_type: "llama", prefix: "model.", spec: llama::spec },
+];
+
+/// Bounds on what a config may say; real models are far below, and products of these cannot overflow.
+mod most {
+    pub const LAYERS: usize = 1024;
+    pub const WIDTH: usize = 1 << 18;
+    pub const HEADS: usize = 1 << 12;
+    pub const HEAD_DIM: usize = 1 << 12;
+    pub const VOCAB: usize = 1 << 24;
+    pub const POSITIONS: usize = 1 << 27;
+}
+
+/// The family that `config` names.
+pub fn family(config: &Config) -> Result<&'static Family> {
+    let architectures = config.texts("architectures");
+    let model_type = config.text_or("model_type", "")?;
+    let named = |family: &&Family| architectures.contains(&family.architecture) || (architectures.is_empty() && family.model_type == model_type);
+    FAMILIES.iter().find(named).ok_or_else(|| {
+        let name = architectures.first().copied().unwrap_or(if model_type.is_empty() { "absent" } else { model_type });
+        let supported: Vec<_> = FAMILIES.iter().map(|family| family.architecture).collect();
+        let name: String = name.chars().take(80).collect();
+        Error::unsupported(format!("config.json: architecture is {name}; supported are {}", supported.join(", ")))
+    })
+}
+
+fn act(config: &Config, field: &str, default: &str) -> Result<Act> {
+    match config.text_or(field, default)? {
+        "relu" => Ok(Act::Relu),
+        "silu" | "swish" => Ok(Act::Silu),
+        "gelu" => Ok(Act::Gelu),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Act::GeluTanh),
+        other => Err(Error::unsupported(format!(
+            "config.json: {field} is {other}; supported are relu, silu, gelu, gelu_new, gelu_pytorch_tanh"
+        ))),
+    }
+}
+
+/// Width of a head where the config gives only the number of heads.
+fn head_dim(width: usize, heads: usize) -> Result<usize> {
+    if !width.is_multiple_of(heads) {
+        return Err(Error::model(format!("config.json: a hidden size of {width} does not divide among {heads} attention heads")));
+    }
+    Ok(width / heads)
+}
+
+/// 1 / sqrt(head_dim), as torch computes it.
+fn standard_scale(head_dim: usize) -> f32 {
+    (1.0 / (head_dim as f64).sqrt()) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_unsupported_architecture_is_named_with_those_that_are() {
+        let message = family(&Config::of(json!({"architectures": ["MambaForCausalLM"]}))).err().unwrap();
+        assert!(message.message().contains("MambaForCausalLM") && message.message().contains("LlamaForCausalLM"), "{message}");
+    }
+
+    #[test]
+    fn heads_that_do_not_divide_the_width_are_refused() {
+        assert!(head_dim(30, 4).is_err());
+        assert_eq!(head_dim(32, 4).unwrap(), 8);
+    }
+}

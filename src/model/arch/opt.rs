@@ -1,0 +1,90 @@
+//! OPT: learned positions from row 2; the 350M form has its norms behind and its embeddings projected.
+
+use super::super::config::Config;
+use super::super::spec::*;
+use super::{act, head_dim, most, standard_scale};
+use crate::error::Result;
+
+/// transformers fixes this one: the config has no field for it.
+const EPS: f32 = 1e-5;
+/// Rows of the position table that no position uses.
+const POSITION_OFFSET: usize = 2;
+
+pub fn spec(config: &Config) -> Result<ModelSpec> {
+    let hidden = config.count("hidden_size", most::WIDTH)?;
+    let width = config.count_or("word_embed_proj_dim", most::WIDTH, hidden)?;
+    let heads = config.count("num_attention_heads", most::HEADS)?;
+    let positions = config.count("max_position_embeddings", most::POSITIONS)?;
+    let vocab_size = config.count("vocab_size", most::VOCAB)?;
+    let tied = config.flag_or("tie_word_embeddings", true)?;
+    let pre_norm = config.flag_or("do_layer_norm_before", true)?;
+    let final_norm = pre_norm && !config.flag_or("_remove_final_layer_norm", false)?;
+    let family = Opt {
+        hidden,
+        heads,
+        head_dim: head_dim(hidden, heads)?,
+        inner: config.count("ffn_dim", most::WIDTH)?,
+        act: act(config, "activation_function", "relu")?,
+        bias: config.flag_or("enable_bias", true)?,
+        pre_norm,
+    };
+    let projected = width != hidden;
+    Ok(ModelSpec {
+        vocab_size,
+        hidden_size: hidden,
+        max_positions: positions,
+        embedding: Embedding {
+            tokens: Linear::new("decoder.embed_tokens", vocab_size, width),
+            scale: 1.0,
+            project: projected.then(|| Linear::new("decoder.project_in", hidden, width)),
+            positions: Some(LearnedPositions {
+                table: Linear::new("decoder.embed_positions", positions + POSITION_OFFSET, hidden),
+                offset: POSITION_OFFSET,
+            }),
+        },
+        ropes: Vec::new(),
+        layers: (0..config.count("num_hidden_layers", most::LAYERS)?).map(|i| family.layer(i)).collect(),
+        final_norm: final_norm.then(|| family.norm("decoder.final_layer_norm".into())),
+        head: Head {
+            project: projected.then(|| Linear::new("decoder.project_out", width, hidden)),
+            weight: (!tied).then(|| Linear::new("lm_head", vocab_size, width)),
+            scale: 1.0,
+            soft_cap: None,
+        },
+    })
+}
+
+struct Opt {
+    hidden: usize,
+    heads: usize,
+    head_dim: usize,
+    inner: usize,
+    act: Act,
+    bias: bool,
+    pre_norm: bool,
+}
+
+impl Opt {
+    fn norm(&self, name: String) -> Norm {
+        Norm { name, width: self.hidden, kind: NormKind::Layer, eps: EPS, bias: true }
+    }
+
+    fn layer(&self, index: usize) -> Layer {
+        let Opt { hidden, heads, head_dim, inner, .. } = *self;
+        let layer = format!("decoder.layers.{index}");
+        let linear = |name: &str, rows, cols| Linear::new(format!("{layer}.{name}"), rows, cols).bias(self.bias);
+        let shape = AttentionShape { heads, kv_heads: heads, head_dim, scale: standard_scale(head_dim), window: None, soft_cap: None };
+        let (attention, mlp) = (self.norm(format!("{layer}.self_attn_layer_norm")), self.norm(format!("{layer}.final_layer_norm")));
+        Layer {
+            residual: if self.pre_norm { Residual::PreNorm { attention, mlp } } else { Residual::PostNorm { attention, mlp } },
+            attention: Attention {
+                shape,
+                qkv: Attention::stacked_qkv(&format!("{layer}.self_attn"), ["q_proj", "k_proj", "v_proj"], &shape, hidden).bias(self.bias),
+                out: linear("self_attn.out_proj", hidden, hidden),
+                qk_norm: None,
+                rope: None,
+            },
+            mlp: Mlp::Plain { up: linear("fc1", inner, hidden), act: self.act, down: linear("fc2", hidden, inner) },
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Tensors in safetensors files, read range by range: nothing is mapped, so a file that shrinks under
+//! us is an error and not a signal.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::Metadata;
+use serde_json::Value;
+
+use super::config::Config;
+use crate::error::{Error, Result, try_vec};
+use crate::options::Dtype;
+
+/// The safetensors format's own bound on a header.
+const MOST_HEADER_BYTES: u64 = 100 << 20;
+
+pub struct Checkpoint {
+    files: Vec<Shard>,
+    tensors: HashMap<String, Tensor>,
+    /// Checkpoints of a whole model and of its base model differ by this in their names.
+    prefix: &'static str,
+}
+
+struct Shard {
+    path: PathBuf,
+    file: File,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
+    file: usize,
+    offset: u64,
+    pub dtype: safetensors::Dtype,
+    pub shape: Vec<usize>,
+}
+
+impl Checkpoint {
+    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
+    pub fn open(dir: &Path, prefix: &'static str) -> Result<Checkpoint> {
+        let mut checkpoint = Checkpoint { files: Vec::new(), tensors: HashMap::new(), prefix };
+        match Config::load_optional(dir, "model.safetensors.index.json")? {
+            Some(index) => checkpoint.open_shards(dir, &index)?,
+            None => checkpoint.open_file(dir.join("model.safetensors"))?,
+        }
+        Ok(checkpoint)
+    }
+
+    fn open_shards(&mut self, dir: &Path, index: &Config) -> Result<()> {
+        let map = index.get("weight_map").and_then(Value::as_object);
+        let map = map.ok_or_else(|| Error::model("model.safetensors.index.json: weight_map is missing"))?;
+        // Sorted, so that the same damage is always the same message.
+        let mut shards = BTreeMap::new();
+        for (tensor, shard) in map {
+            let shard = shard.as_str().filter(|name| !name.contains('/') && !name.is_empty());
+            let shard = shard.ok_or_else(|| Error::model(format!("model.safetensors.index.json: the file of {tensor} is not a file name")))?;
+            shards.insert(shard, tensor);
+        }
+        shards.keys().try_for_each(|shard| self.open_file(dir.join(shard)))?;
+        match map.keys().find(|tensor| !self.tensors.contains_key(*tensor)) {
+            Some(tensor) => Err(Error::model(format!("model.safetensors.index.json lists {tensor}, which no shard holds"))),
+            None => Ok(()),
+        }
+    }
+
+    fn open_file(&mut self, path: PathBuf) -> Result<()> {
+        let place = path.display().to_string();
+        let file = File::open(&path).map_err(|e| Error::io(format!("{place}: {e}")))?;
+        let (metadata, data_start) = read_header(&file).map_err(|e| e.within(&place))?;
+        for (name, info) in metadata.tensors() {
+            let tensor = Tensor {
+                file: self.files.len(),
+                offset: data_start + info.data_offsets.0 as u64,
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+            };
+            if self.tensors.insert(name.clone(), tensor).is_some() {
+                return Err(Error::model(format!("{place}: {name} is in another shard too")));
+            }
+        }
+        self.files.push(Shard { path, file });
+        Ok(())
+    }
+
+    pub fn find(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.get(&format!("{}{name}", self.prefix)).or_else(|| self.tensors.get(name))
+    }
+
+    /// The tensor of this name and shape, and how its numbers are stored.
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<(&Tensor, Dtype)> {
+        let tensor = self.find(name).ok_or_else(|| {
+            Error::model(format!("tensor {}{name} is missing from {}", self.prefix, self.files[0].path.display()))
+        })?;
+        let path = self.files[tensor.file].path.display();
+        if tensor.shape != shape {
+            return Err(Error::model(format!("{path}: {name} has shape {:?}, config.json says {shape:?}", tensor.shape)));
+        }
+        let dtype = match tensor.dtype {
+            safetensors::Dtype::F32 => Dtype::F32,
+            safetensors::Dtype::F16 => Dtype::F16,
+            safetensors::Dtype::BF16 => Dtype::Bf16,
+            other => return Err(Error::unsupported(format!("{path}: {name} is stored as {other:?}; supported are F32, F16, BF16"))),
+        };
+        Ok((tensor, dtype))
+    }
+
+    /// Fills `out` with the tensor's bytes from `start`.
+    pub fn read(&self, tensor: &Tensor, start: u64, out: &mut [u8]) -> Result<()> {
+        let shard = &self.files[tensor.file];
+        let read = shard.file.read_exact_at(out, tensor.offset + start);
+        read.map_err(|e| Error::io(format!("{}: {} bytes at {}: {e}", shard.path.display(), out.len(), tensor.offset + start)))
+    }
+
+    /// A whole tensor as f32.
+    pub fn read_f32(&self, tensor: &Tensor, dtype: Dtype) -> Result<Vec<f32>> {
+        let len = tensor.shape.iter().product::<usize>();
+        let mut bytes = try_vec(len * dtype.bytes(), 0u8)?;
+        self.read(tensor, 0, &mut bytes)?;
+        let mut values = try_vec(len, 0.0f32)?;
+        to_f32(&bytes, dtype, |i, value| values[i] = value);
+        Ok(values)
+    }
+}
+
+/// Calls `visit(index, value)` for each number in `bytes`.
+pub fn to_f32(bytes: &[u8], dtype: Dtype, mut visit: impl FnMut(usize, f32)) {
+    match dtype {
+        Dtype::F32 => bytes.as_chunks::<4>().0.iter().enumerate().for_each(|(i, b)| visit(i, f32::from_le_bytes(*b))),
+        Dtype::F16 => bytes.as_chunks::<2>().0.iter().enumerate().for_each(|(i, b)| visit(i, half::f16::from_le_bytes(*b).to_f32())),
+        Dtype::Bf16 => bytes.as_chunks::<2>().0.iter().enumerate().for_each(|(i, b)| visit(i, half::bf16::from_le_bytes(*b).to_f32())),
+    }
+}
+
+/// The header, and where the data begins. The crate checks offsets, overlaps and sizes.
+fn read_header(file: &File) -> Result<(Metadata, u64)> {
+    let io = |e: std::io::Error| Error::io(e.to_string());
+    let file_len = file.metadata().map_err(io)?.len();
+    let damaged = |what: String| Error::model(format!("not a whole safetensors file: {what}"));
+    let mut len = [0u8; 8];
+    file.read_exact_at(&mut len, 0).map_err(|_| damaged(format!("it has {file_len} bytes")))?;
+    let header_len = u64::from_le_bytes(len);
+    if header_len > MOST_HEADER_BYTES || header_len + 8 > file_len {
+        return Err(damaged(format!("its header claims {header_len} bytes, the file has {file_len}")));
+    }
+    let mut header = try_vec(header_len as usize, 0u8)?;
+    file.read_exact_at(&mut header, 8).map_err(io)?;
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(|e| damaged(format!("its header: {e}")))?;
+    let expected = 8 + header_len + metadata.data_len() as u64;
+    if expected != file_len {
+        return Err(damaged(format!("its header describes {expected} bytes, the file has {file_len}")));
+    }
+    Ok((metadata, 8 + header_len))
+}

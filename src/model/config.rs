@@ -1,0 +1,162 @@
+//! A model's JSON files, read with a range on every number.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::error::{Error, Result};
+
+/// JSON files of a model are small; more than this is something else.
+const MOST_BYTES: u64 = 16 << 20;
+
+/// One JSON object. Its errors name the file and the field.
+#[derive(Debug, Clone)]
+pub struct Config {
+    file: String,
+    fields: Map<String, Value>,
+}
+
+/// Reads a whole file of at most `most` bytes. None: there is no such file.
+pub fn read_file(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
+    let io = |e: std::io::Error| Error::io(format!("{}: {e}", path.display()));
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(io(e)),
+    };
+    let len = file.metadata().map_err(io)?.len();
+    if len > most {
+        return Err(Error::model(format!("{} has {len} bytes, at most {most} are expected: is it the right file?", path.display())));
+    }
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len as usize)?;
+    file.take(most).read_to_end(&mut bytes).map_err(io)?;
+    Ok(Some(bytes))
+}
+
+impl Config {
+    pub fn load(dir: &Path, file: &str) -> Result<Config> {
+        Config::load_optional(dir, file)?.ok_or_else(|| {
+            Error::io(format!("{}: not found; a model directory holds config.json, model.safetensors and tokenizer.json", dir.join(file).display()))
+        })
+    }
+
+    pub fn load_optional(dir: &Path, file: &str) -> Result<Option<Config>> {
+        let path = dir.join(file);
+        let Some(bytes) = read_file(&path, MOST_BYTES)? else { return Ok(None) };
+        match serde_json::from_slice(&bytes) {
+            Ok(Value::Object(fields)) => Ok(Some(Config { file: file.into(), fields })),
+            Ok(_) => Err(Error::model(format!("{}: not a JSON object", path.display()))),
+            Err(e) => Err(Error::model(format!("{}: {e}", path.display()))),
+        }
+    }
+
+    /// The field, unless it is absent or null.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.fields.get(name).filter(|value| !value.is_null())
+    }
+
+    fn wrong(&self, name: &str, what: &str) -> Error {
+        let value = self.get(name).map_or("absent".into(), |value| value.to_string());
+        let value: String = value.chars().take(80).collect();
+        Error::model(format!("{}: {name} is {value}: {what}", self.file))
+    }
+
+    /// A required whole number from 1 to `most`.
+    pub fn count(&self, name: &str, most: usize) -> Result<usize> {
+        let value = self.get(name).and_then(Value::as_u64).filter(|&n| (1..=most as u64).contains(&n));
+        value.map(|n| n as usize).ok_or_else(|| self.wrong(name, &format!("it must be a whole number from 1 to {most}")))
+    }
+
+    pub fn count_or(&self, name: &str, most: usize, default: usize) -> Result<usize> {
+        if self.get(name).is_some() { self.count(name, most) } else { Ok(default) }
+    }
+
+    /// A required number above 0.
+    pub fn positive(&self, name: &str) -> Result<f64> {
+        let value = self.get(name).and_then(Value::as_f64).filter(|x| *x > 0.0 && x.is_finite());
+        value.ok_or_else(|| self.wrong(name, "it must be a number above 0"))
+    }
+
+    pub fn positive_or(&self, name: &str, default: f64) -> Result<f64> {
+        if self.get(name).is_some() { self.positive(name) } else { Ok(default) }
+    }
+
+    pub fn flag_or(&self, name: &str, default: bool) -> Result<bool> {
+        match self.get(name) {
+            None => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(_) => Err(self.wrong(name, "it must be true or false")),
+        }
+    }
+
+    pub fn text_or<'a>(&'a self, name: &str, default: &'a str) -> Result<&'a str> {
+        match self.get(name) {
+            None => Ok(default),
+            Some(Value::String(text)) => Ok(text),
+            Some(_) => Err(self.wrong(name, "it must be a string")),
+        }
+    }
+
+    /// A nested object.
+    pub fn object(&self, name: &str) -> Result<Option<Config>> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::Object(fields)) => Ok(Some(Config { file: format!("{}: {name}", self.file), fields: fields.clone() })),
+            Some(_) => Err(self.wrong(name, "it must be an object")),
+        }
+    }
+
+    /// The strings of an array; a name that is not there is an empty one.
+    pub fn texts(&self, name: &str) -> Vec<&str> {
+        let values = self.get(name).and_then(Value::as_array);
+        values.map_or(Vec::new(), |values| values.iter().filter_map(Value::as_str).collect())
+    }
+
+    /// A token id or an array of them.
+    pub fn token_ids(&self, name: &str) -> Result<Vec<u32>> {
+        let one = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids = match self.get(name) {
+            None => Some(Vec::new()),
+            Some(Value::Array(values)) => values.iter().map(one).collect(),
+            Some(value) => one(value).map(|id| vec![id]),
+        };
+        ids.ok_or_else(|| self.wrong(name, "it must be a token id or an array of them"))
+    }
+}
+
+#[cfg(test)]
+impl Config {
+    pub fn of(json: Value) -> Config {
+        let Value::Object(fields) = json else { panic!("not an object") };
+        Config { file: "config.json".into(), fields }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_number_out_of_range_is_named_with_its_value_and_its_range() {
+        let config = Config::of(json!({"layers": 1u64 << 40, "heads": 0, "eps": "x", "width": -3}));
+        let message = |result: Result<usize>| result.unwrap_err().message().to_string();
+        assert_eq!(message(config.count("layers", 1024)), "config.json: layers is 1099511627776: it must be a whole number from 1 to 1024");
+        assert!(message(config.count("heads", 8)).contains("heads is 0"));
+        assert!(message(config.count("width", 8)).contains("width is -3"));
+        assert!(message(config.count("missing", 8)).contains("missing is absent"));
+        assert!(config.positive("eps").is_err());
+    }
+
+    #[test]
+    fn token_ids_are_one_or_many() {
+        let config = Config::of(json!({"one": 2, "many": [2, 3], "none": null, "bad": -1}));
+        assert_eq!(config.token_ids("one").unwrap(), [2]);
+        assert_eq!(config.token_ids("many").unwrap(), [2, 3]);
+        assert!(config.token_ids("none").unwrap().is_empty());
+        assert!(config.token_ids("bad").is_err());
+    }
+}

@@ -1,0 +1,284 @@
+//! The one forward pass: it interprets a spec, layer by layer, on any backend.
+
+use super::spec::{Attention, Embedding, Head, Layer, Mlp, Model, ModelSpec, QkNorm, Residual};
+use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
+use crate::backend::{Backend, Heads, KvShape};
+use crate::batch::Batch;
+use crate::error::Result;
+use crate::options::Dtype;
+
+/// Paged K and V of every layer.
+pub struct KvCache<B: Backend> {
+    layers: Vec<B::Kv>,
+}
+
+impl<B: Backend> KvCache<B> {
+    pub fn new(backend: &B, spec: &ModelSpec, pool: KvPool) -> Result<KvCache<B>> {
+        let layers = spec.layers.iter().map(|layer| backend.kv(pool.shape(layer))).collect::<Result<_>>()?;
+        Ok(KvCache { layers })
+    }
+}
+
+/// The size of a KV cache, without its bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct KvPool {
+    pub blocks: usize,
+    pub block_size: usize,
+    pub dtype: Dtype,
+}
+
+impl KvPool {
+    fn shape<L, N>(&self, layer: &Layer<L, N>) -> KvShape {
+        let shape = &layer.attention.shape;
+        KvShape { blocks: self.blocks, block_size: self.block_size, kv_heads: shape.kv_heads, head_dim: shape.head_dim, dtype: self.dtype }
+    }
+
+    /// Bytes of one block across all layers.
+    pub fn block_bytes<B: Backend>(&self, backend: &B, spec: &ModelSpec) -> u64 {
+        spec.layers.iter().map(|layer| backend.kv_block_bytes(&self.shape(layer))).sum()
+    }
+}
+
+/// The largest batch: what the activations are sized for.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchLimits {
+    pub rows: usize,
+    pub logits: usize,
+}
+
+pub struct Decoder<B: Backend> {
+    backend: B,
+    model: LoadedModel<B>,
+    work: Work<B>,
+    inputs: B::Inputs,
+}
+
+/// The activations, each as wide as the widest layer needs.
+struct Work<B: Backend> {
+    x: B::Buf,           // [rows, hidden] the residual stream
+    normed: B::Buf,      // [rows, hidden or embedding width]
+    delta: B::Buf,       // [rows, hidden] what a branch adds
+    wide: B::Buf,        // [rows, qkv or up]
+    narrow: B::Buf,      // [rows, attention output or gated]
+    /// Per rope: rotated dimensions, and [rows, rotated dimensions].
+    angles: Vec<(usize, B::Buf)>,
+    logits: B::Buf,      // [logits, vocab]
+}
+
+/// The columns of each buffer in `Work`.
+struct Widths {
+    hidden: usize,
+    normed: usize,
+    wide: usize,
+    narrow: usize,
+}
+
+impl Widths {
+    fn of(spec: &ModelSpec) -> Widths {
+        let mut widths = Widths { hidden: spec.hidden_size, normed: spec.hidden_size.max(spec.embedding.tokens.cols), wide: 0, narrow: 0 };
+        for layer in &spec.layers {
+            let (up, inner) = match &layer.mlp {
+                Mlp::Plain { up, .. } => (up.rows(), 0),
+                Mlp::Gated { gate_up, down, .. } => (gate_up.rows(), down.cols),
+            };
+            widths.wide = widths.wide.max(up).max(layer.attention.shape.qkv_width());
+            widths.narrow = widths.narrow.max(inner).max(layer.attention.shape.q_width());
+        }
+        widths
+    }
+}
+
+/// Bytes of all activations and working memory for batches within `limits`.
+pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits) -> u64 {
+    let Widths { hidden, normed, wide, narrow } = Widths::of(spec);
+    let angles: usize = spec.ropes.iter().map(|rope| 2 * rope.frequencies.len()).sum();
+    let floats = limits.rows * (2 * hidden + normed + wide + narrow + angles) + limits.logits * spec.vocab_size;
+    let reserved = spec.layers.iter().map(|layer| backend.reserved_bytes(&layer.attention.shape)).max();
+    (floats * size_of::<f32>()) as u64 + reserved.unwrap_or(0)
+}
+
+impl<B: Backend> Decoder<B> {
+    pub fn new(backend: B, spec: &ModelSpec, model: LoadedModel<B>, limits: BatchLimits) -> Result<Decoder<B>> {
+        let Widths { hidden, normed, wide, narrow } = Widths::of(spec);
+        let rows = |width: usize| backend.buffer(limits.rows * width);
+        spec.layers.iter().try_for_each(|layer| backend.reserve(&layer.attention.shape))?;
+        let work = Work {
+            x: rows(hidden)?,
+            normed: rows(normed)?,
+            delta: rows(hidden)?,
+            wide: rows(wide)?,
+            narrow: rows(narrow)?,
+            angles: spec.ropes.iter().map(|rope| Ok((2 * rope.frequencies.len(), rows(2 * rope.frequencies.len())?))).collect::<Result<_>>()?,
+            logits: backend.buffer(limits.logits * spec.vocab_size)?,
+        };
+        Ok(Decoder { backend, model, work, inputs: B::Inputs::default() })
+    }
+
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// One pass over the batch; the logits of its `logit_rows`, `[logits, vocab]`.
+    pub fn forward(&mut self, batch: &Batch, kv: &mut KvCache<B>) -> Result<&[f32]> {
+        let Decoder { backend, model, work, inputs } = self;
+        backend.upload(batch, inputs)?;
+        let pass = Pass { backend, inputs, rows: batch.rows() };
+        pass.embed(model, work)?;
+        for (layer, kv) in model.layers.iter().zip(&mut kv.layers) {
+            pass.layer(layer, kv, work);
+        }
+        pass.head(model, batch.logit_rows.len(), work);
+        self.backend.read(&self.work.logits, batch.logit_rows.len() * self.model.vocab_size)
+    }
+}
+
+/// One batch on its way through the model.
+struct Pass<'a, B: Backend> {
+    backend: &'a B,
+    inputs: &'a B::Inputs,
+    rows: usize,
+}
+
+impl<B: Backend> Pass<'_, B> {
+    fn embed(&self, model: &LoadedModel<B>, work: &mut Work<B>) -> Result<()> {
+        let Embedding { tokens, scale, project, positions } = &model.embedding;
+        match project {
+            None => self.backend.embed(self.inputs, &tokens.weight, *scale, &mut work.x),
+            Some(project) => {
+                self.backend.embed(self.inputs, &tokens.weight, *scale, &mut work.normed);
+                self.linear(project, &work.normed, &mut work.x);
+            }
+        }
+        if let Some(positions) = positions {
+            self.backend.add_positions(self.inputs, &positions.table.weight, positions.offset, &mut work.x);
+        }
+        for (rope, (_, angles)) in model.ropes.iter().zip(&mut work.angles) {
+            self.backend.angles(self.inputs, &rope.frequencies, rope.amplitude, angles);
+        }
+        Ok(())
+    }
+
+    fn layer(&self, layer: &Layer<LoadedLinear<B>, LoadedNorm<B>>, kv: &mut B::Kv, work: &mut Work<B>) {
+        let Work { x, normed, delta, wide, narrow, angles, .. } = work;
+        let mut attention = |x: &B::Buf, out: &mut B::Buf| self.attention(&layer.attention, x, kv, angles, wide, narrow, out);
+        match &layer.residual {
+            Residual::PreNorm { attention: before, mlp } => {
+                self.norm(before, x, normed);
+                attention(normed, delta);
+                self.add(x, delta, layer);
+                self.norm(mlp, x, normed);
+                self.mlp(&layer.mlp, normed, wide, narrow, delta);
+                self.add(x, delta, layer);
+            }
+            Residual::PostNorm { attention: after, mlp } => {
+                attention(x, delta);
+                self.add(x, delta, layer);
+                self.norm(after, x, normed);
+                self.mlp(&layer.mlp, normed, wide, narrow, delta);
+                self.add(normed, delta, layer);
+                self.norm(mlp, normed, x);
+            }
+            Residual::Parallel { attention: before, mlp } => {
+                self.norm(before, x, normed);
+                attention(normed, delta);
+                if let Some(mlp) = mlp {
+                    self.norm(mlp, x, normed);
+                }
+                self.add(x, delta, layer);
+                self.mlp(&layer.mlp, normed, wide, narrow, delta);
+                self.add(x, delta, layer);
+            }
+            Residual::Sandwich { attention: before, after_attention, mlp, after_mlp } => {
+                self.norm(before, x, normed);
+                attention(normed, delta);
+                self.norm(after_attention, delta, normed);
+                self.add(x, normed, layer);
+                self.norm(mlp, x, normed);
+                self.mlp(&layer.mlp, normed, wide, narrow, delta);
+                self.norm(after_mlp, delta, normed);
+                self.add(x, normed, layer);
+            }
+        }
+    }
+
+    /// Reads `x`, writes `out`; K and V of the rows go to the cache on the way.
+    #[allow(clippy::too_many_arguments)]
+    fn attention(
+        &self,
+        attention: &Attention<LoadedLinear<B>, LoadedNorm<B>>,
+        x: &B::Buf,
+        kv: &mut B::Kv,
+        angles: &[(usize, B::Buf)],
+        wide: &mut B::Buf,
+        narrow: &mut B::Buf,
+        out: &mut B::Buf,
+    ) {
+        let Attention { shape, qkv, out: project, qk_norm, rope } = attention;
+        let heads = |first, count| Heads { first, count, dim: shape.head_dim, stride: shape.qkv_width() };
+        self.linear(qkv, x, wide);
+        if let Some(QkNorm { q, k }) = qk_norm {
+            self.norm_heads(q, heads(0, shape.heads), wide);
+            self.norm_heads(k, heads(shape.q_width(), shape.kv_heads), wide);
+        }
+        if let Some((rotated, angles)) = rope.map(|rope| &angles[rope]) {
+            // Queries and keys lie side by side: one turn for both.
+            self.backend.rope(self.rows, heads(0, shape.heads + shape.kv_heads), *rotated, angles, wide);
+        }
+        self.backend.store_kv(self.inputs, shape, wide, kv);
+        self.backend.attention(self.inputs, shape, wide, kv, narrow);
+        self.linear(project, narrow, out);
+    }
+
+    fn mlp(&self, mlp: &Mlp<LoadedLinear<B>>, x: &B::Buf, wide: &mut B::Buf, narrow: &mut B::Buf, out: &mut B::Buf) {
+        match mlp {
+            Mlp::Plain { up, act, down } => {
+                self.linear(up, x, wide);
+                self.backend.activate(self.rows * up.rows, *act, wide);
+                self.linear(down, wide, out);
+            }
+            Mlp::Gated { gate_up, act, down } => {
+                self.linear(gate_up, x, wide);
+                self.backend.gate(self.rows, gate_up.rows / 2, *act, wide, narrow);
+                self.linear(down, narrow, out);
+            }
+        }
+    }
+
+    /// Only the rows whose logits are wanted go through the head.
+    fn head(&self, model: &LoadedModel<B>, logits: usize, work: &mut Work<B>) {
+        let Model { hidden_size, embedding, final_norm, head, .. } = model;
+        let Head { project, weight, scale, soft_cap } = head;
+        let Work { x, normed, delta, logits: out, .. } = work;
+        self.backend.gather(self.inputs, *hidden_size, x, delta);
+        let last = Pass { rows: logits, ..*self };
+        if let Some(norm) = final_norm {
+            last.norm(norm, delta, normed);
+            std::mem::swap(delta, normed);
+        }
+        if let Some(project) = project {
+            last.linear(project, delta, normed);
+            std::mem::swap(delta, normed);
+        }
+        last.linear(weight.as_ref().unwrap_or(&embedding.tokens), delta, out);
+        if *scale != 1.0 || soft_cap.is_some() {
+            self.backend.scale_and_cap(logits * model.vocab_size, *scale, *soft_cap, out);
+        }
+    }
+
+    fn linear(&self, linear: &LoadedLinear<B>, x: &B::Buf, out: &mut B::Buf) {
+        self.backend.matmul(self.rows, x, &linear.weight, linear.bias.as_ref(), out);
+    }
+
+    fn norm(&self, norm: &LoadedNorm<B>, x: &B::Buf, out: &mut B::Buf) {
+        let spec = &norm.spec;
+        self.backend.norm(self.rows, spec.width, spec.kind, spec.eps, &norm.weight, norm.bias.as_ref(), x, out);
+    }
+
+    fn norm_heads(&self, norm: &LoadedNorm<B>, heads: Heads, x: &mut B::Buf) {
+        self.backend.norm_heads(self.rows, heads, norm.spec.kind, norm.spec.eps, &norm.weight, x);
+    }
+
+    fn add(&self, x: &mut B::Buf, y: &B::Buf, layer: &Layer<LoadedLinear<B>, LoadedNorm<B>>) {
+        self.backend.add(self.rows * layer.attention.out.rows, x, y);
+    }
+}

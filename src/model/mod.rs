@@ -1,0 +1,71 @@
+//! A model: an architecture as data, its weights, and the one decoder that interprets them.
+
+mod arch;
+mod checkpoint;
+mod config;
+mod decoder;
+pub mod spec;
+mod weights;
+
+use std::path::Path;
+
+pub use arch::FAMILIES;
+use checkpoint::Checkpoint;
+use config::Config;
+pub use config::read_file;
+pub use decoder::{BatchLimits, Decoder, KvCache, KvPool, work_bytes};
+use spec::ModelSpec;
+
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::options::Dtype;
+
+/// A model directory, opened and checked but not loaded.
+pub struct ModelFiles {
+    pub architecture: &'static str,
+    pub spec: ModelSpec,
+    /// How its weights are stored.
+    pub dtype: Dtype,
+    /// Tokens that end a sequence.
+    pub eos_token_ids: Vec<u32>,
+    checkpoint: Checkpoint,
+}
+
+impl ModelFiles {
+    pub fn open(dir: &Path) -> Result<ModelFiles> {
+        if !dir.is_dir() {
+            return Err(Error::io(format!("model directory {:?} does not exist or is not a directory", dir.display().to_string())));
+        }
+        let config = Config::load(dir, "config.json")?;
+        let family = arch::family(&config)?;
+        let spec = (family.spec)(&config)?;
+        let checkpoint = Checkpoint::open(dir, family.prefix)?;
+        let dtype = weights::storage(&spec, &checkpoint)?;
+        let eos_token_ids = eos_token_ids(dir, &config, spec.vocab_size)?;
+        Ok(ModelFiles { architecture: family.architecture, spec, dtype, eos_token_ids, checkpoint })
+    }
+
+    /// Bytes of the packed weights; finds missing or misshapen tensors on the way.
+    pub fn weight_bytes<B: Backend>(&self, backend: &B) -> Result<u64> {
+        weights::bytes(backend, &self.spec, &self.checkpoint)
+    }
+
+    pub fn load<B: Backend>(&self, backend: B, limits: BatchLimits) -> Result<Decoder<B>> {
+        let model = weights::load(&backend, &self.spec, &self.checkpoint)?;
+        Decoder::new(backend, &self.spec, model, limits)
+    }
+}
+
+/// generation_config.json speaks first, as in transformers. Ids beyond the vocabulary can never be sampled.
+fn eos_token_ids(dir: &Path, config: &Config, vocab_size: usize) -> Result<Vec<u32>> {
+    let generation = Config::load_optional(dir, "generation_config.json")?;
+    let mut ids = match &generation {
+        Some(generation) => generation.token_ids("eos_token_id")?,
+        None => Vec::new(),
+    };
+    if ids.is_empty() {
+        ids = config.token_ids("eos_token_id")?;
+    }
+    ids.retain(|&id| (id as usize) < vocab_size);
+    Ok(ids)
+}

@@ -1,0 +1,243 @@
+//! An architecture as data. Sum types, so that a combination that makes no sense cannot be written down.
+//!
+//! The types are generic over their leaves: a spec holds the names and shapes of its weights
+//! (`Linear`, `Norm`), a loaded model holds the weights themselves, in the same structure.
+
+pub use crate::backend::{Act, AttentionShape, NormKind};
+
+/// A decoder-only transformer.
+#[derive(Debug, Clone)]
+pub struct Model<L = Linear, N = Norm> {
+    pub vocab_size: usize,
+    pub hidden_size: usize,
+    /// The longest sequence it was made for.
+    pub max_positions: usize,
+    pub embedding: Embedding<L>,
+    /// The rotary embeddings that layers refer to by index.
+    pub ropes: Vec<Rope>,
+    pub layers: Vec<Layer<L, N>>,
+    pub final_norm: Option<N>,
+    pub head: Head<L>,
+}
+
+pub type ModelSpec = Model;
+
+#[derive(Debug, Clone)]
+pub struct Embedding<L = Linear> {
+    pub tokens: L,
+    /// Token embeddings are multiplied by this.
+    pub scale: f32,
+    /// From the embedding's width to the hidden size, where they differ.
+    pub project: Option<L>,
+    pub positions: Option<LearnedPositions<L>>,
+}
+
+#[derive(Debug, Clone)]
+pub struct LearnedPositions<L = Linear> {
+    pub table: L,
+    /// Position p is row p + offset.
+    pub offset: usize,
+}
+
+/// Rotary positions: pairs of dimensions turn at these frequencies (radians per position).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    pub frequencies: Vec<f32>, // [rotated dimensions / 2]
+    pub amplitude: f32,
+}
+
+#[derive(Debug, Clone)]
+pub struct Layer<L = Linear, N = Norm> {
+    pub residual: Residual<N>,
+    pub attention: Attention<L, N>,
+    pub mlp: Mlp<L>,
+}
+
+/// Where a layer's norms stand around its two residual sums.
+#[derive(Debug, Clone)]
+pub enum Residual<N = Norm> {
+    /// x += attention(norm(x)); x += mlp(norm(x))
+    PreNorm { attention: N, mlp: N },
+    /// x = norm(x + attention(x)); x = norm(x + mlp(x))
+    PostNorm { attention: N, mlp: N },
+    /// x += attention(norm(x)) + mlp(norm(x)); one norm for both where `mlp` has none
+    Parallel { attention: N, mlp: Option<N> },
+    /// x += norm(attention(norm(x))); x += norm(mlp(norm(x)))
+    Sandwich { attention: N, after_attention: N, mlp: N, after_mlp: N },
+}
+
+#[derive(Debug, Clone)]
+pub struct Attention<L = Linear, N = Norm> {
+    pub shape: AttentionShape,
+    /// Queries, keys and values, stacked: one product.
+    pub qkv: L,
+    pub out: L,
+    /// Norms over each head of the queries and of the keys.
+    pub qk_norm: Option<QkNorm<N>>,
+    /// Index into `Model::ropes`.
+    pub rope: Option<usize>,
+}
+
+#[derive(Debug, Clone)]
+pub struct QkNorm<N = Norm> {
+    pub q: N,
+    pub k: N,
+}
+
+#[derive(Debug, Clone)]
+pub enum Mlp<L = Linear> {
+    /// down(act(up(x)))
+    Plain { up: L, act: Act, down: L },
+    /// down(act(gate(x)) * up(x)); gate and up are stacked: one product
+    Gated { gate_up: L, act: Act, down: L },
+}
+
+/// From the last hidden state to logits.
+#[derive(Debug, Clone)]
+pub struct Head<L = Linear> {
+    /// From the hidden size to the embedding's width, where they differ.
+    pub project: Option<L>,
+    /// None: the token embedding, tied.
+    pub weight: Option<L>,
+    pub scale: f32,
+    pub soft_cap: Option<f32>,
+}
+
+/// Where a matrix of `[rows of all parts, cols]` and its bias are found in the checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Linear {
+    /// Stacked one below the other: (name without ".weight", rows).
+    pub parts: Vec<(String, usize)>,
+    pub cols: usize,
+    pub bias: bool,
+    pub layout: Layout,
+}
+
+/// How a part lies in its file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// `[out, in]`, as torch's Linear.
+    OutIn,
+    /// `[in, out]`, as GPT-2's Conv1D.
+    InOut,
+}
+
+impl Linear {
+    pub fn new(name: impl Into<String>, rows: usize, cols: usize) -> Linear {
+        Linear::stack(vec![(name.into(), rows)], cols)
+    }
+
+    pub fn stack(parts: Vec<(String, usize)>, cols: usize) -> Linear {
+        Linear { parts, cols, bias: false, layout: Layout::OutIn }
+    }
+
+    pub fn bias(self, bias: bool) -> Linear {
+        Linear { bias, ..self }
+    }
+
+    pub fn layout(self, layout: Layout) -> Linear {
+        Linear { layout, ..self }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.parts.iter().map(|(_, rows)| rows).sum()
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Norm {
+    /// Without ".weight".
+    pub name: String,
+    pub width: usize,
+    pub kind: NormKind,
+    pub eps: f32,
+    pub bias: bool,
+}
+
+impl Attention {
+    /// Separate q, k and v of `layer`, as most families name them: `{layer}.{q,k,v}_proj`.
+    pub fn stacked_qkv(layer: &str, names: [&str; 3], shape: &AttentionShape, hidden: usize) -> Linear {
+        let widths = [shape.q_width(), shape.kv_width(), shape.kv_width()];
+        Linear::stack(names.iter().zip(widths).map(|(name, width)| (format!("{layer}.{name}"), width)).collect(), hidden)
+    }
+}
+
+impl Model {
+    /// The same structure with each leaf replaced by what `linear` and `norm` make of it.
+    pub fn try_map<L, N, E>(
+        &self,
+        mut linear: impl FnMut(&Linear) -> Result<L, E>,
+        mut norm: impl FnMut(&Norm) -> Result<N, E>,
+    ) -> Result<Model<L, N>, E> {
+        let (linear, norm) = (&mut linear, &mut norm);
+        Ok(Model {
+            vocab_size: self.vocab_size,
+            hidden_size: self.hidden_size,
+            max_positions: self.max_positions,
+            embedding: self.embedding.try_map(linear)?,
+            ropes: self.ropes.clone(),
+            layers: self.layers.iter().map(|layer| layer.try_map(linear, norm)).collect::<Result<_, E>>()?,
+            final_norm: self.final_norm.as_ref().map(norm).transpose()?,
+            head: self.head.try_map(linear)?,
+        })
+    }
+}
+
+impl Embedding {
+    fn try_map<L, E>(&self, linear: &mut impl FnMut(&Linear) -> Result<L, E>) -> Result<Embedding<L>, E> {
+        let positions = match &self.positions {
+            Some(LearnedPositions { table, offset }) => Some(LearnedPositions { table: linear(table)?, offset: *offset }),
+            None => None,
+        };
+        Ok(Embedding { tokens: linear(&self.tokens)?, scale: self.scale, project: self.project.as_ref().map(linear).transpose()?, positions })
+    }
+}
+
+impl Layer {
+    fn try_map<L, N, E>(
+        &self,
+        linear: &mut impl FnMut(&Linear) -> Result<L, E>,
+        norm: &mut impl FnMut(&Norm) -> Result<N, E>,
+    ) -> Result<Layer<L, N>, E> {
+        let Attention { shape, qkv, out, qk_norm, rope } = &self.attention;
+        let qk_norm = match qk_norm {
+            Some(QkNorm { q, k }) => Some(QkNorm { q: norm(q)?, k: norm(k)? }),
+            None => None,
+        };
+        let attention = Attention { shape: *shape, qkv: linear(qkv)?, out: linear(out)?, qk_norm, rope: *rope };
+        let mlp = match &self.mlp {
+            Mlp::Plain { up, act, down } => Mlp::Plain { up: linear(up)?, act: *act, down: linear(down)? },
+            Mlp::Gated { gate_up, act, down } => Mlp::Gated { gate_up: linear(gate_up)?, act: *act, down: linear(down)? },
+        };
+        Ok(Layer { residual: self.residual.try_map(norm)?, attention, mlp })
+    }
+}
+
+impl Residual {
+    fn try_map<N, E>(&self, norm: &mut impl FnMut(&Norm) -> Result<N, E>) -> Result<Residual<N>, E> {
+        Ok(match self {
+            Residual::PreNorm { attention, mlp } => Residual::PreNorm { attention: norm(attention)?, mlp: norm(mlp)? },
+            Residual::PostNorm { attention, mlp } => Residual::PostNorm { attention: norm(attention)?, mlp: norm(mlp)? },
+            Residual::Parallel { attention, mlp } => {
+                Residual::Parallel { attention: norm(attention)?, mlp: mlp.as_ref().map(norm).transpose()? }
+            }
+            Residual::Sandwich { attention, after_attention, mlp, after_mlp } => Residual::Sandwich {
+                attention: norm(attention)?,
+                after_attention: norm(after_attention)?,
+                mlp: norm(mlp)?,
+                after_mlp: norm(after_mlp)?,
+            },
+        })
+    }
+}
+
+impl Head {
+    fn try_map<L, E>(&self, linear: &mut impl FnMut(&Linear) -> Result<L, E>) -> Result<Head<L>, E> {
+        Ok(Head {
+            project: self.project.as_ref().map(&mut *linear).transpose()?,
+            weight: self.weight.as_ref().map(linear).transpose()?,
+            scale: self.scale,
+            soft_cap: self.soft_cap,
+        })
+    }
+}

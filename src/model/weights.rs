@@ -1,0 +1,173 @@
+//! From names in a spec to packed weights on a backend.
+
+use super::checkpoint::{Checkpoint, Tensor, to_f32};
+use super::spec::{Layout, Linear, Model, ModelSpec, Norm};
+use crate::backend::Backend;
+use crate::error::{Error, Result, try_vec};
+use crate::options::Dtype;
+
+/// A linear map with its weights.
+pub struct LoadedLinear<B: Backend> {
+    pub weight: B::Matrix,
+    pub bias: Option<B::Buf>,
+    pub rows: usize,
+}
+
+/// A norm with its weights.
+pub struct LoadedNorm<B: Backend> {
+    pub spec: Norm,
+    pub weight: B::Buf,
+    pub bias: Option<B::Buf>,
+}
+
+pub type LoadedModel<B> = Model<LoadedLinear<B>, LoadedNorm<B>>;
+
+/// Loads every weight. The largest thing it needs beside the packed weights is one tensor.
+pub fn load<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<LoadedModel<B>> {
+    spec.try_map(|linear| load_linear(backend, linear, checkpoint), |norm| load_norm(backend, norm, checkpoint))
+}
+
+/// Checks that every tensor is there in its shape, and adds up what the packed weights will take.
+pub fn bytes<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<u64> {
+    let total = std::cell::Cell::new(0);
+    let add = |bytes: usize| total.set(total.get() + bytes as u64);
+    spec.try_map(
+        |linear| {
+            let parts = Parts::find(linear, checkpoint)?;
+            add(backend.matrix_bytes(linear.rows(), linear.cols, parts.dtype) as usize);
+            bias_of(linear, checkpoint, |_, rows, _| Ok(add(rows * size_of::<f32>())))
+        },
+        |norm| {
+            checkpoint.tensor(&format!("{}.weight", norm.name), &[norm.width])?;
+            if norm.bias {
+                checkpoint.tensor(&format!("{}.bias", norm.name), &[norm.width])?;
+            }
+            Ok::<_, Error>(add(norm.width * size_of::<f32>() * if norm.bias { 2 } else { 1 }))
+        },
+    )?;
+    Ok(total.get())
+}
+
+/// How the model's matrices are stored: the type of its token embedding.
+pub fn storage(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Dtype> {
+    Ok(Parts::find(&spec.embedding.tokens, checkpoint)?.dtype)
+}
+
+fn load_norm<B: Backend>(backend: &B, norm: &Norm, checkpoint: &Checkpoint) -> Result<LoadedNorm<B>> {
+    let vector = |suffix: &str| {
+        let (tensor, dtype) = checkpoint.tensor(&format!("{}.{suffix}", norm.name), &[norm.width])?;
+        backend.vector(&checkpoint.read_f32(tensor, dtype)?)
+    };
+    Ok(LoadedNorm { spec: norm.clone(), weight: vector("weight")?, bias: norm.bias.then(|| vector("bias")).transpose()? })
+}
+
+fn load_linear<B: Backend>(backend: &B, linear: &Linear, checkpoint: &Checkpoint) -> Result<LoadedLinear<B>> {
+    let mut parts = Parts::find(linear, checkpoint)?;
+    let weight = backend.matrix(linear.rows(), linear.cols, parts.dtype, &mut |first, out| parts.read_rows(first, out))?;
+    let mut bias = try_vec(0, 0.0f32)?;
+    bias_of(linear, checkpoint, |tensor, _, dtype| {
+        let values = checkpoint.read_f32(tensor, dtype)?;
+        bias.try_reserve_exact(values.len())?;
+        bias.extend_from_slice(&values);
+        Ok(())
+    })?;
+    let bias = linear.bias.then(|| backend.vector(&bias)).transpose()?;
+    Ok(LoadedLinear { weight, bias, rows: linear.rows() })
+}
+
+/// Visits the biases of the parts, if it has any.
+fn bias_of(linear: &Linear, checkpoint: &Checkpoint, mut visit: impl FnMut(&Tensor, usize, Dtype) -> Result<()>) -> Result<()> {
+    for (name, rows) in linear.parts.iter().filter(|_| linear.bias) {
+        let (tensor, dtype) = checkpoint.tensor(&format!("{name}.bias"), &[*rows])?;
+        visit(tensor, *rows, dtype)?;
+    }
+    Ok(())
+}
+
+/// The tensors that make up one matrix, served row by row in one type.
+struct Parts<'a> {
+    checkpoint: &'a Checkpoint,
+    parts: Vec<(&'a Tensor, Dtype, usize)>, // with its rows
+    cols: usize,
+    layout: Layout,
+    /// The parts' common type, or f32 where they differ.
+    dtype: Dtype,
+    /// A part stored as `[in, out]`, read whole: its index and bytes.
+    whole: Option<(usize, Vec<u8>)>,
+    piece: Vec<u8>,
+}
+
+impl<'a> Parts<'a> {
+    fn find(linear: &Linear, checkpoint: &'a Checkpoint) -> Result<Parts<'a>> {
+        let mut parts = Vec::new();
+        for (name, rows) in &linear.parts {
+            let shape = match linear.layout {
+                Layout::OutIn => [*rows, linear.cols],
+                Layout::InOut => [linear.cols, *rows],
+            };
+            let (tensor, dtype) = checkpoint.tensor(&format!("{name}.weight"), &shape)?;
+            parts.push((tensor, dtype, *rows));
+        }
+        let first = parts[0].1;
+        let dtype = if parts.iter().all(|part| part.1 == first) { first } else { Dtype::F32 };
+        Ok(Parts { checkpoint, parts, cols: linear.cols, layout: linear.layout, dtype, whole: None, piece: Vec::new() })
+    }
+
+    /// Fills `out` with whole rows from row `first`.
+    fn read_rows(&mut self, first: usize, out: &mut [u8]) -> Result<()> {
+        let row_bytes = self.cols * self.dtype.bytes();
+        let (mut start, mut filled) = (0, 0);
+        for part in 0..self.parts.len() {
+            let rows = self.parts[part].2;
+            let (from, end) = (first + filled / row_bytes, first + out.len() / row_bytes);
+            if from < start + rows && from < end {
+                let count = end.min(start + rows) - from;
+                self.read_part(part, from - start, count, &mut out[filled..filled + count * row_bytes])?;
+                filled += count * row_bytes;
+            }
+            start += rows;
+        }
+        Ok(())
+    }
+
+    fn read_part(&mut self, part: usize, first: usize, count: usize, out: &mut [u8]) -> Result<()> {
+        let (tensor, dtype, rows) = self.parts[part];
+        let bytes = dtype.bytes();
+        let start = (first * self.cols * bytes) as u64;
+        if self.layout == Layout::OutIn && dtype == self.dtype {
+            return self.checkpoint.read(tensor, start, out);
+        }
+        let mut piece = std::mem::take(&mut self.piece);
+        piece.clear();
+        piece.try_reserve_exact(count * self.cols * bytes)?;
+        piece.resize(count * self.cols * bytes, 0);
+        match self.layout {
+            Layout::OutIn => self.checkpoint.read(tensor, start, &mut piece)?,
+            Layout::InOut => {
+                let cols = self.cols;
+                let whole = self.whole(part)?;
+                for (i, element) in piece.chunks_exact_mut(bytes).enumerate() {
+                    let (row, col) = (first + i / cols, i % cols);
+                    element.copy_from_slice(&whole[(col * rows + row) * bytes..][..bytes]);
+                }
+            }
+        }
+        if dtype == self.dtype {
+            out.copy_from_slice(&piece);
+        } else {
+            to_f32(&piece, dtype, |i, value| out[4 * i..][..4].copy_from_slice(&value.to_le_bytes()));
+        }
+        self.piece = piece;
+        Ok(())
+    }
+
+    fn whole(&mut self, part: usize) -> Result<&[u8]> {
+        if self.whole.as_ref().is_none_or(|(index, _)| *index != part) {
+            let (tensor, dtype, rows) = self.parts[part];
+            let mut bytes = try_vec(rows * self.cols * dtype.bytes(), 0u8)?;
+            self.checkpoint.read(tensor, 0, &mut bytes)?;
+            self.whole = Some((part, bytes));
+        }
+        Ok(self.whole.as_ref().map_or(&[], |(_, bytes)| bytes))
+    }
+}

@@ -1,0 +1,116 @@
+//! The forward pass against Hugging Face transformers: see tests/goldens/README.md.
+
+use std::path::{Path, PathBuf};
+
+use pagedllm::backend::cpu::CpuBackend;
+use pagedllm::batch::{Batch, Span};
+use pagedllm::model::{BatchLimits, Decoder, KvCache, KvPool, ModelFiles};
+use pagedllm::options::{Dtype, Isa};
+
+const TOLERANCE: f32 = 2e-4;
+const BLOCK_SIZE: usize = 16;
+
+/// What transformers computed.
+struct Golden {
+    tokens: Vec<u32>,
+    prompt_len: usize,
+    logits: Vec<f32>, // [tokens, vocab]
+}
+
+fn directory(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name)
+}
+
+impl Golden {
+    fn read(name: &str) -> Golden {
+        let bytes = std::fs::read(directory(name).join("expected.safetensors")).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let ints = |name: &str| -> Vec<i64> { file.tensor(name).unwrap().data().as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect() };
+        let logits = file.tensor("logits").unwrap().data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        Golden { tokens: ints("tokens").iter().map(|&t| t as u32).collect(), prompt_len: ints("prompt_len")[0] as usize, logits }
+    }
+}
+
+/// One sequence on its own decoder, its blocks in a scattered order.
+struct Run {
+    decoder: Decoder<CpuBackend>,
+    kv: KvCache<CpuBackend>,
+    vocab: usize,
+}
+
+impl Run {
+    fn new(name: &str, isa: Isa, threads: usize) -> Run {
+        let files = ModelFiles::open(&directory(name)).unwrap();
+        let backend = CpuBackend::new(Some(threads), Some(isa), || ()).unwrap();
+        let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 11, block_size: BLOCK_SIZE, dtype: Dtype::F32 }).unwrap();
+        let decoder = files.load(backend, BatchLimits { rows: 80, logits: 80 }).unwrap();
+        Run { decoder, kv, vocab: files.spec.vocab_size }
+    }
+
+    /// Logits of every one of `tokens`, which follow the first `start` ones.
+    fn logits(&mut self, tokens: &[u32], start: usize) -> Vec<f32> {
+        let table: Vec<u32> = (0..5).map(|block| block * 7 % 11).collect();
+        let positions: Vec<u32> = (start..start + tokens.len()).map(|p| p as u32).collect();
+        let slot = |p: &u32| table[*p as usize / BLOCK_SIZE] * BLOCK_SIZE as u32 + p % BLOCK_SIZE as u32;
+        let batch = Batch {
+            tokens: tokens.to_vec(),
+            slots: positions.iter().map(slot).collect(),
+            positions,
+            spans: vec![Span { first_row: 0, rows: tokens.len() as u32, table: 0 }],
+            tables: table,
+            logit_rows: (0..tokens.len() as u32).collect(),
+        };
+        self.decoder.forward(&batch, &mut self.kv).unwrap().to_vec()
+    }
+}
+
+fn argmax(row: &[f32]) -> u32 {
+    (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32
+}
+
+fn assert_close(name: &str, isa: Isa, first: usize, ours: &[f32], theirs: &[f32], vocab: usize) {
+    for (i, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+        let (position, token) = (first + i / vocab, i % vocab);
+        assert!((ours - theirs).abs() <= TOLERANCE, "{name} on {}: position {position}, token {token}: {ours}, transformers {theirs}", isa.name());
+    }
+}
+
+/// Prefill in one pass, then 32 decode steps fed by our own greedy choices.
+fn agrees_with_transformers(name: &str) {
+    let golden = Golden::read(name);
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
+        let mut run = Run::new(name, isa, 2);
+        let vocab = run.vocab;
+        let prompt = &golden.tokens[..golden.prompt_len];
+        let mut logits = run.logits(prompt, 0);
+        assert_close(name, isa, 0, &logits, &golden.logits, vocab);
+        for position in golden.prompt_len..golden.tokens.len() {
+            let token = argmax(&logits[logits.len() - vocab..]);
+            assert_eq!(token, golden.tokens[position], "{name} on {}: greedy token {position}", isa.name());
+            logits = run.logits(&[token], position);
+            assert_close(name, isa, position, &logits, &golden.logits[position * vocab..], vocab);
+        }
+    }
+}
+
+macro_rules! goldens {
+    ($($name:ident)*) => {
+        $(#[test]
+        fn $name() {
+            agrees_with_transformers(stringify!($name));
+        })*
+
+        /// A golden that no test reads would prove nothing.
+        #[test]
+        fn every_golden_is_tested() {
+            let tested = [$(stringify!($name)),*];
+            for entry in std::fs::read_dir(directory("")).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.file_name().unwrap().to_str().unwrap();
+                assert!(!path.join("expected.safetensors").exists() || tested.contains(&name), "{name} is not tested");
+            }
+        }
+    };
+}
+
+goldens!(gpt2 gpt2_odd opt opt_350m llama llama_v4 llama_odd llama_linear llama3_rope llama_bf16 llama_f16 llama_sharded);
