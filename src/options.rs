@@ -109,6 +109,10 @@ impl EngineOptions {
     const MAX_SEQS: usize = 1 << 16;
     const MAX_THREADS: usize = 1024;
 
+    pub fn thread_count(&self) -> usize {
+        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
+    }
+
     pub fn validate(&self) -> Result<()> {
         if self.device != "cpu" {
             return Err(Error::unsupported(format!("device is {:?}: this build runs on \"cpu\"", self.device)));
@@ -121,6 +125,12 @@ impl EngineOptions {
         }
         within("max_batch_tokens", self.max_batch_tokens, Self::MAX_BATCH_TOKENS)?;
         within("max_seqs", self.max_seqs, Self::MAX_SEQS)?;
+        if self.max_batch_tokens < self.max_seqs {
+            return Err(Error::invalid(format!(
+                "max_batch_tokens is {} and max_seqs {}: every running sequence needs a row, so raise the first or lower the second",
+                self.max_batch_tokens, self.max_seqs
+            )));
+        }
         if let Some(chunk) = self.prefill_chunk {
             within("prefill_chunk", chunk, Self::MAX_BATCH_TOKENS)?;
         }

@@ -41,7 +41,7 @@ struct Run {
 impl Run {
     fn new(name: &str, isa: Isa, threads: usize) -> Run {
         let files = ModelFiles::open(&directory(name)).unwrap();
-        let backend = CpuBackend::new(Some(threads), Some(isa), || ()).unwrap();
+        let backend = CpuBackend::new(threads, Some(isa)).unwrap();
         let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 11, block_size: BLOCK_SIZE, dtype: Dtype::F32 }).unwrap();
         let decoder = files.load(backend, BatchLimits { rows: 80, logits: 80 }).unwrap();
         Run { decoder, kv, vocab: files.spec.vocab_size }
@@ -60,7 +60,8 @@ impl Run {
             tables: table,
             logit_rows: (0..tokens.len() as u32).collect(),
         };
-        self.decoder.forward(&batch, &mut self.kv).unwrap().to_vec()
+        self.decoder.forward(&batch, &mut self.kv).unwrap();
+        self.decoder.logits(tokens.len()).unwrap().to_vec()
     }
 }
 

@@ -118,17 +118,22 @@ impl<B: Backend> Decoder<B> {
         &self.backend
     }
 
-    /// One pass over the batch; the logits of its `logit_rows`, `[logits, vocab]`.
-    pub fn forward(&mut self, batch: &Batch, kv: &mut KvCache<B>) -> Result<&[f32]> {
+    /// One pass over the batch.
+    pub fn forward(&mut self, batch: &Batch, kv: &mut KvCache<B>) -> Result<()> {
         let Decoder { backend, model, work, inputs } = self;
         backend.upload(batch, inputs)?;
         let pass = Pass { backend, inputs, rows: batch.rows() };
-        pass.embed(model, work)?;
+        pass.embed(model, work);
         for (layer, kv) in model.layers.iter().zip(&mut kv.layers) {
             pass.layer(layer, kv, work);
         }
         pass.head(model, batch.logit_rows.len(), work);
-        self.backend.read(&self.work.logits, batch.logit_rows.len() * self.model.vocab_size)
+        Ok(())
+    }
+
+    /// The last pass's logits, `[rows, vocab]`: one row for each of its `logit_rows`.
+    pub fn logits(&self, rows: usize) -> Result<&[f32]> {
+        self.backend.read(&self.work.logits, rows * self.model.vocab_size)
     }
 }
 
@@ -140,7 +145,7 @@ struct Pass<'a, B: Backend> {
 }
 
 impl<B: Backend> Pass<'_, B> {
-    fn embed(&self, model: &LoadedModel<B>, work: &mut Work<B>) -> Result<()> {
+    fn embed(&self, model: &LoadedModel<B>, work: &mut Work<B>) {
         let Embedding { tokens, scale, project, positions } = &model.embedding;
         match project {
             None => self.backend.embed(self.inputs, &tokens.weight, *scale, &mut work.x),
@@ -155,7 +160,6 @@ impl<B: Backend> Pass<'_, B> {
         for (rope, (_, angles)) in model.ropes.iter().zip(&mut work.angles) {
             self.backend.angles(self.inputs, &rope.frequencies, rope.amplitude, angles);
         }
-        Ok(())
     }
 
     fn layer(&self, layer: &Layer<LoadedLinear<B>, LoadedNorm<B>>, kv: &mut B::Kv, work: &mut Work<B>) {

@@ -1,6 +1,8 @@
 //! The few system calls of the library. A leaf: it imports nothing of the house but the error.
 #![allow(unsafe_code)]
 
+pub mod quiet;
+
 use std::ptr::NonNull;
 
 use crate::error::{Error, Result};

@@ -80,20 +80,14 @@ impl<T> SendPtr<T> {
 }
 
 impl CpuBackend {
-    /// `on_thread_start` runs first on each thread of the pool.
-    pub fn new(threads: Option<usize>, isa: Option<Isa>, on_thread_start: fn()) -> Result<CpuBackend> {
+    pub fn new(threads: usize, isa: Option<Isa>) -> Result<CpuBackend> {
         let isa = isa.unwrap_or_else(Isa::detect);
         if !isa.is_present() {
             return Err(Error::unsupported(format!("isa is {}: this machine lacks it; its widest is {}", isa.name(), Isa::detect().name())));
         }
-        let threads = threads.unwrap_or_else(Self::default_threads);
-        let pool = Pool::new(threads, on_thread_start)?;
+        let pool = Pool::new(threads)?;
         let scratch = (0..threads).map(|_| Mutex::new(Scratch::empty())).collect();
         Ok(CpuBackend { isa, pool, scratch, matmuls: AtomicU64::new(0) })
-    }
-
-    pub fn default_threads() -> usize {
-        std::thread::available_parallelism().map_or(1, |n| n.get())
     }
 
     pub fn isa(&self) -> Isa {

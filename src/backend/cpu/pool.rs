@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use crossbeam::utils::CachePadded;
 
 use crate::error::{Error, Result};
+use crate::sys;
 
 /// How often a thread looks for work before it sleeps: some tens of microseconds, the gap between two kernels of a step.
 const SPINS: u32 = 20_000;
@@ -54,7 +55,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Pool {
     /// A pool of `threads`, the caller of `run` included.
-    pub fn new(threads: usize, on_start: fn()) -> Result<Pool> {
+    pub fn new(threads: usize) -> Result<Pool> {
         let shared = Arc::new(Shared {
             epoch: CachePadded::new(AtomicU64::new(0)),
             next_task: CachePadded::new(AtomicUsize::new(0)),
@@ -66,7 +67,7 @@ impl Pool {
         for worker in 1..threads {
             let shared = pool.shared.clone();
             let thread = std::thread::Builder::new().name(format!("pagedllm-{worker}")).spawn(move || {
-                on_start();
+                sys::quiet::this_thread();
                 shared.work(worker)
             });
             // On failure the pool is dropped, which joins the threads already there.
@@ -188,7 +189,7 @@ mod tests {
     #[test]
     fn every_task_runs_once_whatever_the_number_of_threads() {
         for threads in [1, 2, 5] {
-            let pool = Pool::new(threads, || ()).unwrap();
+            let pool = Pool::new(threads).unwrap();
             for tasks in [0, 1, 2, 7, 1000] {
                 let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
                 pool.run(tasks, &|task, worker| {
@@ -202,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_panic_on_any_thread_reaches_the_caller_and_the_pool_lives() {
-        let pool = Pool::new(3, || ()).unwrap();
+        let pool = Pool::new(3).unwrap();
         for bad in [0, 50, 99] {
             let caught = catch_unwind(AssertUnwindSafe(|| pool.run(100, &|task, _| assert_ne!(task, bad))));
             assert!(caught.is_err());
@@ -212,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_pool_that_slept_wakes_again() {
-        let pool = Pool::new(2, || ()).unwrap();
+        let pool = Pool::new(2).unwrap();
         pool.run(4, &|_, _| ());
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert_eq!(lock(&pool.shared.state).sleeping, 1);

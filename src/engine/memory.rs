@@ -1,0 +1,83 @@
+//! Where the bytes go, known before any are taken.
+
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::kv::blocks_for;
+use crate::model::{BatchLimits, KvPool, ModelFiles, work_bytes};
+use crate::options::{Dtype, EngineOptions};
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MemoryPlan {
+    pub weight_bytes: u64,
+    pub kv_bytes: u64,
+    /// Activations, logits and the kernels' working memory.
+    pub work_bytes: u64,
+    pub blocks: usize,
+    pub block_size: usize,
+    /// Bytes of one block across all layers.
+    pub block_bytes: u64,
+    pub kv_dtype: Dtype,
+    pub max_model_len: usize,
+    /// Sequences of `max_model_len` that fit at once.
+    pub full_sequences: usize,
+}
+
+impl MemoryPlan {
+    pub fn of<B: Backend>(files: &ModelFiles, backend: &B, options: &EngineOptions) -> Result<MemoryPlan> {
+        let weight_bytes = files.weight_bytes(backend)?;
+        let kv_dtype = options.kv_dtype.unwrap_or(if files.dtype == Dtype::F32 { Dtype::F32 } else { Dtype::Bf16 });
+        let block_size = options.block_size;
+        let block_bytes = KvPool { blocks: 1, block_size, dtype: kv_dtype }.block_bytes(backend, &files.spec);
+        let longest = longest(options, files.spec.max_positions)?;
+        let blocks = blocks(options, longest, block_bytes);
+        let max_model_len = fit(options, longest, blocks, block_bytes)?;
+        Ok(MemoryPlan {
+            weight_bytes,
+            kv_bytes: blocks as u64 * block_bytes,
+            work_bytes: work_bytes(backend, &files.spec, limits(options)),
+            blocks,
+            block_size,
+            block_bytes,
+            kv_dtype,
+            max_model_len,
+            full_sequences: blocks / blocks_for(max_model_len, block_size),
+        })
+    }
+}
+
+pub fn limits(options: &EngineOptions) -> BatchLimits {
+    BatchLimits { rows: options.max_batch_tokens, logits: options.max_seqs }
+}
+
+/// The longest sequence that options and model allow, the pool aside.
+fn longest(options: &EngineOptions, max_positions: usize) -> Result<usize> {
+    match options.max_model_len {
+        None => Ok(max_positions),
+        Some(len) if (2..=max_positions).contains(&len) => Ok(len),
+        Some(len) => {
+            let range = format!("from 2 (a prompt token and an answer) to {max_positions}, for which the model was made");
+            Err(Error::invalid(format!("max_model_len is {len}: it must be {range}")))
+        }
+    }
+}
+
+fn blocks(options: &EngineOptions, longest: usize, block_bytes: u64) -> usize {
+    let all = (blocks_for(longest, options.block_size) * options.max_seqs) as u64;
+    let budget = options.kv_bytes.unwrap_or(EngineOptions::DEFAULT_KV_BYTES.min(all.saturating_mul(block_bytes)));
+    // A slot's number must fit 32 bits.
+    (budget / block_bytes).min(u32::MAX as u64 / options.block_size as u64) as usize
+}
+
+/// A sequence of the longest length must fit the pool alone: then none can starve.
+fn fit(options: &EngineOptions, longest: usize, blocks: usize, block_bytes: u64) -> Result<usize> {
+    let holds = blocks * options.block_size;
+    let too_small = |len: usize| {
+        let needed = blocks_for(len, options.block_size) as u64 * block_bytes;
+        Error::capacity(format!("the KV pool holds {holds} tokens and one sequence may have {len}: kv_bytes must be at least {needed}, or max_model_len smaller"))
+    };
+    match options.max_model_len {
+        Some(len) if len > holds => Err(too_small(len)),
+        None if holds < 2 => Err(too_small(2)),
+        _ => Ok(longest.min(holds)),
+    }
+}

@@ -1,0 +1,48 @@
+//! The seam between deciding what to compute and computing it.
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::model::{Decoder, KvCache};
+use crate::sched::StepPlan;
+
+/// Computes plans. The engine's runner has a model; a test's runner may dictate the logits.
+pub trait Runner: Send {
+    /// Starts a step.
+    fn submit(&mut self, plan: &StepPlan) -> Result<Ticket>;
+    /// Finishes it: `[sampled parts, vocab]` logits.
+    fn wait(&mut self, ticket: Ticket) -> Result<&[f32]>;
+}
+
+/// A step that was started and not yet finished.
+#[must_use]
+#[derive(Debug)]
+pub struct Ticket {
+    /// Rows of logits to come.
+    pub logits: usize,
+}
+
+pub struct ModelRunner<B: Backend> {
+    decoder: Decoder<B>,
+    kv: KvCache<B>,
+}
+
+impl<B: Backend> ModelRunner<B> {
+    pub fn new(decoder: Decoder<B>, kv: KvCache<B>) -> ModelRunner<B> {
+        ModelRunner { decoder, kv }
+    }
+
+    pub fn backend(&self) -> &B {
+        self.decoder.backend()
+    }
+}
+
+impl<B: Backend> Runner for ModelRunner<B> {
+    fn submit(&mut self, plan: &StepPlan) -> Result<Ticket> {
+        self.decoder.forward(&plan.batch, &mut self.kv)?;
+        Ok(Ticket { logits: plan.batch.logit_rows.len() })
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<&[f32]> {
+        self.decoder.logits(ticket.logits)
+    }
+}

@@ -1,0 +1,82 @@
+//! What the engine keeps of one sequence beside its tokens: how to choose, and how to turn tokens into text.
+
+use super::outputs::Output;
+use crate::decode::{Rules, StopMatcher};
+use crate::error::{Error, Result};
+use crate::sched::FinishReason;
+use crate::text::{Detokenizer, Text};
+
+pub struct Stream {
+    pub request: u64,
+    pub user_data: u64,
+    pub rules: Rules,
+    pub prompt_tokens: usize,
+    pub generated: usize,
+    detokenizer: Detokenizer,
+    stops: StopMatcher,
+    /// New text before the stop strings have had their say.
+    fresh: String,
+}
+
+impl Stream {
+    pub fn new(request: u64, user_data: u64, mut rules: Rules, prompt: &[u32], skip_special: bool) -> Stream {
+        let mut detokenizer = Detokenizer::new(skip_special);
+        detokenizer.prime(prompt);
+        let stops = StopMatcher::new(std::mem::take(&mut rules.params.stop));
+        Stream { request, user_data, rules, prompt_tokens: prompt.len(), generated: 0, detokenizer, stops, fresh: String::new() }
+    }
+
+    /// An output with nothing in it yet.
+    pub fn output(&self, finish: Option<FinishReason>) -> Output {
+        Output {
+            request: self.request,
+            sequence: self.request,
+            index: 0,
+            user_data: self.user_data,
+            tokens: Vec::new(),
+            logprobs: Vec::new(),
+            text: String::new(),
+            finish,
+            error: None,
+            prompt_tokens: self.prompt_tokens as u64,
+            generated_tokens: self.generated as u64,
+        }
+    }
+
+    pub fn failure(&self, error: Error) -> Output {
+        Output { error: Some(error), ..self.output(Some(FinishReason::Error)) }
+    }
+
+    /// The output for a token just committed. A stop string ends the sequence here.
+    pub fn advance(&mut self, token: u32, logprob: Option<f32>, finish: Option<FinishReason>, text: Option<&Text>) -> Result<Output> {
+        self.generated += 1;
+        let mut output = self.output(finish);
+        output.tokens.push(token);
+        output.logprobs.extend(logprob);
+        if let Some(text) = text {
+            self.write(token, text, &mut output)?;
+        }
+        Ok(output)
+    }
+
+    fn write(&mut self, token: u32, text: &Text, output: &mut Output) -> Result<()> {
+        self.fresh.clear();
+        // The token that ends a sequence is reported, its text is not.
+        if output.finish != Some(FinishReason::Stop) {
+            self.detokenizer.push(text, token, &mut self.fresh)?;
+        }
+        if output.finish.is_some() {
+            self.detokenizer.finish(text, &mut self.fresh)?;
+        }
+        if self.generated < self.rules.params.min_tokens {
+            self.stops.pass(&self.fresh, &mut output.text);
+        } else if self.stops.push(&self.fresh, &mut output.text) {
+            output.finish = Some(FinishReason::Stop);
+            return Ok(());
+        }
+        if output.finish.is_some() {
+            self.stops.finish(&mut output.text);
+        }
+        Ok(())
+    }
+}

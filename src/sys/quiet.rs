@@ -1,0 +1,40 @@
+//! A panic inside the library is an error to its caller, not text on the host's stderr.
+
+use std::cell::Cell;
+
+use once_cell::sync::OnceCell;
+
+thread_local! {
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// From now on a panic on this thread prints nothing, where the hook is installed.
+pub fn this_thread() {
+    QUIET.set(true);
+}
+
+/// Runs `f` with this thread quiet.
+pub fn during<T>(f: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            QUIET.set(self.0);
+        }
+    }
+    let _restore = Restore(QUIET.replace(true));
+    f()
+}
+
+/// Puts a hook before the present one that swallows what quiet threads would print.
+/// A cdylib has a standard library of its own, so a host's hook (were it written in Rust) is not touched.
+pub fn install() {
+    static INSTALLED: OnceCell<()> = OnceCell::new();
+    INSTALLED.get_or_init(|| {
+        let previous = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !QUIET.try_with(Cell::get).unwrap_or(true) {
+                previous(info);
+            }
+        }));
+    });
+}

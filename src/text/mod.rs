@@ -1,0 +1,226 @@
+//! The model's text side: tokens to text and back, and chats to prompts.
+
+mod chat;
+mod detokenizer;
+mod python;
+mod tokenizer;
+
+pub use detokenizer::Detokenizer;
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use crate::error::{Error, Result};
+use chat::Chat;
+use tokenizer::Tokenizer;
+
+/// Larger files are refused rather than read: the largest published tokenizer.json has about 35 MB.
+const MAX_FILE_BYTES: u64 = 512 << 20;
+
+/// The model's text side: tokenizer, special tokens and chat template. Immutable and Sync.
+#[derive(Debug)]
+pub struct Text {
+    tokenizer: Tokenizer,
+    eos: Option<u32>,
+    chat: Chat,
+}
+
+impl Text {
+    /// Reads `tokenizer.json`, and `tokenizer_config.json` and `chat_template.jinja` where they are
+    /// there. As in transformers, `chat_template.jinja` wins over the template in the config.
+    pub fn load(dir: &Path) -> Result<Text> {
+        let tokenizer = Tokenizer::load(&dir.join("tokenizer.json"))?;
+        let config = read_config(&dir.join("tokenizer_config.json"))?;
+        let chat = Chat::load(&dir.join("chat_template.jinja"), &config)?;
+        let eos = token_content(&config["eos_token"]).and_then(|token| tokenizer.token_id(token));
+        Ok(Text { tokenizer, eos, chat })
+    }
+
+    /// The tokens of `text`. With `add_special`, also what the tokenizer puts around a prompt (such as
+    /// the first token); the names of special tokens within the text become these tokens either way.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        self.tokenizer.encode(text, add_special)
+    }
+
+    /// The text of `tokens`; bytes that are no UTF-8 become U+FFFD. A token that the vocabulary does
+    /// not have is an error.
+    pub fn decode(&self, tokens: &[u32], skip_special: bool) -> Result<String> {
+        self.tokenizer.decode(tokens, skip_special)
+    }
+
+    /// How many tokens the tokenizer has, the added ones included. The model may have more rows.
+    pub fn vocab_size(&self) -> usize {
+        self.tokenizer.vocab_size()
+    }
+
+    /// The id of a token by its exact name, such as `<|im_end|>`.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.tokenizer.token_id(token)
+    }
+
+    /// The token that ends a sequence, where `tokenizer_config.json` names one.
+    pub fn eos_token_id(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// The prompt of a chat. `json` is an array of messages, or an object `{messages, tools?,
+    /// add_generation_prompt?, ...}`, whose other members are variables of the template.
+    /// `add_generation_prompt` is true where it is not given.
+    pub fn render_chat(&self, json: &str) -> Result<String> {
+        self.chat.render(json)
+    }
+}
+
+fn read_config(path: &Path) -> Result<Json> {
+    let Some(bytes) = read_if_there(path)? else { return Ok(Json::Null) };
+    let config: Json =
+        serde_json::from_slice(&bytes).map_err(|e| Error::model(format!("{}: not valid JSON: {e}", path.display())))?;
+    if !config.is_object() {
+        return Err(Error::model(format!("{}: not a JSON object", path.display())));
+    }
+    Ok(config)
+}
+
+/// A special token as the config writes it: a string, or an object with its content.
+fn token_content(token: &Json) -> Option<&str> {
+    token.as_str().or_else(|| token["content"].as_str())
+}
+
+/// The bytes of a file, or nothing if there is no such file.
+fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
+    match fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(unreadable(path, e)),
+        Ok(meta) if !meta.is_file() => Err(Error::io(format!("{}: not a regular file", path.display()))),
+        Ok(meta) if meta.len() > MAX_FILE_BYTES => Err(too_large(path, meta.len())),
+        Ok(meta) => read(path, meta.len() as usize).map(Some),
+    }
+}
+
+fn read(path: &Path, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len.saturating_add(1))?;
+    let file = File::open(path).map_err(|e| unreadable(path, e))?;
+    // The file may have grown since its length was asked for.
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|e| unreadable(path, e))?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(too_large(path, bytes.len() as u64));
+    }
+    Ok(bytes)
+}
+
+fn unreadable(path: &Path, e: std::io::Error) -> Error {
+    Error::io(format!("{}: cannot be read: {e}", path.display()))
+}
+
+fn too_large(path: &Path, len: u64) -> Error {
+    Error::model(format!(
+        "{}: {len} bytes, and at most {MAX_FILE_BYTES} are read: this is not a tokenizer's file",
+        path.display()
+    ))
+}
+
+/// Runs third-party code that may panic on files and texts which its authors did not foresee: `Err`
+/// says what the panic said. What it left half done is only ever a cache or is dropped.
+fn no_panic<T>(run: impl FnOnce() -> T) -> std::result::Result<T, String> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|payload| {
+        let said = payload.downcast_ref::<&str>().map(|s| s.to_string());
+        said.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".into())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Code;
+    use std::path::PathBuf;
+
+    /// A directory of its own for one test, empty at first.
+    pub(super) fn fresh_dir(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("pagedllm-text-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    /// The smallest tokenizer that works, and what else the test wants in its directory.
+    pub(super) fn model_dir(name: &str, files: &[(&str, &str)]) -> PathBuf {
+        let dir = fresh_dir(name);
+        let tokenizer = r#"{"version": "1.0", "added_tokens": [{"id": 2, "content": "<s>", "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+            "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}}"#;
+        fs::write(dir.join("tokenizer.json"), tokenizer).unwrap();
+        for (file, content) in files {
+            fs::write(dir.join(file), content).unwrap();
+        }
+        dir
+    }
+
+    pub(super) fn golden_dir() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/tokenizers")
+    }
+
+    pub(super) fn golden_cases(file: &str) -> Vec<Json> {
+        let bytes = fs::read(golden_dir().join(file)).unwrap();
+        serde_json::from_slice(&bytes).unwrap()
+    }
+
+    #[test]
+    fn text_can_be_shared_between_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Text>();
+    }
+
+    #[test]
+    fn missing_tokenizer_is_an_error_that_names_the_file_and_the_remedy() {
+        let error = Text::load(&fresh_dir("missing")).unwrap_err();
+        assert_eq!(error.code(), Code::Io);
+        assert!(error.message().contains("tokenizer.json"), "{error}");
+        assert!(error.message().contains("save_pretrained"), "{error}");
+    }
+
+    #[test]
+    fn directory_in_the_place_of_a_file_is_an_error() {
+        let dir = fresh_dir("directory");
+        fs::create_dir(dir.join("tokenizer.json")).unwrap();
+        assert_eq!(Text::load(&dir).unwrap_err().code(), Code::Io);
+    }
+
+    #[test]
+    fn too_large_file_is_refused_before_it_is_read() {
+        let dir = fresh_dir("large");
+        File::create(dir.join("tokenizer.json")).unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();
+        let error = Text::load(&dir).unwrap_err();
+        assert!(error.message().contains("536870913 bytes"), "{error}");
+    }
+
+    #[test]
+    fn broken_config_is_an_error_that_names_the_file() {
+        for broken in ["{", "[]", "\u{1}"] {
+            let dir = model_dir("config", &[("tokenizer_config.json", broken)]);
+            let error = Text::load(&dir).unwrap_err();
+            assert_eq!(error.code(), Code::Model);
+            assert!(error.message().contains("tokenizer_config.json"), "{error}");
+        }
+    }
+
+    #[test]
+    fn eos_token_is_found_whether_it_is_written_as_a_string_or_as_an_object() {
+        let cases = [
+            (r#"{"eos_token": "<s>"}"#, Some(2)),
+            (r#"{"eos_token": {"content": "<s>", "lstrip": false}}"#, Some(2)),
+            (r#"{"eos_token": "</unknown>"}"#, None),
+            (r#"{"eos_token": 7}"#, None),
+            (r#"{"eos_token": null}"#, None),
+            ("{}", None),
+        ];
+        for (config, eos) in cases {
+            let dir = model_dir("eos", &[("tokenizer_config.json", config)]);
+            assert_eq!(Text::load(&dir).unwrap().eos_token_id(), eos, "{config}");
+        }
+    }
+}

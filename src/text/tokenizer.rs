@@ -1,0 +1,191 @@
+//! The tokenizer of `tokenizer.json`: a thin, panic-proof wrapper of the `tokenizers` crate.
+
+use std::path::Path;
+
+use tokenizers::Decoder;
+
+use super::{no_panic, read_if_there};
+use crate::error::{Error, Result};
+
+/// What `tokenizer.json` says. It never pads and never truncates.
+#[derive(Debug)]
+pub(super) struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+}
+
+impl Tokenizer {
+    pub fn load(path: &Path) -> Result<Tokenizer> {
+        let bytes = read_if_there(path)?.ok_or_else(|| missing(path))?;
+        let broken = |reason: String| Error::model(format!("{}: {reason}", path.display()));
+        let parsed = no_panic(|| parse(&bytes)).map_err(|panic| broken(format!("not a valid tokenizer: {panic}")))?;
+        Ok(Tokenizer { inner: parsed.map_err(|e| broken(format!("not a valid tokenizer: {e}")))? })
+    }
+
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        let failed = |reason: String| {
+            Error::invalid(format!("the tokenizer cannot encode this text of {} bytes: {reason}", text.len()))
+        };
+        let encoding = no_panic(|| self.inner.encode_fast(text, add_special)).map_err(failed)?;
+        Ok(encoding.map_err(|e| failed(e.to_string()))?.get_ids().to_vec())
+    }
+
+    pub fn decode(&self, tokens: &[u32], skip_special: bool) -> Result<String> {
+        let mut pieces = Vec::new();
+        pieces.try_reserve_exact(tokens.len())?;
+        for &token in tokens {
+            pieces.extend(self.piece(token, skip_special)?);
+        }
+        self.join(pieces)
+    }
+
+    /// How the vocabulary spells a token, or nothing if it is special and those are skipped: such
+    /// tokens are taken out before the decoder sees the others.
+    pub fn piece(&self, token: u32, skip_special: bool) -> Result<Option<String>> {
+        let piece = self.inner.id_to_token(token).ok_or_else(|| self.unknown(token))?;
+        let skipped = skip_special && self.inner.get_added_vocabulary().is_special_token(&piece);
+        Ok((!skipped).then_some(piece))
+    }
+
+    fn join(&self, pieces: Vec<String>) -> Result<String> {
+        // Some decoders panic when they get nothing.
+        let Some(decoder) = self.inner.get_decoder().filter(|_| !pieces.is_empty()) else {
+            return Ok(pieces.join(" "));
+        };
+        let failed = |reason: String| Error::invalid(format!("the tokenizer cannot decode these tokens: {reason}"));
+        no_panic(|| decoder.decode(pieces)).map_err(failed)?.map_err(|e| failed(e.to_string()))
+    }
+
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    fn unknown(&self, token: u32) -> Error {
+        let size = self.vocab_size();
+        Error::invalid(format!("token {token} is not in the tokenizer's vocabulary of {size} tokens"))
+    }
+}
+
+fn parse(bytes: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
+    let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes)?;
+    // What was set when the file was saved would cut or pad prompts here.
+    tokenizer.with_truncation(None)?;
+    tokenizer.with_padding(None);
+    Ok(tokenizer)
+}
+
+fn missing(path: &Path) -> Error {
+    Error::io(format!(
+        "{}: no such file: the text side needs it. Where a model has only vocab.json or tokenizer.model, \
+         write it with transformers: AutoTokenizer.from_pretrained(model).save_pretrained(directory)",
+        path.display()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{fresh_dir, golden_cases, golden_dir, model_dir};
+    use super::*;
+    use crate::error::Code;
+    use serde_json::{Value as Json, json};
+    use std::collections::HashMap;
+
+    fn tokenizer(dir: &Path) -> Tokenizer {
+        Tokenizer::load(&dir.join("tokenizer.json")).unwrap()
+    }
+
+    fn load_json(name: &str, json: &str) -> Result<Tokenizer> {
+        let path = fresh_dir(name).join("tokenizer.json");
+        std::fs::write(&path, json).unwrap();
+        Tokenizer::load(&path)
+    }
+
+    fn ids(case: &Json, key: &str) -> Vec<u32> {
+        case[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    }
+
+    #[test]
+    fn golden_texts_encode_and_decode_as_in_transformers() {
+        let mut loaded = HashMap::new();
+        let cases = golden_cases("cases.json");
+        assert!(cases.len() > 100);
+        for case in &cases {
+            let name = case["tokenizer"].as_str().unwrap();
+            let tokenizer = loaded.entry(name).or_insert_with(|| tokenizer(&golden_dir().join(name)));
+            if let Some(text) = case["text"].as_str() {
+                assert_eq!(tokenizer.encode(text, true).unwrap(), ids(case, "ids"), "{case}");
+                assert_eq!(tokenizer.encode(text, false).unwrap(), ids(case, "ids_plain"), "{case}");
+            }
+            assert_eq!(tokenizer.decode(&ids(case, "ids"), true).unwrap(), case["decoded"], "{case}");
+        }
+    }
+
+    #[test]
+    fn unknown_token_is_an_error_that_names_it() {
+        let tokenizer = tokenizer(&model_dir("unknown", &[]));
+        assert_eq!(tokenizer.vocab_size(), 3);
+        let error = tokenizer.decode(&[0, 4_000_000_000], false).unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument);
+        assert!(error.message().contains("token 4000000000"), "{error}");
+    }
+
+    #[test]
+    fn special_tokens_are_skipped_on_demand() {
+        let tokenizer = tokenizer(&model_dir("special", &[]));
+        assert_eq!(tokenizer.decode(&[2, 0, 2, 1], true).unwrap(), "a b");
+        assert_eq!(tokenizer.decode(&[2, 0], false).unwrap(), "<s> a");
+        assert_eq!(tokenizer.decode(&[2], true).unwrap(), "");
+    }
+
+    #[test]
+    fn truncation_and_padding_in_the_file_are_switched_off() {
+        let file = json!({"version": "1.0",
+            "truncation": {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
+            "padding": {"strategy": {"Fixed": 8}, "direction": "Right", "pad_id": 1, "pad_type_id": 0,
+                "pad_token": "b", "pad_to_multiple_of": null},
+            "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}});
+        let tokenizer = load_json("padding", &file.to_string()).unwrap();
+        assert_eq!(tokenizer.encode("abab", true).unwrap(), [0, 1, 0, 1]);
+    }
+
+    #[test]
+    fn broken_file_is_an_error_that_names_it_and_never_a_panic() {
+        let model = r#"{"type": "BPE", "vocab": {"a": 0}, "merges": []}"#;
+        let broken = [
+            String::new(),
+            "{".into(),
+            "{}".into(),
+            "[]".into(),
+            "\u{0}".into(),
+            r#"{"version": "9.0"}"#.into(),
+            r#"{"model": 3}"#.into(),
+            r#"{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a a a"]}}"#.into(),
+            r#"{"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}"#.into(),
+            r#"{"model": {"type": "Unigram", "vocab": [], "unk_id": 7}}"#.into(),
+            format!(r#"{{"model": {model}, "decoder": 5}}"#),
+            format!(r#"{{"model": {model}, "normalizer": {{"type": "Precompiled", "precompiled_charsmap": "AAA="}}}}"#),
+            format!(
+                r#"{{"model": {model}, "pre_tokenizer": {{"type": "Split", "pattern": {{"Regex": "("}}, "behavior": "Isolated", "invert": false}}}}"#
+            ),
+            "[".repeat(100_000),
+        ];
+        for json in &broken {
+            let error = load_json("broken", json).expect_err(json);
+            assert_eq!(error.code(), Code::Model, "{error}");
+            assert!(error.message().contains("tokenizer.json: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn decoder_that_panics_is_an_error() {
+        // Strip takes a character away from the end of an empty string.
+        let json = r#"{"model": {"type": "BPE", "vocab": {"": 0, "a": 1}, "merges": []},
+            "decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 1}}"#;
+        let tokenizer = load_json("panics", json).unwrap();
+        assert!(tokenizer.decode(&[0], false).is_err());
+        assert_eq!(tokenizer.decode(&[1], false).unwrap(), "");
+    }
+}
