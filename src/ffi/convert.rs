@@ -1,0 +1,141 @@
+//! Structs and strings across the boundary, checked.
+
+use std::ffi::{CStr, c_char};
+
+use crate::error::{Error, Result};
+
+/// A length that says: the string ends with a NUL.
+pub const PLLM_NUL_TERMINATED: u64 = u64::MAX;
+
+/// A struct whose first field is `uint64_t struct_size`.
+///
+/// # Safety
+/// `repr(C)`, no padding, first field u64, and every bit pattern is a value.
+pub unsafe trait Versioned: Copy {
+    const NAME: &'static str;
+    /// The defaults, with `struct_size` set.
+    fn defaults() -> Self;
+}
+
+/// More than any struct of any version will have.
+const MOST_BYTES: u64 = 1 << 16;
+
+fn check_size<T: Versioned>(size: u64) -> Result<usize> {
+    if !(8..=MOST_BYTES).contains(&size) {
+        return Err(Error::invalid(format!("{}.struct_size is {size}: set it to sizeof({}), which is {} here", T::NAME, T::NAME, size_of::<T>())));
+    }
+    Ok(size as usize)
+}
+
+/// Reads a struct of an older, the same or a newer version.
+///
+/// # Safety
+/// `from` is NULL or points to `struct_size` readable bytes.
+pub unsafe fn read<T: Versioned>(from: *const T) -> Result<T> {
+    if from.is_null() {
+        return Err(Error::invalid(format!("the {} is NULL", T::NAME)));
+    }
+    let from = from.cast::<u8>();
+    // SAFETY: the caller's contract; at least the size itself is readable.
+    let size = check_size::<T>(unsafe { from.cast::<u64>().read_unaligned() })?;
+    // SAFETY: as above.
+    let bytes = unsafe { std::slice::from_raw_parts(from, size) };
+    let (known, unknown) = bytes.split_at(size.min(size_of::<T>()));
+    if unknown.iter().any(|&byte| byte != 0) {
+        return Err(Error::unsupported(format!(
+            "{} has {size} bytes, this library knows {} of them and the others are not zero: they ask for what a newer library offers",
+            T::NAME,
+            size_of::<T>()
+        )));
+    }
+    let mut value = T::defaults();
+    // SAFETY: `known` is at most as long as T, of which every bit pattern is a value.
+    unsafe { std::ptr::copy_nonoverlapping(known.as_ptr(), (&raw mut value).cast(), known.len()) };
+    Ok(value)
+}
+
+/// Writes a struct within the size that the caller's copy declares; fields this library does not know become zero.
+///
+/// # Safety
+/// `to` is NULL or points to `struct_size` writable bytes.
+pub unsafe fn write<T: Versioned>(to: *mut T, value: &T) -> Result<()> {
+    // SAFETY: the caller's contract.
+    let size = unsafe { out_size(to) }?;
+    let known = size.min(size_of::<T>());
+    let to = to.cast::<u8>();
+    // SAFETY: `size` bytes are writable; the first 8 hold the caller's size and stay.
+    unsafe {
+        std::ptr::copy_nonoverlapping((&raw const *value).cast::<u8>().add(8), to.add(8), known - 8);
+        to.add(known).write_bytes(0, size - known);
+    }
+    Ok(())
+}
+
+/// The declared size of a struct to be written: checked before the work is done.
+///
+/// # Safety
+/// `to` is NULL or points to `struct_size` readable bytes.
+pub unsafe fn out_size<T: Versioned>(to: *const T) -> Result<usize> {
+    if to.is_null() {
+        return Err(Error::invalid(format!("the {} to be written is NULL", T::NAME)));
+    }
+    // SAFETY: the caller's contract.
+    check_size::<T>(unsafe { to.cast::<u64>().read_unaligned() })
+}
+
+/// Fills the defaults within `size` bytes; what is too small for its own size stays as it is.
+///
+/// # Safety
+/// `to` is NULL or points to `size` writable bytes.
+pub unsafe fn init<T: Versioned>(to: *mut T, size: u64) {
+    if to.is_null() || check_size::<T>(size).is_err() {
+        return;
+    }
+    // SAFETY: `size` bytes are writable; the size goes first, so that `write` finds it.
+    unsafe {
+        to.cast::<u64>().write_unaligned(size);
+        let _ = write(to, &T::defaults());
+    }
+}
+
+/// # Safety
+/// `data` is NULL or points to `len` readable elements that outlive `'a`.
+pub unsafe fn slice<'a, T>(name: &str, data: *const T, len: u64) -> Result<&'a [T]> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    if data.is_null() {
+        return Err(Error::invalid(format!("{name} is NULL and its length is {len}")));
+    }
+    let most = isize::MAX as u64 / size_of::<T>() as u64;
+    if len > most || !data.is_aligned() {
+        return Err(Error::invalid(format!("{name} has length {len} at {data:?}: no array can be that long or lie there")));
+    }
+    // SAFETY: the caller's contract; length and alignment are possible.
+    Ok(unsafe { std::slice::from_raw_parts(data, len as usize) })
+}
+
+/// # Safety
+/// `data` is NULL or points to `len` readable bytes, or to a NUL-terminated string with `PLLM_NUL_TERMINATED`; it outlives `'a`.
+pub unsafe fn string<'a>(name: &str, data: *const c_char, len: u64) -> Result<&'a str> {
+    let bytes = match len {
+        PLLM_NUL_TERMINATED if data.is_null() => return Err(Error::invalid(format!("{name} is NULL"))),
+        // SAFETY: the caller's contract.
+        PLLM_NUL_TERMINATED => unsafe { CStr::from_ptr(data) }.to_bytes(),
+        // SAFETY: the caller's contract.
+        _ => unsafe { slice(name, data.cast::<u8>(), len) }?,
+    };
+    std::str::from_utf8(bytes).map_err(|e| Error::invalid(format!("{name} is not UTF-8: byte {} of {}", e.valid_up_to(), bytes.len())))
+}
+
+/// # Safety
+/// `pointer` is NULL or points to a live T that outlives `'a`.
+pub unsafe fn borrow<'a, T>(name: &str, pointer: *const T) -> Result<&'a T> {
+    // SAFETY: the caller's contract.
+    unsafe { pointer.as_ref() }.ok_or_else(|| Error::invalid(format!("the {name} is NULL")))
+}
+
+/// Checks the place for an output before the work is done.
+pub fn not_null<T>(name: &str, out: *mut T) -> Result<*mut T> {
+    if out.is_null() { Err(Error::invalid(format!("{name} is NULL"))) } else { Ok(out) }
+}

@@ -1,0 +1,50 @@
+use std::ffi::{CStr, CString, c_char};
+
+use once_cell::sync::OnceCell;
+use serde_json::json;
+
+use super::guard_or;
+use crate::model::FAMILIES;
+use crate::options::Isa;
+
+/// The version of the ABI. While it is 0, names may still change between releases.
+pub const PLLM_ABI_VERSION: u32 = 0;
+
+const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+    Ok(version) => version,
+    Err(_) => unreachable!(),
+};
+
+/// The ABI version of the library that was loaded: compare it with PLLM_ABI_VERSION.
+#[unsafe(no_mangle)]
+pub extern "C" fn pllm_abi_version() -> u32 {
+    PLLM_ABI_VERSION
+}
+
+/// The library's version, such as "0.1.0".
+#[unsafe(no_mangle)]
+pub extern "C" fn pllm_version() -> *const c_char {
+    VERSION.as_ptr()
+}
+
+/// What this build and machine offer, as JSON: version, backends, instruction paths, model architectures.
+#[unsafe(no_mangle)]
+pub extern "C" fn pllm_build_info() -> *const c_char {
+    static INFO: OnceCell<CString> = OnceCell::new();
+    guard_or(c"{}".as_ptr(), || {
+        INFO.get_or_init(|| {
+            let paths = Isa::ALL.into_iter().filter(|isa| isa.is_present()).map(Isa::name).collect::<Vec<_>>();
+            let architectures = FAMILIES.iter().map(|family| family.architecture).collect::<Vec<_>>();
+            let info = json!({
+                "version": env!("CARGO_PKG_VERSION"),
+                "abi": PLLM_ABI_VERSION,
+                "target": std::env::consts::ARCH,
+                "backends": ["cpu"],
+                "isa": paths,
+                "architectures": architectures,
+            });
+            CString::new(info.to_string()).unwrap_or_default()
+        })
+        .as_ptr()
+    })
+}

@@ -1,0 +1,38 @@
+//! The C ABI. Each function: doc, guard, one call. The comments on public items become the C header,
+//! so they are written for a C programmer.
+#![allow(unsafe_code, non_camel_case_types)]
+
+mod convert;
+pub use convert::PLLM_NUL_TERMINATED;
+mod engine;
+mod error;
+mod library;
+mod outputs;
+mod structs;
+mod text;
+
+pub use engine::*;
+pub use error::*;
+pub use library::*;
+pub use outputs::*;
+pub use structs::*;
+pub use text::*;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::error::{Error, Result};
+use crate::sys::quiet;
+
+/// Runs the body of an entry point: no panic leaves it and nothing is printed.
+fn guard(body: impl FnOnce() -> Result<()>) -> *mut pllm_error {
+    quiet::install();
+    let result = quiet::during(|| catch_unwind(AssertUnwindSafe(body)));
+    let result = result.unwrap_or_else(|_| Err(Error::internal("a defect of libpagedllm stopped this call; the engine itself is unharmed")));
+    result.map_or_else(error::into_raw, |()| std::ptr::null_mut())
+}
+
+/// As `guard`, for functions that cannot fail: `otherwise` is returned where a defect stops them.
+fn guard_or<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
+    quiet::install();
+    quiet::during(|| catch_unwind(AssertUnwindSafe(body))).unwrap_or(otherwise)
+}

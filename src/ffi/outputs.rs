@@ -1,0 +1,160 @@
+use std::ffi::c_char;
+use std::ptr::null;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::convert::{borrow, not_null};
+use super::{guard, guard_or, pllm_error};
+use crate::engine::{Engine, Output};
+use crate::sched::FinishReason;
+
+/// More will come.
+pub const PLLM_FINISH_NONE: u32 = 0;
+/// An end-of-sequence token, a stop token or a stop string.
+pub const PLLM_FINISH_STOP: u32 = 1;
+/// max_tokens, or the longest sequence that the engine allows.
+pub const PLLM_FINISH_LENGTH: u32 = 2;
+/// The host asked for it.
+pub const PLLM_FINISH_ABORT: u32 = 3;
+/// Its computation failed; the error fields say why.
+pub const PLLM_FINISH_ERROR: u32 = 4;
+
+/// A queue of outputs that any thread may poll.
+pub struct pllm_queue {
+    engine: Arc<Engine>,
+}
+
+impl pllm_queue {
+    pub(super) fn new(engine: Arc<Engine>) -> pllm_queue {
+        pllm_queue { engine }
+    }
+}
+
+/// News of one sequence: new tokens, new text, or its end. It and what it points to live as long as its batch.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pllm_output {
+    /// Bytes of this struct as the library knows it: a field that lies beyond is not there.
+    pub struct_size: u64,
+    pub request: u64,
+    pub sequence: u64,
+    /// The request's own word, returned.
+    pub user_data: u64,
+    pub tokens: *const u32,
+    pub tokens_len: u64,
+    /// One per token; NULL where the request did not ask for them.
+    pub logprobs: *const f32,
+    /// UTF-8, not NUL-terminated, never half a character. It may lag behind the tokens.
+    pub text: *const c_char,
+    pub text_len: u64,
+    /// UTF-8, not NUL-terminated; NULL unless finish_reason is PLLM_FINISH_ERROR.
+    pub error: *const c_char,
+    pub error_len: u64,
+    pub prompt_tokens: u64,
+    /// Tokens generated so far.
+    pub generated_tokens: u64,
+    /// Which of the request's sequences, from 0.
+    pub index: u32,
+    /// PLLM_FINISH_*; anything but PLLM_FINISH_NONE makes this the sequence's last output.
+    pub finish_reason: u32,
+    /// PLLM_E_*, or 0.
+    pub error_code: i32,
+    pub reserved: u32,
+}
+
+/// A batch of outputs. Belongs to the caller; reading it makes no call into the engine and outlives it.
+pub struct pllm_outputs {
+    records: Vec<pllm_output>,
+    // What the records point to; never touched while they live.
+    _outputs: Vec<Output>,
+}
+
+impl pllm_outputs {
+    fn new(outputs: Vec<Output>) -> pllm_outputs {
+        pllm_outputs { records: outputs.iter().map(record).collect(), _outputs: outputs }
+    }
+}
+
+fn record(output: &Output) -> pllm_output {
+    let error = output.error.as_ref().map(|error| (error.message(), error.code() as i32));
+    pllm_output {
+        struct_size: size_of::<pllm_output>() as u64,
+        request: output.request,
+        sequence: output.sequence,
+        user_data: output.user_data,
+        tokens: output.tokens.as_ptr(),
+        tokens_len: output.tokens.len() as u64,
+        logprobs: if output.logprobs.is_empty() { null() } else { output.logprobs.as_ptr() },
+        text: output.text.as_ptr().cast(),
+        text_len: output.text.len() as u64,
+        error: error.map_or(null(), |(message, _)| message.as_ptr().cast()),
+        error_len: error.map_or(0, |(message, _)| message.len() as u64),
+        prompt_tokens: output.prompt_tokens,
+        generated_tokens: output.generated_tokens,
+        index: output.index,
+        finish_reason: match output.finish {
+            None => PLLM_FINISH_NONE,
+            Some(FinishReason::Stop) => PLLM_FINISH_STOP,
+            Some(FinishReason::Length) => PLLM_FINISH_LENGTH,
+            Some(FinishReason::Abort) => PLLM_FINISH_ABORT,
+            Some(FinishReason::Error) => PLLM_FINISH_ERROR,
+        },
+        error_code: error.map_or(0, |(_, code)| code),
+        reserved: 0,
+    }
+}
+
+/// Takes everything that is in the queue, in the order it was made. Waits up to timeout_ms for the first
+/// (0: not at all; negative: as long as it takes). When time runs out the batch is empty; that is no error.
+/// Free the batch with pllm_outputs_free. May be called from any thread, also while another one steps.
+///
+/// # Safety
+/// `queue` is NULL or its engine is live; `out_outputs` is writable.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_queue_poll(queue: *const pllm_queue, timeout_ms: i64, out_outputs: *mut *mut pllm_outputs) -> *mut pllm_error {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe {
+        let queue = borrow("queue", queue)?;
+        not_null("out_outputs", out_outputs)?;
+        let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        let outputs = pllm_outputs::new(queue.engine.queue().poll(timeout).into());
+        out_outputs.write(Box::into_raw(Box::new(outputs)));
+        Ok(())
+    })
+}
+
+/// How many outputs the batch has; 0 for NULL.
+///
+/// # Safety
+/// `outputs` is NULL or a batch that has not been freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_outputs_len(outputs: *const pllm_outputs) -> u64 {
+    // SAFETY: the caller's contract.
+    unsafe { outputs.as_ref() }.map_or(0, |outputs| outputs.records.len() as u64)
+}
+
+/// Output i of the batch, borrowed from it; NULL where there is none.
+///
+/// # Safety
+/// `outputs` is NULL or a batch that has not been freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_outputs_get(outputs: *const pllm_outputs, i: u64) -> *const pllm_output {
+    // SAFETY: the caller's contract.
+    let records = unsafe { outputs.as_ref() }.map_or(&[][..], |outputs| &outputs.records);
+    usize::try_from(i).ok().and_then(|i| records.get(i)).map_or(null(), |record| &raw const *record)
+}
+
+/// Frees a batch. NULL is fine.
+///
+/// # Safety
+/// `outputs` is NULL or a batch that has not been freed; neither it nor its records are used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_outputs_free(outputs: *mut pllm_outputs) {
+    guard_or((), || {
+        if !outputs.is_null() {
+            // SAFETY: the caller's contract; it came from Box::into_raw.
+            drop(unsafe { Box::from_raw(outputs) });
+        }
+    });
+}

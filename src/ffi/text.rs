@@ -1,0 +1,151 @@
+use std::ffi::c_char;
+use std::ptr::null;
+
+use super::convert::{borrow, not_null, slice, string};
+use super::{PLLM_TEXT_ADD_SPECIAL, PLLM_TEXT_SKIP_SPECIAL, check_text_flags, guard, guard_or, pllm_engine, pllm_error};
+
+/// Token ids. Belongs to the caller.
+pub struct pllm_tokens(Vec<u32>);
+
+/// Bytes, here always UTF-8 text. Belongs to the caller.
+pub struct pllm_bytes(Vec<u8>);
+
+/// Turns text into token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0.
+///
+/// # Safety
+/// `engine` is NULL or live; `text` is readable for `len` bytes (or NUL-terminated); `out_tokens` is writable.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_engine_tokenize(
+    engine: *const pllm_engine,
+    text: *const c_char,
+    len: u64,
+    flags: u32,
+    out_tokens: *mut *mut pllm_tokens,
+) -> *mut pllm_error {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe {
+        let engine = &borrow("engine", engine)?.engine;
+        not_null("out_tokens", out_tokens)?;
+        check_text_flags(flags)?;
+        let tokens = engine.text()?.encode(string("text", text, len)?, flags & PLLM_TEXT_ADD_SPECIAL != 0)?;
+        out_tokens.write(Box::into_raw(Box::new(pllm_tokens(tokens))));
+        Ok(())
+    })
+}
+
+/// Turns token ids into text. flags: PLLM_TEXT_SKIP_SPECIAL or 0.
+///
+/// # Safety
+/// `engine` is NULL or live; `tokens` is readable for `len` ids; `out_text` is writable.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_engine_detokenize(
+    engine: *const pllm_engine,
+    tokens: *const u32,
+    len: u64,
+    flags: u32,
+    out_text: *mut *mut pllm_bytes,
+) -> *mut pllm_error {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe {
+        let engine = &borrow("engine", engine)?.engine;
+        not_null("out_text", out_text)?;
+        check_text_flags(flags)?;
+        let text = engine.text()?.decode(slice("tokens", tokens, len)?, flags & PLLM_TEXT_SKIP_SPECIAL != 0)?;
+        out_text.write(Box::into_raw(Box::new(pllm_bytes(text.into_bytes()))));
+        Ok(())
+    })
+}
+
+/// Renders a conversation with the model's own chat template. The JSON is an array of messages
+/// ([{"role": "user", "content": "..."}]) or an object with "messages" and what else the template reads
+/// ("tools", "add_generation_prompt", ...). Add a request with the result without PLLM_TEXT_ADD_SPECIAL.
+///
+/// # Safety
+/// `engine` is NULL or live; `messages_json` is readable for `len` bytes (or NUL-terminated); `out_text` is writable.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_engine_render_chat(
+    engine: *const pllm_engine,
+    messages_json: *const c_char,
+    len: u64,
+    out_text: *mut *mut pllm_bytes,
+) -> *mut pllm_error {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe {
+        let engine = &borrow("engine", engine)?.engine;
+        not_null("out_text", out_text)?;
+        let text = engine.text()?.render_chat(string("messages_json", messages_json, len)?)?;
+        out_text.write(Box::into_raw(Box::new(pllm_bytes(text.into_bytes()))));
+        Ok(())
+    })
+}
+
+/// The ids, borrowed; NULL for NULL.
+///
+/// # Safety
+/// `tokens` is NULL or has not been freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_tokens_data(tokens: *const pllm_tokens) -> *const u32 {
+    // SAFETY: the caller's contract.
+    unsafe { tokens.as_ref() }.map_or(null(), |tokens| tokens.0.as_ptr())
+}
+
+/// How many ids there are; 0 for NULL.
+///
+/// # Safety
+/// `tokens` is NULL or has not been freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_tokens_len(tokens: *const pllm_tokens) -> u64 {
+    // SAFETY: the caller's contract.
+    unsafe { tokens.as_ref() }.map_or(0, |tokens| tokens.0.len() as u64)
+}
+
+/// Frees token ids. NULL is fine.
+///
+/// # Safety
+/// `tokens` is NULL or has not been freed, and is not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_tokens_free(tokens: *mut pllm_tokens) {
+    guard_or((), || {
+        if !tokens.is_null() {
+            // SAFETY: the caller's contract; it came from Box::into_raw.
+            drop(unsafe { Box::from_raw(tokens) });
+        }
+    });
+}
+
+/// The bytes, borrowed, not NUL-terminated; NULL for NULL.
+///
+/// # Safety
+/// `bytes` is NULL or has not been freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_bytes_data(bytes: *const pllm_bytes) -> *const c_char {
+    // SAFETY: the caller's contract.
+    unsafe { bytes.as_ref() }.map_or(null(), |bytes| bytes.0.as_ptr().cast())
+}
+
+/// How many bytes there are; 0 for NULL.
+///
+/// # Safety
+/// `bytes` is NULL or has not been freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_bytes_len(bytes: *const pllm_bytes) -> u64 {
+    // SAFETY: the caller's contract.
+    unsafe { bytes.as_ref() }.map_or(0, |bytes| bytes.0.len() as u64)
+}
+
+/// Frees bytes. NULL is fine.
+///
+/// # Safety
+/// `bytes` is NULL or has not been freed, and is not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_bytes_free(bytes: *mut pllm_bytes) {
+    guard_or((), || {
+        if !bytes.is_null() {
+            // SAFETY: the caller's contract; it came from Box::into_raw.
+            drop(unsafe { Box::from_raw(bytes) });
+        }
+    });
+}
