@@ -124,6 +124,7 @@ enum Command {
 struct Core {
     scheduler: Scheduler,
     runner: Box<dyn Runner>,
+    vocab_size: usize,
     streams: HashMap<u64, Stream>,
     sampler: Sampler,
     choices: Vec<Choice>,
@@ -177,6 +178,7 @@ impl Engine {
         let core = Core {
             scheduler: Scheduler::new(scheduler_options, blocks),
             runner,
+            vocab_size: info.vocab_size,
             streams: HashMap::new(),
             sampler: Sampler::new(info.vocab_size)?,
             choices: Vec::new(),
@@ -405,8 +407,7 @@ impl Core {
         let ticket = self.runner.submit(plan)?;
         let logits = self.runner.wait(ticket)?;
         self.choices.clear();
-        let rows = plan.batch.logit_rows.len().max(1);
-        for (part, logits) in plan.sampled().zip(logits.chunks_exact(logits.len() / rows)) {
+        for (part, logits) in plan.sampled().zip(logits.chunks_exact(self.vocab_size)) {
             let rules = &self.streams[&part.seq].rules;
             let token = self.sampler.choose(logits, rules, part.generated);
             let verdict = match token {

@@ -11,9 +11,6 @@ pub struct pllm_engine {
 }
 
 /// Fills in the defaults, within struct_size bytes and never beyond them.
-///
-/// # Safety
-/// `options` is NULL or points to `struct_size` writable bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_options_init(options: *mut pllm_engine_options, struct_size: u64) {
     // SAFETY: the caller's contract.
@@ -21,9 +18,6 @@ pub unsafe extern "C" fn pllm_engine_options_init(options: *mut pllm_engine_opti
 }
 
 /// A dry run of pllm_engine_create: reads the model's headers and says what would be allocated, without allocating it.
-///
-/// # Safety
-/// `options` is as its comments say; `out_plan` has its struct_size set.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_plan(options: *const pllm_engine_options, out_plan: *mut pllm_plan) -> *mut pllm_error {
@@ -36,9 +30,6 @@ pub unsafe extern "C" fn pllm_engine_plan(options: *const pllm_engine_options, o
 }
 
 /// Opens a model and makes an engine that serves it. Free it with pllm_engine_free.
-///
-/// # Safety
-/// `options` is as its comments say; `out_engine` is writable.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_create(options: *const pllm_engine_options, out_engine: *mut *mut pllm_engine) -> *mut pllm_error {
@@ -54,9 +45,6 @@ pub unsafe extern "C" fn pllm_engine_create(options: *const pllm_engine_options,
 
 /// Ends every request, joins the engine's threads and returns its memory. NULL is fine.
 /// No other call on this engine or its queue may be under way; batches of outputs already polled stay valid.
-///
-/// # Safety
-/// `engine` is NULL or an engine that has not been freed, and is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_free(engine: *mut pllm_engine) {
     guard_or((), || {
@@ -68,9 +56,6 @@ pub unsafe extern "C" fn pllm_engine_free(engine: *mut pllm_engine) {
 }
 
 /// The model and the limits it is served with.
-///
-/// # Safety
-/// `engine` is NULL or live; `out_info` has its struct_size set.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_info(engine: *const pllm_engine, out_info: *mut pllm_model_info) -> *mut pllm_error {
@@ -79,9 +64,6 @@ pub unsafe extern "C" fn pllm_engine_info(engine: *const pllm_engine, out_info: 
 }
 
 /// Fills in the defaults, within struct_size bytes and never beyond them.
-///
-/// # Safety
-/// `request` is NULL or points to `struct_size` writable bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_request_init(request: *mut pllm_request, struct_size: u64) {
     // SAFETY: the caller's contract.
@@ -89,9 +71,6 @@ pub unsafe extern "C" fn pllm_request_init(request: *mut pllm_request, struct_si
 }
 
 /// Fills in the defaults, within struct_size bytes and never beyond them.
-///
-/// # Safety
-/// `sampling` is NULL or points to `struct_size` writable bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sampling_init(sampling: *mut pllm_sampling, struct_size: u64) {
     // SAFETY: the caller's contract.
@@ -100,9 +79,6 @@ pub unsafe extern "C" fn pllm_sampling_init(sampling: *mut pllm_sampling, struct
 
 /// Adds a request; it takes part from the next step on. What could never run is refused here, with the numbers.
 /// May be called from any thread, also while another one steps. Ids are never reused.
-///
-/// # Safety
-/// `engine` is NULL or live; `request` is as its comments say; `out_request` is writable.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_add_request(engine: *const pllm_engine, request: *const pllm_request, out_request: *mut u64) -> *mut pllm_error {
@@ -117,9 +93,6 @@ pub unsafe extern "C" fn pllm_engine_add_request(engine: *const pllm_engine, req
 
 /// Ends a request at the next step; its last output says PLLM_FINISH_ABORT.
 /// An id that is unknown or has ended is PLLM_E_NOT_FOUND. May be called from any thread.
-///
-/// # Safety
-/// `engine` is NULL or live.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_abort(engine: *const pllm_engine, request: u64) -> *mut pllm_error {
@@ -129,9 +102,6 @@ pub unsafe extern "C" fn pllm_engine_abort(engine: *const pllm_engine, request: 
 
 /// Runs one iteration: up to max_batch_tokens rows of all running sequences, one new token for each that is past its
 /// prompt. What came of it is in the queue. A second thread that steps meanwhile gets PLLM_E_BUSY.
-///
-/// # Safety
-/// `engine` is NULL or live; `out_step` has its struct_size set.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_step(engine: *const pllm_engine, out_step: *mut pllm_step) -> *mut pllm_error {
@@ -144,9 +114,6 @@ pub unsafe extern "C" fn pllm_engine_step(engine: *const pllm_engine, out_step: 
 }
 
 /// The engine's own queue, borrowed: it lives as long as the engine. NULL for NULL.
-///
-/// # Safety
-/// `engine` is NULL or live.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_queue(engine: *const pllm_engine) -> *const pllm_queue {
     // SAFETY: the caller's contract.
@@ -154,9 +121,6 @@ pub unsafe extern "C" fn pllm_engine_queue(engine: *const pllm_engine) -> *const
 }
 
 /// Counts since the engine was made, and the state after its last step. May be called from any thread.
-///
-/// # Safety
-/// `engine` is NULL or live; `out_stats` has its struct_size set.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_stats(engine: *const pllm_engine, out_stats: *mut pllm_stats) -> *mut pllm_error {

@@ -76,9 +76,6 @@ pub(super) fn into_raw(error: Error) -> *mut pllm_error {
 }
 
 /// The error's code, one of PLLM_E_*; 0 for NULL (success).
-///
-/// # Safety
-/// `error` is NULL or an error that has not been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_error_code(error: *const pllm_error) -> i32 {
     // SAFETY: the caller's contract.
@@ -86,9 +83,6 @@ pub unsafe extern "C" fn pllm_error_code(error: *const pllm_error) -> i32 {
 }
 
 /// The error's message: UTF-8, ends with a NUL, lives as long as the error. "" for NULL.
-///
-/// # Safety
-/// `error` is NULL or an error that has not been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_error_message(error: *const pllm_error) -> *const c_char {
     // SAFETY: the caller's contract.
@@ -96,9 +90,6 @@ pub unsafe extern "C" fn pllm_error_message(error: *const pllm_error) -> *const 
 }
 
 /// Frees an error. NULL is fine.
-///
-/// # Safety
-/// `error` is NULL or an error that has not been freed, and is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_error_free(error: *mut pllm_error) {
     guard_or((), || {

@@ -107,9 +107,6 @@ fn record(output: &Output) -> pllm_output {
 /// Takes everything that is in the queue, in the order it was made. Waits up to timeout_ms for the first
 /// (0: not at all; negative: as long as it takes). When time runs out the batch is empty; that is no error.
 /// Free the batch with pllm_outputs_free. May be called from any thread, also while another one steps.
-///
-/// # Safety
-/// `queue` is NULL or its engine is live; `out_outputs` is writable.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_queue_poll(queue: *const pllm_queue, timeout_ms: i64, out_outputs: *mut *mut pllm_outputs) -> *mut pllm_error {
@@ -125,9 +122,6 @@ pub unsafe extern "C" fn pllm_queue_poll(queue: *const pllm_queue, timeout_ms: i
 }
 
 /// How many outputs the batch has; 0 for NULL.
-///
-/// # Safety
-/// `outputs` is NULL or a batch that has not been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_outputs_len(outputs: *const pllm_outputs) -> u64 {
     // SAFETY: the caller's contract.
@@ -135,9 +129,6 @@ pub unsafe extern "C" fn pllm_outputs_len(outputs: *const pllm_outputs) -> u64 {
 }
 
 /// Output i of the batch, borrowed from it; NULL where there is none.
-///
-/// # Safety
-/// `outputs` is NULL or a batch that has not been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_outputs_get(outputs: *const pllm_outputs, i: u64) -> *const pllm_output {
     // SAFETY: the caller's contract.
@@ -146,9 +137,6 @@ pub unsafe extern "C" fn pllm_outputs_get(outputs: *const pllm_outputs, i: u64) 
 }
 
 /// Frees a batch. NULL is fine.
-///
-/// # Safety
-/// `outputs` is NULL or a batch that has not been freed; neither it nor its records are used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_outputs_free(outputs: *mut pllm_outputs) {
     guard_or((), || {

@@ -10,7 +10,6 @@ use crate::options::{Dtype, EngineOptions, Isa, SamplingParams};
 pub const PLLM_DTYPE_AUTO: u32 = 0;
 pub const PLLM_DTYPE_F32: u32 = 1;
 pub const PLLM_DTYPE_BF16: u32 = 2;
-pub const PLLM_DTYPE_F16: u32 = 3;
 
 /// The widest instruction path that the machine has.
 pub const PLLM_ISA_AUTO: u32 = 0;
@@ -138,7 +137,6 @@ fn dtype(value: u32) -> Result<Option<Dtype>> {
         PLLM_DTYPE_AUTO => Ok(None),
         PLLM_DTYPE_F32 => Ok(Some(Dtype::F32)),
         PLLM_DTYPE_BF16 => Ok(Some(Dtype::Bf16)),
-        PLLM_DTYPE_F16 => Ok(Some(Dtype::F16)),
         other => Err(Error::invalid(format!("kv_dtype is {other}: it must be one of PLLM_DTYPE_*"))),
     }
 }

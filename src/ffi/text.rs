@@ -11,9 +11,6 @@ pub struct pllm_tokens(Vec<u32>);
 pub struct pllm_bytes(Vec<u8>);
 
 /// Turns text into token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0.
-///
-/// # Safety
-/// `engine` is NULL or live; `text` is readable for `len` bytes (or NUL-terminated); `out_tokens` is writable.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_tokenize(
@@ -35,9 +32,6 @@ pub unsafe extern "C" fn pllm_engine_tokenize(
 }
 
 /// Turns token ids into text. flags: PLLM_TEXT_SKIP_SPECIAL or 0.
-///
-/// # Safety
-/// `engine` is NULL or live; `tokens` is readable for `len` ids; `out_text` is writable.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_detokenize(
@@ -61,9 +55,6 @@ pub unsafe extern "C" fn pllm_engine_detokenize(
 /// Renders a conversation with the model's own chat template. The JSON is an array of messages
 /// ([{"role": "user", "content": "..."}]) or an object with "messages" and what else the template reads
 /// ("tools", "add_generation_prompt", ...). Add a request with the result without PLLM_TEXT_ADD_SPECIAL.
-///
-/// # Safety
-/// `engine` is NULL or live; `messages_json` is readable for `len` bytes (or NUL-terminated); `out_text` is writable.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_render_chat(
@@ -83,9 +74,6 @@ pub unsafe extern "C" fn pllm_engine_render_chat(
 }
 
 /// The ids, borrowed; NULL for NULL.
-///
-/// # Safety
-/// `tokens` is NULL or has not been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_tokens_data(tokens: *const pllm_tokens) -> *const u32 {
     // SAFETY: the caller's contract.
@@ -93,9 +81,6 @@ pub unsafe extern "C" fn pllm_tokens_data(tokens: *const pllm_tokens) -> *const 
 }
 
 /// How many ids there are; 0 for NULL.
-///
-/// # Safety
-/// `tokens` is NULL or has not been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_tokens_len(tokens: *const pllm_tokens) -> u64 {
     // SAFETY: the caller's contract.
@@ -103,9 +88,6 @@ pub unsafe extern "C" fn pllm_tokens_len(tokens: *const pllm_tokens) -> u64 {
 }
 
 /// Frees token ids. NULL is fine.
-///
-/// # Safety
-/// `tokens` is NULL or has not been freed, and is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_tokens_free(tokens: *mut pllm_tokens) {
     guard_or((), || {
@@ -117,9 +99,6 @@ pub unsafe extern "C" fn pllm_tokens_free(tokens: *mut pllm_tokens) {
 }
 
 /// The bytes, borrowed, not NUL-terminated; NULL for NULL.
-///
-/// # Safety
-/// `bytes` is NULL or has not been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_bytes_data(bytes: *const pllm_bytes) -> *const c_char {
     // SAFETY: the caller's contract.
@@ -127,9 +106,6 @@ pub unsafe extern "C" fn pllm_bytes_data(bytes: *const pllm_bytes) -> *const c_c
 }
 
 /// How many bytes there are; 0 for NULL.
-///
-/// # Safety
-/// `bytes` is NULL or has not been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_bytes_len(bytes: *const pllm_bytes) -> u64 {
     // SAFETY: the caller's contract.
@@ -137,9 +113,6 @@ pub unsafe extern "C" fn pllm_bytes_len(bytes: *const pllm_bytes) -> u64 {
 }
 
 /// Frees bytes. NULL is fine.
-///
-/// # Safety
-/// `bytes` is NULL or has not been freed, and is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_bytes_free(bytes: *mut pllm_bytes) {
     guard_or((), || {

@@ -19,7 +19,7 @@ pub struct Config {
 }
 
 /// Reads a whole file of at most `most` bytes. None: there is no such file.
-pub fn read_file(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
+fn read_file(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     let io = |e: std::io::Error| Error::io(format!("{}: {e}", path.display()));
     let file = match File::open(path) {
         Ok(file) => file,

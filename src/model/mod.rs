@@ -9,10 +9,9 @@ mod weights;
 
 use std::path::Path;
 
-pub use arch::FAMILIES;
+pub use arch::{FAMILIES, Family, family};
 use checkpoint::Checkpoint;
-use config::Config;
-pub use config::read_file;
+pub use config::Config;
 pub use decoder::{BatchLimits, Decoder, KvCache, KvPool, work_bytes};
 use spec::ModelSpec;
 
@@ -37,7 +36,7 @@ impl ModelFiles {
             return Err(Error::io(format!("model directory {:?} does not exist or is not a directory", dir.display().to_string())));
         }
         let config = Config::load(dir, "config.json")?;
-        let family = arch::family(&config)?;
+        let family = family(&config)?;
         let spec = (family.spec)(&config)?;
         let checkpoint = Checkpoint::open(dir, family.prefix)?;
         let dtype = weights::storage(&spec, &checkpoint)?;

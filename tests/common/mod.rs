@@ -1,0 +1,129 @@
+//! Random models of any family, made from its own spec.
+#![allow(dead_code)] // each test file uses its part
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pagedllm::model::{Config, family};
+use pagedllm::model::spec::{Layout, Linear, Norm};
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+
+pub fn goldens() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens")
+}
+
+pub fn bundled_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/model")
+}
+
+/// A directory of its own, removed when the test is done.
+pub struct TempDir(pub PathBuf);
+
+impl TempDir {
+    pub fn new() -> TempDir {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("pagedllm-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        TempDir(path)
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        // SplitMix64
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// Uniform in -1..1.
+    pub fn unit(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+}
+
+/// One config per shape of decoder, with room for `positions`.
+pub fn configs(positions: usize) -> Vec<(&'static str, Value)> {
+    let opt = |more: Value| {
+        let mut config = json!({"architectures": ["OPTForCausalLM"], "hidden_size": 40, "num_attention_heads": 2, "num_hidden_layers": 2,
+            "ffn_dim": 56, "vocab_size": 131, "max_position_embeddings": positions, "eos_token_id": 2});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        config
+    };
+    vec![
+        ("gpt2", json!({"architectures": ["GPT2LMHeadModel"], "n_embd": 48, "n_head": 3, "n_layer": 2, "n_positions": positions, "vocab_size": 130, "eos_token_id": 2})),
+        ("opt", opt(json!({}))),
+        ("opt, post-norm and projected", opt(json!({"do_layer_norm_before": false, "word_embed_proj_dim": 24}))),
+        (
+            "llama",
+            json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 36, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20,
+                "num_hidden_layers": 2, "intermediate_size": 50, "vocab_size": 127, "max_position_embeddings": positions, "attention_bias": true,
+                "rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 64}, "eos_token_id": 2}),
+        ),
+    ]
+}
+
+/// Writes a model directory of random weights, in bf16 or f32.
+pub fn write_random_model(dir: &Path, config: &Value, bf16: bool, seed: u64) {
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    let config = Config::load(dir, "config.json").unwrap();
+    let mut shapes: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    let cell = std::cell::RefCell::new(&mut shapes);
+    let linear = |linear: &Linear| {
+        for (name, rows) in &linear.parts {
+            let shape = if linear.layout == Layout::OutIn { vec![*rows, linear.cols] } else { vec![linear.cols, *rows] };
+            cell.borrow_mut().insert(format!("{name}.weight"), shape);
+            if linear.bias {
+                cell.borrow_mut().insert(format!("{name}.bias"), vec![*rows]);
+            }
+        }
+        Ok::<(), ()>(())
+    };
+    let norm = |norm: &Norm| {
+        cell.borrow_mut().insert(format!("{}.weight", norm.name), vec![norm.width]);
+        cell.borrow_mut().insert(format!("{}.bias", norm.name), vec![norm.width]);
+        Ok(())
+    };
+    (family(&config).unwrap().spec)(&config).unwrap().try_map(linear, norm).unwrap();
+    let mut random = Random(seed);
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes.into_iter().map(|(name, shape)| { let bytes = values(&name, &shape, bf16, &mut random); (name, shape, bytes) }).collect();
+    let dtype = if bf16 { safetensors::Dtype::BF16 } else { safetensors::Dtype::F32 };
+    let views = tensors.iter().map(|(name, shape, bytes)| (name.as_str(), TensorView::new(dtype, shape.clone(), bytes).unwrap()));
+    safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
+}
+
+/// Weights large enough that attention and logits are far from uniform.
+fn values(name: &str, shape: &[usize], bf16: bool, random: &mut Random) -> Vec<u8> {
+    let (base, scale) = match shape {
+        [_] if name.ends_with("weight") => (1.0, 0.3),
+        [_] => (0.0, 0.3),
+        [.., cols] => (0.0, 3.0 / (*cols as f32).sqrt()),
+        [] => unreachable!("tensors have dimensions"),
+    };
+    let mut bytes = Vec::new();
+    for _ in 0..shape.iter().product() {
+        let value = base + scale * random.unit();
+        match bf16 {
+            true => bytes.extend(half::bf16::from_f32(value).to_le_bytes()),
+            false => bytes.extend(value.to_le_bytes()),
+        }
+    }
+    bytes
+}

@@ -1,0 +1,156 @@
+//! The same bits whatever the batch: each request alone, against all of them together under every kind of disturbance.
+
+mod common;
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use common::{Random, TempDir, configs, write_random_model};
+use pagedllm::engine::{Engine, MemoryPlan, Prompt, Request};
+use pagedllm::options::{Dtype, EngineOptions, Isa, SamplingParams};
+use pagedllm::sched::FinishReason;
+
+const MAX_LEN: usize = 768;
+/// They straddle the edges of blocks (8 to 256), tiles (3, 8, 12) and spans (128).
+const LENGTHS: [usize; 24] =
+    [1, 2, 7, 8, 11, 13, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 200, 255, 256, 257, 383, 512, 700];
+
+/// What must not change: tokens, and the bits of their log probabilities.
+type Answers = HashMap<u64, Vec<(u32, u32)>>;
+
+fn requests(vocab: usize) -> Vec<Request> {
+    let mut random = Random(11);
+    let one = |(i, &len): (usize, &usize)| {
+        let prompt = (0..len).map(|_| random.below(vocab) as u32).collect();
+        // Every other one samples, so that the generator is proven too.
+        let temperature = if i % 2 == 0 { 0.0 } else { 0.9 };
+        let sampling = SamplingParams {
+            temperature,
+            top_p: 0.95,
+            seed: Some(i as u64),
+            max_tokens: Some(1 + random.below(60)),
+            ignore_eos: true,
+            logprobs: true,
+            ..Default::default()
+        };
+        Request { user_data: i as u64, ..Request::new(Prompt::Tokens(prompt), sampling) }
+    };
+    let mut requests: Vec<_> = LENGTHS.iter().enumerate().map(one).collect();
+    requests.sort_by_key(|request| request.user_data * 7 % 24); // long among short
+    requests
+}
+
+fn drain(engine: &Engine, answers: &mut Answers) {
+    loop {
+        let report = engine.step().unwrap();
+        for output in engine.queue().poll(Some(Default::default())) {
+            assert!(matches!(output.finish, None | Some(FinishReason::Length)), "{:?}: {:?}", output.finish, output.error);
+            let pairs = output.tokens.iter().copied().zip(output.logprobs.iter().map(|p| p.to_bits()));
+            answers.entry(output.user_data).or_default().extend(pairs);
+        }
+        if report.unfinished == 0 {
+            return;
+        }
+    }
+}
+
+/// Each request by itself, its prompt in one chunk.
+fn alone(options: &EngineOptions) -> Answers {
+    let engine = Engine::create(options).unwrap();
+    let mut answers = Answers::new();
+    for request in requests(engine.info().vocab_size) {
+        engine.add_request(request).unwrap();
+        drain(&engine, &mut answers);
+    }
+    assert_eq!(engine.stats().preemptions, 0);
+    answers
+}
+
+/// All together; and how often one was preempted.
+fn together(options: &EngineOptions) -> (Answers, u64) {
+    let engine = Engine::create(options).unwrap();
+    requests(engine.info().vocab_size).into_iter().for_each(|request| drop(engine.add_request(request).unwrap()));
+    let mut answers = Answers::new();
+    drain(&engine, &mut answers);
+    let stats = engine.stats();
+    assert_eq!((stats.blocks_used, stats.finished_length), (0, LENGTHS.len() as u64));
+    (answers, stats.preemptions)
+}
+
+fn options(dir: &Path, isa: Isa, kv_dtype: Dtype) -> EngineOptions {
+    EngineOptions {
+        model_dir: dir.into(),
+        isa: Some(isa),
+        kv_dtype: Some(kv_dtype),
+        threads: Some(1),
+        max_model_len: Some(MAX_LEN),
+        max_batch_tokens: 1024,
+        max_seqs: 24,
+        skip_tokenizer: true,
+        ..Default::default()
+    }
+}
+
+fn assert_same(what: &str, expected: &Answers, found: &Answers) {
+    for (request, expected) in expected {
+        let found = &found[request];
+        let first = expected.iter().zip(found).position(|(a, b)| a != b);
+        assert!(expected == found, "{what}: request {request} (prompt of {}) differs from token {first:?} on", LENGTHS[*request as usize]);
+    }
+}
+
+fn batch_changes_nothing(isa: Isa, bf16: bool) {
+    if !isa.is_present() {
+        return println!("skipped: this machine lacks {}", isa.name());
+    }
+    for (family, config) in configs(MAX_LEN) {
+        let dir = TempDir::new();
+        write_random_model(&dir.0, &config, bf16, 7);
+        let base = options(&dir.0, isa, if bf16 { Dtype::Bf16 } else { Dtype::F32 });
+        let expected = alone(&base);
+        for (threads, chunk) in [(1, 7), (2, 64)] {
+            let what = format!("{family}, {threads} threads, chunks of {chunk}");
+            let disturbed = EngineOptions { threads: Some(threads), prefill_chunk: Some(chunk), ..base.clone() };
+            assert_same(&what, &expected, &together(&disturbed).0);
+        }
+        let MemoryPlan { block_bytes, .. } = Engine::plan(&base).unwrap();
+        let cramped = EngineOptions { threads: Some(2), prefill_chunk: Some(64), kv_bytes: Some(48 * block_bytes), ..base.clone() };
+        let (found, preemptions) = together(&cramped);
+        assert!(preemptions >= 8, "{family}: only {preemptions} preemptions");
+        assert_same(&format!("{family}, preempted {preemptions} times"), &expected, &found);
+        for block_size in [8, 256] {
+            let (found, _) = together(&EngineOptions { block_size, max_batch_tokens: 100, ..base.clone() });
+            assert_same(&format!("{family}, blocks of {block_size}"), &expected, &found);
+        }
+    }
+}
+
+#[test]
+fn portable_f32() {
+    batch_changes_nothing(Isa::Portable, false);
+}
+
+#[test]
+fn portable_bf16() {
+    batch_changes_nothing(Isa::Portable, true);
+}
+
+#[test]
+fn avx2_f32() {
+    batch_changes_nothing(Isa::Avx2, false);
+}
+
+#[test]
+fn avx2_bf16() {
+    batch_changes_nothing(Isa::Avx2, true);
+}
+
+#[test]
+fn avx512_f32() {
+    batch_changes_nothing(Isa::Avx512, false);
+}
+
+#[test]
+fn avx512_bf16() {
+    batch_changes_nothing(Isa::Avx512, true);
+}
