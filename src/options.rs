@@ -213,7 +213,10 @@ impl SamplingParams {
         if let Some(max) = self.max_tokens
             && self.min_tokens > max
         {
-            return Err(Error::invalid(format!("min_tokens is {} and max_tokens is {max}: lower the first or raise the second", self.min_tokens)));
+            return Err(Error::invalid(format!(
+                "min_tokens is {} and max_tokens is {max}: lower the first or raise the second",
+                self.min_tokens
+            )));
         }
         if let Some(&id) = self.stop_token_ids.iter().find(|&&id| id as usize >= vocab_size) {
             return Err(Error::invalid(format!("stop token id {id} is beyond the vocabulary of {vocab_size} tokens")));

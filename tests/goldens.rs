@@ -25,7 +25,9 @@ impl Golden {
     fn read(name: &str) -> Golden {
         let bytes = std::fs::read(directory(name).join("expected.safetensors")).unwrap();
         let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-        let ints = |name: &str| -> Vec<i64> { file.tensor(name).unwrap().data().as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect() };
+        let ints = |name: &str| -> Vec<i64> {
+            file.tensor(name).unwrap().data().as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect()
+        };
         let logits = file.tensor("logits").unwrap().data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
         Golden { tokens: ints("tokens").iter().map(|&t| t as u32).collect(), prompt_len: ints("prompt_len")[0] as usize, logits }
     }
@@ -72,7 +74,11 @@ fn argmax(row: &[f32]) -> u32 {
 fn assert_close(name: &str, isa: Isa, first: usize, ours: &[f32], theirs: &[f32], vocab: usize) {
     for (i, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
         let (position, token) = (first + i / vocab, i % vocab);
-        assert!((ours - theirs).abs() <= TOLERANCE, "{name} on {}: position {position}, token {token}: {ours}, transformers {theirs}", isa.name());
+        assert!(
+            (ours - theirs).abs() <= TOLERANCE,
+            "{name} on {}: position {position}, token {token}: {ours}, transformers {theirs}",
+            isa.name()
+        );
     }
 }
 

@@ -12,8 +12,7 @@ use pagedllm::sched::FinishReason;
 
 const MAX_LEN: usize = 768;
 /// They straddle the edges of blocks (8 to 256), tiles (3, 8, 12) and spans (128).
-const LENGTHS: [usize; 24] =
-    [1, 2, 7, 8, 11, 13, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 200, 255, 256, 257, 383, 512, 700];
+const LENGTHS: [usize; 24] = [1, 2, 7, 8, 11, 13, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 200, 255, 256, 257, 383, 512, 700];
 
 /// What must not change: tokens, and the bits of their log probabilities.
 type Answers = HashMap<u64, Vec<(u32, u32)>>;

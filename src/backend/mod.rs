@@ -109,7 +109,17 @@ pub trait Backend: Send + Sync {
     fn add(&self, len: usize, x: &mut Self::Buf, y: &Self::Buf);
     /// out[r] = norm(x[r]), rows of `width`
     #[allow(clippy::too_many_arguments)]
-    fn norm(&self, rows: usize, width: usize, kind: NormKind, eps: f32, weight: &Self::Buf, bias: Option<&Self::Buf>, x: &Self::Buf, out: &mut Self::Buf);
+    fn norm(
+        &self,
+        rows: usize,
+        width: usize,
+        kind: NormKind,
+        eps: f32,
+        weight: &Self::Buf,
+        bias: Option<&Self::Buf>,
+        x: &Self::Buf,
+        out: &mut Self::Buf,
+    );
     /// x = norm(x) of each head
     fn norm_heads(&self, rows: usize, heads: Heads, kind: NormKind, eps: f32, weight: &Self::Buf, x: &mut Self::Buf);
     /// out[r] = [cos..., sin...] of position[r] * frequency, times `amplitude`

@@ -179,7 +179,10 @@ mod tests {
     }
 
     fn assert_near(found: &[f64], expected: &[f64]) {
-        assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 0.012 && (*b > 0.0 || *a == 0.0)), "{found:?}, expected {expected:?}");
+        assert!(
+            found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 0.012 && (*b > 0.0 || *a == 0.0)),
+            "{found:?}, expected {expected:?}"
+        );
     }
 
     /// Logits whose softmax is 0.5, 0.25, 0.15, 0.1.
@@ -218,7 +221,14 @@ mod tests {
             sorted.sort_by(by_rank);
             let wanted = p as f64 * total(&sampler.candidates);
             let mut sum = 0.0;
-            let count = sorted.iter().take_while(|c| { let more = sum < wanted; sum += c.share as f64; more }).count();
+            let count = sorted
+                .iter()
+                .take_while(|c| {
+                    let more = sum < wanted;
+                    sum += c.share as f64;
+                    more
+                })
+                .count();
             let mut expected: Vec<u32> = sorted[..count].iter().map(|c| c.token).collect();
             expected.sort_unstable();
             keep_top_p(&mut sampler.candidates, p);

@@ -73,7 +73,9 @@ fn fit(options: &EngineOptions, longest: usize, blocks: usize, block_bytes: u64)
     let holds = blocks * options.block_size;
     let too_small = |len: usize| {
         let needed = blocks_for(len, options.block_size) as u64 * block_bytes;
-        Error::capacity(format!("the KV pool holds {holds} tokens and one sequence may have {len}: kv_bytes must be at least {needed}, or max_model_len smaller"))
+        Error::capacity(format!(
+            "the KV pool holds {holds} tokens and one sequence may have {len}: kv_bytes must be at least {needed}, or max_model_len smaller"
+        ))
     };
     match options.max_model_len {
         Some(len) if len > holds => Err(too_small(len)),

@@ -232,7 +232,9 @@ impl Engine {
         }
         request.sampling.validate(self.info.vocab_size)?;
         if self.text.is_none() && !request.sampling.stop.is_empty() {
-            return Err(Error::unsupported("stop strings need a tokenizer, and the engine was made with skip_tokenizer: use stop_token_ids"));
+            return Err(Error::unsupported(
+                "stop strings need a tokenizer, and the engine was made with skip_tokenizer: use stop_token_ids",
+            ));
         }
         let prompt = self.prompt_tokens(request.prompt, request.add_special)?;
         let max_len = self.max_len(&prompt, &request.sampling)?;
@@ -266,10 +268,17 @@ impl Engine {
         }
         if len >= most {
             let pool = match most < self.info.max_positions {
-                true => format!(" (the model's own limit is {}, the KV pool holds {})", self.info.max_positions, self.info.memory.blocks * self.info.memory.block_size),
+                true => format!(
+                    " (the model's own limit is {}, the KV pool holds {})",
+                    self.info.max_positions,
+                    self.info.memory.blocks * self.info.memory.block_size
+                ),
                 false => String::new(),
             };
-            return Err(Error::invalid(format!("prompt is {len} tokens, max_model_len is {most}{pool}: raise it or shorten the prompt to at most {}", most - 1)));
+            return Err(Error::invalid(format!(
+                "prompt is {len} tokens, max_model_len is {most}{pool}: raise it or shorten the prompt to at most {}",
+                most - 1
+            )));
         }
         Ok(sampling.max_tokens.map_or(most, |tokens| len.saturating_add(tokens).min(most)))
     }

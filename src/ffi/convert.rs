@@ -22,7 +22,12 @@ const MOST_BYTES: u64 = 1 << 16;
 
 fn check_size<T: Versioned>(size: u64) -> Result<usize> {
     if !(8..=MOST_BYTES).contains(&size) {
-        return Err(Error::invalid(format!("{}.struct_size is {size}: set it to sizeof({}), which is {} here", T::NAME, T::NAME, size_of::<T>())));
+        return Err(Error::invalid(format!(
+            "{}.struct_size is {size}: set it to sizeof({}), which is {} here",
+            T::NAME,
+            T::NAME,
+            size_of::<T>()
+        )));
     }
     Ok(size as usize)
 }

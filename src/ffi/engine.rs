@@ -1,7 +1,10 @@
 use std::sync::Arc;
 
 use super::convert::{self, borrow, init, not_null, out_size};
-use super::{guard, guard_or, pllm_engine_options, pllm_error, pllm_model_info, pllm_plan, pllm_queue, pllm_request, pllm_sampling, pllm_stats, pllm_step};
+use super::{
+    guard, guard_or, pllm_engine_options, pllm_error, pllm_model_info, pllm_plan, pllm_queue, pllm_request, pllm_sampling, pllm_stats,
+    pllm_step,
+};
 use crate::engine::Engine;
 
 /// An engine: one model, its KV pool and its requests. Any thread may use it; one at a time steps it.
@@ -81,7 +84,11 @@ pub unsafe extern "C" fn pllm_sampling_init(sampling: *mut pllm_sampling, struct
 /// May be called from any thread, also while another one steps. Ids are never reused.
 #[must_use]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pllm_engine_add_request(engine: *const pllm_engine, request: *const pllm_request, out_request: *mut u64) -> *mut pllm_error {
+pub unsafe extern "C" fn pllm_engine_add_request(
+    engine: *const pllm_engine,
+    request: *const pllm_request,
+    out_request: *mut u64,
+) -> *mut pllm_error {
     // SAFETY: the caller's contract.
     guard(|| unsafe {
         let engine = borrow("engine", engine)?;

@@ -38,8 +38,10 @@ const _: () = {
 };
 
 // These two are always there: reporting them allocates nothing.
-static OUT_OF_MEMORY: pllm_error =
-    pllm_error { code: PLLM_E_OUT_OF_MEMORY, message: Cow::Borrowed(c"the machine would not give the memory: lower the budgets or free some memory") };
+static OUT_OF_MEMORY: pllm_error = pllm_error {
+    code: PLLM_E_OUT_OF_MEMORY,
+    message: Cow::Borrowed(c"the machine would not give the memory: lower the budgets or free some memory"),
+};
 static BUSY: pllm_error =
     pllm_error { code: PLLM_E_BUSY, message: Cow::Borrowed(c"another thread is stepping this engine: one at a time") };
 

@@ -109,7 +109,11 @@ fn record(output: &Output) -> pllm_output {
 /// Free the batch with pllm_outputs_free. May be called from any thread, also while another one steps.
 #[must_use]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pllm_queue_poll(queue: *const pllm_queue, timeout_ms: i64, out_outputs: *mut *mut pllm_outputs) -> *mut pllm_error {
+pub unsafe extern "C" fn pllm_queue_poll(
+    queue: *const pllm_queue,
+    timeout_ms: i64,
+    out_outputs: *mut *mut pllm_outputs,
+) -> *mut pllm_error {
     // SAFETY: the caller's contract.
     guard(|| unsafe {
         let queue = borrow("queue", queue)?;

@@ -441,14 +441,17 @@ impl pllm_request {
     /// # Safety
     /// As `convert::read`, and what it points to is readable.
     pub(super) unsafe fn to_request(request: *const Self) -> Result<Request> {
-        // SAFETY: the caller's contract, here and below.
+        // SAFETY: the caller's contract.
         let c = unsafe { convert::read(request) }?;
         let prompt = match (c.prompt.is_null(), c.prompt_tokens.is_null()) {
+            // SAFETY: the caller's contract.
             (false, true) => Prompt::Text(try_string(unsafe { string("prompt", c.prompt, c.prompt_len) }?)?),
+            // SAFETY: the caller's contract.
             (true, false) => Prompt::Tokens(try_copy(unsafe { slice("prompt_tokens", c.prompt_tokens, c.prompt_tokens_len) }?)?),
             (true, true) => return Err(Error::invalid("prompt and prompt_tokens are both NULL: give one of them")),
             (false, false) => return Err(Error::invalid("prompt and prompt_tokens are both given: give one of them")),
         };
+        // SAFETY: the caller's contract.
         let sampling = if c.sampling.is_null() { SamplingParams::default() } else { unsafe { pllm_sampling::to_params(c.sampling) }? };
         check_text_flags(c.text_flags)?;
         Ok(Request {

@@ -54,7 +54,8 @@ impl Checkpoint {
         let mut shards = BTreeMap::new();
         for (tensor, shard) in map {
             let shard = shard.as_str().filter(|name| !name.contains('/') && !name.is_empty());
-            let shard = shard.ok_or_else(|| Error::model(format!("model.safetensors.index.json: the file of {tensor} is not a file name")))?;
+            let shard =
+                shard.ok_or_else(|| Error::model(format!("model.safetensors.index.json: the file of {tensor} is not a file name")))?;
             shards.insert(shard, tensor);
         }
         shards.keys().try_for_each(|shard| self.open_file(dir.join(shard)))?;
@@ -89,9 +90,9 @@ impl Checkpoint {
 
     /// The tensor of this name and shape, and how its numbers are stored.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<(&Tensor, Dtype)> {
-        let tensor = self.find(name).ok_or_else(|| {
-            Error::model(format!("tensor {}{name} is missing from {}", self.prefix, self.files[0].path.display()))
-        })?;
+        let tensor = self
+            .find(name)
+            .ok_or_else(|| Error::model(format!("tensor {}{name} is missing from {}", self.prefix, self.files[0].path.display())))?;
         let path = self.files[tensor.file].path.display();
         if tensor.shape != shape {
             return Err(Error::model(format!("{path}: {name} has shape {:?}, config.json says {shape:?}", tensor.shape)));

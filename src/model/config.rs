@@ -39,7 +39,10 @@ fn read_file(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
 impl Config {
     pub fn load(dir: &Path, file: &str) -> Result<Config> {
         Config::load_optional(dir, file)?.ok_or_else(|| {
-            Error::io(format!("{}: not found; a model directory holds config.json, model.safetensors and tokenizer.json", dir.join(file).display()))
+            Error::io(format!(
+                "{}: not found; a model directory holds config.json, model.safetensors and tokenizer.json",
+                dir.join(file).display()
+            ))
         })
     }
 

@@ -55,14 +55,14 @@ pub struct Decoder<B: Backend> {
 
 /// The activations, each as wide as the widest layer needs.
 struct Work<B: Backend> {
-    x: B::Buf,           // [rows, hidden] the residual stream
-    normed: B::Buf,      // [rows, hidden or embedding width]
-    delta: B::Buf,       // [rows, hidden] what a branch adds
-    wide: B::Buf,        // [rows, qkv or up]
-    narrow: B::Buf,      // [rows, attention output or gated]
+    x: B::Buf,      // [rows, hidden] the residual stream
+    normed: B::Buf, // [rows, hidden or embedding width]
+    delta: B::Buf,  // [rows, hidden] what a branch adds
+    wide: B::Buf,   // [rows, qkv or up]
+    narrow: B::Buf, // [rows, attention output or gated]
     /// Per rope: rotated dimensions, and [rows, rotated dimensions].
     angles: Vec<(usize, B::Buf)>,
-    logits: B::Buf,      // [logits, vocab]
+    logits: B::Buf, // [logits, vocab]
 }
 
 /// The columns of each buffer in `Work`.
@@ -108,7 +108,11 @@ impl<B: Backend> Decoder<B> {
             delta: rows(hidden)?,
             wide: rows(wide)?,
             narrow: rows(narrow)?,
-            angles: spec.ropes.iter().map(|rope| Ok((2 * rope.frequencies.len(), rows(2 * rope.frequencies.len())?))).collect::<Result<_>>()?,
+            angles: spec
+                .ropes
+                .iter()
+                .map(|rope| Ok((2 * rope.frequencies.len(), rows(2 * rope.frequencies.len())?)))
+                .collect::<Result<_>>()?,
             logits: backend.buffer(limits.logits * spec.vocab_size)?,
         };
         Ok(Decoder { backend, model, work, inputs: B::Inputs::default() })

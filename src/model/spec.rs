@@ -189,7 +189,12 @@ impl Embedding {
             Some(LearnedPositions { table, offset }) => Some(LearnedPositions { table: linear(table)?, offset: *offset }),
             None => None,
         };
-        Ok(Embedding { tokens: linear(&self.tokens)?, scale: self.scale, project: self.project.as_ref().map(linear).transpose()?, positions })
+        Ok(Embedding {
+            tokens: linear(&self.tokens)?,
+            scale: self.scale,
+            project: self.project.as_ref().map(linear).transpose()?,
+            positions,
+        })
     }
 }
 

@@ -1,9 +1,11 @@
 //! From names in a spec to packed weights on a backend.
 
+use std::cell::Cell;
+
 use super::checkpoint::{Checkpoint, Tensor, to_f32};
 use super::spec::{Layout, Linear, Model, ModelSpec, Norm};
 use crate::backend::Backend;
-use crate::error::{Error, Result, try_vec};
+use crate::error::{Result, try_vec};
 use crate::options::Dtype;
 
 /// A linear map with its weights.
@@ -29,23 +31,28 @@ pub fn load<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint) 
 
 /// Checks that every tensor is there in its shape, and adds up what the packed weights will take.
 pub fn bytes<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<u64> {
-    let total = std::cell::Cell::new(0);
-    let add = |bytes: usize| total.set(total.get() + bytes as u64);
-    spec.try_map(
-        |linear| {
-            let parts = Parts::find(linear, checkpoint)?;
-            add(backend.matrix_bytes(linear.rows(), linear.cols, parts.dtype) as usize);
-            bias_of(linear, checkpoint, |_, rows, _| Ok(add(rows * size_of::<f32>())))
-        },
-        |norm| {
-            checkpoint.tensor(&format!("{}.weight", norm.name), &[norm.width])?;
-            if norm.bias {
-                checkpoint.tensor(&format!("{}.bias", norm.name), &[norm.width])?;
-            }
-            Ok::<_, Error>(add(norm.width * size_of::<f32>() * if norm.bias { 2 } else { 1 }))
-        },
-    )?;
+    let total = Cell::new(0);
+    let add = |bytes: Result<u64>| bytes.map(|bytes| total.set(total.get() + bytes));
+    spec.try_map(|linear| add(linear_bytes(backend, linear, checkpoint)), |norm| add(norm_bytes(norm, checkpoint)))?;
     Ok(total.get())
+}
+
+fn linear_bytes<B: Backend>(backend: &B, linear: &Linear, checkpoint: &Checkpoint) -> Result<u64> {
+    let parts = Parts::find(linear, checkpoint)?;
+    let mut bytes = backend.matrix_bytes(linear.rows(), linear.cols, parts.dtype);
+    bias_of(linear, checkpoint, |_, rows, _| {
+        bytes += (rows * size_of::<f32>()) as u64;
+        Ok(())
+    })?;
+    Ok(bytes)
+}
+
+fn norm_bytes(norm: &Norm, checkpoint: &Checkpoint) -> Result<u64> {
+    let vectors = if norm.bias { &["weight", "bias"][..] } else { &["weight"] };
+    for suffix in vectors {
+        checkpoint.tensor(&format!("{}.{suffix}", norm.name), &[norm.width])?;
+    }
+    Ok((vectors.len() * norm.width * size_of::<f32>()) as u64)
 }
 
 /// How the model's matrices are stored: the type of its token embedding.

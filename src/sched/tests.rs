@@ -54,7 +54,7 @@ fn a_batch_never_exceeds_its_tokens_or_sequences() {
 fn the_youngest_is_preempted_and_comes_back_before_the_waiting() {
     let mut s = scheduler(4, 8, 64, 8, 64);
     (1..=2).for_each(|id| s.add(id, vec![0; 15], 32).unwrap());
-    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 15), ]);
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 15),]);
     // With one sequence running, the second must fit above the watermark: 2 blocks and 1 of 4.
     s.remove(1);
     let mut s = scheduler(5, 8, 64, 8, 64);
@@ -83,7 +83,9 @@ fn a_rolled_back_step_leaves_no_trace_in_lengths_and_is_planned_again() {
 
 #[test]
 fn ends_by_length_stop_and_failure_return_every_block() {
-    for (verdict, steps, reason) in [(Verdict::Token(1), 3, FinishReason::Length), (Verdict::Stop(2), 1, FinishReason::Stop), (Verdict::Fail, 1, FinishReason::Error)] {
+    for (verdict, steps, reason) in
+        [(Verdict::Token(1), 3, FinishReason::Length), (Verdict::Stop(2), 1, FinishReason::Stop), (Verdict::Fail, 1, FinishReason::Error)]
+    {
         let mut s = scheduler(16, 8, 64, 8, 64);
         s.add(1, vec![0; 9], 12).unwrap();
         let mut events = Vec::new();

@@ -16,6 +16,7 @@ pub struct Pages {
 
 // SAFETY: Pages owns its memory; sharing follows the ordinary rules of & and &mut.
 unsafe impl Send for Pages {}
+// SAFETY: as above.
 unsafe impl Sync for Pages {}
 
 /// Below this size a huge page would waste more than it saves.

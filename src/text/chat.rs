@@ -64,8 +64,7 @@ impl Chat {
 
     /// What the template can read: transformers' variables, then the host's, which win.
     fn variables(&self, json: &str) -> Result<Value> {
-        let chat: Json =
-            serde_json::from_str(json).map_err(|e| Error::invalid(format!("the chat is not valid JSON: {e}")))?;
+        let chat: Json = serde_json::from_str(json).map_err(|e| Error::invalid(format!("the chat is not valid JSON: {e}")))?;
         let given = match chat {
             Json::Array(_) => [("messages".to_string(), chat)].into_iter().collect(),
             Json::Object(object) => object,
@@ -196,9 +195,7 @@ fn without_generation_tags(source: &str) -> String {
 
 fn render(environment: &Environment<'static>, variables: Value) -> Result<String> {
     let mut prompt = Prompt::default();
-    let rendered = environment
-        .get_template(NAME)
-        .and_then(|template| template.render_captured_to(variables, &mut prompt).map(drop));
+    let rendered = environment.get_template(NAME).and_then(|template| template.render_captured_to(variables, &mut prompt).map(drop));
     if prompt.overflown {
         return Err(Error::capacity(format!("the chat template wrote more than {MAX_PROMPT} bytes")));
     }
@@ -257,12 +254,8 @@ fn raise_exception(message: String) -> Rendered<Value> {
 /// The methods of Python's strings, lists and dictionaries.
 fn call_method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Rendered<Value> {
     match (value.as_str(), method, args) {
-        (Some(text), "removeprefix", [affix]) => {
-            Ok(Value::from(affix.as_str().and_then(|affix| text.strip_prefix(affix)).unwrap_or(text)))
-        }
-        (Some(text), "removesuffix", [affix]) => {
-            Ok(Value::from(affix.as_str().and_then(|affix| text.strip_suffix(affix)).unwrap_or(text)))
-        }
+        (Some(text), "removeprefix", [affix]) => Ok(Value::from(affix.as_str().and_then(|affix| text.strip_prefix(affix)).unwrap_or(text))),
+        (Some(text), "removesuffix", [affix]) => Ok(Value::from(affix.as_str().and_then(|affix| text.strip_suffix(affix)).unwrap_or(text))),
         _ => pycompat::unknown_method_callback(state, value, method, args),
     }
 }
@@ -330,8 +323,7 @@ mod tests {
 
     #[test]
     fn model_without_a_template_says_where_it_would_be() {
-        for config in [json!(null), json!({}), json!({"chat_template": 3}), json!({"chat_template": [{"name": "rag"}]})]
-        {
+        for config in [json!(null), json!({}), json!({"chat_template": 3}), json!({"chat_template": [{"name": "rag"}]})] {
             let chat = Chat::load(Path::new("/nowhere/chat_template.jinja"), &config).unwrap();
             let error = chat.render(USER).unwrap_err();
             assert_eq!(error.code(), Code::Unsupported);
@@ -358,11 +350,9 @@ mod tests {
 
     #[test]
     fn host_sets_the_variables_of_the_template() {
-        let chat =
-            chat("{{ bos_token }}{{ eos_token }} {{ add_generation_prompt }} {{ tools is none }} {{ thinking }}");
+        let chat = chat("{{ bos_token }}{{ eos_token }} {{ add_generation_prompt }} {{ tools is none }} {{ thinking }}");
         assert_eq!(chat.render(USER).unwrap(), "<s></s> True True ");
-        let json =
-            r#"{"messages": [], "add_generation_prompt": false, "tools": [], "thinking": "yes", "bos_token": "B"}"#;
+        let json = r#"{"messages": [], "add_generation_prompt": false, "tools": [], "thinking": "yes", "bos_token": "B"}"#;
         assert_eq!(chat.render(json).unwrap(), "B</s> False False yes");
     }
 
@@ -374,11 +364,7 @@ mod tests {
 
     #[test]
     fn exception_of_the_template_is_an_error_with_its_words() {
-        refused(
-            "{{ raise_exception('roles must alternate: ' ~ 7) }}",
-            Code::InvalidArgument,
-            "roles must alternate: 7",
-        );
+        refused("{{ raise_exception('roles must alternate: ' ~ 7) }}", Code::InvalidArgument, "roles must alternate: 7");
     }
 
     #[test]
@@ -395,10 +381,7 @@ mod tests {
 
     #[test]
     fn prefixes_and_suffixes_are_removed() {
-        assert_eq!(
-            rendered("{{ 'abc'.removeprefix('a') }} {{ 'abc'.removesuffix('c') }} {{ 'abc'.removeprefix('x') }}"),
-            "bc ab abc"
-        );
+        assert_eq!(rendered("{{ 'abc'.removeprefix('a') }} {{ 'abc'.removesuffix('c') }} {{ 'abc'.removeprefix('x') }}"), "bc ab abc");
     }
 
     #[test]
@@ -408,18 +391,13 @@ mod tests {
 
     #[test]
     fn endless_template_is_given_up() {
-        let template =
-            "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a * b %}{% endfor %}{% endfor %}";
+        let template = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a * b %}{% endfor %}{% endfor %}";
         refused(template, Code::Capacity, "10000000 instructions");
     }
 
     #[test]
     fn too_long_prompt_is_given_up() {
-        refused(
-            "{% set a = 'x' * 1000000 %}{% for i in range(99) %}{{ a }}{% endfor %}",
-            Code::Capacity,
-            "67108864 bytes",
-        );
+        refused("{% set a = 'x' * 1000000 %}{% for i in range(99) %}{{ a }}{% endfor %}", Code::Capacity, "67108864 bytes");
     }
 
     #[test]

@@ -266,8 +266,7 @@ mod tests {
     fn byte_level_stream_equals_decode_for_any_tokens() {
         let text = text("byte_level");
         let mut random = Random(1);
-        let singles: Vec<u32> =
-            (0..text.vocab_size() as u32).filter(|&t| text.decode(&[t], false).unwrap() == "\u{FFFD}").collect();
+        let singles: Vec<u32> = (0..text.vocab_size() as u32).filter(|&t| text.decode(&[t], false).unwrap() == "\u{FFFD}").collect();
         for round in 0..4000 {
             let prompt = text.encode(PROMPTS[round % PROMPTS.len()], round % 2 == 0).unwrap();
             let any = (0..random.below(60)).map(|_| match random.below(3) {

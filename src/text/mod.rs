@@ -77,8 +77,7 @@ impl Text {
 
 fn read_config(path: &Path) -> Result<Json> {
     let Some(bytes) = read_if_there(path)? else { return Ok(Json::Null) };
-    let config: Json =
-        serde_json::from_slice(&bytes).map_err(|e| Error::model(format!("{}: not valid JSON: {e}", path.display())))?;
+    let config: Json = serde_json::from_slice(&bytes).map_err(|e| Error::model(format!("{}: not valid JSON: {e}", path.display())))?;
     if !config.is_object() {
         return Err(Error::model(format!("{}: not a JSON object", path.display())));
     }
@@ -118,10 +117,7 @@ fn unreadable(path: &Path, e: std::io::Error) -> Error {
 }
 
 fn too_large(path: &Path, len: u64) -> Error {
-    Error::model(format!(
-        "{}: {len} bytes, and at most {MAX_FILE_BYTES} are read: this is not a tokenizer's file",
-        path.display()
-    ))
+    Error::model(format!("{}: {len} bytes, and at most {MAX_FILE_BYTES} are read: this is not a tokenizer's file", path.display()))
 }
 
 /// Runs third-party code that may panic on files and texts which its authors did not foresee: `Err`

@@ -204,20 +204,8 @@ pub(super) fn strftime_now(format: &str) -> Result<String> {
 }
 
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
+const MONTHS: [&str; 12] =
+    ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"];
 
 fn strftime(format: &str, seconds: u64) -> Result<String> {
     let mut out = String::new();
@@ -302,10 +290,7 @@ mod tests {
     fn json_is_written_as_python_writes_it() {
         assert_eq!(dumps("{{ [1, 'a', none, true, 1.5, {}] | tojson }}"), r#"[1, "a", null, true, 1.5, {}]"#);
         assert_eq!(dumps("{{ '<a href=\"é\">&\\u0001\\u007f' | tojson }}"), "\"<a href=\\\"é\\\">&\\u0001\u{7f}\"");
-        assert_eq!(
-            dumps("{{ {'b': [1, {}], 'a': []} | tojson(indent=2) }}"),
-            "{\n  \"b\": [\n    1,\n    {}\n  ],\n  \"a\": []\n}"
-        );
+        assert_eq!(dumps("{{ {'b': [1, {}], 'a': []} | tojson(indent=2) }}"), "{\n  \"b\": [\n    1,\n    {}\n  ],\n  \"a\": []\n}");
         assert_eq!(dumps("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}"), r#"{"a": 2, "b": 1}"#);
         assert_eq!(dumps("{{ [1, 2] | tojson(separators=(',', ':')) }}"), "[1,2]");
         assert_eq!(dumps("{{ {1: 2, none: 3, true: 4} | tojson }}"), r#"{"1": 2, "null": 3, "true": 4}"#);

@@ -22,9 +22,7 @@ impl Tokenizer {
     }
 
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        let failed = |reason: String| {
-            Error::invalid(format!("the tokenizer cannot encode this text of {} bytes: {reason}", text.len()))
-        };
+        let failed = |reason: String| Error::invalid(format!("the tokenizer cannot encode this text of {} bytes: {reason}", text.len()));
         let encoding = no_panic(|| self.inner.encode_fast(text, add_special)).map_err(failed)?;
         Ok(encoding.map_err(|e| failed(e.to_string()))?.get_ids().to_vec())
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pagedllm::model::{Config, family};
 use pagedllm::model::spec::{Layout, Linear, Norm};
+use pagedllm::model::{Config, family};
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
@@ -67,7 +67,10 @@ pub fn configs(positions: usize) -> Vec<(&'static str, Value)> {
         config
     };
     vec![
-        ("gpt2", json!({"architectures": ["GPT2LMHeadModel"], "n_embd": 48, "n_head": 3, "n_layer": 2, "n_positions": positions, "vocab_size": 130, "eos_token_id": 2})),
+        (
+            "gpt2",
+            json!({"architectures": ["GPT2LMHeadModel"], "n_embd": 48, "n_head": 3, "n_layer": 2, "n_positions": positions, "vocab_size": 130, "eos_token_id": 2}),
+        ),
         ("opt", opt(json!({}))),
         ("opt, post-norm and projected", opt(json!({"do_layer_norm_before": false, "word_embed_proj_dim": 24}))),
         (
@@ -103,7 +106,13 @@ pub fn write_random_model(dir: &Path, config: &Value, bf16: bool, seed: u64) {
     };
     (family(&config).unwrap().spec)(&config).unwrap().try_map(linear, norm).unwrap();
     let mut random = Random(seed);
-    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes.into_iter().map(|(name, shape)| { let bytes = values(&name, &shape, bf16, &mut random); (name, shape, bytes) }).collect();
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes
+        .into_iter()
+        .map(|(name, shape)| {
+            let bytes = values(&name, &shape, bf16, &mut random);
+            (name, shape, bytes)
+        })
+        .collect();
     let dtype = if bf16 { safetensors::Dtype::BF16 } else { safetensors::Dtype::F32 };
     let views = tensors.iter().map(|(name, shape, bytes)| (name.as_str(), TensorView::new(dtype, shape.clone(), bytes).unwrap()));
     safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();

@@ -146,7 +146,16 @@ impl Scratch {
 }
 
 #[allow(clippy::too_many_arguments)]
-pub fn attention(isa: Isa, pool: &Pool, scratch: &[Mutex<Scratch>], inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &Kv, out: &mut Buf) {
+pub fn attention(
+    isa: Isa,
+    pool: &Pool,
+    scratch: &[Mutex<Scratch>],
+    inputs: &Inputs,
+    shape: &AttentionShape,
+    qkv: &Buf,
+    kv: &Kv,
+    out: &mut Buf,
+) {
     let out = &mut out[..inputs.batch.rows() * shape.q_width()];
     let args = Args { inputs, shape, qkv, kv, out: SendPtr(out.as_mut_ptr()) };
     match kv.shape.dtype {
@@ -408,7 +417,14 @@ impl<E: Element> Attend<'_, E> {
 
     /// `R` queries by `C` vectors of dimensions from `dim`, the last of them `width - (C - 1) * N` long.
     #[inline(always)]
-    unsafe fn add_values_at<L: Lanes, const R: usize, const C: usize>(&mut self, piece: Piece, query: usize, tokens: Range, dim: usize, width: usize) {
+    unsafe fn add_values_at<L: Lanes, const R: usize, const C: usize>(
+        &mut self,
+        piece: Piece,
+        query: usize,
+        tokens: Range,
+        dim: usize,
+        width: usize,
+    ) {
         let KvShape { block_size, kv_heads, head_dim, .. } = self.args.kv.shape;
         // SAFETY: the caller's contract; `width` bounds the short end of a head.
         unsafe {

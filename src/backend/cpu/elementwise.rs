@@ -168,7 +168,7 @@ unsafe fn activate<L: Lanes>(act: Act, x: &mut [f32]) {
             Act::GeluTanh => map::<L>(x, |x| {
                 // x * (1 + tanh(u)) / 2 is x / (1 + e^(-2u))
                 let cube = L::mul(L::mul(x, x), x);
-                let u = L::mul(L::fma(cube, L::splat(0.044_715), x), L::splat(1.595_769_1));
+                let u = L::mul(L::fma(cube, L::splat(0.044_715), x), L::splat(1.595_769));
                 L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(u)))
             }),
             Act::Gelu => x.iter_mut().for_each(|x| *x *= 0.5 * (1.0 + libm::erff(*x * std::f32::consts::FRAC_1_SQRT_2))),

@@ -230,7 +230,8 @@ mod x86 {
          $max:ident, $min:ident, $fma:ident, bf16: $bf16:expr, f16: $f16:expr, exp2: $exp2:expr) => {
             #[derive(Clone, Copy)]
             pub struct $name;
-            // SAFETY (all bodies): the trait's contract gives the features and the reach of the pointers.
+            // For all bodies: the trait's contract gives the features and the reach of the pointers.
+            #[allow(clippy::undocumented_unsafe_blocks)]
             impl Lanes for $name {
                 const N: usize = $n;
                 type V = $v;

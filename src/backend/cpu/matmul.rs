@@ -165,11 +165,7 @@ impl<E: Element> Panels<'_, E> {
                 }
             };
         }
-        if L::N == 16 {
-            tiles!(2: 1 2 3 4 5 6 7 8 9 10 11 12)
-        } else {
-            tiles!(4: 1 2 3)
-        }
+        if L::N == 16 { tiles!(2: 1 2 3 4 5 6 7 8 9 10 11 12) } else { tiles!(4: 1 2 3) }
     }
 
     /// `R` rows by one panel of `C` vectors: the whole sum over k in registers.

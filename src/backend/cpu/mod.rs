@@ -71,6 +71,7 @@ impl<T> Clone for SendPtr<T> {
 impl<T> Copy for SendPtr<T> {}
 // SAFETY: whoever writes through it says why the parts are disjoint.
 unsafe impl<T> Send for SendPtr<T> {}
+// SAFETY: as above.
 unsafe impl<T> Sync for SendPtr<T> {}
 
 impl<T> SendPtr<T> {
@@ -83,7 +84,11 @@ impl CpuBackend {
     pub fn new(threads: usize, isa: Option<Isa>) -> Result<CpuBackend> {
         let isa = isa.unwrap_or_else(Isa::detect);
         if !isa.is_present() {
-            return Err(Error::unsupported(format!("isa is {}: this machine lacks it; its widest is {}", isa.name(), Isa::detect().name())));
+            return Err(Error::unsupported(format!(
+                "isa is {}: this machine lacks it; its widest is {}",
+                isa.name(),
+                Isa::detect().name()
+            )));
         }
         let pool = Pool::new(threads)?;
         let scratch = (0..threads).map(|_| Mutex::new(Scratch::empty())).collect();

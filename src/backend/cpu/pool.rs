@@ -71,7 +71,8 @@ impl Pool {
                 shared.work(worker)
             });
             // On failure the pool is dropped, which joins the threads already there.
-            let thread = thread.map_err(|e| Error::capacity(format!("could not start thread {worker} of {threads}: {e}; lower `threads`")))?;
+            let thread =
+                thread.map_err(|e| Error::capacity(format!("could not start thread {worker} of {threads}: {e}; lower `threads`")))?;
             pool.workers.push(thread);
         }
         Ok(pool)

@@ -74,7 +74,8 @@ impl Llama {
                 rope: Some(0),
             },
             mlp: Mlp::Gated {
-                gate_up: Linear::stack(vec![(format!("{mlp}.gate_proj"), inner), (format!("{mlp}.up_proj"), inner)], hidden).bias(self.mlp_bias),
+                gate_up: Linear::stack(vec![(format!("{mlp}.gate_proj"), inner), (format!("{mlp}.up_proj"), inner)], hidden)
+                    .bias(self.mlp_bias),
                 act: self.act,
                 down: Linear::new(format!("{mlp}.down_proj"), hidden, inner).bias(self.mlp_bias),
             },

@@ -37,7 +37,8 @@ mod most {
 pub fn family(config: &Config) -> Result<&'static Family> {
     let architectures = config.texts("architectures");
     let model_type = config.text_or("model_type", "")?;
-    let named = |family: &&Family| architectures.contains(&family.architecture) || (architectures.is_empty() && family.model_type == model_type);
+    let named =
+        |family: &&Family| architectures.contains(&family.architecture) || (architectures.is_empty() && family.model_type == model_type);
     FAMILIES.iter().find(named).ok_or_else(|| {
         let name = architectures.first().copied().unwrap_or(if model_type.is_empty() { "absent" } else { model_type });
         let supported: Vec<_> = FAMILIES.iter().map(|family| family.architecture).collect();
@@ -52,9 +53,9 @@ fn act(config: &Config, field: &str, default: &str) -> Result<Act> {
         "silu" | "swish" => Ok(Act::Silu),
         "gelu" => Ok(Act::Gelu),
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Act::GeluTanh),
-        other => Err(Error::unsupported(format!(
-            "config.json: {field} is {other}; supported are relu, silu, gelu, gelu_new, gelu_pytorch_tanh"
-        ))),
+        other => {
+            Err(Error::unsupported(format!("config.json: {field} is {other}; supported are relu, silu, gelu, gelu_new, gelu_pytorch_tanh")))
+        }
     }
 }
 

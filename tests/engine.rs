@@ -1,0 +1,360 @@
+//! The engine over a runner whose logits the test dictates, and over the bundled model.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pagedllm::backend::cpu::CpuBackend;
+use pagedllm::engine::{Engine, MemoryPlan, ModelInfo, ModelRunner, Output, Prompt, Request, Runner, Stats, Ticket};
+use pagedllm::error::{Code, Error, Result};
+use pagedllm::kv::BlockManager;
+use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
+use pagedllm::options::{Dtype, EngineOptions, SamplingParams};
+use pagedllm::sched::{FinishReason, Scheduler, SchedulerOptions, StepPlan};
+use pagedllm::text::Text;
+
+const EOS: u32 = 5;
+
+/// Writes the logits of a sampled row, given the row's token and position; or fails the step.
+type Script = Box<dyn FnMut(u32, u32, &mut [f32]) -> Result<()> + Send>;
+
+struct Scripted {
+    vocab: usize,
+    logits: Vec<f32>,
+    script: Script,
+}
+
+impl Runner for Scripted {
+    fn submit(&mut self, plan: &StepPlan) -> Result<Ticket> {
+        let rows = &plan.batch.logit_rows;
+        self.logits = vec![0.0; rows.len() * self.vocab];
+        for (&row, logits) in rows.iter().zip(self.logits.chunks_mut(self.vocab)) {
+            (self.script)(plan.batch.tokens[row as usize], plan.batch.positions[row as usize], logits)?;
+        }
+        Ok(Ticket { logits: rows.len() })
+    }
+
+    fn wait(&mut self, _: Ticket) -> Result<&[f32]> {
+        Ok(&self.logits)
+    }
+}
+
+fn info(vocab_size: usize, blocks: usize) -> ModelInfo {
+    let memory = MemoryPlan {
+        weight_bytes: 0,
+        kv_bytes: 0,
+        work_bytes: 0,
+        blocks,
+        block_size: 8,
+        block_bytes: 0,
+        kv_dtype: Dtype::F32,
+        max_model_len: 64,
+        full_sequences: blocks / 8,
+    };
+    ModelInfo {
+        architecture: "scripted",
+        vocab_size,
+        layers: 0,
+        max_positions: 64,
+        eos_token_ids: vec![EOS],
+        isa: None,
+        threads: 1,
+        memory,
+    }
+}
+
+fn scripted(vocab: usize, script: impl FnMut(u32, u32, &mut [f32]) -> Result<()> + Send + 'static) -> Engine {
+    let runner = Box::new(Scripted { vocab, logits: Vec::new(), script: Box::new(script) });
+    Engine::with_runner(&EngineOptions::default(), info(vocab, 64), None, runner).unwrap()
+}
+
+/// The next token is the last one plus one.
+fn counting() -> Engine {
+    scripted(100, |token, _, logits| {
+        logits[token as usize + 1] = 9.0;
+        Ok(())
+    })
+}
+
+fn request(tokens: &[u32], sampling: SamplingParams) -> Request {
+    Request::new(Prompt::Tokens(tokens.to_vec()), sampling)
+}
+
+fn greedy(max_tokens: usize) -> SamplingParams {
+    SamplingParams { max_tokens: Some(max_tokens), ..SamplingParams::greedy() }
+}
+
+/// Steps until nothing is unfinished; all outputs.
+fn run(engine: &Engine) -> Vec<Output> {
+    let mut outputs = Vec::new();
+    for _ in 0..10_000 {
+        let report = engine.step().unwrap();
+        outputs.extend(engine.queue().poll(Some(Duration::ZERO)));
+        if report.unfinished == 0 {
+            return outputs;
+        }
+    }
+    panic!("the requests do not end");
+}
+
+fn tokens(outputs: &[Output], request: u64) -> Vec<u32> {
+    outputs.iter().filter(|output| output.request == request).flat_map(|output| output.tokens.clone()).collect()
+}
+
+fn text(outputs: &[Output], request: u64) -> String {
+    outputs.iter().filter(|output| output.request == request).map(|output| output.text.as_str()).collect()
+}
+
+/// Every request ends exactly once, with its last output.
+fn finish(outputs: &[Output], request: u64) -> FinishReason {
+    let mine: Vec<_> = outputs.iter().filter(|output| output.request == request).collect();
+    assert_eq!(mine.iter().filter(|output| output.finish.is_some()).count(), 1);
+    mine.last().unwrap().finish.unwrap()
+}
+
+#[test]
+fn a_sequence_ends_at_max_tokens_at_eos_and_at_a_stop_token() {
+    let engine = counting();
+    let by_length = engine.add_request(request(&[10], greedy(3))).unwrap();
+    let by_eos = engine.add_request(request(&[2], greedy(30))).unwrap();
+    let by_stop = engine.add_request(request(&[40], SamplingParams { stop_token_ids: vec![42], ..greedy(30) })).unwrap();
+    let past_eos = engine.add_request(request(&[2], SamplingParams { ignore_eos: true, ..greedy(5) })).unwrap();
+    let outputs = run(&engine);
+    assert_eq!((tokens(&outputs, by_length), finish(&outputs, by_length)), (vec![11, 12, 13], FinishReason::Length));
+    assert_eq!((tokens(&outputs, by_eos), finish(&outputs, by_eos)), (vec![3, 4, 5], FinishReason::Stop));
+    assert_eq!((tokens(&outputs, by_stop), finish(&outputs, by_stop)), (vec![41, 42], FinishReason::Stop));
+    assert_eq!((tokens(&outputs, past_eos), finish(&outputs, past_eos)), (vec![3, 4, 5, 6, 7], FinishReason::Length));
+}
+
+#[test]
+fn a_sequence_ends_where_max_model_len_does() {
+    let engine = counting();
+    let id = engine.add_request(request(&[0; 60], SamplingParams { ignore_eos: true, ..SamplingParams::greedy() })).unwrap();
+    let outputs = run(&engine);
+    assert_eq!((tokens(&outputs, id).len(), finish(&outputs, id)), (4, FinishReason::Length));
+}
+
+#[test]
+fn min_tokens_puts_the_end_off() {
+    // Only the end-of-sequence token is likely; token 7 is the next best.
+    let engine = scripted(10, |_, _, logits| {
+        (logits[EOS as usize], logits[7]) = (9.0, 8.0);
+        Ok(())
+    });
+    let id = engine.add_request(request(&[1], SamplingParams { min_tokens: 3, ..greedy(30) })).unwrap();
+    assert_eq!(tokens(&run(&engine), id), [7, 7, 7, EOS]);
+}
+
+#[test]
+fn an_abort_takes_effect_at_the_next_step_and_stale_ids_are_errors() {
+    let engine = counting();
+    let first = engine.add_request(request(&[10], greedy(50))).unwrap();
+    let second = engine.add_request(request(&[20], greedy(2))).unwrap();
+    engine.step().unwrap();
+    engine.abort(first).unwrap();
+    engine.abort(first).unwrap(); // not yet ended: no error
+    let outputs = run(&engine);
+    assert_eq!((finish(&outputs, first), finish(&outputs, second)), (FinishReason::Abort, FinishReason::Length));
+    for id in [first, second, 999] {
+        assert_eq!(engine.abort(id).unwrap_err().code(), Code::NotFound);
+    }
+    let Stats { blocks_used, blocks_free, blocks_cached, finished_abort, finished_length, .. } = engine.stats();
+    assert_eq!((blocks_used, blocks_free, blocks_cached, finished_abort, finished_length), (0, 64, 0, 1, 1));
+}
+
+#[test]
+fn a_request_aborted_before_its_first_step_never_runs() {
+    let engine = counting();
+    let id = engine.add_request(request(&[10], greedy(50))).unwrap();
+    engine.abort(id).unwrap();
+    let outputs = run(&engine);
+    assert_eq!((outputs.len(), finish(&outputs, id), engine.stats().steps), (1, FinishReason::Abort, 0));
+}
+
+#[test]
+fn logits_that_are_not_numbers_end_their_own_request_only() {
+    let engine = scripted(100, |token, position, logits| {
+        logits[token as usize + 1] = if token < 20 && position == 2 { f32::NAN } else { 9.0 };
+        Ok(())
+    });
+    let sick = engine.add_request(request(&[10], greedy(6))).unwrap();
+    let well = engine.add_request(request(&[30], greedy(6))).unwrap();
+    let outputs = run(&engine);
+    assert_eq!((finish(&outputs, sick), tokens(&outputs, sick)), (FinishReason::Error, vec![11, 12]));
+    assert_eq!((finish(&outputs, well), tokens(&outputs, well).len()), (FinishReason::Length, 6));
+    assert!(outputs.iter().any(|output| output.error.as_ref().is_some_and(|error| error.message().contains("NaN"))));
+    assert_eq!(engine.stats().blocks_used, 0);
+}
+
+#[test]
+fn a_step_that_cannot_be_computed_ends_its_requests_and_the_engine_lives() {
+    let broken = Arc::new(AtomicBool::new(true));
+    let switch = broken.clone();
+    let engine = scripted(100, move |token, _, logits| {
+        logits[token as usize + 1] = 9.0;
+        if switch.load(Ordering::Relaxed) { Err(Error::out_of_memory()) } else { Ok(()) }
+    });
+    let lost = engine.add_request(request(&[10], greedy(3))).unwrap();
+    let outputs = run(&engine);
+    assert_eq!(finish(&outputs, lost), FinishReason::Error);
+    assert_eq!(outputs.last().unwrap().error.as_ref().unwrap().code(), Code::OutOfMemory);
+    broken.store(false, Ordering::Relaxed);
+    let next = engine.add_request(request(&[10], greedy(3))).unwrap();
+    assert_eq!(tokens(&run(&engine), next), [11, 12, 13]);
+    assert_eq!(engine.stats().blocks_used, 0);
+}
+
+#[test]
+fn a_defect_ends_every_request_once_and_every_later_call_says_so() {
+    let engine = scripted(100, |_, _, _| panic!("on purpose"));
+    let ids = [engine.add_request(request(&[10], greedy(3))).unwrap(), engine.add_request(request(&[20], greedy(3))).unwrap()];
+    let error = engine.step().unwrap_err();
+    assert!(error.code() == Code::Internal && error.message().contains("on purpose"), "{error}");
+    let outputs: Vec<Output> = engine.queue().poll(Some(Duration::ZERO)).into();
+    ids.iter().for_each(|&id| assert_eq!(finish(&outputs, id), FinishReason::Error));
+    assert_eq!(engine.step().unwrap_err(), error);
+    assert_eq!(engine.add_request(request(&[10], greedy(3))).unwrap_err(), error);
+    assert_eq!(engine.abort(ids[0]).unwrap_err(), error);
+}
+
+#[test]
+fn a_second_thread_that_steps_is_told_that_the_engine_is_busy() {
+    let (inside, go_on) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (entered, released) = (inside.clone(), go_on.clone());
+    let engine = scripted(100, move |token, _, logits| {
+        entered.store(true, Ordering::SeqCst);
+        while !released.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        logits[token as usize + 1] = 9.0;
+        Ok(())
+    });
+    let id = engine.add_request(request(&[10], greedy(1))).unwrap();
+    std::thread::scope(|scope| {
+        let stepping = scope.spawn(|| engine.step());
+        while !inside.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        assert_eq!(engine.step().unwrap_err().code(), Code::Busy);
+        // Everything else is answered while the step runs.
+        let other = engine.add_request(request(&[20], greedy(1))).unwrap();
+        engine.abort(other).unwrap();
+        engine.stats();
+        go_on.store(true, Ordering::SeqCst);
+        stepping.join().unwrap().unwrap();
+    });
+    assert_eq!(finish(&run(&engine), id), FinishReason::Length);
+}
+
+#[test]
+fn a_poll_waits_for_an_output_and_gives_up_in_time() {
+    let engine = counting();
+    assert!(engine.queue().poll(Some(Duration::from_millis(5))).is_empty());
+    engine.add_request(request(&[10], greedy(1))).unwrap();
+    let polled = Mutex::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| *polled.lock().unwrap() = engine.queue().poll(None).len());
+        std::thread::sleep(Duration::from_millis(5));
+        engine.step().unwrap();
+    });
+    assert_eq!(*polled.lock().unwrap(), 1);
+}
+
+#[test]
+fn one_matmul_per_weight_and_step_however_many_sequences() {
+    let files = ModelFiles::open(&common::goldens().join("llama")).unwrap();
+    let backend = CpuBackend::new(2, None).unwrap();
+    let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 64, block_size: 16, dtype: Dtype::F32 }).unwrap();
+    let decoder = files.load(backend, BatchLimits { rows: 64, logits: 32 }).unwrap();
+    let mut runner = ModelRunner::new(decoder, kv);
+    let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64 };
+    let mut scheduler = Scheduler::new(options, BlockManager::new(64, 16).unwrap());
+    (1..=24).for_each(|id| scheduler.add(id, vec![id as u32; 2], 20).unwrap());
+    let before = runner.backend().matmuls();
+    let plan = scheduler.schedule().unwrap();
+    assert_eq!(plan.parts.len(), 24);
+    let ticket = runner.submit(&plan).unwrap();
+    runner.wait(ticket).unwrap();
+    let per_layer = 4; // qkv, attention output, gate and up, down
+    assert_eq!(runner.backend().matmuls() - before, (files.spec.layers.len() * per_layer + 1) as u64);
+    scheduler.rollback(plan);
+}
+
+// The bundled model: text in, text out.
+
+fn bundled(options: EngineOptions) -> Engine {
+    Engine::create(&EngineOptions { model_dir: common::bundled_model(), ..options }).unwrap()
+}
+
+fn expected() -> Vec<serde_json::Value> {
+    let json = std::fs::read(common::bundled_model().join("expected.json")).unwrap();
+    serde_json::from_slice(&json).unwrap()
+}
+
+fn chat(engine: &Engine, messages: &serde_json::Value, sampling: SamplingParams) -> u64 {
+    let prompt = engine.text().unwrap().render_chat(&messages.to_string()).unwrap();
+    engine.add_request(Request { add_special: false, ..Request::new(Prompt::Text(prompt), sampling) }).unwrap()
+}
+
+#[test]
+fn the_bundled_model_answers_as_transformers_does_all_at_once() {
+    let engine = bundled(EngineOptions { kv_dtype: Some(Dtype::F32), ..Default::default() });
+    let cases = expected();
+    let ids: Vec<u64> = cases.iter().map(|case| chat(&engine, &case["messages"], SamplingParams::greedy())).collect();
+    let outputs = run(&engine);
+    for (case, id) in cases.iter().zip(ids) {
+        let wanted: Vec<u32> = case["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+        assert_eq!(tokens(&outputs, id), wanted, "{}", case["prompt"]);
+        assert_eq!(text(&outputs, id), case["answer"].as_str().unwrap());
+        assert_eq!(finish(&outputs, id), FinishReason::Stop);
+        assert_eq!(engine.text().unwrap().render_chat(&case["messages"].to_string()).unwrap(), case["prompt"].as_str().unwrap());
+    }
+}
+
+#[test]
+fn a_stop_string_that_spans_tokens_ends_the_text_before_it() {
+    let engine = bundled(EngineOptions::default());
+    let messages = serde_json::json!([{"role": "user", "content": "What are the days of the week?"}]);
+    let stop = |stop: &str| SamplingParams { stop: vec![stop.into()], ..SamplingParams::greedy() };
+    let spanning = chat(&engine, &messages, stop("y, Wed"));
+    let late = chat(&engine, &messages, SamplingParams { min_tokens: 9, ..stop(",") });
+    let outputs = run(&engine);
+    assert_eq!((text(&outputs, spanning).as_str(), finish(&outputs, spanning)), ("Monday, Tuesda", FinishReason::Stop));
+    let seen = text(&outputs, late);
+    assert!(seen.starts_with("Monday, Tuesday, ") && !seen.ends_with(','), "{seen}");
+}
+
+#[test]
+fn streamed_text_is_whole_characters_and_adds_up_to_the_whole() {
+    let engine = bundled(EngineOptions { seed: 3, ..Default::default() });
+    let hot = SamplingParams { temperature: 3.0, max_tokens: Some(200), ignore_eos: true, ..Default::default() };
+    let ids: Vec<u64> = (0..8).map(|_| chat(&engine, &serde_json::json!([{"role": "user", "content": "Hi"}]), hot.clone())).collect();
+    let outputs = run(&engine);
+    for id in ids {
+        let whole = engine.text().unwrap().decode(&tokens(&outputs, id), true).unwrap();
+        assert_eq!(text(&outputs, id), whole);
+    }
+}
+
+/// The text side, the tokenizer's vocabulary and the model's own agree.
+#[test]
+fn the_bundled_model_is_whole() {
+    let text = Text::load(&common::bundled_model()).unwrap();
+    let engine = bundled(EngineOptions::default());
+    assert_eq!(text.vocab_size(), engine.info().vocab_size);
+    let size = std::fs::metadata(common::bundled_model().join("model.safetensors")).unwrap().len();
+    assert!(size <= 6_000_000, "{size} bytes");
+}
+
+#[test]
+fn a_plan_is_what_create_takes() {
+    let options = EngineOptions { model_dir: common::bundled_model(), kv_bytes: Some(10 << 20), ..Default::default() };
+    let plan = Engine::plan(&options).unwrap();
+    assert_eq!(Engine::create(&options).unwrap().info().memory, plan);
+    assert_eq!(plan.kv_bytes, plan.blocks as u64 * plan.block_bytes);
+    assert!(plan.kv_bytes <= 10 << 20 && plan.kv_bytes > (10 << 20) - plan.block_bytes);
+    // 2,623,744 parameters in bf16, the norms in f32; tied embeddings count once.
+    assert!((5_247_488..5_300_000).contains(&plan.weight_bytes), "{}", plan.weight_bytes);
+}
