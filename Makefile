@@ -1,12 +1,12 @@
 # make demo, make test: all that a newcomer needs. Both set the machine up first.
 
-CARGO ?= $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
-CC ?= cc
-CXX ?= c++
 WARNINGS := -Wall -Wextra -Wpedantic -Werror
 LIBDIR := target/release
 LIB := $(LIBDIR)/libpagedllm.so
 BUILD := build
+LINK := -L$(LIBDIR) -lpagedllm -Wl,-rpath,$(CURDIR)/$(LIBDIR)
+# Where rustup, should setup have to run it, puts cargo.
+export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .PHONY: demo test setup lib header lint test-rust test-c test-examples bench clean
 
@@ -20,27 +20,26 @@ setup:
 	@scripts/setup.sh
 
 lib:
-	$(CARGO) build --release --locked
+	cargo build --release --locked
 
-$(BUILD)/%: lib
+$(BUILD)/hello: examples/c/hello.c include/pagedllm.h | lib
 	@mkdir -p $(BUILD)
+	$(CC) -std=c11 -O2 $(WARNINGS) -Iinclude $< -o $@ $(LINK)
 
-$(BUILD)/hello: examples/c/hello.c include/pagedllm.h
-	$(CC) -std=c11 -O2 $(WARNINGS) -Iinclude $< -o $@ -L$(LIBDIR) -lpagedllm -Wl,-rpath,$(CURDIR)/$(LIBDIR)
-
-$(BUILD)/abi_test: tests/c/abi_test.c include/pagedllm.h
-	$(CC) -std=c11 -O1 -g -pthread $(WARNINGS) -Iinclude $< -o $@ -L$(LIBDIR) -lpagedllm -Wl,-rpath,$(CURDIR)/$(LIBDIR)
+$(BUILD)/abi_test: tests/c/abi_test.c include/pagedllm.h | lib
+	@mkdir -p $(BUILD)
+	$(CC) -std=c11 -O1 -g -pthread $(WARNINGS) -Iinclude $< -o $@ $(LINK)
 
 # Writes include/pagedllm.h from src/ffi; a test fails when it is stale.
 header:
-	PLLM_WRITE_HEADER=1 $(CARGO) test --locked --test header
+	PLLM_WRITE_HEADER=1 cargo test --locked --test header
 
 lint:
-	$(CARGO) fmt --check
-	$(CARGO) clippy --locked --all-targets -- -D warnings
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
 
 test-rust:
-	$(CARGO) test --locked
+	cargo test --locked
 
 test-c: $(BUILD)/abi_test
 	$(CC) -std=c99 $(WARNINGS) -Iinclude -fsyntax-only tests/c/header_alone.c
@@ -55,8 +54,8 @@ test-examples: $(BUILD)/hello
 
 # On an otherwise idle machine: benches/README.md.
 bench:
-	$(CARGO) bench --locked --bench cpu
+	cargo bench --locked --bench cpu
 
 clean:
 	rm -rf $(BUILD)
-	$(CARGO) clean
+	cargo clean

@@ -1,5 +1,7 @@
 //! One forward pass as flat data. The scheduler writes it, the backend reads it; neither knows the other.
 
+use crate::error::Result;
+
 /// The rows (tokens) of many sequences back to back: prefill chunks and decode tokens mixed, no padding.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Batch {
@@ -21,6 +23,24 @@ pub struct Span {
 }
 
 impl Batch {
+    /// Makes room for the largest batch, so that no step has to.
+    pub fn reserve(&mut self, rows: usize, sequences: usize, blocks: usize) -> Result<()> {
+        for column in [&mut self.tokens, &mut self.positions, &mut self.slots] {
+            column.try_reserve(rows)?;
+        }
+        self.spans.try_reserve(sequences)?;
+        self.tables.try_reserve(blocks)?;
+        Ok(self.logit_rows.try_reserve(sequences)?)
+    }
+
+    /// Becomes a copy of `other`.
+    pub fn copy_from(&mut self, other: &Batch) -> Result<()> {
+        self.clear();
+        self.reserve(other.rows(), other.spans.len(), other.tables.len())?;
+        self.clone_from(other);
+        Ok(())
+    }
+
     pub fn rows(&self) -> usize {
         self.tokens.len()
     }

@@ -270,7 +270,7 @@ fn one_matmul_per_weight_and_step_however_many_sequences() {
     let decoder = files.load(backend, BatchLimits { rows: 64, logits: 32 }).unwrap();
     let mut runner = ModelRunner::new(decoder, kv);
     let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64 };
-    let mut scheduler = Scheduler::new(options, BlockManager::new(64, 16).unwrap());
+    let mut scheduler = Scheduler::new(options, BlockManager::new(64, 16).unwrap()).unwrap();
     (1..=24).for_each(|id| scheduler.add(id, vec![id as u32; 2], 20).unwrap());
     let before = runner.backend().matmuls();
     let plan = scheduler.schedule().unwrap();

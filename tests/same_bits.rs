@@ -68,7 +68,9 @@ fn alone(options: &EngineOptions) -> Answers {
 /// All together; and how often one was preempted.
 fn together(options: &EngineOptions) -> (Answers, u64) {
     let engine = Engine::create(options).unwrap();
-    requests(engine.info().vocab_size).into_iter().for_each(|request| drop(engine.add_request(request).unwrap()));
+    for request in requests(engine.info().vocab_size) {
+        engine.add_request(request).unwrap();
+    }
     let mut answers = Answers::new();
     drain(&engine, &mut answers);
     let stats = engine.stats();

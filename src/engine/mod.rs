@@ -176,7 +176,7 @@ impl Engine {
         };
         let blocks = BlockManager::new(info.memory.blocks, info.memory.block_size)?;
         let core = Core {
-            scheduler: Scheduler::new(scheduler_options, blocks),
+            scheduler: Scheduler::new(scheduler_options, blocks)?,
             runner,
             vocab_size: info.vocab_size,
             streams: HashMap::new(),
@@ -250,7 +250,7 @@ impl Engine {
 
     fn prompt_tokens(&self, prompt: Prompt, add_special: bool) -> Result<Vec<u32>> {
         let tokens = match prompt {
-            Prompt::Text(text) => self.text()?.encode(&text, add_special)?,
+            Prompt::Text(text) => self.encode(&text, add_special)?,
             Prompt::Tokens(tokens) => tokens,
         };
         let vocab = self.info.vocab_size;
@@ -258,6 +258,16 @@ impl Engine {
             Some(i) => Err(Error::invalid(format!("prompt token {i} is {}, beyond the vocabulary of {vocab} tokens", tokens[i]))),
             None => Ok(tokens),
         }
+    }
+
+    /// A text that could never fit is refused before the tokenizer takes a multiple of its size.
+    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        const MOST_BYTES_PER_TOKEN: usize = 1024;
+        let (len, most) = (text.len(), self.info.memory.max_model_len);
+        if len / MOST_BYTES_PER_TOKEN > most {
+            return Err(Error::invalid(format!("prompt is {len} bytes, max_model_len is {most} tokens: shorten the prompt")));
+        }
+        self.text()?.encode(text, add_special)
     }
 
     /// The length at which the sequence ends, its prompt included.

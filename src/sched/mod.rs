@@ -34,16 +34,13 @@ pub struct Scheduler {
 const WATERMARK_PARTS: usize = 100;
 
 impl Scheduler {
-    pub fn new(options: SchedulerOptions, blocks: BlockManager) -> Scheduler {
-        Scheduler {
-            options,
-            blocks,
-            sequences: HashMap::new(),
-            waiting: VecDeque::new(),
-            running: Vec::new(),
-            preemptions: 0,
-            spare: StepPlan::default(),
-        }
+    pub fn new(options: SchedulerOptions, blocks: BlockManager) -> Result<Scheduler> {
+        let mut spare = StepPlan::default();
+        spare.batch.reserve(options.max_batch_tokens, options.max_seqs, blocks.total())?;
+        spare.parts.try_reserve(options.max_seqs)?;
+        let mut running = Vec::new();
+        running.try_reserve(options.max_seqs)?;
+        Ok(Scheduler { options, blocks, sequences: HashMap::new(), waiting: VecDeque::new(), running, preemptions: 0, spare })
     }
 
     /// Takes a sequence of `prompt` that may grow to `max_len` tokens.
@@ -53,7 +50,6 @@ impl Scheduler {
         let sequence = Sequence::new(id, prompt, max_len, most_blocks)?;
         self.sequences.try_reserve(1)?;
         self.waiting.try_reserve(self.sequences.len() + 1)?;
-        self.running.try_reserve(self.options.max_seqs.saturating_sub(self.running.len()))?;
         self.sequences.insert(id, sequence);
         self.waiting.push_back(id);
         Ok(())

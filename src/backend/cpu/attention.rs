@@ -15,6 +15,7 @@ use super::lanes::{self, Element, Kernel, Lanes, load_some, store_some};
 use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr, elementwise};
 use crate::backend::{AttentionShape, KvShape};
+use crate::batch::Batch;
 use crate::error::{Result, try_vec};
 use crate::options::{Dtype, Isa};
 use crate::sys::Pages;
@@ -51,14 +52,16 @@ pub struct Tile {
 }
 
 /// Cuts the batch's rows into tiles of one sequence each.
-pub fn cut_tiles(batch: &crate::batch::Batch, tiles: &mut Vec<Tile>) {
+pub fn cut_tiles(batch: &Batch, tiles: &mut Vec<Tile>) -> Result<()> {
     tiles.clear();
+    tiles.try_reserve(batch.rows())?;
     for span in &batch.spans {
         let (first, end) = (span.first_row as usize, (span.first_row + span.rows) as usize);
         for first_row in (first..end).step_by(TILE_ROWS) {
             tiles.push(Tile { first_row, rows: TILE_ROWS.min(end - first_row), table: span.table as usize });
         }
     }
+    Ok(())
 }
 
 pub fn store_kv(pool: &Pool, inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {

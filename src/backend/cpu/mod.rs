@@ -187,9 +187,8 @@ impl Backend for CpuBackend {
     }
 
     fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<()> {
-        inputs.batch.clone_from(batch);
-        attention::cut_tiles(batch, &mut inputs.tiles);
-        Ok(())
+        inputs.batch.copy_from(batch)?;
+        attention::cut_tiles(batch, &mut inputs.tiles)
     }
 
     fn read<'a>(&'a self, buf: &'a Buf, len: usize) -> Result<&'a [f32]> {
