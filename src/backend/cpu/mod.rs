@@ -5,6 +5,8 @@ mod elementwise;
 mod lanes;
 mod matmul;
 mod pool;
+#[cfg(test)]
+mod tests;
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Mutex;

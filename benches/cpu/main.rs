@@ -1,0 +1,234 @@
+//! How fast the CPU backend serves, beside how fast this machine could: see benches/README.md.
+
+mod limits;
+mod model;
+mod noise;
+mod probes;
+mod report;
+mod worker;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use limits::{Costs, Work};
+use model::{SHAPES, Shape};
+use noise::{Noise, Watch};
+use pagedllm::options::{Dtype, Isa};
+use report::{Report, Sample, Unit, median};
+use serde_json::{Value, json};
+use worker::Worker;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+const USAGE: &str = "cargo bench --bench cpu -- [--model S|M] [--threads N] [--isa portable|avx2|avx512] [--kv-dtype f32|bf16] [--reps N] [--quick]";
+/// Prompt length of the sequences that decode.
+const CONTEXT: u64 = 128;
+const DECODE_STEPS: u64 = 16;
+/// What a batch of 32 must at least give over one sequence.
+const GOAL: f64 = 5.0;
+
+pub struct Options {
+    shape: &'static Shape,
+    threads: usize,
+    isa: Isa,
+    kv_dtype: Option<Dtype>,
+    reps: usize,
+    /// A smoke test: little of everything.
+    quick: bool,
+    /// This process is the engine's.
+    worker: Option<PathBuf>,
+}
+
+impl Options {
+    fn parse(mut args: impl Iterator<Item = String>) -> Result<Options> {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let mut options = Options { shape: &SHAPES[1], threads, isa: Isa::detect(), kv_dtype: None, reps: 3, quick: false, worker: None };
+        while let Some(arg) = args.next() {
+            let mut value = || args.next().ok_or(format!("{arg} needs a value\n{USAGE}"));
+            match arg.as_str() {
+                "--bench" => {} // cargo adds it
+                "--model" => options.shape = pick(&SHAPES, |shape| shape.name, &value()?)?,
+                "--threads" => options.threads = value()?.parse::<usize>()?.max(1),
+                "--isa" => options.isa = *pick(&Isa::ALL, |isa| isa.name(), &value()?)?,
+                "--kv-dtype" => options.kv_dtype = Some(*pick(&[Dtype::F32, Dtype::Bf16], |dtype| dtype.name(), &value()?)?),
+                "--reps" => options.reps = value()?.parse::<usize>()?.max(1),
+                "--quick" => (options.quick, options.shape, options.reps) = (true, &SHAPES[0], 1),
+                "--worker" => options.worker = Some(value()?.into()),
+                _ => return Err(format!("unknown argument {arg}\n{USAGE}").into()),
+            }
+        }
+        match options.isa.is_present() {
+            true => Ok(options),
+            false => Err(format!("this machine lacks {}", options.isa.name()).into()),
+        }
+    }
+
+    fn prompts(&self) -> &'static [u64] {
+        if self.quick { &[64] } else { &[512, 2048] }
+    }
+
+    fn batches(&self) -> &'static [u64] {
+        if self.quick { &[1, 4] } else { &[1, 2, 4, 8, 16, 32] }
+    }
+
+    fn most_sequences(&self) -> usize {
+        self.batches().iter().max().map_or(1, |&batch| batch as usize)
+    }
+
+    /// Larger than any cache; the smoke test only needs a number.
+    fn probe_bytes(&self) -> usize {
+        if self.quick { 128 << 20 } else { 1 << 30 }
+    }
+}
+
+fn pick<'a, T>(all: &'a [T], name: impl Fn(&T) -> &'static str, wanted: &str) -> Result<&'a T> {
+    let found = all.iter().find(|one| name(one) == wanted);
+    Ok(found.ok_or_else(|| format!("{wanted} is none of {:?}", all.iter().map(name).collect::<Vec<_>>()))?)
+}
+
+fn main() -> ExitCode {
+    let run = || -> Result<()> {
+        let options = Options::parse(std::env::args().skip(1))?;
+        match &options.worker {
+            Some(dir) => worker::serve(&options, dir),
+            None => bench(&options),
+        }
+    };
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn bench(options: &Options) -> Result<()> {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().ok_or("the target directory has no place")?;
+    let dir = model::make(options.shape, &target.join("bench-models"))?;
+    let memory = probes::Memory::new(options.probe_bytes(), options.threads);
+    let arithmetic = probes::arithmetic(options.isa, options.threads);
+    let mut report = Report::default();
+    let mut kv_dtype = Value::Null;
+    for rep in 0..options.reps {
+        eprintln!("repetition {} of {}", rep + 1, options.reps);
+        let mut run = Run::start(options, &dir, &memory, arithmetic, &mut report)?;
+        run.all()?;
+        kv_dtype = run.worker.loaded["kv_dtype"].take();
+    }
+    let about = json!({
+        "version": env!("CARGO_PKG_VERSION"), "cpu": cpu_name(), "model": options.shape.name, "threads": options.threads,
+        "isa": options.isa.name(), "kv_dtype": kv_dtype, "reps": options.reps, "arithmetic_gflop_s": (arithmetic / 1e9).round(),
+    });
+    print(&about, &report);
+    let path = target.join("bench-results/cpu.json");
+    report.save(&path, about)?;
+    Ok(println!("saved as {}", path.display()))
+}
+
+fn print(about: &Value, report: &Report) {
+    let word = |key: &str| about[key].to_string().replace('"', "");
+    println!("{}", word("cpu"));
+    println!("model {}, {} threads, {}, KV in {}, medians of {}", word("model"), word("threads"), word("isa"), word("kv_dtype"), word("reps"));
+    println!("f32 arithmetic at {} GFLOP/s", word("arithmetic_gflop_s"));
+    report.print();
+    if let (Some(alone), Some(batch)) = (report.value("decode 1"), report.value("decode 32")) {
+        println!("a batch of 32 makes {:.1} times the tokens of one sequence alone (goal: at least {GOAL})", batch / alone);
+    }
+}
+
+fn cpu_name() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")).and_then(|rest| rest.split_once(':'));
+    name.map_or("unknown", |(_, name)| name.trim()).to_string()
+}
+
+/// One repetition: a fresh engine through every measurement.
+struct Run<'a> {
+    options: &'a Options,
+    worker: Worker,
+    costs: Costs,
+    memory: &'a probes::Memory,
+    arithmetic: f64,
+    report: &'a mut Report,
+}
+
+/// What the worker answered, and what the machine was like meanwhile.
+struct Answer {
+    numbers: Value,
+    bandwidth: f64,
+    noise: Noise,
+}
+
+impl Answer {
+    fn int(&self, key: &str) -> u64 {
+        self.numbers[key].as_u64().unwrap_or(0)
+    }
+
+    fn seconds(&self) -> f64 {
+        self.numbers["seconds"].as_f64().unwrap_or(f64::NAN)
+    }
+}
+
+impl<'a> Run<'a> {
+    /// Loads the model.
+    fn start(options: &'a Options, dir: &Path, memory: &'a probes::Memory, arithmetic: f64, report: &'a mut Report) -> Result<Run<'a>> {
+        let bandwidth = memory.bandwidth();
+        let watch = Watch::start(None);
+        let worker = Worker::start(dir)?;
+        let noise = watch.stop(worker.id());
+        let number = |key: &str| worker.loaded[key].as_f64().unwrap_or(f64::NAN);
+        report.add("load", Unit::Seconds, Sample { value: number("load_seconds"), limit: number("read_seconds"), bandwidth, noise });
+        let costs = Costs::of(options.shape, number("weight_bytes") as u64, number("kv_number_bytes") as usize);
+        Ok(Run { options, worker, costs, memory, arithmetic, report })
+    }
+
+    fn all(&mut self) -> Result<()> {
+        self.worker.ask("prefill 16")?; // threads and pages awake
+        self.options.prompts().iter().try_for_each(|&tokens| self.prefill(tokens))?;
+        self.options.batches().iter().try_for_each(|&batch| self.decode(batch))?;
+        self.worker.ask("leave")?;
+        self.peak_memory()
+    }
+
+    fn prefill(&mut self, tokens: u64) -> Result<()> {
+        let answer = self.ask(&format!("prefill {tokens}"))?;
+        let work = self.costs.prefill(tokens, answer.int("steps"));
+        self.add_rate(format!("prefill {tokens}"), tokens, work, answer);
+        Ok(())
+    }
+
+    /// Fills up the batch with fresh sequences; those already there have grown a little.
+    fn decode(&mut self, batch: u64) -> Result<()> {
+        let smaller = self.options.batches().iter().filter(|&&other| other < batch).max().copied().unwrap_or(0);
+        self.worker.ask(&format!("join {} {CONTEXT}", batch - smaller))?;
+        let answer = self.ask(&format!("decode {DECODE_STEPS}"))?;
+        let work = self.costs.decode(answer.int("steps"), answer.int("tokens"), answer.int("positions"));
+        self.add_rate(format!("decode {batch}"), batch * DECODE_STEPS, work, answer);
+        Ok(())
+    }
+
+    fn peak_memory(&mut self) -> Result<()> {
+        let Answer { numbers, bandwidth, noise } = self.ask("memory")?;
+        let mebibytes = |key: &str| numbers[key].as_f64().map_or(f64::NAN, |bytes| bytes / (1 << 20) as f64);
+        let sample = Sample { value: mebibytes("peak_bytes"), limit: mebibytes("plan_bytes"), bandwidth, noise };
+        self.report.add("peak memory", Unit::Mebibytes, sample);
+        Ok(())
+    }
+
+    /// A question with the memory's speed taken just before and just after it.
+    fn ask(&mut self, question: &str) -> Result<Answer> {
+        let before = self.memory.bandwidth();
+        let watch = Watch::start(Some(self.worker.id()));
+        let numbers = self.worker.ask(question)?;
+        let noise = watch.stop(self.worker.id());
+        Ok(Answer { numbers, bandwidth: median(vec![before, self.memory.bandwidth()]), noise })
+    }
+
+    fn add_rate(&mut self, name: String, tokens: u64, work: Work, answer: Answer) {
+        let Answer { bandwidth, noise, .. } = answer;
+        let rate = |seconds: f64| tokens as f64 / seconds;
+        let sample = Sample { value: rate(answer.seconds()), limit: rate(work.seconds(bandwidth, self.arithmetic)), bandwidth, noise };
+        self.report.add(name, Unit::TokensPerSecond, sample);
+    }
+}

@@ -1,0 +1,145 @@
+//! What the machine can do right now: bytes read from memory and f32 operations, a second.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::time::Instant;
+
+use pagedllm::options::Isa;
+
+/// Multiply-adds in flight: enough to hide their latency on two pipes, few enough for 16 registers.
+const CHAINS: usize = 12;
+const PASSES: usize = 3;
+
+/// A buffer too large for any cache, in huge pages where the system has them.
+pub struct Memory {
+    words: Vec<u64>,
+    threads: usize,
+}
+
+impl Memory {
+    pub fn new(bytes: usize, threads: usize) -> Memory {
+        let mut words: Vec<u64> = Vec::with_capacity(bytes / 8);
+        advise_huge_pages(words.as_mut_ptr().cast(), bytes);
+        words.resize(bytes / 8, 1);
+        Memory { words, threads }
+    }
+
+    /// Bytes a second: the best of some passes by all threads together.
+    pub fn bandwidth(&self) -> f64 {
+        let part = self.words.len() / self.threads;
+        let pass = |thread: usize| {
+            black_box(read(&self.words[thread * part..][..part]));
+        };
+        let seconds = (0..PASSES).map(|_| together(self.threads, pass));
+        (part * self.threads * 8) as f64 / seconds.fold(f64::INFINITY, f64::min)
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn advise_huge_pages(start: *mut u8, bytes: usize) {
+    let first = start.align_offset(4096);
+    // SAFETY: whole pages inside a buffer of ours; the call is a hint and its failure harmless.
+    unsafe { libc::madvise(start.add(first).cast(), (bytes - first) / 4096 * 4096, libc::MADV_HUGEPAGE) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_huge_pages(_start: *mut u8, _bytes: usize) {}
+
+/// Seconds from a common start until the last of `threads` is done.
+fn together(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
+    let barrier = Barrier::new(threads);
+    let timed = |thread: usize| {
+        barrier.wait();
+        let start = Instant::now();
+        work(thread);
+        start.elapsed().as_secs_f64()
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || timed(thread))).collect();
+        let mine = timed(0);
+        others.into_iter().map(|other| other.join().expect("a probe does not panic")).fold(mine, f64::max)
+    })
+}
+
+/// Touches every byte; two streams keep more of the memory's channels busy than one.
+fn read(words: &[u64]) -> u64 {
+    let (low, high) = words.split_at(words.len() / 2);
+    #[cfg(target_arch = "x86_64")]
+    if Isa::Avx512.is_present() {
+        // SAFETY: the features are present.
+        return unsafe { x86::read(low, high) };
+    }
+    let sum = |words: &[u64; 32], sums: &mut [u64; 32]| sums.iter_mut().zip(words).for_each(|(sum, word)| *sum ^= word);
+    let mut sums = [0u64; 32];
+    for (low, high) in low.as_chunks::<32>().0.iter().zip(high.as_chunks::<32>().0) {
+        sum(low, &mut sums);
+        sum(high, &mut sums);
+    }
+    sums.iter().fold(0, |all, sum| all ^ sum)
+}
+
+/// Floating-point operations a second on this path by all threads together; a multiply-add is two.
+pub fn arithmetic(isa: Isa, threads: usize) -> f64 {
+    const ROUNDS: u64 = 20_000_000;
+    let (lanes, run): (usize, fn(u64)) = match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY (both): the caller's path is present.
+        Isa::Avx512 => (16, |rounds| unsafe { x86::multiply_add_512(rounds) }),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => (8, |rounds| unsafe { x86::multiply_add_256(rounds) }),
+        _ => (4, multiply_then_add),
+    };
+    let seconds = (0..PASSES).map(|_| together(threads, |_| run(ROUNDS))).fold(f64::INFINITY, f64::min);
+    (ROUNDS as usize * CHAINS * lanes * 2 * threads) as f64 / seconds
+}
+
+/// What the portable kernels do: vectors of the target's baseline, a rounding after each operation.
+fn multiply_then_add(rounds: u64) {
+    let (factor, summand) = black_box((0.999f32, 0.001f32));
+    let mut sums = [0.0f32; 4 * CHAINS];
+    for _ in 0..rounds {
+        sums.iter_mut().for_each(|sum| *sum = *sum * factor + summand);
+    }
+    black_box(sums);
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+
+    use super::CHAINS;
+
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn read(low: &[u64], high: &[u64]) -> u64 {
+        let mut sums = [_mm512_setzero_si512(); 4];
+        for (low, high) in low.as_chunks::<32>().0.iter().zip(high.as_chunks::<32>().0) {
+            for words in [low, high] {
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    // SAFETY: 32 words are four vectors of eight.
+                    *sum = _mm512_xor_si512(*sum, unsafe { _mm512_loadu_si512(words.as_ptr().add(8 * i).cast()) });
+                }
+            }
+        }
+        sums.map(|sum| _mm512_reduce_add_epi64(sum) as u64).iter().fold(0, |all, sum| all ^ sum)
+    }
+
+    macro_rules! multiply_add {
+        ($name:ident, $features:literal, $set1:ident, $fma:ident) => {
+            #[target_feature(enable = $features)]
+            pub unsafe fn $name(rounds: u64) {
+                let (factor, summand) = black_box(($set1(0.999), $set1(0.001)));
+                let mut sums = [$set1(0.0); CHAINS];
+                for _ in 0..rounds {
+                    for sum in &mut sums {
+                        *sum = $fma(*sum, factor, summand);
+                    }
+                }
+                black_box(sums);
+            }
+        };
+    }
+
+    multiply_add!(multiply_add_512, "avx512f", _mm512_set1_ps, _mm512_fmadd_ps);
+    multiply_add!(multiply_add_256, "avx2,fma", _mm256_set1_ps, _mm256_fmadd_ps);
+}

@@ -1,0 +1,131 @@
+//! The results as a table for people and as JSON for programs.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::Result;
+use crate::noise::Noise;
+
+/// One repetition of one measurement, beside the best it could have been just then.
+pub struct Sample {
+    pub value: f64,
+    pub limit: f64,
+    pub bandwidth: f64,
+    pub noise: Noise,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Unit {
+    TokensPerSecond,
+    Seconds,
+    Mebibytes,
+}
+
+impl Unit {
+    fn name(self) -> &'static str {
+        match self {
+            Unit::TokensPerSecond => "tokens/s",
+            Unit::Seconds => "s",
+            Unit::Mebibytes => "MiB",
+        }
+    }
+}
+
+pub struct Row {
+    pub name: String,
+    pub unit: Unit,
+    pub samples: Vec<Sample>,
+}
+
+impl Row {
+    fn of(&self, number: impl Fn(&Sample) -> f64) -> f64 {
+        median(self.samples.iter().map(number).collect())
+    }
+
+    pub fn value(&self) -> f64 {
+        self.of(|sample| sample.value)
+    }
+
+    /// How near the limit: 1 is the best there can be.
+    fn share(&self) -> f64 {
+        self.of(|sample| match self.unit {
+            Unit::TokensPerSecond => sample.value / sample.limit,
+            Unit::Seconds | Unit::Mebibytes => sample.limit / sample.value,
+        })
+    }
+
+    fn line(&self) -> String {
+        let decimals = if self.value() < 100.0 { 2 } else { 0 };
+        let noisy = if self.samples.iter().any(|sample| sample.noise.too_much()) { "  noisy" } else { "" };
+        let (value, limit, unit) = (self.value(), self.of(|sample| sample.limit), self.unit.name());
+        format!("{:<18} {value:>10.decimals$} {limit:>10.decimals$} {unit:<9} {:>5.1} %{noisy}", self.name, 100.0 * self.share())
+    }
+
+    fn json(&self) -> Value {
+        let samples: Vec<Value> = self.samples.iter().map(Sample::json).collect();
+        let (value, limit) = (round(self.value()), round(self.of(|sample| sample.limit)));
+        json!({"name": self.name, "unit": self.unit.name(), "value": value, "limit": limit, "share": round(self.share()), "samples": samples})
+    }
+}
+
+impl Sample {
+    fn json(&self) -> Value {
+        let (value, limit, bandwidth) = (round(self.value), round(self.limit), round(self.bandwidth / 1e9));
+        json!({"value": value, "limit": limit, "bandwidth_gb_s": bandwidth, "noise": self.noise.json()})
+    }
+}
+
+fn round(x: f64) -> f64 {
+    (x * 1000.0).round() / 1000.0
+}
+
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => values[middle],
+        _ => (values[middle - 1] + values[middle]) / 2.0,
+    }
+}
+
+/// Rows in the order in which they were first added to.
+#[derive(Default)]
+pub struct Report {
+    rows: Vec<Row>,
+}
+
+impl Report {
+    pub fn add(&mut self, name: impl Into<String>, unit: Unit, sample: Sample) {
+        let name = name.into();
+        match self.rows.iter_mut().find(|row| row.name == name) {
+            Some(row) => row.samples.push(sample),
+            None => self.rows.push(Row { name, unit, samples: vec![sample] }),
+        }
+    }
+
+    pub fn value(&self, name: &str) -> Option<f64> {
+        self.rows.iter().find(|row| row.name == name).map(Row::value)
+    }
+
+    pub fn print(&self) {
+        println!("{:<18} {:>10} {:>10} {:<9} {:>7}", "", "value", "limit", "", "share");
+        self.rows.iter().for_each(|row| println!("{}", row.line()));
+        let bandwidths = || self.rows.iter().flat_map(|row| &row.samples).map(|sample| sample.bandwidth / 1e9);
+        let (least, most) = (bandwidths().fold(f64::INFINITY, f64::min), bandwidths().fold(0.0, f64::max));
+        println!("memory was read at {least:.1} to {most:.1} GB/s meanwhile");
+        if self.rows.iter().flat_map(|row| &row.samples).any(|sample| sample.noise.too_much()) {
+            println!("warning: others used more than a tenth of the cores during the rows marked noisy; measure again on a quiet machine");
+        }
+    }
+
+    /// `about` and the rows.
+    pub fn save(&self, path: &Path, mut about: Value) -> Result<()> {
+        about["rows"] = self.rows.iter().map(Row::json).collect();
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir)?;
+        }
+        Ok(std::fs::write(path, serde_json::to_string_pretty(&about)? + "\n")?)
+    }
+}

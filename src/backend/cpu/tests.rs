@@ -1,0 +1,307 @@
+//! Every kernel against a plain f64 reference, on ragged shapes, on every path this machine has.
+
+use super::*;
+use crate::batch::Span;
+
+fn backends() -> impl Iterator<Item = CpuBackend> {
+    Isa::ALL.into_iter().filter(|isa| isa.is_present()).map(|isa| CpuBackend::new(2, Some(isa)).unwrap())
+}
+
+/// Numbers in -1..1 that look random.
+fn numbers(len: usize, seed: u64) -> Vec<f32> {
+    let number = |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(seed.wrapping_mul(0xBF58_476D_1CE4_E5B9)) >> 33) as u32;
+    (0..len as u64).map(|i| (number(i * i + 1 + seed) % 20_001) as f32 / 10_000.0 - 1.0).collect()
+}
+
+fn buf(backend: &CpuBackend, values: &[f32]) -> Buf {
+    backend.vector(values).unwrap()
+}
+
+/// An output that must be written everywhere.
+fn poisoned(backend: &CpuBackend, len: usize) -> Buf {
+    buf(backend, &vec![f32::NAN; len])
+}
+
+fn stored(values: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
+    let mut bytes = Vec::new();
+    let mut rounded = Vec::new();
+    for &x in values {
+        let value = match dtype {
+            Dtype::F32 => x,
+            Dtype::F16 => half::f16::from_f32(x).to_f32(),
+            Dtype::Bf16 => half::bf16::from_f32(x).to_f32(),
+        };
+        match dtype {
+            Dtype::F32 => bytes.extend(x.to_le_bytes()),
+            Dtype::F16 => bytes.extend(half::f16::from_f32(x).to_le_bytes()),
+            Dtype::Bf16 => bytes.extend(half::bf16::from_f32(x).to_le_bytes()),
+        }
+        rounded.push(value);
+    }
+    (bytes, rounded)
+}
+
+fn matrix(backend: &CpuBackend, values: &[f32], rows: usize, cols: usize, dtype: Dtype) -> (Matrix, Vec<f32>) {
+    let (bytes, rounded) = stored(values, dtype);
+    let row_bytes = cols * dtype.bytes();
+    let source = &mut |first: usize, out: &mut [u8]| {
+        out.copy_from_slice(&bytes[first * row_bytes..][..out.len()]);
+        Ok(())
+    };
+    (backend.matrix(rows, cols, dtype, source).unwrap(), rounded)
+}
+
+fn assert_near(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let error = (*found as f64 - expected).abs();
+        assert!(error <= tolerance * expected.abs().max(1.0), "{what}: element {i} is {found}, not {expected}");
+    }
+}
+
+#[test]
+fn matmul_is_right_on_every_shape_storage_and_path() {
+    for backend in backends() {
+        for (rows, cols, outs) in
+            [(1, 1, 1), (1, 37, 33), (2, 64, 31), (3, 5, 100), (12, 129, 64), (13, 48, 65), (29, 96, 7), (65, 33, 161)]
+        {
+            for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+                let x = numbers(rows * cols, 1);
+                let bias = numbers(outs, 3);
+                let (w, rounded) = matrix(&backend, &numbers(outs * cols, 2), outs, cols, dtype);
+                let mut out = poisoned(&backend, rows * outs);
+                backend.matmul(rows, &buf(&backend, &x), &w, Some(&buf(&backend, &bias)), &mut out);
+                let dot = |r: usize, n: usize| (0..cols).map(|k| x[r * cols + k] as f64 * rounded[n * cols + k] as f64).sum::<f64>();
+                let expected: Vec<f64> = (0..rows * outs).map(|i| dot(i / outs, i % outs) + bias[i % outs] as f64).collect();
+                assert_near(&format!("{} {dtype:?} {rows}x{cols}x{outs}", backend.isa().name()), &out, &expected, 1e-5);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_alone_has_the_bits_of_the_row_among_others() {
+    for backend in backends() {
+        let (rows, cols, outs) = (41, 77, 70);
+        let (w, _) = matrix(&backend, &numbers(outs * cols, 2), outs, cols, Dtype::Bf16);
+        let x = numbers(rows * cols, 1);
+        let mut all = poisoned(&backend, rows * outs);
+        backend.matmul(rows, &buf(&backend, &x), &w, None, &mut all);
+        for row in 0..rows {
+            let mut one = poisoned(&backend, outs);
+            backend.matmul(1, &buf(&backend, &x[row * cols..][..cols]), &w, None, &mut one);
+            assert!(one.iter().map(|x| x.to_bits()).eq(all[row * outs..][..outs].iter().map(|x| x.to_bits())));
+        }
+    }
+}
+
+#[test]
+fn an_embedding_row_is_the_row_of_the_table() {
+    for backend in backends() {
+        let (table, rounded) = matrix(&backend, &numbers(50 * 11, 4), 50, 11, Dtype::F16);
+        let mut inputs = Inputs::default();
+        backend.upload(&Batch { tokens: vec![0, 49, 31, 32], positions: vec![0, 1, 2, 3], ..Default::default() }, &mut inputs).unwrap();
+        let mut out = poisoned(&backend, 4 * 11);
+        backend.embed(&inputs, &table, 2.0, &mut out);
+        backend.add_positions(&inputs, &table, 3, &mut out);
+        for (row, (token, position)) in [(0, 3), (49, 4), (31, 5), (32, 6)].into_iter().enumerate() {
+            for k in 0..11 {
+                assert_eq!(out[row * 11 + k], 2.0 * rounded[token * 11 + k] + rounded[position * 11 + k]);
+            }
+        }
+    }
+}
+
+/// A case of attention: two sequences, one in the middle of its prompt, one decoding.
+struct Case {
+    shape: AttentionShape,
+    block_size: usize,
+    dtype: Dtype,
+}
+
+const CONTEXTS: [usize; 2] = [301, 140];
+const ROWS: [usize; 2] = [19, 1];
+
+impl Case {
+    /// Stores all K and V, then asks for the last rows of each sequence.
+    fn run(&self, backend: &CpuBackend) -> (Vec<f32>, Vec<f64>) {
+        let Case { shape, block_size, dtype } = self;
+        backend.reserve(shape).unwrap();
+        let per_sequence = CONTEXTS[0].div_ceil(*block_size);
+        let kv_shape = KvShape {
+            blocks: 2 * per_sequence,
+            block_size: *block_size,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            dtype: *dtype,
+        };
+        let mut kv = backend.kv(kv_shape).unwrap();
+        // The sequences' blocks alternate, from the end of the pool.
+        let tables: Vec<u32> = (0..2).flat_map(|s| (0..per_sequence).map(move |b| (2 * (per_sequence - b) - 1 - s) as u32)).collect();
+        let slot = |s: usize, p: usize| tables[s * per_sequence + p / block_size] * *block_size as u32 + (p % block_size) as u32;
+        let width = shape.qkv_width();
+        let all = numbers(2 * CONTEXTS[0] * width, 5); // [sequence, position, qkv]
+        let at = |s: usize, p: usize| &all[(s * CONTEXTS[0] + p) * width..][..width];
+
+        let places: Vec<(usize, usize)> = (0..2).flat_map(|s| (0..CONTEXTS[s]).map(move |p| (s, p))).collect();
+        let mut inputs = Inputs::default();
+        let batch = Batch { tokens: vec![0; places.len()], slots: places.iter().map(|&(s, p)| slot(s, p)).collect(), ..Default::default() };
+        backend.upload(&batch, &mut inputs).unwrap();
+        let qkv: Vec<f32> = places.iter().flat_map(|&(s, p)| at(s, p).to_vec()).collect();
+        backend.store_kv(&inputs, shape, &buf(backend, &qkv), &mut kv);
+
+        let rows: Vec<(usize, usize)> = (0..2).flat_map(|s| (CONTEXTS[s] - ROWS[s]..CONTEXTS[s]).map(move |p| (s, p))).collect();
+        let span =
+            |s: usize| Span { first_row: if s == 0 { 0 } else { ROWS[0] as u32 }, rows: ROWS[s] as u32, table: (s * per_sequence) as u32 };
+        let positions = rows.iter().map(|row| row.1 as u32).collect();
+        let batch = Batch { tokens: vec![0; rows.len()], positions, spans: vec![span(0), span(1)], tables, ..Default::default() };
+        backend.upload(&batch, &mut inputs).unwrap();
+        let qkv: Vec<f32> = rows.iter().flat_map(|&(s, p)| at(s, p).to_vec()).collect();
+        let mut out = poisoned(backend, rows.len() * shape.q_width());
+        backend.attention(&inputs, shape, &buf(backend, &qkv), &kv, &mut out);
+        let expected = rows.iter().flat_map(|&(s, p)| self.reference(p, |i| at(s, i))).collect();
+        (out.to_vec(), expected)
+    }
+
+    /// One row, all heads, in f64 over K and V as they are stored.
+    fn reference<'a>(&self, position: usize, at: impl Fn(usize) -> &'a [f32]) -> Vec<f64> {
+        let AttentionShape { heads, kv_heads, head_dim, scale, window, soft_cap } = self.shape;
+        let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let round = |x: f32| stored(&[x], self.dtype).1[0] as f64;
+        let mut out = Vec::new();
+        for head in 0..heads {
+            let kv_head = head / (heads / kv_heads);
+            let part = |p: usize, start: usize| &at(p)[start * head_dim..][..head_dim];
+            let score = |p: usize| {
+                let dot: f64 = part(position, head).iter().zip(part(p, heads + kv_head)).map(|(q, k)| *q as f64 * round(*k)).sum();
+                soft_cap.map_or(dot * scale as f64, |cap| cap as f64 * (dot * scale as f64 / cap as f64).tanh())
+            };
+            let weights: Vec<f64> = (first..=position).map(|p| score(p).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            let value = |p: usize, d: usize| round(part(p, heads + kv_heads + kv_head)[d]);
+            out.extend((0..head_dim).map(|d| weights.iter().enumerate().map(|(i, w)| w * value(first + i, d)).sum::<f64>() / total));
+        }
+        out
+    }
+}
+
+#[test]
+fn attention_is_right_over_any_blocks_heads_windows_and_caps() {
+    let shape = |heads, kv_heads, head_dim| AttentionShape { heads, kv_heads, head_dim, scale: 1.7, window: None, soft_cap: None };
+    let shapes = [
+        shape(4, 4, 64),
+        shape(8, 1, 32),
+        shape(6, 2, 20),
+        shape(3, 3, 7),
+        AttentionShape { window: Some(130), ..shape(4, 2, 16) },
+        AttentionShape { window: Some(1), ..shape(2, 1, 80) },
+        AttentionShape { soft_cap: Some(2.0), ..shape(5, 1, 48) },
+    ];
+    for backend in backends() {
+        for (i, shape) in shapes.iter().enumerate() {
+            for block_size in [8, 16, 256] {
+                for dtype in [Dtype::F32, Dtype::Bf16] {
+                    let (found, expected) = Case { shape: *shape, block_size, dtype }.run(&backend);
+                    assert_near(&format!("{} shape {i}, blocks of {block_size}, {dtype:?}", backend.isa().name()), &found, &expected, 2e-5);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn norms_are_right() {
+    for backend in backends() {
+        for width in [1, 5, 16, 33, 160] {
+            let (x, weight, bias) = (numbers(3 * width, 1), numbers(width, 2), numbers(width, 3));
+            for (kind, offset) in
+                [(NormKind::Layer, 0.0), (NormKind::Rms { unit_offset: false }, 0.0), (NormKind::Rms { unit_offset: true }, 1.0)]
+            {
+                let mut out = poisoned(&backend, 3 * width);
+                backend.norm(3, width, kind, 1e-3, &buf(&backend, &weight), Some(&buf(&backend, &bias)), &buf(&backend, &x), &mut out);
+                let expected: Vec<f64> = x
+                    .chunks(width)
+                    .flat_map(|row| {
+                        let mean = if kind == NormKind::Layer { row.iter().map(|x| *x as f64).sum::<f64>() / width as f64 } else { 0.0 };
+                        let variance = row.iter().map(|x| (*x as f64 - mean).powi(2)).sum::<f64>() / width as f64;
+                        let scaled = |(i, x): (usize, &f32)| {
+                            (*x as f64 - mean) / (variance + 1e-3).sqrt() * (weight[i] as f64 + offset) + bias[i] as f64
+                        };
+                        row.iter().enumerate().map(scaled).collect::<Vec<_>>()
+                    })
+                    .collect();
+                assert_near(&format!("{} {kind:?} of {width}", backend.isa().name()), &out, &expected, 1e-5);
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_are_normed_in_place_and_their_neighbours_left_alone() {
+    for backend in backends() {
+        let x = numbers(2 * 50, 1);
+        let weight = numbers(10, 2);
+        let mut out = buf(&backend, &x);
+        let heads = Heads { first: 20, count: 2, dim: 10, stride: 50 };
+        backend.norm_heads(2, heads, NormKind::Rms { unit_offset: false }, 1e-6, &buf(&backend, &weight), &mut out);
+        let expected: Vec<f64> = (0..100)
+            .map(|i| {
+                let (row, column) = (i / 50, i % 50);
+                if !(20..40).contains(&column) {
+                    return x[i] as f64;
+                }
+                let head = &x[row * 50 + column / 10 * 10..][..10];
+                let square = head.iter().map(|x| (*x as f64).powi(2)).sum::<f64>() / 10.0;
+                x[i] as f64 / (square + 1e-6).sqrt() * weight[column % 10] as f64
+            })
+            .collect();
+        assert_near(backend.isa().name(), &out, &expected, 1e-5);
+    }
+}
+
+#[test]
+fn rope_turns_the_rotated_dimensions_of_each_head_by_position() {
+    for backend in backends() {
+        let (frequencies, x) = ([1.0f32, 0.1], numbers(2 * 18, 1));
+        let mut inputs = Inputs::default();
+        backend.upload(&Batch { tokens: vec![0; 2], positions: vec![0, 9], ..Default::default() }, &mut inputs).unwrap();
+        let mut angles = poisoned(&backend, 2 * 4);
+        backend.angles(&inputs, &frequencies, 1.0, &mut angles);
+        let mut out = buf(&backend, &x);
+        // Two heads of 6 dimensions, of which 4 turn; 6 more columns that are no heads.
+        backend.rope(2, Heads { first: 0, count: 2, dim: 6, stride: 18 }, 4, &angles, &mut out);
+        assert_eq!(out[..18], x[..18], "position 0 does not turn");
+        for head in [18, 24] {
+            for (i, frequency) in frequencies.iter().enumerate() {
+                let (sin, cos) = (9.0 * *frequency as f64).sin_cos();
+                let (a, b) = (x[head + i] as f64, x[head + i + 2] as f64);
+                assert_near("rope", &[out[head + i], out[head + i + 2]], &[a * cos - b * sin, b * cos + a * sin], 1e-6);
+            }
+            assert_eq!(out[head + 4..head + 6], x[head + 4..head + 6]);
+        }
+        assert_eq!(out[30..], x[30..]);
+    }
+}
+
+#[test]
+fn activations_gates_and_caps_are_right() {
+    let gelu = |x: f64| 0.5 * x * (1.0 + libm::erf(x / 2f64.sqrt()));
+    let gelu_tanh = |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh());
+    let acts: [(Act, &dyn Fn(f64) -> f64); 4] =
+        [(Act::Relu, &|x| x.max(0.0)), (Act::Silu, &|x| x / (1.0 + (-x).exp())), (Act::Gelu, &gelu), (Act::GeluTanh, &gelu_tanh)];
+    let x: Vec<f32> = numbers(2 * 2 * 37, 1).iter().map(|x| x * 12.0).collect();
+    for backend in backends() {
+        for (act, exact) in acts {
+            let mut out = buf(&backend, &x);
+            backend.activate(x.len(), act, &mut out);
+            assert_near(&format!("{act:?}"), &out, &x.iter().map(|x| exact(*x as f64)).collect::<Vec<_>>(), 2e-6);
+            let mut gated = poisoned(&backend, 2 * 37);
+            backend.gate(2, 37, act, &buf(&backend, &x), &mut gated);
+            let expected: Vec<f64> =
+                (0..74).map(|i| (i / 37 * 74 + i % 37, i)).map(|(at, _)| exact(x[at] as f64) * x[at + 37] as f64).collect();
+            assert_near(&format!("gated {act:?}"), &gated, &expected, 2e-6);
+        }
+        let mut out = buf(&backend, &x);
+        backend.scale_and_cap(x.len(), 0.5, Some(3.0), &mut out);
+        assert_near("cap", &out, &x.iter().map(|x| 3.0 * (*x as f64 * 0.5 / 3.0).tanh()).collect::<Vec<_>>(), 2e-6);
+    }
+}
