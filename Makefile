@@ -6,7 +6,7 @@ LIB := $(LIBDIR)/libpagedllm.so
 BUILD := build
 LINK := -L$(LIBDIR) -lpagedllm -Wl,-rpath,$(CURDIR)/$(LIBDIR)
 # Where rustup, should setup have to run it, puts cargo.
-export PATH := $(PATH):$(HOME)/.cargo/bin
+export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 .PHONY: demo test setup lib header lint test-rust test-c test-examples bench clean
 

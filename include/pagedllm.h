@@ -4,7 +4,6 @@
  *     pllm_engine_options options;
  *     pllm_engine_options_init(&options, sizeof options);
  *     options.model_path = "models/mine";
- *     options.model_path_len = PLLM_NUL_TERMINATED;
  *     pllm_engine *engine;
  *     pllm_error *error = pllm_engine_create(&options, &engine);
  *     ...pllm_engine_add_request...
@@ -62,7 +61,7 @@
 // A file could not be opened or read.
 #define PLLM_E_IO 3
 
-// The model's files are damaged, incomplete or contradict each other.
+// The model's files are damaged, incomplete or contradict each other, or its numbers are not finite.
 #define PLLM_E_MODEL 4
 
 // Understood, and not offered by this build, model or machine.
@@ -77,7 +76,8 @@
 // The machine would not give the memory.
 #define PLLM_E_OUT_OF_MEMORY 8
 
-// A defect of the library. After one in a step, the engine serves no more; freeing it still works.
+// A defect of the library. After one in a step, the engine serves no more: every request ends with an output that says
+// so, later calls for work are refused with the same message, and freeing it still works.
 #define PLLM_E_INTERNAL 9
 
 // The version of the ABI. While it is 0, names may still change between releases.
@@ -170,11 +170,11 @@ typedef struct {
   uint64_t struct_size;
   // A model directory as Hugging Face ships it. UTF-8.
   const char *model_path;
-  // In bytes, or PLLM_NUL_TERMINATED.
+  // In bytes, or PLLM_NUL_TERMINATED (the default).
   uint64_t model_path_len;
   // Where to run: "cpu", the default (also NULL).
   const char *device;
-  // In bytes, or PLLM_NUL_TERMINATED.
+  // In bytes, or PLLM_NUL_TERMINATED (the default).
   uint64_t device_len;
   // Bytes of the KV pool. 0: what max_seqs sequences of the full length need, at most 1 GiB.
   uint64_t kv_bytes;
@@ -208,7 +208,7 @@ typedef struct {
   uint64_t struct_size;
   uint64_t weight_bytes;
   uint64_t kv_bytes;
-  // Activations, logits and the kernels' working memory.
+  // Activations, logits and the kernels' working memory; small tables are not counted.
   uint64_t work_bytes;
   // KV blocks, and the tokens each holds.
   uint64_t blocks;
@@ -283,7 +283,7 @@ typedef struct {
   uint64_t struct_size;
   // The prompt as text, UTF-8; NULL where it is given as tokens.
   const char *prompt;
-  // In bytes, or PLLM_NUL_TERMINATED.
+  // In bytes, or PLLM_NUL_TERMINATED (the default).
   uint64_t prompt_len;
   // The prompt as token ids; NULL where it is given as text.
   const uint32_t *prompt_tokens;
@@ -344,11 +344,12 @@ typedef struct {
   uint64_t sequence;
   // The request's own word, returned.
   uint64_t user_data;
+  // NULL where there are none.
   const uint32_t *tokens;
   uint64_t tokens_len;
   // One per token; NULL where the request did not ask for them.
   const float *logprobs;
-  // UTF-8, not NUL-terminated, never half a character. It may lag behind the tokens.
+  // UTF-8, not NUL-terminated, never half a character; NULL where there is none. It may lag behind the tokens.
   const char *text;
   uint64_t text_len;
   // UTF-8, not NUL-terminated; NULL unless finish_reason is PLLM_FINISH_ERROR.
@@ -382,7 +383,7 @@ PLLM_NODISCARD pllm_error *pllm_engine_plan(const pllm_engine_options *options, 
 PLLM_NODISCARD pllm_error *pllm_engine_create(const pllm_engine_options *options, pllm_engine **out_engine);
 
 // Ends every request, joins the engine's threads and returns its memory. NULL is fine.
-// No other call on this engine or its queue may be under way; batches of outputs already polled stay valid.
+// No other call on this engine or its queue may be under way (so poll with finite timeouts); batches already polled stay valid.
 void pllm_engine_free(pllm_engine *engine);
 
 // The model and the limits it is served with.
@@ -406,8 +407,11 @@ pllm_error *pllm_engine_add_request(const pllm_engine *engine,
 PLLM_NODISCARD pllm_error *pllm_engine_abort(const pllm_engine *engine, uint64_t request);
 
 // Runs one iteration: up to max_batch_tokens rows of all running sequences, one new token for each that is past its
-// prompt. What came of it is in the queue. A second thread that steps meanwhile gets PLLM_E_BUSY.
-PLLM_NODISCARD pllm_error *pllm_engine_step(const pllm_engine *engine, pllm_step *out_step);
+// prompt. What came of it is in the queue. A second thread that steps meanwhile gets PLLM_E_BUSY. Where a step could not
+// be computed (PLLM_E_OUT_OF_MEMORY), nothing is lost: the next one tries again.
+PLLM_NODISCARD
+pllm_error *pllm_engine_step(const pllm_engine *engine,
+                             pllm_step *out_step);
 
 // The engine's own queue, borrowed: it lives as long as the engine. NULL for NULL.
 const pllm_queue *pllm_engine_queue(const pllm_engine *engine);
@@ -435,6 +439,7 @@ const char *pllm_build_info(void);
 
 // Takes everything that is in the queue, in the order it was made. Waits up to timeout_ms for the first
 // (0: not at all; negative: as long as it takes). When time runs out the batch is empty; that is no error.
+// Once an engine has failed and its last outputs are taken, polling answers with that failure.
 // Free the batch with pllm_outputs_free. May be called from any thread, also while another one steps.
 PLLM_NODISCARD pllm_error *pllm_queue_poll(const pllm_queue *queue, int64_t timeout_ms, pllm_outputs **out_outputs);
 
@@ -472,7 +477,7 @@ pllm_error *pllm_engine_render_chat(const pllm_engine *engine,
                                     uint64_t len,
                                     pllm_bytes **out_text);
 
-// The ids, borrowed; NULL for NULL.
+// The ids, borrowed; NULL for NULL and where there are none.
 const uint32_t *pllm_tokens_data(const pllm_tokens *tokens);
 
 // How many ids there are; 0 for NULL.
@@ -481,7 +486,7 @@ uint64_t pllm_tokens_len(const pllm_tokens *tokens);
 // Frees token ids. NULL is fine.
 void pllm_tokens_free(pllm_tokens *tokens);
 
-// The bytes, borrowed, not NUL-terminated; NULL for NULL.
+// The bytes, borrowed, not NUL-terminated; NULL for NULL and where there are none.
 const char *pllm_bytes_data(const pllm_bytes *bytes);
 
 // How many bytes there are; 0 for NULL.

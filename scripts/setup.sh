@@ -3,7 +3,7 @@
 # What it may not install itself (no root, no network) it names with the exact line.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export PATH="$PATH:$HOME/.cargo/bin"
+export PATH="$HOME/.cargo/bin:$PATH"
 
 missing=()
 command -v cc >/dev/null && command -v c++ >/dev/null || missing+=(build-essential)

@@ -37,7 +37,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     pub fn new(code: Code, message: impl Into<Cow<'static, str>>) -> Error {
-        Error { code, message: message.into() }
+        Error { code, message: shortened(message.into()) }
     }
 
     pub fn invalid(message: impl Into<Cow<'static, str>>) -> Error {
@@ -89,6 +89,16 @@ impl Error {
     pub fn within(self, place: impl fmt::Display) -> Error {
         Error { code: self.code, message: format!("{place}: {}", self.message).into() }
     }
+}
+
+/// Messages may quote what a file or a request says; no more of it than a person would read.
+fn shortened(message: Cow<'static, str>) -> Cow<'static, str> {
+    const MOST_BYTES: usize = 1000;
+    if message.len() <= MOST_BYTES {
+        return message;
+    }
+    let end = (0..=MOST_BYTES).rev().find(|&i| message.is_char_boundary(i)).unwrap_or(0);
+    format!("{}...", &message[..end]).into()
 }
 
 impl fmt::Display for Error {

@@ -192,6 +192,8 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
+    const MOST_STOPS: usize = 1024;
+
     pub fn greedy() -> Self {
         SamplingParams { temperature: 0.0, ..Default::default() }
     }
@@ -216,6 +218,13 @@ impl SamplingParams {
             return Err(Error::invalid(format!(
                 "min_tokens is {} and max_tokens is {max}: lower the first or raise the second",
                 self.min_tokens
+            )));
+        }
+        let stops = self.stop.len().max(self.stop_token_ids.len());
+        if stops > Self::MOST_STOPS {
+            return Err(Error::invalid(format!(
+                "{stops} stop strings or stop tokens are given, at most {} of each are looked for",
+                Self::MOST_STOPS
             )));
         }
         if let Some(&id) = self.stop_token_ids.iter().find(|&&id| id as usize >= vocab_size) {

@@ -91,7 +91,7 @@ fn run(engine: &Engine) -> Vec<Output> {
     let mut outputs = Vec::new();
     for _ in 0..10_000 {
         let report = engine.step().unwrap();
-        outputs.extend(engine.queue().poll(Some(Duration::ZERO)));
+        outputs.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap());
         if report.unfinished == 0 {
             return outputs;
         }
@@ -189,21 +189,22 @@ fn logits_that_are_not_numbers_end_their_own_request_only() {
 }
 
 #[test]
-fn a_step_that_cannot_be_computed_ends_its_requests_and_the_engine_lives() {
-    let broken = Arc::new(AtomicBool::new(true));
+fn a_step_that_cannot_be_computed_loses_nothing() {
+    let broken = Arc::new(AtomicBool::new(false));
     let switch = broken.clone();
     let engine = scripted(100, move |token, _, logits| {
         logits[token as usize + 1] = 9.0;
         if switch.load(Ordering::Relaxed) { Err(Error::out_of_memory()) } else { Ok(()) }
     });
-    let lost = engine.add_request(request(&[10], greedy(3))).unwrap();
-    let outputs = run(&engine);
-    assert_eq!(finish(&outputs, lost), FinishReason::Error);
-    assert_eq!(outputs.last().unwrap().error.as_ref().unwrap().code(), Code::OutOfMemory);
+    let id = engine.add_request(request(&[10], greedy(3))).unwrap();
+    engine.step().unwrap();
+    broken.store(true, Ordering::Relaxed);
+    for _ in 0..3 {
+        assert_eq!(engine.step().unwrap_err().code(), Code::OutOfMemory);
+    }
     broken.store(false, Ordering::Relaxed);
-    let next = engine.add_request(request(&[10], greedy(3))).unwrap();
-    assert_eq!(tokens(&run(&engine), next), [11, 12, 13]);
-    assert_eq!(engine.stats().blocks_used, 0);
+    assert_eq!(tokens(&run(&engine), id), [11, 12, 13]);
+    assert_eq!((engine.stats().blocks_used, engine.stats().steps), (0, 3));
 }
 
 #[test]
@@ -212,11 +213,12 @@ fn a_defect_ends_every_request_once_and_every_later_call_says_so() {
     let ids = [engine.add_request(request(&[10], greedy(3))).unwrap(), engine.add_request(request(&[20], greedy(3))).unwrap()];
     let error = engine.step().unwrap_err();
     assert!(error.code() == Code::Internal && error.message().contains("on purpose"), "{error}");
-    let outputs: Vec<Output> = engine.queue().poll(Some(Duration::ZERO)).into();
+    let outputs: Vec<Output> = engine.queue().poll(Some(Duration::ZERO)).unwrap().into();
     ids.iter().for_each(|&id| assert_eq!(finish(&outputs, id), FinishReason::Error));
     assert_eq!(engine.step().unwrap_err(), error);
     assert_eq!(engine.add_request(request(&[10], greedy(3))).unwrap_err(), error);
     assert_eq!(engine.abort(ids[0]).unwrap_err(), error);
+    assert_eq!(engine.queue().poll(None).unwrap_err(), error, "nobody waits for what cannot come");
 }
 
 #[test]
@@ -251,15 +253,39 @@ fn a_second_thread_that_steps_is_told_that_the_engine_is_busy() {
 #[test]
 fn a_poll_waits_for_an_output_and_gives_up_in_time() {
     let engine = counting();
-    assert!(engine.queue().poll(Some(Duration::from_millis(5))).is_empty());
+    assert!(engine.queue().poll(Some(Duration::from_millis(5))).unwrap().is_empty());
     engine.add_request(request(&[10], greedy(1))).unwrap();
     let polled = Mutex::new(0);
     std::thread::scope(|scope| {
-        scope.spawn(|| *polled.lock().unwrap() = engine.queue().poll(None).len());
+        scope.spawn(|| *polled.lock().unwrap() = engine.queue().poll(None).unwrap().len());
         std::thread::sleep(Duration::from_millis(5));
         engine.step().unwrap();
     });
     assert_eq!(*polled.lock().unwrap(), 1);
+}
+
+#[test]
+fn the_share_of_slots_that_hold_tokens_is_counted() {
+    let engine = counting();
+    assert_eq!(engine.stats().slot_utilization, 1.0);
+    engine.add_request(request(&[10; 11], greedy(30))).unwrap();
+    engine.step().unwrap();
+    // 11 tokens in 2 blocks of 8.
+    let Stats { blocks_used, blocks_free, slot_utilization, .. } = engine.stats();
+    assert_eq!((blocks_used, blocks_free, slot_utilization), (2, 62, 11.0 / 16.0));
+}
+
+#[test]
+fn ids_follow_the_order_of_requests_from_many_threads() {
+    let engine = counting();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..50).for_each(|_| drop(engine.add_request(request(&[10], greedy(2))))));
+        }
+    });
+    // The scheduler's queues are by age; it would panic, and the engine fail, if ids came out of order.
+    let outputs = run(&engine);
+    assert!((1..=200).all(|id| finish(&outputs, id) == FinishReason::Length));
 }
 
 #[test]
@@ -336,6 +362,58 @@ fn streamed_text_is_whole_characters_and_adds_up_to_the_whole() {
         let whole = engine.text().unwrap().decode(&tokens(&outputs, id), true).unwrap();
         assert_eq!(text(&outputs, id), whole);
     }
+}
+
+/// The host may round as it likes and flush subnormals: the answers are the same, and its mode is left alone.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn the_hosts_floating_point_mode_changes_nothing() {
+    let mode = |mode: u32| {
+        // SAFETY: loads the SSE control register with a valid value.
+        unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const mode, options(nostack, preserves_flags)) };
+    };
+    let answer = || {
+        let engine = bundled(EngineOptions { threads: Some(2), ..Default::default() });
+        let messages = serde_json::json!([{"role": "user", "content": "Tell me a story about a dog."}]);
+        chat(&engine, &messages, SamplingParams { logprobs: true, max_tokens: Some(40), ..SamplingParams::greedy() });
+        run(&engine).iter().flat_map(|output| output.logprobs.iter().map(|p| p.to_bits()).collect::<Vec<_>>()).collect::<Vec<_>>()
+    };
+    let expected = answer();
+    mode(0x1F80 | 0x8040 | 0x4000); // flush subnormals, round up
+    let found = answer();
+    mode(0x1F80);
+    assert_eq!((expected.len(), expected), (40, found));
+}
+
+#[test]
+fn tokens_that_the_tokenizer_lacks_have_no_text_and_lose_nothing() {
+    let dir = common::TempDir::new();
+    for entry in std::fs::read_dir(common::bundled_model()).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, dir.0.join(path.file_name().unwrap())).unwrap();
+    }
+    // A tokenizer of 16 KB and some 300 tokens for a model of 1024.
+    std::fs::copy(common::goldens().join("tokenizers/byte_level/tokenizer.json"), dir.0.join("tokenizer.json")).unwrap();
+    let engine = Engine::create(&EngineOptions { model_dir: dir.0.clone(), ..Default::default() }).unwrap();
+    let known = engine.text().unwrap().vocab_size() as u32;
+    let hot = SamplingParams { temperature: 5.0, max_tokens: Some(100), ignore_eos: true, ..Default::default() };
+    let id = engine.add_request(request(&[1, 2], hot)).unwrap();
+    let outputs = run(&engine);
+    let tokens = tokens(&outputs, id);
+    assert!(tokens.len() == 100 && tokens.iter().any(|&token| token >= known), "{tokens:?}");
+    assert_eq!(finish(&outputs, id), FinishReason::Length);
+}
+
+#[test]
+fn text_held_back_for_a_stop_string_comes_out_with_the_abort() {
+    let engine = bundled(EngineOptions::default());
+    let messages = serde_json::json!([{"role": "user", "content": "What are the days of the week?"}]);
+    let id = chat(&engine, &messages, SamplingParams { stop: vec!["Monday, Tuesday, never".into()], ..SamplingParams::greedy() });
+    engine.step().unwrap();
+    engine.step().unwrap();
+    engine.abort(id).unwrap();
+    let outputs = run(&engine);
+    assert_eq!((text(&outputs, id).as_str(), finish(&outputs, id)), ("Monday,", FinishReason::Abort));
 }
 
 /// The text side, the tokenizer's vocabulary and the model's own agree.

@@ -42,7 +42,7 @@ fn requests(vocab: usize) -> Vec<Request> {
 fn drain(engine: &Engine, answers: &mut Answers) {
     loop {
         let report = engine.step().unwrap();
-        for output in engine.queue().poll(Some(Default::default())) {
+        for output in engine.queue().poll(Some(Default::default())).unwrap() {
             assert!(matches!(output.finish, None | Some(FinishReason::Length)), "{:?}: {:?}", output.finish, output.error);
             let pairs = output.tokens.iter().copied().zip(output.logprobs.iter().map(|p| p.to_bits()));
             answers.entry(output.user_data).or_default().extend(pairs);

@@ -34,7 +34,6 @@ int main(int argc, char **argv) {
     pllm_engine_options options;
     pllm_engine_options_init(&options, sizeof options);
     options.model_path = argc > 1 ? argv[1] : "examples/model";
-    options.model_path_len = PLLM_NUL_TERMINATED;
     pllm_engine *engine;
     check(pllm_engine_create(&options, &engine));
     pllm_sampling greedy;
@@ -51,7 +50,8 @@ int main(int argc, char **argv) {
         for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++) {
             const pllm_output *o = pllm_outputs_get(outputs, i);
             static const char *const ends[] = {"", " (stop)", " (length)", " (abort)", " (error)"};
-            printf("[%d] %.*s%s\n", (int)o->request, (int)o->text_len, o->text, ends[o->finish_reason]);
+            const char *end = o->finish_reason < 5 ? ends[o->finish_reason] : " (ended)";
+            printf("[%d] %.*s%s\n", (int)o->request, (int)o->text_len, o->text ? o->text : "", end);
             if (o->request == story && o->generated_tokens == 8 && !o->finish_reason) check(pllm_engine_abort(engine, story));
         }
         pllm_outputs_free(outputs);

@@ -15,7 +15,7 @@ Request = struct("Request", "size:u64 prompt:ptr prompt_len:u64 tokens:ptr token
 Step = struct("Step", "size:u64 unfinished:u64 prefill_tokens:u64 decode_tokens:u64 sequences:u64")
 Output = struct("Output", "size:u64 request:u64 sequence:u64 user_data:u64 tokens:ptr tokens_len:u64 logprobs:ptr text:ptr text_len:u64 "
     "error:ptr error_len:u64 prompt_tokens:u64 generated_tokens:u64 index:u32 finish:u32 error_code:i32 reserved:u32")
-FINISH, SKIP_SPECIAL = ["", " (stop)", " (length)", " (abort)", " (error)"], 2
+FINISH, SKIP_SPECIAL = ["", " (stop)", " (length)", " (abort)", " (ended)"], 2
 lib = ctypes.CDLL(sys.argv[1])
 for name in "engine_create engine_render_chat engine_add_request engine_abort engine_step engine_queue queue_poll outputs_get bytes_data".split():
     getattr(lib, "pllm_" + name).restype = c_void_p
@@ -54,7 +54,7 @@ while step.unfinished:
     call("queue_poll", c_void_p(lib.pllm_engine_queue(engine)), c_int64(0), byref(outputs))
     for i in range(lib.pllm_outputs_len(outputs)):
         o = Output.from_address(lib.pllm_outputs_get(outputs, c_uint64(i)))
-        print(f"[{o.request}] {ctypes.string_at(o.text, o.text_len).decode()}{FINISH[o.finish]}")
+        print(f"[{o.request}] {ctypes.string_at(o.text or b'', o.text_len).decode()}{FINISH[min(o.finish, 4)]}")
         if o.request == story and o.generated_tokens == 8 and not o.finish: call("engine_abort", engine, c_uint64(story))
     lib.pllm_outputs_free(outputs)
 lib.pllm_engine_free(engine)

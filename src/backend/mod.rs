@@ -92,8 +92,9 @@ pub trait Backend: Send + Sync {
     fn matrix_bytes(&self, rows: usize, cols: usize, dtype: Dtype) -> u64;
     fn kv_block_bytes(&self, shape: &KvShape) -> u64;
 
-    /// Makes room for attention of this shape, so that no step has to; and the bytes that takes.
+    /// Makes room for attention of this shape, so that no step has to.
     fn reserve(&self, shape: &AttentionShape) -> Result<()>;
+    /// What that takes for each thread.
     fn reserved_bytes(&self, shape: &AttentionShape) -> u64;
 
     fn upload(&self, batch: &Batch, inputs: &mut Self::Inputs) -> Result<()>;

@@ -1,5 +1,7 @@
 //! Greedy choice and sampling. Order of the warpers: temperature, min-p, top-k, top-p.
 
+use std::sync::Arc;
+
 use super::random::uniform;
 use crate::error::{Result, try_vec};
 use crate::options::SamplingParams;
@@ -9,7 +11,7 @@ use crate::options::SamplingParams;
 pub struct Rules {
     pub params: SamplingParams,
     /// The model's end-of-sequence tokens; empty with `ignore_eos`.
-    pub eos: Vec<u32>,
+    pub eos: Arc<[u32]>,
     pub seed: u64,
 }
 
@@ -43,7 +45,7 @@ impl Sampler {
         Ok(Sampler { logits: try_vec(vocab_size, 0.0)?, candidates: try_vec(vocab_size, Candidate::default())? })
     }
 
-    /// The next token after `generated` ones. None: the logits hold a NaN, or nothing that can be chosen.
+    /// The next token after `generated` ones. None: the logits hold NaN or infinity, or nothing that can be chosen.
     pub fn choose(&mut self, logits: &[f32], rules: &Rules, generated: usize) -> Option<u32> {
         if logits.iter().any(|x| x.is_nan()) {
             return None;
@@ -62,11 +64,11 @@ impl Sampler {
 
     fn pick(&mut self, logits: &[f32], rules: &Rules, generated: usize) -> Option<u32> {
         let (best, max) = argmax(logits)?;
-        if rules.params.temperature == 0.0 {
-            return Some(best);
-        }
         if max == f32::INFINITY {
             return None;
+        }
+        if rules.params.temperature == 0.0 {
+            return Some(best);
         }
         self.weigh(logits, max, &rules.params);
         keep_top_k(&mut self.candidates, rules.params.top_k as usize);
@@ -165,7 +167,7 @@ mod tests {
     use super::*;
 
     fn rules(params: SamplingParams) -> Rules {
-        Rules { params, eos: vec![], seed: 1 }
+        Rules { params, eos: Arc::new([]), seed: 1 }
     }
 
     /// How often each token comes out of 20,000 draws.
@@ -240,7 +242,7 @@ mod tests {
     fn greedy_takes_the_first_of_equals_and_min_tokens_forbids_the_end() {
         let mut sampler = Sampler::new(4).unwrap();
         let logits = [0.0, 2.0, 2.0, 1.0];
-        let mut rules = Rules { eos: vec![1], ..rules(SamplingParams { min_tokens: 3, ..SamplingParams::greedy() }) };
+        let mut rules = Rules { eos: Arc::new([1]), ..rules(SamplingParams { min_tokens: 3, ..SamplingParams::greedy() }) };
         assert_eq!(sampler.choose(&logits, &rules, 2), Some(2));
         assert_eq!(sampler.choose(&logits, &rules, 3), Some(1));
         rules.params.stop_token_ids = vec![0, 2, 3];
@@ -255,6 +257,7 @@ mod tests {
             assert_eq!(sampler.choose(&[f32::NEG_INFINITY; 2], &rules(params), 0), None);
         }
         assert_eq!(sampler.choose(&[f32::INFINITY, 1.0], &rules(SamplingParams::default()), 0), None);
+        assert_eq!(sampler.choose(&[f32::INFINITY, 1.0], &rules(SamplingParams::greedy()), 0), None);
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl StopMatcher {
             let most = (stop.len() - 1).min(self.held.len());
             (1..=most).rev().find(|&n| self.held.as_bytes().ends_with(&stop.as_bytes()[..n])).unwrap_or(0)
         };
-        // A stop string may begin inside no character, so the cut is at one's start whenever bytes agree.
+        // A stop string starts with a character's first byte, so the cut is at a boundary.
         self.stops.iter().map(begins).max().unwrap_or(0)
     }
 }

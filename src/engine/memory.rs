@@ -10,7 +10,7 @@ use crate::options::{Dtype, EngineOptions};
 pub struct MemoryPlan {
     pub weight_bytes: u64,
     pub kv_bytes: u64,
-    /// Activations, logits and the kernels' working memory.
+    /// Activations, logits and the kernels' working memory; not the small tables of sampler, scheduler and tokenizer.
     pub work_bytes: u64,
     pub blocks: usize,
     pub block_size: usize,
@@ -34,7 +34,7 @@ impl MemoryPlan {
         Ok(MemoryPlan {
             weight_bytes,
             kv_bytes: blocks as u64 * block_bytes,
-            work_bytes: work_bytes(backend, &files.spec, limits(options)),
+            work_bytes: work_bytes(backend, &files.spec, limits(options), options.thread_count()),
             blocks,
             block_size,
             block_bytes,

@@ -2,20 +2,18 @@
 
 mod memory;
 mod outputs;
+mod registry;
 mod runner;
 mod stream;
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
-
-use crossbeam::queue::SegQueue;
-use once_cell::sync::OnceCell;
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 pub use memory::MemoryPlan;
 pub use outputs::{Output, Queue};
+use registry::{Command, Registry};
 pub use runner::{ModelRunner, Runner, Ticket};
 use stream::Stream;
 
@@ -26,6 +24,7 @@ use crate::kv::BlockManager;
 use crate::model::{KvCache, KvPool, ModelFiles};
 use crate::options::{EngineOptions, Isa, SamplingParams};
 use crate::sched::{Choice, Event, FinishReason, Scheduler, SchedulerOptions, StepPlan, Verdict};
+use crate::sys::float::StandardMode;
 use crate::text::Text;
 
 /// What a request asks for.
@@ -103,21 +102,14 @@ pub struct Stats {
 
 pub struct Engine {
     info: ModelInfo,
+    eos: Arc<[u32]>,
     text: Option<Text>,
     seed: u64,
-    next_id: AtomicU64,
-    /// Requests that have not ended. Held only for moments.
-    live: Mutex<HashMap<u64, ()>>,
-    inbox: SegQueue<Command>,
+    registry: Registry,
     core: Mutex<Core>,
+    /// As of the last step.
     stats: Mutex<Stats>,
     queue: Queue,
-    failure: OnceCell<Error>,
-}
-
-enum Command {
-    Add { id: u64, prompt: Vec<u32>, max_len: usize, stream: Box<Stream> },
-    Abort { id: u64 },
 }
 
 /// What only the stepping thread touches.
@@ -127,14 +119,11 @@ struct Core {
     vocab_size: usize,
     streams: HashMap<u64, Stream>,
     sampler: Sampler,
+    commands: VecDeque<Command>,
     choices: Vec<Choice>,
     events: Vec<Event>,
+    outputs: VecDeque<Output>,
     stats: Stats,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What these locks guard is whole between any two statements.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Engine {
@@ -142,10 +131,12 @@ impl Engine {
     pub fn plan(options: &EngineOptions) -> Result<MemoryPlan> {
         options.validate()?;
         let files = ModelFiles::open(&options.model_dir)?;
-        MemoryPlan::of(&files, &CpuBackend::new(options.thread_count(), options.isa)?, options)
+        // One thread: sizes are all that is asked of it.
+        MemoryPlan::of(&files, &CpuBackend::new(1, options.isa)?, options)
     }
 
     pub fn create(options: &EngineOptions) -> Result<Engine> {
+        let _mode = StandardMode::enter();
         options.validate()?;
         let files = ModelFiles::open(&options.model_dir)?;
         let text = if options.skip_tokenizer { None } else { Some(Text::load(&options.model_dir)?) };
@@ -156,7 +147,7 @@ impl Engine {
             vocab_size: files.spec.vocab_size,
             layers: files.spec.layers.len(),
             max_positions: files.spec.max_positions,
-            eos_token_ids: files.eos_token_ids.clone(),
+            eos_token_ids: eos_token_ids(&files, text.as_ref()),
             isa: Some(backend.isa()),
             threads: backend.threads(),
             memory,
@@ -175,28 +166,30 @@ impl Engine {
             prefill_chunk: options.prefill_chunk.unwrap_or(options.max_batch_tokens),
         };
         let blocks = BlockManager::new(info.memory.blocks, info.memory.block_size)?;
-        let core = Core {
+        let mut core = Core {
             scheduler: Scheduler::new(scheduler_options, blocks)?,
             runner,
             vocab_size: info.vocab_size,
             streams: HashMap::new(),
             sampler: Sampler::new(info.vocab_size)?,
+            commands: VecDeque::new(),
             choices: Vec::new(),
             events: Vec::new(),
+            outputs: VecDeque::new(),
             stats: Stats::default(),
         };
-        let stats = Mutex::new(core.stats());
+        core.choices.try_reserve(options.max_seqs)?;
+        core.events.try_reserve(options.max_seqs)?;
+        core.outputs.try_reserve(options.max_seqs)?;
         Ok(Engine {
+            eos: info.eos_token_ids.as_slice().into(),
             info,
             text,
             seed: options.seed,
-            next_id: AtomicU64::new(1),
-            live: Mutex::default(),
-            inbox: SegQueue::new(),
+            registry: Registry::default(),
+            stats: Mutex::new(core.stats()),
             core: Mutex::new(core),
-            stats,
             queue: Queue::default(),
-            failure: OnceCell::new(),
         })
     }
 
@@ -213,12 +206,12 @@ impl Engine {
     }
 
     pub fn stats(&self) -> Stats {
-        *lock(&self.stats)
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ok unless an earlier call met a defect.
     pub fn check(&self) -> Result<()> {
-        self.failure.get().map_or(Ok(()), |error| Err(error.clone()))
+        self.registry.check()
     }
 
     /// Checks a request, and hands it to the next step. What could never run is refused here.
@@ -238,18 +231,16 @@ impl Engine {
         }
         let prompt = self.prompt_tokens(request.prompt, request.add_special)?;
         let max_len = self.max_len(&prompt, &request.sampling)?;
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let rules = self.rules(id, request.sampling);
-        let stream = Box::new(Stream::new(id, request.user_data, rules, &prompt, request.skip_special));
-        let mut live = lock(&self.live);
-        live.try_reserve(1)?;
-        live.insert(id, ());
-        self.inbox.push(Command::Add { id, prompt, max_len, stream });
-        Ok(id)
+        let (sampling, user_data, skip_special) = (request.sampling, request.user_data, request.skip_special);
+        self.registry.add(user_data, |id| {
+            let stream = Stream::new(id, user_data, self.rules(id, sampling), &prompt, skip_special);
+            Command::Add { id, prompt, max_len, stream: Box::new(stream) }
+        })
     }
 
     fn prompt_tokens(&self, prompt: Prompt, add_special: bool) -> Result<Vec<u32>> {
         let tokens = match prompt {
+            Prompt::Text(text) if text.is_empty() => Vec::new(),
             Prompt::Text(text) => self.encode(&text, add_special)?,
             Prompt::Tokens(tokens) => tokens,
         };
@@ -294,7 +285,7 @@ impl Engine {
     }
 
     fn rules(&self, id: u64, params: SamplingParams) -> Rules {
-        let eos = if params.ignore_eos { Vec::new() } else { self.info.eos_token_ids.clone() };
+        let eos = if params.ignore_eos { Arc::new([]) } else { self.eos.clone() };
         // Odd multipliers keep neighbouring ids and seeds apart.
         let seed = params.seed.unwrap_or(self.seed.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ id.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         Rules { params, eos, seed }
@@ -302,12 +293,7 @@ impl Engine {
 
     /// Ends a request at the next step; its last output says `Abort`.
     pub fn abort(&self, request: u64) -> Result<()> {
-        self.check()?;
-        if !lock(&self.live).contains_key(&request) {
-            return Err(Error::not_found(format!("request {request} is unknown or has ended")));
-        }
-        self.inbox.push(Command::Abort { id: request });
-        Ok(())
+        self.registry.abort(request)
     }
 
     /// One iteration. A second thread that steps meanwhile gets `Busy`.
@@ -318,41 +304,47 @@ impl Engine {
             Err(TryLockError::WouldBlock) => return Err(Error::busy("another thread is stepping this engine: one at a time")),
             Err(TryLockError::Poisoned(core)) => core.into_inner(),
         };
-        match catch_unwind(AssertUnwindSafe(|| self.step_core(&mut core))) {
-            Ok(report) => Ok(report),
-            Err(panic) => Err(self.fail(&mut core, panic)),
+        let _mode = StandardMode::enter();
+        let result = catch_unwind(AssertUnwindSafe(|| self.step_core(&mut core)));
+        let result = result.unwrap_or_else(|panic| Err(self.fail(&mut core, panic)));
+        self.queue.append(&mut core.outputs);
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = core.stats();
+        if let Err(error) = self.registry.check() {
+            self.queue.close(error);
         }
+        result.map(|report| StepReport { unfinished: self.registry.unfinished(), ..report })
     }
 
-    fn step_core(&self, core: &mut Core) -> StepReport {
+    fn step_core(&self, core: &mut Core) -> Result<StepReport> {
         self.take_commands(core);
-        let mut report = StepReport::default();
-        if let Some(plan) = core.scheduler.schedule() {
-            report = core.report(&plan);
-            match core.run(&plan) {
-                Ok(()) => self.commit(core, plan),
-                Err(error) => self.end_failed(core, plan, error),
-            }
+        let Some(plan) = core.scheduler.schedule() else { return Ok(StepReport::default()) };
+        if let Err(error) = core.run(&plan) {
+            // Nothing has advanced: the next step tries again.
+            core.scheduler.rollback(plan);
+            return Err(error);
         }
-        *lock(&self.stats) = core.stats();
-        report.unfinished = lock(&self.live).len() as u64;
-        report
+        let report = core.report(&plan);
+        self.commit(core, plan);
+        Ok(report)
     }
 
     fn take_commands(&self, core: &mut Core) {
-        while let Some(command) = self.inbox.pop() {
+        let mut commands = std::mem::take(&mut core.commands);
+        self.registry.take_commands(&mut commands);
+        for command in commands.drain(..) {
             match command {
                 Command::Add { id, prompt, max_len, stream } => match core.scheduler.add(id, prompt, max_len) {
                     Ok(()) => drop(core.streams.insert(id, *stream)),
-                    Err(error) => self.end(core, *stream, |stream| stream.failure(error)),
+                    Err(error) => self.end(core, *stream, |stream| stream.close(FinishReason::Error, None).failed(error)),
                 },
                 Command::Abort { id } => {
                     if let Some(stream) = core.forget(id) {
-                        self.end(core, stream, |stream| stream.output(Some(FinishReason::Abort)));
+                        self.end(core, stream, |stream| stream.close(FinishReason::Abort, self.text.as_ref()));
                     }
                 }
             }
         }
+        core.commands = commands;
     }
 
     fn commit(&self, core: &mut Core, plan: StepPlan) {
@@ -369,55 +361,59 @@ impl Engine {
     fn deliver(&self, core: &mut Core, choice: &Choice, finish: Option<FinishReason>) {
         let Some(stream) = core.streams.get_mut(&choice.seq) else { return };
         let output = match choice.verdict {
-            Verdict::Token(token) | Verdict::Stop(token) => stream.advance(token, choice.logprob, finish, self.text.as_ref()),
-            Verdict::Fail => Err(Error::internal("the logits are not finite numbers: the weights or the KV cache hold NaN or infinity")),
+            Verdict::Token(token) | Verdict::Stop(token) => {
+                core.stats.generated_tokens += 1;
+                stream.advance(token, choice.logprob, finish, self.text.as_ref())
+            }
+            Verdict::Fail => stream.close(FinishReason::Error, self.text.as_ref()).failed(no_choice()),
         };
-        core.stats.generated_tokens += 1;
-        let output = output.unwrap_or_else(|error| stream.failure(error));
         if output.finish.is_none() {
-            return self.queue.push(output);
+            return core.outputs.push_back(output);
         }
-        core.scheduler.remove(choice.seq);
-        if let Some(stream) = core.streams.remove(&choice.seq) {
+        if let Some(stream) = core.forget(choice.seq) {
             self.end(core, stream, |_| output);
         }
     }
 
-    /// The step could not be computed: its sequences end with the reason, the others go on.
-    fn end_failed(&self, core: &mut Core, plan: StepPlan, error: Error) {
-        let failed: Vec<u64> = plan.parts.iter().map(|part| part.seq).collect();
-        core.scheduler.rollback(plan);
-        for id in failed {
-            if let Some(stream) = core.forget(id) {
-                self.end(core, stream, |stream| stream.failure(error.clone()));
-            }
-        }
-    }
-
     /// The one place where a request ends: its last output is queued and its id is gone.
-    fn end(&self, core: &mut Core, stream: Stream, output: impl FnOnce(&Stream) -> Output) {
-        let output = output(&stream);
+    fn end(&self, core: &mut Core, mut stream: Stream, output: impl FnOnce(&mut Stream) -> Output) {
+        let output = output(&mut stream);
         core.stats.count(output.finish);
-        lock(&self.live).remove(&stream.request);
-        self.queue.push(output);
+        core.outputs.push_back(output);
+        self.registry.remove(stream.request);
     }
 
     /// A defect: nothing of the core can be trusted, so every request ends and later calls are told.
     fn fail(&self, core: &mut Core, panic: Box<dyn Any + Send>) -> Error {
         let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
         let error = Error::internal(format!("a defect of libpagedllm stopped this engine: {what}; free it and create another"));
-        let error = self.failure.get_or_init(|| error).clone();
-        while let Some(command) = self.inbox.pop() {
-            if let Command::Add { id, stream, .. } = command {
-                core.streams.insert(id, *stream);
-            }
+        for (request, user_data) in self.registry.fail(&error) {
+            let output = match core.streams.remove(&request) {
+                Some(mut stream) => stream.close(FinishReason::Error, None),
+                None => Output { request, sequence: request, user_data, ..Output::default() },
+            };
+            core.stats.count(Some(FinishReason::Error));
+            core.outputs.push_back(output.failed(error.clone()));
         }
-        for (_, stream) in std::mem::take(&mut core.streams) {
-            self.end(core, stream, |stream| stream.failure(error.clone()));
-        }
-        *lock(&self.stats) = core.stats;
         error
     }
+}
+
+fn no_choice() -> Error {
+    Error::model(
+        "no token can be chosen: the logits are not finite numbers (weights or KV hold NaN or infinity), or every token is excluded",
+    )
+}
+
+/// The model's own, or what its tokenizer names.
+fn eos_token_ids(files: &ModelFiles, text: Option<&Text>) -> Vec<u32> {
+    let mut ids = files.eos_token_ids.clone();
+    if ids.is_empty() {
+        ids.extend(text.and_then(Text::eos_token_id).filter(|&id| (id as usize) < files.spec.vocab_size));
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    ids
 }
 
 impl Core {

@@ -2,7 +2,7 @@
 
 use super::outputs::Output;
 use crate::decode::{Rules, StopMatcher};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sched::FinishReason;
 use crate::text::{Detokenizer, Text};
 
@@ -27,36 +27,39 @@ impl Stream {
     }
 
     /// An output with nothing in it yet.
-    pub fn output(&self, finish: Option<FinishReason>) -> Output {
+    fn output(&self) -> Output {
         Output {
             request: self.request,
             sequence: self.request,
-            index: 0,
             user_data: self.user_data,
-            tokens: Vec::new(),
-            logprobs: Vec::new(),
-            text: String::new(),
-            finish,
-            error: None,
             prompt_tokens: self.prompt_tokens as u64,
             generated_tokens: self.generated as u64,
+            ..Output::default()
         }
     }
 
-    pub fn failure(&self, error: Error) -> Output {
-        Output { error: Some(error), ..self.output(Some(FinishReason::Error)) }
+    /// The last output of a sequence that ends without a new token. Text held back comes out.
+    pub fn close(&mut self, finish: FinishReason, text: Option<&Text>) -> Output {
+        let mut output = Output { finish: Some(finish), ..self.output() };
+        self.fresh.clear();
+        if let Some(text) = text {
+            // Whatever can still be said is said; an end is never refused.
+            let _ = self.detokenizer.finish(text, &mut self.fresh);
+        }
+        self.stops.pass(&self.fresh, &mut output.text);
+        output
     }
 
     /// The output for a token just committed. A stop string ends the sequence here.
-    pub fn advance(&mut self, token: u32, logprob: Option<f32>, finish: Option<FinishReason>, text: Option<&Text>) -> Result<Output> {
+    pub fn advance(&mut self, token: u32, logprob: Option<f32>, finish: Option<FinishReason>, text: Option<&Text>) -> Output {
         self.generated += 1;
-        let mut output = self.output(finish);
+        let mut output = Output { finish, ..self.output() };
         output.tokens.push(token);
         output.logprobs.extend(logprob);
-        if let Some(text) = text {
-            self.write(token, text, &mut output)?;
+        match text.map_or(Ok(()), |text| self.write(token, text, &mut output)) {
+            Ok(()) => output,
+            Err(error) => output.failed(error),
         }
-        Ok(output)
     }
 
     fn write(&mut self, token: u32, text: &Text, output: &mut Output) -> Result<()> {

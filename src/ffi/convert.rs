@@ -13,6 +13,8 @@ pub const PLLM_NUL_TERMINATED: u64 = u64::MAX;
 /// `repr(C)`, no padding, first field u64, and every bit pattern is a value.
 pub unsafe trait Versioned: Copy {
     const NAME: &'static str;
+    /// Its size in the first release that had it: no program can have been built with less. Never changes.
+    const FIRST_SIZE: usize;
     /// The defaults, with `struct_size` set.
     fn defaults() -> Self;
 }
@@ -21,7 +23,8 @@ pub unsafe trait Versioned: Copy {
 const MOST_BYTES: u64 = 1 << 16;
 
 fn check_size<T: Versioned>(size: u64) -> Result<usize> {
-    if !(8..=MOST_BYTES).contains(&size) {
+    // Fields are added in whole words, so a size within one is no version's.
+    if !(T::FIRST_SIZE as u64..=MOST_BYTES).contains(&size) || !size.is_multiple_of(8) {
         return Err(Error::invalid(format!(
             "{}.struct_size is {size}: set it to sizeof({}), which is {} here",
             T::NAME,
@@ -88,12 +91,12 @@ pub unsafe fn out_size<T: Versioned>(to: *const T) -> Result<usize> {
     check_size::<T>(unsafe { to.cast::<u64>().read_unaligned() })
 }
 
-/// Fills the defaults within `size` bytes; what is too small for its own size stays as it is.
+/// Fills the defaults within `size` bytes. A size that no version has stays in the struct, so that the call it is for refuses it.
 ///
 /// # Safety
 /// `to` is NULL or points to `size` writable bytes.
 pub unsafe fn init<T: Versioned>(to: *mut T, size: u64) {
-    if to.is_null() || check_size::<T>(size).is_err() {
+    if to.is_null() || size < size_of::<u64>() as u64 {
         return;
     }
     // SAFETY: `size` bytes are writable; the size goes first, so that `write` finds it.
@@ -101,6 +104,11 @@ pub unsafe fn init<T: Versioned>(to: *mut T, size: u64) {
         to.cast::<u64>().write_unaligned(size);
         let _ = write(to, &T::defaults());
     }
+}
+
+/// Where a slice begins; NULL where it is empty, since some languages refuse the pointer that Rust has there.
+pub fn start<T>(slice: &[T]) -> *const T {
+    if slice.is_empty() { std::ptr::null() } else { slice.as_ptr() }
 }
 
 /// # Safety
@@ -143,4 +151,64 @@ pub unsafe fn borrow<'a, T>(name: &str, pointer: *const T) -> Result<&'a T> {
 /// Checks the place for an output before the work is done.
 pub fn not_null<T>(name: &str, out: *mut T) -> Result<*mut T> {
     if out.is_null() { Err(Error::invalid(format!("{name} is NULL"))) } else { Ok(out) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Code;
+
+    /// A struct that grew: its last field came later.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Grown {
+        struct_size: u64,
+        old: u64,
+        new: u64,
+    }
+
+    // SAFETY: repr(C), u64 only.
+    unsafe impl Versioned for Grown {
+        const NAME: &'static str = "grown";
+        const FIRST_SIZE: usize = 16;
+        fn defaults() -> Self {
+            Grown { struct_size: 24, old: 1, new: 2 }
+        }
+    }
+
+    fn read_of(words: &[u64]) -> Result<Grown> {
+        // SAFETY: the first word says how many bytes there are, or a size that is refused.
+        unsafe { read(words.as_ptr().cast::<Grown>()) }
+    }
+
+    #[test]
+    fn an_older_struct_gets_the_defaults_of_what_it_lacks() {
+        assert_eq!(read_of(&[16, 7]).unwrap(), Grown { struct_size: 16, old: 7, new: 2 });
+        assert_eq!(read_of(&[24, 7, 8]).unwrap().new, 8);
+    }
+
+    #[test]
+    fn a_newer_struct_is_read_unless_it_uses_what_is_new() {
+        assert_eq!(read_of(&[40, 7, 8, 0, 0]).unwrap().new, 8);
+        assert_eq!(read_of(&[40, 7, 8, 0, 1]).unwrap_err().code(), Code::Unsupported);
+    }
+
+    #[test]
+    fn a_size_that_no_version_has_is_refused() {
+        for size in [0, 7, 8, 12, 17, 20, 1 << 20, u64::MAX] {
+            assert_eq!(read_of(&[size, 0, 0, 0]).unwrap_err().code(), Code::InvalidArgument, "{size}");
+        }
+    }
+
+    #[test]
+    fn out_structs_are_written_within_the_callers_size_and_zeroed_beyond_ours() {
+        for words in [2, 3, 5] {
+            let mut place = [99u64; 6];
+            place[0] = 8 * words as u64;
+            // SAFETY: the place is longer than the size says.
+            unsafe { write(place.as_mut_ptr().cast(), &Grown { struct_size: 24, old: 3, new: 4 }) }.unwrap();
+            let expected = [8 * words as u64, 3, 4, 0, 0];
+            assert_eq!((&place[..words], place[words]), (&expected[..words], 99));
+        }
+    }
 }

@@ -47,7 +47,7 @@ pub unsafe extern "C" fn pllm_engine_create(options: *const pllm_engine_options,
 }
 
 /// Ends every request, joins the engine's threads and returns its memory. NULL is fine.
-/// No other call on this engine or its queue may be under way; batches of outputs already polled stay valid.
+/// No other call on this engine or its queue may be under way (so poll with finite timeouts); batches already polled stay valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_free(engine: *mut pllm_engine) {
     guard_or((), || {
@@ -108,7 +108,8 @@ pub unsafe extern "C" fn pllm_engine_abort(engine: *const pllm_engine, request: 
 }
 
 /// Runs one iteration: up to max_batch_tokens rows of all running sequences, one new token for each that is past its
-/// prompt. What came of it is in the queue. A second thread that steps meanwhile gets PLLM_E_BUSY.
+/// prompt. What came of it is in the queue. A second thread that steps meanwhile gets PLLM_E_BUSY. Where a step could not
+/// be computed (PLLM_E_OUT_OF_MEMORY), nothing is lost: the next one tries again.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_step(engine: *const pllm_engine, out_step: *mut pllm_step) -> *mut pllm_error {

@@ -17,7 +17,7 @@ pub const PLLM_E_INVALID_ARGUMENT: i32 = 1;
 pub const PLLM_E_NOT_FOUND: i32 = 2;
 /// A file could not be opened or read.
 pub const PLLM_E_IO: i32 = 3;
-/// The model's files are damaged, incomplete or contradict each other.
+/// The model's files are damaged, incomplete or contradict each other, or its numbers are not finite.
 pub const PLLM_E_MODEL: i32 = 4;
 /// Understood, and not offered by this build, model or machine.
 pub const PLLM_E_UNSUPPORTED: i32 = 5;
@@ -27,7 +27,8 @@ pub const PLLM_E_CAPACITY: i32 = 6;
 pub const PLLM_E_BUSY: i32 = 7;
 /// The machine would not give the memory.
 pub const PLLM_E_OUT_OF_MEMORY: i32 = 8;
-/// A defect of the library. After one in a step, the engine serves no more; freeing it still works.
+/// A defect of the library. After one in a step, the engine serves no more: every request ends with an output that says
+/// so, later calls for work are refused with the same message, and freeing it still works.
 pub const PLLM_E_INTERNAL: i32 = 9;
 
 const _: () = {

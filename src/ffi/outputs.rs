@@ -1,9 +1,10 @@
+use std::collections::VecDeque;
 use std::ffi::c_char;
 use std::ptr::null;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::convert::{borrow, not_null};
+use super::convert::{borrow, not_null, start};
 use super::{guard, guard_or, pllm_error};
 use crate::engine::{Engine, Output};
 use crate::sched::FinishReason;
@@ -40,11 +41,12 @@ pub struct pllm_output {
     pub sequence: u64,
     /// The request's own word, returned.
     pub user_data: u64,
+    /// NULL where there are none.
     pub tokens: *const u32,
     pub tokens_len: u64,
     /// One per token; NULL where the request did not ask for them.
     pub logprobs: *const f32,
-    /// UTF-8, not NUL-terminated, never half a character. It may lag behind the tokens.
+    /// UTF-8, not NUL-terminated, never half a character; NULL where there is none. It may lag behind the tokens.
     pub text: *const c_char,
     pub text_len: u64,
     /// UTF-8, not NUL-terminated; NULL unless finish_reason is PLLM_FINISH_ERROR.
@@ -66,12 +68,14 @@ pub struct pllm_output {
 pub struct pllm_outputs {
     records: Vec<pllm_output>,
     // What the records point to; never touched while they live.
-    _outputs: Vec<Output>,
+    _outputs: VecDeque<Output>,
 }
 
 impl pllm_outputs {
-    fn new(outputs: Vec<Output>) -> pllm_outputs {
-        pllm_outputs { records: outputs.iter().map(record).collect(), _outputs: outputs }
+    /// `records` is empty and has room for all.
+    fn new(outputs: VecDeque<Output>, mut records: Vec<pllm_output>) -> pllm_outputs {
+        records.extend(outputs.iter().map(record));
+        pllm_outputs { records, _outputs: outputs }
     }
 }
 
@@ -82,12 +86,12 @@ fn record(output: &Output) -> pllm_output {
         request: output.request,
         sequence: output.sequence,
         user_data: output.user_data,
-        tokens: output.tokens.as_ptr(),
+        tokens: start(&output.tokens),
         tokens_len: output.tokens.len() as u64,
-        logprobs: if output.logprobs.is_empty() { null() } else { output.logprobs.as_ptr() },
-        text: output.text.as_ptr().cast(),
+        logprobs: start(&output.logprobs),
+        text: start(output.text.as_bytes()).cast(),
         text_len: output.text.len() as u64,
-        error: error.map_or(null(), |(message, _)| message.as_ptr().cast()),
+        error: error.map_or(null(), |(message, _)| start(message.as_bytes()).cast()),
         error_len: error.map_or(0, |(message, _)| message.len() as u64),
         prompt_tokens: output.prompt_tokens,
         generated_tokens: output.generated_tokens,
@@ -106,6 +110,7 @@ fn record(output: &Output) -> pllm_output {
 
 /// Takes everything that is in the queue, in the order it was made. Waits up to timeout_ms for the first
 /// (0: not at all; negative: as long as it takes). When time runs out the batch is empty; that is no error.
+/// Once an engine has failed and its last outputs are taken, polling answers with that failure.
 /// Free the batch with pllm_outputs_free. May be called from any thread, also while another one steps.
 #[must_use]
 #[unsafe(no_mangle)]
@@ -119,8 +124,9 @@ pub unsafe extern "C" fn pllm_queue_poll(
         let queue = borrow("queue", queue)?;
         not_null("out_outputs", out_outputs)?;
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-        let outputs = pllm_outputs::new(queue.engine.queue().poll(timeout).into());
-        out_outputs.write(Box::into_raw(Box::new(outputs)));
+        let mut records = Vec::new();
+        let outputs = queue.engine.queue().poll_with(timeout, |len| Ok(records.try_reserve_exact(len)?))?;
+        out_outputs.write(Box::into_raw(Box::new(pllm_outputs::new(outputs, records))));
         Ok(())
     })
 }

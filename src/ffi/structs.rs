@@ -1,7 +1,7 @@
 use std::ffi::c_char;
 use std::ptr::null;
 
-use super::convert::{self, Versioned, slice, string};
+use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, start, string};
 use crate::engine::{MemoryPlan, ModelInfo, Prompt, Request, Stats, StepReport};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, EngineOptions, Isa, SamplingParams};
@@ -28,11 +28,11 @@ pub struct pllm_engine_options {
     pub struct_size: u64,
     /// A model directory as Hugging Face ships it. UTF-8.
     pub model_path: *const c_char,
-    /// In bytes, or PLLM_NUL_TERMINATED.
+    /// In bytes, or PLLM_NUL_TERMINATED (the default).
     pub model_path_len: u64,
     /// Where to run: "cpu", the default (also NULL).
     pub device: *const c_char,
-    /// In bytes, or PLLM_NUL_TERMINATED.
+    /// In bytes, or PLLM_NUL_TERMINATED (the default).
     pub device_len: u64,
     /// Bytes of the KV pool. 0: what max_seqs sequences of the full length need, at most 1 GiB.
     pub kv_bytes: u64,
@@ -63,14 +63,15 @@ pub struct pllm_engine_options {
 // SAFETY: repr(C), the u32 fields fill whole words, integers and pointers only.
 unsafe impl Versioned for pllm_engine_options {
     const NAME: &'static str = "pllm_engine_options";
+    const FIRST_SIZE: usize = 96;
     fn defaults() -> Self {
         let options = EngineOptions::default();
         pllm_engine_options {
             struct_size: size_of::<Self>() as u64,
             model_path: null(),
-            model_path_len: 0,
+            model_path_len: PLLM_NUL_TERMINATED,
             device: null(),
-            device_len: 0,
+            device_len: PLLM_NUL_TERMINATED,
             kv_bytes: 0,
             seed: options.seed,
             block_size: options.block_size as u32,
@@ -159,7 +160,7 @@ pub struct pllm_plan {
     pub struct_size: u64,
     pub weight_bytes: u64,
     pub kv_bytes: u64,
-    /// Activations, logits and the kernels' working memory.
+    /// Activations, logits and the kernels' working memory; small tables are not counted.
     pub work_bytes: u64,
     /// KV blocks, and the tokens each holds.
     pub blocks: u64,
@@ -177,6 +178,7 @@ pub struct pllm_plan {
 // SAFETY: repr(C), u64 only.
 unsafe impl Versioned for pllm_plan {
     const NAME: &'static str = "pllm_plan";
+    const FIRST_SIZE: usize = 80;
     fn defaults() -> Self {
         pllm_plan { struct_size: size_of::<Self>() as u64, ..Default::default() }
     }
@@ -226,6 +228,7 @@ pub struct pllm_model_info {
 // SAFETY: repr(C), u64 and pointers only.
 unsafe impl Versioned for pllm_model_info {
     const NAME: &'static str = "pllm_model_info";
+    const FIRST_SIZE: usize = 96;
     fn defaults() -> Self {
         pllm_model_info {
             struct_size: size_of::<Self>() as u64,
@@ -248,11 +251,11 @@ impl From<&ModelInfo> for pllm_model_info {
     fn from(info: &ModelInfo) -> pllm_model_info {
         let isa = info.isa.map_or("", Isa::name);
         pllm_model_info {
-            architecture: info.architecture.as_ptr().cast(),
+            architecture: start(info.architecture.as_bytes()).cast(),
             architecture_len: info.architecture.len() as u64,
-            isa: isa.as_ptr().cast(),
+            isa: start(isa.as_bytes()).cast(),
             isa_len: isa.len() as u64,
-            eos_token_ids: info.eos_token_ids.as_ptr(),
+            eos_token_ids: start(&info.eos_token_ids),
             eos_token_ids_len: info.eos_token_ids.len() as u64,
             vocab_size: info.vocab_size as u64,
             layers: info.layers as u64,
@@ -308,6 +311,7 @@ pub struct pllm_sampling {
 // SAFETY: repr(C), the 32-bit fields fill whole words, numbers and pointers only.
 unsafe impl Versioned for pllm_sampling {
     const NAME: &'static str = "pllm_sampling";
+    const FIRST_SIZE: usize = 88;
     fn defaults() -> Self {
         let params = SamplingParams::default();
         pllm_sampling {
@@ -340,6 +344,12 @@ impl pllm_sampling {
         known_flags("reserved", c.reserved, 0)?;
         // SAFETY: the caller's contract.
         let stop_token_ids = unsafe { slice("stop_token_ids", c.stop_token_ids, c.stop_token_ids_len) }?;
+        if c.seed != 0 && c.flags & PLLM_SAMPLING_SEED == 0 {
+            return Err(Error::invalid(format!(
+                "seed is {} and flags lacks PLLM_SAMPLING_SEED: set the flag, or leave the seed 0",
+                c.seed
+            )));
+        }
         Ok(SamplingParams {
             temperature: c.temperature,
             top_k: c.top_k,
@@ -369,7 +379,7 @@ impl pllm_sampling {
         let mut strings = Vec::new();
         strings.try_reserve_exact(stops.len())?;
         for (i, &stop) in stops.iter().enumerate() {
-            let len = lens.get(i).copied().unwrap_or(convert::PLLM_NUL_TERMINATED);
+            let len = lens.get(i).copied().unwrap_or(PLLM_NUL_TERMINATED);
             // SAFETY: the caller's contract.
             strings.push(try_string(unsafe { string("a stop string", stop, len) }?)?);
         }
@@ -404,7 +414,7 @@ pub struct pllm_request {
     pub struct_size: u64,
     /// The prompt as text, UTF-8; NULL where it is given as tokens.
     pub prompt: *const c_char,
-    /// In bytes, or PLLM_NUL_TERMINATED.
+    /// In bytes, or PLLM_NUL_TERMINATED (the default).
     pub prompt_len: u64,
     /// The prompt as token ids; NULL where it is given as text.
     pub prompt_tokens: *const u32,
@@ -422,11 +432,12 @@ pub struct pllm_request {
 // SAFETY: repr(C), the two u32 fill a word, integers and pointers only.
 unsafe impl Versioned for pllm_request {
     const NAME: &'static str = "pllm_request";
+    const FIRST_SIZE: usize = 64;
     fn defaults() -> Self {
         pllm_request {
             struct_size: size_of::<Self>() as u64,
             prompt: null(),
-            prompt_len: 0,
+            prompt_len: PLLM_NUL_TERMINATED,
             prompt_tokens: null(),
             prompt_tokens_len: 0,
             sampling: null(),
@@ -486,6 +497,7 @@ pub struct pllm_step {
 // SAFETY: repr(C), u64 only.
 unsafe impl Versioned for pllm_step {
     const NAME: &'static str = "pllm_step";
+    const FIRST_SIZE: usize = 40;
     fn defaults() -> Self {
         pllm_step { struct_size: size_of::<Self>() as u64, ..Default::default() }
     }
@@ -529,6 +541,7 @@ pub struct pllm_stats {
 // SAFETY: repr(C), 64-bit numbers only.
 unsafe impl Versioned for pllm_stats {
     const NAME: &'static str = "pllm_stats";
+    const FIRST_SIZE: usize = 128;
     fn defaults() -> Self {
         pllm_stats { struct_size: size_of::<Self>() as u64, ..Default::default() }
     }

@@ -1,7 +1,7 @@
 use std::ffi::c_char;
 use std::ptr::null;
 
-use super::convert::{borrow, not_null, slice, string};
+use super::convert::{borrow, not_null, slice, start, string};
 use super::{PLLM_TEXT_ADD_SPECIAL, PLLM_TEXT_SKIP_SPECIAL, check_text_flags, guard, guard_or, pllm_engine, pllm_error};
 
 /// Token ids. Belongs to the caller.
@@ -73,11 +73,11 @@ pub unsafe extern "C" fn pllm_engine_render_chat(
     })
 }
 
-/// The ids, borrowed; NULL for NULL.
+/// The ids, borrowed; NULL for NULL and where there are none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_tokens_data(tokens: *const pllm_tokens) -> *const u32 {
     // SAFETY: the caller's contract.
-    unsafe { tokens.as_ref() }.map_or(null(), |tokens| tokens.0.as_ptr())
+    unsafe { tokens.as_ref() }.map_or(null(), |tokens| start(&tokens.0))
 }
 
 /// How many ids there are; 0 for NULL.
@@ -98,11 +98,11 @@ pub unsafe extern "C" fn pllm_tokens_free(tokens: *mut pllm_tokens) {
     });
 }
 
-/// The bytes, borrowed, not NUL-terminated; NULL for NULL.
+/// The bytes, borrowed, not NUL-terminated; NULL for NULL and where there are none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_bytes_data(bytes: *const pllm_bytes) -> *const c_char {
     // SAFETY: the caller's contract.
-    unsafe { bytes.as_ref() }.map_or(null(), |bytes| bytes.0.as_ptr().cast())
+    unsafe { bytes.as_ref() }.map_or(null(), |bytes| start(&bytes.0).cast())
 }
 
 /// How many bytes there are; 0 for NULL.

@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::config::Config;
 use crate::error::{Error, Result, try_vec};
 use crate::options::Dtype;
+use crate::sys::files;
 
 /// The safetensors format's own bound on a header.
 const MOST_HEADER_BYTES: u64 = 100 << 20;
@@ -67,7 +68,8 @@ impl Checkpoint {
 
     fn open_file(&mut self, path: PathBuf) -> Result<()> {
         let place = path.display().to_string();
-        let file = File::open(&path).map_err(|e| Error::io(format!("{place}: {e}")))?;
+        let file =
+            files::open(&path)?.ok_or_else(|| Error::io(format!("{place}: not found; a model directory holds its weights there")))?;
         let (metadata, data_start) = read_header(&file).map_err(|e| e.within(&place))?;
         for (name, info) in metadata.tensors() {
             let tensor = Tensor {

@@ -1,12 +1,11 @@
 //! A model's JSON files, read with a range on every number.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
+use crate::sys::files;
 
 /// JSON files of a model are small; more than this is something else.
 const MOST_BYTES: u64 = 16 << 20;
@@ -16,24 +15,6 @@ const MOST_BYTES: u64 = 16 << 20;
 pub struct Config {
     file: String,
     fields: Map<String, Value>,
-}
-
-/// Reads a whole file of at most `most` bytes. None: there is no such file.
-fn read_file(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
-    let io = |e: std::io::Error| Error::io(format!("{}: {e}", path.display()));
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(io(e)),
-    };
-    let len = file.metadata().map_err(io)?.len();
-    if len > most {
-        return Err(Error::model(format!("{} has {len} bytes, at most {most} are expected: is it the right file?", path.display())));
-    }
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(len as usize)?;
-    file.take(most).read_to_end(&mut bytes).map_err(io)?;
-    Ok(Some(bytes))
 }
 
 impl Config {
@@ -48,7 +29,7 @@ impl Config {
 
     pub fn load_optional(dir: &Path, file: &str) -> Result<Option<Config>> {
         let path = dir.join(file);
-        let Some(bytes) = read_file(&path, MOST_BYTES)? else { return Ok(None) };
+        let Some(bytes) = files::read(&path, MOST_BYTES)? else { return Ok(None) };
         match serde_json::from_slice(&bytes) {
             Ok(Value::Object(fields)) => Ok(Some(Config { file: file.into(), fields })),
             Ok(_) => Err(Error::model(format!("{}: not a JSON object", path.display()))),

@@ -88,13 +88,13 @@ impl Widths {
     }
 }
 
-/// Bytes of all activations and working memory for batches within `limits`.
-pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits) -> u64 {
+/// Bytes of all activations and working memory of `threads` for batches within `limits`.
+pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits, threads: usize) -> u64 {
     let Widths { hidden, normed, wide, narrow } = Widths::of(spec);
     let angles: usize = spec.ropes.iter().map(|rope| 2 * rope.frequencies.len()).sum();
     let floats = limits.rows * (2 * hidden + normed + wide + narrow + angles) + limits.logits * spec.vocab_size;
     let reserved = spec.layers.iter().map(|layer| backend.reserved_bytes(&layer.attention.shape)).max();
-    (floats * size_of::<f32>()) as u64 + reserved.unwrap_or(0)
+    (floats * size_of::<f32>()) as u64 + reserved.unwrap_or(0) * threads as u64
 }
 
 impl<B: Backend> Decoder<B> {

@@ -112,9 +112,13 @@ impl Scheduler {
         }
     }
 
-    /// Whether all that the sequence holds so far would fit beside the others, above the watermark.
+    /// Whether all its tokens would fit above the watermark, beside all those of the running.
     fn may_enter(&self, id: SeqId) -> bool {
-        let needed = blocks_for(self.sequences[&id].tokens.len(), self.blocks.block_size());
+        let missing = |id: &SeqId| {
+            let sequence = &self.sequences[id];
+            blocks_for(sequence.tokens.len(), self.blocks.block_size()).saturating_sub(sequence.table.blocks().len())
+        };
+        let needed = missing(&id) + self.running.iter().map(missing).sum::<usize>();
         let watermark = self.blocks.total().div_ceil(WATERMARK_PARTS);
         self.running.is_empty() || needed + watermark <= self.blocks.free_blocks()
     }

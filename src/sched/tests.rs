@@ -152,3 +152,23 @@ impl Random {
         (self.0 % n as u64) as usize
     }
 }
+
+#[test]
+fn admission_leaves_room_for_prompts_half_computed_and_for_the_watermark() {
+    // 100 blocks of 16; each prompt needs 60: two would have to take blocks from each other.
+    let mut s = scheduler(100, 16, 64, 8, 32);
+    (1..=4).for_each(|id| s.add(id, vec![0; 960], 961).unwrap());
+    while !step(&mut s, Verdict::Token(1)).is_empty() {
+        assert!(s.running() <= 1);
+    }
+    assert_eq!(s.preemptions(), 0);
+    // 99 blocks of prompt beside one of 1 would fit 100, but not above the watermark of 1.
+    let mut s = scheduler(100, 16, 4096, 8, 4096);
+    s.add(1, vec![0; 10], 20).unwrap();
+    s.add(2, vec![0; 99 * 16], 99 * 16 + 1).unwrap();
+    step(&mut s, Verdict::Token(1));
+    assert_eq!((s.running(), s.waiting()), (1, 1));
+    s.add(3, vec![0; 10], 20).unwrap();
+    step(&mut s, Verdict::Token(1));
+    assert_eq!(s.running(), 1, "first come, first served: nobody overtakes");
+}

@@ -1,7 +1,10 @@
 //! The few system calls of the library. A leaf: it imports nothing of the house but the error.
 #![allow(unsafe_code)]
 
+pub mod files;
+pub mod float;
 pub mod quiet;
+pub mod threads;
 
 use std::ptr::NonNull;
 

@@ -7,14 +7,13 @@ mod tokenizer;
 
 pub use detokenizer::Detokenizer;
 
-use std::fs::{self, File};
-use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use serde_json::Value as Json;
 
 use crate::error::{Error, Result};
+use crate::sys::files;
 use chat::Chat;
 use tokenizer::Tokenizer;
 
@@ -57,11 +56,6 @@ impl Text {
         self.tokenizer.vocab_size()
     }
 
-    /// The id of a token by its exact name, such as `<|im_end|>`.
-    pub fn token_id(&self, token: &str) -> Option<u32> {
-        self.tokenizer.token_id(token)
-    }
-
     /// The token that ends a sequence, where `tokenizer_config.json` names one.
     pub fn eos_token_id(&self) -> Option<u32> {
         self.eos
@@ -91,33 +85,7 @@ fn token_content(token: &Json) -> Option<&str> {
 
 /// The bytes of a file, or nothing if there is no such file.
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
-    match fs::metadata(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(unreadable(path, e)),
-        Ok(meta) if !meta.is_file() => Err(Error::io(format!("{}: not a regular file", path.display()))),
-        Ok(meta) if meta.len() > MAX_FILE_BYTES => Err(too_large(path, meta.len())),
-        Ok(meta) => read(path, meta.len() as usize).map(Some),
-    }
-}
-
-fn read(path: &Path, len: usize) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(len.saturating_add(1))?;
-    let file = File::open(path).map_err(|e| unreadable(path, e))?;
-    // The file may have grown since its length was asked for.
-    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|e| unreadable(path, e))?;
-    if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(too_large(path, bytes.len() as u64));
-    }
-    Ok(bytes)
-}
-
-fn unreadable(path: &Path, e: std::io::Error) -> Error {
-    Error::io(format!("{}: cannot be read: {e}", path.display()))
-}
-
-fn too_large(path: &Path, len: u64) -> Error {
-    Error::model(format!("{}: {len} bytes, and at most {MAX_FILE_BYTES} are read: this is not a tokenizer's file", path.display()))
+    files::read(path, MAX_FILE_BYTES)
 }
 
 /// Runs third-party code that may panic on files and texts which its authors did not foresee: `Err`
@@ -133,6 +101,7 @@ fn no_panic<T>(run: impl FnOnce() -> T) -> std::result::Result<T, String> {
 mod tests {
     use super::*;
     use crate::error::Code;
+    use std::fs::{self, File};
     use std::path::PathBuf;
 
     /// A directory of its own for one test, empty at first.

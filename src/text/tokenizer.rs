@@ -44,6 +44,11 @@ impl Tokenizer {
         Ok((!skipped).then_some(piece))
     }
 
+    /// Whether a token has text. One that the tokenizer does not know (a padded row of the model) has none.
+    pub fn shows(&self, token: u32, skip_special: bool) -> bool {
+        matches!(self.piece(token, skip_special), Ok(Some(_)))
+    }
+
     fn join(&self, pieces: Vec<String>) -> Result<String> {
         // Some decoders panic when they get nothing.
         let Some(decoder) = self.inner.get_decoder().filter(|_| !pieces.is_empty()) else {

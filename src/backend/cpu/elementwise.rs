@@ -163,7 +163,7 @@ unsafe fn activate<L: Lanes>(act: Act, x: &mut [f32]) {
     // SAFETY: the features are the caller's.
     unsafe {
         match act {
-            Act::Relu => map::<L>(x, |x| L::max(x, L::splat(0.0))),
+            Act::Relu => map::<L>(x, |x| L::max(L::splat(0.0), x)), // a NaN stays one
             Act::Silu => map::<L>(x, |x| L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(x)))),
             Act::GeluTanh => map::<L>(x, |x| {
                 // x * (1 + tanh(u)) / 2 is x / (1 + e^(-2u))

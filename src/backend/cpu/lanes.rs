@@ -309,7 +309,8 @@ mod x86 {
 pub unsafe fn exp<L: Lanes>(x: L::V) -> L::V {
     // SAFETY: the caller's contract is that of `Lanes`.
     unsafe {
-        let x = L::min(L::max(x, L::splat(-87.3)), L::splat(88.3));
+        // The bounds come first: of a number and a NaN, max and min give the second.
+        let x = L::min(L::splat(88.3), L::max(L::splat(-87.3), x));
         // x = n * ln 2 + r, with ln 2 in two parts so that r keeps its bits
         let rounded = L::fma(x, L::splat(std::f32::consts::LOG2_E), L::splat(ROUNDER));
         let n = L::sub(rounded, L::splat(ROUNDER));
@@ -376,6 +377,16 @@ mod tests {
                 // SAFETY: load_some and store_some stay inside the chunk.
                 unsafe { store_some::<L>(chunk.as_mut_ptr(), exp::<L>(load_some::<L, f32>(chunk.as_ptr(), chunk.len())), chunk.len()) };
             }
+        }
+    }
+
+    #[test]
+    fn exp_of_nan_is_nan_on_every_path() {
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
+            let mut x = [f32::NAN; 17];
+            // SAFETY: the path is present.
+            unsafe { isa.run(Exp(&mut x)) };
+            assert!(x.iter().all(|x| x.is_nan()));
         }
     }
 

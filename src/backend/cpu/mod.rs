@@ -185,7 +185,7 @@ impl Backend for CpuBackend {
     }
 
     fn reserved_bytes(&self, shape: &AttentionShape) -> u64 {
-        self.threads() as u64 * Scratch::bytes(shape)
+        Scratch::bytes(shape)
     }
 
     fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<()> {

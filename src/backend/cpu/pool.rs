@@ -11,8 +11,8 @@ use crossbeam::utils::CachePadded;
 use crate::error::{Error, Result};
 use crate::sys;
 
-/// How often a thread looks for work before it sleeps: some tens of microseconds, the gap between two kernels of a step.
-const SPINS: u32 = 20_000;
+/// How often a thread looks for work before it sleeps: some tens of microseconds, longer than the gap between two kernels of a step.
+const SPINS: u32 = 2_000;
 
 pub struct Pool {
     shared: Arc<Shared>,
@@ -66,10 +66,7 @@ impl Pool {
         let mut pool = Pool { shared, workers: Vec::new(), running: Mutex::new(()) };
         for worker in 1..threads {
             let shared = pool.shared.clone();
-            let thread = std::thread::Builder::new().name(format!("pagedllm-{worker}")).spawn(move || {
-                sys::quiet::this_thread();
-                shared.work(worker)
-            });
+            let thread = sys::threads::spawn(format!("pagedllm-{worker}"), move || shared.work(worker));
             // On failure the pool is dropped, which joins the threads already there.
             let thread =
                 thread.map_err(|e| Error::capacity(format!("could not start thread {worker} of {threads}: {e}; lower `threads`")))?;

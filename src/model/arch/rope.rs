@@ -28,6 +28,9 @@ pub fn rope(config: &Config, rotated_dims: usize) -> Result<Rope> {
             return Err(Error::unsupported(format!("config.json: RoPE type is {other}; supported are default, linear, llama3")));
         }
     }
+    if rope.frequencies.iter().any(|f| !f.is_finite()) {
+        return Err(Error::model("config.json: the RoPE parameters give frequencies that are not finite numbers"));
+    }
     Ok(rope)
 }
 

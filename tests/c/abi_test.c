@@ -1,0 +1,1361 @@
+// The C ABI from a C program: wrong arguments to every entry point, sizes of structs, threads, lifetimes, silence.
+// usage: abi_test MODEL_DIR GOLDEN_DIR
+//     MODEL_DIR   the bundled model, which has a tokenizer and a chat template
+//     GOLDEN_DIR  a tiny LLaMA without a tokenizer
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "pagedllm.h"
+
+static const char *model_dir, *golden_dir;
+
+// ---- checks ----------------------------------------------------------------------------------------------------------
+
+static atomic_uint passed, failed;
+
+static int check(int ok, const char *what, int line) {
+    atomic_fetch_add(ok ? &passed : &failed, 1);
+    if (!ok) printf("%s:%d: failed: %s\n", __FILE__, line, what);
+    return ok;
+}
+#define CHECK(condition) check(!!(condition), #condition, __LINE__)
+
+// Success; otherwise says what the error was.
+static int ok(pllm_error *error, const char *call, int line) {
+    if (error) printf("%s:%d: error %d: %s\n", __FILE__, line, pllm_error_code(error), pllm_error_message(error));
+    pllm_error_free(error);
+    return check(!error, call, line);
+}
+#define OK(call) ok(call, #call, __LINE__)
+
+// Failure with this code, and a message that says something.
+static int fails(int32_t code, pllm_error *error, const char *call, int line) {
+    int right = error && pllm_error_code(error) == code && strlen(pllm_error_message(error)) > 9;
+    if (!right) printf("%s:%d: error %d: \"%s\"\n", __FILE__, line, pllm_error_code(error), pllm_error_message(error));
+    pllm_error_free(error);
+    return check(right, call, line);
+}
+#define FAILS(code, call) fails(code, call, #call, __LINE__)
+#define INVALID(call) FAILS(PLLM_E_INVALID_ARGUMENT, call)
+#define UNSUPPORTED(call) FAILS(PLLM_E_UNSUPPORTED, call)
+#define CAPACITY(call) FAILS(PLLM_E_CAPACITY, call)
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+// What outputs hold before a call that must not write them.
+enum { POISON = 0xA5 };
+static void *const UNTOUCHED = (void *)(uintptr_t)0xA5A5A5A5A5A5A5A5u;
+
+static int all(const void *bytes, uint64_t from, uint64_t to, int value) {
+    for (uint64_t i = from; i < to; i++)
+        if (((const unsigned char *)bytes)[i] != value) return 0;
+    return 1;
+}
+
+static void sleep_ms(long ms) {
+    struct timespec time = {ms / 1000, ms % 1000 * 1000000};
+    nanosleep(&time, NULL);
+}
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+// ---- engines and requests --------------------------------------------------------------------------------------------
+
+static pllm_engine_options options_for(const char *path) {
+    pllm_engine_options options;
+    pllm_engine_options_init(&options, sizeof options);
+    options.model_path = path;
+    options.model_path_len = PLLM_NUL_TERMINATED;
+    options.kv_bytes = 4 << 20;
+    options.max_batch_tokens = 64;
+    options.max_seqs = 16;
+    options.threads = 2;
+    if (path == golden_dir) options.flags = PLLM_ENGINE_SKIP_TOKENIZER;
+    return options;
+}
+
+static pllm_engine *open_engine(const char *path) {
+    pllm_engine_options options = options_for(path);
+    pllm_engine *engine = NULL;
+    if (!OK(pllm_engine_create(&options, &engine))) exit(1);
+    return engine;
+}
+
+static pllm_sampling greedy(void) {
+    pllm_sampling sampling;
+    pllm_sampling_init(&sampling, sizeof sampling);
+    sampling.temperature = 0;
+    return sampling;
+}
+
+static pllm_request text_request(const char *prompt, const pllm_sampling *sampling) {
+    pllm_request request;
+    pllm_request_init(&request, sizeof request);
+    request.prompt = prompt;
+    request.prompt_len = PLLM_NUL_TERMINATED;
+    request.sampling = sampling;
+    request.text_flags = PLLM_TEXT_SKIP_SPECIAL;
+    return request;
+}
+
+static const uint32_t PROMPT[] = {5, 6, 7, 8};
+
+static pllm_request token_request(const pllm_sampling *sampling) {
+    pllm_request request;
+    pllm_request_init(&request, sizeof request);
+    request.prompt_tokens = PROMPT;
+    request.prompt_tokens_len = COUNT(PROMPT);
+    request.sampling = sampling;
+    return request;
+}
+
+static const char *const FRANCE = "<s><|user|>\nWhat is the capital of France?<|end|>\n<|assistant|>\n";
+static const char *const PARIS = "The capital of France is Paris.";
+static const char *const STORY = "<s><|user|>\nTell me a short story.<|end|>\n<|assistant|>\n";
+
+// Everything that came of one request.
+typedef struct {
+    uint32_t tokens[2048], text_ends[2048];  // per token: how long the text was after it
+    float logprobs[2048];
+    char text[16384];
+    uint64_t tokens_len, text_len, logprobs_len, outputs, prompt_tokens, generated_tokens, user_data;
+    uint32_t finish_reason;
+    int32_t error_code;
+} answer;
+
+static void take(answer *a, const pllm_output *o) {
+    CHECK(o->struct_size == sizeof *o && o->index == 0 && o->reserved == 0);
+    CHECK(a->finish_reason == PLLM_FINISH_NONE);  // nothing comes after the end
+    CHECK(a->tokens_len + o->tokens_len <= COUNT(a->tokens) && a->text_len + o->text_len < sizeof a->text);
+    memcpy(a->text + a->text_len, o->text, o->text_len);
+    a->text_len += o->text_len;
+    for (uint64_t i = 0; i < o->tokens_len; i++) {
+        if (o->logprobs) a->logprobs[a->logprobs_len++] = o->logprobs[i];
+        a->text_ends[a->tokens_len] = (uint32_t)a->text_len;
+        a->tokens[a->tokens_len++] = o->tokens[i];
+    }
+    CHECK(o->generated_tokens == a->tokens_len);
+    CHECK((o->error != NULL) == (o->finish_reason == PLLM_FINISH_ERROR));
+    a->outputs++;
+    a->prompt_tokens = o->prompt_tokens;
+    a->generated_tokens = o->generated_tokens;
+    a->user_data = o->user_data;
+    a->finish_reason = o->finish_reason;
+    a->error_code = o->error_code;
+}
+
+// Everything in the queue that is this request's.
+static void collect(const pllm_engine *engine, uint64_t id, answer *a) {
+    pllm_outputs *outputs = NULL;
+    if (!OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs))) return;
+    for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++)
+        if (pllm_outputs_get(outputs, i)->request == id) take(a, pllm_outputs_get(outputs, i));
+    pllm_outputs_free(outputs);
+}
+
+static answer *run(const pllm_engine *engine, const pllm_request *request) {
+    static answer answers[4];  // the last few stay valid
+    static int next;
+    answer *a = &answers[next++ % 4];
+    memset(a, 0, sizeof *a);
+    uint64_t id = 0;
+    if (!OK(pllm_engine_add_request(engine, request, &id))) return a;
+    CHECK(id != 0);
+    pllm_step step = {.struct_size = sizeof step, .unfinished = 1};
+    while (step.unfinished && OK(pllm_engine_step(engine, &step))) collect(engine, id, a);
+    CHECK(a->finish_reason != PLLM_FINISH_NONE);
+    return a;
+}
+
+static int same(const answer *a, const answer *b) {
+    return a->tokens_len == b->tokens_len && !memcmp(a->tokens, b->tokens, a->tokens_len * sizeof *a->tokens) &&
+           a->text_len == b->text_len && !memcmp(a->text, b->text, a->text_len) && a->finish_reason == b->finish_reason;
+}
+
+static pllm_stats stats_of(const pllm_engine *engine) {
+    pllm_stats stats = {.struct_size = sizeof stats};
+    OK(pllm_engine_stats(engine, &stats));
+    return stats;
+}
+
+static int idle(const pllm_engine *engine) {
+    pllm_stats s = stats_of(engine);
+    return s.blocks_free == s.blocks_total && s.blocks_used == 0 && s.waiting == 0 && s.running == 0;
+}
+
+// ---- lengths that no memory has: before any engine, each in a process of its own -------------------------------------
+
+enum { MODEL_PATH, DEVICE, PROMPT_TEXT, PROMPT_TOKENS, STOP_TOKENS, STOPS, STOP_LENS, TOKENIZE, DETOKENIZE, CHAT, HUGE_CASES };
+static const char *const HUGE_NAMES[] = {"model_path", "device", "prompt", "prompt_tokens", "stop_token_ids", "stop_count",
+                                         "stop_lens", "tokenize", "detokenize", "render_chat"};
+
+// A copy right before memory that may not be read, so that one byte too many is always seen.
+static const void *at_the_edge(const void *bytes, size_t len) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED || mprotect(pages + page, page, PROT_NONE)) _exit(98);
+    return memcpy(pages + page - len, bytes, len);
+}
+
+static pllm_error *ask_with_length(const pllm_engine *engine, int what, uint64_t len) {
+    const char *text = at_the_edge("hello", 6);
+    const uint32_t *tokens = at_the_edge(PROMPT, sizeof PROMPT);
+    const char *stops[] = {text};
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(text, &sampling);
+    uint64_t id;
+    sampling.stop = stops;
+    sampling.stop_count = 1;
+    switch (what) {
+        case PROMPT_TEXT: request.prompt_len = len; break;
+        case PROMPT_TOKENS: request.prompt = NULL; request.prompt_tokens = tokens; request.prompt_tokens_len = len; break;
+        case STOP_TOKENS: sampling.stop_token_ids = tokens; sampling.stop_token_ids_len = len; break;
+        case STOPS: sampling.stop_count = len; break;
+        case STOP_LENS: sampling.stop_lens = &len; break;
+        case TOKENIZE: return pllm_engine_tokenize(engine, text, len, 0, &(pllm_tokens *){NULL});
+        case DETOKENIZE: return pllm_engine_detokenize(engine, tokens, len, 0, &(pllm_bytes *){NULL});
+        default: return pllm_engine_render_chat(engine, text, len, &(pllm_bytes *){NULL});
+    }
+    return pllm_engine_add_request(engine, &request, &id);
+}
+
+static int code_of(pllm_error *error) {
+    int code = pllm_error_code(error);
+    pllm_error_free(error);
+    return code;
+}
+
+// The code of the error that the call gives.
+static int code_with_length(int what, uint64_t len) {
+    pllm_engine_options options = options_for(model_dir);
+    pllm_plan plan = {.struct_size = sizeof plan};
+    pllm_engine *engine = NULL;
+    if (what == MODEL_PATH) options.model_path = at_the_edge("path", 5), options.model_path_len = len;
+    if (what == DEVICE) options.device = at_the_edge("cpu", 4), options.device_len = len;
+    if (what == MODEL_PATH || what == DEVICE) return code_of(pllm_engine_plan(&options, &plan));
+    if (code_of(pllm_engine_create(&options, &engine)) != 0) return -1;
+    int code = code_of(ask_with_length(engine, what, len));
+    pllm_engine_free(engine);
+    return code;
+}
+
+// A host that computes a length wrongly (a difference that went below zero, an error code cast) gets an error back.
+static void a_length_that_no_memory_has_is_refused(void) {
+    const uint64_t lengths[] = {UINT64_MAX - 1, 1ull << 63, 1ull << 62};
+    for (int what = 0; what < HUGE_CASES; what++)
+        for (size_t i = 0; i < COUNT(lengths); i++) {
+            fflush(stdout);
+            pid_t child = fork();
+            if (child == 0) _exit(100 + code_with_length(what, lengths[i]));
+            int status = 0;
+            waitpid(child, &status, 0);
+            int code = WIFEXITED(status) ? WEXITSTATUS(status) - 100 : -WTERMSIG(status);
+            if (!CHECK(code == PLLM_E_INVALID_ARGUMENT || code == PLLM_E_OUT_OF_MEMORY))
+                printf("    %s with length %llx: wait status %x\n", HUGE_NAMES[what], (unsigned long long)lengths[i], (unsigned)status);
+        }
+}
+
+// ---- the library and NULL --------------------------------------------------------------------------------------------
+
+static void the_library_names_itself(void) {
+    CHECK(pllm_abi_version() == PLLM_ABI_VERSION);
+    CHECK(strchr(pllm_version(), '.') != NULL);
+    CHECK(pllm_build_info()[0] == '{' && strstr(pllm_build_info(), pllm_version()) && strstr(pllm_build_info(), "LlamaForCausalLM"));
+    CHECK(pllm_build_info() == pllm_build_info());
+}
+
+static void null_is_free_and_empty(void) {
+    pllm_engine_free(NULL);
+    pllm_error_free(NULL);
+    pllm_outputs_free(NULL);
+    pllm_tokens_free(NULL);
+    pllm_bytes_free(NULL);
+    pllm_engine_options_init(NULL, sizeof(pllm_engine_options));
+    pllm_request_init(NULL, sizeof(pllm_request));
+    pllm_sampling_init(NULL, sizeof(pllm_sampling));
+    CHECK(pllm_error_code(NULL) == 0);
+    CHECK(pllm_error_message(NULL)[0] == 0);
+    CHECK(pllm_outputs_len(NULL) == 0 && pllm_outputs_get(NULL, 0) == NULL);
+    CHECK(pllm_tokens_len(NULL) == 0 && pllm_tokens_data(NULL) == NULL);
+    CHECK(pllm_bytes_len(NULL) == 0 && pllm_bytes_data(NULL) == NULL);
+    CHECK(pllm_engine_queue(NULL) == NULL);
+}
+
+static void null_engines_and_options_are_refused_and_outputs_stay(const pllm_engine *engine) {
+    pllm_engine_options options = options_for(golden_dir);
+    pllm_engine *out = UNTOUCHED;
+    _Alignas(8) unsigned char bytes[256];
+    memset(bytes, POISON, sizeof bytes);
+    *(uint64_t *)(void *)bytes = sizeof(pllm_plan);
+    INVALID(pllm_engine_plan(NULL, (pllm_plan *)(void *)bytes));
+    INVALID(pllm_engine_plan(&options, NULL));
+    INVALID(pllm_engine_create(NULL, &out));
+    INVALID(pllm_engine_create(&options, NULL));
+    INVALID(pllm_engine_info(NULL, (pllm_model_info *)(void *)bytes));
+    INVALID(pllm_engine_info(engine, NULL));
+    INVALID(pllm_engine_step(NULL, (pllm_step *)(void *)bytes));
+    uint64_t steps = stats_of(engine).steps;
+    INVALID(pllm_engine_step(engine, NULL));
+    CHECK(stats_of(engine).steps == steps);
+    INVALID(pllm_engine_stats(NULL, (pllm_stats *)(void *)bytes));
+    INVALID(pllm_engine_stats(engine, NULL));
+    CHECK(out == UNTOUCHED && all(bytes, 8, sizeof bytes, POISON));
+    options.model_path = NULL;
+    INVALID(pllm_engine_create(&options, &out));
+    options.model_path_len = 0;
+    INVALID(pllm_engine_create(&options, &out));
+    options.model_path_len = 5;
+    INVALID(pllm_engine_create(&options, &out));
+    CHECK(out == UNTOUCHED);
+}
+
+static void null_requests_are_refused_and_outputs_stay(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(&sampling), neither = request, both = request, no_length = request;
+    uint64_t id = 77;
+    INVALID(pllm_engine_add_request(NULL, &request, &id));
+    INVALID(pllm_engine_add_request(engine, NULL, &id));
+    INVALID(pllm_engine_add_request(engine, &request, NULL));
+    neither.prompt_tokens = NULL;
+    INVALID(pllm_engine_add_request(engine, &neither, &id));
+    both.prompt = "hello";
+    INVALID(pllm_engine_add_request(engine, &both, &id));
+    no_length.prompt_tokens_len = 0;
+    INVALID(pllm_engine_add_request(engine, &no_length, &id));
+    sampling.stop_token_ids_len = 1;
+    INVALID(pllm_engine_add_request(engine, &request, &id));
+    sampling = greedy();
+    sampling.stop_count = 1;
+    INVALID(pllm_engine_add_request(engine, &request, &id));
+    const char *stops[] = {NULL};
+    sampling.stop = stops;
+    INVALID(pllm_engine_add_request(engine, &request, &id));
+    sampling.stop_lens = (const uint64_t[]){3};
+    INVALID(pllm_engine_add_request(engine, &request, &id));
+    INVALID(pllm_engine_abort(NULL, 1));
+    CHECK(id == 77);
+    // What the failed ones took, if anything, would run now.
+    pllm_step step = {.struct_size = sizeof step};
+    OK(pllm_engine_step(engine, &step));
+    CHECK(step.unfinished == 0 && step.sequences == 0);
+}
+
+static void null_text_is_refused_and_outputs_stay(const pllm_engine *engine) {
+    pllm_outputs *outputs = UNTOUCHED;
+    pllm_tokens *tokens = UNTOUCHED;
+    pllm_bytes *bytes = UNTOUCHED;
+    const char *chat = "[{\"role\": \"user\", \"content\": \"x\"}]";
+    INVALID(pllm_queue_poll(NULL, 0, &outputs));
+    INVALID(pllm_queue_poll(pllm_engine_queue(engine), 0, NULL));
+    INVALID(pllm_engine_tokenize(NULL, "a", 1, 0, &tokens));
+    INVALID(pllm_engine_tokenize(engine, NULL, 1, 0, &tokens));
+    INVALID(pllm_engine_tokenize(engine, NULL, PLLM_NUL_TERMINATED, 0, &tokens));
+    INVALID(pllm_engine_tokenize(engine, "a", 1, 0, NULL));
+    INVALID(pllm_engine_detokenize(NULL, PROMPT, 1, 0, &bytes));
+    INVALID(pllm_engine_detokenize(engine, NULL, 1, 0, &bytes));
+    INVALID(pllm_engine_detokenize(engine, PROMPT, 1, 0, NULL));
+    INVALID(pllm_engine_render_chat(NULL, chat, strlen(chat), &bytes));
+    INVALID(pllm_engine_render_chat(engine, NULL, 3, &bytes));
+    INVALID(pllm_engine_render_chat(engine, NULL, PLLM_NUL_TERMINATED, &bytes));
+    INVALID(pllm_engine_render_chat(engine, chat, strlen(chat), NULL));
+    CHECK(outputs == UNTOUCHED && tokens == UNTOUCHED && bytes == UNTOUCHED);
+}
+
+// ---- sizes of structs ------------------------------------------------------------------------------------------------
+
+// Longer than any struct here; the bytes of one struct, then what lies behind it.
+typedef union {
+    uint64_t struct_size;
+    unsigned char bytes[70000];
+} place;
+
+typedef void init_fn(void *to, uint64_t size);
+static void init_options(void *to, uint64_t size) { pllm_engine_options_init(to, size); }
+static void init_request(void *to, uint64_t size) { pllm_request_init(to, size); }
+static void init_sampling(void *to, uint64_t size) { pllm_sampling_init(to, size); }
+
+static void init_stays_within_its_size(init_fn *init, uint64_t known) {
+    static place whole, cut;
+    init(&whole, known);
+    CHECK(whole.struct_size == known);
+    for (uint64_t size = 0; size <= known + 16; size++) {
+        memset(&cut, POISON, sizeof cut);
+        init(&cut, size);
+        // No struct has less than 8 bytes; a size within a field may be refused too, then nothing is written.
+        int refused = size < 8 || (size % 8 && all(&cut, 0, sizeof cut, POISON));
+        uint64_t written = refused ? 0 : size, common = written < known ? written : known;
+        CHECK(all(&cut, written, sizeof cut, POISON));
+        CHECK(written == 0 || cut.struct_size == size);
+        CHECK(written == 0 || !memcmp(cut.bytes + 8, whole.bytes + 8, common - 8));
+        CHECK(all(&cut, common, written, 0));
+    }
+    memset(&cut, POISON, sizeof cut);
+    init(&cut, 65537);
+    CHECK(all(&cut, 0, sizeof cut, POISON));
+}
+
+// How a struct reaches the library: `at` lies at the struct, the answer is the library's.
+typedef pllm_error *use_fn(const pllm_engine *engine, place *at);
+
+static pllm_error *use_options(const pllm_engine *engine, place *at) {
+    (void)engine;
+    pllm_plan plan = {.struct_size = sizeof plan};
+    return pllm_engine_plan((pllm_engine_options *)(void *)at, &plan);
+}
+
+static pllm_error *add(const pllm_engine *engine, const pllm_request *request) {
+    uint64_t id = 0;
+    pllm_error *error = pllm_engine_add_request(engine, request, &id);
+    if (!error) pllm_error_free(pllm_engine_abort(engine, id));
+    return error;
+}
+
+static pllm_error *use_request(const pllm_engine *engine, place *at) { return add(engine, (pllm_request *)(void *)at); }
+
+static pllm_error *use_sampling(const pllm_engine *engine, place *at) {
+    pllm_request request = token_request((pllm_sampling *)(void *)at);
+    return add(engine, &request);
+}
+
+// `valid` is a struct that the library accepts and `least` the first size at which it has all that it needs.
+static void a_struct_to_be_read_has_any_size(const pllm_engine *engine, use_fn *use, const void *valid, uint64_t known, uint64_t least) {
+    static place at;
+    const uint64_t wrong[] = {0, 1, 7, 65537, 1ull << 32, UINT64_MAX};
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        memcpy(&at, valid, known);
+        at.struct_size = wrong[i];
+        INVALID(use(engine, &at));
+    }
+    // Older programs know fewer fields: behind their end lies something else.
+    for (uint64_t size = 8; size <= known; size += 8) {
+        memset(&at, 0xFF, sizeof at);
+        memcpy(&at, valid, size);
+        at.struct_size = size;
+        size < least ? INVALID(use(engine, &at)) : OK(use(engine, &at));
+    }
+    // Newer programs know more fields, which are all zero unless they are used.
+    const uint64_t newer[] = {known + 8, known + 64, 65536};
+    for (size_t i = 0; i < COUNT(newer); i++) {
+        memset(&at, 0, sizeof at);
+        memcpy(&at, valid, known);
+        at.struct_size = newer[i];
+        OK(use(engine, &at));
+        at.bytes[newer[i] - 1] = 1;
+        UNSUPPORTED(use(engine, &at));
+        at.bytes[newer[i] - 1] = 0;
+        at.bytes[newer[i]] = 1;  // not the struct's any more
+        OK(use(engine, &at));
+    }
+}
+
+// Every version's size is a multiple of 8. Accepting another would read half a pointer and follow it.
+static void a_size_within_a_field_is_refused(const pllm_engine *engine) {
+    static place at;
+    pllm_request request = token_request(NULL);
+    for (uint64_t size = 9; size < sizeof request + 8; size++) {
+        if (size % 8 == 0) continue;
+        memset(&at, 0, sizeof at);
+        memcpy(&at, &request, sizeof request);
+        at.struct_size = size;
+        INVALID(use_request(engine, &at));
+    }
+}
+
+static pllm_error *write_plan(const pllm_engine *engine, place *at) {
+    (void)engine;
+    pllm_engine_options options = options_for(golden_dir);
+    return pllm_engine_plan(&options, (pllm_plan *)(void *)at);
+}
+static pllm_error *write_info(const pllm_engine *engine, place *at) { return pllm_engine_info(engine, (pllm_model_info *)(void *)at); }
+static pllm_error *write_step(const pllm_engine *engine, place *at) { return pllm_engine_step(engine, (pllm_step *)(void *)at); }
+static pllm_error *write_stats(const pllm_engine *engine, place *at) { return pllm_engine_stats(engine, (pllm_stats *)(void *)at); }
+
+static void a_struct_to_be_written_has_any_size(const pllm_engine *engine, use_fn *write, uint64_t known) {
+    static place whole, at;
+    memset(&whole, POISON, sizeof whole);
+    whole.struct_size = known;
+    OK(write(engine, &whole));
+    CHECK(whole.struct_size == known);
+    for (uint64_t size = 8; size <= known + 64; size++) {
+        memset(&at, POISON, sizeof at);
+        at.struct_size = size;
+        pllm_error *error = write(engine, &at);
+        uint64_t common = size < known ? size : known;
+        // A size within a field may be refused; then nothing is written.
+        if (size % 8 != 0 && error) {
+            CHECK(all(&at, 8, sizeof at, POISON));
+            pllm_error_free(error);
+            continue;
+        }
+        OK(error);
+        CHECK(at.struct_size == size);
+        CHECK(!memcmp(at.bytes + 8, whole.bytes + 8, common - 8));
+        CHECK(all(&at, common, size, 0) && all(&at, size, sizeof at, POISON));
+    }
+    const uint64_t wrong[] = {0, 1, 7, 65537, 1ull << 32, UINT64_MAX};
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        memset(&at, POISON, sizeof at);
+        at.struct_size = wrong[i];
+        INVALID(write(engine, &at));
+        CHECK(at.struct_size == wrong[i] && all(&at, 8, sizeof at, POISON));
+    }
+}
+
+static void structs_have_any_size(const pllm_engine *engine) {
+    pllm_engine_options options = options_for(golden_dir);
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(NULL);
+    pllm_step step = {.struct_size = sizeof step};
+    init_stays_within_its_size(init_options, sizeof options);
+    init_stays_within_its_size(init_request, sizeof request);
+    init_stays_within_its_size(init_sampling, sizeof sampling);
+    a_struct_to_be_read_has_any_size(engine, use_options, &options, sizeof options, 24);
+    a_struct_to_be_read_has_any_size(engine, use_request, &request, sizeof request, 40);
+    a_struct_to_be_read_has_any_size(engine, use_sampling, &sampling, sizeof sampling, 8);
+    a_size_within_a_field_is_refused(engine);
+    OK(pllm_engine_step(engine, &step));  // ends what the above added
+    CHECK(step.unfinished == 0);
+    a_struct_to_be_written_has_any_size(engine, write_plan, sizeof(pllm_plan));
+    a_struct_to_be_written_has_any_size(engine, write_info, sizeof(pllm_model_info));
+    a_struct_to_be_written_has_any_size(engine, write_step, sizeof(pllm_step));
+    a_struct_to_be_written_has_any_size(engine, write_stats, sizeof(pllm_stats));
+    CHECK(idle(engine));
+}
+
+// ---- values ----------------------------------------------------------------------------------------------------------
+
+static void unknown_flags_and_numbers_are_refused(const pllm_engine *engine) {
+    pllm_plan plan = {.struct_size = sizeof plan};
+    pllm_engine_options options;
+#define OPTION(assignment, refusal) (options = options_for(golden_dir), options.assignment, refusal(pllm_engine_plan(&options, &plan)))
+    OPTION(flags = 2, UNSUPPORTED);
+    OPTION(flags |= 1u << 31, UNSUPPORTED);
+    OPTION(reserved = 1, UNSUPPORTED);
+    OPTION(kv_dtype = 3, INVALID);
+    OPTION(isa = 9, INVALID);
+    OPTION(block_size = 12, INVALID);
+    OPTION(threads = 100000, INVALID);
+    OPTION(max_seqs = 65, INVALID);
+    OPTION(max_model_len = 1, INVALID);
+    OPTION(max_model_len = 129, INVALID);
+    options = options_for(golden_dir);
+    options.device = "cuda:0";
+    options.device_len = PLLM_NUL_TERMINATED;
+    UNSUPPORTED(pllm_engine_plan(&options, &plan));
+    options.device = "cpu, and more";
+    options.device_len = 3;
+    OK(pllm_engine_plan(&options, &plan));
+    OPTION(kv_bytes = 1, CAPACITY);
+    pllm_tokens *tokens = UNTOUCHED;
+    UNSUPPORTED(pllm_engine_tokenize(engine, "a", 1, 4, &tokens));
+    UNSUPPORTED(pllm_engine_detokenize(engine, PROMPT, 1, 4, &(pllm_bytes *){NULL}));
+    CHECK(tokens == UNTOUCHED);
+}
+
+static void wrong_sampling_is_refused(const pllm_engine *engine) {
+    pllm_sampling sampling;
+    pllm_request request = token_request(&sampling);
+#define SAMPLING(assignment, refusal) (sampling = greedy(), sampling.assignment, refusal(add(engine, &request)))
+    const float wrong[] = {NAN, -NAN, INFINITY, -INFINITY, -1, 1e30f};
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        SAMPLING(temperature = wrong[i], INVALID);
+        SAMPLING(top_p = wrong[i], INVALID);
+        SAMPLING(min_p = wrong[i], INVALID);
+    }
+    SAMPLING(top_p = 0, INVALID);
+    SAMPLING(flags = 8, UNSUPPORTED);
+    SAMPLING(reserved = 1, UNSUPPORTED);
+    sampling = greedy();
+    sampling.max_tokens = 3;
+    sampling.min_tokens = 4;
+    INVALID(add(engine, &request));
+    sampling = greedy();
+    sampling.stop_token_ids = (const uint32_t[]){UINT32_MAX};
+    sampling.stop_token_ids_len = 1;
+    INVALID(add(engine, &request));
+    sampling = greedy();
+    sampling.stop = (const char *const[]){""};
+    sampling.stop_count = 1;
+    INVALID(add(engine, &request));
+    request = token_request(NULL);
+    request.text_flags = 4;
+    UNSUPPORTED(add(engine, &request));
+    request = token_request(NULL);
+    request.n = 0;
+    INVALID(add(engine, &request));
+    request.n = 2;
+    UNSUPPORTED(add(engine, &request));
+}
+
+static void wrong_prompts_are_refused(const pllm_engine *engine) {
+    static const uint32_t many[5000] = {1};
+    pllm_request request = token_request(NULL);
+    request.prompt_tokens = (const uint32_t[]){1, UINT32_MAX};
+    request.prompt_tokens_len = 2;
+    INVALID(add(engine, &request));
+    request.prompt_tokens = many;
+    request.prompt_tokens_len = COUNT(many);
+    INVALID(add(engine, &request));
+    request.prompt_tokens = (const uint32_t *)(uintptr_t)((uintptr_t)many + 1);  // not aligned
+    request.prompt_tokens_len = 3;
+    INVALID(add(engine, &request));
+    request = text_request("", NULL);
+    INVALID(add(engine, &request));
+}
+
+static void text_that_is_not_utf8_is_refused(const pllm_engine *engine) {
+    static const char *const wrong[] = {"\xff", "ab\xc3", "\xc0\x80", "\xed\xa0\x80", "\xf5\x80\x80\x80", "a\x80z"};
+    pllm_tokens *tokens = UNTOUCHED;
+    pllm_bytes *bytes = UNTOUCHED;
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        pllm_engine_options options = options_for(wrong[i]);
+        pllm_plan plan = {.struct_size = sizeof plan};
+        INVALID(pllm_engine_plan(&options, &plan));
+        options = options_for(golden_dir);
+        options.device = wrong[i];
+        options.device_len = strlen(wrong[i]);
+        INVALID(pllm_engine_plan(&options, &plan));
+        pllm_request request = text_request(wrong[i], NULL);
+        INVALID(add(engine, &request));
+        pllm_sampling sampling = greedy();
+        sampling.stop = &wrong[i];
+        sampling.stop_count = 1;
+        request = text_request("hello", &sampling);
+        INVALID(add(engine, &request));
+        INVALID(pllm_engine_tokenize(engine, wrong[i], PLLM_NUL_TERMINATED, 0, &tokens));
+        INVALID(pllm_engine_render_chat(engine, wrong[i], strlen(wrong[i]), &bytes));
+    }
+    CHECK(tokens == UNTOUCHED && bytes == UNTOUCHED);
+}
+
+static void a_chat_that_is_no_chat_is_refused(const pllm_engine *engine) {
+    static const char *const wrong[] = {"", "{", "[", "3", "null", "\"x\"", "{}", "{\"messages\": 3}", "[{\"role\": \"user\"}",
+                                        "[] x", "{\"messages\": [], \"messages\"", "[{\"role\": \"\\ud800\", \"content\": \"\"}]"};
+    static char deep[200000];
+    pllm_bytes *bytes = UNTOUCHED;
+    for (size_t i = 0; i < COUNT(wrong); i++) INVALID(pllm_engine_render_chat(engine, wrong[i], strlen(wrong[i]), &bytes));
+    memset(deep, '[', sizeof deep);
+    INVALID(pllm_engine_render_chat(engine, deep, sizeof deep, &bytes));
+    CHECK(bytes == UNTOUCHED);
+}
+
+static void a_missing_model_is_an_error(void) {
+    pllm_engine_options options = options_for("/nonexistent/model");
+    _Alignas(8) unsigned char bytes[sizeof(pllm_plan)];
+    pllm_engine *engine = UNTOUCHED;
+    memset(bytes, POISON, sizeof bytes);
+    *(uint64_t *)(void *)bytes = sizeof bytes;
+    FAILS(PLLM_E_IO, pllm_engine_plan(&options, (pllm_plan *)(void *)bytes));
+    FAILS(PLLM_E_IO, pllm_engine_create(&options, &engine));
+    options.model_path = "a\0b";
+    options.model_path_len = 3;
+    FAILS(PLLM_E_IO, pllm_engine_create(&options, &engine));
+    CHECK(engine == UNTOUCHED && all(bytes, 8, sizeof bytes, POISON));
+}
+
+static void text_needs_a_tokenizer(const pllm_engine *golden) {
+    pllm_tokens *tokens = UNTOUCHED;
+    pllm_bytes *bytes = UNTOUCHED;
+    pllm_request request = text_request("hello", NULL);
+    UNSUPPORTED(add(golden, &request));
+    UNSUPPORTED(pllm_engine_tokenize(golden, "a", 1, 0, &tokens));
+    UNSUPPORTED(pllm_engine_detokenize(golden, PROMPT, 1, 0, &bytes));
+    UNSUPPORTED(pllm_engine_render_chat(golden, "[]", 2, &bytes));
+    pllm_sampling sampling = greedy();
+    sampling.stop = (const char *const[]){"x"};
+    sampling.stop_count = 1;
+    request = token_request(&sampling);
+    UNSUPPORTED(add(golden, &request));
+    CHECK(tokens == UNTOUCHED && bytes == UNTOUCHED);
+}
+
+static void ids_that_are_not_live_are_not_found(const pllm_engine *engine) {
+    const uint64_t unknown[] = {0, 1ull << 40, UINT64_MAX};
+    for (size_t i = 0; i < COUNT(unknown); i++) FAILS(PLLM_E_NOT_FOUND, pllm_engine_abort(engine, unknown[i]));
+    pllm_sampling sampling = greedy();
+    sampling.max_tokens = 2;
+    pllm_request request = token_request(&sampling);
+    pllm_step step = {.struct_size = sizeof step};
+    uint64_t finished = 0, aborted = 0, next = 0;
+    answer a = {0}, b = {0};
+    OK(pllm_engine_add_request(engine, &request, &finished));
+    do OK(pllm_engine_step(engine, &step));
+    while (step.unfinished);
+    FAILS(PLLM_E_NOT_FOUND, pllm_engine_abort(engine, finished));
+    OK(pllm_engine_add_request(engine, &request, &aborted));
+    OK(pllm_engine_abort(engine, aborted));
+    OK(pllm_engine_step(engine, &step));
+    CHECK(step.unfinished == 0);
+    FAILS(PLLM_E_NOT_FOUND, pllm_engine_abort(engine, aborted));
+    pllm_outputs *outputs = NULL;
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+    for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++) {
+        const pllm_output *o = pllm_outputs_get(outputs, i);
+        if (o->request == finished || o->request == aborted) take(o->request == finished ? &a : &b, o);
+    }
+    pllm_outputs_free(outputs);
+    CHECK(a.finish_reason == PLLM_FINISH_LENGTH && a.tokens_len == 2);
+    CHECK(b.finish_reason == PLLM_FINISH_ABORT && b.tokens_len == 0);
+    OK(pllm_engine_add_request(engine, &request, &next));
+    CHECK(next != finished && next != aborted);
+    OK(pllm_engine_abort(engine, next));
+    OK(pllm_engine_step(engine, &step));
+    CHECK(idle(engine));
+}
+
+// ---- text and generation ---------------------------------------------------------------------------------------------
+
+static void text_and_tokens_go_back_and_forth(const pllm_engine *engine) {
+    const char *text = "Hello, world! \xe6\x97\xa5\xe6\x9c\xac \xf0\x9f\x98\x80";
+    pllm_tokens *tokens = NULL;
+    pllm_bytes *bytes = NULL;
+    OK(pllm_engine_tokenize(engine, text, PLLM_NUL_TERMINATED, 0, &tokens));
+    OK(pllm_engine_detokenize(engine, pllm_tokens_data(tokens), pllm_tokens_len(tokens), PLLM_TEXT_SKIP_SPECIAL, &bytes));
+    CHECK(pllm_bytes_len(bytes) == strlen(text) && !memcmp(pllm_bytes_data(bytes), text, strlen(text)));
+    pllm_tokens_free(tokens);
+    pllm_bytes_free(bytes);
+    OK(pllm_engine_tokenize(engine, NULL, 0, 0, &tokens));
+    CHECK(pllm_tokens_len(tokens) == 0);
+    pllm_tokens_free(tokens);
+    OK(pllm_engine_detokenize(engine, NULL, 0, 0, &bytes));
+    CHECK(pllm_bytes_len(bytes) == 0);
+    pllm_bytes_free(bytes);
+    bytes = UNTOUCHED;
+    INVALID(pllm_engine_detokenize(engine, (const uint32_t[]){5, UINT32_MAX}, 2, 0, &bytes));
+    INVALID(pllm_engine_detokenize(engine, (const uint32_t[]){1024}, 1, 0, &bytes));
+    CHECK(bytes == UNTOUCHED);
+    const char *chat = "[{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]";
+    OK(pllm_engine_render_chat(engine, chat, PLLM_NUL_TERMINATED, &bytes));
+    CHECK(pllm_bytes_len(bytes) == strlen(FRANCE) && !memcmp(pllm_bytes_data(bytes), FRANCE, strlen(FRANCE)));
+    pllm_bytes_free(bytes);
+}
+
+static int text_is(const answer *a, const char *text, uint64_t len) { return a->text_len == len && !memcmp(a->text, text, len); }
+
+// The streamed pieces are what the tokens say together; the one that ended the sequence has no text.
+static int text_is_of_tokens(const pllm_engine *engine, const answer *a) {
+    uint64_t shown = a->tokens_len - (a->finish_reason == PLLM_FINISH_STOP);
+    pllm_bytes *bytes = NULL;
+    OK(pllm_engine_detokenize(engine, a->tokens, shown, PLLM_TEXT_SKIP_SPECIAL, &bytes));
+    int same = text_is(a, pllm_bytes_data(bytes), pllm_bytes_len(bytes));
+    pllm_bytes_free(bytes);
+    return same;
+}
+
+static void an_answer_ends_with_the_model_s_own_stop(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(FRANCE, &sampling);
+    pllm_tokens *prompt = NULL;
+    request.user_data = 0xFEDCBA9876543210;
+    const answer *a = run(engine, &request);
+    CHECK(a->finish_reason == PLLM_FINISH_STOP && a->error_code == 0);
+    CHECK(text_is(a, PARIS, strlen(PARIS)) && text_is_of_tokens(engine, a));
+    CHECK(a->logprobs_len == 0);
+    CHECK(a->user_data == 0xFEDCBA9876543210);
+    CHECK(a->generated_tokens == a->tokens_len && a->tokens[a->tokens_len - 1] == 5);
+    OK(pllm_engine_tokenize(engine, FRANCE, PLLM_NUL_TERMINATED, 0, &prompt));
+    CHECK(a->prompt_tokens == pllm_tokens_len(prompt));
+    pllm_tokens_free(prompt);
+    CHECK(idle(engine));
+}
+
+static void logprobs_come_where_they_are_asked_for(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(FRANCE, &sampling);
+    const answer *without = run(engine, &request);
+    sampling.flags = PLLM_SAMPLING_LOGPROBS;
+    const answer *with = run(engine, &request);
+    CHECK(same(with, without) && with->logprobs_len == with->tokens_len);
+    for (uint64_t i = 0; i < with->logprobs_len; i++) CHECK(with->logprobs[i] <= 0 && with->logprobs[i] > -20);
+}
+
+static void max_tokens_ends_an_answer(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(STORY, &sampling);
+    for (uint32_t most = 1; most <= 9; most += 4) {
+        sampling.max_tokens = most;
+        const answer *a = run(engine, &request);
+        CHECK(a->finish_reason == PLLM_FINISH_LENGTH && a->tokens_len == most && text_is_of_tokens(engine, a));
+    }
+}
+
+static void ignore_eos_goes_on(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(FRANCE, &sampling);
+    const answer *stopped = run(engine, &request);
+    sampling.flags = PLLM_SAMPLING_IGNORE_EOS;
+    sampling.max_tokens = (uint32_t)stopped->tokens_len + 10;
+    const answer *a = run(engine, &request);
+    CHECK(a->finish_reason == PLLM_FINISH_LENGTH && a->tokens_len == stopped->tokens_len + 10);
+    CHECK(!memcmp(a->tokens, stopped->tokens, stopped->tokens_len * sizeof *a->tokens));
+    CHECK(text_is_of_tokens(engine, a));
+}
+
+static void a_stop_token_ends_an_answer_without_its_text(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(FRANCE, &sampling);
+    const answer *whole = run(engine, &request);
+    sampling.stop_token_ids = (const uint32_t[]){1000, whole->tokens[4]};
+    sampling.stop_token_ids_len = 2;
+    const answer *a = run(engine, &request);
+    CHECK(a->finish_reason == PLLM_FINISH_STOP && a->tokens_len == 5 && text_is_of_tokens(engine, a));
+    CHECK(text_is(a, whole->text, whole->text_ends[3]));
+}
+
+// For each two neighbouring tokens: a stop string that begins in the first and ends in the second.
+static void a_stop_string_across_tokens_ends_an_answer_and_is_not_shown(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(FRANCE, &sampling);
+    const answer whole = *run(engine, &request);
+    int tried = 0;
+    for (uint64_t i = 0; i + 2 < whole.tokens_len; i++) {
+        if (whole.text_ends[i] == 0 || whole.text_ends[i + 1] == whole.text_ends[i]) continue;
+        const char stop[3] = {whole.text[whole.text_ends[i] - 1], whole.text[whole.text_ends[i]], 0};
+        const char *stops[] = {"never said", stop};
+        sampling.stop = stops;
+        sampling.stop_count = 2;
+        const answer *a = run(engine, &request);
+        CHECK(a->finish_reason == PLLM_FINISH_STOP && a->tokens_len < whole.tokens_len);
+        CHECK(text_is(a, whole.text, (uint64_t)(strstr(whole.text, stop) - whole.text)));
+        tried++;
+    }
+    CHECK(tried > 5);
+    // Lengths instead of NULs; a stop string that never comes holds nothing back.
+    sampling.stop = (const char *const[]){"Parisian"};
+    sampling.stop_lens = (const uint64_t[]){5};
+    sampling.stop_count = 1;
+    CHECK(text_is(run(engine, &request), PARIS, strlen("The capital of France is ")));
+    sampling.stop_lens = NULL;
+    CHECK(text_is(run(engine, &request), PARIS, strlen(PARIS)));
+}
+
+static void a_seed_decides_alone(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(STORY, &sampling);
+    sampling.temperature = 1.5f;
+    sampling.max_tokens = 20;
+    sampling.flags = PLLM_SAMPLING_SEED;
+    sampling.seed = 3;
+    const answer *a = run(engine, &request), *b = run(engine, &request);
+    CHECK(same(a, b));
+    sampling.seed = 4;
+    CHECK(!same(a, run(engine, &request)));
+}
+
+// Streams of several requests at once: pieces of each are told apart, and counts add up.
+static void usage_counts_add_up(const pllm_engine *engine) {
+    pllm_stats before = stats_of(engine);
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(STORY, &sampling);
+    sampling.max_tokens = 7;
+    uint64_t ids[6], generated = 0, prompts = 0, ended = 0;
+    for (size_t i = 0; i < COUNT(ids); i++) {
+        request.user_data = i;
+        OK(pllm_engine_add_request(engine, &request, &ids[i]));
+    }
+    pllm_step step = {.struct_size = sizeof step};
+    uint64_t decoded = 0, prefilled = 0;
+    do {
+        OK(pllm_engine_step(engine, &step));
+        decoded += step.decode_tokens;
+        prefilled += step.prefill_tokens;
+        pllm_outputs *outputs = NULL;
+        OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+        for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++) {
+            const pllm_output *o = pllm_outputs_get(outputs, i);
+            CHECK(o->user_data < COUNT(ids) && ids[o->user_data] == o->request);
+            generated += o->tokens_len;
+            if (o->finish_reason) ended++, prompts += o->prompt_tokens;
+        }
+        CHECK(pllm_outputs_get(outputs, pllm_outputs_len(outputs)) == NULL && pllm_outputs_get(outputs, UINT64_MAX) == NULL);
+        pllm_outputs_free(outputs);
+    } while (step.unfinished);
+    pllm_stats after = stats_of(engine);
+    CHECK(ended == COUNT(ids) && generated == 7 * COUNT(ids));
+    CHECK(after.generated_tokens - before.generated_tokens == generated);
+    CHECK(after.prompt_tokens - before.prompt_tokens == prompts && prefilled == prompts);
+    CHECK(decoded == generated - COUNT(ids));  // the first token of each comes of its prompt
+    CHECK(after.finished_length - before.finished_length == COUNT(ids));
+    CHECK(idle(engine));
+}
+
+static void info_and_plan_agree(const pllm_engine *engine) {
+    pllm_engine_options options = options_for(model_dir);
+    pllm_plan plan = {.struct_size = sizeof plan};
+    pllm_model_info info = {.struct_size = sizeof info};
+    OK(pllm_engine_plan(&options, &plan));
+    OK(pllm_engine_info(engine, &info));
+    CHECK(info.architecture_len == strlen("LlamaForCausalLM") && !memcmp(info.architecture, "LlamaForCausalLM", info.architecture_len));
+    CHECK(info.isa_len > 0 && info.vocab_size == 1024 && info.layers == 4 && info.max_positions == 1024 && info.threads == 2);
+    CHECK(info.eos_token_ids_len == 2 && info.eos_token_ids[0] == 5 && info.eos_token_ids[1] == 1);
+    CHECK(info.max_model_len == plan.max_model_len);
+    CHECK(plan.blocks == stats_of(engine).blocks_total && plan.kv_bytes == plan.blocks * plan.block_bytes && plan.kv_bytes <= options.kv_bytes);
+    CHECK(plan.block_size == 16 && plan.kv_dtype == PLLM_DTYPE_BF16 && plan.weight_bytes >= 2 * 2623744 && plan.work_bytes > 0);
+}
+
+// ---- threads ---------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const pllm_engine *engine;
+    atomic_int *stop;
+    uint64_t steps, busy, wrong;
+} stepper;
+
+static void *step_all_the_time(void *argument) {
+    stepper *s = argument;
+    while (!atomic_load(s->stop)) {
+        pllm_step step = {.struct_size = sizeof step};
+        pllm_error *error = pllm_engine_step(s->engine, &step);
+        if (!error) s->steps++;
+        else if (pllm_error_code(error) == PLLM_E_BUSY && strlen(pllm_error_message(error)) > 9) s->busy++;
+        else s->wrong++;
+        pllm_error_free(error);
+        if (error) sched_yield();
+    }
+    return NULL;
+}
+
+// As many as one queue's worth of work, so that two threads surely meet.
+static uint64_t keep_busy(const pllm_engine *engine, uint64_t live) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(&sampling);
+    sampling.max_tokens = 100;
+    sampling.flags = PLLM_SAMPLING_IGNORE_EOS;
+    for (uint64_t id; live < 16; live++) OK(pllm_engine_add_request(engine, &request, &id));
+    pllm_outputs *outputs = NULL;
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 5, &outputs));
+    for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++) live -= pllm_outputs_get(outputs, i)->finish_reason != 0;
+    pllm_outputs_free(outputs);
+    return live;
+}
+
+static void two_threads_step_and_one_at_a_time_gets_through(void) {
+    pllm_engine *engine = open_engine(golden_dir);
+    atomic_int stop = 0;
+    stepper steppers[2] = {{engine, &stop, 0, 0, 0}, {engine, &stop, 0, 0, 0}};
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, step_all_the_time, &steppers[i]);
+    uint64_t live = 0;
+    for (double end = now() + 2; now() < end;) live = keep_busy(engine, live);
+    atomic_store(&stop, 1);
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    CHECK(steppers[0].busy + steppers[1].busy > 0);
+    CHECK(steppers[0].steps > 0 && steppers[1].steps > 0);
+    CHECK(steppers[0].wrong + steppers[1].wrong == 0);
+    pllm_engine_free(engine);  // with requests that have not ended
+}
+
+enum { WORKERS = 4, EACH = 150, REQUESTS = WORKERS * EACH };
+
+typedef struct {
+    const pllm_engine *engine;
+    atomic_uint ends[REQUESTS], tokens[REQUESTS], claimed[REQUESTS];
+    atomic_uint ended, wrong;
+    atomic_int stop;
+} crowd;
+
+typedef struct {
+    crowd *crowd;
+    uint32_t first;
+} worker;
+
+static void count(crowd *c, const pllm_output *o) {
+    if (o->user_data >= REQUESTS) {
+        atomic_fetch_add(&c->wrong, 1);
+        return;
+    }
+    atomic_fetch_add(&c->tokens[o->user_data], (unsigned)o->tokens_len);
+    if (o->finish_reason == PLLM_FINISH_NONE) return;
+    if (o->finish_reason > PLLM_FINISH_ABORT) atomic_fetch_add(&c->wrong, 1);
+    atomic_store(&c->claimed[o->user_data], (unsigned)o->generated_tokens);
+    atomic_fetch_add(&c->ends[o->user_data], 1);
+    atomic_fetch_add(&c->ended, 1);
+}
+
+static void poll_and_count(crowd *c, int64_t timeout_ms) {
+    pllm_outputs *outputs = NULL;
+    pllm_error *error = pllm_queue_poll(pllm_engine_queue(c->engine), timeout_ms, &outputs);
+    if (error) atomic_fetch_add(&c->wrong, 1);
+    for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++) count(c, pllm_outputs_get(outputs, i));
+    pllm_error_free(error);
+    pllm_outputs_free(outputs);
+}
+
+// Adds its share of requests, aborts every third, looks at the stats and polls in between.
+static void *add_abort_poll_and_look(void *argument) {
+    worker *w = argument;
+    crowd *c = w->crowd;
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(&sampling);
+    for (uint32_t i = 0; i < EACH; i++) {
+        sampling.max_tokens = 1 + i % 17;
+        request.user_data = w->first + i;
+        uint64_t id = 0;
+        pllm_error *error = pllm_engine_add_request(c->engine, &request, &id);
+        if (error) atomic_fetch_add(&c->wrong, 1);
+        pllm_error_free(error);
+        if (i % 3 == 0) {
+            if (i % 2) sched_yield();
+            error = pllm_engine_abort(c->engine, id);
+            // It may have ended meanwhile.
+            if (error && pllm_error_code(error) != PLLM_E_NOT_FOUND) atomic_fetch_add(&c->wrong, 1);
+            pllm_error_free(error);
+        }
+        pllm_stats stats = {.struct_size = sizeof stats};
+        error = pllm_engine_stats(c->engine, &stats);
+        if (error || stats.blocks_used + stats.blocks_free != stats.blocks_total) atomic_fetch_add(&c->wrong, 1);
+        pllm_error_free(error);
+        if (i % 5 == 0) poll_and_count(c, 0);
+    }
+    for (double end = now() + 60; atomic_load(&c->ended) < REQUESTS && now() < end;) poll_and_count(c, 10);
+    return NULL;
+}
+
+static void every_request_of_four_threads_ends_exactly_once(void) {
+    static crowd c;
+    pllm_engine *engine = open_engine(golden_dir);
+    c.engine = engine;
+    worker workers[WORKERS];
+    pthread_t threads[WORKERS], stepping;
+    stepper s = {engine, &c.stop, 0, 0, 0};
+    pthread_create(&stepping, NULL, step_all_the_time, &s);
+    for (uint32_t i = 0; i < WORKERS; i++) {
+        workers[i] = (worker){&c, i * EACH};
+        pthread_create(&threads[i], NULL, add_abort_poll_and_look, &workers[i]);
+    }
+    for (int i = 0; i < WORKERS; i++) pthread_join(threads[i], NULL);
+    atomic_store(&c.stop, 1);
+    pthread_join(stepping, NULL);
+    poll_and_count(&c, 0);
+    CHECK(c.wrong == 0 && s.wrong == 0 && s.busy == 0);
+    CHECK(c.ended == REQUESTS);
+    for (int i = 0; i < REQUESTS; i++) CHECK(c.ends[i] == 1 && c.tokens[i] == c.claimed[i]);
+    pllm_stats stats = stats_of(engine);
+    CHECK(stats.finished_stop + stats.finished_length + stats.finished_abort == REQUESTS && stats.finished_error == 0);
+    CHECK(stats.finished_abort > 0 && stats.finished_length + stats.finished_stop > 0 && idle(engine));
+    pllm_engine_free(engine);
+}
+
+static void a_poll_without_outputs_ends_empty_when_time_runs_out(const pllm_engine *engine) {
+    pllm_outputs *outputs = NULL;
+    poll_and_count(&(crowd){.engine = engine}, 0);  // empties it
+    double start = now();
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 80, &outputs));
+    double waited = now() - start;
+    CHECK(outputs != NULL && pllm_outputs_len(outputs) == 0 && pllm_outputs_get(outputs, 0) == NULL);
+    CHECK(waited >= 0.075 && waited < 30);
+    pllm_outputs_free(outputs);
+}
+
+static void *generate_after_a_while(void *engine) {
+    sleep_ms(100);
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(&sampling);
+    sampling.max_tokens = 1;
+    uint64_t id = 0;
+    pllm_step step = {.struct_size = sizeof step};
+    OK(pllm_engine_add_request(engine, &request, &id));
+    OK(pllm_engine_step(engine, &step));
+    return NULL;
+}
+
+static void a_poll_waits_for_what_another_thread_makes(pllm_engine *engine) {
+    const int64_t timeouts[] = {60000, -1, INT64_MIN, INT64_MAX};
+    for (size_t i = 0; i < COUNT(timeouts); i++) {
+        pthread_t thread;
+        pllm_outputs *outputs = NULL;
+        double start = now();
+        pthread_create(&thread, NULL, generate_after_a_while, engine);
+        OK(pllm_queue_poll(pllm_engine_queue(engine), timeouts[i], &outputs));
+        CHECK(pllm_outputs_len(outputs) == 1 && pllm_outputs_get(outputs, 0)->finish_reason == PLLM_FINISH_LENGTH);
+        CHECK(now() - start > 0.09);
+        pthread_join(thread, NULL);
+        pllm_outputs_free(outputs);
+    }
+}
+
+// ---- lifetimes and neighbours ----------------------------------------------------------------------------------------
+
+static int entries(const char *directory) {
+    int count = 0;
+    DIR *dir = opendir(directory);
+    while (dir && readdir(dir)) count++;
+    if (dir) closedir(dir);
+    return count;
+}
+
+static void outputs_outlive_their_engine(void) {
+    pllm_engine *engine = open_engine(model_dir);
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(FRANCE, &sampling);
+    sampling.flags = PLLM_SAMPLING_LOGPROBS;
+    uint64_t id = 0;
+    pllm_step step = {.struct_size = sizeof step};
+    OK(pllm_engine_add_request(engine, &request, &id));
+    do OK(pllm_engine_step(engine, &step));
+    while (step.unfinished);
+    pllm_outputs *outputs = NULL;
+    pllm_tokens *tokens = NULL;
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+    OK(pllm_engine_tokenize(engine, "a b", 3, 0, &tokens));
+    pllm_error *error = pllm_engine_abort(engine, id);
+    pllm_engine_free(engine);
+    answer a = {0};
+    for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++) take(&a, pllm_outputs_get(outputs, i));
+    CHECK(text_is(&a, PARIS, strlen(PARIS)) && a.logprobs_len == a.tokens_len);
+    CHECK(pllm_tokens_len(tokens) > 0 && pllm_tokens_data(tokens)[0] < 1024);
+    FAILS(PLLM_E_NOT_FOUND, error);
+    pllm_tokens_free(tokens);
+    pllm_outputs_free(outputs);
+}
+
+static void twenty_engines_come_and_go_without_a_trace(void) {
+    int threads = 0, files = 0;
+    for (int i = 0; i < 20; i++) {
+        pllm_engine *engine = open_engine(golden_dir);
+        pllm_sampling sampling = greedy();
+        pllm_request request = token_request(&sampling);
+        sampling.max_tokens = 3;
+        if (i % 2) CHECK(run(engine, &request)->tokens_len == 3);
+        else OK(pllm_engine_add_request(engine, &request, &(uint64_t){0}));  // ends with the engine
+        pllm_engine_free(engine);
+        if (i == 0) threads = entries("/proc/self/task"), files = entries("/proc/self/fd");
+    }
+    CHECK(entries("/proc/self/task") == threads);
+    CHECK(entries("/proc/self/fd") == files);
+}
+
+static void two_engines_do_not_know_each_other(const pllm_engine *engine) {
+    pllm_engine *other = open_engine(model_dir), *golden = open_engine(golden_dir);
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(STORY, &sampling), tokens = token_request(&sampling);
+    sampling.max_tokens = 20;
+    const answer alone = *run(engine, &request);
+    uint64_t a_id = 0, b_id = 0, golden_id = 0;
+    answer a = {0}, b = {0}, c = {0};
+    OK(pllm_engine_add_request(engine, &request, &a_id));
+    OK(pllm_engine_add_request(other, &request, &b_id));
+    OK(pllm_engine_add_request(golden, &tokens, &golden_id));
+    FAILS(PLLM_E_NOT_FOUND, pllm_engine_abort(other, a_id == b_id ? a_id + 1 : a_id));
+    pllm_step steps[3] = {{.struct_size = sizeof *steps}, {.struct_size = sizeof *steps}, {.struct_size = sizeof *steps}};
+    do {
+        OK(pllm_engine_step(engine, &steps[0]));
+        OK(pllm_engine_step(other, &steps[1]));
+        OK(pllm_engine_step(golden, &steps[2]));
+        collect(engine, a_id, &a);
+        collect(other, b_id, &b);
+        collect(golden, golden_id, &c);
+    } while (steps[0].unfinished || steps[1].unfinished || steps[2].unfinished);
+    CHECK(same(&a, &alone) && same(&b, &alone) && c.finish_reason != PLLM_FINISH_NONE && c.text_len == 0);
+    pllm_engine_free(other);
+    CHECK(same(run(engine, &request), &alone));
+    pllm_engine_free(golden);
+}
+
+// ---- what the host sees of it ----------------------------------------------------------------------------------------
+
+static const int SIGNALS[] = {SIGSEGV, SIGINT, SIGPIPE, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGTERM, SIGCHLD, SIGUSR1, SIGALRM};
+
+typedef struct {
+    struct sigaction actions[COUNT(SIGNALS)];
+    sigset_t mask;
+    char directory[4096], environment[65536];
+    mode_t umask;
+} surroundings;
+
+static void look_around(surroundings *s) {
+    extern char **environ;
+    memset(s, 0, sizeof *s);
+    for (size_t i = 0; i < COUNT(SIGNALS); i++) sigaction(SIGNALS[i], NULL, &s->actions[i]);
+    pthread_sigmask(SIG_SETMASK, NULL, &s->mask);
+    if (!getcwd(s->directory, sizeof s->directory)) CHECK(!"getcwd");
+    size_t len = 0;
+    for (char **e = environ; *e && len < sizeof s->environment; e++)
+        len += (size_t)snprintf(s->environment + len, sizeof s->environment - len, "%s\n", *e);
+    umask(s->umask = umask(0));
+}
+
+static void engines_leave_the_process_as_it_was(void) {
+    static surroundings before, after;
+    look_around(&before);
+    pllm_engine *engine = open_engine(model_dir);
+    pllm_request request = text_request(FRANCE, NULL);
+    run(engine, &request);
+    pllm_engine_free(engine);
+    look_around(&after);
+    for (size_t i = 0; i < COUNT(SIGNALS); i++) {
+        CHECK(before.actions[i].sa_handler == after.actions[i].sa_handler);
+        CHECK(before.actions[i].sa_flags == after.actions[i].sa_flags);
+    }
+    CHECK(!memcmp(&before.mask, &after.mask, sizeof before.mask));
+    CHECK(!strcmp(before.directory, after.directory) && before.umask == after.umask);
+    CHECK(!strcmp(before.environment, after.environment));
+}
+
+// Calls that fail, each in its own way; what they return is looked at elsewhere.
+static void fail_in_many_ways(const pllm_engine *engine) {
+    const char *paths[] = {"", "/nonexistent", "/", "/dev/null", "tests/goldens/tokenizers"};
+    for (size_t i = 0; i < COUNT(paths); i++) {
+        pllm_engine_options options = options_for(paths[i]);
+        pllm_engine *out = NULL;
+        pllm_error_free(pllm_engine_create(&options, &out));
+    }
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request("\xff", &sampling);
+    pllm_error_free(add(engine, &request));
+    sampling.temperature = NAN;
+    pllm_error_free(add(engine, &request));
+    pllm_bytes *bytes = NULL;
+    pllm_error_free(pllm_engine_render_chat(engine, "[{\"role\": 3}]", PLLM_NUL_TERMINATED, &bytes));
+    pllm_bytes_free(bytes), bytes = NULL;
+    pllm_error_free(pllm_engine_render_chat(engine, "{\"messages\": [3, null]}", PLLM_NUL_TERMINATED, &bytes));
+    pllm_bytes_free(bytes), bytes = NULL;
+    pllm_error_free(pllm_engine_detokenize(engine, (const uint32_t[]){UINT32_MAX}, 1, 0, &bytes));
+    pllm_error_free(pllm_engine_abort(engine, 12345678));
+    pllm_error_free(pllm_engine_step(NULL, NULL));
+    pllm_error_free(pllm_queue_poll(NULL, 0, NULL));
+}
+
+// The golden model with a tokenizer whose decoder panics: it takes a letter away from the end of an empty token.
+static const char *const PANICS = "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"\": 0, \"a\": 1}, \"merges\": []},"
+                                  " \"decoder\": {\"type\": \"Strip\", \"content\": \"a\", \"start\": 0, \"stop\": 1}}";
+static const char *const LINKS[] = {"config.json", "generation_config.json", "model.safetensors"};
+
+static void make_model_that_panics(const char *dir) {
+    char from[4200], to[4200], golden[4096];
+    if (!CHECK(realpath(golden_dir, golden) != NULL)) return;
+    for (size_t i = 0; i < COUNT(LINKS); i++) {
+        snprintf(from, sizeof from, "%s/%s", golden, LINKS[i]);
+        snprintf(to, sizeof to, "%s/%s", dir, LINKS[i]);
+        CHECK(symlink(from, to) == 0);
+    }
+    snprintf(to, sizeof to, "%s/tokenizer.json", dir);
+    FILE *file = fopen(to, "w");
+    if (!CHECK(file != NULL)) return;
+    CHECK(fputs(PANICS, file) >= 0 && fclose(file) == 0);
+}
+
+static void remove_model(const char *dir) {
+    char path[4200];
+    for (size_t i = 0; i < COUNT(LINKS); i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, LINKS[i]);
+        unlink(path);
+    }
+    snprintf(path, sizeof path, "%s/tokenizer.json", dir);
+    unlink(path);
+    rmdir(dir);
+}
+
+// The error of a call that meets a panic of a third party's code.
+static pllm_error *meet_a_panic(const char *dir) {
+    pllm_engine_options options = options_for(dir);
+    pllm_engine *engine = NULL;
+    pllm_bytes *bytes = NULL;
+    pllm_error *error = pllm_engine_create(&options, &engine);
+    if (!error) error = pllm_engine_detokenize(engine, (const uint32_t[]){0}, 1, 0, &bytes);
+    pllm_bytes_free(bytes);
+    pllm_engine_free(engine);
+    return error;
+}
+
+static void nothing_is_printed(const pllm_engine *engine) {
+    char name[] = "/tmp/abi_test_XXXXXX", dir[] = "/tmp/abi_test_XXXXXX";
+    int file = mkstemp(name), out = dup(1), err = dup(2);
+    if (!CHECK(file >= 0 && out >= 0 && err >= 0 && mkdtemp(dir))) return;
+    unlink(name);
+    make_model_that_panics(dir);
+    fflush(stdout);
+    dup2(file, 1);
+    dup2(file, 2);
+    fail_in_many_ways(engine);
+    pllm_error *panic = meet_a_panic(dir);
+    fflush(NULL);
+    off_t printed = lseek(file, 0, SEEK_END);
+    dup2(out, 1);
+    dup2(err, 2);
+    close(out);
+    close(err);
+    close(file);
+    remove_model(dir);
+    CHECK(printed == 0);
+    INVALID(panic);
+}
+
+// ---- all of it -------------------------------------------------------------------------------------------------------
+
+static void with_the_bundled_model(void) {
+    pllm_engine *engine = open_engine(model_dir);
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(FRANCE, &sampling);
+    const answer before = *run(engine, &request);
+    null_engines_and_options_are_refused_and_outputs_stay(engine);
+    null_requests_are_refused_and_outputs_stay(engine);
+    null_text_is_refused_and_outputs_stay(engine);
+    unknown_flags_and_numbers_are_refused(engine);
+    wrong_sampling_is_refused(engine);
+    wrong_prompts_are_refused(engine);
+    text_that_is_not_utf8_is_refused(engine);
+    a_chat_that_is_no_chat_is_refused(engine);
+    ids_that_are_not_live_are_not_found(engine);
+    text_and_tokens_go_back_and_forth(engine);
+    an_answer_ends_with_the_model_s_own_stop(engine);
+    logprobs_come_where_they_are_asked_for(engine);
+    max_tokens_ends_an_answer(engine);
+    ignore_eos_goes_on(engine);
+    a_stop_token_ends_an_answer_without_its_text(engine);
+    a_stop_string_across_tokens_ends_an_answer_and_is_not_shown(engine);
+    a_seed_decides_alone(engine);
+    usage_counts_add_up(engine);
+    info_and_plan_agree(engine);
+    two_engines_do_not_know_each_other(engine);
+    nothing_is_printed(engine);
+    // After all of that.
+    CHECK(same(run(engine, &request), &before) && idle(engine));
+    pllm_engine_free(engine);
+}
+
+static void with_the_golden(void) {
+    pllm_engine *engine = open_engine(golden_dir);
+    structs_have_any_size(engine);
+    text_needs_a_tokenizer(engine);
+    a_poll_without_outputs_ends_empty_when_time_runs_out(engine);
+    a_poll_waits_for_what_another_thread_makes(engine);
+    pllm_engine_free(engine);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 3) return fprintf(stderr, "usage: abi_test MODEL_DIR GOLDEN_DIR\n"), 2;
+    model_dir = argv[1];
+    golden_dir = argv[2];
+    a_length_that_no_memory_has_is_refused();
+    the_library_names_itself();
+    null_is_free_and_empty();
+    engines_leave_the_process_as_it_was();
+    a_missing_model_is_an_error();
+    with_the_golden();
+    with_the_bundled_model();
+    two_threads_step_and_one_at_a_time_gets_through();
+    every_request_of_four_threads_ends_exactly_once();
+    outputs_outlive_their_engine();
+    twenty_engines_come_and_go_without_a_trace();
+    printf("%u passed, %u failed\n", passed, failed);
+    return failed != 0;
+}
