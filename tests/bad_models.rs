@@ -924,7 +924,7 @@ fn run(engine: &Engine, request: Request) -> Result<Run, Error> {
     let mut outputs = Vec::new();
     for _ in 0..10_000 {
         let report = engine.step()?;
-        outputs.extend(engine.queue().poll(Some(Duration::ZERO)).into_iter().filter(|output| output.request == id));
+        outputs.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap().into_iter().filter(|output| output.request == id));
         if report.unfinished == 0 {
             break;
         }
@@ -1020,7 +1020,7 @@ fn wrong_requests_beside_a_running_one_do_not_change_it() {
     for (_, request, _, _) in bad_requests() {
         assert!(engine.add_request(request).is_err());
         engine.step().unwrap();
-        outputs.extend(engine.queue().poll(Some(Duration::ZERO)));
+        outputs.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap());
     }
     assert!(outputs.iter().all(|output| output.request == id));
     let tokens = outputs.iter().flat_map(|output| output.tokens.clone()).collect::<Vec<_>>();
@@ -1050,7 +1050,7 @@ fn only_a_live_request_can_be_aborted() {
     engine.abort(aborted).unwrap();
     engine.step().unwrap();
     assert_eq!(unknown(aborted), Some((Code::NotFound, true)));
-    let ends: Vec<_> = engine.queue().poll(Some(Duration::ZERO)).into_iter().filter_map(|output| output.finish).collect();
+    let ends: Vec<_> = engine.queue().poll(Some(Duration::ZERO)).unwrap().into_iter().filter_map(|output| output.finish).collect();
     assert_eq!(ends, [FinishReason::Abort]);
     assert_idle(&engine);
 }
@@ -1063,7 +1063,7 @@ fn a_request_that_is_aborted_twice_before_its_first_step_ends_once() {
     engine.abort(id).unwrap();
     let _ = engine.abort(id);
     assert_eq!(engine.step().unwrap().unfinished, 0);
-    let outputs = engine.queue().poll(Some(Duration::ZERO));
+    let outputs = engine.queue().poll(Some(Duration::ZERO)).unwrap();
     assert_eq!(outputs.len(), 1);
     assert_eq!((outputs[0].finish, outputs[0].generated_tokens), (Some(FinishReason::Abort), 0));
     assert_idle(&engine);

@@ -5,5 +5,5 @@ mod sampler;
 mod stops;
 
 pub use random::uniform;
-pub use sampler::{Rules, Sampler, logprob};
+pub use sampler::{NoChoice, Rules, Sampler, logprob};
 pub use stops::StopMatcher;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::random::uniform;
-use crate::error::{Result, try_vec};
+use crate::error::{self, try_vec};
 use crate::options::SamplingParams;
 
 /// What ends one sequence and how its tokens are chosen.
@@ -26,6 +26,15 @@ impl Rules {
     }
 }
 
+/// Why no token can be chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoChoice {
+    /// The logits hold NaN or infinity.
+    NotFinite,
+    /// Every token is excluded.
+    Excluded,
+}
+
 /// Working memory for one row of logits, as long as the vocabulary.
 pub struct Sampler {
     logits: Vec<f32>,
@@ -41,14 +50,14 @@ struct Candidate {
 }
 
 impl Sampler {
-    pub fn new(vocab_size: usize) -> Result<Sampler> {
+    pub fn new(vocab_size: usize) -> error::Result<Sampler> {
         Ok(Sampler { logits: try_vec(vocab_size, 0.0)?, candidates: try_vec(vocab_size, Candidate::default())? })
     }
 
-    /// The next token after `generated` ones. None: the logits hold NaN or infinity, or nothing that can be chosen.
-    pub fn choose(&mut self, logits: &[f32], rules: &Rules, generated: usize) -> Option<u32> {
-        if logits.iter().any(|x| x.is_nan()) {
-            return None;
+    /// The next token after `generated` ones.
+    pub fn choose(&mut self, logits: &[f32], rules: &Rules, generated: usize) -> Result<u32, NoChoice> {
+        if logits.iter().any(|x| x.is_nan() || *x == f32::INFINITY) {
+            return Err(NoChoice::NotFinite);
         }
         if !rules.must_go_on(generated) {
             return self.pick(logits, rules, generated);
@@ -62,18 +71,15 @@ impl Sampler {
         token
     }
 
-    fn pick(&mut self, logits: &[f32], rules: &Rules, generated: usize) -> Option<u32> {
-        let (best, max) = argmax(logits)?;
-        if max == f32::INFINITY {
-            return None;
-        }
+    fn pick(&mut self, logits: &[f32], rules: &Rules, generated: usize) -> Result<u32, NoChoice> {
+        let (best, max) = argmax(logits).ok_or(NoChoice::Excluded)?;
         if rules.params.temperature == 0.0 {
-            return Some(best);
+            return Ok(best);
         }
         self.weigh(logits, max, &rules.params);
         keep_top_k(&mut self.candidates, rules.params.top_k as usize);
         keep_top_p(&mut self.candidates, rules.params.top_p);
-        Some(draw(&self.candidates, uniform(rules.seed, generated as u64)))
+        Ok(draw(&self.candidates, uniform(rules.seed, generated as u64)))
     }
 
     /// Candidates with their share after temperature, without those that min-p excludes.
@@ -243,21 +249,21 @@ mod tests {
         let mut sampler = Sampler::new(4).unwrap();
         let logits = [0.0, 2.0, 2.0, 1.0];
         let mut rules = Rules { eos: Arc::new([1]), ..rules(SamplingParams { min_tokens: 3, ..SamplingParams::greedy() }) };
-        assert_eq!(sampler.choose(&logits, &rules, 2), Some(2));
-        assert_eq!(sampler.choose(&logits, &rules, 3), Some(1));
+        assert_eq!(sampler.choose(&logits, &rules, 2), Ok(2));
+        assert_eq!(sampler.choose(&logits, &rules, 3), Ok(1));
         rules.params.stop_token_ids = vec![0, 2, 3];
-        assert_eq!(sampler.choose(&logits, &rules, 0), None, "nothing is left to choose");
+        assert_eq!(sampler.choose(&logits, &rules, 0), Err(NoChoice::Excluded), "nothing is left to choose");
     }
 
     #[test]
     fn logits_that_are_not_numbers_choose_nothing() {
         let mut sampler = Sampler::new(2).unwrap();
         for params in [SamplingParams::greedy(), SamplingParams::default()] {
-            assert_eq!(sampler.choose(&[f32::NAN, 1.0], &rules(params.clone()), 0), None);
-            assert_eq!(sampler.choose(&[f32::NEG_INFINITY; 2], &rules(params), 0), None);
+            assert_eq!(sampler.choose(&[f32::NAN, 1.0], &rules(params.clone()), 0), Err(NoChoice::NotFinite));
+            assert_eq!(sampler.choose(&[f32::NEG_INFINITY; 2], &rules(params), 0), Err(NoChoice::Excluded));
         }
-        assert_eq!(sampler.choose(&[f32::INFINITY, 1.0], &rules(SamplingParams::default()), 0), None);
-        assert_eq!(sampler.choose(&[f32::INFINITY, 1.0], &rules(SamplingParams::greedy()), 0), None);
+        assert_eq!(sampler.choose(&[f32::INFINITY, 1.0], &rules(SamplingParams::default()), 0), Err(NoChoice::NotFinite));
+        assert_eq!(sampler.choose(&[f32::INFINITY, 1.0], &rules(SamplingParams::greedy()), 0), Err(NoChoice::NotFinite));
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub use runner::{ModelRunner, Runner, Ticket};
 use stream::Stream;
 
 use crate::backend::cpu::CpuBackend;
-use crate::decode::{Rules, Sampler, logprob};
+use crate::decode::{NoChoice, Rules, Sampler, logprob};
 use crate::error::{Error, Result};
 use crate::kv::BlockManager;
 use crate::model::{KvCache, KvPool, ModelFiles};
@@ -121,6 +121,8 @@ struct Core {
     sampler: Sampler,
     commands: VecDeque<Command>,
     choices: Vec<Choice>,
+    /// Why, for each choice that failed.
+    failures: Vec<(u64, NoChoice)>,
     events: Vec<Event>,
     outputs: VecDeque<Output>,
     stats: Stats,
@@ -174,11 +176,13 @@ impl Engine {
             sampler: Sampler::new(info.vocab_size)?,
             commands: VecDeque::new(),
             choices: Vec::new(),
+            failures: Vec::new(),
             events: Vec::new(),
             outputs: VecDeque::new(),
             stats: Stats::default(),
         };
         core.choices.try_reserve(options.max_seqs)?;
+        core.failures.try_reserve(options.max_seqs)?;
         core.events.try_reserve(options.max_seqs)?;
         core.outputs.try_reserve(options.max_seqs)?;
         Ok(Engine {
@@ -365,7 +369,10 @@ impl Engine {
                 core.stats.generated_tokens += 1;
                 stream.advance(token, choice.logprob, finish, self.text.as_ref())
             }
-            Verdict::Fail => stream.close(FinishReason::Error, self.text.as_ref()).failed(no_choice()),
+            Verdict::Fail => {
+                let why = core.failures.iter().find(|(seq, _)| *seq == choice.seq).map(|(_, why)| *why);
+                stream.close(FinishReason::Error, self.text.as_ref()).failed(no_choice(why))
+            }
         };
         if output.finish.is_none() {
             return core.outputs.push_back(output);
@@ -399,10 +406,15 @@ impl Engine {
     }
 }
 
-fn no_choice() -> Error {
-    Error::model(
-        "no token can be chosen: the logits are not finite numbers (weights or KV hold NaN or infinity), or every token is excluded",
-    )
+fn no_choice(why: Option<NoChoice>) -> Error {
+    match why {
+        Some(NoChoice::Excluded) => Error::invalid(
+            "no token can be chosen: min_tokens is not reached, and stop_token_ids and the end-of-sequence tokens exclude all others",
+        ),
+        _ => {
+            Error::model("no token can be chosen: the logits are not finite numbers; the model's weights hold NaN or infinity, or overflow")
+        }
+    }
 }
 
 /// The model's own, or what its tokenizer names.
@@ -422,16 +434,18 @@ impl Core {
         let ticket = self.runner.submit(plan)?;
         let logits = self.runner.wait(ticket)?;
         self.choices.clear();
+        self.failures.clear();
         for (part, logits) in plan.sampled().zip(logits.chunks_exact(self.vocab_size)) {
             let rules = &self.streams[&part.seq].rules;
-            let token = self.sampler.choose(logits, rules, part.generated);
-            let verdict = match token {
-                None => Verdict::Fail,
-                Some(token) if rules.stops_at(token) && !rules.must_go_on(part.generated) => Verdict::Stop(token),
-                Some(token) => Verdict::Token(token),
+            let chosen = self.sampler.choose(logits, rules, part.generated);
+            let verdict = match chosen {
+                Err(_) => Verdict::Fail,
+                Ok(token) if rules.stops_at(token) && !rules.must_go_on(part.generated) => Verdict::Stop(token),
+                Ok(token) => Verdict::Token(token),
             };
-            let logprob = token.filter(|_| rules.params.logprobs).map(|token| logprob(logits, token));
+            let logprob = chosen.ok().filter(|_| rules.params.logprobs).map(|token| logprob(logits, token));
             self.choices.push(Choice { seq: part.seq, verdict, logprob });
+            self.failures.extend(chosen.err().map(|why| (part.seq, why)));
         }
         Ok(())
     }

@@ -59,6 +59,9 @@ impl Checkpoint {
                 shard.ok_or_else(|| Error::model(format!("model.safetensors.index.json: the file of {tensor} is not a file name")))?;
             shards.insert(shard, tensor);
         }
+        if shards.is_empty() {
+            return Err(Error::model("model.safetensors.index.json: weight_map is empty"));
+        }
         shards.keys().try_for_each(|shard| self.open_file(dir.join(shard)))?;
         match map.keys().find(|tensor| !self.tensors.contains_key(*tensor)) {
             Some(tensor) => Err(Error::model(format!("model.safetensors.index.json lists {tensor}, which no shard holds"))),
@@ -149,9 +152,9 @@ fn read_header(file: &File) -> Result<(Metadata, u64)> {
     let mut header = try_vec(header_len as usize, 0u8)?;
     file.read_exact_at(&mut header, 8).map_err(io)?;
     let metadata: Metadata = serde_json::from_slice(&header).map_err(|e| damaged(format!("its header: {e}")))?;
-    let expected = 8 + header_len + metadata.data_len() as u64;
-    if expected != file_len {
-        return Err(damaged(format!("its header describes {expected} bytes, the file has {file_len}")));
+    let (described, there) = (metadata.data_len() as u64, file_len - 8 - header_len);
+    if described != there {
+        return Err(damaged(format!("its header describes {described} bytes of tensors, the file of {file_len} bytes has {there}")));
     }
     Ok((metadata, 8 + header_len))
 }

@@ -78,7 +78,7 @@ pub enum Verdict {
     Token(u32),
     /// This token ends the sequence.
     Stop(u32),
-    /// The logits are not numbers that a token can be chosen by.
+    /// No token could be chosen.
     Fail,
 }
 
