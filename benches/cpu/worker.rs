@@ -50,7 +50,8 @@ impl Worker {
     fn answer(&mut self) -> Result<Value> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
-        let answer: Value = serde_json::from_str(&line).map_err(|e| format!("the engine's process ended or spoke nonsense ({e}): {line:?}"))?;
+        let answer: Value =
+            serde_json::from_str(&line).map_err(|e| format!("the engine's process ended or spoke nonsense ({e}): {line:?}"))?;
         match answer["error"].as_str() {
             Some(error) => Err(error.into()),
             None => Ok(answer),

@@ -7,7 +7,7 @@ mod runner;
 mod stream;
 
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
@@ -423,8 +423,8 @@ fn eos_token_ids(files: &ModelFiles, text: Option<&Text>) -> Vec<u32> {
     if ids.is_empty() {
         ids.extend(text.and_then(Text::eos_token_id).filter(|&id| (id as usize) < files.spec.vocab_size));
     }
-    ids.sort_unstable();
-    ids.dedup();
+    let mut seen = HashSet::new();
+    ids.retain(|id| seen.insert(*id));
     ids
 }
 

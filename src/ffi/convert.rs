@@ -19,6 +19,9 @@ pub unsafe trait Versioned: Copy {
     fn defaults() -> Self;
 }
 
+/// A longer array is a length gone wrong (a difference below zero, an error code): following it would crash.
+const MOST_ARRAY_BYTES: u64 = 1 << 40;
+
 /// More than any struct of any version will have.
 const MOST_BYTES: u64 = 1 << 16;
 
@@ -120,7 +123,7 @@ pub unsafe fn slice<'a, T>(name: &str, data: *const T, len: u64) -> Result<&'a [
     if data.is_null() {
         return Err(Error::invalid(format!("{name} is NULL and its length is {len}")));
     }
-    let most = isize::MAX as u64 / size_of::<T>() as u64;
+    let most = MOST_ARRAY_BYTES / size_of::<T>() as u64;
     if len > most || !data.is_aligned() {
         return Err(Error::invalid(format!("{name} has length {len} at {data:?}: no array can be that long or lie there")));
     }
