@@ -25,6 +25,7 @@ const USAGE: &str =
 /// Prompt length of the sequences that decode.
 const CONTEXT: u64 = 128;
 const DECODE_STEPS: u64 = 16;
+const MOST_TRIES: usize = 20;
 /// What a batch of 32 must at least give over one sequence.
 const GOAL: f64 = 5.0;
 
@@ -112,8 +113,7 @@ fn bench(options: &Options) -> Result<()> {
     let (mut arithmetic, mut kv_dtype) = (0.0f64, Value::Null);
     for rep in 0..options.reps {
         eprintln!("repetition {} of {}", rep + 1, options.reps);
-        // Steady but for what others take from it, so the best of all is the nearest to the truth.
-        arithmetic = arithmetic.max(probes::arithmetic(options.isa, options.threads));
+        arithmetic = arithmetic.max(undisturbed_arithmetic(options));
         let mut run = Run::start(options, &dir, &memory, arithmetic, &mut report)?;
         run.all()?;
         kv_dtype = run.worker.loaded["kv_dtype"].take();
@@ -127,6 +127,19 @@ fn bench(options: &Options) -> Result<()> {
     report.save(&path, about)?;
     println!("saved as {}", path.display());
     Ok(())
+}
+
+/// Steady but for what others take from it: the best of some tries, until one of them was alone.
+fn undisturbed_arithmetic(options: &Options) -> f64 {
+    let mut best = 0.0f64;
+    for _ in 0..if options.quick { 1 } else { MOST_TRIES } {
+        let watch = Watch::start(None);
+        best = best.max(probes::arithmetic(options.isa, options.threads));
+        if !watch.stop(None).too_much() {
+            break;
+        }
+    }
+    best
 }
 
 fn print(about: &Value, report: &Report) {
@@ -179,7 +192,7 @@ impl<'a> Run<'a> {
         let bandwidth = memory.bandwidth();
         let watch = Watch::start(None);
         let worker = Worker::start(dir)?;
-        let noise = watch.stop(worker.id());
+        let noise = watch.stop(Some(worker.id()));
         let number = |key: &str| worker.loaded[key].as_f64().unwrap_or(f64::NAN);
         report.add("load", Unit::Seconds, Sample { value: number("load_seconds"), limit: number("read_seconds"), bandwidth, noise });
         let costs = Costs::of(options.shape, number("weight_bytes") as u64, number("kv_number_bytes") as usize);
@@ -224,7 +237,7 @@ impl<'a> Run<'a> {
         let before = self.memory.bandwidth();
         let watch = Watch::start(Some(self.worker.id()));
         let numbers = self.worker.ask(question)?;
-        let noise = watch.stop(self.worker.id());
+        let noise = watch.stop(Some(self.worker.id()));
         Ok(Answer { numbers, bandwidth: median(vec![before, self.memory.bandwidth()]), noise })
     }
 

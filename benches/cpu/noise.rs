@@ -67,8 +67,8 @@ impl Watch {
     }
 
     /// The child may have been born in between.
-    pub fn stop(self, child: u32) -> Noise {
-        let Some(ticks) = Ticks::now(Some(child)) else { return Noise::default() };
+    pub fn stop(self, child: Option<u32>) -> Noise {
+        let Some(ticks) = Ticks::now(child) else { return Noise::default() };
         // SAFETY: a question without pointers.
         let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get()) as f64;

@@ -91,7 +91,7 @@ fn record(output: &Output) -> pllm_output {
         logprobs: start(&output.logprobs),
         text: start(output.text.as_bytes()).cast(),
         text_len: output.text.len() as u64,
-        error: error.map_or(null(), |(message, _)| start(message.as_bytes()).cast()),
+        error: error.map_or(null(), |(message, _)| message.as_ptr().cast()),
         error_len: error.map_or(0, |(message, _)| message.len() as u64),
         prompt_tokens: output.prompt_tokens,
         generated_tokens: output.generated_tokens,

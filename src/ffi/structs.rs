@@ -126,7 +126,7 @@ fn some(value: u32) -> Option<usize> {
     (value > 0).then_some(value as usize)
 }
 
-fn known_flags(name: &str, flags: u32, known: u32) -> Result<()> {
+pub(super) fn known_flags(name: &str, flags: u32, known: u32) -> Result<()> {
     match flags & !known {
         0 => Ok(()),
         unknown => Err(Error::unsupported(format!("{name} has bits {unknown:#x} that this library does not know"))),
@@ -464,7 +464,7 @@ impl pllm_request {
         };
         // SAFETY: the caller's contract.
         let sampling = if c.sampling.is_null() { SamplingParams::default() } else { unsafe { pllm_sampling::to_params(c.sampling) }? };
-        check_text_flags(c.text_flags)?;
+        known_flags("text flags", c.text_flags, PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL)?;
         Ok(Request {
             prompt,
             sampling,
@@ -474,10 +474,6 @@ impl pllm_request {
             skip_special: c.text_flags & PLLM_TEXT_SKIP_SPECIAL != 0,
         })
     }
-}
-
-pub(super) fn check_text_flags(flags: u32) -> Result<()> {
-    known_flags("text flags", flags, PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL)
 }
 
 /// What one step did. Set struct_size before the call.

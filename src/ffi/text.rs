@@ -2,7 +2,7 @@ use std::ffi::c_char;
 use std::ptr::null;
 
 use super::convert::{borrow, not_null, slice, start, string};
-use super::{PLLM_TEXT_ADD_SPECIAL, PLLM_TEXT_SKIP_SPECIAL, check_text_flags, guard, guard_or, pllm_engine, pllm_error};
+use super::{PLLM_TEXT_ADD_SPECIAL, PLLM_TEXT_SKIP_SPECIAL, guard, guard_or, known_flags, pllm_engine, pllm_error};
 
 /// Token ids. Belongs to the caller.
 pub struct pllm_tokens(Vec<u32>);
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn pllm_engine_tokenize(
     guard(|| unsafe {
         let engine = &borrow("engine", engine)?.engine;
         not_null("out_tokens", out_tokens)?;
-        check_text_flags(flags)?;
+        known_flags("flags", flags, PLLM_TEXT_ADD_SPECIAL)?;
         let tokens = engine.text()?.encode(string("text", text, len)?, flags & PLLM_TEXT_ADD_SPECIAL != 0)?;
         out_tokens.write(Box::into_raw(Box::new(pllm_tokens(tokens))));
         Ok(())
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn pllm_engine_detokenize(
     guard(|| unsafe {
         let engine = &borrow("engine", engine)?.engine;
         not_null("out_text", out_text)?;
-        check_text_flags(flags)?;
+        known_flags("flags", flags, PLLM_TEXT_SKIP_SPECIAL)?;
         let text = engine.text()?.decode(slice("tokens", tokens, len)?, flags & PLLM_TEXT_SKIP_SPECIAL != 0)?;
         out_text.write(Box::into_raw(Box::new(pllm_bytes(text.into_bytes()))));
         Ok(())
