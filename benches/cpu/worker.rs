@@ -216,7 +216,7 @@ impl Bench {
     fn step(&mut self) -> Result<StepReport> {
         let report = self.engine.step()?;
         self.most_blocks = self.most_blocks.max(self.engine.stats().blocks_used);
-        for output in self.engine.queue().poll(Some(Duration::ZERO)) {
+        for output in self.engine.queue().poll(Some(Duration::ZERO)).unwrap() {
             if let Some(error) = output.error {
                 return Err(error.into());
             }
