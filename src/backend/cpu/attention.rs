@@ -22,6 +22,8 @@ use crate::sys::Pages;
 
 /// Positions per step of the online softmax.
 const SPAN: usize = 128;
+/// Most parts of a span: a block has at least 8 tokens.
+const PARTS: usize = SPAN / 8;
 /// Rows of one sequence that share one pass over K and V, with all query heads of a KV head.
 const TILE_ROWS: usize = 8;
 /// One layer's K and V.
@@ -196,33 +198,34 @@ struct Attend<'a, E> {
     element: PhantomData<E>,
 }
 
-/// The part of one block that lies in the span: `len` tokens from `offset` in the block, at `start` in the span.
-#[derive(Clone, Copy)]
-struct Piece {
-    block: usize,
-    offset: usize,
+/// Where the K and V of the positions `start..start + len` lie, in parts of `run` tokens.
+struct Span<E> {
     start: usize,
     len: usize,
+    run: usize,
+    keys: [*const E; PARTS],   // [head_dim][block_size] from the part's first token on
+    values: [*const E; PARTS], // [run][head_dim]
 }
 
 impl<E: Element> Kernel for Attend<'_, E> {
+    // No closures here: a closure that is not inlined is compiled without the path's features, instruction by instruction.
     #[inline(always)]
     unsafe fn run<L: Lanes>(mut self) {
-        // SAFETY: shapes and block tables hold together as the scheduler made them.
-        unsafe {
-            self.begin();
-            let queries = self.queries();
-            let first = self.scratch.range[0].first; // rows ascend, so the first row sees the earliest
-            let end = self.scratch.range[queries - 1].end;
-            for span in (first / SPAN * SPAN..end).step_by(SPAN) {
-                self.for_pieces(span, end, |this, piece| this.score::<L>(piece));
-                for query in 0..queries {
-                    self.soften::<L>(query, span);
-                }
-                self.for_pieces(span, end, |this, piece| this.accumulate::<L>(span, piece));
+        self.begin();
+        let queries = self.queries();
+        let first = self.scratch.range[0].first; // rows ascend, so the first row sees the earliest
+        let end = self.scratch.range[queries - 1].end;
+        let mut span = self.span(first / SPAN * SPAN, end);
+        while span.len > 0 {
+            let next = self.span(span.start + SPAN, end);
+            self.score::<L>(&span, &next);
+            for query in 0..queries {
+                self.soften::<L>(query, span.start);
             }
-            self.finish();
+            self.accumulate::<L>(&span);
+            span = next;
         }
+        self.finish::<L>();
     }
 }
 
@@ -260,62 +263,116 @@ impl<E: Element> Attend<'_, E> {
         self.scratch.sums[..len].fill(0.0);
     }
 
-    /// The blocks' parts of the span that starts at position `span`, in order, up to `end`.
+    /// The positions from `start`, a multiple of SPAN, up to `end`; none where `start` is beyond it.
     #[inline(always)]
-    unsafe fn for_pieces(&mut self, span: usize, end: usize, mut visit: impl FnMut(&mut Self, Piece)) {
-        let block_size = self.args.kv.shape.block_size;
-        let mut position = span;
-        while position < end.min(span + SPAN) {
-            let offset = position % block_size;
-            let len = (block_size - offset).min(span + SPAN - position);
-            let block = self.args.inputs.batch.tables[self.tile.table + position / block_size] as usize;
-            visit(self, Piece { block, offset, start: position - span, len });
-            position += len;
-        }
-    }
-
-    /// scores[query][piece] = query . K
-    #[inline(always)]
-    fn score<L: Lanes>(&mut self, piece: Piece) {
-        let queries = self.queries();
-        for start in (0..piece.len).step_by(L::N) {
-            let mut query = 0;
-            // SAFETY: query + R <= queries; the tokens are inside the piece.
-            unsafe {
-                while query + 8 <= queries {
-                    self.score_tile::<L, 8>(piece, start, query);
-                    query += 8;
-                }
-                while query + 2 <= queries {
-                    self.score_tile::<L, 2>(piece, start, query);
-                    query += 2;
-                }
-                if query < queries {
-                    self.score_tile::<L, 1>(piece, start, query);
-                }
-            }
-        }
-    }
-
-    /// Scores of `R` queries against one vector of tokens.
-    #[inline(always)]
-    unsafe fn score_tile<L: Lanes, const R: usize>(&mut self, piece: Piece, start: usize, query: usize) {
+    fn span(&self, start: usize, end: usize) -> Span<E> {
         let KvShape { block_size, kv_heads, head_dim, .. } = self.args.kv.shape;
-        let count = piece.len - start;
-        // SAFETY: the block is in the pool, the queries and scores in the scratch; `count` bounds the short end.
-        unsafe {
-            let keys = self.args.kv.k.bytes().as_ptr().cast::<E>();
-            let keys = keys.add((piece.block * kv_heads + self.kv_head) * head_dim * block_size + piece.offset + start);
-            let queries = self.scratch.queries.as_ptr().add(query * head_dim);
-            let mut sums = [L::splat(0.0); R];
-            for d in 0..head_dim {
-                let key = load_some::<L, E>(keys.add(d * block_size), count);
-                for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = L::fma(L::splat(*queries.add(r * head_dim + d)), key, *sum);
+        let (keys, values) = (self.args.kv.k.bytes().as_ptr().cast::<E>(), self.args.kv.v.bytes().as_ptr().cast::<E>());
+        let len = end.min(start + SPAN).saturating_sub(start);
+        let mut span = Span { start, len, run: block_size.min(SPAN), keys: [keys; PARTS], values: [values; PARTS] };
+        for part in 0..len.div_ceil(span.run) {
+            let position = start + part * span.run;
+            let block = self.args.inputs.batch.tables[self.tile.table + position / block_size] as usize;
+            let (head, offset) = ((block * kv_heads + self.kv_head) * head_dim * block_size, position % block_size);
+            span.keys[part] = keys.wrapping_add(head + offset);
+            span.values[part] = values.wrapping_add(head + offset * head_dim);
+        }
+        span
+    }
+
+    /// Asks for what comes soon: this span's values, the next one's keys. Blocks lie scattered, so the hardware cannot guess.
+    #[inline(always)]
+    fn ask_for(&self, span: &Span<E>, next: &Span<E>, part: usize) {
+        let KvShape { block_size, head_dim, .. } = self.args.kv.shape;
+        let line = 64 / size_of::<E>();
+        for element in (0..span.run * head_dim).step_by(line) {
+            lanes::prefetch(span.values[part].wrapping_add(element));
+        }
+        if part * next.run < next.len {
+            for dim in (0..head_dim).step_by(line.div_ceil(block_size)) {
+                for token in (0..next.run).step_by(line) {
+                    lanes::prefetch(next.keys[part].wrapping_add(dim * block_size + token));
                 }
             }
-            for (r, &sum) in sums.iter().enumerate() {
-                store_some::<L>(self.scratch.scores.as_mut_ptr().add((query + r) * SPAN + piece.start + start), sum, count);
+        }
+    }
+
+    /// scores[query][token] = query . K, for all tokens of the span
+    #[inline(always)]
+    fn score<L: Lanes>(&mut self, span: &Span<E>, next: &Span<E>) {
+        let width = L::N.min(span.run);
+        let mut token = 0;
+        while token < span.len {
+            if token % span.run == 0 {
+                self.ask_for(span, next, token / span.run);
+            }
+            let second = token + width;
+            // SAFETY: both vectors begin in the span.
+            unsafe {
+                if L::N == 16 && width == L::N && second < span.len {
+                    if second % span.run == 0 {
+                        self.ask_for(span, next, second / span.run);
+                    }
+                    self.score_tokens::<L, 2>(span, token, width);
+                    token += 2 * width;
+                } else {
+                    self.score_tokens::<L, 1>(span, token, width);
+                    token += width;
+                }
+            }
+        }
+    }
+
+    /// Scores of all queries against `C` vectors of `width` tokens.
+    #[inline(always)]
+    unsafe fn score_tokens<L: Lanes, const C: usize>(&mut self, span: &Span<E>, token: usize, width: usize) {
+        let queries = self.queries();
+        let mut query = 0;
+        // SAFETY: query + R <= queries; the tokens are the caller's.
+        unsafe {
+            while query + 8 <= queries {
+                self.score_tile::<L, 8, C>(span, token, width, query);
+                query += 8;
+            }
+            while query + 2 <= queries {
+                self.score_tile::<L, 2, C>(span, token, width, query);
+                query += 2;
+            }
+            if query < queries {
+                self.score_tile::<L, 1, C>(span, token, width, query);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn score_tile<L: Lanes, const R: usize, const C: usize>(&mut self, span: &Span<E>, token: usize, width: usize, query: usize) {
+        let KvShape { block_size, head_dim, .. } = self.args.kv.shape;
+        // SAFETY: a block's keys reach `width` tokens from each vector's first; queries and scores are in the scratch.
+        unsafe {
+            let mut keys = [span.keys[0]; C];
+            for (c, keys) in keys.iter_mut().enumerate() {
+                let token = token + c * width;
+                *keys = span.keys[token / span.run].add(token % span.run);
+            }
+            let queries = self.scratch.queries.as_ptr().add(query * head_dim);
+            let mut sums = [[L::splat(0.0); C]; R];
+            for d in 0..head_dim {
+                let mut key = [L::splat(0.0); C];
+                for (key, keys) in key.iter_mut().zip(keys) {
+                    *key = load_some::<L, E>(keys.add(d * block_size), width);
+                }
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let number = L::splat(*queries.add(r * head_dim + d));
+                    for (sum, key) in sums.iter_mut().zip(key) {
+                        *sum = L::fma(number, key, *sum);
+                    }
+                }
+            }
+            let scores = self.scratch.scores.as_mut_ptr().add(query * SPAN + token);
+            for (r, sums) in sums.iter().enumerate() {
+                for (c, &sum) in sums.iter().enumerate() {
+                    store_some::<L>(scores.add(r * SPAN + c * width), sum, width);
+                }
             }
         }
     }
@@ -337,7 +394,7 @@ impl<E: Element> Attend<'_, E> {
             scores[..first].fill(f32::NEG_INFINITY);
             scores[end..].fill(f32::NEG_INFINITY);
             let old = self.scratch.max[query];
-            let new = scores.iter().fold(old, |max, &score| if score > max { score } else { max });
+            let new = lanes::greatest::<L>(scores, old);
             let mut total = L::splat(0.0);
             for chunk in scores.chunks_exact_mut(L::N) {
                 L::store(chunk.as_mut_ptr(), lanes::exp::<L>(L::sub(L::load(chunk.as_ptr()), L::splat(new))));
@@ -359,60 +416,55 @@ impl<E: Element> Attend<'_, E> {
         }
     }
 
-    /// sums[query] += probability . V, for each query over its own tokens of the piece.
+    /// sums[query] += probability . V, for each query over its own tokens of the span.
     #[inline(always)]
-    fn accumulate<L: Lanes>(&mut self, span: usize, piece: Piece) {
+    fn accumulate<L: Lanes>(&mut self, span: &Span<E>) {
         const R: usize = 4;
         let queries = self.queries();
         for query in (0..queries / R * R).step_by(R) {
-            let ranges: [Range; R] = std::array::from_fn(|r| self.seen(query + r, span, piece));
-            let first = ranges.iter().map(|r| r.first).max().unwrap_or(0);
-            let end = ranges.iter().map(|r| r.end).min().unwrap_or(0);
-            if first >= end {
-                ranges.iter().enumerate().for_each(|(r, &range)| self.add_values::<L, 1>(piece, query + r, range));
-                continue;
+            let mut ranges = [Range::default(); R];
+            ranges.copy_from_slice(&self.scratch.range[query..query + R]);
+            let (mut first, mut end) = (0, span.len);
+            for range in &mut ranges {
+                *range = range.within(span.start, span.len);
+                (first, end) = (first.max(range.first), end.min(range.end));
             }
+            let end = end.max(first);
             // The tokens that all of them see go together; those before and after, one query at a time.
             for (r, range) in ranges.iter().enumerate() {
-                self.add_values::<L, 1>(piece, query + r, Range { first: range.first, end: first });
+                self.add_values::<L, 1>(span, query + r, Range { first: range.first, end: range.end.min(first) });
             }
-            self.add_values::<L, R>(piece, query, Range { first, end });
+            self.add_values::<L, R>(span, query, Range { first, end });
             for (r, range) in ranges.iter().enumerate() {
-                self.add_values::<L, 1>(piece, query + r, Range { first: end, end: range.end });
+                self.add_values::<L, 1>(span, query + r, Range { first: range.first.max(end), end: range.end });
             }
         }
         for query in queries / R * R..queries {
-            self.add_values::<L, 1>(piece, query, self.seen(query, span, piece));
+            self.add_values::<L, 1>(span, query, self.scratch.range[query].within(span.start, span.len));
         }
     }
 
-    /// The query's tokens of the piece, counted from the piece's start.
     #[inline(always)]
-    fn seen(&self, query: usize, span: usize, piece: Piece) -> Range {
-        self.scratch.range[query].within(span + piece.start, piece.len)
-    }
-
-    #[inline(always)]
-    fn add_values<L: Lanes, const R: usize>(&mut self, piece: Piece, query: usize, tokens: Range) {
+    fn add_values<L: Lanes, const R: usize>(&mut self, span: &Span<E>, query: usize, tokens: Range) {
         if tokens.first >= tokens.end {
             return;
         }
         let head_dim = self.args.shape.head_dim;
         let mut dim = 0;
-        // SAFETY: dimensions are inside the head, tokens inside the piece, query + R <= queries.
+        // SAFETY: dimensions are inside the head, tokens inside the span, query + R <= queries.
         unsafe {
             if L::N == 16 {
                 while dim + 4 * L::N <= head_dim {
-                    self.add_values_at::<L, R, 4>(piece, query, tokens, dim, 4 * L::N);
+                    self.add_values_at::<L, R, 4>(span, query, tokens, dim, 4 * L::N);
                     dim += 4 * L::N;
                 }
             }
             while dim + 2 * L::N <= head_dim {
-                self.add_values_at::<L, R, 2>(piece, query, tokens, dim, 2 * L::N);
+                self.add_values_at::<L, R, 2>(span, query, tokens, dim, 2 * L::N);
                 dim += 2 * L::N;
             }
             while dim < head_dim {
-                self.add_values_at::<L, R, 1>(piece, query, tokens, dim, L::N.min(head_dim - dim));
+                self.add_values_at::<L, R, 1>(span, query, tokens, dim, L::N.min(head_dim - dim));
                 dim += L::N;
             }
         }
@@ -422,18 +474,16 @@ impl<E: Element> Attend<'_, E> {
     #[inline(always)]
     unsafe fn add_values_at<L: Lanes, const R: usize, const C: usize>(
         &mut self,
-        piece: Piece,
+        span: &Span<E>,
         query: usize,
         tokens: Range,
         dim: usize,
         width: usize,
     ) {
-        let KvShape { block_size, kv_heads, head_dim, .. } = self.args.kv.shape;
+        let head_dim = self.args.kv.shape.head_dim;
         // SAFETY: the caller's contract; `width` bounds the short end of a head.
         unsafe {
-            let values = self.args.kv.v.bytes().as_ptr().cast::<E>();
-            let values = values.add(((piece.block * kv_heads + self.kv_head) * block_size + piece.offset) * head_dim + dim);
-            let shares = self.scratch.scores.as_ptr().add(query * SPAN + piece.start);
+            let shares = self.scratch.scores.as_ptr().add(query * SPAN);
             let out = self.scratch.sums.as_mut_ptr().add(query * head_dim + dim);
             let mut sums = [[L::splat(0.0); C]; R];
             for (r, sums) in sums.iter_mut().enumerate() {
@@ -441,17 +491,24 @@ impl<E: Element> Attend<'_, E> {
                     *sum = load_some::<L, f32>(out.add(r * head_dim + c * L::N), width - c * L::N);
                 }
             }
-            for token in tokens.first..tokens.end {
-                let mut value = [L::splat(0.0); C];
-                for (c, value) in value.iter_mut().enumerate() {
-                    *value = load_some::<L, E>(values.add(token * head_dim + c * L::N), width - c * L::N);
-                }
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let share = L::splat(*shares.add(r * SPAN + token));
-                    for c in 0..C {
-                        sums[c] = L::fma(share, value[c], sums[c]);
+            let mut token = tokens.first;
+            while token < tokens.end {
+                let part = token / span.run;
+                let stop = tokens.end.min((part + 1) * span.run);
+                let values = span.values[part].wrapping_add(dim).wrapping_sub(part * span.run * head_dim);
+                for token in token..stop {
+                    let mut value = [L::splat(0.0); C];
+                    for (c, value) in value.iter_mut().enumerate() {
+                        *value = load_some::<L, E>(values.wrapping_add(token * head_dim + c * L::N), width - c * L::N);
+                    }
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        let share = L::splat(*shares.add(r * SPAN + token));
+                        for (sum, value) in sums.iter_mut().zip(value) {
+                            *sum = L::fma(share, value, *sum);
+                        }
                     }
                 }
+                token = stop;
             }
             for (r, sums) in sums.iter().enumerate() {
                 for (c, &sum) in sums.iter().enumerate() {
@@ -463,14 +520,18 @@ impl<E: Element> Attend<'_, E> {
 
     /// out[row][head] = sums / weight
     #[inline(always)]
-    fn finish(&mut self) {
+    fn finish<L: Lanes>(&mut self) {
         let (head_dim, q_width) = (self.args.shape.head_dim, self.args.shape.q_width());
         for query in 0..self.queries() {
             let (row, column) = self.row_and_column(query);
             let sums = &self.scratch.sums[query * head_dim..][..head_dim];
-            for (d, sum) in sums.iter().enumerate() {
-                // SAFETY: row and head are inside `out`, and this task's alone.
-                unsafe { self.args.out.get().add(row * q_width + column + d).write(sum / self.scratch.weight[query]) };
+            // SAFETY: row and head are inside `out`, and this task's alone.
+            unsafe {
+                let out = self.args.out.get().add(row * q_width + column);
+                let weight = L::splat(self.scratch.weight[query]);
+                for (i, chunk) in sums.chunks(L::N).enumerate() {
+                    store_some::<L>(out.add(i * L::N), L::div(load_some::<L, f32>(chunk.as_ptr(), chunk.len()), weight), chunk.len());
+                }
             }
         }
     }

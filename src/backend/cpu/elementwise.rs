@@ -3,34 +3,37 @@
 use super::lanes::{self, Kernel, Lanes, load_some, store_some};
 use crate::backend::{Act, NormKind};
 
-/// Calls `f` on each vector of `x` in place.
-#[inline(always)]
-unsafe fn map<L: Lanes>(x: &mut [f32], f: impl Fn(L::V) -> L::V) {
-    for chunk in x.chunks_mut(L::N) {
-        // SAFETY: the features are the caller's; the chunk bounds load and store.
-        unsafe { store_some::<L>(chunk.as_mut_ptr(), f(load_some::<L, f32>(chunk.as_ptr(), chunk.len())), chunk.len()) };
-    }
+// Macros and not functions with closures: a closure that is not inlined is compiled without the path's features.
+
+/// Replaces each vector `v` of `x` by the expression.
+macro_rules! map {
+    ($lanes:ident, $x:expr, |$v:ident| $f:expr) => {
+        for chunk in $x.chunks_mut($lanes::N) {
+            let $v = load_some::<$lanes, f32>(chunk.as_ptr(), chunk.len());
+            store_some::<$lanes>(chunk.as_mut_ptr(), $f, chunk.len());
+        }
+    };
 }
 
-/// The sum of f over all of x: one partial sum per lane, then the lanes in order.
-#[inline(always)]
-unsafe fn sum_of<L: Lanes>(x: &[f32], f: impl Fn(L::V) -> L::V) -> f32 {
-    // SAFETY: the features are the caller's; whole chunks only, the rest one by one with zeros behind.
-    unsafe {
-        let chunks = x.chunks_exact(L::N);
+/// The sum of an expression of each vector of `x`: one partial sum per lane, then the lanes in order.
+macro_rules! sum_of {
+    ($lanes:ident, $x:expr, |$v:ident| $f:expr) => {{
+        let chunks = $x.chunks_exact($lanes::N);
         let rest = chunks.remainder();
-        let mut total = L::splat(0.0);
+        let mut total = $lanes::splat(0.0);
         for chunk in chunks {
-            total = L::add(total, f(L::load(chunk.as_ptr())));
+            let $v = $lanes::load(chunk.as_ptr());
+            total = $lanes::add(total, $f);
         }
         if !rest.is_empty() {
+            let $v = load_some::<$lanes, f32>(rest.as_ptr(), rest.len());
             let mut tail = [0.0f32; 16];
-            L::store(tail.as_mut_ptr(), f(load_some::<L, f32>(rest.as_ptr(), rest.len())));
+            $lanes::store(tail.as_mut_ptr(), $f);
             tail[rest.len()..].fill(0.0);
-            total = L::add(total, L::load(tail.as_ptr()));
+            total = $lanes::add(total, $lanes::load(tail.as_ptr()));
         }
-        lanes::sum::<L>(total)
-    }
+        lanes::sum::<$lanes>(total)
+    }};
 }
 
 /// A norm is (x - mean) * factor * (weight + offset) + bias.
@@ -47,12 +50,12 @@ impl Scaling {
         // SAFETY: the features are the caller's.
         unsafe {
             let (mean, offset) = match kind {
-                NormKind::Layer => (sum_of::<L>(x, |x| x) / width, 0.0),
+                NormKind::Layer => (sum_of!(L, x, |v| v) / width, 0.0),
                 NormKind::Rms { unit_offset } => (0.0, if unit_offset { 1.0 } else { 0.0 }),
             };
-            let squares = sum_of::<L>(x, |x| {
-                let x = L::sub(x, L::splat(mean));
-                L::mul(x, x)
+            let squares = sum_of!(L, x, |v| {
+                let v = L::sub(v, L::splat(mean));
+                L::mul(v, v)
             });
             Scaling { mean, factor: 1.0 / (squares / width + eps).sqrt(), offset }
         }
@@ -163,9 +166,9 @@ unsafe fn activate<L: Lanes>(act: Act, x: &mut [f32]) {
     // SAFETY: the features are the caller's.
     unsafe {
         match act {
-            Act::Relu => map::<L>(x, |x| L::max(L::splat(0.0), x)), // a NaN stays one
-            Act::Silu => map::<L>(x, |x| L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(x)))),
-            Act::GeluTanh => map::<L>(x, |x| {
+            Act::Relu => map!(L, x, |x| L::max(L::splat(0.0), x)), // a NaN stays one
+            Act::Silu => map!(L, x, |x| L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(x)))),
+            Act::GeluTanh => map!(L, x, |x| {
                 // x * (1 + tanh(u)) / 2 is x / (1 + e^(-2u))
                 let cube = L::mul(L::mul(x, x), x);
                 let u = L::mul(L::fma(cube, L::splat(0.044_715), x), L::splat(1.595_769));
@@ -187,7 +190,7 @@ unsafe fn exp_of_minus<L: Lanes>(x: L::V) -> L::V {
 pub unsafe fn soft_cap<L: Lanes>(x: &mut [f32], cap: f32) {
     // SAFETY: the features are the caller's.
     unsafe {
-        map::<L>(x, |x| {
+        map!(L, x, |x| {
             // tanh(u) = 1 - 2 / (1 + e^(2u))
             let e = lanes::exp::<L>(L::mul(x, L::splat(2.0 / cap)));
             let tanh = L::sub(L::splat(1.0), L::div(L::splat(2.0), L::add(L::splat(1.0), e)));
@@ -208,7 +211,7 @@ impl Kernel for ScaleAndCap<'_> {
     unsafe fn run<L: Lanes>(self) {
         // SAFETY: the features are the caller's.
         unsafe {
-            map::<L>(self.x, |x| L::mul(x, L::splat(self.scale)));
+            map!(L, self.x, |x| L::mul(x, L::splat(self.scale)));
             if let Some(cap) = self.soft_cap {
                 soft_cap::<L>(self.x, cap);
             }

@@ -227,7 +227,7 @@ mod x86 {
 
     macro_rules! lanes {
         ($name:ident, $n:literal, $v:ty, $set1:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $mul:ident, $div:ident,
-         $max:ident, $min:ident, $fma:ident, bf16: $bf16:expr, f16: $f16:expr, exp2: $exp2:expr) => {
+         $max:ident, $min:ident, $fma:ident, bf16: |$p:ident| $bf16:expr, f16: |$q:ident| $f16:expr, exp2: |$e:ident| $exp2:expr) => {
             #[derive(Clone, Copy)]
             pub struct $name;
             // For all bodies: the trait's contract gives the features and the reach of the pointers.
@@ -244,12 +244,12 @@ mod x86 {
                     unsafe { $load(p) }
                 }
                 #[inline(always)]
-                unsafe fn load_bf16(p: *const u16) -> $v {
-                    unsafe { $bf16(p) }
+                unsafe fn load_bf16($p: *const u16) -> $v {
+                    unsafe { $bf16 }
                 }
                 #[inline(always)]
-                unsafe fn load_f16(p: *const u16) -> $v {
-                    unsafe { $f16(p) }
+                unsafe fn load_f16($q: *const u16) -> $v {
+                    unsafe { $f16 }
                 }
                 #[inline(always)]
                 unsafe fn store(p: *mut f32, v: $v) {
@@ -284,8 +284,8 @@ mod x86 {
                     unsafe { $fma(a, b, c) }
                 }
                 #[inline(always)]
-                unsafe fn exp2_of_rounded(v: $v) -> $v {
-                    unsafe { $exp2(v) }
+                unsafe fn exp2_of_rounded($e: $v) -> $v {
+                    unsafe { $exp2 }
                 }
             }
         };
@@ -293,15 +293,27 @@ mod x86 {
 
     lanes!(Avx512, 16, __m512, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_div_ps,
         _mm512_max_ps, _mm512_min_ps, _mm512_fmadd_ps,
-        bf16: |p: *const u16| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))),
-        f16: |p: *const u16| _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())),
-        exp2: |v: __m512| _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32::<23>(_mm512_castps_si512(v)), _mm512_castps_si512(_mm512_set1_ps(1.0)))));
+        bf16: |p| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))),
+        f16: |p| _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())),
+        exp2: |v| _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32::<23>(_mm512_castps_si512(v)), _mm512_castps_si512(_mm512_set1_ps(1.0)))));
 
     lanes!(Avx2, 8, __m256, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_div_ps,
         _mm256_max_ps, _mm256_min_ps, _mm256_fmadd_ps,
-        bf16: |p: *const u16| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))),
-        f16: |p: *const u16| _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
-        exp2: |v: __m256| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(v)), _mm256_castps_si256(_mm256_set1_ps(1.0)))));
+        bf16: |p| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))),
+        f16: |p| _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
+        exp2: |v| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(v)), _mm256_castps_si256(_mm256_set1_ps(1.0)))));
+}
+
+/// Asks for the cache line at `p`, which need not be there: nothing is read, so nothing can fault.
+#[inline(always)]
+pub fn prefetch<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is in the target's baseline; a hint, whatever the address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast())
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
 }
 
 /// e^x to about 2 units in the last place, from underflow (flushed to about 1e-38) to overflow (about 1e38).
@@ -363,6 +375,21 @@ pub unsafe fn sum<L: Lanes>(v: L::V) -> f32 {
     // SAFETY: no path has more than 16 lanes.
     unsafe { L::store(lanes.as_mut_ptr(), v) };
     lanes.iter().sum()
+}
+
+/// The greatest of `least` and whole vectors `x`, NaN left out.
+#[inline(always)]
+pub unsafe fn greatest<L: Lanes>(x: &[f32], least: f32) -> f32 {
+    let mut lanes = [least; 16];
+    // SAFETY: the caller's contract; no path has more than 16 lanes, and `max` gives its second where the first is NaN.
+    unsafe {
+        let mut most = L::splat(least);
+        for chunk in x.chunks_exact(L::N) {
+            most = L::max(L::load(chunk.as_ptr()), most);
+        }
+        L::store(lanes.as_mut_ptr(), most);
+    }
+    lanes.iter().fold(least, |most, &x| if x > most { x } else { most })
 }
 
 #[cfg(test)]

@@ -15,10 +15,13 @@ use crate::sys::Pages;
 
 /// Output columns per panel.
 const PANEL: usize = 32;
-/// Most rows of one tile; with 16 lanes its accumulators fill 24 registers.
-const TILE_ROWS: usize = 12;
+/// Most rows of one tile. Twelve would fit the registers, but rows a multiple of 4 KiB apart share one set of the
+/// first cache, which may have eight ways.
+const TILE_ROWS: usize = 8;
 /// What a task's panels should weigh, so that they stay in a core's own cache while all rows pass.
 const TASK_BYTES: usize = 384 << 10;
+/// How far ahead of itself a product asks for weights.
+const AHEAD: usize = 8192;
 /// Rows are read from their source in pieces of about this size.
 const LOAD_BYTES: usize = 4 << 20;
 
@@ -140,7 +143,7 @@ struct Panels<'a, E> {
 impl<E: Element> Kernel for Panels<'_, E> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        // 24 accumulators of 16 lanes, or 12 of 8: what the register file holds beside weights and inputs.
+        // 16 accumulators of 16 lanes, or 12 of 8: what the register file holds beside weights and inputs.
         let tile_rows = if L::N == 16 { TILE_ROWS } else { 3 };
         for first_row in (0..self.args.rows).step_by(tile_rows) {
             let rows = tile_rows.min(self.args.rows - first_row);
@@ -165,7 +168,7 @@ impl<E: Element> Panels<'_, E> {
                 }
             };
         }
-        if L::N == 16 { tiles!(2: 1 2 3 4 5 6 7 8 9 10 11 12) } else { tiles!(4: 1 2 3) }
+        if L::N == 16 { tiles!(2: 1 2 3 4 5 6 7 8) } else { tiles!(4: 1 2 3) }
     }
 
     /// `R` rows by one panel of `C` vectors: the whole sum over k in registers.
@@ -178,6 +181,7 @@ impl<E: Element> Panels<'_, E> {
             let x = x.as_ptr().add(first_row * w.cols);
             let mut sums = [[L::splat(0.0); C]; R];
             for k in 0..w.cols {
+                super::lanes::prefetch(weights.wrapping_add(k * PANEL + AHEAD / size_of::<E>()));
                 let mut column = [L::splat(0.0); C];
                 for (c, column) in column.iter_mut().enumerate() {
                     *column = E::load::<L>(weights.add(k * PANEL + c * L::N));
