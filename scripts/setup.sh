@@ -24,7 +24,7 @@ needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 rustup_line="curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y"
 if ! command -v cargo >/dev/null; then
     echo "installing Rust with rustup into $HOME/.cargo"
-    bash -c "$rustup_line" || { echo "Rust $needed or newer is missing. Run: $rustup_line" >&2; exit 1; }
+    bash -o pipefail -c "$rustup_line" || { echo "Rust $needed or newer is missing. Run: $rustup_line" >&2; exit 1; }
 fi
 have=$(cargo --version | cut -d' ' -f2)
 if [ "$(printf '%s\n%s\n' "$needed" "$have" | sort -V | head -n 1)" != "$needed" ]; then
