@@ -25,6 +25,7 @@ use crate::model::{KvCache, KvPool, ModelFiles};
 use crate::options::{EngineOptions, Isa, SamplingParams};
 use crate::sched::{Choice, Event, FinishReason, Scheduler, SchedulerOptions, StepPlan, Verdict};
 use crate::sys::float::StandardMode;
+use crate::sys::quiet;
 use crate::text::Text;
 
 /// What a request asks for.
@@ -302,12 +303,13 @@ impl Engine {
 
     /// One iteration. A second thread that steps meanwhile gets `Busy`.
     pub fn step(&self) -> Result<StepReport> {
-        self.check()?;
         let mut core = match self.core.try_lock() {
             Ok(core) => core,
             Err(TryLockError::WouldBlock) => return Err(Error::busy("another thread is stepping this engine: one at a time")),
             Err(TryLockError::Poisoned(core)) => core.into_inner(),
         };
+        // With the lock held: a thread that comes while another one fails must not step what is left.
+        self.check()?;
         let _mode = StandardMode::enter();
         let result = catch_unwind(AssertUnwindSafe(|| self.step_core(&mut core)));
         let result = result.unwrap_or_else(|panic| Err(self.fail(&mut core, panic)));
@@ -337,13 +339,13 @@ impl Engine {
         self.registry.take_commands(&mut commands);
         for command in commands.drain(..) {
             match command {
-                Command::Add { id, prompt, max_len, stream } => match core.scheduler.add(id, prompt, max_len) {
+                Command::Add { id, prompt, max_len, mut stream } => match core.scheduler.add(id, prompt, max_len) {
                     Ok(()) => drop(core.streams.insert(id, *stream)),
-                    Err(error) => self.end(core, *stream, |stream| stream.close(FinishReason::Error, None).failed(error)),
+                    Err(error) => self.end(core, stream.close(FinishReason::Error, None).failed(error)),
                 },
                 Command::Abort { id } => {
-                    if let Some(stream) = core.forget(id) {
-                        self.end(core, stream, |stream| stream.close(FinishReason::Abort, self.text.as_ref()));
+                    if let Some(mut stream) = core.forget(id) {
+                        self.end(core, stream.close(FinishReason::Abort, self.text.as_ref()));
                     }
                 }
             }
@@ -377,30 +379,27 @@ impl Engine {
         if output.finish.is_none() {
             return core.outputs.push_back(output);
         }
-        if let Some(stream) = core.forget(choice.seq) {
-            self.end(core, stream, |_| output);
-        }
+        core.forget(choice.seq);
+        self.end(core, output);
     }
 
     /// The one place where a request ends: its last output is queued and its id is gone.
-    fn end(&self, core: &mut Core, mut stream: Stream, output: impl FnOnce(&mut Stream) -> Output) {
-        let output = output(&mut stream);
+    fn end(&self, core: &mut Core, output: Output) {
         core.stats.count(output.finish);
+        self.registry.remove(output.request);
         core.outputs.push_back(output);
-        self.registry.remove(stream.request);
     }
 
     /// A defect: nothing of the core can be trusted, so every request ends and later calls are told.
     fn fail(&self, core: &mut Core, panic: Box<dyn Any + Send>) -> Error {
-        let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+        let what = quiet::said(&*panic);
         let error = Error::internal(format!("a defect of libpagedllm stopped this engine: {what}; free it and create another"));
         for (request, user_data) in self.registry.fail(&error) {
             let output = match core.streams.remove(&request) {
                 Some(mut stream) => stream.close(FinishReason::Error, None),
                 None => Output { request, sequence: request, user_data, ..Output::default() },
             };
-            core.stats.count(Some(FinishReason::Error));
-            core.outputs.push_back(output.failed(error.clone()));
+            self.end(core, output.failed(error.clone()));
         }
         error
     }

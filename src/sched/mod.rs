@@ -64,7 +64,8 @@ impl Scheduler {
         Some(sequence)
     }
 
-    pub fn get(&self, id: SeqId) -> Option<&Sequence> {
+    #[cfg(test)]
+    fn get(&self, id: SeqId) -> Option<&Sequence> {
         self.sequences.get(&id)
     }
 

@@ -1,5 +1,6 @@
 //! A panic inside the library is an error to its caller, not text on the host's stderr.
 
+use std::any::Any;
 use std::cell::Cell;
 
 use once_cell::sync::OnceCell;
@@ -23,6 +24,12 @@ pub fn during<T>(f: impl FnOnce() -> T) -> T {
     }
     let _restore = Restore(QUIET.replace(true));
     f()
+}
+
+/// What a caught panic said.
+pub fn said(panic: &(dyn Any + Send)) -> &str {
+    let string = panic.downcast_ref::<String>().map(String::as_str);
+    string.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic")
 }
 
 /// Puts a hook before the present one that swallows what quiet threads would print.

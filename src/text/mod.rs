@@ -13,7 +13,7 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use crate::error::{Error, Result};
-use crate::sys::files;
+use crate::sys::{files, quiet};
 use chat::Chat;
 use tokenizer::Tokenizer;
 
@@ -91,10 +91,7 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
 /// Runs third-party code that may panic on files and texts which its authors did not foresee: `Err`
 /// says what the panic said. What it left half done is only ever a cache or is dropped.
 fn no_panic<T>(run: impl FnOnce() -> T) -> std::result::Result<T, String> {
-    catch_unwind(AssertUnwindSafe(run)).map_err(|payload| {
-        let said = payload.downcast_ref::<&str>().map(|s| s.to_string());
-        said.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".into())
-    })
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| quiet::said(&*panic).to_string())
 }
 
 #[cfg(test)]
