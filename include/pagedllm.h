@@ -30,8 +30,11 @@
  * Strings are UTF-8 with a length in bytes; the length PLLM_NUL_TERMINATED says that they end with a NUL.
  *
  * Threads. Any function may be called from any thread at any time, also while another thread steps, with two
- * exceptions: one thread steps at a time (a second one gets PLLM_E_BUSY), and pllm_engine_free needs that no other call
- * on that engine is under way. A process that forks must not use the engine in the child.
+ * exceptions: one thread steps at a time (a second one gets PLLM_E_BUSY), and freeing something needs that no other call
+ * on it is under way. Or the engine steps itself: pllm_engine_start.
+ *
+ * Processes. In a child made by fork() every call on the parent's engine answers PLLM_E_UNSUPPORTED, except that freeing
+ * it is fine; the parent goes on.
  */
 
 #ifndef PAGEDLLM_H
@@ -82,6 +85,12 @@
 // A defect of the library. After one in a step, the engine serves no more: every request ends with an output that says
 // so, later calls for work are refused with the same message, and freeing it still works.
 #define PLLM_E_INTERNAL 9
+
+// What this was asked of has been freed: the engine of a queue.
+#define PLLM_E_CLOSED 10
+
+// The host's own callback asked to stop.
+#define PLLM_E_CANCELLED 11
 
 // Let the library choose.
 #define PLLM_DTYPE_AUTO 0
@@ -150,6 +159,11 @@ typedef struct pllm_queue pllm_queue;
 // Token ids. Belongs to the caller.
 typedef struct pllm_tokens pllm_tokens;
 
+// Told how many bytes of weights have been read, of how many in all, on the thread that creates the engine. Any other
+// answer than 0 stops the loading: pllm_engine_create then returns PLLM_E_CANCELLED. It must return (no exception, no
+// longjmp) and call nothing of this library on the engine being made.
+typedef int32_t (*pllm_progress)(void *progress_data, uint64_t done, uint64_t total);
+
 // How an engine is made. Fill it with pllm_engine_options_init first. The strings need to live only during the call.
 typedef struct {
   // sizeof(pllm_engine_options)
@@ -186,6 +200,12 @@ typedef struct {
   uint32_t flags;
   // Must be 0.
   uint32_t reserved;
+  // Outputs that may wait in the engine's own queue before its requests pause. 0 (default): 65536.
+  uint64_t queue_capacity;
+  // Called while weights are loaded. NULL (default): nobody is told.
+  pllm_progress progress;
+  // Handed to progress.
+  void *progress_data;
 } pllm_engine_options;
 
 // Where the bytes go, known before any are taken. Set struct_size before the call.
@@ -282,6 +302,8 @@ typedef struct {
   uint32_t n;
   // PLLM_TEXT_* flags. Default: PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL.
   uint32_t text_flags;
+  // Where its outputs go. NULL (default): the engine's own queue.
+  const pllm_queue *queue;
 } pllm_request;
 
 // What one step did. Set struct_size before the call.
@@ -294,6 +316,8 @@ typedef struct {
   uint64_t decode_tokens;
   // Sequences in the step.
   uint64_t sequences;
+  // Sequences passed over because their queue is full.
+  uint64_t paused;
 } pllm_step;
 
 // Counts since the engine was made, and the state after its last step. Set struct_size before the call.
@@ -320,6 +344,8 @@ typedef struct {
   uint64_t finished_length;
   uint64_t finished_abort;
   uint64_t finished_error;
+  // Of the waiting: those the last step passed over because their queue is full.
+  uint64_t paused;
 } pllm_stats;
 
 // News of one sequence: new tokens, new text, or its end. It and what it points to live as long as its batch.
@@ -384,8 +410,9 @@ PLLM_NODISCARD pllm_error *pllm_engine_plan(const pllm_engine_options *options, 
 // Opens a model and makes an engine that serves it. Free it with pllm_engine_free.
 PLLM_NODISCARD pllm_error *pllm_engine_create(const pllm_engine_options *options, pllm_engine **out_engine);
 
-// Ends every request, joins the engine's threads and returns its memory. NULL is fine.
-// No other call on this engine or its queue may be under way (so poll with finite timeouts); batches already polled stay valid.
+// Ends every request, joins the engine's threads and returns its memory. NULL is fine. No other call on this engine may be
+// under way, polling its own queue included. Queues that were created stay: they give the outputs they hold, a last
+// one for each request that was live among them, and then answer PLLM_E_CLOSED. Batches already polled stay valid.
 void pllm_engine_free(pllm_engine *engine);
 
 // The model and the limits it is served with.
@@ -415,23 +442,48 @@ PLLM_NODISCARD
 pllm_error *pllm_engine_step(const pllm_engine *engine,
                              pllm_step *out_step);
 
+// From now on a thread of the engine's own steps, asleep while there is nothing to do; pllm_engine_step answers
+// PLLM_E_BUSY, and so does a second start. Where steps cannot be computed for a second, the requests in them end with
+// PLLM_FINISH_ERROR and the others go on.
+PLLM_NODISCARD pllm_error *pllm_engine_start(const pllm_engine *engine);
+
+// Joins the engine's thread after the step under way. Nothing is lost: requests wait until somebody steps again.
+// Fine where it was not started.
+PLLM_NODISCARD pllm_error *pllm_engine_stop(const pllm_engine *engine);
+
 // The engine's own queue, borrowed: it lives as long as the engine. NULL for NULL.
 const pllm_queue *pllm_engine_queue(const pllm_engine *engine);
 
 // Counts since the engine was made, and the state after its last step. May be called from any thread.
 PLLM_NODISCARD pllm_error *pllm_engine_stats(const pllm_engine *engine, pllm_stats *out_stats);
 
+// Makes a queue for some of the engine's requests (pllm_request.queue), so that threads, clients or event loops each
+// read their own. capacity: while so many outputs or more wait in it, the requests that write to it pause (a step under
+// way adds at most one output for each); no others wait for them and nothing is dropped. Free it with pllm_queue_free.
+PLLM_NODISCARD pllm_error *pllm_queue_create(const pllm_engine *engine, uint64_t capacity, pllm_queue **out_queue);
+
+// Frees a queue, before or after its engine; what still writes to it is aborted. NULL is fine. No other call on it may be
+// under way. Not for the engine's own queue.
+void pllm_queue_free(pllm_queue *queue);
+
+// A descriptor that is readable while a poll of this queue would not have to wait, for epoll and what is built on it (Linux).
+// Borrowed: it lives as long as the queue. Polling makes it unreadable again; reading it is not needed, and allowed.
+PLLM_NODISCARD
+pllm_error *pllm_queue_event_fd(const pllm_queue *queue,
+                                int32_t *out_fd);
+
 // Takes everything that is in the queue, in the order it was made. Waits up to timeout_ms for the first
 // (0: not at all; negative: as long as it takes). When time runs out the batch is empty; that is no error.
-// Once an engine has failed and its last outputs are taken, polling answers with that failure.
+// Once an engine has failed or is freed and its last outputs are taken, polling answers with that error.
 // Free the batch with pllm_outputs_free. May be called from any thread, also while another one steps.
 PLLM_NODISCARD pllm_error *pllm_queue_poll(const pllm_queue *queue, int64_t timeout_ms, pllm_outputs **out_outputs);
 
 // How many outputs the batch has; 0 for NULL.
 uint64_t pllm_outputs_len(const pllm_outputs *outputs);
 
-// Output i of the batch, borrowed from it; NULL where there is none.
-const pllm_output *pllm_outputs_get(const pllm_outputs *outputs, uint64_t i);
+// Output i of the batch, borrowed from it; NULL where there is none. Each output lies struct_size bytes after the one before.
+const pllm_output *pllm_outputs_get(const pllm_outputs *outputs,
+                                    uint64_t i);
 
 // Frees a batch. NULL is fine.
 void pllm_outputs_free(pllm_outputs *outputs);
@@ -488,8 +540,9 @@ PLLM_NODISCARD pllm_error *pllm_engine_plan(const pllm_engine_options *options, 
 // Opens a model and makes an engine that serves it. Free it with pllm_engine_free.
 PLLM_NODISCARD pllm_error *pllm_engine_create(const pllm_engine_options *options, pllm_engine **out_engine);
 
-// Ends every request, joins the engine's threads and returns its memory. NULL is fine.
-// No other call on this engine or its queue may be under way (so poll with finite timeouts); batches already polled stay valid.
+// Ends every request, joins the engine's threads and returns its memory. NULL is fine. No other call on this engine may be
+// under way, polling its own queue included. Queues that were created stay: they give the outputs they hold, a last
+// one for each request that was live among them, and then answer PLLM_E_CLOSED. Batches already polled stay valid.
 void pllm_engine_free(pllm_engine *engine);
 
 // The model and the limits it is served with.
@@ -519,6 +572,15 @@ PLLM_NODISCARD
 pllm_error *pllm_engine_step(const pllm_engine *engine,
                              pllm_step *out_step);
 
+// From now on a thread of the engine's own steps, asleep while there is nothing to do; pllm_engine_step answers
+// PLLM_E_BUSY, and so does a second start. Where steps cannot be computed for a second, the requests in them end with
+// PLLM_FINISH_ERROR and the others go on.
+PLLM_NODISCARD pllm_error *pllm_engine_start(const pllm_engine *engine);
+
+// Joins the engine's thread after the step under way. Nothing is lost: requests wait until somebody steps again.
+// Fine where it was not started.
+PLLM_NODISCARD pllm_error *pllm_engine_stop(const pllm_engine *engine);
+
 // The engine's own queue, borrowed: it lives as long as the engine. NULL for NULL.
 const pllm_queue *pllm_engine_queue(const pllm_engine *engine);
 
@@ -543,17 +605,33 @@ const char *pllm_version(void);
 // What this build and machine offer, as JSON: version, backends, instruction paths, model architectures.
 const char *pllm_build_info(void);
 
+// Makes a queue for some of the engine's requests (pllm_request.queue), so that threads, clients or event loops each
+// read their own. capacity: while so many outputs or more wait in it, the requests that write to it pause (a step under
+// way adds at most one output for each); no others wait for them and nothing is dropped. Free it with pllm_queue_free.
+PLLM_NODISCARD pllm_error *pllm_queue_create(const pllm_engine *engine, uint64_t capacity, pllm_queue **out_queue);
+
+// Frees a queue, before or after its engine; what still writes to it is aborted. NULL is fine. No other call on it may be
+// under way. Not for the engine's own queue.
+void pllm_queue_free(pllm_queue *queue);
+
+// A descriptor that is readable while a poll of this queue would not have to wait, for epoll and what is built on it (Linux).
+// Borrowed: it lives as long as the queue. Polling makes it unreadable again; reading it is not needed, and allowed.
+PLLM_NODISCARD
+pllm_error *pllm_queue_event_fd(const pllm_queue *queue,
+                                int32_t *out_fd);
+
 // Takes everything that is in the queue, in the order it was made. Waits up to timeout_ms for the first
 // (0: not at all; negative: as long as it takes). When time runs out the batch is empty; that is no error.
-// Once an engine has failed and its last outputs are taken, polling answers with that failure.
+// Once an engine has failed or is freed and its last outputs are taken, polling answers with that error.
 // Free the batch with pllm_outputs_free. May be called from any thread, also while another one steps.
 PLLM_NODISCARD pllm_error *pllm_queue_poll(const pllm_queue *queue, int64_t timeout_ms, pllm_outputs **out_outputs);
 
 // How many outputs the batch has; 0 for NULL.
 uint64_t pllm_outputs_len(const pllm_outputs *outputs);
 
-// Output i of the batch, borrowed from it; NULL where there is none.
-const pllm_output *pllm_outputs_get(const pllm_outputs *outputs, uint64_t i);
+// Output i of the batch, borrowed from it; NULL where there is none. Each output lies struct_size bytes after the one before.
+const pllm_output *pllm_outputs_get(const pllm_outputs *outputs,
+                                    uint64_t i);
 
 // Frees a batch. NULL is fine.
 void pllm_outputs_free(pllm_outputs *outputs);

@@ -25,6 +25,10 @@ pub enum Code {
     OutOfMemory = 8,
     /// A defect of the library: the engine that met it serves no more.
     Internal = 9,
+    /// What it was asked of has been freed meanwhile.
+    Closed = 10,
+    /// The host asked to stop in the middle.
+    Cancelled = 11,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +74,14 @@ impl Error {
 
     pub fn internal(message: impl Into<Cow<'static, str>>) -> Error {
         Error::new(Code::Internal, message)
+    }
+
+    pub fn closed(message: impl Into<Cow<'static, str>>) -> Error {
+        Error::new(Code::Closed, message)
+    }
+
+    pub fn cancelled(message: impl Into<Cow<'static, str>>) -> Error {
+        Error::new(Code::Cancelled, message)
     }
 
     /// Out of memory. The message is static: making this error allocates nothing.

@@ -81,6 +81,8 @@ pub struct EngineOptions {
     pub seed: u64,
     /// Serve token ids only: no tokenizer is read and text calls are refused.
     pub skip_tokenizer: bool,
+    /// Outputs that may wait in the engine's own queue before its requests pause.
+    pub queue_capacity: usize,
 }
 
 impl Default for EngineOptions {
@@ -99,12 +101,14 @@ impl Default for EngineOptions {
             isa: None,
             seed: 0,
             skip_tokenizer: false,
+            queue_capacity: Self::DEFAULT_QUEUE_CAPACITY,
         }
     }
 }
 
 impl EngineOptions {
     pub const DEFAULT_KV_BYTES: u64 = 1 << 30;
+    pub const DEFAULT_QUEUE_CAPACITY: usize = 1 << 16;
     const MAX_BATCH_TOKENS: usize = 1 << 20;
     const MAX_SEQS: usize = 1 << 16;
     const MAX_THREADS: usize = 1024;

@@ -293,13 +293,13 @@ fn one_matmul_per_weight_and_step_however_many_sequences() {
     let files = ModelFiles::open(&common::goldens().join("llama")).unwrap();
     let backend = CpuBackend::new(2, None).unwrap();
     let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 64, block_size: 16, dtype: Dtype::F32 }).unwrap();
-    let decoder = files.load(backend, BatchLimits { rows: 64, logits: 32 }).unwrap();
+    let decoder = files.load(backend, BatchLimits { rows: 64, logits: 32 }, &mut |_, _| true).unwrap();
     let mut runner = ModelRunner::new(decoder, kv);
     let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64 };
     let mut scheduler = Scheduler::new(options, BlockManager::new(64, 16).unwrap()).unwrap();
     (1..=24).for_each(|id| scheduler.add(id, vec![id as u32; 2], 20).unwrap());
     let before = runner.backend().matmuls();
-    let plan = scheduler.schedule().unwrap();
+    let plan = scheduler.schedule(|_| true).unwrap();
     assert_eq!(plan.parts.len(), 24);
     let ticket = runner.submit(&plan).unwrap();
     runner.wait(ticket).unwrap();

@@ -45,7 +45,7 @@ impl Run {
         let files = ModelFiles::open(&directory(name)).unwrap();
         let backend = CpuBackend::new(threads, Some(isa)).unwrap();
         let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 11, block_size: BLOCK_SIZE, dtype: Dtype::F32 }).unwrap();
-        let decoder = files.load(backend, BatchLimits { rows: 80, logits: 80 }).unwrap();
+        let decoder = files.load(backend, BatchLimits { rows: 80, logits: 80 }, &mut |_, _| true).unwrap();
         Run { decoder, kv, vocab: files.spec.vocab_size }
     }
 

@@ -1,31 +1,34 @@
 //! The engine: commands in, steps, outputs out. Any thread may add, abort and poll; one at a time steps.
 
+mod core;
+mod driver;
 mod memory;
 mod outputs;
+mod queue;
 mod registry;
 mod runner;
 mod stream;
 
-use std::any::Any;
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
+use self::core::{Core, Shared};
+use driver::Driver;
 pub use memory::MemoryPlan;
-pub use outputs::{Output, Queue};
-use registry::{Command, Registry};
+pub use outputs::Output;
+pub use queue::Queue;
+use registry::Command;
 pub use runner::{ModelRunner, Runner, Ticket};
 use stream::Stream;
 
 use crate::backend::cpu::CpuBackend;
-use crate::decode::{NoChoice, Rules, Sampler, logprob};
+use crate::decode::Rules;
 use crate::error::{Error, Result};
 use crate::kv::BlockManager;
-use crate::model::{KvCache, KvPool, ModelFiles};
+use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles};
 use crate::options::{EngineOptions, Isa, SamplingParams};
-use crate::sched::{Choice, Event, FinishReason, Scheduler, SchedulerOptions, StepPlan, Verdict};
+use crate::sched::{Scheduler, SchedulerOptions};
 use crate::sys::float::StandardMode;
-use crate::sys::quiet;
 use crate::text::Text;
 
 /// What a request asks for.
@@ -77,6 +80,8 @@ pub struct StepReport {
     pub decode_tokens: u64,
     /// Sequences in the step.
     pub sequences: u64,
+    /// Sequences passed over because their queue is full.
+    pub paused: u64,
 }
 
 /// Counts since the engine was made, and the state after the last step.
@@ -84,6 +89,8 @@ pub struct StepReport {
 pub struct Stats {
     pub waiting: u64,
     pub running: u64,
+    /// Of the waiting: those the last step passed over because their queue is full.
+    pub paused: u64,
     pub blocks_total: u64,
     pub blocks_used: u64,
     /// Kept for reuse, and given away when they are needed.
@@ -104,29 +111,11 @@ pub struct Stats {
 pub struct Engine {
     info: ModelInfo,
     eos: Arc<[u32]>,
-    text: Option<Text>,
     seed: u64,
-    registry: Registry,
-    core: Mutex<Core>,
-    /// As of the last step.
-    stats: Mutex<Stats>,
-    queue: Queue,
-}
-
-/// What only the stepping thread touches.
-struct Core {
-    scheduler: Scheduler,
-    runner: Box<dyn Runner>,
-    vocab_size: usize,
-    streams: HashMap<u64, Stream>,
-    sampler: Sampler,
-    commands: VecDeque<Command>,
-    choices: Vec<Choice>,
-    /// Why, for each choice that failed.
-    failures: Vec<(u64, NoChoice)>,
-    events: Vec<Event>,
-    outputs: VecDeque<Output>,
-    stats: Stats,
+    shared: Shared,
+    core: Arc<Mutex<Core>>,
+    driver: Mutex<Option<Driver>>,
+    queue: Arc<Queue>,
 }
 
 impl Engine {
@@ -139,6 +128,11 @@ impl Engine {
     }
 
     pub fn create(options: &EngineOptions) -> Result<Engine> {
+        Engine::load(options, &mut |_, _| true)
+    }
+
+    /// As `create`; `progress` sees (bytes read, bytes in all) as the weights come, and stops the loading with `false`.
+    pub fn load(options: &EngineOptions, progress: LoadProgress) -> Result<Engine> {
         let _mode = StandardMode::enter();
         options.validate()?;
         let files = ModelFiles::open(&options.model_dir)?;
@@ -157,7 +151,7 @@ impl Engine {
         };
         let pool = KvPool { blocks: memory.blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
         let kv = KvCache::new(&backend, &files.spec, pool)?;
-        let decoder = files.load(backend, memory::limits(options))?;
+        let decoder = files.load(backend, memory::limits(options), progress)?;
         Engine::with_runner(options, info, text, Box::new(ModelRunner::new(decoder, kv)))
     }
 
@@ -169,32 +163,18 @@ impl Engine {
             prefill_chunk: options.prefill_chunk.unwrap_or(options.max_batch_tokens),
         };
         let blocks = BlockManager::new(info.memory.blocks, info.memory.block_size)?;
-        let mut core = Core {
-            scheduler: Scheduler::new(scheduler_options, blocks)?,
-            runner,
-            vocab_size: info.vocab_size,
-            streams: HashMap::new(),
-            sampler: Sampler::new(info.vocab_size)?,
-            commands: VecDeque::new(),
-            choices: Vec::new(),
-            failures: Vec::new(),
-            events: Vec::new(),
-            outputs: VecDeque::new(),
-            stats: Stats::default(),
-        };
-        core.choices.try_reserve(options.max_seqs)?;
-        core.failures.try_reserve(options.max_seqs)?;
-        core.events.try_reserve(options.max_seqs)?;
-        core.outputs.try_reserve(options.max_seqs)?;
+        let scheduler = Scheduler::new(scheduler_options, blocks)?;
+        let shared = Shared { text: text.map(Arc::new), registry: Arc::default(), stats: Arc::default() };
+        let core = Core::new(scheduler, runner, info.vocab_size, options.max_seqs, shared.clone())?;
+        let queue = Arc::new(Queue::new(shared.registry.new_outbox(options.queue_capacity)?, &shared.registry));
         Ok(Engine {
             eos: info.eos_token_ids.as_slice().into(),
             info,
-            text,
             seed: options.seed,
-            registry: Registry::default(),
-            stats: Mutex::new(core.stats()),
-            core: Mutex::new(core),
-            queue: Queue::default(),
+            shared,
+            core: Arc::new(Mutex::new(core)),
+            driver: Mutex::new(None),
+            queue,
         })
     }
 
@@ -202,26 +182,56 @@ impl Engine {
         &self.info
     }
 
-    pub fn queue(&self) -> &Queue {
+    /// The engine's own queue: where requests write that name no other.
+    pub fn queue(&self) -> &Arc<Queue> {
         &self.queue
     }
 
+    /// A queue of its own for some of the requests. Those that write to it pause while `capacity` outputs or more wait in it.
+    pub fn create_queue(&self, capacity: usize) -> Result<Queue> {
+        if capacity == 0 {
+            return Err(Error::invalid("the queue's capacity is 0: nothing could ever be written to it"));
+        }
+        Ok(Queue::new(self.shared.registry.new_outbox(capacity)?, &self.shared.registry))
+    }
+
     pub fn text(&self) -> Result<&Text> {
-        self.text.as_ref().ok_or_else(|| Error::unsupported("the engine was made with skip_tokenizer: it serves token ids only"))
+        let text = self.shared.text.as_deref();
+        text.ok_or_else(|| Error::unsupported("the engine was made with skip_tokenizer: it serves token ids only"))
     }
 
     pub fn stats(&self) -> Stats {
-        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ok unless an earlier call met a defect.
     pub fn check(&self) -> Result<()> {
-        self.registry.check()
+        self.shared.registry.check()
     }
 
     /// Checks a request, and hands it to the next step. What could never run is refused here.
     pub fn add_request(&self, request: Request) -> Result<u64> {
+        self.add_request_to(&self.queue, request)
+    }
+
+    /// As `add_request`; its outputs go to `queue`.
+    pub fn add_request_to(&self, queue: &Queue, request: Request) -> Result<u64> {
         self.check()?;
+        if !queue.belongs_to(&self.shared.registry) {
+            return Err(Error::invalid("the queue belongs to another engine: create one on this engine"));
+        }
+        self.check_request(&request)?;
+        let prompt = self.prompt_tokens(request.prompt, request.add_special)?;
+        let max_len = self.max_len(&prompt, &request.sampling)?;
+        let (sampling, user_data, skip_special) = (request.sampling, request.user_data, request.skip_special);
+        let outbox = queue.outbox().clone();
+        self.shared.registry.add(user_data, outbox.clone(), |id| {
+            let stream = Stream::new(id, user_data, outbox, self.rules(id, sampling), &prompt, skip_special);
+            Command::Add { id, prompt, max_len, stream: Box::new(stream) }
+        })
+    }
+
+    fn check_request(&self, request: &Request) -> Result<()> {
         if request.n == 0 {
             return Err(Error::invalid("n is 0: ask for at least one sequence"));
         }
@@ -229,18 +239,12 @@ impl Engine {
             return Err(Error::unsupported(format!("n is {}: this version generates one sequence per request", request.n)));
         }
         request.sampling.validate(self.info.vocab_size)?;
-        if self.text.is_none() && !request.sampling.stop.is_empty() {
+        if self.shared.text.is_none() && !request.sampling.stop.is_empty() {
             return Err(Error::unsupported(
                 "stop strings need a tokenizer, and the engine was made with skip_tokenizer: use stop_token_ids",
             ));
         }
-        let prompt = self.prompt_tokens(request.prompt, request.add_special)?;
-        let max_len = self.max_len(&prompt, &request.sampling)?;
-        let (sampling, user_data, skip_special) = (request.sampling, request.user_data, request.skip_special);
-        self.registry.add(user_data, |id| {
-            let stream = Stream::new(id, user_data, self.rules(id, sampling), &prompt, skip_special);
-            Command::Add { id, prompt, max_len, stream: Box::new(stream) }
-        })
+        Ok(())
     }
 
     fn prompt_tokens(&self, prompt: Prompt, add_special: bool) -> Result<Vec<u32>> {
@@ -298,121 +302,40 @@ impl Engine {
 
     /// Ends a request at the next step; its last output says `Abort`.
     pub fn abort(&self, request: u64) -> Result<()> {
-        self.registry.abort(request)
+        self.shared.registry.abort(request)
     }
 
-    /// One iteration. A second thread that steps meanwhile gets `Busy`.
+    /// One iteration. A second thread that steps meanwhile gets `Busy`, and so does every one while the engine steps itself.
     pub fn step(&self) -> Result<StepReport> {
-        let mut core = match self.core.try_lock() {
-            Ok(core) => core,
-            Err(TryLockError::WouldBlock) => return Err(Error::busy("another thread is stepping this engine: one at a time")),
-            Err(TryLockError::Poisoned(core)) => core.into_inner(),
-        };
-        // With the lock held: a thread that comes while another one fails must not step what is left.
+        match self.core.try_lock() {
+            Ok(mut core) => core.step(),
+            Err(TryLockError::Poisoned(core)) => core.into_inner().step(),
+            Err(TryLockError::WouldBlock) => Err(Error::busy("another thread is stepping this engine: one at a time")),
+        }
+    }
+
+    /// From now on a thread of the engine's own steps, and sleeps while there is nothing to do.
+    pub fn start(&self) -> Result<()> {
         self.check()?;
-        let _mode = StandardMode::enter();
-        let result = catch_unwind(AssertUnwindSafe(|| self.step_core(&mut core)));
-        let result = result.unwrap_or_else(|panic| Err(self.fail(&mut core, panic)));
-        self.queue.append(&mut core.outputs);
-        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = core.stats();
-        if let Err(error) = self.registry.check() {
-            self.queue.close(error);
+        let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+        if driver.is_some() {
+            return Err(Error::busy("the engine steps itself already"));
         }
-        result.map(|report| StepReport { unfinished: self.registry.unfinished(), ..report })
+        *driver = Some(Driver::start(self.core.clone(), self.shared.registry.wakeup.clone())?);
+        Ok(())
     }
 
-    fn step_core(&self, core: &mut Core) -> Result<StepReport> {
-        self.take_commands(core);
-        let Some(plan) = core.scheduler.schedule() else { return Ok(StepReport::default()) };
-        if let Err(error) = core.run(&plan) {
-            // Nothing has advanced: the next step tries again.
-            core.scheduler.rollback(plan);
-            return Err(error);
-        }
-        let report = core.report(&plan);
-        self.commit(core, plan);
-        Ok(report)
-    }
-
-    fn take_commands(&self, core: &mut Core) {
-        let mut commands = std::mem::take(&mut core.commands);
-        self.registry.take_commands(&mut commands);
-        for command in commands.drain(..) {
-            match command {
-                Command::Add { id, prompt, max_len, mut stream } => match core.scheduler.add(id, prompt, max_len) {
-                    Ok(()) => drop(core.streams.insert(id, *stream)),
-                    Err(error) => self.end(core, stream.close(FinishReason::Error, None).failed(error)),
-                },
-                Command::Abort { id } => {
-                    if let Some(mut stream) = core.forget(id) {
-                        self.end(core, stream.close(FinishReason::Abort, self.text.as_ref()));
-                    }
-                }
-            }
-        }
-        core.commands = commands;
-    }
-
-    fn commit(&self, core: &mut Core, plan: StepPlan) {
-        let mut events = std::mem::take(&mut core.events);
-        let choices = std::mem::take(&mut core.choices);
-        core.scheduler.commit(plan, &choices, &mut events);
-        for (choice, event) in choices.iter().zip(&events) {
-            self.deliver(core, choice, event.finish);
-        }
-        (core.events, core.choices) = (events, choices);
-    }
-
-    /// Turns a committed choice into an output; a stop string found in its text ends the sequence.
-    fn deliver(&self, core: &mut Core, choice: &Choice, finish: Option<FinishReason>) {
-        let Some(stream) = core.streams.get_mut(&choice.seq) else { return };
-        let output = match choice.verdict {
-            Verdict::Token(token) | Verdict::Stop(token) => {
-                core.stats.generated_tokens += 1;
-                stream.advance(token, choice.logprob, finish, self.text.as_ref())
-            }
-            Verdict::Fail => {
-                let why = core.failures.iter().find(|(seq, _)| *seq == choice.seq).map(|(_, why)| *why);
-                stream.close(FinishReason::Error, self.text.as_ref()).failed(no_choice(why))
-            }
-        };
-        if output.finish.is_none() {
-            return core.outputs.push_back(output);
-        }
-        core.forget(choice.seq);
-        self.end(core, output);
-    }
-
-    /// The one place where a request ends: its last output is queued and its id is gone.
-    fn end(&self, core: &mut Core, output: Output) {
-        core.stats.count(output.finish);
-        self.registry.remove(output.request);
-        core.outputs.push_back(output);
-    }
-
-    /// A defect: nothing of the core can be trusted, so every request ends and later calls are told.
-    fn fail(&self, core: &mut Core, panic: Box<dyn Any + Send>) -> Error {
-        let what = quiet::said(&*panic);
-        let error = Error::internal(format!("a defect of libpagedllm stopped this engine: {what}; free it and create another"));
-        for (request, user_data) in self.registry.fail(&error) {
-            let output = match core.streams.remove(&request) {
-                Some(mut stream) => stream.close(FinishReason::Error, None),
-                None => Output { request, sequence: request, user_data, ..Output::default() },
-            };
-            self.end(core, output.failed(error.clone()));
-        }
-        error
+    /// After the step under way the host steps again. Nothing is lost: requests wait where they are.
+    pub fn stop(&self) {
+        let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+        *driver = None;
     }
 }
 
-fn no_choice(why: Option<NoChoice>) -> Error {
-    match why {
-        Some(NoChoice::Excluded) => Error::invalid(
-            "no token can be chosen: min_tokens is not reached, and stop_token_ids and the end-of-sequence tokens exclude all others",
-        ),
-        _ => {
-            Error::model("no token can be chosen: the logits are not finite numbers; the model's weights hold NaN or infinity, or overflow")
-        }
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stop();
+        self.core.lock().unwrap_or_else(PoisonError::into_inner).close();
     }
 }
 
@@ -425,71 +348,4 @@ fn eos_token_ids(files: &ModelFiles, text: Option<&Text>) -> Vec<u32> {
     let mut seen = HashSet::new();
     ids.retain(|id| seen.insert(*id));
     ids
-}
-
-impl Core {
-    /// Computes the plan and decides on a token for each sampled part. Changes no lengths.
-    fn run(&mut self, plan: &StepPlan) -> Result<()> {
-        let ticket = self.runner.submit(plan)?;
-        let logits = self.runner.wait(ticket)?;
-        self.choices.clear();
-        self.failures.clear();
-        for (part, logits) in plan.sampled().zip(logits.chunks_exact(self.vocab_size)) {
-            let rules = &self.streams[&part.seq].rules;
-            let chosen = self.sampler.choose(logits, rules, part.generated);
-            let verdict = match chosen {
-                Err(_) => Verdict::Fail,
-                Ok(token) if rules.stops_at(token) && !rules.must_go_on(part.generated) => Verdict::Stop(token),
-                Ok(token) => Verdict::Token(token),
-            };
-            let logprob = chosen.ok().filter(|_| rules.params.logprobs).map(|token| logprob(logits, token));
-            self.choices.push(Choice { seq: part.seq, verdict, logprob });
-            self.failures.extend(chosen.err().map(|why| (part.seq, why)));
-        }
-        Ok(())
-    }
-
-    fn forget(&mut self, id: u64) -> Option<Stream> {
-        self.scheduler.remove(id);
-        self.streams.remove(&id)
-    }
-
-    fn report(&mut self, plan: &StepPlan) -> StepReport {
-        let mut report = StepReport { sequences: plan.parts.len() as u64, ..Default::default() };
-        for part in &plan.parts {
-            let decodes = part.rows == 1 && part.generated > 0;
-            *if decodes { &mut report.decode_tokens } else { &mut report.prefill_tokens } += part.rows as u64;
-        }
-        self.stats.steps += 1;
-        self.stats.prompt_tokens += report.prefill_tokens;
-        report
-    }
-
-    fn stats(&self) -> Stats {
-        let blocks = self.scheduler.blocks();
-        let slots = blocks.used_blocks() * blocks.block_size();
-        Stats {
-            waiting: self.scheduler.waiting() as u64,
-            running: self.scheduler.running() as u64,
-            blocks_total: blocks.total() as u64,
-            blocks_used: blocks.used_blocks() as u64,
-            blocks_cached: 0,
-            blocks_free: blocks.free_blocks() as u64,
-            slot_utilization: if slots == 0 { 1.0 } else { self.scheduler.filled_slots() as f64 / slots as f64 },
-            preemptions: self.scheduler.preemptions(),
-            ..self.stats
-        }
-    }
-}
-
-impl Stats {
-    fn count(&mut self, finish: Option<FinishReason>) {
-        match finish {
-            Some(FinishReason::Stop) => self.finished_stop += 1,
-            Some(FinishReason::Length) => self.finished_length += 1,
-            Some(FinishReason::Abort) => self.finished_abort += 1,
-            Some(FinishReason::Error) => self.finished_error += 1,
-            None => {}
-        }
-    }
 }

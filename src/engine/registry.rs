@@ -1,8 +1,11 @@
 //! The requests that have not ended, and the commands for them: what other threads touch, under one short lock.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::driver::Wakeup;
+use super::outputs::Output;
+use super::queue::Outbox;
 use super::stream::Stream;
 use crate::error::{Error, Result};
 
@@ -15,6 +18,8 @@ pub enum Command {
 #[derive(Default)]
 pub struct Registry {
     state: Mutex<State>,
+    /// Wakes the driver: there are commands.
+    pub wakeup: Arc<Wakeup>,
 }
 
 #[derive(Default)]
@@ -22,17 +27,29 @@ struct State {
     last_id: u64,
     live: HashMap<u64, Live>,
     inbox: VecDeque<Command>,
+    /// All that have a reader.
+    outboxes: Vec<Weak<Outbox>>,
     failure: Option<Error>,
 }
 
 struct Live {
     user_data: u64,
+    outbox: Arc<Outbox>,
     aborting: bool,
 }
 
 impl State {
     fn check(&self) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn abort(&mut self, id: u64) -> Result<()> {
+        self.inbox.try_reserve(1)?;
+        let live = self.live.get_mut(&id).ok_or_else(|| Error::not_found(format!("request {id} is unknown or has ended")))?;
+        if !std::mem::replace(&mut live.aborting, true) {
+            self.inbox.push_back(Command::Abort { id });
+        }
+        Ok(())
     }
 }
 
@@ -47,28 +64,52 @@ impl Registry {
         self.lock().check()
     }
 
+    pub fn new_outbox(&self, capacity: usize) -> Result<Arc<Outbox>> {
+        let mut state = self.lock();
+        state.check()?;
+        state.outboxes.try_reserve(1)?;
+        let outbox = Arc::new(Outbox::new(capacity, self.wakeup.clone()));
+        state.outboxes.push(Arc::downgrade(&outbox));
+        Ok(outbox)
+    }
+
     /// Gives a request its id and leaves its command. Ids follow the order of commands.
-    pub fn add(&self, user_data: u64, command: impl FnOnce(u64) -> Command) -> Result<u64> {
+    pub fn add(&self, user_data: u64, outbox: Arc<Outbox>, command: impl FnOnce(u64) -> Command) -> Result<u64> {
         let mut state = self.lock();
         state.check()?;
         state.live.try_reserve(1)?;
         state.inbox.try_reserve(1)?;
         state.last_id += 1;
         let id = state.last_id;
-        state.live.insert(id, Live { user_data, aborting: false });
+        state.live.insert(id, Live { user_data, outbox, aborting: false });
         state.inbox.push_back(command(id));
+        drop(state);
+        self.wakeup.wake();
         Ok(id)
     }
 
     pub fn abort(&self, id: u64) -> Result<()> {
         let mut state = self.lock();
         state.check()?;
-        state.inbox.try_reserve(1)?;
-        let live = state.live.get_mut(&id).ok_or_else(|| Error::not_found(format!("request {id} is unknown or has ended")))?;
-        if !std::mem::replace(&mut live.aborting, true) {
-            state.inbox.push_back(Command::Abort { id });
-        }
+        state.abort(id)?;
+        drop(state);
+        self.wakeup.wake();
         Ok(())
+    }
+
+    /// The reader of an outbox is gone: what still writes to it ends.
+    pub fn forget_queue(&self, outbox: &Arc<Outbox>) {
+        let mut state = self.lock();
+        state.outboxes.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(outbox)));
+        let orphans: Vec<u64> = state.live.iter().filter(|(_, live)| Arc::ptr_eq(&live.outbox, outbox)).map(|(&id, _)| id).collect();
+        for &id in &orphans {
+            // Without memory for the command the request runs to its end, unheard.
+            let _ = state.abort(id);
+        }
+        drop(state);
+        if !orphans.is_empty() {
+            self.wakeup.wake();
+        }
     }
 
     /// Swaps the commands so far for the empty `inbox`.
@@ -84,11 +125,21 @@ impl Registry {
         self.lock().live.len() as u64
     }
 
-    /// From now on every command is refused with `error`. Returns those that were live, with their user data.
-    pub fn fail(&self, error: &Error) -> Vec<(u64, u64)> {
+    /// From now on every command is refused with `error`. Returns a last output, still to be filled in, for each
+    /// request that was live, and where it goes.
+    pub fn fail(&self, error: &Error) -> Vec<(Arc<Outbox>, Output)> {
         let mut state = self.lock();
         state.failure.get_or_insert_with(|| error.clone());
         state.inbox.clear();
-        state.live.drain().map(|(id, live)| (id, live.user_data)).collect()
+        let last = |(request, live): (u64, Live)| {
+            (live.outbox, Output { request, sequence: request, user_data: live.user_data, ..Output::default() })
+        };
+        state.live.drain().map(last).collect()
+    }
+
+    /// After `fail`, and after the last outputs: every queue says that no more will come.
+    pub fn close_queues(&self, error: &Error) {
+        let outboxes = self.lock().outboxes.clone();
+        outboxes.iter().filter_map(Weak::upgrade).for_each(|outbox| outbox.close(error));
     }
 }

@@ -1,6 +1,9 @@
 //! What the engine keeps of one sequence beside its tokens: how to choose, and how to turn tokens into text.
 
+use std::sync::Arc;
+
 use super::outputs::Output;
+use super::queue::Outbox;
 use crate::decode::{Rules, StopMatcher};
 use crate::error::Result;
 use crate::sched::FinishReason;
@@ -9,6 +12,8 @@ use crate::text::{Detokenizer, Text};
 pub struct Stream {
     pub request: u64,
     pub user_data: u64,
+    /// Where its outputs go.
+    pub outbox: Arc<Outbox>,
     pub rules: Rules,
     pub prompt_tokens: usize,
     pub generated: usize,
@@ -19,11 +24,11 @@ pub struct Stream {
 }
 
 impl Stream {
-    pub fn new(request: u64, user_data: u64, mut rules: Rules, prompt: &[u32], skip_special: bool) -> Stream {
+    pub fn new(request: u64, user_data: u64, outbox: Arc<Outbox>, mut rules: Rules, prompt: &[u32], skip_special: bool) -> Stream {
         let mut detokenizer = Detokenizer::new(skip_special);
         detokenizer.prime(prompt);
         let stops = StopMatcher::new(std::mem::take(&mut rules.params.stop));
-        Stream { request, user_data, rules, prompt_tokens: prompt.len(), generated: 0, detokenizer, stops, fresh: String::new() }
+        Stream { request, user_data, outbox, rules, prompt_tokens: prompt.len(), generated: 0, detokenizer, stops, fresh: String::new() }
     }
 
     /// An output with nothing in it yet.

@@ -1,16 +1,34 @@
-use std::sync::Arc;
-
 use super::convert::{self, borrow, init, not_null, out_size};
 use super::{
     guard, guard_or, pllm_engine_options, pllm_error, pllm_model_info, pllm_plan, pllm_queue, pllm_request, pllm_sampling, pllm_stats,
     pllm_step,
 };
 use crate::engine::Engine;
+use crate::error::Result;
+use crate::sys::process::Owner;
 
 /// An engine: one model, its KV pool and its requests. Any thread may use it; one at a time steps it.
 pub struct pllm_engine {
-    pub(super) engine: Arc<Engine>,
+    engine: Engine,
     queue: pllm_queue,
+    owner: Owner,
+}
+
+impl pllm_engine {
+    /// Hands an engine to C. Also for hosts in Rust that make their own runner.
+    pub fn into_raw(engine: Engine) -> *mut pllm_engine {
+        let queue = pllm_queue::new(engine.queue().clone());
+        Box::into_raw(Box::new(pllm_engine { engine, queue, owner: Owner::this_process() }))
+    }
+
+    /// # Safety
+    /// As `borrow`.
+    pub(super) unsafe fn get<'a>(engine: *const pllm_engine) -> Result<&'a Engine> {
+        // SAFETY: the caller's contract.
+        let handle = unsafe { borrow("engine", engine) }?;
+        handle.owner.check()?;
+        Ok(&handle.engine)
+    }
 }
 
 /// Fills in the defaults, within struct_size bytes and never beyond them.
@@ -39,21 +57,26 @@ pub unsafe extern "C" fn pllm_engine_create(options: *const pllm_engine_options,
     // SAFETY: the caller's contract.
     guard(|| unsafe {
         not_null("out_engine", out_engine)?;
-        let engine = Arc::new(Engine::create(&pllm_engine_options::to_options(options)?)?);
-        let queue = pllm_queue::new(engine.clone());
-        out_engine.write(Box::into_raw(Box::new(pllm_engine { engine, queue })));
+        let mut progress = pllm_engine_options::to_progress(options)?;
+        let engine = Engine::load(&pllm_engine_options::to_options(options)?, &mut progress)?;
+        out_engine.write(pllm_engine::into_raw(engine));
         Ok(())
     })
 }
 
-/// Ends every request, joins the engine's threads and returns its memory. NULL is fine.
-/// No other call on this engine or its queue may be under way (so poll with finite timeouts); batches already polled stay valid.
+/// Ends every request, joins the engine's threads and returns its memory. NULL is fine. No other call on this engine may be
+/// under way, polling its own queue included. Queues that were created stay: they give the outputs they hold, a last
+/// one for each request that was live among them, and then answer PLLM_E_CLOSED. Batches already polled stay valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_free(engine: *mut pllm_engine) {
     guard_or((), || {
         if !engine.is_null() {
             // SAFETY: the caller's contract; it came from Box::into_raw.
-            drop(unsafe { Box::from_raw(engine) });
+            let engine = unsafe { Box::from_raw(engine) };
+            if engine.owner.check().is_err() {
+                // A forked child has none of its threads to join: the memory goes when the child does.
+                std::mem::forget(engine);
+            }
         }
     });
 }
@@ -63,7 +86,7 @@ pub unsafe extern "C" fn pllm_engine_free(engine: *mut pllm_engine) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_info(engine: *const pllm_engine, out_info: *mut pllm_model_info) -> *mut pllm_error {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { convert::write(out_info, &pllm_model_info::from(borrow("engine", engine)?.engine.info())) })
+    guard(|| unsafe { convert::write(out_info, &pllm_model_info::from(pllm_engine::get(engine)?.info())) })
 }
 
 /// Fills in the defaults, within struct_size bytes and never beyond them.
@@ -91,9 +114,11 @@ pub unsafe extern "C" fn pllm_engine_add_request(
 ) -> *mut pllm_error {
     // SAFETY: the caller's contract.
     guard(|| unsafe {
-        let engine = borrow("engine", engine)?;
+        let engine = pllm_engine::get(engine)?;
         not_null("out_request", out_request)?;
-        out_request.write(engine.engine.add_request(pllm_request::to_request(request)?)?);
+        let (request, queue) = pllm_request::to_request(request)?;
+        let queue = if queue.is_null() { engine.queue() } else { pllm_queue::get(queue)? };
+        out_request.write(engine.add_request_to(queue, request)?);
         Ok(())
     })
 }
@@ -104,7 +129,7 @@ pub unsafe extern "C" fn pllm_engine_add_request(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_abort(engine: *const pllm_engine, request: u64) -> *mut pllm_error {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { borrow("engine", engine)? }.engine.abort(request))
+    guard(|| unsafe { pllm_engine::get(engine)? }.abort(request))
 }
 
 /// Runs one iteration: up to max_batch_tokens rows of all running sequences, one new token for each that is past its
@@ -115,9 +140,31 @@ pub unsafe extern "C" fn pllm_engine_abort(engine: *const pllm_engine, request: 
 pub unsafe extern "C" fn pllm_engine_step(engine: *const pllm_engine, out_step: *mut pllm_step) -> *mut pllm_error {
     // SAFETY: the caller's contract.
     guard(|| unsafe {
-        let engine = borrow("engine", engine)?;
+        let engine = pllm_engine::get(engine)?;
         out_size(out_step)?;
-        convert::write(out_step, &engine.engine.step()?.into())
+        convert::write(out_step, &engine.step()?.into())
+    })
+}
+
+/// From now on a thread of the engine's own steps, asleep while there is nothing to do; pllm_engine_step answers
+/// PLLM_E_BUSY, and so does a second start. Where steps cannot be computed for a second, the requests in them end with
+/// PLLM_FINISH_ERROR and the others go on.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_engine_start(engine: *const pllm_engine) -> *mut pllm_error {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { pllm_engine::get(engine)? }.start())
+}
+
+/// Joins the engine's thread after the step under way. Nothing is lost: requests wait until somebody steps again.
+/// Fine where it was not started.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_engine_stop(engine: *const pllm_engine) -> *mut pllm_error {
+    // SAFETY: the caller's contract.
+    guard(|| {
+        unsafe { pllm_engine::get(engine)? }.stop();
+        Ok(())
     })
 }
 
@@ -133,5 +180,5 @@ pub unsafe extern "C" fn pllm_engine_queue(engine: *const pllm_engine) -> *const
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_stats(engine: *const pllm_engine, out_stats: *mut pllm_stats) -> *mut pllm_error {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { convert::write(out_stats, &borrow("engine", engine)?.engine.stats().into()) })
+    guard(|| unsafe { convert::write(out_stats, &pllm_engine::get(engine)?.stats().into()) })
 }

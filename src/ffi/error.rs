@@ -30,12 +30,17 @@ pub const PLLM_E_OUT_OF_MEMORY: i32 = 8;
 /// A defect of the library. After one in a step, the engine serves no more: every request ends with an output that says
 /// so, later calls for work are refused with the same message, and freeing it still works.
 pub const PLLM_E_INTERNAL: i32 = 9;
+/// What this was asked of has been freed: the engine of a queue.
+pub const PLLM_E_CLOSED: i32 = 10;
+/// The host's own callback asked to stop.
+pub const PLLM_E_CANCELLED: i32 = 11;
 
 const _: () = {
     assert!(PLLM_E_INVALID_ARGUMENT == Code::InvalidArgument as i32 && PLLM_E_NOT_FOUND == Code::NotFound as i32);
     assert!(PLLM_E_IO == Code::Io as i32 && PLLM_E_MODEL == Code::Model as i32 && PLLM_E_UNSUPPORTED == Code::Unsupported as i32);
     assert!(PLLM_E_CAPACITY == Code::Capacity as i32 && PLLM_E_BUSY == Code::Busy as i32);
     assert!(PLLM_E_OUT_OF_MEMORY == Code::OutOfMemory as i32 && PLLM_E_INTERNAL == Code::Internal as i32);
+    assert!(PLLM_E_CLOSED == Code::Closed as i32 && PLLM_E_CANCELLED == Code::Cancelled as i32);
 };
 
 // These two are always there: reporting them allocates nothing.
@@ -43,8 +48,10 @@ static OUT_OF_MEMORY: pllm_error = pllm_error {
     code: PLLM_E_OUT_OF_MEMORY,
     message: Cow::Borrowed(c"the machine would not give the memory: lower the budgets or free some memory"),
 };
-static BUSY: pllm_error =
-    pllm_error { code: PLLM_E_BUSY, message: Cow::Borrowed(c"another thread is stepping this engine: one at a time") };
+static BUSY: pllm_error = pllm_error {
+    code: PLLM_E_BUSY,
+    message: Cow::Borrowed(c"another thread, or the engine's own, is stepping this engine: one at a time"),
+};
 
 fn is_static(error: *const pllm_error) -> bool {
     std::ptr::eq(error, &OUT_OF_MEMORY) || std::ptr::eq(error, &BUSY)

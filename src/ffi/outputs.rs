@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::convert::{borrow, not_null, start};
-use super::{guard, guard_or, pllm_error};
-use crate::engine::{Engine, Output};
+use super::{guard, guard_or, pllm_engine, pllm_error};
+use crate::engine::{Output, Queue};
+use crate::error::Result;
 use crate::sched::FinishReason;
+use crate::sys::process::Owner;
 
 /// More will come.
 pub const PLLM_FINISH_NONE: u32 = 0;
@@ -22,12 +24,22 @@ pub const PLLM_FINISH_ERROR: u32 = 4;
 
 /// A queue of outputs that any thread may poll.
 pub struct pllm_queue {
-    engine: Arc<Engine>,
+    queue: Arc<Queue>,
+    owner: Owner,
 }
 
 impl pllm_queue {
-    pub(super) fn new(engine: Arc<Engine>) -> pllm_queue {
-        pllm_queue { engine }
+    pub(super) fn new(queue: Arc<Queue>) -> pllm_queue {
+        pllm_queue { queue, owner: Owner::this_process() }
+    }
+
+    /// # Safety
+    /// As `borrow`.
+    pub(super) unsafe fn get<'a>(queue: *const pllm_queue) -> Result<&'a Queue> {
+        // SAFETY: the caller's contract.
+        let handle = unsafe { borrow("queue", queue) }?;
+        handle.owner.check()?;
+        Ok(&handle.queue)
     }
 }
 
@@ -108,9 +120,54 @@ fn record(output: &Output) -> pllm_output {
     }
 }
 
+/// Makes a queue for some of the engine's requests (pllm_request.queue), so that threads, clients or event loops each
+/// read their own. capacity: while so many outputs or more wait in it, the requests that write to it pause (a step under
+/// way adds at most one output for each); no others wait for them and nothing is dropped. Free it with pllm_queue_free.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_queue_create(engine: *const pllm_engine, capacity: u64, out_queue: *mut *mut pllm_queue) -> *mut pllm_error {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe {
+        let engine = pllm_engine::get(engine)?;
+        not_null("out_queue", out_queue)?;
+        let queue = engine.create_queue(usize::try_from(capacity).unwrap_or(usize::MAX))?;
+        out_queue.write(Box::into_raw(Box::new(pllm_queue::new(Arc::new(queue)))));
+        Ok(())
+    })
+}
+
+/// Frees a queue, before or after its engine; what still writes to it is aborted. NULL is fine. No other call on it may be
+/// under way. Not for the engine's own queue.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_queue_free(queue: *mut pllm_queue) {
+    guard_or((), || {
+        if !queue.is_null() {
+            // SAFETY: the caller's contract; it came from Box::into_raw.
+            let queue = unsafe { Box::from_raw(queue) };
+            if queue.owner.check().is_err() {
+                // In a forked child its lock may be held by a thread that is not there.
+                std::mem::forget(queue);
+            }
+        }
+    });
+}
+
+/// A descriptor that is readable while a poll of this queue would not have to wait, for epoll and what is built on it (Linux).
+/// Borrowed: it lives as long as the queue. Polling makes it unreadable again; reading it is not needed, and allowed.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_queue_event_fd(queue: *const pllm_queue, out_fd: *mut i32) -> *mut pllm_error {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe {
+        let queue = pllm_queue::get(queue)?;
+        not_null("out_fd", out_fd)?.write(queue.event_fd()?);
+        Ok(())
+    })
+}
+
 /// Takes everything that is in the queue, in the order it was made. Waits up to timeout_ms for the first
 /// (0: not at all; negative: as long as it takes). When time runs out the batch is empty; that is no error.
-/// Once an engine has failed and its last outputs are taken, polling answers with that failure.
+/// Once an engine has failed or is freed and its last outputs are taken, polling answers with that error.
 /// Free the batch with pllm_outputs_free. May be called from any thread, also while another one steps.
 #[must_use]
 #[unsafe(no_mangle)]
@@ -121,11 +178,11 @@ pub unsafe extern "C" fn pllm_queue_poll(
 ) -> *mut pllm_error {
     // SAFETY: the caller's contract.
     guard(|| unsafe {
-        let queue = borrow("queue", queue)?;
+        let queue = pllm_queue::get(queue)?;
         not_null("out_outputs", out_outputs)?;
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
         let mut records = Vec::new();
-        let outputs = queue.engine.queue().poll_with(timeout, |len| Ok(records.try_reserve_exact(len)?))?;
+        let outputs = queue.poll_with(timeout, |len| Ok(records.try_reserve_exact(len)?))?;
         out_outputs.write(Box::into_raw(Box::new(pllm_outputs::new(outputs, records))));
         Ok(())
     })
@@ -138,7 +195,7 @@ pub unsafe extern "C" fn pllm_outputs_len(outputs: *const pllm_outputs) -> u64 {
     unsafe { outputs.as_ref() }.map_or(0, |outputs| outputs.records.len() as u64)
 }
 
-/// Output i of the batch, borrowed from it; NULL where there is none.
+/// Output i of the batch, borrowed from it; NULL where there is none. Each output lies struct_size bytes after the one before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_outputs_get(outputs: *const pllm_outputs, i: u64) -> *const pllm_output {
     // SAFETY: the caller's contract.

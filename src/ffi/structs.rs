@@ -1,7 +1,8 @@
-use std::ffi::c_char;
-use std::ptr::null;
+use std::ffi::{c_char, c_void};
+use std::ptr::{null, null_mut};
 
 use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, start, string};
+use super::outputs::pllm_queue;
 use crate::engine::{MemoryPlan, ModelInfo, Prompt, Request, Stats, StepReport};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, EngineOptions, Isa, SamplingParams};
@@ -58,9 +59,20 @@ pub struct pllm_engine_options {
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
+    /// Outputs that may wait in the engine's own queue before its requests pause. 0 (default): 65536.
+    pub queue_capacity: u64,
+    /// Called while weights are loaded. NULL (default): nobody is told.
+    pub progress: pllm_progress,
+    /// Handed to progress.
+    pub progress_data: *mut c_void,
 }
 
-// SAFETY: repr(C), the u32 fields fill whole words, integers and pointers only.
+/// Told how many bytes of weights have been read, of how many in all, on the thread that creates the engine. Any other
+/// answer than 0 stops the loading: pllm_engine_create then returns PLLM_E_CANCELLED. It must return (no exception, no
+/// longjmp) and call nothing of this library on the engine being made.
+pub type pllm_progress = Option<unsafe extern "C" fn(progress_data: *mut c_void, done: u64, total: u64) -> i32>;
+
+// SAFETY: repr(C), the u32 fields fill whole words, integers, pointers and a nullable function only.
 unsafe impl Versioned for pllm_engine_options {
     const NAME: &'static str = "pllm_engine_options";
     const FIRST_SIZE: usize = 96;
@@ -84,6 +96,9 @@ unsafe impl Versioned for pllm_engine_options {
             isa: PLLM_ISA_AUTO,
             flags: 0,
             reserved: 0,
+            queue_capacity: 0,
+            progress: None,
+            progress_data: null_mut(),
         }
     }
 }
@@ -117,7 +132,21 @@ impl pllm_engine_options {
             isa: isa(c.isa)?,
             seed: c.seed,
             skip_tokenizer: c.flags & PLLM_ENGINE_SKIP_TOKENIZER != 0,
+            queue_capacity: match c.queue_capacity {
+                0 => EngineOptions::DEFAULT_QUEUE_CAPACITY,
+                capacity => usize::try_from(capacity).unwrap_or(usize::MAX),
+            },
         })
+    }
+
+    /// What tells the host of the loading, and asks it whether to go on.
+    /// # Safety
+    /// As `convert::read`; the callback keeps to its contract while the result is used.
+    pub(super) unsafe fn to_progress(options: *const Self) -> Result<impl FnMut(u64, u64) -> bool> {
+        // SAFETY: the caller's contract.
+        let c = unsafe { convert::read(options) }?;
+        // SAFETY: the caller's contract.
+        Ok(move |done, total| c.progress.is_none_or(|progress| unsafe { progress(c.progress_data, done, total) } == 0))
     }
 }
 
@@ -427,6 +456,8 @@ pub struct pllm_request {
     pub n: u32,
     /// PLLM_TEXT_* flags. Default: PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL.
     pub text_flags: u32,
+    /// Where its outputs go. NULL (default): the engine's own queue.
+    pub queue: *const pllm_queue,
 }
 
 // SAFETY: repr(C), the two u32 fill a word, integers and pointers only.
@@ -444,6 +475,7 @@ unsafe impl Versioned for pllm_request {
             user_data: 0,
             n: 1,
             text_flags: PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL,
+            queue: null(),
         }
     }
 }
@@ -451,7 +483,7 @@ unsafe impl Versioned for pllm_request {
 impl pllm_request {
     /// # Safety
     /// As `convert::read`, and what it points to is readable.
-    pub(super) unsafe fn to_request(request: *const Self) -> Result<Request> {
+    pub(super) unsafe fn to_request(request: *const Self) -> Result<(Request, *const pllm_queue)> {
         // SAFETY: the caller's contract.
         let c = unsafe { convert::read(request) }?;
         let prompt = match (c.prompt.is_null(), c.prompt_tokens.is_null()) {
@@ -465,14 +497,15 @@ impl pllm_request {
         // SAFETY: the caller's contract.
         let sampling = if c.sampling.is_null() { SamplingParams::default() } else { unsafe { pllm_sampling::to_params(c.sampling) }? };
         known_flags("text flags", c.text_flags, PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL)?;
-        Ok(Request {
+        let request = Request {
             prompt,
             sampling,
             n: c.n,
             user_data: c.user_data,
             add_special: c.text_flags & PLLM_TEXT_ADD_SPECIAL != 0,
             skip_special: c.text_flags & PLLM_TEXT_SKIP_SPECIAL != 0,
-        })
+        };
+        Ok((request, c.queue))
     }
 }
 
@@ -488,6 +521,8 @@ pub struct pllm_step {
     pub decode_tokens: u64,
     /// Sequences in the step.
     pub sequences: u64,
+    /// Sequences passed over because their queue is full.
+    pub paused: u64,
 }
 
 // SAFETY: repr(C), u64 only.
@@ -501,8 +536,8 @@ unsafe impl Versioned for pllm_step {
 
 impl From<StepReport> for pllm_step {
     fn from(report: StepReport) -> pllm_step {
-        let StepReport { unfinished, prefill_tokens, decode_tokens, sequences } = report;
-        pllm_step { unfinished, prefill_tokens, decode_tokens, sequences, ..pllm_step::defaults() }
+        let StepReport { unfinished, prefill_tokens, decode_tokens, sequences, paused } = report;
+        pllm_step { unfinished, prefill_tokens, decode_tokens, sequences, paused, ..pllm_step::defaults() }
     }
 }
 
@@ -532,6 +567,8 @@ pub struct pllm_stats {
     pub finished_length: u64,
     pub finished_abort: u64,
     pub finished_error: u64,
+    /// Of the waiting: those the last step passed over because their queue is full.
+    pub paused: u64,
 }
 
 // SAFETY: repr(C), 64-bit numbers only.
@@ -561,6 +598,7 @@ impl From<Stats> for pllm_stats {
             finished_length: stats.finished_length,
             finished_abort: stats.finished_abort,
             finished_error: stats.finished_error,
+            paused: stats.paused,
             ..pllm_stats::defaults()
         }
     }

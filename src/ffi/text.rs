@@ -1,7 +1,7 @@
 use std::ffi::c_char;
 use std::ptr::null;
 
-use super::convert::{borrow, not_null, slice, start, string};
+use super::convert::{not_null, slice, start, string};
 use super::{PLLM_TEXT_ADD_SPECIAL, PLLM_TEXT_SKIP_SPECIAL, guard, guard_or, known_flags, pllm_engine, pllm_error};
 
 /// Token ids. Belongs to the caller.
@@ -22,7 +22,7 @@ pub unsafe extern "C" fn pllm_engine_tokenize(
 ) -> *mut pllm_error {
     // SAFETY: the caller's contract.
     guard(|| unsafe {
-        let engine = &borrow("engine", engine)?.engine;
+        let engine = pllm_engine::get(engine)?;
         not_null("out_tokens", out_tokens)?;
         known_flags("flags", flags, PLLM_TEXT_ADD_SPECIAL)?;
         let tokens = engine.text()?.encode(string("text", text, len)?, flags & PLLM_TEXT_ADD_SPECIAL != 0)?;
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn pllm_engine_detokenize(
 ) -> *mut pllm_error {
     // SAFETY: the caller's contract.
     guard(|| unsafe {
-        let engine = &borrow("engine", engine)?.engine;
+        let engine = pllm_engine::get(engine)?;
         not_null("out_text", out_text)?;
         known_flags("flags", flags, PLLM_TEXT_SKIP_SPECIAL)?;
         let text = engine.text()?.decode(slice("tokens", tokens, len)?, flags & PLLM_TEXT_SKIP_SPECIAL != 0)?;
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn pllm_engine_render_chat(
 ) -> *mut pllm_error {
     // SAFETY: the caller's contract.
     guard(|| unsafe {
-        let engine = &borrow("engine", engine)?.engine;
+        let engine = pllm_engine::get(engine)?;
         not_null("out_text", out_text)?;
         let text = engine.text()?.render_chat(string("messages_json", messages_json, len)?)?;
         out_text.write(Box::into_raw(Box::new(pllm_bytes(text.into_bytes()))));

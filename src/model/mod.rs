@@ -14,6 +14,7 @@ use checkpoint::Checkpoint;
 pub use config::Config;
 pub use decoder::{BatchLimits, Decoder, KvCache, KvPool, work_bytes};
 use spec::ModelSpec;
+pub use weights::LoadProgress;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -49,8 +50,8 @@ impl ModelFiles {
         weights::bytes(backend, &self.spec, &self.checkpoint)
     }
 
-    pub fn load<B: Backend>(&self, backend: B, limits: BatchLimits) -> Result<Decoder<B>> {
-        let model = weights::load(&backend, &self.spec, &self.checkpoint)?;
+    pub fn load<B: Backend>(&self, backend: B, limits: BatchLimits, progress: LoadProgress) -> Result<Decoder<B>> {
+        let model = weights::load(&backend, &self.spec, &self.checkpoint, progress)?;
         Decoder::new(backend, &self.spec, model, limits)
     }
 }

@@ -1,11 +1,11 @@
 //! From names in a spec to packed weights on a backend.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use super::checkpoint::{Checkpoint, Tensor, to_f32};
 use super::spec::{Layout, Linear, Model, ModelSpec, Norm};
 use crate::backend::Backend;
-use crate::error::{Result, try_vec};
+use crate::error::{Error, Result, try_vec};
 use crate::options::Dtype;
 
 /// A linear map with its weights.
@@ -24,9 +24,39 @@ pub struct LoadedNorm<B: Backend> {
 
 pub type LoadedModel<B> = Model<LoadedLinear<B>, LoadedNorm<B>>;
 
+/// Told of (bytes of matrices read so far, of all) while weights are loaded; `false` stops the loading.
+pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
+
 /// Loads every weight. The largest thing it needs beside the packed weights is one tensor.
-pub fn load<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<LoadedModel<B>> {
-    spec.try_map(|linear| load_linear(backend, linear, checkpoint), |norm| load_norm(backend, norm, checkpoint))
+pub fn load<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint, progress: LoadProgress) -> Result<LoadedModel<B>> {
+    let total = Cell::new(0);
+    let count = |linear: &Linear| {
+        total.set(total.get() + (linear.rows() * linear.cols * Parts::find(linear, checkpoint)?.dtype.bytes()) as u64);
+        Ok::<(), Error>(())
+    };
+    spec.try_map(count, |_| Ok(()))?;
+    let meter = RefCell::new(Meter { done: 0, total: total.get(), tell: progress });
+    meter.borrow_mut().advance(0)?;
+    spec.try_map(
+        |linear| load_linear(backend, linear, checkpoint, &mut |bytes| meter.borrow_mut().advance(bytes)),
+        |norm| load_norm(backend, norm, checkpoint),
+    )
+}
+
+struct Meter<'a> {
+    done: u64,
+    total: u64,
+    tell: LoadProgress<'a>,
+}
+
+impl Meter<'_> {
+    fn advance(&mut self, bytes: usize) -> Result<()> {
+        self.done += bytes as u64;
+        match (self.tell)(self.done, self.total) {
+            true => Ok(()),
+            false => Err(Error::cancelled(format!("loading was cancelled after {} of {} bytes", self.done, self.total))),
+        }
+    }
 }
 
 /// Checks that every tensor is there in its shape, and adds up what the packed weights will take.
@@ -68,9 +98,17 @@ fn load_norm<B: Backend>(backend: &B, norm: &Norm, checkpoint: &Checkpoint) -> R
     Ok(LoadedNorm { spec: norm.clone(), weight: vector("weight")?, bias: norm.bias.then(|| vector("bias")).transpose()? })
 }
 
-fn load_linear<B: Backend>(backend: &B, linear: &Linear, checkpoint: &Checkpoint) -> Result<LoadedLinear<B>> {
+fn load_linear<B: Backend>(
+    backend: &B,
+    linear: &Linear,
+    checkpoint: &Checkpoint,
+    advance: &mut dyn FnMut(usize) -> Result<()>,
+) -> Result<LoadedLinear<B>> {
     let mut parts = Parts::find(linear, checkpoint)?;
-    let weight = backend.matrix(linear.rows(), linear.cols, parts.dtype, &mut |first, out| parts.read_rows(first, out))?;
+    let weight = backend.matrix(linear.rows(), linear.cols, parts.dtype, &mut |first, out| {
+        parts.read_rows(first, out)?;
+        advance(out.len())
+    })?;
     let mut bias = try_vec(0, 0.0f32)?;
     bias_of(linear, checkpoint, |tensor, _, dtype| {
         let values = checkpoint.read_f32(tensor, dtype)?;

@@ -20,12 +20,17 @@ pub struct SchedulerOptions {
 
 /// First come, first served, one iteration at a time. The oldest sequence can always go on: it may take
 /// the blocks of every younger one, and none is admitted that alone would not fit the pool.
+///
+/// A sequence whose reader is behind is not ready. It goes back to the waiting and keeps its blocks until somebody
+/// needs them, so that it holds up nobody.
 pub struct Scheduler {
     options: SchedulerOptions,
     blocks: BlockManager,
     sequences: HashMap<SeqId, Sequence>,
-    waiting: VecDeque<SeqId>, // by age, preempted ones first
+    waiting: VecDeque<SeqId>, // by age
     running: Vec<SeqId>,      // by age
+    paused: u64,              // passed over in the last step because they were not ready
+    filled: usize,            // KV slots that hold a token's K and V
     preemptions: u64,
     spare: StepPlan, // the last plan's buffers
 }
@@ -40,7 +45,17 @@ impl Scheduler {
         spare.parts.try_reserve(options.max_seqs)?;
         let mut running = Vec::new();
         running.try_reserve(options.max_seqs)?;
-        Ok(Scheduler { options, blocks, sequences: HashMap::new(), waiting: VecDeque::new(), running, preemptions: 0, spare })
+        Ok(Scheduler {
+            options,
+            blocks,
+            sequences: HashMap::new(),
+            waiting: VecDeque::new(),
+            running,
+            paused: 0,
+            filled: 0,
+            preemptions: 0,
+            spare,
+        })
     }
 
     /// Takes a sequence of `prompt` that may grow to `max_len` tokens.
@@ -59,6 +74,7 @@ impl Scheduler {
     pub fn remove(&mut self, id: SeqId) -> Option<Sequence> {
         let mut sequence = self.sequences.remove(&id)?;
         self.blocks.free(&mut sequence.table);
+        self.filled -= sequence.computed;
         self.waiting.retain(|&other| other != id);
         self.running.retain(|&other| other != id);
         Some(sequence)
@@ -70,19 +86,34 @@ impl Scheduler {
     }
 
     /// Reserves blocks and writes the next step down; None when there is nothing to do.
-    pub fn schedule(&mut self) -> Option<StepPlan> {
+    pub fn schedule(&mut self, ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
         let mut plan = std::mem::take(&mut self.spare);
         plan.clear();
+        self.paused = 0;
         let before = self.preemptions;
+        self.pause_unready(&ready);
         self.plan_running(&mut plan);
         if self.preemptions == before {
-            self.admit(&mut plan);
+            self.admit(&mut plan, &ready);
         }
         if plan.parts.is_empty() {
             self.spare = plan;
             return None;
         }
         Some(plan)
+    }
+
+    fn pause_unready(&mut self, ready: &impl Fn(SeqId) -> bool) {
+        let mut running = std::mem::take(&mut self.running);
+        running.retain(|&id| {
+            let stays = ready(id);
+            if !stays {
+                let place = self.waiting.partition_point(|&other| other < id);
+                self.waiting.insert(place, id);
+            }
+            stays
+        });
+        self.running = running;
     }
 
     fn plan_running(&mut self, plan: &mut StepPlan) {
@@ -97,31 +128,38 @@ impl Scheduler {
         }
     }
 
-    fn admit(&mut self, plan: &mut StepPlan) {
-        while self.running.len() < self.options.max_seqs {
-            let Some(&id) = self.waiting.front() else { return };
+    fn admit(&mut self, plan: &mut StepPlan, ready: &impl Fn(SeqId) -> bool) {
+        let mut next = 0;
+        while self.running.len() < self.options.max_seqs && next < self.waiting.len() {
+            let id = self.waiting[next];
+            if !ready(id) {
+                self.paused += 1;
+                next += 1;
+                continue;
+            }
             let rows = self.rows_for(id, plan);
             if rows == 0 || !self.may_enter(id) {
                 return;
             }
-            self.waiting.pop_front();
-            self.running.push(id);
-            if !self.make_room(self.running.len() - 1, rows) {
+            self.waiting.remove(next);
+            let place = self.running.partition_point(|&other| other < id);
+            self.running.insert(place, id);
+            if !self.make_room(place, rows) {
                 return;
             }
             self.write(id, rows, plan);
         }
     }
 
-    /// Whether all its tokens would fit above the watermark, beside all those of the running.
+    /// Whether all its tokens would fit above the watermark, beside all those of the running. What other waiting ones
+    /// still hold counts as free.
     fn may_enter(&self, id: SeqId) -> bool {
-        let missing = |id: &SeqId| {
-            let sequence = &self.sequences[id];
-            blocks_for(sequence.tokens.len(), self.blocks.block_size()).saturating_sub(sequence.table.blocks().len())
-        };
+        let held = |id: &SeqId| self.sequences[id].table.blocks().len();
+        let missing = |id: &SeqId| blocks_for(self.sequences[id].tokens.len(), self.blocks.block_size()).saturating_sub(held(id));
         let needed = missing(&id) + self.running.iter().map(missing).sum::<usize>();
+        let available = self.blocks.total() - held(&id) - self.running.iter().map(held).sum::<usize>();
         let watermark = self.blocks.total().div_ceil(WATERMARK_PARTS);
-        self.running.is_empty() || needed + watermark <= self.blocks.free_blocks()
+        self.running.is_empty() || needed + watermark <= available
     }
 
     /// Rows of the sequence that this step still has room for.
@@ -130,8 +168,8 @@ impl Scheduler {
         self.sequences[&id].pending().min(self.options.prefill_chunk).min(room)
     }
 
-    /// Blocks for the next `rows` of `running[index]`, taken from the youngest where none are free.
-    /// False when it was itself the youngest and had to go.
+    /// Blocks for the next `rows` of `running[index]`, taken from those that wait and then from the youngest that runs,
+    /// where none are free. False when it was itself the youngest and had to go.
     fn make_room(&mut self, index: usize, rows: usize) -> bool {
         let id = self.running[index];
         loop {
@@ -139,21 +177,32 @@ impl Scheduler {
             if self.blocks.grow(&mut sequence.table, sequence.computed + rows).is_ok() {
                 return true;
             }
-            if self.preempt_youngest() == id {
+            if !self.reclaim_from_waiting() && self.preempt_youngest() == id {
                 return false;
             }
         }
     }
 
-    /// Takes the youngest's blocks; what it computed will be computed again.
+    /// Takes the blocks of the youngest that waits with some in hand.
+    fn reclaim_from_waiting(&mut self) -> bool {
+        let holder = self.waiting.iter().rev().find(|id| !self.sequences[id].table.blocks().is_empty());
+        holder.copied().map(|id| self.take_blocks(id)).is_some()
+    }
+
     fn preempt_youngest(&mut self) -> SeqId {
         let id = self.running.pop().expect("a sequence without blocks is running");
-        let sequence = self.sequences.get_mut(&id).expect("a running sequence is known");
-        self.blocks.free(&mut sequence.table);
-        sequence.computed = 0;
-        self.waiting.push_front(id);
-        self.preemptions += 1;
+        self.take_blocks(id);
+        let place = self.waiting.partition_point(|&other| other < id);
+        self.waiting.insert(place, id);
         id
+    }
+
+    /// What the sequence computed will be computed again.
+    fn take_blocks(&mut self, id: SeqId) {
+        let sequence = self.sequences.get_mut(&id).expect("a queued sequence is known");
+        self.blocks.free(&mut sequence.table);
+        self.filled -= std::mem::take(&mut sequence.computed);
+        self.preemptions += 1;
     }
 
     fn write(&self, id: SeqId, rows: usize, plan: &mut StepPlan) {
@@ -167,6 +216,7 @@ impl Scheduler {
         for part in &plan.parts {
             let sequence = self.sequences.get_mut(&part.seq).expect("a planned sequence is known");
             sequence.computed += part.rows;
+            self.filled += part.rows;
         }
         events.clear();
         for choice in choices {
@@ -193,6 +243,11 @@ impl Scheduler {
         self.running.len()
     }
 
+    /// Sequences that the last step passed over because they were not ready.
+    pub fn paused(&self) -> u64 {
+        self.paused
+    }
+
     pub fn preemptions(&self) -> u64 {
         self.preemptions
     }
@@ -203,7 +258,7 @@ impl Scheduler {
 
     /// KV slots that hold a token's K and V.
     pub fn filled_slots(&self) -> usize {
-        self.running.iter().map(|id| self.sequences[id].computed).sum()
+        self.filled
     }
 
     /// Panics unless every invariant between two steps holds. For tests.
@@ -215,10 +270,8 @@ impl Scheduler {
         known.sort_unstable();
         assert_eq!(queued, known, "every sequence is in exactly one queue");
         assert!(self.running.is_sorted() && self.waiting.iter().is_sorted(), "queues are ordered by age");
-        for id in &self.waiting {
-            let sequence = &self.sequences[id];
-            assert!(sequence.computed == 0 && sequence.table.blocks().is_empty(), "a waiting sequence holds nothing");
-        }
+        let computed: usize = self.sequences.values().map(|sequence| sequence.computed).sum();
+        assert_eq!(computed, self.filled, "every filled slot is counted once");
         for sequence in self.sequences.values() {
             sequence.check(self.blocks.block_size());
         }

@@ -7,7 +7,7 @@ fn scheduler(blocks: usize, block_size: usize, max_batch_tokens: usize, max_seqs
 
 /// Runs a step whose every choice is `verdict`; returns the plan's rows per sequence.
 fn step(scheduler: &mut Scheduler, verdict: Verdict) -> Vec<(SeqId, usize)> {
-    let Some(plan) = scheduler.schedule() else { return Vec::new() };
+    let Some(plan) = scheduler.schedule(|_| true) else { return Vec::new() };
     let rows = plan.parts.iter().map(|part| (part.seq, part.rows)).collect();
     let choices: Vec<Choice> = plan.sampled().map(|part| Choice { seq: part.seq, verdict, logprob: None }).collect();
     scheduler.commit(plan, &choices, &mut Vec::new());
@@ -31,10 +31,10 @@ fn prefill_chunks_and_decode_tokens_share_a_step() {
 fn only_the_row_that_reads_the_newest_token_is_sampled() {
     let mut s = scheduler(64, 16, 32, 8, 10);
     s.add(1, vec![0; 15], 100).unwrap();
-    let plan = s.schedule().unwrap();
+    let plan = s.schedule(|_| true).unwrap();
     assert_eq!((plan.sampled().count(), plan.batch.logit_rows.len()), (0, 0));
     s.commit(plan, &[], &mut Vec::new());
-    let plan = s.schedule().unwrap();
+    let plan = s.schedule(|_| true).unwrap();
     assert_eq!(plan.batch.logit_rows, [4]);
     s.rollback(plan);
 }
@@ -67,11 +67,11 @@ fn the_youngest_is_preempted_and_comes_back_before_the_waiting() {
 fn a_rolled_back_step_leaves_no_trace_in_lengths_and_is_planned_again() {
     let mut s = scheduler(16, 8, 64, 8, 64);
     s.add(1, vec![5; 11], 32).unwrap();
-    let first = s.schedule().unwrap();
+    let first = s.schedule(|_| true).unwrap();
     let batch = first.batch.clone();
     s.rollback(first);
     s.check();
-    let again = s.schedule().unwrap();
+    let again = s.schedule(|_| true).unwrap();
     assert_eq!(again.batch, batch);
     s.rollback(again);
 }
@@ -85,7 +85,7 @@ fn ends_by_length_stop_and_failure_return_every_block() {
         s.add(1, vec![0; 9], 12).unwrap();
         let mut events = Vec::new();
         for _ in 0..steps {
-            let plan = s.schedule().unwrap();
+            let plan = s.schedule(|_| true).unwrap();
             s.commit(plan, &[Choice { seq: 1, verdict, logprob: None }], &mut events);
         }
         assert_eq!(events, [Event { seq: 1, finish: Some(reason) }]);
@@ -116,7 +116,7 @@ fn invariants_hold_over_long_random_traces() {
                     s.remove(live.swap_remove(random.below(live.len())));
                 }
                 _ => {
-                    if let Some(plan) = s.schedule() {
+                    if let Some(plan) = s.schedule(|_| true) {
                         s.check();
                         match random.below(8) {
                             0 => s.rollback(plan),

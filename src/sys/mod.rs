@@ -1,8 +1,10 @@
 //! The few system calls of the library. A leaf: it imports nothing of the house but the error.
 #![allow(unsafe_code)]
 
+pub mod event;
 pub mod files;
 pub mod float;
+pub mod process;
 pub mod quiet;
 pub mod threads;
 

@@ -1,0 +1,8 @@
+//! The name that programs remember the library by: the number changes when the ABI breaks, never before 1.0 without notice.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
+        println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libpagedllm.so.0");
+    }
+}

@@ -1,0 +1,92 @@
+//! The library's own stepping thread: it steps while there is work, and sleeps while there is none.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::core::Core;
+use crate::error::{Error, Result};
+use crate::sys::threads;
+
+/// How long steps may fail, one after the other, before the requests in them are ended with the error.
+const PATIENCE: Duration = Duration::from_secs(1);
+const RETRY_AFTER: Duration = Duration::from_millis(20);
+
+/// Wakes the sleeping driver. A call before it sleeps is not lost.
+#[derive(Default)]
+pub struct Wakeup {
+    called: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Wakeup {
+    pub fn wake(&self) {
+        *self.called.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_one();
+    }
+
+    fn wait(&self, timeout: Option<Duration>) {
+        let called = self.called.lock().unwrap_or_else(PoisonError::into_inner);
+        let not_yet = |called: &mut bool| !*called;
+        let mut called = match timeout {
+            Some(timeout) => self.changed.wait_timeout_while(called, timeout, not_yet).unwrap_or_else(PoisonError::into_inner).0,
+            None => self.changed.wait_while(called, not_yet).unwrap_or_else(PoisonError::into_inner),
+        };
+        *called = false;
+    }
+}
+
+/// Dropping it ends its thread, after the step under way.
+pub struct Driver {
+    stop: Arc<AtomicBool>,
+    wakeup: Arc<Wakeup>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Driver {
+    pub fn start(core: Arc<Mutex<Core>>, wakeup: Arc<Wakeup>) -> Result<Driver> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, calls) = (stop.clone(), wakeup.clone());
+        let thread = threads::spawn("pagedllm-driver".into(), move || {
+            // Held for good: who steps beside it is told that the engine is busy.
+            let mut core = core.lock().unwrap_or_else(PoisonError::into_inner);
+            drive(&mut core, &calls, &stopped);
+        });
+        let thread = thread.map_err(|e| Error::capacity(format!("could not start the engine's thread: {e}")))?;
+        Ok(Driver { stop, wakeup, thread: Some(thread) })
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.wakeup.wake();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // a step's panic has been caught and told
+        }
+    }
+}
+
+fn drive(core: &mut Core, wakeup: &Wakeup, stop: &AtomicBool) {
+    let mut failing_since: Option<Instant> = None;
+    while !stop.load(Ordering::Acquire) {
+        match core.step() {
+            Ok(report) => {
+                failing_since = None;
+                if report.sequences == 0 {
+                    wakeup.wait(None);
+                }
+            }
+            Err(_) if core.has_failed() => return, // every request has ended and every queue says why
+            Err(error) => {
+                if failing_since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                    core.give_up(&error);
+                    failing_since = None;
+                } else {
+                    wakeup.wait(Some(RETRY_AFTER));
+                }
+            }
+        }
+    }
+}
