@@ -2,12 +2,12 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::engine::{Engine, MemoryPlan, ModelInfo, ModelRunner, Output, Prompt, Request, Runner, Stats, Ticket};
+use pagedllm::engine::{Engine, MemoryPlan, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Runner, Stats, Ticket};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::kv::BlockManager;
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
@@ -262,6 +262,188 @@ fn a_poll_waits_for_an_output_and_gives_up_in_time() {
         engine.step().unwrap();
     });
     assert_eq!(*polled.lock().unwrap(), 1);
+}
+
+/// Polls until `requests` have ended; all outputs.
+fn read(queue: &Queue, requests: usize) -> Vec<Output> {
+    let mut outputs = Vec::new();
+    while outputs.iter().filter(|output: &&Output| output.finish.is_some()).count() < requests {
+        let batch = queue.poll(Some(Duration::from_secs(20))).unwrap();
+        assert!(!batch.is_empty(), "nothing came for a long time");
+        outputs.extend(batch);
+    }
+    outputs
+}
+
+#[test]
+fn an_engine_that_steps_itself_serves_many_threads_with_a_queue_each() {
+    let engine = counting();
+    engine.start().unwrap();
+    std::thread::scope(|scope| {
+        for start in 10..26 {
+            let engine = &engine;
+            scope.spawn(move || {
+                let queue = engine.create_queue(4).unwrap();
+                let ids = [0, 1, 2].map(|_| engine.add_request_to(&queue, request(&[start], greedy(20))).unwrap());
+                let outputs = read(&queue, 3);
+                let expected: Vec<u32> = (start + 1..=start + 20).collect();
+                ids.iter().for_each(|&id| assert_eq!(tokens(&outputs, id), expected));
+            });
+        }
+    });
+    assert_eq!((engine.stats().finished_length, engine.stats().blocks_used), (48, 0));
+}
+
+#[test]
+fn an_engine_that_steps_itself_is_busy_for_others_until_it_is_stopped() {
+    let engine = counting();
+    engine.stop();
+    engine.start().unwrap();
+    assert_eq!(engine.start().unwrap_err().code(), Code::Busy);
+    let first = engine.add_request(request(&[10], greedy(3))).unwrap();
+    assert_eq!(finish(&read(engine.queue(), 1), first), FinishReason::Length);
+    assert_eq!(engine.step().unwrap_err().code(), Code::Busy);
+    engine.stop();
+    let second = engine.add_request(request(&[20], greedy(3))).unwrap();
+    assert_eq!(engine.queue().poll(Some(Duration::from_millis(30))).unwrap().len(), 0);
+    assert_eq!(tokens(&run(&engine), second), [21, 22, 23]);
+    engine.start().unwrap();
+    engine.add_request(request(&[10], greedy(3))).unwrap();
+    read(engine.queue(), 1);
+}
+
+#[test]
+fn a_full_queue_pauses_its_own_requests_and_loses_nothing() {
+    let engine = counting();
+    let (slow, quick) = (engine.create_queue(3).unwrap(), engine.create_queue(1000).unwrap());
+    let held = [30, 31].map(|token| engine.add_request_to(&slow, request(&[token], greedy(20))).unwrap());
+    let free = [32, 33].map(|token| engine.add_request_to(&quick, request(&[token], greedy(20))).unwrap());
+    let mut paused = 0;
+    while engine.stats().finished_length < 2 {
+        paused = paused.max(engine.step().unwrap().paused);
+    }
+    assert_eq!((paused, engine.stats().paused, engine.step().unwrap().sequences), (2, 2, 0));
+    let outputs = read_now(&quick);
+    free.iter().for_each(|&id| assert_eq!(tokens(&outputs, id).len(), 20));
+    let mut outputs = Vec::new();
+    while engine.step().unwrap().unfinished > 0 {
+        let batch = read_now(&slow);
+        assert!(batch.len() <= 3 + held.len(), "{} outputs", batch.len());
+        outputs.extend(batch);
+    }
+    outputs.extend(read_now(&slow));
+    assert_eq!(tokens(&outputs, held[0]), (31..=50).collect::<Vec<_>>());
+    assert_eq!(tokens(&outputs, held[1]), (32..=51).collect::<Vec<_>>());
+}
+
+fn read_now(queue: &Queue) -> Vec<Output> {
+    queue.poll(Some(Duration::ZERO)).unwrap().into()
+}
+
+#[test]
+fn reading_a_full_queue_wakes_the_driver() {
+    let steps = Arc::new(AtomicU64::new(0));
+    let counted = steps.clone();
+    let engine = scripted(100, move |token, _, logits| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        logits[token as usize + 1] = 9.0;
+        Ok(())
+    });
+    engine.start().unwrap();
+    let queue = engine.create_queue(1).unwrap();
+    let id = engine.add_request_to(&queue, request(&[10], greedy(40))).unwrap();
+    let outputs = read(&queue, 1);
+    assert_eq!((tokens(&outputs, id).len(), steps.load(Ordering::SeqCst)), (40, 40));
+}
+
+#[test]
+fn dropping_a_queue_aborts_what_writes_to_it_and_nothing_else() {
+    let engine = counting();
+    let queue = engine.create_queue(100).unwrap();
+    engine.add_request_to(&queue, request(&[10], greedy(40))).unwrap();
+    let other = engine.add_request(request(&[20], greedy(5))).unwrap();
+    engine.step().unwrap();
+    drop(queue);
+    let outputs = run(&engine);
+    assert_eq!((tokens(&outputs, other).len(), outputs.iter().all(|output| output.request == other)), (5, true));
+    assert_eq!((engine.stats().finished_abort, engine.stats().blocks_used), (1, 0));
+}
+
+#[test]
+fn a_queue_outlives_its_engine_and_says_so() {
+    let engine = counting();
+    let queue = engine.create_queue(100).unwrap();
+    let (begun, fresh) = (10, 20);
+    let begun = engine.add_request_to(&queue, request(&[begun], greedy(40))).unwrap();
+    engine.step().unwrap();
+    let fresh = engine.add_request_to(&queue, request(&[fresh], greedy(40))).unwrap();
+    drop(engine);
+    let outputs = read_now(&queue);
+    assert_eq!((finish(&outputs, begun), finish(&outputs, fresh)), (FinishReason::Abort, FinishReason::Abort));
+    assert_eq!(tokens(&outputs, begun), [11]);
+    assert_eq!(queue.poll(None).unwrap_err().code(), Code::Closed);
+}
+
+#[test]
+fn a_queue_of_another_engine_and_one_without_room_are_refused() {
+    let (engine, other) = (counting(), counting());
+    let queue = other.create_queue(1).unwrap();
+    let error = engine.add_request_to(&queue, request(&[10], greedy(1))).unwrap_err();
+    assert!(error.code() == Code::InvalidArgument && error.message().contains("another engine"), "{error}");
+    assert_eq!(engine.create_queue(0).err().unwrap().code(), Code::InvalidArgument);
+}
+
+#[test]
+fn where_steps_keep_failing_the_driver_ends_their_requests_and_serves_the_next() {
+    let engine = scripted(100, |token, _, logits| {
+        logits[token as usize + 1] = 9.0;
+        if token == 13 { Err(Error::out_of_memory()) } else { Ok(()) }
+    });
+    engine.start().unwrap();
+    let sick = engine.add_request(request(&[10], greedy(30))).unwrap();
+    let outputs = read(engine.queue(), 1);
+    assert_eq!((tokens(&outputs, sick), finish(&outputs, sick)), (vec![11, 12, 13], FinishReason::Error));
+    assert_eq!(outputs.last().unwrap().error, Some(Error::out_of_memory()));
+    let well = engine.add_request(request(&[50], greedy(3))).unwrap();
+    assert_eq!(finish(&read(engine.queue(), 1), well), FinishReason::Length);
+}
+
+#[test]
+fn a_defect_in_the_drivers_step_reaches_every_queue() {
+    let engine = scripted(100, |_, _, _| panic!("on purpose"));
+    let (queue, idle) = (engine.create_queue(10).unwrap(), engine.create_queue(10).unwrap());
+    engine.start().unwrap();
+    let id = engine.add_request_to(&queue, request(&[10], greedy(3))).unwrap();
+    assert_eq!(finish(&read(&queue, 1), id), FinishReason::Error);
+    for queue in [&queue, &idle, engine.queue()] {
+        assert_eq!(queue.poll(None).unwrap_err().code(), Code::Internal);
+    }
+    engine.stop();
+    assert_eq!(engine.start().unwrap_err().code(), Code::Internal);
+}
+
+#[test]
+fn loading_tells_of_its_progress_and_can_be_cancelled() {
+    let options = EngineOptions { model_dir: common::bundled_model(), ..Default::default() };
+    let mut told = Vec::new();
+    Engine::load(&options, &mut |done, total| {
+        told.push((done, total));
+        true
+    })
+    .unwrap();
+    let total = told[0].1;
+    assert!(told.is_sorted() && told.len() > 10 && told.iter().all(|(_, all)| *all == total), "{told:?}");
+    assert_eq!((told[0].0, told.last().unwrap().0), (0, total));
+    for stop_at in [0, told.len() / 2, told.len() - 1] {
+        let mut calls = 0;
+        let error = Engine::load(&options, &mut |_, _| {
+            calls += 1;
+            calls <= stop_at
+        });
+        let error = error.err().unwrap();
+        assert!(error.code() == Code::Cancelled && error.message().contains(&format!("of {total} bytes")), "{error}");
+        assert_eq!(calls, stop_at + 1);
+    }
 }
 
 #[test]

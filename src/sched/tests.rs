@@ -7,7 +7,11 @@ fn scheduler(blocks: usize, block_size: usize, max_batch_tokens: usize, max_seqs
 
 /// Runs a step whose every choice is `verdict`; returns the plan's rows per sequence.
 fn step(scheduler: &mut Scheduler, verdict: Verdict) -> Vec<(SeqId, usize)> {
-    let Some(plan) = scheduler.schedule(|_| true) else { return Vec::new() };
+    step_with(scheduler, verdict, |_| true)
+}
+
+fn step_with(scheduler: &mut Scheduler, verdict: Verdict, ready: impl Fn(SeqId) -> bool) -> Vec<(SeqId, usize)> {
+    let Some(plan) = scheduler.schedule(ready) else { return Vec::new() };
     let rows = plan.parts.iter().map(|part| (part.seq, part.rows)).collect();
     let choices: Vec<Choice> = plan.sampled().map(|part| Choice { seq: part.seq, verdict, logprob: None }).collect();
     scheduler.commit(plan, &choices, &mut Vec::new());
@@ -94,6 +98,41 @@ fn ends_by_length_stop_and_failure_return_every_block() {
     }
 }
 
+#[test]
+fn a_sequence_that_is_not_ready_keeps_its_blocks_and_goes_on_where_it_was() {
+    let mut s = scheduler(64, 8, 64, 8, 64);
+    (1..=2).for_each(|id| s.add(id, vec![0; 20], 60).unwrap());
+    step(&mut s, Verdict::Token(9));
+    assert_eq!(step_with(&mut s, Verdict::Token(9), |id| id != 1), [(2, 1)]);
+    assert_eq!((s.paused(), s.waiting(), s.running(), s.get(1).unwrap().computed), (1, 1, 1, 20));
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(2, 1), (1, 1)]);
+    assert_eq!((s.paused(), s.preemptions()), (0, 0));
+}
+
+#[test]
+fn a_sequence_that_is_not_ready_holds_up_nobody() {
+    // One place in the batch, and a pool that holds one of them: the older is not ready.
+    let mut s = scheduler(4, 8, 64, 1, 64);
+    s.add(1, vec![0; 20], 32).unwrap();
+    step(&mut s, Verdict::Token(9));
+    s.add(2, vec![0; 20], 32).unwrap();
+    assert_eq!(step_with(&mut s, Verdict::Token(9), |id| id != 1), [(2, 20)]);
+    // Its blocks went to the other, its tokens stay; ready again, it comes back first.
+    assert_eq!((s.preemptions(), s.get(1).unwrap().tokens.len(), s.get(1).unwrap().computed), (1, 21, 0));
+    s.add(3, vec![0; 20], 32).unwrap();
+    s.remove(2);
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 21)]);
+}
+
+#[test]
+fn nothing_runs_while_nobody_is_ready() {
+    let mut s = scheduler(64, 8, 64, 8, 64);
+    (1..=3).for_each(|id| s.add(id, vec![0; 20], 60).unwrap());
+    assert!(step_with(&mut s, Verdict::Token(9), |_| false).is_empty());
+    assert_eq!((s.paused(), s.waiting(), s.blocks().used_blocks()), (3, 3, 0));
+    assert_eq!(step(&mut s, Verdict::Token(9)).len(), 3);
+}
+
 /// Long random traces: invariants after every operation, and every sequence comes to its end.
 #[test]
 fn invariants_hold_over_long_random_traces() {
@@ -116,8 +155,10 @@ fn invariants_hold_over_long_random_traces() {
                     s.remove(live.swap_remove(random.below(live.len())));
                 }
                 _ => {
-                    if let Some(plan) = s.schedule(|_| true) {
+                    let unready = random.below(6) as u64;
+                    if let Some(plan) = s.schedule(|id| unready == 0 || id % 5 != unready) {
                         s.check();
+                        assert!(plan.parts.iter().all(|part| unready == 0 || part.seq % 5 != unready), "only the ready run");
                         match random.below(8) {
                             0 => s.rollback(plan),
                             _ => {
