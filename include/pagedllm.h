@@ -17,7 +17,8 @@
  *
  * Errors. A function that can fail returns pllm_error *: NULL is success, anything else is yours to free with
  * pllm_error_free. Outputs (out_*) are written only on success. Nothing is printed, no signal is handled, nothing
- * aborts; a defect inside the library comes back as PLLM_E_INTERNAL.
+ * aborts; a defect inside the library comes back as PLLM_E_INTERNAL. Later releases may have more codes and finish
+ * reasons: take an unknown code for an error, an unknown finish reason for an end.
  *
  * Pointers. A pointer is NULL or points to what its type says, alive for the whole call. NULL where something is
  * needed is PLLM_E_INVALID_ARGUMENT; freeing NULL is fine. What comes out through a pointer to a pointer is yours to
@@ -386,7 +387,7 @@ extern "C" {
 // The ABI version of the library that was loaded: compare it with PLLM_ABI_VERSION.
 uint32_t pllm_abi_version(void);
 
-// The library's version, such as "0.1.0".
+// The library's version, such as "0.2.0".
 const char *pllm_version(void);
 
 // What this build and machine offer, as JSON: version, backends, instruction paths, model architectures.
@@ -456,154 +457,6 @@ const pllm_queue *pllm_engine_queue(const pllm_engine *engine);
 
 // Counts since the engine was made, and the state after its last step. May be called from any thread.
 PLLM_NODISCARD pllm_error *pllm_engine_stats(const pllm_engine *engine, pllm_stats *out_stats);
-
-// Makes a queue for some of the engine's requests (pllm_request.queue), so that threads, clients or event loops each
-// read their own. capacity: while so many outputs or more wait in it, the requests that write to it pause (a step under
-// way adds at most one output for each); no others wait for them and nothing is dropped. Free it with pllm_queue_free.
-PLLM_NODISCARD pllm_error *pllm_queue_create(const pllm_engine *engine, uint64_t capacity, pllm_queue **out_queue);
-
-// Frees a queue, before or after its engine; what still writes to it is aborted. NULL is fine. No other call on it may be
-// under way. Not for the engine's own queue.
-void pllm_queue_free(pllm_queue *queue);
-
-// A descriptor that is readable while a poll of this queue would not have to wait, for epoll and what is built on it (Linux).
-// Borrowed: it lives as long as the queue. Polling makes it unreadable again; reading it is not needed, and allowed.
-PLLM_NODISCARD
-pllm_error *pllm_queue_event_fd(const pllm_queue *queue,
-                                int32_t *out_fd);
-
-// Takes everything that is in the queue, in the order it was made. Waits up to timeout_ms for the first
-// (0: not at all; negative: as long as it takes). When time runs out the batch is empty; that is no error.
-// Once an engine has failed or is freed and its last outputs are taken, polling answers with that error.
-// Free the batch with pllm_outputs_free. May be called from any thread, also while another one steps.
-PLLM_NODISCARD pllm_error *pllm_queue_poll(const pllm_queue *queue, int64_t timeout_ms, pllm_outputs **out_outputs);
-
-// How many outputs the batch has; 0 for NULL.
-uint64_t pllm_outputs_len(const pllm_outputs *outputs);
-
-// Output i of the batch, borrowed from it; NULL where there is none. Each output lies struct_size bytes after the one before.
-const pllm_output *pllm_outputs_get(const pllm_outputs *outputs,
-                                    uint64_t i);
-
-// Frees a batch. NULL is fine.
-void pllm_outputs_free(pllm_outputs *outputs);
-
-// Turns text into token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0.
-PLLM_NODISCARD
-pllm_error *pllm_engine_tokenize(const pllm_engine *engine,
-                                 const char *text,
-                                 uint64_t len,
-                                 uint32_t flags,
-                                 pllm_tokens **out_tokens);
-
-// Turns token ids into text. flags: PLLM_TEXT_SKIP_SPECIAL or 0.
-PLLM_NODISCARD
-pllm_error *pllm_engine_detokenize(const pllm_engine *engine,
-                                   const uint32_t *tokens,
-                                   uint64_t len,
-                                   uint32_t flags,
-                                   pllm_bytes **out_text);
-
-// Renders a conversation with the model's own chat template. The JSON is an array of messages
-// ([{"role": "user", "content": "..."}]) or an object with "messages" and what else the template reads
-// ("tools", "add_generation_prompt", ...). Add a request with the result without PLLM_TEXT_ADD_SPECIAL.
-PLLM_NODISCARD
-pllm_error *pllm_engine_render_chat(const pllm_engine *engine,
-                                    const char *messages_json,
-                                    uint64_t len,
-                                    pllm_bytes **out_text);
-
-// The ids, borrowed; NULL for NULL and where there are none.
-const uint32_t *pllm_tokens_data(const pllm_tokens *tokens);
-
-// How many ids there are; 0 for NULL.
-uint64_t pllm_tokens_len(const pllm_tokens *tokens);
-
-// Frees token ids. NULL is fine.
-void pllm_tokens_free(pllm_tokens *tokens);
-
-// The bytes, borrowed, not NUL-terminated; NULL for NULL and where there are none.
-const char *pllm_bytes_data(const pllm_bytes *bytes);
-
-// How many bytes there are; 0 for NULL.
-uint64_t pllm_bytes_len(const pllm_bytes *bytes);
-
-// Frees bytes. NULL is fine.
-void pllm_bytes_free(pllm_bytes *bytes);
-
-// Fills in the defaults, within struct_size bytes and never beyond them.
-void pllm_engine_options_init(pllm_engine_options *options, uint64_t struct_size);
-
-// A dry run of pllm_engine_create: reads the model's headers and says what would be allocated, without allocating it.
-PLLM_NODISCARD pllm_error *pllm_engine_plan(const pllm_engine_options *options, pllm_plan *out_plan);
-
-// Opens a model and makes an engine that serves it. Free it with pllm_engine_free.
-PLLM_NODISCARD pllm_error *pllm_engine_create(const pllm_engine_options *options, pllm_engine **out_engine);
-
-// Ends every request, joins the engine's threads and returns its memory. NULL is fine. No other call on this engine may be
-// under way, polling its own queue included. Queues that were created stay: they give the outputs they hold, a last
-// one for each request that was live among them, and then answer PLLM_E_CLOSED. Batches already polled stay valid.
-void pllm_engine_free(pllm_engine *engine);
-
-// The model and the limits it is served with.
-PLLM_NODISCARD pllm_error *pllm_engine_info(const pllm_engine *engine, pllm_model_info *out_info);
-
-// Fills in the defaults, within struct_size bytes and never beyond them.
-void pllm_request_init(pllm_request *request, uint64_t struct_size);
-
-// Fills in the defaults, within struct_size bytes and never beyond them.
-void pllm_sampling_init(pllm_sampling *sampling, uint64_t struct_size);
-
-// Adds a request; it takes part from the next step on. What could never run is refused here, with the numbers.
-// May be called from any thread, also while another one steps. Ids are never reused.
-PLLM_NODISCARD
-pllm_error *pllm_engine_add_request(const pllm_engine *engine,
-                                    const pllm_request *request,
-                                    uint64_t *out_request);
-
-// Ends a request at the next step; its last output says PLLM_FINISH_ABORT.
-// An id that is unknown or has ended is PLLM_E_NOT_FOUND. May be called from any thread.
-PLLM_NODISCARD pllm_error *pllm_engine_abort(const pllm_engine *engine, uint64_t request);
-
-// Runs one iteration: up to max_batch_tokens rows of all running sequences, one new token for each that is past its
-// prompt. What came of it is in the queue. A second thread that steps meanwhile gets PLLM_E_BUSY. Where a step could not
-// be computed (PLLM_E_OUT_OF_MEMORY), nothing is lost: the next one tries again.
-PLLM_NODISCARD
-pllm_error *pllm_engine_step(const pllm_engine *engine,
-                             pllm_step *out_step);
-
-// From now on a thread of the engine's own steps, asleep while there is nothing to do; pllm_engine_step answers
-// PLLM_E_BUSY, and so does a second start. Where steps cannot be computed for a second, the requests in them end with
-// PLLM_FINISH_ERROR and the others go on.
-PLLM_NODISCARD pllm_error *pllm_engine_start(const pllm_engine *engine);
-
-// Joins the engine's thread after the step under way. Nothing is lost: requests wait until somebody steps again.
-// Fine where it was not started.
-PLLM_NODISCARD pllm_error *pllm_engine_stop(const pllm_engine *engine);
-
-// The engine's own queue, borrowed: it lives as long as the engine. NULL for NULL.
-const pllm_queue *pllm_engine_queue(const pllm_engine *engine);
-
-// Counts since the engine was made, and the state after its last step. May be called from any thread.
-PLLM_NODISCARD pllm_error *pllm_engine_stats(const pllm_engine *engine, pllm_stats *out_stats);
-
-// The error's code, one of PLLM_E_*; 0 for NULL (success).
-int32_t pllm_error_code(const pllm_error *error);
-
-// The error's message: UTF-8, ends with a NUL, lives as long as the error. "" for NULL.
-const char *pllm_error_message(const pllm_error *error);
-
-// Frees an error. NULL is fine.
-void pllm_error_free(pllm_error *error);
-
-// The ABI version of the library that was loaded: compare it with PLLM_ABI_VERSION.
-uint32_t pllm_abi_version(void);
-
-// The library's version, such as "0.1.0".
-const char *pllm_version(void);
-
-// What this build and machine offer, as JSON: version, backends, instruction paths, model architectures.
-const char *pllm_build_info(void);
 
 // Makes a queue for some of the engine's requests (pllm_request.queue), so that threads, clients or event loops each
 // read their own. capacity: while so many outputs or more wait in it, the requests that write to it pause (a step under

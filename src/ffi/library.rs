@@ -21,7 +21,7 @@ pub extern "C" fn pllm_abi_version() -> u32 {
     PLLM_ABI_VERSION
 }
 
-/// The library's version, such as "0.1.0".
+/// The library's version, such as "0.2.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn pllm_version() -> *const c_char {
     VERSION.as_ptr()

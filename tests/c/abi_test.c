@@ -393,18 +393,18 @@ static void init_options(void *to, uint64_t size) { pllm_engine_options_init(to,
 static void init_request(void *to, uint64_t size) { pllm_request_init(to, size); }
 static void init_sampling(void *to, uint64_t size) { pllm_sampling_init(to, size); }
 
-// Every version's size is a multiple of 8, and none was smaller than the first, which is what `known` still is.
-static int is_a_size(uint64_t size, uint64_t known) { return size >= known && size <= 65536 && size % 8 == 0; }
+// Every version's size is a multiple of 8, and none was smaller than the first.
+static int is_a_size(uint64_t size, uint64_t first) { return size >= first && size <= 65536 && size % 8 == 0; }
 
 // A size that no version has stays in the struct, if it has room for one, so that the next call refuses it.
-static void init_stays_within_its_size(init_fn *init, uint64_t known) {
+static void init_stays_within_its_size(init_fn *init, uint64_t first, uint64_t known) {
     static place whole, cut;
     init(&whole, known);
     CHECK(whole.struct_size == known);
     for (uint64_t size = 0; size <= known + 16; size++) {
         memset(&cut, POISON, sizeof cut);
         init(&cut, size);
-        uint64_t written = is_a_size(size, known) ? size : size < 8 ? 0 : 8, common = written < known ? written : known;
+        uint64_t written = is_a_size(size, first) ? size : size < 8 ? 0 : 8, common = written < known ? written : known;
         CHECK(written == 0 || cut.struct_size == size);
         CHECK(written == 0 || !memcmp(cut.bytes + 8, whole.bytes + 8, common - 8));
         CHECK(all(&cut, common, written, 0) && all(&cut, written, sizeof cut, POISON));
@@ -438,7 +438,7 @@ static pllm_error *use_sampling(const pllm_engine *engine, place *at) {
 }
 
 // `valid` is a struct that the library accepts.
-static void a_struct_to_be_read_has_the_size_of_some_version(const pllm_engine *engine, use_fn *use, const void *valid, uint64_t known) {
+static void a_struct_to_be_read_has_the_size_of_some_version(const pllm_engine *engine, use_fn *use, const void *valid, uint64_t first, uint64_t known) {
     static place at;
     const uint64_t never[] = {65537, 1ull << 32, UINT64_MAX};
     for (size_t i = 0; i < COUNT(never); i++) {
@@ -451,7 +451,7 @@ static void a_struct_to_be_read_has_the_size_of_some_version(const pllm_engine *
         memset(&at, 0xFF, sizeof at);
         memcpy(&at, valid, size);
         at.struct_size = size;
-        is_a_size(size, known) ? OK(use(engine, &at)) : INVALID(use(engine, &at));
+        is_a_size(size, first) ? OK(use(engine, &at)) : INVALID(use(engine, &at));
     }
     // Newer programs know more fields, which are all zero unless they are used.
     const uint64_t newer[] = {known + 8, known + 64, 65536};
@@ -477,7 +477,7 @@ static pllm_error *write_info(const pllm_engine *engine, place *at) { return pll
 static pllm_error *write_step(const pllm_engine *engine, place *at) { return pllm_engine_step(engine, (pllm_step *)(void *)at); }
 static pllm_error *write_stats(const pllm_engine *engine, place *at) { return pllm_engine_stats(engine, (pllm_stats *)(void *)at); }
 
-static void a_struct_to_be_written_has_the_size_of_some_version(const pllm_engine *engine, use_fn *write, uint64_t known) {
+static void a_struct_to_be_written_has_the_size_of_some_version(const pllm_engine *engine, use_fn *write, uint64_t first, uint64_t known) {
     static place whole, at;
     memset(&whole, POISON, sizeof whole);
     whole.struct_size = known;
@@ -486,8 +486,8 @@ static void a_struct_to_be_written_has_the_size_of_some_version(const pllm_engin
     for (uint64_t size = 0; size <= known + 64; size++) {
         memset(&at, POISON, sizeof at);
         at.struct_size = size;
-        uint64_t written = is_a_size(size, known) ? size : 8, common = written < known ? written : known;
-        is_a_size(size, known) ? OK(write(engine, &at)) : INVALID(write(engine, &at));
+        uint64_t written = is_a_size(size, first) ? size : 8, common = written < known ? written : known;
+        is_a_size(size, first) ? OK(write(engine, &at)) : INVALID(write(engine, &at));
         CHECK(at.struct_size == size && !memcmp(at.bytes + 8, whole.bytes + 8, common - 8));
         CHECK(all(&at, common, written, 0) && all(&at, written, sizeof at, POISON));
     }
@@ -505,18 +505,18 @@ static void structs_have_the_size_of_some_version(const pllm_engine *engine) {
     pllm_sampling sampling = greedy();
     pllm_request request = token_request(NULL);
     pllm_step step = {.struct_size = sizeof step};
-    init_stays_within_its_size(init_options, sizeof options);
-    init_stays_within_its_size(init_request, sizeof request);
-    init_stays_within_its_size(init_sampling, sizeof sampling);
-    a_struct_to_be_read_has_the_size_of_some_version(engine, use_options, &options, sizeof options);
-    a_struct_to_be_read_has_the_size_of_some_version(engine, use_request, &request, sizeof request);
-    a_struct_to_be_read_has_the_size_of_some_version(engine, use_sampling, &sampling, sizeof sampling);
+    init_stays_within_its_size(init_options, 96, sizeof options);
+    init_stays_within_its_size(init_request, 64, sizeof request);
+    init_stays_within_its_size(init_sampling, 88, sizeof sampling);
+    a_struct_to_be_read_has_the_size_of_some_version(engine, use_options, &options, 96, sizeof options);
+    a_struct_to_be_read_has_the_size_of_some_version(engine, use_request, &request, 64, sizeof request);
+    a_struct_to_be_read_has_the_size_of_some_version(engine, use_sampling, &sampling, 88, sizeof sampling);
     OK(pllm_engine_step(engine, &step));  // ends what the above added
     CHECK(step.unfinished == 0);
-    a_struct_to_be_written_has_the_size_of_some_version(engine, write_plan, sizeof(pllm_plan));
-    a_struct_to_be_written_has_the_size_of_some_version(engine, write_info, sizeof(pllm_model_info));
-    a_struct_to_be_written_has_the_size_of_some_version(engine, write_step, sizeof(pllm_step));
-    a_struct_to_be_written_has_the_size_of_some_version(engine, write_stats, sizeof(pllm_stats));
+    a_struct_to_be_written_has_the_size_of_some_version(engine, write_plan, 80, sizeof(pllm_plan));
+    a_struct_to_be_written_has_the_size_of_some_version(engine, write_info, 96, sizeof(pllm_model_info));
+    a_struct_to_be_written_has_the_size_of_some_version(engine, write_step, 40, sizeof(pllm_step));
+    a_struct_to_be_written_has_the_size_of_some_version(engine, write_stats, 128, sizeof(pllm_stats));
     CHECK(idle(engine));
 }
 

@@ -18,6 +18,7 @@ ALWAYS(PLLM_NUL_TERMINATED == UINT64_MAX);
 ALWAYS(PLLM_E_INVALID_ARGUMENT == 1 && PLLM_E_NOT_FOUND == 2 && PLLM_E_IO == 3);
 ALWAYS(PLLM_E_MODEL == 4 && PLLM_E_UNSUPPORTED == 5 && PLLM_E_CAPACITY == 6);
 ALWAYS(PLLM_E_BUSY == 7 && PLLM_E_OUT_OF_MEMORY == 8 && PLLM_E_INTERNAL == 9);
+ALWAYS(PLLM_E_CLOSED == 10 && PLLM_E_CANCELLED == 11);
 ALWAYS(PLLM_FINISH_NONE == 0 && PLLM_FINISH_STOP == 1 && PLLM_FINISH_LENGTH == 2);
 ALWAYS(PLLM_FINISH_ABORT == 3 && PLLM_FINISH_ERROR == 4);
 ALWAYS(PLLM_DTYPE_AUTO == 0 && PLLM_DTYPE_F32 == 1 && PLLM_DTYPE_BF16 == 2);
@@ -37,7 +38,7 @@ ALWAYS(PLLM_TEXT_ADD_SPECIAL == 1 && PLLM_TEXT_SKIP_SPECIAL == 2);
 // Offsets, on machines with pointers of 8 bytes.
 #if UINTPTR_MAX == UINT64_MAX
 
-SIZE(pllm_engine_options, 96);
+SIZE(pllm_engine_options, 120);
 AT(pllm_engine_options, struct_size, 0);
 AT(pllm_engine_options, model_path, 8);
 AT(pllm_engine_options, model_path_len, 16);
@@ -55,6 +56,9 @@ AT(pllm_engine_options, threads, 80);
 AT(pllm_engine_options, isa, 84);
 AT(pllm_engine_options, flags, 88);
 AT(pllm_engine_options, reserved, 92);
+AT(pllm_engine_options, queue_capacity, 96);
+AT(pllm_engine_options, progress, 104);
+AT(pllm_engine_options, progress_data, 112);
 
 SIZE(pllm_plan, 80);
 AT(pllm_plan, struct_size, 0);
@@ -99,7 +103,7 @@ AT(pllm_sampling, min_tokens, 76);
 AT(pllm_sampling, flags, 80);
 AT(pllm_sampling, reserved, 84);
 
-SIZE(pllm_request, 64);
+SIZE(pllm_request, 72);
 AT(pllm_request, struct_size, 0);
 AT(pllm_request, prompt, 8);
 AT(pllm_request, prompt_len, 16);
@@ -109,15 +113,17 @@ AT(pllm_request, sampling, 40);
 AT(pllm_request, user_data, 48);
 AT(pllm_request, n, 56);
 AT(pllm_request, text_flags, 60);
+AT(pllm_request, queue, 64);
 
-SIZE(pllm_step, 40);
+SIZE(pllm_step, 48);
 AT(pllm_step, struct_size, 0);
 AT(pllm_step, unfinished, 8);
 AT(pllm_step, prefill_tokens, 16);
 AT(pllm_step, decode_tokens, 24);
 AT(pllm_step, sequences, 32);
+AT(pllm_step, paused, 40);
 
-SIZE(pllm_stats, 128);
+SIZE(pllm_stats, 136);
 AT(pllm_stats, struct_size, 0);
 AT(pllm_stats, waiting, 8);
 AT(pllm_stats, running, 16);
@@ -134,6 +140,7 @@ AT(pllm_stats, finished_stop, 96);
 AT(pllm_stats, finished_length, 104);
 AT(pllm_stats, finished_abort, 112);
 AT(pllm_stats, finished_error, 120);
+AT(pllm_stats, paused, 128);
 
 SIZE(pllm_output, 120);
 AT(pllm_output, struct_size, 0);

@@ -1,0 +1,90 @@
+//! The library with one more door: an engine whose model is a script, so that a benchmark from C++ or Go measures what the
+//! boundary costs and nothing else. The whole C ABI is exported beside it.
+#![allow(clippy::missing_safety_doc)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use pagedllm::engine::{Engine, MemoryPlan, ModelInfo, Runner, Ticket};
+use pagedllm::error::Result;
+use pagedllm::ffi::pllm_engine;
+use pagedllm::options::{Dtype, EngineOptions};
+use pagedllm::sched::StepPlan;
+
+const VOCAB: usize = 8;
+const MAX_SEQS: usize = 256;
+const MAX_LEN: usize = 1 << 16;
+const BLOCK_SIZE: usize = 256;
+
+/// Always the same token; a step every `pace`.
+struct Scripted {
+    logits: Vec<f32>, // [MAX_SEQS, VOCAB]
+    pace: Duration,
+    next: Instant,
+    cpu_ns: Arc<AtomicU64>,
+}
+
+impl Runner for Scripted {
+    fn submit(&mut self, plan: &StepPlan) -> Result<Ticket> {
+        self.cpu_ns.store(thread_cpu_ns(), Ordering::Relaxed);
+        let now = Instant::now();
+        if self.next > now {
+            std::thread::sleep(self.next - now);
+        }
+        self.next = self.next.max(now) + self.pace;
+        Ok(Ticket { logits: plan.batch.logit_rows.len() })
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<&[f32]> {
+        Ok(&self.logits[..ticket.logits * VOCAB])
+    }
+}
+
+fn thread_cpu_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a writable timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+static DRIVER_CPU: std::sync::OnceLock<Arc<AtomicU64>> = std::sync::OnceLock::new();
+
+/// An engine of up to 256 sequences that takes a step every `pace_us`; token ids only. Free it with pllm_engine_free.
+#[unsafe(no_mangle)]
+pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
+    let cpu_ns = DRIVER_CPU.get_or_init(Arc::default).clone();
+    let mut logits = vec![0.0; MAX_SEQS * VOCAB];
+    logits.chunks_exact_mut(VOCAB).for_each(|row| row[1] = 1.0);
+    let runner = Scripted { logits, pace: Duration::from_micros(pace_us), next: Instant::now(), cpu_ns };
+    let blocks = MAX_SEQS * MAX_LEN / BLOCK_SIZE;
+    let memory = MemoryPlan {
+        weight_bytes: 0,
+        kv_bytes: 0,
+        work_bytes: 0,
+        blocks,
+        block_size: BLOCK_SIZE,
+        block_bytes: 0,
+        kv_dtype: Dtype::F32,
+        max_model_len: MAX_LEN,
+        full_sequences: MAX_SEQS,
+    };
+    let info = ModelInfo {
+        architecture: "scripted",
+        vocab_size: VOCAB,
+        layers: 0,
+        max_positions: MAX_LEN,
+        eos_token_ids: Vec::new(),
+        isa: None,
+        threads: 1,
+        memory,
+    };
+    let options = EngineOptions { max_seqs: MAX_SEQS, ..EngineOptions::default() };
+    Engine::with_runner(&options, info, None, Box::new(runner)).map_or(std::ptr::null_mut(), pllm_engine::into_raw)
+}
+
+/// CPU time of the stepping thread so far, as of its last step: what is left of the process's is the host's.
+#[unsafe(no_mangle)]
+pub extern "C" fn bench_driver_cpu_ns() -> u64 {
+    DRIVER_CPU.get().map_or(0, |cpu| cpu.load(Ordering::Relaxed))
+}

@@ -1,0 +1,97 @@
+package pagedllm
+
+// #include "glue.h"
+import "C"
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"unsafe"
+)
+
+// arguments turns Go values into a C struct's fields. A field whose Go value is zero keeps the library's default. What it
+// points to stays where it is until the pinner lets go; err is the first value that C cannot hold.
+type arguments struct {
+	runtime.Pinner
+	err error
+}
+
+func (a *arguments) setUint32(field *C.uint32_t, name string, value int) {
+	if a.inRange(name, int64(value), math.MaxUint32) && value != 0 {
+		*field = C.uint32_t(value)
+	}
+}
+
+func (a *arguments) setUint64(field *C.uint64_t, name string, value int64) {
+	if a.inRange(name, value, math.MaxInt64) && value != 0 {
+		*field = C.uint64_t(value)
+	}
+}
+
+func (a *arguments) setFloat(field *C.float, value float64) {
+	if value != 0 {
+		*field = C.float(value)
+	}
+}
+
+func (a *arguments) inRange(name string, value, most int64) bool {
+	if value >= 0 && value <= most {
+		return true
+	}
+	if a.err == nil {
+		a.err = &Error{ErrInvalidArgument, fmt.Sprintf("%s is %d: it must be from 0 to %d", name, value, most)}
+	}
+	return false
+}
+
+// nothing is what an empty string points to: in C, NULL would mean that there is none.
+var nothing [1]byte
+
+func (a *arguments) text(s string) (*C.char, C.uint64_t) {
+	data := unsafe.StringData(s)
+	if len(s) == 0 {
+		data = &nothing[0]
+	}
+	a.Pin(data)
+	return (*C.char)(unsafe.Pointer(data)), C.uint64_t(len(s))
+}
+
+// texts wants at least one.
+func (a *arguments) texts(all []string) (**C.char, *C.uint64_t) {
+	data := make([]*C.char, len(all))
+	lens := make([]C.uint64_t, len(all))
+	for i, s := range all {
+		data[i], lens[i] = a.text(s)
+	}
+	a.Pin(&data[0])
+	a.Pin(&lens[0])
+	return &data[0], &lens[0]
+}
+
+// tokens is NULL for no slice, but not for one without elements.
+func (a *arguments) tokens(ids []uint32) (*C.uint32_t, C.uint64_t) {
+	if ids == nil {
+		return nil, 0
+	}
+	data := unsafe.SliceData(ids)
+	a.Pin(data)
+	return (*C.uint32_t)(unsafe.Pointer(data)), C.uint64_t(len(ids))
+}
+
+// goText copies a string of C's.
+func goText(data *C.char, len C.uint64_t) string {
+	return string(unsafe.Slice((*byte)(unsafe.Pointer(data)), len))
+}
+
+func goTokens(data *C.uint32_t, len C.uint64_t) []uint32 {
+	return slices.Clone(unsafe.Slice((*uint32)(unsafe.Pointer(data)), len))
+}
+
+func goFloats(data *C.float, len C.uint64_t) []float32 {
+	if data == nil {
+		return nil
+	}
+	return slices.Clone(unsafe.Slice((*float32)(unsafe.Pointer(data)), len))
+}

@@ -1,0 +1,259 @@
+package pagedllm
+
+// #include "glue.h"
+import "C"
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+	"unsafe"
+)
+
+// An Engine is one model, its KV pool and its requests. Any number of goroutines may use it.
+type Engine struct {
+	engine        *shared[*C.pllm_engine]
+	inbox         *inbox // of the engine's own queue
+	info          Info
+	queueCapacity int
+}
+
+// Open loads a model and starts to serve it. Close the engine when it is no longer needed. A context that is done stops the
+// loading; after Open has returned, the context means nothing to the engine.
+func Open(ctx context.Context, options Options) (*Engine, error) {
+	engine, err := load(ctx, options)
+	if err != nil {
+		return nil, err
+	}
+	if !options.HostSteps {
+		err = engine.Start()
+	}
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		engine.Close()
+		return nil, err
+	}
+	return engine, nil
+}
+
+// load waits for the engine that another goroutine makes, and tells of its progress meanwhile.
+func load(ctx context.Context, options Options) (*Engine, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	state := new(C.load_state)
+	cancel := func() { atomic.StoreUint32((*uint32)(&state.cancelled), 1) }
+	defer cancel() // of use where Progress panics: what is made then is forgotten, and so freed
+	type result struct {
+		engine *Engine
+		err    error
+	}
+	made := make(chan result, 1)
+	go func() {
+		engine, err := create(&options, state)
+		made <- result{engine, err}
+	}()
+	tell := func() {
+		if options.Progress != nil {
+			total := atomic.LoadUint64((*uint64)(&state.total))
+			options.Progress(int64(atomic.LoadUint64((*uint64)(&state.done))), int64(total))
+		}
+	}
+	ticks := time.NewTicker(50 * time.Millisecond)
+	defer ticks.Stop()
+	done := ctx.Done()
+	for {
+		select {
+		case <-ticks.C:
+			tell()
+		case <-done:
+			cancel()
+			done = nil
+		case result := <-made:
+			if result.err == nil {
+				tell()
+			} else if ctx.Err() != nil {
+				result.err = ctx.Err()
+			}
+			return result.engine, result.err
+		}
+	}
+}
+
+func create(options *Options, state *C.load_state) (*Engine, error) {
+	var args arguments
+	defer args.Unpin()
+	c, err := options.toC(&args)
+	if err != nil {
+		return nil, err
+	}
+	args.Pin(state)
+	c.progress = C.pllm_progress(C.note_progress)
+	c.progress_data = unsafe.Pointer(state)
+	var engine *C.pllm_engine
+	if err := check(C.pllm_engine_create(c, &engine)); err != nil {
+		return nil, err
+	}
+	return newEngine(engine, options.QueueCapacity)
+}
+
+// newEngine takes over an engine of C's: it is freed when the result is closed, or with the error.
+func newEngine(c *C.pllm_engine, queueCapacity int) (*Engine, error) {
+	engine := &shared[*C.pllm_engine]{name: "engine", object: c, free: func(c *C.pllm_engine) { C.pllm_engine_free(c) }}
+	info, err := infoOf(c)
+	if err != nil {
+		engine.close()
+		return nil, err
+	}
+	inbox, err := newInbox(C.pllm_engine_queue(c))
+	if err != nil {
+		engine.close()
+		return nil, err
+	}
+	e := &Engine{engine, inbox, info, cmp.Or(queueCapacity, defaultQueueCapacity)}
+	whenForgotten(e, engine.close)
+	return e, nil
+}
+
+// Close ends every request, waits for calls under way, and returns the engine's memory. Streams and polls in progress end
+// with ErrClosed, and so does every later call; queues made with NewQueue first give what they hold. It may be called at any
+// time, from any goroutine, and again: it returns nil once the engine is closed.
+func (e *Engine) Close() error {
+	e.inbox.close()
+	e.engine.close()
+	return nil
+}
+
+// Start has a thread of the engine's own step from now on, asleep while there is nothing to do. Where it steps already,
+// Start is ErrBusy.
+func (e *Engine) Start() error {
+	return e.engine.use(func(c *C.pllm_engine) error { return check(C.pllm_engine_start(c)) })
+}
+
+// Stop ends that thread after the step under way. Nothing is lost: requests wait until somebody steps again. It is fine where
+// the engine was not started.
+func (e *Engine) Stop() error {
+	return e.engine.use(func(c *C.pllm_engine) error { return check(C.pllm_engine_stop(c)) })
+}
+
+// A StepReport says what one step did.
+type StepReport struct {
+	// Unfinished requests have not ended: step again while there are any.
+	Unfinished int
+	// PrefillTokens and DecodeTokens were computed, of so many Sequences.
+	PrefillTokens, DecodeTokens, Sequences int
+	// Paused sequences were passed over because their queue is full.
+	Paused int
+}
+
+// Step runs one iteration, with one new token for each running sequence that is past its prompt. What came of it is in the
+// queues. Only one goroutine at a time steps: while another does, or the engine was started, it is ErrBusy. It computes on
+// its goroutine's thread until the iteration is done.
+func (e *Engine) Step() (report StepReport, err error) {
+	err = e.engine.use(func(c *C.pllm_engine) error {
+		step := C.pllm_step{struct_size: C.sizeof_pllm_step}
+		if err := check(C.pllm_engine_step(c, &step)); err != nil {
+			return err
+		}
+		report = StepReport{
+			Unfinished:    int(step.unfinished),
+			PrefillTokens: int(step.prefill_tokens),
+			DecodeTokens:  int(step.decode_tokens),
+			Sequences:     int(step.sequences),
+			Paused:        int(step.paused),
+		}
+		return nil
+	})
+	return report, err
+}
+
+// Abort ends a request at the next step; its last output says FinishAbort. An id that is unknown or has ended is ErrNotFound.
+func (e *Engine) Abort(request RequestID) error {
+	return e.engine.use(func(c *C.pllm_engine) error { return check(C.pllm_engine_abort(c, C.uint64_t(request))) })
+}
+
+// Stats are counts since the engine was made, and the state after its last step.
+type Stats struct {
+	// Waiting sequences wait for their first or next step; Paused are those of them whose queue is full.
+	Waiting, Running, Paused int
+	// BlocksCached are kept for reuse, and given away when they are needed.
+	BlocksTotal, BlocksUsed, BlocksCached, BlocksFree int
+	// SlotUtilization is the share of the used blocks' slots that hold a token's K and V; 1 while none is used.
+	SlotUtilization float64
+	Steps           int
+	// PromptTokens counts those computed, again where they were computed again after a preemption.
+	PromptTokens, GeneratedTokens, Preemptions int
+	// Requests that ended, by reason.
+	FinishedStop, FinishedLength, FinishedAbort, FinishedError int
+}
+
+// Stats returns the engine's counts.
+func (e *Engine) Stats() (stats Stats, err error) {
+	err = e.engine.use(func(c *C.pllm_engine) error {
+		s := C.pllm_stats{struct_size: C.sizeof_pllm_stats}
+		if err := check(C.pllm_engine_stats(c, &s)); err != nil {
+			return err
+		}
+		stats = Stats{
+			Waiting: int(s.waiting), Running: int(s.running), Paused: int(s.paused),
+			BlocksTotal: int(s.blocks_total), BlocksUsed: int(s.blocks_used),
+			BlocksCached: int(s.blocks_cached), BlocksFree: int(s.blocks_free),
+			SlotUtilization: float64(s.slot_utilization),
+			Steps:           int(s.steps),
+			PromptTokens:    int(s.prompt_tokens), GeneratedTokens: int(s.generated_tokens), Preemptions: int(s.preemptions),
+			FinishedStop: int(s.finished_stop), FinishedLength: int(s.finished_length),
+			FinishedAbort: int(s.finished_abort), FinishedError: int(s.finished_error),
+		}
+		return nil
+	})
+	return stats, err
+}
+
+// Info is the model and the limits it is served with.
+type Info struct {
+	// Architecture is what config.json names it, such as "LlamaForCausalLM".
+	Architecture string
+	// ISA is the instruction path in use, such as "avx512".
+	ISA string
+	// EOSTokens end a sequence.
+	EOSTokens []uint32
+	VocabSize int
+	Layers    int
+	// MaxPositions is the longest sequence that the model was made for, MaxModelLen the longest that this engine allows.
+	MaxPositions, MaxModelLen int
+	Threads                   int
+}
+
+// Info returns what Open found. It never changes, and stays after Close.
+func (e *Engine) Info() Info {
+	info := e.info
+	info.EOSTokens = slices.Clone(info.EOSTokens)
+	return info
+}
+
+func infoOf(engine *C.pllm_engine) (Info, error) {
+	info := C.pllm_model_info{struct_size: C.sizeof_pllm_model_info}
+	if err := check(C.pllm_engine_info(engine, &info)); err != nil {
+		return Info{}, err
+	}
+	return Info{
+		Architecture: goText(info.architecture, info.architecture_len),
+		ISA:          goText(info.isa, info.isa_len),
+		EOSTokens:    goTokens(info.eos_token_ids, info.eos_token_ids_len),
+		VocabSize:    int(info.vocab_size),
+		Layers:       int(info.layers),
+		MaxPositions: int(info.max_positions),
+		MaxModelLen:  int(info.max_model_len),
+		Threads:      int(info.threads),
+	}, nil
+}
+
+// Version is the library's version, such as "0.1.0".
+func Version() string { return C.GoString(C.pllm_version()) }
+
+// BuildInfo is what this build and machine offer, as JSON: version, backends, instruction paths, model architectures.
+func BuildInfo() string { return C.GoString(C.pllm_build_info()) }

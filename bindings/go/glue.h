@@ -1,0 +1,41 @@
+// What the Go package does in C: fewer calls across the border, and a load-progress callback that never enters Go.
+#ifndef PAGEDLLM_GO_GLUE_H
+#define PAGEDLLM_GO_GLUE_H
+
+#include <pagedllm.h>
+
+typedef struct {
+    pllm_outputs *outputs;  // NULL where there are none
+    const pllm_output *first;
+    uint64_t len;
+} output_batch;
+
+// Everything that is in the queue, without waiting.
+static inline pllm_error *take_outputs(const pllm_queue *queue, output_batch *out) {
+    pllm_outputs *outputs;
+    pllm_error *error = pllm_queue_poll(queue, 0, &outputs);
+    if (error) return error;
+    out->len = pllm_outputs_len(outputs);
+    out->first = pllm_outputs_get(outputs, 0);
+    if (out->len == 0) {
+        pllm_outputs_free(outputs);
+        outputs = 0;
+    }
+    out->outputs = outputs;
+    return 0;
+}
+
+// Shared by the thread that loads and the goroutine that watches.
+typedef struct {
+    uint64_t done, total;
+    uint32_t cancelled;
+} load_state;
+
+static inline int32_t note_progress(void *data, uint64_t done, uint64_t total) {
+    load_state *state = data;
+    __atomic_store_n(&state->total, total, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&state->done, done, __ATOMIC_SEQ_CST);
+    return (int32_t)__atomic_load_n(&state->cancelled, __ATOMIC_SEQ_CST);
+}
+
+#endif

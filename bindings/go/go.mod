@@ -1,0 +1,3 @@
+module github.com/libpagedllm/libpagedllm/bindings/go
+
+go 1.23

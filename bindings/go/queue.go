@@ -1,0 +1,144 @@
+package pagedllm
+
+// #include "glue.h"
+import "C"
+
+import (
+	"context"
+	"errors"
+	"os"
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+// An Output is news of one request: new tokens, new text, or its end.
+type Output struct {
+	Request RequestID
+	// UserData is the request's own.
+	UserData uint64
+	// Tokens are the new ones.
+	Tokens []uint32
+	// LogProbs holds one per token; nil where the request did not ask for them.
+	LogProbs []float32
+	// Text is the new text, never half a character. It may lag behind the tokens.
+	Text string
+	// FinishReason, if not FinishNone, makes this the request's last output.
+	FinishReason FinishReason
+	// Err is an *Error where FinishReason is FinishError, else nil.
+	Err error
+	// PromptTokens of the request, and its GeneratedTokens so far.
+	PromptTokens, GeneratedTokens int
+}
+
+// A FinishReason is why a request ended.
+type FinishReason uint32
+
+const (
+	// FinishNone: more will come.
+	FinishNone FinishReason = C.PLLM_FINISH_NONE
+	// FinishStop: an end-of-sequence token, a stop token or a stop string.
+	FinishStop FinishReason = C.PLLM_FINISH_STOP
+	// FinishLength: MaxTokens, or the longest sequence that the engine allows.
+	FinishLength FinishReason = C.PLLM_FINISH_LENGTH
+	// FinishAbort: the host asked for it.
+	FinishAbort FinishReason = C.PLLM_FINISH_ABORT
+	// FinishError: its computation failed; Output.Err says why.
+	FinishError FinishReason = C.PLLM_FINISH_ERROR
+)
+
+// String names the reason, such as "length"; "" for FinishNone.
+func (r FinishReason) String() string { return nameOf(r, "", "stop", "length", "abort", "error") }
+
+// A Queue is where outputs wait for their reader. Use one where a single goroutine serves many requests; for one request
+// at a time, Engine.Stream is simpler. Any number of goroutines may use it, and each output goes to one of them.
+type Queue struct {
+	engine *Engine
+	queue  *shared[*C.pllm_queue] // nil for the engine's own
+	inbox  *inbox
+}
+
+// Queue returns the engine's own queue. It closes with the engine.
+func (e *Engine) Queue() *Queue { return &Queue{engine: e, inbox: e.inbox} }
+
+// NewQueue makes a queue. While capacity outputs or more wait in it, the requests that write to it pause; no others wait for
+// them and nothing is dropped. Close it when it is no longer needed.
+func (e *Engine) NewQueue(capacity int) (*Queue, error) {
+	if capacity < 0 {
+		return nil, &Error{ErrInvalidArgument, fmt.Sprintf("the queue's capacity is %d: it must be positive", capacity)}
+	}
+	var c *C.pllm_queue
+	err := e.engine.use(func(engine *C.pllm_engine) error {
+		return check(C.pllm_queue_create(engine, C.uint64_t(capacity), &c))
+	})
+	if err != nil {
+		return nil, err
+	}
+	queue := &shared[*C.pllm_queue]{name: "queue", object: c, free: func(c *C.pllm_queue) { C.pllm_queue_free(c) }}
+	inbox, err := newInbox(c)
+	if err != nil {
+		queue.close()
+		return nil, err
+	}
+	q := &Queue{e, queue, inbox}
+	whenForgotten(q, queue.close)
+	return q, nil
+}
+
+// Close aborts the requests that still write to the queue and frees it, with the outputs that nobody took. Polls in progress
+// end with ErrClosed, and so does every later call. It may be called at any time, from any goroutine, and again. The
+// engine's own queue refuses it: it closes with the engine.
+func (q *Queue) Close() error {
+	if q.queue == nil {
+		return &Error{ErrInvalidArgument, "the engine's own queue closes with the engine: close that"}
+	}
+	q.inbox.close()
+	q.queue.close()
+	return nil
+}
+
+// Add adds a request whose outputs go to this queue. It takes part from the next step on. What could never run is refused
+// here, with the numbers.
+func (q *Queue) Add(request Request) (RequestID, error) {
+	var args arguments
+	defer args.Unpin()
+	c, err := request.toC(&args)
+	if err != nil {
+		return 0, err
+	}
+	var id C.uint64_t
+	err = q.engine.engine.use(func(engine *C.pllm_engine) error {
+		if q.queue == nil {
+			return check(C.pllm_engine_add_request(engine, c, &id))
+		}
+		return q.queue.use(func(queue *C.pllm_queue) error {
+			c.queue = queue
+			return check(C.pllm_engine_add_request(engine, c, &id))
+		})
+	})
+	return RequestID(id), err
+}
+
+// Poll takes everything that is in the queue, in the order it was made, and waits for the first. It waits without a thread.
+// A context that is done ends it with the context's error; nothing is lost then. Once the engine is closed, or has failed, and
+// its last outputs are taken, it answers with that error.
+func (q *Queue) Poll(ctx context.Context) ([]Output, error) {
+	return q.inbox.wait(ctx, q.TryPoll)
+}
+
+// TryPoll is Poll that does not wait: where there is nothing, it returns nothing.
+func (q *Queue) TryPoll() (outputs []Output, err error) {
+	if q.queue == nil {
+		err = q.engine.engine.use(func(*C.pllm_engine) error {
+			outputs, err = takeOutputs(q.inbox.queue)
+			return err
+		})
+	} else {
+		err = q.queue.use(func(queue *C.pllm_queue) error {
+			outputs, err = takeOutputs(queue)
+			return err
+		})
+	}
+	return outputs, err
+}
+

@@ -1,0 +1,80 @@
+package pagedllm
+
+// #include "glue.h"
+import "C"
+
+import "encoding/json"
+
+// A Message is one turn of a conversation: the role, such as "user", and what was said.
+type Message struct {
+	Role    string `json:"role"`
+	Content string `json:"content"`
+}
+
+// RenderChat renders a conversation with the model's own chat template. The conversation is a []Message, or anything that
+// encoding/json turns into an array of messages or into an object with "messages" and what else the template reads
+// ("tools", "add_generation_prompt", ...); json.RawMessage goes through as it is. Add a request with the result as a
+// RawPrompt.
+func (e *Engine) RenderChat(conversation any) (string, error) {
+	messages, err := json.Marshal(conversation)
+	if err != nil {
+		return "", &Error{ErrInvalidArgument, "the conversation: " + err.Error()}
+	}
+	return e.makeText(func(engine *C.pllm_engine, out **C.pllm_bytes) *C.pllm_error {
+		var args arguments
+		defer args.Unpin()
+		text, len := args.text(string(messages))
+		return C.pllm_engine_render_chat(engine, text, len, out)
+	})
+}
+
+// Tokenize turns text into token ids. addSpecial lets the tokenizer add its special tokens, such as BOS.
+func (e *Engine) Tokenize(text string, addSpecial bool) (tokens []uint32, err error) {
+	var args arguments
+	defer args.Unpin()
+	data, len := args.text(text)
+	var flags C.uint32_t
+	if addSpecial {
+		flags = C.PLLM_TEXT_ADD_SPECIAL
+	}
+	err = e.engine.use(func(engine *C.pllm_engine) error {
+		var out *C.pllm_tokens
+		if err := check(C.pllm_engine_tokenize(engine, data, len, flags, &out)); err != nil {
+			return err
+		}
+		defer C.pllm_tokens_free(out)
+		tokens = goTokens(C.pllm_tokens_data(out), C.pllm_tokens_len(out))
+		return nil
+	})
+	return tokens, err
+}
+
+// Detokenize turns token ids into text. skipSpecial leaves special tokens out.
+func (e *Engine) Detokenize(tokens []uint32, skipSpecial bool) (string, error) {
+	var args arguments
+	defer args.Unpin()
+	if tokens == nil {
+		tokens = []uint32{}
+	}
+	data, len := args.tokens(tokens)
+	var flags C.uint32_t
+	if skipSpecial {
+		flags = C.PLLM_TEXT_SKIP_SPECIAL
+	}
+	return e.makeText(func(engine *C.pllm_engine, out **C.pllm_bytes) *C.pllm_error {
+		return C.pllm_engine_detokenize(engine, data, len, flags, out)
+	})
+}
+
+func (e *Engine) makeText(call func(*C.pllm_engine, **C.pllm_bytes) *C.pllm_error) (text string, err error) {
+	err = e.engine.use(func(engine *C.pllm_engine) error {
+		var out *C.pllm_bytes
+		if err := check(call(engine, &out)); err != nil {
+			return err
+		}
+		defer C.pllm_bytes_free(out)
+		text = goText(C.pllm_bytes_data(out), C.pllm_bytes_len(out))
+		return nil
+	})
+	return text, err
+}

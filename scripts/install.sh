@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# usage: install.sh PREFIX   puts the built library, its headers and wrappers under PREFIX. Nothing in it knows PREFIX: the tree may be moved.
+set -euo pipefail
+prefix=$(mkdir -p "$1" && cd "$1" && pwd)
+cd "$(dirname "$0")/.."
+built=target/release
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+mkdir -p "$prefix"/{include,lib/pkgconfig,lib/cmake/pagedllm,share/doc/pagedllm,share/pagedllm/{go,python,node}}
+
+# The shared library, without its line tables.
+strip --strip-unneeded -o "$work/libpagedllm.so" "$built/libpagedllm.so"
+install -m 755 "$work/libpagedllm.so" "$prefix/lib/libpagedllm.so.$version"
+ln -sf "libpagedllm.so.$version" "$prefix/lib/libpagedllm.so.0"
+ln -sf libpagedllm.so.0 "$prefix/lib/libpagedllm.so"
+
+# The static one: a single object that shows the ABI and hides the rest, so that it cannot clash with another Rust library in the same program.
+functions=$(grep -oE '\bpllm_[a-z_]+\(' include/pagedllm.h | tr -d '(' | sort -u)
+ld -r --gc-sections $(printf -- '-u %s ' $functions) --whole-archive "$built/libpagedllm.a" -o "$work/whole.o"
+objcopy --wildcard --keep-global-symbol='pllm_*' --strip-debug -R .llvmbc -R .llvmcmd "$work/whole.o" "$work/pagedllm.o"
+rm -f "$work/libpagedllm.a"
+ar rcs "$work/libpagedllm.a" "$work/pagedllm.o"
+install -m 644 "$work/libpagedllm.a" "$prefix/lib/libpagedllm.a"
+
+install -m 644 include/pagedllm.h bindings/cpp/pagedllm.hpp "$prefix/include/"
+for template in scripts/package/*.in; do
+    name=$(basename "$template" .in)
+    sed "s/@VERSION@/$version/g" "$template" > "$work/$name"
+    case $name in
+        *.pc) install -m 644 "$work/$name" "$prefix/lib/pkgconfig/" ;;
+        *.cmake) install -m 644 "$work/$name" "$prefix/lib/cmake/pagedllm/" ;;
+    esac
+done
+
+# Wrappers that are built, or read, where they are used.
+install -m 644 bindings/go/go.mod $(ls bindings/go/*.go | grep -v _test.go) "$prefix/share/pagedllm/go/"
+install -m 644 bindings/python/pagedllm.py "$prefix/share/pagedllm/python/"
+install -m 644 bindings/node/pagedllm.js bindings/node/package.json "$prefix/share/pagedllm/node/"
+
+install -m 644 README.md CHANGELOG.md LICENSE docs/manual.md docs/licences.md "$prefix/share/doc/pagedllm/"
+python3 scripts/licences.py --texts > "$prefix/share/doc/pagedllm/licences-of-dependencies.txt"

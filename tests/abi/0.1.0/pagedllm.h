@@ -1,0 +1,608 @@
+/*
+ * libpagedllm: LLM serving inside your own process.
+ *
+ *     pllm_engine_options options;
+ *     pllm_engine_options_init(&options, sizeof options);
+ *     options.model_path = "models/mine";
+ *     pllm_engine *engine;
+ *     pllm_error *error = pllm_engine_create(&options, &engine);
+ *     ...pllm_engine_add_request...
+ *     pllm_step step = {sizeof step};
+ *     do {
+ *         error = pllm_engine_step(engine, &step);
+ *         ...pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs)...
+ *     } while (!error && step.unfinished);
+ *
+ * What holds for every function:
+ *
+ * Errors. A function that can fail returns pllm_error *: NULL is success, anything else is yours to free with
+ * pllm_error_free. Outputs (out_*) are written only on success. Nothing is printed, no signal is handled, nothing
+ * aborts; a defect inside the library comes back as PLLM_E_INTERNAL.
+ *
+ * Pointers. A pointer is NULL or points to what its type says, alive for the whole call. NULL where something is
+ * needed is PLLM_E_INVALID_ARGUMENT; freeing NULL is fine. What comes out through a pointer to a pointer is yours to
+ * free; a pointer that is returned is borrowed from the first argument.
+ *
+ * Structs. Each begins with struct_size. Structs you fill: call their _init with sizeof, then set fields. Structs that
+ * are filled for you: set struct_size to sizeof first. So a program built against an older or a newer header keeps
+ * working: what one side does not know is a default, or zero.
+ *
+ * Strings are UTF-8 with a length in bytes; the length PLLM_NUL_TERMINATED says that they end with a NUL.
+ *
+ * Threads. Any function may be called from any thread at any time, also while another thread steps, with two
+ * exceptions: one thread steps at a time (a second one gets PLLM_E_BUSY), and pllm_engine_free needs that no other call
+ * on that engine is under way. A process that forks must not use the engine in the child.
+ */
+
+#ifndef PAGEDLLM_H
+#define PAGEDLLM_H
+
+/* Generated from src/ffi by cbindgen: change it there and run `make header`. */
+
+#include <stdint.h>
+#if defined(__cplusplus) && __cplusplus >= 201703L
+#define PLLM_NODISCARD [[nodiscard]]
+#elif defined(__GNUC__)
+#define PLLM_NODISCARD __attribute__((warn_unused_result))
+#else
+#define PLLM_NODISCARD
+#endif
+
+
+// The version of the ABI. While it is 0, names may still change between releases.
+#define PLLM_ABI_VERSION 0
+
+// A length that says: the string ends with a NUL.
+#define PLLM_NUL_TERMINATED UINT64_MAX
+
+// An argument is wrong: its value, its range, its encoding.
+#define PLLM_E_INVALID_ARGUMENT 1
+
+// No live request or sequence has this id.
+#define PLLM_E_NOT_FOUND 2
+
+// A file could not be opened or read.
+#define PLLM_E_IO 3
+
+// The model's files are damaged, incomplete or contradict each other, or its numbers are not finite.
+#define PLLM_E_MODEL 4
+
+// Understood, and not offered by this build, model or machine.
+#define PLLM_E_UNSUPPORTED 5
+
+// The budget of memory, blocks or requests does not allow it.
+#define PLLM_E_CAPACITY 6
+
+// Another thread is in the middle of what allows one at a time.
+#define PLLM_E_BUSY 7
+
+// The machine would not give the memory.
+#define PLLM_E_OUT_OF_MEMORY 8
+
+// A defect of the library. After one in a step, the engine serves no more: every request ends with an output that says
+// so, later calls for work are refused with the same message, and freeing it still works.
+#define PLLM_E_INTERNAL 9
+
+// Let the library choose.
+#define PLLM_DTYPE_AUTO 0
+
+#define PLLM_DTYPE_F32 1
+
+#define PLLM_DTYPE_BF16 2
+
+// The widest instruction path that the machine has.
+#define PLLM_ISA_AUTO 0
+
+#define PLLM_ISA_PORTABLE 1
+
+#define PLLM_ISA_AVX2 2
+
+#define PLLM_ISA_AVX512 3
+
+// Serve token ids only: no tokenizer is read, and text calls answer PLLM_E_UNSUPPORTED.
+#define PLLM_ENGINE_SKIP_TOKENIZER 1
+
+// Use the seed field; without this the seed comes from the engine's and the request's id.
+#define PLLM_SAMPLING_SEED 1
+
+// Go on past end-of-sequence tokens.
+#define PLLM_SAMPLING_IGNORE_EOS 2
+
+// Report the log probability of every sampled token.
+#define PLLM_SAMPLING_LOGPROBS 4
+
+// Let the tokenizer add its special tokens, such as BOS. Leave it out for a prompt that a chat template wrote.
+#define PLLM_TEXT_ADD_SPECIAL 1
+
+// Leave special tokens out of text.
+#define PLLM_TEXT_SKIP_SPECIAL 2
+
+// More will come.
+#define PLLM_FINISH_NONE 0
+
+// An end-of-sequence token, a stop token or a stop string.
+#define PLLM_FINISH_STOP 1
+
+// max_tokens, or the longest sequence that the engine allows.
+#define PLLM_FINISH_LENGTH 2
+
+// The host asked for it.
+#define PLLM_FINISH_ABORT 3
+
+// Its computation failed; the error fields say why.
+#define PLLM_FINISH_ERROR 4
+
+// Bytes, here always UTF-8 text. Belongs to the caller.
+typedef struct pllm_bytes pllm_bytes;
+
+// An engine: one model, its KV pool and its requests. Any thread may use it; one at a time steps it.
+typedef struct pllm_engine pllm_engine;
+
+// What went wrong: a stable code and a message with the numbers and the remedy. Belongs to the caller.
+typedef struct pllm_error pllm_error;
+
+// A batch of outputs. Belongs to the caller; reading it makes no call into the engine and outlives it.
+typedef struct pllm_outputs pllm_outputs;
+
+// A queue of outputs that any thread may poll.
+typedef struct pllm_queue pllm_queue;
+
+// Token ids. Belongs to the caller.
+typedef struct pllm_tokens pllm_tokens;
+
+// How an engine is made. Fill it with pllm_engine_options_init first. The strings need to live only during the call.
+typedef struct {
+  // sizeof(pllm_engine_options)
+  uint64_t struct_size;
+  // A model directory as Hugging Face ships it. UTF-8.
+  const char *model_path;
+  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  uint64_t model_path_len;
+  // Where to run: "cpu", the default (also NULL).
+  const char *device;
+  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  uint64_t device_len;
+  // Bytes of the KV pool. 0: what max_seqs sequences of the full length need, at most 1 GiB.
+  uint64_t kv_bytes;
+  // Seeds the requests that bring no seed of their own. Default 0.
+  uint64_t seed;
+  // Tokens per KV block: 8, 16 (default), 32, 64, 128 or 256.
+  uint32_t block_size;
+  // How K and V are stored: PLLM_DTYPE_AUTO (default: f32 for models in f32, else bf16), PLLM_DTYPE_F32 or PLLM_DTYPE_BF16.
+  uint32_t kv_dtype;
+  // Longest sequence, prompt and output together. 0 (default): the model's own, or what the pool holds.
+  uint32_t max_model_len;
+  // Most rows (prompt and decode tokens of all sequences) in one step. Default 512.
+  uint32_t max_batch_tokens;
+  // Most sequences running at once, at most max_batch_tokens. Default 64.
+  uint32_t max_seqs;
+  // Most prompt tokens of one sequence in one step. 0 (default): max_batch_tokens.
+  uint32_t prefill_chunk;
+  // Threads, the stepping one included. 0 (default): one per core.
+  uint32_t threads;
+  // PLLM_ISA_AUTO (default) or a path to force. Bits are the same within one path, not across paths.
+  uint32_t isa;
+  // PLLM_ENGINE_* flags.
+  uint32_t flags;
+  // Must be 0.
+  uint32_t reserved;
+} pllm_engine_options;
+
+// Where the bytes go, known before any are taken. Set struct_size before the call.
+typedef struct {
+  // sizeof(pllm_plan)
+  uint64_t struct_size;
+  uint64_t weight_bytes;
+  uint64_t kv_bytes;
+  // Activations, logits and the kernels' working memory; small tables are not counted.
+  uint64_t work_bytes;
+  // KV blocks, and the tokens each holds.
+  uint64_t blocks;
+  uint64_t block_size;
+  // Bytes of one block across all layers.
+  uint64_t block_bytes;
+  // Longest sequence, prompt and output together.
+  uint64_t max_model_len;
+  // Sequences of that length that fit at once.
+  uint64_t full_sequences;
+  // PLLM_DTYPE_F32 or PLLM_DTYPE_BF16.
+  uint64_t kv_dtype;
+} pllm_plan;
+
+// The model and the limits it is served with. Set struct_size before the call; pointers live as long as the engine.
+typedef struct {
+  // sizeof(pllm_model_info)
+  uint64_t struct_size;
+  // As config.json names it, such as "LlamaForCausalLM".
+  const char *architecture;
+  uint64_t architecture_len;
+  // The instruction path in use, such as "avx512".
+  const char *isa;
+  uint64_t isa_len;
+  // Tokens that end a sequence.
+  const uint32_t *eos_token_ids;
+  uint64_t eos_token_ids_len;
+  uint64_t vocab_size;
+  uint64_t layers;
+  // The longest sequence that the model was made for.
+  uint64_t max_positions;
+  // The longest that this engine allows.
+  uint64_t max_model_len;
+  uint64_t threads;
+} pllm_model_info;
+
+// How a request chooses its tokens and when it ends. Fill it with pllm_sampling_init first.
+typedef struct {
+  // sizeof(pllm_sampling)
+  uint64_t struct_size;
+  // Used with PLLM_SAMPLING_SEED. A request with a seed gives the same tokens whatever runs beside it.
+  uint64_t seed;
+  // Tokens that end the sequence; reported, their text is not.
+  const uint32_t *stop_token_ids;
+  uint64_t stop_token_ids_len;
+  // Strings that end the sequence, also across tokens; they do not appear in the text.
+  const char *const *stop;
+  // Length of each of them in bytes; NULL: they end with a NUL.
+  const uint64_t *stop_lens;
+  uint64_t stop_count;
+  // 0 is greedy. Default 1.
+  float temperature;
+  // Keep the most probable tokens that together reach this probability. Default 1: all.
+  float top_p;
+  // Keep tokens at least this share as probable as the most probable one. Default 0: all.
+  float min_p;
+  // Keep the k most probable tokens. Default 0: all.
+  uint32_t top_k;
+  // 0 (default): until the sequence is as long as the engine allows.
+  uint32_t max_tokens;
+  // Neither end-of-sequence tokens nor stops count before this many tokens. Default 0.
+  uint32_t min_tokens;
+  // PLLM_SAMPLING_* flags.
+  uint32_t flags;
+  // Must be 0.
+  uint32_t reserved;
+} pllm_sampling;
+
+// A request. Fill it with pllm_request_init first. What it points to needs to live only during the call.
+typedef struct {
+  // sizeof(pllm_request)
+  uint64_t struct_size;
+  // The prompt as text, UTF-8; NULL where it is given as tokens.
+  const char *prompt;
+  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  uint64_t prompt_len;
+  // The prompt as token ids; NULL where it is given as text.
+  const uint32_t *prompt_tokens;
+  uint64_t prompt_tokens_len;
+  // NULL: the defaults of pllm_sampling_init.
+  const pllm_sampling *sampling;
+  // Comes back in every output.
+  uint64_t user_data;
+  // Sequences to generate. Default and, in this version, most: 1.
+  uint32_t n;
+  // PLLM_TEXT_* flags. Default: PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL.
+  uint32_t text_flags;
+} pllm_request;
+
+// What one step did. Set struct_size before the call.
+typedef struct {
+  // sizeof(pllm_step)
+  uint64_t struct_size;
+  // Requests that have not ended: step again while this is not 0.
+  uint64_t unfinished;
+  uint64_t prefill_tokens;
+  uint64_t decode_tokens;
+  // Sequences in the step.
+  uint64_t sequences;
+} pllm_step;
+
+// Counts since the engine was made, and the state after its last step. Set struct_size before the call.
+typedef struct {
+  // sizeof(pllm_stats)
+  uint64_t struct_size;
+  // Sequences that wait for their first or next step.
+  uint64_t waiting;
+  uint64_t running;
+  uint64_t blocks_total;
+  uint64_t blocks_used;
+  // Blocks kept for reuse, given away when they are needed. Always 0 in this version.
+  uint64_t blocks_cached;
+  uint64_t blocks_free;
+  // Share of the used blocks' slots that hold a token's K and V; 1 while none is used.
+  double slot_utilization;
+  uint64_t steps;
+  // Prompt tokens computed; those computed again after a preemption count again.
+  uint64_t prompt_tokens;
+  uint64_t generated_tokens;
+  uint64_t preemptions;
+  // Requests that ended, by reason.
+  uint64_t finished_stop;
+  uint64_t finished_length;
+  uint64_t finished_abort;
+  uint64_t finished_error;
+} pllm_stats;
+
+// News of one sequence: new tokens, new text, or its end. It and what it points to live as long as its batch.
+typedef struct {
+  // Bytes of this struct as the library knows it: a field that lies beyond is not there.
+  uint64_t struct_size;
+  uint64_t request;
+  uint64_t sequence;
+  // The request's own word, returned.
+  uint64_t user_data;
+  // NULL where there are none.
+  const uint32_t *tokens;
+  uint64_t tokens_len;
+  // One per token; NULL where the request did not ask for them.
+  const float *logprobs;
+  // UTF-8, not NUL-terminated, never half a character; NULL where there is none. It may lag behind the tokens.
+  const char *text;
+  uint64_t text_len;
+  // UTF-8, not NUL-terminated; NULL unless finish_reason is PLLM_FINISH_ERROR.
+  const char *error;
+  uint64_t error_len;
+  uint64_t prompt_tokens;
+  // Tokens generated so far.
+  uint64_t generated_tokens;
+  // Which of the request's sequences, from 0.
+  uint32_t index;
+  // PLLM_FINISH_*; anything but PLLM_FINISH_NONE makes this the sequence's last output.
+  uint32_t finish_reason;
+  // PLLM_E_*, or 0.
+  int32_t error_code;
+  uint32_t reserved;
+} pllm_output;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// The ABI version of the library that was loaded: compare it with PLLM_ABI_VERSION.
+uint32_t pllm_abi_version(void);
+
+// The library's version, such as "0.1.0".
+const char *pllm_version(void);
+
+// What this build and machine offer, as JSON: version, backends, instruction paths, model architectures.
+const char *pllm_build_info(void);
+
+// The error's code, one of PLLM_E_*; 0 for NULL (success).
+int32_t pllm_error_code(const pllm_error *error);
+
+// The error's message: UTF-8, ends with a NUL, lives as long as the error. "" for NULL.
+const char *pllm_error_message(const pllm_error *error);
+
+// Frees an error. NULL is fine.
+void pllm_error_free(pllm_error *error);
+
+// Fills in the defaults, within struct_size bytes and never beyond them.
+void pllm_engine_options_init(pllm_engine_options *options, uint64_t struct_size);
+
+// A dry run of pllm_engine_create: reads the model's headers and says what would be allocated, without allocating it.
+PLLM_NODISCARD pllm_error *pllm_engine_plan(const pllm_engine_options *options, pllm_plan *out_plan);
+
+// Opens a model and makes an engine that serves it. Free it with pllm_engine_free.
+PLLM_NODISCARD pllm_error *pllm_engine_create(const pllm_engine_options *options, pllm_engine **out_engine);
+
+// Ends every request, joins the engine's threads and returns its memory. NULL is fine.
+// No other call on this engine or its queue may be under way (so poll with finite timeouts); batches already polled stay valid.
+void pllm_engine_free(pllm_engine *engine);
+
+// The model and the limits it is served with.
+PLLM_NODISCARD pllm_error *pllm_engine_info(const pllm_engine *engine, pllm_model_info *out_info);
+
+// Fills in the defaults, within struct_size bytes and never beyond them.
+void pllm_request_init(pllm_request *request, uint64_t struct_size);
+
+// Fills in the defaults, within struct_size bytes and never beyond them.
+void pllm_sampling_init(pllm_sampling *sampling, uint64_t struct_size);
+
+// Adds a request; it takes part from the next step on. What could never run is refused here, with the numbers.
+// May be called from any thread, also while another one steps. Ids are never reused.
+PLLM_NODISCARD
+pllm_error *pllm_engine_add_request(const pllm_engine *engine,
+                                    const pllm_request *request,
+                                    uint64_t *out_request);
+
+// Ends a request at the next step; its last output says PLLM_FINISH_ABORT.
+// An id that is unknown or has ended is PLLM_E_NOT_FOUND. May be called from any thread.
+PLLM_NODISCARD pllm_error *pllm_engine_abort(const pllm_engine *engine, uint64_t request);
+
+// Runs one iteration: up to max_batch_tokens rows of all running sequences, one new token for each that is past its
+// prompt. What came of it is in the queue. A second thread that steps meanwhile gets PLLM_E_BUSY. Where a step could not
+// be computed (PLLM_E_OUT_OF_MEMORY), nothing is lost: the next one tries again.
+PLLM_NODISCARD
+pllm_error *pllm_engine_step(const pllm_engine *engine,
+                             pllm_step *out_step);
+
+// The engine's own queue, borrowed: it lives as long as the engine. NULL for NULL.
+const pllm_queue *pllm_engine_queue(const pllm_engine *engine);
+
+// Counts since the engine was made, and the state after its last step. May be called from any thread.
+PLLM_NODISCARD pllm_error *pllm_engine_stats(const pllm_engine *engine, pllm_stats *out_stats);
+
+// Takes everything that is in the queue, in the order it was made. Waits up to timeout_ms for the first
+// (0: not at all; negative: as long as it takes). When time runs out the batch is empty; that is no error.
+// Once an engine has failed and its last outputs are taken, polling answers with that failure.
+// Free the batch with pllm_outputs_free. May be called from any thread, also while another one steps.
+PLLM_NODISCARD pllm_error *pllm_queue_poll(const pllm_queue *queue, int64_t timeout_ms, pllm_outputs **out_outputs);
+
+// How many outputs the batch has; 0 for NULL.
+uint64_t pllm_outputs_len(const pllm_outputs *outputs);
+
+// Output i of the batch, borrowed from it; NULL where there is none.
+const pllm_output *pllm_outputs_get(const pllm_outputs *outputs, uint64_t i);
+
+// Frees a batch. NULL is fine.
+void pllm_outputs_free(pllm_outputs *outputs);
+
+// Turns text into token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0.
+PLLM_NODISCARD
+pllm_error *pllm_engine_tokenize(const pllm_engine *engine,
+                                 const char *text,
+                                 uint64_t len,
+                                 uint32_t flags,
+                                 pllm_tokens **out_tokens);
+
+// Turns token ids into text. flags: PLLM_TEXT_SKIP_SPECIAL or 0.
+PLLM_NODISCARD
+pllm_error *pllm_engine_detokenize(const pllm_engine *engine,
+                                   const uint32_t *tokens,
+                                   uint64_t len,
+                                   uint32_t flags,
+                                   pllm_bytes **out_text);
+
+// Renders a conversation with the model's own chat template. The JSON is an array of messages
+// ([{"role": "user", "content": "..."}]) or an object with "messages" and what else the template reads
+// ("tools", "add_generation_prompt", ...). Add a request with the result without PLLM_TEXT_ADD_SPECIAL.
+PLLM_NODISCARD
+pllm_error *pllm_engine_render_chat(const pllm_engine *engine,
+                                    const char *messages_json,
+                                    uint64_t len,
+                                    pllm_bytes **out_text);
+
+// The ids, borrowed; NULL for NULL and where there are none.
+const uint32_t *pllm_tokens_data(const pllm_tokens *tokens);
+
+// How many ids there are; 0 for NULL.
+uint64_t pllm_tokens_len(const pllm_tokens *tokens);
+
+// Frees token ids. NULL is fine.
+void pllm_tokens_free(pllm_tokens *tokens);
+
+// The bytes, borrowed, not NUL-terminated; NULL for NULL and where there are none.
+const char *pllm_bytes_data(const pllm_bytes *bytes);
+
+// How many bytes there are; 0 for NULL.
+uint64_t pllm_bytes_len(const pllm_bytes *bytes);
+
+// Frees bytes. NULL is fine.
+void pllm_bytes_free(pllm_bytes *bytes);
+
+// Fills in the defaults, within struct_size bytes and never beyond them.
+void pllm_engine_options_init(pllm_engine_options *options, uint64_t struct_size);
+
+// A dry run of pllm_engine_create: reads the model's headers and says what would be allocated, without allocating it.
+PLLM_NODISCARD pllm_error *pllm_engine_plan(const pllm_engine_options *options, pllm_plan *out_plan);
+
+// Opens a model and makes an engine that serves it. Free it with pllm_engine_free.
+PLLM_NODISCARD pllm_error *pllm_engine_create(const pllm_engine_options *options, pllm_engine **out_engine);
+
+// Ends every request, joins the engine's threads and returns its memory. NULL is fine.
+// No other call on this engine or its queue may be under way (so poll with finite timeouts); batches already polled stay valid.
+void pllm_engine_free(pllm_engine *engine);
+
+// The model and the limits it is served with.
+PLLM_NODISCARD pllm_error *pllm_engine_info(const pllm_engine *engine, pllm_model_info *out_info);
+
+// Fills in the defaults, within struct_size bytes and never beyond them.
+void pllm_request_init(pllm_request *request, uint64_t struct_size);
+
+// Fills in the defaults, within struct_size bytes and never beyond them.
+void pllm_sampling_init(pllm_sampling *sampling, uint64_t struct_size);
+
+// Adds a request; it takes part from the next step on. What could never run is refused here, with the numbers.
+// May be called from any thread, also while another one steps. Ids are never reused.
+PLLM_NODISCARD
+pllm_error *pllm_engine_add_request(const pllm_engine *engine,
+                                    const pllm_request *request,
+                                    uint64_t *out_request);
+
+// Ends a request at the next step; its last output says PLLM_FINISH_ABORT.
+// An id that is unknown or has ended is PLLM_E_NOT_FOUND. May be called from any thread.
+PLLM_NODISCARD pllm_error *pllm_engine_abort(const pllm_engine *engine, uint64_t request);
+
+// Runs one iteration: up to max_batch_tokens rows of all running sequences, one new token for each that is past its
+// prompt. What came of it is in the queue. A second thread that steps meanwhile gets PLLM_E_BUSY. Where a step could not
+// be computed (PLLM_E_OUT_OF_MEMORY), nothing is lost: the next one tries again.
+PLLM_NODISCARD
+pllm_error *pllm_engine_step(const pllm_engine *engine,
+                             pllm_step *out_step);
+
+// The engine's own queue, borrowed: it lives as long as the engine. NULL for NULL.
+const pllm_queue *pllm_engine_queue(const pllm_engine *engine);
+
+// Counts since the engine was made, and the state after its last step. May be called from any thread.
+PLLM_NODISCARD pllm_error *pllm_engine_stats(const pllm_engine *engine, pllm_stats *out_stats);
+
+// The error's code, one of PLLM_E_*; 0 for NULL (success).
+int32_t pllm_error_code(const pllm_error *error);
+
+// The error's message: UTF-8, ends with a NUL, lives as long as the error. "" for NULL.
+const char *pllm_error_message(const pllm_error *error);
+
+// Frees an error. NULL is fine.
+void pllm_error_free(pllm_error *error);
+
+// The ABI version of the library that was loaded: compare it with PLLM_ABI_VERSION.
+uint32_t pllm_abi_version(void);
+
+// The library's version, such as "0.1.0".
+const char *pllm_version(void);
+
+// What this build and machine offer, as JSON: version, backends, instruction paths, model architectures.
+const char *pllm_build_info(void);
+
+// Takes everything that is in the queue, in the order it was made. Waits up to timeout_ms for the first
+// (0: not at all; negative: as long as it takes). When time runs out the batch is empty; that is no error.
+// Once an engine has failed and its last outputs are taken, polling answers with that failure.
+// Free the batch with pllm_outputs_free. May be called from any thread, also while another one steps.
+PLLM_NODISCARD pllm_error *pllm_queue_poll(const pllm_queue *queue, int64_t timeout_ms, pllm_outputs **out_outputs);
+
+// How many outputs the batch has; 0 for NULL.
+uint64_t pllm_outputs_len(const pllm_outputs *outputs);
+
+// Output i of the batch, borrowed from it; NULL where there is none.
+const pllm_output *pllm_outputs_get(const pllm_outputs *outputs, uint64_t i);
+
+// Frees a batch. NULL is fine.
+void pllm_outputs_free(pllm_outputs *outputs);
+
+// Turns text into token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0.
+PLLM_NODISCARD
+pllm_error *pllm_engine_tokenize(const pllm_engine *engine,
+                                 const char *text,
+                                 uint64_t len,
+                                 uint32_t flags,
+                                 pllm_tokens **out_tokens);
+
+// Turns token ids into text. flags: PLLM_TEXT_SKIP_SPECIAL or 0.
+PLLM_NODISCARD
+pllm_error *pllm_engine_detokenize(const pllm_engine *engine,
+                                   const uint32_t *tokens,
+                                   uint64_t len,
+                                   uint32_t flags,
+                                   pllm_bytes **out_text);
+
+// Renders a conversation with the model's own chat template. The JSON is an array of messages
+// ([{"role": "user", "content": "..."}]) or an object with "messages" and what else the template reads
+// ("tools", "add_generation_prompt", ...). Add a request with the result without PLLM_TEXT_ADD_SPECIAL.
+PLLM_NODISCARD
+pllm_error *pllm_engine_render_chat(const pllm_engine *engine,
+                                    const char *messages_json,
+                                    uint64_t len,
+                                    pllm_bytes **out_text);
+
+// The ids, borrowed; NULL for NULL and where there are none.
+const uint32_t *pllm_tokens_data(const pllm_tokens *tokens);
+
+// How many ids there are; 0 for NULL.
+uint64_t pllm_tokens_len(const pllm_tokens *tokens);
+
+// Frees token ids. NULL is fine.
+void pllm_tokens_free(pllm_tokens *tokens);
+
+// The bytes, borrowed, not NUL-terminated; NULL for NULL and where there are none.
+const char *pllm_bytes_data(const pllm_bytes *bytes);
+
+// How many bytes there are; 0 for NULL.
+uint64_t pllm_bytes_len(const pllm_bytes *bytes);
+
+// Frees bytes. NULL is fine.
+void pllm_bytes_free(pllm_bytes *bytes);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* PAGEDLLM_H */

@@ -1,0 +1,212 @@
+#include "boundary.h"
+
+#include <dirent.h>
+#include <sys/resource.h>
+#include <time.h>
+
+// ---- checks ------------------------------------------------------------------------------------------------------------
+
+static atomic_uint failures;
+
+bool check(bool ok, const char *what, const char *file, int line) {
+    enum { TOLD = 20 };  // one mistake may repeat a thousand times
+    if (!ok && atomic_fetch_add(&failures, 1) < TOLD) printf("    %s:%d: failed: %s\n", file, line, what);
+    return ok;
+}
+
+bool succeeds(pllm_error *error, const char *call, const char *file, int line) {
+    if (error) printf("    error %d: %s\n", pllm_error_code(error), pllm_error_message(error));
+    pllm_error_free(error);
+    return check(!error, call, file, line);
+}
+
+bool fails(int32_t code, const char *said, pllm_error *error, const char *call, const char *file, int line) {
+    bool right = pllm_error_code(error) == code && strstr(pllm_error_message(error), said);
+    if (!right) printf("    error %d: \"%s\"\n", pllm_error_code(error), pllm_error_message(error));
+    pllm_error_free(error);
+    return check(right, call, file, line);
+}
+
+int exit_code(void) { return atomic_load(&failures) != 0; }
+
+int32_t code_of(pllm_error *error) {
+    int32_t code = pllm_error_code(error);
+    pllm_error_free(error);
+    return code;
+}
+
+// ---- engines and requests ----------------------------------------------------------------------------------------------
+
+pllm_engine_options options_for(const char *path) {
+    pllm_engine_options options;
+    pllm_engine_options_init(&options, sizeof options);
+    options.model_path = path;
+    options.kv_bytes = 8 << 20;
+    options.threads = 1;
+    if (path == golden_dir) options.flags = PLLM_ENGINE_SKIP_TOKENIZER;
+    return options;
+}
+
+pllm_engine *open_engine(const char *path) {
+    pllm_engine_options options = options_for(path);
+    pllm_engine *engine = NULL;
+    if (!OK(pllm_engine_create(&options, &engine))) exit(exit_code());
+    return engine;
+}
+
+pllm_stats stats_of(const pllm_engine *engine) {
+    pllm_stats stats = {.struct_size = sizeof stats};
+    OK(pllm_engine_stats(engine, &stats));
+    return stats;
+}
+
+pllm_queue *new_queue(const pllm_engine *engine, uint64_t capacity) {
+    pllm_queue *queue = NULL;
+    if (!OK(pllm_queue_create(engine, capacity, &queue))) exit(exit_code());
+    return queue;
+}
+
+int event_fd(const pllm_queue *queue) {
+    int32_t fd = -1;
+    OK(pllm_queue_event_fd(queue, &fd));
+    return fd;
+}
+
+static const char *const questions[QUESTIONS] = {
+    "<s><|user|>\nWhat is the capital of France?<|end|>\n<|assistant|>\n",
+    "<s><|user|>\nTell me a short story.<|end|>\n<|assistant|>\n",
+    "<s><|user|>\nCount from 1 to 10.<|end|>\n<|assistant|>\n",
+    "<s><|user|>\nWhat are the days of the week?<|end|>\n<|assistant|>\n",
+    "<s><|user|>\nGive JSON for Anna, 31, Paris.<|end|>\n<|assistant|>\n",
+    "<s><|user|>\nWhat does a cow say?<|end|>\n<|assistant|>\n",
+};
+
+pllm_error *try_ask(const pllm_engine *engine, const pllm_queue *to, unsigned question, uint32_t tokens, answer *a) {
+    pllm_sampling sampling;
+    pllm_sampling_init(&sampling, sizeof sampling);
+    sampling.temperature = 0;
+    sampling.max_tokens = tokens;
+    sampling.flags = PLLM_SAMPLING_IGNORE_EOS;
+    pllm_request request;
+    pllm_request_init(&request, sizeof request);
+    request.prompt = questions[question % QUESTIONS];
+    request.text_flags = PLLM_TEXT_SKIP_SPECIAL;
+    request.sampling = &sampling;
+    request.user_data = (uintptr_t)a;
+    request.queue = to;
+    return pllm_engine_add_request(engine, &request, &a->id);
+}
+
+void ask(const pllm_engine *engine, const pllm_queue *to, unsigned question, uint32_t tokens, answer *a) {
+    *a = (answer){0};
+    OK(try_ask(engine, to, question, tokens, a));
+}
+
+static void append(const pllm_output *o) {
+    answer *a = (answer *)(uintptr_t)o->user_data;
+    CHECK(a->ends == 0);  // nothing comes after the end
+    if (!CHECK(a->tokens_len + o->tokens_len <= COUNT(a->tokens) && a->text_len + o->text_len <= sizeof a->text)) return;
+    if (o->tokens) memcpy(a->tokens + a->tokens_len, o->tokens, o->tokens_len * sizeof *o->tokens);
+    if (o->text) memcpy(a->text + a->text_len, o->text, o->text_len);
+    a->tokens_len += o->tokens_len;
+    a->text_len += o->text_len;
+    a->outputs++;
+    a->finish_reason = o->finish_reason;
+    a->ends += o->finish_reason != PLLM_FINISH_NONE;
+}
+
+int64_t take(const pllm_queue *queue, int64_t timeout_ms) {
+    pllm_outputs *outputs = NULL;
+    pllm_error *error = pllm_queue_poll(queue, timeout_ms, &outputs);
+    if (pllm_error_code(error) == PLLM_E_CLOSED) return pllm_error_free(error), -1;
+    if (!OK(error)) return 0;
+    int64_t count = (int64_t)pllm_outputs_len(outputs);
+    for (int64_t i = 0; i < count; i++) append(pllm_outputs_get(outputs, (uint64_t)i));
+    pllm_outputs_free(outputs);
+    return count;
+}
+
+void step_to_the_end(const pllm_engine *engine) {
+    pllm_step step = {.struct_size = sizeof step, .unfinished = 1};
+    while (step.unfinished && OK(pllm_engine_step(engine, &step))) take(pllm_engine_queue(engine), 0);
+}
+
+static bool is_idle(const pllm_engine *engine) {
+    pllm_stats s = stats_of(engine);
+    return s.waiting == 0 && s.running == 0 && s.blocks_used == 0;
+}
+
+// Stats are of the last step, so the commands so far must have been in one: those of a request that comes last.
+void wait_until_idle(const pllm_engine *engine) {
+    pllm_queue *queue = new_queue(engine, 1);
+    answer last;
+    ask(engine, queue, 0, 1, &last);
+    while (!last.ends) take(queue, 1000);
+    pllm_queue_free(queue);
+    while (!is_idle(engine)) sleep_ms(1);
+}
+
+const answer *undisturbed(unsigned question, uint32_t tokens) {
+    static answer answers[QUESTIONS];
+    static uint32_t lengths[QUESTIONS];
+    unsigned q = question % QUESTIONS;
+    if (lengths[q] == tokens) return &answers[q];
+    pllm_engine *engine = open_engine(model_dir);
+    ask(engine, NULL, q, tokens, &answers[q]);
+    step_to_the_end(engine);
+    pllm_engine_free(engine);
+    CHECK(answers[q].finish_reason == PLLM_FINISH_LENGTH && answers[q].tokens_len == tokens && answers[q].text_len > 0);
+    lengths[q] = tokens;
+    return &answers[q];
+}
+
+bool is_beginning(const answer *a, unsigned question, uint32_t tokens) {
+    const answer *whole = undisturbed(question, tokens);
+    return a->tokens_len <= whole->tokens_len && a->text_len <= whole->text_len &&
+           !memcmp(a->tokens, whole->tokens, a->tokens_len * sizeof *a->tokens) && !memcmp(a->text, whole->text, a->text_len);
+}
+
+bool is_whole(const answer *a, unsigned question, uint32_t tokens) {
+    const answer *whole = undisturbed(question, tokens);
+    return is_beginning(a, question, tokens) && a->tokens_len == whole->tokens_len && a->text_len == whole->text_len &&
+           a->ends == 1 && a->finish_reason == whole->finish_reason;
+}
+
+// ---- the process -------------------------------------------------------------------------------------------------------
+
+double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+void sleep_ms(long ms) {
+    struct timespec time = {ms / 1000, ms % 1000 * 1000000};
+    while (nanosleep(&time, &time)) continue;
+}
+
+static int entries(const char *directory) {
+    int count = 0;
+    DIR *dir = opendir(directory);
+    while (dir && readdir(dir)) count++;
+    if (dir) closedir(dir);
+    return count;
+}
+
+int threads(void) { return entries("/proc/self/task"); }
+
+int descriptors(void) { return entries("/proc/self/fd"); }
+
+long resident_kib(void) {
+    long size = 0, resident = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file || fscanf(file, "%ld %ld", &size, &resident) != 2) resident = 0;
+    if (file) fclose(file);
+    return resident * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+double cpu_seconds(void) {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) + (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
+}
