@@ -311,7 +311,7 @@ typedef struct {
 typedef struct {
   // sizeof(pllm_step)
   uint64_t struct_size;
-  // Requests that have not ended: step again while this is not 0.
+  // Requests that have not ended: step again while this is not 0, and poll: those whose queue is full wait for that.
   uint64_t unfinished;
   uint64_t prefill_tokens;
   uint64_t decode_tokens;

@@ -1,23 +1,54 @@
 #!/usr/bin/env bash
-# Brings what the build needs to a fresh Debian or Ubuntu: a C and C++ compiler, python3, Rust of the stated minimum version.
-# What it may not install itself (no root, no network) it names with the exact line.
+# usage: setup.sh demo|test
+# Brings what `make demo` or `make test` needs to a fresh Debian or Ubuntu. What it may not install itself (no root, no network)
+# it names with the exact line.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export PATH="$HOME/.cargo/bin:$PATH"
+what=${1:-test}
+export PATH="$HOME/.cargo/bin:$HOME/.local/go/bin:$PATH"
 
 missing=()
-command -v cc >/dev/null && command -v c++ >/dev/null || missing+=(build-essential)
-command -v python3 >/dev/null || missing+=(python3)
-command -v cargo >/dev/null || command -v curl >/dev/null || missing+=(curl ca-certificates)
+command_of() { command -v "$1" >/dev/null || missing+=("${@:2}"); }
+header_of() { [ -e "/usr/include/$1" ] || missing+=("$2"); }
 
-if [ ${#missing[@]} -gt 0 ]; then
+install_missing() {
+    [ ${#missing[@]} -gt 0 ] || return 0
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         apt-get update -q
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -q "${missing[@]}"
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"
     else
         echo "missing: ${missing[*]}. Run: sudo apt-get update && sudo apt-get install -y ${missing[*]}" >&2
         exit 1
     fi
+    missing=()
+}
+
+older() { [ "$1" != "$2" ] && [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
+
+command_of cc build-essential
+command_of c++ build-essential
+command_of cargo curl ca-certificates
+if [ "$what" = test ]; then
+    command_of curl curl ca-certificates
+    command_of python3 python3
+    command_of cmake cmake
+    command_of pkg-config pkg-config
+    command_of clang++ clang
+    command_of valgrind valgrind
+    command_of abidiff abigail-tools
+    command_of node nodejs
+    command_of npm npm
+    command_of dpkg-deb dpkg-dev
+    header_of gtest/gtest.h libgtest-dev
+    header_of asio.hpp libasio-dev
+    header_of uv.h libuv1-dev
+fi
+install_missing
+if [ "$what" = test ]; then
+    # clang's sanitizers are a package of their own, by its version.
+    clang_version=$(clang -dumpversion | cut -d. -f1)
+    [ -n "$(find "$(clang -print-resource-dir)" -name '*asan*.a' -print -quit 2>/dev/null)" ] || missing+=("libclang-rt-$clang_version-dev")
+    install_missing
 fi
 
 needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -27,11 +58,26 @@ if ! command -v cargo >/dev/null; then
     bash -o pipefail -c "$rustup_line" || { echo "Rust $needed or newer is missing. Run: $rustup_line" >&2; exit 1; }
 fi
 have=$(cargo --version | cut -d' ' -f2)
-if [ "$(printf '%s\n%s\n' "$needed" "$have" | sort -V | head -n 1)" != "$needed" ]; then
+if older "$have" "$needed"; then
     echo "Rust $have is installed, $needed or newer is needed. Run: rustup update stable   (without rustup: $rustup_line)" >&2
     exit 1
 fi
+[ "$what" = test ] || exit 0
+
 # The linters come with rustup's default profile; a minimal one lacks them.
 if ! cargo clippy --version >/dev/null 2>&1 || ! cargo fmt --version >/dev/null 2>&1; then
     rustup component add clippy rustfmt || { echo "clippy and rustfmt are missing. Run: rustup component add clippy rustfmt" >&2; exit 1; }
+fi
+
+needed=$(sed -n 's/^go //p' bindings/go/go.mod)
+case $(uname -m) in aarch64) architecture=arm64 ;; *) architecture=amd64 ;; esac
+go_line="mkdir -p ~/.local && curl -sSfL https://go.dev/dl/go1.23.12.linux-$architecture.tar.gz | tar -C ~/.local -xz"
+have=$(go env GOVERSION 2>/dev/null | sed 's/^go//' || true)
+if [ -z "$have" ] || older "$have" "$needed"; then
+    echo "installing Go into $HOME/.local/go"
+    bash -o pipefail -c "$go_line" || { echo "Go $needed or newer is missing. Run: $go_line" >&2; exit 1; }
+fi
+if older "$(node --version | sed 's/^v//')" 18; then
+    echo "Node $(node --version) is installed, 18 or newer is needed: https://nodejs.org has it" >&2
+    exit 1
 fi

@@ -202,7 +202,7 @@ impl Core {
 
     /// Steps keep failing with `error`: the requests that were in the last one end with it, the others go on.
     pub fn give_up(&mut self, error: &Error) {
-        for id in std::mem::take(&mut self.suspects) {
+        while let Some(id) = self.suspects.pop() {
             self.end_early(id, FinishReason::Error, |output| output.failed(error.clone()));
         }
         self.publish();

@@ -515,7 +515,7 @@ impl pllm_request {
 pub struct pllm_step {
     /// sizeof(pllm_step)
     pub struct_size: u64,
-    /// Requests that have not ended: step again while this is not 0.
+    /// Requests that have not ended: step again while this is not 0, and poll: those whose queue is full wait for that.
     pub unfinished: u64,
     pub prefill_tokens: u64,
     pub decode_tokens: u64,
