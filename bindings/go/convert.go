@@ -88,10 +88,3 @@ func goText(data *C.char, len C.uint64_t) string {
 func goTokens(data *C.uint32_t, len C.uint64_t) []uint32 {
 	return slices.Clone(unsafe.Slice((*uint32)(unsafe.Pointer(data)), len))
 }
-
-func goFloats(data *C.float, len C.uint64_t) []float32 {
-	if data == nil {
-		return nil
-	}
-	return slices.Clone(unsafe.Slice((*float32)(unsafe.Pointer(data)), len))
-}

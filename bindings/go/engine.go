@@ -15,7 +15,7 @@ import (
 // An Engine is one model, its KV pool and its requests. Any number of goroutines may use it.
 type Engine struct {
 	engine        *shared[*C.pllm_engine]
-	inbox         *inbox // of the engine's own queue
+	own           *mailbox
 	info          Info
 	queueCapacity int
 }
@@ -109,22 +109,27 @@ func newEngine(c *C.pllm_engine, queueCapacity int) (*Engine, error) {
 		engine.close()
 		return nil, err
 	}
-	inbox, err := newInbox(C.pllm_engine_queue(c))
+	own, err := newMailbox(&shared[*C.pllm_queue]{name: "engine", object: C.pllm_engine_queue(c), free: func(*C.pllm_queue) {}})
 	if err != nil {
 		engine.close()
 		return nil, err
 	}
-	e := &Engine{engine, inbox, info, cmp.Or(queueCapacity, defaultQueueCapacity)}
-	whenForgotten(e, engine.close)
+	e := &Engine{engine, own, info, cmp.Or(queueCapacity, defaultQueueCapacity)}
+	whenForgotten(e, func() { closeEngine(engine, own) })
 	return e, nil
+}
+
+// closeEngine takes the parts, for the net under a forgotten engine must not reach the engine.
+func closeEngine(engine *shared[*C.pllm_engine], own *mailbox) {
+	own.close()
+	engine.close()
 }
 
 // Close ends every request, waits for calls under way, and returns the engine's memory. Streams and polls in progress end
 // with ErrClosed, and so does every later call; queues made with NewQueue first give what they hold. It may be called at any
 // time, from any goroutine, and again: it returns nil once the engine is closed.
 func (e *Engine) Close() error {
-	e.inbox.close()
-	e.engine.close()
+	closeEngine(e.engine, e.own)
 	return nil
 }
 

@@ -5,11 +5,7 @@ import "C"
 
 import (
 	"context"
-	"errors"
-	"os"
-	"syscall"
-	"time"
-	"unsafe"
+	"fmt"
 )
 
 // An Output is news of one request: new tokens, new text, or its end.
@@ -53,13 +49,12 @@ func (r FinishReason) String() string { return nameOf(r, "", "stop", "length", "
 // A Queue is where outputs wait for their reader. Use one where a single goroutine serves many requests; for one request
 // at a time, Engine.Stream is simpler. Any number of goroutines may use it, and each output goes to one of them.
 type Queue struct {
-	engine *Engine
-	queue  *shared[*C.pllm_queue] // nil for the engine's own
-	inbox  *inbox
+	engine  *Engine
+	mailbox *mailbox
 }
 
 // Queue returns the engine's own queue. It closes with the engine.
-func (e *Engine) Queue() *Queue { return &Queue{engine: e, inbox: e.inbox} }
+func (e *Engine) Queue() *Queue { return &Queue{e, e.own} }
 
 // NewQueue makes a queue. While capacity outputs or more wait in it, the requests that write to it pause; no others wait for
 // them and nothing is dropped. Close it when it is no longer needed.
@@ -75,13 +70,12 @@ func (e *Engine) NewQueue(capacity int) (*Queue, error) {
 		return nil, err
 	}
 	queue := &shared[*C.pllm_queue]{name: "queue", object: c, free: func(c *C.pllm_queue) { C.pllm_queue_free(c) }}
-	inbox, err := newInbox(c)
+	mailbox, err := newMailbox(queue)
 	if err != nil {
-		queue.close()
 		return nil, err
 	}
-	q := &Queue{e, queue, inbox}
-	whenForgotten(q, queue.close)
+	q := &Queue{e, mailbox}
+	whenForgotten(q, mailbox.close)
 	return q, nil
 }
 
@@ -89,11 +83,10 @@ func (e *Engine) NewQueue(capacity int) (*Queue, error) {
 // end with ErrClosed, and so does every later call. It may be called at any time, from any goroutine, and again. The
 // engine's own queue refuses it: it closes with the engine.
 func (q *Queue) Close() error {
-	if q.queue == nil {
-		return &Error{ErrInvalidArgument, "the engine's own queue closes with the engine: close that"}
+	if q.mailbox == q.engine.own {
+		return &Error{ErrInvalidArgument, "this is the engine's own queue: it closes with the engine"}
 	}
-	q.inbox.close()
-	q.queue.close()
+	q.mailbox.close()
 	return nil
 }
 
@@ -108,10 +101,7 @@ func (q *Queue) Add(request Request) (RequestID, error) {
 	}
 	var id C.uint64_t
 	err = q.engine.engine.use(func(engine *C.pllm_engine) error {
-		if q.queue == nil {
-			return check(C.pllm_engine_add_request(engine, c, &id))
-		}
-		return q.queue.use(func(queue *C.pllm_queue) error {
+		return q.mailbox.queue.use(func(queue *C.pllm_queue) error {
 			c.queue = queue
 			return check(C.pllm_engine_add_request(engine, c, &id))
 		})
@@ -119,26 +109,10 @@ func (q *Queue) Add(request Request) (RequestID, error) {
 	return RequestID(id), err
 }
 
-// Poll takes everything that is in the queue, in the order it was made, and waits for the first. It waits without a thread.
-// A context that is done ends it with the context's error; nothing is lost then. Once the engine is closed, or has failed, and
-// its last outputs are taken, it answers with that error.
-func (q *Queue) Poll(ctx context.Context) ([]Output, error) {
-	return q.inbox.wait(ctx, q.TryPoll)
-}
+// Poll takes everything that is in the queue, in the order it was made, and waits for the first; while it waits it occupies no
+// thread. A context that is done ends it with the context's error, and nothing is lost. Once the engine has failed or is
+// closed, and the last outputs are taken, it answers with that error.
+func (q *Queue) Poll(ctx context.Context) ([]Output, error) { return q.mailbox.wait(ctx) }
 
-// TryPoll is Poll that does not wait: where there is nothing, it returns nothing.
-func (q *Queue) TryPoll() (outputs []Output, err error) {
-	if q.queue == nil {
-		err = q.engine.engine.use(func(*C.pllm_engine) error {
-			outputs, err = takeOutputs(q.inbox.queue)
-			return err
-		})
-	} else {
-		err = q.queue.use(func(queue *C.pllm_queue) error {
-			outputs, err = takeOutputs(queue)
-			return err
-		})
-	}
-	return outputs, err
-}
-
+// TryPoll is Poll without the waiting: where there is nothing, it returns nothing.
+func (q *Queue) TryPoll() ([]Output, error) { return q.mailbox.take() }

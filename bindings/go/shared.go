@@ -17,7 +17,7 @@ func (s *shared[P]) use(call func(P) error) error {
 	defer s.mu.RUnlock()
 	var freed P
 	if s.object == freed {
-		return &Error{ErrClosed, "the " + s.name + " has been closed"}
+		return s.closed()
 	}
 	return call(s.object)
 }
@@ -31,3 +31,5 @@ func (s *shared[P]) close() {
 		s.object = freed
 	}
 }
+
+func (s *shared[P]) closed() error { return &Error{ErrClosed, "the " + s.name + " has been closed"} }

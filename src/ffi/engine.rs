@@ -162,8 +162,8 @@ pub unsafe extern "C" fn pllm_engine_start(engine: *const pllm_engine) -> *mut p
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_stop(engine: *const pllm_engine) -> *mut pllm_error {
     // SAFETY: the caller's contract.
-    guard(|| {
-        unsafe { pllm_engine::get(engine)? }.stop();
+    guard(|| unsafe {
+        pllm_engine::get(engine)?.stop();
         Ok(())
     })
 }
