@@ -14,7 +14,8 @@ use pagedllm::sched::StepPlan;
 
 const VOCAB: usize = 8;
 const MAX_SEQS: usize = 256;
-const MAX_LEN: usize = 1 << 16;
+/// More tokens than a stream gets while it is measured.
+const MAX_LEN: usize = 1 << 21;
 const BLOCK_SIZE: usize = 256;
 
 /// Always the same token; a step every `pace`.

@@ -1,0 +1,7 @@
+module polling
+
+go 1.23
+
+require github.com/libpagedllm/libpagedllm/bindings/go v0.0.0
+
+replace github.com/libpagedllm/libpagedllm/bindings/go => ../../../bindings/go

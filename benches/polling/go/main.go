@@ -1,0 +1,143 @@
+// Events per second and the host's CPU per event, from Go: one queue for all streams, and a goroutine with a stream for each.
+// Then what a mapped ring of records could save.
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	pagedllm "github.com/libpagedllm/libpagedllm/bindings/go"
+)
+
+var request = pagedllm.Request{Tokens: []uint32{1}}
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+func hostCPU() time.Duration {
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		panic(err)
+	}
+	return time.Duration(usage.Utime.Nano()+usage.Stime.Nano()) - pagedllm.ScriptedDriverCPU()
+}
+
+// measure watches a counter of events for a while and prints the row.
+func measure(how string, streams int, pace time.Duration, events *atomic.Int64) (cpuPerEvent time.Duration) {
+	time.Sleep(200 * time.Millisecond)
+	begin, cpu, before := time.Now(), hostCPU(), events.Load()
+	time.Sleep(time.Second)
+	count, seconds := events.Load()-before, time.Since(begin).Seconds()
+	cpuPerEvent = (hostCPU() - cpu) / time.Duration(count)
+	name := map[bool]string{true: "none", false: "1 ms"}[pace == 0]
+	fmt.Printf("| Go | %s | %d | %s | %.0f | %.2f |\n", how, streams, name, float64(count)/seconds, float64(cpuPerEvent.Nanoseconds())/1000)
+	return cpuPerEvent
+}
+
+func oneQueue(streams int, pace time.Duration) time.Duration {
+	engine := must(pagedllm.OpenScripted(pace))
+	defer engine.Close()
+	queue := must(engine.NewQueue(4096))
+	for range streams {
+		must(queue.Add(request))
+	}
+	var events atomic.Int64
+	var reader sync.WaitGroup
+	reader.Add(1)
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		defer reader.Done()
+		for {
+			outputs, err := queue.Poll(ctx)
+			if err != nil {
+				return
+			}
+			events.Add(int64(len(outputs)))
+		}
+	}()
+	must(0, engine.Start())
+	cpu := measure("one queue, Poll", streams, pace, &events)
+	cancel()
+	reader.Wait()
+	return cpu
+}
+
+func streamEach(streams int, pace time.Duration) time.Duration {
+	engine := must(pagedllm.OpenScripted(pace))
+	defer engine.Close()
+	var events atomic.Int64
+	var readers sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	for range streams {
+		readers.Add(1)
+		go func() {
+			defer readers.Done()
+			for _, err := range engine.Stream(ctx, request) {
+				if err != nil {
+					return
+				}
+				events.Add(1)
+			}
+		}()
+	}
+	must(0, engine.Start())
+	cpu := measure("a Stream each", streams, pace, &events)
+	cancel()
+	readers.Wait()
+	return cpu
+}
+
+// pollAndCopy returns the time to take a step's outputs, and the part of it that copies them into Go.
+func pollAndCopy(streams int) (poll, copied time.Duration) {
+	engine := must(pagedllm.OpenScripted(0))
+	defer engine.Close()
+	queue := must(engine.NewQueue(4096))
+	for range streams {
+		must(queue.Add(request))
+	}
+	must(engine.Step())
+	must(queue.TryPoll())
+	const rounds = 5000
+	for range rounds {
+		must(engine.Step())
+		begin := time.Now()
+		must(queue.TryPoll())
+		poll += time.Since(begin)
+		must(engine.Step())
+		copied += must(queue.CopyTime())
+	}
+	return poll / rounds, copied / rounds
+}
+
+func main() {
+	paced := map[string]time.Duration{}
+	for _, pace := range []time.Duration{0, time.Millisecond} {
+		for _, streams := range []int{1, 16, 256} {
+			paced[fmt.Sprint("one queue, ", streams)] = oneQueue(streams, pace)
+		}
+		for _, streams := range []int{1, 16, 256} {
+			paced[fmt.Sprint("a Stream each, ", streams)] = streamEach(streams, pace)
+		}
+	}
+	fmt.Println("\n| Outputs in a batch | TryPoll | of it copying into Go | a ring saves per batch | and so gains, one queue | a Stream each |")
+	fmt.Println("| --- | --- | --- | --- | --- | --- |")
+	for _, streams := range []int{1, 16, 256} {
+		poll, copied := pollAndCopy(streams)
+		gain := func(how string, batch int) string {
+			cost, saved := paced[fmt.Sprint(how, ", ", streams)], (poll-copied)/time.Duration(batch)
+			return fmt.Sprintf("%.2fx", float64(cost)/float64(max(cost-saved, 1)))
+		}
+		// With a stream each, every batch has one output: what it saves is what a batch of one saves.
+		onePoll, oneCopied := pollAndCopy(1)
+		alone := float64(paced[fmt.Sprint("a Stream each, ", streams)])
+		fmt.Printf("| %d | %v | %v | %v | %s | %.2fx |\n", streams, poll, copied, poll-copied, gain("one queue", streams), alone/(alone-float64(onePoll-oneCopied)))
+	}
+}
