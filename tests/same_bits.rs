@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use common::{Random, TempDir, configs, write_random_model};
-use pagedllm::engine::{Engine, MemoryPlan, Prompt, Request};
+use pagedllm::engine::{Engine, MemoryPlan, Prompt, Queue, Request};
 use pagedllm::options::{Dtype, EngineOptions, Isa, SamplingParams};
 use pagedllm::sched::FinishReason;
 
@@ -38,18 +38,26 @@ fn requests(vocab: usize) -> Vec<Request> {
     LENGTHS.iter().enumerate().map(one).collect()
 }
 
-fn drain(engine: &Engine, answers: &mut Answers) {
-    loop {
-        let report = engine.step().unwrap();
-        for output in engine.queue().poll(Some(Default::default())).unwrap() {
+/// Steps until all have ended. Queue number k is read every (k + 1)th step. Returns how often a sequence was passed over for its reader.
+fn drain(engine: &Engine, queues: &[&Queue], answers: &mut Answers) -> u64 {
+    let mut paused = 0;
+    let mut read = |queue: &Queue| {
+        for output in queue.poll(Some(Default::default())).unwrap() {
             assert!(matches!(output.finish, None | Some(FinishReason::Length)), "{:?}: {:?}", output.finish, output.error);
             let pairs = output.tokens.iter().copied().zip(output.logprobs.iter().map(|p| p.to_bits()));
             answers.entry(output.user_data).or_default().extend(pairs);
         }
-        if report.unfinished == 0 {
-            return;
+    };
+    for step in 1.. {
+        let report = engine.step().unwrap();
+        paused += report.paused;
+        let all = report.unfinished == 0;
+        queues.iter().enumerate().filter(|(k, _)| all || step % (k + 1) == 0).for_each(|(_, queue)| read(queue));
+        if all {
+            break;
         }
     }
+    paused
 }
 
 /// Each request by itself, its prompt in one chunk.
@@ -58,20 +66,22 @@ fn alone(options: &EngineOptions) -> Answers {
     let mut answers = Answers::new();
     for request in requests(engine.info().vocab_size) {
         engine.add_request(request).unwrap();
-        drain(&engine, &mut answers);
+        assert_eq!(drain(&engine, &[engine.queue()], &mut answers), 0);
     }
     assert_eq!(engine.stats().preemptions, 0);
     answers
 }
 
-/// All together; and how often one was preempted.
+/// All together, their readers of different speed, so that some pause; and how often one was preempted.
 fn together(options: &EngineOptions) -> (Answers, u64) {
     let engine = Engine::create(options).unwrap();
-    for request in requests(engine.info().vocab_size) {
-        engine.add_request(request).unwrap();
+    let queues = [30, 6, 3, 2].map(|capacity| engine.create_queue(capacity).unwrap());
+    for (i, request) in requests(engine.info().vocab_size).into_iter().enumerate() {
+        engine.add_request_to(&queues[i % queues.len()], request).unwrap();
     }
     let mut answers = Answers::new();
-    drain(&engine, &mut answers);
+    let paused = drain(&engine, &queues.each_ref(), &mut answers);
+    assert!(paused > 20, "{paused}");
     let stats = engine.stats();
     assert_eq!((stats.blocks_used, stats.finished_length), (0, LENGTHS.len() as u64));
     (answers, stats.preemptions)
