@@ -299,6 +299,7 @@ fn an_engine_that_steps_itself_is_busy_for_others_until_it_is_stopped() {
     let engine = counting();
     engine.stop();
     engine.start().unwrap();
+    assert_eq!(engine.step().unwrap_err().code(), Code::Busy, "from the first moment");
     assert_eq!(engine.start().unwrap_err().code(), Code::Busy);
     let first = engine.add_request(request(&[10], greedy(3))).unwrap();
     assert_eq!(finish(&read(engine.queue(), 1), first), FinishReason::Length);

@@ -7,9 +7,6 @@ import (
 	"cmp"
 	"context"
 	"slices"
-	"sync/atomic"
-	"time"
-	"unsafe"
 )
 
 // An Engine is one model, its KV pool and its requests. Any number of goroutines may use it.
@@ -23,7 +20,7 @@ type Engine struct {
 // Open loads a model and starts to serve it. Close the engine when it is no longer needed. A context that is done stops the
 // loading; after Open has returned, the context means nothing to the engine.
 func Open(ctx context.Context, options Options) (*Engine, error) {
-	engine, err := load(ctx, options)
+	engine, err := load(ctx, &options)
 	if err != nil {
 		return nil, err
 	}
@@ -38,67 +35,6 @@ func Open(ctx context.Context, options Options) (*Engine, error) {
 		return nil, err
 	}
 	return engine, nil
-}
-
-// load waits for the engine that another goroutine makes, and tells of its progress meanwhile.
-func load(ctx context.Context, options Options) (*Engine, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	state := new(C.load_state)
-	cancel := func() { atomic.StoreUint32((*uint32)(&state.cancelled), 1) }
-	defer cancel() // of use where Progress panics: what is made then is forgotten, and so freed
-	type result struct {
-		engine *Engine
-		err    error
-	}
-	made := make(chan result, 1)
-	go func() {
-		engine, err := create(&options, state)
-		made <- result{engine, err}
-	}()
-	tell := func() {
-		if options.Progress != nil {
-			total := atomic.LoadUint64((*uint64)(&state.total))
-			options.Progress(int64(atomic.LoadUint64((*uint64)(&state.done))), int64(total))
-		}
-	}
-	ticks := time.NewTicker(50 * time.Millisecond)
-	defer ticks.Stop()
-	done := ctx.Done()
-	for {
-		select {
-		case <-ticks.C:
-			tell()
-		case <-done:
-			cancel()
-			done = nil
-		case result := <-made:
-			if result.err == nil {
-				tell()
-			} else if ctx.Err() != nil {
-				result.err = ctx.Err()
-			}
-			return result.engine, result.err
-		}
-	}
-}
-
-func create(options *Options, state *C.load_state) (*Engine, error) {
-	var args arguments
-	defer args.Unpin()
-	c, err := options.toC(&args)
-	if err != nil {
-		return nil, err
-	}
-	args.Pin(state)
-	c.progress = C.pllm_progress(C.note_progress)
-	c.progress_data = unsafe.Pointer(state)
-	var engine *C.pllm_engine
-	if err := check(C.pllm_engine_create(c, &engine)); err != nil {
-		return nil, err
-	}
-	return newEngine(engine, options.QueueCapacity)
 }
 
 // newEngine takes over an engine of C's: it is freed when the result is closed, or with the error.

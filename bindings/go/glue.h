@@ -38,4 +38,11 @@ static inline int32_t note_progress(void *data, uint64_t done, uint64_t total) {
     return (int32_t)__atomic_load_n(&state->cancelled, __ATOMIC_SEQ_CST);
 }
 
+static inline pllm_error *create_engine(const pllm_engine_options *options, load_state *state, pllm_engine **out_engine) {
+    pllm_engine_options watched = *options;
+    watched.progress = note_progress;
+    watched.progress_data = state;
+    return pllm_engine_create(&watched, out_engine);
+}
+
 #endif

@@ -43,8 +43,8 @@ const (
 	FinishError FinishReason = C.PLLM_FINISH_ERROR
 )
 
-// String names the reason, such as "length"; "" for FinishNone.
-func (r FinishReason) String() string { return nameOf(r, "", "stop", "length", "abort", "error") }
+// String names the reason, such as "length".
+func (r FinishReason) String() string { return nameOf(r, "none", "stop", "length", "abort", "error") }
 
 // A Queue is where outputs wait for their reader. Use one where a single goroutine serves many requests; for one request
 // at a time, Engine.Stream is simpler. Any number of goroutines may use it, and each output goes to one of them.

@@ -307,10 +307,15 @@ impl Engine {
 
     /// One iteration. A second thread that steps meanwhile gets `Busy`, and so does every one while the engine steps itself.
     pub fn step(&self) -> Result<StepReport> {
+        let busy = || Error::busy("another thread, or the engine's own, is stepping this engine: one at a time");
+        // A driver that was only just started may not hold the core yet.
+        if self.driver.try_lock().map_or(true, |driver| driver.is_some()) {
+            return Err(busy());
+        }
         match self.core.try_lock() {
             Ok(mut core) => core.step(),
             Err(TryLockError::Poisoned(core)) => core.into_inner().step(),
-            Err(TryLockError::WouldBlock) => Err(Error::busy("another thread is stepping this engine: one at a time")),
+            Err(TryLockError::WouldBlock) => Err(busy()),
         }
     }
 

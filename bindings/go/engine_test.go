@@ -1,0 +1,466 @@
+package pagedllm_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"math"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/libpagedllm/libpagedllm/bindings/go"
+)
+
+func TestOpenSaysWhatItServes(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	info := engine.Info()
+	if info.Architecture != "LlamaForCausalLM" || info.VocabSize != 1024 || info.Layers != 4 || info.Threads != 1 ||
+		info.MaxPositions != 1024 || info.MaxModelLen != 1024 || len(info.EOSTokens) != 2 || info.ISA == "" {
+		t.Errorf("%+v", info)
+	}
+	info.EOSTokens[0]++
+	if engine.Info().EOSTokens[0] == info.EOSTokens[0] {
+		t.Error("a caller can change the engine's own")
+	}
+	if !strings.Contains(pagedllm.BuildInfo(), pagedllm.Version()) {
+		t.Errorf("%s is not in %s", pagedllm.Version(), pagedllm.BuildInfo())
+	}
+}
+
+func TestAPlanIsWhatOpenTakes(t *testing.T) {
+	t.Parallel()
+	options := small()
+	options.BlockSize, options.KVType = 32, pagedllm.F32
+	plan, err := options.Plan()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if plan.BlockSize != 32 || plan.KVType != pagedllm.F32 || plan.KVBytes != int64(plan.Blocks)*plan.BlockBytes ||
+		plan.KVBytes > options.KVBytes || plan.WeightBytes < 5<<20 || plan.WorkBytes == 0 || plan.FullSequences == 0 {
+		t.Errorf("%+v", plan)
+	}
+	engine := open(t, func(o *pagedllm.Options) { *o = options })
+	if stats := statsOf(t, engine); stats.BlocksTotal != plan.Blocks || engine.Info().MaxModelLen != plan.MaxModelLen {
+		t.Errorf("planned %+v, made %+v", plan, stats)
+	}
+}
+
+func TestProgressEndsWithAllBytes(t *testing.T) {
+	t.Parallel()
+	var last, total int64
+	open(t, func(o *pagedllm.Options) {
+		o.Progress = func(done, all int64) { last, total = done, all }
+	})
+	if total < 5<<20 || last != total {
+		t.Errorf("%d of %d bytes", last, total)
+	}
+}
+
+// What each option refuses, and the words of the library that say so.
+func TestBadOptionsAreErrorsWithTheLibrarysMessage(t *testing.T) {
+	t.Parallel()
+	damaged := t.TempDir()
+	if err := os.WriteFile(damaged+"/config.json", []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []struct {
+		change func(*pagedllm.Options)
+		code   pagedllm.Code
+		words  string
+	}{
+		{func(o *pagedllm.Options) { o.ModelPath = "" }, pagedllm.ErrInvalidArgument, "model_path is empty"},
+		{func(o *pagedllm.Options) { o.ModelPath = "mod\xff" }, pagedllm.ErrInvalidArgument, "not UTF-8"},
+		{func(o *pagedllm.Options) { o.ModelPath = model + "\x00x" }, pagedllm.ErrIO, "does not exist"},
+		{func(o *pagedllm.Options) { o.ModelPath = "nowhere" }, pagedllm.ErrIO, "nowhere"},
+		{func(o *pagedllm.Options) { o.ModelPath = t.TempDir() }, pagedllm.ErrIO, "config.json: not found"},
+		{func(o *pagedllm.Options) { o.ModelPath = damaged }, pagedllm.ErrModel, "config.json"},
+		{func(o *pagedllm.Options) { o.Device = "abacus" }, pagedllm.ErrUnsupported, "abacus"},
+		{func(o *pagedllm.Options) { o.KVBytes = 1 }, pagedllm.ErrCapacity, "kv_bytes must be at least"},
+		{func(o *pagedllm.Options) { o.BlockSize = 12 }, pagedllm.ErrInvalidArgument, "block_size is 12"},
+		{func(o *pagedllm.Options) { o.MaxBatchTokens = 3 }, pagedllm.ErrInvalidArgument, "max_batch_tokens is 3"},
+		{func(o *pagedllm.Options) { o.MaxSeqs = math.MaxUint32 }, pagedllm.ErrInvalidArgument, "max_seqs is 4294967295"},
+		{func(o *pagedllm.Options) { o.Threads = 1 << 20 }, pagedllm.ErrInvalidArgument, "threads is 1048576"},
+		{func(o *pagedllm.Options) { o.ISA = 99 }, pagedllm.ErrInvalidArgument, "isa is 99"},
+		{func(o *pagedllm.Options) { o.KVType = 99 }, pagedllm.ErrInvalidArgument, "kv_dtype is 99"},
+	} {
+		options := small()
+		bad.change(&options)
+		_, err := options.Plan()
+		wantMessage(t, err, bad.code, bad.words)
+		_, err = pagedllm.Open(background, options)
+		wantMessage(t, err, bad.code, bad.words)
+	}
+	options := small()
+	options.KVBytes = math.MaxInt64
+	_, err := pagedllm.Open(background, options)
+	wantMessage(t, err, pagedllm.ErrOutOfMemory, "would not give the memory")
+}
+
+func TestNumbersThatCannotBeHeldAreRefusedAndDoNotWrapAround(t *testing.T) {
+	t.Parallel()
+	for name, field := range map[string]func(*pagedllm.Options) *int{
+		"BlockSize":      func(o *pagedllm.Options) *int { return &o.BlockSize },
+		"MaxModelLen":    func(o *pagedllm.Options) *int { return &o.MaxModelLen },
+		"MaxBatchTokens": func(o *pagedllm.Options) *int { return &o.MaxBatchTokens },
+		"MaxSeqs":        func(o *pagedllm.Options) *int { return &o.MaxSeqs },
+		"PrefillChunk":   func(o *pagedllm.Options) *int { return &o.PrefillChunk },
+		"Threads":        func(o *pagedllm.Options) *int { return &o.Threads },
+	} {
+		for _, value := range []int{-1, math.MinInt, math.MaxUint32 + 1, math.MaxUint32 + 17, math.MaxInt} {
+			options := small()
+			*field(&options) = value
+			_, err := options.Plan()
+			wantMessage(t, err, pagedllm.ErrInvalidArgument, name+" is ")
+		}
+	}
+	for _, options := range []pagedllm.Options{{KVBytes: -1}, {QueueCapacity: -1}} {
+		_, err := options.Plan()
+		wantMessage(t, err, pagedllm.ErrInvalidArgument, " is -1: it must be from 0")
+	}
+}
+
+func TestADoneContextOpensNothing(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := cancellable(t)
+	cancel()
+	told := false
+	options := small()
+	options.Progress = func(done, total int64) { told = true }
+	engine, err := pagedllm.Open(ctx, options)
+	wantErr(t, err, context.Canceled)
+	if engine != nil || told {
+		t.Error("it was loaded all the same")
+	}
+}
+
+func TestADoneContextStopsTheLoading(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := cancellable(t)
+	var done, total int64
+	options := small()
+	options.ModelPath = modelOf(t, 200, 0)
+	options.Progress = func(d, n int64) {
+		done, total = d, n
+		cancel()
+	}
+	engine, err := pagedllm.Open(ctx, options)
+	wantErr(t, err, context.Canceled)
+	if engine != nil || done >= total {
+		t.Errorf("%d of %d bytes were loaded", done, total)
+	}
+}
+
+func TestAPanicInProgressIsTheHostsOwn(t *testing.T) {
+	t.Parallel()
+	defer func() {
+		if recover() != "the host's" {
+			t.Error("it was lost")
+		}
+	}()
+	options := small()
+	options.Progress = func(done, total int64) { panic("the host's") }
+	pagedllm.Open(background, options)
+}
+
+func TestOneStepsAtATime(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	wantMessage(t, engine.Start(), pagedllm.ErrBusy, "stepping this engine")
+	eventually(t, "a step is refused", func() bool {
+		_, err := engine.Step()
+		return errors.Is(err, pagedllm.ErrBusy)
+	})
+	for range 2 {
+		if err := engine.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := engine.Step(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheHostSteps(t *testing.T) {
+	t.Parallel()
+	engine := open(t, hostSteps)
+	queue := engine.Queue()
+	request := chat(t, engine, france)
+	request.UserData = math.MaxUint64
+	id, err := queue.Add(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if outputs, err := queue.TryPoll(); len(outputs) != 0 || err != nil {
+		t.Errorf("before any step: %v, %v", outputs, err)
+	}
+	var text string
+	report := pagedllm.StepReport{Unfinished: 1}
+	for steps := 0; report.Unfinished > 0; steps++ {
+		if report, err = engine.Step(); err != nil {
+			t.Fatal(err)
+		}
+		if prefill := report.PrefillTokens > 0; report.Sequences != 1 || prefill != (steps == 0) || prefill == (report.DecodeTokens > 0) {
+			t.Errorf("step %d: %+v", steps, report)
+		}
+		outputs, err := queue.TryPoll()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, output := range outputs {
+			if output.Request != id || output.UserData != math.MaxUint64 {
+				t.Errorf("%+v", output)
+			}
+			text += output.Text
+		}
+	}
+	if text != paris {
+		t.Errorf("%q", text)
+	}
+}
+
+func TestAbortEndsARequest(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	var last pagedllm.Output
+	for output, err := range engine.Stream(background, endless) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if output.GeneratedTokens == 3 && output.FinishReason == pagedllm.FinishNone {
+			if err := engine.Abort(output.Request); err != nil {
+				t.Error(err)
+			}
+		}
+		last = output
+	}
+	if last.FinishReason != pagedllm.FinishAbort {
+		t.Errorf("%+v", last)
+	}
+	eventuallyIdle(t, engine)
+	wantMessage(t, engine.Abort(last.Request), pagedllm.ErrNotFound, "")
+	wantMessage(t, engine.Abort(math.MaxUint64), pagedllm.ErrNotFound, "18446744073709551615")
+}
+
+func TestTwoEnginesMindTheirOwnRequests(t *testing.T) {
+	t.Parallel()
+	engines := []*pagedllm.Engine{open(t), open(t)}
+	var done sync.WaitGroup
+	for i, question := range []string{france, "What is 7 + 5?"} {
+		done.Add(1)
+		go func() {
+			defer done.Done()
+			for range 10 {
+				if text := generate(t, engines[i], chat(t, engines[i], question)).Text; text != []string{paris, "12"}[i] {
+					t.Errorf("engine %d: %q", i, text)
+				}
+			}
+		}()
+	}
+	done.Wait()
+	engines[0].Close()
+	if text := generate(t, engines[1], chat(t, engines[1], france)).Text; text != paris {
+		t.Errorf("%q", text)
+	}
+}
+
+func TestSixtyFourGoroutinesShareAnEngine(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	request := chat(t, engine, france)
+	var done sync.WaitGroup
+	for i := range 64 {
+		done.Add(1)
+		go func() {
+			defer done.Done()
+			if text := generate(t, engine, request).Text; text != paris {
+				t.Errorf("%q", text)
+			}
+			for output, err := range engine.Stream(background, endless) {
+				if err != nil || output.GeneratedTokens > i%5 {
+					break
+				}
+			}
+			if _, err := engine.Tokenize("hello", true); err != nil {
+				t.Error(err)
+			}
+			statsOf(t, engine)
+		}()
+	}
+	done.Wait()
+	eventuallyIdle(t, engine)
+	if stats := statsOf(t, engine); stats.FinishedStop != 64 || stats.FinishedAbort != 64 || stats.FinishedError != 0 {
+		t.Errorf("%+v", stats)
+	}
+}
+
+// Everything that a closed engine can be asked.
+func everyCall(engine *pagedllm.Engine, queue *pagedllm.Queue) map[string]error {
+	errs := map[string]error{"Start": engine.Start(), "Stop": engine.Stop(), "Abort": engine.Abort(1)}
+	_, errs["Step"] = engine.Step()
+	_, errs["Stats"] = engine.Stats()
+	_, errs["Tokenize"] = engine.Tokenize("x", false)
+	_, errs["Detokenize"] = engine.Detokenize(nil, false)
+	_, errs["RenderChat"] = engine.RenderChat([]pagedllm.Message{})
+	_, errs["NewQueue"] = engine.NewQueue(1)
+	_, errs["Generate"] = engine.Generate(background, endless)
+	_, errs["Add"] = engine.Queue().Add(endless)
+	_, errs["Poll"] = engine.Queue().Poll(background)
+	_, errs["TryPoll"] = engine.Queue().TryPoll()
+	_, errs["Add to a queue"] = queue.Add(endless)
+	_, errs["Poll of a queue"] = queue.Poll(background)
+	_, errs["TryPoll of a queue"] = queue.TryPoll()
+	for _, err := range engine.Stream(background, endless) {
+		errs["Stream"] = err
+	}
+	return errs
+}
+
+func TestUseAfterCloseIsAnError(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	queue, err := engine.NewQueue(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := engine.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	for call, err := range everyCall(engine, queue) {
+		if !errors.Is(err, pagedllm.ErrClosed) || !errors.Is(err, fs.ErrClosed) {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+	if engine.Info().Layers != 4 {
+		t.Error("what Open found is gone")
+	}
+	for range 2 {
+		if err := queue.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	_, err = queue.Poll(background)
+	wantMessage(t, err, pagedllm.ErrClosed, "queue")
+}
+
+func TestCloseEndsWhatIsInProgress(t *testing.T) {
+	t.Parallel()
+	for round := range 10 {
+		hostSteps := round%2 == 1
+		engine := open(t, func(o *pagedllm.Options) { o.HostSteps = hostSteps })
+		queue, err := engine.NewQueue(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var begun, done sync.WaitGroup
+		run := func(work func(begun func()) error) {
+			begun.Add(1)
+			done.Add(1)
+			go func() {
+				defer done.Done()
+				wantErr(t, work(sync.OnceFunc(begun.Done)), pagedllm.ErrClosed)
+			}()
+		}
+		for range 4 {
+			run(func(begun func()) error {
+				for { // in case it ends by itself
+					for _, err := range engine.Stream(background, endless) {
+						begun()
+						if err != nil {
+							return err
+						}
+					}
+				}
+			})
+			run(func(begun func()) error { begun(); _, err := engine.Queue().Poll(background); return err })
+			run(func(begun func()) error { begun(); _, err := queue.Poll(background); return err })
+			run(func(begun func()) error {
+				for begun(); ; {
+					if _, err := engine.Stats(); err != nil {
+						return err
+					}
+				}
+			})
+		}
+		if hostSteps {
+			run(func(begun func()) error {
+				for begun(); ; {
+					if _, err := engine.Step(); err != nil {
+						return err
+					}
+				}
+			})
+		}
+		begun.Wait()
+		for range 3 { // and three close it at once
+			done.Add(1)
+			go func() {
+				defer done.Done()
+				if err := engine.Close(); err != nil {
+					t.Error(err)
+				}
+				_, err := engine.Stats()
+				wantErr(t, err, pagedllm.ErrClosed)
+			}()
+		}
+		done.Wait()
+		queue.Close()
+	}
+}
+
+func TestCodesAreErrorsWithNames(t *testing.T) {
+	t.Parallel()
+	err := error(&pagedllm.Error{Code: pagedllm.ErrCapacity, Message: "full"})
+	wantErr(t, err, pagedllm.ErrCapacity)
+	if errors.Is(err, pagedllm.ErrBusy) || errors.Is(err, fs.ErrClosed) || err.Error() != "pagedllm: capacity: full" {
+		t.Error(err)
+	}
+	wantErr(t, &pagedllm.Error{Code: pagedllm.ErrUnsupported}, errors.ErrUnsupported)
+	names := map[string]bool{}
+	for code := pagedllm.ErrInvalidArgument; code <= pagedllm.ErrCancelled; code++ {
+		names[code.String()] = true
+	}
+	if len(names) != 11 || names["code 5"] || pagedllm.Code(12).String() != "code 12" {
+		t.Errorf("%v", names)
+	}
+	if pagedllm.FinishAbort.String() != "abort" || pagedllm.FinishReason(9).String() != "9" {
+		t.Error(pagedllm.FinishAbort, pagedllm.FinishReason(9))
+	}
+	if pagedllm.AVX2.String() != "avx2" || pagedllm.BF16.String() != "bf16" {
+		t.Error(pagedllm.AVX2, pagedllm.BF16)
+	}
+}
+
+// A model whose numbers are not finite: the request ends with the library's reason, and the engine goes on.
+func TestAFailedComputationIsTheRequestsError(t *testing.T) {
+	t.Parallel()
+	engine := open(t, skipTokenizer, func(o *pagedllm.Options) { o.ModelPath = modelOf(t, 1, 0xff) })
+	for range 2 {
+		var elements int
+		for output, err := range engine.Stream(background, pagedllm.Request{PromptTokens: []uint32{5, 6, 7}}) {
+			elements++
+			wantMessage(t, err, pagedllm.ErrModel, "finite")
+			if output.FinishReason != pagedllm.FinishError || output.Err != err {
+				t.Errorf("%+v", output)
+			}
+		}
+		if elements != 1 {
+			t.Errorf("%d elements", elements)
+		}
+	}
+	eventually(t, "it is counted", func() bool { return statsOf(t, engine).FinishedError == 2 })
+}
+
+func TestTimeoutsAreTheContextsOwn(t *testing.T) {
+	t.Parallel()
+	engine := open(t, hostSteps)
+	ctx, cancel := context.WithTimeout(background, 20*time.Millisecond)
+	defer cancel()
+	_, err := engine.Generate(ctx, endless)
+	wantErr(t, err, context.DeadlineExceeded)
+}

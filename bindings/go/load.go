@@ -1,0 +1,73 @@
+package pagedllm
+
+// #include "glue.h"
+import "C"
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+)
+
+// loading is shared by the thread that loads, which never calls into Go, and the goroutine that watches it.
+type loading C.load_state
+
+func (l *loading) cancel() { atomic.StoreUint32((*uint32)(&l.cancelled), 1) }
+
+func (l *loading) tell(progress func(done, total int64)) {
+	total := atomic.LoadUint64((*uint64)(&l.total))
+	if progress != nil && total > 0 {
+		progress(int64(atomic.LoadUint64((*uint64)(&l.done))), int64(total))
+	}
+}
+
+// load waits for the engine that another goroutine makes, and tells of its progress meanwhile.
+func load(ctx context.Context, options *Options) (*Engine, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	state := new(loading)
+	defer context.AfterFunc(ctx, state.cancel)()
+	// Where Progress panics, nobody takes the engine: it is not made, or forgotten and so freed.
+	defer state.cancel()
+	type result struct {
+		engine *Engine
+		err    error
+	}
+	made := make(chan result, 1)
+	go func() {
+		engine, err := create(options, state)
+		made <- result{engine, err}
+	}()
+	ticks := time.NewTicker(50 * time.Millisecond)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ticks.C:
+			state.tell(options.Progress)
+		case result := <-made:
+			if errors.Is(result.err, ErrCancelled) {
+				return nil, ctx.Err()
+			}
+			if result.err == nil {
+				state.tell(options.Progress)
+			}
+			return result.engine, result.err
+		}
+	}
+}
+
+func create(options *Options, state *loading) (*Engine, error) {
+	var args arguments
+	defer args.Unpin()
+	c, err := options.toC(&args)
+	if err != nil {
+		return nil, err
+	}
+	var engine *C.pllm_engine
+	if err := check(C.create_engine(c, (*C.load_state)(state), &engine)); err != nil {
+		return nil, err
+	}
+	return newEngine(engine, options.QueueCapacity)
+}

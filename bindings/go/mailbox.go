@@ -1,0 +1,162 @@
+package pagedllm
+
+// #include "glue.h"
+import "C"
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+// mailbox waits for a C queue's outputs on the runtime's network poller: a goroutine parks, no thread does.
+type mailbox struct {
+	queue *shared[*C.pllm_queue]
+	// readable is our own descriptor of the queue's event: readable while a take would find something.
+	readable *os.File
+	event    syscall.RawConn
+	// turn is held by the goroutine that waits, for the descriptor has one deadline.
+	turn chan struct{}
+}
+
+// newMailbox takes over the queue: it is closed with the mailbox, or with the error.
+func newMailbox(queue *shared[*C.pllm_queue]) (*mailbox, error) {
+	m := &mailbox{queue: queue, turn: make(chan struct{}, 1)}
+	if err := queue.use(m.listen); err != nil {
+		m.close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// opening is held by the goroutine that opens descriptors. When their table must grow, the kernel lets all who open one wait
+// for it: were they many, that many threads would be.
+var opening sync.Mutex
+
+func (m *mailbox) listen(queue *C.pllm_queue) error {
+	opening.Lock()
+	defer opening.Unlock()
+	var fd C.int32_t
+	if err := check(C.pllm_queue_event_fd(queue, &fd)); err != nil {
+		return err
+	}
+	// The library closes its descriptor with the queue; Go's poller wants one that it closes itself.
+	own, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_DUPFD_CLOEXEC, 0)
+	if errno != 0 {
+		return &Error{ErrCapacity, "no descriptor for the queue: " + errno.Error() + "; raise the limit (ulimit -n)"}
+	}
+	m.readable = os.NewFile(own, "pagedllm queue")
+	// NewFile does not say where the poller has no room, and nobody could wait then.
+	if err := m.readable.SetReadDeadline(time.Time{}); err != nil {
+		return &Error{ErrCapacity, "the queue's descriptor cannot be waited for: " + err.Error()}
+	}
+	var err error
+	m.event, err = m.readable.SyscallConn()
+	return err
+}
+
+// close wakes who waits, then frees the queue.
+func (m *mailbox) close() {
+	m.readable.Close()
+	m.queue.close()
+}
+
+// take returns what is there, if anything.
+func (m *mailbox) take() (outputs []Output, err error) {
+	err = m.queue.use(func(queue *C.pllm_queue) error {
+		outputs, err = takeOutputs(queue)
+		return err
+	})
+	return outputs, err
+}
+
+// wait returns what is there, at least one output.
+func (m *mailbox) wait(ctx context.Context) (outputs []Output, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	select {
+	case m.turn <- struct{}{}:
+		defer func() { <-m.turn }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	defer m.interruptWhenDone(ctx)()
+	// The poller reports an event once. None is lost: Read arms it before it calls the function, and taking resets the event.
+	interrupted := m.event.Read(func(uintptr) bool {
+		outputs, err = m.take()
+		return len(outputs) > 0 || err != nil
+	})
+	switch {
+	case len(outputs) > 0 || err != nil || interrupted == nil:
+		return outputs, err
+	case errors.Is(interrupted, os.ErrDeadlineExceeded):
+		return nil, ctx.Err()
+	default: // close has closed the descriptor, and is about to free the queue
+		return nil, m.queue.closed()
+	}
+}
+
+// interruptWhenDone wakes the goroutine that waits for the event once ctx is done, until the returned function is called.
+func (m *mailbox) interruptWhenDone(ctx context.Context) (stop func()) {
+	interrupted := make(chan struct{})
+	unregister := context.AfterFunc(ctx, func() {
+		m.readable.SetReadDeadline(time.Unix(1, 0))
+		close(interrupted)
+	})
+	return func() {
+		if !unregister() {
+			<-interrupted
+			m.readable.SetReadDeadline(time.Time{})
+		}
+	}
+}
+
+func takeOutputs(queue *C.pllm_queue) ([]Output, error) {
+	var batch C.output_batch
+	if err := check(C.take_outputs(queue, &batch)); err != nil {
+		return nil, err
+	}
+	if batch.outputs == nil {
+		return nil, nil
+	}
+	defer C.pllm_outputs_free(batch.outputs)
+	return copyOutputs(batch), nil
+}
+
+func copyOutputs(batch C.output_batch) []Output {
+	outputs := make([]Output, batch.len)
+	record := unsafe.Pointer(batch.first)
+	stride := uintptr(batch.first.struct_size)
+	for i := range outputs {
+		outputs[i] = goOutput(unsafe.Add(record, uintptr(i)*stride), stride)
+	}
+	return outputs
+}
+
+// goOutput copies a record of size bytes, which an older or a newer library may have made: what it lacks is zero.
+func goOutput(record unsafe.Pointer, size uintptr) Output {
+	var c C.pllm_output
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&c)), unsafe.Sizeof(c)), unsafe.Slice((*byte)(record), size))
+	output := Output{
+		Request:         RequestID(c.request),
+		UserData:        uint64(c.user_data),
+		Tokens:          goTokens(c.tokens, c.tokens_len),
+		Text:            goText(c.text, c.text_len),
+		FinishReason:    FinishReason(c.finish_reason),
+		PromptTokens:    int(c.prompt_tokens),
+		GeneratedTokens: int(c.generated_tokens),
+	}
+	if c.logprobs != nil {
+		output.LogProbs = slices.Clone(unsafe.Slice((*float32)(c.logprobs), c.tokens_len))
+	}
+	if output.FinishReason == FinishError {
+		output.Err = &Error{Code(c.error_code), goText(c.error, c.error_len)}
+	}
+	return output
+}
