@@ -4,6 +4,8 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
         println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libpagedllm.so.0");
+        // Rust's thread-local keys are not given back when a library is unloaded: dlclose leaves this one where it is.
+        println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
         // benches/polling stands in for the library, so it goes by its name.
         println!("cargo:rustc-link-arg-examples=-Wl,-soname,libpagedllm.so.0");
     }

@@ -146,8 +146,9 @@ impl Outbox {
         }
         make_room(state.outputs.len())?;
         let outputs = std::mem::take(&mut state.outputs);
-        if let Some(event) = state.event.as_ref().filter(|_| state.closed.is_none() && !outputs.is_empty()) {
-            event.clear();
+        if let Some(event) = state.event.as_ref().filter(|_| !outputs.is_empty()) {
+            // A host may have read the descriptor; where a poll finds the end it must be readable again.
+            if state.closed.is_some() { event.signal() } else { event.clear() }
         }
         if self.full.swap(false, Ordering::AcqRel) {
             self.writer.wake();

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use tokenizers::Decoder;
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::{Decoder, Model, ModelWrapper};
 
 use super::{no_panic, read_if_there};
 use crate::error::{Error, Result};
@@ -77,7 +78,27 @@ fn parse(bytes: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
     // What was set when the file was saved would cut or pad prompts here.
     tokenizer.with_truncation(None)?;
     tokenizer.with_padding(None);
+    if let ModelWrapper::BPE(model) = tokenizer.get_model() {
+        let uncached = without_cache(model)?;
+        tokenizer.with_model(uncached);
+    }
     Ok(tokenizer)
+}
+
+/// The crate remembers the pieces of words per thread and model, and gives neither back when the model goes: a host that
+/// opens engines again and again would lose memory. It can only be told so when the model is built.
+fn without_cache(model: &BPE) -> tokenizers::Result<BPE> {
+    let merges = serde_json::from_value(serde_json::to_value(model)?["merges"].take())?;
+    let mut builder = BPE::builder().vocab_and_merges(model.get_vocab().into_iter().collect::<Vocab>(), merges).cache_capacity(0);
+    if let Some(prefix) = &model.continuing_subword_prefix {
+        builder = builder.continuing_subword_prefix(prefix.clone());
+    }
+    let mut built = builder.build()?;
+    built.dropout = model.dropout;
+    built.unk_token.clone_from(&model.unk_token);
+    built.end_of_word_suffix.clone_from(&model.end_of_word_suffix);
+    (built.fuse_unk, built.byte_fallback, built.ignore_merges) = (model.fuse_unk, model.byte_fallback, model.ignore_merges);
+    Ok(built)
 }
 
 fn missing(path: &Path) -> Error {
