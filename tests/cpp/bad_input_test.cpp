@@ -1,0 +1,222 @@
+// What is wrong comes back as the right code with the library's message, and the engine goes on.
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <random>
+
+#include "support.hpp"
+
+struct BadOptions {
+    Code code;
+    std::function<void(pagedllm::Options &)> change;
+};
+
+static void expect_refused(const BadOptions &bad, int line) {
+    SCOPED_TRACE("line " + std::to_string(line));
+    pagedllm::Options options = light_options();
+    bad.change(options);
+    EXPECT_TRUE(fails(bad.code, pagedllm::Engine::plan(options)));
+    EXPECT_TRUE(fails(bad.code, pagedllm::Engine::create(options)));
+}
+#define REFUSED(code, assignment) \
+    expect_refused({Code::code, [](pagedllm::Options &options) { options.assignment; }}, __LINE__)
+
+TEST(BadOptions, are_refused_with_code_and_message) {
+    REFUSED(invalid_argument, model_path = "");
+    REFUSED(invalid_argument, model_path = "\xff");
+    REFUSED(io, model_path = "/nonexistent/model");
+    REFUSED(io, model_path = "a\0b"s);
+    REFUSED(io, model_path += "/config.json");
+    REFUSED(unsupported, device = "cuda:0");
+    REFUSED(unsupported, device = "toaster");
+    REFUSED(invalid_argument, device = "\xff");
+    REFUSED(invalid_argument, kv_dtype = pagedllm::Dtype(9));
+    REFUSED(invalid_argument, isa = pagedllm::Isa(9));
+    REFUSED(invalid_argument, block_size = 12);
+    REFUSED(invalid_argument, block_size = 0);
+    REFUSED(invalid_argument, threads = 100000);
+    REFUSED(invalid_argument, max_batch_tokens = 0);
+    REFUSED(invalid_argument, max_seqs = 0);
+    REFUSED(invalid_argument, max_seqs = 100000);
+    REFUSED(invalid_argument, max_model_len = 1);
+    REFUSED(invalid_argument, max_model_len = 1u << 30);
+    REFUSED(capacity, kv_bytes = 1);
+}
+
+TEST(BadModel, is_refused_as_such) {
+    const std::string dir = testing::TempDir() + "pagedllm_bad_model_" + std::to_string(std::random_device()());
+    pagedllm::Options options = light_options();
+    std::filesystem::create_directory(dir);
+    for (const auto &file : std::filesystem::directory_iterator(options.model_path))
+        std::filesystem::create_symlink(std::filesystem::absolute(file), dir + "/" + file.path().filename().string());
+    options.model_path = dir;
+    EXPECT_TRUE(ok(pagedllm::Engine::create(options)));
+    std::filesystem::remove(dir + "/config.json");
+    EXPECT_TRUE(fails(Code::io, pagedllm::Engine::create(options)));
+    std::ofstream(dir + "/config.json") << "{\"architectures\": [";
+    EXPECT_TRUE(fails(Code::model, pagedllm::Engine::create(options)));
+    std::ofstream(dir + "/config.json") << "{\"architectures\": [\"ToasterForCausalLM\"]}";
+    EXPECT_TRUE(fails(Code::unsupported, pagedllm::Engine::create(options)));
+    std::filesystem::remove_all(dir);
+}
+
+// An engine that still answers after all that a test did to it.
+class BadInput : public testing::Test {
+protected:
+    void TearDown() override {
+        const std::string prompt = chat(france.question);
+        EXPECT_EQ(engine.generate(asking(prompt)).value().text, france.answer);
+        EXPECT_TRUE(is_idle(engine));
+    }
+
+    void expect_refused(Code code, const pagedllm::Request &request, int line) {
+        SCOPED_TRACE("line " + std::to_string(line));
+        EXPECT_TRUE(fails(code, engine.add(request)));
+        EXPECT_TRUE(fails(code, engine.generate(request)));
+        EXPECT_TRUE(fails(code, engine.stream(request)));
+        EXPECT_TRUE(fails(code, engine.generate_async(request).get()));
+    }
+
+    pagedllm::Engine engine = open_engine();
+};
+
+#define REQUEST_REFUSED(code, assignment)            \
+    do {                                             \
+        pagedllm::Request request{"hello"};          \
+        request.assignment;                          \
+        expect_refused(Code::code, request, __LINE__); \
+    } while (0)
+
+TEST_F(BadInput, as_a_prompt_is_refused) {
+    const std::vector<uint32_t> none, unknown = {1, 4000000000}, beyond = {1024}, many(5000, 1);
+    const std::string long_text(20000, 'x');
+    REQUEST_REFUSED(invalid_argument, prompt = "");
+    REQUEST_REFUSED(invalid_argument, prompt = std::string_view());
+    REQUEST_REFUSED(invalid_argument, prompt = none);
+    REQUEST_REFUSED(invalid_argument, prompt = pagedllm::Span<const uint32_t>());
+    REQUEST_REFUSED(invalid_argument, prompt = unknown);
+    REQUEST_REFUSED(invalid_argument, prompt = beyond);
+    REQUEST_REFUSED(invalid_argument, prompt = many);
+    REQUEST_REFUSED(invalid_argument, prompt = long_text);
+    for (const char *text : {"\xff", "ab\xc3", "\xc0\x80", "\xed\xa0\x80", "\xf5\x80\x80\x80", "a\x80z"}) {
+        REQUEST_REFUSED(invalid_argument, prompt = text);
+        REQUEST_REFUSED(invalid_argument, sampling.stop = {text});
+    }
+    const auto empty = engine.add({""}), no_tokens = engine.add({none});
+    EXPECT_NE(empty.error().message.find("empty"), std::string::npos) << empty.error().message;
+    EXPECT_NE(no_tokens.error().message.find("empty"), std::string::npos) << no_tokens.error().message;
+}
+
+TEST_F(BadInput, as_sampling_is_refused) {
+    constexpr float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+    for (const float wrong : {nan, -nan, infinity, -infinity, -1.0f}) {
+        REQUEST_REFUSED(invalid_argument, sampling.temperature = wrong);
+        REQUEST_REFUSED(invalid_argument, sampling.top_p = wrong);
+        REQUEST_REFUSED(invalid_argument, sampling.min_p = wrong);
+    }
+    REQUEST_REFUSED(invalid_argument, sampling.top_p = 0);
+    REQUEST_REFUSED(invalid_argument, sampling.top_p = 1.5f);
+    REQUEST_REFUSED(invalid_argument, sampling.min_p = 1.5f);
+    REQUEST_REFUSED(invalid_argument, sampling.stop = {""});
+    REQUEST_REFUSED(invalid_argument, sampling.stop_token_ids = {1024});
+    pagedllm::Request request{"hello"};
+    request.sampling.max_tokens = 3;
+    request.sampling.min_tokens = 4;
+    expect_refused(Code::invalid_argument, request, __LINE__);
+}
+
+TEST_F(BadInput, as_a_number_of_sequences_is_refused) {
+    REQUEST_REFUSED(invalid_argument, n = 0);
+    REQUEST_REFUSED(unsupported, n = 2);
+}
+
+TEST_F(BadInput, as_text_or_tokens_is_refused) {
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.tokenize("a\x80z")));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.detokenize(std::vector<uint32_t>{5, 1024})));
+    for (const char *chat : {"", "{", "3", "null", "{\"messages\": 3}", "[{\"role\": \"user\"}", "[] x", "\xff"})
+        EXPECT_TRUE(fails(Code::invalid_argument, engine.render_chat(chat))) << chat;
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.render_chat({})));
+}
+
+TEST_F(BadInput, as_an_id_is_not_found) {
+    for (const uint64_t unknown : {uint64_t(0), uint64_t(1) << 40, UINT64_MAX})
+        EXPECT_TRUE(fails(Code::not_found, engine.abort(unknown)));
+    const std::string prompt = chat(cow.question);
+    const uint64_t ended = engine.add(asking(prompt)).value();
+    read_to_the_end(engine.queue());
+    EXPECT_TRUE(fails(Code::not_found, engine.abort(ended)));
+    const uint64_t aborted = engine.add(asking(prompt)).value();
+    EXPECT_TRUE(ok(engine.abort(aborted)));
+    read_to_the_end(engine.queue());
+    EXPECT_TRUE(fails(Code::not_found, engine.abort(aborted)));
+}
+
+TEST_F(BadInput, as_a_queue_is_refused) {
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.create_queue(0)));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.stream({"hello"}, 0)));
+    pagedllm::Engine other = open_engine();
+    const pagedllm::Queue queue = other.create_queue(4).value();
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.add({"hello"}, queue)));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.add({"hello"}, other.queue())));
+}
+
+TEST_F(BadInput, as_a_second_stepper_is_busy) {
+    EXPECT_TRUE(fails(Code::busy, engine.step()));
+    EXPECT_TRUE(fails(Code::busy, engine.start()));
+    for (int i = 0; i < 2; i++) EXPECT_TRUE(ok(engine.stop()));  // fine where it was not started
+    EXPECT_TRUE(ok(engine.step()));
+    EXPECT_TRUE(ok(engine.start()));
+}
+
+TEST(BadInputWithoutTokenizer, is_text) {
+    pagedllm::Options options = light_options();
+    options.skip_tokenizer = true;
+    pagedllm::Engine engine = pagedllm::Engine::create(options).value();
+    const std::vector<uint32_t> tokens = {5, 6, 7};
+    pagedllm::Request request{tokens};
+    request.sampling.max_tokens = 3;
+    EXPECT_TRUE(fails(Code::unsupported, engine.generate({"hello"})));
+    EXPECT_TRUE(fails(Code::unsupported, engine.tokenize("hello")));
+    EXPECT_TRUE(fails(Code::unsupported, engine.detokenize(tokens)));
+    EXPECT_TRUE(fails(Code::unsupported, engine.render_chat("[]")));
+    request.sampling.stop = {"x"};
+    EXPECT_TRUE(fails(Code::unsupported, engine.generate(request)));
+    request.sampling.stop = {};
+    const pagedllm::Completion answer = engine.generate(request).value();
+    EXPECT_FALSE(answer.tokens.empty());
+    EXPECT_EQ(answer.text, "");
+}
+
+TEST(Text, with_nuls_and_beyond_ascii_arrives_whole) {
+    pagedllm::Engine engine = open_engine();
+    const std::string_view text = "a\0b, \0\0 日本 😀"sv;
+    const std::vector<uint32_t> tokens = engine.tokenize(text, false).value();
+    EXPECT_EQ(engine.detokenize(tokens).value(), text);
+    EXPECT_EQ(engine.tokenize({}).value(), engine.tokenize("").value());
+    EXPECT_EQ(engine.detokenize({}).value(), "");
+    pagedllm::Request request{text};
+    request.sampling.max_tokens = 1;
+    request.add_special = false;
+    EXPECT_EQ(engine.generate(request).value().prompt_tokens, tokens.size());
+}
+
+TEST(Text, of_a_chat_is_rendered_by_the_models_template) {
+    pagedllm::Engine engine = open_engine();
+    EXPECT_EQ(engine.render_chat(R"([{"role": "user", "content": "こんにちは?"}])").value(), chat("こんにちは?"));
+}
+
+TEST(Text, comes_in_whole_characters_and_stops_beyond_ascii) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(japanese.question);
+    pagedllm::Request request = asking(prompt);
+    for (const pagedllm::Output &output : *engine.stream(request)) {
+        if (output.text.empty()) continue;
+        const auto is_continuation = [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0) == 0x80; };
+        EXPECT_FALSE(is_continuation(output.text.front()));
+        EXPECT_TRUE(ok(engine.tokenize(output.text))) << "text that is not UTF-8";
+    }
+    request.sampling.stop = {"に"};
+    EXPECT_EQ(engine.generate(request).value().text, "Hello in Japanese is こん");
+}

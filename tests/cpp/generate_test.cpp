@@ -1,0 +1,194 @@
+// generate, futures and streams, with and without the engine's own thread.
+#include <atomic>
+#include <future>
+
+#include "support.hpp"
+
+TEST(Generate, gives_the_whole_answer_and_its_counts) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    pagedllm::Request request = asking(prompt);
+    request.sampling.logprobs = true;
+    const pagedllm::Completion answer = engine.generate(request).value();
+    EXPECT_EQ(answer.text, france.answer);
+    EXPECT_EQ(answer.finish, FinishReason::stop);
+    EXPECT_EQ(answer.prompt_tokens, engine.tokenize(prompt, false).value().size());
+    EXPECT_EQ(answer.generated_tokens, answer.tokens.size());
+    EXPECT_EQ(answer.logprobs.size(), answer.tokens.size());
+    EXPECT_TRUE(is_idle(engine));
+}
+
+TEST(Generate, takes_text_and_tokens_alike) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    const std::vector<uint32_t> tokens = engine.tokenize(prompt, false).value();
+    pagedllm::Sampling greedy;
+    greedy.temperature = 0;
+    EXPECT_EQ(engine.generate({tokens, greedy}).value().text, france.answer);
+    // The prompt has its special tokens; with add_special it gets one more.
+    const pagedllm::Completion twice = engine.generate({prompt, greedy}).value();
+    EXPECT_EQ(twice.prompt_tokens, engine.tokenize(prompt).value().size());
+    greedy.max_tokens = 4;
+    const pagedllm::Completion shortened = engine.generate({tokens, greedy}).value();
+    EXPECT_EQ(shortened.finish, FinishReason::length);
+    EXPECT_EQ(shortened.tokens.size(), 4u);
+}
+
+TEST(Generate, ends_at_stop_strings_and_stop_tokens) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    pagedllm::Request request = asking(prompt);
+    const pagedllm::Completion whole = engine.generate(request).value();
+    request.sampling.stop = {"never said", "e is P"};
+    const pagedllm::Completion stopped = engine.generate(request).value();
+    EXPECT_EQ(stopped.text, "The capital of Franc");
+    EXPECT_EQ(stopped.finish, FinishReason::stop);
+    request.sampling.stop = {};
+    request.sampling.stop_token_ids = {whole.tokens[3]};
+    EXPECT_EQ(engine.generate(request).value().tokens.size(), 4u);
+}
+
+TEST(Generate, with_a_seed_says_the_same_again_and_zero_is_a_seed) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat("Tell me a short story.");
+    pagedllm::Request request = endless(prompt, 20);
+    request.sampling.temperature = 1.5f;
+    const auto tokens = [&](std::optional<uint64_t> seed) {
+        request.sampling.seed = seed;
+        return engine.generate(request).value().tokens;
+    };
+    EXPECT_EQ(tokens(0), tokens(0));
+    EXPECT_NE(tokens(0), tokens(1));
+    EXPECT_NE(tokens(std::nullopt), tokens(std::nullopt));
+}
+
+static void ask_from_sixteen_threads(pagedllm::Engine &engine) {
+    std::vector<std::thread> threads;
+    std::atomic<int> right{0};
+    for (size_t i = 0; i < 16; i++) {
+        threads.emplace_back([&, i] {
+            for (size_t j = 0; j < 3; j++) {
+                const Dialogue &dialogue = dialogues[(i + j) % std::size(dialogues)];
+                const std::string prompt = chat(dialogue.question);
+                const auto answer = engine.generate(asking(prompt));
+                EXPECT_TRUE(ok(answer));
+                right += answer.ok() && answer->text == dialogue.answer;
+            }
+        });
+    }
+    for (std::thread &thread : threads) thread.join();
+    EXPECT_EQ(right, 16 * 3);
+    EXPECT_TRUE(is_idle(engine));
+}
+
+TEST(Generate, from_sixteen_threads_at_once_where_the_engine_steps_itself) {
+    pagedllm::Engine engine = open_engine();
+    ask_from_sixteen_threads(engine);
+}
+
+TEST(Generate, from_sixteen_threads_at_once_where_the_host_steps) {
+    pagedllm::Engine engine = host_stepped_engine();
+    std::atomic<bool> answered{false};
+    std::thread stepper([&] {
+        while (!answered) engine.step().value();
+    });
+    ask_from_sixteen_threads(engine);
+    answered = true;
+    stepper.join();
+}
+
+TEST(Generate, goes_on_when_the_engine_is_stopped_and_started_meanwhile) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    auto answer = engine.generate_async(endless(prompt, 300));
+    const auto generated = [&] { return engine.stats().value().generated_tokens; };
+    for (uint64_t tokens = 50; tokens <= 200; tokens += 50) {
+        EXPECT_TRUE(eventually([&] { return generated() >= tokens; }));
+        EXPECT_TRUE(ok(engine.stop()) && ok(engine.start()));
+    }
+    EXPECT_EQ(answer.get().value().tokens.size(), 300u);
+}
+
+TEST(Generate, ends_where_another_thread_aborts_it) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    pagedllm::Stream stream = engine.stream(endless(prompt)).value();
+    ASSERT_TRUE(stream.next().has_value());
+    std::thread([&] { EXPECT_TRUE(ok(engine.abort(stream.request()))); }).join();
+    const pagedllm::Completion rest = stream.collect().value();
+    EXPECT_EQ(rest.finish, FinishReason::abort);
+    EXPECT_TRUE(ok(stream.status()));
+}
+
+TEST(Future, gives_the_answer_though_what_the_request_viewed_is_gone) {
+    pagedllm::Engine engine = open_engine();
+    std::vector<std::future<pagedllm::Result<pagedllm::Completion>>> answers;
+    for (const Dialogue &dialogue : dialogues) {
+        std::string prompt = chat(dialogue.question);
+        answers.push_back(engine.generate_async(asking(prompt)));
+        prompt.assign(prompt.size(), '#');
+    }
+    for (size_t i = 0; i < answers.size(); i++) EXPECT_EQ(answers[i].get().value().text, dialogues[i].answer);
+    EXPECT_TRUE(is_idle(engine));
+}
+
+TEST(Future, brings_the_error_of_a_request_that_is_refused) {
+    pagedllm::Engine engine = open_engine();
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.generate_async({""}).get()));
+}
+
+TEST(Future, that_is_let_go_waits_for_the_end) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    (void)engine.generate_async(asking(prompt));
+    EXPECT_EQ(engine.stats().value().finished_stop, 1u);
+}
+
+TEST(Stream, gives_each_output_as_it_comes) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(japanese.question);
+    pagedllm::Stream stream = engine.stream(asking(prompt)).value();
+    std::string text;
+    uint64_t outputs = 0, tokens = 0;
+    FinishReason finish = FinishReason::none;
+    for (const pagedllm::Output &output : stream) {
+        EXPECT_EQ(output.request, stream.request());
+        EXPECT_EQ(finish, FinishReason::none);
+        tokens += output.tokens.size();
+        EXPECT_EQ(output.generated_tokens, tokens);
+        text += output.text;
+        finish = output.finish;
+        outputs++;
+    }
+    EXPECT_TRUE(ok(stream.status()));
+    EXPECT_EQ(text, japanese.answer);
+    EXPECT_EQ(finish, FinishReason::stop);
+    EXPECT_GT(outputs, 5u);
+    EXPECT_FALSE(stream.next().has_value());
+    EXPECT_EQ(stream.begin(), stream.end());
+    EXPECT_TRUE(is_idle(engine));
+}
+
+TEST(Stream, destroyed_in_the_middle_aborts_its_request_and_gives_its_blocks_back) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    {
+        pagedllm::Stream stream = engine.stream(endless(prompt)).value();
+        for (int i = 0; i < 3; i++) ASSERT_TRUE(stream.next().has_value());
+        EXPECT_GT(engine.stats().value().blocks_used, 0u);
+    }
+    EXPECT_TRUE(eventually([&] { return is_idle(engine); }));
+    EXPECT_EQ(engine.stats().value().finished_abort, 1u);
+}
+
+TEST(Stream, left_by_break_goes_on_where_it_was) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    pagedllm::Stream stream = engine.stream(asking(prompt)).value();
+    std::string text;
+    for (const pagedllm::Output &output : stream) {
+        text += output.text;
+        if (output.generated_tokens == 4) break;
+    }
+    EXPECT_EQ(text + stream.collect().value().text, france.answer);
+}

@@ -1,0 +1,78 @@
+// The wrapper in a program that is compiled with -fno-exceptions -fno-rtti.
+// usage: no_exceptions_test MODEL_DIR
+#include <cstdio>
+#include <string>
+
+#include "pagedllm.hpp"
+
+#if defined(__cpp_exceptions) || defined(__cpp_rtti)
+#error "compile this with -fno-exceptions -fno-rtti"
+#endif
+
+// value() is not offered, where it could not throw.
+template <class T, class = void>
+constexpr bool has_value_function = false;
+template <class T>
+constexpr bool has_value_function<T, std::void_t<decltype(std::declval<T &>().value())>> = true;
+static_assert(has_value_function<std::optional<int>> && !has_value_function<pagedllm::Result<int>>);
+static_assert(!has_value_function<pagedllm::Status>);
+
+static int failed = 0;
+
+static void check(bool good, const char *what, int line) {
+    if (good) return;
+    std::printf("no_exceptions_test.cpp:%d: failed: %s\n", line, what);
+    failed++;
+}
+#define CHECK(condition) check(condition, #condition, __LINE__)
+
+static pagedllm::Request asking(const std::string &prompt) {
+    pagedllm::Request request{prompt};
+    request.sampling.temperature = 0;
+    request.add_special = false;
+    return request;
+}
+
+static void answers_come_every_way(pagedllm::Engine &engine) {
+    const std::string answer = "The capital of France is Paris.";
+    const auto prompt = engine.render_chat(R"([{"role": "user", "content": "What is the capital of France?"}])");
+    CHECK(prompt.ok());
+    if (!prompt) return;
+    const auto whole = engine.generate(asking(*prompt));
+    CHECK(whole && whole->text == answer);
+    const auto later = engine.generate_async(asking(*prompt)).get();
+    CHECK(later && later->text == answer);
+    auto stream = engine.stream(asking(*prompt));
+    CHECK(stream.ok());
+    if (!stream) return;
+    std::string text;
+    for (const pagedllm::Output &output : *stream) text += output.text;
+    CHECK(stream->status() && text == answer);
+}
+
+static void errors_come_as_values(pagedllm::Engine &engine) {
+    const auto refused = engine.generate({""});
+    CHECK(!refused && refused.error().code == pagedllm::Code::invalid_argument && !refused.error().message.empty());
+    const pagedllm::Status unknown = engine.abort(1 << 20);
+    CHECK(!unknown && unknown.error().code == pagedllm::Code::not_found);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 2) return 2;
+    pagedllm::Options options;
+    options.model_path = argv[1];
+    options.kv_bytes = 16 << 20;
+    options.threads = 1;
+    int calls = 0;
+    options.progress = [&](uint64_t, uint64_t) { return ++calls > 1; };
+    const auto cancelled = pagedllm::Engine::create(options);
+    CHECK(!cancelled && cancelled.error().code == pagedllm::Code::cancelled && calls == 1);
+    auto engine = pagedllm::Engine::create(options);
+    CHECK(engine.ok());
+    if (!engine) return 1;
+    answers_come_every_way(*engine);
+    errors_come_as_values(*engine);
+    CHECK(engine->start().error().code == pagedllm::Code::busy);
+    std::printf("%s\n", failed ? "failed" : "passed");
+    return failed != 0;
+}

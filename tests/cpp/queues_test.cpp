@@ -1,0 +1,163 @@
+// Queues: who is paused by whom, what poll(2) sees, what is left when the engine has gone.
+#include <poll.h>
+
+#include <atomic>
+#include <future>
+
+#include "support.hpp"
+
+static bool is_readable(int fd, std::chrono::milliseconds timeout = 0ms) {
+    pollfd entry = {fd, POLLIN, 0};
+    return ::poll(&entry, 1, static_cast<int>(timeout.count())) == 1 && entry.revents == POLLIN;
+}
+
+TEST(Queue, of_a_request_gets_its_outputs_and_no_others) {
+    pagedllm::Engine engine = host_stepped_engine();
+    const pagedllm::Queue a = engine.create_queue(64).value(), b = engine.create_queue(64).value();
+    const std::string to_a = chat(france.question), to_b = chat(cow.question), to_own = chat(japanese.question);
+    engine.add(asking(to_a), a).value();
+    engine.add(asking(to_b), b).value();
+    engine.add(asking(to_own)).value();
+    step_to_the_end(engine);
+    EXPECT_EQ(read_to_the_end(a).text, france.answer);
+    EXPECT_EQ(read_to_the_end(b).text, cow.answer);
+    EXPECT_EQ(read_to_the_end(engine.queue()).text, japanese.answer);
+    const pagedllm::QueueView view = a;
+    EXPECT_TRUE(view.poll().value().empty() && b.poll().value().empty());
+}
+
+TEST(Queue, without_outputs_is_empty_when_time_runs_out) {
+    pagedllm::Engine engine = open_engine();
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_TRUE(engine.queue().poll().value().empty());
+    EXPECT_TRUE(engine.queue().poll(30ms).value().empty());
+    EXPECT_GE(std::chrono::steady_clock::now() - start, 29ms);
+}
+
+TEST(Queue, waits_forever_for_what_another_thread_makes) {
+    pagedllm::Engine engine = host_stepped_engine();
+    const pagedllm::Queue queue = engine.create_queue(4).value();
+    auto waiting = std::async(std::launch::async, [&] { return queue.poll(pagedllm::forever).value().size(); });
+    EXPECT_EQ(waiting.wait_for(20ms), std::future_status::timeout);
+    const std::string prompt = chat(france.question);
+    engine.add(asking(prompt), queue).value();
+    engine.step().value();
+    EXPECT_EQ(waiting.get(), 1u);
+}
+
+TEST(Queue, that_is_full_pauses_its_own_request_and_nobody_elses) {
+    pagedllm::Engine engine = open_engine();
+    const pagedllm::Queue slow = engine.create_queue(2).value();
+    const std::string prompt = chat(france.question);
+    engine.add(endless(prompt, 40), slow).value();
+    std::vector<std::future<pagedllm::Result<pagedllm::Completion>>> fast;
+    for (const Dialogue &dialogue : dialogues) {
+        const std::string question = chat(dialogue.question);
+        fast.push_back(engine.generate_async(asking(question)));
+    }
+    for (size_t i = 0; i < fast.size(); i++) EXPECT_EQ(fast[i].get().value().text, dialogues[i].answer);
+    EXPECT_TRUE(eventually([&] { return engine.stats().value().paused == 1; }));
+    uint64_t tokens = 0;
+    for (bool ended = false; !ended;) {
+        const pagedllm::Outputs outputs = slow.poll(patience).value();
+        ASSERT_FALSE(outputs.empty());
+        EXPECT_LE(outputs.size(), 3u);  // the capacity, and what a step under way adds
+        for (const pagedllm::Output &output : outputs) {
+            tokens += output.tokens.size();
+            EXPECT_EQ(output.generated_tokens, tokens);
+            ended = output.is_last();
+        }
+    }
+    EXPECT_EQ(tokens, 40u);
+    EXPECT_TRUE(eventually([&] { return is_idle(engine); }));
+}
+
+TEST(EventFd, is_readable_while_a_poll_would_not_wait) {
+    pagedllm::Engine engine = host_stepped_engine();
+    const pagedllm::Queue queue = engine.create_queue(64).value();
+    const std::string prompt = chat(france.question);
+    const int fd = queue.event_fd().value();
+    EXPECT_EQ(queue.event_fd().value(), fd);
+    EXPECT_FALSE(is_readable(fd));
+    engine.add(asking(prompt), queue).value();
+    EXPECT_FALSE(is_readable(fd));
+    engine.step().value();
+    EXPECT_TRUE(is_readable(fd));
+    EXPECT_EQ(queue.poll().value().size(), 1u);
+    EXPECT_FALSE(is_readable(fd));
+}
+
+TEST(EventFd, wakes_poll_2_for_every_output_of_a_started_engine) {
+    pagedllm::Engine engine = open_engine();
+    const pagedllm::Queue queue = engine.create_queue(2).value();
+    const std::string prompt = chat(france.question);
+    const int fd = queue.event_fd().value();
+    engine.add(asking(prompt), queue).value();
+    std::string text;
+    for (bool ended = false; !ended;) {
+        ASSERT_TRUE(is_readable(fd, patience));
+        for (const pagedllm::Output &output : queue.poll().value()) {
+            text += output.text;
+            ended = output.is_last();
+        }
+    }
+    EXPECT_EQ(text, france.answer);
+    EXPECT_FALSE(is_readable(fd));
+}
+
+TEST(Queue, whose_engine_has_gone_gives_the_last_outputs_and_is_then_closed) {
+    for (const bool started : {true, false}) {
+        std::optional<pagedllm::Engine> engine = started ? open_engine() : host_stepped_engine();
+        const pagedllm::Queue queue = engine->create_queue(2).value(), unused = engine->create_queue(2).value();
+        const std::string prompt = chat(france.question);
+        engine->add(endless(prompt), queue).value();
+        if (started) ASSERT_TRUE(is_readable(queue.event_fd().value(), patience));
+        else engine->step().value();
+        engine.reset();
+        EXPECT_TRUE(is_readable(queue.event_fd().value()));
+        const pagedllm::Outputs outputs = queue.poll().value();
+        ASSERT_GE(outputs.size(), 2u);
+        EXPECT_EQ(outputs[0].tokens.size(), 1u);
+        EXPECT_EQ(outputs[outputs.size() - 1].finish, FinishReason::abort);
+        for (int i = 0; i < 2; i++) EXPECT_TRUE(fails(Code::closed, queue.poll(pagedllm::forever)));
+        EXPECT_TRUE(fails(Code::closed, unused.poll()));
+        EXPECT_TRUE(is_readable(queue.event_fd().value()));
+    }
+}
+
+TEST(Queue, that_is_destroyed_aborts_its_requests_and_leaves_the_others) {
+    pagedllm::Engine engine = host_stepped_engine();
+    const std::string prompt = chat(france.question);
+    {
+        const pagedllm::Queue queue = engine.create_queue(4).value();
+        for (int i = 0; i < 3; i++) engine.add(endless(prompt), queue).value();
+        engine.add(asking(prompt)).value();
+        EXPECT_EQ(engine.step().value().unfinished, 4u);
+    }
+    step_to_the_end(engine);
+    EXPECT_EQ(engine.stats().value().finished_abort, 3u);
+    EXPECT_EQ(read_to_the_end(engine.queue()).text, france.answer);
+    EXPECT_TRUE(is_idle(engine));
+}
+
+TEST(Queue, of_many_threads_that_come_and_go_leaves_nothing_behind) {
+    pagedllm::Engine engine = open_engine();
+    std::vector<std::thread> clients;
+    std::atomic<int> wrong{0};
+    for (int i = 0; i < 8; i++) {
+        clients.emplace_back([&, i] {
+            const std::string prompt = chat(dialogues[0].question);
+            for (int j = 0; j < 5; j++) {
+                auto stream = engine.stream(endless(prompt, 50), 2);
+                for (int outputs = 0; stream && outputs < i + j && stream->next(); outputs++) {
+                }
+                wrong += !stream || !stream->status();
+            }
+        });
+    }
+    for (std::thread &client : clients) client.join();
+    EXPECT_EQ(wrong, 0);
+    EXPECT_TRUE(eventually([&] { return is_idle(engine); }));
+    const pagedllm::Stats stats = engine.stats().value();
+    EXPECT_EQ(stats.finished_abort + stats.finished_length, 8u * 5u);
+}
