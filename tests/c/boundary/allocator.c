@@ -1,0 +1,153 @@
+// A host with an allocator of its own (as jemalloc or mimalloc take malloc over), which fills fresh memory with 0xAA and
+// freed memory with 0xDD and counts: the library works, and holds no more after a hundred engines than after ten.
+// usage: allocator MODEL_DIR GOLDEN_DIR
+#define _GNU_SOURCE
+#include <errno.h>
+#include <malloc.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pagedllm.h"
+
+// ---- the host's allocator: glibc's, with its habits --------------------------------------------------------------------
+
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *block, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
+void __libc_free(void *block);
+
+enum { FRESH = 0xAA, FREED = 0xDD };
+
+static atomic_llong held;  // bytes
+static atomic_ullong taken;  // blocks
+
+static void *give(void *block, int fill) {
+    if (!block) return NULL;
+    size_t size = malloc_usable_size(block);
+    if (fill) memset(block, fill, size);
+    atomic_fetch_add(&held, (long long)size);
+    atomic_fetch_add(&taken, 1);
+    return block;
+}
+
+void *malloc(size_t size) { return give(__libc_malloc(size), FRESH); }
+
+void *calloc(size_t count, size_t size) { return give(__libc_calloc(count, size), 0); }
+
+void *memalign(size_t alignment, size_t size) { return give(__libc_memalign(alignment, size), FRESH); }
+
+void *aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
+
+int posix_memalign(void **block, size_t alignment, size_t size) {
+    void *aligned = memalign(alignment, size);
+    if (aligned) *block = aligned;
+    return aligned ? 0 : ENOMEM;
+}
+
+void free(void *block) {
+    if (!block) return;
+    size_t size = malloc_usable_size(block);
+    memset(block, FREED, size);
+    atomic_fetch_sub(&held, (long long)size);
+    __libc_free(block);
+}
+
+// Always moves, so that a pointer kept across it is seen.
+void *realloc(void *block, size_t size) {
+    if (!block) return malloc(size);
+    void *moved = malloc(size);
+    if (!moved) return NULL;
+    size_t old = malloc_usable_size(block);
+    memcpy(moved, block, old < size ? old : size);
+    free(block);
+    return moved;
+}
+
+// ---- the host ----------------------------------------------------------------------------------------------------------
+
+static void check(pllm_error *error) {
+    if (!error) return;
+    fprintf(stderr, "allocator: error %d: %s\n", pllm_error_code(error), pllm_error_message(error));
+    exit(1);
+}
+
+static void read_to_the_end(const pllm_queue *queue, char *text, size_t size) {
+    size_t length = 0;
+    for (int ended = 0; !ended;) {
+        pllm_outputs *outputs;
+        check(pllm_queue_poll(queue, -1, &outputs));
+        for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++) {
+            const pllm_output *o = pllm_outputs_get(outputs, i);
+            if (o->text && length + o->text_len < size) memcpy(text + length, o->text, o->text_len), length += o->text_len;
+            ended |= o->finish_reason != PLLM_FINISH_NONE;
+        }
+        pllm_outputs_free(outputs);
+    }
+    text[length] = 0;
+}
+
+static void ask(const pllm_engine *engine, pllm_queue *queue, uint32_t max_tokens) {
+    pllm_sampling sampling;
+    pllm_sampling_init(&sampling, sizeof sampling);
+    sampling.temperature = 0;
+    sampling.max_tokens = max_tokens;
+    pllm_request request;
+    pllm_request_init(&request, sizeof request);
+    request.prompt = "<s><|user|>\nWhat is the capital of France?<|end|>\n<|assistant|>\n";
+    request.text_flags = PLLM_TEXT_SKIP_SPECIAL;
+    request.sampling = &sampling;
+    request.queue = queue;
+    check(pllm_engine_add_request(engine, &request, &(uint64_t){0}));
+}
+
+// Words that no engine before has met: what is kept of them for the next time must go with the engine.
+static void use_new_words(const pllm_engine *engine, unsigned first) {
+    pllm_tokens *tokens;
+    char words[4096];
+    size_t length = 0;
+    for (unsigned i = 0; i < 300; i++) length += (size_t)snprintf(words + length, sizeof words - length, "w%xq ", (first + i) * 2654435761u);
+    check(pllm_engine_tokenize(engine, words, length, 0, &tokens));
+    pllm_tokens_free(tokens);
+}
+
+static void live_and_die(const char *model, unsigned i, char *text, size_t size) {
+    pllm_engine_options options;
+    pllm_engine_options_init(&options, sizeof options);
+    options.model_path = model;
+    options.kv_bytes = 8 << 20;
+    options.threads = 2;
+    pllm_engine *engine;
+    pllm_queue *queue;
+    check(pllm_engine_create(&options, &engine));
+    check(pllm_queue_create(engine, 4, &queue));
+    check(pllm_engine_start(engine));
+    use_new_words(engine, i * 300);
+    ask(engine, queue, 0);
+    read_to_the_end(queue, text, size);
+    ask(engine, queue, 0);  // ends with its engine
+    pllm_error_free(pllm_engine_abort(engine, 999));
+    if (i % 2) pllm_queue_free(queue);
+    pllm_engine_free(engine);
+    if (i % 2 == 0) pllm_queue_free(queue);
+}
+
+int main(int argc, char **argv) {
+    enum { WARM_UP = 10, LIVES = 100 };
+    if (argc < 2) return fprintf(stderr, "usage: allocator MODEL_DIR\n"), 2;
+    char text[256] = "";
+    long long after_warm_up = 0;
+    for (unsigned i = 0; i < LIVES; i++) {
+        live_and_die(argv[1], i, text, sizeof text);
+        if (i + 1 == WARM_UP) after_warm_up = held;
+        if (strcmp(text, "The capital of France is Paris.")) return fprintf(stderr, "allocator: \"%s\"\n", text), 1;
+    }
+    long long grown = held - after_warm_up;
+    if (taken < 10000) return fprintf(stderr, "allocator: the library does not use this allocator\n"), 1;
+    // The threads' own bookkeeping in the C library comes and goes a little.
+    if (grown > 1024) return fprintf(stderr, "allocator: %d engines left %lld bytes behind\n", LIVES - WARM_UP, grown), 1;
+    printf("passed   a_host_with_an_allocator_of_its_own_gets_everything_back (%lld bytes in %d engines)\n", grown, LIVES - WARM_UP);
+}
