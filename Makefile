@@ -68,6 +68,11 @@ test-c: $(BUILD)/abi_test $(BUILD)/libuv_test $(BUILD)/hello_c
 	$(CXX) -std=c++17 $(WARNINGS) -Iinclude -fsyntax-only -x c++ tests/c/header_alone.c
 	$(BUILD)/abi_test $(MODEL) tests/goldens/llama
 	$(BUILD)/libuv_test $(MODEL)
+	tests/c/boundary/run.sh
+	tests/c/fuzz/run.sh $(FUZZ)
+	@# Nothing is lost, nothing is read that was not written.
+	valgrind -q --error-exitcode=9 --leak-check=full --show-leak-kinds=definite,indirect --errors-for-leak-kinds=definite,indirect \
+		$(BUILD)/hello_c $(MODEL) | diff - examples/hello.expected
 
 test-abi: lib
 	tests/abi/check.py
@@ -76,6 +81,35 @@ test-abi: lib
 	$(CC) -std=c11 -O2 -Itests/abi/0.1.0 examples/c/hello.c -o $(BUILD)/hello_0.1.0 $(LINK)
 	$(BUILD)/hello_0.1.0 $(MODEL) | diff - examples/hello.expected
 	tests/abi/symbols.sh $(LIB) $(GLIBC_FLOOR)
+
+# g++ and clang++, plain and under three sanitizers.
+test-cpp: lib
+	tests/cpp/run.sh
+
+test-go: lib
+	@test -z "$$(gofmt -l bindings/go examples/go benches/polling/go)" || { gofmt -l bindings/go examples/go benches/polling/go; exit 1; }
+	cd bindings/go && go vet ./... && go test -count=1 ./... && go test -race -count=1 ./...
+	cd bindings/go && GODEBUG=cgocheck=1 go test -count=1 -tags pagedllm_static ./...
+	cd examples/go && go vet ./... && go test -count=1 ./...
+
+test-python: lib
+	python3 -m unittest discover -s tests/python
+
+test-node: lib
+	cd bindings/node && npm install --no-audit --no-fund --silent
+	node --test tests/node/
+
+# The same program in five languages gives the same answers, and as it did when its output was committed.
+test-examples: $(BUILD)/hello_c $(BUILD)/hello_cpp
+	$(BUILD)/hello_c $(MODEL) | diff - examples/hello.expected
+	$(BUILD)/hello_cpp $(MODEL) | diff - examples/hello.expected
+	cd examples/go && go run ./hello ../model | diff - ../hello.expected
+	python3 examples/python/hello.py $(MODEL) | diff - examples/hello.expected
+	node examples/node/hello.js $(MODEL) | diff - examples/hello.expected
+
+# An hour before a release.
+fuzz: lib
+	tests/c/fuzz/run.sh 3600
 
 # Everything that is installed and packed, used as its users would.
 test-install: lib

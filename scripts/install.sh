@@ -35,7 +35,7 @@ for template in scripts/package/*.in; do
 done
 
 # Wrappers that are built, or read, where they are used.
-install -m 644 bindings/go/go.mod $(ls bindings/go/*.go | grep -v _test.go) "$prefix/share/pagedllm/go/"
+install -m 644 bindings/go/go.mod bindings/go/*.h $(ls bindings/go/*.go | grep -vE '_test.go|scripted.go') "$prefix/share/pagedllm/go/"
 install -m 644 bindings/python/pagedllm.py "$prefix/share/pagedllm/python/"
 install -m 644 bindings/node/pagedllm.js bindings/node/package.json "$prefix/share/pagedllm/node/"
 

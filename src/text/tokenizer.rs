@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::{Decoder, Model, ModelWrapper};
+use tokenizers::{Decoder, ModelWrapper};
 
 use super::{no_panic, read_if_there};
 use crate::error::{Error, Result};

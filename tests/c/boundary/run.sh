@@ -27,6 +27,10 @@ $cc $options allocator.c -o "$build/allocator" $link
 # shellcheck disable=SC2086
 $cc $options dlopen.c -o "$build/dlopen" -ldl
 
+# A locale with decimal commas, made here so that none needs to be installed.
+[ -d "$build/de_DE.UTF-8" ] || localedef -i de_DE -f UTF-8 "$build/de_DE.UTF-8" || true
+export LOCPATH="$build"
+
 failed=0
 "$build/boundary" "$model" "$golden" || failed=1
 "$build/allocator" "$model" || failed=1
