@@ -37,7 +37,7 @@ static void measure(const char *how, size_t streams, uint64_t pace_us, Read read
     uint64_t events = 0;
     while (Clock::now() < begin + std::chrono::seconds(1)) events += read();
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    std::printf("| C++ | %s | %zu | %s | %.0f | %.2f |\n", how, streams, pace_us ? "1 ms" : "none", double(events) / seconds,
+    std::printf("| C++ | %s | %zu | %s | %.0f | %.2f |\n", how, streams, pace_us ? "1ms" : "none", double(events) / seconds,
                 (host_cpu_seconds() - cpu) * 1e6 / double(events));
     std::fflush(stdout);
 }
