@@ -93,14 +93,14 @@ test-go: lib
 	cd examples/go && go vet ./... && go test -count=1 ./...
 
 test-python: lib
-	python3 -m unittest discover -s tests/python
+	python3 tests/python/test_pagedllm.py
 
 test-node: lib
-	cd bindings/node && npm install --no-audit --no-fund --silent
-	node --test tests/node/
+	cd bindings/node && npm ci --ignore-scripts --no-audit --no-fund
+	node --test tests/node/pagedllm.test.js
 
 # The same program in five languages gives the same answers, and as it did when its output was committed.
-test-examples: $(BUILD)/hello_c $(BUILD)/hello_cpp
+test-examples: $(BUILD)/hello_c $(BUILD)/hello_cpp test-node
 	$(BUILD)/hello_c $(MODEL) | diff - examples/hello.expected
 	$(BUILD)/hello_cpp $(MODEL) | diff - examples/hello.expected
 	cd examples/go && go run ./hello ../model | diff - ../hello.expected

@@ -130,6 +130,7 @@ impl Outbox {
         let mut state = self.lock();
         state.abandoned = true;
         state.outputs = VecDeque::new();
+        state.event = None; // closed now, not when the last request lets go of the outbox
         self.full.store(false, Ordering::Release);
     }
 

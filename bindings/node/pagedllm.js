@@ -1,0 +1,580 @@
+'use strict';
+/*
+ * libpagedllm for Node: LLM serving inside your own process. One file over koffi. pagedllm.d.ts says what each call does.
+ *
+ *     const { Engine } = require('pagedllm');
+ *     const engine = await Engine.open({ modelPath: 'models/mine' });
+ *     for await (const output of engine.stream({ prompt: 'Once upon a time', maxTokens: 100 })) process.stdout.write(output.text);
+ *     await engine.close();
+ *
+ * How it waits. The library steps on its own thread. Each stream has a queue, so that a slow reader pauses its own request and no
+ * other; libuv watches the queue's event descriptor (koffi.node.poll), and polling it takes what is there without waiting.
+ * So a stream costs a descriptor, no thread, and the event loop is never blocked. The price: koffi's poll is young, and not yet
+ * in its manual (hence the pinned version); a worker thread that is terminated while koffi polls takes the process down, so
+ * engines are for the main thread; and for Linux, as the descriptor is.
+ *
+ * What computes for longer than a moment (loading, tokenizing, a host's own steps, closing) runs on libuv's thread pool.
+ * Requests are added one after the other, in the order of the calls: they never take more than one of the pool's threads.
+ */
+const fs = require('node:fs');
+const path = require('node:path');
+const { isMainThread } = require('node:worker_threads');
+const koffi = require('koffi');
+
+const ABI_VERSION = 0;
+const CODES = ['', 'INVALID_ARGUMENT', 'NOT_FOUND', 'IO', 'MODEL', 'UNSUPPORTED', 'CAPACITY', 'BUSY', 'OUT_OF_MEMORY', 'INTERNAL',
+  'CLOSED', 'CANCELLED'];
+const FINISH_REASONS = [null, 'stop', 'length', 'abort', 'error'];
+const DTYPES = ['auto', 'f32', 'bf16'];
+const ISAS = ['auto', 'portable', 'avx2', 'avx512'];
+const ENGINE_SKIP_TOKENIZER = 1;
+const SAMPLING_SEED = 1, SAMPLING_IGNORE_EOS = 2, SAMPLING_LOGPROBS = 4;
+const TEXT_ADD_SPECIAL = 1, TEXT_SKIP_SPECIAL = 2;
+
+class PagedllmError extends Error {
+  constructor(code, message) {
+    super(message);
+    this.name = 'PagedllmError';
+    this.code = `PLLM_E_${CODES[code] ?? code}`;
+  }
+}
+const [INVALID_ARGUMENT, UNSUPPORTED, CLOSED] = ['INVALID_ARGUMENT', 'UNSUPPORTED', 'CLOSED'].map((name) => CODES.indexOf(name));
+
+// ---- the library ------------------------------------------------------------------------------------------------------
+
+// A struct of pagedllm.h: 'type: names' in the order of its fields.
+function struct(...fields) {
+  const members = { structSize: 'uint64_t' };
+  for (const [type, names] of fields) for (const name of names.split(' ')) members[name] = type;
+  return koffi.struct(members);
+}
+
+const u32 = 'uint32_t', u64 = 'uint64_t', pointer = 'void *';
+const Progress = koffi.pointer(koffi.proto('int32_t', [pointer, u64, u64]));
+const Options = struct(
+  [pointer, 'modelPath'], [u64, 'modelPathLen'], [pointer, 'device'], [u64, 'deviceLen kvBytes seed'],
+  [u32, 'blockSize kvDtype maxModelLen maxBatchTokens maxSeqs prefillChunk threads isa flags reserved'], [u64, 'queueCapacity'],
+  [Progress, 'progress'], [pointer, 'progressData']);
+const Sampling = struct(
+  [u64, 'seed'], [pointer, 'stopTokenIds'], [u64, 'stopTokenIdsLen'], [koffi.pointer(pointer), 'stop'],
+  [koffi.pointer(u64), 'stopLens'], [u64, 'stopCount'], ['float', 'temperature topP minP'],
+  [u32, 'topK maxTokens minTokens flags reserved']);
+const Request = struct(
+  [pointer, 'prompt'], [u64, 'promptLen'], [pointer, 'promptTokens'], [u64, 'promptTokensLen'],
+  [koffi.pointer(Sampling), 'sampling'], [u64, 'userData'], [u32, 'n textFlags'], [pointer, 'queue']);
+const Output = struct(
+  [u64, 'request sequence userData'], [pointer, 'tokens'], [u64, 'tokensLen'], [pointer, 'logprobs text'], [u64, 'textLen'],
+  [pointer, 'error'], [u64, 'errorLen promptTokens generatedTokens'], [u32, 'index finishReason'], ['int32_t', 'errorCode'],
+  [u32, 'reserved']);
+const Step = struct([u64, 'unfinished prefillTokens decodeTokens sequences paused']);
+const Stats = struct(
+  [u64, 'waiting running blocksTotal blocksUsed blocksCached blocksFree'], ['double', 'slotUtilization'],
+  [u64, 'steps promptTokens generatedTokens preemptions finishedStop finishedLength finishedAbort finishedError paused']);
+const Plan = struct([u64, 'weightBytes kvBytes workBytes blocks blockSize blockBytes maxModelLen fullSequences kvDtype']);
+const Info = struct(
+  [pointer, 'architecture'], [u64, 'architectureLen'], [pointer, 'isa'], [u64, 'isaLen'], [pointer, 'eosTokenIds'],
+  [u64, 'eosTokenIdsLen vocabSize layers maxPositions maxModelLen threads']);
+
+const lib = declare(load());
+
+function load() {
+  const files = [path.join(__dirname, 'libpagedllm.so'), path.join(__dirname, '../../target/release/libpagedllm.so')];
+  const file = process.env.PAGEDLLM_LIBRARY || files.find((file) => fs.existsSync(file)) || 'libpagedllm.so.0';
+  let library;
+  try {
+    library = koffi.load(file);
+  } catch (error) {
+    throw new Error(`${file}: ${error.message}; set PAGEDLLM_LIBRARY to the library's file`, { cause: error });
+  }
+  const abi = library.func('pllm_abi_version', u32, [])();
+  if (abi !== ABI_VERSION) throw new Error(`${file} has ABI ${abi}, this module is for ABI ${ABI_VERSION}`);
+  return library;
+}
+
+function declare(library) {
+  const functions = {};
+  const declare = (result, args, ...names) => {
+    for (const name of names) functions[name] = library.func(`pllm_${name}`, result, args);
+  };
+  const filled = (type) => koffi.inout(koffi.pointer(type));
+  const out = (type) => koffi.out(koffi.pointer(type));
+  declare('str', [], 'version', 'build_info');
+  declare('int32_t', [pointer], 'error_code');
+  declare('str', [pointer], 'error_message');
+  declare('void', [filled(Options), u64], 'engine_options_init');
+  declare('void', [filled(Sampling), u64], 'sampling_init');
+  declare('void', [filled(Request), u64], 'request_init');
+  declare('void', [pointer], 'engine_free', 'queue_free', 'outputs_free', 'tokens_free', 'bytes_free', 'error_free');
+  declare(pointer, [pointer], 'engine_queue', 'tokens_data', 'bytes_data');
+  declare(u64, [pointer], 'outputs_len', 'tokens_len', 'bytes_len');
+  declare(pointer, [pointer, u64], 'outputs_get');
+  // From here on each returns a pllm_error *.
+  declare(pointer, [koffi.pointer(Options), filled(Plan)], 'engine_plan');
+  declare(pointer, [koffi.pointer(Options), out(pointer)], 'engine_create');
+  declare(pointer, [pointer, filled(Info)], 'engine_info');
+  declare(pointer, [pointer, filled(Step)], 'engine_step');
+  declare(pointer, [pointer, filled(Stats)], 'engine_stats');
+  declare(pointer, [pointer], 'engine_start', 'engine_stop');
+  declare(pointer, [pointer, u64], 'engine_abort');
+  declare(pointer, [pointer, koffi.pointer(Request), out(u64)], 'engine_add_request');
+  declare(pointer, [pointer, u64, out(pointer)], 'queue_create');
+  declare(pointer, [pointer, out('int32_t')], 'queue_event_fd');
+  declare(pointer, [pointer, 'int64_t', out(pointer)], 'queue_poll');
+  declare(pointer, [pointer, pointer, u64, u32, out(pointer)], 'engine_tokenize', 'engine_detokenize');
+  declare(pointer, [pointer, pointer, u64, out(pointer)], 'engine_render_chat');
+  return functions;
+}
+
+function check(error) {
+  if (!error) return;
+  const thrown = new PagedllmError(lib.error_code(error), lib.error_message(error));
+  lib.error_free(error);
+  throw thrown;
+}
+
+// Calls on a thread of the pool. koffi hands buffers over as bare pointers: what the call is given is kept until it returns.
+const inUse = new Set();
+function onPool(call, ...args) {
+  inUse.add(args);
+  return new Promise((resolve, reject) => {
+    call.async(...args, (failed, result) => {
+      inUse.delete(args);
+      if (failed) reject(failed);
+      else resolve(result);
+    });
+  });
+}
+
+// ---- between C and JavaScript -----------------------------------------------------------------------------------------
+
+function made(type, init) {
+  const value = { structSize: koffi.sizeof(type) };
+  init(value, value.structSize);
+  return value;
+}
+
+// The struct that a call fills, without its size.
+function filled(type, call, subject) {
+  const value = { structSize: koffi.sizeof(type) };
+  check(call(subject, value));
+  return withoutSize(value);
+}
+
+async function filledOnPool(type, call, subject) {
+  const value = { structSize: koffi.sizeof(type) };
+  check(await onPool(call, subject, value));
+  return withoutSize(value);
+}
+
+function withoutSize({ structSize, ...fields }) {
+  return fields;
+}
+
+// Sets the numbers that are given. koffi would cut one to the field's size.
+function assign(value, type, numbers) {
+  for (const [name, number] of Object.entries(numbers)) {
+    if (number === undefined) continue;
+    const kind = type.members[name]?.type.primitive;
+    if (kind === 'Float32') {
+      if (typeof number !== 'number') throw new TypeError(`${name} must be a number`);
+      value[name] = number;
+    } else if (kind === 'UInt32' || kind === 'UInt64') {
+      value[name] = unsigned(name, number, kind === 'UInt32' ? 32 : 64);
+    } else {
+      throw new TypeError(`there is no option '${name}'`);
+    }
+  }
+}
+
+function unsigned(name, number, bits) {
+  const whole = typeof number === 'bigint' || Number.isInteger(number);
+  if (!whole && typeof number !== 'number') throw new TypeError(`${name} must be a number or a bigint`);
+  if (!whole || BigInt.asUintN(bits, BigInt(number)) !== BigInt(number)) {
+    throw new PagedllmError(INVALID_ARGUMENT, `${name} is ${number}: it is no integer of ${bits} bits without a sign`);
+  }
+  return number;
+}
+
+const flag = (flags, bit, on) => (on === undefined ? flags : on ? flags | bit : flags & ~bit);
+
+function named(names, name, value) {
+  const number = names.indexOf(value);
+  if (number < 0) throw new TypeError(`${name} must be one of ${names.join(', ')}`);
+  return number;
+}
+
+// Texts and token ids are copied, as a thread of the pool reads them, and end with a zero that is not counted, as koffi gives an
+// empty buffer no address.
+function utf8(name, text) {
+  if (typeof text === 'string') return Buffer.from(`${text}\0`);
+  if (text instanceof Uint8Array) return Buffer.concat([text, Buffer.alloc(1)]);
+  throw new TypeError(`${name} must be a string, or a Uint8Array of UTF-8`);
+}
+
+function tokenIds(name, tokens) {
+  if (!Array.isArray(tokens) && !(tokens instanceof Uint32Array)) throw new TypeError(`${name} must be an array or a Uint32Array`);
+  return Uint32Array.from([...tokens, 0], (token) => unsigned(`a token of ${name}`, token, 32));
+}
+
+const lengthOf = (copied) => copied.length - 1;
+
+function assignCopied(value, name, copied) {
+  value[name] = copied;
+  value[`${name}Len`] = lengthOf(copied);
+}
+
+function toOptions({ modelPath, device, kvDtype, isa, skipTokenizer, ...numbers }) {
+  const options = made(Options, lib.engine_options_init);
+  assignCopied(options, 'modelPath', utf8('modelPath', modelPath));
+  if (device !== undefined) assignCopied(options, 'device', utf8('device', device));
+  if (kvDtype !== undefined) options.kvDtype = named(DTYPES, 'kvDtype', kvDtype);
+  if (isa !== undefined) options.isa = named(ISAS, 'isa', isa);
+  options.flags = flag(options.flags, ENGINE_SKIP_TOKENIZER, skipTokenizer);
+  assign(options, Options, numbers);
+  return options;
+}
+
+function toRequest({ prompt, promptTokens, userData, n, addSpecial, skipSpecial, ...sampling }) {
+  const request = made(Request, lib.request_init);
+  if (prompt !== undefined) assignCopied(request, 'prompt', utf8('prompt', prompt));
+  if (promptTokens !== undefined) assignCopied(request, 'promptTokens', tokenIds('promptTokens', promptTokens));
+  request.textFlags = flag(flag(request.textFlags, TEXT_ADD_SPECIAL, addSpecial), TEXT_SKIP_SPECIAL, skipSpecial);
+  request.sampling = toSampling(sampling);
+  assign(request, Request, { userData, n });
+  return request;
+}
+
+function toSampling({ stop, stopTokenIds, ignoreEos, logprobs, ...numbers }) {
+  const sampling = made(Sampling, lib.sampling_init);
+  let flags = flag(sampling.flags, SAMPLING_SEED, numbers.seed === undefined ? undefined : true);
+  flags = flag(flags, SAMPLING_IGNORE_EOS, ignoreEos);
+  sampling.flags = flag(flags, SAMPLING_LOGPROBS, logprobs);
+  if (stopTokenIds !== undefined) assignCopied(sampling, 'stopTokenIds', tokenIds('stopTokenIds', stopTokenIds));
+  if (stop !== undefined) {
+    sampling.stop = [stop].flat().map((text) => utf8('stop', text));
+    sampling.stopLens = sampling.stop.map(lengthOf);
+    sampling.stopCount = sampling.stop.length;
+  }
+  assign(sampling, Sampling, numbers);
+  return sampling;
+}
+
+const text = (address, length) => (address ? koffi.decode.string(address, length) : '');
+const numbers = (address, type, length) => (address ? Array.from(koffi.decode(address, type, length)) : []);
+
+function toOutput(address) {
+  const output = koffi.decode(address, Output);
+  return {
+    request: output.request,
+    text: text(output.text, output.textLen),
+    tokens: numbers(output.tokens, u32, output.tokensLen),
+    logprobs: output.logprobs ? numbers(output.logprobs, 'float', output.tokensLen) : null,
+    finishReason: output.finishReason in FINISH_REASONS ? FINISH_REASONS[output.finishReason] : 'other',
+    error: output.errorCode ? new PagedllmError(output.errorCode, text(output.error, output.errorLen)) : null,
+    promptTokens: output.promptTokens,
+    generatedTokens: output.generatedTokens,
+    userData: output.userData,
+    sequence: output.sequence,
+    index: output.index,
+  };
+}
+
+// ---- handles ----------------------------------------------------------------------------------------------------------
+
+// Something of the library's, freed once it is closed and no call on the pool uses it.
+class Handle {
+  #what;
+  #pointer;
+  #free;
+  #uses = 0;
+  #closed = false;
+  #settle;
+  #freed = new Promise((resolve) => { this.#settle = resolve; });
+
+  constructor(what, pointer, free) {
+    this.#what = what;
+    this.#pointer = pointer;
+    this.#free = free;
+  }
+
+  get pointer() {
+    if (this.#closed) throw new PagedllmError(CLOSED, `the ${this.#what} is closed`);
+    return this.#pointer;
+  }
+
+  // Keeps the pointer alive until what `use` returns is settled.
+  async during(use) {
+    const pointer = this.pointer;
+    this.#uses++;
+    try {
+      return await use(pointer);
+    } finally {
+      this.#uses--;
+      if (this.#closed) this.#freeWhenUnused();
+    }
+  }
+
+  // Fulfilled when it is freed.
+  close() {
+    if (!this.#closed) {
+      this.#closed = true;
+      this.#freeWhenUnused();
+    }
+    return this.#freed;
+  }
+
+  #freeWhenUnused() {
+    if (this.#uses === 0) this.#settle(this.#free(this.#pointer));
+  }
+}
+
+class Queue {
+  #handle;
+  #watch = null; // koffi's, from the first wait on
+  #readable = null; // the promise that is awaited, and what fulfils it
+  #wake;
+
+  // Not for you: Engine.createQueue makes queues.
+  constructor(what, pointer, free) {
+    this.#handle = new Handle(what, pointer, free);
+  }
+
+  poll() {
+    const batch = [null];
+    check(lib.queue_poll(this.#handle.pointer, 0, batch));
+    try {
+      return Array.from({ length: lib.outputs_len(batch[0]) }, (_, i) => toOutput(lib.outputs_get(batch[0], i)));
+    } finally {
+      lib.outputs_free(batch[0]);
+    }
+  }
+
+  readable() {
+    const { pointer } = this.#handle;
+    if (!this.#readable) {
+      this.#startWatch(pointer);
+      this.#readable = new Promise((resolve) => { this.#wake = resolve; });
+    }
+    return this.#readable;
+  }
+
+  close() {
+    this.#watch?.close(); // before its descriptor goes
+    this.#watch = null;
+    this.#woken();
+    this.#handle.close();
+  }
+
+  // For Engine: the pointer, alive until what `use` returns is settled.
+  during(use) {
+    return this.#handle.during(use);
+  }
+
+  #startWatch(pointer) {
+    // koffi calls from outside of Node's callback scopes, whose end is what runs promises' reactions; an immediate has one.
+    const onReadable = () => {
+      this.#watch?.stop();
+      setImmediate(() => this.#woken());
+    };
+    if (this.#watch) {
+      this.#watch.start(onReadable);
+    } else {
+      const fd = [0];
+      check(lib.queue_event_fd(pointer, fd));
+      this.#watch = koffi.node.poll(fd[0], onReadable);
+    }
+  }
+
+  #woken() {
+    this.#readable = null;
+    this.#wake?.();
+  }
+}
+
+// ---- the engine -------------------------------------------------------------------------------------------------------
+
+class Engine {
+  #handle;
+  #queue;
+  #lastAdded = Promise.resolve();
+
+  static async open({ hostSteps = false, progress, signal, ...given }) {
+    if (!isMainThread) throw new PagedllmError(UNSUPPORTED, 'this is a worker thread: open the engine on the main thread');
+    signal?.throwIfAborted();
+    const options = toOptions(given);
+    let thrown;
+    if (progress || signal) {
+      options.progress = (_data, done, total) => {
+        try {
+          signal?.throwIfAborted();
+          progress?.(done, total);
+          return 0;
+        } catch (error) {
+          thrown ??= { error };
+          return 1;
+        }
+      };
+    }
+    const pointer = [null];
+    const error = await onPool(lib.engine_create, options, pointer);
+    if (error && thrown) {
+      lib.error_free(error);
+      throw thrown.error;
+    }
+    check(error);
+    const engine = new Engine(pointer[0]);
+    try {
+      signal?.throwIfAborted();
+      if (!hostSteps) engine.start();
+    } catch (error) {
+      await engine.close();
+      throw error;
+    }
+    return engine;
+  }
+
+  static async plan(options) {
+    const plan = await filledOnPool(Plan, lib.engine_plan, toOptions(options));
+    return { ...plan, kvDtype: DTYPES[plan.kvDtype] };
+  }
+
+  // Not for you: Engine.open makes engines.
+  constructor(pointer) {
+    this.#handle = new Handle('engine', pointer, (pointer) => onPool(lib.engine_free, pointer));
+    this.#queue = new Queue('engine', lib.engine_queue(pointer), () => {});
+  }
+
+  close() {
+    this.#queue.close();
+    return this.#handle.close();
+  }
+
+  async generate(request, { signal } = {}) {
+    const completion = { request: 0, text: '', tokens: [], logprobs: null, finishReason: null, promptTokens: 0 };
+    for await (const output of this.stream(request, { signal })) {
+      completion.request = output.request;
+      completion.text += output.text;
+      completion.tokens.push(...output.tokens);
+      if (output.logprobs) (completion.logprobs ??= []).push(...output.logprobs);
+      completion.finishReason = output.finishReason;
+      completion.promptTokens = output.promptTokens;
+    }
+    return completion;
+  }
+
+  async *stream(request, { signal, capacity = 64 } = {}) {
+    signal?.throwIfAborted();
+    const queue = this.createQueue(capacity);
+    const close = () => queue.close();
+    signal?.addEventListener('abort', close, { once: true });
+    try {
+      await this.add({ ...request, queue });
+      for (;;) {
+        for (const output of queue.poll()) {
+          if (output.error) throw output.error;
+          signal?.throwIfAborted();
+          yield output;
+          if (output.finishReason) return;
+        }
+        await queue.readable();
+      }
+    } catch (error) {
+      throw signal?.aborted ? signal.reason : error; // an aborted signal closes the queue
+    } finally {
+      signal?.removeEventListener('abort', close);
+      queue.close();
+    }
+  }
+
+  async add({ queue, ...request }) {
+    const c = toRequest(request);
+    const add = () => this.#handle.during(async (engine) => {
+      const id = [0];
+      const added = (queue) => onPool(lib.engine_add_request, engine, { ...c, queue }, id);
+      check(queue ? await queue.during(added) : await added(null));
+      return id[0];
+    });
+    const added = this.#lastAdded.then(add);
+    this.#lastAdded = added.catch(() => {});
+    return added;
+  }
+
+  abort(request) {
+    check(lib.engine_abort(this.#handle.pointer, unsigned('request', request, 64)));
+  }
+
+  async step() {
+    return this.#handle.during((engine) => filledOnPool(Step, lib.engine_step, engine));
+  }
+
+  start() {
+    check(lib.engine_start(this.#handle.pointer));
+  }
+
+  async stop() {
+    return this.#handle.during(async (engine) => check(await onPool(lib.engine_stop, engine)));
+  }
+
+  get queue() {
+    this.#handle.pointer;
+    return this.#queue;
+  }
+
+  createQueue(capacity) {
+    const pointer = [null];
+    check(lib.queue_create(this.#handle.pointer, unsigned('capacity', capacity, 64), pointer));
+    return new Queue('queue', pointer[0], lib.queue_free);
+  }
+
+  async tokenize(text, { addSpecial = false } = {}) {
+    const bytes = utf8('text', text);
+    return this.#handle.during(async (engine) => {
+      const tokens = [null];
+      check(await onPool(lib.engine_tokenize, engine, bytes, lengthOf(bytes), flag(0, TEXT_ADD_SPECIAL, addSpecial), tokens));
+      const ids = numbers(lib.tokens_data(tokens[0]), u32, lib.tokens_len(tokens[0]));
+      lib.tokens_free(tokens[0]);
+      return ids;
+    });
+  }
+
+  async detokenize(tokens, { skipSpecial = false } = {}) {
+    const ids = tokenIds('tokens', tokens);
+    return this.#textOf(lib.engine_detokenize, ids, lengthOf(ids), flag(0, TEXT_SKIP_SPECIAL, skipSpecial));
+  }
+
+  async renderChat(messages) {
+    const json = utf8('messages', JSON.stringify(messages));
+    return this.#textOf(lib.engine_render_chat, json, lengthOf(json));
+  }
+
+  #textOf(call, ...args) {
+    return this.#handle.during(async (engine) => {
+      const bytes = [null];
+      check(await onPool(call, engine, ...args, bytes));
+      const result = text(lib.bytes_data(bytes[0]), lib.bytes_len(bytes[0]));
+      lib.bytes_free(bytes[0]);
+      return result;
+    });
+  }
+
+  info() {
+    const info = filled(Info, lib.engine_info, this.#handle.pointer);
+    const { architectureLen, isaLen, eosTokenIdsLen, ...rest } = info;
+    return {
+      ...rest,
+      architecture: text(info.architecture, architectureLen),
+      isa: text(info.isa, isaLen),
+      eosTokenIds: numbers(info.eosTokenIds, u32, eosTokenIdsLen),
+    };
+  }
+
+  stats() {
+    return filled(Stats, lib.engine_stats, this.#handle.pointer);
+  }
+}
+if (Symbol.asyncDispose) Engine.prototype[Symbol.asyncDispose] = Engine.prototype.close;
+
+const version = () => lib.version();
+const buildInfo = () => JSON.parse(lib.build_info());
+
+module.exports = { Engine, Queue, PagedllmError, version, buildInfo };

@@ -1,0 +1,517 @@
+'use strict';
+// The Node module against the library and the bundled model.
+// usage: node --test tests/node/pagedllm.test.js   (npm ci in bindings/node first; PAGEDLLM_LIBRARY names another library)
+const assert = require('node:assert/strict');
+const { execFile } = require('node:child_process');
+const fs = require('node:fs');
+const path = require('node:path');
+const { describe, it, beforeEach, afterEach } = require('node:test');
+const { setTimeout: sleep } = require('node:timers/promises');
+const { promisify } = require('node:util');
+const { Worker } = require('node:worker_threads');
+
+const MODULE = path.join(__dirname, '../../bindings/node/pagedllm.js');
+const MODEL = path.join(__dirname, '../../examples/model');
+const { Engine, PagedllmError, version, buildInfo } = require(MODULE);
+
+const SMALL = { modelPath: MODEL, threads: 1, kvBytes: 16 << 20 };
+const EXPECTED = JSON.parse(fs.readFileSync(path.join(MODEL, 'expected.json')))
+  .map((known) => ({ ...known, request: { prompt: known.prompt, addSpecial: false, temperature: 0 } }));
+const ANSWERS = EXPECTED.map(({ answer }) => answer);
+const STORY = EXPECTED.find((known) => known.token_ids.length > 60);
+const ENDLESS = { prompt: 'Hello', temperature: 0, ignoreEos: true }; // until the sequence is as long as the engine allows
+
+const entries = (folder) => fs.readdirSync(folder).length;
+const threads = () => entries('/proc/self/task');
+const descriptors = () => entries('/proc/self/fd');
+
+// For what another thread does in its own time.
+async function soon(holds, what) {
+  const end = Date.now() + 10_000;
+  while (!holds()) {
+    assert.ok(Date.now() < end, `still not after 10 seconds: ${what}`);
+    await sleep(1);
+  }
+}
+
+const refused = (code, message, call) => assert.rejects(async () => call(), (error) => {
+  assert.ok(error instanceof PagedllmError, error);
+  assert.equal(error.code, `PLLM_E_${code}`, error.message);
+  assert.ok(error.message.includes(message), error.message);
+  return true;
+});
+
+async function withEngine(options, use) {
+  const engine = await Engine.open({ ...SMALL, ...options });
+  try {
+    return await use(engine);
+  } finally {
+    await engine.close();
+  }
+}
+
+async function collect(stream) {
+  const outputs = [];
+  for await (const output of stream) outputs.push(output);
+  return outputs;
+}
+const textOf = (outputs) => outputs.map((output) => output.text).join('');
+
+let engine;
+beforeEach(async () => { engine = await Engine.open(SMALL); });
+afterEach(() => engine.close());
+
+async function idle() {
+  await soon(() => {
+    const { waiting, running, blocksUsed } = engine.stats();
+    return waiting + running + blocksUsed === 0;
+  }, 'no request, no block in use');
+}
+async function aborted(count) {
+  await soon(() => engine.stats().finishedAbort === count, `${count} requests are aborted`);
+  await idle();
+}
+
+describe('generating', () => {
+  it('gives every answer that the model was trained to give', async () => {
+    for (const { messages, prompt, request, answer, token_ids: tokens } of EXPECTED) {
+      assert.equal(await engine.renderChat(messages), prompt);
+      const completion = await engine.generate(request);
+      assert.deepEqual([completion.text, completion.tokens, completion.finishReason], [answer, tokens, 'stop']);
+    }
+  });
+
+  it('streams the same answer piece by piece', async () => {
+    const outputs = await collect(engine.stream(STORY.request));
+    assert.equal(textOf(outputs), STORY.answer);
+    assert.deepEqual(outputs.flatMap((output) => output.tokens), STORY.token_ids);
+    assert.ok(outputs.length > 10);
+    const last = outputs.pop();
+    assert.deepEqual([last.finishReason, last.generatedTokens], ['stop', STORY.token_ids.length]);
+    assert.ok(outputs.every((output) => output.finishReason === null));
+  });
+
+  it('takes a prompt as token ids and as bytes', async () => {
+    const promptTokens = await engine.tokenize(STORY.prompt);
+    assert.equal(await engine.detokenize(promptTokens), STORY.prompt);
+    for (const prompt of [{ promptTokens }, { promptTokens: Uint32Array.from(promptTokens) },
+      { prompt: Buffer.from(STORY.prompt), addSpecial: false }]) {
+      const completion = await engine.generate({ ...prompt, temperature: 0 });
+      assert.deepEqual([completion.text, completion.promptTokens], [STORY.answer, promptTokens.length]);
+    }
+  });
+
+  it('takes a NUL byte for text like any other', async () => {
+    const tokens = await engine.tokenize('a\0b');
+    assert.equal(await engine.detokenize(tokens), 'a\0b');
+    assert.equal((await engine.generate({ prompt: 'a\0b', addSpecial: false, maxTokens: 1 })).promptTokens, tokens.length);
+  });
+
+  it('adds and shows special tokens as asked', async () => {
+    const promptTokens = async (flags) => (await engine.generate({ prompt: 'Hello', maxTokens: 1, ...flags })).promptTokens;
+    assert.equal(await promptTokens({}), await promptTokens({ addSpecial: true }));
+    assert.equal(await promptTokens({ addSpecial: false }) + 1, await promptTokens({ addSpecial: true }));
+    assert.equal(await engine.detokenize(STORY.token_ids, { skipSpecial: true }), STORY.answer);
+    assert.notEqual(await engine.detokenize(STORY.token_ids), STORY.answer);
+  });
+
+  it('samples as it says', async () => {
+    const ask = (sampling) => engine.generate({ ...STORY.request, ...sampling });
+    const { answer, token_ids: tokens } = STORY;
+    assert.equal((await ask({ stop: 'village' })).text, answer.slice(0, answer.indexOf('village')));
+    assert.equal((await ask({ stop: ['never', 'Hugo'] })).text, answer.slice(0, answer.indexOf('Hugo')));
+    assert.deepEqual((await ask({ stopTokenIds: [tokens[7]] })).tokens, tokens.slice(0, tokens.indexOf(tokens[7]) + 1));
+    assert.ok((await ask({ minTokens: tokens.length + 1 })).tokens.length > tokens.length);
+    const short = await ask({ maxTokens: 5 });
+    assert.deepEqual([short.tokens, short.finishReason, short.logprobs], [tokens.slice(0, 5), 'length', null]);
+    const { logprobs } = await ask({ maxTokens: 5, logprobs: true });
+    assert.equal(logprobs.length, 5);
+    assert.ok(logprobs.every((p) => p > -1 && p <= 0), logprobs);
+  });
+
+  it('makes the same choices with the same seed, and leaves what is left out to the library', async () => {
+    const ask = async (sampling) =>
+      (await engine.generate({ prompt: 'Once', maxTokens: 20, ignoreEos: true, ...sampling })).tokens;
+    assert.deepEqual(await ask({ seed: 2n ** 64n - 1n }), await ask({ seed: 2n ** 64n - 1n }));
+    assert.notDeepEqual(await ask({ seed: 1 }), await ask({ seed: 2 }));
+    assert.deepEqual(await ask({ seed: 1 }), await ask({ seed: 1, temperature: 1, topP: 1, minP: 0, topK: 0 }));
+    assert.notDeepEqual(await ask({ seed: 1 }), await ask({ seed: 1, temperature: 0 }));
+  });
+
+  it('tells requests apart that share a queue', async () => {
+    const queue = engine.createQueue(1000);
+    const ids = await Promise.all(EXPECTED.map(({ request }, i) => engine.add({ ...request, queue, userData: i })));
+    const texts = new Map(ids.map((id) => [id, '']));
+    for (let ended = 0; ended < ids.length; await queue.readable()) {
+      for (const output of queue.poll()) {
+        assert.equal(ids[output.userData], output.request);
+        texts.set(output.request, texts.get(output.request) + output.text);
+        if (output.finishReason) ended++;
+      }
+      if (ended === ids.length) break;
+    }
+    queue.close();
+    assert.deepEqual([...texts.values()], ANSWERS);
+  });
+
+  it('adds requests in the order of the calls, however long one takes to tokenize', async () => {
+    const prompts = ['The quick brown fox. '.repeat(40), 'a', 'b', 'c', 'd'];
+    const ids = await Promise.all(prompts.map((prompt) => engine.add({ prompt, maxTokens: 1 })));
+    assert.deepEqual(ids, [1, 2, 3, 4, 5]);
+  });
+
+  it('answers from two engines at once', () => withEngine({ kvDtype: 'f32' }, async (other) => {
+    const ask = (engine) => Promise.all(EXPECTED.map(async ({ request }) => (await engine.generate(request)).text));
+    assert.deepEqual(await Promise.all([ask(engine), ask(other)]), [ANSWERS, ANSWERS]);
+    await other.close();
+    assert.equal((await engine.generate(STORY.request)).text, STORY.answer);
+  }));
+
+  it('lets the host step', () => withEngine({ hostSteps: true }, async (engine) => {
+    const request = await engine.add(STORY.request);
+    assert.deepEqual(engine.queue.poll(), []);
+    const outputs = [];
+    while ((await engine.step()).unfinished) outputs.push(...engine.queue.poll());
+    outputs.push(...engine.queue.poll());
+    assert.equal(textOf(outputs), STORY.answer);
+    assert.ok(outputs.every((output) => output.request === request));
+    const both = await Promise.allSettled([engine.generate(STORY.request), engine.start()]);
+    assert.equal(both[0].value.text, STORY.answer);
+    await refused('BUSY', 'one at a time', () => engine.step());
+    await refused('BUSY', 'one at a time', () => engine.start());
+    await engine.stop();
+    await engine.stop();
+    assert.equal((await engine.step()).sequences, 0);
+  }));
+
+  it('tells what is known of engine and library', async () => {
+    const info = engine.info(), plan = await Engine.plan(SMALL), stats = engine.stats();
+    assert.deepEqual([info.architecture, info.vocabSize, info.layers, info.threads, info.eosTokenIds],
+      ['LlamaForCausalLM', 1024, 4, 1, [5, 1]]);
+    assert.deepEqual([plan.kvBytes, plan.blockSize, plan.maxModelLen, plan.kvDtype], [16 << 20, 16, info.maxModelLen, 'bf16']);
+    assert.deepEqual([stats.blocksTotal, stats.blocksFree, stats.slotUtilization], [plan.blocks, plan.blocks, 1]);
+    assert.equal(buildInfo().version, version());
+    await engine.generate({ prompt: 'Hello', maxTokens: 3, ignoreEos: true });
+    await soon(() => engine.stats().finishedLength === 1, 'the request is counted');
+    assert.equal(engine.stats().generatedTokens, 3);
+  });
+});
+
+describe('waiting', () => {
+  it('reads two hundred streams at once without a thread for them', async () => {
+    await Promise.all(EXPECTED.map(({ request }) => engine.generate(request))); // libuv's pool is up
+    const before = threads(), descriptorsBefore = descriptors();
+    let mostThreads = 0, mostDescriptors = 0;
+    const texts = await Promise.all(Array.from({ length: 200 }, async (_, i) => {
+      let text = '';
+      for await (const output of engine.stream(EXPECTED[i % EXPECTED.length].request)) {
+        text += output.text;
+        mostThreads = Math.max(mostThreads, threads());
+        mostDescriptors = Math.max(mostDescriptors, descriptors());
+      }
+      return text;
+    }));
+    assert.deepEqual(texts, texts.map((_, i) => ANSWERS[i % ANSWERS.length]));
+    assert.equal(mostThreads, before);
+    assert.ok(mostDescriptors >= descriptorsBefore + 100, 'many were open at once');
+    await soon(() => descriptors() <= descriptorsBefore, 'the step under way has let go of the last queue');
+    await idle();
+  });
+
+  it('leaves the event loop and the thread pool to others', () => withEngine({ hostSteps: true }, async (engine) => {
+    let left = 50;
+    const waiting = Array.from({ length: left }, async () => { // nobody steps
+      const { finishReason } = await engine.generate({ ...ENDLESS, maxTokens: 1 });
+      assert.equal(finishReason, 'length');
+      left--;
+    });
+    await Promise.all(Array.from({ length: 50 }, () => fs.promises.readFile(path.join(MODEL, 'config.json'))));
+    const before = process.cpuUsage();
+    await sleep(300);
+    const { user, system } = process.cpuUsage(before);
+    assert.ok(user + system < 100_000, `waiting took ${user + system} microseconds of the processor`);
+    assert.equal(left, 50);
+    while (left) await engine.step();
+    await Promise.all(waiting);
+  }));
+
+  it('lets a slow reader hold up nobody but itself', async () => {
+    const slow = engine.stream(STORY.request, { capacity: 1 });
+    const first = (await slow.next()).value;
+    assert.deepEqual(await Promise.all(EXPECTED.map(async ({ request }) => (await engine.generate(request)).text)), ANSWERS);
+    await soon(() => engine.stats().finishedStop === EXPECTED.length, 'the others are done');
+    assert.deepEqual([engine.stats().paused, engine.stats().waiting], [1, 1]);
+    assert.equal(textOf([first, ...await collect(slow)]), STORY.answer);
+  });
+});
+
+describe('cancelling', () => {
+  it('aborts the request when its loop is left', async () => {
+    for await (const output of engine.stream(ENDLESS)) {
+      assert.ok(output.request);
+      break;
+    }
+    await aborted(1);
+  });
+
+  it('aborts the request when its signal is, also while nobody reads', async () => {
+    const controller = new AbortController();
+    const stream = engine.stream(ENDLESS, { signal: controller.signal, capacity: 1 });
+    await stream.next();
+    controller.abort();
+    await aborted(1);
+    await assert.rejects(collect(stream), { name: 'AbortError' });
+    await assert.rejects(engine.generate(ENDLESS, { signal: AbortSignal.timeout(20) }), { name: 'TimeoutError' });
+    await aborted(2);
+    const reason = new Error('the client is gone');
+    const gone = new AbortController();
+    const generating = assert.rejects(engine.generate(ENDLESS, { signal: gone.signal }), (error) => error === reason);
+    gone.abort(reason); // before the request is added
+    await generating;
+    await idle();
+  });
+
+  it('adds no request for a signal that is aborted already', async () => {
+    const signal = AbortSignal.abort();
+    await assert.rejects(engine.generate(ENDLESS, { signal }), { name: 'AbortError' });
+    await assert.rejects(collect(engine.stream(ENDLESS, { signal })), { name: 'AbortError' });
+    assert.equal(await engine.add({ prompt: 'Hello', maxTokens: 1 }), 1, 'the first one that gets an id');
+  });
+
+  it('lets go of a signal that outlives its requests', async () => {
+    const { signal } = new AbortController();
+    let listeners = 0;
+    const { addEventListener, removeEventListener } = signal;
+    signal.addEventListener = (...args) => { listeners++; addEventListener.apply(signal, args); };
+    signal.removeEventListener = (...args) => { listeners--; removeEventListener.apply(signal, args); };
+    await engine.generate({ prompt: 'Hello', maxTokens: 1 }, { signal });
+    await refused('INVALID_ARGUMENT', '', () => engine.generate({ prompt: '', addSpecial: false }, { signal }));
+    assert.equal(listeners, 0);
+  });
+
+  it('says so when a request is aborted by its id', async () => {
+    const stream = engine.stream(ENDLESS);
+    const { request } = (await stream.next()).value;
+    engine.abort(request);
+    assert.equal((await collect(stream)).pop().finishReason, 'abort');
+    await aborted(1);
+    await refused('NOT_FOUND', `request ${request} is unknown or has ended`, () => engine.abort(request));
+  });
+
+  it('aborts what writes to a queue that is closed, and wakes who waits for it', async () => {
+    const queue = engine.createQueue(2), empty = engine.createQueue(2);
+    await engine.add({ ...ENDLESS, queue });
+    const waiting = empty.readable();
+    empty.close();
+    await waiting;
+    queue.close();
+    queue.close();
+    await aborted(1);
+    for (const call of [() => queue.poll(), () => queue.readable(), () => engine.add({ ...ENDLESS, queue })]) {
+      await refused('CLOSED', 'the queue is closed', call);
+    }
+  });
+});
+
+describe('loading', () => {
+  it('tells its progress up to the end', async () => {
+    const told = [];
+    await withEngine({ progress: (...now) => told.push(now) }, () => {});
+    assert.ok(told.length > 2);
+    assert.deepEqual(told, [...told].sort(([a], [b]) => a - b));
+    assert.equal(told.at(-1)[0], told.at(-1)[1]);
+  });
+
+  it('stops for what progress throws, and for its signal', async () => {
+    let calls = 0;
+    const giveUp = () => { calls++; throw new RangeError('enough'); };
+    await assert.rejects(Engine.open({ ...SMALL, progress: giveUp }), { name: 'RangeError', message: 'enough' });
+    assert.equal(calls, 1);
+    const controller = new AbortController();
+    const abort = () => { calls++; controller.abort(); };
+    await assert.rejects(Engine.open({ ...SMALL, signal: controller.signal, progress: abort }), { name: 'AbortError' });
+    assert.equal(calls, 2);
+    await assert.rejects(Engine.open({ ...SMALL, signal: AbortSignal.abort() }), { name: 'AbortError' });
+  });
+
+  it('leaves no descriptor and no thread of fifty engines', async () => {
+    const live = () => withEngine({}, async (engine) => {
+      const stream = engine.stream(ENDLESS);
+      await stream.next();
+      const woken = engine.queue.readable(); // by closing the engine
+      await engine.generate({ prompt: 'Hello', maxTokens: 2 });
+      await stream.return();
+      return { woken };
+    });
+    await (await live()).woken;
+    const before = [descriptors(), threads()];
+    for (let i = 0; i < 50; i++) await live();
+    await soon(() => descriptors() <= before[0] && threads() <= before[1], 'what the engines had is gone');
+  });
+
+  const run = (program, env = {}) =>
+    promisify(execFile)(process.execPath, ['-e', program], { env: { ...process.env, ...env }, timeout: 30_000 });
+
+  it('says where the library is looked for when it is not there', async () => {
+    await assert.rejects(run(`require(${JSON.stringify(MODULE)})`, { PAGEDLLM_LIBRARY: '/nowhere/libpagedllm.so' }),
+      /nowhere.*set PAGEDLLM_LIBRARY/s);
+  });
+
+  it('lets a process end with a live engine in the middle of a stream', async () => {
+    const program = (end) => `
+      const { Engine } = require(${JSON.stringify(MODULE)});
+      (async () => {
+        const engine = await Engine.open(${JSON.stringify(SMALL)});
+        const stream = engine.stream(${JSON.stringify(ENDLESS)});
+        await stream.next();
+        console.log('alive');
+        ${end}
+      })();`;
+    for (const end of ['', 'engine.queue.readable(); process.exit(0)', 'stream.next().then(() => process.exit(0))']) {
+      assert.deepEqual(await run(program(end)), { stdout: 'alive\n', stderr: '' }, end);
+    }
+  });
+
+  it('is refused in a worker thread', async () => {
+    const worker = new Worker(`
+      const { Engine } = require(${JSON.stringify(MODULE)});
+      Engine.open(${JSON.stringify(SMALL)}).catch((error) => require('node:worker_threads').parentPort.postMessage(error.code));`,
+    { eval: true });
+    assert.equal(await new Promise((resolve) => worker.once('message', resolve)), 'PLLM_E_UNSUPPORTED');
+    await worker.terminate();
+  });
+});
+
+describe('bad input', () => {
+  it('is refused in options, with code and reason', async () => {
+    for (const [code, message, options] of [
+      ['IO', 'does not exist', { modelPath: '/nowhere' }],
+      ['INVALID_ARGUMENT', 'model_path is empty', { modelPath: '' }],
+      ['INVALID_ARGUMENT', 'UTF-8', { modelPath: Buffer.from('/\xff', 'latin1') }],
+      ['UNSUPPORTED', '"tpu"', { device: 'tpu' }],
+      ['INVALID_ARGUMENT', 'block_size', { blockSize: 7 }],
+      ['CAPACITY', 'kv_bytes', { kvBytes: 1 }],
+      ['INVALID_ARGUMENT', 'threads is -1', { threads: -1 }],
+      ['INVALID_ARGUMENT', 'threads is 4294967297', { threads: 2 ** 32 + 1 }],
+      ['INVALID_ARGUMENT', 'kvBytes is 18446744073709551616', { kvBytes: 2n ** 64n }],
+      ['INVALID_ARGUMENT', 'kvBytes is NaN', { kvBytes: NaN }],
+    ]) {
+      await refused(code, message, () => Engine.open({ ...SMALL, ...options }));
+      await refused(code, message, () => Engine.plan({ ...SMALL, ...options }));
+    }
+    for (const wrong of [{ treads: 1 }, { modelPath: 7 }, { isa: 'sse' }, { threads: '1' }]) {
+      await assert.rejects(Engine.open({ ...SMALL, ...wrong }), TypeError);
+    }
+  });
+
+  it('is refused in requests, with code and reason, and the engine goes on', async () => {
+    const hello = { prompt: 'Hello' };
+    for (const [code, message, request, options] of [
+      ['INVALID_ARGUMENT', 'the prompt is empty', { prompt: '', addSpecial: false }],
+      ['INVALID_ARGUMENT', 'the prompt is empty', { promptTokens: [] }],
+      ['INVALID_ARGUMENT', 'give one of them', {}],
+      ['INVALID_ARGUMENT', '', { prompt: 'Hello', promptTokens: [70] }],
+      ['INVALID_ARGUMENT', '5000 tokens', { promptTokens: new Uint32Array(5000).fill(70) }],
+      ['INVALID_ARGUMENT', 'not UTF-8: byte 2', { prompt: Buffer.from('ab\xff', 'latin1') }],
+      ['INVALID_ARGUMENT', '70000, beyond the vocabulary of 1024', { promptTokens: [70000] }],
+      ['INVALID_ARGUMENT', '32 bits', { promptTokens: [2 ** 32] }],
+      ['INVALID_ARGUMENT', '32 bits', { promptTokens: [-1] }],
+      ['INVALID_ARGUMENT', '32 bits', { promptTokens: [1.5] }],
+      ['INVALID_ARGUMENT', 'temperature is NaN', { ...hello, temperature: NaN }],
+      ['INVALID_ARGUMENT', 'temperature', { ...hello, temperature: 1e300 }],
+      ['INVALID_ARGUMENT', 'top_p', { ...hello, topP: -0.5 }],
+      ['INVALID_ARGUMENT', 'maxTokens is 4294967296', { ...hello, maxTokens: 2 ** 32 }],
+      ['INVALID_ARGUMENT', 'topK is -1', { ...hello, topK: -1 }],
+      ['INVALID_ARGUMENT', 'seed is -1', { ...hello, seed: -1 }],
+      ['INVALID_ARGUMENT', '1024', { ...hello, stopTokenIds: [1024] }],
+      ['INVALID_ARGUMENT', 'stop', { ...hello, stop: [Buffer.from('\xff', 'latin1')] }],
+      ['INVALID_ARGUMENT', 'stop', { ...hello, stop: '' }],
+      ['INVALID_ARGUMENT', 'n is 0', { ...hello, n: 0 }],
+      ['UNSUPPORTED', 'n is 2', { ...hello, n: 2 }],
+      ['INVALID_ARGUMENT', 'n is 4294967297', { ...hello, n: 2 ** 32 + 1 }],
+      ['INVALID_ARGUMENT', 'userData', { ...hello, userData: 2n ** 64n }],
+      ['INVALID_ARGUMENT', 'capacity is 0', hello, { capacity: 0 }],
+      ['INVALID_ARGUMENT', 'capacity is -1', hello, { capacity: -1 }],
+    ]) {
+      await refused(code, message, () => collect(engine.stream(request, options)));
+    }
+    for (const wrong of [{ prompt: 7 }, { promptTokens: 'Hello' }, { ...hello, maxToken: 1 }, { ...hello, maxTokens: '1' }]) {
+      await assert.rejects(engine.generate(wrong), TypeError);
+    }
+    await withEngine({}, (other) =>
+      refused('INVALID_ARGUMENT', 'queue', () => engine.add({ ...hello, queue: other.createQueue(1) })));
+    await idle();
+    assert.equal((await engine.generate(STORY.request)).text, STORY.answer);
+  });
+
+  it('is refused by the other calls', async () => {
+    await refused('NOT_FOUND', '4711', () => engine.abort(4711));
+    await refused('INVALID_ARGUMENT', 'request is -1', () => engine.abort(-1));
+    await refused('INVALID_ARGUMENT', '1024', () => engine.detokenize([1024]));
+    await refused('INVALID_ARGUMENT', 'UTF-8', () => engine.tokenize(Buffer.from([255])));
+    await refused('INVALID_ARGUMENT', '', () => engine.renderChat(7));
+    await assert.rejects(engine.renderChat(undefined), TypeError);
+    assert.equal(await engine.detokenize([]), '');
+    assert.deepEqual(await engine.tokenize(''), []);
+    await withEngine({ skipTokenizer: true }, (engine) => refused('UNSUPPORTED', '', () => engine.tokenize('Hello')));
+  });
+});
+
+describe('closing', () => {
+  it('refuses every later use', async () => {
+    const queue = engine.createQueue(1), own = engine.queue;
+    await engine.close();
+    await engine.close();
+    for (const call of [
+      () => engine.stats(), () => engine.info(), () => engine.step(), () => engine.start(), () => engine.stop(), () => own.poll(),
+      () => own.readable(), () => engine.queue, () => engine.abort(1), () => engine.add({ prompt: 'x' }),
+      () => engine.generate({ prompt: 'x' }), () => engine.stream({ prompt: 'x' }).next(), () => engine.createQueue(1),
+      () => engine.tokenize('x'), () => engine.detokenize([1]), () => engine.renderChat([]),
+    ]) {
+      await refused('CLOSED', 'the engine is closed', call);
+    }
+    await refused('CLOSED', '', () => queue.poll());
+    queue.close();
+  });
+
+  it('ends streams and calls that are under way', async () => {
+    for (let i = 0; i < 5; i++) {
+      await withEngine({}, async (engine) => {
+        const streams = Array.from({ length: 8 }, () => engine.stream(ENDLESS, { capacity: 1 }));
+        await Promise.all(streams.map((stream) => stream.next()));
+        const ends = streams.map(collect);
+        const own = engine.queue.readable();
+        const calls = Promise.allSettled([engine.tokenize('x'), engine.stop(), engine.generate({ prompt: 'x' })]);
+        await Promise.all([engine.close(), engine.close()]);
+        await own;
+        for (const outputs of await Promise.all(ends)) assert.equal(outputs.pop().finishReason, 'abort');
+        for (const { reason } of await calls) assert.ok(!reason || reason.code === 'PLLM_E_CLOSED', reason);
+      });
+    }
+  });
+
+  it('waits for a step under way', () => withEngine({ hostSteps: true }, async (engine) => {
+    await engine.add(ENDLESS);
+    const step = engine.step();
+    await engine.close();
+    assert.equal((await step).sequences, 1);
+  }));
+
+  it('leaves to a queue what it holds', async () => {
+    const queue = engine.createQueue(3);
+    await engine.add({ ...STORY.request, queue });
+    await soon(() => engine.stats().paused === 1, 'the queue is full');
+    await engine.close();
+    const outputs = queue.poll();
+    assert.deepEqual(outputs.flatMap((output) => output.tokens), STORY.token_ids.slice(0, 3));
+    assert.equal(outputs.pop().finishReason, 'abort');
+    await refused('CLOSED', '', () => queue.poll());
+    queue.close();
+  });
+
+  const skip = !Symbol.asyncDispose && 'this Node has no Symbol.asyncDispose';
+  it('happens at the end of an `await using`', { skip }, async () => {
+    await engine[Symbol.asyncDispose]();
+    await refused('CLOSED', '', () => engine.stats());
+  });
+});
