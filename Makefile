@@ -1,6 +1,8 @@
 # make demo, make test: all that a newcomer needs. Both set the machine up first.
 
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+# A program that fails must not hide behind the diff it is piped to.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 # The oldest glibc that the library runs with: stated in docs/abi.md, checked by test-c.
 GLIBC_FLOOR := 2.34
 PREFIX ?= /usr/local
