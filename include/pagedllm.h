@@ -142,6 +142,9 @@
 // Its computation failed; the error fields say why.
 #define PLLM_FINISH_ERROR 4
 
+// A capacity that suits the queue of one request.
+#define PLLM_QUEUE_CAPACITY 64
+
 // Bytes, here always UTF-8 text. Belongs to the caller.
 typedef struct pllm_bytes pllm_bytes;
 
@@ -201,7 +204,8 @@ typedef struct {
   uint32_t flags;
   // Must be 0.
   uint32_t reserved;
-  // Outputs that may wait in the engine's own queue before its requests pause. 0 (default): 65536.
+  // Outputs that may wait in the engine's own queue before its requests pause. 0 (default): 65536. Programs built with a
+  // header that lacks this field have no bound.
   uint64_t queue_capacity;
   // Called while weights are loaded. NULL (default): nobody is told.
   pllm_progress progress;
@@ -365,7 +369,8 @@ typedef struct {
   // UTF-8, not NUL-terminated, never half a character; NULL where there is none. It may lag behind the tokens.
   const char *text;
   uint64_t text_len;
-  // UTF-8, not NUL-terminated; NULL unless finish_reason is PLLM_FINISH_ERROR.
+  // UTF-8, not NUL-terminated: why, where finish_reason is PLLM_FINISH_ERROR, and where it is PLLM_FINISH_ABORT because
+  // the engine was freed. Else NULL.
   const char *error;
   uint64_t error_len;
   uint64_t prompt_tokens;
@@ -375,7 +380,7 @@ typedef struct {
   uint32_t index;
   // PLLM_FINISH_*; anything but PLLM_FINISH_NONE makes this the sequence's last output.
   uint32_t finish_reason;
-  // PLLM_E_*, or 0.
+  // PLLM_E_*, or 0. Together with error; PLLM_E_CLOSED where the engine was freed.
   int32_t error_code;
   uint32_t reserved;
 } pllm_output;
@@ -459,12 +464,17 @@ const pllm_queue *pllm_engine_queue(const pllm_engine *engine);
 PLLM_NODISCARD pllm_error *pllm_engine_stats(const pllm_engine *engine, pllm_stats *out_stats);
 
 // Makes a queue for some of the engine's requests (pllm_request.queue), so that threads, clients or event loops each
-// read their own. capacity: while so many outputs or more wait in it, the requests that write to it pause (a step under
-// way adds at most one output for each); no others wait for them and nothing is dropped. Free it with pllm_queue_free.
-PLLM_NODISCARD pllm_error *pllm_queue_create(const pllm_engine *engine, uint64_t capacity, pllm_queue **out_queue);
+// read their own. capacity: while so many outputs or more wait in it, the requests that write to it pause; no others wait
+// for them and nothing is dropped. A step under way may add one output for each request beyond the capacity, and so may
+// the end of each; once max_seqs outputs are there beyond it, further requests are refused with PLLM_E_CAPACITY. Free it
+// with pllm_queue_free.
+PLLM_NODISCARD
+pllm_error *pllm_queue_create(const pllm_engine *engine,
+                              uint64_t capacity,
+                              pllm_queue **out_queue);
 
 // Frees a queue, before or after its engine; what still writes to it is aborted. NULL is fine. No other call on it may be
-// under way. Not for the engine's own queue.
+// under way. The engine's own queue is left alone: it goes with the engine.
 void pllm_queue_free(pllm_queue *queue);
 
 // A descriptor that is readable while a poll of this queue would not have to wait, for epoll and what is built on it (Linux).

@@ -68,8 +68,9 @@ impl Error {
         Error::new(Code::Capacity, message)
     }
 
-    pub fn busy(message: impl Into<Cow<'static, str>>) -> Error {
-        Error::new(Code::Busy, message)
+    /// The message is static, as for out of memory.
+    pub fn busy() -> Error {
+        Error::new(Code::Busy, "another thread, or the engine's own, is stepping this engine: one at a time")
     }
 
     pub fn internal(message: impl Into<Cow<'static, str>>) -> Error {

@@ -382,7 +382,60 @@ fn a_queue_outlives_its_engine_and_says_so() {
     let outputs = read_now(&queue);
     assert_eq!((finish(&outputs, begun), finish(&outputs, fresh)), (FinishReason::Abort, FinishReason::Abort));
     assert_eq!(tokens(&outputs, begun), [11]);
+    let last = |id| outputs.iter().rfind(|output| output.request == id).unwrap();
+    for id in [begun, fresh] {
+        assert_eq!(last(id).error.as_ref().unwrap().code(), Code::Closed);
+        assert_eq!(last(id).prompt_tokens, 1);
+    }
     assert_eq!(queue.poll(None).unwrap_err().code(), Code::Closed);
+}
+
+#[test]
+fn a_queue_that_nobody_reads_takes_no_more_requests_in_the_end() {
+    let engine = counting();
+    let queue = engine.create_queue(1).unwrap();
+    let mut added = 0;
+    let error = loop {
+        match engine.add_request_to(&queue, request(&[10], greedy(40))) {
+            Ok(id) => engine.abort(id).unwrap(),
+            Err(error) => break error,
+        }
+        engine.step().unwrap();
+        added += 1;
+        assert!(added < 1000, "memory would grow without bound");
+    };
+    assert_eq!((error.code(), added), (Code::Capacity, 1 + EngineOptions::default().max_seqs));
+    assert_eq!(read_now(&queue).len(), added);
+    engine.add_request_to(&queue, request(&[10], greedy(40))).unwrap();
+}
+
+/// One reader that lags now and then, among younger requests for the same few places: it is never held up for long.
+#[test]
+fn a_reader_that_lags_for_a_moment_keeps_its_turn() {
+    let runner = Box::new(Scripted {
+        vocab: 100,
+        logits: Vec::new(),
+        script: Box::new(|_, _, logits| {
+            logits[7] = 9.0;
+            Ok(())
+        }),
+    });
+    let engine = Engine::with_runner(&EngineOptions { max_seqs: 1, ..Default::default() }, info(100, 64), None, runner).unwrap();
+    let slow = engine.create_queue(4).unwrap();
+    let id = engine.add_request_to(&slow, request(&[10], greedy(40))).unwrap();
+    (0..50).for_each(|_| {
+        engine.add_request(request(&[20], greedy(40))).unwrap();
+    });
+    let (mut outputs, mut steps) = (Vec::new(), 0);
+    while outputs.iter().all(|output: &Output| output.finish.is_none()) {
+        engine.step().unwrap();
+        steps += 1;
+        if steps % 6 == 0 {
+            outputs.extend(read_now(&slow));
+        }
+    }
+    assert_eq!(tokens(&outputs, id).len(), 40);
+    assert!(steps <= 40 * 6 / 4 + 6, "{steps} steps for 40 tokens, four at a time every six steps");
 }
 
 #[test]

@@ -87,7 +87,7 @@ impl Core {
         self.take_commands();
         let streams = &self.streams;
         let Some(plan) = self.scheduler.schedule(|id| !streams[&id].outbox.is_full()) else {
-            return Ok(StepReport { paused: self.scheduler.paused(), ..StepReport::default() });
+            return Ok(StepReport { paused: self.scheduler.paused() as u64, ..StepReport::default() });
         };
         if let Err(error) = self.run(&plan) {
             self.suspects.clear();
@@ -219,8 +219,19 @@ impl Core {
     /// The engine is being freed: every request ends and every reader is told.
     pub fn close(&mut self) {
         let error = Error::closed("the engine has been freed");
-        self.end_all(&error, |output| Output { finish: Some(FinishReason::Abort), ..output });
+        self.end_all(&error, |output| Output { finish: Some(FinishReason::Abort), error: Some(error.clone()), ..output });
         self.publish();
+    }
+
+    /// A defect outside a step: nothing but the registry is trusted any more.
+    pub fn fail_hard(&self) {
+        let registry = &self.shared.registry;
+        let error = Error::internal("a defect of libpagedllm stopped this engine's thread; free it and create another");
+        for (outbox, last) in registry.fail(&error) {
+            outbox.push(last.failed(error.clone()));
+            outbox.announce();
+        }
+        registry.close_queues(&error);
     }
 
     fn end_all(&mut self, error: &Error, complete: impl Fn(Output) -> Output) {
@@ -247,7 +258,7 @@ impl Core {
     }
 
     fn report(&mut self, plan: &StepPlan) -> StepReport {
-        let mut report = StepReport { sequences: plan.parts.len() as u64, paused: self.scheduler.paused(), ..StepReport::default() };
+        let mut report = StepReport { sequences: plan.parts.len() as u64, paused: self.scheduler.paused() as u64, ..StepReport::default() };
         for part in &plan.parts {
             let decodes = part.rows == 1 && part.generated > 0;
             *if decodes { &mut report.decode_tokens } else { &mut report.prefill_tokens } += part.rows as u64;
@@ -263,7 +274,7 @@ impl Core {
         Stats {
             waiting: self.scheduler.waiting() as u64,
             running: self.scheduler.running() as u64,
-            paused: self.scheduler.paused(),
+            paused: self.scheduler.paused() as u64,
             blocks_total: blocks.total() as u64,
             blocks_used: blocks.used_blocks() as u64,
             blocks_cached: 0,

@@ -1,5 +1,6 @@
 //! The library's own stepping thread: it steps while there is work, and sleeps while there is none.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -51,7 +52,10 @@ impl Driver {
         let thread = threads::spawn("pagedllm-driver".into(), move || {
             // Held for good: who steps beside it is told that the engine is busy.
             let mut core = core.lock().unwrap_or_else(PoisonError::into_inner);
-            drive(&mut core, &calls, &stopped);
+            // A step catches its own panics; this is for what lies between them.
+            if catch_unwind(AssertUnwindSafe(|| drive(&mut core, &calls, &stopped))).is_err() {
+                core.fail_hard();
+            }
         });
         let thread = thread.map_err(|e| Error::capacity(format!("could not start the engine's thread: {e}")))?;
         Ok(Driver { stop, wakeup, thread: Some(thread) })
@@ -84,7 +88,10 @@ fn drive(core: &mut Core, wakeup: &Wakeup, stop: &AtomicBool) {
                     core.give_up(&error);
                     failing_since = None;
                 } else {
-                    wakeup.wait(Some(RETRY_AFTER));
+                    let again = Instant::now() + RETRY_AFTER;
+                    while Instant::now() < again && !stop.load(Ordering::Acquire) {
+                        wakeup.wait(Some(RETRY_AFTER));
+                    }
                 }
             }
         }

@@ -112,6 +112,7 @@ pub struct Engine {
     info: ModelInfo,
     eos: Arc<[u32]>,
     seed: u64,
+    max_seqs: usize,
     shared: Shared,
     core: Arc<Mutex<Core>>,
     driver: Mutex<Option<Driver>>,
@@ -166,11 +167,12 @@ impl Engine {
         let scheduler = Scheduler::new(scheduler_options, blocks)?;
         let shared = Shared { text: text.map(Arc::new), registry: Arc::default(), stats: Arc::default() };
         let core = Core::new(scheduler, runner, info.vocab_size, options.max_seqs, shared.clone())?;
-        let queue = Arc::new(Queue::new(shared.registry.new_outbox(options.queue_capacity)?, &shared.registry));
+        let queue = Arc::new(Queue::new(shared.registry.new_outbox(options.queue_capacity, options.max_seqs)?, &shared.registry));
         Ok(Engine {
             eos: info.eos_token_ids.as_slice().into(),
             info,
             seed: options.seed,
+            max_seqs: options.max_seqs,
             shared,
             core: Arc::new(Mutex::new(core)),
             driver: Mutex::new(None),
@@ -192,7 +194,7 @@ impl Engine {
         if capacity == 0 {
             return Err(Error::invalid("the queue's capacity is 0: nothing could ever be written to it"));
         }
-        Ok(Queue::new(self.shared.registry.new_outbox(capacity)?, &self.shared.registry))
+        Ok(Queue::new(self.shared.registry.new_outbox(capacity, self.max_seqs)?, &self.shared.registry))
     }
 
     pub fn text(&self) -> Result<&Text> {
@@ -225,7 +227,7 @@ impl Engine {
         let max_len = self.max_len(&prompt, &request.sampling)?;
         let (sampling, user_data, skip_special) = (request.sampling, request.user_data, request.skip_special);
         let outbox = queue.outbox().clone();
-        self.shared.registry.add(user_data, outbox.clone(), |id| {
+        self.shared.registry.add(outbox.clone(), |id| {
             let stream = Stream::new(id, user_data, outbox, self.rules(id, sampling), &prompt, skip_special);
             Command::Add { id, prompt, max_len, stream: Box::new(stream) }
         })
@@ -307,15 +309,14 @@ impl Engine {
 
     /// One iteration. A second thread that steps meanwhile gets `Busy`, and so does every one while the engine steps itself.
     pub fn step(&self) -> Result<StepReport> {
-        let busy = || Error::busy("another thread, or the engine's own, is stepping this engine: one at a time");
         // A driver that was only just started may not hold the core yet.
         if self.driver.try_lock().map_or(true, |driver| driver.is_some()) {
-            return Err(busy());
+            return Err(Error::busy());
         }
         match self.core.try_lock() {
             Ok(mut core) => core.step(),
             Err(TryLockError::Poisoned(core)) => core.into_inner().step(),
-            Err(TryLockError::WouldBlock) => Err(busy()),
+            Err(TryLockError::WouldBlock) => Err(Error::busy()),
         }
     }
 
@@ -324,7 +325,7 @@ impl Engine {
         self.check()?;
         let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
         if driver.is_some() {
-            return Err(Error::busy("the engine steps itself already"));
+            return Err(Error::busy());
         }
         *driver = Some(Driver::start(self.core.clone(), self.shared.registry.wakeup.clone())?);
         Ok(())

@@ -58,6 +58,8 @@ impl Drop for Queue {
 
 pub struct Outbox {
     capacity: usize,
+    /// Beyond the capacity: what steps under way and requests that end early may add before new requests are refused.
+    slack: usize,
     state: Mutex<State>,
     changed: Condvar,
     /// As many outputs as the capacity, or more. Written under the lock, read without it.
@@ -79,8 +81,8 @@ struct State {
 }
 
 impl Outbox {
-    pub fn new(capacity: usize, writer: Arc<Wakeup>) -> Outbox {
-        Outbox { capacity, state: Mutex::default(), changed: Condvar::new(), full: AtomicBool::new(false), writer }
+    pub fn new(capacity: usize, slack: usize, writer: Arc<Wakeup>) -> Outbox {
+        Outbox { capacity, slack, state: Mutex::default(), changed: Condvar::new(), full: AtomicBool::new(false), writer }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -90,6 +92,18 @@ impl Outbox {
     /// Its requests pause until the reader has taken what there is.
     pub fn is_full(&self) -> bool {
         self.full.load(Ordering::Acquire)
+    }
+
+    /// Ok unless so much is unread that no request may be added.
+    pub fn check_room(&self) -> Result<()> {
+        let unread = self.lock().outputs.len();
+        if unread < self.capacity.saturating_add(self.slack) {
+            return Ok(());
+        }
+        Err(Error::capacity(format!(
+            "{unread} outputs wait in the queue, its capacity is {}: read it before adding requests",
+            self.capacity
+        )))
     }
 
     /// Leaves an output. True when readers must now be told by `announce`, once for any number of outputs.
@@ -143,6 +157,7 @@ impl Outbox {
             None => self.changed.wait_while(state, none).unwrap_or_else(PoisonError::into_inner),
         };
         if let Some(error) = state.closed.as_ref().filter(|_| state.outputs.is_empty()) {
+            state.event.iter().for_each(EventFd::signal); // a host may have read it
             return Err(error.clone());
         }
         make_room(state.outputs.len())?;
@@ -176,7 +191,7 @@ mod tests {
     use super::*;
 
     fn outbox(capacity: usize) -> Outbox {
-        Outbox::new(capacity, Arc::default())
+        Outbox::new(capacity, 2, Arc::default())
     }
 
     #[test]
@@ -189,6 +204,19 @@ mod tests {
         assert!(outbox.push(Output::default()), "a step under way is not refused");
         assert_eq!(outbox.take(None, |_| Ok(())).unwrap().len(), 3);
         assert!(!outbox.is_full());
+    }
+
+    #[test]
+    fn where_too_much_is_unread_no_request_may_be_added() {
+        let outbox = outbox(2);
+        for _ in 0..4 {
+            outbox.check_room().unwrap();
+            outbox.push(Output::default());
+        }
+        let error = outbox.check_room().unwrap_err();
+        assert!(error.message().contains("4 outputs") && error.message().contains("capacity is 2"), "{error}");
+        outbox.take(None, |_| Ok(())).unwrap();
+        outbox.check_room().unwrap();
     }
 
     #[test]

@@ -33,8 +33,9 @@ struct State {
 }
 
 struct Live {
-    user_data: u64,
     outbox: Arc<Outbox>,
+    /// The last output of a request that has not begun.
+    last: Output,
     aborting: bool,
 }
 
@@ -64,25 +65,31 @@ impl Registry {
         self.lock().check()
     }
 
-    pub fn new_outbox(&self, capacity: usize) -> Result<Arc<Outbox>> {
+    pub fn new_outbox(&self, capacity: usize, slack: usize) -> Result<Arc<Outbox>> {
         let mut state = self.lock();
         state.check()?;
         state.outboxes.try_reserve(1)?;
-        let outbox = Arc::new(Outbox::new(capacity, self.wakeup.clone()));
+        let outbox = Arc::new(Outbox::new(capacity, slack, self.wakeup.clone()));
         state.outboxes.push(Arc::downgrade(&outbox));
         Ok(outbox)
     }
 
     /// Gives a request its id and leaves its command. Ids follow the order of commands.
-    pub fn add(&self, user_data: u64, outbox: Arc<Outbox>, command: impl FnOnce(u64) -> Command) -> Result<u64> {
+    pub fn add(&self, outbox: Arc<Outbox>, command: impl FnOnce(u64) -> Command) -> Result<u64> {
         let mut state = self.lock();
         state.check()?;
         state.live.try_reserve(1)?;
         state.inbox.try_reserve(1)?;
-        state.last_id += 1;
-        let id = state.last_id;
-        state.live.insert(id, Live { user_data, outbox, aborting: false });
-        state.inbox.push_back(command(id));
+        outbox.check_room()?;
+        let id = state.last_id + 1;
+        let command = command(id);
+        let last = match &command {
+            Command::Add { stream, .. } => stream.output(),
+            Command::Abort { .. } => Output::default(),
+        };
+        state.last_id = id;
+        state.live.insert(id, Live { outbox, last, aborting: false });
+        state.inbox.push_back(command);
         drop(state);
         self.wakeup.wake();
         Ok(id)
@@ -101,6 +108,10 @@ impl Registry {
     pub fn forget_queue(&self, outbox: &Arc<Outbox>) {
         let mut state = self.lock();
         state.outboxes.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(outbox)));
+        // Whoever writes to it holds it too.
+        if Arc::strong_count(outbox) == 1 {
+            return;
+        }
         let orphans: Vec<u64> = state.live.iter().filter(|(_, live)| Arc::ptr_eq(&live.outbox, outbox)).map(|(&id, _)| id).collect();
         for &id in &orphans {
             // Without memory for the command the request runs to its end, unheard.
@@ -125,16 +136,13 @@ impl Registry {
         self.lock().live.len() as u64
     }
 
-    /// From now on every command is refused with `error`. Returns a last output, still to be filled in, for each
-    /// request that was live, and where it goes.
+    /// From now on every command is refused with `error`. Returns for each request that was live where its outputs go, and
+    /// what would be the last one if it has not begun.
     pub fn fail(&self, error: &Error) -> Vec<(Arc<Outbox>, Output)> {
         let mut state = self.lock();
         state.failure.get_or_insert_with(|| error.clone());
         state.inbox.clear();
-        let last = |(request, live): (u64, Live)| {
-            (live.outbox, Output { request, sequence: request, user_data: live.user_data, ..Output::default() })
-        };
-        state.live.drain().map(last).collect()
+        state.live.drain().map(|(_, live)| (live.outbox, live.last)).collect()
     }
 
     /// After `fail`, and after the last outputs: every queue says that no more will come.

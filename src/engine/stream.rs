@@ -32,7 +32,7 @@ impl Stream {
     }
 
     /// An output with nothing in it yet.
-    fn output(&self) -> Output {
+    pub fn output(&self) -> Output {
         Output {
             request: self.request,
             sequence: self.request,

@@ -17,7 +17,7 @@ pub struct pllm_engine {
 impl pllm_engine {
     /// Hands an engine to C. Also for hosts in Rust that make their own runner.
     pub fn into_raw(engine: Engine) -> *mut pllm_engine {
-        let queue = pllm_queue::new(engine.queue().clone());
+        let queue = pllm_queue::new(engine.queue().clone(), true);
         Box::into_raw(Box::new(pllm_engine { engine, queue, owner: Owner::this_process() }))
     }
 

@@ -26,11 +26,16 @@ pub const PLLM_FINISH_ERROR: u32 = 4;
 pub struct pllm_queue {
     queue: Arc<Queue>,
     owner: Owner,
+    /// Part of its engine, and freed with it.
+    engines_own: bool,
 }
 
+/// A capacity that suits the queue of one request.
+pub const PLLM_QUEUE_CAPACITY: u64 = 64;
+
 impl pllm_queue {
-    pub(super) fn new(queue: Arc<Queue>) -> pllm_queue {
-        pllm_queue { queue, owner: Owner::this_process() }
+    pub(super) fn new(queue: Arc<Queue>, engines_own: bool) -> pllm_queue {
+        pllm_queue { queue, owner: Owner::this_process(), engines_own }
     }
 
     /// # Safety
@@ -61,7 +66,8 @@ pub struct pllm_output {
     /// UTF-8, not NUL-terminated, never half a character; NULL where there is none. It may lag behind the tokens.
     pub text: *const c_char,
     pub text_len: u64,
-    /// UTF-8, not NUL-terminated; NULL unless finish_reason is PLLM_FINISH_ERROR.
+    /// UTF-8, not NUL-terminated: why, where finish_reason is PLLM_FINISH_ERROR, and where it is PLLM_FINISH_ABORT because
+    /// the engine was freed. Else NULL.
     pub error: *const c_char,
     pub error_len: u64,
     pub prompt_tokens: u64,
@@ -71,7 +77,7 @@ pub struct pllm_output {
     pub index: u32,
     /// PLLM_FINISH_*; anything but PLLM_FINISH_NONE makes this the sequence's last output.
     pub finish_reason: u32,
-    /// PLLM_E_*, or 0.
+    /// PLLM_E_*, or 0. Together with error; PLLM_E_CLOSED where the engine was freed.
     pub error_code: i32,
     pub reserved: u32,
 }
@@ -121,8 +127,10 @@ fn record(output: &Output) -> pllm_output {
 }
 
 /// Makes a queue for some of the engine's requests (pllm_request.queue), so that threads, clients or event loops each
-/// read their own. capacity: while so many outputs or more wait in it, the requests that write to it pause (a step under
-/// way adds at most one output for each); no others wait for them and nothing is dropped. Free it with pllm_queue_free.
+/// read their own. capacity: while so many outputs or more wait in it, the requests that write to it pause; no others wait
+/// for them and nothing is dropped. A step under way may add one output for each request beyond the capacity, and so may
+/// the end of each; once max_seqs outputs are there beyond it, further requests are refused with PLLM_E_CAPACITY. Free it
+/// with pllm_queue_free.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_queue_create(engine: *const pllm_engine, capacity: u64, out_queue: *mut *mut pllm_queue) -> *mut pllm_error {
@@ -131,17 +139,18 @@ pub unsafe extern "C" fn pllm_queue_create(engine: *const pllm_engine, capacity:
         let engine = pllm_engine::get(engine)?;
         not_null("out_queue", out_queue)?;
         let queue = engine.create_queue(usize::try_from(capacity).unwrap_or(usize::MAX))?;
-        out_queue.write(Box::into_raw(Box::new(pllm_queue::new(Arc::new(queue)))));
+        out_queue.write(Box::into_raw(Box::new(pllm_queue::new(Arc::new(queue), false))));
         Ok(())
     })
 }
 
 /// Frees a queue, before or after its engine; what still writes to it is aborted. NULL is fine. No other call on it may be
-/// under way. Not for the engine's own queue.
+/// under way. The engine's own queue is left alone: it goes with the engine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_queue_free(queue: *mut pllm_queue) {
     guard_or((), || {
-        if !queue.is_null() {
+        // SAFETY: the caller's contract.
+        if unsafe { queue.as_ref() }.is_some_and(|queue| !queue.engines_own) {
             // SAFETY: the caller's contract; it came from Box::into_raw.
             let queue = unsafe { Box::from_raw(queue) };
             if queue.owner.check().is_err() {

@@ -59,7 +59,8 @@ pub struct pllm_engine_options {
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// Outputs that may wait in the engine's own queue before its requests pause. 0 (default): 65536.
+    /// Outputs that may wait in the engine's own queue before its requests pause. 0 (default): 65536. Programs built with a
+    /// header that lacks this field have no bound.
     pub queue_capacity: u64,
     /// Called while weights are loaded. NULL (default): nobody is told.
     pub progress: pllm_progress,
@@ -133,6 +134,8 @@ impl pllm_engine_options {
             seed: c.seed,
             skip_tokenizer: c.flags & PLLM_ENGINE_SKIP_TOKENIZER != 0,
             queue_capacity: match c.queue_capacity {
+                // Programs of the first release know neither the field nor a bound.
+                0 if c.struct_size <= Self::FIRST_SIZE as u64 => usize::MAX,
                 0 => EngineOptions::DEFAULT_QUEUE_CAPACITY,
                 capacity => usize::try_from(capacity).unwrap_or(usize::MAX),
             },
@@ -601,5 +604,22 @@ impl From<Stats> for pllm_stats {
             paused: stats.paused,
             ..pllm_stats::defaults()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_queue_of_a_program_of_the_first_release_is_not_bounded() {
+        let capacity = |struct_size: usize| {
+            let options =
+                pllm_engine_options { struct_size: struct_size as u64, model_path: c"model".as_ptr(), ..pllm_engine_options::defaults() };
+            // SAFETY: a whole struct, whose strings live.
+            unsafe { pllm_engine_options::to_options(&options) }.unwrap().queue_capacity
+        };
+        assert_eq!(capacity(pllm_engine_options::FIRST_SIZE), usize::MAX);
+        assert_eq!(capacity(size_of::<pllm_engine_options>()), 65536);
     }
 }

@@ -21,15 +21,15 @@ pub struct SchedulerOptions {
 /// First come, first served, one iteration at a time. The oldest sequence can always go on: it may take
 /// the blocks of every younger one, and none is admitted that alone would not fit the pool.
 ///
-/// A sequence whose reader is behind is not ready. It goes back to the waiting and keeps its blocks until somebody
-/// needs them, so that it holds up nobody.
+/// A sequence whose reader is behind is not ready. It pauses: it leaves the running and keeps its blocks until somebody
+/// needs them, so that it holds up nobody. When it is ready again it goes before whoever is younger.
 pub struct Scheduler {
     options: SchedulerOptions,
     blocks: BlockManager,
     sequences: HashMap<SeqId, Sequence>,
-    waiting: VecDeque<SeqId>, // by age
+    waiting: VecDeque<SeqId>, // by age, younger than all that run
     running: Vec<SeqId>,      // by age
-    paused: u64,              // passed over in the last step because they were not ready
+    paused: Vec<SeqId>,       // by age
     filled: usize,            // KV slots that hold a token's K and V
     preemptions: u64,
     spare: StepPlan, // the last plan's buffers
@@ -51,7 +51,7 @@ impl Scheduler {
             sequences: HashMap::new(),
             waiting: VecDeque::new(),
             running,
-            paused: 0,
+            paused: Vec::new(),
             filled: 0,
             preemptions: 0,
             spare,
@@ -65,6 +65,7 @@ impl Scheduler {
         let sequence = Sequence::new(id, prompt, max_len, most_blocks)?;
         self.sequences.try_reserve(1)?;
         self.waiting.try_reserve(self.sequences.len() + 1)?;
+        self.paused.try_reserve(self.sequences.len() + 1 - self.paused.len())?;
         self.sequences.insert(id, sequence);
         self.waiting.push_back(id);
         Ok(())
@@ -77,6 +78,7 @@ impl Scheduler {
         self.filled -= sequence.computed;
         self.waiting.retain(|&other| other != id);
         self.running.retain(|&other| other != id);
+        self.paused.retain(|&other| other != id);
         Some(sequence)
     }
 
@@ -89,9 +91,9 @@ impl Scheduler {
     pub fn schedule(&mut self, ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
         let mut plan = std::mem::take(&mut self.spare);
         plan.clear();
-        self.paused = 0;
         let before = self.preemptions;
-        self.pause_unready(&ready);
+        self.pause_and_resume(&ready);
+        self.let_the_older_in(&ready);
         self.plan_running(&mut plan);
         if self.preemptions == before {
             self.admit(&mut plan, &ready);
@@ -103,17 +105,62 @@ impl Scheduler {
         Some(plan)
     }
 
-    fn pause_unready(&mut self, ready: &impl Fn(SeqId) -> bool) {
-        let mut running = std::mem::take(&mut self.running);
-        running.retain(|&id| {
-            let stays = ready(id);
-            if !stays {
-                let place = self.waiting.partition_point(|&other| other < id);
-                self.waiting.insert(place, id);
+    fn pause_and_resume(&mut self, ready: &impl Fn(SeqId) -> bool) {
+        let mut next = 0;
+        while next < self.paused.len() {
+            match ready(self.paused[next]) {
+                true => {
+                    let id = self.paused.remove(next);
+                    self.wait(id);
+                }
+                false => next += 1,
             }
-            stays
-        });
-        self.running = running;
+        }
+        let mut next = 0;
+        while next < self.running.len() {
+            match ready(self.running[next]) {
+                true => next += 1,
+                false => {
+                    let id = self.running.remove(next);
+                    self.pause(id);
+                }
+            }
+        }
+    }
+
+    fn pause(&mut self, id: SeqId) {
+        let place = self.paused.partition_point(|&other| other < id);
+        self.paused.insert(place, id);
+    }
+
+    fn wait(&mut self, id: SeqId) {
+        let place = self.waiting.partition_point(|&other| other < id);
+        self.waiting.insert(place, id);
+    }
+
+    fn run(&mut self, id: SeqId) -> usize {
+        let place = self.running.partition_point(|&other| other < id);
+        self.running.insert(place, id);
+        place
+    }
+
+    /// Who paused and is ready again takes the place of younger ones, which keep their blocks while they wait.
+    fn let_the_older_in(&mut self, ready: &impl Fn(SeqId) -> bool) {
+        while let (Some(&oldest), Some(&youngest)) = (self.waiting.front(), self.running.last()) {
+            if oldest > youngest {
+                return;
+            }
+            self.waiting.pop_front();
+            if !ready(oldest) {
+                self.pause(oldest);
+                continue;
+            }
+            if self.running.len() == self.options.max_seqs {
+                self.running.pop();
+                self.wait(youngest);
+            }
+            self.run(oldest);
+        }
     }
 
     fn plan_running(&mut self, plan: &mut StepPlan) {
@@ -129,21 +176,19 @@ impl Scheduler {
     }
 
     fn admit(&mut self, plan: &mut StepPlan, ready: &impl Fn(SeqId) -> bool) {
-        let mut next = 0;
-        while self.running.len() < self.options.max_seqs && next < self.waiting.len() {
-            let id = self.waiting[next];
+        while self.running.len() < self.options.max_seqs {
+            let Some(&id) = self.waiting.front() else { return };
             if !ready(id) {
-                self.paused += 1;
-                next += 1;
+                self.waiting.pop_front();
+                self.pause(id);
                 continue;
             }
             let rows = self.rows_for(id, plan);
             if rows == 0 || !self.may_enter(id) {
                 return;
             }
-            self.waiting.remove(next);
-            let place = self.running.partition_point(|&other| other < id);
-            self.running.insert(place, id);
+            self.waiting.pop_front();
+            let place = self.run(id);
             if !self.make_room(place, rows) {
                 return;
             }
@@ -151,8 +196,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether all its tokens would fit above the watermark, beside all those of the running. What other waiting ones
-    /// still hold counts as free.
+    /// Whether all its tokens would fit above the watermark, beside all those of the running. What those that
+    /// do not run still hold counts as free.
     fn may_enter(&self, id: SeqId) -> bool {
         let held = |id: &SeqId| self.sequences[id].table.blocks().len();
         let missing = |id: &SeqId| blocks_for(self.sequences[id].tokens.len(), self.blocks.block_size()).saturating_sub(held(id));
@@ -168,7 +213,7 @@ impl Scheduler {
         self.sequences[&id].pending().min(self.options.prefill_chunk).min(room)
     }
 
-    /// Blocks for the next `rows` of `running[index]`, taken from those that wait and then from the youngest that runs,
+    /// Blocks for the next `rows` of `running[index]`, taken from those that do not run and then from the youngest that does,
     /// where none are free. False when it was itself the youngest and had to go.
     fn make_room(&mut self, index: usize, rows: usize) -> bool {
         let id = self.running[index];
@@ -177,23 +222,23 @@ impl Scheduler {
             if self.blocks.grow(&mut sequence.table, sequence.computed + rows).is_ok() {
                 return true;
             }
-            if !self.reclaim_from_waiting() && self.preempt_youngest() == id {
+            if !self.reclaim() && self.preempt_youngest() == id {
                 return false;
             }
         }
     }
 
-    /// Takes the blocks of the youngest that waits with some in hand.
-    fn reclaim_from_waiting(&mut self) -> bool {
-        let holder = self.waiting.iter().rev().find(|id| !self.sequences[id].table.blocks().is_empty());
-        holder.copied().map(|id| self.take_blocks(id)).is_some()
+    /// Takes the blocks of the youngest that does not run and has some.
+    fn reclaim(&mut self) -> bool {
+        let holds = |id: &&SeqId| !self.sequences[id].table.blocks().is_empty();
+        let youngest = self.waiting.iter().rev().find(holds).max(self.paused.iter().rev().find(holds));
+        youngest.copied().map(|id| self.take_blocks(id)).is_some()
     }
 
     fn preempt_youngest(&mut self) -> SeqId {
         let id = self.running.pop().expect("a sequence without blocks is running");
         self.take_blocks(id);
-        let place = self.waiting.partition_point(|&other| other < id);
-        self.waiting.insert(place, id);
+        self.wait(id);
         id
     }
 
@@ -235,8 +280,9 @@ impl Scheduler {
         self.spare = plan;
     }
 
+    /// Sequences that do not run, the paused ones included.
     pub fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.waiting.len() + self.paused.len()
     }
 
     pub fn running(&self) -> usize {
@@ -244,8 +290,8 @@ impl Scheduler {
     }
 
     /// Sequences that the last step passed over because they were not ready.
-    pub fn paused(&self) -> u64 {
-        self.paused
+    pub fn paused(&self) -> usize {
+        self.paused.len()
     }
 
     pub fn preemptions(&self) -> u64 {
@@ -264,12 +310,15 @@ impl Scheduler {
     /// Panics unless every invariant between two steps holds. For tests.
     pub fn check(&self) {
         self.blocks.check(self.sequences.values().map(|sequence| &sequence.table));
-        let mut queued: Vec<SeqId> = self.waiting.iter().chain(&self.running).copied().collect();
+        let mut queued: Vec<SeqId> = self.waiting.iter().chain(&self.running).chain(&self.paused).copied().collect();
         queued.sort_unstable();
         let mut known: Vec<SeqId> = self.sequences.keys().copied().collect();
         known.sort_unstable();
         assert_eq!(queued, known, "every sequence is in exactly one queue");
-        assert!(self.running.is_sorted() && self.waiting.iter().is_sorted(), "queues are ordered by age");
+        assert!(self.running.is_sorted() && self.waiting.iter().is_sorted() && self.paused.is_sorted(), "queues are ordered by age");
+        if let (Some(oldest), Some(youngest)) = (self.waiting.front(), self.running.last()) {
+            assert!(oldest > youngest, "nobody waits for a younger one");
+        }
         let computed: usize = self.sequences.values().map(|sequence| sequence.computed).sum();
         assert_eq!(computed, self.filled, "every filled slot is counted once");
         for sequence in self.sequences.values() {

@@ -105,7 +105,7 @@ fn a_sequence_that_is_not_ready_keeps_its_blocks_and_goes_on_where_it_was() {
     step(&mut s, Verdict::Token(9));
     assert_eq!(step_with(&mut s, Verdict::Token(9), |id| id != 1), [(2, 1)]);
     assert_eq!((s.paused(), s.waiting(), s.running(), s.get(1).unwrap().computed), (1, 1, 1, 20));
-    assert_eq!(step(&mut s, Verdict::Token(9)), [(2, 1), (1, 1)]);
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 1)]);
     assert_eq!((s.paused(), s.preemptions()), (0, 0));
 }
 
@@ -117,11 +117,35 @@ fn a_sequence_that_is_not_ready_holds_up_nobody() {
     step(&mut s, Verdict::Token(9));
     s.add(2, vec![0; 20], 32).unwrap();
     assert_eq!(step_with(&mut s, Verdict::Token(9), |id| id != 1), [(2, 20)]);
-    // Its blocks went to the other, its tokens stay; ready again, it comes back first.
+    // Its blocks went to the other, its tokens stay.
     assert_eq!((s.preemptions(), s.get(1).unwrap().tokens.len(), s.get(1).unwrap().computed), (1, 21, 0));
-    s.add(3, vec![0; 20], 32).unwrap();
-    s.remove(2);
-    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 21)]);
+}
+
+#[test]
+fn a_sequence_that_is_ready_again_goes_before_the_younger() {
+    // Room for one at a time, and blocks for both.
+    let mut s = scheduler(64, 8, 64, 1, 64);
+    (1..=2).for_each(|id| s.add(id, vec![0; 20], 60).unwrap());
+    step(&mut s, Verdict::Token(9));
+    for tokens in 21..30 {
+        let rows = step_with(&mut s, Verdict::Token(9), |id| id != 1);
+        assert_eq!((rows[0].0, s.paused()), (2, 1));
+        assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1)]);
+        assert_eq!(s.get(1).unwrap().tokens.len(), tokens + 1);
+    }
+    // The younger kept its blocks each time.
+    assert_eq!((s.preemptions(), s.get(2).unwrap().tokens.len()), (0, 29));
+}
+
+#[test]
+fn every_sequence_that_is_not_ready_counts_as_paused_though_nobody_is_admitted() {
+    let mut s = scheduler(64, 8, 64, 2, 64);
+    (1..=5).for_each(|id| s.add(id, vec![0; 4], 60).unwrap());
+    step(&mut s, Verdict::Token(9));
+    assert_eq!(step_with(&mut s, Verdict::Token(9), |id| id > 2).len(), 2);
+    assert_eq!((s.paused(), s.running(), s.waiting()), (2, 2, 3));
+    step_with(&mut s, Verdict::Token(9), |id| id > 2);
+    assert_eq!(s.paused(), 2);
 }
 
 #[test]

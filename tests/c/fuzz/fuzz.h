@@ -1,0 +1,206 @@
+// A fuzzer of the whole C ABI. A program is a string of bytes; workers read calls and arguments from it, make them, and hold
+// what comes back against what the header promises.
+#ifndef FUZZ_H
+#define FUZZ_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pagedllm.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+#define LLU(number) ((unsigned long long)(number))  // as printf wants it
+
+// FALLIBLE functions return pllm_error *. run.sh compares this list with the header.
+#define FUNCTIONS(FALLIBLE, SURE)                                                                                          \
+    SURE(pllm_abi_version) SURE(pllm_version) SURE(pllm_build_info)                                                        \
+    SURE(pllm_error_code) SURE(pllm_error_message) SURE(pllm_error_free)                                                   \
+    SURE(pllm_engine_options_init) FALLIBLE(pllm_engine_plan) FALLIBLE(pllm_engine_create) SURE(pllm_engine_free)          \
+    FALLIBLE(pllm_engine_info) SURE(pllm_request_init) SURE(pllm_sampling_init)                                            \
+    FALLIBLE(pllm_engine_add_request) FALLIBLE(pllm_engine_abort)                                                          \
+    FALLIBLE(pllm_engine_step) FALLIBLE(pllm_engine_start) FALLIBLE(pllm_engine_stop)                                      \
+    SURE(pllm_engine_queue) FALLIBLE(pllm_engine_stats)                                                                    \
+    FALLIBLE(pllm_queue_create) SURE(pllm_queue_free) FALLIBLE(pllm_queue_event_fd) FALLIBLE(pllm_queue_poll)              \
+    SURE(pllm_outputs_len) SURE(pllm_outputs_get) SURE(pllm_outputs_free)                                                  \
+    FALLIBLE(pllm_engine_tokenize) FALLIBLE(pllm_engine_detokenize) FALLIBLE(pllm_engine_render_chat)                      \
+    SURE(pllm_tokens_data) SURE(pllm_tokens_len) SURE(pllm_tokens_free)                                                    \
+    SURE(pllm_bytes_data) SURE(pllm_bytes_len) SURE(pllm_bytes_free)
+#define AS_NUMBER(function) N_##function,
+enum { FUNCTIONS(AS_NUMBER, AS_NUMBER) FUNCTION_COUNT };
+
+// ---- sabotage: what the checks must find -------------------------------------------------------------------------------
+
+// Each spoils what one check sees, and must end in a failure that says this.
+#define SABOTAGES(X)                                                                   \
+    X(a_message_is_empty, "without a message")                                         \
+    X(a_message_is_not_utf8, "message is not UTF-8")                                   \
+    X(a_code_is_unknown, "unknown code")                                               \
+    X(an_output_pointer_is_written_on_failure, "out parameter was touched")            \
+    X(an_output_pointer_is_not_written, "out parameter was not written")               \
+    X(an_output_struct_is_written_on_failure, "struct was touched")                    \
+    X(an_output_struct_is_not_written, "struct was not written")                       \
+    X(a_last_output_is_lost, "did not end")                                            \
+    X(a_last_output_comes_twice, "came after the last output")                         \
+    X(a_finish_reason_is_unknown, "finish reason")                                     \
+    X(user_data_is_changed, "user_data")                                               \
+    X(an_index_is_wrong, "index")                                                      \
+    X(half_a_character_comes, "half a character")                                      \
+    X(a_token_is_lost, "generated_tokens")                                             \
+    X(an_output_goes_to_another_queue, "another request's queue")                      \
+    X(a_batch_changes_after_its_engine, "changed while it was kept")                   \
+    X(a_stale_id_is_accepted, "a request that had ended was aborted")                  \
+    X(a_descriptor_stays, "descriptors")                                               \
+    X(a_thread_stays, "threads")                                                       \
+    X(a_block_stays_used, "blocks_used")                                               \
+    X(a_readable_descriptor_lies, "event descriptor")                                  \
+    X(a_call_hangs, "has been under way")                                              \
+    X(a_string_is_read_past_its_end, "AddressSanitizer: SEGV")                         \
+    X(a_run_is_not_repeatable, "the same program gave other results")                  \
+    X(a_function_never_fails, "pllm_queue_event_fd never failed")
+#define SABOTAGE_NUMBER(name, report) name,
+enum { no_sabotage, SABOTAGES(SABOTAGE_NUMBER) };
+
+extern int sabotage;
+
+// ---- what is known of the run (report.c) -------------------------------------------------------------------------------
+
+enum { RACERS = 3, WORKERS = 1 + RACERS };
+
+// Lies in memory that the watching process shares.
+typedef struct {
+    _Atomic uint64_t iteration;
+    struct {
+        atomic_int function;  // -1: none
+        _Atomic uint64_t since_ms;
+    } under_way[WORKERS];
+    _Atomic uint64_t succeeded[FUNCTION_COUNT], failed[FUNCTION_COUNT];
+} board;
+
+extern board *run;
+extern const char *const function_names[FUNCTION_COUNT];
+extern const bool function_fallible[FUNCTION_COUNT];
+
+uint64_t now_ms(void);
+
+// A finding: says what, and aborts.
+_Noreturn void finding(const char *format, ...) __attribute__((format(printf, 1, 2)));
+#define EXPECT(condition, ...) ((condition) ? (void)0 : finding(__VA_ARGS__))
+
+void print_counts(uint64_t programs);
+
+// Every function was called; those that can fail did and did not.
+bool everything_was_tried(void);
+
+// ---- workers and what they read (input.c) ------------------------------------------------------------------------------
+
+// An object that a worker keeps for a while, and its checksum from when it came.
+typedef struct {
+    enum { NOTHING, ERROR, OUTPUTS, TOKENS, BYTES } kind;
+    union {
+        pllm_error *error;
+        pllm_outputs *outputs;
+        pllm_tokens *tokens;
+        pllm_bytes *bytes;
+    } it;
+    uint64_t checksum;
+} keepsake;
+
+typedef struct {
+    unsigned index;             // 0: the program's first; the others race
+    const uint8_t *next, *end;  // what is left to read
+    unsigned places;            // of its guarded memory, in use by the call under way
+    uint64_t hash;              // of the results so far
+    keepsake keepsakes[6];
+} worker;
+
+void enter(const worker *w, int function);
+void leave(const worker *w);
+
+// Zero when nothing is left.
+uint8_t byte(worker *w);
+uint64_t number(worker *w, unsigned bytes);
+unsigned below(worker *w, unsigned limit);  // limit <= 256
+bool one_in(worker *w, unsigned n);
+
+uint32_t odd_u32(worker *w);
+uint64_t odd_u64(worker *w);
+float odd_float(worker *w);
+
+enum { PLACE_BYTES = 18 * 4096, POISON = 0xA5 };
+
+// Memory that ends where a page without access begins (or at most 7 bytes before), for the call under way; filled with POISON.
+void *guarded(worker *w, uint64_t bytes);
+
+// A struct_size: mostly that of the struct, sometimes an older, a newer or an impossible one.
+uint64_t any_struct_size(worker *w, uint64_t first, uint64_t known);
+
+// Room for a struct that says it has this size.
+void *struct_place(worker *w, uint64_t declared, uint64_t known);
+
+typedef struct {
+    const void *data;
+    uint64_t len;         // as it is told to the library
+    bool must_be_refused;
+} argument;
+
+argument any_text(worker *w);
+argument any_chat(worker *w);
+argument any_tokens(worker *w, uint32_t vocab);
+
+uint64_t mix(uint64_t hash, uint64_t value);
+uint64_t mix_bytes(uint64_t hash, const void *data, uint64_t len);
+bool is_utf8(const void *data, uint64_t len);
+
+// ---- what must come of requests (ledger.c) -----------------------------------------------------------------------------
+
+typedef struct {
+    uint64_t user_data, id;  // id 0: not known yet
+    unsigned engine, queue;  // numbers that are never used again within a program
+    uint64_t vocab, max_model_len, prompt_tokens, max_tokens;  // prompt_tokens 0: not known
+    bool has_text, wants_logprobs;
+    enum { ADDING, LIVE, REFUSED } state;
+    bool unheard;  // its queue is gone
+    unsigned ends;
+    uint64_t tokens, generated_at_end;
+} request;
+
+void ledger_clear(void);
+void ledger_race(bool racing);  // while outputs are taken by many, their order is not known
+
+// Room for one more; NULL: enough for one program.
+request *ledger_open(void);
+void ledger_accepted(request *r, uint64_t id);
+void ledger_refused(request *r);
+
+void ledger_output(unsigned queue, const pllm_output *o);
+void ledger_queue_gone(unsigned queue);
+
+// Any of those that were added, by a number; NULL: there is none.
+request *ledger_any(uint64_t n);
+bool ledger_has_ended(const request *r);
+uint64_t ledger_added(unsigned engine);
+bool ledger_waits_for(unsigned queue);
+// All that this queue was to tell has come.
+void ledger_expect_ended(unsigned queue);
+void ledger_for_unended(unsigned engine, void (*visit)(void *context, uint64_t id), void *context);
+
+// ---- programs (program.c) ----------------------------------------------------------------------------------------------
+
+typedef struct {
+    bool repeatable;  // one thread, stepped by the host: the hash says it all
+    uint64_t hash;
+} verdict;
+
+extern const char *model_dir, *golden_dir;
+
+verdict run_program(const uint8_t *bytes, size_t len);
+
+#endif

@@ -1,0 +1,970 @@
+// One program: what it holds, the calls that its bytes stand for, and what must be true when it is over.
+#include <dirent.h>
+#include <poll.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include "fuzz.h"
+
+const char *model_dir, *golden_dir;
+
+enum { ENGINES = 3, SHARED_QUEUES = 6, QUEUES_OF_RACER = 2, QUEUES = SHARED_QUEUES + RACERS * QUEUES_OF_RACER };
+
+typedef struct {
+    const pllm_queue *queue;  // NULL: the slot is free
+    unsigned number, engine;
+    bool engine_gone;
+    bool descriptor_read;  // by us, so that it says nothing until the next outputs
+} queue_slot;
+
+typedef struct {
+    pllm_engine *engine;  // NULL: the slot is free
+    unsigned number;
+    bool has_text, started;
+    uint32_t vocab;
+    uint64_t max_model_len;
+    queue_slot own;
+} engine_slot;
+
+static struct {
+    engine_slot engines[ENGINES];
+    queue_slot queues[QUEUES];
+    atomic_uint last_number;
+    bool racing;     // many threads: engines and shared queues stay, the order of outputs is not known
+    bool may_start;  // else the host alone steps, and the program is repeatable
+} world;
+
+#define CALL(function, ...) (enter(w, N_##function), function(__VA_ARGS__))
+#define ASK(function) (enter(w, N_##function), function())
+#define TRY(function, ...) judge(w, N_##function, (enter(w, N_##function), function(__VA_ARGS__)))
+
+// ---- errors and what is kept -------------------------------------------------------------------------------------------
+
+static uint64_t checksum_of_output(const pllm_output *o) {
+    uint64_t hash = mix(mix(mix(o->request, o->sequence), o->user_data), o->finish_reason);
+    hash = mix_bytes(hash, o->tokens, o->tokens_len * sizeof *o->tokens);
+    hash = mix_bytes(hash, o->logprobs, o->logprobs ? o->tokens_len * sizeof *o->logprobs : 0);
+    hash = mix_bytes(mix_bytes(hash, o->text, o->text_len), o->error, o->error_len);
+    return mix(mix(mix(hash, o->prompt_tokens), o->generated_tokens), (uint64_t)o->error_code);
+}
+
+// The order of a batch is that of its requests only for each of them.
+static uint64_t checksum_of_batch(worker *w, const pllm_outputs *outputs) {
+    uint64_t sum = 0, len = CALL(pllm_outputs_len, outputs);
+    for (uint64_t i = 0; i < len; i++) sum += checksum_of_output(CALL(pllm_outputs_get, outputs, i));
+    return sum;
+}
+
+static uint64_t checksum(worker *w, const keepsake *k) {
+    switch (k->kind) {
+    case ERROR: {
+        const char *message = CALL(pllm_error_message, k->it.error);
+        return mix_bytes((uint64_t)CALL(pllm_error_code, k->it.error), message, strlen(message));
+    }
+    case OUTPUTS: return checksum_of_batch(w, k->it.outputs);
+    case TOKENS: {
+        uint64_t len = CALL(pllm_tokens_len, k->it.tokens);
+        return mix_bytes(2, CALL(pllm_tokens_data, k->it.tokens), len * sizeof(uint32_t));
+    }
+    case BYTES: {
+        uint64_t len = CALL(pllm_bytes_len, k->it.bytes);
+        return mix_bytes(3, CALL(pllm_bytes_data, k->it.bytes), len);
+    }
+    case NOTHING: break;
+    }
+    return 0;
+}
+
+// Freeing NULL is fine: what is not kept frees that.
+static void release(worker *w, keepsake *k) {
+    if (sabotage == a_batch_changes_after_its_engine && k->kind == OUTPUTS) k->checksum++;
+    EXPECT(checksum(w, k) == k->checksum, "an error, a batch, tokens or bytes changed while it was kept");
+    CALL(pllm_error_free, k->kind == ERROR ? k->it.error : NULL);
+    CALL(pllm_outputs_free, k->kind == OUTPUTS ? k->it.outputs : NULL);
+    CALL(pllm_tokens_free, k->kind == TOKENS ? k->it.tokens : NULL);
+    CALL(pllm_bytes_free, k->kind == BYTES ? k->it.bytes : NULL);
+    *k = (keepsake){.kind = NOTHING};
+}
+
+static void release_all(worker *w) {
+    for (size_t i = 0; i < COUNT(w->keepsakes); i++) release(w, &w->keepsakes[i]);
+}
+
+static void keep(worker *w, keepsake k) {
+    keepsake *place = &w->keepsakes[below(w, COUNT(w->keepsakes))];
+    release(w, place);
+    *place = k;
+    place->checksum = checksum(w, place);
+}
+
+static void keep_or_free_error(worker *w, pllm_error *error) {
+    if (one_in(w, 8)) keep(w, (keepsake){.kind = ERROR, .it.error = error});
+    else CALL(pllm_error_free, error);
+}
+
+// What an error must look like. Returns its code; 0 for success.
+static int32_t judge(worker *w, int function, pllm_error *error) {
+    const char *name = function_names[function], *message = CALL(pllm_error_message, error);
+    int32_t code = CALL(pllm_error_code, error);
+    if (!error) {
+        EXPECT(code == 0 && message[0] == 0, "NULL, which is success, has a code or a message");
+        run->succeeded[function]++;
+        w->hash = mix(w->hash, (uint64_t)function);
+        return 0;
+    }
+    run->failed[function]++;
+    if (sabotage == a_code_is_unknown) code = PLLM_E_CANCELLED + 1;
+    if (sabotage == a_message_is_empty) message = "";
+    if (sabotage == a_message_is_not_utf8) message = "\xE6\x97";
+    EXPECT(code >= PLLM_E_INVALID_ARGUMENT && code <= PLLM_E_CANCELLED, "%s failed with the unknown code %d", name, code);
+    EXPECT(message[0] != 0, "%s failed with %d without a message", name, code);
+    EXPECT(is_utf8(message, strlen(message)), "the message is not UTF-8: %s", name);
+    EXPECT(code != PLLM_E_INTERNAL, "%s met a defect: %s", name, message);
+    w->hash = mix(mix(w->hash, (uint64_t)function), (uint64_t)code);
+    keep_or_free_error(w, error);
+    return code;
+}
+
+// ---- what is written to the caller's memory ----------------------------------------------------------------------------
+
+// An output pointer or number, POISON before the call.
+typedef union {
+    void *pointer;
+    uint64_t number;
+    int32_t fd;
+    unsigned char bytes[8];
+} output_place;
+
+static output_place *any_output_place(worker *w) { return one_in(w, 32) ? NULL : guarded(w, sizeof(output_place)); }
+
+static bool is_poison(const void *data, uint64_t len) {
+    for (uint64_t i = 0; i < len; i++)
+        if (((const unsigned char *)data)[i] != POISON) return false;
+    return true;
+}
+
+static void judge_output(output_place *out, int32_t code, size_t size) {
+    if (!out) {
+        EXPECT(code != 0, "a call with NULL for its output succeeded");
+        return;
+    }
+    if (sabotage == an_output_pointer_is_written_on_failure && code) out->pointer = NULL;
+    if (sabotage == an_output_pointer_is_not_written && !code) memset(out, POISON, sizeof *out);
+    EXPECT(!code || is_poison(out, sizeof *out), "the out parameter was touched by a call that failed with %d", code);
+    EXPECT(code || !is_poison(out, size), "the out parameter was not written by a call that succeeded");
+    EXPECT(is_poison(out->bytes + size, sizeof *out - size), "more was written than the out parameter has room for");
+}
+
+typedef struct {
+    void *at;
+    uint64_t declared, first, known;
+} output_struct;
+
+static output_struct any_output_struct(worker *w, uint64_t first, uint64_t known) {
+    output_struct s = {NULL, any_struct_size(w, first, known), first, known};
+    if (one_in(w, 32)) return s;
+    s.at = struct_place(w, s.declared, known);
+    memcpy(s.at, &s.declared, sizeof s.declared);
+    return s;
+}
+
+static bool is_possible(const output_struct *s) {
+    return s->at && s->declared >= s->first && s->declared <= 1 << 16 && s->declared % 8 == 0;
+}
+
+static bool all_words_written(const output_struct *s) {
+    for (uint64_t i = 8; i < s->declared && i < s->known; i += 8)
+        if (is_poison((char *)s->at + i, 8)) return false;
+    for (uint64_t i = s->known; i < s->declared; i++)
+        if (((char *)s->at)[i] != 0) return false;
+    return true;
+}
+
+// Copies what was written to `known`; false: nothing was.
+static bool judge_struct(const output_struct *s, int32_t code, void *known) {
+    EXPECT(code || is_possible(s), "an impossible struct_size %llu was accepted", LLU(s->declared));
+    if (!s->at) return false;
+    uint64_t size = s->declared < 8 || s->declared > PLACE_BYTES ? 8 : s->declared;
+    if (sabotage == an_output_struct_is_written_on_failure && code && size > 8) ((char *)s->at)[8] = 0;
+    if (sabotage == an_output_struct_is_not_written && !code) memset((char *)s->at + 8, POISON, 8);
+    EXPECT(!memcmp(s->at, &s->declared, sizeof s->declared), "struct_size was written");
+    EXPECT(!code || is_poison((char *)s->at + 8, size - 8), "the struct was touched by a call that failed with %d", code);
+    EXPECT(code || all_words_written(s), "the struct was not written, or not zero where the library knows no field");
+    if (code || s->declared < s->known) return false;
+    memcpy(known, s->at, s->known);
+    return true;
+}
+
+// A struct to be filled in, with its defaults as they are written within its size; what the caller sets goes to `known`.
+static void *any_input_struct(worker *w, int init, uint64_t first, uint64_t known_size, void *known, uint64_t *declared) {
+    *declared = any_struct_size(w, first, known_size);
+    void *at = struct_place(w, *declared, known_size);
+    uint64_t in_place = *declared < known_size ? *declared : known_size;
+    enter(w, init);
+    if (init == N_pllm_request_init) pllm_request_init(at, *declared), pllm_request_init(known, known_size);
+    else if (init == N_pllm_sampling_init) pllm_sampling_init(at, *declared), pllm_sampling_init(known, known_size);
+    else pllm_engine_options_init(at, *declared), pllm_engine_options_init(known, known_size);
+    bool possible = *declared >= first && *declared <= 1 << 16 && *declared % 8 == 0;
+    EXPECT(!possible || !memcmp((char *)at + 8, (char *)known + 8, in_place - 8), "defaults differ by struct_size");
+    EXPECT(possible || *declared > PLACE_BYTES || *declared <= 8 || is_poison((char *)at + 8, *declared - 8),
+           "an impossible struct was filled");
+    EXPECT(*declared >= 8 || is_poison(at, 8), "a struct without room for its size was written to");
+    return at;
+}
+
+// What the caller set, within the size that the struct says it has.
+static void *filled(void *at, const void *known, uint64_t known_size, uint64_t declared) {
+    if (declared > 8) memcpy((char *)at + 8, (const char *)known + 8, (declared < known_size ? declared : known_size) - 8);
+    return at;
+}
+
+// ---- who is called -----------------------------------------------------------------------------------------------------
+
+static engine_slot *any_engine(worker *w) {
+    static engine_slot none;  // stays empty: its engine is the NULL of such a call
+    unsigned i = below(w, 32);
+    if (i == 31) return &none;
+    for (unsigned tries = 0; tries < ENGINES; tries++)
+        if (world.engines[(i + tries) % ENGINES].engine) return &world.engines[(i + tries) % ENGINES];
+    return &none;
+}
+
+// Mostly one that knows its model's text.
+static engine_slot *any_text_engine(worker *w) {
+    for (int i = 0; i < ENGINES && !one_in(w, 8); i++)
+        if (world.engines[i].engine && world.engines[i].has_text) return &world.engines[i];
+    return any_engine(w);
+}
+
+static queue_slot *queues_of_racer(unsigned index) { return &world.queues[SHARED_QUEUES + (index - 1) * QUEUES_OF_RACER]; }
+
+// One that this worker may use, and an empty slot where it meets one.
+static queue_slot *any_queue(worker *w) {
+    static queue_slot none;
+    unsigned i = below(w, 64);
+    if (i == 63) return &none;
+    if (i >= 40) return &any_engine(w)->own;
+    if (w->index == 0) return &world.queues[i % QUEUES];
+    i %= SHARED_QUEUES + QUEUES_OF_RACER;
+    return i < SHARED_QUEUES ? &world.queues[i] : &queues_of_racer(w->index)[i - SHARED_QUEUES];
+}
+
+static queue_slot *live_queue(worker *w) {
+    for (int tries = 0; tries < 4; tries++) {
+        queue_slot *q = any_queue(w);
+        if (q->queue) return q;
+    }
+    return &any_engine(w)->own;
+}
+
+static engine_slot *engine_numbered(unsigned number) {
+    for (int i = 0; i < ENGINES; i++)
+        if (world.engines[i].engine && world.engines[i].number == number) return &world.engines[i];
+    return NULL;
+}
+
+// ---- engines -----------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    unsigned calls, cancel_at;
+    uint64_t done;
+} loading;
+
+static int32_t watch_loading(void *progress_data, uint64_t done, uint64_t total) {
+    loading *l = progress_data;
+    if (!l) return 0;  // a struct_size between progress and progress_data
+    EXPECT(done >= l->done && done <= total, "progress went from %llu to %llu of %llu", LLU(l->done),
+           LLU(done), LLU(total));
+    l->done = done;
+    return ++l->calls == l->cancel_at ? (int32_t)(l->cancel_at % 2 ? 1 : INT32_MIN) : 0;
+}
+
+static void choose_model(worker *w, pllm_engine_options *o) {
+    bool tiny = below(w, 2);
+    o->model_path = tiny ? golden_dir : model_dir;
+    o->flags = tiny || one_in(w, 6) ? PLLM_ENGINE_SKIP_TOKENIZER : 0;
+    if (one_in(w, 16)) {
+        argument path = any_text(w);
+        o->model_path = path.data;
+        o->model_path_len = path.len;
+    }
+    if (one_in(w, 16)) {
+        argument device = any_text(w);
+        o->device = device.data;
+        o->device_len = device.len;
+    }
+}
+
+static void choose_sizes(worker *w, pllm_engine_options *o) {
+    o->kv_bytes = (uint64_t)(1 + below(w, 16)) << (12 + below(w, 7));
+    o->block_size = 8u << below(w, 3);
+    o->max_model_len = below(w, 2) ? 16 + below(w, 100) : 0;
+    o->max_seqs = 1 + below(w, 6);
+    o->max_batch_tokens = o->max_seqs + below(w, 32);
+    o->prefill_chunk = below(w, 2) ? 1 + below(w, 24) : 0;
+    o->queue_capacity = below(w, 2) ? 0 : 1 + below(w, 8);
+    o->seed = byte(w);
+    o->threads = 1;
+}
+
+// Most of these are refused; those that are not stay small, unless nothing is made.
+static void spoil_an_option(worker *w, pllm_engine_options *o, bool dry) {
+    static const uint32_t impossible[] = {0, UINT32_MAX, (1 << 20) + 1, 1u << 31};
+    uint32_t value = dry ? odd_u32(w) : impossible[below(w, COUNT(impossible))];
+    switch (below(w, 12)) {
+    case 0: o->kv_bytes = dry ? odd_u64(w) : below(w, 200); break;
+    case 1: o->block_size = odd_u32(w); break;
+    case 2: o->kv_dtype = odd_u32(w); break;
+    case 3: o->max_model_len = odd_u32(w); break;
+    case 4: o->max_batch_tokens = value; break;
+    case 5: o->max_seqs = value; break;
+    case 6: o->prefill_chunk = odd_u32(w); break;
+    case 7: o->threads = value; break;
+    case 8: o->isa = odd_u32(w); break;
+    case 9: o->flags = odd_u32(w); break;
+    case 10: o->reserved = odd_u32(w); break;
+    default: o->queue_capacity = odd_u64(w); break;
+    }
+}
+
+// The options as the library will see them are in `known`.
+static pllm_engine_options *any_options(worker *w, bool dry, loading *l, pllm_engine_options *known, uint64_t *declared) {
+    pllm_engine_options *at = any_input_struct(w, N_pllm_engine_options_init, 96, sizeof *known, known, declared);
+    choose_model(w, known);
+    choose_sizes(w, known);
+    while (one_in(w, dry ? 2 : 6)) spoil_an_option(w, known, dry);
+    if (below(w, 2)) {
+        known->progress = watch_loading;
+        known->progress_data = l;
+        l->cancel_at = one_in(w, 4) ? 1 + below(w, 12) : 0;
+    }
+    return filled(at, known, sizeof *known, *declared);
+}
+
+static void plan(worker *w) {
+    pllm_engine_options known;
+    pllm_plan plan;
+    uint64_t declared;
+    loading l = {0};
+    const pllm_engine_options *options = any_options(w, true, &l, &known, &declared);
+    if (one_in(w, 32)) options = NULL;
+    output_struct out = any_output_struct(w, 80, sizeof plan);
+    int32_t code = TRY(pllm_engine_plan, options, out.at);
+    EXPECT(code || options, "a plan of NULL was made");
+    EXPECT(l.calls == 0, "a dry run told of its loading");
+    if (!judge_struct(&out, code, &plan)) return;
+    w->hash = mix_bytes(w->hash, &plan, sizeof plan);
+    EXPECT(plan.max_model_len <= plan.blocks * plan.block_size && plan.full_sequences >= 1 &&
+               plan.kv_bytes == plan.blocks * plan.block_bytes,
+           "a plan's numbers contradict each other");
+}
+
+static void learn(worker *w, engine_slot *e) {
+    pllm_model_info info = {.struct_size = sizeof info};
+    EXPECT(TRY(pllm_engine_info, e->engine, &info) == 0, "a new engine says nothing of its model");
+    e->vocab = (uint32_t)info.vocab_size;
+    e->max_model_len = info.max_model_len;
+}
+
+static void create(worker *w) {
+    engine_slot *e = &world.engines[below(w, ENGINES)];
+    if (e->engine) return;
+    pllm_engine_options known;
+    uint64_t declared;
+    loading l = {0};
+    const pllm_engine_options *options = any_options(w, false, &l, &known, &declared);
+    if (one_in(w, 32)) options = NULL;
+    output_place *out = any_output_place(w);
+    int32_t code = TRY(pllm_engine_create, options, out ? (pllm_engine **)&out->pointer : NULL);
+    judge_output(out, code, sizeof out->pointer);
+    EXPECT(code || options, "an engine was made of NULL");
+    bool cancelled = l.cancel_at != 0 && l.calls == l.cancel_at;
+    EXPECT((code == PLLM_E_CANCELLED) == cancelled, "%u calls of progress, code %d", l.calls, code);
+    if (code) return;
+    *e = (engine_slot){.engine = out->pointer, .number = ++world.last_number};
+    e->has_text = !(known.flags & PLLM_ENGINE_SKIP_TOKENIZER);
+    e->own = (queue_slot){.queue = CALL(pllm_engine_queue, e->engine), .number = ++world.last_number, .engine = e->number};
+    EXPECT(e->own.queue, "an engine has no queue");
+    learn(w, e);
+}
+
+static void info(worker *w) {
+    engine_slot *e = any_engine(w);
+    pllm_model_info info;
+    output_struct out = any_output_struct(w, 96, sizeof info);
+    int32_t code = TRY(pllm_engine_info, e->engine, out.at);
+    EXPECT(e->engine ? !code == is_possible(&out) : code == PLLM_E_INVALID_ARGUMENT, "info of an engine: code %d", code);
+    if (!judge_struct(&out, code, &info)) return;
+    EXPECT(is_utf8(info.architecture, info.architecture_len) && is_utf8(info.isa, info.isa_len), "the model's info is not UTF-8");
+    EXPECT(info.vocab_size == e->vocab && info.max_model_len <= info.max_positions, "the model's info changed");
+    w->hash = mix_bytes(w->hash, info.eos_token_ids, info.eos_token_ids_len * sizeof(uint32_t));
+}
+
+static void check_stats(const engine_slot *e, const pllm_stats *s) {
+    EXPECT(s->blocks_used + s->blocks_free + s->blocks_cached == s->blocks_total, "the stats' blocks do not add up");
+    EXPECT(s->paused <= s->waiting && s->slot_utilization >= 0 && s->slot_utilization <= 1, "the stats are impossible");
+    uint64_t ended = s->finished_stop + s->finished_length + s->finished_abort + s->finished_error;
+    bool too_many = ended + s->waiting + s->running > ledger_added(e->number);
+    EXPECT(world.racing || !too_many, "the stats count more requests than there were");
+}
+
+static void stats(worker *w) {
+    engine_slot *e = any_engine(w);
+    pllm_stats stats;
+    output_struct out = any_output_struct(w, 128, sizeof stats);
+    int32_t code = TRY(pllm_engine_stats, e->engine, out.at);
+    EXPECT(e->engine ? !code == is_possible(&out) : code == PLLM_E_INVALID_ARGUMENT, "stats of an engine: code %d", code);
+    if (!judge_struct(&out, code, &stats)) return;
+    w->hash = mix_bytes(w->hash, &stats, sizeof stats);
+    check_stats(e, &stats);
+}
+
+static void step(worker *w) {
+    engine_slot *e = any_engine(w);
+    for (unsigned times = 1 + below(w, 4); times > 0; times--) {
+        pllm_step step;
+        w->places = 0;
+        output_struct out = any_output_struct(w, 40, sizeof step);
+        int32_t code = TRY(pllm_engine_step, e->engine, out.at);
+        bool is_fine = e->engine && is_possible(&out) && !world.racing;
+        EXPECT(!is_fine || code == (e->started ? PLLM_E_BUSY : 0), "step failed with %d", code);
+        if (judge_struct(&out, code, &step)) w->hash = mix_bytes(w->hash, &step, sizeof step);
+    }
+}
+
+static void start(worker *w) {
+    engine_slot *e = any_engine(w);
+    if (!world.may_start && e->engine) return;
+    int32_t code = TRY(pllm_engine_start, e->engine);
+    if (!e->engine || world.racing) return;
+    EXPECT(code == (e->started ? PLLM_E_BUSY : 0), "start failed with %d", code);
+    e->started = true;
+}
+
+static void stop(worker *w) {
+    engine_slot *e = any_engine(w);
+    int32_t code = TRY(pllm_engine_stop, e->engine);
+    EXPECT(!code == !!e->engine, "stop failed with %d", code);
+    if (e->engine && !world.racing) e->started = false;
+}
+
+static void stop_for_good(worker *w, engine_slot *e) {
+    EXPECT(TRY(pllm_engine_stop, e->engine) == 0, "stop failed");
+    e->started = false;
+}
+
+// ---- requests ----------------------------------------------------------------------------------------------------------
+
+static void choose_stops(worker *w, const engine_slot *e, pllm_sampling *s) {
+    if (one_in(w, 3)) {
+        argument ids = any_tokens(w, e->vocab);
+        s->stop_token_ids = ids.data;
+        s->stop_token_ids_len = ids.len;
+    }
+    if (!one_in(w, e->has_text ? 4 : 32)) return;
+    s->stop_count = below(w, 4);
+    const char **stops = guarded(w, s->stop_count * sizeof *stops);
+    uint64_t *lens = guarded(w, s->stop_count * sizeof *lens);
+    for (uint64_t i = 0; i < s->stop_count; i++) {
+        static const char *const likely[] = {"e", " the", ".", "capital", "\xE6\x97\xA5"};
+        argument text = one_in(w, 3) ? any_text(w) : (argument){likely[below(w, COUNT(likely))], PLLM_NUL_TERMINATED, false};
+        stops[i] = text.data;
+        lens[i] = text.len;
+    }
+    s->stop = one_in(w, 16) ? NULL : stops;
+    s->stop_lens = lens;
+}
+
+static void spoil_the_sampling(worker *w, pllm_sampling *s) {
+    switch (below(w, 9)) {
+    case 0: s->temperature = odd_float(w); break;
+    case 1: s->top_p = odd_float(w); break;
+    case 2: s->min_p = odd_float(w); break;
+    case 3: s->top_k = odd_u32(w); break;
+    case 4: s->max_tokens = odd_u32(w); break;
+    case 5: s->min_tokens = odd_u32(w); break;
+    case 6: s->flags = odd_u32(w); break;
+    case 7: s->reserved = odd_u32(w); break;
+    default: s->seed = odd_u64(w); break;
+    }
+}
+
+static const pllm_sampling *any_sampling(worker *w, const engine_slot *e, request *r) {
+    pllm_sampling s;
+    uint64_t declared;
+    pllm_sampling *at = any_input_struct(w, N_pllm_sampling_init, 88, sizeof s, &s, &declared);
+    s.temperature = below(w, 2) ? 0 : (float)below(w, 32) / 16;
+    s.top_k = below(w, 2) ? below(w, 64) : 0;
+    s.top_p = below(w, 2) ? 1 : (float)(1 + below(w, 16)) / 16;
+    s.max_tokens = 1 + below(w, 12);
+    s.min_tokens = one_in(w, 4) ? below(w, s.max_tokens + 1) : 0;
+    s.flags = byte(w) & (PLLM_SAMPLING_SEED | PLLM_SAMPLING_IGNORE_EOS | PLLM_SAMPLING_LOGPROBS);
+    if (s.flags & PLLM_SAMPLING_SEED) s.seed = byte(w);
+    choose_stops(w, e, &s);
+    while (one_in(w, 6)) spoil_the_sampling(w, &s);
+    r->max_tokens = s.max_tokens;
+    r->wants_logprobs = s.flags & PLLM_SAMPLING_LOGPROBS;
+    return filled(at, &s, sizeof s, declared);
+}
+
+static void choose_prompt(worker *w, const engine_slot *e, pllm_request *q, request *r) {
+    bool both = one_in(w, 64), neither = !both && one_in(w, 64);
+    bool as_text = e->has_text ? below(w, 2) : one_in(w, 16);
+    if (neither) return;
+    if (as_text || both) {
+        argument text = any_text(w);
+        q->prompt = text.data;
+        q->prompt_len = text.len;
+    }
+    if (!as_text || both) {
+        argument tokens = any_tokens(w, e->vocab);
+        q->prompt_tokens = tokens.data;
+        q->prompt_tokens_len = tokens.len;
+        if (tokens.data) r->prompt_tokens = tokens.len;
+    }
+}
+
+// Where the request's outputs will go, as the library sees it.
+static const queue_slot *choose_queue(worker *w, const engine_slot *e, pllm_request *q, uint64_t declared) {
+    if (below(w, 2)) return &e->own;
+    const queue_slot *to = live_queue(w);
+    q->queue = to->queue;
+    return q->queue && declared >= sizeof *q ? to : &e->own;
+}
+
+static void add(worker *w) {
+    const engine_slot *e = any_engine(w);
+    request *r = ledger_open();
+    if (!r) return;
+    pllm_request q;
+    uint64_t declared;
+    pllm_request *at = any_input_struct(w, N_pllm_request_init, 64, sizeof q, &q, &declared);
+    const queue_slot *to = choose_queue(w, e, &q, declared);
+    choose_prompt(w, e, &q, r);
+    q.user_data = r->user_data;
+    r->engine = e->number, r->queue = to->number;
+    r->vocab = e->vocab, r->max_model_len = e->max_model_len, r->has_text = e->has_text;
+    q.sampling = one_in(w, 16) ? NULL : any_sampling(w, e, r);
+    if (one_in(w, 32)) q.n = odd_u32(w);
+    if (below(w, 2)) q.text_flags = one_in(w, 8) ? odd_u32(w) : byte(w) % 4;
+    filled(at, &q, sizeof q, declared);
+    bool is_newer = declared > sizeof q && declared <= PLACE_BYTES && one_in(w, 2);
+    if (is_newer) ((char *)at)[declared - 1] = 1;
+    output_place *out = any_output_place(w);
+    int32_t code = TRY(pllm_engine_add_request, e->engine, one_in(w, 64) ? NULL : at, out ? &out->number : NULL);
+    judge_output(out, code, sizeof out->number);
+    EXPECT(code || (e->engine && to->engine == e->number && !is_newer), "a request was accepted that had to be refused");
+    if (code) ledger_refused(r);
+    else w->hash = mix(w->hash, out->number), ledger_accepted(r, out->number);
+}
+
+static void abort_one(worker *w) {
+    const engine_slot *e = any_engine(w);
+    const request *r = one_in(w, 8) ? NULL : ledger_any(number(w, 1));
+    uint64_t id = r ? r->id : odd_u64(w);
+    bool ended = r && r->engine == e->number && ledger_has_ended(r);
+    int32_t code = TRY(pllm_engine_abort, e->engine, id);
+    if (sabotage == a_stale_id_is_accepted && ended) code = 0;
+    EXPECT(e->engine || code == PLLM_E_INVALID_ARGUMENT, "abort on NULL: %d", code);
+    EXPECT(!e->engine || code == 0 || code == PLLM_E_NOT_FOUND, "abort failed with %d", code);
+    EXPECT(code || (id != 0 && id < 1 << 16), "request %llu never was, and was aborted", LLU(id));
+    EXPECT(!ended || code == PLLM_E_NOT_FOUND, "a request that had ended was aborted: %d", code);
+}
+
+// ---- queues ------------------------------------------------------------------------------------------------------------
+
+static void create_queue(worker *w) {
+    queue_slot *q = w->index ? &queues_of_racer(w->index)[below(w, QUEUES_OF_RACER)] : &world.queues[below(w, QUEUES)];
+    if (q->queue) return;
+    const engine_slot *e = any_engine(w);
+    uint64_t capacity = one_in(w, 8) ? odd_u64(w) : 1 + below(w, 8);
+    output_place *out = any_output_place(w);
+    int32_t code = TRY(pllm_queue_create, e->engine, capacity, out ? (pllm_queue **)&out->pointer : NULL);
+    judge_output(out, code, sizeof out->pointer);
+    EXPECT(!code == (e->engine && capacity && out), "a queue of capacity %llu: %d", LLU(capacity), code);
+    if (!code) *q = (queue_slot){.queue = out->pointer, .number = ++world.last_number, .engine = e->number};
+}
+
+static void sabotaged(pllm_output *o) {
+    if (sabotage == a_finish_reason_is_unknown) o->finish_reason = 5;
+    if (sabotage == user_data_is_changed) o->user_data ^= 1 << 20;
+    if (sabotage == an_index_is_wrong) o->index = 1;
+    if (sabotage == half_a_character_comes && o->text) o->text = "\xE6\x97", o->text_len = 2;
+    if (sabotage == a_token_is_lost && o->tokens) o->tokens = NULL, o->logprobs = NULL, o->tokens_len = 0;
+}
+
+static void take(worker *w, queue_slot *q, const pllm_outputs *outputs) {
+    uint64_t len = CALL(pllm_outputs_len, outputs);
+    const pllm_output *first = CALL(pllm_outputs_get, outputs, 0);
+    for (uint64_t i = 0; i < len; i++) {
+        const pllm_output *o = CALL(pllm_outputs_get, outputs, i);
+        EXPECT((const char *)o == (const char *)first + i * first->struct_size, "a batch's outputs do not lie in a row");
+        pllm_output copy = *o;
+        bool last = o->finish_reason != PLLM_FINISH_NONE;
+        if (sabotage) sabotaged(&copy);
+        if (sabotage == a_last_output_is_lost && last) continue;
+        if (sabotage == a_last_output_comes_twice && last) ledger_output(q->number, &copy);
+        ledger_output(q->number + (sabotage == an_output_goes_to_another_queue), &copy);
+    }
+    uint64_t beyond = len + odd_u64(w);
+    EXPECT(beyond < len || CALL(pllm_outputs_get, outputs, beyond) == NULL, "output %llu of %llu is there", LLU(beyond),
+           LLU(len));
+    if (len) q->descriptor_read = false;
+}
+
+enum { NOT_POLLED = -1, CLOSED = -2 };
+
+// Returns how many outputs came, or one of these.
+static int64_t poll_for(worker *w, queue_slot *q, int64_t timeout_ms) {
+    w->places = 0;
+    output_place *out = any_output_place(w);
+    if (sabotage == a_call_hangs) enter(w, N_pllm_queue_poll), sleep(1000);
+    int32_t code = TRY(pllm_queue_poll, q->queue, timeout_ms, out ? (pllm_outputs **)&out->pointer : NULL);
+    judge_output(out, code, sizeof out->pointer);
+    bool closed = code == PLLM_E_CLOSED && q->engine_gone;
+    EXPECT(!code || closed || (code == PLLM_E_INVALID_ARGUMENT && (!out || !q->queue)), "poll failed with %d", code);
+    if (code) return closed ? CLOSED : NOT_POLLED;
+    pllm_outputs *outputs = out->pointer;
+    int64_t len = (int64_t)CALL(pllm_outputs_len, outputs);
+    EXPECT(len > 0 || !q->engine_gone, "a poll without an engine gave nothing, instead of saying so");
+    EXPECT(len > 0 || timeout_ms >= 0, "a poll that waits for ever gave nothing");
+    w->hash = mix(w->hash, checksum_of_batch(w, outputs));
+    if (!world.racing) w->hash = mix(w->hash, (uint64_t)len);
+    take(w, q, outputs);
+    if (one_in(w, 4)) keep(w, (keepsake){.kind = OUTPUTS, .it.outputs = outputs});
+    else CALL(pllm_outputs_free, outputs);
+    return len;
+}
+
+// Something must come of it, so that waiting for ever is no mistake.
+static bool may_wait(const queue_slot *q) {
+    if (world.racing || !q->queue) return false;
+    const engine_slot *e = engine_numbered(q->engine);
+    return q->engine_gone || (e && e->started && ledger_waits_for(q->number));
+}
+
+static void poll_one(worker *w) {
+    static const int64_t forever[] = {-1, INT64_MIN, INT64_MAX, 1ll << 40};
+    queue_slot *q = live_queue(w);
+    int64_t timeout_ms = one_in(w, 16) ? 1 + below(w, 2) : 0;
+    if (one_in(w, 4) && may_wait(q)) timeout_ms = forever[below(w, COUNT(forever))];
+    int64_t came = poll_for(w, q, timeout_ms);
+    // What was waited for with a limit that nobody lives to see did come.
+    EXPECT(came != 0 || timeout_ms < 1000, "a poll came back empty before its time");
+}
+
+static bool is_readable(int fd) {
+    struct pollfd entry = {.fd = fd, .events = POLLIN};
+    return poll(&entry, 1, 0) == 1 && entry.revents & POLLIN;
+}
+
+static void look_at_descriptor(worker *w, queue_slot *q, int fd) {
+    uint64_t value;
+    bool readable = is_readable(fd) != (sabotage == a_readable_descriptor_lies);
+    if (readable && one_in(w, 4)) q->descriptor_read = read(fd, &value, sizeof value) == sizeof value;
+    const engine_slot *e = engine_numbered(q->engine);
+    bool read_by_us = q->descriptor_read, steps_itself = e && e->started;
+    pllm_outputs *outputs = NULL;
+    int32_t code = TRY(pllm_queue_poll, q->queue, 0, &outputs);
+    bool news = code || CALL(pllm_outputs_len, outputs) > 0;
+    EXPECT(read_by_us || !readable || news, "the event descriptor was readable and a poll gave nothing");
+    EXPECT(read_by_us || readable || !news || steps_itself, "the event descriptor was not readable and a poll gave something");
+    if (code) return;
+    w->hash = mix(w->hash, checksum_of_batch(w, outputs));
+    take(w, q, outputs);
+    CALL(pllm_outputs_free, outputs);
+}
+
+static void event_descriptor(worker *w) {
+    queue_slot *q = live_queue(w);
+    output_place *out = any_output_place(w);
+    int32_t code = TRY(pllm_queue_event_fd, q->queue, out ? &out->fd : NULL);
+    judge_output(out, code, sizeof out->fd);
+    EXPECT(!code == (q->queue && out), "the event descriptor: %d", code);
+    if (code) return;
+    EXPECT(out->fd > 2, "the event descriptor is %d", out->fd);
+    if (!world.racing) look_at_descriptor(w, q, out->fd);
+}
+
+static void drain(worker *w, queue_slot *q) {
+    for (unsigned polls = 0; poll_for(w, q, polls % 2 ? -1 : 0) != CLOSED; polls++)
+        EXPECT(polls < 1000, "a queue whose engine is gone never ends");
+    ledger_expect_ended(q->number);
+}
+
+static void free_queue_slot(worker *w, queue_slot *q) {
+    if (!q->queue) return;
+    if (q->engine_gone && !one_in(w, 4)) drain(w, q);
+    ledger_queue_gone(q->number);
+    CALL(pllm_queue_free, (pllm_queue *)(uintptr_t)q->queue);
+    q->queue = NULL;
+}
+
+static void free_queue(worker *w) {
+    if (one_in(w, 8)) CALL(pllm_queue_free, NULL);
+    if (w->index) free_queue_slot(w, &queues_of_racer(w->index)[below(w, QUEUES_OF_RACER)]);
+    else free_queue_slot(w, &world.queues[below(w, QUEUES)]);
+}
+
+// ---- the end of an engine ----------------------------------------------------------------------------------------------
+
+typedef struct {
+    worker *w;
+    const engine_slot *e;
+} abortion;
+
+static void abort_id(void *context, uint64_t id) {
+    abortion *a = context;
+    worker *w = a->w;
+    int32_t code = TRY(pllm_engine_abort, a->e->engine, id);
+    EXPECT(code == 0 || code == PLLM_E_NOT_FOUND, "abort failed with %d", code);
+}
+
+static void poll_all(worker *w, engine_slot *e) {
+    poll_for(w, &e->own, 0);
+    for (int i = 0; i < QUEUES; i++)
+        if (world.queues[i].queue && world.queues[i].engine == e->number) poll_for(w, &world.queues[i], 0);
+}
+
+static bool waits_for_any(const engine_slot *e) {
+    bool waits = ledger_waits_for(e->own.number);
+    for (int i = 0; i < QUEUES; i++)
+        waits |= world.queues[i].queue && world.queues[i].engine == e->number && ledger_waits_for(world.queues[i].number);
+    return waits;
+}
+
+static void check_idle(worker *w, engine_slot *e) {
+    pllm_stats s = {.struct_size = sizeof s};
+    EXPECT(TRY(pllm_engine_stats, e->engine, &s) == 0, "stats failed");
+    if (sabotage == a_block_stays_used) s.blocks_used++, s.blocks_free--;
+    check_stats(e, &s);
+    EXPECT(s.blocks_used == 0 && s.waiting == 0 && s.running == 0,
+           "nothing is unfinished, and blocks_used is %llu, waiting %llu, running %llu", LLU(s.blocks_used), LLU(s.waiting),
+           LLU(s.running));
+    uint64_t ended = s.finished_stop + s.finished_length + s.finished_abort + s.finished_error;
+    EXPECT(ended == ledger_added(e->number), "%llu requests were added, %llu ended", LLU(ledger_added(e->number)),
+           LLU(ended));
+    ledger_expect_ended(e->own.number);
+    for (int i = 0; i < QUEUES; i++)
+        if (world.queues[i].queue && world.queues[i].engine == e->number) ledger_expect_ended(world.queues[i].number);
+}
+
+// Steps until every request has ended; some are aborted on the way.
+static void settle(worker *w, engine_slot *e) {
+    pllm_step step = {.struct_size = sizeof step, .unfinished = 1};
+    unsigned patience = below(w, 64);
+    stop_for_good(w, e);
+    for (unsigned round = 0; step.unfinished || waits_for_any(e); round++) {
+        EXPECT(round < 2000, "a request did not end in 2000 steps");
+        if (round == patience) ledger_for_unended(e->number, abort_id, &(abortion){w, e});
+        EXPECT(TRY(pllm_engine_step, e->engine, &step) == 0, "step failed");
+        poll_all(w, e);
+        if (sabotage == a_last_output_is_lost && step.unfinished == 0) break;  // it would be waited for until the end of patience
+    }
+    check_idle(w, e);
+}
+
+static void free_engine_slot(worker *w, engine_slot *e) {
+    if (!e->engine) return;
+    if (below(w, 4) != 3) settle(w, e);
+    ledger_queue_gone(e->own.number);
+    CALL(pllm_engine_free, e->engine);
+    for (int i = 0; i < QUEUES; i++)
+        if (world.queues[i].engine == e->number) world.queues[i].engine_gone = true;
+    *e = (engine_slot){0};
+}
+
+static void free_engine(worker *w) {
+    if (one_in(w, 2)) CALL(pllm_engine_free, NULL);
+    else free_engine_slot(w, &world.engines[below(w, ENGINES)]);
+}
+
+// ---- text and the rest -------------------------------------------------------------------------------------------------
+
+static void tokenize(worker *w) {
+    const engine_slot *e = any_text_engine(w);
+    argument text = any_text(w);
+    uint32_t flags = one_in(w, 16) ? odd_u32(w) : below(w, 2);
+    output_place *out = any_output_place(w);
+    int32_t code = TRY(pllm_engine_tokenize, e->engine, text.data, text.len, flags, out ? (pllm_tokens **)&out->pointer : NULL);
+    judge_output(out, code, sizeof out->pointer);
+    EXPECT(code || (e->has_text && !text.must_be_refused && flags <= 1), "what had to be refused was tokenized");
+    if (code) return;
+    keepsake k = {.kind = TOKENS, .it.tokens = out->pointer};
+    w->hash = mix(w->hash, checksum(w, &k));
+    const uint32_t *ids = CALL(pllm_tokens_data, k.it.tokens);
+    uint64_t len = CALL(pllm_tokens_len, k.it.tokens);
+    EXPECT((ids != NULL) == (len > 0), "tokens and their length disagree");
+    for (uint64_t i = 0; i < len; i++) EXPECT(ids[i] < e->vocab, "a token is %u, beyond the vocabulary", ids[i]);
+    keep(w, k);
+}
+
+static void keep_text(worker *w, pllm_bytes *bytes) {
+    keepsake k = {.kind = BYTES, .it.bytes = bytes};
+    const char *data = CALL(pllm_bytes_data, bytes);
+    uint64_t len = CALL(pllm_bytes_len, bytes);
+    w->hash = mix(w->hash, checksum(w, &k));
+    EXPECT((data != NULL) == (len > 0) && is_utf8(data, len), "a text is not UTF-8, or disagrees with its length");
+    keep(w, k);
+}
+
+static void detokenize(worker *w) {
+    const engine_slot *e = any_text_engine(w);
+    argument tokens = any_tokens(w, e->vocab);
+    uint32_t flags = one_in(w, 16) ? odd_u32(w) : below(w, 2) * PLLM_TEXT_SKIP_SPECIAL;
+    output_place *out = any_output_place(w);
+    pllm_bytes **out_text = out ? (pllm_bytes **)&out->pointer : NULL;
+    int32_t code = TRY(pllm_engine_detokenize, e->engine, tokens.data, tokens.len, flags, out_text);
+    judge_output(out, code, sizeof out->pointer);
+    EXPECT(code || (e->has_text && !tokens.must_be_refused && !(flags & ~2u)), "what had to be refused was made text");
+    if (!code) keep_text(w, out->pointer);
+}
+
+static void render_chat(worker *w) {
+    const engine_slot *e = any_text_engine(w);
+    argument chat = any_chat(w);
+    output_place *out = any_output_place(w);
+    int32_t code = TRY(pllm_engine_render_chat, e->engine, chat.data, chat.len, out ? (pllm_bytes **)&out->pointer : NULL);
+    judge_output(out, code, sizeof out->pointer);
+    EXPECT(code || (e->has_text && !chat.must_be_refused && chat.len), "what had to be refused was rendered");
+    if (!code) keep_text(w, out->pointer);
+}
+
+static void ask_the_library(worker *w) {
+    EXPECT(ASK(pllm_abi_version) == PLLM_ABI_VERSION, "the ABI's version differs");
+    const char *info = ASK(pllm_build_info), *version = ASK(pllm_version);
+    bool is_json = is_utf8(info, strlen(info)) && info[0] == '{';
+    EXPECT(is_json && strstr(info, version), "the build's info lacks the version: %s", info);
+}
+
+static void ask_null(worker *w) {
+    EXPECT(CALL(pllm_outputs_len, NULL) == 0 && CALL(pllm_outputs_get, NULL, odd_u64(w)) == NULL, "there are outputs in NULL");
+    EXPECT(CALL(pllm_tokens_len, NULL) == 0 && CALL(pllm_tokens_data, NULL) == NULL, "there are tokens in NULL");
+    EXPECT(CALL(pllm_bytes_len, NULL) == 0 && CALL(pllm_bytes_data, NULL) == NULL, "there are bytes in NULL");
+    EXPECT(CALL(pllm_engine_queue, NULL) == NULL, "NULL has a queue");
+    uint64_t size = odd_u64(w);
+    CALL(pllm_engine_options_init, NULL, size);
+    CALL(pllm_request_init, NULL, size);
+    CALL(pllm_sampling_init, NULL, size);
+}
+
+static void release_one(worker *w) { release(w, &w->keepsakes[below(w, COUNT(w->keepsakes))]); }
+
+static void ask_for_the_queue(worker *w) {
+    const engine_slot *e = any_engine(w);
+    EXPECT(CALL(pllm_engine_queue, e->engine) == e->own.queue, "an engine's own queue changed");
+}
+
+// ---- programs ----------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    void (*call)(worker *w);
+    unsigned weight;
+    bool alone;  // frees or makes what others may be using
+} operation;
+
+static const operation operations[] = {
+    {add, 12, false},      {poll_one, 12, false},      {step, 10, false},           {abort_one, 5, false},
+    {stats, 4, false},     {info, 2, false},           {create, 1, true},           {free_engine, 1, true},
+    {plan, 1, false},      {create_queue, 4, false},   {free_queue, 2, false},      {event_descriptor, 5, false},
+    {start, 2, false},     {stop, 1, false},           {tokenize, 4, false},        {detokenize, 4, false},
+    {ask_null, 1, false},  {render_chat, 3, false},    {release_one, 3, false},     {ask_for_the_queue, 1, false},
+    {ask_the_library, 1, false},
+};
+
+static const operation *any_operation(worker *w) {
+    unsigned total = 0, i = 0;
+    for (size_t o = 0; o < COUNT(operations); o++) total += operations[o].weight;
+    for (unsigned at = below(w, total); at >= operations[i].weight; i++) at -= operations[i].weight;
+    return &operations[i];
+}
+
+static void work(worker *w) {
+    while (w->next < w->end) {
+        const operation *o = any_operation(w);
+        w->places = 0;
+        if (w->index == 0 && !any_engine(w)->engine && !one_in(w, 4)) create(w), w->places = 0;
+        if (!o->alone || w->index == 0) o->call(w);
+        leave(w);
+    }
+}
+
+static void *race(void *racer) {
+    worker *w = racer;
+    work(w);
+    release_all(w);
+    leave(w);
+    return NULL;
+}
+
+// Splits what is left of the program among threads that use the same engines and queues.
+static void race_all(worker *w) {
+    worker racers[RACERS];
+    pthread_t threads[RACERS];
+    size_t share = (size_t)(w->end - w->next) / RACERS;
+    ledger_race(world.racing = true);
+    for (unsigned i = 0; i < RACERS; i++) {
+        racers[i] = (worker){.index = 1 + i, .next = w->next + i * share, .end = w->next + (i + 1) * share};
+        if (pthread_create(&threads[i], NULL, race, &racers[i])) perror("pthread_create"), exit(2);
+    }
+    for (unsigned i = 0; i < RACERS; i++) pthread_join(threads[i], NULL);
+    ledger_race(world.racing = false);
+    w->next = w->end;
+    // Whichever of them are stepping themselves: none is known to.
+    for (int i = 0; i < ENGINES; i++)
+        if (world.engines[i].engine) stop_for_good(w, &world.engines[i]);
+}
+
+static void free_everything(worker *w) {
+    for (int i = 0; i < ENGINES; i++) free_engine_slot(w, &world.engines[i]);
+    for (int i = 0; i < QUEUES; i++) free_queue_slot(w, &world.queues[i]);
+    release_all(w);
+    leave(w);
+}
+
+static int entries(const char *directory) {
+    int count = 0;
+    DIR *dir = opendir(directory);
+    while (dir && readdir(dir)) count++;
+    if (dir) closedir(dir);
+    return count;
+}
+
+// A thread that was joined may still be listed for a moment.
+static int threads_left(int expected) {
+    int count = entries("/proc/self/task");
+    for (uint64_t end = now_ms() + 5000; count > expected && now_ms() < end; count = entries("/proc/self/task")) usleep(100);
+    return count;
+}
+
+static void *sleep_long(void *unused) {
+    sleep(1000);
+    return unused;
+}
+
+static void leave_something_behind(void) {
+    pthread_t thread;
+    if (sabotage == a_descriptor_stays) (void)!dup(0);
+    if (sabotage == a_thread_stays) pthread_create(&thread, NULL, sleep_long, NULL);
+}
+
+verdict run_program(const uint8_t *bytes, size_t len) {
+    int descriptors = entries("/proc/self/fd"), threads = entries("/proc/self/task");
+    worker alone = {.next = bytes, .end = bytes + len}, *w = &alone;
+    enum { BY_THE_HOST, BY_THE_HOST_TOO, BY_ITSELF, BY_MANY } mode = below(w, 4);
+    memset(&world, 0, sizeof world);
+    ledger_clear();
+    world.may_start = mode >= BY_ITSELF;
+    const uint8_t *ending = w->end > w->next + 64 ? w->end - 64 : w->next, *end = w->end;
+    w->end = mode == BY_MANY ? w->next + (ending - w->next) / 4 : ending;
+    for (int tries = 0; tries < 4 && !world.engines[0].engine && !world.engines[1].engine; tries++) w->places = 0, create(w);
+    work(w);
+    if (mode == BY_MANY) w->end = ending, race_all(w);
+    w->end = end;
+    free_everything(w);
+    leave_something_behind();
+    int descriptors_now = entries("/proc/self/fd"), threads_now = threads_left(threads);
+    EXPECT(descriptors_now <= descriptors, "%d descriptors are open, %d were before", descriptors_now, descriptors);
+    EXPECT(threads_now <= threads, "%d threads are left, %d were before", threads_now, threads);
+    return (verdict){!world.may_start, w->hash};
+}
