@@ -3,7 +3,7 @@
 # A program that fails must not hide behind the diff it is piped to.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
-# The oldest glibc that the library runs with: stated in docs/abi.md, checked by test-c.
+# The oldest glibc that the library runs with: stated in docs/abi.md, checked by test-abi.
 GLIBC_FLOOR := 2.34
 PREFIX ?= /usr/local
 WARNINGS := -Wall -Wextra -Wpedantic -Werror
@@ -93,6 +93,8 @@ test-go: lib
 	cd bindings/go && go vet ./... && go test -count=1 ./... && go test -race -count=1 ./...
 	cd bindings/go && GODEBUG=cgocheck=1 go test -count=1 -tags pagedllm_static ./...
 	cd examples/go && go vet ./... && go test -count=1 ./...
+	cd bindings/go && for f in TokenizeRoundTrip Detokenize RenderChat Request Options; do \
+		go test -run '^$$' -fuzz="Fuzz$$f\$$" -fuzztime=5s -parallel=2 . || exit 1; done
 
 test-python: lib
 	python3 tests/python/test_pagedllm.py
@@ -121,7 +123,9 @@ test-install: lib
 	scripts/dist.sh $(BUILD)/dist
 	tests/consumer/packages.sh $(BUILD)/dist $(MODEL) examples/hello.expected
 
-install: lib
+# Builds nothing, so that root need not: `make lib`, then `sudo make install`.
+install:
+	@[ -f $(LIB) ] || { echo "$(LIB) is missing: run 'make lib' first" >&2; exit 1; }
 	scripts/install.sh $(DESTDIR)$(PREFIX)
 
 dist: lib

@@ -17,7 +17,7 @@ ROOMS = [
     ("Engines", r"pllm_engine_(options|plan|create|free|info|stats)|pllm_engine\b|pllm_(plan|model_info|stats|progress)\b|PLLM_(DTYPE|ISA|ENGINE)_"),
     ("Requests", r"pllm_(request|sampling)|pllm_engine_(add_request|abort)|PLLM_SAMPLING_"),
     ("Stepping", r"pllm_step\b|pllm_engine_(step|start|stop)"),
-    ("Queues and outputs", r"pllm_(queue|outputs?)|pllm_engine_queue|PLLM_FINISH_"),
+    ("Queues and outputs", r"pllm_(queue|outputs?)|pllm_engine_queue|PLLM_(FINISH|QUEUE)_"),
     ("Text", r"pllm_(tokens|bytes)|pllm_engine_(tokenize|detokenize|render_chat)|PLLM_TEXT_"),
 ]
 

@@ -31,10 +31,12 @@
 
 #include <pagedllm.h>
 
+#include <algorithm>
 #include <cassert>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <future>
@@ -255,6 +257,13 @@ inline const pllm_request &request_defaults() { return defaults<pllm_request, pl
 
 inline std::string_view view(const char *text, uint64_t len) noexcept { return {text, static_cast<size_t>(len)}; }
 
+// What an older library gives of a record; the rest is zero.
+inline pllm_output known(const pllm_output &record) noexcept {
+    pllm_output c{};
+    std::memcpy(&c, &record, std::min(static_cast<size_t>(record.struct_size), sizeof c));
+    return c;
+}
+
 template <class T>
 Span<const T> view(const T *data, uint64_t len) noexcept {
     return {data, static_cast<size_t>(len)};
@@ -269,7 +278,7 @@ inline Result<std::string> copied(const Result<Handle<pllm_bytes, pllm_bytes_fre
 
 // ---- the library -----------------------------------------------------------------------------------------------------
 
-// The version of the library that was loaded, such as "0.1.0".
+// The version of the library that was loaded, such as "0.2.0".
 [[nodiscard]] inline std::string_view version() { return pllm_version(); }
 
 // What it offers on this machine, as JSON.
@@ -508,13 +517,18 @@ struct Output {
     Span<const float> logprobs;  // one per token; empty where the request did not ask for them
     std::string_view text;       // never half a character; it may lag behind the tokens
     FinishReason finish;         // anything but none makes this the last one
-    Code error_code;             // this and the message only where finish is error
+    Code error_code;             // this and the message where finish is error, and where the engine was freed; else 0
     std::string_view error_message;
     uint64_t prompt_tokens;
     uint64_t generated_tokens;  // so far
     uint32_t index;
 
-    explicit Output(const pllm_output &c) noexcept
+    explicit Output(const pllm_output &record) noexcept : Output(0, detail::known(record)) {}
+
+    [[nodiscard]] bool is_last() const noexcept { return finish != FinishReason::none; }
+
+private:
+    Output(int, const pllm_output &c) noexcept
         : request(c.request),
           sequence(c.sequence),
           user_data(c.user_data),
@@ -527,8 +541,6 @@ struct Output {
           prompt_tokens(c.prompt_tokens),
           generated_tokens(c.generated_tokens),
           index(c.index) {}
-
-    [[nodiscard]] bool is_last() const noexcept { return finish != FinishReason::none; }
 };
 
 // A batch of outputs, in the order they were made. Owns what they view; outlives queue and engine.
@@ -597,8 +609,10 @@ public:
     // Takes everything that is there, waiting up to `timeout` for the first. Empty: time ran out. Once the engine has failed or
     // is gone and its last outputs are taken, this is that error.
     Result<Outputs> poll(std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) const {
+        // A deadline that has passed is no wait, not an endless one.
+        const int64_t milliseconds = timeout == forever ? -1 : std::max<int64_t>(timeout.count(), 0);
         auto batch = detail::made<pllm_outputs, pllm_outputs_free>(
-            [&](pllm_outputs **out) { return pllm_queue_poll(queue_, timeout.count(), out); });
+            [&](pllm_outputs **out) { return pllm_queue_poll(queue_, milliseconds, out); });
         if (!batch) return batch.error();
         return Outputs(std::move(*batch));
     }
@@ -717,7 +731,7 @@ private:
 
     std::optional<Output> read(const Output &output) {
         ended_ = output.is_last();
-        if (output.finish == FinishReason::error) status_ = Error{output.error_code, std::string(output.error_message)};
+        if (output.error_code != Code{}) status_ = Error{output.error_code, std::string(output.error_message)};
         return output;
     }
 
@@ -820,7 +834,7 @@ public:
     }
 
     // Adds a request with a queue of its own, and reads it as it comes. It pauses while `capacity` outputs wait to be read.
-    Result<Stream> stream(const Request &request, uint64_t capacity = 64) {
+    Result<Stream> stream(const Request &request, uint64_t capacity = PLLM_QUEUE_CAPACITY) {
         Result<Queue> queue = create_queue(capacity);
         if (!queue) return queue.error();
         Result<uint64_t> id = add(request, *queue);

@@ -50,7 +50,7 @@ func newEngine(c *C.pllm_engine, queueCapacity int) (*Engine, error) {
 		engine.close()
 		return nil, err
 	}
-	e := &Engine{engine, own, info, cmp.Or(queueCapacity, defaultQueueCapacity)}
+	e := &Engine{engine, own, info, cmp.Or(queueCapacity, C.PLLM_QUEUE_CAPACITY)}
 	whenForgotten(e, func() { closeEngine(engine, own) })
 	return e, nil
 }
@@ -193,7 +193,7 @@ func infoOf(engine *C.pllm_engine) (Info, error) {
 	}, nil
 }
 
-// Version is the library's version, such as "0.1.0".
+// Version is the library's version, such as "0.2.0".
 func Version() string { return C.GoString(C.pllm_version()) }
 
 // BuildInfo is what this build and machine offer, as JSON: version, backends, instruction paths, model architectures.

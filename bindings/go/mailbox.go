@@ -155,7 +155,7 @@ func goOutput(record unsafe.Pointer, size uintptr) Output {
 	if c.logprobs != nil {
 		output.LogProbs = slices.Clone(unsafe.Slice((*float32)(c.logprobs), c.tokens_len))
 	}
-	if output.FinishReason == FinishError {
+	if c.error_code != 0 {
 		output.Err = &Error{Code(c.error_code), goText(c.error, c.error_len)}
 	}
 	return output

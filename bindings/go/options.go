@@ -34,8 +34,8 @@ type Options struct {
 	Seed uint64
 	// SkipTokenizer serves token ids only: no tokenizer is read, and calls with text are ErrUnsupported.
 	SkipTokenizer bool
-	// QueueCapacity is how many outputs may wait unread, in the engine's own queue and in that of each stream, before the
-	// requests that write to it pause. 0: 65536.
+	// QueueCapacity is how many outputs may wait unread before the requests that write to a queue pause. 0: 65536 in the engine's
+	// own queue, and 64 in that of each stream.
 	QueueCapacity int
 	// HostSteps leaves the stepping to the host, which calls Engine.Step, or Engine.Start later on. By default the engine is
 	// started by Open and steps itself.
@@ -44,8 +44,6 @@ type Options struct {
 	// at the end. It runs on the goroutine that called Open; cancel Open's context to stop the loading.
 	Progress func(done, total int64)
 }
-
-const defaultQueueCapacity = 1 << 16
 
 // DType is how numbers are stored.
 type DType uint32

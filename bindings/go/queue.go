@@ -6,6 +6,7 @@ import "C"
 import (
 	"context"
 	"fmt"
+	"runtime"
 )
 
 // An Output is news of one request: new tokens, new text, or its end.
@@ -21,7 +22,7 @@ type Output struct {
 	Text string
 	// FinishReason, if not FinishNone, makes this the request's last output.
 	FinishReason FinishReason
-	// Err is an *Error where FinishReason is FinishError, else nil.
+	// Err is an *Error where FinishReason is FinishError, and where it is FinishAbort because the engine was closed; else nil.
 	Err error
 	// PromptTokens of the request, and its GeneratedTokens so far.
 	PromptTokens, GeneratedTokens int
@@ -93,6 +94,7 @@ func (q *Queue) Close() error {
 // Add adds a request whose outputs go to this queue. It takes part from the next step on. What could never run is refused
 // here, with the numbers.
 func (q *Queue) Add(request Request) (RequestID, error) {
+	defer runtime.KeepAlive(q)
 	var args arguments
 	defer args.Unpin()
 	c, err := request.toC(&args)
@@ -112,7 +114,14 @@ func (q *Queue) Add(request Request) (RequestID, error) {
 // Poll takes everything that is in the queue, in the order it was made, and waits for the first; while it waits it occupies no
 // thread. A context that is done ends it with the context's error, and nothing is lost. Once the engine has failed or is
 // closed, and the last outputs are taken, it answers with that error.
-func (q *Queue) Poll(ctx context.Context) ([]Output, error) { return q.mailbox.wait(ctx) }
+func (q *Queue) Poll(ctx context.Context) ([]Output, error) {
+	// The net under forgotten queues must not close one that is being polled.
+	defer runtime.KeepAlive(q)
+	return q.mailbox.wait(ctx)
+}
 
 // TryPoll is Poll without the waiting: where there is nothing, it returns nothing.
-func (q *Queue) TryPoll() ([]Output, error) { return q.mailbox.take() }
+func (q *Queue) TryPoll() ([]Output, error) {
+	defer runtime.KeepAlive(q)
+	return q.mailbox.take()
+}

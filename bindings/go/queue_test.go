@@ -3,6 +3,7 @@ package pagedllm_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -285,4 +286,32 @@ func TestAQueueNeedsACapacity(t *testing.T) {
 	wantMessage(t, err, pagedllm.ErrInvalidArgument, "capacity is 0")
 	_, err = engine.NewQueue(-1)
 	wantMessage(t, err, pagedllm.ErrInvalidArgument, "capacity is -1")
+}
+
+func TestAQueueThatIsOnlyWaitedForIsNotTakenForForgotten(t *testing.T) {
+	engine := open(t, hostSteps)
+	queue, err := engine.NewQueue(4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := queue.Add(ask(1)); err != nil {
+		t.Fatal(err)
+	}
+	polled := make(chan error, 1)
+	// The last use of the queue is the poll that waits.
+	go func(queue *pagedllm.Queue) {
+		_, err := queue.Poll(context.Background())
+		polled <- err
+	}(queue)
+	queue = nil
+	for range 20 {
+		runtime.GC()
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := engine.Step(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-polled; err != nil {
+		t.Fatalf("the queue was closed under its reader: %v", err)
+	}
 }

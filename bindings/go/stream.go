@@ -1,8 +1,5 @@
 package pagedllm
 
-// #include <pagedllm.h>
-import "C"
-
 import (
 	"context"
 	"iter"
@@ -63,16 +60,7 @@ func (q *Queue) next(ctx context.Context, pending []Output) (Output, []Output, e
 	if err != nil {
 		return Output{}, nil, err
 	}
-	output, err := pending[0], pending[0].Err
-	if output.FinishReason == FinishAbort {
-		err = q.engine.alive()
-	}
-	return output, pending[1:], err
-}
-
-// alive is ErrClosed once the engine is closed or being closed.
-func (e *Engine) alive() error {
-	return e.engine.use(func(*C.pllm_engine) error { return nil })
+	return pending[0], pending[1:], pending[0].Err
 }
 
 // A Completion is all that came of one request.

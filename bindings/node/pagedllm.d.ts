@@ -108,7 +108,7 @@ export interface Output {
   index: number;
 }
 
-/** All that a request generated. 'abort': it was cut short, as by Engine.abort or Engine.close. */
+/** All that a request generated. 'abort': it was cut short by Engine.abort. */
 export interface Completion {
   request: number | bigint;
   text: string;
@@ -203,8 +203,8 @@ export class Engine {
   /** What an engine with these options would allocate. Reads the model's headers, and allocates nothing of it. */
   static plan(options: Options): Promise<Plan>;
 
-  /** Ends every request and returns the engine's memory; fulfilled when it is back. Streams under way get a last output with
-   * 'abort', later calls PLLM_E_CLOSED. May be called at any time, and again. */
+  /** Ends every request and returns the engine's memory; fulfilled when it is back. Streams under way and later
+   * calls end with PLLM_E_CLOSED. May be called at any time, and again. */
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
 

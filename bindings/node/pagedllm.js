@@ -22,6 +22,7 @@ const { isMainThread } = require('node:worker_threads');
 const koffi = require('koffi');
 
 const ABI_VERSION = 0;
+const QUEUE_CAPACITY = 64; // PLLM_QUEUE_CAPACITY
 const CODES = ['', 'INVALID_ARGUMENT', 'NOT_FOUND', 'IO', 'MODEL', 'UNSUPPORTED', 'CAPACITY', 'BUSY', 'OUT_OF_MEMORY', 'INTERNAL',
   'CLOSED', 'CANCELLED'];
 const FINISH_REASONS = [null, 'stop', 'length', 'abort', 'error'];
@@ -78,7 +79,8 @@ const Info = struct(
 const lib = declare(load());
 
 function load() {
-  const files = [path.join(__dirname, 'libpagedllm.so'), path.join(__dirname, '../../target/release/libpagedllm.so')];
+  const places = ['libpagedllm.so', '../../target/release/libpagedllm.so', '../../../lib/libpagedllm.so.0'];
+  const files = places.map((place) => path.join(__dirname, place));
   const file = process.env.PAGEDLLM_LIBRARY || files.find((file) => fs.existsSync(file)) || 'libpagedllm.so.0';
   let library;
   try {
@@ -462,7 +464,7 @@ class Engine {
     return completion;
   }
 
-  async *stream(request, { signal, capacity = 64 } = {}) {
+  async *stream(request, { signal, capacity = QUEUE_CAPACITY } = {}) {
     signal?.throwIfAborted();
     const queue = this.createQueue(capacity);
     const close = () => queue.close();

@@ -18,8 +18,8 @@ Errors. What the library refuses raises Error, with its code and its message. Us
 Threads. Any thread, or any number of asyncio tasks, may call anything on one Engine or Queue at any time; one iterator of
 outputs is for one thread or task at a time. Calls release the GIL.
 
-Closing. close() may be called at any time, from any thread, and again. It ends the object at once: iterators in progress get a
-last output with FinishReason.ABORT, other calls raise. Its memory goes back when the last call under way on it has returned.
+Closing. close() may be called at any time, from any thread, and again. It ends the object at once: iterators in progress
+and other calls raise Code.CLOSED. Its memory goes back when the last call under way on it has returned.
 What is not closed is closed when it is garbage.
 
 Defaults. Whatever is None is left to the library.
@@ -28,7 +28,7 @@ Processes. In a child made by os.fork (multiprocessing's "fork") every call on t
 parent goes on.
 
 The library is looked for in the environment's PAGEDLLM_LIBRARY (a file), next to this module, in target/release of the
-repository this module lies in, and then where the system's loader looks for libpagedllm.so.0.
+repository or lib of the installed tree that this module lies in, and then where the system's loader looks for libpagedllm.so.0.
 """
 
 import array
@@ -113,7 +113,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Completion:
-    """All that a request generated. FinishReason.ABORT: it was cut short, as by Engine.abort or Engine.close."""
+    """All that a request generated. FinishReason.ABORT: it was cut short by Engine.abort."""
     request: int
     text: str
     tokens: List[int]
@@ -217,6 +217,7 @@ class Sampling:
 # ---- the library -----------------------------------------------------------------------------------------------------
 
 _ABI_VERSION = 0
+_QUEUE_CAPACITY = 64  # PLLM_QUEUE_CAPACITY
 _ENGINE_SKIP_TOKENIZER = 1
 _SAMPLING_SEED, _SAMPLING_IGNORE_EOS, _SAMPLING_LOGPROBS = 1, 2, 4
 _TEXT_ADD_SPECIAL, _TEXT_SKIP_SPECIAL = 1, 2
@@ -258,7 +259,8 @@ _Step, _Stats, _Plan = (
 def _load() -> ctypes.CDLL:
     here = pathlib.Path(__file__).resolve().parent
     named = os.environ.get("PAGEDLLM_LIBRARY")
-    files = (here / "libpagedllm.so", here.parents[1] / "target" / "release" / "libpagedllm.so")
+    root = here.parents[1]
+    files = (here / "libpagedllm.so", root / "target" / "release" / "libpagedllm.so", root.parent / "lib" / "libpagedllm.so.0")
     path = named or next((str(file) for file in files if file.exists()), "libpagedllm.so.0")
     try:
         lib = ctypes.CDLL(path)
@@ -627,7 +629,7 @@ class Engine:
         with contextlib.closing(self.stream(prompt, sampling, **request)) as outputs:
             return _completion(list(outputs))
 
-    def stream(self, prompt: Prompt, sampling: Optional[Sampling] = None, *, capacity: int = 64,
+    def stream(self, prompt: Prompt, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
                **request: Any) -> Generator[Output, None, None]:
         """Adds a request now, and gives its outputs as they come; `request`: further keywords of add(). It pauses, and no other
         does, while `capacity` outputs wait to be read. Closing the generator, or letting go of it, aborts the request. A request
@@ -638,7 +640,7 @@ class Engine:
         """generate() for asyncio. Cancelling it aborts the request."""
         return _completion([output async for output in self.astream(prompt, sampling, **request)])
 
-    def astream(self, prompt: Prompt, sampling: Optional[Sampling] = None, *, capacity: int = 64,
+    def astream(self, prompt: Prompt, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
                 **request: Any) -> AsyncGenerator[Output, None]:
         """stream() for asyncio: waits on the running event loop, without a thread. Cancelling the task that reads aborts the
         request, and so does aclose(); leaving the `async for` does so a turn of the loop later."""

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # usage: run.sh TREE MODEL EXPECTED
-# Builds programs against an installed tree as its users would, in an empty folder: C, C++ by pkg-config and by CMake, Go; shared and static.
+# Builds programs against an installed tree as its users would, in an empty folder: C, C++ by pkg-config and by CMake, Go; shared and static;
+# Python and Node.
 set -euo pipefail
 tree=$(cd "$1" && pwd) model=$(cd "$2" && pwd) expected=$(realpath "$3")
 examples=$(cd "$(dirname "$0")/../../examples" && pwd)
@@ -42,6 +43,15 @@ MOD
 export CGO_CFLAGS=$flags GOFLAGS=-mod=mod
 CGO_LDFLAGS=$shared go build -o hello . ;                                            name="Go, shared"; answers ./hello
 CGO_LDFLAGS="-L$tree/lib" go build -tags pagedllm_static -o hello_static . ;         name="Go, static"; answers ./hello_static
+
+# The examples look for the wrapper beside them: here that is the installed one, which finds the installed library.
+unset PAGEDLLM_LIBRARY
+mkdir -p "$work/bindings" "$work/examples"
+cp -r "$examples/python" "$examples/node" "$work/examples/"
+ln -s "$tree/share/pagedllm/python" "$tree/share/pagedllm/node" "$work/bindings/"
+(cd "$tree/share/pagedllm/node" && npm ci --ignore-scripts --no-audit --no-fund --silent)
+name="Python"; answers python3 "$work/examples/python/hello.py"
+name="Node";   answers node "$work/examples/node/hello.js"
 
 for program in "$work/c_static" "$work/cmake/hello_static" ./hello_static; do
     if ldd "$program" | grep -q libpagedllm; then echo "$program is not static" >&2; exit 1; fi

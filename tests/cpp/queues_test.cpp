@@ -31,6 +31,7 @@ TEST(Queue, without_outputs_is_empty_when_time_runs_out) {
     const auto start = std::chrono::steady_clock::now();
     EXPECT_TRUE(engine.queue().poll().value().empty());
     EXPECT_TRUE(engine.queue().poll(30ms).value().empty());
+    EXPECT_TRUE(engine.queue().poll(-30ms).value().empty()) << "a deadline that has passed is no endless wait";
     EXPECT_GE(std::chrono::steady_clock::now() - start, 29ms);
 }
 
@@ -119,6 +120,7 @@ TEST(Queue, whose_engine_has_gone_gives_the_last_outputs_and_is_then_closed) {
         ASSERT_GE(outputs.size(), 2u);
         EXPECT_EQ(outputs[0].tokens.size(), 1u);
         EXPECT_EQ(outputs[outputs.size() - 1].finish, FinishReason::abort);
+        EXPECT_EQ(outputs[outputs.size() - 1].error_code, Code::closed);
         for (int i = 0; i < 2; i++) EXPECT_TRUE(fails(Code::closed, queue.poll(pagedllm::forever)));
         EXPECT_TRUE(fails(Code::closed, unused.poll()));
         EXPECT_TRUE(is_readable(queue.event_fd().value()));

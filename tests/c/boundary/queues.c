@@ -26,6 +26,16 @@ static void outputs_go_to_the_queue_that_was_named(void) {
     pllm_engine_free(engine);
 }
 
+static void freeing_the_engine_s_own_queue_changes_nothing(void) {
+    pllm_engine *engine = open_engine(model_dir);
+    answer a;
+    ask(engine, NULL, 1, TOKENS, &a);
+    pllm_queue_free((pllm_queue *)pllm_engine_queue(engine));
+    step_to_the_end(engine);
+    CHECK(is_whole(&a, 1, TOKENS));
+    pllm_engine_free(engine);
+}
+
 static void a_queue_of_another_engine_and_one_without_room_are_refused(void) {
     pllm_engine *engine = open_engine(model_dir), *other = open_engine(golden_dir);
     pllm_queue *theirs = new_queue(other, 8), *none = theirs;
@@ -179,6 +189,7 @@ static void a_poll_that_sleeps_wakes_when_the_engine_goes(void) {
 const test_case queue_cases[] = {
     CASE(outputs_go_to_the_queue_that_was_named),
     CASE(a_queue_of_another_engine_and_one_without_room_are_refused),
+    CASE(freeing_the_engine_s_own_queue_changes_nothing),
     CASE(a_slow_reader_pauses_alone_and_loses_nothing),
     CASE(the_engine_s_own_queue_pauses_at_its_capacity_too),
     CASE(freeing_a_queue_aborts_what_writes_to_it_and_nobody_else),
