@@ -18,7 +18,8 @@ type Engine struct {
 }
 
 // Open loads a model and starts to serve it. Close the engine when it is no longer needed. A context that is done stops the
-// loading; after Open has returned, the context means nothing to the engine.
+// loading of weights at the next piece; what comes before it, the tokenizer and the configuration, is read to its end. After
+// Open has returned, the context means nothing to the engine.
 func Open(ctx context.Context, options Options) (*Engine, error) {
 	engine, err := load(ctx, &options)
 	if err != nil {

@@ -17,7 +17,6 @@ use driver::Driver;
 pub use memory::MemoryPlan;
 pub use outputs::Output;
 pub use queue::Queue;
-use registry::Command;
 pub use runner::{ModelRunner, Runner, Ticket};
 use stream::Stream;
 
@@ -227,10 +226,9 @@ impl Engine {
         let max_len = self.max_len(&prompt, &request.sampling)?;
         let (sampling, user_data, skip_special) = (request.sampling, request.user_data, request.skip_special);
         let outbox = queue.outbox().clone();
-        self.shared.registry.add(outbox.clone(), |id| {
-            let stream = Stream::new(id, user_data, outbox, self.rules(id, sampling), &prompt, skip_special);
-            Command::Add { id, prompt, max_len, stream: Box::new(stream) }
-        })
+        self.shared
+            .registry
+            .add(prompt, max_len, |id, prompt| Stream::new(id, user_data, outbox, self.rules(id, sampling), prompt, skip_special))
     }
 
     fn check_request(&self, request: &Request) -> Result<()> {

@@ -75,21 +75,17 @@ impl Registry {
     }
 
     /// Gives a request its id and leaves its command. Ids follow the order of commands.
-    pub fn add(&self, outbox: Arc<Outbox>, command: impl FnOnce(u64) -> Command) -> Result<u64> {
+    pub fn add(&self, prompt: Vec<u32>, max_len: usize, stream: impl FnOnce(u64, &[u32]) -> Stream) -> Result<u64> {
         let mut state = self.lock();
         state.check()?;
         state.live.try_reserve(1)?;
         state.inbox.try_reserve(1)?;
-        outbox.check_room()?;
         let id = state.last_id + 1;
-        let command = command(id);
-        let last = match &command {
-            Command::Add { stream, .. } => stream.output(),
-            Command::Abort { .. } => Output::default(),
-        };
+        let stream = Box::new(stream(id, &prompt));
+        stream.outbox.check_room()?;
         state.last_id = id;
-        state.live.insert(id, Live { outbox, last, aborting: false });
-        state.inbox.push_back(command);
+        state.live.insert(id, Live { outbox: stream.outbox.clone(), last: stream.output(), aborting: false });
+        state.inbox.push_back(Command::Add { id, prompt, max_len, stream });
         drop(state);
         self.wakeup.wake();
         Ok(id)
