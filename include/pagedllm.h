@@ -112,20 +112,72 @@
 // Serve token ids only: no tokenizer is read, and text calls answer PLLM_E_UNSUPPORTED.
 #define PLLM_ENGINE_SKIP_TOKENIZER 1
 
+// Do not keep what was computed for the requests that come after with the same first tokens.
+#define PLLM_ENGINE_NO_PREFIX_CACHE 2
+
 // Use the seed field; without this the seed comes from the engine's and the request's id.
 #define PLLM_SAMPLING_SEED 1
 
 // Go on past end-of-sequence tokens.
 #define PLLM_SAMPLING_IGNORE_EOS 2
 
-// Report the log probability of every sampled token.
+// Report the log probability of every chosen token, and of so many of the most probable ones as top_logprobs says.
 #define PLLM_SAMPLING_LOGPROBS 4
+
+// The same of the prompt's tokens but the first; prompt_top_logprobs says of how many more.
+#define PLLM_SAMPLING_PROMPT_LOGPROBS 8
+
+// The output begins with the prompt.
+#define PLLM_SAMPLING_ECHO 16
+
+// The stop string, or the text of the token that ends the sequence, stays in the text.
+#define PLLM_SAMPLING_INCLUDE_STOP 32
+
+// Each output holds what is new.
+#define PLLM_OUTPUT_DELTA 0
+
+// Each output holds everything so far.
+#define PLLM_OUTPUT_CUMULATIVE 1
+
+// One output, at the end, holds everything.
+#define PLLM_OUTPUT_FINAL 2
+
+// Anything.
+#define PLLM_GRAMMAR_NONE 0
+
+// A JSON text that the schema in grammar (itself a JSON text) describes.
+#define PLLM_GRAMMAR_JSON_SCHEMA 1
+
+// Any JSON object.
+#define PLLM_GRAMMAR_JSON_OBJECT 2
+
+// A text that the regular expression in grammar matches as a whole.
+#define PLLM_GRAMMAR_REGEX 3
+
+// One of the texts in choices.
+#define PLLM_GRAMMAR_CHOICE 4
+
+// A text that the Lark grammar in grammar describes.
+#define PLLM_GRAMMAR_LARK 5
 
 // Let the tokenizer add its special tokens, such as BOS. Leave it out for a prompt that a chat template wrote.
 #define PLLM_TEXT_ADD_SPECIAL 1
 
 // Leave special tokens out of text.
 #define PLLM_TEXT_SKIP_SPECIAL 2
+
+// The request's sequences stay when they end, whatever ended them: pllm_sequence_resume lets them go on,
+// pllm_sequence_free lets them go.
+#define PLLM_REQUEST_KEEP 1
+
+// When no running beam, ended now, would be better than the worst finished one.
+#define PLLM_EARLY_STOPPING_NO 0
+
+// As soon as width beams are finished.
+#define PLLM_EARLY_STOPPING_YES 1
+
+// When no running beam can become better than the worst finished one.
+#define PLLM_EARLY_STOPPING_NEVER 2
 
 // More will come.
 #define PLLM_FINISH_NONE 0
@@ -145,6 +197,21 @@
 // A capacity that suits the queue of one request.
 #define PLLM_QUEUE_CAPACITY 64
 
+// All the tokens that the parent has when the fork is made.
+#define PLLM_AT_END UINT64_MAX
+
+// Use the seed field; without this the children draw the same random numbers as their parent.
+#define PLLM_FORK_SEED 1
+
+// The children wait to be resumed, even where the parent runs.
+#define PLLM_FORK_IDLE 2
+
+// Use the user_data field; without this the children have the parent's.
+#define PLLM_FORK_USER_DATA 4
+
+// Use the user_data field; without this the sequence's own stays.
+#define PLLM_RESUME_USER_DATA 2
+
 // Bytes, here always UTF-8 text. Belongs to the caller.
 typedef struct pllm_bytes pllm_bytes;
 
@@ -162,6 +229,44 @@ typedef struct pllm_queue pllm_queue;
 
 // Token ids. Belongs to the caller.
 typedef struct pllm_tokens pllm_tokens;
+
+// DRY: a token that would make a repetition one longer than length tokens loses multiplier * base ^ (length - allowed_length).
+// Fill it with pllm_dry_init first.
+typedef struct {
+  // sizeof(pllm_dry)
+  uint64_t struct_size;
+  // Default 0.8.
+  float multiplier;
+  // Default 1.75.
+  float base;
+  // Shorter repetitions are free. Default 2.
+  uint32_t allowed_length;
+  // How many tokens back repetitions are looked for. 0 (default): to the beginning.
+  uint32_t penalty_last_n;
+  // Texts that end a repetition. NULL with a count of 0 (default): newline, colon, quotation mark, asterisk.
+  const char *const *sequence_breakers;
+  // Length of each of them in bytes; NULL: they end with a NUL.
+  const uint64_t *sequence_breaker_lens;
+  uint64_t sequence_breaker_count;
+} pllm_dry;
+
+// Beam search, as generate of Hugging Face transformers does it. Fill it with pllm_beam_init first.
+typedef struct {
+  // sizeof(pllm_beam)
+  uint64_t struct_size;
+  // Beams side by side: 2 to 64. Default 4.
+  uint32_t width;
+  // Groups into which they are divided, each with a search of its own. Default 1.
+  uint32_t groups;
+  // Taken off a token's log probability for every beam of an earlier group that chose it in the same step. Default 0.
+  float diversity_penalty;
+  // Scores are sums of log probabilities divided by the length to this power. Default 1.
+  float length_penalty;
+  // PLLM_EARLY_STOPPING_*.
+  uint32_t early_stopping;
+  // Must be 0.
+  uint32_t reserved;
+} pllm_beam;
 
 // Told how many bytes of weights have been read, of how many in all, on the thread that creates the engine. Any other
 // answer than 0 stops the loading: pllm_engine_create then returns PLLM_E_CANCELLED. It must return (no exception, no
@@ -256,7 +361,21 @@ typedef struct {
   uint64_t threads;
 } pllm_model_info;
 
-// How a request chooses its tokens and when it ends. Fill it with pllm_sampling_init first.
+// Added to the logit of a token.
+typedef struct {
+  uint32_t token;
+  float bias;
+} pllm_logit_bias;
+
+// Some token ids.
+typedef struct {
+  const uint32_t *tokens;
+  uint64_t tokens_len;
+} pllm_token_list;
+
+// How a request chooses its tokens, what it reports and when it ends. Fill it with pllm_sampling_init first. What applies, in
+// this order: logit bias; repetition, frequency and presence penalty; DRY; exclusions and the grammar; temperature;
+// top-n-sigma, min-p, top-k, typical-p, top-p, XTC, or mirostat in their place; the draw.
 typedef struct {
   // sizeof(pllm_sampling)
   uint64_t struct_size;
@@ -286,9 +405,72 @@ typedef struct {
   uint32_t flags;
   // Must be 0.
   uint32_t reserved;
+  // Keep the tokens of the most typical surprise that together reach this probability. Default 1: all.
+  float typical_p;
+  // Keep tokens whose logit is within so many standard deviations of the largest. Default 0: all.
+  float top_n_sigma;
+  // How often XTC takes the most probable tokens away. Default 0: never.
+  float xtc_probability;
+  // From which probability on a token counts as a top choice for XTC. Default 0.1.
+  float xtc_threshold;
+  // Mirostat 2: the surprise to keep to, in bits per token. Default 0: off.
+  float mirostat_tau;
+  // How fast mirostat corrects. Default 0.1.
+  float mirostat_eta;
+  // Taken from the logit of every token that has been generated. Default 0.
+  float presence_penalty;
+  // Taken from a token's logit for every time it has been generated. Default 0.
+  float frequency_penalty;
+  // Divides the logits of all tokens of prompt and output (multiplies those below 0). Default 1: off.
+  float repetition_penalty;
+  // No run of so many tokens comes twice. Default 0: off.
+  uint32_t no_repeat_ngram_size;
+  // With PLLM_SAMPLING_LOGPROBS: the most probable tokens that are reported beside each chosen one. Default 0.
+  uint32_t top_logprobs;
+  // With PLLM_SAMPLING_PROMPT_LOGPROBS: the same for the prompt. Default 0.
+  uint32_t prompt_top_logprobs;
+  // PLLM_OUTPUT_DELTA (default), PLLM_OUTPUT_CUMULATIVE or PLLM_OUTPUT_FINAL.
+  uint32_t output_kind;
+  // What the output must be: PLLM_GRAMMAR_*. Default PLLM_GRAMMAR_NONE.
+  uint32_t grammar_kind;
+  // The schema, regular expression or grammar.
+  const char *grammar;
+  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  uint64_t grammar_len;
+  // The texts of PLLM_GRAMMAR_CHOICE.
+  const char *const *choices;
+  // Length of each of them in bytes; NULL: they end with a NUL.
+  const uint64_t *choice_lens;
+  uint64_t choice_count;
+  // NULL (default): DRY is off.
+  const pllm_dry *dry;
+  const pllm_logit_bias *logit_bias;
+  uint64_t logit_bias_len;
+  // Texts that the output must not contain.
+  const char *const *bad_words;
+  // Length of each of them in bytes; NULL: they end with a NUL.
+  const uint64_t *bad_word_lens;
+  uint64_t bad_word_count;
+  // Runs of tokens that the output must not contain.
+  const pllm_token_list *bad_words_ids;
+  uint64_t bad_words_ids_len;
+  // The only tokens that may be chosen. NULL (default): all.
+  const uint32_t *allowed_token_ids;
+  uint64_t allowed_token_ids_len;
 } pllm_sampling;
 
-// A request. Fill it with pllm_request_init first. What it points to needs to live only during the call.
+// Edits logits[0..vocab_size] of the token that follows tokens[0..tokens_len] of the sequence, before anything else does.
+// Called on the thread that steps, once for each token; what takes long here holds up all. It must return (no exception, no
+// longjmp). It may call what any thread may call; pllm_engine_step answers PLLM_E_BUSY, and pllm_engine_stop,
+// pllm_engine_free and a poll that waits would wait for themselves.
+typedef void (*pllm_logits_hook)(void *hook_data,
+                                 uint64_t sequence,
+                                 const uint32_t *tokens,
+                                 uint64_t tokens_len,
+                                 float *logits,
+                                 uint64_t vocab_size);
+
+// A request. Fill it with pllm_request_init first. What it points to needs to live only during the call, hook_data aside.
 typedef struct {
   // sizeof(pllm_request)
   uint64_t struct_size;
@@ -303,12 +485,30 @@ typedef struct {
   const pllm_sampling *sampling;
   // Comes back in every output.
   uint64_t user_data;
-  // Sequences to generate. Default and, in this version, most: 1.
+  // Results: samples, or the best beams. Default 1. Sample i is sequence request + i; each has its own last output.
   uint32_t n;
   // PLLM_TEXT_* flags. Default: PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL.
   uint32_t text_flags;
   // Where its outputs go. NULL (default): the engine's own queue.
   const pllm_queue *queue;
+  // Samples to draw, of which the n with the highest log probability are returned, best first, at the end.
+  // 0 (default): n.
+  uint32_t best_of;
+  // Keep only so many of the prompt's last tokens. 0 (default): all.
+  uint32_t truncate_prompt_tokens;
+  // PLLM_REQUEST_* flags.
+  uint32_t flags;
+  // Must be 0.
+  uint32_t reserved;
+  // NULL (default): samples. Otherwise the request's outputs are the n best beams, at the end.
+  const pllm_beam *beam;
+  // Only requests with the same salt share what the prefix cache holds, so that tenants cannot probe each other.
+  const uint8_t *cache_salt;
+  uint64_t cache_salt_len;
+  // NULL (default): nobody edits the logits.
+  pllm_logits_hook logits_hook;
+  // Handed to logits_hook, until the request's last output has been made.
+  void *hook_data;
 } pllm_request;
 
 // What one step did. Set struct_size before the call.
@@ -334,7 +534,7 @@ typedef struct {
   uint64_t running;
   uint64_t blocks_total;
   uint64_t blocks_used;
-  // Blocks kept for reuse, given away when they are needed. Always 0 in this version.
+  // Blocks that nobody uses and that the prefix cache still finds; given away when they are needed.
   uint64_t blocks_cached;
   uint64_t blocks_free;
   // Share of the used blocks' slots that hold a token's K and V; 1 while none is used.
@@ -351,7 +551,20 @@ typedef struct {
   uint64_t finished_error;
   // Of the waiting: those the last step passed over because their queue is full.
   uint64_t paused;
+  // Sequences that were kept, and wait to be resumed or freed.
+  uint64_t idle;
+  // Blocks copied because a sequence wrote to one that others share.
+  uint64_t blocks_copied;
+  // Prompt tokens looked for in the prefix cache, and those of them that did not have to be computed.
+  uint64_t prefix_queries;
+  uint64_t prefix_hits;
 } pllm_stats;
+
+// A token and its log probability under the model's own distribution.
+typedef struct {
+  uint32_t token;
+  float logprob;
+} pllm_logprob;
 
 // News of one sequence: new tokens, new text, or its end. It and what it points to live as long as its batch.
 typedef struct {
@@ -383,7 +596,97 @@ typedef struct {
   // PLLM_E_*, or 0. Together with error; PLLM_E_CLOSED where the engine was freed.
   int32_t error_code;
   uint32_t reserved;
+  // The sum of the log probabilities of all generated tokens, where the request asked for log probabilities or for the best
+  // of several samples; of a beam, its score after the length penalty. Else 0.
+  double score;
+  // The most probable tokens in place of each of `tokens`, most probable first: top_logprobs_len / tokens_len for each.
+  // NULL where the request did not ask for them.
+  const pllm_logprob *top_logprobs;
+  uint64_t top_logprobs_len;
+  // Of the prompt's tokens but the first, where the request asked for them; they come in order, before the first token,
+  // and may come in several outputs.
+  const float *prompt_logprobs;
+  uint64_t prompt_logprobs_len;
+  const pllm_logprob *prompt_top_logprobs;
+  uint64_t prompt_top_logprobs_len;
+  // An exported sequence. NULL in all other outputs.
+  const uint8_t *blob;
+  uint64_t blob_len;
 } pllm_output;
+
+// How to fork. Fill it with pllm_fork_init first.
+typedef struct {
+  // sizeof(pllm_fork)
+  uint64_t struct_size;
+  // The tokens that the children share with their parent: 1 to its length, or PLLM_AT_END (default).
+  uint64_t at;
+  // With PLLM_FORK_SEED: each child draws from a stream of its own of this seed.
+  uint64_t seed;
+  // With PLLM_FORK_USER_DATA: comes back in the children's outputs.
+  uint64_t user_data;
+  // Where the children's outputs go. NULL (default): where the parent's go.
+  const pllm_queue *queue;
+  // Children. Default 1.
+  uint32_t n;
+  // PLLM_FORK_* flags.
+  uint32_t flags;
+} pllm_fork;
+
+// How an idle sequence goes on. Fill it with pllm_resume_init first.
+typedef struct {
+  // sizeof(pllm_resume)
+  uint64_t struct_size;
+  // NULL: the defaults of pllm_sampling_init. Counts (max_tokens, min_tokens) and penalties begin anew.
+  const pllm_sampling *sampling;
+  // Where its outputs go. NULL (default): where they went before.
+  const pllm_queue *queue;
+  // With PLLM_RESUME_USER_DATA: comes back in its outputs.
+  uint64_t user_data;
+  // PLLM_REQUEST_KEEP (default), PLLM_RESUME_USER_DATA.
+  uint32_t flags;
+  // PLLM_TEXT_SKIP_SPECIAL (default) or 0.
+  uint32_t text_flags;
+  // NULL (default): nobody edits the logits.
+  pllm_logits_hook logits_hook;
+  // Handed to logits_hook.
+  void *hook_data;
+} pllm_resume;
+
+// A prompt to keep in the prefix cache. Fill it with pllm_pin_init first.
+typedef struct {
+  // sizeof(pllm_pin)
+  uint64_t struct_size;
+  // The prompt as text, UTF-8; NULL where it is given as tokens.
+  const char *prompt;
+  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  uint64_t prompt_len;
+  // The prompt as token ids; NULL where it is given as text.
+  const uint32_t *prompt_tokens;
+  uint64_t prompt_tokens_len;
+  // As in pllm_request.
+  const uint8_t *cache_salt;
+  uint64_t cache_salt_len;
+  // How long it is kept, in milliseconds. 0 (default): until it is unpinned.
+  uint64_t time_to_live_ms;
+  // Where a sequence could not go on otherwise, pins with the lowest priority give way. Default 0.
+  uint32_t priority;
+  // PLLM_TEXT_ADD_SPECIAL (default) or 0.
+  uint32_t text_flags;
+} pllm_pin;
+
+// A sequence as of the last step and of the calls since. Set struct_size before the call.
+typedef struct {
+  // sizeof(pllm_sequence_info)
+  uint64_t struct_size;
+  // The request it came from.
+  uint64_t request;
+  // Its tokens.
+  uint64_t len;
+  // Which of the request's sequences, from 0.
+  uint32_t index;
+  // 1: it waits to be resumed or freed. 0: it runs, or waits to.
+  uint32_t idle;
+} pllm_sequence_info;
 
 #ifdef __cplusplus
 extern "C" {
@@ -406,6 +709,12 @@ const char *pllm_error_message(const pllm_error *error);
 
 // Frees an error. NULL is fine.
 void pllm_error_free(pllm_error *error);
+
+// Fills in the defaults, within struct_size bytes and never beyond them.
+void pllm_dry_init(pllm_dry *dry, uint64_t struct_size);
+
+// Fills in the defaults, within struct_size bytes and never beyond them.
+void pllm_beam_init(pllm_beam *beam, uint64_t struct_size);
 
 // Fills in the defaults, within struct_size bytes and never beyond them.
 void pllm_engine_options_init(pllm_engine_options *options, uint64_t struct_size);
@@ -498,6 +807,67 @@ const pllm_output *pllm_outputs_get(const pllm_outputs *outputs,
 
 // Frees a batch. NULL is fine.
 void pllm_outputs_free(pllm_outputs *outputs);
+
+// Fills in the defaults, within struct_size bytes and never beyond them.
+void pllm_fork_init(pllm_fork *fork, uint64_t struct_size);
+
+// Fills in the defaults, within struct_size bytes and never beyond them.
+void pllm_resume_init(pllm_resume *resume, uint64_t struct_size);
+
+// Fills in the defaults, within struct_size bytes and never beyond them.
+void pllm_pin_init(pllm_pin *pin, uint64_t struct_size);
+
+// Makes how->n sequences (how NULL: one) that begin with the parent's tokens and share its KV blocks; nothing is copied but
+// what is not KV: the place in the random stream, penalty counts, grammar state, stop strings, text. Each child is a request
+// of its own, whose id is the sequence's; the ids are written to out_sequences, which has room for n. Children of a sequence
+// that runs run too; those of an idle one wait to be resumed. A parent that ends before the next step, and is not kept,
+// ends its children with PLLM_FINISH_ERROR. May be called from any thread, also while another one steps.
+PLLM_NODISCARD
+pllm_error *pllm_sequence_fork(const pllm_engine *engine,
+                               uint64_t sequence,
+                               const pllm_fork *how,
+                               uint64_t *out_sequences);
+
+// Adds tokens to the end of a sequence. One that runs goes on after them, from the next step on, and may become longer by as
+// many; an idle one has them computed when it is resumed. A sequence that ends before the next step, and is not kept, is not
+// changed. May be called from any thread, also while another one steps.
+PLLM_NODISCARD
+pllm_error *pllm_sequence_append(const pllm_engine *engine,
+                                 uint64_t sequence,
+                                 const uint32_t *tokens,
+                                 uint64_t tokens_len);
+
+// Cuts a sequence to its first len tokens, 1 or more; also into the prompt. Everything is as it was then, the place in the
+// random stream included; what has been polled stays polled. One that runs goes on from there. May be called from any
+// thread, also while another one steps.
+PLLM_NODISCARD
+pllm_error *pllm_sequence_rewind(const pllm_engine *engine,
+                                 uint64_t sequence,
+                                 uint64_t len);
+
+// An idle sequence goes on. Only tokens that were appended since are computed. how NULL: the defaults.
+// May be called from any thread, also while another one steps.
+PLLM_NODISCARD pllm_error *pllm_sequence_resume(const pllm_engine *engine, uint64_t sequence, const pllm_resume *how);
+
+// Forgets a sequence and gives back its blocks. One that runs ends with PLLM_FINISH_ABORT. Its id is unknown from now on.
+// May be called from any thread, also while another one steps.
+PLLM_NODISCARD
+pllm_error *pllm_sequence_free(const pllm_engine *engine,
+                               uint64_t sequence);
+
+// What is known of a sequence. May be called from any thread, also while another one steps.
+PLLM_NODISCARD
+pllm_error *pllm_sequence_get_info(const pllm_engine *engine,
+                                   uint64_t sequence,
+                                   pllm_sequence_info *out_info);
+
+// Computes a prompt, from the next step on, and keeps its blocks: requests that begin with the same tokens find them.
+// Undo it with pllm_prefix_unpin. May be called from any thread, also while another one steps.
+PLLM_NODISCARD pllm_error *pllm_prefix_pin(const pllm_engine *engine, const pllm_pin *pin, uint64_t *out_pin);
+
+// Lets the prompt's blocks go when others need their place. PLLM_E_NOT_FOUND: the pin has expired, or had to give way.
+// May be called from any thread, also while another one steps.
+PLLM_NODISCARD pllm_error *pllm_prefix_unpin(const pllm_engine *engine, uint64_t pin);
 
 // Turns text into token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0.
 PLLM_NODISCARD

@@ -5,12 +5,20 @@ use crate::error::Result;
 /// The rows (tokens) of many sequences back to back: prefill chunks and decode tokens mixed, no padding.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Batch {
-    pub tokens: Vec<u32>,     // [rows]
-    pub positions: Vec<u32>,  // [rows] place of the token in its sequence
-    pub slots: Vec<u32>,      // [rows] where its K and V go: block * block_size + offset
-    pub spans: Vec<Span>,     // [sequences]
-    pub tables: Vec<u32>,     // the spans' block tables, back to back
-    pub logit_rows: Vec<u32>, // [logits] rows whose logits are wanted
+    pub tokens: Vec<u32>,       // [rows]
+    pub positions: Vec<u32>,    // [rows] place of the token in its sequence
+    pub slots: Vec<u32>,        // [rows] where its K and V go: block * block_size + offset
+    pub spans: Vec<Span>,       // [sequences]
+    pub tables: Vec<u32>,       // the spans' block tables, back to back
+    pub logit_rows: Vec<u32>,   // [logits] rows whose logits are wanted
+    pub copies: Vec<BlockCopy>, // block copies to make first, in any order
+}
+
+/// All of a block's K and V, in every layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockCopy {
+    pub from: u32,
+    pub to: u32,
 }
 
 /// One sequence's part of a batch.
@@ -30,6 +38,7 @@ impl Batch {
         }
         self.spans.try_reserve(sequences)?;
         self.tables.try_reserve(blocks)?;
+        self.copies.try_reserve(sequences)?;
         Ok(self.logit_rows.try_reserve(sequences)?)
     }
 
@@ -52,5 +61,6 @@ impl Batch {
         self.spans.clear();
         self.tables.clear();
         self.logit_rows.clear();
+        self.copies.clear();
     }
 }

@@ -1,6 +1,10 @@
 //! What a host may choose: the engine's options and a request's sampling parameters.
 
+mod sampling;
+
 use std::path::PathBuf;
+
+pub use sampling::{Dry, Mirostat, OutputKind, SamplingParams};
 
 use crate::error::{Error, Result};
 
@@ -83,6 +87,8 @@ pub struct EngineOptions {
     pub skip_tokenizer: bool,
     /// Outputs that may wait in the engine's own queue before its requests pause.
     pub queue_capacity: usize,
+    /// Find again what was computed for the same tokens before.
+    pub prefix_cache: bool,
 }
 
 impl Default for EngineOptions {
@@ -102,6 +108,7 @@ impl Default for EngineOptions {
             seed: 0,
             skip_tokenizer: false,
             queue_capacity: Self::DEFAULT_QUEUE_CAPACITY,
+            prefix_cache: true,
         }
     }
 }
@@ -152,90 +159,111 @@ fn within(name: &str, value: usize, most: usize) -> Result<()> {
     Err(Error::invalid(format!("{name} is {value}: it must be from 1 to {most}")))
 }
 
-/// How one request chooses its tokens and when it ends.
-#[derive(Debug, Clone)]
-pub struct SamplingParams {
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// Keep the k most probable tokens. 0: all.
-    pub top_k: u32,
-    /// Keep the most probable tokens that together reach this probability. 1: all.
-    pub top_p: f32,
-    /// Keep tokens at least this share as probable as the most probable one. 0: all.
-    pub min_p: f32,
-    /// None: derived from the engine's seed and the request's id.
-    pub seed: Option<u64>,
-    /// None: until the sequence is as long as the engine allows.
-    pub max_tokens: Option<usize>,
-    /// No end-of-sequence token, stop token or stop string counts before this many tokens.
-    pub min_tokens: usize,
-    /// Go on past end-of-sequence tokens.
-    pub ignore_eos: bool,
-    pub stop_token_ids: Vec<u32>,
-    pub stop: Vec<String>,
-    /// Report the log probability of every sampled token.
-    pub logprobs: bool,
+/// What a request's output must look like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Grammar {
+    /// A JSON text that this schema (a JSON text itself) describes.
+    JsonSchema(String),
+    /// Any JSON object.
+    JsonObject,
+    /// The whole output matches this regular expression.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A context-free grammar in llguidance's dialect of Lark.
+    Lark(String),
 }
 
-impl Default for SamplingParams {
+impl Grammar {
+    const MOST_BYTES: usize = 1 << 20;
+
+    pub fn validate(&self) -> Result<()> {
+        let bytes = match self {
+            Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
+            Grammar::Choice(texts) if texts.is_empty() => {
+                return Err(Error::invalid("the grammar is a choice of 0 texts: give at least one"));
+            }
+            Grammar::Choice(texts) => texts.iter().map(String::len).sum(),
+            Grammar::JsonObject => 0,
+        };
+        if bytes > Self::MOST_BYTES {
+            return Err(Error::invalid(format!("the grammar has {bytes} bytes: the limit is {}, so make it smaller", Self::MOST_BYTES)));
+        }
+        Ok(())
+    }
+}
+
+/// When a beam search has found enough. Except for `Yes` the finished beams must be as many as the width, and
+/// the question is what a running beam can still reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum EarlyStopping {
+    /// As soon as as many beams as the width are finished.
+    Yes,
+    /// When the best running beam, ended now, would be no better than the worst finished one. With a positive length
+    /// penalty it might still have become better.
+    #[default]
+    No,
+    /// When no running beam can become better than the worst finished one.
+    Never,
+}
+
+/// Beam search: several continuations side by side, the best ones returned.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BeamParams {
+    /// Beams that run side by side: 2 to 64.
+    pub width: u32,
+    /// Groups into which the beams are divided, each with a search of its own.
+    pub groups: u32,
+    /// Taken off a token's log probability for every beam of an earlier group that chose it in the same step.
+    pub diversity_penalty: f32,
+    /// A finished beam's score is the sum of its log probabilities divided by its length to this power:
+    /// above 0 favours long ones, below 0 short ones.
+    pub length_penalty: f32,
+    pub early_stopping: EarlyStopping,
+}
+
+impl Default for BeamParams {
     fn default() -> Self {
-        SamplingParams {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed: None,
-            max_tokens: None,
-            min_tokens: 0,
-            ignore_eos: false,
-            stop_token_ids: Vec::new(),
-            stop: Vec::new(),
-            logprobs: false,
-        }
+        BeamParams { width: 4, groups: 1, diversity_penalty: 0.0, length_penalty: 1.0, early_stopping: EarlyStopping::No }
     }
 }
 
-impl SamplingParams {
-    const MOST_STOPS: usize = 1024;
+impl BeamParams {
+    pub const MOST_BEAMS: u32 = 64;
+    const MOST_DIVERSITY: f32 = 1e6;
+    /// Lengths to this power, times a sum of log probabilities, are still well within f32.
+    const MOST_LENGTH_PENALTY: f32 = 5.0;
 
-    pub fn greedy() -> Self {
-        SamplingParams { temperature: 0.0, ..Default::default() }
-    }
-
-    pub fn validate(&self, vocab_size: usize) -> Result<()> {
+    /// Whether these can be searched for the `n` best.
+    pub fn validate(&self, n: usize) -> Result<()> {
+        let BeamParams { width, groups, diversity_penalty, length_penalty, .. } = *self;
+        if !(2..=Self::MOST_BEAMS).contains(&width) {
+            return Err(Error::invalid(format!("the beam width is {width}: it must be from 2 to {}", Self::MOST_BEAMS)));
+        }
+        if n == 0 || n > width as usize {
+            return Err(Error::invalid(format!("n is {n} and the beam width {width}: ask for 1 to {width} results, or raise the width")));
+        }
+        if groups == 0 || width % groups != 0 {
+            return Err(Error::invalid(format!("{width} beams cannot be divided into {groups} groups of equal size")));
+        }
         // Comparisons are written so that NaN fails them.
-        if !(self.temperature >= 0.0 && self.temperature <= 1e4) {
-            return Err(Error::invalid(format!("temperature is {}: it must be from 0 (greedy) to 10000", self.temperature)));
+        if !(diversity_penalty >= 0.0 && diversity_penalty <= Self::MOST_DIVERSITY) {
+            let most = Self::MOST_DIVERSITY;
+            return Err(Error::invalid(format!("diversity_penalty is {diversity_penalty}: it must be from 0 to {most}")));
         }
-        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return Err(Error::invalid(format!("top_p is {}: it must be above 0 and at most 1", self.top_p)));
-        }
-        if !(self.min_p >= 0.0 && self.min_p <= 1.0) {
-            return Err(Error::invalid(format!("min_p is {}: it must be from 0 to 1", self.min_p)));
-        }
-        if self.max_tokens == Some(0) {
-            return Err(Error::invalid("max_tokens is 0: ask for at least one token"));
-        }
-        if let Some(max) = self.max_tokens
-            && self.min_tokens > max
-        {
+        if groups == 1 && diversity_penalty != 0.0 {
             return Err(Error::invalid(format!(
-                "min_tokens is {} and max_tokens is {max}: lower the first or raise the second",
-                self.min_tokens
+                "diversity_penalty is {diversity_penalty} and there is one group of beams: ask for 2 groups or more, or leave it at 0"
             )));
         }
-        let stops = self.stop.len().max(self.stop_token_ids.len());
-        if stops > Self::MOST_STOPS {
+        if groups > 1 && diversity_penalty == 0.0 {
             return Err(Error::invalid(format!(
-                "{stops} stop strings or stop tokens are given, at most {} of each are looked for",
-                Self::MOST_STOPS
+                "diversity_penalty is 0 and there are {groups} groups of beams, which would all find the same: raise it or ask for 1 group"
             )));
         }
-        if let Some(&id) = self.stop_token_ids.iter().find(|&&id| id as usize >= vocab_size) {
-            return Err(Error::invalid(format!("stop token id {id} is beyond the vocabulary of {vocab_size} tokens")));
-        }
-        if self.stop.iter().any(|s| s.is_empty()) {
-            return Err(Error::invalid("a stop string is empty: it would match everywhere; leave it out"));
+        if !(length_penalty.abs() <= Self::MOST_LENGTH_PENALTY) {
+            let most = Self::MOST_LENGTH_PENALTY;
+            return Err(Error::invalid(format!("length_penalty is {length_penalty}: it must be from -{most} to {most}")));
         }
         Ok(())
     }
@@ -246,21 +274,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nan_infinite_and_out_of_range_sampling_values_are_refused() {
-        let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0];
-        for value in bad {
-            assert!(SamplingParams { temperature: value, ..Default::default() }.validate(10).is_err());
-            assert!(SamplingParams { top_p: value, ..Default::default() }.validate(10).is_err());
-            assert!(SamplingParams { min_p: value, ..Default::default() }.validate(10).is_err());
+    fn beams_that_contradict_themselves_are_refused_with_their_numbers() {
+        let refused = |params: BeamParams, n: usize, why: &str| {
+            let error = params.validate(n).unwrap_err();
+            assert!(error.message().contains(why), "{error}, expected {why}");
+        };
+        let params = BeamParams::default;
+        params().validate(4).unwrap();
+        refused(params(), 5, "n is 5 and the beam width 4");
+        refused(params(), 0, "n is 0");
+        refused(BeamParams { width: 1, ..params() }, 1, "width is 1");
+        refused(BeamParams { width: 65, ..params() }, 1, "from 2 to 64");
+        refused(BeamParams { groups: 3, diversity_penalty: 1.0, ..params() }, 1, "4 beams cannot be divided into 3");
+        refused(BeamParams { groups: 0, ..params() }, 1, "0 groups");
+        refused(BeamParams { groups: 2, ..params() }, 1, "diversity_penalty is 0");
+        refused(BeamParams { diversity_penalty: 0.5, ..params() }, 1, "one group");
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -5.5] {
+            refused(BeamParams { length_penalty: value, ..params() }, 1, "length_penalty is");
+            refused(BeamParams { groups: 2, diversity_penalty: value, ..params() }, 1, "diversity_penalty is");
         }
-        assert!(SamplingParams { top_p: 0.0, ..Default::default() }.validate(10).is_err());
-        assert!(SamplingParams::default().validate(10).is_ok());
-    }
-
-    #[test]
-    fn a_stop_token_beyond_the_vocabulary_is_named() {
-        let params = SamplingParams { stop_token_ids: vec![3, 10], ..Default::default() };
-        assert!(params.validate(10).unwrap_err().message().contains("stop token id 10"));
     }
 
     #[test]

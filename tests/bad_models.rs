@@ -939,17 +939,17 @@ fn run(engine: &Engine, request: Request) -> Result<Run, Error> {
 #[track_caller]
 fn assert_idle(engine: &Engine) {
     let stats = engine.stats();
-    assert_eq!((stats.blocks_free, stats.blocks_used), (stats.blocks_total, 0), "{stats:?}");
+    assert_eq!((stats.blocks_free + stats.blocks_cached, stats.blocks_used), (stats.blocks_total, 0), "{stats:?}");
     assert_eq!((stats.waiting, stats.running, stats.slot_utilization), (0, 0, 1.0), "{stats:?}");
 }
 
 fn seeded() -> SamplingParams {
-    SamplingParams { seed: Some(11), max_tokens: Some(12), ignore_eos: true, logprobs: true, ..Default::default() }
+    SamplingParams { seed: Some(11), max_tokens: Some(12), ignore_eos: true, logprobs: Some(0), ..Default::default() }
 }
 
 /// Everything that came of one request but its id.
 fn signature(run: &Run) -> (Vec<u32>, Vec<u32>, String, FinishReason) {
-    let logprobs = run.outputs.iter().flat_map(|output| output.logprobs.iter().map(|x| x.to_bits())).collect();
+    let logprobs = run.outputs.iter().flat_map(|output| output.logprobs.tokens.iter().map(|x| x.to_bits())).collect();
     (run.tokens.clone(), logprobs, run.text.clone(), run.finish)
 }
 
@@ -986,7 +986,7 @@ fn bad_requests() -> Vec<BadRequest> {
         ("stop string without a tokenizer", with(|p| p.stop = vec!["x".into()]), Code::Unsupported, &["tokenizer", "stop_token_ids"]),
         ("text without a tokenizer", Request::new(Prompt::Text("hello".into()), sampling()), Code::Unsupported, &["skip_tokenizer"]),
         ("n = 0", Request { n: 0, ..with(|_| ()) }, invalid, &["n is 0"]),
-        ("n = 2", Request { n: 2, ..with(|_| ()) }, Code::Unsupported, &["n is 2"]),
+        ("n = 2", Request { n: 2, ..with(|_| ()) }, Code::Capacity, &["2 sequences of 64 tokens", "need 8 KV blocks", "the pool has 4"]),
     ]
 }
 
@@ -1103,7 +1103,7 @@ fn wrong_text_requests_leave_the_bundled_model_as_it_was() {
         ("empty stop string", ask(|r| r.sampling.stop = vec!["a".into(), String::new()]), Code::InvalidArgument, &["stop string is empty"]),
         ("stop token", ask(|r| r.sampling.stop_token_ids = vec![1024]), Code::InvalidArgument, &["stop token id 1024"]),
         ("temperature", ask(|r| r.sampling.temperature = f32::NAN), Code::InvalidArgument, &["temperature"]),
-        ("n", ask(|r| r.n = u32::MAX), Code::Unsupported, &["n is 4294967295"]),
+        ("n", ask(|r| r.n = u32::MAX), Code::InvalidArgument, &["needs 4294967295 sequences at once", "max_seqs is"]),
         ("token", ask(|r| r.prompt = Prompt::Tokens(vec![1024])), Code::InvalidArgument, &["prompt token 0 is 1024"]),
     ];
     for (case, request, code, words) in cases {

@@ -9,10 +9,10 @@ use std::time::Duration;
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::{Engine, MemoryPlan, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Runner, Stats, Ticket};
 use pagedllm::error::{Code, Error, Result};
-use pagedllm::kv::BlockManager;
+use pagedllm::kv::{BlockManager, Chain};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{Dtype, EngineOptions, SamplingParams};
-use pagedllm::sched::{FinishReason, Scheduler, SchedulerOptions, StepPlan};
+use pagedllm::sched::{Arrival, Branching, FinishReason, Scheduler, SchedulerOptions, StepPlan};
 use pagedllm::text::Text;
 
 const EOS: u32 = 5;
@@ -62,6 +62,7 @@ fn info(vocab_size: usize, blocks: usize) -> ModelInfo {
         isa: None,
         threads: 1,
         memory,
+        fingerprint: [0; 32],
     }
 }
 
@@ -532,8 +533,11 @@ fn one_matmul_per_weight_and_step_however_many_sequences() {
     let decoder = files.load(backend, BatchLimits { rows: 64, logits: 32 }, &mut |_, _| true).unwrap();
     let mut runner = ModelRunner::new(decoder, kv);
     let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64 };
-    let mut scheduler = Scheduler::new(options, BlockManager::new(64, 16).unwrap()).unwrap();
-    (1..=24).for_each(|id| scheduler.add(id, vec![id as u32; 2], 20).unwrap());
+    let mut scheduler = Scheduler::new(options, BlockManager::new(64, 16, false).unwrap()).unwrap();
+    for id in 1..=24 {
+        let (prompt, root) = (vec![id as u32; 2], Chain::default());
+        scheduler.add(Arrival { id, prompt, max_len: 20, branching: Branching::One, keep: false, prompt_logits: false, root }).unwrap();
+    }
     let before = runner.backend().matmuls();
     let plan = scheduler.schedule(|_| true).unwrap();
     assert_eq!(plan.parts.len(), 24);
@@ -611,8 +615,8 @@ fn the_hosts_floating_point_mode_changes_nothing() {
     let answer = || {
         let engine = bundled(EngineOptions { threads: Some(2), ..Default::default() });
         let messages = serde_json::json!([{"role": "user", "content": "Tell me a story about a dog."}]);
-        chat(&engine, &messages, SamplingParams { logprobs: true, max_tokens: Some(40), ..SamplingParams::greedy() });
-        run(&engine).iter().flat_map(|output| output.logprobs.iter().map(|p| p.to_bits()).collect::<Vec<_>>()).collect::<Vec<_>>()
+        chat(&engine, &messages, SamplingParams { logprobs: Some(0), max_tokens: Some(40), ..SamplingParams::greedy() });
+        run(&engine).iter().flat_map(|output| output.logprobs.tokens.iter().map(|p| p.to_bits()).collect::<Vec<_>>()).collect::<Vec<_>>()
     };
     let expected = answer();
     mode(0x1F80 | 0x8040 | 0x4000); // flush subnormals, round up

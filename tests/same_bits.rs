@@ -29,7 +29,7 @@ fn requests(vocab: usize) -> Vec<Request> {
             seed: Some(i as u64),
             max_tokens: Some(40 + random.below(100)),
             ignore_eos: true,
-            logprobs: true,
+            logprobs: Some(0),
             ..Default::default()
         };
         Request { user_data: i as u64, ..Request::new(Prompt::Tokens(prompt), sampling) }
@@ -44,7 +44,7 @@ fn drain(engine: &Engine, queues: &[&Queue], answers: &mut Answers) -> u64 {
     let mut read = |queue: &Queue| {
         for output in queue.poll(Some(Default::default())).unwrap() {
             assert!(matches!(output.finish, None | Some(FinishReason::Length)), "{:?}: {:?}", output.finish, output.error);
-            let pairs = output.tokens.iter().copied().zip(output.logprobs.iter().map(|p| p.to_bits()));
+            let pairs = output.tokens.iter().copied().zip(output.logprobs.tokens.iter().map(|p| p.to_bits()));
             answers.entry(output.user_data).or_default().extend(pairs);
         }
     };

@@ -3,7 +3,7 @@
 
 pub mod cpu;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, BlockCopy};
 use crate::error::Result;
 use crate::options::Dtype;
 
@@ -100,6 +100,8 @@ pub trait Backend: Send + Sync {
     fn upload(&self, batch: &Batch, inputs: &mut Self::Inputs) -> Result<()>;
     fn read<'a>(&'a self, buf: &'a Self::Buf, len: usize) -> Result<&'a [f32]>;
 
+    /// Copies whole blocks in every layer. No block is both read and written.
+    fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Self::Kv]);
     /// out[r] = table[tokens[r]] * scale
     fn embed(&self, inputs: &Self::Inputs, table: &Self::Matrix, scale: f32, out: &mut Self::Buf);
     /// x[r] += table[positions[r] + offset]

@@ -1,9 +1,29 @@
-//! From logits to a token: pure functions of the logits, the request's parameters and the place in the sequence.
+//! From logits to a token: pure functions of the logits, the request's parameters and the sequence so far.
 
+mod beam;
+mod constraint;
+mod dry;
+mod exclude;
+#[cfg(test)]
+mod goldens;
+mod log_softmax;
+mod logprobs;
+mod masker;
+mod memory;
+mod mirostat;
+mod penalties;
 mod random;
+mod rows;
 mod sampler;
 mod stops;
+mod truncate;
 
-pub use random::uniform;
-pub use sampler::{NoChoice, Rules, Sampler, logprob};
+pub use beam::{Beam, BeamScratch, BeamSearch, BeamStep, Ended, Ending, Hypothesis, Next};
+pub use constraint::{Constraint, Grammars, Vocabulary};
+pub use log_softmax::log_softmax;
+pub use logprobs::{logprob, logprob_and_top, top_logprobs};
+pub use masker::{Masked, Masker};
+pub use memory::Memory;
+pub use random::{Lane, uniform};
+pub use sampler::{Chosen, Context, NoChoice, Rules, Sampler};
 pub use stops::StopMatcher;

@@ -19,9 +19,18 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// Uniform in [0, 1), 53 bits, for one position of one stream.
-pub fn uniform(seed: u64, position: u64) -> f64 {
-    let [a, b, ..] = philox([position as u32, (position >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
+/// What a number is drawn for. Two purposes never share one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    Token = 0,
+    /// Whether XTC applies.
+    Xtc = 1,
+}
+
+/// Uniform in [0, 1), 53 bits, for one purpose at one position of one stream.
+pub fn uniform(seed: u64, position: u64, lane: Lane) -> f64 {
+    let counter = [position as u32, (position >> 32) as u32, lane as u32, 0];
+    let [a, b, ..] = philox(counter, [seed as u32, (seed >> 32) as u32]);
     let bits = (a as u64) << 32 | b as u64;
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
@@ -41,8 +50,19 @@ mod tests {
 
     #[test]
     fn numbers_are_spread_evenly() {
-        let mut counts = [0; 10];
-        (0..10_000).for_each(|i| counts[(uniform(7, i) * 10.0) as usize] += 1);
-        assert!(counts.iter().all(|n| (900..1100).contains(n)), "{counts:?}");
+        for lane in [Lane::Token, Lane::Xtc] {
+            let mut counts = [0; 10];
+            (0..10_000).for_each(|i| counts[(uniform(7, i, lane) * 10.0) as usize] += 1);
+            assert!(counts.iter().all(|n| (900..1100).contains(n)), "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn lanes_positions_and_seeds_do_not_share_numbers() {
+        let number = uniform(7, 3, Lane::Token);
+        assert_eq!(number, uniform(7, 3, Lane::Token));
+        for other in [uniform(7, 3, Lane::Xtc), uniform(7, 4, Lane::Token), uniform(8, 3, Lane::Token)] {
+            assert_ne!(number, other);
+        }
     }
 }

@@ -1,18 +1,36 @@
-//! Greedy choice and sampling. Order of the warpers: temperature, min-p, top-k, top-p.
+//! From logits to a token. What applies, in this order:
+//!
+//! 1. logit bias,
+//! 2. repetition penalty, then frequency and presence penalty,
+//! 3. DRY,
+//! 4. exclusions: allowed tokens, bad words, repeated n-grams, ends before `min_tokens`, the grammar's mask,
+//! 5. where the temperature is 0, the largest logit wins; else temperature,
+//! 6. top-n-sigma, min-p, top-k, typical-p, top-p, XTC; or in their place mirostat,
+//! 7. the draw.
+//!
+//! Bias comes before penalties and penalties before temperature as in transformers, vLLM and llama.cpp. Temperature
+//! comes before the truncation as in transformers and vLLM, so it decides how many tokens are kept.
 
+use std::collections::TryReserveError;
 use std::sync::Arc;
 
-use super::random::uniform;
-use crate::error::{self, try_vec};
+use super::memory::Memory;
+use super::random::{Lane, uniform};
+use super::truncate::{self, Candidate, argmax, draw};
+use super::{dry, exclude, mirostat, penalties, rows};
+use crate::error::{self, Error, try_vec};
 use crate::options::SamplingParams;
 
 /// What ends one sequence and how its tokens are chosen.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Rules {
     pub params: SamplingParams,
     /// The model's end-of-sequence tokens; empty with `ignore_eos`.
     pub eos: Arc<[u32]>,
-    pub seed: u64,
+    /// `params.bad_words` as tokens, in every form in which they may come.
+    pub bad_words: Vec<Vec<u32>>,
+    /// `params.dry.sequence_breakers` as tokens.
+    pub breakers: Vec<Vec<u32>>,
 }
 
 impl Rules {
@@ -26,6 +44,28 @@ impl Rules {
     }
 }
 
+/// Where a sequence stands.
+#[derive(Debug, Clone, Copy)]
+pub struct Context<'a> {
+    /// The prompt, then what was generated.
+    pub tokens: &'a [u32],
+    pub prompt_len: usize,
+    /// Tokens that count for `min_tokens`.
+    pub generated: usize,
+    /// The n-th number of this seed chooses the n-th token.
+    pub seed: u64,
+    pub memory: &'a Memory,
+    /// A grammar's word: one bit per token, the lowest bit of the first word for token 0. Tokens beyond are not allowed.
+    pub allowed: Option<&'a [u32]>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Chosen {
+    pub token: u32,
+    /// In bits, where mirostat wants to know.
+    pub surprise: Option<f32>,
+}
+
 /// Why no token can be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoChoice {
@@ -33,155 +73,135 @@ pub enum NoChoice {
     NotFinite,
     /// Every token is excluded.
     Excluded,
+    OutOfMemory,
+}
+
+impl From<TryReserveError> for NoChoice {
+    fn from(_: TryReserveError) -> NoChoice {
+        NoChoice::OutOfMemory
+    }
+}
+
+impl From<NoChoice> for Error {
+    fn from(why: NoChoice) -> Error {
+        match why {
+            NoChoice::NotFinite => Error::model(
+                "no token can be chosen: the logits are not finite numbers; the model's weights hold NaN or infinity, or overflow",
+            ),
+            NoChoice::Excluded => Error::invalid(
+                "no token can be chosen: all are excluded, by min_tokens together with stop_token_ids and the end-of-sequence tokens, \
+                 allowed_token_ids, bad_words, no_repeat_ngram_size or the grammar; loosen one of them",
+            ),
+            NoChoice::OutOfMemory => Error::out_of_memory(),
+        }
+    }
 }
 
 /// Working memory for one row of logits, as long as the vocabulary.
 pub struct Sampler {
-    logits: Vec<f32>,
+    processed: Vec<f32>,
     candidates: Vec<Candidate>,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Candidate {
-    token: u32,
-    logit: f32,
-    /// Probability, not normalized: the best candidate has 1.
-    share: f32,
+    dry: dry::Scratch,
 }
 
 impl Sampler {
     pub fn new(vocab_size: usize) -> error::Result<Sampler> {
-        Ok(Sampler { logits: try_vec(vocab_size, 0.0)?, candidates: try_vec(vocab_size, Candidate::default())? })
+        Ok(Sampler {
+            processed: try_vec(vocab_size, 0.0)?,
+            candidates: try_vec(vocab_size, Candidate::default())?,
+            dry: dry::Scratch::default(),
+        })
     }
 
-    /// The next token after `generated` ones.
-    pub fn choose(&mut self, logits: &[f32], rules: &Rules, generated: usize) -> Result<u32, NoChoice> {
-        if logits.iter().any(|x| x.is_nan() || *x == f32::INFINITY) {
-            return Err(NoChoice::NotFinite);
-        }
-        if !rules.must_go_on(generated) {
-            return self.pick(logits, rules, generated);
-        }
-        let mut masked = std::mem::take(&mut self.logits);
-        masked.copy_from_slice(logits);
-        let ends = rules.eos.iter().chain(&rules.params.stop_token_ids);
-        ends.for_each(|&token| masked[token as usize] = f32::NEG_INFINITY);
-        let token = self.pick(&masked, rules, generated);
-        self.logits = masked;
-        token
+    /// The logits with bias, penalties and exclusions (steps 1 to 4); the same slice where none applies.
+    pub fn process<'a>(&'a mut self, logits: &'a [f32], rules: &Rules, context: &Context) -> Result<&'a [f32], NoChoice> {
+        let changed = self.rewrite(logits, rules, context)?;
+        Ok(if changed { &self.processed } else { logits })
     }
 
-    fn pick(&mut self, logits: &[f32], rules: &Rules, generated: usize) -> Result<u32, NoChoice> {
+    /// The next token. Changes nothing: `Memory::advance` is told when the token joins the sequence.
+    pub fn choose(&mut self, logits: &[f32], rules: &Rules, context: &Context) -> Result<Chosen, NoChoice> {
+        let changed = self.rewrite(logits, rules, context)?;
+        let logits = if changed { &self.processed } else { logits };
         let (best, max) = argmax(logits).ok_or(NoChoice::Excluded)?;
         if rules.params.temperature == 0.0 {
-            return Ok(best);
+            return Ok(Chosen { token: best, surprise: None });
         }
-        self.weigh(logits, max, &rules.params);
-        keep_top_k(&mut self.candidates, rules.params.top_k as usize);
-        keep_top_p(&mut self.candidates, rules.params.top_p);
-        Ok(draw(&self.candidates, uniform(rules.seed, generated as u64)))
+        truncate::weigh(&mut self.candidates, logits, max, &rules.params);
+        narrow(&mut self.candidates, logits, rules, context);
+        let chosen = draw(&self.candidates, uniform(context.seed, context.tokens.len() as u64, Lane::Token));
+        let surprise = rules.params.mirostat.map(|_| mirostat::surprise(&chosen, &self.candidates));
+        Ok(Chosen { token: chosen.token, surprise })
     }
 
-    /// Candidates with their share after temperature, without those that min-p excludes.
-    fn weigh(&mut self, logits: &[f32], max: f32, params: &SamplingParams) {
-        self.candidates.clear();
-        for (token, &logit) in logits.iter().enumerate() {
-            let share = libm::expf((logit - max) / params.temperature);
-            if share > 0.0 && share >= params.min_p {
-                self.candidates.push(Candidate { token: token as u32, logit, share });
-            }
+    /// Steps 1 to 4. False: none applies, and `processed` holds nothing of these logits.
+    fn rewrite(&mut self, logits: &[f32], rules: &Rules, context: &Context) -> Result<bool, NoChoice> {
+        if !rows::are_logits(logits) {
+            return Err(NoChoice::NotFinite);
         }
-    }
-}
-
-/// The first of the largest logits. None: there is none above minus infinity.
-fn argmax(logits: &[f32]) -> Option<(u32, f32)> {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (token, &logit) in logits.iter().enumerate() {
-        if logit > best.1 {
-            best = (token as u32, logit);
+        let params = &rules.params;
+        let excludes = exclude::applies(rules, context);
+        if !excludes && params.logit_bias.is_empty() && !params.counts_tokens() && params.dry.is_none() {
+            return Ok(false);
         }
-    }
-    (best.1 > f32::NEG_INFINITY).then_some(best)
-}
-
-/// More probable first; of equals, the lower token id.
-fn by_rank(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
-    b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
-}
-
-fn keep_top_k(candidates: &mut Vec<Candidate>, k: usize) {
-    if k > 0 && k < candidates.len() {
-        candidates.select_nth_unstable_by(k - 1, by_rank);
-        candidates.truncate(k);
-    }
-    // Whatever way they were selected, they are drawn from in the order of their ids.
-    candidates.sort_unstable_by_key(|candidate| candidate.token);
-}
-
-/// The fewest candidates that together reach `p`, found without sorting them all: the top n for n = 64, 256, 1024, ...
-fn keep_top_p(candidates: &mut Vec<Candidate>, p: f32) {
-    if p >= 1.0 {
-        return;
-    }
-    let wanted = p as f64 * total(candidates);
-    let mut n = 64;
-    loop {
-        n = n.min(candidates.len());
-        if n < candidates.len() {
-            candidates.select_nth_unstable_by(n - 1, by_rank);
+        self.processed.copy_from_slice(logits);
+        penalties::apply_bias(&mut self.processed, &params.logit_bias);
+        penalties::apply(&mut self.processed, params, context.memory);
+        if let Some(dry) = &params.dry {
+            dry::apply(&mut self.processed, &mut self.dry, dry, &rules.breakers, context.tokens)?;
         }
-        let top = &mut candidates[..n];
-        top.sort_unstable_by(by_rank);
-        let mut sum = 0.0;
-        let reached = top.iter().position(|candidate| {
-            sum += candidate.share as f64;
-            sum >= wanted
-        });
-        if reached.is_some() || n == candidates.len() {
-            candidates.truncate(reached.map_or(n, |last| last + 1));
-            return candidates.sort_unstable_by_key(|candidate| candidate.token);
+        if excludes {
+            exclude::apply(&mut self.processed, &mut self.candidates, rules, context);
         }
-        n *= 4;
+        Ok(true)
     }
 }
 
-fn total(candidates: &[Candidate]) -> f64 {
-    candidates.iter().map(|candidate| candidate.share as f64).sum()
-}
-
-fn draw(candidates: &[Candidate], uniform: f64) -> u32 {
-    let mut left = uniform * total(candidates);
-    for candidate in candidates {
-        left -= candidate.share as f64;
-        if left < 0.0 {
-            return candidate.token;
-        }
+/// Step 6, but for what `weigh` has left out already.
+pub(super) fn narrow(candidates: &mut Vec<Candidate>, logits: &[f32], rules: &Rules, context: &Context) {
+    let params = &rules.params;
+    if let Some(mirostat) = params.mirostat {
+        return mirostat::keep_expected(candidates, context.memory.mu().unwrap_or(mirostat::first_mu(mirostat)));
     }
-    candidates[candidates.len() - 1].token
-}
-
-/// Log probability of `token` under the model's own distribution (no temperature, no mask).
-pub fn logprob(logits: &[f32], token: u32) -> f32 {
-    let max = logits.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b)) as f64;
-    let sum: f64 = logits.iter().map(|&x| libm::exp(x as f64 - max)).sum();
-    (logits[token as usize] as f64 - max - libm::log(sum)) as f32
+    truncate::keep_top_k(candidates, params.top_k as usize);
+    truncate::keep_typical(candidates, logits, params);
+    truncate::keep_top_p(candidates, params.top_p);
+    let chance = params.xtc_probability as f64;
+    if chance > 0.0 && uniform(context.seed, context.tokens.len() as u64, Lane::Xtc) < chance {
+        truncate::drop_top_choices(candidates, params.xtc_threshold);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::{Dry, Mirostat};
+
+    const DRAWS: usize = 20_000;
 
     fn rules(params: SamplingParams) -> Rules {
-        Rules { params, eos: Arc::new([]), seed: 1 }
+        Rules { params, ..Rules::default() }
     }
 
-    /// How often each token comes out of 20,000 draws.
+    fn choose(sampler: &mut Sampler, logits: &[f32], rules: &Rules, tokens: &[u32], generated: usize) -> Result<Chosen, NoChoice> {
+        let memory = Memory::new(rules, tokens, tokens.len() - generated).unwrap();
+        let context = Context { tokens, prompt_len: tokens.len() - generated, generated, memory: &memory, allowed: None, seed: 1 };
+        sampler.choose(logits, rules, &context)
+    }
+
+    fn token(logits: &[f32], rules: &Rules, tokens: &[u32], generated: usize) -> Result<u32, NoChoice> {
+        choose(&mut Sampler::new(logits.len()).unwrap(), logits, rules, tokens, generated).map(|chosen| chosen.token)
+    }
+
+    /// How often each token comes out of many draws.
     fn frequencies(logits: &[f32], params: SamplingParams) -> Vec<f64> {
-        let mut sampler = Sampler::new(logits.len()).unwrap();
+        let (mut sampler, rules) = (Sampler::new(logits.len()).unwrap(), rules(params));
+        let tokens = vec![0; DRAWS];
         let mut counts = vec![0.0; logits.len()];
-        for position in 0..20_000 {
-            counts[sampler.choose(logits, &rules(params.clone()), position).unwrap() as usize] += 1.0 / 20_000.0;
+        for len in 0..DRAWS {
+            let memory = Memory::default();
+            let context = Context { tokens: &tokens[..len], prompt_len: 0, generated: len, memory: &memory, allowed: None, seed: 1 };
+            counts[sampler.choose(logits, &rules, &context).unwrap().token as usize] += 1.0 / DRAWS as f64;
         }
         counts
     }
@@ -220,56 +240,160 @@ mod tests {
     }
 
     #[test]
-    fn top_p_without_a_full_sort_equals_top_p_with_one() {
-        let logits: Vec<f32> = (0..5000).map(|i| (uniform(3, i) * 6.0) as f32).collect();
-        for p in [0.001, 0.1, 0.5, 0.9, 0.999] {
-            let mut sampler = Sampler::new(logits.len()).unwrap();
-            sampler.weigh(&logits, argmax(&logits).unwrap().1, &SamplingParams::default());
-            let mut sorted = sampler.candidates.clone();
-            sorted.sort_by(by_rank);
-            let wanted = p as f64 * total(&sampler.candidates);
+    fn xtc_applies_as_often_as_it_is_asked_to() {
+        // Where it applies, 0.25 is the least of the top choices: what is left is 0.15, 0.1 and 0.25 of 0.5.
+        let mixed = [0.15, 0.5, 0.1, 0.25].map(|p| 0.6 * p);
+        let without = [0.3, 0.0, 0.2, 0.5].map(|p| 0.4 * p);
+        let expected: Vec<f64> = mixed.iter().zip(without).map(|(a, b)| a + b).collect();
+        let params = SamplingParams { xtc_probability: 0.4, xtc_threshold: 0.2, ..Default::default() };
+        assert_near(&frequencies(&known(), params), &expected);
+    }
+
+    #[test]
+    fn mirostat_keeps_the_surprise_near_its_target() {
+        let logits: Vec<f32> = (0..1000).map(|i| -(i as f32).sqrt() / 2.0).collect();
+        for tau in [2.0, 3.0, 4.5] {
+            let rules = rules(SamplingParams { mirostat: Some(Mirostat { tau, eta: 0.1 }), ..Default::default() });
+            let (mut sampler, mut memory) = (Sampler::new(logits.len()).unwrap(), Memory::new(&rules, &[], 0).unwrap());
+            let tokens = vec![0; 2000];
             let mut sum = 0.0;
-            let count = sorted
-                .iter()
-                .take_while(|c| {
-                    let more = sum < wanted;
-                    sum += c.share as f64;
-                    more
-                })
-                .count();
-            let mut expected: Vec<u32> = sorted[..count].iter().map(|c| c.token).collect();
-            expected.sort_unstable();
-            keep_top_p(&mut sampler.candidates, p);
-            assert_eq!(sampler.candidates.iter().map(|c| c.token).collect::<Vec<_>>(), expected);
+            for len in 0..2000 {
+                let context = Context { tokens: &tokens[..len], prompt_len: 0, generated: len, memory: &memory, allowed: None, seed: 1 };
+                let chosen = sampler.choose(&logits, &rules, &context).unwrap();
+                sum += chosen.surprise.unwrap() / 2000.0;
+                memory.advance(&rules, &chosen).unwrap();
+            }
+            assert!((sum - tau).abs() < 0.1, "{sum} bits, {tau} wanted");
         }
     }
 
     #[test]
     fn greedy_takes_the_first_of_equals_and_min_tokens_forbids_the_end() {
-        let mut sampler = Sampler::new(4).unwrap();
         let logits = [0.0, 2.0, 2.0, 1.0];
-        let mut rules = Rules { eos: Arc::new([1]), ..rules(SamplingParams { min_tokens: 3, ..SamplingParams::greedy() }) };
-        assert_eq!(sampler.choose(&logits, &rules, 2), Ok(2));
-        assert_eq!(sampler.choose(&logits, &rules, 3), Ok(1));
+        let mut rules = Rules { eos: [1].into(), ..rules(SamplingParams { min_tokens: 3, ..SamplingParams::greedy() }) };
+        assert_eq!(token(&logits, &rules, &[0; 9], 2), Ok(2));
+        assert_eq!(token(&logits, &rules, &[0; 9], 3), Ok(1));
         rules.params.stop_token_ids = vec![0, 2, 3];
-        assert_eq!(sampler.choose(&logits, &rules, 0), Err(NoChoice::Excluded), "nothing is left to choose");
+        assert_eq!(token(&logits, &rules, &[0; 9], 0), Err(NoChoice::Excluded), "nothing is left to choose");
+    }
+
+    #[test]
+    fn greedy_heeds_bias_penalties_and_exclusions() {
+        let logits = [0.0, 3.0, 2.9, 1.0];
+        let chosen = |params: SamplingParams| token(&logits, &rules(params), &[2, 0, 1, 3, 1], 4);
+        let greedy = SamplingParams::greedy;
+        assert_eq!(chosen(greedy()), Ok(1));
+        assert_eq!(chosen(SamplingParams { presence_penalty: 0.5, ..greedy() }), Ok(2));
+        assert_eq!(chosen(SamplingParams { frequency_penalty: 0.5, ..greedy() }), Ok(2));
+        assert_eq!(chosen(SamplingParams { logit_bias: vec![(3, 2.5)], ..greedy() }), Ok(3));
+        assert_eq!(chosen(SamplingParams { bad_words_ids: vec![vec![3, 1, 1], vec![1, 2]], ..greedy() }), Ok(3));
+        assert_eq!(chosen(SamplingParams { allowed_token_ids: vec![0, 3], ..greedy() }), Ok(3));
+        assert_eq!(chosen(SamplingParams { no_repeat_ngram_size: 1, ..greedy() }), Err(NoChoice::Excluded));
+        let dry = Some(Dry { multiplier: 5.0, allowed_length: 1, ..Dry::default() });
+        assert_eq!(chosen(SamplingParams { dry, logit_bias: vec![(3, 2.5)], ..greedy() }), Ok(1), "3 came after 1 before");
+    }
+
+    #[test]
+    fn the_number_drawn_depends_on_the_seed_and_the_position_alone() {
+        let logits = vec![0.0; 1000];
+        let (rules, memory) = (rules(SamplingParams::default()), Memory::default());
+        let drawn = |seed, tokens: &[u32], generated: usize| {
+            let context = Context { tokens, prompt_len: tokens.len() - generated, generated, memory: &memory, allowed: None, seed };
+            Sampler::new(1000).unwrap().choose(&logits, &rules, &context).unwrap().token
+        };
+        let at = |seed, tokens: &[u32]| drawn(seed, tokens, 0);
+        assert_eq!(at(5, &[1, 2, 3]), at(5, &[7, 8, 9]));
+        assert_ne!(at(5, &[1, 2, 3]), at(5, &[1, 2, 3, 4]));
+        assert_ne!(at(5, &[1, 2, 3]), at(6, &[1, 2, 3]));
+        assert_eq!(drawn(5, &[1, 2, 3], 2), at(5, &[1, 2, 3]), "however many of them are the prompt's");
+    }
+
+    #[test]
+    fn logits_that_nothing_applies_to_are_handed_back_as_they_are() {
+        let (mut sampler, memory) = (Sampler::new(4).unwrap(), Memory::default());
+        let context = Context { tokens: &[1], prompt_len: 1, generated: 0, memory: &memory, allowed: None, seed: 1 };
+        let logits = known();
+        let narrowed = rules(SamplingParams { top_k: 1, top_p: 0.5, ..Default::default() });
+        assert_eq!(sampler.process(&logits, &narrowed, &context).unwrap().as_ptr(), logits.as_ptr());
+        let biased = rules(SamplingParams { logit_bias: vec![(2, 1.0)], ..Default::default() });
+        let expected = [logits[0], logits[1], logits[2] + 1.0, logits[3]];
+        assert_eq!(sampler.process(&logits, &biased, &context).unwrap(), expected);
     }
 
     #[test]
     fn logits_that_are_not_numbers_choose_nothing() {
-        let mut sampler = Sampler::new(2).unwrap();
         for params in [SamplingParams::greedy(), SamplingParams::default()] {
-            assert_eq!(sampler.choose(&[f32::NAN, 1.0], &rules(params.clone()), 0), Err(NoChoice::NotFinite));
-            assert_eq!(sampler.choose(&[f32::NEG_INFINITY; 2], &rules(params), 0), Err(NoChoice::Excluded));
+            let rules = rules(params);
+            assert_eq!(token(&[f32::NAN, 1.0], &rules, &[1], 0), Err(NoChoice::NotFinite));
+            assert_eq!(token(&[f32::INFINITY, 1.0], &rules, &[1], 0), Err(NoChoice::NotFinite));
+            assert_eq!(token(&[f32::NEG_INFINITY; 2], &rules, &[1], 0), Err(NoChoice::Excluded));
         }
-        assert_eq!(sampler.choose(&[f32::INFINITY, 1.0], &rules(SamplingParams::default()), 0), Err(NoChoice::NotFinite));
-        assert_eq!(sampler.choose(&[f32::INFINITY, 1.0], &rules(SamplingParams::greedy()), 0), Err(NoChoice::NotFinite));
     }
 
     #[test]
-    fn logprobs_are_those_of_the_softmax() {
-        for (token, p) in [0.15f32, 0.5, 0.1, 0.25].iter().enumerate() {
-            assert!((logprob(&known(), token as u32) - p.ln()).abs() < 1e-6);
+    fn choosing_again_allocates_nothing() {
+        let params = SamplingParams { dry: Some(Dry::default()), top_p: 0.9, allowed_token_ids: (0..40).collect(), ..Default::default() };
+        let (mut sampler, rules) = (Sampler::new(50).unwrap(), rules(params));
+        let rooms = |sampler: &Sampler| (sampler.processed.capacity(), sampler.candidates.capacity(), sampler.dry.capacities());
+        let logits: Vec<f32> = (0..50).map(|i| i as f32 / 10.0).collect();
+        choose(&mut sampler, &logits, &rules, &[1; 100], 50).unwrap();
+        let before = rooms(&sampler);
+        for tokens in [&[1; 100], &[1, 2].repeat(50)[..], &[]] {
+            choose(&mut sampler, &logits, &rules, tokens, 0).unwrap();
+        }
+        assert_eq!(rooms(&sampler), before);
+    }
+
+    /// Random parameters: nothing panics, nothing excluded is chosen, and the same choice comes twice.
+    #[test]
+    fn any_combination_chooses_a_possible_token() {
+        const VOCAB: usize = 50;
+        let mut sampler = Sampler::new(VOCAB).unwrap();
+        for case in 0..3000u64 {
+            let number = |i: u64| uniform(case, i, Lane::Token);
+            let some = |i: u64| number(i) < 0.3;
+            let rules = Rules { params: random_params(&number, &some), eos: [3].into(), ..Rules::default() };
+            rules.params.validate(VOCAB).unwrap();
+            let tokens: Vec<u32> = (0..30).map(|i| (number(500 + i) * 12.0) as u32).collect();
+            let logits: Vec<f32> = (0..VOCAB as u64)
+                .map(|i| if number(100 + i) < 0.1 { f32::NEG_INFINITY } else { (number(200 + i) * 40.0 - 20.0) as f32 })
+                .collect();
+            let memory = Memory::new(&rules, &tokens, 10).unwrap();
+            let context = Context { tokens: &tokens, prompt_len: 10, generated: 20, memory: &memory, allowed: None, seed: 1 };
+            let first = sampler.choose(&logits, &rules, &context);
+            assert_eq!(sampler.choose(&logits, &rules, &context), first);
+            let processed = sampler.process(&logits, &rules, &context).unwrap();
+            match first {
+                Ok(chosen) => assert!(processed[chosen.token as usize] > f32::NEG_INFINITY),
+                Err(why) => assert!(why == NoChoice::Excluded && processed.iter().all(|x| *x == f32::NEG_INFINITY)),
+            }
+        }
+    }
+
+    fn random_params(number: &impl Fn(u64) -> f64, some: &impl Fn(u64) -> bool) -> SamplingParams {
+        let off = SamplingParams::default();
+        let mirostat = some(1).then_some(Mirostat { tau: number(2) as f32 * 5.0 + 0.1, eta: 0.3 });
+        let plain = mirostat.is_none();
+        SamplingParams {
+            temperature: if plain && some(3) { 0.0 } else { number(4) as f32 * 3.0 + 1e-3 },
+            top_k: if plain && some(5) { (number(6) * 60.0) as u32 } else { 0 },
+            top_p: if plain && some(7) { number(8) as f32 + 1e-9 } else { 1.0 }.min(1.0),
+            min_p: if plain && some(9) { number(10) as f32 } else { 0.0 },
+            typical_p: if plain && some(11) { number(12) as f32 + 1e-9 } else { 1.0 }.min(1.0),
+            top_n_sigma: if plain && some(13) { number(14) as f32 * 3.0 } else { 0.0 },
+            xtc_probability: if plain && some(15) { number(16) as f32 } else { 0.0 },
+            xtc_threshold: number(17) as f32 / 2.0,
+            mirostat,
+            presence_penalty: if some(18) { number(19) as f32 * 4.0 - 2.0 } else { 0.0 },
+            frequency_penalty: if some(20) { number(21) as f32 * 4.0 - 2.0 } else { 0.0 },
+            repetition_penalty: if some(22) { number(23) as f32 * 3.0 + 0.01 } else { 1.0 },
+            no_repeat_ngram_size: if some(24) { (number(25) * 5.0) as u32 } else { 0 },
+            dry: some(26).then(|| Dry { penalty_last_n: some(27).then_some(7), ..Dry::default() }),
+            logit_bias: if some(28) { vec![(4, number(29) as f32 * 200.0 - 100.0)] } else { vec![] },
+            bad_words_ids: if some(30) { vec![vec![5], vec![1, 2]] } else { vec![] },
+            allowed_token_ids: if some(31) { (0..(number(32) * 50.0) as u32).collect() } else { vec![] },
+            min_tokens: if some(33) { 25 } else { 0 },
+            ..off
         }
     }
 }

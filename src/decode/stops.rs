@@ -1,30 +1,39 @@
 //! Stop strings over a stream of text that arrives in arbitrary pieces.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 /// Holds back text that may turn out to be the beginning of a stop string. Plain data: a fork copies it.
 #[derive(Debug, Clone, Default)]
 pub struct StopMatcher {
-    stops: Vec<String>,
+    stops: Arc<[String]>,
+    /// The stop string that was found stays in the text.
+    include: bool,
     held: String,
 }
 
 impl StopMatcher {
-    pub fn new(stops: Vec<String>) -> StopMatcher {
-        StopMatcher { stops, held: String::new() }
+    pub fn new(stops: Vec<String>, include: bool) -> StopMatcher {
+        StopMatcher { stops: stops.into(), include, held: String::new() }
     }
 
     /// Takes new text and appends to `out` what is certain to come before any stop string.
-    /// True: a stop string is complete; it and what follows are dropped.
+    /// True: a stop string is complete; what follows it is dropped, and so is the string unless it is to be included.
     pub fn push(&mut self, text: &str, out: &mut String) -> bool {
         if self.stops.is_empty() {
             out.push_str(text);
             return false;
         }
         self.held.push_str(text);
-        let first = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        let certain = first.unwrap_or(self.held.len() - self.longest_beginning());
-        out.push_str(&self.held[..certain]);
-        self.held.drain(..certain);
-        first.is_some()
+        let Some(stop) = self.first_complete() else {
+            let certain = self.held.len() - self.longest_beginning();
+            out.push_str(&self.held[..certain]);
+            self.held.drain(..certain);
+            return false;
+        };
+        out.push_str(&self.held[..if self.include { stop.end } else { stop.start }]);
+        self.held.clear();
+        true
     }
 
     /// As `push`, while stop strings do not count yet.
@@ -37,6 +46,12 @@ impl StopMatcher {
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&self.held);
         self.held.clear();
+    }
+
+    /// The stop string that ends first, so that pieces of any size find the same one; of those, the longest.
+    fn first_complete(&self) -> Option<Range<usize>> {
+        let found = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str()).map(|start| start..start + stop.len()));
+        found.min_by_key(|stop| (stop.end, stop.start))
     }
 
     /// Length of the longest end of the held text that begins some stop string.
@@ -54,8 +69,11 @@ impl StopMatcher {
 mod tests {
     use super::*;
 
-    fn run(stops: &[&str], pieces: &[&str]) -> (String, bool) {
-        let mut matcher = StopMatcher::new(stops.iter().map(|s| s.to_string()).collect());
+    fn matcher(stops: &[&str], include: bool) -> StopMatcher {
+        StopMatcher::new(stops.iter().map(|s| s.to_string()).collect(), include)
+    }
+
+    fn read(mut matcher: StopMatcher, pieces: &[&str]) -> (String, bool) {
         let mut out = String::new();
         for piece in pieces {
             if matcher.push(piece, &mut out) {
@@ -66,6 +84,14 @@ mod tests {
         (out, false)
     }
 
+    fn run(stops: &[&str], pieces: &[&str]) -> (String, bool) {
+        read(matcher(stops, false), pieces)
+    }
+
+    fn run_including(stops: &[&str], pieces: &[&str]) -> (String, bool) {
+        read(matcher(stops, true), pieces)
+    }
+
     #[test]
     fn a_stop_string_that_spans_pieces_is_found_and_never_shown() {
         assert_eq!(run(&["END"], &["one E", "N", "D two"]), ("one ".into(), true));
@@ -73,15 +99,38 @@ mod tests {
     }
 
     #[test]
+    fn an_included_stop_string_is_shown_once_complete_and_nothing_after_it() {
+        assert_eq!(run_including(&["END"], &["one E", "N", "D two"]), ("one END".into(), true));
+        assert_eq!(run_including(&["END"], &["one E", "N", "d two"]), ("one ENd two".into(), false));
+        let (mut matcher, mut out) = (matcher(&["END"], true), String::new());
+        assert!(!matcher.push("one EN", &mut out));
+        assert_eq!(out, "one ", "until then it is held back");
+        assert!(matcher.push("D two", &mut out));
+        matcher.finish(&mut out);
+        assert_eq!(out, "one END", "and what follows never comes");
+    }
+
+    #[test]
     fn the_earliest_of_several_wins() {
         assert_eq!(run(&["yy", "x"], &["a", "x", "yy"]), ("a".into(), true));
+        assert_eq!(run_including(&["yy", "x"], &["a", "xyy"]), ("ax".into(), true));
+    }
+
+    #[test]
+    fn of_overlapping_stop_strings_the_first_complete_one_wins() {
+        for stops in [["abc", "b"], ["b", "abc"]] {
+            assert_eq!(run(&stops, &["xabc"]), ("xa".into(), true));
+            assert_eq!(run(&stops, &["xa", "b", "c"]), ("xa".into(), true));
+            assert_eq!(run_including(&stops, &["xabc"]), ("xab".into(), true));
+        }
+        assert_eq!(run(&["bc", "abc", "c"], &["xabc"]), ("x".into(), true), "and the longest of those");
     }
 
     #[test]
     fn a_beginning_that_repeats_is_held_back_only_as_long_as_it_may_match() {
         assert_eq!(run(&["aab"], &["a", "a", "a", "b!"]), ("a".into(), true));
         let mut out = String::new();
-        let mut matcher = StopMatcher::new(vec!["aab".into()]);
+        let mut matcher = matcher(&["aab"], false);
         matcher.push("xaaa", &mut out);
         assert_eq!(out, "xa");
     }
@@ -90,12 +139,13 @@ mod tests {
     #[test]
     fn the_cut_into_pieces_does_not_matter() {
         let text = "naïve 日本 «stop» and more 日本語 stop here";
-        for stops in [vec!["日本語"], vec!["p h", "»"], vec!["nope"], vec!["e", "ï"]] {
-            let whole = run(&stops, &[text]);
+        let all = [vec!["日本語"], vec!["p h", "»"], vec!["nope"], vec!["e", "ï"], vec!["«stop»", "top"], vec!["本 «s", "本 "]];
+        for (stops, include) in all.iter().flat_map(|stops| [(stops, false), (stops, true)]) {
+            let whole = read(matcher(stops, include), &[text]);
             let chars: Vec<String> = text.chars().map(String::from).collect();
             for size in 1..6 {
                 let pieces: Vec<String> = chars.chunks(size).map(|c| c.concat()).collect();
-                assert_eq!(run(&stops, &pieces.iter().map(String::as_str).collect::<Vec<_>>()), whole);
+                assert_eq!(read(matcher(stops, include), &pieces.iter().map(String::as_str).collect::<Vec<_>>()), whole);
             }
         }
     }

@@ -1,41 +1,74 @@
 //! The stepping side of an engine: take commands, schedule, run, decide, commit, deliver.
 
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::outputs::Output;
+use super::beams::Beams;
+use super::commands::Pin;
+use super::outputs::{Logprobs, Output};
 use super::queue::Outbox;
 use super::registry::{Command, Registry};
+use super::request::branch_seed;
 use super::runner::Runner;
-use super::stream::Stream;
+use super::stream::{Advance, Stream};
 use super::{Stats, StepReport};
-use crate::decode::{NoChoice, Sampler, logprob};
+use crate::decode::{Chosen, Constraint, Context, Masker, Sampler, logprob_and_top};
 use crate::error::{Error, Result};
-use crate::sched::{Choice, Event, FinishReason, Scheduler, StepPlan, Verdict};
+use crate::sched::{Choice, Event, FinishReason, Part, Scheduler, StepPlan, Verdict};
 use crate::sys::float::StandardMode;
 use crate::sys::quiet;
 use crate::text::Text;
 
 /// What only the stepping thread touches, and what it shares with the others.
 pub struct Core {
-    scheduler: Scheduler,
+    pub(super) scheduler: Scheduler,
     runner: Box<dyn Runner>,
     vocab_size: usize,
-    streams: HashMap<u64, Stream>,
+    /// What chains of blocks begin with.
+    pub(super) model: [u8; 32],
+    /// Most tokens of a sequence.
+    pub(super) longest: usize,
+    pub(super) streams: HashMap<u64, Stream>,
+    /// By request, whose id is the first beam's; the others have the next ones.
+    pub(super) beams: BTreeMap<u64, Box<Beams>>,
+    /// Requests that draw more samples than they return.
+    pub(super) contests: HashMap<u64, Contest>,
+    pub(super) pins: Vec<Pin>,
     sampler: Sampler,
-    commands: VecDeque<Command>,
+    /// Started by the first request with a grammar.
+    masker: Option<Masker>,
+    /// Sequences whose grammar failed in this step.
+    lost: Vec<(u64, Error)>,
+    /// Logits that a host edits.
+    edited: Vec<f32>,
+    pub(super) commands: VecDeque<Command>,
     choices: Vec<Choice>,
-    /// Why, for each choice that failed.
-    failures: Vec<(u64, NoChoice)>,
+    /// One for each choice.
+    decisions: Vec<Decision>,
+    /// Of prompts, in the step that is under way.
+    prompt_logprobs: Vec<(u64, Logprobs)>,
+    /// Requests whose beams cannot go on.
+    stuck: Vec<(u64, Error)>,
     events: Vec<Event>,
     /// In the last step that could not be computed.
     suspects: Vec<u64>,
     /// Whose readers are to be told at the end of the step.
     unannounced: Vec<Arc<Outbox>>,
     counts: Stats,
-    shared: Shared,
+    pub(super) shared: Shared,
+}
+
+/// What is to be told of a choice once it is committed.
+type Decision = Result<Advance>;
+
+/// Samples of which the best are returned, once all have ended.
+pub struct Contest {
+    pub wanted: usize,
+    /// Those that have not ended.
+    pub open: usize,
+    pub ends: Vec<Output>,
 }
 
 /// What the host's threads see of the stepping one.
@@ -48,16 +81,26 @@ pub struct Shared {
 }
 
 impl Core {
-    pub fn new(scheduler: Scheduler, runner: Box<dyn Runner>, vocab_size: usize, max_seqs: usize, shared: Shared) -> Result<Core> {
+    pub fn new(scheduler: Scheduler, runner: Box<dyn Runner>, info: &super::ModelInfo, max_seqs: usize, shared: Shared) -> Result<Core> {
         let mut core = Core {
             scheduler,
             runner,
-            vocab_size,
+            vocab_size: info.vocab_size,
+            model: info.fingerprint,
+            longest: info.memory.max_model_len,
             streams: HashMap::new(),
-            sampler: Sampler::new(vocab_size)?,
+            beams: BTreeMap::new(),
+            contests: HashMap::new(),
+            pins: Vec::new(),
+            sampler: Sampler::new(info.vocab_size)?,
+            masker: None,
+            lost: Vec::new(),
+            edited: Vec::new(),
             commands: VecDeque::new(),
             choices: Vec::new(),
-            failures: Vec::new(),
+            decisions: Vec::new(),
+            prompt_logprobs: Vec::new(),
+            stuck: Vec::new(),
             events: Vec::new(),
             suspects: Vec::new(),
             unannounced: Vec::new(),
@@ -65,8 +108,8 @@ impl Core {
             shared,
         };
         core.choices.try_reserve(max_seqs)?;
-        core.failures.try_reserve(max_seqs)?;
-        core.events.try_reserve(max_seqs)?;
+        core.decisions.try_reserve(max_seqs)?;
+        core.events.try_reserve(3 * max_seqs)?;
         core.suspects.try_reserve(max_seqs)?;
         core.publish();
         Ok(core)
@@ -85,8 +128,9 @@ impl Core {
 
     fn advance(&mut self) -> Result<StepReport> {
         self.take_commands();
-        let streams = &self.streams;
-        let Some(plan) = self.scheduler.schedule(|id| !streams[&id].outbox.is_full()) else {
+        let (streams, beams) = (&self.streams, &self.beams);
+        let ready = |seq| stream_of(streams, beams, seq).is_none_or(|stream| !stream.outbox.is_full());
+        let Some(plan) = self.scheduler.schedule(ready) else {
             return Ok(StepReport { paused: self.scheduler.paused() as u64, ..StepReport::default() });
         };
         if let Err(error) = self.run(&plan) {
@@ -101,109 +145,291 @@ impl Core {
         Ok(report)
     }
 
-    fn take_commands(&mut self) {
-        let mut commands = std::mem::take(&mut self.commands);
-        self.shared.registry.take_commands(&mut commands);
-        for command in commands.drain(..) {
-            match command {
-                Command::Add { id, prompt, max_len, mut stream } => match self.scheduler.add(id, prompt, max_len) {
-                    Ok(()) => drop(self.streams.insert(id, *stream)),
-                    Err(error) => {
-                        let output = stream.close(FinishReason::Error, None).failed(error);
-                        self.end(&stream.outbox, output);
-                    }
-                },
-                Command::Abort { id } => self.end_early(id, FinishReason::Abort, |output| output),
-            }
-        }
-        self.commands = commands;
-    }
-
-    /// Computes the plan and decides on a token for each sampled part. Changes no lengths.
+    /// Computes the plan and decides on tokens. Changes no lengths.
     fn run(&mut self, plan: &StepPlan) -> Result<()> {
-        let ticket = self.runner.submit(plan)?;
-        let logits = self.runner.wait(ticket)?;
+        self.start_masks(plan);
+        let ticket = self.runner.submit(plan);
+        let logits = ticket.and_then(|ticket| self.runner.wait(ticket));
+        // Taken back even where there are no logits: a step that failed is tried again.
+        collect_masks(&mut self.masker, &mut self.streams, &mut self.lost);
+        let logits = logits?;
         self.choices.clear();
-        self.failures.clear();
-        for (part, logits) in plan.sampled().zip(logits.chunks_exact(self.vocab_size)) {
-            let rules = &self.streams[&part.seq].rules;
-            let chosen = self.sampler.choose(logits, rules, part.generated);
-            let verdict = match chosen {
-                Err(_) => Verdict::Fail,
-                Ok(token) if rules.stops_at(token) && !rules.must_go_on(part.generated) => Verdict::Stop(token),
-                Ok(token) => Verdict::Token(token),
-            };
-            let logprob = chosen.ok().filter(|_| rules.params.logprobs).map(|token| logprob(logits, token));
-            self.choices.push(Choice { seq: part.seq, verdict, logprob });
-            self.failures.extend(chosen.err().map(|why| (part.seq, why)));
+        self.decisions.clear();
+        self.prompt_logprobs.clear();
+        self.stuck.clear();
+        let mut rest = logits;
+        let mut deciding = Deciding {
+            scheduler: &self.scheduler,
+            streams: &mut self.streams,
+            lost: &self.lost,
+            beams: &mut self.beams,
+            sampler: &mut self.sampler,
+            edited: &mut self.edited,
+            choices: &mut self.choices,
+            decisions: &mut self.decisions,
+            prompt_logprobs: &mut self.prompt_logprobs,
+            stuck: &mut self.stuck,
+        };
+        for part in plan.parts.iter().filter(|part| part.logits > 0) {
+            let (rows, others) = rest.split_at(part.logits * self.vocab_size);
+            deciding.part(part, rows, self.vocab_size)?;
+            rest = others;
         }
         Ok(())
+    }
+
+    /// What grammars allow is found out beside the forward pass.
+    fn start_masks(&mut self, plan: &StepPlan) {
+        for part in plan.sampled() {
+            if let Some(constraint) = self.streams.get_mut(&part.seq).and_then(|stream| stream.constraint.take()) {
+                self.masker.get_or_insert_default().submit(part.seq, constraint);
+            }
+        }
     }
 
     fn commit(&mut self, plan: StepPlan) {
         let mut events = std::mem::take(&mut self.events);
         let choices = std::mem::take(&mut self.choices);
+        let decisions = std::mem::take(&mut self.decisions);
+        self.commit_beams(&plan);
         self.scheduler.commit(plan, &choices, &mut events);
-        for (choice, event) in choices.iter().zip(&events) {
-            self.deliver(choice, event.finish);
+        self.tell_prompts();
+        for event in &events {
+            match *event {
+                Event::Forked { choice } => self.branch(&choices[choice]),
+                Event::Advanced { choice, finish } => self.deliver(&choices[choice], &decisions[choice], finish),
+                Event::Failed { choice } => self.could_not_branch(&choices[choice]),
+                Event::Dropped { .. } => {}
+            }
         }
-        (self.events, self.choices) = (events, choices);
+        self.end_beams();
+        let len = |choice: &Choice| Some((choice.child, self.scheduler.get(choice.child).ok()?.tokens.len()));
+        self.shared.registry.grown(choices.iter().filter_map(len));
+        (self.events, self.choices, self.decisions) = (events, choices, decisions);
+    }
+
+    fn tell_prompts(&mut self) {
+        for (seq, logprobs) in std::mem::take(&mut self.prompt_logprobs) {
+            let Some(stream) = self.streams.get_mut(&seq) else { continue };
+            let outbox = stream.outbox.clone();
+            if let Some(output) = stream.tell_prompt(logprobs) {
+                self.push(&outbox, output);
+            }
+        }
+    }
+
+    /// A first token that was chosen several times makes several streams of one.
+    fn branch(&mut self, choice: &Choice) {
+        let Some(parent) = self.streams.get(&choice.parent) else { return }; // a beam
+        let index = (choice.child - parent.request) as u32;
+        match parent.fork() {
+            Ok(mut stream) => {
+                (stream.sequence, stream.index, stream.seed) = (choice.child, index, branch_seed(parent.seed, index as usize));
+                let known = stream.known(parent.prompt_len);
+                self.streams.insert(choice.child, stream);
+                self.shared.registry.born(choice.child, known);
+            }
+            Err(error) => {
+                self.scheduler.remove(choice.child);
+                self.never_born(choice, error);
+            }
+        }
+    }
+
+    fn could_not_branch(&mut self, choice: &Choice) {
+        self.never_born(choice, Error::out_of_memory());
+    }
+
+    fn never_born(&mut self, choice: &Choice, error: Error) {
+        if let Some(parent) = self.streams.get(&choice.parent) {
+            let output = parent.output().of((choice.child - parent.request) as u32).failed(error);
+            let outbox = parent.outbox.clone();
+            self.finish(&outbox, output, false);
+        } else if let Some(request) = request_of_beam(&self.beams, choice.parent) {
+            self.stuck.push((request, error));
+        }
     }
 
     /// Turns a committed choice into an output; a stop string found in its text ends the sequence.
-    fn deliver(&mut self, choice: &Choice, finish: Option<FinishReason>) {
-        let Some(stream) = self.streams.get_mut(&choice.seq) else { return };
+    fn deliver(&mut self, choice: &Choice, decision: &Decision, finish: Option<FinishReason>) {
+        let Some(stream) = self.streams.get_mut(&choice.child) else { return };
+        stream.branches = 1;
         let text = self.shared.text.as_deref();
-        let output = match choice.verdict {
-            Verdict::Token(token) | Verdict::Stop(token) => {
+        let output = match decision {
+            Ok(advance) => {
                 self.counts.generated_tokens += 1;
-                stream.advance(token, choice.logprob, finish, text)
+                stream.advance(advance, finish, text)
             }
-            Verdict::Fail => {
-                let why = self.failures.iter().find(|(seq, _)| *seq == choice.seq).map(|(_, why)| *why);
-                stream.close(FinishReason::Error, text).failed(no_choice(why))
-            }
+            Err(why) => Some(stream.close(FinishReason::Error, text).failed(why.clone())),
         };
+        let Some(output) = output else { return };
         let outbox = stream.outbox.clone();
         match output.finish {
             None => self.push(&outbox, output),
             Some(_) => {
-                self.forget(choice.seq);
-                self.end(&outbox, output);
+                let kept = self.let_go(choice.child);
+                self.finish(&outbox, output, kept);
             }
         }
     }
 
-    /// The one place where a request ends: its id is gone and its last output is on its way.
-    fn end(&mut self, outbox: &Arc<Outbox>, output: Output) {
+    /// The sequence ends: true where it stays, idle.
+    fn let_go(&mut self, seq: u64) -> bool {
+        self.scheduler.end(seq);
+        let kept = self.scheduler.get(seq).is_ok();
+        if !kept {
+            self.streams.remove(&seq);
+        }
+        kept
+    }
+
+    /// The last output of one of a request's sequences: told at once, or, of a contest, when all have ended.
+    fn finish(&mut self, outbox: &Arc<Outbox>, output: Output, kept: bool) {
+        let request = output.request;
+        let Some(contest) = self.contests.get_mut(&request) else {
+            let kept = kept.then_some(output.sequence);
+            return self.end(outbox, output, kept);
+        };
+        contest.open -= 1;
+        contest.ends.push(output);
+        if contest.open > 0 {
+            return;
+        }
+        let Contest { wanted, mut ends, .. } = self.contests.remove(&request).expect("it was just there");
+        let rank = |output: &Output| (output.finish != Some(FinishReason::Error), output.score);
+        ends.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal));
+        for (index, output) in ends.into_iter().enumerate() {
+            let sequence = output.sequence;
+            match index < wanted {
+                true => self.end(outbox, Output { index: index as u32, ..output }, kept.then_some(sequence)),
+                false => {
+                    self.forget(sequence);
+                    self.shared.registry.forget(sequence);
+                }
+            }
+        }
+    }
+
+    /// The one place where a sequence's outputs end: its last one is on its way.
+    pub(super) fn end(&mut self, outbox: &Arc<Outbox>, output: Output, kept: Option<u64>) {
         self.counts.count(output.finish);
-        self.shared.registry.remove(output.request);
+        let len = kept.and_then(|seq| self.scheduler.get(seq).ok()).map(|sequence| sequence.tokens.len());
+        self.shared.registry.ended(&output, len);
         self.push(outbox, output);
     }
 
-    fn push(&mut self, outbox: &Arc<Outbox>, output: Output) {
+    /// As `end`, and the same for those of the request's sequences that have not come into being.
+    pub(super) fn end_with_siblings(&mut self, outbox: &Arc<Outbox>, output: Output) {
+        for index in self.shared.registry.open(output.request) {
+            if index != output.index {
+                let sibling = Output { tokens: Vec::new(), text: String::new(), logprobs: Logprobs::default(), ..output.of(index) };
+                self.end(outbox, sibling, None);
+            }
+        }
+        self.end(outbox, output, None);
+    }
+
+    pub(super) fn push(&mut self, outbox: &Arc<Outbox>, output: Output) {
         if outbox.push(output) {
             self.unannounced.push(outbox.clone());
         }
     }
 
-    fn forget(&mut self, id: u64) -> Option<Stream> {
+    pub(super) fn forget(&mut self, id: u64) -> Option<Stream> {
         self.scheduler.remove(id);
         self.streams.remove(&id)
     }
 
-    /// Ends a sequence between steps, if it still lives.
-    fn end_early(&mut self, id: u64, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
-        if let Some(mut stream) = self.forget(id) {
-            let output = complete(stream.close(finish, self.shared.text.as_deref()));
-            self.end(&stream.outbox, output);
+    /// Ends one sequence between steps, if it runs.
+    pub(super) fn end_sequence(&mut self, seq: u64, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
+        let runs = self.scheduler.get(seq).is_ok_and(|sequence| sequence.group.is_some());
+        let Some(stream) = self.streams.get_mut(&seq).filter(|_| runs) else { return };
+        let outbox = stream.outbox.clone();
+        let branched = stream.branches == 1;
+        let output = complete(stream.close(finish, self.shared.text.as_deref()));
+        if !branched {
+            self.contests.remove(&output.request);
+            self.let_go(seq);
+            return self.end_with_siblings(&outbox, output);
         }
+        let kept = self.let_go(seq);
+        self.finish(&outbox, output, kept);
+    }
+
+    /// Ends all of a request's sequences that run.
+    pub(super) fn end_request(&mut self, request: u64, finish: FinishReason, complete: impl Fn(Output) -> Output) {
+        if let Some(beams) = self.beams.remove(&request) {
+            (request..request + beams.width() as u64).for_each(|seq| drop(self.scheduler.remove(seq)));
+            if let Some(mut stream) = self.streams.remove(&request) {
+                let output = complete(stream.close(finish, None));
+                self.end_with_siblings(&stream.outbox, output);
+            }
+            return;
+        }
+        let mut sequences: Vec<u64> =
+            self.streams.values().filter(|stream| stream.request == request).map(|stream| stream.sequence).collect();
+        sequences.sort_unstable();
+        sequences.into_iter().for_each(|seq| self.end_sequence(seq, finish, &complete));
+    }
+
+    // --- beams ---
+
+    fn commit_beams(&mut self, plan: &StepPlan) {
+        for part in plan.sampled() {
+            // Once for each search: its first beam speaks for all.
+            let Some(request) = request_of_beam(&self.beams, part.seq) else { continue };
+            if self.scheduler.members(part.seq).first() != Some(&part.seq) || self.stuck.iter().any(|(stuck, _)| *stuck == request) {
+                continue;
+            }
+            let rules = self.streams[&request].rules.clone();
+            let beams = self.beams.get_mut(&request).expect("it was just found");
+            match beams.commit(&rules) {
+                Ok(()) => {}
+                Err(error) => self.stuck.push((request, error)),
+            }
+        }
+    }
+
+    /// Searches that are done give their results, and those that cannot go on give the reason.
+    fn end_beams(&mut self) {
+        for (request, error) in std::mem::take(&mut self.stuck) {
+            self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
+        }
+        let done = |(&request, beams): (&u64, &Box<Beams>)| beams.is_done().then_some(request);
+        while let Some(request) = self.beams.iter().find_map(done) {
+            if let Err(error) = self.tell_beams(request) {
+                self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
+            }
+        }
+    }
+
+    fn tell_beams(&mut self, request: u64) -> Result<()> {
+        let best = self.beams[&request].best()?;
+        let stream = &self.streams[&request];
+        let mut outputs = Vec::new();
+        for (index, hypothesis) in best.iter().enumerate() {
+            outputs.push(stream.hypothesis(index as u32, hypothesis, self.shared.text.as_deref())?);
+        }
+        let outbox = stream.outbox.clone();
+        let missing =
+            stream.output().failed(Error::invalid("fewer beams than n were found: so many tokens are excluded that no more could end"));
+        self.beams.remove(&request);
+        self.streams.remove(&request);
+        for index in self.shared.registry.open(request) {
+            let output = outputs.get_mut(index as usize).map_or_else(|| missing.of(index), std::mem::take);
+            self.counts.generated_tokens += output.tokens.len() as u64;
+            self.end(&outbox, output, None);
+        }
+        Ok(())
     }
 
     /// Steps keep failing with `error`: the requests that were in the last one end with it, the others go on.
     pub fn give_up(&mut self, error: &Error) {
-        while let Some(id) = self.suspects.pop() {
-            self.end_early(id, FinishReason::Error, |output| output.failed(error.clone()));
+        while let Some(seq) = self.suspects.pop() {
+            match request_of_beam(&self.beams, seq) {
+                Some(request) => self.end_request(request, FinishReason::Error, |output| output.failed(error.clone())),
+                None => self.end_sequence(seq, FinishReason::Error, |output| output.failed(error.clone())),
+            }
         }
         self.publish();
     }
@@ -236,11 +462,11 @@ impl Core {
 
     fn end_all(&mut self, error: &Error, complete: impl Fn(Output) -> Output) {
         for (outbox, last) in self.shared.registry.fail(error) {
-            let output = match self.streams.remove(&last.request) {
+            let output = match self.streams.remove(&last.sequence) {
                 Some(mut stream) => stream.close(FinishReason::Error, None),
                 None => last,
             };
-            self.end(&outbox, complete(output));
+            self.end(&outbox, complete(output), None);
         }
     }
 
@@ -265,36 +491,165 @@ impl Core {
         }
         self.counts.steps += 1;
         self.counts.prompt_tokens += report.prefill_tokens;
+        self.counts.blocks_copied += plan.batch.copies.len() as u64;
         report
     }
 
     fn stats(&self) -> Stats {
         let blocks = self.scheduler.blocks();
         let slots = blocks.used_blocks() * blocks.block_size();
+        let prefix = self.scheduler.prefix();
         Stats {
             waiting: self.scheduler.waiting() as u64,
             running: self.scheduler.running() as u64,
             paused: self.scheduler.paused() as u64,
+            idle: self.scheduler.idle() as u64,
             blocks_total: blocks.total() as u64,
             blocks_used: blocks.used_blocks() as u64,
-            blocks_cached: 0,
+            blocks_cached: blocks.cached_blocks() as u64,
             blocks_free: blocks.free_blocks() as u64,
-            slot_utilization: if slots == 0 { 1.0 } else { self.scheduler.filled_slots() as f64 / slots as f64 },
+            slot_utilization: if slots == 0 { 1.0 } else { blocks.filled_slots() as f64 / slots as f64 },
             preemptions: self.scheduler.preemptions(),
+            prefix_queries: prefix.queries,
+            prefix_hits: prefix.hits,
             ..self.counts
         }
     }
 }
 
-fn no_choice(why: Option<NoChoice>) -> Error {
-    match why {
-        Some(NoChoice::Excluded) => Error::invalid(
-            "no token can be chosen: min_tokens is not reached, and stop_token_ids and the end-of-sequence tokens exclude all others",
-        ),
-        _ => {
-            Error::model("no token can be chosen: the logits are not finite numbers; the model's weights hold NaN or infinity, or overflow")
+/// What decides, while the runner's logits are borrowed.
+struct Deciding<'a> {
+    scheduler: &'a Scheduler,
+    streams: &'a mut HashMap<u64, Stream>,
+    lost: &'a [(u64, Error)],
+    beams: &'a mut BTreeMap<u64, Box<Beams>>,
+    sampler: &'a mut Sampler,
+    edited: &'a mut Vec<f32>,
+    choices: &'a mut Vec<Choice>,
+    decisions: &'a mut Vec<Decision>,
+    prompt_logprobs: &'a mut Vec<(u64, Logprobs)>,
+    stuck: &'a mut Vec<(u64, Error)>,
+}
+
+impl Deciding<'_> {
+    /// `rows` are the logits of the part's last rows.
+    fn part(&mut self, part: &Part, rows: &[f32], vocab: usize) -> Result<()> {
+        self.prompt(part, rows, vocab)?;
+        if !part.samples {
+            return Ok(());
+        }
+        let logits = &rows[rows.len() - vocab..];
+        match request_of_beam(self.beams, part.seq) {
+            Some(request) => self.beam(request, part.seq, logits),
+            None => self.samples(part, logits),
         }
     }
+
+    /// Log probabilities of the prompt's tokens, each from the logits of the row before it.
+    fn prompt(&mut self, part: &Part, rows: &[f32], vocab: usize) -> Result<()> {
+        let Some(stream) = self.streams.get(&part.seq) else { return Ok(()) };
+        let Some(k) = stream.rules.params.prompt_logprobs else { return Ok(()) };
+        let tokens = &self.scheduler.get(part.seq)?.tokens[..stream.prompt_len];
+        let first = part.first + part.rows - part.logits + 1;
+        let (mut logprobs, mut top) = (Logprobs::default(), Vec::new());
+        for (&token, logits) in tokens.get(first..).unwrap_or_default().iter().zip(rows.chunks_exact(vocab)) {
+            logprobs.tokens.push(logprob_and_top(logits, token, k as usize, &mut top)?);
+            logprobs.top.extend_from_slice(&top);
+        }
+        if !logprobs.tokens.is_empty() {
+            self.prompt_logprobs.push((part.seq, logprobs));
+        }
+        Ok(())
+    }
+
+    /// A token, or, at the end of a prompt, one for each sample.
+    fn samples(&mut self, part: &Part, logits: &[f32]) -> Result<()> {
+        let tokens = &self.scheduler.get(part.seq)?.tokens;
+        let stream = self.streams.get_mut(&part.seq).ok_or_else(|| Error::internal("a sequence without a stream was sampled"))?;
+        let edited = edit(stream, tokens, logits, self.edited)?;
+        let lost = self.lost.iter().find(|(seq, _)| *seq == part.seq).map(|(_, error)| error.clone());
+        // Its mask is there already.
+        let mut constraint = stream.constraint.take();
+        let allowed = lost.map_or(Ok(()), Err).and_then(|()| constraint.as_mut().map(Constraint::mask).transpose());
+        for i in 0..stream.branches {
+            let Stream { rules, memory, prompt_len, generated, .. } = &*stream;
+            let seed = branch_seed(stream.seed, i);
+            let decision = allowed.clone().and_then(|allowed| {
+                let context = Context { tokens, prompt_len: *prompt_len, generated: *generated, seed, memory, allowed };
+                advance(stream, logits, self.sampler.choose(edited, rules, &context)?)
+            });
+            let verdict = match &decision {
+                Err(_) => Verdict::Fail,
+                Ok(Advance { chosen, .. }) if rules.stops_at(chosen.token) && !rules.must_go_on(*generated) => Verdict::Stop(chosen.token),
+                Ok(Advance { chosen, .. }) => Verdict::Token(chosen.token),
+            };
+            self.choices.push(Choice { parent: part.seq, child: part.seq + i as u64, verdict });
+            self.decisions.push(decision);
+        }
+        stream.constraint = constraint;
+        Ok(())
+    }
+
+    /// A beam's row; with the last of them, the search decides.
+    fn beam(&mut self, request: u64, seq: u64, logits: &[f32]) -> Result<()> {
+        let stream = &self.streams[&request];
+        let beams = self.beams.get_mut(&request).expect("it was just found");
+        let tokens = &self.scheduler.get(seq)?.tokens;
+        if let Err(why) = beams.read((seq - request) as usize, logits, self.sampler, &stream.rules, tokens, stream.prompt_len)
+            && !self.stuck.iter().any(|(stuck, _)| *stuck == request)
+        {
+            self.stuck.push((request, why.into()));
+        }
+        if self.scheduler.members(seq).last() != Some(&seq) {
+            return Ok(());
+        }
+        for next in &beams.decide()?.next {
+            let (parent, child) = (request + next.parent as u64, request + next.slot as u64);
+            self.choices.push(Choice { parent, child, verdict: Verdict::Token(next.token) });
+            self.decisions.push(Ok(Advance::default()));
+        }
+        Ok(())
+    }
+}
+
+fn collect_masks(masker: &mut Option<Masker>, streams: &mut HashMap<u64, Stream>, lost: &mut Vec<(u64, Error)>) {
+    lost.clear();
+    while let Some(masked) = masker.as_mut().and_then(Masker::collect) {
+        match masked.constraint {
+            Ok(constraint) => streams.get_mut(&masked.seq).expect("its mask was asked for").constraint = Some(constraint),
+            Err(error) => lost.push((masked.seq, error)),
+        }
+    }
+}
+
+/// The logits as the host's hook leaves them.
+fn edit<'a>(stream: &Stream, tokens: &[u32], logits: &'a [f32], edited: &'a mut Vec<f32>) -> Result<&'a [f32]> {
+    let Some(hook) = &stream.hook else { return Ok(logits) };
+    edited.clear();
+    edited.try_reserve(logits.len())?;
+    edited.extend_from_slice(logits);
+    hook(stream.sequence, tokens, edited);
+    Ok(edited)
+}
+
+fn advance(stream: &Stream, logits: &[f32], chosen: Chosen) -> Result<Advance> {
+    let mut advance = Advance { chosen, ..Advance::default() };
+    if stream.scores() {
+        let k = stream.rules.params.logprobs.unwrap_or(0) as usize;
+        advance.logprob = logprob_and_top(logits, advance.chosen.token, k, &mut advance.top)?;
+    }
+    Ok(advance)
+}
+
+/// The request that the beam `seq` belongs to, if it is one.
+fn request_of_beam(beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<u64> {
+    let (&request, beams) = beams.range(..=seq).next_back()?;
+    (seq - request < beams.width() as u64).then_some(request)
+}
+
+/// The stream that speaks for `seq`. None: a pin, which nobody reads.
+fn stream_of<'a>(streams: &'a HashMap<u64, Stream>, beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<&'a Stream> {
+    streams.get(&seq).or_else(|| streams.get(&request_of_beam(beams, seq)?))
 }
 
 impl Stats {

@@ -1,12 +1,16 @@
 //! The engine: commands in, steps, outputs out. Any thread may add, abort and poll; one at a time steps.
 
+mod beams;
+mod commands;
 mod core;
 mod driver;
 mod memory;
 mod outputs;
 mod queue;
 mod registry;
+mod request;
 mod runner;
+mod sequences;
 mod stream;
 
 use std::collections::HashSet;
@@ -15,47 +19,23 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use self::core::{Core, Shared};
 use driver::Driver;
 pub use memory::MemoryPlan;
-pub use outputs::Output;
+pub use outputs::{Logprobs, Output};
 pub use queue::Queue;
+pub use request::{Prompt, Request};
 pub use runner::{ModelRunner, Runner, Ticket};
-use stream::Stream;
+pub use sequences::{Fork, Hook as LogitsHook, Resume, SequenceInfo};
+
+use once_cell::sync::OnceCell;
 
 use crate::backend::cpu::CpuBackend;
-use crate::decode::Rules;
+use crate::decode::{Grammars, Vocabulary};
 use crate::error::{Error, Result};
 use crate::kv::BlockManager;
 use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles};
-use crate::options::{EngineOptions, Isa, SamplingParams};
+use crate::options::{EngineOptions, Isa};
 use crate::sched::{Scheduler, SchedulerOptions};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
-
-/// What a request asks for.
-#[derive(Debug, Clone)]
-pub struct Request {
-    pub prompt: Prompt,
-    pub sampling: SamplingParams,
-    /// Sequences to generate.
-    pub n: u32,
-    /// Comes back in every output.
-    pub user_data: u64,
-    /// Let the tokenizer add its special tokens (such as BOS) to a text prompt.
-    pub add_special: bool,
-    /// Leave special tokens out of the output's text.
-    pub skip_special: bool,
-}
-
-#[derive(Debug, Clone)]
-pub enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
-}
-
-impl Request {
-    pub fn new(prompt: Prompt, sampling: SamplingParams) -> Request {
-        Request { prompt, sampling, n: 1, user_data: 0, add_special: true, skip_special: true }
-    }
-}
 
 /// The model and the limits it is served with.
 #[derive(Debug, Clone)]
@@ -68,6 +48,8 @@ pub struct ModelInfo {
     pub isa: Option<Isa>,
     pub threads: usize,
     pub memory: MemoryPlan,
+    /// Differs between models that compute anything else.
+    pub fingerprint: [u8; 32],
 }
 
 /// What one step did.
@@ -90,6 +72,8 @@ pub struct Stats {
     pub running: u64,
     /// Of the waiting: those the last step passed over because their queue is full.
     pub paused: u64,
+    /// Sequences that were kept, and wait to be resumed or freed.
+    pub idle: u64,
     pub blocks_total: u64,
     pub blocks_used: u64,
     /// Kept for reuse, and given away when they are needed.
@@ -101,6 +85,11 @@ pub struct Stats {
     pub prompt_tokens: u64,
     pub generated_tokens: u64,
     pub preemptions: u64,
+    /// Blocks copied because a sequence wrote to one that others share.
+    pub blocks_copied: u64,
+    /// Tokens looked for in the prefix cache, and those that were there and did not have to be computed.
+    pub prefix_queries: u64,
+    pub prefix_hits: u64,
     pub finished_stop: u64,
     pub finished_length: u64,
     pub finished_abort: u64,
@@ -112,10 +101,13 @@ pub struct Engine {
     eos: Arc<[u32]>,
     seed: u64,
     max_seqs: usize,
+    keeps_prefixes: bool,
     shared: Shared,
     core: Arc<Mutex<Core>>,
     driver: Mutex<Option<Driver>>,
     queue: Arc<Queue>,
+    /// Made when the first request needs one.
+    grammars: OnceCell<Grammars>,
 }
 
 impl Engine {
@@ -148,6 +140,7 @@ impl Engine {
             isa: Some(backend.isa()),
             threads: backend.threads(),
             memory,
+            fingerprint: files.fingerprint()?,
         };
         let pool = KvPool { blocks: memory.blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
         let kv = KvCache::new(&backend, &files.spec, pool)?;
@@ -162,20 +155,22 @@ impl Engine {
             max_seqs: options.max_seqs,
             prefill_chunk: options.prefill_chunk.unwrap_or(options.max_batch_tokens),
         };
-        let blocks = BlockManager::new(info.memory.blocks, info.memory.block_size)?;
+        let blocks = BlockManager::new(info.memory.blocks, info.memory.block_size, options.prefix_cache)?;
         let scheduler = Scheduler::new(scheduler_options, blocks)?;
         let shared = Shared { text: text.map(Arc::new), registry: Arc::default(), stats: Arc::default() };
-        let core = Core::new(scheduler, runner, info.vocab_size, options.max_seqs, shared.clone())?;
+        let core = Core::new(scheduler, runner, &info, options.max_seqs, shared.clone())?;
         let queue = Arc::new(Queue::new(shared.registry.new_outbox(options.queue_capacity, options.max_seqs)?, &shared.registry));
         Ok(Engine {
             eos: info.eos_token_ids.as_slice().into(),
             info,
             seed: options.seed,
             max_seqs: options.max_seqs,
+            keeps_prefixes: options.prefix_cache,
             shared,
             core: Arc::new(Mutex::new(core)),
             driver: Mutex::new(None),
             queue,
+            grammars: OnceCell::new(),
         })
     }
 
@@ -201,6 +196,13 @@ impl Engine {
         text.ok_or_else(|| Error::unsupported("the engine was made with skip_tokenizer: it serves token ids only"))
     }
 
+    fn grammars(&self) -> Result<&Grammars> {
+        self.grammars.get_or_try_init(|| {
+            let tokens = self.text()?.token_bytes(self.info.vocab_size);
+            Grammars::new(Vocabulary { tokens: tokens.bytes, special: tokens.special, eos: self.info.eos_token_ids.clone() })
+        })
+    }
+
     pub fn stats(&self) -> Stats {
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -208,96 +210,6 @@ impl Engine {
     /// Ok unless an earlier call met a defect.
     pub fn check(&self) -> Result<()> {
         self.shared.registry.check()
-    }
-
-    /// Checks a request, and hands it to the next step. What could never run is refused here.
-    pub fn add_request(&self, request: Request) -> Result<u64> {
-        self.add_request_to(&self.queue, request)
-    }
-
-    /// As `add_request`; its outputs go to `queue`.
-    pub fn add_request_to(&self, queue: &Queue, request: Request) -> Result<u64> {
-        self.check()?;
-        if !queue.belongs_to(&self.shared.registry) {
-            return Err(Error::invalid("the queue belongs to another engine: create one on this engine"));
-        }
-        self.check_request(&request)?;
-        let prompt = self.prompt_tokens(request.prompt, request.add_special)?;
-        let max_len = self.max_len(&prompt, &request.sampling)?;
-        let (sampling, user_data, skip_special) = (request.sampling, request.user_data, request.skip_special);
-        let outbox = queue.outbox().clone();
-        self.shared
-            .registry
-            .add(prompt, max_len, |id, prompt| Stream::new(id, user_data, outbox, self.rules(id, sampling), prompt, skip_special))
-    }
-
-    fn check_request(&self, request: &Request) -> Result<()> {
-        if request.n == 0 {
-            return Err(Error::invalid("n is 0: ask for at least one sequence"));
-        }
-        if request.n > 1 {
-            return Err(Error::unsupported(format!("n is {}: this version generates one sequence per request", request.n)));
-        }
-        request.sampling.validate(self.info.vocab_size)?;
-        if self.shared.text.is_none() && !request.sampling.stop.is_empty() {
-            return Err(Error::unsupported(
-                "stop strings need a tokenizer, and the engine was made with skip_tokenizer: use stop_token_ids",
-            ));
-        }
-        Ok(())
-    }
-
-    fn prompt_tokens(&self, prompt: Prompt, add_special: bool) -> Result<Vec<u32>> {
-        let tokens = match prompt {
-            Prompt::Text(text) if text.is_empty() => Vec::new(),
-            Prompt::Text(text) => self.encode(&text, add_special)?,
-            Prompt::Tokens(tokens) => tokens,
-        };
-        let vocab = self.info.vocab_size;
-        match tokens.iter().position(|&token| token as usize >= vocab) {
-            Some(i) => Err(Error::invalid(format!("prompt token {i} is {}, beyond the vocabulary of {vocab} tokens", tokens[i]))),
-            None => Ok(tokens),
-        }
-    }
-
-    /// A text that could never fit is refused before the tokenizer takes a multiple of its size.
-    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        const MOST_BYTES_PER_TOKEN: usize = 1024;
-        let (len, most) = (text.len(), self.info.memory.max_model_len);
-        if len / MOST_BYTES_PER_TOKEN > most {
-            return Err(Error::invalid(format!("prompt is {len} bytes, max_model_len is {most} tokens: shorten the prompt")));
-        }
-        self.text()?.encode(text, add_special)
-    }
-
-    /// The length at which the sequence ends, its prompt included.
-    fn max_len(&self, prompt: &[u32], sampling: &SamplingParams) -> Result<usize> {
-        let (len, most) = (prompt.len(), self.info.memory.max_model_len);
-        if len == 0 {
-            return Err(Error::invalid("the prompt is empty: give at least one token"));
-        }
-        if len >= most {
-            let pool = match most < self.info.max_positions {
-                true => format!(
-                    " (the model's own limit is {}, the KV pool holds {})",
-                    self.info.max_positions,
-                    self.info.memory.blocks * self.info.memory.block_size
-                ),
-                false => String::new(),
-            };
-            return Err(Error::invalid(format!(
-                "prompt is {len} tokens, max_model_len is {most}{pool}: raise it or shorten the prompt to at most {}",
-                most - 1
-            )));
-        }
-        Ok(sampling.max_tokens.map_or(most, |tokens| len.saturating_add(tokens).min(most)))
-    }
-
-    fn rules(&self, id: u64, params: SamplingParams) -> Rules {
-        let eos = if params.ignore_eos { Arc::new([]) } else { self.eos.clone() };
-        // Odd multipliers keep neighbouring ids and seeds apart.
-        let seed = params.seed.unwrap_or(self.seed.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ id.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        Rules { params, eos, seed }
     }
 
     /// Ends a request at the next step; its last output says `Abort`.

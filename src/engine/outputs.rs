@@ -6,13 +6,15 @@ use crate::sched::FinishReason;
 pub struct Output {
     pub request: u64,
     pub sequence: u64,
-    /// Which of the request's sequences, from 0.
+    /// Which of the request's results, from 0.
     pub index: u32,
     /// The request's own word, returned.
     pub user_data: u64,
     pub tokens: Vec<u32>,
-    /// One per token where the request asked for them, else empty.
-    pub logprobs: Vec<f32>,
+    /// Of `tokens`, where the request asked for them.
+    pub logprobs: Logprobs,
+    /// Of the prompt's tokens but the first, where the request asked for them; as they become known.
+    pub prompt_logprobs: Logprobs,
     /// Valid UTF-8, never half a character; it may lag behind the tokens.
     pub text: String,
     /// None: more will come.
@@ -21,11 +23,45 @@ pub struct Output {
     pub error: Option<Error>,
     pub prompt_tokens: u64,
     pub generated_tokens: u64,
+    /// The sum of the log probabilities of all generated tokens, under the distribution they were chosen from by the model;
+    /// of a beam, its score.
+    pub score: f64,
+    /// An exported sequence.
+    pub blob: Vec<u8>,
+}
+
+/// Log probabilities under the model's own distribution, token by token.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Logprobs {
+    /// Of the tokens themselves.
+    pub tokens: Vec<f32>,
+    /// Of the most probable tokens in each one's place, so many for each, most probable first.
+    pub top: Vec<(u32, f32)>,
+}
+
+impl Logprobs {
+    pub fn extend(&mut self, other: &Logprobs) {
+        self.tokens.extend_from_slice(&other.tokens);
+        self.top.extend_from_slice(&other.top);
+    }
+
+    /// Keeps those of the first `len` tokens.
+    pub fn truncate(&mut self, len: usize) {
+        if len < self.tokens.len() {
+            self.top.truncate(self.top.len() / self.tokens.len() * len);
+            self.tokens.truncate(len);
+        }
+    }
 }
 
 impl Output {
     /// This output, made the last one of a sequence that failed. What it already holds is not lost.
     pub fn failed(self, error: Error) -> Output {
         Output { finish: Some(FinishReason::Error), error: Some(error), ..self }
+    }
+
+    /// The same of another of the request's sequences.
+    pub fn of(&self, index: u32) -> Output {
+        Output { index, sequence: self.request + index as u64, ..self.clone() }
     }
 }

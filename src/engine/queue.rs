@@ -36,8 +36,12 @@ impl Queue {
         self.poll_with(timeout, |_| Ok(()))
     }
 
-    /// As `poll`; where `make_room` for so many outputs fails, they stay in the queue.
-    pub fn poll_with(&self, timeout: Option<Duration>, make_room: impl FnOnce(usize) -> Result<()>) -> Result<VecDeque<Output>> {
+    /// As `poll`; where `make_room` for the outputs fails, they stay in the queue.
+    pub fn poll_with(
+        &self,
+        timeout: Option<Duration>,
+        make_room: impl FnOnce(&VecDeque<Output>) -> Result<()>,
+    ) -> Result<VecDeque<Output>> {
         self.outbox.take(timeout, make_room)
     }
 
@@ -106,6 +110,14 @@ impl Outbox {
         )))
     }
 
+    /// Ok unless the reader is gone.
+    pub fn check_open(&self) -> Result<()> {
+        match self.lock().abandoned {
+            true => Err(Error::invalid("the sequence's queue has been freed: name another one")),
+            false => Ok(()),
+        }
+    }
+
     /// Leaves an output. True when readers must now be told by `announce`, once for any number of outputs.
     pub fn push(&self, output: Output) -> bool {
         let mut state = self.lock();
@@ -148,7 +160,7 @@ impl Outbox {
         self.full.store(false, Ordering::Release);
     }
 
-    fn take(&self, timeout: Option<Duration>, make_room: impl FnOnce(usize) -> Result<()>) -> Result<VecDeque<Output>> {
+    fn take(&self, timeout: Option<Duration>, make_room: impl FnOnce(&VecDeque<Output>) -> Result<()>) -> Result<VecDeque<Output>> {
         let state = self.lock();
         let none = |state: &mut State| state.outputs.is_empty() && state.closed.is_none();
         let mut state = match timeout {
@@ -160,7 +172,7 @@ impl Outbox {
             state.event.iter().for_each(EventFd::signal); // a host may have read it
             return Err(error.clone());
         }
-        make_room(state.outputs.len())?;
+        make_room(&state.outputs)?;
         let outputs = std::mem::take(&mut state.outputs);
         if let Some(event) = state.event.as_ref().filter(|_| !outputs.is_empty()) {
             // A host may have read the descriptor; where a poll finds the end it must be readable again.

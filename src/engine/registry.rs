@@ -1,18 +1,37 @@
-//! The requests that have not ended, and the commands for them: what other threads touch, under one short lock.
+//! The requests that have not ended, the sequences there are, and the commands for them: what other threads touch, under one
+//! short lock.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use super::driver::Wakeup;
 use super::outputs::Output;
 use super::queue::Outbox;
-use super::stream::Stream;
+use super::request::Work;
+use super::stream::Turn;
 use crate::error::{Error, Result};
 
 /// What the next step will do first.
 pub enum Command {
-    Add { id: u64, prompt: Vec<u32>, max_len: usize, stream: Box<Stream> },
-    Abort { id: u64 },
+    Add { id: u64, work: Box<Work> },
+    Abort { request: u64 },
+    Fork { parent: u64, len: Option<usize>, children: Vec<Child>, idle: bool },
+    Append { seq: u64, tokens: Vec<u32> },
+    Rewind { seq: u64, len: usize },
+    Resume { seq: u64, turn: Box<Turn> },
+    Free { seq: u64 },
+    Pin { id: u64, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Instant> },
+    Unpin { id: u64 },
+}
+
+/// A sequence that a fork is to make.
+pub struct Child {
+    pub id: u64,
+    /// None: it draws the same random numbers as its parent.
+    pub seed: Option<u64>,
+    pub user_data: u64,
+    pub outbox: Arc<Outbox>,
 }
 
 #[derive(Default)]
@@ -26,17 +45,38 @@ pub struct Registry {
 struct State {
     last_id: u64,
     live: HashMap<u64, Live>,
+    sequences: HashMap<u64, Known>,
+    /// Pins, by id.
+    pins: Vec<u64>,
     inbox: VecDeque<Command>,
     /// All that have a reader.
     outboxes: Vec<Weak<Outbox>>,
     failure: Option<Error>,
 }
 
+/// A request that has not ended.
 struct Live {
     outbox: Arc<Outbox>,
-    /// The last output of a request that has not begun.
+    /// What the last output of each sequence says if it ends before it has begun.
     last: Output,
+    /// The sequences, by index, whose last output is still to come.
+    open: Vec<u32>,
     aborting: bool,
+}
+
+/// A sequence as of the last committed step, and of the commands since.
+#[derive(Clone)]
+pub struct Known {
+    pub request: u64,
+    pub index: u32,
+    /// Its tokens.
+    pub len: usize,
+    /// It waits for the host to resume or free it.
+    pub idle: bool,
+    /// One of several that are chosen together: it cannot be taken out of them.
+    pub beam: bool,
+    pub outbox: Arc<Outbox>,
+    pub user_data: u64,
 }
 
 impl State {
@@ -44,12 +84,36 @@ impl State {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
-    fn abort(&mut self, id: u64) -> Result<()> {
+    fn abort(&mut self, request: u64) -> Result<()> {
         self.inbox.try_reserve(1)?;
-        let live = self.live.get_mut(&id).ok_or_else(|| Error::not_found(format!("request {id} is unknown or has ended")))?;
+        let live = self.live.get_mut(&request).ok_or_else(|| Error::not_found(format!("request {request} is unknown or has ended")))?;
         if !std::mem::replace(&mut live.aborting, true) {
-            self.inbox.push_back(Command::Abort { id });
+            self.inbox.push_back(Command::Abort { request });
         }
+        Ok(())
+    }
+
+    fn sequence(&mut self, seq: u64) -> Result<&mut Known> {
+        let known = self.sequences.get_mut(&seq);
+        let known =
+            known.ok_or_else(|| Error::not_found(format!("sequence {seq} is unknown, has not begun, or has ended and was not kept")))?;
+        if known.beam {
+            return Err(Error::invalid(format!(
+                "sequence {seq} is one of the beams of request {}: they are chosen together",
+                known.request
+            )));
+        }
+        Ok(known)
+    }
+
+    /// The sequence runs from now on, and owes a last output.
+    fn open(&mut self, id: u64, known: &Known, last: Output) -> Result<()> {
+        self.live.try_reserve(1)?;
+        let live = self.live.entry(known.request);
+        let live = live.or_insert_with(|| Live { outbox: known.outbox.clone(), last, open: Vec::new(), aborting: false });
+        live.open.try_reserve(1)?;
+        live.open.push(known.index);
+        debug_assert!(!self.sequences.get(&id).is_some_and(|known| known.idle));
         Ok(())
     }
 }
@@ -74,30 +138,173 @@ impl Registry {
         Ok(outbox)
     }
 
-    /// Gives a request its id and leaves its command. Ids follow the order of commands.
-    pub fn add(&self, prompt: Vec<u32>, max_len: usize, stream: impl FnOnce(u64, &[u32]) -> Stream) -> Result<u64> {
+    /// Runs `act` on the state of an engine that has not failed; what it left in the inbox is announced.
+    fn command<T>(&self, act: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
         let mut state = self.lock();
         state.check()?;
-        state.live.try_reserve(1)?;
         state.inbox.try_reserve(1)?;
-        let id = state.last_id + 1;
-        let stream = Box::new(stream(id, &prompt));
-        stream.outbox.check_room()?;
-        state.last_id = id;
-        state.live.insert(id, Live { outbox: stream.outbox.clone(), last: stream.output(), aborting: false });
-        state.inbox.push_back(Command::Add { id, prompt, max_len, stream });
+        let result = act(&mut state)?;
         drop(state);
         self.wakeup.wake();
-        Ok(id)
+        Ok(result)
     }
 
-    pub fn abort(&self, id: u64) -> Result<()> {
+    /// Gives a request its id, and the following ones to the sequences it may branch into, and leaves its command. Ids follow
+    /// the order of commands.
+    pub fn add(&self, work: impl FnOnce(u64) -> Result<Work>) -> Result<u64> {
+        self.command(|state| {
+            state.live.try_reserve(1)?;
+            state.sequences.try_reserve(1)?;
+            let id = state.last_id + 1;
+            let work = Box::new(work(id)?);
+            let stream = &work.stream;
+            stream.outbox.check_room()?;
+            let mut open = Vec::new();
+            open.try_reserve_exact(work.wanted)?;
+            open.extend(0..work.wanted as u32);
+            state.last_id += work.branching.width() as u64;
+            let (outbox, user_data) = (stream.outbox.clone(), stream.user_data);
+            state.live.insert(id, Live { outbox: outbox.clone(), last: stream.output(), open, aborting: false });
+            let beam = work.beams.is_some();
+            state.sequences.insert(id, Known { request: id, index: 0, len: work.prompt.len(), idle: false, beam, outbox, user_data });
+            state.inbox.push_back(Command::Add { id, work });
+            Ok(id)
+        })
+    }
+
+    pub fn abort(&self, request: u64) -> Result<()> {
+        self.command(|state| state.abort(request))
+    }
+
+    /// Gives `n` children their ids and leaves the command to make them. `check` sees the parent.
+    pub fn fork(
+        &self,
+        parent: u64,
+        len: Option<usize>,
+        idle: bool,
+        n: usize,
+        child: impl Fn(usize, u64, &Known) -> Result<Child>,
+        last: impl Fn(u64, &Known) -> Output,
+    ) -> Result<Vec<u64>> {
+        self.command(|state| {
+            let known = state.sequence(parent)?.clone();
+            let at = len.unwrap_or(known.len);
+            if at == 0 || at > known.len {
+                return Err(Error::invalid(format!("sequence {parent} has {} tokens: it cannot fork at {at}", known.len)));
+            }
+            let (mut ids, mut children) = (Vec::new(), Vec::new());
+            ids.try_reserve_exact(n)?;
+            children.try_reserve_exact(n)?;
+            state.sequences.try_reserve(n)?;
+            state.live.try_reserve(n)?;
+            for i in 0..n {
+                let id = state.last_id + 1 + i as u64;
+                let child = child(i, id, &known)?;
+                child.outbox.check_room()?;
+                ids.push(id);
+                children.push(child);
+            }
+            state.last_id += n as u64;
+            let idle = idle || known.idle;
+            for child in &children {
+                let (outbox, user_data) = (child.outbox.clone(), child.user_data);
+                let made = Known { request: child.id, index: 0, len: at, idle, beam: false, outbox, user_data };
+                if !idle {
+                    state.open(child.id, &made, last(child.id, &made))?;
+                }
+                state.sequences.insert(child.id, made);
+            }
+            state.inbox.push_back(Command::Fork { parent, len, children, idle });
+            Ok(ids)
+        })
+    }
+
+    pub fn append(&self, seq: u64, tokens: Vec<u32>, longest: usize) -> Result<()> {
+        self.command(|state| {
+            let known = state.sequence(seq)?;
+            // One that runs needs room for the token it will choose.
+            let most = if known.idle { longest } else { longest - 1 };
+            if tokens.len() > most.saturating_sub(known.len) {
+                return Err(Error::invalid(format!(
+                    "sequence {seq} has {} tokens and max_model_len is {longest}: {} more do not fit",
+                    known.len,
+                    tokens.len()
+                )));
+            }
+            known.len += tokens.len();
+            state.inbox.push_back(Command::Append { seq, tokens });
+            Ok(())
+        })
+    }
+
+    pub fn rewind(&self, seq: u64, len: usize) -> Result<()> {
+        self.command(|state| {
+            let known = state.sequence(seq)?;
+            if len == 0 || len > known.len {
+                return Err(Error::invalid(format!(
+                    "sequence {seq} has {} tokens: it can be rewound to 1 to {}, not to {len}",
+                    known.len, known.len
+                )));
+            }
+            known.len = len;
+            state.inbox.push_back(Command::Rewind { seq, len });
+            Ok(())
+        })
+    }
+
+    pub fn resume(&self, seq: u64, turn: impl FnOnce(&Known) -> Result<Turn>, last: impl FnOnce(&Known) -> Output) -> Result<()> {
+        self.command(|state| {
+            let known = state.sequence(seq)?.clone();
+            if !known.idle {
+                return Err(Error::invalid(format!("sequence {seq} runs already: it can be resumed when it has ended")));
+            }
+            let turn = Box::new(turn(&known)?);
+            turn.outbox.check_room()?;
+            let resumed = Known { idle: false, outbox: turn.outbox.clone(), user_data: turn.user_data, ..known };
+            let last = last(&resumed);
+            state.sequences.insert(seq, resumed.clone());
+            state.open(seq, &resumed, last)?;
+            state.inbox.push_back(Command::Resume { seq, turn });
+            Ok(())
+        })
+    }
+
+    /// The id is unknown from now on.
+    pub fn free(&self, seq: u64) -> Result<()> {
+        self.command(|state| {
+            state.sequence(seq)?;
+            state.sequences.remove(&seq);
+            state.inbox.push_back(Command::Free { seq });
+            Ok(())
+        })
+    }
+
+    pub fn sequence(&self, seq: u64) -> Result<Known> {
         let mut state = self.lock();
         state.check()?;
-        state.abort(id)?;
-        drop(state);
-        self.wakeup.wake();
-        Ok(())
+        let known = state.sequences.get_mut(&seq).cloned();
+        known.ok_or_else(|| Error::not_found(format!("sequence {seq} is unknown, has not begun, or has ended and was not kept")))
+    }
+
+    pub fn pin(&self, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Instant>) -> Result<u64> {
+        self.command(|state| {
+            state.pins.try_reserve(1)?;
+            state.last_id += 1;
+            let id = state.last_id;
+            state.pins.push(id);
+            state.inbox.push_back(Command::Pin { id, tokens, priority, salt, until });
+            Ok(id)
+        })
+    }
+
+    pub fn unpin(&self, id: u64) -> Result<()> {
+        self.command(|state| {
+            let place = state.pins.iter().position(|&other| other == id);
+            let place = place.ok_or_else(|| Error::not_found(format!("pin {id} is unknown, has expired or had to give way")))?;
+            state.pins.swap_remove(place);
+            state.inbox.push_back(Command::Unpin { id });
+            Ok(())
+        })
     }
 
     /// The reader of an outbox is gone: what still writes to it ends.
@@ -124,21 +331,68 @@ impl Registry {
         std::mem::swap(&mut self.lock().inbox, inbox);
     }
 
-    pub fn remove(&self, id: u64) {
-        self.lock().live.remove(&id);
+    /// A sequence came into being by itself, as one of a request's samples.
+    pub fn born(&self, seq: u64, known: Known) {
+        self.lock().sequences.insert(seq, known);
+    }
+
+    /// The sequences have so many tokens now.
+    pub fn grown(&self, lens: impl Iterator<Item = (u64, usize)>) {
+        let mut state = self.lock();
+        for (seq, len) in lens {
+            if let Some(known) = state.sequences.get_mut(&seq) {
+                known.len = len;
+            }
+        }
+    }
+
+    /// The last output of a request's sequence is on its way; `kept`: the sequence stays.
+    pub fn ended(&self, output: &Output, kept: Option<usize>) {
+        let mut state = self.lock();
+        match kept {
+            Some(len) => {
+                if let Some(known) = state.sequences.get_mut(&output.sequence) {
+                    (known.len, known.idle) = (len, true);
+                }
+            }
+            None => drop(state.sequences.remove(&output.sequence)),
+        }
+        if let Some(live) = state.live.get_mut(&output.request) {
+            live.open.retain(|&index| index != output.index);
+            if live.open.is_empty() {
+                state.live.remove(&output.request);
+            }
+        }
+    }
+
+    /// The indices of the request's sequences whose last output is still to come.
+    pub fn open(&self, request: u64) -> Vec<u32> {
+        self.lock().live.get(&request).map_or_else(Vec::new, |live| live.open.clone())
+    }
+
+    /// A sequence that nobody may use is gone.
+    pub fn forget(&self, seq: u64) {
+        self.lock().sequences.remove(&seq);
+    }
+
+    pub fn pin_ended(&self, id: u64) {
+        self.lock().pins.retain(|&other| other != id);
     }
 
     pub fn unfinished(&self) -> u64 {
         self.lock().live.len() as u64
     }
 
-    /// From now on every command is refused with `error`. Returns for each request that was live where its outputs go, and
-    /// what would be the last one if it has not begun.
+    /// From now on every command is refused with `error`. Returns where the outputs of each live request go, and what would be
+    /// the last one of each of its sequences if they have not begun.
     pub fn fail(&self, error: &Error) -> Vec<(Arc<Outbox>, Output)> {
         let mut state = self.lock();
         state.failure.get_or_insert_with(|| error.clone());
         state.inbox.clear();
-        state.live.drain().map(|(_, live)| (live.outbox, live.last)).collect()
+        state.sequences.clear();
+        let live = std::mem::take(&mut state.live);
+        let lasts = |live: &Live| -> Vec<_> { live.open.iter().map(|&index| (live.outbox.clone(), live.last.of(index))).collect() };
+        live.values().flat_map(lasts).collect()
     }
 
     /// After `fail`, and after the last outputs: every queue says that no more will come.

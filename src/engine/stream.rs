@@ -2,43 +2,234 @@
 
 use std::sync::Arc;
 
-use super::outputs::Output;
+use super::LogitsHook;
+use super::outputs::{Logprobs, Output};
 use super::queue::Outbox;
-use crate::decode::{Rules, StopMatcher};
+use super::registry::Known;
+use crate::decode::{Chosen, Constraint, Ended, Hypothesis, Memory, Rules, StopMatcher};
 use crate::error::Result;
+use crate::options::OutputKind;
 use crate::sched::FinishReason;
 use crate::text::{Detokenizer, Text};
 
-pub struct Stream {
-    pub request: u64,
+/// How a sequence goes on from where it is, until it ends the next time.
+pub struct Turn {
     pub user_data: u64,
     /// Where its outputs go.
     pub outbox: Arc<Outbox>,
-    pub rules: Rules,
-    pub prompt_tokens: usize,
+    pub rules: Arc<Rules>,
+    pub seed: u64,
+    /// What its text must be.
+    pub constraint: Option<Constraint>,
+    /// The host's own word on the logits.
+    pub hook: Option<LogitsHook>,
+    pub skip_special: bool,
+    pub max_len: usize,
+    pub keep: bool,
+}
+
+pub struct Stream {
+    pub request: u64,
+    pub sequence: u64,
+    pub index: u32,
+    pub user_data: u64,
+    pub outbox: Arc<Outbox>,
+    pub rules: Arc<Rules>,
+    /// The n-th number of this seed chooses the n-th token.
+    pub seed: u64,
+    pub memory: Memory,
+    /// Away while its mask is computed.
+    pub constraint: Option<Constraint>,
+    pub hook: Option<LogitsHook>,
+    /// Streams that its first token makes of it, itself included.
+    pub branches: usize,
+    /// It is compared with the request's others by its score.
+    pub ranked: bool,
+    /// The tokens it began with, in this turn.
+    pub prompt_len: usize,
     pub generated: usize,
     detokenizer: Detokenizer,
     stops: StopMatcher,
+    /// Of each generated token, where they are wanted.
+    history: Vec<f32>,
+    score: f64,
+    /// What an output that is not a delta holds so far.
+    said: Said,
     /// New text before the stop strings have had their say.
     fresh: String,
 }
 
+#[derive(Debug, Clone, Default)]
+struct Said {
+    tokens: Vec<u32>,
+    logprobs: Logprobs,
+    prompt_logprobs: Logprobs,
+    text: String,
+}
+
+/// A token and what is told of it.
+#[derive(Debug, Clone, Default)]
+pub struct Advance {
+    pub chosen: Chosen,
+    pub logprob: f32,
+    pub top: Vec<(u32, f32)>,
+}
+
 impl Stream {
-    pub fn new(request: u64, user_data: u64, outbox: Arc<Outbox>, mut rules: Rules, prompt: &[u32], skip_special: bool) -> Stream {
-        let mut detokenizer = Detokenizer::new(skip_special);
-        detokenizer.prime(prompt);
-        let stops = StopMatcher::new(std::mem::take(&mut rules.params.stop));
-        Stream { request, user_data, outbox, rules, prompt_tokens: prompt.len(), generated: 0, detokenizer, stops, fresh: String::new() }
+    pub fn new(request: u64, turn: Turn, prompt: &[u32]) -> Result<Stream> {
+        let mut stream = Stream {
+            request,
+            sequence: request,
+            index: 0,
+            user_data: turn.user_data,
+            outbox: turn.outbox.clone(),
+            rules: turn.rules.clone(),
+            seed: turn.seed,
+            memory: Memory::default(),
+            constraint: None,
+            hook: None,
+            branches: 1,
+            ranked: false,
+            prompt_len: 0,
+            generated: 0,
+            detokenizer: Detokenizer::new(turn.skip_special),
+            stops: StopMatcher::default(),
+            history: Vec::new(),
+            score: 0.0,
+            said: Said::default(),
+            fresh: String::new(),
+        };
+        stream.resume(turn, prompt)?;
+        Ok(stream)
+    }
+
+    /// Begins a turn after `tokens`.
+    pub fn resume(&mut self, turn: Turn, tokens: &[u32]) -> Result<()> {
+        let Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, .. } = turn;
+        (self.user_data, self.outbox, self.seed, self.constraint, self.hook) = (user_data, outbox, seed, constraint, hook);
+        self.rules = rules;
+        self.memory = Memory::new(&self.rules, tokens, tokens.len())?;
+        (self.prompt_len, self.generated, self.score) = (tokens.len(), 0, 0.0);
+        self.detokenizer = Detokenizer::new(skip_special);
+        self.detokenizer.prime(tokens);
+        self.stops = StopMatcher::new(self.rules.params.stop.clone(), self.rules.params.include_stop);
+        self.history.clear();
+        self.said = Said::default();
+        Ok(())
+    }
+
+    /// A copy of everything, for a sequence that goes on from the same tokens.
+    pub fn fork(&self) -> Result<Stream> {
+        Ok(Stream {
+            request: self.request,
+            sequence: self.sequence,
+            index: self.index,
+            user_data: self.user_data,
+            outbox: self.outbox.clone(),
+            rules: self.rules.clone(),
+            seed: self.seed,
+            memory: self.memory.try_clone()?,
+            constraint: self.constraint.as_ref().map(Constraint::fork).transpose()?,
+            hook: self.hook.clone(),
+            branches: 1,
+            ranked: self.ranked,
+            prompt_len: self.prompt_len,
+            generated: self.generated,
+            detokenizer: self.detokenizer.clone(),
+            stops: self.stops.clone(),
+            history: self.history.clone(),
+            score: self.score,
+            said: self.said.clone(),
+            fresh: String::new(),
+        })
+    }
+
+    /// The sequence has been cut to `tokens`: everything is as it was when it had these.
+    pub fn rewind(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
+        self.prompt_len = self.prompt_len.min(tokens.len());
+        let generated = tokens.len() - self.prompt_len;
+        if let Some(constraint) = &mut self.constraint {
+            constraint.rewind(self.generated.saturating_sub(generated))?;
+        }
+        self.memory.rewind(&self.rules, tokens, self.prompt_len)?;
+        self.generated = generated;
+        self.history.truncate(generated);
+        self.score = self.history.iter().map(|&logprob| logprob as f64).sum();
+        self.said.logprobs.truncate(generated);
+        if self.accumulates() {
+            self.said.tokens.clear();
+            self.said.tokens.extend_from_slice(&tokens[if self.rules.params.echo { 0 } else { self.prompt_len }..]);
+        }
+        self.retell(tokens, text)
+    }
+
+    /// Text and stop strings as of `tokens`.
+    fn retell(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
+        self.stops = StopMatcher::new(self.rules.params.stop.clone(), self.rules.params.include_stop);
+        self.detokenizer.prime(&tokens[..self.prompt_len]);
+        let Some(text) = text else { return Ok(()) };
+        let mut again = match self.rules.params.echo {
+            true => text.decode(&tokens[..self.prompt_len], self.detokenizer.skips_special())?,
+            false => String::new(),
+        };
+        for (generated, &token) in tokens[self.prompt_len..].iter().enumerate() {
+            self.fresh.clear();
+            self.detokenizer.push(text, token, &mut self.fresh)?;
+            match generated < self.rules.params.min_tokens {
+                true => self.stops.pass(&self.fresh, &mut again),
+                false => drop(self.stops.push(&self.fresh, &mut again)),
+            }
+        }
+        if self.accumulates() {
+            self.said.text = again;
+        }
+        Ok(())
+    }
+
+    /// Tokens that nobody chose follow; they count as if they had been.
+    pub fn append(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
+        if let Some(constraint) = &mut self.constraint {
+            tokens.iter().try_for_each(|&token| constraint.advance(token))?;
+        }
+        self.memory.extend(&self.rules, tokens)?;
+        self.generated += tokens.len();
+        self.history.resize(self.history.len() + tokens.len(), 0.0);
+        if let Some(text) = text {
+            self.fresh.clear();
+            let mut unseen = String::new();
+            for &token in tokens {
+                self.detokenizer.push(text, token, &mut self.fresh)?;
+            }
+            self.stops.pass(&self.fresh, &mut unseen);
+        }
+        Ok(())
+    }
+
+    fn accumulates(&self) -> bool {
+        self.rules.params.output != OutputKind::Delta
+    }
+
+    /// What other threads know of it.
+    pub fn known(&self, len: usize) -> Known {
+        let (request, index, user_data) = (self.request, self.index, self.user_data);
+        Known { request, index, len, idle: false, beam: false, outbox: self.outbox.clone(), user_data }
+    }
+
+    /// Whether anybody wants to know the log probabilities of its tokens.
+    pub fn scores(&self) -> bool {
+        self.rules.params.logprobs.is_some() || self.ranked
     }
 
     /// An output with nothing in it yet.
     pub fn output(&self) -> Output {
         Output {
             request: self.request,
-            sequence: self.request,
+            sequence: self.sequence,
+            index: self.index,
             user_data: self.user_data,
-            prompt_tokens: self.prompt_tokens as u64,
+            prompt_tokens: self.prompt_len as u64,
             generated_tokens: self.generated as u64,
+            score: self.score,
             ..Output::default()
         }
     }
@@ -52,25 +243,81 @@ impl Stream {
             let _ = self.detokenizer.finish(text, &mut self.fresh);
         }
         self.stops.pass(&self.fresh, &mut output.text);
-        output
+        self.tell(output).unwrap_or_default()
     }
 
-    /// The output for a token just committed. A stop string ends the sequence here.
-    pub fn advance(&mut self, token: u32, logprob: Option<f32>, finish: Option<FinishReason>, text: Option<&Text>) -> Output {
+    /// The prompt, for a request that wants its output to begin with it.
+    pub fn echo(&mut self, prompt: &[u32], text: Option<&Text>) -> Result<Option<Output>> {
+        let mut output = self.output();
+        output.tokens.try_reserve_exact(prompt.len())?;
+        output.tokens.extend_from_slice(prompt);
+        if let Some(text) = text {
+            output.text = text.decode(prompt, self.detokenizer.skips_special())?;
+        }
+        Ok(self.tell(output))
+    }
+
+    /// Log probabilities of some of the prompt's tokens.
+    pub fn tell_prompt(&mut self, logprobs: Logprobs) -> Option<Output> {
+        let output = Output { prompt_logprobs: logprobs, ..self.output() };
+        self.tell(output)
+    }
+
+    /// One of the results of a beam search.
+    pub fn hypothesis(&self, index: u32, hypothesis: &Hypothesis, text: Option<&Text>) -> Result<Output> {
+        let finish = match hypothesis.ended {
+            Ended::AtEos => FinishReason::Stop,
+            Ended::AtLength => FinishReason::Length,
+        };
+        let mut output = Output { finish: Some(finish), ..self.output().of(index) };
+        let shown = match hypothesis.ended {
+            Ended::AtEos if !self.rules.params.include_stop => &hypothesis.tokens[..hypothesis.tokens.len() - 1],
+            _ => &hypothesis.tokens[..],
+        };
+        if let Some(text) = text {
+            let mut detokenizer = self.detokenizer.clone();
+            shown.iter().try_for_each(|&token| detokenizer.push(text, token, &mut output.text))?;
+            detokenizer.finish(text, &mut output.text)?;
+        }
+        output.generated_tokens = hypothesis.tokens.len() as u64;
+        output.tokens = hypothesis.tokens.clone();
+        output.score = hypothesis.score as f64;
+        Ok(output)
+    }
+
+    /// The output for a token just committed, if there is to be one. A stop string ends the sequence here.
+    pub fn advance(&mut self, advance: &Advance, finish: Option<FinishReason>, text: Option<&Text>) -> Option<Output> {
+        let token = advance.chosen.token;
         self.generated += 1;
+        self.score += advance.logprob as f64;
         let mut output = Output { finish, ..self.output() };
         output.tokens.push(token);
-        output.logprobs.extend(logprob);
-        match text.map_or(Ok(()), |text| self.write(token, text, &mut output)) {
-            Ok(()) => output,
-            Err(error) => output.failed(error),
+        if self.rules.params.logprobs.is_some() {
+            output.logprobs.tokens.push(advance.logprob);
+            output.logprobs.top.extend_from_slice(&advance.top);
+        }
+        let result = self.remember(advance).and_then(|()| text.map_or(Ok(()), |text| self.write(token, text, &mut output)));
+        match result {
+            Ok(()) => self.tell(output),
+            Err(error) => self.tell(output.failed(error)),
+        }
+    }
+
+    fn remember(&mut self, advance: &Advance) -> Result<()> {
+        self.history.try_reserve(1)?;
+        self.history.push(advance.logprob);
+        self.memory.advance(&self.rules, &advance.chosen)?;
+        match &mut self.constraint {
+            Some(constraint) => constraint.advance(advance.chosen.token),
+            None => Ok(()),
         }
     }
 
     fn write(&mut self, token: u32, text: &Text, output: &mut Output) -> Result<()> {
         self.fresh.clear();
-        // The token that ends a sequence is reported, its text is not.
-        if output.finish != Some(FinishReason::Stop) {
+        let stopped = output.finish == Some(FinishReason::Stop);
+        // The token that ends a sequence is reported; its text only where that was asked for.
+        if !stopped || self.rules.params.include_stop {
             self.detokenizer.push(text, token, &mut self.fresh)?;
         }
         if output.finish.is_some() {
@@ -86,5 +333,21 @@ impl Stream {
             self.stops.finish(&mut output.text);
         }
         Ok(())
+    }
+
+    /// What the host gets to see of `output`: it, all so far, or nothing before the end.
+    fn tell(&mut self, output: Output) -> Option<Output> {
+        if !self.accumulates() {
+            return Some(output);
+        }
+        self.said.tokens.extend_from_slice(&output.tokens);
+        self.said.logprobs.extend(&output.logprobs);
+        self.said.prompt_logprobs.extend(&output.prompt_logprobs);
+        self.said.text.push_str(&output.text);
+        if self.rules.params.output == OutputKind::Final && output.finish.is_none() {
+            return None;
+        }
+        let Said { tokens, logprobs, prompt_logprobs, text } = self.said.clone();
+        Some(Output { tokens, logprobs, prompt_logprobs, text, ..output })
     }
 }

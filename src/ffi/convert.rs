@@ -145,6 +145,37 @@ pub unsafe fn string<'a>(name: &str, data: *const c_char, len: u64) -> Result<&'
 }
 
 /// # Safety
+/// The arrays are readable as far as `count` says, and so are the strings; `lens` is NULL where they end with a NUL.
+pub unsafe fn strings(name: &str, data: *const *const c_char, lens: *const u64, count: u64) -> Result<Vec<String>> {
+    // SAFETY: the caller's contract.
+    let strings = unsafe { slice(name, data, count) }?;
+    // SAFETY: the caller's contract.
+    let lens: &[u64] = if lens.is_null() { &[] } else { unsafe { slice(name, lens, count) }? };
+    let mut copies = Vec::new();
+    copies.try_reserve_exact(strings.len())?;
+    for (i, &data) in strings.iter().enumerate() {
+        let len = lens.get(i).copied().unwrap_or(PLLM_NUL_TERMINATED);
+        // SAFETY: the caller's contract.
+        copies.push(try_string(unsafe { string(name, data, len) }?)?);
+    }
+    Ok(copies)
+}
+
+pub fn try_copy<T: Copy>(values: &[T]) -> Result<Vec<T>> {
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(values.len())?;
+    copy.extend_from_slice(values);
+    Ok(copy)
+}
+
+pub fn try_string(text: &str) -> Result<String> {
+    let mut copy = String::new();
+    copy.try_reserve_exact(text.len())?;
+    copy.push_str(text);
+    Ok(copy)
+}
+
+/// # Safety
 /// `pointer` is NULL or points to a live T that outlives `'a`.
 pub unsafe fn borrow<'a, T>(name: &str, pointer: *const T) -> Result<&'a T> {
     // SAFETY: the caller's contract.

@@ -10,6 +10,9 @@ mod engine;
 mod error;
 mod library;
 mod outputs;
+mod request;
+mod sampling;
+mod sequences;
 mod structs;
 mod text;
 
@@ -17,6 +20,9 @@ pub use engine::*;
 pub use error::*;
 pub use library::*;
 pub use outputs::*;
+pub use request::*;
+pub use sampling::*;
+pub use sequences::*;
 pub use structs::*;
 pub use text::*;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::convert::{borrow, not_null, start};
 use super::{guard, guard_or, pllm_engine, pllm_error};
-use crate::engine::{Output, Queue};
+use crate::engine::{Logprobs, Output, Queue};
 use crate::error::Result;
 use crate::sched::FinishReason;
 use crate::sys::process::Owner;
@@ -80,6 +80,30 @@ pub struct pllm_output {
     /// PLLM_E_*, or 0. Together with error; PLLM_E_CLOSED where the engine was freed.
     pub error_code: i32,
     pub reserved: u32,
+    /// The sum of the log probabilities of all generated tokens, where the request asked for log probabilities or for the best
+    /// of several samples; of a beam, its score after the length penalty. Else 0.
+    pub score: f64,
+    /// The most probable tokens in place of each of `tokens`, most probable first: top_logprobs_len / tokens_len for each.
+    /// NULL where the request did not ask for them.
+    pub top_logprobs: *const pllm_logprob,
+    pub top_logprobs_len: u64,
+    /// Of the prompt's tokens but the first, where the request asked for them; they come in order, before the first token,
+    /// and may come in several outputs.
+    pub prompt_logprobs: *const f32,
+    pub prompt_logprobs_len: u64,
+    pub prompt_top_logprobs: *const pllm_logprob,
+    pub prompt_top_logprobs_len: u64,
+    /// An exported sequence. NULL in all other outputs.
+    pub blob: *const u8,
+    pub blob_len: u64,
+}
+
+/// A token and its log probability under the model's own distribution.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct pllm_logprob {
+    pub token: u32,
+    pub logprob: f32,
 }
 
 /// A batch of outputs. Belongs to the caller; reading it makes no call into the engine and outlives it.
@@ -87,17 +111,43 @@ pub struct pllm_outputs {
     records: Vec<pllm_output>,
     // What the records point to; never touched while they live.
     _outputs: VecDeque<Output>,
+    _top: Vec<pllm_logprob>,
 }
 
-impl pllm_outputs {
-    /// `records` is empty and has room for all.
-    fn new(outputs: VecDeque<Output>, mut records: Vec<pllm_output>) -> pllm_outputs {
-        records.extend(outputs.iter().map(record));
-        pllm_outputs { records, _outputs: outputs }
+/// What `poll` needs for a batch, reserved before anything is taken from the queue.
+#[derive(Default)]
+pub struct Room {
+    records: Vec<pllm_output>,
+    top: Vec<pllm_logprob>,
+}
+
+impl Room {
+    fn make(&mut self, outputs: &VecDeque<Output>) -> Result<()> {
+        self.records.try_reserve_exact(outputs.len())?;
+        let top = outputs.iter().map(|output| output.logprobs.top.len() + output.prompt_logprobs.top.len()).sum();
+        Ok(self.top.try_reserve_exact(top)?)
     }
 }
 
-fn record(output: &Output) -> pllm_output {
+impl pllm_outputs {
+    /// `room` was made for these outputs, so that nothing moves any more.
+    fn new(outputs: VecDeque<Output>, room: Room) -> pllm_outputs {
+        let Room { mut records, mut top } = room;
+        records.extend(outputs.iter().map(|output| record(output, &mut top)));
+        pllm_outputs { records, _outputs: outputs, _top: top }
+    }
+}
+
+/// Appends to `top`, which has room for them, and says where they are.
+fn pairs(logprobs: &Logprobs, top: &mut Vec<pllm_logprob>) -> (*const pllm_logprob, u64) {
+    let first = top.len();
+    top.extend(logprobs.top.iter().map(|&(token, logprob)| pllm_logprob { token, logprob }));
+    (start(&top[first..]), (top.len() - first) as u64)
+}
+
+fn record(output: &Output, top: &mut Vec<pllm_logprob>) -> pllm_output {
+    let (top_logprobs, top_logprobs_len) = pairs(&output.logprobs, top);
+    let (prompt_top_logprobs, prompt_top_logprobs_len) = pairs(&output.prompt_logprobs, top);
     let error = output.error.as_ref().map(|error| (error.message(), error.code() as i32));
     pllm_output {
         struct_size: size_of::<pllm_output>() as u64,
@@ -106,7 +156,7 @@ fn record(output: &Output) -> pllm_output {
         user_data: output.user_data,
         tokens: start(&output.tokens),
         tokens_len: output.tokens.len() as u64,
-        logprobs: start(&output.logprobs),
+        logprobs: start(&output.logprobs.tokens),
         text: start(output.text.as_bytes()).cast(),
         text_len: output.text.len() as u64,
         error: error.map_or(null(), |(message, _)| message.as_ptr().cast()),
@@ -123,6 +173,15 @@ fn record(output: &Output) -> pllm_output {
         },
         error_code: error.map_or(0, |(_, code)| code),
         reserved: 0,
+        score: output.score,
+        top_logprobs,
+        top_logprobs_len,
+        prompt_logprobs: start(&output.prompt_logprobs.tokens),
+        prompt_logprobs_len: output.prompt_logprobs.tokens.len() as u64,
+        prompt_top_logprobs,
+        prompt_top_logprobs_len,
+        blob: start(&output.blob),
+        blob_len: output.blob.len() as u64,
     }
 }
 
@@ -190,9 +249,9 @@ pub unsafe extern "C" fn pllm_queue_poll(
         let queue = pllm_queue::get(queue)?;
         not_null("out_outputs", out_outputs)?;
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-        let mut records = Vec::new();
-        let outputs = queue.poll_with(timeout, |len| Ok(records.try_reserve_exact(len)?))?;
-        out_outputs.write(Box::into_raw(Box::new(pllm_outputs::new(outputs, records))));
+        let mut room = Room::default();
+        let outputs = queue.poll_with(timeout, |outputs| room.make(outputs))?;
+        out_outputs.write(Box::into_raw(Box::new(pllm_outputs::new(outputs, room))));
         Ok(())
     })
 }

@@ -1,11 +1,10 @@
 use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
-use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, start, string};
-use super::outputs::pllm_queue;
-use crate::engine::{MemoryPlan, ModelInfo, Prompt, Request, Stats, StepReport};
+use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, start, string};
+use crate::engine::{MemoryPlan, ModelInfo, Stats, StepReport};
 use crate::error::{Error, Result};
-use crate::options::{Dtype, EngineOptions, Isa, SamplingParams};
+use crate::options::{Dtype, EngineOptions, Isa};
 
 /// Let the library choose.
 pub const PLLM_DTYPE_AUTO: u32 = 0;
@@ -20,6 +19,8 @@ pub const PLLM_ISA_AVX512: u32 = 3;
 
 /// Serve token ids only: no tokenizer is read, and text calls answer PLLM_E_UNSUPPORTED.
 pub const PLLM_ENGINE_SKIP_TOKENIZER: u32 = 1;
+/// Do not keep what was computed for the requests that come after with the same first tokens.
+pub const PLLM_ENGINE_NO_PREFIX_CACHE: u32 = 2;
 
 /// How an engine is made. Fill it with pllm_engine_options_init first. The strings need to live only during the call.
 #[repr(C)]
@@ -117,7 +118,7 @@ impl pllm_engine_options {
         }
         // SAFETY: the caller's contract.
         let device = if c.device.is_null() { "cpu" } else { unsafe { string("device", c.device, c.device_len) }? };
-        known_flags("flags", c.flags, PLLM_ENGINE_SKIP_TOKENIZER)?;
+        known_flags("flags", c.flags, PLLM_ENGINE_SKIP_TOKENIZER | PLLM_ENGINE_NO_PREFIX_CACHE)?;
         known_flags("reserved", c.reserved, 0)?;
         Ok(EngineOptions {
             model_dir: model_path.into(),
@@ -133,6 +134,7 @@ impl pllm_engine_options {
             isa: isa(c.isa)?,
             seed: c.seed,
             skip_tokenizer: c.flags & PLLM_ENGINE_SKIP_TOKENIZER != 0,
+            prefix_cache: c.flags & PLLM_ENGINE_NO_PREFIX_CACHE == 0,
             queue_capacity: match c.queue_capacity {
                 // Programs of the first release know neither the field nor a bound.
                 0 if c.struct_size <= Self::FIRST_SIZE as u64 => usize::MAX,
@@ -154,7 +156,7 @@ impl pllm_engine_options {
 }
 
 /// 0 lets the library choose.
-fn some(value: u32) -> Option<usize> {
+pub(super) fn some(value: u32) -> Option<usize> {
     (value > 0).then_some(value as usize)
 }
 
@@ -299,219 +301,6 @@ impl From<&ModelInfo> for pllm_model_info {
     }
 }
 
-/// Use the seed field; without this the seed comes from the engine's and the request's id.
-pub const PLLM_SAMPLING_SEED: u32 = 1;
-/// Go on past end-of-sequence tokens.
-pub const PLLM_SAMPLING_IGNORE_EOS: u32 = 2;
-/// Report the log probability of every sampled token.
-pub const PLLM_SAMPLING_LOGPROBS: u32 = 4;
-
-/// How a request chooses its tokens and when it ends. Fill it with pllm_sampling_init first.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct pllm_sampling {
-    /// sizeof(pllm_sampling)
-    pub struct_size: u64,
-    /// Used with PLLM_SAMPLING_SEED. A request with a seed gives the same tokens whatever runs beside it.
-    pub seed: u64,
-    /// Tokens that end the sequence; reported, their text is not.
-    pub stop_token_ids: *const u32,
-    pub stop_token_ids_len: u64,
-    /// Strings that end the sequence, also across tokens; they do not appear in the text.
-    pub stop: *const *const c_char,
-    /// Length of each of them in bytes; NULL: they end with a NUL.
-    pub stop_lens: *const u64,
-    pub stop_count: u64,
-    /// 0 is greedy. Default 1.
-    pub temperature: f32,
-    /// Keep the most probable tokens that together reach this probability. Default 1: all.
-    pub top_p: f32,
-    /// Keep tokens at least this share as probable as the most probable one. Default 0: all.
-    pub min_p: f32,
-    /// Keep the k most probable tokens. Default 0: all.
-    pub top_k: u32,
-    /// 0 (default): until the sequence is as long as the engine allows.
-    pub max_tokens: u32,
-    /// Neither end-of-sequence tokens nor stops count before this many tokens. Default 0.
-    pub min_tokens: u32,
-    /// PLLM_SAMPLING_* flags.
-    pub flags: u32,
-    /// Must be 0.
-    pub reserved: u32,
-}
-
-// SAFETY: repr(C), the 32-bit fields fill whole words, numbers and pointers only.
-unsafe impl Versioned for pllm_sampling {
-    const NAME: &'static str = "pllm_sampling";
-    const FIRST_SIZE: usize = 88;
-    fn defaults() -> Self {
-        let params = SamplingParams::default();
-        pllm_sampling {
-            struct_size: size_of::<Self>() as u64,
-            seed: 0,
-            stop_token_ids: null(),
-            stop_token_ids_len: 0,
-            stop: null(),
-            stop_lens: null(),
-            stop_count: 0,
-            temperature: params.temperature,
-            top_p: params.top_p,
-            min_p: params.min_p,
-            top_k: params.top_k,
-            max_tokens: 0,
-            min_tokens: 0,
-            flags: 0,
-            reserved: 0,
-        }
-    }
-}
-
-impl pllm_sampling {
-    /// # Safety
-    /// As `convert::read`, and its arrays are readable.
-    unsafe fn to_params(sampling: *const Self) -> Result<SamplingParams> {
-        // SAFETY: the caller's contract.
-        let c = unsafe { convert::read(sampling) }?;
-        known_flags("sampling flags", c.flags, PLLM_SAMPLING_SEED | PLLM_SAMPLING_IGNORE_EOS | PLLM_SAMPLING_LOGPROBS)?;
-        known_flags("reserved", c.reserved, 0)?;
-        // SAFETY: the caller's contract.
-        let stop_token_ids = unsafe { slice("stop_token_ids", c.stop_token_ids, c.stop_token_ids_len) }?;
-        if c.seed != 0 && c.flags & PLLM_SAMPLING_SEED == 0 {
-            return Err(Error::invalid(format!(
-                "seed is {} and flags lacks PLLM_SAMPLING_SEED: set the flag, or leave the seed 0",
-                c.seed
-            )));
-        }
-        Ok(SamplingParams {
-            temperature: c.temperature,
-            top_k: c.top_k,
-            top_p: c.top_p,
-            min_p: c.min_p,
-            seed: (c.flags & PLLM_SAMPLING_SEED != 0).then_some(c.seed),
-            max_tokens: some(c.max_tokens),
-            min_tokens: c.min_tokens as usize,
-            ignore_eos: c.flags & PLLM_SAMPLING_IGNORE_EOS != 0,
-            stop_token_ids: try_copy(stop_token_ids)?,
-            // SAFETY: the caller's contract.
-            stop: unsafe { c.stops() }?,
-            logprobs: c.flags & PLLM_SAMPLING_LOGPROBS != 0,
-        })
-    }
-
-    /// # Safety
-    /// The arrays are readable as far as `stop_count` says.
-    unsafe fn stops(&self) -> Result<Vec<String>> {
-        // SAFETY: the caller's contract.
-        let stops = unsafe { slice("stop", self.stop, self.stop_count) }?;
-        let lens: &[u64] = match self.stop_lens.is_null() {
-            true => &[],
-            // SAFETY: the caller's contract.
-            false => unsafe { slice("stop_lens", self.stop_lens, self.stop_count) }?,
-        };
-        let mut strings = Vec::new();
-        strings.try_reserve_exact(stops.len())?;
-        for (i, &stop) in stops.iter().enumerate() {
-            let len = lens.get(i).copied().unwrap_or(PLLM_NUL_TERMINATED);
-            // SAFETY: the caller's contract.
-            strings.push(try_string(unsafe { string("a stop string", stop, len) }?)?);
-        }
-        Ok(strings)
-    }
-}
-
-fn try_copy(values: &[u32]) -> Result<Vec<u32>> {
-    let mut copy = Vec::new();
-    copy.try_reserve_exact(values.len())?;
-    copy.extend_from_slice(values);
-    Ok(copy)
-}
-
-fn try_string(text: &str) -> Result<String> {
-    let mut copy = String::new();
-    copy.try_reserve_exact(text.len())?;
-    copy.push_str(text);
-    Ok(copy)
-}
-
-/// Let the tokenizer add its special tokens, such as BOS. Leave it out for a prompt that a chat template wrote.
-pub const PLLM_TEXT_ADD_SPECIAL: u32 = 1;
-/// Leave special tokens out of text.
-pub const PLLM_TEXT_SKIP_SPECIAL: u32 = 2;
-
-/// A request. Fill it with pllm_request_init first. What it points to needs to live only during the call.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct pllm_request {
-    /// sizeof(pllm_request)
-    pub struct_size: u64,
-    /// The prompt as text, UTF-8; NULL where it is given as tokens.
-    pub prompt: *const c_char,
-    /// In bytes, or PLLM_NUL_TERMINATED (the default).
-    pub prompt_len: u64,
-    /// The prompt as token ids; NULL where it is given as text.
-    pub prompt_tokens: *const u32,
-    pub prompt_tokens_len: u64,
-    /// NULL: the defaults of pllm_sampling_init.
-    pub sampling: *const pllm_sampling,
-    /// Comes back in every output.
-    pub user_data: u64,
-    /// Sequences to generate. Default and, in this version, most: 1.
-    pub n: u32,
-    /// PLLM_TEXT_* flags. Default: PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL.
-    pub text_flags: u32,
-    /// Where its outputs go. NULL (default): the engine's own queue.
-    pub queue: *const pllm_queue,
-}
-
-// SAFETY: repr(C), the two u32 fill a word, integers and pointers only.
-unsafe impl Versioned for pllm_request {
-    const NAME: &'static str = "pllm_request";
-    const FIRST_SIZE: usize = 64;
-    fn defaults() -> Self {
-        pllm_request {
-            struct_size: size_of::<Self>() as u64,
-            prompt: null(),
-            prompt_len: PLLM_NUL_TERMINATED,
-            prompt_tokens: null(),
-            prompt_tokens_len: 0,
-            sampling: null(),
-            user_data: 0,
-            n: 1,
-            text_flags: PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL,
-            queue: null(),
-        }
-    }
-}
-
-impl pllm_request {
-    /// # Safety
-    /// As `convert::read`, and what it points to is readable.
-    pub(super) unsafe fn to_request(request: *const Self) -> Result<(Request, *const pllm_queue)> {
-        // SAFETY: the caller's contract.
-        let c = unsafe { convert::read(request) }?;
-        let prompt = match (c.prompt.is_null(), c.prompt_tokens.is_null()) {
-            // SAFETY: the caller's contract.
-            (false, true) => Prompt::Text(try_string(unsafe { string("prompt", c.prompt, c.prompt_len) }?)?),
-            // SAFETY: the caller's contract.
-            (true, false) => Prompt::Tokens(try_copy(unsafe { slice("prompt_tokens", c.prompt_tokens, c.prompt_tokens_len) }?)?),
-            (true, true) => return Err(Error::invalid("prompt and prompt_tokens are both NULL: give one of them")),
-            (false, false) => return Err(Error::invalid("prompt and prompt_tokens are both given: give one of them")),
-        };
-        // SAFETY: the caller's contract.
-        let sampling = if c.sampling.is_null() { SamplingParams::default() } else { unsafe { pllm_sampling::to_params(c.sampling) }? };
-        known_flags("text flags", c.text_flags, PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL)?;
-        let request = Request {
-            prompt,
-            sampling,
-            n: c.n,
-            user_data: c.user_data,
-            add_special: c.text_flags & PLLM_TEXT_ADD_SPECIAL != 0,
-            skip_special: c.text_flags & PLLM_TEXT_SKIP_SPECIAL != 0,
-        };
-        Ok((request, c.queue))
-    }
-}
-
 /// What one step did. Set struct_size before the call.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -555,7 +344,7 @@ pub struct pllm_stats {
     pub running: u64,
     pub blocks_total: u64,
     pub blocks_used: u64,
-    /// Blocks kept for reuse, given away when they are needed. Always 0 in this version.
+    /// Blocks that nobody uses and that the prefix cache still finds; given away when they are needed.
     pub blocks_cached: u64,
     pub blocks_free: u64,
     /// Share of the used blocks' slots that hold a token's K and V; 1 while none is used.
@@ -572,6 +361,13 @@ pub struct pllm_stats {
     pub finished_error: u64,
     /// Of the waiting: those the last step passed over because their queue is full.
     pub paused: u64,
+    /// Sequences that were kept, and wait to be resumed or freed.
+    pub idle: u64,
+    /// Blocks copied because a sequence wrote to one that others share.
+    pub blocks_copied: u64,
+    /// Prompt tokens looked for in the prefix cache, and those of them that did not have to be computed.
+    pub prefix_queries: u64,
+    pub prefix_hits: u64,
 }
 
 // SAFETY: repr(C), 64-bit numbers only.
@@ -602,6 +398,10 @@ impl From<Stats> for pllm_stats {
             finished_abort: stats.finished_abort,
             finished_error: stats.finished_error,
             paused: stats.paused,
+            idle: stats.idle,
+            blocks_copied: stats.blocks_copied,
+            prefix_queries: stats.prefix_queries,
+            prefix_hits: stats.prefix_hits,
             ..pllm_stats::defaults()
         }
     }

@@ -1,5 +1,14 @@
-//! Which block holds which tokens: a free list, block tables, and one rule for growing. Knows no bytes.
+//! Which block holds which tokens: reference counts, copy-on-write, block tables and the prefix index. Knows no bytes.
 
+mod allocator;
+mod prefix;
+
+use std::ops::Range;
+
+pub use allocator::BlockAllocator;
+pub use prefix::{Chain, PrefixIndex};
+
+use crate::batch::BlockCopy;
 use crate::error::{Result, try_vec};
 
 pub type BlockId = u32;
@@ -13,45 +22,6 @@ pub fn blocks_for(tokens: usize, block_size: usize) -> usize {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoSpace;
 
-/// Free list and reference counts of one tier.
-#[derive(Debug)]
-pub struct BlockAllocator {
-    free: Vec<BlockId>, // the last is given out next
-    refs: Vec<u32>,     // [blocks] 0 while free
-}
-
-impl BlockAllocator {
-    pub fn new(blocks: usize) -> Result<BlockAllocator> {
-        let mut free = try_vec(blocks, 0)?;
-        // Low numbers first, so that an idle pool's pages stay untouched.
-        free.iter_mut().enumerate().for_each(|(i, block)| *block = (blocks - 1 - i) as BlockId);
-        Ok(BlockAllocator { free, refs: try_vec(blocks, 0)? })
-    }
-
-    pub fn total(&self) -> usize {
-        self.refs.len()
-    }
-
-    pub fn free(&self) -> usize {
-        self.free.len()
-    }
-
-    fn allocate(&mut self) -> std::result::Result<BlockId, NoSpace> {
-        let block = self.free.pop().ok_or(NoSpace)?;
-        self.refs[block as usize] = 1;
-        Ok(block)
-    }
-
-    fn release(&mut self, block: BlockId) {
-        let refs = &mut self.refs[block as usize];
-        assert!(*refs > 0, "block {block} is released twice");
-        *refs -= 1;
-        if *refs == 0 {
-            self.free.push(block);
-        }
-    }
-}
-
 /// One sequence's blocks, in the order of its tokens.
 #[derive(Debug, Default)]
 pub struct BlockTable {
@@ -62,8 +32,12 @@ impl BlockTable {
     /// An empty table that will not have to allocate until it holds more than `blocks`.
     pub fn with_capacity(blocks: usize) -> Result<BlockTable> {
         let mut table = BlockTable::default();
-        table.blocks.try_reserve_exact(blocks)?;
+        table.reserve(blocks)?;
         Ok(table)
+    }
+
+    pub fn reserve(&mut self, blocks: usize) -> Result<()> {
+        Ok(self.blocks.try_reserve_exact(blocks.saturating_sub(self.blocks.len()))?)
     }
 
     pub fn blocks(&self) -> &[BlockId] {
@@ -71,16 +45,25 @@ impl BlockTable {
     }
 }
 
-/// Grows and frees block tables over one allocator.
+/// Grows, shares and frees block tables over one allocator.
+///
+/// A block with several owners, or one that the prefix index can find, is never written: its writer gets a copy, or, where it
+/// is the only owner, the index forgets the block.
 #[derive(Debug)]
 pub struct BlockManager {
     allocator: BlockAllocator,
+    /// None: prefixes are not kept.
+    prefix: Option<PrefixIndex>,
     block_size: usize,
+    filled: Vec<u16>, // [blocks] slots that hold a token's K and V, 0 while free
+    /// Their sum over the used blocks.
+    filled_slots: usize,
 }
 
 impl BlockManager {
-    pub fn new(blocks: usize, block_size: usize) -> Result<BlockManager> {
-        Ok(BlockManager { allocator: BlockAllocator::new(blocks)?, block_size })
+    pub fn new(blocks: usize, block_size: usize, keep_prefixes: bool) -> Result<BlockManager> {
+        let prefix = if keep_prefixes { Some(PrefixIndex::new(blocks)?) } else { None };
+        Ok(BlockManager { allocator: BlockAllocator::new(blocks)?, prefix, block_size, filled: try_vec(blocks, 0)?, filled_slots: 0 })
     }
 
     pub fn block_size(&self) -> usize {
@@ -95,26 +78,175 @@ impl BlockManager {
         self.allocator.free()
     }
 
-    pub fn used_blocks(&self) -> usize {
-        self.total() - self.free_blocks()
+    /// Blocks that nobody refers to and that the prefix index can still find.
+    pub fn cached_blocks(&self) -> usize {
+        self.prefix.as_ref().map_or(0, PrefixIndex::unused)
     }
 
-    /// Makes the table cover `tokens`: all of it or nothing.
-    pub fn grow(&mut self, table: &mut BlockTable, tokens: usize) -> std::result::Result<(), NoSpace> {
-        let missing = blocks_for(tokens, self.block_size).saturating_sub(table.blocks.len());
-        if missing > self.allocator.free() {
+    /// Blocks that can be given out: the free, and the cached.
+    pub fn available(&self) -> usize {
+        self.free_blocks() + self.cached_blocks()
+    }
+
+    pub fn used_blocks(&self) -> usize {
+        self.total() - self.available()
+    }
+
+    /// Slots of the used blocks that hold a token's K and V; a slot that several sequences share counts once.
+    pub fn filled_slots(&self) -> usize {
+        self.filled_slots
+    }
+
+    pub fn keeps_prefixes(&self) -> bool {
+        self.prefix.is_some()
+    }
+
+    /// Makes the positions of `write` writable: new blocks at the end, and a copy of a block that others read. The copies that
+    /// must be made first are appended to `copies`. All or nothing.
+    ///
+    /// What is copied from keeps its reference until `settle` or `undo`.
+    pub fn prepare(
+        &mut self,
+        table: &mut BlockTable,
+        write: Range<usize>,
+        copies: &mut Vec<BlockCopy>,
+    ) -> std::result::Result<(), NoSpace> {
+        let held = table.blocks.len();
+        let missing = blocks_for(write.end, self.block_size).saturating_sub(held);
+        let written = write.start / self.block_size..held.min(blocks_for(write.end, self.block_size));
+        let shared = |block: BlockId| {
+            let copied = copies.iter().filter(|copy| copy.from == block).count() as u32;
+            self.allocator.refs(block) > 1 + copied
+        };
+        let to_copy = table.blocks[written.clone()].iter().filter(|&&block| shared(block)).count();
+        if missing + to_copy > self.available() {
             return Err(NoSpace);
         }
+        for place in written {
+            let from = table.blocks[place];
+            let copied = copies.iter().filter(|copy| copy.from == from).count() as u32;
+            if self.allocator.refs(from) > 1 + copied {
+                let to = self.take()?;
+                table.blocks[place] = to;
+                copies.push(BlockCopy { from, to });
+            } else if let Some(prefix) = &mut self.prefix {
+                prefix.forget(from);
+            }
+        }
         for _ in 0..missing {
-            table.blocks.push(self.allocator.allocate()?);
+            let block = self.take()?;
+            table.blocks.push(block);
         }
         Ok(())
     }
 
-    pub fn free(&mut self, table: &mut BlockTable) {
-        for block in table.blocks.drain(..) {
-            self.allocator.release(block);
+    fn take(&mut self) -> std::result::Result<BlockId, NoSpace> {
+        let block = self.allocator.take().or_else(|_| self.prefix.as_mut().and_then(PrefixIndex::evict).ok_or(NoSpace))?;
+        self.allocator.acquire(block);
+        self.filled[block as usize] = 0;
+        Ok(block)
+    }
+
+    /// The copies were made: nobody needs to hold what they were made from.
+    pub fn settle(&mut self, copies: &[BlockCopy]) {
+        copies.iter().for_each(|copy| self.release(copy.from));
+    }
+
+    /// The copy was not made: the table has its old block again, if it has the new one.
+    pub fn undo(&mut self, copy: BlockCopy, table: &mut BlockTable) {
+        if let Some(block) = table.blocks.iter_mut().find(|block| **block == copy.to) {
+            *block = copy.from;
+            self.release(copy.to);
         }
+    }
+
+    /// K and V of the positions are now stored.
+    pub fn fill(&mut self, table: &BlockTable, positions: Range<usize>) {
+        for place in positions.start / self.block_size..blocks_for(positions.end, self.block_size) {
+            let filled = &mut self.filled[table.blocks[place] as usize];
+            let now = (positions.end - place * self.block_size).min(self.block_size).max(*filled as usize);
+            self.filled_slots += now - *filled as usize;
+            *filled = now as u16;
+        }
+    }
+
+    /// A table that shares the blocks of the first `tokens`.
+    pub fn fork(&mut self, table: &BlockTable, tokens: usize, most_blocks: usize) -> Result<BlockTable> {
+        let shared = &table.blocks[..blocks_for(tokens, self.block_size)];
+        let mut child = BlockTable::with_capacity(most_blocks.max(shared.len()))?;
+        child.blocks.extend_from_slice(shared);
+        shared.iter().for_each(|&block| self.allocator.acquire(block));
+        Ok(child)
+    }
+
+    /// Cuts the table to the blocks of the first `tokens`.
+    pub fn truncate(&mut self, table: &mut BlockTable, tokens: usize) {
+        while table.blocks.len() > blocks_for(tokens, self.block_size) {
+            table.blocks.pop().into_iter().for_each(|block| self.release(block));
+        }
+    }
+
+    pub fn free(&mut self, table: &mut BlockTable) {
+        self.truncate(table, 0);
+    }
+
+    fn release(&mut self, block: BlockId) {
+        if !self.allocator.release(block) {
+            return;
+        }
+        self.filled_slots -= self.filled[block as usize] as usize;
+        match &mut self.prefix {
+            Some(prefix) if prefix.holds(block) => prefix.retire(block),
+            _ => self.allocator.give_back(block),
+        }
+    }
+
+    /// Gives an empty table the blocks of the longest prefix that can be found, and says how many.
+    pub fn reuse(&mut self, table: &mut BlockTable, chains: &[Chain]) -> usize {
+        for chain in chains {
+            let Some(block) = self.prefix.as_ref().and_then(|prefix| prefix.find(chain)) else { break };
+            self.acquire(block);
+            table.blocks.push(block);
+        }
+        table.blocks.len()
+    }
+
+    /// One more table has the block, which is full.
+    fn acquire(&mut self, block: BlockId) {
+        if let Some(prefix) = self.prefix.as_mut().filter(|prefix| prefix.is_unused(block)) {
+            prefix.revive(block);
+            self.filled_slots += self.block_size;
+        }
+        self.allocator.acquire(block);
+    }
+
+    /// The table's block at `place` is full and can from now on be found. Where another block with the same tokens can be,
+    /// the table takes that one, and its own goes.
+    pub fn index(&mut self, table: &mut BlockTable, place: usize, chain: Chain) {
+        let Some(prefix) = &mut self.prefix else { return };
+        let own = table.blocks[place];
+        match prefix.find(&chain) {
+            None => prefix.insert(chain, own),
+            Some(block) if block == own => {}
+            Some(block) => {
+                self.acquire(block);
+                table.blocks[place] = block;
+                self.release(own);
+            }
+        }
+    }
+
+    /// Blocks that would become available if the table were freed alone.
+    pub fn exclusive(&self, table: &BlockTable) -> usize {
+        table.blocks.iter().filter(|&&block| self.allocator.refs(block) == 1).count()
+    }
+
+    /// Blocks that writing `write` takes from the pool.
+    pub fn needed(&self, table: &BlockTable, write: Range<usize>) -> usize {
+        let end = blocks_for(write.end, self.block_size);
+        let held = table.blocks.len();
+        let shared = table.blocks[(write.start / self.block_size).min(held)..held.min(end)].iter();
+        end.saturating_sub(held) + shared.filter(|&&block| self.allocator.refs(block) > 1).count()
     }
 
     /// Where the token at `position` lies: block * block_size + offset.
@@ -126,48 +258,14 @@ impl BlockManager {
     pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) {
         let mut owners = vec![0; self.total()];
         tables.flat_map(|table| &table.blocks).for_each(|&block| owners[block as usize] += 1);
-        assert_eq!(owners, self.allocator.refs, "owners and reference counts differ");
-        let free: std::collections::HashSet<_> = self.allocator.free.iter().collect();
-        assert_eq!(free.len(), self.allocator.free.len(), "a block is twice in the free list");
-        assert!(free.iter().all(|&&block| owners[block as usize] == 0), "a free block has an owner");
-        assert_eq!(free.len() + owners.iter().filter(|&&n| n > 0).count(), self.total(), "a block is lost");
+        self.allocator.check(&owners, |block| self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(block)));
+        let used = (0..self.total()).filter(|&block| owners[block] > 0);
+        assert_eq!(used.map(|block| self.filled[block] as usize).sum::<usize>(), self.filled_slots, "every filled slot is counted once");
+        if let Some(prefix) = &self.prefix {
+            prefix.check();
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_table_grows_by_whole_blocks_only_when_tokens_need_them() {
-        let mut manager = BlockManager::new(4, 16).unwrap();
-        let mut table = BlockTable::default();
-        for (tokens, blocks) in [(1, 1), (16, 1), (17, 2), (33, 3), (20, 3)] {
-            manager.grow(&mut table, tokens).unwrap();
-            assert_eq!(table.blocks().len(), blocks);
-        }
-        manager.check([&table].into_iter());
-    }
-
-    #[test]
-    fn growing_beyond_the_pool_changes_nothing() {
-        let mut manager = BlockManager::new(3, 8).unwrap();
-        let mut table = BlockTable::default();
-        manager.grow(&mut table, 8).unwrap();
-        assert_eq!(manager.grow(&mut table, 32), Err(NoSpace));
-        assert_eq!((table.blocks().len(), manager.free_blocks()), (1, 2));
-        manager.free(&mut table);
-        assert_eq!(manager.free_blocks(), 3);
-        manager.check(std::iter::empty());
-    }
-
-    #[test]
-    fn slots_follow_the_table() {
-        let mut manager = BlockManager::new(8, 8).unwrap();
-        let (mut a, mut b) = (BlockTable::default(), BlockTable::default());
-        manager.grow(&mut a, 8).unwrap();
-        manager.grow(&mut b, 8).unwrap();
-        manager.grow(&mut a, 9).unwrap();
-        assert_eq!([manager.slot(&a, 7), manager.slot(&b, 0), manager.slot(&a, 8)], [7, 8, 16]);
-    }
-}
+mod tests;

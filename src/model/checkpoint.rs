@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::Metadata;
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use super::config::Config;
 use crate::error::{Error, Result, try_vec};
@@ -116,6 +117,28 @@ impl Checkpoint {
         let shard = &self.files[tensor.file];
         let read = shard.file.read_exact_at(out, tensor.offset + start);
         read.map_err(|e| Error::io(format!("{}: {} bytes at {}: {e}", shard.path.display(), out.len(), tensor.offset + start)))
+    }
+
+    /// A hash of `what`, of every tensor's name, type and shape, and of the beginning, middle and end of its numbers.
+    pub fn fingerprint(&self, what: &str) -> Result<[u8; 32]> {
+        let mut hash = Sha256::new();
+        let mut add = |bytes: &[u8]| {
+            // Lengths keep neighbours apart.
+            hash.update((bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        };
+        add(what.as_bytes());
+        for (name, tensor) in self.tensors.iter().collect::<BTreeMap<_, _>>() {
+            add(format!("{name} {:?} {:?}", tensor.dtype, tensor.shape).as_bytes());
+            let bytes = (tensor.shape.iter().product::<usize>() * tensor.dtype.bitsize()).div_ceil(8);
+            let sample = bytes.min(1024);
+            let mut window = [0; 1024];
+            for start in [0, (bytes - sample) / 2, bytes - sample] {
+                self.read(tensor, start as u64, &mut window[..sample])?;
+                add(&window[..sample]);
+            }
+        }
+        Ok(hash.finalize().into())
     }
 
     /// A whole tensor as f32.

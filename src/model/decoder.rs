@@ -126,6 +126,7 @@ impl<B: Backend> Decoder<B> {
     pub fn forward(&mut self, batch: &Batch, kv: &mut KvCache<B>) -> Result<()> {
         let Decoder { backend, model, work, inputs } = self;
         backend.upload(batch, inputs)?;
+        backend.copy_blocks(&batch.copies, &mut kv.layers);
         let pass = Pass { backend, inputs, rows: batch.rows() };
         pass.embed(model, work);
         for (layer, kv) in model.layers.iter().zip(&mut kv.layers) {

@@ -50,6 +50,12 @@ impl ModelFiles {
         weights::bytes(backend, &self.spec, &self.checkpoint)
     }
 
+    /// A hash of the architecture, of every tensor's name, type and shape, and of samples of its numbers: two models that
+    /// compute anything else differ in it.
+    pub fn fingerprint(&self) -> Result<[u8; 32]> {
+        self.checkpoint.fingerprint(&format!("{} {:?}", self.architecture, self.spec))
+    }
+
     pub fn load<B: Backend>(&self, backend: B, limits: BatchLimits, progress: LoadProgress) -> Result<Decoder<B>> {
         let model = weights::load(&backend, &self.spec, &self.checkpoint, progress)?;
         Decoder::new(backend, &self.spec, model, limits)

@@ -28,7 +28,11 @@ pub struct StepPlan {
 #[derive(Debug, Clone, Copy)]
 pub struct Part {
     pub seq: SeqId,
+    /// Position of its first row's token.
+    pub first: usize,
     pub rows: usize,
+    /// Of them, counted from the end: those whose logits come back.
+    pub logits: usize,
     /// Its last row reads the newest token, so that its logits choose the next one.
     pub samples: bool,
     /// Tokens generated so far.
@@ -41,8 +45,8 @@ impl StepPlan {
         self.parts.clear();
     }
 
-    /// Appends the tokens of `sequence` at `positions`.
-    pub fn push(&mut self, sequence: &Sequence, positions: Range<usize>, slot: impl Fn(usize) -> u32) {
+    /// Appends the tokens of `sequence` at `positions`; `samples`: the logits of the last one choose the next token.
+    pub fn push(&mut self, sequence: &Sequence, positions: Range<usize>, samples: bool, slot: impl Fn(usize) -> u32) {
         let batch = &mut self.batch;
         let (first_row, rows) = (batch.rows() as u32, positions.len());
         batch.spans.push(Span { first_row, rows: rows as u32, table: batch.tables.len() as u32 });
@@ -50,27 +54,29 @@ impl StepPlan {
         batch.tokens.extend_from_slice(&sequence.tokens[positions.clone()]);
         batch.positions.extend(positions.clone().map(|position| position as u32));
         batch.slots.extend(positions.clone().map(slot));
-        let samples = positions.end == sequence.tokens.len();
-        if samples {
-            batch.logit_rows.push(batch.tokens.len() as u32 - 1);
-        }
-        let generated = sequence.tokens.len() - sequence.prompt_len;
-        self.parts.push(Part { seq: sequence.id, rows, samples, generated });
+        let logits = match sequence.logits_from {
+            Some(from) => positions.end.saturating_sub(from.max(positions.start)).max(samples as usize),
+            None => samples as usize,
+        };
+        let end = batch.tokens.len();
+        batch.logit_rows.extend(end as u32 - logits as u32..end as u32);
+        self.parts.push(Part { seq: sequence.id, first: positions.start, rows, logits, samples, generated: sequence.generated });
     }
 
-    /// The parts whose logits come back, in the order of the logits' rows.
+    /// The parts that choose a token.
     pub fn sampled(&self) -> impl Iterator<Item = &Part> {
         self.parts.iter().filter(|part| part.samples)
     }
 }
 
-/// What was decided for one row of logits.
+/// What was decided for one row of logits. Two with the same parent make it fork.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Choice {
-    pub seq: SeqId,
+    /// Whose logits chose.
+    pub parent: SeqId,
+    /// Who goes on with the token: the parent itself, or a new sequence that shares all its tokens so far.
+    pub child: SeqId,
     pub verdict: Verdict,
-    /// Log probability of the token under the model's own distribution, where the request asked for it.
-    pub logprob: Option<f32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,9 +88,15 @@ pub enum Verdict {
     Fail,
 }
 
-/// What a commit did to one chosen sequence.
+/// What a commit did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Event {
-    pub seq: SeqId,
-    pub finish: Option<FinishReason>,
+pub enum Event {
+    /// The child of choice `choice` shares its parent's blocks.
+    Forked { choice: usize },
+    /// A beam that nothing was chosen for is gone.
+    Dropped { seq: SeqId },
+    /// Choice `choice` was applied, and may have ended its sequence.
+    Advanced { choice: usize, finish: Option<FinishReason> },
+    /// Choice `choice` wanted a fork for which the machine had no memory.
+    Failed { choice: usize },
 }

@@ -1,29 +1,73 @@
+use super::group::GroupId;
 use super::plan::{FinishReason, Verdict};
 use crate::error::Result;
-use crate::kv::{BlockTable, blocks_for};
+use crate::kv::{BlockTable, Chain, blocks_for};
 
-/// Never reused; a larger one is younger.
+/// Never reused.
 pub type SeqId = u64;
 
 /// The tokens of one stream and the blocks that hold their K and V.
 #[derive(Debug)]
 pub struct Sequence {
     pub id: SeqId,
-    pub tokens: Vec<u32>, // the prompt, then what was generated
-    pub prompt_len: usize,
+    /// None: it is idle, and waits for the host to resume or free it.
+    pub group: Option<GroupId>,
+    pub tokens: Vec<u32>,
+    /// Tokens chosen since it began or was resumed.
+    pub generated: usize,
     /// Tokens whose K and V are stored.
     pub computed: usize,
-    max_len: usize,
+    pub max_len: usize,
+    /// It stays, idle, when it ends.
+    pub keep: bool,
+    /// Logits are wanted of every row from this position on; None: of the last one only.
+    pub logits_from: Option<usize>,
     pub table: BlockTable,
+    /// Where its chain of full blocks begins, and the chain as far as it is known.
+    root: Chain,
+    chains: Vec<Chain>,
 }
 
 impl Sequence {
     /// Reserves all that the step path would otherwise have to allocate.
-    pub fn new(id: SeqId, prompt: Vec<u32>, max_len: usize, most_blocks: usize) -> Result<Sequence> {
-        let mut tokens = prompt;
-        let prompt_len = tokens.len();
-        tokens.try_reserve_exact(max_len.saturating_sub(prompt_len))?;
-        Ok(Sequence { id, tokens, prompt_len, computed: 0, max_len, table: BlockTable::with_capacity(most_blocks)? })
+    pub fn new(id: SeqId, prompt: Vec<u32>, max_len: usize, root: Chain, block_size: usize) -> Result<Sequence> {
+        let mut sequence = Sequence {
+            id,
+            group: None,
+            tokens: prompt,
+            generated: 0,
+            computed: 0,
+            max_len: 0,
+            keep: false,
+            logits_from: None,
+            table: BlockTable::default(),
+            root,
+            chains: Vec::new(),
+        };
+        sequence.allow(max_len, block_size)?;
+        Ok(sequence)
+    }
+
+    /// Lets it grow to `max_len` tokens.
+    pub fn allow(&mut self, max_len: usize, block_size: usize) -> Result<()> {
+        let blocks = blocks_for(max_len, block_size);
+        self.tokens.try_reserve_exact(max_len.saturating_sub(self.tokens.len()))?;
+        self.chains.try_reserve_exact(blocks.saturating_sub(self.chains.len()))?;
+        self.table.reserve(blocks)?;
+        self.max_len = max_len;
+        Ok(())
+    }
+
+    /// The same stream, cut to its first `len` tokens, with no blocks yet.
+    pub fn branch(&self, id: SeqId, len: usize, block_size: usize) -> Result<Sequence> {
+        let mut tokens = Vec::new();
+        tokens.try_reserve_exact(self.max_len.max(len))?;
+        tokens.extend_from_slice(&self.tokens[..len]);
+        let mut child = Sequence::new(id, tokens, self.max_len, self.root, block_size)?;
+        child.chains.extend_from_slice(&self.chains[..self.chains.len().min(len / block_size)]);
+        child.generated = self.generated.saturating_sub(self.tokens.len() - len);
+        child.keep = self.keep;
+        Ok(child)
     }
 
     /// Tokens still to be computed; one while decoding.
@@ -39,6 +83,7 @@ impl Sequence {
             Verdict::Fail => return Some(FinishReason::Error),
         };
         self.tokens.push(token);
+        self.generated += 1;
         match stops {
             true => Some(FinishReason::Stop),
             false if self.tokens.len() >= self.max_len => Some(FinishReason::Length),
@@ -46,11 +91,42 @@ impl Sequence {
         }
     }
 
+    /// Forgets the tokens from `len` on. Those before it that are computed stay so.
+    pub fn cut(&mut self, len: usize, block_size: usize) {
+        self.generated = self.generated.saturating_sub(self.tokens.len() - len);
+        self.tokens.truncate(len);
+        self.chains.truncate(len / block_size);
+        self.computed = self.computed.min(len);
+    }
+
+    /// The chains of its first `blocks` blocks, which its tokens fill.
+    pub fn chains(&mut self, blocks: usize, block_size: usize) -> &[Chain] {
+        for place in self.chains.len()..blocks {
+            let before = self.chains.last().unwrap_or(&self.root);
+            let chain = before.next(&self.tokens[place * block_size..][..block_size]);
+            self.chains.push(chain);
+        }
+        &self.chains[..blocks]
+    }
+
+    pub fn table_and_chains(&mut self) -> (&mut BlockTable, &[Chain]) {
+        (&mut self.table, &self.chains)
+    }
+
+    /// Tokens at the beginning that both have.
+    pub fn common(&self, other: &Sequence) -> usize {
+        self.tokens.iter().zip(&other.tokens).take_while(|(a, b)| a == b).count()
+    }
+
     pub fn check(&self, block_size: usize) {
-        assert!(self.computed < self.tokens.len(), "the last token is always still to be computed");
-        assert!(self.tokens.len() < self.max_len, "an unfinished sequence has room for a token");
+        if self.group.is_some() {
+            assert!(self.computed < self.tokens.len(), "the last token of a queued sequence is still to be computed");
+            assert!(self.tokens.len() < self.max_len, "an unfinished sequence has room for a token");
+        }
+        assert!(self.computed <= self.tokens.len(), "no more is computed than there is");
         let blocks = self.table.blocks().len();
         assert!(blocks >= blocks_for(self.computed, block_size), "every computed token has a slot");
         assert!(blocks <= blocks_for(self.tokens.len(), block_size), "no block is reserved for tokens that do not exist");
+        assert!(self.chains.len() <= self.tokens.len() / block_size, "only full blocks have a chain");
     }
 }

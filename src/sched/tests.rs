@@ -2,7 +2,20 @@ use super::*;
 
 fn scheduler(blocks: usize, block_size: usize, max_batch_tokens: usize, max_seqs: usize, prefill_chunk: usize) -> Scheduler {
     let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk };
-    Scheduler::new(options, BlockManager::new(blocks, block_size).unwrap()).unwrap()
+    Scheduler::new(options, BlockManager::new(blocks, block_size, false).unwrap()).unwrap()
+}
+
+fn add(scheduler: &mut Scheduler, id: SeqId, prompt: Vec<u32>, max_len: usize) {
+    add_branching(scheduler, id, prompt, max_len, Branching::One);
+}
+
+fn add_branching(scheduler: &mut Scheduler, id: SeqId, prompt: Vec<u32>, max_len: usize, branching: Branching) {
+    let root = Chain::default();
+    scheduler.add(Arrival { id, prompt, max_len, branching, keep: false, prompt_logits: false, root }).unwrap();
+}
+
+fn going_on(seq: SeqId, verdict: Verdict) -> Choice {
+    Choice { parent: seq, child: seq, verdict }
 }
 
 /// Runs a step whose every choice is `verdict`; returns the plan's rows per sequence.
@@ -13,7 +26,7 @@ fn step(scheduler: &mut Scheduler, verdict: Verdict) -> Vec<(SeqId, usize)> {
 fn step_with(scheduler: &mut Scheduler, verdict: Verdict, ready: impl Fn(SeqId) -> bool) -> Vec<(SeqId, usize)> {
     let Some(plan) = scheduler.schedule(ready) else { return Vec::new() };
     let rows = plan.parts.iter().map(|part| (part.seq, part.rows)).collect();
-    let choices: Vec<Choice> = plan.sampled().map(|part| Choice { seq: part.seq, verdict, logprob: None }).collect();
+    let choices: Vec<Choice> = plan.sampled().map(|part| going_on(part.seq, verdict)).collect();
     scheduler.commit(plan, &choices, &mut Vec::new());
     scheduler.check();
     rows
@@ -22,9 +35,9 @@ fn step_with(scheduler: &mut Scheduler, verdict: Verdict, ready: impl Fn(SeqId) 
 #[test]
 fn prefill_chunks_and_decode_tokens_share_a_step() {
     let mut s = scheduler(64, 16, 32, 8, 10);
-    s.add(1, vec![0; 4], 100).unwrap();
+    add(&mut s, 1, vec![0; 4], 100);
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 4)]);
-    s.add(2, vec![0; 25], 100).unwrap();
+    add(&mut s, 2, vec![0; 25], 100);
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 10)]);
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 10)]);
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 5)]);
@@ -34,7 +47,7 @@ fn prefill_chunks_and_decode_tokens_share_a_step() {
 #[test]
 fn only_the_row_that_reads_the_newest_token_is_sampled() {
     let mut s = scheduler(64, 16, 32, 8, 10);
-    s.add(1, vec![0; 15], 100).unwrap();
+    add(&mut s, 1, vec![0; 15], 100);
     let plan = s.schedule(|_| true).unwrap();
     assert_eq!((plan.sampled().count(), plan.batch.logit_rows.len()), (0, 0));
     s.commit(plan, &[], &mut Vec::new());
@@ -46,7 +59,7 @@ fn only_the_row_that_reads_the_newest_token_is_sampled() {
 #[test]
 fn a_batch_never_exceeds_its_tokens_or_sequences() {
     let mut s = scheduler(640, 16, 20, 3, 20);
-    (1..=9).for_each(|id| s.add(id, vec![0; 9], 50).unwrap());
+    (1..=9).for_each(|id| add(&mut s, id, vec![0; 9], 50));
     for _ in 0..30 {
         let rows = step(&mut s, Verdict::Token(9));
         assert!(rows.iter().map(|(_, rows)| rows).sum::<usize>() <= 20);
@@ -57,7 +70,7 @@ fn a_batch_never_exceeds_its_tokens_or_sequences() {
 #[test]
 fn the_youngest_is_preempted_and_comes_back_before_the_waiting() {
     let mut s = scheduler(5, 8, 64, 8, 64);
-    (1..=3).for_each(|id| s.add(id, vec![0; 15], 32).unwrap());
+    (1..=3).for_each(|id| add(&mut s, id, vec![0; 15], 32));
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 15), (2, 15)]);
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 1)]);
     // Both now need a third block and one is free: the younger goes and keeps its tokens.
@@ -70,7 +83,7 @@ fn the_youngest_is_preempted_and_comes_back_before_the_waiting() {
 #[test]
 fn a_rolled_back_step_leaves_no_trace_in_lengths_and_is_planned_again() {
     let mut s = scheduler(16, 8, 64, 8, 64);
-    s.add(1, vec![5; 11], 32).unwrap();
+    add(&mut s, 1, vec![5; 11], 32);
     let first = s.schedule(|_| true).unwrap();
     let batch = first.batch.clone();
     s.rollback(first);
@@ -86,13 +99,13 @@ fn ends_by_length_stop_and_failure_return_every_block() {
         [(Verdict::Token(1), 3, FinishReason::Length), (Verdict::Stop(2), 1, FinishReason::Stop), (Verdict::Fail, 1, FinishReason::Error)]
     {
         let mut s = scheduler(16, 8, 64, 8, 64);
-        s.add(1, vec![0; 9], 12).unwrap();
+        add(&mut s, 1, vec![0; 9], 12);
         let mut events = Vec::new();
         for _ in 0..steps {
             let plan = s.schedule(|_| true).unwrap();
-            s.commit(plan, &[Choice { seq: 1, verdict, logprob: None }], &mut events);
+            s.commit(plan, &[going_on(1, verdict)], &mut events);
         }
-        assert_eq!(events, [Event { seq: 1, finish: Some(reason) }]);
+        assert_eq!(events, [Event::Advanced { choice: 0, finish: Some(reason) }]);
         assert_eq!(s.blocks().free_blocks(), 16);
         s.check();
     }
@@ -101,7 +114,7 @@ fn ends_by_length_stop_and_failure_return_every_block() {
 #[test]
 fn a_sequence_that_is_not_ready_keeps_its_blocks_and_goes_on_where_it_was() {
     let mut s = scheduler(64, 8, 64, 8, 64);
-    (1..=2).for_each(|id| s.add(id, vec![0; 20], 60).unwrap());
+    (1..=2).for_each(|id| add(&mut s, id, vec![0; 20], 60));
     step(&mut s, Verdict::Token(9));
     assert_eq!(step_with(&mut s, Verdict::Token(9), |id| id != 1), [(2, 1)]);
     assert_eq!((s.paused(), s.waiting(), s.running(), s.get(1).unwrap().computed), (1, 1, 1, 20));
@@ -113,9 +126,9 @@ fn a_sequence_that_is_not_ready_keeps_its_blocks_and_goes_on_where_it_was() {
 fn a_sequence_that_is_not_ready_holds_up_nobody() {
     // One place in the batch, and a pool that holds one of them: the older is not ready.
     let mut s = scheduler(4, 8, 64, 1, 64);
-    s.add(1, vec![0; 20], 32).unwrap();
+    add(&mut s, 1, vec![0; 20], 32);
     step(&mut s, Verdict::Token(9));
-    s.add(2, vec![0; 20], 32).unwrap();
+    add(&mut s, 2, vec![0; 20], 32);
     assert_eq!(step_with(&mut s, Verdict::Token(9), |id| id != 1), [(2, 20)]);
     // Its blocks went to the other, its tokens stay.
     assert_eq!((s.preemptions(), s.get(1).unwrap().tokens.len(), s.get(1).unwrap().computed), (1, 21, 0));
@@ -125,7 +138,7 @@ fn a_sequence_that_is_not_ready_holds_up_nobody() {
 fn a_sequence_that_is_ready_again_goes_before_the_younger() {
     // Room for one at a time, and blocks for both.
     let mut s = scheduler(64, 8, 64, 1, 64);
-    (1..=2).for_each(|id| s.add(id, vec![0; 20], 60).unwrap());
+    (1..=2).for_each(|id| add(&mut s, id, vec![0; 20], 60));
     step(&mut s, Verdict::Token(9));
     for tokens in 21..30 {
         let rows = step_with(&mut s, Verdict::Token(9), |id| id != 1);
@@ -140,7 +153,7 @@ fn a_sequence_that_is_ready_again_goes_before_the_younger() {
 #[test]
 fn every_sequence_that_is_not_ready_counts_as_paused_though_nobody_is_admitted() {
     let mut s = scheduler(64, 8, 64, 2, 64);
-    (1..=5).for_each(|id| s.add(id, vec![0; 4], 60).unwrap());
+    (1..=5).for_each(|id| add(&mut s, id, vec![0; 4], 60));
     step(&mut s, Verdict::Token(9));
     assert_eq!(step_with(&mut s, Verdict::Token(9), |id| id > 2).len(), 2);
     assert_eq!((s.paused(), s.running(), s.waiting()), (2, 2, 3));
@@ -151,7 +164,7 @@ fn every_sequence_that_is_not_ready_counts_as_paused_though_nobody_is_admitted()
 #[test]
 fn nothing_runs_while_nobody_is_ready() {
     let mut s = scheduler(64, 8, 64, 8, 64);
-    (1..=3).for_each(|id| s.add(id, vec![0; 20], 60).unwrap());
+    (1..=3).for_each(|id| add(&mut s, id, vec![0; 20], 60));
     assert!(step_with(&mut s, Verdict::Token(9), |_| false).is_empty());
     assert_eq!((s.paused(), s.waiting(), s.blocks().used_blocks()), (3, 3, 0));
     assert_eq!(step(&mut s, Verdict::Token(9)).len(), 3);
@@ -171,7 +184,7 @@ fn invariants_hold_over_long_random_traces() {
                 0 => {
                     let prompt = vec![0; 1 + random.below(max_len - 1)];
                     let len = (prompt.len() + 1 + random.below(40)).min(max_len);
-                    s.add(next, prompt, len).unwrap();
+                    add(&mut s, next, prompt, len);
                     live.push(next);
                     next += 1;
                 }
@@ -187,10 +200,10 @@ fn invariants_hold_over_long_random_traces() {
                             0 => s.rollback(plan),
                             _ => {
                                 let verdict = if random.below(20) == 0 { Verdict::Stop(1) } else { Verdict::Token(1) };
-                                let choices: Vec<_> = plan.sampled().map(|p| Choice { seq: p.seq, verdict, logprob: None }).collect();
+                                let choices: Vec<_> = plan.sampled().map(|p| going_on(p.seq, verdict)).collect();
                                 let mut events = Vec::new();
                                 s.commit(plan, &choices, &mut events);
-                                live.retain(|id| !events.iter().any(|e| e.seq == *id && e.finish.is_some()));
+                                live.retain(|id| s.get(*id).is_ok());
                             }
                         }
                     }
@@ -222,18 +235,18 @@ impl Random {
 fn admission_leaves_room_for_prompts_half_computed_and_for_the_watermark() {
     // 100 blocks of 16; each prompt needs 60: two would have to take blocks from each other.
     let mut s = scheduler(100, 16, 64, 8, 32);
-    (1..=4).for_each(|id| s.add(id, vec![0; 960], 961).unwrap());
+    (1..=4).for_each(|id| add(&mut s, id, vec![0; 960], 961));
     while !step(&mut s, Verdict::Token(1)).is_empty() {
         assert!(s.running() <= 1);
     }
     assert_eq!(s.preemptions(), 0);
     // 99 blocks of prompt beside one of 1 would fit 100, but not above the watermark of 1.
     let mut s = scheduler(100, 16, 4096, 8, 4096);
-    s.add(1, vec![0; 10], 20).unwrap();
-    s.add(2, vec![0; 99 * 16], 99 * 16 + 1).unwrap();
+    add(&mut s, 1, vec![0; 10], 20);
+    add(&mut s, 2, vec![0; 99 * 16], 99 * 16 + 1);
     step(&mut s, Verdict::Token(1));
     assert_eq!((s.running(), s.waiting()), (1, 1));
-    s.add(3, vec![0; 10], 20).unwrap();
+    add(&mut s, 3, vec![0; 10], 20);
     step(&mut s, Verdict::Token(1));
     assert_eq!(s.running(), 1, "first come, first served: nobody overtakes");
 }

@@ -48,6 +48,10 @@ impl Detokenizer {
         Detokenizer { skip_special, ..Detokenizer::default() }
     }
 
+    pub fn skips_special(&self) -> bool {
+        self.skip_special
+    }
+
     /// Starts anew after `prompt`, of which the last few tokens are kept: they tell, for example,
     /// whether the space in front of the first generated token is shown. Tokens that the vocabulary
     /// does not have are ignored.

@@ -1,19 +1,21 @@
 //! The model's text side: tokens to text and back, and chats to prompts.
 
+mod bytes;
 mod chat;
 mod detokenizer;
 mod python;
 mod tokenizer;
 
+pub use bytes::TokenBytes;
 pub use detokenizer::Detokenizer;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use serde_json::Value as Json;
 
 use crate::error::{Error, Result};
-use crate::sys::{files, quiet};
+use crate::sys::files;
+use crate::sys::quiet::no_panic;
 use chat::Chat;
 use tokenizer::Tokenizer;
 
@@ -56,6 +58,11 @@ impl Text {
         self.tokenizer.vocab_size()
     }
 
+    /// The bytes that each token stands for within a text, for a model whose logits have so many `rows`.
+    pub fn token_bytes(&self, rows: usize) -> TokenBytes {
+        TokenBytes::of(&self.tokenizer, rows)
+    }
+
     /// The token that ends a sequence, where `tokenizer_config.json` names one.
     pub fn eos_token_id(&self) -> Option<u32> {
         self.eos
@@ -86,12 +93,6 @@ fn token_content(token: &Json) -> Option<&str> {
 /// The bytes of a file, or nothing if there is no such file.
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
     files::read(path, MAX_FILE_BYTES)
-}
-
-/// Runs third-party code that may panic on files and texts which its authors did not foresee: `Err`
-/// says what the panic said. What it left half done is only ever a cache or is dropped.
-fn no_panic<T>(run: impl FnOnce() -> T) -> std::result::Result<T, String> {
-    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| quiet::said(&*panic).to_string())
 }
 
 #[cfg(test)]

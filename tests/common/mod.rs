@@ -1,4 +1,4 @@
-//! Random models of any family, made from its own spec.
+//! Random models of any family, made from its own spec; stored beam searches.
 #![allow(dead_code)] // each test file uses its part
 
 use std::collections::BTreeMap;
@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use pagedllm::model::spec::{Layout, Linear, Norm};
 use pagedllm::model::{Config, family};
+use pagedllm::options::{BeamParams, EarlyStopping};
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
@@ -135,4 +136,59 @@ fn values(name: &str, shape: &[usize], bf16: bool, random: &mut Random) -> Vec<u
         }
     }
     bytes
+}
+
+/// A beam search and what transformers found: see tests/goldens/beams/make_beams.py.
+pub struct BeamCase {
+    pub model: String,
+    pub prompt: Vec<u32>,
+    pub params: BeamParams,
+    pub eos: Vec<u32>,
+    pub min_tokens: usize,
+    pub max_tokens: usize,
+    /// As many as the width, best first: the generated tokens and their score.
+    pub expected: Vec<(Vec<u32>, f32)>,
+}
+
+impl BeamCase {
+    fn read(case: &Value) -> BeamCase {
+        let whole = |key: &str| case[key].as_u64().unwrap() as usize;
+        let real = |key: &str| case[key].as_f64().unwrap() as f32;
+        let tokens = |value: &Value| value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32).collect::<Vec<_>>();
+        let sequences = case["sequences"].as_array().unwrap().iter().map(tokens);
+        let scores = case["scores"].as_array().unwrap().iter().map(|score| score.as_f64().unwrap() as f32);
+        BeamCase {
+            model: case["model"].as_str().unwrap().into(),
+            prompt: tokens(&case["prompt"]),
+            params: BeamParams {
+                width: whole("width") as u32,
+                groups: whole("groups") as u32,
+                diversity_penalty: real("diversity_penalty"),
+                length_penalty: real("length_penalty"),
+                early_stopping: match case["early_stopping"].as_str().unwrap() {
+                    "yes" => EarlyStopping::Yes,
+                    "no" => EarlyStopping::No,
+                    "never" => EarlyStopping::Never,
+                    other => panic!("early_stopping is {other}"),
+                },
+            },
+            eos: tokens(&case["eos"]),
+            min_tokens: whole("min_tokens"),
+            max_tokens: whole("max_tokens"),
+            expected: sequences.zip(scores).collect(),
+        }
+    }
+
+    /// What to call it when it fails.
+    pub fn name(&self) -> String {
+        let BeamCase { model, prompt, params, eos, min_tokens, max_tokens, .. } = self;
+        format!("{model} after {prompt:?}, {params:?}, end tokens {eos:?}, {min_tokens} to {max_tokens} tokens")
+    }
+}
+
+/// `file` is beams.json or groups.json.
+pub fn beam_cases(file: &str) -> Vec<BeamCase> {
+    let text = std::fs::read_to_string(goldens().join("beams").join(file)).unwrap();
+    let json: Value = serde_json::from_str(&text).unwrap();
+    json["cases"].as_array().unwrap().iter().map(BeamCase::read).collect()
 }

@@ -15,7 +15,7 @@ use super::lanes::{self, Element, Kernel, Lanes, load_some, store_some};
 use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr, elementwise};
 use crate::backend::{AttentionShape, KvShape};
-use crate::batch::Batch;
+use crate::batch::{Batch, BlockCopy};
 use crate::error::{Result, try_vec};
 use crate::options::{Dtype, Isa};
 use crate::sys::Pages;
@@ -41,6 +41,22 @@ impl Kv {
 
     pub fn block_bytes(shape: &KvShape) -> u64 {
         2 * (shape.block_size * shape.kv_heads * shape.head_dim * shape.dtype.bytes()) as u64
+    }
+}
+
+/// Copies whole blocks, in every layer.
+pub fn copy_blocks(pool: &Pool, copies: &[BlockCopy], layers: &mut [Kv]) {
+    for Kv { shape, k, v } in layers {
+        let bytes = Kv::block_bytes(shape) as usize / 2;
+        let halves = [SendPtr(k.bytes_mut().as_mut_ptr()), SendPtr(v.bytes_mut().as_mut_ptr())];
+        pool.run(2 * copies.len(), &|task, _| {
+            let BlockCopy { from, to } = copies[task / 2];
+            let (from, to) = (from as usize, to as usize);
+            assert!(from.max(to) < shape.blocks, "a copy from block {from} to {to} is outside the pool of {} blocks", shape.blocks);
+            let start = halves[task % 2].get();
+            // SAFETY: both blocks are inside the pages, and the copies of one step read no block that they write.
+            unsafe { std::ptr::copy_nonoverlapping(start.add(from * bytes), start.add(to * bytes), bytes) };
+        });
     }
 }
 

@@ -19,7 +19,7 @@ use matmul::Matrix;
 use pool::Pool;
 
 use super::{Act, AttentionShape, Backend, Heads, KvShape, NormKind, RowSource};
-use crate::batch::Batch;
+use crate::batch::{Batch, BlockCopy};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, Isa};
 use crate::sys::Pages;
@@ -195,6 +195,10 @@ impl Backend for CpuBackend {
 
     fn read<'a>(&'a self, buf: &'a Buf, len: usize) -> Result<&'a [f32]> {
         Ok(&buf[..len])
+    }
+
+    fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Kv]) {
+        attention::copy_blocks(&self.pool, copies, layers);
     }
 
     fn embed(&self, inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf) {

@@ -1,0 +1,421 @@
+//! Beam search: several continuations of one prompt side by side. Its rules are those of `generate` in Hugging Face
+//! transformers: of release 5 for one group of beams, of release 4 for several (5 has none).
+//!
+//! Beams live in slots, so that a scheduler can keep one sequence per slot: a step says what becomes of each.
+
+mod candidates;
+#[cfg(test)]
+mod tests;
+
+use candidates::{Best, Candidate, Diversity};
+
+use crate::error::{Error, Result};
+use crate::options::{BeamParams, EarlyStopping};
+
+/// A running beam.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Beam {
+    pub slot: usize,
+    /// Sum of its log probabilities, the diversity penalties included.
+    pub score: f32,
+    /// Its last token's node. None: nothing is generated yet.
+    node: Option<u32>,
+}
+
+/// A token of a running beam, and the one before it. Beams share the nodes of their common past.
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    token: u32,
+    logprob: f32,
+    parent: Option<u32>,
+}
+
+/// A beam of the next step: `token` after the beam in slot `parent`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Next {
+    /// Where it lives from now on. The first child of a parent stays where the parent was; where the two differ, the slot
+    /// was free or is in `dropped`, and the parent's sequence, as it was before this step, is to be forked into it.
+    pub slot: usize,
+    pub parent: usize,
+    pub token: u32,
+    /// What the row said of the token.
+    pub logprob: f32,
+    /// Sum of the log probabilities, the diversity penalties included.
+    pub score: f32,
+    group: usize,
+    parent_node: Option<u32>,
+}
+
+/// Why a hypothesis goes no further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    AtEos,
+    AtLength,
+}
+
+/// A beam that ends with `token` after the beam in slot `parent`. It is returned if it stays among the best.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ending {
+    pub parent: usize,
+    pub token: u32,
+    pub logprob: f32,
+    /// After the length penalty.
+    pub score: f32,
+    pub ended: Ended,
+    group: usize,
+    parent_node: Option<u32>,
+}
+
+/// What one step decided. Its buffers can be used again.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct BeamStep {
+    /// The beams of the next step, by group, best first. There may be fewer than the width where tokens are excluded.
+    pub next: Vec<Next>,
+    /// Slots whose beam has no child. `next` may give them to others.
+    pub dropped: Vec<usize>,
+    pub finished: Vec<Ending>,
+    /// Nothing goes on: `next` is empty.
+    pub done: bool,
+}
+
+/// Working memory for `decide`, for any number of searches in turn.
+#[derive(Default)]
+pub struct BeamScratch {
+    best: Best,
+    /// Tokens that the groups before the present one chose in this step.
+    chosen: Vec<u32>,
+    scores: Vec<f32>,
+}
+
+/// A result: the generated tokens, the one that ended it included.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hypothesis {
+    pub tokens: Vec<u32>,
+    /// What the rows said of each token.
+    pub logprobs: Vec<f32>,
+    /// Sum of the log probabilities after the length penalty.
+    pub score: f32,
+    pub ended: Ended,
+}
+
+#[derive(Debug, Default)]
+struct Group {
+    /// Best first. None are left when the group is done.
+    running: Vec<Beam>,
+    /// Best first, at most as many as the group has beams.
+    finished: Vec<Ending>,
+}
+
+/// One request's beams: plain data. `decide` says what a step does, `commit` does it.
+#[derive(Debug)]
+pub struct BeamSearch {
+    params: BeamParams,
+    n: usize,
+    eos: Vec<u32>,
+    max_new_tokens: usize,
+    generated: usize,
+    groups: Vec<Group>,
+    nodes: Vec<Node>,
+}
+
+impl BeamSearch {
+    /// A search for the `n` best continuations of up to `max_new_tokens`, that end with a token of `eos` or at that length.
+    /// It begins with one beam: the prompt's, in slot 0.
+    pub fn new(params: &BeamParams, n: usize, eos: &[u32], max_new_tokens: usize) -> Result<BeamSearch> {
+        params.validate(n)?;
+        if max_new_tokens == 0 {
+            return Err(Error::invalid("max_tokens is 0: ask for at least one token"));
+        }
+        let width = params.width as usize;
+        let most_nodes = width.saturating_mul(max_new_tokens);
+        if most_nodes > u32::MAX as usize {
+            return Err(Error::invalid(format!(
+                "{width} beams of up to {max_new_tokens} tokens are too many to keep: lower max_tokens or the width"
+            )));
+        }
+        let mut search =
+            BeamSearch { params: params.clone(), n, eos: Vec::new(), max_new_tokens, generated: 0, groups: Vec::new(), nodes: Vec::new() };
+        search.eos.try_reserve_exact(eos.len())?;
+        search.eos.extend_from_slice(eos);
+        search.nodes.try_reserve_exact(most_nodes)?;
+        search.groups.try_reserve_exact(params.groups as usize)?;
+        for _ in 0..params.groups {
+            search.groups.push(Group::new(search.group_size())?);
+        }
+        Ok(search)
+    }
+
+    /// Tokens that every running beam has generated.
+    pub fn generated(&self) -> usize {
+        self.generated
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.groups.iter().all(|group| group.running.is_empty())
+    }
+
+    /// The beams that want a row for the next step.
+    pub fn running(&self) -> impl Iterator<Item = &Beam> {
+        let beams = self.groups.iter().flat_map(|group| &group.running);
+        // Before the first step all groups stand on the prompt.
+        beams.take(if self.generated == 0 { 1 } else { usize::MAX })
+    }
+
+    /// Writes the generated tokens of a running beam to `tokens`, the first one first.
+    pub fn tokens_of(&self, beam: &Beam, tokens: &mut Vec<u32>) -> Result<()> {
+        tokens.clear();
+        tokens.try_reserve(self.generated)?;
+        tokens.extend(self.backwards(beam.node).map(|node| node.token));
+        tokens.reverse();
+        Ok(())
+    }
+
+    /// Decides one step; changes nothing. `rows[slot]` are the log probabilities of every token after the beam in that slot,
+    /// as the logits processors left them; minus infinity excludes a token. Rows of slots that no beam runs in are not read.
+    pub fn decide(&self, rows: &[&[f32]], scratch: &mut BeamScratch, step: &mut BeamStep) -> Result<()> {
+        self.check(rows)?;
+        step.reserve(self.params.width as usize)?;
+        scratch.reserve(self.params.width as usize)?;
+        for group in 0..self.groups.len() {
+            self.decide_group(group, rows, scratch, step)?;
+        }
+        assign_slots(&mut step.next);
+        let has_child = |beam: &Beam| step.next.iter().any(|next| next.parent == beam.slot);
+        step.dropped.extend(self.running().filter(|beam| !has_child(beam)).map(|beam| beam.slot));
+        step.done = step.next.is_empty();
+        Ok(())
+    }
+
+    /// Does what `decide` decided for this very state.
+    pub fn commit(&mut self, step: &BeamStep) {
+        self.generated += 1;
+        self.groups.iter_mut().for_each(|group| group.running.clear());
+        let size = self.group_size();
+        for ending in &step.finished {
+            let finished = &mut self.groups[ending.group].finished;
+            insert_by_score(finished, ending);
+            finished.truncate(size);
+        }
+        for next in &step.next {
+            let node = Some(self.nodes.len() as u32);
+            self.nodes.push(Node { token: next.token, logprob: next.logprob, parent: next.parent_node });
+            self.groups[next.group].running.push(Beam { slot: next.slot, score: next.score, node });
+        }
+    }
+
+    /// The n best of what has finished, best first: the results once the search is done. There are fewer than n where so
+    /// many tokens were excluded that beams had nowhere to go.
+    pub fn best(&self) -> Result<Vec<Hypothesis>> {
+        let mut finished = Vec::new();
+        finished.try_reserve_exact(self.params.width as usize)?;
+        for ending in self.groups.iter().flat_map(|group| &group.finished) {
+            insert_by_score(&mut finished, ending);
+        }
+        let mut best = Vec::new();
+        best.try_reserve_exact(self.n)?;
+        for ending in finished.iter().take(self.n) {
+            best.push(self.hypothesis(ending)?);
+        }
+        Ok(best)
+    }
+
+    fn group_size(&self) -> usize {
+        (self.params.width / self.params.groups) as usize
+    }
+
+    fn check(&self, rows: &[&[f32]]) -> Result<()> {
+        if self.is_done() {
+            return Err(Error::internal("a beam search that is done was asked for another step"));
+        }
+        let mut vocab = None;
+        for beam in self.running() {
+            let Some(row) = rows.get(beam.slot) else {
+                return Err(Error::internal(format!("{} rows are given, and a beam runs in slot {}", rows.len(), beam.slot)));
+            };
+            if *vocab.get_or_insert(row.len()) != row.len() {
+                return Err(Error::internal(format!("the row of slot {} has {} tokens, others differ", beam.slot, row.len())));
+            }
+            if !row.chunks(256).all(are_numbers) {
+                return Err(Error::model(
+                    "no beam can go on: the logits are not finite numbers; the model's weights hold NaN or infinity, or overflow",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Enough candidates that the best of each beam's own are among them even where every end token comes first.
+    fn candidates_wanted(&self) -> usize {
+        self.group_size() * (1 + self.eos.len().max(1))
+    }
+
+    fn decide_group(&self, group: usize, rows: &[&[f32]], scratch: &mut BeamScratch, step: &mut BeamStep) -> Result<()> {
+        let running = &self.groups[group].running;
+        if running.is_empty() {
+            // transformers goes on to fill a group that is done with its padding: the first end token, where nothing else is set.
+            scratch.chosen.extend(self.eos.first().into_iter().cycle().take(self.group_size()));
+            return Ok(());
+        }
+        let diversity = Diversity { penalty: self.params.diversity_penalty, chosen: &scratch.chosen };
+        scratch.best.start(self.candidates_wanted())?;
+        for (place, beam) in running.iter().enumerate() {
+            scratch.best.offer(place, beam.score, rows[beam.slot], &diversity);
+        }
+        let candidates = scratch.best.ranked();
+        let (first_next, first_ending) = (step.next.len(), step.finished.len());
+        self.divide(group, candidates, step);
+        scratch.chosen.extend(step.next[first_next..].iter().map(|next| next.token));
+        let enough = match self.best_hope(candidates, &step.next[first_next..]) {
+            Some(hope) => self.has_enough(group, &step.finished[first_ending..], hope, &mut scratch.scores),
+            None => true,
+        };
+        let last = self.generated + 1 == self.max_new_tokens;
+        // Release 5 lets what would go on end at the last step; release 4 does too, unless the group has enough.
+        if last && !(enough && self.params.groups > 1) {
+            let BeamStep { next, finished, .. } = step;
+            finished.extend(next[first_next..].iter().map(|next| self.ending(next, Ended::AtLength)));
+        }
+        if last || enough {
+            step.next.truncate(first_next);
+        }
+        Ok(())
+    }
+
+    /// Candidates with an end token finish, if they are among the best; the best others go on.
+    fn divide(&self, group: usize, candidates: &[Candidate], step: &mut BeamStep) {
+        let (size, first_next) = (self.group_size(), step.next.len());
+        for (rank, candidate) in candidates.iter().enumerate() {
+            let parent = &self.groups[group].running[candidate.beam];
+            let next = Next {
+                slot: parent.slot,
+                parent: parent.slot,
+                token: candidate.token,
+                logprob: candidate.logprob,
+                score: candidate.score,
+                group,
+                parent_node: parent.node,
+            };
+            if !self.eos.contains(&candidate.token) {
+                step.next.push(next);
+            } else if rank < size {
+                step.finished.push(self.ending(&next, Ended::AtEos));
+            }
+            if step.next.len() - first_next == size {
+                break;
+            }
+        }
+    }
+
+    fn ending(&self, last: &Next, ended: Ended) -> Ending {
+        let Next { parent, token, logprob, group, parent_node, .. } = *last;
+        Ending { parent, token, logprob, score: self.normalized(last.score, self.generated + 1), ended, group, parent_node }
+    }
+
+    fn normalized(&self, score: f32, length: usize) -> f32 {
+        (score as f64 / libm::pow(length as f64, self.params.length_penalty as f64)) as f32
+    }
+
+    /// The sum that the question is about whether any running beam can still become one of the best. Release 4 also asks
+    /// it of a candidate that has just finished.
+    fn best_hope(&self, candidates: &[Candidate], next: &[Next]) -> Option<f32> {
+        let running = next.first()?.score;
+        Some(if self.params.groups > 1 { candidates[0].score } else { running })
+    }
+
+    /// Whether the group can stop: `hope` cannot displace the worst of as many finished hypotheses as the group has beams.
+    fn has_enough(&self, group: usize, endings: &[Ending], hope: f32, scores: &mut Vec<f32>) -> bool {
+        scores.clear();
+        scores.extend(self.groups[group].finished.iter().chain(endings).map(|ending| ending.score));
+        scores.sort_unstable_by(|a, b| b.total_cmp(a));
+        let Some(&worst) = scores.get(self.group_size() - 1) else { return false };
+        let length = match self.params.early_stopping {
+            EarlyStopping::Yes => return true,
+            EarlyStopping::Never if self.params.length_penalty > 0.0 => self.max_new_tokens,
+            EarlyStopping::Never | EarlyStopping::No => self.generated + 1,
+        };
+        worst >= self.normalized(hope, length)
+    }
+
+    /// The tokens up to `node`, the last one first.
+    fn backwards(&self, node: Option<u32>) -> impl Iterator<Item = &Node> {
+        let at = |node: Option<u32>| self.nodes.get(node? as usize);
+        std::iter::successors(at(node), move |node| at(node.parent))
+    }
+
+    fn hypothesis(&self, ending: &Ending) -> Result<Hypothesis> {
+        let length = 1 + self.backwards(ending.parent_node).count();
+        let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
+        tokens.try_reserve_exact(length)?;
+        logprobs.try_reserve_exact(length)?;
+        tokens.push(ending.token);
+        logprobs.push(ending.logprob);
+        for node in self.backwards(ending.parent_node) {
+            tokens.push(node.token);
+            logprobs.push(node.logprob);
+        }
+        tokens.reverse();
+        logprobs.reverse();
+        Ok(Hypothesis { tokens, logprobs, score: ending.score, ended: ending.ended })
+    }
+}
+
+impl Group {
+    fn new(size: usize) -> Result<Group> {
+        let (mut running, mut finished) = (Vec::new(), Vec::new());
+        running.try_reserve_exact(size)?;
+        finished.try_reserve_exact(size + 1)?;
+        running.push(Beam { slot: 0, score: 0.0, node: None });
+        Ok(Group { running, finished })
+    }
+}
+
+/// Neither NaN nor infinity; all of them are looked at, which is faster than stopping.
+fn are_numbers(values: &[f32]) -> bool {
+    values.iter().fold(true, |fine, &x| fine & (x < f32::INFINITY))
+}
+
+/// After those that are as good: who came first stays first.
+fn insert_by_score(finished: &mut Vec<Ending>, ending: &Ending) {
+    let place = finished.partition_point(|other| other.score >= ending.score);
+    finished.insert(place, *ending);
+}
+
+/// Gives every beam of the next step a slot of its own. A parent's first child stays; the others take the lowest free slots.
+fn assign_slots(next: &mut [Next]) {
+    let mut taken = 0u64; // a bit for each slot: there are at most 64
+    let mut moving = 0u64; // a bit for each place in `next`
+    for (place, next) in next.iter_mut().enumerate() {
+        next.slot = next.parent;
+        match taken & 1 << next.parent {
+            0 => taken |= 1 << next.parent,
+            _ => moving |= 1 << place,
+        }
+    }
+    for (place, next) in next.iter_mut().enumerate() {
+        if moving & 1 << place != 0 {
+            next.slot = taken.trailing_ones() as usize;
+            taken |= 1 << next.slot;
+        }
+    }
+}
+
+const _: () = assert!(BeamParams::MOST_BEAMS <= u64::BITS);
+
+impl BeamStep {
+    fn reserve(&mut self, width: usize) -> Result<()> {
+        self.next.clear();
+        self.dropped.clear();
+        self.finished.clear();
+        self.next.try_reserve(width)?;
+        self.dropped.try_reserve(width)?;
+        Ok(self.finished.try_reserve(2 * width)?) // at the last step: by token, and by length
+    }
+}
+
+impl BeamScratch {
+    fn reserve(&mut self, width: usize) -> Result<()> {
+        self.chosen.clear();
+        self.chosen.try_reserve(width)?;
+        Ok(self.scores.try_reserve(3 * width)?)
+    }
+}

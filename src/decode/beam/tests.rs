@@ -1,0 +1,357 @@
+use super::*;
+use crate::decode::{
+    log_softmax, {Lane, uniform},
+};
+use crate::error::Code;
+
+const NONE: f32 = f32::NEG_INFINITY;
+
+/// Log probabilities that depend on the last token alone; the first row is the prompt's.
+struct Table(Vec<Vec<f32>>);
+
+impl Table {
+    fn random(seed: u64, vocab: usize) -> Table {
+        let row = |last: usize| {
+            let logits: Vec<f32> = (0..vocab).map(|token| 4.0 * uniform(seed, (last * vocab + token) as u64, Lane::Token) as f32).collect();
+            let mut row = vec![0.0; vocab];
+            log_softmax(&logits, &mut row);
+            row
+        };
+        Table((0..=vocab).map(row).collect())
+    }
+
+    fn after(&self, tokens: &[u32]) -> &[f32] {
+        &self.0[tokens.last().map_or(0, |&token| token as usize + 1)]
+    }
+}
+
+fn params(width: u32) -> BeamParams {
+    BeamParams { width, ..Default::default() }
+}
+
+/// What a scheduler would hold for each slot.
+type Slots = Vec<Option<Vec<u32>>>;
+
+fn advance(slots: &mut Slots, step: &BeamStep) {
+    step.dropped.iter().for_each(|&slot| slots[slot] = None);
+    for next in step.next.iter().filter(|next| next.slot != next.parent) {
+        assert!(slots[next.slot].is_none(), "slot {} is taken", next.slot);
+        slots[next.slot] = slots[next.parent].clone();
+    }
+    // Forks come first: a parent's own token is not its other children's.
+    step.next.iter().for_each(|next| slots[next.slot].as_mut().unwrap().push(next.token));
+}
+
+/// Runs to the end, or to as many steps, calling `look` with the search before each step, and the step.
+fn run(search: &mut BeamSearch, table: &Table, steps: usize, mut look: impl FnMut(&BeamSearch, &BeamStep)) {
+    let (mut scratch, mut step) = (BeamScratch::default(), BeamStep::default());
+    let mut slots: Slots = vec![None; search.params.width as usize];
+    slots[0] = Some(Vec::new());
+    for _ in 0..steps {
+        if search.is_done() {
+            break;
+        }
+        let rows: Vec<&[f32]> = slots.iter().map(|slot| slot.as_ref().map_or(&[][..], |tokens| table.after(tokens))).collect();
+        search.decide(&rows, &mut scratch, &mut step).unwrap();
+        look(search, &step);
+        search.commit(&step);
+        advance(&mut slots, &step);
+        assert_eq!(search.is_done(), step.done);
+        let mut tokens = Vec::new();
+        for beam in search.running() {
+            search.tokens_of(beam, &mut tokens).unwrap();
+            assert_eq!(Some(&tokens), slots[beam.slot].as_ref(), "forks and appends gave slot {} its tokens", beam.slot);
+        }
+        assert_eq!(slots.iter().flatten().count(), search.running().count());
+    }
+}
+
+fn found(params: &BeamParams, n: usize, eos: &[u32], max: usize, table: &Table) -> Vec<Hypothesis> {
+    let mut search = BeamSearch::new(params, n, eos, max).unwrap();
+    run(&mut search, table, usize::MAX, |_, _| ());
+    search.best().unwrap()
+}
+
+/// Every sequence that ends with an end token or at the length, and its sum.
+fn every_sequence(table: &Table, eos: &[u32], max: usize) -> Vec<(Vec<u32>, f32)> {
+    let (mut all, mut open) = (Vec::new(), vec![(Vec::new(), 0.0)]);
+    while let Some((tokens, score)) = open.pop() {
+        for (token, logprob) in table.after(&tokens).iter().enumerate() {
+            let mut longer: Vec<u32> = tokens.clone();
+            longer.push(token as u32);
+            let ended = eos.contains(&(token as u32)) || longer.len() == max;
+            if ended { &mut all } else { &mut open }.push((longer, score + logprob));
+        }
+    }
+    all
+}
+
+#[test]
+fn a_width_that_holds_every_sequence_finds_the_best_of_all() {
+    for seed in 0..20 {
+        let table = Table::random(seed, 4);
+        for length_penalty in [-1.0, 0.0, 1.0, 2.0] {
+            let params = BeamParams { length_penalty, early_stopping: EarlyStopping::Never, ..params(64) };
+            let mut expected = every_sequence(&table, &[1], 3);
+            expected.iter_mut().for_each(|(tokens, score)| *score /= (tokens.len() as f32).powf(length_penalty));
+            expected.sort_by(|a, b| b.1.total_cmp(&a.1));
+            let best = found(&params, 20, &[1], 3, &table);
+            assert_eq!(best.len(), 20);
+            for (best, (tokens, score)) in best.iter().zip(&expected) {
+                assert_eq!(&best.tokens, tokens, "seed {seed}, length penalty {length_penalty}");
+                assert!((best.score - score).abs() < 1e-5 * score.abs().max(1.0), "{} {score}", best.score);
+                let ended = if best.tokens.ends_with(&[1]) { Ended::AtEos } else { Ended::AtLength };
+                assert_eq!(best.ended, ended);
+                let by_rows: Vec<f32> = (0..tokens.len()).map(|i| table.after(&tokens[..i])[tokens[i] as usize]).collect();
+                assert_eq!(best.logprobs, by_rows);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_best_candidates_without_a_full_sort_are_those_with_one() {
+    let diversity = Diversity { penalty: 0.5, chosen: &[3, 7, 7] };
+    for seed in 0..40 {
+        // Few different values, so that many are equal.
+        let row = |beam: u64| -> Vec<f32> {
+            (0..300).map(|i| -(uniform(seed, 300 * beam + i, Lane::Token) * 40.0).floor() as f32 / 8.0).collect()
+        };
+        let (rows, scores) = ([row(0), row(1), row(2)], [-0.5, -0.75, -0.125]);
+        let mut all = Vec::new();
+        for (beam, row) in rows.iter().enumerate() {
+            for (token, &logprob) in row.iter().enumerate() {
+                let penalty = [(3, 0.5), (7, 1.0)].iter().find(|(t, _)| *t == token).map_or(0.0, |(_, penalty)| *penalty);
+                all.push((scores[beam] + (logprob - penalty), beam, token as u32));
+            }
+        }
+        all.sort_by(|a, b| b.0.total_cmp(&a.0)); // stable: equals stay in the order of beams and tokens
+        for wanted in [1, 2, 9, 64, 1000] {
+            let mut best = Best::default();
+            best.start(wanted).unwrap();
+            (0..3).for_each(|beam| best.offer(beam, scores[beam], &rows[beam], &diversity));
+            let found: Vec<_> = best.ranked().iter().map(|c| (c.score, c.beam, c.token)).collect();
+            assert_eq!(found, all[..wanted.min(all.len())], "seed {seed}, {wanted} wanted");
+        }
+    }
+}
+
+/// Searches of many kinds on random tables.
+fn random_searches(look: impl Fn(&BeamSearch, &BeamStep)) {
+    for seed in 0..200 {
+        let pick = |what: u64, most: usize| (uniform(seed, what, Lane::Token) * most as f64) as usize;
+        let groups = [1, 1, 2, 4][pick(0, 4)];
+        let params = BeamParams {
+            width: groups * [1, 2, 3, 8][pick(1, 4)].max(if groups == 1 { 2 } else { 1 }),
+            groups,
+            diversity_penalty: if groups > 1 { 0.7 } else { 0.0 },
+            length_penalty: [1.0, 0.0, -1.0, 2.0][pick(2, 4)],
+            early_stopping: [EarlyStopping::Yes, EarlyStopping::No, EarlyStopping::Never][pick(3, 3)],
+        };
+        let mut table = Table::random(seed + 1000, [3, 10, 40][pick(4, 3)]);
+        for (row, values) in table.0.iter_mut().enumerate() {
+            // Some tokens are excluded, in some tables nearly all.
+            let excluded = [0.0, 0.3, 0.9][pick(5, 3)];
+            for (token, value) in values.iter_mut().enumerate() {
+                if uniform(seed + 2000, (row * 100 + token) as u64, Lane::Token) < excluded {
+                    *value = NONE;
+                }
+            }
+        }
+        let eos = &[1, 2][..pick(6, 3)];
+        let width = params.width as usize;
+        let mut search = BeamSearch::new(&params, width, eos, 12).unwrap();
+        run(&mut search, &table, usize::MAX, &look);
+        let best = search.best().unwrap();
+        assert!(best.len() <= width);
+        assert!(best.is_sorted_by(|a, b| a.score >= b.score), "best first");
+    }
+}
+
+#[test]
+fn every_beam_of_a_step_has_a_slot_of_its_own_and_first_children_stay() {
+    random_searches(|search, step| {
+        let mut slots: Vec<usize> = step.next.iter().map(|next| next.slot).collect();
+        slots.sort_unstable();
+        assert!(slots.windows(2).all(|pair| pair[0] < pair[1]), "{slots:?}");
+        assert!(slots.iter().all(|&slot| slot < search.params.width as usize));
+        for (place, next) in step.next.iter().enumerate() {
+            let first = !step.next[..place].iter().any(|other| other.parent == next.parent);
+            assert_eq!(next.slot == next.parent, first);
+        }
+        for beam in search.running() {
+            let has_child = step.next.iter().any(|next| next.parent == beam.slot);
+            assert_ne!(has_child, step.dropped.contains(&beam.slot));
+        }
+    });
+}
+
+#[test]
+fn scores_never_increase_along_a_beam_and_are_ranked_in_each_group() {
+    random_searches(|search, step| {
+        for next in &step.next {
+            let parent = search.groups[next.group].running.iter().find(|beam| beam.slot == next.parent).unwrap();
+            assert!(next.score <= parent.score && next.score.is_finite());
+        }
+        assert!(step.next.windows(2).all(|pair| pair[0].group < pair[1].group || pair[0].score >= pair[1].score));
+        for group in 0..search.groups.len() {
+            assert!(step.next.iter().filter(|next| next.group == group).count() <= search.group_size());
+        }
+    });
+}
+
+#[test]
+fn deciding_changes_nothing_and_used_buffers_do_not_matter() {
+    let table = Table::random(5, 20);
+    let mut search = BeamSearch::new(&params(4), 4, &[3], 8).unwrap();
+    let before = format!("{search:?}");
+    let rows = [table.after(&[])];
+    let (mut scratch, mut step) = (BeamScratch::default(), BeamStep::default());
+    search.decide(&rows, &mut scratch, &mut step).unwrap();
+    let mut again = BeamStep { done: true, ..step.clone() };
+    search.decide(&rows, &mut scratch, &mut again).unwrap();
+    assert_eq!(step, again);
+    assert_eq!(format!("{search:?}"), before);
+    search.commit(&step);
+    assert_eq!((search.generated(), search.running().count()), (1, 4));
+}
+
+/// Token 1 ends, best after nothing and after 2. What goes on after 0 first costs little for its length, then much.
+fn goes_on() -> Table {
+    Table(vec![
+        vec![-1.0, -0.9, -1.1, -9.0],
+        vec![-9.0, -9.0, -9.0, -0.5],
+        vec![NONE; 4],
+        vec![-9.0, -0.3, -9.0, -9.0],
+        vec![-9.0, -9.0, -9.0, -2.0],
+    ])
+}
+
+fn steps_until_done(early_stopping: EarlyStopping, length_penalty: f32) -> usize {
+    let mut search = BeamSearch::new(&BeamParams { early_stopping, length_penalty, ..params(2) }, 2, &[1], 30).unwrap();
+    run(&mut search, &goes_on(), usize::MAX, |_, _| ());
+    search.generated()
+}
+
+#[test]
+fn early_stopping_yes_stops_first_and_never_stops_last() {
+    let steps =
+        |length_penalty| [EarlyStopping::Yes, EarlyStopping::No, EarlyStopping::Never].map(|form| steps_until_done(form, length_penalty));
+    let [yes, no, never] = steps(1.0);
+    assert!((yes, no) == (2, 3) && (10..30).contains(&never), "{yes} {no} {never}");
+    assert_eq!(steps(0.0), [2, 2, 2], "sums only fall: there is nothing to hope for");
+}
+
+#[test]
+fn an_end_token_that_is_not_among_the_best_is_passed_over() {
+    let table = Table(vec![vec![-0.5, -3.0, -1.0, -2.0]; 5]);
+    let mut search = BeamSearch::new(&params(2), 2, &[1], 9).unwrap();
+    run(&mut search, &table, 1, |_, step| {
+        assert!(step.finished.is_empty());
+        assert_eq!(step.next.iter().map(|next| next.token).collect::<Vec<_>>(), [0, 2]);
+    });
+    let mut search = BeamSearch::new(&params(2), 2, &[2], 9).unwrap();
+    run(&mut search, &table, 1, |_, step| {
+        assert_eq!(step.finished.iter().map(|ending| ending.token).collect::<Vec<_>>(), [2]);
+        assert_eq!(step.next.iter().map(|next| next.token).collect::<Vec<_>>(), [0, 3]);
+    });
+}
+
+#[test]
+fn where_tokens_are_few_there_are_fewer_beams() {
+    let two = Table::random(1, 2);
+    let best = found(&params(8), 8, &[], 2, &two);
+    assert_eq!(best.len(), 4, "two tokens twice are four sequences");
+    let one = Table(vec![vec![NONE, NONE, -0.25]; 4]);
+    let best = found(&params(8), 8, &[], 5, &one);
+    assert_eq!(best.len(), 1);
+    assert_eq!((best[0].tokens.as_slice(), best[0].score), (&[2; 5][..], -0.25));
+}
+
+#[test]
+fn a_search_in_which_every_token_is_excluded_is_done_and_keeps_what_had_finished() {
+    let nothing = Table(vec![vec![NONE; 3]; 4]);
+    assert_eq!(found(&params(2), 2, &[1], 5, &nothing), []);
+    let only_the_end = Table(vec![vec![-0.5, -1.0, NONE], vec![NONE; 3], vec![NONE; 3], vec![NONE; 3]]);
+    let best = found(&params(2), 2, &[1], 5, &only_the_end);
+    assert_eq!(best.iter().map(|best| best.tokens.as_slice()).collect::<Vec<_>>(), [&[1]]);
+}
+
+#[test]
+fn a_later_group_pays_for_what_earlier_ones_chose() {
+    let table = Table(vec![vec![-1.0, -1.5, -1.8, -2.5]; 5]);
+    let params = BeamParams { groups: 3, diversity_penalty: 1.0, ..params(3) };
+    let mut search = BeamSearch::new(&params, 3, &[], 4).unwrap();
+    run(&mut search, &table, 1, |_, step| {
+        let chosen: Vec<_> = step.next.iter().map(|next| (next.token, next.score, next.logprob)).collect();
+        assert_eq!(chosen, [(0, -1.0, -1.0), (1, -1.5, -1.5), (2, -1.8, -1.8)]);
+    });
+    let params = BeamParams { diversity_penalty: 0.375, ..params };
+    let mut search = BeamSearch::new(&params, 3, &[], 4).unwrap();
+    run(&mut search, &table, 1, |_, step| {
+        let chosen: Vec<_> = step.next.iter().map(|next| (next.token, next.score, next.logprob)).collect();
+        assert_eq!(chosen, [(0, -1.0, -1.0), (0, -1.375, -1.0), (1, -1.5, -1.5)], "0 costs the third group 0.75 more, 1 nothing");
+    });
+}
+
+#[test]
+fn a_group_that_is_done_counts_as_choosing_the_first_end_token() {
+    // Token 1 ends, best after 0. The first group is there in its second step, the second one in its third.
+    let table = Table(vec![vec![-0.2, -9.0, -1.0], vec![-1.5, -0.1, -3.0], vec![NONE; 3], vec![-0.1, -9.0, -6.0]]);
+    let third_step_of_the_second = |diversity_penalty| {
+        let params = BeamParams { groups: 2, diversity_penalty, early_stopping: EarlyStopping::Yes, ..params(2) };
+        let mut search = BeamSearch::new(&params, 2, &[1], 5).unwrap();
+        let mut tokens: Vec<u32> = Vec::new();
+        run(&mut search, &table, 3, |search, step| {
+            assert_eq!(search.groups[0].running.is_empty(), search.generated() == 2);
+            tokens = step.next.iter().map(|next| next.token).collect();
+        });
+        tokens
+    };
+    assert_eq!(third_step_of_the_second(1.0), [0u32; 0], "it ends with token 1");
+    assert_eq!(third_step_of_the_second(2.0), [0], "token 1 is too dear");
+}
+
+#[test]
+fn logits_that_are_not_numbers_end_the_search_with_an_error() {
+    let search = BeamSearch::new(&params(2), 1, &[], 4).unwrap();
+    let (mut scratch, mut step) = (BeamScratch::default(), BeamStep::default());
+    for bad in [f32::NAN, f32::INFINITY] {
+        let error = search.decide(&[&[0.0, bad]], &mut scratch, &mut step).unwrap_err();
+        assert_eq!(error.code(), Code::Model);
+    }
+}
+
+#[test]
+fn rows_that_do_not_fit_the_beams_are_an_error() {
+    let mut search = BeamSearch::new(&params(2), 1, &[], 2).unwrap();
+    let (mut scratch, mut step) = (BeamScratch::default(), BeamStep::default());
+    let row = [-1.0, -2.0, -3.0];
+    assert_eq!(search.decide(&[], &mut scratch, &mut step).unwrap_err().code(), Code::Internal);
+    search.decide(&[&row], &mut scratch, &mut step).unwrap();
+    search.commit(&step);
+    assert_eq!(search.decide(&[&row], &mut scratch, &mut step).unwrap_err().code(), Code::Internal);
+    assert_eq!(search.decide(&[&row, &row[1..]], &mut scratch, &mut step).unwrap_err().code(), Code::Internal);
+    search.decide(&[&row, &row], &mut scratch, &mut step).unwrap();
+    search.commit(&step);
+    assert!(search.is_done());
+    assert_eq!(search.decide(&[&row, &row], &mut scratch, &mut step).unwrap_err().code(), Code::Internal);
+}
+
+#[test]
+fn searches_too_large_to_keep_and_those_for_nothing_are_refused() {
+    assert!(BeamSearch::new(&params(4), 1, &[], 0).unwrap_err().message().contains("max_tokens is 0"));
+    assert!(BeamSearch::new(&params(4), 5, &[], 9).unwrap_err().message().contains("n is 5"));
+    assert!(BeamSearch::new(&params(64), 1, &[], usize::MAX).unwrap_err().message().contains("64 beams"));
+}
+
+#[test]
+fn at_the_last_step_open_beams_are_results_unless_groups_have_enough() {
+    // Token 1 ends, second best; in the step in which it fills the results there is a better beam that could go on.
+    let table = Table(vec![vec![-0.5, -0.75, -3.0]; 4]);
+    let yes = BeamParams { early_stopping: EarlyStopping::Yes, ..params(2) };
+    let tokens = |params: &BeamParams| found(params, 2, &[1], 2, &table).into_iter().map(|best| best.tokens).collect::<Vec<_>>();
+    assert_eq!(tokens(&yes), [vec![0, 0], vec![0, 1]], "better than token 1 alone, which comes to -0.75");
+    let groups = BeamParams { width: 4, groups: 2, diversity_penalty: 0.125, ..yes };
+    assert_eq!(tokens(&groups), [vec![0, 1], vec![0, 1]], "each group is filled by token 1, and what is still open is left out");
+}

@@ -1,0 +1,169 @@
+//! DRY, "Don't Repeat Yourself" (P. E. Weidmann, text-generation-webui pull request 5677): a token that would go on
+//! with a repetition is punished exponentially in the repetition's length.
+
+use std::collections::TryReserveError;
+
+use super::penalties::shift;
+use crate::options::Dry;
+
+/// However strong the punishment, the token can still be chosen where no other is left.
+const MOST: f64 = 1e30;
+
+/// Working memory, as long as the longest sequence that was looked at.
+#[derive(Default)]
+pub struct Scratch {
+    /// See `find_matches`.
+    matches: Vec<u32>,
+    /// A token, and the length of the repetition it would go on with.
+    repeats: Vec<(u32, u32)>,
+}
+
+#[cfg(test)]
+impl Scratch {
+    pub fn capacities(&self) -> (usize, usize) {
+        (self.matches.capacity(), self.repeats.capacity())
+    }
+}
+
+/// `breakers`: sequences of tokens that a repetition does not reach across; one of a single token is never punished.
+pub fn apply(logits: &mut [f32], scratch: &mut Scratch, dry: &Dry, breakers: &[Vec<u32>], tokens: &[u32]) -> Result<(), TryReserveError> {
+    let window = &tokens[tokens.len().saturating_sub(dry.penalty_last_n.unwrap_or(usize::MAX))..];
+    find_matches(window, &mut scratch.matches)?;
+    let longest = scratch.matches.iter().copied().max().unwrap_or(0);
+    let limit = unbroken(window, breakers, longest as usize) as u32;
+    collect(window, scratch, dry.allowed_length.max(1), limit)?;
+    for &(token, length) in &scratch.repeats {
+        let punished = breakers.iter().all(|breaker| breaker != &[token]);
+        if let Some(logit) = logits.get_mut(token as usize).filter(|_| punished) {
+            let power = libm::pow(dry.base as f64, (length - dry.allowed_length) as f64);
+            shift(logit, -(dry.multiplier as f64 * power).min(MOST) as f32);
+        }
+    }
+    Ok(())
+}
+
+/// The tokens that followed an earlier occurrence of the end of the window, each once, with its longest occurrence.
+fn collect(window: &[u32], scratch: &mut Scratch, shortest: u32, limit: u32) -> Result<(), TryReserveError> {
+    let Scratch { matches, repeats } = scratch;
+    repeats.clear();
+    repeats.try_reserve(window.len())?;
+    for (back, &length) in matches.iter().enumerate().skip(1) {
+        let length = length.min(limit);
+        if length >= shortest {
+            repeats.push((window[window.len() - back], length));
+        }
+    }
+    repeats.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
+    repeats.dedup_by_key(|(token, _)| *token);
+    Ok(())
+}
+
+/// For each `back` from 1: how many tokens before the last `back` ones are the same as at the window's end.
+/// That is the Z function (Gusfield 1997) of the window read backwards, in linear time. `matches[0]` is 0.
+fn find_matches(window: &[u32], matches: &mut Vec<u32>) -> Result<(), TryReserveError> {
+    matches.clear();
+    matches.try_reserve(window.len())?;
+    matches.extend(window.first().map(|_| 0));
+    let from_end = |back: usize| window[window.len() - 1 - back];
+    // The stretch that is known to equal the end and reaches back furthest.
+    let (mut start, mut end) = (0, 0);
+    for back in 1..window.len() {
+        let mut length = if back < end { (matches[back - start] as usize).min(end - back) } else { 0 };
+        while back + length < window.len() && from_end(length) == from_end(back + length) {
+            length += 1;
+        }
+        if back + length > end {
+            (start, end) = (back, back + length);
+        }
+        matches.push(length as u32);
+    }
+    Ok(())
+}
+
+/// Tokens at the end of the window after the last breaker, as far as `longest` of them.
+fn unbroken(window: &[u32], breakers: &[Vec<u32>], longest: usize) -> usize {
+    let after_last = |breaker: &Vec<u32>| {
+        let near = &window[window.len().saturating_sub(longest + breaker.len())..];
+        let found = near.windows(breaker.len().max(1)).rposition(|part| part == breaker);
+        found.map_or(longest, |at| near.len() - at - breaker.len())
+    };
+    breakers.iter().map(after_last).fold(longest, usize::min)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::random::{Lane, uniform};
+
+    fn plain(allowed_length: u32) -> Dry {
+        Dry { multiplier: 1.0, base: 2.0, allowed_length, penalty_last_n: None, sequence_breakers: vec![] }
+    }
+
+    fn penalties(dry: &Dry, breakers: &[Vec<u32>], tokens: &[u32]) -> Vec<(u32, f32)> {
+        let mut logits = [0.0; 10];
+        apply(&mut logits, &mut Scratch::default(), dry, breakers, tokens).unwrap();
+        (0..10).map(|token| (token, -logits[token as usize])).filter(|(_, penalty)| *penalty != 0.0).collect()
+    }
+
+    #[test]
+    fn the_longer_the_repetition_the_stronger_the_punishment() {
+        assert_eq!(penalties(&plain(2), &[], &[1, 2, 3, 4, 1]), []);
+        assert_eq!(penalties(&plain(2), &[], &[1, 2, 3, 4, 1, 2]), [(3, 1.0)]);
+        assert_eq!(penalties(&plain(2), &[], &[1, 2, 3, 4, 1, 2, 3]), [(4, 2.0)]);
+        assert_eq!(penalties(&plain(1), &[], &[1, 2, 3, 4, 1, 2, 3]), [(4, 4.0)]);
+        assert_eq!(penalties(&plain(0), &[], &[5, 6, 5]), [(6, 2.0)], "where nothing repeats, nothing is punished");
+    }
+
+    #[test]
+    fn every_continuation_is_punished_once_for_its_longest_repetition() {
+        assert_eq!(penalties(&plain(1), &[], &[1, 2, 3, 2, 4, 2, 3, 1, 2]), [(3, 2.0), (4, 1.0)]);
+    }
+
+    #[test]
+    fn a_breaker_ends_the_repetition_and_is_not_punished() {
+        let tokens = [1, 2, 9, 3, 4, 1, 2, 9, 3];
+        assert_eq!(penalties(&plain(1), &[], &tokens), [(4, 8.0)]);
+        assert_eq!(penalties(&plain(1), &[vec![9]], &tokens), [(4, 1.0)]);
+        assert_eq!(penalties(&plain(1), &[vec![2, 9]], &tokens), [(4, 1.0)]);
+        assert_eq!(penalties(&plain(1), &[vec![1, 2]], &tokens), [(4, 2.0)]);
+        assert_eq!(penalties(&plain(1), &[vec![9, 2], vec![8]], &tokens), [(4, 8.0)]);
+        assert_eq!(penalties(&plain(1), &[vec![3]], &tokens), [], "it has just been broken");
+        assert_eq!(penalties(&plain(1), &[vec![4]], &tokens), []);
+        assert_eq!(penalties(&plain(1), &[vec![]], &tokens), [(4, 8.0)], "an empty breaker breaks nothing");
+    }
+
+    #[test]
+    fn only_the_last_n_tokens_are_looked_at() {
+        let tokens = [1, 2, 3, 4, 1, 2];
+        assert_eq!(penalties(&Dry { penalty_last_n: Some(6), ..plain(2) }, &[], &tokens), [(3, 1.0)]);
+        assert_eq!(penalties(&Dry { penalty_last_n: Some(5), ..plain(1) }, &[], &tokens), [(3, 1.0)]);
+        assert_eq!(penalties(&Dry { penalty_last_n: Some(4), ..plain(1) }, &[], &tokens), []);
+        assert_eq!(penalties(&Dry { penalty_last_n: Some(1), ..plain(1) }, &[], &tokens), []);
+    }
+
+    #[test]
+    fn a_punishment_beyond_all_numbers_is_still_a_number() {
+        assert_eq!(penalties(&Dry { base: 100.0, ..plain(1) }, &[], &[1; 500]), [(1, 1e30)]);
+    }
+
+    #[test]
+    fn nothing_is_punished_where_nothing_has_come() {
+        assert_eq!(penalties(&plain(1), &[vec![1]], &[]), []);
+        assert_eq!(penalties(&plain(1), &[vec![1]], &[3]), []);
+    }
+
+    #[test]
+    fn matches_are_those_of_comparing_every_pair() {
+        for seed in 0..200 {
+            let window: Vec<u32> = (0..40).map(|i| (uniform(seed, i, Lane::Token) * 2.5) as u32).collect();
+            let mut found = vec![];
+            find_matches(&window, &mut found).unwrap();
+            let compared = |back: usize| {
+                let (before, end) = (window[..window.len() - back].iter().rev(), window.iter().rev());
+                before.zip(end).take_while(|(a, b)| a == b).count() as u32
+            };
+            let expected: Vec<u32> = std::iter::once(0).chain((1..window.len()).map(compared)).collect();
+            assert_eq!(found, expected);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Tokens that must not come next.
+
+use super::sampler::{Context, Rules};
+use super::truncate::Candidate;
+
+pub fn applies(rules: &Rules, context: &Context) -> bool {
+    let params = &rules.params;
+    context.allowed.is_some()
+        || rules.must_go_on(context.generated)
+        || params.no_repeat_ngram_size > 0
+        || !params.allowed_token_ids.is_empty()
+        || !params.bad_words_ids.is_empty()
+        || !rules.bad_words.is_empty()
+}
+
+/// `scratch` is room for as many candidates as there are logits.
+pub fn apply(logits: &mut [f32], scratch: &mut Vec<Candidate>, rules: &Rules, context: &Context) {
+    let params = &rules.params;
+    keep_allowed(logits, scratch, &params.allowed_token_ids);
+    rules.bad_words.iter().chain(&params.bad_words_ids).for_each(|word| forbid_completion(logits, context.tokens, word));
+    forbid_repeats(logits, context.tokens, params.no_repeat_ngram_size as usize);
+    if rules.must_go_on(context.generated) {
+        rules.eos.iter().chain(&params.stop_token_ids).for_each(|&token| forbid(logits, token));
+    }
+    if let Some(allowed) = context.allowed {
+        keep_masked(logits, allowed);
+    }
+}
+
+/// A tokenizer may know tokens that the model has no logit for.
+fn forbid(logits: &mut [f32], token: u32) {
+    if let Some(logit) = logits.get_mut(token as usize) {
+        *logit = f32::NEG_INFINITY;
+    }
+}
+
+fn keep_allowed(logits: &mut [f32], scratch: &mut Vec<Candidate>, allowed: &[u32]) {
+    if allowed.is_empty() {
+        return;
+    }
+    scratch.clear();
+    let kept = |&token: &u32| Candidate { token, rank: logits[token as usize], share: 0.0 };
+    scratch.extend(allowed.iter().take(logits.len()).map(kept));
+    logits.fill(f32::NEG_INFINITY);
+    scratch.iter().for_each(|kept| logits[kept.token as usize] = kept.rank);
+}
+
+/// The last token of a bad word, where the others have just come (transformers' NoBadWordsLogitsProcessor).
+fn forbid_completion(logits: &mut [f32], tokens: &[u32], word: &[u32]) {
+    if let Some((&last, before)) = word.split_last()
+        && tokens.ends_with(before)
+    {
+        forbid(logits, last);
+    }
+}
+
+/// Whatever would end a run of `n` tokens that has come before (transformers' NoRepeatNGramLogitsProcessor).
+fn forbid_repeats(logits: &mut [f32], tokens: &[u32], n: usize) {
+    if n == 0 || tokens.len() < n {
+        return;
+    }
+    let begun = &tokens[tokens.len() - (n - 1)..];
+    for run in tokens.windows(n) {
+        if run.starts_with(begun) {
+            forbid(logits, run[n - 1]);
+        }
+    }
+}
+
+/// One bit per token, 32 to a word, the lowest bit first. Tokens beyond the last word are not allowed.
+fn keep_masked(logits: &mut [f32], allowed: &[u32]) {
+    let words = allowed.iter().copied().chain(std::iter::repeat(0));
+    for (logits, word) in logits.chunks_mut(32).zip(words) {
+        if word == u32::MAX {
+            continue;
+        }
+        for (bit, logit) in logits.iter_mut().enumerate() {
+            if word >> bit & 1 == 0 {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::memory::Memory;
+    use crate::options::SamplingParams;
+
+    const VOCAB: u32 = 70;
+
+    fn kept(rules: &Rules, tokens: &[u32], generated: usize, allowed: Option<&[u32]>) -> Vec<u32> {
+        let memory = Memory::default();
+        let context = Context { tokens, prompt_len: 0, generated, memory: &memory, allowed, seed: 0 };
+        let mut logits = [1.0; VOCAB as usize];
+        let mut scratch = Vec::with_capacity(VOCAB as usize);
+        if applies(rules, &context) {
+            apply(&mut logits, &mut scratch, rules, &context);
+        }
+        (0..VOCAB).filter(|&token| logits[token as usize] == 1.0).collect()
+    }
+
+    fn all_but(tokens: &[u32]) -> Vec<u32> {
+        (0..VOCAB).filter(|token| !tokens.contains(token)).collect()
+    }
+
+    #[test]
+    fn a_bad_word_is_cut_off_at_its_last_token_and_only_there() {
+        let mut rules = Rules { bad_words: vec![vec![1, 2, 3], vec![4]], ..Rules::default() };
+        rules.params.bad_words_ids = vec![vec![2, 5], vec![2, 200]];
+        assert_eq!(kept(&rules, &[], 0, None), all_but(&[4]));
+        assert_eq!(kept(&rules, &[1], 1, None), all_but(&[4]));
+        assert_eq!(kept(&rules, &[1, 2], 2, None), all_but(&[3, 4, 5]));
+        assert_eq!(kept(&rules, &[2, 1], 2, None), all_but(&[4]));
+    }
+
+    #[test]
+    fn no_run_of_n_tokens_comes_twice() {
+        let run = |n: u32, tokens: &[u32]| {
+            let params = SamplingParams { no_repeat_ngram_size: n, ..Default::default() };
+            kept(&Rules { params, ..Rules::default() }, tokens, 0, None)
+        };
+        assert_eq!(run(1, &[3, 4, 3]), all_but(&[3, 4]));
+        assert_eq!(run(2, &[3, 4, 3, 5, 3]), all_but(&[4, 5]));
+        assert_eq!(run(3, &[1, 2, 3, 1, 2]), all_but(&[3]));
+        assert_eq!(run(3, &[1, 2]), all_but(&[]));
+        assert_eq!(run(4, &[1, 1, 1]), all_but(&[]));
+    }
+
+    #[test]
+    fn before_min_tokens_nothing_ends_the_sequence() {
+        let params = SamplingParams { min_tokens: 2, stop_token_ids: vec![7], ..Default::default() };
+        let rules = Rules { params, eos: [69, 70].into(), ..Rules::default() };
+        assert_eq!(kept(&rules, &[1], 1, None), all_but(&[7, 69]));
+        assert_eq!(kept(&rules, &[1, 1], 2, None), all_but(&[]));
+    }
+
+    #[test]
+    fn only_allowed_tokens_stay_and_every_exclusion_counts() {
+        let params = SamplingParams { allowed_token_ids: vec![9, 3, 9, 33, 69], bad_words_ids: vec![vec![3]], ..Default::default() };
+        let rules = Rules { params, ..Rules::default() };
+        assert_eq!(kept(&rules, &[1], 1, None), [9, 33, 69]);
+        assert_eq!(kept(&rules, &[1], 1, Some(&[1 << 9, u32::MAX])), [9, 33]);
+    }
+
+    #[test]
+    fn a_mask_has_a_bit_for_each_token_and_what_lies_beyond_it_is_out() {
+        let rules = Rules::default();
+        assert_eq!(kept(&rules, &[1], 1, Some(&[0b101, u32::MAX, 1 << 5])), [vec![0, 2], (32..64).collect(), vec![69]].concat());
+        assert_eq!(kept(&rules, &[1], 1, Some(&[1])), [0]);
+        assert!(kept(&rules, &[1], 1, Some(&[])).is_empty());
+    }
+}

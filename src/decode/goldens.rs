@@ -1,0 +1,147 @@
+//! Sampling against transformers and against the published definitions: tests/goldens/sampling/make_sampling.py says
+//! what the cases hold.
+
+use serde_json::Value;
+
+use super::sampler::narrow;
+use super::truncate::{argmax, total, weigh};
+use super::{Chosen, Context, Memory, Rules, Sampler, mirostat};
+use crate::options::{Dry, Mirostat, SamplingParams};
+
+const CASES: &str = include_str!("../../tests/goldens/sampling/cases.json");
+/// Of 1, or of the number itself where it is larger.
+const TOLERANCE: f32 = 1e-5;
+
+fn number(value: &Value) -> f32 {
+    value.as_f64().map_or(f32::NEG_INFINITY, |x| x as f32)
+}
+
+fn numbers(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(number).collect()
+}
+
+fn token(value: &Value) -> u32 {
+    value.as_u64().unwrap() as u32
+}
+
+fn tokens(value: &Value) -> Vec<u32> {
+    value.as_array().map(|tokens| tokens.iter().map(token).collect()).unwrap_or_default()
+}
+
+fn sequences(value: &Value) -> Vec<Vec<u32>> {
+    value.as_array().map(|sequences| sequences.iter().map(tokens).collect()).unwrap_or_default()
+}
+
+fn rules(case: &Value) -> Rules {
+    let (given, off) = (&case["params"], SamplingParams::default());
+    let float = |name: &str, off: f32| if given[name].is_null() { off } else { number(&given[name]) };
+    let count = |name: &str| given[name].as_u64().unwrap_or(0);
+    let bias = given["logit_bias"].as_array().cloned().unwrap_or_default();
+    let dry = given["dry"].as_object().map(|dry| Dry {
+        multiplier: number(&dry["multiplier"]),
+        base: number(&dry["base"]),
+        allowed_length: token(&dry["allowed_length"]),
+        penalty_last_n: dry["penalty_last_n"].as_u64().map(|n| n as usize),
+        sequence_breakers: vec![],
+    });
+    let params = SamplingParams {
+        temperature: float("temperature", off.temperature),
+        top_k: count("top_k") as u32,
+        top_p: float("top_p", off.top_p),
+        min_p: float("min_p", off.min_p),
+        typical_p: float("typical_p", off.typical_p),
+        top_n_sigma: float("top_n_sigma", off.top_n_sigma),
+        xtc_probability: float("xtc_probability", off.xtc_probability),
+        xtc_threshold: float("xtc_threshold", off.xtc_threshold),
+        mirostat: given["mirostat"].as_object().map(|m| Mirostat { tau: number(&m["tau"]), eta: number(&m["eta"]) }),
+        presence_penalty: float("presence_penalty", off.presence_penalty),
+        frequency_penalty: float("frequency_penalty", off.frequency_penalty),
+        repetition_penalty: float("repetition_penalty", off.repetition_penalty),
+        no_repeat_ngram_size: count("no_repeat_ngram_size") as u32,
+        dry,
+        logit_bias: bias.iter().map(|pair| (token(&pair[0]), number(&pair[1]))).collect(),
+        bad_words_ids: sequences(&given["bad_words_ids"]),
+        allowed_token_ids: tokens(&given["allowed_token_ids"]),
+        min_tokens: count("min_tokens") as usize,
+        stop_token_ids: tokens(&given["stop_token_ids"]),
+        ..off
+    };
+    let breakers = sequences(&given["dry"]["sequence_breakers"]);
+    Rules { params, eos: tokens(&case["eos"]).into(), bad_words: vec![], breakers }
+}
+
+fn assert_near(found: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (found, expected) in found.iter().zip(expected) {
+        let near = match expected.is_finite() {
+            true => (found - expected).abs() <= TOLERANCE * expected.abs().max(1.0),
+            false => found == expected,
+        };
+        assert!(near, "{found} is not {expected}: {what}");
+    }
+}
+
+/// For every case: what it is about, its rules, and the sequence so far.
+fn check_all(mut check: impl FnMut(&Value, &str, &Rules, &Context)) {
+    let cases: Value = serde_json::from_str(CASES).unwrap();
+    let cases = cases.as_array().unwrap();
+    assert!(cases.len() > 100);
+    for case in cases {
+        let (rules, tokens, prompt_len) = (rules(case), tokens(&case["tokens"]), case["prompt_len"].as_u64().unwrap() as usize);
+        rules.params.validate(32).unwrap();
+        let mut memory = Memory::new(&rules, &tokens, prompt_len).unwrap();
+        if let (Some(mirostat), Some(mu)) = (rules.params.mirostat, case["mu"].as_f64()) {
+            // One token of the right surprise brings mirostat to the state that the case begins with.
+            let surprise = mirostat.tau - (mu as f32 - mirostat::first_mu(mirostat)) / mirostat.eta;
+            memory = Memory::new(&rules, &tokens[..tokens.len() - 1], prompt_len.min(tokens.len() - 1)).unwrap();
+            memory.advance(&rules, &Chosen { token: tokens[tokens.len() - 1], surprise: Some(surprise) }).unwrap();
+        }
+        let context =
+            Context { tokens: &tokens, prompt_len, generated: tokens.len() - prompt_len, memory: &memory, allowed: None, seed: 0 };
+        check(case, &format!("{} {}", case["name"], case["params"]), &rules, &context);
+    }
+}
+
+#[test]
+fn bias_penalties_and_exclusions_are_those_of_the_oracle() {
+    let mut sampler = Sampler::new(32).unwrap();
+    check_all(|case, what, rules, context| {
+        let logits = numbers(&case["logits"]);
+        assert_near(sampler.process(&logits, rules, context).unwrap(), &numbers(&case["processed"]), what);
+    });
+}
+
+#[test]
+fn what_can_be_drawn_and_how_probably_is_as_the_oracle_says() {
+    let mut sampler = Sampler::new(32).unwrap();
+    check_all(|case, what, rules, context| {
+        let logits = numbers(&case["logits"]);
+        let processed = sampler.process(&logits, rules, context).unwrap();
+        let mut candidates = vec![];
+        weigh(&mut candidates, processed, argmax(processed).unwrap().1, &rules.params);
+        narrow(&mut candidates, processed, rules, context);
+        assert_eq!(candidates.iter().map(|candidate| candidate.token).collect::<Vec<_>>(), tokens(&case["kept"]), "{what}");
+        let total = total(&candidates) as f32;
+        let probabilities: Vec<f32> = candidates.iter().map(|candidate| candidate.share / total).collect();
+        assert_near(&probabilities, &numbers(&case["probs"]), what);
+        if rules.params.mirostat.is_some() {
+            let chosen = candidates.iter().find(|candidate| candidate.token == token(&case["chosen"])).unwrap();
+            assert_near(&[mirostat::surprise(chosen, &candidates)], &[number(&case["surprise"])], what);
+        }
+    });
+}
+
+#[test]
+fn what_is_chosen_can_be_drawn_and_mirostat_goes_on_from_it() {
+    let mut sampler = Sampler::new(32).unwrap();
+    check_all(|case, what, rules, context| {
+        let chosen = sampler.choose(&numbers(&case["logits"]), rules, context).unwrap();
+        assert!(tokens(&case["kept"]).contains(&chosen.token), "{what}");
+        if rules.params.mirostat.is_some() {
+            let mut memory = context.memory.clone();
+            let oracles = Chosen { token: token(&case["chosen"]), surprise: Some(number(&case["surprise"])) };
+            memory.advance(rules, &oracles).unwrap();
+            assert_near(&[memory.mu().unwrap()], &[number(&case["next_mu"])], what);
+        }
+    });
+}

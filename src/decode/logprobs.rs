@@ -1,0 +1,115 @@
+//! Log probabilities under the model's own distribution: no temperature, no penalty, nothing excluded.
+
+use super::rows;
+use crate::error::Result;
+
+/// Log probability of `token`.
+pub fn logprob(logits: &[f32], token: u32) -> f32 {
+    (logits[token as usize] as f64 - normalizer(logits)) as f32
+}
+
+/// The `k` most probable tokens with their log probabilities, the most probable first; of equals, the lower token id.
+pub fn top_logprobs(logits: &[f32], k: usize, out: &mut Vec<(u32, f32)>) -> Result<()> {
+    select_top(logits, k, out)?;
+    if !out.is_empty() {
+        normalize(out, normalizer(logits));
+    }
+    Ok(())
+}
+
+/// Both at once, for little more than the price of one.
+pub fn logprob_and_top(logits: &[f32], token: u32, k: usize, out: &mut Vec<(u32, f32)>) -> Result<f32> {
+    select_top(logits, k, out)?;
+    let normalizer = normalizer(logits);
+    normalize(out, normalizer);
+    Ok((logits[token as usize] as f64 - normalizer) as f32)
+}
+
+/// The logarithm of the sum of all exponentials.
+fn normalizer(logits: &[f32]) -> f64 {
+    let max = rows::largest(logits);
+    max as f64 + libm::log(rows::sum_of_powers(logits, max))
+}
+
+fn normalize(tokens: &mut [(u32, f32)], normalizer: f64) {
+    tokens.iter_mut().for_each(|(_, logit)| *logit = (*logit as f64 - normalizer) as f32);
+}
+
+/// The `k` largest logits in order, in one pass with room for twice as many.
+fn select_top(logits: &[f32], k: usize, out: &mut Vec<(u32, f32)>) -> Result<()> {
+    let k = k.min(logits.len());
+    let by_rank = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    out.clear();
+    if k == 0 {
+        return Ok(());
+    }
+    out.try_reserve(2 * k)?;
+    let mut least = f32::NEG_INFINITY; // to be among the best of those seen
+    for (token, &logit) in logits.iter().enumerate() {
+        // Of equals the first stays. NaN passes, rather than leave fewer than k.
+        if out.len() >= k && logit <= least {
+            continue;
+        }
+        out.push((token as u32, logit));
+        if out.len() == 2 * k {
+            out.select_nth_unstable_by(k - 1, by_rank);
+            out.truncate(k);
+            least = out[k - 1].1;
+        }
+    }
+    out.sort_unstable_by(by_rank);
+    out.truncate(k);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::random::{Lane, uniform};
+
+    #[test]
+    fn logprobs_are_those_of_the_softmax() {
+        let probabilities = [0.15f32, 0.5, 0.1, 0.25];
+        let logits = probabilities.map(|p| p.ln() + 3.0);
+        for (token, p) in probabilities.iter().enumerate() {
+            assert!((logprob(&logits, token as u32) - p.ln()).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn the_top_ones_are_those_of_a_full_sort() {
+        for seed in 0..50 {
+            // Few different values, so that there are many equals.
+            let logits: Vec<f32> = (0..300).map(|i| (uniform(seed, i, Lane::Token) * 40.0).floor() as f32 / 8.0).collect();
+            let mut sorted: Vec<(u32, f32)> = (0..300).map(|token| (token, logprob(&logits, token))).collect();
+            sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            let mut top = vec![];
+            for k in [0, 1, 2, 5, 128, 299, 300, 1000] {
+                top_logprobs(&logits, k, &mut top).unwrap();
+                assert_eq!(top, sorted[..k.min(300)], "{k}");
+                assert_eq!(logprob_and_top(&logits, 17, k, &mut top).unwrap(), logprob(&logits, 17));
+                assert_eq!(top, sorted[..k.min(300)]);
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_tokens_come_last_and_nothing_panics_on_what_is_no_number() {
+        let mut top = vec![];
+        top_logprobs(&[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY], 3, &mut top).unwrap();
+        assert_eq!(top, [(1, 0.0), (0, f32::NEG_INFINITY), (2, f32::NEG_INFINITY)]);
+        top_logprobs(&[f32::NAN; 9], 2, &mut top).unwrap();
+        assert_eq!(top.len(), 2);
+        top_logprobs(&[], 2, &mut top).unwrap();
+        assert!(top.is_empty());
+    }
+
+    #[test]
+    fn a_second_row_allocates_nothing() {
+        let mut top = vec![];
+        top_logprobs(&[1.0, 2.0, 3.0], 3, &mut top).unwrap();
+        let (at, room) = (top.as_ptr(), top.capacity());
+        top_logprobs(&[3.0, 2.0, 1.0], 3, &mut top).unwrap();
+        assert_eq!((top.as_ptr(), top.capacity()), (at, room));
+    }
+}

@@ -1,0 +1,243 @@
+//! What one sequence's past means for its next token.
+
+use super::mirostat;
+use super::sampler::{Chosen, Rules};
+use crate::error::Result;
+
+/// A summary of a sequence's tokens, as far as its rules need one. Plain data in two flat vectors: a fork copies it.
+///
+/// It follows from the tokens and the prompt's length alone, mirostat's state excepted: that also depends on how
+/// surprising each chosen token was. All that follows the prompt counts as generated, the host's own tokens too; to
+/// have them count as prompt, `rewind` with a longer prompt.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Memory {
+    /// By token id. Empty where no penalty counts tokens.
+    counts: Vec<Count>,
+    /// The position that `mus` begins with.
+    first: usize,
+    /// Mirostat's state in force at each position, the next one included. Empty without mirostat.
+    mus: Vec<f32>,
+}
+
+/// One token that has come.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Count {
+    pub token: u32,
+    /// How often after the prompt.
+    pub generated: u32,
+}
+
+impl Memory {
+    pub fn new(rules: &Rules, tokens: &[u32], prompt_len: usize) -> Result<Memory> {
+        let mut memory = Memory::default();
+        memory.count_all(rules, tokens, prompt_len)?;
+        memory.start_mirostat(rules, tokens.len())?;
+        Ok(memory)
+    }
+
+    /// Makes room for so many tokens more, so that `advance` need not.
+    pub fn reserve(&mut self, rules: &Rules, more: usize) -> Result<()> {
+        if rules.params.counts_tokens() {
+            self.counts.try_reserve(more)?;
+        }
+        if rules.params.mirostat.is_some() {
+            self.mus.try_reserve(more)?;
+        }
+        Ok(())
+    }
+
+    /// As `clone`, for whoever would rather hear that memory ran out.
+    pub fn try_clone(&self) -> Result<Memory> {
+        let mut copy = Memory { first: self.first, ..Memory::default() };
+        copy.counts.try_reserve_exact(self.counts.len())?;
+        copy.counts.extend_from_slice(&self.counts);
+        copy.mus.try_reserve_exact(self.mus.len())?;
+        copy.mus.extend_from_slice(&self.mus);
+        Ok(copy)
+    }
+
+    /// A chosen token joins the sequence.
+    pub fn advance(&mut self, rules: &Rules, chosen: &Chosen) -> Result<()> {
+        self.reserve(rules, 1)?;
+        if rules.params.counts_tokens() {
+            match self.counts.binary_search_by_key(&chosen.token, |count| count.token) {
+                Ok(at) => self.counts[at].generated += 1,
+                Err(at) => self.counts.insert(at, Count { token: chosen.token, generated: 1 }),
+            }
+        }
+        if let Some(mirostat) = rules.params.mirostat {
+            let mu = self.mu().unwrap_or(mirostat::first_mu(mirostat));
+            self.mus.push(mirostat::next_mu(mirostat, mu, chosen.surprise));
+        }
+        Ok(())
+    }
+
+    /// Tokens that nobody chose join the sequence.
+    pub fn extend(&mut self, rules: &Rules, tokens: &[u32]) -> Result<()> {
+        self.reserve(rules, tokens.len())?;
+        if rules.params.counts_tokens() {
+            self.count(tokens, 1)?;
+        }
+        if let Some(mu) = self.mu() {
+            self.mus.resize(self.mus.len() + tokens.len(), mu);
+        }
+        Ok(())
+    }
+
+    /// The sequence has been cut, and these tokens are left; or its prompt is counted otherwise.
+    pub fn rewind(&mut self, rules: &Rules, tokens: &[u32], prompt_len: usize) -> Result<()> {
+        if rules.params.counts_tokens() {
+            self.counts.try_reserve(tokens.len())?;
+            self.counts.clear();
+            self.count_all(rules, tokens, prompt_len)?;
+        }
+        match (tokens.len().checked_sub(self.first), self.mu()) {
+            (Some(since), Some(mu)) => {
+                self.mus.try_reserve((since + 1).saturating_sub(self.mus.len()))?;
+                self.mus.resize(since + 1, mu);
+            }
+            // Cut to before the first position it knows, mirostat begins anew.
+            _ => self.start_mirostat(rules, tokens.len())?,
+        }
+        Ok(())
+    }
+
+    pub(super) fn counts(&self) -> &[Count] {
+        &self.counts
+    }
+
+    /// Mirostat's state for the next token.
+    pub(super) fn mu(&self) -> Option<f32> {
+        self.mus.last().copied()
+    }
+
+    fn count_all(&mut self, rules: &Rules, tokens: &[u32], prompt_len: usize) -> Result<()> {
+        if !rules.params.counts_tokens() {
+            return Ok(());
+        }
+        let (prompt, generated) = tokens.split_at(prompt_len.min(tokens.len()));
+        // The other penalties do not look at the prompt.
+        if rules.params.repetition_penalty != 1.0 {
+            self.count(prompt, 0)?;
+        }
+        self.count(generated, 1)
+    }
+
+    fn count(&mut self, tokens: &[u32], generated: u32) -> Result<()> {
+        self.counts.try_reserve(tokens.len())?;
+        self.counts.extend(tokens.iter().map(|&token| Count { token, generated }));
+        self.counts.sort_unstable_by_key(|count| count.token);
+        self.counts.dedup_by(|next, kept| {
+            let same = next.token == kept.token;
+            kept.generated += if same { next.generated } else { 0 };
+            same
+        });
+        Ok(())
+    }
+
+    fn start_mirostat(&mut self, rules: &Rules, position: usize) -> Result<()> {
+        self.mus.clear();
+        if let Some(mirostat) = rules.params.mirostat {
+            self.mus.try_reserve(1)?;
+            self.mus.push(mirostat::first_mu(mirostat));
+            self.first = position;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::random::{Lane, uniform};
+    use crate::options::{Mirostat, SamplingParams};
+
+    fn rules(params: SamplingParams) -> Rules {
+        Rules { params, ..Rules::default() }
+    }
+
+    fn all_rules() -> [Rules; 4] {
+        [
+            rules(SamplingParams { repetition_penalty: 1.2, ..Default::default() }),
+            rules(SamplingParams { presence_penalty: 0.5, ..Default::default() }),
+            rules(SamplingParams { frequency_penalty: 0.5, repetition_penalty: 0.9, ..Default::default() }),
+            rules(SamplingParams::default()),
+        ]
+    }
+
+    fn some_tokens(seed: u64, len: u64) -> Vec<u32> {
+        (0..len).map(|i| (uniform(seed, i, Lane::Token) * 30.0) as u32).collect()
+    }
+
+    #[test]
+    fn however_the_tokens_came_the_memory_of_them_is_the_same() {
+        for (seed, rules) in all_rules().iter().enumerate() {
+            let tokens = some_tokens(seed as u64, 200);
+            let whole = Memory::new(rules, &tokens, 40).unwrap();
+            let mut grown = Memory::new(rules, &tokens[..40], 40).unwrap();
+            for &token in &tokens[40..120] {
+                grown.advance(rules, &Chosen { token, surprise: None }).unwrap();
+            }
+            let middle = grown.clone();
+            grown.extend(rules, &tokens[120..]).unwrap();
+            assert_eq!(grown, whole);
+            grown.rewind(rules, &tokens[..120], 40).unwrap();
+            assert_eq!(grown, middle);
+            assert_eq!(grown.try_clone().unwrap(), middle);
+        }
+    }
+
+    #[test]
+    fn only_what_a_penalty_needs_is_counted() {
+        let [repetition, presence, _, none] = all_rules();
+        let counts = |rules: &Rules| Memory::new(rules, &[7, 7, 3, 7, 3, 3], 2).unwrap().counts;
+        assert_eq!(counts(&repetition), [Count { token: 3, generated: 3 }, Count { token: 7, generated: 1 }]);
+        assert_eq!(counts(&presence), [Count { token: 3, generated: 3 }, Count { token: 7, generated: 1 }]);
+        assert_eq!(Memory::new(&presence, &[7, 7, 3], 2).unwrap().counts, [Count { token: 3, generated: 1 }]);
+        assert_eq!(Memory::new(&repetition, &[7, 7, 3], 2).unwrap().counts[1], Count { token: 7, generated: 0 });
+        assert!(counts(&none).is_empty());
+    }
+
+    #[test]
+    fn a_sequence_cut_back_finds_the_mu_it_had_there() {
+        let rules = rules(SamplingParams { mirostat: Some(Mirostat { tau: 3.0, eta: 0.5 }), ..Default::default() });
+        let tokens = some_tokens(1, 30);
+        let mut memory = Memory::new(&rules, &tokens[..10], 10).unwrap();
+        assert_eq!(memory.mu(), Some(6.0));
+        let mut before = vec![];
+        for (i, &token) in tokens[10..].iter().enumerate() {
+            before.push(memory.mu());
+            memory.advance(&rules, &Chosen { token, surprise: Some(i as f32) }).unwrap();
+        }
+        for len in (10..30).rev() {
+            memory.rewind(&rules, &tokens[..len], 10).unwrap();
+            assert_eq!(memory.mu(), before[len - 10], "{len}");
+        }
+        memory.advance(&rules, &Chosen { token: 1, surprise: Some(0.0) }).unwrap();
+        assert_eq!(memory.mu(), Some(7.5));
+        memory.extend(&rules, &[1, 2, 3]).unwrap();
+        assert_eq!(memory.mu(), Some(7.5), "tokens that nobody chose surprise nobody");
+        memory.rewind(&rules, &tokens[..12], 10).unwrap();
+        assert_eq!(memory.mu(), Some(7.5));
+        memory.rewind(&rules, &tokens[..14], 14).unwrap();
+        assert_eq!(memory.mu(), Some(7.5), "a longer prompt does not forget it");
+        memory.rewind(&rules, &tokens[..5], 5).unwrap();
+        assert_eq!(memory.mu(), Some(6.0), "cut into the prompt it begins anew");
+        memory.advance(&rules, &Chosen { token: 1, surprise: Some(0.0) }).unwrap();
+        memory.rewind(&rules, &tokens[..6], 5).unwrap();
+        assert_eq!(memory.mu(), Some(7.5));
+    }
+
+    #[test]
+    fn with_room_reserved_advancing_allocates_nothing() {
+        let mirostat = Some(Mirostat { tau: 3.0, eta: 0.5 });
+        let rules = rules(SamplingParams { mirostat, repetition_penalty: 1.1, ..Default::default() });
+        let mut memory = Memory::new(&rules, &[1, 2, 3], 3).unwrap();
+        memory.reserve(&rules, 100).unwrap();
+        let before = (memory.counts.as_ptr(), memory.mus.as_ptr());
+        for token in 0..100 {
+            memory.advance(&rules, &Chosen { token, surprise: Some(1.0) }).unwrap();
+        }
+        assert_eq!((memory.counts.as_ptr(), memory.mus.as_ptr()), before);
+    }
+}

@@ -1,0 +1,62 @@
+//! Mirostat 2 (Basu et al., ICLR 2021): tokens more surprising than `mu` are left out, and `mu` follows what was
+//! drawn so that the surprise per token stays near `tau` bits.
+
+use super::truncate::{Candidate, by_rank, total};
+use crate::options::Mirostat;
+
+pub fn first_mu(mirostat: Mirostat) -> f32 {
+    2.0 * mirostat.tau
+}
+
+/// After a token of this surprise. None: nothing was drawn.
+pub fn next_mu(mirostat: Mirostat, mu: f32, surprise: Option<f32>) -> f32 {
+    surprise.map_or(mu, |surprise| mu - mirostat.eta * (surprise - mirostat.tau))
+}
+
+/// Keeps the candidates whose surprise is at most `mu` bits; the most probable one always.
+pub fn keep_expected(candidates: &mut Vec<Candidate>, mu: f32) {
+    let least = total(candidates) * libm::exp2(-mu as f64);
+    let Some(&best) = candidates.iter().min_by(|a, b| by_rank(a, b)) else { return };
+    candidates.retain(|candidate| candidate.share as f64 >= least);
+    if candidates.is_empty() {
+        candidates.push(best);
+    }
+}
+
+/// In bits, among the candidates that were left.
+pub fn surprise(chosen: &Candidate, candidates: &[Candidate]) -> f32 {
+    libm::log2(total(candidates) / chosen.share as f64) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidates(shares: &[f32]) -> Vec<Candidate> {
+        let candidate = |(token, &share): (usize, &f32)| Candidate { token: token as u32, rank: share.ln(), share };
+        shares.iter().enumerate().map(candidate).collect()
+    }
+
+    #[test]
+    fn what_surprises_more_than_mu_is_left_out() {
+        let kept = |mu: f32| {
+            let mut candidates = candidates(&[0.125, 1.0, 0.25, 0.5, 0.125]); // 1/16, 1/2, 1/8, 1/4, 1/16: 4, 1, 3, 2, 4 bits
+            keep_expected(&mut candidates, mu);
+            candidates.iter().map(|c| c.token).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(4.0), [0, 1, 2, 3, 4]);
+        assert_eq!(kept(3.5), [1, 2, 3]);
+        assert_eq!(kept(2.0), [1, 3]);
+        assert_eq!(kept(0.5), [1]);
+        assert_eq!(kept(-1e9), [1]);
+        assert_eq!(kept(1e9), [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn surprise_is_counted_among_what_is_left() {
+        let left = candidates(&[1.0, 0.5, 0.5]);
+        assert_eq!(surprise(&left[0], &left), 1.0);
+        assert_eq!(surprise(&left[1], &left), 2.0);
+        assert_eq!(surprise(&left[0], &left[..1]), 0.0);
+    }
+}

@@ -1,0 +1,64 @@
+//! What is added to or taken from the logits of single tokens.
+
+use super::memory::Memory;
+use crate::options::SamplingParams;
+
+/// Adds `change` to a logit without ever making the token impossible, or one that is impossible possible.
+pub fn shift(logit: &mut f32, change: f32) {
+    set(logit, *logit + change);
+}
+
+fn set(logit: &mut f32, value: f32) {
+    if *logit > f32::NEG_INFINITY {
+        *logit = value.clamp(f32::MIN, f32::MAX);
+    }
+}
+
+/// Logit bias, as OpenAI's API and (for single tokens) transformers' SequenceBiasLogitsProcessor define it.
+pub fn apply_bias(logits: &mut [f32], bias: &[(u32, f32)]) {
+    for &(token, bias) in bias {
+        if let Some(logit) = logits.get_mut(token as usize) {
+            shift(logit, bias);
+        }
+    }
+}
+
+/// Repetition penalty over prompt and output (CTRL, Keskar et al. 2019), then frequency and presence penalty over
+/// the output alone (OpenAI's API; vLLM).
+pub fn apply(logits: &mut [f32], params: &SamplingParams, memory: &Memory) {
+    for count in memory.counts() {
+        let Some(logit) = logits.get_mut(count.token as usize) else { continue };
+        let penalized = if *logit > 0.0 { *logit / params.repetition_penalty } else { *logit * params.repetition_penalty };
+        set(logit, penalized);
+        if count.generated > 0 {
+            shift(logit, -(params.frequency_penalty * count.generated as f32 + params.presence_penalty));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::sampler::Rules;
+
+    #[test]
+    fn penalties_count_what_they_are_defined_to_count() {
+        let params = SamplingParams { repetition_penalty: 2.0, presence_penalty: 0.5, frequency_penalty: 0.25, ..Default::default() };
+        let rules = Rules { params, ..Rules::default() };
+        let memory = Memory::new(&rules, &[0, 1, 2, 2, 2, 1], 2).unwrap(); // 0: prompt; 1: both; 2: output; 3: nowhere
+        let mut logits = [4.0, -4.0, 4.0, 4.0];
+        apply(&mut logits, &rules.params, &memory);
+        assert_eq!(logits, [2.0, -8.75, 0.75, 4.0]);
+    }
+
+    #[test]
+    fn a_penalty_makes_no_token_impossible_and_no_impossible_one_possible() {
+        let params = SamplingParams { repetition_penalty: 100.0, ..Default::default() };
+        let rules = Rules { params, ..Rules::default() };
+        let memory = Memory::new(&rules, &[0, 1, 9], 0).unwrap();
+        let mut logits = [f32::MIN, f32::NEG_INFINITY];
+        apply(&mut logits, &rules.params, &memory);
+        apply_bias(&mut logits, &[(0, -100.0), (1, 100.0), (8, 1.0)]);
+        assert_eq!(logits, [f32::MIN, f32::NEG_INFINITY]);
+    }
+}

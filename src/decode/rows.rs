@@ -1,0 +1,95 @@
+//! Passes over a whole row of logits, in loops that the compiler turns into vector code.
+
+const LANES: usize = 8;
+
+/// Neither NaN nor plus infinity is among them.
+pub fn are_logits(row: &[f32]) -> bool {
+    row.iter().fold(true, |good, &logit| good & (logit < f32::INFINITY))
+}
+
+pub fn reaches(row: &[f32], floor: f32) -> bool {
+    row.iter().fold(false, |found, &logit| found | (logit >= floor))
+}
+
+/// Minus infinity where there is none.
+pub fn largest(row: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let chunks = row.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, logit);
+        }
+    }
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| larger(a, b))
+}
+
+/// The sum of e^(logit - max).
+pub fn sum_of_powers(row: &[f32], max: f32) -> f64 {
+    let mut lanes = [0.0; LANES];
+    let chunks = row.chunks_exact(LANES);
+    let rest: f64 = chunks.remainder().iter().map(|&logit| exp(logit - max) as f64).sum();
+    for chunk in chunks {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane += exp(logit - max) as f64;
+        }
+    }
+    lanes.iter().sum::<f64>() + rest
+}
+
+/// e^x for x up to 0, as closely as an f32 can say; 0 for what is too small to matter to any sum.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    const LEAST: f32 = -87.0;
+    // Adding this leaves the nearest integer in the last bits.
+    const ROUNDER: f32 = 12_582_912.0; // 1.5 * 2^23
+    // ln 2 in two parts: the first times a small integer is exact.
+    const LN2_HIGH: f32 = 0.693_359_4; // 355 / 512
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    let rounded = x.max(LEAST) * std::f32::consts::LOG2_E + ROUNDER;
+    let n = rounded - ROUNDER;
+    let r = x.max(LEAST) - n * LN2_HIGH - n * LN2_LOW;
+    // e^r for |r| up to ln 2 / 2, by its series.
+    let series = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
+    let power = series.iter().fold(1.0 / 5040.0, |sum, coefficient| sum * r + coefficient);
+    // 2^n, put together from its bits.
+    let scale = f32::from_bits((rounded.to_bits() << 23).wrapping_add(1.0f32.to_bits()));
+    if x < LEAST { 0.0 } else { power * scale }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_are_exact_to_the_last_two_bits() {
+        assert_eq!(exp(0.0), 1.0);
+        for i in 0..=870_000 {
+            let x = -(i as f32) / 10_000.0;
+            let expected = libm::exp(x as f64);
+            let error = (exp(x) as f64 - expected).abs() / expected;
+            assert!(error < 2.4e-7, "e^{x} is off by {error}");
+        }
+        for x in [-87.1, -1e10, f32::MIN, f32::NEG_INFINITY] {
+            assert_eq!(exp(x), 0.0, "{x}");
+        }
+    }
+
+    #[test]
+    fn rows_of_any_length_are_read_to_their_end() {
+        for len in 0..40 {
+            let row: Vec<f32> = (0..len).map(|i| i as f32 / 8.0).collect();
+            assert_eq!(largest(&row), row.last().copied().unwrap_or(f32::NEG_INFINITY));
+            let expected: f64 = row.iter().map(|&x| libm::exp(x as f64 - 5.0)).sum();
+            assert!((sum_of_powers(&row, 5.0) - expected).abs() < 1e-6);
+            assert!(are_logits(&row));
+            assert_eq!(reaches(&row, (len as f32 - 1.0) / 8.0), len > 0);
+            assert!(!reaches(&row, len as f32 / 8.0));
+            for bad in [f32::NAN, f32::INFINITY] {
+                assert!(!are_logits(&[&row[..], &[bad]].concat()));
+            }
+        }
+        assert!(are_logits(&[f32::NEG_INFINITY; 9]));
+    }
+}

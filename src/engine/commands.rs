@@ -1,0 +1,163 @@
+//! What the host has asked for since the last step, done before the next one.
+
+use std::time::Instant;
+
+use super::core::Core;
+use super::outputs::Output;
+use super::registry::{Child, Command};
+use super::request::Work;
+use super::stream::Turn;
+use crate::error::{Error, Result};
+use crate::kv::Chain;
+use crate::sched::{Arrival, FinishReason};
+
+/// A prompt whose blocks stay until then.
+pub struct Pin {
+    id: u64,
+    until: Option<Instant>,
+}
+
+impl Core {
+    pub(super) fn take_commands(&mut self) {
+        let mut commands = std::mem::take(&mut self.commands);
+        self.shared.registry.take_commands(&mut commands);
+        for command in commands.drain(..) {
+            self.obey(command);
+        }
+        self.commands = commands;
+        self.let_pins_expire();
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Add { id, work } => self.add(id, *work),
+            Command::Abort { request } => self.end_request(request, FinishReason::Abort, |output| output),
+            Command::Fork { parent, len, children, idle } => children.into_iter().for_each(|child| self.fork(parent, len, child, idle)),
+            Command::Append { seq, tokens } => {
+                let result = self.append(seq, &tokens);
+                self.or_end(seq, result);
+            }
+            Command::Rewind { seq, len } => {
+                let result = self.rewind(seq, len);
+                self.or_end(seq, result);
+            }
+            Command::Resume { seq, turn } => {
+                let result = self.resume(seq, *turn);
+                self.or_end(seq, result);
+            }
+            Command::Free { seq } => {
+                self.end_sequence(seq, FinishReason::Abort, |output| output);
+                self.forget(seq);
+            }
+            Command::Pin { id, tokens, priority, salt, until } => {
+                let root = Chain::root(&self.model, &salt);
+                match self.pins.try_reserve(1).map_err(Error::from).and_then(|()| self.scheduler.pin(id, tokens, priority, root)) {
+                    Ok(()) => self.pins.push(Pin { id, until }),
+                    Err(_) => self.shared.registry.pin_ended(id),
+                }
+            }
+            Command::Unpin { id } => {
+                self.pins.retain(|pin| pin.id != id);
+                self.scheduler.remove(id);
+            }
+        }
+    }
+
+    fn add(&mut self, id: u64, work: Work) {
+        let Work { prompt, max_len, branching, keep, root, mut stream, beams, wanted } = work;
+        let prompt_logits = stream.rules.params.prompt_logprobs.is_some();
+        let echoed = stream.rules.params.echo.then(|| stream.echo(&prompt, self.shared.text.as_deref())).transpose();
+        let begun = echoed.and_then(|echoed| {
+            if let Some(mut beams) = beams {
+                beams.begin(&stream.rules, &prompt)?;
+                self.beams.insert(id, beams);
+            }
+            self.scheduler.add(Arrival { id, prompt, max_len, branching, keep, prompt_logits, root })?;
+            Ok(echoed.flatten())
+        });
+        match begun {
+            Ok(echoed) => {
+                if stream.branches > wanted {
+                    self.contests.insert(id, super::core::Contest { wanted, open: stream.branches, ends: Vec::new() });
+                }
+                let outbox = stream.outbox.clone();
+                self.streams.insert(id, stream);
+                echoed.into_iter().for_each(|output| self.push(&outbox, output));
+            }
+            Err(error) => {
+                let output = stream.close(FinishReason::Error, None).failed(error);
+                self.scheduler.remove(id);
+                self.beams.remove(&id);
+                self.end_with_siblings(&stream.outbox, output);
+            }
+        }
+    }
+
+    fn fork(&mut self, parent: u64, len: Option<usize>, child: Child, idle: bool) {
+        let Child { id, seed, user_data, outbox } = child;
+        let last = Output { request: id, sequence: id, user_data, ..Output::default() };
+        let forked = self.try_fork(parent, len, id, idle).map(|mut stream| {
+            stream.seed = seed.unwrap_or(stream.seed);
+            (stream.request, stream.sequence, stream.index, stream.user_data) = (id, id, 0, user_data);
+            stream.outbox = outbox.clone();
+            self.streams.insert(id, stream);
+        });
+        if let Err(error) = forked {
+            self.scheduler.remove(id);
+            self.end(&outbox, last.failed(error), None);
+        }
+    }
+
+    fn try_fork(&mut self, parent: u64, len: Option<usize>, child: u64, idle: bool) -> Result<super::stream::Stream> {
+        let gone = || Error::not_found(format!("sequence {parent} has ended before it could fork, and was not kept"));
+        let mut stream = self.streams.get(&parent).ok_or_else(gone)?.fork()?;
+        self.scheduler.fork(parent, len, child, idle)?;
+        let tokens = &self.scheduler.get(child)?.tokens;
+        if tokens.len() < self.scheduler.get(parent)?.tokens.len() {
+            stream.rewind(tokens, self.shared.text.as_deref())?;
+        }
+        Ok(stream)
+    }
+
+    /// Sequences that have ended meanwhile, and were not kept, have nothing to be appended to.
+    fn append(&mut self, seq: u64, tokens: &[u32]) -> Result<()> {
+        let Some(stream) = self.streams.get_mut(&seq) else { return Ok(()) };
+        self.scheduler.append(seq, tokens, self.longest)?;
+        stream.append(tokens, self.shared.text.as_deref())
+    }
+
+    fn rewind(&mut self, seq: u64, len: usize) -> Result<()> {
+        let Some(stream) = self.streams.get_mut(&seq) else { return Ok(()) };
+        self.scheduler.rewind(seq, len)?;
+        stream.rewind(&self.scheduler.get(seq)?.tokens, self.shared.text.as_deref())
+    }
+
+    fn resume(&mut self, seq: u64, turn: Turn) -> Result<()> {
+        let Some(stream) = self.streams.get_mut(&seq) else { return Ok(()) };
+        let (max_len, keep) = (turn.max_len, turn.keep);
+        stream.resume(turn, &self.scheduler.get(seq)?.tokens)?;
+        self.scheduler.resume(seq, max_len, keep)
+    }
+
+    /// A sequence for which a command failed ends with the error.
+    fn or_end(&mut self, seq: u64, result: Result<()>) {
+        if let Err(error) = result {
+            self.end_sequence(seq, FinishReason::Error, |output| output.failed(error));
+        }
+    }
+
+    /// Pins whose time has passed go, and those that had to give way are forgotten.
+    fn let_pins_expire(&mut self) {
+        let now = Instant::now();
+        let mut next = 0;
+        while let Some(pin) = self.pins.get(next) {
+            if pin.until.is_some_and(|until| until <= now) || self.scheduler.get(pin.id).is_err() {
+                self.scheduler.remove(pin.id);
+                self.shared.registry.pin_ended(pin.id);
+                self.pins.swap_remove(next);
+            } else {
+                next += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! What a request asks for, and the checks that turn it into work.
+
+use std::sync::Arc;
+
+use super::beams::Beams;
+use super::queue::{Outbox, Queue};
+use super::stream::{Stream, Turn};
+use super::{Engine, LogitsHook};
+use crate::decode::Rules;
+use crate::error::{Error, Result};
+use crate::kv::{Chain, blocks_for};
+use crate::options::{BeamParams, OutputKind, SamplingParams};
+use crate::sched::Branching;
+
+/// What a request asks for.
+#[derive(Clone)]
+pub struct Request {
+    pub prompt: Prompt,
+    pub sampling: SamplingParams,
+    /// Results: samples, or the best beams.
+    pub n: u32,
+    /// Samples to draw, of which the `n` with the highest log probability are results. None: `n`.
+    pub best_of: Option<u32>,
+    /// Search for the most probable continuations instead of sampling.
+    pub beam: Option<BeamParams>,
+    /// Its sequences stay when they end, and can be resumed.
+    pub keep: bool,
+    /// Keep only so many of the prompt's last tokens.
+    pub truncate_prompt_tokens: Option<usize>,
+    /// Only requests with the same salt find each other's prefixes.
+    pub salt: Vec<u8>,
+    /// Edits the logits before anything else does.
+    pub hook: Option<LogitsHook>,
+    /// Comes back in every output.
+    pub user_data: u64,
+    /// Let the tokenizer add its special tokens (such as BOS) to a text prompt.
+    pub add_special: bool,
+    /// Leave special tokens out of the output's text.
+    pub skip_special: bool,
+}
+
+#[derive(Debug, Clone)]
+pub enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+impl Request {
+    pub fn new(prompt: Prompt, sampling: SamplingParams) -> Request {
+        Request {
+            prompt,
+            sampling,
+            n: 1,
+            best_of: None,
+            beam: None,
+            keep: false,
+            truncate_prompt_tokens: None,
+            salt: Vec::new(),
+            hook: None,
+            user_data: 0,
+            add_special: true,
+            skip_special: true,
+        }
+    }
+
+    /// Samples to draw.
+    fn samples(&self) -> u32 {
+        self.best_of.unwrap_or(self.n)
+    }
+}
+
+/// A request that was checked.
+pub struct Work {
+    pub prompt: Vec<u32>,
+    pub max_len: usize,
+    pub branching: Branching,
+    pub keep: bool,
+    pub root: Chain,
+    /// Results that the host waits for.
+    pub wanted: usize,
+    pub stream: Stream,
+    pub beams: Option<Box<Beams>>,
+}
+
+impl Engine {
+    /// Checks a request, and hands it to the next step. What could never run is refused here.
+    pub fn add_request(&self, request: Request) -> Result<u64> {
+        self.add_request_to(&self.queue, request)
+    }
+
+    /// As `add_request`; its outputs go to `queue`.
+    pub fn add_request_to(&self, queue: &Queue, request: Request) -> Result<u64> {
+        self.check()?;
+        self.check_queue(queue)?;
+        self.check_sampling(&request.sampling)?;
+        let branching = self.branching(&request)?;
+        let prompt = self.prompt_tokens(&request)?;
+        let max_len = self.max_len(prompt.len(), &request.sampling)?;
+        self.check_room(prompt.len(), max_len, branching)?;
+        let beams = request.beam.as_ref().map(|params| self.beams(params, &request, max_len - prompt.len()));
+        let beams = beams.transpose()?.map(Box::new);
+        let root = Chain::root(&self.info.fingerprint, &request.salt);
+        let (keep, wanted) = (request.keep, request.n as usize);
+        let mut sampling = request.sampling;
+        if branching.width() > wanted {
+            sampling.output = OutputKind::Final; // nobody knows before the end which are returned
+        }
+        let turn = self.turn(sampling, queue.outbox().clone(), request.hook, request.user_data, request.skip_special, max_len, keep)?;
+        self.shared.registry.add(|id| {
+            let turn = Turn { seed: turn.rules.params.seed.unwrap_or(self.seed_of(id)), ..turn };
+            let mut stream = Stream::new(id, turn, &prompt)?;
+            stream.branches = if beams.is_some() { 1 } else { branching.width() };
+            stream.ranked = stream.branches > wanted;
+            Ok(Work { prompt, max_len, branching, keep, root, wanted, stream, beams })
+        })
+    }
+
+    fn beams(&self, params: &BeamParams, request: &Request, most: usize) -> Result<Beams> {
+        let ends = [&self.eos_of(&request.sampling)[..], &request.sampling.stop_token_ids].concat();
+        Beams::new(params, request.n as usize, &ends, most, self.info.vocab_size)
+    }
+
+    pub(super) fn check_queue(&self, queue: &Queue) -> Result<()> {
+        match queue.belongs_to(&self.shared.registry) {
+            true => Ok(()),
+            false => Err(Error::invalid("the queue belongs to another engine: create one on this engine")),
+        }
+    }
+
+    pub(super) fn check_sampling(&self, sampling: &SamplingParams) -> Result<()> {
+        sampling.validate(self.info.vocab_size)?;
+        if self.shared.text.is_some() {
+            return Ok(());
+        }
+        let needs_text = [
+            (!sampling.stop.is_empty(), "stop strings need a tokenizer", "use stop_token_ids"),
+            (!sampling.bad_words.is_empty(), "bad words need a tokenizer", "use bad_words_ids"),
+            (
+                sampling.dry.as_ref().is_some_and(|dry| !dry.sequence_breakers.is_empty()),
+                "DRY's sequence breakers need a tokenizer",
+                "leave them out",
+            ),
+            (sampling.grammar.is_some(), "structured output needs a tokenizer", "leave the grammar out"),
+        ];
+        match needs_text.into_iter().find(|(needed, ..)| *needed) {
+            Some((_, what, remedy)) => Err(Error::unsupported(format!("{what}, and the engine was made with skip_tokenizer: {remedy}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// How many sequences the request becomes; what contradicts itself is refused.
+    fn branching(&self, request: &Request) -> Result<Branching> {
+        let (n, samples) = (request.n, request.samples());
+        if n == 0 {
+            return Err(Error::invalid("n is 0: ask for at least one sequence"));
+        }
+        let branching = match &request.beam {
+            Some(beam) => {
+                beam.validate(n as usize)?;
+                no_sampling_with_beams(request)?;
+                Branching::Beams(beam.width as usize)
+            }
+            None if samples < n => return Err(Error::invalid(format!("best_of is {samples} and n is {n}: it must be at least n"))),
+            None if samples == 1 => Branching::One,
+            None => Branching::Samples(samples as usize),
+        };
+        if branching.width() > self.max_seqs {
+            return Err(Error::invalid(format!(
+                "the request needs {} sequences at once and max_seqs is {}: raise it, or ask for fewer",
+                branching.width(),
+                self.max_seqs
+            )));
+        }
+        if request.sampling.prompt_logprobs.is_some() && request.truncate_prompt_tokens == Some(0) {
+            return Err(Error::invalid("truncate_prompt_tokens is 0: keep at least one token"));
+        }
+        Ok(branching)
+    }
+
+    /// Whether the request's sequences, all of the full length, would fit the pool alone.
+    fn check_room(&self, prompt: usize, max_len: usize, branching: Branching) -> Result<()> {
+        let memory = &self.info.memory;
+        let shared = prompt / memory.block_size;
+        let most = shared + branching.width() * (blocks_for(max_len, memory.block_size) - shared);
+        if most <= memory.blocks {
+            return Ok(());
+        }
+        Err(Error::capacity(format!(
+            "{} sequences of {max_len} tokens that share a prompt of {prompt} need {most} KV blocks and the pool has {}: lower max_tokens or n, or raise kv_bytes",
+            branching.width(),
+            memory.blocks
+        )))
+    }
+
+    pub(super) fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>> {
+        let mut tokens = match &request.prompt {
+            Prompt::Text(text) if text.is_empty() => Vec::new(),
+            Prompt::Text(text) => self.encode(text, request.add_special)?,
+            Prompt::Tokens(tokens) => tokens.clone(),
+        };
+        self.check_tokens("prompt", &tokens)?;
+        match request.truncate_prompt_tokens {
+            Some(0) => return Err(Error::invalid("truncate_prompt_tokens is 0: keep at least one token")),
+            Some(most) => drop(tokens.drain(..tokens.len().saturating_sub(most))),
+            None => {}
+        }
+        Ok(tokens)
+    }
+
+    pub(super) fn check_tokens(&self, what: &str, tokens: &[u32]) -> Result<()> {
+        let vocab = self.info.vocab_size;
+        match tokens.iter().position(|&token| token as usize >= vocab) {
+            Some(i) => Err(Error::invalid(format!("{what} token {i} is {}, beyond the vocabulary of {vocab} tokens", tokens[i]))),
+            None => Ok(()),
+        }
+    }
+
+    /// A text that could never fit is refused before the tokenizer takes a multiple of its size.
+    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        const MOST_BYTES_PER_TOKEN: usize = 1024;
+        let (len, most) = (text.len(), self.info.memory.max_model_len);
+        if len / MOST_BYTES_PER_TOKEN > most {
+            return Err(Error::invalid(format!("prompt is {len} bytes, max_model_len is {most} tokens: shorten the prompt")));
+        }
+        self.text()?.encode(text, add_special)
+    }
+
+    /// The length at which a sequence that has `len` tokens now ends.
+    pub(super) fn max_len(&self, len: usize, sampling: &SamplingParams) -> Result<usize> {
+        let most = self.info.memory.max_model_len;
+        if len == 0 {
+            return Err(Error::invalid("the prompt is empty: give at least one token"));
+        }
+        if len >= most {
+            let pool = match most < self.info.max_positions {
+                true => format!(
+                    " (the model's own limit is {}, the KV pool holds {})",
+                    self.info.max_positions,
+                    self.info.memory.blocks * self.info.memory.block_size
+                ),
+                false => String::new(),
+            };
+            return Err(Error::invalid(format!(
+                "prompt is {len} tokens, max_model_len is {most}{pool}: raise it or shorten the prompt to at most {}",
+                most - 1
+            )));
+        }
+        Ok(sampling.max_tokens.map_or(most, |tokens| len.saturating_add(tokens).min(most)))
+    }
+
+    /// How a sequence is to go on; its seed is the sampling parameters' own, or 0.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn turn(
+        &self,
+        params: SamplingParams,
+        outbox: Arc<Outbox>,
+        hook: Option<LogitsHook>,
+        user_data: u64,
+        skip_special: bool,
+        max_len: usize,
+        keep: bool,
+    ) -> Result<Turn> {
+        let constraint = params.grammar.as_ref().map(|grammar| self.grammars()?.compile(grammar)).transpose()?;
+        let seed = params.seed.unwrap_or_default();
+        let rules = Arc::new(self.rules(params)?);
+        Ok(Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, max_len, keep })
+    }
+
+    fn eos_of(&self, params: &SamplingParams) -> Arc<[u32]> {
+        if params.ignore_eos { Arc::new([]) } else { self.eos.clone() }
+    }
+
+    fn rules(&self, params: SamplingParams) -> Result<Rules> {
+        let encode = |text: &str| self.text()?.encode(text, false);
+        let mut bad_words = params.bad_words_ids.clone();
+        for word in &params.bad_words {
+            // At the beginning of a text, and within one.
+            let forms = [encode(word)?, encode(&format!(" {word}"))?];
+            bad_words.extend(forms.into_iter().filter(|form| !form.is_empty()));
+        }
+        let breakers = params.dry.iter().flat_map(|dry| &dry.sequence_breakers).map(|text| encode(text)).collect::<Result<_>>()?;
+        Ok(Rules { eos: self.eos_of(&params), bad_words, breakers, params })
+    }
+
+    /// Odd multipliers keep neighbouring ids and seeds apart.
+    pub(super) fn seed_of(&self, id: u64) -> u64 {
+        self.seed.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ id.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    }
+}
+
+/// Stream `i` of one seed: the first draws the seed's own numbers.
+pub fn branch_seed(seed: u64, i: usize) -> u64 {
+    seed.wrapping_add((i as u64).wrapping_mul(0xA076_1D64_78BD_642F))
+}
+
+fn no_sampling_with_beams(request: &Request) -> Result<()> {
+    let sampling = &request.sampling;
+    let default = SamplingParams::default();
+    let contradictions = [
+        (request.best_of.is_some(), "best_of"),
+        (request.keep, "keep"),
+        (sampling.temperature != default.temperature && sampling.temperature != 0.0, "temperature"),
+        (sampling.top_k != 0, "top_k"),
+        (sampling.top_p != 1.0, "top_p"),
+        (sampling.min_p != 0.0, "min_p"),
+        (sampling.typical_p != 1.0, "typical_p"),
+        (sampling.top_n_sigma != 0.0, "top_n_sigma"),
+        (sampling.xtc_probability != 0.0, "xtc_probability"),
+        (sampling.mirostat.is_some(), "mirostat"),
+        (sampling.seed.is_some(), "seed"),
+        (!sampling.stop.is_empty(), "stop strings"),
+        (sampling.prompt_logprobs.is_some(), "prompt_logprobs"),
+        (sampling.logprobs.is_some(), "logprobs"),
+        (sampling.grammar.is_some(), "a grammar"),
+    ];
+    match contradictions.into_iter().find(|(given, _)| *given) {
+        Some((_, what)) => Err(Error::invalid(format!(
+            "beam search and {what} are both asked for: beams are chosen together, by their scores; leave one out"
+        ))),
+        None => Ok(()),
+    }
+}

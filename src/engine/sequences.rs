@@ -1,0 +1,153 @@
+//! Sequences as values: what a host may do with one, at any time.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::queue::Queue;
+use super::registry::Child;
+use super::request::{Prompt, Request, branch_seed};
+use super::{Engine, LogitsHook, Output};
+use crate::error::{Error, Result};
+use crate::options::SamplingParams;
+
+/// How to fork.
+#[derive(Clone, Default)]
+pub struct Fork<'a> {
+    /// The tokens that the children share with their parent. None: all, as of the step that makes them.
+    pub at: Option<usize>,
+    /// The children stay idle until they are resumed, even where the parent runs.
+    pub idle: bool,
+    /// Each child draws from a stream of its own of this seed. None: all draw the same numbers as the parent.
+    pub seed: Option<u64>,
+    /// Where their outputs go. None: where the parent's go.
+    pub queue: Option<&'a Queue>,
+    /// None: the parent's.
+    pub user_data: Option<u64>,
+}
+
+/// How an idle sequence goes on.
+#[derive(Clone)]
+pub struct Resume<'a> {
+    pub sampling: SamplingParams,
+    /// It stays again when it ends.
+    pub keep: bool,
+    pub queue: Option<&'a Queue>,
+    pub user_data: Option<u64>,
+    pub skip_special: bool,
+    pub hook: Option<LogitsHook>,
+}
+
+impl Resume<'_> {
+    pub fn new(sampling: SamplingParams) -> Self {
+        Resume { sampling, keep: true, queue: None, user_data: None, skip_special: true, hook: None }
+    }
+}
+
+/// A sequence as of the last step, and of the calls since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SequenceInfo {
+    pub request: u64,
+    pub index: u32,
+    /// Its tokens.
+    pub len: usize,
+    /// It waits to be resumed or freed.
+    pub idle: bool,
+}
+
+impl Engine {
+    /// Makes `n` sequences that share the parent's blocks; each is a request of its own, whose id is the sequence's.
+    pub fn fork(&self, seq: u64, n: usize, how: &Fork) -> Result<Vec<u64>> {
+        if n == 0 {
+            return Err(Error::invalid("n is 0: ask for at least one child"));
+        }
+        let most = self.info.memory.blocks;
+        if n > most {
+            return Err(Error::capacity(format!("{n} children need a KV block each and the pool has {most}: ask for fewer")));
+        }
+        if let Some(queue) = how.queue {
+            self.check_queue(queue)?;
+        }
+        let child = |i, id, known: &super::registry::Known| {
+            let outbox = how.queue.map_or(&known.outbox, |queue| queue.outbox()).clone();
+            outbox.check_open()?;
+            Ok(Child { id, seed: how.seed.map(|seed| branch_seed(seed, i)), user_data: how.user_data.unwrap_or(known.user_data), outbox })
+        };
+        let last = |id, known: &super::registry::Known| Output {
+            request: id,
+            sequence: id,
+            user_data: known.user_data,
+            prompt_tokens: known.len as u64,
+            ..Output::default()
+        };
+        self.shared.registry.fork(seq, how.at, how.idle, n, child, last)
+    }
+
+    /// Adds tokens to the end; a sequence that runs goes on after them.
+    pub fn append(&self, seq: u64, tokens: Vec<u32>) -> Result<()> {
+        self.check_tokens("appended", &tokens)?;
+        self.shared.registry.append(seq, tokens, self.info.memory.max_model_len)
+    }
+
+    /// Cuts the sequence to its first `len` tokens; one that runs goes on from there.
+    pub fn rewind(&self, seq: u64, len: usize) -> Result<()> {
+        self.shared.registry.rewind(seq, len)
+    }
+
+    /// An idle sequence goes on.
+    pub fn resume(&self, seq: u64, how: Resume) -> Result<()> {
+        self.check()?;
+        self.check_sampling(&how.sampling)?;
+        if how.sampling.prompt_logprobs.is_some() || how.sampling.echo {
+            return Err(Error::invalid("a sequence that is resumed has no prompt to report: leave out prompt_logprobs and echo"));
+        }
+        if let Some(queue) = how.queue {
+            self.check_queue(queue)?;
+        }
+        let known = self.shared.registry.sequence(seq)?;
+        let outbox = how.queue.map_or(&known.outbox, |queue| queue.outbox()).clone();
+        outbox.check_open()?;
+        let user_data = how.user_data.unwrap_or(known.user_data);
+        let mut turn = self.turn(how.sampling, outbox, how.hook, user_data, how.skip_special, 0, how.keep)?;
+        let seed = self.seed_of(seq);
+        self.shared.registry.resume(
+            seq,
+            |known| {
+                turn.max_len = self.max_len(known.len, &turn.rules.params)?;
+                turn.seed = turn.rules.params.seed.unwrap_or(seed);
+                Ok(turn)
+            },
+            |known| Output { request: known.request, user_data: known.user_data, prompt_tokens: known.len as u64, ..Output::default() },
+        )
+    }
+
+    /// Forgets a sequence, whatever it does, and gives back its blocks. One that runs ends with `Abort`.
+    pub fn free(&self, seq: u64) -> Result<()> {
+        self.shared.registry.free(seq)
+    }
+
+    pub fn sequence(&self, seq: u64) -> Result<SequenceInfo> {
+        let known = self.shared.registry.sequence(seq)?;
+        Ok(SequenceInfo { request: known.request, index: known.index, len: known.len, idle: known.idle })
+    }
+
+    /// Computes a prompt and keeps its blocks until it is unpinned or `time` has passed. Where a sequence could not go on
+    /// otherwise, the pin with the lowest priority gives way.
+    pub fn pin(&self, prompt: Prompt, add_special: bool, salt: &[u8], priority: u32, time: Option<Duration>) -> Result<u64> {
+        self.check()?;
+        if !self.keeps_prefixes {
+            return Err(Error::unsupported("the engine was made without a prefix cache: nothing can be pinned"));
+        }
+        let request = Request { add_special, ..Request::new(prompt, SamplingParams::default()) };
+        let tokens = self.prompt_tokens(&request)?;
+        self.max_len(tokens.len(), &request.sampling)?;
+        let until = time.and_then(|time| Instant::now().checked_add(time));
+        self.shared.registry.pin(tokens, priority, salt.to_vec(), until)
+    }
+
+    pub fn unpin(&self, pin: u64) -> Result<()> {
+        self.shared.registry.unpin(pin)
+    }
+}
+
+/// Sees the sequence's id and its tokens, and edits the logits of the next one. Runs on the thread that steps.
+pub type Hook = Arc<dyn Fn(u64, &[u32], &mut [f32]) + Send + Sync>;

@@ -1,0 +1,392 @@
+use std::ffi::c_char;
+use std::ptr::null;
+
+use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, string, strings, try_copy, try_string};
+use super::structs::{known_flags, some};
+use crate::error::{Error, Result};
+use crate::options::{Dry, Grammar, Mirostat, OutputKind, SamplingParams};
+
+/// Use the seed field; without this the seed comes from the engine's and the request's id.
+pub const PLLM_SAMPLING_SEED: u32 = 1;
+/// Go on past end-of-sequence tokens.
+pub const PLLM_SAMPLING_IGNORE_EOS: u32 = 2;
+/// Report the log probability of every chosen token, and of so many of the most probable ones as top_logprobs says.
+pub const PLLM_SAMPLING_LOGPROBS: u32 = 4;
+/// The same of the prompt's tokens but the first; prompt_top_logprobs says of how many more.
+pub const PLLM_SAMPLING_PROMPT_LOGPROBS: u32 = 8;
+/// The output begins with the prompt.
+pub const PLLM_SAMPLING_ECHO: u32 = 16;
+/// The stop string, or the text of the token that ends the sequence, stays in the text.
+pub const PLLM_SAMPLING_INCLUDE_STOP: u32 = 32;
+
+/// Each output holds what is new.
+pub const PLLM_OUTPUT_DELTA: u32 = 0;
+/// Each output holds everything so far.
+pub const PLLM_OUTPUT_CUMULATIVE: u32 = 1;
+/// One output, at the end, holds everything.
+pub const PLLM_OUTPUT_FINAL: u32 = 2;
+
+/// Anything.
+pub const PLLM_GRAMMAR_NONE: u32 = 0;
+/// A JSON text that the schema in grammar (itself a JSON text) describes.
+pub const PLLM_GRAMMAR_JSON_SCHEMA: u32 = 1;
+/// Any JSON object.
+pub const PLLM_GRAMMAR_JSON_OBJECT: u32 = 2;
+/// A text that the regular expression in grammar matches as a whole.
+pub const PLLM_GRAMMAR_REGEX: u32 = 3;
+/// One of the texts in choices.
+pub const PLLM_GRAMMAR_CHOICE: u32 = 4;
+/// A text that the Lark grammar in grammar describes.
+pub const PLLM_GRAMMAR_LARK: u32 = 5;
+
+/// Added to the logit of a token.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct pllm_logit_bias {
+    pub token: u32,
+    pub bias: f32,
+}
+
+/// Some token ids.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct pllm_token_list {
+    pub tokens: *const u32,
+    pub tokens_len: u64,
+}
+
+/// DRY: a token that would make a repetition one longer than length tokens loses multiplier * base ^ (length - allowed_length).
+/// Fill it with pllm_dry_init first.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pllm_dry {
+    /// sizeof(pllm_dry)
+    pub struct_size: u64,
+    /// Default 0.8.
+    pub multiplier: f32,
+    /// Default 1.75.
+    pub base: f32,
+    /// Shorter repetitions are free. Default 2.
+    pub allowed_length: u32,
+    /// How many tokens back repetitions are looked for. 0 (default): to the beginning.
+    pub penalty_last_n: u32,
+    /// Texts that end a repetition. NULL with a count of 0 (default): newline, colon, quotation mark, asterisk.
+    pub sequence_breakers: *const *const c_char,
+    /// Length of each of them in bytes; NULL: they end with a NUL.
+    pub sequence_breaker_lens: *const u64,
+    pub sequence_breaker_count: u64,
+}
+
+// SAFETY: repr(C), the 32-bit fields fill whole words, numbers and pointers only.
+unsafe impl Versioned for pllm_dry {
+    const NAME: &'static str = "pllm_dry";
+    const FIRST_SIZE: usize = 48;
+    fn defaults() -> Self {
+        let dry = Dry::default();
+        pllm_dry {
+            struct_size: size_of::<Self>() as u64,
+            multiplier: dry.multiplier,
+            base: dry.base,
+            allowed_length: dry.allowed_length,
+            penalty_last_n: 0,
+            sequence_breakers: null(),
+            sequence_breaker_lens: null(),
+            sequence_breaker_count: 0,
+        }
+    }
+}
+
+impl pllm_dry {
+    /// # Safety
+    /// As `convert::read`, and its arrays are readable.
+    unsafe fn to_dry(dry: *const Self) -> Result<Dry> {
+        // SAFETY: the caller's contract.
+        let c = unsafe { convert::read(dry) }?;
+        let sequence_breakers = match c.sequence_breaker_count {
+            0 => Dry::default().sequence_breakers,
+            // SAFETY: the caller's contract.
+            count => unsafe { strings("a sequence breaker", c.sequence_breakers, c.sequence_breaker_lens, count) }?,
+        };
+        let penalty_last_n = some(c.penalty_last_n);
+        Ok(Dry { multiplier: c.multiplier, base: c.base, allowed_length: c.allowed_length, penalty_last_n, sequence_breakers })
+    }
+}
+
+/// Fills in the defaults, within struct_size bytes and never beyond them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_dry_init(dry: *mut pllm_dry, struct_size: u64) {
+    // SAFETY: the caller's contract.
+    super::guard_or((), || unsafe { convert::init(dry, struct_size) });
+}
+
+/// How a request chooses its tokens, what it reports and when it ends. Fill it with pllm_sampling_init first. What applies, in
+/// this order: logit bias; repetition, frequency and presence penalty; DRY; exclusions and the grammar; temperature;
+/// top-n-sigma, min-p, top-k, typical-p, top-p, XTC, or mirostat in their place; the draw.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pllm_sampling {
+    /// sizeof(pllm_sampling)
+    pub struct_size: u64,
+    /// Used with PLLM_SAMPLING_SEED. A request with a seed gives the same tokens whatever runs beside it.
+    pub seed: u64,
+    /// Tokens that end the sequence; reported, their text is not.
+    pub stop_token_ids: *const u32,
+    pub stop_token_ids_len: u64,
+    /// Strings that end the sequence, also across tokens; they do not appear in the text.
+    pub stop: *const *const c_char,
+    /// Length of each of them in bytes; NULL: they end with a NUL.
+    pub stop_lens: *const u64,
+    pub stop_count: u64,
+    /// 0 is greedy. Default 1.
+    pub temperature: f32,
+    /// Keep the most probable tokens that together reach this probability. Default 1: all.
+    pub top_p: f32,
+    /// Keep tokens at least this share as probable as the most probable one. Default 0: all.
+    pub min_p: f32,
+    /// Keep the k most probable tokens. Default 0: all.
+    pub top_k: u32,
+    /// 0 (default): until the sequence is as long as the engine allows.
+    pub max_tokens: u32,
+    /// Neither end-of-sequence tokens nor stops count before this many tokens. Default 0.
+    pub min_tokens: u32,
+    /// PLLM_SAMPLING_* flags.
+    pub flags: u32,
+    /// Must be 0.
+    pub reserved: u32,
+    /// Keep the tokens of the most typical surprise that together reach this probability. Default 1: all.
+    pub typical_p: f32,
+    /// Keep tokens whose logit is within so many standard deviations of the largest. Default 0: all.
+    pub top_n_sigma: f32,
+    /// How often XTC takes the most probable tokens away. Default 0: never.
+    pub xtc_probability: f32,
+    /// From which probability on a token counts as a top choice for XTC. Default 0.1.
+    pub xtc_threshold: f32,
+    /// Mirostat 2: the surprise to keep to, in bits per token. Default 0: off.
+    pub mirostat_tau: f32,
+    /// How fast mirostat corrects. Default 0.1.
+    pub mirostat_eta: f32,
+    /// Taken from the logit of every token that has been generated. Default 0.
+    pub presence_penalty: f32,
+    /// Taken from a token's logit for every time it has been generated. Default 0.
+    pub frequency_penalty: f32,
+    /// Divides the logits of all tokens of prompt and output (multiplies those below 0). Default 1: off.
+    pub repetition_penalty: f32,
+    /// No run of so many tokens comes twice. Default 0: off.
+    pub no_repeat_ngram_size: u32,
+    /// With PLLM_SAMPLING_LOGPROBS: the most probable tokens that are reported beside each chosen one. Default 0.
+    pub top_logprobs: u32,
+    /// With PLLM_SAMPLING_PROMPT_LOGPROBS: the same for the prompt. Default 0.
+    pub prompt_top_logprobs: u32,
+    /// PLLM_OUTPUT_DELTA (default), PLLM_OUTPUT_CUMULATIVE or PLLM_OUTPUT_FINAL.
+    pub output_kind: u32,
+    /// What the output must be: PLLM_GRAMMAR_*. Default PLLM_GRAMMAR_NONE.
+    pub grammar_kind: u32,
+    /// The schema, regular expression or grammar.
+    pub grammar: *const c_char,
+    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    pub grammar_len: u64,
+    /// The texts of PLLM_GRAMMAR_CHOICE.
+    pub choices: *const *const c_char,
+    /// Length of each of them in bytes; NULL: they end with a NUL.
+    pub choice_lens: *const u64,
+    pub choice_count: u64,
+    /// NULL (default): DRY is off.
+    pub dry: *const pllm_dry,
+    pub logit_bias: *const pllm_logit_bias,
+    pub logit_bias_len: u64,
+    /// Texts that the output must not contain.
+    pub bad_words: *const *const c_char,
+    /// Length of each of them in bytes; NULL: they end with a NUL.
+    pub bad_word_lens: *const u64,
+    pub bad_word_count: u64,
+    /// Runs of tokens that the output must not contain.
+    pub bad_words_ids: *const pllm_token_list,
+    pub bad_words_ids_len: u64,
+    /// The only tokens that may be chosen. NULL (default): all.
+    pub allowed_token_ids: *const u32,
+    pub allowed_token_ids_len: u64,
+}
+
+// SAFETY: repr(C), the 32-bit fields fill whole words, numbers and pointers only.
+unsafe impl Versioned for pllm_sampling {
+    const NAME: &'static str = "pllm_sampling";
+    const FIRST_SIZE: usize = 88;
+    fn defaults() -> Self {
+        let params = SamplingParams::default();
+        pllm_sampling {
+            struct_size: size_of::<Self>() as u64,
+            seed: 0,
+            stop_token_ids: null(),
+            stop_token_ids_len: 0,
+            stop: null(),
+            stop_lens: null(),
+            stop_count: 0,
+            temperature: params.temperature,
+            top_p: params.top_p,
+            min_p: params.min_p,
+            top_k: params.top_k,
+            max_tokens: 0,
+            min_tokens: 0,
+            flags: 0,
+            reserved: 0,
+            typical_p: params.typical_p,
+            top_n_sigma: params.top_n_sigma,
+            xtc_probability: params.xtc_probability,
+            xtc_threshold: params.xtc_threshold,
+            mirostat_tau: 0.0,
+            mirostat_eta: 0.1,
+            presence_penalty: params.presence_penalty,
+            frequency_penalty: params.frequency_penalty,
+            repetition_penalty: params.repetition_penalty,
+            no_repeat_ngram_size: params.no_repeat_ngram_size,
+            top_logprobs: 0,
+            prompt_top_logprobs: 0,
+            output_kind: PLLM_OUTPUT_DELTA,
+            grammar_kind: PLLM_GRAMMAR_NONE,
+            grammar: null(),
+            grammar_len: PLLM_NUL_TERMINATED,
+            choices: null(),
+            choice_lens: null(),
+            choice_count: 0,
+            dry: null(),
+            logit_bias: null(),
+            logit_bias_len: 0,
+            bad_words: null(),
+            bad_word_lens: null(),
+            bad_word_count: 0,
+            bad_words_ids: null(),
+            bad_words_ids_len: 0,
+            allowed_token_ids: null(),
+            allowed_token_ids_len: 0,
+        }
+    }
+}
+
+const ALL_FLAGS: u32 = PLLM_SAMPLING_SEED
+    | PLLM_SAMPLING_IGNORE_EOS
+    | PLLM_SAMPLING_LOGPROBS
+    | PLLM_SAMPLING_PROMPT_LOGPROBS
+    | PLLM_SAMPLING_ECHO
+    | PLLM_SAMPLING_INCLUDE_STOP;
+
+impl pllm_sampling {
+    /// The parameters, or the defaults for NULL.
+    /// # Safety
+    /// As `convert::read`, and its arrays are readable.
+    pub(super) unsafe fn to_params(sampling: *const Self) -> Result<SamplingParams> {
+        if sampling.is_null() {
+            return Ok(SamplingParams::default());
+        }
+        // SAFETY: the caller's contract.
+        let c = unsafe { convert::read(sampling) }?;
+        known_flags("sampling flags", c.flags, ALL_FLAGS)?;
+        known_flags("reserved", c.reserved, 0)?;
+        c.check_flags()?;
+        let flag = |flag: u32| c.flags & flag != 0;
+        // SAFETY: the caller's contract, for all arrays and strings.
+        unsafe {
+            Ok(SamplingParams {
+                temperature: c.temperature,
+                top_k: c.top_k,
+                top_p: c.top_p,
+                min_p: c.min_p,
+                typical_p: c.typical_p,
+                top_n_sigma: c.top_n_sigma,
+                xtc_probability: c.xtc_probability,
+                xtc_threshold: c.xtc_threshold,
+                mirostat: (c.mirostat_tau != 0.0).then_some(Mirostat { tau: c.mirostat_tau, eta: c.mirostat_eta }),
+                presence_penalty: c.presence_penalty,
+                frequency_penalty: c.frequency_penalty,
+                repetition_penalty: c.repetition_penalty,
+                no_repeat_ngram_size: c.no_repeat_ngram_size,
+                dry: if c.dry.is_null() { None } else { Some(pllm_dry::to_dry(c.dry)?) },
+                logit_bias: c.logit_bias()?,
+                bad_words: strings("a bad word", c.bad_words, c.bad_word_lens, c.bad_word_count)?,
+                bad_words_ids: c.bad_words_ids()?,
+                allowed_token_ids: try_copy(slice("allowed_token_ids", c.allowed_token_ids, c.allowed_token_ids_len)?)?,
+                seed: flag(PLLM_SAMPLING_SEED).then_some(c.seed),
+                max_tokens: some(c.max_tokens),
+                min_tokens: c.min_tokens as usize,
+                ignore_eos: flag(PLLM_SAMPLING_IGNORE_EOS),
+                stop_token_ids: try_copy(slice("stop_token_ids", c.stop_token_ids, c.stop_token_ids_len)?)?,
+                stop: strings("a stop string", c.stop, c.stop_lens, c.stop_count)?,
+                include_stop: flag(PLLM_SAMPLING_INCLUDE_STOP),
+                logprobs: flag(PLLM_SAMPLING_LOGPROBS).then_some(c.top_logprobs),
+                prompt_logprobs: flag(PLLM_SAMPLING_PROMPT_LOGPROBS).then_some(c.prompt_top_logprobs),
+                echo: flag(PLLM_SAMPLING_ECHO),
+                output: output_kind(c.output_kind)?,
+                grammar: c.grammar()?,
+            })
+        }
+    }
+
+    /// A number that its flag does not switch on was meant to be.
+    fn check_flags(&self) -> Result<()> {
+        let numbers = [
+            ("seed", self.seed, "PLLM_SAMPLING_SEED", PLLM_SAMPLING_SEED),
+            ("top_logprobs", self.top_logprobs as u64, "PLLM_SAMPLING_LOGPROBS", PLLM_SAMPLING_LOGPROBS),
+            ("prompt_top_logprobs", self.prompt_top_logprobs as u64, "PLLM_SAMPLING_PROMPT_LOGPROBS", PLLM_SAMPLING_PROMPT_LOGPROBS),
+        ];
+        match numbers.into_iter().find(|&(_, value, _, flag)| value != 0 && self.flags & flag == 0) {
+            Some((name, value, flag, _)) => {
+                Err(Error::invalid(format!("{name} is {value} and flags lacks {flag}: set the flag, or leave {name} 0")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// # Safety
+    /// The array is readable.
+    unsafe fn logit_bias(&self) -> Result<Vec<(u32, f32)>> {
+        // SAFETY: the caller's contract.
+        let biases = unsafe { slice("logit_bias", self.logit_bias, self.logit_bias_len) }?;
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(biases.len())?;
+        copy.extend(biases.iter().map(|bias| (bias.token, bias.bias)));
+        Ok(copy)
+    }
+
+    /// # Safety
+    /// The arrays are readable.
+    unsafe fn bad_words_ids(&self) -> Result<Vec<Vec<u32>>> {
+        // SAFETY: the caller's contract.
+        let lists = unsafe { slice("bad_words_ids", self.bad_words_ids, self.bad_words_ids_len) }?;
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(lists.len())?;
+        for list in lists {
+            // SAFETY: the caller's contract.
+            copy.push(try_copy(unsafe { slice("bad_words_ids", list.tokens, list.tokens_len) }?)?);
+        }
+        Ok(copy)
+    }
+
+    /// # Safety
+    /// The strings are readable.
+    unsafe fn grammar(&self) -> Result<Option<Grammar>> {
+        // SAFETY: the caller's contract.
+        let text = || try_string(unsafe { string("grammar", self.grammar, self.grammar_len) }?);
+        let grammar = match self.grammar_kind {
+            PLLM_GRAMMAR_NONE if !self.grammar.is_null() || self.choice_count > 0 => {
+                return Err(Error::invalid("a grammar or choices are given and grammar_kind is PLLM_GRAMMAR_NONE: say which kind it is"));
+            }
+            PLLM_GRAMMAR_NONE => return Ok(None),
+            PLLM_GRAMMAR_JSON_SCHEMA => Grammar::JsonSchema(text()?),
+            PLLM_GRAMMAR_JSON_OBJECT => Grammar::JsonObject,
+            PLLM_GRAMMAR_REGEX => Grammar::Regex(text()?),
+            // SAFETY: the caller's contract.
+            PLLM_GRAMMAR_CHOICE => Grammar::Choice(unsafe { strings("a choice", self.choices, self.choice_lens, self.choice_count) }?),
+            PLLM_GRAMMAR_LARK => Grammar::Lark(text()?),
+            other => return Err(Error::invalid(format!("grammar_kind is {other}: it must be one of PLLM_GRAMMAR_*"))),
+        };
+        Ok(Some(grammar))
+    }
+}
+
+fn output_kind(value: u32) -> Result<OutputKind> {
+    match value {
+        PLLM_OUTPUT_DELTA => Ok(OutputKind::Delta),
+        PLLM_OUTPUT_CUMULATIVE => Ok(OutputKind::Cumulative),
+        PLLM_OUTPUT_FINAL => Ok(OutputKind::Final),
+        other => Err(Error::invalid(format!("output_kind is {other}: it must be one of PLLM_OUTPUT_*"))),
+    }
+}

@@ -1,0 +1,184 @@
+//! Which full blocks hold which prefixes: found by the hash of all tokens up to the block's end, evicted least recently used
+//! first.
+
+use std::collections::HashMap;
+
+use sha2::{Digest, Sha256};
+
+use super::BlockId;
+use crate::error::{Result, try_vec};
+
+/// Names a full block by its tokens and all before them. Nobody can make two prefixes that have the same one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Chain([u8; 32]);
+
+impl Chain {
+    /// The start of all chains of one model and one tenant's salt: what differs in either shares nothing.
+    pub fn root(model: &[u8; 32], salt: &[u8]) -> Chain {
+        Chain(Sha256::new().chain_update(model).chain_update(salt).finalize().into())
+    }
+
+    /// The chain one block further.
+    pub fn next(&self, tokens: &[u32]) -> Chain {
+        let mut hash = Sha256::new().chain_update(self.0);
+        tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
+        Chain(hash.finalize().into())
+    }
+}
+
+/// The blocks that can be found again. Those that nobody refers to are kept until their place is needed.
+///
+/// Tables let go of their blocks from the end, and who refers to a block refers to all before it. So a block is never used
+/// later than the one before it, and the least recently used block is always a leaf.
+#[derive(Debug)]
+pub struct PrefixIndex {
+    blocks: HashMap<Chain, BlockId>,
+    chains: Vec<Option<Chain>>, // [blocks]
+    unused: Lru,
+}
+
+impl PrefixIndex {
+    pub fn new(blocks: usize) -> Result<PrefixIndex> {
+        let mut map = HashMap::new();
+        map.try_reserve(blocks)?;
+        Ok(PrefixIndex { blocks: map, chains: try_vec(blocks, None)?, unused: Lru::new(blocks)? })
+    }
+
+    pub fn find(&self, chain: &Chain) -> Option<BlockId> {
+        self.blocks.get(chain).copied()
+    }
+
+    pub fn holds(&self, block: BlockId) -> bool {
+        self.chains[block as usize].is_some()
+    }
+
+    /// Makes `block` the one that `chain` finds; there was none.
+    pub fn insert(&mut self, chain: Chain, block: BlockId) {
+        self.chains[block as usize] = Some(chain);
+        assert!(self.blocks.insert(chain, block).is_none(), "a chain has one block");
+    }
+
+    /// The block's content will change.
+    pub fn forget(&mut self, block: BlockId) {
+        if let Some(chain) = self.chains[block as usize].take() {
+            self.blocks.remove(&chain);
+        }
+    }
+
+    /// Nobody refers to the block any more.
+    pub fn retire(&mut self, block: BlockId) {
+        self.unused.push(block);
+    }
+
+    /// Somebody refers to it again.
+    pub fn revive(&mut self, block: BlockId) {
+        self.unused.remove(block);
+    }
+
+    /// Blocks that nobody refers to.
+    pub fn unused(&self) -> usize {
+        self.unused.len
+    }
+
+    pub fn is_unused(&self, block: BlockId) -> bool {
+        self.unused.contains(block)
+    }
+
+    /// Gives up the block that was used least recently.
+    pub fn evict(&mut self) -> Option<BlockId> {
+        let block = self.unused.oldest()?;
+        self.unused.remove(block);
+        self.forget(block);
+        Some(block)
+    }
+
+    /// Panics unless both directions agree. For tests.
+    pub fn check(&self) {
+        let held = self.chains.iter().flatten().count();
+        assert_eq!(held, self.blocks.len(), "every chain has its block");
+        self.blocks.iter().for_each(|(chain, &block)| assert_eq!(self.chains[block as usize], Some(*chain)));
+    }
+}
+
+/// Block numbers in the order they were pushed: a doubly linked list inside fixed arrays.
+#[derive(Debug)]
+struct Lru {
+    /// [blocks + 1] the neighbours of each block; the last entry is both ends. A block outside the list is its own neighbour.
+    before: Vec<u32>,
+    after: Vec<u32>,
+    len: usize,
+}
+
+impl Lru {
+    fn new(blocks: usize) -> Result<Lru> {
+        let mut before = try_vec(blocks + 1, 0)?;
+        before.iter_mut().enumerate().for_each(|(i, place)| *place = i as u32);
+        let mut after = try_vec(blocks + 1, 0)?;
+        after.copy_from_slice(&before);
+        Ok(Lru { before, after, len: 0 })
+    }
+
+    fn end(&self) -> usize {
+        self.before.len() - 1
+    }
+
+    fn contains(&self, block: BlockId) -> bool {
+        self.before[block as usize] != block
+    }
+
+    fn oldest(&self) -> Option<BlockId> {
+        let first = self.after[self.end()];
+        (first as usize != self.end()).then_some(first)
+    }
+
+    fn push(&mut self, block: BlockId) {
+        assert!(!self.contains(block), "block {block} is already unused");
+        let end = self.end();
+        let last = self.before[end];
+        (self.before[block as usize], self.after[block as usize]) = (last, end as u32);
+        (self.after[last as usize], self.before[end]) = (block, block);
+        self.len += 1;
+    }
+
+    fn remove(&mut self, block: BlockId) {
+        assert!(self.contains(block), "block {block} is in use");
+        let (before, after) = (self.before[block as usize], self.after[block as usize]);
+        (self.after[before as usize], self.before[after as usize]) = (after, before);
+        (self.before[block as usize], self.after[block as usize]) = (block, block);
+        self.len -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_recently_used_goes_first() {
+        let mut lru = Lru::new(5).unwrap();
+        [3, 1, 4].into_iter().for_each(|block| lru.push(block));
+        lru.remove(1);
+        lru.push(0);
+        let mut order = Vec::new();
+        while let Some(block) = lru.oldest() {
+            lru.remove(block);
+            order.push(block);
+        }
+        assert_eq!((order, lru.len), (vec![3, 4, 0], 0));
+    }
+
+    #[test]
+    fn chains_differ_by_model_salt_tokens_and_place() {
+        let root = Chain::root(&[0; 32], b"");
+        let one = root.next(&[1, 2]);
+        let others = [
+            root,
+            root.next(&[2, 1]),
+            one.next(&[1, 2]),
+            Chain::root(&[1; 32], b"").next(&[1, 2]),
+            Chain::root(&[0; 32], b"tenant").next(&[1, 2]),
+        ];
+        assert!(others.iter().all(|other| *other != one));
+        assert_eq!(root.next(&[1, 2]), one);
+    }
+}

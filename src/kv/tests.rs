@@ -1,0 +1,218 @@
+use super::*;
+
+const SIZE: usize = 4;
+
+/// One sequence's table over a manager, as the paper draws them.
+struct Owner {
+    table: BlockTable,
+    len: usize,
+}
+
+struct Pool {
+    manager: BlockManager,
+    copies: Vec<BlockCopy>,
+}
+
+impl Pool {
+    fn new(blocks: usize, keep_prefixes: bool) -> Pool {
+        Pool { manager: BlockManager::new(blocks, SIZE, keep_prefixes).unwrap(), copies: Vec::new() }
+    }
+
+    fn owner(&mut self, len: usize) -> Owner {
+        let mut owner = Owner { table: BlockTable::default(), len: 0 };
+        self.write(&mut owner, len).unwrap();
+        owner
+    }
+
+    /// Writes `n` more tokens, and returns the copies that took.
+    fn write(&mut self, owner: &mut Owner, n: usize) -> std::result::Result<Vec<BlockCopy>, NoSpace> {
+        self.manager.prepare(&mut owner.table, owner.len..owner.len + n, &mut self.copies)?;
+        let copies = std::mem::take(&mut self.copies);
+        self.manager.settle(&copies);
+        self.manager.fill(&owner.table, owner.len..owner.len + n);
+        owner.len += n;
+        Ok(copies)
+    }
+
+    fn fork(&mut self, owner: &Owner, len: usize) -> Owner {
+        Owner { table: self.manager.fork(&owner.table, len, 0).unwrap(), len }
+    }
+
+    fn refs(&self, owner: &Owner) -> Vec<u32> {
+        owner.table.blocks().iter().map(|&block| self.manager.allocator.refs(block)).collect()
+    }
+
+    fn check(&self, owners: &[&Owner]) {
+        self.manager.check(owners.iter().map(|owner| &owner.table));
+    }
+}
+
+#[test]
+fn a_table_grows_by_whole_blocks_only_when_tokens_need_them() {
+    let mut manager = BlockManager::new(4, 16, false).unwrap();
+    let mut table = BlockTable::default();
+    for (tokens, blocks) in [(1, 1), (16, 1), (17, 2), (33, 3), (20, 3)] {
+        manager.prepare(&mut table, 0..tokens, &mut Vec::new()).unwrap();
+        assert_eq!(table.blocks().len(), blocks);
+    }
+    manager.check([&table].into_iter());
+}
+
+#[test]
+fn growing_beyond_the_pool_changes_nothing() {
+    let mut pool = Pool::new(3, false);
+    let mut owner = pool.owner(SIZE);
+    assert_eq!(pool.write(&mut owner, 3 * SIZE), Err(NoSpace));
+    assert_eq!((owner.table.blocks().len(), pool.manager.free_blocks()), (1, 2));
+    pool.manager.free(&mut owner.table);
+    assert_eq!((pool.manager.free_blocks(), pool.manager.filled_slots()), (3, 0));
+    pool.check(&[]);
+}
+
+#[test]
+fn slots_follow_the_table() {
+    let mut pool = Pool::new(8, false);
+    let (mut a, b) = (pool.owner(4), pool.owner(4));
+    pool.write(&mut a, 1).unwrap();
+    assert_eq!([pool.manager.slot(&a.table, 3), pool.manager.slot(&b.table, 0), pool.manager.slot(&a.table, 4)], [3, 4, 8]);
+}
+
+/// Figure 8 of the PagedAttention paper: two samples of one prompt of seven tokens, in blocks of four.
+#[test]
+fn figure_8_two_samples_share_their_prompt_and_the_first_to_write_copies_the_last_block() {
+    let mut pool = Pool::new(8, false);
+    let mut a1 = pool.owner(7);
+    let mut a2 = pool.fork(&a1, 7);
+    assert_eq!(a1.table.blocks(), a2.table.blocks());
+    assert_eq!(pool.refs(&a1), [2, 2]);
+    assert_eq!((pool.manager.used_blocks(), pool.manager.filled_slots()), (2, 7));
+
+    // A1 writes first: its logical block 1 gets a copy, and the old one has one owner left.
+    let shared = a1.table.blocks()[1];
+    assert_eq!(pool.write(&mut a1, 1).unwrap(), [BlockCopy { from: shared, to: a1.table.blocks()[1] }]);
+    assert_eq!((pool.refs(&a1), pool.refs(&a2)), (vec![2, 1], vec![2, 1]));
+    // A2 then writes where it is.
+    assert_eq!(pool.write(&mut a2, 1).unwrap(), []);
+    assert_eq!(a2.table.blocks()[1], shared);
+    assert_eq!((pool.manager.used_blocks(), pool.manager.filled_slots()), (3, 4 + 4 + 4));
+    pool.check(&[&a1, &a2]);
+}
+
+/// In one step: the plan's own hold on the copied block does not make the second writer copy too.
+#[test]
+fn of_two_writers_in_one_step_only_the_first_copies() {
+    let mut pool = Pool::new(8, false);
+    let mut a1 = pool.owner(7);
+    let mut a2 = pool.fork(&a1, 7);
+    let Pool { manager, copies } = &mut pool;
+    manager.prepare(&mut a1.table, 7..8, copies).unwrap();
+    manager.prepare(&mut a2.table, 7..8, copies).unwrap();
+    assert_eq!(copies.len(), 1);
+    // The step fails: everything is as it was.
+    let copy = copies.pop().unwrap();
+    manager.undo(copy, &mut a1.table);
+    assert_eq!((pool.refs(&a1), pool.manager.used_blocks()), (vec![2, 2], 2));
+    pool.check(&[&a1, &a2]);
+}
+
+/// Figure 9: beam search with k = 4. Beams share by blocks; candidates 0 and 3 go, and the next ones come from 1 and 2.
+#[test]
+fn figure_9_beams_that_are_dropped_return_the_blocks_that_only_they_had() {
+    let mut pool = Pool::new(32, false);
+    // Block 0 of all four; block 1 of 0, 1 and 2, block 2 of 3; and so on, as drawn.
+    let mut root = pool.owner(SIZE);
+    let mut left = pool.fork(&root, SIZE);
+    pool.write(&mut left, SIZE).unwrap();
+    let mut beam3 = pool.fork(&root, SIZE);
+    pool.write(&mut beam3, SIZE).unwrap();
+    let (mut beam0, mut beam1) = (pool.fork(&left, 2 * SIZE), pool.fork(&left, 2 * SIZE));
+    pool.write(&mut beam0, SIZE).unwrap();
+    pool.write(&mut beam1, SIZE).unwrap();
+    let mut beam2 = pool.fork(&beam1, 3 * SIZE);
+    pool.write(&mut beam0, SIZE - 1).unwrap();
+    pool.write(&mut beam1, SIZE - 1).unwrap();
+    pool.write(&mut beam2, SIZE - 1).unwrap();
+    pool.write(&mut beam3, 2 * SIZE - 1).unwrap();
+    [&mut root, &mut left].into_iter().for_each(|owner| pool.manager.free(&mut owner.table));
+    assert_eq!(pool.refs(&beam1), [4, 3, 2, 1]);
+    assert_eq!(pool.refs(&beam3), [4, 1, 1, 1]);
+    assert_eq!(pool.manager.used_blocks(), 1 + 1 + 2 + 3 + 3);
+    pool.check(&[&beam0, &beam1, &beam2, &beam3]);
+
+    // The four best next candidates: two from beam 1, two from beam 2.
+    let next1 = pool.fork(&beam1, beam1.len);
+    let next2 = pool.fork(&beam2, beam2.len);
+    let before = pool.manager.used_blocks();
+    [&mut beam0, &mut beam3].into_iter().for_each(|owner| pool.manager.free(&mut owner.table));
+    // 0 had two blocks to itself and 3 had three.
+    assert_eq!(before - pool.manager.used_blocks(), 5);
+    assert_eq!(pool.refs(&beam1), [4, 4, 4, 2]);
+    // Each pair writes: one copy per pair, and no other block is touched.
+    let mut beams = [beam1, next1, beam2, next2];
+    let copies: usize = beams.iter_mut().map(|beam| pool.write(beam, 1).unwrap().len()).sum();
+    assert_eq!(copies, 2);
+    pool.check(&beams.iter().collect::<Vec<_>>());
+}
+
+#[test]
+fn a_prefix_is_found_again_after_its_owner_has_gone() {
+    let mut pool = Pool::new(8, true);
+    let root = Chain::root(&[0; 32], b"");
+    let chains = [root.next(&[1]), root.next(&[1]).next(&[2])];
+    let mut owner = pool.owner(2 * SIZE + 1);
+    chains.iter().enumerate().for_each(|(place, chain)| pool.manager.index(&mut owner.table, place, *chain));
+    let blocks = owner.table.blocks().to_vec();
+    pool.manager.free(&mut owner.table);
+    assert_eq!((pool.manager.cached_blocks(), pool.manager.free_blocks(), pool.manager.used_blocks()), (2, 6, 0));
+
+    let mut again = BlockTable::default();
+    assert_eq!(pool.manager.reuse(&mut again, &chains), 2);
+    assert_eq!(again.blocks(), &blocks[..2]);
+    assert_eq!((pool.manager.cached_blocks(), pool.manager.filled_slots()), (0, 2 * SIZE));
+    assert_eq!(pool.manager.reuse(&mut BlockTable::default(), &[root.next(&[7])]), 0);
+    pool.manager.check([&again].into_iter());
+}
+
+#[test]
+fn cached_blocks_give_way_leaf_first_when_others_need_their_place() {
+    let mut pool = Pool::new(4, true);
+    let chains: Vec<Chain> = (0..3)
+        .scan(Chain::root(&[0; 32], b""), |chain, token| {
+            *chain = chain.next(&[token]);
+            Some(*chain)
+        })
+        .collect();
+    let mut owner = pool.owner(3 * SIZE);
+    chains.iter().enumerate().for_each(|(place, chain)| pool.manager.index(&mut owner.table, place, *chain));
+    pool.manager.free(&mut owner.table);
+    let other = pool.owner(2 * SIZE);
+    assert_eq!((pool.manager.cached_blocks(), pool.manager.free_blocks()), (2, 0));
+    let mut again = BlockTable::default();
+    assert_eq!(pool.manager.reuse(&mut again, &chains), 2, "the last block of the chain went first");
+    pool.manager.check([&again, &other.table].into_iter());
+}
+
+#[test]
+fn equal_blocks_that_were_computed_twice_become_one() {
+    let mut pool = Pool::new(8, true);
+    let chain = Chain::root(&[0; 32], b"").next(&[1]);
+    let (mut a, mut b) = (pool.owner(SIZE), pool.owner(SIZE));
+    pool.manager.index(&mut a.table, 0, chain);
+    pool.manager.index(&mut b.table, 0, chain);
+    assert_eq!(a.table.blocks(), b.table.blocks());
+    assert_eq!((pool.manager.used_blocks(), pool.manager.filled_slots()), (1, SIZE));
+    pool.check(&[&a, &b]);
+}
+
+#[test]
+fn a_block_that_the_index_can_find_is_forgotten_before_it_is_written() {
+    let mut pool = Pool::new(8, true);
+    let chain = Chain::root(&[0; 32], b"").next(&[1]);
+    let mut owner = pool.owner(SIZE);
+    pool.manager.index(&mut owner.table, 0, chain);
+    owner.len = 2;
+    pool.manager.truncate(&mut owner.table, 2);
+    assert_eq!(pool.write(&mut owner, 1).unwrap(), []);
+    assert_eq!(pool.manager.reuse(&mut BlockTable::default(), &[chain]), 0);
+    pool.check(&[&owner]);
+}

@@ -1,0 +1,445 @@
+//! A request's sampling parameters. The definitions they follow are cited where they are computed, in `decode`.
+
+use super::Grammar;
+use crate::error::{Error, Result};
+
+/// How one request chooses its tokens, what it reports and when it ends. Everything is off by default.
+#[derive(Debug, Clone)]
+pub struct SamplingParams {
+    /// 0 is greedy: whatever narrows or steers a draw is then passed over.
+    pub temperature: f32,
+    /// Keep the k most probable tokens. 0: all.
+    pub top_k: u32,
+    /// Keep the most probable tokens that together reach this probability. 1: all.
+    pub top_p: f32,
+    /// Keep tokens at least this share as probable as the most probable one. 0: all.
+    pub min_p: f32,
+    /// Keep the tokens of the most typical surprise that together reach this probability. 1: all.
+    pub typical_p: f32,
+    /// Keep tokens whose logit is within so many standard deviations of the largest. 0: all.
+    pub top_n_sigma: f32,
+    /// How often XTC takes the most probable tokens away. 0: never.
+    pub xtc_probability: f32,
+    /// From which probability on a token counts as a top choice for XTC.
+    pub xtc_threshold: f32,
+    /// Steers the text's surprise instead of narrowing the draw by the six above.
+    pub mirostat: Option<Mirostat>,
+    /// Taken from the logit of every token that has been generated.
+    pub presence_penalty: f32,
+    /// Taken from a token's logit for every time it has been generated.
+    pub frequency_penalty: f32,
+    /// Divides the logits of all tokens of the prompt and the output (multiplies those below 0). 1: off.
+    pub repetition_penalty: f32,
+    /// No run of so many tokens comes twice, those of the prompt included. 0: off.
+    pub no_repeat_ngram_size: u32,
+    /// Punishes what would go on repeating the text.
+    pub dry: Option<Dry>,
+    /// Added to the logits of these tokens; a token named twice gets both.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Texts that the output must not contain.
+    pub bad_words: Vec<String>,
+    /// Sequences of tokens that the output must not contain.
+    pub bad_words_ids: Vec<Vec<u32>>,
+    /// The only tokens that may be chosen. Empty: all.
+    pub allowed_token_ids: Vec<u32>,
+    /// None: derived from the engine's seed and the request's id.
+    pub seed: Option<u64>,
+    /// None: until the sequence is as long as the engine allows.
+    pub max_tokens: Option<usize>,
+    /// No end-of-sequence token, stop token or stop string counts before this many tokens.
+    pub min_tokens: usize,
+    /// Go on past end-of-sequence tokens.
+    pub ignore_eos: bool,
+    pub stop_token_ids: Vec<u32>,
+    pub stop: Vec<String>,
+    /// The stop string, or the text of the stop token, stays in the output.
+    pub include_stop: bool,
+    /// Report the log probability of every chosen token and of so many of the most probable ones beside it.
+    pub logprobs: Option<u32>,
+    /// The same of every token of the prompt but the first.
+    pub prompt_logprobs: Option<u32>,
+    /// The output begins with the prompt.
+    pub echo: bool,
+    pub output: OutputKind,
+    /// The output follows this grammar from its first token on.
+    pub grammar: Option<Grammar>,
+}
+
+/// What each output of a sequence holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum OutputKind {
+    /// What is new.
+    #[default]
+    Delta,
+    /// Everything so far.
+    Cumulative,
+    /// Everything, once, at the end.
+    Final,
+}
+
+/// Don't Repeat Yourself: a token that would make a repetition one longer than `length` tokens loses
+/// `multiplier * base ^ (length - allowed_length)`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Dry {
+    pub multiplier: f32,
+    pub base: f32,
+    /// Repetitions shorter than this are free.
+    pub allowed_length: u32,
+    /// How far back repetitions are looked for. None: to the beginning.
+    pub penalty_last_n: Option<usize>,
+    /// Texts that end a repetition.
+    pub sequence_breakers: Vec<String>,
+}
+
+impl Default for Dry {
+    /// The values its author recommends.
+    fn default() -> Self {
+        let sequence_breakers = ["\n", ":", "\"", "*"].map(String::from).to_vec();
+        Dry { multiplier: 0.8, base: 1.75, allowed_length: 2, penalty_last_n: None, sequence_breakers }
+    }
+}
+
+/// Mirostat 2.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Mirostat {
+    /// The surprise to keep to, in bits per token.
+    pub tau: f32,
+    /// How fast it is corrected.
+    pub eta: f32,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        SamplingParams {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            typical_p: 1.0,
+            top_n_sigma: 0.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            mirostat: None,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            no_repeat_ngram_size: 0,
+            dry: None,
+            logit_bias: Vec::new(),
+            bad_words: Vec::new(),
+            bad_words_ids: Vec::new(),
+            allowed_token_ids: Vec::new(),
+            seed: None,
+            max_tokens: None,
+            min_tokens: 0,
+            ignore_eos: false,
+            stop_token_ids: Vec::new(),
+            stop: Vec::new(),
+            include_stop: false,
+            logprobs: None,
+            prompt_logprobs: None,
+            echo: false,
+            output: OutputKind::Delta,
+            grammar: None,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Most alternatives reported beside a token.
+    pub const MOST_LOGPROBS: u32 = 128;
+    const MOST_TEMPERATURE: f32 = 1e4;
+    /// Stop strings, stop tokens or bad words.
+    const MOST_STOPS: usize = 1024;
+    /// Tokens of one bad word, or of a run that must not come twice.
+    const MOST_NGRAM: usize = 256;
+
+    pub fn greedy() -> Self {
+        SamplingParams { temperature: 0.0, ..Default::default() }
+    }
+
+    pub fn validate(&self, vocab_size: usize) -> Result<()> {
+        self.validate_draw()?;
+        self.validate_penalties()?;
+        self.validate_tokens(vocab_size)?;
+        self.validate_end(vocab_size)?;
+        at_most("logprobs", self.logprobs, Self::MOST_LOGPROBS)?;
+        at_most("prompt_logprobs", self.prompt_logprobs, Self::MOST_LOGPROBS)
+    }
+
+    /// Whatever depends on how often a token has come.
+    pub fn counts_tokens(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    fn validate_draw(&self) -> Result<()> {
+        // Comparisons are written so that NaN fails them.
+        if !(self.temperature >= 0.0 && self.temperature <= Self::MOST_TEMPERATURE) {
+            return Err(Error::invalid(format!("temperature is {}: it must be from 0 (greedy) to 10000", self.temperature)));
+        }
+        for (name, p) in [("top_p", self.top_p), ("typical_p", self.typical_p)] {
+            if !(p > 0.0 && p <= 1.0) {
+                return Err(Error::invalid(format!("{name} is {p}: it must be above 0 and at most 1 (all tokens)")));
+            }
+        }
+        between("min_p", self.min_p, 0.0, 1.0)?;
+        between("top_n_sigma", self.top_n_sigma, 0.0, 100.0)?;
+        between("xtc_probability", self.xtc_probability, 0.0, 1.0)?;
+        if !(self.xtc_threshold >= 0.0 && self.xtc_threshold <= 0.5) {
+            return Err(Error::invalid(format!(
+                "xtc_threshold is {}: it must be from 0 to 0.5, since no two tokens can both be more probable than that",
+                self.xtc_threshold
+            )));
+        }
+        self.mirostat.map_or(Ok(()), |mirostat| self.validate_mirostat(mirostat))
+    }
+
+    fn validate_mirostat(&self, mirostat: Mirostat) -> Result<()> {
+        above_zero("mirostat tau", mirostat.tau, 100.0)?;
+        above_zero("mirostat eta", mirostat.eta, 1.0)?;
+        let replaced = [
+            ("temperature", self.temperature, self.temperature == 0.0, "choose one above 0"),
+            ("top_k", self.top_k as f32, self.top_k != 0, "leave it 0"),
+            ("top_p", self.top_p, self.top_p != 1.0, "leave it 1"),
+            ("min_p", self.min_p, self.min_p != 0.0, "leave it 0"),
+            ("typical_p", self.typical_p, self.typical_p != 1.0, "leave it 1"),
+            ("top_n_sigma", self.top_n_sigma, self.top_n_sigma != 0.0, "leave it 0"),
+            ("xtc_probability", self.xtc_probability, self.xtc_probability != 0.0, "leave it 0"),
+        ];
+        match replaced.iter().find(|(_, _, contradicts, _)| *contradicts) {
+            None => Ok(()),
+            Some((name, value, _, remedy)) => {
+                Err(Error::invalid(format!("{name} is {value}, and mirostat steers the draw alone: {remedy}, or leave mirostat out")))
+            }
+        }
+    }
+
+    fn validate_penalties(&self) -> Result<()> {
+        between("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
+        between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
+        between("repetition_penalty", self.repetition_penalty, 0.01, 100.0)?;
+        if self.no_repeat_ngram_size as usize > Self::MOST_NGRAM {
+            return Err(Error::invalid(format!(
+                "no_repeat_ngram_size is {}: it must be from 0 (off) to {}",
+                self.no_repeat_ngram_size,
+                Self::MOST_NGRAM
+            )));
+        }
+        self.dry.as_ref().map_or(Ok(()), Dry::validate)
+    }
+
+    fn validate_tokens(&self, vocab_size: usize) -> Result<()> {
+        for (name, count) in [("logit_bias", self.logit_bias.len()), ("allowed_token_ids", self.allowed_token_ids.len())] {
+            if count > vocab_size {
+                return Err(Error::invalid(format!("{name} names {count} tokens, the vocabulary has {vocab_size}: name each once")));
+            }
+        }
+        for &(token, bias) in &self.logit_bias {
+            between(&format!("logit_bias of token {token}"), bias, -100.0, 100.0)?;
+        }
+        in_vocabulary("logit_bias token id", self.logit_bias.iter().map(|(token, _)| token), vocab_size)?;
+        in_vocabulary("allowed token id", &self.allowed_token_ids, vocab_size)?;
+        in_vocabulary("bad_words_ids token id", self.bad_words_ids.iter().flatten(), vocab_size)?;
+        let words = self.bad_words.len().max(self.bad_words_ids.len());
+        if words > Self::MOST_STOPS {
+            return Err(Error::invalid(format!("{words} bad words are given, at most {} are looked for", Self::MOST_STOPS)));
+        }
+        if self.bad_words.iter().any(|word| word.is_empty()) || self.bad_words_ids.iter().any(|word| word.is_empty()) {
+            return Err(Error::invalid("a bad word is empty: leave it out"));
+        }
+        match self.bad_words_ids.iter().map(Vec::len).max() {
+            Some(longest) if longest > Self::MOST_NGRAM => {
+                Err(Error::invalid(format!("a bad word is {longest} tokens long, at most {} are looked for", Self::MOST_NGRAM)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn validate_end(&self, vocab_size: usize) -> Result<()> {
+        if self.max_tokens == Some(0) {
+            return Err(Error::invalid("max_tokens is 0: ask for at least one token"));
+        }
+        if let Some(max) = self.max_tokens
+            && self.min_tokens > max
+        {
+            return Err(Error::invalid(format!(
+                "min_tokens is {} and max_tokens is {max}: lower the first or raise the second",
+                self.min_tokens
+            )));
+        }
+        let stops = self.stop.len().max(self.stop_token_ids.len());
+        if stops > Self::MOST_STOPS {
+            return Err(Error::invalid(format!(
+                "{stops} stop strings or stop tokens are given, at most {} of each are looked for",
+                Self::MOST_STOPS
+            )));
+        }
+        in_vocabulary("stop token id", &self.stop_token_ids, vocab_size)?;
+        if self.stop.iter().any(|s| s.is_empty()) {
+            return Err(Error::invalid("a stop string is empty: it would match everywhere; leave it out"));
+        }
+        self.grammar.as_ref().map_or(Ok(()), Grammar::validate)
+    }
+}
+
+impl Dry {
+    const MOST_BREAKERS: usize = 64;
+
+    fn validate(&self) -> Result<()> {
+        between("dry multiplier", self.multiplier, 0.0, 100.0)?;
+        between("dry base", self.base, 1.0, 100.0)?;
+        if self.penalty_last_n == Some(0) {
+            return Err(Error::invalid("dry penalty_last_n is 0: name a number of tokens, or leave dry out"));
+        }
+        if self.sequence_breakers.len() > Self::MOST_BREAKERS {
+            return Err(Error::invalid(format!(
+                "{} dry sequence breakers are given, at most {} are looked for",
+                self.sequence_breakers.len(),
+                Self::MOST_BREAKERS
+            )));
+        }
+        if self.sequence_breakers.iter().any(|breaker| breaker.is_empty()) {
+            return Err(Error::invalid("a dry sequence breaker is empty: leave it out"));
+        }
+        Ok(())
+    }
+}
+
+fn between(name: &str, value: f32, low: f32, high: f32) -> Result<()> {
+    if value >= low && value <= high {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{name} is {value}: it must be from {low} to {high}")))
+}
+
+fn above_zero(name: &str, value: f32, high: f32) -> Result<()> {
+    if value > 0.0 && value <= high {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{name} is {value}: it must be above 0 and at most {high}")))
+}
+
+fn at_most(name: &str, value: Option<u32>, most: u32) -> Result<()> {
+    match value {
+        Some(value) if value > most => Err(Error::invalid(format!("{name} is {value}: at most {most} alternatives are reported"))),
+        _ => Ok(()),
+    }
+}
+
+fn in_vocabulary<'a>(name: &str, tokens: impl IntoIterator<Item = &'a u32>, vocab_size: usize) -> Result<()> {
+    match tokens.into_iter().find(|&&token| token as usize >= vocab_size) {
+        Some(token) => Err(Error::invalid(format!("{name} {token} is beyond the vocabulary of {vocab_size} tokens"))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VOCAB: usize = 10;
+
+    fn refusal(change: impl FnOnce(&mut SamplingParams)) -> String {
+        let mut params = SamplingParams::default();
+        change(&mut params);
+        params.validate(VOCAB).expect_err("this must be refused").message().to_string()
+    }
+
+    fn accepts(change: impl FnOnce(&mut SamplingParams)) {
+        let mut params = SamplingParams::default();
+        change(&mut params);
+        params.validate(VOCAB).unwrap();
+    }
+
+    #[test]
+    fn nan_infinite_and_out_of_range_sampling_values_are_refused() {
+        type Set = fn(&mut SamplingParams, f32);
+        let numbers: [(&str, Set); 16] = [
+            ("temperature", |p, x| p.temperature = x),
+            ("top_p", |p, x| p.top_p = x),
+            ("min_p", |p, x| p.min_p = x),
+            ("typical_p", |p, x| p.typical_p = x),
+            ("top_n_sigma", |p, x| p.top_n_sigma = x),
+            ("xtc_probability", |p, x| p.xtc_probability = x),
+            ("xtc_threshold", |p, x| p.xtc_threshold = x),
+            ("repetition_penalty", |p, x| p.repetition_penalty = x),
+            ("presence_penalty", |p, x| p.presence_penalty = x * 3.0),
+            ("frequency_penalty", |p, x| p.frequency_penalty = x * 3.0),
+            ("logit_bias of token 3", |p, x| p.logit_bias = vec![(3, x * 101.0)]),
+            ("dry multiplier", |p, x| p.dry = Some(Dry { multiplier: x, ..Dry::default() })),
+            ("dry base", |p, x| p.dry = Some(Dry { base: x, ..Dry::default() })),
+            ("mirostat tau", |p, x| p.mirostat = Some(Mirostat { tau: x, eta: 0.1 })),
+            ("mirostat eta", |p, x| p.mirostat = Some(Mirostat { tau: 5.0, eta: x })),
+            ("temperature", |p, x| p.temperature = x.abs() * 1e5),
+        ];
+        for (name, set) in numbers {
+            for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0] {
+                let message = refusal(|params| set(params, value));
+                assert!(message.starts_with(&format!("{name} is ")), "{value}: {message}");
+            }
+        }
+        refusal(|params| params.top_p = 0.0);
+        refusal(|params| params.xtc_threshold = 0.51);
+        refusal(|params| params.repetition_penalty = 0.0);
+        SamplingParams::default().validate(VOCAB).unwrap();
+        SamplingParams::greedy().validate(VOCAB).unwrap();
+    }
+
+    #[test]
+    fn the_ends_of_every_range_are_accepted() {
+        accepts(|p| (p.min_p, p.xtc_probability, p.xtc_threshold, p.top_n_sigma) = (1.0, 1.0, 0.5, 100.0));
+        accepts(|p| (p.presence_penalty, p.frequency_penalty, p.repetition_penalty) = (-2.0, 2.0, 0.01));
+        accepts(|p| (p.logprobs, p.prompt_logprobs) = (Some(0), Some(SamplingParams::MOST_LOGPROBS)));
+        accepts(|p| {
+            p.dry = Some(Dry { multiplier: 0.0, base: 1.0, allowed_length: 0, penalty_last_n: Some(1), sequence_breakers: vec![] })
+        });
+        accepts(|p| p.mirostat = Some(Mirostat { tau: 100.0, eta: 1.0 }));
+        accepts(|p| p.logit_bias = vec![(9, -100.0), (9, 100.0)]);
+    }
+
+    #[test]
+    fn a_token_beyond_the_vocabulary_is_named() {
+        assert!(refusal(|p| p.stop_token_ids = vec![3, 10]).contains("stop token id 10"));
+        assert!(refusal(|p| p.allowed_token_ids = vec![3, 11]).contains("allowed token id 11"));
+        assert!(refusal(|p| p.logit_bias = vec![(12, 1.0)]).contains("token id 12"));
+        assert!(refusal(|p| p.bad_words_ids = vec![vec![1], vec![2, 13]]).contains("token id 13"));
+    }
+
+    #[test]
+    fn mirostat_is_refused_together_with_what_it_replaces() {
+        type Set = fn(&mut SamplingParams);
+        let replaced: [(&str, Set); 7] = [
+            ("temperature is 0", |p| p.temperature = 0.0),
+            ("top_k is 40", |p| p.top_k = 40),
+            ("top_p is 0.9", |p| p.top_p = 0.9),
+            ("min_p is 0.1", |p| p.min_p = 0.1),
+            ("typical_p is 0.5", |p| p.typical_p = 0.5),
+            ("top_n_sigma is 2", |p| p.top_n_sigma = 2.0),
+            ("xtc_probability is 0.5", |p| p.xtc_probability = 0.5),
+        ];
+        for (name, set) in replaced {
+            let message = refusal(|params| {
+                params.mirostat = Some(Mirostat { tau: 5.0, eta: 0.1 });
+                set(params);
+            });
+            assert!(message.starts_with(name), "{message}");
+            accepts(set);
+        }
+    }
+
+    #[test]
+    fn what_is_empty_or_too_much_is_refused() {
+        assert!(refusal(|p| p.logprobs = Some(129)).contains("at most 128"));
+        assert!(refusal(|p| p.prompt_logprobs = Some(u32::MAX)).contains("prompt_logprobs"));
+        assert!(refusal(|p| p.no_repeat_ngram_size = 257).contains("257"));
+        assert!(refusal(|p| p.bad_words = vec![String::new()]).contains("empty"));
+        assert!(refusal(|p| p.bad_words_ids = vec![vec![]]).contains("empty"));
+        assert!(refusal(|p| p.bad_words_ids = vec![vec![1]; 1025]).contains("1025"));
+        assert!(refusal(|p| p.bad_words_ids = vec![vec![1; 257]]).contains("257"));
+        assert!(refusal(|p| p.allowed_token_ids = vec![1; 11]).contains("11"));
+        assert!(refusal(|p| p.logit_bias = vec![(1, 0.0); 11]).contains("11"));
+        assert!(refusal(|p| p.dry = Some(Dry { penalty_last_n: Some(0), ..Dry::default() })).contains("penalty_last_n"));
+        assert!(refusal(|p| p.dry = Some(Dry { sequence_breakers: vec!["".into()], ..Dry::default() })).contains("empty"));
+        assert!(refusal(|p| p.dry = Some(Dry { sequence_breakers: vec!["x".into(); 65], ..Dry::default() })).contains("65"));
+    }
+}

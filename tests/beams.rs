@@ -1,0 +1,134 @@
+//! Beam search against `generate` of Hugging Face transformers, every row computed anew from all tokens before it.
+
+mod common;
+
+use std::collections::HashMap;
+
+use common::{BeamCase, beam_cases, goldens};
+use pagedllm::backend::cpu::CpuBackend;
+use pagedllm::batch::{Batch, Span};
+use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Hypothesis, log_softmax};
+use pagedllm::model::{BatchLimits, Decoder, KvCache, KvPool, ModelFiles};
+use pagedllm::options::Dtype;
+
+const POSITIONS: usize = 64;
+
+struct Model {
+    decoder: Decoder<CpuBackend>,
+    kv: KvCache<CpuBackend>,
+    /// Log probabilities after tokens that were asked for before: cases share prompts.
+    known: HashMap<Vec<u32>, Vec<f32>>,
+}
+
+impl Model {
+    fn load(name: &str) -> Model {
+        let files = ModelFiles::open(&goldens().join(name)).unwrap();
+        let backend = CpuBackend::new(1, None).unwrap();
+        let pool = KvPool { blocks: POSITIONS / 16, block_size: 16, dtype: Dtype::F32 };
+        let kv = KvCache::new(&backend, &files.spec, pool).unwrap();
+        let decoder = files.load(backend, BatchLimits { rows: POSITIONS, logits: 1 }, &mut |_, _| true).unwrap();
+        Model { decoder, kv, known: HashMap::new() }
+    }
+
+    fn log_probabilities(&mut self, tokens: &[u32]) -> &[f32] {
+        if !self.known.contains_key(tokens) {
+            let row = self.compute(tokens);
+            self.known.insert(tokens.to_vec(), row);
+        }
+        &self.known[tokens]
+    }
+
+    fn compute(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let rows = tokens.len() as u32;
+        let batch = Batch {
+            tokens: tokens.to_vec(),
+            positions: (0..rows).collect(),
+            slots: (0..rows).collect(),
+            spans: vec![Span { first_row: 0, rows, table: 0 }],
+            tables: (0..POSITIONS as u32 / 16).collect(),
+            logit_rows: vec![rows - 1],
+            copies: Vec::new(),
+        };
+        self.decoder.forward(&batch, &mut self.kv).unwrap();
+        let logits = self.decoder.logits(1).unwrap();
+        let mut row = vec![0.0; logits.len()];
+        log_softmax(logits, &mut row);
+        row
+    }
+}
+
+/// What a slot holds: the tokens its sequence has been given by forks and appends alone.
+type Slots = Vec<Option<Vec<u32>>>;
+
+fn advance(slots: &mut Slots, step: &BeamStep) {
+    for &slot in &step.dropped {
+        slots[slot] = None;
+    }
+    let before = slots.clone();
+    for next in step.next.iter().filter(|next| next.slot != next.parent) {
+        assert!(slots[next.slot].is_none(), "slot {} is taken", next.slot);
+        let parent = before[next.parent].clone().or_else(|| panic!("slot {} holds nothing to fork", next.parent));
+        slots[next.slot] = parent;
+    }
+    for next in &step.next {
+        slots[next.slot].as_mut().unwrap().push(next.token);
+    }
+}
+
+fn row_of(model: &mut Model, tokens: &[u32], case: &BeamCase) -> Vec<f32> {
+    let mut row = model.log_probabilities(tokens).to_vec();
+    if tokens.len() - case.prompt.len() < case.min_tokens {
+        case.eos.iter().for_each(|&token| row[token as usize] = f32::NEG_INFINITY);
+    }
+    row
+}
+
+fn search(model: &mut Model, case: &BeamCase, n: usize) -> Vec<Hypothesis> {
+    let mut search = BeamSearch::new(&case.params, n, &case.eos, case.max_tokens).unwrap();
+    let (mut scratch, mut step) = (BeamScratch::default(), BeamStep::default());
+    let mut slots: Slots = vec![None; case.params.width as usize];
+    slots[0] = Some(case.prompt.clone());
+    while !search.is_done() {
+        let tokens_of = |slot: &Option<Vec<u32>>| slot.as_ref().map_or(Vec::new(), |tokens| row_of(model, tokens, case));
+        let rows: Vec<Vec<f32>> = slots.iter().map(tokens_of).collect();
+        let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+        search.decide(&rows, &mut scratch, &mut step).unwrap();
+        search.commit(&step);
+        advance(&mut slots, &step);
+    }
+    assert!(slots.iter().all(Option::is_none), "a search that is done has dropped its slots");
+    search.best().unwrap()
+}
+
+/// A length penalty of -1 makes scores of hundreds, where f32 itself has steps of 3e-5.
+fn tolerance(score: f32) -> f32 {
+    1e-4 + 1e-6 * score.abs()
+}
+
+fn agrees_with_transformers(file: &str) {
+    let mut models = HashMap::new();
+    let cases = beam_cases(file);
+    assert!(cases.len() > 50, "{} cases", cases.len());
+    for case in &cases {
+        let model = models.entry(case.model.clone()).or_insert_with(|| Model::load(&case.model));
+        for n in 1..=case.params.width as usize {
+            let found = search(model, case, n);
+            let tokens: Vec<&[u32]> = found.iter().map(|hypothesis| hypothesis.tokens.as_slice()).collect();
+            let expected: Vec<&[u32]> = case.expected[..n].iter().map(|(tokens, _)| tokens.as_slice()).collect();
+            assert_eq!(tokens, expected, "{}, {n} best", case.name());
+            for (found, (_, score)) in found.iter().zip(&case.expected) {
+                assert!((found.score - score).abs() <= tolerance(*score), "{}: score {}, transformers {score}", case.name(), found.score);
+            }
+        }
+    }
+}
+
+#[test]
+fn beams_are_those_of_transformers_5() {
+    agrees_with_transformers("beams.json");
+}
+
+#[test]
+fn diverse_groups_of_beams_are_those_of_transformers_4() {
+    agrees_with_transformers("groups.json");
+}

@@ -1,0 +1,195 @@
+"""Beam searches of the tiny models beside this folder, as `generate` of transformers does them.
+
+    python make_beams.py    # with ../requirements.txt: beams.json
+    python make_beams.py    # with requirements-groups.txt: groups.json
+
+transformers 5 has no diverse groups of beams; 4 has. Each file names its versions and holds cases, one per line:
+
+    model, prompt, width, groups, diversity_penalty, length_penalty, early_stopping,
+    eos, min_tokens, max_tokens    what was asked
+    sequences                      the generated tokens of all `width` results, best first, the end token included
+    scores                         their sequences_scores
+
+A case is kept if small noise on the log probabilities leaves its sequences as they are, so that rounding cannot
+decide them. Where there are end tokens, all three forms of early_stopping are stored, and mostly they do not agree.
+"""
+
+import itertools
+import json
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+HERE = Path(__file__).resolve().parent
+PROMPT = 6
+NOISE = 2e-4
+NOISY_RUNS = 4
+FORMS = {"yes": True, "no": False, "never": "never"}
+LENGTH_PENALTIES = [1.0, 2.0, 0.0, -1.0, 0.5]
+GROUPED = transformers.__version__.startswith("4.")
+MODELS = ["gpt2", "opt", "llama_v4"] if GROUPED else ["gpt2", "opt", "llama"]
+WIDTHS = [(4, 2), (4, 4), (6, 3), (8, 2), (8, 4)] if GROUPED else [(2, 1), (3, 1), (4, 1), (8, 1)]
+
+
+class Noise(LogitsProcessor):
+    def __init__(self, seed):
+        self.rng = torch.Generator().manual_seed(seed)
+
+    def __call__(self, input_ids, scores):
+        return scores + NOISE * (2 * torch.rand(scores.shape, generator=self.rng) - 1)
+
+
+def load(name):
+    directory = HERE.parent / name
+    model = AutoModelForCausalLM.from_pretrained(directory, torch_dtype=torch.float32, attn_implementation="eager").eval()
+    expected = load_file(directory / "expected.safetensors")
+    with torch.no_grad():
+        logits = model(expected["tokens"][None]).logits[0]
+    assert torch.allclose(logits, expected["logits"], rtol=0, atol=1e-4), name
+    # Only what a case says counts.
+    model.generation_config = GenerationConfig()
+    return model
+
+
+def cut(tokens, eos):
+    """Up to the end token: what follows is padding."""
+    ends = [i + 1 for i, token in enumerate(tokens) if token in eos]
+    return tokens[: ends[0]] if ends else tokens
+
+
+def generate(model, case, n, noise):
+    prompt = torch.tensor([case["prompt"]])
+    grouped = {"num_beam_groups": case["groups"], "diversity_penalty": case["diversity_penalty"]}
+    min_tokens = {"min_new_tokens": case["min_tokens"]} if case["min_tokens"] else {}
+    return model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=False,
+        num_beams=case["width"],
+        num_return_sequences=n,
+        length_penalty=case["length_penalty"],
+        early_stopping=FORMS[case["early_stopping"]],
+        eos_token_id=case["eos"] or None,
+        max_new_tokens=case["max_tokens"],
+        logits_processor=[Noise(noise)] if noise is not None else [],
+        return_dict_in_generate=True,
+        output_scores=True,
+        **(grouped if case["groups"] > 1 else {}),
+        **min_tokens,
+    )
+
+
+def search(model, case, n=None, noise=None):
+    """(sequences, scores) of the n best, or of all."""
+    result = generate(model, case, n or case["width"], noise)
+    rows = [row[PROMPT:].tolist() for row in result.sequences]
+    return [cut(row, case["eos"]) for row in rows], [round(x, 6) for x in result.sequences_scores.tolist()]
+
+
+def is_steady(model, case, sequences):
+    return all(search(model, case, noise=seed)[0] == sequences for seed in range(NOISY_RUNS))
+
+
+def finished(model, case):
+    """The case with its results, or None where noise changes them."""
+    sequences, scores = search(model, case)
+    if not is_steady(model, case, sequences):
+        return None
+    assert search(model, case, n=1) == (sequences[:1], scores[:1])
+    return case | {"sequences": sequences, "scores": scores}
+
+
+def common_tokens(model, case, count):
+    """Tokens that the beams use in their middle: as end tokens they will end some of them."""
+    sequences, _ = search(model, case | {"eos": [], "min_tokens": 0})
+    middle = Counter(token for row in sequences for token in row[2:])
+    return [token for token, _ in middle.most_common(count)]
+
+
+def random_prompt(model, rng):
+    return torch.randint(3, model.config.vocab_size, (PROMPT,), generator=rng).tolist()
+
+
+def differing(cases):
+    return len({json.dumps(case["sequences"]) for case in cases})
+
+
+def all_forms(model, case, rng, eos_count):
+    """Cases that differ in nothing but early_stopping, and in as many results as can be found soon."""
+    for attempt in itertools.count():
+        case = case | {"prompt": random_prompt(model, rng)}
+        case = case | {"eos": common_tokens(model, case, eos_count)}
+        drafts = [case | {"early_stopping": form} for form in FORMS]
+        drafts = [draft | {"sequences": search(model, draft)[0]} for draft in drafts]
+        # Where length does not pay, "never" means what False means; False is True where a group is one beam.
+        wanted = 3 if case["length_penalty"] > 0 and attempt < 25 else 2 if attempt < 50 else 1
+        done = differing(drafts) >= wanted and [finished(model, draft) for draft in drafts]
+        if done and all(done):
+            return done
+
+
+def cut_short(model, case):
+    """The same search where its last step is the last one allowed: are beams that could go on results?"""
+    steps = len(generate(model, case, 1, None).scores)
+    return finished(model, case | {"max_tokens": steps}) if steps < case["max_tokens"] else None
+
+
+def one(model, case, rng, eos_count=0):
+    while True:
+        case = case | {"prompt": random_prompt(model, rng)}
+        case = case | {"eos": common_tokens(model, case, eos_count)}
+        done = finished(model, case)
+        ends = done and any(row[-1] in case["eos"] for row in done["sequences"])
+        if done and (ends or not eos_count):
+            return done
+
+
+def cases_of(name, penalties):
+    model = load(name)
+    rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    base = {
+        "model": name, "prompt": [], "width": 0, "groups": 1, "diversity_penalty": 0.0, "length_penalty": 1.0,
+        "early_stopping": "no", "eos": [], "min_tokens": 0, "max_tokens": 20,
+    }  # fmt: skip
+    for width, groups in WIDTHS:
+        case = base | {"width": width, "groups": groups}
+        if groups > 1:
+            case["diversity_penalty"] = 0.5 if width == 4 else 1.25
+        yield one(model, case | {"length_penalty": next(penalties)}, rng)
+        yield one(model, case | {"min_tokens": 8, "early_stopping": "yes"}, rng, eos_count=1)
+        # transformers 4 writes the first end token whichever it was: groups have one.
+        for eos_count in [1] if GROUPED else [1, 3]:
+            forms = all_forms(model, case | {"length_penalty": next(penalties)}, rng, eos_count)
+            yield from forms
+            yield from filter(None, [cut_short(model, forms[0])])
+    yield one(model, case | {"max_tokens": 1}, rng)
+
+
+def main():
+    torch.set_num_threads(1)
+    disable_progress_bar()
+    set_verbosity_error()
+    penalties = itertools.cycle(LENGTH_PENALTIES)
+    cases = []
+    for name in MODELS:
+        for case in cases_of(name, penalties):
+            print(*(f"{key} {case[key]}" for key in list(case)[:10]), "lengths", *map(len, case["sequences"]), flush=True)
+            cases.append(case)
+    searches = itertools.groupby(cases, key=lambda case: (case["prompt"], case["max_tokens"]))
+    differences = Counter(differing(list(forms)) for _, forms in searches)
+    print("prompts by how many results the forms have", dict(differences))
+    assert differences[3] >= 5 and differences[3] + differences[2] >= 10
+    lines = ",\n".join(json.dumps(case) for case in cases)
+    versions = json.dumps({"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]})
+    file = HERE / ("groups.json" if GROUPED else "beams.json")
+    file.write_text(f'{{"versions": {versions},\n"cases": [\n{lines}\n]}}\n')
+
+
+if __name__ == "__main__":
+    main()
