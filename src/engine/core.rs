@@ -196,9 +196,11 @@ impl Core {
         self.tell_prompts();
         for event in &events {
             match *event {
+                // What beams chose is told when their search is done.
+                Event::Forked { choice } | Event::Advanced { choice, .. } if self.is_beam(&choices[choice]) => {}
                 Event::Forked { choice } => self.branch(&choices[choice]),
                 Event::Advanced { choice, finish } => self.deliver(&choices[choice], &decisions[choice], finish),
-                Event::Failed { choice } => self.could_not_branch(&choices[choice]),
+                Event::Failed { choice } => self.never_born(&choices[choice], Error::out_of_memory()),
                 Event::Dropped { .. } => {}
             }
         }
@@ -220,7 +222,7 @@ impl Core {
 
     /// A first token that was chosen several times makes several streams of one.
     fn branch(&mut self, choice: &Choice) {
-        let Some(parent) = self.streams.get(&choice.parent) else { return }; // a beam
+        let Some(parent) = self.streams.get(&choice.parent) else { return };
         let index = (choice.child - parent.request) as u32;
         match parent.fork() {
             Ok(mut stream) => {
@@ -236,18 +238,18 @@ impl Core {
         }
     }
 
-    fn could_not_branch(&mut self, choice: &Choice) {
-        self.never_born(choice, Error::out_of_memory());
+    fn never_born(&mut self, choice: &Choice, error: Error) {
+        if let Some(request) = request_of_beam(&self.beams, choice.parent) {
+            return self.stuck.push((request, error));
+        }
+        let Some(parent) = self.streams.get(&choice.parent) else { return };
+        let output = parent.output().of((choice.child - parent.request) as u32).failed(error);
+        let outbox = parent.outbox.clone();
+        self.finish(&outbox, output, false);
     }
 
-    fn never_born(&mut self, choice: &Choice, error: Error) {
-        if let Some(parent) = self.streams.get(&choice.parent) {
-            let output = parent.output().of((choice.child - parent.request) as u32).failed(error);
-            let outbox = parent.outbox.clone();
-            self.finish(&outbox, output, false);
-        } else if let Some(request) = request_of_beam(&self.beams, choice.parent) {
-            self.stuck.push((request, error));
-        }
+    fn is_beam(&self, choice: &Choice) -> bool {
+        request_of_beam(&self.beams, choice.parent).is_some()
     }
 
     /// Turns a committed choice into an output; a stop string found in its text ends the sequence.

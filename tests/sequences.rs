@@ -1,0 +1,624 @@
+//! Sequences as values, on real models: whatever is shared, cut, kept or found again, the bits are those of a request alone.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{BeamCase, TempDir, beam_cases, bundled_model, configs, goldens, write_random_model};
+use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume, Stats};
+use pagedllm::error::Code;
+use pagedllm::options::{BeamParams, EngineOptions, Grammar, OutputKind, SamplingParams};
+use pagedllm::sched::FinishReason;
+
+const BLOCK: usize = 8;
+
+struct Model {
+    _dir: TempDir,
+    options: EngineOptions,
+}
+
+impl Model {
+    fn llama() -> Model {
+        let dir = TempDir::new();
+        let (_, config) = configs(512).pop().unwrap();
+        write_random_model(&dir.0, &config, false, 5);
+        let options = EngineOptions {
+            model_dir: dir.0.clone(),
+            skip_tokenizer: true,
+            block_size: BLOCK,
+            threads: Some(1),
+            max_seqs: 16,
+            ..Default::default()
+        };
+        Model { _dir: dir, options }
+    }
+
+    fn engine(&self) -> Engine {
+        Engine::create(&self.options).unwrap()
+    }
+
+    /// An engine whose pool has so many blocks.
+    fn engine_of(&self, blocks: u64, max_model_len: usize) -> Engine {
+        let bytes = Engine::plan(&self.options).unwrap().block_bytes * blocks;
+        Engine::create(&EngineOptions { kv_bytes: Some(bytes), max_model_len: Some(max_model_len), ..self.options.clone() }).unwrap()
+    }
+}
+
+fn sampled(seed: u64, max_tokens: usize) -> SamplingParams {
+    SamplingParams {
+        temperature: 0.9,
+        seed: Some(seed),
+        max_tokens: Some(max_tokens),
+        ignore_eos: true,
+        logprobs: Some(0),
+        ..Default::default()
+    }
+}
+
+fn prompt(len: usize) -> Vec<u32> {
+    (0..len as u32).map(|i| (i * 37 + 11) % 127).collect()
+}
+
+fn request(prompt: Vec<u32>, sampling: SamplingParams) -> Request {
+    Request::new(Prompt::Tokens(prompt), sampling)
+}
+
+/// Steps until all have ended.
+fn drain(engine: &Engine) -> Vec<Output> {
+    let mut outputs = Vec::new();
+    for _ in 0..20_000 {
+        let report = engine.step().unwrap();
+        outputs.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap());
+        if report.unfinished == 0 {
+            return outputs;
+        }
+    }
+    panic!("the requests do not end");
+}
+
+fn steps(engine: &Engine, n: usize) -> Vec<Output> {
+    (0..n).for_each(|_| drop(engine.step().unwrap()));
+    engine.queue().poll(Some(Duration::ZERO)).unwrap().into()
+}
+
+/// Tokens and the bits of their log probabilities, by sequence.
+fn answers(outputs: &[Output]) -> BTreeMap<u64, Vec<(u32, u32)>> {
+    let mut answers: BTreeMap<u64, Vec<(u32, u32)>> = BTreeMap::new();
+    for output in outputs {
+        assert!(output.error.is_none(), "{:?}", output.error);
+        let pairs = output.tokens.iter().copied().zip(output.logprobs.tokens.iter().map(|p| p.to_bits()));
+        answers.entry(output.sequence).or_default().extend(pairs);
+    }
+    answers
+}
+
+fn alone(model: &Model, prompt: &[u32], sampling: SamplingParams) -> Vec<(u32, u32)> {
+    let engine = Engine::create(&EngineOptions { prefix_cache: false, ..model.options.clone() }).unwrap();
+    let id = engine.add_request(request(prompt.to_vec(), sampling)).unwrap();
+    answers(&drain(&engine)).remove(&id).unwrap()
+}
+
+fn tokens(answer: &[(u32, u32)]) -> Vec<u32> {
+    answer.iter().map(|(token, _)| *token).collect()
+}
+
+fn assert_empty(engine: &Engine) -> Stats {
+    let stats = engine.stats();
+    assert_eq!((stats.blocks_used, stats.idle, stats.running, stats.waiting), (0, 0, 0, 0), "{stats:?}");
+    stats
+}
+
+fn code<T: std::fmt::Debug>(result: pagedllm::error::Result<T>, says: &str) -> Code {
+    let error = result.unwrap_err();
+    assert!(error.message().contains(says), "{error}, expected {says}");
+    error.code()
+}
+
+#[test]
+fn a_fork_goes_on_as_its_parent_and_shares_its_blocks() {
+    let model = Model::llama();
+    let engine = model.engine();
+    let id = engine.add_request(request(prompt(29), sampled(3, 40))).unwrap();
+    let before = steps(&engine, 13);
+    let used = engine.stats().blocks_used;
+    let children = engine.fork(id, 3, &Fork::default()).unwrap();
+    engine.step().unwrap();
+    // Only the block that is being written is copied.
+    assert!(engine.stats().blocks_used <= used + 4, "{} from {used}", engine.stats().blocks_used);
+    let outputs = drain(&engine);
+    let whole = alone(&model, &prompt(29), sampled(3, 40));
+    let after = answers(&outputs);
+    assert_eq!([answers(&before)[&id].clone(), after[&id].clone()].concat(), whole);
+    for child in children {
+        assert_eq!(after[&child], whole[13..], "the child draws its parent's numbers");
+    }
+    assert!(engine.stats().blocks_copied >= 3);
+    assert_empty(&engine);
+}
+
+#[test]
+fn children_with_seeds_of_their_own_go_different_ways() {
+    let engine = Model::llama().engine();
+    let id = engine.add_request(request(prompt(20), sampled(3, 60))).unwrap();
+    steps(&engine, 5);
+    let children = engine.fork(id, 4, &Fork { seed: Some(77), user_data: Some(9), ..Default::default() }).unwrap();
+    let outputs = drain(&engine);
+    let told = answers(&outputs);
+    let different: std::collections::BTreeSet<_> = children.iter().map(|child| told[child].clone()).collect();
+    assert_eq!(different.len(), 4);
+    assert!(outputs.iter().all(|output| children.contains(&output.sequence) == (output.user_data == 9)));
+    assert!(outputs.iter().all(|output| output.request == output.sequence), "a fork is a request of its own");
+}
+
+#[test]
+fn a_fork_at_an_earlier_position_is_a_request_with_that_prompt() {
+    let model = Model::llama();
+    let engine = model.engine();
+    let id = engine.add_request(Request { keep: true, ..request(prompt(29), sampled(3, 30)) }).unwrap();
+    let all = [prompt(29), tokens(&answers(&drain(&engine))[&id])].concat();
+    for at in [1, 7, 8, 9, 28, 29, 30, 45, 59] {
+        let child = engine.fork(id, 1, &Fork { at: Some(at), ..Default::default() }).unwrap()[0];
+        assert_eq!(engine.sequence(child).unwrap().len, at);
+        engine.resume(child, Resume { keep: false, ..Resume::new(sampled(8, 12)) }).unwrap();
+        assert_eq!(answers(&drain(&engine))[&child], alone(&model, &all[..at], sampled(8, 12)), "at {at}");
+    }
+    engine.free(id).unwrap();
+    engine.step().unwrap();
+    assert_empty(&engine);
+}
+
+#[test]
+fn what_is_rewound_comes_again_and_bit_by_bit_the_same() {
+    let model = Model::llama();
+    let whole = alone(&model, &prompt(29), sampled(3, 40));
+    for len in [1, 15, 29, 30, 32, 33, 40] {
+        let engine = model.engine();
+        let id = engine.add_request(request(prompt(29), sampled(3, 40))).unwrap();
+        let before = steps(&engine, 15);
+        assert_eq!(answers(&before)[&id], whole[..15]);
+        engine.rewind(id, len).unwrap();
+        let again = answers(&drain(&engine)).remove(&id).unwrap();
+        match len {
+            29.. => assert_eq!(again, whole[len - 29..], "{len}"),
+            _ => assert_eq!(again[..10], alone(&model, &prompt(29)[..len], sampled(3, 10))[..], "{len}: into the prompt"),
+        }
+        assert_empty(&engine);
+    }
+}
+
+#[test]
+fn a_conversation_goes_on_and_computes_only_what_is_new() {
+    let model = Model::llama();
+    let engine = Engine::create(&EngineOptions { prefix_cache: false, ..model.options.clone() }).unwrap();
+    let id = engine.add_request(Request { keep: true, ..request(prompt(100), sampled(1, 20)) }).unwrap();
+    let mut all = [prompt(100), tokens(&answers(&drain(&engine))[&id])].concat();
+    for turn in 2..5 {
+        assert_eq!((engine.stats().idle, engine.sequence(id).unwrap().len), (1, all.len()));
+        let more = prompt(10 * turn);
+        engine.append(id, more.clone()).unwrap();
+        all.extend(more);
+        let before = engine.stats().prompt_tokens;
+        engine.resume(id, Resume::new(sampled(turn as u64, 20))).unwrap();
+        let answer = answers(&drain(&engine)).remove(&id).unwrap();
+        assert_eq!(answer, alone(&model, &all, sampled(turn as u64, 20)), "turn {turn}");
+        assert_eq!(engine.stats().prompt_tokens - before, 10 * turn as u64 + 1, "what was appended, and the last token of the turn before");
+        all.extend(tokens(&answer));
+    }
+    engine.free(id).unwrap();
+    engine.step().unwrap();
+    assert_empty(&engine);
+}
+
+#[test]
+fn tokens_appended_to_a_running_sequence_are_what_it_goes_on_from() {
+    let model = Model::llama();
+    let engine = model.engine();
+    let id = engine.add_request(request(prompt(20), sampled(3, 30))).unwrap();
+    let before = tokens(&answers(&steps(&engine, 6))[&id]);
+    engine.append(id, prompt(17)).unwrap();
+    let after = answers(&drain(&engine)).remove(&id).unwrap();
+    let all = [prompt(20), before, prompt(17)].concat();
+    assert_eq!(after, alone(&model, &all, sampled(3, 24)));
+    assert_empty(&engine);
+}
+
+#[test]
+fn samples_share_their_prompt_and_the_first_is_the_request_alone() {
+    let model = Model::llama();
+    let engine = model.engine();
+    let id = engine.add_request(Request { n: 4, ..request(prompt(80), sampled(3, 40)) }).unwrap();
+    let mut outputs = steps(&engine, 3);
+    let stats = engine.stats();
+    assert_eq!((stats.running, stats.prompt_tokens), (4, 80), "the prompt is computed once");
+    assert_eq!(stats.blocks_used, 10 + 4, "ten blocks of prompt for all, one of its own for each");
+    outputs.extend(drain(&engine));
+    let told = answers(&outputs);
+    assert_eq!(told[&id], alone(&model, &prompt(80), sampled(3, 40)));
+    assert_eq!(told.keys().copied().collect::<Vec<_>>(), [id, id + 1, id + 2, id + 3]);
+    assert_eq!(told.values().collect::<std::collections::BTreeSet<_>>().len(), 4);
+    for output in &outputs {
+        assert_eq!((output.request, output.sequence), (id, id + output.index as u64));
+    }
+    assert_eq!(outputs.iter().filter(|output| output.finish.is_some()).count(), 4);
+    assert_empty(&engine);
+}
+
+#[test]
+fn best_of_returns_the_most_probable_samples_in_order() {
+    let engine = Model::llama().engine();
+    let all = engine.add_request(Request { n: 6, ..request(prompt(20), sampled(3, 15)) }).unwrap();
+    let mut scores: Vec<(f64, Vec<u32>)> = Vec::new();
+    let outputs = drain(&engine);
+    for (seq, answer) in answers(&outputs) {
+        let last = outputs.iter().rfind(|output| output.sequence == seq).unwrap();
+        let sum: f64 = answer.iter().map(|(_, bits)| f32::from_bits(*bits) as f64).sum();
+        assert!((last.score - sum).abs() < 1e-9);
+        scores.push((sum, tokens(&answer)));
+    }
+    assert_eq!(scores.len(), 6, "request {all}");
+    scores.sort_by(|a, b| b.0.total_cmp(&a.0));
+    engine.add_request(Request { n: 2, best_of: Some(6), ..request(prompt(20), sampled(3, 15)) }).unwrap();
+    let best = drain(&engine);
+    assert_eq!(best.len(), 2, "nothing is told before the end");
+    for (rank, output) in best.iter().enumerate() {
+        assert_eq!((output.index as usize, &output.tokens, output.score), (rank, &scores[rank].1, scores[rank].0));
+    }
+    assert_empty(&engine);
+}
+
+#[test]
+fn a_prefix_that_was_computed_before_is_found_and_changes_no_bit() {
+    let model = Model::llama();
+    let engine = model.engine();
+    let ask = |len, salt: &[u8]| {
+        let before = engine.stats();
+        let id = engine.add_request(Request { salt: salt.to_vec(), ..request(prompt(len), sampled(4, 20)) }).unwrap();
+        let answer = answers(&drain(&engine)).remove(&id).unwrap();
+        assert_eq!(answer, alone(&model, &prompt(len), sampled(4, 20)));
+        let stats = engine.stats();
+        (stats.prompt_tokens - before.prompt_tokens, stats.prefix_hits - before.prefix_hits)
+    };
+    assert_eq!(ask(100, b""), (100, 0));
+    assert_eq!(ask(100, b""), (4, 96), "twelve whole blocks");
+    assert_eq!(ask(97, b""), (1, 96));
+    assert_eq!(ask(96, b""), (8, 88), "the last token is always computed");
+    assert_eq!(ask(50, b""), (2, 48));
+    assert_eq!(ask(100, b"tenant"), (100, 0), "another salt finds nothing");
+    assert_eq!(ask(100, b"tenant"), (4, 96));
+    assert_eq!(engine.stats().prefix_queries, 99 + 99 + 96 + 95 + 49 + 99 + 99);
+    let stats = assert_empty(&engine);
+    assert!(stats.blocks_cached > 0);
+}
+
+/// Everything at once, in a pool in which it does not fit: requests are preempted, prefixes are found and evicted.
+#[test]
+fn samples_forks_and_conversations_keep_their_bits_under_pressure() {
+    let model = Model::llama();
+    for (blocks, prefix_cache) in [(400, true), (40, true), (40, false)] {
+        let bytes = Engine::plan(&model.options).unwrap().block_bytes * blocks;
+        let options = EngineOptions {
+            kv_bytes: Some(bytes),
+            max_model_len: Some(200),
+            prefix_cache,
+            prefill_chunk: Some(13),
+            ..model.options.clone()
+        };
+        let engine = Engine::create(&options).unwrap();
+        let mut expected = BTreeMap::new();
+        for i in 0..6 {
+            let (prompt, sampling) = (prompt(20 + 17 * i), sampled(i as u64, 40));
+            let id = engine.add_request(Request { n: 1 + i as u32 % 3, ..request(prompt.clone(), sampling.clone()) }).unwrap();
+            expected.insert(id, alone(&model, &prompt, sampling));
+        }
+        let mut outputs = steps(&engine, 20);
+        for id in expected.keys().copied().collect::<Vec<_>>() {
+            // Those that have ended meanwhile cannot fork any more.
+            let Ok(children) = engine.fork(id, 2, &Fork::default()) else { continue };
+            let so_far = |outputs: &[Output]| answers(outputs).get(&id).map_or(0, Vec::len);
+            let told = so_far(&outputs);
+            children.iter().for_each(|&child| drop(expected.insert(child, expected[&id][told..].to_vec())));
+        }
+        outputs.extend(drain(&engine));
+        let told = answers(&outputs);
+        for (id, answer) in &expected {
+            assert_eq!(told.get(id).unwrap_or(&Vec::new()), answer, "sequence {id} with {blocks} blocks");
+        }
+        assert_eq!(engine.stats().preemptions > 0, blocks == 40, "{:?}", engine.stats());
+        assert_empty(&engine);
+    }
+}
+
+fn beams_through_the_engine(file: &str) {
+    let mut engines: BTreeMap<String, Engine> = BTreeMap::new();
+    let cases = beam_cases(file);
+    for group in cases.chunks(6) {
+        let mut asked: Vec<(u64, &BeamCase)> = Vec::new();
+        for case in group {
+            let options = EngineOptions {
+                model_dir: goldens().join(&case.model),
+                skip_tokenizer: true,
+                block_size: 8,
+                threads: Some(1),
+                ..Default::default()
+            };
+            let engine = engines.entry(case.model.clone()).or_insert_with(|| Engine::create(&options).unwrap());
+            let sampling = SamplingParams {
+                max_tokens: Some(case.max_tokens),
+                min_tokens: case.min_tokens,
+                ignore_eos: true,
+                stop_token_ids: case.eos.clone(),
+                ..Default::default()
+            };
+            let beam = Some(case.params.clone());
+            asked.push((
+                engine.add_request(Request { n: case.params.width, beam, ..request(case.prompt.clone(), sampling) }).unwrap(),
+                case,
+            ));
+            // Another way of decoding in the same batch.
+            engine.add_request(request(case.prompt.clone(), SamplingParams { max_tokens: Some(9), ..SamplingParams::greedy() })).unwrap();
+        }
+        for (model, engine) in &engines {
+            let outputs = drain(engine);
+            for (id, case) in asked.iter().filter(|(_, case)| case.model == *model) {
+                let mine: Vec<&Output> = outputs.iter().filter(|output| output.request == *id).collect();
+                assert_eq!(mine.len(), case.expected.len(), "{}", case.name());
+                for (rank, (output, (tokens, score))) in mine.iter().zip(&case.expected).enumerate() {
+                    assert_eq!((output.index as usize, &output.tokens), (rank, tokens), "{}", case.name());
+                    assert!(
+                        (output.score - *score as f64).abs() < 1e-4 + 1e-6 * score.abs() as f64,
+                        "{}: {} {score}",
+                        case.name(),
+                        output.score
+                    );
+                }
+            }
+            assert_empty(engine);
+        }
+    }
+}
+
+#[test]
+fn beams_through_the_engine_are_those_of_transformers_5() {
+    beams_through_the_engine("beams.json");
+}
+
+#[test]
+fn groups_of_beams_through_the_engine_are_those_of_transformers_4() {
+    beams_through_the_engine("groups.json");
+}
+
+#[test]
+fn beams_are_the_same_in_a_pool_that_preempts_them() {
+    let model = Model::llama();
+    let ask = |engine: &Engine| {
+        let beam = Some(BeamParams { width: 4, ..Default::default() });
+        let sampling = || SamplingParams { max_tokens: Some(40), ignore_eos: true, ..Default::default() };
+        for len in [30, 41, 52] {
+            engine.add_request(Request { n: 4, beam: beam.clone(), ..request(prompt(len), sampling()) }).unwrap();
+        }
+        let outputs = drain(engine);
+        assert_empty(engine);
+        outputs
+            .into_iter()
+            .map(|output| ((output.request, output.index), (output.tokens, output.score.to_bits())))
+            .collect::<BTreeMap<_, _>>()
+    };
+    let calm = model.engine();
+    let expected = ask(&calm);
+    assert_eq!((calm.stats().preemptions, expected.len()), (0, 12));
+    let tight = model.engine_of(30, 100);
+    assert_eq!(ask(&tight), expected);
+    assert!(tight.stats().preemptions > 0);
+}
+
+#[test]
+fn a_pinned_prompt_stays_where_others_are_evicted() {
+    let model = Model::llama();
+    let engine = model.engine_of(40, 160);
+    let hits = |engine: &Engine| {
+        let before = engine.stats().prefix_hits;
+        engine.add_request(request(prompt(80), sampled(1, 2))).unwrap();
+        drain(engine);
+        engine.stats().prefix_hits - before
+    };
+    let flood = |engine: &Engine| {
+        for i in 0..8 {
+            engine.add_request(request([vec![i; 30], prompt(100)].concat(), sampled(1, 2))).unwrap();
+        }
+        drain(engine);
+    };
+    let pin = engine.pin(Prompt::Tokens(prompt(80)), true, b"", 1, None).unwrap();
+    engine.step().unwrap();
+    assert_eq!(engine.stats().blocks_used, 10, "computed at once, for nobody");
+    flood(&engine);
+    assert_eq!(hits(&engine), 72);
+    engine.unpin(pin).unwrap();
+    flood(&engine);
+    assert_eq!(hits(&engine), 0);
+    assert_eq!(code(engine.unpin(pin), "unknown"), Code::NotFound);
+    // Time.
+    let pin = engine.pin(Prompt::Tokens(prompt(80)), true, b"", 1, Some(Duration::from_millis(1))).unwrap();
+    engine.step().unwrap();
+    std::thread::sleep(Duration::from_millis(5));
+    engine.step().unwrap();
+    assert_eq!(code(engine.unpin(pin), "expired"), Code::NotFound);
+    assert_empty(&engine);
+}
+
+#[test]
+fn pins_give_way_by_priority_where_a_sequence_could_not_go_on() {
+    let model = Model::llama();
+    let engine = model.engine_of(24, 180);
+    let low = engine.pin(Prompt::Tokens(vec![5; 48]), true, b"", 1, None).unwrap();
+    let high = engine.pin(Prompt::Tokens(vec![6; 48]), true, b"", 7, None).unwrap();
+    (0..2).for_each(|_| drop(engine.step().unwrap()));
+    assert_eq!(engine.stats().blocks_used, 12);
+    engine.add_request(request(prompt(120), sampled(1, 20))).unwrap();
+    assert_eq!(drain(&engine).last().unwrap().finish, Some(FinishReason::Length));
+    engine.step().unwrap();
+    assert_eq!(code(engine.unpin(low), "give way"), Code::NotFound);
+    engine.unpin(high).unwrap();
+    engine.step().unwrap();
+    assert_empty(&engine);
+}
+
+#[test]
+fn prompt_log_probabilities_are_those_the_tokens_had_when_they_were_chosen() {
+    let model = Model::llama();
+    let answer = alone(&model, &prompt(30), SamplingParams { logprobs: Some(3), ..sampled(3, 50) });
+    let all = [prompt(30), tokens(&answer)].concat();
+    for prefill_chunk in [None, Some(7)] {
+        let engine = Engine::create(&EngineOptions { prefill_chunk, max_seqs: 4, ..model.options.clone() }).unwrap();
+        for _ in 0..2 {
+            let id = engine.add_request(request(all.clone(), SamplingParams { prompt_logprobs: Some(3), ..sampled(1, 2) })).unwrap();
+            let outputs = drain(&engine);
+            let told: Vec<f32> =
+                outputs.iter().filter(|output| output.request == id).flat_map(|output| output.prompt_logprobs.tokens.clone()).collect();
+            let tops: usize = outputs.iter().map(|output| output.prompt_logprobs.top.len()).sum();
+            assert_eq!((told.len(), tops), (all.len() - 1, 3 * (all.len() - 1)));
+            let bits: Vec<u32> = told[29..].iter().map(|p| p.to_bits()).collect();
+            assert_eq!(bits, answer.iter().map(|(_, bits)| *bits).collect::<Vec<_>>());
+        }
+        assert_empty(&engine);
+    }
+}
+
+#[test]
+fn top_log_probabilities_contain_what_a_greedy_request_chose() {
+    let engine = Model::llama().engine();
+    engine.add_request(request(prompt(9), SamplingParams { logprobs: Some(5), max_tokens: Some(6), ..SamplingParams::greedy() })).unwrap();
+    for output in drain(&engine) {
+        assert_eq!((output.tokens.len(), output.logprobs.top.len()), (1, 5));
+        assert_eq!(output.logprobs.top[0], (output.tokens[0], output.logprobs.tokens[0]));
+        assert!(output.logprobs.top.is_sorted_by(|a, b| a.1 >= b.1));
+    }
+}
+
+#[test]
+fn cumulative_and_final_outputs_say_all_that_deltas_say() {
+    let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
+    let ask = |output, echo| {
+        let sampling = SamplingParams { output, echo, logprobs: Some(2), max_tokens: Some(12), seed: Some(2), ..Default::default() };
+        engine.add_request(Request::new(Prompt::Text("Who are you?".into()), sampling)).unwrap();
+        drain(&engine)
+    };
+    for echo in [false, true] {
+        let deltas = ask(OutputKind::Delta, echo);
+        let text: String = deltas.iter().map(|output| output.text.as_str()).collect();
+        let all: Vec<u32> = deltas.iter().flat_map(|output| output.tokens.clone()).collect();
+        assert_eq!(text.starts_with("Who are you?"), echo, "{text}");
+        let whole = ask(OutputKind::Final, echo);
+        assert_eq!((whole.len(), &whole[0].text, &whole[0].tokens), (1, &text, &all));
+        let growing = ask(OutputKind::Cumulative, echo);
+        assert!(growing.is_sorted_by_key(|output| output.tokens.len()));
+        assert_eq!((&growing.last().unwrap().text, &growing.last().unwrap().tokens), (&text, &all));
+        assert_eq!(growing.last().unwrap().logprobs, whole[0].logprobs);
+    }
+}
+
+#[test]
+fn a_prompt_is_cut_to_its_last_tokens_where_that_is_asked_for() {
+    let model = Model::llama();
+    let engine = model.engine();
+    let id = engine.add_request(Request { truncate_prompt_tokens: Some(12), ..request(prompt(40), sampled(1, 8)) }).unwrap();
+    assert_eq!(answers(&drain(&engine))[&id], alone(&model, &prompt(40)[28..], sampled(1, 8)));
+    // One that would be too long otherwise.
+    engine.add_request(Request { truncate_prompt_tokens: Some(12), ..request(prompt(4000), sampled(1, 8)) }).unwrap();
+    assert_eq!(drain(&engine).last().unwrap().prompt_tokens, 12);
+}
+
+#[test]
+fn the_hosts_hook_sees_the_tokens_and_has_the_first_word() {
+    let engine = Model::llama().engine();
+    let hook: pagedllm::engine::LogitsHook = Arc::new(|_, tokens, logits| {
+        logits.fill(f32::NEG_INFINITY);
+        logits[(tokens.len() % 100) as usize] = 0.0;
+    });
+    let sampling = SamplingParams { max_tokens: Some(5), ignore_eos: true, ..Default::default() };
+    let id = engine.add_request(Request { hook: Some(hook), ..request(prompt(10), sampling) }).unwrap();
+    let told: Vec<u32> = drain(&engine).iter().filter(|output| output.request == id).flat_map(|output| output.tokens.clone()).collect();
+    assert_eq!(told, [10, 11, 12, 13, 14]);
+}
+
+#[test]
+fn a_grammar_forks_and_rewinds_with_its_sequence() {
+    let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
+    let sampling = |seed| SamplingParams { grammar: Some(Grammar::Regex("[ab]{20}".into())), seed: Some(seed), ..Default::default() };
+    let id = engine.add_request(Request::new(Prompt::Text("Say".into()), sampling(1))).unwrap();
+    let mut outputs = steps(&engine, 6);
+    let said: String = outputs.iter().map(|output| output.text.as_str()).collect();
+    let child = engine.fork(id, 1, &Fork { seed: Some(5), ..Default::default() }).unwrap()[0];
+    engine.step().unwrap();
+    engine.rewind(child, engine.sequence(child).unwrap().len - 3).unwrap();
+    outputs.extend(drain(&engine));
+    let text = |seq| outputs.iter().filter(|output| output.sequence == seq).map(|output| output.text.as_str()).collect::<String>();
+    assert_eq!((text(id).len(), text(id).chars().all(|c| "ab".contains(c))), (20, true));
+    assert!(outputs.iter().filter(|output| output.sequence == child).all(|output| output.error.is_none()), "{said} {}", text(child));
+    assert!(text(child).chars().all(|c| "ab".contains(c)));
+    assert_eq!(
+        code(
+            engine.add_request(Request::new(
+                Prompt::Text("x".into()),
+                SamplingParams { grammar: Some(Grammar::JsonSchema("{\"type\": 7}".into())), ..Default::default() }
+            )),
+            ""
+        ),
+        Code::InvalidArgument
+    );
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_numbers_and_disturbs_nobody() {
+    let model = Model::llama();
+    let engine = model.engine_of(40, 160);
+    let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 30)) }).unwrap();
+    steps(&engine, 4);
+    let invalid = Code::InvalidArgument;
+    let fork = |at, n| engine.fork(id, n, &Fork { at, ..Default::default() });
+    assert_eq!(code(fork(Some(0), 1), "has 24 tokens: it cannot fork at 0"), invalid);
+    assert_eq!(code(fork(Some(25), 1), "has 24 tokens: it cannot fork at 25"), invalid);
+    assert_eq!(code(fork(None, 0), "n is 0"), invalid);
+    assert_eq!(code(fork(None, 41), "the pool has 40"), Code::Capacity);
+    assert_eq!(code(engine.fork(99, 1, &Fork::default()), "99 is unknown"), Code::NotFound);
+    assert_eq!(code(engine.append(id, prompt(136)), "max_model_len is 160"), invalid);
+    assert_eq!(code(engine.append(id, vec![500]), "beyond the vocabulary"), invalid);
+    assert_eq!(code(engine.rewind(id, 0), "can be rewound to 1 to 24"), invalid);
+    assert_eq!(code(engine.rewind(id, 25), "can be rewound to 1 to 24"), invalid);
+    assert_eq!(code(engine.resume(id, Resume::new(sampled(1, 2))), "runs already"), invalid);
+    let add = |change: &dyn Fn(&mut Request)| {
+        let mut request = request(prompt(20), sampled(3, 10));
+        change(&mut request);
+        engine.add_request(request)
+    };
+    assert_eq!(code(add(&|r| (r.n, r.best_of) = (3, Some(2))), "best_of is 2 and n is 3"), invalid);
+    assert_eq!(code(add(&|r| r.n = 17), "max_seqs is 16"), invalid);
+    assert_eq!(code(add(&|r| (r.n, r.sampling.max_tokens) = (4, None)), "the pool has 40"), Code::Capacity);
+    assert_eq!(code(add(&|r| r.beam = Some(BeamParams::default())), "temperature"), invalid);
+    assert_eq!(code(add(&|r| r.truncate_prompt_tokens = Some(0)), "truncate_prompt_tokens is 0"), invalid);
+    assert_eq!(code(add(&|r| r.sampling.logit_bias = vec![(127, 1.0)]), "127"), invalid);
+    assert_eq!(code(add(&|r| r.sampling.bad_words_ids = vec![vec![]]), "empty"), invalid);
+    let rest = answers(&drain(&engine)).remove(&id).unwrap();
+    assert_eq!(rest, alone(&model, &prompt(20), sampled(3, 30))[4..], "nobody was disturbed");
+    engine.free(id).unwrap();
+    assert_eq!(code(engine.free(id), "unknown"), Code::NotFound);
+    assert_eq!(code(engine.rewind(id, 1), "unknown"), Code::NotFound);
+    engine.step().unwrap();
+    assert_empty(&engine);
+}
+
+#[test]
+fn an_abort_keeps_what_was_to_be_kept() {
+    let model = Model::llama();
+    let engine = model.engine();
+    let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 30)) }).unwrap();
+    let before = answers(&steps(&engine, 7)).remove(&id).unwrap();
+    engine.abort(id).unwrap();
+    assert_eq!(drain(&engine).last().unwrap().finish, Some(FinishReason::Abort));
+    assert!(engine.sequence(id).unwrap().idle);
+    engine.resume(id, Resume { keep: false, ..Resume::new(sampled(3, 23)) }).unwrap();
+    let after = answers(&drain(&engine)).remove(&id).unwrap();
+    assert_eq!([before, after].concat(), alone(&model, &prompt(20), sampled(3, 30)));
+    assert_empty(&engine);
+}
