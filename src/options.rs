@@ -152,6 +152,40 @@ fn within(name: &str, value: usize, most: usize) -> Result<()> {
     Err(Error::invalid(format!("{name} is {value}: it must be from 1 to {most}")))
 }
 
+/// What a request's output must look like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Grammar {
+    /// A JSON text that this schema (a JSON text itself) describes.
+    JsonSchema(String),
+    /// Any JSON object.
+    JsonObject,
+    /// The whole output matches this regular expression.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A context-free grammar in llguidance's dialect of Lark.
+    Lark(String),
+}
+
+impl Grammar {
+    const MOST_BYTES: usize = 1 << 20;
+
+    pub fn validate(&self) -> Result<()> {
+        let bytes = match self {
+            Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
+            Grammar::Choice(texts) if texts.is_empty() => {
+                return Err(Error::invalid("the grammar is a choice of 0 texts: give at least one"));
+            }
+            Grammar::Choice(texts) => texts.iter().map(String::len).sum(),
+            Grammar::JsonObject => 0,
+        };
+        if bytes > Self::MOST_BYTES {
+            return Err(Error::invalid(format!("the grammar has {bytes} bytes: the limit is {}, so make it smaller", Self::MOST_BYTES)));
+        }
+        Ok(())
+    }
+}
+
 /// How one request chooses its tokens and when it ends.
 #[derive(Debug, Clone)]
 pub struct SamplingParams {
@@ -175,6 +209,8 @@ pub struct SamplingParams {
     pub stop: Vec<String>,
     /// Report the log probability of every sampled token.
     pub logprobs: bool,
+    /// The output follows this grammar from its first token on.
+    pub grammar: Option<Grammar>,
 }
 
 impl Default for SamplingParams {
@@ -191,6 +227,7 @@ impl Default for SamplingParams {
             stop_token_ids: Vec::new(),
             stop: Vec::new(),
             logprobs: false,
+            grammar: None,
         }
     }
 }
@@ -237,7 +274,7 @@ impl SamplingParams {
         if self.stop.iter().any(|s| s.is_empty()) {
             return Err(Error::invalid("a stop string is empty: it would match everywhere; leave it out"));
         }
-        Ok(())
+        self.grammar.as_ref().map_or(Ok(()), Grammar::validate)
     }
 }
 

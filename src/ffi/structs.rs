@@ -395,6 +395,7 @@ impl pllm_sampling {
             // SAFETY: the caller's contract.
             stop: unsafe { c.stops() }?,
             logprobs: c.flags & PLLM_SAMPLING_LOGPROBS != 0,
+            grammar: None,
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use once_cell::sync::OnceCell;
 
@@ -30,6 +31,12 @@ pub fn during<T>(f: impl FnOnce() -> T) -> T {
 pub fn said(panic: &(dyn Any + Send)) -> &str {
     let string = panic.downcast_ref::<String>().map(String::as_str);
     string.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic")
+}
+
+/// Runs third-party code that may panic on what its authors did not foresee: `Err` says what the panic said. What it left half
+/// done is only ever a cache or is dropped.
+pub fn no_panic<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| said(&*panic).to_string())
 }
 
 /// Puts a hook before the present one that swallows what quiet threads would print.

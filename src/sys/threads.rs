@@ -1,12 +1,21 @@
 //! Threads that a host does not notice.
 
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 
 use super::quiet;
 
 /// Starts a thread that no signal handler of the host will run on, that prints nothing when it panics,
 /// and that computes in the standard floating-point mode.
 pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    spawn_from(Builder::new().name(name), body)
+}
+
+/// As `spawn`, with a stack of so many bytes.
+pub fn spawn_deep(name: String, stack: usize, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    spawn_from(Builder::new().name(name).stack_size(stack), body)
+}
+
+fn spawn_from(builder: Builder, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
     let body = move || {
         quiet::this_thread();
         let _mode = super::float::StandardMode::enter();
@@ -20,7 +29,7 @@ pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> std::io::Res
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
         old
     };
-    let thread = std::thread::Builder::new().name(name).spawn(body);
+    let thread = builder.spawn(body);
     // SAFETY: `old` is this thread's mask of a moment ago.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw mut old, std::ptr::null_mut()) };
     thread

@@ -7,13 +7,13 @@ mod tokenizer;
 
 pub use detokenizer::Detokenizer;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use serde_json::Value as Json;
 
 use crate::error::{Error, Result};
-use crate::sys::{files, quiet};
+use crate::sys::files;
+use crate::sys::quiet::no_panic;
 use chat::Chat;
 use tokenizer::Tokenizer;
 
@@ -86,12 +86,6 @@ fn token_content(token: &Json) -> Option<&str> {
 /// The bytes of a file, or nothing if there is no such file.
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
     files::read(path, MAX_FILE_BYTES)
-}
-
-/// Runs third-party code that may panic on files and texts which its authors did not foresee: `Err`
-/// says what the panic said. What it left half done is only ever a cache or is dropped.
-fn no_panic<T>(run: impl FnOnce() -> T) -> std::result::Result<T, String> {
-    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| quiet::said(&*panic).to_string())
 }
 
 #[cfg(test)]

@@ -1,0 +1,31 @@
+//! The grammars compiled last: requests of one kind come with the same one.
+
+use std::sync::Arc;
+
+use super::Compiled;
+use crate::options::Grammar;
+
+/// A grammar of a few kilobytes takes about a megabyte when compiled.
+const MOST: usize = 16;
+
+/// The one used last comes last.
+#[derive(Default)]
+pub struct Cache {
+    entries: Vec<(Grammar, Arc<Compiled>)>,
+}
+
+impl Cache {
+    pub fn get(&mut self, grammar: &Grammar) -> Option<Arc<Compiled>> {
+        let found = self.entries.iter().position(|(known, _)| known == grammar)?;
+        self.entries[found..].rotate_left(1);
+        self.entries.last().map(|(_, compiled)| compiled.clone())
+    }
+
+    pub fn insert(&mut self, grammar: Grammar, compiled: Arc<Compiled>) {
+        self.entries.retain(|(known, _)| *known != grammar);
+        if self.entries.len() == MOST {
+            self.entries.remove(0);
+        }
+        self.entries.push((grammar, compiled));
+    }
+}

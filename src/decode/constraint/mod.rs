@@ -1,0 +1,232 @@
+//! Structured output: which tokens a grammar allows next. The grammars are llguidance's; this is the wall around it.
+//!
+//! Nothing of the crate gets out: a panic in it is an error of the one request, its limits bound time and memory, it prints nothing,
+//! and grammars are compiled on a thread whose stack is deep enough for them.
+
+mod cache;
+mod compile;
+mod vocabulary;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use llguidance::{ParserFactory, TokenParser};
+
+pub use vocabulary::Vocabulary;
+
+use crate::error::{Error, Result};
+use crate::options::Grammar;
+use crate::sys::quiet::no_panic;
+use cache::Cache;
+
+/// Compiles grammars over one vocabulary. Sync: any thread that adds a request compiles its grammar.
+pub struct Grammars {
+    shared: Arc<Shared>,
+    cache: Mutex<Cache>,
+}
+
+/// What every constraint of an engine has in common.
+struct Shared {
+    factory: ParserFactory,
+    /// One bit per token that a grammar may allow. Rows that no token has are not among them.
+    known: Vec<u32>,
+    /// The same for the tokens that end a sequence.
+    ends: Vec<u32>,
+}
+
+/// A grammar as it is before the first token. It is never advanced: its lexer grows with what it has seen, up to a limit.
+struct Compiled {
+    start: Mutex<TokenParser>,
+}
+
+impl Compiled {
+    fn parser(&self) -> std::result::Result<Box<TokenParser>, String> {
+        no_panic(|| Box::new(self.start.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()))
+    }
+}
+
+impl Grammars {
+    /// Takes from milliseconds to a second, by the size of the vocabulary, so it is for the first request that needs it.
+    pub fn new(vocabulary: Vocabulary) -> Result<Grammars> {
+        let (known, ends) = (vocabulary.known(), vocabulary.ends()?);
+        let factory = no_panic(|| vocabulary::factory(vocabulary)).flatten();
+        let factory = factory.map_err(|why| Error::model(format!("grammars cannot use this model's vocabulary: {why}")))?;
+        Ok(Grammars { shared: Arc::new(Shared { factory, known, ends }), cache: Mutex::default() })
+    }
+
+    /// A constraint at the grammar's beginning. Grammars that were compiled lately are only copied.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint> {
+        if let Some(compiled) = self.cache().get(grammar) {
+            return Constraint::new(self.shared.clone(), compiled);
+        }
+        let compiled = Arc::new(compile::on_deep_stack(self.shared.clone(), grammar)?);
+        let constraint = Constraint::new(self.shared.clone(), compiled.clone())?;
+        self.cache().insert(grammar.clone(), compiled);
+        Ok(constraint)
+    }
+
+    fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where one sequence is in its grammar. After an error of `mask` or `advance` it answers nothing but that error.
+pub struct Constraint {
+    shared: Arc<Shared>,
+    compiled: Arc<Compiled>,
+    parser: Box<TokenParser>,
+    /// Every token so far.
+    tokens: Vec<u32>,
+    /// The last token was an end. The parser is not told of it.
+    ended: bool,
+    mask: Vec<u32>,
+    /// The mask is that of the present state.
+    fresh: bool,
+    failure: Option<Error>,
+}
+
+impl Constraint {
+    fn new(shared: Arc<Shared>, compiled: Arc<Compiled>) -> Result<Constraint> {
+        let parser = compiled.parser().map_err(broken)?;
+        let mut constraint =
+            Constraint { shared, compiled, parser, tokens: Vec::new(), ended: false, mask: Vec::new(), fresh: false, failure: None };
+        constraint.mask.try_reserve_exact(constraint.shared.known.len())?;
+        Ok(constraint)
+    }
+
+    /// A copy that goes its own way from here. Both share what the grammar's lexer learns.
+    pub fn fork(&self) -> Result<Constraint> {
+        self.check()?;
+        let mut tokens = Vec::new();
+        tokens.try_reserve(self.tokens.len() + 1)?;
+        tokens.extend_from_slice(&self.tokens);
+        let mut mask = Vec::new();
+        mask.try_reserve_exact(self.shared.known.len())?;
+        mask.extend_from_slice(&self.mask);
+        Ok(Constraint {
+            shared: self.shared.clone(),
+            compiled: self.compiled.clone(),
+            parser: no_panic(|| self.parser.clone()).map_err(broken)?,
+            tokens,
+            ended: self.ended,
+            mask,
+            fresh: self.fresh,
+            failure: None,
+        })
+    }
+
+    /// What may come next: one bit per token, bit t % 32 of word t / 32. It is kept until the state changes.
+    /// Where the grammar may end, the tokens that end a sequence are among them; where it must, they alone.
+    pub fn mask(&mut self) -> Result<&[u32]> {
+        self.check()?;
+        if !self.fresh {
+            self.compute().inspect_err(|error| self.failure = Some(error.clone()))?;
+            self.fresh = true;
+        }
+        Ok(&self.mask)
+    }
+
+    fn compute(&mut self) -> Result<()> {
+        self.mask.clear();
+        if self.is_complete() {
+            self.mask.extend_from_slice(&self.shared.ends);
+            return Ok(());
+        }
+        let allowed = no_panic(|| self.parser.compute_mask()).map_err(broken)?.map_err(|e| self.stuck(&e))?;
+        self.mask.extend(allowed.as_slice().iter().zip(&self.shared.known).map(|(allowed, known)| allowed & known));
+        Ok(())
+    }
+
+    /// A token was committed.
+    pub fn advance(&mut self, token: u32) -> Result<()> {
+        self.check()?;
+        self.tokens.try_reserve(1)?;
+        self.consume(token).inspect_err(|error| self.failure = Some(error.clone()))?;
+        self.tokens.push(token);
+        self.fresh = false;
+        Ok(())
+    }
+
+    fn consume(&mut self, token: u32) -> Result<()> {
+        let refused = |why: String| {
+            Error::invalid(format!("token {token} after {} others is not what the grammar allows: {why}", self.tokens.len()))
+        };
+        if self.ended {
+            return Err(refused("the sequence has ended".into()));
+        }
+        if has(&self.shared.ends, token) && no_panic(|| self.parser.is_accepting()).map_err(broken)? {
+            self.ended = true;
+            return Ok(());
+        }
+        let step = || {
+            self.parser.consume_token(token)?;
+            self.parser.check_stop()
+        };
+        match no_panic(step).map_err(broken)? {
+            Ok(_) => Ok(()),
+            Err(why) => Err(refused(compile::reason(&why))),
+        }
+    }
+
+    /// Takes back the last tokens.
+    pub fn rewind(&mut self, tokens: usize) -> Result<()> {
+        self.check()?;
+        if tokens == 0 {
+            return Ok(());
+        }
+        let Some(left) = self.tokens.len().checked_sub(tokens) else {
+            return Err(Error::invalid(format!("{tokens} tokens cannot be taken back: there are {}", self.tokens.len())));
+        };
+        // The parser has not seen the end.
+        let seen = tokens - usize::from(self.ended);
+        let rolled_back = seen == 0 || no_panic(|| self.parser.rollback(seen)).map_err(broken)?.is_ok();
+        if rolled_back {
+            self.parser.invalidate_bias_cache();
+        } else {
+            self.replay(left)?;
+        }
+        self.tokens.truncate(left);
+        (self.ended, self.fresh) = (false, false);
+        Ok(())
+    }
+
+    /// Some grammars (such as those with a stop string within) can't go back, so they begin anew.
+    fn replay(&mut self, tokens: usize) -> Result<()> {
+        self.parser = self.compiled.parser().map_err(broken)?;
+        self.ended = false;
+        for i in 0..tokens {
+            self.consume(self.tokens[i]).inspect_err(|error| self.failure = Some(error.clone()))?;
+        }
+        Ok(())
+    }
+
+    /// Nothing but an end can follow.
+    pub fn is_complete(&self) -> bool {
+        self.ended || (self.parser.stopped() && self.parser.stop_reason().is_ok())
+    }
+
+    fn check(&self) -> Result<()> {
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn stuck(&self, why: &impl std::fmt::Display) -> Error {
+        let (why, tokens) = (compile::reason(why), self.tokens.len());
+        if self.parser.stop_reason().is_ok() {
+            return Error::invalid(format!(
+                "after {tokens} tokens the grammar wants what no token of this model can say: allow other characters"
+            ));
+        }
+        Error::capacity(format!("after {tokens} tokens the grammar takes more than one step may: {why}; simplify it"))
+    }
+}
+
+fn has(set: &[u32], token: u32) -> bool {
+    set.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+}
+
+/// A panic of the crate: this constraint's end, and nobody else's.
+fn broken(panic: String) -> Error {
+    Error::internal(format!("a defect met by this request's grammar ended the request: {}", compile::reason(&panic)))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
