@@ -104,7 +104,7 @@ mod tests {
         let mut seqs = Vec::new();
         while let Some(masked) = masker.collect() {
             let mut constraint = masked.constraint.unwrap();
-            assert_eq!(constraint.mask().unwrap().iter().map(|word| word.count_ones()).sum::<u32>(), 2);
+            assert_eq!(constraint.mask().unwrap().iter().map(|word| word.count_ones()).sum::<u32>(), 4, "y, n, yes, no");
             seqs.push(masked.seq);
         }
         seqs.sort_unstable();

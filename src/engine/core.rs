@@ -11,8 +11,8 @@ use super::registry::{Command, Registry};
 use super::runner::Runner;
 use super::stream::Stream;
 use super::{Stats, StepReport};
-use crate::decode::{NoChoice, Sampler, logprob};
-use crate::error::{Error, Result};
+use crate::decode::{Masker, NoChoice, Sampler, logprob};
+use crate::error::{Error, Result, try_vec};
 use crate::sched::{Choice, Event, FinishReason, Scheduler, StepPlan, Verdict};
 use crate::sys::float::StandardMode;
 use crate::sys::quiet;
@@ -25,6 +25,11 @@ pub struct Core {
     vocab_size: usize,
     streams: HashMap<u64, Stream>,
     sampler: Sampler,
+    masker: Masker,
+    /// One row of logits without what a grammar forbids.
+    masked: Vec<f32>,
+    /// Whose grammar ended them, and why.
+    broken: Vec<(u64, Error)>,
     commands: VecDeque<Command>,
     choices: Vec<Choice>,
     /// Why, for each choice that failed.
@@ -55,6 +60,9 @@ impl Core {
             vocab_size,
             streams: HashMap::new(),
             sampler: Sampler::new(vocab_size)?,
+            masker: Masker::default(),
+            masked: try_vec(vocab_size, 0.0)?,
+            broken: Vec::new(),
             commands: VecDeque::new(),
             choices: Vec::new(),
             failures: Vec::new(),
@@ -121,13 +129,29 @@ impl Core {
 
     /// Computes the plan and decides on a token for each sampled part. Changes no lengths.
     fn run(&mut self, plan: &StepPlan) -> Result<()> {
-        let ticket = self.runner.submit(plan)?;
-        let logits = self.runner.wait(ticket)?;
+        self.begin_masks(plan);
+        let ticket = self.runner.submit(plan);
+        let logits = ticket.and_then(|ticket| self.runner.wait(ticket));
+        // Taken back even when there are no logits: a step that failed is tried again.
+        collect_masks(&mut self.masker, &mut self.streams, &mut self.broken);
+        let logits = logits?;
         self.choices.clear();
         self.failures.clear();
         for (part, logits) in plan.sampled().zip(logits.chunks_exact(self.vocab_size)) {
-            let rules = &self.streams[&part.seq].rules;
-            let chosen = self.sampler.choose(logits, rules, part.generated);
+            let stream = self.streams.get_mut(&part.seq).expect("a sequence in the plan has its stream");
+            let logits = match &mut stream.constraint {
+                Some(constraint) => {
+                    self.masked.copy_from_slice(logits);
+                    apply(constraint.mask()?, &mut self.masked);
+                    &self.masked
+                }
+                None => logits,
+            };
+            let rules = &stream.rules;
+            let chosen = match self.broken.iter().any(|(seq, _)| *seq == part.seq) {
+                true => Err(NoChoice::Excluded),
+                false => self.sampler.choose(logits, rules, part.generated),
+            };
             let verdict = match chosen {
                 Err(_) => Verdict::Fail,
                 Ok(token) if rules.stops_at(token) && !rules.must_go_on(part.generated) => Verdict::Stop(token),
@@ -138,6 +162,15 @@ impl Core {
             self.failures.extend(chosen.err().map(|why| (part.seq, why)));
         }
         Ok(())
+    }
+
+    /// What grammars allow is computed while the model computes.
+    fn begin_masks(&mut self, plan: &StepPlan) {
+        for part in plan.sampled() {
+            if let Some(constraint) = self.streams.get_mut(&part.seq).and_then(|stream| stream.constraint.take()) {
+                self.masker.submit(part.seq, constraint);
+            }
+        }
     }
 
     fn commit(&mut self, plan: StepPlan) {
@@ -157,11 +190,17 @@ impl Core {
         let output = match choice.verdict {
             Verdict::Token(token) | Verdict::Stop(token) => {
                 self.counts.generated_tokens += 1;
-                stream.advance(token, choice.logprob, finish, text)
+                let advanced = stream.constraint.as_mut().map_or(Ok(()), |constraint| constraint.advance(token));
+                let output = stream.advance(token, choice.logprob, finish, text);
+                match advanced {
+                    Ok(()) => output,
+                    Err(error) => output.failed(error),
+                }
             }
             Verdict::Fail => {
                 let why = self.failures.iter().find(|(seq, _)| *seq == choice.seq).map(|(_, why)| *why);
-                stream.close(FinishReason::Error, text).failed(no_choice(why))
+                let broken = self.broken.iter().find(|(seq, _)| *seq == choice.seq).map(|(_, error)| error.clone());
+                stream.close(FinishReason::Error, text).failed(broken.unwrap_or_else(|| no_choice(why)))
             }
         };
         let outbox = stream.outbox.clone();
@@ -283,6 +322,24 @@ impl Core {
             preemptions: self.scheduler.preemptions(),
             ..self.counts
         }
+    }
+}
+
+fn collect_masks(masker: &mut Masker, streams: &mut HashMap<u64, Stream>, broken: &mut Vec<(u64, Error)>) {
+    broken.clear();
+    while let Some(masked) = masker.collect() {
+        let Some(stream) = streams.get_mut(&masked.seq) else { continue };
+        match masked.constraint {
+            Ok(constraint) => stream.constraint = Some(constraint),
+            Err(error) => broken.push((masked.seq, error)),
+        }
+    }
+}
+
+/// Excludes the tokens whose bit is not set.
+fn apply(mask: &[u32], logits: &mut [f32]) {
+    for (&word, logits) in mask.iter().zip(logits.chunks_mut(32)) {
+        logits.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0).for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
     }
 }
 

@@ -12,6 +12,8 @@ mod stream;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
+use once_cell::sync::OnceCell;
+
 use self::core::{Core, Shared};
 use driver::Driver;
 pub use memory::MemoryPlan;
@@ -21,11 +23,11 @@ pub use runner::{ModelRunner, Runner, Ticket};
 use stream::Stream;
 
 use crate::backend::cpu::CpuBackend;
-use crate::decode::Rules;
+use crate::decode::{Constraint, Grammars, Rules, Vocabulary};
 use crate::error::{Error, Result};
 use crate::kv::BlockManager;
 use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles};
-use crate::options::{EngineOptions, Isa, SamplingParams};
+use crate::options::{EngineOptions, Grammar, Isa, SamplingParams};
 use crate::sched::{Scheduler, SchedulerOptions};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
@@ -116,6 +118,8 @@ pub struct Engine {
     core: Arc<Mutex<Core>>,
     driver: Mutex<Option<Driver>>,
     queue: Arc<Queue>,
+    /// Made for the first request that has a grammar.
+    grammars: OnceCell<Grammars>,
 }
 
 impl Engine {
@@ -176,6 +180,7 @@ impl Engine {
             core: Arc::new(Mutex::new(core)),
             driver: Mutex::new(None),
             queue,
+            grammars: OnceCell::new(),
         })
     }
 
@@ -226,9 +231,20 @@ impl Engine {
         let max_len = self.max_len(&prompt, &request.sampling)?;
         let (sampling, user_data, skip_special) = (request.sampling, request.user_data, request.skip_special);
         let outbox = queue.outbox().clone();
-        self.shared
-            .registry
-            .add(prompt, max_len, |id, prompt| Stream::new(id, user_data, outbox, self.rules(id, sampling), prompt, skip_special))
+        let constraint = sampling.grammar.as_ref().map(|grammar| self.constraint(grammar)).transpose()?;
+        self.shared.registry.add(prompt, max_len, |id, prompt| {
+            let mut stream = Stream::new(id, user_data, outbox, self.rules(id, sampling), prompt, skip_special);
+            stream.constraint = constraint;
+            stream
+        })
+    }
+
+    fn constraint(&self, grammar: &Grammar) -> Result<Constraint> {
+        let make = || {
+            let tokens = self.text()?.token_bytes(self.info.vocab_size);
+            Grammars::new(Vocabulary { tokens: tokens.bytes, special: tokens.special, eos: self.info.eos_token_ids.clone() })
+        };
+        self.grammars.get_or_try_init(make)?.compile(grammar)
     }
 
     fn check_request(&self, request: &Request) -> Result<()> {

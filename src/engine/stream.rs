@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::outputs::Output;
 use super::queue::Outbox;
-use crate::decode::{Rules, StopMatcher};
+use crate::decode::{Constraint, Rules, StopMatcher};
 use crate::error::Result;
 use crate::sched::FinishReason;
 use crate::text::{Detokenizer, Text};
@@ -17,6 +17,8 @@ pub struct Stream {
     pub rules: Rules,
     pub prompt_tokens: usize,
     pub generated: usize,
+    /// The grammar that its output follows. Away while its mask is computed.
+    pub constraint: Option<Constraint>,
     detokenizer: Detokenizer,
     stops: StopMatcher,
     /// New text before the stop strings have had their say.
@@ -28,7 +30,18 @@ impl Stream {
         let mut detokenizer = Detokenizer::new(skip_special);
         detokenizer.prime(prompt);
         let stops = StopMatcher::new(std::mem::take(&mut rules.params.stop));
-        Stream { request, user_data, outbox, rules, prompt_tokens: prompt.len(), generated: 0, detokenizer, stops, fresh: String::new() }
+        Stream {
+            request,
+            user_data,
+            outbox,
+            rules,
+            prompt_tokens: prompt.len(),
+            generated: 0,
+            constraint: None,
+            detokenizer,
+            stops,
+            fresh: String::new(),
+        }
     }
 
     /// An output with nothing in it yet.

@@ -1,10 +1,12 @@
 //! The model's text side: tokens to text and back, and chats to prompts.
 
+mod bytes;
 mod chat;
 mod detokenizer;
 mod python;
 mod tokenizer;
 
+pub use bytes::TokenBytes;
 pub use detokenizer::Detokenizer;
 
 use std::path::Path;
@@ -54,6 +56,11 @@ impl Text {
     /// How many tokens the tokenizer has, the added ones included. The model may have more rows.
     pub fn vocab_size(&self) -> usize {
         self.tokenizer.vocab_size()
+    }
+
+    /// The bytes that each token stands for within a text, for a model whose logits have so many `rows`.
+    pub fn token_bytes(&self, rows: usize) -> TokenBytes {
+        TokenBytes::of(&self.tokenizer, rows)
     }
 
     /// The token that ends a sequence, where `tokenizer_config.json` names one.

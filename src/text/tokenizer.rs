@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::{Decoder, ModelWrapper};
+use tokenizers::{Decoder, DecoderWrapper, ModelWrapper};
 
 use super::{no_panic, read_if_there};
 use crate::error::{Error, Result};
@@ -50,13 +50,18 @@ impl Tokenizer {
         matches!(self.piece(token, skip_special), Ok(Some(_)))
     }
 
-    fn join(&self, pieces: Vec<String>) -> Result<String> {
+    pub fn join(&self, pieces: Vec<String>) -> Result<String> {
         // Some decoders panic when they get nothing.
         let Some(decoder) = self.inner.get_decoder().filter(|_| !pieces.is_empty()) else {
             return Ok(pieces.join(" "));
         };
         let failed = |reason: String| Error::invalid(format!("the tokenizer cannot decode these tokens: {reason}"));
         no_panic(|| decoder.decode(pieces)).map_err(failed)?.map_err(|e| failed(e.to_string()))
+    }
+
+    /// Whether `wanted` holds for a part of the decoder.
+    pub fn decodes_with(&self, wanted: &dyn Fn(&DecoderWrapper) -> bool) -> bool {
+        self.inner.get_decoder().is_some_and(|decoder| part(decoder, wanted))
     }
 
     pub fn vocab_size(&self) -> usize {
@@ -70,6 +75,13 @@ impl Tokenizer {
     fn unknown(&self, token: u32) -> Error {
         let size = self.vocab_size();
         Error::invalid(format!("token {token} is not in the tokenizer's vocabulary of {size} tokens"))
+    }
+}
+
+fn part(decoder: &DecoderWrapper, wanted: &dyn Fn(&DecoderWrapper) -> bool) -> bool {
+    match decoder {
+        DecoderWrapper::Sequence(sequence) => sequence.get_decoders().iter().any(|decoder| part(decoder, wanted)),
+        decoder => wanted(decoder),
     }
 }
 

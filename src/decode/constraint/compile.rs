@@ -1,10 +1,11 @@
 //! From a request's grammar to a parser that stands at its beginning.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::sync::Arc;
 
-use llguidance::TokenParser;
-use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+use llguidance::api::{GrammarInit, ParserLimits, StopReason, TopLevelGrammar};
+use llguidance::{TokenParser, regex_to_lark};
 use serde_json::{Value as Json, json};
 
 use super::{Compiled, Shared};
@@ -59,31 +60,65 @@ fn cannot(why: &impl Display) -> Error {
     Error::invalid(format!("the grammar cannot be compiled: {}", reason(why)))
 }
 
-/// The crate's own words, without what it adds for its authors.
+/// The crate's own words, without what it adds for its authors. Where it quotes at length, the reason comes at the end.
 pub(super) fn reason(why: &impl Display) -> String {
+    const MOST: usize = 600;
     let why = format!("{why:#}");
-    let end = ["\n<backtrace>", "\n<non-verbose", "\n<state>"].iter().filter_map(|mark| why.find(mark)).min();
-    why[..end.unwrap_or(why.len())].trim_end().to_string()
+    let ends = ["\n<backtrace>", "\n<non-verbose", "\n<state>", "\n   1 | start: /"];
+    let end = ends.iter().filter_map(|mark| why.find(mark)).min();
+    let why = why[..end.unwrap_or(why.len())].trim_end();
+    // Who gave a regex does not know of the grammar around it.
+    let why = why.strip_prefix("at 1(8): invalid regex ").and_then(|why| why.split_once(" (in regex): ")).map_or(why, |(_, why)| why);
+    if why.len() <= MOST {
+        return why.to_string();
+    }
+    let (head, tail) = (why.floor_char_boundary(MOST / 2), why.ceil_char_boundary(why.len() - MOST / 2));
+    format!("{} ... {}", &why[..head], &why[tail..])
 }
 
 fn parser(shared: &Shared, grammar: Grammar) -> Result<TokenParser> {
     let init = match grammar {
         Grammar::JsonSchema(schema) => json_schema(&schema)?,
         Grammar::JsonObject => json_schema(r#"{"type": "object"}"#)?,
-        Grammar::Regex(regex) => GrammarInit::Serialized(TopLevelGrammar::from_regex(&regex)),
-        Grammar::Lark(lark) => GrammarInit::Serialized(TopLevelGrammar::from_lark(lark)),
-        Grammar::Choice(texts) => GrammarInit::Serialized(TopLevelGrammar::from_regex(&alternatives(&texts))),
+        Grammar::Regex(text) => regex(&text),
+        Grammar::Choice(texts) => regex(&alternatives(&texts)),
+        Grammar::Lark(text) => lark(text)?,
     };
     let mut parser = shared.factory.create_parser_from_init_default(init).map_err(|e| cannot(&e))?;
     parser.start_without_prompt();
-    // A grammar that wants nothing is complete from the start.
-    parser.check_stop().map_err(|e| cannot(&e))?;
+    // A grammar that wants nothing is complete from the start, and one that allows nothing is refused here.
+    if !parser.check_stop().map_err(|e| cannot(&e))? {
+        parser.compute_mask().map_err(|e| match parser.stop_reason() {
+            StopReason::NoExtensionBias => cannot(&"it allows no text at all"),
+            _ => cannot(&e),
+        })?;
+    }
     Ok(parser)
+}
+
+/// As in JSON Schema and JavaScript, digits and letters (`\d`, `\w`) are those of ASCII.
+fn regex(text: &str) -> GrammarInit {
+    GrammarInit::Serialized(TopLevelGrammar::from_lark(format!("start: /{}/", regex_to_lark(text, "dw"))))
+}
+
+/// The compiler recurses once for each rule of a chain and for each bracket around it; `STACK_BYTES` is enough for so many.
+const MOST_BRACKETS: usize = 10_000;
+
+fn lark(text: String) -> Result<GrammarInit> {
+    if text.contains("allow_invalid_utf8") {
+        return Err(cannot(&"it asks for allow_invalid_utf8, and the output is text: leave that out"));
+    }
+    let brackets = text.bytes().filter(|byte| matches!(byte, b':' | b'(' | b'[' | b'{')).count();
+    if brackets > MOST_BRACKETS {
+        return Err(cannot(&format!("it has {brackets} rules and brackets, at most {MOST_BRACKETS} are compiled: simplify it")));
+    }
+    Ok(GrammarInit::Serialized(TopLevelGrammar::from_lark(text)))
 }
 
 /// The schema with our whitespace. What its own "x-guidance" says goes first.
 fn json_schema(text: &str) -> Result<GrammarInit> {
     let mut schema: Json = serde_json::from_str(text).map_err(|e| cannot(&format!("the schema is not valid JSON: {e}")))?;
+    check_divisors(&schema)?;
     if let Some(members) = schema.as_object_mut() {
         let options = members.entry("x-guidance").or_insert_with(|| json!({}));
         if let Some(options) = options.as_object_mut()
@@ -93,6 +128,45 @@ fn json_schema(text: &str) -> Result<GrammarInit> {
         }
     }
     Ok(GrammarInit::Serialized(TopLevelGrammar::from_json_schema(schema)))
+}
+
+/// A lexer that counts in steps of n has n states or more, and the crate bounds neither the time nor the memory that takes.
+fn check_divisors(schema: &Json) -> Result<()> {
+    const MOST: u64 = 10_000;
+    let mut divisors = BTreeSet::new();
+    collect_divisors(schema, &mut divisors);
+    // Those of schemas that apply together are multiplied.
+    let product = divisors.iter().fold(1u64, |product, &divisor| product.saturating_mul(divisor));
+    let together = ["allOf", "anyOf", "oneOf", "$ref"].iter().any(|word| mentions(schema, word));
+    let largest = if together { product } else { divisors.last().copied().unwrap_or(1) };
+    if largest > MOST {
+        return Err(cannot(&format!("its multipleOf has {largest} steps, at most {MOST} are counted: choose a smaller one")));
+    }
+    Ok(())
+}
+
+/// The digits of every "multipleOf", without the zeros and the point that only place them.
+fn collect_divisors(schema: &Json, divisors: &mut BTreeSet<u64>) {
+    match schema {
+        Json::Object(members) => {
+            if let Some(Json::Number(number)) = members.get("multipleOf") {
+                let number = number.to_string();
+                let digits: String = number.split(['e', 'E']).next().unwrap_or("").chars().filter(char::is_ascii_digit).collect();
+                divisors.insert(digits.trim_end_matches('0').parse().unwrap_or(if digits.len() > 9 { u64::MAX } else { 1 }));
+            }
+            members.values().for_each(|schema| collect_divisors(schema, divisors));
+        }
+        Json::Array(schemas) => schemas.iter().for_each(|schema| collect_divisors(schema, divisors)),
+        _ => {}
+    }
+}
+
+fn mentions(schema: &Json, word: &str) -> bool {
+    match schema {
+        Json::Object(members) => members.contains_key(word) || members.values().any(|schema| mentions(schema, word)),
+        Json::Array(schemas) => schemas.iter().any(|schema| mentions(schema, word)),
+        _ => false,
+    }
 }
 
 /// A regular expression that matches these texts and no others.

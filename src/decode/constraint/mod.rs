@@ -9,6 +9,7 @@ mod vocabulary;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use llguidance::api::StopReason;
 use llguidance::{ParserFactory, TokenParser};
 
 pub use vocabulary::Vocabulary;
@@ -147,9 +148,8 @@ impl Constraint {
     }
 
     fn consume(&mut self, token: u32) -> Result<()> {
-        let refused = |why: String| {
-            Error::invalid(format!("token {token} after {} others is not what the grammar allows: {why}", self.tokens.len()))
-        };
+        let refused =
+            |why: String| Error::invalid(format!("token {token} after {} others is not what the grammar allows: {why}", self.tokens.len()));
         if self.ended {
             return Err(refused("the sequence has ended".into()));
         }
@@ -201,7 +201,7 @@ impl Constraint {
 
     /// Nothing but an end can follow.
     pub fn is_complete(&self) -> bool {
-        self.ended || (self.parser.stopped() && self.parser.stop_reason().is_ok())
+        self.ended || self.parser.stop_reason() == StopReason::NoExtension
     }
 
     fn check(&self) -> Result<()> {
@@ -210,7 +210,7 @@ impl Constraint {
 
     fn stuck(&self, why: &impl std::fmt::Display) -> Error {
         let (why, tokens) = (compile::reason(why), self.tokens.len());
-        if self.parser.stop_reason().is_ok() {
+        if self.parser.stop_reason() == StopReason::NoExtensionBias {
             return Error::invalid(format!(
                 "after {tokens} tokens the grammar wants what no token of this model can say: allow other characters"
             ));

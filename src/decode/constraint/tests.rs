@@ -1,17 +1,440 @@
 use super::*;
+use crate::decode::uniform;
 use crate::error::Code;
+use serde_json::{Value as Json, json};
 
-/// One token per byte, then an end.
+const END: u32 = 256;
+const TOOL: u32 = 257;
+const PADDED: u32 = 258;
+
+/// A token for each byte, an end, another special token, a padded row, and a few longer tokens.
 pub(crate) fn byte_grammars() -> Grammars {
-    let tokens = (0..=255).map(|byte| vec![byte]).chain([b"<end>".to_vec()]).collect();
-    let special = (0..257).map(|token| token == 256).collect();
-    Grammars::new(Vocabulary { tokens, special, eos: vec![256] }).unwrap()
+    let longer = ["{\"", "\": ", ", \"", "true", "false", "null", "ab", "abc", "12", "\"}", "]}", "\n  ", "é", "((", "))", "yes", "no"];
+    let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+    tokens.extend([b"<end>".to_vec(), b"<tool>".to_vec(), Vec::new()]);
+    tokens.extend(longer.iter().map(|text| text.as_bytes().to_vec()));
+    let special = (0..tokens.len() as u32).map(|token| token == END || token == TOOL).collect();
+    Grammars::new(Vocabulary { tokens, special, eos: vec![END] }).unwrap()
+}
+
+fn schema(schema: Json) -> Grammar {
+    Grammar::JsonSchema(schema.to_string())
+}
+
+fn lark(text: &str) -> Grammar {
+    Grammar::Lark(text.into())
+}
+
+fn allowed(constraint: &mut Constraint) -> Vec<u32> {
+    let mask = constraint.mask().unwrap();
+    (0..mask.len() as u32 * 32).filter(|token| has(mask, *token)).collect()
+}
+
+fn text_of(tokens: &[u32]) -> String {
+    let grammars = byte_grammars();
+    let trie = grammars.shared.factory.tok_env().tok_trie();
+    let bytes: Vec<u8> = tokens.iter().filter(|token| **token != END).flat_map(|token| trie.token(*token).to_vec()).collect();
+    String::from_utf8(bytes).unwrap()
+}
+
+/// Goes on at random for at most so many tokens, or to the end.
+fn walk(constraint: &mut Constraint, seed: u64, most: usize) -> Vec<u32> {
+    let mut tokens = Vec::new();
+    for i in 0..most {
+        let choices = allowed(constraint);
+        let token = choices[(uniform(seed, i as u64) * choices.len() as f64) as usize];
+        constraint.advance(token).unwrap();
+        tokens.push(token);
+        if token == END {
+            break;
+        }
+    }
+    tokens
+}
+
+fn person() -> Json {
+    json!({"type": "object", "additionalProperties": false, "required": ["name", "age"], "properties": {
+        "name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", 3]}, "maxItems": 3}}})
+}
+
+/// One of each kind, and one that llguidance cannot take back.
+fn some_of_all() -> Vec<Grammar> {
+    let stopped = lark("start: word \"!\" word\nword[stop=\".\"]: /[a-z]{0,9}/");
+    assert!(byte_grammars().compile(&stopped).is_ok_and(|mut c| c.advance(b'a' as u32).is_ok() && c.parser.rollback(1).is_err()));
+    vec![
+        schema(person()),
+        Grammar::JsonObject,
+        Grammar::Regex("(ab|abc)*[0-9]{2,5}x?".into()),
+        Grammar::Choice(vec!["yes".into(), "no".into(), "yes, no".into()]),
+        lark("start: \"(\" start \")\" | \"[\" start* \"]\" | /[a-c]+/"),
+        stopped,
+    ]
+}
+
+/// The mask where a new constraint stands after these tokens.
+fn replayed(grammars: &Grammars, grammar: &Grammar, tokens: &[u32]) -> Vec<u32> {
+    let mut constraint = grammars.compile(grammar).unwrap();
+    tokens.iter().for_each(|&token| constraint.advance(token).unwrap());
+    constraint.mask().unwrap().to_vec()
 }
 
 #[test]
-fn tmp() {
-    let g = byte_grammars();
-    let mut c = g.compile(&Grammar::Choice(vec!["yes".into(), "no".into()])).unwrap();
-    println!("{:?}", c.mask());
-    assert_eq!(g.compile(&Grammar::Regex("(".into())).err().unwrap().code(), Code::InvalidArgument);
+fn a_fork_goes_its_own_way_and_its_masks_are_those_of_a_replay() {
+    let grammars = byte_grammars();
+    for grammar in some_of_all() {
+        for seed in 0..10 {
+            let mut first = grammars.compile(&grammar).unwrap();
+            let common = walk(&mut first, seed, 1 + seed as usize);
+            if common.ends_with(&[END]) {
+                continue;
+            }
+            let mut second = first.fork().unwrap();
+            let firsts = [common.clone(), walk(&mut first, seed + 100, 5)].concat();
+            let seconds = [common, walk(&mut second, seed + 200, 5)].concat();
+            assert_eq!(first.mask().unwrap(), replayed(&grammars, &grammar, &firsts), "{grammar:?} {firsts:?}");
+            assert_eq!(second.mask().unwrap(), replayed(&grammars, &grammar, &seconds), "{grammar:?} {seconds:?}");
+        }
+    }
+}
+
+#[test]
+fn after_a_rewind_masks_are_those_of_a_replay_also_on_another_way() {
+    let grammars = byte_grammars();
+    for grammar in some_of_all() {
+        for seed in 0..20 {
+            let mut constraint = grammars.compile(&grammar).unwrap();
+            let mut tokens = walk(&mut constraint, seed, 12);
+            for again in 0..3 {
+                let back = (uniform(seed, 1000 + again) * (tokens.len() + 1) as f64) as usize;
+                constraint.rewind(back).unwrap();
+                tokens.truncate(tokens.len() - back);
+                assert_eq!(constraint.mask().unwrap(), replayed(&grammars, &grammar, &tokens), "{grammar:?} {tokens:?}");
+                if !tokens.ends_with(&[END]) {
+                    tokens.extend(walk(&mut constraint, seed + 100 * again, 6));
+                }
+                assert_eq!(constraint.mask().unwrap(), replayed(&grammars, &grammar, &tokens), "{grammar:?} {tokens:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn more_tokens_than_there_are_cannot_be_taken_back() {
+    let mut constraint = byte_grammars().compile(&Grammar::JsonObject).unwrap();
+    constraint.advance(b'{' as u32).unwrap();
+    assert!(constraint.rewind(2).unwrap_err().message().contains("2 tokens cannot be taken back: there are 1"));
+    constraint.rewind(1).unwrap();
+    assert_eq!(allowed(&mut constraint), [b'{' as u32, 259]);
+}
+
+/// Every text that can be written.
+fn all_texts(constraint: &Constraint, tokens: Vec<u32>, found: &mut Vec<String>) {
+    let mut here = constraint.fork().unwrap();
+    for token in allowed(&mut here) {
+        let tokens = [tokens.clone(), vec![token]].concat();
+        if token == END {
+            found.push(text_of(&tokens));
+            continue;
+        }
+        let mut next = constraint.fork().unwrap();
+        next.advance(token).unwrap();
+        all_texts(&next, tokens, found);
+    }
+}
+
+#[test]
+fn a_choice_is_one_of_its_texts_and_nothing_else() {
+    let texts = ["yes", "yes, no", "12", "", "a/b\\c", "\"é\n.*"].map(String::from);
+    let constraint = byte_grammars().compile(&Grammar::Choice(texts.to_vec())).unwrap();
+    let mut found = Vec::new();
+    all_texts(&constraint, Vec::new(), &mut found);
+    found.sort();
+    found.dedup();
+    let mut wanted = texts;
+    wanted.sort();
+    assert_eq!(found, wanted);
+}
+
+#[test]
+fn a_regex_is_matched_by_the_whole_output() {
+    let constraint = byte_grammars().compile(&Grammar::Regex(r"a/\d?b|(ab){1,2}".into())).unwrap();
+    let mut found = Vec::new();
+    all_texts(&constraint, Vec::new(), &mut found);
+    found.sort();
+    found.dedup();
+    let digits = (0..10).map(|digit| format!("a/{digit}b"));
+    let mut wanted: Vec<String> = ["ab", "abab", "a/b"].map(String::from).into_iter().chain(digits).collect();
+    wanted.sort();
+    assert_eq!(found, wanted);
+}
+
+#[test]
+fn json_objects_are_objects_and_schemas_are_kept() {
+    let grammars = byte_grammars();
+    let mut ended = 0;
+    for seed in 0..200 {
+        for grammar in [Grammar::JsonObject, schema(person())] {
+            let mut constraint = grammars.compile(&grammar).unwrap();
+            let tokens = walk(&mut constraint, seed, 150);
+            if tokens.ends_with(&[END]) {
+                let text = text_of(&tokens);
+                let value: Json = match serde_json::from_str(&text) {
+                    Ok(value) => value,
+                    // JSON has no bounds for numbers, serde has.
+                    Err(error) if error.to_string().contains("number out of range") => continue,
+                    Err(error) => panic!("{error}: {text}"),
+                };
+                assert!(value.is_object());
+                assert!(grammar == Grammar::JsonObject || value["age"].as_i64().is_some_and(|age| (0..=150).contains(&age)));
+                ended += 1;
+            }
+        }
+    }
+    assert!(ended > 50, "only {ended} of 400 ended");
+}
+
+#[test]
+fn whitespace_in_json_does_not_go_on_for_ever() {
+    let mut constraint = byte_grammars().compile(&Grammar::JsonObject).unwrap();
+    "{\n".bytes().for_each(|byte| constraint.advance(byte.into()).unwrap());
+    let indented = (0..100).take_while(|_| constraint.advance(b' ' as u32).is_ok()).count();
+    assert_eq!(indented, 40);
+}
+
+#[test]
+fn a_lark_grammar_may_nest() {
+    let grammars = byte_grammars();
+    for seed in 0..100 {
+        let mut constraint = grammars.compile(&lark("start: \"(\" start \")\" | \"x\"")).unwrap();
+        let text = text_of(&walk(&mut constraint, seed, 60));
+        let depth = text.find('x').unwrap_or(0);
+        assert!(!text.contains('x') || text == format!("{}x{}", "(".repeat(depth), ")".repeat(depth)), "{text}");
+    }
+}
+
+#[test]
+fn an_end_is_allowed_where_the_grammar_may_end_and_nothing_else_after_it() {
+    let mut constraint = byte_grammars().compile(&Grammar::Choice(vec!["a".into(), "ab".into()])).unwrap();
+    assert!(!allowed(&mut constraint).contains(&END));
+    constraint.advance(b'a' as u32).unwrap();
+    assert_eq!(allowed(&mut constraint), [b'b' as u32, END]);
+    assert!(!constraint.is_complete());
+    let mut longer = constraint.fork().unwrap();
+    longer.advance(b'b' as u32).unwrap();
+    assert!(longer.is_complete());
+    assert_eq!(allowed(&mut longer), [END]);
+    constraint.advance(END).unwrap();
+    assert!(constraint.is_complete());
+    assert_eq!(allowed(&mut constraint), [END]);
+    constraint.rewind(1).unwrap();
+    assert_eq!(allowed(&mut constraint), [b'b' as u32, END]);
+}
+
+#[test]
+fn special_tokens_and_padded_rows_are_never_allowed_unless_a_grammar_names_them() {
+    let grammars = byte_grammars();
+    let first = allowed(&mut grammars.compile(&Grammar::Regex("(?s:.)*".into())).unwrap());
+    assert!(first.len() > 100 && first.contains(&END) && !first.contains(&TOOL) && !first.contains(&PADDED));
+    assert_eq!(allowed(&mut grammars.compile(&lark("start: <tool>")).unwrap()), [TOOL]);
+    assert_eq!(allowed(&mut grammars.compile(&lark("start: <[256-258]>")).unwrap()), [END, TOOL]);
+}
+
+#[test]
+fn a_token_that_the_grammar_forbids_is_an_error_that_stays() {
+    let mut constraint = byte_grammars().compile(&Grammar::Choice(vec!["yes".into()])).unwrap();
+    constraint.advance(b'y' as u32).unwrap();
+    let error = constraint.advance(b'n' as u32).unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    assert!(error.message().contains("token 110 after 1 others"), "{error}");
+    assert_eq!(constraint.mask().unwrap_err(), error);
+    assert_eq!(constraint.fork().err(), Some(error));
+    let mut constraint = byte_grammars().compile(&Grammar::Choice(vec!["yes".into()])).unwrap();
+    assert!(constraint.advance(4_000_000_000).is_err());
+}
+
+#[test]
+fn a_grammar_compiled_before_begins_anew() {
+    let grammars = byte_grammars();
+    let grammar = Grammar::Choice(vec!["ab".into()]);
+    let mut first = grammars.compile(&grammar).unwrap();
+    first.advance(b'a' as u32).unwrap();
+    assert_eq!(allowed(&mut grammars.compile(&grammar).unwrap()), [b'a' as u32, 265]);
+    assert_eq!(allowed(&mut first), [b'b' as u32]);
+    // Many others push it out of the cache.
+    (0..40).for_each(|i| drop(grammars.compile(&Grammar::Choice(vec![i.to_string()])).unwrap()));
+    assert_eq!(allowed(&mut grammars.compile(&grammar).unwrap()), [b'a' as u32, 265]);
+}
+
+#[test]
+fn what_cannot_be_compiled_is_an_error_with_the_reason() {
+    let deep = 5_000;
+    let chain: String = (0..20_000).map(|i| format!("r{i}:r{}\n", i + 1)).collect();
+    let cases = [
+        (Grammar::JsonSchema("{".into()), "not valid JSON"),
+        (Grammar::JsonSchema("[".repeat(200_000)), "recursion limit"),
+        (Grammar::JsonSchema("3".into()), "must be an object or boolean"),
+        (schema(json!({"type": "strin"})), "Invalid type: strin"),
+        (schema(json!({"type": "string", "pattern": "("})), "unclosed group"),
+        (schema(json!({"type": "string", "format": "frob"})), "Unknown format: frob"),
+        (schema(json!({"type": "object", "not": {}})), "Unimplemented keys: [\"not\"]"),
+        (schema(json!({"$ref": "https://example.com/s.json"})), "does not fetch"),
+        (schema(json!({"$ref": "file:///etc/passwd"})), "does not fetch"),
+        (schema(json!({"$ref": "#"})), "allows no text at all"),
+        (schema(json!({"type": "integer", "minimum": 3, "maximum": 2})), "nsatisfiable"),
+        (schema(json!({"type": "integer", "multipleOf": 1_000_003})), "1000003 steps"),
+        (schema(json!({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]})), "988027 steps"),
+        (schema(json!({"x-guidance": {"colour": 1}})), "unknown field `colour`"),
+        (Grammar::Regex("(".into()), "unclosed group"),
+        (Grammar::Regex("(".repeat(deep) + "a" + &")".repeat(deep)), "maximum number of nested parentheses"),
+        (lark("%llguidance {\"allow_invalid_utf8\": true}\nstart: /.*/"), "the output is text"),
+        (Grammar::Regex(r"(a)\1".into()), "backreferences are not supported"),
+        (Grammar::Regex(r"[^\s\S]".into()), "allows no text at all"),
+        (Grammar::Choice(Vec::new()), "0 texts"),
+        (lark("start: a b"), "unknown name"),
+        (lark("start: ("), "Expected token"),
+        (lark(""), "no start rule"),
+        (lark("start: start"), "allows no text at all"),
+        (lark("start: <nope>"), "unknown special token"),
+        (lark(&format!("start: {}\"a\"{}", "(".repeat(deep), ")".repeat(deep))), "too deeply nested"),
+        (lark(&format!("start: r0\n{chain}r20000:\"a\"")), "at most 10000 are compiled"),
+        (Grammar::Regex("a".repeat(300_000)), "300000 bytes"),
+    ];
+    let grammars = byte_grammars();
+    for (grammar, reason) in cases {
+        let error = grammars.compile(&grammar).err().unwrap_or_else(|| panic!("{grammar:?} compiles"));
+        assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+        assert!(error.message().contains(reason), "{error}, expected {reason}");
+        assert!(error.message().len() < 1000);
+    }
+}
+
+#[test]
+fn exponential_regexes_end_at_a_limit_or_cost_little() {
+    let grammars = byte_grammars();
+    // Goes on for 300 tokens, or until a limit is met.
+    let outcome = |grammar: Grammar| -> Result<()> {
+        let mut constraint = grammars.compile(&grammar)?;
+        for i in 0..300 {
+            let mask = constraint.mask()?.to_vec();
+            let choices: Vec<u32> = (0..mask.len() as u32 * 32).filter(|token| has(&mask, *token)).collect();
+            match choices[(uniform(1, i) * choices.len() as f64) as usize] {
+                END => break,
+                token => constraint.advance(token)?,
+            }
+        }
+        Ok(())
+    };
+    let error = outcome(lark("start: T\nT: /(.*a.{20}b.*)/ & /(.*c.{30}d.*)/ & ~/(.*e.{25}f.*)/ & /[\\w ]{1,200}/")).unwrap_err();
+    assert_eq!(error.code(), Code::Capacity);
+    assert!(error.message().contains("too many expressions"), "{error}");
+    let regexes =
+        ["((((a{1,100}){1,100}){1,100}){1,100}){1,100}", "(a|b)*a(a|b){200}", "(.*a.{50}){10}", "(a?){2000}a{2000}", "a{1000000000}"];
+    for regex in regexes {
+        let begun = std::time::Instant::now();
+        outcome(Grammar::Regex(regex.into())).unwrap();
+        assert!(begun.elapsed().as_secs() < 20, "{regex}: {:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn more_alternatives_than_one_step_may_follow_are_an_error_that_says_so() {
+    let members: String = (0..1000).map(|i| format!("\"p{i}\": {{\"type\": \"integer\"}},")).collect();
+    let grammar = Grammar::JsonSchema(format!("{{\"type\": \"object\", \"properties\": {{{members} \"last\": true}}}}"));
+    let mut constraint = byte_grammars().compile(&grammar).unwrap();
+    let error = constraint.advance(b'{' as u32).unwrap_err();
+    assert!(error.message().contains("max is 2000"), "{error}");
+}
+
+/// Some part of it becomes something else.
+fn mutate(value: &mut Json, random: &mut impl FnMut(usize) -> usize) {
+    let odd = [json!(-1), json!(1e308), json!("("), json!({}), json!([]), json!(null), json!(true), json!({"$ref": "#"}), json!(u64::MAX)];
+    let words = ["type", "items", "$ref", "anyOf", "allOf", "enum", "pattern", "minLength", "maxItems", "properties", "required", "format"];
+    match value {
+        Json::Object(members) if !members.is_empty() && random(4) > 0 => {
+            let key = members.keys().nth(random(members.len())).unwrap().clone();
+            let mut member = members[&key].clone();
+            match random(5) {
+                0 => drop(members.shift_remove(&key)),
+                1 => drop(members.insert(words[random(words.len())].into(), member)),
+                _ => {
+                    mutate(&mut member, random);
+                    members.insert(key, member);
+                }
+            }
+        }
+        Json::Array(items) if !items.is_empty() && random(3) > 0 => {
+            let i = random(items.len());
+            mutate(&mut items[i], random);
+        }
+        value => *value = odd[random(odd.len())].clone(),
+    }
+}
+
+#[test]
+fn thousands_of_spoiled_schemas_do_no_harm() {
+    let grammars = byte_grammars();
+    let rich = json!({"$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}}}, "type": "object",
+        "properties": {"a": {"anyOf": [{"type": "string", "pattern": "^[a-z]+$"}, {"$ref": "#/$defs/n"}]},
+            "b": {"type": "array", "items": {"type": "number", "minimum": 0.5, "multipleOf": 0.5}, "minItems": 1, "maxItems": 4},
+            "c": {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 9}]}, "d": {"type": "string", "format": "date", "maxLength": 20},
+            "e": {"enum": [1, "x", null]}, "f": {"const": {"k": [1]}}}, "required": ["a", "c"], "additionalProperties": false});
+    let (mut compiled, mut refused) = (0, 0);
+    for seed in 0..2000u64 {
+        let mut drawn = 0;
+        let mut random = |n: usize| {
+            drawn += 1;
+            (uniform(seed, drawn) * n as f64) as usize
+        };
+        let mut spoiled = rich.clone();
+        (0..1 + seed % 4).for_each(|_| mutate(&mut spoiled, &mut random));
+        let mut text = spoiled.to_string();
+        if seed % 10 == 0 {
+            text.truncate(text.floor_char_boundary(random(text.len())));
+        }
+        match grammars.compile(&Grammar::JsonSchema(text)) {
+            Ok(mut constraint) => {
+                walk(&mut constraint, seed, 8);
+                compiled += 1;
+            }
+            Err(error) => {
+                assert!(error.message().len() > 30, "{error}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(compiled > 200 && refused > 200, "{compiled} compiled, {refused} refused");
+}
+
+#[test]
+fn a_panic_within_ends_its_own_constraint_alone() {
+    let grammars = byte_grammars();
+    let grammar = Grammar::Choice(vec!["yes".into()]);
+    let mut constraint = grammars.compile(&grammar).unwrap();
+    let panicked = crate::sys::quiet::during(|| no_panic(|| constraint.parser.parser.test_trigger_lexer_error()));
+    assert!(panicked.is_err());
+    constraint.fresh = false;
+    let error = crate::sys::quiet::during(|| constraint.mask().unwrap_err());
+    assert_eq!(error.code(), Code::Internal);
+    assert!(constraint.advance(b'y' as u32).is_err());
+    assert_eq!(allowed(&mut grammars.compile(&grammar).unwrap()).len(), 2);
+}
+
+#[test]
+fn vocabularies_that_make_no_sense_are_errors_or_work() {
+    let bytes = |n: usize| (0..n).map(|byte| vec![byte as u8]).collect::<Vec<_>>();
+    assert!(Grammars::new(Vocabulary { tokens: bytes(3), special: Vec::new(), eos: vec![3] }).is_err());
+    let empty = Grammars::new(Vocabulary::default());
+    assert!(empty.is_err() || empty.is_ok_and(|grammars| grammars.compile(&Grammar::JsonObject).is_err()));
+    let long = Vocabulary { tokens: [bytes(256), vec![vec![b'a'; 5000]]].concat(), special: Vec::new(), eos: Vec::new() };
+    let mut constraint = Grammars::new(long).unwrap().compile(&Grammar::Regex("a*".into())).unwrap();
+    assert_eq!(allowed(&mut constraint), [b'a' as u32], "no end: there is none");
+}
+
+#[test]
+fn constraints_move_between_threads_and_grammars_are_shared() {
+    fn sent<T: Send>() {}
+    fn shared<T: Send + Sync>() {}
+    sent::<Constraint>();
+    shared::<Grammars>();
 }

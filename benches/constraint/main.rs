@@ -1,0 +1,177 @@
+//! What a grammar costs: compiling it, a mask of 32,000 tokens, a fork, taking tokens back.
+//!
+//! The vocabulary is a byte-level BPE, trained here and now on this repository's own text and code; what merges are missing (it is
+//! a small text) is made up of its words in pairs. Tokens are drawn evenly from each mask, which leads to stranger
+//! texts, and thus to more different states, than a model would write.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pagedllm::decode::{Constraint, Grammars, Vocabulary, uniform};
+use pagedllm::options::Grammar;
+use pagedllm::text::Text;
+use tokenizers::decoders::byte_level::ByteLevel as Decoder;
+use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerBuilder, TokenizerImpl};
+
+const TOKENS: usize = 32_000;
+const WALKS: u64 = 20;
+const LONGEST: usize = 200;
+
+fn texts(dir: &Path, found: &mut Vec<String>) {
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.') || name == "target");
+        if path.is_dir() && !hidden {
+            texts(&path, found);
+        } else if path.extension().is_some_and(|end| ["rs", "md", "py", "c", "h", "hpp", "cpp", "go", "json"].iter().any(|e| end == *e)) {
+            found.extend(std::fs::read_to_string(&path).ok().filter(|text| text.len() < 1 << 20));
+        }
+    }
+}
+
+/// Trains the tokenizer, and reads it as a model's would be.
+fn vocabulary() -> Vocabulary {
+    let mut corpus = Vec::new();
+    texts(Path::new(env!("CARGO_MANIFEST_DIR")), &mut corpus);
+    type Trained = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+    let mut tokenizer: Trained = TokenizerBuilder::new()
+        .with_model(BPE::default())
+        .with_normalizer(None)
+        .with_pre_tokenizer(Some(PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, true, true))))
+        .with_post_processor(None)
+        .with_decoder(Some(DecoderWrapper::ByteLevel(Decoder::default())))
+        .build()
+        .unwrap();
+    let alphabet = ByteLevel::alphabet().into_iter().collect();
+    let mut trainer = BpeTrainerBuilder::new().show_progress(false).vocab_size(TOKENS - 1).initial_alphabet(alphabet).build();
+    tokenizer.train(&mut trainer, corpus.iter()).unwrap();
+    let dir = PathBuf::from(std::env::temp_dir()).join(format!("pagedllm-bench-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    tokenizer.save(dir.join("tokenizer.json"), false).unwrap();
+    let text = Text::load(&dir).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+    let begun = Instant::now();
+    let trained = text.vocab_size().min(TOKENS - 1);
+    let mut tokens = text.token_bytes(trained).bytes;
+    let read = begun.elapsed();
+    let words: Vec<Vec<u8>> = tokens.iter().filter(|bytes| bytes.len() > 3).cloned().collect();
+    let pair = |i: usize| [words[i * 7919 % words.len()].clone(), words[i * 104_729 % words.len()].clone()].concat();
+    tokens.extend((trained..TOKENS - 1).map(pair));
+    tokens.push(b"</s>".to_vec());
+    println!(
+        "{TOKENS} tokens: {trained} trained on {} KB, their bytes read in {read:.1?}",
+        corpus.iter().map(String::len).sum::<usize>() / 1000
+    );
+    Vocabulary { special: (0..TOKENS).map(|token| token == TOKENS - 1).collect(), tokens, eos: vec![TOKENS as u32 - 1] }
+}
+
+fn grammars() -> Vec<(&'static str, Grammar)> {
+    let schema = |text: &str| Grammar::JsonSchema(text.into());
+    let person = r#"{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "email": {"type": "string",
+        "format": "email"}, "tags": {"type": "array", "items": {"type": "string"}}}, "required": ["name", "age", "email", "tags"],
+        "additionalProperties": false}"#;
+    let tree = r##"{"$defs": {"node": {"type": "object", "properties": {"label": {"type": "string", "maxLength": 20}, "kind": {"enum":
+        ["leaf", "branch", "root"]}, "children": {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 4}}, "required":
+        ["label", "kind", "children"], "additionalProperties": false}}, "$ref": "#/$defs/node"}"##;
+    let calls = r#"{"anyOf": [
+        {"type": "object", "properties": {"tool": {"const": "search"}, "query": {"type": "string", "minLength": 3, "maxLength": 80},
+            "limit": {"type": "integer", "minimum": 1, "maximum": 50}}, "required": ["tool", "query"], "additionalProperties": false},
+        {"type": "object", "properties": {"tool": {"const": "send"}, "to": {"type": "string", "pattern": "^[a-z.]+@[a-z]+\\.(com|org)$"},
+            "at": {"type": "string", "format": "date-time"}, "body": {"type": "string"}}, "required": ["tool", "to", "body"],
+            "additionalProperties": false}]}"#;
+    let options: String = (0..40).map(|i| format!(r#""field_{i}": {{"type": ["string", "number", "null"]}},"#)).collect();
+    let many = format!(r#"{{"type": "object", "properties": {{{options} "last": {{"type": "boolean"}}}}, "additionalProperties": false}}"#);
+    vec![
+        ("any JSON object", Grammar::JsonObject),
+        ("person", schema(person)),
+        ("tree ($ref, maxLength)", schema(tree)),
+        ("tool calls (anyOf, pattern)", schema(calls)),
+        ("41 optional properties", schema(&many)),
+        ("regex: a URL", Grammar::Regex(r"https?://[a-z0-9.-]{3,40}(/[\w%-]{0,20}){0,6}(\?\w+=\w*)?".into())),
+        ("choice of 200", Grammar::Choice((0..200).map(|i| format!("answer number {i}")).collect())),
+        (
+            "Lark: arithmetic",
+            Grammar::Lark("start: e\ne: t ((\"+\" | \"-\") t)*\nt: f ((\"*\" | \"/\") f)*\nf: /[0-9]+/ | \"(\" e \")\"".into()),
+        ),
+    ]
+}
+
+#[derive(Default)]
+struct Times {
+    masks: Vec<Duration>,
+    steps: Vec<Duration>,
+    forks: Vec<Duration>,
+    rewinds: Vec<Duration>,
+}
+
+fn timed<T>(times: &mut Vec<Duration>, work: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let done = work();
+    times.push(begun.elapsed());
+    done
+}
+
+fn draw(mask: &[u32], number: f64) -> u32 {
+    let count: u32 = mask.iter().map(|word| word.count_ones()).sum();
+    let mut left = (number * count as f64) as u32;
+    for (i, word) in mask.iter().enumerate() {
+        if left < word.count_ones() {
+            let bit = (0..32).filter(|bit| word >> bit & 1 == 1).nth(left as usize).unwrap();
+            return i as u32 * 32 + bit;
+        }
+        left -= word.count_ones();
+    }
+    unreachable!("nothing is allowed")
+}
+
+fn walk(constraint: &mut Constraint, seed: u64, times: &mut Times) {
+    for i in 0..LONGEST {
+        if constraint.is_complete() {
+            return;
+        }
+        let mask = timed(&mut times.masks, || constraint.mask().unwrap().to_vec());
+        let token = draw(&mask, uniform(seed, i as u64));
+        timed(&mut times.steps, || constraint.advance(token).unwrap());
+        if i % 10 == 9 {
+            drop(timed(&mut times.forks, || constraint.fork().unwrap()));
+            let mut back = constraint.fork().unwrap();
+            timed(&mut times.rewinds, || back.rewind(5).unwrap());
+        }
+    }
+}
+
+fn at(times: &mut [Duration], share: f64) -> f64 {
+    times.sort_unstable();
+    times.get(((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1))).map_or(0.0, |time| time.as_secs_f64() * 1e6)
+}
+
+fn main() {
+    let vocabulary = vocabulary();
+    let begun = Instant::now();
+    let made = Grammars::new(vocabulary).unwrap();
+    println!("Grammars::new: {:.1?}\n", begun.elapsed());
+    println!("| grammar | compile ms | again µs | masks | mask p50 µs | p99 | most | advance p99 | fork p50 | p99 | rewind 5 p50 |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    for (name, grammar) in grammars() {
+        let (mut cold, mut warm, mut times) = (Vec::new(), Vec::new(), Times::default());
+        drop(timed(&mut cold, || made.compile(&grammar).unwrap()));
+        for seed in 0..WALKS {
+            walk(&mut timed(&mut warm, || made.compile(&grammar).unwrap()), seed, &mut times);
+        }
+        println!(
+            "| {name} | {:.1} | {:.0} | {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.1} | {:.1} | {:.1} |",
+            at(&mut cold, 0.5) / 1000.0,
+            at(&mut warm, 0.5),
+            times.masks.len(),
+            at(&mut times.masks, 0.5),
+            at(&mut times.masks, 0.99),
+            at(&mut times.masks, 1.0),
+            at(&mut times.steps, 0.99),
+            at(&mut times.forks, 0.5),
+            at(&mut times.forks, 0.99),
+            at(&mut times.rewinds, 0.5),
+        );
+    }
+}
