@@ -4,7 +4,7 @@
 //! a small text) is made up of its words in pairs. Tokens are drawn evenly from each mask, which leads to stranger
 //! texts, and thus to more different states, than a model would write.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pagedllm::decode::{Constraint, Grammars, Vocabulary, uniform};
@@ -47,14 +47,14 @@ fn vocabulary() -> Vocabulary {
     let alphabet = ByteLevel::alphabet().into_iter().collect();
     let mut trainer = BpeTrainerBuilder::new().show_progress(false).vocab_size(TOKENS - 1).initial_alphabet(alphabet).build();
     tokenizer.train(&mut trainer, corpus.iter()).unwrap();
-    let dir = PathBuf::from(std::env::temp_dir()).join(format!("pagedllm-bench-{}", std::process::id()));
+    let dir = std::env::temp_dir().join(format!("pagedllm-bench-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     tokenizer.save(dir.join("tokenizer.json"), false).unwrap();
     let text = Text::load(&dir).unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
     let begun = Instant::now();
     let trained = text.vocab_size().min(TOKENS - 1);
-    let mut tokens = text.token_bytes(trained).bytes;
+    let mut tokens = text.token_bytes(trained).unwrap().bytes;
     let read = begun.elapsed();
     let words: Vec<Vec<u8>> = tokens.iter().filter(|bytes| bytes.len() > 3).cloned().collect();
     let pair = |i: usize| [words[i * 7919 % words.len()].clone(), words[i * 104_729 % words.len()].clone()].concat();

@@ -241,7 +241,7 @@ impl Engine {
 
     fn constraint(&self, grammar: &Grammar) -> Result<Constraint> {
         let make = || {
-            let tokens = self.text()?.token_bytes(self.info.vocab_size);
+            let tokens = self.text()?.token_bytes(self.info.vocab_size)?;
             Grammars::new(Vocabulary { tokens: tokens.bytes, special: tokens.special, eos: self.info.eos_token_ids.clone() })
         };
         self.grammars.get_or_try_init(make)?.compile(grammar)

@@ -72,8 +72,8 @@ pub(super) fn reason(why: &impl Display) -> String {
     if why.len() <= MOST {
         return why.to_string();
     }
-    let (head, tail) = (why.floor_char_boundary(MOST / 2), why.ceil_char_boundary(why.len() - MOST / 2));
-    format!("{} ... {}", &why[..head], &why[tail..])
+    let boundary = |from: usize| (from..=why.len()).find(|&i| why.is_char_boundary(i)).unwrap_or(why.len());
+    format!("{} ... {}", &why[..boundary(MOST / 2)], &why[boundary(why.len() - MOST / 2)..])
 }
 
 fn parser(shared: &Shared, grammar: Grammar) -> Result<TokenParser> {

@@ -48,7 +48,7 @@ impl Compiled {
 impl Grammars {
     /// Takes from milliseconds to a second, by the size of the vocabulary, so it is for the first request that needs it.
     pub fn new(vocabulary: Vocabulary) -> Result<Grammars> {
-        let (known, ends) = (vocabulary.known(), vocabulary.ends()?);
+        let (known, ends) = (vocabulary.known()?, vocabulary.ends()?);
         let factory = no_panic(|| vocabulary::factory(vocabulary)).flatten();
         let factory = factory.map_err(|why| Error::model(format!("grammars cannot use this model's vocabulary: {why}")))?;
         Ok(Grammars { shared: Arc::new(Shared { factory, known, ends }), cache: Mutex::default() })

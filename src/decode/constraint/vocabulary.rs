@@ -25,11 +25,11 @@ impl Vocabulary {
     const LONGEST_TOKEN: usize = 1000;
 
     /// One bit per token that a grammar may allow.
-    pub(super) fn known(&self) -> Vec<u32> {
-        let mut known = vec![0; self.tokens.len().div_ceil(32)];
+    pub(super) fn known(&self) -> Result<Vec<u32>> {
+        let mut known = try_vec(self.tokens.len().div_ceil(32), 0)?;
         (0..self.tokens.len()).filter(|&i| self.is_known(i)).for_each(|i| known[i / 32] |= 1 << (i % 32));
         self.eos.iter().filter(|&&id| (id as usize) < self.tokens.len()).for_each(|id| known[*id as usize / 32] |= 1 << (id % 32));
-        known
+        Ok(known)
     }
 
     pub(super) fn ends(&self) -> Result<Vec<u32>> {
