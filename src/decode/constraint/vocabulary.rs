@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use llguidance::ParserFactory;
-use llguidance::earley::SlicedBiasComputer;
-use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilities, TokRxInfo, TokTrie};
+use llguidance::earley::{BiasComputer, ParserRecognizer, SlicedBiasComputer};
+use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
 use super::compile;
 use crate::error::{Error, Result, try_vec};
@@ -65,6 +65,19 @@ impl Vocabulary {
             }
         }
         self.tokens
+    }
+}
+
+/// Allows nothing, and takes no time for it.
+pub(super) struct Nothing(pub TokEnv);
+
+impl BiasComputer for Nothing {
+    fn compute_bias(&self, _: &mut ParserRecognizer<'_>, _: &[u8]) -> SimpleVob {
+        SimpleVob::new()
+    }
+
+    fn trie(&self) -> &TokTrie {
+        self.0.tok_trie()
     }
 }
 
