@@ -175,7 +175,8 @@ pub enum Grammar {
 }
 
 impl Grammar {
-    const MOST_BYTES: usize = 1 << 20;
+    /// Compiling one that large may take seconds.
+    const MOST_BYTES: usize = 256 << 10;
 
     pub fn validate(&self) -> Result<()> {
         let bytes = match self {
@@ -247,7 +248,7 @@ impl BeamParams {
             return Err(Error::invalid(format!("{width} beams cannot be divided into {groups} groups of equal size")));
         }
         // Comparisons are written so that NaN fails them.
-        if !(diversity_penalty >= 0.0 && diversity_penalty <= Self::MOST_DIVERSITY) {
+        if !(0.0..=Self::MOST_DIVERSITY).contains(&diversity_penalty) {
             let most = Self::MOST_DIVERSITY;
             return Err(Error::invalid(format!("diversity_penalty is {diversity_penalty}: it must be from 0 to {most}")));
         }
@@ -261,7 +262,7 @@ impl BeamParams {
                 "diversity_penalty is 0 and there are {groups} groups of beams, which would all find the same: raise it or ask for 1 group"
             )));
         }
-        if !(length_penalty.abs() <= Self::MOST_LENGTH_PENALTY) {
+        if !(-Self::MOST_LENGTH_PENALTY..=Self::MOST_LENGTH_PENALTY).contains(&length_penalty) {
             let most = Self::MOST_LENGTH_PENALTY;
             return Err(Error::invalid(format!("length_penalty is {length_penalty}: it must be from -{most} to {most}")));
         }

@@ -79,7 +79,9 @@ fn drain(engine: &Engine) -> Vec<Output> {
 }
 
 fn steps(engine: &Engine, n: usize) -> Vec<Output> {
-    (0..n).for_each(|_| drop(engine.step().unwrap()));
+    for _ in 0..n {
+        engine.step().unwrap();
+    }
     engine.queue().poll(Some(Duration::ZERO)).unwrap().into()
 }
 
@@ -453,7 +455,7 @@ fn pins_give_way_by_priority_where_a_sequence_could_not_go_on() {
     let engine = model.engine_of(24, 180);
     let low = engine.pin(Prompt::Tokens(vec![5; 48]), true, b"", 1, None).unwrap();
     let high = engine.pin(Prompt::Tokens(vec![6; 48]), true, b"", 7, None).unwrap();
-    (0..2).for_each(|_| drop(engine.step().unwrap()));
+    steps(&engine, 2);
     assert_eq!(engine.stats().blocks_used, 12);
     engine.add_request(request(prompt(120), sampled(1, 20))).unwrap();
     assert_eq!(drain(&engine).last().unwrap().finish, Some(FinishReason::Length));
@@ -534,7 +536,7 @@ fn the_hosts_hook_sees_the_tokens_and_has_the_first_word() {
     let engine = Model::llama().engine();
     let hook: pagedllm::engine::LogitsHook = Arc::new(|_, tokens, logits| {
         logits.fill(f32::NEG_INFINITY);
-        logits[(tokens.len() % 100) as usize] = 0.0;
+        logits[tokens.len() % 100] = 0.0;
     });
     let sampling = SamplingParams { max_tokens: Some(5), ignore_eos: true, ..Default::default() };
     let id = engine.add_request(Request { hook: Some(hook), ..request(prompt(10), sampling) }).unwrap();

@@ -105,7 +105,7 @@ fn engine() -> Engine {
 
 fn request(grammar: Option<Grammar>, seed: u64) -> Request {
     let prompt = "<s><|user|>\nGive JSON for Anna, 31, Paris.<|end|>\n<|assistant|>\n";
-    let sampling = SamplingParams { grammar, seed: Some(seed), max_tokens: Some(200), ..Default::default() };
+    let sampling = SamplingParams { grammar, seed: Some(seed), max_tokens: Some(120), ..Default::default() };
     Request { add_special: false, ..Request::new(Prompt::Text(prompt.into()), sampling) }
 }
 

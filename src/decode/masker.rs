@@ -10,13 +10,15 @@ use crate::error::{Error, Result};
 use crate::sys::quiet::no_panic;
 use crate::sys::threads;
 
-/// Computes masks. Where its thread could not be started, or has died, whoever collects computes them.
-/// Dropping it ends the thread, after the mask under way.
+/// Computes masks. Its thread starts with the first; where that could not be started, or has died, whoever collects computes
+/// them. Dropping it ends the thread, after the mask under way.
 pub struct Masker {
     jobs: Option<Sender<Job>>,
     /// The jobs that the thread has not begun: whoever waits for masks helps with them.
     waiting: Receiver<Job>,
     done: Receiver<Masked>,
+    /// What the thread answers with, until it is started.
+    answers: Option<Sender<Masked>>,
     thread: Option<JoinHandle<()>>,
     /// Whose masks are not collected yet.
     pending: VecDeque<u64>,
@@ -46,21 +48,27 @@ fn lost(why: &str) -> Error {
 
 impl Default for Masker {
     fn default() -> Masker {
-        let (jobs, waiting) = unbounded::<Job>();
-        let (finished, done) = unbounded();
-        let theirs = waiting.clone();
-        let work = move || theirs.iter().map(Job::run).try_for_each(|masked| finished.send(masked)).unwrap_or(());
-        let thread = threads::spawn("pagedllm-masks".into(), work).ok();
-        Masker { jobs: Some(jobs), waiting, done, thread, pending: VecDeque::new() }
+        let (jobs, waiting) = unbounded();
+        let (answers, done) = unbounded();
+        Masker { jobs: Some(jobs), waiting, done, answers: Some(answers), thread: None, pending: VecDeque::new() }
     }
 }
 
 impl Masker {
     /// Begins to compute the mask of a sequence's constraint. `collect` gives it back.
     pub fn submit(&mut self, seq: u64, constraint: Constraint) {
+        if let Some(answers) = self.answers.take() {
+            self.start(answers);
+        }
         self.pending.push_back(seq);
         // We hold a receiver, so that nothing is refused.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(Job { seq, constraint }));
+    }
+
+    fn start(&mut self, answers: Sender<Masked>) {
+        let jobs = self.waiting.clone();
+        let work = move || jobs.iter().map(Job::run).try_for_each(|masked| answers.send(masked)).unwrap_or(());
+        self.thread = threads::spawn("pagedllm-masks".into(), work).ok();
     }
 
     /// The next mask that is ready, or one computed here and now, in no particular order. None: all have been collected.
@@ -122,27 +130,40 @@ mod tests {
         assert!(masker.collect().is_none());
     }
 
+    /// As if its thread could not be started.
+    fn alone() -> Masker {
+        let mut masker = Masker::default();
+        masker.answers = None;
+        masker
+    }
+
     #[test]
     fn without_a_thread_masks_are_computed_by_who_collects() {
-        let mut masker = Masker::default();
-        // As if it had never been started.
-        let (jobs, waiting) = unbounded();
-        (masker.jobs, masker.waiting, masker.done) = (Some(jobs), waiting, unbounded().1);
-        masker.thread.take().unwrap().join().unwrap();
+        let mut masker = alone();
         (0..5).for_each(|seq| masker.submit(seq, constraint()));
         assert_eq!(collected(&mut masker), [0, 1, 2, 3, 4]);
     }
 
     #[test]
     fn a_job_that_died_with_the_thread_is_an_error_of_its_request_alone() {
-        let mut masker = Masker::default();
-        let (jobs, waiting) = unbounded();
-        (masker.jobs, masker.waiting, masker.done) = (Some(jobs), waiting, unbounded().1);
+        let mut masker = alone();
         masker.submit(1, constraint());
         masker.submit(2, constraint());
         drop(masker.waiting.recv().unwrap());
         let answers: Vec<_> = std::iter::from_fn(|| masker.collect()).map(|masked| (masked.seq, masked.constraint.is_ok())).collect();
         assert_eq!(answers, [(2, true), (1, false)]);
+    }
+
+    #[test]
+    fn a_constraint_that_fails_is_an_error_of_its_request_alone() {
+        let mut masker = Masker::default();
+        let mut broken = constraint();
+        broken.advance(b'?' as u32).unwrap_err();
+        masker.submit(1, broken);
+        masker.submit(2, constraint());
+        let mut answers: Vec<_> = std::iter::from_fn(|| masker.collect()).map(|masked| (masked.seq, masked.constraint.is_ok())).collect();
+        answers.sort_unstable();
+        assert_eq!(answers, [(1, false), (2, true)]);
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Core {
         let begun = echoed.and_then(|echoed| {
             if let Some(mut beams) = beams {
                 beams.begin(&stream.rules, &prompt)?;
-                self.beams.insert(id, beams);
+                self.beams.insert(id, *beams);
             }
             self.scheduler.add(Arrival { id, prompt, max_len, branching, keep, prompt_logits, root })?;
             Ok(echoed.flatten())

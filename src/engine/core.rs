@@ -32,7 +32,7 @@ pub struct Core {
     pub(super) longest: usize,
     pub(super) streams: HashMap<u64, Stream>,
     /// By request, whose id is the first beam's; the others have the next ones.
-    pub(super) beams: BTreeMap<u64, Box<Beams>>,
+    pub(super) beams: BTreeMap<u64, Beams>,
     /// Requests that draw more samples than they return.
     pub(super) contests: HashMap<u64, Contest>,
     pub(super) pins: Vec<Pin>,
@@ -397,7 +397,7 @@ impl Core {
         for (request, error) in std::mem::take(&mut self.stuck) {
             self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
         }
-        let done = |(&request, beams): (&u64, &Box<Beams>)| beams.is_done().then_some(request);
+        let done = |(&request, beams): (&u64, &Beams)| beams.is_done().then_some(request);
         while let Some(request) = self.beams.iter().find_map(done) {
             if let Err(error) = self.tell_beams(request) {
                 self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
@@ -524,7 +524,7 @@ struct Deciding<'a> {
     scheduler: &'a Scheduler,
     streams: &'a mut HashMap<u64, Stream>,
     lost: &'a [(u64, Error)],
-    beams: &'a mut BTreeMap<u64, Box<Beams>>,
+    beams: &'a mut BTreeMap<u64, Beams>,
     sampler: &'a mut Sampler,
     edited: &'a mut Vec<f32>,
     choices: &'a mut Vec<Choice>,
@@ -644,13 +644,13 @@ fn advance(stream: &Stream, logits: &[f32], chosen: Chosen) -> Result<Advance> {
 }
 
 /// The request that the beam `seq` belongs to, if it is one.
-fn request_of_beam(beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<u64> {
+fn request_of_beam(beams: &BTreeMap<u64, Beams>, seq: u64) -> Option<u64> {
     let (&request, beams) = beams.range(..=seq).next_back()?;
     (seq - request < beams.width() as u64).then_some(request)
 }
 
 /// The stream that speaks for `seq`. None: a pin, which nobody reads.
-fn stream_of<'a>(streams: &'a HashMap<u64, Stream>, beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<&'a Stream> {
+fn stream_of<'a>(streams: &'a HashMap<u64, Stream>, beams: &BTreeMap<u64, Beams>, seq: u64) -> Option<&'a Stream> {
     streams.get(&seq).or_else(|| streams.get(&request_of_beam(beams, seq)?))
 }
 

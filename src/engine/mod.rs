@@ -198,7 +198,7 @@ impl Engine {
 
     fn grammars(&self) -> Result<&Grammars> {
         self.grammars.get_or_try_init(|| {
-            let tokens = self.text()?.token_bytes(self.info.vocab_size);
+            let tokens = self.text()?.token_bytes(self.info.vocab_size)?;
             Grammars::new(Vocabulary { tokens: tokens.bytes, special: tokens.special, eos: self.info.eos_token_ids.clone() })
         })
     }

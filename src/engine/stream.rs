@@ -296,29 +296,36 @@ impl Stream {
             output.logprobs.tokens.push(advance.logprob);
             output.logprobs.top.extend_from_slice(&advance.top);
         }
-        let result = self.remember(advance).and_then(|()| text.map_or(Ok(()), |text| self.write(token, text, &mut output)));
+        let result = self.remember(advance).and_then(|complete| text.map_or(Ok(()), |text| self.write(token, complete, text, &mut output)));
         match result {
             Ok(()) => self.tell(output),
             Err(error) => self.tell(output.failed(error)),
         }
     }
 
-    fn remember(&mut self, advance: &Advance) -> Result<()> {
+    /// True: the grammar's text is complete.
+    fn remember(&mut self, advance: &Advance) -> Result<bool> {
         self.history.try_reserve(1)?;
         self.history.push(advance.logprob);
         self.memory.advance(&self.rules, &advance.chosen)?;
         match &mut self.constraint {
-            Some(constraint) => constraint.advance(advance.chosen.token),
-            None => Ok(()),
+            Some(constraint) => {
+                constraint.advance(advance.chosen.token)?;
+                Ok(constraint.is_complete())
+            }
+            None => Ok(false),
         }
     }
 
-    fn write(&mut self, token: u32, text: &Text, output: &mut Output) -> Result<()> {
+    fn write(&mut self, token: u32, complete: bool, text: &Text, output: &mut Output) -> Result<()> {
         self.fresh.clear();
         let stopped = output.finish == Some(FinishReason::Stop);
         // The token that ends a sequence is reported; its text only where that was asked for.
         if !stopped || self.rules.params.include_stop {
             self.detokenizer.push(text, token, &mut self.fresh)?;
+        }
+        if complete {
+            output.finish = Some(FinishReason::Stop);
         }
         if output.finish.is_some() {
             self.detokenizer.finish(text, &mut self.fresh)?;

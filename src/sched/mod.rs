@@ -542,7 +542,8 @@ impl Scheduler {
         let id = self.running[place];
         while !self.prepare(turns, plan) {
             let alone = self.running.len() == 1;
-            if !self.reclaim() && !(alone && self.unpin_lowest(id)) && self.preempt_youngest() == id {
+            let found = self.reclaim() || (alone && self.unpin_lowest(id));
+            if !found && self.preempt_youngest() == id {
                 return false;
             }
         }
@@ -650,8 +651,9 @@ impl Scheduler {
         if self.blocks.keeps_prefixes() {
             sequence.chains(computed / block_size, block_size);
             let (table, chains) = sequence.table_and_chains();
-            for place in part.first / block_size..computed / block_size {
-                self.blocks.index(table, place, chains[place]);
+            let full = computed / block_size;
+            for (place, chain) in chains.iter().enumerate().take(full).skip(part.first / block_size) {
+                self.blocks.index(table, place, *chain);
             }
         }
         if sequence.group.is_some_and(|group| self.groups[&group].branching == Branching::Pin) && sequence.pending() == 0 {

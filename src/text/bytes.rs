@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use tokenizers::DecoderWrapper;
 
 use super::tokenizer::Tokenizer;
+use crate::error::Result;
 
 /// One entry per row of the model's logits.
 #[derive(Debug, Clone)]
@@ -18,9 +19,11 @@ pub struct TokenBytes {
 const NEIGHBOUR: &str = "a";
 
 impl TokenBytes {
-    pub(super) fn of(tokenizer: &Tokenizer, rows: usize) -> TokenBytes {
+    pub(super) fn of(tokenizer: &Tokenizer, rows: usize) -> Result<TokenBytes> {
         let spelling = Spelling::of(tokenizer);
         let mut all = TokenBytes { bytes: Vec::new(), special: Vec::new() };
+        all.bytes.try_reserve_exact(rows)?;
+        all.special.try_reserve_exact(rows)?;
         for token in 0..rows as u32 {
             let piece = tokenizer.piece(token, false).ok().flatten();
             let special = piece.is_some() && !tokenizer.shows(token, true);
@@ -32,7 +35,7 @@ impl TokenBytes {
             all.bytes.push(bytes);
             all.special.push(special);
         }
-        all
+        Ok(all)
     }
 }
 
@@ -109,7 +112,7 @@ mod tests {
         for case in golden_cases("cases.json") {
             let Some(given) = case["text"].as_str() else { continue };
             let text = load(case["tokenizer"].as_str().unwrap());
-            let all = text.token_bytes(text.vocab_size());
+            let all = text.token_bytes(text.vocab_size()).unwrap();
             let tokens = text.encode(given, false).unwrap();
             // Not the given one: some tokenizers read U+2581 as a space.
             let wanted = text.decode(&tokens, false).unwrap();
@@ -125,7 +128,7 @@ mod tests {
     fn every_token_has_the_bytes_that_the_decoder_shows() {
         for name in ["byte_level", "llama2", "metaspace"] {
             let text = load(name);
-            let all = text.token_bytes(text.vocab_size());
+            let all = text.token_bytes(text.vocab_size()).unwrap();
             let anchor = text.encode("x", false).unwrap();
             let before = text.decode(&anchor, false).unwrap();
             for token in (0..text.vocab_size() as u32).filter(|&token| !all.special[token as usize]) {
@@ -142,7 +145,7 @@ mod tests {
     fn all_256_bytes_can_be_written_where_the_vocabulary_has_them() {
         for name in ["byte_level", "llama2", "metaspace"] {
             let text = load(name);
-            let all = text.token_bytes(text.vocab_size());
+            let all = text.token_bytes(text.vocab_size()).unwrap();
             for byte in 0..=255u8 {
                 assert!(all.bytes.contains(&vec![byte]), "{name} has no token for {byte}");
             }
@@ -152,7 +155,7 @@ mod tests {
     #[test]
     fn special_tokens_are_marked_and_rows_beyond_the_tokenizer_are_empty() {
         let text = load("byte_level");
-        let all = text.token_bytes(text.vocab_size() + 12);
+        let all = text.token_bytes(text.vocab_size() + 12).unwrap();
         assert_eq!(all.special.iter().filter(|special| **special).count(), 2);
         let end = all.bytes.iter().position(|bytes| bytes == b"<|end|>").unwrap();
         assert!(all.special[end]);
@@ -168,7 +171,7 @@ mod tests {
             "model": {"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##", "max_input_chars_per_word": 9,
                 "vocab": {"?": 0, "go": 1, "##ing": 2}}});
         std::fs::write(dir.join("tokenizer.json"), file.to_string()).unwrap();
-        let all = Text::load(&dir).unwrap().token_bytes(3);
+        let all = Text::load(&dir).unwrap().token_bytes(3).unwrap();
         assert_eq!(all.bytes, [b" ?".to_vec(), b" go".to_vec(), b"ing".to_vec()]);
     }
 }

@@ -59,7 +59,7 @@ impl Text {
     }
 
     /// The bytes that each token stands for within a text, for a model whose logits have so many `rows`.
-    pub fn token_bytes(&self, rows: usize) -> TokenBytes {
+    pub fn token_bytes(&self, rows: usize) -> Result<TokenBytes> {
         TokenBytes::of(&self.tokenizer, rows)
     }
 

@@ -21,7 +21,7 @@ const STACK_BYTES: usize = 64 << 20;
 /// unsure of what comes next may write spaces until its tokens run out.
 const WHITESPACE: &str = r"[ \t]|\r?\n[ \t]{0,40}";
 
-/// Bounds on what one grammar may cost: about 20 ms to compile its lexer, 5 ms per mask, 100 MB of lexer states per request.
+/// Bounds on what one grammar may cost: about 20 ms to compile its lexer, 5 ms per mask, 100 MB of lexer states.
 pub(super) fn limits() -> ParserLimits {
     ParserLimits {
         max_items_in_row: 2_000,
@@ -50,7 +50,7 @@ pub(super) fn on_deep_stack(shared: Arc<Shared>, grammar: &Grammar) -> Result<Co
     // It has said all it had to say.
     let _ = thread.join();
     match answer {
-        Ok(Ok(parser)) => Ok(Compiled { start: parser?.into() }),
+        Ok(Ok(parser)) => Ok(Compiled::new(parser?)),
         Ok(Err(panic)) => Err(cannot(&panic)),
         Err(_) => Err(cannot(&"the compiler gave up")),
     }
@@ -72,8 +72,8 @@ pub(super) fn reason(why: &impl Display) -> String {
     if why.len() <= MOST {
         return why.to_string();
     }
-    let (head, tail) = (why.floor_char_boundary(MOST / 2), why.ceil_char_boundary(why.len() - MOST / 2));
-    format!("{} ... {}", &why[..head], &why[tail..])
+    let boundary = |from: usize| (from..=why.len()).find(|&i| why.is_char_boundary(i)).unwrap_or(why.len());
+    format!("{} ... {}", &why[..boundary(MOST / 2)], &why[boundary(why.len() - MOST / 2)..])
 }
 
 fn parser(shared: &Shared, grammar: Grammar) -> Result<TokenParser> {

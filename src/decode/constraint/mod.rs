@@ -34,21 +34,42 @@ struct Shared {
     ends: Vec<u32>,
 }
 
-/// A grammar as it is before the first token. It is never advanced: its lexer grows with what it has seen, up to a limit.
+/// A grammar as it is before the first token.
 struct Compiled {
-    start: Mutex<TokenParser>,
+    /// Never advanced, so that its lexer has learnt nothing.
+    pristine: Mutex<TokenParser>,
+    /// Its requests begin as copies of this one, and share the lexer: what one has learnt the others find.
+    common: Mutex<TokenParser>,
 }
 
+/// A lexer that has learnt so many states is left to those who have it: it is on its way to the limit of 50,000.
+const MOST_COMMON_STATES: usize = 10_000;
+
 impl Compiled {
-    fn parser(&self) -> std::result::Result<Box<TokenParser>, String> {
-        no_panic(|| Box::new(self.start.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()))
+    fn new(parser: TokenParser) -> Compiled {
+        Compiled { common: Mutex::new(parser.deep_clone()), pristine: Mutex::new(parser) }
+    }
+
+    /// A parser at the beginning, whose lexer is shared.
+    fn together(&self) -> std::result::Result<Box<TokenParser>, String> {
+        let mut common = self.common.lock().unwrap_or_else(PoisonError::into_inner);
+        let stats = no_panic(|| common.parser.lexer_stats());
+        if stats.map_or(true, |stats| stats.error || stats.num_states > MOST_COMMON_STATES) {
+            *common = *self.alone()?;
+        }
+        no_panic(|| Box::new(common.clone()))
+    }
+
+    /// A parser at the beginning, with a lexer of its own.
+    fn alone(&self) -> std::result::Result<Box<TokenParser>, String> {
+        no_panic(|| Box::new(self.pristine.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()))
     }
 }
 
 impl Grammars {
     /// Takes from milliseconds to a second, by the size of the vocabulary, so it is for the first request that needs it.
     pub fn new(vocabulary: Vocabulary) -> Result<Grammars> {
-        let (known, ends) = (vocabulary.known(), vocabulary.ends()?);
+        let (known, ends) = (vocabulary.known()?, vocabulary.ends()?);
         let factory = no_panic(|| vocabulary::factory(vocabulary)).flatten();
         let factory = factory.map_err(|why| Error::model(format!("grammars cannot use this model's vocabulary: {why}")))?;
         Ok(Grammars { shared: Arc::new(Shared { factory, known, ends }), cache: Mutex::default() })
@@ -75,6 +96,8 @@ pub struct Constraint {
     shared: Arc<Shared>,
     compiled: Arc<Compiled>,
     parser: Box<TokenParser>,
+    /// The lexer is not shared, or only with forks.
+    alone: bool,
     /// Every token so far.
     tokens: Vec<u32>,
     /// The last token was an end. The parser is not told of it.
@@ -87,14 +110,23 @@ pub struct Constraint {
 
 impl Constraint {
     fn new(shared: Arc<Shared>, compiled: Arc<Compiled>) -> Result<Constraint> {
-        let parser = compiled.parser().map_err(broken)?;
-        let mut constraint =
-            Constraint { shared, compiled, parser, tokens: Vec::new(), ended: false, mask: Vec::new(), fresh: false, failure: None };
+        let parser = compiled.together().map_err(broken)?;
+        let mut constraint = Constraint {
+            shared,
+            compiled,
+            parser,
+            alone: false,
+            tokens: Vec::new(),
+            ended: false,
+            mask: Vec::new(),
+            fresh: false,
+            failure: None,
+        };
         constraint.mask.try_reserve_exact(constraint.shared.known.len())?;
         Ok(constraint)
     }
 
-    /// A copy that goes its own way from here. Both share what the grammar's lexer learns.
+    /// A copy that goes its own way from here.
     pub fn fork(&self) -> Result<Constraint> {
         self.check()?;
         let mut tokens = Vec::new();
@@ -107,6 +139,7 @@ impl Constraint {
             shared: self.shared.clone(),
             compiled: self.compiled.clone(),
             parser: no_panic(|| self.parser.clone()).map_err(broken)?,
+            alone: self.alone,
             tokens,
             ended: self.ended,
             mask,
@@ -120,10 +153,19 @@ impl Constraint {
     pub fn mask(&mut self) -> Result<&[u32]> {
         self.check()?;
         if !self.fresh {
-            self.compute().inspect_err(|error| self.failure = Some(error.clone()))?;
+            self.try_twice(Constraint::compute)?;
             self.fresh = true;
         }
         Ok(&self.mask)
+    }
+
+    /// Where the lexer is shared, what goes wrong may be another request's doing: then once more, alone.
+    fn try_twice(&mut self, work: impl Fn(&mut Constraint) -> Result<()>) -> Result<()> {
+        let mut outcome = work(self);
+        if outcome.is_err() && !self.alone {
+            outcome = self.replay(self.tokens.len()).and_then(|()| work(self));
+        }
+        outcome.inspect_err(|error| self.failure = Some(error.clone()))
     }
 
     fn compute(&mut self) -> Result<()> {
@@ -141,7 +183,7 @@ impl Constraint {
     pub fn advance(&mut self, token: u32) -> Result<()> {
         self.check()?;
         self.tokens.try_reserve(1)?;
-        self.consume(token).inspect_err(|error| self.failure = Some(error.clone()))?;
+        self.try_twice(|constraint| constraint.consume(token))?;
         self.tokens.push(token);
         self.fresh = false;
         Ok(())
@@ -161,9 +203,10 @@ impl Constraint {
             self.parser.consume_token(token)?;
             self.parser.check_stop()
         };
-        match no_panic(step).map_err(broken)? {
-            Ok(_) => Ok(()),
-            Err(why) => Err(refused(compile::reason(&why))),
+        let Err(why) = no_panic(step).map_err(broken)? else { return Ok(()) };
+        match no_panic(|| self.parser.parser.get_error()).map_err(broken)? {
+            Some(limit) => Err(too_much(self.tokens.len(), &limit.message())),
+            None => Err(refused(compile::reason(&why))),
         }
     }
 
@@ -178,25 +221,31 @@ impl Constraint {
         };
         // The parser has not seen the end.
         let seen = tokens - usize::from(self.ended);
-        let rolled_back = seen == 0 || no_panic(|| self.parser.rollback(seen)).map_err(broken)?.is_ok();
-        if rolled_back {
+        if seen == 0 || no_panic(|| self.parser.rollback(seen)).is_ok_and(|done| done.is_ok()) {
             self.parser.invalidate_bias_cache();
         } else {
-            self.replay(left)?;
+            self.replay(left).inspect_err(|error| self.failure = Some(error.clone()))?;
         }
         self.tokens.truncate(left);
         (self.ended, self.fresh) = (false, false);
         Ok(())
     }
 
-    /// Some grammars (such as those with a stop string within) can't go back, so they begin anew.
+    /// Begins anew, alone, and goes as far again: some grammars (those with a stop string within) can't go back.
     fn replay(&mut self, tokens: usize) -> Result<()> {
-        self.parser = self.compiled.parser().map_err(broken)?;
-        self.ended = false;
-        for i in 0..tokens {
-            self.consume(self.tokens[i]).inspect_err(|error| self.failure = Some(error.clone()))?;
-        }
-        Ok(())
+        self.parser = self.compiled.alone().map_err(broken)?;
+        (self.alone, self.ended) = (true, false);
+        (0..tokens).try_for_each(|i| {
+            self.refuel()?;
+            self.consume(self.tokens[i])
+        })?;
+        self.refuel()
+    }
+
+    /// What one step may cost is counted from the mask before it on. Where none is wanted, this computes an empty one.
+    fn refuel(&mut self) -> Result<()> {
+        let nothing = vocabulary::Nothing(self.shared.factory.tok_env().clone());
+        no_panic(|| self.parser.parser.compute_bias(&nothing, b" ")).map(drop).map_err(broken)
     }
 
     /// Nothing but an end can follow.
@@ -215,8 +264,12 @@ impl Constraint {
                 "after {tokens} tokens the grammar wants what no token of this model can say: allow other characters"
             ));
         }
-        Error::capacity(format!("after {tokens} tokens the grammar takes more than one step may: {why}; simplify it"))
+        too_much(tokens, &why)
     }
+}
+
+fn too_much(tokens: usize, why: &str) -> Error {
+    Error::capacity(format!("after {tokens} tokens the grammar takes more than one step may: {why}; simplify it"))
 }
 
 fn has(set: &[u32], token: u32) -> bool {

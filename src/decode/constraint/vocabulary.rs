@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use llguidance::ParserFactory;
-use llguidance::earley::SlicedBiasComputer;
-use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilities, TokRxInfo, TokTrie};
+use llguidance::earley::{BiasComputer, ParserRecognizer, SlicedBiasComputer};
+use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
 use super::compile;
 use crate::error::{Error, Result, try_vec};
@@ -25,11 +25,11 @@ impl Vocabulary {
     const LONGEST_TOKEN: usize = 1000;
 
     /// One bit per token that a grammar may allow.
-    pub(super) fn known(&self) -> Vec<u32> {
-        let mut known = vec![0; self.tokens.len().div_ceil(32)];
+    pub(super) fn known(&self) -> Result<Vec<u32>> {
+        let mut known = try_vec(self.tokens.len().div_ceil(32), 0)?;
         (0..self.tokens.len()).filter(|&i| self.is_known(i)).for_each(|i| known[i / 32] |= 1 << (i % 32));
         self.eos.iter().filter(|&&id| (id as usize) < self.tokens.len()).for_each(|id| known[*id as usize / 32] |= 1 << (id % 32));
-        known
+        Ok(known)
     }
 
     pub(super) fn ends(&self) -> Result<Vec<u32>> {
@@ -65,6 +65,19 @@ impl Vocabulary {
             }
         }
         self.tokens
+    }
+}
+
+/// Allows nothing, and takes no time for it.
+pub(super) struct Nothing(pub TokEnv);
+
+impl BiasComputer for Nothing {
+    fn compute_bias(&self, _: &mut ParserRecognizer<'_>, _: &[u8]) -> SimpleVob {
+        SimpleVob::new()
+    }
+
+    fn trie(&self) -> &TokTrie {
+        self.0.tok_trie()
     }
 }
 
