@@ -212,6 +212,10 @@
 // Use the user_data field; without this the sequence's own stays.
 #define PLLM_RESUME_USER_DATA 2
 
+// Go on as if the sequence had never been idle, with its own parameters, counts, grammar and outputs; of the other fields only
+// PLLM_REQUEST_KEEP is looked at.
+#define PLLM_RESUME_CONTINUE 4
+
 // Bytes, here always UTF-8 text. Belongs to the caller.
 typedef struct pllm_bytes pllm_bytes;
 
@@ -642,7 +646,7 @@ typedef struct {
   const pllm_queue *queue;
   // With PLLM_RESUME_USER_DATA: comes back in its outputs.
   uint64_t user_data;
-  // PLLM_REQUEST_KEEP (default), PLLM_RESUME_USER_DATA.
+  // PLLM_REQUEST_KEEP (default), PLLM_RESUME_*.
   uint32_t flags;
   // PLLM_TEXT_SKIP_SPECIAL (default) or 0.
   uint32_t text_flags;
@@ -686,6 +690,8 @@ typedef struct {
   uint32_t index;
   // 1: it waits to be resumed or freed. 0: it runs, or waits to.
   uint32_t idle;
+  // 1: it was imported from a machine or an instruction path that cannot give the same bits.
+  uint64_t inexact;
 } pllm_sequence_info;
 
 #ifdef __cplusplus
@@ -860,6 +866,25 @@ PLLM_NODISCARD
 pllm_error *pllm_sequence_get_info(const pllm_engine *engine,
                                    uint64_t sequence,
                                    pllm_sequence_info *out_info);
+
+// Writes a sequence down: its tokens, KV, sampling parameters, random stream, grammar and text. The blob comes as an output of
+// the sequence (blob, blob_len), after the next step. It names the model, the layout of the KV and the instruction path, and
+// has a checksum; it holds the conversation in the clear. The logits hook is not part of it.
+// May be called from any thread, also while another one steps.
+PLLM_NODISCARD
+pllm_error *pllm_sequence_export(const pllm_engine *engine,
+                                 uint64_t sequence);
+
+// Makes an idle sequence from a blob, in this or another process; resumed with PLLM_RESUME_CONTINUE it goes on with the same
+// bits, on a machine that computes the same (see pllm_sequence_info.inexact). A blob that is damaged, of another model, of
+// another block_size or kv_dtype, or of a newer library is an error. queue: where its outputs go (NULL: the engine's own).
+// May be called from any thread, also while another one steps.
+PLLM_NODISCARD
+pllm_error *pllm_sequence_import(const pllm_engine *engine,
+                                 const uint8_t *blob,
+                                 uint64_t blob_len,
+                                 const pllm_queue *queue,
+                                 uint64_t *out_sequence);
 
 // Computes a prompt, from the next step on, and keeps its blocks: requests that begin with the same tokens find them.
 // Undo it with pllm_prefix_unpin. May be called from any thread, also while another one steps.

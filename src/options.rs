@@ -4,6 +4,8 @@ mod sampling;
 
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 pub use sampling::{Dry, Mirostat, OutputKind, SamplingParams};
 
 use crate::error::{Error, Result};
@@ -160,7 +162,7 @@ fn within(name: &str, value: usize, most: usize) -> Result<()> {
 }
 
 /// What a request's output must look like.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Grammar {
     /// A JSON text that this schema (a JSON text itself) describes.
     JsonSchema(String),

@@ -624,3 +624,131 @@ fn an_abort_keeps_what_was_to_be_kept() {
     assert_eq!([before, after].concat(), alone(&model, &prompt(20), sampled(3, 30)));
     assert_empty(&engine);
 }
+
+fn exported(engine: &Engine, seq: u64) -> Vec<u8> {
+    engine.export(seq).unwrap();
+    engine.step().unwrap();
+    let outputs = engine.queue().poll(Some(Duration::ZERO)).unwrap();
+    outputs.into_iter().find(|output| output.sequence == seq && !output.blob.is_empty()).expect("the blob is an output").blob
+}
+
+#[test]
+fn a_sequence_that_moves_to_another_engine_goes_on_with_the_same_bits() {
+    let model = Model::llama();
+    let hard = SamplingParams { repetition_penalty: 1.3, presence_penalty: 0.4, top_p: 0.9, ..sampled(3, 40) };
+    let mirostat = SamplingParams { mirostat: Some(pagedllm::options::Mirostat { tau: 3.0, eta: 0.2 }), ..sampled(3, 40) };
+    for sampling in [sampled(3, 40), hard, mirostat] {
+        let whole = alone(&model, &prompt(29), sampling.clone());
+        let (from, to) = (model.engine(), model.engine());
+        let id = from.add_request(request(prompt(29), sampling)).unwrap();
+        steps(&from, 14);
+        let idle = from.fork(id, 1, &Fork { idle: true, ..Default::default() }).unwrap()[0];
+        from.step().unwrap();
+        let told = from.sequence(idle).unwrap().len - 29;
+        let blob = exported(&from, idle);
+        drop(from);
+        let seq = to.import(to.queue(), &blob).unwrap();
+        to.go_on(seq, false).unwrap();
+        let after = answers(&drain(&to)).remove(&seq).unwrap();
+        assert_eq!(after, whole[told..]);
+        assert!(to.stats().prompt_tokens <= 1, "nothing was computed again: {:?}", to.stats());
+        assert_empty(&to);
+    }
+}
+
+#[test]
+fn an_import_that_finds_no_room_is_computed_again_and_one_from_another_path_says_so() {
+    let model = Model::llama();
+    let engine = model.engine();
+    let id = engine.add_request(Request { keep: true, ..request(prompt(60), sampled(3, 20)) }).unwrap();
+    drain(&engine);
+    let blob = exported(&engine, id);
+    let all = [prompt(60), tokens(&alone(&model, &prompt(60), sampled(3, 20)))].concat();
+
+    let tight = model.engine_of(24, 150);
+    let busy = tight.add_request(request(prompt(110), sampled(1, 30))).unwrap();
+    steps(&tight, 1);
+    let seq = tight.import(tight.queue(), &blob).unwrap();
+    tight.resume(seq, Resume { keep: false, ..Resume::new(sampled(9, 10)) }).unwrap();
+    let told = answers(&drain(&tight));
+    assert_eq!(told[&seq], alone(&model, &all, sampled(9, 10)));
+    assert_eq!(told[&busy].len() + 1, 30);
+
+    let other = Engine::create(&EngineOptions { isa: Some(pagedllm::options::Isa::Portable), ..model.options.clone() }).unwrap();
+    let seq = other.import(other.queue(), &blob).unwrap();
+    let same = other.info().isa == engine.info().isa;
+    assert_eq!((other.sequence(seq).unwrap().inexact, engine.sequence(id).unwrap().inexact), (!same, false));
+    other.resume(seq, Resume::new(sampled(9, 10))).unwrap();
+    assert_eq!(answers(&drain(&other))[&seq].len(), 10);
+}
+
+#[test]
+fn a_blob_that_is_damaged_foreign_or_newer_is_an_error_and_nothing_else() {
+    let model = Model::llama();
+    let engine = model.engine();
+    let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 10)) }).unwrap();
+    drain(&engine);
+    let blob = exported(&engine, id);
+    let import = |bytes: &[u8]| engine.import(engine.queue(), bytes);
+    for len in [0, 1, 8, 12, 31, 32, 40, blob.len() / 2, blob.len() - 1] {
+        assert_eq!(code(import(&blob[..len]), "bytes are no exported sequence"), Code::InvalidArgument, "{len}");
+    }
+    for i in (0..blob.len()).step_by(97) {
+        let mut bent = blob.clone();
+        bent[i] ^= 1 << (i % 8);
+        assert!(import(&bent).is_err(), "byte {i}");
+    }
+    let mut newer = blob.clone();
+    newer[8] = 2;
+    assert_eq!(code(import(&newer), "format 2"), Code::Unsupported);
+
+    let foreign = {
+        let dir = TempDir::new();
+        write_random_model(&dir.0, &configs(512).pop().unwrap().1, false, 6);
+        Engine::create(&EngineOptions { model_dir: dir.0.clone(), ..model.options.clone() }).unwrap()
+    };
+    assert_eq!(code(foreign.import(foreign.queue(), &blob), "is of model"), Code::InvalidArgument);
+    let wider = Engine::create(&EngineOptions { block_size: 16, ..model.options.clone() }).unwrap();
+    assert_eq!(code(wider.import(wider.queue(), &blob), "this engine has blocks of 16"), Code::InvalidArgument);
+    let shorter = model.engine_of(24, 28);
+    assert_eq!(code(shorter.import(shorter.queue(), &blob), "max_model_len is 28"), Code::InvalidArgument);
+    engine.check().unwrap();
+}
+
+/// Whoever can write a checksum can write anything before it.
+#[test]
+fn a_forged_blob_is_an_error_or_a_sequence_and_never_a_defect() {
+    use sha2::{Digest, Sha256};
+    let model = Model::llama();
+    let engine = model.engine();
+    let id = engine.add_request(request(prompt(20), sampled(3, 30))).unwrap();
+    steps(&engine, 10);
+    let idle = engine.fork(id, 1, &Fork { idle: true, ..Default::default() }).unwrap()[0];
+    drain(&engine);
+    let blob = exported(&engine, idle);
+    let mut random = common::Random(4);
+    let header = u64::from_le_bytes(blob[12..20].try_into().unwrap()) as usize;
+    let mut taken = 0;
+    for _ in 0..2000 {
+        let mut forged = blob[..blob.len() - 32].to_vec();
+        for _ in 0..=random.below(3) {
+            // Mostly digits, so that what parses is wrong in its numbers.
+            let place = 20 + random.below(header);
+            if forged[place].is_ascii_digit() || random.below(20) == 0 {
+                forged[place] = b'0' + random.below(10) as u8;
+            }
+        }
+        forged.extend_from_slice(&Sha256::digest(&forged));
+        if let Ok(seq) = engine.import(engine.queue(), &forged) {
+            taken += 1;
+            engine.go_on(seq, false).unwrap();
+            drain(&engine);
+            engine.check().unwrap();
+            let _ = engine.free(seq); // who could not go on is still there
+        }
+    }
+    assert!(taken > 20, "{taken}");
+    engine.free(idle).unwrap();
+    engine.step().unwrap();
+    assert_empty(&engine);
+}

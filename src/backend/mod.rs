@@ -102,6 +102,13 @@ pub trait Backend: Send + Sync {
 
     /// Copies whole blocks in every layer. No block is both read and written.
     fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Self::Kv]);
+    /// Appends the bytes of these blocks, as they are stored, to `out`.
+    fn read_blocks(&self, blocks: &[u32], layer: &Self::Kv, out: &mut Vec<u8>) -> Result<()>;
+    /// Takes them back, from the beginning of `bytes`, and returns the rest.
+    fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Self::Kv, bytes: &'a [u8]) -> Result<&'a [u8]>;
+    /// How K and V of a layer are stored: bytes read from one are right in another that says the same.
+    fn kv_layout(&self, layer: &Self::Kv) -> String;
+
     /// out[r] = table[tokens[r]] * scale
     fn embed(&self, inputs: &Self::Inputs, table: &Self::Matrix, scale: f32, out: &mut Self::Buf);
     /// x[r] += table[positions[r] + offset]

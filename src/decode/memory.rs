@@ -102,12 +102,21 @@ impl Memory {
         Ok(())
     }
 
+    /// As `new`, for a sequence whose mirostat stood at `mu` before.
+    pub fn restore(rules: &Rules, tokens: &[u32], prompt_len: usize, mu: Option<f32>) -> Result<Memory> {
+        let mut memory = Memory::new(rules, tokens, prompt_len)?;
+        if let (Some(last), Some(mu)) = (memory.mus.last_mut(), mu) {
+            *last = mu;
+        }
+        Ok(memory)
+    }
+
     pub(super) fn counts(&self) -> &[Count] {
         &self.counts
     }
 
     /// Mirostat's state for the next token.
-    pub(super) fn mu(&self) -> Option<f32> {
+    pub fn mu(&self) -> Option<f32> {
         self.mus.last().copied()
     }
 

@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
+use super::blob::{Blob, Header};
 use super::core::Core;
 use super::outputs::Output;
 use super::registry::{Child, Command};
 use super::request::Work;
-use super::stream::Turn;
+use super::stream::{Stream, Turn};
 use crate::error::{Error, Result};
-use crate::kv::Chain;
+use crate::kv::{Chain, blocks_for};
 use crate::sched::{Arrival, FinishReason};
 
 /// A prompt whose blocks stay until then.
@@ -41,6 +42,10 @@ impl Core {
                 let result = self.rewind(seq, len);
                 self.or_end(seq, result);
             }
+            Command::GoOn { seq, keep } => {
+                let result = self.go_on(seq, keep);
+                self.or_end(seq, result);
+            }
             Command::Resume { seq, turn } => {
                 let result = self.resume(seq, *turn);
                 self.or_end(seq, result);
@@ -48,6 +53,17 @@ impl Core {
             Command::Free { seq } => {
                 self.end_sequence(seq, FinishReason::Abort, |output| output);
                 self.forget(seq);
+            }
+            Command::Export { seq } => {
+                let result = self.export(seq);
+                self.or_end(seq, result);
+            }
+            Command::Import { id, turn, blob } => {
+                let outbox = turn.outbox.clone();
+                if let Err(error) = self.import(id, *turn, *blob) {
+                    self.forget(id);
+                    self.end(&outbox, Output { request: id, sequence: id, ..Output::default() }.failed(error), None);
+                }
             }
             Command::Pin { id, tokens, priority, salt, until } => {
                 let root = Chain::root(&self.model, &salt);
@@ -108,7 +124,7 @@ impl Core {
         }
     }
 
-    fn try_fork(&mut self, parent: u64, len: Option<usize>, child: u64, idle: bool) -> Result<super::stream::Stream> {
+    fn try_fork(&mut self, parent: u64, len: Option<usize>, child: u64, idle: bool) -> Result<Stream> {
         let gone = || Error::not_found(format!("sequence {parent} has ended before it could fork, and was not kept"));
         let mut stream = self.streams.get(&parent).ok_or_else(gone)?.fork()?;
         self.scheduler.fork(parent, len, child, idle)?;
@@ -139,10 +155,63 @@ impl Core {
         self.scheduler.resume(seq, max_len, keep)
     }
 
-    /// A sequence for which a command failed ends with the error.
+    /// As if it had never been idle.
+    fn go_on(&mut self, seq: u64, keep: bool) -> Result<()> {
+        let Ok(sequence) = self.scheduler.get(seq) else { return Ok(()) };
+        let (len, max_len) = (sequence.tokens.len(), sequence.max_len);
+        if len >= max_len {
+            return Err(Error::invalid(format!(
+                "sequence {seq} has {len} tokens, as many as it may have: resume it with new sampling parameters"
+            )));
+        }
+        self.scheduler.resume(seq, max_len, keep)
+    }
+
+    /// A sequence that has ended meanwhile, and was not kept, has nothing to be exported.
+    fn export(&mut self, seq: u64) -> Result<()> {
+        let Some(stream) = self.streams.get(&seq) else { return Ok(()) };
+        let sequence = self.scheduler.get(seq)?;
+        let header = stream.export(Header {
+            model: self.model,
+            layout: self.runner.layout(),
+            block_size: self.scheduler.blocks().block_size(),
+            isa: self.isa.into(),
+            tokens: sequence.tokens.clone(),
+            computed: sequence.computed,
+            max_len: sequence.max_len,
+            ..Header::default()
+        });
+        let mut kv = Vec::new();
+        let blocks = blocks_for(sequence.computed, header.block_size);
+        self.runner.read_blocks(&sequence.table.blocks()[..blocks], &mut kv)?;
+        let output = Output { blob: Blob { header, kv }.encode()?, ..stream.output() };
+        let outbox = stream.outbox.clone();
+        self.push(&outbox, output);
+        Ok(())
+    }
+
+    fn import(&mut self, id: u64, turn: Turn, blob: Blob) -> Result<()> {
+        let Blob { header, kv } = blob;
+        let stream = Stream::restore(id, turn, &header, self.shared.text.as_deref())?;
+        // What comes from outside is shared with nobody else.
+        let root = Chain::root(&self.model, &[b"imported ", &id.to_le_bytes()[..]].concat());
+        let blocks = self.scheduler.import(id, header.tokens, header.computed, header.max_len, root)?;
+        if !blocks.is_empty() {
+            self.runner.write_blocks(blocks, &kv)?;
+        }
+        self.streams.insert(id, stream);
+        Ok(())
+    }
+
+    /// A sequence for which a command failed ends with the error; an idle one stays idle.
     fn or_end(&mut self, seq: u64, result: Result<()>) {
-        if let Err(error) = result {
-            self.end_sequence(seq, FinishReason::Error, |output| output.failed(error));
+        let Err(error) = result else { return };
+        if self.scheduler.get(seq).is_ok_and(|sequence| sequence.group.is_some()) {
+            return self.end_sequence(seq, FinishReason::Error, |output| output.failed(error));
+        }
+        if let Some(stream) = self.streams.get(&seq) {
+            let (outbox, output) = (stream.outbox.clone(), stream.output().failed(error));
+            self.end(&outbox, output, Some(seq));
         }
     }
 

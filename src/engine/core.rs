@@ -24,10 +24,12 @@ use crate::text::Text;
 /// What only the stepping thread touches, and what it shares with the others.
 pub struct Core {
     pub(super) scheduler: Scheduler,
-    runner: Box<dyn Runner>,
+    pub(super) runner: Box<dyn Runner>,
     vocab_size: usize,
     /// What chains of blocks begin with.
     pub(super) model: [u8; 32],
+    /// The instruction path that computes K and V.
+    pub(super) isa: &'static str,
     /// Most tokens of a sequence.
     pub(super) longest: usize,
     pub(super) streams: HashMap<u64, Stream>,
@@ -87,6 +89,7 @@ impl Core {
             runner,
             vocab_size: info.vocab_size,
             model: info.fingerprint,
+            isa: info.isa_name(),
             longest: info.memory.max_model_len,
             streams: HashMap::new(),
             beams: BTreeMap::new(),

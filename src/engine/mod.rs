@@ -1,6 +1,7 @@
 //! The engine: commands in, steps, outputs out. Any thread may add, abort and poll; one at a time steps.
 
 mod beams;
+mod blob;
 mod commands;
 mod core;
 mod driver;
@@ -50,6 +51,12 @@ pub struct ModelInfo {
     pub memory: MemoryPlan,
     /// Differs between models that compute anything else.
     pub fingerprint: [u8; 32],
+}
+
+impl ModelInfo {
+    fn isa_name(&self) -> &'static str {
+        self.isa.map_or("", Isa::name)
+    }
 }
 
 /// What one step did.
@@ -102,6 +109,8 @@ pub struct Engine {
     seed: u64,
     max_seqs: usize,
     keeps_prefixes: bool,
+    /// How the runner stores K and V.
+    layout: String,
     shared: Shared,
     core: Arc<Mutex<Core>>,
     driver: Mutex<Option<Driver>>,
@@ -158,6 +167,7 @@ impl Engine {
         let blocks = BlockManager::new(info.memory.blocks, info.memory.block_size, options.prefix_cache)?;
         let scheduler = Scheduler::new(scheduler_options, blocks)?;
         let shared = Shared { text: text.map(Arc::new), registry: Arc::default(), stats: Arc::default() };
+        let layout = runner.layout();
         let core = Core::new(scheduler, runner, &info, options.max_seqs, shared.clone())?;
         let queue = Arc::new(Queue::new(shared.registry.new_outbox(options.queue_capacity, options.max_seqs)?, &shared.registry));
         Ok(Engine {
@@ -166,6 +176,7 @@ impl Engine {
             seed: options.seed,
             max_seqs: options.max_seqs,
             keeps_prefixes: options.prefix_cache,
+            layout,
             shared,
             core: Arc::new(Mutex::new(core)),
             driver: Mutex::new(None),

@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
+use super::blob::Blob;
 use super::driver::Wakeup;
 use super::outputs::Output;
 use super::queue::Outbox;
@@ -21,6 +22,9 @@ pub enum Command {
     Rewind { seq: u64, len: usize },
     Resume { seq: u64, turn: Box<Turn> },
     Free { seq: u64 },
+    GoOn { seq: u64, keep: bool },
+    Export { seq: u64 },
+    Import { id: u64, turn: Box<Turn>, blob: Box<Blob> },
     Pin { id: u64, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Instant> },
     Unpin { id: u64 },
 }
@@ -75,6 +79,8 @@ pub struct Known {
     pub idle: bool,
     /// One of several that are chosen together: it cannot be taken out of them.
     pub beam: bool,
+    /// Its K and V come from another instruction path: its bits are not those of this one.
+    pub inexact: bool,
     pub outbox: Arc<Outbox>,
     pub user_data: u64,
 }
@@ -106,14 +112,31 @@ impl State {
         Ok(known)
     }
 
+    fn idle(&mut self, seq: u64) -> Result<Known> {
+        let known = self.sequence(seq)?.clone();
+        match known.idle {
+            true => Ok(known),
+            false => Err(Error::invalid(format!("sequence {seq} runs already: it can be resumed when it has ended"))),
+        }
+    }
+
+    fn awake(&mut self, seq: u64, known: Known) -> Result<()> {
+        known.outbox.check_room()?;
+        let known = Known { idle: false, ..known };
+        let (request, index, user_data) = (known.request, known.index, known.user_data);
+        let last = Output { request, sequence: request, index: 0, user_data, prompt_tokens: known.len as u64, ..Output::default() };
+        self.open(&known, last.of(index))?;
+        self.sequences.insert(seq, known);
+        Ok(())
+    }
+
     /// The sequence runs from now on, and owes a last output.
-    fn open(&mut self, id: u64, known: &Known, last: Output) -> Result<()> {
+    fn open(&mut self, known: &Known, last: Output) -> Result<()> {
         self.live.try_reserve(1)?;
         let live = self.live.entry(known.request);
         let live = live.or_insert_with(|| Live { outbox: known.outbox.clone(), last, open: Vec::new(), aborting: false });
         live.open.try_reserve(1)?;
         live.open.push(known.index);
-        debug_assert!(!self.sequences.get(&id).is_some_and(|known| known.idle));
         Ok(())
     }
 }
@@ -166,7 +189,8 @@ impl Registry {
             let (outbox, user_data) = (stream.outbox.clone(), stream.user_data);
             state.live.insert(id, Live { outbox: outbox.clone(), last: stream.output(), open, aborting: false });
             let beam = work.beams.is_some();
-            state.sequences.insert(id, Known { request: id, index: 0, len: work.prompt.len(), idle: false, beam, outbox, user_data });
+            let len = work.prompt.len();
+            state.sequences.insert(id, Known { request: id, index: 0, len, idle: false, beam, inexact: false, outbox, user_data });
             state.inbox.push_back(Command::Add { id, work });
             Ok(id)
         })
@@ -208,9 +232,9 @@ impl Registry {
             let idle = idle || known.idle;
             for child in &children {
                 let (outbox, user_data) = (child.outbox.clone(), child.user_data);
-                let made = Known { request: child.id, index: 0, len: at, idle, beam: false, outbox, user_data };
+                let made = Known { request: child.id, index: 0, len: at, idle, beam: false, inexact: known.inexact, outbox, user_data };
                 if !idle {
-                    state.open(child.id, &made, last(child.id, &made))?;
+                    state.open(&made, last(child.id, &made))?;
                 }
                 state.sequences.insert(child.id, made);
             }
@@ -252,19 +276,22 @@ impl Registry {
         })
     }
 
-    pub fn resume(&self, seq: u64, turn: impl FnOnce(&Known) -> Result<Turn>, last: impl FnOnce(&Known) -> Output) -> Result<()> {
+    pub fn resume(&self, seq: u64, turn: impl FnOnce(&Known) -> Result<Turn>) -> Result<()> {
         self.command(|state| {
-            let known = state.sequence(seq)?.clone();
-            if !known.idle {
-                return Err(Error::invalid(format!("sequence {seq} runs already: it can be resumed when it has ended")));
-            }
+            let known = state.idle(seq)?;
             let turn = Box::new(turn(&known)?);
-            turn.outbox.check_room()?;
-            let resumed = Known { idle: false, outbox: turn.outbox.clone(), user_data: turn.user_data, ..known };
-            let last = last(&resumed);
-            state.sequences.insert(seq, resumed.clone());
-            state.open(seq, &resumed, last)?;
+            state.awake(seq, Known { outbox: turn.outbox.clone(), user_data: turn.user_data, ..known })?;
             state.inbox.push_back(Command::Resume { seq, turn });
+            Ok(())
+        })
+    }
+
+    pub fn go_on(&self, seq: u64, keep: bool) -> Result<()> {
+        self.command(|state| {
+            let known = state.idle(seq)?;
+            known.outbox.check_open()?;
+            state.awake(seq, known)?;
+            state.inbox.push_back(Command::GoOn { seq, keep });
             Ok(())
         })
     }
@@ -284,6 +311,27 @@ impl Registry {
         state.check()?;
         let known = state.sequences.get_mut(&seq).cloned();
         known.ok_or_else(|| Error::not_found(format!("sequence {seq} is unknown, has not begun, or has ended and was not kept")))
+    }
+
+    /// The blob follows as an output.
+    pub fn export(&self, seq: u64) -> Result<()> {
+        self.command(|state| {
+            state.sequence(seq)?.outbox.check_room()?;
+            state.inbox.push_back(Command::Export { seq });
+            Ok(())
+        })
+    }
+
+    pub fn import(&self, turn: Turn, blob: Blob, inexact: bool) -> Result<u64> {
+        self.command(|state| {
+            state.sequences.try_reserve(1)?;
+            state.last_id += 1;
+            let id = state.last_id;
+            let (outbox, user_data, len) = (turn.outbox.clone(), turn.user_data, blob.header.tokens.len());
+            state.sequences.insert(id, Known { request: id, index: 0, len, idle: true, beam: false, inexact, outbox, user_data });
+            state.inbox.push_back(Command::Import { id, turn: Box::new(turn), blob: Box::new(blob) });
+            Ok(id)
+        })
     }
 
     pub fn pin(&self, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Instant>) -> Result<u64> {

@@ -2,6 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::kv::BlockId;
 use crate::model::{Decoder, KvCache};
 use crate::sched::StepPlan;
 
@@ -11,6 +12,21 @@ pub trait Runner: Send {
     fn submit(&mut self, plan: &StepPlan) -> Result<Ticket>;
     /// Finishes it: `[sampled parts, vocab]` logits.
     fn wait(&mut self, ticket: Ticket) -> Result<&[f32]>;
+
+    /// Appends the K and V of these blocks, as they are stored, to `out`. A runner without any has nothing to say.
+    fn read_blocks(&self, _blocks: &[BlockId], _out: &mut Vec<u8>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Takes them back.
+    fn write_blocks(&mut self, _blocks: &[BlockId], _bytes: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    /// How K and V are stored: blocks that one runner reads are right in another that says the same.
+    fn layout(&self) -> String {
+        String::new()
+    }
 }
 
 /// A step that was started and not yet finished.
@@ -44,5 +60,17 @@ impl<B: Backend> Runner for ModelRunner<B> {
 
     fn wait(&mut self, ticket: Ticket) -> Result<&[f32]> {
         self.decoder.logits(ticket.logits)
+    }
+
+    fn read_blocks(&self, blocks: &[BlockId], out: &mut Vec<u8>) -> Result<()> {
+        self.kv.read(self.decoder.backend(), blocks, out)
+    }
+
+    fn write_blocks(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
+        self.kv.write(self.decoder.backend(), blocks, bytes)
+    }
+
+    fn layout(&self) -> String {
+        self.kv.layout(self.decoder.backend())
     }
 }

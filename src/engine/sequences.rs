@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::blob::{Blob, Header};
 use super::queue::Queue;
-use super::registry::Child;
+use super::registry::{Child, Known};
 use super::request::{Prompt, Request, branch_seed};
+use super::stream::Turn;
 use super::{Engine, LogitsHook, Output};
 use crate::error::{Error, Result};
+use crate::kv::blocks_for;
 use crate::options::SamplingParams;
 
 /// How to fork.
@@ -52,6 +55,8 @@ pub struct SequenceInfo {
     pub len: usize,
     /// It waits to be resumed or freed.
     pub idle: bool,
+    /// Its K and V come from another instruction path: it works, and its bits are not those of this one.
+    pub inexact: bool,
 }
 
 impl Engine {
@@ -67,12 +72,12 @@ impl Engine {
         if let Some(queue) = how.queue {
             self.check_queue(queue)?;
         }
-        let child = |i, id, known: &super::registry::Known| {
+        let child = |i, id, known: &Known| {
             let outbox = how.queue.map_or(&known.outbox, |queue| queue.outbox()).clone();
             outbox.check_open()?;
             Ok(Child { id, seed: how.seed.map(|seed| branch_seed(seed, i)), user_data: how.user_data.unwrap_or(known.user_data), outbox })
         };
-        let last = |id, known: &super::registry::Known| Output {
+        let last = |id, known: &Known| Output {
             request: id,
             sequence: id,
             user_data: known.user_data,
@@ -109,15 +114,67 @@ impl Engine {
         let user_data = how.user_data.unwrap_or(known.user_data);
         let mut turn = self.turn(how.sampling, outbox, how.hook, user_data, how.skip_special, 0, how.keep)?;
         let seed = self.seed_of(seq);
-        self.shared.registry.resume(
-            seq,
-            |known| {
-                turn.max_len = self.max_len(known.len, &turn.rules.params)?;
-                turn.seed = turn.rules.params.seed.unwrap_or(seed);
-                Ok(turn)
-            },
-            |known| Output { request: known.request, user_data: known.user_data, prompt_tokens: known.len as u64, ..Output::default() },
-        )
+        self.shared.registry.resume(seq, |known| {
+            turn.max_len = self.max_len(known.len, &turn.rules.params)?;
+            turn.seed = turn.rules.params.seed.unwrap_or(seed);
+            Ok(turn)
+        })
+    }
+
+    /// An idle sequence goes on as if it had never been idle: with its own parameters, counts and grammar.
+    pub fn go_on(&self, seq: u64, keep: bool) -> Result<()> {
+        self.shared.registry.go_on(seq, keep)
+    }
+
+    /// Writes a sequence down; the blob comes as an output of it.
+    pub fn export(&self, seq: u64) -> Result<()> {
+        self.shared.registry.export(seq)
+    }
+
+    /// An idle sequence from a blob of this or another process. Its outputs go to `queue`.
+    pub fn import(&self, queue: &Queue, bytes: &[u8]) -> Result<u64> {
+        self.check()?;
+        self.check_queue(queue)?;
+        let blob = Blob::decode(bytes)?;
+        let header = &blob.header;
+        self.check_blob(header, blob.kv.len())?;
+        let params = header.params.clone();
+        let turn = self.turn(params, queue.outbox().clone(), None, 0, header.skip_special, header.max_len, false)?;
+        let turn = Turn { seed: header.seed, ..turn };
+        let inexact = header.isa != self.info.isa_name();
+        self.shared.registry.import(turn, blob, inexact)
+    }
+
+    fn check_blob(&self, header: &Header, kv: usize) -> Result<()> {
+        let memory = &self.info.memory;
+        if header.model != self.info.fingerprint {
+            let hex = |hash: &[u8; 32]| hash[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+            let (theirs, ours) = (hex(&header.model), hex(&self.info.fingerprint));
+            return Err(Error::invalid(format!(
+                "the exported sequence is of model {theirs}..., this engine serves {ours}...: import it where that one is served"
+            )));
+        }
+        if (&header.layout, header.block_size) != (&self.layout, memory.block_size) {
+            return Err(Error::invalid(format!(
+                "the exported sequence has blocks of {} as {:?}, this engine has blocks of {} as {:?}: use the same block_size and kv_dtype",
+                header.block_size, header.layout, memory.block_size, self.layout
+            )));
+        }
+        self.check_tokens("imported", &header.tokens)?;
+        let len = header.tokens.len();
+        if len.max(header.max_len) > memory.max_model_len {
+            return Err(Error::invalid(format!(
+                "the exported sequence has {len} tokens of up to {}, max_model_len is {}: raise it",
+                header.max_len, memory.max_model_len
+            )));
+        }
+        let expected = blocks_for(header.computed, memory.block_size) as u64 * memory.block_bytes;
+        if kv as u64 != expected {
+            return Err(Error::invalid(format!(
+                "the exported sequence has {kv} bytes of K and V where {expected} are needed: it is damaged"
+            )));
+        }
+        self.check_sampling(&header.params)
     }
 
     /// Forgets a sequence, whatever it does, and gives back its blocks. One that runs ends with `Abort`.
@@ -127,7 +184,7 @@ impl Engine {
 
     pub fn sequence(&self, seq: u64) -> Result<SequenceInfo> {
         let known = self.shared.registry.sequence(seq)?;
-        Ok(SequenceInfo { request: known.request, index: known.index, len: known.len, idle: known.idle })
+        Ok(SequenceInfo { request: known.request, index: known.index, len: known.len, idle: known.idle, inexact: known.inexact })
     }
 
     /// Computes a prompt and keeps its blocks until it is unpinned or `time` has passed. Where a sequence could not go on

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::LogitsHook;
+use super::blob::Header;
 use super::outputs::{Logprobs, Output};
 use super::queue::Outbox;
 use super::registry::Known;
@@ -156,10 +157,7 @@ impl Stream {
         self.history.truncate(generated);
         self.score = self.history.iter().map(|&logprob| logprob as f64).sum();
         self.said.logprobs.truncate(generated);
-        if self.accumulates() {
-            self.said.tokens.clear();
-            self.said.tokens.extend_from_slice(&tokens[if self.rules.params.echo { 0 } else { self.prompt_len }..]);
-        }
+        self.said_again(tokens);
         self.retell(tokens, text)
     }
 
@@ -209,10 +207,50 @@ impl Stream {
         self.rules.params.output != OutputKind::Delta
     }
 
+    /// What of it goes into a blob.
+    pub fn export(&self, header: Header) -> Header {
+        Header {
+            prompt_len: self.prompt_len,
+            seed: self.seed,
+            mu: self.memory.mu(),
+            params: self.rules.params.clone(),
+            skip_special: self.detokenizer.skips_special(),
+            history: bits(&self.history),
+            logprobs: bits(&self.said.logprobs.tokens),
+            top: self.said.logprobs.top.iter().map(|&(token, logprob)| (token, logprob.to_bits())).collect(),
+            ..header
+        }
+    }
+
+    /// A stream that goes on where an exported one was.
+    pub fn restore(id: u64, turn: Turn, header: &Header, text: Option<&Text>) -> Result<Stream> {
+        let (prompt, generated) = header.tokens.split_at(header.prompt_len);
+        let mut stream = Stream::new(id, turn, prompt)?;
+        if let Some(constraint) = &mut stream.constraint {
+            generated.iter().try_for_each(|&token| constraint.advance(token))?;
+        }
+        stream.memory = Memory::restore(&stream.rules, &header.tokens, header.prompt_len, header.mu)?;
+        stream.generated = generated.len();
+        stream.history = numbers(&header.history);
+        stream.score = stream.history.iter().map(|&logprob| logprob as f64).sum();
+        let top = header.top.iter().map(|&(token, bits)| (token, f32::from_bits(bits))).collect();
+        stream.said.logprobs = Logprobs { tokens: numbers(&header.logprobs), top };
+        stream.said_again(&header.tokens);
+        stream.retell(&header.tokens, text)?;
+        Ok(stream)
+    }
+
+    fn said_again(&mut self, tokens: &[u32]) {
+        if self.accumulates() {
+            self.said.tokens.clear();
+            self.said.tokens.extend_from_slice(&tokens[if self.rules.params.echo { 0 } else { self.prompt_len }..]);
+        }
+    }
+
     /// What other threads know of it.
     pub fn known(&self, len: usize) -> Known {
         let (request, index, user_data) = (self.request, self.index, self.user_data);
-        Known { request, index, len, idle: false, beam: false, outbox: self.outbox.clone(), user_data }
+        Known { request, index, len, idle: false, beam: false, inexact: false, outbox: self.outbox.clone(), user_data }
     }
 
     /// Whether anybody wants to know the log probabilities of its tokens.
@@ -357,4 +395,12 @@ impl Stream {
         let Said { tokens, logprobs, prompt_logprobs, text } = self.said.clone();
         Some(Output { tokens, logprobs, prompt_logprobs, text, ..output })
     }
+}
+
+fn bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|number| number.to_bits()).collect()
+}
+
+fn numbers(bits: &[u32]) -> Vec<f32> {
+    bits.iter().map(|&bits| f32::from_bits(bits)).collect()
 }

@@ -51,6 +51,9 @@ unsafe impl Versioned for pllm_fork {
 
 /// Use the user_data field; without this the sequence's own stays.
 pub const PLLM_RESUME_USER_DATA: u32 = 2;
+/// Go on as if the sequence had never been idle, with its own parameters, counts, grammar and outputs; of the other fields only
+/// PLLM_REQUEST_KEEP is looked at.
+pub const PLLM_RESUME_CONTINUE: u32 = 4;
 
 /// How an idle sequence goes on. Fill it with pllm_resume_init first.
 #[repr(C)]
@@ -64,7 +67,7 @@ pub struct pllm_resume {
     pub queue: *const pllm_queue,
     /// With PLLM_RESUME_USER_DATA: comes back in its outputs.
     pub user_data: u64,
-    /// PLLM_REQUEST_KEEP (default), PLLM_RESUME_USER_DATA.
+    /// PLLM_REQUEST_KEEP (default), PLLM_RESUME_*.
     pub flags: u32,
     /// PLLM_TEXT_SKIP_SPECIAL (default) or 0.
     pub text_flags: u32,
@@ -106,12 +109,14 @@ pub struct pllm_sequence_info {
     pub index: u32,
     /// 1: it waits to be resumed or freed. 0: it runs, or waits to.
     pub idle: u32,
+    /// 1: it was imported from a machine or an instruction path that cannot give the same bits.
+    pub inexact: u64,
 }
 
 // SAFETY: repr(C), the two u32 fill a word, integers only.
 unsafe impl Versioned for pllm_sequence_info {
     const NAME: &'static str = "pllm_sequence_info";
-    const FIRST_SIZE: usize = 32;
+    const FIRST_SIZE: usize = 40;
     fn defaults() -> Self {
         pllm_sequence_info { struct_size: size_of::<Self>() as u64, ..Default::default() }
     }
@@ -119,8 +124,8 @@ unsafe impl Versioned for pllm_sequence_info {
 
 impl From<SequenceInfo> for pllm_sequence_info {
     fn from(info: SequenceInfo) -> pllm_sequence_info {
-        let SequenceInfo { request, index, len, idle } = info;
-        pllm_sequence_info { request, len: len as u64, index, idle: idle as u32, ..pllm_sequence_info::defaults() }
+        let SequenceInfo { request, index, len, idle, inexact } = info;
+        pllm_sequence_info { request, len: len as u64, index, idle: idle as u32, inexact: inexact as u64, ..pllm_sequence_info::defaults() }
     }
 }
 
@@ -255,7 +260,10 @@ pub unsafe extern "C" fn pllm_sequence_resume(engine: *const pllm_engine, sequen
     guard(|| unsafe {
         let engine = pllm_engine::get(engine)?;
         let c = if how.is_null() { pllm_resume::defaults() } else { convert::read(how)? };
-        known_flags("resume flags", c.flags, PLLM_REQUEST_KEEP | PLLM_RESUME_USER_DATA)?;
+        known_flags("resume flags", c.flags, PLLM_REQUEST_KEEP | PLLM_RESUME_USER_DATA | PLLM_RESUME_CONTINUE)?;
+        if c.flags & PLLM_RESUME_CONTINUE != 0 {
+            return engine.go_on(sequence, c.flags & PLLM_REQUEST_KEEP != 0);
+        }
         known_flags("text flags", c.text_flags, PLLM_TEXT_SKIP_SPECIAL)?;
         let how = Resume {
             sampling: pllm_sampling::to_params(c.sampling)?,
@@ -291,6 +299,40 @@ pub unsafe extern "C" fn pllm_sequence_get_info(
         let engine = pllm_engine::get(engine)?;
         out_size(out_info)?;
         convert::write(out_info, &engine.sequence(sequence)?.into())
+    })
+}
+
+/// Writes a sequence down: its tokens, KV, sampling parameters, random stream, grammar and text. The blob comes as an output of
+/// the sequence (blob, blob_len), after the next step. It names the model, the layout of the KV and the instruction path, and
+/// has a checksum; it holds the conversation in the clear. The logits hook is not part of it.
+/// May be called from any thread, also while another one steps.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_sequence_export(engine: *const pllm_engine, sequence: u64) -> *mut pllm_error {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { pllm_engine::get(engine)? }.export(sequence))
+}
+
+/// Makes an idle sequence from a blob, in this or another process; resumed with PLLM_RESUME_CONTINUE it goes on with the same
+/// bits, on a machine that computes the same (see pllm_sequence_info.inexact). A blob that is damaged, of another model, of
+/// another block_size or kv_dtype, or of a newer library is an error. queue: where its outputs go (NULL: the engine's own).
+/// May be called from any thread, also while another one steps.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_sequence_import(
+    engine: *const pllm_engine,
+    blob: *const u8,
+    blob_len: u64,
+    queue: *const pllm_queue,
+    out_sequence: *mut u64,
+) -> *mut pllm_error {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe {
+        let engine = pllm_engine::get(engine)?;
+        not_null("out_sequence", out_sequence)?;
+        let queue = if queue.is_null() { engine.queue() } else { pllm_queue::get(queue)? };
+        out_sequence.write(engine.import(queue, slice("blob", blob, blob_len)?)?);
+        Ok(())
     })
 }
 

@@ -17,6 +17,20 @@ impl<B: Backend> KvCache<B> {
         let layers = spec.layers.iter().map(|layer| backend.kv(pool.shape(layer))).collect::<Result<_>>()?;
         Ok(KvCache { layers })
     }
+
+    /// The bytes of these blocks, layer after layer.
+    pub fn read(&self, backend: &B, blocks: &[u32], out: &mut Vec<u8>) -> Result<()> {
+        self.layers.iter().try_for_each(|layer| backend.read_blocks(blocks, layer, out))
+    }
+
+    pub fn write(&mut self, backend: &B, blocks: &[u32], bytes: &[u8]) -> Result<()> {
+        self.layers.iter_mut().try_fold(bytes, |bytes, layer| backend.write_blocks(blocks, layer, bytes)).map(|_| ())
+    }
+
+    /// How all layers store K and V.
+    pub fn layout(&self, backend: &B) -> String {
+        self.layers.iter().map(|layer| backend.kv_layout(layer)).collect::<Vec<_>>().join("; ")
+    }
 }
 
 /// The size of a KV cache, without its bytes.

@@ -1,10 +1,12 @@
 //! A request's sampling parameters. The definitions they follow are cited where they are computed, in `decode`.
 
+use serde::{Deserialize, Serialize};
+
 use super::Grammar;
 use crate::error::{Error, Result};
 
 /// How one request chooses its tokens, what it reports and when it ends. Everything is off by default.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SamplingParams {
     /// 0 is greedy: whatever narrows or steers a draw is then passed over.
     pub temperature: f32,
@@ -66,7 +68,7 @@ pub struct SamplingParams {
 }
 
 /// What each output of a sequence holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum OutputKind {
     /// What is new.
     #[default]
@@ -79,7 +81,7 @@ pub enum OutputKind {
 
 /// Don't Repeat Yourself: a token that would make a repetition one longer than `length` tokens loses
 /// `multiplier * base ^ (length - allowed_length)`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Dry {
     pub multiplier: f32,
     pub base: f32,
@@ -100,7 +102,7 @@ impl Default for Dry {
 }
 
 /// Mirostat 2.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Mirostat {
     /// The surprise to keep to, in bits per token.
     pub tau: f32,

@@ -12,7 +12,7 @@ pub use plan::{Choice, Event, FinishReason, Part, StepPlan, Verdict};
 pub use sequence::{SeqId, Sequence};
 
 use crate::error::{Error, Result};
-use crate::kv::{BlockManager, Chain, blocks_for};
+use crate::kv::{BlockId, BlockManager, Chain, blocks_for};
 
 #[derive(Debug, Clone, Copy)]
 pub struct SchedulerOptions {
@@ -272,6 +272,25 @@ impl Scheduler {
         let place = self.pins.partition_point(|&(other, _)| other <= priority);
         self.pins.insert(place, (priority, id));
         Ok(())
+    }
+
+    /// Takes an idle sequence of which `computed` tokens have been computed elsewhere, and says into which blocks these go:
+    /// none, where there is no room; then all will be computed again.
+    pub fn import(&mut self, id: SeqId, tokens: Vec<u32>, computed: usize, max_len: usize, root: Chain) -> Result<&[BlockId]> {
+        self.reserve(1)?;
+        let mut sequence = Sequence::new(id, tokens, max_len, root, self.blocks.block_size())?;
+        while self.blocks.prepare(&mut sequence.table, 0..computed, &mut Vec::new()).is_err() {
+            if !self.reclaim() {
+                break;
+            }
+        }
+        if !sequence.table.blocks().is_empty() {
+            self.blocks.fill(&sequence.table, 0..computed);
+            sequence.computed = computed;
+        }
+        self.sequences.insert(id, sequence);
+        self.idle.push_back(id);
+        Ok(self.sequences[&id].table.blocks())
     }
 
     pub fn get(&self, id: SeqId) -> Result<&Sequence> {

@@ -16,7 +16,7 @@ use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr, elementwise};
 use crate::backend::{AttentionShape, KvShape};
 use crate::batch::{Batch, BlockCopy};
-use crate::error::{Result, try_vec};
+use crate::error::{Error, Result, try_vec};
 use crate::options::{Dtype, Isa};
 use crate::sys::Pages;
 
@@ -37,6 +37,33 @@ impl Kv {
     pub fn new(shape: KvShape) -> Result<Kv> {
         let bytes = Self::block_bytes(&shape) as usize / 2 * shape.blocks;
         Ok(Kv { shape, k: Pages::zeroed(bytes)?, v: Pages::zeroed(bytes)? })
+    }
+
+    /// Appends K and then V of the blocks.
+    pub fn read(&self, blocks: &[u32], out: &mut Vec<u8>) -> Result<()> {
+        let bytes = Self::block_bytes(&self.shape) as usize / 2;
+        out.try_reserve(2 * bytes * blocks.len())?;
+        for pages in [&self.k, &self.v] {
+            blocks.iter().for_each(|&block| out.extend_from_slice(&pages.bytes()[block as usize * bytes..][..bytes]));
+        }
+        Ok(())
+    }
+
+    pub fn write<'a>(&mut self, blocks: &[u32], mut from: &'a [u8]) -> Result<&'a [u8]> {
+        let bytes = Self::block_bytes(&self.shape) as usize / 2;
+        for pages in [&mut self.k, &mut self.v] {
+            for &block in blocks {
+                let (part, rest) = from.split_at_checked(bytes).ok_or_else(|| Error::invalid("the K and V of a sequence are cut short"))?;
+                pages.bytes_mut()[block as usize * bytes..][..bytes].copy_from_slice(part);
+                from = rest;
+            }
+        }
+        Ok(from)
+    }
+
+    pub fn layout(&self) -> String {
+        let KvShape { block_size, kv_heads, head_dim, dtype, .. } = self.shape;
+        format!("{} k[{kv_heads},{head_dim},{block_size}] v[{kv_heads},{block_size},{head_dim}]", dtype.name())
     }
 
     pub fn block_bytes(shape: &KvShape) -> u64 {

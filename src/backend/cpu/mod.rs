@@ -201,6 +201,18 @@ impl Backend for CpuBackend {
         attention::copy_blocks(&self.pool, copies, layers);
     }
 
+    fn read_blocks(&self, blocks: &[u32], layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
+        layer.read(blocks, out)
+    }
+
+    fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Kv, bytes: &'a [u8]) -> Result<&'a [u8]> {
+        layer.write(blocks, bytes)
+    }
+
+    fn kv_layout(&self, layer: &Kv) -> String {
+        layer.layout()
+    }
+
     fn embed(&self, inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf) {
         let tokens = &inputs.batch.tokens;
         self.rows(tokens.len(), table.cols, out, |row, out| table.read_row(tokens[row] as usize, scale, out));
