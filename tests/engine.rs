@@ -62,6 +62,7 @@ fn info(vocab_size: usize, blocks: usize) -> ModelInfo {
         isa: None,
         threads: 1,
         memory,
+        window: None,
         fingerprint: [0; 32],
     }
 }
@@ -532,7 +533,7 @@ fn one_matmul_per_weight_and_step_however_many_sequences() {
     let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 64, block_size: 16, dtype: Dtype::F32 }).unwrap();
     let decoder = files.load(backend, BatchLimits { rows: 64, logits: 32 }, &mut |_, _| true).unwrap();
     let mut runner = ModelRunner::new(decoder, kv);
-    let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64 };
+    let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, window: None };
     let mut scheduler = Scheduler::new(options, BlockManager::new(64, 16, false).unwrap()).unwrap();
     for id in 1..=24 {
         let (prompt, root) = (vec![id as u32; 2], Chain::default());

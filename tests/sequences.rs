@@ -752,3 +752,64 @@ fn a_forged_blob_is_an_error_or_a_sequence_and_never_a_defect() {
     engine.step().unwrap();
     assert_empty(&engine);
 }
+
+/// The logits of every step of a scheduler over a model whose layers have a window, and the most blocks in use.
+fn windowed(scheduled: Option<usize>, forks: bool) -> (Vec<Vec<u32>>, usize) {
+    use pagedllm::backend::cpu::CpuBackend;
+    use pagedllm::engine::{ModelRunner, Runner};
+    use pagedllm::kv::{BlockManager, Chain};
+    use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
+    use pagedllm::options::Dtype;
+    use pagedllm::sched::{Arrival, Branching, Choice, Scheduler, SchedulerOptions, Verdict};
+
+    const WINDOW: usize = 21;
+    let model = Model::llama();
+    let mut files = ModelFiles::open(&model.options.model_dir).unwrap();
+    files.spec.layers.iter_mut().for_each(|layer| layer.attention.shape.window = Some(WINDOW));
+    assert_eq!(files.spec.window(), Some(WINDOW));
+    let backend = CpuBackend::new(1, None).unwrap();
+    let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 80, block_size: BLOCK, dtype: Dtype::F32 }).unwrap();
+    let mut runner = ModelRunner::new(files.load(backend, BatchLimits { rows: 16, logits: 8 }, &mut |_, _| true).unwrap(), kv);
+    let options = SchedulerOptions { max_batch_tokens: 16, max_seqs: 8, prefill_chunk: 16, window: scheduled };
+    let mut scheduler = Scheduler::new(options, BlockManager::new(80, BLOCK, true).unwrap()).unwrap();
+    for (id, len) in [(1, 100), (2, 9)] {
+        let (prompt, root) = (prompt(len), Chain::default());
+        scheduler.add(Arrival { id, prompt, max_len: 160, branching: Branching::One, keep: false, prompt_logits: false, root }).unwrap();
+    }
+    let (mut told, mut most, mut events) = (Vec::new(), 0, Vec::new());
+    for step in 0..160 {
+        let Some(plan) = scheduler.schedule(|_| true) else { break };
+        let ticket = runner.submit(&plan).unwrap();
+        let logits = runner.wait(ticket).unwrap();
+        told.push(logits.iter().map(|x| x.to_bits()).collect());
+        let argmax = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32;
+        let verdicts = logits.chunks_exact(127).map(|row| Verdict::Token(argmax(row)));
+        let choices: Vec<Choice> =
+            plan.sampled().zip(verdicts).map(|(part, verdict)| Choice { parent: part.seq, child: part.seq, verdict }).collect();
+        scheduler.commit(plan, &choices, &mut events);
+        scheduler.check();
+        most = most.max(scheduler.blocks().used_blocks());
+        if forks && step == 30 {
+            (3..5).for_each(|child| scheduler.fork(1, None, child, false).unwrap());
+        }
+        if forks && step == 40 {
+            // To where what is looked back on has long been given back.
+            scheduler.rewind(2, 12).unwrap();
+            scheduler.fork(1, Some(30), 6, false).unwrap();
+        }
+    }
+    (told, most)
+}
+
+#[test]
+fn a_block_that_left_the_window_is_given_back_also_where_forks_had_it_too() {
+    for (forks, most) in [(false, 2 * 5), (true, 5 * 5 + 4)] {
+        let (all, kept) = windowed(None, forks);
+        let (some, few) = windowed(Some(21), forks);
+        assert_eq!(all.len(), some.len());
+        assert!(few <= most && kept >= 20, "{few} of {kept}");
+        if !forks {
+            assert_eq!(all, some, "not a bit changes");
+        }
+    }
+}

@@ -4,52 +4,23 @@
 //! a small text) is made up of its words in pairs. Tokens are drawn evenly from each mask, which leads to stranger
 //! texts, and thus to more different states, than a model would write.
 
-use std::path::Path;
+mod tokenizer;
+
 use std::time::{Duration, Instant};
 
 use pagedllm::decode::{Constraint, Grammars, Lane, Vocabulary, uniform};
 use pagedllm::options::Grammar;
 use pagedllm::text::Text;
-use tokenizers::decoders::byte_level::ByteLevel as Decoder;
-use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerBuilder, TokenizerImpl};
 
 const TOKENS: usize = 32_000;
 const WALKS: u64 = 20;
 const LONGEST: usize = 200;
 
-fn texts(dir: &Path, found: &mut Vec<String>) {
-    let Ok(entries) = std::fs::read_dir(dir) else { return };
-    for path in entries.flatten().map(|entry| entry.path()) {
-        let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.') || name == "target");
-        if path.is_dir() && !hidden {
-            texts(&path, found);
-        } else if path.extension().is_some_and(|end| ["rs", "md", "py", "c", "h", "hpp", "cpp", "go", "json"].iter().any(|e| end == *e)) {
-            found.extend(std::fs::read_to_string(&path).ok().filter(|text| text.len() < 1 << 20));
-        }
-    }
-}
-
-/// Trains the tokenizer, and reads it as a model's would be.
+/// Reads the tokenizer as a model's would be.
 fn vocabulary() -> Vocabulary {
-    let mut corpus = Vec::new();
-    texts(Path::new(env!("CARGO_MANIFEST_DIR")), &mut corpus);
-    type Trained = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
-    let mut tokenizer: Trained = TokenizerBuilder::new()
-        .with_model(BPE::default())
-        .with_normalizer(None)
-        .with_pre_tokenizer(Some(PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, true, true))))
-        .with_post_processor(None)
-        .with_decoder(Some(DecoderWrapper::ByteLevel(Decoder::default())))
-        .build()
-        .unwrap();
-    let alphabet = ByteLevel::alphabet().into_iter().collect();
-    let mut trainer = BpeTrainerBuilder::new().show_progress(false).vocab_size(TOKENS - 1).initial_alphabet(alphabet).build();
-    tokenizer.train(&mut trainer, corpus.iter()).unwrap();
     let dir = std::env::temp_dir().join(format!("pagedllm-bench-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
-    tokenizer.save(dir.join("tokenizer.json"), false).unwrap();
+    let bytes = tokenizer::train(&dir, TOKENS - 1);
     let text = Text::load(&dir).unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
     let begun = Instant::now();
@@ -60,10 +31,7 @@ fn vocabulary() -> Vocabulary {
     let pair = |i: usize| [words[i * 7919 % words.len()].clone(), words[i * 104_729 % words.len()].clone()].concat();
     tokens.extend((trained..TOKENS - 1).map(pair));
     tokens.push(b"</s>".to_vec());
-    println!(
-        "{TOKENS} tokens: {trained} trained on {} KB, their bytes read in {read:.1?}",
-        corpus.iter().map(String::len).sum::<usize>() / 1000
-    );
+    println!("{TOKENS} tokens: {trained} trained on {} KB, their bytes read in {read:.1?}", bytes / 1000);
     Vocabulary { special: (0..TOKENS).map(|token| token == TOKENS - 1).collect(), tokens, eos: vec![TOKENS as u32 - 1] }
 }
 

@@ -79,6 +79,7 @@ pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
         isa: None,
         threads: 1,
         memory,
+        window: None,
         fingerprint: [0; 32],
     };
     let options = EngineOptions { max_seqs: MAX_SEQS, ..EngineOptions::default() };

@@ -171,18 +171,20 @@ impl Core {
     fn export(&mut self, seq: u64) -> Result<()> {
         let Some(stream) = self.streams.get(&seq) else { return Ok(()) };
         let sequence = self.scheduler.get(seq)?;
+        // What left the window cannot be written down, so all will be computed again.
+        let computed = if sequence.table.gone() > 0 { 0 } else { sequence.computed };
         let header = stream.export(Header {
             model: self.model,
             layout: self.runner.layout(),
             block_size: self.scheduler.blocks().block_size(),
             isa: self.isa.into(),
             tokens: sequence.tokens.clone(),
-            computed: sequence.computed,
+            computed,
             max_len: sequence.max_len,
             ..Header::default()
         });
         let mut kv = Vec::new();
-        let blocks = blocks_for(sequence.computed, header.block_size);
+        let blocks = blocks_for(computed, header.block_size);
         self.runner.read_blocks(&sequence.table.blocks()[..blocks], &mut kv)?;
         let output = Output { blob: Blob { header, kv }.encode()?, ..stream.output() };
         let outbox = stream.outbox.clone();

@@ -49,6 +49,8 @@ pub struct ModelInfo {
     pub isa: Option<Isa>,
     pub threads: usize,
     pub memory: MemoryPlan,
+    /// How many positions every layer looks back on at most; None where one looks back on all.
+    pub window: Option<usize>,
     /// Differs between models that compute anything else.
     pub fingerprint: [u8; 32],
 }
@@ -149,6 +151,7 @@ impl Engine {
             isa: Some(backend.isa()),
             threads: backend.threads(),
             memory,
+            window: files.spec.window(),
             fingerprint: files.fingerprint()?,
         };
         let pool = KvPool { blocks: memory.blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
@@ -163,6 +166,7 @@ impl Engine {
             max_batch_tokens: options.max_batch_tokens,
             max_seqs: options.max_seqs,
             prefill_chunk: options.prefill_chunk.unwrap_or(options.max_batch_tokens),
+            window: info.window,
         };
         let blocks = BlockManager::new(info.memory.blocks, info.memory.block_size, options.prefix_cache)?;
         let scheduler = Scheduler::new(scheduler_options, blocks)?;

@@ -22,10 +22,11 @@ pub fn blocks_for(tokens: usize, block_size: usize) -> usize {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoSpace;
 
-/// One sequence's blocks, in the order of its tokens.
+/// One sequence's blocks, in the order of its tokens. The first ones may be gone: no token will look back on them.
 #[derive(Debug, Default)]
 pub struct BlockTable {
     blocks: Vec<BlockId>,
+    gone: usize,
 }
 
 impl BlockTable {
@@ -40,8 +41,18 @@ impl BlockTable {
         Ok(self.blocks.try_reserve_exact(blocks.saturating_sub(self.blocks.len()))?)
     }
 
+    /// One for each run of tokens; for those that are gone some number that nobody may look at.
     pub fn blocks(&self) -> &[BlockId] {
         &self.blocks
+    }
+
+    fn held(&self) -> &[BlockId] {
+        &self.blocks[self.gone..]
+    }
+
+    /// How many of the first blocks are gone.
+    pub fn gone(&self) -> usize {
+        self.gone
     }
 }
 
@@ -175,15 +186,27 @@ impl BlockManager {
         let shared = &table.blocks[..blocks_for(tokens, self.block_size)];
         let mut child = BlockTable::with_capacity(most_blocks.max(shared.len()))?;
         child.blocks.extend_from_slice(shared);
-        shared.iter().for_each(|&block| self.allocator.acquire(block));
+        child.gone = table.gone.min(shared.len());
+        child.held().iter().for_each(|&block| self.allocator.acquire(block));
         Ok(child)
     }
 
     /// Cuts the table to the blocks of the first `tokens`.
     pub fn truncate(&mut self, table: &mut BlockTable, tokens: usize) {
-        while table.blocks.len() > blocks_for(tokens, self.block_size) {
+        let kept = blocks_for(tokens, self.block_size);
+        while table.blocks.len() > kept.max(table.gone) {
             table.blocks.pop().into_iter().for_each(|block| self.release(block));
         }
+        table.blocks.truncate(kept);
+        table.gone = table.gone.min(kept);
+    }
+
+    /// Lets go of the blocks before the one that holds position `first`: nobody will look back on them.
+    pub fn slide(&mut self, table: &mut BlockTable, first: usize) {
+        let gone = (first / self.block_size).min(table.blocks.len()).max(table.gone);
+        (table.gone..gone).for_each(|place| self.release(table.blocks[place]));
+        table.blocks[table.gone..gone].fill(0);
+        table.gone = gone;
     }
 
     pub fn free(&mut self, table: &mut BlockTable) {
@@ -238,7 +261,7 @@ impl BlockManager {
 
     /// Blocks that would become available if the table were freed alone.
     pub fn exclusive(&self, table: &BlockTable) -> usize {
-        table.blocks.iter().filter(|&&block| self.allocator.refs(block) == 1).count()
+        table.held().iter().filter(|&&block| self.allocator.refs(block) == 1).count()
     }
 
     /// Blocks that writing `write` takes from the pool.
@@ -257,7 +280,7 @@ impl BlockManager {
     /// Panics unless the tables account for every used block exactly as often as it is counted. For tests.
     pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) {
         let mut owners = vec![0; self.total()];
-        tables.flat_map(|table| &table.blocks).for_each(|&block| owners[block as usize] += 1);
+        tables.flat_map(BlockTable::held).for_each(|&block| owners[block as usize] += 1);
         self.allocator.check(&owners, |block| self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(block)));
         let used = (0..self.total()).filter(|&block| owners[block] > 0);
         assert_eq!(used.map(|block| self.filled[block] as usize).sum::<usize>(), self.filled_slots, "every filled slot is counted once");

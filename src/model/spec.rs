@@ -22,6 +22,14 @@ pub struct Model<L = Linear, N = Norm> {
 
 pub type ModelSpec = Model;
 
+impl ModelSpec {
+    /// How many positions a token looks back on at most, its own included; None where some layer looks back on all.
+    pub fn window(&self) -> Option<usize> {
+        let windows: Option<Vec<usize>> = self.layers.iter().map(|layer| layer.attention.shape.window).collect();
+        windows?.into_iter().max()
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct Embedding<L = Linear> {
     pub tokens: L,

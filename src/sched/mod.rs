@@ -19,6 +19,8 @@ pub struct SchedulerOptions {
     pub max_batch_tokens: usize,
     pub max_seqs: usize,
     pub prefill_chunk: usize,
+    /// How many positions a token looks back on, its own included. None: on all.
+    pub window: Option<usize>,
 }
 
 /// A request, as far as the scheduler needs to know it.
@@ -167,7 +169,7 @@ impl Scheduler {
     fn branch(&mut self, parent: SeqId, len: usize, child: SeqId) -> Result<Sequence> {
         let of = self.sequences.get(&parent).ok_or_else(|| unknown(parent))?;
         let mut forked = of.branch(child, len, self.blocks.block_size())?;
-        let computed = of.computed.min(len);
+        let computed = if self.looks_back_on_gone(of, len) { 0 } else { of.computed.min(len) };
         forked.table = self.blocks.fork(&of.table, computed, blocks_for(of.max_len.max(len), self.blocks.block_size()))?;
         forked.computed = computed;
         Ok(forked)
@@ -200,16 +202,30 @@ impl Scheduler {
     /// Cuts the sequence to its first `len` tokens.
     pub fn rewind(&mut self, id: SeqId, len: usize) -> Result<()> {
         let block_size = self.blocks.block_size();
+        let gone = self.looks_back_on_gone(self.get(id)?, len);
         let sequence = self.sequences.get_mut(&id).ok_or_else(|| unknown(id))?;
         if len == 0 || len > sequence.tokens.len() {
             return Err(Error::invalid(format!("sequence {id} has {} tokens: it cannot be rewound to {len}", sequence.tokens.len())));
         }
         sequence.cut(len, block_size);
+        if gone {
+            sequence.computed = 0;
+        }
         if sequence.group.is_some() {
             sequence.computed = sequence.computed.min(len - 1);
         }
         self.blocks.truncate(&mut sequence.table, sequence.computed);
         Ok(())
+    }
+
+    /// Whether a sequence cut to `len` tokens would look back on blocks that are gone.
+    fn looks_back_on_gone(&self, sequence: &Sequence, len: usize) -> bool {
+        self.first_seen(len.saturating_sub(1)) < sequence.table.gone() * self.blocks.block_size()
+    }
+
+    /// The first position that the token at `position` looks back on.
+    fn first_seen(&self, position: usize) -> usize {
+        self.options.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
     /// An idle sequence goes on, until it has `max_len` tokens.
@@ -535,6 +551,9 @@ impl Scheduler {
         if self.sequences[&best].computed < common {
             return false;
         }
+        if self.looks_back_on_gone(&self.sequences[&best], common + 1) {
+            return true;
+        }
         if let Ok(table) = self.blocks.fork(&self.sequences[&best].table, common, blocks_for(sequence.max_len, self.blocks.block_size())) {
             let sequence = self.sequences.get_mut(&seq).expect("a member is known");
             self.blocks.free(&mut sequence.table);
@@ -675,6 +694,8 @@ impl Scheduler {
                 self.blocks.index(table, place, *chain);
             }
         }
+        let first = self.options.window.map_or(0, |window| (computed + 1).saturating_sub(window));
+        self.blocks.slide(&mut sequence.table, first);
         if sequence.group.is_some_and(|group| self.groups[&group].branching == Branching::Pin) && sequence.pending() == 0 {
             let group = sequence.group.take();
             self.leave(part.seq, group);

@@ -1,7 +1,7 @@
 use super::*;
 
 fn scheduler(blocks: usize, block_size: usize, max_batch_tokens: usize, max_seqs: usize, prefill_chunk: usize) -> Scheduler {
-    let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk };
+    let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk, window: None };
     Scheduler::new(options, BlockManager::new(blocks, block_size, false).unwrap()).unwrap()
 }
 

@@ -1,0 +1,138 @@
+//! Blocks that samples and beams share, on the production scheduler, over a language model that is a hash of the last token.
+//!
+//! Lengths are log-normal with the means of the PagedAttention paper's two data sets; which beams survive depends on the model, so
+//! the paper's own figures, on OPT-13B, are what stands beside and not a target.
+
+use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Lane, log_softmax, uniform};
+use pagedllm::kv::{BlockManager, Chain, blocks_for};
+use pagedllm::options::BeamParams;
+use pagedllm::sched::{Arrival, Branching, Choice, Scheduler, SchedulerOptions, Verdict};
+
+const BLOCK: usize = 16;
+const REQUESTS: u64 = 48;
+const VOCAB: usize = 64;
+const MOST: usize = 2048;
+
+struct Lengths {
+    name: &'static str,
+    prompt: f64,
+    output: f64,
+    /// What Figure 15 of the paper says of samples and of beams, from 2 to 6, in percent.
+    paper: [&'static str; 2],
+}
+
+const DATA: [Lengths; 2] = [
+    Lengths { name: "Alpaca", prompt: 19.0, output: 58.0, paper: ["6.1 to 9.8", "37.6 to 55.2"] },
+    Lengths { name: "ShareGPT", prompt: 161.0, output: 338.0, paper: ["16.2 to 30.5", "44.3 to 66.3"] },
+];
+
+pub fn print() {
+    println!(
+        "## Blocks saved by sharing\n\nShare of the blocks that unshared sequences would have, over all steps; blocks of {BLOCK} tokens.\n"
+    );
+    println!("| lengths | decoding | 2 | 4 | 6 | the paper, 2 to 6 |\n| --- | --- | --- | --- | --- | --- |");
+    for data in &DATA {
+        for (kind, name) in ["samples", "beams"].into_iter().enumerate() {
+            let saved = [2, 4, 6]
+                .map(|n| format!("{:.1} %", 100.0 * saved(data, if kind == 0 { Branching::Samples(n) } else { Branching::Beams(n) })));
+            println!("| {} | {name} | {} | {} %|", data.name, saved.join(" | "), data.paper[kind]);
+        }
+    }
+    println!();
+}
+
+/// Log-normal, with a standard deviation of 1 in the exponent, around a mean.
+fn length(mean: f64, seed: u64) -> usize {
+    let (a, b) = (uniform(seed, 0, Lane::Token).max(1e-12), uniform(seed, 1, Lane::Token));
+    let normal = (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos();
+    ((mean * (normal - 0.5).exp()) as usize).clamp(1, MOST / 2 - 1)
+}
+
+/// Every request alone after the other would share the same, so a few at a time are enough.
+fn saved(data: &Lengths, branching: Branching) -> f64 {
+    let options = SchedulerOptions { max_batch_tokens: 4096, max_seqs: 256, prefill_chunk: 4096, window: None };
+    let mut scheduler = Scheduler::new(options, BlockManager::new(100_000, BLOCK, false).unwrap()).unwrap();
+    let (mut shared, mut unshared) = (0, 0);
+    for request in 1..=REQUESTS {
+        let (prompt, output) = (length(data.prompt, 2 * request), length(data.output, 2 * request + 1));
+        let prompt: Vec<u32> = (0..prompt).map(|i| (uniform(request, 10 + i as u64, Lane::Token) * VOCAB as f64) as u32).collect();
+        let (id, max_len) = (request * 1000, prompt.len() + output);
+        let arrival = Arrival { id, prompt, max_len, branching, keep: false, prompt_logits: false, root: Chain::default() };
+        scheduler.add(arrival).unwrap();
+        match branching {
+            Branching::Beams(width) => run(&mut scheduler, id, &mut Beams::new(width, output), &mut shared, &mut unshared),
+            _ => run(&mut scheduler, id, &mut Samples(branching.width() as u64), &mut shared, &mut unshared),
+        }
+    }
+    1.0 - shared as f64 / unshared as f64
+}
+
+/// Chooses for all sequences of a request that were sampled.
+trait Decide {
+    fn decide(&mut self, scheduler: &Scheduler, id: u64, sampled: &[u64]) -> Vec<Choice>;
+}
+
+fn run(scheduler: &mut Scheduler, id: u64, decide: &mut dyn Decide, shared: &mut usize, unshared: &mut usize) {
+    let mut events = Vec::new();
+    while let Some(plan) = scheduler.schedule(|_| true) {
+        let sampled: Vec<u64> = plan.sampled().map(|part| part.seq).collect();
+        let choices = decide.decide(scheduler, id, &sampled);
+        scheduler.commit(plan, &choices, &mut events);
+        let members = (id..id + 6).filter_map(|seq| scheduler.get(seq).ok());
+        *unshared += members.map(|sequence| blocks_for(sequence.computed, BLOCK)).sum::<usize>();
+        *shared += scheduler.blocks().used_blocks();
+    }
+}
+
+struct Samples(u64);
+
+impl Decide for Samples {
+    fn decide(&mut self, scheduler: &Scheduler, id: u64, sampled: &[u64]) -> Vec<Choice> {
+        let first = sampled == [id] && scheduler.get(id).unwrap().generated == 0;
+        let choose = |seq: u64, parent: u64| {
+            let len = scheduler.get(parent).unwrap().tokens.len() as u64;
+            Choice { parent, child: seq, verdict: Verdict::Token((uniform(seq, len, Lane::Token) * VOCAB as f64) as u32) }
+        };
+        match first {
+            true => (id..id + self.0).map(|seq| choose(seq, id)).collect(),
+            false => sampled.iter().map(|&seq| choose(seq, seq)).collect(),
+        }
+    }
+}
+
+struct Beams {
+    search: BeamSearch,
+    scratch: BeamScratch,
+    step: BeamStep,
+    rows: Vec<Vec<f32>>,
+}
+
+impl Beams {
+    fn new(width: usize, output: usize) -> Beams {
+        let params = BeamParams { width: width as u32, ..Default::default() };
+        let search = BeamSearch::new(&params, 1, &[], output).unwrap();
+        Beams { search, scratch: BeamScratch::default(), step: BeamStep::default(), rows: vec![vec![0.0; VOCAB]; width] }
+    }
+}
+
+impl Decide for Beams {
+    fn decide(&mut self, scheduler: &Scheduler, id: u64, sampled: &[u64]) -> Vec<Choice> {
+        for &seq in sampled {
+            let tokens = &scheduler.get(seq).unwrap().tokens;
+            let last = u64::from(tokens[tokens.len() - 1]) << 20 | u64::from(tokens[tokens.len().saturating_sub(2)]);
+            // As peaked as a trained model's: the best token has about a third of the probability.
+            let logits: Vec<f32> =
+                (0..VOCAB as u64).map(|token| -1.6 * (uniform(last, token, Lane::Token).max(1e-9) * 8.0).ln() as f32).collect();
+            log_softmax(&logits, &mut self.rows[(seq - id) as usize]);
+        }
+        let rows: Vec<&[f32]> = self.rows.iter().map(Vec::as_slice).collect();
+        self.search.decide(&rows, &mut self.scratch, &mut self.step).unwrap();
+        self.search.commit(&self.step);
+        let choice = |next: &pagedllm::decode::Next| Choice {
+            parent: id + next.parent as u64,
+            child: id + next.slot as u64,
+            verdict: Verdict::Token(next.token),
+        };
+        self.step.next.iter().map(choice).collect()
+    }
+}
