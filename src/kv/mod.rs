@@ -114,18 +114,13 @@ impl BlockManager {
         let held = table.blocks.len();
         let missing = blocks_for(write.end, self.block_size).saturating_sub(held);
         let written = write.start / self.block_size..held.min(blocks_for(write.end, self.block_size));
-        let shared = |block: BlockId| {
-            let copied = copies.iter().filter(|copy| copy.from == block).count() as u32;
-            self.allocator.refs(block) > 1 + copied
-        };
-        let to_copy = table.blocks[written.clone()].iter().filter(|&&block| shared(block)).count();
+        let to_copy = written.clone().filter(|&place| self.must_copy(table.blocks[place], place, write.start, copies)).count();
         if missing + to_copy > self.available() {
             return Err(NoSpace);
         }
         for place in written {
             let from = table.blocks[place];
-            let copied = copies.iter().filter(|copy| copy.from == from).count() as u32;
-            if self.allocator.refs(from) > 1 + copied {
+            if self.must_copy(from, place, write.start, copies) {
                 let to = self.take()?;
                 table.blocks[place] = to;
                 copies.push(BlockCopy { from, to });
@@ -138,6 +133,14 @@ impl BlockManager {
             table.blocks.push(block);
         }
         Ok(())
+    }
+
+    /// Whether what is written from position `first` on must go to a copy of the block at `place`: others read it. Those that
+    /// `copies` gives a copy of their own have it back should the step fail, so that what they computed must stay until then.
+    fn must_copy(&self, block: BlockId, place: usize, first: usize, copies: &[BlockCopy]) -> bool {
+        let copied = copies.iter().filter(|copy| copy.from == block).count() as u32;
+        let overwrites = first < place * self.block_size + self.filled[block as usize] as usize;
+        self.allocator.refs(block) > 1 + copied || (copied > 0 && overwrites)
     }
 
     fn take(&mut self) -> std::result::Result<BlockId, NoSpace> {
