@@ -268,6 +268,29 @@ impl BlockManager {
             prefix.check();
         }
     }
+
+    /// Panics where one of the table's first blocks is found by another chain than its own of `chains`. For tests.
+    pub fn check_found(&self, table: &BlockTable, chains: &[Chain]) {
+        let Some(prefix) = &self.prefix else { return };
+        for (&block, chain) in table.blocks.iter().zip(chains) {
+            assert!(prefix.chain(block).is_none_or(|found| found == *chain), "block {block} is found by the tokens of others");
+        }
+    }
+
+    /// Panics unless nobody else reads what `write` writes, once `copies` are made. For tests.
+    pub fn check_writable(&self, table: &BlockTable, write: Range<usize>, copies: &[BlockCopy]) {
+        for &block in &table.blocks[write.start / self.block_size..blocks_for(write.end, self.block_size)] {
+            let copied = copies.iter().filter(|copy| copy.from == block).count() as u32;
+            assert_eq!(self.allocator.refs(block), 1 + copied, "block {block} has other owners");
+            assert!(self.prefix.as_ref().is_none_or(|prefix| !prefix.holds(block)), "block {block} can still be found");
+        }
+    }
+
+    /// Panics where a cached block would go before one that is found through it. For tests.
+    #[cfg(test)]
+    pub fn check_order(&self, before: impl Fn(&Chain) -> Option<Chain>) {
+        self.prefix.iter().for_each(|prefix| prefix.check_order(&before));
+    }
 }
 
 #[cfg(test)]
