@@ -93,7 +93,7 @@ impl Core {
         });
         match begun {
             Ok(echoed) => {
-                if stream.branches > wanted {
+                if stream.ranked {
                     self.contests.insert(id, super::core::Contest { wanted, open: stream.branches, ends: Vec::new() });
                 }
                 let outbox = stream.outbox.clone();

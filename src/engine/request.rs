@@ -102,15 +102,16 @@ impl Engine {
         let root = Chain::root(&self.info.fingerprint, &request.salt);
         let (keep, wanted) = (request.keep, request.n as usize);
         let mut sampling = request.sampling;
-        if branching.width() > wanted {
-            sampling.output = OutputKind::Final; // nobody knows before the end which are returned
+        let ranked = request.best_of.is_some_and(|samples| samples > 1);
+        if ranked {
+            sampling.output = OutputKind::Final; // nobody knows before the end which are returned, and in which order
         }
         let turn = self.turn(sampling, queue.outbox().clone(), request.hook, request.user_data, request.skip_special, max_len, keep)?;
         self.shared.registry.add(|id| {
             let turn = Turn { seed: turn.rules.params.seed.unwrap_or(self.seed_of(id)), ..turn };
             let mut stream = Stream::new(id, turn, &prompt)?;
             stream.branches = if beams.is_some() { 1 } else { branching.width() };
-            stream.ranked = stream.branches > wanted;
+            stream.ranked = ranked;
             Ok(Work { prompt, max_len, branching, keep, root, wanted, stream, beams })
         })
     }
@@ -299,6 +300,7 @@ fn no_sampling_with_beams(request: &Request) -> Result<()> {
     let contradictions = [
         (request.best_of.is_some(), "best_of"),
         (request.keep, "keep"),
+        (request.hook.is_some(), "a logits hook"),
         (sampling.temperature != default.temperature && sampling.temperature != 0.0, "temperature"),
         (sampling.top_k != 0, "top_k"),
         (sampling.top_p != 1.0, "top_p"),

@@ -196,7 +196,8 @@ pub unsafe extern "C" fn pllm_pin_init(pin: *mut pllm_pin, struct_size: u64) {
 
 /// Makes how->n sequences (how NULL: one) that begin with the parent's tokens and share its KV blocks; nothing is copied but
 /// what is not KV: the place in the random stream, penalty counts, grammar state, stop strings, text. Each child is a request
-/// of its own, whose id is the sequence's; the ids are written to out_sequences, which has room for n. Children of a sequence
+/// of its own, whose id is the sequence's; the ids are written to out_sequences, which has room for n (nothing is written
+/// where the call fails). Children of a sequence
 /// that runs run too; those of an idle one wait to be resumed. A parent that ends before the next step, and is not kept,
 /// ends its children with PLLM_FINISH_ERROR. May be called from any thread, also while another one steps.
 #[must_use]
@@ -251,7 +252,7 @@ pub unsafe extern "C" fn pllm_sequence_rewind(engine: *const pllm_engine, sequen
     guard(|| unsafe { pllm_engine::get(engine)? }.rewind(sequence, usize::try_from(len).unwrap_or(usize::MAX)))
 }
 
-/// An idle sequence goes on. Only tokens that were appended since are computed. how NULL: the defaults.
+/// An idle sequence goes on. Only its last token and those that were appended since are computed. how NULL: the defaults.
 /// May be called from any thread, also while another one steps.
 #[must_use]
 #[unsafe(no_mangle)]

@@ -125,18 +125,13 @@ impl BlockManager {
         let held = table.blocks.len();
         let missing = blocks_for(write.end, self.block_size).saturating_sub(held);
         let written = write.start / self.block_size..held.min(blocks_for(write.end, self.block_size));
-        let shared = |block: BlockId| {
-            let copied = copies.iter().filter(|copy| copy.from == block).count() as u32;
-            self.allocator.refs(block) > 1 + copied
-        };
-        let to_copy = table.blocks[written.clone()].iter().filter(|&&block| shared(block)).count();
+        let to_copy = written.clone().filter(|&place| self.must_copy(table.blocks[place], place, write.start, copies)).count();
         if missing + to_copy > self.available() {
             return Err(NoSpace);
         }
         for place in written {
             let from = table.blocks[place];
-            let copied = copies.iter().filter(|copy| copy.from == from).count() as u32;
-            if self.allocator.refs(from) > 1 + copied {
+            if self.must_copy(from, place, write.start, copies) {
                 let to = self.take()?;
                 table.blocks[place] = to;
                 copies.push(BlockCopy { from, to });
@@ -149,6 +144,14 @@ impl BlockManager {
             table.blocks.push(block);
         }
         Ok(())
+    }
+
+    /// Whether what is written from position `first` on must go to a copy of the block at `place`: others read it. Those that
+    /// `copies` gives a copy of their own have it back should the step fail, so that what they computed must stay until then.
+    fn must_copy(&self, block: BlockId, place: usize, first: usize, copies: &[BlockCopy]) -> bool {
+        let copied = copies.iter().filter(|copy| copy.from == block).count() as u32;
+        let overwrites = first < place * self.block_size + self.filled[block as usize] as usize;
+        self.allocator.refs(block) > 1 + copied || (copied > 0 && overwrites)
     }
 
     fn take(&mut self) -> std::result::Result<BlockId, NoSpace> {
@@ -287,6 +290,29 @@ impl BlockManager {
         if let Some(prefix) = &self.prefix {
             prefix.check();
         }
+    }
+
+    /// Panics where one of the table's first blocks is found by another chain than its own of `chains`. For tests.
+    pub fn check_found(&self, table: &BlockTable, chains: &[Chain]) {
+        let Some(prefix) = &self.prefix else { return };
+        for (&block, chain) in table.blocks.iter().zip(chains).skip(table.gone) {
+            assert!(prefix.chain(block).is_none_or(|found| found == *chain), "block {block} is found by the tokens of others");
+        }
+    }
+
+    /// Panics unless nobody else reads what `write` writes, once `copies` are made. For tests.
+    pub fn check_writable(&self, table: &BlockTable, write: Range<usize>, copies: &[BlockCopy]) {
+        for &block in &table.blocks[write.start / self.block_size..blocks_for(write.end, self.block_size)] {
+            let copied = copies.iter().filter(|copy| copy.from == block).count() as u32;
+            assert_eq!(self.allocator.refs(block), 1 + copied, "block {block} has other owners");
+            assert!(self.prefix.as_ref().is_none_or(|prefix| !prefix.holds(block)), "block {block} can still be found");
+        }
+    }
+
+    /// Panics where a cached block would go before one that is found through it. For tests.
+    #[cfg(test)]
+    pub fn check_order(&self, before: impl Fn(&Chain) -> Option<Chain>) {
+        self.prefix.iter().for_each(|prefix| prefix.check_order(&before));
     }
 }
 

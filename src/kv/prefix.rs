@@ -49,7 +49,12 @@ impl PrefixIndex {
     }
 
     pub fn holds(&self, block: BlockId) -> bool {
-        self.chains[block as usize].is_some()
+        self.chain(block).is_some()
+    }
+
+    /// What finds the block.
+    pub fn chain(&self, block: BlockId) -> Option<Chain> {
+        self.chains[block as usize]
     }
 
     /// Makes `block` the one that `chain` finds; there was none.
@@ -98,6 +103,18 @@ impl PrefixIndex {
         assert_eq!(held, self.blocks.len(), "every chain has its block");
         self.blocks.iter().for_each(|(chain, &block)| assert_eq!(self.chains[block as usize], Some(*chain)));
     }
+
+    /// Panics where a block would be evicted while one that is found through it stays; `before`: a chain's predecessor.
+    #[cfg(test)]
+    pub fn check_order(&self, before: impl Fn(&Chain) -> Option<Chain>) {
+        let unused: Vec<BlockId> = std::iter::successors(self.unused.oldest(), |&block| self.unused.next(block)).collect();
+        assert_eq!(unused.len(), self.unused());
+        for (age, &block) in unused.iter().enumerate() {
+            let chain = self.chain(block).expect("only what can be found is kept unused");
+            let Some(parent) = before(&chain).and_then(|chain| self.find(&chain)) else { continue };
+            assert!(!unused[..age].contains(&parent), "block {parent} would go before {block}, which is found through it");
+        }
+    }
 }
 
 /// Block numbers in the order they were pushed: a doubly linked list inside fixed arrays.
@@ -129,6 +146,11 @@ impl Lru {
     fn oldest(&self) -> Option<BlockId> {
         let first = self.after[self.end()];
         (first as usize != self.end()).then_some(first)
+    }
+
+    #[cfg(test)]
+    fn next(&self, block: BlockId) -> Option<BlockId> {
+        Some(self.after[block as usize]).filter(|&next| next as usize != self.end())
     }
 
     fn push(&mut self, block: BlockId) {

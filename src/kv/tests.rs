@@ -216,3 +216,20 @@ fn a_block_that_the_index_can_find_is_forgotten_before_it_is_written() {
     assert_eq!(pool.manager.reuse(&mut BlockTable::default(), &[chain]), 0);
     pool.check(&[&owner]);
 }
+
+/// A step that fails halfway may have written: what its writers get back afterwards must still be there.
+#[test]
+fn nobody_writes_over_what_others_get_back_should_the_step_fail() {
+    let mut pool = Pool::new(8, false);
+    let mut a = pool.owner(7);
+    let mut b = pool.fork(&a, 5);
+    let Pool { manager, copies } = &mut pool;
+    manager.prepare(&mut a.table, 7..8, copies).unwrap();
+    manager.prepare(&mut b.table, 5..6, copies).unwrap();
+    assert_eq!(copies.len(), 2, "the second owner would write where the first one's sixth token is");
+    while let Some(copy) = copies.pop() {
+        [&mut a, &mut b].into_iter().for_each(|owner| manager.undo(copy, &mut owner.table));
+    }
+    assert_eq!((pool.refs(&a), pool.manager.used_blocks()), (vec![2, 2], 2));
+    pool.check(&[&a, &b]);
+}

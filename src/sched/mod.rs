@@ -236,6 +236,10 @@ impl Scheduler {
         if sequence.group.is_some() {
             return Err(Error::invalid(format!("sequence {id} runs already: it can be resumed when it has ended")));
         }
+        let len = sequence.tokens.len();
+        if len >= max_len {
+            return Err(Error::invalid(format!("sequence {id} has {len} tokens and may have {max_len}: rewind it before it is resumed")));
+        }
         sequence.allow(max_len, block_size)?;
         sequence.keep = keep;
         sequence.generated = 0;
@@ -394,11 +398,11 @@ impl Scheduler {
         let block_size = self.blocks.block_size();
         for seq in &self.groups[&id].members {
             let sequence = self.sequences.get_mut(seq).expect("a member is known");
-            if !self.blocks.keeps_prefixes() || !sequence.table.blocks().is_empty() || sequence.logits_from.is_some() {
+            if !self.blocks.keeps_prefixes() || !sequence.table.blocks().is_empty() {
                 continue;
             }
-            // The last token is computed in any case: its logits choose the next one.
-            let useful = sequence.tokens.len() - 1;
+            // The last token is computed in any case: its logits choose the next one. And so is every other whose logits are wanted.
+            let useful = sequence.logits_from.unwrap_or(usize::MAX).min(sequence.tokens.len() - 1);
             sequence.chains(useful / block_size, block_size);
             let (table, chains) = sequence.table_and_chains();
             sequence_hits(&mut self.prefix, useful, self.blocks.reuse(table, &chains[..useful / block_size]) * block_size);
@@ -489,9 +493,18 @@ impl Scheduler {
 
     /// Plans the rows of `running[place]`. False: the step is full, or the group had to go.
     fn plan_group(&mut self, place: usize, plan: &mut StepPlan) -> bool {
+        let id = self.running[place];
         let mut turns = std::mem::take(&mut self.turns);
-        self.take_turns(self.running[place], plan, &mut turns);
-        let planned = !turns.is_empty() && self.make_room(place, &turns, plan);
+        let planned = loop {
+            self.take_turns(id, plan, &mut turns);
+            if turns.is_empty() || self.make_room(place, &turns, plan) {
+                break !turns.is_empty();
+            }
+            if self.running.get(place) != Some(&id) {
+                break false;
+            }
+            // It has one member less: the others may fit.
+        };
         if planned {
             turns.iter().for_each(|turn| self.write(*turn, plan));
         }
@@ -505,19 +518,23 @@ impl Scheduler {
         turns.clear();
         let room = self.options.max_batch_tokens - plan.batch.rows();
         let logits = self.options.max_seqs - plan.batch.logit_rows.len();
+        let pin = self.groups[&id].branching == Branching::Pin;
         let members = std::mem::take(&mut self.groups.get_mut(&id).expect("a running group is known").members);
-        if members.iter().all(|seq| self.sequences[seq].pending() == 1) {
+        let may_choose = |s: &Scheduler| !pin && members.iter().all(|seq| s.sequences[seq].pending() == 1);
+        if members.len() > 1 && !may_choose(self) {
+            self.catch_up(&members, room, plan, turns);
+        }
+        // They may have caught up without computing anything, by sharing alone.
+        if turns.is_empty() && may_choose(self) {
             if members.len() <= room.min(logits) {
                 turns.extend(members.iter().map(|&seq| Turn { seq, rows: 1, samples: true }));
             }
         } else if let &[seq] = members.as_slice() {
             let rows = self.rows_for(seq, room, plan);
-            let samples = rows == self.sequences[&seq].pending() && self.groups[&id].branching != Branching::Pin;
+            let samples = rows == self.sequences[&seq].pending() && !pin;
             if rows > 0 && (logits > 0 || !samples) {
                 turns.push(Turn { seq, rows, samples });
             }
-        } else {
-            self.catch_up(&members, room, plan, turns);
         }
         self.groups.get_mut(&id).expect("a running group is known").members = members;
     }
@@ -575,16 +592,32 @@ impl Scheduler {
     }
 
     /// Blocks for the turns of `running[place]`, taken from those that do not run and then from the youngest that does, where
-    /// none are free. False when it was itself the youngest and had to go.
+    /// none are free. False when it was itself the youngest and had to go, or to part with a member.
     fn make_room(&mut self, place: usize, turns: &[Turn], plan: &mut StepPlan) -> bool {
         let id = self.running[place];
         while !self.prepare(turns, plan) {
             let alone = self.running.len() == 1;
-            let found = self.reclaim() || (alone && self.unpin_lowest(id));
-            if !found && self.preempt_youngest() == id {
+            if self.reclaim() || (alone && self.unpin_lowest(id)) {
+                continue;
+            }
+            if (alone && self.part(id)) || self.preempt_youngest() == id {
                 return false;
             }
         }
+        true
+    }
+
+    /// The last of several samples leaves the group, and waits to go on by itself. What shared a prompt when it was admitted may
+    /// have been rewound or appended to since, so that all together would never fit the pool; each alone does.
+    fn part(&mut self, id: GroupId) -> bool {
+        let group = &self.groups[&id];
+        let &[_, .., last] = group.members.as_slice() else { return false };
+        if group.branching != Branching::One || self.enqueue(last, Branching::One).is_err() {
+            return false;
+        }
+        self.groups.get_mut(&id).expect("a running group is known").members.pop();
+        self.take_blocks(last);
+        self.preemptions += 1;
         true
     }
 
@@ -791,7 +824,12 @@ impl Scheduler {
         self.blocks.check(self.sequences.values().map(|sequence| &sequence.table));
         self.check_queues();
         self.check_places();
-        self.sequences.values().for_each(|sequence| sequence.check(self.blocks.block_size()));
+        for sequence in self.sequences.values() {
+            let pinned = self.pins.iter().any(|(_, pin)| *pin == sequence.id);
+            sequence.check(self.blocks.block_size(), pinned);
+            let full = sequence.computed / self.blocks.block_size();
+            self.blocks.check_found(&sequence.table, &sequence.known_chains()[..full.min(sequence.known_chains().len())]);
+        }
     }
 
     fn check_queues(&self) {
@@ -834,3 +872,5 @@ fn sequence_hits(counts: &mut PrefixCounts, looked_for: usize, found: usize) {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod traces;

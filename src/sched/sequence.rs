@@ -118,15 +118,31 @@ impl Sequence {
         self.tokens.iter().zip(&other.tokens).take_while(|(a, b)| a == b).count()
     }
 
-    pub fn check(&self, block_size: usize) {
+    /// The chains that have been needed so far.
+    pub fn known_chains(&self) -> &[Chain] {
+        &self.chains
+    }
+
+    /// Panics unless the invariants between two steps hold; `pinned`: it chooses no tokens. For tests.
+    pub fn check(&self, block_size: usize, pinned: bool) {
         if self.group.is_some() {
             assert!(self.computed < self.tokens.len(), "the last token of a queued sequence is still to be computed");
-            assert!(self.tokens.len() < self.max_len, "an unfinished sequence has room for a token");
+            assert!(pinned || self.tokens.len() < self.max_len, "an unfinished sequence has room for a token");
         }
         assert!(self.computed <= self.tokens.len(), "no more is computed than there is");
         let blocks = self.table.blocks().len();
         assert!(blocks >= blocks_for(self.computed, block_size), "every computed token has a slot");
         assert!(blocks <= blocks_for(self.tokens.len(), block_size), "no block is reserved for tokens that do not exist");
         assert!(self.chains.len() <= self.tokens.len() / block_size, "only full blocks have a chain");
+    }
+
+    /// Panics unless the chains are those of its tokens. For tests.
+    #[cfg(test)]
+    pub fn check_chains(&self, block_size: usize) {
+        let mut chain = self.root;
+        for (tokens, known) in self.tokens.chunks_exact(block_size).zip(&self.chains) {
+            chain = chain.next(tokens);
+            assert_eq!(chain, *known, "a chain is that of the tokens");
+        }
     }
 }

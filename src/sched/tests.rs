@@ -14,7 +14,7 @@ fn add_branching(scheduler: &mut Scheduler, id: SeqId, prompt: Vec<u32>, max_len
     scheduler.add(Arrival { id, prompt, max_len, branching, keep: false, prompt_logits: false, root }).unwrap();
 }
 
-fn going_on(seq: SeqId, verdict: Verdict) -> Choice {
+pub fn going_on(seq: SeqId, verdict: Verdict) -> Choice {
     Choice { parent: seq, child: seq, verdict }
 }
 
@@ -220,10 +220,10 @@ fn invariants_hold_over_long_random_traces() {
     }
 }
 
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -249,4 +249,84 @@ fn admission_leaves_room_for_prompts_half_computed_and_for_the_watermark() {
     add(&mut s, 3, vec![0; 10], 20);
     step(&mut s, Verdict::Token(1));
     assert_eq!(s.running(), 1, "first come, first served: nobody overtakes");
+}
+
+#[test]
+fn a_pin_is_computed_and_chooses_nothing() {
+    for len in [1, 8, 9] {
+        let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 4, prefill_chunk: 8, window: None };
+        let mut s = Scheduler::new(options, BlockManager::new(16, 8, true).unwrap()).unwrap();
+        s.pin(1, vec![0; len], 0, Chain::default()).unwrap();
+        while let Some(plan) = s.schedule(|_| true) {
+            assert_eq!((plan.sampled().count(), plan.batch.logit_rows.len()), (0, 0));
+            s.commit(plan, &[], &mut Vec::new());
+            s.check();
+        }
+        assert_eq!((s.get(1).unwrap().computed, s.blocks().used_blocks()), (len, blocks_for(len, 8)));
+    }
+}
+
+#[test]
+fn a_sequence_is_resumed_only_where_it_has_room_for_a_token() {
+    let mut s = scheduler(16, 8, 64, 8, 64);
+    add(&mut s, 1, vec![0; 9], 12);
+    s.fork(1, None, 2, true).unwrap();
+    assert!(s.resume(2, 9, false).unwrap_err().message().contains("has 9 tokens and may have 9"));
+    s.check();
+    s.resume(2, 10, false).unwrap();
+    s.check();
+}
+
+/// Two samples of a prompt of 16 tokens: the first step has made them.
+fn two_samples(s: &mut Scheduler, max_len: usize, prompt_logits: bool) {
+    let arrival = Arrival {
+        id: 1,
+        prompt: vec![0; 16],
+        max_len,
+        branching: Branching::Samples(2),
+        keep: false,
+        prompt_logits,
+        root: Chain::default(),
+    };
+    s.add(arrival).unwrap();
+    let plan = s.schedule(|_| true).unwrap();
+    let choices = [1, 2].map(|child| Choice { parent: 1, child, verdict: Verdict::Token(child as u32) });
+    s.commit(plan, &choices, &mut Vec::new());
+    s.check();
+}
+
+#[test]
+fn samples_that_caught_up_by_sharing_choose_in_the_same_step() {
+    let mut s = scheduler(16, 8, 64, 8, 64);
+    two_samples(&mut s, 30, false);
+    s.preempt_youngest();
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 16)]);
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 1)], "the other needs nothing but the blocks of the first");
+}
+
+#[test]
+fn samples_that_no_longer_fit_together_go_on_one_after_the_other() {
+    // Two blocks of prompt and one for each. After that, three for each.
+    let mut s = scheduler(4, 8, 64, 8, 64);
+    two_samples(&mut s, 24, false);
+    for id in [1, 2] {
+        s.rewind(id, 1).unwrap();
+        s.append(id, &[id as u32; 20], 24).unwrap();
+    }
+    let mut steps = 0;
+    while !step(&mut s, Verdict::Token(9)).is_empty() {
+        steps += 1;
+        assert!(steps < 100, "they take each other's blocks for ever");
+    }
+    assert_eq!((s.running(), s.waiting(), s.blocks().used_blocks()), (0, 0, 0));
+}
+
+#[test]
+fn who_wanted_the_prompts_logits_shares_prefixes_again_once_it_has_them() {
+    let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, window: None };
+    let mut s = Scheduler::new(options, BlockManager::new(16, 8, true).unwrap()).unwrap();
+    two_samples(&mut s, 30, true);
+    s.preempt_youngest();
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 1)]);
+    assert_eq!(s.blocks().used_blocks(), 4, "two of the prompt, and one for each");
 }

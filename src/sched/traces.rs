@@ -1,0 +1,402 @@
+//! Long random traces of everything that may happen to sequences, beside a dense model of it: what each slot of the pool holds,
+//! and what each sequence's tokens are. A wrong table, a missing copy or a prefix that is not one shows as a wrong content.
+
+use std::collections::{HashMap, HashSet};
+
+use super::tests::{Random, going_on};
+use super::*;
+
+/// What a slot holds: the hash of all tokens up to it.
+type Content = u64;
+const SEEDS: u64 = 60;
+const GARBAGE: Content = 0;
+
+struct Trace {
+    s: Scheduler,
+    random: Random,
+    longest: usize,
+    /// [blocks * block_size]
+    slots: Vec<Content>,
+    /// What every sequence must hold.
+    tokens: HashMap<SeqId, Vec<u32>>,
+    last_id: SeqId,
+    /// The request of each beam.
+    beams: HashMap<SeqId, SeqId>,
+    /// Each known chain's predecessor.
+    before: HashMap<Chain, Chain>,
+    events: Vec<Event>,
+}
+
+impl Trace {
+    fn new(seed: u64) -> Trace {
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) + 1);
+        let block_size = 8 << random.below(3);
+        let blocks = 4 + random.below(20);
+        let max_seqs = 1 + random.below(12);
+        let max_batch_tokens = max_seqs + random.below(64);
+        let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk: 1 + random.below(64), window: None };
+        let manager = BlockManager::new(blocks, block_size, random.below(3) > 0).unwrap();
+        Trace {
+            s: Scheduler::new(options, manager).unwrap(),
+            longest: (blocks * block_size).min(6 * block_size),
+            slots: vec![GARBAGE; blocks * block_size],
+            tokens: HashMap::new(),
+            last_id: 0,
+            beams: HashMap::new(),
+            before: HashMap::new(),
+            events: Vec::new(),
+            random,
+        }
+    }
+
+    fn block_size(&self) -> usize {
+        self.s.blocks.block_size()
+    }
+
+    /// Few different tokens, so that many sequences begin alike.
+    fn some_tokens(&mut self, n: usize) -> Vec<u32> {
+        let odd = self.random.below(3) == 0;
+        (0..n).map(|i| if odd && self.random.below(16) == 0 { 1 + i as u32 % 2 } else { 0 }).collect()
+    }
+
+    fn some_root(&mut self) -> Chain {
+        Chain::root(&[0; 32], &[self.random.below(4) as u8 / 3])
+    }
+
+    /// A sequence that the host may name.
+    fn any(&mut self, idle: bool) -> Option<SeqId> {
+        let free = |seq: &&SeqId| match self.s.sequences[seq].group {
+            Some(group) => !idle && matches!(self.s.groups[&group].branching, Branching::One | Branching::Samples(_)),
+            None => !self.s.pins.iter().any(|(_, pin)| pin == *seq),
+        };
+        let mut known: Vec<SeqId> = self.tokens.keys().filter(free).copied().collect();
+        known.sort_unstable();
+        if known.is_empty() { None } else { Some(known[self.random.below(known.len())]) }
+    }
+
+    fn act(&mut self) {
+        let few = self.tokens.len() < 30;
+        match self.random.below(40) {
+            0..4 if few => self.add(),
+            4..7 if few => self.fork(),
+            7..9 => self.append(),
+            9..12 => self.rewind(),
+            12..15 => self.resume(),
+            15 => self.end(),
+            16..18 => self.remove(),
+            18 if few => self.pin(),
+            _ => self.step(),
+        }
+        self.check();
+    }
+
+    fn add(&mut self) {
+        let n = 2 + self.random.below(4);
+        let branching = [Branching::One, Branching::One, Branching::Samples(n), Branching::Beams(n)][self.random.below(4)];
+        let mut prompt_len = 1 + self.random.below(self.longest - 1);
+        if self.random.below(3) == 0 {
+            prompt_len = (prompt_len / self.block_size()).max(1) * self.block_size();
+        }
+        let prompt_len = prompt_len.min(self.longest - 1);
+        let max_len = (prompt_len + 1 + self.random.below(3 * self.block_size())).min(self.longest);
+        let shared = prompt_len / self.block_size();
+        let most = shared + branching.width() * (blocks_for(max_len, self.block_size()) - shared);
+        if most > self.s.blocks.total() || branching.width() > self.s.options.max_seqs {
+            return;
+        }
+        let (id, prompt, root) = (self.last_id + 1, self.some_tokens(prompt_len), self.some_root());
+        self.last_id += branching.width() as u64;
+        if let Branching::Beams(_) = branching {
+            self.beams.extend((id..=self.last_id).map(|beam| (beam, id)));
+        }
+        let keep = !matches!(branching, Branching::Beams(_)) && self.random.below(2) == 0;
+        let prompt_logits = self.random.below(5) == 0;
+        self.tokens.insert(id, prompt.clone());
+        self.s.add(Arrival { id, prompt, max_len, branching, keep, prompt_logits, root }).unwrap();
+    }
+
+    fn fork(&mut self) {
+        let Some(parent) = self.any(false) else { return };
+        let tokens = &self.tokens[&parent];
+        let len = 1 + self.random.below(tokens.len());
+        let all = self.random.below(2) == 0;
+        self.last_id += 1;
+        self.s.fork(parent, if all { None } else { Some(len) }, self.last_id, self.random.below(2) == 0).unwrap();
+        let shared = if all { tokens.clone() } else { tokens[..len].to_vec() };
+        self.tokens.insert(self.last_id, shared);
+    }
+
+    fn append(&mut self) {
+        let Some(id) = self.any(false) else { return };
+        let more = 1 + self.random.below(2 * self.block_size());
+        let more = self.some_tokens(more);
+        let runs = self.s.sequences[&id].group.is_some();
+        let len = self.tokens[&id].len() + more.len();
+        let fits = len < self.longest || (len == self.longest && !runs);
+        assert_eq!(self.s.append(id, &more, self.longest).is_ok(), fits);
+        if fits {
+            self.tokens.get_mut(&id).unwrap().extend(more);
+        }
+    }
+
+    fn rewind(&mut self) {
+        let Some(id) = self.any(false) else { return };
+        let tokens = self.tokens.get_mut(&id).unwrap();
+        let len = 1 + self.random.below(tokens.len());
+        self.s.rewind(id, len).unwrap();
+        tokens.truncate(len);
+    }
+
+    fn resume(&mut self) {
+        let Some(id) = self.any(true) else { return };
+        let len = self.tokens[&id].len();
+        let max_len = (len + self.random.below(3 * self.block_size())).min(self.longest);
+        let keep = self.random.below(2) == 0;
+        assert_eq!(self.s.resume(id, max_len, keep).is_ok(), len < max_len, "it needs room for a token");
+    }
+
+    fn end(&mut self) {
+        let Some(id) = self.any(false) else { return };
+        self.s.end(id);
+        self.forget_the_gone();
+    }
+
+    fn remove(&mut self) {
+        let mut known: Vec<SeqId> = self.tokens.keys().copied().collect();
+        if known.is_empty() {
+            return;
+        }
+        known.sort_unstable();
+        let id = known[self.random.below(known.len())];
+        // Beams go together.
+        let gone = if self.beams.contains_key(&id) { self.s.members(id).to_vec() } else { vec![id] };
+        for id in gone {
+            self.s.remove(id);
+            self.tokens.remove(&id);
+        }
+    }
+
+    fn pin(&mut self) {
+        if !self.s.blocks.keeps_prefixes() {
+            return;
+        }
+        let len = 1 + self.random.below(self.longest - 1);
+        let (prompt, root) = (self.some_tokens(len), self.some_root());
+        self.last_id += 1;
+        self.tokens.insert(self.last_id, prompt.clone());
+        self.s.pin(self.last_id, prompt, self.random.below(3) as u32, root).unwrap();
+    }
+
+    fn forget_the_gone(&mut self) {
+        self.tokens.retain(|id, _| self.s.sequences.contains_key(id));
+    }
+
+    fn step(&mut self) {
+        let unready = self.random.below(8) as u64;
+        let ready = |seq: SeqId| unready == 0 || unready > 4 || seq % 5 != unready;
+        let everybody = unready == 0 || unready > 4;
+        let oldest = self.s.groups.keys().copied().min();
+        let plan = self.s.schedule(ready);
+        // Pins that had to give way are gone.
+        self.forget_the_gone();
+        let Some(plan) = plan else {
+            assert!(!everybody || self.s.groups.is_empty(), "somebody could go on: {}", self.state());
+            return;
+        };
+        let group_of = |part: &Part| self.s.sequences[&part.seq].group.unwrap();
+        assert!(plan.parts.iter().all(|part| self.s.is_ready(group_of(part), &ready)), "only the ready run");
+        assert!(!everybody || plan.parts.iter().any(|part| Some(group_of(part)) == oldest), "the oldest always goes on");
+        self.check_plan(&plan);
+        if self.random.below(8) == 0 {
+            // Nobody knows how far it came.
+            let done = self.random.below(plan.parts.len() + 1);
+            plan.batch.copies.iter().for_each(|copy| self.copy(copy.from, copy.to));
+            plan.batch.slots[..plan.batch.rows() * done / plan.parts.len()].iter().for_each(|&slot| self.slots[slot as usize] = GARBAGE);
+            self.s.rollback(plan);
+            return;
+        }
+        self.run(&plan);
+        self.commit(plan, true);
+    }
+
+    fn copy(&mut self, from: u32, to: u32) {
+        let size = self.block_size();
+        self.slots.copy_within(from as usize * size..(from as usize + 1) * size, to as usize * size);
+    }
+
+    fn check_plan(&self, plan: &StepPlan) {
+        let batch = &plan.batch;
+        assert!(batch.rows() > 0 && batch.rows() <= self.s.options.max_batch_tokens);
+        assert!(batch.logit_rows.len() <= self.s.options.max_seqs, "{} rows of logits", batch.logit_rows.len());
+        assert!(plan.parts.len() <= self.s.options.max_seqs);
+        let targets: HashSet<u32> = batch.copies.iter().map(|copy| copy.to).collect();
+        assert_eq!(targets.len(), batch.copies.len(), "a block is copied to once");
+        assert!(batch.copies.iter().all(|copy| !targets.contains(&copy.from)), "copies can be made in any order");
+        let slots: HashSet<u32> = batch.slots.iter().copied().collect();
+        assert_eq!(slots.len(), batch.rows(), "every row has a slot of its own");
+        let mut seen = HashSet::new();
+        for part in &plan.parts {
+            assert!(seen.insert(part.seq), "a sequence has one part");
+            let sequence = &self.s.sequences[&part.seq];
+            assert_eq!(part.first, sequence.computed);
+            self.s.blocks.check_writable(&sequence.table, part.first..part.first + part.rows, &batch.copies);
+            let pin = self.s.groups[&sequence.group.unwrap()].branching == Branching::Pin;
+            assert_eq!(part.samples, !pin && part.first + part.rows == sequence.tokens.len());
+            assert!(part.logits <= part.rows && part.logits >= part.samples as usize);
+        }
+        assert_eq!(plan.parts.iter().map(|part| part.logits).sum::<usize>(), batch.logit_rows.len());
+    }
+
+    /// Does what a device would: copies, then writes, then reads all that attention reads.
+    fn run(&mut self, plan: &StepPlan) {
+        plan.batch.copies.iter().for_each(|copy| self.copy(copy.from, copy.to));
+        for (span, part) in plan.batch.spans.iter().zip(&plan.parts) {
+            let contents = contents(&self.tokens[&part.seq]);
+            for row in span.first_row as usize..(span.first_row + span.rows) as usize {
+                let position = plan.batch.positions[row] as usize;
+                assert_eq!(plan.batch.tokens[row], self.tokens[&part.seq][position]);
+                self.slots[plan.batch.slots[row] as usize] = contents[position];
+            }
+        }
+        for (span, part) in plan.batch.spans.iter().zip(&plan.parts) {
+            let contents = contents(&self.tokens[&part.seq]);
+            for (position, content) in contents[..part.first + part.rows].iter().enumerate() {
+                let block = plan.batch.tables[span.table as usize + position / self.block_size()] as usize;
+                let slot = block * self.block_size() + position % self.block_size();
+                assert_eq!(self.slots[slot], *content, "sequence {} at {position}: not what it computed", part.seq);
+            }
+        }
+    }
+
+    fn commit(&mut self, plan: StepPlan, chance: bool) {
+        let mut choices = Vec::new();
+        let mut groups: Vec<GroupId> = plan.sampled().map(|part| self.s.sequences[&part.seq].group.unwrap()).collect();
+        groups.dedup();
+        for group in groups {
+            let (branching, members) = (self.s.groups[&group].branching, self.s.groups[&group].members.clone());
+            assert!(members.iter().all(|seq| plan.sampled().any(|part| part.seq == *seq)), "a group chooses together");
+            match branching {
+                Branching::Pin => panic!("a pin chose"),
+                Branching::One => choices.extend(members.iter().map(|&seq| going_on(seq, self.verdict(chance)))),
+                Branching::Samples(n) => {
+                    let parent = members[0];
+                    choices.extend((0..n as u64).map(|i| Choice { parent, child: parent + i, verdict: self.verdict(chance) }));
+                }
+                Branching::Beams(n) => self.choose_beams(&members, n, &mut choices),
+            }
+        }
+        let old = self.tokens.clone();
+        let dropped = |id: &SeqId| !choices.iter().any(|choice| choice.child == *id);
+        self.tokens.retain(|id, _| !dropped(id) || !plan.sampled().any(|part| part.seq == *id));
+        for Choice { parent, child, verdict } in &choices {
+            let mut tokens = old[parent].clone();
+            if let Verdict::Token(token) | Verdict::Stop(token) = verdict {
+                tokens.push(*token);
+            }
+            self.tokens.insert(*child, tokens);
+        }
+        let seqs: Vec<SeqId> = plan.parts.iter().map(|part| part.seq).collect();
+        let mut events = std::mem::take(&mut self.events);
+        self.s.commit(plan, &choices, &mut events);
+        assert_eq!(events.iter().filter(|event| matches!(event, Event::Advanced { .. })).count(), choices.len());
+        for event in &events {
+            if let Event::Advanced { choice, finish: Some(_) } = event {
+                let child = choices[*choice].child;
+                assert!(self.s.sequences.get(&child).is_none_or(|sequence| sequence.keep && sequence.group.is_none()));
+            }
+        }
+        self.events = events;
+        self.forget_the_gone();
+        self.learn_chains(&seqs);
+    }
+
+    fn verdict(&mut self, chance: bool) -> Verdict {
+        let token = (self.random.below(12) == 0) as u32;
+        match self.random.below(30) {
+            0 if chance => Verdict::Stop(token),
+            1 if chance => Verdict::Fail,
+            _ => Verdict::Token(token),
+        }
+    }
+
+    /// The first child of a beam stays where it is; the others take the places of beams without one.
+    fn choose_beams(&mut self, members: &[SeqId], n: usize, choices: &mut Vec<Choice>) {
+        let request = self.beams[&members[0]];
+        let wanted = if self.random.below(12) == 0 { 0 } else { 1 + self.random.below(n) };
+        let mut parents: Vec<SeqId> = (0..wanted).map(|_| members[self.random.below(members.len())]).collect();
+        parents.sort_by_key(|_| self.random.below(100));
+        let mut free: Vec<SeqId> = (request..request + n as u64).filter(|slot| !parents.contains(slot)).collect();
+        let mut stayed = HashSet::new();
+        for parent in parents {
+            let child = if stayed.insert(parent) { parent } else { free.remove(self.random.below(free.len())) };
+            choices.push(Choice { parent, child, verdict: Verdict::Token(self.random.below(3) as u32) });
+        }
+    }
+
+    /// Which chain comes before which.
+    fn learn_chains(&mut self, seqs: &[SeqId]) {
+        for sequence in seqs.iter().filter_map(|seq| self.s.sequences.get(seq)) {
+            sequence.check_chains(self.s.blocks.block_size());
+            sequence.known_chains().windows(2).for_each(|pair| drop(self.before.insert(pair[1], pair[0])));
+        }
+    }
+
+    fn check(&self) {
+        self.s.check();
+        let known: HashSet<SeqId> = self.s.sequences.keys().copied().collect();
+        assert_eq!(known, self.tokens.keys().copied().collect(), "the model has the same sequences");
+        for (id, tokens) in &self.tokens {
+            assert_eq!(*tokens, self.s.sequences[id].tokens, "sequence {id}");
+        }
+        self.s.blocks.check_order(|chain| self.before.get(chain).copied());
+    }
+
+    fn state(&self) -> String {
+        let Scheduler { options, groups, waiting, running, paused, idle, pins, blocks, .. } = &self.s;
+        let sequences: Vec<_> =
+            self.s.sequences.values().map(|s| (s.id, s.tokens.len(), s.computed, s.max_len, s.logits_from, s.table.blocks())).collect();
+        format!(
+            "{options:?}\n{groups:?}\nwaiting {waiting:?} running {running:?} paused {paused:?} idle {idle:?} pins {pins:?}\n{sequences:?}\n{} of {} blocks of {}",
+            blocks.available(),
+            blocks.total(),
+            blocks.block_size()
+        )
+    }
+
+    /// Everything comes to its end, and nothing is left.
+    fn drain(&mut self) {
+        let mut steps = 0;
+        while let Some(plan) = self.s.schedule(|_| true) {
+            self.forget_the_gone();
+            self.check_plan(&plan);
+            self.run(&plan);
+            self.commit(plan, false);
+            self.check();
+            steps += 1;
+            assert!(steps < 20_000, "starvation");
+        }
+        assert!(self.s.groups.is_empty(), "nobody is left waiting");
+        let rest: Vec<SeqId> = self.tokens.keys().copied().collect();
+        rest.into_iter().for_each(|id| drop(self.s.remove(id)));
+        self.s.check();
+        assert_eq!((self.s.blocks.used_blocks(), self.s.blocks.filled_slots(), self.s.idle()), (0, 0, 0));
+    }
+}
+
+/// What the slots of these tokens must hold.
+fn contents(tokens: &[u32]) -> Vec<Content> {
+    let next = |hash: &mut Content, token: &u32| {
+        *hash = (*hash ^ *token as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) | 1;
+        Some(*hash)
+    };
+    tokens.iter().scan(7, next).collect()
+}
+
+#[test]
+fn whatever_happens_every_row_reads_its_own_past_and_everything_ends() {
+    for seed in 0..SEEDS {
+        let mut trace = Trace::new(seed);
+        (0..2000).for_each(|_| trace.act());
+        trace.drain();
+    }
+}
