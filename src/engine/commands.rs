@@ -35,15 +35,16 @@ impl Core {
             Command::Fork { parent, len, children, idle } => children.into_iter().for_each(|child| self.fork(parent, len, child, idle)),
             Command::Append { seq, tokens } => {
                 let result = self.append(seq, &tokens);
-                self.or_end(seq, result);
+                self.changed(seq, result);
             }
             Command::Rewind { seq, len } => {
                 let result = self.rewind(seq, len);
-                self.or_end(seq, result);
+                self.changed(seq, result);
             }
             Command::Resume { seq, turn } => {
-                let result = self.resume(seq, *turn);
-                self.or_end(seq, result);
+                if let Err(error) = self.resume(seq, *turn) {
+                    self.not_resumed(seq, error);
+                }
             }
             Command::Free { seq } => {
                 self.end_sequence(seq, FinishReason::Abort, |output| output);
@@ -96,16 +97,21 @@ impl Core {
     fn fork(&mut self, parent: u64, len: Option<usize>, child: Child, idle: bool) {
         let Child { id, seed, user_data, outbox } = child;
         let last = Output { request: id, sequence: id, user_data, ..Output::default() };
-        let forked = self.try_fork(parent, len, id, idle).map(|mut stream| {
-            stream.seed = seed.unwrap_or(stream.seed);
-            (stream.request, stream.sequence, stream.index, stream.user_data) = (id, id, 0, user_data);
-            stream.outbox = outbox.clone();
-            self.streams.insert(id, stream);
-        });
-        if let Err(error) = forked {
-            self.scheduler.remove(id);
-            self.end(&outbox, last.failed(error), None);
-        }
+        let mut stream = match self.try_fork(parent, len, id, idle) {
+            Ok(stream) => stream,
+            Err(error) => {
+                self.scheduler.remove(id);
+                return self.end(&outbox, last.failed(error));
+            }
+        };
+        stream.seed = seed.unwrap_or(stream.seed);
+        (stream.request, stream.sequence, stream.index, stream.user_data) = (id, id, 0, user_data);
+        stream.outbox = outbox.clone();
+        // A parent that has ended since it was asked to fork has children that have ended.
+        let has_ended = !idle && self.scheduler.get(id).is_ok_and(|sequence| sequence.group.is_none());
+        let output = has_ended.then(|| stream.close(FinishReason::Abort, self.shared.text.as_deref()));
+        self.streams.insert(id, stream);
+        output.into_iter().for_each(|output| self.end(&outbox, output));
     }
 
     fn try_fork(&mut self, parent: u64, len: Option<usize>, child: u64, idle: bool) -> Result<super::stream::Stream> {
@@ -139,11 +145,20 @@ impl Core {
         self.scheduler.resume(seq, max_len, keep)
     }
 
-    /// A sequence for which a command failed ends with the error.
-    fn or_end(&mut self, seq: u64, result: Result<()>) {
+    /// Its length is another one. A sequence for which the command failed ends with the error.
+    fn changed(&mut self, seq: u64, result: Result<()>) {
         if let Err(error) = result {
             self.end_sequence(seq, FinishReason::Error, |output| output.failed(error));
         }
+        let len = self.scheduler.get(seq).map(|sequence| (seq, sequence.tokens.len()));
+        self.shared.registry.grown(len.into_iter());
+    }
+
+    /// It stays idle, and says why.
+    fn not_resumed(&mut self, seq: u64, error: Error) {
+        let Some(stream) = self.streams.get(&seq) else { return };
+        let (outbox, output) = (stream.outbox.clone(), stream.output().failed(error));
+        self.end(&outbox, output);
     }
 
     /// Pins whose time has passed go, and those that had to give way are forgotten.

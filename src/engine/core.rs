@@ -194,8 +194,11 @@ impl Core {
         self.commit_beams(&plan);
         self.scheduler.commit(plan, &choices, &mut events);
         self.tell_prompts();
+        // The first beam's id is the stream's, but nobody hears of a beam before the search is done.
+        let is_beam = |beams: &_, choice: usize| request_of_beam(beams, choices[choice].child).is_some();
         for event in &events {
             match *event {
+                Event::Forked { choice } | Event::Advanced { choice, .. } if is_beam(&self.beams, choice) => {}
                 Event::Forked { choice } => self.branch(&choices[choice]),
                 Event::Advanced { choice, finish } => self.deliver(&choices[choice], &decisions[choice], finish),
                 Event::Failed { choice } => self.could_not_branch(&choices[choice]),
@@ -220,7 +223,7 @@ impl Core {
 
     /// A first token that was chosen several times makes several streams of one.
     fn branch(&mut self, choice: &Choice) {
-        let Some(parent) = self.streams.get(&choice.parent) else { return }; // a beam
+        let Some(parent) = self.streams.get(&choice.parent) else { return };
         let index = (choice.child - parent.request) as u32;
         match parent.fork() {
             Ok(mut stream) => {
@@ -241,12 +244,12 @@ impl Core {
     }
 
     fn never_born(&mut self, choice: &Choice, error: Error) {
-        if let Some(parent) = self.streams.get(&choice.parent) {
+        if let Some(request) = request_of_beam(&self.beams, choice.parent) {
+            self.stuck.push((request, error));
+        } else if let Some(parent) = self.streams.get(&choice.parent) {
             let output = parent.output().of((choice.child - parent.request) as u32).failed(error);
             let outbox = parent.outbox.clone();
-            self.finish(&outbox, output, false);
-        } else if let Some(request) = request_of_beam(&self.beams, choice.parent) {
-            self.stuck.push((request, error));
+            self.finish(&outbox, output);
         }
     }
 
@@ -267,30 +270,28 @@ impl Core {
         match output.finish {
             None => self.push(&outbox, output),
             Some(_) => {
-                let kept = self.let_go(choice.child);
-                self.finish(&outbox, output, kept);
+                self.let_go(choice.child);
+                self.finish(&outbox, output);
             }
         }
     }
 
-    /// The sequence ends: true where it stays, idle.
-    fn let_go(&mut self, seq: u64) -> bool {
+    /// The sequence ends: it stays, idle, if it is to be kept.
+    fn let_go(&mut self, seq: u64) {
         self.scheduler.end(seq);
-        let kept = self.scheduler.get(seq).is_ok();
-        if !kept {
+        if self.scheduler.get(seq).is_err() {
             self.streams.remove(&seq);
         }
-        kept
     }
 
     /// The last output of one of a request's sequences: told at once, or, of a contest, when all have ended.
-    fn finish(&mut self, outbox: &Arc<Outbox>, output: Output, kept: bool) {
+    fn finish(&mut self, outbox: &Arc<Outbox>, output: Output) {
         let request = output.request;
-        let Some(contest) = self.contests.get_mut(&request) else {
-            let kept = kept.then_some(output.sequence);
-            return self.end(outbox, output, kept);
-        };
+        let Some(contest) = self.contests.get_mut(&request) else { return self.end(outbox, output) };
         contest.open -= 1;
+        if self.scheduler.get(output.sequence).is_err() {
+            self.shared.registry.forget(output.sequence);
+        }
         contest.ends.push(output);
         if contest.open > 0 {
             return;
@@ -299,22 +300,21 @@ impl Core {
         let rank = |output: &Output| (output.finish != Some(FinishReason::Error), output.score);
         ends.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal));
         for (index, output) in ends.into_iter().enumerate() {
-            let sequence = output.sequence;
             match index < wanted {
-                true => self.end(outbox, Output { index: index as u32, ..output }, kept.then_some(sequence)),
+                true => self.end(outbox, Output { index: index as u32, ..output }),
                 false => {
-                    self.forget(sequence);
-                    self.shared.registry.forget(sequence);
+                    self.forget(output.sequence);
+                    self.shared.registry.forget(output.sequence);
                 }
             }
         }
     }
 
-    /// The one place where a sequence's outputs end: its last one is on its way.
-    pub(super) fn end(&mut self, outbox: &Arc<Outbox>, output: Output, kept: Option<u64>) {
+    /// The one place where a sequence's outputs end: its last one is on its way. What the scheduler still has stays, idle.
+    pub(super) fn end(&mut self, outbox: &Arc<Outbox>, output: Output) {
         self.counts.count(output.finish);
-        let len = kept.and_then(|seq| self.scheduler.get(seq).ok()).map(|sequence| sequence.tokens.len());
-        self.shared.registry.ended(&output, len);
+        let kept = self.scheduler.get(output.sequence).ok().map(|sequence| sequence.tokens.len());
+        self.shared.registry.ended(&output, kept);
         self.push(outbox, output);
     }
 
@@ -323,10 +323,10 @@ impl Core {
         for index in self.shared.registry.open(output.request) {
             if index != output.index {
                 let sibling = Output { tokens: Vec::new(), text: String::new(), logprobs: Logprobs::default(), ..output.of(index) };
-                self.end(outbox, sibling, None);
+                self.end(outbox, sibling);
             }
         }
-        self.end(outbox, output, None);
+        self.end(outbox, output);
     }
 
     pub(super) fn push(&mut self, outbox: &Arc<Outbox>, output: Output) {
@@ -349,11 +349,11 @@ impl Core {
         let output = complete(stream.close(finish, self.shared.text.as_deref()));
         if !branched {
             self.contests.remove(&output.request);
-            self.let_go(seq);
+            self.forget(seq);
             return self.end_with_siblings(&outbox, output);
         }
-        let kept = self.let_go(seq);
-        self.finish(&outbox, output, kept);
+        self.let_go(seq);
+        self.finish(&outbox, output);
     }
 
     /// Ends all of a request's sequences that run.
@@ -418,7 +418,7 @@ impl Core {
         for index in self.shared.registry.open(request) {
             let output = outputs.get_mut(index as usize).map_or_else(|| missing.of(index), std::mem::take);
             self.counts.generated_tokens += output.tokens.len() as u64;
-            self.end(&outbox, output, None);
+            self.end(&outbox, output);
         }
         Ok(())
     }
@@ -466,7 +466,7 @@ impl Core {
                 Some(mut stream) => stream.close(FinishReason::Error, None),
                 None => last,
             };
-            self.end(&outbox, complete(output), None);
+            self.end(&outbox, complete(output));
         }
     }
 

@@ -194,13 +194,21 @@ impl Stream {
         self.memory.extend(&self.rules, tokens)?;
         self.generated += tokens.len();
         self.history.resize(self.history.len() + tokens.len(), 0.0);
+        let mut told = String::new();
         if let Some(text) = text {
             self.fresh.clear();
-            let mut unseen = String::new();
             for &token in tokens {
                 self.detokenizer.push(text, token, &mut self.fresh)?;
             }
-            self.stops.pass(&self.fresh, &mut unseen);
+            self.stops.pass(&self.fresh, &mut told);
+        }
+        if self.accumulates() {
+            self.said.tokens.extend_from_slice(tokens);
+            self.said.text.push_str(&told);
+            if let Some(k) = self.rules.params.logprobs {
+                self.said.logprobs.tokens.resize(self.said.logprobs.tokens.len() + tokens.len(), 0.0);
+                self.said.logprobs.top.extend(tokens.iter().flat_map(|&token| std::iter::repeat_n((token, 0.0), k as usize)));
+            }
         }
         Ok(())
     }
