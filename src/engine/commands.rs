@@ -36,33 +36,36 @@ impl Core {
             Command::Fork { parent, len, children, idle } => children.into_iter().for_each(|child| self.fork(parent, len, child, idle)),
             Command::Append { seq, tokens } => {
                 let result = self.append(seq, &tokens);
-                self.or_end(seq, result);
+                self.changed(seq, result);
             }
             Command::Rewind { seq, len } => {
                 let result = self.rewind(seq, len);
-                self.or_end(seq, result);
+                self.changed(seq, result);
             }
             Command::GoOn { seq, keep } => {
-                let result = self.go_on(seq, keep);
-                self.or_end(seq, result);
+                if let Err(error) = self.go_on(seq, keep) {
+                    self.not_resumed(seq, error);
+                }
             }
             Command::Resume { seq, turn } => {
-                let result = self.resume(seq, *turn);
-                self.or_end(seq, result);
+                if let Err(error) = self.resume(seq, *turn) {
+                    self.not_resumed(seq, error);
+                }
             }
             Command::Free { seq } => {
                 self.end_sequence(seq, FinishReason::Abort, |output| output);
                 self.forget(seq);
             }
             Command::Export { seq } => {
-                let result = self.export(seq);
-                self.or_end(seq, result);
+                if let Err(error) = self.export(seq) {
+                    self.tell_error(seq, error);
+                }
             }
             Command::Import { id, turn, blob } => {
                 let outbox = turn.outbox.clone();
                 if let Err(error) = self.import(id, *turn, *blob) {
                     self.forget(id);
-                    self.end(&outbox, Output { request: id, sequence: id, ..Output::default() }.failed(error), None);
+                    self.end(&outbox, Output { request: id, sequence: id, ..Output::default() }.failed(error));
                 }
             }
             Command::Pin { id, tokens, priority, salt, until } => {
@@ -112,16 +115,21 @@ impl Core {
     fn fork(&mut self, parent: u64, len: Option<usize>, child: Child, idle: bool) {
         let Child { id, seed, user_data, outbox } = child;
         let last = Output { request: id, sequence: id, user_data, ..Output::default() };
-        let forked = self.try_fork(parent, len, id, idle).map(|mut stream| {
-            stream.seed = seed.unwrap_or(stream.seed);
-            (stream.request, stream.sequence, stream.index, stream.user_data) = (id, id, 0, user_data);
-            stream.outbox = outbox.clone();
-            self.streams.insert(id, stream);
-        });
-        if let Err(error) = forked {
-            self.scheduler.remove(id);
-            self.end(&outbox, last.failed(error), None);
-        }
+        let mut stream = match self.try_fork(parent, len, id, idle) {
+            Ok(stream) => stream,
+            Err(error) => {
+                self.scheduler.remove(id);
+                return self.end(&outbox, last.failed(error));
+            }
+        };
+        stream.seed = seed.unwrap_or(stream.seed);
+        (stream.request, stream.sequence, stream.index, stream.user_data) = (id, id, 0, user_data);
+        stream.outbox = outbox.clone();
+        // A parent that has ended since it was asked to fork has children that have ended.
+        let has_ended = !idle && self.scheduler.get(id).is_ok_and(|sequence| sequence.group.is_none());
+        let output = has_ended.then(|| stream.close(FinishReason::Abort, self.shared.text.as_deref()));
+        self.streams.insert(id, stream);
+        output.into_iter().for_each(|output| self.end(&outbox, output));
     }
 
     fn try_fork(&mut self, parent: u64, len: Option<usize>, child: u64, idle: bool) -> Result<Stream> {
@@ -205,16 +213,27 @@ impl Core {
         Ok(())
     }
 
-    /// A sequence for which a command failed ends with the error; an idle one stays idle.
-    fn or_end(&mut self, seq: u64, result: Result<()>) {
-        let Err(error) = result else { return };
-        if self.scheduler.get(seq).is_ok_and(|sequence| sequence.group.is_some()) {
-            return self.end_sequence(seq, FinishReason::Error, |output| output.failed(error));
+    /// Its length is another one. A sequence for which the command failed ends with the error.
+    fn changed(&mut self, seq: u64, result: Result<()>) {
+        if let Err(error) = result {
+            self.end_sequence(seq, FinishReason::Error, |output| output.failed(error));
         }
-        if let Some(stream) = self.streams.get(&seq) {
-            let (outbox, output) = (stream.outbox.clone(), stream.output().failed(error));
-            self.end(&outbox, output, Some(seq));
-        }
+        let len = self.scheduler.get(seq).map(|sequence| (seq, sequence.tokens.len()));
+        self.shared.registry.grown(len.into_iter());
+    }
+
+    /// It stays idle, and says why.
+    fn not_resumed(&mut self, seq: u64, error: Error) {
+        let Some(stream) = self.streams.get(&seq) else { return };
+        let (outbox, output) = (stream.outbox.clone(), stream.output().failed(error));
+        self.end(&outbox, output);
+    }
+
+    /// The sequence goes on; what was asked of it could not be done.
+    fn tell_error(&mut self, seq: u64, error: Error) {
+        let Some(stream) = self.streams.get(&seq) else { return };
+        let (outbox, output) = (stream.outbox.clone(), Output { error: Some(error), ..stream.output() });
+        self.push(&outbox, output);
     }
 
     /// Pins whose time has passed go, and those that had to give way are forgotten.

@@ -14,7 +14,7 @@ use super::request::branch_seed;
 use super::runner::Runner;
 use super::stream::{Advance, Stream};
 use super::{Stats, StepReport};
-use crate::decode::{Chosen, Constraint, Context, Masker, Sampler, logprob_and_top};
+use crate::decode::{Chosen, Constraint, Context, Masker, NoChoice, Sampler, logprob_and_top};
 use crate::error::{Error, Result};
 use crate::sched::{Choice, Event, FinishReason, Part, Scheduler, StepPlan, Verdict};
 use crate::sys::float::StandardMode;
@@ -231,8 +231,10 @@ impl Core {
             Ok(mut stream) => {
                 (stream.sequence, stream.index, stream.seed) = (choice.child, index, branch_seed(parent.seed, index as usize));
                 let known = stream.known(parent.prompt_len);
-                self.streams.insert(choice.child, stream);
                 self.shared.registry.born(choice.child, known);
+                let (outbox, echo) = (stream.outbox.clone(), stream.echo_again());
+                self.streams.insert(choice.child, stream);
+                echo.into_iter().for_each(|output| self.push(&outbox, output));
             }
             Err(error) => {
                 self.scheduler.remove(choice.child);
@@ -248,7 +250,7 @@ impl Core {
         let Some(parent) = self.streams.get(&choice.parent) else { return };
         let output = parent.output().of((choice.child - parent.request) as u32).failed(error);
         let outbox = parent.outbox.clone();
-        self.finish(&outbox, output, false);
+        self.finish(&outbox, output);
     }
 
     fn is_beam(&self, choice: &Choice) -> bool {
@@ -272,30 +274,28 @@ impl Core {
         match output.finish {
             None => self.push(&outbox, output),
             Some(_) => {
-                let kept = self.let_go(choice.child);
-                self.finish(&outbox, output, kept);
+                self.let_go(choice.child);
+                self.finish(&outbox, output);
             }
         }
     }
 
-    /// The sequence ends: true where it stays, idle.
-    fn let_go(&mut self, seq: u64) -> bool {
+    /// The sequence ends: it stays, idle, if it is to be kept.
+    fn let_go(&mut self, seq: u64) {
         self.scheduler.end(seq);
-        let kept = self.scheduler.get(seq).is_ok();
-        if !kept {
+        if self.scheduler.get(seq).is_err() {
             self.streams.remove(&seq);
         }
-        kept
     }
 
     /// The last output of one of a request's sequences: told at once, or, of a contest, when all have ended.
-    fn finish(&mut self, outbox: &Arc<Outbox>, output: Output, kept: bool) {
+    fn finish(&mut self, outbox: &Arc<Outbox>, output: Output) {
         let request = output.request;
-        let Some(contest) = self.contests.get_mut(&request) else {
-            let kept = kept.then_some(output.sequence);
-            return self.end(outbox, output, kept);
-        };
+        let Some(contest) = self.contests.get_mut(&request) else { return self.end(outbox, output) };
         contest.open -= 1;
+        if self.scheduler.get(output.sequence).is_err() {
+            self.shared.registry.forget(output.sequence);
+        }
         contest.ends.push(output);
         if contest.open > 0 {
             return;
@@ -304,22 +304,21 @@ impl Core {
         let rank = |output: &Output| (output.finish != Some(FinishReason::Error), output.score);
         ends.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal));
         for (index, output) in ends.into_iter().enumerate() {
-            let sequence = output.sequence;
             match index < wanted {
-                true => self.end(outbox, Output { index: index as u32, ..output }, kept.then_some(sequence)),
+                true => self.end(outbox, Output { index: index as u32, ..output }),
                 false => {
-                    self.forget(sequence);
-                    self.shared.registry.forget(sequence);
+                    self.forget(output.sequence);
+                    self.shared.registry.forget(output.sequence);
                 }
             }
         }
     }
 
-    /// The one place where a sequence's outputs end: its last one is on its way.
-    pub(super) fn end(&mut self, outbox: &Arc<Outbox>, output: Output, kept: Option<u64>) {
+    /// The one place where a sequence's outputs end: its last one is on its way. What the scheduler still has stays, idle.
+    pub(super) fn end(&mut self, outbox: &Arc<Outbox>, output: Output) {
         self.counts.count(output.finish);
-        let len = kept.and_then(|seq| self.scheduler.get(seq).ok()).map(|sequence| sequence.tokens.len());
-        self.shared.registry.ended(&output, len);
+        let kept = self.scheduler.get(output.sequence).ok().map(|sequence| sequence.tokens.len());
+        self.shared.registry.ended(&output, kept);
         self.push(outbox, output);
     }
 
@@ -328,10 +327,10 @@ impl Core {
         for index in self.shared.registry.open(output.request) {
             if index != output.index {
                 let sibling = Output { tokens: Vec::new(), text: String::new(), logprobs: Logprobs::default(), ..output.of(index) };
-                self.end(outbox, sibling, None);
+                self.end(outbox, sibling);
             }
         }
-        self.end(outbox, output, None);
+        self.end(outbox, output);
     }
 
     pub(super) fn push(&mut self, outbox: &Arc<Outbox>, output: Output) {
@@ -354,11 +353,11 @@ impl Core {
         let output = complete(stream.close(finish, self.shared.text.as_deref()));
         if !branched {
             self.contests.remove(&output.request);
-            self.let_go(seq);
+            self.forget(seq);
             return self.end_with_siblings(&outbox, output);
         }
-        let kept = self.let_go(seq);
-        self.finish(&outbox, output, kept);
+        self.let_go(seq);
+        self.finish(&outbox, output);
     }
 
     /// Ends all of a request's sequences that run.
@@ -423,7 +422,7 @@ impl Core {
         for index in self.shared.registry.open(request) {
             let output = outputs.get_mut(index as usize).map_or_else(|| missing.of(index), std::mem::take);
             self.counts.generated_tokens += output.tokens.len() as u64;
-            self.end(&outbox, output, None);
+            self.end(&outbox, output);
         }
         Ok(())
     }
@@ -471,7 +470,7 @@ impl Core {
                 Some(mut stream) => stream.close(FinishReason::Error, None),
                 None => last,
             };
-            self.end(&outbox, complete(output), None);
+            self.end(&outbox, complete(output));
         }
     }
 
@@ -581,7 +580,8 @@ impl Deciding<'_> {
             let seed = branch_seed(stream.seed, i);
             let decision = allowed.clone().and_then(|allowed| {
                 let context = Context { tokens, prompt_len: *prompt_len, generated: *generated, seed, memory, allowed };
-                advance(stream, logits, self.sampler.choose(edited, rules, &context)?)
+                let chosen = self.sampler.choose(edited, rules, &context);
+                advance(stream, logits, chosen.map_err(|why| blame(why, stream))?)
             });
             let verdict = match &decision {
                 Err(_) => Verdict::Fail,
@@ -624,6 +624,16 @@ fn collect_masks(masker: &mut Option<Masker>, streams: &mut HashMap<u64, Stream>
             Ok(constraint) => streams.get_mut(&masked.seq).expect("its mask was asked for").constraint = Some(constraint),
             Err(error) => lost.push((masked.seq, error)),
         }
+    }
+}
+
+/// Where a hook edits the logits, it is the hook that made them what they are.
+fn blame(why: NoChoice, stream: &Stream) -> Error {
+    match why {
+        NoChoice::NotFinite if stream.hook.is_some() => {
+            Error::invalid("no token can be chosen: after the logits hook some logits are NaN or infinite")
+        }
+        _ => why.into(),
     }
 }
 

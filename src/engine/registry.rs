@@ -137,6 +137,8 @@ impl State {
         let live = live.or_insert_with(|| Live { outbox: known.outbox.clone(), last, open: Vec::new(), aborting: false });
         live.open.try_reserve(1)?;
         live.open.push(known.index);
+        // An abort from before this does not reach it.
+        live.aborting = false;
         Ok(())
     }
 }

@@ -56,6 +56,8 @@ pub struct Stream {
     score: f64,
     /// What an output that is not a delta holds so far.
     said: Said,
+    /// The prompt as it was told, for samples yet to come.
+    echoed: Option<Box<Output>>,
     /// New text before the stop strings have had their say.
     fresh: String,
 }
@@ -98,6 +100,7 @@ impl Stream {
             history: Vec::new(),
             score: 0.0,
             said: Said::default(),
+            echoed: None,
             fresh: String::new(),
         };
         stream.resume(turn, prompt)?;
@@ -141,6 +144,7 @@ impl Stream {
             history: self.history.clone(),
             score: self.score,
             said: self.said.clone(),
+            echoed: self.echoed.clone(),
             fresh: String::new(),
         })
     }
@@ -192,15 +196,28 @@ impl Stream {
         self.memory.extend(&self.rules, tokens)?;
         self.generated += tokens.len();
         self.history.resize(self.history.len() + tokens.len(), 0.0);
+        let mut told = String::new();
         if let Some(text) = text {
             self.fresh.clear();
-            let mut unseen = String::new();
             for &token in tokens {
                 self.detokenizer.push(text, token, &mut self.fresh)?;
             }
-            self.stops.pass(&self.fresh, &mut unseen);
+            self.stops.pass(&self.fresh, &mut told);
+        }
+        if self.accumulates() {
+            self.said.tokens.extend_from_slice(tokens);
+            self.said.text.push_str(&told);
+            let unknown = self.unknown(tokens);
+            self.said.logprobs.extend(&unknown);
         }
         Ok(())
+    }
+
+    /// What is told of tokens that nobody chose: 0, so that there is one for each token.
+    fn unknown(&self, tokens: &[u32]) -> Logprobs {
+        let Some(k) = self.rules.params.logprobs else { return Logprobs::default() };
+        let top = tokens.iter().flat_map(|&token| std::iter::repeat_n((token, 0.0), k as usize)).collect();
+        Logprobs { tokens: vec![0.0; tokens.len()], top }
     }
 
     fn accumulates(&self) -> bool {
@@ -289,10 +306,18 @@ impl Stream {
         let mut output = self.output();
         output.tokens.try_reserve_exact(prompt.len())?;
         output.tokens.extend_from_slice(prompt);
+        output.logprobs = self.unknown(prompt);
         if let Some(text) = text {
             output.text = text.decode(prompt, self.detokenizer.skips_special())?;
         }
+        self.echoed = (self.branches > 1).then(|| Box::new(output.clone()));
         Ok(self.tell(output))
+    }
+
+    /// The same for a sample that has just come into being, where outputs are deltas: the others have it from its parent.
+    pub fn echo_again(&mut self) -> Option<Output> {
+        let Output { tokens, logprobs, text, .. } = *self.echoed.take()?;
+        (!self.accumulates()).then(|| Output { tokens, logprobs, text, ..self.output() })
     }
 
     /// Log probabilities of some of the prompt's tokens.
@@ -326,6 +351,7 @@ impl Stream {
     /// The output for a token just committed, if there is to be one. A stop string ends the sequence here.
     pub fn advance(&mut self, advance: &Advance, finish: Option<FinishReason>, text: Option<&Text>) -> Option<Output> {
         let token = advance.chosen.token;
+        self.echoed = None;
         self.generated += 1;
         self.score += advance.logprob as f64;
         let mut output = Output { finish, ..self.output() };

@@ -1,0 +1,793 @@
+//! Long random traces of what a host may do with an engine, beside a naive model of it: dense lists of tokens, every next token
+//! computed anew from all before it. The runner reads the past through the paged tables, so that a wrong one gives wrong tokens.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use pagedllm::decode::{
+    BeamScratch, BeamSearch, BeamStep, Context, Ended, Hypothesis, Memory, Rules, Sampler, log_softmax, logprob_and_top,
+};
+use pagedllm::engine::{Engine, Fork, MemoryPlan, ModelInfo, Output, Prompt, Request, Resume, Runner, Ticket};
+use pagedllm::error::{Error, Result};
+use pagedllm::options::{BeamParams, Dtype, EngineOptions, OutputKind, SamplingParams};
+use pagedllm::sched::{FinishReason, StepPlan};
+
+const VOCAB: usize = 24;
+const EOS: u32 = 5;
+const BLOCK: usize = 8;
+
+/// What a slot holds: a hash of the tokens up to it.
+fn content(before: u64, token: u32) -> u64 {
+    (before ^ (token as u64 + 1)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
+}
+
+/// Of the next token, from everything that attention reads.
+fn logits_after(contents: impl Iterator<Item = u64>, logits: &mut [f32]) {
+    let all = contents.fold(1, |all: u64, content| (all ^ content).wrapping_mul(0xD6E8_FEB8_6659_FD93).rotate_left(31));
+    for (token, logit) in logits.iter_mut().enumerate() {
+        let hash = (all ^ token as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23).wrapping_mul(0xA076_1D64_78BD_642F);
+        *logit = (hash >> 40) as f32 / (1 << 24) as f32 * 6.0;
+    }
+}
+
+fn dense_logits(tokens: &[u32]) -> Vec<f32> {
+    let mut logits = vec![0.0; VOCAB];
+    let contents = tokens.iter().scan(0, |before, &token| {
+        *before = content(*before, token);
+        Some(*before)
+    });
+    logits_after(contents, &mut logits);
+    logits
+}
+
+/// Paged storage of contents.
+struct Paged {
+    slots: Vec<u64>,
+    logits: Vec<f32>,
+    /// 0: works; 1: fails at once; 2: fails when it has copied and written.
+    failing: Arc<AtomicU32>,
+}
+
+impl Runner for Paged {
+    fn submit(&mut self, plan: &StepPlan) -> Result<Ticket> {
+        let (batch, failing) = (&plan.batch, self.failing.load(Ordering::Relaxed));
+        if failing == 1 {
+            return Err(Error::out_of_memory());
+        }
+        for copy in &batch.copies {
+            self.slots.copy_within(copy.from as usize * BLOCK..(copy.from as usize + 1) * BLOCK, copy.to as usize * BLOCK);
+        }
+        self.logits.clear();
+        for span in &batch.spans {
+            let slot = |position: usize| batch.tables[span.table as usize + position / BLOCK] as usize * BLOCK + position % BLOCK;
+            for row in span.first_row as usize..(span.first_row + span.rows) as usize {
+                let position = batch.positions[row] as usize;
+                let before = if position == 0 { 0 } else { self.slots[slot(position - 1)] };
+                assert_eq!(slot(position), batch.slots[row] as usize);
+                self.slots[slot(position)] = if failing == 2 { 13 } else { content(before, batch.tokens[row]) };
+                if batch.logit_rows.contains(&(row as u32)) {
+                    let end = self.logits.len();
+                    self.logits.resize(end + VOCAB, 0.0);
+                    logits_after((0..=position).map(|position| self.slots[slot(position)]), &mut self.logits[end..]);
+                }
+            }
+        }
+        if failing == 2 { Err(Error::out_of_memory()) } else { Ok(Ticket { logits: batch.logit_rows.len() }) }
+    }
+
+    fn wait(&mut self, _: Ticket) -> Result<&[f32]> {
+        Ok(&self.logits)
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % n as u64) as usize
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// As the engine gives them to samples and children.
+fn branch_seed(seed: u64, i: usize) -> u64 {
+    seed.wrapping_add((i as u64).wrapping_mul(0xA076_1D64_78BD_642F))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum State {
+    Running,
+    /// Told to end before the next step.
+    Doomed,
+    /// Ended, and waits for the rest of its contest.
+    Waiting,
+    Idle,
+    Gone,
+}
+
+/// A sequence as the naive model sees it.
+#[derive(Debug, Clone)]
+struct Dense {
+    request: u64,
+    index: u32,
+    params: SamplingParams,
+    tokens: Vec<u32>,
+    prompt_len: usize,
+    max_len: usize,
+    seed: u64,
+    keep: bool,
+    freed: bool,
+    state: State,
+    /// Samples that its first token makes.
+    branches: usize,
+    /// Log probabilities of what it generated.
+    history: Vec<f32>,
+    /// Tokens that a reader of news has still to hear of.
+    news: Vec<u32>,
+    /// Prompt log probabilities that it has still to hear of; None: not to be compared.
+    prompt_logprobs: Option<usize>,
+}
+
+impl Dense {
+    fn rules(&self) -> Rules {
+        let eos: &[u32] = if self.params.ignore_eos { &[] } else { &[EOS] };
+        Rules { eos: eos.into(), bad_words: self.params.bad_words_ids.clone(), breakers: Vec::new(), params: self.params.clone() }
+    }
+
+    fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
+    fn advance(&mut self) -> Option<FinishReason> {
+        let (rules, logits) = (self.rules(), dense_logits(&self.tokens));
+        let memory = Memory::new(&rules, &self.tokens, self.prompt_len).unwrap();
+        let (prompt_len, generated) = (self.prompt_len, self.generated());
+        let context = Context { tokens: &self.tokens, prompt_len, generated, seed: self.seed, memory: &memory, allowed: None };
+        let token = Sampler::new(VOCAB).unwrap().choose(&logits, &rules, &context).unwrap().token;
+        let stops = rules.stops_at(token) && !rules.must_go_on(generated);
+        self.history.push(logprob_and_top(&logits, token, 0, &mut Vec::new()).unwrap());
+        self.tokens.push(token);
+        self.news.push(token);
+        match stops {
+            true => Some(FinishReason::Stop),
+            false => (self.tokens.len() >= self.max_len).then_some(FinishReason::Length),
+        }
+    }
+
+    fn rewind(&mut self, len: usize) {
+        self.tokens.truncate(len);
+        self.prompt_len = self.prompt_len.min(len);
+        self.history.truncate(self.generated());
+        self.prompt_logprobs = None;
+    }
+
+    fn score(&self) -> f64 {
+        self.history.iter().map(|&logprob| logprob as f64).sum()
+    }
+
+    /// What an output that is not only news holds.
+    fn all(&self) -> &[u32] {
+        &self.tokens[if self.params.echo { 0 } else { self.prompt_len }..]
+    }
+}
+
+struct Contest {
+    wanted: usize,
+    open: usize,
+    /// Sequence, reason, score, tokens.
+    ends: Vec<(u64, FinishReason, f64, Vec<u32>)>,
+}
+
+struct Beams {
+    n: u32,
+    hypotheses: Vec<Hypothesis>,
+    aborted: bool,
+}
+
+struct Trace {
+    engine: Engine,
+    failing: Arc<AtomicU32>,
+    random: Random,
+    longest: usize,
+    max_seqs: usize,
+    sequences: BTreeMap<u64, Dense>,
+    contests: BTreeMap<u64, Contest>,
+    beams: BTreeMap<u64, Beams>,
+    pins: Vec<u64>,
+    /// Results that are still owed, by request and index.
+    open: HashSet<(u64, u32)>,
+    /// Last outputs that the next step must bring: sequence, request, index, reason.
+    due: Vec<(u64, u64, u32, FinishReason)>,
+    /// Forks of what is gone by then.
+    stillborn: HashSet<u64>,
+}
+
+impl Trace {
+    fn new(seed: u64) -> Trace {
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) + 1);
+        let blocks = 6 + random.below(30);
+        let max_seqs = 2 + random.below(8);
+        let max_model_len = (blocks * BLOCK).min(48);
+        let options = EngineOptions {
+            max_seqs,
+            max_batch_tokens: max_seqs + random.below(40),
+            prefill_chunk: Some(1 + random.below(20)),
+            prefix_cache: random.below(3) > 0,
+            queue_capacity: 100_000,
+            ..EngineOptions::default()
+        };
+        let memory = MemoryPlan {
+            weight_bytes: 0,
+            kv_bytes: 0,
+            work_bytes: 0,
+            blocks,
+            block_size: BLOCK,
+            block_bytes: 0,
+            kv_dtype: Dtype::F32,
+            max_model_len,
+            full_sequences: 1,
+        };
+        let info = ModelInfo {
+            architecture: "paged",
+            vocab_size: VOCAB,
+            layers: 0,
+            max_positions: max_model_len,
+            eos_token_ids: vec![EOS],
+            isa: None,
+            threads: 1,
+            memory,
+            window: None,
+            fingerprint: [0; 32],
+        };
+        let failing = Arc::new(AtomicU32::new(0));
+        let runner = Box::new(Paged { slots: vec![7; blocks * BLOCK], logits: Vec::new(), failing: failing.clone() });
+        Trace {
+            engine: Engine::with_runner(&options, info, None, runner).unwrap(),
+            failing,
+            longest: max_model_len,
+            max_seqs,
+            sequences: BTreeMap::new(),
+            contests: BTreeMap::new(),
+            beams: BTreeMap::new(),
+            pins: Vec::new(),
+            open: HashSet::new(),
+            due: Vec::new(),
+            stillborn: HashSet::new(),
+            random,
+        }
+    }
+
+    fn act(&mut self) {
+        let few = self.sequences.len() < 25;
+        match self.random.below(40) {
+            0..4 if few => self.add(),
+            4..7 if few => self.fork(),
+            7..9 => self.append(),
+            9..12 => self.rewind(),
+            12..15 => self.resume(),
+            15..17 => self.free(),
+            17 => self.abort(),
+            18 => self.pin(),
+            19 => self.unpin(),
+            20 => self.refused(),
+            _ => self.step(),
+        }
+    }
+
+    // --- what a host asks for ---
+
+    /// Few different beginnings, so that prefixes are shared.
+    fn some_tokens(&mut self, n: usize) -> Vec<u32> {
+        let odd = self.random.one_in(3);
+        (0..n).map(|i| if odd && self.random.one_in(12) { 9 } else { (i % 7) as u32 }).collect()
+    }
+
+    fn some_params(&mut self) -> SamplingParams {
+        let random = &mut self.random;
+        SamplingParams {
+            temperature: [0.0, 0.7, 1.0][random.below(3)],
+            top_k: [0, 5][random.below(2)],
+            top_p: [1.0, 0.9][random.below(2)],
+            repetition_penalty: [1.0, 1.0, 1.3][random.below(3)],
+            presence_penalty: [0.0, 0.0, 0.8][random.below(3)],
+            frequency_penalty: [0.0, 0.0, 0.4][random.below(3)],
+            logit_bias: if random.one_in(4) { vec![(EOS, 1.0)] } else { vec![] },
+            bad_words_ids: if random.one_in(4) { vec![vec![3, 4], vec![11]] } else { vec![] },
+            seed: Some(random.below(1000) as u64),
+            max_tokens: if random.one_in(5) { None } else { Some(1 + random.below(20)) },
+            ignore_eos: random.one_in(3),
+            stop_token_ids: if random.one_in(3) { vec![17] } else { vec![] },
+            output: [OutputKind::Delta, OutputKind::Delta, OutputKind::Cumulative, OutputKind::Final][random.below(4)],
+            logprobs: if random.one_in(4) { Some(2) } else { None },
+            ..SamplingParams::default()
+        }
+    }
+
+    fn max_len(&self, len: usize, params: &SamplingParams) -> usize {
+        params.max_tokens.map_or(self.longest, |tokens| (len + tokens).min(self.longest))
+    }
+
+    fn add(&mut self) {
+        let len = 1 + self.random.below(self.longest - 1);
+        let (tokens, mut params) = (self.some_tokens(len), self.some_params());
+        let mut request = Request::new(Prompt::Tokens(tokens.clone()), params.clone());
+        request.keep = self.random.one_in(2);
+        match self.random.below(6) {
+            0 => return self.add_beams(tokens),
+            1 => request.n = 1 + self.random.below(self.max_seqs.min(4)) as u32,
+            2 => {
+                request.n = 1 + self.random.below(2) as u32;
+                request.best_of = Some(request.n + self.random.below(3) as u32);
+            }
+            3 => request.sampling.prompt_logprobs = Some(1),
+            4 => request.sampling.echo = true,
+            _ => {}
+        }
+        let samples = request.best_of.unwrap_or(request.n) as usize;
+        let wanted = request.n as usize;
+        if samples > wanted {
+            request.sampling.output = OutputKind::Final;
+        }
+        params = request.sampling.clone();
+        let keep = request.keep;
+        let Ok(id) = self.engine.add_request(request) else { return };
+        if samples > wanted {
+            self.contests.insert(id, Contest { wanted, open: samples, ends: Vec::new() });
+        }
+        self.open.extend((0..wanted as u32).map(|index| (id, index)));
+        let dense = Dense {
+            request: id,
+            index: 0,
+            prompt_len: len,
+            max_len: self.max_len(len, &params),
+            seed: params.seed.unwrap(),
+            keep,
+            freed: false,
+            state: State::Running,
+            branches: samples,
+            history: Vec::new(),
+            news: if params.echo { tokens.clone() } else { Vec::new() },
+            prompt_logprobs: params.prompt_logprobs.map(|_| 0),
+            params,
+            tokens,
+        };
+        self.sequences.insert(id, dense);
+    }
+
+    fn add_beams(&mut self, tokens: Vec<u32>) {
+        let n = 1 + self.random.below(2) as u32;
+        let beam = BeamParams { width: 2 + self.random.below(3) as u32, ..BeamParams::default() };
+        let max_tokens = Some(1 + self.random.below(12));
+        let params = SamplingParams { max_tokens, presence_penalty: [0.0, 0.5][self.random.below(2)], ..SamplingParams::greedy() };
+        let most = self.max_len(tokens.len(), &params) - tokens.len();
+        let request = Request { n, beam: Some(beam.clone()), ..Request::new(Prompt::Tokens(tokens.clone()), params.clone()) };
+        let Ok(id) = self.engine.add_request(request) else { return };
+        self.open.extend((0..n).map(|index| (id, index)));
+        let rules = Rules { eos: [EOS].into(), params, ..Rules::default() };
+        self.beams.insert(id, Beams { n, hypotheses: search(&beam, n as usize, &rules, &tokens, most), aborted: false });
+    }
+
+    fn pick(&mut self, states: &[State]) -> Option<u64> {
+        let fit: Vec<u64> =
+            self.sequences.iter().filter(|(_, dense)| states.contains(&dense.state) && !dense.freed).map(|(&id, _)| id).collect();
+        if fit.is_empty() { None } else { Some(fit[self.random.below(fit.len())]) }
+    }
+
+    fn fork(&mut self) {
+        let Some(parent) = self.pick(&[State::Running, State::Idle, State::Doomed]) else { return };
+        let dense = self.sequences[&parent].clone();
+        let (len, n) = (dense.tokens.len(), 1 + self.random.below(2));
+        let at = if self.random.one_in(2) { None } else { Some(1 + self.random.below(len)) };
+        let idle = self.random.one_in(2);
+        let seed = if self.random.one_in(2) { None } else { Some(self.random.below(1000) as u64) };
+        assert!(self.engine.fork(parent, 1, &Fork { at: Some(len + 1), ..Fork::default() }).is_err());
+        let ids = self.engine.fork(parent, n, &Fork { at, idle, seed, ..Fork::default() }).unwrap();
+        for (i, id) in ids.into_iter().enumerate() {
+            let mut child = Dense { request: id, index: 0, branches: 1, news: Vec::new(), prompt_logprobs: None, ..dense.clone() };
+            child.rewind(at.unwrap_or(len));
+            child.seed = seed.map_or(dense.seed, |seed| branch_seed(seed, i));
+            let runs = dense.state != State::Idle && !idle;
+            if runs {
+                self.open.insert((id, 0));
+            }
+            // What is doomed has ended by then: its children have too, or were never born.
+            let parent_stays = dense.state != State::Doomed || (dense.keep && dense.branches == 1);
+            if !parent_stays {
+                self.stillborn.insert(id);
+                continue;
+            }
+            child.state = match dense.state {
+                State::Running if runs => State::Running,
+                _ => State::Idle,
+            };
+            if runs && dense.state == State::Doomed {
+                self.due.push((id, id, 0, FinishReason::Abort));
+            }
+            self.sequences.insert(id, child);
+        }
+    }
+
+    fn append(&mut self) {
+        let Some(id) = self.pick(&[State::Running, State::Idle]) else { return };
+        let more = 1 + self.random.below(12);
+        let more = self.some_tokens(more);
+        let longest = self.longest;
+        let dense = self.sequences.get_mut(&id).unwrap();
+        let len = dense.tokens.len() + more.len();
+        let fits = len < longest || (len == longest && dense.state == State::Idle);
+        assert_eq!(self.engine.append(id, more.clone()).is_ok(), fits);
+        if fits {
+            dense.history.resize(dense.history.len() + more.len(), 0.0);
+            dense.tokens.extend(more.iter());
+            dense.max_len = (dense.max_len + more.len()).clamp(len, longest);
+        }
+    }
+
+    fn rewind(&mut self) {
+        let Some(id) = self.pick(&[State::Running, State::Idle]) else { return };
+        let dense = self.sequences.get_mut(&id).unwrap();
+        let len = 1 + self.random.below(dense.tokens.len());
+        assert!(self.engine.rewind(id, dense.tokens.len() + 1).is_err());
+        self.engine.rewind(id, len).unwrap();
+        dense.rewind(len);
+    }
+
+    fn resume(&mut self) {
+        let Some(id) = self.pick(&[State::Idle]) else { return };
+        if self.due.iter().any(|&(seq, ..)| seq == id) {
+            return;
+        }
+        let (params, keep) = (self.some_params(), self.random.one_in(2));
+        let len = self.sequences[&id].tokens.len();
+        let max_len = self.max_len(len, &params);
+        let resumed = self.engine.resume(id, Resume { keep, ..Resume::new(params.clone()) });
+        assert_eq!(resumed.is_ok(), len < self.longest);
+        if resumed.is_err() {
+            return;
+        }
+        let dense = self.sequences.get_mut(&id).unwrap();
+        (dense.keep, dense.max_len, dense.prompt_len, dense.state) = (keep, max_len, len, State::Running);
+        (dense.seed, dense.params) = (params.seed.unwrap(), params);
+        (dense.history, dense.news, dense.prompt_logprobs) = (Vec::new(), Vec::new(), None);
+        assert!(self.open.insert((dense.request, dense.index)));
+    }
+
+    fn free(&mut self) {
+        let Some(id) = self.pick(&[State::Running, State::Idle, State::Waiting, State::Doomed]) else { return };
+        let dense = &self.sequences[&id];
+        if dense.state == State::Waiting && !dense.keep {
+            assert!(self.engine.free(id).is_err(), "it is gone already");
+            return;
+        }
+        self.engine.free(id).unwrap();
+        assert!(self.engine.sequence(id).is_err() && self.engine.free(id).is_err());
+        let dense = self.sequences.get_mut(&id).unwrap();
+        dense.freed = true;
+        match dense.state {
+            State::Running => dense.state = State::Doomed,
+            State::Idle => dense.state = State::Gone,
+            _ => {}
+        }
+    }
+
+    fn abort(&mut self) {
+        let requests: Vec<u64> =
+            self.open.iter().map(|&(request, _)| request).collect::<std::collections::BTreeSet<_>>().into_iter().collect();
+        if requests.is_empty() {
+            return;
+        }
+        let request = requests[self.random.below(requests.len())];
+        if self.stillborn.contains(&request) || self.due.iter().any(|due| due.1 == request) {
+            return;
+        }
+        self.engine.abort(request).unwrap();
+        if let Some(beams) = self.beams.get_mut(&request) {
+            beams.aborted = true;
+        }
+        let mine = self.sequences.values_mut().filter(|dense| dense.request == request && dense.state == State::Running);
+        mine.for_each(|dense| dense.state = State::Doomed);
+    }
+
+    fn pin(&mut self) {
+        let len = 1 + self.random.below(self.longest - 1);
+        let tokens = self.some_tokens(len);
+        let priority = self.random.below(3) as u32;
+        self.pins.extend(self.engine.pin(Prompt::Tokens(tokens), true, b"", priority, None));
+    }
+
+    fn unpin(&mut self) {
+        if !self.pins.is_empty() {
+            // It may have had to give way.
+            let _ = self.engine.unpin(self.pins.swap_remove(self.random.below(self.pins.len())));
+        }
+    }
+
+    /// Beams are chosen together, and what runs cannot be resumed.
+    fn refused(&mut self) {
+        if let Some(&id) = self.beams.keys().next() {
+            assert!(self.engine.fork(id, 1, &Fork::default()).is_err() && self.engine.rewind(id, 1).is_err());
+            assert!(self.engine.append(id, vec![1]).is_err() && self.engine.free(id).is_err());
+        }
+        if let Some(id) = self.pick(&[State::Running]) {
+            assert!(self.engine.resume(id, Resume::new(SamplingParams::greedy())).is_err());
+        }
+    }
+
+    // --- one step, and what must follow from it ---
+
+    fn step(&mut self) {
+        self.failing.store(if self.random.one_in(8) { 1 + self.random.below(2) as u32 } else { 0 }, Ordering::Relaxed);
+        let result = self.engine.step();
+        let outputs: Vec<Output> = self.engine.queue().poll(Some(Duration::ZERO)).unwrap().into();
+        self.end_the_doomed(&outputs);
+        self.expect_beams(&outputs);
+        let ids: Vec<u64> = self.sequences.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.branch(id));
+        let ids: Vec<u64> = self.sequences.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.catch_up(id, &outputs));
+        self.settle_contests(&outputs);
+        for output in &outputs {
+            if output.finish.is_some() {
+                let owed = self.open.remove(&(output.request, output.index));
+                assert!(owed || self.stillborn.contains(&output.sequence), "ends twice: {output:?}");
+            }
+        }
+        self.stillborn.clear();
+        self.sequences.retain(|_, dense| dense.state != State::Gone);
+        self.check();
+        match result {
+            Ok(report) => assert_eq!(report.unfinished as usize, self.unfinished()),
+            Err(_) => assert!(self.failing.load(Ordering::Relaxed) > 0),
+        }
+    }
+
+    fn unfinished(&self) -> usize {
+        self.open.iter().map(|(request, _)| request).collect::<HashSet<_>>().len()
+    }
+
+    fn end_the_doomed(&mut self, outputs: &[Output]) {
+        for (sequence, request, index, reason) in std::mem::take(&mut self.due) {
+            let found: Vec<&Output> = outputs.iter().filter(|output| output.sequence == sequence).collect();
+            assert!(
+                found.len() == 1 && found[0].finish == Some(reason) && (found[0].request, found[0].index) == (request, index),
+                "{found:?}"
+            );
+        }
+        for &id in &self.stillborn {
+            assert!(outputs.iter().any(|output| output.sequence == id && output.finish == Some(FinishReason::Error)), "{id}");
+        }
+        let doomed: Vec<u64> = self.sequences.iter().filter(|(_, dense)| dense.state == State::Doomed).map(|(&id, _)| id).collect();
+        for id in doomed {
+            let dense = self.sequences.get_mut(&id).unwrap();
+            if dense.branches > 1 {
+                dense.state = State::Gone;
+                let wanted = self.contests.remove(&id).map_or(dense.branches, |contest| contest.wanted) as u32;
+                let ends = |index| outputs.iter().any(|o| o.request == id && o.index == index && o.finish == Some(FinishReason::Abort));
+                assert!((0..wanted).all(ends), "every sample of {id} is told");
+            } else {
+                self.end(id, FinishReason::Abort, outputs);
+            }
+        }
+    }
+
+    /// The model's sequence has ended.
+    fn end(&mut self, id: u64, reason: FinishReason, outputs: &[Output]) {
+        let dense = self.sequences.get_mut(&id).unwrap();
+        let stays = dense.keep && !dense.freed;
+        if let Some(contest) = self.contests.get_mut(&dense.request) {
+            contest.ends.push((id, reason, dense.score(), dense.all().to_vec()));
+            contest.open -= 1;
+            dense.state = State::Waiting;
+            return;
+        }
+        let dense = dense.clone();
+        self.compare(id, &dense, Some(reason), outputs);
+        let state = if stays { State::Idle } else { State::Gone };
+        let dense = self.sequences.get_mut(&id).unwrap();
+        (dense.state, dense.news) = (state, Vec::new());
+    }
+
+    /// The first token has made samples of the sequence, if its length says so.
+    fn branch(&mut self, id: u64) {
+        let dense = &self.sequences[&id];
+        let grown = self.engine.sequence(id).is_ok_and(|info| info.len > dense.tokens.len());
+        let gone = self.engine.sequence(id).is_err();
+        if dense.state != State::Running || dense.branches == 1 || !(grown || gone) {
+            return;
+        }
+        let parent = Dense { branches: 1, ..dense.clone() };
+        for i in 0..dense.branches {
+            let seed = branch_seed(parent.seed, i);
+            self.sequences.insert(id + i as u64, Dense { index: i as u32, seed, ..parent.clone() });
+        }
+    }
+
+    /// The model goes as far as the engine has gone.
+    fn catch_up(&mut self, id: u64, outputs: &[Output]) {
+        if self.sequences[&id].state != State::Running {
+            return;
+        }
+        let contest = self.contests.contains_key(&self.sequences[&id].request);
+        loop {
+            let dense = self.sequences.get_mut(&id).unwrap();
+            let goes_on = match self.engine.sequence(id) {
+                Ok(info) => info.len > dense.tokens.len(),
+                Err(_) => true,
+            };
+            if !goes_on {
+                break;
+            }
+            if let Some(reason) = dense.advance() {
+                return self.end(id, reason, outputs);
+            }
+        }
+        if !contest {
+            let dense = self.sequences[&id].clone();
+            self.compare(id, &dense, None, outputs);
+        }
+        self.sequences.get_mut(&id).unwrap().news.clear();
+    }
+
+    /// What was told of a sequence is what the model says.
+    fn compare(&mut self, id: u64, dense: &Dense, finish: Option<FinishReason>, outputs: &[Output]) {
+        let mine: Vec<&Output> = outputs.iter().filter(|output| output.sequence == id).collect();
+        let (last, before) = mine.split_last().map_or((None, &[][..]), |(last, before)| (Some(*last), before));
+        assert!(before.iter().all(|output| output.finish.is_none()), "the last output is the last: {mine:?}");
+        assert_eq!(last.and_then(|last| last.finish), finish, "sequence {id}: {mine:?} {dense:?}");
+        // The prompt comes back as it was when the request began.
+        let echo = |last: &Output| dense.params.echo && last.generated_tokens == 0 && last.finish.is_none();
+        match dense.params.output {
+            OutputKind::Delta => {
+                let told: Vec<u32> = mine.iter().flat_map(|output| output.tokens.clone()).collect();
+                assert_eq!(told, dense.news, "sequence {id}");
+                let logprobs: Vec<f32> = mine.iter().flat_map(|output| output.logprobs.tokens.clone()).collect();
+                let echoed: usize = mine.iter().filter(|output| echo(output)).map(|output| output.tokens.len()).sum();
+                let scored = if dense.params.logprobs.is_some() { told.len() - echoed } else { 0 };
+                assert_eq!(logprobs, dense.history[dense.history.len() - scored..], "sequence {id}");
+            }
+            OutputKind::Cumulative => {
+                assert!(last.is_none_or(|last| echo(last) || last.tokens == dense.all()), "sequence {id}: {last:?} {dense:?}")
+            }
+            OutputKind::Final => {
+                assert_eq!(mine.len(), finish.is_some() as usize);
+                assert!(last.is_none_or(|last| last.tokens == dense.all()), "sequence {id}: {last:?} {dense:?}");
+            }
+        }
+        if let Some(last) = last.filter(|last| !echo(last)) {
+            assert_eq!((last.request, last.index, last.prompt_tokens), (dense.request, dense.index, dense.prompt_len as u64));
+            assert!(finish.is_none() || last.generated_tokens as usize == dense.generated(), "{last:?} {dense:?}");
+        }
+        self.compare_prompt(id, dense, &mine);
+    }
+
+    fn compare_prompt(&mut self, id: u64, dense: &Dense, mine: &[&Output]) {
+        let Some(known) = dense.prompt_logprobs.filter(|_| dense.params.output == OutputKind::Delta) else { return };
+        let told: Vec<f32> = mine.iter().flat_map(|output| output.prompt_logprobs.tokens.clone()).collect();
+        for (i, logprob) in told.iter().enumerate() {
+            let at = known + i + 1;
+            let expected = logprob_and_top(&dense_logits(&dense.tokens[..at]), dense.tokens[at], 0, &mut Vec::new()).unwrap();
+            assert_eq!(*logprob, expected, "the prompt of {id} at {at}");
+        }
+        let known = known + told.len();
+        assert!(
+            dense.news.is_empty() || dense.generated() == 0 || known + 1 == dense.prompt_len,
+            "all of the prompt is told: {known} {dense:?} {mine:?}"
+        );
+        self.sequences.get_mut(&id).unwrap().prompt_logprobs = Some(known);
+    }
+
+    fn settle_contests(&mut self, outputs: &[Output]) {
+        let settled: Vec<u64> = self.contests.iter().filter(|(_, contest)| contest.open == 0).map(|(&id, _)| id).collect();
+        for request in settled {
+            let Contest { wanted, mut ends, .. } = self.contests.remove(&request).unwrap();
+            ends.sort_by(|a, b| b.2.total_cmp(&a.2));
+            let told: Vec<&Output> = outputs.iter().filter(|output| output.request == request && output.finish.is_some()).collect();
+            assert_eq!(told.len(), wanted, "{told:?}");
+            for (rank, (output, end)) in told.iter().zip(&ends).enumerate() {
+                assert_eq!((output.index as usize, output.finish, &output.tokens), (rank, Some(end.1), &end.3), "{output:?}");
+                assert_eq!(output.score, end.2);
+            }
+            for (rank, (id, ..)) in ends.iter().enumerate() {
+                let dense = self.sequences.get_mut(id).unwrap();
+                dense.news.clear();
+                dense.state = if dense.keep && !dense.freed && self.engine.sequence(*id).is_ok() { State::Idle } else { State::Gone };
+                assert!(rank < wanted || dense.state == State::Gone, "the others are forgotten");
+                assert!(rank >= wanted || !dense.keep || dense.freed || dense.state == State::Idle, "the best stay");
+            }
+        }
+    }
+
+    fn expect_beams(&mut self, outputs: &[Output]) {
+        let ended: Vec<u64> = self.beams.keys().copied().filter(|id| outputs.iter().any(|output| output.request == *id)).collect();
+        for id in ended {
+            let Beams { n, hypotheses, aborted } = self.beams.remove(&id).unwrap();
+            let told: Vec<&Output> = outputs.iter().filter(|output| output.request == id).collect();
+            assert_eq!(told.len(), n as usize);
+            if aborted {
+                assert!(told.iter().all(|output| output.finish == Some(FinishReason::Abort)));
+                continue;
+            }
+            for (output, hypothesis) in told.iter().zip(&hypotheses) {
+                let reason = if hypothesis.ended == Ended::AtEos { FinishReason::Stop } else { FinishReason::Length };
+                assert_eq!((&output.tokens, output.finish, output.score), (&hypothesis.tokens, Some(reason), hypothesis.score as f64));
+            }
+        }
+    }
+
+    fn check(&self) {
+        for (&id, dense) in &self.sequences {
+            if dense.freed || dense.state == State::Waiting {
+                continue;
+            }
+            let info = self.engine.sequence(id).unwrap_or_else(|error| panic!("{error}: {dense:?}"));
+            let expected = (dense.request, dense.index, dense.tokens.len(), dense.state == State::Idle);
+            assert_eq!((info.request, info.index, info.len, info.idle), expected, "sequence {id}: {dense:?}");
+        }
+        let stats = self.engine.stats();
+        let idle = self.sequences.values().filter(|dense| dense.state == State::Idle && !dense.freed).count();
+        let waiting = self.sequences.values().filter(|dense| dense.state == State::Waiting && dense.keep).count();
+        assert!((idle..=idle + waiting).contains(&(stats.idle as usize)), "{} idle, not {idle}", stats.idle);
+        let finished = stats.finished_abort + stats.finished_error + stats.finished_length + stats.finished_stop;
+        assert!(finished > 0 || stats.steps < 1000);
+    }
+
+    /// Everything ends, everything is freed, and nothing is left.
+    fn drain(&mut self) {
+        let mut steps = 0;
+        while !self.open.is_empty() {
+            self.step();
+            steps += 1;
+            assert!(steps < 20_000, "{} requests do not end", self.unfinished());
+        }
+        for (&id, dense) in &self.sequences {
+            assert!(dense.freed || self.engine.free(id).is_ok());
+        }
+        self.pins.iter().for_each(|&pin| drop(self.engine.unpin(pin)));
+        self.sequences.clear();
+        self.failing.store(0, Ordering::Relaxed);
+        self.engine.step().unwrap();
+        let stats = self.engine.stats();
+        assert_eq!((stats.blocks_used, stats.idle, stats.waiting, stats.running), (0, 0, 0, 0));
+        assert_eq!(stats.blocks_free + stats.blocks_cached, stats.blocks_total);
+    }
+}
+
+/// Beam search with every row computed from all tokens.
+fn search(beam: &BeamParams, n: usize, rules: &Rules, prompt: &[u32], most: usize) -> Vec<Hypothesis> {
+    let mut search = BeamSearch::new(beam, n, &rules.eos, most).unwrap();
+    let (mut scratch, mut step, mut sampler) = (BeamScratch::default(), BeamStep::default(), Sampler::new(VOCAB).unwrap());
+    while !search.is_done() {
+        let mut rows = vec![vec![0.0; VOCAB]; beam.width as usize];
+        for beam in search.running() {
+            let (mut tokens, mut generated, mut raw) = (prompt.to_vec(), Vec::new(), vec![0.0; VOCAB]);
+            search.tokens_of(beam, &mut generated).unwrap();
+            tokens.extend(&generated);
+            log_softmax(&dense_logits(&tokens), &mut raw);
+            let memory = Memory::new(rules, &tokens, prompt.len()).unwrap();
+            let context =
+                Context { tokens: &tokens, prompt_len: prompt.len(), generated: generated.len(), seed: 0, memory: &memory, allowed: None };
+            rows[beam.slot] = sampler.process(&raw, rules, &context).unwrap().to_vec();
+        }
+        let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+        search.decide(&rows, &mut scratch, &mut step).unwrap();
+        search.commit(&step);
+    }
+    search.best().unwrap()
+}
+
+#[test]
+fn whatever_a_host_does_every_sequence_has_the_tokens_of_the_dense_model() {
+    for seed in 0..60 {
+        let mut trace = Trace::new(seed);
+        (0..1000).for_each(|_| trace.act());
+        trace.drain();
+    }
+}
