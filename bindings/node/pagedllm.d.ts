@@ -394,7 +394,8 @@ export class Engine {
    * stream included; outputs that were read stay read. One that runs goes on from there. */
   rewind(sequence: number | bigint, length: number | bigint): void;
   /** An idle sequence goes on: only tokens that were appended since are computed. Counts (maxTokens, minTokens) and penalties
-   * begin anew. Its outputs go to `queue`, by default where they went before. Done in the order of the calls, with those of add(). */
+   * begin anew. Its outputs go to `queue`, by default where they went before. Calls are taken in their order, with those of
+   * add(). */
   resume(sequence: number | bigint, how?: Sampling & { queue?: Queue }): Promise<void>;
   /** generate() for a sequence that was kept. */
   generateResumed(sequence: number | bigint, how?: Sampling, options?: { signal?: AbortSignal }): Promise<Completion>;

@@ -65,8 +65,7 @@ def main(model: str = "examples/model") -> None:
         print(f"\nrewound, without drawing lots, {greedy[-1].score:.2f}:")
         print("".join(output.text for output in [*begun, *greedy]))
         stats = engine.stats()
-        print(f"\n{stats.generated_tokens} tokens generated, {stats.prompt_tokens} computed to go on from, {stats.blocks_copied} blocks "
-              "copied")
+        print(f"\n{stats.generated_tokens} tokens generated, {stats.prompt_tokens} computed to go on from")
 
 
 try:

@@ -392,6 +392,32 @@ class Several(Case):
         for sequence in range(request, request + 4):
             self.assertRefused(Code.NOT_FOUND, "unknown", self.engine.sequence_info, sequence)
 
+    @unittest.expectedFailure  # the library's mistake: the engine fails
+    def test_beams_cannot_be_freed_one_by_one(self):
+        with open_engine(host_steps=True) as engine:
+            request = engine.add("Hello", Sampling(max_tokens=4), beam=Beam(width=2))
+            engine.step()
+            self.assertRefused(Code.INVALID_ARGUMENT, "beam", engine.free, request + 1)
+
+    @unittest.expectedFailure  # the library's mistake: it goes on, and ends with an error
+    def test_a_grammar_that_has_ended_ends_the_sequence_whatever_comes_of_ignore_eos(self):
+        digits = Sampling(temperature=0, max_tokens=9, ignore_eos=True, grammar=Grammar.regex("[0-9]{2}"))
+        self.assertRegex(self.engine.generate("Hello", digits).text, r"\A[0-9]{2}\Z")
+
+    @unittest.expectedFailure  # the library's mistake: it keeps the first one, and knows nothing of it
+    def test_samples_that_are_aborted_before_they_begin_are_kept_too_or_gone(self):
+        with open_engine(host_steps=True) as engine:
+            request = engine.add("Hello", n=2, keep=True)
+            engine.abort(request)
+            engine.step()
+            self.assertEqual(engine.stats().idle == 0, self.is_unknown(engine, request))
+
+    def is_unknown(self, engine, sequence):
+        try:
+            return not engine.sequence_info(sequence)
+        except Error:
+            return True
+
     def test_closing_a_stream_of_several_aborts_them_all(self):
         stream = self.engine.stream("Hello", ENDLESS, n=4)
         next(stream)
