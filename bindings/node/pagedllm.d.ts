@@ -369,7 +369,8 @@ export class Engine {
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
 
-  /** All that the request gives; of several results the first. Aborting the signal aborts the request and rejects with the signal's reason. */
+  /** All that the request gives; of several results the first. Aborting the signal aborts the request and rejects with the signal's
+   * reason. */
   generate(request: Request, options?: { signal?: AbortSignal }): Promise<Completion>;
   /** generate() of all n results, by index. */
   generateAll(request: Request, options?: { signal?: AbortSignal }): Promise<Completion[]>;

@@ -717,7 +717,7 @@ class Hooks(Case):
         self.assertEqual((lengths, refused), ([2], [Code.BUSY]))
 
     def test_a_hook_may_close_the_engine(self):
-        self.assertRefused(Code.CLOSED, "", self.ask, lambda *_: self.engine.close())
+        self.assertRefused(Code.CLOSED, "", self.engine.generate, "Hello", ENDLESS, logits_hook=lambda *_: self.engine.close())
         with open_engine(host_steps=True) as engine:
             engine.add("Hello", logits_hook=lambda *_: engine.close())
             self.assertEqual(engine.step().sequences, 1)
