@@ -36,6 +36,13 @@ func (a *arguments) setFloat(field *C.float, value float64) {
 	}
 }
 
+// setFloatFrom tells 0 from nothing.
+func setFloatFrom(field *C.float, value *float64) {
+	if value != nil {
+		*field = C.float(*value)
+	}
+}
+
 func (a *arguments) inRange(name string, value, most int64) bool {
 	if value >= 0 && value <= most {
 		return true
@@ -58,8 +65,10 @@ func (a *arguments) text(s string) (*C.char, C.uint64_t) {
 	return (*C.char)(unsafe.Pointer(data)), C.uint64_t(len(s))
 }
 
-// texts wants at least one.
-func (a *arguments) texts(all []string) (**C.char, *C.uint64_t) {
+func (a *arguments) texts(all []string) (**C.char, *C.uint64_t, C.uint64_t) {
+	if len(all) == 0 {
+		return nil, nil, 0
+	}
 	data := make([]*C.char, len(all))
 	lens := make([]C.uint64_t, len(all))
 	for i, s := range all {
@@ -67,7 +76,7 @@ func (a *arguments) texts(all []string) (**C.char, *C.uint64_t) {
 	}
 	a.Pin(&data[0])
 	a.Pin(&lens[0])
-	return &data[0], &lens[0]
+	return &data[0], &lens[0], C.uint64_t(len(all))
 }
 
 // tokens is NULL for no slice, but not for one without elements.
@@ -80,6 +89,35 @@ func (a *arguments) tokens(ids []uint32) (*C.uint32_t, C.uint64_t) {
 	return (*C.uint32_t)(unsafe.Pointer(data)), C.uint64_t(len(ids))
 }
 
+// prompt is one of the two, or both where both are given: the library says what is wrong then.
+func (a *arguments) prompt(prompt string, ids []uint32) (text *C.char, len C.uint64_t, tokens *C.uint32_t, count C.uint64_t) {
+	if ids == nil || prompt != "" {
+		text, len = a.text(prompt)
+	}
+	tokens, count = a.tokens(ids)
+	return text, len, tokens, count
+}
+
+func (a *arguments) bytes(all []byte) (*C.uint8_t, C.uint64_t) {
+	data, len := array(a, all)
+	return (*C.uint8_t)(data), len
+}
+
+// array is NULL where there are none.
+func array[T any](a *arguments, all []T) (*T, C.uint64_t) {
+	if len(all) == 0 {
+		return nil, 0
+	}
+	a.Pin(&all[0])
+	return &all[0], C.uint64_t(len(all))
+}
+
+func setFlag(flags *C.uint32_t, on bool, flag C.uint32_t) {
+	if on {
+		*flags |= flag
+	}
+}
+
 // goText copies a string of C's.
 func goText(data *C.char, len C.uint64_t) string {
 	return string(unsafe.Slice((*byte)(unsafe.Pointer(data)), len))
@@ -87,4 +125,20 @@ func goText(data *C.char, len C.uint64_t) string {
 
 func goTokens(data *C.uint32_t, len C.uint64_t) []uint32 {
 	return slices.Clone(unsafe.Slice((*uint32)(unsafe.Pointer(data)), len))
+}
+
+func goFloats(data *C.float, len C.uint64_t) []float32 {
+	return slices.Clone(unsafe.Slice((*float32)(data), len))
+}
+
+// goLogProbs copies as many alternatives for each of so many tokens.
+func goLogProbs(data *C.pllm_logprob, len C.uint64_t, tokens int) [][]LogProb {
+	if tokens == 0 || int(len) < tokens {
+		return nil
+	}
+	all := make([]LogProb, len)
+	for i, alternative := range unsafe.Slice(data, len) {
+		all[i] = LogProb{uint32(alternative.token), float32(alternative.logprob)}
+	}
+	return slices.Collect(slices.Chunk(all, int(len)/tokens))
 }

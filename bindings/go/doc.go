@@ -1,15 +1,21 @@
 // Package pagedllm serves large language models inside your own process: continuous batching over a paged KV cache, in a C
 // library that this package wraps.
 //
-// [Open] makes an [Engine], which steps by itself. [Engine.Generate] runs one request to its end, [Engine.Stream] gives its
-// outputs as they come, and any number of goroutines may do so at once: their requests share each step. Who serves many
-// requests from one goroutine makes a [Queue]. A host that wants to decide when the engine computes sets Options.HostSteps and
-// calls [Engine.Step].
+// [Open] makes an [Engine], which steps by itself. [Engine.Generate] runs one request to its end, [Engine.GenerateAll] one for
+// several results, [Engine.Stream] gives outputs as they come, and any number of goroutines may do so at once: their requests
+// share each step. Who serves many requests from one goroutine makes a [Queue]. A host that wants to decide when the engine
+// computes sets Options.HostSteps and calls [Engine.Step].
+//
+// # Sequences
+//
+// What a request with Keep has made of its prompt stays, as a [Sequence], and is a value: it can be forked, appended to, cut back
+// and resumed, and shares with its forks what was computed. Requests that begin with the same tokens share that, too, without
+// being told: [Engine.Pin] keeps a prompt for them.
 //
 // # Defaults
 //
-// Every field's zero value is the library's default. The two fields where 0 means something else, Sampling.Temperature
-// (0 is greedy, the default is 1) and Sampling.Seed, are pointers: see [Ptr].
+// Every field's zero value is the library's default. The fields where 0 means something else, as Sampling.Temperature (0 is
+// greedy, the default is 1) and Sampling.Seed, are pointers: see [Ptr].
 //
 // # Errors
 //
@@ -26,13 +32,14 @@
 //
 // Everything may be used by any number of goroutines. A goroutine that waits is parked on the runtime's network poller: it
 // occupies no thread, however many wait, but each stream and each queue takes two file descriptors. The library never calls
-// into Go. Only Open, Plan, Step, Stop and Close keep a thread for as long as they take.
+// into Go, so its hook that edits logits is not offered here. Only Open, Plan, Step, Stop and Close keep a thread for as long as
+// they take.
 //
 // # Closing
 //
 // [Engine.Close] may be called at any time, from any goroutine, more than once. It waits for calls under way, and what waits
-// or streams ends with [ErrClosed]. An engine or a queue that is forgotten is closed some time after the garbage collector
-// finds out.
+// or streams ends with [ErrClosed]. An engine, a queue or a sequence that is forgotten is closed some time after the garbage
+// collector finds out.
 //
 // # Building
 //

@@ -113,7 +113,8 @@ func (e *Engine) Step() (report StepReport, err error) {
 	return report, err
 }
 
-// Abort ends a request at the next step; its last output says FinishAbort. An id that is unknown or has ended is ErrNotFound.
+// Abort ends a request at the next step; the last output of each of its sequences says FinishAbort. An id that is unknown or has
+// ended is ErrNotFound.
 func (e *Engine) Abort(request RequestID) error {
 	return e.engine.use(func(c *C.pllm_engine) error { return check(C.pllm_engine_abort(c, C.uint64_t(request))) })
 }
@@ -122,13 +123,19 @@ func (e *Engine) Abort(request RequestID) error {
 type Stats struct {
 	// Waiting sequences wait for their first or next step; Paused are those of them whose queue is full.
 	Waiting, Running, Paused int
-	// BlocksCached are kept for reuse, and given away when they are needed.
+	// Idle sequences were kept, and wait to be resumed or closed.
+	Idle int
+	// BlocksCached are those that nobody uses and that the prefix cache still finds; they are given away when they are needed.
 	BlocksTotal, BlocksUsed, BlocksCached, BlocksFree int
 	// SlotUtilization is the share of the used blocks' slots that hold a token's K and V; 1 while none is used.
 	SlotUtilization float64
 	Steps           int
 	// PromptTokens counts those computed, again where they were computed again after a preemption.
 	PromptTokens, GeneratedTokens, Preemptions int
+	// BlocksCopied counts those copied because a sequence wrote to one that others share.
+	BlocksCopied int
+	// PrefixQueries are prompt tokens looked for in the prefix cache, PrefixHits those that did not have to be computed.
+	PrefixQueries, PrefixHits int
 	// Requests that ended, by reason.
 	FinishedStop, FinishedLength, FinishedAbort, FinishedError int
 }
@@ -141,12 +148,14 @@ func (e *Engine) Stats() (stats Stats, err error) {
 			return err
 		}
 		stats = Stats{
-			Waiting: int(s.waiting), Running: int(s.running), Paused: int(s.paused),
+			Waiting: int(s.waiting), Running: int(s.running), Paused: int(s.paused), Idle: int(s.idle),
 			BlocksTotal: int(s.blocks_total), BlocksUsed: int(s.blocks_used),
 			BlocksCached: int(s.blocks_cached), BlocksFree: int(s.blocks_free),
 			SlotUtilization: float64(s.slot_utilization),
 			Steps:           int(s.steps),
 			PromptTokens:    int(s.prompt_tokens), GeneratedTokens: int(s.generated_tokens), Preemptions: int(s.preemptions),
+			BlocksCopied:  int(s.blocks_copied),
+			PrefixQueries: int(s.prefix_queries), PrefixHits: int(s.prefix_hits),
 			FinishedStop: int(s.finished_stop), FinishedLength: int(s.finished_length),
 			FinishedAbort: int(s.finished_abort), FinishedError: int(s.finished_error),
 		}

@@ -28,7 +28,7 @@ type Code int32
 const (
 	// ErrInvalidArgument: an argument is wrong: its value, its range, its encoding.
 	ErrInvalidArgument Code = C.PLLM_E_INVALID_ARGUMENT
-	// ErrNotFound: no live request has this id.
+	// ErrNotFound: no live request or sequence has this id.
 	ErrNotFound Code = C.PLLM_E_NOT_FOUND
 	// ErrIO: a file could not be opened or read.
 	ErrIO Code = C.PLLM_E_IO
@@ -44,7 +44,7 @@ const (
 	ErrOutOfMemory Code = C.PLLM_E_OUT_OF_MEMORY
 	// ErrInternal: a defect of the library. After one in a step the engine serves no more; closing it still works.
 	ErrInternal Code = C.PLLM_E_INTERNAL
-	// ErrClosed: the engine or the queue has been closed.
+	// ErrClosed: the engine, the queue or the sequence has been closed.
 	ErrClosed Code = C.PLLM_E_CLOSED
 	// ErrCancelled: the loading was stopped. Open answers with the context's error instead.
 	ErrCancelled Code = C.PLLM_E_CANCELLED

@@ -97,6 +97,50 @@ func ExampleEngine_Generate_timeout() {
 	// Output: true
 }
 
+// One conversation goes on in two ways; what they share is computed once.
+func ExampleSequence_Fork() {
+	engine, err := pagedllm.Open(context.Background(), options)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer engine.Close()
+	prompt, err := engine.RenderChat([]pagedllm.Message{{Role: "user", Content: "What is the capital of France?"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	greedy := pagedllm.Sampling{Temperature: pagedllm.Ptr(0.0)}
+	answer, err := engine.Generate(context.Background(), pagedllm.Request{Prompt: prompt, RawPrompt: true, Sampling: greedy, Keep: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(answer.Text)
+	trunk := engine.Sequence(answer.Sequence)
+	defer trunk.Close()
+	for _, question := range []string{"What does a cow say?", "What is 7 + 5?"} {
+		branch, err := trunk.Fork(pagedllm.Fork{Queue: engine.Queue()})
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer branch.Close()
+		turn, err := engine.Tokenize("<|user|>\n"+question+"<|end|>\n<|assistant|>\n", false)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := branch.Append(turn); err != nil {
+			log.Fatal(err)
+		}
+		answer, err := branch.Generate(context.Background(), pagedllm.Resume{Sampling: greedy})
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(answer.Text)
+	}
+	// Output:
+	// The capital of France is Paris.
+	// A cow says moo.
+	// 12
+}
+
 // A host that steps by itself decides when the engine computes.
 func ExampleEngine_Step() {
 	hostSteps := options

@@ -3,6 +3,7 @@
 #define PAGEDLLM_GO_GLUE_H
 
 #include <pagedllm.h>
+#include <stdlib.h>
 
 typedef struct {
     pllm_outputs *outputs;  // NULL where there are none
@@ -24,6 +25,9 @@ static inline pllm_error *take_outputs(const pllm_queue *queue, output_batch *ou
     out->outputs = outputs;
     return 0;
 }
+
+// For the ids of n children; NULL where there is no memory. Pages that nobody writes to take none.
+static inline uint64_t *room_for_ids(uint32_t n) { return malloc((n + (uint64_t)1) * sizeof(uint64_t)); }
 
 // Shared by the thread that loads and the goroutine that watches.
 typedef struct {

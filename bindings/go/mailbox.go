@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -145,16 +144,22 @@ func goOutput(record unsafe.Pointer, size uintptr) Output {
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&c)), unsafe.Sizeof(c)), unsafe.Slice((*byte)(record), size))
 	output := Output{
 		Request:         RequestID(c.request),
+		Sequence:        SequenceID(c.sequence),
+		Index:           int(c.index),
 		UserData:        uint64(c.user_data),
 		Tokens:          goTokens(c.tokens, c.tokens_len),
 		Text:            goText(c.text, c.text_len),
 		FinishReason:    FinishReason(c.finish_reason),
 		PromptTokens:    int(c.prompt_tokens),
 		GeneratedTokens: int(c.generated_tokens),
+		Score:           float64(c.score),
+		PromptLogProbs:  goFloats(c.prompt_logprobs, c.prompt_logprobs_len),
 	}
 	if c.logprobs != nil {
-		output.LogProbs = slices.Clone(unsafe.Slice((*float32)(c.logprobs), c.tokens_len))
+		output.LogProbs = goFloats(c.logprobs, c.tokens_len)
 	}
+	output.TopLogProbs = goLogProbs(c.top_logprobs, c.top_logprobs_len, len(output.Tokens))
+	output.PromptTopLogProbs = goLogProbs(c.prompt_top_logprobs, c.prompt_top_logprobs_len, len(output.PromptLogProbs))
 	if c.error_code != 0 {
 		output.Err = &Error{Code(c.error_code), goText(c.error, c.error_len)}
 	}

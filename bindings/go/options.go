@@ -34,6 +34,8 @@ type Options struct {
 	Seed uint64
 	// SkipTokenizer serves token ids only: no tokenizer is read, and calls with text are ErrUnsupported.
 	SkipTokenizer bool
+	// NoPrefixCache does not keep what was computed for the requests that come after with the same first tokens.
+	NoPrefixCache bool
 	// QueueCapacity is how many outputs may wait unread before the requests that write to a queue pause. 0: 65536 in the engine's
 	// own queue, and 64 in that of each stream.
 	QueueCapacity int
@@ -148,6 +150,9 @@ func (o *Options) toC(args *arguments) (*C.pllm_engine_options, error) {
 	c.seed = C.uint64_t(o.Seed)
 	if o.SkipTokenizer {
 		c.flags |= C.PLLM_ENGINE_SKIP_TOKENIZER
+	}
+	if o.NoPrefixCache {
+		c.flags |= C.PLLM_ENGINE_NO_PREFIX_CACHE
 	}
 	return c, args.err
 }

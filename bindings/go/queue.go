@@ -9,26 +9,46 @@ import (
 	"runtime"
 )
 
-// An Output is news of one request: new tokens, new text, or its end.
+// An Output is news of one sequence: new tokens, new text, or its end.
 type Output struct {
 	Request RequestID
+	// Sequence is what Engine.Sequence takes, where the request is kept.
+	Sequence SequenceID
+	// Index is which of the request's sequences it is, from 0.
+	Index int
 	// UserData is the request's own.
 	UserData uint64
 	// Tokens are the new ones.
 	Tokens []uint32
 	// LogProbs holds one per token; nil where the request did not ask for them.
 	LogProbs []float32
+	// TopLogProbs holds, for each token, the most probable ones in its place, most probable first; nil where the request did
+	// not ask for them.
+	TopLogProbs [][]LogProb
+	// PromptLogProbs are of the prompt's tokens but the first, where the request asked for them. They come in order, before the
+	// first token, and may come in several outputs. PromptTopLogProbs holds the most probable ones for each.
+	PromptLogProbs    []float32
+	PromptTopLogProbs [][]LogProb
 	// Text is the new text, never half a character. It may lag behind the tokens.
 	Text string
-	// FinishReason, if not FinishNone, makes this the request's last output.
+	// FinishReason, if not FinishNone, makes this the sequence's last output.
 	FinishReason FinishReason
 	// Err is an *Error where FinishReason is FinishError, and where it is FinishAbort because the engine was closed; else nil.
 	Err error
 	// PromptTokens of the request, and its GeneratedTokens so far.
 	PromptTokens, GeneratedTokens int
+	// Score is the sum of the log probabilities of all generated tokens, where the request asked for them or for the best of
+	// several samples; of a beam, its score after the length penalty. Else 0.
+	Score float64
 }
 
-// A FinishReason is why a request ended.
+// A LogProb is a token and its log probability under the model's own distribution.
+type LogProb struct {
+	Token   uint32
+	LogProb float32
+}
+
+// A FinishReason is why a sequence ended.
 type FinishReason uint32
 
 const (
@@ -110,6 +130,9 @@ func (q *Queue) Add(request Request) (RequestID, error) {
 	})
 	return RequestID(id), err
 }
+
+// Resume has an idle sequence go on, with its outputs in this queue: see Sequence.Resume.
+func (q *Queue) Resume(sequence *Sequence, how Resume) error { return sequence.resume(&how, q) }
 
 // Poll takes everything that is in the queue, in the order it was made, and waits for the first; while it waits it occupies no
 // thread. A context that is done ends it with the context's error, and nothing is lost. Once the engine has failed or is

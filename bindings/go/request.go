@@ -3,6 +3,8 @@ package pagedllm
 // #include "glue.h"
 import "C"
 
+import "cmp"
+
 // A Request is a prompt and what to make of it. Its zero value's every field is the library's default; a prompt is needed.
 type Request struct {
 	// Prompt is the prompt as text. It must be empty where PromptTokens is given.
@@ -14,45 +16,49 @@ type Request struct {
 	RawPrompt bool
 	// ShowSpecial shows special tokens in the output's text.
 	ShowSpecial bool
-	// Sampling says how tokens are chosen and when it ends.
+	// Sampling says how tokens are chosen, what is reported and when it ends.
 	Sampling Sampling
+	// N is how many results there are: samples, or the best beams. 0: 1. Each has its own Index and its own last output.
+	N int
+	// BestOf samples are drawn, and the N with the highest log probability returned, best first, at the end. 0: N.
+	BestOf int
+	// Beam, if not nil, searches for the most probable continuations instead of sampling: the results are the N best, at the end.
+	Beam *Beam
+	// Keep has its sequences stay when they end, whatever ended them: Engine.Sequence takes each over.
+	Keep bool
+	// TruncatePrompt keeps only so many of the prompt's last tokens. 0: all.
+	TruncatePrompt int
+	// CacheSalt: only requests with the same salt share what the prefix cache holds, so that tenants cannot probe each other.
+	CacheSalt []byte
 	// UserData comes back in every output.
 	UserData uint64
 }
 
-// Sampling says how a request chooses its tokens and when it ends. Every field's zero value is the library's default. Where
-// 0 itself means something else the field is a pointer, made with [Ptr]:
-//
-//	pagedllm.Sampling{Temperature: pagedllm.Ptr(0.0), MaxTokens: 100} // greedy
-type Sampling struct {
-	// Temperature of 0 is greedy. nil: 1.
-	Temperature *float64
-	// TopP keeps the most probable tokens that together reach this probability. 0: all.
-	TopP float64
-	// MinP keeps tokens at least this share as probable as the most probable one. 0: all.
-	MinP float64
-	// TopK keeps the k most probable tokens. 0: all.
-	TopK int
-	// Seed: a request with a seed gives the same tokens whatever runs beside it. nil: one made of the engine's seed and the
-	// request's id.
-	Seed *uint64
-	// MaxTokens ends it after so many tokens. 0: when the sequence is as long as the engine allows.
-	MaxTokens int
-	// MinTokens: neither end-of-sequence tokens nor stops count before this many tokens.
-	MinTokens int
-	// Stop are strings that end it, also across tokens; they do not appear in the text.
-	Stop []string
-	// StopTokens are tokens that end it; reported, their text is not.
-	StopTokens []uint32
-	// IgnoreEOS goes on past end-of-sequence tokens.
-	IgnoreEOS bool
-	// LogProbs reports the log probability of every sampled token.
-	LogProbs bool
+// Beam says how to search, as generate of Hugging Face transformers does it. Every field's zero value is the library's default.
+type Beam struct {
+	// Width is the beams side by side: 2 to 64. 0: 4.
+	Width int
+	// Groups divide them, each with a search of its own. 0: 1.
+	Groups int
+	// DiversityPenalty is taken off a token's log probability for every beam of an earlier group that chose it in the same step.
+	DiversityPenalty float64
+	// LengthPenalty: scores are sums of log probabilities divided by the length to this power. nil: 1.
+	LengthPenalty *float64
+	// EarlyStopping says when enough has been found.
+	EarlyStopping EarlyStopping
 }
 
-// Ptr returns a pointer to a value, for the fields of [Sampling] that tell 0 from nothing. From Go 1.26 on, new does the
-// same.
-func Ptr[T any](value T) *T { return &value }
+// EarlyStopping is when a beam search ends, once as many beams are finished as it is wide.
+type EarlyStopping uint32
+
+const (
+	// EarlyStoppingNo: when no running beam, ended now, would be better than the worst finished one.
+	EarlyStoppingNo EarlyStopping = C.PLLM_EARLY_STOPPING_NO
+	// EarlyStoppingYes: at once.
+	EarlyStoppingYes EarlyStopping = C.PLLM_EARLY_STOPPING_YES
+	// EarlyStoppingNever: when no running beam can become better than the worst finished one.
+	EarlyStoppingNever EarlyStopping = C.PLLM_EARLY_STOPPING_NEVER
+)
 
 // A RequestID names a request of one engine. Ids are never reused.
 type RequestID uint64
@@ -60,10 +66,7 @@ type RequestID uint64
 func (r *Request) toC(args *arguments) (*C.pllm_request, error) {
 	c := new(C.pllm_request)
 	C.pllm_request_init(c, C.sizeof_pllm_request)
-	if r.PromptTokens == nil || r.Prompt != "" {
-		c.prompt, c.prompt_len = args.text(r.Prompt)
-	}
-	c.prompt_tokens, c.prompt_tokens_len = args.tokens(r.PromptTokens)
+	c.prompt, c.prompt_len, c.prompt_tokens, c.prompt_tokens_len = args.prompt(r.Prompt, r.PromptTokens)
 	if r.RawPrompt {
 		c.text_flags &^= C.PLLM_TEXT_ADD_SPECIAL
 	}
@@ -72,35 +75,28 @@ func (r *Request) toC(args *arguments) (*C.pllm_request, error) {
 	}
 	c.user_data = C.uint64_t(r.UserData)
 	c.sampling = r.Sampling.toC(args)
-	args.Pin(c.sampling)
+	args.setUint32(&c.n, "N", r.N)
+	args.setUint32(&c.best_of, "BestOf", r.BestOf)
+	args.setUint32(&c.truncate_prompt_tokens, "TruncatePrompt", r.TruncatePrompt)
+	setFlag(&c.flags, r.Keep, C.PLLM_REQUEST_KEEP)
+	if r.Beam != nil {
+		c.beam = r.Beam.toC(args)
+	}
+	c.cache_salt, c.cache_salt_len = args.bytes(r.CacheSalt)
 	return c, args.err
 }
 
-func (s *Sampling) toC(args *arguments) *C.pllm_sampling {
-	c := new(C.pllm_sampling)
-	C.pllm_sampling_init(c, C.sizeof_pllm_sampling)
-	if s.Temperature != nil {
-		c.temperature = C.float(*s.Temperature)
-	}
-	args.setFloat(&c.top_p, s.TopP)
-	args.setFloat(&c.min_p, s.MinP)
-	args.setUint32(&c.top_k, "TopK", s.TopK)
-	args.setUint32(&c.max_tokens, "MaxTokens", s.MaxTokens)
-	args.setUint32(&c.min_tokens, "MinTokens", s.MinTokens)
-	if s.Seed != nil {
-		c.seed = C.uint64_t(*s.Seed)
-		c.flags |= C.PLLM_SAMPLING_SEED
-	}
-	if s.IgnoreEOS {
-		c.flags |= C.PLLM_SAMPLING_IGNORE_EOS
-	}
-	if s.LogProbs {
-		c.flags |= C.PLLM_SAMPLING_LOGPROBS
-	}
-	c.stop_token_ids, c.stop_token_ids_len = args.tokens(s.StopTokens)
-	if len(s.Stop) > 0 {
-		c.stop, c.stop_lens = args.texts(s.Stop)
-		c.stop_count = C.uint64_t(len(s.Stop))
-	}
+// results is how many there are to be.
+func (r *Request) results() int { return cmp.Or(r.N, 1) }
+
+func (b *Beam) toC(args *arguments) *C.pllm_beam {
+	c := new(C.pllm_beam)
+	C.pllm_beam_init(c, C.sizeof_pllm_beam)
+	args.setUint32(&c.width, "Width", b.Width)
+	args.setUint32(&c.groups, "Groups", b.Groups)
+	args.setFloat(&c.diversity_penalty, b.DiversityPenalty)
+	setFloatFrom(&c.length_penalty, b.LengthPenalty)
+	c.early_stopping = C.uint32_t(b.EarlyStopping)
+	args.Pin(c)
 	return c
 }

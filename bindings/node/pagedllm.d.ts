@@ -38,6 +38,8 @@ export interface Options {
   queueCapacity?: number | bigint;
   /** Serve token ids only. */
   skipTokenizer?: boolean;
+  /** false: do not keep what was computed for requests that begin with the same tokens. */
+  prefixCache?: boolean;
 }
 
 export interface OpenOptions extends Options {
@@ -49,16 +51,48 @@ export interface OpenOptions extends Options {
   signal?: AbortSignal;
 }
 
-/** A prompt, and what to make of it. What is left out is the library's default. */
-export interface Request {
-  /** The prompt as text; a Uint8Array is UTF-8. */
-  prompt?: string | Uint8Array;
-  /** Or as token ids. */
-  promptTokens?: ArrayLike<number> & Iterable<number>;
-  /** Let the tokenizer add its special tokens, such as BOS; false for a prompt that renderChat wrote. */
-  addSpecial?: boolean;
-  /** Leave special tokens out of the text. */
-  skipSpecial?: boolean;
+/** What the output must be: one of these. */
+export type Grammar =
+  /** A JSON text that the schema describes. */
+  | { jsonSchema: object | boolean | string | Uint8Array }
+  /** Any JSON object. */
+  | { jsonObject: true }
+  /** A text that the regular expression matches as a whole. */
+  | { regex: string | Uint8Array }
+  /** One of these texts. */
+  | { choice: (string | Uint8Array)[] }
+  /** A text that the Lark grammar describes. */
+  | { lark: string | Uint8Array };
+
+/** DRY: a token that would make a repetition one longer than length tokens loses multiplier * base ** (length - allowedLength). */
+export interface Dry {
+  multiplier?: number;
+  base?: number;
+  /** Shorter repetitions are free. */
+  allowedLength?: number;
+  /** How many tokens back repetitions are looked for. 0: to the beginning. */
+  penaltyLastN?: number;
+  /** Texts that end a repetition. None: the library's. */
+  sequenceBreakers?: (string | Uint8Array)[];
+}
+
+/** Beam search, as generate of Hugging Face transformers does it. */
+export interface Beam {
+  /** Beams side by side. */
+  width?: number;
+  /** Groups into which they are divided, each with a search of its own. */
+  groups?: number;
+  /** Taken off a token's log probability for every beam of an earlier group that chose it in the same step. */
+  diversityPenalty?: number;
+  /** Scores are sums of log probabilities divided by the length to this power. */
+  lengthPenalty?: number;
+  /** 'no': when no running beam, ended now, would be better than the worst finished one; 'yes': as soon as `width` beams are
+   * finished; 'never': when no running beam can become better than the worst finished one. */
+  earlyStopping?: 'no' | 'yes' | 'never';
+}
+
+/** How tokens are chosen, what is reported and when it ends. What is left out is the library's default. */
+export interface Sampling {
   /** 0 is greedy. */
   temperature?: number;
   /** Keep the most probable tokens that together reach this probability. */
@@ -67,6 +101,37 @@ export interface Request {
   minP?: number;
   /** Keep the k most probable tokens. */
   topK?: number;
+  /** Keep the tokens of the most typical surprise that together reach this probability. */
+  typicalP?: number;
+  /** Keep tokens whose logit is within so many standard deviations of the largest. */
+  topNSigma?: number;
+  /** How often XTC takes the most probable tokens away. */
+  xtcProbability?: number;
+  /** From which probability on a token counts as a top choice for XTC. */
+  xtcThreshold?: number;
+  /** Mirostat 2: the surprise to keep to, in bits per token. */
+  mirostatTau?: number;
+  /** How fast mirostat corrects. */
+  mirostatEta?: number;
+  /** Taken from the logit of every token that has been generated. */
+  presencePenalty?: number;
+  /** Taken from a token's logit for every time it has been generated. */
+  frequencyPenalty?: number;
+  /** Divides the logits of all tokens of prompt and output. */
+  repetitionPenalty?: number;
+  /** No run of so many tokens comes twice. */
+  noRepeatNgramSize?: number;
+  dry?: Dry;
+  /** Added to the logits of these token ids. */
+  logitBias?: Record<number, number>;
+  /** Texts that the output must not contain. */
+  badWords?: string | Uint8Array | (string | Uint8Array)[];
+  /** Runs of tokens that it must not contain. */
+  badWordsIds?: (ArrayLike<number> & Iterable<number>)[];
+  /** The only tokens that may be chosen. None: all. */
+  allowedTokenIds?: ArrayLike<number> & Iterable<number>;
+  /** What the output must be. */
+  grammar?: Grammar;
   maxTokens?: number;
   /** Neither end-of-sequence tokens nor stops count before this many tokens. */
   minTokens?: number;
@@ -76,27 +141,90 @@ export interface Request {
   stop?: string | Uint8Array | (string | Uint8Array)[];
   /** Tokens that end it; reported, their text is not. */
   stopTokenIds?: ArrayLike<number> & Iterable<number>;
+  /** The stop string, or the text of the token that ends it, stays in the text. */
+  includeStop?: boolean;
   /** Go on past end-of-sequence tokens. */
   ignoreEos?: boolean;
-  /** Report the log probability of every sampled token. */
+  /** Report the log probability of every chosen token. */
   logprobs?: boolean;
+  /** And of so many of the most probable ones beside it. */
+  topLogprobs?: number;
+  /** The same of the prompt's tokens but the first. */
+  promptLogprobs?: boolean;
+  promptTopLogprobs?: number;
+  /** The output begins with the prompt. */
+  echo?: boolean;
+  /** Each output holds what is new ('delta'), or everything so far; or there is one, at the end, that holds everything. */
+  outputKind?: 'delta' | 'cumulative' | 'final';
+  /** Leave special tokens out of the text. */
+  skipSpecial?: boolean;
   /** Comes back in every output. */
   userData?: number | bigint;
-  /** Sequences to generate. */
-  n?: number;
+  /** The sequences stay when they end, whatever ended them, until free(). By default a request's are not kept, a resumed one is. */
+  keep?: boolean;
 }
 
-/** Why a request ended; null: it has not. 'other': a reason that only a newer library knows. */
+/** A prompt, and what to make of it. What is left out is the library's default. */
+export interface Request extends Sampling {
+  /** The prompt as text; a Uint8Array is UTF-8. */
+  prompt?: string | Uint8Array;
+  /** Or as token ids. */
+  promptTokens?: ArrayLike<number> & Iterable<number>;
+  /** Let the tokenizer add its special tokens, such as BOS; false for a prompt that renderChat wrote. */
+  addSpecial?: boolean;
+  /** Keep only so many of the prompt's last tokens. */
+  truncatePromptTokens?: number;
+  /** Results, each with its index and its own last output; result i is sequence request + i. */
+  n?: number;
+  /** Samples to draw, of which the n with the highest log probability are returned, best first, at the end. */
+  bestOf?: number;
+  /** Return the n best beams instead, at the end. */
+  beam?: Beam;
+  /** Only requests with the same one share what the prefix cache holds, so that tenants cannot probe each other. */
+  cacheSalt?: string | Uint8Array;
+}
+
+/** A prompt to keep in the prefix cache. */
+export interface Pin extends Pick<Request, 'prompt' | 'promptTokens' | 'addSpecial' | 'cacheSalt'> {
+  /** How long it is kept, in milliseconds. By default until it is unpinned. */
+  timeToLiveMs?: number | bigint;
+  /** Where a sequence could not go on otherwise, pins with the lowest priority give way. */
+  priority?: number;
+}
+
+export interface ForkOptions {
+  /** Children; by default one. */
+  n?: number;
+  /** The tokens that they share with their parent; by default all. */
+  at?: number | bigint;
+  /** Each draws other random numbers. Without it, all draw the same as their parent. */
+  seed?: number | bigint;
+  /** They wait to be resumed, even where the parent runs. */
+  idle?: boolean;
+  /** By default the parent's. */
+  userData?: number | bigint;
+  /** Where their outputs go, by default where the parent's go. A queue that is closed, as a stream's is when it has ended, takes
+   * none. */
+  queue?: Queue;
+}
+
+/** Why a sequence ended; null: it has not. 'other': a reason that only a newer library knows. */
 export type FinishReason = 'stop' | 'length' | 'abort' | 'error' | 'other' | null;
 
-/** News of one request: new tokens, new text, or its end. The text may lag behind the tokens. */
+/** A token and its log probability under the model's own distribution. */
+export interface Logprob {
+  token: number;
+  logprob: number;
+}
+
+/** News of one sequence: new tokens, new text, or its end. The text may lag behind the tokens. */
 export interface Output {
   request: number | bigint;
   text: string;
   tokens: number[];
   /** One per token, where the request asked for them. */
   logprobs: number[] | null;
-  /** Anything but null makes this the last one. */
+  /** Anything but null makes this the sequence's last one. */
   finishReason: FinishReason;
   /** With 'error'. */
   error: PagedllmError | null;
@@ -105,10 +233,18 @@ export interface Output {
   generatedTokens: number;
   userData: number | bigint;
   sequence: number | bigint;
+  /** Which of the request's sequences, from 0. */
   index: number;
+  /** The sum of the log probabilities, where they or bestOf were asked for; of a beam, its score. */
+  score: number;
+  /** For each token, most probable first, where the request asked for them. */
+  topLogprobs: Logprob[][] | null;
+  /** Of the prompt's tokens but the first, before the first token; in one output or more. */
+  promptLogprobs: number[] | null;
+  promptTopLogprobs: Logprob[][] | null;
 }
 
-/** All that a request generated. 'abort': it was cut short by Engine.abort. */
+/** All that a sequence generated. 'abort': it was cut short by Engine.abort. */
 export interface Completion {
   request: number | bigint;
   text: string;
@@ -116,6 +252,24 @@ export interface Completion {
   logprobs: number[] | null;
   finishReason: FinishReason;
   promptTokens: number;
+  sequence: number | bigint;
+  index: number;
+  score: number;
+  topLogprobs: Logprob[][] | null;
+  promptLogprobs: number[] | null;
+  promptTopLogprobs: Logprob[][] | null;
+}
+
+/** A sequence as of the last step and of the calls since. */
+export interface SequenceInfo {
+  /** The request it came from. */
+  request: number | bigint;
+  /** Its tokens. */
+  length: number;
+  /** Which of the request's sequences, from 0. */
+  index: number;
+  /** It waits to be resumed or freed. Otherwise it runs, or waits to. */
+  idle: boolean;
 }
 
 /** What one step did. */
@@ -147,6 +301,13 @@ export interface Stats {
   finishedAbort: number;
   finishedError: number;
   paused: number;
+  /** Sequences that were kept, and wait to be resumed or freed. */
+  idle: number;
+  /** Because a sequence wrote to one that others share. */
+  blocksCopied: number;
+  /** Prompt tokens looked for in the prefix cache, and those of them that did not have to be computed. */
+  prefixQueries: number;
+  prefixHits: number;
 }
 
 /** Where an engine's bytes go, known before any are taken. */
@@ -208,17 +369,49 @@ export class Engine {
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
 
-  /** All that the request gives. Aborting the signal aborts the request and rejects with the signal's reason. */
+  /** All that the request gives; of several results the first. Aborting the signal aborts the request and rejects with the signal's
+   * reason. */
   generate(request: Request, options?: { signal?: AbortSignal }): Promise<Completion>;
+  /** generate() of all n results, by index. */
+  generateAll(request: Request, options?: { signal?: AbortSignal }): Promise<Completion[]>;
   /** Adds a request when it is first read, and gives its outputs as they come. It pauses, and no other does, while `capacity`
-   * outputs (64) wait to be read. Leaving the loop aborts the request. So does the signal, at once; the
-   * next read rejects with its reason. A request whose computation fails rejects with its error. */
+   * outputs (64) wait to be read. Leaving the loop aborts the request, and forks of its sequences that were given no queue of
+   * their own. So does the signal, at once; the next read rejects with its reason. A request whose computation fails rejects
+   * with its error. */
   stream(request: Request, options?: { signal?: AbortSignal; capacity?: number | bigint }): AsyncGenerator<Output, void, void>;
   /** Adds a request whose outputs go to a queue, by default Engine.queue, and gives its id. Requests are tokenized on libuv's pool
    * and added in the order of the calls. */
   add(request: Request & { queue?: Queue }): Promise<number | bigint>;
   /** Ends a request at the next step; its last output says 'abort'. One that has ended is PLLM_E_NOT_FOUND. */
   abort(request: number | bigint): void;
+
+  /** Makes sequences that begin with the same tokens; nothing is computed again. Each is a request of its own, whose id is the
+   * sequence's. Those of a sequence that runs run, too; those of an idle one wait to be resumed. */
+  fork(sequence: number | bigint, how?: ForkOptions): (number | bigint)[];
+  /** Adds tokens to the end of a sequence. One that runs goes on after them, from the next step on; an idle one has them computed
+   * when it is resumed. */
+  append(sequence: number | bigint, tokens: ArrayLike<number> & Iterable<number>): void;
+  /** Cuts a sequence to its first `length` tokens, also into the prompt. Everything is as it was then, the place in the random
+   * stream included; outputs that were read stay read. One that runs goes on from there. */
+  rewind(sequence: number | bigint, length: number | bigint): void;
+  /** An idle sequence goes on: only tokens that were appended since are computed. Counts (maxTokens, minTokens) and penalties
+   * begin anew. Its outputs go to `queue`, by default where they went before. Calls are taken in their order, with those of
+   * add(). */
+  resume(sequence: number | bigint, how?: Sampling & { queue?: Queue }): Promise<void>;
+  /** generate() for a sequence that was kept. */
+  generateResumed(sequence: number | bigint, how?: Sampling, options?: { signal?: AbortSignal }): Promise<Completion>;
+  /** stream() for a sequence that was kept. */
+  streamResumed(sequence: number | bigint, how?: Sampling, options?: { signal?: AbortSignal; capacity?: number | bigint }):
+    AsyncGenerator<Output, void, void>;
+  /** Forgets a sequence and gives back its memory. One that runs ends with 'abort'. */
+  free(sequence: number | bigint): void;
+  /** What is known of a sequence. One that has ended and was not kept is PLLM_E_NOT_FOUND. */
+  sequenceInfo(sequence: number | bigint): SequenceInfo;
+
+  /** Computes a prompt, from the next step on, and keeps it for requests that begin with the same tokens. Gives the pin's id. */
+  pin(prompt: Pin): Promise<number | bigint>;
+  /** Lets the prompt go when others need its place. PLLM_E_NOT_FOUND: the pin has expired, or had to give way. */
+  unpin(pin: number | bigint): void;
 
   /** Runs one iteration, on libuv's pool. While another runs, or the library's own thread steps, it is PLLM_E_BUSY. */
   step(): Promise<Step>;

@@ -15,6 +15,9 @@
  *
  * What computes for longer than a moment (loading, tokenizing, a host's own steps, closing) runs on libuv's thread pool.
  * Requests are added one after the other, in the order of the calls: they never take more than one of the pool's threads.
+ *
+ * pagedllm.h's logits hook is not offered: it is called on the thread that steps, for every token, and JavaScript runs on another,
+ * so that each token of all requests would wait for a turn of the event loop.
  */
 const fs = require('node:fs');
 const path = require('node:path');
@@ -28,9 +31,15 @@ const CODES = ['', 'INVALID_ARGUMENT', 'NOT_FOUND', 'IO', 'MODEL', 'UNSUPPORTED'
 const FINISH_REASONS = [null, 'stop', 'length', 'abort', 'error'];
 const DTYPES = ['auto', 'f32', 'bf16'];
 const ISAS = ['auto', 'portable', 'avx2', 'avx512'];
-const ENGINE_SKIP_TOKENIZER = 1;
-const SAMPLING_SEED = 1, SAMPLING_IGNORE_EOS = 2, SAMPLING_LOGPROBS = 4;
+const OUTPUT_KINDS = ['delta', 'cumulative', 'final'];
+const GRAMMARS = ['none', 'jsonSchema', 'jsonObject', 'regex', 'choice', 'lark'];
+const EARLY_STOPPINGS = ['no', 'yes', 'never'];
+const ENGINE_SKIP_TOKENIZER = 1, ENGINE_NO_PREFIX_CACHE = 2;
+const SAMPLING_SEED = 1, SAMPLING_IGNORE_EOS = 2, SAMPLING_LOGPROBS = 4, SAMPLING_PROMPT_LOGPROBS = 8, SAMPLING_ECHO = 16,
+  SAMPLING_INCLUDE_STOP = 32;
 const TEXT_ADD_SPECIAL = 1, TEXT_SKIP_SPECIAL = 2;
+const REQUEST_KEEP = 1, RESUME_USER_DATA = 2;
+const FORK_SEED = 1, FORK_IDLE = 2, FORK_USER_DATA = 4;
 
 class PagedllmError extends Error {
   constructor(code, message) {
@@ -51,26 +60,51 @@ function struct(...fields) {
 }
 
 const u32 = 'uint32_t', u64 = 'uint64_t', pointer = 'void *';
+const texts = koffi.pointer(pointer), lengths = koffi.pointer(u64);
 const Progress = koffi.pointer(koffi.proto('int32_t', [pointer, u64, u64]));
 const Options = struct(
   [pointer, 'modelPath'], [u64, 'modelPathLen'], [pointer, 'device'], [u64, 'deviceLen kvBytes seed'],
   [u32, 'blockSize kvDtype maxModelLen maxBatchTokens maxSeqs prefillChunk threads isa flags reserved'], [u64, 'queueCapacity'],
   [Progress, 'progress'], [pointer, 'progressData']);
+const Dry = struct(
+  ['float', 'multiplier base'], [u32, 'allowedLength penaltyLastN'], [texts, 'sequenceBreakers'], [lengths, 'sequenceBreakerLens'],
+  [u64, 'sequenceBreakerCount']);
+const Beam = struct([u32, 'width groups'], ['float', 'diversityPenalty lengthPenalty'], [u32, 'earlyStopping reserved']);
+const LogitBias = koffi.struct({ token: u32, bias: 'float' });
+const Logprob = koffi.struct({ token: u32, logprob: 'float' });
+const TokenList = koffi.struct({ tokens: pointer, tokensLen: u64 });
 const Sampling = struct(
-  [u64, 'seed'], [pointer, 'stopTokenIds'], [u64, 'stopTokenIdsLen'], [koffi.pointer(pointer), 'stop'],
-  [koffi.pointer(u64), 'stopLens'], [u64, 'stopCount'], ['float', 'temperature topP minP'],
-  [u32, 'topK maxTokens minTokens flags reserved']);
+  [u64, 'seed'], [pointer, 'stopTokenIds'], [u64, 'stopTokenIdsLen'], [texts, 'stop'], [lengths, 'stopLens'], [u64, 'stopCount'],
+  ['float', 'temperature topP minP'], [u32, 'topK maxTokens minTokens flags reserved'],
+  ['float', 'typicalP topNSigma xtcProbability xtcThreshold mirostatTau mirostatEta presencePenalty frequencyPenalty'],
+  ['float', 'repetitionPenalty'], [u32, 'noRepeatNgramSize topLogprobs promptTopLogprobs outputKind grammarKind'],
+  [pointer, 'grammar'], [u64, 'grammarLen'], [texts, 'choices'], [lengths, 'choiceLens'], [u64, 'choiceCount'],
+  [koffi.pointer(Dry), 'dry'], [koffi.pointer(LogitBias), 'logitBias'], [u64, 'logitBiasLen'], [texts, 'badWords'],
+  [lengths, 'badWordLens'], [u64, 'badWordCount'], [koffi.pointer(TokenList), 'badWordsIds'], [u64, 'badWordsIdsLen'],
+  [pointer, 'allowedTokenIds'], [u64, 'allowedTokenIdsLen']);
 const Request = struct(
   [pointer, 'prompt'], [u64, 'promptLen'], [pointer, 'promptTokens'], [u64, 'promptTokensLen'],
-  [koffi.pointer(Sampling), 'sampling'], [u64, 'userData'], [u32, 'n textFlags'], [pointer, 'queue']);
+  [koffi.pointer(Sampling), 'sampling'], [u64, 'userData'], [u32, 'n textFlags'], [pointer, 'queue'],
+  [u32, 'bestOf truncatePromptTokens flags reserved'], [koffi.pointer(Beam), 'beam'], [pointer, 'cacheSalt'], [u64, 'cacheSaltLen'],
+  [pointer, 'logitsHook hookData']);
 const Output = struct(
   [u64, 'request sequence userData'], [pointer, 'tokens'], [u64, 'tokensLen'], [pointer, 'logprobs text'], [u64, 'textLen'],
   [pointer, 'error'], [u64, 'errorLen promptTokens generatedTokens'], [u32, 'index finishReason'], ['int32_t', 'errorCode'],
-  [u32, 'reserved']);
+  [u32, 'reserved'], ['double', 'score'], [pointer, 'topLogprobs'], [u64, 'topLogprobsLen'], [pointer, 'promptLogprobs'],
+  [u64, 'promptLogprobsLen'], [pointer, 'promptTopLogprobs'], [u64, 'promptTopLogprobsLen'], [pointer, 'blob'], [u64, 'blobLen']);
+const Fork = struct([u64, 'at seed userData'], [pointer, 'queue'], [u32, 'n flags']);
+const Resume = struct(
+  [koffi.pointer(Sampling), 'sampling'], [pointer, 'queue'], [u64, 'userData'], [u32, 'flags textFlags'],
+  [pointer, 'logitsHook hookData']);
+const Pin = struct(
+  [pointer, 'prompt'], [u64, 'promptLen'], [pointer, 'promptTokens'], [u64, 'promptTokensLen'], [pointer, 'cacheSalt'],
+  [u64, 'cacheSaltLen timeToLiveMs'], [u32, 'priority textFlags']);
+const SequenceInfo = struct([u64, 'request len'], [u32, 'index idle']);
 const Step = struct([u64, 'unfinished prefillTokens decodeTokens sequences paused']);
 const Stats = struct(
   [u64, 'waiting running blocksTotal blocksUsed blocksCached blocksFree'], ['double', 'slotUtilization'],
-  [u64, 'steps promptTokens generatedTokens preemptions finishedStop finishedLength finishedAbort finishedError paused']);
+  [u64, 'steps promptTokens generatedTokens preemptions finishedStop finishedLength finishedAbort finishedError paused'],
+  [u64, 'idle blocksCopied prefixQueries prefixHits']);
 const Plan = struct([u64, 'weightBytes kvBytes workBytes blocks blockSize blockBytes maxModelLen fullSequences kvDtype']);
 const Info = struct(
   [pointer, 'architecture'], [u64, 'architectureLen'], [pointer, 'isa'], [u64, 'isaLen'], [pointer, 'eosTokenIds'],
@@ -106,6 +140,11 @@ function declare(library) {
   declare('void', [filled(Options), u64], 'engine_options_init');
   declare('void', [filled(Sampling), u64], 'sampling_init');
   declare('void', [filled(Request), u64], 'request_init');
+  declare('void', [filled(Dry), u64], 'dry_init');
+  declare('void', [filled(Beam), u64], 'beam_init');
+  declare('void', [filled(Fork), u64], 'fork_init');
+  declare('void', [filled(Resume), u64], 'resume_init');
+  declare('void', [filled(Pin), u64], 'pin_init');
   declare('void', [pointer], 'engine_free', 'queue_free', 'outputs_free', 'tokens_free', 'bytes_free', 'error_free');
   declare(pointer, [pointer], 'engine_queue', 'tokens_data', 'bytes_data');
   declare(u64, [pointer], 'outputs_len', 'tokens_len', 'bytes_len');
@@ -117,7 +156,13 @@ function declare(library) {
   declare(pointer, [pointer, filled(Step)], 'engine_step');
   declare(pointer, [pointer, filled(Stats)], 'engine_stats');
   declare(pointer, [pointer], 'engine_start', 'engine_stop');
-  declare(pointer, [pointer, u64], 'engine_abort');
+  declare(pointer, [pointer, u64], 'engine_abort', 'sequence_free', 'prefix_unpin');
+  declare(pointer, [pointer, u64, koffi.pointer(Fork), pointer], 'sequence_fork');
+  declare(pointer, [pointer, u64, pointer, u64], 'sequence_append');
+  declare(pointer, [pointer, u64, u64], 'sequence_rewind');
+  declare(pointer, [pointer, u64, koffi.pointer(Resume)], 'sequence_resume');
+  declare(pointer, [pointer, u64, filled(SequenceInfo)], 'sequence_get_info');
+  declare(pointer, [pointer, koffi.pointer(Pin), out(u64)], 'prefix_pin');
   declare(pointer, [pointer, koffi.pointer(Request), out(u64)], 'engine_add_request');
   declare(pointer, [pointer, u64, out(pointer)], 'queue_create');
   declare(pointer, [pointer, out('int32_t')], 'queue_event_fd');
@@ -156,9 +201,9 @@ function made(type, init) {
 }
 
 // The struct that a call fills, without its size.
-function filled(type, call, subject) {
+function filled(type, call, ...subject) {
   const value = { structSize: koffi.sizeof(type) };
-  check(call(subject, value));
+  check(call(...subject, value));
   return withoutSize(value);
 }
 
@@ -225,44 +270,114 @@ function assignCopied(value, name, copied) {
   value[`${name}Len`] = lengthOf(copied);
 }
 
-function toOptions({ modelPath, device, kvDtype, isa, skipTokenizer, ...numbers }) {
+function assignTexts(value, name, singular, texts) {
+  value[name] = [texts].flat().map((text) => utf8(name, text));
+  value[`${singular}Lens`] = value[name].map(lengthOf);
+  value[`${singular}Count`] = value[name].length;
+}
+
+function assignPrompt(value, prompt, promptTokens) {
+  if (prompt !== undefined) assignCopied(value, 'prompt', utf8('prompt', prompt));
+  if (promptTokens !== undefined) assignCopied(value, 'promptTokens', tokenIds('promptTokens', promptTokens));
+}
+
+function toOptions({ modelPath, device, kvDtype, isa, skipTokenizer, prefixCache, ...numbers }) {
   const options = made(Options, lib.engine_options_init);
   assignCopied(options, 'modelPath', utf8('modelPath', modelPath));
   if (device !== undefined) assignCopied(options, 'device', utf8('device', device));
   if (kvDtype !== undefined) options.kvDtype = named(DTYPES, 'kvDtype', kvDtype);
   if (isa !== undefined) options.isa = named(ISAS, 'isa', isa);
   options.flags = flag(options.flags, ENGINE_SKIP_TOKENIZER, skipTokenizer);
+  options.flags = flag(options.flags, ENGINE_NO_PREFIX_CACHE, prefixCache === undefined ? undefined : !prefixCache);
   assign(options, Options, numbers);
   return options;
 }
 
-function toRequest({ prompt, promptTokens, userData, n, addSpecial, skipSpecial, ...sampling }) {
+function toRequest({ prompt, promptTokens, userData, n, bestOf, beam, keep, truncatePromptTokens, cacheSalt, addSpecial,
+  skipSpecial, ...sampling }) {
   const request = made(Request, lib.request_init);
-  if (prompt !== undefined) assignCopied(request, 'prompt', utf8('prompt', prompt));
-  if (promptTokens !== undefined) assignCopied(request, 'promptTokens', tokenIds('promptTokens', promptTokens));
+  assignPrompt(request, prompt, promptTokens);
+  if (cacheSalt !== undefined) assignCopied(request, 'cacheSalt', utf8('cacheSalt', cacheSalt));
+  if (beam !== undefined) request.beam = toBeam(beam);
+  request.flags = flag(request.flags, REQUEST_KEEP, keep);
   request.textFlags = flag(flag(request.textFlags, TEXT_ADD_SPECIAL, addSpecial), TEXT_SKIP_SPECIAL, skipSpecial);
   request.sampling = toSampling(sampling);
-  assign(request, Request, { userData, n });
+  assign(request, Request, { userData, n, bestOf, truncatePromptTokens });
   return request;
 }
 
-function toSampling({ stop, stopTokenIds, ignoreEos, logprobs, ...numbers }) {
+function toBeam({ earlyStopping, ...numbers }) {
+  const beam = made(Beam, lib.beam_init);
+  if (earlyStopping !== undefined) beam.earlyStopping = named(EARLY_STOPPINGS, 'earlyStopping', earlyStopping);
+  assign(beam, Beam, numbers);
+  return beam;
+}
+
+function toSampling({ stop, stopTokenIds, allowedTokenIds, badWords, badWordsIds, logitBias, dry, grammar, outputKind, ignoreEos,
+  includeStop, echo, logprobs, promptLogprobs, ...numbers }) {
   const sampling = made(Sampling, lib.sampling_init);
-  let flags = flag(sampling.flags, SAMPLING_SEED, numbers.seed === undefined ? undefined : true);
-  flags = flag(flags, SAMPLING_IGNORE_EOS, ignoreEos);
-  sampling.flags = flag(flags, SAMPLING_LOGPROBS, logprobs);
-  if (stopTokenIds !== undefined) assignCopied(sampling, 'stopTokenIds', tokenIds('stopTokenIds', stopTokenIds));
-  if (stop !== undefined) {
-    sampling.stop = [stop].flat().map((text) => utf8('stop', text));
-    sampling.stopLens = sampling.stop.map(lengthOf);
-    sampling.stopCount = sampling.stop.length;
+  const given = (number) => (number === undefined ? undefined : true); // who gives the number means the flag that goes with it
+  for (const [bit, on] of [
+    [SAMPLING_SEED, given(numbers.seed)],
+    [SAMPLING_IGNORE_EOS, ignoreEos],
+    [SAMPLING_ECHO, echo],
+    [SAMPLING_INCLUDE_STOP, includeStop],
+    [SAMPLING_LOGPROBS, logprobs ?? given(numbers.topLogprobs)],
+    [SAMPLING_PROMPT_LOGPROBS, promptLogprobs ?? given(numbers.promptTopLogprobs)],
+  ]) {
+    sampling.flags = flag(sampling.flags, bit, on);
   }
+  if (outputKind !== undefined) sampling.outputKind = named(OUTPUT_KINDS, 'outputKind', outputKind);
+  if (stopTokenIds !== undefined) assignCopied(sampling, 'stopTokenIds', tokenIds('stopTokenIds', stopTokenIds));
+  if (allowedTokenIds !== undefined) assignCopied(sampling, 'allowedTokenIds', tokenIds('allowedTokenIds', allowedTokenIds));
+  if (stop !== undefined) assignTexts(sampling, 'stop', 'stop', stop);
+  if (badWords !== undefined) assignTexts(sampling, 'badWords', 'badWord', badWords);
+  if (badWordsIds !== undefined) {
+    const lists = badWordsIds.map((tokens) => tokenIds('badWordsIds', tokens));
+    sampling.badWordsIds = lists.map((tokens) => ({ tokens, tokensLen: lengthOf(tokens) }));
+    sampling.badWordsIdsLen = lists.length;
+  }
+  if (logitBias !== undefined) {
+    sampling.logitBias = Object.entries(logitBias).map(([token, bias]) => {
+      const one = {};
+      assign(one, LogitBias, { token: Number(token), bias });
+      return one;
+    });
+    sampling.logitBiasLen = sampling.logitBias.length;
+  }
+  if (dry !== undefined) sampling.dry = toDry(dry);
+  if (grammar !== undefined) assignGrammar(sampling, grammar);
   assign(sampling, Sampling, numbers);
   return sampling;
 }
 
+function toDry({ sequenceBreakers, ...numbers }) {
+  const dry = made(Dry, lib.dry_init);
+  if (sequenceBreakers !== undefined) assignTexts(dry, 'sequenceBreakers', 'sequenceBreaker', sequenceBreakers);
+  assign(dry, Dry, numbers);
+  return dry;
+}
+
+function assignGrammar(sampling, grammar) {
+  const [[kind, rule] = [], ...more] = Object.entries(grammar);
+  sampling.grammarKind = named(GRAMMARS, 'the one property of grammar', more.length ? 'several' : kind);
+  if (kind === 'choice') assignTexts(sampling, 'choices', 'choice', rule);
+  else if (kind === 'jsonSchema' && ['object', 'boolean'].includes(typeof rule) && !(rule instanceof Uint8Array)) {
+    assignCopied(sampling, 'grammar', utf8('grammar', JSON.stringify(rule)));
+  } else if (kind !== 'jsonObject') {
+    assignCopied(sampling, 'grammar', utf8('grammar', rule));
+  }
+}
+
 const text = (address, length) => (address ? koffi.decode.string(address, length) : '');
 const numbers = (address, type, length) => (address ? Array.from(koffi.decode(address, type, length)) : []);
+
+// As many for each of the tokens.
+function logprobsOf(address, length, tokens) {
+  if (!address) return null;
+  const each = length / tokens, all = koffi.decode(address, Logprob, length);
+  return Array.from({ length: tokens }, (_, i) => all.slice(i * each, (i + 1) * each));
+}
 
 function toOutput(address) {
   const output = koffi.decode(address, Output);
@@ -278,6 +393,39 @@ function toOutput(address) {
     userData: output.userData,
     sequence: output.sequence,
     index: output.index,
+    score: output.score,
+    topLogprobs: logprobsOf(output.topLogprobs, output.topLogprobsLen, output.tokensLen),
+    promptLogprobs: output.promptLogprobs ? numbers(output.promptLogprobs, 'float', output.promptLogprobsLen) : null,
+    promptTopLogprobs: logprobsOf(output.promptTopLogprobs, output.promptTopLogprobsLen, output.promptLogprobsLen),
+  };
+}
+
+// One for each sequence, by index.
+async function completionsOf(stream, { outputKind }) {
+  const byIndex = [];
+  for await (const output of stream) (byIndex[output.index] ??= []).push(output);
+  return byIndex.filter(Boolean).map((outputs) => completionOf(outputKind === 'cumulative' ? outputs.slice(-1) : outputs));
+}
+
+function completionOf(outputs) {
+  const last = outputs.at(-1);
+  const joined = (name) => {
+    const lists = outputs.map((output) => output[name]).filter(Boolean);
+    return lists.length ? lists.flat() : null;
+  };
+  return {
+    request: last.request,
+    text: outputs.map((output) => output.text).join(''),
+    tokens: joined('tokens'),
+    logprobs: joined('logprobs'),
+    finishReason: last.finishReason,
+    promptTokens: last.promptTokens,
+    sequence: last.sequence,
+    index: last.index,
+    score: last.score,
+    topLogprobs: joined('topLogprobs'),
+    promptLogprobs: joined('promptLogprobs'),
+    promptTopLogprobs: joined('promptTopLogprobs'),
   };
 }
 
@@ -372,6 +520,11 @@ class Queue {
     return this.#handle.during(use);
   }
 
+  // For Engine, for a call that returns at once.
+  get pointer() {
+    return this.#handle.pointer;
+  }
+
   #startWatch(pointer) {
     // koffi calls from outside of Node's callback scopes, whose end is what runs promises' reactions; an immediate has one.
     const onReadable = () => {
@@ -451,32 +604,34 @@ class Engine {
     return this.#handle.close();
   }
 
-  async generate(request, { signal } = {}) {
-    const completion = { request: 0, text: '', tokens: [], logprobs: null, finishReason: null, promptTokens: 0 };
-    for await (const output of this.stream(request, { signal })) {
-      completion.request = output.request;
-      completion.text += output.text;
-      completion.tokens.push(...output.tokens);
-      if (output.logprobs) (completion.logprobs ??= []).push(...output.logprobs);
-      completion.finishReason = output.finishReason;
-      completion.promptTokens = output.promptTokens;
-    }
-    return completion;
+  async generate(request, options) {
+    return (await this.generateAll(request, options))[0];
   }
 
-  async *stream(request, { signal, capacity = QUEUE_CAPACITY } = {}) {
+  async generateAll(request, { signal } = {}) {
+    return completionsOf(this.stream(request, { signal }), request);
+  }
+
+  async *stream(request, options = {}) {
+    const { n = 1 } = request;
+    yield* this.#outputs(options, Number(n), (queue) => this.add({ ...request, queue }));
+  }
+
+  // Of the request that `begin` makes write to a queue, until so many of its sequences have ended.
+  async *#outputs({ signal, capacity = QUEUE_CAPACITY }, sequences, begin) {
     signal?.throwIfAborted();
     const queue = this.createQueue(capacity);
     const close = () => queue.close();
     signal?.addEventListener('abort', close, { once: true });
     try {
-      await this.add({ ...request, queue });
+      const request = await begin(queue);
       for (;;) {
         for (const output of queue.poll()) {
           if (output.error) throw output.error;
           signal?.throwIfAborted();
           yield output;
-          if (output.finishReason) return;
+          if (output.finishReason && output.request === request) sequences--;
+          if (!sequences) return;
         }
         await queue.readable();
       }
@@ -489,20 +644,97 @@ class Engine {
   }
 
   async add({ queue, ...request }) {
-    const c = toRequest(request);
-    const add = () => this.#handle.during(async (engine) => {
+    return this.#inOrder(queue, toRequest(request), async (engine, c) => {
       const id = [0];
-      const added = (queue) => onPool(lib.engine_add_request, engine, { ...c, queue }, id);
-      check(queue ? await queue.during(added) : await added(null));
+      check(await onPool(lib.engine_add_request, engine, c, id));
       return id[0];
     });
-    const added = this.#lastAdded.then(add);
-    this.#lastAdded = added.catch(() => {});
-    return added;
+  }
+
+  // Calls on the pool, one after the other, with a struct that names the queue.
+  #inOrder(queue, c, call) {
+    const turn = () => this.#handle.during((engine) => {
+      const called = (queue) => call(engine, { ...c, queue });
+      return queue ? queue.during(called) : called(null);
+    });
+    const done = this.#lastAdded.then(turn);
+    this.#lastAdded = done.catch(() => {});
+    return done;
   }
 
   abort(request) {
     check(lib.engine_abort(this.#handle.pointer, unsigned('request', request, 64)));
+  }
+
+  fork(sequence, { n = 1, at, seed, idle, userData, queue } = {}) {
+    const engine = this.#handle.pointer;
+    const how = made(Fork, lib.fork_init);
+    assign(how, Fork, { n, at, seed, userData });
+    how.queue = queue ? queue.pointer : null;
+    how.flags = flag(flag(how.flags, FORK_IDLE, idle), FORK_SEED, seed === undefined ? undefined : true);
+    how.flags = flag(how.flags, FORK_USER_DATA, userData === undefined ? undefined : true);
+    // More than there are blocks are refused, and need no room.
+    const children = new BigUint64Array(Math.min(Number(n), this.stats().blocksTotal) || 1);
+    check(lib.sequence_fork(engine, unsigned('sequence', sequence, 64), how, children));
+    return Array.from(children, (id) => (id > Number.MAX_SAFE_INTEGER ? id : Number(id)));
+  }
+
+  append(sequence, tokens) {
+    const ids = tokenIds('tokens', tokens);
+    check(lib.sequence_append(this.#handle.pointer, unsigned('sequence', sequence, 64), ids, lengthOf(ids)));
+  }
+
+  rewind(sequence, length) {
+    check(lib.sequence_rewind(this.#handle.pointer, unsigned('sequence', sequence, 64), unsigned('length', length, 64)));
+  }
+
+  async resume(sequence, { queue, userData, keep, skipSpecial, ...sampling } = {}) {
+    const how = made(Resume, lib.resume_init);
+    how.sampling = toSampling(sampling);
+    how.flags = flag(flag(how.flags, REQUEST_KEEP, keep), RESUME_USER_DATA, userData === undefined ? undefined : true);
+    how.textFlags = flag(how.textFlags, TEXT_SKIP_SPECIAL, skipSpecial);
+    assign(how, Resume, { userData });
+    unsigned('sequence', sequence, 64);
+    return this.#inOrder(queue, how, async (engine, c) => check(await onPool(lib.sequence_resume, engine, sequence, c)));
+  }
+
+  async *streamResumed(sequence, how = {}, options = {}) {
+    yield* this.#outputs(options, 1, async (queue) => {
+      const { request } = this.sequenceInfo(sequence);
+      await this.resume(sequence, { ...how, queue });
+      return request;
+    });
+  }
+
+  async generateResumed(sequence, how = {}, { signal } = {}) {
+    return (await completionsOf(this.streamResumed(sequence, how, { signal }), how))[0];
+  }
+
+  free(sequence) {
+    check(lib.sequence_free(this.#handle.pointer, unsigned('sequence', sequence, 64)));
+  }
+
+  sequenceInfo(sequence) {
+    const id = unsigned('sequence', sequence, 64);
+    const { len, idle, ...info } = filled(SequenceInfo, lib.sequence_get_info, this.#handle.pointer, id);
+    return { ...info, length: len, idle: idle !== 0 };
+  }
+
+  async pin({ prompt, promptTokens, cacheSalt, addSpecial, ...numbers }) {
+    const pin = made(Pin, lib.pin_init);
+    assignPrompt(pin, prompt, promptTokens);
+    if (cacheSalt !== undefined) assignCopied(pin, 'cacheSalt', utf8('cacheSalt', cacheSalt));
+    pin.textFlags = flag(pin.textFlags, TEXT_ADD_SPECIAL, addSpecial);
+    assign(pin, Pin, numbers);
+    return this.#handle.during(async (engine) => {
+      const id = [0];
+      check(await onPool(lib.prefix_pin, engine, pin, id));
+      return id[0];
+    });
+  }
+
+  unpin(pin) {
+    check(lib.prefix_unpin(this.#handle.pointer, unsigned('pin', pin, 64)));
   }
 
   async step() {

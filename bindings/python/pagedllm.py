@@ -18,6 +18,9 @@ Errors. What the library refuses raises Error, with its code and its message. Us
 Threads. Any thread, or any number of asyncio tasks, may call anything on one Engine or Queue at any time; one iterator of
 outputs is for one thread or task at a time. Calls release the GIL.
 
+Sequences. A request's id is that of its first sequence, too; with n of them the others have the ids after it. While one runs, or
+is kept, it may be forked, appended to, rewound and resumed: its tokens are computed once, however often they are used.
+
 Closing. close() may be called at any time, from any thread, and again. It ends the object at once: iterators in progress
 and other calls raise Code.CLOSED. Its memory goes back when the last call under way on it has returned.
 What is not closed is closed when it is garbage.
@@ -33,6 +36,7 @@ repository or lib of the installed tree that this module lies in, and then where
 
 import array
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import ctypes
@@ -43,13 +47,15 @@ import os
 import pathlib
 import threading
 import time
+import weakref
 from ctypes import byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p, sizeof
 from dataclasses import dataclass
-from typing import (Any, AsyncGenerator, Callable, Dict, Generator, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Type,
-                    TypeVar, Union)
+from typing import (Any, AsyncGenerator, Callable, ContextManager, Dict, Generator, Iterable, List, Mapping, NamedTuple, Optional,
+                    Sequence, Tuple, Type, TypeVar, Union)
 
-__all__ = ["Code", "Completion", "DType", "Engine", "Error", "FinishReason", "Info", "Isa", "Output", "Plan", "Queue", "Sampling",
-           "Stats", "Step", "build_info", "plan", "version"]
+__all__ = ["Beam", "Code", "Completion", "DType", "Dry", "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "Info",
+           "Isa", "LogitsHook", "Logprob", "Output", "OutputKind", "Plan", "Queue", "Sampling", "SequenceInfo", "Stats", "Step",
+           "build_info", "plan", "version"]
 
 # ---- what comes out --------------------------------------------------------------------------------------------------
 
@@ -82,7 +88,7 @@ class Error(Exception):
 
 
 class FinishReason(enum.IntEnum):
-    """Why a request ended: PLLM_FINISH_*."""
+    """Why a sequence ended: PLLM_FINISH_*."""
     NONE = 0  # it has not: more will come
     STOP = 1
     LENGTH = 2
@@ -95,31 +101,56 @@ class FinishReason(enum.IntEnum):
         return cls.OTHER
 
 
+class Logprob(NamedTuple):
+    """A token and its log probability under the model's own distribution."""
+    token: int
+    logprob: float
+
+
 @dataclass(frozen=True)
 class Output:
-    """News of one request: new tokens, new text, or its end. The text may lag behind the tokens."""
+    """News of one sequence: new tokens, new text, or its end. The text may lag behind the tokens."""
     request: int
     text: str
     tokens: List[int]
     logprobs: Optional[List[float]]  # one per token, where Sampling.logprobs asked for them
-    finish_reason: FinishReason  # anything but NONE makes this the last one
+    finish_reason: FinishReason  # anything but NONE makes this the sequence's last one
     error: Optional[Error]  # with FinishReason.ERROR
     prompt_tokens: int
     generated_tokens: int  # so far
     user_data: int
     sequence: int
-    index: int
+    index: int  # which of the request's sequences, from 0
+    score: float  # the sum of the log probabilities, where they or best_of were asked for; of a beam, its score
+    top_logprobs: Optional[List[List[Logprob]]]  # for each token, most probable first, where Sampling.top_logprobs asked for them
+    prompt_logprobs: Optional[List[float]]  # of the prompt's tokens but the first, before the first token; in one output or more
+    prompt_top_logprobs: Optional[List[List[Logprob]]]
 
 
 @dataclass(frozen=True)
 class Completion:
-    """All that a request generated. FinishReason.ABORT: it was cut short by Engine.abort."""
+    """All that a sequence generated. FinishReason.ABORT: it was cut short by Engine.abort."""
     request: int
     text: str
     tokens: List[int]
     logprobs: Optional[List[float]]  # one per token, where Sampling.logprobs asked for them
     finish_reason: FinishReason
     prompt_tokens: int
+    sequence: int
+    index: int  # which of the request's sequences, from 0
+    score: float  # as in Output, and so is what follows
+    top_logprobs: Optional[List[List[Logprob]]]
+    prompt_logprobs: Optional[List[float]]
+    prompt_top_logprobs: Optional[List[List[Logprob]]]
+
+
+@dataclass(frozen=True)
+class SequenceInfo:
+    """A sequence as of the last step and of the calls since."""
+    request: int  # the request it came from
+    length: int  # its tokens
+    index: int  # which of the request's sequences, from 0
+    idle: bool  # it waits to be resumed or freed; otherwise it runs, or waits to
 
 
 class Step(NamedTuple):
@@ -149,6 +180,10 @@ class Stats(NamedTuple):
     finished_abort: int
     finished_error: int
     paused: int
+    idle: int  # sequences that were kept, and wait to be resumed or freed
+    blocks_copied: int  # because a sequence wrote to one that others share
+    prefix_queries: int  # prompt tokens looked for in the prefix cache,
+    prefix_hits: int  # and those of them that did not have to be computed
 
 
 class Plan(NamedTuple):
@@ -194,8 +229,82 @@ class Isa(enum.IntEnum):
     AVX512 = 3
 
 
+class OutputKind(enum.IntEnum):
+    """What each output holds."""
+    DELTA = 0  # what is new
+    CUMULATIVE = 1  # everything so far
+    FINAL = 2  # there is one, at the end, and it holds everything
+
+
+class EarlyStopping(enum.IntEnum):
+    """When a beam search ends."""
+    NO = 0  # when no running beam, ended now, would be better than the worst finished one
+    YES = 1  # as soon as Beam.width beams are finished
+    NEVER = 2  # when no running beam can become better than the worst finished one
+
+
 Text = Union[str, bytes]  # bytes are UTF-8
 Prompt = Union[Text, Sequence[int]]  # text, or token ids
+
+# Called as hook(sequence, tokens, logits) for every token, before anything else is done to the logits, which it edits in place:
+# logits is a memoryview of floats, one for each token of the vocabulary, tokens one of the sequence's token ids; both end with the
+# call (numpy.frombuffer(logits, "f") is no copy). It runs on the thread that steps and takes the GIL: what takes long here holds
+# up all. What it raises goes to sys.unraisablehook; the logits are then as it left them. The function is held until the engine
+# is freed: use one for many requests. It may call what any thread may, but not step, stop, or wait for outputs.
+LogitsHook = Callable[[int, memoryview, memoryview], Any]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What the output must be. Made by one of the methods below."""
+    kind: int  # PLLM_GRAMMAR_*
+    text: Optional[Text] = None
+    choices: Sequence[Text] = ()
+
+    @classmethod
+    def json_schema(cls, schema: Union[Text, Mapping[str, Any], bool]) -> "Grammar":
+        """A JSON text that the schema describes."""
+        return cls(1, schema if isinstance(schema, (str, bytes)) else json.dumps(schema))
+
+    @classmethod
+    def json_object(cls) -> "Grammar":
+        """Any JSON object."""
+        return cls(2)
+
+    @classmethod
+    def regex(cls, expression: Text) -> "Grammar":
+        """A text that the regular expression matches as a whole."""
+        return cls(3, expression)
+
+    @classmethod
+    def choice(cls, choices: Sequence[Text]) -> "Grammar":
+        """One of these texts."""
+        return cls(4, choices=choices)
+
+    @classmethod
+    def lark(cls, grammar: Text) -> "Grammar":
+        """A text that the Lark grammar describes."""
+        return cls(5, grammar)
+
+
+@dataclass(frozen=True)
+class Dry:
+    """A token that would make a repetition one longer than length tokens loses multiplier * base ** (length - allowed_length)."""
+    multiplier: Optional[float] = None
+    base: Optional[float] = None
+    allowed_length: Optional[int] = None  # shorter repetitions are free
+    penalty_last_n: Optional[int] = None  # how many tokens back repetitions are looked for; 0: to the beginning
+    sequence_breakers: Sequence[Text] = ()  # texts that end a repetition; none: the library's
+
+
+@dataclass(frozen=True)
+class Beam:
+    """Beam search, as generate of Hugging Face transformers does it."""
+    width: Optional[int] = None  # beams side by side
+    groups: Optional[int] = None  # into which they are divided, each with a search of its own
+    diversity_penalty: Optional[float] = None  # for every beam of an earlier group that chose the token in the same step
+    length_penalty: Optional[float] = None  # scores are sums of log probabilities divided by the length to this power
+    early_stopping: Optional[EarlyStopping] = None
 
 
 @dataclass(frozen=True)
@@ -210,20 +319,47 @@ class Sampling:
     seed: Optional[int] = None  # with one, the same tokens come whatever runs beside it
     stop: Union[Text, Sequence[Text]] = ()  # strings that end it, also across tokens; they do not appear in the text
     stop_token_ids: Sequence[int] = ()  # tokens that end it; reported, their text is not
+    include_stop: Optional[bool] = None  # the stop string, or the text of the token that ends it, stays in the text
     ignore_eos: Optional[bool] = None  # go on past end-of-sequence tokens
-    logprobs: Optional[bool] = None  # report the log probability of every sampled token
+    logprobs: Optional[bool] = None  # report the log probability of every chosen token
+    top_logprobs: Optional[int] = None  # and of so many of the most probable ones beside it
+    prompt_logprobs: Optional[bool] = None  # the same of the prompt's tokens but the first
+    prompt_top_logprobs: Optional[int] = None
+    echo: Optional[bool] = None  # the output begins with the prompt
+    output_kind: Optional[OutputKind] = None  # what each output holds
+    grammar: Optional[Grammar] = None  # what the output must be
+    typical_p: Optional[float] = None  # keep the tokens of the most typical surprise that together reach this probability
+    top_n_sigma: Optional[float] = None  # keep tokens whose logit is within so many standard deviations of the largest
+    xtc_probability: Optional[float] = None  # how often XTC takes the most probable tokens away
+    xtc_threshold: Optional[float] = None  # from which probability on a token counts as a top choice for XTC
+    mirostat_tau: Optional[float] = None  # Mirostat 2: the surprise to keep to, in bits per token
+    mirostat_eta: Optional[float] = None  # how fast mirostat corrects
+    presence_penalty: Optional[float] = None  # taken from the logit of every token that has been generated
+    frequency_penalty: Optional[float] = None  # taken from a token's logit for every time it has been generated
+    repetition_penalty: Optional[float] = None  # divides the logits of all tokens of prompt and output
+    no_repeat_ngram_size: Optional[int] = None  # no run of so many tokens comes twice
+    dry: Optional[Dry] = None
+    logit_bias: Optional[Mapping[int, float]] = None  # added to the logits of these tokens
+    bad_words: Sequence[Text] = ()  # texts that the output must not contain
+    bad_words_ids: Sequence[Sequence[int]] = ()  # runs of tokens that it must not contain
+    allowed_token_ids: Sequence[int] = ()  # the only tokens that may be chosen; none: all
 
 
 # ---- the library -----------------------------------------------------------------------------------------------------
 
 _ABI_VERSION = 0
 _QUEUE_CAPACITY = 64  # PLLM_QUEUE_CAPACITY
-_ENGINE_SKIP_TOKENIZER = 1
-_SAMPLING_SEED, _SAMPLING_IGNORE_EOS, _SAMPLING_LOGPROBS = 1, 2, 4
+_ENGINE_SKIP_TOKENIZER, _ENGINE_NO_PREFIX_CACHE = 1, 2
+_SAMPLING_SEED, _SAMPLING_IGNORE_EOS, _SAMPLING_LOGPROBS, _SAMPLING_PROMPT_LOGPROBS = 1, 2, 4, 8
+_SAMPLING_ECHO, _SAMPLING_INCLUDE_STOP = 16, 32
 _TEXT_ADD_SPECIAL, _TEXT_SKIP_SPECIAL = 1, 2
+_REQUEST_KEEP, _RESUME_USER_DATA = 1, 2
+_FORK_SEED, _FORK_IDLE, _FORK_USER_DATA = 1, 2, 4
 
 _Progress = ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64, c_uint64)
+_LogitsHook = ctypes.CFUNCTYPE(None, c_void_p, c_uint64, c_void_p, c_uint64, c_void_p, c_uint64)
 _TokenIds = ctypes.POINTER(c_uint32)
+_Texts, _Lengths = ctypes.POINTER(c_char_p), ctypes.POINTER(c_uint64)
 
 
 def _struct(name: str, **fields: Any) -> Type[ctypes.Structure]:
@@ -236,17 +372,56 @@ _Options = _struct(
     seed=c_uint64, block_size=c_uint32, kv_dtype=c_uint32, max_model_len=c_uint32, max_batch_tokens=c_uint32, max_seqs=c_uint32,
     prefill_chunk=c_uint32, threads=c_uint32, isa=c_uint32, flags=c_uint32, reserved=c_uint32, queue_capacity=c_uint64,
     progress=_Progress, progress_data=c_void_p)
+_Dry = _struct(
+    "_Dry", multiplier=c_float, base=c_float, allowed_length=c_uint32, penalty_last_n=c_uint32, sequence_breakers=_Texts,
+    sequence_breaker_lens=_Lengths, sequence_breaker_count=c_uint64)
+_Beam = _struct(
+    "_Beam", width=c_uint32, groups=c_uint32, diversity_penalty=c_float, length_penalty=c_float, early_stopping=c_uint32,
+    reserved=c_uint32)
+
+
+class _LogitBias(ctypes.Structure):
+    _fields_ = [("token", c_uint32), ("bias", c_float)]
+
+
+class _Logprob(ctypes.Structure):
+    _fields_ = [("token", c_uint32), ("logprob", c_float)]
+
+
+class _TokenList(ctypes.Structure):
+    _fields_ = [("tokens", _TokenIds), ("tokens_len", c_uint64)]
+
+
 _Sampling = _struct(
-    "_Sampling", seed=c_uint64, stop_token_ids=_TokenIds, stop_token_ids_len=c_uint64, stop=ctypes.POINTER(c_char_p),
-    stop_lens=ctypes.POINTER(c_uint64), stop_count=c_uint64, temperature=c_float, top_p=c_float, min_p=c_float, top_k=c_uint32,
-    max_tokens=c_uint32, min_tokens=c_uint32, flags=c_uint32, reserved=c_uint32)
+    "_Sampling", seed=c_uint64, stop_token_ids=_TokenIds, stop_token_ids_len=c_uint64, stop=_Texts, stop_lens=_Lengths,
+    stop_count=c_uint64, temperature=c_float, top_p=c_float, min_p=c_float, top_k=c_uint32, max_tokens=c_uint32,
+    min_tokens=c_uint32, flags=c_uint32, reserved=c_uint32, typical_p=c_float, top_n_sigma=c_float, xtc_probability=c_float,
+    xtc_threshold=c_float, mirostat_tau=c_float, mirostat_eta=c_float, presence_penalty=c_float, frequency_penalty=c_float,
+    repetition_penalty=c_float, no_repeat_ngram_size=c_uint32, top_logprobs=c_uint32, prompt_top_logprobs=c_uint32,
+    output_kind=c_uint32, grammar_kind=c_uint32, grammar=c_char_p, grammar_len=c_uint64, choices=_Texts, choice_lens=_Lengths,
+    choice_count=c_uint64, dry=ctypes.POINTER(_Dry), logit_bias=ctypes.POINTER(_LogitBias), logit_bias_len=c_uint64,
+    bad_words=_Texts, bad_word_lens=_Lengths, bad_word_count=c_uint64, bad_words_ids=ctypes.POINTER(_TokenList),
+    bad_words_ids_len=c_uint64, allowed_token_ids=_TokenIds, allowed_token_ids_len=c_uint64)
 _Request = _struct(
     "_Request", prompt=c_char_p, prompt_len=c_uint64, prompt_tokens=_TokenIds, prompt_tokens_len=c_uint64,
-    sampling=ctypes.POINTER(_Sampling), user_data=c_uint64, n=c_uint32, text_flags=c_uint32, queue=c_void_p)
+    sampling=ctypes.POINTER(_Sampling), user_data=c_uint64, n=c_uint32, text_flags=c_uint32, queue=c_void_p, best_of=c_uint32,
+    truncate_prompt_tokens=c_uint32, flags=c_uint32, reserved=c_uint32, beam=ctypes.POINTER(_Beam), cache_salt=c_char_p,
+    cache_salt_len=c_uint64, logits_hook=_LogitsHook, hook_data=c_void_p)
 _Output = _struct(
     "_Output", request=c_uint64, sequence=c_uint64, user_data=c_uint64, tokens=c_void_p, tokens_len=c_uint64, logprobs=c_void_p,
     text=c_void_p, text_len=c_uint64, error=c_void_p, error_len=c_uint64, prompt_tokens=c_uint64, generated_tokens=c_uint64,
-    index=c_uint32, finish_reason=c_uint32, error_code=c_int32, reserved=c_uint32)
+    index=c_uint32, finish_reason=c_uint32, error_code=c_int32, reserved=c_uint32, score=c_double, top_logprobs=c_void_p,
+    top_logprobs_len=c_uint64, prompt_logprobs=c_void_p, prompt_logprobs_len=c_uint64, prompt_top_logprobs=c_void_p,
+    prompt_top_logprobs_len=c_uint64, blob=c_void_p, blob_len=c_uint64)
+_Fork = _struct(
+    "_Fork", at=c_uint64, seed=c_uint64, user_data=c_uint64, queue=c_void_p, n=c_uint32, flags=c_uint32)
+_Resume = _struct(
+    "_Resume", sampling=ctypes.POINTER(_Sampling), queue=c_void_p, user_data=c_uint64, flags=c_uint32, text_flags=c_uint32,
+    logits_hook=_LogitsHook, hook_data=c_void_p)
+_Pin = _struct(
+    "_Pin", prompt=c_char_p, prompt_len=c_uint64, prompt_tokens=_TokenIds, prompt_tokens_len=c_uint64, cache_salt=c_char_p,
+    cache_salt_len=c_uint64, time_to_live_ms=c_uint64, priority=c_uint32, text_flags=c_uint32)
+_SequenceInfo = _struct("_SequenceInfo", request=c_uint64, len=c_uint64, index=c_uint32, idle=c_uint32)
 _Info = _struct(
     "_Info", architecture=c_void_p, architecture_len=c_uint64, isa=c_void_p, isa_len=c_uint64, eos_token_ids=c_void_p,
     eos_token_ids_len=c_uint64, vocab_size=c_uint64, layers=c_uint64, max_positions=c_uint64, max_model_len=c_uint64,
@@ -286,15 +461,20 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     functions(c_char_p, [], "version", "build_info")
     functions(c_int32, [pointer], "error_code")
     functions(c_char_p, [pointer], "error_message")
-    functions(None, [pointer, size], "engine_options_init", "sampling_init", "request_init")
+    functions(None, [pointer, size], "engine_options_init", "sampling_init", "request_init", "dry_init", "beam_init", "fork_init",
+              "resume_init", "pin_init")
     functions(None, [pointer], "engine_free", "queue_free", "outputs_free", "tokens_free", "bytes_free", "error_free")
     functions(pointer, [pointer], "engine_queue", "tokens_data", "bytes_data")
     functions(size, [pointer], "outputs_len", "tokens_len", "bytes_len")
     functions(pointer, [pointer, size], "outputs_get")
     fallible([pointer], "engine_start", "engine_stop")
     fallible([pointer, pointer], "engine_plan", "engine_create", "engine_info", "engine_step", "engine_stats", "queue_event_fd")
-    fallible([pointer, size], "engine_abort")
-    fallible([pointer, pointer, pointer], "engine_add_request")
+    fallible([pointer, size], "engine_abort", "sequence_free", "prefix_unpin")
+    fallible([pointer, size, size], "sequence_rewind")
+    fallible([pointer, size, pointer], "sequence_resume", "sequence_get_info")
+    fallible([pointer, size, pointer, pointer], "sequence_fork")
+    fallible([pointer, size, _TokenIds, size], "sequence_append")
+    fallible([pointer, pointer, pointer], "engine_add_request", "prefix_pin")
     fallible([pointer, size, pointer], "queue_create")
     fallible([pointer, c_int64, pointer], "queue_poll")
     fallible([pointer, c_char_p, size, pointer], "engine_render_chat")
@@ -343,6 +523,32 @@ def _assign_text(struct: ctypes.Structure, name: str, utf8: bytes) -> None:
     _assign(struct, **{name: utf8, name + "_len": len(utf8)})
 
 
+def _assign_texts(struct: ctypes.Structure, name: str, singular: str, texts: Sequence[Text]) -> None:
+    if texts:
+        utf8 = [_utf8(text) for text in texts]
+        _assign(struct, **{name: (c_char_p * len(utf8))(*utf8), singular + "_lens": (c_uint64 * len(utf8))(*map(len, utf8)),
+                           singular + "_count": len(utf8)})
+
+
+def _assign_tokens(struct: ctypes.Structure, name: str, tokens: Sequence[int]) -> None:
+    _assign(struct, **{name: _token_ids(tokens), name + "_len": len(tokens)})
+
+
+def _assign_prompt(struct: ctypes.Structure, prompt: Prompt) -> None:
+    if isinstance(prompt, (str, bytes)):
+        _assign_text(struct, "prompt", _utf8(prompt))
+    else:
+        _assign_tokens(struct, "prompt_tokens", prompt)
+
+
+def _made(kind: Type[ctypes.Structure], init: Callable[..., None], **values: Any) -> Any:
+    """A struct with the library's defaults, but for the values that are not None."""
+    struct = kind()
+    init(byref(struct), sizeof(struct))
+    _assign(struct, **values)
+    return struct
+
+
 def _u64(name: str, value: int) -> int:
     if c_uint64(value).value != value:
         raise Error(Code.INVALID_ARGUMENT, f"{name} is {value}: it does not fit into 64 bits without a sign")
@@ -389,49 +595,82 @@ def _record(kind: Type[_Record], struct: ctypes.Structure) -> _Record:
 
 
 def _c_options(model_path: Union[str, bytes, "os.PathLike[Any]"], device: Optional[str], skip_tokenizer: Optional[bool],
-               **numbers: Optional[int]) -> Any:
-    options = _Options()
-    _lib.pllm_engine_options_init(byref(options), sizeof(options))
+               prefix_cache: Optional[bool], **numbers: Optional[int]) -> Any:
+    options = _made(_Options, _lib.pllm_engine_options_init, **numbers)
     _assign_text(options, "model_path", os.fsencode(model_path))
     if device is not None:
         _assign_text(options, "device", _utf8(device))
-    _assign(options, flags=_flag(options.flags, _ENGINE_SKIP_TOKENIZER, skip_tokenizer), **numbers)
+    flags = _flag(options.flags, _ENGINE_SKIP_TOKENIZER, skip_tokenizer)
+    options.flags = _flag(flags, _ENGINE_NO_PREFIX_CACHE, None if prefix_cache is None else not prefix_cache)
     return options
 
 
+# Fields of Sampling that are the same in C.
+_SAMPLING_NUMBERS = (
+    "temperature", "top_p", "min_p", "top_k", "max_tokens", "min_tokens", "seed", "top_logprobs", "prompt_top_logprobs",
+    "output_kind", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "mirostat_tau", "mirostat_eta",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "no_repeat_ngram_size")
+
+
 def _c_sampling(sampling: Sampling) -> Any:
-    c = _Sampling()
-    _lib.pllm_sampling_init(byref(c), sizeof(c))
-    flags = _flag(c.flags, _SAMPLING_SEED, None if sampling.seed is None else True)
-    flags = _flag(flags, _SAMPLING_IGNORE_EOS, sampling.ignore_eos)
-    flags = _flag(flags, _SAMPLING_LOGPROBS, sampling.logprobs)
-    _assign(c, temperature=sampling.temperature, top_p=sampling.top_p, min_p=sampling.min_p, top_k=sampling.top_k,
-            max_tokens=sampling.max_tokens, min_tokens=sampling.min_tokens, seed=sampling.seed, flags=flags)
-    if sampling.stop_token_ids:
-        c.stop_token_ids = _token_ids(sampling.stop_token_ids)
-        c.stop_token_ids_len = len(sampling.stop_token_ids)
-    if sampling.stop:
-        stops = [_utf8(stop) for stop in ([sampling.stop] if isinstance(sampling.stop, (str, bytes)) else sampling.stop)]
-        c.stop = (c_char_p * len(stops))(*stops)
-        c.stop_lens = (c_uint64 * len(stops))(*map(len, stops))
-        c.stop_count = len(stops)
+    c = _made(_Sampling, _lib.pllm_sampling_init, **{name: getattr(sampling, name) for name in _SAMPLING_NUMBERS})
+    for flag, asked, number in (
+            (_SAMPLING_SEED, None, sampling.seed), (_SAMPLING_LOGPROBS, sampling.logprobs, sampling.top_logprobs),
+            (_SAMPLING_PROMPT_LOGPROBS, sampling.prompt_logprobs, sampling.prompt_top_logprobs),
+            (_SAMPLING_IGNORE_EOS, sampling.ignore_eos, None), (_SAMPLING_ECHO, sampling.echo, None),
+            (_SAMPLING_INCLUDE_STOP, sampling.include_stop, None)):
+        given = None if number is None else True  # whoever gives the number means the flag that goes with it
+        c.flags = _flag(c.flags, flag, given if asked is None else asked)
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        if getattr(sampling, name):
+            _assign_tokens(c, name, getattr(sampling, name))
+    _assign_texts(c, "stop", "stop", [sampling.stop] if isinstance(sampling.stop, (str, bytes)) else sampling.stop)
+    _assign_texts(c, "bad_words", "bad_word", sampling.bad_words)
+    if sampling.bad_words_ids:
+        lists = [_token_ids(tokens) for tokens in sampling.bad_words_ids]
+        c.bad_words_ids = (_TokenList * len(lists))(*(_TokenList(tokens, len(tokens)) for tokens in lists))
+        c.bad_words_ids_len = len(lists)
+    if sampling.logit_bias:
+        c.logit_bias, c.logit_bias_len = (_LogitBias * len(sampling.logit_bias))(), len(sampling.logit_bias)
+        for i, (token, bias) in enumerate(sampling.logit_bias.items()):
+            _assign(c.logit_bias[i], token=token, bias=bias)
+    if sampling.dry is not None:
+        dry = _made(_Dry, _lib.pllm_dry_init, multiplier=sampling.dry.multiplier, base=sampling.dry.base,
+                    allowed_length=sampling.dry.allowed_length, penalty_last_n=sampling.dry.penalty_last_n)
+        _assign_texts(dry, "sequence_breakers", "sequence_breaker", sampling.dry.sequence_breakers)
+        c.dry = ctypes.pointer(dry)
+    if sampling.grammar is not None:
+        _assign(c, grammar_kind=sampling.grammar.kind)
+        if sampling.grammar.text is not None:
+            _assign_text(c, "grammar", _utf8(sampling.grammar.text))
+        _assign_texts(c, "choices", "choice", sampling.grammar.choices)
     return c
 
 
-def _c_request(prompt: Prompt, sampling: Optional[Sampling], user_data: Optional[int], n: Optional[int],
-               add_special: Optional[bool], skip_special: Optional[bool]) -> Any:
-    c = _Request()
-    _lib.pllm_request_init(byref(c), sizeof(c))
-    if isinstance(prompt, (str, bytes)):
-        _assign_text(c, "prompt", _utf8(prompt))
-    else:
-        c.prompt_tokens = _token_ids(prompt)
-        c.prompt_tokens_len = len(prompt)
+def _c_request(prompt: Prompt, sampling: Optional[Sampling], beam: Optional[Beam], cache_salt: Optional[Text], keep: Optional[bool],
+               add_special: Optional[bool], skip_special: Optional[bool], **numbers: Optional[int]) -> Any:
+    c = _made(_Request, _lib.pllm_request_init, **numbers)
+    _assign_prompt(c, prompt)
     if sampling is not None:
         c.sampling = ctypes.pointer(_c_sampling(sampling))
-    flags = _flag(_flag(c.text_flags, _TEXT_ADD_SPECIAL, add_special), _TEXT_SKIP_SPECIAL, skip_special)
-    _assign(c, user_data=user_data, n=n, text_flags=flags)
+    if beam is not None:
+        c.beam = ctypes.pointer(_made(
+            _Beam, _lib.pllm_beam_init, width=beam.width, groups=beam.groups, diversity_penalty=beam.diversity_penalty,
+            length_penalty=beam.length_penalty, early_stopping=beam.early_stopping))
+    if cache_salt is not None:
+        _assign_text(c, "cache_salt", _utf8(cache_salt))
+    c.flags = _flag(c.flags, _REQUEST_KEEP, keep)
+    c.text_flags = _flag(_flag(c.text_flags, _TEXT_ADD_SPECIAL, add_special), _TEXT_SKIP_SPECIAL, skip_special)
     return c
+
+
+def _logprobs(address: Optional[int], length: int, tokens: int) -> Optional[List[List[Logprob]]]:
+    """As many for each of the tokens."""
+    if not address:
+        return None
+    flat = [Logprob(one.token, one.logprob) for one in (_Logprob * length).from_address(address)]
+    each = length // tokens
+    return [flat[i:i + each] for i in range(0, length, each)]
 
 
 def _py_output(address: int) -> Output:
@@ -443,17 +682,34 @@ def _py_output(address: int) -> Output:
         finish_reason=FinishReason(c.finish_reason),
         error=Error(c.error_code, _text(c.error, c.error_len)) if c.error_code else None,
         prompt_tokens=c.prompt_tokens, generated_tokens=c.generated_tokens, user_data=c.user_data, sequence=c.sequence,
-        index=c.index)
+        index=c.index, score=c.score, top_logprobs=_logprobs(c.top_logprobs, c.top_logprobs_len, c.tokens_len),
+        prompt_logprobs=_numbers(c_float, c.prompt_logprobs, c.prompt_logprobs_len) if c.prompt_logprobs else None,
+        prompt_top_logprobs=_logprobs(c.prompt_top_logprobs, c.prompt_top_logprobs_len, c.prompt_logprobs_len))
 
 
-def _completion(outputs: Sequence[Output]) -> Completion:
+def _completion(outputs: Sequence[Output], sampling: Optional[Sampling]) -> Completion:
     last = outputs[-1]
-    logprobs = [p for output in outputs for p in output.logprobs or ()]
+    if sampling is not None and sampling.output_kind == OutputKind.CUMULATIVE:
+        outputs = outputs[-1:]
+
+    def joined(name: str) -> Any:
+        """None where no output has any."""
+        lists = [values for values in (getattr(output, name) for output in outputs) if values is not None]
+        return [value for values in lists for value in values] if lists else None
+
     return Completion(
-        request=last.request, text="".join(output.text for output in outputs),
-        tokens=[token for output in outputs for token in output.tokens],
-        logprobs=logprobs if any(output.logprobs is not None for output in outputs) else None,
-        finish_reason=last.finish_reason, prompt_tokens=last.prompt_tokens)
+        request=last.request, text="".join(output.text for output in outputs), tokens=joined("tokens"), logprobs=joined("logprobs"),
+        finish_reason=last.finish_reason, prompt_tokens=last.prompt_tokens, sequence=last.sequence, index=last.index,
+        score=last.score, top_logprobs=joined("top_logprobs"), prompt_logprobs=joined("prompt_logprobs"),
+        prompt_top_logprobs=joined("prompt_top_logprobs"))
+
+
+def _completions(outputs: Sequence[Output], sampling: Optional[Sampling]) -> List[Completion]:
+    """One for each sequence, by index."""
+    by_index: Dict[int, List[Output]] = {}
+    for output in outputs:
+        by_index.setdefault(output.index, []).append(output)
+    return [_completion(by_index[index], sampling) for index in sorted(by_index)]
 
 
 # ---- handles ---------------------------------------------------------------------------------------------------------
@@ -503,6 +759,53 @@ class _Handle:
         """In a forked child, those that hold the lock or use the handle are not there."""
         if self._process != os.getpid():
             self._lock, self._users, self._process = threading.RLock(), 0, os.getpid()
+
+
+class _Hooks:
+    """The host's functions that edit logits, as C calls them. They are kept until the engine is freed, as forks call them, too."""
+
+    # Python takes down a thread that calls into it when it has ended, and the library's with it: so the steps stop before.
+    _in_use: "weakref.WeakSet[_Handle]" = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        self._callbacks: Dict[LogitsHook, Any] = {}
+        self._calling: Optional[int] = None  # the thread that is inside of one
+
+    def callback(self, hook: Optional[LogitsHook], engine: _Handle) -> Any:
+        if hook is None:
+            return None
+        self._in_use.add(engine)
+        return self._callbacks.setdefault(hook, _LogitsHook(self._caller(hook)))
+
+    def _caller(self, hook: LogitsHook) -> Callable[..., None]:
+        def call(_data: Any, sequence: int, tokens: int, tokens_len: int, logits: int, vocab_size: int) -> None:
+            self._calling = threading.get_ident()
+            try:
+                with _view("I", tokens, tokens_len).toreadonly() as ids, _view("f", logits, vocab_size) as numbers:
+                    hook(sequence, ids, numbers)
+            finally:
+                self._calling = None
+        return call
+
+    def free_engine(self, pointer: int) -> None:
+        """It waits for the thread that steps: so, where a hook closes the engine, or its garbage, on another one."""
+        if self._calling == threading.get_ident():
+            threading.Thread(target=self.free_engine, args=(pointer,)).start()
+        else:
+            _lib.pllm_engine_free(pointer)
+
+    @classmethod
+    def stop(cls) -> None:
+        for handle in list(cls._in_use):
+            with contextlib.suppress(Error), handle as engine:
+                _lib.pllm_engine_stop(engine)
+
+
+atexit.register(_Hooks.stop)
+
+
+def _view(kind: str, address: int, length: int) -> memoryview:
+    return memoryview((ctypes.c_ubyte * (4 * length)).from_address(address)).cast("B").cast(kind)
 
 
 class Queue:
@@ -572,9 +875,9 @@ class Queue:
 
 
 def plan(model_path: Union[str, bytes, "os.PathLike[Any]"], *, device: Optional[str] = None,
-         skip_tokenizer: Optional[bool] = None, **numbers: Optional[int]) -> Plan:
+         skip_tokenizer: Optional[bool] = None, prefix_cache: Optional[bool] = None, **numbers: Optional[int]) -> Plan:
     """What an Engine with these options would allocate. It reads the model's headers, and allocates nothing of it."""
-    options = _c_options(model_path, device, skip_tokenizer, **numbers)
+    options = _c_options(model_path, device, skip_tokenizer, prefix_cache, **numbers)
     return _record(Plan, _filled(_Plan, _lib.pllm_engine_plan, byref(options)))
 
 
@@ -592,7 +895,7 @@ class Engine:
     block_size: tokens per KV block. kv_dtype: how K and V are stored. isa: an instruction path to force.
     seed: seeds the requests that bring none of their own.
     queue_capacity: outputs that may wait in Engine.queue before its requests pause.
-    skip_tokenizer: serve token ids only.
+    skip_tokenizer: serve token ids only. prefix_cache: keep what was computed for requests that begin with the same tokens.
     host_steps: you call step(), or start() later on. Otherwise the library's own thread steps from the start.
     progress: called as progress(done, total), in bytes of weights, now and then. What it raises stops the loading and is raised
         here. It runs on a thread made for the loading: so Ctrl-C stops the loading, too."""
@@ -602,12 +905,14 @@ class Engine:
                  max_seqs: Optional[int] = None, max_batch_tokens: Optional[int] = None, prefill_chunk: Optional[int] = None,
                  block_size: Optional[int] = None, kv_dtype: Optional[DType] = None, isa: Optional[Isa] = None,
                  seed: Optional[int] = None, queue_capacity: Optional[int] = None, skip_tokenizer: Optional[bool] = None,
-                 host_steps: bool = False, progress: Optional[Callable[[int, int], Any]] = None) -> None:
+                 prefix_cache: Optional[bool] = None, host_steps: bool = False,
+                 progress: Optional[Callable[[int, int], Any]] = None) -> None:
         options = _c_options(
-            model_path, device, skip_tokenizer, kv_bytes=kv_bytes, threads=threads, max_model_len=max_model_len,
+            model_path, device, skip_tokenizer, prefix_cache, kv_bytes=kv_bytes, threads=threads, max_model_len=max_model_len,
             max_seqs=max_seqs, max_batch_tokens=max_batch_tokens, prefill_chunk=prefill_chunk, block_size=block_size,
             kv_dtype=kv_dtype, isa=isa, seed=seed, queue_capacity=queue_capacity)
-        self._handle = _create(options, progress)
+        self._hooks = _Hooks()
+        self._handle = _create(options, progress, self._hooks.free_engine)
         if not host_steps:
             self.start()
 
@@ -624,36 +929,54 @@ class Engine:
     # -- requests
 
     def generate(self, prompt: Prompt, sampling: Optional[Sampling] = None, **request: Any) -> Completion:
-        """Waits for all that the prompt gives; `request`: further keywords of add(). Ctrl-C, or whatever else ends the wait,
-        aborts the request."""
-        with contextlib.closing(self.stream(prompt, sampling, **request)) as outputs:
-            return _completion(list(outputs))
+        """Waits for all that the prompt gives; `request`: further keywords of add(). Of several results it is the first. Ctrl-C, or
+        whatever else ends the wait, aborts the request."""
+        return self.generate_all(prompt, sampling, **request)[0]
+
+    def generate_all(self, prompt: Prompt, sampling: Optional[Sampling] = None, **request: Any) -> List[Completion]:
+        """generate() of all n results, by index."""
+        return _collected(self.stream(prompt, sampling, **request), sampling)
 
     def stream(self, prompt: Prompt, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
                **request: Any) -> Generator[Output, None, None]:
         """Adds a request now, and gives its outputs as they come; `request`: further keywords of add(). It pauses, and no other
-        does, while `capacity` outputs wait to be read. Closing the generator, or letting go of it, aborts the request. A request
-        whose computation fails raises its Error."""
-        return self._read(self._added(capacity, prompt, sampling, request))
+        does, while `capacity` outputs wait to be read. Closing the generator, or letting go of it, aborts the request, and forks of
+        its sequences that were given no queue of their own. A request whose computation fails raises its Error."""
+        return self._read(*self._added(capacity, prompt, sampling, request))
 
     async def agenerate(self, prompt: Prompt, sampling: Optional[Sampling] = None, **request: Any) -> Completion:
         """generate() for asyncio. Cancelling it aborts the request."""
-        return _completion([output async for output in self.astream(prompt, sampling, **request)])
+        return (await self.agenerate_all(prompt, sampling, **request))[0]
+
+    async def agenerate_all(self, prompt: Prompt, sampling: Optional[Sampling] = None, **request: Any) -> List[Completion]:
+        """generate_all() for asyncio. Cancelling it aborts the request."""
+        return await _acollected(self.astream(prompt, sampling, **request), sampling)
 
     def astream(self, prompt: Prompt, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
                 **request: Any) -> AsyncGenerator[Output, None]:
         """stream() for asyncio: waits on the running event loop, without a thread. Cancelling the task that reads aborts the
         request, and so does aclose(); leaving the `async for` does so a turn of the loop later."""
-        return self._aread(self._added(capacity, prompt, sampling, request))
+        return self._aread(*self._added(capacity, prompt, sampling, request))
 
     def add(self, prompt: Prompt, sampling: Optional[Sampling] = None, *, queue: Optional[Queue] = None,
-            user_data: Optional[int] = None, n: Optional[int] = None, add_special: Optional[bool] = None,
+            user_data: Optional[int] = None, n: Optional[int] = None, best_of: Optional[int] = None, beam: Optional[Beam] = None,
+            keep: Optional[bool] = None, truncate_prompt_tokens: Optional[int] = None, cache_salt: Optional[Text] = None,
+            logits_hook: Optional[LogitsHook] = None, add_special: Optional[bool] = None,
             skip_special: Optional[bool] = None) -> int:
         """Adds a request and returns its id. Its outputs go to `queue`, by default Engine.queue.
 
         add_special: let the tokenizer add its special tokens, such as BOS; False for a prompt that render_chat wrote.
-        skip_special: leave special tokens out of the text. user_data: comes back in every output. n: sequences to generate."""
-        request = _c_request(prompt, sampling, user_data, n, add_special, skip_special)
+        skip_special: leave special tokens out of the text. user_data: comes back in every output.
+        n: results, each with its index and its own last output; result i is sequence request + i.
+        best_of: samples to draw, of which the n with the highest log probability are returned, best first, at the end.
+        beam: return the n best beams instead, at the end.
+        keep: its sequences stay when they end, whatever ended them, until free().
+        truncate_prompt_tokens: keep only so many of the prompt's last tokens.
+        cache_salt: only requests with the same one share what the prefix cache holds, so that tenants cannot probe each other.
+        logits_hook: edits the logits before every token; see LogitsHook."""
+        request = _c_request(prompt, sampling, beam, cache_salt, keep, add_special, skip_special, user_data=user_data, n=n,
+                             best_of=best_of, truncate_prompt_tokens=truncate_prompt_tokens,
+                             logits_hook=self._hooks.callback(logits_hook, self._handle))
         added = c_uint64()
         queue = self.queue if queue is None else queue
         with self._handle as engine, queue._handle:
@@ -666,31 +989,142 @@ class Engine:
         with self._handle as engine:
             _lib.pllm_engine_abort(engine, _u64("request", request))
 
-    def _added(self, capacity: int, prompt: Prompt, sampling: Optional[Sampling], request: Mapping[str, Any]) -> Queue:
+    def _added(self, capacity: int, prompt: Prompt, sampling: Optional[Sampling],
+               request: Mapping[str, Any]) -> Tuple[Queue, int, int]:
         queue = self.create_queue(capacity)
-        self.add(prompt, sampling, queue=queue, **request)
-        return queue
+        n = request.get("n")
+        return queue, self.add(prompt, sampling, queue=queue, **request), 1 if n is None else n
 
-    def _read(self, queue: Queue) -> Generator[Output, None, None]:
+    def _read(self, queue: Queue, request: int, sequences: int) -> Generator[Output, None, None]:
+        """Until so many of the request's sequences have ended."""
         with queue:
             while True:
                 for output in queue.poll():
                     if output.error is not None:
                         raise output.error
                     yield output
-                    if output.finish_reason:
+                    sequences -= output.request == request and output.finish_reason != FinishReason.NONE
+                    if not sequences:
                         return
 
-    async def _aread(self, queue: Queue) -> AsyncGenerator[Output, None]:
+    async def _aread(self, queue: Queue, request: int, sequences: int) -> AsyncGenerator[Output, None]:
         with queue:
             while True:
                 for output in queue.poll(0):
                     if output.error is not None:
                         raise output.error
                     yield output
-                    if output.finish_reason:
+                    sequences -= output.request == request and output.finish_reason != FinishReason.NONE
+                    if not sequences:
                         return
                 await queue._readable()
+
+    # -- sequences that run or were kept
+
+    def fork(self, sequence: int, n: int = 1, *, at: Optional[int] = None, seed: Optional[int] = None, idle: Optional[bool] = None,
+             user_data: Optional[int] = None, queue: Optional[Queue] = None) -> List[int]:
+        """Makes n sequences that begin with the same tokens; nothing is computed again. Each is a request of its own, whose id is
+        the sequence's. Those of a sequence that runs run, too; those of an idle one wait to be resumed.
+
+        at: the tokens that they share with their parent; by default all. seed: each draws other random numbers; otherwise all
+        draw the same as their parent. idle: they wait to be resumed, even where the parent runs.
+        user_data, queue: by default the parent's. A queue that is closed, as that of stream() is when it has ended, takes none."""
+        how = _made(_Fork, _lib.pllm_fork_init, n=n, at=at, seed=seed, user_data=user_data)
+        flags = _flag(how.flags, _FORK_SEED, None if seed is None else True)
+        how.flags = _flag(_flag(flags, _FORK_IDLE, idle), _FORK_USER_DATA, None if user_data is None else True)
+        made = (c_uint64 * min(n, self.stats().blocks_total))()  # more than there are blocks are refused, and need no room
+        with self._handle as engine, _held(queue):
+            how.queue = None if queue is None else queue._pointer
+            _lib.pllm_sequence_fork(engine, _u64("sequence", sequence), byref(how), made)
+        return list(made)
+
+    def append(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Adds tokens to the end of a sequence. One that runs goes on after them, from the next step on; an idle one has them
+        computed when it is resumed."""
+        ids = _token_ids(tokens)
+        with self._handle as engine:
+            _lib.pllm_sequence_append(engine, _u64("sequence", sequence), ids, len(ids))
+
+    def rewind(self, sequence: int, length: int) -> None:
+        """Cuts a sequence to its first `length` tokens, also into the prompt. Everything is as it was then, the place in the random
+        stream included; outputs that were read stay read. One that runs goes on from there."""
+        with self._handle as engine:
+            _lib.pllm_sequence_rewind(engine, _u64("sequence", sequence), _u64("length", length))
+
+    def resume(self, sequence: int, sampling: Optional[Sampling] = None, *, queue: Optional[Queue] = None,
+               user_data: Optional[int] = None, keep: Optional[bool] = None, skip_special: Optional[bool] = None,
+               logits_hook: Optional[LogitsHook] = None) -> None:
+        """An idle sequence goes on: only tokens that were appended since are computed. Counts (max_tokens, min_tokens) and
+        penalties begin anew. keep: False lets it go when it ends; otherwise it stays. queue, user_data: by default as before."""
+        how = _made(_Resume, _lib.pllm_resume_init, user_data=user_data,
+                    logits_hook=self._hooks.callback(logits_hook, self._handle))
+        if sampling is not None:
+            how.sampling = ctypes.pointer(_c_sampling(sampling))
+        how.flags = _flag(_flag(how.flags, _REQUEST_KEEP, keep), _RESUME_USER_DATA, None if user_data is None else True)
+        how.text_flags = _flag(how.text_flags, _TEXT_SKIP_SPECIAL, skip_special)
+        with self._handle as engine, _held(queue):
+            how.queue = None if queue is None else queue._pointer
+            _lib.pllm_sequence_resume(engine, _u64("sequence", sequence), byref(how))
+
+    def generate_resumed(self, sequence: int, sampling: Optional[Sampling] = None, **how: Any) -> Completion:
+        """generate() for a sequence that was kept; `how`: further keywords of resume()."""
+        return _collected(self.stream_resumed(sequence, sampling, **how), sampling)[0]
+
+    def stream_resumed(self, sequence: int, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
+                       **how: Any) -> Generator[Output, None, None]:
+        """stream() for a sequence that was kept; `how`: further keywords of resume()."""
+        return self._read(*self._resumed(capacity, sequence, sampling, how))
+
+    async def agenerate_resumed(self, sequence: int, sampling: Optional[Sampling] = None, **how: Any) -> Completion:
+        """generate_resumed() for asyncio."""
+        return (await _acollected(self.astream_resumed(sequence, sampling, **how), sampling))[0]
+
+    def astream_resumed(self, sequence: int, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
+                        **how: Any) -> AsyncGenerator[Output, None]:
+        """stream_resumed() for asyncio."""
+        return self._aread(*self._resumed(capacity, sequence, sampling, how))
+
+    def free(self, sequence: int) -> None:
+        """Forgets a sequence and gives back its memory. One that runs ends with FinishReason.ABORT."""
+        with self._handle as engine:
+            _lib.pllm_sequence_free(engine, _u64("sequence", sequence))
+
+    def sequence_info(self, sequence: int) -> SequenceInfo:
+        """What is known of a sequence. One that has ended and was not kept is Code.NOT_FOUND."""
+        c = _SequenceInfo(sizeof(_SequenceInfo))
+        with self._handle as engine:
+            _lib.pllm_sequence_get_info(engine, _u64("sequence", sequence), byref(c))
+        return SequenceInfo(request=c.request, length=c.len, index=c.index, idle=bool(c.idle))
+
+    def _resumed(self, capacity: int, sequence: int, sampling: Optional[Sampling],
+                 how: Mapping[str, Any]) -> Tuple[Queue, int, int]:
+        queue = self.create_queue(capacity)
+        request = self.sequence_info(sequence).request
+        self.resume(sequence, sampling, queue=queue, **how)
+        return queue, request, 1
+
+    # -- the prefix cache
+
+    def pin(self, prompt: Prompt, *, cache_salt: Optional[Text] = None, time_to_live_ms: Optional[int] = None,
+            priority: Optional[int] = None, add_special: Optional[bool] = None) -> int:
+        """Computes a prompt, from the next step on, and keeps it for requests that begin with the same tokens. Returns its id.
+
+        time_to_live_ms: by default until it is unpinned. priority: where a sequence could not go on otherwise, pins with the
+        lowest one give way. cache_salt, add_special: as in add()."""
+        c = _made(_Pin, _lib.pllm_pin_init, time_to_live_ms=time_to_live_ms, priority=priority)
+        _assign_prompt(c, prompt)
+        if cache_salt is not None:
+            _assign_text(c, "cache_salt", _utf8(cache_salt))
+        c.text_flags = _flag(c.text_flags, _TEXT_ADD_SPECIAL, add_special)
+        pinned = c_uint64()
+        with self._handle as engine:
+            _lib.pllm_prefix_pin(engine, byref(c), byref(pinned))
+        return pinned.value
+
+    def unpin(self, pin: int) -> None:
+        """Lets the prompt go when others need its place. Code.NOT_FOUND: the pin has expired, or had to give way."""
+        with self._handle as engine:
+            _lib.pllm_prefix_unpin(engine, _u64("pin", pin))
 
     # -- stepping
 
@@ -770,7 +1204,7 @@ class Engine:
             return _record(Stats, _filled(_Stats, _lib.pllm_engine_stats, engine))
 
 
-def _create(options: Any, progress: Optional[Callable[[int, int], Any]]) -> _Handle:
+def _create(options: Any, progress: Optional[Callable[[int, int], Any]], free: Callable[[int], None]) -> _Handle:
     """Loads on a thread of its own. On this one, ctypes would lose a KeyboardInterrupt that arrives in the callback."""
     cancelled = threading.Event()
     raised: List[BaseException] = []
@@ -787,7 +1221,7 @@ def _create(options: Any, progress: Optional[Callable[[int, int], Any]]) -> _Han
         made = c_void_p()
         options.progress = _Progress(tell)
         _lib.pllm_engine_create(byref(options), byref(made))
-        return _Handle("engine", made.value or 0, _lib.pllm_engine_free)
+        return _Handle("engine", made.value or 0, free)
 
     loader = concurrent.futures.ThreadPoolExecutor(1, "pagedllm-load")
     try:
@@ -799,6 +1233,20 @@ def _create(options: Any, progress: Optional[Callable[[int, int], Any]]) -> _Han
     finally:
         cancelled.set()
         loader.shutdown(wait=False)
+
+
+def _collected(outputs: Generator[Output, None, None], sampling: Optional[Sampling]) -> List[Completion]:
+    with contextlib.closing(outputs):
+        return _completions(list(outputs), sampling)
+
+
+async def _acollected(outputs: AsyncGenerator[Output, None], sampling: Optional[Sampling]) -> List[Completion]:
+    return _completions([output async for output in outputs], sampling)
+
+
+def _held(queue: Optional[Queue]) -> ContextManager[Any]:
+    """The queue is not freed meanwhile."""
+    return contextlib.nullcontext() if queue is None else queue._handle
 
 
 def _taken(text: c_void_p) -> str:

@@ -142,7 +142,7 @@ typedef struct {
 } answer;
 
 static void take(answer *a, const pllm_output *o) {
-    CHECK(o->struct_size == sizeof *o && o->index == 0 && o->reserved == 0);
+    CHECK(o->struct_size == sizeof *o && o->index == 0 && o->reserved == 0 && o->blob == NULL && o->blob_len == 0);
     CHECK(a->finish_reason == PLLM_FINISH_NONE);  // nothing comes after the end
     CHECK(a->tokens_len + o->tokens_len <= COUNT(a->tokens) && a->text_len + o->text_len < sizeof a->text);
     CHECK((o->tokens != NULL) == (o->tokens_len > 0) && (o->text != NULL) == (o->text_len > 0));
@@ -197,16 +197,22 @@ static pllm_stats stats_of(const pllm_engine *engine) {
     return stats;
 }
 
+// Nobody holds a block; what the prefix cache could still find is nobody's.
 static int idle(const pllm_engine *engine) {
     pllm_stats s = stats_of(engine);
-    return s.blocks_free == s.blocks_total && s.blocks_used == 0 && s.waiting == 0 && s.running == 0;
+    return s.blocks_free + s.blocks_cached == s.blocks_total && s.blocks_used == 0 && s.waiting == 0 && s.running == 0 && s.idle == 0;
 }
 
 // ---- lengths that no memory has: before any engine, each in a process of its own -------------------------------------
 
-enum { MODEL_PATH, DEVICE, PROMPT_TEXT, PROMPT_TOKENS, STOP_TOKENS, STOPS, STOP_LENS, TOKENIZE, DETOKENIZE, CHAT, HUGE_CASES };
-static const char *const HUGE_NAMES[] = {"model_path", "device", "prompt", "prompt_tokens", "stop_token_ids", "stop_count",
-                                         "stop_lens", "tokenize", "detokenize", "render_chat"};
+#define HUGE_CASES_ARE(X)                                                                                                       \
+    X(MODEL_PATH) X(DEVICE) X(PROMPT_TEXT) X(PROMPT_TOKENS) X(STOP_TOKENS) X(STOPS) X(STOP_LENS) X(GRAMMAR) X(CHOICES)          \
+    X(CHOICE_LENS) X(BREAKERS) X(BREAKER_LENS) X(LOGIT_BIAS) X(BAD_WORDS) X(BAD_WORD_LENS) X(BAD_LISTS) X(BAD_LIST) X(ALLOWED)  \
+    X(CACHE_SALT) X(APPEND) X(PIN_TEXT) X(PIN_TOKENS) X(PIN_SALT) X(TOKENIZE) X(DETOKENIZE) X(CHAT)
+#define AS_CASE(name) name,
+#define AS_NAME(name) #name,
+enum { HUGE_CASES_ARE(AS_CASE) HUGE_CASES };
+static const char *const HUGE_NAMES[] = {HUGE_CASES_ARE(AS_NAME)};
 
 // A copy right before memory that may not be read, so that one byte too many is always seen.
 static const void *at_the_edge(const void *bytes, size_t len) {
@@ -216,10 +222,34 @@ static const void *at_the_edge(const void *bytes, size_t len) {
     return memcpy(pages + page - len, bytes, len);
 }
 
+static pllm_error *pin_with_length(const pllm_engine *engine, int what, uint64_t len, const char *text, const uint32_t *tokens) {
+    pllm_pin pin;
+    uint64_t id;
+    pllm_pin_init(&pin, sizeof pin);
+    if (what != PIN_TOKENS) pin.prompt = text, pin.prompt_len = what == PIN_TEXT ? len : PLLM_NUL_TERMINATED;
+    if (what == PIN_TOKENS) pin.prompt_tokens = tokens, pin.prompt_tokens_len = len;
+    if (what == PIN_SALT) pin.cache_salt = (const uint8_t *)text, pin.cache_salt_len = len;
+    return pllm_prefix_pin(engine, &pin, &id);
+}
+
+static pllm_error *append_with_length(const pllm_engine *engine, uint64_t len, const uint32_t *tokens) {
+    pllm_request request = token_request(NULL);
+    uint64_t id;
+    if (!OK(pllm_engine_add_request(engine, &request, &id))) return NULL;
+    return pllm_sequence_append(engine, id, tokens, len);
+}
+
 static pllm_error *ask_with_length(const pllm_engine *engine, int what, uint64_t len) {
     const char *text = at_the_edge("hello", 6);
     const uint32_t *tokens = at_the_edge(PROMPT, sizeof PROMPT);
     const char *stops[] = {text};
+    const pllm_logit_bias bias = {5, 1};
+    const pllm_token_list list = {tokens, what == BAD_LIST ? len : 1};
+    pllm_dry dry;
+    pllm_dry_init(&dry, sizeof dry);
+    dry.sequence_breakers = stops;
+    dry.sequence_breaker_count = what == BREAKERS ? len : 1;
+    dry.sequence_breaker_lens = what == BREAKER_LENS ? &len : NULL;
     pllm_sampling sampling = greedy();
     pllm_request request = text_request(text, &sampling);
     uint64_t id;
@@ -231,6 +261,27 @@ static pllm_error *ask_with_length(const pllm_engine *engine, int what, uint64_t
         case STOP_TOKENS: sampling.stop_token_ids = tokens; sampling.stop_token_ids_len = len; break;
         case STOPS: sampling.stop_count = len; break;
         case STOP_LENS: sampling.stop_lens = &len; break;
+        case GRAMMAR: sampling.grammar_kind = PLLM_GRAMMAR_REGEX; sampling.grammar = text; sampling.grammar_len = len; break;
+        case CHOICES: sampling.grammar_kind = PLLM_GRAMMAR_CHOICE; sampling.choices = stops; sampling.choice_count = len; break;
+        case CHOICE_LENS:
+            sampling.grammar_kind = PLLM_GRAMMAR_CHOICE;
+            sampling.choices = stops;
+            sampling.choice_lens = &len;
+            sampling.choice_count = 1;
+            break;
+        case BREAKERS:
+        case BREAKER_LENS: sampling.dry = &dry; break;
+        case LOGIT_BIAS: sampling.logit_bias = &bias; sampling.logit_bias_len = len; break;
+        case BAD_WORDS: sampling.bad_words = stops; sampling.bad_word_count = len; break;
+        case BAD_WORD_LENS: sampling.bad_words = stops; sampling.bad_word_lens = &len; sampling.bad_word_count = 1; break;
+        case BAD_LISTS: sampling.bad_words_ids = &list; sampling.bad_words_ids_len = len; break;
+        case BAD_LIST: sampling.bad_words_ids = &list; sampling.bad_words_ids_len = 1; break;
+        case ALLOWED: sampling.allowed_token_ids = tokens; sampling.allowed_token_ids_len = len; break;
+        case CACHE_SALT: request.cache_salt = (const uint8_t *)text; request.cache_salt_len = len; break;
+        case APPEND: return append_with_length(engine, len, tokens);
+        case PIN_TEXT:
+        case PIN_TOKENS:
+        case PIN_SALT: return pin_with_length(engine, what, len, text, tokens);
         case TOKENIZE: return pllm_engine_tokenize(engine, text, len, 0, &(pllm_tokens *){NULL});
         case DETOKENIZE: return pllm_engine_detokenize(engine, tokens, len, 0, &(pllm_bytes *){NULL});
         default: return pllm_engine_render_chat(engine, text, len, &(pllm_bytes *){NULL});
@@ -292,6 +343,11 @@ static void null_is_free_and_empty(void) {
     pllm_engine_options_init(NULL, sizeof(pllm_engine_options));
     pllm_request_init(NULL, sizeof(pllm_request));
     pllm_sampling_init(NULL, sizeof(pllm_sampling));
+    pllm_dry_init(NULL, sizeof(pllm_dry));
+    pllm_beam_init(NULL, sizeof(pllm_beam));
+    pllm_fork_init(NULL, sizeof(pllm_fork));
+    pllm_resume_init(NULL, sizeof(pllm_resume));
+    pllm_pin_init(NULL, sizeof(pllm_pin));
     CHECK(pllm_error_code(NULL) == 0);
     CHECK(pllm_error_message(NULL)[0] == 0);
     CHECK(pllm_outputs_len(NULL) == 0 && pllm_outputs_get(NULL, 0) == NULL);
@@ -526,7 +582,8 @@ static void unknown_flags_and_numbers_are_refused(const pllm_engine *engine) {
     pllm_plan plan = {.struct_size = sizeof plan};
     pllm_engine_options options;
 #define OPTION(assignment, refusal) (options = options_for(golden_dir), options.assignment, refusal(pllm_engine_plan(&options, &plan)))
-    OPTION(flags = 2, UNSUPPORTED);
+    OPTION(flags |= PLLM_ENGINE_NO_PREFIX_CACHE, OK);
+    OPTION(flags = 4, UNSUPPORTED);
     OPTION(flags |= 1u << 31, UNSUPPORTED);
     OPTION(reserved = 1, UNSUPPORTED);
     OPTION(kv_dtype = 3, INVALID);
@@ -551,7 +608,7 @@ static void unknown_flags_and_numbers_are_refused(const pllm_engine *engine) {
 }
 
 static void wrong_sampling_is_refused(const pllm_engine *engine) {
-    pllm_sampling sampling;
+    pllm_sampling sampling = greedy();
     pllm_request request = token_request(&sampling);
 #define SAMPLING(assignment, refusal) (sampling = greedy(), sampling.assignment, refusal(add(engine, &request)))
     const float wrong[] = {NAN, -NAN, INFINITY, -INFINITY, -1, 1e30f};
@@ -562,7 +619,7 @@ static void wrong_sampling_is_refused(const pllm_engine *engine) {
     }
     SAMPLING(top_p = 0, INVALID);
     SAMPLING(seed = 3, INVALID);  // without its flag
-    SAMPLING(flags = 8, UNSUPPORTED);
+    SAMPLING(flags = 64, UNSUPPORTED);
     SAMPLING(reserved = 1, UNSUPPORTED);
     sampling = greedy();
     sampling.max_tokens = 3;
@@ -582,8 +639,6 @@ static void wrong_sampling_is_refused(const pllm_engine *engine) {
     request = token_request(NULL);
     request.n = 0;
     INVALID(add(engine, &request));
-    request.n = 2;
-    UNSUPPORTED(add(engine, &request));
 }
 
 static void wrong_prompts_are_refused(const pllm_engine *engine) {
@@ -892,6 +947,664 @@ static void info_and_plan_agree(const pllm_engine *engine) {
     CHECK(plan.block_size == 16 && plan.kv_dtype == PLLM_DTYPE_BF16 && plan.weight_bytes >= 2 * 2623744 && plan.work_bytes > 0);
 }
 
+// ---- sequences as values ---------------------------------------------------------------------------------------------
+
+static const uint64_t NEVER[] = {0, 1ull << 40, UINT64_MAX};
+
+static pllm_step step_of(const pllm_engine *engine) {
+    pllm_step step = {.struct_size = sizeof step};
+    OK(pllm_engine_step(engine, &step));
+    return step;
+}
+
+static void step_to_the_end(const pllm_engine *engine) {
+    while (step_of(engine).unfinished) continue;
+}
+
+static pllm_sequence_info info_of(const pllm_engine *engine, uint64_t sequence) {
+    pllm_sequence_info info = {.struct_size = sizeof info};
+    OK(pllm_sequence_get_info(engine, sequence, &info));
+    return info;
+}
+
+// Ends after so many greedy tokens, and stays.
+static uint64_t keep_one(const pllm_engine *engine, uint32_t tokens) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(&sampling);
+    uint64_t id = 0;
+    sampling.max_tokens = tokens;
+    sampling.flags = PLLM_SAMPLING_IGNORE_EOS;
+    request.flags = PLLM_REQUEST_KEEP;
+    OK(pllm_engine_add_request(engine, &request, &id));
+    step_to_the_end(engine);
+    collect(engine, 0, &(answer){0});
+    CHECK(info_of(engine, id).idle == 1 && info_of(engine, id).len == COUNT(PROMPT) + tokens);
+    return id;
+}
+
+static void forget(const pllm_engine *engine, uint64_t sequence) {
+    OK(pllm_sequence_free(engine, sequence));
+    step_of(engine);
+}
+
+static uint64_t kept;  // what the structs below are tried on
+
+static pllm_error *use_dry(const pllm_engine *engine, place *at) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(&sampling);
+    sampling.dry = (pllm_dry *)(void *)at;
+    return add(engine, &request);
+}
+
+static pllm_error *use_beam(const pllm_engine *engine, place *at) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(&sampling);
+    sampling.max_tokens = 1;
+    request.beam = (pllm_beam *)(void *)at;
+    return add(engine, &request);
+}
+
+static pllm_error *use_fork(const pllm_engine *engine, place *at) {
+    uint64_t child = 0;
+    pllm_error *error = pllm_sequence_fork(engine, kept, (pllm_fork *)(void *)at, &child);
+    if (!error) OK(pllm_sequence_free(engine, child));
+    return error;
+}
+
+static pllm_error *use_resume(const pllm_engine *engine, place *at) {
+    uint64_t child = 0;
+    OK(pllm_sequence_fork(engine, kept, NULL, &child));
+    pllm_error *error = pllm_sequence_resume(engine, child, (pllm_resume *)(void *)at);
+    OK(pllm_sequence_free(engine, child));
+    return error;
+}
+
+static pllm_error *use_pin(const pllm_engine *engine, place *at) {
+    uint64_t pin = 0;
+    pllm_error *error = pllm_prefix_pin(engine, (pllm_pin *)(void *)at, &pin);
+    if (!error) OK(pllm_prefix_unpin(engine, pin));
+    return error;
+}
+
+static pllm_error *write_sequence_info(const pllm_engine *engine, place *at) {
+    return pllm_sequence_get_info(engine, kept, (pllm_sequence_info *)(void *)at);
+}
+
+static void init_dry(void *to, uint64_t size) { pllm_dry_init(to, size); }
+static void init_beam(void *to, uint64_t size) { pllm_beam_init(to, size); }
+static void init_fork(void *to, uint64_t size) { pllm_fork_init(to, size); }
+static void init_resume(void *to, uint64_t size) { pllm_resume_init(to, size); }
+static void init_pin(void *to, uint64_t size) { pllm_pin_init(to, size); }
+
+static pllm_pin token_pin(void) {
+    pllm_pin pin;
+    pllm_pin_init(&pin, sizeof pin);
+    pin.prompt_tokens = PROMPT;
+    pin.prompt_tokens_len = COUNT(PROMPT);
+    return pin;
+}
+
+static void structs_of_sequences_have_the_size_of_some_version(const pllm_engine *engine) {
+    pllm_dry dry;
+    pllm_beam beam;
+    pllm_fork how;
+    pllm_resume resume;
+    pllm_pin pin = token_pin();
+    pllm_dry_init(&dry, sizeof dry);
+    pllm_beam_init(&beam, sizeof beam);
+    pllm_fork_init(&how, sizeof how);
+    pllm_resume_init(&resume, sizeof resume);
+    kept = keep_one(engine, 3);
+    init_stays_within_its_size(init_dry, 48, sizeof dry);
+    init_stays_within_its_size(init_beam, 32, sizeof beam);
+    init_stays_within_its_size(init_fork, 48, sizeof how);
+    init_stays_within_its_size(init_resume, 56, sizeof resume);
+    init_stays_within_its_size(init_pin, 72, sizeof pin);
+    a_struct_to_be_read_has_the_size_of_some_version(engine, use_dry, &dry, 48, sizeof dry);
+    a_struct_to_be_read_has_the_size_of_some_version(engine, use_beam, &beam, 32, sizeof beam);
+    a_struct_to_be_read_has_the_size_of_some_version(engine, use_fork, &how, 48, sizeof how);
+    a_struct_to_be_read_has_the_size_of_some_version(engine, use_resume, &resume, 56, sizeof resume);
+    a_struct_to_be_read_has_the_size_of_some_version(engine, use_pin, &pin, 72, sizeof pin);
+    a_struct_to_be_written_has_the_size_of_some_version(engine, write_sequence_info, 32, sizeof(pllm_sequence_info));
+    forget(engine, kept);
+    step_to_the_end(engine);
+    collect(engine, 0, &(answer){0});
+    CHECK(idle(engine));
+}
+
+static void null_sequences_and_pins_are_refused_and_outputs_stay(const pllm_engine *engine) {
+    const uint64_t id = keep_one(engine, 3);
+    pllm_fork how;
+    pllm_pin pin = token_pin(), neither = pin, both = pin, no_salt = pin;
+    pllm_sequence_info info;
+    uint64_t out = 77;
+    pllm_fork_init(&how, sizeof how);
+    memset(&info, POISON, sizeof info);
+    info.struct_size = sizeof info;
+    INVALID(pllm_sequence_fork(NULL, id, &how, &out));
+    INVALID(pllm_sequence_fork(engine, id, &how, NULL));
+    INVALID(pllm_sequence_append(NULL, id, PROMPT, 1));
+    INVALID(pllm_sequence_append(engine, id, NULL, 1));
+    OK(pllm_sequence_append(engine, id, NULL, 0));
+    INVALID(pllm_sequence_rewind(NULL, id, 1));
+    INVALID(pllm_sequence_resume(NULL, id, NULL));
+    INVALID(pllm_sequence_free(NULL, id));
+    INVALID(pllm_sequence_get_info(NULL, id, &info));
+    INVALID(pllm_sequence_get_info(engine, id, NULL));
+    INVALID(pllm_prefix_pin(NULL, &pin, &out));
+    INVALID(pllm_prefix_pin(engine, NULL, &out));
+    INVALID(pllm_prefix_pin(engine, &pin, NULL));
+    INVALID(pllm_prefix_unpin(NULL, 1));
+    neither.prompt_tokens = NULL;
+    INVALID(pllm_prefix_pin(engine, &neither, &out));
+    both.prompt = "hello";
+    INVALID(pllm_prefix_pin(engine, &both, &out));
+    no_salt.cache_salt_len = 3;
+    INVALID(pllm_prefix_pin(engine, &no_salt, &out));
+    CHECK(out == 77 && all(&info, 8, sizeof info, POISON));
+    CHECK(info_of(engine, id).idle == 1 && info_of(engine, id).len == COUNT(PROMPT) + 3);
+    forget(engine, id);
+    CHECK(idle(engine));
+}
+
+// Every list of the sampling parameters: NULL with a length, and a list that holds NULL.
+static void null_lists_are_refused(const pllm_engine *engine) {
+    static const char *const null_text[] = {NULL};
+    static const pllm_token_list null_list[] = {{NULL, 1}};
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(&sampling);
+    pllm_dry dry;
+#define LIST(list, len) (sampling = greedy(), sampling.len = 1, INVALID(add(engine, &request)))
+#define LIST_OF_NULL(list, len, null) (sampling = greedy(), sampling.list = null, sampling.len = 1, INVALID(add(engine, &request)))
+    LIST(logit_bias, logit_bias_len);
+    LIST(bad_words, bad_word_count);
+    LIST_OF_NULL(bad_words, bad_word_count, null_text);
+    LIST(bad_words_ids, bad_words_ids_len);
+    LIST_OF_NULL(bad_words_ids, bad_words_ids_len, null_list);
+    LIST(allowed_token_ids, allowed_token_ids_len);
+    for (uint32_t kind = PLLM_GRAMMAR_JSON_SCHEMA; kind <= PLLM_GRAMMAR_LARK; kind++) {
+        sampling = greedy();
+        sampling.grammar_kind = kind;
+        sampling.choice_count = 1;
+        if (kind != PLLM_GRAMMAR_JSON_OBJECT) INVALID(add(engine, &request));
+        sampling.choices = null_text;
+        if (kind == PLLM_GRAMMAR_CHOICE) INVALID(add(engine, &request));
+    }
+    sampling = greedy();
+    pllm_dry_init(&dry, sizeof dry);
+    sampling.dry = &dry;
+    dry.sequence_breaker_count = 1;
+    INVALID(add(engine, &request));
+    dry.sequence_breakers = null_text;
+    INVALID(add(engine, &request));
+    request = token_request(NULL);
+    request.cache_salt_len = 1;
+    INVALID(add(engine, &request));
+    CHECK(step_of(engine).sequences == 0 && idle(engine));
+}
+
+static void wrong_new_sampling_is_refused(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(&sampling);
+    const float wrong[] = {NAN, -NAN, INFINITY, -INFINITY, -3, 1e30f};
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        SAMPLING(typical_p = wrong[i], INVALID);
+        SAMPLING(top_n_sigma = wrong[i], INVALID);
+        SAMPLING(xtc_probability = wrong[i], INVALID);
+        SAMPLING(xtc_threshold = wrong[i], INVALID);
+        SAMPLING(mirostat_tau = wrong[i], INVALID);
+        SAMPLING(presence_penalty = wrong[i], INVALID);
+        SAMPLING(frequency_penalty = wrong[i], INVALID);
+        SAMPLING(repetition_penalty = wrong[i], INVALID);
+    }
+    SAMPLING(repetition_penalty = 0, INVALID);
+    SAMPLING(no_repeat_ngram_size = 257, INVALID);
+    SAMPLING(top_logprobs = 1, INVALID);  // without its flag
+    SAMPLING(prompt_top_logprobs = 1, INVALID);
+    SAMPLING(output_kind = 3, INVALID);
+    SAMPLING(grammar_kind = 6, INVALID);
+    SAMPLING(grammar = "x", INVALID);  // of no kind
+    SAMPLING(logit_bias_len = 5000, INVALID);
+    sampling = greedy();
+    sampling.flags = PLLM_SAMPLING_LOGPROBS;
+    sampling.top_logprobs = 129;
+    INVALID(add(engine, &request));
+    static const struct { uint32_t kind; const char *grammar; } nonsense[] = {
+        {PLLM_GRAMMAR_JSON_SCHEMA, "{"}, {PLLM_GRAMMAR_JSON_SCHEMA, "{\"type\": \"nothing\"}"}, {PLLM_GRAMMAR_REGEX, "("},
+        {PLLM_GRAMMAR_LARK, "start: ("}, {PLLM_GRAMMAR_LARK, ""}, {PLLM_GRAMMAR_REGEX, "\xff"},
+    };
+    for (size_t i = 0; i < COUNT(nonsense); i++) {
+        sampling = greedy();
+        sampling.grammar_kind = nonsense[i].kind;
+        sampling.grammar = nonsense[i].grammar;
+        INVALID(add(engine, &request));
+    }
+    sampling = greedy();
+    sampling.grammar_kind = PLLM_GRAMMAR_CHOICE;  // of nothing
+    INVALID(add(engine, &request));
+    CHECK(step_of(engine).sequences == 0 && idle(engine));
+}
+
+static void wrong_branching_is_refused(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request request;
+    pllm_beam beam;
+    sampling.max_tokens = 2;
+#define REQUEST(assignment, refusal) (request = token_request(&sampling), request.assignment, refusal(add(engine, &request)))
+    REQUEST(n = 2, OK);
+    REQUEST(n = UINT32_MAX, INVALID);
+    REQUEST(best_of = UINT32_MAX, INVALID);
+    REQUEST(n = 17, INVALID);  // max_seqs is 16
+    REQUEST(flags = 2, UNSUPPORTED);
+    REQUEST(reserved = 1, UNSUPPORTED);
+    request = token_request(&sampling);
+    request.n = 3;
+    request.best_of = 2;
+    INVALID(add(engine, &request));
+#define BEAM(assignment, refusal) (pllm_beam_init(&beam, sizeof beam), beam.assignment, REQUEST(beam = &beam, refusal))
+    BEAM(width = 4, OK);
+    BEAM(width = 1, INVALID);
+    BEAM(width = 65, INVALID);
+    BEAM(width = 17, INVALID);
+    BEAM(width = UINT32_MAX, INVALID);
+    BEAM(groups = 0, INVALID);
+    BEAM(groups = 3, INVALID);
+    BEAM(groups = 2, INVALID);  // without a diversity penalty
+    BEAM(diversity_penalty = NAN, INVALID);
+    BEAM(length_penalty = INFINITY, INVALID);
+    BEAM(early_stopping = 3, INVALID);
+    BEAM(reserved = 1, UNSUPPORTED);
+    pllm_beam_init(&beam, sizeof beam);
+    request = token_request(&sampling);
+    request.beam = &beam;
+    request.flags = PLLM_REQUEST_KEEP;
+    INVALID(add(engine, &request));
+    step_to_the_end(engine);
+    collect(engine, 0, &(answer){0});
+    CHECK(idle(engine));
+}
+
+static void wrong_uses_of_a_sequence_are_refused(const pllm_engine *engine) {
+    static const uint32_t many[5000] = {1}, beyond[] = {1, 2, 3, UINT32_MAX};
+    const uint64_t id = keep_one(engine, 3), len = COUNT(PROMPT) + 3;
+    uint64_t out[4] = {77, 77, 77, 77};
+    pllm_fork how;
+    pllm_resume resume;
+    pllm_pin pin;
+    pllm_sampling sampling = greedy();
+#define FORK(assignment, refusal) (pllm_fork_init(&how, sizeof how), how.assignment, refusal(pllm_sequence_fork(engine, id, &how, out)))
+    FORK(at = 0, INVALID);
+    FORK(at = len + 1, INVALID);
+    FORK(at = UINT64_MAX - 1, INVALID);
+    FORK(n = 0, INVALID);
+    FORK(n = UINT32_MAX, CAPACITY);
+    FORK(flags = 8, UNSUPPORTED);
+    INVALID(pllm_sequence_append(engine, id, (const uint32_t[]){1, UINT32_MAX}, 2));
+    INVALID(pllm_sequence_append(engine, id, (const uint32_t[]){1024}, 1));
+    INVALID(pllm_sequence_append(engine, id, many, COUNT(many)));
+    INVALID(pllm_sequence_rewind(engine, id, 0));
+    INVALID(pllm_sequence_rewind(engine, id, len + 1));
+    INVALID(pllm_sequence_rewind(engine, id, UINT64_MAX));
+#define RESUME(assignment, refusal) \
+    (pllm_resume_init(&resume, sizeof resume), resume.assignment, refusal(pllm_sequence_resume(engine, id, &resume)))
+    RESUME(flags = 4, UNSUPPORTED);
+    RESUME(text_flags = PLLM_TEXT_ADD_SPECIAL, UNSUPPORTED);
+    sampling.flags = PLLM_SAMPLING_ECHO;
+    RESUME(sampling = &sampling, INVALID);
+    sampling.flags = PLLM_SAMPLING_PROMPT_LOGPROBS;
+    RESUME(sampling = &sampling, INVALID);
+    sampling = greedy();
+    sampling.temperature = NAN;
+    RESUME(sampling = &sampling, INVALID);
+#define PIN(assignment, refusal) (pin = token_pin(), pin.assignment, refusal(pllm_prefix_pin(engine, &pin, out)))
+    PIN(text_flags = PLLM_TEXT_SKIP_SPECIAL, UNSUPPORTED);
+    PIN(prompt_tokens_len = 0, INVALID);
+    PIN(prompt_tokens = beyond, INVALID);
+    pin.prompt_tokens = many;
+    pin.prompt_tokens_len = COUNT(many);
+    INVALID(pllm_prefix_pin(engine, &pin, out));
+    for (size_t i = 0; i < COUNT(out); i++) CHECK(out[i] == 77);
+    CHECK(info_of(engine, id).idle == 1 && info_of(engine, id).len == len);
+    OK(pllm_sequence_resume(engine, id, NULL));
+    INVALID(pllm_sequence_resume(engine, id, NULL));  // it runs
+    forget(engine, id);
+    collect(engine, 0, &(answer){0});
+    CHECK(idle(engine));
+}
+
+static void every_call_on_a_stale_sequence_is_not_found(const pllm_engine *engine, uint64_t id) {
+    pllm_sequence_info info = {.struct_size = sizeof info};
+    uint64_t out = 77;
+    FAILS(PLLM_E_NOT_FOUND, pllm_sequence_fork(engine, id, NULL, &out));
+    FAILS(PLLM_E_NOT_FOUND, pllm_sequence_append(engine, id, PROMPT, 1));
+    FAILS(PLLM_E_NOT_FOUND, pllm_sequence_rewind(engine, id, 1));
+    FAILS(PLLM_E_NOT_FOUND, pllm_sequence_resume(engine, id, NULL));
+    FAILS(PLLM_E_NOT_FOUND, pllm_sequence_free(engine, id));
+    FAILS(PLLM_E_NOT_FOUND, pllm_sequence_get_info(engine, id, &info));
+    FAILS(PLLM_E_NOT_FOUND, pllm_prefix_unpin(engine, id));
+    CHECK(out == 77 && info.len == 0);
+}
+
+static void sequences_that_are_gone_are_not_found(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(&sampling);
+    pllm_pin pin = token_pin();
+    uint64_t not_kept = 0, pinned = 0;
+    for (size_t i = 0; i < COUNT(NEVER); i++) every_call_on_a_stale_sequence_is_not_found(engine, NEVER[i]);
+    sampling.max_tokens = 2;
+    OK(pllm_engine_add_request(engine, &request, &not_kept));
+    step_to_the_end(engine);
+    every_call_on_a_stale_sequence_is_not_found(engine, not_kept);
+    uint64_t freed = keep_one(engine, 1);
+    OK(pllm_sequence_free(engine, freed));
+    every_call_on_a_stale_sequence_is_not_found(engine, freed);  // from the call on, and for good
+    step_of(engine);
+    every_call_on_a_stale_sequence_is_not_found(engine, freed);
+    OK(pllm_prefix_pin(engine, &pin, &pinned));
+    OK(pllm_prefix_unpin(engine, pinned));
+    every_call_on_a_stale_sequence_is_not_found(engine, pinned);
+    step_of(engine);
+    collect(engine, 0, &(answer){0});
+    CHECK(idle(engine));
+}
+
+// Whatever ended it, and wherever it was.
+static void a_kept_sequence_stays_however_it_ends(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(&sampling);
+    sampling.flags = PLLM_SAMPLING_IGNORE_EOS;
+    sampling.max_tokens = 100;
+    request.flags = PLLM_REQUEST_KEEP;
+    for (uint32_t n = 1; n <= 3; n++)
+        for (int steps = 0; steps < 3; steps++) {
+            uint64_t id = 0, begun = steps ? n : 1;
+            request.n = n;
+            OK(pllm_engine_add_request(engine, &request, &id));
+            for (int i = 0; i < steps; i++) step_of(engine);
+            OK(pllm_engine_abort(engine, id));
+            CHECK(step_of(engine).unfinished == 0);
+            CHECK(stats_of(engine).idle == begun);
+            for (uint64_t i = 0; i < begun; i++) CHECK(info_of(engine, id + i).idle == 1);
+            for (uint64_t i = 0; i < begun; i++) OK(pllm_sequence_free(engine, id + i));
+            step_of(engine);
+            CHECK(idle(engine));
+        }
+    collect(engine, 0, &(answer){0});
+}
+
+// Where there are two of everything: what came of a request's sequences, by index.
+typedef struct {
+    uint64_t outputs, ends, tokens_len, request;
+    uint64_t sequences[8];
+    uint32_t tokens[8][64], lens[8];
+    double scores[8];
+} branches;
+
+static void gather(const pllm_engine *engine, branches *b) {
+    pllm_outputs *outputs = NULL;
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+    for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++) {
+        const pllm_output *o = pllm_outputs_get(outputs, i);
+        if (o->request != b->request || !CHECK(o->index < 8 && b->lens[o->index] + o->tokens_len <= 64)) continue;
+        b->outputs++;
+        b->ends += o->finish_reason != PLLM_FINISH_NONE;
+        b->sequences[o->index] = o->sequence;
+        b->scores[o->index] = o->score;
+        for (uint64_t t = 0; t < o->tokens_len; t++) b->tokens[o->index][b->lens[o->index]++] = o->tokens[t];
+    }
+    pllm_outputs_free(outputs);
+}
+
+static branches run_branches(const pllm_engine *engine, const pllm_request *request) {
+    branches b = {0};
+    OK(pllm_engine_add_request(engine, request, &b.request));
+    step_to_the_end(engine);
+    gather(engine, &b);
+    CHECK(b.ends == request->n && idle(engine));
+    return b;
+}
+
+static void n_samples_end_one_by_one_and_the_best_ones_at_the_end(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(STORY, &sampling);
+    pllm_beam beam;
+    sampling.temperature = 1.5f;
+    sampling.max_tokens = 20;
+    sampling.flags = PLLM_SAMPLING_SEED | PLLM_SAMPLING_IGNORE_EOS | PLLM_SAMPLING_LOGPROBS;
+    sampling.seed = 9;
+    request.n = 3;
+    branches samples = run_branches(engine, &request);
+    CHECK(samples.outputs == 60);
+    for (uint64_t i = 0; i < 3; i++) CHECK(samples.sequences[i] == samples.request + i && samples.lens[i] == 20);
+    CHECK(memcmp(samples.tokens[0], samples.tokens[1], sizeof samples.tokens[0]));
+    request.best_of = 3;
+    request.n = 1;
+    branches best = run_branches(engine, &request);
+    double most = samples.scores[0];
+    for (int i = 1; i < 3; i++) most = samples.scores[i] > most ? samples.scores[i] : most;
+    CHECK(best.outputs == 1 && best.lens[0] == 20 && best.scores[0] > most - 1e-4 && best.scores[0] < most + 1e-4);
+    sampling = greedy();
+    sampling.max_tokens = 6;
+    pllm_beam_init(&beam, sizeof beam);
+    request.best_of = 0;
+    request.n = 2;
+    request.beam = &beam;
+    branches beams = run_branches(engine, &request);
+    CHECK(beams.outputs == 2 && beams.scores[0] >= beams.scores[1]);
+}
+
+// A conversation: what is resumed goes on as if it had been one prompt from the beginning, and only what is new is computed.
+static void what_is_kept_goes_on_as_one_prompt_would(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request first = text_request(FRANCE, &sampling), whole;
+    pllm_resume resume;
+    pllm_tokens *next = NULL;
+    answer a = {0}, b = {0};
+    uint32_t all_tokens[256];
+    uint64_t id = 0, len = 0, before;
+    pllm_step step;
+    sampling.max_tokens = 40;
+    first.flags = PLLM_REQUEST_KEEP;
+    OK(pllm_engine_add_request(engine, &first, &id));
+    for (step = step_of(engine); step.unfinished; step = step_of(engine)) collect(engine, id, &a);
+    collect(engine, id, &a);
+    OK(pllm_engine_tokenize(engine, "\n<|user|>\nWhat is the capital of Japan?<|end|>\n<|assistant|>\n", PLLM_NUL_TERMINATED, 0, &next));
+    OK(pllm_sequence_append(engine, id, pllm_tokens_data(next), pllm_tokens_len(next)));
+    before = stats_of(engine).prompt_tokens;
+    pllm_resume_init(&resume, sizeof resume);
+    resume.sampling = &sampling;
+    OK(pllm_sequence_resume(engine, id, &resume));
+    for (step = step_of(engine); step.unfinished; step = step_of(engine)) collect(engine, id, &b);
+    collect(engine, id, &b);
+    // The last answer's last token had been chosen, and not computed yet.
+    CHECK(stats_of(engine).prompt_tokens - before == pllm_tokens_len(next) + 1);
+    CHECK(b.prompt_tokens == a.prompt_tokens + a.tokens_len + pllm_tokens_len(next) && b.finish_reason == PLLM_FINISH_STOP);
+    pllm_tokens *prompt = NULL;
+    OK(pllm_engine_tokenize(engine, FRANCE, PLLM_NUL_TERMINATED, 0, &prompt));
+    const struct { const uint32_t *tokens; uint64_t len; } parts[] = {
+        {pllm_tokens_data(prompt), pllm_tokens_len(prompt)}, {a.tokens, a.tokens_len}, {pllm_tokens_data(next), pllm_tokens_len(next)}};
+    for (size_t i = 0; i < COUNT(parts); len += parts[i++].len) memcpy(all_tokens + len, parts[i].tokens, parts[i].len * sizeof *all_tokens);
+    whole = token_request(&sampling);
+    whole.prompt_tokens = all_tokens;
+    whole.prompt_tokens_len = len;
+    CHECK(same(run(engine, &whole), &b));
+    pllm_tokens_free(prompt);
+    pllm_tokens_free(next);
+    forget(engine, id);
+    CHECK(idle(engine));
+}
+
+static void a_rewound_sequence_says_the_same_again_and_its_forks_too(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(STORY, &sampling);
+    pllm_fork how;
+    branches b = {0}, again = {0}, children[2] = {{0}, {0}};
+    uint64_t ids[2] = {0, 0};
+    sampling.temperature = 1.2f;
+    sampling.flags = PLLM_SAMPLING_SEED | PLLM_SAMPLING_IGNORE_EOS;
+    sampling.seed = 5;
+    sampling.max_tokens = 20;
+    OK(pllm_engine_add_request(engine, &request, &b.request));
+    for (int i = 0; i < 10; i++) step_of(engine);
+    gather(engine, &b);
+    const uint64_t len = info_of(engine, b.request).len, prompt = len - 10;
+    pllm_fork_init(&how, sizeof how);
+    how.at = prompt + 2;
+    OK(pllm_sequence_fork(engine, b.request, &how, &ids[0]));
+    how.flags = PLLM_FORK_SEED | PLLM_FORK_USER_DATA;
+    how.seed = 6;
+    how.user_data = 4711;
+    OK(pllm_sequence_fork(engine, b.request, &how, &ids[1]));
+    OK(pllm_sequence_rewind(engine, b.request, prompt + 2));
+    for (int i = 0; i < 8; i++) step_of(engine);
+    again.request = b.request;
+    for (int i = 0; i < 2; i++) children[i].request = ids[i];
+    pllm_outputs *outputs = NULL;
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+    for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++) {
+        const pllm_output *o = pllm_outputs_get(outputs, i);
+        branches *to = o->request == again.request ? &again : o->request == ids[0] ? &children[0] : &children[1];
+        CHECK(o->tokens_len == 1 && o->index == 0 && o->sequence == to->request && to->lens[0] < 64);
+        CHECK(o->user_data == (to == &children[1] ? 4711 : 0));
+        to->tokens[0][to->lens[0]++] = o->tokens[0];
+    }
+    pllm_outputs_free(outputs);
+    CHECK(again.lens[0] == 8 && !memcmp(again.tokens[0], b.tokens[0] + 2, 8 * sizeof(uint32_t)));
+    CHECK(children[0].lens[0] == 8 && !memcmp(children[0].tokens[0], b.tokens[0] + 2, 8 * sizeof(uint32_t)));
+    CHECK(children[1].lens[0] == 8 && memcmp(children[1].tokens[0], b.tokens[0] + 2, 8 * sizeof(uint32_t)));
+    CHECK(stats_of(engine).blocks_copied > 0);
+    for (int i = 0; i < 2; i++) OK(pllm_sequence_free(engine, ids[i]));
+    forget(engine, b.request);
+    collect(engine, 0, &(answer){0});
+    CHECK(idle(engine));
+}
+
+// Each list is as long as what it goes with.
+static void check_lists(const pllm_output *o, uint64_t top, uint64_t prompt_top) {
+    int possible = 1;
+    for (uint64_t i = 0; o->logprobs && i < o->tokens_len; i++) possible &= o->logprobs[i] <= 0;
+    for (uint64_t i = 0; i < o->prompt_logprobs_len; i++) possible &= o->prompt_logprobs[i] <= 0;
+    for (uint64_t i = 0; i < o->top_logprobs_len; i++) possible &= o->top_logprobs[i].logprob <= 0;
+    for (uint64_t i = 0; i < o->prompt_top_logprobs_len; i++) possible &= o->prompt_top_logprobs[i].logprob <= 0;
+    CHECK(possible);
+    CHECK(o->top_logprobs_len == (o->logprobs ? top * o->tokens_len : 0));
+    CHECK(o->prompt_top_logprobs_len == prompt_top * o->prompt_logprobs_len);
+}
+
+static void what_is_reported_adds_up_in_every_kind_of_output(const pllm_engine *engine) {
+    for (uint32_t kind = PLLM_OUTPUT_DELTA; kind <= PLLM_OUTPUT_FINAL; kind++)
+        for (uint32_t echo = 0; echo <= PLLM_SAMPLING_ECHO; echo += PLLM_SAMPLING_ECHO) {
+            pllm_sampling sampling = greedy();
+            pllm_request request = text_request(FRANCE, &sampling);
+            pllm_outputs *outputs = NULL;
+            uint64_t id = 0, tokens = 0, prompt_logprobs = 0;
+            sampling.max_tokens = 5;
+            sampling.flags = PLLM_SAMPLING_LOGPROBS | PLLM_SAMPLING_PROMPT_LOGPROBS | echo;
+            sampling.top_logprobs = 3;
+            sampling.prompt_top_logprobs = 2;
+            sampling.output_kind = kind;
+            OK(pllm_engine_add_request(engine, &request, &id));
+            step_to_the_end(engine);
+            OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+            const uint64_t len = pllm_outputs_len(outputs);
+            CHECK(kind != PLLM_OUTPUT_FINAL || len == 1);
+            for (uint64_t i = 0; i < len; i++) {
+                const pllm_output *o = pllm_outputs_get(outputs, i);
+                check_lists(o, 3, 2);
+                tokens = o->tokens_len + (kind == PLLM_OUTPUT_DELTA ? tokens : 0);
+                prompt_logprobs = o->prompt_logprobs_len + (kind == PLLM_OUTPUT_DELTA ? prompt_logprobs : 0);
+                if (o->finish_reason) CHECK(tokens == 5 + (echo ? o->prompt_tokens : 0) && prompt_logprobs == o->prompt_tokens - 1);
+            }
+            pllm_outputs_free(outputs);
+        }
+    CHECK(idle(engine));
+}
+
+typedef struct {
+    uint64_t calls, sequence, len, vocab;
+    uint32_t wanted;
+} hooked;
+
+static void only_one(void *data, uint64_t sequence, const uint32_t *tokens, uint64_t tokens_len, float *logits, uint64_t vocab_size) {
+    hooked *h = data;
+    h->calls++;
+    h->sequence = sequence;
+    h->len = tokens_len;
+    h->vocab = vocab_size;
+    for (uint64_t i = 0; i < vocab_size; i++) logits[i] = i == h->wanted ? 1 : -INFINITY;
+    if (tokens_len && tokens[tokens_len - 1] == h->wanted) h->wanted++;
+    if (h->wanted) logits[h->wanted] = 2;
+}
+
+static void a_hook_chooses_every_token(const pllm_engine *engine) {
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(&sampling);
+    hooked h = {.wanted = 100};
+    sampling.max_tokens = 4;
+    request.logits_hook = only_one;
+    request.hook_data = &h;
+    const answer *a = run(engine, &request);
+    CHECK(a->tokens_len == 4 && h.calls == 4 && h.len == COUNT(PROMPT) + 3 && h.vocab == 1024 && h.sequence != 0);
+    for (uint32_t i = 0; i < 4; i++) CHECK(a->tokens[i] == 100 + i);
+    CHECK(idle(engine));
+}
+
+static void a_grammar_decides_what_may_be_said(const pllm_engine *engine) {
+    static const char *const colours[] = {"red", "green", "blue"};
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(FRANCE, &sampling);
+    sampling.grammar_kind = PLLM_GRAMMAR_REGEX;
+    sampling.grammar = "[0-9]{3}-[a-c]+";
+    sampling.max_tokens = 12;
+    const answer *a = run(engine, &request);
+    CHECK(a->text_len > 4 && a->text[3] == '-');
+    for (uint64_t i = 0; i < a->text_len; i++) CHECK(i == 3 || strchr(i < 3 ? "0123456789" : "abc", a->text[i]));
+    sampling = greedy();
+    sampling.grammar_kind = PLLM_GRAMMAR_CHOICE;
+    sampling.choices = colours;
+    sampling.choice_count = COUNT(colours);
+    a = run(engine, &request);
+    CHECK(text_is(a, "red", 3) || text_is(a, "green", 5) || text_is(a, "blue", 4));
+    CHECK(a->finish_reason == PLLM_FINISH_STOP && idle(engine));
+}
+
+// Prompts of more than a block: the second finds what the first computed, unless they are told apart; pins keep it there.
+static void prompts_that_begin_alike_are_computed_once(const pllm_engine *engine) {
+    uint32_t prompt[50];
+    for (uint32_t i = 0; i < COUNT(prompt); i++) prompt[i] = 300 + i;
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(&sampling);
+    pllm_pin pin = token_pin();
+    uint64_t id = 0;
+    sampling.max_tokens = 1;
+    pin.prompt_tokens = request.prompt_tokens = prompt;
+    pin.prompt_tokens_len = request.prompt_tokens_len = COUNT(prompt);
+    pllm_stats before = stats_of(engine);
+    run(engine, &request);
+    pllm_stats once = stats_of(engine);
+    run(engine, &request);
+    pllm_stats twice = stats_of(engine);
+    CHECK(once.prompt_tokens - before.prompt_tokens == 50 && once.blocks_cached >= 3);
+    CHECK(twice.prompt_tokens - once.prompt_tokens == 2 && twice.prefix_hits - once.prefix_hits == 48);
+    request.cache_salt = (const uint8_t *)"another tenant";
+    request.cache_salt_len = 14;
+    run(engine, &request);
+    CHECK(stats_of(engine).prompt_tokens - twice.prompt_tokens == 50);
+    OK(pllm_prefix_pin(engine, &pin, &id));
+    step_of(engine);
+    CHECK(stats_of(engine).blocks_used == 4);
+    OK(pllm_prefix_unpin(engine, id));
+    step_of(engine);
+    CHECK(idle(engine));
+    pin.time_to_live_ms = 1;
+    OK(pllm_prefix_pin(engine, &pin, &id));
+    step_of(engine);
+    sleep_ms(5);
+    step_of(engine);
+    FAILS(PLLM_E_NOT_FOUND, pllm_prefix_unpin(engine, id));
+    CHECK(idle(engine));
+}
+
 // ---- threads ---------------------------------------------------------------------------------------------------------
 
 typedef struct {
@@ -1004,7 +1717,7 @@ static void *add_abort_poll_and_look(void *argument) {
         }
         pllm_stats stats = {.struct_size = sizeof stats};
         error = pllm_engine_stats(c->engine, &stats);
-        if (error || stats.blocks_used + stats.blocks_free != stats.blocks_total) atomic_fetch_add(&c->wrong, 1);
+        if (error || stats.blocks_used + stats.blocks_cached + stats.blocks_free != stats.blocks_total) atomic_fetch_add(&c->wrong, 1);
         pllm_error_free(error);
         if (i % 5 == 0) poll_and_count(c, 0);
     }
@@ -1308,6 +2021,21 @@ static void with_the_bundled_model(void) {
     a_seed_decides_alone(engine);
     usage_counts_add_up(engine);
     info_and_plan_agree(engine);
+    structs_of_sequences_have_the_size_of_some_version(engine);
+    null_sequences_and_pins_are_refused_and_outputs_stay(engine);
+    null_lists_are_refused(engine);
+    wrong_new_sampling_is_refused(engine);
+    wrong_branching_is_refused(engine);
+    wrong_uses_of_a_sequence_are_refused(engine);
+    sequences_that_are_gone_are_not_found(engine);
+    a_kept_sequence_stays_however_it_ends(engine);
+    n_samples_end_one_by_one_and_the_best_ones_at_the_end(engine);
+    what_is_kept_goes_on_as_one_prompt_would(engine);
+    a_rewound_sequence_says_the_same_again_and_its_forks_too(engine);
+    what_is_reported_adds_up_in_every_kind_of_output(engine);
+    a_hook_chooses_every_token(engine);
+    a_grammar_decides_what_may_be_said(engine);
+    prompts_that_begin_alike_are_computed_once(engine);
     two_engines_do_not_know_each_other(engine);
     nothing_is_printed(engine);
     // After all of that.

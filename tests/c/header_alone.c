@@ -23,8 +23,16 @@ ALWAYS(PLLM_FINISH_NONE == 0 && PLLM_FINISH_STOP == 1 && PLLM_FINISH_LENGTH == 2
 ALWAYS(PLLM_FINISH_ABORT == 3 && PLLM_FINISH_ERROR == 4);
 ALWAYS(PLLM_DTYPE_AUTO == 0 && PLLM_DTYPE_F32 == 1 && PLLM_DTYPE_BF16 == 2);
 ALWAYS(PLLM_ISA_AUTO == 0 && PLLM_ISA_PORTABLE == 1 && PLLM_ISA_AVX2 == 2 && PLLM_ISA_AVX512 == 3);
-ALWAYS(PLLM_ENGINE_SKIP_TOKENIZER == 1);
+ALWAYS(PLLM_ENGINE_SKIP_TOKENIZER == 1 && PLLM_ENGINE_NO_PREFIX_CACHE == 2);
 ALWAYS(PLLM_SAMPLING_SEED == 1 && PLLM_SAMPLING_IGNORE_EOS == 2 && PLLM_SAMPLING_LOGPROBS == 4);
+ALWAYS(PLLM_SAMPLING_PROMPT_LOGPROBS == 8 && PLLM_SAMPLING_ECHO == 16 && PLLM_SAMPLING_INCLUDE_STOP == 32);
+ALWAYS(PLLM_OUTPUT_DELTA == 0 && PLLM_OUTPUT_CUMULATIVE == 1 && PLLM_OUTPUT_FINAL == 2);
+ALWAYS(PLLM_GRAMMAR_NONE == 0 && PLLM_GRAMMAR_JSON_SCHEMA == 1 && PLLM_GRAMMAR_JSON_OBJECT == 2);
+ALWAYS(PLLM_GRAMMAR_REGEX == 3 && PLLM_GRAMMAR_CHOICE == 4 && PLLM_GRAMMAR_LARK == 5);
+ALWAYS(PLLM_EARLY_STOPPING_NO == 0 && PLLM_EARLY_STOPPING_YES == 1 && PLLM_EARLY_STOPPING_NEVER == 2);
+ALWAYS(PLLM_REQUEST_KEEP == 1 && PLLM_RESUME_USER_DATA == 2);  // both are flags of pllm_resume
+ALWAYS(PLLM_FORK_SEED == 1 && PLLM_FORK_IDLE == 2 && PLLM_FORK_USER_DATA == 4);
+ALWAYS(PLLM_AT_END == UINT64_MAX && PLLM_QUEUE_CAPACITY == 64);
 ALWAYS(PLLM_TEXT_ADD_SPECIAL == 1 && PLLM_TEXT_SKIP_SPECIAL == 2);
 
 // Only names that begin with PLLM_ or pllm_ belong to the library.
@@ -86,7 +94,7 @@ AT(pllm_model_info, max_positions, 72);
 AT(pllm_model_info, max_model_len, 80);
 AT(pllm_model_info, threads, 88);
 
-SIZE(pllm_sampling, 88);
+SIZE(pllm_sampling, 264);
 AT(pllm_sampling, struct_size, 0);
 AT(pllm_sampling, seed, 8);
 AT(pllm_sampling, stop_token_ids, 16);
@@ -102,8 +110,37 @@ AT(pllm_sampling, max_tokens, 72);
 AT(pllm_sampling, min_tokens, 76);
 AT(pllm_sampling, flags, 80);
 AT(pllm_sampling, reserved, 84);
+AT(pllm_sampling, typical_p, 88);
+AT(pllm_sampling, top_n_sigma, 92);
+AT(pllm_sampling, xtc_probability, 96);
+AT(pllm_sampling, xtc_threshold, 100);
+AT(pllm_sampling, mirostat_tau, 104);
+AT(pllm_sampling, mirostat_eta, 108);
+AT(pllm_sampling, presence_penalty, 112);
+AT(pllm_sampling, frequency_penalty, 116);
+AT(pllm_sampling, repetition_penalty, 120);
+AT(pllm_sampling, no_repeat_ngram_size, 124);
+AT(pllm_sampling, top_logprobs, 128);
+AT(pllm_sampling, prompt_top_logprobs, 132);
+AT(pllm_sampling, output_kind, 136);
+AT(pllm_sampling, grammar_kind, 140);
+AT(pllm_sampling, grammar, 144);
+AT(pllm_sampling, grammar_len, 152);
+AT(pllm_sampling, choices, 160);
+AT(pllm_sampling, choice_lens, 168);
+AT(pllm_sampling, choice_count, 176);
+AT(pllm_sampling, dry, 184);
+AT(pllm_sampling, logit_bias, 192);
+AT(pllm_sampling, logit_bias_len, 200);
+AT(pllm_sampling, bad_words, 208);
+AT(pllm_sampling, bad_word_lens, 216);
+AT(pllm_sampling, bad_word_count, 224);
+AT(pllm_sampling, bad_words_ids, 232);
+AT(pllm_sampling, bad_words_ids_len, 240);
+AT(pllm_sampling, allowed_token_ids, 248);
+AT(pllm_sampling, allowed_token_ids_len, 256);
 
-SIZE(pllm_request, 72);
+SIZE(pllm_request, 128);
 AT(pllm_request, struct_size, 0);
 AT(pllm_request, prompt, 8);
 AT(pllm_request, prompt_len, 16);
@@ -114,6 +151,15 @@ AT(pllm_request, user_data, 48);
 AT(pllm_request, n, 56);
 AT(pllm_request, text_flags, 60);
 AT(pllm_request, queue, 64);
+AT(pllm_request, best_of, 72);
+AT(pllm_request, truncate_prompt_tokens, 76);
+AT(pllm_request, flags, 80);
+AT(pllm_request, reserved, 84);
+AT(pllm_request, beam, 88);
+AT(pllm_request, cache_salt, 96);
+AT(pllm_request, cache_salt_len, 104);
+AT(pllm_request, logits_hook, 112);
+AT(pllm_request, hook_data, 120);
 
 SIZE(pllm_step, 48);
 AT(pllm_step, struct_size, 0);
@@ -123,7 +169,7 @@ AT(pllm_step, decode_tokens, 24);
 AT(pllm_step, sequences, 32);
 AT(pllm_step, paused, 40);
 
-SIZE(pllm_stats, 136);
+SIZE(pllm_stats, 168);
 AT(pllm_stats, struct_size, 0);
 AT(pllm_stats, waiting, 8);
 AT(pllm_stats, running, 16);
@@ -141,8 +187,12 @@ AT(pllm_stats, finished_length, 104);
 AT(pllm_stats, finished_abort, 112);
 AT(pllm_stats, finished_error, 120);
 AT(pllm_stats, paused, 128);
+AT(pllm_stats, idle, 136);
+AT(pllm_stats, blocks_copied, 144);
+AT(pllm_stats, prefix_queries, 152);
+AT(pllm_stats, prefix_hits, 160);
 
-SIZE(pllm_output, 120);
+SIZE(pllm_output, 192);
 AT(pllm_output, struct_size, 0);
 AT(pllm_output, request, 8);
 AT(pllm_output, sequence, 16);
@@ -160,5 +210,83 @@ AT(pllm_output, index, 104);
 AT(pllm_output, finish_reason, 108);
 AT(pllm_output, error_code, 112);
 AT(pllm_output, reserved, 116);
+AT(pllm_output, score, 120);
+AT(pllm_output, top_logprobs, 128);
+AT(pllm_output, top_logprobs_len, 136);
+AT(pllm_output, prompt_logprobs, 144);
+AT(pllm_output, prompt_logprobs_len, 152);
+AT(pllm_output, prompt_top_logprobs, 160);
+AT(pllm_output, prompt_top_logprobs_len, 168);
+AT(pllm_output, blob, 176);
+AT(pllm_output, blob_len, 184);
+
+SIZE(pllm_dry, 48);
+AT(pllm_dry, struct_size, 0);
+AT(pllm_dry, multiplier, 8);
+AT(pllm_dry, base, 12);
+AT(pllm_dry, allowed_length, 16);
+AT(pllm_dry, penalty_last_n, 20);
+AT(pllm_dry, sequence_breakers, 24);
+AT(pllm_dry, sequence_breaker_lens, 32);
+AT(pllm_dry, sequence_breaker_count, 40);
+
+SIZE(pllm_beam, 32);
+AT(pllm_beam, struct_size, 0);
+AT(pllm_beam, width, 8);
+AT(pllm_beam, groups, 12);
+AT(pllm_beam, diversity_penalty, 16);
+AT(pllm_beam, length_penalty, 20);
+AT(pllm_beam, early_stopping, 24);
+AT(pllm_beam, reserved, 28);
+
+SIZE(pllm_logit_bias, 8);
+AT(pllm_logit_bias, token, 0);
+AT(pllm_logit_bias, bias, 4);
+
+SIZE(pllm_token_list, 16);
+AT(pllm_token_list, tokens, 0);
+AT(pllm_token_list, tokens_len, 8);
+
+SIZE(pllm_logprob, 8);
+AT(pllm_logprob, token, 0);
+AT(pllm_logprob, logprob, 4);
+
+SIZE(pllm_fork, 48);
+AT(pllm_fork, struct_size, 0);
+AT(pllm_fork, at, 8);
+AT(pllm_fork, seed, 16);
+AT(pllm_fork, user_data, 24);
+AT(pllm_fork, queue, 32);
+AT(pllm_fork, n, 40);
+AT(pllm_fork, flags, 44);
+
+SIZE(pllm_resume, 56);
+AT(pllm_resume, struct_size, 0);
+AT(pllm_resume, sampling, 8);
+AT(pllm_resume, queue, 16);
+AT(pllm_resume, user_data, 24);
+AT(pllm_resume, flags, 32);
+AT(pllm_resume, text_flags, 36);
+AT(pllm_resume, logits_hook, 40);
+AT(pllm_resume, hook_data, 48);
+
+SIZE(pllm_pin, 72);
+AT(pllm_pin, struct_size, 0);
+AT(pllm_pin, prompt, 8);
+AT(pllm_pin, prompt_len, 16);
+AT(pllm_pin, prompt_tokens, 24);
+AT(pllm_pin, prompt_tokens_len, 32);
+AT(pllm_pin, cache_salt, 40);
+AT(pllm_pin, cache_salt_len, 48);
+AT(pllm_pin, time_to_live_ms, 56);
+AT(pllm_pin, priority, 64);
+AT(pllm_pin, text_flags, 68);
+
+SIZE(pllm_sequence_info, 32);
+AT(pllm_sequence_info, struct_size, 0);
+AT(pllm_sequence_info, request, 8);
+AT(pllm_sequence_info, len, 16);
+AT(pllm_sequence_info, index, 24);
+AT(pllm_sequence_info, idle, 28);
 
 #endif

@@ -197,6 +197,295 @@ describe('generating', () => {
   });
 });
 
+describe('choosing', () => {
+  const ask = (sampling) => engine.generate({ ...STORY.request, maxTokens: 12, ignoreEos: true, ...sampling });
+
+  it('keeps to the tokens that are allowed, and from bad words', async () => {
+    assert.deepEqual(new Set((await ask({ allowedTokenIds: [70] })).tokens), new Set([70]));
+    const plain = await ask({});
+    assert.ok(plain.text.includes('time'));
+    assert.ok(!(await ask({ badWords: ['time', ' time'] })).text.includes('time'));
+    assert.ok(!(await ask({ badWordsIds: [[1, 2], [plain.tokens[3]]] })).tokens.includes(plain.tokens[3]));
+  });
+
+  it('takes every parameter to its place', async () => {
+    const { tokens } = await ask({});
+    const seventies = async (sampling) =>
+      (await ask({ logitBias: { 70: 90 }, ...sampling })).tokens.filter((token) => token === 70).length;
+    assert.equal(await seventies({}), 12);
+    assert.equal(await seventies({ noRepeatNgramSize: 1 }), 1);
+    assert.ok(await seventies({ repetitionPenalty: 100 }) < 12);
+    assert.ok(await seventies({ dry: { multiplier: 100, base: 4, allowedLength: 1 } }) < 12);
+    assert.equal(await seventies({ dry: { multiplier: 0, penaltyLastN: 3, sequenceBreakers: ['x', 'y'] } }), 12);
+    const two = { allowedTokenIds: [70, 71], logitBias: { 70: 1, 71: 0.5 } };
+    assert.deepEqual(new Set((await ask({ ...two, presencePenalty: 2, frequencyPenalty: 2 })).tokens), new Set([70, 71]));
+    const drawn = { temperature: 1, seed: 1 };
+    for (const cut of [{ topNSigma: 0.001 }, { mirostatTau: 0.0001, mirostatEta: 1 }]) {
+      assert.deepEqual((await ask({ ...drawn, ...cut })).tokens, tokens);
+    }
+    const typical = async (seed) => (await ask({ ...drawn, seed, typicalP: 0.0001 })).tokens;
+    assert.deepEqual(await typical(1), await typical(2));
+    assert.notDeepEqual((await ask({ ...drawn, xtcProbability: 1, xtcThreshold: 0.0001 })).tokens, tokens);
+    const cut = await engine.generate({ ...STORY.request, truncatePromptTokens: 4, maxTokens: 1 });
+    assert.equal(cut.promptTokens, 4);
+  });
+
+  it('gives log probabilities their shapes', async () => {
+    const prompt = await engine.tokenize(STORY.prompt);
+    const answer = await ask({ maxTokens: 5, topLogprobs: 3, promptTopLogprobs: 2 });
+    assert.deepEqual([answer.logprobs.length, answer.topLogprobs.length], [5, 5]);
+    assert.deepEqual([answer.promptLogprobs.length, answer.promptTopLogprobs.length], [prompt.length - 1, prompt.length - 1]);
+    answer.topLogprobs.forEach((top, i) => {
+      assert.deepEqual(top[0], { token: answer.tokens[i], logprob: answer.logprobs[i] }); // greedy
+      assert.deepEqual(top, [...top].sort((a, b) => b.logprob - a.logprob));
+      assert.equal(top.length, 3);
+    });
+    assert.ok(answer.promptTopLogprobs.every((top) => top.length === 2));
+    assert.ok(Math.abs(answer.score - answer.logprobs.reduce((a, b) => a + b)) < 1e-6);
+    const plain = await ask({ maxTokens: 5, logprobs: true, promptLogprobs: true });
+    assert.deepEqual([plain.logprobs, plain.promptLogprobs], [answer.logprobs, answer.promptLogprobs]);
+    assert.deepEqual([plain.topLogprobs, plain.promptTopLogprobs], [null, null]);
+  });
+
+  it('puts the prompt before the answer, and leaves a stop in, where that is asked for', async () => {
+    const hello = { prompt: 'Hello', temperature: 0, maxTokens: 3 };
+    assert.equal((await engine.generate({ ...hello, echo: true })).text, `Hello${(await engine.generate(hello)).text}`);
+    const { text } = await ask({ maxTokens: 60, stop: 'village', includeStop: true });
+    assert.equal(text, STORY.answer.slice(0, STORY.answer.indexOf('village') + 7));
+  });
+
+  it('tells what is new, or everything, or everything once', async () => {
+    const request = { ...STORY.request, maxTokens: 6, topLogprobs: 1, promptLogprobs: true };
+    const streams = {};
+    for (const outputKind of ['delta', 'cumulative', 'final']) {
+      streams[outputKind] = await collect(engine.stream({ ...request, outputKind }));
+    }
+    const tokens = STORY.token_ids.slice(0, 6);
+    const told = (kind) => streams[kind].map((output) => output.tokens).filter((tokens) => tokens.length);
+    assert.deepEqual(told('delta'), tokens.map((token) => [token]));
+    assert.deepEqual(told('cumulative'), tokens.map((_, i) => tokens.slice(0, i + 1)));
+    assert.deepEqual(told('final'), [tokens]);
+    assert.equal(streams.final.length, 1);
+    const answers = await Promise.all(Object.keys(streams).map((outputKind) => engine.generate({ ...request, outputKind })));
+    for (const { request, sequence, ...answer } of answers) assert.deepEqual({ ...answers[0], ...answer }, answers[0]);
+  });
+});
+
+describe('structured output', () => {
+  const ask = (grammar, sampling) =>
+    engine.generate({ prompt: 'Give JSON for Anna, 31, Paris.', temperature: 0, maxTokens: 100, grammar, ...sampling });
+
+  it('is JSON as its schema says', async () => {
+    const properties = {
+      name: { type: 'string', maxLength: 8 }, age: { type: 'integer', minimum: 0, maximum: 120 }, home: { enum: ['Paris', 'Rome'] },
+    };
+    const schema = { type: 'object', additionalProperties: false, required: Object.keys(properties), properties };
+    const given = [schema, JSON.stringify(schema), Buffer.from(JSON.stringify(schema))];
+    for (const jsonSchema of given) {
+      const { text, finishReason } = await ask({ jsonSchema });
+      const person = JSON.parse(text);
+      assert.deepEqual([Object.keys(person), finishReason], [['name', 'age', 'home'], 'stop']);
+      assert.ok(Number.isInteger(person.age) && ['Paris', 'Rome'].includes(person.home), text);
+    }
+    const drawn = (seed) => ask({ jsonSchema: schema }, { temperature: 1.5, seed });
+    for (const { text } of await Promise.all([1, 2, 3, 4, 5].map(drawn))) JSON.parse(text);
+    assert.equal(typeof JSON.parse((await ask({ jsonObject: true })).text), 'object');
+  });
+
+  it('is what a regular expression, a choice or a Lark grammar says', async () => {
+    for (const seed of [1, 2, 3, 4, 5]) {
+      const drawn = { temperature: 1.5, seed };
+      assert.match((await ask({ regex: '[0-9]{3}-[a-c]x' }, drawn)).text, /^[0-9]{3}-[a-c]x$/);
+      assert.ok(['cow', 'a dog', 'été'].includes((await ask({ choice: ['cow', 'a dog', Buffer.from('été')] }, drawn)).text));
+      assert.match((await ask({ lark: 'start: "a" NUMBER\nNUMBER: /[0-9]{2}/' }, drawn)).text, /^a[0-9]{2}$/);
+    }
+  });
+});
+
+describe('several results', () => {
+  const DRAWN = { prompt: 'Hello', temperature: 1.5, seed: 3, maxTokens: 8, ignoreEos: true, logprobs: true };
+
+  it('have their index and their end each', async () => {
+    const outputs = await collect(engine.stream({ ...DRAWN, n: 3 }));
+    assert.deepEqual(outputs.filter((output) => output.finishReason).map((output) => output.index).sort(), [0, 1, 2]);
+    assert.ok(outputs.every(({ sequence, request, index }) => sequence === request + index));
+    const samples = await engine.generateAll({ ...DRAWN, n: 3 });
+    assert.deepEqual(samples.map(({ index }) => index), [0, 1, 2]);
+    assert.equal(new Set(samples.map(({ tokens }) => String(tokens))).size, 3);
+    for (const { index, tokens } of samples) {
+      assert.deepEqual(tokens, outputs.filter((output) => output.index === index).flatMap((output) => output.tokens));
+    }
+    assert.deepEqual((await engine.generate({ ...DRAWN, n: 3 })).tokens, samples[0].tokens);
+    await idle();
+  });
+
+  it('are the best of more, best first', async () => {
+    const drawn = await engine.generateAll({ ...DRAWN, n: 5 });
+    const best = await engine.generateAll({ ...DRAWN, n: 2, bestOf: 5 });
+    drawn.sort((a, b) => b.score - a.score);
+    assert.deepEqual(best.map(({ index, tokens }) => [index, tokens]), [[0, drawn[0].tokens], [1, drawn[1].tokens]]);
+  });
+
+  it('are beams by their scores', async () => {
+    const search = { prompt: 'Hello', maxTokens: 10 };
+    const beams = await engine.generateAll({ ...search, n: 3, beam: { width: 4 } });
+    assert.deepEqual(beams.map(({ index }) => index), [0, 1, 2]);
+    assert.ok(beams[0].score >= beams[1].score && beams[1].score >= beams[2].score);
+    const ways = [{ groups: 2, diversityPenalty: 1 }, { lengthPenalty: 0 }, { earlyStopping: 'yes' }, { earlyStopping: 'never' }];
+    for (const beam of ways) {
+      assert.equal((await engine.generate({ ...search, beam })).index, 0);
+    }
+    await idle();
+  });
+
+  it('end all when their loop is left, their signal aborted or their request', async () => {
+    for await (const output of engine.stream({ ...ENDLESS, n: 4 })) if (output.index === 3) break;
+    await idle();
+    await assert.rejects(engine.generateAll({ ...ENDLESS, n: 4 }, { signal: AbortSignal.timeout(20) }), { name: 'TimeoutError' });
+    await idle();
+    const stream = engine.stream({ ...ENDLESS, n: 4 });
+    engine.abort((await stream.next()).value.request);
+    const ends = (await collect(stream)).filter((output) => output.finishReason);
+    assert.deepEqual(ends.map(({ index, finishReason }) => `${index} ${finishReason}`).sort(),
+      ['0 abort', '1 abort', '2 abort', '3 abort']);
+  });
+});
+
+describe('sequences', () => {
+  const DRAWN = { ...STORY.request, temperature: 1.5, seed: 7, maxTokens: 12, ignoreEos: true };
+  // The host steps, so that every token is where the test says.
+  let engine;
+  beforeEach(async () => { engine = await Engine.open({ ...SMALL, hostSteps: true }); });
+  afterEach(() => engine.close());
+
+  // A sequence after so many tokens.
+  async function begin(steps, request = STORY.request) {
+    const sequence = await engine.add(request);
+    for (let i = 0; i < steps; i++) await engine.step();
+    return [sequence, engine.queue.poll().flatMap((output) => output.tokens)];
+  }
+
+  // All tokens that come, by sequence.
+  async function finish() {
+    while ((await engine.step()).unfinished);
+    const tokens = {};
+    for (const output of engine.queue.poll()) {
+      assert.equal(output.error, null);
+      (tokens[output.sequence] ??= []).push(...output.tokens);
+    }
+    return tokens;
+  }
+
+  it('go on in forks as they do themselves, also from an earlier place', async () => {
+    const [parent, begun] = await begin(9);
+    const { length } = engine.sequenceInfo(parent);
+    const [one, other] = engine.fork(parent, { n: 2, userData: 4 });
+    const [earlier] = engine.fork(parent, { at: length - 4 });
+    assert.deepEqual(engine.sequenceInfo(other), { request: other, length, index: 0, idle: false });
+    const { promptTokens } = engine.stats();
+    const tokens = await finish();
+    assert.equal(engine.stats().promptTokens, promptTokens);
+    for (const sequence of [parent, one, other]) assert.deepEqual([...begun, ...tokens[sequence]], STORY.token_ids);
+    assert.deepEqual([...begun.slice(0, 5), ...tokens[earlier]], STORY.token_ids);
+  });
+
+  it('draw in forks as they do themselves, unless there is a seed', async () => {
+    const [parent] = await begin(3, DRAWN);
+    const forks = [{}, { seed: 1, n: 2 }, { seed: 1 }, { seed: 2n ** 64n - 1n }].map((how) => engine.fork(parent, how));
+    const tokens = await finish();
+    const [[same], [one, other], [again], [third]] = forks.map((ids) => ids.map((id) => tokens[id]));
+    assert.deepEqual(same, tokens[parent]);
+    assert.deepEqual(again, one);
+    assert.equal(new Set([same, one, other, third].map(String)).size, 4);
+  });
+
+  it('wait where they are idle, and go on with what was appended alone', async () => {
+    const [kept, begun] = await begin(70, { ...STORY.request, keep: true });
+    assert.deepEqual(begun, STORY.token_ids);
+    const queue = engine.createQueue(100);
+    const [child] = engine.fork(kept, { idle: true, queue });
+    const question = await engine.tokenize('\n<|user|>\nWhat is 7 + 5?<|end|>\n<|assistant|>\n');
+    engine.append(kept, question);
+    const { promptTokens } = engine.stats();
+    await engine.resume(kept, { temperature: 0, maxTokens: 30, userData: 5 });
+    const tokens = (await finish())[kept];
+    assert.equal(engine.stats().promptTokens - promptTokens, question.length + 1); // and the last token, which nothing came after
+    const whole = [...await engine.tokenize(STORY.prompt), ...begun, ...question];
+    const alone = await engine.add({ promptTokens: whole, temperature: 0, maxTokens: 30 });
+    assert.deepEqual((await finish())[alone], tokens);
+    assert.deepEqual([engine.stats().idle, queue.poll()], [2, []]);
+    engine.free(kept);
+    engine.free(child);
+    await engine.step();
+    assert.deepEqual([engine.stats().idle, engine.stats().blocksUsed], [0, 0]);
+  });
+
+  it('say the same again when they are rewound', async () => {
+    const [running, begun] = await begin(8, { ...DRAWN, keep: true });
+    engine.rewind(running, engine.sequenceInfo(running).length - 5);
+    const tokens = (await finish())[running];
+    assert.deepEqual(tokens.slice(0, 5), begun.slice(3));
+    const prompt = (await engine.tokenize(STORY.prompt)).length;
+    engine.rewind(running, prompt);
+    const { prompt: _prompt, addSpecial: _addSpecial, ...sampling } = DRAWN;
+    await engine.resume(running, { ...sampling, keep: false });
+    assert.deepEqual((await finish())[running], [...begun.slice(0, 3), ...tokens]);
+    await refused('NOT_FOUND', 'not kept', () => engine.sequenceInfo(running));
+  });
+
+  it('go on in streams after streams', async () => {
+    engine.start();
+    const begun = await engine.generate({ ...STORY.request, maxTokens: 5, keep: true });
+    const forks = engine.fork(begun.sequence, { n: 3, queue: engine.queue });
+    const more = await collect(engine.streamResumed(begun.sequence, { temperature: 0, maxTokens: 5 }, { capacity: 1 }));
+    assert.deepEqual(more.flatMap((output) => output.tokens), STORY.token_ids.slice(5, 10));
+    const rest = await engine.generateResumed(begun.sequence, { temperature: 0, keep: false });
+    assert.deepEqual(rest.tokens, STORY.token_ids.slice(10));
+    const all = await Promise.all(forks.map((fork) => engine.generateResumed(fork, { temperature: 0, keep: false })));
+    for (const { tokens } of all) assert.deepEqual(tokens, STORY.token_ids.slice(5));
+    await assert.rejects(engine.generateResumed(begun.sequence, {}, { signal: AbortSignal.abort() }), { name: 'AbortError' });
+  });
+});
+
+describe('the prefix cache', () => {
+  const request = { prompt: 'The quick brown fox jumps over the lazy dog. '.repeat(8), temperature: 0, maxTokens: 1 };
+  async function cost(more, of = engine) {
+    const before = of.stats();
+    await of.generate({ ...request, ...more });
+    const after = of.stats();
+    return [after.promptTokens - before.promptTokens, after.prefixHits - before.prefixHits];
+  }
+
+  it('gives what was computed to those with the same salt', async () => {
+    const { length } = await engine.tokenize(request.prompt, { addSpecial: true });
+    assert.deepEqual(await cost(), [length, 0]);
+    const [computed, found] = await cost();
+    assert.ok(computed + found === length && found > length - 17);
+    for (const cacheSalt of ['one', Buffer.from('other\0')]) {
+      assert.deepEqual([await cost({ cacheSalt }), await cost({ cacheSalt })], [[length, 0], [computed, found]]);
+    }
+    await withEngine({ prefixCache: false }, async (without) => {
+      assert.deepEqual([await cost({}, without), await cost({}, without)], [[length, 0], [length, 0]]);
+      await refused('UNSUPPORTED', 'prefix cache', () => without.pin({ prompt: 'Hello' }));
+    });
+  });
+
+  it('keeps what is pinned until it is unpinned, or expires', async () => {
+    const pin = await engine.pin({ prompt: request.prompt, priority: 1, cacheSalt: 'mine' });
+    await soon(() => engine.stats().blocksUsed > 5, 'the prompt is computed');
+    assert.ok((await cost({ cacheSalt: 'mine' }))[1] > 100);
+    assert.equal((await cost({ cacheSalt: 'not mine' }))[1], 0);
+    engine.unpin(pin);
+    await refused('NOT_FOUND', 'pin', () => engine.unpin(pin));
+    await idle();
+    const short = await engine.pin({ prompt: request.prompt, timeToLiveMs: 20 });
+    await sleep(30);
+    await engine.generate({ prompt: 'Hello', maxTokens: 1 });
+    await refused('NOT_FOUND', 'expired', () => engine.unpin(short));
+    await idle();
+  });
+});
+
 describe('waiting', () => {
   it('reads two hundred streams at once without a thread for them', async () => {
     await Promise.all(EXPECTED.map(({ request }) => engine.generate(request))); // libuv's pool is up
@@ -427,19 +716,97 @@ describe('bad input', () => {
       ['INVALID_ARGUMENT', 'stop', { ...hello, stop: [Buffer.from('\xff', 'latin1')] }],
       ['INVALID_ARGUMENT', 'stop', { ...hello, stop: '' }],
       ['INVALID_ARGUMENT', 'n is 0', { ...hello, n: 0 }],
-      ['UNSUPPORTED', 'n is 2', { ...hello, n: 2 }],
       ['INVALID_ARGUMENT', 'n is 4294967297', { ...hello, n: 2 ** 32 + 1 }],
+      ['INVALID_ARGUMENT', 'n is -1', { ...hello, n: -1 }],
+      ['INVALID_ARGUMENT', 'max_seqs is 64', { ...hello, n: 2 ** 32 - 1 }],
+      ['INVALID_ARGUMENT', 'best_of is 1 and n is 2', { ...hello, n: 2, bestOf: 1 }],
+      ['INVALID_ARGUMENT', 'width is 1', { ...hello, beam: { width: 1 } }],
+      ['INVALID_ARGUMENT', '3 groups', { ...hello, beam: { width: 4, groups: 3 } }],
+      ['INVALID_ARGUMENT', 'length_penalty is NaN', { ...hello, beam: { lengthPenalty: NaN } }],
+      ['INVALID_ARGUMENT', 'temperature', { ...hello, beam: {}, temperature: 0.5 }],
+      ['INVALID_ARGUMENT', 'truncatePromptTokens is -1', { ...hello, truncatePromptTokens: -1 }],
+      ['INVALID_ARGUMENT', 'typical_p', { ...hello, typicalP: 0 }],
+      ['INVALID_ARGUMENT', 'mirostat', { ...hello, mirostatTau: -1 }],
+      ['INVALID_ARGUMENT', 'repetition_penalty', { ...hello, repetitionPenalty: 0 }],
+      ['INVALID_ARGUMENT', 'topLogprobs is -1', { ...hello, topLogprobs: -1 }],
+      ['INVALID_ARGUMENT', 'flags lacks', { ...hello, logprobs: false, topLogprobs: 2 }],
+      ['INVALID_ARGUMENT', '1024', { ...hello, logitBias: { 1024: 1 } }],
+      ['INVALID_ARGUMENT', 'token is -1', { ...hello, logitBias: { '-1': 1 } }],
+      ['INVALID_ARGUMENT', 'token is NaN', { ...hello, logitBias: { x: 1 } }],
+      ['INVALID_ARGUMENT', 'a bad word', { ...hello, badWords: ['good', Buffer.from([255])] }],
+      ['INVALID_ARGUMENT', 'a bad word is empty', { ...hello, badWordsIds: [[]] }],
+      ['INVALID_ARGUMENT', '1024', { ...hello, badWordsIds: [[1], [2, 1024]] }],
+      ['INVALID_ARGUMENT', '1024', { ...hello, allowedTokenIds: [1024] }],
+      ['INVALID_ARGUMENT', 'dry', { ...hello, dry: { base: 0.5 } }],
+      ['INVALID_ARGUMENT', 'sequence breaker', { ...hello, dry: { sequenceBreakers: [''] } }],
+      ['INVALID_ARGUMENT', 'not valid JSON', { ...hello, grammar: { jsonSchema: '{' } }],
+      ['INVALID_ARGUMENT', 'nonsense', { ...hello, grammar: { jsonSchema: { type: 'nonsense' } } }],
+      ['INVALID_ARGUMENT', 'regex', { ...hello, grammar: { regex: '(' } }],
+      ['INVALID_ARGUMENT', '0 texts', { ...hello, grammar: { choice: [] } }],
+      ['INVALID_ARGUMENT', 'nope', { ...hello, grammar: { lark: 'start: nope' } }],
       ['INVALID_ARGUMENT', 'userData', { ...hello, userData: 2n ** 64n }],
       ['INVALID_ARGUMENT', 'capacity is 0', hello, { capacity: 0 }],
       ['INVALID_ARGUMENT', 'capacity is -1', hello, { capacity: -1 }],
     ]) {
       await refused(code, message, () => collect(engine.stream(request, options)));
     }
-    for (const wrong of [{ prompt: 7 }, { promptTokens: 'Hello' }, { ...hello, maxToken: 1 }, { ...hello, maxTokens: '1' }]) {
+    for (const wrong of [{ prompt: 7 }, { promptTokens: 'Hello' }, { ...hello, maxToken: 1 }, { ...hello, maxTokens: '1' },
+      { ...hello, outputKind: 'all' }, { ...hello, grammar: {} }, { ...hello, grammar: { regexp: 'a' } },
+      { ...hello, grammar: { regex: 'a', lark: 'b' } }, { ...hello, grammar: { regex: 7 } }, { ...hello, beam: { widht: 2 } },
+      { ...hello, beam: { earlyStopping: 'maybe' } }, { ...hello, dry: { bass: 2 } }, { ...hello, badWordsIds: 'Hello' },
+      { ...hello, logitBias: { 1: 'x' } }]) {
       await assert.rejects(engine.generate(wrong), TypeError);
     }
     await withEngine({}, (other) =>
       refused('INVALID_ARGUMENT', 'queue', () => engine.add({ ...hello, queue: other.createQueue(1) })));
+    await idle();
+    assert.equal((await engine.generate(STORY.request)).text, STORY.answer);
+  });
+
+  it('is refused in calls on sequences, with code and reason', async () => {
+    const calls = [(id) => engine.fork(id), (id) => engine.append(id, [1]), (id) => engine.rewind(id, 1), (id) => engine.resume(id),
+      (id) => engine.free(id), (id) => engine.sequenceInfo(id), (id) => engine.unpin(id)];
+    const ended = (await engine.generate({ prompt: 'Hello', maxTokens: 1 })).sequence;
+    for (const call of calls) {
+      for (const unknown of [0, ended, 4711, 2n ** 64n - 1n]) await refused('NOT_FOUND', String(unknown), () => call(unknown));
+      await refused('INVALID_ARGUMENT', 'is -1', () => call(-1));
+      await assert.rejects(async () => call('1'), TypeError);
+    }
+    const { request, sequence } = await engine.generate({ prompt: 'Hello', maxTokens: 3, ignoreEos: true, keep: true });
+    assert.deepEqual(engine.sequenceInfo(sequence), { request, length: 5, index: 0, idle: true });
+    const { queue } = engine;
+    for (const [code, message, call] of [
+      ['INVALID_ARGUMENT', 'n is 0', () => engine.fork(sequence, { n: 0 })],
+      ['INVALID_ARGUMENT', 'n is -1', () => engine.fork(sequence, { n: -1 })],
+      ['CAPACITY', '4294967295 children', () => engine.fork(sequence, { n: 2 ** 32 - 1 })],
+      ['INVALID_ARGUMENT', 'n is 4294967296', () => engine.fork(sequence, { n: 2 ** 32 })],
+      ['INVALID_ARGUMENT', 'at is -1', () => engine.fork(sequence, { at: -1, queue })],
+      ['INVALID_ARGUMENT', 'cannot fork at 0', () => engine.fork(sequence, { at: 0, queue })],
+      ['INVALID_ARGUMENT', 'cannot fork at 6', () => engine.fork(sequence, { at: 6, queue })],
+      ['INVALID_ARGUMENT', 'queue has been freed', () => engine.fork(sequence)],
+      ['INVALID_ARGUMENT', 'queue has been freed', () => engine.resume(sequence)],
+      ['INVALID_ARGUMENT', '1024', () => engine.append(sequence, [1024])],
+      ['INVALID_ARGUMENT', '2000 more do not fit', () => engine.append(sequence, new Uint32Array(2000))],
+      ['INVALID_ARGUMENT', 'not to 0', () => engine.rewind(sequence, 0)],
+      ['INVALID_ARGUMENT', 'not to 6', () => engine.rewind(sequence, 6)],
+      ['INVALID_ARGUMENT', 'length is -1', () => engine.rewind(sequence, -1)],
+      ['INVALID_ARGUMENT', 'regex', () => engine.generateResumed(sequence, { grammar: { regex: '(' } })],
+      ['INVALID_ARGUMENT', 'echo', () => engine.generateResumed(sequence, { echo: true })],
+      ['INVALID_ARGUMENT', 'empty', () => engine.pin({ promptTokens: [] })],
+      ['INVALID_ARGUMENT', 'give one of them', () => engine.pin({})],
+      ['INVALID_ARGUMENT', '9999', () => engine.pin({ promptTokens: [9999] })],
+      ['INVALID_ARGUMENT', 'timeToLiveMs is -1', () => engine.pin({ prompt: 'x', timeToLiveMs: -1 })],
+    ]) {
+      await refused(code, message, call);
+    }
+    const stream = engine.stream({ ...ENDLESS, keep: true });
+    const running = (await stream.next()).value.sequence;
+    await refused('INVALID_ARGUMENT', 'runs already', () => engine.generateResumed(running));
+    for (const one of [sequence, running]) {
+      engine.free(one);
+      await refused('NOT_FOUND', String(one), () => engine.free(one));
+    }
+    assert.equal((await collect(stream)).pop().finishReason, 'abort');
     await idle();
     assert.equal((await engine.generate(STORY.request)).text, STORY.answer);
   });
@@ -467,6 +834,8 @@ describe('closing', () => {
       () => own.readable(), () => engine.queue, () => engine.abort(1), () => engine.add({ prompt: 'x' }),
       () => engine.generate({ prompt: 'x' }), () => engine.stream({ prompt: 'x' }).next(), () => engine.createQueue(1),
       () => engine.tokenize('x'), () => engine.detokenize([1]), () => engine.renderChat([]),
+      () => engine.fork(1), () => engine.append(1, [1]), () => engine.rewind(1, 1), () => engine.resume(1), () => engine.free(1),
+      () => engine.sequenceInfo(1), () => engine.generateResumed(1), () => engine.pin({ prompt: 'x' }), () => engine.unpin(1),
     ]) {
       await refused('CLOSED', 'the engine is closed', call);
     }

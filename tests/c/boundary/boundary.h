@@ -34,7 +34,8 @@ typedef struct {
 #define CASE(function) {#function, function, false}
 #define HIDDEN(function) {#function, function, true}
 
-extern const test_case lifetime_cases[], thread_cases[], queue_cases[], event_cases[], host_cases[], version_cases[], load_cases[];
+extern const test_case lifetime_cases[], thread_cases[], queue_cases[], sequence_cases[], event_cases[], host_cases[],
+    version_cases[], load_cases[];
 extern const char *model_dir, *golden_dir;
 
 // Runs a case of this program in a process of its own.

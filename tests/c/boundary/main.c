@@ -1,4 +1,5 @@
-// The C boundary as a host meets it: many engines and threads, queues and descriptors, fork and exit, old and new headers.
+// The C boundary as a host meets it: many engines and threads, queues and descriptors, sequences,
+// fork and exit, old and new headers.
 // usage: boundary MODEL_DIR GOLDEN_DIR [CASE...]
 //     MODEL_DIR   the bundled model, which has a tokenizer
 //     GOLDEN_DIR  a tiny LLaMA without a tokenizer
@@ -12,7 +13,8 @@
 
 const char *model_dir, *golden_dir;
 
-static const test_case *const groups[] = {lifetime_cases, thread_cases, queue_cases, event_cases, host_cases, version_cases, load_cases};
+static const test_case *const groups[] = {lifetime_cases, thread_cases, queue_cases,   sequence_cases,
+                                          event_cases,    host_cases,   version_cases, load_cases};
 
 enum { PASSED = 0, FAILED = 1, SKIPPED = 77, SECONDS = 30 };
 

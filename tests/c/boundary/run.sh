@@ -20,7 +20,7 @@ link="-L$lib -lpagedllm -lm -Wl,-rpath,$lib"
 mkdir -p "$build"
 cd "$here"
 # shellcheck disable=SC2086
-$cc $options $cflags main.c common.c lifetime.c threads.c queues.c events.c host.c versions.c load.c -o "$build/boundary" $link
+$cc $options $cflags main.c common.c lifetime.c threads.c queues.c sequences.c events.c host.c versions.c load.c -o "$build/boundary" $link
 # These two bring their own malloc, and their own way to load: sanitizers would be in the way.
 # shellcheck disable=SC2086
 $cc $options allocator.c -o "$build/allocator" $link

@@ -188,6 +188,51 @@ static void what_a_newer_program_asks_for_is_refused_and_what_it_leaves_out_is_f
     pllm_engine_free(engine);
 }
 
+static void the_same_holds_of_the_structs_within_requests_and_of_sequences(void) {
+    NEW(pllm_dry) dry;
+    NEW(pllm_beam) beam;
+    NEW(pllm_fork) how;
+    NEW(pllm_resume) resume;
+    NEW(pllm_pin) pin;
+    pllm_engine *engine = open_engine(model_dir);
+    pllm_sampling sampling;
+    pllm_request request;
+    uint64_t id = 0, child = 0, pinned = 0;
+    pllm_step step = {.struct_size = sizeof step};
+    pllm_dry_init(&dry.it, sizeof dry);
+    pllm_beam_init(&beam.it, sizeof beam);
+    pllm_fork_init(&how.it, sizeof how);
+    pllm_resume_init(&resume.it, sizeof resume);
+    pllm_pin_init(&pin.it, sizeof pin);
+    pllm_sampling_init(&sampling, sizeof sampling);
+    pllm_request_init(&request, sizeof request);
+    CHECK(dry.new_field == 0 && beam.new_field == 0 && how.new_field == 0 && resume.new_field == 0 && pin.new_field == 0);
+    dry.new_field = beam.new_field = how.new_field = resume.new_field = pin.new_field = 1;
+    sampling.max_tokens = 2;
+    pin.it.prompt = request.prompt = "Hello";
+    request.sampling = &sampling;
+    sampling.dry = &dry.it;
+    REFUSED(pllm_dry, pllm_engine_add_request(engine, &request, &id));
+    dry.new_field = 0;
+    request.beam = &beam.it;
+    REFUSED(pllm_beam, pllm_engine_add_request(engine, &request, &id));
+    request.beam = NULL;
+    request.flags = PLLM_REQUEST_KEEP;
+    OK(pllm_engine_add_request(engine, &request, &id));
+    for (step.unfinished = 1; step.unfinished;) OK(pllm_engine_step(engine, &step));
+    REFUSED(pllm_fork, pllm_sequence_fork(engine, id, &how.it, &child));
+    REFUSED(pllm_resume, pllm_sequence_resume(engine, id, &resume.it));
+    REFUSED(pllm_pin, pllm_prefix_pin(engine, &pin.it, &pinned));
+    how.new_field = resume.new_field = pin.new_field = 0;
+    OK(pllm_sequence_fork(engine, id, &how.it, &child));
+    OK(pllm_sequence_resume(engine, child, &resume.it));
+    OK(pllm_prefix_pin(engine, &pin.it, &pinned));
+    NEW(pllm_sequence_info) info = {.it.struct_size = sizeof info, .new_field = 77};
+    OK(pllm_sequence_get_info(engine, id, &info.it));
+    CHECK(info.new_field == 0 && info.it.len > 2 && info.it.idle == 1);
+    pllm_engine_free(engine);
+}
+
 #define FILLED_WITH_ZERO(type, call)                                              \
     do {                                                                          \
         NEW(type) place = {.it.struct_size = sizeof place, .new_field = 77};      \
@@ -209,6 +254,7 @@ static void a_newer_program_finds_zero_in_what_is_not_known_yet(void) {
 const test_case version_cases[] = {
     CASE(a_program_built_with_the_first_header_runs),
     CASE(what_a_newer_program_asks_for_is_refused_and_what_it_leaves_out_is_fine),
+    CASE(the_same_holds_of_the_structs_within_requests_and_of_sequences),
     CASE(a_newer_program_finds_zero_in_what_is_not_known_yet),
     {0},
 };

@@ -1,0 +1,74 @@
+"""A tree of continuations of one prompt: every step, each branch forks into a few, which all go on a little; the least probable are
+let go. In the end the best branch is rewound, to see what the model says from there without drawing lots.
+usage: researcher.py MODEL_DIR   (PAGEDLLM_LIBRARY names another library than target/release's)"""
+import pathlib
+import sys
+from typing import Dict, List, NamedTuple
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bindings" / "python"))
+from pagedllm import Engine, Error, Output, Sampling  # noqa: E402
+
+QUESTION = "Tell me a story about a dog."
+DEPTH, CHILDREN, KEPT, TOKENS = 4, 3, 2, 8
+
+
+class Branch(NamedTuple):
+    sequence: int
+    score: float  # the sum of its tokens' log probabilities
+    text: str
+
+
+def run(engine: Engine) -> Dict[int, List[Output]]:
+    """Steps until every sequence waits, and gives what each has said."""
+    said: Dict[int, List[Output]] = {}
+    unfinished = 1
+    while unfinished:
+        unfinished = engine.step().unfinished
+        for output in engine.queue.poll(0):
+            said.setdefault(output.sequence, []).append(output)
+    return said
+
+
+def grown(engine: Engine, branch: Branch, seed: int) -> List[Branch]:
+    """The branch in several ways. They share all that is computed; what is new is drawn from seeds of their own."""
+    children = engine.fork(branch.sequence, CHILDREN, idle=True)
+    for i, child in enumerate(children):
+        engine.resume(child, Sampling(temperature=1.6, max_tokens=TOKENS, logprobs=True, ignore_eos=True, seed=seed + i))
+    said = run(engine)
+    engine.free(branch.sequence)
+    return [Branch(child, branch.score + said[child][-1].score, branch.text + "".join(output.text for output in said[child]))
+            for child in children]
+
+
+def main(model: str = "examples/model") -> None:
+    with Engine(model, host_steps=True) as engine:
+        prompt = engine.render_chat([{"role": "user", "content": QUESTION}])
+        root = engine.add(prompt, Sampling(temperature=0, max_tokens=TOKENS), add_special=False, keep=True)
+        begun = run(engine)[root]
+        branches = [Branch(root, 0.0, "".join(output.text for output in begun))]
+        trunk = engine.sequence_info(root).length
+        print(f"{QUESTION}\n{branches[0].text}")
+        for depth in range(1, DEPTH + 1):
+            tree = [child for i, branch in enumerate(branches) for child in grown(engine, branch, 100 * depth + 10 * i)]
+            tree.sort(key=lambda branch: -branch.score)
+            branches = tree[:KEPT]
+            print(f"\nafter {depth * TOKENS} more tokens")
+            for branch in tree:
+                print(f"{'+' if branch in branches else '-'} {branch.score:7.2f}  {branch.text[-40:]!r}")
+                if branch not in branches:
+                    engine.free(branch.sequence)
+        best = branches[0]
+        print(f"\nthe most probable, {best.score:.2f}:\n{best.text}")
+        engine.rewind(best.sequence, trunk)
+        engine.resume(best.sequence, Sampling(temperature=0, max_tokens=DEPTH * TOKENS, logprobs=True))
+        greedy = run(engine)[best.sequence]
+        print(f"\nrewound, without drawing lots, {greedy[-1].score:.2f}:")
+        print("".join(output.text for output in [*begun, *greedy]))
+        stats = engine.stats()
+        print(f"\n{stats.generated_tokens} tokens generated, {stats.prompt_tokens} computed to go on from")
+
+
+try:
+    main(*sys.argv[1:])
+except Error as error:
+    sys.exit(f"error {error.code}: {error}")
