@@ -825,7 +825,8 @@ void pllm_pin_init(pllm_pin *pin, uint64_t struct_size);
 
 // Makes how->n sequences (how NULL: one) that begin with the parent's tokens and share its KV blocks; nothing is copied but
 // what is not KV: the place in the random stream, penalty counts, grammar state, stop strings, text. Each child is a request
-// of its own, whose id is the sequence's; the ids are written to out_sequences, which has room for n. Children of a sequence
+// of its own, whose id is the sequence's; the ids are written to out_sequences, which has room for n (nothing is written
+// where the call fails). Children of a sequence
 // that runs run too; those of an idle one wait to be resumed. A parent that ends before the next step, and is not kept,
 // ends its children with PLLM_FINISH_ERROR. May be called from any thread, also while another one steps.
 PLLM_NODISCARD
@@ -851,9 +852,12 @@ pllm_error *pllm_sequence_rewind(const pllm_engine *engine,
                                  uint64_t sequence,
                                  uint64_t len);
 
-// An idle sequence goes on. Only tokens that were appended since are computed. how NULL: the defaults.
+// An idle sequence goes on. Only its last token and those that were appended since are computed. how NULL: the defaults.
 // May be called from any thread, also while another one steps.
-PLLM_NODISCARD pllm_error *pllm_sequence_resume(const pllm_engine *engine, uint64_t sequence, const pllm_resume *how);
+PLLM_NODISCARD
+pllm_error *pllm_sequence_resume(const pllm_engine *engine,
+                                 uint64_t sequence,
+                                 const pllm_resume *how);
 
 // Forgets a sequence and gives back its blocks. One that runs ends with PLLM_FINISH_ABORT. Its id is unknown from now on.
 // May be called from any thread, also while another one steps.
