@@ -154,8 +154,10 @@ impl Stream {
         self.memory.rewind(&self.rules, tokens, self.prompt_len)?;
         self.generated = generated;
         self.history.truncate(generated);
-        self.score = self.history.iter().map(|&logprob| logprob as f64).sum();
+        // An empty sum would be minus zero.
+        self.score = self.history.iter().fold(0.0, |sum, &logprob| sum + logprob as f64);
         self.said.logprobs.truncate(generated);
+        self.said.prompt_logprobs.truncate(self.prompt_len - 1);
         if self.accumulates() {
             self.said.tokens.clear();
             self.said.tokens.extend_from_slice(&tokens[if self.rules.params.echo { 0 } else { self.prompt_len }..]);
