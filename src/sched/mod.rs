@@ -684,8 +684,8 @@ impl Scheduler {
         if self.blocks.keeps_prefixes() {
             sequence.chains(computed / block_size, block_size);
             let (table, chains) = sequence.table_and_chains();
-            for place in part.first / block_size..computed / block_size {
-                self.blocks.index(table, place, chains[place]);
+            for (place, chain) in chains.iter().enumerate().take(computed / block_size).skip(part.first / block_size) {
+                self.blocks.index(table, place, *chain);
             }
         }
         if sequence.group.is_some_and(|group| self.groups[&group].branching == Branching::Pin) && sequence.pending() == 0 {

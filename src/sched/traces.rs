@@ -337,7 +337,7 @@ impl Trace {
     fn learn_chains(&mut self, seqs: &[SeqId]) {
         for sequence in seqs.iter().filter_map(|seq| self.s.sequences.get(seq)) {
             sequence.check_chains(self.s.blocks.block_size());
-            sequence.known_chains().windows(2).for_each(|pair| drop(self.before.insert(pair[1], pair[0])));
+            self.before.extend(sequence.known_chains().windows(2).map(|pair| (pair[1], pair[0])));
         }
     }
 
