@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::engine::{Engine, MemoryPlan, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Runner, Stats, Ticket};
+use pagedllm::engine::{Engine, Fork, MemoryPlan, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Runner, Stats, Ticket};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::kv::{BlockManager, Chain};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-use pagedllm::options::{Dtype, EngineOptions, SamplingParams};
+use pagedllm::options::{BeamParams, Dtype, EngineOptions, SamplingParams};
 use pagedllm::sched::{Arrival, Branching, FinishReason, Scheduler, SchedulerOptions, StepPlan};
 use pagedllm::text::Text;
 
@@ -547,6 +547,43 @@ fn one_matmul_per_weight_and_step_however_many_sequences() {
     let per_layer = 4; // qkv, attention output, gate and up, down
     assert_eq!(runner.backend().matmuls() - before, (files.spec.layers.len() * per_layer + 1) as u64);
     scheduler.rollback(plan);
+}
+
+#[test]
+fn nothing_is_told_of_beams_before_the_search_is_done() {
+    let engine = counting();
+    let beam = Some(BeamParams { width: 3, ..BeamParams::default() });
+    let id = engine.add_request(Request { n: 2, beam, ..request(&[10], greedy(4)) }).unwrap();
+    let outputs = run(&engine);
+    assert_eq!(outputs.iter().map(|output| (output.request, output.index)).collect::<Vec<_>>(), [(id, 0), (id, 1)]);
+    assert!(outputs[0].tokens == [11, 12, 13, 14] && outputs.iter().all(|output| output.finish == Some(FinishReason::Length)));
+    assert!(engine.sequence(id).is_err() && engine.sequence(id + 1).is_err());
+    assert_eq!(engine.stats().blocks_used, 0);
+}
+
+#[test]
+fn a_child_of_a_parent_that_ended_before_its_fork_has_ended_too() {
+    let engine = counting();
+    let parent = engine.add_request(Request { keep: true, ..request(&[10], greedy(9)) }).unwrap();
+    engine.step().unwrap();
+    engine.abort(parent).unwrap();
+    let child = engine.fork(parent, 1, &Fork::default()).unwrap()[0];
+    engine.append(parent, vec![20, 21]).unwrap();
+    let outputs = run(&engine);
+    assert_eq!((finish(&outputs, parent), finish(&outputs, child)), (FinishReason::Abort, FinishReason::Abort));
+    let known = [parent, child].map(|id| engine.sequence(id).unwrap()).map(|info| (info.idle, info.len));
+    assert_eq!(known, [(true, 4), (true, 2)]);
+}
+
+#[test]
+fn samples_that_end_before_they_come_into_being_leave_nothing() {
+    let engine = counting();
+    let id = engine.add_request(Request { n: 3, keep: true, ..request(&[10], greedy(9)) }).unwrap();
+    engine.abort(id).unwrap();
+    let outputs = run(&engine);
+    assert_eq!(outputs.iter().map(|output| output.finish).collect::<Vec<_>>(), [Some(FinishReason::Abort); 3]);
+    assert!(engine.sequence(id).is_err());
+    assert_eq!((engine.stats().idle, engine.stats().blocks_used), (0, 0));
 }
 
 // The bundled model: text in, text out.

@@ -376,14 +376,18 @@ impl Trace {
     }
 
     fn pick(&mut self, states: &[State]) -> Option<u64> {
-        let fit: Vec<u64> =
-            self.sequences.iter().filter(|(_, dense)| states.contains(&dense.state) && !dense.freed).map(|(&id, _)| id).collect();
+        let due = |id: &u64| self.due.iter().any(|&(sequence, ..)| sequence == *id);
+        let fits = |id: &u64, dense: &Dense| states.contains(&dense.state) && !dense.freed && !due(id);
+        let fit: Vec<u64> = self.sequences.iter().filter(|(id, dense)| fits(id, dense)).map(|(&id, _)| id).collect();
         if fit.is_empty() { None } else { Some(fit[self.random.below(fit.len())]) }
     }
 
     fn fork(&mut self) {
         let Some(parent) = self.pick(&[State::Running, State::Idle, State::Doomed]) else { return };
         let dense = self.sequences[&parent].clone();
+        if dense.state == State::Doomed && self.contests.contains_key(&dense.request) {
+            return; // whether it stays is known when all have ended
+        }
         let (len, n) = (dense.tokens.len(), 1 + self.random.below(2));
         let at = if self.random.one_in(2) { None } else { Some(1 + self.random.below(len)) };
         let idle = self.random.one_in(2);
@@ -442,9 +446,6 @@ impl Trace {
 
     fn resume(&mut self) {
         let Some(id) = self.pick(&[State::Idle]) else { return };
-        if self.due.iter().any(|&(seq, ..)| seq == id) {
-            return;
-        }
         let (params, keep) = (self.some_params(), self.random.one_in(2));
         let len = self.sequences[&id].tokens.len();
         let max_len = self.max_len(len, &params);

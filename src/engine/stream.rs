@@ -159,9 +159,11 @@ impl Stream {
         self.memory.rewind(&self.rules, tokens, self.prompt_len)?;
         self.generated = generated;
         self.history.truncate(generated);
-        self.score = self.history.iter().map(|&logprob| logprob as f64).sum();
-        self.said.logprobs.truncate(generated);
+        // An empty sum would be minus zero.
+        self.score = self.history.iter().fold(0.0, |sum, &logprob| sum + logprob as f64);
+        self.said.prompt_logprobs.truncate(self.prompt_len - 1);
         self.said_again(tokens);
+        self.said.logprobs.truncate(self.said.tokens.len());
         self.retell(tokens, text)
     }
 

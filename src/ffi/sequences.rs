@@ -116,7 +116,7 @@ pub struct pllm_sequence_info {
 // SAFETY: repr(C), the two u32 fill a word, integers only.
 unsafe impl Versioned for pllm_sequence_info {
     const NAME: &'static str = "pllm_sequence_info";
-    const FIRST_SIZE: usize = 40;
+    const FIRST_SIZE: usize = 32;
     fn defaults() -> Self {
         pllm_sequence_info { struct_size: size_of::<Self>() as u64, ..Default::default() }
     }

@@ -722,8 +722,7 @@ impl Scheduler {
         if self.blocks.keeps_prefixes() {
             sequence.chains(computed / block_size, block_size);
             let (table, chains) = sequence.table_and_chains();
-            let full = computed / block_size;
-            for (place, chain) in chains.iter().enumerate().take(full).skip(part.first / block_size) {
+            for (place, chain) in chains.iter().enumerate().take(computed / block_size).skip(part.first / block_size) {
                 self.blocks.index(table, place, *chain);
             }
         }

@@ -282,11 +282,12 @@ AT(pllm_pin, time_to_live_ms, 56);
 AT(pllm_pin, priority, 64);
 AT(pllm_pin, text_flags, 68);
 
-SIZE(pllm_sequence_info, 32);
+SIZE(pllm_sequence_info, 40);
 AT(pllm_sequence_info, struct_size, 0);
 AT(pllm_sequence_info, request, 8);
 AT(pllm_sequence_info, len, 16);
 AT(pllm_sequence_info, index, 24);
 AT(pllm_sequence_info, idle, 28);
+AT(pllm_sequence_info, inexact, 32);
 
 #endif
