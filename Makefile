@@ -22,7 +22,7 @@ export CGO_LDFLAGS := -L$(LIBDIR) -Wl,-rpath,$(LIBDIR)
 export PAGEDLLM_LIBRARY := $(LIB)
 
 .PHONY: demo test setup lib header manual lint test-rust test-c test-abi test-cpp test-go test-python test-node test-examples \
-        test-install install dist bench bench-polling fuzz clean
+        test-install install dist bench bench-polling bench-sequences fuzz clean
 
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
@@ -38,7 +38,7 @@ lib:
 	cargo build --release --locked
 	@ln -sf libpagedllm.so $(LIBDIR)/libpagedllm.so.0
 
-$(BUILD)/hello_c: examples/c/hello.c include/pagedllm.h | lib
+$(BUILD)/%_c: examples/c/%.c include/pagedllm.h | lib
 	@mkdir -p $(BUILD)
 	$(CC) -std=c11 -O2 $(WARNINGS) -Iinclude $< -o $@ $(LINK)
 
@@ -104,11 +104,13 @@ test-node: lib
 	node --test tests/node/pagedllm.test.js
 
 # The same program in five languages gives the same answers, and as it did when its output was committed.
-test-examples: $(BUILD)/hello_c $(BUILD)/hello_cpp test-node
+test-examples: $(BUILD)/hello_c $(BUILD)/chat_c $(BUILD)/hello_cpp test-node
 	$(BUILD)/hello_c $(MODEL) | diff - examples/hello.expected
+	$(BUILD)/chat_c $(MODEL) | diff - examples/c/chat.expected
 	$(BUILD)/hello_cpp $(MODEL) | diff - examples/hello.expected
 	cd examples/go && go run ./hello ../model | diff - ../hello.expected
 	python3 examples/python/hello.py $(MODEL) | diff - examples/hello.expected
+	python3 examples/python/researcher.py $(MODEL)
 	node examples/node/hello.js $(MODEL) | diff - examples/hello.expected
 
 # An hour before a release.
@@ -134,6 +136,11 @@ dist: lib
 # On an otherwise idle machine: benches/README.md.
 bench:
 	cargo bench --locked --bench cpu
+
+# What sharing is worth, and what grammars cost.
+bench-sequences:
+	cargo bench --locked --bench sequences
+	cargo bench --locked --bench constraint
 
 bench-polling:
 	benches/polling/run.sh

@@ -374,37 +374,31 @@ class Several(Case):
             self.assertEqual(self.engine.generate("Hello", search, beam=how).index, 0)
         self.assertIdle()
 
-    @unittest.expectedFailure  # the library's mistake: an output for every step, each with a token 0
     def test_as_many_results_as_there_are_beams_come_at_the_end_too(self):
         alone = self.engine.generate("Hello", Sampling(max_tokens=4), beam=Beam(width=2))
         both = self.engine.generate_all("Hello", Sampling(max_tokens=4), n=2, beam=Beam(width=2))
         self.assertEqual(both[0].tokens, alone.tokens)
 
-    @unittest.expectedFailure  # the library's mistake: only the first sample begins with the prompt
     def test_every_sample_begins_with_the_prompt_that_is_echoed(self):
         for sample in self.engine.generate_all("Hello", dataclasses.replace(self.DRAWN, echo=True), n=3):
             self.assertTrue(sample.text.startswith("Hello"), sample.text)
 
-    @unittest.expectedFailure  # the library's mistake: those that were not returned are known for ever
     def test_beams_that_were_not_returned_are_forgotten(self):
         request = self.engine.generate("Hello", Sampling(max_tokens=4), beam=Beam(width=4)).request
         self.assertIdle()
         for sequence in range(request, request + 4):
             self.assertRefused(Code.NOT_FOUND, "unknown", self.engine.sequence_info, sequence)
 
-    @unittest.expectedFailure  # the library's mistake: the engine fails
     def test_beams_cannot_be_freed_one_by_one(self):
         with open_engine(host_steps=True) as engine:
             request = engine.add("Hello", Sampling(max_tokens=4), beam=Beam(width=2))
             engine.step()
             self.assertRefused(Code.INVALID_ARGUMENT, "beam", engine.free, request + 1)
 
-    @unittest.expectedFailure  # the library's mistake: it goes on, and ends with an error
     def test_a_grammar_that_has_ended_ends_the_sequence_whatever_comes_of_ignore_eos(self):
         digits = Sampling(temperature=0, max_tokens=9, ignore_eos=True, grammar=Grammar.regex("[0-9]{2}"))
         self.assertRegex(self.engine.generate("Hello", digits).text, r"\A[0-9]{2}\Z")
 
-    @unittest.expectedFailure  # the library's mistake: it keeps the first one, and knows nothing of it
     def test_samples_that_are_aborted_before_they_begin_are_kept_too_or_gone(self):
         with open_engine(host_steps=True) as engine:
             request = engine.add("Hello", n=2, keep=True)
