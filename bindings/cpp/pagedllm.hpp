@@ -14,16 +14,17 @@
  * -fno-rtti is fine, too. Besides value(), only the standard library throws here: std::bad_alloc, and std::system_error where
  * generate_async finds no thread.
  *
- * Ownership. Engine, Queue, Outputs and Stream are move-only and free what they own. One that has been moved from may be
- * destroyed and assigned to; its calls answer Code::invalid_argument, its ranges are empty.
+ * Ownership. Engine, Queue, Outputs, Stream, Sequence and Pin are move-only and free what they own. One that has been moved from
+ * may be destroyed and assigned to; its calls answer Code::invalid_argument, its ranges are empty.
  *
  * Views. std::string_view and Span going in need to live only during the call. Coming out, they live as long as what they came
  * from: an Output as its Outputs, an Info as its Engine.
  *
  * Threads. An engine computes on a thread of its own, asleep while there is nothing to do, unless Options::host_steps is set. Any
- * thread may call anything on one Engine or Queue at any time. A Stream and an Outputs are for one thread at a time. Moving,
- * assigning or destroying an object while another call on it is under way is the caller's mistake, as with any C++ object.
- * Queues, streams and outputs may outlive their engine: what was under way ends as aborted, what comes after as Code::closed.
+ * thread may call anything on one Engine, Queue or Sequence at any time. A Stream and an Outputs are for one thread at a time.
+ * Moving, assigning or destroying an object while another call on it is under way is the caller's mistake, as with any C++
+ * object; a call on a Sequence or a Pin is one on its engine, too. All of them may outlive their engine: what was under way ends
+ * as aborted, what comes after as Code::closed.
  */
 
 #ifndef PAGEDLLM_HPP
@@ -32,6 +33,7 @@
 #include <pagedllm.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cassert>
 #include <chrono>
 #include <cstddef>
@@ -42,6 +44,7 @@
 #include <future>
 #include <iterator>
 #include <memory>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -254,6 +257,11 @@ const T &defaults() {
 inline const pllm_engine_options &options_defaults() { return defaults<pllm_engine_options, pllm_engine_options_init>(); }
 inline const pllm_sampling &sampling_defaults() { return defaults<pllm_sampling, pllm_sampling_init>(); }
 inline const pllm_request &request_defaults() { return defaults<pllm_request, pllm_request_init>(); }
+inline const pllm_dry &dry_defaults() { return defaults<pllm_dry, pllm_dry_init>(); }
+inline const pllm_beam &beam_defaults() { return defaults<pllm_beam, pllm_beam_init>(); }
+inline const pllm_fork &fork_defaults() { return defaults<pllm_fork, pllm_fork_init>(); }
+inline const pllm_resume &resume_defaults() { return defaults<pllm_resume, pllm_resume_init>(); }
+inline const pllm_pin &pin_defaults() { return defaults<pllm_pin, pllm_pin_init>(); }
 
 inline std::string_view view(const char *text, uint64_t len) noexcept { return {text, static_cast<size_t>(len)}; }
 
@@ -319,6 +327,7 @@ struct Options {
     Isa isa = Isa(detail::options_defaults().isa);
     uint64_t queue_capacity = detail::options_defaults().queue_capacity;
     bool skip_tokenizer = (detail::options_defaults().flags & PLLM_ENGINE_SKIP_TOKENIZER) != 0;
+    bool no_prefix_cache = (detail::options_defaults().flags & PLLM_ENGINE_NO_PREFIX_CACHE) != 0;
     // False: Engine::create also starts the engine's own thread. True: only what the host steps is computed.
     bool host_steps = false;
 
@@ -327,7 +336,44 @@ struct Options {
     std::function<bool(uint64_t done, uint64_t total)> progress = nullptr;
 };
 
-// How a request chooses its tokens and when it ends; each field as in pllm_sampling, which has the defaults.
+// What each output holds: what is new, everything so far, or, once and at the end, everything.
+enum class OutputKind : uint32_t { delta = PLLM_OUTPUT_DELTA, cumulative = PLLM_OUTPUT_CUMULATIVE, final = PLLM_OUTPUT_FINAL };
+
+enum class GrammarKind : uint32_t {
+    none = PLLM_GRAMMAR_NONE,
+    json_schema = PLLM_GRAMMAR_JSON_SCHEMA,
+    json_object = PLLM_GRAMMAR_JSON_OBJECT,
+    regex = PLLM_GRAMMAR_REGEX,
+    choice = PLLM_GRAMMAR_CHOICE,
+    lark = PLLM_GRAMMAR_LARK,
+};
+
+// What the output must be; anything, where nothing is said: `sampling.grammar = pagedllm::Grammar::regex("[0-9]+")`.
+struct Grammar {
+    GrammarKind kind = GrammarKind::none;
+    std::string text = {};                  // the schema, regular expression or Lark grammar
+    std::vector<std::string> choices = {};  // one of these, where kind is choice
+
+    static Grammar json_schema(std::string schema) { return {GrammarKind::json_schema, std::move(schema)}; }
+    static Grammar json_object() { return {GrammarKind::json_object}; }
+    static Grammar regex(std::string expression) { return {GrammarKind::regex, std::move(expression)}; }
+    static Grammar choice(std::vector<std::string> of) { return {GrammarKind::choice, {}, std::move(of)}; }
+    static Grammar lark(std::string grammar) { return {GrammarKind::lark, std::move(grammar)}; }
+};
+
+// Each field as in pllm_dry, which has the defaults.
+struct Dry {
+    float multiplier = detail::dry_defaults().multiplier;
+    float base = detail::dry_defaults().base;
+    uint32_t allowed_length = detail::dry_defaults().allowed_length;
+    uint32_t penalty_last_n = detail::dry_defaults().penalty_last_n;
+    std::vector<std::string> sequence_breakers = {};  // empty: the library's
+};
+
+// {token, bias}
+using LogitBias = pllm_logit_bias;
+
+// How a request chooses its tokens, what it reports and when it ends; each field as in pllm_sampling, which has the defaults.
 struct Sampling {
     float temperature = detail::sampling_defaults().temperature;
     float top_p = detail::sampling_defaults().top_p;
@@ -340,7 +386,49 @@ struct Sampling {
     bool logprobs = (detail::sampling_defaults().flags & PLLM_SAMPLING_LOGPROBS) != 0;
     std::vector<std::string> stop = {};
     std::vector<uint32_t> stop_token_ids = {};
+    bool prompt_logprobs = (detail::sampling_defaults().flags & PLLM_SAMPLING_PROMPT_LOGPROBS) != 0;
+    bool echo = (detail::sampling_defaults().flags & PLLM_SAMPLING_ECHO) != 0;
+    bool include_stop = (detail::sampling_defaults().flags & PLLM_SAMPLING_INCLUDE_STOP) != 0;
+    uint32_t top_logprobs = detail::sampling_defaults().top_logprobs;                // with logprobs
+    uint32_t prompt_top_logprobs = detail::sampling_defaults().prompt_top_logprobs;  // with prompt_logprobs
+    OutputKind output_kind = OutputKind(detail::sampling_defaults().output_kind);
+    Grammar grammar = {};
+    float typical_p = detail::sampling_defaults().typical_p;
+    float top_n_sigma = detail::sampling_defaults().top_n_sigma;
+    float xtc_probability = detail::sampling_defaults().xtc_probability;
+    float xtc_threshold = detail::sampling_defaults().xtc_threshold;
+    float mirostat_tau = detail::sampling_defaults().mirostat_tau;
+    float mirostat_eta = detail::sampling_defaults().mirostat_eta;
+    float presence_penalty = detail::sampling_defaults().presence_penalty;
+    float frequency_penalty = detail::sampling_defaults().frequency_penalty;
+    float repetition_penalty = detail::sampling_defaults().repetition_penalty;
+    uint32_t no_repeat_ngram_size = detail::sampling_defaults().no_repeat_ngram_size;
+    std::optional<Dry> dry = std::nullopt;
+    std::vector<LogitBias> logit_bias = {};
+    std::vector<std::string> bad_words = {};
+    std::vector<std::vector<uint32_t>> bad_words_ids = {};
+    std::vector<uint32_t> allowed_token_ids = {};  // empty: all
 };
+
+enum class EarlyStopping : uint32_t {
+    no = PLLM_EARLY_STOPPING_NO,
+    yes = PLLM_EARLY_STOPPING_YES,
+    never = PLLM_EARLY_STOPPING_NEVER,
+};
+
+// Each field as in pllm_beam, which has the defaults.
+struct Beam {
+    uint32_t width = detail::beam_defaults().width;
+    uint32_t groups = detail::beam_defaults().groups;
+    float diversity_penalty = detail::beam_defaults().diversity_penalty;
+    float length_penalty = detail::beam_defaults().length_penalty;
+    EarlyStopping early_stopping = EarlyStopping(detail::beam_defaults().early_stopping);
+};
+
+// Edits the logits of the next token of a sequence, on the thread that steps, which waits for it; a lambda without captures
+// converts to one. What it may call meanwhile, pllm_logits_hook says.
+using LogitsHook = void (*)(void *hook_data, uint64_t sequence, const uint32_t *tokens, uint64_t tokens_len, float *logits,
+                            uint64_t vocab_size) noexcept;
 
 // Text or token ids; a view of them.
 using Prompt = std::variant<std::string_view, Span<const uint32_t>>;
@@ -354,9 +442,52 @@ struct Request {
     // False for a prompt that render_chat wrote.
     bool add_special = (detail::request_defaults().text_flags & PLLM_TEXT_ADD_SPECIAL) != 0;
     bool skip_special = (detail::request_defaults().text_flags & PLLM_TEXT_SKIP_SPECIAL) != 0;
+    uint32_t best_of = detail::request_defaults().best_of;
+    std::optional<Beam> beam = std::nullopt;
+    // Its sequences stay when they end: take each over with Engine::sequence(output.sequence).
+    bool keep = (detail::request_defaults().flags & PLLM_REQUEST_KEEP) != 0;
+    uint32_t truncate_prompt_tokens = detail::request_defaults().truncate_prompt_tokens;
+    // A view. Only requests with the same salt share what the prefix cache holds.
+    std::string_view cache_salt = {};
+    LogitsHook logits_hook = nullptr;
+    void *hook_data = nullptr;  // lives until the request's last output has been made
+};
+
+class QueueView;
+
+// How to fork. Each field as in pllm_fork, which has the defaults.
+struct Fork {
+    // The tokens that the children share with their parent. Nothing: all that it has when the fork is made.
+    std::optional<uint64_t> at = std::nullopt;
+    // Each child draws from a stream of its own of this seed. Nothing: all draw the same numbers as their parent.
+    std::optional<uint64_t> seed = std::nullopt;
+    std::optional<uint64_t> user_data = std::nullopt;  // nothing: the parent's
+    const QueueView *queue = nullptr;                  // where the children's outputs go; null: where the parent's go
+    bool idle = (detail::fork_defaults().flags & PLLM_FORK_IDLE) != 0;
+};
+
+// How an idle sequence goes on. Each field as in pllm_resume, which has the defaults.
+struct Resume {
+    Sampling sampling = {};
+    bool keep = (detail::resume_defaults().flags & PLLM_REQUEST_KEEP) != 0;
+    std::optional<uint64_t> user_data = std::nullopt;  // nothing: as before
+    bool skip_special = (detail::resume_defaults().text_flags & PLLM_TEXT_SKIP_SPECIAL) != 0;
+    LogitsHook logits_hook = nullptr;
+    void *hook_data = nullptr;  // lives until the last output has been made
+};
+
+// A prompt to keep in the prefix cache: `{"text"}`, or field by field. Each field as in pllm_pin, which has the defaults.
+struct Prefix {
+    Prompt prompt;
+    std::string_view cache_salt = {};
+    std::chrono::milliseconds time_to_live{detail::pin_defaults().time_to_live_ms};  // 0: until it is unpinned
+    uint32_t priority = detail::pin_defaults().priority;
+    bool add_special = (detail::pin_defaults().text_flags & PLLM_TEXT_ADD_SPECIAL) != 0;
 };
 
 namespace detail {
+
+inline uint32_t flag(bool on, uint32_t bit) noexcept { return on ? bit : 0; }
 
 // The C struct of what it was made from, which outlives it.
 inline pllm_engine_options c_options(const Options &options) {
@@ -378,7 +509,7 @@ inline pllm_engine_options c_options(const Options &options) {
     c.threads = options.threads;
     c.isa = static_cast<uint32_t>(options.isa);
     c.queue_capacity = options.queue_capacity;
-    c.flags = options.skip_tokenizer ? PLLM_ENGINE_SKIP_TOKENIZER : 0;
+    c.flags = flag(options.skip_tokenizer, PLLM_ENGINE_SKIP_TOKENIZER) | flag(options.no_prefix_cache, PLLM_ENGINE_NO_PREFIX_CACHE);
     return c;
 }
 
@@ -421,25 +552,146 @@ private:
 #endif
 };
 
+// Strings as C takes them: where they are, and how long.
+class CStrings {
+public:
+    // Tells the C struct of strings that outlive it.
+    void install(const std::vector<std::string> &strings, const char *const *&data, const uint64_t *&lens, uint64_t &count) {
+        for (const std::string &string : strings) {
+            data_.push_back(string.data());
+            lens_.push_back(string.size());
+        }
+        data = data_.data();
+        lens = lens_.data();
+        count = data_.size();
+    }
+
+private:
+    std::vector<const char *> data_;
+    std::vector<uint64_t> lens_;
+};
+
+// The C structs of sampling parameters, which outlive them.
+class CSampling {
+public:
+    explicit CSampling(const Sampling &sampling) : c_(sampling_defaults()) {
+        draw(sampling);
+        penalize(sampling);
+        report(sampling);
+        constrain(sampling);
+    }
+    CSampling(const CSampling &) = delete;
+    CSampling &operator=(const CSampling &) = delete;
+
+    [[nodiscard]] const pllm_sampling *native() const noexcept { return &c_; }
+
+private:
+    void draw(const Sampling &sampling) {
+        c_.temperature = sampling.temperature;
+        c_.top_p = sampling.top_p;
+        c_.min_p = sampling.min_p;
+        c_.top_k = sampling.top_k;
+        c_.typical_p = sampling.typical_p;
+        c_.top_n_sigma = sampling.top_n_sigma;
+        c_.xtc_probability = sampling.xtc_probability;
+        c_.xtc_threshold = sampling.xtc_threshold;
+        c_.mirostat_tau = sampling.mirostat_tau;
+        c_.mirostat_eta = sampling.mirostat_eta;
+        c_.seed = sampling.seed.value_or(0);
+        c_.flags |= flag(sampling.seed.has_value(), PLLM_SAMPLING_SEED);
+    }
+
+    void penalize(const Sampling &sampling) {
+        c_.presence_penalty = sampling.presence_penalty;
+        c_.frequency_penalty = sampling.frequency_penalty;
+        c_.repetition_penalty = sampling.repetition_penalty;
+        c_.no_repeat_ngram_size = sampling.no_repeat_ngram_size;
+        if (!sampling.dry) return;
+        dry_ = dry_defaults();
+        dry_.multiplier = sampling.dry->multiplier;
+        dry_.base = sampling.dry->base;
+        dry_.allowed_length = sampling.dry->allowed_length;
+        dry_.penalty_last_n = sampling.dry->penalty_last_n;
+        breakers_.install(sampling.dry->sequence_breakers, dry_.sequence_breakers, dry_.sequence_breaker_lens,
+                          dry_.sequence_breaker_count);
+        c_.dry = &dry_;
+    }
+
+    void report(const Sampling &sampling) {
+        c_.top_logprobs = sampling.top_logprobs;
+        c_.prompt_top_logprobs = sampling.prompt_top_logprobs;
+        c_.output_kind = static_cast<uint32_t>(sampling.output_kind);
+        c_.flags |= flag(sampling.logprobs, PLLM_SAMPLING_LOGPROBS) |
+                    flag(sampling.prompt_logprobs, PLLM_SAMPLING_PROMPT_LOGPROBS) | flag(sampling.echo, PLLM_SAMPLING_ECHO);
+    }
+
+    // What the output may be, and where it ends.
+    void constrain(const Sampling &sampling) {
+        c_.max_tokens = sampling.max_tokens;
+        c_.min_tokens = sampling.min_tokens;
+        c_.flags |= flag(sampling.ignore_eos, PLLM_SAMPLING_IGNORE_EOS) | flag(sampling.include_stop, PLLM_SAMPLING_INCLUDE_STOP);
+        stop_.install(sampling.stop, c_.stop, c_.stop_lens, c_.stop_count);
+        c_.stop_token_ids = sampling.stop_token_ids.data();
+        c_.stop_token_ids_len = sampling.stop_token_ids.size();
+        c_.grammar_kind = static_cast<uint32_t>(sampling.grammar.kind);
+        if (sampling.grammar.kind != GrammarKind::none || !sampling.grammar.text.empty()) {
+            c_.grammar = sampling.grammar.text.data();
+            c_.grammar_len = sampling.grammar.text.size();
+        }
+        choices_.install(sampling.grammar.choices, c_.choices, c_.choice_lens, c_.choice_count);
+        c_.logit_bias = sampling.logit_bias.data();
+        c_.logit_bias_len = sampling.logit_bias.size();
+        bad_words_.install(sampling.bad_words, c_.bad_words, c_.bad_word_lens, c_.bad_word_count);
+        for (const std::vector<uint32_t> &word : sampling.bad_words_ids) bad_words_ids_.push_back({word.data(), word.size()});
+        c_.bad_words_ids = bad_words_ids_.data();
+        c_.bad_words_ids_len = bad_words_ids_.size();
+        c_.allowed_token_ids = sampling.allowed_token_ids.data();
+        c_.allowed_token_ids_len = sampling.allowed_token_ids.size();
+    }
+
+    pllm_sampling c_;
+    pllm_dry dry_{};
+    CStrings stop_, choices_, bad_words_, breakers_;
+    std::vector<pllm_token_list> bad_words_ids_;
+};
+
+// Into a pllm_request or a pllm_pin.
+template <class C>
+void set_prompt(C &c, const Prompt &prompt) noexcept {
+    // An empty prompt is one, too: NULL would say that there is none.
+    static constexpr uint32_t no_tokens[1] = {};
+    if (const auto *text = std::get_if<std::string_view>(&prompt)) {
+        c.prompt = text->data() ? text->data() : "";
+        c.prompt_len = text->size();
+    } else if (const auto *tokens = std::get_if<Span<const uint32_t>>(&prompt)) {
+        c.prompt_tokens = tokens->data() ? tokens->data() : no_tokens;
+        c.prompt_tokens_len = tokens->size();
+    }
+}
+
+template <class C>
+void set_salt(C &c, std::string_view salt) noexcept {
+    c.cache_salt = reinterpret_cast<const uint8_t *>(salt.data());
+    c.cache_salt_len = salt.size();
+}
+
 // The C structs of a request, which outlives them.
 class CRequest {
 public:
-    explicit CRequest(const Request &request) : request_(request_defaults()), sampling_(sampling_defaults()) {
-        // An empty prompt is one, too: NULL would say that there is none.
-        static constexpr uint32_t no_tokens[1] = {};
-        if (const auto *text = std::get_if<std::string_view>(&request.prompt)) {
-            request_.prompt = text->data() ? text->data() : "";
-            request_.prompt_len = text->size();
-        } else if (const auto *tokens = std::get_if<Span<const uint32_t>>(&request.prompt)) {
-            request_.prompt_tokens = tokens->data() ? tokens->data() : no_tokens;
-            request_.prompt_tokens_len = tokens->size();
-        }
+    explicit CRequest(const Request &request) : request_(request_defaults()), sampling_(request.sampling) {
+        set_prompt(request_, request.prompt);
+        set_salt(request_, request.cache_salt);
         request_.user_data = request.user_data;
         request_.n = request.n;
+        request_.best_of = request.best_of;
+        request_.truncate_prompt_tokens = request.truncate_prompt_tokens;
         request_.text_flags =
             flag(request.add_special, PLLM_TEXT_ADD_SPECIAL) | flag(request.skip_special, PLLM_TEXT_SKIP_SPECIAL);
-        request_.sampling = &sampling_;
-        sample(request.sampling);
+        request_.flags = flag(request.keep, PLLM_REQUEST_KEEP);
+        request_.logits_hook = request.logits_hook;
+        request_.hook_data = request.hook_data;
+        request_.sampling = sampling_.native();
+        if (request.beam) search(*request.beam);
     }
     CRequest(const CRequest &) = delete;
     CRequest &operator=(const CRequest &) = delete;
@@ -450,34 +702,56 @@ public:
     }
 
 private:
-    static uint32_t flag(bool on, uint32_t bit) { return on ? bit : 0; }
-
-    void sample(const Sampling &sampling) {
-        sampling_.temperature = sampling.temperature;
-        sampling_.top_p = sampling.top_p;
-        sampling_.min_p = sampling.min_p;
-        sampling_.top_k = sampling.top_k;
-        sampling_.max_tokens = sampling.max_tokens;
-        sampling_.min_tokens = sampling.min_tokens;
-        sampling_.seed = sampling.seed.value_or(0);
-        sampling_.flags = flag(sampling.seed.has_value(), PLLM_SAMPLING_SEED) |
-                          flag(sampling.ignore_eos, PLLM_SAMPLING_IGNORE_EOS) | flag(sampling.logprobs, PLLM_SAMPLING_LOGPROBS);
-        for (const std::string &stop : sampling.stop) {
-            stops_.push_back(stop.data());
-            stop_lens_.push_back(stop.size());
-        }
-        sampling_.stop = stops_.data();
-        sampling_.stop_lens = stop_lens_.data();
-        sampling_.stop_count = stops_.size();
-        sampling_.stop_token_ids = sampling.stop_token_ids.data();
-        sampling_.stop_token_ids_len = sampling.stop_token_ids.size();
+    void search(const Beam &beam) {
+        beam_ = beam_defaults();
+        beam_.width = beam.width;
+        beam_.groups = beam.groups;
+        beam_.diversity_penalty = beam.diversity_penalty;
+        beam_.length_penalty = beam.length_penalty;
+        beam_.early_stopping = static_cast<uint32_t>(beam.early_stopping);
+        request_.beam = &beam_;
     }
 
     pllm_request request_;
-    pllm_sampling sampling_;
-    std::vector<const char *> stops_;
-    std::vector<uint64_t> stop_lens_;
+    CSampling sampling_;
+    pllm_beam beam_{};
 };
+
+// The C structs of a resumption, which outlives them.
+class CResume {
+public:
+    explicit CResume(const Resume &resume) : resume_(resume_defaults()), sampling_(resume.sampling) {
+        resume_.sampling = sampling_.native();
+        resume_.user_data = resume.user_data.value_or(0);
+        resume_.flags = flag(resume.keep, PLLM_REQUEST_KEEP) | flag(resume.user_data.has_value(), PLLM_RESUME_USER_DATA);
+        resume_.text_flags = flag(resume.skip_special, PLLM_TEXT_SKIP_SPECIAL);
+        resume_.logits_hook = resume.logits_hook;
+        resume_.hook_data = resume.hook_data;
+    }
+    CResume(const CResume &) = delete;
+    CResume &operator=(const CResume &) = delete;
+
+    [[nodiscard]] const pllm_resume *to(const pllm_queue *queue) noexcept {
+        resume_.queue = queue;
+        return &resume_;
+    }
+
+private:
+    pllm_resume resume_;
+    CSampling sampling_;
+};
+
+inline pllm_pin c_pin(const Prefix &prefix) noexcept {
+    pllm_pin c = pin_defaults();
+    set_prompt(c, prefix.prompt);
+    set_salt(c, prefix.cache_salt);
+    // One that would have run out already runs out at once.
+    const int64_t milliseconds = prefix.time_to_live.count();
+    c.time_to_live_ms = milliseconds < 0 ? 1 : static_cast<uint64_t>(milliseconds);
+    c.priority = prefix.priority;
+    c.text_flags = flag(prefix.add_special, PLLM_TEXT_ADD_SPECIAL);
+    return c;
+}
 
 }  // namespace detail
 
@@ -487,6 +761,8 @@ private:
 using Plan = pllm_plan;
 using Step = pllm_step;
 using Stats = pllm_stats;
+using SequenceInfo = pllm_sequence_info;
+using Logprob = pllm_logprob;
 
 // The model and the limits it is served with; lives as long as its Engine.
 struct Info {
@@ -508,7 +784,7 @@ enum class FinishReason : uint32_t {
     error = PLLM_FINISH_ERROR,
 };
 
-// News of one request: new tokens, new text, or its end. It is a view; it lives as long as its Outputs.
+// News of one sequence: new tokens, new text, or its end. It is a view; it lives as long as its Outputs.
 struct Output {
     uint64_t request;
     uint64_t sequence;
@@ -516,18 +792,36 @@ struct Output {
     Span<const uint32_t> tokens;
     Span<const float> logprobs;  // one per token; empty where the request did not ask for them
     std::string_view text;       // never half a character; it may lag behind the tokens
-    FinishReason finish;         // anything but none makes this the last one
+    FinishReason finish;         // anything but none makes this the sequence's last one
     Code error_code;             // this and the message where finish is error, and where the engine was freed; else 0
     std::string_view error_message;
     uint64_t prompt_tokens;
     uint64_t generated_tokens;  // so far
-    uint32_t index;
+    uint32_t index;             // which of the request's sequences, from 0
+    double score;
+    // The most probable tokens in place of each of `tokens`, as many for each; top_logprobs_of tells them apart.
+    Span<const Logprob> top_logprobs;
+    Span<const float> prompt_logprobs;  // of the prompt's tokens but the first, before the first token and in any number of outputs
+    Span<const Logprob> prompt_top_logprobs;
 
     explicit Output(const pllm_output &record) noexcept : Output(0, detail::known(record)) {}
 
     [[nodiscard]] bool is_last() const noexcept { return finish != FinishReason::none; }
 
+    // The most probable tokens in place of tokens[i], or of the i-th that prompt_logprobs tells of, most probable first.
+    [[nodiscard]] Span<const Logprob> top_logprobs_of(size_t i) const noexcept { return share(top_logprobs, i, tokens.size()); }
+    [[nodiscard]] Span<const Logprob> prompt_top_logprobs_of(size_t i) const noexcept {
+        return share(prompt_top_logprobs, i, prompt_logprobs.size());
+    }
+
 private:
+    // Share i of so many equal ones.
+    static Span<const Logprob> share(Span<const Logprob> all, size_t i, size_t shares) noexcept {
+        assert(i < shares);
+        const size_t size = all.size() / shares;
+        return {all.data() + i * size, size};
+    }
+
     Output(int, const pllm_output &c) noexcept
         : request(c.request),
           sequence(c.sequence),
@@ -540,7 +834,11 @@ private:
           error_message(detail::view(c.error, c.error_len)),
           prompt_tokens(c.prompt_tokens),
           generated_tokens(c.generated_tokens),
-          index(c.index) {}
+          index(c.index),
+          score(c.score),
+          top_logprobs(detail::view(c.top_logprobs, c.top_logprobs_len)),
+          prompt_logprobs(detail::view(c.prompt_logprobs, c.prompt_logprobs_len)),
+          prompt_top_logprobs(detail::view(c.prompt_top_logprobs, c.prompt_top_logprobs_len)) {}
 };
 
 // A batch of outputs, in the order they were made. Owns what they view; outlives queue and engine.
@@ -588,7 +886,7 @@ private:
     Batch batch_;
 };
 
-// All that came of one request.
+// All that came of one sequence.
 struct Completion {
     std::string text;
     std::vector<uint32_t> tokens;
@@ -596,6 +894,42 @@ struct Completion {
     FinishReason finish = FinishReason::none;
     uint64_t prompt_tokens = 0;
     uint64_t generated_tokens = 0;
+    uint64_t sequence = 0;  // where it is kept: what Engine::sequence takes
+    double score = 0;
+    std::vector<Logprob> top_logprobs;  // as many for each token
+    std::vector<float> prompt_logprobs;
+    std::vector<Logprob> prompt_top_logprobs;  // as many for each of prompt_logprobs
+    Status status;                             // what went wrong with it, if anything did
+
+    // Takes the next output in.
+    void add(const Output &output, OutputKind kind) {
+        if (kind != OutputKind::delta) {  // this one has it all
+            text.clear();
+            tokens.clear();
+            logprobs.clear();
+            top_logprobs.clear();
+            prompt_logprobs.clear();
+            prompt_top_logprobs.clear();
+        }
+        text += output.text;
+        append(tokens, output.tokens);
+        append(logprobs, output.logprobs);
+        append(top_logprobs, output.top_logprobs);
+        append(prompt_logprobs, output.prompt_logprobs);
+        append(prompt_top_logprobs, output.prompt_top_logprobs);
+        finish = output.finish;
+        prompt_tokens = output.prompt_tokens;
+        generated_tokens = output.generated_tokens;
+        sequence = output.sequence;
+        score = output.score;
+        if (output.error_code != Code{}) status = Error{output.error_code, std::string(output.error_message)};
+    }
+
+private:
+    template <class T>
+    static void append(std::vector<T> &to, Span<const T> more) {
+        to.insert(to.end(), more.begin(), more.end());
+    }
 };
 
 // ---- queues ----------------------------------------------------------------------------------------------------------
@@ -627,6 +961,12 @@ public:
 
     [[nodiscard]] const pllm_queue *native() const noexcept { return queue_; }
 
+    // Of a queue that was named. One that has been moved from is an error: NULL would mean another one.
+    Result<const pllm_queue *> named() const {
+        if (!queue_) return Error{Code::invalid_argument, "the queue has been moved from: name another"};
+        return queue_;
+    }
+
 protected:
     friend class Engine;
     explicit QueueView(const pllm_queue *queue) noexcept : queue_(queue) {}
@@ -647,7 +987,15 @@ public:
 private:
     using Owned = detail::Handle<pllm_queue, pllm_queue_free>;
     friend class Engine;
+    friend class Sequence;
     explicit Queue(Owned owned) noexcept : QueueView(owned.get()), owned_(std::move(owned)) {}
+
+    static Result<Queue> create(const pllm_engine *engine, uint64_t capacity) {
+        auto queue =
+            detail::made<pllm_queue, pllm_queue_free>([&](pllm_queue **out) { return pllm_queue_create(engine, capacity, out); });
+        if (!queue) return queue.error();
+        return Queue(std::move(*queue));
+    }
 
     Owned owned_;
 };
@@ -658,8 +1006,10 @@ private:
 //     for (pagedllm::Output output : stream) std::cout << output.text << std::flush;
 //     stream.status().value();
 //
-// Destroying it before the end aborts the request, at the engine's next step. Reading waits for what the engine's own thread
-// computes, or another one of the host's. Moving a stream ends the use of its iterators.
+// It ends when all of the request's sequences have; Output::index tells them apart. What is forked from one of them without a
+// queue of its own writes here, too, for as long. Destroying the stream before its end aborts the request, at the engine's next
+// step. Reading waits for what the engine's own thread computes, or another one of the host's. Moving a stream ends the use of
+// its iterators.
 class Stream {
 public:
     class Iterator {
@@ -690,7 +1040,7 @@ public:
     // The next output, waiting for it; it lives until the next call. Nothing: there are no more, or status() says what went
     // wrong.
     [[nodiscard]] std::optional<Output> next() {
-        while (!ended_) {
+        while (left_ > 0) {
             if (read_ < batch_.size()) return read(batch_[read_++]);
             Result<Outputs> batch = queue_.poll(forever);
             if (!batch) return fail(batch.error());
@@ -704,54 +1054,281 @@ public:
     [[nodiscard]] Iterator begin() { return Iterator(this); }
     [[nodiscard]] Iterator end() const noexcept { return {}; }
 
-    // What went wrong, if anything did so far. A request that was aborted went well.
+    // What went wrong first, if anything did so far. A request that was aborted went well.
     [[nodiscard]] const Status &status() const noexcept { return status_; }
 
     // Its id: what Engine::abort takes.
     [[nodiscard]] uint64_t request() const noexcept { return request_; }
 
-    // Reads what is left, to the end.
+    // Reads what is left, to the end, of a request for one result.
     Result<Completion> collect() {
-        Completion all;
-        for (const Output &output : *this) {
-            all.text += output.text;
-            all.tokens.insert(all.tokens.end(), output.tokens.begin(), output.tokens.end());
-            all.logprobs.insert(all.logprobs.end(), output.logprobs.begin(), output.logprobs.end());
-            all.finish = output.finish;
-            all.prompt_tokens = output.prompt_tokens;
-            all.generated_tokens = output.generated_tokens;
-        }
+        if (Status one = only_one(results_); !one) return one.error();
+        Result<std::vector<Completion>> all = collect_all();
         if (!status_) return status_.error();
+        return std::move(all->front());
+    }
+
+    // Reads what is left, to the end, of each of the request's sequences, in the order of their indices. Each has a status of its
+    // own.
+    Result<std::vector<Completion>> collect_all() {
+        std::vector<Completion> all(results_);
+        for (const Output &output : *this) {
+            const size_t which = output.index - first_;  // beyond all, for one before the first
+            if (output.request == request_ && which < all.size()) all[which].add(output, kind_);
+        }
+        if (failed_) return status_.error();
         return all;
     }
 
 private:
     friend class Engine;
-    Stream(Queue queue, uint64_t request) noexcept : queue_(std::move(queue)), request_(request) {}
+    friend class Sequence;
+    // Nothing is thrown away in silence.
+    static Status only_one(uint32_t n) {
+        if (n <= 1) return {};
+        return Error{Code::invalid_argument, "n is " + std::to_string(n) + ": generate_all or collect_all gives them all"};
+    }
+
+    Stream(Queue queue, uint64_t request, uint32_t first, uint32_t results, OutputKind kind) noexcept
+        : queue_(std::move(queue)), request_(request), first_(first), results_(results), left_(results), kind_(kind) {}
 
     std::optional<Output> read(const Output &output) {
-        ended_ = output.is_last();
-        if (output.error_code != Code{}) status_ = Error{output.error_code, std::string(output.error_message)};
+        if (output.request == request_) {
+            if (output.is_last()) left_--;
+            if (output.error_code != Code{} && status_) status_ = Error{output.error_code, std::string(output.error_message)};
+        }
         return output;
     }
 
     std::nullopt_t fail(const Error &error) {
-        ended_ = true;
+        left_ = 0;
+        failed_ = true;
         status_ = error;
         return std::nullopt;
     }
 
     Queue queue_;
     uint64_t request_;
+    uint32_t first_;    // index of the results
+    uint32_t results_;  // how many there are
+    uint32_t left_;     // of them, to end
+    OutputKind kind_;
     Outputs batch_;
     size_t read_ = 0;  // of the batch
-    bool ended_ = false;
+    bool failed_ = false;
     Status status_;
+};
+
+// ---- sequences -------------------------------------------------------------------------------------------------------
+
+namespace detail {
+
+// An engine as its sequences and pins know it: they may outlive it.
+class EngineRef {
+public:
+    EngineRef() = default;  // knows none
+    explicit EngineRef(pllm_engine *engine) : engine_(std::make_shared<std::atomic<pllm_engine *>>(engine)) {}
+
+    // Of what has been moved from, NULL: the library says what is wrong then.
+    template <class Call>
+    Status use(Call call) const {
+        pllm_engine *engine = engine_ ? engine_->load() : nullptr;
+        if (engine_ && !engine) return Error{Code::closed, "the engine has been freed"};
+        return status(call(engine));
+    }
+
+    [[nodiscard]] pllm_engine *native() const noexcept { return engine_ ? engine_->load() : nullptr; }
+
+    void forget() const noexcept { engine_->store(nullptr); }
+
+private:
+    std::shared_ptr<std::atomic<pllm_engine *>> engine_;
+};
+
+// Frees an engine, and lets those know who may outlive it.
+struct FreeEngine {
+    EngineRef known;
+    void operator()(pllm_engine *engine) const noexcept {
+        known.forget();
+        pllm_engine_free(engine);
+    }
+};
+
+// What an engine knows by a number, owned.
+template <auto free>
+class Owned {
+public:
+    Owned(EngineRef engine, uint64_t id) noexcept : engine_(std::move(engine)), id_(id) {}
+    Owned(Owned &&other) noexcept : engine_(std::move(other.engine_)), id_(std::exchange(other.id_, 0)) {}
+    Owned &operator=(Owned &&other) noexcept {
+        Owned moved(std::move(other));
+        std::swap(engine_, moved.engine_);
+        std::swap(id_, moved.id_);
+        return *this;
+    }
+    ~Owned() {
+        if (pllm_engine *engine = engine_.native()) Handle<pllm_error, pllm_error_free>(free(engine, id_));
+    }
+
+    [[nodiscard]] const EngineRef &engine() const noexcept { return engine_; }
+    [[nodiscard]] uint64_t id() const noexcept { return id_; }
+
+    uint64_t release() noexcept {
+        engine_ = {};
+        return std::exchange(id_, 0);
+    }
+
+    Status free_now() {
+        const Status freed = engine_.use([&](pllm_engine *engine) { return free(engine, id_); });
+        release();
+        return freed;
+    }
+
+private:
+    EngineRef engine_;
+    uint64_t id_;
+};
+
+}  // namespace detail
+
+// A sequence of tokens and what was computed for them, owned: destroying it frees it, and aborts it where it runs. One that ended
+// without being kept is gone already; then there is nothing to free. Make no second one of the same id.
+//
+//     pagedllm::Request request{prompt};
+//     request.keep = true;
+//     pagedllm::Sequence story = engine.sequence(engine.generate(request).value().sequence);
+//     story.append(engine.tokenize(" And then", false).value()).value();
+//     std::cout << story.generate().value().text << "\n";
+class Sequence {
+public:
+    [[nodiscard]] uint64_t id() const noexcept { return owned_.id(); }
+
+    // A sequence that begins with this one's tokens. It runs where this one does, else it waits to be resumed. This one's queue
+    // may be gone, that of generate among them: then name another.
+    Result<Sequence> fork(const Fork &how = {}) const {
+        auto children = fork_many(1, how);
+        if (!children) return children.error();
+        return std::move(children->front());
+    }
+
+    // Several of them at once.
+    Result<std::vector<Sequence>> fork_many(uint32_t n, const Fork &how = {}) const {
+        pllm_fork c = detail::fork_defaults();
+        c.n = n;
+        c.at = how.at.value_or(PLLM_AT_END);
+        c.seed = how.seed.value_or(0);
+        c.user_data = how.user_data.value_or(0);
+        c.flags = detail::flag(how.seed.has_value(), PLLM_FORK_SEED) | detail::flag(how.idle, PLLM_FORK_IDLE) |
+                  detail::flag(how.user_data.has_value(), PLLM_FORK_USER_DATA);
+        if (how.queue) {
+            const auto queue = how.queue->named();
+            if (!queue) return queue.error();
+            c.queue = *queue;
+        }
+        // Not a vector, which would write to all of it: the library refuses far smaller numbers than n may be.
+        const std::unique_ptr<uint64_t[]> ids(new (std::nothrow) uint64_t[n]);
+        if (!ids) return Error{Code::out_of_memory, "no memory for the ids of " + std::to_string(n) + " children: ask for fewer"};
+        const Status forked =
+            use([&](pllm_engine *engine) { return pllm_sequence_fork(engine, id(), &c, ids.get()); });
+        if (!forked) return forked.error();
+        std::vector<Sequence> children;
+        children.reserve(n);
+        for (uint32_t i = 0; i < n; i++) children.push_back(Sequence(owned_.engine(), ids[i]));
+        return children;
+    }
+
+    // Adds tokens to its end. Where it runs it goes on after them, from the next step on; else they are computed when it resumes.
+    Status append(Span<const uint32_t> tokens) {
+        return use([&](pllm_engine *engine) { return pllm_sequence_append(engine, id(), tokens.data(), tokens.size()); });
+    }
+
+    // Cuts it to its first `len` tokens; everything is as it was then.
+    Status rewind(uint64_t len) {
+        return use([&](pllm_engine *engine) { return pllm_sequence_rewind(engine, id(), len); });
+    }
+
+    // It goes on from where it is; its outputs go where they went before. It must be idle: that it is from its last output on.
+    Status resume(const Resume &how = {}) { return resume(how, nullptr); }
+
+    // As resume; its outputs go to `queue`: one of its engine's.
+    Status resume(const Resume &how, const QueueView &queue) {
+        const auto named = queue.named();
+        if (!named) return named.error();
+        return resume(how, *named);
+    }
+
+    // Resumes it with a queue of its own, and reads it as it comes. Destroying the stream before its end makes it idle again, or
+    // frees it where it is not kept.
+    Result<Stream> stream(const Resume &how = {}, uint64_t capacity = PLLM_QUEUE_CAPACITY) {
+        Result<SequenceInfo> now = info();
+        if (!now) return now.error();
+        Result<Queue> queue = Queue::create(owned_.engine().native(), capacity);
+        if (!queue) return queue.error();
+        if (Status resumed = resume(how, *queue); !resumed) return resumed.error();
+        return Stream(std::move(*queue), now->request, now->index, 1, how.sampling.output_kind);
+    }
+
+    // Resumes it, and waits until it ends.
+    Result<Completion> generate(const Resume &how = {}) {
+        Result<Stream> resumed = stream(how);
+        if (!resumed) return resumed.error();
+        return resumed->collect();
+    }
+
+    // As of the last step, and of the calls since.
+    Result<SequenceInfo> info() const {
+        SequenceInfo info{};
+        info.struct_size = sizeof info;
+        const Status known = use([&](pllm_engine *engine) { return pllm_sequence_get_info(engine, id(), &info); });
+        if (!known) return known.error();
+        return info;
+    }
+
+    // As destroying it, and says whether there was something to free. Afterwards it is as if it had been moved from.
+    Status free() { return owned_.free_now(); }
+
+    // Lets it live on, for who knows its id. Afterwards it is as if it had been moved from.
+    uint64_t release() noexcept { return owned_.release(); }
+
+private:
+    friend class Engine;
+    Sequence(detail::EngineRef engine, uint64_t id) noexcept : owned_(std::move(engine), id) {}
+
+    template <class Call>
+    Status use(Call call) const {
+        return owned_.engine().use(call);
+    }
+
+    Status resume(const Resume &how, const pllm_queue *queue) {
+        detail::CResume c(how);
+        return use([&](pllm_engine *engine) { return pllm_sequence_resume(engine, id(), c.to(queue)); });
+    }
+
+    detail::Owned<pllm_sequence_free> owned_;
+};
+
+// A prompt that stays in the prefix cache, until its time is over or this is destroyed. Where a sequence could not go on
+// otherwise, it may have to give way earlier.
+class Pin {
+public:
+    [[nodiscard]] uint64_t id() const noexcept { return owned_.id(); }
+
+    // As destroying it, and says whether it was still there. Afterwards it is as if it had been moved from.
+    Status unpin() { return owned_.free_now(); }
+
+    // Lets it stay until its time is over. Afterwards it is as if it had been moved from.
+    uint64_t release() noexcept { return owned_.release(); }
+
+private:
+    friend class Engine;
+    Pin(detail::EngineRef engine, uint64_t id) noexcept : owned_(std::move(engine), id) {}
+
+    detail::Owned<pllm_prefix_unpin> owned_;
 };
 
 // ---- the engine ------------------------------------------------------------------------------------------------------
 
-// An engine: one model and its requests. Destroying it ends them all.
+// An engine: one model, its requests and their sequences. Destroying it ends them all.
 class Engine {
 public:
     // A dry run of create: what would be allocated, without allocating it.
@@ -775,7 +1352,7 @@ public:
     }
 
     // Takes over an engine that was made in C, or by a library that makes its own. It is not started here.
-    [[nodiscard]] static Engine adopt(pllm_engine *engine) noexcept { return Engine(Owned(engine)); }
+    [[nodiscard]] static Engine adopt(pllm_engine *engine) { return Engine(Made(engine)); }
 
     Result<Info> info() const {
         auto c = detail::filled<pllm_model_info>([&](pllm_model_info *out) { return pllm_engine_info(native(), out); });
@@ -796,19 +1373,15 @@ public:
 
     // Adds a request and returns its id. Its outputs go to `queue`: one of this engine's.
     Result<uint64_t> add(const Request &request, const QueueView &queue) {
-        // NULL would mean the engine's own queue.
-        if (native() && !queue.native()) return Error{Code::invalid_argument, "the queue has been moved from: name another"};
-        uint64_t id = 0;
-        detail::CRequest c(request);
-        Status added = detail::status(pllm_engine_add_request(native(), c.to(queue.native()), &id));
-        if (!added) return added.error();
-        return id;
+        const auto named = queue.named();
+        if (!named) return named.error();
+        return add(request, *named);
     }
 
     // Adds a request; its outputs go to the engine's own queue.
-    Result<uint64_t> add(const Request &request) { return add(request, queue()); }
+    Result<uint64_t> add(const Request &request) { return add(request, nullptr); }
 
-    // Ends a request at the next step; its last output says FinishReason::abort.
+    // Ends a request at the next step; the last output of each of its sequences says FinishReason::abort.
     Status abort(uint64_t request) { return detail::status(pllm_engine_abort(native(), request)); }
 
     // Runs one iteration. Code::busy: another thread is stepping, or the engine's own.
@@ -826,12 +1399,7 @@ public:
     [[nodiscard]] QueueView queue() const noexcept { return QueueView(pllm_engine_queue(native())); }
 
     // A queue for some of the requests, which pause while `capacity` outputs wait in it; no others do, and nothing is dropped.
-    Result<Queue> create_queue(uint64_t capacity) {
-        auto queue = detail::made<pllm_queue, pllm_queue_free>(
-            [&](pllm_queue **out) { return pllm_queue_create(native(), capacity, out); });
-        if (!queue) return queue.error();
-        return Queue(std::move(*queue));
-    }
+    Result<Queue> create_queue(uint64_t capacity) { return Queue::create(native(), capacity); }
 
     // Adds a request with a queue of its own, and reads it as it comes. It pauses while `capacity` outputs wait to be read.
     Result<Stream> stream(const Request &request, uint64_t capacity = PLLM_QUEUE_CAPACITY) {
@@ -839,24 +1407,50 @@ public:
         if (!queue) return queue.error();
         Result<uint64_t> id = add(request, *queue);
         if (!id) return id.error();
-        return Stream(std::move(*queue), *id);
+        return Stream(std::move(*queue), *id, 0, request.n, request.sampling.output_kind);
     }
 
-    // A request from beginning to end, waiting for it. Any number of threads may be in it at once.
+    // A request for one result from beginning to end, waiting for it. Any number of threads may be in it at once.
     Result<Completion> generate(const Request &request) {
-        Result<Stream> requested = stream(request);
+        Result<Stream> requested = stream_of_one(request);
         if (!requested) return requested.error();
         return requested->collect();
+    }
+
+    // As generate, for any n: result i is that of index i, with a status of its own.
+    Result<std::vector<Completion>> generate_all(const Request &request) {
+        Result<Stream> requested = stream(request);
+        if (!requested) return requested.error();
+        return requested->collect_all();
     }
 
     // As generate, in a thread of its own (std::async): one for each call under way, which sleeps while the request runs. For
     // many at once, give them queues and an event loop. The request is added before this returns, so what it views may go.
     // Destroying the future waits for the end; so, to be rid of it sooner, use stream.
     [[nodiscard]] std::future<Result<Completion>> generate_async(const Request &request) {
-        return std::async(std::launch::async, [requested = stream(request)]() mutable -> Result<Completion> {
+        return std::async(std::launch::async, [requested = stream_of_one(request)]() mutable -> Result<Completion> {
             if (!requested) return requested.error();
             return requested->collect();
         });
+    }
+
+    // As generate_all, in the same way.
+    [[nodiscard]] std::future<Result<std::vector<Completion>>> generate_all_async(const Request &request) {
+        return std::async(std::launch::async, [requested = stream(request)]() mutable -> Result<std::vector<Completion>> {
+            if (!requested) return requested.error();
+            return requested->collect_all();
+        });
+    }
+
+    // Takes over a sequence: that of a request that is kept (Output::sequence, Completion::sequence), or one that was released.
+    [[nodiscard]] Sequence sequence(uint64_t id) const noexcept { return Sequence(known(), id); }
+
+    // Computes a prompt, from the next step on, and keeps its blocks for the requests that begin with the same tokens.
+    Result<Pin> pin(const Prefix &prefix) {
+        uint64_t id = 0;
+        const pllm_pin c = detail::c_pin(prefix);
+        if (Status pinned = detail::status(pllm_prefix_pin(native(), &c, &id)); !pinned) return pinned.error();
+        return Pin(known(), id);
     }
 
     Result<std::vector<uint32_t>> tokenize(std::string_view text, bool add_special = true) const {
@@ -886,10 +1480,25 @@ public:
     [[nodiscard]] pllm_engine *native() const noexcept { return engine_.get(); }
 
 private:
-    using Owned = detail::Handle<pllm_engine, pllm_engine_free>;
-    explicit Engine(Owned engine) noexcept : engine_(std::move(engine)) {}
+    using Made = detail::Handle<pllm_engine, pllm_engine_free>;
+    explicit Engine(Made engine) : engine_(nullptr, {detail::EngineRef(engine.get())}) { engine_.reset(engine.release()); }
 
-    Owned engine_;
+    Result<Stream> stream_of_one(const Request &request) {
+        if (Status one = Stream::only_one(request.n); !one) return one.error();
+        return stream(request);
+    }
+
+    Result<uint64_t> add(const Request &request, const pllm_queue *queue) {
+        uint64_t id = 0;
+        detail::CRequest c(request);
+        Status added = detail::status(pllm_engine_add_request(native(), c.to(queue), &id));
+        if (!added) return added.error();
+        return id;
+    }
+
+    [[nodiscard]] const detail::EngineRef &known() const noexcept { return engine_.get_deleter().known; }
+
+    std::unique_ptr<pllm_engine, detail::FreeEngine> engine_;
 };
 
 }  // inline namespace

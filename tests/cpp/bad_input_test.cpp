@@ -127,9 +127,100 @@ TEST_F(BadInput, as_sampling_is_refused) {
     expect_refused(Code::invalid_argument, request, __LINE__);
 }
 
+// In a request for several results.
+#define RESULTS_REFUSED(code, change)                                             \
+    do {                                                                          \
+        pagedllm::Request request{"hello"};                                       \
+        change;                                                                   \
+        EXPECT_TRUE(fails(Code::code, engine.add(request)));                      \
+        EXPECT_TRUE(fails(Code::code, engine.stream(request)));                   \
+        EXPECT_TRUE(fails(Code::code, engine.generate_all(request)));             \
+        EXPECT_TRUE(fails(Code::code, engine.generate_all_async(request).get())); \
+    } while (0)
+
 TEST_F(BadInput, as_a_number_of_sequences_is_refused) {
     REQUEST_REFUSED(invalid_argument, n = 0);
-    REQUEST_REFUSED(unsupported, n = 2);
+    REQUEST_REFUSED(invalid_argument, n = UINT32_MAX);
+    RESULTS_REFUSED(invalid_argument, (request.n = 3, request.best_of = 2));
+    RESULTS_REFUSED(invalid_argument, (request.best_of = 1000));
+    pagedllm::Request two{"hello"};
+    two.n = 2;
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.generate(two)));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.generate_async(two).get()));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.stream(two).value().collect()));
+}
+
+TEST_F(BadInput, as_a_beam_is_refused) {
+    pagedllm::Beam beam;
+    beam.width = 1;
+    RESULTS_REFUSED(invalid_argument, request.beam = beam);
+    beam = {};
+    beam.groups = 3;
+    RESULTS_REFUSED(invalid_argument, request.beam = beam);
+    beam = {};
+    beam.length_penalty = 100;
+    RESULTS_REFUSED(invalid_argument, request.beam = beam);
+    beam = {};
+    beam.early_stopping = pagedllm::EarlyStopping(9);
+    RESULTS_REFUSED(invalid_argument, request.beam = beam);
+    beam = {};
+    RESULTS_REFUSED(invalid_argument, (request.beam = beam, request.keep = true));
+}
+
+// Each names the field that it got, so that none is mistaken for another.
+TEST_F(BadInput, as_any_field_of_sampling_is_refused_by_its_name) {
+    const auto refused = [&](const std::string &words, const std::function<void(pagedllm::Sampling &)> &change) {
+        pagedllm::Request request{"hello"};
+        change(request.sampling);
+        const auto result = engine.generate(request);
+        ASSERT_TRUE(fails(Code::invalid_argument, result)) << words;
+        EXPECT_NE(result.error().message.find(words), std::string::npos) << words << ": " << result.error().message;
+    };
+    const auto dry = [](auto change) {
+        return [=](pagedllm::Sampling &sampling) { change(*(sampling.dry = pagedllm::Dry())); };
+    };
+    using S = pagedllm::Sampling;
+    using D = pagedllm::Dry;
+    using G = pagedllm::Grammar;
+    refused("typical_p is 2", [](S &s) { s.typical_p = 2; });
+    refused("top_n_sigma is -1", [](S &s) { s.top_n_sigma = -1; });
+    refused("xtc_probability is 2", [](S &s) { s.xtc_probability = 2; });
+    refused("xtc_threshold is 0.75", [](S &s) { s.xtc_threshold = 0.75f; });
+    refused("mirostat tau is -1", [](S &s) { s.mirostat_tau = -1; });
+    refused("mirostat eta is 2", [](S &s) { s.mirostat_tau = 5, s.mirostat_eta = 2; });
+    refused("presence_penalty is 3", [](S &s) { s.presence_penalty = 3; });
+    refused("frequency_penalty is -3", [](S &s) { s.frequency_penalty = -3; });
+    refused("repetition_penalty is 0", [](S &s) { s.repetition_penalty = 0; });
+    refused("no_repeat_ngram_size is 300", [](S &s) { s.no_repeat_ngram_size = 300; });
+    refused("dry multiplier is 101", dry([](D &d) { d.multiplier = 101; }));
+    refused("dry base is 0.5", dry([](D &d) { d.base = 0.5f; }));
+    refused("sequence breaker is empty", dry([](D &d) { d.sequence_breakers = {"x", ""}; }));
+    refused("logit_bias of token 7", [](S &s) { s.logit_bias = {{7, 101}}; });
+    refused("logit_bias token id", [](S &s) { s.logit_bias = {{1024, 1}}; });
+    refused("a bad word is empty", [](S &s) { s.bad_words = {"x", ""}; });
+    refused("bad_words_ids token id", [](S &s) { s.bad_words_ids = {{1}, {2, 1024}}; });
+    refused("a bad word is empty", [](S &s) { s.bad_words_ids = {{}}; });
+    refused("allowed token id", [](S &s) { s.allowed_token_ids = {1024}; });
+    refused("logprobs is 129", [](S &s) { s.logprobs = true, s.top_logprobs = 129; });
+    refused("top_logprobs is 2 and flags", [](S &s) { s.top_logprobs = 2; });
+    refused("prompt_logprobs is 129", [](S &s) { s.prompt_logprobs = true, s.prompt_top_logprobs = 129; });
+    refused("prompt_top_logprobs is 2", [](S &s) { s.prompt_top_logprobs = 2; });
+    refused("output_kind is 9", [](S &s) { s.output_kind = pagedllm::OutputKind(9); });
+    refused("not valid JSON", [](S &s) { s.grammar = G::json_schema("{"); });
+    refused("cannot be compiled", [](S &s) { s.grammar = G::regex("("); });
+    refused("choice of 0", [](S &s) { s.grammar = G::choice({}); });
+    refused("Expected token", [](S &s) { s.grammar = G::lark("nonsense"); });
+    refused("grammar_kind is 9", [](S &s) { s.grammar.kind = pagedllm::GrammarKind(9); });
+    refused("say which kind", [](S &s) { s.grammar.text = "x"; });
+}
+
+TEST_F(BadInput, as_a_pinned_prompt_is_refused) {
+    const std::vector<uint32_t> beyond = {1024}, many(5000, 1);
+    for (const pagedllm::Prompt &prompt : {pagedllm::Prompt(""), {"\xff"}, {beyond}, {many}})
+        EXPECT_TRUE(fails(Code::invalid_argument, engine.pin({prompt})));
+    pagedllm::Options options = light_options();
+    options.no_prefix_cache = true;
+    EXPECT_TRUE(fails(Code::unsupported, pagedllm::Engine::create(options).value().pin({"hello"})));
 }
 
 TEST_F(BadInput, as_text_or_tokens_is_refused) {

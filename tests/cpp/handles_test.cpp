@@ -19,6 +19,7 @@ constexpr bool is_move_only = !std::is_copy_constructible_v<T> && !std::is_copy_
                               std::is_nothrow_move_constructible_v<T> && std::is_nothrow_move_assignable_v<T>;
 static_assert(is_move_only<pagedllm::Engine> && is_move_only<pagedllm::Queue>);
 static_assert(is_move_only<pagedllm::Outputs> && is_move_only<pagedllm::Stream>);
+static_assert(is_move_only<pagedllm::Sequence> && is_move_only<pagedllm::Pin>);
 static_assert(!std::is_convertible_v<std::vector<uint64_t>, pagedllm::Span<const uint32_t>>);
 static_assert(!std::is_convertible_v<const std::vector<uint32_t> &, pagedllm::Span<uint32_t>>);
 
@@ -54,6 +55,34 @@ TEST(Defaults, of_requests_are_the_librarys) {
     c.prompt_len = expected.prompt_len;
     c.sampling = expected.sampling;
     EXPECT_EQ(std::memcmp(&c, &expected, sizeof c), 0);
+}
+
+TEST(Defaults, of_what_else_goes_in_are_the_librarys) {
+    pllm_dry dry;
+    pllm_dry_init(&dry, sizeof dry);
+    pllm_beam beam;
+    pllm_beam_init(&beam, sizeof beam);
+    pagedllm::Request request{"x"};
+    request.sampling.dry = pagedllm::Dry();
+    request.beam = pagedllm::Beam();
+    pagedllm::detail::CRequest made(request);
+    const pllm_request &c = *made.to(nullptr);
+    EXPECT_EQ(std::memcmp(c.sampling->dry, &dry, sizeof dry), 0);
+    EXPECT_EQ(std::memcmp(c.beam, &beam, sizeof beam), 0);
+
+    pllm_resume resume;
+    pllm_resume_init(&resume, sizeof resume);
+    const pagedllm::Resume how;
+    pllm_resume c_resume = *pagedllm::detail::CResume(how).to(nullptr);
+    c_resume.sampling = resume.sampling;
+    EXPECT_EQ(std::memcmp(&c_resume, &resume, sizeof resume), 0);
+
+    pllm_pin pin;
+    pllm_pin_init(&pin, sizeof pin);
+    pllm_pin c_pin = pagedllm::detail::c_pin({"x"});
+    c_pin.prompt = pin.prompt;
+    c_pin.prompt_len = pin.prompt_len;
+    EXPECT_EQ(std::memcmp(&c_pin, &pin, sizeof pin), 0);
 }
 
 TEST(Result, gives_its_value_or_throws_its_error) {
@@ -119,6 +148,10 @@ TEST(Engine, that_has_been_moved_from_answers_with_an_error) {
     EXPECT_TRUE(fails(Code::invalid_argument, engine.stream(request)));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.generate(request)));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.generate_async(request).get()));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.generate_all(request)));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.generate_all_async(request).get()));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.sequence(1).info()));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.pin({"hello"})));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.tokenize("a")));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.detokenize(std::vector<uint32_t>{5})));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.render_chat("[]")));

@@ -50,6 +50,36 @@ static void answers_come_every_way(pagedllm::Engine &engine) {
     CHECK(stream->status() && text == answer);
 }
 
+static void sequences_go_on_and_several_results_come(pagedllm::Engine &engine) {
+    const auto prompt = engine.render_chat(R"([{"role": "user", "content": "What is the capital of France?"}])");
+    CHECK(prompt.ok());
+    if (!prompt) return;
+    pagedllm::Request request = asking(*prompt);
+    request.keep = true;
+    request.sampling.max_tokens = 4;
+    const auto begun = engine.generate(request);
+    CHECK(begun && begun->text == "The capital of F");
+    if (!begun) return;
+    pagedllm::Sequence trunk = engine.sequence(begun->sequence);
+    const pagedllm::QueueView queue = engine.queue();
+    pagedllm::Fork fork;
+    fork.queue = &queue;
+    auto branch = trunk.fork(fork);
+    CHECK(branch.ok());
+    if (!branch) return;
+    pagedllm::Resume how;
+    how.sampling.temperature = 0;
+    const auto rest = branch->generate(how);
+    CHECK(rest && rest->text == "rance is Paris.");
+    CHECK(!branch->rewind(0) && trunk.free());
+    CHECK(trunk.info().error().code == pagedllm::Code::invalid_argument);
+    request.keep = false;
+    request.n = 3;
+    const auto all = engine.generate_all(request);
+    CHECK(all && all->size() == 3);
+    CHECK(engine.pin({*prompt}).ok());
+}
+
 static void errors_come_as_values(pagedllm::Engine &engine) {
     const auto refused = engine.generate({""});
     CHECK(!refused && refused.error().code == pagedllm::Code::invalid_argument && !refused.error().message.empty());
@@ -71,6 +101,7 @@ int main(int argc, char **argv) {
     CHECK(engine.ok());
     if (!engine) return 1;
     answers_come_every_way(*engine);
+    sequences_go_on_and_several_results_come(*engine);
     errors_come_as_values(*engine);
     CHECK(engine->start().error().code == pagedllm::Code::busy);
     std::printf("%s\n", failed ? "failed" : "passed");

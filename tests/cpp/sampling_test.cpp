@@ -1,0 +1,270 @@
+// Several results, beams, grammars, log probabilities, kinds of output, and the host's own hand on the logits.
+#include <algorithm>
+#include <atomic>
+#include <set>
+
+#include "support.hpp"
+
+static pagedllm::Request drawing(uint32_t tokens, uint32_t n) {
+    pagedllm::Request request{"Once upon"};
+    request.sampling.temperature = 1.5f;
+    request.sampling.seed = 7;
+    request.sampling.ignore_eos = true;
+    request.sampling.max_tokens = tokens;
+    request.n = n;
+    return request;
+}
+
+TEST(Results, are_as_many_as_were_asked_for) {
+    pagedllm::Engine engine = open_engine();
+    const auto all = engine.generate_all(drawing(20, 3)).value();
+    ASSERT_EQ(all.size(), 3u);
+    for (size_t i = 0; i < 3; i++) {
+        EXPECT_TRUE(ok(all[i].status));
+        EXPECT_EQ(all[i].finish, FinishReason::length);
+        EXPECT_EQ(all[i].tokens.size(), 20u);
+        EXPECT_EQ(all[i].sequence, all[0].sequence + i);
+    }
+    EXPECT_EQ(all[0].tokens, engine.generate(drawing(20, 1)).value().tokens);
+    EXPECT_TRUE(all[0].tokens != all[1].tokens && all[1].tokens != all[2].tokens);
+    const auto later = engine.generate_all_async(drawing(20, 3)).get().value();
+    for (size_t i = 0; i < 3; i++) EXPECT_EQ(later[i].tokens, all[i].tokens);
+    EXPECT_TRUE(is_idle(engine));
+}
+
+TEST(Results, come_in_one_stream_that_ends_with_the_last_of_them) {
+    pagedllm::Engine engine = open_engine();
+    pagedllm::Stream stream = engine.stream(drawing(20, 3)).value();
+    size_t tokens[3] = {}, ends = 0;
+    for (const pagedllm::Output &output : stream) {
+        ASSERT_LT(output.index, 3u);
+        tokens[output.index] += output.tokens.size();
+        ends += output.is_last();
+    }
+    EXPECT_EQ(ends, 3u);
+    for (const size_t each : tokens) EXPECT_EQ(each, 20u);
+    EXPECT_TRUE(ok(stream.status()));
+}
+
+TEST(Results, are_aborted_together_when_their_stream_is_left) {
+    pagedllm::Engine engine = open_engine();
+    (void)engine.stream(drawing(0, 3)).value().next();
+    EXPECT_TRUE(eventually([&] { return engine.stats().value().finished_abort == 3 && is_idle(engine); }));
+}
+
+TEST(Results, each_say_what_went_wrong_with_them) {
+    std::optional<pagedllm::Stream> stream;
+    {
+        pagedllm::Engine engine = open_engine();
+        stream = engine.stream(drawing(0, 2)).value();
+        ASSERT_TRUE(stream->next().has_value());
+    }
+    const auto all = stream->collect_all().value();
+    ASSERT_EQ(all.size(), 2u);
+    for (const pagedllm::Completion &one : all) EXPECT_TRUE(fails(Code::closed, one.status));
+    EXPECT_TRUE(fails(Code::closed, stream->status()));
+}
+
+TEST(Results, of_a_kept_request_are_sequences_each_with_its_index) {
+    pagedllm::Engine engine = open_engine();
+    pagedllm::Request request = drawing(4, 3);
+    request.keep = true;
+    const auto all = engine.generate_all(request).value();
+    pagedllm::Resume how;
+    how.sampling.max_tokens = 2;
+    how.sampling.ignore_eos = true;
+    for (uint32_t i = 0; i < 3; i++) {
+        pagedllm::Sequence sequence = engine.sequence(all[i].sequence);
+        EXPECT_EQ(sequence.info().value().index, i);
+        EXPECT_EQ(sequence.info().value().request, all[0].sequence);
+        EXPECT_EQ(sequence.generate(how).value().tokens.size(), 2u);
+    }
+    EXPECT_TRUE(eventually([&] { return is_idle(engine); }));
+}
+
+TEST(BestOf, gives_the_best_samples_first) {
+    pagedllm::Engine engine = open_engine();
+    pagedllm::Request request = drawing(10, 6);
+    request.sampling.logprobs = true;
+    std::vector<double> scores;
+    for (const auto &sample : engine.generate_all(request).value()) scores.push_back(sample.score);
+    std::sort(scores.rbegin(), scores.rend());
+    request.n = 2;
+    request.best_of = 6;
+    const auto best = engine.generate_all(request).value();
+    ASSERT_EQ(best.size(), 2u);
+    EXPECT_EQ(best[0].score, scores[0]);
+    EXPECT_EQ(best[1].score, scores[1]);
+}
+
+TEST(Beams, come_best_first) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    pagedllm::Request request = asking(prompt);
+    request.n = 3;
+    request.beam = pagedllm::Beam();
+    const auto beams = engine.generate_all(request).value();
+    ASSERT_EQ(beams.size(), 3u);
+    EXPECT_EQ(beams[0].text, france.answer);
+    for (size_t i = 1; i < 3; i++) {
+        EXPECT_GE(beams[i - 1].score, beams[i].score);
+        EXPECT_NE(beams[i - 1].text, beams[i].text);
+    }
+    request.beam->length_penalty = 0;  // sums of log probabilities, not means
+    EXPECT_LT(engine.generate_all(request).value()[0].score, beams[0].score);
+}
+
+TEST(Grammar, is_what_the_output_follows) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    pagedllm::Request request = asking(prompt);
+    const auto text = [&](pagedllm::Grammar grammar) {
+        request.sampling.grammar = std::move(grammar);
+        return engine.generate(request).value().text;
+    };
+    // One text only, but for white space.
+    std::string json = text(pagedllm::Grammar::json_schema(
+        R"({"type": "object", "properties": {"a": {"const": true}}, "required": ["a"], "additionalProperties": false})"));
+    const auto is_space = [](char c) { return " \n\t\r"sv.find(c) != std::string_view::npos; };
+    json.erase(std::remove_if(json.begin(), json.end(), is_space), json.end());
+    EXPECT_EQ(json, R"({"a":true})");
+    const std::string digits = text(pagedllm::Grammar::regex("[0-9]{5}"));
+    EXPECT_TRUE(digits.size() == 5 && digits.find_first_not_of("0123456789") == std::string::npos) << digits;
+    const std::set<std::string> cities = {"Berlin", "Rome", "Ro\"m"};
+    EXPECT_EQ(cities.count(text(pagedllm::Grammar::choice({cities.begin(), cities.end()}))), 1u);
+    EXPECT_EQ(text(pagedllm::Grammar::lark("start: \"yes\"")), "yes");
+    request.sampling.max_tokens = 5;
+    EXPECT_EQ(text(pagedllm::Grammar::json_object()).front(), '{');
+}
+
+TEST(Logprobs, come_with_the_most_probable_tokens_beside_them) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    pagedllm::Request request = asking(prompt);
+    request.sampling.logprobs = request.sampling.prompt_logprobs = true;
+    request.sampling.top_logprobs = 5;
+    request.sampling.prompt_top_logprobs = 3;
+    size_t prompt_tokens = 0, tokens = 0;
+    for (const pagedllm::Output &output : *engine.stream(request)) {
+        for (size_t i = 0; i < output.tokens.size(); i++) {
+            const auto top = output.top_logprobs_of(i);
+            ASSERT_EQ(top.size(), 5u);
+            EXPECT_EQ(top[0].token, output.tokens[i]);
+            EXPECT_EQ(top[0].logprob, output.logprobs[i]);
+            EXPECT_GE(top[0].logprob, top[4].logprob);
+        }
+        for (size_t i = 0; i < output.prompt_logprobs.size(); i++) EXPECT_EQ(output.prompt_top_logprobs_of(i).size(), 3u);
+        prompt_tokens += output.prompt_logprobs.size();
+        tokens += output.tokens.size();
+    }
+    EXPECT_EQ(prompt_tokens, 15u);
+    const pagedllm::Completion whole = engine.generate(request).value();
+    EXPECT_EQ(whole.top_logprobs.size(), 5 * tokens);
+    EXPECT_EQ(whole.prompt_top_logprobs.size(), 3 * prompt_tokens);
+    EXPECT_LT(whole.score, 0);
+    EXPECT_TRUE(engine.generate(asking(prompt)).value().top_logprobs.empty());
+}
+
+TEST(OutputKind, changes_nothing_of_the_whole) {
+    pagedllm::Engine engine = open_engine();
+    pagedllm::Request request = drawing(20, 2);
+    request.sampling.logprobs = true;
+    const auto want = engine.generate_all(request).value();
+    for (const auto kind : {pagedllm::OutputKind::cumulative, pagedllm::OutputKind::final}) {
+        request.sampling.output_kind = kind;
+        const auto all = engine.generate_all(request).value();
+        for (size_t i = 0; i < 2; i++) {
+            EXPECT_EQ(all[i].text, want[i].text);
+            EXPECT_EQ(all[i].tokens, want[i].tokens);
+            EXPECT_EQ(all[i].logprobs, want[i].logprobs);
+        }
+        size_t outputs = 0;
+        for (const pagedllm::Output &output : *engine.stream(request)) outputs += output.index < 2;
+        EXPECT_EQ(outputs == 2, kind == pagedllm::OutputKind::final);
+    }
+}
+
+TEST(Text, begins_with_the_prompt_or_ends_with_the_stop_where_that_was_asked_for) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    pagedllm::Request request = asking(prompt);
+    request.skip_special = false;
+    request.sampling.echo = true;
+    EXPECT_EQ(engine.generate(request).value().text, prompt + france.answer);
+    request.sampling.echo = false;
+    request.sampling.include_stop = true;
+    EXPECT_EQ(engine.generate(request).value().text, france.answer + "<|end|>"s);
+    request.truncate_prompt_tokens = 3;
+    EXPECT_EQ(engine.generate(request).value().prompt_tokens, 3u);
+}
+
+TEST(Tokens, that_may_come_are_kept_to) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    const auto with = [&](auto change) {
+        pagedllm::Request request = asking(prompt);
+        request.sampling.max_tokens = 11;
+        change(request.sampling);
+        return engine.generate(request).value();
+    };
+    const auto whole = with([](pagedllm::Sampling &) {});
+    EXPECT_EQ(with([](pagedllm::Sampling &s) { s.bad_words = {"Paris"}; }).text.find("Paris"), std::string::npos);
+    const auto without_run = with([&](pagedllm::Sampling &s) { s.bad_words_ids = {{whole.tokens[2], whole.tokens[3]}}; });
+    EXPECT_EQ(without_run.tokens[2], whole.tokens[2]);
+    EXPECT_NE(without_run.tokens[3], whole.tokens[3]);
+    for (const uint32_t token : with([](pagedllm::Sampling &s) { s.allowed_token_ids = {300, 279}; }).tokens)
+        EXPECT_TRUE(token == 300 || token == 279);
+    for (const uint32_t token : with([](pagedllm::Sampling &s) { s.logit_bias = {{300, 100}}; }).tokens) EXPECT_EQ(token, 300u);
+}
+
+TEST(EverySamplingParameter, makes_a_difference) {
+    pagedllm::Engine engine = open_engine();
+    const auto plain = engine.generate(drawing(60, 1)).value().tokens;
+    const auto differs = [&](const char *name, auto change) {
+        pagedllm::Request request = drawing(60, 1);
+        change(request.sampling);
+        EXPECT_NE(engine.generate(request).value().tokens, plain) << name;
+    };
+    using S = pagedllm::Sampling;
+    differs("typical_p", [](S &s) { s.typical_p = 0.1f; });
+    differs("top_n_sigma", [](S &s) { s.top_n_sigma = 0.5f; });
+    differs("xtc", [](S &s) { s.xtc_probability = 1, s.xtc_threshold = 0; });
+    differs("mirostat", [](S &s) { s.mirostat_tau = 1; });
+    differs("presence_penalty", [](S &s) { s.presence_penalty = 2; });
+    differs("frequency_penalty", [](S &s) { s.frequency_penalty = 2; });
+    differs("repetition_penalty", [](S &s) { s.repetition_penalty = 3; });
+    differs("no_repeat_ngram_size", [](S &s) { s.no_repeat_ngram_size = 1; });
+    differs("dry", [](S &s) { s.dry = pagedllm::Dry{50, 1.75f, 0, 0, {"\n"}}; });
+}
+
+// Wants token 300, and counts how often it was asked.
+static void want_300(void *asked, uint64_t, const uint32_t *tokens, uint64_t tokens_len, float *logits,
+                     uint64_t vocab_size) noexcept {
+    ++*static_cast<std::atomic<int> *>(asked);
+    if (tokens_len > 0 && tokens[0] < vocab_size) logits[300] = 1000;
+}
+template <class Hook>
+constexpr bool is_hook = std::is_convertible_v<Hook, pagedllm::LogitsHook>;
+static_assert(is_hook<decltype(&want_300)>);
+static_assert(!is_hook<void (*)(void *, uint64_t, const uint32_t *, uint64_t, float *, uint64_t)>, "one that may throw");
+
+TEST(LogitsHook, has_the_last_word_for_as_long_as_the_request_lives) {
+    pagedllm::Engine engine = open_engine();
+    std::atomic<int> asked{0};
+    pagedllm::Request request = drawing(5, 1);
+    request.logits_hook = want_300;
+    request.hook_data = &asked;
+    request.keep = true;
+    const auto all = engine.generate(request).value();
+    EXPECT_EQ(all.tokens, std::vector<uint32_t>(5, 300));
+    EXPECT_EQ(asked, 5);
+    pagedllm::Sequence sequence = engine.sequence(all.sequence);
+    pagedllm::Resume how;
+    how.sampling = request.sampling;
+    EXPECT_EQ(sequence.generate(how).value().tokens.size(), 5u);
+    EXPECT_EQ(asked, 5);  // a new turn has a hook of its own, or none
+    how.logits_hook = want_300;
+    how.hook_data = &asked;
+    EXPECT_EQ(sequence.generate(how).value().tokens, std::vector<uint32_t>(5, 300));
+    EXPECT_EQ(asked, 10);
+}

@@ -1,0 +1,332 @@
+// Sequences as values: forked, appended to, rewound, resumed and freed; and prompts that are pinned.
+#include <thread>
+
+#include "support.hpp"
+
+// What has been generated has no queue any more: its forks are given the engine's.
+static pagedllm::Sequence fork_of(const pagedllm::Sequence &parent, pagedllm::Engine &engine,
+                                  std::optional<uint64_t> at = std::nullopt) {
+    const pagedllm::QueueView queue = engine.queue();
+    pagedllm::Fork how;
+    how.at = at;
+    how.queue = &queue;
+    return parent.fork(how).value();
+}
+
+// So many more greedy tokens.
+static pagedllm::Resume more(uint32_t tokens) {
+    pagedllm::Resume how;
+    how.sampling.temperature = 0;
+    how.sampling.logprobs = true;
+    how.sampling.max_tokens = tokens;
+    return how;
+}
+
+// Goes on until somebody stops it.
+static pagedllm::Resume endlessly() {
+    pagedllm::Resume how = more(0);
+    how.sampling.ignore_eos = true;
+    return how;
+}
+
+// An engine, and what it says of France, whose 11 tokens follow the prompt's 16.
+class Sequences : public testing::Test {
+protected:
+    pagedllm::Sequence keep(uint32_t tokens) { return engine.sequence(begin(tokens).sequence); }
+
+    pagedllm::Completion begin(uint32_t tokens) {
+        pagedllm::Request request = asking(prompt);
+        request.keep = true;
+        request.sampling.logprobs = true;
+        request.sampling.max_tokens = tokens;
+        return engine.generate(request).value();
+    }
+
+    // The same bits as the end of what it said.
+    void expect_rest(pagedllm::Sequence &sequence, uint64_t from) {
+        const pagedllm::Completion rest = sequence.generate(more(static_cast<uint32_t>(27 - from))).value();
+        const auto begin = static_cast<std::ptrdiff_t>(from - 16);
+        EXPECT_EQ(rest.tokens, std::vector<uint32_t>(whole.tokens.begin() + begin, whole.tokens.end()));
+        EXPECT_EQ(rest.logprobs, std::vector<float>(whole.logprobs.begin() + begin, whole.logprobs.end()));
+    }
+
+    const std::string prompt = chat(france.question);
+    pagedllm::Engine engine = open_engine();
+    const pagedllm::Completion whole = begin(11);
+};
+
+TEST_F(Sequences, fork_and_go_on_as_their_parent_would_have) {
+    pagedllm::Sequence parent = keep(4), child = fork_of(parent, engine);
+    EXPECT_NE(child.id(), parent.id());
+    EXPECT_EQ(child.info().value().len, 20u);
+    EXPECT_EQ(child.info().value().idle, 1u);
+    expect_rest(child, 20);
+    expect_rest(parent, 20);
+    EXPECT_EQ(parent.info().value().len, 27u);
+}
+
+TEST_F(Sequences, fork_at_an_earlier_position) {
+    const pagedllm::Sequence parent = engine.sequence(whole.sequence);
+    for (const uint64_t at : {16, 17, 22}) {
+        pagedllm::Sequence child = fork_of(parent, engine, at);
+        expect_rest(child, at);
+    }
+    pagedllm::Sequence early = fork_of(parent, engine, 3);
+    EXPECT_EQ(early.generate(more(2)).value().prompt_tokens, 3u);
+    EXPECT_EQ(parent.info().value().len, 27u);
+}
+
+TEST_F(Sequences, compute_only_what_was_appended) {
+    pagedllm::Sequence sequence = engine.sequence(whole.sequence);
+    const auto turn = engine.tokenize("<|user|>\n"s + cow.question + "<|end|>\n<|assistant|>\n", false).value();
+    const uint64_t before = engine.stats().value().prompt_tokens;
+    EXPECT_TRUE(ok(sequence.append(turn)));
+    EXPECT_EQ(sequence.generate(more(0)).value().text, cow.answer);
+    // The last token of a turn is chosen, but not computed before the next.
+    const uint64_t computed = engine.stats().value().prompt_tokens - before;
+    EXPECT_TRUE(computed == turn.size() || computed == turn.size() + 1) << computed << " of " << turn.size();
+}
+
+TEST_F(Sequences, that_are_rewound_say_the_same_again) {
+    pagedllm::Sequence sequence = engine.sequence(whole.sequence);
+    for (const uint64_t len : {26, 20, 16}) {
+        EXPECT_TRUE(ok(sequence.rewind(len)));
+        EXPECT_EQ(sequence.info().value().len, len);
+        expect_rest(sequence, len);
+    }
+}
+
+TEST_F(Sequences, stream_as_they_come_and_are_idle_again_when_the_stream_is_left) {
+    pagedllm::Sequence sequence = keep(2);
+    {
+        pagedllm::Stream stream = sequence.stream(endlessly()).value();
+        for (int i = 0; i < 3; i++) {
+            const auto output = stream.next();
+            ASSERT_TRUE(output.has_value());
+            EXPECT_EQ(output->sequence, sequence.id());
+        }
+        EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(more(1), engine.queue())));  // it runs
+        EXPECT_TRUE(fails(Code::invalid_argument, sequence.generate(more(1))));
+    }
+    EXPECT_TRUE(eventually([&] { return sequence.info().value().idle == 1; }));
+    EXPECT_EQ(sequence.generate(more(1)).value().tokens.size(), 1u);
+    pagedllm::Resume last_turn = endlessly();
+    last_turn.keep = false;
+    (void)sequence.stream(last_turn).value().next();
+    EXPECT_TRUE(eventually([&] { return !sequence.info().ok(); }));
+    EXPECT_TRUE(fails(Code::not_found, sequence.free()));
+}
+
+TEST_F(Sequences, write_where_they_are_told_to) {
+    pagedllm::Sequence sequence = keep(2);
+    const pagedllm::Queue queue = engine.create_queue(64).value();
+    pagedllm::Resume how = more(3);
+    how.user_data = 11;
+    EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(how)));  // the queue of generate is gone
+    EXPECT_TRUE(ok(sequence.resume(how, queue)));
+    EXPECT_EQ(read_to_the_end(queue).tokens.size(), 3u);
+    EXPECT_TRUE(ok(sequence.resume(how)));
+    EXPECT_EQ(read_to_the_end(queue).tokens.size(), 3u);
+}
+
+TEST_F(Sequences, belong_to_who_holds_them) {
+    EXPECT_TRUE(ok(engine.sequence(whole.sequence).free()));
+    EXPECT_TRUE(fails(Code::not_found, engine.sequence(whole.sequence).free()));
+    EXPECT_TRUE(eventually([&] { return is_idle(engine); }));
+
+    pagedllm::Sequence first = keep(2), second = std::move(first);
+    const uint64_t id = second.id();
+    EXPECT_TRUE(fails(Code::invalid_argument, first.info()));
+    EXPECT_TRUE(fails(Code::invalid_argument, first.fork()));
+    EXPECT_TRUE(fails(Code::invalid_argument, first.append(whole.tokens)));
+    EXPECT_TRUE(fails(Code::invalid_argument, first.rewind(1)));
+    EXPECT_TRUE(fails(Code::invalid_argument, first.resume()));
+    EXPECT_TRUE(fails(Code::invalid_argument, first.stream()));
+    EXPECT_TRUE(fails(Code::invalid_argument, first.generate()));
+    EXPECT_TRUE(fails(Code::invalid_argument, first.free()));
+    first = std::move(second);
+    EXPECT_EQ(first.release(), id);
+    EXPECT_EQ(engine.stats().value().idle, 1u);
+    EXPECT_TRUE(fails(Code::invalid_argument, first.info()));
+    first = engine.sequence(id);
+    first = fork_of(first, engine);  // frees the one before
+    EXPECT_TRUE(fails(Code::not_found, engine.sequence(id).info()));
+    { const pagedllm::Sequence last = std::move(first); }
+    EXPECT_TRUE(eventually([&] { return is_idle(engine); }));
+}
+
+TEST_F(Sequences, that_run_end_when_they_are_freed) {
+    pagedllm::Stream stream = engine.stream(endless(prompt)).value();
+    pagedllm::Sequence sequence = engine.sequence(stream.next()->sequence);
+    EXPECT_TRUE(ok(sequence.free()));
+    EXPECT_EQ(stream.collect().value().finish, FinishReason::abort);
+}
+
+TEST_F(Sequences, outlive_their_engine) {
+    pagedllm::Sequence sequence = engine.sequence(whole.sequence), never_touched = keep(2);
+    pagedllm::Pin pin = engine.pin({prompt}).value();
+    { const pagedllm::Engine gone = std::move(engine); }
+    EXPECT_TRUE(fails(Code::closed, sequence.info()));
+    EXPECT_TRUE(fails(Code::closed, sequence.fork()));
+    EXPECT_TRUE(fails(Code::closed, sequence.append(whole.tokens)));
+    EXPECT_TRUE(fails(Code::closed, sequence.stream()));
+    EXPECT_TRUE(fails(Code::closed, sequence.free()));
+    EXPECT_TRUE(fails(Code::closed, pin.unpin()));
+}
+
+TEST_F(Sequences, refuse_what_cannot_be) {
+    pagedllm::Sequence sequence = keep(4), unknown = engine.sequence(uint64_t(1) << 40);
+    const pagedllm::QueueView queue = engine.queue();
+    const std::vector<uint32_t> beyond = {1024}, many(5000, 1);
+    pagedllm::Fork how;
+    how.queue = &queue;
+    EXPECT_TRUE(fails(Code::invalid_argument, sequence.fork_many(0, how)));
+    EXPECT_TRUE(fails(Code::capacity, sequence.fork_many(1 << 20, how)));
+    for (const uint64_t at : {uint64_t(0), uint64_t(21), UINT64_MAX - 1}) {
+        how.at = at;
+        EXPECT_TRUE(fails(Code::invalid_argument, sequence.fork(how)));
+        EXPECT_TRUE(fails(Code::invalid_argument, sequence.rewind(at)));
+    }
+    pagedllm::Engine other = open_engine();
+    pagedllm::Queue others = other.create_queue(4).value(), moved = std::move(others);
+    for (const pagedllm::Queue *wrong : {&moved, &others}) {
+        how = {};
+        how.queue = wrong;
+        EXPECT_TRUE(fails(Code::invalid_argument, sequence.fork(how)));
+        EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(more(1), *wrong)));
+    }
+    EXPECT_TRUE(fails(Code::invalid_argument, sequence.append(beyond)));
+    EXPECT_TRUE(fails(Code::invalid_argument, sequence.append(many)));
+    pagedllm::Resume bad = more(1);
+    bad.sampling.temperature = -1;
+    EXPECT_TRUE(fails(Code::invalid_argument, sequence.generate(bad)));
+    bad = more(1);
+    bad.sampling.grammar = pagedllm::Grammar::json_schema("nonsense");
+    EXPECT_TRUE(fails(Code::invalid_argument, sequence.generate(bad)));
+    EXPECT_TRUE(fails(Code::not_found, unknown.info()));
+    EXPECT_TRUE(fails(Code::not_found, unknown.fork()));
+    EXPECT_TRUE(fails(Code::not_found, unknown.append(whole.tokens)));
+    EXPECT_TRUE(fails(Code::not_found, unknown.rewind(1)));
+    EXPECT_TRUE(fails(Code::not_found, unknown.resume(more(1), queue)));
+    EXPECT_TRUE(fails(Code::not_found, unknown.generate()));
+    EXPECT_TRUE(fails(Code::not_found, unknown.free()));
+    EXPECT_TRUE(fails(Code::not_found, engine.sequence(0).free()));
+    expect_rest(sequence, 20);
+}
+
+TEST_F(Sequences, fork_from_sixteen_threads_at_once) {
+    const pagedllm::Sequence trunk = keep(4);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 16; i++) {
+        threads.emplace_back([&] {
+            for (int j = 0; j < 3; j++) {
+                pagedllm::Sequence branch = fork_of(trunk, engine);
+                expect_rest(branch, 20);
+            }
+        });
+    }
+    for (std::thread &thread : threads) thread.join();
+    EXPECT_TRUE(eventually([&] { return engine.stats().value().idle == 2; }));  // the trunk, and the whole answer
+}
+
+// Tokens that a seed decides.
+static pagedllm::Request drawing(uint32_t tokens) {
+    pagedllm::Request request{"Once upon"};
+    request.sampling.temperature = 1.5f;
+    request.sampling.seed = 7;
+    request.sampling.ignore_eos = true;
+    request.sampling.max_tokens = tokens;
+    return request;
+}
+
+static std::vector<uint32_t> tokens_of(const pagedllm::Outputs &outputs, uint64_t sequence) {
+    std::vector<uint32_t> tokens;
+    for (const pagedllm::Output &output : outputs)
+        if (output.sequence == sequence) tokens.insert(tokens.end(), output.tokens.begin(), output.tokens.end());
+    return tokens;
+}
+
+TEST(SequencesThatRun, fork_into_ones_that_run_and_differ_where_they_have_a_seed) {
+    pagedllm::Engine engine = host_stepped_engine();
+    const pagedllm::Sequence parent = engine.sequence(engine.add(drawing(20)).value());
+    for (int i = 0; i < 5; i++) engine.step().value();
+    pagedllm::Fork seeded;
+    seeded.seed = 9;
+    const auto alike = parent.fork_many(2).value(), apart = parent.fork_many(2, seeded).value();
+    step_to_the_end(engine);
+    const pagedllm::Outputs outputs = engine.queue().poll().value();
+    const auto whole = tokens_of(outputs, parent.id());
+    ASSERT_EQ(whole.size(), 20u);
+    const std::vector<uint32_t> rest(whole.begin() + 5, whole.end());
+    for (const pagedllm::Sequence &child : alike) EXPECT_EQ(tokens_of(outputs, child.id()), rest);
+    const auto a = tokens_of(outputs, apart[0].id()), b = tokens_of(outputs, apart[1].id());
+    EXPECT_EQ(a.size(), 15u);
+    EXPECT_EQ(b.size(), 15u);
+    EXPECT_TRUE(a != b && a != rest && b != rest);
+}
+
+TEST(SequencesThatRun, are_rewound_with_their_random_numbers) {
+    pagedllm::Engine engine = host_stepped_engine();
+    pagedllm::Sequence sequence = engine.sequence(engine.add(drawing(12)).value());
+    for (int i = 0; i < 8; i++) engine.step().value();
+    EXPECT_TRUE(ok(sequence.rewind(sequence.info().value().len - 5)));
+    step_to_the_end(engine);
+    const auto tokens = tokens_of(engine.queue().poll().value(), sequence.id());
+    ASSERT_EQ(tokens.size(), 17u);
+    EXPECT_TRUE(std::equal(tokens.begin() + 3, tokens.begin() + 8, tokens.begin() + 8));
+}
+
+// The handle must not free the sequence that the stream still reads.
+static pagedllm::Sequence fork_of_running(pagedllm::Engine &engine, uint64_t id) {
+    pagedllm::Sequence parent = engine.sequence(id);
+    pagedllm::Sequence child = parent.fork().value();
+    parent.release();
+    return child;
+}
+
+TEST(SequencesThatRun, fork_into_the_stream_of_their_request) {
+    pagedllm::Engine engine = open_engine();
+    pagedllm::Stream stream = engine.stream(drawing(50), 4).value();
+    std::optional<pagedllm::Sequence> child;
+    uint64_t from_child = 0;
+    for (const pagedllm::Output &output : stream) {
+        if (!child) child = fork_of_running(engine, output.sequence);
+        from_child += output.request == child->id();
+    }
+    EXPECT_GT(from_child, 0u);
+}
+
+TEST(Pin, has_a_prompt_computed_before_it_is_asked_for) {
+    pagedllm::Engine engine = open_engine();
+    std::string prompt;
+    for (int i = 0; i < 100; i++) prompt += "long ";
+    pagedllm::Request request{prompt};
+    request.sampling.max_tokens = 1;
+    const auto hits = [&](std::string_view salt) {
+        const uint64_t before = engine.stats().value().prefix_hits;
+        request.cache_salt = salt;
+        engine.generate(request).value();
+        return engine.stats().value().prefix_hits - before;
+    };
+    pagedllm::Pin first = engine.pin({prompt}).value();
+    ASSERT_TRUE(eventually([&] { return engine.stats().value().prompt_tokens > 100; }));
+    EXPECT_GT(hits(""), 100u);
+    EXPECT_EQ(hits("a\0b"sv), 0u);
+    EXPECT_GT(hits("a\0b"sv), 100u);
+    pagedllm::Pin second = std::move(first);
+    EXPECT_TRUE(fails(Code::invalid_argument, first.unpin()));
+    EXPECT_TRUE(ok(second.unpin()));
+    EXPECT_TRUE(fails(Code::invalid_argument, second.unpin()));
+    EXPECT_TRUE(eventually([&] { return is_idle(engine); }));
+    {
+        const pagedllm::Pin held = engine.pin({prompt}).value();
+        EXPECT_TRUE(eventually([&] { return engine.stats().value().blocks_used > 0; }));
+    }
+    EXPECT_TRUE(eventually([&] { return is_idle(engine); }));
+    pagedllm::Prefix brief{prompt};
+    brief.time_to_live = 1ms;
+    engine.pin(brief).value().release();
+    std::this_thread::sleep_for(2ms);
+    engine.generate(request).value();  // a step finds that its time is over
+    EXPECT_TRUE(eventually([&] { return is_idle(engine); }));
+}
