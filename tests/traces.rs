@@ -607,7 +607,9 @@ impl Trace {
         let parent = Dense { branches: 1, ..dense.clone() };
         for i in 0..dense.branches {
             let seed = branch_seed(parent.seed, i);
-            self.sequences.insert(id + i as u64, Dense { index: i as u32, seed, ..parent.clone() });
+            // Each sample begins with the prompt, if any does.
+            let news = if i > 0 && parent.params.echo { parent.tokens[..parent.prompt_len].to_vec() } else { parent.news.clone() };
+            self.sequences.insert(id + i as u64, Dense { index: i as u32, seed, news, ..parent.clone() });
         }
     }
 
@@ -651,8 +653,10 @@ impl Trace {
                 assert_eq!(told, dense.news, "sequence {id}");
                 let logprobs: Vec<f32> = mine.iter().flat_map(|output| output.logprobs.tokens.clone()).collect();
                 let echoed: usize = mine.iter().filter(|output| echo(output)).map(|output| output.tokens.len()).sum();
-                let scored = if dense.params.logprobs.is_some() { told.len() - echoed } else { 0 };
-                assert_eq!(logprobs, dense.history[dense.history.len() - scored..], "sequence {id}");
+                // Nobody chose the prompt's tokens.
+                let chosen = || &dense.history[dense.history.len() - (told.len() - echoed)..];
+                let expected = dense.params.logprobs.map_or(Vec::new(), |_| [&vec![0.0; echoed], chosen()].concat());
+                assert_eq!(logprobs, expected, "sequence {id}");
             }
             OutputKind::Cumulative => {
                 assert!(last.is_none_or(|last| echo(last) || last.tokens == dense.all()), "sequence {id}: {last:?} {dense:?}")
