@@ -333,13 +333,14 @@ impl Trace {
         }
         let samples = request.best_of.unwrap_or(request.n) as usize;
         let wanted = request.n as usize;
-        if samples > wanted {
+        let ranked = request.best_of.is_some() && samples > 1;
+        if ranked {
             request.sampling.output = OutputKind::Final;
         }
         params = request.sampling.clone();
         let keep = request.keep;
         let Ok(id) = self.engine.add_request(request) else { return };
-        if samples > wanted {
+        if ranked {
             self.contests.insert(id, Contest { wanted, open: samples, ends: Vec::new() });
         }
         self.open.extend((0..wanted as u32).map(|index| (id, index)));
