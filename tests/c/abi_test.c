@@ -1364,6 +1364,25 @@ static branches run_branches(const pllm_engine *engine, const pllm_request *requ
     return b;
 }
 
+// What a beam search says comes at its end, and none of its beams can be taken out on the way.
+static void beams_belong_together(const pllm_engine *engine, const pllm_request *request) {
+    branches b = {0};
+    uint64_t out = 77;
+    OK(pllm_engine_add_request(engine, request, &b.request));
+    for (int i = 0; i < 3; i++) step_of(engine);
+    gather(engine, &b);
+    CHECK(b.outputs == 0);
+    INVALID(pllm_sequence_fork(engine, b.request, NULL, &out));
+    INVALID(pllm_sequence_append(engine, b.request, PROMPT, 1));
+    INVALID(pllm_sequence_rewind(engine, b.request, 1));
+    INVALID(pllm_sequence_free(engine, b.request));
+    every_call_on_a_stale_sequence_is_not_found(engine, b.request + 1);
+    OK(pllm_engine_abort(engine, b.request));
+    step_to_the_end(engine);
+    gather(engine, &b);
+    CHECK(b.ends == request->n && b.outputs == request->n && out == 77 && idle(engine));
+}
+
 static void n_samples_end_one_by_one_and_the_best_ones_at_the_end(const pllm_engine *engine) {
     pllm_sampling sampling = greedy();
     pllm_request request = text_request(STORY, &sampling);
@@ -1389,8 +1408,13 @@ static void n_samples_end_one_by_one_and_the_best_ones_at_the_end(const pllm_eng
     request.best_of = 0;
     request.n = 2;
     request.beam = &beam;
-    branches beams = run_branches(engine, &request);
-    CHECK(beams.outputs == 2 && beams.scores[0] >= beams.scores[1]);
+    for (beam.width = 2; beam.width <= 4; beam.width += 2) {
+        branches beams = run_branches(engine, &request);
+        CHECK(beams.outputs == 2 && beams.lens[0] > 0 && beams.lens[1] > 0 && beams.scores[0] >= beams.scores[1]);
+        every_call_on_a_stale_sequence_is_not_found(engine, beams.request);
+        every_call_on_a_stale_sequence_is_not_found(engine, beams.request + 1);
+    }
+    beams_belong_together(engine, &request);
 }
 
 // A conversation: what is resumed goes on as if it had been one prompt from the beginning, and only what is new is computed.
@@ -1408,7 +1432,8 @@ static void what_is_kept_goes_on_as_one_prompt_would(const pllm_engine *engine) 
     OK(pllm_engine_add_request(engine, &first, &id));
     for (step = step_of(engine); step.unfinished; step = step_of(engine)) collect(engine, id, &a);
     collect(engine, id, &a);
-    OK(pllm_engine_tokenize(engine, "\n<|user|>\nWhat is the capital of Japan?<|end|>\n<|assistant|>\n", PLLM_NUL_TERMINATED, 0, &next));
+    const char *turn = "\n<|user|>\nWhat is the capital of Japan?<|end|>\n<|assistant|>\n";
+    OK(pllm_engine_tokenize(engine, turn, PLLM_NUL_TERMINATED, 0, &next));
     OK(pllm_sequence_append(engine, id, pllm_tokens_data(next), pllm_tokens_len(next)));
     before = stats_of(engine).prompt_tokens;
     pllm_resume_init(&resume, sizeof resume);

@@ -27,6 +27,10 @@
     FALLIBLE(pllm_engine_info) SURE(pllm_request_init) SURE(pllm_sampling_init)                                            \
     FALLIBLE(pllm_engine_add_request) FALLIBLE(pllm_engine_abort)                                                          \
     FALLIBLE(pllm_engine_step) FALLIBLE(pllm_engine_start) FALLIBLE(pllm_engine_stop)                                      \
+    SURE(pllm_dry_init) SURE(pllm_beam_init) SURE(pllm_fork_init) SURE(pllm_resume_init) SURE(pllm_pin_init)               \
+    FALLIBLE(pllm_sequence_fork) FALLIBLE(pllm_sequence_append) FALLIBLE(pllm_sequence_rewind)                             \
+    FALLIBLE(pllm_sequence_resume) FALLIBLE(pllm_sequence_free) FALLIBLE(pllm_sequence_get_info)                           \
+    FALLIBLE(pllm_prefix_pin) FALLIBLE(pllm_prefix_unpin)                                                                  \
     SURE(pllm_engine_queue) FALLIBLE(pllm_engine_stats)                                                                    \
     FALLIBLE(pllm_queue_create) SURE(pllm_queue_free) FALLIBLE(pllm_queue_event_fd) FALLIBLE(pllm_queue_poll)              \
     SURE(pllm_outputs_len) SURE(pllm_outputs_get) SURE(pllm_outputs_free)                                                  \
@@ -57,6 +61,16 @@ enum { FUNCTIONS(AS_NUMBER, AS_NUMBER) FUNCTION_COUNT };
     X(an_output_goes_to_another_queue, "another request's queue")                      \
     X(a_batch_changes_after_its_engine, "changed while it was kept")                   \
     X(a_stale_id_is_accepted, "a request that had ended was aborted")                  \
+    X(a_sample_is_lost, "did not end")                                                 \
+    X(a_sequence_has_another_request, "an output's request")                           \
+    X(a_list_is_too_short, "top_logprobs")                                             \
+    X(a_log_probability_is_missing, "logprobs came unasked, or did not come")          \
+    X(a_freed_sequence_is_still_there, "is gone, and was found")                       \
+    X(a_kept_sequence_does_not_stay, "was to stay, and did not")                       \
+    X(an_idle_sequence_is_not_given_back, "idle")                                      \
+    X(a_pin_is_unpinned_twice, "was unpinned before")                                  \
+    X(a_hook_sees_another_vocabulary, "a hook")                                        \
+    X(an_output_comes_before_the_end, "more than one output")                          \
     X(a_descriptor_stays, "descriptors")                                               \
     X(a_thread_stays, "threads")                                                       \
     X(a_block_stays_used, "blocks_used")                                               \
@@ -161,36 +175,94 @@ bool is_utf8(const void *data, uint64_t len);
 
 // ---- what must come of requests (ledger.c) -----------------------------------------------------------------------------
 
+// One turn of a sequence: from when it is asked to run until its last output.
 typedef struct {
-    uint64_t user_data, id;  // id 0: not known yet
-    unsigned engine, queue;  // numbers that are never used again within a program
-    uint64_t vocab, max_model_len, prompt_tokens, max_tokens;  // prompt_tokens 0: not known
-    bool has_text, wants_logprobs;
+    uint64_t user_data, max_tokens, prompt_tokens;  // prompt_tokens 0: not known
+    unsigned queue;                                 // a number that is never used again within a program
+    uint32_t kind, top, prompt_top;
+    bool logprobs, prompt_logprobs, echo, keep;
+    bool loose;     // it was forked, cut or extended on the way: how many tokens come is not known beforehand
+    bool optional;  // whether it was to run at all is not known
+    bool unheard;   // its queue is gone
+    unsigned outputs, ends;
+    uint32_t finish_reason;
+    uint64_t tokens, generated;
+} turn;
+
+enum { MOST_SEQUENCES = 8, MOST_TURNS = 4 };
+
+typedef struct {
+    turn now;  // what a fork would inherit
+    turn turns[MOST_TURNS];
+    unsigned turns_len;
+    bool claimed;  // a worker is in the middle of what one may do at a time
+    bool wild;     // many did something to it
+    bool freed, never_made;
+} account;
+
+// The sequences that one call made: a request's samples or beams, or the children of a fork, each a request of its own.
+typedef struct {
+    uint64_t id;  // of the first; 0: not known yet
+    unsigned engine, width, results;
+    enum { SAMPLES, BEST, BEAMS, CHILDREN } branching;  // BEST: which of them are results is known at the end
+    uint64_t vocab, max_model_len;
+    bool has_text;
     enum { ADDING, LIVE, REFUSED } state;
-    bool unheard;  // its queue is gone
-    unsigned ends;
-    uint64_t tokens, generated_at_end;
+    unsigned results_begun;
+    account accounts[MOST_SEQUENCES];
 } request;
 
 void ledger_clear(void);
 void ledger_race(bool racing);  // while outputs are taken by many, their order is not known
 
-// Room for one more; NULL: enough for one program.
+uint64_t ledger_user_data(void);  // not given before within a program
+
+// Room for one more; NULL: enough for one program. Its turns are filled in before the call is made.
 request *ledger_open(void);
 void ledger_accepted(request *r, uint64_t id);
 void ledger_refused(request *r);
 
-void ledger_output(unsigned queue, const pllm_output *o);
+// A turn that a call is about to begin, and what became of it. False: there is no room for one.
+bool ledger_begin(account *a, const turn *t);
+void ledger_begun(request *r, account *a, bool accepted);
+
+void ledger_output(unsigned engine, unsigned queue, const pllm_output *o);
 void ledger_queue_gone(unsigned queue);
 
-// Any of those that were added, by a number; NULL: there is none.
-request *ledger_any(uint64_t n);
-bool ledger_has_ended(const request *r);
-uint64_t ledger_added(unsigned engine);
+// The id of any of the sequences that there were, by a number; 0: there is none.
+uint64_t ledger_any(unsigned engine, uint64_t n);
+// What is known of a sequence; NULL: nothing.
+account *ledger_find(unsigned engine, uint64_t id, request **of);
+// As ledger_find, for one worker at a time. False: another has it.
+bool ledger_claim(unsigned engine, uint64_t id, request **of, account **found);
+void ledger_let_go(account *a);
+void ledger_loosen(request *r, account *a);
+
+typedef enum { MAYBE, GONE, IDLE } whereabouts;
+whereabouts ledger_whereabouts(const request *r, const account *a);
+
+bool ledger_has_ended(unsigned engine, uint64_t id);
+typedef struct {
+    uint64_t turns, optional, sequences;
+} totals;
+totals ledger_totals(unsigned engine);
 bool ledger_waits_for(unsigned queue);
 // All that this queue was to tell has come.
 void ledger_expect_ended(unsigned queue);
-void ledger_for_unended(unsigned engine, void (*visit)(void *context, uint64_t id), void *context);
+typedef void visitor(void *context, uint64_t id);
+void ledger_for_unended(unsigned engine, visitor *visit, void *context);
+void ledger_for_sequences(unsigned engine, visitor *visit, void *context);
+
+enum { MOST_PINS = 256 };
+typedef struct {
+    uint64_t id;
+    unsigned engine;
+    bool unpinned;
+} pin_slot;
+void ledger_pinned(unsigned engine, uint64_t id);
+// One of them, by a number; NULL: there is none.
+pin_slot *ledger_pin(unsigned engine, uint64_t n);
+uint64_t ledger_pins(unsigned engine);  // those that were unpinned too: a step sees to them
 
 // ---- programs (program.c) ----------------------------------------------------------------------------------------------
 

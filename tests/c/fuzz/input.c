@@ -40,7 +40,7 @@ float odd_float(worker *w) {
 
 // ---- memory ------------------------------------------------------------------------------------------------------------
 
-enum { PLACES = 16, PAGE = 4096 };
+enum { PLACES = 64, PAGE = 4096 };
 
 static char *places_of(unsigned index) {
     static char *places[WORKERS];

@@ -1,5 +1,6 @@
 // One program: what it holds, the calls that its bytes stand for, and what must be true when it is over.
 #include <dirent.h>
+#include <math.h>
 #include <poll.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -45,6 +46,10 @@ static uint64_t checksum_of_output(const pllm_output *o) {
     hash = mix_bytes(hash, o->tokens, o->tokens_len * sizeof *o->tokens);
     hash = mix_bytes(hash, o->logprobs, o->logprobs ? o->tokens_len * sizeof *o->logprobs : 0);
     hash = mix_bytes(mix_bytes(hash, o->text, o->text_len), o->error, o->error_len);
+    hash = mix_bytes(hash, o->top_logprobs, o->top_logprobs_len * sizeof *o->top_logprobs);
+    hash = mix_bytes(hash, o->prompt_logprobs, o->prompt_logprobs_len * sizeof *o->prompt_logprobs);
+    hash = mix_bytes(hash, o->prompt_top_logprobs, o->prompt_top_logprobs_len * sizeof *o->prompt_top_logprobs);
+    hash = mix_bytes(hash, &o->score, sizeof o->score);
     return mix(mix(mix(hash, o->prompt_tokens), o->generated_tokens), (uint64_t)o->error_code);
 }
 
@@ -195,16 +200,39 @@ static bool judge_struct(const output_struct *s, int32_t code, void *known) {
     return true;
 }
 
+typedef void initializer(void *to, uint64_t struct_size);
+static void init_options(void *to, uint64_t size) { pllm_engine_options_init(to, size); }
+static void init_request(void *to, uint64_t size) { pllm_request_init(to, size); }
+static void init_sampling(void *to, uint64_t size) { pllm_sampling_init(to, size); }
+static void init_dry(void *to, uint64_t size) { pllm_dry_init(to, size); }
+static void init_beam(void *to, uint64_t size) { pllm_beam_init(to, size); }
+static void init_fork(void *to, uint64_t size) { pllm_fork_init(to, size); }
+static void init_resume(void *to, uint64_t size) { pllm_resume_init(to, size); }
+static void init_pin(void *to, uint64_t size) { pllm_pin_init(to, size); }
+
+typedef struct {
+    int function;
+    initializer *init;
+    uint64_t first, known;
+} struct_type;
+
+static const struct_type options_type = {N_pllm_engine_options_init, init_options, 96, sizeof(pllm_engine_options)};
+static const struct_type request_type = {N_pllm_request_init, init_request, 64, sizeof(pllm_request)};
+static const struct_type sampling_type = {N_pllm_sampling_init, init_sampling, 88, sizeof(pllm_sampling)};
+static const struct_type dry_type = {N_pllm_dry_init, init_dry, 48, sizeof(pllm_dry)};
+static const struct_type beam_type = {N_pllm_beam_init, init_beam, 32, sizeof(pllm_beam)};
+static const struct_type fork_type = {N_pllm_fork_init, init_fork, 48, sizeof(pllm_fork)};
+static const struct_type resume_type = {N_pllm_resume_init, init_resume, 56, sizeof(pllm_resume)};
+static const struct_type pin_type = {N_pllm_pin_init, init_pin, 72, sizeof(pllm_pin)};
+
 // A struct to be filled in, with its defaults as they are written within its size; what the caller sets goes to `known`.
-static void *any_input_struct(worker *w, int init, uint64_t first, uint64_t known_size, void *known, uint64_t *declared) {
-    *declared = any_struct_size(w, first, known_size);
-    void *at = struct_place(w, *declared, known_size);
-    uint64_t in_place = *declared < known_size ? *declared : known_size;
-    enter(w, init);
-    if (init == N_pllm_request_init) pllm_request_init(at, *declared), pllm_request_init(known, known_size);
-    else if (init == N_pllm_sampling_init) pllm_sampling_init(at, *declared), pllm_sampling_init(known, known_size);
-    else pllm_engine_options_init(at, *declared), pllm_engine_options_init(known, known_size);
-    bool possible = *declared >= first && *declared <= 1 << 16 && *declared % 8 == 0;
+static void *any_input_struct(worker *w, const struct_type *type, void *known, uint64_t *declared) {
+    *declared = any_struct_size(w, type->first, type->known);
+    void *at = struct_place(w, *declared, type->known);
+    uint64_t in_place = *declared < type->known ? *declared : type->known;
+    enter(w, type->function);
+    type->init(at, *declared), type->init(known, type->known);
+    bool possible = *declared >= type->first && *declared <= 1 << 16 && *declared % 8 == 0;
     EXPECT(!possible || !memcmp((char *)at + 8, (char *)known + 8, in_place - 8), "defaults differ by struct_size");
     EXPECT(possible || *declared > PLACE_BYTES || *declared <= 8 || is_poison((char *)at + 8, *declared - 8),
            "an impossible struct was filled");
@@ -212,9 +240,15 @@ static void *any_input_struct(worker *w, int init, uint64_t first, uint64_t know
     return at;
 }
 
-// What the caller set, within the size that the struct says it has.
-static void *filled(void *at, const void *known, uint64_t known_size, uint64_t declared) {
-    if (declared > 8) memcpy((char *)at + 8, (const char *)known + 8, (declared < known_size ? declared : known_size) - 8);
+// What the caller set, within the size that the struct says it has; `known` becomes what the library sees of it.
+static void *filled(void *at, const struct_type *type, void *known, uint64_t declared) {
+    uint64_t seen = declared < type->known ? declared : type->known;
+    _Alignas(8) char set[512];
+    memcpy(set, known, type->known);
+    type->init(known, type->known);
+    if (declared <= 8) return at;
+    memcpy((char *)at + 8, set + 8, seen - 8);
+    memcpy((char *)known + 8, set + 8, seen - 8);
     return at;
 }
 
@@ -282,7 +316,7 @@ static int32_t watch_loading(void *progress_data, uint64_t done, uint64_t total)
 static void choose_model(worker *w, pllm_engine_options *o) {
     bool tiny = below(w, 2);
     o->model_path = tiny ? golden_dir : model_dir;
-    o->flags = tiny || one_in(w, 6) ? PLLM_ENGINE_SKIP_TOKENIZER : 0;
+    o->flags = (tiny || one_in(w, 6) ? PLLM_ENGINE_SKIP_TOKENIZER : 0) | (one_in(w, 4) ? PLLM_ENGINE_NO_PREFIX_CACHE : 0);
     if (one_in(w, 16)) {
         argument path = any_text(w);
         o->model_path = path.data;
@@ -329,7 +363,7 @@ static void spoil_an_option(worker *w, pllm_engine_options *o, bool dry) {
 
 // The options as the library will see them are in `known`.
 static pllm_engine_options *any_options(worker *w, bool dry, loading *l, pllm_engine_options *known, uint64_t *declared) {
-    pllm_engine_options *at = any_input_struct(w, N_pllm_engine_options_init, 96, sizeof *known, known, declared);
+    pllm_engine_options *at = any_input_struct(w, &options_type, known, declared);
     choose_model(w, known);
     choose_sizes(w, known);
     while (one_in(w, dry ? 2 : 6)) spoil_an_option(w, known, dry);
@@ -338,7 +372,7 @@ static pllm_engine_options *any_options(worker *w, bool dry, loading *l, pllm_en
         known->progress_data = l;
         l->cancel_at = one_in(w, 4) ? 1 + below(w, 12) : 0;
     }
-    return filled(at, known, sizeof *known, *declared);
+    return filled(at, &options_type, known, *declared);
 }
 
 static void plan(worker *w) {
@@ -404,8 +438,10 @@ static void check_stats(const engine_slot *e, const pllm_stats *s) {
     EXPECT(s->blocks_used + s->blocks_free + s->blocks_cached == s->blocks_total, "the stats' blocks do not add up");
     EXPECT(s->paused <= s->waiting && s->slot_utilization >= 0 && s->slot_utilization <= 1, "the stats are impossible");
     uint64_t ended = s->finished_stop + s->finished_length + s->finished_abort + s->finished_error;
-    bool too_many = ended + s->waiting + s->running > ledger_added(e->number);
+    totals sum = ledger_totals(e->number);
+    bool too_many = ended > sum.turns + sum.optional || s->waiting + s->running + s->idle > sum.sequences + ledger_pins(e->number);
     EXPECT(world.racing || !too_many, "the stats count more requests than there were");
+    EXPECT(s->prefix_hits <= s->prefix_queries, "more prefixes were found than were looked for");
 }
 
 static void stats(worker *w) {
@@ -455,6 +491,31 @@ static void stop_for_good(worker *w, engine_slot *e) {
 
 // ---- requests ----------------------------------------------------------------------------------------------------------
 
+// Up to three texts; half of the time their lengths are given by NULs alone.
+typedef struct {
+    const char **texts;
+    const uint64_t *lens;
+    uint64_t count;
+} text_list;
+
+static text_list any_text_list(worker *w, const char *const *likely, unsigned likely_len) {
+    text_list list = {.count = below(w, 4)};
+    uint64_t *lens = guarded(w, list.count * sizeof *lens);
+    bool all_end_with_nul = true;
+    list.texts = guarded(w, list.count * sizeof *list.texts);
+    for (uint64_t i = 0; i < list.count; i++) {
+        argument text = one_in(w, 4) ? any_text(w) : (argument){likely[below(w, likely_len)], PLLM_NUL_TERMINATED, false};
+        list.texts[i] = text.data;
+        lens[i] = text.len;
+        all_end_with_nul &= text.len == PLLM_NUL_TERMINATED;
+    }
+    list.lens = all_end_with_nul && below(w, 2) ? NULL : lens;
+    if (one_in(w, 16)) list.texts = NULL;
+    return list;
+}
+
+static const char *const likely_stops[] = {"e", " the", ".", "capital", "\xE6\x97\xA5"};
+
 static void choose_stops(worker *w, const engine_slot *e, pllm_sampling *s) {
     if (one_in(w, 3)) {
         argument ids = any_tokens(w, e->vocab);
@@ -462,37 +523,129 @@ static void choose_stops(worker *w, const engine_slot *e, pllm_sampling *s) {
         s->stop_token_ids_len = ids.len;
     }
     if (!one_in(w, e->has_text ? 4 : 32)) return;
-    s->stop_count = below(w, 4);
-    const char **stops = guarded(w, s->stop_count * sizeof *stops);
-    uint64_t *lens = guarded(w, s->stop_count * sizeof *lens);
-    for (uint64_t i = 0; i < s->stop_count; i++) {
-        static const char *const likely[] = {"e", " the", ".", "capital", "\xE6\x97\xA5"};
-        argument text = one_in(w, 3) ? any_text(w) : (argument){likely[below(w, COUNT(likely))], PLLM_NUL_TERMINATED, false};
-        stops[i] = text.data;
-        lens[i] = text.len;
+    text_list stops = any_text_list(w, likely_stops, COUNT(likely_stops));
+    s->stop = stops.texts;
+    s->stop_lens = stops.lens;
+    s->stop_count = stops.count;
+}
+
+static void choose_exclusions(worker *w, const engine_slot *e, pllm_sampling *s) {
+    if (one_in(w, 8)) {
+        s->logit_bias_len = below(w, 4);
+        pllm_logit_bias *biases = guarded(w, s->logit_bias_len * sizeof *biases);
+        for (uint64_t i = 0; i < s->logit_bias_len; i++)
+            biases[i] = (pllm_logit_bias){(uint32_t)number(w, 2) % (e->vocab ? e->vocab : 8),
+                                          one_in(w, 8) ? odd_float(w) : (float)byte(w) - 100};
+        s->logit_bias = one_in(w, 16) ? NULL : biases;
     }
-    s->stop = one_in(w, 16) ? NULL : stops;
-    s->stop_lens = lens;
+    if (one_in(w, 12)) {
+        argument ids = any_tokens(w, e->vocab);
+        s->allowed_token_ids = ids.data;
+        s->allowed_token_ids_len = ids.len;
+    }
+    if (one_in(w, 12)) {
+        s->bad_words_ids_len = below(w, 3);
+        pllm_token_list *lists = guarded(w, s->bad_words_ids_len * sizeof *lists);
+        for (uint64_t i = 0; i < s->bad_words_ids_len; i++) {
+            argument ids = any_tokens(w, e->vocab);
+            lists[i] = (pllm_token_list){ids.data, ids.len};
+        }
+        s->bad_words_ids = one_in(w, 16) ? NULL : lists;
+    }
+    if (!one_in(w, e->has_text ? 12 : 64)) return;
+    text_list words = any_text_list(w, likely_stops, COUNT(likely_stops));
+    s->bad_words = words.texts;
+    s->bad_word_lens = words.lens;
+    s->bad_word_count = words.count;
+}
+
+static const pllm_dry *any_dry(worker *w) {
+    static const char *const likely[] = {"\n", ":", "\"", "e"};
+    pllm_dry d;
+    uint64_t declared;
+    pllm_dry *at = any_input_struct(w, &dry_type, &d, &declared);
+    d.allowed_length = below(w, 4);
+    d.penalty_last_n = below(w, 2) ? 0 : byte(w);
+    if (one_in(w, 8)) d.multiplier = odd_float(w);
+    if (one_in(w, 8)) d.base = odd_float(w);
+    if (one_in(w, 2)) {
+        text_list breakers = any_text_list(w, likely, COUNT(likely));
+        d.sequence_breakers = breakers.texts;
+        d.sequence_breaker_lens = breakers.lens;
+        d.sequence_breaker_count = breakers.count;
+    }
+    return filled(at, &dry_type, &d, declared);
+}
+
+static void choose_grammar(worker *w, pllm_sampling *s) {
+    static const struct {
+        uint32_t kind;
+        const char *grammar;
+    } likely[] = {
+        {PLLM_GRAMMAR_JSON_SCHEMA, "{\"type\": \"object\", \"properties\": {\"a\": {\"type\": \"integer\"}}, \"required\": [\"a\"]}"},
+        {PLLM_GRAMMAR_JSON_SCHEMA, "{\"enum\": [1, \"two\", null]}"}, {PLLM_GRAMMAR_JSON_SCHEMA, "{\"type\": 7}"},
+        {PLLM_GRAMMAR_JSON_OBJECT, NULL}, {PLLM_GRAMMAR_REGEX, "[a-c]{2,5}x?"}, {PLLM_GRAMMAR_REGEX, "(("},
+        {PLLM_GRAMMAR_LARK, "start: \"a\" | \"b\" start"}, {PLLM_GRAMMAR_LARK, "start: start"}, {PLLM_GRAMMAR_NONE, "a"},
+    };
+    unsigned i = below(w, COUNT(likely) + 3);
+    if (i < COUNT(likely)) {
+        s->grammar_kind = likely[i].kind;
+        s->grammar = likely[i].grammar;
+        return;
+    }
+    text_list choices = any_text_list(w, likely_stops, COUNT(likely_stops));
+    s->grammar_kind = one_in(w, 8) ? odd_u32(w) : PLLM_GRAMMAR_CHOICE;
+    s->choices = choices.texts;
+    s->choice_lens = choices.lens;
+    s->choice_count = choices.count;
+    if (!one_in(w, 4)) return;
+    argument text = any_text(w);
+    s->grammar_kind = 1 + below(w, 5);
+    s->grammar = text.data;
+    s->grammar_len = text.len;
+}
+
+static void choose_penalties(worker *w, pllm_sampling *s) {
+    switch (below(w, 9)) {
+    case 0: s->typical_p = (float)(1 + below(w, 16)) / 16; break;
+    case 1: s->top_n_sigma = (float)below(w, 64) / 16; break;
+    case 2: s->xtc_probability = (float)below(w, 17) / 16; break;
+    case 3: s->mirostat_tau = (float)below(w, 64) / 8, s->temperature = 1, s->top_k = 0, s->top_p = 1; break;
+    case 4: s->presence_penalty = (float)below(w, 65) / 16 - 2; break;
+    case 5: s->frequency_penalty = (float)below(w, 65) / 16 - 2; break;
+    case 6: s->repetition_penalty = (float)(1 + below(w, 64)) / 16; break;
+    case 7: s->no_repeat_ngram_size = below(w, 5); break;
+    default: s->dry = any_dry(w); break;
+    }
+}
+
+// What outputs hold. `afresh`: there is a prompt to report.
+static void choose_reports(worker *w, pllm_sampling *s, bool afresh) {
+    if (s->flags & PLLM_SAMPLING_LOGPROBS) s->top_logprobs = below(w, 2) ? below(w, 5) : 0;
+    if (one_in(w, 6)) s->flags |= PLLM_SAMPLING_INCLUDE_STOP;
+    if (one_in(w, afresh ? 6 : 64)) s->flags |= PLLM_SAMPLING_ECHO;
+    if (one_in(w, afresh ? 6 : 64)) s->flags |= PLLM_SAMPLING_PROMPT_LOGPROBS, s->prompt_top_logprobs = below(w, 4);
+    s->output_kind = one_in(w, 3) ? 1 + below(w, 2) : PLLM_OUTPUT_DELTA;
 }
 
 static void spoil_the_sampling(worker *w, pllm_sampling *s) {
-    switch (below(w, 9)) {
-    case 0: s->temperature = odd_float(w); break;
-    case 1: s->top_p = odd_float(w); break;
-    case 2: s->min_p = odd_float(w); break;
-    case 3: s->top_k = odd_u32(w); break;
-    case 4: s->max_tokens = odd_u32(w); break;
-    case 5: s->min_tokens = odd_u32(w); break;
-    case 6: s->flags = odd_u32(w); break;
-    case 7: s->reserved = odd_u32(w); break;
-    default: s->seed = odd_u64(w); break;
-    }
+    float *const numbers[] = {&s->temperature,       &s->top_p,         &s->min_p,         &s->typical_p,
+                              &s->top_n_sigma,       &s->xtc_probability, &s->xtc_threshold, &s->mirostat_tau,
+                              &s->mirostat_eta,      &s->presence_penalty, &s->frequency_penalty, &s->repetition_penalty};
+    uint32_t *const counts[] = {&s->top_k,    &s->max_tokens,           &s->min_tokens,   &s->flags,
+                                &s->reserved, &s->no_repeat_ngram_size, &s->top_logprobs, &s->prompt_top_logprobs,
+                                &s->output_kind, &s->grammar_kind};
+    unsigned i = below(w, COUNT(numbers) + COUNT(counts) + 1);
+    if (i < COUNT(numbers)) *numbers[i] = odd_float(w);
+    else if (i < COUNT(numbers) + COUNT(counts)) *counts[i - COUNT(numbers)] = odd_u32(w);
+    else s->seed = odd_u64(w);
 }
 
-static const pllm_sampling *any_sampling(worker *w, const engine_slot *e, request *r) {
+// What the library is to make of it goes to `t`.
+static const pllm_sampling *any_sampling(worker *w, const engine_slot *e, bool afresh, turn *t) {
     pllm_sampling s;
     uint64_t declared;
-    pllm_sampling *at = any_input_struct(w, N_pllm_sampling_init, 88, sizeof s, &s, &declared);
+    pllm_sampling *at = any_input_struct(w, &sampling_type, &s, &declared);
     s.temperature = below(w, 2) ? 0 : (float)below(w, 32) / 16;
     s.top_k = below(w, 2) ? below(w, 64) : 0;
     s.top_p = below(w, 2) ? 1 : (float)(1 + below(w, 16)) / 16;
@@ -501,13 +654,64 @@ static const pllm_sampling *any_sampling(worker *w, const engine_slot *e, reques
     s.flags = byte(w) & (PLLM_SAMPLING_SEED | PLLM_SAMPLING_IGNORE_EOS | PLLM_SAMPLING_LOGPROBS);
     if (s.flags & PLLM_SAMPLING_SEED) s.seed = byte(w);
     choose_stops(w, e, &s);
-    while (one_in(w, 6)) spoil_the_sampling(w, &s);
-    r->max_tokens = s.max_tokens;
-    r->wants_logprobs = s.flags & PLLM_SAMPLING_LOGPROBS;
-    return filled(at, &s, sizeof s, declared);
+    choose_exclusions(w, e, &s);
+    choose_reports(w, &s, afresh);
+    if (one_in(w, 4)) choose_penalties(w, &s);
+    if (one_in(w, e->has_text ? 10 : 64)) choose_grammar(w, &s);
+    while (one_in(w, 8)) spoil_the_sampling(w, &s);
+    filled(at, &sampling_type, &s, declared);
+    t->max_tokens = s.max_tokens;
+    t->logprobs = s.flags & PLLM_SAMPLING_LOGPROBS;
+    t->prompt_logprobs = s.flags & PLLM_SAMPLING_PROMPT_LOGPROBS;
+    t->echo = s.flags & PLLM_SAMPLING_ECHO;
+    t->top = s.top_logprobs, t->prompt_top = s.prompt_top_logprobs, t->kind = s.output_kind;
+    return at;
 }
 
-static void choose_prompt(worker *w, const engine_slot *e, pllm_request *q, request *r) {
+// ---- hooks -------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    uint64_t vocab;
+    unsigned habit;
+} hook_notes;
+
+enum { HABITS = 6 };
+static hook_notes notes[ENGINES * 64][HABITS];  // by the engine's number; they live as long as any request
+
+// The same for the same tokens, so that what comes of it is the same.
+static void edit(void *data, uint64_t sequence, const uint32_t *tokens, uint64_t tokens_len, float *logits, uint64_t vocab_size) {
+    const hook_notes *n = data;
+    if (!n) return;  // a struct_size between logits_hook and hook_data
+    uint64_t vocab = n->vocab + (sabotage == a_hook_sees_another_vocabulary);
+    EXPECT(vocab == vocab_size && sequence && tokens_len, "a hook was told of %llu tokens of sequence %llu and %llu logits",
+           LLU(tokens_len), LLU(sequence), LLU(vocab_size));
+    for (uint64_t i = 0; i < tokens_len; i++) EXPECT(tokens[i] < vocab_size, "a hook was shown token %u", tokens[i]);
+    uint64_t chosen = mix(tokens_len, tokens[tokens_len - 1]) % vocab_size;
+    switch (n->habit) {
+    case 0: break;
+    case 1: logits[chosen] += 10; break;
+    case 2:
+        for (uint64_t i = 0; i < vocab_size; i++) logits[i] = i == chosen ? 0 : -INFINITY;
+        break;
+    case 3: memset(logits, 0, vocab_size * sizeof *logits); break;
+    case 4: logits[chosen] = tokens_len % 5 ? logits[chosen] : NAN; break;
+    default:
+        for (uint64_t i = 0; tokens_len % 7 == 0 && i < vocab_size; i++) logits[i] = -INFINITY;
+    }
+}
+
+static void choose_hook(worker *w, const engine_slot *e, pllm_logits_hook *hook, void **data) {
+    if (!one_in(w, 8) || e->number >= COUNT(notes)) return;
+    unsigned habit = below(w, HABITS);
+    hook_notes *n = &notes[e->number][habit];
+    *n = (hook_notes){e->vocab, habit};
+    *hook = edit;
+    *data = n;
+}
+
+// ---- requests ----------------------------------------------------------------------------------------------------------
+
+static void choose_prompt(worker *w, const engine_slot *e, pllm_request *q, turn *t) {
     bool both = one_in(w, 64), neither = !both && one_in(w, 64);
     bool as_text = e->has_text ? below(w, 2) : one_in(w, 16);
     if (neither) return;
@@ -520,16 +724,68 @@ static void choose_prompt(worker *w, const engine_slot *e, pllm_request *q, requ
         argument tokens = any_tokens(w, e->vocab);
         q->prompt_tokens = tokens.data;
         q->prompt_tokens_len = tokens.len;
-        if (tokens.data) r->prompt_tokens = tokens.len;
+        if (tokens.data) t->prompt_tokens = tokens.len;
     }
 }
 
-// Where the request's outputs will go, as the library sees it.
-static const queue_slot *choose_queue(worker *w, const engine_slot *e, pllm_request *q, uint64_t declared) {
+// One tenant or the other, or none; sometimes a salt that must be refused.
+static void choose_salt(worker *w, const uint8_t **salt, uint64_t *len) {
+    static const uint8_t tenants[] = {1, 2};
+    if (!one_in(w, 4)) return;
+    *salt = one_in(w, 16) ? NULL : tenants + below(w, 2);
+    *len = 1;
+}
+
+// Where outputs will go.
+static const queue_slot *choose_queue(worker *w, const engine_slot *e, const pllm_queue **queue) {
     if (below(w, 2)) return &e->own;
     const queue_slot *to = live_queue(w);
-    q->queue = to->queue;
-    return q->queue && declared >= sizeof *q ? to : &e->own;
+    *queue = to->queue;
+    return to->queue ? to : &e->own;
+}
+
+static const pllm_beam *any_beam(worker *w, unsigned *width) {
+    pllm_beam b;
+    uint64_t declared;
+    pllm_beam *at = any_input_struct(w, &beam_type, &b, &declared);
+    b.width = 2 + below(w, 3);
+    b.length_penalty = (float)below(w, 9) / 4 - 1;
+    b.early_stopping = below(w, 3);
+    if (one_in(w, 4)) b.groups = 2, b.diversity_penalty = 0.5f;
+    if (one_in(w, 16)) b.diversity_penalty = odd_float(w);
+    if (one_in(w, 16)) b.width = odd_u32(w);
+    if (one_in(w, 16)) b.early_stopping = odd_u32(w);
+    filled(at, &beam_type, &b, declared);
+    *width = b.width;
+    return at;
+}
+
+static void choose_branching(worker *w, pllm_request *q, unsigned *beams) {
+    if (one_in(w, 3)) q->n = 1 + below(w, 3);
+    if (one_in(w, 12)) q->best_of = q->n + below(w, 3);
+    if (one_in(w, 12)) q->beam = any_beam(w, beams);
+    if (one_in(w, 32)) q->n = odd_u32(w);
+    if (one_in(w, 32)) q->best_of = odd_u32(w);
+}
+
+// As the library sees it; what is too wide to be written down is refused in any case.
+static void note_branching(request *r, const pllm_request *q, unsigned beams) {
+    unsigned samples = q->best_of ? q->best_of : q->n;
+    unsigned width = q->beam ? beams : samples;
+    if (width == 0 || width > MOST_SEQUENCES || q->n > width) return;
+    r->width = width;
+    r->results = q->n;
+    r->branching = q->beam ? BEAMS : samples > q->n ? BEST : SAMPLES;
+}
+
+// Each result's first turn, before the call that begins it.
+static void note_turns(request *r, turn t) {
+    if (r->width > r->results || r->branching == BEAMS) t.kind = PLLM_OUTPUT_FINAL;  // they come at the end
+    for (unsigned i = 0; i < r->width; i++) {
+        account *a = &r->accounts[i];
+        a->now = t;
+        if (r->branching != BEST && i < r->results) ledger_begin(a, &t);
+    }
 }
 
 static void add(worker *w) {
@@ -537,38 +793,299 @@ static void add(worker *w) {
     request *r = ledger_open();
     if (!r) return;
     pllm_request q;
+    turn t = {.user_data = ledger_user_data()};
+    unsigned beams = 0;
     uint64_t declared;
-    pllm_request *at = any_input_struct(w, N_pllm_request_init, 64, sizeof q, &q, &declared);
-    const queue_slot *to = choose_queue(w, e, &q, declared);
-    choose_prompt(w, e, &q, r);
-    q.user_data = r->user_data;
-    r->engine = e->number, r->queue = to->number;
-    r->vocab = e->vocab, r->max_model_len = e->max_model_len, r->has_text = e->has_text;
-    q.sampling = one_in(w, 16) ? NULL : any_sampling(w, e, r);
-    if (one_in(w, 32)) q.n = odd_u32(w);
+    pllm_request *at = any_input_struct(w, &request_type, &q, &declared);
+    r->engine = e->number, r->vocab = e->vocab, r->max_model_len = e->max_model_len, r->has_text = e->has_text;
+    const queue_slot *to = choose_queue(w, e, &q.queue);
+    choose_prompt(w, e, &q, &t);
+    choose_salt(w, &q.cache_salt, &q.cache_salt_len);
+    choose_hook(w, e, &q.logits_hook, &q.hook_data);
+    choose_branching(w, &q, &beams);
+    q.user_data = t.user_data;
+    q.sampling = one_in(w, 16) ? NULL : any_sampling(w, e, true, &t);
+    q.flags = below(w, 2) ? PLLM_REQUEST_KEEP : one_in(w, 32) ? odd_u32(w) : 0;
+    if (one_in(w, 8)) q.truncate_prompt_tokens = 1 + below(w, 8);
+    if (one_in(w, 64)) q.reserved = odd_u32(w);
     if (below(w, 2)) q.text_flags = one_in(w, 8) ? odd_u32(w) : byte(w) % 4;
-    filled(at, &q, sizeof q, declared);
+    filled(at, &request_type, &q, declared);
+    if (!q.queue) to = &e->own;
+    t.queue = to->number;
+    t.keep = q.flags & PLLM_REQUEST_KEEP;
+    if (q.truncate_prompt_tokens && t.prompt_tokens > q.truncate_prompt_tokens) t.prompt_tokens = q.truncate_prompt_tokens;
+    note_branching(r, &q, beams);
+    note_turns(r, t);
     bool is_newer = declared > sizeof q && declared <= PLACE_BYTES && one_in(w, 2);
     if (is_newer) ((char *)at)[declared - 1] = 1;
     output_place *out = any_output_place(w);
     int32_t code = TRY(pllm_engine_add_request, e->engine, one_in(w, 64) ? NULL : at, out ? &out->number : NULL);
     judge_output(out, code, sizeof out->number);
     EXPECT(code || (e->engine && to->engine == e->number && !is_newer), "a request was accepted that had to be refused");
+    EXPECT(code || (r->width <= MOST_SEQUENCES && q.n == r->results), "a request of %u results was accepted", q.n);
     if (code) ledger_refused(r);
     else w->hash = mix(w->hash, out->number), ledger_accepted(r, out->number);
 }
 
 static void abort_one(worker *w) {
     const engine_slot *e = any_engine(w);
-    const request *r = one_in(w, 8) ? NULL : ledger_any(number(w, 1));
-    uint64_t id = r ? r->id : odd_u64(w);
-    bool ended = r && r->engine == e->number && ledger_has_ended(r);
+    uint64_t id = one_in(w, 8) ? 0 : ledger_any(e->number, number(w, 1));
+    if (!id) id = odd_u64(w);
+    bool ended = ledger_has_ended(e->number, id);
     int32_t code = TRY(pllm_engine_abort, e->engine, id);
     if (sabotage == a_stale_id_is_accepted && ended) code = 0;
     EXPECT(e->engine || code == PLLM_E_INVALID_ARGUMENT, "abort on NULL: %d", code);
     EXPECT(!e->engine || code == 0 || code == PLLM_E_NOT_FOUND, "abort failed with %d", code);
     EXPECT(code || (id != 0 && id < 1 << 16), "request %llu never was, and was aborted", LLU(id));
     EXPECT(!ended || code == PLLM_E_NOT_FOUND, "a request that had ended was aborted: %d", code);
+}
+
+// ---- sequences ---------------------------------------------------------------------------------------------------------
+
+// Mostly one that there is or was on this engine.
+static uint64_t any_sequence(worker *w, const engine_slot *e) {
+    uint64_t id = one_in(w, 16) ? 0 : ledger_any(e->number, number(w, 1));
+    // While others add requests an invented id must not become one of theirs.
+    return id ? id : world.racing ? odd_u64(w) | 1 << 20 : odd_u64(w);
+}
+
+static whereabouts where_is(const engine_slot *e, const request *r, const account *a) {
+    return !e->engine || !a ? GONE : ledger_whereabouts(r, a);
+}
+
+// What a call on a sequence may answer. `right`: nothing else is wrong with it.
+static void judge_use(const engine_slot *e, const request *r, const account *a, whereabouts before, int32_t code, bool right,
+                      const char *what) {
+    if (!e->engine) {
+        EXPECT(code == PLLM_E_INVALID_ARGUMENT, "%s on NULL: %d", what, code);
+        return;
+    }
+    if (sabotage == a_freed_sequence_is_still_there && a && a->freed) code = 0;
+    if (sabotage == a_kept_sequence_does_not_stay && before == IDLE) code = PLLM_E_NOT_FOUND;
+    bool expected = code == 0 || code == PLLM_E_NOT_FOUND || code == PLLM_E_INVALID_ARGUMENT || code == PLLM_E_CAPACITY ||
+                    code == PLLM_E_UNSUPPORTED;
+    EXPECT(expected, "%s failed with %d", what, code);
+    EXPECT(before != GONE || code != 0, "a sequence is gone, and was found: %s", what);
+    EXPECT(before != IDLE || code != PLLM_E_NOT_FOUND, "sequence was to stay, and did not: %s", what);
+    EXPECT(before != IDLE || !right || code == 0, "%s failed with %d on an idle sequence", what, code);
+    bool looks_only = !strcmp(what, "get_info");
+    EXPECT(code || looks_only || !r || r->branching != BEAMS, "one of several beams was changed: %s", what);
+}
+
+static void look_at_sequence(worker *w) {
+    const engine_slot *e = any_engine(w);
+    uint64_t id = any_sequence(w, e);
+    request *r;
+    account *a = ledger_find(e->number, id, &r);
+    whereabouts before = where_is(e, r, a);
+    pllm_sequence_info info;
+    output_struct out = any_output_struct(w, 32, sizeof info);
+    int32_t code = TRY(pllm_sequence_get_info, e->engine, id, out.at);
+    judge_use(e, r, a, before, code, is_possible(&out), "get_info");
+    if (!judge_struct(&out, code, &info)) return;
+    EXPECT(info.len > 0 && info.len <= r->max_model_len && info.idle <= 1, "a sequence's info is impossible");
+    EXPECT(before != IDLE || info.idle == 1, "a sequence that has ended and was kept is not idle");
+    EXPECT(info.request == (r->branching == CHILDREN ? id : r->id), "sequence %llu is of request %llu", LLU(id), LLU(info.request));
+    w->hash = mix_bytes(w->hash, &info, sizeof info);
+}
+
+static void append_to_one(worker *w) {
+    const engine_slot *e = any_engine(w);
+    uint64_t id = any_sequence(w, e);
+    argument tokens = any_tokens(w, e->vocab);
+    request *r;
+    account *a = ledger_find(e->number, id, &r);
+    whereabouts before = where_is(e, r, a);
+    if (a) ledger_loosen(r, a);
+    int32_t code = TRY(pllm_sequence_append, e->engine, id, tokens.data, tokens.len);
+    EXPECT(code || !tokens.must_be_refused, "what had to be refused was appended");
+    judge_use(e, r, a, before, code, false, "append");
+}
+
+static void rewind_one(worker *w) {
+    const engine_slot *e = any_engine(w);
+    uint64_t id = any_sequence(w, e), len = one_in(w, 8) ? odd_u64(w) : 1 + below(w, 24);
+    request *r;
+    account *a = ledger_find(e->number, id, &r);
+    whereabouts before = where_is(e, r, a);
+    if (a) ledger_loosen(r, a);
+    int32_t code = TRY(pllm_sequence_rewind, e->engine, id, len);
+    EXPECT(code || (len > 0 && len <= e->max_model_len), "a sequence was rewound to %llu tokens", LLU(len));
+    judge_use(e, r, a, before, code, len == 1, "rewind");
+}
+
+static void free_sequence_of(worker *w, const engine_slot *e, uint64_t id) {
+    request *r;
+    account *a = ledger_find(e->number, id, &r);
+    whereabouts before = where_is(e, r, a);
+    int32_t code = TRY(pllm_sequence_free, e->engine, id);
+    judge_use(e, r, a, before, code, true, "free");
+    if (!code) a->freed = true;
+}
+
+static void free_sequence(worker *w) {
+    const engine_slot *e = any_engine(w);
+    free_sequence_of(w, e, any_sequence(w, e));
+}
+
+// One turn more, as the library sees it.
+static void resume_one(worker *w) {
+    const engine_slot *e = any_engine(w);
+    uint64_t id = any_sequence(w, e);
+    request *r;
+    account *a;
+    if (!ledger_claim(e->number, id, &r, &a)) return;
+    whereabouts before = where_is(e, r, a);
+    pllm_resume q;
+    uint64_t declared;
+    pllm_resume *at = any_input_struct(w, &resume_type, &q, &declared);
+    turn t = {.user_data = a ? a->now.user_data : 0, .keep = true};
+    const queue_slot *to = choose_queue(w, e, &q.queue);
+    choose_hook(w, e, &q.logits_hook, &q.hook_data);
+    q.sampling = one_in(w, 8) ? NULL : any_sampling(w, e, false, &t);
+    if (!below(w, 4)) q.flags &= ~(uint32_t)PLLM_REQUEST_KEEP;
+    if (world.racing || below(w, 2)) q.flags |= PLLM_RESUME_USER_DATA, q.user_data = ledger_user_data();
+    if (one_in(w, 32)) q.flags ^= odd_u32(w);
+    if (one_in(w, 16)) q.text_flags = odd_u32(w);
+    bool by_default = !world.racing && one_in(w, 32);
+    filled(at, &resume_type, &q, declared);
+    if (by_default) pllm_resume_init(&q, sizeof q), t = (turn){.user_data = t.user_data, .keep = true};
+    if (q.flags & PLLM_RESUME_USER_DATA) t.user_data = q.user_data;
+    t.keep = q.flags & PLLM_REQUEST_KEEP;
+    t.queue = q.queue ? to->number : a ? a->now.queue : 0;
+    t.loose = a && a->wild;
+    bool goes_nowhere = !q.queue && a && a->now.unheard;
+    if (a && !ledger_begin(a, &t)) {
+        ledger_let_go(a);
+        return;
+    }
+    int32_t code = TRY(pllm_sequence_resume, e->engine, id, by_default ? NULL : at);
+    judge_use(e, r, a, before, code, false, "resume");
+    EXPECT(code || !q.queue || to->engine == e->number, "a sequence was resumed into another engine's queue");
+    EXPECT(code || world.racing || !goes_nowhere, "a sequence was resumed into a queue that is gone");
+    if (a) ledger_begun(r, a, code == 0);
+    ledger_let_go(a);
+}
+
+// Whether it runs, where that is certain.
+typedef enum { RUNS, WAITS, WHO_KNOWS } activity;
+
+static activity activity_of(worker *w, const engine_slot *e, uint64_t id) {
+    pllm_sequence_info info = {.struct_size = sizeof info};
+    if (!e->engine || e->started || world.racing || TRY(pllm_sequence_get_info, e->engine, id, &info)) return WHO_KNOWS;
+    return info.idle ? WAITS : RUNS;
+}
+
+static void note_children(request *r, const account *parent, const pllm_fork *q, activity of_parent) {
+    for (unsigned i = 0; i < r->width; i++) {
+        account *a = &r->accounts[i];
+        a->now = parent ? parent->now : (turn){0};
+        if (q->flags & PLLM_FORK_USER_DATA) a->now.user_data = q->user_data;
+        a->now.loose = true;
+        a->wild = parent && parent->wild;
+        a->now.optional = of_parent != RUNS;
+        if (of_parent != WAITS && !(q->flags & PLLM_FORK_IDLE)) ledger_begin(a, &a->now);
+    }
+}
+
+static void fork_one(worker *w) {
+    const engine_slot *e = any_engine(w);
+    uint64_t id = any_sequence(w, e);
+    request *of, *r = ledger_open();
+    account *parent;
+    if (!r) return;
+    r->engine = e->number, r->vocab = e->vocab, r->max_model_len = e->max_model_len, r->has_text = e->has_text;
+    if (!ledger_claim(e->number, id, &of, &parent)) {
+        ledger_refused(r);
+        return;
+    }
+    whereabouts before = where_is(e, of, parent);
+    activity of_parent = activity_of(w, e, id);
+    pllm_fork q;
+    uint64_t declared;
+    w->places = 0;
+    pllm_fork *at = any_input_struct(w, &fork_type, &q, &declared);
+    // While others resume the parent elsewhere, where it writes to is not known.
+    const queue_slot *to = choose_queue(w, e, &q.queue);
+    if (world.racing && !q.queue) q.queue = e->own.queue, to = &e->own;
+    q.n = one_in(w, 16) ? (below(w, 2) ? 0 : UINT32_MAX) : 1 + below(w, 3);
+    if (!below(w, 3)) q.at = one_in(w, 8) ? odd_u64(w) : 1 + below(w, 24);
+    if (below(w, 2)) q.flags |= PLLM_FORK_SEED, q.seed = byte(w);
+    if (one_in(w, 3)) q.flags |= PLLM_FORK_IDLE;
+    if (world.racing || below(w, 2)) q.flags |= PLLM_FORK_USER_DATA, q.user_data = ledger_user_data();
+    if (one_in(w, 64)) q.flags = odd_u32(w);
+    bool by_default = !world.racing && one_in(w, 32);
+    filled(at, &fork_type, &q, declared);
+    if (by_default) pllm_fork_init(&q, sizeof q);
+    bool is_possible_n = q.n > 0 && q.n <= MOST_SEQUENCES;
+    r->branching = CHILDREN;
+    r->width = r->results = is_possible_n ? q.n : 1;
+    note_children(r, parent, &q, of_parent);
+    bool goes_nowhere = !q.queue && parent && parent->now.unheard;
+    for (unsigned i = 0; q.queue && i < r->width; i++) {
+        r->accounts[i].now.queue = to->number, r->accounts[i].now.unheard = false;
+        if (r->accounts[i].turns_len) r->accounts[i].turns[0].queue = to->number, r->accounts[i].turns[0].unheard = false;
+    }
+    uint64_t *out = one_in(w, 32) ? NULL : guarded(w, r->width * sizeof *out);
+    int32_t code = TRY(pllm_sequence_fork, e->engine, id, by_default ? NULL : at, out);
+    EXPECT(!out || !code || is_poison(out, r->width * sizeof *out), "the out parameter was touched by a call that failed with %d", code);
+    judge_use(e, of, parent, before, code, false, "fork");
+    EXPECT(code || (out && is_possible_n), "a fork into %u was accepted", q.n);
+    EXPECT(code || !q.queue || to->engine == e->number, "a fork was made into another engine's queue");
+    EXPECT(code || world.racing || !goes_nowhere, "a fork was made into a queue that is gone");
+    for (unsigned i = 0; !code && i < r->width; i++) EXPECT(out[i] == out[0] + i, "children's ids do not follow each other");
+    if (code) ledger_refused(r);
+    else w->hash = mix(w->hash, out[0]), ledger_accepted(r, out[0]);
+    ledger_let_go(parent);
+}
+
+// ---- pins --------------------------------------------------------------------------------------------------------------
+
+static void pin_one(worker *w) {
+    const engine_slot *e = any_engine(w);
+    pllm_pin q;
+    pllm_request prompt;
+    uint64_t declared;
+    pllm_pin *at = any_input_struct(w, &pin_type, &q, &declared);
+    pllm_request_init(&prompt, sizeof prompt);
+    choose_prompt(w, e, &prompt, &(turn){0});
+    q.prompt = prompt.prompt, q.prompt_len = prompt.prompt_len;
+    q.prompt_tokens = prompt.prompt_tokens, q.prompt_tokens_len = prompt.prompt_tokens_len;
+    choose_salt(w, &q.cache_salt, &q.cache_salt_len);
+    q.priority = below(w, 4);
+    // What depends on the time does not repeat.
+    if (world.may_start && one_in(w, 2)) q.time_to_live_ms = below(w, 3);
+    if (one_in(w, 8)) q.time_to_live_ms = UINT64_MAX - below(w, 2);
+    if (one_in(w, 8)) q.text_flags = odd_u32(w);
+    filled(at, &pin_type, &q, declared);
+    output_place *out = any_output_place(w);
+    int32_t code = TRY(pllm_prefix_pin, e->engine, one_in(w, 64) ? NULL : at, out ? &out->number : NULL);
+    judge_output(out, code, sizeof out->number);
+    EXPECT(code || e->engine, "a prompt was pinned on NULL");
+    if (!code) w->hash = mix(w->hash, out->number), ledger_pinned(e->number, out->number);
+}
+
+static void unpin(worker *w, const engine_slot *e, pin_slot *pin, uint64_t id) {
+    bool again = pin && pin->unpinned && !world.racing;
+    int32_t code = TRY(pllm_prefix_unpin, e->engine, id);
+    if (sabotage == a_pin_is_unpinned_twice && again) code = 0;
+    EXPECT(e->engine ? code == 0 || code == PLLM_E_NOT_FOUND : code == PLLM_E_INVALID_ARGUMENT, "unpin failed with %d", code);
+    EXPECT(code || !again, "pin %llu was unpinned before, and could be again", LLU(id));
+    if (pin) pin->unpinned = true;
+}
+
+static void unpin_one(worker *w) {
+    const engine_slot *e = any_engine(w);
+    pin_slot *pin = one_in(w, 8) ? NULL : ledger_pin(e->number, byte(w));
+    unpin(w, e, pin, pin ? pin->id : odd_u64(w) | 1 << 20);
+}
+
+// Those too that were not written down.
+static void unpin_all(worker *w, const engine_slot *e) {
+    for (unsigned i = 0; i < MOST_PINS; i++) {
+        pin_slot *pin = ledger_pin(e->number, i);
+        if (pin && !pin->unpinned) unpin(w, e, pin, pin->id);
+    }
 }
 
 // ---- queues ------------------------------------------------------------------------------------------------------------
@@ -588,7 +1105,10 @@ static void create_queue(worker *w) {
 static void sabotaged(pllm_output *o) {
     if (sabotage == a_finish_reason_is_unknown) o->finish_reason = 5;
     if (sabotage == user_data_is_changed) o->user_data ^= 1 << 20;
-    if (sabotage == an_index_is_wrong) o->index = 1;
+    if (sabotage == an_index_is_wrong) o->index = 99;
+    if (sabotage == a_sequence_has_another_request) o->request++;
+    if (sabotage == a_list_is_too_short && o->top_logprobs_len) o->top_logprobs_len--;
+    if (sabotage == a_log_probability_is_missing) o->logprobs = NULL;
     if (sabotage == half_a_character_comes && o->text) o->text = "\xE6\x97", o->text_len = 2;
     if (sabotage == a_token_is_lost && o->tokens) o->tokens = NULL, o->logprobs = NULL, o->tokens_len = 0;
 }
@@ -603,8 +1123,14 @@ static void take(worker *w, queue_slot *q, const pllm_outputs *outputs) {
         bool last = o->finish_reason != PLLM_FINISH_NONE;
         if (sabotage) sabotaged(&copy);
         if (sabotage == a_last_output_is_lost && last) continue;
-        if (sabotage == a_last_output_comes_twice && last) ledger_output(q->number, &copy);
-        ledger_output(q->number + (sabotage == an_output_goes_to_another_queue), &copy);
+        if (sabotage == a_sample_is_lost && o->index) continue;
+        if (sabotage == an_output_comes_before_the_end && o->finish_reason == PLLM_FINISH_LENGTH && o->tokens_len > 1) {
+            pllm_output early = copy;
+            early.finish_reason = PLLM_FINISH_NONE;
+            ledger_output(q->engine, q->number, &early);
+        }
+        if (sabotage == a_last_output_comes_twice && last) ledger_output(q->engine, q->number, &copy);
+        ledger_output(q->engine, q->number + (sabotage == an_output_goes_to_another_queue), &copy);
     }
     uint64_t beyond = len + odd_u64(w);
     EXPECT(beyond < len || CALL(pllm_outputs_get, outputs, beyond) == NULL, "output %llu of %llu is there", LLU(beyond),
@@ -737,19 +1263,26 @@ static void check_idle(worker *w, engine_slot *e) {
     pllm_stats s = {.struct_size = sizeof s};
     EXPECT(TRY(pllm_engine_stats, e->engine, &s) == 0, "stats failed");
     if (sabotage == a_block_stays_used) s.blocks_used++, s.blocks_free--;
+    if (sabotage == an_idle_sequence_is_not_given_back) s.idle++;
+    EXPECT(s.blocks_used == 0 && s.waiting == 0 && s.running == 0 && s.idle == 0,
+           "nothing is unfinished or kept, and blocks_used is %llu, waiting %llu, running %llu, idle %llu", LLU(s.blocks_used),
+           LLU(s.waiting), LLU(s.running), LLU(s.idle));
     check_stats(e, &s);
-    EXPECT(s.blocks_used == 0 && s.waiting == 0 && s.running == 0,
-           "nothing is unfinished, and blocks_used is %llu, waiting %llu, running %llu", LLU(s.blocks_used), LLU(s.waiting),
-           LLU(s.running));
     uint64_t ended = s.finished_stop + s.finished_length + s.finished_abort + s.finished_error;
-    EXPECT(ended == ledger_added(e->number), "%llu requests were added, %llu ended", LLU(ledger_added(e->number)),
-           LLU(ended));
+    totals sum = ledger_totals(e->number);
+    EXPECT(ended >= sum.turns && ended <= sum.turns + sum.optional, "%llu sequences were to end, and %llu might, %llu did", LLU(sum.turns),
+           LLU(sum.optional), LLU(ended));
     ledger_expect_ended(e->own.number);
     for (int i = 0; i < QUEUES; i++)
         if (world.queues[i].queue && world.queues[i].engine == e->number) ledger_expect_ended(world.queues[i].number);
 }
 
-// Steps until every request has ended; some are aborted on the way.
+static void give_back(void *context, uint64_t id) {
+    abortion *a = context;
+    free_sequence_of(a->w, a->e, id);
+}
+
+// Steps until every request has ended; some are aborted on the way. Then gives back what was kept.
 static void settle(worker *w, engine_slot *e) {
     pllm_step step = {.struct_size = sizeof step, .unfinished = 1};
     unsigned patience = below(w, 64);
@@ -759,8 +1292,12 @@ static void settle(worker *w, engine_slot *e) {
         if (round == patience) ledger_for_unended(e->number, abort_id, &(abortion){w, e});
         EXPECT(TRY(pllm_engine_step, e->engine, &step) == 0, "step failed");
         poll_all(w, e);
-        if (sabotage == a_last_output_is_lost && step.unfinished == 0) break;  // it would be waited for until the end of patience
+        // It would be waited for until the end of patience.
+        if ((sabotage == a_last_output_is_lost || sabotage == a_sample_is_lost) && step.unfinished == 0) break;
     }
+    ledger_for_sequences(e->number, give_back, &(abortion){w, e});
+    unpin_all(w, e);
+    EXPECT(TRY(pllm_engine_step, e->engine, &step) == 0 && step.unfinished == 0, "what was given back runs");
     check_idle(w, e);
 }
 
@@ -846,6 +1383,11 @@ static void ask_null(worker *w) {
     CALL(pllm_engine_options_init, NULL, size);
     CALL(pllm_request_init, NULL, size);
     CALL(pllm_sampling_init, NULL, size);
+    CALL(pllm_dry_init, NULL, size);
+    CALL(pllm_beam_init, NULL, size);
+    CALL(pllm_fork_init, NULL, size);
+    CALL(pllm_resume_init, NULL, size);
+    CALL(pllm_pin_init, NULL, size);
 }
 
 static void release_one(worker *w) { release(w, &w->keepsakes[below(w, COUNT(w->keepsakes))]); }
@@ -869,7 +1411,8 @@ static const operation operations[] = {
     {plan, 1, false},      {create_queue, 4, false},   {free_queue, 2, false},      {event_descriptor, 5, false},
     {start, 2, false},     {stop, 1, false},           {tokenize, 4, false},        {detokenize, 4, false},
     {ask_null, 1, false},  {render_chat, 3, false},    {release_one, 3, false},     {ask_for_the_queue, 1, false},
-    {ask_the_library, 1, false},
+    {ask_the_library, 1, false}, {fork_one, 6, false}, {append_to_one, 4, false},  {rewind_one, 4, false},
+    {resume_one, 7, false}, {free_sequence, 2, false}, {look_at_sequence, 3, false}, {pin_one, 2, false}, {unpin_one, 2, false},
 };
 
 static const operation *any_operation(worker *w) {
