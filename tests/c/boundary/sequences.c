@@ -300,6 +300,68 @@ static void a_fork_whose_parent_ends_first_says_so(void) {
     pllm_engine_free(engine);
 }
 
+// Asked for while its parent ran, which is kept and ends first: the fork ends too, stays too, and can go on.
+static void a_fork_whose_parent_ends_first_and_stays_stays_too(void) {
+    pllm_engine *engine = open_engine(model_dir);
+    answer a, child, again;
+    ask_and_keep(engine, NULL, 0, FIRST, 1, &a);
+    step(engine, 3);
+    OK(pllm_engine_abort(engine, a.id));
+    fork_of(engine, a.id, PLLM_AT_END, NULL, &child);
+    CHECK(steps_to_the_end(engine, 50) < 50);
+    take(pllm_engine_queue(engine), 0);
+    CHECK(child.ends == 1 && look_at(engine, child.id).idle == 1);
+    const uint64_t id = child.id;
+    resume(engine, NULL, id, WHOLE - 3, &again);
+    step_to_the_end(engine);
+    CHECK(goes_on(&again, 0, 3));
+    OK(pllm_sequence_free(engine, id));
+    OK(pllm_sequence_free(engine, a.id));
+    step(engine, 1);
+    nothing_is_left(engine);
+    pllm_engine_free(engine);
+}
+
+// It had not branched when it ended, and does not when it goes on.
+static void a_request_for_several_that_ended_before_its_first_token_goes_on_alone(void) {
+    pllm_engine *engine = open_engine(model_dir);
+    answer a, again;
+    uint64_t id = ask_and_keep(engine, NULL, 0, FIRST, 3, &a);
+    OK(pllm_engine_abort(engine, id));
+    step(engine, 1);
+    a.ends = 0;
+    pllm_outputs *outputs = NULL;
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+    CHECK(pllm_outputs_len(outputs) == 3);
+    pllm_outputs_free(outputs);
+    resume(engine, NULL, id, WHOLE, &again);
+    step_to_the_end(engine);
+    CHECK(goes_on(&again, 0, 0));
+    is_unknown(engine, id + 1);
+    OK(pllm_sequence_free(engine, id));
+    step(engine, 1);
+    nothing_is_left(engine);
+    pllm_engine_free(engine);
+}
+
+// What was appended counts, also where the sequence ended between the call and the step.
+static void a_length_is_right_whatever_came_between(void) {
+    pllm_engine *engine = open_engine(model_dir);
+    answer a, again;
+    uint64_t id = ask_and_keep(engine, NULL, 0, FIRST, 1, &a);
+    step(engine, 3);
+    const uint64_t len = look_at(engine, id).len;
+    OK(pllm_engine_abort(engine, id));
+    OK(pllm_sequence_append(engine, id, (const uint32_t[]){9, 8, 7, 6}, 4));
+    CHECK(look_at(engine, id).len == len + 4);
+    step(engine, 1);
+    CHECK(look_at(engine, id).len == len + 4 && look_at(engine, id).idle == 1);
+    resume(engine, NULL, id, 6, &again);
+    step_to_the_end(engine);
+    CHECK(again.tokens_len == 6 && again.finish_reason == PLLM_FINISH_LENGTH && look_at(engine, id).len == len + 10);
+    pllm_engine_free(engine);
+}
+
 // ---- queues and engines that go ----------------------------------------------------------------------------------------
 
 static void freeing_a_queue_ends_the_forks_that_write_to_it_and_nobody_else(void) {
@@ -403,6 +465,19 @@ static void an_abort_is_not_lost_to_a_sample_that_is_resumed_after_it(void) {
     pllm_engine_free(s.engine);
 }
 
+static void a_turn_that_no_step_has_seen_ends_with_its_engine_as_itself(void) {
+    static answer first, second;
+    pllm_engine *engine = open_engine(model_dir);
+    pllm_queue *queue = new_queue(engine, 8);
+    uint64_t id = ask_and_keep(engine, NULL, 0, 5, 1, &first);
+    step_to_the_end(engine);
+    resume(engine, queue, id, 5, &second);
+    pllm_engine_free(engine);
+    CHECK(take(queue, -1) == 1 && take(queue, -1) == -1);
+    CHECK(first.ends == 1 && second.ends == 1 && second.finish_reason == PLLM_FINISH_ABORT && second.tokens_len == 0);
+    pllm_queue_free(queue);
+}
+
 static void an_engine_may_go_with_idle_sequences_and_pins(void) {
     int files = 0;
     for (int i = 0; i < 30; i++) {
@@ -454,6 +529,31 @@ static void samples_that_outgrow_the_pool_together_end_all_the_same(void) {
             OK(grow ? pllm_sequence_append(engine, id + i, prompt, 33 - i) : pllm_sequence_rewind(engine, id + i, 1 + i));
         CHECK(steps_to_the_end(engine, 1000) < 1000);
         CHECK(stats_of(engine).finished_length == SAMPLES);
+        nothing_is_left(engine);
+        pllm_engine_free(engine);
+    }
+}
+
+// Also one token, or one more than a block, or than a block that is found: nothing is chosen after it.
+static void a_prompt_of_any_length_may_be_pinned(void) {
+    uint32_t prompt[40];
+    for (uint32_t i = 0; i < COUNT(prompt); i++) prompt[i] = 10 + i;
+    for (int prefilled = 0; prefilled < 2; prefilled++) {
+        pllm_engine *engine = open_engine(model_dir);
+        for (uint64_t len = 1; len <= COUNT(prompt); len++) {
+            pllm_pin pin;
+            uint64_t id = 0;
+            pllm_pin_init(&pin, sizeof pin);
+            pin.prompt_tokens = prompt;
+            pin.prompt_tokens_len = len;
+            pin.cache_salt = (const uint8_t *)&len;
+            pin.cache_salt_len = prefilled ? 0 : sizeof len;
+            OK(pllm_prefix_pin(engine, &pin, &id));
+            step(engine, 2);
+            CHECK(stats_of(engine).blocks_used == (len + 15) / 16 && stats_of(engine).generated_tokens == 0);
+            OK(pllm_prefix_unpin(engine, id));
+        }
+        step(engine, 1);
         nothing_is_left(engine);
         pllm_engine_free(engine);
     }
@@ -552,12 +652,17 @@ const test_case sequence_cases[] = {
     CASE(two_engines_do_not_know_each_other_s_sequences),
     CASE(what_is_freed_or_ended_is_unknown_for_good),
     CASE(a_fork_whose_parent_ends_first_says_so),
+    CASE(a_fork_whose_parent_ends_first_and_stays_stays_too),
+    CASE(a_request_for_several_that_ended_before_its_first_token_goes_on_alone),
+    CASE(a_length_is_right_whatever_came_between),
     CASE(freeing_a_queue_ends_the_forks_that_write_to_it_and_nobody_else),
     CASE(a_sample_that_was_resumed_elsewhere_ends_there_with_its_engine),
     CASE(a_sample_that_was_resumed_elsewhere_ends_with_that_queue_and_no_other),
     CASE(an_abort_is_not_lost_to_a_sample_that_is_resumed_after_it),
+    CASE(a_turn_that_no_step_has_seen_ends_with_its_engine_as_itself),
     CASE(an_engine_may_go_with_idle_sequences_and_pins),
     CASE(samples_that_outgrow_the_pool_together_end_all_the_same),
+    CASE(a_prompt_of_any_length_may_be_pinned),
     CASE(a_hook_that_edits_may_call_what_any_thread_may),
     CASE(a_hook_that_leaves_nothing_to_choose_from_ends_its_request),
     {0},
