@@ -576,13 +576,15 @@ fn a_child_of_a_parent_that_ended_before_its_fork_has_ended_too() {
 }
 
 #[test]
-fn samples_that_end_before_they_come_into_being_leave_nothing() {
+fn of_samples_that_end_before_they_come_into_being_the_first_is_kept() {
     let engine = counting();
     let id = engine.add_request(Request { n: 3, keep: true, ..request(&[10], greedy(9)) }).unwrap();
     engine.abort(id).unwrap();
     let outputs = run(&engine);
     assert_eq!(outputs.iter().map(|output| output.finish).collect::<Vec<_>>(), [Some(FinishReason::Abort); 3]);
-    assert!(engine.sequence(id).is_err());
+    assert!(engine.sequence(id).unwrap().idle && engine.sequence(id + 1).is_err());
+    engine.free(id).unwrap();
+    engine.step().unwrap();
     assert_eq!((engine.stats().idle, engine.stats().blocks_used), (0, 0));
 }
 

@@ -404,7 +404,7 @@ impl Trace {
                 self.open.insert((id, 0));
             }
             // What is doomed has ended by then: its children have too, or were never born.
-            let parent_stays = dense.state != State::Doomed || (dense.keep && dense.branches == 1);
+            let parent_stays = dense.state != State::Doomed || dense.keep;
             if !parent_stays {
                 self.stillborn.insert(id);
                 continue;
@@ -570,8 +570,9 @@ impl Trace {
         for id in doomed {
             let dense = self.sequences.get_mut(&id).unwrap();
             if dense.branches > 1 {
-                dense.state = State::Gone;
-                let wanted = self.contests.remove(&id).map_or(dense.branches, |contest| contest.wanted) as u32;
+                let branches = std::mem::replace(&mut dense.branches, 1);
+                dense.state = if dense.keep && !dense.freed { State::Idle } else { State::Gone };
+                let wanted = self.contests.remove(&id).map_or(branches, |contest| contest.wanted) as u32;
                 let ends = |index| outputs.iter().any(|o| o.request == id && o.index == index && o.finish == Some(FinishReason::Abort));
                 assert!((0..wanted).all(ends), "every sample of {id} is told");
             } else {

@@ -32,6 +32,7 @@ impl Core {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Add { id, work } => self.add(id, *work),
+            Command::End { seq } => self.end_sequence(seq, FinishReason::Abort, |output| output),
             Command::Abort { request } => self.end_request(request, FinishReason::Abort, |output| output),
             Command::Fork { parent, len, children, idle } => children.into_iter().for_each(|child| self.fork(parent, len, child, idle)),
             Command::Append { seq, tokens } => {
@@ -158,8 +159,10 @@ impl Core {
 
     fn resume(&mut self, seq: u64, turn: Turn) -> Result<()> {
         let Some(stream) = self.streams.get_mut(&seq) else { return Ok(()) };
-        let (max_len, keep) = (turn.max_len, turn.keep);
-        stream.resume(turn, &self.scheduler.get(seq)?.tokens)?;
+        let tokens = &self.scheduler.get(seq)?.tokens;
+        let most = turn.rules.params.max_tokens.unwrap_or(self.longest);
+        let (max_len, keep) = (tokens.len().saturating_add(most).min(self.longest), turn.keep);
+        stream.resume(turn, tokens)?;
         self.scheduler.resume(seq, max_len, keep)
     }
 

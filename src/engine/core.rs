@@ -353,7 +353,7 @@ impl Core {
         let output = complete(stream.close(finish, self.shared.text.as_deref()));
         if !branched {
             self.contests.remove(&output.request);
-            self.forget(seq);
+            self.let_go(seq);
             return self.end_with_siblings(&outbox, output);
         }
         self.let_go(seq);
@@ -466,7 +466,9 @@ impl Core {
 
     fn end_all(&mut self, error: &Error, complete: impl Fn(Output) -> Output) {
         for (outbox, last) in self.shared.registry.fail(error) {
-            let output = match self.streams.remove(&last.sequence) {
+            // A turn that no step has seen is not the stream's yet.
+            let runs = self.scheduler.get(last.sequence).is_ok_and(|sequence| sequence.group.is_some());
+            let output = match self.streams.remove(&last.sequence).filter(|_| runs) {
                 Some(mut stream) => stream.close(FinishReason::Error, None),
                 None => last,
             };

@@ -113,7 +113,7 @@ impl Outbox {
     /// Ok unless the reader is gone.
     pub fn check_open(&self) -> Result<()> {
         match self.lock().abandoned {
-            true => Err(Error::closed("the sequence's queue has been freed: name another one")),
+            true => Err(Error::invalid("the sequence's queue has been freed: name another one")),
             false => Ok(()),
         }
     }

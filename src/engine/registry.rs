@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 pub enum Command {
     Add { id: u64, work: Box<Work> },
     Abort { request: u64 },
+    End { seq: u64 },
     Fork { parent: u64, len: Option<usize>, children: Vec<Child>, idle: bool },
     Append { seq: u64, tokens: Vec<u32> },
     Rewind { seq: u64, len: usize },
@@ -59,13 +60,28 @@ struct State {
 }
 
 /// A request that has not ended.
+#[derive(Default)]
 struct Live {
-    outbox: Arc<Outbox>,
-    /// What the last output of each sequence says if it ends before it has begun.
-    last: Output,
-    /// The sequences, by index, whose last output is still to come.
-    open: Vec<u32>,
+    open: Vec<Open>,
     aborting: bool,
+}
+
+/// One of its sequences whose last output is still to come.
+struct Open {
+    /// Where it goes.
+    outbox: Arc<Outbox>,
+    /// What it says if the sequence ends before it has begun.
+    last: Output,
+}
+
+impl Command {
+    /// The sequence whose length it changes.
+    fn changes(&self) -> Option<u64> {
+        match self {
+            Command::Append { seq, .. } | Command::Rewind { seq, .. } => Some(*seq),
+            _ => None,
+        }
+    }
 }
 
 /// A sequence as of the last committed step, and of the commands since.
@@ -96,6 +112,12 @@ impl State {
         if !std::mem::replace(&mut live.aborting, true) {
             self.inbox.push_back(Command::Abort { request });
         }
+        Ok(())
+    }
+
+    fn end(&mut self, seq: u64) -> Result<()> {
+        self.inbox.try_reserve(1)?;
+        self.inbox.push_back(Command::End { seq });
         Ok(())
     }
 
@@ -133,10 +155,9 @@ impl State {
     /// The sequence runs from now on, and owes a last output.
     fn open(&mut self, known: &Known, last: Output) -> Result<()> {
         self.live.try_reserve(1)?;
-        let live = self.live.entry(known.request);
-        let live = live.or_insert_with(|| Live { outbox: known.outbox.clone(), last, open: Vec::new(), aborting: false });
+        let live = self.live.entry(known.request).or_default();
         live.open.try_reserve(1)?;
-        live.open.push(known.index);
+        live.open.push(Open { outbox: known.outbox.clone(), last });
         // An abort from before this does not reach it.
         live.aborting = false;
         Ok(())
@@ -186,10 +207,11 @@ impl Registry {
             stream.outbox.check_room()?;
             let mut open = Vec::new();
             open.try_reserve_exact(work.wanted)?;
-            open.extend(0..work.wanted as u32);
+            let last = |index| Open { outbox: stream.outbox.clone(), last: stream.output().of(index) };
+            open.extend((0..work.wanted as u32).map(last));
             state.last_id += work.branching.width() as u64;
             let (outbox, user_data) = (stream.outbox.clone(), stream.user_data);
-            state.live.insert(id, Live { outbox: outbox.clone(), last: stream.output(), open, aborting: false });
+            state.live.insert(id, Live { open, aborting: false });
             let beam = work.beams.is_some();
             let len = work.prompt.len();
             state.sequences.insert(id, Known { request: id, index: 0, len, idle: false, beam, inexact: false, outbox, user_data });
@@ -365,10 +387,23 @@ impl Registry {
         if Arc::strong_count(outbox) == 1 {
             return;
         }
-        let orphans: Vec<u64> = state.live.iter().filter(|(_, live)| Arc::ptr_eq(&live.outbox, outbox)).map(|(&id, _)| id).collect();
-        for &id in &orphans {
-            // Without memory for the command the request runs to its end, unheard.
-            let _ = state.abort(id);
+        let mut orphans = Vec::new();
+        for (&request, live) in &state.live {
+            let writers: Vec<u64> =
+                live.open.iter().filter(|open| Arc::ptr_eq(&open.outbox, outbox)).map(|open| open.last.sequence).collect();
+            match writers.len() == live.open.len() {
+                true => orphans.push(Command::Abort { request }),
+                // The others were resumed elsewhere.
+                false => orphans.extend(writers.into_iter().map(|seq| Command::End { seq })),
+            }
+        }
+        for orphan in &orphans {
+            // Without memory for the command the sequence runs to its end, unheard.
+            let _ = match *orphan {
+                Command::Abort { request } => state.abort(request),
+                Command::End { seq } => state.end(seq),
+                _ => Ok(()),
+            };
         }
         drop(state);
         if !orphans.is_empty() {
@@ -389,8 +424,11 @@ impl Registry {
     /// The sequences have so many tokens now.
     pub fn grown(&self, lens: impl Iterator<Item = (u64, usize)>) {
         let mut state = self.lock();
+        let State { sequences, inbox, .. } = &mut *state;
         for (seq, len) in lens {
-            if let Some(known) = state.sequences.get_mut(&seq) {
+            // What the host has asked for since counts already.
+            let pending = inbox.iter().any(|command| command.changes() == Some(seq));
+            if let Some(known) = sequences.get_mut(&seq).filter(|_| !pending) {
                 known.len = len;
             }
         }
@@ -408,7 +446,7 @@ impl Registry {
             None => drop(state.sequences.remove(&output.sequence)),
         }
         if let Some(live) = state.live.get_mut(&output.request) {
-            live.open.retain(|&index| index != output.index);
+            live.open.retain(|open| open.last.index != output.index);
             if live.open.is_empty() {
                 state.live.remove(&output.request);
             }
@@ -417,7 +455,7 @@ impl Registry {
 
     /// The indices of the request's sequences whose last output is still to come.
     pub fn open(&self, request: u64) -> Vec<u32> {
-        self.lock().live.get(&request).map_or_else(Vec::new, |live| live.open.clone())
+        self.lock().live.get(&request).map_or_else(Vec::new, |live| live.open.iter().map(|open| open.last.index).collect())
     }
 
     /// A sequence that nobody may use is gone.
@@ -441,8 +479,7 @@ impl Registry {
         state.inbox.clear();
         state.sequences.clear();
         let live = std::mem::take(&mut state.live);
-        let lasts = |live: &Live| -> Vec<_> { live.open.iter().map(|&index| (live.outbox.clone(), live.last.of(index))).collect() };
-        live.values().flat_map(lasts).collect()
+        live.into_values().flat_map(|live| live.open).map(|open| (open.outbox, open.last)).collect()
     }
 
     /// After `fail`, and after the last outputs: every queue says that no more will come.

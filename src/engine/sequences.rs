@@ -74,9 +74,7 @@ impl Engine {
         }
         let child = |i, id, known: &Known| {
             let outbox = how.queue.map_or(&known.outbox, |queue| queue.outbox()).clone();
-            if !(how.idle || known.idle) {
-                outbox.check_open()?;
-            }
+            outbox.check_open()?;
             Ok(Child { id, seed: how.seed.map(|seed| branch_seed(seed, i)), user_data: how.user_data.unwrap_or(known.user_data), outbox })
         };
         let last = |id, known: &Known| Output {

@@ -114,6 +114,7 @@ impl Stream {
         self.rules = rules;
         self.memory = Memory::new(&self.rules, tokens, tokens.len())?;
         (self.prompt_len, self.generated, self.score) = (tokens.len(), 0, 0.0);
+        (self.branches, self.ranked, self.echoed) = (1, false, None);
         self.detokenizer = Detokenizer::new(skip_special);
         self.detokenizer.prime(tokens);
         self.stops = StopMatcher::new(self.rules.params.stop.clone(), self.rules.params.include_stop);

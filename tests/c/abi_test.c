@@ -1247,7 +1247,7 @@ static void wrong_uses_of_a_sequence_are_refused(const pllm_engine *engine) {
     INVALID(pllm_sequence_rewind(engine, id, UINT64_MAX));
 #define RESUME(assignment, refusal) \
     (pllm_resume_init(&resume, sizeof resume), resume.assignment, refusal(pllm_sequence_resume(engine, id, &resume)))
-    RESUME(flags = 4, UNSUPPORTED);
+    RESUME(flags = 8, UNSUPPORTED);
     RESUME(text_flags = PLLM_TEXT_ADD_SPECIAL, UNSUPPORTED);
     sampling.flags = PLLM_SAMPLING_ECHO;
     RESUME(sampling = &sampling, INVALID);

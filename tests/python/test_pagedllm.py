@@ -393,7 +393,7 @@ class Several(Case):
         with open_engine(host_steps=True) as engine:
             request = engine.add("Hello", Sampling(max_tokens=4), beam=Beam(width=2))
             engine.step()
-            self.assertRefused(Code.INVALID_ARGUMENT, "beam", engine.free, request + 1)
+            self.assertRefused(Code.NOT_FOUND, "unknown", engine.free, request + 1)
 
     def test_a_grammar_that_has_ended_ends_the_sequence_whatever_comes_of_ignore_eos(self):
         digits = Sampling(temperature=0, max_tokens=9, ignore_eos=True, grammar=Grammar.regex("[0-9]{2}"))
