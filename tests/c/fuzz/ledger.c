@@ -14,7 +14,10 @@ static unsigned pins_len;
 static unsigned last_user_data;
 static bool racing;
 
-void ledger_clear(void) { requests_len = pins_len = last_user_data = 0, racing = false; }
+static unsigned char last_blob[1 << 20];
+static uint64_t last_blob_len;
+
+void ledger_clear(void) { requests_len = pins_len = last_user_data = last_blob_len = 0, racing = false; }
 
 void ledger_race(bool now) { racing = now; }
 
@@ -221,9 +224,6 @@ static void count(const request *r, turn *t, const pllm_output *o) {
     EXPECT(t->ends <= 1, "a second last output came after the last output of sequence %llu", LLU(o->sequence));
     EXPECT(t->ends == 0 || t->loose || o->generated_tokens <= t->generated, "generated_tokens went beyond that of the last output");
 }
-
-static unsigned char last_blob[1 << 20];
-static uint64_t last_blob_len;
 
 static void keep_blob(const pllm_output *o) {
     last_blob_len = o->blob_len <= sizeof last_blob ? o->blob_len : 0;
