@@ -250,7 +250,8 @@ static_assert(!is_hook<void (*)(void *, uint64_t, const uint32_t *, uint64_t, fl
 
 TEST(LogitsHook, has_the_last_word_for_as_long_as_the_request_lives) {
     pagedllm::Engine engine = open_engine();
-    std::atomic<int> asked{0};
+    // Static: a write that begins it would race, for ThreadSanitizer does not see the library hand it to its own thread.
+    static std::atomic<int> asked{0};
     pagedllm::Request request = drawing(5, 1);
     request.logits_hook = want_300;
     request.hook_data = &asked;

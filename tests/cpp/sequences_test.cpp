@@ -67,7 +67,7 @@ TEST_F(Sequences, fork_and_go_on_as_their_parent_would_have) {
 
 TEST_F(Sequences, fork_at_an_earlier_position) {
     const pagedllm::Sequence parent = engine.sequence(whole.sequence);
-    for (const uint64_t at : {16, 17, 22}) {
+    for (const uint64_t at : {16u, 17u, 22u}) {
         pagedllm::Sequence child = fork_of(parent, engine, at);
         expect_rest(child, at);
     }
@@ -89,7 +89,7 @@ TEST_F(Sequences, compute_only_what_was_appended) {
 
 TEST_F(Sequences, that_are_rewound_say_the_same_again) {
     pagedllm::Sequence sequence = engine.sequence(whole.sequence);
-    for (const uint64_t len : {26, 20, 16}) {
+    for (const uint64_t len : {26u, 20u, 16u}) {
         EXPECT_TRUE(ok(sequence.rewind(len)));
         EXPECT_EQ(sequence.info().value().len, len);
         expect_rest(sequence, len);
