@@ -775,12 +775,12 @@ static void note_branching(request *r, const pllm_request *q, unsigned beams) {
     if (width == 0 || width > MOST_SEQUENCES || q->n > width) return;
     r->width = width;
     r->results = q->n;
-    r->branching = q->beam ? BEAMS : samples > q->n ? BEST : SAMPLES;
+    r->branching = q->beam ? BEAMS : q->best_of > 1 ? BEST : SAMPLES;
 }
 
 // Each result's first turn, before the call that begins it.
 static void note_turns(request *r, turn t) {
-    if (r->width > r->results || r->branching == BEAMS) t.kind = PLLM_OUTPUT_FINAL;  // they come at the end
+    if (r->branching == BEST || r->branching == BEAMS) t.kind = PLLM_OUTPUT_FINAL;  // they come at the end
     for (unsigned i = 0; i < r->width; i++) {
         account *a = &r->accounts[i];
         a->now = t;
