@@ -495,7 +495,7 @@ typedef struct {
   uint32_t text_flags;
   // Where its outputs go. NULL (default): the engine's own queue.
   const pllm_queue *queue;
-  // Samples to draw, of which the n with the highest log probability are returned, best first, at the end.
+  // Samples to draw. Where they are more than n, the n with the highest log probability are returned, best first, at the end.
   // 0 (default): n.
   uint32_t best_of;
   // Keep only so many of the prompt's last tokens. 0 (default): all.

@@ -333,7 +333,7 @@ impl Trace {
         }
         let samples = request.best_of.unwrap_or(request.n) as usize;
         let wanted = request.n as usize;
-        let ranked = request.best_of.is_some() && samples > 1;
+        let ranked = samples > wanted;
         if ranked {
             request.sampling.output = OutputKind::Final;
         }

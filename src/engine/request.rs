@@ -102,7 +102,7 @@ impl Engine {
         let root = Chain::root(&self.info.fingerprint, &request.salt);
         let (keep, wanted) = (request.keep, request.n as usize);
         let mut sampling = request.sampling;
-        let ranked = request.best_of.is_some_and(|samples| samples > 1);
+        let ranked = request.best_of.is_some_and(|samples| samples > request.n);
         if ranked {
             sampling.output = OutputKind::Final; // nobody knows before the end which are returned, and in which order
         }

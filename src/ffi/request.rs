@@ -123,7 +123,7 @@ pub struct pllm_request {
     pub text_flags: u32,
     /// Where its outputs go. NULL (default): the engine's own queue.
     pub queue: *const pllm_queue,
-    /// Samples to draw, of which the n with the highest log probability are returned, best first, at the end.
+    /// Samples to draw. Where they are more than n, the n with the highest log probability are returned, best first, at the end.
     /// 0 (default): n.
     pub best_of: u32,
     /// Keep only so many of the prompt's last tokens. 0 (default): all.

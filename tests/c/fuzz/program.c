@@ -775,7 +775,7 @@ static void note_branching(request *r, const pllm_request *q, unsigned beams) {
     if (width == 0 || width > MOST_SEQUENCES || q->n > width) return;
     r->width = width;
     r->results = q->n;
-    r->branching = q->beam ? BEAMS : q->best_of > 1 ? BEST : SAMPLES;
+    r->branching = q->beam ? BEAMS : samples > q->n ? BEST : SAMPLES;
 }
 
 // Each result's first turn, before the call that begins it.
