@@ -67,7 +67,7 @@ void ledger_refused(request *r) {
 bool ledger_begin(account *a, const turn *t) {
     pthread_mutex_lock(&lock);
     bool room = a->turns_len < MOST_TURNS;
-    if (room) a->turns[a->turns_len++] = *t;
+    if (room) a->turns[a->turns_len] = *t, a->turns[a->turns_len++].loose |= a->wild;
     pthread_mutex_unlock(&lock);
     return room;
 }

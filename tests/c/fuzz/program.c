@@ -957,7 +957,6 @@ static void resume_one(worker *w) {
     if (q.flags & PLLM_RESUME_USER_DATA) t.user_data = q.user_data;
     t.keep = q.flags & PLLM_REQUEST_KEEP;
     t.queue = q.queue ? to->number : a ? a->now.queue : 0;
-    t.loose = a && a->wild;
     bool goes_nowhere = !q.queue && a && a->now.unheard;
     if (a && !ledger_begin(a, &t)) {
         ledger_let_go(a);
