@@ -159,7 +159,7 @@ static int run_for(uint64_t seconds, uint64_t seed) {
 
 static int run_sabotaged(const char *name) {
     sabotage = sabotage_named(name);
-    return watch(&(task){.seed = 1, .ms = 5000, .covers = sabotage == a_function_never_fails});
+    return watch(&(task){.seed = 1, .ms = 20000, .covers = sabotage == a_function_never_fails});
 }
 
 int main(int argc, char **argv) {
