@@ -63,18 +63,26 @@ void ledger_refused(request *r) {
 
 bool ledger_begin(account *a, const turn *t) {
     pthread_mutex_lock(&lock);
-    bool room = a->turns_len < MOST_TURNS;
-    if (room) a->turns[a->turns_len++] = *t;
+    bool room = a->turns_len < MOST_TURNS - 1;  // the first turn of a result may become known last
+    if (room) a->turns[a->turns_len] = *t, a->turns[a->turns_len++].loose |= a->wild;
     pthread_mutex_unlock(&lock);
     return room;
 }
 
+// One of several samples is a result: its first turn is before all others that are known.
+static turn *begin_result(request *r, account *a) {
+    EXPECT(r->results_begun++ < r->results, "request %llu has more results than it was asked for", LLU(r->id));
+    memmove(a->turns + 1, a->turns, a->turns_len++ * sizeof *a->turns);
+    a->turns[0] = a->now;
+    a->is_result = true;
+    return a->turns;
+}
+
 void ledger_begun(request *r, account *a, bool accepted) {
     pthread_mutex_lock(&lock);
+    // Only results stay to be resumed.
+    if (accepted && r->branching == BEST && !a->is_result) begin_result(r, a);
     turn *t = &a->turns[a->turns_len - 1];
-    // Of several samples only the results stay to be resumed: its first turn, which nobody has heard of yet, was one.
-    bool was_a_result = accepted && r->branching == BEST && a->turns_len == 1;
-    if (was_a_result) a->turns[1] = *t, *t = a->now, a->turns_len++, t++, r->results_begun++;
     if (accepted) a->now = *t;
     else EXPECT(t->outputs == 0, "an output came of a resume that was refused"), a->turns_len--;
     pthread_mutex_unlock(&lock);
@@ -116,15 +124,14 @@ static turn *turn_of(request *r, account *a, unsigned queue, const pllm_output *
         if (a->turns[i].queue == queue) found = &a->turns[i];
     }
     // Of several samples, those that are results begin with their first output.
-    bool begins = !a->turns_len && r->branching == BEST && a->now.user_data == o->user_data;
+    bool begins = !found && r->branching == BEST && !a->is_result && a->now.user_data == o->user_data;
     // A child that could not be made says so, even where it was not to run.
     bool never_made = !found && r->branching == CHILDREN && o->finish_reason == PLLM_FINISH_ERROR && a->now.user_data == o->user_data;
     EXPECT(user_data_is_known || begins || never_made, "an output's user_data is none of its sequence's: %llx", LLU(o->user_data));
-    if (begins || never_made) {
-        EXPECT(!begins || r->results_begun++ < r->results, "request %llu has more results than it was asked for", LLU(r->id));
-        a->never_made |= never_made;
-        if (a->now.queue == queue) found = &a->turns[a->turns_len++], *found = a->now;
-        if (found) found->optional = never_made;
+    if (begins && a->now.queue == queue) found = begin_result(r, a);
+    if (never_made) {
+        a->never_made = true;
+        if (a->now.queue == queue) found = &a->turns[a->turns_len++], *found = a->now, found->optional = true;
     }
     EXPECT(found, "an output came from another request's queue");
     return found;

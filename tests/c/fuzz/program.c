@@ -944,16 +944,18 @@ static void resume_one(worker *w) {
     choose_hook(w, e, &q.logits_hook, &q.hook_data);
     q.sampling = one_in(w, 8) ? NULL : any_sampling(w, e, false, &t);
     if (!below(w, 4)) q.flags &= ~(uint32_t)PLLM_REQUEST_KEEP;
-    if (world.racing || below(w, 2)) q.flags |= PLLM_RESUME_USER_DATA, q.user_data = ledger_user_data();
-    if (one_in(w, 32)) q.flags ^= odd_u32(w);
+    // A turn that may never have been must not be taken for this one.
+    const turn *last = a && a->turns_len ? &a->turns[a->turns_len - 1] : NULL;
+    bool told_apart = world.racing || (last && last->optional && last->ends == 0);
+    if (told_apart || below(w, 2)) q.flags |= PLLM_RESUME_USER_DATA, q.user_data = ledger_user_data();
+    if (one_in(w, 32)) q.flags ^= odd_u32(w) & ~(uint32_t)PLLM_RESUME_USER_DATA;
     if (one_in(w, 16)) q.text_flags = odd_u32(w);
-    bool by_default = !world.racing && one_in(w, 32);
+    bool by_default = !told_apart && one_in(w, 32);
     filled(at, &resume_type, &q, declared);
     if (by_default) pllm_resume_init(&q, sizeof q), t = (turn){.user_data = t.user_data, .keep = true};
     if (q.flags & PLLM_RESUME_USER_DATA) t.user_data = q.user_data;
     t.keep = q.flags & PLLM_REQUEST_KEEP;
     t.queue = q.queue ? to->number : a ? a->now.queue : 0;
-    t.loose = a && a->wild;
     bool goes_nowhere = !q.queue && a && a->now.unheard;
     if (a && !ledger_begin(a, &t)) {
         ledger_let_go(a);
