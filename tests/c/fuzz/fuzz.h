@@ -190,7 +190,7 @@ typedef struct {
     uint64_t tokens, generated;
 } turn;
 
-enum { MOST_SEQUENCES = 8, MOST_TURNS = 4 };
+enum { MOST_SEQUENCES = 8, MOST_TURNS = 5 };
 
 typedef struct {
     turn now;  // what a fork would inherit
@@ -199,6 +199,7 @@ typedef struct {
     bool claimed;  // a worker is in the middle of what one may do at a time
     bool wild;     // many did something to it
     bool freed, never_made;
+    bool is_result;  // of BEST: it is known to be one
 } account;
 
 // The sequences that one call made: a request's samples or beams, or the children of a fork, each a request of its own.
