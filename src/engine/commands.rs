@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::blob::{Blob, Header};
-use super::core::Core;
+use super::core::{Contest, Core};
 use super::outputs::Output;
 use super::registry::{Child, Command};
 use super::request::Work;
@@ -98,7 +98,7 @@ impl Core {
         match begun {
             Ok(echoed) => {
                 if stream.ranked {
-                    self.contests.insert(id, super::core::Contest { wanted, open: stream.branches, ends: Vec::new() });
+                    self.contests.insert(id, Contest { wanted, open: stream.branches, ends: Vec::new() });
                 }
                 let outbox = stream.outbox.clone();
                 self.streams.insert(id, stream);
@@ -169,12 +169,7 @@ impl Core {
     /// As if it had never been idle.
     fn go_on(&mut self, seq: u64, keep: bool) -> Result<()> {
         let Ok(sequence) = self.scheduler.get(seq) else { return Ok(()) };
-        let (len, max_len) = (sequence.tokens.len(), sequence.max_len);
-        if len >= max_len {
-            return Err(Error::invalid(format!(
-                "sequence {seq} has {len} tokens, as many as it may have: resume it with new sampling parameters"
-            )));
-        }
+        let max_len = sequence.max_len;
         self.scheduler.resume(seq, max_len, keep)
     }
 
@@ -241,6 +236,9 @@ impl Core {
 
     /// Pins whose time has passed go, and those that had to give way are forgotten.
     fn let_pins_expire(&mut self) {
+        if self.pins.is_empty() {
+            return; // and nobody asks for the time
+        }
         let now = Instant::now();
         let mut next = 0;
         while let Some(pin) = self.pins.get(next) {

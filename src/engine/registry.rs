@@ -101,6 +101,14 @@ pub struct Known {
     pub user_data: u64,
 }
 
+impl Known {
+    /// Its last output if it ends before it has begun.
+    fn last(&self) -> Output {
+        let (request, index, user_data) = (self.request, self.index, self.user_data);
+        Output { request, sequence: request, user_data, prompt_tokens: self.len as u64, ..Output::default() }.of(index)
+    }
+}
+
 impl State {
     fn check(&self) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)
@@ -122,9 +130,7 @@ impl State {
     }
 
     fn sequence(&mut self, seq: u64) -> Result<&mut Known> {
-        let known = self.sequences.get_mut(&seq);
-        let known =
-            known.ok_or_else(|| Error::not_found(format!("sequence {seq} is unknown, has not begun, or has ended and was not kept")))?;
+        let known = self.sequences.get_mut(&seq).ok_or_else(|| unknown(seq))?;
         if known.beam {
             return Err(Error::invalid(format!(
                 "sequence {seq} is one of the beams of request {}: they are chosen together",
@@ -145,19 +151,17 @@ impl State {
     fn awake(&mut self, seq: u64, known: Known) -> Result<()> {
         known.outbox.check_room()?;
         let known = Known { idle: false, ..known };
-        let (request, index, user_data) = (known.request, known.index, known.user_data);
-        let last = Output { request, sequence: request, index: 0, user_data, prompt_tokens: known.len as u64, ..Output::default() };
-        self.open(&known, last.of(index))?;
+        self.open(&known)?;
         self.sequences.insert(seq, known);
         Ok(())
     }
 
     /// The sequence runs from now on, and owes a last output.
-    fn open(&mut self, known: &Known, last: Output) -> Result<()> {
+    fn open(&mut self, known: &Known) -> Result<()> {
         self.live.try_reserve(1)?;
         let live = self.live.entry(known.request).or_default();
         live.open.try_reserve(1)?;
-        live.open.push(Open { outbox: known.outbox.clone(), last });
+        live.open.push(Open { outbox: known.outbox.clone(), last: known.last() });
         // An abort from before this does not reach it.
         live.aborting = false;
         Ok(())
@@ -210,11 +214,8 @@ impl Registry {
             let last = |index| Open { outbox: stream.outbox.clone(), last: stream.output().of(index) };
             open.extend((0..work.wanted as u32).map(last));
             state.last_id += work.branching.width() as u64;
-            let (outbox, user_data) = (stream.outbox.clone(), stream.user_data);
             state.live.insert(id, Live { open, aborting: false });
-            let beam = work.beams.is_some();
-            let len = work.prompt.len();
-            state.sequences.insert(id, Known { request: id, index: 0, len, idle: false, beam, inexact: false, outbox, user_data });
+            state.sequences.insert(id, Known { beam: work.beams.is_some(), ..stream.known(work.prompt.len()) });
             state.inbox.push_back(Command::Add { id, work });
             Ok(id)
         })
@@ -224,7 +225,7 @@ impl Registry {
         self.command(|state| state.abort(request))
     }
 
-    /// Gives `n` children their ids and leaves the command to make them. `check` sees the parent.
+    /// Gives `n` children their ids and leaves the command to make them; `child` says how, and sees the parent.
     pub fn fork(
         &self,
         parent: u64,
@@ -232,7 +233,6 @@ impl Registry {
         idle: bool,
         n: usize,
         child: impl Fn(usize, u64, &Known) -> Result<Child>,
-        last: impl Fn(u64, &Known) -> Output,
     ) -> Result<Vec<u64>> {
         self.command(|state| {
             let known = state.sequence(parent)?.clone();
@@ -258,7 +258,7 @@ impl Registry {
                 let (outbox, user_data) = (child.outbox.clone(), child.user_data);
                 let made = Known { request: child.id, index: 0, len: at, idle, beam: false, inexact: known.inexact, outbox, user_data };
                 if !idle {
-                    state.open(&made, last(child.id, &made))?;
+                    state.open(&made)?;
                 }
                 state.sequences.insert(child.id, made);
             }
@@ -331,10 +331,9 @@ impl Registry {
     }
 
     pub fn sequence(&self, seq: u64) -> Result<Known> {
-        let mut state = self.lock();
+        let state = self.lock();
         state.check()?;
-        let known = state.sequences.get_mut(&seq).cloned();
-        known.ok_or_else(|| Error::not_found(format!("sequence {seq} is unknown, has not begun, or has ended and was not kept")))
+        state.sequences.get(&seq).cloned().ok_or_else(|| unknown(seq))
     }
 
     /// The blob follows as an output.
@@ -425,10 +424,10 @@ impl Registry {
     pub fn grown(&self, lens: impl Iterator<Item = (u64, usize)>) {
         let mut state = self.lock();
         let State { sequences, inbox, .. } = &mut *state;
+        // What the host has asked for since counts already.
+        let pending: Vec<u64> = inbox.iter().filter_map(Command::changes).collect();
         for (seq, len) in lens {
-            // What the host has asked for since counts already.
-            let pending = inbox.iter().any(|command| command.changes() == Some(seq));
-            if let Some(known) = sequences.get_mut(&seq).filter(|_| !pending) {
+            if let Some(known) = sequences.get_mut(&seq).filter(|_| !pending.contains(&seq)) {
                 known.len = len;
             }
         }
@@ -487,4 +486,8 @@ impl Registry {
         let outboxes = self.lock().outboxes.clone();
         outboxes.iter().filter_map(Weak::upgrade).for_each(|outbox| outbox.close(error));
     }
+}
+
+fn unknown(seq: u64) -> Error {
+    Error::not_found(format!("sequence {seq} is unknown, has not begun, or has ended and was not kept"))
 }

@@ -94,10 +94,10 @@ impl Engine {
         self.check_queue(queue)?;
         self.check_sampling(&request.sampling)?;
         let branching = self.branching(&request)?;
-        let prompt = self.prompt_tokens(&request)?;
+        let prompt = self.prompt_tokens(request.prompt, request.add_special, request.truncate_prompt_tokens)?;
         let max_len = self.max_len(prompt.len(), &request.sampling)?;
         self.check_room(prompt.len(), max_len, branching)?;
-        let beams = request.beam.as_ref().map(|params| self.beams(params, &request, max_len - prompt.len()));
+        let beams = request.beam.as_ref().map(|params| self.beams(params, request.n, &request.sampling, max_len - prompt.len()));
         let beams = beams.transpose()?.map(Box::new);
         let root = Chain::root(&self.info.fingerprint, &request.salt);
         let (keep, wanted) = (request.keep, request.n as usize);
@@ -106,7 +106,7 @@ impl Engine {
         if ranked {
             sampling.output = OutputKind::Final; // nobody knows before the end which are returned, and in which order
         }
-        let turn = self.turn(sampling, queue.outbox().clone(), request.hook, request.user_data, request.skip_special, max_len, keep)?;
+        let turn = self.turn(sampling, queue.outbox().clone(), request.hook, request.user_data, request.skip_special, keep)?;
         self.shared.registry.add(|id| {
             let turn = Turn { seed: turn.rules.params.seed.unwrap_or(self.seed_of(id)), ..turn };
             let mut stream = Stream::new(id, turn, &prompt)?;
@@ -116,9 +116,9 @@ impl Engine {
         })
     }
 
-    fn beams(&self, params: &BeamParams, request: &Request, most: usize) -> Result<Beams> {
-        let ends = [&self.eos_of(&request.sampling)[..], &request.sampling.stop_token_ids].concat();
-        Beams::new(params, request.n as usize, &ends, most, self.info.vocab_size)
+    fn beams(&self, params: &BeamParams, n: u32, sampling: &SamplingParams, most: usize) -> Result<Beams> {
+        let ends = [&self.eos_of(sampling)[..], &sampling.stop_token_ids].concat();
+        Beams::new(params, n as usize, &ends, most, self.info.vocab_size)
     }
 
     pub(super) fn check_queue(&self, queue: &Queue) -> Result<()> {
@@ -172,9 +172,6 @@ impl Engine {
                 self.max_seqs
             )));
         }
-        if request.sampling.prompt_logprobs.is_some() && request.truncate_prompt_tokens == Some(0) {
-            return Err(Error::invalid("truncate_prompt_tokens is 0: keep at least one token"));
-        }
         Ok(branching)
     }
 
@@ -193,14 +190,15 @@ impl Engine {
         )))
     }
 
-    pub(super) fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>> {
-        let mut tokens = match &request.prompt {
+    /// The prompt as tokens; of them the last `most`.
+    pub(super) fn prompt_tokens(&self, prompt: Prompt, add_special: bool, most: Option<usize>) -> Result<Vec<u32>> {
+        let mut tokens = match prompt {
             Prompt::Text(text) if text.is_empty() => Vec::new(),
-            Prompt::Text(text) => self.encode(text, request.add_special)?,
-            Prompt::Tokens(tokens) => tokens.clone(),
+            Prompt::Text(text) => self.encode(&text, add_special)?,
+            Prompt::Tokens(tokens) => tokens,
         };
         self.check_tokens("prompt", &tokens)?;
-        match request.truncate_prompt_tokens {
+        match most {
             Some(0) => return Err(Error::invalid("truncate_prompt_tokens is 0: keep at least one token")),
             Some(most) => drop(tokens.drain(..tokens.len().saturating_sub(most))),
             None => {}
@@ -258,13 +256,12 @@ impl Engine {
         hook: Option<LogitsHook>,
         user_data: u64,
         skip_special: bool,
-        max_len: usize,
         keep: bool,
     ) -> Result<Turn> {
         let constraint = params.grammar.as_ref().map(|grammar| self.grammars()?.compile(grammar)).transpose()?;
         let seed = params.seed.unwrap_or_default();
         let rules = Arc::new(self.rules(params)?);
-        Ok(Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, max_len, keep })
+        Ok(Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, keep })
     }
 
     fn eos_of(&self, params: &SamplingParams) -> Arc<[u32]> {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::blob::{Blob, Header};
 use super::queue::Queue;
 use super::registry::{Child, Known};
-use super::request::{Prompt, Request, branch_seed};
+use super::request::{Prompt, branch_seed};
 use super::stream::Turn;
-use super::{Engine, LogitsHook, Output};
+use super::{Engine, LogitsHook};
 use crate::error::{Error, Result};
 use crate::kv::blocks_for;
 use crate::options::SamplingParams;
@@ -77,14 +77,7 @@ impl Engine {
             outbox.check_open()?;
             Ok(Child { id, seed: how.seed.map(|seed| branch_seed(seed, i)), user_data: how.user_data.unwrap_or(known.user_data), outbox })
         };
-        let last = |id, known: &Known| Output {
-            request: id,
-            sequence: id,
-            user_data: known.user_data,
-            prompt_tokens: known.len as u64,
-            ..Output::default()
-        };
-        self.shared.registry.fork(seq, how.at, how.idle, n, child, last)
+        self.shared.registry.fork(seq, how.at, how.idle, n, child)
     }
 
     /// Adds tokens to the end; a sequence that runs goes on after them.
@@ -112,10 +105,10 @@ impl Engine {
         let outbox = how.queue.map_or(&known.outbox, |queue| queue.outbox()).clone();
         outbox.check_open()?;
         let user_data = how.user_data.unwrap_or(known.user_data);
-        let mut turn = self.turn(how.sampling, outbox, how.hook, user_data, how.skip_special, 0, how.keep)?;
+        let mut turn = self.turn(how.sampling, outbox, how.hook, user_data, how.skip_special, how.keep)?;
         let seed = self.seed_of(seq);
         self.shared.registry.resume(seq, |known| {
-            turn.max_len = self.max_len(known.len, &turn.rules.params)?;
+            self.max_len(known.len, &turn.rules.params)?;
             turn.seed = turn.rules.params.seed.unwrap_or(seed);
             Ok(turn)
         })
@@ -139,7 +132,7 @@ impl Engine {
         let header = &blob.header;
         self.check_blob(header, blob.kv.len())?;
         let params = header.params.clone();
-        let turn = self.turn(params, queue.outbox().clone(), None, 0, header.skip_special, header.max_len, false)?;
+        let turn = self.turn(params, queue.outbox().clone(), None, 0, header.skip_special, false)?;
         let turn = Turn { seed: header.seed, ..turn };
         let inexact = header.isa != self.info.isa_name();
         self.shared.registry.import(turn, blob, inexact)
@@ -194,9 +187,8 @@ impl Engine {
         if !self.keeps_prefixes {
             return Err(Error::unsupported("the engine was made without a prefix cache: nothing can be pinned"));
         }
-        let request = Request { add_special, ..Request::new(prompt, SamplingParams::default()) };
-        let tokens = self.prompt_tokens(&request)?;
-        self.max_len(tokens.len(), &request.sampling)?;
+        let tokens = self.prompt_tokens(prompt, add_special, None)?;
+        self.max_len(tokens.len(), &SamplingParams::default())?;
         let until = time.and_then(|time| Instant::now().checked_add(time));
         self.shared.registry.pin(tokens, priority, salt.to_vec(), until)
     }

@@ -8,7 +8,7 @@ use super::outputs::{Logprobs, Output};
 use super::queue::Outbox;
 use super::registry::Known;
 use crate::decode::{Chosen, Constraint, Ended, Hypothesis, Memory, Rules, StopMatcher};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::OutputKind;
 use crate::sched::FinishReason;
 use crate::text::{Detokenizer, Text};
@@ -25,7 +25,6 @@ pub struct Turn {
     /// The host's own word on the logits.
     pub hook: Option<LogitsHook>,
     pub skip_special: bool,
-    pub max_len: usize,
     pub keep: bool,
 }
 
@@ -117,7 +116,7 @@ impl Stream {
         (self.branches, self.ranked, self.echoed) = (1, false, None);
         self.detokenizer = Detokenizer::new(skip_special);
         self.detokenizer.prime(tokens);
-        self.stops = StopMatcher::new(self.rules.params.stop.clone(), self.rules.params.include_stop);
+        self.stops = stop_matcher(&self.rules);
         self.history.clear();
         self.said = Said::default();
         Ok(())
@@ -160,8 +159,7 @@ impl Stream {
         self.memory.rewind(&self.rules, tokens, self.prompt_len)?;
         self.generated = generated;
         self.history.truncate(generated);
-        // An empty sum would be minus zero.
-        self.score = self.history.iter().fold(0.0, |sum, &logprob| sum + logprob as f64);
+        self.score = sum(&self.history);
         self.said.prompt_logprobs.truncate(self.prompt_len - 1);
         self.said_again(tokens);
         self.said.logprobs.truncate(self.said.tokens.len());
@@ -170,7 +168,7 @@ impl Stream {
 
     /// Text and stop strings as of `tokens`.
     fn retell(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
-        self.stops = StopMatcher::new(self.rules.params.stop.clone(), self.rules.params.include_stop);
+        self.stops = stop_matcher(&self.rules);
         self.detokenizer.prime(&tokens[..self.prompt_len]);
         let Some(text) = text else { return Ok(()) };
         let mut again = match self.rules.params.echo {
@@ -252,10 +250,15 @@ impl Stream {
         stream.memory = Memory::restore(&stream.rules, &header.tokens, header.prompt_len, header.mu)?;
         stream.generated = generated.len();
         stream.history = numbers(&header.history);
-        stream.score = stream.history.iter().map(|&logprob| logprob as f64).sum();
+        stream.score = sum(&stream.history);
         let top = header.top.iter().map(|&(token, bits)| (token, f32::from_bits(bits))).collect();
         stream.said.logprobs = Logprobs { tokens: numbers(&header.logprobs), top };
         stream.said_again(&header.tokens);
+        // Hosts read one for each token.
+        let wanted = stream.rules.params.logprobs.map_or(0, |_| stream.said.tokens.len());
+        if stream.said.logprobs.tokens.len() != wanted {
+            return Err(Error::invalid("the exported sequence has other log probabilities than its tokens: it is damaged"));
+        }
         stream.retell(&header.tokens, text)?;
         Ok(stream)
     }
@@ -424,6 +427,15 @@ impl Stream {
         let Said { tokens, logprobs, prompt_logprobs, text } = self.said.clone();
         Some(Output { tokens, logprobs, prompt_logprobs, text, ..output })
     }
+}
+
+fn stop_matcher(rules: &Rules) -> StopMatcher {
+    StopMatcher::new(rules.params.stop.clone(), rules.params.include_stop)
+}
+
+/// An empty `Iterator::sum` would be minus zero.
+fn sum(logprobs: &[f32]) -> f64 {
+    logprobs.iter().fold(0.0, |sum, &logprob| sum + logprob as f64)
 }
 
 fn bits(numbers: &[f32]) -> Vec<u32> {

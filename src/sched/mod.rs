@@ -70,6 +70,13 @@ pub struct PrefixCounts {
     pub hits: u64,
 }
 
+impl PrefixCounts {
+    fn count(&mut self, looked_for: usize, found: usize) {
+        self.queries += looked_for as u64;
+        self.hits += found as u64;
+    }
+}
+
 /// A member's rows in the step that is being planned.
 #[derive(Debug, Clone, Copy)]
 struct Turn {
@@ -127,10 +134,10 @@ impl Scheduler {
         let most = self.sequences.len() + more;
         self.sequences.try_reserve(more)?;
         self.groups.try_reserve(more)?;
-        self.waiting.try_reserve(most - self.waiting.len().min(most))?;
-        self.paused.try_reserve(most - self.paused.len().min(most))?;
-        self.pins.try_reserve(most - self.pins.len().min(most))?;
-        Ok(self.idle.try_reserve(most - self.idle.len().min(most))?)
+        self.waiting.try_reserve(most.saturating_sub(self.waiting.len()))?;
+        self.paused.try_reserve(most.saturating_sub(self.paused.len()))?;
+        self.pins.try_reserve(most.saturating_sub(self.pins.len()))?;
+        Ok(self.idle.try_reserve(most.saturating_sub(self.idle.len()))?)
     }
 
     /// A new youngest group of one.
@@ -284,7 +291,7 @@ impl Scheduler {
         }
     }
 
-    /// Computes a prompt (which must have been added as `Branching::Pin`) and keeps its blocks; where a sequence could not go
+    /// Computes a prompt and keeps its blocks; where a sequence could not go
     /// on otherwise, pins of the lowest priority give way.
     pub fn pin(&mut self, id: SeqId, prompt: Vec<u32>, priority: u32, root: Chain) -> Result<()> {
         let max_len = prompt.len();
@@ -405,7 +412,7 @@ impl Scheduler {
             let useful = sequence.logits_from.unwrap_or(usize::MAX).min(sequence.tokens.len() - 1);
             sequence.chains(useful / block_size, block_size);
             let (table, chains) = sequence.table_and_chains();
-            sequence_hits(&mut self.prefix, useful, self.blocks.reuse(table, &chains[..useful / block_size]) * block_size);
+            self.prefix.count(useful, self.blocks.reuse(table, &chains[..useful / block_size]) * block_size);
             sequence.computed = sequence.table.blocks().len() * block_size;
         }
     }
@@ -712,8 +719,9 @@ impl Scheduler {
     /// The part's rows are computed, and what they filled can be found from now on.
     fn advance(&mut self, part: &Part) {
         let block_size = self.blocks.block_size();
-        let sequence = self.sequences.get_mut(&part.seq).expect("a planned sequence is known");
         let computed = part.first + part.rows;
+        let first = self.first_seen(computed);
+        let sequence = self.sequences.get_mut(&part.seq).expect("a planned sequence is known");
         self.blocks.fill(&sequence.table, part.first..computed);
         sequence.computed = computed;
         if let Some(from) = &mut sequence.logits_from {
@@ -726,7 +734,6 @@ impl Scheduler {
                 self.blocks.index(table, place, *chain);
             }
         }
-        let first = self.options.window.map_or(0, |window| (computed + 1).saturating_sub(window));
         self.blocks.slide(&mut sequence.table, first);
         if sequence.group.is_some_and(|group| self.groups[&group].branching == Branching::Pin) && sequence.pending() == 0 {
             let group = sequence.group.take();
@@ -862,11 +869,6 @@ impl Scheduler {
 
 fn unknown(id: SeqId) -> Error {
     Error::not_found(format!("sequence {id} is unknown or has ended"))
-}
-
-fn sequence_hits(counts: &mut PrefixCounts, looked_for: usize, found: usize) {
-    counts.queries += looked_for as u64;
-    counts.hits += found as u64;
 }
 
 #[cfg(test)]
