@@ -625,6 +625,38 @@ fn an_abort_keeps_what_was_to_be_kept() {
     assert_empty(&engine);
 }
 
+#[test]
+fn every_turn_of_a_child_that_could_not_be_made_ends_where_it_was_to_be_told() {
+    let model = Model::llama();
+    let engine = model.engine();
+    let elsewhere = engine.create_queue(8).unwrap();
+    for go_on in [false, true] {
+        let parent = engine.add_request(request(prompt(20), sampled(3, 30))).unwrap();
+        steps(&engine, 3);
+        // All before the next step: when the child is to be made, the parent has ended.
+        engine.abort(parent).unwrap();
+        let idle = Fork { idle: true, user_data: Some(1), ..Fork::default() };
+        let child = engine.fork(parent, 1, &idle).unwrap()[0];
+        match go_on {
+            true => engine.go_on(child, false).unwrap(),
+            false => {
+                let resume = Resume { queue: Some(&elsewhere), user_data: Some(2), ..Resume::new(sampled(3, 5)) };
+                engine.resume(child, resume).unwrap();
+            }
+        }
+        let mut outputs = drain(&engine);
+        outputs.extend(elsewhere.poll(Some(Duration::ZERO)).unwrap());
+        let told: Vec<_> = outputs.iter().filter(|output| output.sequence == child).collect();
+        assert_eq!(told.iter().map(|output| output.user_data).collect::<Vec<_>>(), [1, if go_on { 1 } else { 2 }]);
+        for output in told {
+            assert_eq!((output.finish, output.error.as_ref().unwrap().code()), (Some(FinishReason::Error), Code::NotFound));
+        }
+        assert_eq!(engine.stats().finished_error, if go_on { 4 } else { 2 });
+        assert_eq!(code(engine.sequence(child), "unknown"), Code::NotFound);
+        assert_empty(&engine);
+    }
+}
+
 fn exported(engine: &Engine, seq: u64) -> Vec<u8> {
     engine.export(seq).unwrap();
     engine.step().unwrap();

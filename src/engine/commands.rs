@@ -1,10 +1,12 @@
 //! What the host has asked for since the last step, done before the next one.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::blob::{Blob, Header};
 use super::core::{Contest, Core};
 use super::outputs::Output;
+use super::queue::Outbox;
 use super::registry::{Child, Command};
 use super::request::Work;
 use super::stream::{Stream, Turn};
@@ -43,14 +45,14 @@ impl Core {
                 let result = self.rewind(seq, len);
                 self.changed(seq, result);
             }
-            Command::GoOn { seq, keep } => {
+            Command::GoOn { seq, keep, open } => {
                 if let Err(error) = self.go_on(seq, keep) {
-                    self.not_resumed(seq, error);
+                    self.end(&open.outbox, open.last.failed(error));
                 }
             }
-            Command::Resume { seq, turn } => {
+            Command::Resume { seq, turn, open } => {
                 if let Err(error) = self.resume(seq, *turn) {
-                    self.not_resumed(seq, error);
+                    self.end(&open.outbox, open.last.failed(error));
                 }
             }
             Command::Free { seq } => {
@@ -65,8 +67,7 @@ impl Core {
             Command::Import { id, turn, blob } => {
                 let outbox = turn.outbox.clone();
                 if let Err(error) = self.import(id, *turn, *blob) {
-                    self.forget(id);
-                    self.end(&outbox, Output { request: id, sequence: id, ..Output::default() }.failed(error));
+                    self.never_made(&outbox, Output { request: id, sequence: id, ..Output::default() }.failed(error));
                 }
             }
             Command::Pin { id, tokens, priority, salt, until } => {
@@ -118,6 +119,7 @@ impl Core {
         let last = Output { request: id, sequence: id, user_data, ..Output::default() };
         let mut stream = match self.try_fork(parent, len, id, idle) {
             Ok(stream) => stream,
+            Err(error) if idle => return self.never_made(&outbox, last.failed(error)),
             Err(error) => {
                 self.scheduler.remove(id);
                 return self.end(&outbox, last.failed(error));
@@ -158,7 +160,7 @@ impl Core {
     }
 
     fn resume(&mut self, seq: u64, turn: Turn) -> Result<()> {
-        let Some(stream) = self.streams.get_mut(&seq) else { return Ok(()) };
+        let stream = self.streams.get_mut(&seq).ok_or_else(|| gone(seq))?;
         let tokens = &self.scheduler.get(seq)?.tokens;
         let most = turn.rules.params.max_tokens.unwrap_or(self.longest);
         let (max_len, keep) = (tokens.len().saturating_add(most).min(self.longest), turn.keep);
@@ -168,8 +170,7 @@ impl Core {
 
     /// As if it had never been idle.
     fn go_on(&mut self, seq: u64, keep: bool) -> Result<()> {
-        let Ok(sequence) = self.scheduler.get(seq) else { return Ok(()) };
-        let max_len = sequence.max_len;
+        let max_len = self.scheduler.get(seq).map_err(|_| gone(seq))?.max_len;
         self.scheduler.resume(seq, max_len, keep)
     }
 
@@ -220,11 +221,12 @@ impl Core {
         self.shared.registry.grown(len.into_iter());
     }
 
-    /// It stays idle, and says why.
-    fn not_resumed(&mut self, seq: u64, error: Error) {
-        let Some(stream) = self.streams.get(&seq) else { return };
-        let (outbox, output) = (stream.outbox.clone(), stream.output().failed(error));
-        self.end(&outbox, output);
+    /// An idle sequence could not be made. The host may have resumed it already: that turn has a last output of its own.
+    fn never_made(&mut self, outbox: &Arc<Outbox>, output: Output) {
+        self.forget(output.sequence);
+        self.shared.registry.forget(output.sequence);
+        self.counts.count(output.finish);
+        self.push(outbox, output);
     }
 
     /// The sequence goes on; what was asked of it could not be done.
@@ -251,4 +253,8 @@ impl Core {
             }
         }
     }
+}
+
+fn gone(seq: u64) -> Error {
+    Error::not_found(format!("sequence {seq} could not be made, so it cannot be resumed"))
 }

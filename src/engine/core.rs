@@ -58,7 +58,7 @@ pub struct Core {
     suspects: Vec<u64>,
     /// Whose readers are to be told at the end of the step.
     unannounced: Vec<Arc<Outbox>>,
-    counts: Stats,
+    pub(super) counts: Stats,
     pub(super) shared: Shared,
 }
 
@@ -670,7 +670,7 @@ fn stream_of<'a>(streams: &'a HashMap<u64, Stream>, beams: &BTreeMap<u64, Beams>
 }
 
 impl Stats {
-    fn count(&mut self, finish: Option<FinishReason>) {
+    pub(super) fn count(&mut self, finish: Option<FinishReason>) {
         match finish {
             Some(FinishReason::Stop) => self.finished_stop += 1,
             Some(FinishReason::Length) => self.finished_length += 1,

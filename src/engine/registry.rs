@@ -21,9 +21,9 @@ pub enum Command {
     Fork { parent: u64, len: Option<usize>, children: Vec<Child>, idle: bool },
     Append { seq: u64, tokens: Vec<u32> },
     Rewind { seq: u64, len: usize },
-    Resume { seq: u64, turn: Box<Turn> },
+    Resume { seq: u64, turn: Box<Turn>, open: Box<Open> },
     Free { seq: u64 },
-    GoOn { seq: u64, keep: bool },
+    GoOn { seq: u64, keep: bool, open: Box<Open> },
     Export { seq: u64 },
     Import { id: u64, turn: Box<Turn>, blob: Box<Blob> },
     Pin { id: u64, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Instant> },
@@ -67,11 +67,12 @@ struct Live {
 }
 
 /// One of its sequences whose last output is still to come.
-struct Open {
+#[derive(Clone)]
+pub struct Open {
     /// Where it goes.
-    outbox: Arc<Outbox>,
+    pub outbox: Arc<Outbox>,
     /// What it says if the sequence ends before it has begun.
-    last: Output,
+    pub last: Output,
 }
 
 impl Command {
@@ -102,10 +103,10 @@ pub struct Known {
 }
 
 impl Known {
-    /// Its last output if it ends before it has begun.
-    fn last(&self) -> Output {
+    fn open(&self) -> Open {
         let (request, index, user_data) = (self.request, self.index, self.user_data);
-        Output { request, sequence: request, user_data, prompt_tokens: self.len as u64, ..Output::default() }.of(index)
+        let last = Output { request, sequence: request, user_data, prompt_tokens: self.len as u64, ..Output::default() };
+        Open { outbox: self.outbox.clone(), last: last.of(index) }
     }
 }
 
@@ -148,12 +149,13 @@ impl State {
         }
     }
 
-    fn awake(&mut self, seq: u64, known: Known) -> Result<()> {
+    fn awake(&mut self, seq: u64, known: Known) -> Result<Box<Open>> {
         known.outbox.check_room()?;
         let known = Known { idle: false, ..known };
+        let open = known.open();
         self.open(&known)?;
         self.sequences.insert(seq, known);
-        Ok(())
+        Ok(Box::new(open))
     }
 
     /// The sequence runs from now on, and owes a last output.
@@ -161,7 +163,7 @@ impl State {
         self.live.try_reserve(1)?;
         let live = self.live.entry(known.request).or_default();
         live.open.try_reserve(1)?;
-        live.open.push(Open { outbox: known.outbox.clone(), last: known.last() });
+        live.open.push(known.open());
         // An abort from before this does not reach it.
         live.aborting = false;
         Ok(())
@@ -304,8 +306,8 @@ impl Registry {
         self.command(|state| {
             let known = state.idle(seq)?;
             let turn = Box::new(turn(&known)?);
-            state.awake(seq, Known { outbox: turn.outbox.clone(), user_data: turn.user_data, ..known })?;
-            state.inbox.push_back(Command::Resume { seq, turn });
+            let open = state.awake(seq, Known { outbox: turn.outbox.clone(), user_data: turn.user_data, ..known })?;
+            state.inbox.push_back(Command::Resume { seq, turn, open });
             Ok(())
         })
     }
@@ -314,8 +316,8 @@ impl Registry {
         self.command(|state| {
             let known = state.idle(seq)?;
             known.outbox.check_open()?;
-            state.awake(seq, known)?;
-            state.inbox.push_back(Command::GoOn { seq, keep });
+            let open = state.awake(seq, known)?;
+            state.inbox.push_back(Command::GoOn { seq, keep, open });
             Ok(())
         })
     }

@@ -193,7 +193,8 @@ typedef struct {
 enum { MOST_SEQUENCES = 8, MOST_TURNS = 5 };
 
 typedef struct {
-    turn now;  // what a fork would inherit
+    turn now;    // what a fork would inherit
+    turn birth;  // of a child: how it says that it could not be made, whatever has been asked of it since
     turn turns[MOST_TURNS];
     unsigned turns_len;
     bool claimed;  // a worker is in the middle of what one may do at a time

@@ -52,6 +52,7 @@ void ledger_accepted(request *r, uint64_t id) {
     }
     for (unsigned i = 0; i < pins_len; i++)
         EXPECT(pins[i].engine != r->engine || pins[i].id - id >= r->width, "the id %llu was given twice", LLU(pins[i].id));
+    for (unsigned i = 0; i < r->width; i++) r->accounts[i].birth = r->accounts[i].now;
     r->state = LIVE;
     pthread_cond_broadcast(&resolved);
     pthread_mutex_unlock(&lock);
@@ -121,13 +122,15 @@ static turn *turn_of(request *r, account *a, unsigned queue, const pllm_output *
     // Of several samples, those that are results begin with their first output.
     bool begins = !a->turns_len && r->branching == BEST && a->now.user_data == o->user_data;
     // A child that could not be made says so, even where it was not to run.
-    bool never_made = !found && r->branching == CHILDREN && o->finish_reason == PLLM_FINISH_ERROR && a->now.user_data == o->user_data;
+    bool never_made = !found && r->branching == CHILDREN && o->finish_reason == PLLM_FINISH_ERROR && a->birth.user_data == o->user_data;
     EXPECT(user_data_is_known || begins || never_made, "an output's user_data is none of its sequence's: %llx", LLU(o->user_data));
-    if (begins || never_made) {
-        EXPECT(!begins || r->results_begun++ < r->results, "request %llu has more results than it was asked for", LLU(r->id));
-        a->never_made |= never_made;
-        if (a->now.queue == queue) found = &a->turns[a->turns_len++], *found = a->now;
-        if (found) found->optional = never_made;
+    if (begins) {
+        EXPECT(r->results_begun++ < r->results, "request %llu has more results than it was asked for", LLU(r->id));
+        if (a->now.queue == queue) found = &a->turns[a->turns_len++], *found = a->now, found->optional = false;
+    }
+    if (never_made) {
+        a->never_made = true;
+        if (a->birth.queue == queue) found = &a->birth;
     }
     EXPECT(found, "an output came from another request's queue");
     return found;
@@ -337,6 +340,7 @@ void ledger_queue_gone(unsigned queue) {
         for (unsigned s = 0; s < requests[i].width; s++) {
             account *a = &requests[i].accounts[s];
             if (a->now.queue == queue) a->now.unheard = true;
+            if (a->birth.queue == queue) a->birth.unheard = true;
             for (unsigned t = 0; t < a->turns_len; t++)
                 if (a->turns[t].queue == queue) a->turns[t].unheard = true;
         }
@@ -366,10 +370,9 @@ totals ledger_totals(unsigned engine) {
         if (r->branching == BEST) sum.turns += r->results - r->results_begun;
         for (unsigned s = 0; s < r->width; s++) {
             const account *a = &r->accounts[s];
-            // A child that was not to run may still have said that it could not be made.
-            sum.optional += r->branching == CHILDREN && a->turns_len == 0;
+            // A child may have said that it could not be made.
+            sum.optional += r->branching == CHILDREN;
             for (unsigned t = 0; t < a->turns_len; t++) *(a->turns[t].optional ? &sum.optional : &sum.turns) += 1;
-            sum.optional += r->branching == CHILDREN && a->turns_len > 0 && !a->turns[0].optional;
         }
     }
     return sum;
