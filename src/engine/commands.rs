@@ -1,12 +1,11 @@
 //! What the host has asked for since the last step, done before the next one.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::blob::{Blob, Header};
-use super::core::{Contest, Core};
+use super::core::Core;
+use super::endings::Contest;
 use super::outputs::Output;
-use super::queue::Outbox;
 use super::registry::{Child, Command};
 use super::request::Work;
 use super::stream::{Stream, Turn};
@@ -219,14 +218,6 @@ impl Core {
         }
         let len = self.scheduler.get(seq).map(|sequence| (seq, sequence.tokens.len()));
         self.shared.registry.grown(len.into_iter());
-    }
-
-    /// An idle sequence could not be made. The host may have resumed it already: that turn has a last output of its own.
-    fn never_made(&mut self, outbox: &Arc<Outbox>, output: Output) {
-        self.forget(output.sequence);
-        self.shared.registry.forget(output.sequence);
-        self.counts.count(output.finish);
-        self.push(outbox, output);
     }
 
     /// The sequence goes on; what was asked of it could not be done.

@@ -310,6 +310,7 @@ fn no_sampling_with_beams(request: &Request) -> Result<()> {
         (!sampling.stop.is_empty(), "stop strings"),
         (sampling.prompt_logprobs.is_some(), "prompt_logprobs"),
         (sampling.logprobs.is_some(), "logprobs"),
+        (sampling.echo, "echo"),
         (sampling.grammar.is_some(), "a grammar"),
     ];
     match contradictions.into_iter().find(|(given, _)| *given) {

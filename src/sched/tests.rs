@@ -1,4 +1,5 @@
 use super::*;
+use crate::kv::{Chain, blocks_for};
 
 fn scheduler(blocks: usize, block_size: usize, max_batch_tokens: usize, max_seqs: usize, prefill_chunk: usize) -> Scheduler {
     let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk, window: None };

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::tests::{Random, going_on};
 use super::*;
+use crate::kv::{Chain, blocks_for};
 
 /// What a slot holds: the hash of all tokens up to it.
 type Content = u64;

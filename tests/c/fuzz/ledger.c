@@ -121,8 +121,9 @@ static turn *turn_of(request *r, account *a, unsigned queue, const pllm_output *
     }
     // Of several samples, those that are results begin with their first output.
     bool begins = !a->turns_len && r->branching == BEST && a->now.user_data == o->user_data;
-    // A child that could not be made says so, even where it was not to run.
-    bool never_made = !found && r->branching == CHILDREN && o->finish_reason == PLLM_FINISH_ERROR && a->birth.user_data == o->user_data;
+    // A child that could not be made says so, even where it was not to run; a turn it was asked for ends besides.
+    bool never_made = (!found || found->ends) && r->branching == CHILDREN && o->finish_reason == PLLM_FINISH_ERROR &&
+                      a->birth.user_data == o->user_data && !a->birth.ends;
     EXPECT(user_data_is_known || begins || never_made, "an output's user_data is none of its sequence's: %llx", LLU(o->user_data));
     if (begins) {
         EXPECT(r->results_begun++ < r->results, "request %llu has more results than it was asked for", LLU(r->id));

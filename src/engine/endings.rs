@@ -1,0 +1,177 @@
+//! How sequences, requests and the engine itself end: every one that was asked to run has exactly one last output.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use super::Stats;
+use super::beams::request_of_beam;
+use super::core::Core;
+use super::outputs::{Logprobs, Output};
+use super::queue::Outbox;
+use crate::error::Error;
+use crate::sched::FinishReason;
+use crate::sys::quiet;
+
+/// Samples of which the best are returned, once all have ended.
+pub struct Contest {
+    pub wanted: usize,
+    /// Those that have not ended.
+    pub open: usize,
+    pub ends: Vec<Output>,
+}
+
+impl Core {
+    /// The sequence ends: it stays, idle, if it is to be kept.
+    pub(super) fn let_go(&mut self, seq: u64) {
+        self.scheduler.end(seq);
+        if self.scheduler.get(seq).is_err() {
+            self.streams.remove(&seq);
+        }
+    }
+
+    /// The last output of one of a request's sequences: told at once, or, of a contest, when all have ended.
+    pub(super) fn finish(&mut self, outbox: &Arc<Outbox>, output: Output) {
+        let request = output.request;
+        let Some(contest) = self.contests.get_mut(&request) else { return self.end(outbox, output) };
+        contest.open -= 1;
+        if self.scheduler.get(output.sequence).is_err() {
+            self.shared.registry.forget(output.sequence);
+        }
+        contest.ends.push(output);
+        if contest.open > 0 {
+            return;
+        }
+        let Contest { wanted, mut ends, .. } = self.contests.remove(&request).expect("it was just there");
+        let rank = |output: &Output| (output.finish != Some(FinishReason::Error), output.score);
+        ends.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal));
+        for (index, output) in ends.into_iter().enumerate() {
+            match index < wanted {
+                true => self.end(outbox, Output { index: index as u32, ..output }),
+                false => {
+                    self.forget(output.sequence);
+                    self.shared.registry.forget(output.sequence);
+                }
+            }
+        }
+    }
+
+    /// The one place where a sequence's outputs end: its last one is on its way. What the scheduler still has stays, idle.
+    pub(super) fn end(&mut self, outbox: &Arc<Outbox>, output: Output) {
+        self.counts.count(output.finish);
+        let kept = self.scheduler.get(output.sequence).ok().map(|sequence| sequence.tokens.len());
+        self.shared.registry.ended(&output, kept);
+        self.push(outbox, output);
+    }
+
+    /// As `end`, and the same for those of the request's sequences that have not come into being.
+    pub(super) fn end_with_siblings(&mut self, outbox: &Arc<Outbox>, output: Output) {
+        for index in self.shared.registry.open(output.request) {
+            if index != output.index {
+                let sibling = Output { tokens: Vec::new(), text: String::new(), logprobs: Logprobs::default(), ..output.of(index) };
+                self.end(outbox, sibling);
+            }
+        }
+        self.end(outbox, output);
+    }
+
+    /// An idle sequence could not be made. The host may have resumed it already: that turn has a last output of its own.
+    pub(super) fn never_made(&mut self, outbox: &Arc<Outbox>, output: Output) {
+        self.forget(output.sequence);
+        self.shared.registry.forget(output.sequence);
+        self.counts.count(output.finish);
+        self.push(outbox, output);
+    }
+
+    /// Ends one sequence between steps, if it runs.
+    pub(super) fn end_sequence(&mut self, seq: u64, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
+        let runs = self.scheduler.get(seq).is_ok_and(|sequence| sequence.group.is_some());
+        let Some(stream) = self.streams.get_mut(&seq).filter(|_| runs) else { return };
+        let outbox = stream.outbox.clone();
+        let branched = stream.branches == 1;
+        let output = complete(stream.close(finish, self.shared.text.as_deref()));
+        if !branched {
+            self.contests.remove(&output.request);
+            self.let_go(seq);
+            return self.end_with_siblings(&outbox, output);
+        }
+        self.let_go(seq);
+        self.finish(&outbox, output);
+    }
+
+    /// Ends all of a request's sequences that run.
+    pub(super) fn end_request(&mut self, request: u64, finish: FinishReason, complete: impl Fn(Output) -> Output) {
+        if let Some(beams) = self.beams.remove(&request) {
+            (request..request + beams.width() as u64).for_each(|seq| drop(self.scheduler.remove(seq)));
+            if let Some(mut stream) = self.streams.remove(&request) {
+                let output = complete(stream.close(finish, None));
+                self.end_with_siblings(&stream.outbox, output);
+            }
+            return;
+        }
+        let mut sequences: Vec<u64> =
+            self.streams.values().filter(|stream| stream.request == request).map(|stream| stream.sequence).collect();
+        sequences.sort_unstable();
+        sequences.into_iter().for_each(|seq| self.end_sequence(seq, finish, &complete));
+    }
+
+    /// Steps keep failing with `error`: the requests that were in the last one end with it, the others go on.
+    pub fn give_up(&mut self, error: &Error) {
+        while let Some(seq) = self.suspects.pop() {
+            match request_of_beam(&self.beams, seq) {
+                Some(request) => self.end_request(request, FinishReason::Error, |output| output.failed(error.clone())),
+                None => self.end_sequence(seq, FinishReason::Error, |output| output.failed(error.clone())),
+            }
+        }
+        self.publish();
+    }
+
+    /// A defect: nothing of the core can be trusted, so every request ends and later calls are told.
+    pub(super) fn fail(&mut self, panic: Box<dyn Any + Send>) -> Error {
+        let what = quiet::said(&*panic);
+        let error = Error::internal(format!("a defect of libpagedllm stopped this engine: {what}; free it and create another"));
+        self.end_all(&error, |output| output.failed(error.clone()));
+        error
+    }
+
+    /// The engine is being freed: every request ends and every reader is told.
+    pub fn close(&mut self) {
+        let error = Error::closed("the engine has been freed");
+        self.end_all(&error, |output| Output { finish: Some(FinishReason::Abort), error: Some(error.clone()), ..output });
+        self.publish();
+    }
+
+    /// A defect outside a step: nothing but the registry is trusted any more.
+    pub fn fail_hard(&self) {
+        let registry = &self.shared.registry;
+        let error = Error::internal("a defect of libpagedllm stopped this engine's thread; free it and create another");
+        for (outbox, last) in registry.fail(&error) {
+            outbox.push(last.failed(error.clone()));
+            outbox.announce();
+        }
+        registry.close_queues(&error);
+    }
+
+    fn end_all(&mut self, error: &Error, complete: impl Fn(Output) -> Output) {
+        for (outbox, last) in self.shared.registry.fail(error) {
+            // A turn that no step has seen is not the stream's yet.
+            let runs = self.scheduler.get(last.sequence).is_ok_and(|sequence| sequence.group.is_some());
+            let output = match self.streams.remove(&last.sequence).filter(|_| runs) {
+                Some(mut stream) => stream.close(FinishReason::Error, None),
+                None => last,
+            };
+            self.end(&outbox, complete(output));
+        }
+    }
+}
+
+impl Stats {
+    fn count(&mut self, finish: Option<FinishReason>) {
+        match finish {
+            Some(FinishReason::Stop) => self.finished_stop += 1,
+            Some(FinishReason::Length) => self.finished_length += 1,
+            Some(FinishReason::Abort) => self.finished_abort += 1,
+            Some(FinishReason::Error) => self.finished_error += 1,
+            None => {}
+        }
+    }
+}

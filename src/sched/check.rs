@@ -1,0 +1,46 @@
+//! The invariants between two steps. For tests.
+
+use super::{GroupId, Scheduler, SeqId};
+
+impl Scheduler {
+    /// Panics unless every invariant between two steps holds. For tests.
+    pub fn check(&self) {
+        self.blocks.check(self.sequences.values().map(|sequence| &sequence.table));
+        self.check_queues();
+        self.check_places();
+        for sequence in self.sequences.values() {
+            let pinned = self.pins.iter().any(|(_, pin)| *pin == sequence.id);
+            sequence.check(self.blocks.block_size(), pinned);
+            let full = sequence.computed / self.blocks.block_size();
+            self.blocks.check_found(&sequence.table, &sequence.known_chains()[..full.min(sequence.known_chains().len())]);
+        }
+    }
+
+    fn check_queues(&self) {
+        let mut queued: Vec<GroupId> = self.waiting.iter().chain(&self.running).chain(&self.paused).copied().collect();
+        queued.sort_unstable();
+        let mut known: Vec<GroupId> = self.groups.keys().copied().collect();
+        known.sort_unstable();
+        assert_eq!(queued, known, "every group is in exactly one queue");
+        assert!(self.running.is_sorted() && self.waiting.iter().is_sorted() && self.paused.is_sorted(), "queues are ordered by age");
+        if let (Some(oldest), Some(youngest)) = (self.waiting.front(), self.running.last()) {
+            assert!(oldest > youngest, "nobody waits for a younger one");
+        }
+        assert!(self.width() <= self.options.max_seqs, "every running sequence has its row");
+    }
+
+    /// Every sequence is a member of its group, idle, or pinned.
+    fn check_places(&self) {
+        let mut places: Vec<SeqId> = self.idle.iter().copied().collect();
+        places.extend(self.pins.iter().filter(|(_, seq)| self.sequences[seq].group.is_none()).map(|(_, seq)| seq));
+        for group in self.groups.values() {
+            assert!(!group.members.is_empty(), "a group has members");
+            assert!(group.members.iter().all(|seq| self.sequences[seq].group == Some(group.id)), "a member knows its group");
+            places.extend(&group.members);
+        }
+        places.sort_unstable();
+        let mut known: Vec<SeqId> = self.sequences.keys().copied().collect();
+        known.sort_unstable();
+        assert_eq!(places, known, "every sequence has exactly one place");
+    }
+}

@@ -1,0 +1,100 @@
+//! Blocks for a step, and who gives way where none are free.
+
+use super::{Branching, GroupId, Scheduler, SeqId, StepPlan, Turn};
+use crate::batch::BlockCopy;
+
+impl Scheduler {
+    /// Blocks for the turns of `running[place]`, taken from those that do not run and then from the youngest that does, where
+    /// none are free. False when it was itself the youngest and had to go, or to part with a member.
+    pub(super) fn make_room(&mut self, place: usize, turns: &[Turn], plan: &mut StepPlan) -> bool {
+        let id = self.running[place];
+        while !self.prepare(turns, plan) {
+            let alone = self.running.len() == 1;
+            if self.reclaim() || (alone && self.unpin_lowest(id)) {
+                continue;
+            }
+            if (alone && self.part(id)) || self.preempt_youngest() == id {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The last of several samples leaves the group, and waits to go on by itself. What shared a prompt when it was admitted may
+    /// have been rewound or appended to since, so that all together would never fit the pool; each alone does.
+    fn part(&mut self, id: GroupId) -> bool {
+        let group = &self.groups[&id];
+        let &[_, .., last] = group.members.as_slice() else { return false };
+        if group.branching != Branching::One || self.enqueue(last, Branching::One).is_err() {
+            return false;
+        }
+        self.groups.get_mut(&id).expect("a running group is known").members.pop();
+        self.take_blocks(last);
+        self.preemptions += 1;
+        true
+    }
+
+    /// All or nothing.
+    fn prepare(&mut self, turns: &[Turn], plan: &mut StepPlan) -> bool {
+        let copies = &mut plan.batch.copies;
+        let before = copies.len();
+        for turn in turns {
+            let sequence = self.sequences.get_mut(&turn.seq).expect("a running sequence is known");
+            let write = sequence.computed..sequence.computed + turn.rows;
+            if self.blocks.prepare(&mut sequence.table, write, copies).is_err() {
+                self.undo_copies(before, turns.iter().map(|turn| turn.seq), copies);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Takes back the copies from `first` on; they were for `sequences`.
+    pub(super) fn undo_copies(&mut self, first: usize, sequences: impl Iterator<Item = SeqId> + Clone, copies: &mut Vec<BlockCopy>) {
+        for copy in copies.drain(first..).rev() {
+            for seq in sequences.clone() {
+                let sequence = self.sequences.get_mut(&seq).expect("a planned sequence is known");
+                self.blocks.undo(copy, &mut sequence.table);
+            }
+        }
+    }
+
+    /// Takes the blocks of the longest idle, or of the youngest that does not run, and has some.
+    pub(super) fn reclaim(&mut self) -> bool {
+        let holds = |seq: &SeqId| !self.sequences[seq].table.blocks().is_empty();
+        if let Some(seq) = self.idle.iter().copied().find(holds) {
+            self.take_blocks(seq);
+            return true;
+        }
+        let some_hold = |id: &&GroupId| self.groups[id].members.iter().any(holds);
+        let youngest = self.waiting.iter().rev().find(some_hold).max(self.paused.iter().rev().find(some_hold));
+        youngest.copied().map(|id| self.take_all_blocks(id)).is_some()
+    }
+
+    pub(super) fn preempt_youngest(&mut self) -> GroupId {
+        let id = self.running.pop().expect("a group without blocks is running");
+        self.take_all_blocks(id);
+        self.wait(id);
+        id
+    }
+
+    fn take_all_blocks(&mut self, id: GroupId) {
+        for place in 0..self.groups[&id].members.len() {
+            self.take_blocks(self.groups[&id].members[place]);
+        }
+        self.preemptions += 1;
+    }
+
+    /// What the sequence computed will be computed again, unless the prefix index can still find it.
+    fn take_blocks(&mut self, seq: SeqId) {
+        let sequence = self.sequences.get_mut(&seq).expect("a known sequence holds blocks");
+        self.blocks.free(&mut sequence.table);
+        sequence.computed = 0;
+    }
+
+    /// Lets go of the pin that matters least, unless it is the one that is being computed.
+    fn unpin_lowest(&mut self, group: GroupId) -> bool {
+        let lowest = self.pins.iter().find(|(_, seq)| self.sequences[seq].group != Some(group)).map(|&(_, seq)| seq);
+        lowest.map(|seq| self.remove(seq)).is_some()
+    }
+}
