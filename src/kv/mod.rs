@@ -168,7 +168,7 @@ impl BlockManager {
 
     /// The copy was not made: the table has its old block again, if it has the new one.
     pub fn undo(&mut self, copy: BlockCopy, table: &mut BlockTable) {
-        if let Some(block) = table.blocks.iter_mut().find(|block| **block == copy.to) {
+        if let Some(block) = table.blocks[table.gone..].iter_mut().find(|block| **block == copy.to) {
             *block = copy.from;
             self.release(copy.to);
         }
@@ -246,13 +246,14 @@ impl BlockManager {
         self.allocator.acquire(block);
     }
 
-    /// The table's block at `place` is full and can from now on be found. Where another block with the same tokens can be,
-    /// the table takes that one, and its own goes.
-    pub fn index(&mut self, table: &mut BlockTable, place: usize, chain: Chain) {
+    /// The table's block at `place` is full and can from now on be found by its chain. Where another block with the same tokens
+    /// can be, the table takes that one, and its own goes.
+    pub fn index(&mut self, table: &mut BlockTable, place: usize, chains: &[Chain]) {
         let Some(prefix) = &mut self.prefix else { return };
         let own = table.blocks[place];
-        match prefix.find(&chain) {
-            None => prefix.insert(chain, own),
+        let before = place.checked_sub(1).map(|before| chains[before]);
+        match prefix.find(&chains[place]) {
+            None => prefix.insert(chains[place], before, own),
             Some(block) if block == own => {}
             Some(block) => {
                 self.acquire(block);

@@ -1,5 +1,5 @@
 //! Which full blocks hold which prefixes: found by the hash of all tokens up to the block's end, evicted least recently used
-//! first.
+//! and leaf first.
 
 use std::collections::HashMap;
 
@@ -28,12 +28,15 @@ impl Chain {
 
 /// The blocks that can be found again. Those that nobody refers to are kept until their place is needed.
 ///
-/// Tables let go of their blocks from the end, and who refers to a block refers to all before it. So a block is never used
-/// later than the one before it, and the least recently used block is always a leaf.
+/// A block can only be found through the one before it. So a block that is let go of makes all before it the more recently used,
+/// and the least recently used one is always a leaf. Most tables let go of their blocks from the end, and it is so already; with
+/// a window they let go of the first ones first. (Where those had to go while later ones were in use, nobody finds the later ones;
+/// they stay until it is their turn.)
 #[derive(Debug)]
 pub struct PrefixIndex {
     blocks: HashMap<Chain, BlockId>,
     chains: Vec<Option<Chain>>, // [blocks]
+    before: Vec<Option<Chain>>, // [blocks] that of the block before; None: it is the first
     unused: Lru,
 }
 
@@ -41,7 +44,7 @@ impl PrefixIndex {
     pub fn new(blocks: usize) -> Result<PrefixIndex> {
         let mut map = HashMap::new();
         map.try_reserve(blocks)?;
-        Ok(PrefixIndex { blocks: map, chains: try_vec(blocks, None)?, unused: Lru::new(blocks)? })
+        Ok(PrefixIndex { blocks: map, chains: try_vec(blocks, None)?, before: try_vec(blocks, None)?, unused: Lru::new(blocks)? })
     }
 
     pub fn find(&self, chain: &Chain) -> Option<BlockId> {
@@ -57,9 +60,9 @@ impl PrefixIndex {
         self.chains[block as usize]
     }
 
-    /// Makes `block` the one that `chain` finds; there was none.
-    pub fn insert(&mut self, chain: Chain, block: BlockId) {
-        self.chains[block as usize] = Some(chain);
+    /// Makes `block` the one that `chain` finds, after the one that `before` does; there was none.
+    pub fn insert(&mut self, chain: Chain, before: Option<Chain>, block: BlockId) {
+        (self.chains[block as usize], self.before[block as usize]) = (Some(chain), before);
         assert!(self.blocks.insert(chain, block).is_none(), "a chain has one block");
     }
 
@@ -72,7 +75,13 @@ impl PrefixIndex {
 
     /// Nobody refers to the block any more.
     pub fn retire(&mut self, block: BlockId) {
-        self.unused.push(block);
+        let mut next = Some(block);
+        while let Some(block) = next {
+            self.unused.push(block);
+            let before = self.before[block as usize].and_then(|before| self.find(&before));
+            next = before.filter(|&before| self.is_unused(before));
+            next.into_iter().for_each(|before| self.unused.remove(before));
+        }
     }
 
     /// Somebody refers to it again.

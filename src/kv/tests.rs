@@ -160,7 +160,7 @@ fn a_prefix_is_found_again_after_its_owner_has_gone() {
     let root = Chain::root(&[0; 32], b"");
     let chains = [root.next(&[1]), root.next(&[1]).next(&[2])];
     let mut owner = pool.owner(2 * SIZE + 1);
-    chains.iter().enumerate().for_each(|(place, chain)| pool.manager.index(&mut owner.table, place, *chain));
+    (0..chains.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &chains));
     let blocks = owner.table.blocks().to_vec();
     pool.manager.free(&mut owner.table);
     assert_eq!((pool.manager.cached_blocks(), pool.manager.free_blocks(), pool.manager.used_blocks()), (2, 6, 0));
@@ -176,14 +176,9 @@ fn a_prefix_is_found_again_after_its_owner_has_gone() {
 #[test]
 fn cached_blocks_give_way_leaf_first_when_others_need_their_place() {
     let mut pool = Pool::new(4, true);
-    let chains: Vec<Chain> = (0..3)
-        .scan(Chain::root(&[0; 32], b""), |chain, token| {
-            *chain = chain.next(&[token]);
-            Some(*chain)
-        })
-        .collect();
+    let chains = three_chains();
     let mut owner = pool.owner(3 * SIZE);
-    chains.iter().enumerate().for_each(|(place, chain)| pool.manager.index(&mut owner.table, place, *chain));
+    (0..chains.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &chains));
     pool.manager.free(&mut owner.table);
     let other = pool.owner(2 * SIZE);
     assert_eq!((pool.manager.cached_blocks(), pool.manager.free_blocks()), (2, 0));
@@ -192,13 +187,49 @@ fn cached_blocks_give_way_leaf_first_when_others_need_their_place() {
     pool.manager.check([&again, &other.table].into_iter());
 }
 
+fn three_chains() -> Vec<Chain> {
+    let next = |chain: &Chain| Some(chain.next(&[1]));
+    std::iter::successors(next(&Chain::root(&[0; 32], b"")), next).take(3).collect()
+}
+
+#[test]
+fn what_left_a_window_goes_after_what_is_found_through_it() {
+    let mut pool = Pool::new(3, true);
+    let chains = three_chains();
+    let mut owner = pool.owner(3 * SIZE);
+    (0..chains.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &chains));
+    pool.manager.slide(&mut owner.table, 2 * SIZE);
+    assert_eq!(pool.manager.cached_blocks(), 2);
+    pool.manager.free(&mut owner.table);
+    let other = pool.owner(SIZE);
+    let mut again = BlockTable::default();
+    assert_eq!(pool.manager.reuse(&mut again, &chains), 2, "the last block of the chain went first");
+    pool.manager.check([&again, &other.table].into_iter());
+}
+
+#[test]
+fn a_copy_is_taken_back_from_its_writer_and_not_from_a_table_whose_window_has_moved() {
+    let mut pool = Pool::new(4, false);
+    let mut moved = pool.owner(2 * SIZE);
+    pool.manager.slide(&mut moved.table, SIZE);
+    let mut writer = pool.owner(1);
+    let reader = pool.fork(&writer, 1);
+    let Pool { manager, copies } = &mut pool;
+    manager.prepare(&mut writer.table, 1..2, copies).unwrap();
+    let copy = copies.pop().unwrap();
+    assert_eq!(moved.table.blocks()[0], 0, "what is gone reads as block 0");
+    [&mut moved, &mut writer].into_iter().for_each(|owner| manager.undo(copy, &mut owner.table));
+    assert_eq!(writer.table.blocks(), reader.table.blocks());
+    pool.check(&[&moved, &writer, &reader]);
+}
+
 #[test]
 fn equal_blocks_that_were_computed_twice_become_one() {
     let mut pool = Pool::new(8, true);
     let chain = Chain::root(&[0; 32], b"").next(&[1]);
     let (mut a, mut b) = (pool.owner(SIZE), pool.owner(SIZE));
-    pool.manager.index(&mut a.table, 0, chain);
-    pool.manager.index(&mut b.table, 0, chain);
+    pool.manager.index(&mut a.table, 0, &[chain]);
+    pool.manager.index(&mut b.table, 0, &[chain]);
     assert_eq!(a.table.blocks(), b.table.blocks());
     assert_eq!((pool.manager.used_blocks(), pool.manager.filled_slots()), (1, SIZE));
     pool.check(&[&a, &b]);
@@ -209,7 +240,7 @@ fn a_block_that_the_index_can_find_is_forgotten_before_it_is_written() {
     let mut pool = Pool::new(8, true);
     let chain = Chain::root(&[0; 32], b"").next(&[1]);
     let mut owner = pool.owner(SIZE);
-    pool.manager.index(&mut owner.table, 0, chain);
+    pool.manager.index(&mut owner.table, 0, &[chain]);
     owner.len = 2;
     pool.manager.truncate(&mut owner.table, 2);
     assert_eq!(pool.write(&mut owner, 1).unwrap(), []);

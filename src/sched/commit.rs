@@ -26,7 +26,8 @@ impl Scheduler {
     fn advance(&mut self, part: &Part) {
         let block_size = self.blocks.block_size();
         let computed = part.first + part.rows;
-        let first = self.first_seen(computed);
+        // Where no token comes of the last row, it is computed once more.
+        let first = self.first_seen(computed - 1);
         let sequence = self.sequences.get_mut(&part.seq).expect("a planned sequence is known");
         self.blocks.fill(&sequence.table, part.first..computed);
         sequence.computed = computed;
@@ -36,8 +37,8 @@ impl Scheduler {
         if self.blocks.keeps_prefixes() {
             sequence.chains(computed / block_size, block_size);
             let (table, chains) = sequence.table_and_chains();
-            for (place, chain) in chains.iter().enumerate().take(computed / block_size).skip(part.first / block_size) {
-                self.blocks.index(table, place, *chain);
+            for place in part.first / block_size..computed / block_size {
+                self.blocks.index(table, place, chains);
             }
         }
         self.blocks.slide(&mut sequence.table, first);

@@ -35,7 +35,9 @@ impl Trace {
         let blocks = 4 + random.below(20);
         let max_seqs = 1 + random.below(12);
         let max_batch_tokens = max_seqs + random.below(64);
-        let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk: 1 + random.below(64), window: None };
+        let prefill_chunk = 1 + random.below(64);
+        let window = (random.below(3) == 0).then(|| 1 + random.below(3 * block_size));
+        let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk, window };
         let manager = BlockManager::new(blocks, block_size, random.below(3) > 0).unwrap();
         Trace {
             s: Scheduler::new(options, manager).unwrap(),
@@ -261,7 +263,8 @@ impl Trace {
         }
         for (span, part) in plan.batch.spans.iter().zip(&plan.parts) {
             let contents = contents(&self.tokens[&part.seq]);
-            for (position, content) in contents[..part.first + part.rows].iter().enumerate() {
+            let seen = self.s.first_seen(part.first);
+            for (position, content) in contents[..part.first + part.rows].iter().enumerate().skip(seen) {
                 let block = plan.batch.tables[span.table as usize + position / self.block_size()] as usize;
                 let slot = block * self.block_size() + position % self.block_size();
                 assert_eq!(self.slots[slot], *content, "sequence {} at {position}: not what it computed", part.seq);
