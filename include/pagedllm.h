@@ -212,8 +212,9 @@
 // Use the user_data field; without this the sequence's own stays.
 #define PLLM_RESUME_USER_DATA 2
 
-// Go on as if the sequence had never been idle, with its own parameters, counts, grammar and outputs; of the other fields only
-// PLLM_REQUEST_KEEP is looked at.
+// Go on as if the sequence had never been idle, with its own parameters, counts, grammar and kind of outputs; of the other
+// fields only queue, user_data and PLLM_REQUEST_KEEP are looked at. One that ended by its length has to be rewound first: it
+// ends again with PLLM_FINISH_ERROR.
 #define PLLM_RESUME_CONTINUE 4
 
 // Bytes, here always UTF-8 text. Belongs to the caller.
@@ -586,8 +587,8 @@ typedef struct {
   // UTF-8, not NUL-terminated, never half a character; NULL where there is none. It may lag behind the tokens.
   const char *text;
   uint64_t text_len;
-  // UTF-8, not NUL-terminated: why, where finish_reason is PLLM_FINISH_ERROR, and where it is PLLM_FINISH_ABORT because
-  // the engine was freed. Else NULL.
+  // UTF-8, not NUL-terminated: why, where finish_reason is PLLM_FINISH_ERROR, where it is PLLM_FINISH_ABORT because the
+  // engine was freed, and where a sequence that goes on (PLLM_FINISH_NONE) could not be exported. Else NULL.
   const char *error;
   uint64_t error_len;
   uint64_t prompt_tokens;
@@ -871,13 +872,15 @@ pllm_error *pllm_sequence_get_info(const pllm_engine *engine,
                                    uint64_t sequence,
                                    pllm_sequence_info *out_info);
 
-// Writes a sequence down: its tokens, KV, sampling parameters, random stream, grammar and text. The blob comes as an output of
-// the sequence (blob, blob_len), after the next step. It names the model, the layout of the KV and the instruction path, and
-// has a checksum; it holds the conversation in the clear. The logits hook is not part of it.
+// Writes a sequence down: its tokens, KV, sampling parameters, random stream, grammar and text. The blob comes after the next
+// step as an output of the sequence (blob, blob_len), into queue (NULL: where its other outputs go); or, where it could not be
+// written, such an output has error and error_code, and the sequence goes on. It names the model, the layout of the KV and the
+// instruction path, and has a checksum; it holds the conversation in the clear. The logits hook is not part of it.
 // May be called from any thread, also while another one steps.
 PLLM_NODISCARD
 pllm_error *pllm_sequence_export(const pllm_engine *engine,
-                                 uint64_t sequence);
+                                 uint64_t sequence,
+                                 const pllm_queue *queue);
 
 // Makes an idle sequence from a blob, in this or another process; resumed with PLLM_RESUME_CONTINUE it goes on with the same
 // bits, on a machine that computes the same (see pllm_sequence_info.inexact). A blob that is damaged, of another model, of

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{BeamCase, TempDir, beam_cases, bundled_model, configs, goldens, write_random_model};
-use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume, Stats};
+use pagedllm::engine::{Engine, Fork, GoOn, Output, Prompt, Request, Resume, Stats};
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, EngineOptions, Grammar, OutputKind, SamplingParams};
 use pagedllm::sched::FinishReason;
@@ -640,7 +640,7 @@ fn every_turn_of_a_child_that_could_not_be_made_ends_where_it_was_to_be_told() {
         let idle = Fork { idle: true, user_data: Some(1), ..Fork::default() };
         let child = engine.fork(parent, 1, &idle).unwrap()[0];
         match go_on {
-            true => engine.go_on(child, false).unwrap(),
+            true => engine.go_on(child, &GoOn::default()).unwrap(),
             false => {
                 let resume = Resume { queue: Some(&elsewhere), user_data: Some(2), ..Resume::new(sampled(3, 5)) };
                 engine.resume(child, resume).unwrap();
@@ -660,7 +660,7 @@ fn every_turn_of_a_child_that_could_not_be_made_ends_where_it_was_to_be_told() {
 }
 
 fn exported(engine: &Engine, seq: u64) -> Vec<u8> {
-    engine.export(seq).unwrap();
+    engine.export(seq, None).unwrap();
     engine.step().unwrap();
     let outputs = engine.queue().poll(Some(Duration::ZERO)).unwrap();
     outputs.into_iter().find(|output| output.sequence == seq && !output.blob.is_empty()).expect("the blob is an output").blob
@@ -682,12 +682,48 @@ fn a_sequence_that_moves_to_another_engine_goes_on_with_the_same_bits() {
         let blob = exported(&from, idle);
         drop(from);
         let seq = to.import(to.queue(), &blob).unwrap();
-        to.go_on(seq, false).unwrap();
+        to.go_on(seq, &GoOn::default()).unwrap();
         let after = answers(&drain(&to)).remove(&seq).unwrap();
         assert_eq!(after, whole[told..]);
         assert!(to.stats().prompt_tokens <= 1, "nothing was computed again: {:?}", to.stats());
         assert_empty(&to);
     }
+}
+
+#[test]
+fn a_blob_comes_where_it_is_wanted_and_so_does_what_is_said_from_then_on() {
+    let model = Model::llama();
+    let engine = model.engine();
+    let (shelf, elsewhere) = (engine.create_queue(8).unwrap(), engine.create_queue(64).unwrap());
+    let id = engine.add_request(Request { keep: true, user_data: 1, ..request(prompt(20), sampled(3, 30)) }).unwrap();
+    let mut said = answers(&steps(&engine, 5)).remove(&id).unwrap();
+    engine.export(id, Some(&shelf)).unwrap();
+    engine.abort(id).unwrap();
+    said.extend(answers(&drain(&engine)).remove(&id).unwrap_or_default());
+    let blobs = shelf.poll(Some(Duration::ZERO)).unwrap();
+    let blob = &blobs[0];
+    assert_eq!((blobs.len(), blob.sequence, blob.user_data, blob.finish, blob.blob.is_empty()), (1, id, 1, None, false));
+    engine.go_on(id, &GoOn { queue: Some(&elsewhere), user_data: Some(2), ..GoOn::default() }).unwrap();
+    assert!(drain(&engine).is_empty(), "the engine's own queue hears no more of it");
+    let outputs: Vec<Output> = elsewhere.poll(Some(Duration::ZERO)).unwrap().into();
+    assert!(outputs.iter().all(|output| output.user_data == 2));
+    said.extend(answers(&outputs).remove(&id).unwrap());
+    assert_eq!(said, alone(&model, &prompt(20), sampled(3, 30)));
+    assert_empty(&engine);
+
+    // One that ends before it can be written down.
+    let id = engine.add_request(request(prompt(20), sampled(3, 30))).unwrap();
+    steps(&engine, 2);
+    engine.abort(id).unwrap();
+    engine.export(id, Some(&shelf)).unwrap();
+    drain(&engine);
+    let outputs = shelf.poll(Some(Duration::ZERO)).unwrap();
+    assert_eq!((outputs[0].sequence, outputs[0].error.as_ref().unwrap().code(), outputs[0].finish), (id, Code::NotFound, None));
+    // Of another engine, and of one that is gone.
+    let other = model.engine();
+    let id = other.add_request(request(prompt(20), sampled(3, 30))).unwrap();
+    assert_eq!(code(other.export(id, Some(&shelf)), "another engine"), Code::InvalidArgument);
+    assert_eq!(code(engine.export(77, None), "unknown"), Code::NotFound);
 }
 
 #[test]
@@ -775,7 +811,7 @@ fn a_forged_blob_is_an_error_or_a_sequence_and_never_a_defect() {
         forged.extend_from_slice(&Sha256::digest(&forged));
         if let Ok(seq) = engine.import(engine.queue(), &forged) {
             taken += 1;
-            engine.go_on(seq, false).unwrap();
+            engine.go_on(seq, &GoOn::default()).unwrap();
             drain(&engine);
             engine.check().unwrap();
             let _ = engine.free(seq); // who could not go on is still there

@@ -6,7 +6,7 @@ use super::blob::{Blob, Header};
 use super::core::Core;
 use super::endings::Contest;
 use super::outputs::Output;
-use super::registry::{Child, Command};
+use super::registry::{Child, Command, Open};
 use super::request::Work;
 use super::stream::{Stream, Turn};
 use crate::error::{Error, Result};
@@ -45,7 +45,7 @@ impl Core {
                 self.changed(seq, result);
             }
             Command::GoOn { seq, keep, open } => {
-                if let Err(error) = self.go_on(seq, keep) {
+                if let Err(error) = self.go_on(seq, keep, &open) {
                     self.end(&open.outbox, open.last.failed(error));
                 }
             }
@@ -58,10 +58,11 @@ impl Core {
                 self.end_sequence(seq, FinishReason::Abort, |output| output);
                 self.forget(seq);
             }
-            Command::Export { seq } => {
-                if let Err(error) = self.export(seq) {
-                    self.tell_error(seq, error);
-                }
+            Command::Export { seq, open } => {
+                // The sequence goes on, whatever came of it.
+                let Open { outbox, last } = *open;
+                let output = self.export(seq).unwrap_or_else(|error| Output { error: Some(error), ..last });
+                self.push(&outbox, output);
             }
             Command::Import { id, turn, blob } => {
                 let outbox = turn.outbox.clone();
@@ -168,14 +169,16 @@ impl Core {
     }
 
     /// As if it had never been idle.
-    fn go_on(&mut self, seq: u64, keep: bool) -> Result<()> {
-        let max_len = self.scheduler.get(seq).map_err(|_| gone(seq))?.max_len;
+    fn go_on(&mut self, seq: u64, keep: bool, open: &Open) -> Result<()> {
+        let stream = self.streams.get_mut(&seq).ok_or_else(|| gone(seq))?;
+        (stream.outbox, stream.user_data) = (open.outbox.clone(), open.last.user_data);
+        let max_len = self.scheduler.get(seq)?.max_len;
         self.scheduler.resume(seq, max_len, keep)
     }
 
-    /// A sequence that has ended meanwhile, and was not kept, has nothing to be exported.
-    fn export(&mut self, seq: u64) -> Result<()> {
-        let Some(stream) = self.streams.get(&seq) else { return Ok(()) };
+    fn export(&mut self, seq: u64) -> Result<Output> {
+        let gone = || Error::not_found(format!("sequence {seq} has ended before it could be exported, and was not kept"));
+        let stream = self.streams.get(&seq).ok_or_else(gone)?;
         let sequence = self.scheduler.get(seq)?;
         // What left the window cannot be written down, so all will be computed again.
         let computed = if sequence.table.gone() > 0 { 0 } else { sequence.computed };
@@ -192,10 +195,7 @@ impl Core {
         let mut kv = Vec::new();
         let blocks = blocks_for(computed, header.block_size);
         self.runner.read_blocks(&sequence.table.blocks()[..blocks], &mut kv)?;
-        let output = Output { blob: Blob { header, kv }.encode()?, ..stream.output() };
-        let outbox = stream.outbox.clone();
-        self.push(&outbox, output);
-        Ok(())
+        Ok(Output { blob: Blob { header, kv }.encode()?, ..stream.output() })
     }
 
     fn import(&mut self, id: u64, turn: Turn, blob: Blob) -> Result<()> {
@@ -218,13 +218,6 @@ impl Core {
         }
         let len = self.scheduler.get(seq).map(|sequence| (seq, sequence.tokens.len()));
         self.shared.registry.grown(len.into_iter());
-    }
-
-    /// The sequence goes on; what was asked of it could not be done.
-    fn tell_error(&mut self, seq: u64, error: Error) {
-        let Some(stream) = self.streams.get(&seq) else { return };
-        let (outbox, output) = (stream.outbox.clone(), Output { error: Some(error), ..stream.output() });
-        self.push(&outbox, output);
     }
 
     /// Pins whose time has passed go, and those that had to give way are forgotten.

@@ -26,7 +26,7 @@ pub use outputs::{Logprobs, Output};
 pub use queue::Queue;
 pub use request::{Prompt, Request};
 pub use runner::{ModelRunner, Runner, Ticket};
-pub use sequences::{Fork, Hook as LogitsHook, Resume, SequenceInfo};
+pub use sequences::{Fork, GoOn, Hook as LogitsHook, Resume, SequenceInfo};
 
 use once_cell::sync::OnceCell;
 

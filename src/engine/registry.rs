@@ -24,7 +24,7 @@ pub enum Command {
     Resume { seq: u64, turn: Box<Turn>, open: Box<Open> },
     Free { seq: u64 },
     GoOn { seq: u64, keep: bool, open: Box<Open> },
-    Export { seq: u64 },
+    Export { seq: u64, open: Box<Open> },
     Import { id: u64, turn: Box<Turn>, blob: Box<Blob> },
     Pin { id: u64, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Instant> },
     Unpin { id: u64 },
@@ -312,11 +312,12 @@ impl Registry {
         })
     }
 
-    pub fn go_on(&self, seq: u64, keep: bool) -> Result<()> {
+    pub fn go_on(&self, seq: u64, keep: bool, outbox: Option<&Arc<Outbox>>, user_data: Option<u64>) -> Result<()> {
         self.command(|state| {
             let known = state.idle(seq)?;
-            known.outbox.check_open()?;
-            let open = state.awake(seq, known)?;
+            let (outbox, user_data) = (outbox.unwrap_or(&known.outbox).clone(), user_data.unwrap_or(known.user_data));
+            outbox.check_open()?;
+            let open = state.awake(seq, Known { outbox, user_data, ..known })?;
             state.inbox.push_back(Command::GoOn { seq, keep, open });
             Ok(())
         })
@@ -339,10 +340,13 @@ impl Registry {
     }
 
     /// The blob follows as an output.
-    pub fn export(&self, seq: u64) -> Result<()> {
+    pub fn export(&self, seq: u64, outbox: Option<&Arc<Outbox>>) -> Result<()> {
         self.command(|state| {
-            state.sequence(seq)?.outbox.check_room()?;
-            state.inbox.push_back(Command::Export { seq });
+            let known = state.sequence(seq)?;
+            let open = Open { outbox: outbox.unwrap_or(&known.outbox).clone(), ..known.open() };
+            open.outbox.check_open()?;
+            open.outbox.check_room()?;
+            state.inbox.push_back(Command::Export { seq, open: Box::new(open) });
             Ok(())
         })
     }

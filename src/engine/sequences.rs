@@ -40,6 +40,16 @@ pub struct Resume<'a> {
     pub hook: Option<LogitsHook>,
 }
 
+/// How an idle sequence goes on as if it had never been idle.
+#[derive(Clone, Copy, Default)]
+pub struct GoOn<'a> {
+    pub keep: bool,
+    /// None: where its outputs went before.
+    pub queue: Option<&'a Queue>,
+    /// None: its own.
+    pub user_data: Option<u64>,
+}
+
 impl Resume<'_> {
     pub fn new(sampling: SamplingParams) -> Self {
         Resume { sampling, keep: true, queue: None, user_data: None, skip_special: true, hook: None }
@@ -115,13 +125,15 @@ impl Engine {
     }
 
     /// An idle sequence goes on as if it had never been idle: with its own parameters, counts and grammar.
-    pub fn go_on(&self, seq: u64, keep: bool) -> Result<()> {
-        self.shared.registry.go_on(seq, keep)
+    pub fn go_on(&self, seq: u64, how: &GoOn) -> Result<()> {
+        how.queue.map_or(Ok(()), |queue| self.check_queue(queue))?;
+        self.shared.registry.go_on(seq, how.keep, how.queue.map(Queue::outbox), how.user_data)
     }
 
-    /// Writes a sequence down; the blob comes as an output of it.
-    pub fn export(&self, seq: u64) -> Result<()> {
-        self.shared.registry.export(seq)
+    /// Writes a sequence down; the blob, or why there is none, comes as an output of it into `queue` (None: where its others go).
+    pub fn export(&self, seq: u64, queue: Option<&Queue>) -> Result<()> {
+        queue.map_or(Ok(()), |queue| self.check_queue(queue))?;
+        self.shared.registry.export(seq, queue.map(Queue::outbox))
     }
 
     /// An idle sequence from a blob of this or another process. Its outputs go to `queue`.

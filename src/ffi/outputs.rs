@@ -66,8 +66,8 @@ pub struct pllm_output {
     /// UTF-8, not NUL-terminated, never half a character; NULL where there is none. It may lag behind the tokens.
     pub text: *const c_char,
     pub text_len: u64,
-    /// UTF-8, not NUL-terminated: why, where finish_reason is PLLM_FINISH_ERROR, and where it is PLLM_FINISH_ABORT because
-    /// the engine was freed. Else NULL.
+    /// UTF-8, not NUL-terminated: why, where finish_reason is PLLM_FINISH_ERROR, where it is PLLM_FINISH_ABORT because the
+    /// engine was freed, and where a sequence that goes on (PLLM_FINISH_NONE) could not be exported. Else NULL.
     pub error: *const c_char,
     pub error_len: u64,
     pub prompt_tokens: u64,

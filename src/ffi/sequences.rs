@@ -8,7 +8,7 @@ use super::request::{PLLM_REQUEST_KEEP, PLLM_TEXT_ADD_SPECIAL, PLLM_TEXT_SKIP_SP
 use super::sampling::pllm_sampling;
 use super::structs::known_flags;
 use super::{guard, guard_or, pllm_engine, pllm_error};
-use crate::engine::{Fork, Resume, SequenceInfo};
+use crate::engine::{Fork, GoOn, Resume, SequenceInfo};
 
 /// All the tokens that the parent has when the fork is made.
 pub const PLLM_AT_END: u64 = u64::MAX;
@@ -51,8 +51,9 @@ unsafe impl Versioned for pllm_fork {
 
 /// Use the user_data field; without this the sequence's own stays.
 pub const PLLM_RESUME_USER_DATA: u32 = 2;
-/// Go on as if the sequence had never been idle, with its own parameters, counts, grammar and outputs; of the other fields only
-/// PLLM_REQUEST_KEEP is looked at.
+/// Go on as if the sequence had never been idle, with its own parameters, counts, grammar and kind of outputs; of the other
+/// fields only queue, user_data and PLLM_REQUEST_KEEP are looked at. One that ended by its length has to be rewound first: it
+/// ends again with PLLM_FINISH_ERROR.
 pub const PLLM_RESUME_CONTINUE: u32 = 4;
 
 /// How an idle sequence goes on. Fill it with pllm_resume_init first.
@@ -262,15 +263,18 @@ pub unsafe extern "C" fn pllm_sequence_resume(engine: *const pllm_engine, sequen
         let engine = pllm_engine::get(engine)?;
         let c = if how.is_null() { pllm_resume::defaults() } else { convert::read(how)? };
         known_flags("resume flags", c.flags, PLLM_REQUEST_KEEP | PLLM_RESUME_USER_DATA | PLLM_RESUME_CONTINUE)?;
+        let keep = c.flags & PLLM_REQUEST_KEEP != 0;
+        let queue = if c.queue.is_null() { None } else { Some(pllm_queue::get(c.queue)?) };
+        let user_data = (c.flags & PLLM_RESUME_USER_DATA != 0).then_some(c.user_data);
         if c.flags & PLLM_RESUME_CONTINUE != 0 {
-            return engine.go_on(sequence, c.flags & PLLM_REQUEST_KEEP != 0);
+            return engine.go_on(sequence, &GoOn { keep, queue, user_data });
         }
         known_flags("text flags", c.text_flags, PLLM_TEXT_SKIP_SPECIAL)?;
         let how = Resume {
             sampling: pllm_sampling::to_params(c.sampling)?,
-            keep: c.flags & PLLM_REQUEST_KEEP != 0,
-            queue: if c.queue.is_null() { None } else { Some(pllm_queue::get(c.queue)?) },
-            user_data: (c.flags & PLLM_RESUME_USER_DATA != 0).then_some(c.user_data),
+            keep,
+            queue,
+            user_data,
             skip_special: c.text_flags & PLLM_TEXT_SKIP_SPECIAL != 0,
             hook: hook(c.logits_hook, c.hook_data),
         };
@@ -303,15 +307,19 @@ pub unsafe extern "C" fn pllm_sequence_get_info(
     })
 }
 
-/// Writes a sequence down: its tokens, KV, sampling parameters, random stream, grammar and text. The blob comes as an output of
-/// the sequence (blob, blob_len), after the next step. It names the model, the layout of the KV and the instruction path, and
-/// has a checksum; it holds the conversation in the clear. The logits hook is not part of it.
+/// Writes a sequence down: its tokens, KV, sampling parameters, random stream, grammar and text. The blob comes after the next
+/// step as an output of the sequence (blob, blob_len), into queue (NULL: where its other outputs go); or, where it could not be
+/// written, such an output has error and error_code, and the sequence goes on. It names the model, the layout of the KV and the
+/// instruction path, and has a checksum; it holds the conversation in the clear. The logits hook is not part of it.
 /// May be called from any thread, also while another one steps.
 #[must_use]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pllm_sequence_export(engine: *const pllm_engine, sequence: u64) -> *mut pllm_error {
+pub unsafe extern "C" fn pllm_sequence_export(engine: *const pllm_engine, sequence: u64, queue: *const pllm_queue) -> *mut pllm_error {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { pllm_engine::get(engine)? }.export(sequence))
+    guard(|| unsafe {
+        let queue = if queue.is_null() { None } else { Some(pllm_queue::get(queue)?) };
+        pllm_engine::get(engine)?.export(sequence, queue)
+    })
 }
 
 /// Makes an idle sequence from a blob, in this or another process; resumed with PLLM_RESUME_CONTINUE it goes on with the same

@@ -194,13 +194,12 @@ enum { MOST_SEQUENCES = 8, MOST_TURNS = 5 };
 
 typedef struct {
     turn now;    // what a fork would inherit
-    turn birth;  // of a child: how it says that it could not be made, whatever has been asked of it since
+    turn birth;  // what it says before whatever it is asked for: of BEST its result, of a child that it could not be made
     turn turns[MOST_TURNS];
     unsigned turns_len;
     bool claimed;  // a worker is in the middle of what one may do at a time
     bool wild;     // many did something to it
     bool freed, never_made;
-    bool is_result;  // of BEST: it is known to be one
 } account;
 
 // The sequences that one call made: a request's samples or beams, or the children of a fork, each a request of its own.
@@ -227,7 +226,7 @@ void ledger_refused(request *r);
 
 // A turn that a call is about to begin, and what became of it. False: there is no room for one.
 bool ledger_begin(account *a, const turn *t);
-void ledger_begun(request *r, account *a, bool accepted);
+void ledger_begun(account *a, bool accepted);
 
 // The last exported sequence that came as an output, copied to `to`; 0 where there is none, or none that fits.
 uint64_t ledger_blob(unsigned char *to, uint64_t room);

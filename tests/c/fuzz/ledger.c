@@ -73,12 +73,9 @@ bool ledger_begin(account *a, const turn *t) {
     return room;
 }
 
-void ledger_begun(request *r, account *a, bool accepted) {
+void ledger_begun(account *a, bool accepted) {
     pthread_mutex_lock(&lock);
     turn *t = &a->turns[a->turns_len - 1];
-    // Of several samples only the results stay to be resumed: its first turn, which nobody has heard of yet, was one.
-    bool was_a_result = accepted && r->branching == BEST && a->turns_len == 1;
-    if (was_a_result) a->turns[1] = *t, *t = a->now, a->turns_len++, t++, r->results_begun++;
     if (accepted) a->now = *t;
     else EXPECT(t->outputs == 0, "an output came of a resume that was refused"), a->turns_len--;
     pthread_mutex_unlock(&lock);
@@ -112,37 +109,39 @@ static request *owner_of(unsigned engine, const pllm_output *o) {
 
 // The turn that an output belongs to: the first of the turns it could be of that has not ended.
 static turn *turn_of(request *r, account *a, unsigned queue, const pllm_output *o) {
-    turn *found = NULL;
-    bool user_data_is_known = false;
+    turn *found = NULL, *birth = &a->birth;
+    bool user_data_is_known = birth->user_data == o->user_data;
+    bool is_birth = user_data_is_known && birth->queue == queue && !birth->ends;
+    // Of several samples, those that are results say so before whatever they are asked for afterwards.
+    if (r->branching == BEST && is_birth) {
+        EXPECT(r->results_begun++ < r->results, "request %llu has more results than it was asked for", LLU(r->id));
+        return birth;
+    }
     for (unsigned i = 0; i < a->turns_len && (!found || found->ends); i++) {
         if (a->turns[i].user_data != o->user_data) continue;
         user_data_is_known = true;
         if (a->turns[i].queue == queue) found = &a->turns[i];
     }
-    // Of several samples, those that are results begin with their first output.
-    bool begins = !a->turns_len && r->branching == BEST && a->now.user_data == o->user_data;
     // A child that could not be made says so, even where it was not to run; a turn it was asked for ends besides.
-    bool never_made = (!found || found->ends) && r->branching == CHILDREN && o->finish_reason == PLLM_FINISH_ERROR &&
-                      a->birth.user_data == o->user_data && !a->birth.ends;
-    EXPECT(user_data_is_known || begins || never_made, "an output's user_data is none of its sequence's: %llx", LLU(o->user_data));
-    if (begins) {
-        EXPECT(r->results_begun++ < r->results, "request %llu has more results than it was asked for", LLU(r->id));
-        if (a->now.queue == queue) found = &a->turns[a->turns_len++], *found = a->now, found->optional = false;
-    }
-    if (never_made) {
+    if ((!found || found->ends) && r->branching == CHILDREN && o->finish_reason == PLLM_FINISH_ERROR && is_birth) {
         a->never_made = true;
-        if (a->birth.queue == queue) found = &a->birth;
+        return birth;
     }
+    EXPECT(user_data_is_known, "an output's user_data is none of its sequence's: %llx", LLU(o->user_data));
     EXPECT(found, "an output came from another request's queue");
     return found;
 }
 
 // Among the best of several samples, an index is a rank; whoever is resumed has its own again.
-static void check_index(const request *r, bool is_first_turn, const pllm_output *o) {
+static void check_index(const request *r, bool is_birth, const pllm_output *o) {
     uint64_t place = o->sequence - r->id;
     if (r->branching == CHILDREN) EXPECT(o->index == 0, "a child's index is %u", o->index);
-    else if (r->branching == BEST && is_first_turn) EXPECT(o->index < r->results, "a result's index is %u", o->index);
+    else if (r->branching == BEST && is_birth) EXPECT(o->index < r->results, "a result's index is %u", o->index);
     else EXPECT(o->index == place, "the index of sequence %llu of %llu is %u", LLU(o->sequence), LLU(r->id), o->index);
+}
+
+static bool was_not_exported(const pllm_output *o) {
+    return o->error && o->finish_reason == PLLM_FINISH_NONE && !o->tokens && !o->text;
 }
 
 static void check_shape(const pllm_output *o) {
@@ -151,7 +150,8 @@ static void check_shape(const pllm_output *o) {
     EXPECT((o->tokens != NULL) == (o->tokens_len > 0), "an output's tokens and tokens_len disagree");
     EXPECT((o->text != NULL) == (o->text_len > 0), "an output's text and text_len disagree");
     bool was_closed = o->finish_reason == PLLM_FINISH_ABORT && o->error_code == PLLM_E_CLOSED;  // its engine was freed
-    EXPECT((o->error != NULL) == (o->finish_reason == PLLM_FINISH_ERROR || was_closed) && (o->error != NULL) == (o->error_len > 0),
+    bool must_say = o->finish_reason == PLLM_FINISH_ERROR || was_closed, may_say = must_say || was_not_exported(o);
+    EXPECT((o->error != NULL) <= may_say && (o->error != NULL) >= must_say && (o->error != NULL) == (o->error_len > 0),
            "an output's error and finish reason %u disagree", o->finish_reason);
     EXPECT(o->error ? o->error_code >= PLLM_E_INVALID_ARGUMENT && o->error_code <= PLLM_E_CANCELLED : o->error_code == 0,
            "an output's error_code is %d", o->error_code);
@@ -245,8 +245,8 @@ uint64_t ledger_blob(unsigned char *to, uint64_t room) {
 void ledger_output(unsigned engine, unsigned queue, const pllm_output *o) {
     pthread_mutex_lock(&lock);
     check_shape(o);
-    if (o->blob) {
-        keep_blob(o);
+    if (o->blob || was_not_exported(o)) {
+        if (o->blob) keep_blob(o);
         pthread_mutex_unlock(&lock);
         return;
     }
@@ -254,7 +254,7 @@ void ledger_output(unsigned engine, unsigned queue, const pllm_output *o) {
     account *a = &r->accounts[o->sequence - r->id];
     turn *t = turn_of(r, a, queue, o);
     EXPECT(!t->unheard, "an output came from a queue that is gone");
-    check_index(r, t == &a->turns[0], o);
+    check_index(r, t == &a->birth, o);
     check_content(r, t, o);
     count(r, t, o);
     pthread_mutex_unlock(&lock);
@@ -300,7 +300,7 @@ void ledger_let_go(account *a) {
 
 static void loosen(account *a) {
     a->wild |= racing;
-    a->now.loose = true;
+    a->now.loose = a->birth.loose = true;
     for (unsigned i = 0; i < a->turns_len; i++) a->turns[i].loose |= racing || !a->turns[i].ends;
 }
 
@@ -351,7 +351,7 @@ void ledger_queue_gone(unsigned queue) {
 // Turns that must end on this queue (0: on any) and have not.
 static bool is_due(const request *r, unsigned queue) {
     if (r->state != LIVE) return false;
-    const turn *first = &r->accounts[0].now;
+    const turn *first = &r->accounts[0].birth;
     if (r->branching == BEST && r->results_begun < r->results && !first->unheard && (!queue || first->queue == queue)) return true;
     for (unsigned s = 0; s < r->width; s++)
         for (unsigned i = 0; i < r->accounts[s].turns_len; i++) {
@@ -368,7 +368,7 @@ totals ledger_totals(unsigned engine) {
         const request *r = &requests[i];
         if (r->engine != engine || r->state != LIVE) continue;
         sum.sequences += r->width;
-        if (r->branching == BEST) sum.turns += r->results - r->results_begun;
+        if (r->branching == BEST) sum.turns += r->results;
         for (unsigned s = 0; s < r->width; s++) {
             const account *a = &r->accounts[s];
             // A child may have said that it could not be made.

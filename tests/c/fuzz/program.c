@@ -966,7 +966,7 @@ static void resume_one(worker *w) {
     judge_use(e, r, a, before, code, false, "resume");
     EXPECT(code || !q.queue || to->engine == e->number, "a sequence was resumed into another engine's queue");
     EXPECT(code || world.racing || !goes_nowhere, "a sequence was resumed into a queue that is gone");
-    if (a) ledger_begun(r, a, code == 0);
+    if (a) ledger_begun(a, code == 0);
     ledger_let_go(a);
 }
 
@@ -1047,8 +1047,11 @@ static void fork_one(worker *w) {
 static void export_one(worker *w) {
     const engine_slot *e = any_engine(w);
     uint64_t id = any_sequence(w, e);
-    int32_t code = TRY(pllm_sequence_export, e->engine, id);
+    const pllm_queue *queue = NULL;
+    const queue_slot *to = choose_queue(w, e, &queue);
+    int32_t code = TRY(pllm_sequence_export, e->engine, id, queue);
     EXPECT(code || e->engine, "a sequence of NULL was exported");
+    EXPECT(code || !queue || to->engine == e->number, "a sequence was exported into another engine's queue");
     if (!world.racing) w->hash = mix(w->hash, (uint64_t)code);
 }
 
