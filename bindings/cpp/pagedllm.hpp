@@ -803,6 +803,7 @@ struct Output {
     Span<const Logprob> top_logprobs;
     Span<const float> prompt_logprobs;  // of the prompt's tokens but the first, before the first token and in any number of outputs
     Span<const Logprob> prompt_top_logprobs;
+    Span<const uint8_t> blob;  // of Sequence::export_to_queue: then there is nothing else to tell. Empty in all other outputs
 
     explicit Output(const pllm_output &record) noexcept : Output(0, detail::known(record)) {}
 
@@ -838,7 +839,8 @@ private:
           score(c.score),
           top_logprobs(detail::view(c.top_logprobs, c.top_logprobs_len)),
           prompt_logprobs(detail::view(c.prompt_logprobs, c.prompt_logprobs_len)),
-          prompt_top_logprobs(detail::view(c.prompt_top_logprobs, c.prompt_top_logprobs_len)) {}
+          prompt_top_logprobs(detail::view(c.prompt_top_logprobs, c.prompt_top_logprobs_len)),
+          blob(detail::view(c.blob, c.blob_len)) {}
 };
 
 // A batch of outputs, in the order they were made. Owns what they view; outlives queue and engine.
@@ -903,6 +905,7 @@ struct Completion {
 
     // Takes the next output in.
     void add(const Output &output, OutputKind kind) {
+        if (!output.blob.empty()) return;  // no news of the text
         if (kind != OutputKind::delta) {  // this one has it all
             text.clear();
             tokens.clear();
@@ -1275,6 +1278,36 @@ public:
         return resumed->collect();
     }
 
+    // It goes on as if it had never been idle, with its own parameters, counts, grammar and outputs, which go where they went
+    // before. keep: as Resume::keep.
+    Status go_on(bool keep = true) {
+        pllm_resume c = detail::resume_defaults();
+        c.flags = PLLM_RESUME_CONTINUE | detail::flag(keep, PLLM_REQUEST_KEEP);
+        return use([&](pllm_engine *engine) { return pllm_sequence_resume(engine, id(), &c); });
+    }
+
+    // Writes it down, as of the engine's next step, and waits for that: Engine::import_sequence makes it anew, in this or another
+    // process. This one goes on undisturbed. The bytes hold the conversation in the clear; a logits hook is not part of them.
+    Result<std::vector<uint8_t>> export_blob() const {
+        if (Result<SequenceInfo> known = info(); !known) return known.error();
+        Result<Queue> queue = Queue::create(owned_.engine().native(), PLLM_QUEUE_CAPACITY);
+        if (!queue) return queue.error();
+        // A fork's, in a queue that nobody else reads: this one's has other readers, or is gone.
+        Fork how;
+        how.queue = &*queue;
+        how.idle = true;
+        Result<Sequence> snapshot = fork(how);
+        if (!snapshot) return snapshot.error();
+        if (Status asked = snapshot->export_to_queue(); !asked) return asked.error();
+        return blob_of(queue->poll(forever));
+    }
+
+    // As export_blob, without waiting: the bytes come as an output of it (Output::blob) where its outputs go. Its queue must be
+    // there still; that of generate and of stream is not, when they have ended.
+    Status export_to_queue() const {
+        return use([&](pllm_engine *engine) { return pllm_sequence_export(engine, id()); });
+    }
+
     // As of the last step, and of the calls since.
     Result<SequenceInfo> info() const {
         SequenceInfo info{};
@@ -1302,6 +1335,14 @@ private:
     Status resume(const Resume &how, const pllm_queue *queue) {
         detail::CResume c(how);
         return use([&](pllm_engine *engine) { return pllm_sequence_resume(engine, id(), c.to(queue)); });
+    }
+
+    // One output comes: the blob, or why there is none.
+    static Result<std::vector<uint8_t>> blob_of(const Result<Outputs> &outputs) {
+        if (!outputs) return outputs.error();
+        const Output output = (*outputs)[0];
+        if (output.error_code != Code{}) return Error{output.error_code, std::string(output.error_message)};
+        return std::vector<uint8_t>(output.blob.begin(), output.blob.end());
     }
 
     detail::Owned<pllm_sequence_free> owned_;
@@ -1445,6 +1486,17 @@ public:
     // Takes over a sequence: that of a request that is kept (Output::sequence, Completion::sequence), or one that was released.
     [[nodiscard]] Sequence sequence(uint64_t id) const noexcept { return Sequence(known(), id); }
 
+    // Makes an idle sequence of what was exported, in this or another process. Sequence::go_on has it go on with the same bits,
+    // on a machine that computes the same: SequenceInfo::inexact is 0 then. Its outputs go to `queue`: one of this engine's.
+    Result<Sequence> import_sequence(Span<const uint8_t> blob, const QueueView &queue) {
+        const auto named = queue.named();
+        if (!named) return named.error();
+        return import_sequence(blob, *named);
+    }
+
+    // The same; its outputs go to the engine's own queue.
+    Result<Sequence> import_sequence(Span<const uint8_t> blob) { return import_sequence(blob, nullptr); }
+
     // Computes a prompt, from the next step on, and keeps its blocks for the requests that begin with the same tokens.
     Result<Pin> pin(const Prefix &prefix) {
         uint64_t id = 0;
@@ -1494,6 +1546,13 @@ private:
         Status added = detail::status(pllm_engine_add_request(native(), c.to(queue), &id));
         if (!added) return added.error();
         return id;
+    }
+
+    Result<Sequence> import_sequence(Span<const uint8_t> blob, const pllm_queue *queue) {
+        uint64_t id = 0;
+        Status imported = detail::status(pllm_sequence_import(native(), blob.data(), blob.size(), queue, &id));
+        if (!imported) return imported.error();
+        return Sequence(known(), id);
     }
 
     [[nodiscard]] const detail::EngineRef &known() const noexcept { return engine_.get_deleter().known; }

@@ -123,6 +123,10 @@ func goText(data *C.char, len C.uint64_t) string {
 	return string(unsafe.Slice((*byte)(unsafe.Pointer(data)), len))
 }
 
+func goBytes(data *C.uint8_t, len C.uint64_t) []byte {
+	return slices.Clone(unsafe.Slice((*byte)(unsafe.Pointer(data)), len))
+}
+
 func goTokens(data *C.uint32_t, len C.uint64_t) []uint32 {
 	return slices.Clone(unsafe.Slice((*uint32)(unsafe.Pointer(data)), len))
 }

@@ -10,7 +10,8 @@
 //
 // What a request with Keep has made of its prompt stays, as a [Sequence], and is a value: it can be forked, appended to, cut back
 // and resumed, and shares with its forks what was computed. Requests that begin with the same tokens share that, too, without
-// being told: [Engine.Pin] keeps a prompt for them.
+// being told: [Engine.Pin] keeps a prompt for them. [Sequence.Export] writes a sequence down, and [Engine.Import] makes it anew in
+// another process.
 //
 // # Defaults
 //

@@ -154,6 +154,7 @@ func goOutput(record unsafe.Pointer, size uintptr) Output {
 		GeneratedTokens: int(c.generated_tokens),
 		Score:           float64(c.score),
 		PromptLogProbs:  goFloats(c.prompt_logprobs, c.prompt_logprobs_len),
+		blob:            goBytes(c.blob, c.blob_len),
 	}
 	if c.logprobs != nil {
 		output.LogProbs = goFloats(c.logprobs, c.tokens_len)

@@ -40,6 +40,8 @@ type Output struct {
 	// Score is the sum of the log probabilities of all generated tokens, where the request asked for them or for the best of
 	// several samples; of a beam, its score after the length penalty. Else 0.
 	Score float64
+	// blob is what Sequence.Export waits for, in a queue of its own.
+	blob []byte
 }
 
 // A LogProb is a token and its log probability under the model's own distribution.
@@ -114,7 +116,6 @@ func (q *Queue) Close() error {
 // Add adds a request whose outputs go to this queue. It takes part from the next step on. What could never run is refused
 // here, with the numbers.
 func (q *Queue) Add(request Request) (RequestID, error) {
-	defer runtime.KeepAlive(q)
 	var args arguments
 	defer args.Unpin()
 	c, err := request.toC(&args)
@@ -122,17 +123,38 @@ func (q *Queue) Add(request Request) (RequestID, error) {
 		return 0, err
 	}
 	var id C.uint64_t
-	err = q.engine.engine.use(func(engine *C.pllm_engine) error {
-		return q.mailbox.queue.use(func(queue *C.pllm_queue) error {
-			c.queue = queue
-			return check(C.pllm_engine_add_request(engine, c, &id))
-		})
+	err = q.use(func(engine *C.pllm_engine, queue *C.pllm_queue) error {
+		c.queue = queue
+		return check(C.pllm_engine_add_request(engine, c, &id))
 	})
 	return RequestID(id), err
 }
 
+// use makes a call on the engine, with the queue.
+func (q *Queue) use(call func(*C.pllm_engine, *C.pllm_queue) error) error {
+	defer runtime.KeepAlive(q)
+	return q.engine.engine.use(func(engine *C.pllm_engine) error {
+		return q.mailbox.queue.use(func(queue *C.pllm_queue) error { return call(engine, queue) })
+	})
+}
+
 // Resume has an idle sequence go on, with its outputs in this queue: see Sequence.Resume.
 func (q *Queue) Resume(sequence *Sequence, how Resume) error { return sequence.resume(&how, q) }
+
+// Import makes an idle sequence of an exported one, with its outputs in this queue: see Engine.Import.
+func (q *Queue) Import(blob []byte) (*Sequence, error) {
+	var args arguments
+	defer args.Unpin()
+	data, len := args.bytes(blob)
+	var id C.uint64_t
+	err := q.use(func(engine *C.pllm_engine, queue *C.pllm_queue) error {
+		return check(C.pllm_sequence_import(engine, data, len, queue, &id))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return q.engine.Sequence(SequenceID(id)), nil
+}
 
 // Poll takes everything that is in the queue, in the order it was made, and waits for the first; while it waits it occupies no
 // thread. A context that is done ends it with the context's error, and nothing is lost. Once the engine has failed or is

@@ -4,6 +4,7 @@ package pagedllm
 import "C"
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,7 +16,7 @@ import (
 )
 
 // A SequenceID names a sequence of one engine. Ids are never reused, and no sequence has that of a request, but for a request's
-// first sequence and one that was forked: those have the request's own.
+// first sequence and one that was forked or imported: those have the request's own.
 type SequenceID uint64
 
 // A Sequence is tokens and what was computed for them: a value that can be forked, added to, cut back and resumed. It is idle
@@ -257,6 +258,49 @@ func (s *Sequence) ask(ctx context.Context, how *Resume) (*Queue, SequenceInfo, 
 	return queue, info, err
 }
 
+// Continue has an idle sequence go on as if it had never been idle, with its own parameters, counts, grammar and outputs, which go
+// where they went before. keep has it stay when it ends again.
+func (s *Sequence) Continue(keep bool) error {
+	c := new(C.pllm_resume)
+	C.pllm_resume_init(c, C.sizeof_pllm_resume)
+	c.flags = C.PLLM_RESUME_CONTINUE
+	setFlag(&c.flags, keep, C.PLLM_REQUEST_KEEP)
+	return s.use(func(engine *C.pllm_engine) error {
+		return check(C.pllm_sequence_resume(engine, C.uint64_t(s.id), c))
+	})
+}
+
+// Export writes the sequence down, as of the engine's next step, and waits for that: Engine.Import makes it anew, in this or
+// another process. The sequence goes on undisturbed. The bytes hold the conversation in the clear.
+func (s *Sequence) Export(ctx context.Context) ([]byte, error) {
+	// A fork's bytes, in a queue that nobody else reads: that of s has other readers, or is gone.
+	var snapshot *Sequence
+	queue, err := s.engine.queueFor(ctx, func(queue *Queue) (err error) {
+		snapshot, err = s.Fork(Fork{Queue: queue, Idle: true})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer queue.Close()
+	defer snapshot.Close()
+	if err := snapshot.askForBlob(); err != nil {
+		return nil, err
+	}
+	output, _, err := queue.next(ctx, nil) // the only one: the blob, or why there is none
+	return output.blob, cmp.Or(err, output.Err)
+}
+
+// askForBlob has the blob come as an output.
+func (s *Sequence) askForBlob() error {
+	return s.use(func(engine *C.pllm_engine) error { return check(C.pllm_sequence_export(engine, C.uint64_t(s.id))) })
+}
+
+// Import makes an idle sequence of what Export wrote, in this or another process, for an engine of the same model, BlockSize and
+// KVType. Sequence.Continue has it go on with the same bits, unless SequenceInfo.Inexact. Its outputs go to the engine's own queue;
+// Queue.Import names another one.
+func (e *Engine) Import(blob []byte) (*Sequence, error) { return e.Queue().Import(blob) }
+
 // SequenceInfo is a sequence as of the last step, and of the calls since.
 type SequenceInfo struct {
 	// Request is the one it came from, Index which of the request's sequences it is, from 0.
@@ -266,6 +310,8 @@ type SequenceInfo struct {
 	Len int
 	// Idle: it waits to be resumed or closed. Otherwise it runs, or waits to.
 	Idle bool
+	// Inexact: it was imported from a machine or an instruction path that cannot give the same bits.
+	Inexact bool
 }
 
 // Info says what is known of the sequence.
@@ -275,7 +321,9 @@ func (s *Sequence) Info() (info SequenceInfo, err error) {
 		if err := check(C.pllm_sequence_get_info(engine, C.uint64_t(s.id), &c)); err != nil {
 			return err
 		}
-		info = SequenceInfo{Request: RequestID(c.request), Index: int(c.index), Len: int(c.len), Idle: c.idle != 0}
+		info = SequenceInfo{
+			Request: RequestID(c.request), Index: int(c.index), Len: int(c.len), Idle: c.idle != 0, Inexact: c.inexact != 0,
+		}
 		return nil
 	})
 	return info, err

@@ -69,6 +69,13 @@ static void sequences_go_on_and_several_results_come(pagedllm::Engine &engine) {
     if (!branch) return;
     pagedllm::Resume how;
     how.sampling.temperature = 0;
+    const auto blob = branch->export_blob();
+    CHECK(blob.ok());
+    if (!blob) return;
+    auto moved = engine.import_sequence(*blob);
+    CHECK(moved.ok());
+    if (!moved) return;
+    CHECK(moved->generate(how)->text == "rance is Paris.");
     const auto rest = branch->generate(how);
     CHECK(rest && rest->text == "rance is Paris.");
     CHECK(!branch->rewind(0) && trunk.free());

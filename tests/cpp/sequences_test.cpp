@@ -1,4 +1,4 @@
-// Sequences as values: forked, appended to, rewound, resumed and freed; and prompts that are pinned.
+// Sequences as values: forked, appended to, rewound, resumed, moved to other engines and freed; and prompts that are pinned.
 #include <thread>
 
 #include "support.hpp"
@@ -143,6 +143,9 @@ TEST_F(Sequences, belong_to_who_holds_them) {
     EXPECT_TRUE(fails(Code::invalid_argument, first.resume()));
     EXPECT_TRUE(fails(Code::invalid_argument, first.stream()));
     EXPECT_TRUE(fails(Code::invalid_argument, first.generate()));
+    EXPECT_TRUE(fails(Code::invalid_argument, first.go_on()));
+    EXPECT_TRUE(fails(Code::invalid_argument, first.export_blob()));
+    EXPECT_TRUE(fails(Code::invalid_argument, first.export_to_queue()));
     EXPECT_TRUE(fails(Code::invalid_argument, first.free()));
     first = std::move(second);
     EXPECT_EQ(first.release(), id);
@@ -165,7 +168,12 @@ TEST_F(Sequences, that_run_end_when_they_are_freed) {
 TEST_F(Sequences, outlive_their_engine) {
     pagedllm::Sequence sequence = engine.sequence(whole.sequence), never_touched = keep(2);
     pagedllm::Pin pin = engine.pin({prompt}).value();
+    const auto blob = sequence.export_blob().value();
     { const pagedllm::Engine gone = std::move(engine); }
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence(blob)));
+    EXPECT_TRUE(fails(Code::closed, sequence.export_blob()));
+    EXPECT_TRUE(fails(Code::closed, sequence.export_to_queue()));
+    EXPECT_TRUE(fails(Code::closed, sequence.go_on()));
     EXPECT_TRUE(fails(Code::closed, sequence.info()));
     EXPECT_TRUE(fails(Code::closed, sequence.fork()));
     EXPECT_TRUE(fails(Code::closed, sequence.append(whole.tokens)));
@@ -187,6 +195,7 @@ TEST_F(Sequences, refuse_what_cannot_be) {
         EXPECT_TRUE(fails(Code::invalid_argument, sequence.fork(how)));
         EXPECT_TRUE(fails(Code::invalid_argument, sequence.rewind(at)));
     }
+    const auto blob = sequence.export_blob().value();
     pagedllm::Engine other = open_engine();
     pagedllm::Queue others = other.create_queue(4).value(), moved = std::move(others);
     for (const pagedllm::Queue *wrong : {&moved, &others}) {
@@ -194,6 +203,7 @@ TEST_F(Sequences, refuse_what_cannot_be) {
         how.queue = wrong;
         EXPECT_TRUE(fails(Code::invalid_argument, sequence.fork(how)));
         EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(more(1), *wrong)));
+        EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence(blob, *wrong)));
     }
     EXPECT_TRUE(fails(Code::invalid_argument, sequence.append(beyond)));
     EXPECT_TRUE(fails(Code::invalid_argument, sequence.append(many)));
@@ -209,6 +219,10 @@ TEST_F(Sequences, refuse_what_cannot_be) {
     EXPECT_TRUE(fails(Code::not_found, unknown.rewind(1)));
     EXPECT_TRUE(fails(Code::not_found, unknown.resume(more(1), queue)));
     EXPECT_TRUE(fails(Code::not_found, unknown.generate()));
+    EXPECT_TRUE(fails(Code::not_found, unknown.go_on()));
+    EXPECT_TRUE(fails(Code::not_found, unknown.export_blob()));
+    EXPECT_TRUE(fails(Code::not_found, unknown.export_to_queue()));
+    EXPECT_TRUE(fails(Code::invalid_argument, sequence.go_on()));  // the queue of generate is gone
     EXPECT_TRUE(fails(Code::not_found, unknown.free()));
     EXPECT_TRUE(fails(Code::not_found, engine.sequence(0).free()));
     expect_rest(sequence, 20);
@@ -294,6 +308,116 @@ TEST(SequencesThatRun, fork_into_the_stream_of_their_request) {
         from_child += output.request == child->id();
     }
     EXPECT_GT(from_child, 0u);
+}
+
+static const uint64_t drawn = 40;
+
+// So many tokens are the last ones of `whole`.
+static void expect_tail(const std::vector<uint32_t> &tail, uint64_t tokens, const std::vector<uint32_t> &whole) {
+    ASSERT_EQ(whole.size(), drawn);
+    ASSERT_EQ(tail.size(), tokens);
+    EXPECT_TRUE(std::equal(tail.begin(), tail.end(), whole.end() - static_cast<std::ptrdiff_t>(tail.size())));
+}
+
+TEST(SequencesThatMove, go_on_as_if_they_had_stayed) {
+    pagedllm::Engine from = open_engine(), to = open_engine();
+    pagedllm::Stream stream = from.stream(drawing(drawn), 4).value();  // waits for its reader, not far ahead
+    const pagedllm::Output first = *stream.next();
+    std::vector<uint32_t> whole(first.tokens.begin(), first.tokens.end());
+    const uint64_t prompt = first.prompt_tokens;
+    pagedllm::Sequence running = from.sequence(first.sequence);
+    const auto blob = running.export_blob().value();
+    running.release();  // the stream reads it to its end
+    const pagedllm::Completion rest = stream.collect().value();
+    whole.insert(whole.end(), rest.tokens.begin(), rest.tokens.end());
+
+    const pagedllm::Queue queue = to.create_queue(64).value();
+    pagedllm::Sequence moved = to.import_sequence(blob, queue).value();
+    const pagedllm::SequenceInfo info = moved.info().value();
+    EXPECT_EQ(info.idle, 1u);
+    EXPECT_EQ(info.inexact, 0u);
+    const uint64_t told = info.len - prompt;
+    EXPECT_TRUE(told > 0 && told < 20) << told;
+    EXPECT_TRUE(ok(moved.go_on()));
+    EXPECT_TRUE(fails(Code::invalid_argument, moved.go_on()));  // it runs
+    expect_tail(read_to_the_end(queue).tokens, drawn - told, whole);
+    EXPECT_LE(to.stats().value().prompt_tokens, 1u);
+    EXPECT_EQ(moved.info().value().len, prompt + drawn);
+    EXPECT_EQ(moved.generate(more(2)).value().tokens.size(), 2u);
+
+    pagedllm::Sequence again = to.import_sequence(blob).value();
+    EXPECT_TRUE(ok(again.go_on(false)));
+    expect_tail(read_to_the_end(to.queue()).tokens, drawn - told, whole);
+    EXPECT_TRUE(fails(Code::not_found, again.free()));
+}
+
+TEST(SequencesThatMove, may_come_as_an_output_where_their_text_does) {
+    pagedllm::Engine from = host_stepped_engine(), to = open_engine();
+    const pagedllm::Sequence running = from.sequence(from.add(drawing(drawn)).value());
+    for (int i = 0; i < 8; i++) from.step().value();
+    EXPECT_TRUE(ok(running.export_to_queue()));
+    step_to_the_end(from);
+    const pagedllm::Outputs outputs = from.queue().poll().value();
+    pagedllm::Sequence moved = to.sequence(0);
+    int blobs = 0;
+    for (const pagedllm::Output &output : outputs) {
+        if (output.blob.empty()) continue;
+        blobs++;
+        EXPECT_EQ(output.sequence, running.id());
+        EXPECT_TRUE(output.tokens.empty() && output.text.empty() && !output.is_last());
+        moved = to.import_sequence(output.blob).value();
+    }
+    ASSERT_EQ(blobs, 1);
+    EXPECT_TRUE(ok(moved.go_on()));
+    expect_tail(read_to_the_end(to.queue()).tokens, drawn - 8, tokens_of(outputs, running.id()));
+}
+
+TEST(SequencesThatMove, leave_no_trace_in_what_is_collected) {
+    pagedllm::Completion all;
+    pllm_output record{};
+    record.struct_size = sizeof record;
+    record.text = "said so far";
+    record.text_len = 11;
+    all.add(pagedllm::Output(record), pagedllm::OutputKind::cumulative);
+    const uint8_t blob[1] = {};
+    record.text = nullptr;
+    record.text_len = 0;
+    record.blob = blob;
+    record.blob_len = 1;
+    all.add(pagedllm::Output(record), pagedllm::OutputKind::cumulative);
+    EXPECT_EQ(all.text, "said so far");
+    record.struct_size = offsetof(pllm_output, blob);  // of a library that knows of none
+    EXPECT_TRUE(pagedllm::Output(record).blob.empty());
+}
+
+TEST_F(Sequences, are_inexact_on_another_instruction_path) {
+    pagedllm::Options options = light_options();
+    options.isa = pagedllm::Isa::portable;
+    pagedllm::Engine other = pagedllm::Engine::create(options).value();
+    const pagedllm::Sequence moved = other.import_sequence(keep(4).export_blob().value()).value();
+    EXPECT_EQ(moved.info().value().inexact != 0, engine.info()->isa != "portable");
+}
+
+TEST_F(Sequences, do_not_come_out_of_a_damaged_blob) {
+    pagedllm::Sequence sequence = keep(4);
+    const std::vector<uint8_t> blob = sequence.export_blob().value();
+    for (const size_t size : {size_t(0), size_t(1), size_t(40), blob.size() / 2, blob.size() - 1})
+        EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence({blob.data(), size}))) << size;
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence({})));
+    for (const size_t place : {size_t(0), size_t(40), blob.size() / 2, blob.size() - 1}) {
+        std::vector<uint8_t> bent = blob;
+        bent[place] ^= 4;
+        EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence(bent))) << place;
+    }
+    std::vector<uint8_t> newer = blob;
+    newer[8]++;
+    EXPECT_TRUE(fails(Code::unsupported, engine.import_sequence(newer)));
+    pagedllm::Options options = light_options();
+    options.block_size = 32;
+    EXPECT_TRUE(fails(Code::invalid_argument, pagedllm::Engine::create(options)->import_sequence(blob)));
+    pagedllm::Sequence moved = engine.import_sequence(blob).value();
+    expect_rest(moved, 20);
+    expect_rest(sequence, 20);
 }
 
 TEST(Pin, has_a_prompt_computed_before_it_is_asked_for) {

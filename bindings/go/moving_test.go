@@ -1,0 +1,259 @@
+package pagedllm_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/libpagedllm/libpagedllm/bindings/go"
+)
+
+func export(t *testing.T, sequence *pagedllm.Sequence) []byte {
+	t.Helper()
+	blob, err := sequence.Export(background)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return blob
+}
+
+// imported is an idle sequence, with its outputs in a queue of its own.
+func imported(t *testing.T, engine *pagedllm.Engine, blob []byte) (*pagedllm.Sequence, *pagedllm.Queue) {
+	t.Helper()
+	queue := newQueue(t, engine, 64)
+	sequence, err := queue.Import(blob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { sequence.Close() })
+	return sequence, queue
+}
+
+// continued is what comes until the sequence ends again.
+func continued(t *testing.T, sequence *pagedllm.Sequence, queue *pagedllm.Queue, keep bool) (all pagedllm.Completion) {
+	t.Helper()
+	if err := sequence.Continue(keep); err != nil {
+		t.Fatal(err)
+	}
+	for all.FinishReason == pagedllm.FinishNone {
+		outputs, err := queue.Poll(background)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, output := range outputs {
+			if output.Sequence != sequence.ID() || output.Err != nil {
+				t.Fatalf("%+v", output)
+			}
+			all.Tokens = append(all.Tokens, output.Tokens...)
+			all.LogProbs = append(all.LogProbs, output.LogProbs...)
+			all.Text += output.Text
+			all.FinishReason, all.PromptTokens = output.FinishReason, output.PromptTokens
+		}
+	}
+	return all
+}
+
+func TestASequenceThatMovesGoesOnAsIfItHadStayed(t *testing.T) {
+	t.Parallel()
+	from, to := open(t, func(o *pagedllm.Options) { o.QueueCapacity = 4 }), open(t)
+	request := draw(40)
+	request.Sampling.LogProbs = true
+	var whole pagedllm.Completion
+	var blob []byte
+	for output, err := range from.Stream(background, request) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole.Tokens = append(whole.Tokens, output.Tokens...)
+		whole.LogProbs = append(whole.LogProbs, output.LogProbs...)
+		whole.PromptTokens = output.PromptTokens
+		if blob == nil { // it waits for its reader, not far ahead
+			running := from.Sequence(output.Sequence)
+			blob = export(t, running)
+			running.Release()
+		}
+	}
+	sequence, queue := imported(t, to, blob)
+	info := infoOf(t, sequence)
+	told := info.Len - whole.PromptTokens
+	if !info.Idle || info.Inexact || told < 1 || told > 20 {
+		t.Fatalf("%d of %d tokens were told: %+v", told, len(whole.Tokens), info)
+	}
+	rest := continued(t, sequence, queue, true)
+	wantSame(t, rest, whole, told)
+	if len(whole.Tokens) != 40 || rest.PromptTokens != whole.PromptTokens {
+		t.Errorf("%+v, %+v", rest, whole)
+	}
+	if computed := statsOf(t, to).PromptTokens; computed > 1 {
+		t.Errorf("%d tokens were computed again", computed)
+	}
+	if info := infoOf(t, sequence); !info.Idle || info.Len != whole.PromptTokens+40 {
+		t.Errorf("%+v", info)
+	}
+	if got := resume(t, sequence, more(2)); len(got.Tokens) != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestABlobMakesAnyNumberOfSequences(t *testing.T) {
+	t.Parallel()
+	from, to := open(t), open(t)
+	parent, whole := keep(t, from, 11)
+	trunk := fork(t, from, parent, 20)
+	blob := export(t, trunk)
+	for range 3 {
+		sequence, err := to.Import(blob)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantSame(t, resume(t, sequence, more(7)), whole, 4)
+		if err := sequence.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	last, queue := imported(t, to, blob)
+	rest := continued(t, last, queue, false)
+	wantSame(t, rest, whole, 4)
+	if rest.Text != "rance is Paris." {
+		t.Errorf("%+v", rest)
+	}
+	_, err := last.Info()
+	wantErr(t, err, pagedllm.ErrNotFound)
+	eventuallyIdle(t, to)
+	if stats := statsOf(t, from); stats.Idle != 2 {
+		t.Errorf("%+v", stats)
+	}
+}
+
+func TestASequenceOfAnotherInstructionPathIsInexact(t *testing.T) {
+	t.Parallel()
+	from, to := open(t), open(t, func(o *pagedllm.Options) { o.ISA = pagedllm.Portable })
+	parent, _ := keep(t, from, 4)
+	sequence, _ := imported(t, to, export(t, parent))
+	if info := infoOf(t, sequence); info.Inexact != (from.Info().ISA != to.Info().ISA) {
+		t.Errorf("%+v", info)
+	}
+	if infoOf(t, parent).Inexact {
+		t.Error("it has not moved")
+	}
+}
+
+func TestADamagedBlobIsAnErrorAndTheEngineGoesOn(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	sequence, _ := keep(t, engine, 4)
+	blob := export(t, sequence)
+	for _, len := range []int{0, 1, 40, len(blob) / 2, len(blob) - 1} {
+		_, err := engine.Import(blob[:len])
+		wantMessage(t, err, pagedllm.ErrInvalidArgument, "no exported sequence")
+	}
+	_, err := engine.Import(nil)
+	wantMessage(t, err, pagedllm.ErrInvalidArgument, "no exported sequence")
+	for _, place := range []int{0, 40, len(blob) / 2, len(blob) - 1} {
+		bent := slices.Clone(blob)
+		bent[place] ^= 4
+		_, err := engine.Import(bent)
+		wantMessage(t, err, pagedllm.ErrInvalidArgument, "damaged")
+	}
+	newer := slices.Clone(blob)
+	newer[8]++
+	_, err = engine.Import(newer)
+	wantMessage(t, err, pagedllm.ErrUnsupported, "use a newer one")
+	wider := open(t, func(o *pagedllm.Options) { o.BlockSize = 32 })
+	_, err = wider.Import(blob)
+	wantMessage(t, err, pagedllm.ErrInvalidArgument, "block_size")
+	if got := resume(t, sequence, more(7)); got.Text != "rance is Paris." {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestWhatCannotBeMovedIsAnError(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	sequence, _ := keep(t, engine, 4)
+	blob := export(t, sequence)
+	_, err := engine.Sequence(1 << 40).Export(background)
+	wantMessage(t, err, pagedllm.ErrNotFound, "")
+	wantMessage(t, engine.Sequence(1<<40).Continue(true), pagedllm.ErrNotFound, "")
+	wantMessage(t, sequence.Continue(true), pagedllm.ErrInvalidArgument, "queue")
+
+	closed := newQueue(t, engine, 4)
+	closed.Close()
+	_, err = closed.Import(blob)
+	wantMessage(t, err, pagedllm.ErrClosed, "queue")
+	engine.Close()
+	_, err = engine.Import(blob)
+	wantMessage(t, err, pagedllm.ErrClosed, "engine")
+	_, err = sequence.Export(background)
+	wantMessage(t, err, pagedllm.ErrClosed, "engine")
+}
+
+func TestAnExportWaitsForAStepAsLongAsItsContextLets(t *testing.T) {
+	t.Parallel()
+	engine := open(t, hostSteps, func(o *pagedllm.Options) { o.QueueCapacity = 1000 })
+	id := add(t, engine.Queue(), draw(20))
+	step(t, engine, 5)
+	sequence := engine.Sequence(pagedllm.SequenceID(id))
+	wantMessage(t, sequence.Continue(true), pagedllm.ErrInvalidArgument, "runs already")
+	ctx, cancel := context.WithTimeout(background, 10*time.Millisecond)
+	defer cancel()
+	for range 2 { // in time, and too late
+		_, err := sequence.Export(ctx)
+		wantErr(t, err, context.DeadlineExceeded)
+	}
+	step(t, engine, 0)
+	if tokens := tokensBySequence(t, engine.Queue()); len(tokens) != 1 || len(tokens[sequence.ID()]) != 20 {
+		t.Errorf("%v", tokens)
+	}
+	eventuallyIdle(t, engine)
+}
+
+func TestClosingTheEngineEndsAnExport(t *testing.T) {
+	t.Parallel()
+	engine := open(t, hostSteps)
+	sequence := engine.Sequence(pagedllm.SequenceID(add(t, engine.Queue(), draw(20))))
+	step(t, engine, 5)
+	ended := make(chan error)
+	go func() {
+		_, err := sequence.Export(background)
+		ended <- err
+	}()
+	time.Sleep(time.Millisecond) // mostly it waits by now
+	engine.Close()
+	if err := <-ended; !isClosed(err) {
+		t.Error(err)
+	}
+}
+
+// What was asked for in time says why it cannot be had, in place of saying nothing.
+func TestAnExportOfASequenceThatEndsBeforeTheStepIsAnError(t *testing.T) {
+	t.Parallel()
+	engine := open(t, hostSteps)
+	id := add(t, engine.Queue(), draw(20))
+	step(t, engine, 5)
+	sequence := engine.Sequence(pagedllm.SequenceID(id))
+	if err := engine.Abort(id); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() {
+		_, err := sequence.Export(background)
+		ended <- err
+	}()
+	for {
+		if _, err := engine.Step(); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-ended:
+			var e *pagedllm.Error
+			if !errors.As(err, &e) || e.Code != pagedllm.ErrNotFound {
+				t.Error(err)
+			}
+			return
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
