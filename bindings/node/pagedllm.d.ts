@@ -217,21 +217,15 @@ export interface Logprob {
   logprob: number;
 }
 
-/** News of one sequence: new tokens, new text, or its end. The text may lag behind the tokens. */
-export interface Output {
+/** What a sequence generated: all of it, or what is new. */
+export interface Generated {
   request: number | bigint;
   text: string;
   tokens: number[];
   /** One per token, where the request asked for them. */
   logprobs: number[] | null;
-  /** Anything but null makes this the sequence's last one. */
   finishReason: FinishReason;
-  /** With 'error'. */
-  error: PagedllmError | null;
   promptTokens: number;
-  /** So far. */
-  generatedTokens: number;
-  userData: number | bigint;
   sequence: number | bigint;
   /** Which of the request's sequences, from 0. */
   index: number;
@@ -244,21 +238,18 @@ export interface Output {
   promptTopLogprobs: Logprob[][] | null;
 }
 
-/** All that a sequence generated. 'abort': it was cut short by Engine.abort. */
-export interface Completion {
-  request: number | bigint;
-  text: string;
-  tokens: number[];
-  logprobs: number[] | null;
-  finishReason: FinishReason;
-  promptTokens: number;
-  sequence: number | bigint;
-  index: number;
-  score: number;
-  topLogprobs: Logprob[][] | null;
-  promptLogprobs: number[] | null;
-  promptTopLogprobs: Logprob[][] | null;
+/** News of one sequence: new tokens, new text, or its end, which is the one whose finishReason is not null. The text may lag behind
+ * the tokens. */
+export interface Output extends Generated {
+  /** With 'error'. */
+  error: PagedllmError | null;
+  /** So far. */
+  generatedTokens: number;
+  userData: number | bigint;
 }
+
+/** All that a sequence generated. 'abort': it was cut short by Engine.abort. */
+export interface Completion extends Generated {}
 
 /** A sequence as of the last step and of the calls since. */
 export interface SequenceInfo {
@@ -270,6 +261,8 @@ export interface SequenceInfo {
   index: number;
   /** It waits to be resumed or freed. Otherwise it runs, or waits to. */
   idle: boolean;
+  /** It was imported from a machine or an instruction path that cannot give the same bits. */
+  inexact: boolean;
 }
 
 /** What one step did. */
@@ -398,6 +391,9 @@ export class Engine {
    * begin anew. Its outputs go to `queue`, by default where they went before. Calls are taken in their order, with those of
    * add(). */
   resume(sequence: number | bigint, how?: Sampling & { queue?: Queue }): Promise<void>;
+  /** An idle sequence goes on as if it had never been idle: with its own parameters, counts and grammar, to where its outputs went
+   * before. So do idle forks, and those that were imported. */
+  goOn(sequence: number | bigint, how?: { keep?: boolean }): void;
   /** generate() for a sequence that was kept. */
   generateResumed(sequence: number | bigint, how?: Sampling, options?: { signal?: AbortSignal }): Promise<Completion>;
   /** stream() for a sequence that was kept. */
@@ -407,6 +403,19 @@ export class Engine {
   free(sequence: number | bigint): void;
   /** What is known of a sequence. One that has ended and was not kept is PLLM_E_NOT_FOUND. */
   sequenceInfo(sequence: number | bigint): SequenceInfo;
+
+  /** Writes a sequence down as it is at the next step: its tokens, what was computed for them, its parameters, its place in the
+   * random stream, grammar and text. It goes on, or stays idle, as before, and its readers notice nothing. The bytes hold the
+   * conversation in the clear. One that ends before that step, and was not kept, is PLLM_E_NOT_FOUND. */
+  exportSequence(sequence: number | bigint): Promise<Uint8Array>;
+  /** Makes an idle sequence from what exportSequence() gave in this or another process, and gives its id; goOn() lets it go on with
+   * the same bits, unless it is `inexact`. Its outputs go to `queue`, by default Engine.queue. What is damaged, of another model,
+   * blockSize or kvDtype is refused. Calls are taken in their order, with those of add(). */
+  importSequence(blob: Uint8Array, options?: { queue?: Queue }): Promise<number | bigint>;
+  /** Imports a sequence when it is first read, lets it go on, and gives its outputs as stream() does: what comes after those that
+   * the exporting engine gave. keep: it stays when it ends; by default it does not. */
+  streamImported(blob: Uint8Array, options?: { keep?: boolean; signal?: AbortSignal; capacity?: number | bigint }):
+    AsyncGenerator<Output, void, void>;
 
   /** Computes a prompt, from the next step on, and keeps it for requests that begin with the same tokens. Gives the pin's id. */
   pin(prompt: Pin): Promise<number | bigint>;

@@ -38,7 +38,7 @@ const ENGINE_SKIP_TOKENIZER = 1, ENGINE_NO_PREFIX_CACHE = 2;
 const SAMPLING_SEED = 1, SAMPLING_IGNORE_EOS = 2, SAMPLING_LOGPROBS = 4, SAMPLING_PROMPT_LOGPROBS = 8, SAMPLING_ECHO = 16,
   SAMPLING_INCLUDE_STOP = 32;
 const TEXT_ADD_SPECIAL = 1, TEXT_SKIP_SPECIAL = 2;
-const REQUEST_KEEP = 1, RESUME_USER_DATA = 2;
+const REQUEST_KEEP = 1, RESUME_USER_DATA = 2, RESUME_CONTINUE = 4;
 const FORK_SEED = 1, FORK_IDLE = 2, FORK_USER_DATA = 4;
 
 class PagedllmError extends Error {
@@ -99,7 +99,7 @@ const Resume = struct(
 const Pin = struct(
   [pointer, 'prompt'], [u64, 'promptLen'], [pointer, 'promptTokens'], [u64, 'promptTokensLen'], [pointer, 'cacheSalt'],
   [u64, 'cacheSaltLen timeToLiveMs'], [u32, 'priority textFlags']);
-const SequenceInfo = struct([u64, 'request len'], [u32, 'index idle']);
+const SequenceInfo = struct([u64, 'request len'], [u32, 'index idle'], [u64, 'inexact']);
 const Step = struct([u64, 'unfinished prefillTokens decodeTokens sequences paused']);
 const Stats = struct(
   [u64, 'waiting running blocksTotal blocksUsed blocksCached blocksFree'], ['double', 'slotUtilization'],
@@ -156,10 +156,11 @@ function declare(library) {
   declare(pointer, [pointer, filled(Step)], 'engine_step');
   declare(pointer, [pointer, filled(Stats)], 'engine_stats');
   declare(pointer, [pointer], 'engine_start', 'engine_stop');
-  declare(pointer, [pointer, u64], 'engine_abort', 'sequence_free', 'prefix_unpin');
+  declare(pointer, [pointer, u64], 'engine_abort', 'sequence_export', 'sequence_free', 'prefix_unpin');
   declare(pointer, [pointer, u64, koffi.pointer(Fork), pointer], 'sequence_fork');
   declare(pointer, [pointer, u64, pointer, u64], 'sequence_append');
   declare(pointer, [pointer, u64, u64], 'sequence_rewind');
+  declare(pointer, [pointer, pointer, u64, pointer, out(u64)], 'sequence_import');
   declare(pointer, [pointer, u64, koffi.pointer(Resume)], 'sequence_resume');
   declare(pointer, [pointer, u64, filled(SequenceInfo)], 'sequence_get_info');
   declare(pointer, [pointer, koffi.pointer(Pin), out(u64)], 'prefix_pin');
@@ -250,13 +251,20 @@ function named(names, name, value) {
   return number;
 }
 
-// Texts and token ids are copied, as a thread of the pool reads them, and end with a zero that is not counted, as koffi gives an
-// empty buffer no address.
+// Texts, blobs and token ids are copied, as a thread of the pool reads them, and end with a zero that is not counted, as koffi
+// gives an empty buffer no address.
 function utf8(name, text) {
   if (typeof text === 'string') return Buffer.from(`${text}\0`);
-  if (text instanceof Uint8Array) return Buffer.concat([text, Buffer.alloc(1)]);
+  if (text instanceof Uint8Array) return copied(text);
   throw new TypeError(`${name} must be a string, or a Uint8Array of UTF-8`);
 }
+
+function bytes(name, given) {
+  if (given instanceof Uint8Array) return copied(given);
+  throw new TypeError(`${name} must be a Uint8Array`);
+}
+
+const copied = (given) => Buffer.concat([given, Buffer.alloc(1)]);
 
 function tokenIds(name, tokens) {
   if (!Array.isArray(tokens) && !(tokens instanceof Uint32Array)) throw new TypeError(`${name} must be an array or a Uint32Array`);
@@ -379,6 +387,9 @@ function logprobsOf(address, length, tokens) {
   return Array.from({ length: tokens }, (_, i) => all.slice(i * each, (i + 1) * each));
 }
 
+const errorOf = (output) =>
+  (output.errorCode ? new PagedllmError(output.errorCode, text(output.error, output.errorLen)) : null);
+
 function toOutput(address) {
   const output = koffi.decode(address, Output);
   return {
@@ -387,7 +398,7 @@ function toOutput(address) {
     tokens: numbers(output.tokens, u32, output.tokensLen),
     logprobs: output.logprobs ? numbers(output.logprobs, 'float', output.tokensLen) : null,
     finishReason: output.finishReason in FINISH_REASONS ? FINISH_REASONS[output.finishReason] : 'other',
-    error: output.errorCode ? new PagedllmError(output.errorCode, text(output.error, output.errorLen)) : null,
+    error: errorOf(output),
     promptTokens: output.promptTokens,
     generatedTokens: output.generatedTokens,
     userData: output.userData,
@@ -398,6 +409,13 @@ function toOutput(address) {
     promptLogprobs: output.promptLogprobs ? numbers(output.promptLogprobs, 'float', output.promptLogprobsLen) : null,
     promptTopLogprobs: logprobsOf(output.promptTopLogprobs, output.promptTopLogprobsLen, output.promptLogprobsLen),
   };
+}
+
+// What an export gave.
+function toBlob(address) {
+  const output = koffi.decode(address, Output), error = errorOf(output);
+  if (error) throw error;
+  return new Uint8Array(koffi.view(output.blob, output.blobLen)).slice();
 }
 
 // One for each sequence, by index.
@@ -490,10 +508,15 @@ class Queue {
   }
 
   poll() {
+    return this.take(toOutput);
+  }
+
+  // For Engine: poll(), with each output read like this.
+  take(read) {
     const batch = [null];
     check(lib.queue_poll(this.#handle.pointer, 0, batch));
     try {
-      return Array.from({ length: lib.outputs_len(batch[0]) }, (_, i) => toOutput(lib.outputs_get(batch[0], i)));
+      return Array.from({ length: lib.outputs_len(batch[0]) }, (_, i) => read(lib.outputs_get(batch[0], i)));
     } finally {
       lib.outputs_free(batch[0]);
     }
@@ -698,6 +721,12 @@ class Engine {
     return this.#inOrder(queue, how, async (engine, c) => check(await onPool(lib.sequence_resume, engine, sequence, c)));
   }
 
+  goOn(sequence, { keep } = {}) {
+    const how = made(Resume, lib.resume_init);
+    how.flags = flag(how.flags, REQUEST_KEEP, keep) | RESUME_CONTINUE;
+    check(lib.sequence_resume(this.#handle.pointer, unsigned('sequence', sequence, 64), how));
+  }
+
   async *streamResumed(sequence, how = {}, options = {}) {
     yield* this.#outputs(options, 1, async (queue) => {
       const { request } = this.sequenceInfo(sequence);
@@ -716,8 +745,42 @@ class Engine {
 
   sequenceInfo(sequence) {
     const id = unsigned('sequence', sequence, 64);
-    const { len, idle, ...info } = filled(SequenceInfo, lib.sequence_get_info, this.#handle.pointer, id);
-    return { ...info, length: len, idle: idle !== 0 };
+    const { len, idle, inexact, ...info } = filled(SequenceInfo, lib.sequence_get_info, this.#handle.pointer, id);
+    return { ...info, length: len, idle: idle !== 0, inexact: inexact !== 0 };
+  }
+
+  // The blob goes where a sequence's outputs go; those of a fork of it go to a queue where nothing else does.
+  async exportSequence(sequence) {
+    const queue = this.createQueue(1);
+    try {
+      const [fork] = this.fork(sequence, { idle: true, queue });
+      check(lib.sequence_export(this.#handle.pointer, fork));
+      this.free(fork);
+      for (;;) {
+        const [blob] = queue.take(toBlob);
+        if (blob) return blob;
+        await queue.readable();
+      }
+    } finally {
+      queue.close();
+    }
+  }
+
+  async importSequence(blob, { queue } = {}) {
+    const data = bytes('blob', blob);
+    return this.#inOrder(queue, {}, async (engine, { queue }) => {
+      const id = [0];
+      check(await onPool(lib.sequence_import, engine, data, lengthOf(data), queue, id));
+      return id[0];
+    });
+  }
+
+  async *streamImported(blob, { keep = false, ...options } = {}) {
+    yield* this.#outputs(options, 1, async (queue) => {
+      const sequence = await this.importSequence(blob, { queue });
+      this.goOn(sequence, { keep });
+      return sequence;
+    });
   }
 
   async pin({ prompt, promptTokens, cacheSalt, addSpecial, ...numbers }) {

@@ -19,7 +19,8 @@ Threads. Any thread, or any number of asyncio tasks, may call anything on one En
 outputs is for one thread or task at a time. Calls release the GIL.
 
 Sequences. A request's id is that of its first sequence, too; with n of them the others have the ids after it. While one runs, or
-is kept, it may be forked, appended to, rewound and resumed: its tokens are computed once, however often they are used.
+is kept, it may be forked, appended to, rewound, resumed and moved to another engine: its tokens are computed once, however often
+they are used.
 
 Closing. close() may be called at any time, from any thread, and again. It ends the object at once: iterators in progress
 and other calls raise Code.CLOSED. Its memory goes back when the last call under way on it has returned.
@@ -151,6 +152,7 @@ class SequenceInfo:
     length: int  # its tokens
     index: int  # which of the request's sequences, from 0
     idle: bool  # it waits to be resumed or freed; otherwise it runs, or waits to
+    inexact: bool = False  # it was imported from a machine or an instruction path that cannot give the same bits
 
 
 class Step(NamedTuple):
@@ -245,6 +247,7 @@ class EarlyStopping(enum.IntEnum):
 
 Text = Union[str, bytes]  # bytes are UTF-8
 Prompt = Union[Text, Sequence[int]]  # text, or token ids
+Bytes = Union[bytes, bytearray, memoryview]
 
 # Called as hook(sequence, tokens, logits) for every token, before anything else is done to the logits, which it edits in place:
 # logits is a memoryview of floats, one for each token of the vocabulary, tokens one of the sequence's token ids; both end with the
@@ -353,7 +356,7 @@ _ENGINE_SKIP_TOKENIZER, _ENGINE_NO_PREFIX_CACHE = 1, 2
 _SAMPLING_SEED, _SAMPLING_IGNORE_EOS, _SAMPLING_LOGPROBS, _SAMPLING_PROMPT_LOGPROBS = 1, 2, 4, 8
 _SAMPLING_ECHO, _SAMPLING_INCLUDE_STOP = 16, 32
 _TEXT_ADD_SPECIAL, _TEXT_SKIP_SPECIAL = 1, 2
-_REQUEST_KEEP, _RESUME_USER_DATA = 1, 2
+_REQUEST_KEEP, _RESUME_USER_DATA, _RESUME_CONTINUE = 1, 2, 4
 _FORK_SEED, _FORK_IDLE, _FORK_USER_DATA = 1, 2, 4
 
 _Progress = ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64, c_uint64)
@@ -421,7 +424,7 @@ _Resume = _struct(
 _Pin = _struct(
     "_Pin", prompt=c_char_p, prompt_len=c_uint64, prompt_tokens=_TokenIds, prompt_tokens_len=c_uint64, cache_salt=c_char_p,
     cache_salt_len=c_uint64, time_to_live_ms=c_uint64, priority=c_uint32, text_flags=c_uint32)
-_SequenceInfo = _struct("_SequenceInfo", request=c_uint64, len=c_uint64, index=c_uint32, idle=c_uint32)
+_SequenceInfo = _struct("_SequenceInfo", request=c_uint64, len=c_uint64, index=c_uint32, idle=c_uint32, inexact=c_uint64)
 _Info = _struct(
     "_Info", architecture=c_void_p, architecture_len=c_uint64, isa=c_void_p, isa_len=c_uint64, eos_token_ids=c_void_p,
     eos_token_ids_len=c_uint64, vocab_size=c_uint64, layers=c_uint64, max_positions=c_uint64, max_model_len=c_uint64,
@@ -469,11 +472,12 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     functions(pointer, [pointer, size], "outputs_get")
     fallible([pointer], "engine_start", "engine_stop")
     fallible([pointer, pointer], "engine_plan", "engine_create", "engine_info", "engine_step", "engine_stats", "queue_event_fd")
-    fallible([pointer, size], "engine_abort", "sequence_free", "prefix_unpin")
+    fallible([pointer, size], "engine_abort", "sequence_export", "sequence_free", "prefix_unpin")
     fallible([pointer, size, size], "sequence_rewind")
     fallible([pointer, size, pointer], "sequence_resume", "sequence_get_info")
     fallible([pointer, size, pointer, pointer], "sequence_fork")
     fallible([pointer, size, _TokenIds, size], "sequence_append")
+    fallible([pointer, c_char_p, size, pointer, pointer], "sequence_import")
     fallible([pointer, pointer, pointer], "engine_add_request", "prefix_pin")
     fallible([pointer, size, pointer], "queue_create")
     fallible([pointer, c_int64, pointer], "queue_poll")
@@ -673,18 +677,35 @@ def _logprobs(address: Optional[int], length: int, tokens: int) -> Optional[List
     return [flat[i:i + each] for i in range(0, length, each)]
 
 
-def _py_output(address: int) -> Output:
+def _c_output(address: int) -> Any:
     c = _Output()
     ctypes.memmove(byref(c), address, min(c_uint64.from_address(address).value, sizeof(c)))  # an older library's is shorter
+    return c
+
+
+def _c_error(c: Any) -> Optional[Error]:
+    return Error(c.error_code, _text(c.error, c.error_len)) if c.error_code else None
+
+
+def _py_output(address: int) -> Output:
+    c = _c_output(address)
     return Output(
         request=c.request, text=_text(c.text, c.text_len), tokens=_numbers(c_uint32, c.tokens, c.tokens_len),
         logprobs=_numbers(c_float, c.logprobs, c.tokens_len) if c.logprobs else None,
-        finish_reason=FinishReason(c.finish_reason),
-        error=Error(c.error_code, _text(c.error, c.error_len)) if c.error_code else None,
-        prompt_tokens=c.prompt_tokens, generated_tokens=c.generated_tokens, user_data=c.user_data, sequence=c.sequence,
-        index=c.index, score=c.score, top_logprobs=_logprobs(c.top_logprobs, c.top_logprobs_len, c.tokens_len),
+        finish_reason=FinishReason(c.finish_reason), error=_c_error(c), prompt_tokens=c.prompt_tokens,
+        generated_tokens=c.generated_tokens, user_data=c.user_data, sequence=c.sequence, index=c.index, score=c.score,
+        top_logprobs=_logprobs(c.top_logprobs, c.top_logprobs_len, c.tokens_len),
         prompt_logprobs=_numbers(c_float, c.prompt_logprobs, c.prompt_logprobs_len) if c.prompt_logprobs else None,
         prompt_top_logprobs=_logprobs(c.prompt_top_logprobs, c.prompt_top_logprobs_len, c.prompt_logprobs_len))
+
+
+def _blob(address: int) -> bytes:
+    """What an export gave."""
+    c = _c_output(address)
+    error = _c_error(c)
+    if error is not None:
+        raise error
+    return bytes((ctypes.c_ubyte * c.blob_len).from_address(c.blob))  # string_at would cut its length to an int
 
 
 def _completion(outputs: Sequence[Output], sampling: Optional[Sampling]) -> Completion:
@@ -825,19 +846,22 @@ class Queue:
         """Takes everything that is in the queue, in the order it was made. Waits up to `timeout` seconds for the first (0: not
         at all; None: as long as it takes); when time runs out the list is empty. Once the engine is closed or has failed, and
         the last outputs are taken, it raises."""
+        return self._take(_py_output, timeout)
+
+    def _take(self, read: Callable[[int], Any], timeout: Optional[float]) -> List[Any]:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             left_ms = max(0.0, deadline - time.monotonic()) * 1000
-            outputs = self._poll(math.ceil(min(left_ms, self._POLL_MS)))
+            outputs = self._poll(read, math.ceil(min(left_ms, self._POLL_MS)))
             if outputs or left_ms <= self._POLL_MS:
                 return outputs
 
-    def _poll(self, timeout_ms: int) -> List[Output]:
+    def _poll(self, read: Callable[[int], Any], timeout_ms: int) -> List[Any]:
         batch = c_void_p()
         with self._handle:
             _lib.pllm_queue_poll(self._pointer, timeout_ms, byref(batch))
         try:
-            return [_py_output(_lib.pllm_outputs_get(batch, i)) for i in range(_lib.pllm_outputs_len(batch))]
+            return [read(_lib.pllm_outputs_get(batch, i)) for i in range(_lib.pllm_outputs_len(batch))]
         finally:
             _lib.pllm_outputs_free(batch)
 
@@ -1066,6 +1090,14 @@ class Engine:
             how.queue = None if queue is None else queue._pointer
             _lib.pllm_sequence_resume(engine, _u64("sequence", sequence), byref(how))
 
+    def go_on(self, sequence: int, *, keep: Optional[bool] = None) -> None:
+        """resume() as if the sequence had never been idle: with its own parameters, counts and grammar, to where its outputs went
+        before. It need not be one that had ended: an idle fork, or one that was imported, goes on in the middle."""
+        how = _made(_Resume, _lib.pllm_resume_init)
+        how.flags = _flag(how.flags, _REQUEST_KEEP, keep) | _RESUME_CONTINUE
+        with self._handle as engine:
+            _lib.pllm_sequence_resume(engine, _u64("sequence", sequence), byref(how))
+
     def generate_resumed(self, sequence: int, sampling: Optional[Sampling] = None, **how: Any) -> Completion:
         """generate() for a sequence that was kept; `how`: further keywords of resume()."""
         return _collected(self.stream_resumed(sequence, sampling, **how), sampling)[0]
@@ -1094,7 +1126,7 @@ class Engine:
         c = _SequenceInfo(sizeof(_SequenceInfo))
         with self._handle as engine:
             _lib.pllm_sequence_get_info(engine, _u64("sequence", sequence), byref(c))
-        return SequenceInfo(request=c.request, length=c.len, index=c.index, idle=bool(c.idle))
+        return SequenceInfo(request=c.request, length=c.len, index=c.index, idle=bool(c.idle), inexact=bool(c.inexact))
 
     def _resumed(self, capacity: int, sequence: int, sampling: Optional[Sampling],
                  how: Mapping[str, Any]) -> Tuple[Queue, int, int]:
@@ -1102,6 +1134,59 @@ class Engine:
         request = self.sequence_info(sequence).request
         self.resume(sequence, sampling, queue=queue, **how)
         return queue, request, 1
+
+    # -- sequences that move
+
+    def export_sequence(self, sequence: int) -> bytes:
+        """Writes a sequence down as it is at the next step, and waits for that: its tokens, what was computed for them, its
+        parameters, its place in the random stream, grammar and text; no logits hook. It goes on, or stays idle, as before, and its
+        readers notice nothing. The bytes hold the conversation in the clear. One that ends before that step, and was not kept, is
+        Code.NOT_FOUND."""
+        with self.create_queue(1) as queue:
+            self._export(sequence, queue)
+            return queue._take(_blob, None)[0]
+
+    async def aexport_sequence(self, sequence: int) -> bytes:
+        """export_sequence() for asyncio."""
+        with self.create_queue(1) as queue:
+            self._export(sequence, queue)
+            while not (blobs := queue._take(_blob, 0)):
+                await queue._readable()
+            return blobs[0]
+
+    def import_sequence(self, blob: Bytes, *, queue: Optional[Queue] = None) -> int:
+        """Makes an idle sequence from what export_sequence() gave in this or another process, and returns its id; go_on() lets it
+        go on with the same bits, unless it is SequenceInfo.inexact. Its outputs go to `queue`, by default Engine.queue. What is
+        damaged, of another model, block_size or kv_dtype is refused."""
+        data = blob if isinstance(blob, bytes) else bytes(memoryview(blob))
+        made = c_uint64()
+        queue = self.queue if queue is None else queue
+        with self._handle as engine, queue._handle:
+            _lib.pllm_sequence_import(engine, data, len(data), queue._pointer, byref(made))
+        return made.value
+
+    def stream_imported(self, blob: Bytes, *, capacity: int = _QUEUE_CAPACITY, keep: bool = False) -> Generator[Output, None, None]:
+        """Imports a sequence now, lets it go on, and gives its outputs as stream() does: what comes after those that the exporting
+        engine gave. keep: it stays when it ends."""
+        return self._read(*self._imported(capacity, blob, keep))
+
+    def astream_imported(self, blob: Bytes, *, capacity: int = _QUEUE_CAPACITY,
+                         keep: bool = False) -> AsyncGenerator[Output, None]:
+        """stream_imported() for asyncio."""
+        return self._aread(*self._imported(capacity, blob, keep))
+
+    def _export(self, sequence: int, queue: Queue) -> None:
+        """The blob goes where a sequence's outputs go; those of a fork of it go to this queue, and nothing else does."""
+        fork, = self.fork(sequence, idle=True, queue=queue)
+        with self._handle as engine:
+            _lib.pllm_sequence_export(engine, fork)
+        self.free(fork)
+
+    def _imported(self, capacity: int, blob: Bytes, keep: bool) -> Tuple[Queue, int, int]:
+        queue = self.create_queue(capacity)
+        sequence = self.import_sequence(blob, queue=queue)
+        self.go_on(sequence, keep=keep)
+        return queue, sequence, 1
 
     # -- the prefix cache
 

@@ -208,18 +208,18 @@ static int idle(const pllm_engine *engine) {
 #define HUGE_CASES_ARE(X)                                                                                                       \
     X(MODEL_PATH) X(DEVICE) X(PROMPT_TEXT) X(PROMPT_TOKENS) X(STOP_TOKENS) X(STOPS) X(STOP_LENS) X(GRAMMAR) X(CHOICES)          \
     X(CHOICE_LENS) X(BREAKERS) X(BREAKER_LENS) X(LOGIT_BIAS) X(BAD_WORDS) X(BAD_WORD_LENS) X(BAD_LISTS) X(BAD_LIST) X(ALLOWED)  \
-    X(CACHE_SALT) X(APPEND) X(PIN_TEXT) X(PIN_TOKENS) X(PIN_SALT) X(TOKENIZE) X(DETOKENIZE) X(CHAT)
+    X(CACHE_SALT) X(APPEND) X(PIN_TEXT) X(PIN_TOKENS) X(PIN_SALT) X(BLOB) X(TOKENIZE) X(DETOKENIZE) X(CHAT)
 #define AS_CASE(name) name,
 #define AS_NAME(name) #name,
 enum { HUGE_CASES_ARE(AS_CASE) HUGE_CASES };
 static const char *const HUGE_NAMES[] = {HUGE_CASES_ARE(AS_NAME)};
 
-// A copy right before memory that may not be read, so that one byte too many is always seen.
+// A copy right before memory that may not be read, so that one byte too many is always seen. It stays.
 static const void *at_the_edge(const void *bytes, size_t len) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (pages == MAP_FAILED || mprotect(pages + page, page, PROT_NONE)) _exit(98);
-    return memcpy(pages + page - len, bytes, len);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), room = (len + page - 1) / page * page;
+    char *pages = mmap(NULL, room + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED || mprotect(pages + room, page, PROT_NONE)) _exit(98);
+    return memcpy(pages + room - len, bytes, len);
 }
 
 static pllm_error *pin_with_length(const pllm_engine *engine, int what, uint64_t len, const char *text, const uint32_t *tokens) {
@@ -282,6 +282,7 @@ static pllm_error *ask_with_length(const pllm_engine *engine, int what, uint64_t
         case PIN_TEXT:
         case PIN_TOKENS:
         case PIN_SALT: return pin_with_length(engine, what, len, text, tokens);
+        case BLOB: return pllm_sequence_import(engine, (const uint8_t *)text, len, NULL, &id);
         case TOKENIZE: return pllm_engine_tokenize(engine, text, len, 0, &(pllm_tokens *){NULL});
         case DETOKENIZE: return pllm_engine_detokenize(engine, tokens, len, 0, &(pllm_bytes *){NULL});
         default: return pllm_engine_render_chat(engine, text, len, &(pllm_bytes *){NULL});
@@ -1248,6 +1249,7 @@ static void wrong_uses_of_a_sequence_are_refused(const pllm_engine *engine) {
 #define RESUME(assignment, refusal) \
     (pllm_resume_init(&resume, sizeof resume), resume.assignment, refusal(pllm_sequence_resume(engine, id, &resume)))
     RESUME(flags = 8, UNSUPPORTED);
+    RESUME(flags = PLLM_RESUME_CONTINUE | 8, UNSUPPORTED);
     RESUME(text_flags = PLLM_TEXT_ADD_SPECIAL, UNSUPPORTED);
     sampling.flags = PLLM_SAMPLING_ECHO;
     RESUME(sampling = &sampling, INVALID);
@@ -1272,6 +1274,13 @@ static void wrong_uses_of_a_sequence_are_refused(const pllm_engine *engine) {
     CHECK(idle(engine));
 }
 
+static pllm_error *go_on(const pllm_engine *engine, uint64_t sequence, uint32_t flags) {
+    pllm_resume how;
+    pllm_resume_init(&how, sizeof how);
+    how.flags = PLLM_RESUME_CONTINUE | flags;
+    return pllm_sequence_resume(engine, sequence, &how);
+}
+
 static void every_call_on_a_stale_sequence_is_not_found(const pllm_engine *engine, uint64_t id) {
     pllm_sequence_info info = {.struct_size = sizeof info};
     uint64_t out = 77;
@@ -1279,6 +1288,8 @@ static void every_call_on_a_stale_sequence_is_not_found(const pllm_engine *engin
     FAILS(PLLM_E_NOT_FOUND, pllm_sequence_append(engine, id, PROMPT, 1));
     FAILS(PLLM_E_NOT_FOUND, pllm_sequence_rewind(engine, id, 1));
     FAILS(PLLM_E_NOT_FOUND, pllm_sequence_resume(engine, id, NULL));
+    FAILS(PLLM_E_NOT_FOUND, go_on(engine, id, 0));
+    FAILS(PLLM_E_NOT_FOUND, pllm_sequence_export(engine, id));
     FAILS(PLLM_E_NOT_FOUND, pllm_sequence_free(engine, id));
     FAILS(PLLM_E_NOT_FOUND, pllm_sequence_get_info(engine, id, &info));
     FAILS(PLLM_E_NOT_FOUND, pllm_prefix_unpin(engine, id));
@@ -1375,6 +1386,7 @@ static void beams_belong_together(const pllm_engine *engine, const pllm_request 
     INVALID(pllm_sequence_fork(engine, b.request, NULL, &out));
     INVALID(pllm_sequence_append(engine, b.request, PROMPT, 1));
     INVALID(pllm_sequence_rewind(engine, b.request, 1));
+    INVALID(pllm_sequence_export(engine, b.request));
     INVALID(pllm_sequence_free(engine, b.request));
     every_call_on_a_stale_sequence_is_not_found(engine, b.request + 1);
     OK(pllm_engine_abort(engine, b.request));
@@ -1501,6 +1513,262 @@ static void a_rewound_sequence_says_the_same_again_and_its_forks_too(const pllm_
     for (int i = 0; i < 2; i++) OK(pllm_sequence_free(engine, ids[i]));
     forget(engine, b.request);
     collect(engine, 0, &(answer){0});
+    CHECK(idle(engine));
+}
+
+// ---- sequences that move ---------------------------------------------------------------------------------------------
+
+// A sequence written down, and what it had said by then.
+typedef struct {
+    uint8_t *bytes;
+    uint64_t len;
+    answer said;
+} writing;
+
+// It is written down before the step that tells so; what it says meanwhile goes into `a`.
+static writing write_down(const pllm_engine *engine, uint64_t sequence, answer *a) {
+    writing w = {0};
+    pllm_outputs *outputs = NULL;
+    OK(pllm_sequence_export(engine, sequence));
+    step_of(engine);
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+    for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++) {
+        const pllm_output *o = pllm_outputs_get(outputs, i);
+        CHECK(o->sequence == sequence && (o->blob != NULL) == (o->blob_len > 0));
+        if (!o->blob) {
+            take(a, o);
+            continue;
+        }
+        CHECK(!w.bytes && !o->tokens && !o->text && !o->error && !o->logprobs && !o->top_logprobs && o->finish_reason == PLLM_FINISH_NONE);
+        w.bytes = memcpy(malloc(o->blob_len), o->blob, o->blob_len);
+        w.len = o->blob_len;
+        w.said = *a;
+    }
+    pllm_outputs_free(outputs);
+    if (!CHECK(w.bytes != NULL)) exit(1);
+    return w;
+}
+
+static uint64_t read_back(const pllm_engine *engine, const writing *w) {
+    uint64_t id = 0;
+    OK(pllm_sequence_import(engine, w->bytes, w->len, NULL, &id));
+    CHECK(id != 0);
+    return id;
+}
+
+static pllm_sampling drawn(void) {
+    pllm_sampling sampling = greedy();
+    sampling.temperature = 1.2f;
+    sampling.seed = 5;
+    sampling.max_tokens = 30;
+    sampling.flags = PLLM_SAMPLING_SEED | PLLM_SAMPLING_IGNORE_EOS | PLLM_SAMPLING_LOGPROBS;
+    return sampling;
+}
+
+// With what it had said, it says what one says that never moved.
+static void goes_on_to_the_same_end(const pllm_engine *engine, const writing *w, const answer *whole) {
+    answer a = w->said;
+    const uint64_t id = read_back(engine, w), len = whole->prompt_tokens + a.tokens_len;
+    const pllm_sequence_info info = info_of(engine, id);
+    CHECK(info.request == id && info.len == len && info.index == 0 && info.idle == 1 && info.inexact == 0);
+    CHECK(step_of(engine).sequences == 0 && stats_of(engine).idle == 1);  // it waits
+    OK(go_on(engine, id, 0));
+    INVALID(go_on(engine, id, 0));  // it runs
+    step_to_the_end(engine);
+    collect(engine, id, &a);
+    CHECK(same(&a, whole) && !memcmp(a.logprobs, whole->logprobs, sizeof a.logprobs) && a.user_data == 0);
+    every_call_on_a_stale_sequence_is_not_found(engine, id);
+    CHECK(idle(engine));
+}
+
+// Wherever it was: not begun, begun, nearly done.
+static void a_sequence_that_moves_says_what_it_would_have_said(const pllm_engine *engine) {
+    static const unsigned places[] = {0, 1, 10, 29};
+    pllm_engine *other = open_engine(model_dir);
+    pllm_sampling sampling = drawn();
+    pllm_request request = text_request(STORY, &sampling);
+    const answer whole = *run(engine, &request);
+    for (size_t i = 0; i < COUNT(places); i++) {
+        uint64_t id = 0;
+        answer a = {0};
+        OK(pllm_engine_add_request(engine, &request, &id));
+        for (unsigned steps = 0; steps < places[i]; steps++) step_of(engine);
+        collect(engine, id, &a);
+        writing w = write_down(engine, id, &a);
+        CHECK(w.said.tokens_len == places[i]);
+        step_to_the_end(engine);
+        collect(engine, id, &a);
+        CHECK(same(&a, &whole));  // who was written down does not notice
+        goes_on_to_the_same_end(engine, &w, &whole);
+        goes_on_to_the_same_end(other, &w, &whole);
+        free(w.bytes);
+    }
+    pllm_engine_free(other);
+}
+
+// And with nothing else.
+static void ends_with_an_error(const pllm_engine *engine, uint64_t sequence) {
+    pllm_outputs *outputs = NULL;
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+    const pllm_output *o = pllm_outputs_get(outputs, 0);
+    CHECK(pllm_outputs_len(outputs) == 1 && o->sequence == sequence && o->finish_reason == PLLM_FINISH_ERROR);
+    CHECK(o->error_code == PLLM_E_INVALID_ARGUMENT && o->error_len > 9 && !o->tokens && !o->text && !o->blob);
+    pllm_outputs_free(outputs);
+}
+
+static void to_go_on_asks_for_nothing_but_whether_to_keep(const pllm_engine *engine) {
+    pllm_engine *other = open_engine(model_dir);
+    pllm_sampling sampling = drawn(), wrong = {.struct_size = 8};
+    pllm_request request = text_request(STORY, &sampling);
+    const answer whole = *run(engine, &request);
+    answer a = {0}, b;
+    uint64_t id = 0;
+    request.user_data = 4711;
+    OK(pllm_engine_add_request(engine, &request, &id));
+    step_of(engine);
+    collect(engine, id, &a);
+    writing w = write_down(engine, id, &a);
+    b = w.said;
+    forget(engine, id);
+    collect(engine, id, &a);
+    CHECK(a.finish_reason == PLLM_FINISH_ABORT && a.user_data == 4711);
+    id = read_back(engine, &w);
+    pllm_resume how;
+    pllm_resume_init(&how, sizeof how);
+    how.sampling = &wrong;
+    how.queue = pllm_engine_queue(other);
+    how.user_data = 4712;
+    how.text_flags = UINT32_MAX;
+    how.flags = PLLM_RESUME_CONTINUE | PLLM_RESUME_USER_DATA | PLLM_REQUEST_KEEP;
+    OK(pllm_sequence_resume(engine, id, &how));
+    step_to_the_end(engine);
+    collect(engine, id, &b);
+    CHECK(same(&b, &whole) && b.user_data == 0 && info_of(engine, id).idle == 1);
+    // It has nothing more to say: to go on is its end, and it stays.
+    OK(go_on(engine, id, PLLM_REQUEST_KEEP));
+    step_to_the_end(engine);
+    ends_with_an_error(engine, id);
+    CHECK(info_of(engine, id).idle == 1);
+    free(w.bytes);
+    forget(engine, id);
+    pllm_engine_free(other);
+    CHECK(idle(engine));
+}
+
+static void null_blobs_are_refused_and_outputs_stay(const pllm_engine *engine) {
+    const uint64_t id = keep_one(engine, 3);
+    writing w = write_down(engine, id, &(answer){0}), again = write_down(engine, id, &(answer){0});
+    uint64_t out = 77;
+    INVALID(pllm_sequence_export(NULL, id));
+    INVALID(pllm_sequence_import(NULL, w.bytes, w.len, NULL, &out));
+    INVALID(pllm_sequence_import(engine, NULL, w.len, NULL, &out));
+    INVALID(pllm_sequence_import(engine, NULL, 0, NULL, &out));
+    INVALID(pllm_sequence_import(engine, w.bytes, 0, NULL, &out));
+    INVALID(pllm_sequence_import(engine, w.bytes, w.len, NULL, NULL));
+    CHECK(out == 77 && stats_of(engine).idle == 1);
+    CHECK(w.len == again.len && !memcmp(w.bytes, again.bytes, w.len));  // it has not changed
+    free(w.bytes);
+    free(again.bytes);
+    forget(engine, id);
+    CHECK(idle(engine));
+}
+
+// Bytes 8 to 11 say which format it is: another one is for a newer library.
+static void refuse_damaged(const pllm_engine *engine, const uint8_t *bytes, uint64_t len, uint64_t flipped) {
+    uint64_t out = 77;
+    pllm_error *error = pllm_sequence_import(engine, bytes, len, NULL, &out);
+    flipped / 4 == 2 ? UNSUPPORTED(error) : INVALID(error);
+    CHECK(out == 77);
+}
+
+static void a_damaged_blob_is_refused(const pllm_engine *engine) {
+    enum { PLACES = 64, BEGINNING = 24 };
+    const uint64_t id = keep_one(engine, 20);
+    writing w = write_down(engine, id, &(answer){0});
+    uint8_t *bytes = malloc(w.len);
+    for (uint64_t i = 0; i < BEGINNING + PLACES; i++) {
+        uint64_t at = i < BEGINNING ? i : i - BEGINNING == PLACES - 1 ? w.len - 1 : (i - BEGINNING) * w.len / PLACES;
+        memcpy(bytes, w.bytes, w.len);
+        bytes[at] ^= (uint8_t)(2u << at % 7);
+        refuse_damaged(engine, bytes, w.len, at);
+    }
+    free(bytes);
+    const uint64_t lengths[] = {1, 7, 8, 11, 12, 19, 20, 31, 32, 33, 51, 52, 53, 1000, w.len / 2, w.len - 33, w.len - 32, w.len - 1};
+    for (size_t i = 0; i < COUNT(lengths); i++) {
+        refuse_damaged(engine, at_the_edge(w.bytes, lengths[i]), lengths[i], 0);
+        refuse_damaged(engine, w.bytes + (w.len - lengths[i]), lengths[i], 0);
+    }
+    bytes = memcpy(calloc(1, w.len + 1), w.bytes, w.len);
+    refuse_damaged(engine, bytes, w.len + 1, 0);
+    free(bytes);
+    step_of(engine);
+    CHECK(stats_of(engine).idle == 1);
+    forget(engine, id);
+    OK(pllm_sequence_free(engine, read_back(engine, &w)));  // the blob itself is sound
+    step_of(engine);
+    free(w.bytes);
+    CHECK(idle(engine));
+}
+
+static void a_blob_is_refused_where_it_does_not_belong(const pllm_engine *engine) {
+    const uint64_t id = keep_one(engine, 20);
+    writing w = write_down(engine, id, &(answer){0});
+    pllm_engine *golden = open_engine(golden_dir), *other = NULL;
+    uint64_t out = 77;
+    INVALID(pllm_sequence_import(golden, w.bytes, w.len, NULL, &out));
+    INVALID(pllm_sequence_import(engine, w.bytes, w.len, pllm_engine_queue(golden), &out));
+    pllm_engine_options options;
+#define IMPORT(assignment, refusal)                                                                                               \
+    (options = options_for(model_dir), options.assignment, OK(pllm_engine_create(&options, &other)),                              \
+     refusal(pllm_sequence_import(other, w.bytes, w.len, NULL, &out)), CHECK(idle(other)), pllm_engine_free(other))
+    IMPORT(block_size = 32, INVALID);
+    IMPORT(kv_dtype = PLLM_DTYPE_F32, INVALID);
+    IMPORT(max_model_len = 23, INVALID);  // it has 24 tokens
+    CHECK(out == 77);
+    IMPORT(max_model_len = 24, OK);
+    CHECK(out != 77);
+    free(w.bytes);
+    forget(engine, id);
+    pllm_engine_free(golden);
+    CHECK(idle(engine));
+}
+
+static uint64_t outputs_in(const pllm_queue *queue) {
+    pllm_outputs *outputs = NULL;
+    OK(pllm_queue_poll(queue, 0, &outputs));
+    uint64_t len = pllm_outputs_len(outputs);
+    pllm_outputs_free(outputs);
+    return len;
+}
+
+static void what_is_imported_writes_to_the_queue_that_was_named(const pllm_engine *engine) {
+    enum { CAPACITY_OF_IT = 2, MORE = 16 };  // max_seqs outputs beyond the capacity
+    pllm_sampling sampling = drawn();
+    pllm_request request = text_request(STORY, &sampling);
+    pllm_queue *queue = NULL;
+    answer a = {0};
+    uint64_t id = 0, exports = 0;
+    OK(pllm_engine_add_request(engine, &request, &id));
+    writing w = write_down(engine, id, &a);
+    forget(engine, id);
+    collect(engine, 0, &a);
+    OK(pllm_queue_create(engine, CAPACITY_OF_IT, &queue));
+    OK(pllm_sequence_import(engine, w.bytes, w.len, queue, &id));
+    OK(go_on(engine, id, PLLM_REQUEST_KEEP));
+    for (int i = 0; i < 5; i++) step_of(engine);
+    CHECK(outputs_in(queue) == CAPACITY_OF_IT && outputs_in(pllm_engine_queue(engine)) == 0);
+    OK(pllm_engine_abort(engine, id));
+    step_of(engine);
+    CHECK(outputs_in(queue) == 1 && info_of(engine, id).idle == 1);
+    // Nobody reads what is exported: this does not go on for ever.
+    for (; exports < CAPACITY_OF_IT + MORE; exports++, step_of(engine))
+        if (!OK(pllm_sequence_export(engine, id))) break;
+    CAPACITY(pllm_sequence_export(engine, id));
+    CHECK(outputs_in(queue) == exports);
+    pllm_queue_free(queue);
+    INVALID(go_on(engine, id, 0));
+    free(w.bytes);
+    forget(engine, id);
     CHECK(idle(engine));
 }
 
@@ -2057,6 +2325,12 @@ static void with_the_bundled_model(void) {
     n_samples_end_one_by_one_and_the_best_ones_at_the_end(engine);
     what_is_kept_goes_on_as_one_prompt_would(engine);
     a_rewound_sequence_says_the_same_again_and_its_forks_too(engine);
+    a_sequence_that_moves_says_what_it_would_have_said(engine);
+    to_go_on_asks_for_nothing_but_whether_to_keep(engine);
+    null_blobs_are_refused_and_outputs_stay(engine);
+    a_damaged_blob_is_refused(engine);
+    a_blob_is_refused_where_it_does_not_belong(engine);
+    what_is_imported_writes_to_the_queue_that_was_named(engine);
     what_is_reported_adds_up_in_every_kind_of_output(engine);
     a_hook_chooses_every_token(engine);
     a_grammar_decides_what_may_be_said(engine);

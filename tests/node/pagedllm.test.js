@@ -381,7 +381,7 @@ describe('sequences', () => {
     const { length } = engine.sequenceInfo(parent);
     const [one, other] = engine.fork(parent, { n: 2, userData: 4 });
     const [earlier] = engine.fork(parent, { at: length - 4 });
-    assert.deepEqual(engine.sequenceInfo(other), { request: other, length, index: 0, idle: false });
+    assert.deepEqual(engine.sequenceInfo(other), { request: other, length, index: 0, idle: false, inexact: false });
     const { promptTokens } = engine.stats();
     const tokens = await finish();
     assert.equal(engine.stats().promptTokens, promptTokens);
@@ -444,6 +444,148 @@ describe('sequences', () => {
     const all = await Promise.all(forks.map((fork) => engine.generateResumed(fork, { temperature: 0, keep: false })));
     for (const { tokens } of all) assert.deepEqual(tokens, STORY.token_ids.slice(5));
     await assert.rejects(engine.generateResumed(begun.sequence, {}, { signal: AbortSignal.abort() }), { name: 'AbortError' });
+  });
+});
+
+describe('moving', () => {
+  const DRAWN = { ...STORY.request, temperature: 1.2, seed: 7, maxTokens: 200, ignoreEos: true };
+  let other, whole;
+  beforeEach(async () => {
+    other = await Engine.open(SMALL);
+    whole = await other.generate(DRAWN);
+  });
+  afterEach(() => other.close());
+
+  // A stream in the middle, its sequence, and what was read of it.
+  async function begin(request = DRAWN) {
+    const stream = engine.stream(request, { capacity: 1 }), begun = [];
+    while (begun.length < 5) begun.push((await stream.next()).value);
+    return [stream, begun[0].sequence, begun];
+  }
+
+  // What never moved said it too, from some place on to its end.
+  function isTheRest(outputs) {
+    const tokens = outputs.flatMap((output) => output.tokens);
+    assert.ok(tokens.length > 0);
+    assert.deepEqual(tokens, whole.tokens.slice(-tokens.length));
+    assert.ok(whole.text.endsWith(textOf(outputs)));
+    const { finishReason, generatedTokens } = outputs.at(-1);
+    assert.deepEqual([finishReason, generatedTokens], ['length', whole.tokens.length]);
+  }
+
+  it('lets a sequence go on elsewhere with the same tokens', async () => {
+    const [stream, sequence] = await begin();
+    const blob = await engine.exportSequence(sequence);
+    await stream.return();
+    await idle();
+    for (const copy of [blob, Buffer.from(blob)]) {
+      const moving = other.streamImported(copy, { capacity: 1 });
+      const first = (await moving.next()).value;
+      copy.fill(0); // it is read no more
+      isTheRest([first, ...await collect(moving)]);
+    }
+    await soon(() => other.stats().idle === 0, 'nothing stays');
+  });
+
+  it('is noticed by nobody who reads meanwhile', async () => {
+    const [stream, sequence, begun] = await begin();
+    const blobs = await Promise.all([1, 2, 3].map(() => engine.exportSequence(sequence)));
+    const outputs = [...begun, ...await collect(stream)];
+    assert.deepEqual(outputs.flatMap((output) => output.tokens), whole.tokens);
+    assert.equal(textOf(outputs), whole.text);
+    for (const outputs of await Promise.all(blobs.map((blob) => collect(other.streamImported(blob))))) isTheRest(outputs);
+    await idle();
+    const { finishedAbort, finishedError } = engine.stats();
+    assert.deepEqual([finishedAbort, finishedError], [0, 0]);
+  });
+
+  it('takes a kept sequence whose stream has ended', async () => {
+    const kept = await engine.generate({ ...STORY.request, maxTokens: 9, keep: true });
+    const blob = await engine.exportSequence(kept.sequence);
+    assert.deepEqual(await engine.exportSequence(kept.sequence), blob);
+    const moved = await other.importSequence(blob);
+    assert.deepEqual(other.sequenceInfo(moved),
+      { request: moved, length: kept.promptTokens + 9, index: 0, idle: true, inexact: false });
+    const { promptTokens } = other.stats();
+    const rest = await other.generateResumed(moved, { temperature: 0, keep: false });
+    assert.deepEqual([...kept.tokens, ...rest.tokens], STORY.token_ids);
+    assert.equal(other.stats().promptTokens - promptTokens, 1); // the last token, which nothing came after yet
+    await assert.rejects(collect(other.streamImported(blob)), PagedllmError); // it may not become longer
+  });
+
+  it('keeps what was imported where that is asked for', async () => {
+    const [, sequence] = await begin();
+    const blob = await engine.exportSequence(sequence);
+    for (const keep of [false, true]) {
+      const queue = other.createQueue(1000), outputs = [];
+      const moved = await other.importSequence(blob, { queue });
+      other.goOn(moved, { keep });
+      await refused('INVALID_ARGUMENT', 'runs already', () => other.goOn(moved));
+      while (!outputs.at(-1)?.finishReason) {
+        await queue.readable();
+        outputs.push(...queue.poll());
+      }
+      queue.close();
+      isTheRest(outputs);
+      await soon(() => other.stats().idle === Number(keep), 'it stays, or is gone');
+    }
+    const again = await collect(other.streamImported(blob, { keep: true }));
+    assert.equal(other.sequenceInfo(again[0].sequence).idle, true);
+    await assert.rejects(collect(other.streamImported(blob, { signal: AbortSignal.abort() })), { name: 'AbortError' });
+  });
+
+  it('says what cannot be exact', async () => {
+    const [, sequence] = await begin();
+    const blob = await engine.exportSequence(sequence);
+    await withEngine({ isa: 'portable' }, async (portable) => {
+      const moved = await portable.importSequence(blob);
+      assert.equal(portable.sequenceInfo(moved).inexact, portable.info().isa !== engine.info().isa);
+      assert.equal((await portable.generateResumed(moved, { maxTokens: 3, ignoreEos: true })).finishReason, 'length');
+    });
+  });
+
+  it('happens at the next step of a host that steps', () => withEngine({ hostSteps: true }, async (engine) => {
+    const sequence = await engine.add(DRAWN); // which no step has seen yet
+    for (let i = 0; i < 2; i++) {
+      const exported = engine.exportSequence(sequence);
+      await engine.step();
+      isTheRest(await collect(other.streamImported(await exported)));
+    }
+    engine.abort(sequence);
+    const lost = refused('NOT_FOUND', `sequence ${sequence} has ended`, () => engine.exportSequence(sequence));
+    await engine.step();
+    await lost;
+    const next = await engine.add(DRAWN);
+    const waiting = refused('CLOSED', '', () => engine.exportSequence(next));
+    await engine.close();
+    await waiting;
+  }));
+
+  it('refuses what is damaged, and the engine goes on', async () => {
+    const [, sequence] = await begin();
+    const blob = Buffer.from(await engine.exportSequence(sequence));
+    const flipped = (at) => { const copy = Buffer.from(blob); copy[at] ^= 1; return copy; };
+    const damaged = [Buffer.alloc(0), Buffer.alloc(1), blob.subarray(0, -1), blob.subarray(0, blob.length / 2), blob.subarray(1),
+      Buffer.concat([blob, Buffer.alloc(1)]), Buffer.alloc(blob.length),
+      ...[0, 12, 20, 100, blob.length >> 1, blob.length - 1].map(flipped)];
+    for (const bad of damaged) {
+      const message = `these ${bad.length} bytes are no exported sequence, or are damaged`;
+      await refused('INVALID_ARGUMENT', message, () => other.importSequence(bad));
+      await refused('INVALID_ARGUMENT', message, () => collect(other.streamImported(bad)));
+    }
+    const newer = Buffer.from(blob);
+    newer[8] = 9;
+    await refused('UNSUPPORTED', 'format 9', () => other.importSequence(newer));
+    for (const wrong of [undefined, null, 7, 'blob', [1, 2], new Uint16Array(2)]) {
+      await assert.rejects(other.importSequence(wrong), TypeError);
+    }
+    for (const [options, message] of [[{ blockSize: 32 }, 'block_size'], [{ kvDtype: 'f32' }, 'kv_dtype'],
+      [{ maxModelLen: 64 }, 'max_model_len is 64']]) {
+      await withEngine(options, (different) => refused('INVALID_ARGUMENT', message, () => different.importSequence(blob)));
+    }
+    await refused('INVALID_ARGUMENT', 'another engine', () => other.importSequence(blob, { queue: engine.queue }));
+    assert.equal(other.stats().idle, 0);
+    isTheRest(await collect(other.streamImported(blob)));
   });
 });
 
@@ -765,7 +907,8 @@ describe('bad input', () => {
 
   it('is refused in calls on sequences, with code and reason', async () => {
     const calls = [(id) => engine.fork(id), (id) => engine.append(id, [1]), (id) => engine.rewind(id, 1), (id) => engine.resume(id),
-      (id) => engine.free(id), (id) => engine.sequenceInfo(id), (id) => engine.unpin(id)];
+      (id) => engine.free(id), (id) => engine.sequenceInfo(id), (id) => engine.unpin(id), (id) => engine.goOn(id),
+      (id) => engine.exportSequence(id)];
     const ended = (await engine.generate({ prompt: 'Hello', maxTokens: 1 })).sequence;
     for (const call of calls) {
       for (const unknown of [0, ended, 4711, 2n ** 64n - 1n]) await refused('NOT_FOUND', String(unknown), () => call(unknown));
@@ -773,7 +916,7 @@ describe('bad input', () => {
       await assert.rejects(async () => call('1'), TypeError);
     }
     const { request, sequence } = await engine.generate({ prompt: 'Hello', maxTokens: 3, ignoreEos: true, keep: true });
-    assert.deepEqual(engine.sequenceInfo(sequence), { request, length: 5, index: 0, idle: true });
+    assert.deepEqual(engine.sequenceInfo(sequence), { request, length: 5, index: 0, idle: true, inexact: false });
     const { queue } = engine;
     for (const [code, message, call] of [
       ['INVALID_ARGUMENT', 'n is 0', () => engine.fork(sequence, { n: 0 })],
@@ -836,6 +979,8 @@ describe('closing', () => {
       () => engine.tokenize('x'), () => engine.detokenize([1]), () => engine.renderChat([]),
       () => engine.fork(1), () => engine.append(1, [1]), () => engine.rewind(1, 1), () => engine.resume(1), () => engine.free(1),
       () => engine.sequenceInfo(1), () => engine.generateResumed(1), () => engine.pin({ prompt: 'x' }), () => engine.unpin(1),
+      () => engine.goOn(1), () => engine.exportSequence(1), () => engine.importSequence(Buffer.from('x')),
+      () => engine.streamImported(Buffer.from('x')).next(),
     ]) {
       await refused('CLOSED', 'the engine is closed', call);
     }

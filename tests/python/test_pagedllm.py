@@ -582,6 +582,178 @@ class Sequences(Case):
                 engine.free(begun.sequence)
 
 
+class Moving(Case):
+    """Sequences that are written down, and go on in another engine."""
+    DRAWN = Sampling(temperature=1.2, seed=7, max_tokens=200, ignore_eos=True)
+
+    def setUp(self):
+        super().setUp()
+        self.other = open_engine()
+        self.addCleanup(self.other.close)
+        self.whole = self.other.generate(STORY["prompt"], self.DRAWN, add_special=False)
+
+    def begin(self, tokens, **request):
+        """A stream after so many tokens, the sequence, and what was read of it."""
+        stream = self.engine.stream(STORY["prompt"], self.DRAWN, capacity=1, add_special=False, **request)
+        begun = [next(stream) for _ in range(tokens)]
+        return stream, begun[0].sequence, begun
+
+    def assertTheRest(self, outputs, of=None):
+        """What never moved said it too, from some place on to its end."""
+        whole, outputs = of or self.whole, list(outputs)
+        tokens = [token for output in outputs for token in output.tokens]
+        self.assertIn(len(tokens), range(1, len(whole.tokens) + 1))
+        self.assertEqual(tokens, whole.tokens[-len(tokens):])
+        self.assertTrue(whole.text.endswith("".join(output.text for output in outputs)))
+        self.assertEqual((outputs[-1].finish_reason, outputs[-1].generated_tokens), (FinishReason.LENGTH, len(whole.tokens)))
+
+    def test_a_sequence_that_moves_goes_on_with_the_same_tokens(self):
+        stream, sequence, _ = self.begin(20)
+        blob = self.engine.export_sequence(sequence)
+        stream.close()
+        self.assertIdle()
+        for kind in (bytes, bytearray, memoryview):
+            self.assertTheRest(self.other.stream_imported(kind(blob)))
+        self.assertIdle(self.other)
+
+    def test_who_is_read_meanwhile_notices_nothing(self):
+        stream, sequence, begun = self.begin(5)
+        blobs = [self.engine.export_sequence(sequence) for _ in range(3)]
+        outputs = begun + list(stream)
+        self.assertEqual([token for output in outputs for token in output.tokens], self.whole.tokens)
+        self.assertEqual("".join(output.text for output in outputs), self.whole.text)
+        self.assertEqual({len(output.tokens) for output in outputs}, {1})
+        for blob in blobs:
+            self.assertTheRest(self.other.stream_imported(blob))
+        self.assertIdle()
+        stats = self.engine.stats()
+        self.assertEqual((stats.finished_abort, stats.finished_error), (0, 0))
+
+    def test_asyncio_moves_many_at_once(self):
+        async def move():
+            stream = self.engine.astream(STORY["prompt"], self.DRAWN, capacity=1, add_special=False)
+            sequence = (await stream.__anext__()).sequence
+            blob = await self.engine.aexport_sequence(sequence)
+            await stream.aclose()
+            return [output async for output in self.other.astream_imported(blob)]
+
+        async def main():
+            return await asyncio.gather(*(move() for _ in range(8)))
+        for outputs in asyncio.run(main()):
+            self.assertTheRest(outputs)
+        self.assertIdle()
+
+    def test_a_sequence_may_move_with_a_grammar_and_log_probabilities_half_told(self):
+        sampling = dataclasses.replace(self.DRAWN, grammar=Grammar.regex("[a-f0-9 ]{60}"), top_logprobs=2)
+        whole = self.other.generate("Hello", sampling)
+        stream = self.engine.stream("Hello", sampling, capacity=1)
+        blob = self.engine.export_sequence(next(stream).sequence)
+        rest = list(self.other.stream_imported(blob))
+        tokens = [token for output in rest for token in output.tokens]
+        self.assertEqual(tokens, whole.tokens[-len(tokens):])
+        self.assertEqual([top for output in rest for top in output.top_logprobs or []], whole.top_logprobs[-len(tokens):])
+        self.assertEqual((rest[-1].score, rest[-1].finish_reason), (whole.score, FinishReason.STOP))
+
+    def test_a_kept_sequence_moves_when_its_stream_has_ended(self):
+        kept = self.engine.generate(STORY["prompt"], Sampling(temperature=0, max_tokens=9), keep=True, add_special=False)
+        blob = self.engine.export_sequence(kept.sequence)
+        self.assertEqual(self.engine.export_sequence(kept.sequence), blob)
+        self.assertSoon(lambda: self.engine.stats().idle == 1, "nothing stays of the exports")
+        moved = self.other.import_sequence(blob)
+        length = kept.prompt_tokens + 9
+        self.assertEqual(self.other.sequence_info(moved), SequenceInfo(moved, length, 0, True, False))
+        before = self.other.stats().prompt_tokens
+        rest = self.other.generate_resumed(moved, GREEDY, keep=False)
+        self.assertEqual(kept.tokens + rest.tokens, STORY["token_ids"])
+        self.assertEqual(self.other.stats().prompt_tokens - before, 1)  # the last token, which nothing came after yet
+        with self.assertRaises(Error):  # it may not become longer
+            list(self.other.stream_imported(blob))
+
+    def test_a_sequence_that_was_imported_is_kept_where_that_is_asked_for(self):
+        stream, sequence, _ = self.begin(5)
+        blob = self.engine.export_sequence(sequence)
+        for keep in (False, True):
+            with self.other.create_queue(1000) as queue:
+                moved = self.other.import_sequence(blob, queue=queue)
+                self.other.go_on(moved, keep=keep)
+                outputs = []
+                while not outputs or not outputs[-1].finish_reason:
+                    outputs += queue.poll()
+                self.assertTheRest(outputs)
+            self.assertSoon(lambda: self.other.stats().idle == keep, "it stays, or is gone")
+        self.other.free(moved)
+        again = list(self.other.stream_imported(blob, keep=True))[-1].sequence
+        self.assertTrue(self.other.sequence_info(again).idle)
+
+    def test_an_idle_fork_goes_on_as_if_it_had_never_been_idle(self):
+        stream, sequence, begun = self.begin(5)
+        with self.engine.create_queue(1000) as queue:
+            fork, = self.engine.fork(sequence, idle=True, queue=queue, user_data=3)
+            list(stream)
+            self.engine.go_on(fork, keep=False)
+            self.assertRefused(Code.INVALID_ARGUMENT, "runs already", self.engine.go_on, fork)
+            outputs = []
+            while not outputs or not outputs[-1].finish_reason:
+                outputs += queue.poll()
+        self.assertTheRest(outputs)
+        self.assertEqual({output.user_data for output in outputs}, {3})
+
+    def test_a_sequence_of_another_instruction_path_goes_on_and_says_that_it_is_inexact(self):
+        stream, sequence, _ = self.begin(5)
+        blob = self.engine.export_sequence(sequence)
+        with open_engine(isa=pagedllm.Isa.PORTABLE) as portable:
+            moved = portable.import_sequence(blob)
+            self.assertEqual(portable.sequence_info(moved).inexact, portable.info().isa != self.engine.info().isa)
+            self.assertEqual(portable.generate_resumed(moved, Sampling(max_tokens=3, ignore_eos=True)).finish_reason,
+                             FinishReason.LENGTH)
+
+    def test_where_the_host_steps_the_next_step_writes_it_down(self):
+        with open_engine(host_steps=True) as engine, ThreadPoolExecutor(1) as pool:
+            sequence = engine.add(STORY["prompt"], self.DRAWN, add_special=False)  # which no step has seen yet
+            for _ in range(2):
+                exported = pool.submit(engine.export_sequence, sequence)
+                while not exported.done():
+                    engine.step()
+                self.assertTheRest(self.other.stream_imported(exported.result()))
+            for end in (engine.abort, engine.free):
+                sequence = engine.add(STORY["prompt"], self.DRAWN, add_special=False)
+                engine.step()
+                end(sequence)
+                exported = pool.submit(engine.export_sequence, sequence)
+                while not exported.done():
+                    engine.step()
+                self.assertRefused(Code.NOT_FOUND, "", exported.result)
+            exported = pool.submit(engine.export_sequence, engine.add("Hello"))
+            time.sleep(0.01)
+            engine.close()
+            self.assertRefused(Code.CLOSED, "", exported.result)
+
+    def test_a_damaged_blob_is_refused_and_the_engine_goes_on(self):
+        stream, sequence, _ = self.begin(3)
+        blob = self.engine.export_sequence(sequence)
+        damaged = [b"", b"\0", blob[:-1], blob[:len(blob) // 2], blob[1:], blob + b"\0", bytes(len(blob))]
+        for at in (0, 12, 20, 100, len(blob) // 2, len(blob) - 1):
+            damaged.append(blob[:at] + bytes([blob[at] ^ 1]) + blob[at + 1:])
+        for bad in damaged:
+            self.assertRefused(Code.INVALID_ARGUMENT, f"these {len(bad)} bytes are no exported sequence, or are damaged",
+                               self.other.import_sequence, bad)
+            self.assertRefused(Code.INVALID_ARGUMENT, "damaged", self.other.stream_imported, bad)
+        newer = blob[:8] + b"\x09" + blob[9:]
+        self.assertRefused(Code.UNSUPPORTED, "format 9", self.other.import_sequence, newer)
+        for wrong in (None, 7, "blob", [1, 2]):
+            with self.assertRaises(TypeError):
+                self.other.import_sequence(wrong)
+        for options in ({"block_size": 32}, {"kv_dtype": DType.F32}):
+            with open_engine(**options) as different:
+                self.assertRefused(Code.INVALID_ARGUMENT, "block_size and kv_dtype", different.import_sequence, blob)
+        with open_engine(max_model_len=64) as short:
+            self.assertRefused(Code.INVALID_ARGUMENT, "max_model_len is 64", short.import_sequence, blob)
+        self.assertRefused(Code.INVALID_ARGUMENT, "another engine", self.other.import_sequence, blob, queue=self.engine.queue)
+        self.assertEqual(self.other.stats().idle, 0)
+        self.assertIdle(self.other)
+        self.assertTheRest(self.other.stream_imported(blob))
+
+
 class Prefixes(Case):
     PROMPT = "The quick brown fox jumps over the lazy dog. " * 8
 
@@ -1143,7 +1315,8 @@ class BadInput(Case):
     def test_calls_on_sequences_are_refused_with_code_and_reason(self):
         engine = self.engine
         calls = (engine.fork, lambda one: engine.append(one, [1]), lambda one: engine.rewind(one, 1), engine.resume, engine.free,
-                 engine.sequence_info, engine.unpin)
+                 engine.sequence_info, engine.unpin, engine.go_on, engine.export_sequence,
+                 lambda one: asyncio.run(engine.aexport_sequence(one)))
         ended = engine.generate("Hello", Sampling(max_tokens=1)).sequence
         for call in calls:
             for unknown in (0, ended, 4711, 2**64 - 1):
@@ -1214,7 +1387,10 @@ class Closing(Case):
                      lambda: engine.detokenize([1]), lambda: engine.render_chat([]), lambda: asyncio.run(engine.agenerate("x")),
                      lambda: engine.fork(1), lambda: engine.append(1, [1]), lambda: engine.rewind(1, 1), lambda: engine.resume(1),
                      lambda: engine.free(1), lambda: engine.sequence_info(1), lambda: engine.generate_resumed(1),
-                     lambda: engine.astream_resumed(1), lambda: engine.pin("x"), lambda: engine.unpin(1)):
+                     lambda: engine.astream_resumed(1), lambda: engine.pin("x"), lambda: engine.unpin(1),
+                     lambda: engine.go_on(1), lambda: engine.export_sequence(1), lambda: asyncio.run(engine.aexport_sequence(1)),
+                     lambda: engine.import_sequence(b"x"), lambda: engine.stream_imported(b"x"),
+                     lambda: engine.astream_imported(b"x")):
             self.assertRefused(Code.CLOSED, "the engine is closed", call)
         self.assertRefused(Code.CLOSED, "", queue.poll)
         queue.close()

@@ -83,6 +83,7 @@ static void read_to_the_end(const pllm_queue *queue, char *text, size_t size) {
         for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++) {
             const pllm_output *o = pllm_outputs_get(outputs, i);
             if (o->text && length + o->text_len < size) memcpy(text + length, o->text, o->text_len), length += o->text_len;
+            if (o->error) exit(fprintf(stderr, "allocator: %.*s\n", (int)o->error_len, o->error) > 0);
             ended |= o->finish_reason != PLLM_FINISH_NONE;
         }
         pllm_outputs_free(outputs);
@@ -90,7 +91,7 @@ static void read_to_the_end(const pllm_queue *queue, char *text, size_t size) {
     text[length] = 0;
 }
 
-static void ask(const pllm_engine *engine, pllm_queue *queue, uint32_t max_tokens) {
+static uint64_t ask(const pllm_engine *engine, pllm_queue *queue, uint32_t max_tokens, uint32_t flags) {
     pllm_sampling sampling;
     pllm_sampling_init(&sampling, sizeof sampling);
     sampling.temperature = 0;
@@ -101,7 +102,30 @@ static void ask(const pllm_engine *engine, pllm_queue *queue, uint32_t max_token
     request.text_flags = PLLM_TEXT_SKIP_SPECIAL;
     request.sampling = &sampling;
     request.queue = queue;
-    check(pllm_engine_add_request(engine, &request, &(uint64_t){0}));
+    request.flags = flags;
+    uint64_t id;
+    check(pllm_engine_add_request(engine, &request, &id));
+    return id;
+}
+
+// A sequence is written down, and two are made of that: one goes on to its end, one goes with its engine.
+static void move(const pllm_engine *engine, pllm_queue *queue) {
+    char text[256];
+    uint64_t id = ask(engine, queue, 3, PLLM_REQUEST_KEEP);
+    pllm_outputs *outputs;
+    pllm_resume how;
+    read_to_the_end(queue, text, sizeof text);
+    check(pllm_sequence_export(engine, id));
+    check(pllm_queue_poll(queue, -1, &outputs));
+    const pllm_output *o = pllm_outputs_get(outputs, 0);
+    pllm_error_free(pllm_sequence_import(engine, o->blob, o->blob_len - 1, queue, &id));
+    for (int i = 0; i < 2; i++) check(pllm_sequence_import(engine, o->blob, o->blob_len, queue, &id));
+    pllm_outputs_free(outputs);
+    check(pllm_sequence_rewind(engine, id, 5));
+    pllm_resume_init(&how, sizeof how);
+    how.flags = PLLM_RESUME_CONTINUE;
+    check(pllm_sequence_resume(engine, id, &how));
+    read_to_the_end(queue, text, sizeof text);
 }
 
 // Words that no engine before has met: what is kept of them for the next time must go with the engine.
@@ -126,9 +150,10 @@ static void live_and_die(const char *model, unsigned i, char *text, size_t size)
     check(pllm_queue_create(engine, 4, &queue));
     check(pllm_engine_start(engine));
     use_new_words(engine, i * 300);
-    ask(engine, queue, 0);
+    ask(engine, queue, 0, 0);
     read_to_the_end(queue, text, size);
-    ask(engine, queue, 0);  // ends with its engine
+    move(engine, queue);
+    ask(engine, queue, 0, 0);  // ends with its engine
     pllm_error_free(pllm_engine_abort(engine, 999));
     if (i % 2) pllm_queue_free(queue);
     pllm_engine_free(engine);

@@ -95,6 +95,7 @@ static void is_unknown(const pllm_engine *engine, uint64_t sequence) {
     FAILS(PLLM_E_NOT_FOUND, "", pllm_sequence_append(engine, sequence, &(uint32_t){5}, 1));
     FAILS(PLLM_E_NOT_FOUND, "", pllm_sequence_rewind(engine, sequence, 1));
     FAILS(PLLM_E_NOT_FOUND, "", pllm_sequence_resume(engine, sequence, NULL));
+    FAILS(PLLM_E_NOT_FOUND, "", pllm_sequence_export(engine, sequence));
     FAILS(PLLM_E_NOT_FOUND, "", pllm_sequence_free(engine, sequence));
 }
 
@@ -117,13 +118,28 @@ static void await(const pllm_queue *queue, const answer *a) {
     while (!a->ends) take(queue, -1);
 }
 
+// The same sequence once more, by way of a blob; nothing else is to come from the queue meanwhile.
+static uint64_t copy_of(const pllm_engine *engine, const pllm_queue *queue, uint64_t sequence) {
+    pllm_outputs *outputs = NULL;
+    uint64_t copy = 0;
+    OK(pllm_sequence_export(engine, sequence));
+    OK(pllm_queue_poll(queue, -1, &outputs));
+    const pllm_output *o = pllm_outputs_get(outputs, 0);
+    CHECK(pllm_outputs_len(outputs) == 1 && o->sequence == sequence && o->blob && o->finish_reason == PLLM_FINISH_NONE);
+    OK(pllm_sequence_import(engine, o->blob, o->blob_len, queue, &copy));
+    pllm_outputs_free(outputs);
+    return copy;
+}
+
 // A conversation with every turn it can take; other threads take theirs at the same time.
 static void take_every_turn(const pllm_engine *engine, pllm_queue *queue, unsigned question) {
-    answer first, child, shorter, running, doomed;
+    answer first, child, shorter, copied, running, doomed;
     uint64_t id = ask_and_keep(engine, queue, question, FIRST, 1, &first);
     await(queue, &first);
     const uint64_t len = look_at(engine, id).len;
     CHECK(first.tokens_len == FIRST && look_at(engine, id).idle == 1);
+    const uint64_t copy = copy_of(engine, queue, id);
+    CHECK(look_at(engine, copy).len == len && look_at(engine, copy).idle == 1);
     fork_of(engine, id, PLLM_AT_END, NULL, &child);
     fork_of(engine, id, len - 5, NULL, &shorter);
     CHECK(look_at(engine, shorter.id).len == len - 5);
@@ -134,6 +150,10 @@ static void take_every_turn(const pllm_engine *engine, pllm_queue *queue, unsign
     await(queue, &child);
     await(queue, &shorter);
     CHECK(goes_on(&child, question, FIRST) && goes_on(&shorter, question, FIRST - 5));
+    resume(engine, NULL, copy, WHOLE - FIRST, &copied);
+    await(queue, &copied);
+    CHECK(goes_on(&copied, question, FIRST));
+    OK(pllm_sequence_free(engine, copy));
     // The parent, meanwhile and after a detour, says the same.
     OK(pllm_sequence_append(engine, id, (const uint32_t[]){9, 8, 7}, 3));
     OK(pllm_sequence_rewind(engine, id, len));
@@ -157,7 +177,7 @@ static void *be_one_of_many(void *argument) {
     return NULL;
 }
 
-static void sixteen_threads_fork_append_rewind_resume_and_free(void) {
+static void sixteen_threads_fork_append_rewind_resume_move_and_free(void) {
     for (unsigned q = 0; q < COUNT(prompts); q++) undisturbed(q, WHOLE);
     pllm_engine *engine = open_engine(model_dir);
     pthread_t threads[CROWD];
@@ -496,6 +516,7 @@ static void an_engine_may_go_with_idle_sequences_and_pins(void) {
         OK(pllm_sequence_fork(engine, id, &how, children));
         if (i % 2) step(engine, 1), CHECK(stats_of(engine).idle == 1 + COUNT(children));
         if (i % 3) OK(pllm_sequence_resume(engine, children[0], NULL));
+        if (i % 5) OK(pllm_sequence_export(engine, id));
         pllm_engine_free(engine);
         if (i == 3) files = descriptors();
     }
@@ -647,7 +668,7 @@ static void a_hook_that_leaves_nothing_to_choose_from_ends_its_request(void) {
 }
 
 const test_case sequence_cases[] = {
-    CASE(sixteen_threads_fork_append_rewind_resume_and_free),
+    CASE(sixteen_threads_fork_append_rewind_resume_move_and_free),
     CASE(one_sequence_may_be_forked_and_changed_by_many),
     CASE(two_engines_do_not_know_each_other_s_sequences),
     CASE(what_is_freed_or_ended_is_unknown_for_good),
