@@ -124,7 +124,8 @@
 // Report the log probability of every chosen token, and of so many of the most probable ones as top_logprobs says.
 #define PLLM_SAMPLING_LOGPROBS 4
 
-// The same of the prompt's tokens but the first; prompt_top_logprobs says of how many more.
+// The same of the prompt's tokens but the first; prompt_top_logprobs says of how many more. They are told once: by the first of
+// several samples, and not again by a fork.
 #define PLLM_SAMPLING_PROMPT_LOGPROBS 8
 
 // The output begins with the prompt.
@@ -625,7 +626,7 @@ typedef struct {
   uint64_t struct_size;
   // The tokens that the children share with their parent: 1 to its length, or PLLM_AT_END (default).
   uint64_t at;
-  // With PLLM_FORK_SEED: each child draws from a stream of its own of this seed.
+  // With PLLM_FORK_SEED: each child draws from a stream of its own of this seed, until it is resumed with other parameters.
   uint64_t seed;
   // With PLLM_FORK_USER_DATA: comes back in the children's outputs.
   uint64_t user_data;
@@ -827,9 +828,9 @@ void pllm_pin_init(pllm_pin *pin, uint64_t struct_size);
 // Makes how->n sequences (how NULL: one) that begin with the parent's tokens and share its KV blocks; nothing is copied but
 // what is not KV: the place in the random stream, penalty counts, grammar state, stop strings, text. Each child is a request
 // of its own, whose id is the sequence's; the ids are written to out_sequences, which has room for n (nothing is written
-// where the call fails). Children of a sequence
-// that runs run too; those of an idle one wait to be resumed. A parent that ends before the next step, and is not kept,
-// ends its children with PLLM_FINISH_ERROR. May be called from any thread, also while another one steps.
+// where the call fails). Children of a sequence that runs run too; those of an idle one wait to be resumed. A parent that ends
+// before the next step, and is not kept, ends its children with PLLM_FINISH_ERROR, also those that wait; for what those were
+// resumed to do, another such output comes. May be called from any thread, also while another one steps.
 PLLM_NODISCARD
 pllm_error *pllm_sequence_fork(const pllm_engine *engine,
                                uint64_t sequence,

@@ -727,6 +727,30 @@ fn a_blob_comes_where_it_is_wanted_and_so_does_what_is_said_from_then_on() {
 }
 
 #[test]
+fn what_was_said_of_the_prompt_moves_too_and_what_was_still_to_be_said() {
+    let model = Model::llama();
+    let sampling = SamplingParams { prompt_logprobs: Some(2), output: OutputKind::Final, ..sampled(3, 12) };
+    let engine = Engine::create(&EngineOptions { prefill_chunk: Some(16), ..model.options.clone() }).unwrap();
+    engine.add_request(request(prompt(60), sampling.clone())).unwrap();
+    let here = drain(&engine).pop().unwrap();
+    // After so many steps: before the prompt, within it, and behind it.
+    for n in [0, 2, 12] {
+        let id = engine.add_request(Request { keep: true, ..request(prompt(60), sampling.clone()) }).unwrap();
+        steps(&engine, n);
+        let blob = exported(&engine, id);
+        drain(&engine);
+        engine.free(id).unwrap();
+        let other = model.engine();
+        let seq = other.import(other.queue(), &blob).unwrap();
+        other.go_on(seq, &GoOn::default()).unwrap();
+        let there = drain(&other).pop().unwrap();
+        assert_eq!(there.prompt_logprobs.tokens.len(), 59);
+        let said = |output: &Output| (output.tokens.clone(), output.logprobs.clone(), output.prompt_logprobs.clone(), output.finish);
+        assert_eq!(said(&there), said(&here), "moved after {n} steps");
+    }
+}
+
+#[test]
 fn an_import_that_finds_no_room_is_computed_again_and_one_from_another_path_says_so() {
     let model = Model::llama();
     let engine = model.engine();
@@ -791,7 +815,8 @@ fn a_forged_blob_is_an_error_or_a_sequence_and_never_a_defect() {
     use sha2::{Digest, Sha256};
     let model = Model::llama();
     let engine = model.engine();
-    let id = engine.add_request(request(prompt(20), sampled(3, 30))).unwrap();
+    let sampling = SamplingParams { prompt_logprobs: Some(1), output: OutputKind::Cumulative, ..sampled(3, 30) };
+    let id = engine.add_request(request(prompt(20), sampling)).unwrap();
     steps(&engine, 10);
     let idle = engine.fork(id, 1, &Fork { idle: true, ..Default::default() }).unwrap()[0];
     drain(&engine);

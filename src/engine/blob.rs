@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::outputs::Logprobs;
 use crate::error::{Error, Result};
 use crate::options::SamplingParams;
 
@@ -35,11 +36,23 @@ pub struct Header {
     pub mu: Option<f32>,
     pub params: SamplingParams,
     pub skip_special: bool,
-    /// The log probability of each generated token, in bits, since JSON has no infinity.
-    pub history: Vec<u32>,
-    /// The same of outputs that are not deltas.
-    pub logprobs: Vec<u32>,
-    pub top: Vec<(u32, u32)>,
+    /// The log probability of each generated token.
+    pub history: Vec<Bits>,
+    /// What outputs that are not deltas will say again.
+    pub logprobs: Listed,
+    pub prompt_logprobs: Listed,
+    /// Logits are still wanted of the prompt's rows from this one on.
+    pub logits_from: Option<usize>,
+}
+
+/// A number in bits, since JSON has no infinity.
+pub type Bits = u32;
+
+/// Log probabilities.
+#[derive(Default, Serialize, Deserialize)]
+pub struct Listed {
+    tokens: Vec<Bits>,
+    top: Vec<(u32, Bits)>,
 }
 
 impl Blob {
@@ -59,7 +72,7 @@ impl Blob {
 
     pub fn decode(bytes: &[u8]) -> Result<Blob> {
         let damaged = |what: &str| Error::invalid(format!("these {} bytes are no exported sequence, or are damaged: {what}", bytes.len()));
-        let (body, checksum) = bytes.split_at_checked(bytes.len().saturating_sub(CHECKSUM)).ok_or_else(|| damaged("they are too few"))?;
+        let (body, checksum) = bytes.split_at(bytes.len().saturating_sub(CHECKSUM));
         let rest = body.strip_prefix(MAGIC).ok_or_else(|| damaged("they do not begin as one"))?;
         let (version, rest) = rest.split_first_chunk::<4>().ok_or_else(|| damaged("they are too few"))?;
         let version = u32::from_le_bytes(*version);
@@ -87,13 +100,43 @@ impl Header {
     /// A checksum can be made for anything.
     fn check(&self) -> std::result::Result<(), &'static str> {
         let generated = self.tokens.len().saturating_sub(self.prompt_len);
+        let SamplingParams { logprobs, prompt_logprobs, .. } = self.params;
         let sound = [
             (!self.tokens.is_empty(), "it has no tokens"),
             ((1..=self.tokens.len()).contains(&self.prompt_len), "its prompt is longer than it is"),
             (self.computed <= self.tokens.len(), "more is computed than there is"),
             (self.history.len() == generated, "its history has another length"),
+            (self.logprobs.is_of(logprobs) && self.prompt_logprobs.is_of(prompt_logprobs), "it lists what was not asked for"),
+            (self.prompt_logprobs.tokens.len() < self.prompt_len, "it lists more than its prompt"),
+            (self.logits_from.is_none_or(|from| from <= self.tokens.len()), "it asks for more logits than it has tokens"),
             (self.mu.is_none_or(f32::is_finite), "it holds what is no number"),
         ];
         sound.into_iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, what)| Err(what))
     }
+}
+
+impl Listed {
+    pub fn new(logprobs: &Logprobs) -> Listed {
+        Listed { tokens: bits(&logprobs.tokens), top: logprobs.top.iter().map(|&(token, logprob)| (token, logprob.to_bits())).collect() }
+    }
+
+    pub fn logprobs(&self) -> Logprobs {
+        Logprobs { tokens: numbers(&self.tokens), top: self.top.iter().map(|&(token, bits)| (token, f32::from_bits(bits))).collect() }
+    }
+
+    /// Whether it has no more for each token than were asked for, as many for each, and nothing where nothing was.
+    fn is_of(&self, asked: Option<u32>) -> bool {
+        match (asked, self.tokens.len()) {
+            (Some(k), len @ 1..) => self.top.len().is_multiple_of(len) && self.top.len() / len <= k as usize,
+            _ => self.tokens.is_empty() && self.top.is_empty(),
+        }
+    }
+}
+
+pub fn bits(numbers: &[f32]) -> Vec<Bits> {
+    numbers.iter().map(|number| number.to_bits()).collect()
+}
+
+pub fn numbers(bits: &[Bits]) -> Vec<f32> {
+    bits.iter().map(|&bits| f32::from_bits(bits)).collect()
 }

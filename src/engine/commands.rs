@@ -46,7 +46,8 @@ impl Core {
             }
             Command::GoOn { seq, keep, open } => {
                 if let Err(error) = self.go_on(seq, keep, &open) {
-                    self.end(&open.outbox, open.last.failed(error));
+                    let last = self.streams.get(&seq).map_or(open.last, Stream::output);
+                    self.end(&open.outbox, last.failed(error));
                 }
             }
             Command::Resume { seq, turn, open } => {
@@ -190,6 +191,7 @@ impl Core {
             tokens: sequence.tokens.clone(),
             computed,
             max_len: sequence.max_len,
+            logits_from: sequence.logits_from,
             ..Header::default()
         });
         let mut kv = Vec::new();
@@ -203,7 +205,7 @@ impl Core {
         let stream = Stream::restore(id, turn, &header, self.shared.text.as_deref())?;
         // What comes from outside is shared with nobody else.
         let root = Chain::root(&self.model, &[b"imported ", &id.to_le_bytes()[..]].concat());
-        let blocks = self.scheduler.import(id, header.tokens, header.computed, header.max_len, root)?;
+        let blocks = self.scheduler.import(id, header.tokens, header.computed, header.max_len, header.logits_from, root)?;
         if !blocks.is_empty() {
             self.runner.write_blocks(blocks, &kv)?;
         }

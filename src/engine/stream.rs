@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::LogitsHook;
-use super::blob::Header;
+use super::blob::{Header, Listed, bits, numbers};
 use super::outputs::{Logprobs, Output};
 use super::queue::Outbox;
 use super::registry::Known;
@@ -234,8 +234,8 @@ impl Stream {
             params: self.rules.params.clone(),
             skip_special: self.detokenizer.skips_special(),
             history: bits(&self.history),
-            logprobs: bits(&self.said.logprobs.tokens),
-            top: self.said.logprobs.top.iter().map(|&(token, logprob)| (token, logprob.to_bits())).collect(),
+            logprobs: Listed::new(&self.said.logprobs),
+            prompt_logprobs: Listed::new(&self.said.prompt_logprobs),
             ..header
         }
     }
@@ -251,8 +251,7 @@ impl Stream {
         stream.generated = generated.len();
         stream.history = numbers(&header.history);
         stream.score = sum(&stream.history);
-        let top = header.top.iter().map(|&(token, bits)| (token, f32::from_bits(bits))).collect();
-        stream.said.logprobs = Logprobs { tokens: numbers(&header.logprobs), top };
+        (stream.said.logprobs, stream.said.prompt_logprobs) = (header.logprobs.logprobs(), header.prompt_logprobs.logprobs());
         stream.said_again(&header.tokens);
         // Hosts read one for each token.
         let wanted = stream.rules.params.logprobs.map_or(0, |_| stream.said.tokens.len());
@@ -436,12 +435,4 @@ fn stop_matcher(rules: &Rules) -> StopMatcher {
 /// An empty `Iterator::sum` would be minus zero.
 fn sum(logprobs: &[f32]) -> f64 {
     logprobs.iter().fold(0.0, |sum, &logprob| sum + logprob as f64)
-}
-
-fn bits(numbers: &[f32]) -> Vec<u32> {
-    numbers.iter().map(|number| number.to_bits()).collect()
-}
-
-fn numbers(bits: &[u32]) -> Vec<f32> {
-    bits.iter().map(|&bits| f32::from_bits(bits)).collect()
 }

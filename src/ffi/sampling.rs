@@ -12,7 +12,8 @@ pub const PLLM_SAMPLING_SEED: u32 = 1;
 pub const PLLM_SAMPLING_IGNORE_EOS: u32 = 2;
 /// Report the log probability of every chosen token, and of so many of the most probable ones as top_logprobs says.
 pub const PLLM_SAMPLING_LOGPROBS: u32 = 4;
-/// The same of the prompt's tokens but the first; prompt_top_logprobs says of how many more.
+/// The same of the prompt's tokens but the first; prompt_top_logprobs says of how many more. They are told once: by the first of
+/// several samples, and not again by a fork.
 pub const PLLM_SAMPLING_PROMPT_LOGPROBS: u32 = 8;
 /// The output begins with the prompt.
 pub const PLLM_SAMPLING_ECHO: u32 = 16;

@@ -28,7 +28,7 @@ pub struct pllm_fork {
     pub struct_size: u64,
     /// The tokens that the children share with their parent: 1 to its length, or PLLM_AT_END (default).
     pub at: u64,
-    /// With PLLM_FORK_SEED: each child draws from a stream of its own of this seed.
+    /// With PLLM_FORK_SEED: each child draws from a stream of its own of this seed, until it is resumed with other parameters.
     pub seed: u64,
     /// With PLLM_FORK_USER_DATA: comes back in the children's outputs.
     pub user_data: u64,
@@ -198,9 +198,9 @@ pub unsafe extern "C" fn pllm_pin_init(pin: *mut pllm_pin, struct_size: u64) {
 /// Makes how->n sequences (how NULL: one) that begin with the parent's tokens and share its KV blocks; nothing is copied but
 /// what is not KV: the place in the random stream, penalty counts, grammar state, stop strings, text. Each child is a request
 /// of its own, whose id is the sequence's; the ids are written to out_sequences, which has room for n (nothing is written
-/// where the call fails). Children of a sequence
-/// that runs run too; those of an idle one wait to be resumed. A parent that ends before the next step, and is not kept,
-/// ends its children with PLLM_FINISH_ERROR. May be called from any thread, also while another one steps.
+/// where the call fails). Children of a sequence that runs run too; those of an idle one wait to be resumed. A parent that ends
+/// before the next step, and is not kept, ends its children with PLLM_FINISH_ERROR, also those that wait; for what those were
+/// resumed to do, another such output comes. May be called from any thread, also while another one steps.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_fork(

@@ -208,9 +208,18 @@ impl Scheduler {
 
     /// Takes an idle sequence of which `computed` tokens have been computed elsewhere, and says into which blocks these go:
     /// none, where there is no room; then all will be computed again.
-    pub fn import(&mut self, id: SeqId, tokens: Vec<u32>, computed: usize, max_len: usize, root: Chain) -> Result<&[BlockId]> {
+    pub fn import(
+        &mut self,
+        id: SeqId,
+        tokens: Vec<u32>,
+        computed: usize,
+        max_len: usize,
+        logits_from: Option<usize>,
+        root: Chain,
+    ) -> Result<&[BlockId]> {
         self.reserve(1)?;
         let mut sequence = Sequence::new(id, tokens, max_len, root, self.blocks.block_size())?;
+        sequence.logits_from = logits_from;
         while self.blocks.prepare(&mut sequence.table, 0..computed, &mut Vec::new()).is_err() {
             if !self.reclaim() {
                 break;
