@@ -79,9 +79,17 @@ impl Core {
                 }
             }
             Command::Unpin { id } => {
-                self.pins.retain(|pin| pin.id != id);
-                self.scheduler.remove(id);
+                self.unpin(id);
             }
+        }
+    }
+
+    /// Whatever else it is, it is no pin from now on.
+    pub(super) fn unpin(&mut self, id: u64) {
+        if let Some(place) = self.pins.iter().position(|pin| pin.id == id) {
+            self.pins.swap_remove(place);
+            self.scheduler.remove(id);
+            self.shared.registry.pin_ended(id);
         }
     }
 

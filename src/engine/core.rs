@@ -12,6 +12,7 @@ use super::outputs::{Logprobs, Output};
 use super::queue::Outbox;
 use super::registry::{Command, Registry};
 use super::request::branch_seed;
+use super::retry::Trouble;
 use super::runner::Runner;
 use super::stream::Stream;
 use super::{Stats, StepReport};
@@ -54,8 +55,9 @@ pub struct Core {
     /// Requests whose beams cannot go on.
     pub(super) stuck: Vec<(u64, Error)>,
     events: Vec<Event>,
-    /// In the last step that could not be computed.
+    /// The groups in the last step that could not be computed, by their first sequence.
     pub(super) suspects: Vec<u64>,
+    pub(super) trouble: Option<Trouble>,
     /// Whose readers are to be told at the end of the step.
     unannounced: Vec<Arc<Outbox>>,
     pub(super) counts: Stats,
@@ -95,6 +97,7 @@ impl Core {
             stuck: Vec::new(),
             events: Vec::new(),
             suspects: Vec::new(),
+            trouble: None,
             unannounced: Vec::new(),
             counts: Stats::default(),
             shared,
@@ -118,17 +121,18 @@ impl Core {
         result.map(|report| StepReport { unfinished: self.shared.registry.unfinished(), ..report })
     }
 
-    fn advance(&mut self) -> Result<StepReport> {
-        self.take_commands();
+    /// A step of the groups that may take part, by their first sequence. Where it fails, they are the suspects and nothing has changed.
+    pub(super) fn attempt(&mut self, may: impl Fn(u64) -> bool) -> Result<StepReport> {
         let (streams, beams) = (&self.streams, &self.beams);
-        let ready = |seq| stream_of(streams, beams, seq).is_none_or(|stream| !stream.outbox.is_full());
+        let ready = |seq| may(seq) && stream_of(streams, beams, seq).is_none_or(|stream| !stream.outbox.is_full());
         let Some(plan) = self.scheduler.schedule(ready) else {
             return Ok(StepReport { paused: self.scheduler.paused() as u64, ..StepReport::default() });
         };
         if let Err(error) = self.run(&plan) {
             self.suspects.clear();
-            self.suspects.extend(plan.parts.iter().map(|part| part.seq));
-            // Nothing has advanced: the next step tries again.
+            self.suspects.extend(plan.parts.iter().map(|part| self.scheduler.members(part.seq)[0]));
+            self.suspects.dedup();
+            self.counts.steps_failed += 1;
             self.scheduler.rollback(plan);
             return Err(error);
         }

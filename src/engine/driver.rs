@@ -10,8 +10,7 @@ use super::core::Core;
 use crate::error::{Error, Result};
 use crate::sys::threads;
 
-/// How long steps may fail, one after the other, before the requests in them are ended with the error.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Between a step that failed and the next.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
 /// Wakes the sleeping driver. A call before it sleeps is not lost.
@@ -73,25 +72,15 @@ impl Drop for Driver {
 }
 
 fn drive(core: &mut Core, wakeup: &Wakeup, stop: &AtomicBool) {
-    let mut failing_since: Option<Instant> = None;
     while !stop.load(Ordering::Acquire) {
         match core.step() {
-            Ok(report) => {
-                failing_since = None;
-                if report.sequences == 0 {
-                    wakeup.wait(None);
-                }
-            }
+            Ok(report) if report.sequences == 0 => wakeup.wait(None),
+            Ok(_) => {}
             Err(_) if core.has_failed() => return, // every request has ended and every queue says why
-            Err(error) => {
-                if failing_since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
-                    core.give_up(&error);
-                    failing_since = None;
-                } else {
-                    let again = Instant::now() + RETRY_AFTER;
-                    while Instant::now() < again && !stop.load(Ordering::Acquire) {
-                        wakeup.wait(Some(RETRY_AFTER));
-                    }
+            Err(_) => {
+                let again = Instant::now() + RETRY_AFTER;
+                while Instant::now() < again && !stop.load(Ordering::Acquire) {
+                    wakeup.wait(Some(RETRY_AFTER));
                 }
             }
         }

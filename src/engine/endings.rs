@@ -4,7 +4,6 @@ use std::any::Any;
 use std::sync::Arc;
 
 use super::Stats;
-use super::beams::request_of_beam;
 use super::core::Core;
 use super::outputs::{Logprobs, Output};
 use super::queue::Outbox;
@@ -114,23 +113,17 @@ impl Core {
         sequences.into_iter().for_each(|seq| self.end_sequence(seq, finish, &complete));
     }
 
-    /// Steps keep failing with `error`: the requests that were in the last one end with it, the others go on.
-    pub fn give_up(&mut self, error: &Error) {
-        while let Some(seq) = self.suspects.pop() {
-            match request_of_beam(&self.beams, seq) {
-                Some(request) => self.end_request(request, FinishReason::Error, |output| output.failed(error.clone())),
-                None => self.end_sequence(seq, FinishReason::Error, |output| output.failed(error.clone())),
-            }
-        }
-        self.publish();
-    }
-
     /// A defect: nothing of the core can be trusted, so every request ends and later calls are told.
     pub(super) fn fail(&mut self, panic: Box<dyn Any + Send>) -> Error {
         let what = quiet::said(&*panic);
         let error = Error::internal(format!("a defect of libpagedllm stopped this engine: {what}; free it and create another"));
-        self.end_all(&error, |output| output.failed(error.clone()));
+        self.fail_with(&error);
         error
+    }
+
+    /// Every request ends with the error, and later calls are told.
+    pub(super) fn fail_with(&mut self, error: &Error) {
+        self.end_all(error, |output| output.failed(error.clone()));
     }
 
     /// The engine is being freed: every request ends and every reader is told.

@@ -12,6 +12,7 @@ mod outputs;
 mod queue;
 mod registry;
 mod request;
+mod retry;
 mod runner;
 mod sequences;
 mod stream;
@@ -93,6 +94,8 @@ pub struct Stats {
     /// Share of the used blocks' slots that hold a token's K and V; 1 while none is used.
     pub slot_utilization: f64,
     pub steps: u64,
+    /// Steps that could not be computed and were tried again, in part or as a whole.
+    pub steps_failed: u64,
     pub prompt_tokens: u64,
     pub generated_tokens: u64,
     pub preemptions: u64,

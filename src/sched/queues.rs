@@ -1,6 +1,6 @@
 //! Who runs: the older before the younger, and whoever is ready.
 
-use super::{Branching, GroupId, Scheduler, SeqId, StepPlan};
+use super::{GroupId, Scheduler, SeqId, StepPlan};
 
 /// Blocks that admission leaves free, so that those already running need not preempt at once: 1 in 100.
 const WATERMARK_PARTS: usize = 100;
@@ -26,8 +26,7 @@ impl Scheduler {
     }
 
     pub(super) fn is_ready(&self, id: GroupId, ready: &impl Fn(SeqId) -> bool) -> bool {
-        let group = &self.groups[&id];
-        group.branching == Branching::Pin || ready(group.members[0])
+        ready(self.groups[&id].members[0])
     }
 
     fn pause_and_resume(&mut self, ready: &impl Fn(SeqId) -> bool) {

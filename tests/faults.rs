@@ -1,0 +1,377 @@
+//! A step is a transaction: whatever fails in it, at whatever op, nothing is lost, only those to blame end, and the others' tokens
+//! are those of a run without the fault, bit by bit.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use common::{TempDir, configs, write_random_model};
+use pagedllm::backend::cpu::CpuBackend;
+use pagedllm::backend::{Act, AttentionShape, Backend, Heads, KvShape, NormKind, RowSource};
+use pagedllm::batch::{Batch, BlockCopy};
+use pagedllm::engine::{Engine, MemoryPlan, ModelInfo, ModelRunner, Output, Prompt, Request};
+use pagedllm::error::{Code, Error, Result};
+use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
+use pagedllm::options::{BeamParams, Dtype, EngineOptions, SamplingParams};
+use pagedllm::sched::FinishReason;
+
+const BLOCK: usize = 8;
+const BLOCKS: usize = 48;
+/// A token that no prompt has but the culprits'.
+const POISON: u32 = 126;
+
+/// What goes wrong in the device, and when. As on a real one, nothing is computed from then on, and it is told when results are read.
+#[derive(Default)]
+struct Faults {
+    /// Ops so far.
+    ops: AtomicU64,
+    /// The op that fails, counted from 1.
+    fails_at: AtomicU64,
+    /// Every step fails with this token in it.
+    poisoned: AtomicBool,
+    /// Every step fails.
+    dead: AtomicBool,
+    /// Since the last upload.
+    broken: AtomicBool,
+    told: AtomicU64,
+}
+
+impl Faults {
+    fn op(&self) -> bool {
+        if self.ops.fetch_add(1, SeqCst) + 1 == self.fails_at.load(SeqCst) || self.dead.load(SeqCst) {
+            self.broken.store(true, SeqCst);
+        }
+        !self.broken.load(SeqCst)
+    }
+}
+
+struct Faulty {
+    cpu: CpuBackend,
+    faults: Arc<Faults>,
+}
+
+/// Ops that are passed on unless the device is broken.
+macro_rules! ops {
+    ($(fn $name:ident($($arg:ident: $type:ty),*);)*) => {
+        $(fn $name(&self, $($arg: $type),*) {
+            if self.faults.op() {
+                self.cpu.$name($($arg),*);
+            }
+        })*
+    };
+}
+
+type Buf = <CpuBackend as Backend>::Buf;
+type Matrix = <CpuBackend as Backend>::Matrix;
+type Kv = <CpuBackend as Backend>::Kv;
+type Inputs = <CpuBackend as Backend>::Inputs;
+
+impl Backend for Faulty {
+    type Buf = Buf;
+    type Matrix = Matrix;
+    type Kv = Kv;
+    type Inputs = Inputs;
+
+    fn buffer(&self, len: usize) -> Result<Buf> {
+        self.cpu.buffer(len)
+    }
+
+    fn vector(&self, values: &[f32]) -> Result<Buf> {
+        self.cpu.vector(values)
+    }
+
+    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, source: RowSource) -> Result<Matrix> {
+        self.cpu.matrix(rows, cols, dtype, source)
+    }
+
+    fn kv(&self, shape: KvShape) -> Result<Kv> {
+        self.cpu.kv(shape)
+    }
+
+    fn matrix_bytes(&self, rows: usize, cols: usize, dtype: Dtype) -> u64 {
+        self.cpu.matrix_bytes(rows, cols, dtype)
+    }
+
+    fn kv_block_bytes(&self, shape: &KvShape) -> u64 {
+        self.cpu.kv_block_bytes(shape)
+    }
+
+    fn reserve(&self, shape: &AttentionShape) -> Result<()> {
+        self.cpu.reserve(shape)
+    }
+
+    fn reserved_bytes(&self, shape: &AttentionShape) -> u64 {
+        self.cpu.reserved_bytes(shape)
+    }
+
+    fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<()> {
+        self.faults.broken.store(self.faults.poisoned.load(SeqCst) && batch.tokens.contains(&POISON), SeqCst);
+        if !self.faults.op() {
+            self.faults.told.fetch_add(1, SeqCst);
+            return Err(Error::out_of_memory());
+        }
+        self.cpu.upload(batch, inputs)
+    }
+
+    fn read<'a>(&'a self, buf: &'a Buf, len: usize) -> Result<&'a [f32]> {
+        if !self.faults.op() {
+            self.faults.told.fetch_add(1, SeqCst);
+            return Err(Error::out_of_memory());
+        }
+        self.cpu.read(buf, len)
+    }
+
+    fn read_blocks(&self, blocks: &[u32], layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
+        self.cpu.read_blocks(blocks, layer, out)
+    }
+
+    fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Kv, bytes: &'a [u8]) -> Result<&'a [u8]> {
+        self.cpu.write_blocks(blocks, layer, bytes)
+    }
+
+    fn kv_layout(&self, layer: &Kv) -> String {
+        self.cpu.kv_layout(layer)
+    }
+
+    ops! {
+        fn copy_blocks(copies: &[BlockCopy], layers: &mut [Kv]);
+        fn embed(inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf);
+        fn add_positions(inputs: &Inputs, table: &Matrix, offset: usize, x: &mut Buf);
+        fn matmul(rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf);
+        fn add(len: usize, x: &mut Buf, y: &Buf);
+        fn norm(rows: usize, width: usize, kind: NormKind, eps: f32, weight: &Buf, bias: Option<&Buf>, x: &Buf, out: &mut Buf);
+        fn norm_heads(rows: usize, heads: Heads, kind: NormKind, eps: f32, weight: &Buf, x: &mut Buf);
+        fn angles(inputs: &Inputs, frequencies: &[f32], amplitude: f32, out: &mut Buf);
+        fn rope(rows: usize, heads: Heads, rotated: usize, angles: &Buf, x: &mut Buf);
+        fn store_kv(inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv);
+        fn attention(inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &Kv, out: &mut Buf);
+        fn activate(len: usize, act: Act, x: &mut Buf);
+        fn gate(rows: usize, width: usize, act: Act, x: &Buf, out: &mut Buf);
+        fn gather(inputs: &Inputs, width: usize, x: &Buf, out: &mut Buf);
+        fn scale_and_cap(len: usize, scale: f32, soft_cap: Option<f32>, x: &mut Buf);
+    }
+}
+
+/// A small LLaMA on a device that fails as it is told to.
+fn engine(dir: &TempDir) -> (Engine, Arc<Faults>) {
+    let faults = Arc::new(Faults::default());
+    let options = EngineOptions { max_batch_tokens: 32, max_seqs: 16, ..Default::default() };
+    let files = ModelFiles::open(&dir.0).unwrap();
+    let backend = Faulty { cpu: CpuBackend::new(1, None).unwrap(), faults: faults.clone() };
+    let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: BLOCKS, block_size: BLOCK, dtype: Dtype::F32 }).unwrap();
+    let decoder = files.load(backend, BatchLimits { rows: 32, logits: 16 }, &mut |_, _| true).unwrap();
+    let memory = MemoryPlan {
+        weight_bytes: 0,
+        kv_bytes: 0,
+        work_bytes: 0,
+        blocks: BLOCKS,
+        block_size: BLOCK,
+        block_bytes: 0,
+        kv_dtype: Dtype::F32,
+        max_model_len: 128,
+        full_sequences: BLOCKS * BLOCK / 128,
+    };
+    let info = ModelInfo {
+        architecture: "llama",
+        vocab_size: files.spec.vocab_size,
+        layers: files.spec.layers.len(),
+        max_positions: 128,
+        eos_token_ids: vec![],
+        isa: None,
+        threads: 1,
+        memory,
+        window: None,
+        fingerprint: [0; 32],
+    };
+    (Engine::with_runner(&options, info, None, Box::new(ModelRunner::new(decoder, kv))).unwrap(), faults)
+}
+
+fn model() -> TempDir {
+    let dir = TempDir::new();
+    let (_, config) = configs(512).pop().unwrap();
+    write_random_model(&dir.0, &config, false, 5);
+    dir
+}
+
+/// Prompts of many lengths, samples and beams among them: more than the pool holds at once.
+fn requests() -> Vec<Request> {
+    let request = |i: usize| {
+        let prompt = (0..[3, 40, 9, 17, 64, 1, 25, 33][i]).map(|k| ((k * 37 + i * 11) % 120) as u32).collect();
+        let beam = (i == 5).then(|| BeamParams { width: 3, ..Default::default() });
+        let sampling = SamplingParams {
+            temperature: if i.is_multiple_of(2) || beam.is_some() { 0.0 } else { 0.9 },
+            seed: beam.is_none().then_some(i as u64),
+            max_tokens: Some(12 + i),
+            ignore_eos: beam.is_none(),
+            logprobs: beam.is_none().then_some(0),
+            ..Default::default()
+        };
+        Request { n: if i == 3 { 3 } else { 1 }, beam, user_data: i as u64, ..Request::new(Prompt::Tokens(prompt), sampling) }
+    };
+    (0..8).map(request).collect()
+}
+
+/// One that every step fails with.
+fn culprit() -> Request {
+    let sampling = SamplingParams { max_tokens: Some(30), ..Default::default() };
+    Request { user_data: 100, ..Request::new(Prompt::Tokens(vec![1, 2, POISON, 3]), sampling) }
+}
+
+/// By request and index: tokens, the bits of what was said of them, and the end.
+type Answers = BTreeMap<(u64, u32), (Vec<u32>, Vec<u32>, Option<FinishReason>)>;
+
+fn answers(outputs: &[Output]) -> Answers {
+    let mut answers = Answers::new();
+    for output in outputs {
+        let (tokens, bits, finish) = answers.entry((output.user_data, output.index)).or_default();
+        assert_eq!(*finish, None, "an output came after the last one of {}", output.user_data);
+        tokens.extend(&output.tokens);
+        bits.extend(
+            output.logprobs.tokens.iter().map(|p| p.to_bits()).chain((output.finish.is_some()).then_some(output.score.to_bits() as u32)),
+        );
+        *finish = output.finish;
+    }
+    answers
+}
+
+fn drain(engine: &Engine) -> Answers {
+    let mut outputs = Vec::new();
+    for _ in 0..5000 {
+        let report = engine.step();
+        outputs.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap());
+        if report.unwrap().unfinished == 0 {
+            let stats = engine.stats();
+            assert_eq!((stats.waiting, stats.running, stats.idle, stats.blocks_used), (0, 0, 0, 0));
+            return answers(&outputs);
+        }
+    }
+    panic!("the requests do not end");
+}
+
+fn add_all(engine: &Engine, requests: Vec<Request>) {
+    requests.into_iter().for_each(|request| assert!(engine.add_request(request).unwrap() > 0));
+}
+
+fn without_faults(dir: &TempDir) -> (Answers, u64) {
+    let (engine, faults) = engine(dir);
+    add_all(&engine, requests());
+    (drain(&engine), faults.ops.load(SeqCst))
+}
+
+#[test]
+fn a_fault_at_any_op_that_does_not_come_again_changes_nothing() {
+    let dir = model();
+    let (expected, ops) = without_faults(&dir);
+    // Every op of the first steps, where all kinds of work meet, and some of all the others.
+    let places = (1..200).chain((200..ops).step_by(61));
+    for place in places {
+        let (engine, faults) = engine(&dir);
+        faults.fails_at.store(place, SeqCst);
+        add_all(&engine, requests());
+        assert_eq!(drain(&engine), expected, "op {place} of {ops} failed");
+        assert!(faults.told.load(SeqCst) > 0 && engine.stats().steps_failed > 0, "op {place} did not fail");
+    }
+}
+
+#[test]
+fn only_the_culprit_ends_and_nobody_else_notices() {
+    let dir = model();
+    let (expected, _) = without_faults(&dir);
+    for place in 0..=requests().len() {
+        let (engine, faults) = engine(&dir);
+        faults.poisoned.store(true, SeqCst);
+        let mut requests = requests();
+        requests.insert(place, culprit());
+        add_all(&engine, requests);
+        let mut answers = drain(&engine);
+        let (tokens, _, finish) = answers.remove(&(100, 0)).unwrap();
+        assert_eq!((tokens, finish), (vec![], Some(FinishReason::Error)));
+        assert_eq!(answers, expected, "the culprit came as number {place}");
+    }
+}
+
+#[test]
+fn several_culprits_end_and_nobody_else_notices() {
+    let dir = model();
+    let (expected, _) = without_faults(&dir);
+    let (engine, faults) = engine(&dir);
+    faults.poisoned.store(true, SeqCst);
+    for (i, request) in requests().into_iter().enumerate() {
+        engine.add_request(request).unwrap();
+        engine.add_request(Request { user_data: 100 + i as u64, n: 2, ..culprit() }).unwrap();
+    }
+    let mut answers = drain(&engine);
+    let culprits = answers.split_off(&(100, 0));
+    assert!(culprits.len() == 16 && culprits.values().all(|(.., finish)| *finish == Some(FinishReason::Error)), "{culprits:?}");
+    assert_eq!(answers, expected);
+}
+
+#[test]
+fn a_pinned_prompt_that_no_step_can_compute_goes() {
+    let dir = model();
+    let (engine, faults) = engine(&dir);
+    faults.poisoned.store(true, SeqCst);
+    let pin = engine.pin(Prompt::Tokens(vec![POISON; 20]), true, b"", 0, None).unwrap();
+    let request = requests().swap_remove(0);
+    engine.add_request(request).unwrap();
+    drain(&engine);
+    assert_eq!(engine.unpin(pin).unwrap_err().code(), Code::NotFound);
+}
+
+#[test]
+fn what_nobodys_absence_cures_fails_the_engine_and_every_request_once() {
+    let dir = model();
+    let (engine, faults) = engine(&dir);
+    add_all(&engine, requests());
+    for _ in 0..3 {
+        engine.step().unwrap();
+    }
+    let mut outputs: Vec<Output> = engine.queue().poll(Some(Duration::ZERO)).unwrap().into();
+    faults.dead.store(true, SeqCst);
+    let first = engine.step().unwrap_err();
+    assert_eq!(first, Error::out_of_memory(), "nothing is lost yet");
+    let begun = std::time::Instant::now();
+    let error = loop {
+        std::thread::sleep(Duration::from_millis(50));
+        let error = engine.step().unwrap_err();
+        if engine.check().is_err() {
+            break error;
+        }
+    };
+    assert!(begun.elapsed() > Duration::from_millis(800), "it was patient");
+    assert_eq!(error.code(), Code::OutOfMemory);
+    let queue = engine.queue();
+    while let Ok(more) = queue.poll(Some(Duration::ZERO)) {
+        if more.is_empty() {
+            break;
+        }
+        outputs.extend(more);
+    }
+    let answers = answers(&outputs);
+    assert!(answers.values().all(|(.., finish)| *finish == Some(FinishReason::Error)), "{answers:?}");
+    assert_eq!(answers.len(), requests().len() + 2, "of three samples there are three");
+    let refused = engine.add_request(requests().swap_remove(0)).unwrap_err();
+    assert!(refused.message().contains("whichever requests were left out"), "{refused}");
+}
+
+#[test]
+fn a_fault_that_passes_within_a_moment_costs_nothing() {
+    let dir = model();
+    let (expected, _) = without_faults(&dir);
+    let (engine, faults) = engine(&dir);
+    let mut seen = Vec::new();
+    add_all(&engine, requests());
+    for step in 0.. {
+        faults.dead.store(step % 3 == 0, SeqCst);
+        let report = engine.step();
+        seen.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap());
+        match report {
+            Ok(report) if report.unfinished == 0 => break,
+            result => assert_eq!(result.is_err(), step % 3 == 0),
+        }
+    }
+    assert_eq!(answers(&seen), expected);
+}
