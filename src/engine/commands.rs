@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::LogitsHook;
 use super::blob::{Blob, Header};
 use super::core::Core;
 use super::endings::Contest;
@@ -44,8 +45,8 @@ impl Core {
                 let result = self.rewind(seq, len);
                 self.changed(seq, result);
             }
-            Command::GoOn { seq, keep, open } => {
-                if let Err(error) = self.go_on(seq, keep, &open) {
+            Command::GoOn { seq, keep, hook, open } => {
+                if let Err(error) = self.go_on(seq, keep, hook, &open) {
                     let last = self.streams.get(&seq).map_or(open.last, Stream::output);
                     self.end(&open.outbox, last.failed(error));
                 }
@@ -170,9 +171,13 @@ impl Core {
     }
 
     /// As if it had never been idle.
-    fn go_on(&mut self, seq: u64, keep: bool, open: &Open) -> Result<()> {
+    fn go_on(&mut self, seq: u64, keep: bool, hook: Option<LogitsHook>, open: &Open) -> Result<()> {
         let stream = self.streams.get_mut(&seq).ok_or_else(|| gone(seq))?;
+        stream.hook = hook.or(stream.hook.take());
         (stream.outbox, stream.user_data) = (open.outbox.clone(), open.last.user_data);
+        if stream.rules.params.grammar.is_some() && stream.constraint.is_none() {
+            return Err(Error::invalid("a defect has lost the sequence's grammar: resume it with parameters"));
+        }
         let max_len = self.scheduler.get(seq)?.max_len;
         self.scheduler.resume(seq, max_len, keep)
     }

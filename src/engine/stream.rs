@@ -192,7 +192,8 @@ impl Stream {
     /// Tokens that nobody chose follow; they count as if they had been.
     pub fn append(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
         if let Some(constraint) = &mut self.constraint {
-            tokens.iter().try_for_each(|&token| constraint.advance(token))?;
+            // What went wrong there is told when a mask is wanted.
+            let _ = constraint.append(tokens);
         }
         self.memory.extend(&self.rules, tokens)?;
         self.generated += tokens.len();
@@ -230,7 +231,7 @@ impl Stream {
         Header {
             prompt_len: self.prompt_len,
             seed: self.seed,
-            mu: self.memory.mu(),
+            mirostat: self.memory.mirostat().map(|(first, mus)| (first, bits(mus))),
             params: self.rules.params.clone(),
             skip_special: self.detokenizer.skips_special(),
             history: bits(&self.history),
@@ -245,9 +246,10 @@ impl Stream {
         let (prompt, generated) = header.tokens.split_at(header.prompt_len);
         let mut stream = Stream::new(id, turn, prompt)?;
         if let Some(constraint) = &mut stream.constraint {
-            generated.iter().try_for_each(|&token| constraint.advance(token))?;
+            constraint.append(generated)?;
         }
-        stream.memory = Memory::restore(&stream.rules, &header.tokens, header.prompt_len, header.mu)?;
+        let mirostat = header.mirostat.as_ref().map(|(first, mus)| (*first, numbers(mus)));
+        stream.memory = Memory::restore(&stream.rules, &header.tokens, header.prompt_len, mirostat)?;
         stream.generated = generated.len();
         stream.history = numbers(&header.history);
         stream.score = sum(&stream.history);
