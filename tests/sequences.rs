@@ -722,6 +722,73 @@ fn every_turn_of_a_child_that_could_not_be_made_ends_where_it_was_to_be_told() {
     }
 }
 
+#[test]
+fn samples_that_ended_before_they_were_born_go_on_as_one() {
+    let model = Model::llama();
+    for best_of in [None, Some(6)] {
+        let engine = model.engine();
+        let id = engine.add_request(Request { n: 4, best_of, keep: true, ..request(prompt(20), sampled(3, 30)) }).unwrap();
+        engine.abort(id).unwrap();
+        assert_eq!(drain(&engine).iter().map(|output| output.finish).collect::<Vec<_>>(), [Some(FinishReason::Abort); 4]);
+        engine.go_on(id, GoOn::default()).unwrap();
+        let outputs = drain(&engine);
+        assert!(outputs.iter().all(|output| (output.sequence, output.index) == (id, 0)));
+        assert_eq!(outputs.iter().filter(|output| output.finish.is_some()).count(), 1);
+        assert_empty(&engine);
+    }
+}
+
+/// What a request with stop strings says, token by token; `disturb` has the engine after each token and may stop and go on.
+fn told(sampling: &SamplingParams, mut disturb: impl FnMut(&Engine, u64, usize)) -> (String, Option<FinishReason>) {
+    let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
+    let asked = Request { keep: true, ..Request::new(Prompt::Text("Once upon a time".into()), sampling.clone()) };
+    let id = engine.add_request(asked).unwrap();
+    let (mut text, mut finish) = (String::new(), None);
+    for tokens in 1.. {
+        engine.step().unwrap();
+        for output in engine.queue().poll(Some(Duration::ZERO)).unwrap() {
+            assert!(output.error.is_none(), "{:?}", output.error);
+            text += &output.text;
+            finish = output.finish.filter(|finish| *finish != FinishReason::Abort);
+        }
+        if finish.is_some() {
+            return (text, finish);
+        }
+        disturb(&engine, id, tokens);
+    }
+    unreachable!()
+}
+
+#[test]
+fn wherever_a_turn_is_cut_its_text_and_its_stop_are_those_of_one_that_was_not() {
+    let plain = SamplingParams { temperature: 0.0, max_tokens: Some(24), ignore_eos: true, ..Default::default() };
+    let (text, _) = told(&plain, |_, _, _| {});
+    let chars: Vec<char> = text.chars().collect();
+    // Stop strings of three characters lie across tokens somewhere.
+    for at in (6..chars.len() - 3).step_by(5) {
+        let stop: String = chars[at..at + 3].iter().collect();
+        for min_tokens in [0, 4, 9] {
+            let sampling = SamplingParams { stop: vec![stop.clone()], min_tokens, ..plain.clone() };
+            let whole = told(&sampling, |_, _, _| {});
+            for cut in [1, 3, 6, 8, 9] {
+                let again = told(&sampling, |engine, id, tokens| {
+                    if tokens == cut {
+                        engine.abort(id).unwrap();
+                        engine.step().unwrap();
+                        engine.go_on(id, GoOn { keep: true, ..GoOn::default() }).unwrap();
+                    }
+                });
+                // What could begin the stop string was told when the turn was cut.
+                let more = again.0.strip_prefix(&whole.0);
+                assert!(
+                    again.1 == whole.1 && more.is_some_and(|more| stop.starts_with(more) && more != stop),
+                    "stop {stop:?}, min_tokens {min_tokens}, cut after {cut}: {again:?}, not {whole:?}"
+                );
+            }
+        }
+    }
+}
+
 fn exported(engine: &Engine, seq: u64) -> Vec<u8> {
     engine.export(seq, None).unwrap();
     engine.step().unwrap();

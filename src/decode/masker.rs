@@ -62,13 +62,21 @@ impl Masker {
             self.start(answers);
         }
         self.pending.push_back(seq);
-        // We hold a receiver, so that nothing is refused.
-        let _ = self.jobs.as_ref().map(|jobs| jobs.send(Job { seq, constraint }));
+        if let Some(jobs) = &self.jobs {
+            // We hold a receiver, so that nothing is refused.
+            let _ = jobs.send(Job { seq, constraint });
+        }
     }
 
     fn start(&mut self, answers: Sender<Masked>) {
         let jobs = self.waiting.clone();
-        let work = move || jobs.iter().map(Job::run).try_for_each(|masked| answers.send(masked)).unwrap_or(());
+        let work = move || {
+            for masked in jobs.iter().map(Job::run) {
+                if answers.send(masked).is_err() {
+                    break; // nobody waits for it any more
+                }
+            }
+        };
         self.thread = threads::spawn("pagedllm-masks".into(), work).ok();
     }
 

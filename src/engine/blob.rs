@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::outputs::Logprobs;
+use super::stream::Aside;
 use crate::error::{Error, Result};
 use crate::options::SamplingParams;
 
@@ -38,6 +39,7 @@ pub struct Header {
     pub skip_special: bool,
     /// The log probability of each generated token.
     pub history: Vec<Bits>,
+    pub asides: Vec<Aside>,
     /// What outputs that are not deltas will say again.
     pub logprobs: Listed,
     pub prompt_logprobs: Listed,

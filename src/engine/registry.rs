@@ -152,6 +152,7 @@ impl State {
     }
 
     fn awake(&mut self, seq: u64, known: Known) -> Result<Box<Open>> {
+        known.outbox.check_open()?;
         known.outbox.check_room()?;
         let known = Known { idle: false, ..known };
         let open = known.open();
@@ -261,8 +262,10 @@ impl Registry {
             for child in &children {
                 let (outbox, user_data) = (child.outbox.clone(), child.user_data);
                 let made = Known { request: child.id, index: 0, len: at, idle, beam: false, inexact: known.inexact, outbox, user_data };
-                if !idle {
-                    state.open(&made)?;
+                if !idle && let Err(error) = state.open(&made) {
+                    // All or none.
+                    ids.iter().for_each(|id| drop((state.live.remove(id), state.sequences.remove(id))));
+                    return Err(error);
                 }
                 state.sequences.insert(child.id, made);
             }
@@ -319,7 +322,6 @@ impl Registry {
         self.command(|state| {
             let known = state.idle(seq)?;
             let (outbox, user_data) = (queue.map_or(&known.outbox, Queue::outbox).clone(), user_data.unwrap_or(known.user_data));
-            outbox.check_open()?;
             let open = state.awake(seq, Known { outbox, user_data, ..known })?;
             state.inbox.push_back(Command::GoOn { seq, keep, hook, open });
             Ok(())

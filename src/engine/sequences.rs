@@ -115,7 +115,6 @@ impl Engine {
         }
         let known = self.shared.registry.sequence(seq)?;
         let outbox = how.queue.map_or(&known.outbox, |queue| queue.outbox()).clone();
-        outbox.check_open()?;
         let user_data = how.user_data.unwrap_or(known.user_data);
         let mut turn = self.turn(how.sampling, outbox, how.hook, user_data, how.skip_special, how.keep)?;
         let seed = self.seed_of(seq);

@@ -106,7 +106,7 @@ pub struct pllm_sequence_info {
     pub request: u64,
     /// Its tokens.
     pub len: u64,
-    /// Which of the request's sequences, from 0.
+    /// Which of the request's sequences, from 0; with best_of not the rank that its result had.
     pub index: u32,
     /// 1: it waits to be resumed or freed. 0: it runs, or waits to.
     pub idle: u32,
@@ -310,7 +310,7 @@ pub unsafe extern "C" fn pllm_sequence_get_info(
 
 /// Writes a sequence down: its tokens, KV, sampling parameters, random stream, grammar and text. The blob comes after the next
 /// step as an output of the sequence (blob, blob_len), into queue (NULL: where its other outputs go); or, where it could not be
-/// written, such an output has error and error_code, and the sequence goes on. It names the model, the layout of the KV and the
+/// written or the sequence has ended by then, such an output has error and error_code. It names the model, the layout of the KV and the
 /// instruction path, and has a checksum; it holds the conversation in the clear. The logits hook is not part of it:
 /// give it again with PLLM_RESUME_CONTINUE.
 /// May be called from any thread, also while another one steps.

@@ -103,7 +103,7 @@ pub struct Constraint {
     /// The last token was an end. The parser is not told of it.
     ended: bool,
     /// After those, the host's own ones that the grammar does not allow.
-    strayed: Option<Strayed>,
+    strayed: Option<Box<Strayed>>,
     mask: Vec<u32>,
     /// The mask is that of the present state.
     fresh: bool,
@@ -209,7 +209,7 @@ impl Constraint {
                 continue;
             }
             let why = self.refused(token, "the host added it");
-            self.strayed.get_or_insert(Strayed { tokens: 0, why }).tokens += tokens.len() - place;
+            self.strayed.get_or_insert_with(|| Box::new(Strayed { tokens: 0, why })).tokens += tokens.len() - place;
             break;
         }
         Ok(())
