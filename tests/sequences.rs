@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{BeamCase, TempDir, beam_cases, bundled_model, configs, goldens, write_random_model};
-use pagedllm::engine::{Engine, Fork, GoOn, Output, Prompt, Request, Resume, Stats};
+use pagedllm::engine::{Engine, Fork, GoOn, LogitsHook, Output, Prompt, Request, Resume, Stats};
 use pagedllm::error::Code;
-use pagedllm::options::{BeamParams, EngineOptions, Grammar, OutputKind, SamplingParams};
+use pagedllm::options::{BeamParams, EngineOptions, Grammar, Mirostat, OutputKind, SamplingParams};
 use pagedllm::sched::FinishReason;
 
 const BLOCK: usize = 8;
@@ -572,6 +572,69 @@ fn a_grammar_forks_and_rewinds_with_its_sequence() {
 }
 
 #[test]
+fn a_conversation_goes_on_after_an_answer_with_a_grammar_forks_moves_and_can_be_taken_back() {
+    let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
+    let sampling = SamplingParams { grammar: Some(Grammar::Regex("[ab]{20}".into())), seed: Some(1), ..Default::default() };
+    let asked = Request { keep: true, ..Request::new(Prompt::Text("Say".into()), sampling) };
+    let id = engine.add_request(asked).unwrap();
+    let answer = drain(&engine);
+    assert_eq!(answer.last().unwrap().finish, Some(FinishReason::Stop));
+    let len = engine.sequence(id).unwrap().len;
+    // What the grammar does not allow, and what it would have allowed at its beginning.
+    let question = engine.text().unwrap().encode(" why? ab", false).unwrap();
+    engine.append(id, question.clone()).unwrap();
+    let children = engine.fork(id, 3, &Fork::default()).unwrap();
+    let moved = engine.import(engine.queue(), &exported(&engine, id)).unwrap();
+    let plain = SamplingParams { temperature: 0.0, max_tokens: Some(6), ignore_eos: true, logprobs: Some(0), ..Default::default() };
+    for seq in [&children[..], &[moved]].concat() {
+        assert_eq!(engine.sequence(seq).unwrap().len, len + question.len());
+        engine.resume(seq, Resume { keep: false, ..Resume::new(plain.clone()) }).unwrap();
+    }
+    let said = answers(&drain(&engine));
+    assert!(said.len() == 4 && said.values().all(|one| *one == said[&moved] && one.len() == 6), "{said:?}");
+
+    // With the grammar there is nothing to say, until what broke it is taken back: all of it.
+    let go_on = || engine.go_on(id, GoOn { keep: true, ..GoOn::default() }).unwrap();
+    go_on();
+    let refused = drain(&engine).pop().unwrap();
+    assert!(refused.error.unwrap().message().contains("the host added it") && engine.sequence(id).unwrap().idle);
+    engine.rewind(id, len + 1).unwrap();
+    go_on();
+    assert_eq!(drain(&engine).pop().unwrap().finish, Some(FinishReason::Error));
+    engine.rewind(id, len - 8).unwrap();
+    go_on();
+    let again = drain(&engine);
+    assert_eq!(again.last().unwrap().finish, Some(FinishReason::Stop));
+    let tokens = |outputs: &[Output]| outputs.iter().flat_map(|output| output.tokens.clone()).collect::<Vec<u32>>();
+    assert!(tokens(&answer).ends_with(&tokens(&again)) && tokens(&again).len() == 8, "{again:?}");
+    engine.free(id).unwrap();
+    engine.step().unwrap();
+    assert_empty(&engine);
+}
+
+#[test]
+fn mirostat_and_the_hosts_hook_move_too() {
+    let model = Model::llama();
+    let sampling = SamplingParams { mirostat: Some(Mirostat { tau: 3.0, eta: 0.3 }), temperature: 2.0, ..sampled(3, 40) };
+    let engine = model.engine();
+    let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampling) }).unwrap();
+    let said = answers(&drain(&engine)).remove(&id).unwrap();
+    let blob = exported(&engine, id);
+    for back in [1, 10, 30] {
+        let other = model.engine();
+        let seq = other.import(other.queue(), &blob).unwrap();
+        other.rewind(seq, 60 - back).unwrap();
+        other.go_on(seq, GoOn::default()).unwrap();
+        assert_eq!(answers(&drain(&other)).remove(&seq).unwrap(), said[40 - back..], "rewound by {back}");
+        let seq = other.import(other.queue(), &blob).unwrap();
+        other.rewind(seq, 60 - back).unwrap();
+        let hook: LogitsHook = Arc::new(|_, _, logits| logits[7] = 1e4);
+        other.go_on(seq, GoOn { hook: Some(hook), ..GoOn::default() }).unwrap();
+        assert_eq!(tokens(&answers(&drain(&other)).remove(&seq).unwrap()), vec![7; back]);
+    }
+}
+
+#[test]
 fn what_cannot_be_is_refused_with_the_numbers_and_disturbs_nobody() {
     let model = Model::llama();
     let engine = model.engine_of(40, 160);
@@ -640,7 +703,7 @@ fn every_turn_of_a_child_that_could_not_be_made_ends_where_it_was_to_be_told() {
         let idle = Fork { idle: true, user_data: Some(1), ..Fork::default() };
         let child = engine.fork(parent, 1, &idle).unwrap()[0];
         match go_on {
-            true => engine.go_on(child, &GoOn::default()).unwrap(),
+            true => engine.go_on(child, GoOn::default()).unwrap(),
             false => {
                 let resume = Resume { queue: Some(&elsewhere), user_data: Some(2), ..Resume::new(sampled(3, 5)) };
                 engine.resume(child, resume).unwrap();
@@ -656,6 +719,73 @@ fn every_turn_of_a_child_that_could_not_be_made_ends_where_it_was_to_be_told() {
         assert_eq!(engine.stats().finished_error, if go_on { 4 } else { 2 });
         assert_eq!(code(engine.sequence(child), "unknown"), Code::NotFound);
         assert_empty(&engine);
+    }
+}
+
+#[test]
+fn samples_that_ended_before_they_were_born_go_on_as_one() {
+    let model = Model::llama();
+    for best_of in [None, Some(6)] {
+        let engine = model.engine();
+        let id = engine.add_request(Request { n: 4, best_of, keep: true, ..request(prompt(20), sampled(3, 30)) }).unwrap();
+        engine.abort(id).unwrap();
+        assert_eq!(drain(&engine).iter().map(|output| output.finish).collect::<Vec<_>>(), [Some(FinishReason::Abort); 4]);
+        engine.go_on(id, GoOn::default()).unwrap();
+        let outputs = drain(&engine);
+        assert!(outputs.iter().all(|output| (output.sequence, output.index) == (id, 0)));
+        assert_eq!(outputs.iter().filter(|output| output.finish.is_some()).count(), 1);
+        assert_empty(&engine);
+    }
+}
+
+/// What a request with stop strings says, token by token; `disturb` has the engine after each token and may stop and go on.
+fn told(sampling: &SamplingParams, mut disturb: impl FnMut(&Engine, u64, usize)) -> (String, Option<FinishReason>) {
+    let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
+    let asked = Request { keep: true, ..Request::new(Prompt::Text("Once upon a time".into()), sampling.clone()) };
+    let id = engine.add_request(asked).unwrap();
+    let (mut text, mut finish) = (String::new(), None);
+    for tokens in 1.. {
+        engine.step().unwrap();
+        for output in engine.queue().poll(Some(Duration::ZERO)).unwrap() {
+            assert!(output.error.is_none(), "{:?}", output.error);
+            text += &output.text;
+            finish = output.finish.filter(|finish| *finish != FinishReason::Abort);
+        }
+        if finish.is_some() {
+            return (text, finish);
+        }
+        disturb(&engine, id, tokens);
+    }
+    unreachable!()
+}
+
+#[test]
+fn wherever_a_turn_is_cut_its_text_and_its_stop_are_those_of_one_that_was_not() {
+    let plain = SamplingParams { temperature: 0.0, max_tokens: Some(24), ignore_eos: true, ..Default::default() };
+    let (text, _) = told(&plain, |_, _, _| {});
+    let chars: Vec<char> = text.chars().collect();
+    // Stop strings of three characters lie across tokens somewhere.
+    for at in (6..chars.len() - 3).step_by(5) {
+        let stop: String = chars[at..at + 3].iter().collect();
+        for min_tokens in [0, 4, 9] {
+            let sampling = SamplingParams { stop: vec![stop.clone()], min_tokens, ..plain.clone() };
+            let whole = told(&sampling, |_, _, _| {});
+            for cut in [1, 3, 6, 8, 9] {
+                let again = told(&sampling, |engine, id, tokens| {
+                    if tokens == cut {
+                        engine.abort(id).unwrap();
+                        engine.step().unwrap();
+                        engine.go_on(id, GoOn { keep: true, ..GoOn::default() }).unwrap();
+                    }
+                });
+                // What could begin the stop string was told when the turn was cut.
+                let more = again.0.strip_prefix(&whole.0);
+                assert!(
+                    again.1 == whole.1 && more.is_some_and(|more| stop.starts_with(more) && more != stop),
+                    "stop {stop:?}, min_tokens {min_tokens}, cut after {cut}: {again:?}, not {whole:?}"
+                );
+            }
+        }
     }
 }
 
@@ -682,7 +812,7 @@ fn a_sequence_that_moves_to_another_engine_goes_on_with_the_same_bits() {
         let blob = exported(&from, idle);
         drop(from);
         let seq = to.import(to.queue(), &blob).unwrap();
-        to.go_on(seq, &GoOn::default()).unwrap();
+        to.go_on(seq, GoOn::default()).unwrap();
         let after = answers(&drain(&to)).remove(&seq).unwrap();
         assert_eq!(after, whole[told..]);
         assert!(to.stats().prompt_tokens <= 1, "nothing was computed again: {:?}", to.stats());
@@ -703,7 +833,7 @@ fn a_blob_comes_where_it_is_wanted_and_so_does_what_is_said_from_then_on() {
     let blobs = shelf.poll(Some(Duration::ZERO)).unwrap();
     let blob = &blobs[0];
     assert_eq!((blobs.len(), blob.sequence, blob.user_data, blob.finish, blob.blob.is_empty()), (1, id, 1, None, false));
-    engine.go_on(id, &GoOn { queue: Some(&elsewhere), user_data: Some(2), ..GoOn::default() }).unwrap();
+    engine.go_on(id, GoOn { queue: Some(&elsewhere), user_data: Some(2), ..GoOn::default() }).unwrap();
     assert!(drain(&engine).is_empty(), "the engine's own queue hears no more of it");
     let outputs: Vec<Output> = elsewhere.poll(Some(Duration::ZERO)).unwrap().into();
     assert!(outputs.iter().all(|output| output.user_data == 2));
@@ -742,7 +872,7 @@ fn what_was_said_of_the_prompt_moves_too_and_what_was_still_to_be_said() {
         engine.free(id).unwrap();
         let other = model.engine();
         let seq = other.import(other.queue(), &blob).unwrap();
-        other.go_on(seq, &GoOn::default()).unwrap();
+        other.go_on(seq, GoOn::default()).unwrap();
         let there = drain(&other).pop().unwrap();
         assert_eq!(there.prompt_logprobs.tokens.len(), 59);
         let said = |output: &Output| (output.tokens.clone(), output.logprobs.clone(), output.prompt_logprobs.clone(), output.finish);
@@ -836,7 +966,7 @@ fn a_forged_blob_is_an_error_or_a_sequence_and_never_a_defect() {
         forged.extend_from_slice(&Sha256::digest(&forged));
         if let Ok(seq) = engine.import(engine.queue(), &forged) {
             taken += 1;
-            engine.go_on(seq, &GoOn::default()).unwrap();
+            engine.go_on(seq, GoOn::default()).unwrap();
             drain(&engine);
             engine.check().unwrap();
             let _ = engine.free(seq); // who could not go on is still there

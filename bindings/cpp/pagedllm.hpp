@@ -474,6 +474,9 @@ struct Resume {
     bool skip_special = (detail::resume_defaults().text_flags & PLLM_TEXT_SKIP_SPECIAL) != 0;
     LogitsHook logits_hook = nullptr;
     void *hook_data = nullptr;  // lives until the last output has been made
+    // As if it had never been idle, with its own parameters, counts, grammar and outputs. Of the fields above only keep and
+    // user_data count then; and sampling.output_kind where outputs are collected, as by generate: it must be the sequence's own.
+    bool go_on = (detail::resume_defaults().flags & PLLM_RESUME_CONTINUE) != 0;
 };
 
 // A prompt to keep in the prefix cache: `{"text"}`, or field by field. Each field as in pllm_pin, which has the defaults.
@@ -723,7 +726,8 @@ public:
     explicit CResume(const Resume &resume) : resume_(resume_defaults()), sampling_(resume.sampling) {
         resume_.sampling = sampling_.native();
         resume_.user_data = resume.user_data.value_or(0);
-        resume_.flags = flag(resume.keep, PLLM_REQUEST_KEEP) | flag(resume.user_data.has_value(), PLLM_RESUME_USER_DATA);
+        resume_.flags = flag(resume.keep, PLLM_REQUEST_KEEP) | flag(resume.user_data.has_value(), PLLM_RESUME_USER_DATA) |
+                        flag(resume.go_on, PLLM_RESUME_CONTINUE);
         resume_.text_flags = flag(resume.skip_special, PLLM_TEXT_SKIP_SPECIAL);
         resume_.logits_hook = resume.logits_hook;
         resume_.hook_data = resume.hook_data;
@@ -793,7 +797,7 @@ struct Output {
     Span<const float> logprobs;  // one per token; empty where the request did not ask for them
     std::string_view text;       // never half a character; it may lag behind the tokens
     FinishReason finish;         // anything but none makes this the sequence's last one
-    Code error_code;             // this and the message where finish is error, and where the engine was freed; else 0
+    Code error_code;             // why: where finish is error, the engine was freed, or there is no blob that was asked for; else 0
     std::string_view error_message;
     uint64_t prompt_tokens;
     uint64_t generated_tokens;  // so far
@@ -803,7 +807,7 @@ struct Output {
     Span<const Logprob> top_logprobs;
     Span<const float> prompt_logprobs;  // of the prompt's tokens but the first, before the first token and in any number of outputs
     Span<const Logprob> prompt_top_logprobs;
-    Span<const uint8_t> blob;  // of Sequence::export_to_queue: then there is nothing else to tell. Empty in all other outputs
+    Span<const uint8_t> blob;  // of Sequence::export_to: then there is nothing else to tell. Empty in all other outputs
 
     explicit Output(const pllm_output &record) noexcept : Output(0, detail::known(record)) {}
 
@@ -1278,34 +1282,22 @@ public:
         return resumed->collect();
     }
 
-    // It goes on as if it had never been idle, with its own parameters, counts, grammar and outputs, which go where they went
-    // before. keep: as Resume::keep.
-    Status go_on(bool keep = true) {
-        pllm_resume c = detail::resume_defaults();
-        c.flags = PLLM_RESUME_CONTINUE | detail::flag(keep, PLLM_REQUEST_KEEP);
-        return use([&](pllm_engine *engine) { return pllm_sequence_resume(engine, id(), &c); });
-    }
-
     // Writes it down, as of the engine's next step, and waits for that: Engine::import_sequence makes it anew, in this or another
     // process. This one goes on undisturbed. The bytes hold the conversation in the clear; a logits hook is not part of them.
     Result<std::vector<uint8_t>> export_blob() const {
         if (Result<SequenceInfo> known = info(); !known) return known.error();
-        Result<Queue> queue = Queue::create(owned_.engine().native(), PLLM_QUEUE_CAPACITY);
+        Result<Queue> queue = Queue::create(owned_.engine().native(), 1);
         if (!queue) return queue.error();
-        // A fork's, in a queue that nobody else reads: this one's has other readers, or is gone.
-        Fork how;
-        how.queue = &*queue;
-        how.idle = true;
-        Result<Sequence> snapshot = fork(how);
-        if (!snapshot) return snapshot.error();
-        if (Status asked = snapshot->export_to_queue(); !asked) return asked.error();
+        if (Status asked = export_to(*queue); !asked) return asked.error();
         return blob_of(queue->poll(forever));
     }
 
-    // As export_blob, without waiting: the bytes come as an output of it (Output::blob) where its outputs go. Its queue must be
-    // there still; that of generate and of stream is not, when they have ended.
-    Status export_to_queue() const {
-        return use([&](pllm_engine *engine) { return pllm_sequence_export(engine, id()); });
+    // As export_blob, without waiting: the bytes (Output::blob), or why there are none, come as an output of it in `queue`: one of
+    // its engine's.
+    Status export_to(const QueueView &queue) const {
+        const auto named = queue.named();
+        if (!named) return named.error();
+        return use([&](pllm_engine *engine) { return pllm_sequence_export(engine, id(), *named); });
     }
 
     // As of the last step, and of the calls since.
@@ -1486,8 +1478,8 @@ public:
     // Takes over a sequence: that of a request that is kept (Output::sequence, Completion::sequence), or one that was released.
     [[nodiscard]] Sequence sequence(uint64_t id) const noexcept { return Sequence(known(), id); }
 
-    // Makes an idle sequence of what was exported, in this or another process. Sequence::go_on has it go on with the same bits,
-    // on a machine that computes the same: SequenceInfo::inexact is 0 then. Its outputs go to `queue`: one of this engine's.
+    // Makes an idle sequence of what was exported, in this or another process. Resumed with Resume::go_on it goes on with the same
+    // bits, on a machine that computes the same: SequenceInfo::inexact is 0 then. Its outputs go to `queue`: one of this engine's.
     Result<Sequence> import_sequence(Span<const uint8_t> blob, const QueueView &queue) {
         const auto named = queue.named();
         if (!named) return named.error();

@@ -36,16 +36,14 @@ func Example() {
 
 func ExampleOpen() {
 	withProgress := options
-	withProgress.Progress = func(done, total int64) {
-		if done == total {
-			fmt.Println(total, "bytes are loaded")
-		}
-	}
+	var loaded int64
+	withProgress.Progress = func(done, total int64) { loaded = done }
 	engine, err := pagedllm.Open(context.Background(), withProgress)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer engine.Close()
+	fmt.Println(loaded, "bytes are loaded")
 	fmt.Println(engine.Info().Architecture)
 	// Output:
 	// 5242880 bytes are loaded

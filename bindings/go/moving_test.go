@@ -31,12 +31,12 @@ func imported(t *testing.T, engine *pagedllm.Engine, blob []byte) (*pagedllm.Seq
 	return sequence, queue
 }
 
-// continued is what comes until the sequence ends again.
-func continued(t *testing.T, sequence *pagedllm.Sequence, queue *pagedllm.Queue, keep bool) (all pagedllm.Completion) {
+// goOn is as if it had never been idle.
+var goOn = pagedllm.Resume{Continue: true}
+
+// readToTheEnd is what comes in the queue until the sequence ends.
+func readToTheEnd(t *testing.T, sequence *pagedllm.Sequence, queue *pagedllm.Queue) (all pagedllm.Completion) {
 	t.Helper()
-	if err := sequence.Continue(keep); err != nil {
-		t.Fatal(err)
-	}
 	for all.FinishReason == pagedllm.FinishNone {
 		outputs, err := queue.Poll(background)
 		if err != nil {
@@ -48,7 +48,6 @@ func continued(t *testing.T, sequence *pagedllm.Sequence, queue *pagedllm.Queue,
 			}
 			all.Tokens = append(all.Tokens, output.Tokens...)
 			all.LogProbs = append(all.LogProbs, output.LogProbs...)
-			all.Text += output.Text
 			all.FinishReason, all.PromptTokens = output.FinishReason, output.PromptTokens
 		}
 	}
@@ -81,7 +80,10 @@ func TestASequenceThatMovesGoesOnAsIfItHadStayed(t *testing.T) {
 	if !info.Idle || info.Inexact || told < 1 || told > 20 {
 		t.Fatalf("%d of %d tokens were told: %+v", told, len(whole.Tokens), info)
 	}
-	rest := continued(t, sequence, queue, true)
+	if err := sequence.Resume(goOn); err != nil {
+		t.Fatal(err)
+	}
+	rest := readToTheEnd(t, sequence, queue)
 	wantSame(t, rest, whole, told)
 	if len(whole.Tokens) != 40 || rest.PromptTokens != whole.PromptTokens {
 		t.Errorf("%+v, %+v", rest, whole)
@@ -113,8 +115,8 @@ func TestABlobMakesAnyNumberOfSequences(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	last, queue := imported(t, to, blob)
-	rest := continued(t, last, queue, false)
+	last, _ := imported(t, to, blob)
+	rest := resume(t, last, pagedllm.Resume{Continue: true, LastTurn: true})
 	wantSame(t, rest, whole, 4)
 	if rest.Text != "rance is Paris." {
 		t.Errorf("%+v", rest)
@@ -124,6 +126,70 @@ func TestABlobMakesAnyNumberOfSequences(t *testing.T) {
 	eventuallyIdle(t, to)
 	if stats := statsOf(t, from); stats.Idle != 2 {
 		t.Errorf("%+v", stats)
+	}
+}
+
+// afterEight is what is left of a request for 40 tokens when 8 have been told, as a blob, and all of them.
+func afterEight(t *testing.T, kind pagedllm.OutputKind) ([]byte, pagedllm.Completion) {
+	t.Helper()
+	engine := open(t)
+	request := draw(40)
+	request.Keep, request.Sampling.LogProbs, request.Sampling.OutputKind = true, true, kind
+	whole := generate(t, engine, request)
+	sequence := engine.Sequence(whole.Sequence)
+	if err := sequence.Rewind(whole.PromptTokens + 8); err != nil {
+		t.Fatal(err)
+	}
+	return export(t, sequence), whole
+}
+
+func TestASequenceThatMovedGoesOnInAStreamOrAQueueWithUserDataOfItsOwn(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	blob, whole := afterEight(t, pagedllm.OutputDelta)
+	how := pagedllm.Resume{Continue: true, LastTurn: true, UserData: pagedllm.Ptr(uint64(11))}
+	how.Sampling.MaxTokens = 1 // has no say
+	streamed, queue := imported(t, engine, blob)
+	var rest pagedllm.Completion
+	for output, err := range streamed.Stream(background, how) {
+		if err != nil || output.UserData != 11 {
+			t.Fatalf("%+v, %v", output, err)
+		}
+		rest.Tokens = append(rest.Tokens, output.Tokens...)
+		rest.LogProbs = append(rest.LogProbs, output.LogProbs...)
+	}
+	wantSame(t, rest, whole, 8)
+	_, err := streamed.Info()
+	wantErr(t, err, pagedllm.ErrNotFound)
+
+	queued, err := engine.Import(blob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := queue.Resume(queued, how); err != nil {
+		t.Fatal(err)
+	}
+	wantSame(t, readToTheEnd(t, queued, queue), whole, 8)
+	eventuallyIdle(t, engine)
+}
+
+func TestASequenceThatMovedIsCollectedAsItsOutputsAre(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	for _, kind := range []pagedllm.OutputKind{pagedllm.OutputDelta, pagedllm.OutputCumulative, pagedllm.OutputFinal} {
+		blob, whole := afterEight(t, kind)
+		sequence, _ := imported(t, engine, blob)
+		how := goOn
+		how.Sampling.OutputKind = kind
+		rest := resume(t, sequence, how)
+		if kind == pagedllm.OutputDelta {
+			wantSame(t, rest, whole, 8)
+			continue
+		}
+		wantSame(t, rest, whole, 0)
+		if rest.Text != whole.Text {
+			t.Errorf("%q, not %q", rest.Text, whole.Text)
+		}
 	}
 }
 
@@ -176,11 +242,12 @@ func TestWhatCannotBeMovedIsAnError(t *testing.T) {
 	blob := export(t, sequence)
 	_, err := engine.Sequence(1 << 40).Export(background)
 	wantMessage(t, err, pagedllm.ErrNotFound, "")
-	wantMessage(t, engine.Sequence(1<<40).Continue(true), pagedllm.ErrNotFound, "")
-	wantMessage(t, sequence.Continue(true), pagedllm.ErrInvalidArgument, "queue")
+	wantMessage(t, engine.Sequence(1<<40).Resume(goOn), pagedllm.ErrNotFound, "")
+	wantMessage(t, sequence.Resume(goOn), pagedllm.ErrInvalidArgument, "queue")
 
 	closed := newQueue(t, engine, 4)
 	closed.Close()
+	wantMessage(t, closed.Resume(sequence, goOn), pagedllm.ErrClosed, "queue")
 	_, err = closed.Import(blob)
 	wantMessage(t, err, pagedllm.ErrClosed, "queue")
 	engine.Close()
@@ -196,7 +263,7 @@ func TestAnExportWaitsForAStepAsLongAsItsContextLets(t *testing.T) {
 	id := add(t, engine.Queue(), draw(20))
 	step(t, engine, 5)
 	sequence := engine.Sequence(pagedllm.SequenceID(id))
-	wantMessage(t, sequence.Continue(true), pagedllm.ErrInvalidArgument, "runs already")
+	wantMessage(t, sequence.Resume(goOn), pagedllm.ErrInvalidArgument, "runs already")
 	ctx, cancel := context.WithTimeout(background, 10*time.Millisecond)
 	defer cancel()
 	for range 2 { // in time, and too late

@@ -186,6 +186,9 @@ type Resume struct {
 	LastTurn bool
 	// ShowSpecial shows special tokens in the output's text.
 	ShowSpecial bool
+	// Continue has it go on as if it had never been idle, with its own parameters, counts, grammar and outputs. Of the other fields
+	// only UserData and LastTurn count then; and for Generate Sampling.OutputKind: it must be the sequence's own.
+	Continue bool
 }
 
 // Resume has an idle sequence go on; only tokens that were appended since are computed. Its outputs go where they went before:
@@ -216,6 +219,7 @@ func (r *Resume) toC(args *arguments) (*C.pllm_resume, error) {
 	if r.LastTurn {
 		c.flags &^= C.PLLM_REQUEST_KEEP
 	}
+	setFlag(&c.flags, r.Continue, C.PLLM_RESUME_CONTINUE)
 	if r.ShowSpecial {
 		c.text_flags &^= C.PLLM_TEXT_SKIP_SPECIAL
 	}
@@ -258,46 +262,27 @@ func (s *Sequence) ask(ctx context.Context, how *Resume) (*Queue, SequenceInfo, 
 	return queue, info, err
 }
 
-// Continue has an idle sequence go on as if it had never been idle, with its own parameters, counts, grammar and outputs, which go
-// where they went before. keep has it stay when it ends again.
-func (s *Sequence) Continue(keep bool) error {
-	c := new(C.pllm_resume)
-	C.pllm_resume_init(c, C.sizeof_pllm_resume)
-	c.flags = C.PLLM_RESUME_CONTINUE
-	setFlag(&c.flags, keep, C.PLLM_REQUEST_KEEP)
-	return s.use(func(engine *C.pllm_engine) error {
-		return check(C.pllm_sequence_resume(engine, C.uint64_t(s.id), c))
-	})
-}
-
 // Export writes the sequence down, as of the engine's next step, and waits for that: Engine.Import makes it anew, in this or
 // another process. The sequence goes on undisturbed. The bytes hold the conversation in the clear.
 func (s *Sequence) Export(ctx context.Context) ([]byte, error) {
-	// A fork's bytes, in a queue that nobody else reads: that of s has other readers, or is gone.
-	var snapshot *Sequence
-	queue, err := s.engine.queueFor(ctx, func(queue *Queue) (err error) {
-		snapshot, err = s.Fork(Fork{Queue: queue, Idle: true})
-		return err
-	})
+	queue, err := s.engine.queueFor(ctx, s.exportTo)
 	if err != nil {
 		return nil, err
 	}
 	defer queue.Close()
-	defer snapshot.Close()
-	if err := snapshot.askForBlob(); err != nil {
-		return nil, err
-	}
 	output, _, err := queue.next(ctx, nil) // the only one: the blob, or why there is none
 	return output.blob, cmp.Or(err, output.Err)
 }
 
-// askForBlob has the blob come as an output.
-func (s *Sequence) askForBlob() error {
-	return s.use(func(engine *C.pllm_engine) error { return check(C.pllm_sequence_export(engine, C.uint64_t(s.id))) })
+// exportTo has the blob come as an output.
+func (s *Sequence) exportTo(queue *Queue) error {
+	return s.useWith(queue, func(engine *C.pllm_engine, queue *C.pllm_queue) error {
+		return check(C.pllm_sequence_export(engine, C.uint64_t(s.id), queue))
+	})
 }
 
 // Import makes an idle sequence of what Export wrote, in this or another process, for an engine of the same model, BlockSize and
-// KVType. Sequence.Continue has it go on with the same bits, unless SequenceInfo.Inexact. Its outputs go to the engine's own queue;
+// KVType. Resume.Continue has it go on with the same bits, unless SequenceInfo.Inexact. Its outputs go to the engine's own queue;
 // Queue.Import names another one.
 func (e *Engine) Import(blob []byte) (*Sequence, error) { return e.Queue().Import(blob) }
 

@@ -434,7 +434,6 @@ func TestClosingASequenceEndsItAndItsLaterUseIsAnError(t *testing.T) {
 // sequenceCalls is everything that a closed sequence can be asked.
 func sequenceCalls(s *pagedllm.Sequence) map[string]error {
 	errs := map[string]error{"Append": s.Append([]uint32{5}), "Rewind": s.Rewind(1), "Resume": s.Resume(pagedllm.Resume{})}
-	errs["Continue"] = s.Continue(true)
 	_, errs["Export"] = s.Export(background)
 	_, errs["Fork"] = s.Fork(pagedllm.Fork{})
 	_, errs["ForkMany"] = s.ForkMany(2, pagedllm.Fork{})

@@ -184,6 +184,12 @@ export interface Request extends Sampling {
   cacheSalt?: string | Uint8Array;
 }
 
+/** How an idle sequence goes on as if it had never been idle: with its own sampling, counts and grammar. It need not have ended: an
+ * idle fork, or one that was imported, goes on in the middle. */
+export interface GoOn extends Pick<Sampling, 'userData' | 'keep'> {
+  goOn: true;
+}
+
 /** A prompt to keep in the prefix cache. */
 export interface Pin extends Pick<Request, 'prompt' | 'promptTokens' | 'addSpecial' | 'cacheSalt'> {
   /** How long it is kept, in milliseconds. By default until it is unpinned. */
@@ -388,16 +394,13 @@ export class Engine {
    * stream included; outputs that were read stay read. One that runs goes on from there. */
   rewind(sequence: number | bigint, length: number | bigint): void;
   /** An idle sequence goes on: only tokens that were appended since are computed. Counts (maxTokens, minTokens) and penalties
-   * begin anew. Its outputs go to `queue`, by default where they went before. Calls are taken in their order, with those of
-   * add(). */
-  resume(sequence: number | bigint, how?: Sampling & { queue?: Queue }): Promise<void>;
-  /** An idle sequence goes on as if it had never been idle: with its own parameters, counts and grammar, to where its outputs went
-   * before. So do idle forks, and those that were imported. */
-  goOn(sequence: number | bigint, how?: { keep?: boolean }): void;
+   * begin anew, but with goOn. Its outputs go to `queue`, by default where they went before. Calls are taken in their order, with
+   * those of add(). */
+  resume(sequence: number | bigint, how?: (Sampling | GoOn) & { queue?: Queue }): Promise<void>;
   /** generate() for a sequence that was kept. */
   generateResumed(sequence: number | bigint, how?: Sampling, options?: { signal?: AbortSignal }): Promise<Completion>;
-  /** stream() for a sequence that was kept. */
-  streamResumed(sequence: number | bigint, how?: Sampling, options?: { signal?: AbortSignal; capacity?: number | bigint }):
+  /** stream() for a sequence that was kept, or imported. */
+  streamResumed(sequence: number | bigint, how?: Sampling | GoOn, options?: { signal?: AbortSignal; capacity?: number | bigint }):
     AsyncGenerator<Output, void, void>;
   /** Forgets a sequence and gives back its memory. One that runs ends with 'abort'. */
   free(sequence: number | bigint): void;
@@ -408,14 +411,10 @@ export class Engine {
    * random stream, grammar and text. It goes on, or stays idle, as before, and its readers notice nothing. The bytes hold the
    * conversation in the clear. One that ends before that step, and was not kept, is PLLM_E_NOT_FOUND. */
   exportSequence(sequence: number | bigint): Promise<Uint8Array>;
-  /** Makes an idle sequence from what exportSequence() gave in this or another process, and gives its id; goOn() lets it go on with
-   * the same bits, unless it is `inexact`. Its outputs go to `queue`, by default Engine.queue. What is damaged, of another model,
-   * blockSize or kvDtype is refused. Calls are taken in their order, with those of add(). */
+  /** Makes an idle sequence from what exportSequence() gave in this or another process, and gives its id. Resumed with goOn it says
+   * what comes after that, with the same bits unless it is `inexact`. Its outputs go to `queue`, by default Engine.queue. What is
+   * damaged, of another model, blockSize or kvDtype is refused. Calls are taken in their order, with those of add(). */
   importSequence(blob: Uint8Array, options?: { queue?: Queue }): Promise<number | bigint>;
-  /** Imports a sequence when it is first read, lets it go on, and gives its outputs as stream() does: what comes after those that
-   * the exporting engine gave. keep: it stays when it ends; by default it does not. */
-  streamImported(blob: Uint8Array, options?: { keep?: boolean; signal?: AbortSignal; capacity?: number | bigint }):
-    AsyncGenerator<Output, void, void>;
 
   /** Computes a prompt, from the next step on, and keeps it for requests that begin with the same tokens. Gives the pin's id. */
   pin(prompt: Pin): Promise<number | bigint>;

@@ -156,10 +156,11 @@ function declare(library) {
   declare(pointer, [pointer, filled(Step)], 'engine_step');
   declare(pointer, [pointer, filled(Stats)], 'engine_stats');
   declare(pointer, [pointer], 'engine_start', 'engine_stop');
-  declare(pointer, [pointer, u64], 'engine_abort', 'sequence_export', 'sequence_free', 'prefix_unpin');
+  declare(pointer, [pointer, u64], 'engine_abort', 'sequence_free', 'prefix_unpin');
   declare(pointer, [pointer, u64, koffi.pointer(Fork), pointer], 'sequence_fork');
   declare(pointer, [pointer, u64, pointer, u64], 'sequence_append');
   declare(pointer, [pointer, u64, u64], 'sequence_rewind');
+  declare(pointer, [pointer, u64, pointer], 'sequence_export');
   declare(pointer, [pointer, pointer, u64, pointer, out(u64)], 'sequence_import');
   declare(pointer, [pointer, u64, koffi.pointer(Resume)], 'sequence_resume');
   declare(pointer, [pointer, u64, filled(SequenceInfo)], 'sequence_get_info');
@@ -711,20 +712,18 @@ class Engine {
     check(lib.sequence_rewind(this.#handle.pointer, unsigned('sequence', sequence, 64), unsigned('length', length, 64)));
   }
 
-  async resume(sequence, { queue, userData, keep, skipSpecial, ...sampling } = {}) {
+  async resume(sequence, { queue, userData, keep, goOn, skipSpecial, ...sampling } = {}) {
+    if (goOn && Object.values({ skipSpecial, ...sampling }).some((given) => given !== undefined)) {
+      throw new TypeError("with goOn, only queue, userData and keep may be given: the rest is the sequence's own");
+    }
     const how = made(Resume, lib.resume_init);
     how.sampling = toSampling(sampling);
     how.flags = flag(flag(how.flags, REQUEST_KEEP, keep), RESUME_USER_DATA, userData === undefined ? undefined : true);
+    how.flags = flag(how.flags, RESUME_CONTINUE, goOn);
     how.textFlags = flag(how.textFlags, TEXT_SKIP_SPECIAL, skipSpecial);
     assign(how, Resume, { userData });
     unsigned('sequence', sequence, 64);
     return this.#inOrder(queue, how, async (engine, c) => check(await onPool(lib.sequence_resume, engine, sequence, c)));
-  }
-
-  goOn(sequence, { keep } = {}) {
-    const how = made(Resume, lib.resume_init);
-    how.flags = flag(how.flags, REQUEST_KEEP, keep) | RESUME_CONTINUE;
-    check(lib.sequence_resume(this.#handle.pointer, unsigned('sequence', sequence, 64), how));
   }
 
   async *streamResumed(sequence, how = {}, options = {}) {
@@ -736,6 +735,7 @@ class Engine {
   }
 
   async generateResumed(sequence, how = {}, { signal } = {}) {
+    if (how.goOn) throw new TypeError('goOn is for streamResumed: only the sequence itself knows what kind its outputs are of');
     return (await completionsOf(this.streamResumed(sequence, how, { signal }), how))[0];
   }
 
@@ -749,13 +749,10 @@ class Engine {
     return { ...info, length: len, idle: idle !== 0, inexact: inexact !== 0 };
   }
 
-  // The blob goes where a sequence's outputs go; those of a fork of it go to a queue where nothing else does.
   async exportSequence(sequence) {
-    const queue = this.createQueue(1);
+    const queue = this.createQueue(1); // where the blob arrives, and nothing else
     try {
-      const [fork] = this.fork(sequence, { idle: true, queue });
-      check(lib.sequence_export(this.#handle.pointer, fork));
-      this.free(fork);
+      check(lib.sequence_export(this.#handle.pointer, unsigned('sequence', sequence, 64), queue.pointer));
       for (;;) {
         const [blob] = queue.take(toBlob);
         if (blob) return blob;
@@ -772,14 +769,6 @@ class Engine {
       const id = [0];
       check(await onPool(lib.sequence_import, engine, data, lengthOf(data), queue, id));
       return id[0];
-    });
-  }
-
-  async *streamImported(blob, { keep = false, ...options } = {}) {
-    yield* this.#outputs(options, 1, async (queue) => {
-      const sequence = await this.importSequence(blob, { queue });
-      this.goOn(sequence, { keep });
-      return sequence;
     });
   }
 

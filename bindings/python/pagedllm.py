@@ -472,9 +472,9 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     functions(pointer, [pointer, size], "outputs_get")
     fallible([pointer], "engine_start", "engine_stop")
     fallible([pointer, pointer], "engine_plan", "engine_create", "engine_info", "engine_step", "engine_stats", "queue_event_fd")
-    fallible([pointer, size], "engine_abort", "sequence_export", "sequence_free", "prefix_unpin")
+    fallible([pointer, size], "engine_abort", "sequence_free", "prefix_unpin")
     fallible([pointer, size, size], "sequence_rewind")
-    fallible([pointer, size, pointer], "sequence_resume", "sequence_get_info")
+    fallible([pointer, size, pointer], "sequence_export", "sequence_resume", "sequence_get_info")
     fallible([pointer, size, pointer, pointer], "sequence_fork")
     fallible([pointer, size, _TokenIds, size], "sequence_append")
     fallible([pointer, c_char_p, size, pointer, pointer], "sequence_import")
@@ -1076,31 +1076,30 @@ class Engine:
             _lib.pllm_sequence_rewind(engine, _u64("sequence", sequence), _u64("length", length))
 
     def resume(self, sequence: int, sampling: Optional[Sampling] = None, *, queue: Optional[Queue] = None,
-               user_data: Optional[int] = None, keep: Optional[bool] = None, skip_special: Optional[bool] = None,
-               logits_hook: Optional[LogitsHook] = None) -> None:
+               user_data: Optional[int] = None, keep: Optional[bool] = None, go_on: bool = False,
+               skip_special: Optional[bool] = None, logits_hook: Optional[LogitsHook] = None) -> None:
         """An idle sequence goes on: only tokens that were appended since are computed. Counts (max_tokens, min_tokens) and
-        penalties begin anew. keep: False lets it go when it ends; otherwise it stays. queue, user_data: by default as before."""
+        penalties begin anew. keep: False lets it go when it ends; otherwise it stays. queue, user_data: by default as before.
+
+        go_on: as if it had never been idle, with its own sampling, counts, grammar and hook; none of these is given then. It need
+        not have ended: an idle fork, or one that was imported, goes on in the middle."""
+        if go_on and not (sampling is skip_special is logits_hook is None):
+            raise TypeError("with go_on, sampling, skip_special and logits_hook are the sequence's own: give none")
         how = _made(_Resume, _lib.pllm_resume_init, user_data=user_data,
                     logits_hook=self._hooks.callback(logits_hook, self._handle))
         if sampling is not None:
             how.sampling = ctypes.pointer(_c_sampling(sampling))
         how.flags = _flag(_flag(how.flags, _REQUEST_KEEP, keep), _RESUME_USER_DATA, None if user_data is None else True)
+        how.flags = _flag(how.flags, _RESUME_CONTINUE, go_on)
         how.text_flags = _flag(how.text_flags, _TEXT_SKIP_SPECIAL, skip_special)
         with self._handle as engine, _held(queue):
             how.queue = None if queue is None else queue._pointer
             _lib.pllm_sequence_resume(engine, _u64("sequence", sequence), byref(how))
 
-    def go_on(self, sequence: int, *, keep: Optional[bool] = None) -> None:
-        """resume() as if the sequence had never been idle: with its own parameters, counts and grammar, to where its outputs went
-        before. It need not be one that had ended: an idle fork, or one that was imported, goes on in the middle."""
-        how = _made(_Resume, _lib.pllm_resume_init)
-        how.flags = _flag(how.flags, _REQUEST_KEEP, keep) | _RESUME_CONTINUE
-        with self._handle as engine:
-            _lib.pllm_sequence_resume(engine, _u64("sequence", sequence), byref(how))
-
     def generate_resumed(self, sequence: int, sampling: Optional[Sampling] = None, **how: Any) -> Completion:
-        """generate() for a sequence that was kept; `how`: further keywords of resume()."""
-        return _collected(self.stream_resumed(sequence, sampling, **how), sampling)[0]
+        """generate() for a sequence that was kept; `how`: further keywords of resume() but go_on, as only the sequence itself knows
+        then what kind its outputs are of."""
+        return _collected(self.stream_resumed(sequence, sampling, go_on=False, **how), sampling)[0]
 
     def stream_resumed(self, sequence: int, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
                        **how: Any) -> Generator[Output, None, None]:
@@ -1109,7 +1108,7 @@ class Engine:
 
     async def agenerate_resumed(self, sequence: int, sampling: Optional[Sampling] = None, **how: Any) -> Completion:
         """generate_resumed() for asyncio."""
-        return (await _acollected(self.astream_resumed(sequence, sampling, **how), sampling))[0]
+        return (await _acollected(self.astream_resumed(sequence, sampling, go_on=False, **how), sampling))[0]
 
     def astream_resumed(self, sequence: int, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
                         **how: Any) -> AsyncGenerator[Output, None]:
@@ -1142,22 +1141,20 @@ class Engine:
         parameters, its place in the random stream, grammar and text; no logits hook. It goes on, or stays idle, as before, and its
         readers notice nothing. The bytes hold the conversation in the clear. One that ends before that step, and was not kept, is
         Code.NOT_FOUND."""
-        with self.create_queue(1) as queue:
-            self._export(sequence, queue)
+        with self._exported(sequence) as queue:
             return queue._take(_blob, None)[0]
 
     async def aexport_sequence(self, sequence: int) -> bytes:
         """export_sequence() for asyncio."""
-        with self.create_queue(1) as queue:
-            self._export(sequence, queue)
+        with self._exported(sequence) as queue:
             while not (blobs := queue._take(_blob, 0)):
                 await queue._readable()
             return blobs[0]
 
     def import_sequence(self, blob: Bytes, *, queue: Optional[Queue] = None) -> int:
-        """Makes an idle sequence from what export_sequence() gave in this or another process, and returns its id; go_on() lets it
-        go on with the same bits, unless it is SequenceInfo.inexact. Its outputs go to `queue`, by default Engine.queue. What is
-        damaged, of another model, block_size or kv_dtype is refused."""
+        """Makes an idle sequence from what export_sequence() gave in this or another process, and returns its id. Resumed with
+        go_on, it says what comes after that, with the same bits unless it is SequenceInfo.inexact. Its outputs go to `queue`, by
+        default Engine.queue. What is damaged, of another model, block_size or kv_dtype is refused."""
         data = blob if isinstance(blob, bytes) else bytes(memoryview(blob))
         made = c_uint64()
         queue = self.queue if queue is None else queue
@@ -1165,28 +1162,12 @@ class Engine:
             _lib.pllm_sequence_import(engine, data, len(data), queue._pointer, byref(made))
         return made.value
 
-    def stream_imported(self, blob: Bytes, *, capacity: int = _QUEUE_CAPACITY, keep: bool = False) -> Generator[Output, None, None]:
-        """Imports a sequence now, lets it go on, and gives its outputs as stream() does: what comes after those that the exporting
-        engine gave. keep: it stays when it ends."""
-        return self._read(*self._imported(capacity, blob, keep))
-
-    def astream_imported(self, blob: Bytes, *, capacity: int = _QUEUE_CAPACITY,
-                         keep: bool = False) -> AsyncGenerator[Output, None]:
-        """stream_imported() for asyncio."""
-        return self._aread(*self._imported(capacity, blob, keep))
-
-    def _export(self, sequence: int, queue: Queue) -> None:
-        """The blob goes where a sequence's outputs go; those of a fork of it go to this queue, and nothing else does."""
-        fork, = self.fork(sequence, idle=True, queue=queue)
+    def _exported(self, sequence: int) -> Queue:
+        """Where the blob arrives, and nothing else."""
+        queue = self.create_queue(1)
         with self._handle as engine:
-            _lib.pllm_sequence_export(engine, fork)
-        self.free(fork)
-
-    def _imported(self, capacity: int, blob: Bytes, keep: bool) -> Tuple[Queue, int, int]:
-        queue = self.create_queue(capacity)
-        sequence = self.import_sequence(blob, queue=queue)
-        self.go_on(sequence, keep=keep)
-        return queue, sequence, 1
+            _lib.pllm_sequence_export(engine, _u64("sequence", sequence), queue._pointer)
+        return queue
 
     # -- the prefix cache
 

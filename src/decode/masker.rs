@@ -29,7 +29,7 @@ struct Job {
     constraint: Constraint,
 }
 
-/// A constraint that has its mask; or why there is none, which ends its request.
+/// A constraint that has its mask, or that says why there is none; an error where a defect lost it.
 pub struct Masked {
     pub seq: u64,
     pub constraint: Result<Constraint>,
@@ -37,8 +37,9 @@ pub struct Masked {
 
 impl Job {
     fn run(mut self) -> Masked {
-        let masked = no_panic(|| self.constraint.mask().map(drop)).unwrap_or_else(|panic| Err(lost(&panic)));
-        Masked { seq: self.seq, constraint: masked.map(|()| self.constraint) }
+        // Asked again, it answers the same.
+        let masked = no_panic(|| drop(self.constraint.mask()));
+        Masked { seq: self.seq, constraint: masked.map(|()| self.constraint).map_err(|panic| lost(&panic)) }
     }
 }
 
@@ -61,13 +62,21 @@ impl Masker {
             self.start(answers);
         }
         self.pending.push_back(seq);
-        // We hold a receiver, so that nothing is refused.
-        let _ = self.jobs.as_ref().map(|jobs| jobs.send(Job { seq, constraint }));
+        if let Some(jobs) = &self.jobs {
+            // We hold a receiver, so that nothing is refused.
+            let _ = jobs.send(Job { seq, constraint });
+        }
     }
 
     fn start(&mut self, answers: Sender<Masked>) {
         let jobs = self.waiting.clone();
-        let work = move || jobs.iter().map(Job::run).try_for_each(|masked| answers.send(masked)).unwrap_or(());
+        let work = move || {
+            for masked in jobs.iter().map(Job::run) {
+                if answers.send(masked).is_err() {
+                    break; // nobody waits for it any more
+                }
+            }
+        };
         self.thread = threads::spawn("pagedllm-masks".into(), work).ok();
     }
 
@@ -161,7 +170,8 @@ mod tests {
         broken.advance(b'?' as u32).unwrap_err();
         masker.submit(1, broken);
         masker.submit(2, constraint());
-        let mut answers: Vec<_> = std::iter::from_fn(|| masker.collect()).map(|masked| (masked.seq, masked.constraint.is_ok())).collect();
+        let answer = |masked: Masked| (masked.seq, masked.constraint.unwrap().mask().is_ok());
+        let mut answers: Vec<_> = std::iter::from_fn(|| masker.collect()).map(answer).collect();
         answers.sort_unstable();
         assert_eq!(answers, [(1, false), (2, true)]);
     }

@@ -102,13 +102,18 @@ impl Memory {
         Ok(())
     }
 
-    /// As `new`, for a sequence whose mirostat stood at `mu` before.
-    pub fn restore(rules: &Rules, tokens: &[u32], prompt_len: usize, mu: Option<f32>) -> Result<Memory> {
+    /// As `new`, for a sequence whose mirostat was written down.
+    pub fn restore(rules: &Rules, tokens: &[u32], prompt_len: usize, mirostat: Option<(usize, Vec<f32>)>) -> Result<Memory> {
         let mut memory = Memory::new(rules, tokens, prompt_len)?;
-        if let (Some(last), Some(mu)) = (memory.mus.last_mut(), mu) {
-            *last = mu;
+        if let Some((first, mus)) = mirostat {
+            (memory.first, memory.mus) = (first, mus);
         }
         Ok(memory)
+    }
+
+    /// The first position that mirostat's state is known of, and the state at each from there on.
+    pub fn mirostat(&self) -> Option<(usize, &[f32])> {
+        (!self.mus.is_empty()).then_some((self.first, &self.mus))
     }
 
     pub(super) fn counts(&self) -> &[Count] {
@@ -116,7 +121,7 @@ impl Memory {
     }
 
     /// Mirostat's state for the next token.
-    pub fn mu(&self) -> Option<f32> {
+    pub(super) fn mu(&self) -> Option<f32> {
         self.mus.last().copied()
     }
 

@@ -10,11 +10,13 @@ pub struct StopMatcher {
     /// The stop string that was found stays in the text.
     include: bool,
     held: String,
+    /// So many of its bytes were told all the same.
+    told: usize,
 }
 
 impl StopMatcher {
     pub fn new(stops: Vec<String>, include: bool) -> StopMatcher {
-        StopMatcher { stops: stops.into(), include, held: String::new() }
+        StopMatcher { stops: stops.into(), include, held: String::new(), told: 0 }
     }
 
     /// Takes new text and appends to `out` what is certain to come before any stop string.
@@ -26,14 +28,25 @@ impl StopMatcher {
         }
         self.held.push_str(text);
         let Some(stop) = self.first_complete() else {
-            let certain = self.held.len() - self.longest_beginning();
-            out.push_str(&self.held[..certain]);
-            self.held.drain(..certain);
+            self.let_go(self.held.len() - self.longest_beginning(), out);
             return false;
         };
-        out.push_str(&self.held[..if self.include { stop.end } else { stop.start }]);
-        self.held.clear();
+        self.let_go(if self.include { stop.end } else { stop.start }, out);
+        (self.told, self.held) = (0, String::new());
         true
+    }
+
+    /// The first `len` bytes are told, as far as they were not.
+    fn let_go(&mut self, len: usize, out: &mut String) {
+        out.push_str(&self.held[self.told.min(len)..len]);
+        self.held.drain(..len);
+        self.told = self.told.saturating_sub(len);
+    }
+
+    /// Tells what is held back, and goes on holding it: the stream may go on.
+    pub fn tell_held(&mut self, out: &mut String) {
+        out.push_str(&self.held[self.told..]);
+        self.told = self.held.len();
     }
 
     /// As `push`, while stop strings do not count yet.
@@ -44,8 +57,7 @@ impl StopMatcher {
 
     /// The stream ended: what was held back is ordinary text after all.
     pub fn finish(&mut self, out: &mut String) {
-        out.push_str(&self.held);
-        self.held.clear();
+        self.let_go(self.held.len(), out);
     }
 
     /// The stop string that ends first, so that pieces of any size find the same one; of those, the longest.
@@ -108,6 +120,23 @@ mod tests {
         assert!(matcher.push("D two", &mut out));
         matcher.finish(&mut out);
         assert_eq!(out, "one END", "and what follows never comes");
+    }
+
+    #[test]
+    fn what_was_told_while_it_was_held_is_not_told_again() {
+        let pieces = |last: &str| {
+            let (mut matcher, mut out) = (matcher(&["END"], false), String::new());
+            matcher.push("one E", &mut out);
+            matcher.tell_held(&mut out);
+            let found = matcher.push("N", &mut out) | {
+                matcher.tell_held(&mut out);
+                matcher.push(last, &mut out)
+            };
+            matcher.finish(&mut out);
+            (out, found)
+        };
+        assert_eq!(pieces("D two"), ("one EN".into(), true));
+        assert_eq!(pieces("d two"), ("one ENd two".into(), false));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::outputs::Logprobs;
+use super::stream::Aside;
 use crate::error::{Error, Result};
 use crate::options::SamplingParams;
 
@@ -32,12 +33,13 @@ pub struct Header {
     pub prompt_len: usize,
     pub max_len: usize,
     pub seed: u64,
-    /// Mirostat's state.
-    pub mu: Option<f32>,
+    /// Mirostat's state at each position from the first on, the next one included.
+    pub mirostat: Option<(usize, Vec<Bits>)>,
     pub params: SamplingParams,
     pub skip_special: bool,
     /// The log probability of each generated token.
     pub history: Vec<Bits>,
+    pub asides: Vec<Aside>,
     /// What outputs that are not deltas will say again.
     pub logprobs: Listed,
     pub prompt_logprobs: Listed,
@@ -109,9 +111,18 @@ impl Header {
             (self.logprobs.is_of(logprobs) && self.prompt_logprobs.is_of(prompt_logprobs), "it lists what was not asked for"),
             (self.prompt_logprobs.tokens.len() < self.prompt_len, "it lists more than its prompt"),
             (self.logits_from.is_none_or(|from| from <= self.tokens.len()), "it asks for more logits than it has tokens"),
-            (self.mu.is_none_or(f32::is_finite), "it holds what is no number"),
+            (self.mirostat_is_sound(), "its mirostat has another length, or is no number"),
         ];
         sound.into_iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, what)| Err(what))
+    }
+}
+
+impl Header {
+    fn mirostat_is_sound(&self) -> bool {
+        let sound = |(first, mus): &(usize, Vec<Bits>)| {
+            !mus.is_empty() && first.checked_add(mus.len()) == Some(self.tokens.len() + 1) && numbers(mus).iter().all(|mu| mu.is_finite())
+        };
+        self.mirostat.is_some() == self.params.mirostat.is_some() && self.mirostat.as_ref().is_none_or(sound)
     }
 }
 

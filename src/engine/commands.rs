@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::LogitsHook;
 use super::blob::{Blob, Header};
 use super::core::Core;
 use super::endings::Contest;
@@ -12,6 +13,9 @@ use super::stream::{Stream, Turn};
 use crate::error::{Error, Result};
 use crate::kv::{Chain, blocks_for};
 use crate::sched::{Arrival, FinishReason};
+
+/// The instruction path of K and V that were not all computed on one.
+const MIXED: &str = "mixed";
 
 /// A prompt whose blocks stay until then.
 pub struct Pin {
@@ -44,8 +48,8 @@ impl Core {
                 let result = self.rewind(seq, len);
                 self.changed(seq, result);
             }
-            Command::GoOn { seq, keep, open } => {
-                if let Err(error) = self.go_on(seq, keep, &open) {
+            Command::GoOn { seq, keep, hook, open } => {
+                if let Err(error) = self.go_on(seq, keep, hook, &open) {
                     let last = self.streams.get(&seq).map_or(open.last, Stream::output);
                     self.end(&open.outbox, last.failed(error));
                 }
@@ -115,7 +119,7 @@ impl Core {
                 echoed.into_iter().for_each(|output| self.push(&outbox, output));
             }
             Err(error) => {
-                let output = stream.close(FinishReason::Error, None).failed(error);
+                let output = stream.close(FinishReason::Error, false, None).failed(error);
                 self.scheduler.remove(id);
                 self.beams.remove(&id);
                 self.end_with_siblings(&stream.outbox, output);
@@ -139,8 +143,9 @@ impl Core {
         stream.outbox = outbox.clone();
         // A parent that has ended since it was asked to fork has children that have ended.
         let has_ended = !idle && self.scheduler.get(id).is_ok_and(|sequence| sequence.group.is_none());
-        let output = has_ended.then(|| stream.close(FinishReason::Abort, self.shared.text.as_deref()));
+        let output = has_ended.then(|| stream.close(FinishReason::Abort, true, self.shared.text.as_deref()));
         self.streams.insert(id, stream);
+        self.grown(id);
         output.into_iter().for_each(|output| self.end(&outbox, output));
     }
 
@@ -178,9 +183,13 @@ impl Core {
     }
 
     /// As if it had never been idle.
-    fn go_on(&mut self, seq: u64, keep: bool, open: &Open) -> Result<()> {
+    fn go_on(&mut self, seq: u64, keep: bool, hook: Option<LogitsHook>, open: &Open) -> Result<()> {
         let stream = self.streams.get_mut(&seq).ok_or_else(|| gone(seq))?;
+        stream.hook = hook.or(stream.hook.take());
         (stream.outbox, stream.user_data) = (open.outbox.clone(), open.last.user_data);
+        if stream.rules.params.grammar.is_some() && stream.constraint.is_none() {
+            return Err(Error::invalid("a defect has lost the sequence's grammar: resume it with parameters"));
+        }
         let max_len = self.scheduler.get(seq)?.max_len;
         self.scheduler.resume(seq, max_len, keep)
     }
@@ -195,7 +204,7 @@ impl Core {
             model: self.model,
             layout: self.runner.layout(),
             block_size: self.scheduler.blocks().block_size(),
-            isa: self.isa.into(),
+            isa: if stream.inexact { MIXED.into() } else { self.isa.into() },
             tokens: sequence.tokens.clone(),
             computed,
             max_len: sequence.max_len,
@@ -210,9 +219,9 @@ impl Core {
 
     fn import(&mut self, id: u64, turn: Turn, blob: Blob) -> Result<()> {
         let Blob { header, kv } = blob;
-        let stream = Stream::restore(id, turn, &header, self.shared.text.as_deref())?;
-        // What comes from outside is shared with nobody else.
-        let root = Chain::root(&self.model, &[b"imported ", &id.to_le_bytes()[..]].concat());
+        let mut stream = Stream::restore(id, turn, &header, self.shared.text.as_deref())?;
+        stream.inexact = header.isa != self.isa;
+        let root = Chain::private(&self.model, id);
         let blocks = self.scheduler.import(id, header.tokens, header.computed, header.max_len, header.logits_from, root)?;
         if !blocks.is_empty() {
             self.runner.write_blocks(blocks, &kv)?;
@@ -224,8 +233,20 @@ impl Core {
     /// Its length is another one. A sequence for which the command failed ends with the error.
     fn changed(&mut self, seq: u64, result: Result<()>) {
         if let Err(error) = result {
-            self.end_sequence(seq, FinishReason::Error, |output| output.failed(error));
+            let idle = self.scheduler.get(seq).is_ok_and(|sequence| sequence.group.is_none());
+            match self.streams.get(&seq).filter(|_| idle) {
+                // It stays idle, and says so.
+                Some(stream) => {
+                    let (outbox, output) = (stream.outbox.clone(), Output { error: Some(error), ..stream.output() });
+                    self.push(&outbox, output);
+                }
+                None => self.end_sequence(seq, FinishReason::Error, |output| output.failed(error)),
+            }
         }
+        self.grown(seq);
+    }
+
+    fn grown(&self, seq: u64) {
         let len = self.scheduler.get(seq).map(|sequence| (seq, sequence.tokens.len()));
         self.shared.registry.grown(len.into_iter());
     }

@@ -256,7 +256,7 @@ impl Core {
                 self.counts.generated_tokens += 1;
                 stream.advance(advance, finish, text)
             }
-            Err(why) => Some(stream.close(FinishReason::Error, text).failed(why.clone())),
+            Err(why) => Some(stream.close(FinishReason::Error, self.scheduler.get(choice.child).is_ok(), text).failed(why.clone())),
         };
         let Some(output) = output else { return };
         let outbox = stream.outbox.clone();

@@ -83,12 +83,16 @@ impl Core {
 
     /// Ends one sequence between steps, if it runs.
     pub(super) fn end_sequence(&mut self, seq: u64, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
-        let runs = self.scheduler.get(seq).is_ok_and(|sequence| sequence.group.is_some());
-        let Some(stream) = self.streams.get_mut(&seq).filter(|_| runs) else { return };
+        let Some(stays) = self.scheduler.get(seq).ok().filter(|sequence| sequence.group.is_some()).map(|sequence| sequence.keep) else {
+            return;
+        };
+        let Some(stream) = self.streams.get_mut(&seq) else { return };
         let outbox = stream.outbox.clone();
         let branched = stream.branches == 1;
-        let output = complete(stream.close(finish, self.shared.text.as_deref()));
+        let output = complete(stream.close(finish, stays, self.shared.text.as_deref()));
         if !branched {
+            // It has ended for all of them: what may go on is one.
+            stream.stay_alone();
             self.contests.remove(&output.request);
             self.let_go(seq);
             return self.end_with_siblings(&outbox, output);
@@ -102,7 +106,7 @@ impl Core {
         if let Some(beams) = self.beams.remove(&request) {
             (request..request + beams.width() as u64).for_each(|seq| drop(self.scheduler.remove(seq)));
             if let Some(mut stream) = self.streams.remove(&request) {
-                let output = complete(stream.close(finish, None));
+                let output = complete(stream.close(finish, false, None));
                 self.end_with_siblings(&stream.outbox, output);
             }
             return;
@@ -149,7 +153,7 @@ impl Core {
             // A turn that no step has seen is not the stream's yet.
             let runs = self.scheduler.get(last.sequence).is_ok_and(|sequence| sequence.group.is_some());
             let output = match self.streams.remove(&last.sequence).filter(|_| runs) {
-                Some(mut stream) => stream.close(FinishReason::Error, None),
+                Some(mut stream) => stream.close(FinishReason::Error, false, None),
                 None => last,
             };
             self.end(&outbox, complete(output));

@@ -5,11 +5,13 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
+use super::LogitsHook;
 use super::blob::Blob;
 use super::driver::Wakeup;
 use super::outputs::Output;
-use super::queue::Outbox;
+use super::queue::{Outbox, Queue};
 use super::request::Work;
+use super::sequences::GoOn;
 use super::stream::Turn;
 use crate::error::{Error, Result};
 
@@ -23,7 +25,7 @@ pub enum Command {
     Rewind { seq: u64, len: usize },
     Resume { seq: u64, turn: Box<Turn>, open: Box<Open> },
     Free { seq: u64 },
-    GoOn { seq: u64, keep: bool, open: Box<Open> },
+    GoOn { seq: u64, keep: bool, hook: Option<LogitsHook>, open: Box<Open> },
     Export { seq: u64, open: Box<Open> },
     Import { id: u64, turn: Box<Turn>, blob: Box<Blob> },
     Pin { id: u64, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Instant> },
@@ -150,6 +152,7 @@ impl State {
     }
 
     fn awake(&mut self, seq: u64, known: Known) -> Result<Box<Open>> {
+        known.outbox.check_open()?;
         known.outbox.check_room()?;
         let known = Known { idle: false, ..known };
         let open = known.open();
@@ -259,8 +262,10 @@ impl Registry {
             for child in &children {
                 let (outbox, user_data) = (child.outbox.clone(), child.user_data);
                 let made = Known { request: child.id, index: 0, len: at, idle, beam: false, inexact: known.inexact, outbox, user_data };
-                if !idle {
-                    state.open(&made)?;
+                if !idle && let Err(error) = state.open(&made) {
+                    // All or none.
+                    ids.iter().for_each(|id| drop((state.live.remove(id), state.sequences.remove(id))));
+                    return Err(error);
                 }
                 state.sequences.insert(child.id, made);
             }
@@ -312,13 +317,13 @@ impl Registry {
         })
     }
 
-    pub fn go_on(&self, seq: u64, keep: bool, outbox: Option<&Arc<Outbox>>, user_data: Option<u64>) -> Result<()> {
+    pub fn go_on(&self, seq: u64, how: GoOn) -> Result<()> {
+        let GoOn { keep, queue, user_data, hook } = how;
         self.command(|state| {
             let known = state.idle(seq)?;
-            let (outbox, user_data) = (outbox.unwrap_or(&known.outbox).clone(), user_data.unwrap_or(known.user_data));
-            outbox.check_open()?;
+            let (outbox, user_data) = (queue.map_or(&known.outbox, Queue::outbox).clone(), user_data.unwrap_or(known.user_data));
             let open = state.awake(seq, Known { outbox, user_data, ..known })?;
-            state.inbox.push_back(Command::GoOn { seq, keep, open });
+            state.inbox.push_back(Command::GoOn { seq, keep, hook, open });
             Ok(())
         })
     }

@@ -41,13 +41,15 @@ pub struct Resume<'a> {
 }
 
 /// How an idle sequence goes on as if it had never been idle.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub struct GoOn<'a> {
     pub keep: bool,
     /// None: where its outputs went before.
     pub queue: Option<&'a Queue>,
     /// None: its own.
     pub user_data: Option<u64>,
+    /// None: the one it has.
+    pub hook: Option<LogitsHook>,
 }
 
 impl Resume<'_> {
@@ -113,7 +115,6 @@ impl Engine {
         }
         let known = self.shared.registry.sequence(seq)?;
         let outbox = how.queue.map_or(&known.outbox, |queue| queue.outbox()).clone();
-        outbox.check_open()?;
         let user_data = how.user_data.unwrap_or(known.user_data);
         let mut turn = self.turn(how.sampling, outbox, how.hook, user_data, how.skip_special, how.keep)?;
         let seed = self.seed_of(seq);
@@ -125,9 +126,9 @@ impl Engine {
     }
 
     /// An idle sequence goes on as if it had never been idle: with its own parameters, counts and grammar.
-    pub fn go_on(&self, seq: u64, how: &GoOn) -> Result<()> {
+    pub fn go_on(&self, seq: u64, how: GoOn) -> Result<()> {
         how.queue.map_or(Ok(()), |queue| self.check_queue(queue))?;
-        self.shared.registry.go_on(seq, how.keep, how.queue.map(Queue::outbox), how.user_data)
+        self.shared.registry.go_on(seq, how)
     }
 
     /// Writes a sequence down; the blob, or why there is none, comes as an output of it into `queue` (None: where its others go).

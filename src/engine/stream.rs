@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::LogitsHook;
 use super::blob::{Header, Listed, bits, numbers};
 use super::outputs::{Logprobs, Output};
@@ -53,6 +55,10 @@ pub struct Stream {
     /// Of each generated token, where they are wanted.
     history: Vec<f32>,
     score: f64,
+    /// Generated tokens whose text is not told as a chosen one's is, in order.
+    asides: Vec<Aside>,
+    /// Some of its K and V come from another instruction path.
+    pub inexact: bool,
     /// What an output that is not a delta holds so far.
     said: Said,
     /// The prompt as it was told, for samples yet to come.
@@ -67,6 +73,15 @@ struct Said {
     logprobs: Logprobs,
     prompt_logprobs: Logprobs,
     text: String,
+}
+
+/// Some of the generated tokens, counted from the prompt's end.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Aside {
+    from: usize,
+    to: usize,
+    /// They ended the sequence, and are not shown. If not: the host added them, and stop strings do not count in them.
+    hidden: bool,
 }
 
 /// A token and what is told of it.
@@ -98,6 +113,8 @@ impl Stream {
             stops: StopMatcher::default(),
             history: Vec::new(),
             score: 0.0,
+            asides: Vec::new(),
+            inexact: false,
             said: Said::default(),
             echoed: None,
             fresh: String::new(),
@@ -113,11 +130,12 @@ impl Stream {
         self.rules = rules;
         self.memory = Memory::new(&self.rules, tokens, tokens.len())?;
         (self.prompt_len, self.generated, self.score) = (tokens.len(), 0, 0.0);
-        (self.branches, self.ranked, self.echoed) = (1, false, None);
+        self.stay_alone();
         self.detokenizer = Detokenizer::new(skip_special);
         self.detokenizer.prime(tokens);
         self.stops = stop_matcher(&self.rules);
         self.history.clear();
+        self.asides.clear();
         self.said = Said::default();
         Ok(())
     }
@@ -143,6 +161,8 @@ impl Stream {
             stops: self.stops.clone(),
             history: self.history.clone(),
             score: self.score,
+            asides: self.asides.clone(),
+            inexact: self.inexact,
             said: self.said.clone(),
             echoed: self.echoed.clone(),
             fresh: String::new(),
@@ -159,6 +179,8 @@ impl Stream {
         self.memory.rewind(&self.rules, tokens, self.prompt_len)?;
         self.generated = generated;
         self.history.truncate(generated);
+        self.asides.iter_mut().for_each(|aside| aside.to = aside.to.min(generated));
+        self.asides.retain(|aside| aside.from < aside.to);
         self.score = sum(&self.history);
         self.said.prompt_logprobs.truncate(self.prompt_len - 1);
         self.said_again(tokens);
@@ -175,10 +197,16 @@ impl Stream {
             true => text.decode(&tokens[..self.prompt_len], self.detokenizer.skips_special())?,
             false => String::new(),
         };
-        for (generated, &token) in tokens[self.prompt_len..].iter().enumerate() {
+        let mut asides = self.asides.iter().peekable();
+        for (place, &token) in tokens[self.prompt_len..].iter().enumerate() {
+            while asides.next_if(|aside| aside.to <= place).is_some() {}
+            let aside = asides.peek().filter(|aside| aside.from <= place);
+            if aside.is_some_and(|aside| aside.hidden) {
+                continue;
+            }
             self.fresh.clear();
             self.detokenizer.push(text, token, &mut self.fresh)?;
-            match generated < self.rules.params.min_tokens {
+            match aside.is_some() || place + 1 < self.rules.params.min_tokens {
                 true => self.stops.pass(&self.fresh, &mut again),
                 false => drop(self.stops.push(&self.fresh, &mut again)),
             }
@@ -192,9 +220,11 @@ impl Stream {
     /// Tokens that nobody chose follow; they count as if they had been.
     pub fn append(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
         if let Some(constraint) = &mut self.constraint {
-            tokens.iter().try_for_each(|&token| constraint.advance(token))?;
+            // What went wrong there is told when a mask is wanted.
+            let _ = constraint.append(tokens);
         }
         self.memory.extend(&self.rules, tokens)?;
+        self.asides.push(Aside { from: self.generated, to: self.generated + tokens.len(), hidden: false });
         self.generated += tokens.len();
         self.history.resize(self.history.len() + tokens.len(), 0.0);
         let mut told = String::new();
@@ -225,15 +255,21 @@ impl Stream {
         self.rules.params.output != OutputKind::Delta
     }
 
+    /// It is none of several samples any more.
+    pub fn stay_alone(&mut self) {
+        (self.branches, self.ranked, self.echoed) = (1, false, None);
+    }
+
     /// What of it goes into a blob.
     pub fn export(&self, header: Header) -> Header {
         Header {
             prompt_len: self.prompt_len,
             seed: self.seed,
-            mu: self.memory.mu(),
+            mirostat: self.memory.mirostat().map(|(first, mus)| (first, bits(mus))),
             params: self.rules.params.clone(),
             skip_special: self.detokenizer.skips_special(),
             history: bits(&self.history),
+            asides: self.asides.clone(),
             logprobs: Listed::new(&self.said.logprobs),
             prompt_logprobs: Listed::new(&self.said.prompt_logprobs),
             ..header
@@ -245,11 +281,13 @@ impl Stream {
         let (prompt, generated) = header.tokens.split_at(header.prompt_len);
         let mut stream = Stream::new(id, turn, prompt)?;
         if let Some(constraint) = &mut stream.constraint {
-            generated.iter().try_for_each(|&token| constraint.advance(token))?;
+            constraint.append(generated)?;
         }
-        stream.memory = Memory::restore(&stream.rules, &header.tokens, header.prompt_len, header.mu)?;
+        let mirostat = header.mirostat.as_ref().map(|(first, mus)| (*first, numbers(mus)));
+        stream.memory = Memory::restore(&stream.rules, &header.tokens, header.prompt_len, mirostat)?;
         stream.generated = generated.len();
         stream.history = numbers(&header.history);
+        stream.asides = header.asides.clone();
         stream.score = sum(&stream.history);
         (stream.said.logprobs, stream.said.prompt_logprobs) = (header.logprobs.logprobs(), header.prompt_logprobs.logprobs());
         stream.said_again(&header.tokens);
@@ -294,9 +332,14 @@ impl Stream {
         }
     }
 
-    /// The last output of a sequence that ends without a new token. Text held back comes out.
-    pub fn close(&mut self, finish: FinishReason, text: Option<&Text>) -> Output {
+    /// The last output of a sequence that ends without a new token. Text held back comes out. One that stays may go on as if
+    /// nothing had been: half a character stays half, and what could begin a stop string still can.
+    pub fn close(&mut self, finish: FinishReason, stays: bool, text: Option<&Text>) -> Output {
         let mut output = Output { finish: Some(finish), ..self.output() };
+        if stays {
+            self.stops.tell_held(&mut output.text);
+            return self.tell(output).unwrap_or_default();
+        }
         self.fresh.clear();
         if let Some(text) = text {
             // Whatever can still be said is said; an end is never refused.
@@ -390,8 +433,9 @@ impl Stream {
         self.fresh.clear();
         let stopped = output.finish == Some(FinishReason::Stop);
         // The token that ends a sequence is reported; its text only where that was asked for.
-        if !stopped || self.rules.params.include_stop {
-            self.detokenizer.push(text, token, &mut self.fresh)?;
+        match stopped && !self.rules.params.include_stop {
+            true => self.asides.push(Aside { from: self.generated - 1, to: self.generated, hidden: true }),
+            false => self.detokenizer.push(text, token, &mut self.fresh)?,
         }
         if complete {
             output.finish = Some(FinishReason::Stop);

@@ -67,7 +67,7 @@ pub struct pllm_output {
     pub text: *const c_char,
     pub text_len: u64,
     /// UTF-8, not NUL-terminated: why, where finish_reason is PLLM_FINISH_ERROR, where it is PLLM_FINISH_ABORT because the
-    /// engine was freed, and where a sequence that goes on (PLLM_FINISH_NONE) could not be exported. Else NULL.
+    /// engine was freed, and where (PLLM_FINISH_NONE) it could not be exported, or, while it was idle, changed. Else NULL.
     pub error: *const c_char,
     pub error_len: u64,
     pub prompt_tokens: u64,

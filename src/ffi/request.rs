@@ -27,8 +27,8 @@ pub const PLLM_EARLY_STOPPING_YES: u32 = 1;
 pub const PLLM_EARLY_STOPPING_NEVER: u32 = 2;
 
 /// Edits logits[0..vocab_size] of the token that follows tokens[0..tokens_len] of the sequence, before anything else does.
-/// Called on the thread that steps, once for each token; what takes long here holds up all. It must return (no exception, no
-/// longjmp). It may call what any thread may call; pllm_engine_step answers PLLM_E_BUSY, and pllm_engine_stop,
+/// Called on the thread that steps, once for each token (once for the first of all samples together; again where a step is tried
+/// again); what takes long here holds up all. It must return (no exception, no longjmp). It may call what any thread may call; pllm_engine_step answers PLLM_E_BUSY, and pllm_engine_stop,
 /// pllm_engine_free and a poll that waits would wait for themselves.
 pub type pllm_logits_hook = Option<
     unsafe extern "C" fn(hook_data: *mut c_void, sequence: u64, tokens: *const u32, tokens_len: u64, logits: *mut f32, vocab_size: u64),

@@ -52,8 +52,8 @@ unsafe impl Versioned for pllm_fork {
 /// Use the user_data field; without this the sequence's own stays.
 pub const PLLM_RESUME_USER_DATA: u32 = 2;
 /// Go on as if the sequence had never been idle, with its own parameters, counts, grammar and kind of outputs; of the other
-/// fields only queue, user_data and PLLM_REQUEST_KEEP are looked at. One that ended by its length has to be rewound first: it
-/// ends again with PLLM_FINISH_ERROR.
+/// fields only queue, user_data, logits_hook (NULL: the one it has) and PLLM_REQUEST_KEEP are looked at. One that ended by its
+/// length has to be rewound first: it ends again with PLLM_FINISH_ERROR.
 pub const PLLM_RESUME_CONTINUE: u32 = 4;
 
 /// How an idle sequence goes on. Fill it with pllm_resume_init first.
@@ -106,7 +106,7 @@ pub struct pllm_sequence_info {
     pub request: u64,
     /// Its tokens.
     pub len: u64,
-    /// Which of the request's sequences, from 0.
+    /// Which of the request's sequences, from 0; with best_of not the rank that its result had.
     pub index: u32,
     /// 1: it waits to be resumed or freed. 0: it runs, or waits to.
     pub idle: u32,
@@ -230,7 +230,8 @@ pub unsafe extern "C" fn pllm_sequence_fork(
 
 /// Adds tokens to the end of a sequence. One that runs goes on after them, from the next step on, and may become longer by as
 /// many; an idle one has them computed when it is resumed. A sequence that ends before the next step, and is not kept, is not
-/// changed. May be called from any thread, also while another one steps.
+/// changed. Where they lead out of its grammar, it ends with PLLM_FINISH_ERROR as soon as it is to go on with that grammar; to
+/// rewind it to before them mends that. May be called from any thread, also while another one steps.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_append(
@@ -267,7 +268,7 @@ pub unsafe extern "C" fn pllm_sequence_resume(engine: *const pllm_engine, sequen
         let queue = if c.queue.is_null() { None } else { Some(pllm_queue::get(c.queue)?) };
         let user_data = (c.flags & PLLM_RESUME_USER_DATA != 0).then_some(c.user_data);
         if c.flags & PLLM_RESUME_CONTINUE != 0 {
-            return engine.go_on(sequence, &GoOn { keep, queue, user_data });
+            return engine.go_on(sequence, GoOn { keep, queue, user_data, hook: hook(c.logits_hook, c.hook_data) });
         }
         known_flags("text flags", c.text_flags, PLLM_TEXT_SKIP_SPECIAL)?;
         let how = Resume {
@@ -309,8 +310,9 @@ pub unsafe extern "C" fn pllm_sequence_get_info(
 
 /// Writes a sequence down: its tokens, KV, sampling parameters, random stream, grammar and text. The blob comes after the next
 /// step as an output of the sequence (blob, blob_len), into queue (NULL: where its other outputs go); or, where it could not be
-/// written, such an output has error and error_code, and the sequence goes on. It names the model, the layout of the KV and the
-/// instruction path, and has a checksum; it holds the conversation in the clear. The logits hook is not part of it.
+/// written or the sequence has ended by then, such an output has error and error_code. It names the model, the layout of the KV and the
+/// instruction path, and has a checksum; it holds the conversation in the clear. The logits hook is not part of it:
+/// give it again with PLLM_RESUME_CONTINUE.
 /// May be called from any thread, also while another one steps.
 #[must_use]
 #[unsafe(no_mangle)]

@@ -15,7 +15,12 @@ pub struct Chain([u8; 32]);
 impl Chain {
     /// The start of all chains of one model and one tenant's salt: what differs in either shares nothing.
     pub fn root(model: &[u8; 32], salt: &[u8]) -> Chain {
-        Chain(Sha256::new().chain_update(model).chain_update(salt).finalize().into())
+        Chain(Sha256::new().chain_update(model).chain_update(b"salt").chain_update(salt).finalize().into())
+    }
+
+    /// The start of one sequence's chain, which no salt can name: it shares with its forks alone.
+    pub fn private(model: &[u8; 32], sequence: u64) -> Chain {
+        Chain(Sha256::new().chain_update(model).chain_update(b"sequence").chain_update(sequence.to_le_bytes()).finalize().into())
     }
 
     /// The chain one block further.
@@ -208,6 +213,10 @@ mod tests {
             one.next(&[1, 2]),
             Chain::root(&[1; 32], b"").next(&[1, 2]),
             Chain::root(&[0; 32], b"tenant").next(&[1, 2]),
+            Chain::private(&[0; 32], 0).next(&[1, 2]),
+            Chain::private(&[0; 32], 1).next(&[1, 2]),
+            // As if the salt were to name a sequence.
+            Chain::root(&[0; 32], &[&b"sequence"[..], &[0; 8]].concat()).next(&[1, 2]),
         ];
         assert!(others.iter().all(|other| *other != one));
         assert_eq!(root.next(&[1, 2]), one);

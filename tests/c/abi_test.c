@@ -164,13 +164,15 @@ static void take(answer *a, const pllm_output *o) {
 }
 
 // Everything in the queue that is this request's.
-static void collect(const pllm_engine *engine, uint64_t id, answer *a) {
+static void collect_from(const pllm_queue *queue, uint64_t id, answer *a) {
     pllm_outputs *outputs = NULL;
-    if (!OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs))) return;
+    if (!OK(pllm_queue_poll(queue, 0, &outputs))) return;
     for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++)
         if (pllm_outputs_get(outputs, i)->request == id) take(a, pllm_outputs_get(outputs, i));
     pllm_outputs_free(outputs);
 }
+
+static void collect(const pllm_engine *engine, uint64_t id, answer *a) { collect_from(pllm_engine_queue(engine), id, a); }
 
 static answer *run(const pllm_engine *engine, const pllm_request *request) {
     static answer answers[4];  // the last few stay valid
@@ -1274,10 +1276,15 @@ static void wrong_uses_of_a_sequence_are_refused(const pllm_engine *engine) {
     CHECK(idle(engine));
 }
 
-static pllm_error *go_on(const pllm_engine *engine, uint64_t sequence, uint32_t flags) {
+static pllm_resume going_on(uint32_t flags) {
     pllm_resume how;
     pllm_resume_init(&how, sizeof how);
     how.flags = PLLM_RESUME_CONTINUE | flags;
+    return how;
+}
+
+static pllm_error *go_on(const pllm_engine *engine, uint64_t sequence, uint32_t flags) {
+    const pllm_resume how = going_on(flags);
     return pllm_sequence_resume(engine, sequence, &how);
 }
 
@@ -1289,7 +1296,7 @@ static void every_call_on_a_stale_sequence_is_not_found(const pllm_engine *engin
     FAILS(PLLM_E_NOT_FOUND, pllm_sequence_rewind(engine, id, 1));
     FAILS(PLLM_E_NOT_FOUND, pllm_sequence_resume(engine, id, NULL));
     FAILS(PLLM_E_NOT_FOUND, go_on(engine, id, 0));
-    FAILS(PLLM_E_NOT_FOUND, pllm_sequence_export(engine, id));
+    FAILS(PLLM_E_NOT_FOUND, pllm_sequence_export(engine, id, NULL));
     FAILS(PLLM_E_NOT_FOUND, pllm_sequence_free(engine, id));
     FAILS(PLLM_E_NOT_FOUND, pllm_sequence_get_info(engine, id, &info));
     FAILS(PLLM_E_NOT_FOUND, pllm_prefix_unpin(engine, id));
@@ -1386,7 +1393,7 @@ static void beams_belong_together(const pllm_engine *engine, const pllm_request 
     INVALID(pllm_sequence_fork(engine, b.request, NULL, &out));
     INVALID(pllm_sequence_append(engine, b.request, PROMPT, 1));
     INVALID(pllm_sequence_rewind(engine, b.request, 1));
-    INVALID(pllm_sequence_export(engine, b.request));
+    INVALID(pllm_sequence_export(engine, b.request, NULL));
     INVALID(pllm_sequence_free(engine, b.request));
     every_call_on_a_stale_sequence_is_not_found(engine, b.request + 1);
     OK(pllm_engine_abort(engine, b.request));
@@ -1525,27 +1532,55 @@ typedef struct {
     answer said;
 } writing;
 
-// It is written down before the step that tells so; what it says meanwhile goes into `a`.
-static writing write_down(const pllm_engine *engine, uint64_t sequence, answer *a) {
-    writing w = {0};
+static pllm_queue *new_queue(const pllm_engine *engine, uint64_t capacity) {
+    pllm_queue *queue = NULL;
+    if (!OK(pllm_queue_create(engine, capacity, &queue))) exit(1);
+    return queue;
+}
+
+static uint64_t outputs_in(const pllm_queue *queue) {
     pllm_outputs *outputs = NULL;
-    OK(pllm_sequence_export(engine, sequence));
-    step_of(engine);
-    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
-    for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++) {
-        const pllm_output *o = pllm_outputs_get(outputs, i);
-        CHECK(o->sequence == sequence && (o->blob != NULL) == (o->blob_len > 0));
-        if (!o->blob) {
-            take(a, o);
-            continue;
-        }
-        CHECK(!w.bytes && !o->tokens && !o->text && !o->error && !o->logprobs && !o->top_logprobs && o->finish_reason == PLLM_FINISH_NONE);
-        w.bytes = memcpy(malloc(o->blob_len), o->blob, o->blob_len);
-        w.len = o->blob_len;
-        w.said = *a;
-    }
+    OK(pllm_queue_poll(queue, 0, &outputs));
+    uint64_t len = pllm_outputs_len(outputs);
     pllm_outputs_free(outputs);
-    if (!CHECK(w.bytes != NULL)) exit(1);
+    return len;
+}
+
+// The one output of a queue.
+static pllm_outputs *only_output(const pllm_queue *queue, const pllm_output **o) {
+    pllm_outputs *outputs = NULL;
+    OK(pllm_queue_poll(queue, 0, &outputs));
+    if (!CHECK(pllm_outputs_len(outputs) == 1)) exit(1);
+    *o = pllm_outputs_get(outputs, 0);
+    return outputs;
+}
+
+static int is_a_blob(const pllm_output *o, uint64_t sequence) {
+    return o->sequence == sequence && o->blob && o->blob_len > 0 && o->finish_reason == PLLM_FINISH_NONE && !o->error && !o->tokens &&
+           !o->text && !o->logprobs && !o->top_logprobs && !o->prompt_logprobs;
+}
+
+static writing written(const pllm_engine *engine, uint64_t sequence) {
+    writing w = {0};
+    pllm_queue *queue = new_queue(engine, 1);
+    const pllm_output *o;
+    OK(pllm_sequence_export(engine, sequence, queue));
+    step_of(engine);
+    pllm_outputs *outputs = only_output(queue, &o);
+    if (!CHECK(is_a_blob(o, sequence))) exit(1);
+    w.bytes = memcpy(malloc(o->blob_len), o->blob, o->blob_len);
+    w.len = o->blob_len;
+    pllm_outputs_free(outputs);
+    pllm_queue_free(queue);
+    return w;
+}
+
+// `a`: what it has said. It is written down before the step that tells so; what it says in that step goes into `a`.
+static writing write_down(const pllm_engine *engine, uint64_t sequence, answer *a) {
+    const answer said = *a;
+    writing w = written(engine, sequence);
+    w.said = said;
+    collect(engine, sequence, a);
     return w;
 }
 
@@ -1606,60 +1641,212 @@ static void a_sequence_that_moves_says_what_it_would_have_said(const pllm_engine
     pllm_engine_free(other);
 }
 
-// And with nothing else.
-static void ends_with_an_error(const pllm_engine *engine, uint64_t sequence) {
-    pllm_outputs *outputs = NULL;
-    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
-    const pllm_output *o = pllm_outputs_get(outputs, 0);
-    CHECK(pllm_outputs_len(outputs) == 1 && o->sequence == sequence && o->finish_reason == PLLM_FINISH_ERROR);
+// Nothing else comes, and the counts are those of what it has said.
+static void ends_with_an_error(const pllm_queue *queue, uint64_t sequence, const answer *said) {
+    const pllm_output *o;
+    pllm_outputs *outputs = only_output(queue, &o);
+    CHECK(o->sequence == sequence && o->finish_reason == PLLM_FINISH_ERROR && o->user_data == said->user_data);
     CHECK(o->error_code == PLLM_E_INVALID_ARGUMENT && o->error_len > 9 && !o->tokens && !o->text && !o->blob);
+    CHECK(o->prompt_tokens == said->prompt_tokens && o->generated_tokens == said->generated_tokens && said->generated_tokens > 0);
     pllm_outputs_free(outputs);
 }
 
-static void to_go_on_asks_for_nothing_but_whether_to_keep(const pllm_engine *engine) {
-    pllm_engine *other = open_engine(model_dir);
-    pllm_sampling sampling = drawn(), wrong = {.struct_size = 8};
+// A sequence that had said nothing when it was written down, and what it says where it does not move.
+static writing unsaid(const pllm_engine *engine, answer *whole) {
+    pllm_sampling sampling = drawn();
     pllm_request request = text_request(STORY, &sampling);
-    const answer whole = *run(engine, &request);
-    answer a = {0}, b;
+    answer a = {0};
     uint64_t id = 0;
+    *whole = *run(engine, &request);
     request.user_data = 4711;
     OK(pllm_engine_add_request(engine, &request, &id));
-    step_of(engine);
-    collect(engine, id, &a);
     writing w = write_down(engine, id, &a);
-    b = w.said;
     forget(engine, id);
     collect(engine, id, &a);
     CHECK(a.finish_reason == PLLM_FINISH_ABORT && a.user_data == 4711);
-    id = read_back(engine, &w);
-    pllm_resume how;
-    pllm_resume_init(&how, sizeof how);
+    return w;
+}
+
+static void to_go_on_asks_for_nothing_but_where_whose_and_whether_to_keep(const pllm_engine *engine) {
+    pllm_engine *other = open_engine(model_dir);
+    pllm_queue *queue = new_queue(engine, 64);
+    pllm_sampling wrong = {.struct_size = 8};
+    answer whole, a = {0};
+    writing w = unsaid(engine, &whole);
+    const uint64_t id = read_back(engine, &w);
+    pllm_resume how = going_on(PLLM_RESUME_USER_DATA | PLLM_REQUEST_KEEP);
     how.sampling = &wrong;
-    how.queue = pllm_engine_queue(other);
-    how.user_data = 4712;
     how.text_flags = UINT32_MAX;
-    how.flags = PLLM_RESUME_CONTINUE | PLLM_RESUME_USER_DATA | PLLM_REQUEST_KEEP;
+    how.user_data = 4712;
+    how.queue = pllm_engine_queue(other);
+    INVALID(pllm_sequence_resume(engine, id, &how));
+    CHECK(info_of(engine, id).idle == 1);
+    how.queue = queue;
     OK(pllm_sequence_resume(engine, id, &how));
     step_to_the_end(engine);
-    collect(engine, id, &b);
-    CHECK(same(&b, &whole) && b.user_data == 0 && info_of(engine, id).idle == 1);
-    // It has nothing more to say: to go on is its end, and it stays.
-    OK(go_on(engine, id, PLLM_REQUEST_KEEP));
-    step_to_the_end(engine);
-    ends_with_an_error(engine, id);
-    CHECK(info_of(engine, id).idle == 1);
+    collect_from(queue, id, &a);
+    CHECK(same(&a, &whole) && a.user_data == 4712 && info_of(engine, id).idle == 1);
     free(w.bytes);
     forget(engine, id);
+    pllm_queue_free(queue);
     pllm_engine_free(other);
+    CHECK(outputs_in(pllm_engine_queue(engine)) == 0 && idle(engine));
+}
+
+// To go on is its end, and it stays; what is not said anew, where its outputs go and whose they are, stays too.
+static void what_has_nothing_more_to_say_cannot_go_on(const pllm_engine *engine) {
+    pllm_queue *queue = new_queue(engine, 64);
+    answer whole, a = {0};
+    writing w = unsaid(engine, &whole);
+    uint64_t id = read_back(engine, &w);
+    free(w.bytes);
+    pllm_resume how = going_on(PLLM_RESUME_USER_DATA | PLLM_REQUEST_KEEP);
+    how.queue = queue;
+    how.user_data = 4712;
+    OK(pllm_sequence_resume(engine, id, &how));
+    step_to_the_end(engine);
+    collect_from(queue, id, &a);
+    OK(go_on(engine, id, PLLM_REQUEST_KEEP));
+    step_to_the_end(engine);
+    ends_with_an_error(queue, id, &a);
+    CHECK(info_of(engine, id).idle == 1);
+    w = written(engine, id);
+    forget(engine, id);
+    // As little where it moves; the user's word does not move.
+    id = read_back(engine, &w);
+    OK(go_on(engine, id, PLLM_REQUEST_KEEP));
+    step_to_the_end(engine);
+    a.user_data = 0;
+    ends_with_an_error(pllm_engine_queue(engine), id, &a);
+    free(w.bytes);
+    forget(engine, id);
+    pllm_queue_free(queue);
     CHECK(idle(engine));
+}
+
+static void a_blob_comes_where_it_is_wanted(const pllm_engine *engine) {
+    pllm_sampling sampling = drawn();
+    pllm_request request = text_request(STORY, &sampling);
+    pllm_queue *queue = new_queue(engine, 1);
+    pllm_outputs *outputs = NULL;
+    const pllm_output *there;
+    uint64_t id = 0;
+    OK(pllm_engine_add_request(engine, &request, &id));
+    OK(pllm_sequence_export(engine, id, NULL));
+    OK(pllm_sequence_export(engine, id, queue));
+    OK(pllm_sequence_export(engine, id, pllm_engine_queue(engine)));
+    step_of(engine);
+    pllm_outputs *elsewhere = only_output(queue, &there);
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+    CHECK(is_a_blob(there, id) && pllm_outputs_len(outputs) == 3 && pllm_outputs_get(outputs, 2)->tokens_len == 1);
+    for (uint64_t i = 0; i < 2; i++) {
+        const pllm_output *here = pllm_outputs_get(outputs, i);
+        CHECK(is_a_blob(here, id) && here->blob_len == there->blob_len && !memcmp(here->blob, there->blob, there->blob_len));
+    }
+    pllm_outputs_free(outputs);
+    pllm_outputs_free(elsewhere);
+    pllm_queue_free(queue);
+    forget(engine, id);
+    collect(engine, 0, &(answer){0});
+    CHECK(idle(engine));
+}
+
+// Unless it is kept: then there is something to write down.
+static void a_sequence_that_ends_before_it_is_written_down_says_so_where_the_blob_is_wanted(const pllm_engine *engine) {
+    for (int keep = 0; keep < 2; keep++) {
+        pllm_sampling sampling = drawn();
+        pllm_request request = text_request(STORY, &sampling);
+        pllm_queue *queue = new_queue(engine, 1);
+        const pllm_output *o;
+        answer a = {0};
+        uint64_t id = 0;
+        request.flags = keep ? PLLM_REQUEST_KEEP : 0;
+        request.user_data = 4711;
+        OK(pllm_engine_add_request(engine, &request, &id));
+        step_of(engine);
+        OK(pllm_engine_abort(engine, id));
+        OK(pllm_sequence_export(engine, id, queue));
+        step_of(engine);
+        pllm_outputs *outputs = only_output(queue, &o);
+        CHECK(o->request == id && o->sequence == id && o->user_data == 4711 && o->finish_reason == PLLM_FINISH_NONE);
+        CHECK(keep ? is_a_blob(o, id) : !o->blob && !o->blob_len && o->error_code == PLLM_E_NOT_FOUND && o->error && o->error_len > 9);
+        collect(engine, id, &a);  // its own outputs know nothing of it
+        CHECK(a.finish_reason == PLLM_FINISH_ABORT && a.tokens_len == 1);
+        if (keep) forget(engine, id);
+        pllm_outputs_free(outputs);
+        pllm_queue_free(queue);
+        CHECK(idle(engine));
+    }
+}
+
+// What was said of a prompt, all in all: in the last output, or one after the other.
+typedef struct {
+    float logprobs[64];
+    pllm_logprob top[128];
+    uint64_t len, top_len, ends;
+} heard;
+
+static void hear(const pllm_engine *engine, uint32_t kind, heard *h) {
+    pllm_outputs *outputs = NULL;
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+    for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++) {
+        const pllm_output *o = pllm_outputs_get(outputs, i);
+        if (kind != PLLM_OUTPUT_DELTA) h->len = h->top_len = 0;
+        if (!CHECK(h->len + o->prompt_logprobs_len <= COUNT(h->logprobs))) break;
+        for (uint64_t at = 0; at < o->prompt_logprobs_len; at++) h->logprobs[h->len++] = o->prompt_logprobs[at];
+        for (uint64_t at = 0; at < o->prompt_top_logprobs_len; at++) h->top[h->top_len++] = o->prompt_top_logprobs[at];
+        h->ends += o->finish_reason != PLLM_FINISH_NONE;
+    }
+    pllm_outputs_free(outputs);
+}
+
+static uint64_t ask_of_the_prompt(const pllm_engine *engine, uint32_t kind, unsigned steps, heard *h) {
+    pllm_sampling sampling = drawn();
+    pllm_request request = text_request(STORY, &sampling);
+    uint64_t id = 0;
+    sampling.max_tokens = 8;
+    sampling.flags |= PLLM_SAMPLING_PROMPT_LOGPROBS;
+    sampling.prompt_top_logprobs = 2;
+    sampling.output_kind = kind;
+    *h = (heard){0};
+    OK(pllm_engine_add_request(engine, &request, &id));
+    while (steps-- > 0) step_of(engine);
+    hear(engine, kind, h);
+    return id;
+}
+
+// Wherever it was in its prompt, or behind it.
+static void what_is_said_of_a_prompt_moves_with_it(void) {
+    pllm_engine_options options = options_for(model_dir);
+    pllm_engine *engine = NULL;
+    options.prefill_chunk = 4;
+    if (!OK(pllm_engine_create(&options, &engine))) return;
+    for (uint32_t kind = PLLM_OUTPUT_DELTA; kind <= PLLM_OUTPUT_FINAL; kind++) {
+        heard whole, moved;
+        ask_of_the_prompt(engine, kind, 20, &whole);
+        CHECK(whole.ends == 1 && whole.len >= 12 && whole.top_len == 2 * whole.len);
+        for (unsigned steps = 0; steps < 6; steps++) {
+            uint64_t id = ask_of_the_prompt(engine, kind, steps, &moved);
+            writing w = written(engine, id);
+            forget(engine, id);
+            outputs_in(pllm_engine_queue(engine));
+            OK(go_on(engine, read_back(engine, &w), 0));
+            step_to_the_end(engine);
+            hear(engine, kind, &moved);
+            CHECK(moved.ends == 1 && moved.len == whole.len && moved.top_len == whole.top_len);
+            CHECK(!memcmp(moved.logprobs, whole.logprobs, sizeof whole.logprobs) && !memcmp(moved.top, whole.top, sizeof whole.top));
+            free(w.bytes);
+        }
+    }
+    CHECK(idle(engine));
+    pllm_engine_free(engine);
 }
 
 static void null_blobs_are_refused_and_outputs_stay(const pllm_engine *engine) {
     const uint64_t id = keep_one(engine, 3);
     writing w = write_down(engine, id, &(answer){0}), again = write_down(engine, id, &(answer){0});
     uint64_t out = 77;
-    INVALID(pllm_sequence_export(NULL, id));
+    INVALID(pllm_sequence_export(NULL, id, NULL));
     INVALID(pllm_sequence_import(NULL, w.bytes, w.len, NULL, &out));
     INVALID(pllm_sequence_import(engine, NULL, w.len, NULL, &out));
     INVALID(pllm_sequence_import(engine, NULL, 0, NULL, &out));
@@ -1717,6 +1904,7 @@ static void a_blob_is_refused_where_it_does_not_belong(const pllm_engine *engine
     uint64_t out = 77;
     INVALID(pllm_sequence_import(golden, w.bytes, w.len, NULL, &out));
     INVALID(pllm_sequence_import(engine, w.bytes, w.len, pllm_engine_queue(golden), &out));
+    INVALID(pllm_sequence_export(engine, id, pllm_engine_queue(golden)));
     pllm_engine_options options;
 #define IMPORT(assignment, refusal)                                                                                               \
     (options = options_for(model_dir), options.assignment, OK(pllm_engine_create(&options, &other)),                              \
@@ -1733,26 +1921,17 @@ static void a_blob_is_refused_where_it_does_not_belong(const pllm_engine *engine
     CHECK(idle(engine));
 }
 
-static uint64_t outputs_in(const pllm_queue *queue) {
-    pllm_outputs *outputs = NULL;
-    OK(pllm_queue_poll(queue, 0, &outputs));
-    uint64_t len = pllm_outputs_len(outputs);
-    pllm_outputs_free(outputs);
-    return len;
-}
-
 static void what_is_imported_writes_to_the_queue_that_was_named(const pllm_engine *engine) {
     enum { CAPACITY_OF_IT = 2, MORE = 16 };  // max_seqs outputs beyond the capacity
     pllm_sampling sampling = drawn();
     pllm_request request = text_request(STORY, &sampling);
-    pllm_queue *queue = NULL;
+    pllm_queue *queue = new_queue(engine, CAPACITY_OF_IT);
     answer a = {0};
     uint64_t id = 0, exports = 0;
     OK(pllm_engine_add_request(engine, &request, &id));
     writing w = write_down(engine, id, &a);
     forget(engine, id);
     collect(engine, 0, &a);
-    OK(pllm_queue_create(engine, CAPACITY_OF_IT, &queue));
     OK(pllm_sequence_import(engine, w.bytes, w.len, queue, &id));
     OK(go_on(engine, id, PLLM_REQUEST_KEEP));
     for (int i = 0; i < 5; i++) step_of(engine);
@@ -1762,11 +1941,12 @@ static void what_is_imported_writes_to_the_queue_that_was_named(const pllm_engin
     CHECK(outputs_in(queue) == 1 && info_of(engine, id).idle == 1);
     // Nobody reads what is exported: this does not go on for ever.
     for (; exports < CAPACITY_OF_IT + MORE; exports++, step_of(engine))
-        if (!OK(pllm_sequence_export(engine, id))) break;
-    CAPACITY(pllm_sequence_export(engine, id));
+        if (!OK(pllm_sequence_export(engine, id, NULL))) break;
+    CAPACITY(pllm_sequence_export(engine, id, NULL));
     CHECK(outputs_in(queue) == exports);
     pllm_queue_free(queue);
     INVALID(go_on(engine, id, 0));
+    INVALID(pllm_sequence_export(engine, id, NULL));
     free(w.bytes);
     forget(engine, id);
     CHECK(idle(engine));
@@ -2326,7 +2506,11 @@ static void with_the_bundled_model(void) {
     what_is_kept_goes_on_as_one_prompt_would(engine);
     a_rewound_sequence_says_the_same_again_and_its_forks_too(engine);
     a_sequence_that_moves_says_what_it_would_have_said(engine);
-    to_go_on_asks_for_nothing_but_whether_to_keep(engine);
+    to_go_on_asks_for_nothing_but_where_whose_and_whether_to_keep(engine);
+    what_has_nothing_more_to_say_cannot_go_on(engine);
+    a_blob_comes_where_it_is_wanted(engine);
+    a_sequence_that_ends_before_it_is_written_down_says_so_where_the_blob_is_wanted(engine);
+    what_is_said_of_a_prompt_moves_with_it();
     null_blobs_are_refused_and_outputs_stay(engine);
     a_damaged_blob_is_refused(engine);
     a_blob_is_refused_where_it_does_not_belong(engine);

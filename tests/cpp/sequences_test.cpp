@@ -29,6 +29,13 @@ static pagedllm::Resume endlessly() {
     return how;
 }
 
+// As if it had never been idle.
+static pagedllm::Resume going_on() {
+    pagedllm::Resume how;
+    how.go_on = true;
+    return how;
+}
+
 // An engine, and what it says of France, whose 11 tokens follow the prompt's 16.
 class Sequences : public testing::Test {
 protected:
@@ -143,9 +150,8 @@ TEST_F(Sequences, belong_to_who_holds_them) {
     EXPECT_TRUE(fails(Code::invalid_argument, first.resume()));
     EXPECT_TRUE(fails(Code::invalid_argument, first.stream()));
     EXPECT_TRUE(fails(Code::invalid_argument, first.generate()));
-    EXPECT_TRUE(fails(Code::invalid_argument, first.go_on()));
     EXPECT_TRUE(fails(Code::invalid_argument, first.export_blob()));
-    EXPECT_TRUE(fails(Code::invalid_argument, first.export_to_queue()));
+    EXPECT_TRUE(fails(Code::invalid_argument, first.export_to(engine.queue())));
     EXPECT_TRUE(fails(Code::invalid_argument, first.free()));
     first = std::move(second);
     EXPECT_EQ(first.release(), id);
@@ -169,11 +175,11 @@ TEST_F(Sequences, outlive_their_engine) {
     pagedllm::Sequence sequence = engine.sequence(whole.sequence), never_touched = keep(2);
     pagedllm::Pin pin = engine.pin({prompt}).value();
     const auto blob = sequence.export_blob().value();
+    const pagedllm::Queue queue = engine.create_queue(4).value();
     { const pagedllm::Engine gone = std::move(engine); }
     EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence(blob)));
     EXPECT_TRUE(fails(Code::closed, sequence.export_blob()));
-    EXPECT_TRUE(fails(Code::closed, sequence.export_to_queue()));
-    EXPECT_TRUE(fails(Code::closed, sequence.go_on()));
+    EXPECT_TRUE(fails(Code::closed, sequence.export_to(queue)));
     EXPECT_TRUE(fails(Code::closed, sequence.info()));
     EXPECT_TRUE(fails(Code::closed, sequence.fork()));
     EXPECT_TRUE(fails(Code::closed, sequence.append(whole.tokens)));
@@ -203,6 +209,8 @@ TEST_F(Sequences, refuse_what_cannot_be) {
         how.queue = wrong;
         EXPECT_TRUE(fails(Code::invalid_argument, sequence.fork(how)));
         EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(more(1), *wrong)));
+        EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(going_on(), *wrong)));
+        EXPECT_TRUE(fails(Code::invalid_argument, sequence.export_to(*wrong)));
         EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence(blob, *wrong)));
     }
     EXPECT_TRUE(fails(Code::invalid_argument, sequence.append(beyond)));
@@ -219,10 +227,10 @@ TEST_F(Sequences, refuse_what_cannot_be) {
     EXPECT_TRUE(fails(Code::not_found, unknown.rewind(1)));
     EXPECT_TRUE(fails(Code::not_found, unknown.resume(more(1), queue)));
     EXPECT_TRUE(fails(Code::not_found, unknown.generate()));
-    EXPECT_TRUE(fails(Code::not_found, unknown.go_on()));
+    EXPECT_TRUE(fails(Code::not_found, unknown.resume(going_on(), queue)));
     EXPECT_TRUE(fails(Code::not_found, unknown.export_blob()));
-    EXPECT_TRUE(fails(Code::not_found, unknown.export_to_queue()));
-    EXPECT_TRUE(fails(Code::invalid_argument, sequence.go_on()));  // the queue of generate is gone
+    EXPECT_TRUE(fails(Code::not_found, unknown.export_to(queue)));
+    EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(going_on())));  // the queue of generate is gone
     EXPECT_TRUE(fails(Code::not_found, unknown.free()));
     EXPECT_TRUE(fails(Code::not_found, engine.sequence(0).free()));
     expect_rest(sequence, 20);
@@ -338,24 +346,71 @@ TEST(SequencesThatMove, go_on_as_if_they_had_stayed) {
     EXPECT_EQ(info.inexact, 0u);
     const uint64_t told = info.len - prompt;
     EXPECT_TRUE(told > 0 && told < 20) << told;
-    EXPECT_TRUE(ok(moved.go_on()));
-    EXPECT_TRUE(fails(Code::invalid_argument, moved.go_on()));  // it runs
+    EXPECT_TRUE(ok(moved.resume(going_on())));
+    EXPECT_TRUE(fails(Code::invalid_argument, moved.resume(going_on())));  // it runs
     expect_tail(read_to_the_end(queue).tokens, drawn - told, whole);
     EXPECT_LE(to.stats().value().prompt_tokens, 1u);
     EXPECT_EQ(moved.info().value().len, prompt + drawn);
     EXPECT_EQ(moved.generate(more(2)).value().tokens.size(), 2u);
+}
 
-    pagedllm::Sequence again = to.import_sequence(blob).value();
-    EXPECT_TRUE(ok(again.go_on(false)));
-    expect_tail(read_to_the_end(to.queue()).tokens, drawn - told, whole);
-    EXPECT_TRUE(fails(Code::not_found, again.free()));
+// What is left to be said, as a blob.
+static std::vector<uint8_t> exported_after(uint64_t tokens, pagedllm::Engine &from, const pagedllm::Request &request) {
+    pagedllm::Sequence sequence = from.sequence(from.add(request).value());
+    for (uint64_t i = 0; i < tokens; i++) from.step().value();
+    const pagedllm::Queue queue = from.create_queue(1).value();
+    EXPECT_TRUE(ok(sequence.export_to(queue)));
+    sequence.release();
+    step_to_the_end(from);
+    const pagedllm::Outputs outputs = queue.poll().value();
+    EXPECT_EQ(outputs.size(), 1u);
+    return {outputs[0].blob.begin(), outputs[0].blob.end()};
+}
+
+TEST(SequencesThatMove, go_on_in_a_stream_or_a_queue_and_with_user_data_of_their_own) {
+    pagedllm::Engine from = host_stepped_engine(), to = open_engine();
+    const auto blob = exported_after(8, from, drawing(drawn));
+    const auto whole = read_to_the_end(from.queue()).tokens;
+    pagedllm::Resume how = going_on();
+    how.keep = false;
+    how.user_data = 11;
+    how.sampling.max_tokens = 1;  // has no say
+
+    pagedllm::Sequence streamed = to.import_sequence(blob).value();
+    std::vector<uint32_t> tail;
+    for (const pagedllm::Output &output : streamed.stream(how).value()) {
+        EXPECT_EQ(output.sequence, streamed.id());
+        EXPECT_EQ(output.user_data, 11u);
+        tail.insert(tail.end(), output.tokens.begin(), output.tokens.end());
+    }
+    expect_tail(tail, drawn - 8, whole);
+    EXPECT_TRUE(fails(Code::not_found, streamed.free()));
+
+    const pagedllm::Queue queue = to.create_queue(64).value();
+    pagedllm::Sequence queued = to.import_sequence(blob).value();
+    EXPECT_TRUE(ok(queued.resume(how, queue)));
+    expect_tail(read_to_the_end(queue).tokens, drawn - 8, whole);
+}
+
+TEST(SequencesThatMove, are_collected_as_their_outputs_are) {
+    pagedllm::Engine from = host_stepped_engine(), to = open_engine();
+    pagedllm::Request request = drawing(drawn);
+    request.sampling.output_kind = pagedllm::OutputKind::cumulative;
+    const auto blob = exported_after(8, from, request);
+    pagedllm::Resume how = going_on();
+    how.sampling.output_kind = request.sampling.output_kind;
+    const pagedllm::Completion all = to.import_sequence(blob)->generate(how).value();
+    const pagedllm::Outputs outputs = from.queue().poll().value();
+    const pagedllm::Output whole = outputs[outputs.size() - 1];
+    EXPECT_EQ(all.tokens, std::vector<uint32_t>(whole.tokens.begin(), whole.tokens.end()));
+    EXPECT_EQ(all.text, whole.text);
 }
 
 TEST(SequencesThatMove, may_come_as_an_output_where_their_text_does) {
     pagedllm::Engine from = host_stepped_engine(), to = open_engine();
     const pagedllm::Sequence running = from.sequence(from.add(drawing(drawn)).value());
     for (int i = 0; i < 8; i++) from.step().value();
-    EXPECT_TRUE(ok(running.export_to_queue()));
+    EXPECT_TRUE(ok(running.export_to(from.queue())));
     step_to_the_end(from);
     const pagedllm::Outputs outputs = from.queue().poll().value();
     pagedllm::Sequence moved = to.sequence(0);
@@ -368,8 +423,26 @@ TEST(SequencesThatMove, may_come_as_an_output_where_their_text_does) {
         moved = to.import_sequence(output.blob).value();
     }
     ASSERT_EQ(blobs, 1);
-    EXPECT_TRUE(ok(moved.go_on()));
-    expect_tail(read_to_the_end(to.queue()).tokens, drawn - 8, tokens_of(outputs, running.id()));
+    expect_tail(moved.generate(going_on()).value().tokens, drawn - 8, tokens_of(outputs, running.id()));
+}
+
+TEST(SequencesThatMove, say_why_there_is_no_blob_when_they_ended_before_the_step) {
+    pagedllm::Engine engine = host_stepped_engine();
+    const uint64_t request = engine.add(drawing(drawn)).value();
+    const pagedllm::Sequence sequence = engine.sequence(request);
+    for (int i = 0; i < 5; i++) engine.step().value();
+    const pagedllm::Queue queue = engine.create_queue(4).value();
+    EXPECT_TRUE(ok(engine.abort(request)));
+    EXPECT_TRUE(ok(sequence.export_to(queue)));
+    auto waiting = std::async(std::launch::async, [&] { return sequence.export_blob(); });
+    while (waiting.wait_for(1ms) != std::future_status::ready) engine.step().value();
+    EXPECT_TRUE(fails(Code::not_found, waiting.get()));
+    const pagedllm::Outputs outputs = queue.poll().value();
+    ASSERT_EQ(outputs.size(), 1u);
+    EXPECT_EQ(outputs[0].error_code, Code::not_found);
+    EXPECT_FALSE(outputs[0].error_message.empty());
+    EXPECT_EQ(outputs[0].sequence, sequence.id());
+    EXPECT_TRUE(outputs[0].blob.empty() && !outputs[0].is_last());
 }
 
 TEST(SequencesThatMove, leave_no_trace_in_what_is_collected) {

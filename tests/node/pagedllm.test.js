@@ -463,6 +463,11 @@ describe('moving', () => {
     return [stream, begun[0].sequence, begun];
   }
 
+  // A stream of what it says in the other engine, from when it is first read.
+  async function* moved(blob, options) {
+    yield* other.streamResumed(await other.importSequence(blob), { goOn: true, keep: false }, options);
+  }
+
   // What never moved said it too, from some place on to its end.
   function isTheRest(outputs) {
     const tokens = outputs.flatMap((output) => output.tokens);
@@ -479,7 +484,7 @@ describe('moving', () => {
     await stream.return();
     await idle();
     for (const copy of [blob, Buffer.from(blob)]) {
-      const moving = other.streamImported(copy, { capacity: 1 });
+      const moving = moved(copy, { capacity: 1 });
       const first = (await moving.next()).value;
       copy.fill(0); // it is read no more
       isTheRest([first, ...await collect(moving)]);
@@ -493,7 +498,7 @@ describe('moving', () => {
     const outputs = [...begun, ...await collect(stream)];
     assert.deepEqual(outputs.flatMap((output) => output.tokens), whole.tokens);
     assert.equal(textOf(outputs), whole.text);
-    for (const outputs of await Promise.all(blobs.map((blob) => collect(other.streamImported(blob))))) isTheRest(outputs);
+    for (const outputs of await Promise.all(blobs.map((blob) => collect(moved(blob))))) isTheRest(outputs);
     await idle();
     const { finishedAbort, finishedError } = engine.stats();
     assert.deepEqual([finishedAbort, finishedError], [0, 0]);
@@ -503,44 +508,74 @@ describe('moving', () => {
     const kept = await engine.generate({ ...STORY.request, maxTokens: 9, keep: true });
     const blob = await engine.exportSequence(kept.sequence);
     assert.deepEqual(await engine.exportSequence(kept.sequence), blob);
-    const moved = await other.importSequence(blob);
-    assert.deepEqual(other.sequenceInfo(moved),
-      { request: moved, length: kept.promptTokens + 9, index: 0, idle: true, inexact: false });
+    const copy = await other.importSequence(blob);
+    assert.deepEqual(other.sequenceInfo(copy),
+      { request: copy, length: kept.promptTokens + 9, index: 0, idle: true, inexact: false });
     const { promptTokens } = other.stats();
-    const rest = await other.generateResumed(moved, { temperature: 0, keep: false });
+    const rest = await other.generateResumed(copy, { temperature: 0, keep: false });
     assert.deepEqual([...kept.tokens, ...rest.tokens], STORY.token_ids);
     assert.equal(other.stats().promptTokens - promptTokens, 1); // the last token, which nothing came after yet
-    await assert.rejects(collect(other.streamImported(blob)), PagedllmError); // it may not become longer
+    await refused('INVALID_ARGUMENT', 'rewind', () => collect(moved(blob))); // it may not become longer
   });
 
-  it('keeps what was imported where that is asked for', async () => {
+  it('keeps what goes on unless that is not wanted', async () => {
     const [, sequence] = await begin();
     const blob = await engine.exportSequence(sequence);
-    for (const keep of [false, true]) {
-      const queue = other.createQueue(1000), outputs = [];
-      const moved = await other.importSequence(blob, { queue });
-      other.goOn(moved, { keep });
-      await refused('INVALID_ARGUMENT', 'runs already', () => other.goOn(moved));
-      while (!outputs.at(-1)?.finishReason) {
-        await queue.readable();
-        outputs.push(...queue.poll());
-      }
-      queue.close();
+    const kept = await other.importSequence(blob), gone = await other.importSequence(blob);
+    isTheRest(await collect(other.streamResumed(kept, { goOn: true })));
+    isTheRest(await collect(other.streamResumed(gone, { goOn: true, keep: false })));
+    assert.equal(other.sequenceInfo(kept).idle, true);
+    await soon(() => other.stats().idle === 1, 'the other is gone');
+    await assert.rejects(collect(moved(blob, { signal: AbortSignal.abort() })), { name: 'AbortError' });
+  });
+
+  it('lets an idle fork go on as if it had never been idle', async () => {
+    const [, sequence] = await begin({ ...DRAWN, userData: 3 });
+    const { queue } = engine;
+    for (const [how, userData] of [[{}, 3], [{ userData: 4 }, 4]]) {
+      const [fork] = engine.fork(sequence, { idle: true, queue });
+      const outputs = await collect(engine.streamResumed(fork, { goOn: true, keep: false, ...how }));
       isTheRest(outputs);
-      await soon(() => other.stats().idle === Number(keep), 'it stays, or is gone');
+      assert.ok(outputs.every((output) => output.userData === userData));
     }
-    const again = await collect(other.streamImported(blob, { keep: true }));
-    assert.equal(other.sequenceInfo(again[0].sequence).idle, true);
-    await assert.rejects(collect(other.streamImported(blob, { signal: AbortSignal.abort() })), { name: 'AbortError' });
+    assert.deepEqual(queue.poll(), []);
+  });
+
+  it('lets a sequence go on into the queue that is named, or its own', async () => {
+    const [, sequence] = await begin();
+    const blob = await engine.exportSequence(sequence);
+    const own = other.createQueue(1000), named = other.createQueue(1000);
+    for (const [queue, to] of [[undefined, own], [named, named]]) {
+      const copy = await other.importSequence(blob, { queue: own }), outputs = [];
+      await other.resume(copy, { goOn: true, queue });
+      await refused('INVALID_ARGUMENT', 'runs already', () => other.resume(copy, { goOn: true }));
+      while (!outputs.at(-1)?.finishReason) {
+        await to.readable();
+        outputs.push(...to.poll());
+      }
+      isTheRest(outputs);
+    }
+    own.close();
+    named.close();
+  });
+
+  it('leaves to what goes on its own sampling', async () => {
+    const [, sequence] = await begin();
+    const copy = await other.importSequence(await engine.exportSequence(sequence));
+    for (const wrong of [{ temperature: 0 }, { grammar: { regex: 'a' } }, { skipSpecial: true }, { maxTokn: 1 }]) {
+      await assert.rejects(other.resume(copy, { goOn: true, ...wrong }), TypeError);
+    }
+    await assert.rejects(other.generateResumed(copy, { goOn: true }), TypeError);
+    isTheRest(await collect(other.streamResumed(copy, { goOn: true, temperature: undefined })));
   });
 
   it('says what cannot be exact', async () => {
     const [, sequence] = await begin();
     const blob = await engine.exportSequence(sequence);
     await withEngine({ isa: 'portable' }, async (portable) => {
-      const moved = await portable.importSequence(blob);
-      assert.equal(portable.sequenceInfo(moved).inexact, portable.info().isa !== engine.info().isa);
-      assert.equal((await portable.generateResumed(moved, { maxTokens: 3, ignoreEos: true })).finishReason, 'length');
+      const copy = await portable.importSequence(blob);
+      assert.equal(portable.sequenceInfo(copy).inexact, portable.info().isa !== engine.info().isa);
+      assert.equal((await portable.generateResumed(copy, { maxTokens: 3, ignoreEos: true })).finishReason, 'length');
     });
   });
 
@@ -549,10 +584,11 @@ describe('moving', () => {
     for (let i = 0; i < 2; i++) {
       const exported = engine.exportSequence(sequence);
       await engine.step();
-      isTheRest(await collect(other.streamImported(await exported)));
+      isTheRest(await collect(moved(await exported)));
     }
     engine.abort(sequence);
-    const lost = refused('NOT_FOUND', `sequence ${sequence} has ended`, () => engine.exportSequence(sequence));
+    const message = `sequence ${sequence} has ended before it could be exported`;
+    const lost = refused('NOT_FOUND', message, () => engine.exportSequence(sequence));
     await engine.step();
     await lost;
     const next = await engine.add(DRAWN);
@@ -571,7 +607,6 @@ describe('moving', () => {
     for (const bad of damaged) {
       const message = `these ${bad.length} bytes are no exported sequence, or are damaged`;
       await refused('INVALID_ARGUMENT', message, () => other.importSequence(bad));
-      await refused('INVALID_ARGUMENT', message, () => collect(other.streamImported(bad)));
     }
     const newer = Buffer.from(blob);
     newer[8] = 9;
@@ -585,7 +620,28 @@ describe('moving', () => {
     }
     await refused('INVALID_ARGUMENT', 'another engine', () => other.importSequence(blob, { queue: engine.queue }));
     assert.equal(other.stats().idle, 0);
-    isTheRest(await collect(other.streamImported(blob)));
+    isTheRest(await collect(moved(blob)));
+  });
+
+  it('takes along what was said of the prompt, and what was still to be said of it', async () => {
+    for (const outputKind of ['delta', 'cumulative', 'final']) {
+      const request = { ...DRAWN, maxTokens: 9, promptTopLogprobs: 1, outputKind };
+      const whole = await other.generate(request);
+      assert.equal(whole.promptLogprobs.length, whole.promptTokens - 1);
+      for (const steps of [0, 2, 5]) {
+        await withEngine({ hostSteps: true, prefillChunk: 8 }, async (engine) => {
+          const sequence = await engine.add(request);
+          for (let i = 0; i < steps; i++) await engine.step();
+          const before = engine.queue.poll(), exported = engine.exportSequence(sequence);
+          await engine.step();
+          const after = await collect(moved(await exported));
+          const said = outputKind === 'delta' ? [...before, ...after] : after.slice(-1);
+          for (const name of ['tokens', 'promptLogprobs', 'promptTopLogprobs']) {
+            assert.deepEqual(said.flatMap((output) => output[name] ?? []), whole[name]);
+          }
+        });
+      }
+    }
   });
 });
 
@@ -907,8 +963,8 @@ describe('bad input', () => {
 
   it('is refused in calls on sequences, with code and reason', async () => {
     const calls = [(id) => engine.fork(id), (id) => engine.append(id, [1]), (id) => engine.rewind(id, 1), (id) => engine.resume(id),
-      (id) => engine.free(id), (id) => engine.sequenceInfo(id), (id) => engine.unpin(id), (id) => engine.goOn(id),
-      (id) => engine.exportSequence(id)];
+      (id) => engine.free(id), (id) => engine.sequenceInfo(id), (id) => engine.unpin(id),
+      (id) => engine.resume(id, { goOn: true }), (id) => engine.exportSequence(id)];
     const ended = (await engine.generate({ prompt: 'Hello', maxTokens: 1 })).sequence;
     for (const call of calls) {
       for (const unknown of [0, ended, 4711, 2n ** 64n - 1n]) await refused('NOT_FOUND', String(unknown), () => call(unknown));
@@ -928,6 +984,7 @@ describe('bad input', () => {
       ['INVALID_ARGUMENT', 'cannot fork at 6', () => engine.fork(sequence, { at: 6, queue })],
       ['INVALID_ARGUMENT', 'queue has been freed', () => engine.fork(sequence)],
       ['INVALID_ARGUMENT', 'queue has been freed', () => engine.resume(sequence)],
+      ['INVALID_ARGUMENT', 'queue has been freed', () => engine.resume(sequence, { goOn: true })],
       ['INVALID_ARGUMENT', '1024', () => engine.append(sequence, [1024])],
       ['INVALID_ARGUMENT', '2000 more do not fit', () => engine.append(sequence, new Uint32Array(2000))],
       ['INVALID_ARGUMENT', 'not to 0', () => engine.rewind(sequence, 0)],
@@ -979,8 +1036,7 @@ describe('closing', () => {
       () => engine.tokenize('x'), () => engine.detokenize([1]), () => engine.renderChat([]),
       () => engine.fork(1), () => engine.append(1, [1]), () => engine.rewind(1, 1), () => engine.resume(1), () => engine.free(1),
       () => engine.sequenceInfo(1), () => engine.generateResumed(1), () => engine.pin({ prompt: 'x' }), () => engine.unpin(1),
-      () => engine.goOn(1), () => engine.exportSequence(1), () => engine.importSequence(Buffer.from('x')),
-      () => engine.streamImported(Buffer.from('x')).next(),
+      () => engine.exportSequence(1), () => engine.importSequence(Buffer.from('x')),
     ]) {
       await refused('CLOSED', 'the engine is closed', call);
     }

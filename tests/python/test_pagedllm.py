@@ -598,6 +598,18 @@ class Moving(Case):
         begun = [next(stream) for _ in range(tokens)]
         return stream, begun[0].sequence, begun
 
+    def export_at_the_next_step(self, engine, sequence):
+        async def export():
+            exporting = asyncio.create_task(engine.aexport_sequence(sequence))
+            await asyncio.sleep(0)
+            engine.step()
+            return await exporting
+        return asyncio.run(export())
+
+    def moved(self, blob):
+        """A stream of what it says in the other engine."""
+        return self.other.stream_resumed(self.other.import_sequence(blob), go_on=True, keep=False)
+
     def assertTheRest(self, outputs, of=None):
         """What never moved said it too, from some place on to its end."""
         whole, outputs = of or self.whole, list(outputs)
@@ -613,7 +625,8 @@ class Moving(Case):
         stream.close()
         self.assertIdle()
         for kind in (bytes, bytearray, memoryview):
-            self.assertTheRest(self.other.stream_imported(kind(blob)))
+            self.assertTheRest(self.moved(kind(blob)))
+        self.assertSoon(lambda: self.other.stats().idle == 0, "none of them stays")
         self.assertIdle(self.other)
 
     def test_who_is_read_meanwhile_notices_nothing(self):
@@ -624,7 +637,7 @@ class Moving(Case):
         self.assertEqual("".join(output.text for output in outputs), self.whole.text)
         self.assertEqual({len(output.tokens) for output in outputs}, {1})
         for blob in blobs:
-            self.assertTheRest(self.other.stream_imported(blob))
+            self.assertTheRest(self.moved(blob))
         self.assertIdle()
         stats = self.engine.stats()
         self.assertEqual((stats.finished_abort, stats.finished_error), (0, 0))
@@ -635,7 +648,7 @@ class Moving(Case):
             sequence = (await stream.__anext__()).sequence
             blob = await self.engine.aexport_sequence(sequence)
             await stream.aclose()
-            return [output async for output in self.other.astream_imported(blob)]
+            return [output async for output in self.other.astream_resumed(self.other.import_sequence(blob), go_on=True)]
 
         async def main():
             return await asyncio.gather(*(move() for _ in range(8)))
@@ -648,7 +661,7 @@ class Moving(Case):
         whole = self.other.generate("Hello", sampling)
         stream = self.engine.stream("Hello", sampling, capacity=1)
         blob = self.engine.export_sequence(next(stream).sequence)
-        rest = list(self.other.stream_imported(blob))
+        rest = list(self.moved(blob))
         tokens = [token for output in rest for token in output.tokens]
         self.assertEqual(tokens, whole.tokens[-len(tokens):])
         self.assertEqual([top for output in rest for top in output.top_logprobs or []], whole.top_logprobs[-len(tokens):])
@@ -666,37 +679,83 @@ class Moving(Case):
         rest = self.other.generate_resumed(moved, GREEDY, keep=False)
         self.assertEqual(kept.tokens + rest.tokens, STORY["token_ids"])
         self.assertEqual(self.other.stats().prompt_tokens - before, 1)  # the last token, which nothing came after yet
-        with self.assertRaises(Error):  # it may not become longer
-            list(self.other.stream_imported(blob))
+        self.assertRefused(Code.INVALID_ARGUMENT, "rewind", list, self.moved(blob))  # it may not become longer
 
-    def test_a_sequence_that_was_imported_is_kept_where_that_is_asked_for(self):
+    def test_what_goes_on_is_kept_unless_that_is_not_wanted(self):
         stream, sequence, _ = self.begin(5)
         blob = self.engine.export_sequence(sequence)
-        for keep in (False, True):
-            with self.other.create_queue(1000) as queue:
-                moved = self.other.import_sequence(blob, queue=queue)
-                self.other.go_on(moved, keep=keep)
-                outputs = []
-                while not outputs or not outputs[-1].finish_reason:
-                    outputs += queue.poll()
-                self.assertTheRest(outputs)
-            self.assertSoon(lambda: self.other.stats().idle == keep, "it stays, or is gone")
+        moved = self.other.import_sequence(blob)
+        self.assertTheRest(self.other.stream_resumed(moved, go_on=True))
+        self.assertTrue(self.other.sequence_info(moved).idle)
         self.other.free(moved)
-        again = list(self.other.stream_imported(blob, keep=True))[-1].sequence
-        self.assertTrue(self.other.sequence_info(again).idle)
+        self.assertTheRest(self.other.stream_resumed(self.other.import_sequence(blob), go_on=True, keep=False))
+        self.assertSoon(lambda: self.other.stats().idle == 0, "both are gone")
 
     def test_an_idle_fork_goes_on_as_if_it_had_never_been_idle(self):
-        stream, sequence, begun = self.begin(5)
-        with self.engine.create_queue(1000) as queue:
-            fork, = self.engine.fork(sequence, idle=True, queue=queue, user_data=3)
-            list(stream)
-            self.engine.go_on(fork, keep=False)
-            self.assertRefused(Code.INVALID_ARGUMENT, "runs already", self.engine.go_on, fork)
-            outputs = []
-            while not outputs or not outputs[-1].finish_reason:
-                outputs += queue.poll()
-        self.assertTheRest(outputs)
-        self.assertEqual({output.user_data for output in outputs}, {3})
+        stream, sequence, _ = self.begin(5, user_data=3)
+        for how, user_data in (({}, 3), ({"user_data": 4}, 4)):
+            fork, = self.engine.fork(sequence, idle=True, queue=self.engine.queue)
+            going_on = self.engine.stream_resumed(fork, go_on=True, keep=False, **how)
+            begun = next(going_on)
+            self.assertRefused(Code.INVALID_ARGUMENT, "runs already", self.engine.resume, fork, go_on=True)
+            outputs = [begun, *going_on]
+            self.assertTheRest(outputs)
+            self.assertEqual({output.user_data for output in outputs}, {user_data})
+        self.assertEqual(self.engine.queue.poll(0), [])
+
+    def test_what_goes_on_writes_to_the_queue_that_is_named_or_to_its_own(self):
+        stream, sequence, _ = self.begin(5)
+        blob = self.engine.export_sequence(sequence)
+        with self.other.create_queue(1000) as own, self.other.create_queue(1000) as named:
+            for queue, to in ((None, own), (named, named)):
+                self.other.resume(self.other.import_sequence(blob, queue=own), go_on=True, keep=False, queue=queue)
+                outputs = []
+                while not outputs or not outputs[-1].finish_reason:
+                    outputs += to.poll()
+                self.assertTheRest(outputs)
+
+    def test_what_goes_on_has_its_own_sampling(self):
+        stream, sequence, _ = self.begin(5)
+        moved = self.other.import_sequence(self.engine.export_sequence(sequence))
+        for wrong in ({"sampling": GREEDY}, {"skip_special": True}, {"logits_hook": print}):
+            with self.assertRaisesRegex(TypeError, "the sequence's own"):
+                self.other.resume(moved, go_on=True, **wrong)
+        for generate in (self.other.generate_resumed, lambda *how, **more: asyncio.run(self.other.agenerate_resumed(*how, **more))):
+            with self.assertRaisesRegex(TypeError, "go_on"):
+                generate(moved, go_on=True)
+        self.assertTheRest(self.other.stream_resumed(moved, go_on=True))
+
+    def test_an_export_that_nobody_waits_for_any_more_disturbs_nobody(self):
+        async def give_up(engine, sequence):
+            await asyncio.wait_for(engine.aexport_sequence(sequence), 0.01)
+        with open_engine(host_steps=True) as engine:
+            sequence = engine.add(STORY["prompt"], self.DRAWN, add_special=False)
+            for _ in range(3):
+                engine.step()
+                with self.assertRaises(asyncio.TimeoutError):
+                    asyncio.run(give_up(engine, sequence))
+            while engine.step().unfinished:
+                pass
+            outputs = engine.queue.poll(0)
+            self.assertEqual([token for output in outputs for token in output.tokens], self.whole.tokens)
+            self.assertIdle(engine)
+
+    def test_what_was_said_of_the_prompt_moves_and_what_was_still_to_be_said_of_it(self):
+        for kind in OutputKind:
+            sampling = dataclasses.replace(self.DRAWN, max_tokens=9, prompt_top_logprobs=1, output_kind=kind)
+            whole = self.other.generate(STORY["prompt"], sampling, add_special=False)
+            self.assertEqual(len(whole.prompt_logprobs), whole.prompt_tokens - 1)
+            for steps in (0, 2, 5):
+                with self.subTest(kind=kind, steps=steps), open_engine(host_steps=True, prefill_chunk=8) as engine:
+                    sequence = engine.add(STORY["prompt"], sampling, add_special=False)
+                    for _ in range(steps):
+                        engine.step()
+                    before = engine.queue.poll(0)
+                    after = list(self.moved(self.export_at_the_next_step(engine, sequence)))
+                    said = after[-1:] if kind else [*before, *after]
+                    for name in ("tokens", "prompt_logprobs", "prompt_top_logprobs"):
+                        lists = [getattr(output, name) or [] for output in said]
+                        self.assertEqual(sum(lists, []), getattr(whole, name))
 
     def test_a_sequence_of_another_instruction_path_goes_on_and_says_that_it_is_inexact(self):
         stream, sequence, _ = self.begin(5)
@@ -714,15 +773,12 @@ class Moving(Case):
                 exported = pool.submit(engine.export_sequence, sequence)
                 while not exported.done():
                     engine.step()
-                self.assertTheRest(self.other.stream_imported(exported.result()))
-            for end in (engine.abort, engine.free):
+                self.assertTheRest(self.moved(exported.result()))
+            for end, message in ((engine.abort, "has ended before it could be exported"), (engine.free, "is unknown")):
                 sequence = engine.add(STORY["prompt"], self.DRAWN, add_special=False)
                 engine.step()
                 end(sequence)
-                exported = pool.submit(engine.export_sequence, sequence)
-                while not exported.done():
-                    engine.step()
-                self.assertRefused(Code.NOT_FOUND, "", exported.result)
+                self.assertRefused(Code.NOT_FOUND, message, self.export_at_the_next_step, engine, sequence)
             exported = pool.submit(engine.export_sequence, engine.add("Hello"))
             time.sleep(0.01)
             engine.close()
@@ -737,7 +793,6 @@ class Moving(Case):
         for bad in damaged:
             self.assertRefused(Code.INVALID_ARGUMENT, f"these {len(bad)} bytes are no exported sequence, or are damaged",
                                self.other.import_sequence, bad)
-            self.assertRefused(Code.INVALID_ARGUMENT, "damaged", self.other.stream_imported, bad)
         newer = blob[:8] + b"\x09" + blob[9:]
         self.assertRefused(Code.UNSUPPORTED, "format 9", self.other.import_sequence, newer)
         for wrong in (None, 7, "blob", [1, 2]):
@@ -751,7 +806,7 @@ class Moving(Case):
         self.assertRefused(Code.INVALID_ARGUMENT, "another engine", self.other.import_sequence, blob, queue=self.engine.queue)
         self.assertEqual(self.other.stats().idle, 0)
         self.assertIdle(self.other)
-        self.assertTheRest(self.other.stream_imported(blob))
+        self.assertTheRest(self.moved(blob))
 
 
 class Prefixes(Case):
@@ -1315,8 +1370,8 @@ class BadInput(Case):
     def test_calls_on_sequences_are_refused_with_code_and_reason(self):
         engine = self.engine
         calls = (engine.fork, lambda one: engine.append(one, [1]), lambda one: engine.rewind(one, 1), engine.resume, engine.free,
-                 engine.sequence_info, engine.unpin, engine.go_on, engine.export_sequence,
-                 lambda one: asyncio.run(engine.aexport_sequence(one)))
+                 engine.sequence_info, engine.unpin, engine.export_sequence,
+                 lambda one: engine.resume(one, go_on=True), lambda one: asyncio.run(engine.aexport_sequence(one)))
         ended = engine.generate("Hello", Sampling(max_tokens=1)).sequence
         for call in calls:
             for unknown in (0, ended, 4711, 2**64 - 1):
@@ -1334,6 +1389,7 @@ class BadInput(Case):
             (Code.INVALID_ARGUMENT, "cannot fork at 6", lambda one: engine.fork(one, at=6, queue=engine.queue)),
             (Code.INVALID_ARGUMENT, "queue has been freed", engine.fork),
             (Code.INVALID_ARGUMENT, "queue has been freed", engine.resume),
+            (Code.INVALID_ARGUMENT, "queue has been freed", lambda one: engine.resume(one, go_on=True)),
             (Code.INVALID_ARGUMENT, "1024", engine.append, [1024]),
             (Code.INVALID_ARGUMENT, "32 bits", engine.append, [-1]),
             (Code.INVALID_ARGUMENT, "2000 more do not fit", engine.append, [70] * 2000),
@@ -1388,9 +1444,8 @@ class Closing(Case):
                      lambda: engine.fork(1), lambda: engine.append(1, [1]), lambda: engine.rewind(1, 1), lambda: engine.resume(1),
                      lambda: engine.free(1), lambda: engine.sequence_info(1), lambda: engine.generate_resumed(1),
                      lambda: engine.astream_resumed(1), lambda: engine.pin("x"), lambda: engine.unpin(1),
-                     lambda: engine.go_on(1), lambda: engine.export_sequence(1), lambda: asyncio.run(engine.aexport_sequence(1)),
-                     lambda: engine.import_sequence(b"x"), lambda: engine.stream_imported(b"x"),
-                     lambda: engine.astream_imported(b"x")):
+                     lambda: engine.export_sequence(1), lambda: asyncio.run(engine.aexport_sequence(1)),
+                     lambda: engine.import_sequence(b"x")):
             self.assertRefused(Code.CLOSED, "the engine is closed", call)
         self.assertRefused(Code.CLOSED, "", queue.poll)
         queue.close()

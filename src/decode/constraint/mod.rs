@@ -102,10 +102,19 @@ pub struct Constraint {
     tokens: Vec<u32>,
     /// The last token was an end. The parser is not told of it.
     ended: bool,
+    /// After those, the host's own ones that the grammar does not allow.
+    strayed: Option<Box<Strayed>>,
     mask: Vec<u32>,
     /// The mask is that of the present state.
     fresh: bool,
     failure: Option<Error>,
+}
+
+/// Tokens that lead out of the grammar. The parser has not seen them, so that they can be taken back.
+#[derive(Clone)]
+struct Strayed {
+    tokens: usize,
+    why: Error,
 }
 
 impl Constraint {
@@ -118,6 +127,7 @@ impl Constraint {
             alone: false,
             tokens: Vec::new(),
             ended: false,
+            strayed: None,
             mask: Vec::new(),
             fresh: false,
             failure: None,
@@ -142,6 +152,7 @@ impl Constraint {
             alone: self.alone,
             tokens,
             ended: self.ended,
+            strayed: self.strayed.clone(),
             mask,
             fresh: self.fresh,
             failure: None,
@@ -152,6 +163,7 @@ impl Constraint {
     /// Where the grammar may end, the tokens that end a sequence are among them; where it must, they alone.
     pub fn mask(&mut self) -> Result<&[u32]> {
         self.check()?;
+        self.strayed.clone().map_or(Ok(()), |strayed| Err(strayed.why))?;
         if !self.fresh {
             self.try_twice(Constraint::compute)?;
             self.fresh = true;
@@ -189,11 +201,40 @@ impl Constraint {
         Ok(())
     }
 
+    /// The host's own tokens follow. Where they lead out of the grammar there is no mask, until they are taken back.
+    pub fn append(&mut self, tokens: &[u32]) -> Result<()> {
+        for (place, &token) in tokens.iter().enumerate() {
+            if self.strayed.is_none() && self.allows(token)? {
+                self.advance(token)?;
+                continue;
+            }
+            let why = self.refused(token, "the host added it");
+            self.strayed.get_or_insert_with(|| Box::new(Strayed { tokens: 0, why })).tokens += tokens.len() - place;
+            break;
+        }
+        Ok(())
+    }
+
+    /// Whether the grammar allows the token here. Changes nothing.
+    fn allows(&mut self, token: u32) -> Result<bool> {
+        self.check()?;
+        if self.ended || !has(&self.shared.known, token) && !has(&self.shared.ends, token) {
+            return Ok(false);
+        }
+        if has(&self.shared.ends, token) {
+            return no_panic(|| self.parser.is_accepting()).map_err(broken);
+        }
+        let valid = no_panic(|| self.parser.validate_tokens_raw(&[token])).map_err(broken)?;
+        Ok(valid.is_ok_and(|valid| valid == 1))
+    }
+
+    fn refused(&self, token: u32, why: &str) -> Error {
+        Error::invalid(format!("token {token} after {} others is not what the grammar allows: {why}", self.tokens.len()))
+    }
+
     fn consume(&mut self, token: u32) -> Result<()> {
-        let refused =
-            |why: String| Error::invalid(format!("token {token} after {} others is not what the grammar allows: {why}", self.tokens.len()));
         if self.ended {
-            return Err(refused("the sequence has ended".into()));
+            return Err(self.refused(token, "the sequence has ended"));
         }
         if has(&self.shared.ends, token) && no_panic(|| self.parser.is_accepting()).map_err(broken)? {
             self.ended = true;
@@ -206,13 +247,14 @@ impl Constraint {
         let Err(why) = no_panic(step).map_err(broken)? else { return Ok(()) };
         match no_panic(|| self.parser.parser.get_error()).map_err(broken)? {
             Some(limit) => Err(too_much(self.tokens.len(), &limit.message())),
-            None => Err(refused(compile::reason(&why))),
+            None => Err(self.refused(token, &compile::reason(&why))),
         }
     }
 
     /// Takes back the last tokens.
     pub fn rewind(&mut self, tokens: usize) -> Result<()> {
         self.check()?;
+        let tokens = self.rewind_strayed(tokens);
         if tokens == 0 {
             return Ok(());
         }
@@ -229,6 +271,17 @@ impl Constraint {
         self.tokens.truncate(left);
         (self.ended, self.fresh) = (false, false);
         Ok(())
+    }
+
+    /// Takes back what the parser has not seen, and says how many are left to take back.
+    fn rewind_strayed(&mut self, tokens: usize) -> usize {
+        let Some(strayed) = &mut self.strayed else { return tokens };
+        let back = tokens.min(strayed.tokens);
+        strayed.tokens -= back;
+        if strayed.tokens == 0 {
+            self.strayed = None;
+        }
+        tokens - back
     }
 
     /// Begins anew, alone, and goes as far again: some grammars (those with a stop string within) can't go back.

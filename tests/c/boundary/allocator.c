@@ -115,7 +115,7 @@ static void move(const pllm_engine *engine, pllm_queue *queue) {
     pllm_outputs *outputs;
     pllm_resume how;
     read_to_the_end(queue, text, sizeof text);
-    check(pllm_sequence_export(engine, id));
+    check(pllm_sequence_export(engine, id, NULL));
     check(pllm_queue_poll(queue, -1, &outputs));
     const pllm_output *o = pllm_outputs_get(outputs, 0);
     pllm_error_free(pllm_sequence_import(engine, o->blob, o->blob_len - 1, queue, &id));

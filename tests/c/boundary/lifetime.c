@@ -85,7 +85,8 @@ static void every_call_is_refused(pllm_engine *engine, pllm_queue *queue, uint64
     REFUSED(pllm_sequence_rewind(engine, live, 1));
     REFUSED(pllm_sequence_resume(engine, live, NULL));
     REFUSED(pllm_sequence_free(engine, live));
-    REFUSED(pllm_sequence_export(engine, live));
+    REFUSED(pllm_sequence_export(engine, live, NULL));
+    REFUSED(pllm_sequence_export(engine, live, queue));
     REFUSED(pllm_sequence_import(engine, (const uint8_t *)"blob", 4, NULL, &child));
     REFUSED(pllm_sequence_get_info(engine, live, &sequence));
     REFUSED(pllm_prefix_pin(engine, &pin, &child));

@@ -95,7 +95,7 @@ static void is_unknown(const pllm_engine *engine, uint64_t sequence) {
     FAILS(PLLM_E_NOT_FOUND, "", pllm_sequence_append(engine, sequence, &(uint32_t){5}, 1));
     FAILS(PLLM_E_NOT_FOUND, "", pllm_sequence_rewind(engine, sequence, 1));
     FAILS(PLLM_E_NOT_FOUND, "", pllm_sequence_resume(engine, sequence, NULL));
-    FAILS(PLLM_E_NOT_FOUND, "", pllm_sequence_export(engine, sequence));
+    FAILS(PLLM_E_NOT_FOUND, "", pllm_sequence_export(engine, sequence, NULL));
     FAILS(PLLM_E_NOT_FOUND, "", pllm_sequence_free(engine, sequence));
 }
 
@@ -118,16 +118,18 @@ static void await(const pllm_queue *queue, const answer *a) {
     while (!a->ends) take(queue, -1);
 }
 
-// The same sequence once more, by way of a blob; nothing else is to come from the queue meanwhile.
+// The same sequence once more, by way of a blob.
 static uint64_t copy_of(const pllm_engine *engine, const pllm_queue *queue, uint64_t sequence) {
+    pllm_queue *blobs = new_queue(engine, 1);
     pllm_outputs *outputs = NULL;
     uint64_t copy = 0;
-    OK(pllm_sequence_export(engine, sequence));
-    OK(pllm_queue_poll(queue, -1, &outputs));
+    OK(pllm_sequence_export(engine, sequence, blobs));
+    OK(pllm_queue_poll(blobs, -1, &outputs));
     const pllm_output *o = pllm_outputs_get(outputs, 0);
     CHECK(pllm_outputs_len(outputs) == 1 && o->sequence == sequence && o->blob && o->finish_reason == PLLM_FINISH_NONE);
     OK(pllm_sequence_import(engine, o->blob, o->blob_len, queue, &copy));
     pllm_outputs_free(outputs);
+    pllm_queue_free(blobs);
     return copy;
 }
 
@@ -270,6 +272,7 @@ static void two_engines_do_not_know_each_other_s_sequences(void) {
     how.queue = theirs;
     FAILS(PLLM_E_INVALID_ARGUMENT, "another engine", pllm_sequence_fork(engine, id, &how, &child));
     FAILS(PLLM_E_INVALID_ARGUMENT, "another engine", try_to_resume(engine, theirs, id, 1, &c));
+    FAILS(PLLM_E_INVALID_ARGUMENT, "another engine", pllm_sequence_export(engine, id, theirs));
     OK(pllm_sequence_free(other, id));
     step(other, 1);
     resume(engine, NULL, id, WHOLE - FIRST, &c);
@@ -406,6 +409,8 @@ static void freeing_a_queue_ends_the_forks_that_write_to_it_and_nobody_else(void
     uint64_t child = 0;
     FAILS(PLLM_E_INVALID_ARGUMENT, "freed", pllm_sequence_resume(engine, id, NULL));
     FAILS(PLLM_E_INVALID_ARGUMENT, "freed", pllm_sequence_fork(engine, id, NULL, &child));
+    FAILS(PLLM_E_INVALID_ARGUMENT, "freed", pllm_sequence_export(engine, id, NULL));
+    OK(pllm_sequence_free(engine, copy_of(engine, stays, id)));
     resume(engine, stays, id, 3, &other);
     await(stays, &other);
     CHECK(other.tokens_len == 3);
@@ -414,6 +419,29 @@ static void freeing_a_queue_ends_the_forks_that_write_to_it_and_nobody_else(void
     wait_until_idle(engine);
     nothing_is_left(engine);
     pllm_engine_free(engine);
+}
+
+static void a_queue_that_goes_before_its_blobs_come_takes_nothing_along(void) {
+    enum { LONG = 300 };
+    undisturbed(1, LONG);
+    for (int started = 0; started < 2; started++) {
+        pllm_engine *engine = open_engine(model_dir);
+        answer a;
+        ask(engine, NULL, 1, LONG, &a);
+        if (started) OK(pllm_engine_start(engine));
+        for (int i = 0; i < 20; i++) {
+            pllm_queue *blobs = new_queue(engine, 1);
+            OK(pllm_sequence_export(engine, a.id, blobs));
+            pllm_queue_free(blobs);
+            if (!started) step(engine, 1);
+        }
+        if (!started) step_to_the_end(engine);
+        await(pllm_engine_queue(engine), &a);
+        if (started) wait_until_idle(engine);
+        CHECK(is_whole(&a, 1, LONG) && stats_of(engine).finished_abort == 0);
+        nothing_is_left(engine);
+        pllm_engine_free(engine);
+    }
 }
 
 // Two samples of one request, of which the second has been resumed into a queue of its own while the first still runs.
@@ -516,7 +544,7 @@ static void an_engine_may_go_with_idle_sequences_and_pins(void) {
         OK(pllm_sequence_fork(engine, id, &how, children));
         if (i % 2) step(engine, 1), CHECK(stats_of(engine).idle == 1 + COUNT(children));
         if (i % 3) OK(pllm_sequence_resume(engine, children[0], NULL));
-        if (i % 5) OK(pllm_sequence_export(engine, id));
+        if (i % 5) OK(pllm_sequence_export(engine, id, NULL));
         pllm_engine_free(engine);
         if (i == 3) files = descriptors();
     }
@@ -677,6 +705,7 @@ const test_case sequence_cases[] = {
     CASE(a_request_for_several_that_ended_before_its_first_token_goes_on_alone),
     CASE(a_length_is_right_whatever_came_between),
     CASE(freeing_a_queue_ends_the_forks_that_write_to_it_and_nobody_else),
+    CASE(a_queue_that_goes_before_its_blobs_come_takes_nothing_along),
     CASE(a_sample_that_was_resumed_elsewhere_ends_there_with_its_engine),
     CASE(a_sample_that_was_resumed_elsewhere_ends_with_that_queue_and_no_other),
     CASE(an_abort_is_not_lost_to_a_sample_that_is_resumed_after_it),
