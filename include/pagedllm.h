@@ -214,8 +214,8 @@
 #define PLLM_RESUME_USER_DATA 2
 
 // Go on as if the sequence had never been idle, with its own parameters, counts, grammar and kind of outputs; of the other
-// fields only queue, user_data and PLLM_REQUEST_KEEP are looked at. One that ended by its length has to be rewound first: it
-// ends again with PLLM_FINISH_ERROR.
+// fields only queue, user_data, logits_hook (NULL: the one it has) and PLLM_REQUEST_KEEP are looked at. One that ended by its
+// length has to be rewound first: it ends again with PLLM_FINISH_ERROR.
 #define PLLM_RESUME_CONTINUE 4
 
 // Bytes, here always UTF-8 text. Belongs to the caller.
@@ -466,8 +466,8 @@ typedef struct {
 } pllm_sampling;
 
 // Edits logits[0..vocab_size] of the token that follows tokens[0..tokens_len] of the sequence, before anything else does.
-// Called on the thread that steps, once for each token; what takes long here holds up all. It must return (no exception, no
-// longjmp). It may call what any thread may call; pllm_engine_step answers PLLM_E_BUSY, and pllm_engine_stop,
+// Called on the thread that steps, once for each token (once for the first of all samples together; again where a step is tried
+// again); what takes long here holds up all. It must return (no exception, no longjmp). It may call what any thread may call; pllm_engine_step answers PLLM_E_BUSY, and pllm_engine_stop,
 // pllm_engine_free and a poll that waits would wait for themselves.
 typedef void (*pllm_logits_hook)(void *hook_data,
                                  uint64_t sequence,
@@ -589,7 +589,7 @@ typedef struct {
   const char *text;
   uint64_t text_len;
   // UTF-8, not NUL-terminated: why, where finish_reason is PLLM_FINISH_ERROR, where it is PLLM_FINISH_ABORT because the
-  // engine was freed, and where a sequence that goes on (PLLM_FINISH_NONE) could not be exported. Else NULL.
+  // engine was freed, and where (PLLM_FINISH_NONE) it could not be exported, or, while it was idle, changed. Else NULL.
   const char *error;
   uint64_t error_len;
   uint64_t prompt_tokens;
@@ -688,7 +688,7 @@ typedef struct {
   uint64_t request;
   // Its tokens.
   uint64_t len;
-  // Which of the request's sequences, from 0.
+  // Which of the request's sequences, from 0; with best_of not the rank that its result had.
   uint32_t index;
   // 1: it waits to be resumed or freed. 0: it runs, or waits to.
   uint32_t idle;
@@ -759,8 +759,10 @@ pllm_error *pllm_engine_add_request(const pllm_engine *engine,
 PLLM_NODISCARD pllm_error *pllm_engine_abort(const pllm_engine *engine, uint64_t request);
 
 // Runs one iteration: up to max_batch_tokens rows of all running sequences, one new token for each that is past its
-// prompt. What came of it is in the queue. A second thread that steps meanwhile gets PLLM_E_BUSY. Where a step could not
-// be computed (PLLM_E_OUT_OF_MEMORY), nothing is lost: the next one tries again.
+// prompt. What came of it is in the queue. A second thread that steps meanwhile gets PLLM_E_BUSY. Where a step cannot be
+// computed, it is tried again without those that may be to blame: a request with which no step can be ends with
+// PLLM_FINISH_ERROR, and the others go on. Where that does not help, the call is an error (PLLM_E_OUT_OF_MEMORY) and nothing
+// is lost: the next one tries again. After a second of that the engine has failed, and all its requests end.
 PLLM_NODISCARD
 pllm_error *pllm_engine_step(const pllm_engine *engine,
                              pllm_step *out_step);
@@ -839,7 +841,8 @@ pllm_error *pllm_sequence_fork(const pllm_engine *engine,
 
 // Adds tokens to the end of a sequence. One that runs goes on after them, from the next step on, and may become longer by as
 // many; an idle one has them computed when it is resumed. A sequence that ends before the next step, and is not kept, is not
-// changed. May be called from any thread, also while another one steps.
+// changed. Where they lead out of its grammar, it ends with PLLM_FINISH_ERROR as soon as it is to go on with that grammar; to
+// rewind it to before them mends that. May be called from any thread, also while another one steps.
 PLLM_NODISCARD
 pllm_error *pllm_sequence_append(const pllm_engine *engine,
                                  uint64_t sequence,
@@ -875,8 +878,9 @@ pllm_error *pllm_sequence_get_info(const pllm_engine *engine,
 
 // Writes a sequence down: its tokens, KV, sampling parameters, random stream, grammar and text. The blob comes after the next
 // step as an output of the sequence (blob, blob_len), into queue (NULL: where its other outputs go); or, where it could not be
-// written, such an output has error and error_code, and the sequence goes on. It names the model, the layout of the KV and the
-// instruction path, and has a checksum; it holds the conversation in the clear. The logits hook is not part of it.
+// written or the sequence has ended by then, such an output has error and error_code. It names the model, the layout of the KV and the
+// instruction path, and has a checksum; it holds the conversation in the clear. The logits hook is not part of it:
+// give it again with PLLM_RESUME_CONTINUE.
 // May be called from any thread, also while another one steps.
 PLLM_NODISCARD
 pllm_error *pllm_sequence_export(const pllm_engine *engine,
