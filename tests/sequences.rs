@@ -348,10 +348,9 @@ fn beams_through_the_engine(file: &str) {
             let engine = engines.entry(case.model.clone()).or_insert_with(|| Engine::create(&options).unwrap());
             let sampling = SamplingParams {
                 max_tokens: Some(case.max_tokens),
-                min_tokens: case.min_tokens,
                 ignore_eos: true,
                 stop_token_ids: case.eos.clone(),
-                ..Default::default()
+                ..case.sampling.clone()
             };
             let beam = Some(case.params.clone());
             asked.push((

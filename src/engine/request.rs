@@ -118,7 +118,7 @@ impl Engine {
 
     fn beams(&self, params: &BeamParams, n: u32, sampling: &SamplingParams, most: usize) -> Result<Beams> {
         let ends = [&self.eos_of(sampling)[..], &sampling.stop_token_ids].concat();
-        Beams::new(params, n as usize, &ends, most, self.info.vocab_size)
+        Beams::new(params, n as usize, &ends, most)
     }
 
     pub(super) fn check_queue(&self, queue: &Queue) -> Result<()> {
