@@ -367,6 +367,7 @@ fn beams_through_the_engine(file: &str) {
                 assert_eq!(mine.len(), case.expected.len(), "{}", case.name());
                 for (rank, (output, (tokens, score))) in mine.iter().zip(&case.expected).enumerate() {
                     assert_eq!((output.index as usize, &output.tokens), (rank, tokens), "{}", case.name());
+                    assert!(output.logprobs.tokens.is_empty(), "not asked for");
                     assert!(
                         (output.score - *score as f64).abs() < 1e-4 + 1e-6 * score.abs() as f64,
                         "{}: {} {score}",

@@ -368,7 +368,7 @@ impl Trace {
         let beam = BeamParams { width: 2 + self.random.below(3) as u32, ..BeamParams::default() };
         let max_tokens = Some(1 + self.random.below(12));
         let presence_penalty = [0.0, 0.5][self.random.below(2)];
-        let params = SamplingParams { max_tokens, presence_penalty, ..SamplingParams::greedy() };
+        let params = SamplingParams { max_tokens, presence_penalty, logprobs: Some(0), ..SamplingParams::greedy() };
         let most = self.max_len(tokens.len(), &params) - tokens.len();
         let request = Request { n, beam: Some(beam.clone()), ..Request::new(Prompt::Tokens(tokens.clone()), params.clone()) };
         let Ok(id) = self.engine.add_request(request) else { return };
@@ -726,6 +726,7 @@ impl Trace {
             for (output, hypothesis) in told.iter().zip(&hypotheses) {
                 let reason = if hypothesis.ended == Ended::AtEos { FinishReason::Stop } else { FinishReason::Length };
                 assert_eq!((&output.tokens, output.finish, output.score), (&hypothesis.tokens, Some(reason), hypothesis.score as f64));
+                assert_eq!(output.logprobs.tokens, hypothesis.logprobs);
             }
         }
     }
