@@ -256,7 +256,10 @@ typedef struct {
   uint64_t sequence_breaker_count;
 } pllm_dry;
 
-// Beam search, as generate of Hugging Face transformers does it. Fill it with pllm_beam_init first.
+// Beam search, as generate of Hugging Face transformers does it: release 5, and for several groups release 4. Fill it with
+// pllm_beam_init first. Logit bias, penalties and exclusions of pllm_sampling apply to the log probabilities, in the order in
+// which transformers applies them; frequency and presence penalties and DRY, which it does not have, follow the repetition
+// penalty. Bad words may forbid end tokens, where transformers would ignore that.
 typedef struct {
   // sizeof(pllm_beam)
   uint64_t struct_size;
@@ -264,7 +267,8 @@ typedef struct {
   uint32_t width;
   // Groups into which they are divided, each with a search of its own. Default 1.
   uint32_t groups;
-  // Taken off a token's log probability for every beam of an earlier group that chose it in the same step. Default 0.
+  // Taken off a token's log probability for every beam of an earlier group that chose it in the same step, before the repetition
+  // penalty multiplies what is left. Default 0.
   float diversity_penalty;
   // Scores are sums of log probabilities divided by the length to this power. Default 1.
   float length_penalty;
@@ -506,7 +510,10 @@ typedef struct {
   uint32_t flags;
   // Must be 0.
   uint32_t reserved;
-  // NULL (default): samples. Otherwise the request's outputs are the n best beams, at the end.
+  // NULL (default): samples. Otherwise the request's outputs are the n best beams, best first, all of them at the end, whatever
+  // output_kind says. Beams cannot be combined with best_of, PLLM_REQUEST_KEEP, logits_hook, a temperature (0 and the default
+  // mean nothing here), top_k, top_p, min_p, typical_p, top_n_sigma, XTC, mirostat, a seed, stop strings, top_logprobs,
+  // PLLM_SAMPLING_PROMPT_LOGPROBS, PLLM_SAMPLING_ECHO or a grammar: PLLM_E_INVALID_ARGUMENT.
   const pllm_beam *beam;
   // Only requests with the same salt share what the prefix cache holds, so that tenants cannot probe each other.
   const uint8_t *cache_salt;

@@ -7,7 +7,8 @@ use std::collections::HashMap;
 use common::{BeamCase, beam_cases, goldens};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::batch::{Batch, Span};
-use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Hypothesis, log_softmax};
+use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Context, Hypothesis, Memory, Rules, Sampler, log_softmax};
+use pagedllm::error::Result;
 use pagedllm::model::{BatchLimits, Decoder, KvCache, KvPool, ModelFiles};
 use pagedllm::options::Dtype;
 
@@ -18,6 +19,8 @@ struct Model {
     kv: KvCache<CpuBackend>,
     /// Log probabilities after tokens that were asked for before: cases share prompts.
     known: HashMap<Vec<u32>, Vec<f32>>,
+    vocab: usize,
+    sampler: Sampler,
 }
 
 impl Model {
@@ -27,7 +30,8 @@ impl Model {
         let pool = KvPool { blocks: POSITIONS / 16, block_size: 16, dtype: Dtype::F32 };
         let kv = KvCache::new(&backend, &files.spec, pool).unwrap();
         let decoder = files.load(backend, BatchLimits { rows: POSITIONS, logits: 1 }, &mut |_, _| true).unwrap();
-        Model { decoder, kv, known: HashMap::new() }
+        let vocab = files.spec.vocab_size;
+        Model { decoder, kv, known: HashMap::new(), vocab, sampler: Sampler::new(vocab).unwrap() }
     }
 
     fn log_probabilities(&mut self, tokens: &[u32]) -> &[f32] {
@@ -75,25 +79,30 @@ fn advance(slots: &mut Slots, step: &BeamStep) {
     }
 }
 
-fn row_of(model: &mut Model, tokens: &[u32], case: &BeamCase) -> Vec<f32> {
-    let mut row = model.log_probabilities(tokens).to_vec();
-    if tokens.len() - case.prompt.len() < case.min_tokens {
-        case.eos.iter().for_each(|&token| row[token as usize] = f32::NEG_INFINITY);
-    }
-    row
+fn process(sampler: &mut Sampler, rules: &Rules, tokens: &[u32], prompt_len: usize, row: &mut [f32]) -> Result<()> {
+    let memory = Memory::new(rules, tokens, prompt_len)?;
+    let context = Context { tokens, prompt_len, generated: tokens.len() - prompt_len, seed: 0, memory: &memory, allowed: None };
+    Ok(sampler.process(row, rules, &context)?)
 }
 
 fn search(model: &mut Model, case: &BeamCase, n: usize) -> Vec<Hypothesis> {
     let mut search = BeamSearch::new(&case.params, n, &case.eos, case.max_tokens).unwrap();
+    let rules = Rules { params: case.sampling.clone(), eos: case.eos.as_slice().into(), ..Rules::default() };
     let (mut scratch, mut step) = (BeamScratch::default(), BeamStep::default());
     let mut slots: Slots = vec![None; case.params.width as usize];
     slots[0] = Some(case.prompt.clone());
     while !search.is_done() {
-        let tokens_of = |slot: &Option<Vec<u32>>| slot.as_ref().map_or(Vec::new(), |tokens| row_of(model, tokens, case));
-        let rows: Vec<Vec<f32>> = slots.iter().map(tokens_of).collect();
-        let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
-        search.decide(&rows, &mut scratch, &mut step).unwrap();
-        search.commit(&step);
+        let mut rows = Vec::new();
+        for slot in &slots {
+            match slot {
+                Some(tokens) => rows.extend_from_slice(model.log_probabilities(tokens)),
+                None => rows.resize(rows.len() + model.vocab, 0.0),
+            }
+        }
+        let mut process =
+            |slot: usize, row: &mut [f32]| process(&mut model.sampler, &rules, slots[slot].as_ref().unwrap(), case.prompt.len(), row);
+        search.decide(&rows, &mut process, &mut scratch, &mut step).unwrap();
+        search.commit(&step).unwrap();
         advance(&mut slots, &step);
     }
     assert!(slots.iter().all(Option::is_none), "a search that is done has dropped its slots");

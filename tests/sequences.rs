@@ -348,10 +348,9 @@ fn beams_through_the_engine(file: &str) {
             let engine = engines.entry(case.model.clone()).or_insert_with(|| Engine::create(&options).unwrap());
             let sampling = SamplingParams {
                 max_tokens: Some(case.max_tokens),
-                min_tokens: case.min_tokens,
                 ignore_eos: true,
                 stop_token_ids: case.eos.clone(),
-                ..Default::default()
+                ..case.sampling.clone()
             };
             let beam = Some(case.params.clone());
             asked.push((
@@ -368,6 +367,7 @@ fn beams_through_the_engine(file: &str) {
                 assert_eq!(mine.len(), case.expected.len(), "{}", case.name());
                 for (rank, (output, (tokens, score))) in mine.iter().zip(&case.expected).enumerate() {
                     assert_eq!((output.index as usize, &output.tokens), (rank, tokens), "{}", case.name());
+                    assert!(output.logprobs.tokens.is_empty(), "not asked for");
                     assert!(
                         (output.score - *score as f64).abs() < 1e-4 + 1e-6 * score.abs() as f64,
                         "{}: {} {score}",

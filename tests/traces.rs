@@ -367,7 +367,8 @@ impl Trace {
         let n = 1 + self.random.below(2) as u32;
         let beam = BeamParams { width: 2 + self.random.below(3) as u32, ..BeamParams::default() };
         let max_tokens = Some(1 + self.random.below(12));
-        let params = SamplingParams { max_tokens, presence_penalty: [0.0, 0.5][self.random.below(2)], ..SamplingParams::greedy() };
+        let presence_penalty = [0.0, 0.5][self.random.below(2)];
+        let params = SamplingParams { max_tokens, presence_penalty, logprobs: Some(0), ..SamplingParams::greedy() };
         let most = self.max_len(tokens.len(), &params) - tokens.len();
         let request = Request { n, beam: Some(beam.clone()), ..Request::new(Prompt::Tokens(tokens.clone()), params.clone()) };
         let Ok(id) = self.engine.add_request(request) else { return };
@@ -725,6 +726,7 @@ impl Trace {
             for (output, hypothesis) in told.iter().zip(&hypotheses) {
                 let reason = if hypothesis.ended == Ended::AtEos { FinishReason::Stop } else { FinishReason::Length };
                 assert_eq!((&output.tokens, output.finish, output.score), (&hypothesis.tokens, Some(reason), hypothesis.score as f64));
+                assert_eq!(output.logprobs.tokens, hypothesis.logprobs);
             }
         }
     }
@@ -770,22 +772,24 @@ impl Trace {
 /// Beam search with every row computed from all tokens.
 fn search(beam: &BeamParams, n: usize, rules: &Rules, prompt: &[u32], most: usize) -> Vec<Hypothesis> {
     let mut search = BeamSearch::new(beam, n, &rules.eos, most).unwrap();
+    let width = beam.width as usize;
     let (mut scratch, mut step, mut sampler) = (BeamScratch::default(), BeamStep::default(), Sampler::new(VOCAB).unwrap());
     while !search.is_done() {
-        let mut rows = vec![vec![0.0; VOCAB]; beam.width as usize];
+        let (mut rows, mut slots) = (vec![0.0; width * VOCAB], vec![prompt.to_vec(); width]);
         for beam in search.running() {
-            let (mut tokens, mut generated, mut raw) = (prompt.to_vec(), Vec::new(), vec![0.0; VOCAB]);
+            let mut generated = Vec::new();
             search.tokens_of(beam, &mut generated).unwrap();
-            tokens.extend(&generated);
-            log_softmax(&dense_logits(&tokens), &mut raw);
-            let memory = Memory::new(rules, &tokens, prompt.len()).unwrap();
-            let context =
-                Context { tokens: &tokens, prompt_len: prompt.len(), generated: generated.len(), seed: 0, memory: &memory, allowed: None };
-            rows[beam.slot] = sampler.process(&raw, rules, &context).unwrap().to_vec();
+            slots[beam.slot].extend(&generated);
+            log_softmax(&dense_logits(&slots[beam.slot]), &mut rows[beam.slot * VOCAB..][..VOCAB]);
         }
-        let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
-        search.decide(&rows, &mut scratch, &mut step).unwrap();
-        search.commit(&step);
+        let mut process = |slot: usize, row: &mut [f32]| {
+            let (tokens, prompt_len) = (&slots[slot], prompt.len());
+            let memory = Memory::new(rules, tokens, prompt_len)?;
+            let context = Context { tokens, prompt_len, generated: tokens.len() - prompt_len, seed: 0, memory: &memory, allowed: None };
+            Ok(sampler.process(row, rules, &context)?)
+        };
+        search.decide(&rows, &mut process, &mut scratch, &mut step).unwrap();
+        search.commit(&step).unwrap();
     }
     search.best().unwrap()
 }

@@ -104,14 +104,14 @@ struct Beams {
     search: BeamSearch,
     scratch: BeamScratch,
     step: BeamStep,
-    rows: Vec<Vec<f32>>,
+    rows: Vec<f32>,
 }
 
 impl Beams {
     fn new(width: usize, output: usize) -> Beams {
         let params = BeamParams { width: width as u32, ..Default::default() };
         let search = BeamSearch::new(&params, 1, &[], output).unwrap();
-        Beams { search, scratch: BeamScratch::default(), step: BeamStep::default(), rows: vec![vec![0.0; VOCAB]; width] }
+        Beams { search, scratch: BeamScratch::default(), step: BeamStep::default(), rows: vec![0.0; width * VOCAB] }
     }
 }
 
@@ -123,11 +123,10 @@ impl Decide for Beams {
             // As peaked as a trained model's: the best token has about a third of the probability.
             let logits: Vec<f32> =
                 (0..VOCAB as u64).map(|token| -1.6 * (uniform(last, token, Lane::Token).max(1e-9) * 8.0).ln() as f32).collect();
-            log_softmax(&logits, &mut self.rows[(seq - id) as usize]);
+            log_softmax(&logits, &mut self.rows[(seq - id) as usize * VOCAB..][..VOCAB]);
         }
-        let rows: Vec<&[f32]> = self.rows.iter().map(Vec::as_slice).collect();
-        self.search.decide(&rows, &mut self.scratch, &mut self.step).unwrap();
-        self.search.commit(&self.step);
+        self.search.decide(&self.rows, &mut |_, _| Ok(()), &mut self.scratch, &mut self.step).unwrap();
+        self.search.commit(&self.step).unwrap();
         let choice = |next: &pagedllm::decode::Next| Choice {
             parent: id + next.parent as u64,
             child: id + next.slot as u64,

@@ -18,7 +18,7 @@ mod sampler;
 mod stops;
 mod truncate;
 
-pub use beam::{Beam, BeamScratch, BeamSearch, BeamStep, Ended, Ending, Hypothesis, Next};
+pub use beam::{Beam, BeamScratch, BeamSearch, BeamStep, Ended, Ending, Hypothesis, Next, Process};
 pub use constraint::{Constraint, Grammars, Vocabulary};
 pub use log_softmax::log_softmax;
 pub use logprobs::{logprob, logprob_and_top, top_logprobs};

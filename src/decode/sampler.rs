@@ -1,6 +1,6 @@
 //! From logits to a token. What applies, in this order:
 //!
-//! 1. logit bias,
+//! 1. logit bias, and what groups of beams take off for diversity (sums both; `beam` does it before anything else),
 //! 2. repetition penalty, then frequency and presence penalty,
 //! 3. DRY,
 //! 4. exclusions: allowed tokens, bad words, repeated n-grams, ends before `min_tokens`, the grammar's mask,
@@ -10,6 +10,12 @@
 //!
 //! Bias comes before penalties and penalties before temperature as in transformers, vLLM and llama.cpp. Temperature
 //! comes before the truncation as in transformers and vLLM, so it decides how many tokens are kept.
+//!
+//! Steps 1 to 4 are also what beams are given, on log probabilities. transformers' `_get_logits_processor`
+//! (generation/utils.py) appends SequenceBias, HammingDiversity, RepetitionPenalty, NoRepeatNGram, NoBadWords and
+//! MinNewTokensLength in release 4.52, and in release 5.5 the same without HammingDiversity: a diversity penalty is
+//! multiplied by the repetition penalty, and the order among exclusions is all the same. It has neither frequency and
+//! presence penalty nor DRY.
 
 use std::collections::TryReserveError;
 use std::sync::Arc;
@@ -113,10 +119,18 @@ impl Sampler {
         })
     }
 
-    /// The logits with bias, penalties and exclusions (steps 1 to 4); the same slice where none applies.
-    pub fn process<'a>(&'a mut self, logits: &'a [f32], rules: &Rules, context: &Context) -> Result<&'a [f32], NoChoice> {
-        let changed = self.rewrite(logits, rules, context)?;
-        Ok(if changed { &self.processed } else { logits })
+    /// Bias, penalties and exclusions (steps 1 to 4), in place.
+    pub fn process(&mut self, logits: &mut [f32], rules: &Rules, context: &Context) -> Result<(), NoChoice> {
+        let params = &rules.params;
+        penalties::apply_bias(logits, &params.logit_bias);
+        penalties::apply(logits, params, context.memory);
+        if let Some(dry) = &params.dry {
+            dry::apply(logits, &mut self.dry, dry, &rules.breakers, context.tokens)?;
+        }
+        if exclude::applies(rules, context) {
+            exclude::apply(logits, &mut self.candidates, rules, context);
+        }
+        Ok(())
     }
 
     /// The next token. Changes nothing: `Memory::advance` is told when the token joins the sequence.
@@ -134,26 +148,20 @@ impl Sampler {
         Ok(Chosen { token: chosen.token, surprise })
     }
 
-    /// Steps 1 to 4. False: none applies, and `processed` holds nothing of these logits.
+    /// As `process`, in `processed`. False: nothing applies, and `processed` holds nothing of these logits.
     fn rewrite(&mut self, logits: &[f32], rules: &Rules, context: &Context) -> Result<bool, NoChoice> {
         if !rows::are_logits(logits) {
             return Err(NoChoice::NotFinite);
         }
         let params = &rules.params;
-        let excludes = exclude::applies(rules, context);
-        if !excludes && params.logit_bias.is_empty() && !params.counts_tokens() && params.dry.is_none() {
+        if !exclude::applies(rules, context) && params.logit_bias.is_empty() && !params.counts_tokens() && params.dry.is_none() {
             return Ok(false);
         }
-        self.processed.copy_from_slice(logits);
-        penalties::apply_bias(&mut self.processed, &params.logit_bias);
-        penalties::apply(&mut self.processed, params, context.memory);
-        if let Some(dry) = &params.dry {
-            dry::apply(&mut self.processed, &mut self.dry, dry, &rules.breakers, context.tokens)?;
-        }
-        if excludes {
-            exclude::apply(&mut self.processed, &mut self.candidates, rules, context);
-        }
-        Ok(true)
+        let mut processed = std::mem::take(&mut self.processed);
+        processed.copy_from_slice(logits);
+        let result = self.process(&mut processed, rules, context);
+        self.processed = processed;
+        result.map(|()| true)
     }
 }
 
@@ -309,15 +317,18 @@ mod tests {
     }
 
     #[test]
-    fn logits_that_nothing_applies_to_are_handed_back_as_they_are() {
+    fn logits_that_nothing_applies_to_stay_as_they_are() {
         let (mut sampler, memory) = (Sampler::new(4).unwrap(), Memory::default());
         let context = Context { tokens: &[1], prompt_len: 1, generated: 0, memory: &memory, allowed: None, seed: 1 };
-        let logits = known();
+        let mut logits = known();
         let narrowed = rules(SamplingParams { top_k: 1, top_p: 0.5, ..Default::default() });
-        assert_eq!(sampler.process(&logits, &narrowed, &context).unwrap().as_ptr(), logits.as_ptr());
+        assert_eq!(sampler.rewrite(&logits, &narrowed, &context), Ok(false));
+        sampler.process(&mut logits, &narrowed, &context).unwrap();
+        assert_eq!(logits, known());
         let biased = rules(SamplingParams { logit_bias: vec![(2, 1.0)], ..Default::default() });
         let expected = [logits[0], logits[1], logits[2] + 1.0, logits[3]];
-        assert_eq!(sampler.process(&logits, &biased, &context).unwrap(), expected);
+        sampler.process(&mut logits, &biased, &context).unwrap();
+        assert_eq!(logits, expected);
     }
 
     #[test]
@@ -362,7 +373,8 @@ mod tests {
             let context = Context { tokens: &tokens, prompt_len: 10, generated: 20, memory: &memory, allowed: None, seed: 1 };
             let first = sampler.choose(&logits, &rules, &context);
             assert_eq!(sampler.choose(&logits, &rules, &context), first);
-            let processed = sampler.process(&logits, &rules, &context).unwrap();
+            let mut processed = logits;
+            sampler.process(&mut processed, &rules, &context).unwrap();
             match first {
                 Ok(chosen) => assert!(processed[chosen.token as usize] > f32::NEG_INFINITY),
                 Err(why) => assert!(why == NoChoice::Excluded && processed.iter().all(|x| *x == f32::NEG_INFINITY)),

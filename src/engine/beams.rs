@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::core::Core;
-use crate::decode::{BeamScratch, BeamSearch, BeamStep, Chosen, Context, Hypothesis, Memory, NoChoice, Rules, Sampler, log_softmax};
+use crate::decode::{BeamScratch, BeamSearch, BeamStep, Chosen, Context, Hypothesis, Memory, Rules, Sampler, log_softmax};
 use crate::error::{Error, Result, try_vec};
 use crate::options::BeamParams;
 use crate::sched::{Choice, FinishReason, StepPlan};
@@ -12,21 +12,19 @@ pub struct Beams {
     search: BeamSearch,
     width: usize,
     memories: Vec<Memory>, // [width]
-    rows: Vec<f32>,        // [width, vocab] log probabilities, as the processors left them
-    raw: Vec<f32>,         // [vocab]
+    rows: Vec<f32>,        // [width, vocab] log probabilities; empty until the search first runs
     scratch: BeamScratch,
     step: BeamStep,
 }
 
 impl Beams {
-    pub fn new(params: &BeamParams, n: usize, ends: &[u32], max_new_tokens: usize, vocab: usize) -> Result<Beams> {
+    pub fn new(params: &BeamParams, n: usize, ends: &[u32], max_new_tokens: usize) -> Result<Beams> {
         let width = params.width as usize;
         Ok(Beams {
             search: BeamSearch::new(params, n, ends, max_new_tokens)?,
             width,
             memories: try_vec(width, Memory::default())?,
-            rows: try_vec(width * vocab, 0.0)?,
-            raw: try_vec(vocab, 0.0)?,
+            rows: Vec::new(),
             scratch: BeamScratch::default(),
             step: BeamStep::default(),
         })
@@ -43,39 +41,42 @@ impl Beams {
     }
 
     /// Takes in the logits of the beam in `slot`.
-    pub fn read(
-        &mut self,
-        slot: usize,
-        logits: &[f32],
-        sampler: &mut Sampler,
-        rules: &Rules,
-        tokens: &[u32],
-        prompt_len: usize,
-    ) -> std::result::Result<(), NoChoice> {
-        log_softmax(logits, &mut self.raw);
-        let context =
-            Context { tokens, prompt_len, generated: tokens.len() - prompt_len, seed: 0, memory: &self.memories[slot], allowed: None };
-        let row = sampler.process(&self.raw, rules, &context)?;
-        self.rows[slot * row.len()..][..row.len()].copy_from_slice(row);
+    pub fn read(&mut self, slot: usize, logits: &[f32]) -> Result<()> {
+        if self.rows.is_empty() {
+            self.rows = try_vec(self.width * logits.len(), 0.0)?;
+        }
+        log_softmax(logits, &mut self.rows[slot * logits.len()..][..logits.len()]);
         Ok(())
     }
 
     /// What follows from the rows that were read; changes nothing that `commit` does not.
-    pub fn decide(&mut self) -> Result<&BeamStep> {
-        let rows: Vec<&[f32]> = self.rows.chunks_exact(self.raw.len()).collect();
-        self.search.decide(&rows, &mut self.scratch, &mut self.step)?;
+    pub fn decide<'a>(
+        &mut self,
+        sampler: &mut Sampler,
+        rules: &Rules,
+        prompt_len: usize,
+        tokens_in: impl Fn(usize) -> Result<&'a [u32]>,
+    ) -> Result<&BeamStep> {
+        let memories = &self.memories;
+        let mut process = |slot: usize, row: &mut [f32]| {
+            let tokens = tokens_in(slot)?;
+            let generated = tokens.len() - prompt_len;
+            let context = Context { tokens, prompt_len, generated, seed: 0, memory: &memories[slot], allowed: None };
+            Ok(sampler.process(row, rules, &context)?)
+        };
+        self.search.decide(&self.rows, &mut process, &mut self.scratch, &mut self.step)?;
         Ok(&self.step)
     }
 
     pub fn commit(&mut self, rules: &Rules) -> Result<()> {
-        let mut memories = try_vec(self.width, Memory::default())?;
-        for next in &self.step.next {
-            memories[next.slot] = self.memories[next.parent].try_clone()?;
-            memories[next.slot].advance(rules, &Chosen { token: next.token, ..Chosen::default() })?;
+        // First children stay where their parent was, with its memory; the others' slots are nobody's parent.
+        for next in self.step.next.iter().filter(|next| next.slot != next.parent) {
+            self.memories[next.slot] = self.memories[next.parent].try_clone()?;
         }
-        self.memories = memories;
-        self.search.commit(&self.step);
-        Ok(())
+        for next in &self.step.next {
+            self.memories[next.slot].advance(rules, &Chosen { token: next.token, ..Chosen::default() })?;
+        }
+        self.search.commit(&self.step)
     }
 
     pub fn is_done(&self) -> bool {
@@ -146,4 +147,17 @@ impl Core {
 pub fn request_of_beam(beams: &BTreeMap<u64, Beams>, seq: u64) -> Option<u64> {
     let (&request, beams) = beams.range(..=seq).next_back()?;
     (seq - request < beams.width() as u64).then_some(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_holds_no_rows_before_it_runs() {
+        let mut beams = Beams::new(&BeamParams::default(), 1, &[], 1_000_000).unwrap();
+        assert_eq!(beams.rows.capacity(), 0);
+        beams.read(0, &[0.0; 50]).unwrap();
+        assert_eq!(beams.rows.len(), 200);
+    }
 }

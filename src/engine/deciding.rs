@@ -36,7 +36,10 @@ impl Deciding<'_> {
         }
         let logits = &rows[rows.len() - vocab..];
         match request_of_beam(self.beams, part.seq) {
-            Some(request) => self.beam(request, part.seq, logits),
+            Some(request) => {
+                self.beam(request, part.seq, logits);
+                Ok(())
+            }
             None => self.samples(part, logits),
         }
     }
@@ -87,20 +90,25 @@ impl Deciding<'_> {
         Ok(())
     }
 
-    /// A beam's row; with the last of them, the search decides.
-    fn beam(&mut self, request: u64, seq: u64, logits: &[f32]) -> Result<()> {
+    /// A beam's row; with the last of them, the search decides. What fails here ends this request alone.
+    fn beam(&mut self, request: u64, seq: u64, logits: &[f32]) {
+        if self.stuck.iter().any(|(stuck, _)| *stuck == request) {
+            return;
+        }
+        if let Err(error) = self.try_beam(request, seq, logits) {
+            self.stuck.push((request, error));
+        }
+    }
+
+    fn try_beam(&mut self, request: u64, seq: u64, logits: &[f32]) -> Result<()> {
         let stream = &self.streams[&request];
         let beams = self.beams.get_mut(&request).expect("it was just found");
-        let tokens = &self.scheduler.get(seq)?.tokens;
-        if let Err(why) = beams.read((seq - request) as usize, logits, self.sampler, &stream.rules, tokens, stream.prompt_len)
-            && !self.stuck.iter().any(|(stuck, _)| *stuck == request)
-        {
-            self.stuck.push((request, why.into()));
-        }
+        beams.read((seq - request) as usize, logits)?;
         if self.scheduler.members(seq).last() != Some(&seq) {
             return Ok(());
         }
-        for next in &beams.decide()?.next {
+        let tokens_in = |slot: usize| Ok(self.scheduler.get(request + slot as u64)?.tokens.as_slice());
+        for next in &beams.decide(self.sampler, &stream.rules, stream.prompt_len, tokens_in)?.next {
             let (parent, child) = (request + next.parent as u64, request + next.slot as u64);
             self.choices.push(Choice { parent, child, verdict: Verdict::Token(next.token) });
             self.decisions.push(Ok(Advance::default()));

@@ -118,7 +118,7 @@ impl Engine {
 
     fn beams(&self, params: &BeamParams, n: u32, sampling: &SamplingParams, most: usize) -> Result<Beams> {
         let ends = [&self.eos_of(sampling)[..], &sampling.stop_token_ids].concat();
-        Beams::new(params, n as usize, &ends, most, self.info.vocab_size)
+        Beams::new(params, n as usize, &ends, most)
     }
 
     pub(super) fn check_queue(&self, queue: &Queue) -> Result<()> {
@@ -309,7 +309,7 @@ fn no_sampling_with_beams(request: &Request) -> Result<()> {
         (sampling.seed.is_some(), "seed"),
         (!sampling.stop.is_empty(), "stop strings"),
         (sampling.prompt_logprobs.is_some(), "prompt_logprobs"),
-        (sampling.logprobs.is_some(), "logprobs"),
+        (sampling.logprobs.is_some_and(|top| top > 0), "top_logprobs"),
         (sampling.echo, "echo"),
         (sampling.grammar.is_some(), "a grammar"),
     ];

@@ -392,6 +392,9 @@ impl Stream {
         }
         output.generated_tokens = hypothesis.tokens.len() as u64;
         output.tokens = hypothesis.tokens.clone();
+        if self.rules.params.logprobs.is_some() {
+            output.logprobs.tokens = hypothesis.logprobs.clone();
+        }
         output.score = hypothesis.score as f64;
         Ok(output)
     }

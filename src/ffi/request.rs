@@ -34,7 +34,10 @@ pub type pllm_logits_hook = Option<
     unsafe extern "C" fn(hook_data: *mut c_void, sequence: u64, tokens: *const u32, tokens_len: u64, logits: *mut f32, vocab_size: u64),
 >;
 
-/// Beam search, as generate of Hugging Face transformers does it. Fill it with pllm_beam_init first.
+/// Beam search, as generate of Hugging Face transformers does it: release 5, and for several groups release 4. Fill it with
+/// pllm_beam_init first. Logit bias, penalties and exclusions of pllm_sampling apply to the log probabilities, in the order in
+/// which transformers applies them; frequency and presence penalties and DRY, which it does not have, follow the repetition
+/// penalty. Bad words may forbid end tokens, where transformers would ignore that.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pllm_beam {
@@ -44,7 +47,8 @@ pub struct pllm_beam {
     pub width: u32,
     /// Groups into which they are divided, each with a search of its own. Default 1.
     pub groups: u32,
-    /// Taken off a token's log probability for every beam of an earlier group that chose it in the same step. Default 0.
+    /// Taken off a token's log probability for every beam of an earlier group that chose it in the same step, before the repetition
+    /// penalty multiplies what is left. Default 0.
     pub diversity_penalty: f32,
     /// Scores are sums of log probabilities divided by the length to this power. Default 1.
     pub length_penalty: f32,
@@ -132,7 +136,10 @@ pub struct pllm_request {
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// NULL (default): samples. Otherwise the request's outputs are the n best beams, at the end.
+    /// NULL (default): samples. Otherwise the request's outputs are the n best beams, best first, all of them at the end, whatever
+    /// output_kind says. Beams cannot be combined with best_of, PLLM_REQUEST_KEEP, logits_hook, a temperature (0 and the default
+    /// mean nothing here), top_k, top_p, min_p, typical_p, top_n_sigma, XTC, mirostat, a seed, stop strings, top_logprobs,
+    /// PLLM_SAMPLING_PROMPT_LOGPROBS, PLLM_SAMPLING_ECHO or a grammar: PLLM_E_INVALID_ARGUMENT.
     pub beam: *const pllm_beam,
     /// Only requests with the same salt share what the prefix cache holds, so that tenants cannot probe each other.
     pub cache_salt: *const u8,

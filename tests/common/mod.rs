@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use pagedllm::model::spec::{Layout, Linear, Norm};
 use pagedllm::model::{Config, family};
-use pagedllm::options::{BeamParams, EarlyStopping};
+use pagedllm::options::{BeamParams, EarlyStopping, SamplingParams};
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
@@ -144,10 +144,25 @@ pub struct BeamCase {
     pub prompt: Vec<u32>,
     pub params: BeamParams,
     pub eos: Vec<u32>,
-    pub min_tokens: usize,
     pub max_tokens: usize,
+    /// Penalties, exclusions, and how soon beams may end.
+    pub sampling: SamplingParams,
     /// As many as the width, best first: the generated tokens and their score.
     pub expected: Vec<(Vec<u32>, f32)>,
+}
+
+/// What a case asks of the logits processors.
+fn sampling(case: &Value) -> SamplingParams {
+    let list = |key: &str| case[key].as_array().cloned().unwrap_or_default();
+    let token = |value: &Value| value.as_u64().unwrap() as u32;
+    SamplingParams {
+        min_tokens: case["min_tokens"].as_u64().unwrap() as usize,
+        repetition_penalty: case["repetition_penalty"].as_f64().unwrap_or(1.0) as f32,
+        no_repeat_ngram_size: case["no_repeat_ngram_size"].as_u64().unwrap_or(0) as u32,
+        bad_words_ids: list("bad_words_ids").iter().map(|word| word.as_array().unwrap().iter().map(token).collect()).collect(),
+        logit_bias: list("logit_bias").iter().map(|pair| (token(&pair[0]), pair[1].as_f64().unwrap() as f32)).collect(),
+        ..SamplingParams::default()
+    }
 }
 
 impl BeamCase {
@@ -173,16 +188,16 @@ impl BeamCase {
                 },
             },
             eos: tokens(&case["eos"]),
-            min_tokens: whole("min_tokens"),
             max_tokens: whole("max_tokens"),
+            sampling: sampling(case),
             expected: sequences.zip(scores).collect(),
         }
     }
 
     /// What to call it when it fails.
     pub fn name(&self) -> String {
-        let BeamCase { model, prompt, params, eos, min_tokens, max_tokens, .. } = self;
-        format!("{model} after {prompt:?}, {params:?}, end tokens {eos:?}, {min_tokens} to {max_tokens} tokens")
+        let BeamCase { model, prompt, params, eos, max_tokens, sampling, .. } = self;
+        format!("{model} after {prompt:?}, {params:?}, end tokens {eos:?}, {max_tokens} tokens, {sampling:?}")
     }
 }
 

@@ -16,25 +16,11 @@ pub(super) struct Candidate {
     pub token: u32,
     /// Sum of the log probabilities, this token's included.
     pub score: f32,
-    pub logprob: f32,
 }
 
 /// Better first; of equals the earlier beam, then the lower token id.
 fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
     b.score.total_cmp(&a.score).then(a.beam.cmp(&b.beam)).then(a.token.cmp(&b.token))
-}
-
-/// What the groups that chose before this one take off its log probabilities.
-pub(super) struct Diversity<'a> {
-    pub penalty: f32,
-    /// One entry for each beam that chose.
-    pub chosen: &'a [u32],
-}
-
-impl Diversity<'_> {
-    fn of(&self, token: u32) -> f32 {
-        self.penalty * self.chosen.iter().filter(|&&chosen| chosen == token).count() as f32
-    }
 }
 
 /// The best `wanted` candidates of those offered. It holds twice as many and throws away the worse half when it is full.
@@ -55,18 +41,14 @@ impl Best {
     }
 
     /// Offers every token after one beam. Beams come in order: what only equals the bar comes later than what set it.
-    pub fn offer(&mut self, beam: usize, score: f32, row: &[f32], diversity: &Diversity) {
+    pub fn offer(&mut self, beam: usize, score: f32, row: &[f32]) {
         for (chunk, values) in row.chunks(CHUNK).enumerate() {
-            // A penalty only lowers what this says: most tokens are refused before anyone looks at them or for theirs.
+            // Most tokens are refused before anyone looks at them.
             if score + largest(values) <= self.bar {
                 continue;
             }
             for (place, &logprob) in values.iter().enumerate() {
-                let token = (chunk * CHUNK + place) as u32;
-                if score + logprob > self.bar {
-                    let score = score + (logprob - diversity.of(token));
-                    self.add(Candidate { beam, token, score, logprob });
-                }
+                self.add(Candidate { beam, token: (chunk * CHUNK + place) as u32, score: score + logprob });
             }
         }
     }

@@ -7,8 +7,9 @@ mod candidates;
 #[cfg(test)]
 mod tests;
 
-use candidates::{Best, Candidate, Diversity};
+use candidates::{Best, Candidate};
 
+use super::{penalties, rows};
 use crate::error::{Error, Result};
 use crate::options::{BeamParams, EarlyStopping};
 
@@ -16,7 +17,7 @@ use crate::options::{BeamParams, EarlyStopping};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Beam {
     pub slot: usize,
-    /// Sum of its log probabilities, the diversity penalties included.
+    /// Sum of its log probabilities, as the processors left them.
     pub score: f32,
     /// Its last token's node. None: nothing is generated yet.
     node: Option<u32>,
@@ -38,9 +39,9 @@ pub struct Next {
     pub slot: usize,
     pub parent: usize,
     pub token: u32,
-    /// What the row said of the token.
+    /// What the model says of the token.
     pub logprob: f32,
-    /// Sum of the log probabilities, the diversity penalties included.
+    /// Sum of the log probabilities, as the processors left them.
     pub score: f32,
     group: usize,
     parent_node: Option<u32>,
@@ -82,8 +83,10 @@ pub struct BeamStep {
 #[derive(Default)]
 pub struct BeamScratch {
     best: Best,
-    /// Tokens that the groups before the present one chose in this step.
-    chosen: Vec<u32>,
+    /// For each token that a beam of the groups before the present one chose in this step: what that takes off.
+    diversity: Vec<(u32, f32)>,
+    /// [vocab] of one beam, as the processors leave them.
+    row: Vec<f32>,
     scores: Vec<f32>,
 }
 
@@ -91,11 +94,23 @@ pub struct BeamScratch {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hypothesis {
     pub tokens: Vec<u32>,
-    /// What the rows said of each token.
+    /// What the model says of each token.
     pub logprobs: Vec<f32>,
     /// Sum of the log probabilities after the length penalty.
     pub score: f32,
     pub ended: Ended,
+}
+
+/// The model's log probabilities.
+struct Rows<'a> {
+    all: &'a [f32], // [width, vocab]
+    vocab: usize,
+}
+
+impl Rows<'_> {
+    fn after(&self, beam: &Beam) -> &[f32] {
+        &self.all[beam.slot * self.vocab..][..self.vocab]
+    }
 }
 
 #[derive(Debug, Default)]
@@ -105,6 +120,10 @@ struct Group {
     /// Best first, at most as many as the group has beams.
     finished: Vec<Ending>,
 }
+
+/// What the logits processors make of the log probabilities of every token after the beam in a slot. Minus infinity excludes
+/// a token.
+pub type Process<'a> = dyn FnMut(usize, &mut [f32]) -> Result<()> + 'a;
 
 /// One request's beams: plain data. `decide` says what a step does, `commit` does it.
 #[derive(Debug)]
@@ -137,7 +156,6 @@ impl BeamSearch {
             BeamSearch { params: params.clone(), n, eos: Vec::new(), max_new_tokens, generated: 0, groups: Vec::new(), nodes: Vec::new() };
         search.eos.try_reserve_exact(eos.len())?;
         search.eos.extend_from_slice(eos);
-        search.nodes.try_reserve_exact(most_nodes)?;
         search.groups.try_reserve_exact(params.groups as usize)?;
         for _ in 0..params.groups {
             search.groups.push(Group::new(search.group_size())?);
@@ -170,14 +188,14 @@ impl BeamSearch {
         Ok(())
     }
 
-    /// Decides one step; changes nothing. `rows[slot]` are the log probabilities of every token after the beam in that slot,
-    /// as the logits processors left them; minus infinity excludes a token. Rows of slots that no beam runs in are not read.
-    pub fn decide(&self, rows: &[&[f32]], scratch: &mut BeamScratch, step: &mut BeamStep) -> Result<()> {
-        self.check(rows)?;
+    /// Decides one step; changes nothing. `rows` are the model's log probabilities of every token after the beam in each
+    /// slot, [width, vocab]; those of slots that no beam runs in are not read.
+    pub fn decide(&self, rows: &[f32], process: &mut Process, scratch: &mut BeamScratch, step: &mut BeamStep) -> Result<()> {
+        let rows = self.check(rows)?;
         step.reserve(self.params.width as usize)?;
-        scratch.reserve(self.params.width as usize)?;
+        scratch.reserve(self.params.width as usize, rows.vocab)?;
         for group in 0..self.groups.len() {
-            self.decide_group(group, rows, scratch, step)?;
+            self.decide_group(group, &rows, process, scratch, step)?;
         }
         assign_slots(&mut step.next);
         let has_child = |beam: &Beam| step.next.iter().any(|next| next.parent == beam.slot);
@@ -186,8 +204,9 @@ impl BeamSearch {
         Ok(())
     }
 
-    /// Does what `decide` decided for this very state.
-    pub fn commit(&mut self, step: &BeamStep) {
+    /// Does what `decide` decided for this very state, or, where memory runs out, nothing.
+    pub fn commit(&mut self, step: &BeamStep) -> Result<()> {
+        self.nodes.try_reserve(step.next.len())?;
         self.generated += 1;
         self.groups.iter_mut().for_each(|group| group.running.clear());
         let size = self.group_size();
@@ -201,6 +220,7 @@ impl BeamSearch {
             self.nodes.push(Node { token: next.token, logprob: next.logprob, parent: next.parent_node });
             self.groups[next.group].running.push(Beam { slot: next.slot, score: next.score, node });
         }
+        Ok(())
     }
 
     /// The n best of what has finished, best first: the results once the search is done. There are fewer than n where so
@@ -223,25 +243,21 @@ impl BeamSearch {
         (self.params.width / self.params.groups) as usize
     }
 
-    fn check(&self, rows: &[&[f32]]) -> Result<()> {
+    fn check<'a>(&self, rows: &'a [f32]) -> Result<Rows<'a>> {
         if self.is_done() {
             return Err(Error::internal("a beam search that is done was asked for another step"));
         }
-        let mut vocab = None;
-        for beam in self.running() {
-            let Some(row) = rows.get(beam.slot) else {
-                return Err(Error::internal(format!("{} rows are given, and a beam runs in slot {}", rows.len(), beam.slot)));
-            };
-            if *vocab.get_or_insert(row.len()) != row.len() {
-                return Err(Error::internal(format!("the row of slot {} has {} tokens, others differ", beam.slot, row.len())));
-            }
-            if !row.chunks(256).all(are_numbers) {
-                return Err(Error::model(
-                    "no beam can go on: the logits are not finite numbers; the model's weights hold NaN or infinity, or overflow",
-                ));
-            }
+        let width = self.params.width as usize;
+        if rows.is_empty() || !rows.len().is_multiple_of(width) {
+            return Err(Error::internal(format!("{} log probabilities are not a row for each of {width} beams", rows.len())));
         }
-        Ok(())
+        let rows = Rows { all: rows, vocab: rows.len() / width };
+        if !self.running().all(|beam| rows::are_logits(rows.after(beam))) {
+            return Err(Error::model(
+                "no beam can go on: the logits are not finite numbers; the model's weights hold NaN or infinity, or overflow",
+            ));
+        }
+        Ok(rows)
     }
 
     /// Enough candidates that the best of each beam's own are among them even where every end token comes first.
@@ -249,22 +265,27 @@ impl BeamSearch {
         self.group_size() * (1 + self.eos.len().max(1))
     }
 
-    fn decide_group(&self, group: usize, rows: &[&[f32]], scratch: &mut BeamScratch, step: &mut BeamStep) -> Result<()> {
+    fn decide_group(&self, group: usize, rows: &Rows, process: &mut Process, scratch: &mut BeamScratch, step: &mut BeamStep) -> Result<()> {
         let running = &self.groups[group].running;
+        let taken_off = |token| (token, -self.params.diversity_penalty);
         if running.is_empty() {
             // transformers goes on to fill a group that is done with its padding: the first end token, where nothing else is set.
-            scratch.chosen.extend(self.eos.first().into_iter().cycle().take(self.group_size()));
+            scratch.diversity.extend(self.eos.iter().take(1).cycle().take(self.group_size()).copied().map(taken_off));
             return Ok(());
         }
-        let diversity = Diversity { penalty: self.params.diversity_penalty, chosen: &scratch.chosen };
         scratch.best.start(self.candidates_wanted())?;
         for (place, beam) in running.iter().enumerate() {
-            scratch.best.offer(place, beam.score, rows[beam.slot], &diversity);
+            scratch.row.clear();
+            scratch.row.extend_from_slice(rows.after(beam));
+            // Before the processors: the first lines of sampler.rs say what comes after what.
+            penalties::apply_bias(&mut scratch.row, &scratch.diversity);
+            process(beam.slot, &mut scratch.row)?;
+            scratch.best.offer(place, beam.score, &scratch.row);
         }
         let candidates = scratch.best.ranked();
         let (first_next, first_ending) = (step.next.len(), step.finished.len());
-        self.divide(group, candidates, step);
-        scratch.chosen.extend(step.next[first_next..].iter().map(|next| next.token));
+        self.divide(group, candidates, rows, step);
+        scratch.diversity.extend(step.next[first_next..].iter().map(|next| taken_off(next.token)));
         let enough = match self.best_hope(candidates, &step.next[first_next..]) {
             Some(hope) => self.has_enough(group, &step.finished[first_ending..], hope, &mut scratch.scores),
             None => true,
@@ -282,7 +303,7 @@ impl BeamSearch {
     }
 
     /// Candidates with an end token finish, if they are among the best; the best others go on.
-    fn divide(&self, group: usize, candidates: &[Candidate], step: &mut BeamStep) {
+    fn divide(&self, group: usize, candidates: &[Candidate], rows: &Rows, step: &mut BeamStep) {
         let (size, first_next) = (self.group_size(), step.next.len());
         for (rank, candidate) in candidates.iter().enumerate() {
             let parent = &self.groups[group].running[candidate.beam];
@@ -290,7 +311,7 @@ impl BeamSearch {
                 slot: parent.slot,
                 parent: parent.slot,
                 token: candidate.token,
-                logprob: candidate.logprob,
+                logprob: rows.after(parent)[candidate.token as usize],
                 score: candidate.score,
                 group,
                 parent_node: parent.node,
@@ -369,11 +390,6 @@ impl Group {
     }
 }
 
-/// Neither NaN nor infinity; all of them are looked at, which is faster than stopping.
-fn are_numbers(values: &[f32]) -> bool {
-    values.iter().fold(true, |fine, &x| fine & (x < f32::INFINITY))
-}
-
 /// After those that are as good: who came first stays first.
 fn insert_by_score(finished: &mut Vec<Ending>, ending: &Ending) {
     let place = finished.partition_point(|other| other.score >= ending.score);
@@ -413,9 +429,11 @@ impl BeamStep {
 }
 
 impl BeamScratch {
-    fn reserve(&mut self, width: usize) -> Result<()> {
-        self.chosen.clear();
-        self.chosen.try_reserve(width)?;
+    fn reserve(&mut self, width: usize, vocab: usize) -> Result<()> {
+        self.diversity.clear();
+        self.diversity.try_reserve(width)?;
+        self.row.clear();
+        self.row.try_reserve_exact(vocab)?;
         Ok(self.scores.try_reserve(3 * width)?)
     }
 }

@@ -51,10 +51,10 @@ fn run(search: &mut BeamSearch, table: &Table, steps: usize, mut look: impl FnMu
         if search.is_done() {
             break;
         }
-        let rows: Vec<&[f32]> = slots.iter().map(|slot| slot.as_ref().map_or(&[][..], |tokens| table.after(tokens))).collect();
-        search.decide(&rows, &mut scratch, &mut step).unwrap();
+        let rows: Vec<f32> = slots.iter().flat_map(|slot| table.after(slot.as_deref().unwrap_or_default())).copied().collect();
+        search.decide(&rows, &mut |_, _| Ok(()), &mut scratch, &mut step).unwrap();
         look(search, &step);
-        search.commit(&step);
+        search.commit(&step).unwrap();
         advance(&mut slots, &step);
         assert_eq!(search.is_done(), step.done);
         let mut tokens = Vec::new();
@@ -111,7 +111,6 @@ fn a_width_that_holds_every_sequence_finds_the_best_of_all() {
 
 #[test]
 fn the_best_candidates_without_a_full_sort_are_those_with_one() {
-    let diversity = Diversity { penalty: 0.5, chosen: &[3, 7, 7] };
     for seed in 0..40 {
         // Few different values, so that many are equal.
         let row = |beam: u64| -> Vec<f32> {
@@ -121,15 +120,14 @@ fn the_best_candidates_without_a_full_sort_are_those_with_one() {
         let mut all = Vec::new();
         for (beam, row) in rows.iter().enumerate() {
             for (token, &logprob) in row.iter().enumerate() {
-                let penalty = [(3, 0.5), (7, 1.0)].iter().find(|(t, _)| *t == token).map_or(0.0, |(_, penalty)| *penalty);
-                all.push((scores[beam] + (logprob - penalty), beam, token as u32));
+                all.push((scores[beam] + logprob, beam, token as u32));
             }
         }
         all.sort_by(|a, b| b.0.total_cmp(&a.0)); // stable: equals stay in the order of beams and tokens
         for wanted in [1, 2, 9, 64, 1000] {
             let mut best = Best::default();
             best.start(wanted).unwrap();
-            (0..3).for_each(|beam| best.offer(beam, scores[beam], &rows[beam], &diversity));
+            (0..3).for_each(|beam| best.offer(beam, scores[beam], &rows[beam]));
             let found: Vec<_> = best.ranked().iter().map(|c| (c.score, c.beam, c.token)).collect();
             assert_eq!(found, all[..wanted.min(all.len())], "seed {seed}, {wanted} wanted");
         }
@@ -205,14 +203,14 @@ fn deciding_changes_nothing_and_used_buffers_do_not_matter() {
     let table = Table::random(5, 20);
     let mut search = BeamSearch::new(&params(4), 4, &[3], 8).unwrap();
     let before = format!("{search:?}");
-    let rows = [table.after(&[])];
+    let rows = table.after(&[]).repeat(4);
     let (mut scratch, mut step) = (BeamScratch::default(), BeamStep::default());
-    search.decide(&rows, &mut scratch, &mut step).unwrap();
+    search.decide(&rows, &mut |_, _| Ok(()), &mut scratch, &mut step).unwrap();
     let mut again = BeamStep { done: true, ..step.clone() };
-    search.decide(&rows, &mut scratch, &mut again).unwrap();
+    search.decide(&rows, &mut |_, _| Ok(()), &mut scratch, &mut again).unwrap();
     assert_eq!(step, again);
     assert_eq!(format!("{search:?}"), before);
-    search.commit(&step);
+    search.commit(&step).unwrap();
     assert_eq!((search.generated(), search.running().count()), (1, 4));
 }
 
@@ -317,7 +315,7 @@ fn logits_that_are_not_numbers_end_the_search_with_an_error() {
     let search = BeamSearch::new(&params(2), 1, &[], 4).unwrap();
     let (mut scratch, mut step) = (BeamScratch::default(), BeamStep::default());
     for bad in [f32::NAN, f32::INFINITY] {
-        let error = search.decide(&[&[0.0, bad]], &mut scratch, &mut step).unwrap_err();
+        let error = search.decide(&[0.0, bad, 0.0, 0.0], &mut |_, _| Ok(()), &mut scratch, &mut step).unwrap_err();
         assert_eq!(error.code(), Code::Model);
     }
 }
@@ -326,16 +324,43 @@ fn logits_that_are_not_numbers_end_the_search_with_an_error() {
 fn rows_that_do_not_fit_the_beams_are_an_error() {
     let mut search = BeamSearch::new(&params(2), 1, &[], 2).unwrap();
     let (mut scratch, mut step) = (BeamScratch::default(), BeamStep::default());
-    let row = [-1.0, -2.0, -3.0];
-    assert_eq!(search.decide(&[], &mut scratch, &mut step).unwrap_err().code(), Code::Internal);
-    search.decide(&[&row], &mut scratch, &mut step).unwrap();
-    search.commit(&step);
-    assert_eq!(search.decide(&[&row], &mut scratch, &mut step).unwrap_err().code(), Code::Internal);
-    assert_eq!(search.decide(&[&row, &row[1..]], &mut scratch, &mut step).unwrap_err().code(), Code::Internal);
-    search.decide(&[&row, &row], &mut scratch, &mut step).unwrap();
-    search.commit(&step);
+    let rows = [-1.0, -2.0, -3.0].repeat(2);
+    let mut decide = |search: &BeamSearch, rows: &[f32]| {
+        let decided = search.decide(rows, &mut |_, _| Ok(()), &mut scratch, &mut step);
+        decided.map(|()| step.clone()).map_err(|error| error.code())
+    };
+    assert_eq!(decide(&search, &[]), Err(Code::Internal));
+    assert_eq!(decide(&search, &rows[1..]), Err(Code::Internal));
+    for _ in 0..2 {
+        let step = decide(&search, &rows).unwrap();
+        search.commit(&step).unwrap();
+    }
     assert!(search.is_done());
-    assert_eq!(search.decide(&[&row, &row], &mut scratch, &mut step).unwrap_err().code(), Code::Internal);
+    assert_eq!(decide(&search, &rows), Err(Code::Internal));
+}
+
+/// As transformers 4 does it, where HammingDiversity comes before the other processors.
+#[test]
+fn processors_are_given_what_diversity_has_left_and_logprobs_are_still_the_models() {
+    let table = Table(vec![vec![-1.0, -1.5, -1.75, -9.0]; 5]);
+    let params = BeamParams { groups: 2, diversity_penalty: 0.25, ..params(2) };
+    let search = BeamSearch::new(&params, 2, &[], 4).unwrap();
+    let (mut scratch, mut step) = (BeamScratch::default(), BeamStep::default());
+    let mut dearer_first = |_: usize, row: &mut [f32]| {
+        row[0] *= 1.25;
+        Ok(())
+    };
+    search.decide(&table.after(&[]).repeat(2), &mut dearer_first, &mut scratch, &mut step).unwrap();
+    let chosen: Vec<_> = step.next.iter().map(|next| (next.token, next.score, next.logprob)).collect();
+    assert_eq!(chosen, [(0, -1.25, -1.0), (1, -1.5, -1.5)], "0 would be -1.5 too, and first, were diversity taken off at the end");
+}
+
+#[test]
+fn a_search_takes_memory_for_tokens_as_they_come() {
+    let mut search = BeamSearch::new(&params(64), 1, &[], 1_000_000).unwrap();
+    assert_eq!(search.nodes.capacity(), 0);
+    run(&mut search, &Table::random(3, 40), 9, |_, _| ());
+    assert!((64 * 8..64 * 9 * 3).contains(&search.nodes.capacity()), "{}", search.nodes.capacity());
 }
 
 #[test]

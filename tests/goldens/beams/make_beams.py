@@ -7,6 +7,7 @@ transformers 5 has no diverse groups of beams; 4 has. Each file names its versio
 
     model, prompt, width, groups, diversity_penalty, length_penalty, early_stopping,
     eos, min_tokens, max_tokens    what was asked
+    repetition_penalty, no_repeat_ngram_size, bad_words_ids, logit_bias    asked of some cases; each changes the results
     sequences                      the generated tokens of all `width` results, best first, the end token included
     scores                         their sequences_scores
 
@@ -34,6 +35,7 @@ FORMS = {"yes": True, "no": False, "never": "never"}
 LENGTH_PENALTIES = [1.0, 2.0, 0.0, -1.0, 0.5]
 GROUPED = transformers.__version__.startswith("4.")
 MODELS = ["gpt2", "opt", "llama_v4"] if GROUPED else ["gpt2", "opt", "llama"]
+PROCESSORS = ["repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "logit_bias"]
 WIDTHS = [(4, 2), (4, 4), (6, 3), (8, 2), (8, 4)] if GROUPED else [(2, 1), (3, 1), (4, 1), (8, 1)]
 
 
@@ -63,10 +65,19 @@ def cut(tokens, eos):
     return tokens[: ends[0]] if ends else tokens
 
 
+def processors(case):
+    """What the case asks of generate's own processors, in generate's words."""
+    asked = {name: case[name] for name in PROCESSORS if name in case}
+    if "logit_bias" in asked:
+        asked["sequence_bias"] = {(token,): bias for token, bias in asked.pop("logit_bias")}
+    if case["min_tokens"]:
+        asked["min_new_tokens"] = case["min_tokens"]
+    return asked
+
+
 def generate(model, case, n, noise):
     prompt = torch.tensor([case["prompt"]])
     grouped = {"num_beam_groups": case["groups"], "diversity_penalty": case["diversity_penalty"]}
-    min_tokens = {"min_new_tokens": case["min_tokens"]} if case["min_tokens"] else {}
     return model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
@@ -81,7 +92,7 @@ def generate(model, case, n, noise):
         return_dict_in_generate=True,
         output_scores=True,
         **(grouped if case["groups"] > 1 else {}),
-        **min_tokens,
+        **processors(case),
     )
 
 
@@ -116,6 +127,12 @@ def random_prompt(model, rng):
     return torch.randint(3, model.config.vocab_size, (PROMPT,), generator=rng).tolist()
 
 
+def begun(model, case, rng, eos_count):
+    """The case with a prompt, and with end tokens that some beams will meet."""
+    case = case | {"prompt": random_prompt(model, rng)}
+    return case | {"eos": common_tokens(model, case, eos_count)}
+
+
 def differing(cases):
     return len({json.dumps(case["sequences"]) for case in cases})
 
@@ -123,8 +140,7 @@ def differing(cases):
 def all_forms(model, case, rng, eos_count):
     """Cases that differ in nothing but early_stopping, and in as many results as can be found soon."""
     for attempt in itertools.count():
-        case = case | {"prompt": random_prompt(model, rng)}
-        case = case | {"eos": common_tokens(model, case, eos_count)}
+        case = begun(model, case, rng, eos_count)
         drafts = [case | {"early_stopping": form} for form in FORMS]
         drafts = [draft | {"sequences": search(model, draft)[0]} for draft in drafts]
         # Where length does not pay, "never" means what False means; False is True where a group is one beam.
@@ -142,25 +158,62 @@ def cut_short(model, case):
 
 def one(model, case, rng, eos_count=0):
     while True:
-        case = case | {"prompt": random_prompt(model, rng)}
-        case = case | {"eos": common_tokens(model, case, eos_count)}
+        case = begun(model, case, rng, eos_count)
         done = finished(model, case)
         ends = done and any(row[-1] in case["eos"] for row in done["sequences"])
         if done and (ends or not eos_count):
             return done
 
 
+def against(model, case, rng, names):
+    """Processors that stand against what the beams do without them. transformers forbids no end token as a bad word."""
+    tokens = common_tokens(model, case, 3) + random_prompt(model, rng)
+    common, other, third = [token for token in dict.fromkeys(tokens) if token not in case["eos"]][:3]
+    best = search(model, case | {"eos": []})[0][0]
+    values = {
+        "repetition_penalty": 1.3,
+        "no_repeat_ngram_size": 2,
+        "bad_words_ids": [[common], best[2:4]],
+        "logit_bias": [[other, -1.5], [third, 2.0]],
+    }
+    return {name: values[name] for name in names}
+
+
+def processed(model, case, rng, names, eos_count):
+    """A case in which each of these processors matters."""
+    while True:
+        case = begun(model, case, rng, eos_count)
+        draft = case | against(model, case, rng, names)
+        done = finished(model, draft)
+        ends = done and any(row[-1] in case["eos"] for row in done["sequences"])
+        without = ({key: value for key, value in draft.items() if key != name} for name in names)
+        if done and (ends or not eos_count) and all(search(model, less)[0] != done["sequences"] for less in without):
+            return done
+
+
+def case_of(name, width, groups):
+    """Of this shape, with nothing else asked."""
+    diversity_penalty = 0.0 if groups == 1 else 0.5 if width == 4 else 1.25
+    return {
+        "model": name, "prompt": [], "width": width, "groups": groups, "diversity_penalty": diversity_penalty,
+        "length_penalty": 1.0, "early_stopping": "no", "eos": [], "min_tokens": 0, "max_tokens": 20,
+    }  # fmt: skip
+
+
+def processed_cases_of(name):
+    model = load(name)
+    rng = torch.Generator().manual_seed(zlib.crc32(f"{name} processed".encode()))
+    widths = itertools.cycle(WIDTHS)
+    for names in [[name] for name in PROCESSORS] + [PROCESSORS]:
+        for eos_count in [0, 1]:
+            yield processed(model, case_of(name, *next(widths)), rng, names, eos_count)
+
+
 def cases_of(name, penalties):
     model = load(name)
     rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    base = {
-        "model": name, "prompt": [], "width": 0, "groups": 1, "diversity_penalty": 0.0, "length_penalty": 1.0,
-        "early_stopping": "no", "eos": [], "min_tokens": 0, "max_tokens": 20,
-    }  # fmt: skip
     for width, groups in WIDTHS:
-        case = base | {"width": width, "groups": groups}
-        if groups > 1:
-            case["diversity_penalty"] = 0.5 if width == 4 else 1.25
+        case = case_of(name, width, groups)
         yield one(model, case | {"length_penalty": next(penalties)}, rng)
         yield one(model, case | {"min_tokens": 8, "early_stopping": "yes"}, rng, eos_count=1)
         # transformers 4 writes the first end token whichever it was: groups have one.
@@ -177,8 +230,8 @@ def main():
     set_verbosity_error()
     penalties = itertools.cycle(LENGTH_PENALTIES)
     cases = []
-    for name in MODELS:
-        for case in cases_of(name, penalties):
+    for some in [*(cases_of(name, penalties) for name in MODELS), *(processed_cases_of(name) for name in MODELS[::2])]:
+        for case in some:
             print(*(f"{key} {case[key]}" for key in list(case)[:10]), "lengths", *map(len, case["sequences"]), flush=True)
             cases.append(case)
     searches = itertools.groupby(cases, key=lambda case: (case["prompt"], case["max_tokens"]))
