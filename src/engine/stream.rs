@@ -185,6 +185,9 @@ impl Stream {
         self.said.prompt_logprobs.truncate(self.prompt_len - 1);
         self.said_again(tokens);
         self.said.logprobs.truncate(self.said.tokens.len());
+        if self.echoed.is_some() {
+            self.echoed = Some(Box::new(self.echo_of(&tokens[..self.prompt_len], text)?));
+        }
         self.retell(tokens, text)
     }
 
@@ -351,6 +354,12 @@ impl Stream {
 
     /// The prompt, for a request that wants its output to begin with it.
     pub fn echo(&mut self, prompt: &[u32], text: Option<&Text>) -> Result<Option<Output>> {
+        let output = self.echo_of(prompt, text)?;
+        self.echoed = (self.branches > 1).then(|| Box::new(output.clone()));
+        Ok(self.tell(output))
+    }
+
+    fn echo_of(&self, prompt: &[u32], text: Option<&Text>) -> Result<Output> {
         let mut output = self.output();
         output.tokens.try_reserve_exact(prompt.len())?;
         output.tokens.extend_from_slice(prompt);
@@ -358,8 +367,7 @@ impl Stream {
         if let Some(text) = text {
             output.text = text.decode(prompt, self.detokenizer.skips_special())?;
         }
-        self.echoed = (self.branches > 1).then(|| Box::new(output.clone()));
-        Ok(self.tell(output))
+        Ok(output)
     }
 
     /// The same for a sample that has just come into being, where outputs are deltas: the others have it from its parent.

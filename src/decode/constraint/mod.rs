@@ -102,7 +102,7 @@ pub struct Constraint {
     tokens: Vec<u32>,
     /// The last token was an end. The parser is not told of it.
     ended: bool,
-    /// After those, the host's own ones that the grammar does not allow.
+    /// After those, the ones that the grammar does not allow.
     strayed: Option<Box<Strayed>>,
     mask: Vec<u32>,
     /// The mask is that of the present state.
@@ -110,7 +110,7 @@ pub struct Constraint {
     failure: Option<Error>,
 }
 
-/// Tokens that lead out of the grammar. The parser has not seen them, so that they can be taken back.
+/// Tokens that lead out of the grammar, or come after its end. The parser has not seen them, so that they can be taken back.
 #[derive(Clone)]
 struct Strayed {
     tokens: usize,
@@ -194,6 +194,11 @@ impl Constraint {
     /// A token was committed.
     pub fn advance(&mut self, token: u32) -> Result<()> {
         self.check()?;
+        if self.ended {
+            let why = self.refused(token, "the sequence has ended");
+            self.stray(1, why.clone());
+            return Err(why);
+        }
         self.tokens.try_reserve(1)?;
         self.try_twice(|constraint| constraint.consume(token))?;
         self.tokens.push(token);
@@ -208,11 +213,14 @@ impl Constraint {
                 self.advance(token)?;
                 continue;
             }
-            let why = self.refused(token, "the host added it");
-            self.strayed.get_or_insert_with(|| Box::new(Strayed { tokens: 0, why })).tokens += tokens.len() - place;
+            self.stray(tokens.len() - place, self.refused(token, "the host added it"));
             break;
         }
         Ok(())
+    }
+
+    fn stray(&mut self, tokens: usize, why: Error) {
+        self.strayed.get_or_insert_with(|| Box::new(Strayed { tokens: 0, why })).tokens += tokens;
     }
 
     /// Whether the grammar allows the token here. Changes nothing.
