@@ -50,10 +50,12 @@ impl Scheduler {
         let mut members = Vec::new();
         members.try_reserve_exact(branching.width())?;
         members.push(id);
+        self.wake(id);
         self.last_group += 1;
         self.get_mut(id)?.group = Some(self.last_group);
         self.groups.insert(self.last_group, Group { id: self.last_group, branching, members });
         self.waiting.push_back(self.last_group);
+        self.rest(id);
         Ok(())
     }
 
@@ -71,7 +73,7 @@ impl Scheduler {
         match runs {
             true => self.begin(child),
             false => {
-                self.idle.push_back(child);
+                self.lie_idle(child);
                 Ok(())
             }
         }
@@ -126,8 +128,22 @@ impl Scheduler {
         if sequence.group.is_some() {
             sequence.computed = sequence.computed.min(len - 1);
         }
-        self.blocks.truncate(&mut sequence.table, sequence.computed);
+        let computed = sequence.computed;
+        self.truncate(id, computed);
         Ok(())
+    }
+
+    /// Gives back the blocks beyond the first `computed` tokens; who rests without any gives way no more.
+    fn truncate(&mut self, id: SeqId, computed: usize) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        let rests = sequence.table.rests();
+        self.wake(id);
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            self.blocks.truncate(&mut sequence.table, computed);
+        }
+        if rests {
+            self.rest(id);
+        }
     }
 
     /// Whether a sequence cut to `len` tokens would look back on blocks that are gone.
@@ -155,30 +171,33 @@ impl Scheduler {
         sequence.allow(max_len, block_size)?;
         sequence.keep = keep;
         sequence.generated = 0;
-        self.idle.retain(|&other| other != id);
-        self.begin(id)
+        self.begin(id)?;
+        self.idle.remove(&id);
+        Ok(())
     }
 
     /// Ends a sequence between steps: it becomes idle if it is to be kept, else it is gone.
     pub fn end(&mut self, id: SeqId) {
+        self.wake(id);
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         let (group, keep) = (sequence.group.take(), sequence.keep);
         // Blocks that were reserved for a step that did not come.
         self.blocks.truncate(&mut sequence.table, sequence.computed);
         self.leave(id, group);
         match keep {
-            true if group.is_some() => self.idle.push_back(id),
-            true => {}
+            true if group.is_some() => self.lie_idle(id),
+            true => self.rest(id),
             false => drop(self.remove(id)),
         }
     }
 
     /// Forgets a sequence, whatever it does, and lets go of its blocks.
     pub fn remove(&mut self, id: SeqId) -> Option<Sequence> {
+        self.wake(id);
         let mut sequence = self.sequences.remove(&id)?;
         self.blocks.free(&mut sequence.table);
         self.leave(id, sequence.group);
-        self.idle.retain(|&other| other != id);
+        self.idle.remove(&id);
         self.pins.retain(|&(_, other)| other != id);
         Some(sequence)
     }
@@ -190,9 +209,11 @@ impl Scheduler {
         if group.members.is_empty() {
             let id = group.id;
             self.groups.remove(&id);
-            self.waiting.retain(|&other| other != id);
             self.running.retain(|&other| other != id);
             self.paused.retain(|&other| other != id);
+            if let Ok(place) = self.waiting.binary_search(&id) {
+                self.waiting.remove(place);
+            }
         }
     }
 
@@ -230,7 +251,7 @@ impl Scheduler {
             sequence.computed = computed;
         }
         self.sequences.insert(id, sequence);
-        self.idle.push_back(id);
+        self.lie_idle(id);
         Ok(self.sequences[&id].table.blocks())
     }
 }

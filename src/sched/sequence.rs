@@ -12,6 +12,8 @@ pub struct Sequence {
     pub id: SeqId,
     /// None: it is idle, and waits for the host to resume or free it.
     pub group: Option<GroupId>,
+    /// The larger, the shorter it has been idle.
+    pub idle_since: u64,
     pub tokens: Vec<u32>,
     /// Tokens chosen since it began or was resumed.
     pub generated: usize,
@@ -34,6 +36,7 @@ impl Sequence {
         let mut sequence = Sequence {
             id,
             group: None,
+            idle_since: 0,
             tokens: prompt,
             generated: 0,
             computed: 0,

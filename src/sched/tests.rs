@@ -331,3 +331,68 @@ fn who_wanted_the_prompts_logits_shares_prefixes_again_once_it_has_them() {
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 1)]);
     assert_eq!(s.blocks().used_blocks(), 4, "two of the prompt, and one for each");
 }
+
+/// `n` idle forks of sequence 1, which has 16 tokens.
+fn idle_forks(s: &mut Scheduler, children: std::ops::Range<SeqId>) {
+    children.for_each(|child| s.fork(1, None, child, true).unwrap());
+    s.check();
+}
+
+#[test]
+fn idle_sequences_give_way_one_by_one_and_those_that_share_with_the_running_keep_what_they_have() {
+    // Two blocks of 1, which its forks have too; and two of another idle sequence.
+    let mut s = scheduler(9, 8, 64, 8, 64);
+    add(&mut s, 1, vec![0; 16], 40);
+    step(&mut s, Verdict::Token(9));
+    idle_forks(&mut s, 10..14);
+    s.import(20, vec![7; 16], 16, 40, None, Chain::default()).unwrap();
+    assert_eq!((s.idle(), s.blocks().idle_blocks(), s.blocks().free_blocks()), (5, 2, 5));
+    add(&mut s, 2, vec![1; 33], 40);
+    step(&mut s, Verdict::Token(9));
+    // They are younger than the forks, but only they have something to give.
+    assert_eq!((s.get(20).unwrap().computed, s.running()), (0, 2));
+    assert!((10..14).all(|child| s.get(child).unwrap().computed == 16), "what the running have costs nothing");
+    assert_eq!((s.blocks().idle_blocks(), s.preemptions()), (0, 0));
+}
+
+#[test]
+fn blocks_that_only_idle_sequences_share_count_as_free_and_are_given_back_at_once() {
+    let mut s = scheduler(3, 8, 64, 8, 64);
+    s.add(Arrival {
+        id: 1,
+        prompt: vec![0; 16],
+        max_len: 17,
+        branching: Branching::One,
+        keep: true,
+        prompt_logits: false,
+        root: Chain::default(),
+    })
+    .unwrap();
+    step(&mut s, Verdict::Token(9));
+    idle_forks(&mut s, 2..102);
+    assert_eq!((s.idle(), s.blocks().idle_blocks(), s.blocks().available()), (101, 2, 1));
+    add(&mut s, 200, vec![1; 17], 24);
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(200, 17)]);
+    assert_eq!((s.idle(), s.blocks().idle_blocks(), s.blocks().available()), (101, 0, 0));
+}
+
+/// Far from a second, where each had to be looked for among all.
+#[test]
+fn ten_thousands_of_idle_sequences_cost_each_its_own() {
+    let begun = std::time::Instant::now();
+    let mut s = scheduler(64, 8, 64, 8, 64);
+    add(&mut s, 1, vec![0; 16], 40);
+    step(&mut s, Verdict::Token(9));
+    (2..50_002).for_each(|child| s.fork(1, None, child, child % 2 == 0).unwrap());
+    s.remove(1);
+    add(&mut s, 100_000, vec![1; 480], 490);
+    (2..50_002).filter(|child| child % 4 < 2).for_each(|child| drop(s.remove(child)));
+    for _ in 0..50 {
+        let Some(plan) = s.schedule(|seq| seq == 100_000) else { break };
+        let choices: Vec<Choice> = plan.sampled().map(|part| going_on(part.seq, Verdict::Token(9))).collect();
+        s.commit(plan, &choices, &mut Vec::new());
+    }
+    assert!(s.get(100_000).is_err(), "it had room to come to its end");
+    s.check();
+    assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
+}
