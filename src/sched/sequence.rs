@@ -70,6 +70,7 @@ impl Sequence {
         child.chains.extend_from_slice(&self.chains[..self.chains.len().min(len / block_size)]);
         child.generated = self.generated.saturating_sub(self.tokens.len() - len);
         child.keep = self.keep;
+        child.logits_from = self.logits_from.map(|from| from.min(len));
         Ok(child)
     }
 
@@ -100,6 +101,7 @@ impl Sequence {
         self.tokens.truncate(len);
         self.chains.truncate(len / block_size);
         self.computed = self.computed.min(len);
+        self.logits_from = self.logits_from.map(|from| from.min(len));
     }
 
     /// The chains of its first `blocks` blocks, which its tokens fill.
@@ -132,6 +134,7 @@ impl Sequence {
             assert!(self.computed < self.tokens.len(), "the last token of a queued sequence is still to be computed");
             assert!(pinned || self.tokens.len() < self.max_len, "an unfinished sequence has room for a token");
         }
+        assert!(self.logits_from.is_none_or(|from| from <= self.tokens.len()), "logits are wanted of what there is or comes next");
         assert!(self.computed <= self.tokens.len(), "no more is computed than there is");
         let blocks = self.table.blocks().len();
         assert!(blocks >= blocks_for(self.computed, block_size), "every computed token has a slot");

@@ -396,3 +396,54 @@ fn ten_thousands_of_idle_sequences_cost_each_its_own() {
     s.check();
     assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
 }
+
+/// Steps, and notes of which rows logits are wanted, the last one aside, which chooses.
+fn told(s: &mut Scheduler, rows: &mut Vec<(SeqId, usize)>) {
+    let Some(plan) = s.schedule(|_| true) else { return };
+    for part in &plan.parts {
+        let end = part.first + part.rows;
+        rows.extend((end - part.logits..end - part.samples as usize).map(|row| (part.seq, row)));
+    }
+    let choices: Vec<Choice> = plan.sampled().map(|part| going_on(part.seq, Verdict::Token(9))).collect();
+    s.commit(plan, &choices, &mut Vec::new());
+    s.check();
+}
+
+fn wants_prompt(s: &mut Scheduler, prompt: Vec<u32>) {
+    let (branching, root) = (Branching::One, Chain::default());
+    s.add(Arrival { id: 1, prompt, max_len: 60, branching, keep: false, prompt_logits: true, root }).unwrap();
+}
+
+#[test]
+fn forks_of_a_prompt_half_told_are_told_the_rest() {
+    let mut s = scheduler(32, 8, 64, 32, 8);
+    wants_prompt(&mut s, vec![0; 20]);
+    let mut rows = Vec::new();
+    told(&mut s, &mut rows);
+    s.fork(1, None, 2, false).unwrap();
+    s.fork(1, Some(12), 3, false).unwrap();
+    s.fork(1, Some(5), 4, false).unwrap();
+    (0..4).for_each(|_| told(&mut s, &mut rows));
+    let of = |seq| rows.iter().filter(|row| row.0 == seq).map(|row| row.1).collect::<Vec<_>>();
+    assert_eq!(of(1), (0..19).collect::<Vec<_>>());
+    assert_eq!([of(2), of(3), of(4)], [(8..19).collect(), (8..11).collect::<Vec<_>>(), vec![]]);
+}
+
+#[test]
+fn no_row_of_a_prompt_is_told_twice_whatever_is_rewound() {
+    let mut s = scheduler(32, 8, 64, 32, 8);
+    wants_prompt(&mut s, vec![0; 20]);
+    let mut rows = Vec::new();
+    told(&mut s, &mut rows);
+    s.rewind(1, 6).unwrap();
+    assert_eq!(s.get(1).unwrap().logits_from, Some(6), "within what an import takes");
+    s.append(1, &[1; 20], 60).unwrap();
+    s.preempt_youngest();
+    (0..6).for_each(|_| told(&mut s, &mut rows));
+    assert!(s.get(1).unwrap().generated > 0);
+    s.rewind(1, 12).unwrap();
+    s.append(1, &[2; 10], 60).unwrap();
+    (0..6).for_each(|_| told(&mut s, &mut rows));
+    // What was appended in the midst of the prompt is computed with it. Nothing of what comes after the first choice is.
+    assert_eq!(rows, (0..8).chain(6..25).map(|row| (1, row)).collect::<Vec<_>>());
+}
