@@ -108,9 +108,7 @@ impl Scheduler {
                 tokens.len()
             )));
         }
-        sequence.allow(sequence.max_len.saturating_add(tokens.len()).clamp(len, longest), block_size)?;
-        sequence.tokens.extend_from_slice(tokens);
-        Ok(())
+        sequence.append(tokens, longest, block_size)
     }
 
     /// Cuts the sequence to its first `len` tokens.

@@ -20,6 +20,8 @@ pub struct Sequence {
     /// Tokens whose K and V are stored.
     pub computed: usize,
     pub max_len: usize,
+    /// What its length was raised by, in order.
+    appended: Vec<Appended>,
     /// It stays, idle, when it ends.
     pub keep: bool,
     /// Logits are wanted of every row from this position on; None: of the last one only.
@@ -28,6 +30,13 @@ pub struct Sequence {
     /// Where its chain of full blocks begins, and the chain as far as it is known.
     root: Chain,
     chains: Vec<Chain>,
+}
+
+/// Tokens that were appended at `at` raised `max_len` by `more`.
+#[derive(Debug, Clone, Copy)]
+struct Appended {
+    at: usize,
+    more: usize,
 }
 
 impl Sequence {
@@ -41,6 +50,7 @@ impl Sequence {
             generated: 0,
             computed: 0,
             max_len: 0,
+            appended: Vec::new(),
             keep: false,
             logits_from: None,
             table: BlockTable::default(),
@@ -71,6 +81,9 @@ impl Sequence {
         child.generated = self.generated.saturating_sub(self.tokens.len() - len);
         child.keep = self.keep;
         child.logits_from = self.logits_from.map(|from| from.min(len));
+        child.appended.try_reserve_exact(self.appended.len())?;
+        child.appended.extend_from_slice(&self.appended);
+        child.take_back(len);
         Ok(child)
     }
 
@@ -102,6 +115,32 @@ impl Sequence {
         self.chains.truncate(len / block_size);
         self.computed = self.computed.min(len);
         self.logits_from = self.logits_from.map(|from| from.min(len));
+        self.take_back(len);
+    }
+
+    /// What was appended from `len` on no longer makes it longer.
+    fn take_back(&mut self, len: usize) {
+        while let Some(Appended { at, more }) = self.appended.last_mut() {
+            let kept = (*more).min(len.saturating_sub(*at));
+            self.max_len -= *more - kept;
+            *more = kept;
+            if kept > 0 {
+                return;
+            }
+            self.appended.pop();
+        }
+    }
+
+    /// More tokens at the end, which do not count as chosen: it may become longer by so many, up to `longest`.
+    pub fn append(&mut self, tokens: &[u32], longest: usize, block_size: usize) -> Result<()> {
+        let (at, len) = (self.tokens.len(), self.tokens.len() + tokens.len());
+        let max_len = self.max_len.saturating_add(tokens.len()).clamp(len, longest);
+        self.appended.try_reserve(1)?;
+        let more = max_len.saturating_sub(self.max_len).min(tokens.len());
+        self.allow(max_len, block_size)?;
+        self.appended.extend((more > 0).then_some(Appended { at, more }));
+        self.tokens.extend_from_slice(tokens);
+        Ok(())
     }
 
     /// The chains of its first `blocks` blocks, which its tokens fill.

@@ -397,6 +397,31 @@ fn ten_thousands_of_idle_sequences_cost_each_its_own() {
     assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
 }
 
+#[test]
+fn what_is_appended_and_rewound_again_makes_nothing_longer() {
+    let mut s = scheduler(16, 8, 64, 8, 64);
+    add(&mut s, 1, vec![0; 10], 20);
+    s.append(1, &[1; 50], 100).unwrap();
+    s.append(1, &[2; 50], 115).unwrap();
+    assert_eq!(s.get(1).unwrap().max_len, 115, "as long as any may be");
+    s.fork(1, Some(30), 2, true).unwrap();
+    s.rewind(1, 61).unwrap();
+    assert_eq!(s.get(1).unwrap().max_len, 71, "one of the second fifty is left");
+    s.rewind(1, 60).unwrap();
+    assert_eq!(s.get(1).unwrap().max_len, 70);
+    step(&mut s, Verdict::Token(9));
+    s.rewind(1, 30).unwrap();
+    assert_eq!([1, 2].map(|id| s.get(id).unwrap().max_len), [40, 40], "a fork is like a rewind");
+    s.rewind(1, 10).unwrap();
+    assert_eq!(s.get(1).unwrap().max_len, 20);
+    s.rewind(1, 5).unwrap();
+    assert_eq!(s.get(1).unwrap().max_len, 20, "the prompt gives nothing");
+    s.resume(2, 32, false).unwrap();
+    s.rewind(2, 10).unwrap();
+    assert_eq!(s.get(2).unwrap().max_len, 12, "two tokens more, as it was resumed for");
+    s.check();
+}
+
 /// Steps, and notes of which rows logits are wanted, the last one aside, which chooses.
 fn told(s: &mut Scheduler, rows: &mut Vec<(SeqId, usize)>) {
     let Some(plan) = s.schedule(|_| true) else { return };
