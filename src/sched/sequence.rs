@@ -157,9 +157,14 @@ impl Sequence {
         (&mut self.table, &self.chains)
     }
 
-    /// Tokens at the beginning that both have.
-    pub fn common(&self, other: &Sequence) -> usize {
-        self.tokens.iter().zip(&other.tokens).take_while(|(a, b)| a == b).count()
+    /// Tokens at the beginning that both have, where these are more than `least`. Neither's last one counts: it is to be computed.
+    pub fn common(&self, other: &Sequence, least: usize) -> Option<usize> {
+        let most = self.tokens.len().min(other.tokens.len()) - 1;
+        if least >= most || self.tokens[least] != other.tokens[least] {
+            return None;
+        }
+        let common = self.tokens[..most].iter().zip(&other.tokens[..most]).take_while(|(a, b)| a == b).count();
+        (common > least).then_some(common)
     }
 
     /// The chains that have been needed so far.
