@@ -256,14 +256,19 @@ impl BlockManager {
         }
     }
 
-    /// Gives an empty table the blocks of the longest prefix that can be found, and says how many.
-    pub fn reuse(&mut self, table: &mut BlockTable, chains: &[Chain]) -> usize {
-        for chain in chains {
-            let Some(block) = self.prefix.as_ref().and_then(|prefix| prefix.find(chain)) else { break };
+    /// Gives the table the blocks of `chains` from `place` on, as far as they can be found, instead of what it has there, and says
+    /// how many.
+    pub fn reuse(&mut self, table: &mut BlockTable, place: usize, chains: &[Chain]) -> usize {
+        let find = |manager: &BlockManager, place: usize| manager.prefix.as_ref()?.find(chains.get(place)?);
+        if find(self, place).is_none() {
+            return 0;
+        }
+        self.truncate(table, place * self.block_size);
+        while let Some(block) = find(self, table.blocks.len()) {
             self.acquire(block);
             table.blocks.push(block);
         }
-        table.blocks.len()
+        table.blocks.len() - place
     }
 
     /// One more table has the block, which is full.

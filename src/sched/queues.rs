@@ -73,20 +73,22 @@ impl Scheduler {
         place
     }
 
-    /// Members without blocks take those that the prefix index still has.
+    /// Members take the blocks that the prefix index still has of what they have not computed.
     fn find_prefixes(&mut self, id: GroupId) {
         let block_size = self.blocks.block_size();
         for seq in &self.groups[&id].members {
             let sequence = self.sequences.get_mut(seq).expect("a member is known");
-            if !self.blocks.keeps_prefixes() || !sequence.table.blocks().is_empty() {
+            if !self.blocks.keeps_prefixes() {
                 continue;
             }
             // The last token is computed in any case: its logits choose the next one. And so is every other whose logits are wanted.
             let useful = sequence.logits_from.unwrap_or(usize::MAX).min(sequence.tokens.len() - 1);
+            let (before, place) = (sequence.computed, sequence.computed / block_size);
             sequence.chains(useful / block_size, block_size);
             let (table, chains) = sequence.table_and_chains();
-            self.prefix.count(useful, self.blocks.reuse(table, &chains[..useful / block_size]) * block_size);
-            sequence.computed = sequence.table.blocks().len() * block_size;
+            let found = self.blocks.reuse(table, place, &chains[..useful / block_size]);
+            sequence.computed = before.max((place + found) * block_size);
+            self.prefix.count(useful.saturating_sub(before), sequence.computed - before);
         }
     }
 

@@ -472,3 +472,30 @@ fn no_row_of_a_prompt_is_told_twice_whatever_is_rewound() {
     // What was appended in the midst of the prompt is computed with it. Nothing of what comes after the first choice is.
     assert_eq!(rows, (0..8).chain(6..25).map(|row| (1, row)).collect::<Vec<_>>());
 }
+
+#[test]
+fn what_is_appended_to_a_sequence_is_looked_for_among_the_prefixes_when_it_begins_to_run() {
+    let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, window: None };
+    let mut s = Scheduler::new(options, BlockManager::new(32, 8, true).unwrap()).unwrap();
+    let prompt: Vec<u32> = (0..50).collect();
+    add(&mut s, 1, prompt.clone(), 51);
+    step(&mut s, Verdict::Token(9));
+    // A full block, and some of the next one.
+    for (id, len) in [(2, 8), (3, 13)] {
+        let (prompt, branching, root) = (prompt[..len].to_vec(), Branching::One, Chain::default());
+        s.add(Arrival { id, prompt, max_len: len + 1, branching, keep: true, prompt_logits: false, root }).unwrap();
+        step(&mut s, Verdict::Token(99));
+        s.rewind(id, len).unwrap();
+        s.append(id, &prompt_from(len), 100).unwrap();
+        let before = s.prefix();
+        s.resume(id, 51, false).unwrap();
+        assert_eq!(step(&mut s, Verdict::Token(9)), [(id, 2)], "six blocks of eight are there");
+        let after = s.prefix();
+        assert_eq!((after.queries - before.queries, after.hits - before.hits), (49 - len as u64, 48 - len as u64));
+    }
+    assert_eq!(s.blocks().used_blocks(), 0);
+}
+
+fn prompt_from(len: usize) -> Vec<u32> {
+    (len as u32..50).collect()
+}
