@@ -29,13 +29,17 @@ impl Scheduler {
         let mut sequence = Sequence::new(id, prompt, max_len, root, self.blocks.block_size())?;
         sequence.keep = keep;
         sequence.logits_from = prompt_logits.then_some(0);
-        self.reserve(1)?;
+        self.reserve(1, max_len)?;
         self.sequences.insert(id, sequence);
         self.enqueue(id, branching)
     }
 
-    /// Makes room for `more` sequences in every list that one can be in.
-    fn reserve(&mut self, more: usize) -> Result<()> {
+    /// Makes room for `more` sequences in every list that one can be in, and in a step for the tables of as many as it can take, of
+    /// `max_len` tokens each, shared or not.
+    fn reserve(&mut self, more: usize, max_len: usize) -> Result<()> {
+        let tables = self.options.max_seqs.min(self.options.max_batch_tokens).saturating_mul(blocks_for(max_len, self.blocks.block_size()));
+        self.spare.clear();
+        self.spare.batch.tables.try_reserve_exact(tables)?;
         let most = self.sequences.len() + more;
         self.sequences.try_reserve(more)?;
         self.groups.try_reserve(more)?;
@@ -61,7 +65,8 @@ impl Scheduler {
 
     /// `child` shares the first `len` tokens of `parent` (None: all) and their blocks. It runs where the parent does, unless `idle`.
     pub fn fork(&mut self, parent: SeqId, len: Option<usize>, child: SeqId, idle: bool) -> Result<()> {
-        self.reserve(1)?;
+        // Its table is no longer than the parent's.
+        self.reserve(1, 0)?;
         let of = self.get(parent)?;
         let len = len.unwrap_or(of.tokens.len());
         if len == 0 || len > of.tokens.len() {
@@ -108,7 +113,9 @@ impl Scheduler {
                 tokens.len()
             )));
         }
-        sequence.append(tokens, longest, block_size)
+        sequence.append(tokens, longest, block_size)?;
+        let max_len = sequence.max_len;
+        self.reserve(0, max_len)
     }
 
     /// Cuts the sequence to its first `len` tokens.
@@ -156,7 +163,7 @@ impl Scheduler {
 
     /// An idle sequence goes on, until it has `max_len` tokens.
     pub fn resume(&mut self, id: SeqId, max_len: usize, keep: bool) -> Result<()> {
-        self.reserve(1)?;
+        self.reserve(1, max_len)?;
         let block_size = self.blocks.block_size();
         let sequence = self.get_mut(id)?;
         if sequence.group.is_some() {
@@ -236,7 +243,7 @@ impl Scheduler {
         logits_from: Option<usize>,
         root: Chain,
     ) -> Result<&[BlockId]> {
-        self.reserve(1)?;
+        self.reserve(1, max_len.max(tokens.len()))?;
         let mut sequence = Sequence::new(id, tokens, max_len, root, self.blocks.block_size())?;
         sequence.logits_from = logits_from;
         while self.blocks.prepare(&mut sequence.table, 0..computed, &mut Vec::new()).is_err() {
