@@ -122,6 +122,8 @@ struct Dense {
     tokens: Vec<u32>,
     prompt_len: usize,
     max_len: usize,
+    /// The places of appended tokens that allow it one more each.
+    raised: Vec<usize>,
     seed: u64,
     keep: bool,
     freed: bool,
@@ -164,6 +166,8 @@ impl Dense {
 
     fn rewind(&mut self, len: usize) {
         self.tokens.truncate(len);
+        self.max_len -= self.raised.iter().filter(|&&at| at >= len).count();
+        self.raised.retain(|&at| at < len);
         self.prompt_len = self.prompt_len.min(len);
         self.history.truncate(self.generated());
         self.prompt_logprobs = None;
@@ -349,6 +353,7 @@ impl Trace {
             index: 0,
             prompt_len: len,
             max_len: self.max_len(len, &params),
+            raised: Vec::new(),
             seed: params.seed.unwrap(),
             keep,
             freed: false,
@@ -432,8 +437,10 @@ impl Trace {
         assert_eq!(self.engine.append(id, more.clone()).is_ok(), fits);
         if fits {
             dense.history.resize(dense.history.len() + more.len(), 0.0);
+            let raised = (dense.max_len + more.len()).clamp(len, longest) - dense.max_len;
+            dense.raised.extend(dense.tokens.len()..dense.tokens.len() + raised);
+            dense.max_len += raised;
             dense.tokens.extend(more.iter());
-            dense.max_len = (dense.max_len + more.len()).clamp(len, longest);
         }
     }
 

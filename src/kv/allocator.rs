@@ -6,6 +6,9 @@ use crate::error::{Result, try_vec};
 pub struct BlockAllocator {
     free: Vec<BlockId>, // the last is given out next
     refs: Vec<u32>,     // [blocks] 0 while free or cached
+    resting: Vec<u32>,  // [blocks] of the references, those of tables that rest
+    /// Blocks that only resting tables refer to.
+    idle: usize,
 }
 
 impl BlockAllocator {
@@ -13,7 +16,7 @@ impl BlockAllocator {
         let mut free = try_vec(blocks, 0)?;
         // Low numbers first, so that an idle pool's pages stay untouched.
         free.iter_mut().enumerate().for_each(|(i, block)| *block = (blocks - 1 - i) as BlockId);
-        Ok(BlockAllocator { free, refs: try_vec(blocks, 0)? })
+        Ok(BlockAllocator { free, refs: try_vec(blocks, 0)?, resting: try_vec(blocks, 0)?, idle: 0 })
     }
 
     pub fn total(&self) -> usize {
@@ -38,21 +41,46 @@ impl BlockAllocator {
         self.free.push(block);
     }
 
+    /// How many blocks only resting tables refer to.
+    pub fn idle(&self) -> usize {
+        self.idle
+    }
+
     pub fn acquire(&mut self, block: BlockId) {
+        self.idle -= self.is_idle(block) as usize;
         self.refs[block as usize] += 1;
     }
 
-    /// True when that was the last reference.
+    /// Gives up a reference of a table that does not rest. True when that was the last one.
     pub fn release(&mut self, block: BlockId) -> bool {
-        let refs = &mut self.refs[block as usize];
-        assert!(*refs > 0, "block {block} is released twice");
-        *refs -= 1;
-        *refs == 0
+        assert!(self.refs(block) > self.resting[block as usize], "block {block} is released twice");
+        self.refs[block as usize] -= 1;
+        self.idle += self.is_idle(block) as usize;
+        self.refs(block) == 0
     }
 
-    /// Panics unless `owners` is what the counts say, and every block is referred to, cached or free. For tests.
-    pub fn check(&self, owners: &[u32], cached: impl Fn(BlockId) -> bool) {
+    /// The table of one of its references rests from now on.
+    pub fn rest(&mut self, block: BlockId) {
+        self.resting[block as usize] += 1;
+        self.idle += self.is_idle(block) as usize;
+    }
+
+    pub fn wake(&mut self, block: BlockId) {
+        self.idle -= self.is_idle(block) as usize;
+        self.resting[block as usize] -= 1;
+    }
+
+    fn is_idle(&self, block: BlockId) -> bool {
+        self.refs(block) > 0 && self.refs(block) == self.resting[block as usize]
+    }
+
+    /// Panics unless `owners`, and of them the `resting`, are what the counts say, and every block is referred to, cached or
+    /// free. For tests.
+    pub fn check(&self, owners: &[u32], resting: &[u32], cached: impl Fn(BlockId) -> bool) {
         assert_eq!(owners, self.refs, "owners and reference counts differ");
+        assert_eq!(resting, self.resting, "owners that rest and their counts differ");
+        let idle = owners.iter().zip(resting).filter(|(owners, resting)| **owners > 0 && owners == resting);
+        assert_eq!(idle.count(), self.idle, "every block that only resting tables have is counted once");
         let mut free = vec![false; self.total()];
         for &block in &self.free {
             assert!(!std::mem::replace(&mut free[block as usize], true), "block {block} is twice in the free list");

@@ -27,6 +27,7 @@ pub struct NoSpace;
 pub struct BlockTable {
     blocks: Vec<BlockId>,
     gone: usize,
+    rests: bool,
 }
 
 impl BlockTable {
@@ -53,6 +54,11 @@ impl BlockTable {
     /// How many of the first blocks are gone.
     pub fn gone(&self) -> usize {
         self.gone
+    }
+
+    /// Nobody works with it: it may be asked to give its blocks up.
+    pub fn rests(&self) -> bool {
+        self.rests
     }
 }
 
@@ -97,6 +103,11 @@ impl BlockManager {
     /// Blocks that can be given out: the free, and the cached.
     pub fn available(&self) -> usize {
         self.free_blocks() + self.cached_blocks()
+    }
+
+    /// Blocks that would become available if all resting tables were freed.
+    pub fn idle_blocks(&self) -> usize {
+        self.allocator.idle()
     }
 
     pub fn used_blocks(&self) -> usize {
@@ -198,7 +209,7 @@ impl BlockManager {
     pub fn truncate(&mut self, table: &mut BlockTable, tokens: usize) {
         let kept = blocks_for(tokens, self.block_size);
         while table.blocks.len() > kept.max(table.gone) {
-            table.blocks.pop().into_iter().for_each(|block| self.release(block));
+            table.blocks.pop().into_iter().for_each(|block| self.let_go(block, table.rests));
         }
         table.blocks.truncate(kept);
         table.gone = table.gone.min(kept);
@@ -207,13 +218,31 @@ impl BlockManager {
     /// Lets go of the blocks before the one that holds position `first`: nobody will look back on them.
     pub fn slide(&mut self, table: &mut BlockTable, first: usize) {
         let gone = (first / self.block_size).min(table.blocks.len()).max(table.gone);
-        (table.gone..gone).for_each(|place| self.release(table.blocks[place]));
+        (table.gone..gone).for_each(|place| self.let_go(table.blocks[place], table.rests));
         table.blocks[table.gone..gone].fill(0);
         table.gone = gone;
     }
 
     pub fn free(&mut self, table: &mut BlockTable) {
         self.truncate(table, 0);
+    }
+
+    /// The table rests: its blocks are counted as such, until it is woken. Meanwhile it gets no others.
+    pub fn rest(&mut self, table: &mut BlockTable) {
+        assert!(!std::mem::replace(&mut table.rests, true), "a table rests once");
+        table.held().iter().for_each(|&block| self.allocator.rest(block));
+    }
+
+    pub fn wake(&mut self, table: &mut BlockTable) {
+        assert!(std::mem::take(&mut table.rests), "a table is woken once");
+        table.held().iter().for_each(|&block| self.allocator.wake(block));
+    }
+
+    fn let_go(&mut self, block: BlockId, rests: bool) {
+        if rests {
+            self.allocator.wake(block);
+        }
+        self.release(block);
     }
 
     fn release(&mut self, block: BlockId) {
@@ -227,14 +256,19 @@ impl BlockManager {
         }
     }
 
-    /// Gives an empty table the blocks of the longest prefix that can be found, and says how many.
-    pub fn reuse(&mut self, table: &mut BlockTable, chains: &[Chain]) -> usize {
-        for chain in chains {
-            let Some(block) = self.prefix.as_ref().and_then(|prefix| prefix.find(chain)) else { break };
+    /// Gives the table the blocks of `chains` from `place` on, as far as they can be found, instead of what it has there, and says
+    /// how many.
+    pub fn reuse(&mut self, table: &mut BlockTable, place: usize, chains: &[Chain]) -> usize {
+        let find = |manager: &BlockManager, place: usize| manager.prefix.as_ref()?.find(chains.get(place)?);
+        if find(self, place).is_none() {
+            return 0;
+        }
+        self.truncate(table, place * self.block_size);
+        while let Some(block) = find(self, table.blocks.len()) {
             self.acquire(block);
             table.blocks.push(block);
         }
-        table.blocks.len()
+        table.blocks.len() - place
     }
 
     /// One more table has the block, which is full.
@@ -263,9 +297,9 @@ impl BlockManager {
         }
     }
 
-    /// Blocks that would become available if the table were freed alone.
-    pub fn exclusive(&self, table: &BlockTable) -> usize {
-        table.held().iter().filter(|&&block| self.allocator.refs(block) == 1).count()
+    /// Whether a block would become available if the table were freed alone. Forks share what comes first: the last is asked first.
+    pub fn has_own(&self, table: &BlockTable) -> bool {
+        table.held().iter().rev().any(|&block| self.allocator.refs(block) == 1)
     }
 
     /// Blocks that writing `write` takes from the pool.
@@ -283,9 +317,14 @@ impl BlockManager {
 
     /// Panics unless the tables account for every used block exactly as often as it is counted. For tests.
     pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) {
-        let mut owners = vec![0; self.total()];
-        tables.flat_map(BlockTable::held).for_each(|&block| owners[block as usize] += 1);
-        self.allocator.check(&owners, |block| self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(block)));
+        let (mut owners, mut resting) = (vec![0; self.total()], vec![0; self.total()]);
+        for table in tables {
+            for &block in table.held() {
+                owners[block as usize] += 1;
+                resting[block as usize] += table.rests as u32;
+            }
+        }
+        self.allocator.check(&owners, &resting, |block| self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(block)));
         let used = (0..self.total()).filter(|&block| owners[block] > 0);
         assert_eq!(used.map(|block| self.filled[block] as usize).sum::<usize>(), self.filled_slots, "every filled slot is counted once");
         if let Some(prefix) = &self.prefix {

@@ -166,10 +166,10 @@ fn a_prefix_is_found_again_after_its_owner_has_gone() {
     assert_eq!((pool.manager.cached_blocks(), pool.manager.free_blocks(), pool.manager.used_blocks()), (2, 6, 0));
 
     let mut again = BlockTable::default();
-    assert_eq!(pool.manager.reuse(&mut again, &chains), 2);
+    assert_eq!(pool.manager.reuse(&mut again, 0, &chains), 2);
     assert_eq!(again.blocks(), &blocks[..2]);
     assert_eq!((pool.manager.cached_blocks(), pool.manager.filled_slots()), (0, 2 * SIZE));
-    assert_eq!(pool.manager.reuse(&mut BlockTable::default(), &[root.next(&[7])]), 0);
+    assert_eq!(pool.manager.reuse(&mut BlockTable::default(), 0, &[root.next(&[7])]), 0);
     pool.manager.check([&again].into_iter());
 }
 
@@ -183,7 +183,7 @@ fn cached_blocks_give_way_leaf_first_when_others_need_their_place() {
     let other = pool.owner(2 * SIZE);
     assert_eq!((pool.manager.cached_blocks(), pool.manager.free_blocks()), (2, 0));
     let mut again = BlockTable::default();
-    assert_eq!(pool.manager.reuse(&mut again, &chains), 2, "the last block of the chain went first");
+    assert_eq!(pool.manager.reuse(&mut again, 0, &chains), 2, "the last block of the chain went first");
     pool.manager.check([&again, &other.table].into_iter());
 }
 
@@ -203,7 +203,7 @@ fn what_left_a_window_goes_after_what_is_found_through_it() {
     pool.manager.free(&mut owner.table);
     let other = pool.owner(SIZE);
     let mut again = BlockTable::default();
-    assert_eq!(pool.manager.reuse(&mut again, &chains), 2, "the last block of the chain went first");
+    assert_eq!(pool.manager.reuse(&mut again, 0, &chains), 2, "the last block of the chain went first");
     pool.manager.check([&again, &other.table].into_iter());
 }
 
@@ -244,7 +244,7 @@ fn a_block_that_the_index_can_find_is_forgotten_before_it_is_written() {
     owner.len = 2;
     pool.manager.truncate(&mut owner.table, 2);
     assert_eq!(pool.write(&mut owner, 1).unwrap(), []);
-    assert_eq!(pool.manager.reuse(&mut BlockTable::default(), &[chain]), 0);
+    assert_eq!(pool.manager.reuse(&mut BlockTable::default(), 0, &[chain]), 0);
     pool.check(&[&owner]);
 }
 
@@ -263,4 +263,21 @@ fn nobody_writes_over_what_others_get_back_should_the_step_fail() {
     }
     assert_eq!((pool.refs(&a), pool.manager.used_blocks()), (vec![2, 2], 2));
     pool.check(&[&a, &b]);
+}
+
+#[test]
+fn a_table_that_ends_within_a_block_goes_on_with_what_is_found_there() {
+    let mut pool = Pool::new(8, true);
+    let chains = three_chains();
+    let mut owner = pool.owner(3 * SIZE);
+    (0..chains.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &chains));
+    let mut other = pool.owner(SIZE + 2);
+    assert_eq!(pool.manager.reuse(&mut other.table, 2, &chains[..2]), 0, "it has no more than these");
+    assert_eq!(pool.manager.reuse(&mut other.table, 1, &chains), 2);
+    assert_eq!(other.table.blocks()[1..], owner.table.blocks()[1..]);
+    assert_eq!((pool.manager.used_blocks(), pool.manager.filled_slots()), (4, 4 * SIZE));
+    // Its own block, too, is found where it is let go of.
+    pool.manager.free(&mut owner.table);
+    assert_eq!(pool.manager.reuse(&mut other.table, 1, &chains), 2);
+    pool.check(&[&other]);
 }

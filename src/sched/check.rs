@@ -8,6 +8,7 @@ impl Scheduler {
         self.blocks.check(self.sequences.values().map(|sequence| &sequence.table));
         self.check_queues();
         self.check_places();
+        self.check_resting();
         for sequence in self.sequences.values() {
             let pinned = self.pins.iter().any(|(_, pin)| *pin == sequence.id);
             sequence.check(self.blocks.block_size(), pinned);
@@ -27,6 +28,24 @@ impl Scheduler {
             assert!(oldest > youngest, "nobody waits for a younger one");
         }
         assert!(self.width() <= self.options.max_seqs, "every running sequence has its row");
+    }
+
+    /// Who holds blocks rests unless it runs or is a pin's, and has its place among those that give way.
+    fn check_resting(&self) {
+        let mut resting = 0;
+        for (id, sequence) in &self.sequences {
+            let runs = match sequence.group {
+                Some(group) => self.running.contains(&group),
+                None => !self.idle.contains(id),
+            };
+            assert_eq!(sequence.table.rests(), !runs && !sequence.table.blocks().is_empty(), "sequence {id} rests unless it runs");
+            if sequence.table.rests() {
+                let places = if sequence.group.is_some() { &self.resting } else { &self.resting_idle };
+                assert!(places.contains(sequence.place()), "sequence {id} has its place");
+                resting += 1;
+            }
+        }
+        assert_eq!(self.resting.len() + self.resting_idle.len(), resting, "whoever has a place rests");
     }
 
     /// Every sequence is a member of its group, idle, or pinned.

@@ -34,6 +34,10 @@ impl Scheduler {
         if let Some(from) = &mut sequence.logits_from {
             *from = computed.max(*from);
         }
+        if part.samples {
+            // The prompt is told. What may follow it was chosen or appended.
+            sequence.logits_from = None;
+        }
         if self.blocks.keeps_prefixes() {
             sequence.chains(computed / block_size, block_size);
             let (table, chains) = sequence.table_and_chains();

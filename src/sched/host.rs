@@ -29,13 +29,17 @@ impl Scheduler {
         let mut sequence = Sequence::new(id, prompt, max_len, root, self.blocks.block_size())?;
         sequence.keep = keep;
         sequence.logits_from = prompt_logits.then_some(0);
-        self.reserve(1)?;
+        self.reserve(1, max_len)?;
         self.sequences.insert(id, sequence);
         self.enqueue(id, branching)
     }
 
-    /// Makes room for `more` sequences in every list that one can be in.
-    fn reserve(&mut self, more: usize) -> Result<()> {
+    /// Makes room for `more` sequences in every list that one can be in, and in a step for the tables of as many as it can take, of
+    /// `max_len` tokens each, shared or not.
+    fn reserve(&mut self, more: usize, max_len: usize) -> Result<()> {
+        let tables = self.options.max_seqs.min(self.options.max_batch_tokens).saturating_mul(blocks_for(max_len, self.blocks.block_size()));
+        self.spare.clear();
+        self.spare.batch.tables.try_reserve_exact(tables)?;
         let most = self.sequences.len() + more;
         self.sequences.try_reserve(more)?;
         self.groups.try_reserve(more)?;
@@ -50,16 +54,19 @@ impl Scheduler {
         let mut members = Vec::new();
         members.try_reserve_exact(branching.width())?;
         members.push(id);
+        self.wake(id);
         self.last_group += 1;
         self.get_mut(id)?.group = Some(self.last_group);
         self.groups.insert(self.last_group, Group { id: self.last_group, branching, members });
         self.waiting.push_back(self.last_group);
+        self.rest(id);
         Ok(())
     }
 
     /// `child` shares the first `len` tokens of `parent` (None: all) and their blocks. It runs where the parent does, unless `idle`.
     pub fn fork(&mut self, parent: SeqId, len: Option<usize>, child: SeqId, idle: bool) -> Result<()> {
-        self.reserve(1)?;
+        // Its table is no longer than the parent's.
+        self.reserve(1, 0)?;
         let of = self.get(parent)?;
         let len = len.unwrap_or(of.tokens.len());
         if len == 0 || len > of.tokens.len() {
@@ -71,7 +78,7 @@ impl Scheduler {
         match runs {
             true => self.begin(child),
             false => {
-                self.idle.push_back(child);
+                self.lie_idle(child);
                 Ok(())
             }
         }
@@ -106,9 +113,9 @@ impl Scheduler {
                 tokens.len()
             )));
         }
-        sequence.allow(sequence.max_len.saturating_add(tokens.len()).clamp(len, longest), block_size)?;
-        sequence.tokens.extend_from_slice(tokens);
-        Ok(())
+        sequence.append(tokens, longest, block_size)?;
+        let max_len = sequence.max_len;
+        self.reserve(0, max_len)
     }
 
     /// Cuts the sequence to its first `len` tokens.
@@ -126,8 +133,22 @@ impl Scheduler {
         if sequence.group.is_some() {
             sequence.computed = sequence.computed.min(len - 1);
         }
-        self.blocks.truncate(&mut sequence.table, sequence.computed);
+        let computed = sequence.computed;
+        self.truncate(id, computed);
         Ok(())
+    }
+
+    /// Gives back the blocks beyond the first `computed` tokens; who rests without any gives way no more.
+    fn truncate(&mut self, id: SeqId, computed: usize) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        let rests = sequence.table.rests();
+        self.wake(id);
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            self.blocks.truncate(&mut sequence.table, computed);
+        }
+        if rests {
+            self.rest(id);
+        }
     }
 
     /// Whether a sequence cut to `len` tokens would look back on blocks that are gone.
@@ -142,7 +163,7 @@ impl Scheduler {
 
     /// An idle sequence goes on, until it has `max_len` tokens.
     pub fn resume(&mut self, id: SeqId, max_len: usize, keep: bool) -> Result<()> {
-        self.reserve(1)?;
+        self.reserve(1, max_len)?;
         let block_size = self.blocks.block_size();
         let sequence = self.get_mut(id)?;
         if sequence.group.is_some() {
@@ -155,30 +176,33 @@ impl Scheduler {
         sequence.allow(max_len, block_size)?;
         sequence.keep = keep;
         sequence.generated = 0;
-        self.idle.retain(|&other| other != id);
-        self.begin(id)
+        self.begin(id)?;
+        self.idle.remove(&id);
+        Ok(())
     }
 
     /// Ends a sequence between steps: it becomes idle if it is to be kept, else it is gone.
     pub fn end(&mut self, id: SeqId) {
+        self.wake(id);
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         let (group, keep) = (sequence.group.take(), sequence.keep);
         // Blocks that were reserved for a step that did not come.
         self.blocks.truncate(&mut sequence.table, sequence.computed);
         self.leave(id, group);
         match keep {
-            true if group.is_some() => self.idle.push_back(id),
-            true => {}
+            true if group.is_some() => self.lie_idle(id),
+            true => self.rest(id),
             false => drop(self.remove(id)),
         }
     }
 
     /// Forgets a sequence, whatever it does, and lets go of its blocks.
     pub fn remove(&mut self, id: SeqId) -> Option<Sequence> {
+        self.wake(id);
         let mut sequence = self.sequences.remove(&id)?;
         self.blocks.free(&mut sequence.table);
         self.leave(id, sequence.group);
-        self.idle.retain(|&other| other != id);
+        self.idle.remove(&id);
         self.pins.retain(|&(_, other)| other != id);
         Some(sequence)
     }
@@ -190,9 +214,11 @@ impl Scheduler {
         if group.members.is_empty() {
             let id = group.id;
             self.groups.remove(&id);
-            self.waiting.retain(|&other| other != id);
             self.running.retain(|&other| other != id);
             self.paused.retain(|&other| other != id);
+            if let Ok(place) = self.waiting.binary_search(&id) {
+                self.waiting.remove(place);
+            }
         }
     }
 
@@ -217,7 +243,7 @@ impl Scheduler {
         logits_from: Option<usize>,
         root: Chain,
     ) -> Result<&[BlockId]> {
-        self.reserve(1)?;
+        self.reserve(1, max_len.max(tokens.len()))?;
         let mut sequence = Sequence::new(id, tokens, max_len, root, self.blocks.block_size())?;
         sequence.logits_from = logits_from;
         while self.blocks.prepare(&mut sequence.table, 0..computed, &mut Vec::new()).is_err() {
@@ -230,7 +256,7 @@ impl Scheduler {
             sequence.computed = computed;
         }
         self.sequences.insert(id, sequence);
-        self.idle.push_back(id);
+        self.lie_idle(id);
         Ok(self.sequences[&id].table.blocks())
     }
 }

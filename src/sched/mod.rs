@@ -6,16 +6,18 @@ mod group;
 mod host;
 mod plan;
 mod queues;
+mod resting;
 mod room;
 mod sequence;
 mod turns;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use group::Group;
 pub use group::{Branching, GroupId};
 pub use host::Arrival;
 pub use plan::{Choice, Event, FinishReason, Part, StepPlan, Verdict};
+use resting::Resting;
 pub use sequence::{SeqId, Sequence};
 use turns::Turn;
 
@@ -47,8 +49,11 @@ pub struct Scheduler {
     waiting: VecDeque<GroupId>, // by age, younger than all that run
     running: Vec<GroupId>,      // by age
     paused: Vec<GroupId>,       // by age
-    idle: VecDeque<SeqId>,      // the longest idle first
-    pins: Vec<(u32, SeqId)>,    // by priority, the lowest first
+    idle: HashSet<SeqId>,
+    last_idle: u64,          // counts those that became idle
+    resting: Resting,        // in groups that do not run
+    resting_idle: Resting,   // in none
+    pins: Vec<(u32, SeqId)>, // by priority, the lowest first
     preemptions: u64,
     prefix: PrefixCounts,
     spare: StepPlan, // the last plan's buffers
@@ -86,7 +91,10 @@ impl Scheduler {
             waiting: VecDeque::new(),
             running,
             paused: Vec::new(),
-            idle: VecDeque::new(),
+            idle: HashSet::new(),
+            last_idle: 0,
+            resting: Resting::default(),
+            resting_idle: Resting::default(),
             pins: Vec::new(),
             preemptions: 0,
             prefix: PrefixCounts::default(),

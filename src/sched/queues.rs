@@ -55,34 +55,39 @@ impl Scheduler {
     fn pause(&mut self, id: GroupId) {
         let place = self.paused.partition_point(|&other| other < id);
         self.paused.insert(place, id);
+        self.rest_all(id);
     }
 
     pub(super) fn wait(&mut self, id: GroupId) {
         let place = self.waiting.partition_point(|&other| other < id);
         self.waiting.insert(place, id);
+        self.rest_all(id);
     }
 
     fn run(&mut self, id: GroupId) -> usize {
         let place = self.running.partition_point(|&other| other < id);
         self.running.insert(place, id);
+        self.wake_all(id);
         self.find_prefixes(id);
         place
     }
 
-    /// Members without blocks take those that the prefix index still has.
+    /// Members take the blocks that the prefix index still has of what they have not computed.
     fn find_prefixes(&mut self, id: GroupId) {
         let block_size = self.blocks.block_size();
         for seq in &self.groups[&id].members {
             let sequence = self.sequences.get_mut(seq).expect("a member is known");
-            if !self.blocks.keeps_prefixes() || !sequence.table.blocks().is_empty() {
+            if !self.blocks.keeps_prefixes() {
                 continue;
             }
             // The last token is computed in any case: its logits choose the next one. And so is every other whose logits are wanted.
             let useful = sequence.logits_from.unwrap_or(usize::MAX).min(sequence.tokens.len() - 1);
+            let (before, place) = (sequence.computed, sequence.computed / block_size);
             sequence.chains(useful / block_size, block_size);
             let (table, chains) = sequence.table_and_chains();
-            self.prefix.count(useful, self.blocks.reuse(table, &chains[..useful / block_size]) * block_size);
-            sequence.computed = sequence.table.blocks().len() * block_size;
+            let found = self.blocks.reuse(table, place, &chains[..useful / block_size]);
+            sequence.computed = before.max((place + found) * block_size);
+            self.prefix.count(useful.saturating_sub(before), sequence.computed - before);
         }
     }
 
@@ -142,13 +147,20 @@ impl Scheduler {
 
     /// Whether all its tokens would fit above the watermark, beside all those of the running. What those that do not run still
     /// hold counts as free.
-    fn may_enter(&self, id: GroupId) -> bool {
+    fn may_enter(&mut self, id: GroupId) -> bool {
         if self.running.is_empty() {
             return true;
         }
         let watermark = self.blocks.total().div_ceil(WATERMARK_PARTS);
         let needed = self.needed(id) + self.running.iter().map(|&id| self.needed(id)).sum::<usize>() + watermark;
-        needed <= self.blocks.available() || needed <= self.blocks.available() + self.reclaimable(id)
+        if needed <= self.blocks.available() {
+            return true;
+        }
+        // Its own are not to be taken from it.
+        self.wake_all(id);
+        let reclaimable = self.blocks.idle_blocks();
+        self.rest_all(id);
+        needed <= self.blocks.available() + reclaimable
     }
 
     /// Blocks that the group takes from the pool until all its tokens are computed.
@@ -158,12 +170,5 @@ impl Scheduler {
             self.blocks.needed(&sequence.table, sequence.computed..sequence.tokens.len())
         };
         self.groups[&id].members.iter().map(needed).sum()
-    }
-
-    /// Blocks that only the idle hold, and the groups that do not run, without group `but`.
-    fn reclaimable(&self, but: GroupId) -> usize {
-        let groups = self.waiting.iter().chain(&self.paused).filter(|&&id| id != but);
-        let members = groups.flat_map(|id| &self.groups[id].members);
-        members.chain(&self.idle).map(|seq| self.blocks.exclusive(&self.sequences[seq].table)).sum()
     }
 }

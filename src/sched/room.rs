@@ -10,7 +10,8 @@ impl Scheduler {
         let id = self.running[place];
         while !self.prepare(turns, plan) {
             let alone = self.running.len() == 1;
-            if self.reclaim() || (alone && self.unpin_lowest(id)) {
+            // What those that rest have in common with the last one to run has to be copied as long as they have it.
+            if self.reclaim() || (alone && (self.one_gives_way() || self.unpin_lowest(id))) {
                 continue;
             }
             if (alone && self.part(id)) || self.preempt_youngest() == id {
@@ -59,18 +60,6 @@ impl Scheduler {
         }
     }
 
-    /// Takes the blocks of the longest idle, or of the youngest that does not run, and has some.
-    pub(super) fn reclaim(&mut self) -> bool {
-        let holds = |seq: &SeqId| !self.sequences[seq].table.blocks().is_empty();
-        if let Some(seq) = self.idle.iter().copied().find(holds) {
-            self.take_blocks(seq);
-            return true;
-        }
-        let some_hold = |id: &&GroupId| self.groups[id].members.iter().any(holds);
-        let youngest = self.waiting.iter().rev().find(some_hold).max(self.paused.iter().rev().find(some_hold));
-        youngest.copied().map(|id| self.take_all_blocks(id)).is_some()
-    }
-
     pub(super) fn preempt_youngest(&mut self) -> GroupId {
         let id = self.running.pop().expect("a group without blocks is running");
         self.take_all_blocks(id);
@@ -78,7 +67,7 @@ impl Scheduler {
         id
     }
 
-    fn take_all_blocks(&mut self, id: GroupId) {
+    pub(super) fn take_all_blocks(&mut self, id: GroupId) {
         for place in 0..self.groups[&id].members.len() {
             self.take_blocks(self.groups[&id].members[place]);
         }
@@ -86,7 +75,8 @@ impl Scheduler {
     }
 
     /// What the sequence computed will be computed again, unless the prefix index can still find it.
-    fn take_blocks(&mut self, seq: SeqId) {
+    pub(super) fn take_blocks(&mut self, seq: SeqId) {
+        self.wake(seq);
         let sequence = self.sequences.get_mut(&seq).expect("a known sequence holds blocks");
         self.blocks.free(&mut sequence.table);
         sequence.computed = 0;

@@ -12,12 +12,16 @@ pub struct Sequence {
     pub id: SeqId,
     /// None: it is idle, and waits for the host to resume or free it.
     pub group: Option<GroupId>,
+    /// The larger, the shorter it has been idle.
+    pub idle_since: u64,
     pub tokens: Vec<u32>,
     /// Tokens chosen since it began or was resumed.
     pub generated: usize,
     /// Tokens whose K and V are stored.
     pub computed: usize,
     pub max_len: usize,
+    /// What its length was raised by, in order.
+    appended: Vec<Appended>,
     /// It stays, idle, when it ends.
     pub keep: bool,
     /// Logits are wanted of every row from this position on; None: of the last one only.
@@ -28,16 +32,25 @@ pub struct Sequence {
     chains: Vec<Chain>,
 }
 
+/// Tokens that were appended at `at` raised `max_len` by `more`.
+#[derive(Debug, Clone, Copy)]
+struct Appended {
+    at: usize,
+    more: usize,
+}
+
 impl Sequence {
     /// Reserves all that the step path would otherwise have to allocate.
     pub fn new(id: SeqId, prompt: Vec<u32>, max_len: usize, root: Chain, block_size: usize) -> Result<Sequence> {
         let mut sequence = Sequence {
             id,
             group: None,
+            idle_since: 0,
             tokens: prompt,
             generated: 0,
             computed: 0,
             max_len: 0,
+            appended: Vec::new(),
             keep: false,
             logits_from: None,
             table: BlockTable::default(),
@@ -67,6 +80,10 @@ impl Sequence {
         child.chains.extend_from_slice(&self.chains[..self.chains.len().min(len / block_size)]);
         child.generated = self.generated.saturating_sub(self.tokens.len() - len);
         child.keep = self.keep;
+        child.logits_from = self.logits_from.map(|from| from.min(len));
+        child.appended.try_reserve_exact(self.appended.len())?;
+        child.appended.extend_from_slice(&self.appended);
+        child.take_back(len);
         Ok(child)
     }
 
@@ -97,6 +114,33 @@ impl Sequence {
         self.tokens.truncate(len);
         self.chains.truncate(len / block_size);
         self.computed = self.computed.min(len);
+        self.logits_from = self.logits_from.map(|from| from.min(len));
+        self.take_back(len);
+    }
+
+    /// What was appended from `len` on no longer makes it longer.
+    fn take_back(&mut self, len: usize) {
+        while let Some(Appended { at, more }) = self.appended.last_mut() {
+            let kept = (*more).min(len.saturating_sub(*at));
+            self.max_len -= *more - kept;
+            *more = kept;
+            if kept > 0 {
+                return;
+            }
+            self.appended.pop();
+        }
+    }
+
+    /// More tokens at the end, which do not count as chosen: it may become longer by so many, up to `longest`.
+    pub fn append(&mut self, tokens: &[u32], longest: usize, block_size: usize) -> Result<()> {
+        let (at, len) = (self.tokens.len(), self.tokens.len() + tokens.len());
+        let max_len = self.max_len.saturating_add(tokens.len()).clamp(len, longest);
+        self.appended.try_reserve(1)?;
+        let more = max_len.saturating_sub(self.max_len).min(tokens.len());
+        self.allow(max_len, block_size)?;
+        self.appended.extend((more > 0).then_some(Appended { at, more }));
+        self.tokens.extend_from_slice(tokens);
+        Ok(())
     }
 
     /// The chains of its first `blocks` blocks, which its tokens fill.
@@ -113,9 +157,14 @@ impl Sequence {
         (&mut self.table, &self.chains)
     }
 
-    /// Tokens at the beginning that both have.
-    pub fn common(&self, other: &Sequence) -> usize {
-        self.tokens.iter().zip(&other.tokens).take_while(|(a, b)| a == b).count()
+    /// Tokens at the beginning that both have, where these are more than `least`. Neither's last one counts: it is to be computed.
+    pub fn common(&self, other: &Sequence, least: usize) -> Option<usize> {
+        let most = self.tokens.len().min(other.tokens.len()) - 1;
+        if least >= most || self.tokens[least] != other.tokens[least] {
+            return None;
+        }
+        let common = self.tokens[..most].iter().zip(&other.tokens[..most]).take_while(|(a, b)| a == b).count();
+        (common > least).then_some(common)
     }
 
     /// The chains that have been needed so far.
@@ -129,6 +178,7 @@ impl Sequence {
             assert!(self.computed < self.tokens.len(), "the last token of a queued sequence is still to be computed");
             assert!(pinned || self.tokens.len() < self.max_len, "an unfinished sequence has room for a token");
         }
+        assert!(self.logits_from.is_none_or(|from| from <= self.tokens.len()), "logits are wanted of what there is or comes next");
         assert!(self.computed <= self.tokens.len(), "no more is computed than there is");
         let blocks = self.table.blocks().len();
         assert!(blocks >= blocks_for(self.computed, block_size), "every computed token has a slot");

@@ -331,3 +331,171 @@ fn who_wanted_the_prompts_logits_shares_prefixes_again_once_it_has_them() {
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 1)]);
     assert_eq!(s.blocks().used_blocks(), 4, "two of the prompt, and one for each");
 }
+
+/// `n` idle forks of sequence 1, which has 16 tokens.
+fn idle_forks(s: &mut Scheduler, children: std::ops::Range<SeqId>) {
+    children.for_each(|child| s.fork(1, None, child, true).unwrap());
+    s.check();
+}
+
+#[test]
+fn idle_sequences_give_way_one_by_one_and_those_that_share_with_the_running_keep_what_they_have() {
+    // Two blocks of 1, which its forks have too; and two of another idle sequence.
+    let mut s = scheduler(9, 8, 64, 8, 64);
+    add(&mut s, 1, vec![0; 16], 40);
+    step(&mut s, Verdict::Token(9));
+    idle_forks(&mut s, 10..14);
+    s.import(20, vec![7; 16], 16, 40, None, Chain::default()).unwrap();
+    assert_eq!((s.idle(), s.blocks().idle_blocks(), s.blocks().free_blocks()), (5, 2, 5));
+    add(&mut s, 2, vec![1; 33], 40);
+    step(&mut s, Verdict::Token(9));
+    // They are younger than the forks, but only they have something to give.
+    assert_eq!((s.get(20).unwrap().computed, s.running()), (0, 2));
+    assert!((10..14).all(|child| s.get(child).unwrap().computed == 16), "what the running have costs nothing");
+    assert_eq!((s.blocks().idle_blocks(), s.preemptions()), (0, 0));
+}
+
+#[test]
+fn blocks_that_only_idle_sequences_share_count_as_free_and_are_given_back_at_once() {
+    let mut s = scheduler(3, 8, 64, 8, 64);
+    s.add(Arrival {
+        id: 1,
+        prompt: vec![0; 16],
+        max_len: 17,
+        branching: Branching::One,
+        keep: true,
+        prompt_logits: false,
+        root: Chain::default(),
+    })
+    .unwrap();
+    step(&mut s, Verdict::Token(9));
+    idle_forks(&mut s, 2..102);
+    assert_eq!((s.idle(), s.blocks().idle_blocks(), s.blocks().available()), (101, 2, 1));
+    add(&mut s, 200, vec![1; 17], 24);
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(200, 17)]);
+    assert_eq!((s.idle(), s.blocks().idle_blocks(), s.blocks().available()), (101, 0, 0));
+}
+
+/// Far from a second, where each had to be looked for among all.
+#[test]
+fn ten_thousands_of_idle_sequences_cost_each_its_own() {
+    let begun = std::time::Instant::now();
+    let mut s = scheduler(64, 8, 64, 8, 64);
+    add(&mut s, 1, vec![0; 16], 40);
+    step(&mut s, Verdict::Token(9));
+    (2..50_002).for_each(|child| s.fork(1, None, child, child % 2 == 0).unwrap());
+    s.remove(1);
+    add(&mut s, 100_000, vec![1; 480], 490);
+    (2..50_002).filter(|child| child % 4 < 2).for_each(|child| drop(s.remove(child)));
+    for _ in 0..50 {
+        let Some(plan) = s.schedule(|seq| seq == 100_000) else { break };
+        let choices: Vec<Choice> = plan.sampled().map(|part| going_on(part.seq, Verdict::Token(9))).collect();
+        s.commit(plan, &choices, &mut Vec::new());
+    }
+    assert!(s.get(100_000).is_err(), "it had room to come to its end");
+    s.check();
+    assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn what_is_appended_and_rewound_again_makes_nothing_longer() {
+    let mut s = scheduler(16, 8, 64, 8, 64);
+    add(&mut s, 1, vec![0; 10], 20);
+    s.append(1, &[1; 50], 100).unwrap();
+    s.append(1, &[2; 50], 115).unwrap();
+    assert_eq!(s.get(1).unwrap().max_len, 115, "as long as any may be");
+    s.fork(1, Some(30), 2, true).unwrap();
+    s.rewind(1, 61).unwrap();
+    assert_eq!(s.get(1).unwrap().max_len, 71, "one of the second fifty is left");
+    s.rewind(1, 60).unwrap();
+    assert_eq!(s.get(1).unwrap().max_len, 70);
+    step(&mut s, Verdict::Token(9));
+    s.rewind(1, 30).unwrap();
+    assert_eq!([1, 2].map(|id| s.get(id).unwrap().max_len), [40, 40], "a fork is like a rewind");
+    s.rewind(1, 10).unwrap();
+    assert_eq!(s.get(1).unwrap().max_len, 20);
+    s.rewind(1, 5).unwrap();
+    assert_eq!(s.get(1).unwrap().max_len, 20, "the prompt gives nothing");
+    s.resume(2, 32, false).unwrap();
+    s.rewind(2, 10).unwrap();
+    assert_eq!(s.get(2).unwrap().max_len, 12, "two tokens more, as it was resumed for");
+    s.check();
+}
+
+/// Steps, and notes of which rows logits are wanted, the last one aside, which chooses.
+fn told(s: &mut Scheduler, rows: &mut Vec<(SeqId, usize)>) {
+    let Some(plan) = s.schedule(|_| true) else { return };
+    for part in &plan.parts {
+        let end = part.first + part.rows;
+        rows.extend((end - part.logits..end - part.samples as usize).map(|row| (part.seq, row)));
+    }
+    let choices: Vec<Choice> = plan.sampled().map(|part| going_on(part.seq, Verdict::Token(9))).collect();
+    s.commit(plan, &choices, &mut Vec::new());
+    s.check();
+}
+
+fn wants_prompt(s: &mut Scheduler, prompt: Vec<u32>) {
+    let (branching, root) = (Branching::One, Chain::default());
+    s.add(Arrival { id: 1, prompt, max_len: 60, branching, keep: false, prompt_logits: true, root }).unwrap();
+}
+
+#[test]
+fn forks_of_a_prompt_half_told_are_told_the_rest() {
+    let mut s = scheduler(32, 8, 64, 32, 8);
+    wants_prompt(&mut s, vec![0; 20]);
+    let mut rows = Vec::new();
+    told(&mut s, &mut rows);
+    s.fork(1, None, 2, false).unwrap();
+    s.fork(1, Some(12), 3, false).unwrap();
+    s.fork(1, Some(5), 4, false).unwrap();
+    (0..4).for_each(|_| told(&mut s, &mut rows));
+    let of = |seq| rows.iter().filter(|row| row.0 == seq).map(|row| row.1).collect::<Vec<_>>();
+    assert_eq!(of(1), (0..19).collect::<Vec<_>>());
+    assert_eq!([of(2), of(3), of(4)], [(8..19).collect(), (8..11).collect::<Vec<_>>(), vec![]]);
+}
+
+#[test]
+fn no_row_of_a_prompt_is_told_twice_whatever_is_rewound() {
+    let mut s = scheduler(32, 8, 64, 32, 8);
+    wants_prompt(&mut s, vec![0; 20]);
+    let mut rows = Vec::new();
+    told(&mut s, &mut rows);
+    s.rewind(1, 6).unwrap();
+    assert_eq!(s.get(1).unwrap().logits_from, Some(6), "within what an import takes");
+    s.append(1, &[1; 20], 60).unwrap();
+    s.preempt_youngest();
+    (0..6).for_each(|_| told(&mut s, &mut rows));
+    assert!(s.get(1).unwrap().generated > 0);
+    s.rewind(1, 12).unwrap();
+    s.append(1, &[2; 10], 60).unwrap();
+    (0..6).for_each(|_| told(&mut s, &mut rows));
+    // What was appended in the midst of the prompt is computed with it. Nothing of what comes after the first choice is.
+    assert_eq!(rows, (0..8).chain(6..25).map(|row| (1, row)).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_is_appended_to_a_sequence_is_looked_for_among_the_prefixes_when_it_begins_to_run() {
+    let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, window: None };
+    let mut s = Scheduler::new(options, BlockManager::new(32, 8, true).unwrap()).unwrap();
+    let prompt: Vec<u32> = (0..50).collect();
+    add(&mut s, 1, prompt.clone(), 51);
+    step(&mut s, Verdict::Token(9));
+    // A full block, and some of the next one.
+    for (id, len) in [(2, 8), (3, 13)] {
+        let (prompt, branching, root) = (prompt[..len].to_vec(), Branching::One, Chain::default());
+        s.add(Arrival { id, prompt, max_len: len + 1, branching, keep: true, prompt_logits: false, root }).unwrap();
+        step(&mut s, Verdict::Token(99));
+        s.rewind(id, len).unwrap();
+        s.append(id, &prompt_from(len), 100).unwrap();
+        let before = s.prefix();
+        s.resume(id, 51, false).unwrap();
+        assert_eq!(step(&mut s, Verdict::Token(9)), [(id, 2)], "six blocks of eight are there");
+        let after = s.prefix();
+        assert_eq!((after.queries - before.queries, after.hits - before.hits), (49 - len as u64, 48 - len as u64));
+    }
+    assert_eq!(s.blocks().used_blocks(), 0);
+}
+
+fn prompt_from(len: usize) -> Vec<u32> {
+    (len as u32..50).collect()
+}

@@ -232,6 +232,10 @@ impl Trace {
         assert!(batch.rows() > 0 && batch.rows() <= self.s.options.max_batch_tokens);
         assert!(batch.logit_rows.len() <= self.s.options.max_seqs, "{} rows of logits", batch.logit_rows.len());
         assert!(plan.parts.len() <= self.s.options.max_seqs);
+        // Both have been reserved for the most there can be.
+        assert!(batch.copies.len() <= plan.parts.len(), "only a part's first row can lie in a block that others read");
+        let longest = blocks_for(self.longest, self.block_size());
+        assert!(batch.tables.len() <= plan.parts.len() * longest);
         let targets: HashSet<u32> = batch.copies.iter().map(|copy| copy.to).collect();
         assert_eq!(targets.len(), batch.copies.len(), "a block is copied to once");
         assert!(batch.copies.iter().all(|copy| !targets.contains(&copy.from)), "copies can be made in any order");

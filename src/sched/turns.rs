@@ -78,14 +78,17 @@ impl Scheduler {
     /// False: one of the `older` is about to compute what this one also has.
     fn share(&mut self, seq: SeqId, older: &[SeqId]) -> bool {
         let sequence = &self.sequences[&seq];
-        // Neither has its last token computed.
-        let common = |other: &SeqId| {
-            sequence.common(&self.sequences[other]).min(sequence.tokens.len() - 1).min(self.sequences[other].tokens.len() - 1)
-        };
-        let Some((common, best)) = older.iter().map(|other| (common(other), *other)).max_by_key(|&(common, _)| common) else { return true };
-        if common <= sequence.computed || sequence.pending() == 1 {
+        if sequence.pending() == 1 {
             return true;
         }
+        let (mut common, mut best) = (sequence.computed, None);
+        for &other in older {
+            // Most do not even have the one token more that would make them the best.
+            if let Some(more) = sequence.common(&self.sequences[&other], common) {
+                (common, best) = (more, Some(other));
+            }
+        }
+        let Some(best) = best else { return true };
         if self.sequences[&best].computed < common {
             return false;
         }

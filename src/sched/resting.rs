@@ -1,0 +1,113 @@
+//! Sequences that do not run and hold blocks: they give way, one after the other, where somebody needs these.
+
+use std::collections::BTreeSet;
+
+use super::sequence::{SeqId, Sequence};
+use super::{GroupId, Scheduler};
+
+/// In the order in which they are asked to give way.
+#[derive(Debug, Default)]
+pub(super) struct Resting {
+    /// Not asked yet, since they rest.
+    fresh: BTreeSet<Place>,
+    /// When they were asked, others had all their blocks too, so that these would have cost more than they gave.
+    sharing: BTreeSet<Place>,
+}
+
+type Place = (u64, SeqId);
+
+impl Resting {
+    fn insert(&mut self, place: Place) {
+        self.fresh.insert(place);
+    }
+
+    fn remove(&mut self, place: Place) {
+        if !self.fresh.remove(&place) {
+            self.sharing.remove(&place);
+        }
+    }
+
+    /// The first that has a block of its own, or, where none has, the first. Nobody is asked about twice.
+    fn next(&mut self, has_own: impl Fn(SeqId) -> bool) -> Option<SeqId> {
+        while let Some(&place) = self.fresh.first() {
+            if has_own(place.1) {
+                return Some(place.1);
+            }
+            self.fresh.remove(&place);
+            self.sharing.insert(place);
+        }
+        self.sharing.first().map(|&(_, seq)| seq)
+    }
+
+    /// For tests.
+    pub fn contains(&self, place: Place) -> bool {
+        self.fresh.contains(&place) != self.sharing.contains(&place)
+    }
+
+    /// For tests.
+    pub fn len(&self) -> usize {
+        self.fresh.len() + self.sharing.len()
+    }
+}
+
+impl Sequence {
+    /// The longest idle give way first, and of those in a group the youngest.
+    pub(super) fn place(&self) -> Place {
+        (self.group.map_or(self.idle_since, |group| GroupId::MAX - group), self.id)
+    }
+}
+
+impl Scheduler {
+    /// The sequence does not run; what blocks it holds may be taken from it.
+    pub(super) fn rest(&mut self, id: SeqId) {
+        let sequence = self.sequences.get_mut(&id).expect("a sequence that rests is known");
+        if sequence.table.rests() || sequence.table.blocks().is_empty() {
+            return;
+        }
+        self.blocks.rest(&mut sequence.table);
+        let resting = if sequence.group.is_some() { &mut self.resting } else { &mut self.resting_idle };
+        resting.insert(sequence.place());
+    }
+
+    /// It keeps its blocks, or is about to lose them, or its place.
+    pub(super) fn wake(&mut self, id: SeqId) {
+        let Some(sequence) = self.sequences.get_mut(&id).filter(|sequence| sequence.table.rests()) else { return };
+        self.blocks.wake(&mut sequence.table);
+        let resting = if sequence.group.is_some() { &mut self.resting } else { &mut self.resting_idle };
+        resting.remove(sequence.place());
+    }
+
+    /// The sequence is idle from now on.
+    pub(super) fn lie_idle(&mut self, id: SeqId) {
+        self.last_idle += 1;
+        self.sequences.get_mut(&id).expect("an idle sequence is known").idle_since = self.last_idle;
+        self.idle.insert(id);
+        self.rest(id);
+    }
+
+    pub(super) fn rest_all(&mut self, group: GroupId) {
+        (0..self.groups[&group].members.len()).for_each(|place| self.rest(self.groups[&group].members[place]));
+    }
+
+    pub(super) fn wake_all(&mut self, group: GroupId) {
+        (0..self.groups[&group].members.len()).for_each(|place| self.wake(self.groups[&group].members[place]));
+    }
+
+    /// Makes a block available that only those that do not run hold.
+    pub(super) fn reclaim(&mut self) -> bool {
+        let before = self.blocks.available();
+        while self.blocks.idle_blocks() > 0 && self.blocks.available() == before && self.one_gives_way() {}
+        self.blocks.available() > before
+    }
+
+    /// Takes the blocks of one that does not run: of an idle sequence, or, where none holds any, of a group's.
+    pub(super) fn one_gives_way(&mut self) -> bool {
+        let has_own = |seq| self.blocks.has_own(&self.sequences[&seq].table);
+        if let Some(seq) = self.resting_idle.next(has_own) {
+            self.take_blocks(seq);
+            return true;
+        }
+        let group = self.resting.next(has_own).and_then(|seq| self.sequences[&seq].group);
+        group.map(|group| self.take_all_blocks(group)).is_some()
+    }
+}
