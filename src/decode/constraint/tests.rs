@@ -287,6 +287,8 @@ fn what_cannot_be_compiled_is_an_error_with_the_reason() {
         (schema(json!({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]})), "988027 steps"),
         (schema(json!({"x-guidance": {"colour": 1}})), "unknown field `colour`"),
         (Grammar::Regex("(".into()), "unclosed group"),
+        (Grammar::Regex(r"a\".into()), "ends in a backslash"),
+        (Grammar::Regex(r"a\\\".into()), "ends in a backslash"),
         (Grammar::Regex("(".repeat(deep) + "a" + &")".repeat(deep)), "maximum number of nested parentheses"),
         (lark("%llguidance {\"allow_invalid_utf8\": true}\nstart: /.*/"), "the output is text"),
         (Grammar::Regex(r"(a)\1".into()), "backreferences are not supported"),
