@@ -452,7 +452,8 @@ typedef struct {
   const pllm_dry *dry;
   const pllm_logit_bias *logit_bias;
   uint64_t logit_bias_len;
-  // Texts that the output must not contain.
+  // Texts that the output must not contain, as the tokenizer itself writes them: at the beginning of a text, after a space and
+  // within a word. Other tokens that spell the same text are not kept from coming.
   const char *const *bad_words;
   // Length of each of them in bytes; NULL: they end with a NUL.
   const uint64_t *bad_word_lens;

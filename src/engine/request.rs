@@ -270,11 +270,9 @@ impl Engine {
 
     fn rules(&self, params: SamplingParams) -> Result<Rules> {
         let encode = |text: &str| self.text()?.encode(text, false);
-        let mut bad_words = params.bad_words_ids.clone();
+        let mut bad_words = Vec::new();
         for word in &params.bad_words {
-            // At the beginning of a text, and within one.
-            let forms = [encode(word)?, encode(&format!(" {word}"))?];
-            bad_words.extend(forms.into_iter().filter(|form| !form.is_empty()));
+            bad_words.extend(self.text()?.spellings(word)?);
         }
         let breakers = params.dry.iter().flat_map(|dry| &dry.sequence_breakers).map(|text| encode(text)).collect::<Result<_>>()?;
         Ok(Rules { eos: self.eos_of(&params), bad_words, breakers, params })

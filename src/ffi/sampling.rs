@@ -195,7 +195,8 @@ pub struct pllm_sampling {
     pub dry: *const pllm_dry,
     pub logit_bias: *const pllm_logit_bias,
     pub logit_bias_len: u64,
-    /// Texts that the output must not contain.
+    /// Texts that the output must not contain, as the tokenizer itself writes them: at the beginning of a text, after a space and
+    /// within a word. Other tokens that spell the same text are not kept from coming.
     pub bad_words: *const *const c_char,
     /// Length of each of them in bytes; NULL: they end with a NUL.
     pub bad_word_lens: *const u64,
