@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{BeamCase, TempDir, beam_cases, bundled_model, configs, goldens, write_random_model};
 use pagedllm::engine::{Engine, Fork, GoOn, Output, Prompt, Request, Resume, Stats};
 use pagedllm::error::Code;
-use pagedllm::options::{BeamParams, EngineOptions, Grammar, OutputKind, SamplingParams};
+use pagedllm::options::{BeamParams, Dry, EngineOptions, Grammar, OutputKind, SamplingParams};
 use pagedllm::sched::FinishReason;
 
 const BLOCK: usize = 8;
@@ -569,6 +569,43 @@ fn a_grammar_forks_and_rewinds_with_its_sequence() {
         ),
         Code::InvalidArgument
     );
+}
+
+#[test]
+fn dry_punishes_no_token_that_has_a_breaker_in_it() {
+    let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
+    let text = engine.text().unwrap();
+    let bytes = text.token_bytes(engine.info().vocab_size).unwrap().bytes;
+    let token = bytes.iter().position(|bytes| bytes == b" \"").unwrap() as u32;
+    assert_ne!(text.encode("\"", false).unwrap(), [token], "another token than the breaker alone");
+    let repeats = |breakers: Option<&[&str]>| {
+        let sequence_breakers = breakers.map(|all| all.iter().map(|text| text.to_string()).collect());
+        let dry = Some(Dry { multiplier: 100.0, base: 4.0, allowed_length: 1, sequence_breakers, ..Dry::default() });
+        let sampling =
+            SamplingParams { dry, logit_bias: vec![(token, 90.0)], max_tokens: Some(12), ignore_eos: true, ..SamplingParams::greedy() };
+        engine.add_request(request(vec![10, 11], sampling)).unwrap();
+        drain(&engine).iter().flat_map(|output| output.tokens.clone()).filter(|&said| said == token).count()
+    };
+    assert_eq!(repeats(None), 12);
+    assert_eq!(repeats(Some(&["?", "\""])), 12);
+    assert!(repeats(Some(&[])) < 12);
+    assert!(repeats(Some(&["?"])) < 12);
+}
+
+#[test]
+fn without_a_tokenizer_dry_has_no_breakers_unless_they_are_asked_for() {
+    let engine = Model::llama().engine();
+    let repeats = |dry| {
+        let sampling =
+            SamplingParams { dry, logit_bias: vec![(7, 90.0)], max_tokens: Some(12), ignore_eos: true, ..SamplingParams::greedy() };
+        engine.add_request(request(prompt(4), sampling))?;
+        Ok(drain(&engine).iter().flat_map(|output| output.tokens.clone()).filter(|&said| said == 7).count())
+    };
+    let dry = |breakers| Some(Dry { multiplier: 100.0, base: 4.0, allowed_length: 1, sequence_breakers: breakers, ..Dry::default() });
+    assert_eq!(repeats(None).unwrap(), 12);
+    assert!(repeats(dry(None)).unwrap() < 12);
+    assert!(repeats(dry(Some(vec![]))).unwrap() < 12);
+    assert_eq!(code(repeats(dry(Some(vec![":".into()]))), "skip_tokenizer: leave them out"), Code::Unsupported);
 }
 
 #[test]

@@ -139,7 +139,7 @@ struct Dense {
 impl Dense {
     fn rules(&self) -> Rules {
         let eos: &[u32] = if self.params.ignore_eos { &[] } else { &[EOS] };
-        Rules { eos: eos.into(), bad_words: self.params.bad_words_ids.clone(), breakers: Vec::new(), params: self.params.clone() }
+        Rules { eos: eos.into(), params: self.params.clone(), ..Rules::default() }
     }
 
     fn generated(&self) -> usize {

@@ -27,10 +27,10 @@ pub struct Rules {
     pub params: SamplingParams,
     /// The model's end-of-sequence tokens; empty with `ignore_eos`.
     pub eos: Arc<[u32]>,
-    /// `params.bad_words` as tokens, in every form in which they may come.
+    /// `params.bad_words` as tokens, in every spelling of the tokenizer.
     pub bad_words: Vec<Vec<u32>>,
-    /// `params.dry.sequence_breakers` as tokens.
-    pub breakers: Vec<Vec<u32>>,
+    /// What each token stands for, where DRY looks for its breakers.
+    pub token_bytes: Arc<Vec<Vec<u8>>>,
 }
 
 impl Rules {
@@ -140,15 +140,15 @@ impl Sampler {
             return Err(NoChoice::NotFinite);
         }
         let params = &rules.params;
-        let excludes = exclude::applies(rules, context);
-        if !excludes && params.logit_bias.is_empty() && !params.counts_tokens() && params.dry.is_none() {
+        let (dry, excludes) = (params.dry.as_ref().filter(|dry| dry.is_on()), exclude::applies(rules, context));
+        if !excludes && params.logit_bias.is_empty() && !params.counts_tokens() && dry.is_none() {
             return Ok(false);
         }
         self.processed.copy_from_slice(logits);
         penalties::apply_bias(&mut self.processed, &params.logit_bias);
         penalties::apply(&mut self.processed, params, context.memory);
-        if let Some(dry) = &params.dry {
-            dry::apply(&mut self.processed, &mut self.dry, dry, &rules.breakers, context.tokens)?;
+        if let Some(dry) = dry {
+            dry::apply(&mut self.processed, &mut self.dry, dry, &rules.token_bytes, context.tokens)?;
         }
         if excludes {
             exclude::apply(&mut self.processed, &mut self.candidates, rules, context);
@@ -291,6 +291,15 @@ mod tests {
         assert_eq!(chosen(SamplingParams { no_repeat_ngram_size: 1, ..greedy() }), Err(NoChoice::Excluded));
         let dry = Some(Dry { multiplier: 5.0, allowed_length: 1, ..Dry::default() });
         assert_eq!(chosen(SamplingParams { dry, logit_bias: vec![(3, 2.5)], ..greedy() }), Ok(1), "3 came after 1 before");
+    }
+
+    #[test]
+    fn dry_with_a_multiplier_of_0_is_off_however_long_the_repetition() {
+        let logits = [0.0, 3.0];
+        for (multiplier, chosen) in [(0.0, 1), (0.01, 0)] {
+            let params = SamplingParams { dry: Some(Dry { multiplier, base: 2.5, ..Dry::default() }), ..SamplingParams::greedy() };
+            assert_eq!(token(&logits, &rules(params), &[1; 900], 4), Ok(chosen), "{multiplier}");
+        }
     }
 
     #[test]
