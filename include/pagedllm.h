@@ -241,7 +241,7 @@ typedef struct pllm_tokens pllm_tokens;
 typedef struct {
   // sizeof(pllm_dry)
   uint64_t struct_size;
-  // Default 0.8.
+  // Default 0.8. 0: off.
   float multiplier;
   // Default 1.75.
   float base;
@@ -249,7 +249,8 @@ typedef struct {
   uint32_t allowed_length;
   // How many tokens back repetitions are looked for. 0 (default): to the beginning.
   uint32_t penalty_last_n;
-  // Texts that end a repetition. NULL with a count of 0 (default): newline, colon, quotation mark, asterisk.
+  // Texts that end a repetition, within a token or across several. NULL with a count of 0 (default): newline, colon, quotation
+  // mark, asterisk, or none with PLLM_ENGINE_SKIP_TOKENIZER. Another pointer with a count of 0: none.
   const char *const *sequence_breakers;
   // Length of each of them in bytes; NULL: they end with a NUL.
   const uint64_t *sequence_breaker_lens;
@@ -456,7 +457,8 @@ typedef struct {
   const pllm_dry *dry;
   const pllm_logit_bias *logit_bias;
   uint64_t logit_bias_len;
-  // Texts that the output must not contain.
+  // Texts that the output must not contain, as the tokenizer itself writes them: at the beginning of a text, after a space and
+  // within a word. Other tokens that spell the same text are not kept from coming.
   const char *const *bad_words;
   // Length of each of them in bytes; NULL: they end with a NUL.
   const uint64_t *bad_word_lens;

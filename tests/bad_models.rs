@@ -1075,11 +1075,12 @@ fn a_request_that_forbids_every_token_ends_alone() {
     let engine = small_engine(&Model::golden("llama"));
     let before = signature(&run(&engine, tokens(&[5, 6], seeded())).unwrap());
     let nothing = SamplingParams { stop_token_ids: (0..128).collect(), min_tokens: 2, ..SamplingParams::greedy() };
-    if let Ok(out) = run(&engine, tokens(&[5, 6], nothing)) {
-        assert_eq!(out.finish, FinishReason::Error);
-        let message = out.outputs[0].error.as_ref().unwrap().message().to_string();
-        assert!(!message.contains("weights"), "the request forbids every token, and the weights are blamed: {message}");
-    }
+    let out = run(&engine, tokens(&[5, 6], nothing)).unwrap();
+    assert_eq!((out.finish, out.outputs.len()), (FinishReason::Error, 1));
+    let error = out.outputs[0].error.as_ref().unwrap();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    let message = error.message();
+    assert!(message.contains("all are excluded, by min_tokens") && !message.contains("weights"), "it is the request's doing: {message}");
     assert_eq!(signature(&run(&engine, tokens(&[5, 6], seeded())).unwrap()), before);
     assert_idle(&engine);
 }

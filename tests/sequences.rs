@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{BeamCase, TempDir, beam_cases, bundled_model, configs, goldens, write_random_model};
 use pagedllm::engine::{Engine, Fork, GoOn, LogitsHook, Output, Prompt, Request, Resume, Stats};
 use pagedllm::error::Code;
-use pagedllm::options::{BeamParams, EngineOptions, Grammar, Mirostat, OutputKind, SamplingParams};
+use pagedllm::options::{BeamParams, Dry, EngineOptions, Grammar, Mirostat, OutputKind, SamplingParams};
 use pagedllm::sched::FinishReason;
 
 const BLOCK: usize = 8;
@@ -547,28 +547,105 @@ fn the_hosts_hook_sees_the_tokens_and_has_the_first_word() {
 #[test]
 fn a_grammar_forks_and_rewinds_with_its_sequence() {
     let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
-    let sampling = |seed| SamplingParams { grammar: Some(Grammar::Regex("[ab]{20}".into())), seed: Some(seed), ..Default::default() };
-    let id = engine.add_request(Request::new(Prompt::Text("Say".into()), sampling(1))).unwrap();
-    let mut outputs = steps(&engine, 6);
-    let said: String = outputs.iter().map(|output| output.text.as_str()).collect();
+    let add = |grammar| {
+        let (grammar, output) = (Some(grammar), OutputKind::Cumulative);
+        // So warm that both letters come.
+        let sampling = SamplingParams { temperature: 50.0, grammar, seed: Some(1), output, ..Default::default() };
+        engine.add_request(Request::new(Prompt::Text("Say".into()), sampling))
+    };
+    let id = add(Grammar::Regex("[ab]{20}".into())).unwrap();
+    steps(&engine, 6);
     let child = engine.fork(id, 1, &Fork { seed: Some(5), ..Default::default() }).unwrap()[0];
     engine.step().unwrap();
-    engine.rewind(child, engine.sequence(child).unwrap().len - 3).unwrap();
-    outputs.extend(drain(&engine));
-    let text = |seq| outputs.iter().filter(|output| output.sequence == seq).map(|output| output.text.as_str()).collect::<String>();
-    assert_eq!((text(id).len(), text(id).chars().all(|c| "ab".contains(c))), (20, true));
-    assert!(outputs.iter().filter(|output| output.sequence == child).all(|output| output.error.is_none()), "{said} {}", text(child));
-    assert!(text(child).chars().all(|c| "ab".contains(c)));
-    assert_eq!(
-        code(
-            engine.add_request(Request::new(
-                Prompt::Text("x".into()),
-                SamplingParams { grammar: Some(Grammar::JsonSchema("{\"type\": 7}".into())), ..Default::default() }
-            )),
-            ""
-        ),
-        Code::InvalidArgument
-    );
+    let len = engine.sequence(child).unwrap().len;
+    engine.rewind(child, len - 3).unwrap();
+    assert_eq!(engine.sequence(child).unwrap().len, len - 3);
+    let outputs = drain(&engine);
+    let end = |seq| outputs.iter().rfind(|output| output.sequence == seq).unwrap();
+    for output in [end(id), end(child)] {
+        assert_eq!((output.finish, &output.error), (Some(FinishReason::Stop), &None));
+        assert!(output.text.len() == 20 && output.text.chars().all(|c| "ab".contains(c)), "{}", output.text);
+    }
+    assert_ne!(end(id).text, end(child).text, "the child draws numbers of its own");
+    assert_eq!(code(add(Grammar::JsonSchema("{\"type\": 7}".into())), "the grammar cannot be compiled"), Code::InvalidArgument);
+    assert_eq!(code(add(Grammar::Regex("a\\".into())), "ends in a backslash"), Code::InvalidArgument);
+}
+
+#[test]
+fn dry_punishes_no_token_that_has_a_breaker_in_it() {
+    let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
+    let text = engine.text().unwrap();
+    let bytes = text.token_bytes(engine.info().vocab_size).unwrap().bytes;
+    let token = bytes.iter().position(|bytes| bytes == b" \"").unwrap() as u32;
+    assert_ne!(text.encode("\"", false).unwrap(), [token], "another token than the breaker alone");
+    let repeats = |breakers: Option<&[&str]>| {
+        let sequence_breakers = breakers.map(|all| all.iter().map(|text| text.to_string()).collect());
+        let dry = Some(Dry { multiplier: 100.0, base: 4.0, allowed_length: 1, sequence_breakers, ..Dry::default() });
+        let sampling =
+            SamplingParams { dry, logit_bias: vec![(token, 90.0)], max_tokens: Some(12), ignore_eos: true, ..SamplingParams::greedy() };
+        engine.add_request(request(vec![10, 11], sampling)).unwrap();
+        drain(&engine).iter().flat_map(|output| output.tokens.clone()).filter(|&said| said == token).count()
+    };
+    assert_eq!(repeats(None), 12);
+    assert_eq!(repeats(Some(&["?", "\""])), 12);
+    assert!(repeats(Some(&[])) < 12);
+    assert!(repeats(Some(&["?"])) < 12);
+}
+
+#[test]
+fn without_a_tokenizer_dry_has_no_breakers_unless_they_are_asked_for() {
+    let engine = Model::llama().engine();
+    let repeats = |dry| {
+        let sampling =
+            SamplingParams { dry, logit_bias: vec![(7, 90.0)], max_tokens: Some(12), ignore_eos: true, ..SamplingParams::greedy() };
+        engine.add_request(request(prompt(4), sampling))?;
+        Ok(drain(&engine).iter().flat_map(|output| output.tokens.clone()).filter(|&said| said == 7).count())
+    };
+    let dry = |breakers| Some(Dry { multiplier: 100.0, base: 4.0, allowed_length: 1, sequence_breakers: breakers, ..Dry::default() });
+    assert_eq!(repeats(None).unwrap(), 12);
+    assert!(repeats(dry(None)).unwrap() < 12);
+    assert!(repeats(dry(Some(vec![]))).unwrap() < 12);
+    assert_eq!(code(repeats(dry(Some(vec![":".into()]))), "skip_tokenizer: leave them out"), Code::Unsupported);
+}
+
+/// Every row of the source's table has a case here.
+#[test]
+fn beams_are_refused_with_whatever_chooses_otherwise() {
+    type Change = fn(&mut Request);
+    let cases: [(&str, Change); 17] = [
+        ("best_of", |r| r.best_of = Some(2)),
+        ("keep", |r| r.keep = true),
+        ("a logits hook", |r| r.hook = Some(Arc::new(|_, _, _| ()))),
+        ("temperature", |r| r.sampling.temperature = 0.5),
+        ("top_k", |r| r.sampling.top_k = 3),
+        ("top_p", |r| r.sampling.top_p = 0.5),
+        ("min_p", |r| r.sampling.min_p = 0.5),
+        ("typical_p", |r| r.sampling.typical_p = 0.5),
+        ("top_n_sigma", |r| r.sampling.top_n_sigma = 1.0),
+        ("xtc_probability", |r| r.sampling.xtc_probability = 0.5),
+        ("mirostat", |r| r.sampling.mirostat = Some(Mirostat { tau: 5.0, eta: 0.1 })),
+        ("seed", |r| r.sampling.seed = Some(0)),
+        ("stop strings", |r| r.sampling.stop = vec!["x".into()]),
+        ("prompt_logprobs", |r| r.sampling.prompt_logprobs = Some(0)),
+        ("top_logprobs", |r| r.sampling.logprobs = Some(1)),
+        ("echo", |r| r.sampling.echo = true),
+        ("a grammar", |r| r.sampling.grammar = Some(Grammar::JsonObject)),
+    ];
+    let source = include_str!("../src/engine/request.rs").split("fn no_sampling_with_beams").nth(1).unwrap().split("];").next().unwrap();
+    let rows: Vec<&str> = source.lines().filter_map(|line| line.trim().strip_suffix("\"),")?.rsplit('"').next()).collect();
+    assert_eq!(rows, cases.map(|(what, _)| what));
+    let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
+    let add = |change: Change| {
+        let sampling = SamplingParams { max_tokens: Some(2), ..Default::default() };
+        let mut request = Request { beam: Some(BeamParams::default()), ..request(vec![10, 11], sampling) };
+        change(&mut request);
+        engine.add_request(request)
+    };
+    for (what, change) in cases {
+        assert_eq!(code(add(change), &format!("beam search and {what} are both asked for")), Code::InvalidArgument);
+    }
+    add(|_| ()).unwrap();
+    drain(&engine);
 }
 
 #[test]

@@ -141,7 +141,7 @@ struct Dense {
 impl Dense {
     fn rules(&self) -> Rules {
         let eos: &[u32] = if self.params.ignore_eos { &[] } else { &[EOS] };
-        Rules { eos: eos.into(), bad_words: self.params.bad_words_ids.clone(), breakers: Vec::new(), params: self.params.clone() }
+        Rules { eos: eos.into(), params: self.params.clone(), ..Rules::default() }
     }
 
     fn generated(&self) -> usize {
@@ -212,6 +212,8 @@ struct Trace {
     due: Vec<(u64, u64, u32, FinishReason)>,
     /// Forks of what is gone by then.
     stillborn: HashSet<u64>,
+    /// Last outputs so far.
+    ends: u64,
 }
 
 impl Trace {
@@ -265,6 +267,7 @@ impl Trace {
             open: HashSet::new(),
             due: Vec::new(),
             stillborn: HashSet::new(),
+            ends: 0,
             random,
         }
     }
@@ -546,6 +549,7 @@ impl Trace {
         self.settle_contests(&outputs);
         for output in &outputs {
             if output.finish.is_some() {
+                self.ends += 1;
                 let owed = self.open.remove(&(output.request, output.index));
                 assert!(owed || self.stillborn.contains(&output.sequence), "ends twice: {output:?}");
             }
@@ -752,7 +756,7 @@ impl Trace {
         let waiting = self.sequences.values().filter(|dense| dense.state == State::Waiting && dense.keep).count();
         assert!((idle..=idle + waiting).contains(&(stats.idle as usize)), "{} idle, not {idle}", stats.idle);
         let finished = stats.finished_abort + stats.finished_error + stats.finished_length + stats.finished_stop;
-        assert!(finished > 0 || stats.steps < 1000);
+        assert_eq!(finished, self.ends, "every last output is counted, once");
     }
 
     /// Everything ends, everything is freed, and nothing is left.

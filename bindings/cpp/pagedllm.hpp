@@ -367,7 +367,7 @@ struct Dry {
     float base = detail::dry_defaults().base;
     uint32_t allowed_length = detail::dry_defaults().allowed_length;
     uint32_t penalty_last_n = detail::dry_defaults().penalty_last_n;
-    std::vector<std::string> sequence_breakers = {};  // empty: the library's
+    std::optional<std::vector<std::string>> sequence_breakers = {};  // nullopt: the library's
 };
 
 // {token, bias}
@@ -615,9 +615,13 @@ private:
         dry_.base = sampling.dry->base;
         dry_.allowed_length = sampling.dry->allowed_length;
         dry_.penalty_last_n = sampling.dry->penalty_last_n;
-        breakers_.install(sampling.dry->sequence_breakers, dry_.sequence_breakers, dry_.sequence_breaker_lens,
-                          dry_.sequence_breaker_count);
         c_.dry = &dry_;
+        if (!sampling.dry->sequence_breakers) return;
+        breakers_.install(*sampling.dry->sequence_breakers, dry_.sequence_breakers, dry_.sequence_breaker_lens,
+                          dry_.sequence_breaker_count);
+        // No breakers are a list, too: NULL would say that they are not given.
+        static constexpr const char *none[1] = {};
+        if (!dry_.sequence_breakers) dry_.sequence_breakers = none;
     }
 
     void report(const Sampling &sampling) {

@@ -65,8 +65,9 @@ func (a *arguments) text(s string) (*C.char, C.uint64_t) {
 	return (*C.char)(unsafe.Pointer(data)), C.uint64_t(len(s))
 }
 
+// texts is NULL for no slice, but not for one without elements.
 func (a *arguments) texts(all []string) (**C.char, *C.uint64_t, C.uint64_t) {
-	if len(all) == 0 {
+	if all == nil {
 		return nil, nil, 0
 	}
 	data := make([]*C.char, len(all))
@@ -74,9 +75,9 @@ func (a *arguments) texts(all []string) (**C.char, *C.uint64_t, C.uint64_t) {
 	for i, s := range all {
 		data[i], lens[i] = a.text(s)
 	}
-	a.Pin(&data[0])
-	a.Pin(&lens[0])
-	return &data[0], &lens[0], C.uint64_t(len(all))
+	a.Pin(unsafe.SliceData(data))
+	a.Pin(unsafe.SliceData(lens))
+	return unsafe.SliceData(data), unsafe.SliceData(lens), C.uint64_t(len(all))
 }
 
 // tokens is NULL for no slice, but not for one without elements.

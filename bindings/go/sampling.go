@@ -91,7 +91,8 @@ type DRY struct {
 	AllowedLength *int
 	// LastTokens is how many tokens back repetitions are looked for. 0: to the beginning.
 	LastTokens int
-	// SequenceBreakers are texts that end a repetition. None: newline, colon, quotation mark, asterisk.
+	// SequenceBreakers are texts that end a repetition. nil: newline, colon, quotation mark, asterisk, or none where the
+	// tokenizer was skipped; empty: none.
 	SequenceBreakers []string
 }
 

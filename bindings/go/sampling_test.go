@@ -375,6 +375,35 @@ func TestEverySamplingFieldReachesTheLibrary(t *testing.T) {
 	}
 }
 
+func TestDRYWithoutBreakersIsNotDRYWithTheLibrarys(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	colon, err := engine.Tokenize(":", false)
+	if err != nil || len(colon) != 1 {
+		t.Fatal(colon, err)
+	}
+	for name, test := range map[string]struct {
+		breakers []string
+		punished bool
+	}{
+		"nil":       {nil, false},
+		"empty":     {[]string{}, true},
+		"others":    {[]string{"?"}, true},
+		"this, too": {[]string{"?", ":"}, false},
+	} {
+		request := pagedllm.Request{Prompt: "Hello"}
+		request.Sampling = pagedllm.Sampling{
+			Temperature: pagedllm.Ptr(0.0), MaxTokens: 12, IgnoreEOS: true, LogitBias: map[uint32]float64{colon[0]: 90},
+			DRY: &pagedllm.DRY{Multiplier: pagedllm.Ptr(100.0), Base: 4, AllowedLength: pagedllm.Ptr(1), SequenceBreakers: test.breakers},
+		}
+		said := generate(t, engine, request).Tokens
+		others := slices.DeleteFunc(slices.Clone(said), func(token uint32) bool { return token == colon[0] })
+		if (len(others) > 0) != test.punished {
+			t.Errorf("%s: %v", name, said)
+		}
+	}
+}
+
 func TestWhatNarrowsTheDrawIsLawful(t *testing.T) {
 	t.Parallel()
 	engine := open(t)

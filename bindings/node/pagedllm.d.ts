@@ -72,7 +72,7 @@ export interface Dry {
   allowedLength?: number;
   /** How many tokens back repetitions are looked for. 0: to the beginning. */
   penaltyLastN?: number;
-  /** Texts that end a repetition. None: the library's. */
+  /** Texts that end a repetition. Left out: the library's; empty: none do. */
   sequenceBreakers?: (string | Uint8Array)[];
 }
 

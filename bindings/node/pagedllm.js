@@ -279,10 +279,12 @@ function assignCopied(value, name, copied) {
   value[`${name}Len`] = lengthOf(copied);
 }
 
+// With a last one that is not counted: of an empty array koffi makes NULL, which says that there is none.
 function assignTexts(value, name, singular, texts) {
-  value[name] = [texts].flat().map((text) => utf8(name, text));
-  value[`${singular}Lens`] = value[name].map(lengthOf);
-  value[`${singular}Count`] = value[name].length;
+  const copied = [texts].flat().map((text) => utf8(name, text));
+  value[name] = [...copied, null];
+  value[`${singular}Lens`] = copied.map(lengthOf);
+  value[`${singular}Count`] = copied.length;
 }
 
 function assignPrompt(value, prompt, promptTokens) {

@@ -297,7 +297,7 @@ class Dry:
     base: Optional[float] = None
     allowed_length: Optional[int] = None  # shorter repetitions are free
     penalty_last_n: Optional[int] = None  # how many tokens back repetitions are looked for; 0: to the beginning
-    sequence_breakers: Sequence[Text] = ()  # texts that end a repetition; none: the library's
+    sequence_breakers: Optional[Sequence[Text]] = None  # texts that end a repetition; None: the library's, empty: none do
 
 
 @dataclass(frozen=True)
@@ -527,8 +527,8 @@ def _assign_text(struct: ctypes.Structure, name: str, utf8: bytes) -> None:
     _assign(struct, **{name: utf8, name + "_len": len(utf8)})
 
 
-def _assign_texts(struct: ctypes.Structure, name: str, singular: str, texts: Sequence[Text]) -> None:
-    if texts:
+def _assign_texts(struct: ctypes.Structure, name: str, singular: str, texts: Optional[Sequence[Text]]) -> None:
+    if texts is not None:
         utf8 = [_utf8(text) for text in texts]
         _assign(struct, **{name: (c_char_p * len(utf8))(*utf8), singular + "_lens": (c_uint64 * len(utf8))(*map(len, utf8)),
                            singular + "_count": len(utf8)})

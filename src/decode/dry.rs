@@ -25,16 +25,17 @@ impl Scratch {
     }
 }
 
-/// `breakers`: sequences of tokens that a repetition does not reach across; one of a single token is never punished.
-pub fn apply(logits: &mut [f32], scratch: &mut Scratch, dry: &Dry, breakers: &[Vec<u32>], tokens: &[u32]) -> Result<(), TryReserveError> {
+/// `token_bytes`: what each token stands for, where the breakers are looked for. A repetition does not reach across one, and a
+/// token that has one in it is never punished.
+pub fn apply(logits: &mut [f32], scratch: &mut Scratch, dry: &Dry, token_bytes: &[Vec<u8>], tokens: &[u32]) -> Result<(), TryReserveError> {
+    let breakers = Breakers { texts: dry.sequence_breakers.as_deref().unwrap_or_default(), token_bytes };
     let window = &tokens[tokens.len().saturating_sub(dry.penalty_last_n.unwrap_or(usize::MAX))..];
     find_matches(window, &mut scratch.matches)?;
     let longest = scratch.matches.iter().copied().max().unwrap_or(0);
-    let limit = unbroken(window, breakers, longest as usize) as u32;
+    let limit = breakers.unbroken(window, longest as usize) as u32;
     collect(window, scratch, dry.allowed_length.max(1), limit)?;
     for &(token, length) in &scratch.repeats {
-        let punished = breakers.iter().all(|breaker| breaker != &[token]);
-        if let Some(logit) = logits.get_mut(token as usize).filter(|_| punished) {
+        if let Some(logit) = logits.get_mut(token as usize).filter(|_| !breakers.end_in_last(&[token])) {
             let power = libm::pow(dry.base as f64, (length - dry.allowed_length) as f64);
             shift(logit, -(dry.multiplier as f64 * power).min(MOST) as f32);
         }
@@ -80,14 +81,35 @@ fn find_matches(window: &[u32], matches: &mut Vec<u32>) -> Result<(), TryReserve
     Ok(())
 }
 
-/// Tokens at the end of the window after the last breaker, as far as `longest` of them.
-fn unbroken(window: &[u32], breakers: &[Vec<u32>], longest: usize) -> usize {
-    let after_last = |breaker: &Vec<u32>| {
-        let near = &window[window.len().saturating_sub(longest + breaker.len())..];
-        let found = near.windows(breaker.len().max(1)).rposition(|part| part == breaker);
-        found.map_or(longest, |at| near.len() - at - breaker.len())
-    };
-    breakers.iter().map(after_last).fold(longest, usize::min)
+/// Where breakers are in a text, however it is cut into tokens: most come within longer tokens, such as `":` or ` "`. llama.cpp
+/// (`get_overlapping_token_sequences`, after koboldcpp's pull request 982) likewise takes every token whose text has a breaker
+/// in it, and those that end in its beginning where the rest follows; of the rest it knows one spelling, here any will do.
+struct Breakers<'a> {
+    texts: &'a [String],
+    token_bytes: &'a [Vec<u8>],
+}
+
+impl Breakers<'_> {
+    /// Tokens at the end of the window after the last breaker, as far as `longest` of them.
+    fn unbroken(&self, window: &[u32], longest: usize) -> usize {
+        (0..longest).find(|back| self.end_in_last(&window[..window.len() - back])).unwrap_or(longest)
+    }
+
+    /// Whether any of them ends in the last of the tokens.
+    fn end_in_last(&self, tokens: &[u32]) -> bool {
+        let Some((&last, before)) = tokens.split_last() else { return false };
+        let last = self.bytes(last);
+        self.texts.iter().any(|text| (1..=last.len()).any(|end| self.ends_with(before, &last[..end], text.as_bytes())))
+    }
+
+    fn ends_with(&self, before: &[u32], part: &[u8], text: &[u8]) -> bool {
+        let earlier = before.iter().rev().flat_map(|&token| self.bytes(token).iter().rev());
+        part.last() == text.last() && text.iter().rev().eq(part.iter().rev().chain(earlier).take(text.len()))
+    }
+
+    fn bytes(&self, token: u32) -> &[u8] {
+        self.token_bytes.get(token as usize).map_or(&[], Vec::as_slice)
+    }
 }
 
 #[cfg(test)]
@@ -96,12 +118,19 @@ mod tests {
     use crate::decode::random::{Lane, uniform};
 
     fn plain(allowed_length: u32) -> Dry {
-        Dry { multiplier: 1.0, base: 2.0, allowed_length, penalty_last_n: None, sequence_breakers: vec![] }
+        Dry { multiplier: 1.0, base: 2.0, allowed_length, penalty_last_n: None, sequence_breakers: None }
     }
 
-    fn penalties(dry: &Dry, breakers: &[Vec<u32>], tokens: &[u32]) -> Vec<(u32, f32)> {
+    /// Of tokens that stand for their own digit.
+    fn penalties(dry: &Dry, breakers: &[&str], tokens: &[u32]) -> Vec<(u32, f32)> {
+        penalties_of(&["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"], dry, breakers, tokens)
+    }
+
+    fn penalties_of(vocabulary: &[&str], dry: &Dry, breakers: &[&str], tokens: &[u32]) -> Vec<(u32, f32)> {
+        let dry = Dry { sequence_breakers: Some(breakers.iter().map(|text| text.to_string()).collect()), ..dry.clone() };
+        let token_bytes: Vec<Vec<u8>> = vocabulary.iter().map(|text| text.as_bytes().to_vec()).collect();
         let mut logits = [0.0; 10];
-        apply(&mut logits, &mut Scratch::default(), dry, breakers, tokens).unwrap();
+        apply(&mut logits, &mut Scratch::default(), &dry, &token_bytes, tokens).unwrap();
         (0..10).map(|token| (token, -logits[token as usize])).filter(|(_, penalty)| *penalty != 0.0).collect()
     }
 
@@ -123,13 +152,30 @@ mod tests {
     fn a_breaker_ends_the_repetition_and_is_not_punished() {
         let tokens = [1, 2, 9, 3, 4, 1, 2, 9, 3];
         assert_eq!(penalties(&plain(1), &[], &tokens), [(4, 8.0)]);
-        assert_eq!(penalties(&plain(1), &[vec![9]], &tokens), [(4, 1.0)]);
-        assert_eq!(penalties(&plain(1), &[vec![2, 9]], &tokens), [(4, 1.0)]);
-        assert_eq!(penalties(&plain(1), &[vec![1, 2]], &tokens), [(4, 2.0)]);
-        assert_eq!(penalties(&plain(1), &[vec![9, 2], vec![8]], &tokens), [(4, 8.0)]);
-        assert_eq!(penalties(&plain(1), &[vec![3]], &tokens), [], "it has just been broken");
-        assert_eq!(penalties(&plain(1), &[vec![4]], &tokens), []);
-        assert_eq!(penalties(&plain(1), &[vec![]], &tokens), [(4, 8.0)], "an empty breaker breaks nothing");
+        assert_eq!(penalties(&plain(1), &["9"], &tokens), [(4, 1.0)]);
+        assert_eq!(penalties(&plain(1), &["29"], &tokens), [(4, 1.0)]);
+        assert_eq!(penalties(&plain(1), &["12"], &tokens), [(4, 2.0)]);
+        assert_eq!(penalties(&plain(1), &["92", "8"], &tokens), [(4, 8.0)]);
+        assert_eq!(penalties(&plain(1), &["3"], &tokens), [], "it has just been broken");
+        assert_eq!(penalties(&plain(1), &["4"], &tokens), []);
+    }
+
+    #[test]
+    fn a_breaker_is_found_within_a_token_and_across_several() {
+        let vocabulary = ["a", "b", " \"", "c", "\":", "x<", "br", "> ", ">"];
+        let found = |breaker: &str, tokens: &[u32]| penalties_of(&vocabulary, &plain(1), &[breaker], tokens);
+        let quoted = [0, 1, 2, 3, 0, 1, 2, 3];
+        assert_eq!(found("?", &quoted), [(0, 8.0)]);
+        assert_eq!(found("\"", &quoted), [(0, 1.0)], "it is only the end of its token");
+        assert_eq!(found("\"", &[0, 1, 2, 0, 1]), [], "the token that has it in it is not punished");
+        assert_eq!(found(":", &[4, 0, 1, 4, 0]), [(1, 1.0)]);
+        let tagged = [0, 5, 6, 7, 1, 3, 0, 5, 6, 7, 1];
+        assert_eq!(found("?", &tagged), [(3, 16.0)]);
+        assert_eq!(found("<br>", &tagged), [(3, 1.0)]);
+        assert_eq!(found("<br>", &tagged[..10]), [], "it has just been broken");
+        assert_eq!(found("<br>", &tagged[..9]), [(7, 4.0)], "one that has only begun breaks nothing, and its end can be punished");
+        assert_eq!(found("x<br> b", &tagged), [], "it has just been broken");
+        assert_eq!(found("ax<br> bc", &tagged), [(3, 16.0)], "the beginning of the window is not there");
     }
 
     #[test]
@@ -148,8 +194,8 @@ mod tests {
 
     #[test]
     fn nothing_is_punished_where_nothing_has_come() {
-        assert_eq!(penalties(&plain(1), &[vec![1]], &[]), []);
-        assert_eq!(penalties(&plain(1), &[vec![1]], &[3]), []);
+        assert_eq!(penalties(&plain(1), &["1"], &[]), []);
+        assert_eq!(penalties(&plain(1), &["1"], &[3]), []);
     }
 
     #[test]

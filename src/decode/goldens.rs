@@ -1,6 +1,8 @@
 //! Sampling against transformers and against the published definitions: tests/goldens/sampling/make_sampling.py says
 //! what the cases hold.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::sampler::narrow;
@@ -32,6 +34,11 @@ fn sequences(value: &Value) -> Vec<Vec<u32>> {
     value.as_array().map(|sequences| sequences.iter().map(tokens).collect()).unwrap_or_default()
 }
 
+/// Each token as a character of its own: then breakers of text are breakers of tokens.
+fn text(tokens: &[u32]) -> String {
+    tokens.iter().filter_map(|&token| char::from_u32(token)).collect()
+}
+
 fn rules(case: &Value) -> Rules {
     let (given, off) = (&case["params"], SamplingParams::default());
     let float = |name: &str, off: f32| if given[name].is_null() { off } else { number(&given[name]) };
@@ -42,7 +49,7 @@ fn rules(case: &Value) -> Rules {
         base: number(&dry["base"]),
         allowed_length: token(&dry["allowed_length"]),
         penalty_last_n: dry["penalty_last_n"].as_u64().map(|n| n as usize),
-        sequence_breakers: vec![],
+        sequence_breakers: Some(sequences(&dry["sequence_breakers"]).iter().map(|tokens| text(tokens)).collect()),
     });
     let params = SamplingParams {
         temperature: float("temperature", off.temperature),
@@ -66,8 +73,8 @@ fn rules(case: &Value) -> Rules {
         stop_token_ids: tokens(&given["stop_token_ids"]),
         ..off
     };
-    let breakers = sequences(&given["dry"]["sequence_breakers"]);
-    Rules { params, eos: tokens(&case["eos"]).into(), bad_words: vec![], breakers }
+    let token_bytes = Arc::new((0..32).map(|token| text(&[token]).into()).collect());
+    Rules { params, eos: tokens(&case["eos"]).into(), bad_words: vec![], token_bytes }
 }
 
 fn assert_near(found: &[f32], expected: &[f32], what: &str) {

@@ -25,7 +25,7 @@ use super::random::{Lane, uniform};
 use super::truncate::{self, Candidate, argmax, draw};
 use super::{dry, exclude, mirostat, penalties, rows};
 use crate::error::{self, Error, try_vec};
-use crate::options::SamplingParams;
+use crate::options::{Dry, SamplingParams};
 
 /// What ends one sequence and how its tokens are chosen.
 #[derive(Debug, Clone, Default)]
@@ -33,10 +33,10 @@ pub struct Rules {
     pub params: SamplingParams,
     /// The model's end-of-sequence tokens; empty with `ignore_eos`.
     pub eos: Arc<[u32]>,
-    /// `params.bad_words` as tokens, in every form in which they may come.
+    /// `params.bad_words` as tokens, in every spelling of the tokenizer.
     pub bad_words: Vec<Vec<u32>>,
-    /// `params.dry.sequence_breakers` as tokens.
-    pub breakers: Vec<Vec<u32>>,
+    /// What each token stands for, where DRY looks for its breakers.
+    pub token_bytes: Arc<Vec<Vec<u8>>>,
 }
 
 impl Rules {
@@ -124,8 +124,8 @@ impl Sampler {
         let params = &rules.params;
         penalties::apply_bias(logits, &params.logit_bias);
         penalties::apply(logits, params, context.memory);
-        if let Some(dry) = &params.dry {
-            dry::apply(logits, &mut self.dry, dry, &rules.breakers, context.tokens)?;
+        if let Some(dry) = params.dry.as_ref().filter(|dry| dry.is_on()) {
+            dry::apply(logits, &mut self.dry, dry, &rules.token_bytes, context.tokens)?;
         }
         if exclude::applies(rules, context) {
             exclude::apply(logits, &mut self.candidates, rules, context);
@@ -154,7 +154,8 @@ impl Sampler {
             return Err(NoChoice::NotFinite);
         }
         let params = &rules.params;
-        if !exclude::applies(rules, context) && params.logit_bias.is_empty() && !params.counts_tokens() && params.dry.is_none() {
+        let dry = params.dry.as_ref().is_some_and(Dry::is_on);
+        if !exclude::applies(rules, context) && params.logit_bias.is_empty() && !params.counts_tokens() && !dry {
             return Ok(false);
         }
         let mut processed = std::mem::take(&mut self.processed);
@@ -299,6 +300,15 @@ mod tests {
         assert_eq!(chosen(SamplingParams { no_repeat_ngram_size: 1, ..greedy() }), Err(NoChoice::Excluded));
         let dry = Some(Dry { multiplier: 5.0, allowed_length: 1, ..Dry::default() });
         assert_eq!(chosen(SamplingParams { dry, logit_bias: vec![(3, 2.5)], ..greedy() }), Ok(1), "3 came after 1 before");
+    }
+
+    #[test]
+    fn dry_with_a_multiplier_of_0_is_off_however_long_the_repetition() {
+        let logits = [0.0, 3.0];
+        for (multiplier, chosen) in [(0.0, 1), (0.01, 0)] {
+            let params = SamplingParams { dry: Some(Dry { multiplier, base: 2.5, ..Dry::default() }), ..SamplingParams::greedy() };
+            assert_eq!(token(&logits, &rules(params), &[1; 900], 4), Ok(chosen), "{multiplier}");
+        }
     }
 
     #[test]

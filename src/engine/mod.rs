@@ -124,6 +124,8 @@ pub struct Engine {
     queue: Arc<Queue>,
     /// Made when the first request needs one.
     grammars: OnceCell<Grammars>,
+    /// What each token stands for: the same.
+    token_bytes: OnceCell<Arc<Vec<Vec<u8>>>>,
 }
 
 impl Engine {
@@ -191,6 +193,7 @@ impl Engine {
             driver: Mutex::new(None),
             queue,
             grammars: OnceCell::new(),
+            token_bytes: OnceCell::new(),
         })
     }
 
@@ -221,6 +224,11 @@ impl Engine {
             let tokens = self.text()?.token_bytes(self.info.vocab_size)?;
             Grammars::new(Vocabulary { tokens: tokens.bytes, special: tokens.special, eos: self.info.eos_token_ids.clone() })
         })
+    }
+
+    fn token_bytes(&self) -> Result<Arc<Vec<Vec<u8>>>> {
+        let read = || Ok(Arc::new(self.text()?.token_bytes(self.info.vocab_size)?.bytes));
+        self.token_bytes.get_or_try_init(read).cloned()
     }
 
     pub fn stats(&self) -> Stats {

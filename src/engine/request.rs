@@ -9,7 +9,7 @@ use super::{Engine, LogitsHook};
 use crate::decode::Rules;
 use crate::error::{Error, Result};
 use crate::kv::{Chain, blocks_for};
-use crate::options::{BeamParams, OutputKind, SamplingParams};
+use crate::options::{BeamParams, Dry, OutputKind, SamplingParams};
 use crate::sched::Branching;
 
 /// What a request asks for.
@@ -137,7 +137,7 @@ impl Engine {
             (!sampling.stop.is_empty(), "stop strings need a tokenizer", "use stop_token_ids"),
             (!sampling.bad_words.is_empty(), "bad words need a tokenizer", "use bad_words_ids"),
             (
-                sampling.dry.as_ref().is_some_and(|dry| !dry.sequence_breakers.is_empty()),
+                sampling.dry.iter().flat_map(|dry| &dry.sequence_breakers).any(|breakers| !breakers.is_empty()),
                 "DRY's sequence breakers need a tokenizer",
                 "leave them out",
             ),
@@ -268,16 +268,20 @@ impl Engine {
         if params.ignore_eos { Arc::new([]) } else { self.eos.clone() }
     }
 
-    fn rules(&self, params: SamplingParams) -> Result<Rules> {
-        let encode = |text: &str| self.text()?.encode(text, false);
-        let mut bad_words = params.bad_words_ids.clone();
+    fn rules(&self, mut params: SamplingParams) -> Result<Rules> {
+        let mut bad_words = Vec::new();
         for word in &params.bad_words {
-            // At the beginning of a text, and within one.
-            let forms = [encode(word)?, encode(&format!(" {word}"))?];
-            bad_words.extend(forms.into_iter().filter(|form| !form.is_empty()));
+            bad_words.extend(self.text()?.spellings(word)?);
         }
-        let breakers = params.dry.iter().flat_map(|dry| &dry.sequence_breakers).map(|text| encode(text)).collect::<Result<_>>()?;
-        Ok(Rules { eos: self.eos_of(&params), bad_words, breakers, params })
+        let token_bytes = params.dry.as_mut().map_or(Ok(Arc::default()), |dry| self.settle_breakers(dry))?;
+        Ok(Rules { eos: self.eos_of(&params), bad_words, token_bytes, params })
+    }
+
+    /// Breakers that are not given become the default ones, where there is text to find them in; and the bytes to find them in.
+    fn settle_breakers(&self, dry: &mut Dry) -> Result<Arc<Vec<Vec<u8>>>> {
+        let defaults: &[&str] = if self.shared.text.is_some() { &Dry::DEFAULT_BREAKERS } else { &[] };
+        let breakers = dry.sequence_breakers.get_or_insert_with(|| defaults.iter().map(|&text| text.into()).collect());
+        if breakers.is_empty() || !dry.is_on() { Ok(Arc::default()) } else { self.token_bytes() }
     }
 
     /// Odd multipliers keep neighbouring ids and seeds apart.

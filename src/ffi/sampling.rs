@@ -63,7 +63,7 @@ pub struct pllm_token_list {
 pub struct pllm_dry {
     /// sizeof(pllm_dry)
     pub struct_size: u64,
-    /// Default 0.8.
+    /// Default 0.8. 0: off.
     pub multiplier: f32,
     /// Default 1.75.
     pub base: f32,
@@ -71,7 +71,8 @@ pub struct pllm_dry {
     pub allowed_length: u32,
     /// How many tokens back repetitions are looked for. 0 (default): to the beginning.
     pub penalty_last_n: u32,
-    /// Texts that end a repetition. NULL with a count of 0 (default): newline, colon, quotation mark, asterisk.
+    /// Texts that end a repetition, within a token or across several. NULL with a count of 0 (default): newline, colon, quotation
+    /// mark, asterisk, or none with PLLM_ENGINE_SKIP_TOKENIZER. Another pointer with a count of 0: none.
     pub sequence_breakers: *const *const c_char,
     /// Length of each of them in bytes; NULL: they end with a NUL.
     pub sequence_breaker_lens: *const u64,
@@ -104,9 +105,9 @@ impl pllm_dry {
         // SAFETY: the caller's contract.
         let c = unsafe { convert::read(dry) }?;
         let sequence_breakers = match c.sequence_breaker_count {
-            0 => Dry::default().sequence_breakers,
+            0 if c.sequence_breakers.is_null() => None,
             // SAFETY: the caller's contract.
-            count => unsafe { strings("a sequence breaker", c.sequence_breakers, c.sequence_breaker_lens, count) }?,
+            count => Some(unsafe { strings("a sequence breaker", c.sequence_breakers, c.sequence_breaker_lens, count) }?),
         };
         let penalty_last_n = some(c.penalty_last_n);
         Ok(Dry { multiplier: c.multiplier, base: c.base, allowed_length: c.allowed_length, penalty_last_n, sequence_breakers })
@@ -195,7 +196,8 @@ pub struct pllm_sampling {
     pub dry: *const pllm_dry,
     pub logit_bias: *const pllm_logit_bias,
     pub logit_bias_len: u64,
-    /// Texts that the output must not contain.
+    /// Texts that the output must not contain, as the tokenizer itself writes them: at the beginning of a text, after a space and
+    /// within a word. Other tokens that spell the same text are not kept from coming.
     pub bad_words: *const *const c_char,
     /// Length of each of them in bytes; NULL: they end with a NUL.
     pub bad_word_lens: *const u64,
@@ -389,5 +391,23 @@ fn output_kind(value: u32) -> Result<OutputKind> {
         PLLM_OUTPUT_CUMULATIVE => Ok(OutputKind::Cumulative),
         PLLM_OUTPUT_FINAL => Ok(OutputKind::Final),
         other => Err(Error::invalid(format!("output_kind is {other}: it must be one of PLLM_OUTPUT_*"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_breakers_and_breakers_that_are_not_given_are_told_apart() {
+        let read = |sequence_breakers: *const *const c_char, sequence_breaker_count: u64| {
+            let dry = pllm_dry { sequence_breakers, sequence_breaker_count, ..pllm_dry::defaults() };
+            // SAFETY: the struct and its array of one string outlive the call.
+            unsafe { pllm_dry::to_dry(&dry) }.unwrap().sequence_breakers
+        };
+        let one = [c"x".as_ptr()];
+        assert_eq!(read(null(), 0), None);
+        assert_eq!(read(one.as_ptr(), 0), Some(vec![]));
+        assert_eq!(read(one.as_ptr(), 1), Some(vec!["x".to_string()]));
     }
 }

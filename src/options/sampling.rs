@@ -89,15 +89,14 @@ pub struct Dry {
     pub allowed_length: u32,
     /// How far back repetitions are looked for. None: to the beginning.
     pub penalty_last_n: Option<usize>,
-    /// Texts that end a repetition.
-    pub sequence_breakers: Vec<String>,
+    /// Texts that end a repetition. None: `DEFAULT_BREAKERS`, or none where there is no tokenizer.
+    pub sequence_breakers: Option<Vec<String>>,
 }
 
 impl Default for Dry {
     /// The values its author recommends.
     fn default() -> Self {
-        let sequence_breakers = ["\n", ":", "\"", "*"].map(String::from).to_vec();
-        Dry { multiplier: 0.8, base: 1.75, allowed_length: 2, penalty_last_n: None, sequence_breakers }
+        Dry { multiplier: 0.8, base: 1.75, allowed_length: 2, penalty_last_n: None, sequence_breakers: None }
     }
 }
 
@@ -285,7 +284,12 @@ impl SamplingParams {
 }
 
 impl Dry {
+    pub const DEFAULT_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
     const MOST_BREAKERS: usize = 64;
+
+    pub fn is_on(&self) -> bool {
+        self.multiplier != 0.0
+    }
 
     fn validate(&self) -> Result<()> {
         between("dry multiplier", self.multiplier, 0.0, 100.0)?;
@@ -293,14 +297,15 @@ impl Dry {
         if self.penalty_last_n == Some(0) {
             return Err(Error::invalid("dry penalty_last_n is 0: name a number of tokens, or leave dry out"));
         }
-        if self.sequence_breakers.len() > Self::MOST_BREAKERS {
+        let breakers = self.sequence_breakers.as_deref().unwrap_or_default();
+        if breakers.len() > Self::MOST_BREAKERS {
             return Err(Error::invalid(format!(
                 "{} dry sequence breakers are given, at most {} are looked for",
-                self.sequence_breakers.len(),
+                breakers.len(),
                 Self::MOST_BREAKERS
             )));
         }
-        if self.sequence_breakers.iter().any(|breaker| breaker.is_empty()) {
+        if breakers.iter().any(|breaker| breaker.is_empty()) {
             return Err(Error::invalid("a dry sequence breaker is empty: leave it out"));
         }
         Ok(())
@@ -393,7 +398,7 @@ mod tests {
         accepts(|p| (p.presence_penalty, p.frequency_penalty, p.repetition_penalty) = (-2.0, 2.0, 0.01));
         accepts(|p| (p.logprobs, p.prompt_logprobs) = (Some(0), Some(SamplingParams::MOST_LOGPROBS)));
         accepts(|p| {
-            p.dry = Some(Dry { multiplier: 0.0, base: 1.0, allowed_length: 0, penalty_last_n: Some(1), sequence_breakers: vec![] })
+            p.dry = Some(Dry { multiplier: 0.0, base: 1.0, allowed_length: 0, penalty_last_n: Some(1), sequence_breakers: Some(vec![]) })
         });
         accepts(|p| p.mirostat = Some(Mirostat { tau: 100.0, eta: 1.0 }));
         accepts(|p| p.logit_bias = vec![(9, -100.0), (9, 100.0)]);
@@ -441,7 +446,7 @@ mod tests {
         assert!(refusal(|p| p.allowed_token_ids = vec![1; 11]).contains("11"));
         assert!(refusal(|p| p.logit_bias = vec![(1, 0.0); 11]).contains("11"));
         assert!(refusal(|p| p.dry = Some(Dry { penalty_last_n: Some(0), ..Dry::default() })).contains("penalty_last_n"));
-        assert!(refusal(|p| p.dry = Some(Dry { sequence_breakers: vec!["".into()], ..Dry::default() })).contains("empty"));
-        assert!(refusal(|p| p.dry = Some(Dry { sequence_breakers: vec!["x".into(); 65], ..Dry::default() })).contains("65"));
+        assert!(refusal(|p| p.dry = Some(Dry { sequence_breakers: Some(vec!["".into()]), ..Dry::default() })).contains("empty"));
+        assert!(refusal(|p| p.dry = Some(Dry { sequence_breakers: Some(vec!["x".into(); 65]), ..Dry::default() })).contains("65"));
     }
 }

@@ -47,6 +47,20 @@ impl Text {
         self.tokenizer.encode(text, add_special)
     }
 
+    /// `text` as the tokenizer itself writes it: at the beginning, after a space, and after something else that no token joins to
+    /// it. Whoever cuts it into other pieces writes it in yet other ways.
+    pub fn spellings(&self, text: &str) -> Result<Vec<Vec<u32>>> {
+        let mut found = vec![self.encode(text, false)?, self.encode(&format!(" {text}"), false)?];
+        for before in ["\n", "a"] {
+            let (whole, before) = (self.encode(&format!("{before}{text}"), false)?, self.encode(before, false)?);
+            found.extend(whole.strip_prefix(&before[..]).map(<[u32]>::to_vec));
+        }
+        found.sort_unstable();
+        found.dedup();
+        found.retain(|tokens| !tokens.is_empty());
+        Ok(found)
+    }
+
     /// The text of `tokens`; bytes that are no UTF-8 become U+FFFD. A token that the vocabulary does
     /// not have is an error.
     pub fn decode(&self, tokens: &[u32], skip_special: bool) -> Result<String> {
@@ -130,6 +144,32 @@ mod tests {
     pub(super) fn golden_cases(file: &str) -> Vec<Json> {
         let bytes = fs::read(golden_dir().join(file)).unwrap();
         serde_json::from_slice(&bytes).unwrap()
+    }
+
+    #[test]
+    fn a_word_is_written_in_one_of_its_spellings_wherever_it_comes() {
+        let mut seen = 0;
+        for name in ["byte_level", "llama2", "metaspace"] {
+            let text = Text::load(&golden_dir().join(name)).unwrap();
+            let bytes = text.token_bytes(text.vocab_size()).unwrap().bytes;
+            for word in ["hello", "the", "code", "time", ":", "Paris"] {
+                let spellings = text.spellings(word).unwrap();
+                for before in ["", "see ", "one\n", "(", "\"", "a", "under", "9"] {
+                    let tokens = text.encode(&format!("{before}{word}"), false).unwrap();
+                    // Where the word begins with a token of its own, with or without the space before it.
+                    let of_word = |at: &usize| {
+                        let spelled = tokens[*at..].iter().flat_map(|&token| bytes[token as usize].clone()).collect::<Vec<u8>>();
+                        spelled.strip_prefix(b" ").unwrap_or(&spelled) == word.as_bytes()
+                    };
+                    if let Some(at) = (0..tokens.len()).rev().find(of_word) {
+                        let whole = spellings.iter().any(|spelling| tokens.ends_with(spelling));
+                        assert!(whole, "{name}: {before:?} {word:?}: {:?} is none of {spellings:?}", &tokens[at..]);
+                        seen += 1;
+                    }
+                }
+            }
+        }
+        assert!(seen > 60, "only {seen}");
     }
 
     #[test]

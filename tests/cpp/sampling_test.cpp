@@ -234,7 +234,27 @@ TEST(EverySamplingParameter, makes_a_difference) {
     differs("frequency_penalty", [](S &s) { s.frequency_penalty = 2; });
     differs("repetition_penalty", [](S &s) { s.repetition_penalty = 3; });
     differs("no_repeat_ngram_size", [](S &s) { s.no_repeat_ngram_size = 1; });
-    differs("dry", [](S &s) { s.dry = pagedllm::Dry{50, 1.75f, 0, 0, {"\n"}}; });
+    differs("dry", [](S &s) { s.dry = pagedllm::Dry{50, 1.75f, 0, 0, {{"\n"}}}; });
+}
+
+TEST(Sampling, dry_without_breakers_is_not_dry_with_the_librarys) {
+    pagedllm::Engine engine = open_engine();
+    const std::vector<uint32_t> colon = engine.tokenize(":", false).value();
+    ASSERT_EQ(colon.size(), 1u);
+    const auto repeats = [&](std::optional<std::vector<std::string>> breakers) {
+        pagedllm::Request request{"Hello"};
+        request.sampling.temperature = 0;
+        request.sampling.max_tokens = 12;
+        request.sampling.ignore_eos = true;
+        request.sampling.logit_bias = {{colon[0], 90}};
+        request.sampling.dry = pagedllm::Dry{100, 4, 1, 0, std::move(breakers)};
+        const std::vector<uint32_t> tokens = engine.generate(request).value().tokens;
+        return std::count(tokens.begin(), tokens.end(), colon[0]);
+    };
+    EXPECT_EQ(repeats(std::nullopt), 12);
+    EXPECT_EQ(repeats({{"?", ":"}}), 12);
+    EXPECT_LT(repeats({{"?"}}), 12);
+    EXPECT_LT(repeats(std::vector<std::string>{}), 12);
 }
 
 // Wants token 300, and counts how often it was asked.

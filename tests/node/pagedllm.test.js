@@ -217,6 +217,12 @@ describe('choosing', () => {
     assert.ok(await seventies({ repetitionPenalty: 100 }) < 12);
     assert.ok(await seventies({ dry: { multiplier: 100, base: 4, allowedLength: 1 } }) < 12);
     assert.equal(await seventies({ dry: { multiplier: 0, penaltyLastN: 3, sequenceBreakers: ['x', 'y'] } }), 12);
+    const [colon] = await engine.tokenize(':', { addSpecial: false });
+    for (const [sequenceBreakers, punished] of [[undefined, false], [[], true], [['?'], true], [['?', ':'], false]]) {
+      const dry = { multiplier: 100, base: 4, allowedLength: 1, sequenceBreakers };
+      const { tokens } = await ask({ logitBias: { [colon]: 90 }, dry });
+      assert.equal(tokens.filter((token) => token === colon).length < 12, punished, String(sequenceBreakers));
+    }
     const two = { allowedTokenIds: [70, 71], logitBias: { 70: 1, 71: 0.5 } };
     assert.deepEqual(new Set((await ask({ ...two, presencePenalty: 2, frequencyPenalty: 2 })).tokens), new Set([70, 71]));
     const drawn = { temperature: 1, seed: 1 };

@@ -212,6 +212,12 @@ class Choosing(Case):
             with self.subTest(penalty):
                 self.assertLess(repeats(**penalty), 12)
         self.assertEqual(repeats(dry=Dry(multiplier=0.0, penalty_last_n=3, sequence_breakers=["x", "y"])), 12)
+        colon, = self.engine.tokenize(":", add_special=False)
+        for breakers, punished in ((None, False), ([], True), (["?"], True), (["?", ":"], False)):
+            with self.subTest(breakers):
+                dry = Dry(multiplier=100.0, base=4.0, allowed_length=1, sequence_breakers=breakers)
+                tokens = self.ask(logit_bias={colon: 90.0}, dry=dry).tokens
+                self.assertEqual(tokens.count(colon) < 12, punished)
         once = self.ask(allowed_token_ids=[70, 71], logit_bias={70: 1.0, 71: 0.5}, presence_penalty=2.0, frequency_penalty=2.0)
         self.assertEqual(set(once.tokens), {70, 71})
 

@@ -80,8 +80,8 @@ fn parser(shared: &Shared, grammar: Grammar) -> Result<TokenParser> {
     let init = match grammar {
         Grammar::JsonSchema(schema) => json_schema(&schema)?,
         Grammar::JsonObject => json_schema(r#"{"type": "object"}"#)?,
-        Grammar::Regex(text) => regex(&text),
-        Grammar::Choice(texts) => regex(&alternatives(&texts)),
+        Grammar::Regex(text) => regex(&text)?,
+        Grammar::Choice(texts) => regex(&alternatives(&texts))?,
         Grammar::Lark(text) => lark(text)?,
     };
     let mut parser = shared.factory.create_parser_from_init_default(init).map_err(|e| cannot(&e))?;
@@ -97,8 +97,12 @@ fn parser(shared: &Shared, grammar: Grammar) -> Result<TokenParser> {
 }
 
 /// As in JSON Schema and JavaScript, digits and letters (`\d`, `\w`) are those of ASCII.
-fn regex(text: &str) -> GrammarInit {
-    GrammarInit::Serialized(TopLevelGrammar::from_lark(format!("start: /{}/", regex_to_lark(text, "dw"))))
+fn regex(text: &str) -> Result<GrammarInit> {
+    // Which the crate would pass over.
+    if text.bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 1 {
+        return Err(cannot(&"the regular expression ends in a backslash that escapes nothing: leave it out, or write two"));
+    }
+    Ok(GrammarInit::Serialized(TopLevelGrammar::from_lark(format!("start: /{}/", regex_to_lark(text, "dw")))))
 }
 
 /// The compiler recurses once for each rule of a chain and for each bracket around it; `STACK_BYTES` is enough for so many.
