@@ -299,13 +299,16 @@ fn several_culprits_end_and_nobody_else_notices() {
     let (expected, _) = without_faults(&dir);
     let (engine, faults) = engine(&dir);
     faults.poisoned.store(true, SeqCst);
-    for (i, request) in requests().into_iter().enumerate() {
+    // Culprits in front, and among the others.
+    let culprit = |i: u64| engine.add_request(Request { user_data: 100 + i, n: 1 + i as u32 % 2, ..culprit() }).unwrap();
+    assert!((0..6).map(culprit).all(|id| id > 0));
+    for (request, i) in requests().into_iter().zip(6..) {
         engine.add_request(request).unwrap();
-        engine.add_request(Request { user_data: 100 + i as u64, n: 2, ..culprit() }).unwrap();
+        culprit(i);
     }
     let mut answers = drain(&engine);
     let culprits = answers.split_off(&(100, 0));
-    assert!(culprits.len() == 16 && culprits.values().all(|(.., finish)| *finish == Some(FinishReason::Error)), "{culprits:?}");
+    assert!(culprits.len() == 14 + 7 && culprits.values().all(|(.., finish)| *finish == Some(FinishReason::Error)), "{culprits:?}");
     assert_eq!(answers, expected);
 }
 

@@ -18,11 +18,25 @@ pub struct Trouble {
     steps: u32,
 }
 
+/// What came of trying the groups of a failed step apart.
+struct Trial {
+    /// By those that could go on.
+    done: StepReport,
+    culprits: Vec<(u64, Error)>,
+    /// The last one.
+    error: Error,
+    /// Failures before the first success.
+    fruitless: u32,
+}
+
+/// After so many failures nobody is tried any more: it is not the requests.
+const MOST_FRUITLESS: u32 = 100;
+
 impl Core {
     /// A step of all that are ready. What can be computed is committed, the rest is as it was before.
     pub(super) fn advance(&mut self) -> Result<StepReport> {
         self.take_commands();
-        let result = self.attempt(|_| true).or_else(|error| self.go_on_without_culprit(error));
+        let result = self.attempt(|_| true).or_else(|error| self.go_on_without_culprits(error));
         match &result {
             Ok(_) => self.trouble = None,
             Err(error) => self.bear(error),
@@ -30,47 +44,52 @@ impl Core {
         result
     }
 
-    /// Tries half of the groups that were in the step at a time, until one is left. It ends with the error if it cannot go on and
-    /// others can. A fault that does not come again is nobody's.
-    fn go_on_without_culprit(&mut self, mut error: Error) -> Result<StepReport> {
-        let all = std::mem::take(&mut self.suspects);
-        let (mut suspects, mut done) = (&all[..], StepReport::default());
-        while suspects.len() > 1 {
-            let (half, rest) = suspects.split_at(suspects.len() / 2);
-            suspects = match self.attempt_of(half, &mut done) {
-                Ok(()) => rest,
-                Err(again) => {
-                    error = again;
-                    half
-                }
-            };
+    /// Who cannot go on alone, while others can, ends with the error.
+    fn go_on_without_culprits(&mut self, error: Error) -> Result<StepReport> {
+        let groups = std::mem::take(&mut self.suspects);
+        let mut trial = Trial { done: StepReport::default(), culprits: Vec::new(), error, fruitless: 0 };
+        self.try_apart(&groups, &mut trial);
+        self.suspects = groups;
+        if trial.done.sequences == 0 {
+            return Err(trial.error);
         }
-        let culprit = suspects[0];
-        if let Err(again) = self.attempt_of(suspects, &mut done) {
-            error = again;
-            if done.sequences == 0 {
-                let others: Vec<u64> = all.iter().copied().filter(|&other| other != culprit).collect();
-                // Whether that helps is told by what is done.
-                let _ = self.attempt_of(&others, &mut done);
-            }
-            if done.sequences > 0 {
-                self.end_group(culprit, &error);
-            }
-        }
-        self.suspects = all;
-        if done.sequences > 0 { Ok(done) } else { Err(error) }
+        trial.culprits.into_iter().for_each(|(group, error)| self.end_group(group, &error));
+        Ok(trial.done)
     }
 
-    /// A step of these groups alone; what it did is added to `done`.
-    fn attempt_of(&mut self, groups: &[u64], done: &mut StepReport) -> Result<()> {
-        let report = self.attempt(|group| groups.contains(&group))?;
-        *done = StepReport {
-            prefill_tokens: done.prefill_tokens + report.prefill_tokens,
-            decode_tokens: done.decode_tokens + report.decode_tokens,
-            sequences: done.sequences + report.sequences,
-            ..report
-        };
-        Ok(())
+    /// These groups failed together: each half is tried without the other. One that is alone gets another chance, since a fault
+    /// that does not come again is nobody's.
+    fn try_apart(&mut self, groups: &[u64], trial: &mut Trial) {
+        if let &[alone] = groups {
+            if self.try_some(groups, trial).is_err() {
+                trial.culprits.push((alone, trial.error.clone()));
+            }
+            return;
+        }
+        let (left, right) = groups.split_at(groups.len() / 2);
+        for half in [left, right] {
+            if trial.fruitless < MOST_FRUITLESS && self.try_some(half, trial).is_err() {
+                self.try_apart(half, trial);
+            }
+        }
+    }
+
+    /// A step of these groups alone.
+    fn try_some(&mut self, groups: &[u64], trial: &mut Trial) -> std::result::Result<(), ()> {
+        match self.attempt(|group| groups.contains(&group)) {
+            Ok(report) => {
+                trial.done.prefill_tokens += report.prefill_tokens;
+                trial.done.decode_tokens += report.decode_tokens;
+                trial.done.sequences += report.sequences;
+                trial.done.paused = report.paused;
+                Ok(())
+            }
+            Err(error) => {
+                trial.fruitless += (trial.done.sequences == 0) as u32;
+                trial.error = error;
+                Err(())
+            }
+        }
     }
 
     /// Nothing is lost, and the next step tries again; but not for ever.
