@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::engine::{Engine, Fork, MemoryPlan, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Runner, Stats, Ticket};
+use pagedllm::engine::{Engine, Fork, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Runner, Stats, Ticket};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::kv::{BlockManager, Chain};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
@@ -42,29 +42,7 @@ impl Runner for Scripted {
 }
 
 fn info(vocab_size: usize, blocks: usize) -> ModelInfo {
-    let memory = MemoryPlan {
-        weight_bytes: 0,
-        kv_bytes: 0,
-        work_bytes: 0,
-        blocks,
-        block_size: 8,
-        block_bytes: 0,
-        kv_dtype: Dtype::F32,
-        max_model_len: 64,
-        full_sequences: blocks / 8,
-    };
-    ModelInfo {
-        architecture: "scripted",
-        vocab_size,
-        layers: 0,
-        max_positions: 64,
-        eos_token_ids: vec![EOS],
-        isa: None,
-        threads: 1,
-        memory,
-        window: None,
-        fingerprint: [0; 32],
-    }
+    common::model_info(vocab_size, blocks, 64, vec![EOS])
 }
 
 fn scripted(vocab: usize, script: impl FnMut(u32, u32, &mut [f32]) -> Result<()> + Send + 'static) -> Engine {

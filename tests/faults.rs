@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-use common::{TempDir, configs, write_random_model};
+use common::{TempDir, configs, model_info, write_random_model};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{Act, AttentionShape, Backend, Heads, KvShape, NormKind, RowSource};
 use pagedllm::batch::{Batch, BlockCopy};
-use pagedllm::engine::{Engine, MemoryPlan, ModelInfo, ModelRunner, Output, Prompt, Request};
+use pagedllm::engine::{Engine, ModelRunner, Output, Prompt, Request};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{BeamParams, Dtype, EngineOptions, SamplingParams};
@@ -163,29 +163,7 @@ fn engine(dir: &TempDir) -> (Engine, Arc<Faults>) {
     let backend = Faulty { cpu: CpuBackend::new(1, None).unwrap(), faults: faults.clone() };
     let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: BLOCKS, block_size: BLOCK, dtype: Dtype::F32 }).unwrap();
     let decoder = files.load(backend, BatchLimits { rows: 32, logits: 16 }, &mut |_, _| true).unwrap();
-    let memory = MemoryPlan {
-        weight_bytes: 0,
-        kv_bytes: 0,
-        work_bytes: 0,
-        blocks: BLOCKS,
-        block_size: BLOCK,
-        block_bytes: 0,
-        kv_dtype: Dtype::F32,
-        max_model_len: 128,
-        full_sequences: BLOCKS * BLOCK / 128,
-    };
-    let info = ModelInfo {
-        architecture: "llama",
-        vocab_size: files.spec.vocab_size,
-        layers: files.spec.layers.len(),
-        max_positions: 128,
-        eos_token_ids: vec![],
-        isa: None,
-        threads: 1,
-        memory,
-        window: None,
-        fingerprint: [0; 32],
-    };
+    let info = model_info(files.spec.vocab_size, BLOCKS, 128, vec![]);
     (Engine::with_runner(&options, info, None, Box::new(ModelRunner::new(decoder, kv))).unwrap(), faults)
 }
 

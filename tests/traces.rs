@@ -1,6 +1,8 @@
 //! Long random traces of what a host may do with an engine, beside a naive model of it: dense lists of tokens, every next token
 //! computed anew from all before it. The runner reads the past through the paged tables, so that a wrong one gives wrong tokens.
 
+mod common;
+
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,9 +11,9 @@ use std::time::Duration;
 use pagedllm::decode::{
     BeamScratch, BeamSearch, BeamStep, Context, Ended, Hypothesis, Memory, Rules, Sampler, log_softmax, logprob_and_top,
 };
-use pagedllm::engine::{Engine, Fork, MemoryPlan, ModelInfo, Output, Prompt, Request, Resume, Runner, Ticket};
+use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume, Runner, Ticket};
 use pagedllm::error::{Error, Result};
-use pagedllm::options::{BeamParams, Dtype, EngineOptions, OutputKind, SamplingParams};
+use pagedllm::options::{BeamParams, EngineOptions, OutputKind, SamplingParams};
 use pagedllm::sched::{FinishReason, StepPlan};
 
 const VOCAB: usize = 24;
@@ -230,29 +232,7 @@ impl Trace {
             queue_capacity: 100_000,
             ..EngineOptions::default()
         };
-        let memory = MemoryPlan {
-            weight_bytes: 0,
-            kv_bytes: 0,
-            work_bytes: 0,
-            blocks,
-            block_size: BLOCK,
-            block_bytes: 0,
-            kv_dtype: Dtype::F32,
-            max_model_len,
-            full_sequences: 1,
-        };
-        let info = ModelInfo {
-            architecture: "paged",
-            vocab_size: VOCAB,
-            layers: 0,
-            max_positions: max_model_len,
-            eos_token_ids: vec![EOS],
-            isa: None,
-            threads: 1,
-            memory,
-            window: None,
-            fingerprint: [0; 32],
-        };
+        let info = common::model_info(VOCAB, blocks, max_model_len, vec![EOS]);
         let failing = Arc::new(AtomicU32::new(0));
         let runner = Box::new(Paged { slots: vec![7; blocks * BLOCK], logits: Vec::new(), failing: failing.clone() });
         Trace {

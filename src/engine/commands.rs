@@ -82,19 +82,21 @@ impl Core {
                     Err(_) => self.shared.registry.pin_ended(id),
                 }
             }
-            Command::Unpin { id } => {
-                self.unpin(id);
-            }
+            Command::Unpin { id } => self.unpin(id),
         }
     }
 
     /// Whatever else it is, it is no pin from now on.
     pub(super) fn unpin(&mut self, id: u64) {
         if let Some(place) = self.pins.iter().position(|pin| pin.id == id) {
-            self.pins.swap_remove(place);
-            self.scheduler.remove(id);
-            self.shared.registry.pin_ended(id);
+            self.let_pin_go(place);
         }
+    }
+
+    fn let_pin_go(&mut self, place: usize) {
+        let Pin { id, .. } = self.pins.swap_remove(place);
+        self.scheduler.remove(id);
+        self.shared.registry.pin_ended(id);
     }
 
     fn add(&mut self, id: u64, work: Work) {
@@ -259,12 +261,9 @@ impl Core {
         let now = Instant::now();
         let mut next = 0;
         while let Some(pin) = self.pins.get(next) {
-            if pin.until.is_some_and(|until| until <= now) || self.scheduler.get(pin.id).is_err() {
-                self.scheduler.remove(pin.id);
-                self.shared.registry.pin_ended(pin.id);
-                self.pins.swap_remove(next);
-            } else {
-                next += 1;
+            match pin.until.is_some_and(|until| until <= now) || self.scheduler.get(pin.id).is_err() {
+                true => self.let_pin_go(next),
+                false => next += 1,
             }
         }
     }

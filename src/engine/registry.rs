@@ -155,21 +155,21 @@ impl State {
         known.outbox.check_open()?;
         known.outbox.check_room()?;
         let known = Known { idle: false, ..known };
-        let open = known.open();
-        self.open(&known)?;
+        let open = self.open(&known)?;
         self.sequences.insert(seq, known);
         Ok(Box::new(open))
     }
 
     /// The sequence runs from now on, and owes a last output.
-    fn open(&mut self, known: &Known) -> Result<()> {
+    fn open(&mut self, known: &Known) -> Result<Open> {
         self.live.try_reserve(1)?;
         let live = self.live.entry(known.request).or_default();
         live.open.try_reserve(1)?;
-        live.open.push(known.open());
+        let open = known.open();
+        live.open.push(open.clone());
         // An abort from before this does not reach it.
         live.aborting = false;
-        Ok(())
+        Ok(open)
     }
 }
 

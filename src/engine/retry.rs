@@ -61,33 +61,33 @@ impl Core {
     /// that does not come again is nobody's.
     fn try_apart(&mut self, groups: &[u64], trial: &mut Trial) {
         if let &[alone] = groups {
-            if self.try_some(groups, trial).is_err() {
+            if !self.try_some(groups, trial) {
                 trial.culprits.push((alone, trial.error.clone()));
             }
             return;
         }
         let (left, right) = groups.split_at(groups.len() / 2);
         for half in [left, right] {
-            if trial.fruitless < MOST_FRUITLESS && self.try_some(half, trial).is_err() {
+            if trial.fruitless < MOST_FRUITLESS && !self.try_some(half, trial) {
                 self.try_apart(half, trial);
             }
         }
     }
 
-    /// A step of these groups alone.
-    fn try_some(&mut self, groups: &[u64], trial: &mut Trial) -> std::result::Result<(), ()> {
+    /// A step of these groups alone. False: it failed.
+    fn try_some(&mut self, groups: &[u64], trial: &mut Trial) -> bool {
         match self.attempt(|group| groups.contains(&group)) {
             Ok(report) => {
                 trial.done.prefill_tokens += report.prefill_tokens;
                 trial.done.decode_tokens += report.decode_tokens;
                 trial.done.sequences += report.sequences;
                 trial.done.paused = report.paused;
-                Ok(())
+                true
             }
             Err(error) => {
                 trial.fruitless += (trial.done.sequences == 0) as u32;
                 trial.error = error;
-                Err(())
+                false
             }
         }
     }

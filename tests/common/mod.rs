@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use pagedllm::engine::{MemoryPlan, ModelInfo};
 use pagedllm::model::spec::{Layout, Linear, Norm};
 use pagedllm::model::{Config, family};
-use pagedllm::options::{BeamParams, EarlyStopping, SamplingParams};
+use pagedllm::options::{BeamParams, Dtype, EarlyStopping, SamplingParams};
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
@@ -17,6 +18,33 @@ pub fn goldens() -> PathBuf {
 
 pub fn bundled_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/model")
+}
+
+/// What an engine over a runner of the test's own is told of its model. Blocks have 8 slots.
+pub fn model_info(vocab_size: usize, blocks: usize, max_model_len: usize, eos_token_ids: Vec<u32>) -> ModelInfo {
+    let memory = MemoryPlan {
+        weight_bytes: 0,
+        kv_bytes: 0,
+        work_bytes: 0,
+        blocks,
+        block_size: 8,
+        block_bytes: 0,
+        kv_dtype: Dtype::F32,
+        max_model_len,
+        full_sequences: blocks * 8 / max_model_len,
+    };
+    ModelInfo {
+        architecture: "of the test",
+        vocab_size,
+        layers: 0,
+        max_positions: max_model_len,
+        eos_token_ids,
+        isa: None,
+        threads: 1,
+        memory,
+        window: None,
+        fingerprint: [0; 32],
+    }
 }
 
 /// A directory of its own, removed when the test is done.

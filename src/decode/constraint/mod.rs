@@ -163,7 +163,9 @@ impl Constraint {
     /// Where the grammar may end, the tokens that end a sequence are among them; where it must, they alone.
     pub fn mask(&mut self) -> Result<&[u32]> {
         self.check()?;
-        self.strayed.clone().map_or(Ok(()), |strayed| Err(strayed.why))?;
+        if let Some(strayed) = &self.strayed {
+            return Err(strayed.why.clone());
+        }
         if !self.fresh {
             self.try_twice(Constraint::compute)?;
             self.fresh = true;
@@ -226,7 +228,7 @@ impl Constraint {
     /// Whether the grammar allows the token here. Changes nothing.
     fn allows(&mut self, token: u32) -> Result<bool> {
         self.check()?;
-        if self.ended || !has(&self.shared.known, token) && !has(&self.shared.ends, token) {
+        if self.ended || !has(&self.shared.known, token) {
             return Ok(false);
         }
         if has(&self.shared.ends, token) {
@@ -241,9 +243,6 @@ impl Constraint {
     }
 
     fn consume(&mut self, token: u32) -> Result<()> {
-        if self.ended {
-            return Err(self.refused(token, "the sequence has ended"));
-        }
         if has(&self.shared.ends, token) && no_panic(|| self.parser.is_accepting()).map_err(broken)? {
             self.ended = true;
             return Ok(());
