@@ -1,6 +1,6 @@
 //! What the host has asked for since the last step, done before the next one.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use super::LogitsHook;
 use super::blob::{Blob, Header};
@@ -20,7 +20,7 @@ const MIXED: &str = "mixed";
 /// A prompt whose blocks stay until then.
 pub struct Pin {
     id: u64,
-    until: Option<Instant>,
+    until: Option<Duration>,
 }
 
 impl Core {
@@ -255,13 +255,9 @@ impl Core {
 
     /// Pins whose time has passed go, and those that had to give way are forgotten.
     fn let_pins_expire(&mut self) {
-        if self.pins.is_empty() {
-            return; // and nobody asks for the time
-        }
-        let now = Instant::now();
         let mut next = 0;
         while let Some(pin) = self.pins.get(next) {
-            match pin.until.is_some_and(|until| until <= now) || self.scheduler.get(pin.id).is_err() {
+            match pin.until.is_some_and(|until| until <= self.now) || self.scheduler.get(pin.id).is_err() {
                 true => self.let_pin_go(next),
                 false => next += 1,
             }

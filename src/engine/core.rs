@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::beams::{Beams, request_of_beam};
+use super::clock::Clock;
 use super::commands::Pin;
 use super::deciding::{Deciding, Decision, collect_masks};
 use super::endings::Contest;
@@ -61,6 +63,8 @@ pub struct Core {
     /// Whose readers are to be told at the end of the step.
     unannounced: Vec<Arc<Outbox>>,
     pub(super) counts: Stats,
+    /// When the step under way began: read once, so that all it decides by time can be decided again.
+    pub(super) now: Duration,
     pub(super) shared: Shared,
 }
 
@@ -71,6 +75,7 @@ pub struct Shared {
     pub registry: Arc<Registry>,
     /// As of the last step.
     pub stats: Arc<Mutex<Stats>>,
+    pub clock: Arc<dyn Clock>,
 }
 
 impl Core {
@@ -100,6 +105,7 @@ impl Core {
             trouble: None,
             unannounced: Vec::new(),
             counts: Stats::default(),
+            now: Duration::ZERO,
             shared,
         };
         core.choices.try_reserve(max_seqs)?;
@@ -115,6 +121,7 @@ impl Core {
         // With the core in hand: a thread that comes while another one fails must not step what is left.
         self.shared.registry.check()?;
         let _mode = StandardMode::enter();
+        self.now = self.shared.clock.now();
         let result = catch_unwind(AssertUnwindSafe(|| self.advance()));
         let result = result.unwrap_or_else(|panic| Err(self.fail(panic)));
         self.publish();

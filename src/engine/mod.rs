@@ -2,6 +2,7 @@
 
 mod beams;
 mod blob;
+mod clock;
 mod commands;
 mod core;
 mod deciding;
@@ -21,6 +22,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use self::core::{Core, Shared};
+pub use clock::{Clock, SystemClock};
 use driver::Driver;
 pub use memory::MemoryPlan;
 pub use outputs::{Logprobs, Output};
@@ -169,6 +171,17 @@ impl Engine {
 
     /// An engine over any runner: the real one, or one whose logits a test dictates.
     pub fn with_runner(options: &EngineOptions, info: ModelInfo, text: Option<Text>, runner: Box<dyn Runner>) -> Result<Engine> {
+        Engine::with_clock(options, info, text, runner, Arc::new(SystemClock::default()))
+    }
+
+    /// As `with_runner`; every decision that depends on the time depends on this clock.
+    pub fn with_clock(
+        options: &EngineOptions,
+        info: ModelInfo,
+        text: Option<Text>,
+        runner: Box<dyn Runner>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Engine> {
         let scheduler_options = SchedulerOptions {
             max_batch_tokens: options.max_batch_tokens,
             max_seqs: options.max_seqs,
@@ -177,7 +190,7 @@ impl Engine {
         };
         let blocks = BlockManager::new(info.memory.blocks, info.memory.block_size, options.prefix_cache)?;
         let scheduler = Scheduler::new(scheduler_options, blocks)?;
-        let shared = Shared { text: text.map(Arc::new), registry: Arc::default(), stats: Arc::default() };
+        let shared = Shared { text: text.map(Arc::new), registry: Arc::default(), stats: Arc::default(), clock };
         let layout = runner.layout();
         let core = Core::new(scheduler, runner, &info, options.max_seqs, shared.clone())?;
         let queue = Arc::new(Queue::new(shared.registry.new_outbox(options.queue_capacity, options.max_seqs)?, &shared.registry));

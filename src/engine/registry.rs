@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::time::Duration;
 
 use super::LogitsHook;
 use super::blob::Blob;
@@ -28,7 +28,7 @@ pub enum Command {
     GoOn { seq: u64, keep: bool, hook: Option<LogitsHook>, open: Box<Open> },
     Export { seq: u64, open: Box<Open> },
     Import { id: u64, turn: Box<Turn>, blob: Box<Blob> },
-    Pin { id: u64, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Instant> },
+    Pin { id: u64, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Duration> },
     Unpin { id: u64 },
 }
 
@@ -368,7 +368,7 @@ impl Registry {
         })
     }
 
-    pub fn pin(&self, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Instant>) -> Result<u64> {
+    pub fn pin(&self, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<u64> {
         self.command(|state| {
             state.pins.try_reserve(1)?;
             state.last_id += 1;

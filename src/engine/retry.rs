@@ -1,6 +1,6 @@
 //! A step that could not be computed is tried again, without those that may be to blame.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::StepReport;
 use super::beams::request_of_beam;
@@ -14,7 +14,7 @@ const TRIES: u32 = 3;
 
 /// Steps of which nothing could be computed, whoever was left out, since this one.
 pub struct Trouble {
-    since: Instant,
+    since: Duration,
     steps: u32,
 }
 
@@ -94,9 +94,9 @@ impl Core {
 
     /// Nothing is lost, and the next step tries again; but not for ever.
     fn bear(&mut self, error: &Error) {
-        let trouble = self.trouble.get_or_insert_with(|| Trouble { since: Instant::now(), steps: 0 });
+        let trouble = self.trouble.get_or_insert(Trouble { since: self.now, steps: 0 });
         trouble.steps += 1;
-        if trouble.steps < TRIES || trouble.since.elapsed() < PATIENCE {
+        if trouble.steps < TRIES || self.now.saturating_sub(trouble.since) < PATIENCE {
             return;
         }
         self.trouble = None;

@@ -1,7 +1,7 @@
 //! Sequences as values: what a host may do with one, at any time.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::blob::{Blob, Header};
 use super::queue::Queue;
@@ -202,7 +202,7 @@ impl Engine {
         }
         let tokens = self.prompt_tokens(prompt, add_special, None)?;
         self.max_len(tokens.len(), &SamplingParams::default())?;
-        let until = time.and_then(|time| Instant::now().checked_add(time));
+        let until = time.and_then(|time| self.shared.clock.now().checked_add(time));
         self.shared.registry.pin(tokens, priority, salt.to_vec(), until)
     }
 
