@@ -2,6 +2,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod arena; // a budget of KV bytes, for one engine or several
 pub mod backend;
 pub mod batch; // one forward pass as flat data
 pub mod decode; // from logits to a token

@@ -3,11 +3,13 @@
 mod sampling;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 pub use sampling::{Dry, Mirostat, OutputKind, SamplingParams};
 
+use crate::arena::Arena;
 use crate::error::{Error, Result};
 
 /// The instruction path of the CPU kernels. Bits are the same within one path, not across paths.
@@ -67,6 +69,8 @@ pub struct EngineOptions {
     pub device: String,
     /// Bytes of the KV pool. None: what `max_seqs` full sequences need, at most 1 GiB.
     pub kv_bytes: Option<u64>,
+    /// Take the KV pool's bytes from this budget, which other engines may share, instead of `kv_bytes`.
+    pub arena: Option<Arc<Arena>>,
     /// Tokens per KV block: 8, 16, 32, 64, 128 or 256.
     pub block_size: usize,
     /// How K and V are stored: f32 or bf16. None: f32 for models stored in f32, else bf16.
@@ -91,6 +95,9 @@ pub struct EngineOptions {
     pub queue_capacity: usize,
     /// Find again what was computed for the same tokens before.
     pub prefix_cache: bool,
+    /// Requests that may wait for their first step, and tokens they may have in all, before others are refused.
+    pub max_waiting_requests: Option<usize>,
+    pub max_waiting_tokens: Option<usize>,
 }
 
 impl Default for EngineOptions {
@@ -99,6 +106,7 @@ impl Default for EngineOptions {
             model_dir: PathBuf::new(),
             device: "cpu".into(),
             kv_bytes: None,
+            arena: None,
             block_size: 16,
             kv_dtype: None,
             max_model_len: None,
@@ -111,6 +119,8 @@ impl Default for EngineOptions {
             skip_tokenizer: false,
             queue_capacity: Self::DEFAULT_QUEUE_CAPACITY,
             prefix_cache: true,
+            max_waiting_requests: None,
+            max_waiting_tokens: None,
         }
     }
 }
@@ -135,6 +145,9 @@ impl EngineOptions {
         }
         if self.kv_dtype == Some(Dtype::F16) {
             return Err(Error::unsupported("kv_dtype is f16: the CPU backend stores K and V as f32 or bf16"));
+        }
+        if self.arena.is_some() && self.kv_bytes.is_some() {
+            return Err(Error::invalid("kv_bytes and an arena are both given: the arena's bytes are the pool's, so leave kv_bytes out"));
         }
         within("max_batch_tokens", self.max_batch_tokens, Self::MAX_BATCH_TOKENS)?;
         within("max_seqs", self.max_seqs, Self::MAX_SEQS)?;

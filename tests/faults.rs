@@ -124,6 +124,10 @@ impl Backend for Faulty {
         self.cpu.read(buf, len)
     }
 
+    fn discard_blocks(&self, from: usize, layer: &mut Kv) {
+        self.cpu.discard_blocks(from, layer);
+    }
+
     fn read_blocks(&self, blocks: &[u32], layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
         self.cpu.read_blocks(blocks, layer, out)
     }

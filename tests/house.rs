@@ -12,12 +12,13 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("decode", &[]),
     ("text", &[]),
     ("backend", &[]),
+    ("arena", &[]),
     ("batch", &[]),
     ("error", &[]),
     ("options", &[]),
     ("sys", &[]),
 ];
-const LEAVES: &[&str] = &["error", "options", "batch", "sys"];
+const LEAVES: &[&str] = &["arena", "error", "options", "batch", "sys"];
 const UNSAFE_ROOMS: &[&str] = &["ffi", "backend", "sys"];
 const LONGEST_FUNCTION: usize = 60;
 

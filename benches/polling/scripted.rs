@@ -68,6 +68,7 @@ pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
         block_bytes: 0,
         kv_dtype: Dtype::F32,
         max_model_len: MAX_LEN,
+        most_blocks: blocks,
         full_sequences: MAX_SEQS,
     };
     let info = ModelInfo {

@@ -102,6 +102,8 @@ pub trait Backend: Send + Sync {
 
     /// Copies whole blocks in every layer. No block is both read and written.
     fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Self::Kv]);
+    /// Gives the memory of all blocks from this one on back, as far as that is possible. What they held is lost.
+    fn discard_blocks(&self, from: usize, layer: &mut Self::Kv);
     /// Appends the bytes of these blocks, as they are stored, to `out`.
     fn read_blocks(&self, blocks: &[u32], layer: &Self::Kv, out: &mut Vec<u8>) -> Result<()>;
     /// Takes them back, from the beginning of `bytes`, and returns the rest.

@@ -20,7 +20,7 @@ const MIXED: &str = "mixed";
 /// A prompt whose blocks stay until then.
 pub struct Pin {
     id: u64,
-    until: Option<Duration>,
+    pub(super) until: Option<Duration>,
 }
 
 impl Core {
@@ -48,8 +48,8 @@ impl Core {
                 let result = self.rewind(seq, len);
                 self.changed(seq, result);
             }
-            Command::GoOn { seq, keep, hook, open } => {
-                if let Err(error) = self.go_on(seq, keep, hook, &open) {
+            Command::GoOn { seq, keep, hook, deadline, open } => {
+                if let Err(error) = self.go_on(seq, keep, hook, deadline, &open) {
                     let last = self.streams.get(&seq).map_or(open.last, Stream::output);
                     self.end(&open.outbox, last.failed(error));
                 }
@@ -65,7 +65,7 @@ impl Core {
             }
             Command::Export { seq, open } => {
                 // The sequence goes on, whatever came of it.
-                let Open { outbox, last } = *open;
+                let Open { outbox, last, .. } = *open;
                 let output = self.export(seq).unwrap_or_else(|error| Output { error: Some(error), ..last });
                 self.push(&outbox, output);
             }
@@ -100,7 +100,7 @@ impl Core {
     }
 
     fn add(&mut self, id: u64, work: Work) {
-        let Work { prompt, max_len, branching, keep, root, mut stream, beams, wanted } = work;
+        let Work { prompt, max_len, branching, keep, root, mut stream, beams, wanted, .. } = work;
         let prompt_logits = stream.rules.params.prompt_logprobs.is_some();
         let echoed = stream.rules.params.echo.then(|| stream.echo(&prompt, self.shared.text.as_deref())).transpose();
         let begun = echoed.and_then(|echoed| {
@@ -108,6 +108,7 @@ impl Core {
                 beams.begin(&stream.rules, &prompt)?;
                 self.beams.insert(id, *beams);
             }
+            self.watch(id, stream.deadline)?;
             self.scheduler.add(Arrival { id, prompt, max_len, branching, keep, prompt_logits, root })?;
             Ok(echoed.flatten())
         });
@@ -154,6 +155,7 @@ impl Core {
     fn try_fork(&mut self, parent: u64, len: Option<usize>, child: u64, idle: bool) -> Result<Stream> {
         let gone = || Error::not_found(format!("sequence {parent} has ended before it could fork, and was not kept"));
         let mut stream = self.streams.get(&parent).ok_or_else(gone)?.fork()?;
+        self.watch(child, stream.deadline)?;
         self.scheduler.fork(parent, len, child, idle)?;
         let tokens = &self.scheduler.get(child)?.tokens;
         if tokens.len() < self.scheduler.get(parent)?.tokens.len() {
@@ -180,18 +182,23 @@ impl Core {
         let tokens = &self.scheduler.get(seq)?.tokens;
         let most = turn.rules.params.max_tokens.unwrap_or(self.longest);
         let (max_len, keep) = (tokens.len().saturating_add(most).min(self.longest), turn.keep);
+        let (request, deadline) = (stream.request, turn.deadline);
         stream.resume(turn, tokens)?;
+        self.watch(request, deadline)?;
         self.scheduler.resume(seq, max_len, keep)
     }
 
     /// As if it had never been idle.
-    fn go_on(&mut self, seq: u64, keep: bool, hook: Option<LogitsHook>, open: &Open) -> Result<()> {
+    fn go_on(&mut self, seq: u64, keep: bool, hook: Option<LogitsHook>, deadline: Option<Duration>, open: &Open) -> Result<()> {
         let stream = self.streams.get_mut(&seq).ok_or_else(|| gone(seq))?;
+        stream.deadline = deadline;
         stream.hook = hook.or(stream.hook.take());
         (stream.outbox, stream.user_data) = (open.outbox.clone(), open.last.user_data);
         if stream.rules.params.grammar.is_some() && stream.constraint.is_none() {
             return Err(Error::invalid("a defect has lost the sequence's grammar: resume it with parameters"));
         }
+        let request = stream.request;
+        self.watch(request, deadline)?;
         let max_len = self.scheduler.get(seq)?.max_len;
         self.scheduler.resume(seq, max_len, keep)
     }

@@ -2,14 +2,16 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::beams::{Beams, request_of_beam};
 use super::clock::Clock;
 use super::commands::Pin;
+use super::deadlines::Deadlines;
 use super::deciding::{Deciding, Decision, collect_masks};
 use super::endings::Contest;
+use super::forecast::{Lengths, Load, Outlook, Pace, Pending};
 use super::outputs::{Logprobs, Output};
 use super::queue::Outbox;
 use super::registry::{Command, Registry};
@@ -18,9 +20,11 @@ use super::retry::Trouble;
 use super::runner::Runner;
 use super::stream::Stream;
 use super::{Stats, StepReport};
+use crate::arena::Lease;
+use crate::batch::BlockCopy;
 use crate::decode::{Masker, Sampler};
 use crate::error::{Error, Result};
-use crate::sched::{Choice, Event, FinishReason, Scheduler, StepPlan};
+use crate::sched::{Choice, Event, FinishReason, Scheduler, Sequence, StepPlan};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
 
@@ -28,6 +32,9 @@ use crate::text::Text;
 pub struct Core {
     pub(super) scheduler: Scheduler,
     pub(super) runner: Box<dyn Runner>,
+    /// The engine's part of its arena, and the moves of blocks when that becomes smaller.
+    pub(super) lease: Arc<Lease>,
+    pub(super) moves: Vec<BlockCopy>,
     vocab_size: usize,
     /// What chains of blocks begin with.
     pub(super) model: [u8; 32],
@@ -41,6 +48,7 @@ pub struct Core {
     /// Requests that draw more samples than they return.
     pub(super) contests: HashMap<u64, Contest>,
     pub(super) pins: Vec<Pin>,
+    pub(super) deadlines: Deadlines,
     sampler: Sampler,
     /// Started by the first request with a grammar.
     masker: Option<Masker>,
@@ -63,6 +71,8 @@ pub struct Core {
     /// Whose readers are to be told at the end of the step.
     unannounced: Vec<Arc<Outbox>>,
     pub(super) counts: Stats,
+    pace: Pace,
+    pub(super) lengths: Lengths,
     /// When the step under way began: read once, so that all it decides by time can be decided again.
     pub(super) now: Duration,
     pub(super) shared: Shared,
@@ -75,14 +85,30 @@ pub struct Shared {
     pub registry: Arc<Registry>,
     /// As of the last step.
     pub stats: Arc<Mutex<Stats>>,
+    pub outlook: Arc<Mutex<Outlook>>,
     pub clock: Arc<dyn Clock>,
 }
 
+impl Shared {
+    pub fn outlook(&self) -> MutexGuard<'_, Outlook> {
+        self.outlook.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Core {
-    pub fn new(scheduler: Scheduler, runner: Box<dyn Runner>, info: &super::ModelInfo, max_seqs: usize, shared: Shared) -> Result<Core> {
+    pub fn new(
+        scheduler: Scheduler,
+        runner: Box<dyn Runner>,
+        lease: Arc<Lease>,
+        info: &super::ModelInfo,
+        max_seqs: usize,
+        shared: Shared,
+    ) -> Result<Core> {
         let mut core = Core {
             scheduler,
             runner,
+            lease,
+            moves: Vec::new(),
             vocab_size: info.vocab_size,
             model: info.fingerprint,
             isa: info.isa_name(),
@@ -91,6 +117,7 @@ impl Core {
             beams: BTreeMap::new(),
             contests: HashMap::new(),
             pins: Vec::new(),
+            deadlines: Deadlines::default(),
             sampler: Sampler::new(info.vocab_size)?,
             masker: None,
             lost: Vec::new(),
@@ -105,6 +132,8 @@ impl Core {
             trouble: None,
             unannounced: Vec::new(),
             counts: Stats::default(),
+            pace: Pace::default(),
+            lengths: Lengths::default(),
             now: Duration::ZERO,
             shared,
         };
@@ -112,6 +141,7 @@ impl Core {
         core.decisions.try_reserve(max_seqs)?;
         core.events.try_reserve(3 * max_seqs)?;
         core.suspects.try_reserve(max_seqs)?;
+        core.govern();
         core.publish();
         Ok(core)
     }
@@ -135,6 +165,8 @@ impl Core {
         let Some(plan) = self.scheduler.schedule(ready) else {
             return Ok(StepReport { paused: self.scheduler.paused() as u64, ..StepReport::default() });
         };
+        let (load, began) = (Load::of(&plan), self.shared.clock.now());
+        self.shared.outlook().step = Some((load, began));
         if let Err(error) = self.run(&plan) {
             self.suspects.clear();
             self.suspects.extend(plan.parts.iter().map(|part| self.scheduler.members(part.seq)[0]));
@@ -144,8 +176,19 @@ impl Core {
             return Err(error);
         }
         let report = self.report(&plan);
+        self.begin(&plan);
         self.commit(plan);
+        self.pace.observe(load, self.shared.clock.now().saturating_sub(began));
         Ok(report)
+    }
+
+    /// Turns of which a step has computed some wait no more.
+    fn begin(&self, plan: &StepPlan) {
+        for part in plan.parts.iter().filter(|part| part.begins) {
+            if let Some(stream) = stream_of(&self.streams, &self.beams, part.seq) {
+                self.shared.registry.begun(stream.request, stream.sequence);
+            }
+        }
     }
 
     /// Computes the plan and decides on tokens. Changes no lengths.
@@ -269,7 +312,10 @@ impl Core {
         let outbox = stream.outbox.clone();
         match output.finish {
             None => self.push(&outbox, output),
-            Some(_) => {
+            Some(finish) => {
+                if matches!(finish, FinishReason::Stop | FinishReason::Length) {
+                    self.lengths.observe(stream.generated, stream.rules.params.max_tokens);
+                }
                 self.let_go(choice.child);
                 self.finish(&outbox, output);
             }
@@ -294,10 +340,27 @@ impl Core {
     /// Lets the other threads see where the engine stands now.
     pub(super) fn publish(&mut self) {
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.stats();
+        self.look_ahead(&mut self.shared.outlook());
         self.unannounced.drain(..).for_each(|outbox| outbox.announce());
         if let Err(error) = self.shared.registry.check() {
             self.shared.registry.close_queues(&error);
         }
+    }
+
+    fn look_ahead(&self, outlook: &mut Outlook) {
+        let pending = |sequence: &Sequence| {
+            let max_tokens = stream_of(&self.streams, &self.beams, sequence.id).and_then(|stream| stream.rules.params.max_tokens);
+            let room = sequence.max_len.saturating_sub(sequence.tokens.len());
+            let output = self.lengths.expect(max_tokens, room + sequence.generated).saturating_sub(sequence.generated).max(1);
+            let prefill = if sequence.pending() > 1 { sequence.pending() } else { 0 };
+            Pending { prefill, computed: sequence.computed, output }
+        };
+        outlook.running.clear();
+        outlook.running.extend(self.scheduler.running_sequences().map(pending));
+        outlook.preempted.clear();
+        outlook.preempted.extend(self.scheduler.preempted_sequences().map(pending));
+        (outlook.places, outlook.spare_blocks) = self.scheduler.spare();
+        (outlook.pace, outlook.lengths, outlook.step) = (self.pace, self.lengths, None);
     }
 
     fn report(&mut self, plan: &StepPlan) -> StepReport {

@@ -74,7 +74,7 @@ impl Drop for Driver {
 fn drive(core: &mut Core, wakeup: &Wakeup, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         match core.step() {
-            Ok(report) if report.sequences == 0 => wakeup.wait(None),
+            Ok(report) if report.sequences == 0 => wakeup.wait(core.rest_at_most()),
             Ok(_) => {}
             Err(_) if core.has_failed() => return, // every request has ended and every queue says why
             Err(_) => {

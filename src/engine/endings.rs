@@ -7,6 +7,7 @@ use super::Stats;
 use super::core::Core;
 use super::outputs::{Logprobs, Output};
 use super::queue::Outbox;
+use super::stream::Stream;
 use crate::error::Error;
 use crate::sched::FinishReason;
 use crate::sys::quiet;
@@ -103,6 +104,21 @@ impl Core {
 
     /// Ends all of a request's sequences that run.
     pub(super) fn end_request(&mut self, request: u64, finish: FinishReason, complete: impl Fn(Output) -> Output) {
+        self.end_those(request, |_| true, finish, complete);
+    }
+
+    /// Ends those of a request's sequences that run and that `which` names.
+    pub(super) fn end_those(
+        &mut self,
+        request: u64,
+        which: impl Fn(&Stream) -> bool,
+        finish: FinishReason,
+        complete: impl Fn(Output) -> Output,
+    ) {
+        let named = |stream: &&Stream| stream.request == request && which(stream);
+        if self.beams.contains_key(&request) && self.streams.get(&request).is_none_or(|stream| !which(stream)) {
+            return;
+        }
         if let Some(beams) = self.beams.remove(&request) {
             (request..request + beams.width() as u64).for_each(|seq| drop(self.scheduler.remove(seq)));
             if let Some(mut stream) = self.streams.remove(&request) {
@@ -111,8 +127,7 @@ impl Core {
             }
             return;
         }
-        let mut sequences: Vec<u64> =
-            self.streams.values().filter(|stream| stream.request == request).map(|stream| stream.sequence).collect();
+        let mut sequences: Vec<u64> = self.streams.values().filter(named).map(|stream| stream.sequence).collect();
         sequences.sort_unstable();
         sequences.into_iter().for_each(|seq| self.end_sequence(seq, finish, &complete));
     }
@@ -168,6 +183,7 @@ impl Stats {
             Some(FinishReason::Length) => self.finished_length += 1,
             Some(FinishReason::Abort) => self.finished_abort += 1,
             Some(FinishReason::Error) => self.finished_error += 1,
+            Some(FinishReason::Deadline) => self.finished_deadline += 1,
             None => {}
         }
     }

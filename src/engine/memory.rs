@@ -13,6 +13,8 @@ pub struct MemoryPlan {
     /// Activations, logits and the kernels' working memory; not the small tables of sampler, scheduler and tokenizer.
     pub work_bytes: u64,
     pub blocks: usize,
+    /// What the pool can grow to.
+    pub most_blocks: usize,
     pub block_size: usize,
     /// Bytes of one block across all layers.
     pub block_bytes: u64,
@@ -29,13 +31,14 @@ impl MemoryPlan {
         let block_size = options.block_size;
         let block_bytes = KvPool { blocks: 1, block_size, dtype: kv_dtype }.block_bytes(backend, &files.spec);
         let longest = longest(options, files.spec.max_positions)?;
-        let blocks = blocks(options, longest, block_bytes);
+        let (blocks, most_blocks) = blocks(options, longest, block_bytes);
         let max_model_len = fit(options, longest, blocks, block_bytes)?;
         Ok(MemoryPlan {
             weight_bytes,
             kv_bytes: blocks as u64 * block_bytes,
             work_bytes: work_bytes(backend, &files.spec, limits(options), options.thread_count()),
             blocks,
+            most_blocks,
             block_size,
             block_bytes,
             kv_dtype,
@@ -61,11 +64,14 @@ fn longest(options: &EngineOptions, max_positions: usize) -> Result<usize> {
     }
 }
 
-fn blocks(options: &EngineOptions, longest: usize, block_bytes: u64) -> usize {
+/// The blocks that there are, and the most that there can be.
+fn blocks(options: &EngineOptions, longest: usize, block_bytes: u64) -> (usize, usize) {
     let all = (blocks_for(longest, options.block_size) * options.max_seqs) as u64;
-    let budget = options.kv_bytes.unwrap_or(EngineOptions::DEFAULT_KV_BYTES.min(all.saturating_mul(block_bytes)));
+    let own = options.kv_bytes.unwrap_or(EngineOptions::DEFAULT_KV_BYTES.min(all.saturating_mul(block_bytes)));
+    let (now, most) = options.arena.as_ref().map_or((own, own), |arena| arena.room());
     // A slot's number must fit 32 bits.
-    (budget / block_bytes).min(u32::MAX as u64 / options.block_size as u64) as usize
+    let blocks = |bytes: u64| (bytes / block_bytes).min(u32::MAX as u64 / options.block_size as u64) as usize;
+    (blocks(now), blocks(most))
 }
 
 /// A sequence of the longest length must fit the pool alone: then none can starve.

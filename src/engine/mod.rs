@@ -1,13 +1,17 @@
 //! The engine: commands in, steps, outputs out. Any thread may add, abort and poll; one at a time steps.
 
+mod admission;
 mod beams;
 mod blob;
 mod clock;
 mod commands;
 mod core;
+mod deadlines;
 mod deciding;
 mod driver;
 mod endings;
+mod forecast;
+mod governor;
 mod memory;
 mod outputs;
 mod queue;
@@ -17,26 +21,32 @@ mod retry;
 mod runner;
 mod sequences;
 mod stream;
+mod waiting;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use self::core::{Core, Shared};
+pub use admission::Admission;
 pub use clock::{Clock, SystemClock};
 use driver::Driver;
+use forecast::Capacity;
 pub use memory::MemoryPlan;
 pub use outputs::{Logprobs, Output};
 pub use queue::Queue;
+use registry::Registry;
 pub use request::{Prompt, Request};
 pub use runner::{ModelRunner, Runner, Ticket};
 pub use sequences::{Fork, GoOn, Hook as LogitsHook, Resume, SequenceInfo};
+use waiting::QueueLimits;
 
 use once_cell::sync::OnceCell;
 
+use crate::arena::{Arena, Lease};
 use crate::backend::cpu::CpuBackend;
 use crate::decode::{Grammars, Vocabulary};
 use crate::error::{Error, Result};
-use crate::kv::BlockManager;
+use crate::kv::{BlockManager, blocks_for};
 use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles};
 use crate::options::{EngineOptions, Isa};
 use crate::sched::{Scheduler, SchedulerOptions};
@@ -110,18 +120,22 @@ pub struct Stats {
     pub finished_length: u64,
     pub finished_abort: u64,
     pub finished_error: u64,
+    pub finished_deadline: u64,
+    /// Requests that were refused because too much waited, or too many outputs were unread.
+    pub admission_rejections: u64,
 }
 
 pub struct Engine {
     info: ModelInfo,
     eos: Arc<[u32]>,
     seed: u64,
-    max_seqs: usize,
+    capacity: Capacity,
     keeps_prefixes: bool,
     /// How the runner stores K and V.
     layout: String,
     shared: Shared,
     core: Arc<Mutex<Core>>,
+    lease: Arc<Lease>,
     driver: Mutex<Option<Driver>>,
     queue: Arc<Queue>,
     /// Made when the first request needs one.
@@ -163,7 +177,7 @@ impl Engine {
             window: files.spec.window(),
             fingerprint: files.fingerprint()?,
         };
-        let pool = KvPool { blocks: memory.blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
+        let pool = KvPool { blocks: memory.most_blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
         let kv = KvCache::new(&backend, &files.spec, pool)?;
         let decoder = files.load(backend, memory::limits(options), progress)?;
         Engine::with_runner(options, info, text, Box::new(ModelRunner::new(decoder, kv)))
@@ -188,21 +202,35 @@ impl Engine {
             prefill_chunk: options.prefill_chunk.unwrap_or(options.max_batch_tokens),
             window: info.window,
         };
-        let blocks = BlockManager::new(info.memory.blocks, info.memory.block_size, options.prefix_cache)?;
+        let MemoryPlan { blocks, most_blocks, block_size, block_bytes, max_model_len, .. } = info.memory;
+        let block_bytes = block_bytes.max(1);
+        let own = || Arena::new(blocks as u64 * block_bytes, most_blocks as u64 * block_bytes);
+        let lease = Arc::new(options.arena.clone().map_or_else(own, Ok)?.join(block_bytes, blocks_for(max_model_len, block_size) as u64)?);
+        let blocks = BlockManager::new(most_blocks, block_size, options.prefix_cache)?;
         let scheduler = Scheduler::new(scheduler_options, blocks)?;
-        let shared = Shared { text: text.map(Arc::new), registry: Arc::default(), stats: Arc::default(), clock };
+        let shared = Shared {
+            text: text.map(Arc::new),
+            registry: Arc::new(Registry::new(QueueLimits::of(options))),
+            stats: Arc::default(),
+            outlook: Arc::default(),
+            clock,
+        };
         let layout = runner.layout();
-        let core = Core::new(scheduler, runner, &info, options.max_seqs, shared.clone())?;
+        let SchedulerOptions { max_seqs: seqs, max_batch_tokens: rows, prefill_chunk: chunk, .. } = scheduler_options;
+        let capacity = Capacity { seqs, rows, chunk, block_size: info.memory.block_size };
+        let core = Arc::new(Mutex::new(Core::new(scheduler, runner, lease.clone(), &info, options.max_seqs, shared.clone())?));
+        lease.on_call(governor::on_call(&core, &shared.registry.wakeup));
         let queue = Arc::new(Queue::new(shared.registry.new_outbox(options.queue_capacity, options.max_seqs)?, &shared.registry));
         Ok(Engine {
             eos: info.eos_token_ids.as_slice().into(),
             info,
             seed: options.seed,
-            max_seqs: options.max_seqs,
+            capacity,
             keeps_prefixes: options.prefix_cache,
             layout,
             shared,
-            core: Arc::new(Mutex::new(core)),
+            core,
+            lease,
             driver: Mutex::new(None),
             queue,
             grammars: OnceCell::new(),
@@ -224,7 +252,12 @@ impl Engine {
         if capacity == 0 {
             return Err(Error::invalid("the queue's capacity is 0: nothing could ever be written to it"));
         }
-        Ok(Queue::new(self.shared.registry.new_outbox(capacity, self.max_seqs)?, &self.shared.registry))
+        Ok(Queue::new(self.shared.registry.new_outbox(capacity, self.capacity.seqs)?, &self.shared.registry))
+    }
+
+    /// The budget of its KV pool: its own, or the one that it was made with.
+    pub fn arena(&self) -> &Arc<Arena> {
+        self.lease.arena()
     }
 
     pub fn text(&self) -> Result<&Text> {
@@ -245,7 +278,8 @@ impl Engine {
     }
 
     pub fn stats(&self) -> Stats {
-        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
+        let stats = *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        Stats { admission_rejections: self.shared.registry.rejections(), ..stats }
     }
 
     /// Ok unless an earlier call met a defect.

@@ -13,6 +13,8 @@ use super::queue::{Outbox, Queue};
 use super::request::Work;
 use super::sequences::GoOn;
 use super::stream::Turn;
+use super::waiting::{QueueLimits, Waiting};
+use crate::arena::Promise;
 use crate::error::{Error, Result};
 
 /// What the next step will do first.
@@ -25,7 +27,7 @@ pub enum Command {
     Rewind { seq: u64, len: usize },
     Resume { seq: u64, turn: Box<Turn>, open: Box<Open> },
     Free { seq: u64 },
-    GoOn { seq: u64, keep: bool, hook: Option<LogitsHook>, open: Box<Open> },
+    GoOn { seq: u64, keep: bool, hook: Option<LogitsHook>, deadline: Option<Duration>, open: Box<Open> },
     Export { seq: u64, open: Box<Open> },
     Import { id: u64, turn: Box<Turn>, blob: Box<Blob> },
     Pin { id: u64, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Duration> },
@@ -41,8 +43,8 @@ pub struct Child {
     pub outbox: Arc<Outbox>,
 }
 
-#[derive(Default)]
 pub struct Registry {
+    limits: QueueLimits,
     state: Mutex<State>,
     /// Wakes the driver: there are commands.
     pub wakeup: Arc<Wakeup>,
@@ -56,6 +58,9 @@ struct State {
     /// Pins, by id.
     pins: Vec<u64>,
     inbox: VecDeque<Command>,
+    waiting: Waiting,
+    /// Requests that were refused for lack of room in a queue.
+    rejections: u64,
     /// All that have a reader.
     outboxes: Vec<Weak<Outbox>>,
     failure: Option<Error>,
@@ -66,6 +71,8 @@ struct State {
 struct Live {
     open: Vec<Open>,
     aborting: bool,
+    /// Kept as long as it lives: that there is room for its sequences.
+    _promise: Option<Promise>,
 }
 
 /// One of its sequences whose last output is still to come.
@@ -75,6 +82,8 @@ pub struct Open {
     pub outbox: Arc<Outbox>,
     /// What it says if the sequence ends before it has begun.
     pub last: Output,
+    /// The tokens for which it waits; 0 once a step has computed some of them, and for those that begin with another.
+    waits: usize,
 }
 
 impl Command {
@@ -100,6 +109,8 @@ pub struct Known {
     pub beam: bool,
     /// Its K and V come from another instruction path: its bits are not those of this one.
     pub inexact: bool,
+    /// Tokens that were appended while it was idle.
+    pub fresh: usize,
     pub outbox: Arc<Outbox>,
     pub user_data: u64,
 }
@@ -108,13 +119,20 @@ impl Known {
     fn open(&self) -> Open {
         let (request, index, user_data) = (self.request, self.index, self.user_data);
         let last = Output { request, sequence: request, user_data, prompt_tokens: self.len as u64, ..Output::default() };
-        Open { outbox: self.outbox.clone(), last: last.of(index) }
+        Open { outbox: self.outbox.clone(), last: last.of(index), waits: self.fresh.max(1) }
     }
 }
 
 impl State {
     fn check(&self) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// Whether so much more may wait, of which the outputs go to `outbox`. A refusal is counted.
+    fn check_room(&mut self, limits: QueueLimits, outbox: &Outbox, requests: usize, tokens: usize) -> Result<()> {
+        let result = outbox.check_room().and_then(|()| self.waiting.check(limits, requests, tokens));
+        self.rejections += result.is_err() as u64;
+        result
     }
 
     fn abort(&mut self, request: u64) -> Result<()> {
@@ -151,11 +169,11 @@ impl State {
         }
     }
 
-    fn awake(&mut self, seq: u64, known: Known) -> Result<Box<Open>> {
+    fn awake(&mut self, limits: QueueLimits, seq: u64, known: Known) -> Result<Box<Open>> {
         known.outbox.check_open()?;
-        known.outbox.check_room()?;
-        let known = Known { idle: false, ..known };
+        self.check_room(limits, &known.outbox, 1, known.fresh.max(1))?;
         let open = self.open(&known)?;
+        let known = Known { idle: false, fresh: 0, ..known };
         self.sequences.insert(seq, known);
         Ok(Box::new(open))
     }
@@ -166,6 +184,7 @@ impl State {
         let live = self.live.entry(known.request).or_default();
         live.open.try_reserve(1)?;
         let open = known.open();
+        self.waiting.enter(open.waits);
         live.open.push(open.clone());
         // An abort from before this does not reach it.
         live.aborting = false;
@@ -174,6 +193,10 @@ impl State {
 }
 
 impl Registry {
+    pub fn new(limits: QueueLimits) -> Registry {
+        Registry { limits, state: Mutex::default(), wakeup: Arc::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // The state is whole between any two statements below.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -211,15 +234,19 @@ impl Registry {
             state.live.try_reserve(1)?;
             state.sequences.try_reserve(1)?;
             let id = state.last_id + 1;
-            let work = Box::new(work(id)?);
+            let mut work = Box::new(work(id)?);
+            let promise = work.promise.take();
             let stream = &work.stream;
-            stream.outbox.check_room()?;
+            let tokens = work.prompt.len();
+            state.check_room(self.limits, &stream.outbox, 1, tokens)?;
             let mut open = Vec::new();
             open.try_reserve_exact(work.wanted)?;
-            let last = |index| Open { outbox: stream.outbox.clone(), last: stream.output().of(index) };
+            let waits = |index| if index == 0 { tokens } else { 0 };
+            let last = |index| Open { outbox: stream.outbox.clone(), last: stream.output().of(index), waits: waits(index) };
             open.extend((0..work.wanted as u32).map(last));
+            state.waiting.enter(tokens);
             state.last_id += work.branching.width() as u64;
-            state.live.insert(id, Live { open, aborting: false });
+            state.live.insert(id, Live { open, aborting: false, _promise: promise });
             state.sequences.insert(id, Known { beam: work.beams.is_some(), ..stream.known(work.prompt.len()) });
             state.inbox.push_back(Command::Add { id, work });
             Ok(id)
@@ -241,6 +268,7 @@ impl Registry {
     ) -> Result<Vec<u64>> {
         self.command(|state| {
             let known = state.sequence(parent)?.clone();
+            let idle = idle || known.idle;
             let at = len.unwrap_or(known.len);
             if at == 0 || at > known.len {
                 return Err(Error::invalid(format!("sequence {parent} has {} tokens: it cannot fork at {at}", known.len)));
@@ -253,18 +281,23 @@ impl Registry {
             for i in 0..n {
                 let id = state.last_id + 1 + i as u64;
                 let child = child(i, id, &known)?;
-                child.outbox.check_room()?;
+                match idle {
+                    true => child.outbox.check_room()?,
+                    false => state.check_room(self.limits, &child.outbox, n - i, n - i)?,
+                }
                 ids.push(id);
                 children.push(child);
             }
             state.last_id += n as u64;
-            let idle = idle || known.idle;
             for child in &children {
                 let (outbox, user_data) = (child.outbox.clone(), child.user_data);
-                let made = Known { request: child.id, index: 0, len: at, idle, beam: false, inexact: known.inexact, outbox, user_data };
+                let made = Known { request: child.id, index: 0, len: at, idle, beam: false, fresh: 0, outbox, user_data, ..known };
                 if !idle && let Err(error) = state.open(&made) {
                     // All or none.
-                    ids.iter().for_each(|id| drop((state.live.remove(id), state.sequences.remove(id))));
+                    for id in &ids {
+                        state.live.remove(id).into_iter().flat_map(|live| live.open).for_each(|open| state.waiting.leave(open.waits));
+                        state.sequences.remove(id);
+                    }
                     return Err(error);
                 }
                 state.sequences.insert(child.id, made);
@@ -287,6 +320,7 @@ impl Registry {
                 )));
             }
             known.len += tokens.len();
+            known.fresh += if known.idle { tokens.len() } else { 0 };
             state.inbox.push_back(Command::Append { seq, tokens });
             Ok(())
         })
@@ -301,6 +335,7 @@ impl Registry {
                     known.len, known.len
                 )));
             }
+            known.fresh = known.fresh.saturating_sub(known.len - len);
             known.len = len;
             state.inbox.push_back(Command::Rewind { seq, len });
             Ok(())
@@ -311,19 +346,19 @@ impl Registry {
         self.command(|state| {
             let known = state.idle(seq)?;
             let turn = Box::new(turn(&known)?);
-            let open = state.awake(seq, Known { outbox: turn.outbox.clone(), user_data: turn.user_data, ..known })?;
+            let open = state.awake(self.limits, seq, Known { outbox: turn.outbox.clone(), user_data: turn.user_data, ..known })?;
             state.inbox.push_back(Command::Resume { seq, turn, open });
             Ok(())
         })
     }
 
-    pub fn go_on(&self, seq: u64, how: GoOn) -> Result<()> {
-        let GoOn { keep, queue, user_data, hook } = how;
+    pub fn go_on(&self, seq: u64, how: GoOn, deadline: Option<Duration>) -> Result<()> {
+        let GoOn { keep, queue, user_data, hook, .. } = how;
         self.command(|state| {
             let known = state.idle(seq)?;
             let (outbox, user_data) = (queue.map_or(&known.outbox, Queue::outbox).clone(), user_data.unwrap_or(known.user_data));
-            let open = state.awake(seq, Known { outbox, user_data, ..known })?;
-            state.inbox.push_back(Command::GoOn { seq, keep, hook, open });
+            let open = state.awake(self.limits, seq, Known { outbox, user_data, ..known })?;
+            state.inbox.push_back(Command::GoOn { seq, keep, hook, deadline, open });
             Ok(())
         })
     }
@@ -362,7 +397,7 @@ impl Registry {
             state.last_id += 1;
             let id = state.last_id;
             let (outbox, user_data, len) = (turn.outbox.clone(), turn.user_data, blob.header.tokens.len());
-            state.sequences.insert(id, Known { request: id, index: 0, len, idle: true, beam: false, inexact, outbox, user_data });
+            state.sequences.insert(id, Known { request: id, index: 0, len, idle: true, beam: false, inexact, fresh: 0, outbox, user_data });
             state.inbox.push_back(Command::Import { id, turn: Box::new(turn), blob: Box::new(blob) });
             Ok(id)
         })
@@ -455,10 +490,12 @@ impl Registry {
             }
             None => drop(state.sequences.remove(&output.sequence)),
         }
-        if let Some(live) = state.live.get_mut(&output.request) {
-            live.open.retain(|open| open.last.index != output.index);
-            if live.open.is_empty() {
-                state.live.remove(&output.request);
+        let State { live, waiting, .. } = &mut *state;
+        if let Some(ending) = live.get_mut(&output.request) {
+            let is_over = |open: &mut Open| open.last.index == output.index;
+            ending.open.extract_if(.., is_over).for_each(|open| waiting.leave(open.waits));
+            if ending.open.is_empty() {
+                live.remove(&output.request);
             }
         }
     }
@@ -477,6 +514,26 @@ impl Registry {
         self.lock().pins.retain(|&other| other != id);
     }
 
+    /// A step has computed some of the sequence's turn.
+    pub fn begun(&self, request: u64, seq: u64) {
+        let mut state = self.lock();
+        let State { live, waiting, .. } = &mut *state;
+        if let Some(open) = live.get_mut(&request).and_then(|live| live.open.iter_mut().find(|open| open.last.sequence == seq)) {
+            waiting.leave(std::mem::take(&mut open.waits));
+        }
+    }
+
+    /// What waits, and whether a request with so many tokens would be let in beside it.
+    pub fn would_admit(&self, outbox: &Outbox, tokens: usize) -> (Waiting, bool) {
+        let state = self.lock();
+        let room = outbox.check_room().and_then(|()| state.waiting.check(self.limits, 1, tokens));
+        (state.waiting, room.is_ok())
+    }
+
+    pub fn rejections(&self) -> u64 {
+        self.lock().rejections
+    }
+
     pub fn unfinished(&self) -> u64 {
         self.lock().live.len() as u64
     }
@@ -488,6 +545,7 @@ impl Registry {
         state.failure.get_or_insert_with(|| error.clone());
         state.inbox.clear();
         state.sequences.clear();
+        state.waiting = Waiting::default();
         let live = std::mem::take(&mut state.live);
         live.into_values().flat_map(|live| live.open).map(|open| (open.outbox, open.last)).collect()
     }

@@ -1,11 +1,13 @@
 //! What a request asks for, and the checks that turn it into work.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::beams::Beams;
 use super::queue::{Outbox, Queue};
 use super::stream::{Stream, Turn};
 use super::{Engine, LogitsHook};
+use crate::arena::Promise;
 use crate::decode::Rules;
 use crate::error::{Error, Result};
 use crate::kv::{Chain, blocks_for};
@@ -31,6 +33,8 @@ pub struct Request {
     pub salt: Vec<u8>,
     /// Edits the logits before anything else does.
     pub hook: Option<LogitsHook>,
+    /// It ends when so much time has passed since it was added, with what it has by then.
+    pub deadline: Option<Duration>,
     /// Comes back in every output.
     pub user_data: u64,
     /// Let the tokenizer add its special tokens (such as BOS) to a text prompt.
@@ -57,6 +61,7 @@ impl Request {
             truncate_prompt_tokens: None,
             salt: Vec::new(),
             hook: None,
+            deadline: None,
             user_data: 0,
             add_special: true,
             skip_special: true,
@@ -80,6 +85,8 @@ pub struct Work {
     pub wanted: usize,
     pub stream: Stream,
     pub beams: Option<Box<Beams>>,
+    /// Where its sequences may need more than one of the longest: that it will be there.
+    pub promise: Option<Promise>,
 }
 
 impl Engine {
@@ -89,14 +96,9 @@ impl Engine {
     }
 
     /// As `add_request`; its outputs go to `queue`.
-    pub fn add_request_to(&self, queue: &Queue, request: Request) -> Result<u64> {
-        self.check()?;
-        self.check_queue(queue)?;
-        self.check_sampling(&request.sampling)?;
-        let branching = self.branching(&request)?;
-        let prompt = self.prompt_tokens(request.prompt, request.add_special, request.truncate_prompt_tokens)?;
-        let max_len = self.max_len(prompt.len(), &request.sampling)?;
-        self.check_room(prompt.len(), max_len, branching)?;
+    pub fn add_request_to(&self, queue: &Queue, mut request: Request) -> Result<u64> {
+        let (prompt, max_len, branching) = self.checked(queue, &mut request)?;
+        let promise = self.lease.promise(self.most_blocks(prompt.len(), max_len, branching))?;
         let beams = request.beam.as_ref().map(|params| self.beams(params, request.n, &request.sampling, max_len - prompt.len()));
         let beams = beams.transpose()?.map(Box::new);
         let root = Chain::root(&self.info.fingerprint, &request.salt);
@@ -107,13 +109,27 @@ impl Engine {
             sampling.output = OutputKind::Final; // nobody knows before the end which are returned, and in which order
         }
         let turn = self.turn(sampling, queue.outbox().clone(), request.hook, request.user_data, request.skip_special, keep)?;
+        let deadline = self.deadline(request.deadline)?;
         self.shared.registry.add(|id| {
-            let turn = Turn { seed: turn.rules.params.seed.unwrap_or(self.seed_of(id)), ..turn };
+            let turn = Turn { seed: turn.rules.params.seed.unwrap_or(self.seed_of(id)), deadline, ..turn };
             let mut stream = Stream::new(id, turn, &prompt)?;
             stream.branches = if beams.is_some() { 1 } else { branching.width() };
             stream.ranked = ranked;
-            Ok(Work { prompt, max_len, branching, keep, root, wanted, stream, beams })
+            Ok(Work { prompt, max_len, branching, keep, root, wanted, stream, beams, promise })
         })
+    }
+
+    /// The prompt's tokens, the length at which the request ends, and into what it branches. What could never run is refused.
+    pub(super) fn checked(&self, queue: &Queue, request: &mut Request) -> Result<(Vec<u32>, usize, Branching)> {
+        self.check()?;
+        self.check_queue(queue)?;
+        self.check_sampling(&request.sampling)?;
+        let branching = self.branching(request)?;
+        let prompt = std::mem::replace(&mut request.prompt, Prompt::Tokens(Vec::new()));
+        let prompt = self.prompt_tokens(prompt, request.add_special, request.truncate_prompt_tokens)?;
+        let max_len = self.max_len(prompt.len(), &request.sampling)?;
+        self.check_room(prompt.len(), max_len, branching)?;
+        Ok((prompt, max_len, branching))
     }
 
     fn beams(&self, params: &BeamParams, n: u32, sampling: &SamplingParams, most: usize) -> Result<Beams> {
@@ -165,11 +181,11 @@ impl Engine {
             None if samples == 1 => Branching::One,
             None => Branching::Samples(samples as usize),
         };
-        if branching.width() > self.max_seqs {
+        if branching.width() > self.capacity.seqs {
             return Err(Error::invalid(format!(
                 "the request needs {} sequences at once and max_seqs is {}: raise it, or ask for fewer",
                 branching.width(),
-                self.max_seqs
+                self.capacity.seqs
             )));
         }
         Ok(branching)
@@ -178,16 +194,22 @@ impl Engine {
     /// Whether the request's sequences, all of the full length, would fit the pool alone.
     fn check_room(&self, prompt: usize, max_len: usize, branching: Branching) -> Result<()> {
         let memory = &self.info.memory;
-        let shared = prompt / memory.block_size;
-        let most = shared + branching.width() * (blocks_for(max_len, memory.block_size) - shared);
-        if most <= memory.blocks {
+        let most = self.most_blocks(prompt, max_len, branching);
+        if most <= memory.most_blocks {
             return Ok(());
         }
         Err(Error::capacity(format!(
             "{} sequences of {max_len} tokens that share a prompt of {prompt} need {most} KV blocks and the pool has {}: lower max_tokens or n, or raise kv_bytes",
             branching.width(),
-            memory.blocks
+            memory.most_blocks
         )))
+    }
+
+    /// Blocks of a request's sequences, all of the full length.
+    fn most_blocks(&self, prompt: usize, max_len: usize, branching: Branching) -> usize {
+        let block_size = self.info.memory.block_size;
+        let shared = prompt / block_size;
+        shared + branching.width() * (blocks_for(max_len, block_size) - shared)
     }
 
     /// The prompt as tokens; of them the last `most`.
@@ -261,7 +283,15 @@ impl Engine {
         let constraint = params.grammar.as_ref().map(|grammar| self.grammars()?.compile(grammar)).transpose()?;
         let seed = params.seed.unwrap_or_default();
         let rules = Arc::new(self.rules(params)?);
-        Ok(Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, keep })
+        Ok(Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, keep, deadline: None })
+    }
+
+    /// When the time from now on has passed. One that no clock will ever show is none.
+    pub(super) fn deadline(&self, time: Option<Duration>) -> Result<Option<Duration>> {
+        match time {
+            Some(Duration::ZERO) => Err(Error::invalid("the deadline has passed already: give the request some time, or do not add it")),
+            time => Ok(time.and_then(|time| self.shared.clock.now().checked_add(time))),
+        }
     }
 
     fn eos_of(&self, params: &SamplingParams) -> Arc<[u32]> {

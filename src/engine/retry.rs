@@ -36,6 +36,8 @@ impl Core {
     /// A step of all that are ready. What can be computed is committed, the rest is as it was before.
     pub(super) fn advance(&mut self) -> Result<StepReport> {
         self.take_commands();
+        self.end_overdue();
+        self.govern();
         let result = self.attempt(|_| true).or_else(|error| self.go_on_without_culprits(error));
         match &result {
             Ok(_) => self.trouble = None,

@@ -1,6 +1,7 @@
 //! The seam between deciding what to compute and computing it.
 
 use crate::backend::Backend;
+use crate::batch::BlockCopy;
 use crate::error::Result;
 use crate::kv::BlockId;
 use crate::model::{Decoder, KvCache};
@@ -20,6 +21,11 @@ pub trait Runner: Send {
 
     /// Takes them back.
     fn write_blocks(&mut self, _blocks: &[BlockId], _bytes: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    /// Makes the moves, which read no block that they write, and gives back the memory of all blocks from `blocks` on.
+    fn shrink(&mut self, _moves: &[BlockCopy], _blocks: usize) -> Result<()> {
         Ok(())
     }
 
@@ -68,6 +74,11 @@ impl<B: Backend> Runner for ModelRunner<B> {
 
     fn write_blocks(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
         self.kv.write(self.decoder.backend(), blocks, bytes)
+    }
+
+    fn shrink(&mut self, moves: &[BlockCopy], blocks: usize) -> Result<()> {
+        self.kv.shrink(self.decoder.backend(), moves, blocks);
+        Ok(())
     }
 
     fn layout(&self) -> String {

@@ -38,6 +38,8 @@ pub struct Resume<'a> {
     pub user_data: Option<u64>,
     pub skip_special: bool,
     pub hook: Option<LogitsHook>,
+    /// The turn ends when so much time has passed, with what it has by then.
+    pub deadline: Option<Duration>,
 }
 
 /// How an idle sequence goes on as if it had never been idle.
@@ -50,11 +52,13 @@ pub struct GoOn<'a> {
     pub user_data: Option<u64>,
     /// None: the one it has.
     pub hook: Option<LogitsHook>,
+    /// As in `Resume`.
+    pub deadline: Option<Duration>,
 }
 
 impl Resume<'_> {
     pub fn new(sampling: SamplingParams) -> Self {
-        Resume { sampling, keep: true, queue: None, user_data: None, skip_special: true, hook: None }
+        Resume { sampling, keep: true, queue: None, user_data: None, skip_special: true, hook: None, deadline: None }
     }
 }
 
@@ -117,6 +121,7 @@ impl Engine {
         let outbox = how.queue.map_or(&known.outbox, |queue| queue.outbox()).clone();
         let user_data = how.user_data.unwrap_or(known.user_data);
         let mut turn = self.turn(how.sampling, outbox, how.hook, user_data, how.skip_special, how.keep)?;
+        turn.deadline = self.deadline(how.deadline)?;
         let seed = self.seed_of(seq);
         self.shared.registry.resume(seq, |known| {
             self.max_len(known.len, &turn.rules.params)?;
@@ -128,7 +133,8 @@ impl Engine {
     /// An idle sequence goes on as if it had never been idle: with its own parameters, counts and grammar.
     pub fn go_on(&self, seq: u64, how: GoOn) -> Result<()> {
         how.queue.map_or(Ok(()), |queue| self.check_queue(queue))?;
-        self.shared.registry.go_on(seq, how)
+        let deadline = self.deadline(how.deadline)?;
+        self.shared.registry.go_on(seq, how, deadline)
     }
 
     /// Writes a sequence down; the blob, or why there is none, comes as an output of it into `queue` (None: where its others go).

@@ -1,6 +1,7 @@
 //! What the engine keeps of one sequence beside its tokens: how to choose, and how to turn tokens into text.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +29,8 @@ pub struct Turn {
     pub hook: Option<LogitsHook>,
     pub skip_special: bool,
     pub keep: bool,
+    /// When it ends, wherever it is, on the engine's clock.
+    pub deadline: Option<Duration>,
 }
 
 pub struct Stream {
@@ -43,6 +46,7 @@ pub struct Stream {
     /// Away while its mask is computed.
     pub constraint: Option<Constraint>,
     pub hook: Option<LogitsHook>,
+    pub deadline: Option<Duration>,
     /// Streams that its first token makes of it, itself included.
     pub branches: usize,
     /// It is compared with the request's others by its score.
@@ -105,6 +109,7 @@ impl Stream {
             memory: Memory::default(),
             constraint: None,
             hook: None,
+            deadline: None,
             branches: 1,
             ranked: false,
             prompt_len: 0,
@@ -125,8 +130,9 @@ impl Stream {
 
     /// Begins a turn after `tokens`.
     pub fn resume(&mut self, turn: Turn, tokens: &[u32]) -> Result<()> {
-        let Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, .. } = turn;
+        let Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, deadline, .. } = turn;
         (self.user_data, self.outbox, self.seed, self.constraint, self.hook) = (user_data, outbox, seed, constraint, hook);
+        self.deadline = deadline;
         self.rules = rules;
         self.memory = Memory::new(&self.rules, tokens, tokens.len())?;
         (self.prompt_len, self.generated, self.score) = (tokens.len(), 0, 0.0);
@@ -153,6 +159,7 @@ impl Stream {
             memory: self.memory.try_clone()?,
             constraint: self.constraint.as_ref().map(Constraint::fork).transpose()?,
             hook: self.hook.clone(),
+            deadline: self.deadline,
             branches: 1,
             ranked: self.ranked,
             prompt_len: self.prompt_len,
@@ -313,7 +320,7 @@ impl Stream {
     /// What other threads know of it.
     pub fn known(&self, len: usize) -> Known {
         let (request, index, user_data) = (self.request, self.index, self.user_data);
-        Known { request, index, len, idle: false, beam: false, inexact: false, outbox: self.outbox.clone(), user_data }
+        Known { request, index, len, idle: false, beam: false, inexact: false, fresh: 0, outbox: self.outbox.clone(), user_data }
     }
 
     /// Whether anybody wants to know the log probabilities of its tokens.

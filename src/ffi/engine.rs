@@ -1,7 +1,7 @@
 use super::convert::{self, borrow, init, not_null, out_size};
 use super::{
-    guard, guard_or, pllm_engine_options, pllm_error, pllm_model_info, pllm_plan, pllm_queue, pllm_request, pllm_sampling, pllm_stats,
-    pllm_step,
+    guard, guard_or, pllm_admission, pllm_arena, pllm_engine_options, pllm_error, pllm_model_info, pllm_plan, pllm_queue, pllm_request,
+    pllm_sampling, pllm_stats, pllm_step,
 };
 use crate::engine::Engine;
 use crate::error::Result;
@@ -11,6 +11,7 @@ use crate::sys::process::Owner;
 pub struct pllm_engine {
     engine: Engine,
     queue: pllm_queue,
+    arena: pllm_arena,
     owner: Owner,
 }
 
@@ -18,7 +19,12 @@ impl pllm_engine {
     /// Hands an engine to C. Also for hosts in Rust that make their own runner.
     pub fn into_raw(engine: Engine) -> *mut pllm_engine {
         let queue = pllm_queue::new(engine.queue().clone(), true);
-        Box::into_raw(Box::new(pllm_engine { engine, queue, owner: Owner::this_process() }))
+        let arena = pllm_arena::new(engine.arena().clone());
+        Box::into_raw(Box::new(pllm_engine { engine, queue, arena, owner: Owner::this_process() }))
+    }
+
+    pub(super) fn arena(&self) -> *const pllm_arena {
+        &raw const self.arena
     }
 
     /// # Safety
@@ -120,6 +126,27 @@ pub unsafe extern "C" fn pllm_engine_add_request(
         let queue = if queue.is_null() { engine.queue() } else { pllm_queue::get(queue)? };
         out_request.write(engine.add_request_to(queue, request)?);
         Ok(())
+    })
+}
+
+/// What would become of the request if it were added now, without adding it: whether it would be taken, whether it could begin at
+/// once, and when its first token is expected, judged by the steps so far, by how long answers have been, and as if nothing of
+/// the prompt were in the prefix cache. A request that would be refused in any case is refused here too. May be called from any
+/// thread, also while another one steps.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_engine_admit(
+    engine: *const pllm_engine,
+    request: *const pllm_request,
+    out_admission: *mut pllm_admission,
+) -> *mut pllm_error {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe {
+        let engine = pllm_engine::get(engine)?;
+        out_size(out_admission)?;
+        let (request, queue) = pllm_request::to_request(request)?;
+        let queue = if queue.is_null() { engine.queue() } else { pllm_queue::get(queue)? };
+        convert::write(out_admission, &engine.admit(queue, request)?.into())
     })
 }
 

@@ -1,6 +1,7 @@
 use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, string, try_copy, try_string};
 use super::outputs::pllm_queue;
@@ -148,6 +149,9 @@ pub struct pllm_request {
     pub logits_hook: pllm_logits_hook,
     /// Handed to logits_hook, until the request's last output has been made.
     pub hook_data: *mut c_void,
+    /// Milliseconds from now, after which it ends with PLLM_FINISH_DEADLINE and what it has by then, wherever it is. 0 (default):
+    /// none. A negative one has passed: PLLM_E_INVALID_ARGUMENT.
+    pub deadline_ms: i64,
 }
 
 // SAFETY: repr(C), the u32 fields fill whole words, integers, pointers and a nullable function only.
@@ -175,6 +179,7 @@ unsafe impl Versioned for pllm_request {
             cache_salt_len: 0,
             logits_hook: None,
             hook_data: null_mut(),
+            deadline_ms: 0,
         }
     }
 }
@@ -200,12 +205,20 @@ impl pllm_request {
                 truncate_prompt_tokens: some(c.truncate_prompt_tokens),
                 salt: try_copy(slice("cache_salt", c.cache_salt, c.cache_salt_len)?)?,
                 hook: hook(c.logits_hook, c.hook_data),
+                deadline: deadline(c.deadline_ms)?,
                 user_data: c.user_data,
                 add_special: c.text_flags & PLLM_TEXT_ADD_SPECIAL != 0,
                 skip_special: c.text_flags & PLLM_TEXT_SKIP_SPECIAL != 0,
             }
         };
         Ok((request, c.queue))
+    }
+}
+
+pub(super) fn deadline(ms: i64) -> Result<Option<Duration>> {
+    match u64::try_from(ms) {
+        Ok(ms) => Ok((ms > 0).then_some(Duration::from_millis(ms))),
+        Err(_) => Err(Error::invalid(format!("deadline_ms is {ms}: it has passed; give the time that is left, or 0 for no deadline"))),
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, init, not_null, out_size, slice, try_copy};
 use super::outputs::pllm_queue;
-use super::request::{PLLM_REQUEST_KEEP, PLLM_TEXT_ADD_SPECIAL, PLLM_TEXT_SKIP_SPECIAL, hook, pllm_logits_hook, prompt};
+use super::request::{PLLM_REQUEST_KEEP, PLLM_TEXT_ADD_SPECIAL, PLLM_TEXT_SKIP_SPECIAL, deadline, hook, pllm_logits_hook, prompt};
 use super::sampling::pllm_sampling;
 use super::structs::known_flags;
 use super::{guard, guard_or, pllm_engine, pllm_error};
@@ -52,7 +52,7 @@ unsafe impl Versioned for pllm_fork {
 /// Use the user_data field; without this the sequence's own stays.
 pub const PLLM_RESUME_USER_DATA: u32 = 2;
 /// Go on as if the sequence had never been idle, with its own parameters, counts, grammar and kind of outputs; of the other
-/// fields only queue, user_data, logits_hook (NULL: the one it has) and PLLM_REQUEST_KEEP are looked at. One that ended by its
+/// fields only queue, user_data, logits_hook (NULL: the one it has), deadline_ms and PLLM_REQUEST_KEEP are looked at. One that ended by its
 /// length has to be rewound first: it ends again with PLLM_FINISH_ERROR.
 pub const PLLM_RESUME_CONTINUE: u32 = 4;
 
@@ -76,6 +76,8 @@ pub struct pllm_resume {
     pub logits_hook: pllm_logits_hook,
     /// Handed to logits_hook.
     pub hook_data: *mut c_void,
+    /// As in pllm_request, for this turn.
+    pub deadline_ms: i64,
 }
 
 // SAFETY: repr(C), the two u32 fill a word, integers, pointers and a nullable function only.
@@ -92,6 +94,7 @@ unsafe impl Versioned for pllm_resume {
             text_flags: PLLM_TEXT_SKIP_SPECIAL,
             logits_hook: None,
             hook_data: null_mut(),
+            deadline_ms: 0,
         }
     }
 }
@@ -266,9 +269,10 @@ pub unsafe extern "C" fn pllm_sequence_resume(engine: *const pllm_engine, sequen
         known_flags("resume flags", c.flags, PLLM_REQUEST_KEEP | PLLM_RESUME_USER_DATA | PLLM_RESUME_CONTINUE)?;
         let keep = c.flags & PLLM_REQUEST_KEEP != 0;
         let queue = if c.queue.is_null() { None } else { Some(pllm_queue::get(c.queue)?) };
+        let deadline = deadline(c.deadline_ms)?;
         let user_data = (c.flags & PLLM_RESUME_USER_DATA != 0).then_some(c.user_data);
         if c.flags & PLLM_RESUME_CONTINUE != 0 {
-            return engine.go_on(sequence, GoOn { keep, queue, user_data, hook: hook(c.logits_hook, c.hook_data) });
+            return engine.go_on(sequence, GoOn { keep, queue, user_data, hook: hook(c.logits_hook, c.hook_data), deadline });
         }
         known_flags("text flags", c.text_flags, PLLM_TEXT_SKIP_SPECIAL)?;
         let how = Resume {
@@ -278,6 +282,7 @@ pub unsafe extern "C" fn pllm_sequence_resume(engine: *const pllm_engine, sequen
             user_data,
             skip_special: c.text_flags & PLLM_TEXT_SKIP_SPECIAL != 0,
             hook: hook(c.logits_hook, c.hook_data),
+            deadline,
         };
         engine.resume(sequence, how)
     })

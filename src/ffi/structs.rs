@@ -2,7 +2,8 @@ use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
 use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, start, string};
-use crate::engine::{MemoryPlan, ModelInfo, Stats, StepReport};
+use super::pllm_arena;
+use crate::engine::{Admission, MemoryPlan, ModelInfo, Stats, StepReport};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, EngineOptions, Isa};
 
@@ -67,6 +68,13 @@ pub struct pllm_engine_options {
     pub progress: pllm_progress,
     /// Handed to progress.
     pub progress_data: *mut c_void,
+    /// Requests, and resumed and forked sequences, that may wait for their first step before others are refused with
+    /// PLLM_E_CAPACITY. 0 (default): as many as memory holds. One may always wait.
+    pub max_waiting_requests: u64,
+    /// Tokens that those may have to compute. 0 (default): no limit.
+    pub max_waiting_tokens: u64,
+    /// The budget from which the KV pool takes its bytes, in place of kv_bytes. NULL (default): the engine has its own.
+    pub arena: *const pllm_arena,
 }
 
 /// Told how many bytes of weights have been read, of how many in all, on the thread that creates the engine. Any other
@@ -101,6 +109,9 @@ unsafe impl Versioned for pllm_engine_options {
             queue_capacity: 0,
             progress: None,
             progress_data: null_mut(),
+            max_waiting_requests: 0,
+            max_waiting_tokens: 0,
+            arena: null(),
         }
     }
 }
@@ -123,6 +134,8 @@ impl pllm_engine_options {
         Ok(EngineOptions {
             model_dir: model_path.into(),
             device: device.into(),
+            // SAFETY: the caller's contract.
+            arena: if c.arena.is_null() { None } else { Some(unsafe { pllm_arena::get(c.arena) }?.clone()) },
             kv_bytes: (c.kv_bytes > 0).then_some(c.kv_bytes),
             block_size: c.block_size as usize,
             kv_dtype: dtype(c.kv_dtype)?,
@@ -135,6 +148,8 @@ impl pllm_engine_options {
             seed: c.seed,
             skip_tokenizer: c.flags & PLLM_ENGINE_SKIP_TOKENIZER != 0,
             prefix_cache: c.flags & PLLM_ENGINE_NO_PREFIX_CACHE == 0,
+            max_waiting_requests: limit(c.max_waiting_requests),
+            max_waiting_tokens: limit(c.max_waiting_tokens),
             queue_capacity: match c.queue_capacity {
                 // Programs of the first release know neither the field nor a bound.
                 0 if c.struct_size <= Self::FIRST_SIZE as u64 => usize::MAX,
@@ -158,6 +173,10 @@ impl pllm_engine_options {
 /// 0 lets the library choose.
 pub(super) fn some(value: u32) -> Option<usize> {
     (value > 0).then_some(value as usize)
+}
+
+fn limit(value: u64) -> Option<usize> {
+    (value > 0).then_some(usize::try_from(value).unwrap_or(usize::MAX))
 }
 
 pub(super) fn known_flags(name: &str, flags: u32, known: u32) -> Result<()> {
@@ -207,6 +226,8 @@ pub struct pllm_plan {
     pub full_sequences: u64,
     /// PLLM_DTYPE_F32 or PLLM_DTYPE_BF16.
     pub kv_dtype: u64,
+    /// KV blocks that there can be, should the arena grow.
+    pub most_blocks: u64,
 }
 
 // SAFETY: repr(C), u64 only.
@@ -225,6 +246,7 @@ impl From<&MemoryPlan> for pllm_plan {
             kv_bytes: plan.kv_bytes,
             work_bytes: plan.work_bytes,
             blocks: plan.blocks as u64,
+            most_blocks: plan.most_blocks as u64,
             block_size: plan.block_size as u64,
             block_bytes: plan.block_bytes,
             max_model_len: plan.max_model_len as u64,
@@ -301,6 +323,45 @@ impl From<&ModelInfo> for pllm_model_info {
     }
 }
 
+/// What would become of a request that was added now. Set struct_size before the call.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct pllm_admission {
+    /// sizeof(pllm_admission)
+    pub struct_size: u64,
+    /// 1: pllm_engine_add_request would take it. 0: too much waits, or its queue is not read.
+    pub admits: u64,
+    /// 1: nobody is before it, and there is room for it: the next step would begin it.
+    pub fits_now: u64,
+    /// Seconds until its first token is expected; negative: no step has shown yet how long steps take.
+    pub first_token_seconds: f64,
+    /// Requests before it, and the tokens that these have to compute.
+    pub waiting_requests: u64,
+    pub waiting_tokens: u64,
+}
+
+// SAFETY: repr(C), 64-bit numbers only.
+unsafe impl Versioned for pllm_admission {
+    const NAME: &'static str = "pllm_admission";
+    const FIRST_SIZE: usize = 48;
+    fn defaults() -> Self {
+        pllm_admission { struct_size: size_of::<Self>() as u64, ..Default::default() }
+    }
+}
+
+impl From<Admission> for pllm_admission {
+    fn from(admission: Admission) -> pllm_admission {
+        pllm_admission {
+            admits: admission.admits as u64,
+            fits_now: admission.fits_now as u64,
+            first_token_seconds: admission.first_token.map_or(-1.0, |time| time.as_secs_f64()),
+            waiting_requests: admission.waiting_requests as u64,
+            waiting_tokens: admission.waiting_tokens as u64,
+            ..pllm_admission::defaults()
+        }
+    }
+}
+
 /// What one step did. Set struct_size before the call.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -368,6 +429,10 @@ pub struct pllm_stats {
     /// Prompt tokens looked for in the prefix cache, and those of them that did not have to be computed.
     pub prefix_queries: u64,
     pub prefix_hits: u64,
+    /// Requests that ended because their deadline passed.
+    pub finished_deadline: u64,
+    /// Requests that were refused because too much waits (max_waiting_requests, max_waiting_tokens, an unread queue).
+    pub admission_rejections: u64,
 }
 
 // SAFETY: repr(C), 64-bit numbers only.
@@ -402,6 +467,8 @@ impl From<Stats> for pllm_stats {
             blocks_copied: stats.blocks_copied,
             prefix_queries: stats.prefix_queries,
             prefix_hits: stats.prefix_hits,
+            finished_deadline: stats.finished_deadline,
+            admission_rejections: stats.admission_rejections,
             ..pllm_stats::defaults()
         }
     }

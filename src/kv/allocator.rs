@@ -1,14 +1,17 @@
 use super::{BlockId, NoSpace};
+use crate::batch::BlockCopy;
 use crate::error::{Result, try_vec};
 
 /// Free list and reference counts of one tier.
 #[derive(Debug)]
 pub struct BlockAllocator {
     free: Vec<BlockId>, // the last is given out next
-    refs: Vec<u32>,     // [blocks] 0 while free or cached
-    resting: Vec<u32>,  // [blocks] of the references, those of tables that rest
+    refs: Vec<u32>,     // [capacity] 0 while free or cached
+    resting: Vec<u32>,  // [capacity] of the references, those of tables that rest
     /// Blocks that only resting tables refer to.
     idle: usize,
+    /// Blocks that there are now: those with lower numbers.
+    total: usize,
 }
 
 impl BlockAllocator {
@@ -16,11 +19,37 @@ impl BlockAllocator {
         let mut free = try_vec(blocks, 0)?;
         // Low numbers first, so that an idle pool's pages stay untouched.
         free.iter_mut().enumerate().for_each(|(i, block)| *block = (blocks - 1 - i) as BlockId);
-        Ok(BlockAllocator { free, refs: try_vec(blocks, 0)?, resting: try_vec(blocks, 0)?, idle: 0 })
+        Ok(BlockAllocator { free, refs: try_vec(blocks, 0)?, resting: try_vec(blocks, 0)?, idle: 0, total: blocks })
     }
 
     pub fn total(&self) -> usize {
+        self.total
+    }
+
+    /// The most blocks that there can be.
+    pub fn capacity(&self) -> usize {
         self.refs.len()
+    }
+
+    /// There are `total` blocks from now on, of which those that are new are free.
+    pub fn grow(&mut self, total: usize) {
+        // Low numbers go first; there is room for all.
+        self.free.splice(0..0, (self.total as BlockId..total as BlockId).rev());
+        self.total = total;
+    }
+
+    /// There are no more than `total` blocks from now on, and those that `moves` name as their new place are not free any more.
+    pub fn shrink(&mut self, total: usize, moves: &[BlockCopy]) {
+        self.total = total;
+        // The new places are the lowest free ones, in order.
+        self.free.retain(|&block| (block as usize) < total && moves.binary_search_by_key(&block, |copy| copy.to).is_err());
+    }
+
+    /// Block `to`, which nobody has, takes the place of `from`.
+    pub fn relocate(&mut self, from: BlockId, to: BlockId) {
+        let (from, to) = (from as usize, to as usize);
+        self.refs[to] = std::mem::take(&mut self.refs[from]);
+        self.resting[to] = std::mem::take(&mut self.resting[from]);
     }
 
     pub fn free(&self) -> usize {
@@ -38,7 +67,9 @@ impl BlockAllocator {
 
     pub fn give_back(&mut self, block: BlockId) {
         assert_eq!(self.refs(block), 0, "block {block} is still in use");
-        self.free.push(block);
+        if (block as usize) < self.total {
+            self.free.push(block);
+        }
     }
 
     /// How many blocks only resting tables refer to.
@@ -81,13 +112,14 @@ impl BlockAllocator {
         assert_eq!(resting, self.resting, "owners that rest and their counts differ");
         let idle = owners.iter().zip(resting).filter(|(owners, resting)| **owners > 0 && owners == resting);
         assert_eq!(idle.count(), self.idle, "every block that only resting tables have is counted once");
-        let mut free = vec![false; self.total()];
+        let mut free = vec![false; self.capacity()];
         for &block in &self.free {
             assert!(!std::mem::replace(&mut free[block as usize], true), "block {block} is twice in the free list");
         }
-        for block in 0..self.total() as BlockId {
+        for block in 0..self.capacity() as BlockId {
             let states = [owners[block as usize] > 0, cached(block), free[block as usize]];
-            assert_eq!(states.iter().filter(|&&state| state).count(), 1, "block {block}: used, cached, free are {states:?}");
+            let there_is = ((block as usize) < self.total) as usize;
+            assert_eq!(states.iter().filter(|&&state| state).count(), there_is, "block {block}: used, cached, free are {states:?}");
         }
     }
 }

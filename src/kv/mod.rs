@@ -2,6 +2,7 @@
 
 mod allocator;
 mod prefix;
+mod resize;
 
 use std::ops::Range;
 
@@ -317,7 +318,8 @@ impl BlockManager {
 
     /// Panics unless the tables account for every used block exactly as often as it is counted. For tests.
     pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) {
-        let (mut owners, mut resting) = (vec![0; self.total()], vec![0; self.total()]);
+        let capacity = self.allocator.capacity();
+        let (mut owners, mut resting) = (vec![0; capacity], vec![0; capacity]);
         for table in tables {
             for &block in table.held() {
                 owners[block as usize] += 1;
@@ -325,7 +327,7 @@ impl BlockManager {
             }
         }
         self.allocator.check(&owners, &resting, |block| self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(block)));
-        let used = (0..self.total()).filter(|&block| owners[block] > 0);
+        let used = (0..capacity).filter(|&block| owners[block] > 0);
         assert_eq!(used.map(|block| self.filled[block] as usize).sum::<usize>(), self.filled_slots, "every filled slot is counted once");
         if let Some(prefix) = &self.prefix {
             prefix.check();

@@ -103,6 +103,18 @@ impl PrefixIndex {
         self.unused.contains(block)
     }
 
+    /// Block `to`, which the index does not know, takes the place of `from`.
+    pub fn relocate(&mut self, from: BlockId, to: BlockId) {
+        let chain = self.chains[from as usize].take();
+        if let Some(chain) = chain {
+            self.blocks.insert(chain, to);
+        }
+        (self.chains[to as usize], self.before[to as usize]) = (chain, self.before[from as usize].take());
+        if self.is_unused(from) {
+            self.unused.relocate(from, to);
+        }
+    }
+
     /// Gives up the block that was used least recently.
     pub fn evict(&mut self) -> Option<BlockId> {
         let block = self.unused.oldest()?;
@@ -176,6 +188,13 @@ impl Lru {
         self.len += 1;
     }
 
+    fn relocate(&mut self, from: BlockId, to: BlockId) {
+        let (before, after) = (self.before[from as usize], self.after[from as usize]);
+        (self.before[to as usize], self.after[to as usize]) = (before, after);
+        (self.after[before as usize], self.before[after as usize]) = (to, to);
+        (self.before[from as usize], self.after[from as usize]) = (from, from);
+    }
+
     fn remove(&mut self, block: BlockId) {
         assert!(self.contains(block), "block {block} is in use");
         let (before, after) = (self.before[block as usize], self.after[block as usize]);
@@ -201,6 +220,17 @@ mod tests {
             order.push(block);
         }
         assert_eq!((order, lru.len), (vec![3, 4, 0], 0));
+    }
+
+    #[test]
+    fn a_block_that_takes_anothers_place_has_its_age() {
+        let mut lru = Lru::new(5).unwrap();
+        [3, 1, 4].into_iter().for_each(|block| lru.push(block));
+        lru.relocate(4, 0);
+        lru.relocate(3, 2);
+        let order: Vec<BlockId> = std::iter::successors(lru.oldest(), |&block| lru.next(block)).collect();
+        assert_eq!((order, lru.len), (vec![2, 1, 0], 3));
+        assert!(!lru.contains(3) && !lru.contains(4));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::spec::{Attention, Embedding, Head, Layer, Mlp, Model, ModelSpec, QkNorm, Residual};
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
 use crate::backend::{Backend, Heads, KvShape};
-use crate::batch::Batch;
+use crate::batch::{Batch, BlockCopy};
 use crate::error::Result;
 use crate::options::Dtype;
 
@@ -25,6 +25,12 @@ impl<B: Backend> KvCache<B> {
 
     pub fn write(&mut self, backend: &B, blocks: &[u32], bytes: &[u8]) -> Result<()> {
         self.layers.iter_mut().try_fold(bytes, |bytes, layer| backend.write_blocks(blocks, layer, bytes)).map(|_| ())
+    }
+
+    /// Makes the moves, and gives back the memory of all blocks from `blocks` on.
+    pub fn shrink(&mut self, backend: &B, moves: &[BlockCopy], blocks: usize) {
+        backend.copy_blocks(moves, &mut self.layers);
+        self.layers.iter_mut().for_each(|layer| backend.discard_blocks(blocks, layer));
     }
 
     /// How all layers store K and V.

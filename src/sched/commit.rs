@@ -30,7 +30,7 @@ impl Scheduler {
         let first = self.first_seen(computed - 1);
         let sequence = self.sequences.get_mut(&part.seq).expect("a planned sequence is known");
         self.blocks.fill(&sequence.table, part.first..computed);
-        sequence.computed = computed;
+        (sequence.computed, sequence.begun) = (computed, true);
         if let Some(from) = &mut sequence.logits_from {
             *from = computed.max(*from);
         }
@@ -74,7 +74,7 @@ impl Scheduler {
                     group.branching = Branching::One;
                 }
             }
-            sequence.group = Some(group);
+            (sequence.group, sequence.begun) = (Some(group), true);
             self.sequences.insert(child, sequence);
             events.push(Event::Forked { choice });
         }

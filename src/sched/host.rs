@@ -176,6 +176,7 @@ impl Scheduler {
         sequence.allow(max_len, block_size)?;
         sequence.keep = keep;
         sequence.generated = 0;
+        sequence.begun = false;
         self.begin(id)?;
         self.idle.remove(&id);
         Ok(())

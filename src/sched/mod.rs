@@ -6,6 +6,7 @@ mod group;
 mod host;
 mod plan;
 mod queues;
+mod resize;
 mod resting;
 mod room;
 mod sequence;
@@ -133,6 +134,26 @@ impl Scheduler {
 
     fn count<'a>(&self, groups: impl Iterator<Item = &'a GroupId>) -> usize {
         groups.map(|id| self.groups[id].members.len()).sum()
+    }
+
+    /// Sequences that run, the oldest group's first.
+    pub fn running_sequences(&self) -> impl Iterator<Item = &Sequence> {
+        self.members_of(self.running.iter())
+    }
+
+    /// Sequences that ran, and wait to go on.
+    pub fn preempted_sequences(&self) -> impl Iterator<Item = &Sequence> {
+        self.members_of(self.waiting.iter()).take_while(|sequence| sequence.begun)
+    }
+
+    fn members_of<'a>(&'a self, groups: impl Iterator<Item = &'a GroupId>) -> impl Iterator<Item = &'a Sequence> {
+        groups.flat_map(|id| &self.groups[id].members).map(|seq| &self.sequences[seq])
+    }
+
+    /// Sequences, and KV blocks, that the next request may have beside all that the running need.
+    pub fn spare(&self) -> (usize, usize) {
+        let needed = self.running.iter().map(|&id| self.needed(id)).sum::<usize>() + self.watermark();
+        (self.options.max_seqs - self.width(), (self.blocks.available() + self.blocks.idle_blocks()).saturating_sub(needed))
     }
 
     pub fn idle(&self) -> usize {

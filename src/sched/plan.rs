@@ -14,6 +14,8 @@ pub enum FinishReason {
     Abort,
     /// Its computation failed; the output carries the message.
     Error,
+    /// The time that the host gave it has passed.
+    Deadline,
 }
 
 /// One iteration as data. Consumed once, by `commit` or by `rollback`.
@@ -37,6 +39,8 @@ pub struct Part {
     pub samples: bool,
     /// Tokens generated so far.
     pub generated: usize,
+    /// It has waited for this step since it was added, forked or resumed.
+    pub begins: bool,
 }
 
 impl StepPlan {
@@ -60,7 +64,15 @@ impl StepPlan {
         };
         let end = batch.tokens.len();
         batch.logit_rows.extend(end as u32 - logits as u32..end as u32);
-        self.parts.push(Part { seq: sequence.id, first: positions.start, rows, logits, samples, generated: sequence.generated });
+        self.parts.push(Part {
+            seq: sequence.id,
+            first: positions.start,
+            rows,
+            logits,
+            samples,
+            generated: sequence.generated,
+            begins: !sequence.begun,
+        });
     }
 
     /// The parts that choose a token.

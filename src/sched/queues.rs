@@ -151,8 +151,7 @@ impl Scheduler {
         if self.running.is_empty() {
             return true;
         }
-        let watermark = self.blocks.total().div_ceil(WATERMARK_PARTS);
-        let needed = self.needed(id) + self.running.iter().map(|&id| self.needed(id)).sum::<usize>() + watermark;
+        let needed = self.needed(id) + self.running.iter().map(|&id| self.needed(id)).sum::<usize>() + self.watermark();
         if needed <= self.blocks.available() {
             return true;
         }
@@ -163,8 +162,12 @@ impl Scheduler {
         needed <= self.blocks.available() + reclaimable
     }
 
+    pub(super) fn watermark(&self) -> usize {
+        self.blocks.total().div_ceil(WATERMARK_PARTS)
+    }
+
     /// Blocks that the group takes from the pool until all its tokens are computed.
-    fn needed(&self, id: GroupId) -> usize {
+    pub(super) fn needed(&self, id: GroupId) -> usize {
         let needed = |seq: &SeqId| {
             let sequence = &self.sequences[seq];
             self.blocks.needed(&sequence.table, sequence.computed..sequence.tokens.len())

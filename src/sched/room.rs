@@ -83,7 +83,7 @@ impl Scheduler {
     }
 
     /// Lets go of the pin that matters least, unless it is the one that is being computed.
-    fn unpin_lowest(&mut self, group: GroupId) -> bool {
+    pub(super) fn unpin_lowest(&mut self, group: GroupId) -> bool {
         let lowest = self.pins.iter().find(|(_, seq)| self.sequences[seq].group != Some(group)).map(|&(_, seq)| seq);
         lowest.map(|seq| self.remove(seq)).is_some()
     }

@@ -22,6 +22,8 @@ pub struct Sequence {
     pub max_len: usize,
     /// What its length was raised by, in order.
     appended: Vec<Appended>,
+    /// A step has computed some of it since it was added, forked or resumed.
+    pub begun: bool,
     /// It stays, idle, when it ends.
     pub keep: bool,
     /// Logits are wanted of every row from this position on; None: of the last one only.
@@ -51,6 +53,7 @@ impl Sequence {
             computed: 0,
             max_len: 0,
             appended: Vec::new(),
+            begun: false,
             keep: false,
             logits_from: None,
             table: BlockTable::default(),

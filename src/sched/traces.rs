@@ -23,6 +23,8 @@ struct Trace {
     last_id: SeqId,
     /// The request of each beam.
     beams: HashMap<SeqId, SeqId>,
+    /// The blocks that a request of beams may need at once.
+    needs: HashMap<SeqId, usize>,
     /// Each known chain's predecessor.
     before: HashMap<Chain, Chain>,
     events: Vec<Event>,
@@ -46,6 +48,7 @@ impl Trace {
             tokens: HashMap::new(),
             last_id: 0,
             beams: HashMap::new(),
+            needs: HashMap::new(),
             before: HashMap::new(),
             events: Vec::new(),
             random,
@@ -88,6 +91,7 @@ impl Trace {
             15 => self.end(),
             16..18 => self.remove(),
             18 if few => self.pin(),
+            19 => self.resize(),
             _ => self.step(),
         }
         self.check();
@@ -111,6 +115,7 @@ impl Trace {
         self.last_id += branching.width() as u64;
         if let Branching::Beams(_) = branching {
             self.beams.extend((id..=self.last_id).map(|beam| (beam, id)));
+            self.needs.insert(id, most);
         }
         let keep = !matches!(branching, Branching::Beams(_)) && self.random.below(2) == 0;
         let prompt_logits = self.random.below(5) == 0;
@@ -188,6 +193,29 @@ impl Trace {
         self.last_id += 1;
         self.tokens.insert(self.last_id, prompt.clone());
         self.s.pin(self.last_id, prompt, self.random.below(3) as u32, root).unwrap();
+    }
+
+    /// The pool becomes larger or smaller, but not so small that those on their way could not go on.
+    fn resize(&mut self) {
+        let least = self.beams.iter().filter(|(beam, _)| self.tokens.contains_key(beam)).map(|(_, request)| self.needs[request]);
+        let least = least.fold(blocks_for(self.longest, self.block_size()), usize::max);
+        let total = least + self.random.below(self.s.blocks.capacity() - least + 1);
+        if total >= self.s.blocks.total() {
+            return self.s.grow(total);
+        }
+        let mut moves = Vec::new();
+        self.s.make_smaller(total, &mut moves).unwrap();
+        // Pins that had to give way are gone.
+        self.forget_the_gone();
+        self.check();
+        if self.random.below(4) == 0 {
+            return; // the moves failed
+        }
+        moves.iter().for_each(|copy| self.copy(copy.from, copy.to));
+        let end = total * self.block_size();
+        self.slots[end..].fill(GARBAGE);
+        self.s.shrink(total, &moves);
+        assert_eq!(self.s.blocks.total(), total);
     }
 
     fn forget_the_gone(&mut self) {

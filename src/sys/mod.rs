@@ -24,6 +24,9 @@ unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
 
+/// No page is larger, unless it is a huge one, which the system can split.
+const PAGE: usize = 64 << 10;
+
 /// Below this size a huge page would waste more than it saves.
 const HUGE_FROM: usize = 4 << 20;
 
@@ -47,6 +50,15 @@ impl Pages {
         // A mapping is never at address zero.
         let start = NonNull::new(start.cast()).ok_or_else(Error::out_of_memory)?;
         Ok(Pages { start, len })
+    }
+
+    /// Gives the pages from byte `from` on back to the system; whoever touches them again finds zeros.
+    pub fn discard(&mut self, from: usize) {
+        let from = from.next_multiple_of(PAGE);
+        if from < self.len {
+            // SAFETY: a page-aligned part of our live mapping, which nobody else borrows; private anonymous pages come back zeroed.
+            unsafe { libc::madvise(self.start.as_ptr().add(from).cast(), self.len - from, libc::MADV_DONTNEED) };
+        }
     }
 
     pub fn bytes(&self) -> &[u8] {

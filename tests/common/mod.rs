@@ -3,9 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use pagedllm::engine::{MemoryPlan, ModelInfo};
+use pagedllm::engine::{Clock, MemoryPlan, ModelInfo};
 use pagedllm::model::spec::{Layout, Linear, Norm};
 use pagedllm::model::{Config, family};
 use pagedllm::options::{BeamParams, Dtype, EarlyStopping, SamplingParams};
@@ -27,6 +29,7 @@ pub fn model_info(vocab_size: usize, blocks: usize, max_model_len: usize, eos_to
         kv_bytes: 0,
         work_bytes: 0,
         blocks,
+        most_blocks: blocks,
         block_size: 8,
         block_bytes: 0,
         kv_dtype: Dtype::F32,
@@ -44,6 +47,22 @@ pub fn model_info(vocab_size: usize, blocks: usize, max_model_len: usize, eos_to
         memory,
         window: None,
         fingerprint: [0; 32],
+    }
+}
+
+/// A clock that only the test turns.
+#[derive(Default)]
+pub struct Hand(Mutex<Duration>);
+
+impl Hand {
+    pub fn turn(&self, time: Duration) {
+        *self.0.lock().unwrap() += time;
+    }
+}
+
+impl Clock for Hand {
+    fn now(&self) -> Duration {
+        *self.0.lock().unwrap()
     }
 }
 

@@ -158,7 +158,9 @@ impl Trace {
         let queue = if moves { queues[sequence.queue].as_ref() } else { None };
         // One that was imported has none of its own.
         let hook = sequence.hooked.then(hook);
-        if refused(engine.go_on(name.1, GoOn { keep, queue, user_data: moves.then_some(sequence.user_data), hook })).is_some() {
+        if refused(engine.go_on(name.1, GoOn { keep, queue, user_data: moves.then_some(sequence.user_data), hook, deadline: None }))
+            .is_some()
+        {
             self.log(format!("{name:?}: go on, keep {keep}, moves {moves}"));
             self.hosts[name.0].restless = true;
             self.owe(name, info, &sequence);

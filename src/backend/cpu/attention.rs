@@ -39,6 +39,11 @@ impl Kv {
         Ok(Kv { shape, k: Pages::zeroed(bytes)?, v: Pages::zeroed(bytes)? })
     }
 
+    pub fn discard(&mut self, from: usize) {
+        let bytes = Self::block_bytes(&self.shape) as usize / 2;
+        [&mut self.k, &mut self.v].into_iter().for_each(|pages| pages.discard(from * bytes));
+    }
+
     /// Appends K and then V of the blocks.
     pub fn read(&self, blocks: &[u32], out: &mut Vec<u8>) -> Result<()> {
         let bytes = Self::block_bytes(&self.shape) as usize / 2;

@@ -201,6 +201,10 @@ impl Backend for CpuBackend {
         attention::copy_blocks(&self.pool, copies, layers);
     }
 
+    fn discard_blocks(&self, from: usize, layer: &mut Kv) {
+        layer.discard(from);
+    }
+
     fn read_blocks(&self, blocks: &[u32], layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
         layer.read(blocks, out)
     }

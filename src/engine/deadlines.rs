@@ -1,0 +1,83 @@
+//! Turns that the host gave a time: whoever has not ended by then ends with what there is.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use super::core::Core;
+use crate::error::Result;
+use crate::sched::FinishReason;
+
+/// What will be due, the earliest first. What has ended before its time stays listed until then, and is nobody's any more.
+#[derive(Default)]
+pub struct Deadlines {
+    heap: BinaryHeap<Reverse<(Duration, u64)>>,
+}
+
+impl Deadlines {
+    fn add(&mut self, deadline: Duration, request: u64) -> Result<()> {
+        self.heap.try_reserve(1)?;
+        self.heap.push(Reverse((deadline, request)));
+        Ok(())
+    }
+
+    /// A request that is due at `now`, once for each time that it was added.
+    fn take_due(&mut self, now: Duration) -> Option<u64> {
+        self.first().filter(|&first| first <= now)?;
+        self.heap.pop().map(|Reverse((_, request))| request)
+    }
+
+    fn first(&self) -> Option<Duration> {
+        self.heap.peek().map(|Reverse((deadline, _))| *deadline)
+    }
+}
+
+/// Beside two for each stream, so many are listed without a look at whether they are still somebody's.
+const UNCHECKED: usize = 64;
+
+impl Core {
+    /// A turn of the request has this time, if the host gave it one.
+    pub(super) fn watch(&mut self, request: u64, deadline: Option<Duration>) -> Result<()> {
+        let Some(deadline) = deadline else { return Ok(()) };
+        if self.deadlines.heap.len() >= UNCHECKED + 2 * self.streams.len() {
+            let live = self.streams.values().filter_map(|stream| Some(Reverse((stream.deadline?, stream.request))));
+            self.deadlines.heap.clear();
+            self.deadlines.heap.extend(live);
+        }
+        self.deadlines.add(deadline, request)
+    }
+
+    /// Ends the turns whose time has passed.
+    pub(super) fn end_overdue(&mut self) {
+        let now = self.now;
+        while let Some(request) = self.deadlines.take_due(now) {
+            let is_due = |deadline: Option<Duration>| deadline.is_some_and(|deadline| deadline <= now);
+            self.end_those(request, |stream| is_due(stream.deadline), FinishReason::Deadline, |output| output);
+        }
+    }
+
+    /// How long the engine may sleep although nobody calls: until the first deadline, or the end of a pin.
+    pub fn rest_at_most(&self) -> Option<Duration> {
+        let pins = self.pins.iter().filter_map(|pin| pin.until);
+        let first = pins.chain(self.deadlines.first()).min()?;
+        Some(first.saturating_sub(self.shared.clock.now()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_earliest_is_due_first_and_nobody_before_its_time() {
+        let mut deadlines = Deadlines::default();
+        let at = Duration::from_millis;
+        for (time, request) in [(30, 1), (10, 2), (20, 3)] {
+            deadlines.add(at(time), request).unwrap();
+        }
+        assert_eq!(deadlines.take_due(at(9)), None);
+        assert_eq!(deadlines.take_due(at(20)), Some(2));
+        assert_eq!(deadlines.take_due(at(20)), Some(3));
+        assert_eq!((deadlines.take_due(at(20)), deadlines.first()), (None, Some(at(30))));
+    }
+}

@@ -1,0 +1,58 @@
+//! Keeps the engine within its part of the arena: before each step, and when others call.
+
+use std::cmp::Ordering;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, TryLockError};
+
+use super::core::Core;
+use super::driver::Wakeup;
+use crate::arena::Need;
+
+impl Core {
+    /// The pool becomes as large as the lease lets it.
+    pub(super) fn govern(&mut self) {
+        let blocks = self.scheduler.blocks();
+        let need = Need { used: blocks.used_blocks(), cached: blocks.cached_blocks(), next: self.scheduler.next_need() };
+        let total = self.lease.settle(need).min(blocks.capacity());
+        match total.cmp(&blocks.total()) {
+            Ordering::Less => self.shrink(total),
+            Ordering::Equal => {}
+            Ordering::Greater => self.scheduler.grow(total),
+        }
+    }
+
+    /// What there is no room for gives way. Where that fails, the pool stays as it is, and the next step tries again.
+    fn shrink(&mut self, total: usize) {
+        let mut moves = std::mem::take(&mut self.moves);
+        let moved = self.scheduler.make_smaller(total, &mut moves).and_then(|()| self.runner.shrink(&moves, total));
+        if moved.is_ok() {
+            self.scheduler.shrink(total, &moves);
+            self.lease.give_back(total);
+        }
+        self.moves = moves;
+    }
+
+    /// Nobody steps, and others need room.
+    fn answer_call(&mut self) {
+        if self.has_failed() {
+            return;
+        }
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.govern())) {
+            self.fail(panic);
+        }
+        self.publish();
+    }
+}
+
+/// What the arena calls: at once where nobody steps, otherwise whoever does will see to it before the next step.
+pub fn on_call(core: &Arc<Mutex<Core>>, wakeup: &Arc<Wakeup>) -> Arc<dyn Fn() + Send + Sync> {
+    let (core, wakeup) = (Arc::downgrade(core), wakeup.clone());
+    Arc::new(move || {
+        let Some(core) = core.upgrade() else { return };
+        match core.try_lock() {
+            Ok(mut core) => core.answer_call(),
+            Err(TryLockError::Poisoned(core)) => core.into_inner().answer_call(),
+            Err(TryLockError::WouldBlock) => wakeup.wake(),
+        }
+    })
+}

@@ -1,0 +1,55 @@
+//! A pool that grows and shrinks: blocks in use move to lower numbers, so that the last ones can go.
+
+use super::{BlockId, BlockManager, BlockTable};
+use crate::batch::BlockCopy;
+use crate::error::Result;
+
+impl BlockManager {
+    /// Gives up cached blocks until no more than `total` blocks hold anything, and lists the moves after which all of these have
+    /// numbers below `total`. No more than that may be used. Changes nothing else: `shrink` does, once the moves are made.
+    pub fn plan_moves(&mut self, total: usize, moves: &mut Vec<BlockCopy>) -> Result<()> {
+        moves.clear();
+        assert!(self.used_blocks() <= total, "what is in use stays");
+        moves.try_reserve(self.total().saturating_sub(total))?;
+        while self.used_blocks() + self.cached_blocks() > total {
+            let Some(block) = self.prefix.as_mut().and_then(|prefix| prefix.evict()) else { break };
+            self.filled[block as usize] = 0;
+            self.allocator.give_back(block);
+        }
+        let holds =
+            |block: &BlockId| self.allocator.refs(*block) > 0 || self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(*block));
+        let mut free = (0..total as BlockId).filter(|block| !holds(block));
+        for from in (total as BlockId..self.total() as BlockId).filter(holds) {
+            let to = free.next().expect("as many blocks are free below as hold something above");
+            moves.push(BlockCopy { from, to });
+        }
+        Ok(())
+    }
+
+    /// The moves are made, and there are no more than `total` blocks.
+    pub fn shrink<'a>(&mut self, total: usize, moves: &[BlockCopy], tables: impl Iterator<Item = &'a mut BlockTable>) {
+        for &BlockCopy { from, to } in moves {
+            self.allocator.relocate(from, to);
+            self.filled[to as usize] = std::mem::take(&mut self.filled[from as usize]);
+            if let Some(prefix) = &mut self.prefix {
+                prefix.relocate(from, to);
+            }
+        }
+        let moved = |block: BlockId| moves.binary_search_by_key(&block, |copy| copy.from).map(|place| moves[place].to);
+        for table in tables {
+            let gone = table.gone;
+            table.blocks[gone..].iter_mut().for_each(|block| *block = moved(*block).unwrap_or(*block));
+        }
+        self.allocator.shrink(total, moves);
+    }
+
+    /// There are `total` blocks, of which those that are new are free.
+    pub fn grow(&mut self, total: usize) {
+        self.allocator.grow(total);
+    }
+
+    /// The most blocks that there can be.
+    pub fn capacity(&self) -> usize {
+        self.allocator.capacity()
+    }
+}

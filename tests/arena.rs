@@ -1,0 +1,271 @@
+//! Memory as a budget that changes while engines run: nobody ends, the bits are the same, and the memory goes back.
+
+mod common;
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use common::{Random, TempDir, configs, write_random_model};
+use pagedllm::arena::Arena;
+use pagedllm::engine::{Engine, Output, Prompt, Request, Resume};
+use pagedllm::error::Code;
+use pagedllm::options::{BeamParams, Dtype, EngineOptions, SamplingParams};
+use pagedllm::sched::FinishReason;
+
+/// The tests of this file look at the memory of the whole process.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn model(positions: usize) -> TempDir {
+    let dir = TempDir::new();
+    let (_, config) = configs(positions).pop().unwrap();
+    write_random_model(&dir.0, &config, false, 5);
+    dir
+}
+
+fn options(dir: &TempDir) -> EngineOptions {
+    EngineOptions {
+        model_dir: dir.0.clone(),
+        skip_tokenizer: true,
+        threads: Some(1),
+        block_size: 8,
+        max_model_len: Some(128),
+        max_batch_tokens: 48,
+        max_seqs: 12,
+        kv_dtype: Some(Dtype::F32),
+        ..EngineOptions::default()
+    }
+}
+
+fn block_bytes(dir: &TempDir) -> u64 {
+    Engine::plan(&EngineOptions { kv_bytes: Some(1 << 20), ..options(dir) }).unwrap().block_bytes
+}
+
+fn request(i: usize) -> Request {
+    let prompt = (0..[3, 40, 9, 17, 64, 1, 25, 33][i % 8]).map(|k| ((k * 37 + i * 11) % 120) as u32).collect();
+    let beam = (i % 8 == 5).then(|| BeamParams { width: 3, ..Default::default() });
+    let sampling = SamplingParams {
+        temperature: if i.is_multiple_of(2) || beam.is_some() { 0.0 } else { 0.9 },
+        seed: beam.is_none().then_some(i as u64),
+        max_tokens: Some(12 + i % 30),
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    let n = if i % 8 == 3 { 4 } else { 1 };
+    Request { n, beam, keep: i % 8 == 2, ..Request::new(Prompt::Tokens(prompt), sampling) }
+}
+
+type Answers = HashMap<(u64, u32), (Vec<u32>, FinishReason)>;
+
+/// Runs 24 requests and two turns of those that stay; between steps the test does what it likes.
+fn serve(engine: &Engine, mut between: impl FnMut(&Engine)) -> Answers {
+    let mut answers: HashMap<(u64, u32), (Vec<u32>, Option<FinishReason>)> = HashMap::new();
+    let mut drain = |engine: &Engine| {
+        for _ in 0..100_000 {
+            let report = engine.step().unwrap();
+            for output in engine.queue().poll(Some(Duration::ZERO)).unwrap() {
+                let (tokens, finish) = answers.entry((output.request, output.index)).or_default();
+                tokens.extend(&output.tokens);
+                *finish = output.finish.or(*finish);
+            }
+            if report.unfinished == 0 {
+                return;
+            }
+            between(engine);
+        }
+        panic!("the requests do not end");
+    };
+    let ids: Vec<u64> = (0..24).map(|i| engine.add_request(request(i)).unwrap()).collect();
+    drain(engine);
+    for &id in ids.iter().enumerate().filter(|(i, _)| i % 8 == 2).map(|(_, id)| id) {
+        engine.append(id, vec![7; 20]).unwrap();
+        let sampling = SamplingParams { max_tokens: Some(9), ignore_eos: true, ..SamplingParams::greedy() };
+        engine.resume(id, Resume::new(sampling)).unwrap();
+    }
+    drain(engine);
+    answers.into_iter().map(|(name, (tokens, finish))| (name, (tokens, finish.unwrap()))).collect()
+}
+
+#[test]
+fn a_budget_that_changes_ends_nobody_and_changes_no_bit() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = model(128);
+    let block = block_bytes(&dir);
+    let most = 80 * block;
+    let engine = || Engine::create(&EngineOptions { kv_bytes: Some(most), ..options(&dir) }).unwrap();
+    let expected = serve(&engine(), |_| {});
+    assert!(expected.values().all(|(_, finish)| *finish == FinishReason::Length));
+    let mut preemptions = 0;
+    for seed in 0..6 {
+        let mut random = Random(seed);
+        let engine = engine();
+        let answers = serve(&engine, |engine| {
+            if random.below(4) > 0 {
+                return;
+            }
+            let bytes = random.below(81) as u64 * block;
+            let least = engine.arena().info().least_bytes;
+            match engine.arena().resize(bytes) {
+                Ok(()) => {
+                    assert!(bytes >= least);
+                    let (stats, info) = (engine.stats(), engine.arena().info());
+                    assert_eq!((stats.blocks_total * block, info.held_bytes), (bytes, bytes), "nobody steps: it is done");
+                    assert!(stats.blocks_used + stats.blocks_cached + stats.blocks_free == stats.blocks_total);
+                }
+                Err(error) => {
+                    assert!(error.code() == Code::Capacity && error.message().contains(&format!("need {least} bytes")), "{error}");
+                    engine.arena().resize(least).unwrap();
+                }
+            }
+        });
+        assert_eq!(answers, expected, "seed {seed}");
+        preemptions += engine.stats().preemptions;
+    }
+    assert!(preemptions > 0, "the budgets were large enough for all");
+}
+
+/// Bytes of this process that are in memory.
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
+
+#[test]
+fn the_memory_beyond_the_budget_goes_back_to_the_system() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = model(2048);
+    let block = block_bytes(&dir);
+    let options = EngineOptions { kv_bytes: Some(2048 * block), max_model_len: Some(2048), max_batch_tokens: 512, ..options(&dir) };
+    let engine = Engine::create(&options).unwrap();
+    let greedy = |max_tokens| SamplingParams { max_tokens: Some(max_tokens), ignore_eos: true, ..SamplingParams::greedy() };
+    let fill = |salt: u32| {
+        let prompt = (0..2000u32).map(|i| (i * 7 + salt * 31) % 120).collect();
+        engine.add_request(Request { keep: true, ..Request::new(Prompt::Tokens(prompt), greedy(2)) }).unwrap();
+    };
+    let run = || while engine.step().unwrap().unfinished > 0 {};
+    (0..8).for_each(fill);
+    run();
+    let full = resident();
+    let stats = engine.stats();
+    let held = (stats.blocks_used + stats.blocks_cached) * block;
+    assert!(held > 2000 * block, "the pool is full: {stats:?}");
+    engine.arena().resize(300 * block).unwrap();
+    let freed = full.saturating_sub(resident());
+    let expected = held - 300 * block;
+    // Pages at the edges of two arrays in each of two layers stay.
+    assert!(freed > expected - (4 << 20), "{freed} of {expected} bytes went back");
+    // More is there at once.
+    engine.arena().resize(2048 * block).unwrap();
+    assert_eq!(engine.stats().blocks_total, 2048);
+    fill(9);
+    run();
+    let outputs: Vec<Output> = engine.queue().poll(Some(Duration::ZERO)).unwrap().into();
+    assert_eq!(outputs.iter().filter(|output| output.finish == Some(FinishReason::Length)).count(), 9);
+}
+
+#[test]
+fn engines_share_an_arena_and_what_one_does_not_use_another_has() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = model(128);
+    let block = block_bytes(&dir);
+    let arena = Arena::new(100 * block, 200 * block).unwrap();
+    let options = EngineOptions { arena: Some(arena.clone()), ..options(&dir) };
+    let plan = Engine::plan(&options).unwrap();
+    assert_eq!((plan.blocks, plan.most_blocks, plan.kv_bytes), (100, 200, 100 * block));
+    let alone = serve(&Engine::create(&EngineOptions { arena: None, kv_bytes: Some(100 * block), ..options.clone() }).unwrap(), |_| {});
+    let first = Engine::create(&options).unwrap();
+    assert_eq!(serve(&first, |_| {}), alone);
+    let cached = first.stats().blocks_cached + first.stats().blocks_used;
+    assert!(cached > 50, "the first keeps what it computed: {cached}");
+    let second = Engine::create(&options).unwrap();
+    // The first is idle, and still makes room.
+    assert_eq!(serve(&second, |_| assert!(arena.info().held_bytes <= 100 * block)), alone);
+    assert!(
+        first.stats().blocks_total < 60 && second.stats().blocks_total > 40,
+        "{} and {}",
+        first.stats().blocks_total,
+        second.stats().blocks_total
+    );
+    // Both at once, each with a thread of its own, while the budget changes.
+    first.start().unwrap();
+    second.start().unwrap();
+    let answers = |engine: &Engine| -> Vec<Vec<u32>> {
+        let ids: Vec<u64> = (0..24).map(|i| engine.add_request(request(i)).unwrap()).collect();
+        let (mut tokens, mut open) = (vec![Vec::new(); 24], (0..24).map(|i| request(i).n as usize).sum::<usize>());
+        let begun = Instant::now();
+        while open > 0 {
+            assert!(begun.elapsed() < Duration::from_secs(120), "{open} are still open");
+            for output in engine.queue().poll(Some(Duration::from_millis(100))).unwrap() {
+                open -= output.finish.is_some() as usize;
+                let place = ids.iter().position(|&id| id == output.request).unwrap();
+                if output.index == 0 {
+                    tokens[place].extend(&output.tokens);
+                }
+            }
+        }
+        tokens
+    };
+    let expected: Vec<Vec<u32>> = (0..24).map(|i| tokens_of(&alone, i)).collect();
+    std::thread::scope(|scope| {
+        let both = [&first, &second].map(|engine| scope.spawn(|| answers(engine)));
+        for bytes in [60, 100, 40, 200, 50, 100].map(|blocks| blocks * block) {
+            // Beams on their way may need more.
+            let _ = arena.resize(bytes);
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        for answers in both {
+            assert_eq!(answers.join().unwrap(), expected);
+        }
+    });
+    drop(first);
+    assert_eq!(arena.info().engines, 1);
+    arena.resize(200 * block).unwrap();
+    while second.stats().blocks_total < 200 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Of the i-th request in `serve`, before its second turn.
+fn tokens_of(answers: &Answers, i: usize) -> Vec<u32> {
+    let mut ids: Vec<u64> = answers.keys().map(|(request, _)| *request).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let mut tokens = answers[&(ids[i], 0)].0.clone();
+    tokens.truncate(12 + i % 30);
+    tokens
+}
+
+#[test]
+fn budgets_that_cannot_be_are_refused_with_the_one_that_could() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = model(128);
+    let block = block_bytes(&dir);
+    let refused = |options: EngineOptions, code: Code, why: &str| {
+        let error = Engine::create(&options).err().unwrap();
+        assert!(error.code() == code && error.message().contains(why), "{error}, expected {why}");
+    };
+    let arena = Arena::new(40 * block, 40 * block).unwrap();
+    let shared = || EngineOptions { arena: Some(arena.clone()), ..options(&dir) };
+    refused(EngineOptions { kv_bytes: Some(1), ..shared() }, Code::InvalidArgument, "kv_bytes and an arena are both given");
+    refused(EngineOptions { max_model_len: Some(129), ..shared() }, Code::InvalidArgument, "max_model_len is 129");
+    let tiny = Arena::new(block, block).unwrap();
+    refused(EngineOptions { arena: Some(tiny), ..options(&dir) }, Code::Capacity, "one sequence may have 128");
+    let (first, _second) = (Engine::create(&shared()).unwrap(), Engine::create(&shared()).unwrap());
+    // 16 blocks each: a third would not have them.
+    refused(shared(), Code::Capacity, "one sequence may have 128");
+    let error = arena.resize(31 * block).unwrap_err();
+    assert!(error.message().contains(&format!("need {} bytes to go on", 32 * block)), "{error}");
+    // Four samples that may need 64 blocks, of which the arena never had so many; and two that need 30, which are the other's.
+    let wide = |n, max_tokens| {
+        let sampling = SamplingParams { max_tokens: Some(max_tokens), ..SamplingParams::greedy() };
+        Request { n, ..Request::new(Prompt::Tokens(vec![1; 8]), sampling) }
+    };
+    let error = first.add_request(wide(4, 120)).unwrap_err();
+    assert!(error.code() == Code::Capacity && error.message().contains("the pool has 40"), "{error}");
+    let error = first.add_request(wide(2, 112)).unwrap_err();
+    assert!(error.code() == Code::Capacity && error.message().contains("hold"), "{error}");
+    first.add_request(wide(2, 88)).unwrap();
+    assert_eq!(arena.info().least_bytes, 39 * block, "it is promised as long as the request lives");
+    while first.step().unwrap().unfinished > 0 {}
+    assert_eq!(arena.info().least_bytes, 32 * block);
+}
