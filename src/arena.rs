@@ -77,7 +77,8 @@ impl State {
         let (left, above) = (u128::from(self.bytes - floors), u128::from(held - floors));
         for tenant in &mut self.tenants {
             let floor = tenant.floor();
-            tenant.ceiling = floor + (u128::from(tenant.held - floor) * left / above) as u64;
+            let ceiling = floor + (u128::from(tenant.held - floor) * left / above) as u64;
+            tenant.ceiling = if ceiling < tenant.held { ceiling } else { u64::MAX };
         }
     }
 
