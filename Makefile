@@ -21,13 +21,13 @@ export CGO_CFLAGS := -O2 -I$(CURDIR)/include
 export CGO_LDFLAGS := -L$(LIBDIR) -Wl,-rpath,$(LIBDIR)
 export PAGEDLLM_LIBRARY := $(LIB)
 
-.PHONY: demo test setup lib header manual lint test-rust test-c test-abi test-cpp test-go test-python test-node test-examples \
+.PHONY: demo test setup lib header manual lint test-rust test-soak soak test-c test-abi test-cpp test-go test-python test-node test-examples \
         test-install install dist bench bench-polling bench-sequences fuzz clean
 
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
 
-test: setup lint test-rust test-c test-abi test-cpp test-go test-python test-node test-examples test-install
+test: setup lint test-rust test-soak test-c test-abi test-cpp test-go test-python test-node test-examples test-install
 	@echo "make test: everything passed"
 
 setup:
@@ -63,6 +63,13 @@ lint:
 
 test-rust:
 	cargo test --locked
+
+# Hosts, budgets and faults at random, for a minute: nothing is left of it.
+test-soak:
+	PLLM_SOAK_SECONDS=60 cargo test --locked --test soak -- --nocapture
+
+soak:
+	PLLM_SOAK_SECONDS=600 cargo test --locked --test soak -- --nocapture
 
 test-c: $(BUILD)/abi_test $(BUILD)/libuv_test $(BUILD)/hello_c
 	$(CC) -std=c99 $(WARNINGS) -Iinclude -fsyntax-only tests/c/header_alone.c

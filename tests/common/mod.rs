@@ -1,6 +1,8 @@
 //! Random models of any family, made from its own spec; stored beam searches.
 #![allow(dead_code)] // each test file uses its part
 
+pub mod faulty;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;

@@ -1,0 +1,155 @@
+//! A device that fails as it is told to: the CPU backend behind a switch.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+use pagedllm::backend::cpu::CpuBackend;
+use pagedllm::backend::{Act, AttentionShape, Backend, Heads, KvShape, NormKind, RowSource};
+use pagedllm::batch::{Batch, BlockCopy};
+use pagedllm::error::{Error, Result};
+use pagedllm::options::Dtype;
+
+use super::Random;
+
+/// A token with which every step fails, where that is wanted.
+pub const POISON: u32 = 126;
+
+/// What goes wrong in the device, and when. As on a real one, nothing is computed from then on, and it is told when results are read.
+#[derive(Default)]
+pub struct Faults {
+    /// Ops so far.
+    pub ops: AtomicU64,
+    /// The op that fails, counted from 1.
+    pub fails_at: AtomicU64,
+    /// If not 0: one op in so many fails.
+    pub one_in: AtomicU64,
+    /// Every step fails with this token in it.
+    pub poisoned: AtomicBool,
+    /// Every step fails.
+    pub dead: AtomicBool,
+    /// Since the last upload.
+    broken: AtomicBool,
+    pub told: AtomicU64,
+}
+
+impl Faults {
+    fn op(&self) -> bool {
+        let op = self.ops.fetch_add(1, SeqCst) + 1;
+        let chance = Random(op).next().checked_rem(self.one_in.load(SeqCst)) == Some(0);
+        if chance || op == self.fails_at.load(SeqCst) || self.dead.load(SeqCst) {
+            self.broken.store(true, SeqCst);
+        }
+        !self.broken.load(SeqCst)
+    }
+}
+
+pub struct Faulty {
+    pub cpu: CpuBackend,
+    pub faults: Arc<Faults>,
+}
+
+/// Ops that are passed on unless the device is broken.
+macro_rules! ops {
+    ($(fn $name:ident($($arg:ident: $type:ty),*);)*) => {
+        $(fn $name(&self, $($arg: $type),*) {
+            if self.faults.op() {
+                self.cpu.$name($($arg),*);
+            }
+        })*
+    };
+}
+
+type Buf = <CpuBackend as Backend>::Buf;
+type Matrix = <CpuBackend as Backend>::Matrix;
+type Kv = <CpuBackend as Backend>::Kv;
+type Inputs = <CpuBackend as Backend>::Inputs;
+
+impl Backend for Faulty {
+    type Buf = Buf;
+    type Matrix = Matrix;
+    type Kv = Kv;
+    type Inputs = Inputs;
+
+    fn buffer(&self, len: usize) -> Result<Buf> {
+        self.cpu.buffer(len)
+    }
+
+    fn vector(&self, values: &[f32]) -> Result<Buf> {
+        self.cpu.vector(values)
+    }
+
+    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, source: RowSource) -> Result<Matrix> {
+        self.cpu.matrix(rows, cols, dtype, source)
+    }
+
+    fn kv(&self, shape: KvShape) -> Result<Kv> {
+        self.cpu.kv(shape)
+    }
+
+    fn matrix_bytes(&self, rows: usize, cols: usize, dtype: Dtype) -> u64 {
+        self.cpu.matrix_bytes(rows, cols, dtype)
+    }
+
+    fn kv_block_bytes(&self, shape: &KvShape) -> u64 {
+        self.cpu.kv_block_bytes(shape)
+    }
+
+    fn reserve(&self, shape: &AttentionShape) -> Result<()> {
+        self.cpu.reserve(shape)
+    }
+
+    fn reserved_bytes(&self, shape: &AttentionShape) -> u64 {
+        self.cpu.reserved_bytes(shape)
+    }
+
+    fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<()> {
+        self.faults.broken.store(self.faults.poisoned.load(SeqCst) && batch.tokens.contains(&POISON), SeqCst);
+        if !self.faults.op() {
+            self.faults.told.fetch_add(1, SeqCst);
+            return Err(Error::out_of_memory());
+        }
+        self.cpu.upload(batch, inputs)
+    }
+
+    fn read<'a>(&'a self, buf: &'a Buf, len: usize) -> Result<&'a [f32]> {
+        if !self.faults.op() {
+            self.faults.told.fetch_add(1, SeqCst);
+            return Err(Error::out_of_memory());
+        }
+        self.cpu.read(buf, len)
+    }
+
+    fn discard_blocks(&self, from: usize, layer: &mut Kv) {
+        self.cpu.discard_blocks(from, layer);
+    }
+
+    fn read_blocks(&self, blocks: &[u32], layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
+        self.cpu.read_blocks(blocks, layer, out)
+    }
+
+    fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Kv, bytes: &'a [u8]) -> Result<&'a [u8]> {
+        self.cpu.write_blocks(blocks, layer, bytes)
+    }
+
+    fn kv_layout(&self, layer: &Kv) -> String {
+        self.cpu.kv_layout(layer)
+    }
+
+    ops! {
+        fn copy_blocks(copies: &[BlockCopy], layers: &mut [Kv]);
+        fn embed(inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf);
+        fn add_positions(inputs: &Inputs, table: &Matrix, offset: usize, x: &mut Buf);
+        fn matmul(rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf);
+        fn add(len: usize, x: &mut Buf, y: &Buf);
+        fn norm(rows: usize, width: usize, kind: NormKind, eps: f32, weight: &Buf, bias: Option<&Buf>, x: &Buf, out: &mut Buf);
+        fn norm_heads(rows: usize, heads: Heads, kind: NormKind, eps: f32, weight: &Buf, x: &mut Buf);
+        fn angles(inputs: &Inputs, frequencies: &[f32], amplitude: f32, out: &mut Buf);
+        fn rope(rows: usize, heads: Heads, rotated: usize, angles: &Buf, x: &mut Buf);
+        fn store_kv(inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv);
+        fn attention(inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &Kv, out: &mut Buf);
+        fn activate(len: usize, act: Act, x: &mut Buf);
+        fn gate(rows: usize, width: usize, act: Act, x: &Buf, out: &mut Buf);
+        fn gather(inputs: &Inputs, width: usize, x: &Buf, out: &mut Buf);
+        fn scale_and_cap(len: usize, scale: f32, soft_cap: Option<f32>, x: &mut Buf);
+    }
+}

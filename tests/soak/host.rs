@@ -1,0 +1,302 @@
+//! One of the hosts: it asks for whatever comes to its mind, reads what comes, and keeps account of what it is owed.
+
+use std::collections::HashMap;
+use std::ops::AddAssign;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use pagedllm::engine::{Engine, Fork, GoOn, Output, Prompt, Queue, Request, Resume};
+use pagedllm::error::{Code, Error, Result};
+use pagedllm::options::{BeamParams, SamplingParams};
+use pagedllm::sched::FinishReason;
+
+use crate::common::Random;
+use crate::common::faulty::POISON;
+
+/// How long everything may take to end, once nobody asks for more.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a host, or all of them, did.
+#[derive(Debug, Default)]
+pub struct Tally {
+    pub asked: u64,
+    pub refused: u64,
+    pub ended: u64,
+    pub failed: u64,
+    pub overdue: u64,
+    pub aborted: u64,
+    pub moved: u64,
+    pub failed_steps: u64,
+    pub preemptions: u64,
+    pub rejections: u64,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
+        self.asked += other.asked;
+        self.refused += other.refused;
+        self.ended += other.ended;
+        self.failed += other.failed;
+        self.overdue += other.overdue;
+        self.aborted += other.aborted;
+        self.moved += other.moved;
+    }
+}
+
+pub struct Host<'a> {
+    engine: &'a Engine,
+    queue: Queue,
+    random: Random,
+    /// Last outputs that are still to come, by request.
+    owed: HashMap<u64, u32>,
+    /// And those that may come: of children and imported sequences, which run, or could not be made.
+    possible: HashMap<u64, u32>,
+    /// Sequences that may be named; some have ended and are gone.
+    sequences: Vec<u64>,
+    pins: Vec<u64>,
+    blobs: Vec<Vec<u8>>,
+    tally: Tally,
+}
+
+impl<'a> Host<'a> {
+    pub fn new(engine: &'a Engine, seed: u64) -> Host<'a> {
+        Host {
+            engine,
+            queue: engine.create_queue(50).unwrap(),
+            random: Random(seed * 7919 + 3),
+            owed: HashMap::new(),
+            possible: HashMap::new(),
+            sequences: Vec::new(),
+            pins: Vec::new(),
+            blobs: Vec::new(),
+            tally: Tally::default(),
+        }
+    }
+
+    pub fn live(mut self, stop: &AtomicBool) -> Tally {
+        while !stop.load(SeqCst) {
+            self.act();
+            if self.sequences.len() > 40 {
+                let oldest = self.sequences.remove(0);
+                self.free(oldest);
+            }
+        }
+        self.leave();
+        self.tally
+    }
+
+    fn act(&mut self) {
+        match self.random.below(24) {
+            0..5 => self.add(),
+            5 => self.abort(),
+            6..8 => self.fork(),
+            8 => self.append(),
+            9 => self.rewind(),
+            10..12 => self.resume(),
+            12 => self.export(),
+            13 => self.import(),
+            14 => self.pin(),
+            15 => self.drop_queue(),
+            16 => self.free_any(),
+            _ => self.read(Duration::from_millis(3)),
+        }
+    }
+
+    /// What is refused is refused for a reason that a busy host knows.
+    fn asked<T>(&mut self, result: Result<T>) -> Option<T> {
+        self.tally.asked += 1;
+        let known = |error: &Error| matches!(error.code(), Code::Capacity | Code::NotFound | Code::InvalidArgument);
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                assert!(known(&error), "{error}");
+                self.tally.refused += 1;
+                None
+            }
+        }
+    }
+
+    fn some_tokens(&mut self, most: usize) -> Vec<u32> {
+        let (len, first) = (1 + self.random.below(most), self.random.below(3) as u32);
+        let mut tokens: Vec<u32> = (0..len as u32).map(|i| (first + i * 7) % 120).collect();
+        if self.random.below(150) == 0 {
+            tokens[len / 2] = POISON;
+        }
+        tokens
+    }
+
+    fn sampling(&mut self) -> SamplingParams {
+        let logprobs = (self.random.below(3) == 0).then_some(2);
+        let max_tokens = Some(1 + self.random.below(40));
+        SamplingParams { max_tokens, top_p: 0.9, logprobs, ignore_eos: true, ..SamplingParams::default() }
+    }
+
+    fn deadline(&mut self) -> Option<Duration> {
+        (self.random.below(8) == 0).then(|| Duration::from_millis(1 + self.random.below(60) as u64))
+    }
+
+    fn add(&mut self) {
+        let (sampling, prompt) = (self.sampling(), self.some_tokens(70));
+        let mut request = Request { deadline: self.deadline(), ..Request::new(Prompt::Tokens(prompt), sampling) };
+        match self.random.below(8) {
+            0 => request.n = 4,
+            1 => (request.n, request.best_of) = (2, Some(3)),
+            2 => {
+                request.sampling = SamplingParams { max_tokens: Some(12), ..SamplingParams::greedy() };
+                request.beam = Some(BeamParams { width: 3, ..BeamParams::default() });
+            }
+            3..6 => request.keep = true,
+            _ => {}
+        }
+        let (n, keep) = (request.n, request.keep);
+        if let Some(id) = self.asked(self.engine.add_request_to(&self.queue, request)) {
+            self.owed.insert(id, n);
+            if keep {
+                self.sequences.push(id);
+            }
+        }
+    }
+
+    fn any(&mut self) -> Option<u64> {
+        let n = self.sequences.len();
+        (n > 0).then(|| self.sequences[self.random.below(n)])
+    }
+
+    fn abort(&mut self) {
+        let mut open: Vec<u64> = self.owed.iter().filter(|(_, owed)| **owed > 0).map(|(id, _)| *id).collect();
+        open.sort_unstable();
+        if !open.is_empty() {
+            let id = open[self.random.below(open.len())];
+            self.asked(self.engine.abort(id));
+        }
+    }
+
+    fn fork(&mut self) {
+        let Some(parent) = self.any() else { return };
+        let idle = self.random.below(2) == 0;
+        let at = (self.random.below(3) == 0).then(|| 1 + self.random.below(20));
+        let n = 1 + self.random.below(3);
+        let how = Fork { at, idle, seed: Some(5), queue: Some(&self.queue), user_data: None };
+        // The children of a parent that ends meanwhile may be idle or not.
+        let children = self.engine.fork(parent, n, &how);
+        for child in self.asked(children).unwrap_or_default() {
+            self.possible.insert(child, 1);
+            self.sequences.push(child);
+        }
+    }
+
+    fn append(&mut self) {
+        let Some(seq) = self.any() else { return };
+        let tokens = self.some_tokens(20);
+        self.asked(self.engine.append(seq, tokens));
+    }
+
+    fn rewind(&mut self) {
+        let Some(seq) = self.any() else { return };
+        let len = 1 + self.random.below(60);
+        self.asked(self.engine.rewind(seq, len));
+    }
+
+    fn resume(&mut self) {
+        let Some(seq) = self.any() else { return };
+        let Ok(info) = self.engine.sequence(seq) else { return };
+        let keep = self.random.below(4) > 0;
+        let result = match self.random.below(4) {
+            0 => self.engine.go_on(seq, GoOn { keep, queue: Some(&self.queue), ..GoOn::default() }),
+            _ => {
+                let (sampling, deadline) = (self.sampling(), self.deadline());
+                self.engine.resume(seq, Resume { keep, deadline, queue: Some(&self.queue), ..Resume::new(sampling) })
+            }
+        };
+        if self.asked(result).is_some() {
+            *self.owed.entry(info.request).or_default() += 1;
+        }
+    }
+
+    fn export(&mut self) {
+        let Some(seq) = self.any() else { return };
+        self.asked(self.engine.export(seq, Some(&self.queue)));
+    }
+
+    fn import(&mut self) {
+        let Some(blob) = self.blobs.pop() else { return };
+        if let Some(id) = self.asked(self.engine.import(&self.queue, &blob)) {
+            self.tally.moved += 1;
+            self.possible.insert(id, 1);
+            self.sequences.push(id);
+        }
+    }
+
+    fn pin(&mut self) {
+        if let Some(pin) = self.pins.pop() {
+            self.asked(self.engine.unpin(pin));
+            return;
+        }
+        let (tokens, time) = (self.some_tokens(40), Duration::from_millis(50));
+        let pin = self.engine.pin(Prompt::Tokens(tokens), false, b"", 1, Some(time));
+        let pin = self.asked(pin);
+        self.pins.extend(pin);
+    }
+
+    /// A client that vanishes: what it was owed goes nowhere, and ends all the same.
+    fn drop_queue(&mut self) {
+        if self.random.below(20) > 0 {
+            return;
+        }
+        self.queue = self.engine.create_queue(50).unwrap();
+        self.owed.clear();
+        self.possible.clear();
+        std::mem::take(&mut self.sequences).into_iter().for_each(|seq| self.free(seq));
+    }
+
+    fn free_any(&mut self) {
+        if !self.sequences.is_empty() {
+            let place = self.random.below(self.sequences.len());
+            let seq = self.sequences.swap_remove(place);
+            self.free(seq);
+        }
+    }
+
+    fn free(&mut self, seq: u64) {
+        self.asked(self.engine.free(seq));
+    }
+
+    fn read(&mut self, timeout: Duration) {
+        for output in self.queue.poll(Some(timeout)).unwrap() {
+            self.hear(output);
+        }
+    }
+
+    fn hear(&mut self, output: Output) {
+        if !output.blob.is_empty() {
+            self.blobs.truncate(3);
+            self.blobs.push(output.blob);
+            return;
+        }
+        let Some(finish) = output.finish else { return };
+        self.tally.ended += 1;
+        self.tally.failed += (finish == FinishReason::Error) as u64;
+        self.tally.overdue += (finish == FinishReason::Deadline) as u64;
+        self.tally.aborted += (finish == FinishReason::Abort) as u64;
+        if finish == FinishReason::Error && output.error.is_none() {
+            panic!("an error without a reason: {output:?}");
+        }
+        let count = |ends: &mut HashMap<u64, u32>| ends.get_mut(&output.request).filter(|left| **left > 0).map(|left| *left -= 1).is_some();
+        assert!(count(&mut self.owed) || count(&mut self.possible), "an end that nobody is owed: {output:?}");
+    }
+
+    /// Everything ends, once, and nothing is kept.
+    fn leave(&mut self) {
+        std::mem::take(&mut self.pins).into_iter().for_each(|pin| {
+            self.asked(self.engine.unpin(pin));
+        });
+        let begun = Instant::now();
+        while self.owed.values().any(|&owed| owed > 0) {
+            assert!(begun.elapsed() < PATIENCE, "still owed: {:?}", self.owed);
+            self.read(Duration::from_millis(50));
+        }
+        std::mem::take(&mut self.sequences).into_iter().for_each(|seq| self.free(seq));
+        // A last look: nothing may come that nobody is owed.
+        self.read(Duration::from_millis(50));
+    }
+}
