@@ -1,0 +1,222 @@
+//! A machine that is only a clock, under the production engine and scheduler: what requests would meet, found out in seconds.
+#![allow(dead_code)] // each benchmark and test uses its part
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pagedllm::engine::{Clock, Engine, MemoryPlan, ModelInfo, Prompt, Request, Runner, StepReport, Ticket};
+use pagedllm::error::Result;
+use pagedllm::options::{Dtype, EngineOptions, SamplingParams};
+use pagedllm::sched::StepPlan;
+
+const VOCAB: usize = 2;
+const TOKEN: usize = 0;
+const EOS: usize = 1;
+
+/// What a step costs, as though nothing in it overlapped, and how many tokens the KV pool holds.
+#[derive(Debug, Clone, Copy)]
+pub struct Machine {
+    /// Of every step: reading the weights.
+    pub step: Duration,
+    /// Of every row: multiplying with the weights.
+    pub row: Duration,
+    /// Of every position that a sequence in the step looks back on: reading its K and V.
+    pub position: Duration,
+    pub slots: usize,
+    pub max_model_len: usize,
+}
+
+impl Machine {
+    /// OPT-13B in 16 bits on one A100 with 40 GB, the smallest machine of the PagedAttention paper, by its data sheet: 26 GB of weights
+    /// and 820 kB a position (2 x 40 layers x 5,120 x 2 bytes) at 1,555 GB/s, and 26 GFLOP a row at 312 TFLOP/s. The pool is that
+    /// of the paper's Table 1. A real machine reaches some two thirds of its data sheet: rates here are higher by that.
+    pub const PAPER: Machine = Machine {
+        step: Duration::from_nanos(16_720_000),
+        row: Duration::from_nanos(83_300),
+        position: Duration::from_nanos(527),
+        slots: 15_700,
+        max_model_len: 2048,
+    };
+
+    pub fn cost(&self, plan: &StepPlan) -> Duration {
+        let positions: usize = plan.parts.iter().map(|part| part.first + part.rows).sum();
+        self.step + self.row * plan.batch.rows() as u32 + self.position * positions as u32
+    }
+}
+
+/// Stands still until it is turned.
+#[derive(Default)]
+pub struct SimulatedClock(AtomicU64);
+
+impl SimulatedClock {
+    pub fn advance(&self, by: Duration) {
+        self.0.fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    pub fn advance_to(&self, time: Duration) {
+        self.0.fetch_max(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+}
+
+impl Clock for SimulatedClock {
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// Turns the clock by what a step costs, and ends every sequence when it has the length it is to have.
+struct SimulatedRunner {
+    machine: Machine,
+    clock: Arc<SimulatedClock>,
+    /// By sequence.
+    lengths: Arc<Mutex<Vec<usize>>>,
+    logits: Vec<f32>, // [rows, VOCAB]
+}
+
+impl Runner for SimulatedRunner {
+    fn submit(&mut self, plan: &StepPlan) -> Result<Ticket> {
+        self.clock.advance(self.machine.cost(plan));
+        let lengths = self.lengths.lock().unwrap();
+        self.logits.clear();
+        for part in plan.parts.iter().filter(|part| part.logits > 0) {
+            let ends = lengths.get(part.seq as usize).is_some_and(|&length| part.generated + 1 >= length);
+            let mut row = [0.0; VOCAB];
+            row[if ends { EOS } else { TOKEN }] = 1.0;
+            (0..part.logits).for_each(|_| self.logits.extend(row));
+        }
+        Ok(Ticket { logits: plan.batch.logit_rows.len() })
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<&[f32]> {
+        Ok(&self.logits[..ticket.logits * VOCAB])
+    }
+}
+
+/// A request as the outer world sends it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Job {
+    /// When it comes.
+    pub at: Duration,
+    pub prompt: usize,
+    /// Tokens after which it ends by itself.
+    pub output: usize,
+    /// Tokens that its host allows.
+    pub max_tokens: usize,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Served {
+    pub arrived: Duration,
+    pub first_token: Duration,
+    pub last_token: Duration,
+    pub tokens: usize,
+    /// The longest time between two of its tokens.
+    pub longest_gap: Duration,
+}
+
+impl Served {
+    pub fn time_to_first_token(&self) -> Duration {
+        self.first_token - self.arrived
+    }
+
+    /// The paper's metric: from end to end, for each token of the output.
+    pub fn normalized_latency(&self) -> Duration {
+        (self.last_token - self.arrived) / self.tokens as u32
+    }
+}
+
+pub struct Simulation {
+    pub engine: Engine,
+    pub clock: Arc<SimulatedClock>,
+    lengths: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Simulation {
+    /// `options` say all but the model and its memory. Prompts are all alike, so prefixes are best not kept.
+    pub fn new(options: &EngineOptions, machine: Machine) -> Result<Simulation> {
+        let (clock, lengths) = (Arc::new(SimulatedClock::default()), Arc::<Mutex<Vec<usize>>>::default());
+        let runner = SimulatedRunner { machine, clock: clock.clone(), lengths: lengths.clone(), logits: Vec::new() };
+        let info = model_info(options, machine);
+        let engine = Engine::with_clock(options, info, None, Box::new(runner), clock.clone())?;
+        Ok(Simulation { engine, clock, lengths })
+    }
+
+    /// The request's id.
+    pub fn add(&self, job: &Job) -> Result<u64> {
+        let sampling = SamplingParams { max_tokens: Some(job.max_tokens), ..SamplingParams::greedy() };
+        let id = self.engine.add_request(Request::new(Prompt::Tokens(vec![TOKEN as u32; job.prompt]), sampling))?;
+        let mut lengths = self.lengths.lock().unwrap();
+        lengths.resize(id as usize + 1, usize::MAX);
+        lengths[id as usize] = job.output;
+        Ok(id)
+    }
+
+    /// Serves jobs, which come in order of time, to their end. `watch` sees every step: what it did, and how long ago the last
+    /// tokens came.
+    pub fn serve(&self, jobs: &[Job], mut watch: impl FnMut(&Engine, &StepReport)) -> Result<Vec<Served>> {
+        let (mut served, mut first, mut next) = (vec![Served::default(); jobs.len()], 0, 0);
+        loop {
+            while let Some(job) = jobs.get(next).filter(|job| job.at <= self.clock.now()) {
+                let id = self.add(job)?;
+                first = if next == 0 { id } else { first };
+                assert_eq!(id, first + next as u64, "ids follow one another");
+                served[next].arrived = job.at;
+                next += 1;
+            }
+            let report = self.engine.step()?;
+            self.collect(first, &mut served)?;
+            watch(&self.engine, &report);
+            if report.unfinished == 0 {
+                let Some(job) = jobs.get(next) else { return Ok(served) };
+                self.clock.advance_to(job.at);
+            }
+        }
+    }
+
+    fn collect(&self, first: u64, served: &mut [Served]) -> Result<()> {
+        let now = self.clock.now();
+        for output in self.engine.queue().poll(Some(Duration::ZERO))? {
+            if let Some(error) = output.error {
+                return Err(error);
+            }
+            let served = &mut served[(output.request - first) as usize];
+            match served.tokens {
+                0 => served.first_token = now,
+                _ => served.longest_gap = served.longest_gap.max(now - served.last_token),
+            }
+            served.last_token = now;
+            served.tokens += output.tokens.len();
+        }
+        Ok(())
+    }
+}
+
+fn model_info(options: &EngineOptions, machine: Machine) -> ModelInfo {
+    let Machine { slots, max_model_len, .. } = machine;
+    let (block_size, blocks) = (options.block_size, slots / options.block_size);
+    let memory = MemoryPlan {
+        weight_bytes: 0,
+        kv_bytes: 0,
+        work_bytes: 0,
+        blocks,
+        block_size,
+        block_bytes: 0,
+        kv_dtype: Dtype::F32,
+        max_model_len,
+        full_sequences: slots / max_model_len,
+    };
+    ModelInfo {
+        architecture: "simulated",
+        vocab_size: VOCAB,
+        layers: 0,
+        max_positions: max_model_len,
+        eos_token_ids: vec![EOS as u32],
+        isa: None,
+        threads: 1,
+        memory,
+        window: None,
+        fingerprint: [0; 32],
+    }
+}
