@@ -1,16 +1,24 @@
 //! Who is let in, for how long, and what is told beforehand. The engine runs over a runner that counts, and a clock that the test turns.
 
 mod common;
+#[path = "../benches/serving/forecast.rs"]
+mod forecast;
+#[path = "../benches/serving/simulation.rs"]
+mod simulation;
+#[path = "../benches/serving/workload.rs"]
+mod workload;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::Hand;
+use forecast::{Errors, Hosts};
 use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume, Runner, Ticket};
 use pagedllm::error::{Code, Result};
 use pagedllm::options::{BeamParams, EngineOptions, SamplingParams};
 use pagedllm::sched::{FinishReason, StepPlan};
+use workload::SHAREGPT;
 
 const VOCAB: usize = 1000;
 
@@ -288,4 +296,14 @@ fn the_first_token_comes_when_it_was_told() {
     }
     let came = STEP * steps;
     assert!(told.abs_diff(came) < STEP / 2, "told {told:?}, came after {came:?}");
+}
+
+/// Under a load that the machine cannot bear: what waits, what runs and who has to go decide.
+#[test]
+fn the_first_token_is_told_within_a_quarter_half_of_the_time() {
+    for hosts in [Hosts::Know, Hosts::DoNotKnow] {
+        let Errors { median, mean, .. } = forecast::measure(&SHAREGPT, 6.0, hosts).unwrap();
+        assert!(mean > 10.0, "nobody waited: {mean}");
+        assert!(median < 0.25, "{hosts:?}: half of the forecasts were off by {median} or more");
+    }
 }

@@ -1,5 +1,6 @@
 //! Serving under load, on a simulated machine: what the engine itself costs, and what policies are worth.
 
+mod forecast;
 mod simulation;
 mod speed;
 mod workload;
@@ -7,5 +8,9 @@ mod workload;
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Result<()> {
-    speed::print()
+    if std::env::args().any(|a| a == "forecast") {
+        return forecast::print();
+    }
+    speed::print()?;
+    forecast::print()
 }

@@ -201,6 +201,7 @@ fn model_info(options: &EngineOptions, machine: Machine) -> ModelInfo {
         kv_bytes: 0,
         work_bytes: 0,
         blocks,
+        most_blocks: blocks,
         block_size,
         block_bytes: 0,
         kv_dtype: Dtype::F32,

@@ -26,10 +26,9 @@ impl Engine {
     /// is refused here too.
     pub fn admit(&self, queue: &Queue, mut request: Request) -> Result<Admission> {
         let (prompt, _, branching) = self.checked(queue, &mut request)?;
-        let (waiting, admits) = self.shared.registry.would_admit(queue.outbox(), prompt.len());
+        let (waiting, admits, before) = self.shared.registry.would_admit(queue.outbox(), prompt.len())?;
         let (now, outlook) = (self.shared.clock.now(), self.shared.outlook().clone());
-        let before = (waiting.requests, waiting.tokens);
-        let first_token = outlook.first_token(self.capacity, before, prompt.len(), now);
+        let first_token = outlook.first_token(self.capacity, before.into_iter(), prompt.len(), now);
         Ok(Admission {
             admits,
             fits_now: admits && outlook.fits_now(self.capacity.block_size, branching.width(), prompt.len(), waiting.requests > 0),

@@ -351,7 +351,7 @@ impl Core {
         let pending = |sequence: &Sequence| {
             let max_tokens = stream_of(&self.streams, &self.beams, sequence.id).and_then(|stream| stream.rules.params.max_tokens);
             let room = sequence.max_len.saturating_sub(sequence.tokens.len());
-            let output = self.lengths.expect(max_tokens, room + sequence.generated).saturating_sub(sequence.generated).max(1);
+            let output = self.lengths.expect(max_tokens, sequence.generated, room + sequence.generated);
             let prefill = if sequence.pending() > 1 { sequence.pending() } else { 0 };
             Pending { prefill, computed: sequence.computed, output }
         };

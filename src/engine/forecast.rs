@@ -6,43 +6,51 @@ use std::time::Duration;
 use crate::kv::blocks_for;
 use crate::sched::StepPlan;
 
-/// What a step's rows and the positions they look back on cost, as far as the steps so far tell: the weighted least squares of
-/// seconds = fixed + rows * per_row + positions * per_position, where older steps count less and less.
+/// What a step costs, as far as the steps so far tell: the weighted least squares of seconds = fixed + rows * per_row
+/// + positions * per_position + products * per_product, where older steps count less and less.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pace {
     moments: [[f64; UNKNOWNS]; UNKNOWNS],
     seconds: [f64; UNKNOWNS],
 }
 
-const UNKNOWNS: usize = 3;
+const UNKNOWNS: usize = 4;
 /// What an older step counts for beside the next one: half after 700.
 const FADING: f64 = 0.999;
-/// Brings the three to like sizes.
-const SCALES: [f64; UNKNOWNS] = [1.0, 1e-2, 1e-5];
+/// Brings the four to like sizes.
+const SCALES: [f64; UNKNOWNS] = [1.0, 1e-2, 1e-4, 1e-5];
 /// A little weight on 0, so that steps that were all alike have an answer too.
 const DAMPING: f64 = 1e-6;
 
-/// The size of a step.
+/// The size of a step, or of several.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Load {
+    pub steps: usize,
     pub rows: usize,
-    /// Positions that its rows look back on, in all.
+    /// Positions whose K and V are read, of each sequence once a step.
     pub positions: usize,
+    /// The same, once for each row.
+    pub products: usize,
 }
 
 impl Load {
     pub fn of(plan: &StepPlan) -> Load {
-        let positions = plan.parts.iter().map(|part| part.rows * (part.first + part.rows)).sum();
-        Load { rows: plan.batch.rows(), positions }
+        let mut load = Load { steps: 1, ..Load::default() };
+        plan.parts.iter().for_each(|part| load.add(1, part.rows, part.first));
+        load
     }
 
-    fn add(&mut self, rows: usize, first: usize) {
-        self.rows += rows;
-        self.positions += rows * (first + rows);
+    /// A stream that computes so many rows in each of these steps, after the `first` positions.
+    fn add(&mut self, steps: usize, rows: usize, first: usize) {
+        let looked_back_on = steps * first + rows * steps * (steps + 1) / 2;
+        self.rows += rows * steps;
+        self.positions += looked_back_on;
+        self.products += rows * looked_back_on;
     }
 
     fn features(self) -> [f64; UNKNOWNS] {
-        [SCALES[0], self.rows as f64 * SCALES[1], self.positions as f64 * SCALES[2]]
+        let [steps, rows, positions, products] = SCALES;
+        [self.steps as f64 * steps, self.rows as f64 * rows, self.positions as f64 * positions, self.products as f64 * products]
     }
 }
 
@@ -125,58 +133,85 @@ pub struct Capacity {
     pub block_size: usize,
 }
 
-/// How many tokens requests choose, as far as those that ended tell.
-#[derive(Debug, Clone, Copy, Default)]
+/// How many tokens turns choose, as far as the last ones that ended tell.
+#[derive(Debug, Clone, Copy)]
 pub struct Lengths {
-    /// The mean.
-    mean: f64,
-    /// Of those that named a maximum: the share of it that they chose.
-    share: f64,
-    ended: u64,
-    bounded: u64,
+    last: [u32; LISTED],
+    ended: usize,
+    /// The share of those that named a maximum and reached it, where newer ones count more.
+    reached: f64,
 }
 
-/// What one that ends counts for beside those before it, once there are enough.
-const NEWEST: f64 = 0.02;
+const LISTED: usize = 256;
+/// What the newest counts for in the share.
+const NEWEST: f64 = 0.05;
+
+impl Default for Lengths {
+    fn default() -> Lengths {
+        Lengths { last: [0; LISTED], ended: 0, reached: 1.0 }
+    }
+}
 
 impl Lengths {
     pub fn observe(&mut self, generated: usize, max_tokens: Option<usize>) {
-        let move_to = |mean: &mut f64, count: &mut u64, value: f64| {
-            *count += 1;
-            *mean += (value - *mean) * (1.0 / *count as f64).max(NEWEST);
-        };
-        move_to(&mut self.mean, &mut self.ended, generated as f64);
-        if let Some(most) = max_tokens.filter(|&most| most > 0) {
-            move_to(&mut self.share, &mut self.bounded, generated as f64 / most as f64);
+        self.last[self.ended % LISTED] = generated as u32;
+        self.ended += 1;
+        if let Some(most) = max_tokens {
+            self.reached += ((generated >= most) as u32 as f64 - self.reached) * NEWEST;
         }
     }
 
-    /// Tokens that a turn will choose. `most`: how many fit in any case.
-    pub fn expect(&self, max_tokens: Option<usize>, most: usize) -> usize {
-        let expected = match max_tokens {
-            Some(tokens) if self.bounded > 0 => tokens as f64 * self.share,
-            None if self.ended > 0 => self.mean,
-            _ => most as f64,
-        };
-        (expected.round() as usize).clamp(1, most.max(1))
+    fn listed(&self) -> &[u32] {
+        &self.last[..self.ended.min(LISTED)]
     }
 
-    fn mean(&self) -> usize {
-        (self.mean.round() as usize).max(1)
+    /// Tokens still to come of a turn that has `generated` so many, and may have `most`. Where hosts know their lengths, it is what
+    /// they say; otherwise those are asked that were longer than this one is already.
+    pub fn expect(&self, max_tokens: Option<usize>, generated: usize, most: usize) -> usize {
+        let named = max_tokens.map_or(most, |tokens| tokens.min(most));
+        let longer = self.listed().iter().filter(|&&length| length as usize > generated);
+        let (count, sum) = longer.fold((0, 0), |(count, sum), &length| (count + 1, sum + length as usize));
+        let expected = match count {
+            _ if max_tokens.is_some() && self.reached > 0.5 => named,
+            0 if self.ended == 0 => named,
+            // Longer than all: as long again.
+            0 => 2 * generated,
+            _ => sum / count,
+        };
+        expected.min(named).saturating_sub(generated).max(1)
+    }
+
+    /// As `expect`, of the `i`-th of many that have not begun: together they are as different as those that ended.
+    fn draw(&self, i: usize, max_tokens: Option<usize>) -> usize {
+        let knows = max_tokens.is_some() && self.reached > 0.5;
+        let listed = self.listed();
+        let drawn = if knows || listed.is_empty() { usize::MAX } else { listed[i % listed.len()] as usize };
+        drawn.min(max_tokens.unwrap_or(usize::MAX)).clamp(1, LONGEST)
     }
 }
 
-/// Steps after which the rest is taken to go on at the pace so far.
-const MOST_STEPS: usize = 4096;
+/// Of a stream of which nothing is known.
+const LONGEST: usize = 1 << 20;
+
+/// A turn that has not begun: the tokens it has to compute, and how many it may choose.
+pub type Waits = (usize, Option<usize>);
+
+/// The longer the wait, the coarser it is played: so many times as many steps at once.
+const FINENESS: usize = 32;
+/// More turns than the longest of queues needs.
+const MOST_TURNS: usize = 10_000;
 
 /// Steps to come.
 struct Play {
     capacity: Capacity,
     costs: Costs,
+    /// The oldest first.
     running: Vec<Pending>,
     /// First come first served; the last one is the request in question.
     queue: VecDeque<Pending>,
-    spare_blocks: usize,
+    /// Less than 0: somebody has to go.
+    spare_blocks: i64,
+    steps: usize,
     seconds: f64,
 }
 
@@ -186,22 +221,16 @@ impl Outlook {
         !waiting && self.preempted.is_empty() && width <= self.places && blocks_for(tokens, block_size) <= self.spare_blocks
     }
 
-    /// Seconds until a request with a prompt of so many tokens has its first token, where `waiting` requests with so many tokens
-    /// are before it. None: no step has been seen.
-    pub fn first_token(&self, capacity: Capacity, waiting: (usize, usize), prompt: usize, now: Duration) -> Option<f64> {
+    /// Seconds until a request with a prompt of so many tokens has its first token, after those that wait. None: no step has been seen.
+    pub fn first_token(&self, capacity: Capacity, waiting: impl Iterator<Item = Waits>, prompt: usize, now: Duration) -> Option<f64> {
         let costs = self.pace.solve()?;
-        let (requests, tokens) = waiting;
         let mut queue = self.preempted.clone();
-        let others = (0..requests).map(|i| Pending {
-            prefill: (tokens * (i + 1) / requests - tokens * i / requests).max(1),
-            computed: 0,
-            output: self.lengths.mean(),
-        });
-        queue.extend(others);
+        let stream = |(i, (prefill, max_tokens))| Pending { prefill, computed: 0, output: self.lengths.draw(i, max_tokens) };
+        queue.extend(waiting.enumerate().map(stream));
         queue.push_back(Pending { prefill: prompt, computed: 0, output: 1 });
         let rest_of_step = self.step.map_or(0.0, |(load, began)| costs.seconds(load) - now.saturating_sub(began).as_secs_f64());
-        let running = self.running.clone();
-        let mut play = Play { capacity, costs, running, queue, spare_blocks: self.spare_blocks, seconds: rest_of_step.max(0.0) };
+        let (running, spare_blocks) = (self.running.clone(), self.spare_blocks as i64);
+        let mut play = Play { capacity, costs, running, queue, spare_blocks, steps: 0, seconds: rest_of_step.max(0.0) };
         Some(play.until_first_token())
     }
 }
@@ -210,73 +239,75 @@ impl Play {
     /// The last of the queue is the last to enter, and prefills last of all: its first token comes with the step after which
     /// nothing is left to prefill.
     fn until_first_token(&mut self) -> f64 {
-        let (all, begun) = (self.queue.len(), self.seconds);
-        for _ in 0..MOST_STEPS {
+        for _ in 0..MOST_TURNS {
             self.admit();
-            let steps = self.step();
+            self.turn(1 + self.steps / FINENESS);
             if self.queue.is_empty() && self.running.iter().all(|stream| stream.prefill == 0) {
                 break;
             }
-            if steps == 0 {
-                break;
-            }
+            self.preempt();
         }
-        match all - self.queue.len() {
-            0 => self.seconds,
-            entered => begun + (self.seconds - begun) * all as f64 / entered as f64,
-        }
+        self.seconds
+    }
+
+    fn blocks(&self, tokens: usize) -> i64 {
+        blocks_for(tokens, self.capacity.block_size) as i64
     }
 
     fn admit(&mut self) {
         let mut rows: usize = self.running.iter().map(|stream| stream.prefill.clamp(1, self.capacity.chunk)).sum();
         while let Some(next) = self.queue.front() {
-            let blocks = blocks_for(next.computed + next.prefill, self.capacity.block_size);
+            let blocks = self.blocks(next.prefill);
             let fits = self.running.len() < self.capacity.seqs && rows < self.capacity.rows && blocks <= self.spare_blocks;
             if !fits && !self.running.is_empty() {
                 return;
             }
             rows += next.prefill.min(self.capacity.chunk);
-            self.spare_blocks = self.spare_blocks.saturating_sub(blocks);
+            self.spare_blocks -= blocks;
             self.running.extend(self.queue.pop_front());
         }
     }
 
-    /// One step, or as many alike as until the next stream ends where nobody prefills. Says how many.
-    fn step(&mut self) -> usize {
-        let prefills = self.running.iter().any(|stream| stream.prefill > 0);
-        let until_an_end = self.running.iter().map(|stream| stream.output).min().unwrap_or(0);
-        let steps = if prefills { 1 } else { until_an_end.max(1) };
-        let mut load = Load::default();
-        let mut room = self.capacity.rows;
+    /// So many steps, in which nobody enters. Whoever is done with its prompt goes on with the next turn.
+    fn turn(&mut self, steps: usize) {
+        let Capacity { rows, chunk, block_size, .. } = self.capacity;
+        let mut load = Load { steps, ..Load::default() };
+        let mut room = rows * steps;
+        let mut taken = 0;
         for stream in &mut self.running {
-            let rows = stream.prefill.max(1).min(self.capacity.chunk).min(room);
-            let held = blocks_for(stream.computed, self.capacity.block_size);
-            load.add(rows, stream.computed);
-            room -= rows;
-            stream.computed += rows;
-            let (decodes, chose) = (stream.prefill == 0, rows >= stream.prefill);
-            stream.prefill -= rows.min(stream.prefill);
-            if chose {
-                stream.output = stream.output.saturating_sub(steps);
-                stream.computed += steps - 1;
-                // A prompt's blocks were taken when it entered.
-                let grown = blocks_for(stream.computed, self.capacity.block_size) - held;
-                self.spare_blocks = self.spare_blocks.saturating_sub(if decodes { grown } else { 0 });
+            if stream.prefill == 0 {
+                let chosen = steps.min(stream.output);
+                load.add(chosen, 1, stream.computed);
+                taken += (blocks_for(stream.computed + chosen, block_size) - blocks_for(stream.computed, block_size)) as i64;
+                (stream.computed, stream.output) = (stream.computed + chosen, stream.output - chosen);
+                room = room.saturating_sub(chosen);
+            } else {
+                let done = stream.prefill.min(chunk * steps).min(room);
+                load.add(1, done, stream.computed);
+                (stream.computed, stream.prefill) = (stream.computed + done, stream.prefill - done);
+                // The last row of a prompt chooses.
+                stream.output -= (stream.prefill == 0) as usize;
+                room -= done;
             }
         }
-        self.seconds += self.costs.seconds(load) * steps as f64;
-        self.end_those_that_are_done();
-        steps.min(load.rows)
-    }
-
-    fn end_those_that_are_done(&mut self) {
-        let block_size = self.capacity.block_size;
+        self.spare_blocks -= taken;
+        self.steps += steps;
+        self.seconds += self.costs.seconds(load);
         let spare = &mut self.spare_blocks;
         self.running.retain(|stream| {
             let ends = stream.output == 0 && stream.prefill == 0;
-            *spare += if ends { blocks_for(stream.computed, block_size) } else { 0 };
+            *spare += if ends { blocks_for(stream.computed, block_size) as i64 } else { 0 };
             !ends
         });
+    }
+
+    /// Where there are fewer blocks than are needed, the youngest go, and compute again what they had.
+    fn preempt(&mut self) {
+        while self.spare_blocks < 0 && self.running.len() > 1 {
+            let Some(Pending { prefill, computed, output }) = self.running.pop() else { return };
+            self.spare_blocks += self.blocks(computed + prefill);
+            self.queue.push_front(Pending { prefill: computed + prefill.max(1), computed: 0, output });
+        }
     }
 }
 
@@ -287,13 +318,19 @@ mod tests {
     const CAPACITY: Capacity = Capacity { seqs: 4, rows: 64, chunk: 64, block_size: 16 };
 
     fn seconds(load: Load) -> f64 {
-        0.01 + 1e-4 * load.rows as f64 + 1e-6 * load.positions as f64
+        0.01 + 1e-4 * load.rows as f64 + 1e-5 * load.positions as f64 + 1e-6 * load.products as f64
+    }
+
+    fn load(parts: &[(usize, usize)]) -> Load {
+        let mut load = Load { steps: 1, ..Load::default() };
+        parts.iter().for_each(|&(rows, first)| load.add(1, rows, first));
+        load
     }
 
     fn learned() -> Pace {
         let mut pace = Pace::default();
         for i in 1..200usize {
-            let load = Load { rows: i % 60 + 1, positions: (i * 37) % 5000 };
+            let load = load(&[(i % 60 + 1, (i * 37) % 500), (1, i * 91 % 700)]);
             pace.observe(load, Duration::from_secs_f64(seconds(load)));
         }
         pace
@@ -303,7 +340,7 @@ mod tests {
     fn the_pace_of_steps_is_learned_from_those_that_ran() {
         assert!(Pace::default().solve().is_none());
         let costs = learned().solve().unwrap();
-        for load in [Load { rows: 1, positions: 100 }, Load { rows: 64, positions: 4000 }] {
+        for load in [load(&[(1, 100)]), load(&[(60, 4), (1, 80)])] {
             let (told, right) = (costs.seconds(load), seconds(load));
             assert!((told / right - 1.0).abs() < 0.01, "{told} for {right}");
         }
@@ -312,7 +349,7 @@ mod tests {
     #[test]
     fn steps_that_are_all_alike_are_told_as_they_were() {
         let mut pace = Pace::default();
-        let load = Load { rows: 8, positions: 900 };
+        let load = load(&[(1, 112); 8]);
         (0..50).for_each(|_| pace.observe(load, Duration::from_millis(25)));
         assert!((pace.solve().unwrap().seconds(load) - 0.025).abs() < 1e-4);
     }
@@ -320,8 +357,8 @@ mod tests {
     #[test]
     fn a_prompt_alone_waits_for_its_own_steps() {
         let outlook = Outlook { pace: learned(), places: 4, spare_blocks: 100, ..Outlook::default() };
-        let expected = seconds(Load { rows: 64, positions: 64 * 64 }) + seconds(Load { rows: 36, positions: 36 * 100 });
-        let told = outlook.first_token(CAPACITY, (0, 0), 100, Duration::ZERO).unwrap();
+        let expected = seconds(load(&[(64, 0)])) + seconds(load(&[(36, 64)]));
+        let told = outlook.first_token(CAPACITY, [].into_iter(), 100, Duration::ZERO).unwrap();
         assert!((told / expected - 1.0).abs() < 0.02, "{told} for {expected}");
         assert!(outlook.fits_now(16, 1, 100, false));
         assert!(!outlook.fits_now(16, 5, 100, false) && !outlook.fits_now(16, 1, 100, true));
@@ -333,30 +370,50 @@ mod tests {
         let stream = |output| Pending { prefill: 0, computed: 10, output };
         let running = vec![stream(50), stream(20), stream(90), stream(70)];
         let outlook = Outlook { pace: learned(), running, spare_blocks: 100, ..Outlook::default() };
-        let told = outlook.first_token(CAPACITY, (0, 0), 10, Duration::ZERO).unwrap();
-        let decode = seconds(Load { rows: 4, positions: 44 });
+        let told = outlook.first_token(CAPACITY, [].into_iter(), 10, Duration::ZERO).unwrap();
+        let decode = seconds(load(&[(1, 10); 4]));
         assert!((20.0 * decode..24.0 * decode).contains(&told), "{told}, a step takes {decode}");
         // With one more before it, it waits for the second end.
-        let told = outlook.first_token(CAPACITY, (1, 10), 10, Duration::ZERO).unwrap();
+        let told = outlook.first_token(CAPACITY, [(10, None)].into_iter(), 10, Duration::ZERO).unwrap();
         assert!((20.0 * decode..55.0 * decode).contains(&told), "{told}, a step takes {decode}");
     }
 
     #[test]
-    fn a_crowd_before_it_is_not_played_to_the_end() {
+    fn a_crowd_before_it_is_played_in_ever_larger_steps() {
         let running = vec![Pending { prefill: 0, computed: 10, output: 10 }; 4];
-        let mut lengths = Lengths::default();
-        lengths.observe(100, None);
-        let outlook = Outlook { pace: learned(), lengths, running, spare_blocks: 100, ..Outlook::default() };
-        let near = outlook.first_token(CAPACITY, (10_000, 100_000), 10, Duration::ZERO).unwrap();
-        let far = outlook.first_token(CAPACITY, (100_000, 1_000_000), 10, Duration::ZERO).unwrap();
-        assert!((far / near - 10.0).abs() < 0.5, "{far} and {near}");
+        let outlook = Outlook { pace: learned(), running, places: 0, spare_blocks: 100, ..Outlook::default() };
+        let told = |crowd| outlook.first_token(CAPACITY, (0..crowd).map(|_| (10, Some(100))), 10, Duration::ZERO).unwrap();
+        // Four at a time, each for a prefill and 100 steps, among three that decode.
+        let each = 100.0 * seconds(load(&[(1, 60); 4])) / 4.0;
+        for crowd in [100, 1000, 100_000] {
+            let (told, right) = (told(crowd), crowd as f64 * each);
+            assert!((told / right - 1.0).abs() < 0.15, "{told} for {right}");
+        }
+    }
+
+    #[test]
+    fn where_the_pool_is_full_the_youngest_compute_again() {
+        let stream = |computed| Pending { prefill: 0, computed, output: 100 };
+        let running = vec![stream(160), stream(160)];
+        let full = Outlook { pace: learned(), running: running.clone(), places: 2, spare_blocks: 4, ..Outlook::default() };
+        let roomy = Outlook { pace: learned(), running, places: 2, spare_blocks: 400, ..Outlook::default() };
+        let told = |outlook: &Outlook| outlook.first_token(CAPACITY, [].into_iter(), 70, Duration::ZERO).unwrap();
+        assert!(told(&full) > 150.0 * seconds(load(&[(1, 200)])) && told(&roomy) < 0.1, "{} and {}", told(&full), told(&roomy));
     }
 
     #[test]
     fn lengths_are_expected_as_they_were() {
         let mut lengths = Lengths::default();
-        assert_eq!(lengths.expect(None, 77), 77);
-        (0..100).for_each(|_| lengths.observe(30, Some(60)));
-        assert_eq!((lengths.expect(Some(80), 100), lengths.expect(None, 100), lengths.expect(None, 20)), (40, 30, 20));
+        assert_eq!((lengths.expect(None, 0, 77), lengths.expect(Some(50), 10, 77)), (77, 40));
+        // Hosts allow 100 and get 20 or 40.
+        (0..100).for_each(|i| lengths.observe(20 + i % 2 * 20, Some(100)));
+        assert_eq!(
+            (lengths.expect(Some(100), 0, 500), lengths.expect(Some(100), 25, 500), lengths.expect(Some(100), 45, 500)),
+            (30, 15, 45)
+        );
+        assert_eq!((lengths.expect(Some(25), 0, 500), lengths.draw(0, Some(100)), lengths.draw(1, Some(100))), (25, 20, 40));
+        // Now they know.
+        (0..100).for_each(|_| lengths.observe(60, Some(60)));
+        assert_eq!((lengths.expect(Some(90), 10, 500), lengths.draw(3, Some(90))), (80, 90));
     }
 }

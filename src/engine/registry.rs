@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::LogitsHook;
 use super::blob::Blob;
 use super::driver::Wakeup;
+use super::forecast::Waits;
 use super::outputs::Output;
 use super::queue::{Outbox, Queue};
 use super::request::Work;
@@ -84,6 +85,8 @@ pub struct Open {
     pub last: Output,
     /// The tokens for which it waits; 0 once a step has computed some of them, and for those that begin with another.
     waits: usize,
+    /// How many tokens the host allows it.
+    max_tokens: Option<usize>,
 }
 
 impl Command {
@@ -119,7 +122,7 @@ impl Known {
     fn open(&self) -> Open {
         let (request, index, user_data) = (self.request, self.index, self.user_data);
         let last = Output { request, sequence: request, user_data, prompt_tokens: self.len as u64, ..Output::default() };
-        Open { outbox: self.outbox.clone(), last: last.of(index), waits: self.fresh.max(1) }
+        Open { outbox: self.outbox.clone(), last: last.of(index), waits: self.fresh.max(1), max_tokens: None }
     }
 }
 
@@ -242,7 +245,12 @@ impl Registry {
             let mut open = Vec::new();
             open.try_reserve_exact(work.wanted)?;
             let waits = |index| if index == 0 { tokens } else { 0 };
-            let last = |index| Open { outbox: stream.outbox.clone(), last: stream.output().of(index), waits: waits(index) };
+            let last = |index| Open {
+                outbox: stream.outbox.clone(),
+                last: stream.output().of(index),
+                waits: waits(index),
+                max_tokens: stream.rules.params.max_tokens,
+            };
             open.extend((0..work.wanted as u32).map(last));
             state.waiting.enter(tokens);
             state.last_id += work.branching.width() as u64;
@@ -523,11 +531,15 @@ impl Registry {
         }
     }
 
-    /// What waits, and whether a request with so many tokens would be let in beside it.
-    pub fn would_admit(&self, outbox: &Outbox, tokens: usize) -> (Waiting, bool) {
+    /// What waits, whether a request with so many tokens would be let in beside it, and all that is before it, in order.
+    pub fn would_admit(&self, outbox: &Outbox, tokens: usize) -> Result<(Waiting, bool, Vec<Waits>)> {
         let state = self.lock();
         let room = outbox.check_room().and_then(|()| state.waiting.check(self.limits, 1, tokens));
-        (state.waiting, room.is_ok())
+        let mut before = Vec::new();
+        before.try_reserve(state.waiting.requests)?;
+        before.extend(state.live.iter().flat_map(|(&id, live)| live.open.iter().filter(|open| open.waits > 0).map(move |open| (id, open))));
+        before.sort_unstable_by_key(|(id, _)| *id);
+        Ok((state.waiting, room.is_ok(), before.into_iter().map(|(_, open)| (open.waits, open.max_tokens)).collect()))
     }
 
     pub fn rejections(&self) -> u64 {

@@ -1,0 +1,97 @@
+//! How well the time to the first token is told before a request is added.
+#![allow(dead_code)] // each benchmark and test uses its part
+
+use std::time::Duration;
+
+use pagedllm::engine::{Prompt, Request};
+use pagedllm::options::{EngineOptions, SamplingParams};
+
+use super::simulation::{Job, Machine, Simulation};
+use super::workload::{ALPACA, Lengths, SHAREGPT};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+const REQUESTS: usize = 3000;
+/// Before these the engine has not seen what it learns from.
+const WARM_UP: usize = 200;
+
+/// What is known beforehand of an answer's length.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Hosts {
+    /// They name it, as max_tokens.
+    Know,
+    /// They allow each the same, and it ends by itself.
+    DoNotKnow,
+}
+
+/// How far off the forecasts were.
+#[derive(Debug, Clone, Copy)]
+pub struct Errors {
+    pub median: f64,
+    pub ninetieth: f64,
+    /// The time to the first token itself, in seconds.
+    pub mean: f64,
+}
+
+pub fn measure(lengths: &Lengths, rate: f64, hosts: Hosts) -> Result<Errors> {
+    let options = EngineOptions { max_seqs: 256, max_batch_tokens: 2048, prefix_cache: false, ..Default::default() };
+    let simulation = Simulation::new(&options, Machine::PAPER)?;
+    let mut jobs = lengths.jobs(REQUESTS, rate, 1);
+    if hosts == Hosts::DoNotKnow {
+        jobs.iter_mut().for_each(|job| job.max_tokens = 1024);
+    }
+    let (told, came) = serve(&simulation, &jobs)?;
+    let mut errors: Vec<f64> = told.iter().zip(&came).skip(WARM_UP).map(|(told, came)| (told / came - 1.0).abs()).collect();
+    errors.sort_by(f64::total_cmp);
+    let mean = came[WARM_UP..].iter().sum::<f64>() / (came.len() - WARM_UP) as f64;
+    Ok(Errors { median: errors[errors.len() / 2], ninetieth: errors[errors.len() * 9 / 10], mean })
+}
+
+/// Seconds from arrival to the first token, as they were told and as they came.
+fn serve(simulation: &Simulation, jobs: &[Job]) -> Result<(Vec<f64>, Vec<f64>)> {
+    let (engine, clock) = (&simulation.engine, &simulation.clock);
+    let now = || pagedllm::engine::Clock::now(&**clock);
+    let (mut told, mut came) = (Vec::new(), vec![0.0; jobs.len()]);
+    let mut first = 0;
+    loop {
+        while let Some(job) = jobs.get(told.len()).filter(|job| job.at <= now()) {
+            let sampling = SamplingParams { max_tokens: Some(job.max_tokens), ..SamplingParams::greedy() };
+            let request = Request::new(Prompt::Tokens(vec![0; job.prompt]), sampling);
+            let from_now = engine.admit(engine.queue(), request)?.first_token.unwrap_or_default();
+            let id = simulation.add(job)?;
+            first = if told.is_empty() { id } else { first };
+            told.push((now() + from_now - job.at).as_secs_f64());
+        }
+        let report = engine.step()?;
+        for output in engine.queue().poll(Some(Duration::ZERO))? {
+            let place = (output.request - first) as usize;
+            if came[place] == 0.0 {
+                came[place] = (now() - jobs[place].at).as_secs_f64();
+            }
+        }
+        if report.unfinished == 0 {
+            let Some(job) = jobs.get(told.len()) else { return Ok((told, came)) };
+            clock.advance_to(job.at);
+        }
+    }
+}
+
+/// Rates from an idle machine to one that falls behind.
+pub const CASES: [(Lengths, f64); 7] =
+    [(SHAREGPT, 1.0), (SHAREGPT, 3.0), (SHAREGPT, 4.0), (SHAREGPT, 6.0), (ALPACA, 25.0), (ALPACA, 60.0), (ALPACA, 100.0)];
+
+pub fn print() -> Result<()> {
+    println!(
+        "## Time to the first token, told and come\n\n| lengths | rate | hosts know the length | mean | median error | 90th percentile |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- |");
+    for (lengths, rate) in CASES {
+        for hosts in [Hosts::Know, Hosts::DoNotKnow] {
+            let Errors { median, ninetieth, mean } = measure(&lengths, rate, hosts)?;
+            let known = if hosts == Hosts::Know { "yes" } else { "no" };
+            println!("| {} | {rate}/s | {known} | {mean:.2} s | {:.0} % | {:.0} % |", lengths.name, 100.0 * median, 100.0 * ninetieth);
+        }
+    }
+    println!();
+    Ok(())
+}
