@@ -35,7 +35,7 @@ impl Isa {
     }
 }
 
-/// How numbers are stored; all arithmetic on the CPU is in f32.
+/// How weights are stored; all arithmetic on the CPU is in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dtype {
     F32,
@@ -60,6 +60,36 @@ impl Dtype {
     }
 }
 
+/// How K and V are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KvDtype {
+    F32,
+    Bf16,
+    /// Whole numbers from -127 to 127; those of one head of one token share a scale in f32.
+    Int8,
+}
+
+impl KvDtype {
+    pub const ALL: [KvDtype; 3] = [KvDtype::F32, KvDtype::Bf16, KvDtype::Int8];
+
+    /// Bytes of one head's K, or V, of one token.
+    pub fn head_bytes(self, head_dim: usize) -> usize {
+        match self {
+            KvDtype::F32 => 4 * head_dim,
+            KvDtype::Bf16 => 2 * head_dim,
+            KvDtype::Int8 => head_dim + size_of::<f32>(),
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            KvDtype::F32 => "f32",
+            KvDtype::Bf16 => "bf16",
+            KvDtype::Int8 => "int8",
+        }
+    }
+}
+
 /// Everything `Engine::create` needs to know. `None` lets the engine choose.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
@@ -73,8 +103,8 @@ pub struct EngineOptions {
     pub arena: Option<Arc<Arena>>,
     /// Tokens per KV block: 8, 16, 32, 64, 128 or 256.
     pub block_size: usize,
-    /// How K and V are stored: f32 or bf16. None: f32 for models stored in f32, else bf16.
-    pub kv_dtype: Option<Dtype>,
+    /// How K and V are stored. None: f32 for models stored in f32, else bf16.
+    pub kv_dtype: Option<KvDtype>,
     /// Longest sequence, prompt and output together. None: the model's own, or what the pool holds.
     pub max_model_len: Option<usize>,
     /// Most rows (prompt and decode tokens of all sequences) in one step.
@@ -142,9 +172,6 @@ impl EngineOptions {
         }
         if !(8..=256).contains(&self.block_size) || !self.block_size.is_power_of_two() {
             return Err(Error::invalid(format!("block_size is {}: choose 8, 16, 32, 64, 128 or 256", self.block_size)));
-        }
-        if self.kv_dtype == Some(Dtype::F16) {
-            return Err(Error::unsupported("kv_dtype is f16: the CPU backend stores K and V as f32 or bf16"));
         }
         if self.arena.is_some() && self.kv_bytes.is_some() {
             return Err(Error::invalid("kv_bytes and an arena are both given: the arena's bytes are the pool's, so leave kv_bytes out"));

@@ -10,7 +10,7 @@ use common::{Random, TempDir, configs, write_random_model};
 use pagedllm::arena::Arena;
 use pagedllm::engine::{Engine, Output, Prompt, Request, Resume};
 use pagedllm::error::Code;
-use pagedllm::options::{BeamParams, Dtype, EngineOptions, SamplingParams};
+use pagedllm::options::{BeamParams, EngineOptions, KvDtype, SamplingParams};
 use pagedllm::sched::FinishReason;
 
 /// The tests of this file look at the memory of the whole process.
@@ -32,7 +32,7 @@ fn options(dir: &TempDir) -> EngineOptions {
         max_model_len: Some(128),
         max_batch_tokens: 48,
         max_seqs: 12,
-        kv_dtype: Some(Dtype::F32),
+        kv_dtype: Some(KvDtype::F32),
         ..EngineOptions::default()
     }
 }

@@ -841,7 +841,6 @@ fn wrong_engine_options_are_refused_with_the_number_and_the_range() {
         (|o| o.threads = Some(100_000), Code::InvalidArgument, &["threads is 100000", "1024"]),
         (|o| o.device = "cuda:0".into(), Code::Unsupported, &["cuda:0", "cpu"]),
         (|o| o.device = String::new(), Code::Unsupported, &["device is \"\""]),
-        (|o| o.kv_dtype = Some(pagedllm::options::Dtype::F16), Code::Unsupported, &["f16", "bf16"]),
     ];
     let model = Model::golden("llama");
     let mut failures = Failures::default();

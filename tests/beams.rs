@@ -10,7 +10,7 @@ use pagedllm::batch::{Batch, Span};
 use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Context, Hypothesis, Memory, Rules, Sampler, log_softmax};
 use pagedllm::error::Result;
 use pagedllm::model::{BatchLimits, Decoder, KvCache, KvPool, ModelFiles};
-use pagedllm::options::Dtype;
+use pagedllm::options::KvDtype;
 
 const POSITIONS: usize = 64;
 
@@ -27,7 +27,7 @@ impl Model {
     fn load(name: &str) -> Model {
         let files = ModelFiles::open(&goldens().join(name)).unwrap();
         let backend = CpuBackend::new(1, None).unwrap();
-        let pool = KvPool { blocks: POSITIONS / 16, block_size: 16, dtype: Dtype::F32 };
+        let pool = KvPool { blocks: POSITIONS / 16, block_size: 16, dtype: KvDtype::F32 };
         let kv = KvCache::new(&backend, &files.spec, pool).unwrap();
         let decoder = files.load(backend, BatchLimits { rows: POSITIONS, logits: 1 }, &mut |_, _| true).unwrap();
         let vocab = files.spec.vocab_size;

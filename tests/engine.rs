@@ -11,7 +11,7 @@ use pagedllm::engine::{Engine, Fork, ModelInfo, ModelRunner, Output, Prompt, Que
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::kv::{BlockManager, Chain};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-use pagedllm::options::{BeamParams, Dtype, EngineOptions, SamplingParams};
+use pagedllm::options::{BeamParams, EngineOptions, KvDtype, SamplingParams};
 use pagedllm::sched::{Arrival, Branching, FinishReason, Scheduler, SchedulerOptions, StepPlan};
 use pagedllm::text::Text;
 
@@ -508,7 +508,7 @@ fn ids_follow_the_order_of_requests_from_many_threads() {
 fn one_matmul_per_weight_and_step_however_many_sequences() {
     let files = ModelFiles::open(&common::goldens().join("llama")).unwrap();
     let backend = CpuBackend::new(2, None).unwrap();
-    let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 64, block_size: 16, dtype: Dtype::F32 }).unwrap();
+    let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 64, block_size: 16, dtype: KvDtype::F32 }).unwrap();
     let decoder = files.load(backend, BatchLimits { rows: 64, logits: 32 }, &mut |_, _| true).unwrap();
     let mut runner = ModelRunner::new(decoder, kv);
     let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, window: None };
@@ -584,7 +584,7 @@ fn chat(engine: &Engine, messages: &serde_json::Value, sampling: SamplingParams)
 
 #[test]
 fn the_bundled_model_answers_as_transformers_does_all_at_once() {
-    let engine = bundled(EngineOptions { kv_dtype: Some(Dtype::F32), ..Default::default() });
+    let engine = bundled(EngineOptions { kv_dtype: Some(KvDtype::F32), ..Default::default() });
     let cases = expected();
     let ids: Vec<u64> = cases.iter().map(|case| chat(&engine, &case["messages"], SamplingParams::greedy())).collect();
     let outputs = run(&engine);

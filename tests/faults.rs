@@ -14,7 +14,7 @@ use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::{Engine, ModelRunner, Output, Prompt, Request};
 use pagedllm::error::{Code, Error};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-use pagedllm::options::{BeamParams, Dtype, EngineOptions, SamplingParams};
+use pagedllm::options::{BeamParams, EngineOptions, KvDtype, SamplingParams};
 use pagedllm::sched::FinishReason;
 
 const BLOCK: usize = 8;
@@ -25,7 +25,7 @@ fn engine(dir: &TempDir) -> (Engine, Arc<Faults>) {
     let options = EngineOptions { max_batch_tokens: 32, max_seqs: 16, ..Default::default() };
     let files = ModelFiles::open(&dir.0).unwrap();
     let backend = Faulty { cpu: CpuBackend::new(1, None).unwrap(), faults: faults.clone() };
-    let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: BLOCKS, block_size: BLOCK, dtype: Dtype::F32 }).unwrap();
+    let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: BLOCKS, block_size: BLOCK, dtype: KvDtype::F32 }).unwrap();
     let decoder = files.load(backend, BatchLimits { rows: 32, logits: 16 }, &mut |_, _| true).unwrap();
     let info = model_info(files.spec.vocab_size, BLOCKS, 128, vec![]);
     (Engine::with_runner(&options, info, None, Box::new(ModelRunner::new(decoder, kv))).unwrap(), faults)

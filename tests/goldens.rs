@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::batch::{Batch, Span};
 use pagedllm::model::{BatchLimits, Decoder, KvCache, KvPool, ModelFiles};
-use pagedllm::options::{Dtype, Isa};
+use pagedllm::options::{Isa, KvDtype};
 
 const TOLERANCE: f32 = 2e-4;
 const BLOCK_SIZE: usize = 16;
@@ -44,7 +44,7 @@ impl Run {
     fn new(name: &str, isa: Isa, threads: usize) -> Run {
         let files = ModelFiles::open(&directory(name)).unwrap();
         let backend = CpuBackend::new(threads, Some(isa)).unwrap();
-        let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 11, block_size: BLOCK_SIZE, dtype: Dtype::F32 }).unwrap();
+        let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 11, block_size: BLOCK_SIZE, dtype: KvDtype::F32 }).unwrap();
         let decoder = files.load(backend, BatchLimits { rows: 80, logits: 80 }, &mut |_, _| true).unwrap();
         Run { decoder, kv, vocab: files.spec.vocab_size }
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::{Random, TempDir, configs, write_random_model};
 use pagedllm::engine::{Engine, MemoryPlan, Prompt, Queue, Request};
-use pagedllm::options::{Dtype, EngineOptions, Isa, SamplingParams};
+use pagedllm::options::{EngineOptions, Isa, KvDtype, SamplingParams};
 use pagedllm::sched::FinishReason;
 
 const MAX_LEN: usize = 768;
@@ -87,7 +87,7 @@ fn together(options: &EngineOptions) -> (Answers, u64) {
     (answers, stats.preemptions)
 }
 
-fn options(dir: &Path, isa: Isa, kv_dtype: Dtype) -> EngineOptions {
+fn options(dir: &Path, isa: Isa, kv_dtype: KvDtype) -> EngineOptions {
     EngineOptions {
         model_dir: dir.into(),
         isa: Some(isa),
@@ -109,14 +109,14 @@ fn assert_same(what: &str, expected: &Answers, found: &Answers) {
     }
 }
 
-fn batch_changes_nothing(isa: Isa, bf16: bool) {
+fn batch_changes_nothing(isa: Isa, kv_dtype: KvDtype) {
     if !isa.is_present() {
         return println!("skipped: this machine lacks {}", isa.name());
     }
     for (family, config) in configs(MAX_LEN) {
         let dir = TempDir::new();
-        write_random_model(&dir.0, &config, bf16, 7);
-        let base = options(&dir.0, isa, if bf16 { Dtype::Bf16 } else { Dtype::F32 });
+        write_random_model(&dir.0, &config, kv_dtype != KvDtype::F32, 7);
+        let base = options(&dir.0, isa, kv_dtype);
         let expected = alone(&base);
         for (threads, chunk) in [(1, 7), (2, 64)] {
             let what = format!("{family}, {threads} threads, chunks of {chunk}");
@@ -137,30 +137,45 @@ fn batch_changes_nothing(isa: Isa, bf16: bool) {
 
 #[test]
 fn portable_f32() {
-    batch_changes_nothing(Isa::Portable, false);
+    batch_changes_nothing(Isa::Portable, KvDtype::F32);
 }
 
 #[test]
 fn portable_bf16() {
-    batch_changes_nothing(Isa::Portable, true);
+    batch_changes_nothing(Isa::Portable, KvDtype::Bf16);
+}
+
+#[test]
+fn portable_int8() {
+    batch_changes_nothing(Isa::Portable, KvDtype::Int8);
 }
 
 #[test]
 fn avx2_f32() {
-    batch_changes_nothing(Isa::Avx2, false);
+    batch_changes_nothing(Isa::Avx2, KvDtype::F32);
 }
 
 #[test]
 fn avx2_bf16() {
-    batch_changes_nothing(Isa::Avx2, true);
+    batch_changes_nothing(Isa::Avx2, KvDtype::Bf16);
+}
+
+#[test]
+fn avx2_int8() {
+    batch_changes_nothing(Isa::Avx2, KvDtype::Int8);
 }
 
 #[test]
 fn avx512_f32() {
-    batch_changes_nothing(Isa::Avx512, false);
+    batch_changes_nothing(Isa::Avx512, KvDtype::F32);
 }
 
 #[test]
 fn avx512_bf16() {
-    batch_changes_nothing(Isa::Avx512, true);
+    batch_changes_nothing(Isa::Avx512, KvDtype::Bf16);
+}
+
+#[test]
+fn avx512_int8() {
+    batch_changes_nothing(Isa::Avx512, KvDtype::Int8);
 }

@@ -28,12 +28,12 @@ pub struct Costs {
 }
 
 impl Costs {
-    pub fn of(shape: &Shape, weight_bytes: u64, kv_number_bytes: usize) -> Costs {
+    pub fn of(shape: &Shape, weight_bytes: u64, kv_head_bytes: usize) -> Costs {
         Costs {
             weight_bytes: weight_bytes as f64 - (VOCAB * shape.hidden * 2) as f64,
             body: shape.body() as f64,
             head: shape.head() as f64,
-            kv_bytes: (2 * shape.layers * shape.kv_width() * kv_number_bytes) as f64,
+            kv_bytes: (2 * shape.layers * shape.kv_heads * kv_head_bytes) as f64,
             attention: (4 * shape.layers * shape.hidden) as f64, // score and value, two operations each
         }
     }

@@ -1,5 +1,6 @@
 //! How fast the CPU backend serves, beside how fast this machine could: see benches/README.md.
 
+mod attention;
 mod limits;
 mod model;
 mod noise;
@@ -13,15 +14,14 @@ use std::process::ExitCode;
 use limits::{Costs, Work};
 use model::{SHAPES, Shape};
 use noise::{Noise, Watch};
-use pagedllm::options::{Dtype, Isa};
+use pagedllm::options::{Isa, KvDtype};
 use report::{Report, Sample, Unit, median};
 use serde_json::{Value, json};
 use worker::Worker;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-const USAGE: &str =
-    "cargo bench --bench cpu -- [--model S|M] [--threads N] [--isa portable|avx2|avx512] [--kv-dtype f32|bf16] [--reps N] [--quick]";
+const USAGE: &str = "cargo bench --bench cpu -- [--model S|M] [--threads N] [--isa portable|avx2|avx512] [--kv-dtype f32|bf16|int8] [--reps N] [--quick] [--attention]";
 /// Prompt length of the sequences that decode.
 const CONTEXT: u64 = 128;
 const DECODE_STEPS: u64 = 16;
@@ -33,10 +33,12 @@ pub struct Options {
     shape: &'static Shape,
     threads: usize,
     isa: Isa,
-    kv_dtype: Option<Dtype>,
+    kv_dtype: Option<KvDtype>,
     reps: usize,
     /// A smoke test: little of everything.
     quick: bool,
+    /// Attention alone.
+    attention: bool,
     /// This process is the engine's.
     worker: Option<PathBuf>,
 }
@@ -44,7 +46,16 @@ pub struct Options {
 impl Options {
     fn parse(mut args: impl Iterator<Item = String>) -> Result<Options> {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let mut options = Options { shape: &SHAPES[1], threads, isa: Isa::detect(), kv_dtype: None, reps: 3, quick: false, worker: None };
+        let mut options = Options {
+            shape: &SHAPES[1],
+            threads,
+            isa: Isa::detect(),
+            kv_dtype: None,
+            reps: 3,
+            quick: false,
+            attention: false,
+            worker: None,
+        };
         while let Some(arg) = args.next() {
             let mut value = || args.next().ok_or(format!("{arg} needs a value\n{USAGE}"));
             match arg.as_str() {
@@ -52,9 +63,10 @@ impl Options {
                 "--model" => options.shape = pick(&SHAPES, |shape| shape.name, &value()?)?,
                 "--threads" => options.threads = value()?.parse::<usize>()?.max(1),
                 "--isa" => options.isa = *pick(&Isa::ALL, |isa| isa.name(), &value()?)?,
-                "--kv-dtype" => options.kv_dtype = Some(*pick(&[Dtype::F32, Dtype::Bf16], |dtype| dtype.name(), &value()?)?),
+                "--kv-dtype" => options.kv_dtype = Some(*pick(&KvDtype::ALL, |dtype| dtype.name(), &value()?)?),
                 "--reps" => options.reps = value()?.parse::<usize>()?.max(1),
                 "--quick" => (options.quick, options.shape, options.reps) = (true, &SHAPES[0], 1),
+                "--attention" => options.attention = true,
                 "--worker" => options.worker = Some(value()?.into()),
                 _ => return Err(format!("unknown argument {arg}\n{USAGE}").into()),
             }
@@ -93,6 +105,7 @@ fn main() -> ExitCode {
         let options = Options::parse(std::env::args().skip(1))?;
         match &options.worker {
             Some(dir) => worker::serve(&options, dir),
+            None if options.attention => attention::bench(&options),
             None => bench(&options),
         }
     };
@@ -195,7 +208,7 @@ impl<'a> Run<'a> {
         let noise = watch.stop(Some(worker.id()));
         let number = |key: &str| worker.loaded[key].as_f64().unwrap_or(f64::NAN);
         report.add("load", Unit::Seconds, Sample { value: number("load_seconds"), limit: number("read_seconds"), bandwidth, noise });
-        let costs = Costs::of(options.shape, number("weight_bytes") as u64, number("kv_number_bytes") as usize);
+        let costs = Costs::of(options.shape, number("weight_bytes") as u64, number("kv_head_bytes") as usize);
         Ok(Run { options, worker, costs, memory, arithmetic, report })
     }
 

@@ -30,8 +30,12 @@ pub const SHAPES: [Shape; 2] = [
 ];
 
 impl Shape {
+    pub fn head_dim(&self) -> usize {
+        self.hidden / self.heads
+    }
+
     pub fn kv_width(&self) -> usize {
-        self.hidden / self.heads * self.kv_heads
+        self.head_dim() * self.kv_heads
     }
 
     /// Parameters that each token is multiplied by on its way to the head.

@@ -116,6 +116,7 @@ impl Bench {
     /// Reads the weights once to know what the file alone costs now, then loads them, and says both.
     fn load(options: &Options, dir: &Path) -> Result<Bench> {
         let read_seconds = read_whole(&weights_file(dir))?;
+        let head_dim = options.shape.head_dim();
         let options = EngineOptions {
             model_dir: dir.to_path_buf(),
             threads: Some(options.threads),
@@ -134,7 +135,7 @@ impl Bench {
             "weight_bytes": plan.weight_bytes,
             "work_bytes": plan.work_bytes,
             "kv_dtype": plan.kv_dtype.name(),
-            "kv_number_bytes": plan.kv_dtype.bytes(),
+            "kv_head_bytes": plan.kv_dtype.head_bytes(head_dim),
         }))?;
         Ok(Bench { engine, sequences: HashMap::new(), random: 1, most_blocks: 0 })
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use pagedllm::engine::{Engine, MemoryPlan, ModelInfo, Runner, Ticket};
 use pagedllm::error::Result;
 use pagedllm::ffi::pllm_engine;
-use pagedllm::options::{Dtype, EngineOptions};
+use pagedllm::options::{EngineOptions, KvDtype};
 use pagedllm::sched::StepPlan;
 
 const VOCAB: usize = 8;
@@ -66,7 +66,7 @@ pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
         blocks,
         block_size: BLOCK_SIZE,
         block_bytes: 0,
-        kv_dtype: Dtype::F32,
+        kv_dtype: KvDtype::F32,
         max_model_len: MAX_LEN,
         most_blocks: blocks,
         full_sequences: MAX_SEQS,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pagedllm::engine::{Clock, Engine, MemoryPlan, ModelInfo, Prompt, Request, Runner, StepReport, Ticket};
 use pagedllm::error::Result;
-use pagedllm::options::{Dtype, EngineOptions, SamplingParams};
+use pagedllm::options::{EngineOptions, KvDtype, SamplingParams};
 use pagedllm::sched::StepPlan;
 
 const VOCAB: usize = 2;
@@ -204,7 +204,7 @@ fn model_info(options: &EngineOptions, machine: Machine) -> ModelInfo {
         most_blocks: blocks,
         block_size,
         block_bytes: 0,
-        kv_dtype: Dtype::F32,
+        kv_dtype: KvDtype::F32,
         max_model_len,
         full_sequences: slots / max_model_len,
     };

@@ -3,6 +3,7 @@
     python make_model.py            # writes its text, trains tokenizer and model, checks, saves
     python make_model.py --check    # asks the saved model the questions in CHECKS again
     python make_model.py --survey   # asks it a few hundred of the kinds it was trained on
+    python make_model.py --text     # writes text of that kind that it was not trained on
 
 The text is written by the functions under "what the model knows"; nothing is downloaded.
 """
@@ -512,6 +513,23 @@ def survey(count=700):
         print(f"{kind.__name__:12} {right} of {len(asked)}")
 
 
+# --- text to measure it on ------------------------------------------------------------
+
+
+def text(rng):
+    """A whole chat or sentence, with its special tokens, drawn as in training."""
+    if rng.random() < 0.12:
+        return BOS + sentence(rng) + EOS
+    turns = (f"<|{message['role']}|>\n{message['content']}{END}\n" for message in chat(rng))
+    return BOS + "".join(turns)
+
+
+def write_text(count=200):
+    rng = random.Random(SEED + 3)
+    texts = [text(rng) for _ in range(count)]
+    (HERE / "held_out.json").write_text(json.dumps(texts, indent=0, ensure_ascii=False) + "\n")
+
+
 # --- the files ------------------------------------------------------------------------
 
 
@@ -548,10 +566,13 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true", help="do not train")
     parser.add_argument("--survey", action="store_true", help="ask the saved model much more")
+    parser.add_argument("--text", action="store_true", help="write held_out.json, nothing else")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.survey:
         return survey()
+    if options.text:
+        return write_text()
     if not options.check:
         make()
     right, results = check()

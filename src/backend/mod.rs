@@ -5,7 +5,7 @@ pub mod cpu;
 
 use crate::batch::{Batch, BlockCopy};
 use crate::error::Result;
-use crate::options::Dtype;
+use crate::options::{Dtype, KvDtype};
 
 /// Serves the rows `[first, first + rows)` of a matrix as bytes of its dtype, little endian.
 pub type RowSource<'a> = &'a mut dyn FnMut(usize, &mut [u8]) -> Result<()>;
@@ -71,7 +71,7 @@ pub struct KvShape {
     pub block_size: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    pub dtype: Dtype,
+    pub dtype: KvDtype,
 }
 
 /// Shapes are given as `[rows, columns]`; a `Buf` holds f32 and is at least as long as its shape says.

@@ -4,7 +4,7 @@ use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::kv::blocks_for;
 use crate::model::{BatchLimits, KvPool, ModelFiles, work_bytes};
-use crate::options::{Dtype, EngineOptions};
+use crate::options::{Dtype, EngineOptions, KvDtype};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryPlan {
@@ -18,7 +18,7 @@ pub struct MemoryPlan {
     pub block_size: usize,
     /// Bytes of one block across all layers.
     pub block_bytes: u64,
-    pub kv_dtype: Dtype,
+    pub kv_dtype: KvDtype,
     pub max_model_len: usize,
     /// Sequences of `max_model_len` that fit at once.
     pub full_sequences: usize,
@@ -27,7 +27,7 @@ pub struct MemoryPlan {
 impl MemoryPlan {
     pub fn of<B: Backend>(files: &ModelFiles, backend: &B, options: &EngineOptions) -> Result<MemoryPlan> {
         let weight_bytes = files.weight_bytes(backend)?;
-        let kv_dtype = options.kv_dtype.unwrap_or(if files.dtype == Dtype::F32 { Dtype::F32 } else { Dtype::Bf16 });
+        let kv_dtype = options.kv_dtype.unwrap_or(if files.dtype == Dtype::F32 { KvDtype::F32 } else { KvDtype::Bf16 });
         let block_size = options.block_size;
         let block_bytes = KvPool { blocks: 1, block_size, dtype: kv_dtype }.block_bytes(backend, &files.spec);
         let longest = longest(options, files.spec.max_positions)?;

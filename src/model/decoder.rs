@@ -5,7 +5,7 @@ use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
 use crate::backend::{Backend, Heads, KvShape};
 use crate::batch::{Batch, BlockCopy};
 use crate::error::Result;
-use crate::options::Dtype;
+use crate::options::KvDtype;
 
 /// Paged K and V of every layer.
 pub struct KvCache<B: Backend> {
@@ -44,7 +44,7 @@ impl<B: Backend> KvCache<B> {
 pub struct KvPool {
     pub blocks: usize,
     pub block_size: usize,
-    pub dtype: Dtype,
+    pub dtype: KvDtype,
 }
 
 impl KvPool {

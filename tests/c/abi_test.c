@@ -589,7 +589,7 @@ static void unknown_flags_and_numbers_are_refused(const pllm_engine *engine) {
     OPTION(flags = 4, UNSUPPORTED);
     OPTION(flags |= 1u << 31, UNSUPPORTED);
     OPTION(reserved = 1, UNSUPPORTED);
-    OPTION(kv_dtype = 3, INVALID);
+    OPTION(kv_dtype = 4, INVALID);
     OPTION(isa = 9, INVALID);
     OPTION(block_size = 12, INVALID);
     OPTION(threads = 100000, INVALID);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use pagedllm::engine::{Clock, MemoryPlan, ModelInfo};
 use pagedllm::model::spec::{Layout, Linear, Norm};
 use pagedllm::model::{Config, family};
-use pagedllm::options::{BeamParams, Dtype, EarlyStopping, SamplingParams};
+use pagedllm::options::{BeamParams, EarlyStopping, KvDtype, SamplingParams};
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ pub fn model_info(vocab_size: usize, blocks: usize, max_model_len: usize, eos_to
         most_blocks: blocks,
         block_size: 8,
         block_bytes: 0,
-        kv_dtype: Dtype::F32,
+        kv_dtype: KvDtype::F32,
         max_model_len,
         full_sequences: blocks * 8 / max_model_len,
     };

@@ -17,7 +17,7 @@ use host::{Host, Tally};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::{Engine, ModelRunner};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-use pagedllm::options::{Dtype, EngineOptions};
+use pagedllm::options::{EngineOptions, KvDtype};
 
 const BLOCK: usize = 8;
 const BLOCKS: usize = 64;
@@ -37,7 +37,7 @@ fn engine(dir: &TempDir) -> (Engine, Arc<Faults>) {
     };
     let files = ModelFiles::open(&dir.0).unwrap();
     let backend = Faulty { cpu: CpuBackend::new(1, None).unwrap(), faults: faults.clone() };
-    let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: BLOCKS, block_size: BLOCK, dtype: Dtype::F32 }).unwrap();
+    let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: BLOCKS, block_size: BLOCK, dtype: KvDtype::F32 }).unwrap();
     let decoder = files.load(backend, BatchLimits { rows: 48, logits: 12 }, &mut |_, _| true).unwrap();
     let info = model_info(files.spec.vocab_size, BLOCKS, 128, vec![]);
     (Engine::with_runner(&options, info, None, Box::new(ModelRunner::new(decoder, kv))).unwrap(), faults)

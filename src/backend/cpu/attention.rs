@@ -5,20 +5,24 @@
 //! dimensions of one token, and the output is summed over tokens in order. Softmax runs online over spans of
 //! 128 positions counted from the sequence's start. So each query's result is one fixed sequence of
 //! operations, whatever the chunk, the tile, the block size or the number of threads.
+//!
+//! Numbers that have a scale are summed as they are stored: a score is scaled when its sum is made, and a
+//! probability before it is summed over. So a scale costs one product for each query and token, not one for each number.
 
 use std::marker::PhantomData;
+use std::ptr::null;
 use std::sync::{Mutex, PoisonError};
 
 use half::bf16;
 
-use super::lanes::{self, Element, Kernel, Lanes, load_some, store_some};
+use super::kv::{Cached, Kv};
+use super::lanes::{self, Kernel, Lanes, load_some, store_some};
 use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr, elementwise};
 use crate::backend::{AttentionShape, KvShape};
-use crate::batch::{Batch, BlockCopy};
-use crate::error::{Error, Result, try_vec};
-use crate::options::{Dtype, Isa};
-use crate::sys::Pages;
+use crate::batch::Batch;
+use crate::error::{Result, try_vec};
+use crate::options::{Isa, KvDtype};
 
 /// Positions per step of the online softmax.
 const SPAN: usize = 128;
@@ -26,71 +30,6 @@ const SPAN: usize = 128;
 const PARTS: usize = SPAN / 8;
 /// Rows of one sequence that share one pass over K and V, with all query heads of a KV head.
 const TILE_ROWS: usize = 8;
-/// One layer's K and V.
-pub struct Kv {
-    shape: KvShape,
-    k: Pages,
-    v: Pages,
-}
-
-impl Kv {
-    pub fn new(shape: KvShape) -> Result<Kv> {
-        let bytes = Self::block_bytes(&shape) as usize / 2 * shape.blocks;
-        Ok(Kv { shape, k: Pages::zeroed(bytes)?, v: Pages::zeroed(bytes)? })
-    }
-
-    pub fn discard(&mut self, from: usize) {
-        let bytes = Self::block_bytes(&self.shape) as usize / 2;
-        [&mut self.k, &mut self.v].into_iter().for_each(|pages| pages.discard(from * bytes));
-    }
-
-    /// Appends K and then V of the blocks.
-    pub fn read(&self, blocks: &[u32], out: &mut Vec<u8>) -> Result<()> {
-        let bytes = Self::block_bytes(&self.shape) as usize / 2;
-        out.try_reserve(2 * bytes * blocks.len())?;
-        for pages in [&self.k, &self.v] {
-            blocks.iter().for_each(|&block| out.extend_from_slice(&pages.bytes()[block as usize * bytes..][..bytes]));
-        }
-        Ok(())
-    }
-
-    pub fn write<'a>(&mut self, blocks: &[u32], mut from: &'a [u8]) -> Result<&'a [u8]> {
-        let bytes = Self::block_bytes(&self.shape) as usize / 2;
-        for pages in [&mut self.k, &mut self.v] {
-            for &block in blocks {
-                let (part, rest) = from.split_at_checked(bytes).ok_or_else(|| Error::invalid("the K and V of a sequence are cut short"))?;
-                pages.bytes_mut()[block as usize * bytes..][..bytes].copy_from_slice(part);
-                from = rest;
-            }
-        }
-        Ok(from)
-    }
-
-    pub fn layout(&self) -> String {
-        let KvShape { block_size, kv_heads, head_dim, dtype, .. } = self.shape;
-        format!("{} k[{kv_heads},{head_dim},{block_size}] v[{kv_heads},{block_size},{head_dim}]", dtype.name())
-    }
-
-    pub fn block_bytes(shape: &KvShape) -> u64 {
-        2 * (shape.block_size * shape.kv_heads * shape.head_dim * shape.dtype.bytes()) as u64
-    }
-}
-
-/// Copies whole blocks, in every layer.
-pub fn copy_blocks(pool: &Pool, copies: &[BlockCopy], layers: &mut [Kv]) {
-    for Kv { shape, k, v } in layers {
-        let bytes = Kv::block_bytes(shape) as usize / 2;
-        let halves = [SendPtr(k.bytes_mut().as_mut_ptr()), SendPtr(v.bytes_mut().as_mut_ptr())];
-        pool.run(2 * copies.len(), &|task, _| {
-            let BlockCopy { from, to } = copies[task / 2];
-            let (from, to) = (from as usize, to as usize);
-            assert!(from.max(to) < shape.blocks, "a copy from block {from} to {to} is outside the pool of {} blocks", shape.blocks);
-            let start = halves[task % 2].get();
-            // SAFETY: both blocks are inside the pages, and the copies of one step read no block that they write.
-            unsafe { std::ptr::copy_nonoverlapping(start.add(from * bytes), start.add(to * bytes), bytes) };
-        });
-    }
-}
 
 /// Some rows of one sequence: the unit of work, once per KV head.
 #[derive(Debug, Clone, Copy)]
@@ -112,36 +51,6 @@ pub fn cut_tiles(batch: &Batch, tiles: &mut Vec<Tile>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-pub fn store_kv(pool: &Pool, inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {
-    match kv.shape.dtype {
-        Dtype::Bf16 => store::<bf16>(pool, inputs, shape, qkv, kv),
-        _ => store::<f32>(pool, inputs, shape, qkv, kv),
-    }
-}
-
-fn store<E: Element>(pool: &Pool, inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {
-    let KvShape { block_size, kv_heads, head_dim, blocks, .. } = kv.shape;
-    let keys = SendPtr(kv.k.bytes_mut().as_mut_ptr().cast::<E>());
-    let values = SendPtr(kv.v.bytes_mut().as_mut_ptr().cast::<E>());
-    pool.run(inputs.batch.rows(), &|row, _| {
-        let slot = inputs.batch.slots[row] as usize;
-        let (block, offset) = (slot / block_size, slot % block_size);
-        assert!(block < blocks, "slot {slot} is outside the pool of {blocks} blocks");
-        let row = &qkv[row * shape.qkv_width()..][..shape.qkv_width()];
-        let (k, v) = row[shape.q_width()..].split_at(shape.kv_width());
-        for head in 0..kv_heads {
-            let start = (block * kv_heads + head) * head_dim * block_size;
-            for d in 0..head_dim {
-                // SAFETY: block, head, d and offset are inside the pool's shape; rows of one batch have different slots.
-                unsafe {
-                    keys.get().add(start + d * block_size + offset).write(E::from_f32(k[head * head_dim + d]));
-                    values.get().add(start + offset * head_dim + d).write(E::from_f32(v[head * head_dim + d]));
-                }
-            }
-        }
-    });
 }
 
 /// One thread's working memory. A query is one head of one row of the tile.
@@ -212,8 +121,9 @@ pub fn attention(
     let out = &mut out[..inputs.batch.rows() * shape.q_width()];
     let args = Args { inputs, shape, qkv, kv, out: SendPtr(out.as_mut_ptr()) };
     match kv.shape.dtype {
-        Dtype::Bf16 => run::<bf16>(isa, pool, scratch, args),
-        _ => run::<f32>(isa, pool, scratch, args),
+        KvDtype::F32 => run::<f32>(isa, pool, scratch, args),
+        KvDtype::Bf16 => run::<bf16>(isa, pool, scratch, args),
+        KvDtype::Int8 => run::<i8>(isa, pool, scratch, args),
     }
 }
 
@@ -226,7 +136,7 @@ struct Args<'a> {
     out: SendPtr<f32>, // [rows, q_width]
 }
 
-fn run<E: Element>(isa: Isa, pool: &Pool, scratch: &[Mutex<Scratch>], args: Args) {
+fn run<E: Cached>(isa: Isa, pool: &Pool, scratch: &[Mutex<Scratch>], args: Args) {
     let kv_heads = args.shape.kv_heads;
     pool.run(args.inputs.tiles.len() * kv_heads, &|task, worker| {
         let mut scratch = scratch[worker].lock().unwrap_or_else(PoisonError::into_inner);
@@ -253,9 +163,12 @@ struct Span<E> {
     run: usize,
     keys: [*const E; PARTS],   // [head_dim][block_size] from the part's first token on
     values: [*const E; PARTS], // [run][head_dim]
+    /// Nothing where the type has none.
+    key_scales: [*const f32; PARTS], // [run]
+    value_scales: [*const f32; PARTS], // [run]
 }
 
-impl<E: Element> Kernel for Attend<'_, E> {
+impl<E: Cached> Kernel for Attend<'_, E> {
     // No closures here: a closure that is not inlined is compiled without the path's features, instruction by instruction.
     #[inline(always)]
     unsafe fn run<L: Lanes>(mut self) {
@@ -269,6 +182,9 @@ impl<E: Element> Kernel for Attend<'_, E> {
             self.score::<L>(&span, &next);
             for query in 0..queries {
                 self.soften::<L>(query, span.start);
+                if E::SCALED {
+                    self.scale_shares::<L>(query, &span);
+                }
             }
             self.accumulate::<L>(&span);
             span = next;
@@ -277,7 +193,7 @@ impl<E: Element> Kernel for Attend<'_, E> {
     }
 }
 
-impl<E: Element> Attend<'_, E> {
+impl<E: Cached> Attend<'_, E> {
     fn group(&self) -> usize {
         self.args.shape.heads / self.args.shape.kv_heads
     }
@@ -314,16 +230,20 @@ impl<E: Element> Attend<'_, E> {
     /// The positions from `start`, a multiple of SPAN, up to `end`; none where `start` is beyond it.
     #[inline(always)]
     fn span(&self, start: usize, end: usize) -> Span<E> {
-        let KvShape { block_size, kv_heads, head_dim, .. } = self.args.kv.shape;
-        let (keys, values) = (self.args.kv.k.bytes().as_ptr().cast::<E>(), self.args.kv.v.bytes().as_ptr().cast::<E>());
+        let KvShape { block_size, head_dim, .. } = self.args.kv.shape;
         let len = end.min(start + SPAN).saturating_sub(start);
-        let mut span = Span { start, len, run: block_size.min(SPAN), keys: [keys; PARTS], values: [values; PARTS] };
+        let (numbers, scales) = ([null(); PARTS], [null(); PARTS]);
+        let mut span =
+            Span { start, len, run: block_size.min(SPAN), keys: numbers, values: numbers, key_scales: scales, value_scales: scales };
         for part in 0..len.div_ceil(span.run) {
             let position = start + part * span.run;
             let block = self.args.inputs.batch.tables[self.tile.table + position / block_size] as usize;
-            let (head, offset) = ((block * kv_heads + self.kv_head) * head_dim * block_size, position % block_size);
-            span.keys[part] = keys.wrapping_add(head + offset);
-            span.values[part] = values.wrapping_add(head + offset * head_dim);
+            let [keys, values] = self.args.kv.head::<E>(block, self.kv_head);
+            let offset = position % block_size;
+            span.keys[part] = keys.numbers.wrapping_add(offset);
+            span.values[part] = values.numbers.wrapping_add(offset * head_dim);
+            span.key_scales[part] = keys.scales.wrapping_add(offset);
+            span.value_scales[part] = values.scales.wrapping_add(offset);
         }
         span
     }
@@ -342,6 +262,10 @@ impl<E: Element> Attend<'_, E> {
                     lanes::prefetch(next.keys[part].wrapping_add(dim * block_size + token));
                 }
             }
+        }
+        if E::SCALED {
+            lanes::prefetch(span.value_scales[part]);
+            lanes::prefetch(next.key_scales[part]);
         }
     }
 
@@ -416,6 +340,15 @@ impl<E: Element> Attend<'_, E> {
                     }
                 }
             }
+            if E::SCALED {
+                for c in 0..C {
+                    let token = token + c * width;
+                    let scale = load_some::<L, f32>(span.key_scales[token / span.run].add(token % span.run), width);
+                    for sums in &mut sums {
+                        sums[c] = L::mul(sums[c], scale);
+                    }
+                }
+            }
             let scores = self.scratch.scores.as_mut_ptr().add(query * SPAN + token);
             for (r, sums) in sums.iter().enumerate() {
                 for (c, &sum) in sums.iter().enumerate() {
@@ -461,6 +394,22 @@ impl<E: Element> Attend<'_, E> {
                 let sum = load_some::<L, f32>(chunk.as_ptr(), chunk.len());
                 store_some::<L>(chunk.as_mut_ptr(), L::mul(sum, kept), chunk.len());
             }
+        }
+    }
+
+    /// probability[query][token] *= the scale of the token's V
+    #[inline(always)]
+    fn scale_shares<L: Lanes>(&mut self, query: usize, span: &Span<E>) {
+        let width = L::N.min(span.run);
+        let mut token = 0;
+        while token < span.len {
+            // SAFETY: a block's scales, and the query's scores, reach `width` tokens from each vector's first.
+            unsafe {
+                let scale = load_some::<L, f32>(span.value_scales[token / span.run].add(token % span.run), width);
+                let shares = self.scratch.scores.as_mut_ptr().add(query * SPAN + token);
+                store_some::<L>(shares, L::mul(load_some::<L, f32>(shares, width), scale), width);
+            }
+            token += width;
         }
     }
 

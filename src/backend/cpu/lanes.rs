@@ -14,6 +14,7 @@ pub trait Lanes: Copy + 'static {
     unsafe fn load(p: *const f32) -> Self::V;
     unsafe fn load_bf16(p: *const u16) -> Self::V;
     unsafe fn load_f16(p: *const u16) -> Self::V;
+    unsafe fn load_i8(p: *const i8) -> Self::V;
     unsafe fn store(p: *mut f32, v: Self::V);
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
@@ -36,7 +37,6 @@ pub trait Element: Copy + Send + Sync + 'static {
     /// As for `Lanes`.
     unsafe fn load<L: Lanes>(p: *const Self) -> L::V;
     fn to_f32(self) -> f32;
-    fn from_f32(x: f32) -> Self;
 }
 
 impl Element for f32 {
@@ -48,10 +48,6 @@ impl Element for f32 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         self
-    }
-    #[inline(always)]
-    fn from_f32(x: f32) -> f32 {
-        x
     }
 }
 
@@ -65,10 +61,6 @@ impl Element for half::bf16 {
     fn to_f32(self) -> f32 {
         half::bf16::to_f32(self)
     }
-    #[inline(always)]
-    fn from_f32(x: f32) -> half::bf16 {
-        half::bf16::from_f32(x)
-    }
 }
 
 impl Element for half::f16 {
@@ -81,9 +73,17 @@ impl Element for half::f16 {
     fn to_f32(self) -> f32 {
         half::f16::to_f32(self)
     }
+}
+
+impl Element for i8 {
     #[inline(always)]
-    fn from_f32(x: f32) -> half::f16 {
-        half::f16::from_f32(x)
+    unsafe fn load<L: Lanes>(p: *const i8) -> L::V {
+        // SAFETY: the caller's contract.
+        unsafe { L::load_i8(p) }
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self as f32
     }
 }
 
@@ -181,6 +181,11 @@ impl Lanes for Portable {
         each(|i| half::f16::from_bits(unsafe { p.add(i).read_unaligned() }).to_f32())
     }
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> [f32; 8] {
+        // SAFETY: the caller's pointer reaches 8 elements.
+        each(|i| unsafe { p.add(i).read() } as f32)
+    }
+    #[inline(always)]
     unsafe fn store(p: *mut f32, v: [f32; 8]) {
         // SAFETY: the caller's pointer reaches 8 elements.
         unsafe { p.cast::<[f32; 8]>().write_unaligned(v) }
@@ -227,7 +232,8 @@ mod x86 {
 
     macro_rules! lanes {
         ($name:ident, $n:literal, $v:ty, $set1:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $mul:ident, $div:ident,
-         $max:ident, $min:ident, $fma:ident, bf16: |$p:ident| $bf16:expr, f16: |$q:ident| $f16:expr, exp2: |$e:ident| $exp2:expr) => {
+         $max:ident, $min:ident, $fma:ident, bf16: |$p:ident| $bf16:expr, f16: |$q:ident| $f16:expr, i8: |$r:ident| $i8:expr,
+         exp2: |$e:ident| $exp2:expr) => {
             #[derive(Clone, Copy)]
             pub struct $name;
             // For all bodies: the trait's contract gives the features and the reach of the pointers.
@@ -250,6 +256,10 @@ mod x86 {
                 #[inline(always)]
                 unsafe fn load_f16($q: *const u16) -> $v {
                     unsafe { $f16 }
+                }
+                #[inline(always)]
+                unsafe fn load_i8($r: *const i8) -> $v {
+                    unsafe { $i8 }
                 }
                 #[inline(always)]
                 unsafe fn store(p: *mut f32, v: $v) {
@@ -295,12 +305,14 @@ mod x86 {
         _mm512_max_ps, _mm512_min_ps, _mm512_fmadd_ps,
         bf16: |p| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))),
         f16: |p| _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())),
+        i8: |p| _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))),
         exp2: |v| _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32::<23>(_mm512_castps_si512(v)), _mm512_castps_si512(_mm512_set1_ps(1.0)))));
 
     lanes!(Avx2, 8, __m256, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_div_ps,
         _mm256_max_ps, _mm256_min_ps, _mm256_fmadd_ps,
         bf16: |p| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))),
         f16: |p| _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
+        i8: |p| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))),
         exp2: |v| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(v)), _mm256_castps_si256(_mm256_set1_ps(1.0)))));
 }
 

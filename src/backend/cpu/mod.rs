@@ -2,6 +2,7 @@
 
 mod attention;
 mod elementwise;
+mod kv;
 mod lanes;
 mod matmul;
 mod pool;
@@ -12,8 +13,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use attention::{Kv, Scratch, Tile};
+use attention::{Scratch, Tile};
 use elementwise::{Activate, Add, Gate, Norm, NormHead, ScaleAndCap};
+use kv::Kv;
 use lanes::Kernel;
 use matmul::Matrix;
 use pool::Pool;
@@ -198,7 +200,7 @@ impl Backend for CpuBackend {
     }
 
     fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Kv]) {
-        attention::copy_blocks(&self.pool, copies, layers);
+        kv::copy_blocks(&self.pool, copies, layers);
     }
 
     fn discard_blocks(&self, from: usize, layer: &mut Kv) {
@@ -262,7 +264,7 @@ impl Backend for CpuBackend {
     }
 
     fn store_kv(&self, inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {
-        attention::store_kv(&self.pool, inputs, shape, qkv, kv);
+        kv::store(&self.pool, inputs, shape, qkv, kv);
     }
 
     fn attention(&self, inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &Kv, out: &mut Buf) {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::batch::Span;
+use crate::options::KvDtype;
 
 fn backends() -> impl Iterator<Item = CpuBackend> {
     Isa::ALL.into_iter().filter(|isa| isa.is_present()).map(|isa| CpuBackend::new(2, Some(isa)).unwrap())
@@ -111,11 +112,23 @@ fn an_embedding_row_is_the_row_of_the_table() {
     }
 }
 
+/// What is kept of one head's K, or V, of one token.
+fn kept(numbers: &[f32], dtype: KvDtype) -> Vec<f32> {
+    match dtype {
+        KvDtype::F32 => numbers.to_vec(),
+        KvDtype::Bf16 => stored(numbers, Dtype::Bf16).1,
+        KvDtype::Int8 => {
+            let scale = numbers.iter().fold(0.0f32, |most, x| most.max(x.abs())) / 127.0;
+            numbers.iter().map(|x| (x / scale).round_ties_even() * scale).collect()
+        }
+    }
+}
+
 /// A case of attention: two sequences, one in the middle of its prompt, one decoding.
 struct Case {
     shape: AttentionShape,
     block_size: usize,
-    dtype: Dtype,
+    dtype: KvDtype,
 }
 
 const CONTEXTS: [usize; 2] = [301, 140];
@@ -166,19 +179,19 @@ impl Case {
     fn reference<'a>(&self, position: usize, at: impl Fn(usize) -> &'a [f32]) -> Vec<f64> {
         let AttentionShape { heads, kv_heads, head_dim, scale, window, soft_cap } = self.shape;
         let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
-        let round = |x: f32| stored(&[x], self.dtype).1[0] as f64;
         let mut out = Vec::new();
         for head in 0..heads {
             let kv_head = head / (heads / kv_heads);
             let part = |p: usize, start: usize| &at(p)[start * head_dim..][..head_dim];
+            let kept = |p: usize, start: usize| kept(part(p, start), self.dtype);
             let score = |p: usize| {
-                let dot: f64 = part(position, head).iter().zip(part(p, heads + kv_head)).map(|(q, k)| *q as f64 * round(*k)).sum();
+                let dot: f64 = part(position, head).iter().zip(kept(p, heads + kv_head)).map(|(q, k)| *q as f64 * k as f64).sum();
                 soft_cap.map_or(dot * scale as f64, |cap| cap as f64 * (dot * scale as f64 / cap as f64).tanh())
             };
             let weights: Vec<f64> = (first..=position).map(|p| score(p).exp()).collect();
             let total: f64 = weights.iter().sum();
-            let value = |p: usize, d: usize| round(part(p, heads + kv_heads + kv_head)[d]);
-            out.extend((0..head_dim).map(|d| weights.iter().enumerate().map(|(i, w)| w * value(first + i, d)).sum::<f64>() / total));
+            let values: Vec<_> = (first..=position).map(|p| kept(p, heads + kv_heads + kv_head)).collect();
+            out.extend((0..head_dim).map(|d| weights.iter().zip(&values).map(|(w, value)| w * value[d] as f64).sum::<f64>() / total));
         }
         out
     }
@@ -199,12 +212,140 @@ fn attention_is_right_over_any_blocks_heads_windows_and_caps() {
     for backend in backends() {
         for (i, shape) in shapes.iter().enumerate() {
             for block_size in [8, 16, 256] {
-                for dtype in [Dtype::F32, Dtype::Bf16] {
+                for dtype in KvDtype::ALL {
                     let (found, expected) = Case { shape: *shape, block_size, dtype }.run(&backend);
                     assert_near(&format!("{} shape {i}, blocks of {block_size}, {dtype:?}", backend.isa().name()), &found, &expected, 2e-5);
                 }
             }
         }
+    }
+}
+
+/// A layer's cache and its rows of `[q, k, v]`, row by row in consecutive slots.
+struct Cached {
+    shape: AttentionShape,
+    kv: kv::Kv,
+    inputs: Inputs,
+}
+
+impl Cached {
+    const SHAPE: AttentionShape = AttentionShape { heads: 2, kv_heads: 2, head_dim: 20, scale: 0.3, window: None, soft_cap: None };
+    const BLOCK: usize = 16;
+    const BLOCKS: usize = 4;
+
+    fn new(backend: &CpuBackend, qkv: &[f32]) -> Cached {
+        let shape = Self::SHAPE;
+        backend.reserve(&shape).unwrap();
+        let kv_shape = KvShape {
+            blocks: Self::BLOCKS,
+            block_size: Self::BLOCK,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            dtype: KvDtype::Int8,
+        };
+        let rows = qkv.len() / shape.qkv_width();
+        let mut cached = Cached { shape, kv: backend.kv(kv_shape).unwrap(), inputs: Inputs::default() };
+        let slots = (0..rows as u32).collect();
+        backend.upload(&Batch { tokens: vec![0; rows], slots, ..Default::default() }, &mut cached.inputs).unwrap();
+        backend.store_kv(&cached.inputs, &shape, &buf(backend, qkv), &mut cached.kv);
+        cached
+    }
+
+    /// What the last of `qkv`'s rows sees over these blocks.
+    fn attend(&mut self, backend: &CpuBackend, qkv: &[f32], blocks: &[u32]) -> Vec<f32> {
+        let width = self.shape.qkv_width();
+        let position = (qkv.len() / width - 1) as u32;
+        let spans = vec![Span { first_row: 0, rows: 1, table: 0 }];
+        let batch = Batch { tokens: vec![0], positions: vec![position], spans, tables: blocks.to_vec(), ..Default::default() };
+        backend.upload(&batch, &mut self.inputs).unwrap();
+        let mut out = poisoned(backend, self.shape.q_width());
+        backend.attention(&self.inputs, &self.shape, &buf(backend, &qkv[qkv.len() - width..]), &self.kv, &mut out);
+        out.to_vec()
+    }
+
+    /// K and V of one head of a token in the first block, read from the bytes that an export holds.
+    fn stored(&self, token: usize, head: usize) -> [Vec<f32>; 2] {
+        let mut bytes = Vec::new();
+        self.kv.read(&[0], &mut bytes).unwrap();
+        let (dims, block) = (self.shape.head_dim, Self::BLOCK);
+        let halves = bytes.split_at(bytes.len() / 2);
+        let number = |half: &[u8], at: usize| {
+            let head = &half[head * block * (dims + 4)..];
+            let scale = f32::from_le_bytes(*head[block * dims + token * 4..].first_chunk().unwrap());
+            head[at] as i8 as f32 * scale
+        };
+        let keys = (0..dims).map(|d| number(halves.0, d * block + token)).collect();
+        [keys, (0..dims).map(|d| number(halves.1, token * dims + d)).collect()]
+    }
+}
+
+/// The bound of rounding to the nearest of 255 numbers: half of a 127th of the greatest.
+#[test]
+fn int8_keeps_each_number_to_within_half_a_scale() {
+    for backend in backends() {
+        let (shape, rows) = (Cached::SHAPE, 9);
+        // Heads of very different size: each has its own scale.
+        let size = |i: usize| [1e-30, 1.0, 3e4, 1e30][i / shape.head_dim % 4];
+        let qkv: Vec<f32> = numbers(rows * shape.qkv_width(), 8).iter().enumerate().map(|(i, x)| x * size(i)).collect();
+        let cached = Cached::new(&backend, &qkv);
+        for (token, row) in qkv.chunks(shape.qkv_width()).enumerate() {
+            for head in 0..2 {
+                for (part, found) in [2 + head, 4 + head].into_iter().zip(cached.stored(token, head)) {
+                    let given = &row[part * shape.head_dim..][..shape.head_dim];
+                    let most = given.iter().fold(0.0f32, |most, x| most.max(x.abs())) as f64;
+                    assert!(found.iter().any(|x| (x.abs() as f64 - most).abs() < 1e-6 * most), "the greatest is kept as it is");
+                    for (given, found) in given.iter().zip(found) {
+                        let error = (*given as f64 - found as f64).abs();
+                        assert!(error <= most / 254.0 * 1.0001, "{given} is kept as {found}, with numbers up to {most}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn int8_keeps_zeros_and_shows_what_is_no_number() {
+    let shape = Cached::SHAPE;
+    let (width, dims) = (shape.qkv_width(), shape.head_dim);
+    // Rows from this one on see the number that stands in its second head.
+    const BAD: usize = 5;
+    for backend in backends() {
+        let mut qkv = numbers(9 * width, 8);
+        for tiny in [0.0, -0.0, 1e-45, 1e-38] {
+            qkv[2 * dims..4 * dims].fill(tiny);
+            let cached = Cached::new(&backend, &qkv);
+            assert!((0..2).all(|head| cached.stored(0, head)[0].iter().all(|&x| x == 0.0)), "{tiny}");
+        }
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for part in [3, 5] {
+                let mut qkv = qkv.clone();
+                qkv[BAD * width + part * dims + 7] = bad;
+                let mut cached = Cached::new(&backend, &qkv);
+                for rows in 1..=9 {
+                    let out = cached.attend(&backend, &qkv[..rows * width], &[0]);
+                    assert!(out[..dims].iter().all(|x| x.is_finite()), "the other head knows nothing of {bad}");
+                    assert!(out[dims..].iter().all(|x| x.is_nan() == (rows > BAD)), "{bad} in part {part}, seen from row {rows}: {out:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn int8_blocks_take_their_scales_along() {
+    for backend in backends() {
+        let qkv = numbers(27 * Cached::SHAPE.qkv_width(), 8);
+        let mut cached = Cached::new(&backend, &qkv);
+        let expected = cached.attend(&backend, &qkv, &[0, 1]);
+        backend.copy_blocks(&[BlockCopy { from: 0, to: 3 }, BlockCopy { from: 1, to: 2 }], std::slice::from_mut(&mut cached.kv));
+        assert_eq!(cached.attend(&backend, &qkv, &[3, 2]), expected, "copied");
+        let mut bytes = Vec::new();
+        backend.read_blocks(&[3, 2], &cached.kv, &mut bytes).unwrap();
+        assert_eq!(bytes.len() as u64, 2 * backend.kv_block_bytes(&cached.kv.shape));
+        let mut other = Cached::new(&backend, &[]);
+        assert!(backend.write_blocks(&[1, 3], &mut other.kv, &bytes).unwrap().is_empty());
+        assert_eq!(other.attend(&backend, &qkv, &[1, 3]), expected, "read and written");
     }
 }
 

@@ -1,0 +1,198 @@
+//! K and V of one layer, in blocks.
+//!
+//! A block holds head after head; a head its numbers, then in int8 a scale in f32 for each token. K's numbers lie as
+//! `[dim][token]`, those of V as `[token][dim]`: `attention` says why. What a block holds lies together, so that
+//! whoever copies one need not know what is in it.
+
+use half::bf16;
+
+use super::lanes::{Element, ROUNDER};
+use super::pool::Pool;
+use super::{Buf, Inputs, SendPtr};
+use crate::backend::{AttentionShape, KvShape};
+use crate::batch::BlockCopy;
+use crate::error::{Error, Result};
+use crate::options::KvDtype;
+use crate::sys::Pages;
+
+pub struct Kv {
+    pub(super) shape: KvShape,
+    k: Pages,
+    v: Pages,
+}
+
+impl Kv {
+    pub fn new(shape: KvShape) -> Result<Kv> {
+        let bytes = half_bytes(&shape) * shape.blocks;
+        Ok(Kv { shape, k: Pages::zeroed(bytes)?, v: Pages::zeroed(bytes)? })
+    }
+
+    pub fn discard(&mut self, from: usize) {
+        let bytes = half_bytes(&self.shape);
+        [&mut self.k, &mut self.v].into_iter().for_each(|pages| pages.discard(from * bytes));
+    }
+
+    /// Appends K and then V of the blocks.
+    pub fn read(&self, blocks: &[u32], out: &mut Vec<u8>) -> Result<()> {
+        let bytes = half_bytes(&self.shape);
+        out.try_reserve(2 * bytes * blocks.len())?;
+        for pages in [&self.k, &self.v] {
+            blocks.iter().for_each(|&block| out.extend_from_slice(&pages.bytes()[block as usize * bytes..][..bytes]));
+        }
+        Ok(())
+    }
+
+    pub fn write<'a>(&mut self, blocks: &[u32], mut from: &'a [u8]) -> Result<&'a [u8]> {
+        let bytes = half_bytes(&self.shape);
+        for pages in [&mut self.k, &mut self.v] {
+            for &block in blocks {
+                let (part, rest) = from.split_at_checked(bytes).ok_or_else(|| Error::invalid("the K and V of a sequence are cut short"))?;
+                pages.bytes_mut()[block as usize * bytes..][..bytes].copy_from_slice(part);
+                from = rest;
+            }
+        }
+        Ok(from)
+    }
+
+    pub fn layout(&self) -> String {
+        let KvShape { block_size, kv_heads, head_dim, dtype, .. } = self.shape;
+        format!("{} k[{kv_heads},{head_dim},{block_size}] v[{kv_heads},{block_size},{head_dim}]", dtype.name())
+    }
+
+    pub fn block_bytes(shape: &KvShape) -> u64 {
+        2 * half_bytes(shape) as u64
+    }
+
+    /// Where the K, and the V, of one head of a block begin.
+    pub fn head<E: Cached>(&self, block: usize, head: usize) -> [Head<E>; 2] {
+        [&self.k, &self.v].map(|pages| Head::of(&self.shape, pages.bytes().as_ptr().cast_mut(), block, head))
+    }
+}
+
+/// Bytes of a block's K, or V.
+fn half_bytes(shape: &KvShape) -> usize {
+    shape.block_size * shape.kv_heads * shape.dtype.head_bytes(shape.head_dim)
+}
+
+/// K or V of one head of one block.
+#[derive(Clone, Copy)]
+pub struct Head<E> {
+    pub numbers: *mut E,  // [head_dim][block_size] or [block_size][head_dim]
+    pub scales: *mut f32, // [block_size], and nothing where the type has none
+}
+
+impl<E: Cached> Head<E> {
+    fn of(shape: &KvShape, pages: *mut u8, block: usize, head: usize) -> Head<E> {
+        let KvShape { block_size, kv_heads, head_dim, dtype, .. } = *shape;
+        let numbers = pages.wrapping_add((block * kv_heads + head) * block_size * dtype.head_bytes(head_dim)).cast::<E>();
+        // Aligned: a block has a multiple of 8 tokens.
+        Head { numbers, scales: numbers.wrapping_add(block_size * head_dim).cast() }
+    }
+}
+
+/// What numbers are stored as.
+pub trait Cached: Element {
+    /// Whether they are multiples of a scale that each head of each token has.
+    const SCALED: bool;
+    /// The nearest there is.
+    fn nearest(x: f32) -> Self;
+}
+
+impl Cached for f32 {
+    const SCALED: bool = false;
+    fn nearest(x: f32) -> f32 {
+        x
+    }
+}
+
+impl Cached for bf16 {
+    const SCALED: bool = false;
+    fn nearest(x: f32) -> bf16 {
+        bf16::from_f32(x)
+    }
+}
+
+impl Cached for i8 {
+    const SCALED: bool = true;
+    fn nearest(x: f32) -> i8 {
+        (x + ROUNDER - ROUNDER) as i8 // NaN becomes 0
+    }
+}
+
+/// Copies whole blocks, in every layer.
+pub fn copy_blocks(pool: &Pool, copies: &[BlockCopy], layers: &mut [Kv]) {
+    for Kv { shape, k, v } in layers {
+        let bytes = half_bytes(shape);
+        let halves = [SendPtr(k.bytes_mut().as_mut_ptr()), SendPtr(v.bytes_mut().as_mut_ptr())];
+        pool.run(2 * copies.len(), &|task, _| {
+            let BlockCopy { from, to } = copies[task / 2];
+            let (from, to) = (from as usize, to as usize);
+            assert!(from.max(to) < shape.blocks, "a copy from block {from} to {to} is outside the pool of {} blocks", shape.blocks);
+            let start = halves[task % 2].get();
+            // SAFETY: both blocks are inside the pages, and the copies of one step read no block that they write.
+            unsafe { std::ptr::copy_nonoverlapping(start.add(from * bytes), start.add(to * bytes), bytes) };
+        });
+    }
+}
+
+/// Writes the K and V of each row of `qkv` to its slot.
+pub fn store(pool: &Pool, inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {
+    match kv.shape.dtype {
+        KvDtype::F32 => store_as::<f32>(pool, inputs, shape, qkv, kv),
+        KvDtype::Bf16 => store_as::<bf16>(pool, inputs, shape, qkv, kv),
+        KvDtype::Int8 => store_as::<i8>(pool, inputs, shape, qkv, kv),
+    }
+}
+
+fn store_as<E: Cached>(pool: &Pool, inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {
+    let Kv { shape: kv_shape, k, v } = kv;
+    let KvShape { block_size, kv_heads, head_dim, blocks, .. } = *kv_shape;
+    let (k, v) = (SendPtr(k.bytes_mut().as_mut_ptr()), SendPtr(v.bytes_mut().as_mut_ptr()));
+    pool.run(inputs.batch.rows(), &|row, _| {
+        let slot = inputs.batch.slots[row] as usize;
+        let (block, token) = (slot / block_size, slot % block_size);
+        assert!(block < blocks, "slot {slot} is outside the pool of {blocks} blocks");
+        let row = &qkv[row * shape.qkv_width()..][..shape.qkv_width()];
+        let (keys, values) = row[shape.q_width()..].split_at(shape.kv_width());
+        for head in 0..kv_heads {
+            let numbers = head * head_dim..(head + 1) * head_dim;
+            // SAFETY: block, head and token are inside the pool's shape; rows of one batch have different slots.
+            unsafe {
+                Head::<E>::of(kv_shape, k.get(), block, head).write(&keys[numbers.clone()], token, token, block_size);
+                Head::<E>::of(kv_shape, v.get(), block, head).write(&values[numbers], token, token * head_dim, 1);
+            }
+        }
+    });
+}
+
+impl<E: Cached> Head<E> {
+    /// Writes one token's numbers from `first` on, `stride` apart.
+    /// # Safety
+    /// They are within the head, and this thread's alone.
+    unsafe fn write(&self, numbers: &[f32], token: usize, first: usize, stride: usize) {
+        let scale = if E::SCALED { scale_of(numbers) } else { 1.0 };
+        let divisor = if scale == 0.0 { 1.0 } else { scale }; // 0 times anything is 0
+        // SAFETY: the caller's contract.
+        unsafe {
+            for (i, &number) in numbers.iter().enumerate() {
+                self.numbers.add(first + i * stride).write(E::nearest(number / divisor));
+            }
+            if E::SCALED {
+                self.scales.add(token).write(scale);
+            }
+        }
+    }
+}
+
+/// What makes 127 of the number that is farthest from 0. Where one is not finite it is NaN, and so is all that is
+/// computed with it; where all are so small that a scale would be no normal number, it is 0.
+fn scale_of(numbers: &[f32]) -> f32 {
+    // Magnitudes compare alike as integers, and NaN is the greatest.
+    let magnitude = |x: &f32| x.to_bits() & !(1 << 31);
+    let scale = f32::from_bits(numbers.iter().map(magnitude).max().unwrap_or(0)) / 127.0;
+    match scale {
+        _ if !scale.is_finite() => f32::NAN,
+        _ if scale < f32::MIN_POSITIVE => 0.0,
+        _ => scale,
+    }
+}
