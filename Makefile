@@ -22,7 +22,7 @@ export CGO_LDFLAGS := -L$(LIBDIR) -Wl,-rpath,$(LIBDIR)
 export PAGEDLLM_LIBRARY := $(LIB)
 
 .PHONY: demo test setup lib header manual lint test-rust test-soak soak test-c test-abi test-cpp test-go test-python test-node test-examples \
-        test-install install dist bench bench-polling bench-sequences fuzz clean
+        test-install install dist bench bench-polling bench-sequences bench-swap fuzz clean
 
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
@@ -148,6 +148,10 @@ bench:
 bench-sequences:
 	cargo bench --locked --bench sequences
 	cargo bench --locked --bench constraint
+
+# Swapping against computing again.
+bench-swap:
+	cargo bench --locked --bench swap
 
 bench-polling:
 	benches/polling/run.sh

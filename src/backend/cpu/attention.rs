@@ -15,7 +15,7 @@ use super::lanes::{self, Element, Kernel, Lanes, load_some, store_some};
 use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr, elementwise};
 use crate::backend::{AttentionShape, KvShape};
-use crate::batch::{Batch, BlockCopy};
+use crate::batch::{Batch, BlockCopy, BlockMove};
 use crate::error::{Error, Result, try_vec};
 use crate::options::{Dtype, Isa};
 use crate::sys::Pages;
@@ -66,6 +66,37 @@ impl Kv {
         Ok(from)
     }
 
+    /// Of a block.
+    pub fn bytes(&self) -> usize {
+        Self::block_bytes(&self.shape) as usize
+    }
+
+    /// Of a block's K, and of its V.
+    fn half(&self) -> usize {
+        self.bytes() / 2
+    }
+
+    /// Copies K and then V of one block into `to`, and returns what is left of it.
+    pub fn copy_out<'a>(&self, block: u32, mut to: &'a mut [u8]) -> &'a mut [u8] {
+        for pages in [&self.k, &self.v] {
+            let (part, rest) = to.split_at_mut(self.half());
+            part.copy_from_slice(&pages.bytes()[block as usize * self.half()..][..self.half()]);
+            to = rest;
+        }
+        to
+    }
+
+    /// Takes them back from the beginning of `from`, and returns the rest.
+    pub fn copy_in<'a>(&mut self, block: u32, mut from: &'a [u8]) -> &'a [u8] {
+        let bytes = self.half();
+        for pages in [&mut self.k, &mut self.v] {
+            let (part, rest) = from.split_at(bytes);
+            pages.bytes_mut()[block as usize * bytes..][..bytes].copy_from_slice(part);
+            from = rest;
+        }
+        from
+    }
+
     pub fn layout(&self) -> String {
         let KvShape { block_size, kv_heads, head_dim, dtype, .. } = self.shape;
         format!("{} k[{kv_heads},{head_dim},{block_size}] v[{kv_heads},{block_size},{head_dim}]", dtype.name())
@@ -74,6 +105,19 @@ impl Kv {
     pub fn block_bytes(shape: &KvShape) -> u64 {
         2 * (shape.block_size * shape.kv_heads * shape.head_dim * shape.dtype.bytes()) as u64
     }
+}
+
+/// Takes a layer's K and then V of these blocks from where `place` finds them.
+pub fn copy_in<'a>(pool: &Pool, moves: &[BlockMove], place: impl Fn(u32) -> &'a [u8] + Sync, layer: &mut Kv) {
+    let (bytes, blocks) = (layer.half(), layer.shape.blocks);
+    let halves = [SendPtr(layer.k.bytes_mut().as_mut_ptr()), SendPtr(layer.v.bytes_mut().as_mut_ptr())];
+    pool.run(2 * moves.len(), &|task, _| {
+        let BlockMove { device, host } = moves[task / 2];
+        assert!((device as usize) < blocks, "a move to block {device} is outside the pool of {blocks} blocks");
+        let from = &place(host)[task % 2 * bytes..][..bytes];
+        // SAFETY: the block is inside the pages, and no block is there twice.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), halves[task % 2].get().add(device as usize * bytes), bytes) };
+    });
 }
 
 /// Copies whole blocks, in every layer.
