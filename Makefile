@@ -22,7 +22,7 @@ export CGO_LDFLAGS := -L$(LIBDIR) -Wl,-rpath,$(LIBDIR)
 export PAGEDLLM_LIBRARY := $(LIB)
 
 .PHONY: demo test setup lib header manual lint test-rust test-soak soak test-c test-abi test-cpp test-go test-python test-node test-examples \
-        test-install install dist bench bench-polling bench-quality bench-serving bench-sequences fuzz clean
+        test-install install dist bench bench-polling bench-quality bench-sequences bench-serving bench-swap fuzz clean
 
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
@@ -152,6 +152,10 @@ bench-sequences:
 # What storing K and V in fewer bits costs.
 bench-quality:
 	cargo bench --locked --bench quality
+
+# Swapping against computing again.
+bench-swap:
+	cargo bench --locked --bench swap
 
 bench-polling:
 	benches/polling/run.sh

@@ -21,6 +21,27 @@ pub struct BlockCopy {
     pub to: u32,
 }
 
+/// A block's place on the device and in the host tier: all of its K and V, in every layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockMove {
+    pub device: u32,
+    pub host: u32,
+}
+
+/// Moves between the tiers, made before anything is computed: all that go out, and then all that come back. No block is
+/// written twice.
+#[derive(Debug, Default)]
+pub struct Moves {
+    pub out: Vec<BlockMove>,
+    pub back: Vec<BlockMove>,
+}
+
+impl Moves {
+    pub fn is_empty(&self) -> bool {
+        self.out.is_empty() && self.back.is_empty()
+    }
+}
+
 /// One sequence's part of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {

@@ -90,6 +90,18 @@ impl KvDtype {
     }
 }
 
+/// What becomes of the K and V of those who have to give way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Preemption {
+    /// They are dropped, and computed again.
+    #[default]
+    Recompute,
+    /// They wait in the host tier, where it has room.
+    Swap,
+    /// Whichever costs less, by what moving and computing have cost so far.
+    Auto,
+}
+
 /// Everything `Engine::create` needs to know. `None` lets the engine choose.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
@@ -128,6 +140,11 @@ pub struct EngineOptions {
     /// Requests that may wait for their first step, and tokens they may have in all, before others are refused.
     pub max_waiting_requests: Option<usize>,
     pub max_waiting_tokens: Option<usize>,
+    pub preemption: Preemption,
+    /// Bytes of the host tier. 0: there is none.
+    pub swap_bytes: u64,
+    /// A directory: the host tier is a file there, which has no name and is gone with the engine. None: it is memory.
+    pub swap_dir: Option<PathBuf>,
 }
 
 impl Default for EngineOptions {
@@ -151,6 +168,9 @@ impl Default for EngineOptions {
             prefix_cache: true,
             max_waiting_requests: None,
             max_waiting_tokens: None,
+            preemption: Preemption::Recompute,
+            swap_bytes: 0,
+            swap_dir: None,
         }
     }
 }
@@ -190,7 +210,21 @@ impl EngineOptions {
         if let Some(threads) = self.threads {
             within("threads", threads, Self::MAX_THREADS)?;
         }
-        Ok(())
+        self.validate_swapping()
+    }
+
+    /// A tier that nobody uses, or nobody could, is a mistake.
+    fn validate_swapping(&self) -> Result<()> {
+        match (self.preemption, self.swap_bytes, &self.swap_dir) {
+            (Preemption::Recompute, bytes @ 1.., _) => Err(Error::invalid(format!(
+                "swap_bytes is {bytes} and preemption is to recompute: nothing would be swapped, so choose to swap or auto, or leave it at 0"
+            ))),
+            (Preemption::Swap | Preemption::Auto, 0, _) => Err(Error::invalid(
+                "preemption may swap and swap_bytes is 0: there is no room to swap to, so raise it, or choose to recompute",
+            )),
+            (_, 0, Some(dir)) => Err(Error::invalid(format!("swap_path is {} and swap_bytes 0: say how large it may be", dir.display()))),
+            _ => Ok(()),
+        }
     }
 }
 

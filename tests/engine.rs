@@ -11,7 +11,7 @@ use pagedllm::engine::{Engine, Fork, ModelInfo, ModelRunner, Output, Prompt, Que
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::kv::{BlockManager, Chain};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-use pagedllm::options::{BeamParams, EngineOptions, KvDtype, SamplingParams};
+use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
 use pagedllm::sched::{Arrival, Branching, FinishReason, Scheduler, SchedulerOptions, StepPlan};
 use pagedllm::text::Text;
 
@@ -511,7 +511,8 @@ fn one_matmul_per_weight_and_step_however_many_sequences() {
     let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 64, block_size: 16, dtype: KvDtype::F32 }).unwrap();
     let decoder = files.load(backend, BatchLimits { rows: 64, logits: 32 }, &mut |_, _| true).unwrap();
     let mut runner = ModelRunner::new(decoder, kv);
-    let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, window: None };
+    let options =
+        SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, window: None, preemption: Preemption::Recompute };
     let mut scheduler = Scheduler::new(options, BlockManager::new(64, 16, false).unwrap()).unwrap();
     for id in 1..=24 {
         let (prompt, root) = (vec![id as u32; 2], Chain::default());

@@ -14,20 +14,29 @@ use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::{Engine, ModelRunner, Output, Prompt, Request};
 use pagedllm::error::{Code, Error};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-use pagedllm::options::{BeamParams, EngineOptions, KvDtype, SamplingParams};
+use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
 use pagedllm::sched::FinishReason;
 
 const BLOCK: usize = 8;
 const BLOCKS: usize = 48;
-/// A small LLaMA on a device that fails as it is told to.
+
 fn engine(dir: &TempDir) -> (Engine, Arc<Faults>) {
+    engine_that(dir, Preemption::Recompute)
+}
+
+/// A small LLaMA on a device that fails as it is told to.
+fn engine_that(dir: &TempDir, preemption: Preemption) -> (Engine, Arc<Faults>) {
     let faults = Arc::new(Faults::default());
-    let options = EngineOptions { max_batch_tokens: 32, max_seqs: 16, ..Default::default() };
+    let options = EngineOptions { max_batch_tokens: 32, max_seqs: 16, preemption, ..Default::default() };
     let files = ModelFiles::open(&dir.0).unwrap();
     let backend = Faulty { cpu: CpuBackend::new(1, None).unwrap(), faults: faults.clone() };
-    let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: BLOCKS, block_size: BLOCK, dtype: KvDtype::F32 }).unwrap();
+    let pool = KvPool { blocks: BLOCKS, block_size: BLOCK, dtype: KvDtype::F32 };
+    let block_bytes = pool.block_bytes(&backend, &files.spec);
+    let mut kv = KvCache::new(&backend, &files.spec, pool).unwrap();
+    kv.add_host_tier(&backend, BLOCKS, block_bytes, None).unwrap();
     let decoder = files.load(backend, BatchLimits { rows: 32, logits: 16 }, &mut |_, _| true).unwrap();
-    let info = model_info(files.spec.vocab_size, BLOCKS, 128, vec![]);
+    let mut info = model_info(files.spec.vocab_size, BLOCKS, 128, vec![]);
+    info.memory.swap_blocks = BLOCKS;
     (Engine::with_runner(&options, info, None, Box::new(ModelRunner::new(decoder, kv))).unwrap(), faults)
 }
 
@@ -98,9 +107,15 @@ fn add_all(engine: &Engine, requests: Vec<Request>) {
 }
 
 fn without_faults(dir: &TempDir) -> (Answers, u64) {
-    let (engine, faults) = engine(dir);
+    without_faults_that(dir, Preemption::Recompute)
+}
+
+fn without_faults_that(dir: &TempDir, preemption: Preemption) -> (Answers, u64) {
+    let (engine, faults) = engine_that(dir, preemption);
     add_all(&engine, requests());
-    (drain(&engine), faults.ops.load(SeqCst))
+    let answers = drain(&engine);
+    assert_eq!(engine.stats().preemptions_swapped > 0, preemption == Preemption::Swap, "{:?}", engine.stats());
+    (answers, faults.ops.load(SeqCst))
 }
 
 #[test]
@@ -116,6 +131,29 @@ fn a_fault_at_any_op_that_does_not_come_again_changes_nothing() {
         assert_eq!(drain(&engine), expected, "op {place} of {ops} failed");
         assert!(faults.told.load(SeqCst) > 0 && engine.stats().steps_failed > 0, "op {place} did not fail");
     }
+}
+
+#[test]
+fn a_block_that_cannot_be_moved_is_computed_again_and_nothing_else_changes() {
+    let dir = model();
+    let (expected, _) = without_faults(&dir);
+    let (swapped, _) = without_faults_that(&dir, Preemption::Swap);
+    assert_eq!(swapped, expected);
+    let mut failures = 0;
+    for place in 1.. {
+        let (engine, faults) = engine_that(&dir, Preemption::Swap);
+        faults.swap_fails_at.store(place, SeqCst);
+        add_all(&engine, requests());
+        assert_eq!(drain(&engine), expected, "move {place} failed");
+        let stats = engine.stats();
+        assert_eq!((stats.steps_failed, stats.swapped, stats.swap_blocks_used), (0, 0, 0));
+        if faults.swaps.load(SeqCst) < place {
+            break;
+        }
+        assert_eq!(stats.swap_failures, 1, "it is said once");
+        failures += 1;
+    }
+    assert!(failures >= 4, "only {failures} moves");
 }
 
 #[test]

@@ -1061,7 +1061,7 @@ fn windowed(scheduled: Option<usize>, forks: bool) -> (Vec<Vec<u32>>, usize) {
     use pagedllm::engine::{ModelRunner, Runner};
     use pagedllm::kv::{BlockManager, Chain};
     use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-    use pagedllm::options::KvDtype;
+    use pagedllm::options::{KvDtype, Preemption};
     use pagedllm::sched::{Arrival, Branching, Choice, Scheduler, SchedulerOptions, Verdict};
 
     const WINDOW: usize = 21;
@@ -1072,7 +1072,8 @@ fn windowed(scheduled: Option<usize>, forks: bool) -> (Vec<Vec<u32>>, usize) {
     let backend = CpuBackend::new(1, None).unwrap();
     let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 80, block_size: BLOCK, dtype: KvDtype::F32 }).unwrap();
     let mut runner = ModelRunner::new(files.load(backend, BatchLimits { rows: 16, logits: 8 }, &mut |_, _| true).unwrap(), kv);
-    let options = SchedulerOptions { max_batch_tokens: 16, max_seqs: 8, prefill_chunk: 16, window: scheduled };
+    let options =
+        SchedulerOptions { max_batch_tokens: 16, max_seqs: 8, prefill_chunk: 16, window: scheduled, preemption: Preemption::Recompute };
     let mut scheduler = Scheduler::new(options, BlockManager::new(80, BLOCK, true).unwrap()).unwrap();
     for (id, len) in [(1, 100), (2, 9)] {
         let (prompt, root) = (prompt(len), Chain::default());

@@ -1,5 +1,6 @@
 //! Long random traces of what a host may do with an engine, beside a naive model of it: dense lists of tokens, every next token
-//! computed anew from all before it. The runner reads the past through the paged tables, so that a wrong one gives wrong tokens.
+//! computed anew from all before it. The runner reads the past through the paged tables, in a pool that is too small and with a host
+//! tier that often fails, so that a wrong one gives wrong tokens.
 
 mod common;
 
@@ -8,12 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use pagedllm::batch::BlockMove;
 use pagedllm::decode::{
     BeamScratch, BeamSearch, BeamStep, Context, Ended, Hypothesis, Memory, Rules, Sampler, log_softmax, logprob_and_top,
 };
 use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume, Runner, Ticket};
 use pagedllm::error::{Error, Result};
-use pagedllm::options::{BeamParams, EngineOptions, OutputKind, SamplingParams};
+use pagedllm::options::{BeamParams, EngineOptions, OutputKind, Preemption, SamplingParams};
 use pagedllm::sched::{FinishReason, StepPlan};
 
 const VOCAB: usize = 24;
@@ -47,15 +49,46 @@ fn dense_logits(tokens: &[u32]) -> Vec<f32> {
 /// Paged storage of contents.
 struct Paged {
     slots: Vec<u64>,
+    host: Vec<u64>,
     logits: Vec<f32>,
-    /// 0: works; 1: fails at once; 2: fails when it has copied and written.
+    /// AT_ONCE, or WRITTEN, when it has copied and written; and OUT or BACK: nothing moves to the host tier, or from it.
     failing: Arc<AtomicU32>,
 }
 
+const AT_ONCE: u32 = 1;
+const WRITTEN: u32 = 2;
+const STEP: u32 = AT_ONCE | WRITTEN;
+const OUT: u32 = 4;
+const BACK: u32 = 8;
+
+impl Paged {
+    /// Moves from one tier to the other. Where that fails, nobody knows what is there.
+    fn swap(from: &[u64], to: &mut [u64], moves: impl Iterator<Item = (u32, u32)>, fails: bool) -> Result<()> {
+        let place = |block: u32| block as usize * BLOCK..(block as usize + 1) * BLOCK;
+        for (from_block, to_block) in moves {
+            match fails {
+                true => to[place(to_block)].fill(13),
+                false => to[place(to_block)].copy_from_slice(&from[place(from_block)]),
+            }
+        }
+        if fails { Err(Error::out_of_memory()) } else { Ok(()) }
+    }
+}
+
 impl Runner for Paged {
+    fn swap_out(&mut self, moves: &[BlockMove]) -> Result<()> {
+        let fails = self.failing.load(Ordering::Relaxed) & OUT > 0;
+        Paged::swap(&self.slots, &mut self.host, moves.iter().map(|out| (out.device, out.host)), fails)
+    }
+
+    fn swap_in(&mut self, moves: &[BlockMove]) -> Result<()> {
+        let fails = self.failing.load(Ordering::Relaxed) & BACK > 0;
+        Paged::swap(&self.host, &mut self.slots, moves.iter().map(|back| (back.host, back.device)), fails)
+    }
+
     fn submit(&mut self, plan: &StepPlan) -> Result<Ticket> {
-        let (batch, failing) = (&plan.batch, self.failing.load(Ordering::Relaxed));
-        if failing == 1 {
+        let (batch, failing) = (&plan.batch, self.failing.load(Ordering::Relaxed) & STEP);
+        if failing == AT_ONCE {
             return Err(Error::out_of_memory());
         }
         for copy in &batch.copies {
@@ -68,7 +101,7 @@ impl Runner for Paged {
                 let position = batch.positions[row] as usize;
                 let before = if position == 0 { 0 } else { self.slots[slot(position - 1)] };
                 assert_eq!(slot(position), batch.slots[row] as usize);
-                self.slots[slot(position)] = if failing == 2 { 13 } else { content(before, batch.tokens[row]) };
+                self.slots[slot(position)] = if failing == WRITTEN { 13 } else { content(before, batch.tokens[row]) };
                 if batch.logit_rows.contains(&(row as u32)) {
                     let end = self.logits.len();
                     self.logits.resize(end + VOCAB, 0.0);
@@ -76,7 +109,7 @@ impl Runner for Paged {
                 }
             }
         }
-        if failing == 2 { Err(Error::out_of_memory()) } else { Ok(Ticket { logits: batch.logit_rows.len() }) }
+        if failing == WRITTEN { Err(Error::out_of_memory()) } else { Ok(Ticket { logits: batch.logit_rows.len() }) }
     }
 
     fn wait(&mut self, _: Ticket) -> Result<&[f32]> {
@@ -230,11 +263,14 @@ impl Trace {
             prefill_chunk: Some(1 + random.below(20)),
             prefix_cache: random.below(3) > 0,
             queue_capacity: 100_000,
+            preemption: [Preemption::Recompute, Preemption::Swap, Preemption::Auto][random.below(3)],
             ..EngineOptions::default()
         };
-        let info = common::model_info(VOCAB, blocks, max_model_len, vec![EOS]);
+        let mut info = common::model_info(VOCAB, blocks, max_model_len, vec![EOS]);
+        info.memory.swap_blocks = 1 + random.below(2 * blocks);
         let failing = Arc::new(AtomicU32::new(0));
-        let runner = Box::new(Paged { slots: vec![7; blocks * BLOCK], logits: Vec::new(), failing: failing.clone() });
+        let (slots, host) = (vec![7; blocks * BLOCK], vec![11; info.memory.swap_blocks * BLOCK]);
+        let runner = Box::new(Paged { slots, host, logits: Vec::new(), failing: failing.clone() });
         Trace {
             engine: Engine::with_runner(&options, info, None, runner).unwrap(),
             failing,
@@ -517,7 +553,9 @@ impl Trace {
     // --- one step, and what must follow from it ---
 
     fn step(&mut self) {
-        self.failing.store(if self.random.one_in(8) { 1 + self.random.below(2) as u32 } else { 0 }, Ordering::Relaxed);
+        let step = if self.random.one_in(8) { [AT_ONCE, WRITTEN][self.random.below(2)] } else { 0 };
+        let swap = if self.random.one_in(8) { [OUT, BACK, OUT | BACK][self.random.below(3)] } else { 0 };
+        self.failing.store(step | swap, Ordering::Relaxed);
         let result = self.engine.step();
         let outputs: Vec<Output> = self.engine.queue().poll(Some(Duration::ZERO)).unwrap().into();
         self.end_the_doomed(&outputs);
@@ -539,7 +577,7 @@ impl Trace {
         self.check();
         match result {
             Ok(report) => assert_eq!(report.unfinished as usize, self.unfinished()),
-            Err(_) => assert!(self.failing.load(Ordering::Relaxed) > 0),
+            Err(_) => assert!(self.failing.load(Ordering::Relaxed) & STEP > 0),
         }
     }
 
@@ -756,6 +794,7 @@ impl Trace {
         self.engine.step().unwrap();
         let stats = self.engine.stats();
         assert_eq!((stats.blocks_used, stats.idle, stats.waiting, stats.running), (0, 0, 0, 0));
+        assert_eq!((stats.swapped, stats.swap_blocks_used), (0, 0));
         assert_eq!(stats.blocks_free + stats.blocks_cached, stats.blocks_total);
     }
 }

@@ -70,6 +70,8 @@ pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
         max_model_len: MAX_LEN,
         most_blocks: blocks,
         full_sequences: MAX_SEQS,
+        swap_bytes: 0,
+        swap_blocks: 0,
     };
     let info = ModelInfo {
         architecture: "scripted",

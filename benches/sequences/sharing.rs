@@ -5,7 +5,7 @@
 
 use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Lane, log_softmax, uniform};
 use pagedllm::kv::{BlockManager, Chain, blocks_for};
-use pagedllm::options::BeamParams;
+use pagedllm::options::{BeamParams, Preemption};
 use pagedllm::sched::{Arrival, Branching, Choice, Scheduler, SchedulerOptions, Verdict};
 
 const BLOCK: usize = 16;
@@ -50,7 +50,8 @@ fn length(mean: f64, seed: u64) -> usize {
 
 /// Every request alone after the other would share the same, so a few at a time are enough.
 fn saved(data: &Lengths, branching: Branching) -> f64 {
-    let options = SchedulerOptions { max_batch_tokens: 4096, max_seqs: 256, prefill_chunk: 4096, window: None };
+    let options =
+        SchedulerOptions { max_batch_tokens: 4096, max_seqs: 256, prefill_chunk: 4096, window: None, preemption: Preemption::Recompute };
     let mut scheduler = Scheduler::new(options, BlockManager::new(100_000, BLOCK, false).unwrap()).unwrap();
     let (mut shared, mut unshared) = (0, 0);
     for request in 1..=REQUESTS {

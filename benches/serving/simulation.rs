@@ -207,6 +207,8 @@ fn model_info(options: &EngineOptions, machine: Machine) -> ModelInfo {
         kv_dtype: KvDtype::F32,
         max_model_len,
         full_sequences: slots / max_model_len,
+        swap_bytes: 0,
+        swap_blocks: 0,
     };
     ModelInfo {
         architecture: "simulated",

@@ -3,7 +3,9 @@
 
 pub mod cpu;
 
-use crate::batch::{Batch, BlockCopy};
+use std::path::Path;
+
+use crate::batch::{Batch, BlockCopy, BlockMove};
 use crate::error::Result;
 use crate::options::{Dtype, KvDtype};
 
@@ -81,6 +83,8 @@ pub trait Backend: Send + Sync {
     type Matrix: Send;
     type Kv: Send;
     type Inputs: Send + Default;
+    /// The host tier: blocks of all layers that do not fit the device.
+    type Host: Send;
 
     fn buffer(&self, len: usize) -> Result<Self::Buf>;
     fn vector(&self, values: &[f32]) -> Result<Self::Buf>;
@@ -99,6 +103,14 @@ pub trait Backend: Send + Sync {
 
     fn upload(&self, batch: &Batch, inputs: &mut Self::Inputs) -> Result<()>;
     fn read<'a>(&'a self, buf: &'a Self::Buf, len: usize) -> Result<&'a [f32]>;
+
+    /// Room for blocks of `block_bytes`, all their layers together: in memory, or in a file in `dir` that has no name.
+    fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Self::Host>;
+    /// Copies whole blocks, all layers of each, to the host tier. No host block is there twice. After an error nothing is known of
+    /// those that were to be written.
+    fn swap_out(&self, moves: &[BlockMove], layers: &[Self::Kv], host: &mut Self::Host) -> Result<()>;
+    /// Copies them back. No device block is there twice.
+    fn swap_in(&self, moves: &[BlockMove], host: &mut Self::Host, layers: &mut [Self::Kv]) -> Result<()>;
 
     /// Copies whole blocks in every layer. No block is both read and written.
     fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Self::Kv]);

@@ -205,10 +205,11 @@ impl Core {
 
     fn export(&mut self, seq: u64) -> Result<Output> {
         let gone = || Error::not_found(format!("sequence {seq} has ended before it could be exported, and was not kept"));
+        self.bring_back(seq);
         let stream = self.streams.get(&seq).ok_or_else(gone)?;
         let sequence = self.scheduler.get(seq)?;
-        // What left the window cannot be written down, so all will be computed again.
-        let computed = if sequence.table.gone() > 0 { 0 } else { sequence.computed };
+        // What left the window cannot be written down, so all will be computed again; and so it is where there is no room to bring it back.
+        let computed = if sequence.table.gone() > 0 || sequence.table.swapped() { 0 } else { sequence.computed };
         let header = stream.export(Header {
             model: self.model,
             layout: self.runner.layout(),
@@ -231,7 +232,10 @@ impl Core {
         let mut stream = Stream::restore(id, turn, &header, self.shared.text.as_deref())?;
         stream.inexact = header.isa != self.isa;
         let root = Chain::private(&self.model, id);
-        let blocks = self.scheduler.import(id, header.tokens, header.computed, header.max_len, header.logits_from, root)?;
+        self.scheduler.import(id, header.tokens, header.computed, header.max_len, header.logits_from, root)?;
+        // Others may have made room for it.
+        self.move_blocks();
+        let blocks = self.scheduler.get(id)?.table.blocks();
         if !blocks.is_empty() {
             self.runner.write_blocks(blocks, &kv)?;
         }

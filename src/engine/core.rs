@@ -19,6 +19,7 @@ use super::request::branch_seed;
 use super::retry::Trouble;
 use super::runner::Runner;
 use super::stream::Stream;
+use super::swapping::Meter;
 use super::{Stats, StepReport};
 use crate::arena::Lease;
 use crate::batch::BlockCopy;
@@ -73,6 +74,8 @@ pub struct Core {
     pub(super) counts: Stats,
     pace: Pace,
     pub(super) lengths: Lengths,
+    /// None: nobody asks what things cost.
+    pub(super) meter: Option<Meter>,
     /// When the step under way began: read once, so that all it decides by time can be decided again.
     pub(super) now: Duration,
     pub(super) shared: Shared,
@@ -134,6 +137,7 @@ impl Core {
             counts: Stats::default(),
             pace: Pace::default(),
             lengths: Lengths::default(),
+            meter: None,
             now: Duration::ZERO,
             shared,
         };
@@ -160,9 +164,7 @@ impl Core {
 
     /// A step of the groups that may take part, by their first sequence. Where it fails, they are the suspects and nothing has changed.
     pub(super) fn attempt(&mut self, may: impl Fn(u64) -> bool) -> Result<StepReport> {
-        let (streams, beams) = (&self.streams, &self.beams);
-        let ready = |seq| may(seq) && stream_of(streams, beams, seq).is_none_or(|stream| !stream.outbox.is_full());
-        let Some(plan) = self.scheduler.schedule(ready) else {
+        let Some(plan) = self.plan(may) else {
             return Ok(StepReport { paused: self.scheduler.paused() as u64, ..StepReport::default() });
         };
         let (load, began) = (Load::of(&plan), self.shared.clock.now());
@@ -194,8 +196,12 @@ impl Core {
     /// Computes the plan and decides on tokens. Changes no lengths.
     fn run(&mut self, plan: &StepPlan) -> Result<()> {
         self.start_masks(plan);
+        let began = self.meter.as_ref().map(|_| self.shared.clock.now());
         let ticket = self.runner.submit(plan);
         let logits = ticket.and_then(|ticket| self.runner.wait(ticket));
+        if let (Some(meter), Some(began), Ok(_)) = (&mut self.meter, began, &logits) {
+            meter.computed(plan, self.shared.clock.now().saturating_sub(began));
+        }
         // Taken back even where there are no logits: a step that failed is tried again.
         collect_masks(&mut self.masker, &mut self.streams, &mut self.lost);
         let logits = logits?;
@@ -390,6 +396,10 @@ impl Core {
             blocks_free: blocks.free_blocks() as u64,
             slot_utilization: if slots == 0 { 1.0 } else { blocks.filled_slots() as f64 / slots as f64 },
             preemptions: self.scheduler.preemptions(),
+            preemptions_swapped: self.scheduler.preemptions_swapped(),
+            swapped: blocks.swapped() as u64,
+            swap_blocks_total: blocks.host_total() as u64,
+            swap_blocks_used: blocks.host_used() as u64,
             prefix_queries: prefix.queries,
             prefix_hits: prefix.hits,
             ..self.counts
@@ -398,6 +408,6 @@ impl Core {
 }
 
 /// The stream that speaks for `seq`. None: a pin, which nobody reads.
-fn stream_of<'a>(streams: &'a HashMap<u64, Stream>, beams: &BTreeMap<u64, Beams>, seq: u64) -> Option<&'a Stream> {
+pub(super) fn stream_of<'a>(streams: &'a HashMap<u64, Stream>, beams: &BTreeMap<u64, Beams>, seq: u64) -> Option<&'a Stream> {
     streams.get(&seq).or_else(|| streams.get(&request_of_beam(beams, seq)?))
 }

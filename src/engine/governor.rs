@@ -24,7 +24,10 @@ impl Core {
     /// What there is no room for gives way. Where that fails, the pool stays as it is, and the next step tries again.
     fn shrink(&mut self, total: usize) {
         let mut moves = std::mem::take(&mut self.moves);
-        let moved = self.scheduler.make_smaller(total, &mut moves).and_then(|()| self.runner.shrink(&moves, total));
+        let smaller = self.scheduler.make_smaller(total, &mut moves);
+        // Who gave way may be on the way to the host tier.
+        self.move_blocks();
+        let moved = smaller.and_then(|()| self.runner.shrink(&moves, total));
         if moved.is_ok() {
             self.scheduler.shrink(total, &moves);
             self.lease.give_back(total);

@@ -22,6 +22,9 @@ pub struct MemoryPlan {
     pub max_model_len: usize,
     /// Sequences of `max_model_len` that fit at once.
     pub full_sequences: usize,
+    /// Of the host tier, in memory or in its file.
+    pub swap_bytes: u64,
+    pub swap_blocks: usize,
 }
 
 impl MemoryPlan {
@@ -32,6 +35,7 @@ impl MemoryPlan {
         let block_bytes = KvPool { blocks: 1, block_size, dtype: kv_dtype }.block_bytes(backend, &files.spec);
         let longest = longest(options, files.spec.max_positions)?;
         let (blocks, most_blocks) = blocks(options, longest, block_bytes);
+        let swap_blocks = swap_blocks(options, block_bytes)?;
         let max_model_len = fit(options, longest, blocks, block_bytes)?;
         Ok(MemoryPlan {
             weight_bytes,
@@ -44,6 +48,8 @@ impl MemoryPlan {
             kv_dtype,
             max_model_len,
             full_sequences: blocks / blocks_for(max_model_len, block_size),
+            swap_bytes: swap_blocks as u64 * block_bytes,
+            swap_blocks,
         })
     }
 }
@@ -72,6 +78,23 @@ fn blocks(options: &EngineOptions, longest: usize, block_bytes: u64) -> (usize, 
     // A slot's number must fit 32 bits.
     let blocks = |bytes: u64| (bytes / block_bytes).min(u32::MAX as u64 / options.block_size as u64) as usize;
     (blocks(now), blocks(most))
+}
+
+/// Far more than any machine has room for, and few enough for the tables that count them.
+const MOST_SWAP_BLOCKS: u64 = 1 << 24;
+
+fn swap_blocks(options: &EngineOptions, block_bytes: u64) -> Result<usize> {
+    let (bytes, blocks) = (options.swap_bytes, options.swap_bytes / block_bytes);
+    if bytes > 0 && blocks == 0 {
+        return Err(Error::capacity(format!("swap_bytes is {bytes} and a block has {block_bytes}: it must be at least that, or 0")));
+    }
+    if blocks > MOST_SWAP_BLOCKS {
+        let most = MOST_SWAP_BLOCKS.saturating_mul(block_bytes);
+        return Err(Error::capacity(format!(
+            "swap_bytes is {bytes}, which is {blocks} blocks of {block_bytes}: it must be at most {most}"
+        )));
+    }
+    Ok(blocks as usize)
 }
 
 /// A sequence of the longest length must fit the pool alone: then none can starve.

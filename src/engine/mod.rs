@@ -21,6 +21,7 @@ mod retry;
 mod runner;
 mod sequences;
 mod stream;
+mod swapping;
 mod waiting;
 
 use std::collections::HashSet;
@@ -38,6 +39,7 @@ use registry::Registry;
 pub use request::{Prompt, Request};
 pub use runner::{ModelRunner, Runner, Ticket};
 pub use sequences::{Fork, GoOn, Hook as LogitsHook, Resume, SequenceInfo};
+use swapping::Meter;
 use waiting::QueueLimits;
 
 use once_cell::sync::OnceCell;
@@ -48,7 +50,7 @@ use crate::decode::{Grammars, Vocabulary};
 use crate::error::{Error, Result};
 use crate::kv::{BlockManager, blocks_for};
 use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles};
-use crate::options::{EngineOptions, Isa};
+use crate::options::{EngineOptions, Isa, Preemption};
 use crate::sched::{Scheduler, SchedulerOptions};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
@@ -111,6 +113,18 @@ pub struct Stats {
     pub prompt_tokens: u64,
     pub generated_tokens: u64,
     pub preemptions: u64,
+    /// Of the preemptions: those of groups that went to the host tier. The others are computed again.
+    pub preemptions_swapped: u64,
+    /// Sequences whose blocks are in the host tier.
+    pub swapped: u64,
+    /// Blocks of the host tier.
+    pub swap_blocks_total: u64,
+    pub swap_blocks_used: u64,
+    /// Blocks that moved to the host tier, and back.
+    pub blocks_swapped_out: u64,
+    pub blocks_swapped_in: u64,
+    /// Moves that failed, as on a full disk: those who were to move are computed again.
+    pub swap_failures: u64,
     /// Blocks copied because a sequence wrote to one that others share.
     pub blocks_copied: u64,
     /// Tokens looked for in the prefix cache, and those that were there and did not have to be computed.
@@ -178,7 +192,10 @@ impl Engine {
             fingerprint: files.fingerprint()?,
         };
         let pool = KvPool { blocks: memory.most_blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
-        let kv = KvCache::new(&backend, &files.spec, pool)?;
+        let mut kv = KvCache::new(&backend, &files.spec, pool)?;
+        if memory.swap_blocks > 0 {
+            kv.add_host_tier(&backend, memory.swap_blocks, memory.block_bytes, options.swap_dir.as_deref())?;
+        }
         let decoder = files.load(backend, memory::limits(options), progress)?;
         Engine::with_runner(options, info, text, Box::new(ModelRunner::new(decoder, kv)))
     }
@@ -201,12 +218,13 @@ impl Engine {
             max_seqs: options.max_seqs,
             prefill_chunk: options.prefill_chunk.unwrap_or(options.max_batch_tokens),
             window: info.window,
+            preemption: options.preemption,
         };
-        let MemoryPlan { blocks, most_blocks, block_size, block_bytes, max_model_len, .. } = info.memory;
+        let MemoryPlan { blocks, most_blocks, block_size, block_bytes, max_model_len, swap_blocks, .. } = info.memory;
         let block_bytes = block_bytes.max(1);
         let own = || Arena::new(blocks as u64 * block_bytes, most_blocks as u64 * block_bytes);
         let lease = Arc::new(options.arena.clone().map_or_else(own, Ok)?.join(block_bytes, blocks_for(max_model_len, block_size) as u64)?);
-        let blocks = BlockManager::new(most_blocks, block_size, options.prefix_cache)?;
+        let blocks = BlockManager::new(most_blocks, block_size, options.prefix_cache)?.with_host(swap_blocks)?;
         let scheduler = Scheduler::new(scheduler_options, blocks)?;
         let shared = Shared {
             text: text.map(Arc::new),
@@ -218,7 +236,9 @@ impl Engine {
         let layout = runner.layout();
         let SchedulerOptions { max_seqs: seqs, max_batch_tokens: rows, prefill_chunk: chunk, .. } = scheduler_options;
         let capacity = Capacity { seqs, rows, chunk, block_size: info.memory.block_size };
-        let core = Arc::new(Mutex::new(Core::new(scheduler, runner, lease.clone(), &info, options.max_seqs, shared.clone())?));
+        let mut core = Core::new(scheduler, runner, lease.clone(), &info, options.max_seqs, shared.clone())?;
+        core.meter = (options.preemption == Preemption::Auto).then(Meter::default);
+        let core = Arc::new(Mutex::new(core));
         lease.on_call(governor::on_call(&core, &shared.registry.wakeup));
         let queue = Arc::new(Queue::new(shared.registry.new_outbox(options.queue_capacity, options.max_seqs)?, &shared.registry));
         Ok(Engine {

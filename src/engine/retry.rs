@@ -35,6 +35,7 @@ const MOST_FRUITLESS: u32 = 100;
 impl Core {
     /// A step of all that are ready. What can be computed is committed, the rest is as it was before.
     pub(super) fn advance(&mut self) -> Result<StepReport> {
+        self.tell_costs();
         self.take_commands();
         self.end_overdue();
         self.govern();

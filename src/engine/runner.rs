@@ -1,7 +1,7 @@
 //! The seam between deciding what to compute and computing it.
 
 use crate::backend::Backend;
-use crate::batch::BlockCopy;
+use crate::batch::{BlockCopy, BlockMove};
 use crate::error::Result;
 use crate::kv::BlockId;
 use crate::model::{Decoder, KvCache};
@@ -13,6 +13,16 @@ pub trait Runner: Send {
     fn submit(&mut self, plan: &StepPlan) -> Result<Ticket>;
     /// Finishes it: `[sampled parts, vocab]` logits.
     fn wait(&mut self, ticket: Ticket) -> Result<&[f32]>;
+
+    /// Copies blocks to the host tier. After an error nothing is known of any of them there.
+    fn swap_out(&mut self, _moves: &[BlockMove]) -> Result<()> {
+        Ok(())
+    }
+
+    /// Copies blocks back.
+    fn swap_in(&mut self, _moves: &[BlockMove]) -> Result<()> {
+        Ok(())
+    }
 
     /// Appends the K and V of these blocks, as they are stored, to `out`. A runner without any has nothing to say.
     fn read_blocks(&self, _blocks: &[BlockId], _out: &mut Vec<u8>) -> Result<()> {
@@ -66,6 +76,14 @@ impl<B: Backend> Runner for ModelRunner<B> {
 
     fn wait(&mut self, ticket: Ticket) -> Result<&[f32]> {
         self.decoder.logits(ticket.logits)
+    }
+
+    fn swap_out(&mut self, moves: &[BlockMove]) -> Result<()> {
+        self.kv.swap_out(self.decoder.backend(), moves)
+    }
+
+    fn swap_in(&mut self, moves: &[BlockMove]) -> Result<()> {
+        self.kv.swap_in(self.decoder.backend(), moves)
     }
 
     fn read_blocks(&self, blocks: &[BlockId], out: &mut Vec<u8>) -> Result<()> {

@@ -5,7 +5,7 @@ use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, start, string};
 use super::pllm_arena;
 use crate::engine::{Admission, MemoryPlan, ModelInfo, Stats, StepReport};
 use crate::error::{Error, Result};
-use crate::options::{EngineOptions, Isa, KvDtype};
+use crate::options::{EngineOptions, Isa, KvDtype, Preemption};
 
 /// Let the library choose.
 pub const PLLM_DTYPE_AUTO: u32 = 0;
@@ -24,6 +24,13 @@ pub const PLLM_ISA_AVX512: u32 = 3;
 pub const PLLM_ENGINE_SKIP_TOKENIZER: u32 = 1;
 /// Do not keep what was computed for the requests that come after with the same first tokens.
 pub const PLLM_ENGINE_NO_PREFIX_CACHE: u32 = 2;
+
+/// Who has to give way is computed again.
+pub const PLLM_PREEMPTION_RECOMPUTE: u32 = 0;
+/// Their K and V wait in the host tier, where it has room.
+pub const PLLM_PREEMPTION_SWAP: u32 = 1;
+/// Whichever costs less, by what moving and computing have cost so far.
+pub const PLLM_PREEMPTION_AUTO: u32 = 2;
 
 /// How an engine is made. Fill it with pllm_engine_options_init first. The strings need to live only during the call.
 #[repr(C)]
@@ -78,6 +85,19 @@ pub struct pllm_engine_options {
     pub max_waiting_tokens: u64,
     /// The budget from which the KV pool takes its bytes, in place of kv_bytes. NULL (default): the engine has its own.
     pub arena: *const pllm_arena,
+    /// Bytes of the host tier, to which K and V go of requests and kept sequences that have to give way. 0 (default): there is
+    /// none.
+    pub swap_bytes: u64,
+    /// A directory: the host tier is a file there that has no name, takes room as it is written and is gone with the engine. NULL
+    /// (default): it is memory. Where it cannot be written or read later, as on a full disk, who was to move is computed again, and
+    /// swap_failures in pllm_stats counts it.
+    pub swap_path: *const c_char,
+    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    pub swap_path_len: u64,
+    /// PLLM_PREEMPTION_*: the default is to recompute. The others need swap_bytes.
+    pub preemption: u32,
+    /// Must be 0.
+    pub reserved2: u32,
 }
 
 /// Told how many bytes of weights have been read, of how many in all, on the thread that creates the engine. Any other
@@ -115,6 +135,11 @@ unsafe impl Versioned for pllm_engine_options {
             max_waiting_requests: 0,
             max_waiting_tokens: 0,
             arena: null(),
+            swap_bytes: 0,
+            swap_path: null(),
+            swap_path_len: PLLM_NUL_TERMINATED,
+            preemption: PLLM_PREEMPTION_RECOMPUTE,
+            reserved2: 0,
         }
     }
 }
@@ -134,6 +159,9 @@ impl pllm_engine_options {
         let device = if c.device.is_null() { "cpu" } else { unsafe { string("device", c.device, c.device_len) }? };
         known_flags("flags", c.flags, PLLM_ENGINE_SKIP_TOKENIZER | PLLM_ENGINE_NO_PREFIX_CACHE)?;
         known_flags("reserved", c.reserved, 0)?;
+        known_flags("reserved2", c.reserved2, 0)?;
+        // SAFETY: the caller's contract.
+        let swap_path = if c.swap_path.is_null() { None } else { Some(unsafe { string("swap_path", c.swap_path, c.swap_path_len) }?) };
         Ok(EngineOptions {
             model_dir: model_path.into(),
             device: device.into(),
@@ -159,6 +187,9 @@ impl pllm_engine_options {
                 0 => EngineOptions::DEFAULT_QUEUE_CAPACITY,
                 capacity => usize::try_from(capacity).unwrap_or(usize::MAX),
             },
+            preemption: preemption(c.preemption)?,
+            swap_bytes: c.swap_bytes,
+            swap_dir: swap_path.map(Into::into),
         })
     }
 
@@ -199,6 +230,15 @@ fn kv_dtype(value: u32) -> Result<Option<KvDtype>> {
     }
 }
 
+fn preemption(value: u32) -> Result<Preemption> {
+    match value {
+        PLLM_PREEMPTION_RECOMPUTE => Ok(Preemption::Recompute),
+        PLLM_PREEMPTION_SWAP => Ok(Preemption::Swap),
+        PLLM_PREEMPTION_AUTO => Ok(Preemption::Auto),
+        other => Err(Error::invalid(format!("preemption is {other}: it must be one of PLLM_PREEMPTION_*"))),
+    }
+}
+
 fn isa(value: u32) -> Result<Option<Isa>> {
     match value {
         PLLM_ISA_AUTO => Ok(None),
@@ -232,6 +272,9 @@ pub struct pllm_plan {
     pub kv_dtype: u64,
     /// KV blocks that there can be, should the arena grow.
     pub most_blocks: u64,
+    /// Of the host tier, in memory or in its file, and the blocks it holds.
+    pub swap_bytes: u64,
+    pub swap_blocks: u64,
 }
 
 // SAFETY: repr(C), u64 only.
@@ -260,6 +303,8 @@ impl From<&MemoryPlan> for pllm_plan {
                 KvDtype::Bf16 => PLLM_DTYPE_BF16,
                 KvDtype::Int8 => PLLM_DTYPE_INT8,
             } as u64,
+            swap_bytes: plan.swap_bytes,
+            swap_blocks: plan.swap_blocks as u64,
             ..pllm_plan::defaults()
         }
     }
@@ -441,6 +486,19 @@ pub struct pllm_stats {
     pub finished_deadline: u64,
     /// Requests that were refused because too much waits (max_waiting_requests, max_waiting_tokens, an unread queue).
     pub admission_rejections: u64,
+    /// Steps that could not be computed and were tried again, in part or as a whole.
+    pub steps_failed: u64,
+    /// Of the preemptions: those of requests that went to the host tier. The others are computed again.
+    pub preemptions_swapped: u64,
+    /// Sequences whose K and V are in the host tier.
+    pub swapped: u64,
+    pub swap_blocks_total: u64,
+    pub swap_blocks_used: u64,
+    /// Blocks that moved to the host tier, and back.
+    pub blocks_swapped_out: u64,
+    pub blocks_swapped_in: u64,
+    /// Moves that failed, as on a full disk: who was to move is computed again.
+    pub swap_failures: u64,
 }
 
 // SAFETY: repr(C), 64-bit numbers only.
@@ -477,6 +535,14 @@ impl From<Stats> for pllm_stats {
             prefix_hits: stats.prefix_hits,
             finished_deadline: stats.finished_deadline,
             admission_rejections: stats.admission_rejections,
+            steps_failed: stats.steps_failed,
+            preemptions_swapped: stats.preemptions_swapped,
+            swapped: stats.swapped,
+            swap_blocks_total: stats.swap_blocks_total,
+            swap_blocks_used: stats.swap_blocks_used,
+            blocks_swapped_out: stats.blocks_swapped_out,
+            blocks_swapped_in: stats.blocks_swapped_in,
+            swap_failures: stats.swap_failures,
             ..pllm_stats::defaults()
         }
     }

@@ -1,3 +1,5 @@
+use std::cell::Cell;
+
 use super::{BlockId, NoSpace};
 use crate::batch::BlockCopy;
 use crate::error::{Result, try_vec};
@@ -12,6 +14,8 @@ pub struct BlockAllocator {
     idle: usize,
     /// Blocks that there are now: those with lower numbers.
     total: usize,
+    marks: Vec<Cell<u32>>, // [capacity] the last count that came by
+    count: Cell<u32>,
 }
 
 impl BlockAllocator {
@@ -19,7 +23,8 @@ impl BlockAllocator {
         let mut free = try_vec(blocks, 0)?;
         // Low numbers first, so that an idle pool's pages stay untouched.
         free.iter_mut().enumerate().for_each(|(i, block)| *block = (blocks - 1 - i) as BlockId);
-        Ok(BlockAllocator { free, refs: try_vec(blocks, 0)?, resting: try_vec(blocks, 0)?, idle: 0, total: blocks })
+        let (refs, resting, marks) = (try_vec(blocks, 0)?, try_vec(blocks, 0)?, try_vec(blocks, Cell::new(0))?);
+        Ok(BlockAllocator { free, refs, resting, idle: 0, total: blocks, marks, count: Cell::new(0) })
     }
 
     pub fn total(&self) -> usize {
@@ -99,6 +104,24 @@ impl BlockAllocator {
     pub fn wake(&mut self, block: BlockId) {
         self.idle -= self.is_idle(block) as usize;
         self.resting[block as usize] -= 1;
+    }
+
+    /// From now on no block is marked.
+    pub fn unmark(&self) {
+        self.count.set(self.count.get().wrapping_add(1));
+        if self.count.get() == 0 {
+            self.marks.iter().for_each(|mark| mark.set(0));
+            self.count.set(1);
+        }
+    }
+
+    /// Marks the block; true where it was not. So that what several tables have counts once.
+    pub fn mark(&self, block: BlockId) -> bool {
+        self.marks[block as usize].replace(self.count.get()) != self.count.get()
+    }
+
+    pub fn is_marked(&self, block: BlockId) -> bool {
+        self.marks[block as usize].get() == self.count.get()
     }
 
     fn is_idle(&self, block: BlockId) -> bool {

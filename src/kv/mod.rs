@@ -1,13 +1,16 @@
-//! Which block holds which tokens: reference counts, copy-on-write, block tables and the prefix index. Knows no bytes.
+//! Which block holds which tokens: reference counts, copy-on-write, block tables, the prefix index, and two tiers. Knows no bytes.
 
 mod allocator;
 mod prefix;
 mod resize;
+mod swap;
 
 use std::ops::Range;
 
 pub use allocator::BlockAllocator;
 pub use prefix::{Chain, PrefixIndex};
+use swap::HostTier;
+pub use swap::Load;
 
 use crate::batch::BlockCopy;
 use crate::error::{Result, try_vec};
@@ -29,6 +32,8 @@ pub struct BlockTable {
     blocks: Vec<BlockId>,
     gone: usize,
     rests: bool,
+    /// Its blocks are the host tier's.
+    swapped: bool,
 }
 
 impl BlockTable {
@@ -61,9 +66,14 @@ impl BlockTable {
     pub fn rests(&self) -> bool {
         self.rests
     }
+
+    /// It lies in the host tier: nothing can be computed with it until it comes back.
+    pub fn swapped(&self) -> bool {
+        self.swapped
+    }
 }
 
-/// Grows, shares and frees block tables over one allocator.
+/// Grows, shares, moves and frees block tables over the device's blocks and those of a host tier.
 ///
 /// A block with several owners, or one that the prefix index can find, is never written: its writer gets a copy, or, where it
 /// is the only owner, the index forgets the block.
@@ -72,6 +82,7 @@ pub struct BlockManager {
     allocator: BlockAllocator,
     /// None: prefixes are not kept.
     prefix: Option<PrefixIndex>,
+    host: HostTier,
     block_size: usize,
     filled: Vec<u16>, // [blocks] slots that hold a token's K and V, 0 while free
     /// Their sum over the used blocks.
@@ -81,7 +92,8 @@ pub struct BlockManager {
 impl BlockManager {
     pub fn new(blocks: usize, block_size: usize, keep_prefixes: bool) -> Result<BlockManager> {
         let prefix = if keep_prefixes { Some(PrefixIndex::new(blocks)?) } else { None };
-        Ok(BlockManager { allocator: BlockAllocator::new(blocks)?, prefix, block_size, filled: try_vec(blocks, 0)?, filled_slots: 0 })
+        let (allocator, host) = (BlockAllocator::new(blocks)?, HostTier::new(blocks, 0)?);
+        Ok(BlockManager { allocator, prefix, host, block_size, filled: try_vec(blocks, 0)?, filled_slots: 0 })
     }
 
     pub fn block_size(&self) -> usize {
@@ -134,6 +146,7 @@ impl BlockManager {
         write: Range<usize>,
         copies: &mut Vec<BlockCopy>,
     ) -> std::result::Result<(), NoSpace> {
+        assert!(!table.swapped, "who writes is on the device");
         let held = table.blocks.len();
         let missing = blocks_for(write.end, self.block_size).saturating_sub(held);
         let written = write.start / self.block_size..held.min(blocks_for(write.end, self.block_size));
@@ -147,8 +160,9 @@ impl BlockManager {
                 let to = self.take()?;
                 table.blocks[place] = to;
                 copies.push(BlockCopy { from, to });
-            } else if let Some(prefix) = &mut self.prefix {
-                prefix.forget(from);
+            } else {
+                self.host.part(from);
+                self.prefix.iter_mut().for_each(|prefix| prefix.forget(from));
             }
         }
         for _ in 0..missing {
@@ -167,9 +181,16 @@ impl BlockManager {
     }
 
     fn take(&mut self) -> std::result::Result<BlockId, NoSpace> {
-        let block = self.allocator.take().or_else(|_| self.prefix.as_mut().and_then(PrefixIndex::evict).ok_or(NoSpace))?;
+        let block = self.allocator.take().or_else(|_| self.evict())?;
         self.allocator.acquire(block);
         self.filled[block as usize] = 0;
+        Ok(block)
+    }
+
+    /// Gives up the cached block that was used least recently.
+    fn evict(&mut self) -> std::result::Result<BlockId, NoSpace> {
+        let block = self.prefix.as_mut().and_then(PrefixIndex::evict).ok_or(NoSpace)?;
+        self.host.vacate(block);
         Ok(block)
     }
 
@@ -202,7 +223,11 @@ impl BlockManager {
         let mut child = BlockTable::with_capacity(most_blocks.max(shared.len()))?;
         child.blocks.extend_from_slice(shared);
         child.gone = table.gone.min(shared.len());
-        child.held().iter().for_each(|&block| self.allocator.acquire(block));
+        child.swapped = table.swapped && !child.blocks.is_empty();
+        match child.swapped {
+            true => self.host.share(&child),
+            false => child.held().iter().for_each(|&block| self.allocator.acquire(block)),
+        }
         Ok(child)
     }
 
@@ -210,16 +235,18 @@ impl BlockManager {
     pub fn truncate(&mut self, table: &mut BlockTable, tokens: usize) {
         let kept = blocks_for(tokens, self.block_size);
         while table.blocks.len() > kept.max(table.gone) {
-            table.blocks.pop().into_iter().for_each(|block| self.let_go(block, table.rests));
+            let block = table.blocks.pop().expect("it is longer than that");
+            self.let_go(block, table);
         }
         table.blocks.truncate(kept);
         table.gone = table.gone.min(kept);
+        self.host.leave(table);
     }
 
     /// Lets go of the blocks before the one that holds position `first`: nobody will look back on them.
     pub fn slide(&mut self, table: &mut BlockTable, first: usize) {
         let gone = (first / self.block_size).min(table.blocks.len()).max(table.gone);
-        (table.gone..gone).for_each(|place| self.let_go(table.blocks[place], table.rests));
+        (table.gone..gone).for_each(|place| self.let_go(table.blocks[place], table));
         table.blocks[table.gone..gone].fill(0);
         table.gone = gone;
     }
@@ -239,8 +266,12 @@ impl BlockManager {
         table.held().iter().for_each(|&block| self.allocator.wake(block));
     }
 
-    fn let_go(&mut self, block: BlockId, rests: bool) {
-        if rests {
+    /// A reference less to a block of the table's.
+    fn let_go(&mut self, block: BlockId, table: &BlockTable) {
+        if table.swapped {
+            return self.host.release(block);
+        }
+        if table.rests {
             self.allocator.wake(block);
         }
         self.release(block);
@@ -253,7 +284,10 @@ impl BlockManager {
         self.filled_slots -= self.filled[block as usize] as usize;
         match &mut self.prefix {
             Some(prefix) if prefix.holds(block) => prefix.retire(block),
-            _ => self.allocator.give_back(block),
+            _ => {
+                self.host.vacate(block);
+                self.allocator.give_back(block);
+            }
         }
     }
 
@@ -303,12 +337,13 @@ impl BlockManager {
         table.held().iter().rev().any(|&block| self.allocator.refs(block) == 1)
     }
 
-    /// Blocks that writing `write` takes from the pool.
+    /// Blocks that writing `write` takes from the pool, once the table is on the device.
     pub fn needed(&self, table: &BlockTable, write: Range<usize>) -> usize {
         let end = blocks_for(write.end, self.block_size);
         let held = table.blocks.len();
         let shared = table.blocks[(write.start / self.block_size).min(held)..held.min(end)].iter();
-        end.saturating_sub(held) + shared.filter(|&&block| self.allocator.refs(block) > 1).count()
+        let refs = |block| if table.swapped { self.host.refs(block) } else { self.allocator.refs(block) };
+        end.saturating_sub(held) + shared.filter(|&&block| refs(block) > 1).count()
     }
 
     /// Where the token at `position` lies: block * block_size + offset.
@@ -320,13 +355,21 @@ impl BlockManager {
     pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) {
         let capacity = self.allocator.capacity();
         let (mut owners, mut resting) = (vec![0; capacity], vec![0; capacity]);
+        let (mut host_owners, mut swapped) = (vec![0; self.host_total()], 0);
         for table in tables {
+            swapped += table.swapped as usize;
+            if table.swapped {
+                assert!(!table.rests, "only on the device somebody may need its blocks");
+                table.held().iter().for_each(|&block| host_owners[block as usize] += 1);
+                continue;
+            }
             for &block in table.held() {
                 owners[block as usize] += 1;
                 resting[block as usize] += table.rests as u32;
             }
         }
         self.allocator.check(&owners, &resting, |block| self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(block)));
+        self.host.check(&mut host_owners, swapped);
         let used = (0..capacity).filter(|&block| owners[block] > 0);
         assert_eq!(used.map(|block| self.filled[block] as usize).sum::<usize>(), self.filled_slots, "every filled slot is counted once");
         if let Some(prefix) = &self.prefix {
@@ -336,7 +379,7 @@ impl BlockManager {
 
     /// Panics where one of the table's first blocks is found by another chain than its own of `chains`. For tests.
     pub fn check_found(&self, table: &BlockTable, chains: &[Chain]) {
-        let Some(prefix) = &self.prefix else { return };
+        let Some(prefix) = self.prefix.as_ref().filter(|_| !table.swapped) else { return };
         for (&block, chain) in table.blocks.iter().zip(chains).skip(table.gone) {
             assert!(prefix.chain(block).is_none_or(|found| found == *chain), "block {block} is found by the tokens of others");
         }

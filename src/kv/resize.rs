@@ -12,7 +12,7 @@ impl BlockManager {
         assert!(self.used_blocks() <= total, "what is in use stays");
         moves.try_reserve(self.total().saturating_sub(total))?;
         while self.used_blocks() + self.cached_blocks() > total {
-            let Some(block) = self.prefix.as_mut().and_then(|prefix| prefix.evict()) else { break };
+            let Ok(block) = self.evict() else { break };
             self.filled[block as usize] = 0;
             self.allocator.give_back(block);
         }
@@ -31,12 +31,13 @@ impl BlockManager {
         for &BlockCopy { from, to } in moves {
             self.allocator.relocate(from, to);
             self.filled[to as usize] = std::mem::take(&mut self.filled[from as usize]);
+            self.host.relocate(from, to);
             if let Some(prefix) = &mut self.prefix {
                 prefix.relocate(from, to);
             }
         }
         let moved = |block: BlockId| moves.binary_search_by_key(&block, |copy| copy.from).map(|place| moves[place].to);
-        for table in tables {
+        for table in tables.filter(|table| !table.swapped) {
             let gone = table.gone;
             table.blocks[gone..].iter_mut().for_each(|block| *block = moved(*block).unwrap_or(*block));
         }

@@ -15,7 +15,8 @@ struct Pool {
 
 impl Pool {
     fn new(blocks: usize, keep_prefixes: bool) -> Pool {
-        Pool { manager: BlockManager::new(blocks, SIZE, keep_prefixes).unwrap(), copies: Vec::new() }
+        let manager = BlockManager::new(blocks, SIZE, keep_prefixes).unwrap().with_host(8).unwrap();
+        Pool { manager, copies: Vec::new() }
     }
 
     fn owner(&mut self, len: usize) -> Owner {
@@ -36,6 +37,21 @@ impl Pool {
 
     fn fork(&mut self, owner: &Owner, len: usize) -> Owner {
         Owner { table: self.manager.fork(&owner.table, len, 0).unwrap(), len }
+    }
+
+    /// How many blocks had to be copied.
+    fn swap_out(&mut self, owner: &mut Owner) -> usize {
+        self.manager.swap_out(&mut owner.table).unwrap();
+        let moves = self.manager.moves().out.len();
+        self.manager.settle_moves();
+        moves
+    }
+
+    fn swap_in(&mut self, owner: &mut Owner) -> usize {
+        self.manager.swap_in(&mut owner.table).unwrap();
+        let moves = self.manager.moves().back.len();
+        self.manager.settle_moves();
+        moves
     }
 
     fn refs(&self, owner: &Owner) -> Vec<u32> {
@@ -280,4 +296,82 @@ fn a_table_that_ends_within_a_block_goes_on_with_what_is_found_there() {
     pool.manager.free(&mut owner.table);
     assert_eq!(pool.manager.reuse(&mut other.table, 1, &chains), 2);
     pool.check(&[&other]);
+}
+
+#[test]
+fn blocks_that_several_share_move_once_and_are_shared_again_when_they_come_back() {
+    let mut pool = Pool::new(8, false);
+    let mut owners = vec![pool.owner(7)];
+    (0..3).for_each(|_| owners.push(pool.fork(&owners[0], 7)));
+    assert_eq!(pool.manager.load_out(owners.iter().map(|owner| &owner.table)), Load { blocks: 2, slots: 7 });
+    let moved: Vec<usize> = owners.iter_mut().map(|owner| pool.swap_out(owner)).collect();
+    assert_eq!(moved, [2, 0, 0, 0]);
+    assert_eq!((pool.manager.used_blocks(), pool.manager.host_used(), pool.manager.swapped()), (0, 2, 4));
+    pool.check(&owners.iter().collect::<Vec<_>>());
+
+    assert_eq!(pool.manager.needed_back(owners.iter().map(|owner| &owner.table)), 2);
+    let moved: Vec<usize> = owners.iter_mut().map(|owner| pool.swap_in(owner)).collect();
+    assert_eq!(moved, [2, 0, 0, 0]);
+    assert_eq!((pool.refs(&owners[0]), pool.manager.used_blocks(), pool.manager.filled_slots()), (vec![4, 4], 2, 7));
+    assert_eq!((pool.manager.host_used(), pool.manager.swapped()), (0, 0));
+    pool.check(&owners.iter().collect::<Vec<_>>());
+}
+
+#[test]
+fn what_others_kept_on_the_device_does_not_move_back() {
+    let mut pool = Pool::new(8, false);
+    let stays = pool.owner(7);
+    let mut goes = pool.fork(&stays, 7);
+    assert_eq!(pool.swap_out(&mut goes), 2);
+    assert_eq!(pool.manager.needed_back(std::iter::once(&goes.table)), 0);
+    assert_eq!((pool.swap_in(&mut goes), pool.refs(&stays)), (0, vec![2, 2]));
+    pool.check(&[&stays, &goes]);
+}
+
+#[test]
+fn who_writes_meanwhile_does_not_write_for_those_in_the_other_tier() {
+    let mut pool = Pool::new(8, false);
+    let mut stays = pool.owner(7);
+    let (mut goes, mut child) = (pool.fork(&stays, 7), pool.fork(&stays, 6));
+    assert_eq!([&mut goes, &mut child].map(|owner| pool.swap_out(owner)), [2, 0]);
+    // Alone on the device, it writes where it is.
+    assert_eq!(pool.write(&mut stays, 1).unwrap(), []);
+    pool.check(&[&stays, &goes, &child]);
+    assert_eq!(pool.swap_in(&mut goes), 1, "the first block is as it was");
+    assert_eq!(pool.refs(&stays), [2, 1]);
+    // The other of those that went shares with the first one back until one of them writes.
+    assert_eq!((pool.swap_in(&mut child), pool.refs(&goes)), (0, vec![3, 2]));
+    assert_eq!(pool.write(&mut child, 1).unwrap().len(), 1);
+    pool.check(&[&stays, &goes, &child]);
+}
+
+#[test]
+fn a_table_forks_and_is_cut_where_it_lies() {
+    let mut pool = Pool::new(8, false);
+    let mut owner = pool.owner(3 * SIZE);
+    pool.swap_out(&mut owner);
+    let mut child = pool.fork(&owner, SIZE + 1);
+    assert_eq!((pool.manager.host_used(), pool.manager.swapped(), pool.manager.used_blocks()), (3, 2, 0));
+    pool.manager.truncate(&mut owner.table, SIZE);
+    assert_eq!(pool.manager.host_used(), 2);
+    pool.check(&[&owner, &child]);
+    assert_eq!(pool.swap_in(&mut child), 2);
+    assert_eq!(pool.swap_in(&mut owner), 0);
+    pool.manager.free(&mut owner.table);
+    pool.check(&[&child]);
+}
+
+#[test]
+fn what_was_to_come_back_and_goes_again_at_once_stays_what_it_was() {
+    let mut pool = Pool::new(8, false);
+    let mut owner = pool.owner(7);
+    pool.swap_out(&mut owner);
+    pool.manager.swap_in(&mut owner.table).unwrap();
+    // Somebody was about to write to it when it had to go.
+    pool.manager.prepare(&mut owner.table, 7..8, &mut pool.copies).unwrap();
+    assert_eq!(pool.manager.load_out(std::iter::once(&owner.table)).blocks, 0);
+    pool.manager.swap_out(&mut owner.table).unwrap();
+    assert!(pool.manager.moves().is_empty(), "{:?}", pool.manager.moves());
+    assert_eq!((pool.manager.host_used(), pool.manager.used_blocks()), (2, 0));
+    pool.check(&[&owner]);
 }

@@ -1,21 +1,38 @@
 //! The one forward pass: it interprets a spec, layer by layer, on any backend.
 
+use std::path::Path;
+
 use super::spec::{Attention, Embedding, Head, Layer, Mlp, Model, ModelSpec, QkNorm, Residual};
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
 use crate::backend::{Backend, Heads, KvShape};
-use crate::batch::{Batch, BlockCopy};
-use crate::error::Result;
+use crate::batch::{Batch, BlockCopy, BlockMove};
+use crate::error::{Error, Result};
 use crate::options::KvDtype;
 
 /// Paged K and V of every layer.
 pub struct KvCache<B: Backend> {
     layers: Vec<B::Kv>,
+    host: Option<B::Host>,
 }
 
 impl<B: Backend> KvCache<B> {
     pub fn new(backend: &B, spec: &ModelSpec, pool: KvPool) -> Result<KvCache<B>> {
         let layers = spec.layers.iter().map(|layer| backend.kv(pool.shape(layer))).collect::<Result<_>>()?;
-        Ok(KvCache { layers })
+        Ok(KvCache { layers, host: None })
+    }
+
+    /// Adds room for blocks that leave the device: in memory, or in a file of `dir`.
+    pub fn add_host_tier(&mut self, backend: &B, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<()> {
+        self.host = Some(backend.host(blocks, block_bytes, dir)?);
+        Ok(())
+    }
+
+    pub fn swap_out(&mut self, backend: &B, moves: &[BlockMove]) -> Result<()> {
+        backend.swap_out(moves, &self.layers, self.host.as_mut().ok_or_else(no_host)?)
+    }
+
+    pub fn swap_in(&mut self, backend: &B, moves: &[BlockMove]) -> Result<()> {
+        backend.swap_in(moves, self.host.as_mut().ok_or_else(no_host)?, &mut self.layers)
     }
 
     /// The bytes of these blocks, layer after layer.
@@ -37,6 +54,10 @@ impl<B: Backend> KvCache<B> {
     pub fn layout(&self, backend: &B) -> String {
         self.layers.iter().map(|layer| backend.kv_layout(layer)).collect::<Vec<_>>().join("; ")
     }
+}
+
+fn no_host() -> Error {
+    Error::internal("blocks were to be swapped and there is no host tier")
 }
 
 /// The size of a KV cache, without its bytes.

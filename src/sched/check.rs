@@ -1,6 +1,8 @@
 //! The invariants between two steps. For tests.
 
-use super::{GroupId, Scheduler, SeqId};
+use std::collections::BTreeSet;
+
+use super::{GroupId, Scheduler, SeqId, Sequence};
 
 impl Scheduler {
     /// Panics unless every invariant between two steps holds. For tests.
@@ -38,13 +40,16 @@ impl Scheduler {
                 Some(group) => self.running.contains(&group),
                 None => !self.idle.contains(id),
             };
-            assert_eq!(sequence.table.rests(), !runs && !sequence.table.blocks().is_empty(), "sequence {id} rests unless it runs");
+            let on_device = !sequence.table.swapped() && !sequence.table.blocks().is_empty();
+            assert_eq!(sequence.table.rests(), !runs && on_device, "sequence {id} rests unless it runs");
             if sequence.table.rests() {
                 let places = if sequence.group.is_some() { &self.resting } else { &self.resting_idle };
                 assert!(places.contains(sequence.place()), "sequence {id} has its place");
                 resting += 1;
             }
         }
+        let hosted = self.sequences.values().filter(|sequence| sequence.table.swapped() && self.idle.contains(&sequence.id));
+        assert!(hosted.map(Sequence::place).collect::<BTreeSet<_>>() == self.hosted, "whoever is idle in the host tier has its place");
         assert_eq!(self.resting.len() + self.resting_idle.len(), resting, "whoever has a place rests");
     }
 

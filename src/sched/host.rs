@@ -141,7 +141,7 @@ impl Scheduler {
     /// Gives back the blocks beyond the first `computed` tokens; who rests without any gives way no more.
     fn truncate(&mut self, id: SeqId, computed: usize) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        let rests = sequence.table.rests();
+        let rests = sequence.table.rests() || self.idle.contains(&id);
         self.wake(id);
         if let Some(sequence) = self.sequences.get_mut(&id) {
             self.blocks.truncate(&mut sequence.table, computed);

@@ -10,20 +10,23 @@ mod resize;
 mod resting;
 mod room;
 mod sequence;
+mod swapping;
 mod turns;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 use group::Group;
 pub use group::{Branching, GroupId};
 pub use host::Arrival;
 pub use plan::{Choice, Event, FinishReason, Part, StepPlan, Verdict};
-use resting::Resting;
+use resting::{Place, Resting};
 pub use sequence::{SeqId, Sequence};
+pub use swapping::Costs;
 use turns::Turn;
 
 use crate::error::{Error, Result};
 use crate::kv::BlockManager;
+use crate::options::Preemption;
 
 #[derive(Debug, Clone, Copy)]
 pub struct SchedulerOptions {
@@ -32,6 +35,8 @@ pub struct SchedulerOptions {
     pub prefill_chunk: usize,
     /// How many positions a token looks back on, its own included. None: on all.
     pub window: Option<usize>,
+    /// Where the blocks of those go who have to give way.
+    pub preemption: Preemption,
 }
 
 /// First come, first served, one iteration at a time. The unit is the group: a request's sequences. The oldest group can
@@ -39,6 +44,8 @@ pub struct SchedulerOptions {
 ///
 /// A group whose reader is behind is not ready. It pauses: it leaves the running and keeps its blocks until somebody
 /// needs them, so that it holds up nobody. When it is ready again it goes before whoever is younger.
+///
+/// Who has to give way waits in the host tier, or is computed again: a group as a whole, and before any that came later.
 ///
 /// Idle sequences are in no group. They keep their blocks until somebody needs them, and their tokens until they are removed.
 pub struct Scheduler {
@@ -54,8 +61,12 @@ pub struct Scheduler {
     last_idle: u64,          // counts those that became idle
     resting: Resting,        // in groups that do not run
     resting_idle: Resting,   // in none
+    hosted: BTreeSet<Place>, // idle, in the host tier
     pins: Vec<(u32, SeqId)>, // by priority, the lowest first
     preemptions: u64,
+    preemptions_swapped: u64,
+    swapping: u64, // preemptions whose moves are still to be made
+    costs: Costs,
     prefix: PrefixCounts,
     spare: StepPlan, // the last plan's buffers
     turns: Vec<Turn>,
@@ -96,8 +107,12 @@ impl Scheduler {
             last_idle: 0,
             resting: Resting::default(),
             resting_idle: Resting::default(),
+            hosted: BTreeSet::new(),
             pins: Vec::new(),
             preemptions: 0,
+            preemptions_swapped: 0,
+            swapping: 0,
+            costs: Costs::default(),
             prefix: PrefixCounts::default(),
             spare,
             turns,
@@ -162,6 +177,11 @@ impl Scheduler {
 
     pub fn preemptions(&self) -> u64 {
         self.preemptions
+    }
+
+    /// Of the preemptions: those of groups that went to the host tier.
+    pub fn preemptions_swapped(&self) -> u64 {
+        self.preemptions_swapped
     }
 
     pub fn prefix(&self) -> PrefixCounts {

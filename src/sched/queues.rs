@@ -1,6 +1,6 @@
 //! Who runs: the older before the younger, and whoever is ready.
 
-use super::{GroupId, Scheduler, SeqId, StepPlan};
+use super::{GroupId, Scheduler, SeqId, Sequence, StepPlan};
 
 /// Blocks that admission leaves free, so that those already running need not preempt at once: 1 in 100.
 const WATERMARK_PARTS: usize = 100;
@@ -15,9 +15,7 @@ impl Scheduler {
         self.pause_and_resume(&ready);
         self.let_the_older_in(&ready);
         self.plan_running(&mut plan);
-        if self.preemptions == before {
-            self.admit(&mut plan, &ready);
-        }
+        self.admit(&mut plan, &ready, before);
         if plan.parts.is_empty() {
             self.spare = plan;
             return None;
@@ -77,7 +75,7 @@ impl Scheduler {
         let block_size = self.blocks.block_size();
         for seq in &self.groups[&id].members {
             let sequence = self.sequences.get_mut(seq).expect("a member is known");
-            if !self.blocks.keeps_prefixes() {
+            if !self.blocks.keeps_prefixes() || sequence.table.swapped() {
                 continue;
             }
             // The last token is computed in any case: its logits choose the next one. And so is every other whose logits are wanted.
@@ -125,8 +123,11 @@ impl Scheduler {
         }
     }
 
-    fn admit(&mut self, plan: &mut StepPlan, ready: &impl Fn(SeqId) -> bool) {
-        while let Some(&id) = self.waiting.front() {
+    /// Until somebody has to give way, more often than the `preemptions` before this step: then nobody comes in.
+    fn admit(&mut self, plan: &mut StepPlan, ready: &impl Fn(SeqId) -> bool, preemptions: u64) {
+        while self.preemptions == preemptions
+            && let Some(&id) = self.waiting.front()
+        {
             if !self.is_ready(id, ready) {
                 self.waiting.pop_front();
                 self.pause(id);
@@ -168,10 +169,9 @@ impl Scheduler {
 
     /// Blocks that the group takes from the pool until all its tokens are computed.
     pub(super) fn needed(&self, id: GroupId) -> usize {
-        let needed = |seq: &SeqId| {
-            let sequence = &self.sequences[seq];
-            self.blocks.needed(&sequence.table, sequence.computed..sequence.tokens.len())
-        };
-        self.groups[&id].members.iter().map(needed).sum()
+        let members = || self.groups[&id].members.iter().map(|seq| &self.sequences[seq]);
+        let back = self.blocks.needed_back(members().map(|sequence| &sequence.table));
+        let needed = |sequence: &Sequence| self.blocks.needed(&sequence.table, sequence.computed..sequence.tokens.len());
+        back + members().map(needed).sum::<usize>()
     }
 }

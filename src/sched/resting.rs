@@ -14,7 +14,7 @@ pub(super) struct Resting {
     sharing: BTreeSet<Place>,
 }
 
-type Place = (u64, SeqId);
+pub(super) type Place = (u64, SeqId);
 
 impl Resting {
     fn insert(&mut self, place: Place) {
@@ -58,9 +58,13 @@ impl Sequence {
 }
 
 impl Scheduler {
-    /// The sequence does not run; what blocks it holds may be taken from it.
+    /// The sequence does not run; what blocks it holds may be taken from it. In the host tier, only from those that are idle.
     pub(super) fn rest(&mut self, id: SeqId) {
         let sequence = self.sequences.get_mut(&id).expect("a sequence that rests is known");
+        if sequence.table.swapped() {
+            self.hosted.extend(sequence.group.is_none().then(|| sequence.place()));
+            return;
+        }
         if sequence.table.rests() || sequence.table.blocks().is_empty() {
             return;
         }
@@ -71,7 +75,13 @@ impl Scheduler {
 
     /// It keeps its blocks, or is about to lose them, or its place.
     pub(super) fn wake(&mut self, id: SeqId) {
-        let Some(sequence) = self.sequences.get_mut(&id).filter(|sequence| sequence.table.rests()) else { return };
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        if sequence.table.swapped() {
+            self.hosted.remove(&sequence.place());
+        }
+        if !sequence.table.rests() {
+            return;
+        }
         self.blocks.wake(&mut sequence.table);
         let resting = if sequence.group.is_some() { &mut self.resting } else { &mut self.resting_idle };
         resting.remove(sequence.place());
@@ -104,7 +114,8 @@ impl Scheduler {
     pub(super) fn one_gives_way(&mut self) -> bool {
         let has_own = |seq| self.blocks.has_own(&self.sequences[&seq].table);
         if let Some(seq) = self.resting_idle.next(has_own) {
-            self.take_blocks(seq);
+            self.give_way(&[seq]);
+            self.rest(seq);
             return true;
         }
         let group = self.resting.next(has_own).and_then(|seq| self.sequences[&seq].group);

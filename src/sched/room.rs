@@ -4,11 +4,11 @@ use super::{Branching, GroupId, Scheduler, SeqId, StepPlan, Turn};
 use crate::batch::BlockCopy;
 
 impl Scheduler {
-    /// Blocks for the turns of `running[place]`, taken from those that do not run and then from the youngest that does, where
-    /// none are free. False when it was itself the youngest and had to go, or to part with a member.
-    pub(super) fn make_room(&mut self, place: usize, turns: &[Turn], plan: &mut StepPlan) -> bool {
+    /// What `running[place]` takes from the pool, taken from those that do not run and then from the youngest that does, where
+    /// `take` finds too little. False when it was itself the youngest and had to go, or to part with a member.
+    pub(super) fn make_room(&mut self, place: usize, mut take: impl FnMut(&mut Scheduler) -> bool) -> bool {
         let id = self.running[place];
-        while !self.prepare(turns, plan) {
+        while !take(self) {
             let alone = self.running.len() == 1;
             // What those that rest have in common with the last one to run has to be copied as long as they have it.
             if self.reclaim() || (alone && (self.one_gives_way() || self.unpin_lowest(id))) {
@@ -30,13 +30,13 @@ impl Scheduler {
             return false;
         }
         self.groups.get_mut(&id).expect("a running group is known").members.pop();
-        self.take_blocks(last);
+        self.swapping += self.give_way(&[last]) as u64;
         self.preemptions += 1;
         true
     }
 
-    /// All or nothing.
-    fn prepare(&mut self, turns: &[Turn], plan: &mut StepPlan) -> bool {
+    /// Blocks for the turns, all or nothing.
+    pub(super) fn prepare(&mut self, turns: &[Turn], plan: &mut StepPlan) -> bool {
         let copies = &mut plan.batch.copies;
         let before = copies.len();
         for turn in turns {
@@ -65,21 +65,6 @@ impl Scheduler {
         self.take_all_blocks(id);
         self.wait(id);
         id
-    }
-
-    pub(super) fn take_all_blocks(&mut self, id: GroupId) {
-        for place in 0..self.groups[&id].members.len() {
-            self.take_blocks(self.groups[&id].members[place]);
-        }
-        self.preemptions += 1;
-    }
-
-    /// What the sequence computed will be computed again, unless the prefix index can still find it.
-    pub(super) fn take_blocks(&mut self, seq: SeqId) {
-        self.wake(seq);
-        let sequence = self.sequences.get_mut(&seq).expect("a known sequence holds blocks");
-        self.blocks.free(&mut sequence.table);
-        sequence.computed = 0;
     }
 
     /// Lets go of the pin that matters least, unless it is the one that is being computed.

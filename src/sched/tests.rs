@@ -2,7 +2,7 @@ use super::*;
 use crate::kv::{Chain, blocks_for};
 
 fn scheduler(blocks: usize, block_size: usize, max_batch_tokens: usize, max_seqs: usize, prefill_chunk: usize) -> Scheduler {
-    let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk, window: None };
+    let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk, window: None, preemption: Preemption::Recompute };
     Scheduler::new(options, BlockManager::new(blocks, block_size, false).unwrap()).unwrap()
 }
 
@@ -25,7 +25,9 @@ fn step(scheduler: &mut Scheduler, verdict: Verdict) -> Vec<(SeqId, usize)> {
 }
 
 fn step_with(scheduler: &mut Scheduler, verdict: Verdict, ready: impl Fn(SeqId) -> bool) -> Vec<(SeqId, usize)> {
-    let Some(plan) = scheduler.schedule(ready) else { return Vec::new() };
+    let plan = scheduler.schedule(ready);
+    scheduler.moved(true, true);
+    let Some(plan) = plan else { return Vec::new() };
     let rows = plan.parts.iter().map(|part| (part.seq, part.rows)).collect();
     let choices: Vec<Choice> = plan.sampled().map(|part| going_on(part.seq, verdict)).collect();
     scheduler.commit(plan, &choices, &mut Vec::new());
@@ -255,7 +257,8 @@ fn admission_leaves_room_for_prompts_half_computed_and_for_the_watermark() {
 #[test]
 fn a_pin_is_computed_and_chooses_nothing() {
     for len in [1, 8, 9] {
-        let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 4, prefill_chunk: 8, window: None };
+        let options =
+            SchedulerOptions { max_batch_tokens: 64, max_seqs: 4, prefill_chunk: 8, window: None, preemption: Preemption::Recompute };
         let mut s = Scheduler::new(options, BlockManager::new(16, 8, true).unwrap()).unwrap();
         s.pin(1, vec![0; len], 0, Chain::default()).unwrap();
         while let Some(plan) = s.schedule(|_| true) {
@@ -324,7 +327,8 @@ fn samples_that_no_longer_fit_together_go_on_one_after_the_other() {
 
 #[test]
 fn who_wanted_the_prompts_logits_shares_prefixes_again_once_it_has_them() {
-    let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, window: None };
+    let options =
+        SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, window: None, preemption: Preemption::Recompute };
     let mut s = Scheduler::new(options, BlockManager::new(16, 8, true).unwrap()).unwrap();
     two_samples(&mut s, 30, true);
     s.preempt_youngest();
@@ -475,7 +479,8 @@ fn no_row_of_a_prompt_is_told_twice_whatever_is_rewound() {
 
 #[test]
 fn what_is_appended_to_a_sequence_is_looked_for_among_the_prefixes_when_it_begins_to_run() {
-    let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, window: None };
+    let options =
+        SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, window: None, preemption: Preemption::Recompute };
     let mut s = Scheduler::new(options, BlockManager::new(32, 8, true).unwrap()).unwrap();
     let prompt: Vec<u32> = (0..50).collect();
     add(&mut s, 1, prompt.clone(), 51);
@@ -498,4 +503,176 @@ fn what_is_appended_to_a_sequence_is_looked_for_among_the_prefixes_when_it_begin
 
 fn prompt_from(len: usize) -> Vec<u32> {
     (len as u32..50).collect()
+}
+
+/// A pool of blocks of 8 and a host tier.
+fn swapping(preemption: Preemption, blocks: usize, host_blocks: usize) -> Scheduler {
+    let options = SchedulerOptions { max_batch_tokens: 128, max_seqs: 8, prefill_chunk: 128, window: None, preemption };
+    Scheduler::new(options, BlockManager::new(blocks, 8, false).unwrap().with_host(host_blocks).unwrap()).unwrap()
+}
+
+#[test]
+fn a_group_that_was_swapped_out_goes_on_where_it_was_and_nobody_newer_comes_first() {
+    let mut s = swapping(Preemption::Swap, 5, 5);
+    (1..=2).for_each(|id| add(&mut s, id, vec![0; 15], 32));
+    step(&mut s, Verdict::Token(9));
+    step(&mut s, Verdict::Token(9));
+    add(&mut s, 3, vec![0; 2], 32);
+    // Both need a third block and one is free: the younger goes.
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1)]);
+    assert_eq!((s.preemptions(), s.preemptions_swapped(), s.blocks().swapped(), s.blocks().host_used()), (1, 1, 1, 2));
+    for _ in 0..5 {
+        assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1)], "the newest would fit, and waits");
+    }
+    s.remove(1);
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(2, 1), (3, 2)], "nothing is computed again");
+    assert_eq!((s.blocks().swapped(), s.blocks().host_used()), (0, 0));
+}
+
+#[test]
+fn samples_that_had_to_go_come_back_sharing_what_they_shared() {
+    for (preemption, computed) in [(Preemption::Swap, 0), (Preemption::Recompute, 16 + 4)] {
+        let mut s = swapping(preemption, 16, 16);
+        two_samples(&mut s, 30, false);
+        step(&mut s, Verdict::Token(9));
+        step(&mut s, Verdict::Token(9));
+        let before = s.blocks().used_blocks();
+        assert_eq!(before, 4, "two of the prompt, and one for each");
+        s.preempt_youngest();
+        s.moved(true, true);
+        s.check();
+        assert_eq!(s.blocks().used_blocks(), 0);
+        assert_eq!(s.blocks().host_used(), if computed == 0 { before } else { 0 }, "what is shared moves once");
+        let mut rows = Vec::new();
+        while s.get(1).unwrap().generated < 4 {
+            rows.extend(step(&mut s, Verdict::Token(9)));
+        }
+        assert_eq!((s.blocks().used_blocks(), s.blocks().host_used()), (before, 0));
+        // The prompt once, and what each chose.
+        assert_eq!(rows.iter().map(|(_, rows)| rows).sum::<usize>(), computed + 2, "{rows:?}");
+    }
+}
+
+#[test]
+fn a_group_that_does_not_fit_the_host_tier_as_a_whole_is_computed_again() {
+    for host_blocks in [3, 4] {
+        let mut s = swapping(Preemption::Swap, 16, host_blocks);
+        two_samples(&mut s, 30, false);
+        step(&mut s, Verdict::Token(9));
+        s.preempt_youngest();
+        s.moved(true, true);
+        s.check();
+        let fits = host_blocks == 4;
+        assert_eq!((s.blocks().swapped(), s.blocks().host_used()), if fits { (2, 4) } else { (0, 0) });
+        assert_eq!([1, 2].map(|id| s.get(id).unwrap().computed), if fits { [17; 2] } else { [0; 2] });
+    }
+}
+
+#[test]
+fn who_could_not_be_moved_out_or_back_is_computed_again() {
+    for (out, back) in [(false, true), (true, false)] {
+        let mut s = swapping(Preemption::Swap, 16, 16);
+        two_samples(&mut s, 30, false);
+        step(&mut s, Verdict::Token(9));
+        s.preempt_youngest();
+        s.moved(out, true);
+        s.check();
+        assert_eq!((s.preemptions(), s.preemptions_swapped()), (1, out as u64));
+        let plan = s.schedule(|_| true).unwrap();
+        assert_eq!(plan.parts[0].rows, if out { 1 } else { 17 });
+        s.rollback(plan);
+        s.moved(true, back);
+        s.check();
+        assert_eq!((s.blocks().swapped(), s.blocks().host_used()), (0, 0));
+        assert_eq!([1, 2].map(|id| s.get(id).unwrap().computed), [0; 2]);
+        while !step(&mut s, Verdict::Token(9)).is_empty() {}
+        assert_eq!(s.blocks().used_blocks(), 0);
+    }
+}
+
+#[test]
+fn auto_takes_what_has_cost_less_so_far() {
+    // 17 tokens each, in 4 blocks that move out and back; the prompt's 16 are shared.
+    let cases = [((0.0, 0.0), true), ((1.0, 0.0), true), ((1.0, 1.0), true), ((2.25, 1.0), true), ((2.3, 1.0), false), ((1.0, 0.1), false)];
+    for ((block, token), swaps) in cases {
+        let mut s = swapping(Preemption::Auto, 16, 16);
+        two_samples(&mut s, 30, false);
+        step(&mut s, Verdict::Token(9));
+        s.set_costs(Costs { block, token });
+        s.preempt_youngest();
+        s.moved(true, true);
+        assert_eq!(s.preemptions_swapped() == 1, swaps, "a block costs {block}, a token {token}");
+    }
+}
+
+#[test]
+fn an_idle_sequence_gives_way_to_the_host_tier_and_goes_on_without_computing_again() {
+    let mut s = swapping(Preemption::Swap, 6, 6);
+    s.import(1, vec![7; 16], 16, 40, None, Chain::default()).unwrap();
+    add(&mut s, 2, vec![1; 36], 48);
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(2, 36)]);
+    assert_eq!((s.blocks().swapped(), s.blocks().host_used(), s.preemptions()), (1, 2, 0));
+    s.fork(1, Some(9), 3, true).unwrap();
+    s.check();
+    s.remove(2);
+    [1, 3].into_iter().for_each(|id| s.resume(id, 40, false).unwrap());
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (3, 1)]);
+    assert_eq!((s.blocks().swapped(), s.blocks().host_used()), (0, 0));
+}
+
+#[test]
+fn where_the_host_tier_is_full_the_longest_idle_leave_it() {
+    let mut s = swapping(Preemption::Swap, 6, 5);
+    for id in 1..=3 {
+        s.import(id, vec![id as u32; 16], 16, 40, None, Chain::default()).unwrap();
+    }
+    add(&mut s, 4, vec![9; 47], 48);
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(4, 47)]);
+    assert_eq!([1, 2, 3].map(|id| s.get(id).unwrap().computed), [0, 16, 16]);
+    assert_eq!((s.blocks().swapped(), s.blocks().host_used()), (2, 4));
+    // A group goes before any of them.
+    let mut s = swapping(Preemption::Swap, 7, 4);
+    s.import(1, vec![7; 16], 16, 40, None, Chain::default()).unwrap();
+    (2..=3).for_each(|id| add(&mut s, id, vec![id as u32; 23], 40));
+    (0..3).for_each(|_| drop(step(&mut s, Verdict::Token(9))));
+    assert_eq!((s.preemptions_swapped(), s.get(1).unwrap().computed, s.get(3).unwrap().computed), (1, 0, 24));
+}
+
+#[test]
+fn what_came_back_can_be_found_again() {
+    let options = SchedulerOptions { max_batch_tokens: 128, max_seqs: 8, prefill_chunk: 128, window: None, preemption: Preemption::Swap };
+    let mut s = Scheduler::new(options, BlockManager::new(4, 8, true).unwrap().with_host(4).unwrap()).unwrap();
+    let arrival = |id, token, len: usize, max_len| Arrival {
+        id,
+        prompt: vec![token; len],
+        max_len,
+        branching: Branching::One,
+        keep: id == 1,
+        prompt_logits: false,
+        root: Chain::default(),
+    };
+    s.add(arrival(1, 7, 16, 17)).unwrap();
+    step(&mut s, Verdict::Token(9));
+    // Takes the place of all that could be found.
+    s.add(arrival(2, 8, 31, 32)).unwrap();
+    step(&mut s, Verdict::Token(9));
+    s.resume(1, 18, false).unwrap();
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1)], "it ends with that");
+    let before = s.prefix().hits;
+    s.add(arrival(3, 7, 17, 18)).unwrap();
+    assert_eq!(step(&mut s, Verdict::Token(9)), [(3, 1)]);
+    assert_eq!(s.prefix().hits - before, 16);
+}
+
+#[test]
+fn blocks_that_were_reserved_for_a_step_that_failed_do_not_move() {
+    let mut s = swapping(Preemption::Swap, 16, 16);
+    add(&mut s, 1, vec![0; 20], 60);
+    let plan = s.schedule(|_| true).unwrap();
+    s.rollback(plan);
+    assert_eq!(s.blocks().used_blocks(), 3);
+    s.preempt_youngest();
+    assert!(s.moves().is_empty());
+    s.moved(true, true);
+    assert_eq!((s.preemptions(), s.preemptions_swapped(), s.blocks().used_blocks()), (1, 0, 0));
 }

@@ -1,4 +1,4 @@
-//! Long random traces of everything that may happen to sequences, beside a dense model of it: what each slot of the pool holds,
+//! Long random traces of everything that may happen to sequences, beside a dense model of it: what each slot of both tiers holds,
 //! and what each sequence's tokens are. A wrong table, a missing copy or a prefix that is not one shows as a wrong content.
 
 use std::collections::{HashMap, HashSet};
@@ -18,6 +18,8 @@ struct Trace {
     longest: usize,
     /// [blocks * block_size]
     slots: Vec<Content>,
+    /// [host blocks * block_size]
+    host: Vec<Content>,
     /// What every sequence must hold.
     tokens: HashMap<SeqId, Vec<u32>>,
     last_id: SeqId,
@@ -39,12 +41,15 @@ impl Trace {
         let max_batch_tokens = max_seqs + random.below(64);
         let prefill_chunk = 1 + random.below(64);
         let window = (random.below(3) == 0).then(|| 1 + random.below(3 * block_size));
-        let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk, window };
-        let manager = BlockManager::new(blocks, block_size, random.below(3) > 0).unwrap();
+        let preemption = [Preemption::Recompute, Preemption::Swap, Preemption::Auto][random.below(3)];
+        let host_blocks = if preemption == Preemption::Recompute { 0 } else { 1 + random.below(2 * blocks) };
+        let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk, window, preemption };
+        let manager = BlockManager::new(blocks, block_size, random.below(3) > 0).unwrap().with_host(host_blocks).unwrap();
         Trace {
             s: Scheduler::new(options, manager).unwrap(),
             longest: (blocks * block_size).min(6 * block_size),
             slots: vec![GARBAGE; blocks * block_size],
+            host: vec![GARBAGE; host_blocks * block_size],
             tokens: HashMap::new(),
             last_id: 0,
             beams: HashMap::new(),
@@ -92,6 +97,7 @@ impl Trace {
             16..18 => self.remove(),
             18 if few => self.pin(),
             19 => self.resize(),
+            20 => self.fetch(),
             _ => self.step(),
         }
         self.check();
@@ -205,6 +211,8 @@ impl Trace {
         }
         let mut moves = Vec::new();
         self.s.make_smaller(total, &mut moves).unwrap();
+        let (out, back) = self.make_moves(true);
+        self.s.moved(out, back);
         // Pins that had to give way are gone.
         self.forget_the_gone();
         self.check();
@@ -218,6 +226,55 @@ impl Trace {
         assert_eq!(self.s.blocks.total(), total);
     }
 
+    /// As an export does.
+    fn fetch(&mut self) {
+        let Some(id) = self.any(false) else { return };
+        if self.s.sequences[&id].table.swapped() {
+            self.s.fetch(id);
+            let (out, back) = self.make_moves(true);
+            self.s.moved(out, back);
+        }
+    }
+
+    /// What a runner would: those out first, and then those back. Where they fail, nobody knows what is there.
+    fn make_moves(&mut self, chance: bool) -> (bool, bool) {
+        let (size, moves) = (self.block_size(), self.s.moves());
+        let hosts: HashSet<u32> = moves.out.iter().map(|out| out.host).collect();
+        let devices: HashSet<u32> = moves.back.iter().map(|back| back.device).collect();
+        assert_eq!((hosts.len(), devices.len()), (moves.out.len(), moves.back.len()), "no block is written twice");
+        assert!(moves.back.iter().all(|back| !hosts.contains(&back.host)), "what comes back is there");
+        let works = [0, 0].map(|_| !chance || self.random.below(8) > 0);
+        let moves = self.s.moves();
+        let place = |block: u32| block as usize * size..(block as usize + 1) * size;
+        for out in &moves.out {
+            match works[0] {
+                true => self.host[place(out.host)].copy_from_slice(&self.slots[place(out.device)]),
+                false => self.host[place(out.host)].fill(GARBAGE),
+            }
+        }
+        for back in &moves.back {
+            match works[1] {
+                true => self.slots[place(back.device)].copy_from_slice(&self.host[place(back.host)]),
+                false => self.slots[place(back.device)].fill(GARBAGE),
+            }
+        }
+        (moves.out.is_empty() || works[0], moves.back.is_empty() || works[1])
+    }
+
+    /// As the engine does.
+    fn plan(&mut self, ready: impl Fn(SeqId) -> bool, chance: bool) -> Option<StepPlan> {
+        loop {
+            let plan = self.s.schedule(&ready);
+            let (out, back) = self.make_moves(chance);
+            if back {
+                self.s.moved(out, back);
+                return plan;
+            }
+            plan.into_iter().for_each(|plan| self.s.rollback(plan));
+            self.s.moved(out, back);
+        }
+    }
+
     fn forget_the_gone(&mut self) {
         self.tokens.retain(|id, _| self.s.sequences.contains_key(id));
     }
@@ -227,7 +284,9 @@ impl Trace {
         let ready = |seq: SeqId| unready == 0 || unready > 4 || seq % 5 != unready;
         let everybody = unready == 0 || unready > 4;
         let oldest = self.s.groups.keys().copied().min();
-        let plan = self.s.schedule(ready);
+        let (block, token) = (self.random.below(4) as f64, self.random.below(3) as f64);
+        self.s.set_costs(Costs { block, token });
+        let plan = self.plan(ready, true);
         // Pins that had to give way are gone.
         self.forget_the_gone();
         let Some(plan) = plan else {
@@ -385,6 +444,19 @@ impl Trace {
             assert_eq!(*tokens, self.s.sequences[id].tokens, "sequence {id}");
         }
         self.s.blocks.check_order(|chain| self.before.get(chain).copied());
+        self.check_contents();
+    }
+
+    /// In either tier everybody's past is there, run or not.
+    fn check_contents(&self) {
+        for sequence in self.s.sequences.values() {
+            let (contents, table, size) = (contents(&sequence.tokens), &sequence.table, self.block_size());
+            let tier = if table.swapped() { &self.host } else { &self.slots };
+            for (position, content) in contents[..sequence.computed].iter().enumerate().skip(table.gone() * size) {
+                let slot = table.blocks()[position / size] as usize * size + position % size;
+                assert_eq!(tier[slot], *content, "sequence {} at {position}: not what it computed", sequence.id);
+            }
+        }
     }
 
     fn state(&self) -> String {
@@ -402,7 +474,7 @@ impl Trace {
     /// Everything comes to its end, and nothing is left.
     fn drain(&mut self) {
         let mut steps = 0;
-        while let Some(plan) = self.s.schedule(|_| true) {
+        while let Some(plan) = self.plan(|_| true, false) {
             self.forget_the_gone();
             self.check_plan(&plan);
             self.run(&plan);
@@ -416,6 +488,7 @@ impl Trace {
         rest.into_iter().for_each(|id| drop(self.s.remove(id)));
         self.s.check();
         assert_eq!((self.s.blocks.used_blocks(), self.s.blocks.filled_slots(), self.s.idle()), (0, 0, 0));
+        assert_eq!((self.s.blocks.host_used(), self.s.blocks.swapped()), (0, 0));
     }
 }
 

@@ -17,9 +17,12 @@ impl Scheduler {
         let id = self.running[place];
         let mut turns = std::mem::take(&mut self.turns);
         let planned = loop {
-            self.take_turns(id, plan, &mut turns);
-            if turns.is_empty() || self.make_room(place, &turns, plan) {
-                break !turns.is_empty();
+            turns.clear();
+            if self.make_room(place, |s| s.bring_back(id)) {
+                self.take_turns(id, plan, &mut turns);
+                if turns.is_empty() || self.make_room(place, |s| s.prepare(&turns, plan)) {
+                    break !turns.is_empty();
+                }
             }
             if self.running.get(place) != Some(&id) {
                 break false;
@@ -36,7 +39,6 @@ impl Scheduler {
     /// What the group's members can do in this step. One alone goes on as far as it can. Several choose together, one row each,
     /// once each has computed all that it has; who came back after a preemption shares again what it shared before.
     fn take_turns(&mut self, id: GroupId, plan: &StepPlan, turns: &mut Vec<Turn>) {
-        turns.clear();
         let room = self.options.max_batch_tokens - plan.batch.rows();
         let logits = self.options.max_seqs - plan.batch.logit_rows.len();
         let pin = self.groups[&id].branching == Branching::Pin;

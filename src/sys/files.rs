@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 
@@ -20,6 +21,34 @@ pub fn open(path: &Path) -> Result<Option<File>> {
         return Err(Error::io(format!("{}: not a regular file", path.display())));
     }
     Ok(Some(file))
+}
+
+/// A new file of `bytes` in `dir`, without a name: nobody else can open it, and nothing is left of it when it is closed. It takes
+/// room on the disk as it is written.
+pub fn nameless(dir: &Path, bytes: u64) -> Result<File> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let io = |e: std::io::Error| Error::io(format!("{}: no file of {bytes} bytes can be made there: {e}", dir.display()));
+    within_limit(bytes)?;
+    let name = format!(".pagedllm-swap-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let path = dir.join(name);
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path).map_err(io)?;
+    std::fs::remove_file(&path).map_err(io)?;
+    file.set_len(bytes).map_err(io)?;
+    Ok(file)
+}
+
+/// Beyond its limit the process would be killed, not told.
+fn within_limit(bytes: u64) -> Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is ours, and whole.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } == 0;
+    if known && limit.rlim_cur != libc::RLIM_INFINITY && bytes > limit.rlim_cur {
+        let most = limit.rlim_cur;
+        return Err(Error::capacity(format!(
+            "a file of {bytes} bytes is wanted and this process may write {most}: ask for less, or raise the limit"
+        )));
+    }
+    Ok(())
 }
 
 /// Reads a whole file of at most `most` bytes. None: there is no such file.
@@ -43,6 +72,27 @@ pub fn read(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_nameless_file_can_be_written_and_leaves_nothing_behind() {
+        use std::os::unix::fs::FileExt;
+        let dir = std::env::temp_dir().join(format!("pagedllm-nameless-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let file = nameless(&dir, 100).unwrap();
+        file.write_all_at(&[7; 10], 90).unwrap();
+        let (mut read, left) = ([0; 11], std::fs::read_dir(&dir).unwrap().count());
+        file.read_exact_at(&mut read, 89).unwrap();
+        std::fs::remove_dir(&dir).unwrap();
+        assert_eq!((read, left), ([0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7], 0));
+    }
+
+    #[test]
+    fn a_nameless_file_is_refused_where_none_can_be() {
+        for dir in ["/nonexistent", "/dev/null", "/proc"] {
+            assert!(nameless(Path::new(dir), 100).unwrap_err().message().contains("no file of 100 bytes can be made there"), "{dir}");
+        }
+        assert!(nameless(&std::env::temp_dir(), 1 << 63).is_err());
+    }
 
     #[test]
     fn what_is_no_regular_file_is_an_error_at_once() {

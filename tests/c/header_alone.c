@@ -46,7 +46,7 @@ ALWAYS(PLLM_TEXT_ADD_SPECIAL == 1 && PLLM_TEXT_SKIP_SPECIAL == 2);
 // Offsets, on machines with pointers of 8 bytes.
 #if UINTPTR_MAX == UINT64_MAX
 
-SIZE(pllm_engine_options, 120);
+SIZE(pllm_engine_options, 152);
 AT(pllm_engine_options, struct_size, 0);
 AT(pllm_engine_options, model_path, 8);
 AT(pllm_engine_options, model_path_len, 16);
@@ -67,8 +67,13 @@ AT(pllm_engine_options, reserved, 92);
 AT(pllm_engine_options, queue_capacity, 96);
 AT(pllm_engine_options, progress, 104);
 AT(pllm_engine_options, progress_data, 112);
+AT(pllm_engine_options, swap_bytes, 120);
+AT(pllm_engine_options, swap_path, 128);
+AT(pllm_engine_options, swap_path_len, 136);
+AT(pllm_engine_options, preemption, 144);
+AT(pllm_engine_options, reserved2, 148);
 
-SIZE(pllm_plan, 80);
+SIZE(pllm_plan, 96);
 AT(pllm_plan, struct_size, 0);
 AT(pllm_plan, weight_bytes, 8);
 AT(pllm_plan, kv_bytes, 16);
@@ -79,6 +84,8 @@ AT(pllm_plan, block_bytes, 48);
 AT(pllm_plan, max_model_len, 56);
 AT(pllm_plan, full_sequences, 64);
 AT(pllm_plan, kv_dtype, 72);
+AT(pllm_plan, swap_bytes, 80);
+AT(pllm_plan, swap_blocks, 88);
 
 SIZE(pllm_model_info, 96);
 AT(pllm_model_info, struct_size, 0);
@@ -169,7 +176,7 @@ AT(pllm_step, decode_tokens, 24);
 AT(pllm_step, sequences, 32);
 AT(pllm_step, paused, 40);
 
-SIZE(pllm_stats, 168);
+SIZE(pllm_stats, 232);
 AT(pllm_stats, struct_size, 0);
 AT(pllm_stats, waiting, 8);
 AT(pllm_stats, running, 16);
@@ -191,6 +198,14 @@ AT(pllm_stats, idle, 136);
 AT(pllm_stats, blocks_copied, 144);
 AT(pllm_stats, prefix_queries, 152);
 AT(pllm_stats, prefix_hits, 160);
+AT(pllm_stats, steps_failed, 168);
+AT(pllm_stats, preemptions_swapped, 176);
+AT(pllm_stats, swapped, 184);
+AT(pllm_stats, swap_blocks_total, 192);
+AT(pllm_stats, swap_blocks_used, 200);
+AT(pllm_stats, blocks_swapped_out, 208);
+AT(pllm_stats, blocks_swapped_in, 216);
+AT(pllm_stats, swap_failures, 224);
 
 SIZE(pllm_output, 192);
 AT(pllm_output, struct_size, 0);

@@ -1,11 +1,12 @@
 //! A device that fails as it is told to: the CPU backend behind a switch.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{Act, AttentionShape, Backend, Heads, KvShape, NormKind, RowSource};
-use pagedllm::batch::{Batch, BlockCopy};
+use pagedllm::batch::{Batch, BlockCopy, BlockMove};
 use pagedllm::error::{Error, Result};
 use pagedllm::options::Dtype;
 
@@ -30,6 +31,9 @@ pub struct Faults {
     /// Since the last upload.
     broken: AtomicBool,
     pub told: AtomicU64,
+    /// Moves between the tiers so far, and the one that fails.
+    pub swaps: AtomicU64,
+    pub swap_fails_at: AtomicU64,
 }
 
 impl Faults {
@@ -40,6 +44,15 @@ impl Faults {
             self.broken.store(true, SeqCst);
         }
         !self.broken.load(SeqCst)
+    }
+
+    fn swap(&self) -> Result<()> {
+        let swap = self.swaps.fetch_add(1, SeqCst) + 1;
+        let chance = Random(swap).next().checked_rem(self.one_in.load(SeqCst)) == Some(0);
+        match chance || swap == self.swap_fails_at.load(SeqCst) {
+            true => Err(Error::io("the disk is full")),
+            false => Ok(()),
+        }
     }
 }
 
@@ -63,12 +76,14 @@ type Buf = <CpuBackend as Backend>::Buf;
 type Matrix = <CpuBackend as Backend>::Matrix;
 type Kv = <CpuBackend as Backend>::Kv;
 type Inputs = <CpuBackend as Backend>::Inputs;
+type Host = <CpuBackend as Backend>::Host;
 
 impl Backend for Faulty {
     type Buf = Buf;
     type Matrix = Matrix;
     type Kv = Kv;
     type Inputs = Inputs;
+    type Host = Host;
 
     fn buffer(&self, len: usize) -> Result<Buf> {
         self.cpu.buffer(len)
@@ -133,6 +148,23 @@ impl Backend for Faulty {
 
     fn kv_layout(&self, layer: &Kv) -> String {
         self.cpu.kv_layout(layer)
+    }
+
+    fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Host> {
+        self.cpu.host(blocks, block_bytes, dir)
+    }
+
+    fn swap_out(&self, moves: &[BlockMove], layers: &[Kv], host: &mut Host) -> Result<()> {
+        let result = self.faults.swap();
+        // Half of it was done when it failed.
+        let done = if result.is_ok() { moves.len() } else { moves.len() / 2 };
+        self.cpu.swap_out(&moves[..done], layers, host)?;
+        result
+    }
+
+    fn swap_in(&self, moves: &[BlockMove], host: &mut Host, layers: &mut [Kv]) -> Result<()> {
+        self.faults.swap()?;
+        self.cpu.swap_in(moves, host, layers)
     }
 
     ops! {

@@ -37,6 +37,8 @@ pub fn model_info(vocab_size: usize, blocks: usize, max_model_len: usize, eos_to
         kv_dtype: KvDtype::F32,
         max_model_len,
         full_sequences: blocks * 8 / max_model_len,
+        swap_bytes: 0,
+        swap_blocks: 0,
     };
     ModelInfo {
         architecture: "of the test",

@@ -10,7 +10,7 @@ use super::lanes::{Element, ROUNDER};
 use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr};
 use crate::backend::{AttentionShape, KvShape};
-use crate::batch::BlockCopy;
+use crate::batch::{BlockCopy, BlockMove};
 use crate::error::{Error, Result};
 use crate::options::KvDtype;
 use crate::sys::Pages;
@@ -52,6 +52,33 @@ impl Kv {
             }
         }
         Ok(from)
+    }
+
+    /// Of a block.
+    pub fn bytes(&self) -> usize {
+        2 * half_bytes(&self.shape)
+    }
+
+    /// Copies K and then V of one block into `to`, and returns what is left of it.
+    pub fn copy_out<'a>(&self, block: u32, mut to: &'a mut [u8]) -> &'a mut [u8] {
+        let bytes = half_bytes(&self.shape);
+        for pages in [&self.k, &self.v] {
+            let (part, rest) = to.split_at_mut(bytes);
+            part.copy_from_slice(&pages.bytes()[block as usize * bytes..][..bytes]);
+            to = rest;
+        }
+        to
+    }
+
+    /// Takes them back from the beginning of `from`, and returns the rest.
+    pub fn copy_in<'a>(&mut self, block: u32, mut from: &'a [u8]) -> &'a [u8] {
+        let bytes = half_bytes(&self.shape);
+        for pages in [&mut self.k, &mut self.v] {
+            let (part, rest) = from.split_at(bytes);
+            pages.bytes_mut()[block as usize * bytes..][..bytes].copy_from_slice(part);
+            from = rest;
+        }
+        from
     }
 
     pub fn layout(&self) -> String {
@@ -117,6 +144,19 @@ impl Cached for i8 {
     fn nearest(x: f32) -> i8 {
         (x + ROUNDER - ROUNDER) as i8 // NaN becomes 0
     }
+}
+
+/// Takes a layer's K and then V of these blocks from where `place` finds them.
+pub fn copy_in<'a>(pool: &Pool, moves: &[BlockMove], place: impl Fn(u32) -> &'a [u8] + Sync, layer: &mut Kv) {
+    let (bytes, blocks) = (half_bytes(&layer.shape), layer.shape.blocks);
+    let halves = [SendPtr(layer.k.bytes_mut().as_mut_ptr()), SendPtr(layer.v.bytes_mut().as_mut_ptr())];
+    pool.run(2 * moves.len(), &|task, _| {
+        let BlockMove { device, host } = moves[task / 2];
+        assert!((device as usize) < blocks, "a move to block {device} is outside the pool of {blocks} blocks");
+        let from = &place(host)[task % 2 * bytes..][..bytes];
+        // SAFETY: the block is inside the pages, and no block is there twice.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), halves[task % 2].get().add(device as usize * bytes), bytes) };
+    });
 }
 
 /// Copies whole blocks, in every layer.

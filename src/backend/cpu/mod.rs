@@ -2,6 +2,7 @@
 
 mod attention;
 mod elementwise;
+mod host;
 mod kv;
 mod lanes;
 mod matmul;
@@ -10,18 +11,20 @@ mod pool;
 mod tests;
 
 use std::ops::{Deref, DerefMut};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use attention::{Scratch, Tile};
 use elementwise::{Activate, Add, Gate, Norm, NormHead, ScaleAndCap};
+use host::Host;
 use kv::Kv;
 use lanes::Kernel;
 use matmul::Matrix;
 use pool::Pool;
 
 use super::{Act, AttentionShape, Backend, Heads, KvShape, NormKind, RowSource};
-use crate::batch::{Batch, BlockCopy};
+use crate::batch::{Batch, BlockCopy, BlockMove};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, Isa};
 use crate::sys::Pages;
@@ -154,6 +157,7 @@ impl Backend for CpuBackend {
     type Matrix = Matrix;
     type Kv = Kv;
     type Inputs = Inputs;
+    type Host = Host;
 
     fn buffer(&self, len: usize) -> Result<Buf> {
         let bytes = len.checked_mul(size_of::<f32>()).ok_or_else(Error::out_of_memory)?;
@@ -197,6 +201,18 @@ impl Backend for CpuBackend {
 
     fn read<'a>(&'a self, buf: &'a Buf, len: usize) -> Result<&'a [f32]> {
         Ok(&buf[..len])
+    }
+
+    fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Host> {
+        Host::new(blocks, block_bytes, dir)
+    }
+
+    fn swap_out(&self, moves: &[BlockMove], layers: &[Kv], host: &mut Host) -> Result<()> {
+        host.swap_out(&self.pool, moves, layers)
+    }
+
+    fn swap_in(&self, moves: &[BlockMove], host: &mut Host, layers: &mut [Kv]) -> Result<()> {
+        host.swap_in(&self.pool, moves, layers)
     }
 
     fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Kv]) {

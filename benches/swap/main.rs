@@ -1,0 +1,172 @@
+//! Swapping against computing again, by block size: what each takes for one sequence, as the PagedAttention paper's Figure 19, and
+//! what an engine whose requests do not fit makes of it.
+
+#[path = "../cpu/model.rs"]
+#[allow(dead_code)] // its other half is the CPU benchmark's
+mod model;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pagedllm::backend::cpu::CpuBackend;
+use pagedllm::batch::BlockMove;
+use pagedllm::engine::{Engine, Prompt, Request, Stats};
+use pagedllm::kv::blocks_for;
+use pagedllm::model::{KvCache, KvPool, ModelFiles};
+use pagedllm::options::{EngineOptions, KvDtype, Preemption, SamplingParams};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+const BLOCK_SIZES: [usize; 6] = [8, 16, 32, 64, 128, 256];
+/// Of the sequence that moves or is computed again.
+const TOKENS: usize = 1024;
+
+fn main() -> Result<()> {
+    let dir = model::make(&model::SHAPES[0], &Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench-models"))?;
+    one_sequence(&dir)?;
+    under_pressure(&dir)
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// Out and back, the blocks scattered over the pool.
+fn one_sequence(dir: &Path) -> Result<()> {
+    println!("One sequence of {TOKENS} tokens, model S, K and V in bf16; milliseconds, medians of 9 (computing again: of 3)\n");
+    println!("| Block size | out, memory | back, memory | out, file | back, file | computed again | against memory | against file |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    let files = ModelFiles::open(dir)?;
+    for block_size in BLOCK_SIZES {
+        let [memory, file] = [None, Some(std::env::temp_dir())].map(|tier| moves(&files, block_size, tier));
+        let ((memory_out, memory_back), (file_out, file_back)) = (memory?, file?);
+        let again = computed_again(dir, block_size)?;
+        let against = |out: Duration, back: Duration| again.as_secs_f64() / (out + back).as_secs_f64();
+        println!(
+            "| {block_size} | {:.2} | {:.2} | {:.2} | {:.2} | {:.0} | {:.0}x | {:.0}x |",
+            ms(memory_out),
+            ms(memory_back),
+            ms(file_out),
+            ms(file_back),
+            ms(again),
+            against(memory_out, memory_back),
+            against(file_out, file_back)
+        );
+    }
+    Ok(())
+}
+
+fn moves(files: &ModelFiles, block_size: usize, tier: Option<PathBuf>) -> Result<(Duration, Duration)> {
+    let backend = CpuBackend::new(threads(), None)?;
+    let blocks = blocks_for(TOKENS, block_size);
+    let pool = KvPool { blocks: 4 * blocks, block_size, dtype: KvDtype::Bf16 };
+    let mut kv = KvCache::new(&backend, &files.spec, pool)?;
+    kv.add_host_tier(&backend, 2 * blocks, pool.block_bytes(&backend, &files.spec), tier.as_deref())?;
+    let scattered = |i: usize, n: usize| (i * 7919 % n) as u32; // a prime, so that no two are the same
+    let list: Vec<BlockMove> =
+        (0..blocks).map(|i| BlockMove { device: scattered(i, 4 * blocks), host: scattered(i, 2 * blocks) }).collect();
+    let timed = |act: &mut dyn FnMut() -> Result<()>| -> Result<Duration> {
+        let begun = Instant::now();
+        act()?;
+        Ok(begun.elapsed())
+    };
+    let (mut out, mut back) = (Vec::new(), Vec::new());
+    // The first time pages are touched that nobody had before.
+    for round in 0..10 {
+        let times = (timed(&mut || Ok(kv.swap_out(&backend, &list)?))?, timed(&mut || Ok(kv.swap_in(&backend, &list)?))?);
+        if round > 0 {
+            out.push(times.0);
+            back.push(times.1);
+        }
+    }
+    Ok((median(out), median(back)))
+}
+
+fn threads() -> usize {
+    EngineOptions::default().thread_count()
+}
+
+fn request(len: usize, seed: u32, max_tokens: usize) -> Request {
+    let prompt = (0..len as u32).map(|i| 300 + (i * 7919 + seed * 104_729) % 15_000).collect();
+    Request::new(Prompt::Tokens(prompt), SamplingParams { max_tokens: Some(max_tokens), ignore_eos: true, ..Default::default() })
+}
+
+fn options(dir: &Path, block_size: usize) -> EngineOptions {
+    EngineOptions {
+        model_dir: dir.into(),
+        block_size,
+        kv_dtype: Some(KvDtype::Bf16),
+        max_model_len: Some(2048),
+        max_batch_tokens: TOKENS,
+        skip_tokenizer: true,
+        prefix_cache: false,
+        ..Default::default()
+    }
+}
+
+/// A prefill of all its tokens at once.
+fn computed_again(dir: &Path, block_size: usize) -> Result<Duration> {
+    let engine = Engine::create(&EngineOptions { kv_bytes: Some(128 << 20), ..options(dir, block_size) })?;
+    let mut times = Vec::new();
+    for round in 0..4 {
+        engine.add_request(request(TOKENS, round, 1))?;
+        let begun = Instant::now();
+        engine.step()?;
+        if round > 0 {
+            times.push(begun.elapsed());
+        }
+        drain(&engine)?;
+    }
+    Ok(median(times))
+}
+
+fn drain(engine: &Engine) -> Result<()> {
+    while engine.step()?.unfinished > 0 {
+        engine.queue().poll(Some(Duration::ZERO))?;
+    }
+    engine.queue().poll(Some(Duration::ZERO))?;
+    Ok(())
+}
+
+/// Twelve requests of 128 and 256 tokens, in a pool for 2,048: six full ones.
+fn under_pressure(dir: &Path) -> Result<()> {
+    println!("\nTwelve requests of 128 prompt and 256 new tokens each, in a pool of 2,048 tokens: seconds, and preemptions\n");
+    println!("| Block size | all fit | recompute | swap, memory | swap, file | auto, memory | auto chose |");
+    println!("| --- | --- | --- | --- | --- | --- | --- |");
+    for block_size in BLOCK_SIZES {
+        let base = options(dir, block_size);
+        let block_bytes = Engine::plan(&base)?.block_bytes;
+        let pool = |tokens: usize| Some((tokens / block_size) as u64 * block_bytes);
+        let cramped = EngineOptions { kv_bytes: pool(2048), ..base.clone() };
+        let swap_bytes = pool(8192).unwrap_or(0);
+        let swapping = |preemption, swap_dir| EngineOptions { preemption, swap_bytes, swap_dir, ..cramped.clone() };
+        let (fits, _) = run(&EngineOptions { kv_bytes: pool(8192), ..base.clone() })?;
+        let cell = |(time, stats): (Duration, Stats)| format!("{:.2} ({})", time.as_secs_f64(), stats.preemptions);
+        let recompute = cell(run(&cramped)?);
+        let memory = cell(run(&swapping(Preemption::Swap, None))?);
+        let file = cell(run(&swapping(Preemption::Swap, Some(std::env::temp_dir())))?);
+        let auto = run(&swapping(Preemption::Auto, None))?;
+        let chose = format!("swap {}, recompute {}", auto.1.preemptions_swapped, auto.1.preemptions - auto.1.preemptions_swapped);
+        println!("| {block_size} | {:.2} | {recompute} | {memory} | {file} | {} | {chose} |", fits.as_secs_f64(), cell(auto));
+    }
+    Ok(())
+}
+
+fn run(options: &EngineOptions) -> Result<(Duration, Stats)> {
+    let engine = Engine::create(options)?;
+    for seed in 0..12 {
+        engine.add_request(request(128, seed, 256))?;
+    }
+    let begun = Instant::now();
+    drain(&engine)?;
+    let stats = engine.stats();
+    match (stats.finished_length, stats.swap_failures) {
+        (12, 0) => Ok((begun.elapsed(), stats)),
+        _ => Err(format!("not all came to their end: {stats:?}").into()),
+    }
+}
