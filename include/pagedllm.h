@@ -115,6 +115,37 @@
 // Do not keep what was computed for the requests that come after with the same first tokens.
 #define PLLM_ENGINE_NO_PREFIX_CACHE 2
 
+// First come, first served.
+#define PLLM_ORDER_FIRST_COME 0
+
+// The higher priority of pllm_request first; it may take the place, and the blocks, of what runs. Who has waited for ageing_ms comes
+// before those one level above that come then, so that nobody waits for ever.
+#define PLLM_ORDER_PRIORITY 1
+
+// Whoever is likely to generate the fewest tokens first: as many as those before that were allowed about as many. Who has waited
+// for ageing_ms comes before those that come then with a hundred tokens less.
+#define PLLM_ORDER_SHORTEST_PREDICTED 2
+
+// Prompts, in chunks, and decodes together, in the order of the requests.
+#define PLLM_BATCHING_MIXED 0
+
+// Prompts alone while there are any, then decodes alone: first tokens come soon. When prefill_budget prompt tokens have held the
+// decodes up, they get a step in between.
+#define PLLM_BATCHING_PREFILL_FIRST 1
+
+// Every decode in every step, beside at most prefill_budget prompt tokens: bounds the time between two tokens.
+#define PLLM_BATCHING_DECODE_FIRST 2
+
+// Nobody joins until all that run have ended. To compare with.
+#define PLLM_BATCHING_STATIC 3
+
+// For those that it has: blocks are taken as it grows. Where the pool is full, whoever comes last is preempted.
+#define PLLM_ALLOCATION_ON_DEMAND 0
+
+// For all that it may come to have, so that nobody is preempted because somebody grows. (What is forked or appended while it runs
+// was not foreseen.)
+#define PLLM_ALLOCATION_MAX_TOKENS 1
+
 // Use the seed field; without this the seed comes from the engine's and the request's id.
 #define PLLM_SAMPLING_SEED 1
 
@@ -327,6 +358,19 @@ typedef struct {
   pllm_progress progress;
   // Handed to progress.
   void *progress_data;
+  // Who comes first: PLLM_ORDER_*.
+  uint32_t order;
+  // Milliseconds, for the orders that have a use for it. 0 (default): 10,000. The more, the longer who stands behind has to wait.
+  uint32_t ageing_ms;
+  // What a step is made of: PLLM_BATCHING_*.
+  uint32_t batching;
+  // Prompt tokens, for the two batchings that have a use for it. 0 (default): 256 for PLLM_BATCHING_DECODE_FIRST, 2048 for
+  // PLLM_BATCHING_PREFILL_FIRST.
+  uint32_t prefill_budget;
+  // For how many of its tokens a request needs room before it begins: PLLM_ALLOCATION_*.
+  uint32_t allocation;
+  // Must be 0.
+  uint32_t reserved2;
 } pllm_engine_options;
 
 // Where the bytes go, known before any are taken. Set struct_size before the call.
@@ -524,6 +568,10 @@ typedef struct {
   pllm_logits_hook logits_hook;
   // Handed to logits_hook, until the request's last output has been made.
   void *hook_data;
+  // Where the engine's order is PLLM_ORDER_PRIORITY: the higher comes first. -100 to 100, default 0. Forks have their parent's.
+  int32_t priority;
+  // Must be 0.
+  uint32_t reserved2;
 } pllm_request;
 
 // What one step did. Set struct_size before the call.
@@ -552,7 +600,7 @@ typedef struct {
   // Blocks that nobody uses and that the prefix cache still finds; given away when they are needed.
   uint64_t blocks_cached;
   uint64_t blocks_free;
-  // Share of the used blocks' slots that hold a token's K and V; 1 while none is used.
+  // Share of the slots of the blocks in use, or set aside for those that run, that hold a token's K and V; 1 while there are none.
   double slot_utilization;
   uint64_t steps;
   // Prompt tokens computed; those computed again after a preemption count again.

@@ -1,5 +1,6 @@
 //! What a host may choose: the engine's options and a request's sampling parameters.
 
+mod policies;
 mod sampling;
 
 use std::path::PathBuf;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use policies::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
 pub use sampling::{Dry, Mirostat, OutputKind, SamplingParams};
 
 use crate::arena::Arena;
@@ -145,7 +147,12 @@ pub struct EngineOptions {
     pub swap_bytes: u64,
     /// A directory: the host tier is a file there, which has no name and is gone with the engine. None: it is memory.
     pub swap_dir: Option<PathBuf>,
+    /// Who comes first, what a step is made of, and for how much a request needs room.
+    pub policies: Policies,
 }
+
+/// A request's priority is from minus this to this; without one it is 0.
+pub const MOST_PRIORITY: i32 = 100;
 
 impl Default for EngineOptions {
     fn default() -> Self {
@@ -171,6 +178,7 @@ impl Default for EngineOptions {
             preemption: Preemption::Recompute,
             swap_bytes: 0,
             swap_dir: None,
+            policies: Policies::default(),
         }
     }
 }
@@ -210,6 +218,7 @@ impl EngineOptions {
         if let Some(threads) = self.threads {
             within("threads", threads, Self::MAX_THREADS)?;
         }
+        self.policies.validate()?;
         self.validate_swapping()
     }
 

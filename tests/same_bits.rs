@@ -4,10 +4,11 @@ mod common;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::time::Duration;
 
 use common::{Random, TempDir, configs, write_random_model};
 use pagedllm::engine::{Engine, MemoryPlan, Prompt, Queue, Request};
-use pagedllm::options::{EngineOptions, Isa, KvDtype, SamplingParams};
+use pagedllm::options::{AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, SamplingParams};
 use pagedllm::sched::FinishReason;
 
 const MAX_LEN: usize = 768;
@@ -32,7 +33,7 @@ fn requests(vocab: usize) -> Vec<Request> {
             logprobs: Some(0),
             ..Default::default()
         };
-        Request { user_data: i as u64, ..Request::new(Prompt::Tokens(prompt), sampling) }
+        Request { user_data: i as u64, priority: i as i32 % 5, ..Request::new(Prompt::Tokens(prompt), sampling) }
     };
     // Short ones first: many are admitted, and then grow into each other's blocks.
     LENGTHS.iter().enumerate().map(one).collect()
@@ -85,6 +86,45 @@ fn together(options: &EngineOptions) -> (Answers, u64) {
     let stats = engine.stats();
     assert_eq!((stats.blocks_used, stats.finished_length), (0, LENGTHS.len() as u64));
     (answers, stats.preemptions)
+}
+
+fn every_policy() -> Vec<Policies> {
+    let ageing = Duration::from_millis(5);
+    let orders = [OrderPolicy::FirstCome, OrderPolicy::Priority { ageing }, OrderPolicy::ShortestPredicted { ageing }];
+    let batchings = [
+        BatchingPolicy::Mixed,
+        BatchingPolicy::PrefillFirst { threshold: 100 },
+        BatchingPolicy::DecodeFirst { budget: 50 },
+        BatchingPolicy::Static,
+    ];
+    let mut all = Vec::new();
+    for order in orders {
+        for batching in batchings {
+            all.extend([AllocationPolicy::OnDemand, AllocationPolicy::MaxTokens].map(|allocation| Policies {
+                order,
+                batching,
+                allocation,
+            }));
+        }
+    }
+    all
+}
+
+#[test]
+fn under_every_policy() {
+    let (_, config) = configs(MAX_LEN).swap_remove(3);
+    let dir = TempDir::new();
+    write_random_model(&dir.0, &config, false, 7);
+    let base = options(&dir.0, Isa::Portable, KvDtype::F32);
+    let expected = alone(&base);
+    let MemoryPlan { block_bytes, .. } = Engine::plan(&base).unwrap();
+    for policies in every_policy() {
+        let cramped = EngineOptions { prefill_chunk: Some(64), kv_bytes: Some(56 * block_bytes), policies, ..base.clone() };
+        let (found, preemptions) = together(&cramped);
+        let disturbs = policies.allocation == AllocationPolicy::OnDemand && policies.batching != BatchingPolicy::Static;
+        assert!(preemptions >= 8 || !disturbs, "{policies:?}: only {preemptions} preemptions");
+        assert_same(&format!("{policies:?}, preempted {preemptions} times"), &expected, &found);
+    }
 }
 
 fn options(dir: &Path, isa: Isa, kv_dtype: KvDtype) -> EngineOptions {

@@ -1077,7 +1077,9 @@ fn windowed(scheduled: Option<usize>, forks: bool) -> (Vec<Vec<u32>>, usize) {
     let mut scheduler = Scheduler::new(options, BlockManager::new(80, BLOCK, true).unwrap()).unwrap();
     for (id, len) in [(1, 100), (2, 9)] {
         let (prompt, root) = (prompt(len), Chain::default());
-        scheduler.add(Arrival { id, prompt, max_len: 160, branching: Branching::One, keep: false, prompt_logits: false, root }).unwrap();
+        scheduler
+            .add(Arrival { id, prompt, max_len: 160, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root })
+            .unwrap();
     }
     let (mut told, mut most, mut events) = (Vec::new(), 0, Vec::new());
     for step in 0..160 {

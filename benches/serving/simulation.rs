@@ -103,6 +103,7 @@ pub struct Job {
     pub output: usize,
     /// Tokens that its host allows.
     pub max_tokens: usize,
+    pub priority: i32,
 }
 
 /// What became of it.
@@ -112,8 +113,6 @@ pub struct Served {
     pub first_token: Duration,
     pub last_token: Duration,
     pub tokens: usize,
-    /// The longest time between two of its tokens.
-    pub longest_gap: Duration,
 }
 
 impl Served {
@@ -146,16 +145,26 @@ impl Simulation {
     /// The request's id.
     pub fn add(&self, job: &Job) -> Result<u64> {
         let sampling = SamplingParams { max_tokens: Some(job.max_tokens), ..SamplingParams::greedy() };
-        let id = self.engine.add_request(Request::new(Prompt::Tokens(vec![TOKEN as u32; job.prompt]), sampling))?;
+        let prompt = Prompt::Tokens(vec![TOKEN as u32; job.prompt]);
+        let id = self.engine.add_request(Request { priority: job.priority, ..Request::new(prompt, sampling) })?;
         let mut lengths = self.lengths.lock().unwrap();
         lengths.resize(id as usize + 1, usize::MAX);
         lengths[id as usize] = job.output;
         Ok(id)
     }
 
-    /// Serves jobs, which come in order of time, to their end. `watch` sees every step: what it did, and how long ago the last
-    /// tokens came.
-    pub fn serve(&self, jobs: &[Job], mut watch: impl FnMut(&Engine, &StepReport)) -> Result<Vec<Served>> {
+    /// Serves jobs, which come in order of time, to their end. `watch` sees every step.
+    pub fn serve(&self, jobs: &[Job], watch: impl FnMut(&Engine, &StepReport)) -> Result<Vec<Served>> {
+        self.serve_with_gaps(jobs, watch, |_| {})
+    }
+
+    /// As `serve`; `gap` sees the time between every token and the one before it.
+    pub fn serve_with_gaps(
+        &self,
+        jobs: &[Job],
+        mut watch: impl FnMut(&Engine, &StepReport),
+        mut gap: impl FnMut(Duration),
+    ) -> Result<Vec<Served>> {
         let (mut served, mut first, mut next) = (vec![Served::default(); jobs.len()], 0, 0);
         loop {
             while let Some(job) = jobs.get(next).filter(|job| job.at <= self.clock.now()) {
@@ -166,7 +175,7 @@ impl Simulation {
                 next += 1;
             }
             let report = self.engine.step()?;
-            self.collect(first, &mut served)?;
+            self.collect(first, &mut served, &mut gap)?;
             watch(&self.engine, &report);
             if report.unfinished == 0 {
                 let Some(job) = jobs.get(next) else { return Ok(served) };
@@ -175,7 +184,7 @@ impl Simulation {
         }
     }
 
-    fn collect(&self, first: u64, served: &mut [Served]) -> Result<()> {
+    fn collect(&self, first: u64, served: &mut [Served], gap: &mut impl FnMut(Duration)) -> Result<()> {
         let now = self.clock.now();
         for output in self.engine.queue().poll(Some(Duration::ZERO))? {
             if let Some(error) = output.error {
@@ -184,7 +193,7 @@ impl Simulation {
             let served = &mut served[(output.request - first) as usize];
             match served.tokens {
                 0 => served.first_token = now,
-                _ => served.longest_gap = served.longest_gap.max(now - served.last_token),
+                _ => gap(now - served.last_token),
             }
             served.last_token = now;
             served.tokens += output.tokens.len();

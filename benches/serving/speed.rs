@@ -1,18 +1,23 @@
-//! What the engine itself costs: a hundred thousand requests in wall time.
+//! What the engine itself costs: a hundred thousand requests in wall time, and a step of the scheduler and the block manager.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use pagedllm::options::EngineOptions;
+use pagedllm::kv::{BlockManager, Chain};
+use pagedllm::options::{OrderPolicy, Policies};
+use pagedllm::sched::{self, Arrival, Branching, Choice, Event, Scheduler, SchedulerOptions, Verdict};
 
 use super::Result;
+use super::figures::{median, options};
 use super::simulation::{Machine, Simulation};
 use super::workload::{ALPACA, Lengths, SHAREGPT};
 
 const REQUESTS: usize = 100_000;
 
-pub fn print() -> Result<()> {
-    println!("## {REQUESTS} requests\n\n| lengths | rate | simulated | tokens | steps | wall time | of it for each token |");
-    println!("| --- | --- | --- | --- | --- | --- | --- |");
+pub fn print_requests() -> Result<()> {
+    println!(
+        "## {REQUESTS} requests\n\n| lengths | mean prompt, output | rate | simulated | tokens | steps | wall time | of it for each token |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     for (lengths, rate) in [(SHAREGPT, 3.0), (ALPACA, 30.0)] {
         print_run(&lengths, rate)?;
     }
@@ -21,21 +26,85 @@ pub fn print() -> Result<()> {
 }
 
 fn print_run(lengths: &Lengths, rate: f64) -> Result<()> {
-    let options = EngineOptions { max_seqs: 256, max_batch_tokens: 2048, prefix_cache: false, ..Default::default() };
-    let simulation = Simulation::new(&options, Machine::PAPER)?;
+    let simulation = Simulation::new(&options(Policies::default()), Machine::PAPER)?;
     let jobs = lengths.jobs(REQUESTS, rate, 1);
     let begun = Instant::now();
     let mut steps = 0;
     let served = simulation.serve(&jobs, |_, _| steps += 1)?;
     let wall = begun.elapsed();
+    let outputs: usize = served.iter().map(|served| served.tokens).sum();
     let tokens: usize = served.iter().zip(&jobs).map(|(served, job)| served.tokens + job.prompt).sum();
     let end = served.iter().map(|served| served.last_token).max().unwrap_or_default();
     println!(
-        "| {} | {rate}/s | {:.0} s | {tokens} | {steps} | {:.1} s | {:.0} ns |",
+        "| {} | {:.0}, {:.0} | {rate}/s | {:.0} s | {tokens} | {steps} | {:.1} s | {:.0} ns |",
         lengths.name,
+        (tokens - outputs) as f64 / jobs.len() as f64,
+        outputs as f64 / jobs.len() as f64,
         end.as_secs_f64(),
         wall.as_secs_f64(),
         wall.as_secs_f64() * 1e9 / tokens as f64
     );
     Ok(())
+}
+
+const STEPS: usize = 512;
+const CONTEXT: usize = 256;
+
+pub fn print_steps() -> Result<()> {
+    println!("## A step of the scheduler and the block manager\n");
+    println!(
+        "Microseconds, medians of {STEPS} steps in which everybody decodes, with contexts of {CONTEXT} to {} tokens;",
+        CONTEXT + STEPS
+    );
+    println!("prefixes are kept. Goal: 20 at 256.\n");
+    println!("| running | 0 wait | 1,000 wait | 100,000 wait | 100,000 wait, by priority |\n| --- | --- | --- | --- | --- |");
+    let by_priority = Policies { order: OrderPolicy::Priority { ageing: Policies::DEFAULT_AGEING }, ..Policies::default() };
+    for running in [64, 256, 1024] {
+        let mut row = Vec::new();
+        for (waiting, policies) in
+            [(0, Policies::default()), (1_000, Policies::default()), (100_000, Policies::default()), (100_000, by_priority)]
+        {
+            row.push(format!("{:.1}", step(running, waiting, &policies)?.as_nanos() as f64 / 1e3));
+        }
+        println!("| {running} | {} |", row.join(" | "));
+    }
+    println!();
+    Ok(())
+}
+
+fn arrival(id: u64, prompt: usize, max_len: usize, priority: i32) -> Arrival {
+    // Each prompt is another, so that they share nothing.
+    let prompt = (0..prompt as u32).map(|i| id as u32 ^ i).collect();
+    Arrival { id, prompt, max_len, branching: Branching::One, priority, keep: false, prompt_logits: false, root: Chain::default() }
+}
+
+fn step(running: usize, waiting: usize, policies: &Policies) -> Result<Duration> {
+    let max_len = CONTEXT + STEPS + 1000;
+    let options = SchedulerOptions { max_batch_tokens: 8192, max_seqs: running, prefill_chunk: 8192, window: None };
+    let blocks = BlockManager::new(running * max_len.div_ceil(16) * 102 / 100 + 1, 16, true)?;
+    let mut scheduler = Scheduler::with_policies(options, blocks, sched::Policies::new(policies))?;
+    for id in 1..=running as u64 {
+        scheduler.add(arrival(id, CONTEXT, max_len, 1))?;
+    }
+    let (mut choices, mut events) = (Vec::new(), Vec::new());
+    while scheduler.waiting() > 0 || choices.len() < running {
+        timed_step(&mut scheduler, &mut choices, &mut events);
+    }
+    for id in 1..=waiting as u64 {
+        scheduler.add(arrival(1_000_000 + id, 16, 100, 0))?;
+    }
+    Ok(median((0..STEPS).map(|_| timed_step(&mut scheduler, &mut choices, &mut events)).collect()))
+}
+
+/// What the engine asks of the scheduler in a step; the choices are the model's, and not counted.
+fn timed_step(scheduler: &mut Scheduler, choices: &mut Vec<Choice>, events: &mut Vec<Event>) -> Duration {
+    let begun = Instant::now();
+    let plan = scheduler.schedule(|_| true).expect("there is something to do");
+    let planned = begun.elapsed();
+    choices.clear();
+    choices.extend(plan.sampled().map(|part| Choice { parent: part.seq, child: part.seq, verdict: Verdict::Token(part.generated as u32) }));
+    let begun = Instant::now();
+    scheduler.commit(plan, choices, events);
+    std::hint::black_box((scheduler.waiting(), scheduler.running(), scheduler.reserved_blocks()));
+    planned + begun.elapsed()
 }

@@ -40,7 +40,7 @@ impl Lengths {
         let job = |i: u64| {
             at -= draw(seed, 5 * i).ln() / rate;
             let (prompt, output) = (length(self.prompt, seed, 5 * i + 1), length(self.output, seed, 5 * i + 3));
-            Job { at: Duration::from_secs_f64(at), prompt, output, max_tokens: output }
+            Job { at: Duration::from_secs_f64(at), prompt, output, max_tokens: output, priority: 0 }
         };
         (0..count as u64).map(job).collect()
     }

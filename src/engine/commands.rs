@@ -25,6 +25,7 @@ pub struct Pin {
 
 impl Core {
     pub(super) fn take_commands(&mut self) {
+        self.scheduler.set_time(self.now.as_micros() as u64);
         let mut commands = std::mem::take(&mut self.commands);
         self.shared.registry.take_commands(&mut commands);
         for command in commands.drain(..) {
@@ -100,7 +101,7 @@ impl Core {
     }
 
     fn add(&mut self, id: u64, work: Work) {
-        let Work { prompt, max_len, branching, keep, root, mut stream, beams, wanted, .. } = work;
+        let Work { prompt, max_len, branching, priority, keep, root, mut stream, beams, wanted, .. } = work;
         let prompt_logits = stream.rules.params.prompt_logprobs.is_some();
         let echoed = stream.rules.params.echo.then(|| stream.echo(&prompt, self.shared.text.as_deref())).transpose();
         let begun = echoed.and_then(|echoed| {
@@ -109,7 +110,7 @@ impl Core {
                 self.beams.insert(id, *beams);
             }
             self.watch(id, stream.deadline)?;
-            self.scheduler.add(Arrival { id, prompt, max_len, branching, keep, prompt_logits, root })?;
+            self.scheduler.add(Arrival { id, prompt, max_len, branching, priority, keep, prompt_logits, root })?;
             Ok(echoed.flatten())
         });
         match begun {

@@ -372,8 +372,7 @@ impl Core {
     fn report(&mut self, plan: &StepPlan) -> StepReport {
         let mut report = StepReport { sequences: plan.parts.len() as u64, paused: self.scheduler.paused() as u64, ..StepReport::default() };
         for part in &plan.parts {
-            let decodes = part.rows == 1 && part.generated > 0;
-            *if decodes { &mut report.decode_tokens } else { &mut report.prefill_tokens } += part.rows as u64;
+            *if part.decodes() { &mut report.decode_tokens } else { &mut report.prefill_tokens } += part.rows as u64;
         }
         self.counts.steps += 1;
         self.counts.prompt_tokens += report.prefill_tokens;
@@ -383,7 +382,7 @@ impl Core {
 
     fn stats(&self) -> Stats {
         let blocks = self.scheduler.blocks();
-        let slots = blocks.used_blocks() * blocks.block_size();
+        let slots = (blocks.used_blocks() + self.scheduler.reserved_blocks()) * blocks.block_size();
         let prefix = self.scheduler.prefix();
         Stats {
             waiting: self.scheduler.waiting() as u64,

@@ -51,7 +51,7 @@ use crate::error::{Error, Result};
 use crate::kv::{BlockManager, blocks_for};
 use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles};
 use crate::options::{EngineOptions, Isa, Preemption};
-use crate::sched::{Scheduler, SchedulerOptions};
+use crate::sched::{Policies, Scheduler, SchedulerOptions};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
 
@@ -105,7 +105,7 @@ pub struct Stats {
     /// Kept for reuse, and given away when they are needed.
     pub blocks_cached: u64,
     pub blocks_free: u64,
-    /// Share of the used blocks' slots that hold a token's K and V; 1 while none is used.
+    /// Share of the slots of the blocks in use, or set aside for those that run, that hold a token's K and V; 1 while there are none.
     pub slot_utilization: f64,
     pub steps: u64,
     /// Steps that could not be computed and were tried again, in part or as a whole.
@@ -225,7 +225,7 @@ impl Engine {
         let own = || Arena::new(blocks as u64 * block_bytes, most_blocks as u64 * block_bytes);
         let lease = Arc::new(options.arena.clone().map_or_else(own, Ok)?.join(block_bytes, blocks_for(max_model_len, block_size) as u64)?);
         let blocks = BlockManager::new(most_blocks, block_size, options.prefix_cache)?.with_host(swap_blocks)?;
-        let scheduler = Scheduler::new(scheduler_options, blocks)?;
+        let scheduler = Scheduler::with_policies(scheduler_options, blocks, Policies::new(&options.policies))?;
         let shared = Shared {
             text: text.map(Arc::new),
             registry: Arc::new(Registry::new(QueueLimits::of(options))),

@@ -11,7 +11,7 @@ use crate::arena::Promise;
 use crate::decode::Rules;
 use crate::error::{Error, Result};
 use crate::kv::{Chain, blocks_for};
-use crate::options::{BeamParams, Dry, OutputKind, SamplingParams};
+use crate::options::{BeamParams, Dry, MOST_PRIORITY, OutputKind, SamplingParams};
 use crate::sched::Branching;
 
 /// What a request asks for.
@@ -25,6 +25,8 @@ pub struct Request {
     pub best_of: Option<u32>,
     /// Search for the most probable continuations instead of sampling.
     pub beam: Option<BeamParams>,
+    /// Where the engine's order goes by priority: the higher comes first. -100 to 100.
+    pub priority: i32,
     /// Its sequences stay when they end, and can be resumed.
     pub keep: bool,
     /// Keep only so many of the prompt's last tokens.
@@ -57,6 +59,7 @@ impl Request {
             n: 1,
             best_of: None,
             beam: None,
+            priority: 0,
             keep: false,
             truncate_prompt_tokens: None,
             salt: Vec::new(),
@@ -79,6 +82,7 @@ pub struct Work {
     pub prompt: Vec<u32>,
     pub max_len: usize,
     pub branching: Branching,
+    pub priority: i32,
     pub keep: bool,
     pub root: Chain,
     /// Results that the host waits for.
@@ -102,7 +106,7 @@ impl Engine {
         let beams = request.beam.as_ref().map(|params| self.beams(params, request.n, &request.sampling, max_len - prompt.len()));
         let beams = beams.transpose()?.map(Box::new);
         let root = Chain::root(&self.info.fingerprint, &request.salt);
-        let (keep, wanted) = (request.keep, request.n as usize);
+        let (keep, priority, wanted) = (request.keep, request.priority, request.n as usize);
         let mut sampling = request.sampling;
         let ranked = request.best_of.is_some_and(|samples| samples > request.n);
         if ranked {
@@ -115,7 +119,7 @@ impl Engine {
             let mut stream = Stream::new(id, turn, &prompt)?;
             stream.branches = if beams.is_some() { 1 } else { branching.width() };
             stream.ranked = ranked;
-            Ok(Work { prompt, max_len, branching, keep, root, wanted, stream, beams, promise })
+            Ok(Work { prompt, max_len, branching, priority, keep, root, wanted, stream, beams, promise })
         })
     }
 
@@ -124,6 +128,7 @@ impl Engine {
         self.check()?;
         self.check_queue(queue)?;
         self.check_sampling(&request.sampling)?;
+        check_priority(request.priority)?;
         let branching = self.branching(request)?;
         let prompt = std::mem::replace(&mut request.prompt, Prompt::Tokens(Vec::new()));
         let prompt = self.prompt_tokens(prompt, request.add_special, request.truncate_prompt_tokens)?;
@@ -323,6 +328,15 @@ impl Engine {
 /// Stream `i` of one seed: the first draws the seed's own numbers.
 pub fn branch_seed(seed: u64, i: usize) -> u64 {
     seed.wrapping_add((i as u64).wrapping_mul(0xA076_1D64_78BD_642F))
+}
+
+fn check_priority(priority: i32) -> Result<()> {
+    match (-MOST_PRIORITY..=MOST_PRIORITY).contains(&priority) {
+        true => Ok(()),
+        false => {
+            Err(Error::invalid(format!("priority is {priority}: it must be from -{MOST_PRIORITY} to {MOST_PRIORITY}, the higher first")))
+        }
+    }
 }
 
 fn no_sampling_with_beams(request: &Request) -> Result<()> {

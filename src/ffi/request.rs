@@ -152,6 +152,10 @@ pub struct pllm_request {
     /// Milliseconds from now, after which it ends with PLLM_FINISH_DEADLINE and what it has by then, wherever it is. 0 (default):
     /// none. A negative one has passed: PLLM_E_INVALID_ARGUMENT.
     pub deadline_ms: i64,
+    /// Where the engine's order is PLLM_ORDER_PRIORITY: the higher comes first. -100 to 100, default 0. Forks have their parent's.
+    pub priority: i32,
+    /// Must be 0.
+    pub reserved2: u32,
 }
 
 // SAFETY: repr(C), the u32 fields fill whole words, integers, pointers and a nullable function only.
@@ -180,6 +184,8 @@ unsafe impl Versioned for pllm_request {
             logits_hook: None,
             hook_data: null_mut(),
             deadline_ms: 0,
+            priority: 0,
+            reserved2: 0,
         }
     }
 }
@@ -193,6 +199,7 @@ impl pllm_request {
         known_flags("text flags", c.text_flags, PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL)?;
         known_flags("request flags", c.flags, PLLM_REQUEST_KEEP)?;
         known_flags("reserved", c.reserved, 0)?;
+        known_flags("reserved2", c.reserved2, 0)?;
         // SAFETY: the caller's contract, for all that it points to.
         let request = unsafe {
             Request {
@@ -201,6 +208,7 @@ impl pllm_request {
                 n: c.n,
                 best_of: (c.best_of > 0).then_some(c.best_of),
                 beam: pllm_beam::to_beam(c.beam)?,
+                priority: c.priority,
                 keep: c.flags & PLLM_REQUEST_KEEP != 0,
                 truncate_prompt_tokens: some(c.truncate_prompt_tokens),
                 salt: try_copy(slice("cache_salt", c.cache_salt, c.cache_salt_len)?)?,

@@ -1,11 +1,12 @@
 use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
+use std::time::Duration;
 
 use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, start, string};
 use super::pllm_arena;
 use crate::engine::{Admission, MemoryPlan, ModelInfo, Stats, StepReport};
 use crate::error::{Error, Result};
-use crate::options::{EngineOptions, Isa, KvDtype, Preemption};
+use crate::options::{AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, Preemption};
 
 /// Let the library choose.
 pub const PLLM_DTYPE_AUTO: u32 = 0;
@@ -31,6 +32,31 @@ pub const PLLM_PREEMPTION_RECOMPUTE: u32 = 0;
 pub const PLLM_PREEMPTION_SWAP: u32 = 1;
 /// Whichever costs less, by what moving and computing have cost so far.
 pub const PLLM_PREEMPTION_AUTO: u32 = 2;
+
+/// First come, first served.
+pub const PLLM_ORDER_FIRST_COME: u32 = 0;
+/// The higher priority of pllm_request first; it may take the place, and the blocks, of what runs. Who has waited for ageing_ms comes
+/// before those one level above that come then, so that nobody waits for ever.
+pub const PLLM_ORDER_PRIORITY: u32 = 1;
+/// Whoever is likely to generate the fewest tokens first: as many as those before that were allowed about as many. Who has waited
+/// for ageing_ms comes before those that come then with a hundred tokens less.
+pub const PLLM_ORDER_SHORTEST_PREDICTED: u32 = 2;
+
+/// Prompts, in chunks, and decodes together, in the order of the requests.
+pub const PLLM_BATCHING_MIXED: u32 = 0;
+/// Prompts alone while there are any, then decodes alone: first tokens come soon. When prefill_budget prompt tokens have held the
+/// decodes up, they get a step in between.
+pub const PLLM_BATCHING_PREFILL_FIRST: u32 = 1;
+/// Every decode in every step, beside at most prefill_budget prompt tokens: bounds the time between two tokens.
+pub const PLLM_BATCHING_DECODE_FIRST: u32 = 2;
+/// Nobody joins until all that run have ended. To compare with.
+pub const PLLM_BATCHING_STATIC: u32 = 3;
+
+/// For those that it has: blocks are taken as it grows. Where the pool is full, whoever comes last is preempted.
+pub const PLLM_ALLOCATION_ON_DEMAND: u32 = 0;
+/// For all that it may come to have, so that nobody is preempted because somebody grows. (What is forked or appended while it runs
+/// was not foreseen.)
+pub const PLLM_ALLOCATION_MAX_TOKENS: u32 = 1;
 
 /// How an engine is made. Fill it with pllm_engine_options_init first. The strings need to live only during the call.
 #[repr(C)]
@@ -96,8 +122,17 @@ pub struct pllm_engine_options {
     pub swap_path_len: u64,
     /// PLLM_PREEMPTION_*: the default is to recompute. The others need swap_bytes.
     pub preemption: u32,
-    /// Must be 0.
-    pub reserved2: u32,
+    /// Who comes first: PLLM_ORDER_*.
+    pub order: u32,
+    /// Milliseconds, for the orders that have a use for it. 0 (default): 10,000. The more, the longer who stands behind has to wait.
+    pub ageing_ms: u32,
+    /// What a step is made of: PLLM_BATCHING_*.
+    pub batching: u32,
+    /// Prompt tokens, for the two batchings that have a use for it. 0 (default): 256 for PLLM_BATCHING_DECODE_FIRST, 2048 for
+    /// PLLM_BATCHING_PREFILL_FIRST.
+    pub prefill_budget: u32,
+    /// For how many of its tokens a request needs room before it begins: PLLM_ALLOCATION_*.
+    pub allocation: u32,
 }
 
 /// Told how many bytes of weights have been read, of how many in all, on the thread that creates the engine. Any other
@@ -139,7 +174,11 @@ unsafe impl Versioned for pllm_engine_options {
             swap_path: null(),
             swap_path_len: PLLM_NUL_TERMINATED,
             preemption: PLLM_PREEMPTION_RECOMPUTE,
-            reserved2: 0,
+            order: PLLM_ORDER_FIRST_COME,
+            ageing_ms: 0,
+            batching: PLLM_BATCHING_MIXED,
+            prefill_budget: 0,
+            allocation: PLLM_ALLOCATION_ON_DEMAND,
         }
     }
 }
@@ -159,7 +198,6 @@ impl pllm_engine_options {
         let device = if c.device.is_null() { "cpu" } else { unsafe { string("device", c.device, c.device_len) }? };
         known_flags("flags", c.flags, PLLM_ENGINE_SKIP_TOKENIZER | PLLM_ENGINE_NO_PREFIX_CACHE)?;
         known_flags("reserved", c.reserved, 0)?;
-        known_flags("reserved2", c.reserved2, 0)?;
         // SAFETY: the caller's contract.
         let swap_path = if c.swap_path.is_null() { None } else { Some(unsafe { string("swap_path", c.swap_path, c.swap_path_len) }?) };
         Ok(EngineOptions {
@@ -190,6 +228,7 @@ impl pllm_engine_options {
             preemption: preemption(c.preemption)?,
             swap_bytes: c.swap_bytes,
             swap_dir: swap_path.map(Into::into),
+            policies: policies(&c)?,
         })
     }
 
@@ -247,6 +286,31 @@ fn isa(value: u32) -> Result<Option<Isa>> {
         PLLM_ISA_AVX512 => Ok(Some(Isa::Avx512)),
         other => Err(Error::invalid(format!("isa is {other}: it must be one of PLLM_ISA_*"))),
     }
+}
+
+fn policies(c: &pllm_engine_options) -> Result<Policies> {
+    let ageing = some(c.ageing_ms).map_or(Policies::DEFAULT_AGEING, |ms| Duration::from_millis(ms as u64));
+    let rows = some(c.prefill_budget);
+    Ok(Policies {
+        order: match c.order {
+            PLLM_ORDER_FIRST_COME => OrderPolicy::FirstCome,
+            PLLM_ORDER_PRIORITY => OrderPolicy::Priority { ageing },
+            PLLM_ORDER_SHORTEST_PREDICTED => OrderPolicy::ShortestPredicted { ageing },
+            other => return Err(Error::invalid(format!("order is {other}: it must be one of PLLM_ORDER_*"))),
+        },
+        batching: match c.batching {
+            PLLM_BATCHING_MIXED => BatchingPolicy::Mixed,
+            PLLM_BATCHING_PREFILL_FIRST => BatchingPolicy::PrefillFirst { threshold: rows.unwrap_or(Policies::DEFAULT_PREFILL_THRESHOLD) },
+            PLLM_BATCHING_DECODE_FIRST => BatchingPolicy::DecodeFirst { budget: rows.unwrap_or(Policies::DEFAULT_PREFILL_BUDGET) },
+            PLLM_BATCHING_STATIC => BatchingPolicy::Static,
+            other => return Err(Error::invalid(format!("batching is {other}: it must be one of PLLM_BATCHING_*"))),
+        },
+        allocation: match c.allocation {
+            PLLM_ALLOCATION_ON_DEMAND => AllocationPolicy::OnDemand,
+            PLLM_ALLOCATION_MAX_TOKENS => AllocationPolicy::MaxTokens,
+            other => return Err(Error::invalid(format!("allocation is {other}: it must be one of PLLM_ALLOCATION_*"))),
+        },
+    })
 }
 
 /// Where the bytes go, known before any are taken. Set struct_size before the call.
@@ -461,7 +525,7 @@ pub struct pllm_stats {
     /// Blocks that nobody uses and that the prefix cache still finds; given away when they are needed.
     pub blocks_cached: u64,
     pub blocks_free: u64,
-    /// Share of the used blocks' slots that hold a token's K and V; 1 while none is used.
+    /// Share of the slots of the blocks in use, or set aside for those that run, that hold a token's K and V; 1 while there are none.
     pub slot_utilization: f64,
     pub steps: u64,
     /// Prompt tokens computed; those computed again after a preemption count again.

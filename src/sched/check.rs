@@ -25,10 +25,10 @@ impl Scheduler {
         let mut known: Vec<GroupId> = self.groups.keys().copied().collect();
         known.sort_unstable();
         assert_eq!(queued, known, "every group is in exactly one queue");
-        assert!(self.running.is_sorted() && self.waiting.iter().is_sorted() && self.paused.is_sorted(), "queues are ordered by age");
-        if let (Some(oldest), Some(youngest)) = (self.waiting.front(), self.running.last()) {
-            assert!(oldest > youngest, "nobody waits for a younger one");
-        }
+        assert!(self.running.is_sorted() && self.paused.is_sorted(), "queues are ordered by age");
+        let waits = |id: &GroupId| !self.running.contains(id);
+        let members: usize = self.groups.values().filter(|group| waits(&group.id)).map(|group| group.members.len()).sum();
+        assert_eq!(self.waiting(), members, "whoever is in a group that does not run is counted as waiting");
         assert!(self.width() <= self.options.max_seqs, "every running sequence has its row");
     }
 

@@ -1,6 +1,6 @@
 //! What a step that ran, or failed, has changed.
 
-use super::{Branching, Choice, Event, Part, Scheduler, Sequence, StepPlan};
+use super::{Branching, Choice, Event, FinishReason, Part, Scheduler, Sequence, StepPlan};
 use crate::error::Error;
 
 impl Scheduler {
@@ -8,13 +8,19 @@ impl Scheduler {
     pub fn commit(&mut self, plan: StepPlan, choices: &[Choice], events: &mut Vec<Event>) {
         events.clear();
         self.blocks.settle(&plan.batch.copies);
+        let decodes = plan.parts.iter().filter(|part| part.decodes()).count();
+        self.policies.batching.ran(plan.batch.rows() - decodes, decodes);
         plan.parts.iter().for_each(|part| self.advance(part));
         self.fork_chosen(choices, events);
         self.drop_beams(&plan, choices, events);
         for (choice, Choice { child, verdict, .. }) in choices.iter().enumerate() {
             let Some(sequence) = self.sequences.get_mut(child) else { continue };
             let finish = sequence.apply(*verdict);
-            if finish.is_some() {
+            if let Some(why) = finish {
+                if matches!(why, FinishReason::Stop | FinishReason::Length) {
+                    let most = sequence.max_len.saturating_sub(sequence.tokens.len()) + sequence.generated;
+                    self.policies.order.learn(most, sequence.generated);
+                }
                 self.end(*child);
             }
             events.push(Event::Advanced { choice, finish });
@@ -46,7 +52,8 @@ impl Scheduler {
             }
         }
         self.blocks.slide(&mut sequence.table, first);
-        if sequence.group.is_some_and(|group| self.groups[&group].branching == Branching::Pin) && sequence.pending() == 0 {
+        // A pin: it has come to its end and chooses nothing.
+        if !part.samples && sequence.pending() == 0 {
             let group = sequence.group.take();
             self.leave(part.seq, group);
         }
@@ -82,6 +89,9 @@ impl Scheduler {
 
     /// Beams that were sampled and that no choice goes on with.
     fn drop_beams(&mut self, plan: &StepPlan, choices: &[Choice], events: &mut Vec<Event>) {
+        if !plan.has_beams {
+            return;
+        }
         for part in plan.sampled() {
             let group = self.sequences.get(&part.seq).and_then(|sequence| sequence.group);
             let beams = group.is_some_and(|group| matches!(self.groups[&group].branching, Branching::Beams(_)));

@@ -1,7 +1,33 @@
+use std::hash::{Hash, Hasher};
+
 use super::sequence::SeqId;
 
-/// In the order in which they came: a larger one is younger.
-pub type GroupId = u64;
+/// Which group, and where it stands: the smaller one comes first. In the default order that is who came first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GroupId {
+    rank: u64,
+    number: u64,
+}
+
+impl GroupId {
+    /// After all there can be.
+    pub const MAX: GroupId = GroupId { rank: u64::MAX, number: u64::MAX };
+
+    pub fn new(rank: u64, number: u64) -> GroupId {
+        GroupId { rank, number }
+    }
+
+    /// The last one is the smallest.
+    pub fn reversed(self) -> (u64, u64) {
+        (u64::MAX - self.rank, u64::MAX - self.number)
+    }
+}
+
+impl Hash for GroupId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.number); // each has its own
+    }
+}
 
 /// Into how many sequences a request branches at its first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +58,8 @@ pub struct Group {
     pub id: GroupId,
     pub branching: Branching,
     pub members: Vec<SeqId>,
+    /// It has run, if only to wait again.
+    pub begun: bool,
 }
 
 impl Group {

@@ -1,6 +1,6 @@
 //! What the host asks for, between steps.
 
-use super::{Branching, Group, GroupId, Scheduler, SeqId, Sequence, unknown};
+use super::{Branching, Claim, Group, GroupId, Scheduler, SeqId, Sequence, unknown};
 use crate::error::{Error, Result};
 use crate::kv::{BlockId, Chain, blocks_for};
 
@@ -12,6 +12,8 @@ pub struct Arrival {
     /// The length at which it ends, prompt included.
     pub max_len: usize,
     pub branching: Branching,
+    /// For orders that go by it; the higher comes first.
+    pub priority: i32,
     /// Its sequences stay, idle, when they end.
     pub keep: bool,
     /// Logits are wanted of every row of the prompt.
@@ -23,11 +25,11 @@ pub struct Arrival {
 impl Scheduler {
     /// Takes a request. Its first sequence has its id; those it branches into have the next ones.
     pub fn add(&mut self, arrival: Arrival) -> Result<()> {
-        let Arrival { id, prompt, max_len, branching, keep, prompt_logits, root } = arrival;
+        let Arrival { id, prompt, max_len, branching, priority, keep, prompt_logits, root } = arrival;
         let most_blocks = blocks_for(max_len, self.blocks.block_size());
         assert!(most_blocks <= self.blocks.total(), "the engine refuses what can never fit");
         let mut sequence = Sequence::new(id, prompt, max_len, root, self.blocks.block_size())?;
-        sequence.keep = keep;
+        (sequence.keep, sequence.priority) = (keep, priority);
         sequence.logits_from = prompt_logits.then_some(0);
         self.reserve(1, max_len)?;
         self.sequences.insert(id, sequence);
@@ -43,24 +45,29 @@ impl Scheduler {
         let most = self.sequences.len() + more;
         self.sequences.try_reserve(more)?;
         self.groups.try_reserve(more)?;
-        self.waiting.try_reserve(most.saturating_sub(self.waiting.len()))?;
         self.paused.try_reserve(most.saturating_sub(self.paused.len()))?;
         self.pins.try_reserve(most.saturating_sub(self.pins.len()))?;
         Ok(self.idle.try_reserve(most.saturating_sub(self.idle.len()))?)
     }
 
-    /// A new youngest group of one.
+    /// A new group of one, which comes now.
     pub(super) fn enqueue(&mut self, id: SeqId, branching: Branching) -> Result<()> {
         let mut members = Vec::new();
         members.try_reserve_exact(branching.width())?;
         members.push(id);
         self.wake(id);
         self.last_group += 1;
-        self.get_mut(id)?.group = Some(self.last_group);
-        self.groups.insert(self.last_group, Group { id: self.last_group, branching, members });
-        self.waiting.push_back(self.last_group);
+        let group = GroupId::new(self.policies.order.rank(&self.claim(id)?), self.last_group);
+        self.get_mut(id)?.group = Some(group);
+        self.groups.insert(group, Group { id: group, branching, members, begun: false });
+        self.waiting.insert(group);
         self.rest(id);
         Ok(())
+    }
+
+    fn claim(&self, id: SeqId) -> Result<Claim> {
+        let sequence = self.get(id)?;
+        Ok(Claim { at: self.now, priority: sequence.priority, most: sequence.max_len.saturating_sub(sequence.tokens.len()) })
     }
 
     /// `child` shares the first `len` tokens of `parent` (None: all) and their blocks. It runs where the parent does, unless `idle`.
@@ -215,10 +222,12 @@ impl Scheduler {
         if group.members.is_empty() {
             let id = group.id;
             self.groups.remove(&id);
-            self.running.retain(|&other| other != id);
-            self.paused.retain(|&other| other != id);
-            if let Ok(place) = self.waiting.binary_search(&id) {
-                self.waiting.remove(place);
+            if let Ok(place) = self.running.binary_search(&id) {
+                self.running.remove(place);
+            } else if let Ok(place) = self.paused.binary_search(&id) {
+                self.paused.remove(place);
+            } else {
+                self.waiting.remove(&id);
             }
         }
     }
@@ -227,7 +236,7 @@ impl Scheduler {
     /// on otherwise, pins of the lowest priority give way.
     pub fn pin(&mut self, id: SeqId, prompt: Vec<u32>, priority: u32, root: Chain) -> Result<()> {
         let max_len = prompt.len();
-        self.add(Arrival { id, prompt, max_len, branching: Branching::Pin, keep: false, prompt_logits: false, root })?;
+        self.add(Arrival { id, prompt, max_len, branching: Branching::Pin, priority: 0, keep: false, prompt_logits: false, root })?;
         let place = self.pins.partition_point(|&(other, _)| other <= priority);
         self.pins.insert(place, (priority, id));
         Ok(())

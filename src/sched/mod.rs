@@ -4,7 +4,9 @@ mod check;
 mod commit;
 mod group;
 mod host;
+mod ids;
 mod plan;
+mod policy;
 mod queues;
 mod resize;
 mod resting;
@@ -13,12 +15,15 @@ mod sequence;
 mod swapping;
 mod turns;
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet};
 
 use group::Group;
 pub use group::{Branching, GroupId};
 pub use host::Arrival;
+pub use ids::IdMap;
 pub use plan::{Choice, Event, FinishReason, Part, StepPlan, Verdict};
+use policy::Portion;
+pub use policy::{Allocation, Batching, Claim, Order, Policies, Running};
 use resting::{Place, Resting};
 pub use sequence::{SeqId, Sequence};
 pub use swapping::Costs;
@@ -26,7 +31,7 @@ use turns::Turn;
 
 use crate::error::{Error, Result};
 use crate::kv::BlockManager;
-use crate::options::Preemption;
+use crate::options::{self, Preemption};
 
 #[derive(Debug, Clone, Copy)]
 pub struct SchedulerOptions {
@@ -39,8 +44,9 @@ pub struct SchedulerOptions {
     pub preemption: Preemption,
 }
 
-/// First come, first served, one iteration at a time. The unit is the group: a request's sequences. The oldest group can
-/// always go on: it may take the blocks of every younger one, and none is admitted that alone would not fit the pool.
+/// One iteration at a time. The unit is the group: a request's sequences. Groups stand in an order, by default that in which
+/// they came; where a comment calls one older or younger than another, it comes before or after it in this order. The oldest group
+/// can always go on: it may take the blocks of every younger one, and none is admitted that alone would not fit the pool.
 ///
 /// A group whose reader is behind is not ready. It pauses: it leaves the running and keeps its blocks until somebody
 /// needs them, so that it holds up nobody. When it is ready again it goes before whoever is younger.
@@ -51,12 +57,14 @@ pub struct SchedulerOptions {
 pub struct Scheduler {
     options: SchedulerOptions,
     blocks: BlockManager,
-    sequences: HashMap<SeqId, Sequence>,
-    groups: HashMap<GroupId, Group>,
-    last_group: GroupId,
-    waiting: VecDeque<GroupId>, // by age, younger than all that run
-    running: Vec<GroupId>,      // by age
-    paused: Vec<GroupId>,       // by age
+    policies: Policies,
+    sequences: IdMap<SeqId, Sequence>,
+    groups: IdMap<GroupId, Group>,
+    last_group: u64,
+    now: u64, // in microseconds: when what comes now has come
+    waiting: BTreeSet<GroupId>,
+    running: Vec<GroupId>, // the oldest first
+    paused: Vec<GroupId>,  // the oldest first
     idle: HashSet<SeqId>,
     last_idle: u64,          // counts those that became idle
     resting: Resting,        // in groups that do not run
@@ -70,6 +78,8 @@ pub struct Scheduler {
     prefix: PrefixCounts,
     spare: StepPlan, // the last plan's buffers
     turns: Vec<Turn>,
+    /// What the step that is being planned may still hold.
+    portion: Portion,
 }
 
 /// Tokens that were looked for in the prefix index, and those that were there.
@@ -87,7 +97,12 @@ impl PrefixCounts {
 }
 
 impl Scheduler {
+    /// With the default policies.
     pub fn new(options: SchedulerOptions, blocks: BlockManager) -> Result<Scheduler> {
+        Scheduler::with_policies(options, blocks, Policies::new(&options::Policies::default()))
+    }
+
+    pub fn with_policies(options: SchedulerOptions, blocks: BlockManager, policies: Policies) -> Result<Scheduler> {
         let mut spare = StepPlan::default();
         spare.batch.reserve(options.max_batch_tokens, options.max_seqs, blocks.total())?;
         spare.parts.try_reserve(options.max_seqs)?;
@@ -97,10 +112,12 @@ impl Scheduler {
         Ok(Scheduler {
             options,
             blocks,
-            sequences: HashMap::new(),
-            groups: HashMap::new(),
+            policies,
+            sequences: IdMap::default(),
+            groups: IdMap::default(),
             last_group: 0,
-            waiting: VecDeque::new(),
+            now: 0,
+            waiting: BTreeSet::new(),
             running,
             paused: Vec::new(),
             idle: HashSet::new(),
@@ -116,6 +133,7 @@ impl Scheduler {
             prefix: PrefixCounts::default(),
             spare,
             turns,
+            portion: Portion::WHATEVER,
         })
     }
 
@@ -135,7 +153,9 @@ impl Scheduler {
 
     /// Sequences in groups that do not run, the paused ones included.
     pub fn waiting(&self) -> usize {
-        self.count(self.waiting.iter().chain(&self.paused))
+        // All the others. Nobody counts those that wait: they may be many.
+        let pinned = self.pins.iter().filter(|(_, seq)| self.sequences[seq].group.is_none()).count();
+        self.sequences.len() - self.idle.len() - pinned - self.running()
     }
 
     pub fn running(&self) -> usize {
@@ -173,6 +193,16 @@ impl Scheduler {
 
     pub fn idle(&self) -> usize {
         self.idle.len()
+    }
+
+    /// Blocks that are set aside for those that run, though nothing is in them yet.
+    pub fn reserved_blocks(&self) -> usize {
+        self.policies.allocation.reserved(&mut self.running.iter().map(|&id| self.needed(id)))
+    }
+
+    /// What comes from now on has come at this time, in microseconds.
+    pub fn set_time(&mut self, now: u64) {
+        self.now = now;
     }
 
     pub fn preemptions(&self) -> u64 {

@@ -24,6 +24,8 @@ pub enum FinishReason {
 pub struct StepPlan {
     pub batch: Batch,
     pub parts: Vec<Part>,
+    /// Some of the parts are beams: those that no choice goes on with are dropped.
+    pub has_beams: bool,
 }
 
 /// One sequence's share of a plan.
@@ -43,10 +45,18 @@ pub struct Part {
     pub begins: bool,
 }
 
+impl Part {
+    /// One row, of a sequence that has begun to choose tokens.
+    pub fn decodes(&self) -> bool {
+        self.rows == 1 && self.generated > 0
+    }
+}
+
 impl StepPlan {
     pub fn clear(&mut self) {
         self.batch.clear();
         self.parts.clear();
+        self.has_beams = false;
     }
 
     /// Appends the tokens of `sequence` at `positions`; `samples`: the logits of the last one choose the next token.

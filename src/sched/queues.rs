@@ -1,9 +1,7 @@
 //! Who runs: the older before the younger, and whoever is ready.
 
-use super::{GroupId, Scheduler, SeqId, Sequence, StepPlan};
-
-/// Blocks that admission leaves free, so that those already running need not preempt at once: 1 in 100.
-const WATERMARK_PARTS: usize = 100;
+use super::{Group, GroupId, Portion, Running, Scheduler, SeqId, Sequence, StepPlan};
+use crate::kv::blocks_for;
 
 impl Scheduler {
     /// Reserves blocks and writes the next step down; None when there is nothing to do. `ready` is asked about a group's
@@ -13,14 +11,19 @@ impl Scheduler {
         plan.clear();
         let before = self.preemptions;
         self.pause_and_resume(&ready);
-        self.let_the_older_in(&ready);
-        self.plan_running(&mut plan);
-        self.admit(&mut plan, &ready, before);
-        if plan.parts.is_empty() {
-            self.spare = plan;
-            return None;
+        for portion in [self.policies.batching.portion(Running(self)), Portion::WHATEVER] {
+            self.portion = portion;
+            self.let_the_older_in(&ready);
+            self.plan_running(&mut plan);
+            if self.preemptions == before {
+                self.admit(&mut plan, &ready);
+            }
+            if !plan.parts.is_empty() {
+                return Some(plan);
+            }
         }
-        Some(plan)
+        self.spare = plan;
+        None
     }
 
     pub(super) fn is_ready(&self, id: GroupId, ready: &impl Fn(SeqId) -> bool) -> bool {
@@ -28,16 +31,15 @@ impl Scheduler {
     }
 
     fn pause_and_resume(&mut self, ready: &impl Fn(SeqId) -> bool) {
-        let mut next = 0;
-        while next < self.paused.len() {
-            match self.is_ready(self.paused[next], ready) {
-                true => {
-                    let id = self.paused.remove(next);
-                    self.wait(id);
-                }
-                false => next += 1,
+        let mut paused = std::mem::take(&mut self.paused);
+        paused.retain(|&id| {
+            let ready = self.is_ready(id, ready);
+            if ready {
+                self.wait(id);
             }
-        }
+            !ready
+        });
+        self.paused = paused;
         let mut next = 0;
         while next < self.running.len() {
             match self.is_ready(self.running[next], ready) {
@@ -57,17 +59,34 @@ impl Scheduler {
     }
 
     pub(super) fn wait(&mut self, id: GroupId) {
-        let place = self.waiting.partition_point(|&other| other < id);
-        self.waiting.insert(place, id);
+        self.waiting.insert(id);
         self.rest_all(id);
     }
 
     fn run(&mut self, id: GroupId) -> usize {
         let place = self.running.partition_point(|&other| other < id);
         self.running.insert(place, id);
+        self.groups.get_mut(&id).expect("a running group is known").begun = true;
         self.wake_all(id);
         self.find_prefixes(id);
         place
+    }
+
+    /// The first of the waiting that is ready; those before it pause.
+    fn first_waiting(&mut self, ready: &impl Fn(SeqId) -> bool) -> Option<GroupId> {
+        while let Some(&id) = self.waiting.first() {
+            if self.is_ready(id, ready) {
+                return Some(id);
+            }
+            self.waiting.pop_first();
+            self.pause(id);
+        }
+        None
+    }
+
+    /// Whether the step may begin with it, or go on.
+    fn may_join(&self, id: GroupId) -> bool {
+        self.portion.newcomers || self.groups[&id].begun
     }
 
     /// Members take the blocks that the prefix index still has of what they have not computed.
@@ -89,23 +108,44 @@ impl Scheduler {
         }
     }
 
-    /// Who paused and is ready again takes the place of younger ones, which keep their blocks while they wait.
+    /// Whoever is older than some that run takes the place of the youngest, which keep their blocks while they wait.
     fn let_the_older_in(&mut self, ready: &impl Fn(SeqId) -> bool) {
-        while let (Some(&oldest), Some(&youngest)) = (self.waiting.front(), self.running.last()) {
-            if oldest > youngest {
+        while let (Some(&oldest), Some(&youngest)) = (self.waiting.first(), self.running.last()) {
+            if oldest > youngest || !self.may_join(oldest) {
                 return;
             }
-            self.waiting.pop_front();
             if !self.is_ready(oldest, ready) {
+                self.waiting.pop_first();
                 self.pause(oldest);
                 continue;
             }
-            while self.width() + self.groups[&oldest].width() > self.options.max_seqs {
-                let Some(youngest) = self.running.pop() else { break };
+            let Some(stay) = self.step_aside(oldest) else { return };
+            self.waiting.pop_first();
+            while self.running.len() > stay {
+                let youngest = self.running.pop().expect("it is one of several");
                 self.wait(youngest);
             }
             self.run(oldest);
         }
+    }
+
+    /// Lets as many of the youngest rest as it takes for the group to fit beside the others, and says how many these are. None: it
+    /// would not fit beside those that are older.
+    fn step_aside(&mut self, id: GroupId) -> Option<usize> {
+        let mut stay = self.running.len();
+        let (mut width, mut promised) = (self.width(), self.promised());
+        while width + self.groups[&id].width() > self.options.max_seqs || !self.fits(id, stay, promised) {
+            if stay == 0 || self.running[stay - 1] < id {
+                (stay..self.running.len()).for_each(|place| self.wake_all(self.running[place]));
+                return None;
+            }
+            stay -= 1;
+            let youngest = self.running[stay];
+            width -= self.groups[&youngest].width();
+            promised -= self.needed(youngest);
+            self.rest_all(youngest);
+        }
+        Some(stay)
     }
 
     /// Rows that the running may come to need in one step.
@@ -115,44 +155,45 @@ impl Scheduler {
 
     fn plan_running(&mut self, plan: &mut StepPlan) {
         let mut next = 0;
-        while next < self.running.len() {
-            if !self.plan_group(next, plan) {
-                return;
-            }
+        while next < self.running.len() && plan.batch.rows() < self.options.max_batch_tokens {
+            self.plan_group(next, plan);
             next += 1;
         }
     }
 
-    /// Until somebody has to give way, more often than the `preemptions` before this step: then nobody comes in.
-    fn admit(&mut self, plan: &mut StepPlan, ready: &impl Fn(SeqId) -> bool, preemptions: u64) {
-        while self.preemptions == preemptions
-            && let Some(&id) = self.waiting.front()
-        {
-            if !self.is_ready(id, ready) {
-                self.waiting.pop_front();
-                self.pause(id);
-                continue;
-            }
-            let places = self.options.max_seqs - self.width();
-            let room = self.options.max_batch_tokens - plan.batch.rows();
-            if self.groups[&id].width() > places || room == 0 || !self.may_enter(id) {
+    fn admit(&mut self, plan: &mut StepPlan, ready: &impl Fn(SeqId) -> bool) {
+        let before = self.preemptions;
+        // What it takes to count these is spent where somebody waits.
+        let Some(first) = self.first_waiting(ready) else { return };
+        let (mut next, mut width) = (Some(first), self.width());
+        let mut promised = None;
+        while let Some(id) = next {
+            width += self.groups[&id].width();
+            if width > self.options.max_seqs || self.prompt_room(plan) == 0 || !self.may_join(id) {
                 return;
             }
-            self.waiting.pop_front();
+            let beside = *promised.get_or_insert_with(|| self.promised());
+            if !self.fits(id, self.running.len(), beside) {
+                return;
+            }
+            self.waiting.pop_first();
             let place = self.run(id);
-            if !self.plan_group(place, plan) {
+            self.plan_group(place, plan);
+            if self.preemptions > before {
                 return;
             }
+            promised = Some(beside + self.needed(id));
+            next = self.first_waiting(ready);
         }
     }
 
-    /// Whether all its tokens would fit above the watermark, beside all those of the running. What those that do not run still
-    /// hold counts as free.
-    fn may_enter(&mut self, id: GroupId) -> bool {
-        if self.running.is_empty() {
+    /// Whether the group has the room that it needs, above the watermark, beside `others` that run and are promised so many blocks.
+    /// What those that do not run still hold counts as free.
+    fn fits(&mut self, id: GroupId, others: usize, promised: usize) -> bool {
+        if others == 0 {
             return true;
         }
-        let needed = self.needed(id) + self.running.iter().map(|&id| self.needed(id)).sum::<usize>() + self.watermark();
+        let needed = self.needed(id) + promised + self.watermark();
         if needed <= self.blocks.available() {
             return true;
         }
@@ -164,14 +205,34 @@ impl Scheduler {
     }
 
     pub(super) fn watermark(&self) -> usize {
-        self.blocks.total().div_ceil(WATERMARK_PARTS)
+        self.policies.allocation.watermark(self.blocks.total())
     }
 
-    /// Blocks that the group takes from the pool until all its tokens are computed.
+    /// Blocks that those that run will take from the pool.
+    fn promised(&self) -> usize {
+        self.running.iter().map(|&id| self.needed(id)).sum()
+    }
+
+    /// Blocks that the group takes from the pool until all the tokens that it needs room for are computed.
     pub(super) fn needed(&self, id: GroupId) -> usize {
-        let members = || self.groups[&id].members.iter().map(|seq| &self.sequences[seq]);
-        let back = self.blocks.needed_back(members().map(|sequence| &sequence.table));
-        let needed = |sequence: &Sequence| self.blocks.needed(&sequence.table, sequence.computed..sequence.tokens.len());
-        back + members().map(needed).sum::<usize>()
+        let Group { branching, members, .. } = &self.groups[&id];
+        let sequences = || members.iter().map(|seq| &self.sequences[seq]);
+        let back = self.blocks.needed_back(sequences().map(|sequence| &sequence.table));
+        let needed = |sequence: &Sequence| {
+            let length = self.policies.allocation.length(sequence.tokens.len(), sequence.max_len);
+            self.blocks.needed(&sequence.table, sequence.computed..length)
+        };
+        let unborn = branching.width().saturating_sub(members.len());
+        back + sequences().map(needed).sum::<usize>() + self.needed_unborn(unborn, members[0])
+    }
+
+    /// Blocks that so many branches will need, which begin where `parent` is: those after the last that they share.
+    fn needed_unborn(&self, branches: usize, parent: SeqId) -> usize {
+        if branches == 0 {
+            return 0;
+        }
+        let (parent, block_size) = (&self.sequences[&parent], self.blocks.block_size());
+        let (len, length) = (parent.tokens.len(), self.policies.allocation.length(parent.tokens.len(), parent.max_len));
+        branches * blocks_for(length, block_size).saturating_sub(len / block_size)
     }
 }

@@ -39,7 +39,7 @@ impl Scheduler {
     /// Blocks that the next step may take from the pool, those of a prompt that waits included.
     pub fn next_need(&self) -> usize {
         let rows = self.options.max_batch_tokens.div_ceil(self.blocks.block_size());
-        let first = self.waiting.front().map_or(0, |&id| self.needed(id));
+        let first = self.waiting.first().map_or(0, |&id| self.needed(id));
         rows.max(first) + self.options.max_seqs + self.watermark()
     }
 }

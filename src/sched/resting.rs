@@ -14,7 +14,7 @@ pub(super) struct Resting {
     sharing: BTreeSet<Place>,
 }
 
-pub(super) type Place = (u64, SeqId);
+pub(super) type Place = ((u64, u64), SeqId);
 
 impl Resting {
     fn insert(&mut self, place: Place) {
@@ -53,7 +53,7 @@ impl Resting {
 impl Sequence {
     /// The longest idle give way first, and of those in a group the youngest.
     pub(super) fn place(&self) -> Place {
-        (self.group.map_or(self.idle_since, |group| GroupId::MAX - group), self.id)
+        (self.group.map_or((self.idle_since, 0), GroupId::reversed), self.id)
     }
 }
 

@@ -12,6 +12,8 @@ pub struct Sequence {
     pub id: SeqId,
     /// None: it is idle, and waits for the host to resume or free it.
     pub group: Option<GroupId>,
+    /// What it brought, or its parent.
+    pub priority: i32,
     /// The larger, the shorter it has been idle.
     pub idle_since: u64,
     pub tokens: Vec<u32>,
@@ -47,6 +49,7 @@ impl Sequence {
         let mut sequence = Sequence {
             id,
             group: None,
+            priority: 0,
             idle_since: 0,
             tokens: prompt,
             generated: 0,
@@ -83,6 +86,7 @@ impl Sequence {
         child.chains.extend_from_slice(&self.chains[..self.chains.len().min(len / block_size)]);
         child.generated = self.generated.saturating_sub(self.tokens.len() - len);
         child.keep = self.keep;
+        child.priority = self.priority;
         child.logits_from = self.logits_from.map(|from| from.min(len));
         child.appended.try_reserve_exact(self.appended.len())?;
         child.appended.extend_from_slice(&self.appended);

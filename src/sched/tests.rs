@@ -12,7 +12,7 @@ fn add(scheduler: &mut Scheduler, id: SeqId, prompt: Vec<u32>, max_len: usize) {
 
 fn add_branching(scheduler: &mut Scheduler, id: SeqId, prompt: Vec<u32>, max_len: usize, branching: Branching) {
     let root = Chain::default();
-    scheduler.add(Arrival { id, prompt, max_len, branching, keep: false, prompt_logits: false, root }).unwrap();
+    scheduler.add(Arrival { id, prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root }).unwrap();
 }
 
 pub fn going_on(seq: SeqId, verdict: Verdict) -> Choice {
@@ -288,6 +288,7 @@ fn two_samples(s: &mut Scheduler, max_len: usize, prompt_logits: bool) {
         prompt: vec![0; 16],
         max_len,
         branching: Branching::Samples(2),
+        priority: 0,
         keep: false,
         prompt_logits,
         root: Chain::default(),
@@ -367,6 +368,7 @@ fn blocks_that_only_idle_sequences_share_count_as_free_and_are_given_back_at_onc
         prompt: vec![0; 16],
         max_len: 17,
         branching: Branching::One,
+        priority: 0,
         keep: true,
         prompt_logits: false,
         root: Chain::default(),
@@ -440,7 +442,7 @@ fn told(s: &mut Scheduler, rows: &mut Vec<(SeqId, usize)>) {
 
 fn wants_prompt(s: &mut Scheduler, prompt: Vec<u32>) {
     let (branching, root) = (Branching::One, Chain::default());
-    s.add(Arrival { id: 1, prompt, max_len: 60, branching, keep: false, prompt_logits: true, root }).unwrap();
+    s.add(Arrival { id: 1, prompt, max_len: 60, branching, priority: 0, keep: false, prompt_logits: true, root }).unwrap();
 }
 
 #[test]
@@ -488,7 +490,7 @@ fn what_is_appended_to_a_sequence_is_looked_for_among_the_prefixes_when_it_begin
     // A full block, and some of the next one.
     for (id, len) in [(2, 8), (3, 13)] {
         let (prompt, branching, root) = (prompt[..len].to_vec(), Branching::One, Chain::default());
-        s.add(Arrival { id, prompt, max_len: len + 1, branching, keep: true, prompt_logits: false, root }).unwrap();
+        s.add(Arrival { id, prompt, max_len: len + 1, branching, priority: 0, keep: true, prompt_logits: false, root }).unwrap();
         step(&mut s, Verdict::Token(99));
         s.rewind(id, len).unwrap();
         s.append(id, &prompt_from(len), 100).unwrap();
@@ -647,6 +649,7 @@ fn what_came_back_can_be_found_again() {
         prompt: vec![token; len],
         max_len,
         branching: Branching::One,
+        priority: 0,
         keep: id == 1,
         prompt_logits: false,
         root: Chain::default(),

@@ -2,10 +2,12 @@
 //! and what each sequence's tokens are. A wrong table, a missing copy or a prefix that is not one shows as a wrong content.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use super::tests::{Random, going_on};
 use super::*;
 use crate::kv::{Chain, blocks_for};
+use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy};
 
 /// What a slot holds: the hash of all tokens up to it.
 type Content = u64;
@@ -15,6 +17,9 @@ const GARBAGE: Content = 0;
 struct Trace {
     s: Scheduler,
     random: Random,
+    policies: options::Policies,
+    /// In microseconds.
+    now: u64,
     longest: usize,
     /// [blocks * block_size]
     slots: Vec<Content>,
@@ -45,8 +50,11 @@ impl Trace {
         let host_blocks = if preemption == Preemption::Recompute { 0 } else { 1 + random.below(2 * blocks) };
         let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk, window, preemption };
         let manager = BlockManager::new(blocks, block_size, random.below(3) > 0).unwrap().with_host(host_blocks).unwrap();
+        let policies = if seed.is_multiple_of(3) { options::Policies::default() } else { some_policies(&mut random) };
         Trace {
-            s: Scheduler::new(options, manager).unwrap(),
+            s: Scheduler::with_policies(options, manager, Policies::new(&policies)).unwrap(),
+            policies,
+            now: 0,
             longest: (blocks * block_size).min(6 * block_size),
             slots: vec![GARBAGE; blocks * block_size],
             host: vec![GARBAGE; host_blocks * block_size],
@@ -87,6 +95,8 @@ impl Trace {
 
     fn act(&mut self) {
         let few = self.tokens.len() < 30;
+        self.now += self.random.below(20_000) as u64;
+        self.s.set_time(self.now);
         match self.random.below(40) {
             0..4 if few => self.add(),
             4..7 if few => self.fork(),
@@ -125,8 +135,9 @@ impl Trace {
         }
         let keep = !matches!(branching, Branching::Beams(_)) && self.random.below(2) == 0;
         let prompt_logits = self.random.below(5) == 0;
+        let priority = self.random.below(5) as i32 - 2;
         self.tokens.insert(id, prompt.clone());
-        self.s.add(Arrival { id, prompt, max_len, branching, keep, prompt_logits, root }).unwrap();
+        self.s.add(Arrival { id, prompt, max_len, branching, priority, keep, prompt_logits, root }).unwrap();
     }
 
     fn fork(&mut self) {
@@ -284,6 +295,7 @@ impl Trace {
         let ready = |seq: SeqId| unready == 0 || unready > 4 || seq % 5 != unready;
         let everybody = unready == 0 || unready > 4;
         let oldest = self.s.groups.keys().copied().min();
+        let before = self.s.preemptions();
         let (block, token) = (self.random.below(4) as f64, self.random.below(3) as f64);
         self.s.set_costs(Costs { block, token });
         let plan = self.plan(ready, true);
@@ -295,7 +307,13 @@ impl Trace {
         };
         let group_of = |part: &Part| self.s.sequences[&part.seq].group.unwrap();
         assert!(plan.parts.iter().all(|part| self.s.is_ready(group_of(part), &ready)), "only the ready run");
-        assert!(!everybody || plan.parts.iter().any(|part| Some(group_of(part)) == oldest), "the oldest always goes on");
+        let in_every_step = matches!(self.policies.batching, BatchingPolicy::Mixed | BatchingPolicy::DecodeFirst { .. });
+        let goes_on = plan.parts.iter().any(|part| Some(group_of(part)) == oldest);
+        assert!(!everybody || !in_every_step || goes_on, "the oldest always goes on");
+        if self.s.preemptions() == before {
+            self.check_order();
+        }
+        self.check_portions(&plan);
         self.check_plan(&plan);
         if self.random.below(8) == 0 {
             // Nobody knows how far it came.
@@ -307,6 +325,22 @@ impl Trace {
         }
         self.run(&plan);
         self.commit(plan, true);
+    }
+
+    /// Where nobody has to wait for a batch to end, nobody waits for younger ones alone.
+    fn check_order(&self) {
+        let (Some(&oldest), Some(&youngest)) = (self.s.waiting.first(), self.s.running.last()) else { return };
+        if oldest < youngest && self.s.portion.newcomers {
+            assert!(self.s.running[0] < oldest, "the oldest of all runs, if it can");
+        }
+    }
+
+    fn check_portions(&self, plan: &StepPlan) {
+        let prompts = |part: &&Part| self.s.sequences[&part.seq].pending() > 1;
+        let prompt_rows: usize = plan.parts.iter().filter(prompts).map(|part| part.rows).sum();
+        if let BatchingPolicy::DecodeFirst { budget } = self.policies.batching {
+            assert!(prompt_rows <= budget, "{prompt_rows} rows of prompts");
+        }
     }
 
     fn copy(&mut self, from: u32, to: u32) {
@@ -461,10 +495,11 @@ impl Trace {
 
     fn state(&self) -> String {
         let Scheduler { options, groups, waiting, running, paused, idle, pins, blocks, .. } = &self.s;
+        let policies = &self.policies;
         let sequences: Vec<_> =
             self.s.sequences.values().map(|s| (s.id, s.tokens.len(), s.computed, s.max_len, s.logits_from, s.table.blocks())).collect();
         format!(
-            "{options:?}\n{groups:?}\nwaiting {waiting:?} running {running:?} paused {paused:?} idle {idle:?} pins {pins:?}\n{sequences:?}\n{} of {} blocks of {}",
+            "{options:?} {policies:?}\n{groups:?}\nwaiting {waiting:?} running {running:?} paused {paused:?} idle {idle:?} pins {pins:?}\n{sequences:?}\n{} of {} blocks of {}",
             blocks.available(),
             blocks.total(),
             blocks.block_size()
@@ -489,6 +524,23 @@ impl Trace {
         self.s.check();
         assert_eq!((self.s.blocks.used_blocks(), self.s.blocks.filled_slots(), self.s.idle()), (0, 0, 0));
         assert_eq!((self.s.blocks.host_used(), self.s.blocks.swapped()), (0, 0));
+    }
+}
+
+fn some_policies(random: &mut Random) -> options::Policies {
+    let ageing = Duration::from_millis(1 + random.below(100) as u64);
+    let rows = 1 + random.below(40);
+    let orders = [OrderPolicy::FirstCome, OrderPolicy::Priority { ageing }, OrderPolicy::ShortestPredicted { ageing }];
+    let batchings = [
+        BatchingPolicy::Mixed,
+        BatchingPolicy::PrefillFirst { threshold: rows },
+        BatchingPolicy::DecodeFirst { budget: rows },
+        BatchingPolicy::Static,
+    ];
+    options::Policies {
+        order: orders[random.below(3)],
+        batching: batchings[random.below(4)],
+        allocation: [AllocationPolicy::OnDemand, AllocationPolicy::MaxTokens][random.below(2)],
     }
 }
 

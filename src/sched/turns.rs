@@ -12,8 +12,8 @@ pub(super) struct Turn {
 }
 
 impl Scheduler {
-    /// Plans the rows of `running[place]`. False: the step is full, or the group had to go.
-    pub(super) fn plan_group(&mut self, place: usize, plan: &mut StepPlan) -> bool {
+    /// Plans the rows of `running[place]`, as far as the step still holds them. The group may have to go instead.
+    pub(super) fn plan_group(&mut self, place: usize, plan: &mut StepPlan) {
         let id = self.running[place];
         let mut turns = std::mem::take(&mut self.turns);
         let planned = loop {
@@ -33,33 +33,53 @@ impl Scheduler {
             turns.iter().for_each(|turn| self.write(*turn, plan));
         }
         self.turns = turns;
-        planned
     }
 
     /// What the group's members can do in this step. One alone goes on as far as it can. Several choose together, one row each,
     /// once each has computed all that it has; who came back after a preemption shares again what it shared before.
-    fn take_turns(&mut self, id: GroupId, plan: &StepPlan, turns: &mut Vec<Turn>) {
+    fn take_turns(&mut self, id: GroupId, plan: &mut StepPlan, turns: &mut Vec<Turn>) {
+        turns.clear();
+        let group = self.groups.get_mut(&id).expect("a running group is known");
+        plan.has_beams |= matches!(group.branching, Branching::Beams(_));
+        match group.members[..] {
+            [seq] => {
+                let pin = group.branching == Branching::Pin;
+                turns.extend(self.turn_alone(seq, pin, plan));
+            }
+            _ => {
+                let members = std::mem::take(&mut group.members);
+                self.turns_together(&members, plan, turns);
+                self.groups.get_mut(&id).expect("a running group is known").members = members;
+            }
+        }
+    }
+
+    fn turn_alone(&self, seq: SeqId, pin: bool, plan: &StepPlan) -> Option<Turn> {
+        let pending = self.sequences[&seq].pending();
+        let rows = match pending {
+            1 => (self.portion.decodes && plan.batch.rows() < self.options.max_batch_tokens) as usize,
+            _ => self.rows_for(seq, self.prompt_room(plan), plan),
+        };
+        let samples = rows == pending && !pin;
+        (rows > 0 && (!samples || plan.batch.logit_rows.len() < self.options.max_seqs)).then_some(Turn { seq, rows, samples })
+    }
+
+    fn turns_together(&mut self, members: &[SeqId], plan: &StepPlan, turns: &mut Vec<Turn>) {
+        let may_choose = |s: &Scheduler| members.iter().all(|seq| s.sequences[seq].pending() == 1);
+        if !may_choose(self) {
+            self.catch_up(members, self.prompt_room(plan), plan, turns);
+        }
         let room = self.options.max_batch_tokens - plan.batch.rows();
         let logits = self.options.max_seqs - plan.batch.logit_rows.len();
-        let pin = self.groups[&id].branching == Branching::Pin;
-        let members = std::mem::take(&mut self.groups.get_mut(&id).expect("a running group is known").members);
-        let may_choose = |s: &Scheduler| !pin && members.iter().all(|seq| s.sequences[seq].pending() == 1);
-        if members.len() > 1 && !may_choose(self) {
-            self.catch_up(&members, room, plan, turns);
-        }
         // They may have caught up without computing anything, by sharing alone.
-        if turns.is_empty() && may_choose(self) {
-            if members.len() <= room.min(logits) {
-                turns.extend(members.iter().map(|&seq| Turn { seq, rows: 1, samples: true }));
-            }
-        } else if let &[seq] = members.as_slice() {
-            let rows = self.rows_for(seq, room, plan);
-            let samples = rows == self.sequences[&seq].pending() && !pin;
-            if rows > 0 && (logits > 0 || !samples) {
-                turns.push(Turn { seq, rows, samples });
-            }
+        if turns.is_empty() && self.portion.decodes && members.len() <= room.min(logits) && may_choose(self) {
+            turns.extend(members.iter().map(|&seq| Turn { seq, rows: 1, samples: true }));
         }
-        self.groups.get_mut(&id).expect("a running group is known").members = members;
+    }
+
+    /// Rows that the step still has for sequences that lack more than their last token.
+    pub(super) fn prompt_room(&self, plan: &StepPlan) -> usize {
+        self.portion.prompt_rows.min(self.options.max_batch_tokens - plan.batch.rows())
     }
 
     /// Members compute what they have, all but the last token. A member that begins as an older one does waits for that one to
@@ -117,8 +137,11 @@ impl Scheduler {
         rows.min(from.saturating_sub(sequence.computed) + logits)
     }
 
-    fn write(&self, turn: Turn, plan: &mut StepPlan) {
+    fn write(&mut self, turn: Turn, plan: &mut StepPlan) {
         let sequence = &self.sequences[&turn.seq];
+        if sequence.pending() > 1 {
+            self.portion.prompt_rows -= turn.rows;
+        }
         let positions = sequence.computed..sequence.computed + turn.rows;
         plan.push(sequence, positions, turn.samples, |position| self.blocks.slot(&sequence.table, position));
     }

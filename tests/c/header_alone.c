@@ -46,7 +46,7 @@ ALWAYS(PLLM_TEXT_ADD_SPECIAL == 1 && PLLM_TEXT_SKIP_SPECIAL == 2);
 // Offsets, on machines with pointers of 8 bytes.
 #if UINTPTR_MAX == UINT64_MAX
 
-SIZE(pllm_engine_options, 152);
+SIZE(pllm_engine_options, 192);
 AT(pllm_engine_options, struct_size, 0);
 AT(pllm_engine_options, model_path, 8);
 AT(pllm_engine_options, model_path_len, 16);
@@ -67,11 +67,18 @@ AT(pllm_engine_options, reserved, 92);
 AT(pllm_engine_options, queue_capacity, 96);
 AT(pllm_engine_options, progress, 104);
 AT(pllm_engine_options, progress_data, 112);
-AT(pllm_engine_options, swap_bytes, 120);
-AT(pllm_engine_options, swap_path, 128);
-AT(pllm_engine_options, swap_path_len, 136);
-AT(pllm_engine_options, preemption, 144);
-AT(pllm_engine_options, reserved2, 148);
+AT(pllm_engine_options, max_waiting_requests, 120);
+AT(pllm_engine_options, max_waiting_tokens, 128);
+AT(pllm_engine_options, arena, 136);
+AT(pllm_engine_options, swap_bytes, 144);
+AT(pllm_engine_options, swap_path, 152);
+AT(pllm_engine_options, swap_path_len, 160);
+AT(pllm_engine_options, preemption, 168);
+AT(pllm_engine_options, order, 172);
+AT(pllm_engine_options, ageing_ms, 176);
+AT(pllm_engine_options, batching, 180);
+AT(pllm_engine_options, prefill_budget, 184);
+AT(pllm_engine_options, allocation, 188);
 
 SIZE(pllm_plan, 96);
 AT(pllm_plan, struct_size, 0);
@@ -147,7 +154,7 @@ AT(pllm_sampling, bad_words_ids_len, 240);
 AT(pllm_sampling, allowed_token_ids, 248);
 AT(pllm_sampling, allowed_token_ids_len, 256);
 
-SIZE(pllm_request, 128);
+SIZE(pllm_request, 144);
 AT(pllm_request, struct_size, 0);
 AT(pllm_request, prompt, 8);
 AT(pllm_request, prompt_len, 16);
@@ -167,6 +174,9 @@ AT(pllm_request, cache_salt, 96);
 AT(pllm_request, cache_salt_len, 104);
 AT(pllm_request, logits_hook, 112);
 AT(pllm_request, hook_data, 120);
+AT(pllm_request, deadline_ms, 128);
+AT(pllm_request, priority, 136);
+AT(pllm_request, reserved2, 140);
 
 SIZE(pllm_step, 48);
 AT(pllm_step, struct_size, 0);

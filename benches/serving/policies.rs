@@ -1,0 +1,89 @@
+//! Every policy on the same requests.
+
+use pagedllm::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
+
+use super::Result;
+use super::figures::{Figures, mean, options, percentile};
+use super::simulation::Job;
+use super::workload::{Lengths, SHAREGPT};
+
+const REQUESTS: usize = 3000;
+/// A little below what the machine can bear.
+const RATE: f64 = 3.0;
+const SEED: u64 = 5;
+
+const ORDERS: [(&str, OrderPolicy); 3] = [
+    ("first come", OrderPolicy::FirstCome),
+    ("priority", OrderPolicy::Priority { ageing: Policies::DEFAULT_AGEING }),
+    ("shortest predicted", OrderPolicy::ShortestPredicted { ageing: Policies::DEFAULT_AGEING }),
+];
+const BATCHINGS: [(&str, BatchingPolicy); 6] = [
+    ("mixed", BatchingPolicy::Mixed),
+    ("prefill first, 2048", BatchingPolicy::PrefillFirst { threshold: 2048 }),
+    ("prefill first, 512", BatchingPolicy::PrefillFirst { threshold: 512 }),
+    ("decode first, 256", BatchingPolicy::DecodeFirst { budget: 256 }),
+    ("decode first, 64", BatchingPolicy::DecodeFirst { budget: 64 }),
+    ("static", BatchingPolicy::Static),
+];
+const ALLOCATIONS: [(&str, AllocationPolicy); 2] = [("on demand", AllocationPolicy::OnDemand), ("max_tokens", AllocationPolicy::MaxTokens)];
+
+/// Hosts do not know how long an answer will be: they allow the next power of two. One request in ten is urgent.
+fn jobs(lengths: &Lengths) -> Vec<Job> {
+    let mut jobs = lengths.jobs(REQUESTS, RATE, SEED);
+    for (i, job) in jobs.iter_mut().enumerate() {
+        (job.max_tokens, job.priority) = (job.output.next_power_of_two(), if i % 10 == 0 { 5 } else { 0 });
+    }
+    jobs
+}
+
+pub fn print() -> Result<()> {
+    println!(
+        "## Policies\n\n{REQUESTS} requests of {}'s lengths, {RATE}/s; times in ms, the normalized latency in ms a token.\n",
+        SHAREGPT.name
+    );
+    println!(
+        "| order | batching | allocation | tokens/s | TTFT mean | 90 % | of the urgent | TPOT mean | 90 % | 99 % | latency | preemptions | slots |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    let jobs = jobs(&SHAREGPT);
+    for batching in BATCHINGS {
+        for allocation in ALLOCATIONS {
+            print_row(&jobs, ORDERS[0], batching, allocation)?;
+        }
+    }
+    for order in &ORDERS[1..] {
+        for batching in [BATCHINGS[0], BATCHINGS[3]] {
+            for allocation in ALLOCATIONS {
+                print_row(&jobs, *order, batching, allocation)?;
+            }
+        }
+    }
+    println!();
+    Ok(())
+}
+
+fn print_row(
+    jobs: &[Job],
+    (order_name, order): (&str, OrderPolicy),
+    (batching_name, batching): (&str, BatchingPolicy),
+    (allocation_name, allocation): (&str, AllocationPolicy),
+) -> Result<()> {
+    let figures = Figures::of(&options(Policies { order, batching, allocation }), jobs)?;
+    let ms = |time: std::time::Duration| format!("{:.0}", time.as_secs_f64() * 1e3);
+    let first = figures.first_tokens();
+    let urgent = figures.served.iter().zip(jobs).filter(|(_, job)| job.priority > 0).map(|(served, _)| served.time_to_first_token());
+    println!(
+        "| {order_name} | {batching_name} | {allocation_name} | {:.0} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+        figures.throughput(),
+        ms(mean(&first)),
+        ms(percentile(&first, 90)),
+        ms(mean(&urgent.collect::<Vec<_>>())),
+        ms(mean(&figures.gaps)),
+        ms(percentile(&figures.gaps, 90)),
+        ms(percentile(&figures.gaps, 99)),
+        ms(figures.normalized_latency()),
+        figures.preemptions,
+        figures.slots.map_or("-".into(), |slots| format!("{:.1} %", slots * 100.0)),
+    );
+    Ok(())
+}

@@ -1,0 +1,61 @@
+//! Normalized latency against the rate of requests, as in Figure 12 of the PagedAttention paper.
+
+use pagedllm::options::{AllocationPolicy, BatchingPolicy, Policies};
+
+use super::Result;
+use super::figures::{Figures, options};
+use super::simulation::{Job, Machine};
+use super::workload::{ALPACA, Lengths, SHAREGPT};
+
+const REQUESTS: usize = 2000;
+const SEED: u64 = 9;
+
+/// What is set aside for an output.
+type Allowed = fn(&Job) -> usize;
+
+fn known(job: &Job) -> usize {
+    job.output
+}
+
+fn power_of_two(job: &Job) -> usize {
+    job.output.next_power_of_two()
+}
+
+fn longest(job: &Job) -> usize {
+    Machine::PAPER.max_model_len - job.prompt
+}
+
+const ON_DEMAND: Policies =
+    Policies { order: pagedllm::options::OrderPolicy::FirstCome, batching: BatchingPolicy::Mixed, allocation: AllocationPolicy::OnDemand };
+const RESERVED: Policies = Policies { allocation: AllocationPolicy::MaxTokens, ..ON_DEMAND };
+const STATIC: Policies = Policies { batching: BatchingPolicy::Static, ..RESERVED };
+
+const SYSTEMS: [(&str, Policies, Allowed); 5] = [
+    ("on demand (vLLM)", ON_DEMAND, longest),
+    ("reserved, length known (Orca, Oracle)", RESERVED, known),
+    ("reserved, power of two (Orca, Pow2)", RESERVED, power_of_two),
+    ("reserved, longest (Orca, Max)", RESERVED, longest),
+    ("static batches, longest (FasterTransformer)", STATIC, longest),
+];
+
+pub fn print() -> Result<()> {
+    print_table(&SHAREGPT, &[0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5])?;
+    print_table(&ALPACA, &[1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 20.0, 24.0, 28.0])
+}
+
+fn print_table(lengths: &Lengths, rates: &[f64]) -> Result<()> {
+    println!("## Normalized latency, {}: seconds a token against requests a second ({REQUESTS} requests)\n", lengths.name);
+    let rates_text: Vec<String> = rates.iter().map(f64::to_string).collect();
+    println!("| | {} |\n| --- |{}", rates_text.join(" | "), " --- |".repeat(rates.len()));
+    for (name, policies, allowed) in SYSTEMS {
+        let mut row = Vec::new();
+        for &rate in rates {
+            let mut jobs = lengths.jobs(REQUESTS, rate, SEED);
+            jobs.iter_mut().for_each(|job| job.max_tokens = allowed(job));
+            row.push(format!("{:.3}", Figures::of(&options(policies), &jobs)?.normalized_latency().as_secs_f64()));
+        }
+        println!("| {name} | {} |", row.join(" | "));
+    }
+    println!();
+    Ok(())
+}

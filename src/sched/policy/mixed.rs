@@ -1,0 +1,10 @@
+use super::{Batching, Portion, Running};
+
+/// Prompts, in chunks, and decodes together, in the order of the groups.
+pub struct Mixed;
+
+impl Batching for Mixed {
+    fn portion(&self, _: Running) -> Portion {
+        Portion::WHATEVER
+    }
+}

@@ -1,0 +1,26 @@
+use super::{Batching, Portion, Running};
+
+/// Steps of prompts alone while there are any, then steps of decodes alone. When `threshold` rows of prompts have held the decodes
+/// up, they get a step in between.
+pub struct PrefillFirst {
+    threshold: usize,
+    /// Rows of prompts since decodes last had a step.
+    since: usize,
+}
+
+impl PrefillFirst {
+    pub fn new(threshold: usize) -> PrefillFirst {
+        PrefillFirst { threshold, since: 0 }
+    }
+}
+
+impl Batching for PrefillFirst {
+    fn portion(&self, _: Running) -> Portion {
+        let prompt_rows = self.threshold.saturating_sub(self.since);
+        Portion { decodes: prompt_rows == 0, prompt_rows, newcomers: true }
+    }
+
+    fn ran(&mut self, prompt_rows: usize, decode_rows: usize) {
+        self.since = if decode_rows > 0 { 0 } else { self.since.saturating_add(prompt_rows) };
+    }
+}

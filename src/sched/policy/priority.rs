@@ -1,0 +1,16 @@
+use std::time::Duration;
+
+use super::{Claim, Order};
+use crate::options::MOST_PRIORITY;
+
+/// The higher priority first. Who has waited for `ageing` comes before those one level above that come then.
+pub struct Priority {
+    pub ageing: Duration,
+}
+
+impl Order for Priority {
+    fn rank(&self, claim: &Claim) -> u64 {
+        let levels_below = MOST_PRIORITY.saturating_sub(claim.priority).max(0) as u64;
+        claim.at.saturating_add(levels_below.saturating_mul(self.ageing.as_micros() as u64))
+    }
+}
