@@ -157,6 +157,10 @@ bench-quality:
 bench-swap:
 	cargo bench --locked --bench swap
 
+# Requests under load on a simulated machine: what the engine costs, what policies are worth. Parts: -- requests steps policies rates slots.
+bench-serving:
+	cargo bench --locked --bench serving
+
 bench-polling:
 	benches/polling/run.sh
 

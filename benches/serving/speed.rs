@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pagedllm::kv::{BlockManager, Chain};
-use pagedllm::options::{OrderPolicy, Policies};
+use pagedllm::options::{OrderPolicy, Policies, Preemption};
 use pagedllm::sched::{self, Arrival, Branching, Choice, Event, Scheduler, SchedulerOptions, Verdict};
 
 use super::Result;
@@ -80,7 +80,13 @@ fn arrival(id: u64, prompt: usize, max_len: usize, priority: i32) -> Arrival {
 
 fn step(running: usize, waiting: usize, policies: &Policies) -> Result<Duration> {
     let max_len = CONTEXT + STEPS + 1000;
-    let options = SchedulerOptions { max_batch_tokens: 8192, max_seqs: running, prefill_chunk: 8192, window: None };
+    let options = SchedulerOptions {
+        max_batch_tokens: 8192,
+        max_seqs: running,
+        prefill_chunk: 8192,
+        window: None,
+        preemption: Preemption::Recompute,
+    };
     let blocks = BlockManager::new(running * max_len.div_ceil(16) * 102 / 100 + 1, 16, true)?;
     let mut scheduler = Scheduler::with_policies(options, blocks, sched::Policies::new(policies))?;
     for id in 1..=running as u64 {

@@ -20,17 +20,18 @@ pub struct Lengths {
 pub const SHAREGPT: Lengths = Lengths { name: "ShareGPT", prompt: 161.31, output: 337.99 };
 pub const ALPACA: Lengths = Lengths { name: "Alpaca", prompt: 19.31, output: 58.45 };
 
-/// Prompt and output are at most half as long as a sequence may be, so that both fit.
-const MOST: usize = 1024;
+/// Tokens of a sequence, and of its prompt.
+const MOST: usize = 2048;
+const MOST_PROMPT: usize = 1024;
 
 /// A number from 0 to 1, not included, that depends on seed and place alone.
 fn draw(seed: u64, place: u64) -> f64 {
     uniform(seed, place, Lane::Token).max(1e-12)
 }
 
-fn length(mean: f64, seed: u64, place: u64) -> usize {
+fn length(mean: f64, most: usize, seed: u64, place: u64) -> usize {
     let normal = (-2.0 * draw(seed, place).ln()).sqrt() * (std::f64::consts::TAU * draw(seed, place + 1)).cos();
-    ((mean * (normal - 0.5).exp()).round() as usize).clamp(1, MOST - 1)
+    ((mean * (normal - 0.5).exp()).round() as usize).clamp(1, most)
 }
 
 impl Lengths {
@@ -39,7 +40,8 @@ impl Lengths {
         let mut at = 0.0;
         let job = |i: u64| {
             at -= draw(seed, 5 * i).ln() / rate;
-            let (prompt, output) = (length(self.prompt, seed, 5 * i + 1), length(self.output, seed, 5 * i + 3));
+            let prompt = length(self.prompt, MOST_PROMPT, seed, 5 * i + 1);
+            let output = length(self.output, MOST - prompt, seed, 5 * i + 3);
             Job { at: Duration::from_secs_f64(at), prompt, output, max_tokens: output, priority: 0 }
         };
         (0..count as u64).map(job).collect()
