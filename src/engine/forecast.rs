@@ -108,6 +108,12 @@ pub struct Pending {
     pub output: usize,
 }
 
+impl Pending {
+    fn has_ended(&self) -> bool {
+        self.prefill == 0 && self.output == 0
+    }
+}
+
 /// Everything that a forecast depends on, as of the last step.
 #[derive(Debug, Clone, Default)]
 pub struct Outlook {
@@ -225,6 +231,7 @@ impl Outlook {
     pub fn first_token(&self, capacity: Capacity, waiting: impl Iterator<Item = Waits>, prompt: usize, now: Duration) -> Option<f64> {
         let costs = self.pace.solve()?;
         let mut queue = self.preempted.clone();
+        queue.try_reserve(waiting.size_hint().0 + 1).ok()?;
         let stream = |(i, (prefill, max_tokens))| Pending { prefill, computed: 0, output: self.lengths.draw(i, max_tokens) };
         queue.extend(waiting.enumerate().map(stream));
         queue.push_back(Pending { prefill: prompt, computed: 0, output: 1 });
@@ -256,49 +263,64 @@ impl Play {
 
     fn admit(&mut self) {
         let mut rows: usize = self.running.iter().map(|stream| stream.prefill.clamp(1, self.capacity.chunk)).sum();
-        while let Some(next) = self.queue.front() {
-            let blocks = self.blocks(next.prefill);
-            let fits = self.running.len() < self.capacity.seqs && rows < self.capacity.rows && blocks <= self.spare_blocks;
-            if !fits && !self.running.is_empty() {
-                return;
-            }
+        while self.running.len() < self.capacity.seqs && rows < self.capacity.rows {
+            let Some(next) = self.next() else { return };
             rows += next.prefill.min(self.capacity.chunk);
-            self.spare_blocks -= blocks;
-            self.running.extend(self.queue.pop_front());
+            self.running.push(next);
         }
     }
 
-    /// So many steps, in which nobody enters. Whoever is done with its prompt goes on with the next turn.
-    fn turn(&mut self, steps: usize) {
-        let Capacity { rows, chunk, block_size, .. } = self.capacity;
-        let mut load = Load { steps, ..Load::default() };
-        let mut room = rows * steps;
-        let mut taken = 0;
-        for stream in &mut self.running {
-            if stream.prefill == 0 {
-                let chosen = steps.min(stream.output);
-                load.add(chosen, 1, stream.computed);
-                taken += (blocks_for(stream.computed + chosen, block_size) - blocks_for(stream.computed, block_size)) as i64;
-                (stream.computed, stream.output) = (stream.computed + chosen, stream.output - chosen);
-                room = room.saturating_sub(chosen);
-            } else {
-                let done = stream.prefill.min(chunk * steps).min(room);
-                load.add(1, done, stream.computed);
-                (stream.computed, stream.prefill) = (stream.computed + done, stream.prefill - done);
-                // The last row of a prompt chooses.
-                stream.output -= (stream.prefill == 0) as usize;
-                room -= done;
-            }
+    /// The first in the queue, if there is room for it.
+    fn next(&mut self) -> Option<Pending> {
+        let blocks = self.blocks(self.queue.front()?.prefill);
+        if blocks > self.spare_blocks && !self.running.is_empty() {
+            return None;
         }
-        self.spare_blocks -= taken;
+        self.spare_blocks -= blocks;
+        self.queue.pop_front()
+    }
+
+    /// So many steps. Whoever ends gives its place to the next at once.
+    fn turn(&mut self, steps: usize) {
+        let mut load = Load { steps, ..Load::default() };
+        let mut room = self.capacity.rows * steps;
+        let mut place = 0;
+        while place < self.running.len() {
+            let mut left = steps;
+            while left > 0 && !self.running[place].has_ended() {
+                left -= self.advance(place, left, &mut room, &mut load);
+                if self.running[place].has_ended() {
+                    self.spare_blocks += self.blocks(self.running[place].computed);
+                    let next = self.next();
+                    next.into_iter().for_each(|next| self.running[place] = next);
+                }
+            }
+            place += 1;
+        }
+        self.running.retain(|stream| !stream.has_ended());
         self.steps += steps;
         self.seconds += self.costs.seconds(load);
-        let spare = &mut self.spare_blocks;
-        self.running.retain(|stream| {
-            let ends = stream.output == 0 && stream.prefill == 0;
-            *spare += if ends { blocks_for(stream.computed, block_size) as i64 } else { 0 };
-            !ends
-        });
+    }
+
+    /// Up to `most` steps of one stream. Says how many.
+    fn advance(&mut self, place: usize, most: usize, room: &mut usize, load: &mut Load) -> usize {
+        let Capacity { chunk, block_size, .. } = self.capacity;
+        let stream = &mut self.running[place];
+        if stream.prefill > 0 {
+            let rows = stream.prefill.min(chunk * most).min(*room);
+            load.add(1, rows, stream.computed);
+            *room -= rows;
+            (stream.computed, stream.prefill) = (stream.computed + rows, stream.prefill - rows);
+            // The last row of a prompt chooses.
+            stream.output -= (stream.prefill == 0) as usize;
+            return if stream.prefill > 0 { most } else { rows.div_ceil(chunk).max(1) };
+        }
+        let chosen = most.min(stream.output);
+        load.add(chosen, 1, stream.computed);
+        *room = room.saturating_sub(chosen);
+        self.spare_blocks -= (blocks_for(stream.computed + chosen, block_size) - blocks_for(stream.computed, block_size)) as i64;
+        (stream.computed, stream.output) = (stream.computed + chosen, stream.output - chosen);
+        chosen
     }
 
     /// Where there are fewer blocks than are needed, the youngest go, and compute again what they had.
@@ -375,7 +397,7 @@ mod tests {
         assert!((20.0 * decode..24.0 * decode).contains(&told), "{told}, a step takes {decode}");
         // With one more before it, it waits for the second end.
         let told = outlook.first_token(CAPACITY, [(10, None)].into_iter(), 10, Duration::ZERO).unwrap();
-        assert!((20.0 * decode..55.0 * decode).contains(&told), "{told}, a step takes {decode}");
+        assert!((50.0 * decode..70.0 * decode).contains(&told), "{told}, a step takes {decode}");
     }
 
     #[test]
@@ -398,7 +420,7 @@ mod tests {
         let full = Outlook { pace: learned(), running: running.clone(), places: 2, spare_blocks: 4, ..Outlook::default() };
         let roomy = Outlook { pace: learned(), running, places: 2, spare_blocks: 400, ..Outlook::default() };
         let told = |outlook: &Outlook| outlook.first_token(CAPACITY, [].into_iter(), 70, Duration::ZERO).unwrap();
-        assert!(told(&full) > 150.0 * seconds(load(&[(1, 200)])) && told(&roomy) < 0.1, "{} and {}", told(&full), told(&roomy));
+        assert!(told(&full) > 100.0 * seconds(load(&[(1, 200)])) && told(&roomy) < 0.1, "{} and {}", told(&full), told(&roomy));
     }
 
     #[test]
