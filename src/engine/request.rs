@@ -368,3 +368,17 @@ fn no_sampling_with_beams(request: &Request) -> Result<()> {
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_priority_out_of_range_is_refused_with_the_numbers() {
+        [-MOST_PRIORITY, 0, MOST_PRIORITY].into_iter().for_each(|priority| check_priority(priority).unwrap());
+        for priority in [-101, 101, i32::MIN, i32::MAX] {
+            let error = check_priority(priority).unwrap_err();
+            assert!(error.message().contains(&format!("priority is {priority}")) && error.message().contains("-100 to 100"), "{error}");
+        }
+    }
+}
