@@ -20,22 +20,25 @@ use pagedllm::sched::FinishReason;
 const BLOCK: usize = 8;
 const BLOCKS: usize = 48;
 
+/// Few enough that some have to give way.
+const FEW_BLOCKS: usize = 18;
+
 fn engine(dir: &TempDir) -> (Engine, Arc<Faults>) {
-    engine_that(dir, Preemption::Recompute)
+    engine_with(dir, BLOCKS, Preemption::Recompute)
 }
 
 /// A small LLaMA on a device that fails as it is told to.
-fn engine_that(dir: &TempDir, preemption: Preemption) -> (Engine, Arc<Faults>) {
+fn engine_with(dir: &TempDir, blocks: usize, preemption: Preemption) -> (Engine, Arc<Faults>) {
     let faults = Arc::new(Faults::default());
     let options = EngineOptions { max_batch_tokens: 32, max_seqs: 16, preemption, ..Default::default() };
     let files = ModelFiles::open(&dir.0).unwrap();
     let backend = Faulty { cpu: CpuBackend::new(1, None).unwrap(), faults: faults.clone() };
-    let pool = KvPool { blocks: BLOCKS, block_size: BLOCK, dtype: KvDtype::F32 };
+    let pool = KvPool { blocks, block_size: BLOCK, dtype: KvDtype::F32 };
     let block_bytes = pool.block_bytes(&backend, &files.spec);
     let mut kv = KvCache::new(&backend, &files.spec, pool).unwrap();
     kv.add_host_tier(&backend, BLOCKS, block_bytes, None).unwrap();
     let decoder = files.load(backend, BatchLimits { rows: 32, logits: 16 }, &mut |_, _| true).unwrap();
-    let mut info = model_info(files.spec.vocab_size, BLOCKS, 128, vec![]);
+    let mut info = model_info(files.spec.vocab_size, blocks, 128, vec![]);
     info.memory.swap_blocks = BLOCKS;
     (Engine::with_runner(&options, info, None, Box::new(ModelRunner::new(decoder, kv))).unwrap(), faults)
 }
@@ -107,15 +110,9 @@ fn add_all(engine: &Engine, requests: Vec<Request>) {
 }
 
 fn without_faults(dir: &TempDir) -> (Answers, u64) {
-    without_faults_that(dir, Preemption::Recompute)
-}
-
-fn without_faults_that(dir: &TempDir, preemption: Preemption) -> (Answers, u64) {
-    let (engine, faults) = engine_that(dir, preemption);
+    let (engine, faults) = engine(dir);
     add_all(&engine, requests());
-    let answers = drain(&engine);
-    assert_eq!(engine.stats().preemptions_swapped > 0, preemption == Preemption::Swap, "{:?}", engine.stats());
-    (answers, faults.ops.load(SeqCst))
+    (drain(&engine), faults.ops.load(SeqCst))
 }
 
 #[test]
@@ -137,11 +134,9 @@ fn a_fault_at_any_op_that_does_not_come_again_changes_nothing() {
 fn a_block_that_cannot_be_moved_is_computed_again_and_nothing_else_changes() {
     let dir = model();
     let (expected, _) = without_faults(&dir);
-    let (swapped, _) = without_faults_that(&dir, Preemption::Swap);
-    assert_eq!(swapped, expected);
     let mut failures = 0;
     for place in 1.. {
-        let (engine, faults) = engine_that(&dir, Preemption::Swap);
+        let (engine, faults) = engine_with(&dir, FEW_BLOCKS, Preemption::Swap);
         faults.swap_fails_at.store(place, SeqCst);
         add_all(&engine, requests());
         assert_eq!(drain(&engine), expected, "move {place} failed");

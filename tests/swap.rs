@@ -3,7 +3,7 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use common::{Random, TempDir, configs, write_random_model};
@@ -28,14 +28,14 @@ impl Model {
         let (_, config) = configs(512).pop().unwrap();
         write_random_model(&dir.0, &config, false, 5);
         let mut model = Model { dir, block_bytes: 0, kv_dtype };
-        model.block_bytes = Engine::plan(&model.options(1)).unwrap().block_bytes;
+        model.block_bytes = Engine::plan(&EngineOptions { kv_bytes: None, ..model.options(0) }).unwrap().block_bytes;
         model
     }
 
     fn options(&self, blocks: u64) -> EngineOptions {
         EngineOptions {
             model_dir: self.dir.0.clone(),
-            kv_bytes: Some((blocks * self.block_bytes).max(1 << 16)),
+            kv_bytes: Some(blocks * self.block_bytes),
             kv_dtype: Some(self.kv_dtype),
             block_size: BLOCK,
             max_model_len: Some(160),
@@ -148,7 +148,7 @@ fn swapping_changes_nothing(kv_dtype: KvDtype) {
     assert_eq!(std::fs::read_dir(&file.0).unwrap().count(), 0, "nothing is left behind");
     let (answers, stats) = everything(&model.swapping(Preemption::Auto, 200, None));
     assert_eq!(answers, expected);
-    assert!(stats.preemptions_swapped > 0, "the first time it tries: {stats:?}");
+    assert!(stats.blocks_swapped_out > 0, "the first time it tries: {stats:?}");
     let (answers, stats) = everything(&EngineOptions { prefix_cache: true, ..model.swapping(Preemption::Swap, 200, None) });
     assert_eq!(answers, expected, "with prefixes");
     assert!(stats.blocks_swapped_out > 0);
@@ -162,6 +162,11 @@ fn swapping_changes_no_bit_of_f32() {
 #[test]
 fn swapping_changes_no_bit_of_bf16() {
     swapping_changes_nothing(KvDtype::Bf16);
+}
+
+#[test]
+fn swapping_changes_no_bit_of_int8() {
+    swapping_changes_nothing(KvDtype::Int8);
 }
 
 #[test]
@@ -209,5 +214,4 @@ fn a_host_tier_that_cannot_be_is_refused_with_the_numbers() {
     }
     let plan = Engine::plan(&swap(10 * model.block_bytes + 1, None)).unwrap();
     assert_eq!((plan.swap_blocks, plan.swap_bytes), (10, 10 * model.block_bytes));
-    assert!(Path::new("/proc").is_dir());
 }

@@ -96,8 +96,8 @@ mod tests {
     const BLOCKS: usize = 6;
 
     /// Of different width, and a block's bytes over all of them.
-    fn layers() -> (Vec<Kv>, u64) {
-        let shape = |kv_heads| KvShape { blocks: BLOCKS, block_size: 8, kv_heads, head_dim: 3, dtype: KvDtype::Bf16 };
+    fn layers(dtype: KvDtype) -> (Vec<Kv>, u64) {
+        let shape = |kv_heads| KvShape { blocks: BLOCKS, block_size: 8, kv_heads, head_dim: 3, dtype };
         let layers: Vec<Kv> = [2, 1, 4].map(|kv_heads| Kv::new(shape(kv_heads)).unwrap()).into();
         let bytes = layers.iter().map(Kv::bytes).sum::<usize>() as u64;
         (layers, bytes)
@@ -120,8 +120,8 @@ mod tests {
     #[test]
     fn blocks_come_back_as_they_went_whatever_the_tier() {
         let dir = std::env::temp_dir();
-        for tier in [None, Some(dir.as_path())] {
-            let (mut layers, bytes) = layers();
+        for (tier, dtype) in KvDtype::ALL.into_iter().flat_map(|dtype| [(None, dtype), (Some(dir.as_path()), dtype)]) {
+            let (mut layers, bytes) = layers(dtype);
             let (pool, mut host) = (Pool::new(2).unwrap(), Host::new(4, bytes, tier).unwrap());
             (0..BLOCKS as u32).for_each(|block| fill(&mut layers, block, block as u8, bytes));
             let before: Vec<Vec<u8>> = (0..BLOCKS as u32).map(|block| content(&layers, block, bytes)).collect();
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_an_error() {
-        let (mut layers, bytes) = layers();
+        let (mut layers, bytes) = layers(KvDtype::Bf16);
         let full = File::options().read(true).write(true).open("/dev/full").unwrap();
         let mut host = Host { block_bytes: bytes as usize, store: Store::File(full, vec![0; bytes as usize]) };
         let (pool, moves) = (Pool::new(1).unwrap(), [BlockMove { device: 1, host: 0 }]);
