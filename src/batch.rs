@@ -66,8 +66,14 @@ impl Batch {
     /// Becomes a copy of `other`.
     pub fn copy_from(&mut self, other: &Batch) -> Result<()> {
         self.clear();
-        self.reserve(other.rows(), other.spans.len(), other.tables.len())?;
-        self.clone_from(other);
+        self.reserve(other.rows(), other.spans.len().max(other.logit_rows.len()).max(other.copies.len()), other.tables.len())?;
+        self.tokens.extend_from_slice(&other.tokens);
+        self.positions.extend_from_slice(&other.positions);
+        self.slots.extend_from_slice(&other.slots);
+        self.spans.extend_from_slice(&other.spans);
+        self.tables.extend_from_slice(&other.tables);
+        self.logit_rows.extend_from_slice(&other.logit_rows);
+        self.copies.extend_from_slice(&other.copies);
         Ok(())
     }
 

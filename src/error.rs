@@ -128,6 +128,37 @@ impl From<std::collections::TryReserveError> for Error {
     }
 }
 
+/// A copy of values whose number comes from options, a model file or a request.
+pub fn try_copy<T: Copy>(values: &[T]) -> Result<Vec<T>> {
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(values.len())?;
+    copy.extend_from_slice(values);
+    Ok(copy)
+}
+
+/// The same for texts, one after the other.
+pub fn try_concat(texts: &[&str]) -> Result<String> {
+    let mut all = String::new();
+    all.try_reserve_exact(texts.iter().map(|text| text.len()).sum())?;
+    texts.iter().for_each(|text| all.push_str(text));
+    Ok(all)
+}
+
+/// What `format!` makes, of things whose size comes from a model file.
+pub fn try_format(what: fmt::Arguments) -> Result<String> {
+    struct Text(String);
+    impl fmt::Write for Text {
+        fn write_str(&mut self, part: &str) -> fmt::Result {
+            self.0.try_reserve(part.len()).map_err(|_| fmt::Error)?;
+            self.0.push_str(part);
+            Ok(())
+        }
+    }
+    let mut text = Text(String::new());
+    fmt::write(&mut text, what).map_err(|_| Error::out_of_memory())?;
+    Ok(text.0)
+}
+
 /// A vector of `len` copies of `value`, or an out-of-memory error: for every size that comes from
 /// options, a model file or a request.
 pub fn try_vec<T: Clone>(len: usize, value: T) -> Result<Vec<T>> {

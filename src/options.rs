@@ -12,7 +12,7 @@ pub use policies::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
 pub use sampling::{Dry, Mirostat, OutputKind, SamplingParams};
 
 use crate::arena::Arena;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_concat};
 
 /// The instruction path of the CPU kernels. Bits are the same within one path, not across paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -262,6 +262,24 @@ pub enum Grammar {
 impl Grammar {
     /// Compiling one that large may take seconds.
     const MOST_BYTES: usize = 256 << 10;
+
+    pub fn try_clone(&self) -> Result<Grammar> {
+        let copy = |text: &String| try_concat(&[text]);
+        Ok(match self {
+            Grammar::JsonSchema(text) => Grammar::JsonSchema(copy(text)?),
+            Grammar::JsonObject => Grammar::JsonObject,
+            Grammar::Regex(text) => Grammar::Regex(copy(text)?),
+            Grammar::Choice(texts) => {
+                let mut copies = Vec::new();
+                copies.try_reserve_exact(texts.len())?;
+                for text in texts {
+                    copies.push(copy(text)?);
+                }
+                Grammar::Choice(copies)
+            }
+            Grammar::Lark(text) => Grammar::Lark(copy(text)?),
+        })
+    }
 
     pub fn validate(&self) -> Result<()> {
         let bytes = match self {

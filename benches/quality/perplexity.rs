@@ -8,7 +8,7 @@ use pagedllm::options::{EngineOptions, KvDtype, SamplingParams};
 
 /// What the bundled model says of its held-out text.
 pub struct Reading {
-    /// Log probabilities of all tokens but each text's first.
+    /// Log probabilities of what it was trained to say: an assistant's answers, and sentences that are no chat.
     pub logprobs: Vec<f32>,
 }
 
@@ -16,11 +16,11 @@ impl Reading {
     pub fn of(model: &Path, kv_dtype: KvDtype) -> Reading {
         let options = EngineOptions { model_dir: model.into(), kv_dtype: Some(kv_dtype), prefix_cache: false, ..Default::default() };
         let engine = Engine::create(&options).unwrap();
-        for (i, text) in texts(model).into_iter().enumerate() {
+        // They say their special tokens themselves.
+        let texts: Vec<_> = texts(model).iter().map(|text| engine.text().unwrap().encode(text, false).unwrap()).collect();
+        for (i, tokens) in texts.iter().enumerate() {
             let sampling = SamplingParams { prompt_logprobs: Some(0), max_tokens: Some(1), ..SamplingParams::greedy() };
-            // The texts say their special tokens themselves.
-            let request = Request { user_data: i as u64, add_special: false, ..Request::new(Prompt::Text(text), sampling) };
-            engine.add_request(request).unwrap();
+            engine.add_request(Request { user_data: i as u64, ..Request::new(Prompt::Tokens(tokens.clone()), sampling) }).unwrap();
         }
         let mut read = Vec::new();
         while engine.step().unwrap().unfinished > 0 {
@@ -28,8 +28,15 @@ impl Reading {
         }
         read.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap());
         assert!(read.iter().all(|output| output.error.is_none()));
-        read.sort_by_key(|output| output.user_data);
-        Reading { logprobs: read.into_iter().flat_map(|output| output.prompt_logprobs.tokens).collect() }
+        let of =
+            |i: usize| read.iter().filter(move |output| output.user_data == i as u64).flat_map(|output| &output.prompt_logprobs.tokens);
+        let [assistant, end] = ["<|assistant|>", "<|end|>"].map(|name| engine.text().unwrap().encode(name, false).unwrap()[0]);
+        let learned = |(i, tokens): (usize, &Vec<u32>)| {
+            let said = said(tokens, assistant, end);
+            assert_eq!(of(i).count(), tokens.len() - 1);
+            of(i).zip(&said[1..]).filter(|(_, said)| **said).map(|(logprob, _)| *logprob).collect::<Vec<_>>()
+        };
+        Reading { logprobs: texts.iter().enumerate().flat_map(learned).collect() }
     }
 
     pub fn perplexity(&self) -> f64 {
@@ -44,6 +51,20 @@ impl Reading {
         let (sum, most) = distances.fold((0.0, 0.0f64), |(sum, most), x| (sum + x, most.max(x)));
         (sum / self.logprobs.len() as f64, most)
     }
+}
+
+/// Which tokens are the assistant's own words, up to their end; all, where nobody speaks.
+fn said(tokens: &[u32], assistant: u32, end: u32) -> Vec<bool> {
+    let chat = tokens.contains(&assistant);
+    let mut speaks = !chat;
+    let mut said = vec![false; tokens.len()];
+    for (i, &token) in tokens.iter().enumerate() {
+        // A new line comes first.
+        speaks |= chat && i >= 2 && tokens[i - 2] == assistant;
+        said[i] = speaks;
+        speaks &= !chat || token != end;
+    }
+    said
 }
 
 fn texts(model: &Path) -> Vec<String> {

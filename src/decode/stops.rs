@@ -3,26 +3,37 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::sampler::Rules;
+use crate::error::Result;
+
 /// Holds back text that may turn out to be the beginning of a stop string. Plain data: a fork copies it.
 #[derive(Debug, Clone, Default)]
 pub struct StopMatcher {
-    stops: Arc<[String]>,
-    /// The stop string that was found stays in the text.
-    include: bool,
+    rules: Arc<Rules>,
     held: String,
     /// So many of its bytes were told all the same.
     told: usize,
 }
 
 impl StopMatcher {
-    pub fn new(stops: Vec<String>, include: bool) -> StopMatcher {
-        StopMatcher { stops: stops.into(), include, held: String::new(), told: 0 }
+    pub fn new(rules: Arc<Rules>) -> StopMatcher {
+        StopMatcher { rules, held: String::new(), told: 0 }
+    }
+
+    /// Makes room for what may become of `text`: some of it held, or appended to `out` with what was held before.
+    pub fn reserve(&mut self, text: &str, out: &mut String) -> Result<()> {
+        self.held.try_reserve(text.len())?;
+        Ok(out.try_reserve(self.held.len() + text.len())?)
+    }
+
+    fn stops(&self) -> &[String] {
+        &self.rules.params.stop
     }
 
     /// Takes new text and appends to `out` what is certain to come before any stop string.
     /// True: a stop string is complete; what follows it is dropped, and so is the string unless it is to be included.
     pub fn push(&mut self, text: &str, out: &mut String) -> bool {
-        if self.stops.is_empty() {
+        if self.stops().is_empty() {
             out.push_str(text);
             return false;
         }
@@ -31,7 +42,7 @@ impl StopMatcher {
             self.let_go(self.held.len() - self.longest_beginning(), out);
             return false;
         };
-        self.let_go(if self.include { stop.end } else { stop.start }, out);
+        self.let_go(if self.rules.params.include_stop { stop.end } else { stop.start }, out);
         (self.told, self.held) = (0, String::new());
         true
     }
@@ -62,7 +73,7 @@ impl StopMatcher {
 
     /// The stop string that ends first, so that pieces of any size find the same one; of those, the longest.
     fn first_complete(&self) -> Option<Range<usize>> {
-        let found = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str()).map(|start| start..start + stop.len()));
+        let found = self.stops().iter().filter_map(|stop| self.held.find(stop.as_str()).map(|start| start..start + stop.len()));
         found.min_by_key(|stop| (stop.end, stop.start))
     }
 
@@ -73,16 +84,19 @@ impl StopMatcher {
             (1..=most).rev().find(|&n| self.held.as_bytes().ends_with(&stop.as_bytes()[..n])).unwrap_or(0)
         };
         // A stop string starts with a character's first byte, so the cut is at a boundary.
-        self.stops.iter().map(begins).max().unwrap_or(0)
+        self.stops().iter().map(begins).max().unwrap_or(0)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::SamplingParams;
 
     fn matcher(stops: &[&str], include: bool) -> StopMatcher {
-        StopMatcher::new(stops.iter().map(|s| s.to_string()).collect(), include)
+        let stop = stops.iter().map(|s| s.to_string()).collect();
+        let params = SamplingParams { stop, include_stop: include, ..SamplingParams::default() };
+        StopMatcher::new(Arc::new(Rules { params, ..Rules::default() }))
     }
 
     fn read(mut matcher: StopMatcher, pieces: &[&str]) -> (String, bool) {

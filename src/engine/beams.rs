@@ -114,8 +114,7 @@ impl Core {
         for (request, error) in std::mem::take(&mut self.stuck) {
             self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
         }
-        let done = |(&request, beams): (&u64, &Beams)| beams.is_done().then_some(request);
-        while let Some(request) = self.beams.iter().find_map(done) {
+        while let Some((&request, _)) = self.beams.iter().find(|(_, beams)| beams.is_done()) {
             if let Err(error) = self.tell_beams(request) {
                 self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
             }
@@ -144,7 +143,7 @@ impl Core {
 }
 
 /// The request that the beam `seq` belongs to, if it is one.
-pub fn request_of_beam(beams: &BTreeMap<u64, Beams>, seq: u64) -> Option<u64> {
+pub fn request_of_beam(beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<u64> {
     let (&request, beams) = beams.range(..=seq).next_back()?;
     (seq - request < beams.width() as u64).then_some(request)
 }

@@ -1,11 +1,14 @@
 //! A sequence as bytes: what it is, its K and V as they are stored, and a checksum over all of it.
 
+use std::borrow::Cow;
+use std::io;
+
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::outputs::Logprobs;
 use super::stream::Aside;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_copy};
 use crate::options::SamplingParams;
 
 const MAGIC: &[u8; 8] = b"PLLMSEQ\0";
@@ -13,13 +16,13 @@ const VERSION: u32 = 1;
 const CHECKSUM: usize = 32;
 
 /// A sequence outside of any engine.
-pub struct Blob {
-    pub header: Header,
+pub struct Blob<'a> {
+    pub header: Header<'a>,
     pub kv: Vec<u8>,
 }
 
 #[derive(Default, Serialize, Deserialize)]
-pub struct Header {
+pub struct Header<'a> {
     /// The model's fingerprint.
     pub model: [u8; 32],
     /// How K and V are stored.
@@ -27,7 +30,7 @@ pub struct Header {
     pub block_size: usize,
     /// The instruction path that computed them; none for a runner without one.
     pub isa: String,
-    pub tokens: Vec<u32>,
+    pub tokens: Cow<'a, [u32]>,
     /// Tokens whose K and V are in the blob.
     pub computed: usize,
     pub prompt_len: usize,
@@ -35,11 +38,11 @@ pub struct Header {
     pub seed: u64,
     /// Mirostat's state at each position from the first on, the next one included.
     pub mirostat: Option<(usize, Vec<Bits>)>,
-    pub params: SamplingParams,
+    pub params: Cow<'a, SamplingParams>,
     pub skip_special: bool,
     /// The log probability of each generated token.
     pub history: Vec<Bits>,
-    pub asides: Vec<Aside>,
+    pub asides: Cow<'a, [Aside]>,
     /// What outputs that are not deltas will say again.
     pub logprobs: Listed,
     pub prompt_logprobs: Listed,
@@ -57,10 +60,13 @@ pub struct Listed {
     top: Vec<(u32, Bits)>,
 }
 
-impl Blob {
+impl Blob<'_> {
     /// magic, version, length of the header, header, K and V, checksum
     pub fn encode(&self) -> Result<Vec<u8>> {
-        let header = serde_json::to_vec(&self.header).map_err(|e| Error::internal(format!("a sequence could not be written: {e}")))?;
+        let mut header = Bytes::default();
+        // Nothing else can fail.
+        serde_json::to_writer(&mut header, &self.header).map_err(|_| Error::out_of_memory())?;
+        let Bytes(header) = header;
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(MAGIC.len() + 12 + header.len() + self.kv.len() + CHECKSUM)?;
         bytes.extend_from_slice(MAGIC);
@@ -72,7 +78,7 @@ impl Blob {
         Ok(bytes)
     }
 
-    pub fn decode(bytes: &[u8]) -> Result<Blob> {
+    pub fn decode(bytes: &[u8]) -> Result<Blob<'static>> {
         let damaged = |what: &str| Error::invalid(format!("these {} bytes are no exported sequence, or are damaged: {what}", bytes.len()));
         let (body, checksum) = bytes.split_at(bytes.len().saturating_sub(CHECKSUM));
         let rest = body.strip_prefix(MAGIC).ok_or_else(|| damaged("they do not begin as one"))?;
@@ -89,20 +95,17 @@ impl Blob {
         let (len, rest) = rest.split_first_chunk::<8>().ok_or_else(|| damaged("they are too few"))?;
         let len = usize::try_from(u64::from_le_bytes(*len)).unwrap_or(usize::MAX);
         let (header, kv) = rest.split_at_checked(len).ok_or_else(|| damaged("the header is cut short"))?;
-        let header: Header = serde_json::from_slice(header).map_err(|e| damaged(&format!("the header: {e}")))?;
+        let header: Header<'static> = serde_json::from_slice(header).map_err(|e| damaged(&format!("the header: {e}")))?;
         header.check().map_err(damaged)?;
-        let mut copy = Vec::new();
-        copy.try_reserve_exact(kv.len())?;
-        copy.extend_from_slice(kv);
-        Ok(Blob { header, kv: copy })
+        Ok(Blob { header, kv: try_copy(kv)? })
     }
 }
 
-impl Header {
+impl Header<'_> {
     /// A checksum can be made for anything.
     fn check(&self) -> std::result::Result<(), &'static str> {
         let generated = self.tokens.len().saturating_sub(self.prompt_len);
-        let SamplingParams { logprobs, prompt_logprobs, .. } = self.params;
+        let SamplingParams { logprobs, prompt_logprobs, .. } = *self.params;
         let sound = [
             (!self.tokens.is_empty(), "it has no tokens"),
             ((1..=self.tokens.len()).contains(&self.prompt_len), "its prompt is longer than it is"),
@@ -117,22 +120,26 @@ impl Header {
     }
 }
 
-impl Header {
+impl Header<'_> {
     fn mirostat_is_sound(&self) -> bool {
         let sound = |(first, mus): &(usize, Vec<Bits>)| {
-            !mus.is_empty() && first.checked_add(mus.len()) == Some(self.tokens.len() + 1) && numbers(mus).iter().all(|mu| mu.is_finite())
+            !mus.is_empty()
+                && first.checked_add(mus.len()) == Some(self.tokens.len() + 1)
+                && mus.iter().all(|&mu| f32::from_bits(mu).is_finite())
         };
         self.mirostat.is_some() == self.params.mirostat.is_some() && self.mirostat.as_ref().is_none_or(sound)
     }
 }
 
 impl Listed {
-    pub fn new(logprobs: &Logprobs) -> Listed {
-        Listed { tokens: bits(&logprobs.tokens), top: logprobs.top.iter().map(|&(token, logprob)| (token, logprob.to_bits())).collect() }
+    pub fn new(logprobs: &Logprobs) -> Result<Listed> {
+        let top = try_map(&logprobs.top, |(token, logprob)| (token, logprob.to_bits()))?;
+        Ok(Listed { tokens: bits(&logprobs.tokens)?, top })
     }
 
-    pub fn logprobs(&self) -> Logprobs {
-        Logprobs { tokens: numbers(&self.tokens), top: self.top.iter().map(|&(token, bits)| (token, f32::from_bits(bits))).collect() }
+    pub fn logprobs(&self) -> Result<Logprobs> {
+        let top = try_map(&self.top, |(token, bits)| (token, f32::from_bits(bits)))?;
+        Ok(Logprobs { tokens: numbers(&self.tokens)?, top })
     }
 
     /// Whether it has no more for each token than were asked for, as many for each, and nothing where nothing was.
@@ -144,10 +151,33 @@ impl Listed {
     }
 }
 
-pub fn bits(numbers: &[f32]) -> Vec<Bits> {
-    numbers.iter().map(|number| number.to_bits()).collect()
+pub fn bits(numbers: &[f32]) -> Result<Vec<Bits>> {
+    try_map(numbers, f32::to_bits)
 }
 
-pub fn numbers(bits: &[Bits]) -> Vec<f32> {
-    bits.iter().map(|&bits| f32::from_bits(bits)).collect()
+pub fn numbers(bits: &[Bits]) -> Result<Vec<f32>> {
+    try_map(bits, f32::from_bits)
+}
+
+fn try_map<T: Copy, U>(from: &[T], map: impl Fn(T) -> U) -> Result<Vec<U>> {
+    let mut to = Vec::new();
+    to.try_reserve_exact(from.len())?;
+    to.extend(from.iter().map(|&value| map(value)));
+    Ok(to)
+}
+
+/// Grows as long as there is memory.
+#[derive(Default)]
+struct Bytes(Vec<u8>);
+
+impl io::Write for Bytes {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.try_reserve(bytes.len()).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

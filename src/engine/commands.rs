@@ -104,10 +104,16 @@ impl Core {
         let Work { prompt, max_len, branching, priority, keep, root, mut stream, beams, wanted, .. } = work;
         let prompt_logits = stream.rules.params.prompt_logprobs.is_some();
         let echoed = stream.rules.params.echo.then(|| stream.echo(&prompt, self.shared.text.as_deref())).transpose();
+        let mut ends = Vec::new();
         let begun = echoed.and_then(|echoed| {
+            self.streams.try_reserve(1)?;
+            self.contests.try_reserve(1)?;
+            if stream.ranked {
+                ends.try_reserve_exact(stream.branches)?;
+            }
             if let Some(mut beams) = beams {
                 beams.begin(&stream.rules, &prompt)?;
-                self.beams.insert(id, *beams);
+                self.beams.insert(id, beams);
             }
             self.watch(id, stream.deadline)?;
             self.scheduler.add(Arrival { id, prompt, max_len, branching, priority, keep, prompt_logits, root })?;
@@ -116,7 +122,7 @@ impl Core {
         match begun {
             Ok(echoed) => {
                 if stream.ranked {
-                    self.contests.insert(id, Contest { wanted, open: stream.branches, ends: Vec::new() });
+                    self.contests.insert(id, Contest { wanted, open: stream.branches, ends });
                 }
                 let outbox = stream.outbox.clone();
                 self.streams.insert(id, stream);
@@ -155,6 +161,7 @@ impl Core {
 
     fn try_fork(&mut self, parent: u64, len: Option<usize>, child: u64, idle: bool) -> Result<Stream> {
         let gone = || Error::not_found(format!("sequence {parent} has ended before it could fork, and was not kept"));
+        self.streams.try_reserve(1)?;
         let mut stream = self.streams.get(&parent).ok_or_else(gone)?.fork()?;
         self.watch(child, stream.deadline)?;
         self.scheduler.fork(parent, len, child, idle)?;
@@ -216,24 +223,25 @@ impl Core {
             layout: self.runner.layout(),
             block_size: self.scheduler.blocks().block_size(),
             isa: if stream.inexact { MIXED.into() } else { self.isa.into() },
-            tokens: sequence.tokens.clone(),
+            tokens: sequence.tokens.as_slice().into(),
             computed,
             max_len: sequence.max_len,
             logits_from: sequence.logits_from,
             ..Header::default()
-        });
+        })?;
         let mut kv = Vec::new();
         let blocks = blocks_for(computed, header.block_size);
         self.runner.read_blocks(&sequence.table.blocks()[..blocks], &mut kv)?;
         Ok(Output { blob: Blob { header, kv }.encode()?, ..stream.output() })
     }
 
-    fn import(&mut self, id: u64, turn: Turn, blob: Blob) -> Result<()> {
+    fn import(&mut self, id: u64, turn: Turn, blob: Blob<'static>) -> Result<()> {
+        self.streams.try_reserve(1)?;
         let Blob { header, kv } = blob;
         let mut stream = Stream::restore(id, turn, &header, self.shared.text.as_deref())?;
         stream.inexact = header.isa != self.isa;
         let root = Chain::private(&self.model, id);
-        self.scheduler.import(id, header.tokens, header.computed, header.max_len, header.logits_from, root)?;
+        self.scheduler.import(id, header.tokens.into_owned(), header.computed, header.max_len, header.logits_from, root)?;
         // Others may have made room for it.
         self.move_blocks();
         let blocks = self.scheduler.get(id)?.table.blocks();

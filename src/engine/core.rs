@@ -45,7 +45,7 @@ pub struct Core {
     pub(super) longest: usize,
     pub(super) streams: HashMap<u64, Stream>,
     /// By request, whose id is the first beam's; the others have the next ones.
-    pub(super) beams: BTreeMap<u64, Beams>,
+    pub(super) beams: BTreeMap<u64, Box<Beams>>,
     /// Requests that draw more samples than they return.
     pub(super) contests: HashMap<u64, Contest>,
     pub(super) pins: Vec<Pin>,
@@ -266,21 +266,20 @@ impl Core {
         for (seq, logprobs) in std::mem::take(&mut self.prompt_logprobs) {
             let Some(stream) = self.streams.get_mut(&seq) else { continue };
             let outbox = stream.outbox.clone();
-            if let Some(output) = stream.tell_prompt(logprobs) {
-                self.push(&outbox, output);
+            let request = stream.request;
+            match stream.tell_prompt(logprobs) {
+                Ok(output) => output.into_iter().for_each(|output| self.push(&outbox, output)),
+                Err(error) => self.stuck.push((request, error)),
             }
         }
     }
 
     /// A first token that was chosen several times makes several streams of one.
     fn branch(&mut self, choice: &Choice) {
+        let room = self.streams.try_reserve(1).map_err(Error::from);
         let Some(parent) = self.streams.get(&choice.parent) else { return };
-        let index = (choice.child - parent.request) as u32;
-        match parent.fork() {
+        match room.and_then(|()| self.branch_of(parent, choice.child)) {
             Ok(mut stream) => {
-                (stream.sequence, stream.index, stream.seed) = (choice.child, index, branch_seed(parent.seed, index as usize));
-                let known = stream.known(parent.prompt_len);
-                self.shared.registry.born(choice.child, known);
                 let (outbox, echo) = (stream.outbox.clone(), stream.echo_again());
                 self.streams.insert(choice.child, stream);
                 echo.into_iter().for_each(|output| self.push(&outbox, output));
@@ -290,6 +289,14 @@ impl Core {
                 self.never_born(choice, error);
             }
         }
+    }
+
+    fn branch_of(&self, parent: &Stream, child: u64) -> Result<Stream> {
+        let index = (child - parent.request) as u32;
+        let mut stream = parent.fork()?;
+        (stream.sequence, stream.index, stream.seed) = (child, index, branch_seed(parent.seed, index as usize));
+        self.shared.registry.born(child, stream.known(parent.prompt_len))?;
+        Ok(stream)
     }
 
     fn never_born(&mut self, choice: &Choice, error: Error) {
@@ -407,6 +414,6 @@ impl Core {
 }
 
 /// The stream that speaks for `seq`. None: a pin, which nobody reads.
-pub(super) fn stream_of<'a>(streams: &'a HashMap<u64, Stream>, beams: &BTreeMap<u64, Beams>, seq: u64) -> Option<&'a Stream> {
+pub(super) fn stream_of<'a>(streams: &'a HashMap<u64, Stream>, beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<&'a Stream> {
     streams.get(&seq).or_else(|| streams.get(&request_of_beam(beams, seq)?))
 }

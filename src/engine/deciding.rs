@@ -18,7 +18,7 @@ pub struct Deciding<'a> {
     pub scheduler: &'a Scheduler,
     pub streams: &'a mut HashMap<u64, Stream>,
     pub lost: &'a [(u64, Error)],
-    pub beams: &'a mut BTreeMap<u64, Beams>,
+    pub beams: &'a mut BTreeMap<u64, Box<Beams>>,
     pub sampler: &'a mut Sampler,
     pub edited: &'a mut Vec<f32>,
     pub choices: &'a mut Vec<Choice>,
@@ -51,7 +51,12 @@ impl Deciding<'_> {
         let tokens = &self.scheduler.get(part.seq)?.tokens[..stream.prompt_len];
         let first = part.first + part.rows - part.logits + 1;
         let (mut logprobs, mut top) = (Logprobs::default(), Vec::new());
-        for (&token, logits) in tokens.get(first..).unwrap_or_default().iter().zip(rows.chunks_exact(vocab)) {
+        let told = tokens.get(first..).unwrap_or_default();
+        let count = told.len().min(rows.len() / vocab);
+        logprobs.tokens.try_reserve_exact(count)?;
+        logprobs.top.try_reserve_exact(count * (k as usize).min(vocab))?;
+        self.prompt_logprobs.try_reserve(1)?;
+        for (&token, logits) in told.iter().zip(rows.chunks_exact(vocab)) {
             logprobs.tokens.push(logprob_and_top(logits, token, k as usize, &mut top)?);
             logprobs.top.extend_from_slice(&top);
         }

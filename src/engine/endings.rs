@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Stats;
 use super::core::Core;
-use super::outputs::{Logprobs, Output};
+use super::outputs::Output;
 use super::queue::Outbox;
 use super::stream::Stream;
 use crate::error::Error;
@@ -67,8 +67,7 @@ impl Core {
     pub(super) fn end_with_siblings(&mut self, outbox: &Arc<Outbox>, output: Output) {
         for index in self.shared.registry.open(output.request) {
             if index != output.index {
-                let sibling = Output { tokens: Vec::new(), text: String::new(), logprobs: Logprobs::default(), ..output.of(index) };
-                self.end(outbox, sibling);
+                self.end(outbox, output.of(index));
             }
         }
         self.end(outbox, output);

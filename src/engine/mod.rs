@@ -302,6 +302,11 @@ impl Engine {
         Stats { admission_rejections: self.shared.registry.rejections(), ..stats }
     }
 
+    /// Panics unless every invariant between two steps holds. For tests.
+    pub fn check_invariants(&self) {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner).scheduler.check();
+    }
+
     /// Ok unless an earlier call met a defect.
     pub fn check(&self) -> Result<()> {
         self.shared.registry.check()

@@ -1,4 +1,4 @@
-use crate::error::Error;
+use crate::error::{Error, Result, try_concat, try_copy};
 use crate::sched::FinishReason;
 
 /// News of one sequence: new tokens, new text, or its end.
@@ -40,9 +40,20 @@ pub struct Logprobs {
 }
 
 impl Logprobs {
+    /// Makes room for what another one holds.
+    pub fn reserve(&mut self, other: &Logprobs) -> Result<()> {
+        self.tokens.try_reserve(other.tokens.len())?;
+        Ok(self.top.try_reserve(other.top.len())?)
+    }
+
+    /// Adds what room was made for.
     pub fn extend(&mut self, other: &Logprobs) {
         self.tokens.extend_from_slice(&other.tokens);
         self.top.extend_from_slice(&other.top);
+    }
+
+    pub fn try_clone(&self) -> Result<Logprobs> {
+        Ok(Logprobs { tokens: try_copy(&self.tokens)?, top: try_copy(&self.top)? })
     }
 
     /// Keeps those of the first `len` tokens.
@@ -60,8 +71,16 @@ impl Output {
         Output { finish: Some(FinishReason::Error), error: Some(error), ..self }
     }
 
-    /// The same of another of the request's sequences.
+    /// The same of another of the request's sequences, which has nothing to tell yet.
     pub fn of(&self, index: u32) -> Output {
-        Output { index, sequence: self.request + index as u64, ..self.clone() }
+        let Output { request, user_data, finish, prompt_tokens, generated_tokens, score, .. } = *self;
+        let (sequence, error) = (request + index as u64, self.error.clone());
+        Output { request, sequence, index, user_data, finish, error, prompt_tokens, generated_tokens, score, ..Output::default() }
+    }
+
+    /// The same prompt as it was told, for another of the request's sequences.
+    pub fn try_echo(&self) -> Result<Output> {
+        let (tokens, logprobs, text) = (try_copy(&self.tokens)?, self.logprobs.try_clone()?, try_concat(&[&self.text])?);
+        Ok(Output { tokens, logprobs, text, ..self.of(self.index) })
     }
 }

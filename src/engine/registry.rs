@@ -30,7 +30,7 @@ pub enum Command {
     Free { seq: u64 },
     GoOn { seq: u64, keep: bool, hook: Option<LogitsHook>, deadline: Option<Duration>, open: Box<Open> },
     Export { seq: u64, open: Box<Open> },
-    Import { id: u64, turn: Box<Turn>, blob: Box<Blob> },
+    Import { id: u64, turn: Box<Turn>, blob: Box<Blob<'static>> },
     Pin { id: u64, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Duration> },
     Unpin { id: u64 },
 }
@@ -399,7 +399,7 @@ impl Registry {
         })
     }
 
-    pub fn import(&self, turn: Turn, blob: Blob, inexact: bool) -> Result<u64> {
+    pub fn import(&self, turn: Turn, blob: Blob<'static>, inexact: bool) -> Result<u64> {
         self.command(|state| {
             state.sequences.try_reserve(1)?;
             state.last_id += 1;
@@ -442,12 +442,15 @@ impl Registry {
         }
         let mut orphans = Vec::new();
         for (&request, live) in &state.live {
-            let writers: Vec<u64> =
-                live.open.iter().filter(|open| Arc::ptr_eq(&open.outbox, outbox)).map(|open| open.last.sequence).collect();
-            match writers.len() == live.open.len() {
+            let writes = |open: &&Open| Arc::ptr_eq(&open.outbox, outbox);
+            // Without memory they run to their end, unheard.
+            if orphans.try_reserve(live.open.len()).is_err() {
+                continue;
+            }
+            match live.open.iter().all(|open| writes(&open)) {
                 true => orphans.push(Command::Abort { request }),
                 // The others were resumed elsewhere.
-                false => orphans.extend(writers.into_iter().map(|seq| Command::End { seq })),
+                false => orphans.extend(live.open.iter().filter(writes).map(|open| Command::End { seq: open.last.sequence })),
             }
         }
         for orphan in &orphans {
@@ -470,8 +473,11 @@ impl Registry {
     }
 
     /// A sequence came into being by itself, as one of a request's samples.
-    pub fn born(&self, seq: u64, known: Known) {
-        self.lock().sequences.insert(seq, known);
+    pub fn born(&self, seq: u64, known: Known) -> Result<()> {
+        let mut state = self.lock();
+        state.sequences.try_reserve(1)?;
+        state.sequences.insert(seq, known);
+        Ok(())
     }
 
     /// The sequences have so many tokens now.
@@ -479,9 +485,9 @@ impl Registry {
         let mut state = self.lock();
         let State { sequences, inbox, .. } = &mut *state;
         // What the host has asked for since counts already.
-        let pending: Vec<u64> = inbox.iter().filter_map(Command::changes).collect();
+        let pending = |seq| inbox.iter().any(|command| command.changes() == Some(seq));
         for (seq, len) in lens {
-            if let Some(known) = sequences.get_mut(&seq).filter(|_| !pending.contains(&seq)) {
+            if let Some(known) = sequences.get_mut(&seq).filter(|_| !pending(seq)) {
                 known.len = len;
             }
         }

@@ -138,7 +138,10 @@ impl Engine {
     }
 
     fn beams(&self, params: &BeamParams, n: u32, sampling: &SamplingParams, most: usize) -> Result<Beams> {
-        let ends = [&self.eos_of(sampling)[..], &sampling.stop_token_ids].concat();
+        let (eos, stops) = (self.eos_of(sampling), &sampling.stop_token_ids);
+        let mut ends = Vec::new();
+        ends.try_reserve_exact(eos.len() + stops.len())?;
+        ends.extend(eos.iter().chain(stops));
         Beams::new(params, n as usize, &ends, most)
     }
 
@@ -306,7 +309,9 @@ impl Engine {
     fn rules(&self, mut params: SamplingParams) -> Result<Rules> {
         let mut bad_words = Vec::new();
         for word in &params.bad_words {
-            bad_words.extend(self.text()?.spellings(word)?);
+            let spellings = self.text()?.spellings(word)?;
+            bad_words.try_reserve(spellings.len())?;
+            bad_words.extend(spellings);
         }
         let token_bytes = params.dry.as_mut().map_or(Ok(Arc::default()), |dry| self.settle_breakers(dry))?;
         Ok(Rules { eos: self.eos_of(&params), bad_words, token_bytes, params })

@@ -9,7 +9,7 @@ use super::registry::{Child, Known};
 use super::request::{Prompt, branch_seed};
 use super::stream::Turn;
 use super::{Engine, LogitsHook};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_copy};
 use crate::kv::blocks_for;
 use crate::options::SamplingParams;
 
@@ -147,10 +147,10 @@ impl Engine {
     pub fn import(&self, queue: &Queue, bytes: &[u8]) -> Result<u64> {
         self.check()?;
         self.check_queue(queue)?;
-        let blob = Blob::decode(bytes)?;
+        let mut blob = Blob::decode(bytes)?;
+        self.check_blob(&blob.header, blob.kv.len())?;
+        let params = std::mem::take(&mut blob.header.params).into_owned();
         let header = &blob.header;
-        self.check_blob(header, blob.kv.len())?;
-        let params = header.params.clone();
         let turn = self.turn(params, queue.outbox().clone(), None, 0, header.skip_special, false)?;
         let turn = Turn { seed: header.seed, ..turn };
         let inexact = header.isa != self.info.isa_name();
@@ -209,7 +209,7 @@ impl Engine {
         let tokens = self.prompt_tokens(prompt, add_special, None)?;
         self.max_len(tokens.len(), &SamplingParams::default())?;
         let until = time.and_then(|time| self.shared.clock.now().checked_add(time));
-        self.shared.registry.pin(tokens, priority, salt.to_vec(), until)
+        self.shared.registry.pin(tokens, priority, try_copy(salt)?, until)
     }
 
     pub fn unpin(&self, pin: u64) -> Result<()> {

@@ -1,5 +1,6 @@
 //! What the engine keeps of one sequence beside its tokens: how to choose, and how to turn tokens into text.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::outputs::{Logprobs, Output};
 use super::queue::Outbox;
 use super::registry::Known;
 use crate::decode::{Chosen, Constraint, Ended, Hypothesis, Memory, Rules, StopMatcher};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_concat, try_copy, try_vec};
 use crate::options::OutputKind;
 use crate::sched::FinishReason;
 use crate::text::{Detokenizer, Text};
@@ -71,7 +72,7 @@ pub struct Stream {
     fresh: String,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 struct Said {
     tokens: Vec<u32>,
     logprobs: Logprobs,
@@ -79,8 +80,32 @@ struct Said {
     text: String,
 }
 
+impl Said {
+    /// All of it or nothing.
+    fn add(&mut self, output: &Output) -> Result<()> {
+        self.tokens.try_reserve(output.tokens.len())?;
+        self.logprobs.reserve(&output.logprobs)?;
+        self.prompt_logprobs.reserve(&output.prompt_logprobs)?;
+        self.text.try_reserve(output.text.len())?;
+        self.tokens.extend_from_slice(&output.tokens);
+        self.logprobs.extend(&output.logprobs);
+        self.prompt_logprobs.extend(&output.prompt_logprobs);
+        self.text.push_str(&output.text);
+        Ok(())
+    }
+
+    fn try_clone(&self) -> Result<Said> {
+        Ok(Said {
+            tokens: try_copy(&self.tokens)?,
+            logprobs: self.logprobs.try_clone()?,
+            prompt_logprobs: self.prompt_logprobs.try_clone()?,
+            text: try_concat(&[&self.text])?,
+        })
+    }
+}
+
 /// Some of the generated tokens, counted from the prompt's end.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Aside {
     from: usize,
     to: usize,
@@ -139,7 +164,7 @@ impl Stream {
         self.stay_alone();
         self.detokenizer = Detokenizer::new(skip_special);
         self.detokenizer.prime(tokens);
-        self.stops = stop_matcher(&self.rules);
+        self.stops = StopMatcher::new(self.rules.clone());
         self.history.clear();
         self.asides.clear();
         self.said = Said::default();
@@ -166,12 +191,12 @@ impl Stream {
             generated: self.generated,
             detokenizer: self.detokenizer.clone(),
             stops: self.stops.clone(),
-            history: self.history.clone(),
+            history: try_copy(&self.history)?,
             score: self.score,
-            asides: self.asides.clone(),
+            asides: try_copy(&self.asides)?,
             inexact: self.inexact,
-            said: self.said.clone(),
-            echoed: self.echoed.clone(),
+            said: self.said.try_clone()?,
+            echoed: self.echoed.as_ref().map(|echoed| echoed.try_echo().map(Box::new)).transpose()?,
             fresh: String::new(),
         })
     }
@@ -190,7 +215,7 @@ impl Stream {
         self.asides.retain(|aside| aside.from < aside.to);
         self.score = sum(&self.history);
         self.said.prompt_logprobs.truncate(self.prompt_len - 1);
-        self.said_again(tokens);
+        self.said_again(tokens)?;
         self.said.logprobs.truncate(self.said.tokens.len());
         if self.echoed.is_some() {
             self.echoed = Some(Box::new(self.echo_of(&tokens[..self.prompt_len], text)?));
@@ -200,7 +225,7 @@ impl Stream {
 
     /// Text and stop strings as of `tokens`.
     fn retell(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
-        self.stops = stop_matcher(&self.rules);
+        self.stops = StopMatcher::new(self.rules.clone());
         self.detokenizer.prime(&tokens[..self.prompt_len]);
         let Some(text) = text else { return Ok(()) };
         let mut again = match self.rules.params.echo {
@@ -216,6 +241,7 @@ impl Stream {
             }
             self.fresh.clear();
             self.detokenizer.push(text, token, &mut self.fresh)?;
+            self.stops.reserve(&self.fresh, &mut again)?;
             match aside.is_some() || place + 1 < self.rules.params.min_tokens {
                 true => self.stops.pass(&self.fresh, &mut again),
                 false => drop(self.stops.push(&self.fresh, &mut again)),
@@ -234,31 +260,34 @@ impl Stream {
             let _ = constraint.append(tokens);
         }
         self.memory.extend(&self.rules, tokens)?;
+        self.asides.try_reserve(1)?;
+        self.history.try_reserve(tokens.len())?;
         self.asides.push(Aside { from: self.generated, to: self.generated + tokens.len(), hidden: false });
         self.generated += tokens.len();
         self.history.resize(self.history.len() + tokens.len(), 0.0);
-        let mut told = String::new();
+        let mut told = Output::default();
         if let Some(text) = text {
             self.fresh.clear();
             for &token in tokens {
                 self.detokenizer.push(text, token, &mut self.fresh)?;
             }
-            self.stops.pass(&self.fresh, &mut told);
+            self.stops.reserve(&self.fresh, &mut told.text)?;
+            self.stops.pass(&self.fresh, &mut told.text);
         }
         if self.accumulates() {
-            self.said.tokens.extend_from_slice(tokens);
-            self.said.text.push_str(&told);
-            let unknown = self.unknown(tokens);
-            self.said.logprobs.extend(&unknown);
+            (told.tokens, told.logprobs) = (try_copy(tokens)?, self.unknown(tokens)?);
+            self.said.add(&told)?;
         }
         Ok(())
     }
 
     /// What is told of tokens that nobody chose: 0, so that there is one for each token.
-    fn unknown(&self, tokens: &[u32]) -> Logprobs {
-        let Some(k) = self.rules.params.logprobs else { return Logprobs::default() };
-        let top = tokens.iter().flat_map(|&token| std::iter::repeat_n((token, 0.0), k as usize)).collect();
-        Logprobs { tokens: vec![0.0; tokens.len()], top }
+    fn unknown(&self, tokens: &[u32]) -> Result<Logprobs> {
+        let Some(k) = self.rules.params.logprobs else { return Ok(Logprobs::default()) };
+        let mut unknown = Logprobs { tokens: try_vec(tokens.len(), 0.0)?, top: Vec::new() };
+        unknown.top.try_reserve_exact(tokens.len() * k as usize)?;
+        unknown.top.extend(tokens.iter().flat_map(|&token| std::iter::repeat_n((token, 0.0), k as usize)));
+        Ok(unknown)
     }
 
     fn accumulates(&self) -> bool {
@@ -271,19 +300,19 @@ impl Stream {
     }
 
     /// What of it goes into a blob.
-    pub fn export(&self, header: Header) -> Header {
-        Header {
+    pub fn export<'a>(&'a self, header: Header<'a>) -> Result<Header<'a>> {
+        Ok(Header {
             prompt_len: self.prompt_len,
             seed: self.seed,
-            mirostat: self.memory.mirostat().map(|(first, mus)| (first, bits(mus))),
-            params: self.rules.params.clone(),
+            mirostat: self.memory.mirostat().map(|(first, mus)| Ok::<_, Error>((first, bits(mus)?))).transpose()?,
+            params: Cow::Borrowed(&self.rules.params),
             skip_special: self.detokenizer.skips_special(),
-            history: bits(&self.history),
-            asides: self.asides.clone(),
-            logprobs: Listed::new(&self.said.logprobs),
-            prompt_logprobs: Listed::new(&self.said.prompt_logprobs),
+            history: bits(&self.history)?,
+            asides: Cow::Borrowed(&self.asides),
+            logprobs: Listed::new(&self.said.logprobs)?,
+            prompt_logprobs: Listed::new(&self.said.prompt_logprobs)?,
             ..header
-        }
+        })
     }
 
     /// A stream that goes on where an exported one was.
@@ -293,14 +322,14 @@ impl Stream {
         if let Some(constraint) = &mut stream.constraint {
             constraint.append(generated)?;
         }
-        let mirostat = header.mirostat.as_ref().map(|(first, mus)| (*first, numbers(mus)));
+        let mirostat = header.mirostat.as_ref().map(|(first, mus)| Ok::<_, Error>((*first, numbers(mus)?))).transpose()?;
         stream.memory = Memory::restore(&stream.rules, &header.tokens, header.prompt_len, mirostat)?;
         stream.generated = generated.len();
-        stream.history = numbers(&header.history);
-        stream.asides = header.asides.clone();
+        stream.history = numbers(&header.history)?;
+        stream.asides = try_copy(&header.asides)?;
         stream.score = sum(&stream.history);
-        (stream.said.logprobs, stream.said.prompt_logprobs) = (header.logprobs.logprobs(), header.prompt_logprobs.logprobs());
-        stream.said_again(&header.tokens);
+        (stream.said.logprobs, stream.said.prompt_logprobs) = (header.logprobs.logprobs()?, header.prompt_logprobs.logprobs()?);
+        stream.said_again(&header.tokens)?;
         // Hosts read one for each token.
         let wanted = stream.rules.params.logprobs.map_or(0, |_| stream.said.tokens.len());
         if stream.said.logprobs.tokens.len() != wanted {
@@ -310,11 +339,11 @@ impl Stream {
         Ok(stream)
     }
 
-    fn said_again(&mut self, tokens: &[u32]) {
+    fn said_again(&mut self, tokens: &[u32]) -> Result<()> {
         if self.accumulates() {
-            self.said.tokens.clear();
-            self.said.tokens.extend_from_slice(&tokens[if self.rules.params.echo { 0 } else { self.prompt_len }..]);
+            self.said.tokens = try_copy(&tokens[if self.rules.params.echo { 0 } else { self.prompt_len }..])?;
         }
+        Ok(())
     }
 
     /// What other threads know of it.
@@ -346,31 +375,29 @@ impl Stream {
     /// nothing had been: half a character stays half, and what could begin a stop string still can.
     pub fn close(&mut self, finish: FinishReason, stays: bool, text: Option<&Text>) -> Output {
         let mut output = Output { finish: Some(finish), ..self.output() };
-        if stays {
-            self.stops.tell_held(&mut output.text);
-            return self.tell(output).unwrap_or_default();
-        }
         self.fresh.clear();
-        if let Some(text) = text {
+        if let Some(text) = text.filter(|_| !stays) {
             // Whatever can still be said is said; an end is never refused.
             let _ = self.detokenizer.finish(text, &mut self.fresh);
         }
-        self.stops.pass(&self.fresh, &mut output.text);
+        match self.stops.reserve(&self.fresh, &mut output.text) {
+            Ok(()) if stays => self.stops.tell_held(&mut output.text),
+            Ok(()) => self.stops.pass(&self.fresh, &mut output.text),
+            Err(error) => output = output.failed(error),
+        }
         self.tell(output).unwrap_or_default()
     }
 
     /// The prompt, for a request that wants its output to begin with it.
     pub fn echo(&mut self, prompt: &[u32], text: Option<&Text>) -> Result<Option<Output>> {
         let output = self.echo_of(prompt, text)?;
-        self.echoed = (self.branches > 1).then(|| Box::new(output.clone()));
-        Ok(self.tell(output))
+        self.echoed = (self.branches > 1).then(|| output.try_echo().map(Box::new)).transpose()?;
+        self.try_tell(output)
     }
 
     fn echo_of(&self, prompt: &[u32], text: Option<&Text>) -> Result<Output> {
         let mut output = self.output();
-        output.tokens.try_reserve_exact(prompt.len())?;
-        output.tokens.extend_from_slice(prompt);
-        output.logprobs = self.unknown(prompt);
+        (output.tokens, output.logprobs) = (try_copy(prompt)?, self.unknown(prompt)?);
         if let Some(text) = text {
             output.text = text.decode(prompt, self.detokenizer.skips_special())?;
         }
@@ -384,9 +411,9 @@ impl Stream {
     }
 
     /// Log probabilities of some of the prompt's tokens.
-    pub fn tell_prompt(&mut self, logprobs: Logprobs) -> Option<Output> {
+    pub fn tell_prompt(&mut self, logprobs: Logprobs) -> Result<Option<Output>> {
         let output = Output { prompt_logprobs: logprobs, ..self.output() };
-        self.tell(output)
+        self.try_tell(output)
     }
 
     /// One of the results of a beam search.
@@ -406,9 +433,9 @@ impl Stream {
             detokenizer.finish(text, &mut output.text)?;
         }
         output.generated_tokens = hypothesis.tokens.len() as u64;
-        output.tokens = hypothesis.tokens.clone();
+        output.tokens = try_copy(&hypothesis.tokens)?;
         if self.rules.params.logprobs.is_some() {
-            output.logprobs.tokens = hypothesis.logprobs.clone();
+            output.logprobs.tokens = try_copy(&hypothesis.logprobs)?;
         }
         output.score = hypothesis.score as f64;
         Ok(output)
@@ -461,6 +488,7 @@ impl Stream {
         if output.finish.is_some() {
             self.detokenizer.finish(text, &mut self.fresh)?;
         }
+        self.stops.reserve(&self.fresh, &mut output.text)?;
         if self.generated < self.rules.params.min_tokens {
             self.stops.pass(&self.fresh, &mut output.text);
         } else if self.stops.push(&self.fresh, &mut output.text) {
@@ -473,25 +501,29 @@ impl Stream {
         Ok(())
     }
 
-    /// What the host gets to see of `output`: it, all so far, or nothing before the end.
+    /// As `tell`, of what no sequence ends with.
+    fn try_tell(&mut self, output: Output) -> Result<Option<Output>> {
+        match self.tell(output) {
+            Some(Output { error: Some(error), .. }) => Err(error),
+            told => Ok(told),
+        }
+    }
+
+    /// What the host gets to see of `output`: it, all so far, or nothing before the end. Where there is no memory for it, it is
+    /// the last one.
     fn tell(&mut self, output: Output) -> Option<Output> {
         if !self.accumulates() {
             return Some(output);
         }
-        self.said.tokens.extend_from_slice(&output.tokens);
-        self.said.logprobs.extend(&output.logprobs);
-        self.said.prompt_logprobs.extend(&output.prompt_logprobs);
-        self.said.text.push_str(&output.text);
-        if self.rules.params.output == OutputKind::Final && output.finish.is_none() {
-            return None;
+        let waits = self.rules.params.output == OutputKind::Final && output.finish.is_none();
+        match self.said.add(&output) {
+            Ok(()) if waits => None,
+            added => Some(match added.and_then(|()| self.said.try_clone()) {
+                Ok(Said { tokens, logprobs, prompt_logprobs, text }) => Output { tokens, logprobs, prompt_logprobs, text, ..output },
+                Err(error) => output.failed(error),
+            }),
         }
-        let Said { tokens, logprobs, prompt_logprobs, text } = self.said.clone();
-        Some(Output { tokens, logprobs, prompt_logprobs, text, ..output })
     }
-}
-
-fn stop_matcher(rules: &Rules) -> StopMatcher {
-    StopMatcher::new(rules.params.stop.clone(), rules.params.include_stop)
 }
 
 /// An empty `Iterator::sum` would be minus zero.

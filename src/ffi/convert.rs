@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_concat};
 
 /// A length that says: the string ends with a NUL.
 pub const PLLM_NUL_TERMINATED: u64 = u64::MAX;
@@ -156,23 +156,9 @@ pub unsafe fn strings(name: &str, data: *const *const c_char, lens: *const u64, 
     for (i, &data) in strings.iter().enumerate() {
         let len = lens.get(i).copied().unwrap_or(PLLM_NUL_TERMINATED);
         // SAFETY: the caller's contract.
-        copies.push(try_string(unsafe { string(name, data, len) }?)?);
+        copies.push(try_concat(&[unsafe { string(name, data, len) }?])?);
     }
     Ok(copies)
-}
-
-pub fn try_copy<T: Copy>(values: &[T]) -> Result<Vec<T>> {
-    let mut copy = Vec::new();
-    copy.try_reserve_exact(values.len())?;
-    copy.extend_from_slice(values);
-    Ok(copy)
-}
-
-pub fn try_string(text: &str) -> Result<String> {
-    let mut copy = String::new();
-    copy.try_reserve_exact(text.len())?;
-    copy.push_str(text);
-    Ok(copy)
 }
 
 /// # Safety

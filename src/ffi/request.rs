@@ -3,12 +3,12 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, string, try_copy, try_string};
+use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, string};
 use super::outputs::pllm_queue;
 use super::sampling::pllm_sampling;
 use super::structs::{known_flags, some};
 use crate::engine::{LogitsHook, Prompt, Request};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_concat, try_copy};
 use crate::options::{BeamParams, EarlyStopping};
 
 /// Let the tokenizer add its special tokens, such as BOS. Leave it out for a prompt that a chat template wrote.
@@ -235,7 +235,7 @@ pub(super) fn deadline(ms: i64) -> Result<Option<Duration>> {
 pub(super) unsafe fn prompt(text: *const c_char, len: u64, tokens: *const u32, tokens_len: u64) -> Result<Prompt> {
     match (text.is_null(), tokens.is_null()) {
         // SAFETY: the caller's contract.
-        (false, true) => Ok(Prompt::Text(try_string(unsafe { string("prompt", text, len) }?)?)),
+        (false, true) => Ok(Prompt::Text(try_concat(&[unsafe { string("prompt", text, len) }?])?)),
         // SAFETY: the caller's contract.
         (true, false) => Ok(Prompt::Tokens(try_copy(unsafe { slice("prompt_tokens", tokens, tokens_len) }?)?)),
         (true, true) => Err(Error::invalid("prompt and prompt_tokens are both NULL: give one of them")),

@@ -1,9 +1,9 @@
 use std::ffi::c_char;
 use std::ptr::null;
 
-use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, string, strings, try_copy, try_string};
+use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, string, strings};
 use super::structs::{known_flags, some};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_concat, try_copy};
 use crate::options::{Dry, Grammar, Mirostat, OutputKind, SamplingParams};
 
 /// Use the seed field; without this the seed comes from the engine's and the request's id.
@@ -367,7 +367,7 @@ impl pllm_sampling {
     /// The strings are readable.
     unsafe fn grammar(&self) -> Result<Option<Grammar>> {
         // SAFETY: the caller's contract.
-        let text = || try_string(unsafe { string("grammar", self.grammar, self.grammar_len) }?);
+        let text = || try_concat(&[unsafe { string("grammar", self.grammar, self.grammar_len) }?]);
         let grammar = match self.grammar_kind {
             PLLM_GRAMMAR_NONE if !self.grammar.is_null() || self.choice_count > 0 => {
                 return Err(Error::invalid("a grammar or choices are given and grammar_kind is PLLM_GRAMMAR_NONE: say which kind it is"));

@@ -82,6 +82,7 @@ impl Checkpoint {
                 dtype: info.dtype,
                 shape: info.shape.clone(),
             };
+            self.tensors.try_reserve(1)?;
             if self.tensors.insert(name.clone(), tensor).is_some() {
                 return Err(Error::model(format!("{place}: {name} is in another shard too")));
             }

@@ -17,7 +17,7 @@ use spec::ModelSpec;
 pub use weights::LoadProgress;
 
 use crate::backend::Backend;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_format};
 use crate::options::Dtype;
 
 /// A model directory, opened and checked but not loaded.
@@ -53,7 +53,7 @@ impl ModelFiles {
     /// A hash of the architecture, of every tensor's name, type and shape, and of samples of its numbers: two models that
     /// compute anything else differ in it.
     pub fn fingerprint(&self) -> Result<[u8; 32]> {
-        self.checkpoint.fingerprint(&format!("{} {:?}", self.architecture, self.spec))
+        self.checkpoint.fingerprint(&try_format(format_args!("{} {:?}", self.architecture, self.spec))?)
     }
 
     pub fn load<B: Backend>(&self, backend: B, limits: BatchLimits, progress: LoadProgress) -> Result<Decoder<B>> {

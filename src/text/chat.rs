@@ -196,8 +196,8 @@ fn without_generation_tags(source: &str) -> String {
 fn render(environment: &Environment<'static>, variables: Value) -> Result<String> {
     let mut prompt = Prompt::default();
     let rendered = environment.get_template(NAME).and_then(|template| template.render_captured_to(variables, &mut prompt).map(drop));
-    if prompt.overflown {
-        return Err(Error::capacity(format!("the chat template wrote more than {MAX_PROMPT} bytes")));
+    if let Some(error) = prompt.refused {
+        return Err(error);
     }
     rendered.map_err(|e| failed(&e))?;
     String::from_utf8(prompt.bytes).map_err(|e| Error::invalid(format!("the chat template wrote no UTF-8: {e}")))
@@ -228,18 +228,30 @@ fn describe(e: &minijinja::Error) -> String {
 #[derive(Default)]
 struct Prompt {
     bytes: Vec<u8>,
-    overflown: bool,
+    /// Why no more is taken.
+    refused: Option<Error>,
+}
+
+impl Prompt {
+    fn push(&mut self, bytes: &[u8]) -> Result<()> {
+        if bytes.len() > MAX_PROMPT - self.bytes.len() {
+            return Err(Error::capacity(format!("the chat template wrote more than {MAX_PROMPT} bytes")));
+        }
+        self.bytes.try_reserve(bytes.len())?;
+        self.bytes.extend_from_slice(bytes);
+        Ok(())
+    }
 }
 
 impl io::Write for Prompt {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let fits = bytes.len() <= MAX_PROMPT - self.bytes.len() && self.bytes.try_reserve(bytes.len()).is_ok();
-        if !fits {
-            self.overflown = true;
-            return Err(io::Error::from(io::ErrorKind::OutOfMemory));
+        match self.push(bytes) {
+            Ok(()) => Ok(bytes.len()),
+            Err(error) => {
+                self.refused = Some(error);
+                Err(io::ErrorKind::OutOfMemory.into())
+            }
         }
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -83,8 +83,8 @@ impl Detokenizer {
         self.settle_prompt(text)?;
         let full = self.decode(text, &self.window)?;
         match self.seam(&full) {
-            Some(seam) => out.push_str(&full[seam..]),
-            None => out.push_str(&self.decode(text, &self.window[self.unshown()..])?),
+            Some(seam) => say(&full[seam..], out)?,
+            None => say(&self.decode(text, &self.window[self.unshown()..])?, out)?,
         }
         self.context = self.window.len();
         self.shown = full;
@@ -102,6 +102,7 @@ impl Detokenizer {
     fn emit(&mut self, text: &Text, full: &str, seam: usize, out: &mut String) -> Result<()> {
         let complete = self.complete_len(full).max(seam);
         let all = complete == full.len();
+        out.try_reserve(full.len() - seam)?;
         if all && complete > seam {
             // The tokens that did it are enough of a context for those that follow.
             let shown = self.decode(text, &self.window[self.context..])?;
@@ -140,6 +141,7 @@ impl Detokenizer {
             return Ok(());
         }
         let alone = self.decode(text, &self.window[fresh..])?;
+        out.try_reserve(alone.len())?;
         self.window.drain(..fresh);
         self.context = 0;
         self.shown.clear();
@@ -213,6 +215,13 @@ impl Detokenizer {
     fn decode(&self, text: &Text, tokens: &[u32]) -> Result<String> {
         text.tokenizer.decode(tokens, self.skip_special)
     }
+}
+
+/// The text of a whole sequence may come out here.
+fn say(text: &str, out: &mut String) -> Result<()> {
+    out.try_reserve(text.len())?;
+    out.push_str(text);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_concat, try_copy};
 use crate::sys::files;
 use crate::sys::quiet::no_panic;
 use chat::Chat;
@@ -50,10 +50,10 @@ impl Text {
     /// `text` as the tokenizer itself writes it: at the beginning, after a space, and after something else that no token joins to
     /// it. Whoever cuts it into other pieces writes it in yet other ways.
     pub fn spellings(&self, text: &str) -> Result<Vec<Vec<u32>>> {
-        let mut found = vec![self.encode(text, false)?, self.encode(&format!(" {text}"), false)?];
+        let mut found = vec![self.encode(text, false)?, self.encode(&try_concat(&[" ", text])?, false)?];
         for before in ["\n", "a"] {
-            let (whole, before) = (self.encode(&format!("{before}{text}"), false)?, self.encode(before, false)?);
-            found.extend(whole.strip_prefix(&before[..]).map(<[u32]>::to_vec));
+            let (whole, before) = (self.encode(&try_concat(&[before, text])?, false)?, self.encode(before, false)?);
+            found.extend(whole.strip_prefix(&before[..]).map(try_copy).transpose()?);
         }
         found.sort_unstable();
         found.dedup();

@@ -6,7 +6,7 @@ use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{Decoder, DecoderWrapper, ModelWrapper};
 
 use super::{no_panic, read_if_there};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_copy};
 
 /// What `tokenizer.json` says. It never pads and never truncates.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         let failed = |reason: String| Error::invalid(format!("the tokenizer cannot encode this text of {} bytes: {reason}", text.len()));
         let encoding = no_panic(|| self.inner.encode_fast(text, add_special)).map_err(failed)?;
-        Ok(encoding.map_err(|e| failed(e.to_string()))?.get_ids().to_vec())
+        try_copy(encoding.map_err(|e| failed(e.to_string()))?.get_ids())
     }
 
     pub fn decode(&self, tokens: &[u32], skip_special: bool) -> Result<String> {

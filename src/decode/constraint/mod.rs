@@ -82,7 +82,10 @@ impl Grammars {
         }
         let compiled = Arc::new(compile::on_deep_stack(self.shared.clone(), grammar)?);
         let constraint = Constraint::new(self.shared.clone(), compiled.clone())?;
-        self.cache().insert(grammar.clone(), compiled);
+        // Without memory for a copy it is compiled again next time.
+        if let Ok(grammar) = grammar.try_clone() {
+            self.cache().insert(grammar, compiled);
+        }
         Ok(constraint)
     }
 
