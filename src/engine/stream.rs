@@ -10,6 +10,7 @@ use super::blob::{Header, Listed, bits, numbers};
 use super::outputs::{Logprobs, Output};
 use super::queue::Outbox;
 use super::registry::Known;
+use super::timing::Timing;
 use crate::decode::{Chosen, Constraint, Ended, Hypothesis, Memory, Rules, StopMatcher};
 use crate::error::{Error, Result};
 use crate::options::OutputKind;
@@ -31,6 +32,8 @@ pub struct Turn {
     pub keep: bool,
     /// When it ends, wherever it is, on the engine's clock.
     pub deadline: Option<Duration>,
+    /// When the host asked for it.
+    pub asked: Duration,
 }
 
 pub struct Stream {
@@ -69,6 +72,7 @@ pub struct Stream {
     echoed: Option<Box<Output>>,
     /// New text before the stop strings have had their say.
     fresh: String,
+    pub timing: Timing,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -123,6 +127,7 @@ impl Stream {
             said: Said::default(),
             echoed: None,
             fresh: String::new(),
+            timing: Timing::default(),
         };
         stream.resume(turn, prompt)?;
         Ok(stream)
@@ -130,7 +135,8 @@ impl Stream {
 
     /// Begins a turn after `tokens`.
     pub fn resume(&mut self, turn: Turn, tokens: &[u32]) -> Result<()> {
-        let Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, deadline, .. } = turn;
+        let Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, deadline, asked, keep: _ } = turn;
+        self.timing = Timing::new(asked);
         (self.user_data, self.outbox, self.seed, self.constraint, self.hook) = (user_data, outbox, seed, constraint, hook);
         self.deadline = deadline;
         self.rules = rules;
@@ -173,6 +179,7 @@ impl Stream {
             said: self.said.clone(),
             echoed: self.echoed.clone(),
             fresh: String::new(),
+            timing: self.timing,
         })
     }
 
@@ -395,7 +402,7 @@ impl Stream {
             Ended::AtEos => FinishReason::Stop,
             Ended::AtLength => FinishReason::Length,
         };
-        let mut output = Output { finish: Some(finish), ..self.output().of(index) };
+        let mut output = Output { finish: Some(finish), timing: self.timing, ..self.output().of(index) };
         let shown = match hypothesis.ended {
             Ended::AtEos if !self.rules.params.include_stop => &hypothesis.tokens[..hypothesis.tokens.len() - 1],
             _ => &hypothesis.tokens[..],
@@ -474,7 +481,10 @@ impl Stream {
     }
 
     /// What the host gets to see of `output`: it, all so far, or nothing before the end.
-    fn tell(&mut self, output: Output) -> Option<Output> {
+    fn tell(&mut self, mut output: Output) -> Option<Output> {
+        if output.finish.is_some() {
+            output.timing = self.timing;
+        }
         if !self.accumulates() {
             return Some(output);
         }
