@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use super::records::{Ended, Fault, Resized, Step};
 use crate::engine::outputs::{Logprobs, Output};
 use crate::error::Error;
+use crate::sched::FinishReason;
 
 #[derive(Default)]
 pub struct Witness {
@@ -125,12 +126,13 @@ fn digest(before: &[u8; 32], output: &Output) -> [u8; 32] {
         numbers(&mut tokens.iter().map(|logprob| logprob.to_bits().into()));
         numbers(&mut top.iter().flat_map(|(token, logprob)| [u64::from(*token), logprob.to_bits().into()]));
     }
-    let Output { sequence, index, generated_tokens, score, .. } = output;
-    numbers(&mut [*sequence, (*index).into(), *generated_tokens, score.to_bits()].into_iter());
-    let texts = [output.text.as_str(), output.finish.map_or("", |finish| finish.name()), output.error.as_ref().map_or("", Error::message)];
-    for bytes in texts.iter().map(|text| text.as_bytes()).chain([output.blob.as_slice()]) {
-        sha.update(bytes);
-        sha.update((bytes.len() as u64).to_le_bytes());
+    // Of a blob its size: where its last block is not full, what lies in the rest of it is nobody's.
+    let Output { sequence, index, generated_tokens, score, blob, .. } = output;
+    numbers(&mut [*sequence, (*index).into(), *generated_tokens, score.to_bits(), blob.len() as u64].into_iter());
+    let error = output.error.as_ref().map_or("", Error::message);
+    for text in [output.text.as_str(), output.finish.map_or("", FinishReason::name), error] {
+        sha.update(text);
+        sha.update((text.len() as u64).to_le_bytes());
     }
     sha.finalize().into()
 }
