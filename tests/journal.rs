@@ -14,9 +14,10 @@ use pagedllm::engine::journal::{Ending, JournalFile, Replay, Summary};
 use pagedllm::engine::{Engine, Fork, GoOn, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Resume, Runner, Stats};
 use pagedllm::error::Code;
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-use pagedllm::options::{BeamParams, Dtype, EngineOptions, Grammar, Isa, SamplingParams};
+use pagedllm::options::{BeamParams, EngineOptions, Grammar, Isa, KvDtype, Preemption, SamplingParams};
 
 const BLOCKS: usize = 40;
+const HOST_BLOCKS: usize = 12;
 
 fn model(seed: u64) -> TempDir {
     let dir = TempDir::new();
@@ -30,14 +31,18 @@ fn device(model: &Path) -> (ModelInfo, Box<dyn Runner>, Arc<Faults>) {
     let faults = Arc::new(Faults::default());
     let files = ModelFiles::open(model).unwrap();
     let backend = Faulty { cpu: CpuBackend::new(1, None).unwrap(), faults: faults.clone() };
-    let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: BLOCKS, block_size: 8, dtype: Dtype::F32 }).unwrap();
+    let pool = KvPool { blocks: BLOCKS, block_size: 8, dtype: KvDtype::F32 };
+    let mut kv = KvCache::new(&backend, &files.spec, pool).unwrap();
+    kv.add_host_tier(&backend, HOST_BLOCKS, pool.block_bytes(&backend, &files.spec), None).unwrap();
     let decoder = files.load(backend, BatchLimits { rows: 32, logits: 16 }, &mut |_, _| true).unwrap();
-    let info = model_info(files.spec.vocab_size, BLOCKS, 128, vec![2]);
+    let mut info = model_info(files.spec.vocab_size, BLOCKS, 128, vec![2]);
+    info.memory.swap_blocks = HOST_BLOCKS;
     (info, Box::new(ModelRunner::new(decoder, kv)), faults)
 }
 
-fn engine(model: &Path, journal: PathBuf) -> (Engine, Arc<Faults>) {
-    let options = EngineOptions { max_batch_tokens: 32, max_seqs: 16, seed: 7, journal_path: Some(journal), ..Default::default() };
+fn engine(model: &Path, journal: PathBuf, preemption: Preemption) -> (Engine, Arc<Faults>) {
+    let options =
+        EngineOptions { max_batch_tokens: 32, max_seqs: 16, seed: 7, journal_path: Some(journal), preemption, ..Default::default() };
     let (info, runner, faults) = device(model);
     (Engine::with_runner(&options, info, None, runner).unwrap(), faults)
 }
@@ -52,8 +57,9 @@ fn request(random: &mut Random) -> Request {
     let best_of = (n == 2 && random.below(3) == 0).then_some(3);
     let keep = beam.is_none() && random.below(2) == 0;
     let salt = vec![random.below(2) as u8];
+    let priority = random.below(5) as i32;
     let deadline = (random.below(8) == 0).then(|| Duration::from_millis(1 + random.below(20) as u64));
-    Request { n, best_of, beam, keep, salt, deadline, ..Request::new(Prompt::Tokens(prompt), sampling) }
+    Request { n, best_of, beam, keep, salt, priority, deadline, ..Request::new(Prompt::Tokens(prompt), sampling) }
 }
 
 /// Anything a host may do, on ids that may have ended.
@@ -102,7 +108,8 @@ fn host(engine: &Engine, seed: u64) {
 
 /// Three hosts, an engine that steps by itself, a pool that changes its size, and a device that fails now and then.
 fn session(model: &Path, journal: PathBuf, seed: u64) -> Stats {
-    let (engine, faults) = engine(model, journal);
+    let preemption = [Preemption::Recompute, Preemption::Swap, Preemption::Auto][seed as usize % 3];
+    let (engine, faults) = engine(model, journal, preemption);
     let done = AtomicBool::new(false);
     engine.start().unwrap();
     std::thread::scope(|scope| {
@@ -111,6 +118,7 @@ fn session(model: &Path, journal: PathBuf, seed: u64) -> Stats {
         scope.spawn(move || {
             let mut random = Random(!seed);
             while !done.load(SeqCst) {
+                faults.swap_fails_at.store(faults.swaps.load(SeqCst) + 5, SeqCst);
                 // Not both in one session: such a device says nothing where the copies of a pool that shrinks fail.
                 match seed % 2 {
                     0 => faults.fails_at.store(faults.ops.load(SeqCst) + 20, SeqCst),
@@ -136,16 +144,18 @@ fn replay(model: &Path, journal: &Path) -> Summary {
 fn a_lively_session_is_replayed_bit_for_bit() {
     let (model, dir) = (model(5), TempDir::new());
     let journal = dir.0.join("journal");
-    let (mut preemptions, mut faults, mut hits, mut late) = (0, 0, 0, 0);
+    let (mut preemptions, mut faults, mut hits, mut late, mut swaps) = (0, 0, 0, 0, (0, 0));
     for seed in 0..6 {
         let stats = session(&model.0, journal.clone(), seed);
         let summary = replay(&model.0, &journal);
         assert_eq!((&summary.difference, &summary.ending), (&None, &Some(Ending::Closed)), "session {seed}");
         assert!(summary.requests > 100 && summary.sequences > 100 && summary.steps > 5, "{summary:?}");
         (preemptions, faults) = (preemptions + stats.preemptions, faults + stats.steps_failed);
+        swaps = (swaps.0 + stats.blocks_swapped_in, swaps.1 + stats.swap_failures);
         (hits, late) = (hits + stats.prefix_hits, late + stats.finished_deadline);
     }
     assert!(preemptions > 0 && faults > 0 && hits > 0 && late > 0, "{preemptions} {faults} {hits} {late}");
+    assert!(swaps.0 > 0 && swaps.1 > 0, "{swaps:?}");
 }
 
 #[test]
@@ -159,7 +169,7 @@ fn a_replay_that_computes_otherwise_says_where() {
 
 /// One request after the other.
 fn short_session(model: &Path, journal: PathBuf) {
-    let (engine, _) = engine(model, journal);
+    let (engine, _) = engine(model, journal, Preemption::Recompute);
     for seed in 0..10 {
         engine.add_request(request(&mut Random(seed))).unwrap();
         while engine.step().unwrap().unfinished > 0 {}
@@ -230,7 +240,7 @@ fn a_journal_of_anything_else_is_refused_with_the_numbers() {
 fn requests_whose_logits_the_host_edited_are_named() {
     let (model, dir) = (model(5), TempDir::new());
     let journal = dir.0.join("journal");
-    let (engine, _) = engine(&model.0, journal.clone());
+    let (engine, _) = engine(&model.0, journal.clone(), Preemption::Recompute);
     let hook: pagedllm::engine::LogitsHook = Arc::new(|_, _, logits: &mut [f32]| logits[17] = 1e9);
     let plain = Request { n: 1, best_of: None, beam: None, keep: false, ..request(&mut Random(1)) };
     engine.add_request(plain.clone()).unwrap();

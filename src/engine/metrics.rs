@@ -151,11 +151,12 @@ impl Snapshot {
         Ok(out)
     }
 
-    fn gauges(&self) -> [(&'static str, &'static str, f64); 4] {
-        let Stats { running, waiting, blocks_used, blocks_total, idle, .. } = self.stats;
+    fn gauges(&self) -> [(&'static str, &'static str, f64); 5] {
+        let Stats { running, waiting, swapped, blocks_used, blocks_total, idle, .. } = self.stats;
         [
             ("num_requests_running", "Sequences that run", running as f64),
             ("num_requests_waiting", "Sequences that wait for their first or next step", waiting as f64),
+            ("num_requests_swapped", "Sequences whose K and V are in the host tier", swapped as f64),
             ("num_requests_idle", "Sequences that were kept, and wait to be resumed or freed", idle as f64),
             ("kv_cache_usage_perc", "Share of the KV blocks that are in use, from 0 to 1", blocks_used as f64 / blocks_total.max(1) as f64),
         ]

@@ -409,7 +409,9 @@ impl Registry {
         self.command(|state| {
             let known = state.sequences.get(&seq).map(Known::open);
             let last = known.map_or_else(|| Output { request: seq, sequence: seq, ..Output::default() }, |open| open.last);
-            state.inbox.push_back(Command::Export { seq, open: Box::new(Open { outbox: outbox.clone(), last, waits: 0 }) });
+            state
+                .inbox
+                .push_back(Command::Export { seq, open: Box::new(Open { outbox: outbox.clone(), last, waits: 0, max_tokens: None }) });
             Ok(())
         })
     }

@@ -17,11 +17,12 @@ pub use records::{Forked, Header, Wanted};
 pub use replay::{Difference, Replay, Summary};
 use witness::Witness;
 
-use self::records::{Asked, Ended, Resized, Step};
+use self::records::{Asked, Ended, Resized, Step, Stuck};
 use super::StepReport;
 use super::outputs::Output;
 use super::registry::Command;
 use crate::error::{Code, Error, Result};
+use crate::sched::Costs;
 
 /// Between a step and its outside.
 pub struct Journal {
@@ -111,6 +112,34 @@ impl Journal {
 
     pub fn resized(&mut self, blocks: usize, worked: bool) {
         self.witness.resized(blocks, worked);
+    }
+
+    /// Blocks were moved between the tiers: what came of it, or what is said to have come of it.
+    pub fn moved(&mut self, out: bool, back: bool) -> (bool, bool) {
+        let number = self.witness.moves();
+        let (out, back) = match &self.role {
+            Role::Records(_) => (out, back),
+            Role::Replays { told, .. } => match told.stuck.iter().find(|stuck| stuck.number == number) {
+                Some(stuck) => (out && !stuck.out, back && !stuck.back),
+                None => (out, back),
+            },
+        };
+        if !(out && back) {
+            self.witness.stuck(Stuck { number, out: !out, back: !back });
+        }
+        (out, back)
+    }
+
+    /// What moving and computing cost: as measured, or as it is said to have been.
+    pub fn costs(&mut self, measured: Option<Costs>) -> Option<Costs> {
+        let costs = match &self.role {
+            Role::Records(_) => measured,
+            Role::Replays { told, .. } => {
+                told.costs.map(|(block, token)| Costs { block: f64::from_bits(block), token: f64::from_bits(token) })
+            }
+        };
+        self.witness.step.costs = costs.map(|costs| (costs.block.to_bits(), costs.token.to_bits()));
+        costs
     }
 
     pub fn says(&mut self, output: &Output) {

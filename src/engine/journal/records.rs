@@ -99,6 +99,10 @@ pub struct Step {
     pub refused: Vec<u32>,
     pub faults: Vec<Fault>,
     pub resized: Vec<Resized>,
+    /// Moves between the tiers that failed.
+    pub stuck: Vec<Stuck>,
+    /// What moving and computing cost, in the bits of seconds, where the scheduler was told.
+    pub costs: Option<(u64, u64)>,
     /// Over all outputs of the step, in any order.
     pub said: u64,
 }
@@ -110,6 +114,15 @@ pub struct Resized {
     /// Before the step began.
     pub between: bool,
     pub worked: bool,
+}
+
+/// Blocks could not be moved to the host tier, or back.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Stuck {
+    /// Which moves since the last step, from 1.
+    pub number: u32,
+    pub out: bool,
+    pub back: bool,
 }
 
 /// An attempt to compute a plan failed.
@@ -214,6 +227,7 @@ pub struct Wanted {
     /// The host edited its logits, which cannot be written down.
     pub hooked: bool,
     pub user_data: u64,
+    pub priority: i32,
     pub deadline: Option<Duration>,
     pub skip_special: bool,
 }
@@ -248,6 +262,7 @@ impl Wanted {
             keep,
             salt,
             hook,
+            priority,
             deadline,
             user_data,
             skip_special,
@@ -265,6 +280,7 @@ impl Wanted {
             salt: salt.clone(),
             hooked: hook.is_some(),
             user_data: *user_data,
+            priority: *priority,
             deadline: *deadline,
             skip_special: *skip_special,
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use super::records::{Ended, Fault, Resized, Step};
+use super::records::{Ended, Fault, Resized, Step, Stuck};
 use crate::engine::outputs::{Logprobs, Output};
 use crate::error::Error;
 use crate::sched::FinishReason;
@@ -24,6 +24,9 @@ pub struct Witness {
     in_step: bool,
     /// Since the last step.
     between: Vec<Resized>,
+    /// Moves between the tiers since then, and those that failed.
+    moves: u32,
+    stuck: Vec<Stuck>,
     /// Of all that has been said of each sequence since it last ended.
     said: HashMap<u64, [u8; 32]>,
     /// Steps so far, those that did nothing not counted.
@@ -36,7 +39,7 @@ impl Witness {
     pub fn begin(&mut self, now: Duration) {
         (self.step.now, self.step.said, self.attempts) = (now, 0, 0);
         self.step.faults.clear();
-        (self.in_step, self.touched) = (true, !self.between.is_empty());
+        (self.in_step, self.touched) = (true, !self.between.is_empty() || !self.stuck.is_empty());
         self.step.resized.clear();
         self.step.resized.append(&mut self.between);
         self.step.refused.clear();
@@ -70,6 +73,17 @@ impl Witness {
         self.touched = true;
     }
 
+    /// The number of the moves that were made.
+    pub fn moves(&mut self) -> u32 {
+        self.moves += 1;
+        self.moves
+    }
+
+    pub fn stuck(&mut self, stuck: Stuck) {
+        self.stuck.push(stuck);
+        self.touched = true;
+    }
+
     pub fn says(&mut self, output: &Output) {
         let before = self.said.remove(&output.sequence).unwrap_or_default();
         let digest = digest(&before, output);
@@ -96,7 +110,9 @@ impl Witness {
 
     /// Whether the step is worth writing down.
     pub fn end(&mut self, idle: bool) -> bool {
-        self.in_step = false;
+        (self.in_step, self.moves) = (false, 0);
+        self.step.stuck.clear();
+        self.step.stuck.append(&mut self.stuck);
         self.step.refused.clone_from(&self.refused.borrow());
         let quiet = idle && !self.touched && self.step.faults.is_empty();
         if quiet && self.refused_before.as_ref() == Some(&self.step.refused) {
