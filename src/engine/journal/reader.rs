@@ -66,7 +66,7 @@ impl JournalFile {
     }
 
     /// The next step; None: there is no whole one any more.
-    pub fn next(&mut self) -> Option<Recorded> {
+    pub fn next_step(&mut self) -> Option<Recorded> {
         let mut recorded = Recorded::default();
         while self.ending.is_none() {
             match self.record() {

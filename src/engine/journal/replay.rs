@@ -83,7 +83,7 @@ impl Replay {
 
     /// Runs all steps, or until one differs.
     pub fn run(mut self) -> Result<Summary> {
-        while let Some(recorded) = self.file.next() {
+        while let Some(recorded) = self.file.next_step() {
             if let Err(what) = self.step(recorded) {
                 self.summary.difference = Some(Difference { step: self.summary.steps, what });
                 break;
