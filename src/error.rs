@@ -31,6 +31,26 @@ pub enum Code {
     Cancelled = 11,
 }
 
+impl Code {
+    const ALL: [Code; 11] = [
+        Code::InvalidArgument,
+        Code::NotFound,
+        Code::Io,
+        Code::Model,
+        Code::Unsupported,
+        Code::Capacity,
+        Code::Busy,
+        Code::OutOfMemory,
+        Code::Internal,
+        Code::Closed,
+        Code::Cancelled,
+    ];
+
+    pub fn from_number(number: i32) -> Option<Code> {
+        Code::ALL.into_iter().find(|&code| code as i32 == number)
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     code: Code,

@@ -15,7 +15,7 @@ use crate::arena::Arena;
 use crate::error::{Error, Result, try_concat};
 
 /// The instruction path of the CPU kernels. Bits are the same within one path, not across paths.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Isa {
     /// Plain Rust that the compiler vectorizes for the target's baseline.
     Portable,
@@ -38,7 +38,7 @@ impl Isa {
 }
 
 /// How weights are stored; all arithmetic on the CPU is in f32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Dtype {
     F32,
     F16,
@@ -63,7 +63,7 @@ impl Dtype {
 }
 
 /// How K and V are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum KvDtype {
     F32,
     Bf16,
@@ -93,7 +93,7 @@ impl KvDtype {
 }
 
 /// What becomes of the K and V of those who have to give way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Preemption {
     /// They are dropped, and computed again.
     #[default]
@@ -105,15 +105,17 @@ pub enum Preemption {
 }
 
 /// Everything `Engine::create` needs to know. `None` lets the engine choose.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EngineOptions {
     /// A model directory as Hugging Face ships it.
+    #[serde(skip)]
     pub model_dir: PathBuf,
     /// Where to run: "cpu".
     pub device: String,
     /// Bytes of the KV pool. None: what `max_seqs` full sequences need, at most 1 GiB.
     pub kv_bytes: Option<u64>,
     /// Take the KV pool's bytes from this budget, which other engines may share, instead of `kv_bytes`.
+    #[serde(skip)]
     pub arena: Option<Arc<Arena>>,
     /// Tokens per KV block: 8, 16, 32, 64, 128 or 256.
     pub block_size: usize,
@@ -146,9 +148,16 @@ pub struct EngineOptions {
     /// Bytes of the host tier. 0: there is none.
     pub swap_bytes: u64,
     /// A directory: the host tier is a file there, which has no name and is gone with the engine. None: it is memory.
+    #[serde(skip)]
     pub swap_dir: Option<PathBuf>,
     /// Who comes first, what a step is made of, and for how much a request needs room.
     pub policies: Policies,
+    /// A file to draw every step into, in Chrome's trace event format.
+    #[serde(skip)]
+    pub trace_path: Option<PathBuf>,
+    /// A file to write down what is asked for, so that it can be replayed.
+    #[serde(skip)]
+    pub journal_path: Option<PathBuf>,
 }
 
 /// A request's priority is from minus this to this; without one it is 0.
@@ -179,6 +188,8 @@ impl Default for EngineOptions {
             swap_bytes: 0,
             swap_dir: None,
             policies: Policies::default(),
+            trace_path: None,
+            journal_path: None,
         }
     }
 }
@@ -299,7 +310,7 @@ impl Grammar {
 
 /// When a beam search has found enough. Except for `Yes` the finished beams must be as many as the width, and
 /// the question is what a running beam can still reach.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum EarlyStopping {
     /// As soon as as many beams as the width are finished.
     Yes,
@@ -312,7 +323,7 @@ pub enum EarlyStopping {
 }
 
 /// Beam search: several continuations side by side, the best ones returned.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BeamParams {
     /// Beams that run side by side: 2 to 64.
     pub width: u32,

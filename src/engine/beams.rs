@@ -6,7 +6,7 @@ use super::core::Core;
 use crate::decode::{BeamScratch, BeamSearch, BeamStep, Chosen, Context, Hypothesis, Memory, Rules, Sampler, log_softmax};
 use crate::error::{Error, Result, try_vec};
 use crate::options::BeamParams;
-use crate::sched::{Choice, FinishReason, StepPlan};
+use crate::sched::{Choice, FinishReason, Past, StepPlan};
 
 pub struct Beams {
     search: BeamSearch,
@@ -100,7 +100,10 @@ impl Core {
             if self.scheduler.members(part.seq).first() != Some(&part.seq) || self.stuck.iter().any(|(stuck, _)| *stuck == request) {
                 continue;
             }
-            let rules = self.streams[&request].rules.clone();
+            let past = self.scheduler.get(part.seq).map_or(Past::default(), |sequence| sequence.past);
+            let stream = self.streams.get_mut(&request).expect("a search has a stream");
+            self.insight.token(stream, past);
+            let rules = stream.rules.clone();
             let beams = self.beams.get_mut(&request).expect("it was just found");
             match beams.commit(&rules) {
                 Ok(()) => {}

@@ -6,10 +6,12 @@ use super::LogitsHook;
 use super::blob::{Blob, Header};
 use super::core::Core;
 use super::endings::Contest;
+use super::journal::Journal;
 use super::outputs::Output;
 use super::registry::{Child, Command, Open};
 use super::request::Work;
 use super::stream::{Stream, Turn};
+use super::timing::Timing;
 use crate::error::{Error, Result};
 use crate::kv::{Chain, blocks_for};
 use crate::sched::{Arrival, FinishReason};
@@ -36,6 +38,9 @@ impl Core {
     }
 
     fn obey(&mut self, command: Command) {
+        if let Some(journal) = &mut self.journal {
+            journal.takes(&command);
+        }
         match command {
             Command::Add { id, work } => self.add(id, *work),
             Command::End { seq } => self.end_sequence(seq, FinishReason::Abort, |output| output),
@@ -49,8 +54,8 @@ impl Core {
                 let result = self.rewind(seq, len);
                 self.changed(seq, result);
             }
-            Command::GoOn { seq, keep, hook, deadline, open } => {
-                if let Err(error) = self.go_on(seq, keep, hook, deadline, &open) {
+            Command::GoOn { seq, keep, hook, deadline, open, asked } => {
+                if let Err(error) = self.go_on(seq, keep, hook, Timing::new(asked), deadline, &open) {
                     let last = self.streams.get(&seq).map_or(open.last, Stream::output);
                     self.end(&open.outbox, last.failed(error));
                 }
@@ -96,6 +101,7 @@ impl Core {
 
     fn let_pin_go(&mut self, place: usize) {
         let Pin { id, .. } = self.pins.swap_remove(place);
+        self.journal.iter_mut().for_each(Journal::touched);
         self.scheduler.remove(id);
         self.shared.registry.pin_ended(id);
     }
@@ -138,7 +144,7 @@ impl Core {
     }
 
     fn fork(&mut self, parent: u64, len: Option<usize>, child: Child, idle: bool) {
-        let Child { id, seed, user_data, outbox } = child;
+        let Child { id, seed, user_data, outbox, asked } = child;
         let last = Output { request: id, sequence: id, user_data, ..Output::default() };
         let mut stream = match self.try_fork(parent, len, id, idle) {
             Ok(stream) => stream,
@@ -151,6 +157,7 @@ impl Core {
         stream.seed = seed.unwrap_or(stream.seed);
         (stream.request, stream.sequence, stream.index, stream.user_data) = (id, id, 0, user_data);
         stream.outbox = outbox.clone();
+        stream.timing = Timing::new(asked);
         // A parent that has ended since it was asked to fork has children that have ended.
         let has_ended = !idle && self.scheduler.get(id).is_ok_and(|sequence| sequence.group.is_none());
         let output = has_ended.then(|| stream.close(FinishReason::Abort, true, self.shared.text.as_deref()));
@@ -197,9 +204,17 @@ impl Core {
     }
 
     /// As if it had never been idle.
-    fn go_on(&mut self, seq: u64, keep: bool, hook: Option<LogitsHook>, deadline: Option<Duration>, open: &Open) -> Result<()> {
+    fn go_on(
+        &mut self,
+        seq: u64,
+        keep: bool,
+        hook: Option<LogitsHook>,
+        timing: Timing,
+        deadline: Option<Duration>,
+        open: &Open,
+    ) -> Result<()> {
         let stream = self.streams.get_mut(&seq).ok_or_else(|| gone(seq))?;
-        stream.deadline = deadline;
+        (stream.timing, stream.deadline) = (timing, deadline);
         stream.hook = hook.or(stream.hook.take());
         (stream.outbox, stream.user_data) = (open.outbox.clone(), open.last.user_data);
         if stream.rules.params.grammar.is_some() && stream.constraint.is_none() {

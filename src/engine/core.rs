@@ -12,6 +12,9 @@ use super::deadlines::Deadlines;
 use super::deciding::{Deciding, Decision, collect_masks};
 use super::endings::Contest;
 use super::forecast::{Lengths, Load, Outlook, Pace, Pending};
+use super::insight::Insight;
+use super::journal::Journal;
+use super::metrics::Histograms;
 use super::outputs::{Logprobs, Output};
 use super::queue::Outbox;
 use super::registry::{Command, Registry};
@@ -20,12 +23,14 @@ use super::retry::Trouble;
 use super::runner::Runner;
 use super::stream::Stream;
 use super::swapping::Meter;
-use super::{Stats, StepReport};
+use super::trace::{Phase, Trace};
+use super::{ModelInfo, Stats, StepReport};
 use crate::arena::Lease;
 use crate::batch::BlockCopy;
 use crate::decode::{Masker, Sampler};
 use crate::error::{Error, Result};
-use crate::sched::{Choice, Event, FinishReason, Scheduler, Sequence, StepPlan};
+use crate::options::EngineOptions;
+use crate::sched::{Choice, Event, FinishReason, Past, Scheduler, Sequence, StepPlan};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
 
@@ -76,6 +81,9 @@ pub struct Core {
     pub(super) lengths: Lengths,
     /// None: nobody asks what things cost.
     pub(super) meter: Option<Meter>,
+    pub(super) insight: Insight,
+    /// Who writes down, or says, what comes from outside of a step.
+    pub(super) journal: Option<Journal>,
     /// When the step under way began: read once, so that all it decides by time can be decided again.
     pub(super) now: Duration,
     pub(super) shared: Shared,
@@ -87,7 +95,7 @@ pub struct Shared {
     pub text: Option<Arc<Text>>,
     pub registry: Arc<Registry>,
     /// As of the last step.
-    pub stats: Arc<Mutex<Stats>>,
+    pub published: Arc<Mutex<Published>>,
     pub outlook: Arc<Mutex<Outlook>>,
     pub clock: Arc<dyn Clock>,
 }
@@ -98,15 +106,24 @@ impl Shared {
     }
 }
 
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Published {
+    pub stats: Stats,
+    pub histograms: Histograms,
+}
+
 impl Core {
     pub fn new(
         scheduler: Scheduler,
         runner: Box<dyn Runner>,
         lease: Arc<Lease>,
-        info: &super::ModelInfo,
-        max_seqs: usize,
+        info: &ModelInfo,
+        options: &EngineOptions,
         shared: Shared,
+        journal: Option<Journal>,
     ) -> Result<Core> {
+        let max_seqs = options.max_seqs;
+        let trace = options.trace_path.as_deref().map(Trace::create).transpose()?;
         let mut core = Core {
             scheduler,
             runner,
@@ -138,6 +155,8 @@ impl Core {
             pace: Pace::default(),
             lengths: Lengths::default(),
             meter: None,
+            insight: Insight::new(shared.clock.clone(), trace),
+            journal,
             now: Duration::ZERO,
             shared,
         };
@@ -156,38 +175,49 @@ impl Core {
         self.shared.registry.check()?;
         let _mode = StandardMode::enter();
         self.now = self.shared.clock.now();
+        self.insight.step_begins(self.now);
+        self.journal.iter_mut().for_each(|journal| journal.begin(self.now));
         let result = catch_unwind(AssertUnwindSafe(|| self.advance()));
         let result = result.unwrap_or_else(|panic| Err(self.fail(panic)));
-        self.publish();
+        self.journal.iter_mut().for_each(|journal| journal.end(&result));
+        let stats = self.publish();
+        self.insight.step_ends(&result, &stats);
         result.map(|report| StepReport { unfinished: self.shared.registry.unfinished(), ..report })
     }
 
     /// A step of the groups that may take part, by their first sequence. Where it fails, they are the suspects and nothing has changed.
     pub(super) fn attempt(&mut self, may: impl Fn(u64) -> bool) -> Result<StepReport> {
-        let Some(plan) = self.plan(may) else {
+        let plan = self.plan(may);
+        self.insight.lap(Phase::Schedule);
+        let Some(plan) = plan else {
             return Ok(StepReport { paused: self.scheduler.paused() as u64, ..StepReport::default() });
         };
         let (load, began) = (Load::of(&plan), self.shared.clock.now());
         self.shared.outlook().step = Some((load, began));
-        if let Err(error) = self.run(&plan) {
+        let fault = self.journal.as_mut().and_then(Journal::fault);
+        if let Err(error) = fault.map_or_else(|| self.run(&plan), Err) {
+            self.journal.iter_mut().for_each(|journal| journal.failed(&error));
             self.suspects.clear();
             self.suspects.extend(plan.parts.iter().map(|part| self.scheduler.members(part.seq)[0]));
             self.suspects.dedup();
             self.counts.steps_failed += 1;
             self.scheduler.rollback(plan);
+            self.insight.lap(Phase::Commit);
             return Err(error);
         }
         let report = self.report(&plan);
         self.begin(&plan);
         self.commit(plan);
         self.pace.observe(load, self.shared.clock.now().saturating_sub(began));
+        self.insight.lap(Phase::Commit);
         Ok(report)
     }
 
     /// Turns of which a step has computed some wait no more.
-    fn begin(&self, plan: &StepPlan) {
+    fn begin(&mut self, plan: &StepPlan) {
         for part in plan.parts.iter().filter(|part| part.begins) {
-            if let Some(stream) = stream_of(&self.streams, &self.beams, part.seq) {
+            if let Some(stream) = stream_of_mut(&mut self.streams, &self.beams, part.seq) {
+                self.insight.begins(stream, self.now);
                 self.shared.registry.begun(stream.request, stream.sequence);
             }
         }
@@ -204,6 +234,7 @@ impl Core {
         }
         // Taken back even where there are no logits: a step that failed is tried again.
         collect_masks(&mut self.masker, &mut self.streams, &mut self.lost);
+        self.insight.lap(Phase::Run);
         let logits = logits?;
         self.choices.clear();
         self.decisions.clear();
@@ -227,6 +258,7 @@ impl Core {
             deciding.part(part, rows, self.vocab_size)?;
             rest = others;
         }
+        self.insight.lap(Phase::Decide);
         Ok(())
     }
 
@@ -243,6 +275,7 @@ impl Core {
         let mut events = std::mem::take(&mut self.events);
         let choices = std::mem::take(&mut self.choices);
         let decisions = std::mem::take(&mut self.decisions);
+        self.insight.computed(&plan);
         self.commit_beams(&plan);
         self.scheduler.commit(plan, &choices, &mut events);
         self.tell_prompts();
@@ -251,7 +284,7 @@ impl Core {
                 // What beams chose is told when their search is done.
                 Event::Forked { choice } | Event::Advanced { choice, .. } if self.is_beam(&choices[choice]) => {}
                 Event::Forked { choice } => self.branch(&choices[choice]),
-                Event::Advanced { choice, finish } => self.deliver(&choices[choice], &decisions[choice], finish),
+                Event::Advanced { choice, finish, past } => self.deliver(&choices[choice], &decisions[choice], finish, past),
                 Event::Failed { choice } => self.never_born(&choices[choice], Error::out_of_memory()),
                 Event::Dropped { .. } => {}
             }
@@ -310,13 +343,15 @@ impl Core {
     }
 
     /// Turns a committed choice into an output; a stop string found in its text ends the sequence.
-    fn deliver(&mut self, choice: &Choice, decision: &Decision, finish: Option<FinishReason>) {
+    fn deliver(&mut self, choice: &Choice, decision: &Decision, finish: Option<FinishReason>, past: Past) {
         let Some(stream) = self.streams.get_mut(&choice.child) else { return };
         stream.branches = 1;
+        stream.timing.set_past(past);
         let text = self.shared.text.as_deref();
         let output = match decision {
             Ok(advance) => {
                 self.counts.generated_tokens += 1;
+                self.insight.token(stream, past);
                 stream.advance(advance, finish, text)
             }
             Err(why) => Some(stream.close(FinishReason::Error, self.scheduler.get(choice.child).is_ok(), text).failed(why.clone())),
@@ -336,6 +371,7 @@ impl Core {
     }
 
     pub(super) fn push(&mut self, outbox: &Arc<Outbox>, output: Output) {
+        self.journal.iter_mut().for_each(|journal| journal.says(&output));
         if outbox.push(output) {
             self.unannounced.push(outbox.clone());
         }
@@ -351,13 +387,16 @@ impl Core {
     }
 
     /// Lets the other threads see where the engine stands now.
-    pub(super) fn publish(&mut self) {
-        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.stats();
+    pub(super) fn publish(&mut self) -> Stats {
+        let stats = self.stats();
+        let published = Published { stats, histograms: self.insight.histograms };
+        *self.shared.published.lock().unwrap_or_else(PoisonError::into_inner) = published;
         self.look_ahead(&mut self.shared.outlook());
         self.unannounced.drain(..).for_each(|outbox| outbox.announce());
         if let Err(error) = self.shared.registry.check() {
             self.shared.registry.close_queues(&error);
         }
+        stats
     }
 
     fn look_ahead(&self, outlook: &mut Outlook) {
@@ -408,6 +447,9 @@ impl Core {
             swap_blocks_used: blocks.host_used() as u64,
             prefix_queries: prefix.queries,
             prefix_hits: prefix.hits,
+            prompt_tokens_cached: self.insight.cached_tokens,
+            traces_stopped: self.insight.traces_stopped(),
+            journals_stopped: self.journal.as_ref().is_some_and(Journal::has_stopped) as u64,
             ..self.counts
         }
     }
@@ -416,4 +458,9 @@ impl Core {
 /// The stream that speaks for `seq`. None: a pin, which nobody reads.
 pub(super) fn stream_of<'a>(streams: &'a HashMap<u64, Stream>, beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<&'a Stream> {
     streams.get(&seq).or_else(|| streams.get(&request_of_beam(beams, seq)?))
+}
+
+fn stream_of_mut<'a>(streams: &'a mut HashMap<u64, Stream>, beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<&'a mut Stream> {
+    let speaker = if streams.contains_key(&seq) { seq } else { request_of_beam(beams, seq)? };
+    streams.get_mut(&speaker)
 }

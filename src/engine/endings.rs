@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Stats;
 use super::core::Core;
+use super::journal::Journal;
 use super::outputs::Output;
 use super::queue::Outbox;
 use super::stream::Stream;
@@ -58,6 +59,7 @@ impl Core {
     /// The one place where a sequence's outputs end: its last one is on its way. What the scheduler still has stays, idle.
     pub(super) fn end(&mut self, outbox: &Arc<Outbox>, output: Output) {
         self.counts.count(output.finish);
+        self.insight.ended(&output);
         let kept = self.scheduler.get(output.sequence).ok().map(|sequence| sequence.tokens.len());
         self.shared.registry.ended(&output, kept);
         self.push(outbox, output);
@@ -83,10 +85,10 @@ impl Core {
 
     /// Ends one sequence between steps, if it runs.
     pub(super) fn end_sequence(&mut self, seq: u64, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
-        let Some(stays) = self.scheduler.get(seq).ok().filter(|sequence| sequence.group.is_some()).map(|sequence| sequence.keep) else {
-            return;
-        };
+        let runs = self.scheduler.get(seq).ok().filter(|sequence| sequence.group.is_some());
+        let Some((stays, past)) = runs.map(|sequence| (sequence.keep, sequence.past)) else { return };
         let Some(stream) = self.streams.get_mut(&seq) else { return };
+        stream.timing.set_past(past);
         let outbox = stream.outbox.clone();
         let branched = stream.branches == 1;
         let output = complete(stream.close(finish, stays, self.shared.text.as_deref()));
@@ -148,6 +150,7 @@ impl Core {
     pub fn close(&mut self) {
         let error = Error::closed("the engine has been freed");
         self.end_all(&error, |output| Output { finish: Some(FinishReason::Abort), error: Some(error.clone()), ..output });
+        self.journal.iter_mut().for_each(Journal::close);
         self.publish();
     }
 

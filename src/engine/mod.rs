@@ -12,7 +12,10 @@ mod driver;
 mod endings;
 mod forecast;
 mod governor;
+mod insight;
+pub mod journal;
 mod memory;
+mod metrics;
 mod outputs;
 mod queue;
 mod registry;
@@ -20,19 +23,25 @@ mod request;
 mod retry;
 mod runner;
 mod sequences;
+mod sink;
 mod stream;
 mod swapping;
+mod timing;
+mod trace;
 mod waiting;
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
-use self::core::{Core, Shared};
+use self::core::{Core, Published, Shared};
 pub use admission::Admission;
 pub use clock::{Clock, SystemClock};
 use driver::Driver;
 use forecast::Capacity;
+use journal::{Header, Journal, Recorder};
 pub use memory::MemoryPlan;
+use metrics::Snapshot;
 pub use outputs::{Logprobs, Output};
 pub use queue::Queue;
 use registry::Registry;
@@ -41,6 +50,8 @@ pub use runner::{ModelRunner, Runner, Ticket};
 pub use sequences::{Fork, GoOn, Hook as LogitsHook, Resume, SequenceInfo};
 use swapping::Meter;
 use waiting::QueueLimits;
+
+pub use timing::Timing;
 
 use once_cell::sync::OnceCell;
 
@@ -111,6 +122,8 @@ pub struct Stats {
     /// Steps that could not be computed and were tried again, in part or as a whole.
     pub steps_failed: u64,
     pub prompt_tokens: u64,
+    /// Tokens that sequences began with and that were found in the prefix cache.
+    pub prompt_tokens_cached: u64,
     pub generated_tokens: u64,
     pub preemptions: u64,
     /// Of the preemptions: those of groups that went to the host tier. The others are computed again.
@@ -137,14 +150,21 @@ pub struct Stats {
     pub finished_deadline: u64,
     /// Requests that were refused because too much waited, or too many outputs were unread.
     pub admission_rejections: u64,
+    /// Traces and journals that the disk did not take: 0 or 1 of each.
+    pub traces_stopped: u64,
+    pub journals_stopped: u64,
 }
 
 pub struct Engine {
     info: ModelInfo,
+    /// The model's, for people.
+    name: String,
     eos: Arc<[u32]>,
     seed: u64,
     capacity: Capacity,
     keeps_prefixes: bool,
+    /// What is asked for is written down.
+    journals: bool,
     /// How the runner stores K and V.
     layout: String,
     shared: Shared,
@@ -173,6 +193,11 @@ impl Engine {
 
     /// As `create`; `progress` sees (bytes read, bytes in all) as the weights come, and stops the loading with `false`.
     pub fn load(options: &EngineOptions, progress: LoadProgress) -> Result<Engine> {
+        let (info, text, runner) = Engine::parts(options, progress)?;
+        Engine::with_runner(options, info, text, runner)
+    }
+
+    fn parts(options: &EngineOptions, progress: LoadProgress) -> Result<(ModelInfo, Option<Text>, Box<dyn Runner>)> {
         let _mode = StandardMode::enter();
         options.validate()?;
         let files = ModelFiles::open(&options.model_dir)?;
@@ -197,7 +222,7 @@ impl Engine {
             kv.add_host_tier(&backend, memory.swap_blocks, memory.block_bytes, options.swap_dir.as_deref())?;
         }
         let decoder = files.load(backend, memory::limits(options), progress)?;
-        Engine::with_runner(options, info, text, Box::new(ModelRunner::new(decoder, kv)))
+        Ok((info, text, Box::new(ModelRunner::new(decoder, kv))))
     }
 
     /// An engine over any runner: the real one, or one whose logits a test dictates.
@@ -213,6 +238,20 @@ impl Engine {
         runner: Box<dyn Runner>,
         clock: Arc<dyn Clock>,
     ) -> Result<Engine> {
+        let header = Header::new(options, &info, &runner.layout());
+        let recorder = options.journal_path.as_deref().map(|path| Recorder::create(path, &header)).transpose()?;
+        Engine::build(options, info, text, runner, clock, recorder.map(Journal::recorded))
+    }
+
+    fn build(
+        options: &EngineOptions,
+        info: ModelInfo,
+        text: Option<Text>,
+        runner: Box<dyn Runner>,
+        clock: Arc<dyn Clock>,
+        journal: Option<Journal>,
+    ) -> Result<Engine> {
+        let journals = journal.is_some();
         let scheduler_options = SchedulerOptions {
             max_batch_tokens: options.max_batch_tokens,
             max_seqs: options.max_seqs,
@@ -229,24 +268,26 @@ impl Engine {
         let shared = Shared {
             text: text.map(Arc::new),
             registry: Arc::new(Registry::new(QueueLimits::of(options))),
-            stats: Arc::default(),
+            published: Arc::default(),
             outlook: Arc::default(),
             clock,
         };
         let layout = runner.layout();
         let SchedulerOptions { max_seqs: seqs, max_batch_tokens: rows, prefill_chunk: chunk, .. } = scheduler_options;
         let capacity = Capacity { seqs, rows, chunk, block_size: info.memory.block_size };
-        let mut core = Core::new(scheduler, runner, lease.clone(), &info, options.max_seqs, shared.clone())?;
+        let mut core = Core::new(scheduler, runner, lease.clone(), &info, options, shared.clone(), journal)?;
         core.meter = (options.preemption == Preemption::Auto).then(Meter::default);
         let core = Arc::new(Mutex::new(core));
         lease.on_call(governor::on_call(&core, &shared.registry.wakeup));
         let queue = Arc::new(Queue::new(shared.registry.new_outbox(options.queue_capacity, options.max_seqs)?, &shared.registry));
         Ok(Engine {
             eos: info.eos_token_ids.as_slice().into(),
+            name: name_of(&options.model_dir, &info),
             info,
             seed: options.seed,
             capacity,
             keeps_prefixes: options.prefix_cache,
+            journals,
             layout,
             shared,
             core,
@@ -298,8 +339,19 @@ impl Engine {
     }
 
     pub fn stats(&self) -> Stats {
-        let stats = *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        Stats { admission_rejections: self.shared.registry.rejections(), ..stats }
+        self.published().stats
+    }
+
+    /// What there is to measure, as of the last step, in the OpenMetrics text format. No step is waited for.
+    pub fn metrics(&self) -> Result<String> {
+        let Published { stats, histograms } = self.published();
+        Snapshot { stats, histograms, config: Snapshot::config(&self.info, self.keeps_prefixes) }.text(self.name.clone())
+    }
+
+    fn published(&self) -> Published {
+        let mut published = *self.shared.published.lock().unwrap_or_else(PoisonError::into_inner);
+        published.stats.admission_rejections = self.shared.registry.rejections();
+        published
     }
 
     /// Panics unless every invariant between two steps holds. For tests.
@@ -353,6 +405,11 @@ impl Drop for Engine {
         self.stop();
         self.core.lock().unwrap_or_else(PoisonError::into_inner).close();
     }
+}
+
+/// The model directory's.
+fn name_of(model_dir: &Path, info: &ModelInfo) -> String {
+    model_dir.file_name().map_or_else(|| info.architecture.into(), |name| name.to_string_lossy().into_owned())
 }
 
 /// The model's own, or what its tokenizer names.

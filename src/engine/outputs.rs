@@ -1,3 +1,4 @@
+use super::timing::Timing;
 use crate::error::{Error, Result, try_concat, try_copy};
 use crate::sched::FinishReason;
 
@@ -28,6 +29,8 @@ pub struct Output {
     pub score: f64,
     /// An exported sequence.
     pub blob: Vec<u8>,
+    /// In the last one.
+    pub timing: Timing,
 }
 
 /// Log probabilities under the model's own distribution, token by token.

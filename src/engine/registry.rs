@@ -9,6 +9,7 @@ use super::LogitsHook;
 use super::blob::Blob;
 use super::driver::Wakeup;
 use super::forecast::Waits;
+use super::journal::Forked;
 use super::outputs::Output;
 use super::queue::{Outbox, Queue};
 use super::request::Work;
@@ -28,7 +29,7 @@ pub enum Command {
     Rewind { seq: u64, len: usize },
     Resume { seq: u64, turn: Box<Turn>, open: Box<Open> },
     Free { seq: u64 },
-    GoOn { seq: u64, keep: bool, hook: Option<LogitsHook>, deadline: Option<Duration>, open: Box<Open> },
+    GoOn { seq: u64, keep: bool, hook: Option<LogitsHook>, deadline: Option<Duration>, open: Box<Open>, asked: Duration },
     Export { seq: u64, open: Box<Open> },
     Import { id: u64, turn: Box<Turn>, blob: Box<Blob<'static>> },
     Pin { id: u64, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Duration> },
@@ -42,6 +43,8 @@ pub struct Child {
     pub seed: Option<u64>,
     pub user_data: u64,
     pub outbox: Arc<Outbox>,
+    /// When the host asked for it.
+    pub asked: Duration,
 }
 
 pub struct Registry {
@@ -360,13 +363,55 @@ impl Registry {
         })
     }
 
-    pub fn go_on(&self, seq: u64, how: GoOn, deadline: Option<Duration>) -> Result<()> {
+    pub fn go_on(&self, seq: u64, how: GoOn, asked: Duration, deadline: Option<Duration>) -> Result<()> {
         let GoOn { keep, queue, user_data, hook, .. } = how;
         self.command(|state| {
             let known = state.idle(seq)?;
             let (outbox, user_data) = (queue.map_or(&known.outbox, Queue::outbox).clone(), user_data.unwrap_or(known.user_data));
             let open = state.awake(self.limits, seq, Known { outbox, user_data, ..known })?;
-            state.inbox.push_back(Command::GoOn { seq, keep, hook, deadline, open });
+            state.inbox.push_back(Command::GoOn { seq, keep, hook, deadline, open, asked });
+            Ok(())
+        })
+    }
+
+    /// A command of a journal: it was checked when it was first asked for.
+    pub fn leave(&self, command: Command) -> Result<()> {
+        self.command(|state| {
+            state.inbox.push_back(command);
+            Ok(())
+        })
+    }
+
+    /// As `leave`. The parent may have ended since it was asked to fork.
+    pub fn fork_again(&self, parent: u64, len: Option<usize>, forked: &[Forked], idle: bool, outbox: &Arc<Outbox>) -> Result<()> {
+        self.command(|state| {
+            let known = state.sequences.get(&parent);
+            let (at, inexact) = (len.or(known.map(|known| known.len)).unwrap_or(0), known.is_some_and(|known| known.inexact));
+            let mut children = Vec::new();
+            for &Forked { id, seed, user_data, at: asked } in forked {
+                let outbox = outbox.clone();
+                state.last_id = id;
+                let made =
+                    Known { request: id, index: 0, len: at, fresh: 0, idle, beam: false, inexact, outbox: outbox.clone(), user_data };
+                if !idle {
+                    state.open(&made)?;
+                }
+                state.sequences.insert(id, made);
+                children.push(Child { id, seed, user_data, outbox, asked });
+            }
+            state.inbox.push_back(Command::Fork { parent, len, children, idle });
+            Ok(())
+        })
+    }
+
+    /// As `leave`. The sequence may have ended since it was asked for.
+    pub fn export_again(&self, seq: u64, outbox: &Arc<Outbox>) -> Result<()> {
+        self.command(|state| {
+            let known = state.sequences.get(&seq).map(Known::open);
+            let last = known.map_or_else(|| Output { request: seq, sequence: seq, ..Output::default() }, |open| open.last);
+            state
+                .inbox
+                .push_back(Command::Export { seq, open: Box::new(Open { outbox: outbox.clone(), last, waits: 0, max_tokens: None }) });
             Ok(())
         })
     }

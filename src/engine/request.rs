@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::beams::Beams;
+use super::journal::Wanted;
 use super::queue::{Outbox, Queue};
 use super::stream::{Stream, Turn};
 use super::{Engine, LogitsHook};
@@ -91,6 +92,8 @@ pub struct Work {
     pub beams: Option<Box<Beams>>,
     /// Where its sequences may need more than one of the longest: that it will be there.
     pub promise: Option<Promise>,
+    /// What a journal needs to ask for it again.
+    pub again: Option<Box<Wanted>>,
 }
 
 impl Engine {
@@ -102,6 +105,7 @@ impl Engine {
     /// As `add_request`; its outputs go to `queue`.
     pub fn add_request_to(&self, queue: &Queue, mut request: Request) -> Result<u64> {
         let (prompt, max_len, branching) = self.checked(queue, &mut request)?;
+        let mut again = self.journals.then(|| Box::new(Wanted::of(&request)));
         let promise = self.lease.promise(self.most_blocks(prompt.len(), max_len, branching))?;
         let beams = request.beam.as_ref().map(|params| self.beams(params, request.n, &request.sampling, max_len - prompt.len()));
         let beams = beams.transpose()?.map(Box::new);
@@ -113,13 +117,16 @@ impl Engine {
             sampling.output = OutputKind::Final; // nobody knows before the end which are returned, and in which order
         }
         let turn = self.turn(sampling, queue.outbox().clone(), request.hook, request.user_data, request.skip_special, keep)?;
-        let deadline = self.deadline(request.deadline)?;
+        let deadline = self.deadline(turn.asked, request.deadline)?;
         self.shared.registry.add(|id| {
             let turn = Turn { seed: turn.rules.params.seed.unwrap_or(self.seed_of(id)), deadline, ..turn };
             let mut stream = Stream::new(id, turn, &prompt)?;
             stream.branches = if beams.is_some() { 1 } else { branching.width() };
             stream.ranked = ranked;
-            Ok(Work { prompt, max_len, branching, priority, keep, root, wanted, stream, beams, promise })
+            if let Some(again) = &mut again {
+                again.prompt.clone_from(&prompt);
+            }
+            Ok(Work { prompt, max_len, branching, priority, keep, root, wanted, stream, beams, promise, again })
         })
     }
 
@@ -288,17 +295,18 @@ impl Engine {
         skip_special: bool,
         keep: bool,
     ) -> Result<Turn> {
+        let asked = self.shared.clock.now();
         let constraint = params.grammar.as_ref().map(|grammar| self.grammars()?.compile(grammar)).transpose()?;
         let seed = params.seed.unwrap_or_default();
         let rules = Arc::new(self.rules(params)?);
-        Ok(Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, keep, deadline: None })
+        Ok(Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, keep, deadline: None, asked })
     }
 
-    /// When the time from now on has passed. One that no clock will ever show is none.
-    pub(super) fn deadline(&self, time: Option<Duration>) -> Result<Option<Duration>> {
+    /// When so much time has passed since `asked`. One that no clock will ever show is none.
+    pub(super) fn deadline(&self, asked: Duration, time: Option<Duration>) -> Result<Option<Duration>> {
         match time {
             Some(Duration::ZERO) => Err(Error::invalid("the deadline has passed already: give the request some time, or do not add it")),
-            time => Ok(time.and_then(|time| self.shared.clock.now().checked_add(time))),
+            time => Ok(time.and_then(|time| asked.checked_add(time))),
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::StepReport;
 use super::beams::request_of_beam;
 use super::core::Core;
+use super::trace::Phase;
 use crate::error::{Error, Result};
 use crate::sched::FinishReason;
 
@@ -39,6 +40,7 @@ impl Core {
         self.take_commands();
         self.end_overdue();
         self.govern();
+        self.insight.lap(Phase::Commands);
         let result = self.attempt(|_| true).or_else(|error| self.go_on_without_culprits(error));
         match &result {
             Ok(_) => self.trouble = None,

@@ -91,7 +91,14 @@ impl Engine {
         let child = |i, id, known: &Known| {
             let outbox = how.queue.map_or(&known.outbox, |queue| queue.outbox()).clone();
             outbox.check_open()?;
-            Ok(Child { id, seed: how.seed.map(|seed| branch_seed(seed, i)), user_data: how.user_data.unwrap_or(known.user_data), outbox })
+            let asked = self.shared.clock.now();
+            Ok(Child {
+                id,
+                seed: how.seed.map(|seed| branch_seed(seed, i)),
+                user_data: how.user_data.unwrap_or(known.user_data),
+                outbox,
+                asked,
+            })
         };
         self.shared.registry.fork(seq, how.at, how.idle, n, child)
     }
@@ -121,7 +128,7 @@ impl Engine {
         let outbox = how.queue.map_or(&known.outbox, |queue| queue.outbox()).clone();
         let user_data = how.user_data.unwrap_or(known.user_data);
         let mut turn = self.turn(how.sampling, outbox, how.hook, user_data, how.skip_special, how.keep)?;
-        turn.deadline = self.deadline(how.deadline)?;
+        turn.deadline = self.deadline(turn.asked, how.deadline)?;
         let seed = self.seed_of(seq);
         self.shared.registry.resume(seq, |known| {
             self.max_len(known.len, &turn.rules.params)?;
@@ -133,8 +140,9 @@ impl Engine {
     /// An idle sequence goes on as if it had never been idle: with its own parameters, counts and grammar.
     pub fn go_on(&self, seq: u64, how: GoOn) -> Result<()> {
         how.queue.map_or(Ok(()), |queue| self.check_queue(queue))?;
-        let deadline = self.deadline(how.deadline)?;
-        self.shared.registry.go_on(seq, how, deadline)
+        let asked = self.shared.clock.now();
+        let deadline = self.deadline(asked, how.deadline)?;
+        self.shared.registry.go_on(seq, how, asked, deadline)
     }
 
     /// Writes a sequence down; the blob, or why there is none, comes as an output of it into `queue` (None: where its others go).

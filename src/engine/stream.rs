@@ -11,6 +11,7 @@ use super::blob::{Header, Listed, bits, numbers};
 use super::outputs::{Logprobs, Output};
 use super::queue::Outbox;
 use super::registry::Known;
+use super::timing::Timing;
 use crate::decode::{Chosen, Constraint, Ended, Hypothesis, Memory, Rules, StopMatcher};
 use crate::error::{Error, Result, try_concat, try_copy, try_vec};
 use crate::options::OutputKind;
@@ -32,6 +33,8 @@ pub struct Turn {
     pub keep: bool,
     /// When it ends, wherever it is, on the engine's clock.
     pub deadline: Option<Duration>,
+    /// When the host asked for it.
+    pub asked: Duration,
 }
 
 pub struct Stream {
@@ -70,6 +73,7 @@ pub struct Stream {
     echoed: Option<Box<Output>>,
     /// New text before the stop strings have had their say.
     fresh: String,
+    pub timing: Timing,
 }
 
 #[derive(Debug, Default)]
@@ -148,6 +152,7 @@ impl Stream {
             said: Said::default(),
             echoed: None,
             fresh: String::new(),
+            timing: Timing::default(),
         };
         stream.resume(turn, prompt)?;
         Ok(stream)
@@ -155,7 +160,8 @@ impl Stream {
 
     /// Begins a turn after `tokens`.
     pub fn resume(&mut self, turn: Turn, tokens: &[u32]) -> Result<()> {
-        let Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, deadline, .. } = turn;
+        let Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, deadline, asked, keep: _ } = turn;
+        self.timing = Timing::new(asked);
         (self.user_data, self.outbox, self.seed, self.constraint, self.hook) = (user_data, outbox, seed, constraint, hook);
         self.deadline = deadline;
         self.rules = rules;
@@ -198,6 +204,7 @@ impl Stream {
             said: self.said.try_clone()?,
             echoed: self.echoed.as_ref().map(|echoed| echoed.try_echo().map(Box::new)).transpose()?,
             fresh: String::new(),
+            timing: self.timing,
         })
     }
 
@@ -422,7 +429,7 @@ impl Stream {
             Ended::AtEos => FinishReason::Stop,
             Ended::AtLength => FinishReason::Length,
         };
-        let mut output = Output { finish: Some(finish), ..self.output().of(index) };
+        let mut output = Output { finish: Some(finish), timing: self.timing, ..self.output().of(index) };
         let shown = match hypothesis.ended {
             Ended::AtEos if !self.rules.params.include_stop => &hypothesis.tokens[..hypothesis.tokens.len() - 1],
             _ => &hypothesis.tokens[..],
@@ -511,7 +518,10 @@ impl Stream {
 
     /// What the host gets to see of `output`: it, all so far, or nothing before the end. Where there is no memory for it, it is
     /// the last one.
-    fn tell(&mut self, output: Output) -> Option<Output> {
+    fn tell(&mut self, mut output: Output) -> Option<Output> {
+        if output.finish.is_some() {
+            output.timing = self.timing;
+        }
         if !self.accumulates() {
             return Some(output);
         }

@@ -10,8 +10,9 @@ impl Core {
     /// back will be computed again, and then there is another plan.
     pub(super) fn plan(&mut self, may: impl Fn(u64) -> bool) -> Option<StepPlan> {
         loop {
-            let (streams, beams) = (&self.streams, &self.beams);
-            let ready = |seq| may(seq) && stream_of(streams, beams, seq).is_none_or(|stream| !stream.outbox.is_full());
+            let (streams, beams, journal) = (&self.streams, &self.beams, &self.journal);
+            let has_room = |seq| stream_of(streams, beams, seq).is_none_or(|stream| !stream.outbox.is_full());
+            let ready = |seq| may(seq) && journal.as_ref().map_or_else(|| has_room(seq), |journal| journal.ready(has_room(seq)));
             let plan = self.scheduler.schedule(ready);
             let (out, back) = self.try_moves();
             if !back {
@@ -47,6 +48,7 @@ impl Core {
         let began = self.meter.as_ref().map(|_| self.shared.clock.now());
         let out = moves.out.is_empty() || self.runner.swap_out(&moves.out).is_ok();
         let back = moves.back.is_empty() || self.runner.swap_in(&moves.back).is_ok();
+        let (out, back) = self.journal.as_mut().map_or((out, back), |journal| journal.moved(out, back));
         if let (Some(meter), Some(began)) = (&mut self.meter, began) {
             meter.moved(moves.out.len() + moves.back.len(), self.shared.clock.now().saturating_sub(began));
         }
@@ -58,9 +60,9 @@ impl Core {
 
     /// The one place where the scheduler is told of time.
     pub(super) fn tell_costs(&mut self) {
-        if let Some(meter) = &self.meter {
-            self.scheduler.set_costs(meter.costs());
-        }
+        let measured = self.meter.as_ref().map(Meter::costs);
+        let costs = self.journal.as_mut().map_or(measured, |journal| journal.costs(measured));
+        costs.into_iter().for_each(|costs| self.scheduler.set_costs(costs));
     }
 }
 

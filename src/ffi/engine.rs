@@ -1,7 +1,7 @@
 use super::convert::{self, borrow, init, not_null, out_size};
 use super::{
-    guard, guard_or, pllm_admission, pllm_arena, pllm_engine_options, pllm_error, pllm_model_info, pllm_plan, pllm_queue, pllm_request,
-    pllm_sampling, pllm_stats, pllm_step,
+    guard, guard_or, pllm_admission, pllm_arena, pllm_bytes, pllm_engine_options, pllm_error, pllm_model_info, pllm_plan, pllm_queue,
+    pllm_request, pllm_sampling, pllm_stats, pllm_step,
 };
 use crate::engine::Engine;
 use crate::error::Result;
@@ -210,4 +210,21 @@ pub unsafe extern "C" fn pllm_engine_queue(engine: *const pllm_engine) -> *const
 pub unsafe extern "C" fn pllm_engine_stats(engine: *const pllm_engine, out_stats: *mut pllm_stats) -> *mut pllm_error {
     // SAFETY: the caller's contract.
     guard(|| unsafe { convert::write(out_stats, &pllm_engine::get(engine)?.stats().into()) })
+}
+
+/// What dashboards ask for: gauges, counters and histograms as of the last step, with the names that vLLM gave them after the prefix
+/// "pagedllm_". The text is in the OpenMetrics format, which Prometheus scrapes as
+/// "application/openmetrics-text; version=1.0.0; charset=utf-8"; the label model_name is the model directory's name. Histograms of
+/// times have buckets up to 1, 2.5 and 5 times each power of ten, from 0.5 ms to 2500 s; those of tokens up to the powers of two, from 1 to
+/// 2^20. May be called from any thread, and waits for no step. Free it with pllm_bytes_free.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_engine_metrics(engine: *const pllm_engine, out_text: *mut *mut pllm_bytes) -> *mut pllm_error {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe {
+        let engine = pllm_engine::get(engine)?;
+        not_null("out_text", out_text)?;
+        out_text.write(pllm_bytes::into_raw(engine.metrics()?.into_bytes()));
+        Ok(())
+    })
 }

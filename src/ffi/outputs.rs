@@ -98,6 +98,14 @@ pub struct pllm_output {
     /// An exported sequence. NULL in all other outputs.
     pub blob: *const u8,
     pub blob_len: u64,
+    /// In a sequence's last output: seconds from the call that asked for it (added, resumed or forked it) until its first step began,
+    /// its first token was there, and its last one was. 0 where it never came to that, and in all other outputs.
+    pub queued_seconds: f64,
+    pub first_token_seconds: f64,
+    pub last_token_seconds: f64,
+    /// In the last output: how often its blocks were taken from it, and with how many of its first tokens the prefix cache helped.
+    pub preemptions: u64,
+    pub cached_tokens: u64,
 }
 
 /// A token and its log probability under the model's own distribution.
@@ -150,6 +158,8 @@ fn pairs(logprobs: &Logprobs, top: &mut Vec<pllm_logprob>) -> (*const pllm_logpr
 fn record(output: &Output, top: &mut Vec<pllm_logprob>) -> pllm_output {
     let (top_logprobs, top_logprobs_len) = pairs(&output.logprobs, top);
     let (prompt_top_logprobs, prompt_top_logprobs_len) = pairs(&output.prompt_logprobs, top);
+    let timing = &output.timing;
+    let seconds = |time: Option<Duration>| time.map_or(0.0, |time| time.as_secs_f64());
     let error = output.error.as_ref().map(|error| (error.message(), error.code() as i32));
     pllm_output {
         struct_size: size_of::<pllm_output>() as u64,
@@ -185,6 +195,11 @@ fn record(output: &Output, top: &mut Vec<pllm_logprob>) -> pllm_output {
         prompt_top_logprobs_len,
         blob: start(&output.blob),
         blob_len: output.blob.len() as u64,
+        queued_seconds: seconds(timing.queued),
+        first_token_seconds: seconds(timing.first_token),
+        last_token_seconds: seconds(timing.last_token),
+        preemptions: timing.preemptions,
+        cached_tokens: timing.cached_tokens,
     }
 }
 

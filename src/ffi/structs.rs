@@ -1,4 +1,5 @@
 use std::ffi::{c_char, c_void};
+use std::path::PathBuf;
 use std::ptr::{null, null_mut};
 use std::time::Duration;
 
@@ -133,6 +134,18 @@ pub struct pllm_engine_options {
     pub prefill_budget: u32,
     /// For how many of its tokens a request needs room before it begins: PLLM_ALLOCATION_*.
     pub allocation: u32,
+    /// A file to draw every step into, in the format that Perfetto and chrome://tracing open: what it consisted of, how long each of its
+    /// parts took, and when each sequence was queued, prefilled and decoded. UTF-8; what was in the file is gone. Where the disk fails
+    /// tracing ends, and no step does: traces_stopped in pllm_stats. NULL (default): none.
+    pub trace_path: *const c_char,
+    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    pub trace_path_len: u64,
+    /// A file to write down what is asked of the engine, and whatever else its steps depend on, so that pagedllm-replay can run them again
+    /// bit for bit on a machine with the same instruction path. Prompts are in it, as tokens. UTF-8; what was in the file is gone. Where
+    /// the disk fails the journal ends, and no step does: journals_stopped in pllm_stats. NULL (default): none.
+    pub journal_path: *const c_char,
+    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    pub journal_path_len: u64,
 }
 
 /// Told how many bytes of weights have been read, of how many in all, on the thread that creates the engine. Any other
@@ -179,6 +192,10 @@ unsafe impl Versioned for pllm_engine_options {
             batching: PLLM_BATCHING_MIXED,
             prefill_budget: 0,
             allocation: PLLM_ALLOCATION_ON_DEMAND,
+            trace_path: null(),
+            trace_path_len: PLLM_NUL_TERMINATED,
+            journal_path: null(),
+            journal_path_len: PLLM_NUL_TERMINATED,
         }
     }
 }
@@ -214,6 +231,10 @@ impl pllm_engine_options {
             prefill_chunk: some(c.prefill_chunk),
             threads: some(c.threads),
             isa: isa(c.isa)?,
+            // SAFETY: the caller's contract.
+            trace_path: unsafe { path("trace_path", c.trace_path, c.trace_path_len) }?,
+            // SAFETY: the caller's contract.
+            journal_path: unsafe { path("journal_path", c.journal_path, c.journal_path_len) }?,
             seed: c.seed,
             skip_tokenizer: c.flags & PLLM_ENGINE_SKIP_TOKENIZER != 0,
             prefix_cache: c.flags & PLLM_ENGINE_NO_PREFIX_CACHE == 0,
@@ -240,6 +261,20 @@ impl pllm_engine_options {
         let c = unsafe { convert::read(options) }?;
         // SAFETY: the caller's contract.
         Ok(move |done, total| c.progress.is_none_or(|progress| unsafe { progress(c.progress_data, done, total) } == 0))
+    }
+}
+
+/// NULL: none.
+/// # Safety
+/// As `string`.
+unsafe fn path(name: &str, data: *const c_char, len: u64) -> Result<Option<PathBuf>> {
+    if data.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's contract.
+    match unsafe { string(name, data, len) }? {
+        "" => Err(Error::invalid(format!("{name} is empty: name a file, or give NULL"))),
+        path => Ok(Some(path.into())),
     }
 }
 
@@ -563,6 +598,12 @@ pub struct pllm_stats {
     pub blocks_swapped_in: u64,
     /// Moves that failed, as on a full disk: who was to move is computed again.
     pub swap_failures: u64,
+    /// Tokens that sequences began with and that were found in the prefix cache.
+    pub prompt_tokens_cached: u64,
+    /// 1 where trace_path was given and the disk has failed: the trace has ended.
+    pub traces_stopped: u64,
+    /// The same of journal_path.
+    pub journals_stopped: u64,
 }
 
 // SAFETY: repr(C), 64-bit numbers only.
@@ -607,6 +648,9 @@ impl From<Stats> for pllm_stats {
             blocks_swapped_out: stats.blocks_swapped_out,
             blocks_swapped_in: stats.blocks_swapped_in,
             swap_failures: stats.swap_failures,
+            prompt_tokens_cached: stats.prompt_tokens_cached,
+            traces_stopped: stats.traces_stopped,
+            journals_stopped: stats.journals_stopped,
             ..pllm_stats::defaults()
         }
     }

@@ -10,6 +10,12 @@ pub struct pllm_tokens(Vec<u32>);
 /// Bytes, here always UTF-8 text. Belongs to the caller.
 pub struct pllm_bytes(Vec<u8>);
 
+impl pllm_bytes {
+    pub(super) fn into_raw(bytes: Vec<u8>) -> *mut pllm_bytes {
+        Box::into_raw(Box::new(pllm_bytes(bytes)))
+    }
+}
+
 /// Turns text into token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0.
 #[must_use]
 #[unsafe(no_mangle)]
@@ -47,7 +53,7 @@ pub unsafe extern "C" fn pllm_engine_detokenize(
         not_null("out_text", out_text)?;
         known_flags("flags", flags, PLLM_TEXT_SKIP_SPECIAL)?;
         let text = engine.text()?.decode(slice("tokens", tokens, len)?, flags & PLLM_TEXT_SKIP_SPECIAL != 0)?;
-        out_text.write(Box::into_raw(Box::new(pllm_bytes(text.into_bytes()))));
+        out_text.write(pllm_bytes::into_raw(text.into_bytes()));
         Ok(())
     })
 }
@@ -68,7 +74,7 @@ pub unsafe extern "C" fn pllm_engine_render_chat(
         let engine = pllm_engine::get(engine)?;
         not_null("out_text", out_text)?;
         let text = engine.text()?.render_chat(string("messages_json", messages_json, len)?)?;
-        out_text.write(Box::into_raw(Box::new(pllm_bytes(text.into_bytes()))));
+        out_text.write(pllm_bytes::into_raw(text.into_bytes()));
         Ok(())
     })
 }

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::within;
 use crate::error::{Error, Result};
 
 /// Who comes first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum OrderPolicy {
     #[default]
     FirstCome,
@@ -17,7 +19,7 @@ pub enum OrderPolicy {
 }
 
 /// What a step is made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum BatchingPolicy {
     /// Prompts, in chunks, and decodes together, in the order of the requests.
     #[default]
@@ -31,7 +33,7 @@ pub enum BatchingPolicy {
 }
 
 /// For how many of its tokens a request needs room before it begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum AllocationPolicy {
     /// For those it has. Where all have grown so much that the pool is full, the last one goes, and comes back.
     #[default]
@@ -40,7 +42,7 @@ pub enum AllocationPolicy {
     MaxTokens,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Policies {
     pub order: OrderPolicy,
     pub batching: BatchingPolicy,

@@ -15,7 +15,7 @@ impl Scheduler {
         self.drop_beams(&plan, choices, events);
         for (choice, Choice { child, verdict, .. }) in choices.iter().enumerate() {
             let Some(sequence) = self.sequences.get_mut(child) else { continue };
-            let finish = sequence.apply(*verdict);
+            let (finish, past) = (sequence.apply(*verdict), sequence.past);
             if let Some(why) = finish {
                 if matches!(why, FinishReason::Stop | FinishReason::Length) {
                     let most = sequence.max_len.saturating_sub(sequence.tokens.len()) + sequence.generated;
@@ -23,7 +23,7 @@ impl Scheduler {
                 }
                 self.end(*child);
             }
-            events.push(Event::Advanced { choice, finish });
+            events.push(Event::Advanced { choice, finish, past });
         }
         self.spare = plan;
     }

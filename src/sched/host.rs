@@ -1,6 +1,6 @@
 //! What the host asks for, between steps.
 
-use super::{Branching, Claim, Group, GroupId, Scheduler, SeqId, Sequence, unknown};
+use super::{Branching, Claim, Group, GroupId, Past, Scheduler, SeqId, Sequence, unknown};
 use crate::error::{Error, Result};
 use crate::kv::{BlockId, Chain, blocks_for};
 
@@ -80,7 +80,8 @@ impl Scheduler {
             return Err(Error::invalid(format!("sequence {parent} has {} tokens: it cannot fork at {len}", of.tokens.len())));
         }
         let runs = of.group.is_some() && !idle;
-        let forked = self.branch(parent, len, child)?;
+        let mut forked = self.branch(parent, len, child)?;
+        forked.past = Past::default();
         self.sequences.insert(child, forked);
         match runs {
             true => self.begin(child),
@@ -184,6 +185,7 @@ impl Scheduler {
         sequence.keep = keep;
         sequence.generated = 0;
         sequence.begun = false;
+        sequence.past = Past::default();
         self.begin(id)?;
         self.idle.remove(&id);
         Ok(())

@@ -25,7 +25,7 @@ pub use plan::{Choice, Event, FinishReason, Part, StepPlan, Verdict};
 use policy::Portion;
 pub use policy::{Allocation, Batching, Claim, Order, Policies, Running};
 use resting::{Place, Resting};
-pub use sequence::{SeqId, Sequence};
+pub use sequence::{Past, SeqId, Sequence};
 pub use swapping::Costs;
 use turns::Turn;
 

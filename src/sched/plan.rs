@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use super::sequence::{SeqId, Sequence};
+use super::sequence::{Past, SeqId, Sequence};
 use crate::batch::{Batch, Span};
 
 /// Why a sequence ended.
@@ -16,6 +16,18 @@ pub enum FinishReason {
     Error,
     /// The time that the host gave it has passed.
     Deadline,
+}
+
+impl FinishReason {
+    pub fn name(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Abort => "abort",
+            FinishReason::Error => "error",
+            FinishReason::Deadline => "deadline",
+        }
+    }
 }
 
 /// One iteration as data. Consumed once, by `commit` or by `rollback`.
@@ -117,8 +129,8 @@ pub enum Event {
     Forked { choice: usize },
     /// A beam that nothing was chosen for is gone.
     Dropped { seq: SeqId },
-    /// Choice `choice` was applied, and may have ended its sequence.
-    Advanced { choice: usize, finish: Option<FinishReason> },
+    /// Choice `choice` was applied, and may have ended its sequence, of which this was the past.
+    Advanced { choice: usize, finish: Option<FinishReason>, past: Past },
     /// Choice `choice` wanted a fork for which the machine had no memory.
     Failed { choice: usize },
 }

@@ -104,7 +104,11 @@ impl Scheduler {
             let (table, chains) = sequence.table_and_chains();
             let found = self.blocks.reuse(table, place, &chains[..useful / block_size]);
             sequence.computed = before.max((place + found) * block_size);
-            self.prefix.count(useful.saturating_sub(before), sequence.computed - before);
+            let found = sequence.computed - before;
+            self.prefix.count(useful.saturating_sub(before), found);
+            if sequence.past.preemptions == 0 {
+                sequence.past.cached += found as u64;
+            }
         }
     }
 

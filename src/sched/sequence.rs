@@ -30,10 +30,20 @@ pub struct Sequence {
     pub keep: bool,
     /// Logits are wanted of every row from this position on; None: of the last one only.
     pub logits_from: Option<usize>,
+    pub past: Past,
     pub table: BlockTable,
     /// Where its chain of full blocks begins, and the chain as far as it is known.
     root: Chain,
     chains: Vec<Chain>,
+}
+
+/// What became of a sequence since it began or was resumed, for who wants to know.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Past {
+    /// How often its blocks were taken from it.
+    pub preemptions: u64,
+    /// Tokens that it began with and that were found in the prefix index.
+    pub cached: u64,
 }
 
 /// Tokens that were appended at `at` raised `max_len` by `more`.
@@ -59,6 +69,7 @@ impl Sequence {
             begun: false,
             keep: false,
             logits_from: None,
+            past: Past::default(),
             table: BlockTable::default(),
             root,
             chains: Vec::new(),
@@ -88,6 +99,7 @@ impl Sequence {
         child.keep = self.keep;
         child.priority = self.priority;
         child.logits_from = self.logits_from.map(|from| from.min(len));
+        child.past = self.past;
         child.appended.try_reserve_exact(self.appended.len())?;
         child.appended.extend_from_slice(&self.appended);
         child.take_back(len);

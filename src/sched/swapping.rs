@@ -41,7 +41,14 @@ impl Scheduler {
         if !swaps {
             seqs.iter().for_each(|&seq| self.take_blocks(seq));
         }
+        seqs.iter().for_each(|&seq| self.count_preemption(seq));
         swaps
+    }
+
+    /// One that is idle has nothing to go on with.
+    pub(super) fn count_preemption(&mut self, seq: SeqId) {
+        let sequence = self.sequences.get_mut(&seq).expect("who gives way is known");
+        sequence.past.preemptions += sequence.group.is_some() as u64;
     }
 
     fn swap_out(&mut self, seqs: &[SeqId]) -> bool {

@@ -108,7 +108,7 @@ fn ends_by_length_stop_and_failure_return_every_block() {
             let plan = s.schedule(|_| true).unwrap();
             s.commit(plan, &[going_on(1, verdict)], &mut events);
         }
-        assert_eq!(events, [Event::Advanced { choice: 0, finish: Some(reason) }]);
+        assert_eq!(events, [Event::Advanced { choice: 0, finish: Some(reason), past: Past::default() }]);
         assert_eq!(s.blocks().free_blocks(), 16);
         s.check();
     }

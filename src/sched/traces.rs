@@ -429,7 +429,7 @@ impl Trace {
         self.s.commit(plan, &choices, &mut events);
         assert_eq!(events.iter().filter(|event| matches!(event, Event::Advanced { .. })).count(), choices.len());
         for event in &events {
-            if let Event::Advanced { choice, finish: Some(_) } = event {
+            if let Event::Advanced { choice, finish: Some(_), .. } = event {
                 let child = choices[*choice].child;
                 assert!(self.s.sequences.get(&child).is_none_or(|sequence| sequence.keep && sequence.group.is_none()));
             }

@@ -46,7 +46,7 @@ ALWAYS(PLLM_TEXT_ADD_SPECIAL == 1 && PLLM_TEXT_SKIP_SPECIAL == 2);
 // Offsets, on machines with pointers of 8 bytes.
 #if UINTPTR_MAX == UINT64_MAX
 
-SIZE(pllm_engine_options, 192);
+SIZE(pllm_engine_options, 224);
 AT(pllm_engine_options, struct_size, 0);
 AT(pllm_engine_options, model_path, 8);
 AT(pllm_engine_options, model_path_len, 16);
@@ -79,6 +79,10 @@ AT(pllm_engine_options, ageing_ms, 176);
 AT(pllm_engine_options, batching, 180);
 AT(pllm_engine_options, prefill_budget, 184);
 AT(pllm_engine_options, allocation, 188);
+AT(pllm_engine_options, trace_path, 192);
+AT(pllm_engine_options, trace_path_len, 200);
+AT(pllm_engine_options, journal_path, 208);
+AT(pllm_engine_options, journal_path_len, 216);
 
 SIZE(pllm_plan, 104);
 AT(pllm_plan, struct_size, 0);
@@ -187,7 +191,7 @@ AT(pllm_step, decode_tokens, 24);
 AT(pllm_step, sequences, 32);
 AT(pllm_step, paused, 40);
 
-SIZE(pllm_stats, 248);
+SIZE(pllm_stats, 272);
 AT(pllm_stats, struct_size, 0);
 AT(pllm_stats, waiting, 8);
 AT(pllm_stats, running, 16);
@@ -219,8 +223,11 @@ AT(pllm_stats, swap_blocks_used, 216);
 AT(pllm_stats, blocks_swapped_out, 224);
 AT(pllm_stats, blocks_swapped_in, 232);
 AT(pllm_stats, swap_failures, 240);
+AT(pllm_stats, prompt_tokens_cached, 248);
+AT(pllm_stats, traces_stopped, 256);
+AT(pllm_stats, journals_stopped, 264);
 
-SIZE(pllm_output, 192);
+SIZE(pllm_output, 232);
 AT(pllm_output, struct_size, 0);
 AT(pllm_output, request, 8);
 AT(pllm_output, sequence, 16);
@@ -247,6 +254,11 @@ AT(pllm_output, prompt_top_logprobs, 160);
 AT(pllm_output, prompt_top_logprobs_len, 168);
 AT(pllm_output, blob, 176);
 AT(pllm_output, blob_len, 184);
+AT(pllm_output, queued_seconds, 192);
+AT(pllm_output, first_token_seconds, 200);
+AT(pllm_output, last_token_seconds, 208);
+AT(pllm_output, preemptions, 216);
+AT(pllm_output, cached_tokens, 224);
 
 SIZE(pllm_dry, 48);
 AT(pllm_dry, struct_size, 0);

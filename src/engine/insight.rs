@@ -1,0 +1,99 @@
+//! What is measured while the engine works. Nothing is decided by it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::clock::Clock;
+use super::metrics::Histograms;
+use super::outputs::Output;
+use super::stream::Stream;
+use super::timing::Tick;
+use super::trace::{Phase, Trace};
+use super::{Stats, StepReport};
+use crate::error::Result;
+use crate::sched::{Past, StepPlan};
+
+pub struct Insight {
+    pub histograms: Histograms,
+    /// Tokens that sequences began with and that did not have to be computed.
+    pub cached_tokens: u64,
+    trace: Option<Trace>,
+    clock: Arc<dyn Clock>,
+    /// When the step's tokens were there.
+    told: Duration,
+}
+
+impl Insight {
+    pub fn new(clock: Arc<dyn Clock>, trace: Option<Trace>) -> Insight {
+        Insight { histograms: Histograms::default(), cached_tokens: 0, trace, clock, told: Duration::ZERO }
+    }
+
+    /// Traces that the disk did not take.
+    pub fn traces_stopped(&self) -> u64 {
+        self.trace.as_ref().is_some_and(Trace::has_stopped) as u64
+    }
+
+    pub fn step_begins(&mut self, now: Duration) {
+        if let Some(trace) = &mut self.trace {
+            trace.begin(now);
+        }
+    }
+
+    /// `phase` is what the step has done since the last call.
+    pub fn lap(&mut self, phase: Phase) {
+        if let Some(trace) = &mut self.trace {
+            trace.lap(phase, self.clock.now());
+        }
+    }
+
+    pub fn step_ends(&mut self, result: &Result<StepReport>, stats: &Stats) {
+        if let Some(trace) = &mut self.trace {
+            trace.end(result.as_ref().ok(), stats, self.clock.now());
+        }
+    }
+
+    /// A step with it begins.
+    pub fn begins(&mut self, stream: &mut Stream, now: Duration) {
+        let timing = &mut stream.timing;
+        if timing.queued.is_some() {
+            return;
+        }
+        timing.queued = Some(now.saturating_sub(timing.asked));
+        if let Some(trace) = &mut self.trace {
+            trace.span("queued", stream.sequence, timing.asked, now);
+        }
+    }
+
+    /// The plan was computed, and tokens are chosen.
+    pub fn computed(&mut self, plan: &StepPlan) {
+        self.told = self.clock.now();
+        self.histograms.step(plan.batch.rows());
+        if let Some(trace) = &mut self.trace {
+            trace.computed(plan);
+        }
+    }
+
+    /// The stream has one more of them.
+    pub fn token(&mut self, stream: &mut Stream, past: Past) {
+        let timing = &mut stream.timing;
+        timing.set_past(past);
+        let tick = timing.tick(self.told);
+        self.histograms.token(tick);
+        let Tick::First(_) = tick else { return };
+        if stream.index == 0 {
+            // Samples share what their request found: it counts once.
+            self.cached_tokens += timing.cached_tokens;
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.span("prefill", stream.sequence, timing.asked + timing.queued.unwrap_or_default(), self.told);
+        }
+    }
+
+    /// The last output of a sequence.
+    pub fn ended(&mut self, last: &Output) {
+        self.histograms.ended(last);
+        if let Some(trace) = &mut self.trace {
+            trace.ended(last, self.clock.now());
+        }
+    }
+}

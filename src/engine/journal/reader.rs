@@ -1,0 +1,111 @@
+//! Reads a journal, as far as it goes.
+
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::recorder::{CHECKSUM, checksum};
+use super::records::{Asked, Ended, Header, MAGIC, Record, Step, VERSION};
+use crate::error::{Error, Result};
+use crate::sys::files;
+
+/// A journal that can be read.
+pub struct JournalFile {
+    pub header: Header,
+    file: BufReader<File>,
+    /// Bytes read so far.
+    read: u64,
+    ending: Option<Ending>,
+}
+
+/// How a journal ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// The engine was freed.
+    Closed,
+    /// Its last record is whole, and more would have come: the process was killed, or the journal's disk has failed.
+    Open,
+    /// So many bytes can be read; what follows is damaged or cut off.
+    Torn { bytes: u64 },
+}
+
+/// A step, what was asked before it, and what ended in it.
+#[derive(Default)]
+pub struct Recorded {
+    pub asked: Vec<Asked>,
+    pub ended: Vec<Ended>,
+    pub step: Step,
+}
+
+impl JournalFile {
+    pub fn open(path: &Path) -> Result<JournalFile> {
+        let there = files::open(path)?;
+        let file = there.ok_or_else(|| Error::io(format!("{}: there is no such file", path.display())))?;
+        JournalFile::begin(BufReader::new(file)).map_err(|error| error.within(path.display()))
+    }
+
+    fn begin(mut file: BufReader<File>) -> Result<JournalFile> {
+        let damaged = || Error::invalid("this is no journal, or its beginning is damaged");
+        let mut start = [0; MAGIC.len() + 4];
+        file.read_exact(&mut start).map_err(|_| damaged())?;
+        let version =
+            start.strip_prefix(MAGIC).and_then(|version| Some(u32::from_le_bytes(version.try_into().ok()?))).ok_or_else(damaged)?;
+        let (header, bytes) = frame(&mut file).ok_or_else(damaged)?;
+        if version != VERSION {
+            let library = serde_json::from_slice::<Value>(&header).ok().and_then(|header| Some(header["library"].as_str()?.to_string()));
+            return Err(Error::unsupported(format!(
+                "the journal has format {version}, this library ({}) reads {VERSION}: replay it with release {}, which wrote it",
+                env!("CARGO_PKG_VERSION"),
+                library.unwrap_or_else(|| "unknown".into())
+            )));
+        }
+        let header = serde_json::from_slice(&header).map_err(|e| Error::invalid(format!("the journal's header cannot be read: {e}")))?;
+        Ok(JournalFile { header, file, read: start.len() as u64 + bytes, ending: None })
+    }
+
+    /// The next step; None: there is no whole one any more.
+    pub fn next_step(&mut self) -> Option<Recorded> {
+        let mut recorded = Recorded::default();
+        while self.ending.is_none() {
+            match self.record() {
+                Ok(Record::Asked(asked)) => recorded.asked.push(asked),
+                Ok(Record::Ended(ended)) => recorded.ended.push(ended),
+                Ok(Record::Step(step)) => return Some(Recorded { step, ..recorded }),
+                Ok(Record::Closed) => self.ending = Some(Ending::Closed),
+                Err(ending) => self.ending = Some(ending),
+            }
+        }
+        None
+    }
+
+    /// How it ended; None: there is more to be read.
+    pub fn ending(&self) -> Option<&Ending> {
+        self.ending.as_ref()
+    }
+
+    fn record(&mut self) -> std::result::Result<Record, Ending> {
+        let at_end = |file: &mut BufReader<File>| std::io::BufRead::fill_buf(file).is_ok_and(|rest| rest.is_empty());
+        if at_end(&mut self.file) {
+            return Err(Ending::Open);
+        }
+        let torn = Ending::Torn { bytes: self.read };
+        let (payload, bytes) = frame(&mut self.file).ok_or_else(|| torn.clone())?;
+        let record = postcard::from_bytes(&payload).map_err(|_| torn)?;
+        self.read += bytes;
+        Ok(record)
+    }
+}
+
+/// The content of one record, and how many bytes it takes. None: it is not whole.
+fn frame(file: &mut BufReader<File>) -> Option<(Vec<u8>, u64)> {
+    let mut start = [0; 4 + CHECKSUM];
+    file.read_exact(&mut start).ok()?;
+    let (len, sum) = start.split_first_chunk::<4>()?;
+    let len = u32::from_le_bytes(*len) as u64;
+    let mut payload = Vec::new();
+    // As much as there is: a length that is damaged asks for no memory.
+    file.take(len).read_to_end(&mut payload).ok()?;
+    (payload.len() as u64 == len && checksum(&payload) == *sum).then_some((payload, start.len() as u64 + len))
+}

@@ -1,0 +1,100 @@
+//! Writes a journal: length, checksum and content of one record after the other.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use super::records::{Asked, Ended, Header, MAGIC, Step, VERSION};
+use crate::engine::sink::Sink;
+use crate::error::{Error, Result};
+
+/// Bytes of a record's checksum.
+pub const CHECKSUM: usize = 8;
+
+pub struct Recorder {
+    sink: Sink,
+    scratch: Vec<u8>,
+}
+
+/// As `Record`, of what is borrowed: the two are written alike.
+#[derive(Serialize)]
+enum Borrowed<'a> {
+    Asked(&'a Asked),
+    Ended(&'a Ended),
+    Step(&'a Step),
+    Closed,
+}
+
+impl Recorder {
+    pub fn create(path: &Path, header: &Header) -> Result<Recorder> {
+        let mut recorder = Recorder { sink: Sink::create(path)?, scratch: Vec::new() };
+        recorder.sink.push(MAGIC);
+        recorder.sink.push(&VERSION.to_le_bytes());
+        recorder.scratch = serde_json::to_vec(header).map_err(|e| Error::internal(format!("the journal's header: {e}")))?;
+        recorder.write();
+        recorder.sink.flush_now();
+        match recorder.has_stopped() {
+            true => {
+                Err(Error::io(format!("{}: cannot be written: the disk is full or has failed; name another file, or none", path.display())))
+            }
+            false => Ok(recorder),
+        }
+    }
+
+    pub fn has_stopped(&self) -> bool {
+        self.sink.has_stopped()
+    }
+
+    pub fn asked(&mut self, asked: &Asked) {
+        self.record(&Borrowed::Asked(asked));
+    }
+
+    pub fn ended(&mut self, ended: &Ended) {
+        self.record(&Borrowed::Ended(ended));
+    }
+
+    pub fn step(&mut self, step: &Step) {
+        self.record(&Borrowed::Step(step));
+    }
+
+    pub fn close(&mut self) {
+        self.record(&Borrowed::Closed);
+        self.sink.flush_now();
+    }
+
+    /// After a step; `idle`: whoever steps may be about to sleep.
+    pub fn settle(&mut self, now: Duration, idle: bool) {
+        match idle {
+            true => self.sink.flush_now(),
+            false => self.sink.settle(now),
+        }
+    }
+
+    fn record(&mut self, record: &Borrowed) {
+        if self.sink.has_stopped() {
+            return;
+        }
+        let size = postcard::experimental::serialized_size(record).ok();
+        self.scratch.clear();
+        let fits = size.filter(|&size| u32::try_from(size).is_ok() && self.scratch.try_reserve(size).is_ok());
+        let Some(size) = fits else { return self.sink.stop() };
+        self.scratch.resize(size, 0);
+        match postcard::to_slice(record, &mut self.scratch) {
+            Ok(_) => self.write(),
+            Err(_) => self.sink.stop(),
+        }
+    }
+
+    /// Frames what is in `scratch`.
+    fn write(&mut self) {
+        self.sink.push(&(self.scratch.len() as u32).to_le_bytes());
+        self.sink.push(&checksum(&self.scratch));
+        self.sink.push(&self.scratch);
+    }
+}
+
+pub fn checksum(bytes: &[u8]) -> [u8; CHECKSUM] {
+    *Sha256::digest(bytes).first_chunk().expect("a digest is longer")
+}

@@ -1,0 +1,236 @@
+//! Runs a journal's steps again, and says whether they said the same.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::reader::{Ending, JournalFile, Recorded};
+use super::records::{Asked, Ended, Header, Step};
+use super::{Journal, Wanted};
+use crate::engine::clock::Clock;
+use crate::engine::core::Core;
+use crate::engine::registry::Command;
+use crate::engine::request::{Prompt, Request};
+use crate::engine::sequences::{GoOn, Resume};
+use crate::engine::{Engine, ModelInfo, Runner};
+use crate::error::{Error, Result};
+use crate::options::{EngineOptions, Isa};
+use crate::text::Text;
+
+/// What a replay found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Summary {
+    pub steps: u64,
+    pub requests: u64,
+    /// Sequences that ended, each compared with what the journal says of it.
+    pub sequences: u64,
+    pub tokens: u64,
+    /// None: everything was said again, bit for bit.
+    pub difference: Option<Difference>,
+    /// Requests whose logits the host edited. What it did is not in the journal, so from the first of them on a difference
+    /// proves nothing.
+    pub hooked: Vec<u64>,
+    /// None: the replay stopped before it.
+    pub ending: Option<Ending>,
+}
+
+/// Where a replay first differed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    pub step: u64,
+    pub what: String,
+}
+
+/// The time, as the journal has it.
+#[derive(Default)]
+struct Written(AtomicU64);
+
+impl Written {
+    fn turn(&self, now: Duration) {
+        self.0.store(now.as_nanos() as u64, SeqCst);
+    }
+}
+
+impl Clock for Written {
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.0.load(SeqCst))
+    }
+}
+
+pub struct Replay {
+    engine: Engine,
+    file: JournalFile,
+    clock: Arc<Written>,
+    summary: Summary,
+}
+
+impl Replay {
+    /// Loads the model that the journal was written with.
+    pub fn load(file: JournalFile, model_dir: &Path) -> Result<Replay> {
+        let options = EngineOptions { model_dir: model_dir.into(), ..file.options()? };
+        let (info, text, runner) = Engine::parts(&options, &mut |_, _| true)?;
+        Replay::over(file, info, text, runner)
+    }
+
+    /// Over any runner.
+    pub fn over(file: JournalFile, info: ModelInfo, text: Option<Text>, runner: Box<dyn Runner>) -> Result<Replay> {
+        file.header.check(&info, &runner.layout())?;
+        let clock = Arc::new(Written::default());
+        let engine = Engine::build(&file.options()?, info, text, runner, clock.clone(), Some(Journal::replayed()))?;
+        Ok(Replay { engine, file, clock, summary: Summary::default() })
+    }
+
+    /// Runs all steps, or until one differs.
+    pub fn run(mut self) -> Result<Summary> {
+        while let Some(recorded) = self.file.next_step() {
+            if let Err(what) = self.step(recorded) {
+                self.summary.difference = Some(Difference { step: self.summary.steps, what });
+                break;
+            }
+        }
+        self.summary.ending = self.file.ending().cloned();
+        Ok(self.summary)
+    }
+
+    fn step(&mut self, recorded: Recorded) -> std::result::Result<(), String> {
+        let Recorded { asked, ended, step } = recorded;
+        self.summary.steps = step.number;
+        self.with_journal(|journal| journal.tell(step.clone()));
+        for resized in step.resized.iter().filter(|resized| resized.between) {
+            self.core().resize(resized.blocks, resized.worked);
+        }
+        for asked in asked {
+            self.ask(asked).map_err(|error| format!("what was asked for cannot be asked again: {error}"))?;
+        }
+        self.clock.turn(step.now);
+        let result = self.engine.step();
+        // Nobody reads the outputs: what they say is compared as they are made.
+        let _ = self.engine.queue().poll(Some(Duration::ZERO));
+        self.compare(&step, &ended).map_err(|what| match result {
+            Err(error) if step.faults.is_empty() => format!("{what}; the step failed: {error}"),
+            _ => what,
+        })
+    }
+
+    fn with_journal<T>(&self, act: impl FnOnce(&mut Journal) -> T) -> T {
+        act(self.core().journal.as_mut().expect("an engine that replays has a journal"))
+    }
+
+    fn core(&self) -> MutexGuard<'_, Core> {
+        self.engine.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn compare(&mut self, step: &Step, ended: &[Ended]) -> std::result::Result<(), String> {
+        let (here, ends) = self.with_journal(|journal| {
+            let (step, ended) = journal.seen();
+            (step.clone(), ended.to_vec())
+        });
+        self.summary.sequences += ended.len() as u64;
+        self.summary.tokens += ended.iter().map(|ended| ended.generated).sum::<u64>();
+        let name = |ended: Option<&Ended>| match ended {
+            Some(Ended { request, sequence, finish, generated, digest, .. }) => {
+                format!("sequence {sequence} of request {request} ends here by {finish} after {generated} tokens, digest {}", hex(digest))
+            }
+            None => "no further sequence ends here".into(),
+        };
+        for place in 0..ended.len().max(ends.len()) {
+            if ended.get(place) != ends.get(place) {
+                return Err(format!("recorded: {}; replayed: {}", name(ended.get(place)), name(ends.get(place))));
+            }
+        }
+        let outside = |step: &Step| Step { number: 0, said: 0, ..step.clone() };
+        if outside(&here) != outside(step) {
+            return Err(format!("recorded: {:?}; replayed: {:?}", outside(step), outside(&here)));
+        }
+        if here.said != step.said {
+            return Err("what was said of sequences that go on is not the same".into());
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, asked: Asked) -> Result<()> {
+        let registry = &self.engine.shared.registry;
+        match asked {
+            Asked::Add { id, at, request } => {
+                self.summary.requests += 1;
+                self.clock.turn(at);
+                self.hooked(id, request.hooked);
+                same(id, self.engine.add_request(again(*request))?)
+            }
+            Asked::Resume { seq, at, turn } => {
+                self.clock.turn(at);
+                self.hooked(seq, turn.hooked);
+                let (keep, user_data, skip_special) = (turn.keep, Some(turn.user_data), turn.skip_special);
+                let deadline = turn.deadline;
+                self.engine.resume(seq, Resume { keep, user_data, skip_special, deadline, ..Resume::new(turn.sampling) })
+            }
+            Asked::GoOn { seq, at, deadline, keep, user_data, hooked } => {
+                self.clock.turn(at);
+                self.hooked(seq, hooked);
+                self.engine.go_on(seq, GoOn { keep, user_data: Some(user_data), deadline, ..GoOn::default() })
+            }
+            Asked::Import { id, at, blob } => {
+                self.clock.turn(at);
+                same(id, self.engine.import(self.engine.queue(), &blob)?)
+            }
+            Asked::Pin { id, tokens, priority, salt, until } => same(id, registry.pin(tokens, priority, salt, until)?),
+            Asked::Fork { parent, len, children, idle } => registry.fork_again(parent, len, &children, idle, self.engine.queue().outbox()),
+            Asked::Export { seq } => registry.export_again(seq, self.engine.queue().outbox()),
+            Asked::Abort { request } => registry.leave(Command::Abort { request }),
+            Asked::End { seq } => registry.leave(Command::End { seq }),
+            Asked::Append { seq, tokens } => registry.leave(Command::Append { seq, tokens }),
+            Asked::Rewind { seq, len } => registry.leave(Command::Rewind { seq, len }),
+            Asked::Free { seq } => registry.leave(Command::Free { seq }),
+            Asked::Unpin { id } => registry.leave(Command::Unpin { id }),
+            Asked::Lost { why } => Err(Error::unsupported(format!("it is not in the journal: {why}"))),
+        }
+    }
+
+    fn hooked(&mut self, id: u64, hooked: bool) {
+        self.summary.hooked.extend(hooked.then_some(id));
+    }
+}
+
+impl JournalFile {
+    /// Those of the engine that wrote it, but for what only concerns its host.
+    fn options(&self) -> Result<EngineOptions> {
+        let Header { isa, threads, blocks, block_bytes, max_model_len, .. } = &self.header;
+        let path = Isa::ALL.into_iter().find(|path| path.name() == isa);
+        if let Some(path) = path.filter(|path| !path.is_present()) {
+            let here: Vec<_> = Isa::ALL.into_iter().filter(|isa| isa.is_present()).map(Isa::name).collect();
+            return Err(Error::unsupported(format!(
+                "the journal was written on the instruction path {:?}, this machine has {here:?}: replay it on one that has it too",
+                path.name()
+            )));
+        }
+        Ok(EngineOptions {
+            isa: path,
+            threads: Some(*threads),
+            kv_bytes: Some(*blocks as u64 * block_bytes),
+            max_model_len: Some(*max_model_len),
+            queue_capacity: usize::MAX,
+            swap_dir: None,
+            max_waiting_requests: None,
+            max_waiting_tokens: None,
+            ..self.header.options.clone()
+        })
+    }
+}
+
+/// The request as it was made.
+fn again(wanted: Wanted) -> Request {
+    let Wanted { prompt, sampling, n, best_of, beam, keep, salt, hooked: _, user_data, priority, deadline, skip_special } = wanted;
+    Request { n, best_of, beam, keep, salt, user_data, priority, deadline, skip_special, ..Request::new(Prompt::Tokens(prompt), sampling) }
+}
+
+fn same(recorded: u64, replayed: u64) -> Result<()> {
+    match recorded == replayed {
+        true => Ok(()),
+        false => Err(Error::internal(format!("its id was {recorded} and is {replayed}"))),
+    }
+}
+
+fn hex(digest: &[u8; 32]) -> String {
+    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}

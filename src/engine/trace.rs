@@ -1,0 +1,151 @@
+//! Where the time goes, for people to look at: a file in Chrome's trace event format, which Perfetto opens.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::sink::Sink;
+use super::timing::Timing;
+use super::{Output, Stats, StepReport};
+use crate::error::Result;
+use crate::sched::{FinishReason, StepPlan};
+
+/// What a step consists of, one after the other; where it is tried again, some of it several times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Commands are taken, and what is due by the clock is done.
+    Commands,
+    Schedule,
+    /// The model computes.
+    Run,
+    /// Tokens are chosen.
+    Decide,
+    Commit,
+}
+
+impl Phase {
+    fn name(self) -> &'static str {
+        match self {
+            Phase::Commands => "commands",
+            Phase::Schedule => "schedule",
+            Phase::Run => "run",
+            Phase::Decide => "decide",
+            Phase::Commit => "commit",
+        }
+    }
+}
+
+/// More tries than that of one step are not drawn.
+const MOST_LAPS: usize = 1024;
+
+pub struct Trace {
+    sink: Sink,
+    /// When the step under way began, and when the last of its phases so far ended.
+    began: Duration,
+    mark: Duration,
+    laps: Vec<(Phase, Duration, Duration)>,
+    copies: usize,
+    /// Preemptions so far.
+    preemptions: u64,
+    /// Whether the file has an event already, which a comma must follow.
+    begun: bool,
+}
+
+impl Trace {
+    pub fn create(path: &Path) -> Result<Trace> {
+        let mut laps = Vec::new();
+        laps.try_reserve_exact(MOST_LAPS)?;
+        let zero = Duration::ZERO;
+        let mut trace = Trace { sink: Sink::create(path)?, began: zero, mark: zero, laps, copies: 0, preemptions: 0, begun: false };
+        // An array that is never closed is fine too, so that the file can be read whenever the process ends.
+        trace.sink.push(b"[\n");
+        trace.event(format_args!(r#"{{"name":"process_name","ph":"M","pid":1,"tid":1,"args":{{"name":"pagedllm"}}}}"#));
+        trace.event(format_args!(r#"{{"name":"thread_name","ph":"M","pid":1,"tid":1,"args":{{"name":"steps"}}}}"#));
+        Ok(trace)
+    }
+
+    pub fn has_stopped(&self) -> bool {
+        self.sink.has_stopped()
+    }
+
+    fn event(&mut self, event: std::fmt::Arguments) {
+        if std::mem::replace(&mut self.begun, true) {
+            self.sink.push(b",\n");
+        }
+        self.sink.print(event);
+    }
+
+    pub fn begin(&mut self, now: Duration) {
+        (self.began, self.mark, self.copies) = (now, now, 0);
+        self.laps.clear();
+    }
+
+    /// `phase` is what the step has done since the last call.
+    pub fn lap(&mut self, phase: Phase, now: Duration) {
+        let since = std::mem::replace(&mut self.mark, now);
+        if self.laps.len() < MOST_LAPS {
+            self.laps.push((phase, since, now));
+        }
+    }
+
+    pub fn computed(&mut self, plan: &StepPlan) {
+        self.copies += plan.batch.copies.len();
+    }
+
+    /// The step is over; without a report it failed. One that had nothing to compute is not drawn.
+    pub fn end(&mut self, report: Option<&StepReport>, stats: &Stats, now: Duration) {
+        let preemptions = stats.preemptions - std::mem::replace(&mut self.preemptions, stats.preemptions);
+        if report.is_none_or(|report| report.sequences > 0) {
+            let StepReport { prefill_tokens, decode_tokens, sequences, paused, .. } = report.copied().unwrap_or_default();
+            let (ts, dur, copies) = (micros(self.began), micros(now.saturating_sub(self.began)), self.copies);
+            let Stats { blocks_used, blocks_cached, blocks_free, waiting, .. } = *stats;
+            let failed = report.is_none();
+            self.event(format_args!(
+                r#"{{"name":"step","cat":"step","ph":"X","pid":1,"tid":1,"ts":{ts},"dur":{dur},"args":{{"prefill_tokens":{prefill_tokens},"decode_tokens":{decode_tokens},"sequences":{sequences},"waiting":{waiting},"paused":{paused},"blocks_used":{blocks_used},"blocks_cached":{blocks_cached},"blocks_free":{blocks_free},"copies":{copies},"preemptions":{preemptions},"failed":{failed}}}}}"#
+            ));
+            for place in 0..self.laps.len() {
+                let (phase, from, to) = self.laps[place];
+                let (name, ts, dur) = (phase.name(), micros(from), micros(to.saturating_sub(from)));
+                self.event(format_args!(r#"{{"name":"{name}","cat":"step","ph":"X","pid":1,"tid":1,"ts":{ts},"dur":{dur}}}"#));
+            }
+        }
+        match report {
+            // Nothing to do: who steps may be about to sleep.
+            Some(StepReport { sequences: 0, .. }) => self.sink.flush_now(),
+            _ => self.sink.settle(now),
+        }
+    }
+
+    /// What a sequence did from then until then; drawn when it is over.
+    pub fn span(&mut self, name: &str, sequence: u64, from: Duration, to: Duration) {
+        for (kind, ts) in [("b", micros(from)), ("e", micros(to))] {
+            self.event(format_args!(r#"{{"name":"{name}","cat":"sequence","ph":"{kind}","id":{sequence},"pid":1,"tid":1,"ts":{ts}}}"#));
+        }
+    }
+
+    /// The last output of a sequence: what it was doing is over.
+    pub fn ended(&mut self, last: &Output, now: Duration) {
+        let Timing { asked, queued, first_token, preemptions, cached_tokens, .. } = last.timing;
+        let (name, since) = match (queued, first_token) {
+            (_, Some(first)) => ("decode", first),
+            (Some(queued), None) => ("prefill", queued),
+            (None, None) => ("queued", Duration::ZERO),
+        };
+        self.span(name, last.sequence, asked + since, now);
+        let Output { sequence, request, index, prompt_tokens, generated_tokens, .. } = *last;
+        let (finish, ts) = (last.finish.map_or("", FinishReason::name), micros(now));
+        self.event(format_args!(
+            r#"{{"name":"end","cat":"sequence","ph":"n","id":{sequence},"pid":1,"tid":1,"ts":{ts},"args":{{"request":{request},"index":{index},"finish":"{finish}","prompt_tokens":{prompt_tokens},"generated_tokens":{generated_tokens},"cached_tokens":{cached_tokens},"preemptions":{preemptions}}}}}"#
+        ));
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        self.sink.push(b"\n]\n");
+    }
+}
+
+/// Microseconds, in which the format counts, to the nanosecond.
+fn micros(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1000.0
+}

@@ -1,0 +1,325 @@
+//! What an engine says of itself: timing, metrics and the trace, over a runner whose steps take as long as the test says.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use common::TempDir;
+use openmetrics_parser::{MetricsExposition, OpenMetricsType, OpenMetricsValue, Sample, openmetrics};
+use pagedllm::engine::{Clock, Engine, Output, Prompt, Request, Runner, Ticket, Timing};
+use pagedllm::error::{Code, Result};
+use pagedllm::options::{BeamParams, EngineOptions, SamplingParams};
+use pagedllm::sched::{FinishReason, StepPlan};
+use serde_json::Value;
+
+const VOCAB: usize = 50;
+
+/// In milliseconds.
+#[derive(Default)]
+struct Turned(AtomicU64);
+
+impl Clock for Turned {
+    fn now(&self) -> Duration {
+        Duration::from_millis(self.0.load(SeqCst))
+    }
+}
+
+/// A step takes a millisecond for each of its rows. The next token is the last one plus one.
+struct Slow {
+    clock: Arc<Turned>,
+    logits: Vec<f32>,
+}
+
+impl Runner for Slow {
+    fn submit(&mut self, plan: &StepPlan) -> Result<Ticket> {
+        let batch = &plan.batch;
+        self.clock.0.fetch_add(batch.rows() as u64, SeqCst);
+        self.logits = vec![0.0; batch.logit_rows.len() * VOCAB];
+        for (&row, logits) in batch.logit_rows.iter().zip(self.logits.chunks_mut(VOCAB)) {
+            logits[(batch.tokens[row as usize] as usize + 1) % VOCAB] = 9.0;
+        }
+        Ok(Ticket { logits: batch.logit_rows.len() })
+    }
+
+    fn wait(&mut self, _: Ticket) -> Result<&[f32]> {
+        Ok(&self.logits)
+    }
+}
+
+fn engine(options: EngineOptions, blocks: usize) -> (Engine, Arc<Turned>) {
+    let clock = Arc::new(Turned::default());
+    let runner = Box::new(Slow { clock: clock.clone(), logits: Vec::new() });
+    let info = common::model_info(VOCAB, blocks, 64, vec![]);
+    (Engine::with_clock(&options, info, None, runner, clock.clone()).unwrap(), clock)
+}
+
+fn request(prompt: std::ops::Range<u32>, max_tokens: usize) -> Request {
+    Request::new(Prompt::Tokens(prompt.collect()), SamplingParams { max_tokens: Some(max_tokens), ..SamplingParams::greedy() })
+}
+
+/// Steps until nothing is unfinished; the last outputs, by request.
+fn run(engine: &Engine) -> Vec<Output> {
+    while engine.step().unwrap().unfinished > 0 {}
+    let mut last: Vec<Output> =
+        engine.queue().poll(Some(Duration::ZERO)).unwrap().into_iter().filter(|output| output.finish.is_some()).collect();
+    last.sort_by_key(|output| (output.request, output.index));
+    last
+}
+
+fn ms(ms: u64) -> Option<Duration> {
+    Some(Duration::from_millis(ms))
+}
+
+#[test]
+fn the_last_output_says_how_long_what_took() {
+    let (engine, clock) = engine(EngineOptions { prefill_chunk: Some(16), ..Default::default() }, 64);
+    clock.0.store(1000, SeqCst);
+    engine.add_request(request(0..20, 3)).unwrap();
+    clock.0.fetch_add(7, SeqCst);
+    let outputs = run(&engine);
+    // Chunks of 16 and 4 rows, then two tokens of a row each.
+    let expected =
+        Timing { asked: ms(1000).unwrap(), queued: ms(7), first_token: ms(27), last_token: ms(29), preemptions: 0, cached_tokens: 0 };
+    assert_eq!(outputs[0].timing, expected);
+    engine.add_request(request(0..20, 1)).unwrap();
+    let expected =
+        Timing { asked: ms(1029).unwrap(), queued: ms(0), first_token: ms(4), last_token: ms(4), preemptions: 0, cached_tokens: 16 };
+    assert_eq!(run(&engine)[0].timing, expected);
+}
+
+#[test]
+fn a_sequence_says_how_often_its_blocks_were_taken() {
+    // Two of up to 40 tokens do not fit 8 blocks of 8 slots at once.
+    let (engine, _) = engine(EngineOptions { prefix_cache: false, ..Default::default() }, 8);
+    for _ in 0..2 {
+        engine.add_request(request(0..8, 32)).unwrap();
+    }
+    let preemptions: Vec<u64> = run(&engine).iter().map(|output| output.timing.preemptions).collect();
+    assert_eq!(preemptions[0], 0, "the older one keeps its blocks");
+    assert_eq!((preemptions[1], engine.stats().preemptions), (1, 1));
+}
+
+#[test]
+fn a_turn_has_times_of_its_own_and_so_has_a_fork() {
+    let (engine, clock) = engine(EngineOptions::default(), 64);
+    let first = engine.add_request(Request { keep: true, ..request(0..4, 2) }).unwrap();
+    run(&engine);
+    clock.0.store(500, SeqCst);
+    let sampling = SamplingParams { max_tokens: Some(2), ..SamplingParams::greedy() };
+    engine.resume(first, pagedllm::engine::Resume::new(sampling)).unwrap();
+    let child = engine.fork(first, 1, &Default::default()).unwrap()[0];
+    clock.0.store(503, SeqCst);
+    let outputs = run(&engine);
+    // Both in each of two steps.
+    let expected =
+        Timing { asked: ms(500).unwrap(), queued: ms(3), first_token: ms(5), last_token: ms(7), preemptions: 0, cached_tokens: 0 };
+    assert_eq!((outputs.len(), outputs[1].sequence), (2, child));
+    assert!(outputs.iter().all(|output| output.timing == expected), "{outputs:?}");
+}
+
+#[test]
+fn who_never_began_has_no_times() {
+    let (engine, _) = engine(EngineOptions::default(), 64);
+    let id = engine.add_request(request(0..4, 2)).unwrap();
+    engine.abort(id).unwrap();
+    let outputs = run(&engine);
+    assert_eq!((outputs[0].finish, outputs[0].timing), (Some(FinishReason::Abort), Timing::default()));
+}
+
+struct Metrics(MetricsExposition<OpenMetricsType, OpenMetricsValue>);
+
+impl Metrics {
+    fn of(engine: &Engine) -> Metrics {
+        Metrics(openmetrics::parse_openmetrics(&engine.metrics().unwrap()).unwrap())
+    }
+
+    /// The value of the one sample, or of the one with this reason.
+    fn value(&self, name: &str, reason: Option<&str>) -> &OpenMetricsValue {
+        let family = &self.0.families[&format!("pagedllm_{name}")];
+        let model = "of the test".to_string();
+        assert!(family.get_label_names().contains(&"model_name".to_string()));
+        let fits = |sample: &&Sample<OpenMetricsValue>| {
+            let labels = sample.get_labelset().unwrap();
+            labels.get_label_value("model_name") == Some(&model) && labels.get_label_value("finished_reason") == reason
+        };
+        &family.iter_samples().find(fits).unwrap().value
+    }
+
+    fn number(&self, name: &str) -> f64 {
+        match self.value(name, None) {
+            OpenMetricsValue::Gauge(value) => value.as_f64(),
+            OpenMetricsValue::Counter(counter) => counter.value.as_f64(),
+            other => panic!("{name} is {other:?}"),
+        }
+    }
+
+    /// Sum, count, and the buckets that are not empty.
+    fn histogram(&self, name: &str) -> (f64, u64, Vec<(f64, f64)>) {
+        let OpenMetricsValue::Histogram(histogram) = self.value(name, None) else { panic!("{name} is no histogram") };
+        let (mut buckets, mut before) = (Vec::new(), 0.0);
+        for bucket in &histogram.buckets {
+            let count = bucket.count.as_f64();
+            buckets.extend((count > before).then_some((bucket.upper_bound, count - before)));
+            before = count;
+        }
+        (histogram.sum.as_ref().unwrap().as_f64(), histogram.count.unwrap(), buckets)
+    }
+}
+
+#[test]
+fn metrics_are_what_happened() {
+    let (engine, clock) = engine(EngineOptions { max_seqs: 2, max_batch_tokens: 32, ..Default::default() }, 64);
+    let ids: Vec<u64> =
+        [(0..20, 3), (20..30, 2), (30..31, 9)].map(|(prompt, most)| engine.add_request(request(prompt, most)).unwrap()).into();
+    clock.0.store(10, SeqCst);
+    // 30 rows; 2 rows, after which the second has its tokens; the third begins beside the last token of the first.
+    for _ in 0..3 {
+        engine.step().unwrap();
+    }
+    engine.abort(ids[2]).unwrap();
+    engine.step().unwrap();
+    let metrics = Metrics::of(&engine);
+    let histogram = |name: &str| metrics.histogram(name);
+    assert_eq!(histogram("iteration_tokens_total"), (34.0, 3, vec![(2.0, 2.0), (32.0, 1.0)]));
+    assert_eq!(histogram("time_to_first_token_seconds"), (0.04 + 0.04 + 0.044, 3, vec![(0.05, 3.0)]));
+    assert_eq!(histogram("inter_token_latency_seconds"), (0.002 + 0.002 + 0.002, 3, vec![(0.0025, 3.0)]));
+    assert_eq!(histogram("request_queue_time_seconds"), (0.01 + 0.01 + 0.042, 3, vec![(0.01, 2.0), (0.05, 1.0)]));
+    assert_eq!(histogram("request_prefill_time_seconds"), (0.03 + 0.03 + 0.002, 3, vec![(0.0025, 1.0), (0.05, 2.0)]));
+    assert_eq!(histogram("request_decode_time_seconds"), (0.002 + 0.004, 3, vec![(0.0005, 1.0), (0.0025, 1.0), (0.005, 1.0)]));
+    assert_eq!(histogram("e2e_request_latency_seconds"), (0.042 + 0.044 + 0.044, 3, vec![(0.05, 3.0)]));
+    assert_eq!(histogram("request_prompt_tokens"), (31.0, 3, vec![(1.0, 1.0), (16.0, 1.0), (32.0, 1.0)]));
+    assert_eq!(histogram("request_generation_tokens"), (6.0, 3, vec![(1.0, 1.0), (2.0, 1.0), (4.0, 1.0)]));
+    let ended = |reason| match metrics.value("request_success", Some(reason)) {
+        OpenMetricsValue::Counter(counter) => counter.value.as_f64(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(["stop", "length", "abort", "error"].map(ended), [0.0, 2.0, 1.0, 0.0]);
+    let expected = [("prompt_tokens", 31.0), ("generation_tokens", 6.0), ("num_requests_running", 0.0), ("num_preemptions", 0.0)];
+    expected.into_iter().for_each(|(name, value)| assert_eq!(metrics.number(name), value, "{name}"));
+}
+
+#[test]
+fn metrics_tell_the_state_and_what_was_cached_and_refused() {
+    let (engine, _) = engine(EngineOptions { max_seqs: 1, ..Default::default() }, 8);
+    for _ in 0..2 {
+        engine.add_request(request(0..20, 3)).unwrap();
+    }
+    engine.step().unwrap();
+    let refused = engine.add_request(Request { n: 1, ..request(0..20, 40) }).map(drop);
+    assert!(refused.is_ok(), "what fits alone is not refused");
+    let metrics = Metrics::of(&engine);
+    assert_eq!((metrics.number("num_requests_running"), metrics.number("num_requests_waiting")), (1.0, 1.0));
+    assert_eq!(metrics.number("kv_cache_usage_perc"), 3.0 / 8.0);
+    run(&engine);
+    let metrics = Metrics::of(&engine);
+    let expected =
+        [("prompt_tokens_cached", 32.0), ("prefix_cache_hits", 32.0), ("prefix_cache_queries", 57.0), ("kv_cache_usage_perc", 0.0)];
+    expected.into_iter().for_each(|(name, value)| assert_eq!(metrics.number(name), value, "{name}"));
+    let OpenMetricsValue::Info = metrics.value("cache_config", None) else { panic!("it is no info") };
+    let labels = metrics.0.families["pagedllm_cache_config"].iter_samples().next().unwrap().get_labelset().unwrap();
+    assert_eq!(["block_size", "num_blocks"].map(|name| labels.get_label_value(name).unwrap()), ["8", "8"]);
+}
+
+#[test]
+fn a_request_that_is_one_too_many_is_counted() {
+    let (engine, _) = engine(EngineOptions { max_waiting_requests: Some(1), ..Default::default() }, 8);
+    engine.add_request(request(0..2, 6)).unwrap();
+    let refused = engine.add_request(request(0..2, 6)).unwrap_err();
+    assert_eq!((refused.code(), engine.stats().admission_rejections), (Code::Capacity, 1));
+    engine.add_request(request(0..0, 60)).unwrap_err();
+    assert_eq!(Metrics::of(&engine).number("admission_rejections"), 1.0, "a wrong request is not one too many");
+}
+
+#[test]
+fn each_sample_is_timed_and_what_they_share_counts_once() {
+    let (engine, _) = engine(EngineOptions::default(), 64);
+    engine.add_request(request(0..20, 1)).unwrap();
+    engine.add_request(Request { n: 3, ..request(0..20, 2) }).unwrap();
+    let outputs = run(&engine);
+    assert!(outputs[1..].iter().all(|output| output.timing.cached_tokens == 0 && output.timing.last_token > output.timing.first_token));
+    engine.add_request(Request { n: 3, ..request(0..20, 2) }).unwrap();
+    let outputs = run(&engine);
+    assert!(outputs.iter().all(|output| output.timing.cached_tokens == 16), "{outputs:?}");
+    assert_eq!((engine.stats().prompt_tokens_cached, Metrics::of(&engine).histogram("time_to_first_token_seconds").1), (16, 7));
+}
+
+#[test]
+fn beams_are_timed_as_one() {
+    let (engine, _) = engine(EngineOptions::default(), 64);
+    let beam = Some(BeamParams { width: 2, ..Default::default() });
+    engine
+        .add_request(Request { n: 2, beam, sampling: SamplingParams { max_tokens: Some(3), ..Default::default() }, ..request(0..4, 3) })
+        .unwrap();
+    let outputs = run(&engine);
+    // 4 rows, then 2 in each step.
+    let expected = Timing { asked: Duration::ZERO, queued: ms(0), first_token: ms(4), last_token: ms(8), preemptions: 0, cached_tokens: 0 };
+    assert!(outputs.len() == 2 && outputs.iter().all(|output| output.timing == expected), "{outputs:?}");
+}
+
+/// The events of a trace, whether or not its array is closed.
+fn events(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let closed = if text.trim_end().ends_with(']') { text } else { format!("{text}]") };
+    serde_json::from_str(&closed).unwrap()
+}
+
+fn named<'a>(events: &'a [Value], name: &str) -> Vec<&'a Value> {
+    events.iter().filter(|event| event["name"] == name).collect()
+}
+
+#[test]
+fn a_trace_draws_every_step_and_what_each_sequence_was_doing() {
+    let dir = TempDir::new();
+    let path = dir.0.join("trace.json");
+    let (engine, clock) = engine(EngineOptions { trace_path: Some(path.clone()), ..Default::default() }, 64);
+    for prompt in [0..20, 20..30] {
+        engine.add_request(request(prompt, 3)).unwrap();
+    }
+    clock.0.store(10, SeqCst);
+    run(&engine);
+    engine.step().unwrap();
+    // Nothing is to be done, so all is written; the array is still open.
+    let open = events(&path);
+    let steps = named(&open, "step");
+    let args = |key: &str| steps.iter().map(|step| step["args"][key].as_u64().unwrap()).collect::<Vec<_>>();
+    assert_eq!((args("prefill_tokens"), args("decode_tokens"), args("sequences")), (vec![30, 0, 0], vec![0, 2, 2], vec![2, 2, 2]));
+    assert_eq!((args("blocks_used")[0], args("blocks_free")[0], args("preemptions")), (5, 59, vec![0, 0, 0]));
+    for step in &steps {
+        let end = |event: &Value| event["ts"].as_f64().unwrap() + event["dur"].as_f64().unwrap();
+        let within = |event: &&&Value| event["ts"].as_f64() >= step["ts"].as_f64() && end(event) <= end(step);
+        let time = |name: &str| named(&open, name).iter().filter(within).map(|event| event["dur"].as_f64().unwrap()).sum::<f64>();
+        assert_eq!((time("run"), time("schedule") + time("decide") + time("commit")), (step["dur"].as_f64().unwrap(), 0.0));
+    }
+    let span = |name: &str| {
+        named(&open, name).iter().map(|event| (event["id"].as_u64().unwrap(), event["ts"].as_f64().unwrap())).collect::<Vec<_>>()
+    };
+    assert_eq!(span("queued"), [(1, 0.0), (1, 10_000.0), (2, 0.0), (2, 10_000.0)]);
+    assert_eq!(span("prefill"), [(1, 10_000.0), (1, 40_000.0), (2, 10_000.0), (2, 40_000.0)]);
+    assert_eq!(span("decode"), [(1, 40_000.0), (1, 44_000.0), (2, 40_000.0), (2, 44_000.0)]);
+    assert!(named(&open, "end").iter().all(|event| event["args"]["finish"] == "length" && event["args"]["generated_tokens"] == 3));
+    drop(engine);
+    assert!(std::fs::read_to_string(&path).unwrap().ends_with("]\n") && events(&path) == open, "in the end the array is closed");
+}
+
+#[test]
+fn a_full_disk_ends_the_trace_and_no_step() {
+    let (engine, _) = engine(EngineOptions { trace_path: Some("/dev/full".into()), ..Default::default() }, 64);
+    for _ in 0..3 {
+        engine.add_request(request(0..20, 3)).unwrap();
+        assert_eq!(run(&engine)[0].finish, Some(FinishReason::Length));
+    }
+    engine.step().unwrap();
+    engine.step().unwrap();
+    assert_eq!((engine.stats().traces_stopped, Metrics::of(&engine).number("traces_stopped")), (1, 1.0));
+}
+
+#[test]
+fn a_trace_that_cannot_be_begun_is_refused_with_its_path() {
+    let options = EngineOptions { trace_path: Some("/nonexistent/trace.json".into()), ..Default::default() };
+    let runner = Box::new(Slow { clock: Arc::default(), logits: Vec::new() });
+    let error = Engine::with_runner(&options, common::model_info(VOCAB, 8, 64, vec![]), None, runner).map(drop).unwrap_err();
+    assert!(error.code() == Code::Io && error.message().contains("/nonexistent/trace.json"), "{error}");
+}
