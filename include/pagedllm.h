@@ -419,6 +419,18 @@ typedef struct {
   uint32_t prefill_budget;
   // For how many of its tokens a request needs room before it begins: PLLM_ALLOCATION_*.
   uint32_t allocation;
+  // A file to draw every step into, in the format that Perfetto and chrome://tracing open: what it consisted of, how long each of its
+  // parts took, and when each sequence was queued, prefilled and decoded. UTF-8; what was in the file is gone. Where the disk fails
+  // tracing ends, and no step does: traces_stopped in pllm_stats. NULL (default): none.
+  const char *trace_path;
+  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  uint64_t trace_path_len;
+  // A file to write down what is asked of the engine, and whatever else its steps depend on, so that pagedllm-replay can run them again
+  // bit for bit on a machine with the same instruction path. Prompts are in it, as tokens. UTF-8; what was in the file is gone. Where
+  // the disk fails the journal ends, and no step does: journals_stopped in pllm_stats. NULL (default): none.
+  const char *journal_path;
+  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  uint64_t journal_path_len;
 } pllm_engine_options;
 
 // Where the bytes go, known before any are taken. Set struct_size before the call.
@@ -709,6 +721,12 @@ typedef struct {
   uint64_t blocks_swapped_in;
   // Moves that failed, as on a full disk: who was to move is computed again.
   uint64_t swap_failures;
+  // Tokens that sequences began with and that were found in the prefix cache.
+  uint64_t prompt_tokens_cached;
+  // 1 where trace_path was given and the disk has failed: the trace has ended.
+  uint64_t traces_stopped;
+  // The same of journal_path.
+  uint64_t journals_stopped;
 } pllm_stats;
 
 // A token and its log probability under the model's own distribution.
@@ -763,6 +781,14 @@ typedef struct {
   // An exported sequence. NULL in all other outputs.
   const uint8_t *blob;
   uint64_t blob_len;
+  // In a sequence's last output: seconds from the call that asked for it (added, resumed or forked it) until its first step began,
+  // its first token was there, and its last one was. 0 where it never came to that, and in all other outputs.
+  double queued_seconds;
+  double first_token_seconds;
+  double last_token_seconds;
+  // In the last output: how often its blocks were taken from it, and with how many of its first tokens the prefix cache helped.
+  uint64_t preemptions;
+  uint64_t cached_tokens;
 } pllm_output;
 
 // How to fork. Fill it with pllm_fork_init first.
@@ -964,6 +990,15 @@ const pllm_queue *pllm_engine_queue(const pllm_engine *engine);
 
 // Counts since the engine was made, and the state after its last step. May be called from any thread.
 PLLM_NODISCARD pllm_error *pllm_engine_stats(const pllm_engine *engine, pllm_stats *out_stats);
+
+// What dashboards ask for: gauges, counters and histograms as of the last step, with the names that vLLM gave them after the prefix
+// "pagedllm_". The text is in the OpenMetrics format, which Prometheus scrapes as
+// "application/openmetrics-text; version=1.0.0; charset=utf-8"; the label model_name is the model directory's name. Histograms of
+// times have buckets up to 1, 2.5 and 5 times each power of ten, from 0.5 ms to 2500 s; those of tokens up to the powers of two, from 1 to
+// 2^20. May be called from any thread, and waits for no step. Free it with pllm_bytes_free.
+PLLM_NODISCARD
+pllm_error *pllm_engine_metrics(const pllm_engine *engine,
+                                pllm_bytes **out_text);
 
 // Makes a queue for some of the engine's requests (pllm_request.queue), so that threads, clients or event loops each
 // read their own. capacity: while so many outputs or more wait in it, the requests that write to it pause; no others wait

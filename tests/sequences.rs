@@ -897,6 +897,23 @@ fn a_sequence_that_moves_to_another_engine_goes_on_with_the_same_bits() {
     }
 }
 
+/// The slots beyond its last token lie in a block that others had before.
+#[test]
+fn an_exported_sequence_says_nothing_of_those_who_had_its_blocks_before() {
+    let model = Model::llama();
+    let export = |engine: &Engine| {
+        let id = engine.add_request(Request { keep: true, ..request(prompt(29), sampled(3, 5)) }).unwrap();
+        drain(engine);
+        exported(engine, id)
+    };
+    let used = Engine::create(&EngineOptions { prefix_cache: false, ..model.options.clone() }).unwrap();
+    for i in 0..20 {
+        used.add_request(request(prompt(40 + i), sampled(9, 30))).unwrap();
+    }
+    drain(&used);
+    assert_eq!(export(&used), export(&Engine::create(&EngineOptions { prefix_cache: false, ..model.options.clone() }).unwrap()));
+}
+
 #[test]
 fn a_blob_comes_where_it_is_wanted_and_so_does_what_is_said_from_then_on() {
     let model = Model::llama();

@@ -116,8 +116,9 @@ pub trait Backend: Send + Sync {
     fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Self::Kv]);
     /// Gives the memory of all blocks from this one on back, as far as that is possible. What they held is lost.
     fn discard_blocks(&self, from: usize, layer: &mut Self::Kv);
-    /// Appends the bytes of these blocks, as they are stored, to `out`.
-    fn read_blocks(&self, blocks: &[u32], layer: &Self::Kv, out: &mut Vec<u8>) -> Result<()>;
+    /// Appends the bytes of these blocks, as they are stored, to `out`. Of the last block only the first `last` slots, and zeros for
+    /// the others: what is in them may be somebody else's.
+    fn read_blocks(&self, blocks: &[u32], last: usize, layer: &Self::Kv, out: &mut Vec<u8>) -> Result<()>;
     /// Takes them back, from the beginning of `bytes`, and returns the rest.
     fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Self::Kv, bytes: &'a [u8]) -> Result<&'a [u8]>;
     /// How K and V of a layer are stored: bytes read from one are right in another that says the same.

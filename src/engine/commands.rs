@@ -246,7 +246,8 @@ impl Core {
         })?;
         let mut kv = Vec::new();
         let blocks = blocks_for(computed, header.block_size);
-        self.runner.read_blocks(&sequence.table.blocks()[..blocks], &mut kv)?;
+        let last = computed - blocks.saturating_sub(1) * header.block_size;
+        self.runner.read_blocks(&sequence.table.blocks()[..blocks], last, &mut kv)?;
         Ok(Output { blob: Blob { header, kv }.encode()?, ..stream.output() })
     }
 

@@ -24,8 +24,8 @@ pub trait Runner: Send {
         Ok(())
     }
 
-    /// Appends the K and V of these blocks, as they are stored, to `out`. A runner without any has nothing to say.
-    fn read_blocks(&self, _blocks: &[BlockId], _out: &mut Vec<u8>) -> Result<()> {
+    /// Appends the K and V of these blocks, as they are stored, to `out`; of the last one those of the first `last` tokens. A runner without any has nothing to say.
+    fn read_blocks(&self, _blocks: &[BlockId], _last: usize, _out: &mut Vec<u8>) -> Result<()> {
         Ok(())
     }
 
@@ -86,8 +86,8 @@ impl<B: Backend> Runner for ModelRunner<B> {
         self.kv.swap_in(self.decoder.backend(), moves)
     }
 
-    fn read_blocks(&self, blocks: &[BlockId], out: &mut Vec<u8>) -> Result<()> {
-        self.kv.read(self.decoder.backend(), blocks, out)
+    fn read_blocks(&self, blocks: &[BlockId], last: usize, out: &mut Vec<u8>) -> Result<()> {
+        self.kv.read(self.decoder.backend(), blocks, last, out)
     }
 
     fn write_blocks(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
@@ -95,7 +95,10 @@ impl<B: Backend> Runner for ModelRunner<B> {
     }
 
     fn shrink(&mut self, moves: &[BlockCopy], blocks: usize) -> Result<()> {
-        self.kv.shrink(self.decoder.backend(), moves, blocks);
+        self.kv.copy(self.decoder.backend(), moves);
+        // Nothing is read, but what has gone wrong is told.
+        self.decoder.logits(0)?;
+        self.kv.discard(self.decoder.backend(), blocks);
         Ok(())
     }
 

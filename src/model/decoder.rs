@@ -35,18 +35,22 @@ impl<B: Backend> KvCache<B> {
         backend.swap_in(moves, self.host.as_mut().ok_or_else(no_host)?, &mut self.layers)
     }
 
-    /// The bytes of these blocks, layer after layer.
-    pub fn read(&self, backend: &B, blocks: &[u32], out: &mut Vec<u8>) -> Result<()> {
-        self.layers.iter().try_for_each(|layer| backend.read_blocks(blocks, layer, out))
+    /// The bytes of these blocks, layer after layer; of the last one those of the first `last` tokens.
+    pub fn read(&self, backend: &B, blocks: &[u32], last: usize, out: &mut Vec<u8>) -> Result<()> {
+        self.layers.iter().try_for_each(|layer| backend.read_blocks(blocks, last, layer, out))
     }
 
     pub fn write(&mut self, backend: &B, blocks: &[u32], bytes: &[u8]) -> Result<()> {
         self.layers.iter_mut().try_fold(bytes, |bytes, layer| backend.write_blocks(blocks, layer, bytes)).map(|_| ())
     }
 
-    /// Makes the moves, and gives back the memory of all blocks from `blocks` on.
-    pub fn shrink(&mut self, backend: &B, moves: &[BlockCopy], blocks: usize) {
-        backend.copy_blocks(moves, &mut self.layers);
+    /// Copies whole blocks. A device that works ahead tells what went wrong when something is read.
+    pub fn copy(&mut self, backend: &B, copies: &[BlockCopy]) {
+        backend.copy_blocks(copies, &mut self.layers);
+    }
+
+    /// Gives back the memory of all blocks from `blocks` on.
+    pub fn discard(&mut self, backend: &B, blocks: usize) {
         self.layers.iter_mut().for_each(|layer| backend.discard_blocks(blocks, layer));
     }
 

@@ -138,8 +138,8 @@ impl Backend for Faulty {
         self.cpu.discard_blocks(from, layer);
     }
 
-    fn read_blocks(&self, blocks: &[u32], layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
-        self.cpu.read_blocks(blocks, layer, out)
+    fn read_blocks(&self, blocks: &[u32], last: usize, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
+        self.cpu.read_blocks(blocks, last, layer, out)
     }
 
     fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Kv, bytes: &'a [u8]) -> Result<&'a [u8]> {

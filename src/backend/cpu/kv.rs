@@ -32,12 +32,14 @@ impl Kv {
         [&mut self.k, &mut self.v].into_iter().for_each(|pages| pages.discard(from * bytes));
     }
 
-    /// Appends K and then V of the blocks.
-    pub fn read(&self, blocks: &[u32], out: &mut Vec<u8>) -> Result<()> {
+    /// Appends K and then V of the blocks; of the last one only the first `last` slots, and zeros for the others.
+    pub fn read(&self, blocks: &[u32], last: usize, out: &mut Vec<u8>) -> Result<()> {
         let bytes = half_bytes(&self.shape);
         out.try_reserve(2 * bytes * blocks.len())?;
-        for pages in [&self.k, &self.v] {
+        for (pages, by_token) in [(&self.k, false), (&self.v, true)] {
             blocks.iter().for_each(|&block| out.extend_from_slice(&pages.bytes()[block as usize * bytes..][..bytes]));
+            let newest = out.len() - bytes.min(bytes * blocks.len());
+            blank(&self.shape, by_token, last, &mut out[newest..]);
         }
         Ok(())
     }
@@ -99,6 +101,21 @@ impl Kv {
 /// Bytes of a block's K, or V.
 fn half_bytes(shape: &KvShape) -> usize {
     shape.block_size * shape.kv_heads * shape.dtype.head_bytes(shape.head_dim)
+}
+
+/// Zeroes the slots from `filled` on of a block's K or, `by_token`, V.
+fn blank(shape: &KvShape, by_token: bool, filled: usize, half: &mut [u8]) {
+    let KvShape { block_size, head_dim, dtype, .. } = *shape;
+    let number = dtype.head_bytes(1) - dtype.head_bytes(0);
+    for head in half.chunks_exact_mut(block_size * dtype.head_bytes(head_dim)) {
+        let (numbers, scales) = head.split_at_mut(block_size * head_dim * number);
+        match by_token {
+            true => numbers[filled * head_dim * number..].fill(0),
+            false => numbers.chunks_exact_mut(block_size * number).for_each(|dimension| dimension[filled * number..].fill(0)),
+        }
+        let scale = scales.len() / block_size;
+        scales[filled * scale..].fill(0);
+    }
 }
 
 /// K or V of one head of one block.

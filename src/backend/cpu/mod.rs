@@ -223,8 +223,8 @@ impl Backend for CpuBackend {
         layer.discard(from);
     }
 
-    fn read_blocks(&self, blocks: &[u32], layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
-        layer.read(blocks, out)
+    fn read_blocks(&self, blocks: &[u32], last: usize, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
+        layer.read(blocks, last, out)
     }
 
     fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Kv, bytes: &'a [u8]) -> Result<&'a [u8]> {

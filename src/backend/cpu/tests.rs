@@ -266,7 +266,7 @@ impl Cached {
     /// K and V of one head of a token in the first block, read from the bytes that an export holds.
     fn stored(&self, token: usize, head: usize) -> [Vec<f32>; 2] {
         let mut bytes = Vec::new();
-        self.kv.read(&[0], &mut bytes).unwrap();
+        self.kv.read(&[0], self.kv.shape.block_size, &mut bytes).unwrap();
         let (dims, block) = (self.shape.head_dim, Self::BLOCK);
         let halves = bytes.split_at(bytes.len() / 2);
         let number = |half: &[u8], at: usize| {
@@ -341,7 +341,7 @@ fn int8_blocks_take_their_scales_along() {
         backend.copy_blocks(&[BlockCopy { from: 0, to: 3 }, BlockCopy { from: 1, to: 2 }], std::slice::from_mut(&mut cached.kv));
         assert_eq!(cached.attend(&backend, &qkv, &[3, 2]), expected, "copied");
         let mut bytes = Vec::new();
-        backend.read_blocks(&[3, 2], &cached.kv, &mut bytes).unwrap();
+        backend.read_blocks(&[3, 2], cached.kv.shape.block_size, &cached.kv, &mut bytes).unwrap();
         assert_eq!(bytes.len() as u64, 2 * backend.kv_block_bytes(&cached.kv.shape));
         let mut other = Cached::new(&backend, &[]);
         assert!(backend.write_blocks(&[1, 3], &mut other.kv, &bytes).unwrap().is_empty());
