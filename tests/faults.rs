@@ -148,7 +148,7 @@ fn a_block_that_cannot_be_moved_is_computed_again_and_nothing_else_changes() {
         assert_eq!(stats.swap_failures, 1, "it is said once");
         failures += 1;
     }
-    assert!(failures >= 4, "only {failures} moves");
+    assert!(failures >= 2, "one out and one back");
 }
 
 #[test]

@@ -133,19 +133,19 @@ fn drain(engine: &Engine) -> Result<()> {
     Ok(())
 }
 
-/// Twelve requests of 128 and 256 tokens, in a pool for 2,048: six full ones.
+/// Eight requests of 64 and 96 tokens, in a pool for 640: four full ones.
 fn under_pressure(dir: &Path) -> Result<()> {
-    println!("\nTwelve requests of 128 prompt and 256 new tokens each, in a pool of 2,048 tokens: seconds, and preemptions\n");
+    println!("\nEight requests of 64 prompt and 96 new tokens each, in a pool of 640 tokens: seconds (preemptions)\n");
     println!("| Block size | all fit | recompute | swap, memory | swap, file | auto, memory | auto chose |");
     println!("| --- | --- | --- | --- | --- | --- | --- |");
     for block_size in BLOCK_SIZES {
-        let base = options(dir, block_size);
+        let base = EngineOptions { max_model_len: Some(512), ..options(dir, block_size) };
         let block_bytes = Engine::plan(&base)?.block_bytes;
         let pool = |tokens: usize| Some((tokens / block_size) as u64 * block_bytes);
-        let cramped = EngineOptions { kv_bytes: pool(2048), ..base.clone() };
-        let swap_bytes = pool(8192).unwrap_or(0);
+        let cramped = EngineOptions { kv_bytes: pool(640), ..base.clone() };
+        let swap_bytes = pool(4096).unwrap_or(0);
         let swapping = |preemption, swap_dir| EngineOptions { preemption, swap_bytes, swap_dir, ..cramped.clone() };
-        let (fits, _) = run(&EngineOptions { kv_bytes: pool(8192), ..base.clone() })?;
+        let (fits, _) = run(&EngineOptions { kv_bytes: pool(4096), ..base.clone() })?;
         let cell = |(time, stats): (Duration, Stats)| format!("{:.2} ({})", time.as_secs_f64(), stats.preemptions);
         let recompute = cell(run(&cramped)?);
         let memory = cell(run(&swapping(Preemption::Swap, None))?);
@@ -159,14 +159,14 @@ fn under_pressure(dir: &Path) -> Result<()> {
 
 fn run(options: &EngineOptions) -> Result<(Duration, Stats)> {
     let engine = Engine::create(options)?;
-    for seed in 0..12 {
-        engine.add_request(request(128, seed, 256))?;
+    for seed in 0..8 {
+        engine.add_request(request(64, seed, 96))?;
     }
     let begun = Instant::now();
     drain(&engine)?;
     let stats = engine.stats();
     match (stats.finished_length, stats.swap_failures) {
-        (12, 0) => Ok((begun.elapsed(), stats)),
+        (8, 0) => Ok((begun.elapsed(), stats)),
         _ => Err(format!("not all came to their end: {stats:?}").into()),
     }
 }
