@@ -105,6 +105,9 @@ impl Scheduler {
 
     /// Brings back of the group what lies in the host tier, all or nothing. False: there are not enough blocks.
     pub(super) fn bring_back(&mut self, id: GroupId) -> bool {
+        if self.blocks.swapped() == 0 {
+            return true; // nobody lies there
+        }
         let members = std::mem::take(&mut self.groups.get_mut(&id).expect("a running group is known").members);
         let back = self.swap_in(&members);
         self.groups.get_mut(&id).expect("a running group is known").members = members;
