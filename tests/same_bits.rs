@@ -115,7 +115,7 @@ fn under_every_policy() {
     let (_, config) = configs(MAX_LEN).swap_remove(3);
     let dir = TempDir::new();
     write_random_model(&dir.0, &config, false, 7);
-    let base = options(&dir.0, Isa::Portable, KvDtype::F32);
+    let base = EngineOptions { isa: None, ..options(&dir.0, Isa::Portable, KvDtype::F32) };
     let expected = alone(&base);
     let MemoryPlan { block_bytes, .. } = Engine::plan(&base).unwrap();
     for policies in every_policy() {

@@ -155,9 +155,10 @@ impl Engine {
     pub fn import(&self, queue: &Queue, bytes: &[u8]) -> Result<u64> {
         self.check()?;
         self.check_queue(queue)?;
-        let mut blob = Blob::decode(bytes)?;
+        let blob = Blob::decode(bytes)?;
         self.check_blob(&blob.header, blob.kv.len())?;
-        let params = std::mem::take(&mut blob.header.params).into_owned();
+        // The blob stays whole: a journal writes it down.
+        let params = blob.header.params.clone().into_owned();
         let header = &blob.header;
         let turn = self.turn(params, queue.outbox().clone(), None, 0, header.skip_special, false)?;
         let turn = Turn { seed: header.seed, ..turn };

@@ -64,7 +64,8 @@ impl Scheduler {
         let mut born: Vec<(usize, Sequence)> = Vec::new();
         for (choice, Choice { parent, child, .. }) in choices.iter().enumerate().filter(|(_, choice)| choice.parent != choice.child) {
             let len = self.sequences[parent].tokens.len();
-            match born.try_reserve(1).map_err(Error::from).and_then(|()| self.branch(*parent, len, *child)) {
+            let room = born.try_reserve(1).and_then(|()| self.sequences.try_reserve(born.len() + 1));
+            match room.map_err(Error::from).and_then(|()| self.branch(*parent, len, *child)) {
                 Ok(sequence) => born.push((choice, sequence)),
                 Err(_) => events.push(Event::Failed { choice }),
             }
