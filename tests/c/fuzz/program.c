@@ -1574,6 +1574,46 @@ static void resize_arena(worker *w) {
            LLU(after.bytes), LLU(after.held_bytes));
 }
 
+static void add_question(worker *w, const engine_slot *e) {
+    pllm_request q;
+    pllm_sampling s;
+    turn t = {.user_data = ledger_user_data(), .queue = e->own.number};
+    pllm_request_init(&q, sizeof q);
+    pllm_sampling_init(&s, sizeof s);
+    t.answer = question_ask(&e->options, byte(w), &q, &s);
+    request *r = t.answer ? ledger_open() : NULL;
+    if (!r) return;
+    r->engine = e->number, r->vocab = e->vocab, r->max_model_len = e->max_model_len, r->has_text = e->has_text;
+    q.sampling = &s;
+    q.user_data = t.user_data;
+    t.prompt_tokens = q.prompt_tokens_len;
+    note_sampling(&t, &s);
+    note_branching(r, &q, 0);
+    note_turns(r, t);
+    uint64_t id;
+    int32_t code = TRY(pllm_engine_add_request, e->engine, &q, &id);
+    EXPECT(!code || code == PLLM_E_CAPACITY || code == PLLM_E_INVALID_ARGUMENT, "a question was refused with %d", code);
+    if (code) ledger_refused(r);
+    else ledger_accepted(r, id);
+}
+
+// Several run side by side, then there is less room than they have: some give way, and all say what they would have said.
+static void squeeze(worker *w) {
+    const engine_slot *e = any_engine(w);
+    pllm_arena_info info = {.struct_size = sizeof info};
+    pllm_step step = {.struct_size = sizeof step};
+    if (!e->engine) return;
+    const pllm_arena *arena = CALL(pllm_engine_arena, e->engine);
+    for (unsigned n = 2 + below(w, 4); n > 0; n--) add_question(w, e);
+    for (unsigned n = 1 + below(w, 8); n > 0; n--) {
+        int32_t code = TRY(pllm_engine_step, e->engine, &step);
+        EXPECT(world.racing || code == (e->started ? PLLM_E_BUSY : 0), "step failed with %d", code);
+    }
+    EXPECT(TRY(pllm_arena_state, arena, &info) == 0, "an engine's arena has no state");
+    int32_t code = TRY(pllm_arena_resize, arena, info.least_bytes);
+    EXPECT(!nobody_steps() || code == 0, "an arena could not have its least bytes: %d", code);
+}
+
 static void ask_for_the_arena(worker *w) {
     const engine_slot *e = any_engine(w);
     const pllm_arena *arena = CALL(pllm_engine_arena, e->engine);
@@ -1696,7 +1736,7 @@ static const operation operations[] = {
     {ask_the_library, 1, false}, {fork_one, 6, false}, {append_to_one, 4, false},  {rewind_one, 4, false},
     {resume_one, 7, false}, {free_sequence, 2, false}, {look_at_sequence, 3, false}, {pin_one, 2, false}, {unpin_one, 2, false},
     {export_one, 2, false}, {import_one, 2, false}, {admit, 2, false}, {metrics, 2, false}, {create_arena, 2, true},
-    {free_arena, 1, true},  {resize_arena, 6, false}, {look_at_arena, 2, false}, {ask_for_the_arena, 1, false},
+    {free_arena, 1, true},  {resize_arena, 6, false}, {squeeze, 4, false}, {look_at_arena, 2, false}, {ask_for_the_arena, 1, false},
 };
 
 static const operation *any_operation(worker *w) {
