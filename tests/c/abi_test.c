@@ -211,9 +211,10 @@ static int idle(const pllm_engine *engine) {
 // ---- lengths that no memory has: before any engine, each in a process of its own -------------------------------------
 
 #define HUGE_CASES_ARE(X)                                                                                                       \
-    X(MODEL_PATH) X(DEVICE) X(SWAP_PATH) X(TRACE_PATH) X(JOURNAL_PATH) X(PROMPT_TEXT) X(PROMPT_TOKENS) X(STOP_TOKENS) X(STOPS) X(STOP_LENS) X(GRAMMAR) X(CHOICES)          \
-    X(CHOICE_LENS) X(BREAKERS) X(BREAKER_LENS) X(LOGIT_BIAS) X(BAD_WORDS) X(BAD_WORD_LENS) X(BAD_LISTS) X(BAD_LIST) X(ALLOWED)  \
-    X(CACHE_SALT) X(APPEND) X(PIN_TEXT) X(PIN_TOKENS) X(PIN_SALT) X(BLOB) X(TOKENIZE) X(DETOKENIZE) X(CHAT)
+    X(MODEL_PATH) X(DEVICE) X(SWAP_PATH) X(TRACE_PATH) X(JOURNAL_PATH) X(PROMPT_TEXT) X(PROMPT_TOKENS) X(STOP_TOKENS)           \
+    X(STOPS) X(STOP_LENS) X(GRAMMAR) X(CHOICES) X(CHOICE_LENS) X(BREAKERS) X(BREAKER_LENS) X(LOGIT_BIAS) X(BAD_WORDS)           \
+    X(BAD_WORD_LENS) X(BAD_LISTS) X(BAD_LIST) X(ALLOWED) X(CACHE_SALT) X(APPEND) X(PIN_TEXT) X(PIN_TOKENS) X(PIN_SALT)          \
+    X(BLOB) X(TOKENIZE) X(DETOKENIZE) X(CHAT)
 #define AS_CASE(name) name,
 #define AS_NAME(name) #name,
 enum { HUGE_CASES_ARE(AS_CASE) HUGE_CASES };
@@ -607,7 +608,6 @@ static void unknown_flags_and_numbers_are_refused(const pllm_engine *engine) {
     OPTION(preemption = PLLM_PREEMPTION_AUTO, INVALID);
     OPTION(swap_bytes = 1 << 20, INVALID);  // what for?
     OPTION(swap_path = "/tmp", INVALID);    // how much?
-    OPTION(swap_path = "", INVALID);
     OPTION(trace_path = "", INVALID);
     OPTION(journal_path = "", INVALID);
     OPTION(isa = 9, INVALID);
@@ -2336,11 +2336,30 @@ static void an_arena_becomes_no_smaller_than_its_engine_needs_and_no_larger_than
     pllm_arena_free(arena);
 }
 
-enum { SHARERS = 2, EACH_ADDS = 3 };
+// The same request, several times at once.
+enum { TIMES = 3, SHARERS = 2 };
+typedef struct {
+    uint64_t ids[TIMES], preemptions;
+    answer answers[TIMES];
+} chorus;
 
-static void add_each(pllm_engine *const *engines, const pllm_request *request, uint64_t ids[SHARERS][EACH_ADDS]) {
-    for (int e = 0; e < SHARERS; e++)
-        for (int i = 0; i < EACH_ADDS; i++) OK(pllm_engine_add_request(engines[e], request, &ids[e][i]));
+static void add_chorus(const pllm_engine *engine, const pllm_request *request, chorus *c) {
+    memset(c, 0, sizeof *c);
+    for (int i = 0; i < TIMES; i++) OK(pllm_engine_add_request(engine, request, &c->ids[i]));
+}
+
+static void all_say(const pllm_engine *engine, chorus *c, const answer *expected) {
+    pllm_outputs *outputs = NULL;
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+    for (uint64_t o = 0; o < pllm_outputs_len(outputs); o++) {
+        const pllm_output *output = pllm_outputs_get(outputs, o);
+        c->preemptions += output->preemptions;
+        for (int i = 0; i < TIMES; i++)
+            if (output->request == c->ids[i]) take(&c->answers[i], output);
+    }
+    pllm_outputs_free(outputs);
+    for (int i = 0; i < TIMES; i++) CHECK(same(&c->answers[i], expected));
+    CHECK(stats_of(engine).preemptions == c->preemptions);
 }
 
 static void two_engines_on_one_arena_answer_as_one_alone_would(void) {
@@ -2354,10 +2373,8 @@ static void two_engines_on_one_arena_answer_as_one_alone_would(void) {
     OK(pllm_arena_create(6 * least, 0, &arena));
     pllm_engine *const engines[SHARERS] = {open_on(arena), open_on(arena)};
     CHECK(state_of(arena).engines == SHARERS && state_of(arena).least_bytes == SHARERS * least);
-    uint64_t ids[SHARERS][EACH_ADDS] = {{0}};
-    static answer answers[SHARERS][EACH_ADDS];
-    add_each(engines, &request, ids);
-    memset(answers, 0, sizeof answers);
+    static chorus choruses[SHARERS];
+    for (int e = 0; e < SHARERS; e++) add_chorus(engines[e], &request, &choruses[e]);
     uint64_t unfinished = 1;
     for (unsigned round = 0; unfinished; round++) {
         if (round % 10 == 5) OK(pllm_arena_resize(arena, (round / 10 % 2 ? 6 : 2) * least));
@@ -2365,16 +2382,8 @@ static void two_engines_on_one_arena_answer_as_one_alone_would(void) {
         for (int e = 0; e < SHARERS; e++) unfinished += step_of(engines[e]).unfinished;
         CHECK(state_of(arena).held_bytes <= state_of(arena).bytes);
     }
-    for (int e = 0; e < SHARERS; e++) {
-        pllm_outputs *outputs = NULL;
-        OK(pllm_queue_poll(pllm_engine_queue(engines[e]), 0, &outputs));
-        for (uint64_t o = 0; o < pllm_outputs_len(outputs); o++)
-            for (int i = 0; i < EACH_ADDS; i++)
-                if (pllm_outputs_get(outputs, o)->request == ids[e][i]) take(&answers[e][i], pllm_outputs_get(outputs, o));
-        pllm_outputs_free(outputs);
-        for (int i = 0; i < EACH_ADDS; i++) CHECK(same(&answers[e][i], &expected));
-    }
-    CHECK(stats_of(engines[0]).preemptions + stats_of(engines[1]).preemptions > 0);
+    for (int e = 0; e < SHARERS; e++) all_say(engines[e], &choruses[e], &expected);
+    CHECK(choruses[0].preemptions + choruses[1].preemptions > 0);
     // The engines keep it alive.
     pllm_arena_free(arena);
     CHECK(state_of(pllm_engine_arena(engines[0])).engines == SHARERS);
@@ -2397,7 +2406,7 @@ static void an_engine_s_own_arena_is_borrowed_and_can_be_resized(const pllm_engi
     CHECK(same(run(engine, &request), &before) && idle(engine));
 }
 
-// Three that need the whole pool each take turns in it; who has to wait does so in the host tier.
+// All want most of the pool; who has to give way waits in the host tier.
 static void what_is_swapped_out_goes_on_as_if_it_had_stayed(const char *swap_path) {
     pllm_engine_options options = options_for(golden_dir);
     const pllm_plan roomy = plan_of(&options);
@@ -2413,24 +2422,12 @@ static void what_is_swapped_out_goes_on_as_if_it_had_stayed(const char *swap_pat
     options.flags |= PLLM_ENGINE_NO_PREFIX_CACHE;
     CHECK(plan_of(&options).swap_blocks == 64 && plan_of(&options).swap_bytes == options.swap_bytes);
     if (!OK(pllm_engine_create(&options, &engine))) return;
-    uint64_t ids[3] = {0};
-    static answer answers[3];
-    memset(answers, 0, sizeof answers);
-    for (int i = 0; i < 3; i++) OK(pllm_engine_add_request(engine, &request, &ids[i]));
+    static chorus c;
+    add_chorus(engine, &request, &c);
     step_to_the_end(engine);
-    pllm_outputs *outputs = NULL;
-    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
-    uint64_t preemptions = 0;
-    for (uint64_t o = 0; o < pllm_outputs_len(outputs); o++) {
-        const pllm_output *output = pllm_outputs_get(outputs, o);
-        preemptions += output->preemptions;
-        for (int i = 0; i < 3; i++)
-            if (output->request == ids[i]) take(&answers[i], output);
-    }
-    pllm_outputs_free(outputs);
-    for (int i = 0; i < 3; i++) CHECK(same(&answers[i], &expected));
+    all_say(engine, &c, &expected);
     pllm_stats stats = stats_of(engine);
-    CHECK(stats.preemptions_swapped > 0 && stats.preemptions == preemptions && stats.swap_failures == 0);
+    CHECK(stats.preemptions_swapped > 0 && stats.swap_failures == 0);
     CHECK(stats.blocks_swapped_out > 0 && stats.blocks_swapped_in == stats.blocks_swapped_out);
     CHECK(stats.swap_blocks_total == 64 && stats.swap_blocks_used == 0 && stats.swapped == 0);
     pllm_engine_free(engine);

@@ -201,7 +201,8 @@ static void check_answer(const turn *t, const pllm_output *o) {
 
 static void check_content(const request *r, const turn *t, const pllm_output *o) {
     EXPECT(o->text == NULL || r->has_text, "text came from an engine without a tokenizer");
-    EXPECT(o->finish_reason != PLLM_FINISH_DEADLINE || t->has_deadline, "sequence %llu had no deadline that could pass", LLU(o->sequence));
+    bool in_time = o->finish_reason != PLLM_FINISH_DEADLINE || t->has_deadline;
+    EXPECT(in_time, "sequence %llu had no deadline that could pass", LLU(o->sequence));
     check_lists(r, t, o);
     for (uint64_t i = 0; i < o->tokens_len; i++)
         EXPECT(o->tokens[i] < r->vocab, "an output's token is %u, beyond the vocabulary", o->tokens[i]);

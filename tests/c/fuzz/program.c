@@ -884,7 +884,8 @@ static prospect ask_admission(worker *w, const engine_slot *e, const pllm_reques
     p.code = TRY(pllm_engine_admit, e->engine, request, out.at);
     EXPECT(p.code || e->engine, "a request was admitted by NULL");
     judge_struct(&out, p.code, &p.is);
-    EXPECT(p.code || (p.is.admits <= 1 && p.is.fits_now <= p.is.admits && !isnan(p.is.first_token_seconds)), "an admission is impossible");
+    bool possible = p.is.admits <= 1 && p.is.fits_now <= p.is.admits && !isnan(p.is.first_token_seconds);
+    EXPECT(p.code || possible, "an admission is impossible");
     p.holds = e->engine && is_possible(&out) && !e->started && !world.racing;
     if (sabotage == admission_promises_too_much && p.code) p.code = 0, p.is.admits = 1;
     return p;
@@ -935,8 +936,8 @@ static void add(worker *w) {
     int32_t code = TRY(pllm_engine_add_request, e->engine, at, out ? &out->number : NULL);
     judge_output(out, code, sizeof out->number);
     if (out) judge_admission(&p, t.answer, code);
-    EXPECT(code || (q.deadline_ms >= 0 && q.priority >= -100 && q.priority <= 100), "a deadline of %lld ms or a priority of %d was accepted",
-           (long long)q.deadline_ms, q.priority);
+    bool in_range = q.deadline_ms >= 0 && q.priority >= -100 && q.priority <= 100;
+    EXPECT(code || in_range, "a deadline of %lld ms and a priority of %d were accepted", (long long)q.deadline_ms, q.priority);
     EXPECT(code || (e->engine && to->engine == e->number && !is_newer), "a request was accepted that had to be refused");
     EXPECT(code || (r->width <= MOST_SEQUENCES && q.n == r->results), "a request of %u results was accepted", q.n);
     if (code) ledger_refused(r);
