@@ -155,6 +155,9 @@ static void take(answer *a, const pllm_output *o) {
     }
     CHECK(o->generated_tokens == a->tokens_len);
     CHECK((o->error != NULL) == (o->finish_reason == PLLM_FINISH_ERROR));
+    double queued = o->queued_seconds, first = o->first_token_seconds, last = o->last_token_seconds;
+    if (o->finish_reason == PLLM_FINISH_NONE) CHECK(queued == 0 && first == 0 && last == 0 && o->preemptions == 0 && o->cached_tokens == 0);
+    if (o->finish_reason == PLLM_FINISH_LENGTH) CHECK(0 < queued && queued <= first && first <= last);
     a->outputs++;
     a->prompt_tokens = o->prompt_tokens;
     a->generated_tokens = o->generated_tokens;
@@ -208,9 +211,10 @@ static int idle(const pllm_engine *engine) {
 // ---- lengths that no memory has: before any engine, each in a process of its own -------------------------------------
 
 #define HUGE_CASES_ARE(X)                                                                                                       \
-    X(MODEL_PATH) X(DEVICE) X(PROMPT_TEXT) X(PROMPT_TOKENS) X(STOP_TOKENS) X(STOPS) X(STOP_LENS) X(GRAMMAR) X(CHOICES)          \
-    X(CHOICE_LENS) X(BREAKERS) X(BREAKER_LENS) X(LOGIT_BIAS) X(BAD_WORDS) X(BAD_WORD_LENS) X(BAD_LISTS) X(BAD_LIST) X(ALLOWED)  \
-    X(CACHE_SALT) X(APPEND) X(PIN_TEXT) X(PIN_TOKENS) X(PIN_SALT) X(BLOB) X(TOKENIZE) X(DETOKENIZE) X(CHAT)
+    X(MODEL_PATH) X(DEVICE) X(SWAP_PATH) X(TRACE_PATH) X(JOURNAL_PATH) X(PROMPT_TEXT) X(PROMPT_TOKENS) X(STOP_TOKENS)           \
+    X(STOPS) X(STOP_LENS) X(GRAMMAR) X(CHOICES) X(CHOICE_LENS) X(BREAKERS) X(BREAKER_LENS) X(LOGIT_BIAS) X(BAD_WORDS)           \
+    X(BAD_WORD_LENS) X(BAD_LISTS) X(BAD_LIST) X(ALLOWED) X(CACHE_SALT) X(APPEND) X(PIN_TEXT) X(PIN_TOKENS) X(PIN_SALT)          \
+    X(BLOB) X(TOKENIZE) X(DETOKENIZE) X(CHAT)
 #define AS_CASE(name) name,
 #define AS_NAME(name) #name,
 enum { HUGE_CASES_ARE(AS_CASE) HUGE_CASES };
@@ -305,7 +309,11 @@ static int code_with_length(int what, uint64_t len) {
     pllm_engine *engine = NULL;
     if (what == MODEL_PATH) options.model_path = at_the_edge("path", 5), options.model_path_len = len;
     if (what == DEVICE) options.device = at_the_edge("cpu", 4), options.device_len = len;
-    if (what == MODEL_PATH || what == DEVICE) return code_of(pllm_engine_plan(&options, &plan));
+    const char *path = at_the_edge("path", 5);
+    if (what == SWAP_PATH) options.swap_path = path, options.swap_path_len = len;
+    if (what == TRACE_PATH) options.trace_path = path, options.trace_path_len = len;
+    if (what == JOURNAL_PATH) options.journal_path = path, options.journal_path_len = len;
+    if (what <= JOURNAL_PATH) return code_of(pllm_engine_plan(&options, &plan));
     if (code_of(pllm_engine_create(&options, &engine)) != 0) return -1;
     int code = code_of(ask_with_length(engine, what, len));
     pllm_engine_free(engine);
@@ -343,6 +351,7 @@ static void null_is_free_and_empty(void) {
     pllm_outputs_free(NULL);
     pllm_tokens_free(NULL);
     pllm_bytes_free(NULL);
+    pllm_arena_free(NULL);
     pllm_engine_options_init(NULL, sizeof(pllm_engine_options));
     pllm_request_init(NULL, sizeof(pllm_request));
     pllm_sampling_init(NULL, sizeof(pllm_sampling));
@@ -356,7 +365,7 @@ static void null_is_free_and_empty(void) {
     CHECK(pllm_outputs_len(NULL) == 0 && pllm_outputs_get(NULL, 0) == NULL);
     CHECK(pllm_tokens_len(NULL) == 0 && pllm_tokens_data(NULL) == NULL);
     CHECK(pllm_bytes_len(NULL) == 0 && pllm_bytes_data(NULL) == NULL);
-    CHECK(pllm_engine_queue(NULL) == NULL);
+    CHECK(pllm_engine_queue(NULL) == NULL && pllm_engine_arena(NULL) == NULL);
 }
 
 static void null_engines_and_options_are_refused_and_outputs_stay(const pllm_engine *engine) {
@@ -589,7 +598,18 @@ static void unknown_flags_and_numbers_are_refused(const pllm_engine *engine) {
     OPTION(flags = 4, UNSUPPORTED);
     OPTION(flags |= 1u << 31, UNSUPPORTED);
     OPTION(reserved = 1, UNSUPPORTED);
+    OPTION(kv_dtype = PLLM_DTYPE_INT8, OK);
     OPTION(kv_dtype = 4, INVALID);
+    OPTION(preemption = 3, INVALID);
+    OPTION(order = 3, INVALID);
+    OPTION(batching = 4, INVALID);
+    OPTION(allocation = 2, INVALID);
+    OPTION(preemption = PLLM_PREEMPTION_SWAP, INVALID);  // to where?
+    OPTION(preemption = PLLM_PREEMPTION_AUTO, INVALID);
+    OPTION(swap_bytes = 1 << 20, INVALID);  // what for?
+    OPTION(swap_path = "/tmp", INVALID);    // how much?
+    OPTION(trace_path = "", INVALID);
+    OPTION(journal_path = "", INVALID);
     OPTION(isa = 9, INVALID);
     OPTION(block_size = 12, INVALID);
     OPTION(threads = 100000, INVALID);
@@ -2078,6 +2098,439 @@ static void prompts_that_begin_alike_are_computed_once(const pllm_engine *engine
     CHECK(idle(engine));
 }
 
+// ---- who waits, and for how long -------------------------------------------------------------------------------------
+
+// Refused for want of room, in a message that says this.
+static int no_room(pllm_error *error, const char *says, const char *call, int line) {
+    int right = strstr(pllm_error_message(error), says) != NULL;
+    if (!right) printf("%s:%d: the message is \"%s\"\n", __FILE__, line, pllm_error_message(error));
+    return fails(PLLM_E_CAPACITY, error, call, line) && check(right, says, line);
+}
+#define NO_ROOM(call, says) no_room(call, says, #call, __LINE__)
+
+static pllm_admission admission_of(const pllm_engine *engine, const pllm_request *request) {
+    pllm_admission admission = {.struct_size = sizeof admission};
+    OK(pllm_engine_admit(engine, request, &admission));
+    return admission;
+}
+
+static pllm_sampling many_tokens(void) {
+    pllm_sampling sampling = greedy();
+    sampling.max_tokens = 100;
+    sampling.flags = PLLM_SAMPLING_IGNORE_EOS;
+    return sampling;
+}
+
+static void a_deadline_that_has_passed_is_refused(const pllm_engine *engine) {
+    const uint64_t id = keep_one(engine, 3);
+    const int64_t passed_ms[] = {-1, -1000, INT64_MIN};
+    pllm_request request = token_request(NULL);
+    pllm_resume how;
+    pllm_resume_init(&how, sizeof how);
+    for (size_t i = 0; i < COUNT(passed_ms); i++) {
+        request.deadline_ms = how.deadline_ms = passed_ms[i];
+        INVALID(add(engine, &request));
+        INVALID(pllm_sequence_resume(engine, id, &how));
+    }
+    request.deadline_ms = INT64_MAX;
+    OK(add(engine, &request));
+    step_to_the_end(engine);
+    collect(engine, 0, &(answer){0});
+    forget(engine, id);
+    CHECK(idle(engine));
+}
+
+static void a_deadline_ends_a_turn_with_what_it_has(const pllm_engine *engine) {
+    pllm_sampling sampling = many_tokens();
+    pllm_request request = token_request(&sampling);
+    pllm_resume how;
+    uint64_t id = 0, before = stats_of(engine).finished_deadline;
+    answer first = {0}, second = {0};
+    request.flags = PLLM_REQUEST_KEEP;
+    request.deadline_ms = 50;
+    OK(pllm_engine_add_request(engine, &request, &id));
+    step_of(engine);
+    sleep_ms(60);
+    CHECK(step_of(engine).unfinished == 0);
+    collect(engine, id, &first);
+    CHECK(first.finish_reason == PLLM_FINISH_DEADLINE && first.error_code == 0 && first.tokens_len < sampling.max_tokens);
+    // It was to stay. The next turn has a time of its own.
+    pllm_resume_init(&how, sizeof how);
+    how.sampling = &sampling;
+    OK(pllm_sequence_resume(engine, id, &how));
+    step_to_the_end(engine);
+    collect(engine, id, &second);
+    CHECK(second.finish_reason == PLLM_FINISH_LENGTH && second.tokens_len == sampling.max_tokens);
+    OK(pllm_sequence_rewind(engine, id, COUNT(PROMPT)));
+    how.deadline_ms = 1;
+    OK(pllm_sequence_resume(engine, id, &how));
+    sleep_ms(5);
+    step_to_the_end(engine);
+    memset(&second, 0, sizeof second);
+    collect(engine, id, &second);
+    CHECK(second.finish_reason == PLLM_FINISH_DEADLINE && second.tokens_len == 0);
+    CHECK(stats_of(engine).finished_deadline == before + 2);
+    forget(engine, id);
+    CHECK(idle(engine));
+}
+
+static void a_priority_out_of_range_is_refused(const pllm_engine *engine) {
+    const struct {
+        int32_t priority;
+        int fine;
+    } cases[] = {{-100, 1}, {100, 1}, {-101, 0}, {101, 0}, {INT32_MIN, 0}, {INT32_MAX, 0}};
+    pllm_request request = token_request(NULL);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        request.priority = cases[i].priority;
+        cases[i].fine ? OK(add(engine, &request)) : INVALID(add(engine, &request));
+    }
+    request.priority = 0;
+    request.reserved2 = 1;
+    UNSUPPORTED(add(engine, &request));
+    step_to_the_end(engine);
+    collect(engine, 0, &(answer){0});
+}
+
+static void the_higher_priority_comes_first(void) {
+    pllm_engine_options options = options_for(golden_dir);
+    pllm_engine *engine = NULL;
+    pllm_request request = token_request(NULL);
+    uint64_t low = 0, high = 0;
+    options.order = PLLM_ORDER_PRIORITY;
+    options.max_seqs = 1;
+    if (!OK(pllm_engine_create(&options, &engine))) return;
+    request.priority = -5;
+    OK(pllm_engine_add_request(engine, &request, &low));
+    request.priority = 5;
+    OK(pllm_engine_add_request(engine, &request, &high));
+    step_to_the_end(engine);
+    pllm_outputs *outputs = NULL;
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+    CHECK(pllm_outputs_len(outputs) >= 2 && pllm_outputs_get(outputs, 0)->request == high);
+    pllm_outputs_free(outputs);
+    pllm_engine_free(engine);
+}
+
+static void too_much_that_waits_is_refused_with_the_numbers(void) {
+    pllm_engine_options options = options_for(golden_dir);
+    pllm_engine *few = NULL, *little = NULL;
+    pllm_request request = token_request(NULL);
+    uint64_t id = 77;
+    options.max_waiting_requests = 2;
+    if (!OK(pllm_engine_create(&options, &few))) return;
+    options.max_waiting_requests = 0;
+    options.max_waiting_tokens = 10;
+    if (!OK(pllm_engine_create(&options, &little))) return;
+    pllm_engine *const engines[] = {few, little};
+    const char *const says[] = {"2 requests wait and max_waiting_requests is 2", "8 tokens wait and max_waiting_tokens is 10"};
+    for (size_t i = 0; i < COUNT(engines); i++) {
+        OK(pllm_engine_add_request(engines[i], &request, &id));
+        CHECK(admission_of(engines[i], &request).admits == 1);
+        OK(pllm_engine_add_request(engines[i], &request, &id));
+        pllm_admission admission = admission_of(engines[i], &request);
+        CHECK(admission.admits == 0 && admission.fits_now == 0);
+        CHECK(admission.waiting_requests == 2 && admission.waiting_tokens == 2 * COUNT(PROMPT));
+        id = 77;
+        NO_ROOM(pllm_engine_add_request(engines[i], &request, &id), says[i]);
+        CHECK(id == 77 && stats_of(engines[i]).admission_rejections == 1);
+        // Once they have begun, others may wait.
+        step_of(engines[i]);
+        CHECK(admission_of(engines[i], &request).admits == 1);
+        OK(pllm_engine_add_request(engines[i], &request, &id));
+        pllm_engine_free(engines[i]);
+    }
+}
+
+static void admission_is_told_beforehand_and_adds_nothing(void) {
+    pllm_engine *engine = open_engine(golden_dir);
+    pllm_request request = token_request(NULL);
+    pllm_admission admission = admission_of(engine, &request);
+    CHECK(admission.admits == 1 && admission.fits_now == 1 && admission.waiting_requests == 0 && admission.waiting_tokens == 0);
+    CHECK(admission.first_token_seconds < 0);  // no step has shown anything
+    run(engine, &request);
+    CHECK(admission_of(engine, &request).first_token_seconds > 0 && admission_of(engine, &request).first_token_seconds < 60);
+    CHECK(idle(engine) && step_of(engine).unfinished == 0);
+    _Alignas(8) unsigned char bytes[sizeof(pllm_admission)];
+    memset(bytes, POISON, sizeof bytes);
+    *(uint64_t *)(void *)bytes = sizeof bytes;
+    pllm_admission *out = (pllm_admission *)(void *)bytes;
+    INVALID(pllm_engine_admit(NULL, &request, out));
+    INVALID(pllm_engine_admit(engine, NULL, out));
+    INVALID(pllm_engine_admit(engine, &request, NULL));
+    request.n = 0;
+    INVALID(pllm_engine_admit(engine, &request, out));
+    CHECK(all(bytes, 8, sizeof bytes, POISON));
+    pllm_engine_free(engine);
+}
+
+// ---- memory that is shared, grows, shrinks and overflows -------------------------------------------------------------
+
+static pllm_plan plan_of(const pllm_engine_options *options) {
+    pllm_plan plan = {.struct_size = sizeof plan};
+    OK(pllm_engine_plan(options, &plan));
+    return plan;
+}
+
+static pllm_arena_info state_of(const pllm_arena *arena) {
+    pllm_arena_info info = {.struct_size = sizeof info};
+    OK(pllm_arena_state(arena, &info));
+    return info;
+}
+
+static pllm_engine *open_on(const pllm_arena *arena) {
+    pllm_engine_options options = options_for(golden_dir);
+    pllm_engine *engine = NULL;
+    options.arena = arena;
+    options.kv_bytes = 0;
+    if (!OK(pllm_engine_create(&options, &engine))) exit(1);
+    return engine;
+}
+
+static void wrong_arenas_are_refused(void) {
+    pllm_arena *arena = UNTOUCHED;
+    pllm_arena_info info = {.struct_size = sizeof info};
+    INVALID(pllm_arena_create(0, 0, &arena));
+    INVALID(pllm_arena_create(0, 100, &arena));
+    INVALID(pllm_arena_create(100, 99, &arena));
+    INVALID(pllm_arena_create(100, 100, NULL));
+    INVALID(pllm_arena_resize(NULL, 100));
+    INVALID(pllm_arena_state(NULL, &info));
+    CHECK(arena == UNTOUCHED);
+    OK(pllm_arena_create(100, 0, &arena));
+    INVALID(pllm_arena_state(arena, NULL));
+    CHECK(state_of(arena).bytes == 100 && state_of(arena).most_bytes == 100 && state_of(arena).engines == 0);
+    pllm_engine_options options = options_for(golden_dir);
+    pllm_engine *engine = UNTOUCHED;
+    options.arena = arena;
+    INVALID(pllm_engine_create(&options, &engine));  // with kv_bytes besides
+    options.kv_bytes = 0;
+    CAPACITY(pllm_engine_create(&options, &engine));
+    CHECK(engine == UNTOUCHED && state_of(arena).engines == 0);
+    pllm_arena_free(arena);
+}
+
+static void an_arena_becomes_no_smaller_than_its_engine_needs_and_no_larger_than_it_was_made_for(void) {
+    pllm_engine_options options = options_for(golden_dir);
+    const pllm_plan plan = plan_of(&options);
+    const uint64_t block = plan.block_bytes, least = plan.max_model_len / plan.block_size * block;
+    pllm_arena *arena = NULL;
+    OK(pllm_arena_create(4 * least, 8 * least, &arena));
+    pllm_engine *engine = open_on(arena);
+    pllm_arena_info info = state_of(arena);
+    CHECK(info.bytes == 4 * least && info.least_bytes == least && info.most_bytes == 8 * least && info.engines == 1);
+    CHECK(info.held_bytes >= least && info.held_bytes <= info.bytes);
+    char number[32];
+    snprintf(number, sizeof number, "%llu", (unsigned long long)least);
+    NO_ROOM(pllm_arena_resize(arena, least - 1), number);
+    CAPACITY(pllm_arena_resize(arena, 8 * least + 1));
+    CAPACITY(pllm_arena_resize(arena, 0));
+    CHECK(state_of(arena).bytes == 4 * least);
+    OK(pllm_arena_resize(arena, least));
+    CHECK(state_of(arena).held_bytes == least && stats_of(engine).blocks_total == least / block);
+    OK(pllm_arena_resize(arena, 8 * least));
+    pllm_request request = token_request(NULL);
+    run(engine, &request);
+    CHECK(stats_of(engine).blocks_total == 8 * least / block);
+    pllm_engine_free(engine);
+    CHECK(state_of(arena).engines == 0 && state_of(arena).held_bytes == 0);
+    pllm_arena_free(arena);
+}
+
+// The same request, several times at once.
+enum { TIMES = 3, SHARERS = 2 };
+typedef struct {
+    uint64_t ids[TIMES], preemptions;
+    answer answers[TIMES];
+} chorus;
+
+static void add_chorus(const pllm_engine *engine, const pllm_request *request, chorus *c) {
+    memset(c, 0, sizeof *c);
+    for (int i = 0; i < TIMES; i++) OK(pllm_engine_add_request(engine, request, &c->ids[i]));
+}
+
+static void all_say(const pllm_engine *engine, chorus *c, const answer *expected) {
+    pllm_outputs *outputs = NULL;
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+    for (uint64_t o = 0; o < pllm_outputs_len(outputs); o++) {
+        const pllm_output *output = pllm_outputs_get(outputs, o);
+        c->preemptions += output->preemptions;
+        for (int i = 0; i < TIMES; i++)
+            if (output->request == c->ids[i]) take(&c->answers[i], output);
+    }
+    pllm_outputs_free(outputs);
+    for (int i = 0; i < TIMES; i++) CHECK(same(&c->answers[i], expected));
+    CHECK(stats_of(engine).preemptions == c->preemptions);
+}
+
+static void two_engines_on_one_arena_answer_as_one_alone_would(void) {
+    pllm_sampling sampling = many_tokens();
+    pllm_request request = token_request(&sampling);
+    pllm_engine *alone = open_engine(golden_dir);
+    const answer expected = *run(alone, &request);
+    const uint64_t least = state_of(pllm_engine_arena(alone)).least_bytes;
+    pllm_engine_free(alone);
+    pllm_arena *arena = NULL;
+    OK(pllm_arena_create(6 * least, 0, &arena));
+    pllm_engine *const engines[SHARERS] = {open_on(arena), open_on(arena)};
+    CHECK(state_of(arena).engines == SHARERS && state_of(arena).least_bytes == SHARERS * least);
+    static chorus choruses[SHARERS];
+    for (int e = 0; e < SHARERS; e++) add_chorus(engines[e], &request, &choruses[e]);
+    uint64_t unfinished = 1;
+    for (unsigned round = 0; unfinished; round++) {
+        if (round % 10 == 5) OK(pllm_arena_resize(arena, (round / 10 % 2 ? 6 : 2) * least));
+        unfinished = 0;
+        for (int e = 0; e < SHARERS; e++) unfinished += step_of(engines[e]).unfinished;
+        CHECK(state_of(arena).held_bytes <= state_of(arena).bytes);
+    }
+    for (int e = 0; e < SHARERS; e++) all_say(engines[e], &choruses[e], &expected);
+    CHECK(choruses[0].preemptions + choruses[1].preemptions > 0);
+    // The engines keep it alive.
+    pllm_arena_free(arena);
+    CHECK(state_of(pllm_engine_arena(engines[0])).engines == SHARERS);
+    pllm_engine_free(engines[1]);
+    CHECK(state_of(pllm_engine_arena(engines[0])).engines == 1 && same(run(engines[0], &request), &expected));
+    pllm_engine_free(engines[0]);
+}
+
+static void an_engine_s_own_arena_is_borrowed_and_can_be_resized(const pllm_engine *engine) {
+    const pllm_arena *arena = pllm_engine_arena(engine);
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(&sampling);
+    const answer before = *run(engine, &request);
+    CHECK(arena && arena == pllm_engine_arena(engine));
+    const pllm_arena_info info = state_of(arena);
+    CHECK(info.engines == 1 && info.most_bytes == info.bytes);
+    OK(pllm_arena_resize(arena, info.least_bytes));
+    CHECK(state_of(arena).held_bytes == info.least_bytes && same(run(engine, &request), &before));
+    OK(pllm_arena_resize(arena, info.bytes));
+    CHECK(same(run(engine, &request), &before) && idle(engine));
+}
+
+// All want most of the pool; who has to give way waits in the host tier.
+static void what_is_swapped_out_goes_on_as_if_it_had_stayed(const char *swap_path) {
+    pllm_engine_options options = options_for(golden_dir);
+    const pllm_plan roomy = plan_of(&options);
+    pllm_sampling sampling = many_tokens();
+    pllm_request request = token_request(&sampling);
+    pllm_engine *engine = open_engine(golden_dir);
+    const answer expected = *run(engine, &request);
+    pllm_engine_free(engine);
+    options.kv_bytes = (roomy.max_model_len / roomy.block_size + 1) * roomy.block_bytes;
+    options.preemption = PLLM_PREEMPTION_SWAP;
+    options.swap_bytes = 64 * roomy.block_bytes;
+    options.swap_path = swap_path;
+    options.flags |= PLLM_ENGINE_NO_PREFIX_CACHE;
+    CHECK(plan_of(&options).swap_blocks == 64 && plan_of(&options).swap_bytes == options.swap_bytes);
+    if (!OK(pllm_engine_create(&options, &engine))) return;
+    static chorus c;
+    add_chorus(engine, &request, &c);
+    step_to_the_end(engine);
+    all_say(engine, &c, &expected);
+    pllm_stats stats = stats_of(engine);
+    CHECK(stats.preemptions_swapped > 0 && stats.swap_failures == 0);
+    CHECK(stats.blocks_swapped_out > 0 && stats.blocks_swapped_in == stats.blocks_swapped_out);
+    CHECK(stats.swap_blocks_total == 64 && stats.swap_blocks_used == 0 && stats.swapped == 0);
+    pllm_engine_free(engine);
+}
+
+static void k_and_v_in_8_bits_take_less_room(void) {
+    pllm_engine_options options = options_for(model_dir);
+    pllm_engine *engine = NULL;
+    const pllm_plan wide = plan_of(&options);
+    options.kv_dtype = PLLM_DTYPE_INT8;
+    const pllm_plan narrow = plan_of(&options);
+    CHECK(wide.kv_dtype == PLLM_DTYPE_BF16 && narrow.kv_dtype == PLLM_DTYPE_INT8 && narrow.block_bytes < wide.block_bytes * 3 / 4);
+    if (!OK(pllm_engine_create(&options, &engine))) return;
+    pllm_sampling sampling = greedy();
+    pllm_request request = text_request(FRANCE, &sampling);
+    CHECK(text_is(run(engine, &request), PARIS, strlen(PARIS)));
+    pllm_engine_free(engine);
+}
+
+static pllm_error *write_admission(const pllm_engine *engine, place *at) {
+    pllm_request request = token_request(NULL);
+    return pllm_engine_admit(engine, &request, (pllm_admission *)(void *)at);
+}
+
+static pllm_error *write_arena(const pllm_engine *engine, place *at) {
+    return pllm_arena_state(pllm_engine_arena(engine), (pllm_arena_info *)(void *)at);
+}
+
+static void admissions_and_arenas_have_the_size_of_some_version(void) {
+    pllm_engine *engine = open_engine(golden_dir);
+    a_struct_to_be_written_has_the_size_of_some_version(engine, write_admission, 48, sizeof(pllm_admission));
+    a_struct_to_be_written_has_the_size_of_some_version(engine, write_arena, 48, sizeof(pllm_arena_info));
+    pllm_engine_free(engine);
+}
+
+// ---- what can be seen from outside -----------------------------------------------------------------------------------
+
+static void metrics_are_a_text_that_says_what_runs(const pllm_engine *engine) {
+    pllm_bytes *text = UNTOUCHED;
+    INVALID(pllm_engine_metrics(NULL, &text));
+    INVALID(pllm_engine_metrics(engine, NULL));
+    CHECK(text == UNTOUCHED);
+    pllm_sampling sampling = many_tokens();
+    pllm_request request = token_request(&sampling);
+    uint64_t id = 0;
+    OK(pllm_engine_add_request(engine, &request, &id));
+    step_of(engine);
+    if (!OK(pllm_engine_metrics(engine, &text))) return;
+    const char *data = pllm_bytes_data(text), running[] = "\npagedllm_num_requests_running{model_name=\"model\"} 1", end[] = "\n# EOF\n";
+    uint64_t len = pllm_bytes_len(text);
+    CHECK(memmem(data, len, running, strlen(running)) != NULL);
+    CHECK(len > strlen(end) && !memcmp(data + len - strlen(end), end, strlen(end)));
+    pllm_bytes_free(text);
+    OK(pllm_engine_abort(engine, id));
+    step_to_the_end(engine);
+    collect(engine, 0, &(answer){0});
+}
+
+static uint64_t size_of_file(const char *path) {
+    struct stat file = {.st_size = 0};
+    return stat(path, &file) ? 0 : (uint64_t)file.st_size;
+}
+
+static void traces_and_journals_are_written_where_they_are_wanted(void) {
+    char dir[] = "/tmp/abi_test_XXXXXX", trace[64], journal[64];
+    if (!CHECK(mkdtemp(dir) != NULL)) return;
+    snprintf(trace, sizeof trace, "%s/trace.json", dir);
+    snprintf(journal, sizeof journal, "%s/journal", dir);
+    pllm_engine_options options = options_for(golden_dir);
+    pllm_engine *engine = NULL;
+    pllm_request request = token_request(NULL);
+    options.trace_path = trace;
+    options.journal_path = journal;
+    if (!OK(pllm_engine_create(&options, &engine))) return;
+    run(engine, &request);
+    CHECK(stats_of(engine).traces_stopped == 0 && stats_of(engine).journals_stopped == 0);
+    pllm_engine_free(engine);
+    CHECK(size_of_file(trace) > 0 && size_of_file(journal) > 0);
+    unlink(trace);
+    unlink(journal);
+    what_is_swapped_out_goes_on_as_if_it_had_stayed(dir);
+    CHECK(rmdir(dir) == 0);  // the tier's file has no name
+}
+
+static void files_that_cannot_be_written_are_refused(void) {
+    const char *const wrong[] = {"/nonexistent/file", "/tmp"};
+    pllm_engine *engine = UNTOUCHED;
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        pllm_engine_options options = options_for(golden_dir);
+        options.trace_path = wrong[i];
+        FAILS(PLLM_E_IO, pllm_engine_create(&options, &engine));
+        options.trace_path = NULL;
+        options.journal_path = wrong[i];
+        FAILS(PLLM_E_IO, pllm_engine_create(&options, &engine));
+    }
+    pllm_engine_options options = options_for(golden_dir);
+    options.preemption = PLLM_PREEMPTION_SWAP;
+    options.swap_bytes = 1 << 20;
+    options.swap_path = "/nonexistent";
+    FAILS(PLLM_E_IO, pllm_engine_create(&options, &engine));
+    CHECK(engine == UNTOUCHED);
+}
+
 // ---- threads ---------------------------------------------------------------------------------------------------------
 
 typedef struct {
@@ -2519,6 +2972,11 @@ static void with_the_bundled_model(void) {
     a_hook_chooses_every_token(engine);
     a_grammar_decides_what_may_be_said(engine);
     prompts_that_begin_alike_are_computed_once(engine);
+    a_deadline_that_has_passed_is_refused(engine);
+    a_deadline_ends_a_turn_with_what_it_has(engine);
+    a_priority_out_of_range_is_refused(engine);
+    an_engine_s_own_arena_is_borrowed_and_can_be_resized(engine);
+    metrics_are_a_text_that_says_what_runs(engine);
     two_engines_do_not_know_each_other(engine);
     nothing_is_printed(engine);
     // After all of that.
@@ -2546,6 +3004,17 @@ int main(int argc, char **argv) {
     a_missing_model_is_an_error();
     with_the_golden();
     with_the_bundled_model();
+    the_higher_priority_comes_first();
+    too_much_that_waits_is_refused_with_the_numbers();
+    admission_is_told_beforehand_and_adds_nothing();
+    admissions_and_arenas_have_the_size_of_some_version();
+    wrong_arenas_are_refused();
+    an_arena_becomes_no_smaller_than_its_engine_needs_and_no_larger_than_it_was_made_for();
+    two_engines_on_one_arena_answer_as_one_alone_would();
+    what_is_swapped_out_goes_on_as_if_it_had_stayed(NULL);
+    k_and_v_in_8_bits_take_less_room();
+    traces_and_journals_are_written_where_they_are_wanted();
+    files_that_cannot_be_written_are_refused();
     two_threads_step_and_one_at_a_time_gets_through();
     every_request_of_four_threads_ends_exactly_once();
     outputs_outlive_their_engine();

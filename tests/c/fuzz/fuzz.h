@@ -25,14 +25,15 @@
     SURE(pllm_error_code) SURE(pllm_error_message) SURE(pllm_error_free)                                                   \
     SURE(pllm_engine_options_init) FALLIBLE(pllm_engine_plan) FALLIBLE(pllm_engine_create) SURE(pllm_engine_free)          \
     FALLIBLE(pllm_engine_info) SURE(pllm_request_init) SURE(pllm_sampling_init)                                            \
-    FALLIBLE(pllm_engine_add_request) FALLIBLE(pllm_engine_abort)                                                          \
+    FALLIBLE(pllm_engine_add_request) FALLIBLE(pllm_engine_admit) FALLIBLE(pllm_engine_abort)                              \
+    FALLIBLE(pllm_arena_create) SURE(pllm_arena_free) FALLIBLE(pllm_arena_resize) FALLIBLE(pllm_arena_state)               \
     FALLIBLE(pllm_engine_step) FALLIBLE(pllm_engine_start) FALLIBLE(pllm_engine_stop)                                      \
     SURE(pllm_dry_init) SURE(pllm_beam_init) SURE(pllm_fork_init) SURE(pllm_resume_init) SURE(pllm_pin_init)               \
     FALLIBLE(pllm_sequence_fork) FALLIBLE(pllm_sequence_append) FALLIBLE(pllm_sequence_rewind)                             \
     FALLIBLE(pllm_sequence_resume) FALLIBLE(pllm_sequence_free) FALLIBLE(pllm_sequence_get_info)                           \
     FALLIBLE(pllm_prefix_pin) FALLIBLE(pllm_prefix_unpin)                                                                  \
     FALLIBLE(pllm_sequence_export) FALLIBLE(pllm_sequence_import)                                                          \
-    SURE(pllm_engine_queue) FALLIBLE(pllm_engine_stats)                                                                    \
+    SURE(pllm_engine_queue) FALLIBLE(pllm_engine_stats) FALLIBLE(pllm_engine_metrics) SURE(pllm_engine_arena)              \
     FALLIBLE(pllm_queue_create) SURE(pllm_queue_free) FALLIBLE(pllm_queue_event_fd) FALLIBLE(pllm_queue_poll)              \
     SURE(pllm_outputs_len) SURE(pllm_outputs_get) SURE(pllm_outputs_free)                                                  \
     FALLIBLE(pllm_engine_tokenize) FALLIBLE(pllm_engine_detokenize) FALLIBLE(pllm_engine_render_chat)                      \
@@ -72,6 +73,10 @@ enum { FUNCTIONS(AS_NUMBER, AS_NUMBER) FUNCTION_COUNT };
     X(a_pin_is_unpinned_twice, "was unpinned before")                                  \
     X(a_hook_sees_another_vocabulary, "a hook")                                        \
     X(an_output_comes_before_the_end, "more than one output")                          \
+    X(a_deadline_passes_unasked, "had no deadline")                                    \
+    X(an_answer_is_another, "another answer")                                          \
+    X(admission_promises_too_much, "admit said")                                       \
+    X(an_arena_keeps_its_bytes, "an arena that was resized")                           \
     X(a_descriptor_stays, "descriptors")                                               \
     X(a_thread_stays, "threads")                                                       \
     X(a_block_stays_used, "blocks_used")                                               \
@@ -181,7 +186,8 @@ typedef struct {
     uint64_t user_data, max_tokens, prompt_tokens;  // prompt_tokens 0: not known
     unsigned queue;                                 // a number that is never used again within a program
     uint32_t kind, top, prompt_top;
-    bool logprobs, prompt_logprobs, echo, keep;
+    bool logprobs, prompt_logprobs, echo, keep, has_deadline;
+    const uint32_t *answer;  // the tokens that it must begin with; NULL: not known
     bool loose;     // it was forked, cut or extended on the way: how many tokens come is not known beforehand
     bool optional;  // whether it was to run at all is not known
     bool unheard;   // its queue is gone
@@ -267,6 +273,17 @@ void ledger_pinned(unsigned engine, uint64_t id);
 // One of them, by a number; NULL: there is none.
 pin_slot *ledger_pin(unsigned engine, uint64_t n);
 uint64_t ledger_pins(unsigned engine);  // those that were unpinned too: a step sees to them
+
+// ---- what is known beforehand (questions.c) ----------------------------------------------------------------------------
+
+enum { LONGEST_ANSWER = 12 };
+
+// From engines that do nothing else.
+void questions_learn(void);
+
+// One of the questions, by a number, to an engine that was made with these options. Returns the LONGEST_ANSWER tokens that must
+// come; NULL: there is none for such an engine.
+const uint32_t *question_ask(const pllm_engine_options *o, unsigned n, pllm_request *q, pllm_sampling *s);
 
 // ---- programs (program.c) ----------------------------------------------------------------------------------------------
 

@@ -146,7 +146,7 @@ static bool was_not_exported(const pllm_output *o) {
 
 static void check_shape(const pllm_output *o) {
     EXPECT(o->struct_size == sizeof *o && o->reserved == 0, "an output's struct_size or reserved is wrong");
-    EXPECT(o->finish_reason <= PLLM_FINISH_ERROR, "an output's finish reason is %u", o->finish_reason);
+    EXPECT(o->finish_reason <= PLLM_FINISH_DEADLINE, "an output's finish reason is %u", o->finish_reason);
     EXPECT((o->tokens != NULL) == (o->tokens_len > 0), "an output's tokens and tokens_len disagree");
     EXPECT((o->text != NULL) == (o->text_len > 0), "an output's text and text_len disagree");
     bool was_closed = o->finish_reason == PLLM_FINISH_ABORT && o->error_code == PLLM_E_CLOSED;  // its engine was freed
@@ -188,8 +188,21 @@ static void check_lists(const request *r, const turn *t, const pllm_output *o) {
     check_most_probable(r, o->prompt_top_logprobs, o->prompt_top_logprobs_len);
 }
 
+// Whatever ended it, and whatever happened around it.
+static void check_answer(const turn *t, const pllm_output *o) {
+    if (!t->answer || t->loose) return;
+    uint64_t at = t->kind == PLLM_OUTPUT_DELTA ? o->generated_tokens - o->tokens_len : 0;
+    for (uint64_t i = 0; i < o->tokens_len; i++) {
+        uint32_t expected = t->answer[at + i] + (sabotage == an_answer_is_another);
+        EXPECT(o->tokens[i] == expected, "another answer came: token %llu of sequence %llu is %u, not %u", LLU(at + i), LLU(o->sequence),
+               o->tokens[i], expected);
+    }
+}
+
 static void check_content(const request *r, const turn *t, const pllm_output *o) {
     EXPECT(o->text == NULL || r->has_text, "text came from an engine without a tokenizer");
+    bool in_time = o->finish_reason != PLLM_FINISH_DEADLINE || t->has_deadline;
+    EXPECT(in_time, "sequence %llu had no deadline that could pass", LLU(o->sequence));
     check_lists(r, t, o);
     for (uint64_t i = 0; i < o->tokens_len; i++)
         EXPECT(o->tokens[i] < r->vocab, "an output's token is %u, beyond the vocabulary", o->tokens[i]);
@@ -257,6 +270,7 @@ void ledger_output(unsigned engine, unsigned queue, const pllm_output *o) {
     check_index(r, t == &a->birth, o);
     check_content(r, t, o);
     count(r, t, o);
+    check_answer(t, o);
     pthread_mutex_unlock(&lock);
 }
 

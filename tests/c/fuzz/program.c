@@ -9,7 +9,7 @@
 
 const char *model_dir, *golden_dir;
 
-enum { ENGINES = 3, SHARED_QUEUES = 6, QUEUES_OF_RACER = 2, QUEUES = SHARED_QUEUES + RACERS * QUEUES_OF_RACER };
+enum { ENGINES = 3, ARENAS = 2, SHARED_QUEUES = 6, QUEUES_OF_RACER = 2, QUEUES = SHARED_QUEUES + RACERS * QUEUES_OF_RACER };
 
 typedef struct {
     const pllm_queue *queue;  // NULL: the slot is free
@@ -22,6 +22,7 @@ typedef struct {
     pllm_engine *engine;  // NULL: the slot is free
     unsigned number;
     bool has_text, started;
+    pllm_engine_options options;  // as it was made
     uint32_t vocab;
     uint64_t max_model_len;
     queue_slot own;
@@ -29,6 +30,7 @@ typedef struct {
 
 static struct {
     engine_slot engines[ENGINES];
+    pllm_arena *arenas[ARENAS];  // NULL: the slot is free
     queue_slot queues[QUEUES];
     atomic_uint last_number;
     bool racing;     // many threads: engines and shared queues stay, the order of outputs is not known
@@ -341,11 +343,33 @@ static void choose_sizes(worker *w, pllm_engine_options *o) {
     o->threads = 1;
 }
 
+static void choose_policies(worker *w, pllm_engine_options *o) {
+    o->kv_dtype = one_in(w, 3) ? PLLM_DTYPE_INT8 : PLLM_DTYPE_AUTO;
+    o->order = below(w, 3);
+    o->batching = below(w, 4);
+    o->allocation = below(w, 2);
+    // What depends on the time does not repeat: nobody waits for a day.
+    o->ageing_ms = world.may_start ? below(w, 4) : 24 * 60 * 60 * 1000;
+    if (below(w, 2)) o->prefill_budget = 1 + below(w, 32);
+    if (one_in(w, 3)) o->max_waiting_requests = 1 + below(w, 3);
+    if (one_in(w, 3)) o->max_waiting_tokens = 1 + byte(w);
+}
+
+static void choose_memory(worker *w, pllm_engine_options *o) {
+    if (below(w, 2)) {
+        // What moving costs depends on the time.
+        o->preemption = world.may_start && below(w, 2) ? PLLM_PREEMPTION_AUTO : PLLM_PREEMPTION_SWAP;
+        o->swap_bytes = (uint64_t)(1 + below(w, 16)) << (12 + below(w, 5));
+    }
+    o->arena = one_in(w, 3) ? world.arenas[below(w, ARENAS)] : NULL;
+    if (o->arena) o->kv_bytes = 0;
+}
+
 // Most of these are refused; those that are not stay small, unless nothing is made.
 static void spoil_an_option(worker *w, pllm_engine_options *o, bool dry) {
     static const uint32_t impossible[] = {0, UINT32_MAX, (1 << 20) + 1, 1u << 31};
     uint32_t value = dry ? odd_u32(w) : impossible[below(w, COUNT(impossible))];
-    switch (below(w, 12)) {
+    switch (below(w, 18)) {
     case 0: o->kv_bytes = dry ? odd_u64(w) : below(w, 200); break;
     case 1: o->block_size = odd_u32(w); break;
     case 2: o->kv_dtype = odd_u32(w); break;
@@ -357,6 +381,12 @@ static void spoil_an_option(worker *w, pllm_engine_options *o, bool dry) {
     case 8: o->isa = odd_u32(w); break;
     case 9: o->flags = odd_u32(w); break;
     case 10: o->reserved = odd_u32(w); break;
+    case 11: o->order = odd_u32(w); break;
+    case 12: o->batching = odd_u32(w); break;
+    case 13: o->allocation = odd_u32(w); break;
+    case 14: o->preemption = PLLM_PREEMPTION_AUTO + 1 + odd_u32(w) % 8; break;
+    case 15: o->swap_bytes = 0, o->swap_path = "/nonexistent"; break;
+    case 16: *(below(w, 2) ? &o->trace_path : &o->journal_path) = below(w, 2) ? "" : "/nonexistent/file"; break;
     default: o->queue_capacity = odd_u64(w); break;
     }
 }
@@ -366,6 +396,8 @@ static pllm_engine_options *any_options(worker *w, bool dry, loading *l, pllm_en
     pllm_engine_options *at = any_input_struct(w, &options_type, known, declared);
     choose_model(w, known);
     choose_sizes(w, known);
+    choose_policies(w, known);
+    choose_memory(w, known);
     while (one_in(w, dry ? 2 : 6)) spoil_an_option(w, known, dry);
     if (below(w, 2)) {
         known->progress = watch_loading;
@@ -389,7 +421,7 @@ static void plan(worker *w) {
     if (!judge_struct(&out, code, &plan)) return;
     w->hash = mix_bytes(w->hash, &plan, sizeof plan);
     EXPECT(plan.max_model_len <= plan.blocks * plan.block_size && plan.full_sequences >= 1 &&
-               plan.kv_bytes == plan.blocks * plan.block_bytes,
+               plan.kv_bytes == plan.blocks * plan.block_bytes && plan.most_blocks >= plan.blocks,
            "a plan's numbers contradict each other");
 }
 
@@ -415,7 +447,7 @@ static void create(worker *w) {
     bool cancelled = l.cancel_at != 0 && l.calls == l.cancel_at;
     EXPECT((code == PLLM_E_CANCELLED) == cancelled, "%u calls of progress, code %d", l.calls, code);
     if (code) return;
-    *e = (engine_slot){.engine = out->pointer, .number = ++world.last_number};
+    *e = (engine_slot){.engine = out->pointer, .number = ++world.last_number, .options = known};
     e->has_text = !(known.flags & PLLM_ENGINE_SKIP_TOKENIZER);
     e->own = (queue_slot){.queue = CALL(pllm_engine_queue, e->engine), .number = ++world.last_number, .engine = e->number};
     EXPECT(e->own.queue, "an engine has no queue");
@@ -434,14 +466,23 @@ static void info(worker *w) {
     w->hash = mix_bytes(w->hash, info.eos_token_ids, info.eos_token_ids_len * sizeof(uint32_t));
 }
 
+static uint64_t ended_of(const pllm_stats *s) {
+    return s->finished_stop + s->finished_length + s->finished_abort + s->finished_error + s->finished_deadline;
+}
+
 static void check_stats(const engine_slot *e, const pllm_stats *s) {
     EXPECT(s->blocks_used + s->blocks_free + s->blocks_cached == s->blocks_total, "the stats' blocks do not add up");
     EXPECT(s->paused <= s->waiting && s->slot_utilization >= 0 && s->slot_utilization <= 1, "the stats are impossible");
-    uint64_t ended = s->finished_stop + s->finished_length + s->finished_abort + s->finished_error;
+    uint64_t ended = ended_of(s);
     totals sum = ledger_totals(e->number);
     bool too_many = ended > sum.turns + sum.optional || s->waiting + s->running + s->idle > sum.sequences + ledger_pins(e->number);
     EXPECT(world.racing || !too_many, "the stats count more requests than there were");
     EXPECT(s->prefix_hits <= s->prefix_queries, "more prefixes were found than were looked for");
+    bool swaps_add_up = s->preemptions_swapped <= s->preemptions && s->swap_blocks_used <= s->swap_blocks_total && s->swap_failures == 0;
+    EXPECT(swaps_add_up && !s->swapped == !s->swap_blocks_used,
+           "the stats of the host tier contradict each other: %llu of %llu preempted, %llu sequences in %llu of %llu blocks, %llu failures",
+           LLU(s->preemptions_swapped), LLU(s->preemptions), LLU(s->swapped), LLU(s->swap_blocks_used), LLU(s->swap_blocks_total),
+           LLU(s->swap_failures));
 }
 
 static void stats(worker *w) {
@@ -641,6 +682,14 @@ static void spoil_the_sampling(worker *w, pllm_sampling *s) {
     else s->seed = odd_u64(w);
 }
 
+static void note_sampling(turn *t, const pllm_sampling *s) {
+    t->max_tokens = s->max_tokens;
+    t->logprobs = s->flags & PLLM_SAMPLING_LOGPROBS;
+    t->prompt_logprobs = s->flags & PLLM_SAMPLING_PROMPT_LOGPROBS;
+    t->echo = s->flags & PLLM_SAMPLING_ECHO;
+    t->top = s->top_logprobs, t->prompt_top = s->prompt_top_logprobs, t->kind = s->output_kind;
+}
+
 // What the library is to make of it goes to `t`.
 static const pllm_sampling *any_sampling(worker *w, const engine_slot *e, bool afresh, turn *t) {
     pllm_sampling s;
@@ -660,11 +709,7 @@ static const pllm_sampling *any_sampling(worker *w, const engine_slot *e, bool a
     if (one_in(w, e->has_text ? 10 : 64)) choose_grammar(w, &s);
     while (one_in(w, 8)) spoil_the_sampling(w, &s);
     filled(at, &sampling_type, &s, declared);
-    t->max_tokens = s.max_tokens;
-    t->logprobs = s.flags & PLLM_SAMPLING_LOGPROBS;
-    t->prompt_logprobs = s.flags & PLLM_SAMPLING_PROMPT_LOGPROBS;
-    t->echo = s.flags & PLLM_SAMPLING_ECHO;
-    t->top = s.top_logprobs, t->prompt_top = s.prompt_top_logprobs, t->kind = s.output_kind;
+    note_sampling(t, &s);
     return at;
 }
 
@@ -788,6 +833,73 @@ static void note_turns(request *r, turn t) {
     }
 }
 
+// What depends on the time does not repeat.
+static int64_t any_deadline(worker *w) {
+    if (!one_in(w, 6)) return 0;
+    if (one_in(w, 8)) return (int64_t)odd_u64(w) | INT64_MIN;
+    return !world.may_start ? INT64_MAX - below(w, 2) : one_in(w, 4) ? INT64_MAX : 1 + below(w, 8);
+}
+
+static void choose_what_to_ask(worker *w, const engine_slot *e, pllm_request *q, turn *t, unsigned *beams) {
+    choose_prompt(w, e, q, t);
+    choose_hook(w, e, &q->logits_hook, &q->hook_data);
+    choose_branching(w, q, beams);
+    q->sampling = one_in(w, 16) ? NULL : any_sampling(w, e, true, t);
+    if (one_in(w, 8)) q->truncate_prompt_tokens = 1 + below(w, 8);
+}
+
+// False: none is known for this engine.
+static bool choose_a_question(worker *w, const engine_slot *e, pllm_request *q, turn *t) {
+    pllm_sampling s;
+    uint64_t declared;
+    pllm_sampling *at = any_input_struct(w, &sampling_type, &s, &declared);
+    if (!e->engine || !(t->answer = question_ask(&e->options, byte(w), q, &s))) return false;
+    s.max_tokens = 1 + below(w, LONGEST_ANSWER);
+    s.output_kind = below(w, 3);
+    filled(at, &sampling_type, &s, declared);
+    note_sampling(t, &s);
+    t->prompt_tokens = q->prompt_tokens_len;
+    q->sampling = at;
+    return true;
+}
+
+// What pllm_engine_admit says of a request, where nothing can come in between.
+typedef struct {
+    bool holds, arena_is_short;
+    int32_t code;
+    pllm_admission is;
+} prospect;
+
+// The arena has not all that the engine was made for: whether what is promised to requests leaves room is seen when one is added.
+static bool arena_is_short(worker *w, const engine_slot *e) {
+    pllm_arena_info info = {.struct_size = sizeof info};
+    if (!e->engine) return false;
+    EXPECT(TRY(pllm_arena_state, CALL(pllm_engine_arena, e->engine), &info) == 0, "an engine's arena has no state");
+    return info.bytes < info.most_bytes || info.engines > 1;
+}
+
+static prospect ask_admission(worker *w, const engine_slot *e, const pllm_request *request) {
+    prospect p = {.arena_is_short = arena_is_short(w, e)};
+    output_struct out = any_output_struct(w, 48, sizeof p.is);
+    p.code = TRY(pllm_engine_admit, e->engine, request, out.at);
+    EXPECT(p.code || e->engine, "a request was admitted by NULL");
+    judge_struct(&out, p.code, &p.is);
+    bool possible = p.is.admits <= 1 && p.is.fits_now <= p.is.admits && !isnan(p.is.first_token_seconds);
+    EXPECT(p.code || possible, "an admission is impossible");
+    p.holds = e->engine && is_possible(&out) && !e->started && !world.racing;
+    if (sabotage == admission_promises_too_much && p.code) p.code = 0, p.is.admits = 1;
+    return p;
+}
+
+// `code`: what adding the request answered. What only adding it finds out: a grammar is not compiled before.
+static void judge_admission(const prospect *p, bool is_plain, int32_t code) {
+    int32_t expected = p->code ? p->code : p->is.admits ? 0 : PLLM_E_CAPACITY;
+    bool is_short = p->arena_is_short && code == PLLM_E_CAPACITY;
+    bool found_out = !is_plain && (code == PLLM_E_INVALID_ARGUMENT || code == PLLM_E_UNSUPPORTED);
+    bool as_said = code == expected || (!p->code && (is_short || found_out));
+    EXPECT(!p->holds || as_said, "admit said %d (admits: %llu), and the request met %d", p->code, LLU(p->is.admits), code);
+}
+
 static void add(worker *w) {
     const engine_slot *e = any_engine(w);
     request *r = ledger_open();
@@ -799,32 +911,52 @@ static void add(worker *w) {
     pllm_request *at = any_input_struct(w, &request_type, &q, &declared);
     r->engine = e->number, r->vocab = e->vocab, r->max_model_len = e->max_model_len, r->has_text = e->has_text;
     const queue_slot *to = choose_queue(w, e, &q.queue);
-    choose_prompt(w, e, &q, &t);
+    if (!one_in(w, 3) || !choose_a_question(w, e, &q, &t)) choose_what_to_ask(w, e, &q, &t, &beams);
     choose_salt(w, &q.cache_salt, &q.cache_salt_len);
-    choose_hook(w, e, &q.logits_hook, &q.hook_data);
-    choose_branching(w, &q, &beams);
     q.user_data = t.user_data;
-    q.sampling = one_in(w, 16) ? NULL : any_sampling(w, e, true, &t);
+    q.deadline_ms = any_deadline(w);
+    q.priority = one_in(w, 64) ? (int32_t)odd_u32(w) : (int32_t)below(w, 201) - 100;
     q.flags = below(w, 2) ? PLLM_REQUEST_KEEP : one_in(w, 32) ? odd_u32(w) : 0;
-    if (one_in(w, 8)) q.truncate_prompt_tokens = 1 + below(w, 8);
-    if (one_in(w, 64)) q.reserved = odd_u32(w);
+    if (one_in(w, 64)) *(below(w, 2) ? &q.reserved : &q.reserved2) = odd_u32(w);
     if (below(w, 2)) q.text_flags = one_in(w, 8) ? odd_u32(w) : byte(w) % 4;
     filled(at, &request_type, &q, declared);
     if (!q.queue) to = &e->own;
     t.queue = to->number;
     t.keep = q.flags & PLLM_REQUEST_KEEP;
+    t.has_deadline = q.deadline_ms > 0;
     if (q.truncate_prompt_tokens && t.prompt_tokens > q.truncate_prompt_tokens) t.prompt_tokens = q.truncate_prompt_tokens;
     note_branching(r, &q, beams);
     note_turns(r, t);
     bool is_newer = declared > sizeof q && declared <= PLACE_BYTES && one_in(w, 2);
     if (is_newer) ((char *)at)[declared - 1] = 1;
+    if (one_in(w, 64)) at = NULL;
+    prospect p = {.holds = false};
+    if (below(w, 2)) p = ask_admission(w, e, at);
     output_place *out = any_output_place(w);
-    int32_t code = TRY(pllm_engine_add_request, e->engine, one_in(w, 64) ? NULL : at, out ? &out->number : NULL);
+    int32_t code = TRY(pllm_engine_add_request, e->engine, at, out ? &out->number : NULL);
     judge_output(out, code, sizeof out->number);
+    if (out) judge_admission(&p, t.answer, code);
+    bool in_range = q.deadline_ms >= 0 && q.priority >= -100 && q.priority <= 100;
+    EXPECT(code || in_range, "a deadline of %lld ms and a priority of %d were accepted", (long long)q.deadline_ms, q.priority);
     EXPECT(code || (e->engine && to->engine == e->number && !is_newer), "a request was accepted that had to be refused");
     EXPECT(code || (r->width <= MOST_SEQUENCES && q.n == r->results), "a request of %u results was accepted", q.n);
     if (code) ledger_refused(r);
     else w->hash = mix(w->hash, out->number), ledger_accepted(r, out->number);
+}
+
+// Asks without adding.
+static void admit(worker *w) {
+    const engine_slot *e = any_engine(w);
+    pllm_request q;
+    turn unused = {0};
+    unsigned beams = 0;
+    uint64_t declared;
+    pllm_request *at = any_input_struct(w, &request_type, &q, &declared);
+    choose_what_to_ask(w, e, &q, &unused, &beams);
+    q.deadline_ms = any_deadline(w);
+    filled(at, &request_type, &q, declared);
+    prospect p = ask_admission(w, e, at);
+    EXPECT(p.code || q.deadline_ms >= 0, "a request whose deadline has passed was admitted");
 }
 
 static void abort_one(worker *w) {
@@ -951,11 +1083,13 @@ static void resume_one(worker *w) {
     // Who continues does so with parameters that the ledger does not know.
     if (one_in(w, 32)) q.flags ^= odd_u32(w) & ~(uint32_t)(PLLM_RESUME_USER_DATA | PLLM_RESUME_CONTINUE);
     if (one_in(w, 16)) q.text_flags = odd_u32(w);
+    q.deadline_ms = any_deadline(w);
     bool by_default = !told_apart && one_in(w, 32);
     filled(at, &resume_type, &q, declared);
     if (by_default) pllm_resume_init(&q, sizeof q), t = (turn){.user_data = t.user_data, .keep = true};
     if (q.flags & PLLM_RESUME_USER_DATA) t.user_data = q.user_data;
     t.keep = q.flags & PLLM_REQUEST_KEEP;
+    t.has_deadline = q.deadline_ms > 0;
     t.queue = q.queue ? to->number : a ? a->now.queue : 0;
     bool goes_nowhere = !q.queue && a && a->now.unheard;
     if (a && !ledger_begin(a, &t)) {
@@ -964,6 +1098,7 @@ static void resume_one(worker *w) {
     }
     int32_t code = TRY(pllm_sequence_resume, e->engine, id, by_default ? NULL : at);
     judge_use(e, r, a, before, code, false, "resume");
+    EXPECT(code || q.deadline_ms >= 0, "a sequence was resumed with a deadline of %lld ms", (long long)q.deadline_ms);
     EXPECT(code || !q.queue || to->engine == e->number, "a sequence was resumed into another engine's queue");
     EXPECT(code || world.racing || !goes_nowhere, "a sequence was resumed into a queue that is gone");
     if (a) ledger_begun(a, code == 0);
@@ -1136,7 +1271,8 @@ static void create_queue(worker *w) {
 }
 
 static void sabotaged(pllm_output *o) {
-    if (sabotage == a_finish_reason_is_unknown) o->finish_reason = 5;
+    if (sabotage == a_finish_reason_is_unknown) o->finish_reason = 6;
+    if (sabotage == a_deadline_passes_unasked && o->finish_reason == PLLM_FINISH_LENGTH) o->finish_reason = PLLM_FINISH_DEADLINE;
     if (sabotage == user_data_is_changed) o->user_data ^= 1 << 20;
     if (sabotage == an_index_is_wrong) o->index = 99;
     if (sabotage == a_sequence_has_another_request) o->request++;
@@ -1297,11 +1433,12 @@ static void check_idle(worker *w, engine_slot *e) {
     EXPECT(TRY(pllm_engine_stats, e->engine, &s) == 0, "stats failed");
     if (sabotage == a_block_stays_used) s.blocks_used++, s.blocks_free--;
     if (sabotage == an_idle_sequence_is_not_given_back) s.idle++;
+    EXPECT(s.swapped == 0 && s.swap_blocks_used == 0, "nothing is unfinished or kept, and the host tier is in use");
     EXPECT(s.blocks_used == 0 && s.waiting == 0 && s.running == 0 && s.idle == 0,
            "nothing is unfinished or kept, and blocks_used is %llu, waiting %llu, running %llu, idle %llu", LLU(s.blocks_used),
            LLU(s.waiting), LLU(s.running), LLU(s.idle));
     check_stats(e, &s);
-    uint64_t ended = s.finished_stop + s.finished_length + s.finished_abort + s.finished_error;
+    uint64_t ended = ended_of(&s);
     totals sum = ledger_totals(e->number);
     EXPECT(ended >= sum.turns && ended <= sum.turns + sum.optional, "%llu sequences were to end, and %llu might, %llu did", LLU(sum.turns),
            LLU(sum.optional), LLU(ended));
@@ -1349,7 +1486,159 @@ static void free_engine(worker *w) {
     else free_engine_slot(w, &world.engines[below(w, ENGINES)]);
 }
 
+// ---- arenas ------------------------------------------------------------------------------------------------------------
+
+// One of those that may be shared, one that an engine has, or NULL.
+static const pllm_arena *any_arena(worker *w) {
+    unsigned i = below(w, 32);
+    if (i == 31) return NULL;
+    const pllm_arena *arena = world.arenas[i % ARENAS];
+    return arena && i < 16 ? arena : CALL(pllm_engine_arena, any_engine(w)->engine);
+}
+
+// Nothing changes between two calls.
+static bool nobody_steps(void) {
+    bool steps = world.racing;
+    for (int i = 0; i < ENGINES; i++) steps |= world.engines[i].started;
+    return !steps;
+}
+
+static void create_arena(worker *w) {
+    unsigned i = below(w, ARENAS);
+    if (world.arenas[i]) return;
+    // None is made of these: an engine would map all that it might come to have.
+    bool odd = one_in(w, 4);
+    uint64_t bytes = odd ? odd_u64(w) : (uint64_t)(1 + below(w, 16)) << (13 + below(w, 6));
+    uint64_t most = odd ? odd_u64(w) : bytes * below(w, 4);
+    output_place *out = any_output_place(w);
+    int32_t code = TRY(pllm_arena_create, bytes, most, out ? (pllm_arena **)&out->pointer : NULL);
+    judge_output(out, code, sizeof out->pointer);
+    EXPECT(!code == (out && bytes && (!most || most >= bytes)), "an arena of %llu to %llu bytes: %d", LLU(bytes), LLU(most), code);
+    if (code) return;
+    if (odd) CALL(pllm_arena_free, out->pointer);
+    else world.arenas[i] = out->pointer;
+}
+
+// Engines that were made with it keep it alive.
+static void free_arena(worker *w) {
+    unsigned i = below(w, ARENAS);
+    if (one_in(w, 4)) CALL(pllm_arena_free, NULL);
+    CALL(pllm_arena_free, world.arenas[i]);
+    world.arenas[i] = NULL;
+}
+
+static void free_arenas(worker *w) {
+    for (int i = 0; i < ARENAS; i++) CALL(pllm_arena_free, world.arenas[i]), world.arenas[i] = NULL;
+}
+
+static void look_at_arena(worker *w) {
+    const pllm_arena *arena = any_arena(w);
+    pllm_arena_info info;
+    output_struct out = any_output_struct(w, 48, sizeof info);
+    int32_t code = TRY(pllm_arena_state, arena, out.at);
+    EXPECT(!code == (arena && is_possible(&out)), "the state of an arena: code %d", code);
+    if (!judge_struct(&out, code, &info)) return;
+    EXPECT(info.bytes >= info.least_bytes && info.bytes <= info.most_bytes && info.engines <= ENGINES, "an arena's state is impossible");
+    // One that stepped itself and was stopped goes down before its next step.
+    EXPECT(world.may_start || info.held_bytes <= info.bytes, "nobody steps, and engines hold %llu of %llu bytes", LLU(info.held_bytes),
+           LLU(info.bytes));
+    w->hash = mix_bytes(w->hash, &info, sizeof info);
+}
+
+static uint64_t any_budget(worker *w, const pllm_arena_info *now) {
+    uint64_t room = now->most_bytes - now->least_bytes;
+    switch (below(w, 8)) {
+    case 0: return odd_u64(w);
+    case 1: return now->least_bytes - below(w, 2);
+    case 2: return now->most_bytes + below(w, 2);
+    default: return now->least_bytes + room / 255 * byte(w);
+    }
+}
+
+static void resize_arena(worker *w) {
+    const pllm_arena *arena = any_arena(w);
+    pllm_arena_info before = {.struct_size = sizeof before}, after = before;
+    int32_t code = TRY(pllm_arena_state, arena, &before);
+    EXPECT(!code == !!arena, "the state of an arena: code %d", code);
+    uint64_t bytes = any_budget(w, &before);
+    code = TRY(pllm_arena_resize, arena, bytes);
+    EXPECT(arena ? code == 0 || code == PLLM_E_CAPACITY : code == PLLM_E_INVALID_ARGUMENT, "an arena was to have %llu bytes: %d",
+           LLU(bytes), code);
+    if (!arena || !nobody_steps()) return;
+    bool possible = bytes && bytes >= before.least_bytes && bytes <= before.most_bytes;
+    EXPECT(!code == possible, "an arena of %llu to %llu bytes was to have %llu: %d", LLU(before.least_bytes), LLU(before.most_bytes),
+           LLU(bytes), code);
+    EXPECT(TRY(pllm_arena_state, arena, &after) == 0, "an arena has no state");
+    if (sabotage == an_arena_keeps_its_bytes) after.bytes = before.bytes;
+    EXPECT(after.bytes == (code ? before.bytes : bytes) && (world.may_start || after.held_bytes <= after.bytes),
+           "an arena that was resized from %llu to %llu bytes (%d) has %llu, and %llu are held", LLU(before.bytes), LLU(bytes), code,
+           LLU(after.bytes), LLU(after.held_bytes));
+}
+
+static void add_question(worker *w, const engine_slot *e) {
+    pllm_request q;
+    pllm_sampling s;
+    turn t = {.user_data = ledger_user_data(), .queue = e->own.number};
+    pllm_request_init(&q, sizeof q);
+    pllm_sampling_init(&s, sizeof s);
+    t.answer = question_ask(&e->options, byte(w), &q, &s);
+    request *r = t.answer ? ledger_open() : NULL;
+    if (!r) return;
+    r->engine = e->number, r->vocab = e->vocab, r->max_model_len = e->max_model_len, r->has_text = e->has_text;
+    q.sampling = &s;
+    q.user_data = t.user_data;
+    t.prompt_tokens = q.prompt_tokens_len;
+    note_sampling(&t, &s);
+    note_branching(r, &q, 0);
+    note_turns(r, t);
+    uint64_t id;
+    int32_t code = TRY(pllm_engine_add_request, e->engine, &q, &id);
+    EXPECT(!code || code == PLLM_E_CAPACITY || code == PLLM_E_INVALID_ARGUMENT, "a question was refused with %d", code);
+    if (code) ledger_refused(r);
+    else ledger_accepted(r, id);
+}
+
+// Several run side by side, then there is less room than they have: some give way, and all say what they would have said.
+static void squeeze(worker *w) {
+    const engine_slot *e = any_engine(w);
+    pllm_arena_info info = {.struct_size = sizeof info};
+    pllm_step step = {.struct_size = sizeof step};
+    if (!e->engine) return;
+    const pllm_arena *arena = CALL(pllm_engine_arena, e->engine);
+    for (unsigned n = 2 + below(w, 4); n > 0; n--) add_question(w, e);
+    for (unsigned n = 1 + below(w, 8); n > 0; n--) {
+        int32_t code = TRY(pllm_engine_step, e->engine, &step);
+        EXPECT(world.racing || code == (e->started ? PLLM_E_BUSY : 0), "step failed with %d", code);
+    }
+    EXPECT(TRY(pllm_arena_state, arena, &info) == 0, "an engine's arena has no state");
+    int32_t code = TRY(pllm_arena_resize, arena, info.least_bytes);
+    EXPECT(!nobody_steps() || code == 0, "an arena could not have its least bytes: %d", code);
+}
+
+static void ask_for_the_arena(worker *w) {
+    const engine_slot *e = any_engine(w);
+    const pllm_arena *arena = CALL(pllm_engine_arena, e->engine);
+    EXPECT(!arena == !e->engine && arena == CALL(pllm_engine_arena, e->engine), "an engine's arena changed");
+}
+
 // ---- text and the rest -------------------------------------------------------------------------------------------------
+
+// Times are in it: it does not repeat.
+static void metrics(worker *w) {
+    const engine_slot *e = any_engine(w);
+    output_place *out = any_output_place(w);
+    int32_t code = TRY(pllm_engine_metrics, e->engine, out ? (pllm_bytes **)&out->pointer : NULL);
+    judge_output(out, code, sizeof out->pointer);
+    EXPECT(!code == (e->engine && out), "metrics of an engine: code %d", code);
+    if (code) return;
+    static const char end[] = "# EOF\n";
+    keepsake k = {.kind = BYTES, .it.bytes = out->pointer};
+    const char *text = CALL(pllm_bytes_data, k.it.bytes);
+    uint64_t len = CALL(pllm_bytes_len, k.it.bytes);
+    bool is_whole = len > strlen(end) && !memcmp(text + len - strlen(end), end, strlen(end));
+    EXPECT(is_whole && is_utf8(text, len), "the metrics are not UTF-8, or have no end");
+    keep(w, k);
+}
 
 static void tokenize(worker *w) {
     const engine_slot *e = any_text_engine(w);
@@ -1412,6 +1701,7 @@ static void ask_null(worker *w) {
     EXPECT(CALL(pllm_tokens_len, NULL) == 0 && CALL(pllm_tokens_data, NULL) == NULL, "there are tokens in NULL");
     EXPECT(CALL(pllm_bytes_len, NULL) == 0 && CALL(pllm_bytes_data, NULL) == NULL, "there are bytes in NULL");
     EXPECT(CALL(pllm_engine_queue, NULL) == NULL, "NULL has a queue");
+    EXPECT(CALL(pllm_engine_arena, NULL) == NULL, "NULL has an arena");
     uint64_t size = odd_u64(w);
     CALL(pllm_engine_options_init, NULL, size);
     CALL(pllm_request_init, NULL, size);
@@ -1446,7 +1736,8 @@ static const operation operations[] = {
     {ask_null, 1, false},  {render_chat, 3, false},    {release_one, 3, false},     {ask_for_the_queue, 1, false},
     {ask_the_library, 1, false}, {fork_one, 6, false}, {append_to_one, 4, false},  {rewind_one, 4, false},
     {resume_one, 7, false}, {free_sequence, 2, false}, {look_at_sequence, 3, false}, {pin_one, 2, false}, {unpin_one, 2, false},
-    {export_one, 2, false}, {import_one, 2, false},
+    {export_one, 2, false}, {import_one, 2, false}, {admit, 2, false}, {metrics, 2, false}, {create_arena, 2, true},
+    {free_arena, 1, true},  {resize_arena, 6, false}, {squeeze, 4, false}, {look_at_arena, 2, false}, {ask_for_the_arena, 1, false},
 };
 
 static const operation *any_operation(worker *w) {
@@ -1493,7 +1784,9 @@ static void race_all(worker *w) {
 }
 
 static void free_everything(worker *w) {
+    if (below(w, 2)) free_arenas(w);  // before those that were made with them
     for (int i = 0; i < ENGINES; i++) free_engine_slot(w, &world.engines[i]);
+    free_arenas(w);
     for (int i = 0; i < QUEUES; i++) free_queue_slot(w, &world.queues[i]);
     release_all(w);
     leave(w);
@@ -1529,6 +1822,7 @@ verdict run_program(const uint8_t *bytes, size_t len) {
     int descriptors = entries("/proc/self/fd"), threads = entries("/proc/self/task");
     worker alone = {.next = bytes, .end = bytes + len}, *w = &alone;
     enum { BY_THE_HOST, BY_THE_HOST_TOO, BY_ITSELF, BY_MANY } mode = below(w, 4);
+    questions_learn();
     memset(&world, 0, sizeof world);
     ledger_clear();
     world.may_start = mode >= BY_ITSELF;

@@ -18,7 +18,7 @@ export PLLM_MODEL="$root/examples/model" PLLM_GOLDEN="$root/tests/goldens/llama"
 
 options="-std=gnu11 -O1 -g -pthread -Wall -Wextra -Wpedantic -Werror -I$include"
 link="-L$lib -lpagedllm -lm -Wl,-rpath,$lib"
-parts="program.c ledger.c input.c report.c"
+parts="program.c ledger.c questions.c input.c report.c"
 fuzz="$build/fuzz $PLLM_MODEL $PLLM_GOLDEN"
 mkdir -p "$build"
 cd "$here"
