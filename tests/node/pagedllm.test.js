@@ -750,8 +750,11 @@ describe('scheduling', () => {
       const options = { kvBytes: 24 * blockBytes, maxModelLen: 256, preemption: 'swap', swapBytes: 200 * blockBytes, swapPath };
       const plan = await Engine.plan({ ...SMALL, ...options });
       assert.deepEqual([plan.swapBytes, plan.swapBlocks], [200 * blockBytes, 200]);
-      await withEngine(options, async (engine) => {
-        const answers = await Promise.all(Array.from({ length: 8 }, (_, i) => engine.generate({ ...request, cacheSalt: `${i}` })));
+      await withEngine({ hostSteps: true, ...options }, async (engine) => {
+        const asked = Promise.all(Array.from({ length: 8 }, (_, i) => engine.generate({ ...request, cacheSalt: `${i}` })));
+        while ((await engine.admit(ENDLESS)).waitingRequests < 8) await sleep(1);
+        engine.start();
+        const answers = await asked;
         for (const { tokens, text } of answers) assert.deepEqual([tokens, text], [alone.tokens, alone.text]);
         await soon(() => engine.stats().finishedLength === 8, 'all are counted');
         const stats = engine.stats();

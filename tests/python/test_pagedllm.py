@@ -1023,9 +1023,12 @@ class Scheduling(Case):
                            "swap_path": path}
                 plan = pagedllm.plan(MODEL, **options)
                 self.assertEqual((plan.swap_bytes, plan.swap_blocks), (200 * block, 200))
-                with open_engine(**options) as engine, ThreadPoolExecutor(8) as pool:
-                    answers = list(pool.map(lambda salt: engine.generate(
-                        STORY["prompt"], sampling, cache_salt=str(salt), add_special=False), range(8)))
+                with open_engine(host_steps=True, **options) as engine, ThreadPoolExecutor(8) as pool:
+                    asked = pool.map(lambda salt: engine.generate(
+                        STORY["prompt"], sampling, cache_salt=str(salt), add_special=False), range(8))
+                    self.assertSoon(lambda: engine.admit("Hello").waiting_requests == 8, "all wait")
+                    engine.start()
+                    answers = list(asked)
                     self.assertSoon(lambda: engine.stats().finished_length == 8, "all are counted")
                     stats = engine.stats()
                 self.assertEqual({(answer.text, *answer.tokens) for answer in answers}, {(alone.text, *alone.tokens)})
