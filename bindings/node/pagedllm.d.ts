@@ -16,8 +16,11 @@ export interface Options {
   device?: string | Uint8Array;
   /** Bytes of the KV pool. */
   kvBytes?: number | bigint;
-  /** How K and V are stored. */
-  kvDtype?: 'auto' | 'f32' | 'bf16';
+  /** The budget from which the KV pool takes its bytes instead; engines may share it. */
+  arena?: Arena;
+  /** How K and V are stored. 'int8' has a scale for each head of each token: about half the bytes of 'bf16', at a small cost in
+   * quality. */
+  kvDtype?: 'auto' | 'f32' | 'bf16' | 'int8';
   /** Tokens per KV block. */
   blockSize?: number;
   /** Longest sequence, prompt and output together. */
@@ -34,6 +37,37 @@ export interface Options {
   isa?: 'auto' | 'portable' | 'avx2' | 'avx512';
   /** Seeds the requests that bring no seed of their own. */
   seed?: number | bigint;
+  /** Requests that may wait for their first step before others are refused (PLLM_E_CAPACITY); one may always wait. */
+  maxWaitingRequests?: number | bigint;
+  /** Tokens that those may have to compute. */
+  maxWaitingTokens?: number | bigint;
+  /** Who comes first: who came first; the higher priority; or whoever is likely to generate the fewest tokens, as many as those
+   * before that were allowed about as many. */
+  order?: 'firstCome' | 'priority' | 'shortestPredicted';
+  /** The more, the longer who stands behind has to wait: who has waited so long comes before those one priority above, or with
+   * a hundred tokens less, that come then. */
+  ageingMs?: number;
+  /** What a step is made of: prompts, in chunks, and decodes together; prompts alone while there are any, with a step of
+   * decodes after prefillBudget prompt tokens; every decode in every step, beside at most prefillBudget prompt tokens; or, to
+   * compare with, nobody joins until all that run have ended. */
+  batching?: 'mixed' | 'prefillFirst' | 'decodeFirst' | 'static';
+  /** Prompt tokens, for the two batchings that have a use for it. */
+  prefillBudget?: number;
+  /** For how many of its tokens a request needs room before it begins: those that it has, so that whoever comes last is
+   * preempted where the pool is full; or all that it may come to have. */
+  allocation?: 'onDemand' | 'maxTokens';
+  /** What becomes of who has to give way: computed again; their K and V wait in the host tier; or whichever costs less. */
+  preemption?: 'recompute' | 'swap' | 'auto';
+  /** Bytes of the host tier. */
+  swapBytes?: number | bigint;
+  /** A directory: the host tier is a file there that has no name and is gone with the engine. Left out: it is memory. */
+  swapPath?: string | Uint8Array;
+  /** A file to draw every step into, for Perfetto or chrome://tracing. It is begun anew; where the disk fails it ends, and no step
+   * does. */
+  tracePath?: string | Uint8Array;
+  /** A file to write down all that steps depend on, prompts included, so that pagedllm-replay can run them again bit for bit. It is
+   * begun anew; where the disk fails it ends, and no step does. */
+  journalPath?: string | Uint8Array;
   /** Outputs that may wait in Engine.queue before its requests pause. */
   queueCapacity?: number | bigint;
   /** Serve token ids only. */
@@ -162,6 +196,8 @@ export interface Sampling {
   userData?: number | bigint;
   /** The sequences stay when they end, whatever ended them, until free(). By default a request's are not kept, a resumed one is. */
   keep?: boolean;
+  /** Milliseconds from now, after which it ends with 'deadline' and what it has by then, wherever it is. */
+  deadlineMs?: number;
 }
 
 /** A prompt, and what to make of it. What is left out is the library's default. */
@@ -182,11 +218,13 @@ export interface Request extends Sampling {
   beam?: Beam;
   /** Only requests with the same one share what the prefix cache holds, so that tenants cannot probe each other. */
   cacheSalt?: string | Uint8Array;
+  /** With order: 'priority' the higher comes first. -100 to 100, by default 0. */
+  priority?: number;
 }
 
 /** How an idle sequence goes on as if it had never been idle: with its own sampling, counts and grammar. It need not have ended: an
  * idle fork, or one that was imported, goes on in the middle. */
-export interface GoOn extends Pick<Sampling, 'userData' | 'keep'> {
+export interface GoOn extends Pick<Sampling, 'userData' | 'keep' | 'deadlineMs'> {
   goOn: true;
 }
 
@@ -215,7 +253,7 @@ export interface ForkOptions {
 }
 
 /** Why a sequence ended; null: it has not. 'other': a reason that only a newer library knows. */
-export type FinishReason = 'stop' | 'length' | 'abort' | 'error' | 'other' | null;
+export type FinishReason = 'stop' | 'length' | 'abort' | 'error' | 'deadline' | 'other' | null;
 
 /** A token and its log probability under the model's own distribution. */
 export interface Logprob {
@@ -242,6 +280,17 @@ export interface Generated {
   /** Of the prompt's tokens but the first, before the first token; in one output or more. */
   promptLogprobs: number[] | null;
   promptTopLogprobs: Logprob[][] | null;
+  /** In a sequence's last output, and so is what follows; 0 in all others, and where it never came to that. From the call that
+   * asked for it (added, resumed or forked it) until its first step began. */
+  queuedMs: number;
+  /** Until its first token was there. */
+  firstTokenMs: number;
+  /** Until its last token was there. */
+  lastTokenMs: number;
+  /** How often its blocks were taken from it. */
+  preemptions: number;
+  /** With how many of its first tokens the prefix cache helped. */
+  cachedTokens: number;
 }
 
 /** News of one sequence: new tokens, new text, or its end, which is the one whose finishReason is not null. The text may lag behind
@@ -254,7 +303,7 @@ export interface Output extends Generated {
   userData: number | bigint;
 }
 
-/** All that a sequence generated. 'abort': it was cut short by Engine.abort. */
+/** All that a sequence generated. Engine.abort cuts it short with 'abort', a deadline with 'deadline'. */
 export interface Completion extends Generated {}
 
 /** A sequence as of the last step and of the calls since. */
@@ -307,6 +356,51 @@ export interface Stats {
   /** Prompt tokens looked for in the prefix cache, and those of them that did not have to be computed. */
   prefixQueries: number;
   prefixHits: number;
+  finishedDeadline: number;
+  /** Requests that were refused because too much waits. */
+  admissionRejections: number;
+  /** Steps that could not be computed and were tried again, in part or as a whole. */
+  stepsFailed: number;
+  /** Of the preemptions: those to the host tier. */
+  preemptionsSwapped: number;
+  /** Sequences whose K and V are in the host tier. */
+  swapped: number;
+  swapBlocksTotal: number;
+  swapBlocksUsed: number;
+  /** Blocks that moved to the host tier, and back. */
+  blocksSwappedOut: number;
+  blocksSwappedIn: number;
+  /** Moves that failed, as on a full disk: who was to move is computed again. */
+  swapFailures: number;
+  /** Tokens that sequences began with and that were found in the prefix cache. */
+  promptTokensCached: number;
+  /** 1: the disk has failed, and the trace, or the journal, has ended. */
+  tracesStopped: number;
+  journalsStopped: number;
+}
+
+/** What would become of a request that was added now. */
+export interface Admission {
+  /** It would be taken. Otherwise too much waits, or its queue is not read. */
+  admits: boolean;
+  /** Nobody is before it, and there is room for it: the next step would begin it. */
+  fitsNow: boolean;
+  /** Until its first token is expected; null: no step has shown yet how long steps take. */
+  firstTokenMs: number | null;
+  /** Requests before it, and the tokens that these have to compute. */
+  waitingRequests: number;
+  waitingTokens: number;
+}
+
+/** An arena as it is now. */
+export interface ArenaInfo {
+  bytes: number;
+  /** What it can be resized to: from leastBytes, for the engines and requests there are, to mostBytes. */
+  leastBytes: number;
+  mostBytes: number;
+  /** By the engines: more than bytes while they are on their way down. */
+  heldBytes: number;
+  engines: number;
 }
 
 /** Where an engine's bytes go, known before any are taken. */
@@ -319,7 +413,12 @@ export interface Plan {
   blockBytes: number;
   maxModelLen: number;
   fullSequences: number;
-  kvDtype: 'f32' | 'bf16';
+  kvDtype: 'f32' | 'bf16' | 'int8';
+  /** KV blocks that there can be, should the arena grow. */
+  mostBlocks: number;
+  /** Of the host tier, in memory or in its file, and the blocks it holds. */
+  swapBytes: number;
+  swapBlocks: number;
 }
 
 /** The model and the limits it is served with. */
@@ -346,6 +445,23 @@ export class Queue {
   readable(): Promise<void>;
   /** Aborts what still writes to the queue, and closes it; readable() is fulfilled. Not for Engine.queue, which is closed with its
    * engine. */
+  close(): void;
+}
+
+/** A budget of KV bytes that engines of this process may share, and that may change while they run. */
+export class Arena {
+  private constructor();
+  /** Makes one that may later be raised to mostBytes; by default no further. Nothing is allocated: engines map what mostBytes
+   * would take, and touch only what they use. Each needs room for its longest sequence (maxModelLen). */
+  static create(bytes: number | bigint, mostBytes?: number | bigint): Arena;
+  /** Changes the budget, at any time, on libuv's pool. More is there at once. Where it becomes less, engines go down together:
+   * those that nobody steps before this is fulfilled, others before their next step. First goes what is only cached, then idle
+   * sequences lose their K and V, then the youngest that run are preempted: nothing ends, and the answers are the same. The
+   * memory beyond goes back to the system. Less than leastBytes, or more than mostBytes, is PLLM_E_CAPACITY. */
+  resize(bytes: number | bigint): Promise<void>;
+  /** The budget, and what the engines hold of it. */
+  state(): ArenaInfo;
+  /** Lets go of it; engines that were made with it keep the budget. Not for Engine.arena, which ends with its engine. */
   close(): void;
 }
 
@@ -381,6 +497,10 @@ export class Engine {
   /** Adds a request whose outputs go to a queue, by default Engine.queue, and gives its id. Requests are tokenized on libuv's pool
    * and added in the order of the calls. */
   add(request: Request & { queue?: Queue }): Promise<number | bigint>;
+  /** What would become of the request if it were added now, without adding it, judged by the steps so far, by how long answers
+   * have been, and as if nothing of the prompt were in the prefix cache. What add() would refuse in any case is refused here
+   * too. Calls are taken in their order, with those of add(). */
+  admit(request: Request & { queue?: Queue }): Promise<Admission>;
   /** Ends a request at the next step; its last output says 'abort'. One that has ended is PLLM_E_NOT_FOUND. */
   abort(request: number | bigint): void;
 
@@ -432,6 +552,8 @@ export class Engine {
   get queue(): Queue;
   /** A queue for some of the requests. They pause, and no others do, while `capacity` outputs wait in it. */
   createQueue(capacity: number | bigint): Queue;
+  /** The budget of the KV pool: the one that it was made with, or its own. */
+  get arena(): Arena;
 
   /** The text's token ids. */
   tokenize(text: string | Uint8Array, options?: { addSpecial?: boolean }): Promise<number[]>;
@@ -445,6 +567,10 @@ export class Engine {
   info(): Info;
   /** Counts since the engine was made, and the state after its last step. */
   stats(): Stats;
+  /** What dashboards ask for, as of the last step, in the OpenMetrics format, which Prometheus scrapes as
+   * 'application/openmetrics-text; version=1.0.0; charset=utf-8': gauges, counters and histograms, with the names that vLLM
+   * gave them after the prefix 'pagedllm_'. It waits for no step. */
+  metrics(): string;
 }
 
 /** The version of the library that was loaded, such as "0.2.0". */

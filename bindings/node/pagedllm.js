@@ -28,9 +28,13 @@ const ABI_VERSION = 0;
 const QUEUE_CAPACITY = 64; // PLLM_QUEUE_CAPACITY
 const CODES = ['', 'INVALID_ARGUMENT', 'NOT_FOUND', 'IO', 'MODEL', 'UNSUPPORTED', 'CAPACITY', 'BUSY', 'OUT_OF_MEMORY', 'INTERNAL',
   'CLOSED', 'CANCELLED'];
-const FINISH_REASONS = [null, 'stop', 'length', 'abort', 'error'];
-const DTYPES = ['auto', 'f32', 'bf16'];
+const FINISH_REASONS = [null, 'stop', 'length', 'abort', 'error', 'deadline'];
+const DTYPES = ['auto', 'f32', 'bf16', 'int8'];
 const ISAS = ['auto', 'portable', 'avx2', 'avx512'];
+const PREEMPTIONS = ['recompute', 'swap', 'auto'];
+const ORDERS = ['firstCome', 'priority', 'shortestPredicted'];
+const BATCHINGS = ['mixed', 'prefillFirst', 'decodeFirst', 'static'];
+const ALLOCATIONS = ['onDemand', 'maxTokens'];
 const OUTPUT_KINDS = ['delta', 'cumulative', 'final'];
 const GRAMMARS = ['none', 'jsonSchema', 'jsonObject', 'regex', 'choice', 'lark'];
 const EARLY_STOPPINGS = ['no', 'yes', 'never'];
@@ -59,13 +63,16 @@ function struct(...fields) {
   return koffi.struct(members);
 }
 
-const u32 = 'uint32_t', u64 = 'uint64_t', pointer = 'void *';
+const u32 = 'uint32_t', u64 = 'uint64_t', i32 = 'int32_t', i64 = 'int64_t', pointer = 'void *';
 const texts = koffi.pointer(pointer), lengths = koffi.pointer(u64);
 const Progress = koffi.pointer(koffi.proto('int32_t', [pointer, u64, u64]));
 const Options = struct(
   [pointer, 'modelPath'], [u64, 'modelPathLen'], [pointer, 'device'], [u64, 'deviceLen kvBytes seed'],
   [u32, 'blockSize kvDtype maxModelLen maxBatchTokens maxSeqs prefillChunk threads isa flags reserved'], [u64, 'queueCapacity'],
-  [Progress, 'progress'], [pointer, 'progressData']);
+  [Progress, 'progress'], [pointer, 'progressData'], [u64, 'maxWaitingRequests maxWaitingTokens'], [pointer, 'arena'],
+  [u64, 'swapBytes'], [pointer, 'swapPath'], [u64, 'swapPathLen'],
+  [u32, 'preemption order ageingMs batching prefillBudget allocation'], [pointer, 'tracePath'], [u64, 'tracePathLen'],
+  [pointer, 'journalPath'], [u64, 'journalPathLen']);
 const Dry = struct(
   ['float', 'multiplier base'], [u32, 'allowedLength penaltyLastN'], [texts, 'sequenceBreakers'], [lengths, 'sequenceBreakerLens'],
   [u64, 'sequenceBreakerCount']);
@@ -86,16 +93,17 @@ const Request = struct(
   [pointer, 'prompt'], [u64, 'promptLen'], [pointer, 'promptTokens'], [u64, 'promptTokensLen'],
   [koffi.pointer(Sampling), 'sampling'], [u64, 'userData'], [u32, 'n textFlags'], [pointer, 'queue'],
   [u32, 'bestOf truncatePromptTokens flags reserved'], [koffi.pointer(Beam), 'beam'], [pointer, 'cacheSalt'], [u64, 'cacheSaltLen'],
-  [pointer, 'logitsHook hookData']);
+  [pointer, 'logitsHook hookData'], [i64, 'deadlineMs'], [i32, 'priority'], [u32, 'reserved2']);
 const Output = struct(
   [u64, 'request sequence userData'], [pointer, 'tokens'], [u64, 'tokensLen'], [pointer, 'logprobs text'], [u64, 'textLen'],
   [pointer, 'error'], [u64, 'errorLen promptTokens generatedTokens'], [u32, 'index finishReason'], ['int32_t', 'errorCode'],
   [u32, 'reserved'], ['double', 'score'], [pointer, 'topLogprobs'], [u64, 'topLogprobsLen'], [pointer, 'promptLogprobs'],
-  [u64, 'promptLogprobsLen'], [pointer, 'promptTopLogprobs'], [u64, 'promptTopLogprobsLen'], [pointer, 'blob'], [u64, 'blobLen']);
+  [u64, 'promptLogprobsLen'], [pointer, 'promptTopLogprobs'], [u64, 'promptTopLogprobsLen'], [pointer, 'blob'], [u64, 'blobLen'],
+  ['double', 'queuedSeconds firstTokenSeconds lastTokenSeconds'], [u64, 'preemptions cachedTokens']);
 const Fork = struct([u64, 'at seed userData'], [pointer, 'queue'], [u32, 'n flags']);
 const Resume = struct(
   [koffi.pointer(Sampling), 'sampling'], [pointer, 'queue'], [u64, 'userData'], [u32, 'flags textFlags'],
-  [pointer, 'logitsHook hookData']);
+  [pointer, 'logitsHook hookData'], [i64, 'deadlineMs']);
 const Pin = struct(
   [pointer, 'prompt'], [u64, 'promptLen'], [pointer, 'promptTokens'], [u64, 'promptTokensLen'], [pointer, 'cacheSalt'],
   [u64, 'cacheSaltLen timeToLiveMs'], [u32, 'priority textFlags']);
@@ -104,8 +112,14 @@ const Step = struct([u64, 'unfinished prefillTokens decodeTokens sequences pause
 const Stats = struct(
   [u64, 'waiting running blocksTotal blocksUsed blocksCached blocksFree'], ['double', 'slotUtilization'],
   [u64, 'steps promptTokens generatedTokens preemptions finishedStop finishedLength finishedAbort finishedError paused'],
-  [u64, 'idle blocksCopied prefixQueries prefixHits']);
-const Plan = struct([u64, 'weightBytes kvBytes workBytes blocks blockSize blockBytes maxModelLen fullSequences kvDtype']);
+  [u64, 'idle blocksCopied prefixQueries prefixHits finishedDeadline admissionRejections stepsFailed preemptionsSwapped swapped'],
+  [u64, 'swapBlocksTotal swapBlocksUsed blocksSwappedOut blocksSwappedIn swapFailures promptTokensCached tracesStopped'],
+  [u64, 'journalsStopped']);
+const Plan = struct(
+  [u64, 'weightBytes kvBytes workBytes blocks blockSize blockBytes maxModelLen fullSequences kvDtype mostBlocks'],
+  [u64, 'swapBytes swapBlocks']);
+const Admission = struct([u64, 'admits fitsNow'], ['double', 'firstTokenSeconds'], [u64, 'waitingRequests waitingTokens']);
+const ArenaInfo = struct([u64, 'bytes leastBytes mostBytes heldBytes engines']);
 const Info = struct(
   [pointer, 'architecture'], [u64, 'architectureLen'], [pointer, 'isa'], [u64, 'isaLen'], [pointer, 'eosTokenIds'],
   [u64, 'eosTokenIdsLen vocabSize layers maxPositions maxModelLen threads']);
@@ -145,8 +159,9 @@ function declare(library) {
   declare('void', [filled(Fork), u64], 'fork_init');
   declare('void', [filled(Resume), u64], 'resume_init');
   declare('void', [filled(Pin), u64], 'pin_init');
-  declare('void', [pointer], 'engine_free', 'queue_free', 'outputs_free', 'tokens_free', 'bytes_free', 'error_free');
-  declare(pointer, [pointer], 'engine_queue', 'tokens_data', 'bytes_data');
+  declare('void', [pointer], 'engine_free', 'queue_free', 'outputs_free', 'tokens_free', 'bytes_free', 'error_free',
+    'arena_free');
+  declare(pointer, [pointer], 'engine_queue', 'engine_arena', 'tokens_data', 'bytes_data');
   declare(u64, [pointer], 'outputs_len', 'tokens_len', 'bytes_len');
   declare(pointer, [pointer, u64], 'outputs_get');
   // From here on each returns a pllm_error *.
@@ -155,8 +170,11 @@ function declare(library) {
   declare(pointer, [pointer, filled(Info)], 'engine_info');
   declare(pointer, [pointer, filled(Step)], 'engine_step');
   declare(pointer, [pointer, filled(Stats)], 'engine_stats');
+  declare(pointer, [pointer, out(pointer)], 'engine_metrics');
   declare(pointer, [pointer], 'engine_start', 'engine_stop');
-  declare(pointer, [pointer, u64], 'engine_abort', 'sequence_free', 'prefix_unpin');
+  declare(pointer, [pointer, u64], 'engine_abort', 'sequence_free', 'prefix_unpin', 'arena_resize');
+  declare(pointer, [u64, u64, out(pointer)], 'arena_create');
+  declare(pointer, [pointer, filled(ArenaInfo)], 'arena_state');
   declare(pointer, [pointer, u64, koffi.pointer(Fork), pointer], 'sequence_fork');
   declare(pointer, [pointer, u64, pointer, u64], 'sequence_append');
   declare(pointer, [pointer, u64, u64], 'sequence_rewind');
@@ -166,6 +184,7 @@ function declare(library) {
   declare(pointer, [pointer, u64, filled(SequenceInfo)], 'sequence_get_info');
   declare(pointer, [pointer, koffi.pointer(Pin), out(u64)], 'prefix_pin');
   declare(pointer, [pointer, koffi.pointer(Request), out(u64)], 'engine_add_request');
+  declare(pointer, [pointer, koffi.pointer(Request), filled(Admission)], 'engine_admit');
   declare(pointer, [pointer, u64, out(pointer)], 'queue_create');
   declare(pointer, [pointer, out('int32_t')], 'queue_event_fd');
   declare(pointer, [pointer, 'int64_t', out(pointer)], 'queue_poll');
@@ -209,9 +228,9 @@ function filled(type, call, ...subject) {
   return withoutSize(value);
 }
 
-async function filledOnPool(type, call, subject) {
+async function filledOnPool(type, call, ...subject) {
   const value = { structSize: koffi.sizeof(type) };
-  check(await onPool(call, subject, value));
+  check(await onPool(call, ...subject, value));
   return withoutSize(value);
 }
 
@@ -227,21 +246,36 @@ function assign(value, type, numbers) {
     if (kind === 'Float32') {
       if (typeof number !== 'number') throw new TypeError(`${name} must be a number`);
       value[name] = number;
-    } else if (kind === 'UInt32' || kind === 'UInt64') {
-      value[name] = unsigned(name, number, kind === 'UInt32' ? 32 : 64);
+    } else if (/^UInt(32|64)$/.test(kind)) {
+      value[name] = unsigned(name, number, Number(kind.slice(4)));
+    } else if (/^Int(32|64)$/.test(kind)) {
+      value[name] = signed(name, number, Number(kind.slice(3)));
     } else {
       throw new TypeError(`there is no option '${name}'`);
     }
   }
 }
 
-function unsigned(name, number, bits) {
+const unsigned = (name, number, bits) => integer(name, number, BigInt.asUintN, bits, 'without a sign');
+const signed = (name, number, bits) => integer(name, number, BigInt.asIntN, bits, 'with a sign');
+
+function integer(name, number, cut, bits, sign) {
   const whole = typeof number === 'bigint' || Number.isInteger(number);
   if (!whole && typeof number !== 'number') throw new TypeError(`${name} must be a number or a bigint`);
-  if (!whole || BigInt.asUintN(bits, BigInt(number)) !== BigInt(number)) {
-    throw new PagedllmError(INVALID_ARGUMENT, `${name} is ${number}: it is no integer of ${bits} bits without a sign`);
+  if (!whole || cut(bits, BigInt(number)) !== BigInt(number)) {
+    throw new PagedllmError(INVALID_ARGUMENT, `${name} is ${number}: it is no integer of ${bits} bits ${sign}`);
   }
   return number;
+}
+
+// What is left of the clock has fractions, and in C 0 is no deadline; here it has passed.
+function deadline(ms) {
+  if (ms === undefined) return undefined;
+  if (typeof ms !== 'number') throw new TypeError('deadlineMs must be a number');
+  if (!(ms > 0)) {
+    throw new PagedllmError(INVALID_ARGUMENT, `deadlineMs is ${ms}: give the milliseconds that are left, or leave it out`);
+  }
+  return Math.ceil(ms);
 }
 
 const flag = (flags, bit, on) => (on === undefined ? flags : on ? flags | bit : flags & ~bit);
@@ -292,20 +326,25 @@ function assignPrompt(value, prompt, promptTokens) {
   if (promptTokens !== undefined) assignCopied(value, 'promptTokens', tokenIds('promptTokens', promptTokens));
 }
 
-function toOptions({ modelPath, device, kvDtype, isa, skipTokenizer, prefixCache, ...numbers }) {
+function toOptions({ modelPath, device, swapPath, tracePath, journalPath, kvDtype, isa, preemption, order, batching, allocation,
+  skipTokenizer, prefixCache, ...numbers }) {
   const options = made(Options, lib.engine_options_init);
   assignCopied(options, 'modelPath', utf8('modelPath', modelPath));
-  if (device !== undefined) assignCopied(options, 'device', utf8('device', device));
-  if (kvDtype !== undefined) options.kvDtype = named(DTYPES, 'kvDtype', kvDtype);
-  if (isa !== undefined) options.isa = named(ISAS, 'isa', isa);
+  for (const [name, text] of Object.entries({ device, swapPath, tracePath, journalPath })) {
+    if (text !== undefined) assignCopied(options, name, utf8(name, text));
+  }
+  for (const [name, names, value] of [['kvDtype', DTYPES, kvDtype], ['isa', ISAS, isa], ['preemption', PREEMPTIONS, preemption],
+    ['order', ORDERS, order], ['batching', BATCHINGS, batching], ['allocation', ALLOCATIONS, allocation]]) {
+    if (value !== undefined) options[name] = named(names, name, value);
+  }
   options.flags = flag(options.flags, ENGINE_SKIP_TOKENIZER, skipTokenizer);
   options.flags = flag(options.flags, ENGINE_NO_PREFIX_CACHE, prefixCache === undefined ? undefined : !prefixCache);
   assign(options, Options, numbers);
   return options;
 }
 
-function toRequest({ prompt, promptTokens, userData, n, bestOf, beam, keep, truncatePromptTokens, cacheSalt, addSpecial,
-  skipSpecial, ...sampling }) {
+function toRequest({ prompt, promptTokens, userData, n, bestOf, beam, keep, truncatePromptTokens, cacheSalt, deadlineMs, priority,
+  addSpecial, skipSpecial, ...sampling }) {
   const request = made(Request, lib.request_init);
   assignPrompt(request, prompt, promptTokens);
   if (cacheSalt !== undefined) assignCopied(request, 'cacheSalt', utf8('cacheSalt', cacheSalt));
@@ -313,7 +352,7 @@ function toRequest({ prompt, promptTokens, userData, n, bestOf, beam, keep, trun
   request.flags = flag(request.flags, REQUEST_KEEP, keep);
   request.textFlags = flag(flag(request.textFlags, TEXT_ADD_SPECIAL, addSpecial), TEXT_SKIP_SPECIAL, skipSpecial);
   request.sampling = toSampling(sampling);
-  assign(request, Request, { userData, n, bestOf, truncatePromptTokens });
+  assign(request, Request, { userData, n, bestOf, truncatePromptTokens, deadlineMs: deadline(deadlineMs), priority });
   return request;
 }
 
@@ -390,6 +429,13 @@ function logprobsOf(address, length, tokens) {
   return Array.from({ length: tokens }, (_, i) => all.slice(i * each, (i + 1) * each));
 }
 
+// Of the library's bytes, which are freed.
+function taken(bytes) {
+  const result = text(lib.bytes_data(bytes), lib.bytes_len(bytes));
+  lib.bytes_free(bytes);
+  return result;
+}
+
 const errorOf = (output) =>
   (output.errorCode ? new PagedllmError(output.errorCode, text(output.error, output.errorLen)) : null);
 
@@ -411,6 +457,11 @@ function toOutput(address) {
     topLogprobs: logprobsOf(output.topLogprobs, output.topLogprobsLen, output.tokensLen),
     promptLogprobs: output.promptLogprobs ? numbers(output.promptLogprobs, 'float', output.promptLogprobsLen) : null,
     promptTopLogprobs: logprobsOf(output.promptTopLogprobs, output.promptTopLogprobsLen, output.promptLogprobsLen),
+    queuedMs: output.queuedSeconds * 1000,
+    firstTokenMs: output.firstTokenSeconds * 1000,
+    lastTokenMs: output.lastTokenSeconds * 1000,
+    preemptions: output.preemptions,
+    cachedTokens: output.cachedTokens,
   };
 }
 
@@ -447,6 +498,11 @@ function completionOf(outputs) {
     topLogprobs: joined('topLogprobs'),
     promptLogprobs: joined('promptLogprobs'),
     promptTopLogprobs: joined('promptTopLogprobs'),
+    queuedMs: last.queuedMs,
+    firstTokenMs: last.firstTokenMs,
+    lastTokenMs: last.lastTokenMs,
+    preemptions: last.preemptions,
+    cachedTokens: last.cachedTokens,
   };
 }
 
@@ -572,6 +628,48 @@ class Queue {
   }
 }
 
+class Arena {
+  #handle;
+  #borrowed; // an engine's, which lives as long as the engine's handle; null where the handle is its own
+
+  static create(bytes, mostBytes = bytes) {
+    const pointer = [null];
+    check(lib.arena_create(unsigned('bytes', bytes, 64), unsigned('mostBytes', mostBytes, 64), pointer));
+    return new Arena(new Handle('arena', pointer[0], lib.arena_free));
+  }
+
+  // Not for you: Arena.create and Engine.arena make arenas.
+  constructor(handle, borrowed = null) {
+    this.#handle = handle;
+    this.#borrowed = borrowed;
+  }
+
+  async resize(bytes) {
+    unsigned('bytes', bytes, 64);
+    return this.during(async (arena) => check(await onPool(lib.arena_resize, arena, bytes)));
+  }
+
+  state() {
+    const { pointer } = this.#handle;
+    return filled(ArenaInfo, lib.arena_state, this.#borrowed ?? pointer);
+  }
+
+  close() {
+    if (!this.#borrowed) this.#handle.close();
+  }
+
+  // For Engine: the pointer, alive until what `use` returns is settled.
+  during(use) {
+    return this.#handle.during((pointer) => use(this.#borrowed ?? pointer));
+  }
+}
+
+function withArena(arena, use) {
+  if (arena === undefined) return use(null);
+  if (!(arena instanceof Arena)) throw new TypeError('arena must be an Arena');
+  return arena.during(use);
+}
+
 // ---- the engine -------------------------------------------------------------------------------------------------------
 
 class Engine {
@@ -579,7 +677,7 @@ class Engine {
   #queue;
   #lastAdded = Promise.resolve();
 
-  static async open({ hostSteps = false, progress, signal, ...given }) {
+  static async open({ hostSteps = false, progress, signal, arena, ...given }) {
     if (!isMainThread) throw new PagedllmError(UNSUPPORTED, 'this is a worker thread: open the engine on the main thread');
     signal?.throwIfAborted();
     const options = toOptions(given);
@@ -597,7 +695,7 @@ class Engine {
       };
     }
     const pointer = [null];
-    const error = await onPool(lib.engine_create, options, pointer);
+    const error = await withArena(arena, (arena) => onPool(lib.engine_create, { ...options, arena }, pointer));
     if (error && thrown) {
       lib.error_free(error);
       throw thrown.error;
@@ -614,8 +712,9 @@ class Engine {
     return engine;
   }
 
-  static async plan(options) {
-    const plan = await filledOnPool(Plan, lib.engine_plan, toOptions(options));
+  static async plan({ arena, ...given }) {
+    const options = toOptions(given);
+    const plan = await withArena(arena, (arena) => filledOnPool(Plan, lib.engine_plan, { ...options, arena }));
     return { ...plan, kvDtype: DTYPES[plan.kvDtype] };
   }
 
@@ -677,6 +776,13 @@ class Engine {
     });
   }
 
+  async admit({ queue, ...request }) {
+    const { admits, fitsNow, firstTokenSeconds, ...waiting } = await this.#inOrder(queue, toRequest(request), (engine, c) =>
+      filledOnPool(Admission, lib.engine_admit, engine, c));
+    const firstTokenMs = firstTokenSeconds < 0 ? null : firstTokenSeconds * 1000;
+    return { admits: admits !== 0, fitsNow: fitsNow !== 0, firstTokenMs, ...waiting };
+  }
+
   // Calls on the pool, one after the other, with a struct that names the queue.
   #inOrder(queue, c, call) {
     const turn = () => this.#handle.during((engine) => {
@@ -714,16 +820,16 @@ class Engine {
     check(lib.sequence_rewind(this.#handle.pointer, unsigned('sequence', sequence, 64), unsigned('length', length, 64)));
   }
 
-  async resume(sequence, { queue, userData, keep, goOn, skipSpecial, ...sampling } = {}) {
+  async resume(sequence, { queue, userData, keep, deadlineMs, goOn, skipSpecial, ...sampling } = {}) {
     if (goOn && Object.values({ skipSpecial, ...sampling }).some((given) => given !== undefined)) {
-      throw new TypeError("with goOn, only queue, userData and keep may be given: the rest is the sequence's own");
+      throw new TypeError("with goOn, only queue, userData, keep and deadlineMs may be given: the rest is the sequence's own");
     }
     const how = made(Resume, lib.resume_init);
     how.sampling = toSampling(sampling);
     how.flags = flag(flag(how.flags, REQUEST_KEEP, keep), RESUME_USER_DATA, userData === undefined ? undefined : true);
     how.flags = flag(how.flags, RESUME_CONTINUE, goOn);
     how.textFlags = flag(how.textFlags, TEXT_SKIP_SPECIAL, skipSpecial);
-    assign(how, Resume, { userData });
+    assign(how, Resume, { userData, deadlineMs: deadline(deadlineMs) });
     unsigned('sequence', sequence, 64);
     return this.#inOrder(queue, how, async (engine, c) => check(await onPool(lib.sequence_resume, engine, sequence, c)));
   }
@@ -808,6 +914,10 @@ class Engine {
     return this.#queue;
   }
 
+  get arena() {
+    return new Arena(this.#handle, lib.engine_arena(this.#handle.pointer));
+  }
+
   createQueue(capacity) {
     const pointer = [null];
     check(lib.queue_create(this.#handle.pointer, unsigned('capacity', capacity, 64), pointer));
@@ -839,9 +949,7 @@ class Engine {
     return this.#handle.during(async (engine) => {
       const bytes = [null];
       check(await onPool(call, engine, ...args, bytes));
-      const result = text(lib.bytes_data(bytes[0]), lib.bytes_len(bytes[0]));
-      lib.bytes_free(bytes[0]);
-      return result;
+      return taken(bytes[0]);
     });
   }
 
@@ -859,10 +967,16 @@ class Engine {
   stats() {
     return filled(Stats, lib.engine_stats, this.#handle.pointer);
   }
+
+  metrics() {
+    const bytes = [null];
+    check(lib.engine_metrics(this.#handle.pointer, bytes));
+    return taken(bytes[0]);
+  }
 }
 if (Symbol.asyncDispose) Engine.prototype[Symbol.asyncDispose] = Engine.prototype.close;
 
 const version = () => lib.version();
 const buildInfo = () => JSON.parse(lib.build_info());
 
-module.exports = { Engine, Queue, PagedllmError, version, buildInfo };
+module.exports = { Arena, Engine, Queue, PagedllmError, version, buildInfo };

@@ -15,7 +15,7 @@ What holds for everything here; the rest is as pagedllm.h says:
 
 Errors. What the library refuses raises Error, with its code and its message. Using what was closed is Code.CLOSED.
 
-Threads. Any thread, or any number of asyncio tasks, may call anything on one Engine or Queue at any time; one iterator of
+Threads. Any thread, or any number of asyncio tasks, may call anything on one Engine, Queue or Arena at any time; one iterator of
 outputs is for one thread or task at a time. Calls release the GIL.
 
 Sequences. A request's id is that of its first sequence, too; with n of them the others have the ids after it. While one runs, or
@@ -50,13 +50,14 @@ import threading
 import time
 import weakref
 from ctypes import byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p, sizeof
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import (Any, AsyncGenerator, Callable, ContextManager, Dict, Generator, Iterable, List, Mapping, NamedTuple, Optional,
                     Sequence, Tuple, Type, TypeVar, Union)
 
-__all__ = ["Beam", "Code", "Completion", "DType", "Dry", "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "Info",
-           "Isa", "LogitsHook", "Logprob", "Output", "OutputKind", "Plan", "Queue", "Sampling", "SequenceInfo", "Stats", "Step",
-           "build_info", "plan", "version"]
+__all__ = ["Admission", "Allocation", "Arena", "ArenaInfo", "Batching", "Beam", "Code", "Completion", "DType", "Dry",
+           "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "Info", "Isa", "LogitsHook", "Logprob", "Order",
+           "Output", "OutputKind", "Plan", "Preemption", "Queue", "Sampling", "SequenceInfo", "Stats", "Step", "build_info",
+           "plan", "version"]
 
 # ---- what comes out --------------------------------------------------------------------------------------------------
 
@@ -95,6 +96,7 @@ class FinishReason(enum.IntEnum):
     LENGTH = 2
     ABORT = 3
     ERROR = 4
+    DEADLINE = 5  # its deadline passed
     OTHER = -1  # one that only a newer library knows
 
     @classmethod
@@ -126,11 +128,17 @@ class Output:
     top_logprobs: Optional[List[List[Logprob]]]  # for each token, most probable first, where Sampling.top_logprobs asked for them
     prompt_logprobs: Optional[List[float]]  # of the prompt's tokens but the first, before the first token; in one output or more
     prompt_top_logprobs: Optional[List[List[Logprob]]]
+    # In a sequence's last output; 0 in all others, and where it never came to that. No two are alike in it, so it is not compared.
+    queued_seconds: float = field(compare=False)  # from the call that asked for it (added, resumed or forked it) to its first step,
+    first_token_seconds: float = field(compare=False)  # to its first token,
+    last_token_seconds: float = field(compare=False)  # and to its last one
+    preemptions: int = field(compare=False)  # how often its blocks were taken from it
+    cached_tokens: int = field(compare=False)  # with how many of its first tokens the prefix cache helped
 
 
 @dataclass(frozen=True)
 class Completion:
-    """All that a sequence generated. FinishReason.ABORT: it was cut short by Engine.abort."""
+    """All that a sequence generated. Engine.abort cuts it short with FinishReason.ABORT, a deadline with FinishReason.DEADLINE."""
     request: int
     text: str
     tokens: List[int]
@@ -143,6 +151,11 @@ class Completion:
     top_logprobs: Optional[List[List[Logprob]]]
     prompt_logprobs: Optional[List[float]]
     prompt_top_logprobs: Optional[List[List[Logprob]]]
+    queued_seconds: float = field(compare=False)
+    first_token_seconds: float = field(compare=False)
+    last_token_seconds: float = field(compare=False)
+    preemptions: int = field(compare=False)
+    cached_tokens: int = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -186,6 +199,37 @@ class Stats(NamedTuple):
     blocks_copied: int  # because a sequence wrote to one that others share
     prefix_queries: int  # prompt tokens looked for in the prefix cache,
     prefix_hits: int  # and those of them that did not have to be computed
+    finished_deadline: int
+    admission_rejections: int  # requests that were refused because too much waits
+    steps_failed: int  # steps that could not be computed and were tried again, in part or as a whole
+    preemptions_swapped: int  # of the preemptions: those to the host tier
+    swapped: int  # sequences whose K and V are in the host tier
+    swap_blocks_total: int
+    swap_blocks_used: int
+    blocks_swapped_out: int  # to the host tier,
+    blocks_swapped_in: int  # and back
+    swap_failures: int  # moves that failed, as on a full disk: who was to move is computed again
+    prompt_tokens_cached: int  # tokens that sequences began with and that were found in the prefix cache
+    traces_stopped: int  # 1: the disk has failed, and the trace has ended
+    journals_stopped: int  # the same of the journal
+
+
+class Admission(NamedTuple):
+    """What would become of a request that was added now."""
+    admits: bool  # it would be taken; otherwise too much waits, or its queue is not read
+    fits_now: bool  # nobody is before it, and there is room for it: the next step would begin it
+    first_token_seconds: Optional[float]  # until its first token is expected; None: no step has shown yet how long steps take
+    waiting_requests: int  # before it,
+    waiting_tokens: int  # and the tokens that these have to compute
+
+
+class ArenaInfo(NamedTuple):
+    """An arena as it is now."""
+    bytes: int
+    least_bytes: int  # what it can be resized to, for the engines and requests there are,
+    most_bytes: int  # and up to what
+    held_bytes: int  # by the engines: more than bytes while they are on their way down
+    engines: int
 
 
 class Plan(NamedTuple):
@@ -199,6 +243,9 @@ class Plan(NamedTuple):
     max_model_len: int
     full_sequences: int
     kv_dtype: int  # a DType
+    most_blocks: int  # KV blocks that there can be, should the arena grow
+    swap_bytes: int  # of the host tier, in memory or in its file,
+    swap_blocks: int  # and the blocks it holds
 
 
 class Info(NamedTuple):
@@ -221,6 +268,7 @@ class DType(enum.IntEnum):
     AUTO = 0
     F32 = 1
     BF16 = 2
+    INT8 = 3  # and a scale for each head of each token: about half the bytes of BF16, at a small cost in quality
 
 
 class Isa(enum.IntEnum):
@@ -229,6 +277,34 @@ class Isa(enum.IntEnum):
     PORTABLE = 1
     AVX2 = 2
     AVX512 = 3
+
+
+class Preemption(enum.IntEnum):
+    """What becomes of who has to give way."""
+    RECOMPUTE = 0  # they are computed again
+    SWAP = 1  # their K and V wait in the host tier, where it has room
+    AUTO = 2  # whichever costs less, by what moving and computing have cost so far
+
+
+class Order(enum.IntEnum):
+    """Who comes first."""
+    FIRST_COME = 0
+    PRIORITY = 1  # the higher priority; who has waited for ageing_ms comes before those one level above that come then
+    SHORTEST_PREDICTED = 2  # who is likely to generate the fewest tokens, as many as those before that were allowed about as many
+
+
+class Batching(enum.IntEnum):
+    """What a step is made of."""
+    MIXED = 0  # prompts, in chunks, and decodes together, in the order of the requests
+    PREFILL_FIRST = 1  # prompts alone while there are any, with a step of decodes after prefill_budget prompt tokens
+    DECODE_FIRST = 2  # every decode in every step, beside at most prefill_budget prompt tokens
+    STATIC = 3  # nobody joins until all that run have ended; to compare with
+
+
+class Allocation(enum.IntEnum):
+    """For how many of its tokens a request needs room before it begins."""
+    ON_DEMAND = 0  # those that it has; where the pool is full, whoever comes last is preempted
+    MAX_TOKENS = 1  # all that it may come to have, so that nobody is preempted because somebody grows
 
 
 class OutputKind(enum.IntEnum):
@@ -246,6 +322,7 @@ class EarlyStopping(enum.IntEnum):
 
 
 Text = Union[str, bytes]  # bytes are UTF-8
+Path = Union[str, bytes, "os.PathLike[Any]"]
 Prompt = Union[Text, Sequence[int]]  # text, or token ids
 Bytes = Union[bytes, bytearray, memoryview]
 
@@ -374,7 +451,10 @@ _Options = _struct(
     "_Options", model_path=c_char_p, model_path_len=c_uint64, device=c_char_p, device_len=c_uint64, kv_bytes=c_uint64,
     seed=c_uint64, block_size=c_uint32, kv_dtype=c_uint32, max_model_len=c_uint32, max_batch_tokens=c_uint32, max_seqs=c_uint32,
     prefill_chunk=c_uint32, threads=c_uint32, isa=c_uint32, flags=c_uint32, reserved=c_uint32, queue_capacity=c_uint64,
-    progress=_Progress, progress_data=c_void_p)
+    progress=_Progress, progress_data=c_void_p, max_waiting_requests=c_uint64, max_waiting_tokens=c_uint64, arena=c_void_p,
+    swap_bytes=c_uint64, swap_path=c_char_p, swap_path_len=c_uint64, preemption=c_uint32, order=c_uint32, ageing_ms=c_uint32,
+    batching=c_uint32, prefill_budget=c_uint32, allocation=c_uint32, trace_path=c_char_p, trace_path_len=c_uint64,
+    journal_path=c_char_p, journal_path_len=c_uint64)
 _Dry = _struct(
     "_Dry", multiplier=c_float, base=c_float, allowed_length=c_uint32, penalty_last_n=c_uint32, sequence_breakers=_Texts,
     sequence_breaker_lens=_Lengths, sequence_breaker_count=c_uint64)
@@ -409,18 +489,19 @@ _Request = _struct(
     "_Request", prompt=c_char_p, prompt_len=c_uint64, prompt_tokens=_TokenIds, prompt_tokens_len=c_uint64,
     sampling=ctypes.POINTER(_Sampling), user_data=c_uint64, n=c_uint32, text_flags=c_uint32, queue=c_void_p, best_of=c_uint32,
     truncate_prompt_tokens=c_uint32, flags=c_uint32, reserved=c_uint32, beam=ctypes.POINTER(_Beam), cache_salt=c_char_p,
-    cache_salt_len=c_uint64, logits_hook=_LogitsHook, hook_data=c_void_p)
+    cache_salt_len=c_uint64, logits_hook=_LogitsHook, hook_data=c_void_p, deadline_ms=c_int64, priority=c_int32, reserved2=c_uint32)
 _Output = _struct(
     "_Output", request=c_uint64, sequence=c_uint64, user_data=c_uint64, tokens=c_void_p, tokens_len=c_uint64, logprobs=c_void_p,
     text=c_void_p, text_len=c_uint64, error=c_void_p, error_len=c_uint64, prompt_tokens=c_uint64, generated_tokens=c_uint64,
     index=c_uint32, finish_reason=c_uint32, error_code=c_int32, reserved=c_uint32, score=c_double, top_logprobs=c_void_p,
     top_logprobs_len=c_uint64, prompt_logprobs=c_void_p, prompt_logprobs_len=c_uint64, prompt_top_logprobs=c_void_p,
-    prompt_top_logprobs_len=c_uint64, blob=c_void_p, blob_len=c_uint64)
+    prompt_top_logprobs_len=c_uint64, blob=c_void_p, blob_len=c_uint64, queued_seconds=c_double, first_token_seconds=c_double,
+    last_token_seconds=c_double, preemptions=c_uint64, cached_tokens=c_uint64)
 _Fork = _struct(
     "_Fork", at=c_uint64, seed=c_uint64, user_data=c_uint64, queue=c_void_p, n=c_uint32, flags=c_uint32)
 _Resume = _struct(
     "_Resume", sampling=ctypes.POINTER(_Sampling), queue=c_void_p, user_data=c_uint64, flags=c_uint32, text_flags=c_uint32,
-    logits_hook=_LogitsHook, hook_data=c_void_p)
+    logits_hook=_LogitsHook, hook_data=c_void_p, deadline_ms=c_int64)
 _Pin = _struct(
     "_Pin", prompt=c_char_p, prompt_len=c_uint64, prompt_tokens=_TokenIds, prompt_tokens_len=c_uint64, cache_salt=c_char_p,
     cache_salt_len=c_uint64, time_to_live_ms=c_uint64, priority=c_uint32, text_flags=c_uint32)
@@ -429,9 +510,10 @@ _Info = _struct(
     "_Info", architecture=c_void_p, architecture_len=c_uint64, isa=c_void_p, isa_len=c_uint64, eos_token_ids=c_void_p,
     eos_token_ids_len=c_uint64, vocab_size=c_uint64, layers=c_uint64, max_positions=c_uint64, max_model_len=c_uint64,
     threads=c_uint64)
-_Step, _Stats, _Plan = (
-    _struct("_" + record.__name__, **{name: c_double if name == "slot_utilization" else c_uint64 for name in record._fields})
-    for record in (Step, Stats, Plan))
+_DOUBLES = ("slot_utilization", "first_token_seconds")
+_Step, _Stats, _Plan, _Admission, _ArenaInfo = (
+    _struct("_" + record.__name__, **{name: c_double if name in _DOUBLES else c_uint64 for name in record._fields})
+    for record in (Step, Stats, Plan, Admission, ArenaInfo))
 
 
 def _load() -> ctypes.CDLL:
@@ -466,19 +548,21 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     functions(c_char_p, [pointer], "error_message")
     functions(None, [pointer, size], "engine_options_init", "sampling_init", "request_init", "dry_init", "beam_init", "fork_init",
               "resume_init", "pin_init")
-    functions(None, [pointer], "engine_free", "queue_free", "outputs_free", "tokens_free", "bytes_free", "error_free")
-    functions(pointer, [pointer], "engine_queue", "tokens_data", "bytes_data")
+    functions(None, [pointer], "engine_free", "queue_free", "outputs_free", "tokens_free", "bytes_free", "error_free", "arena_free")
+    functions(pointer, [pointer], "engine_queue", "engine_arena", "tokens_data", "bytes_data")
     functions(size, [pointer], "outputs_len", "tokens_len", "bytes_len")
     functions(pointer, [pointer, size], "outputs_get")
     fallible([pointer], "engine_start", "engine_stop")
-    fallible([pointer, pointer], "engine_plan", "engine_create", "engine_info", "engine_step", "engine_stats", "queue_event_fd")
-    fallible([pointer, size], "engine_abort", "sequence_free", "prefix_unpin")
+    fallible([pointer, pointer], "engine_plan", "engine_create", "engine_info", "engine_step", "engine_stats", "engine_metrics",
+             "queue_event_fd", "arena_state")
+    fallible([pointer, size], "engine_abort", "sequence_free", "prefix_unpin", "arena_resize")
+    fallible([size, size, pointer], "arena_create")
     fallible([pointer, size, size], "sequence_rewind")
     fallible([pointer, size, pointer], "sequence_export", "sequence_resume", "sequence_get_info")
     fallible([pointer, size, pointer, pointer], "sequence_fork")
     fallible([pointer, size, _TokenIds, size], "sequence_append")
     fallible([pointer, c_char_p, size, pointer, pointer], "sequence_import")
-    fallible([pointer, pointer, pointer], "engine_add_request", "prefix_pin")
+    fallible([pointer, pointer, pointer], "engine_add_request", "engine_admit", "prefix_pin")
     fallible([pointer, size, pointer], "queue_create")
     fallible([pointer, c_int64, pointer], "queue_poll")
     fallible([pointer, c_char_p, size, pointer], "engine_render_chat")
@@ -559,6 +643,14 @@ def _u64(name: str, value: int) -> int:
     return value
 
 
+def _deadline_ms(seconds: Optional[float]) -> Optional[int]:
+    if seconds is None:
+        return None
+    if not 0 < seconds < math.inf:  # in C, 0 is none; here it has passed
+        raise Error(Code.INVALID_ARGUMENT, f"deadline is {seconds}: give the seconds that are left, or None for no deadline")
+    return math.ceil(seconds * 1000)
+
+
 def _flag(flags: int, flag: int, on: Optional[bool]) -> int:
     """`flags` with `flag` set or cleared; None leaves it."""
     return flags if on is None else flags | flag if on else flags & ~flag
@@ -585,7 +677,7 @@ def _numbers(kind: Any, address: Optional[int], length: int) -> List[Any]:
     return (kind * length).from_address(address)[:] if address else []
 
 
-_Record = TypeVar("_Record", Step, Stats, Plan)
+_Record = TypeVar("_Record", Step, Stats, Plan, ArenaInfo)
 
 
 def _filled(kind: Type[ctypes.Structure], fill: Callable[..., None], argument: Any) -> Any:
@@ -598,10 +690,14 @@ def _record(kind: Type[_Record], struct: ctypes.Structure) -> _Record:
     return kind(*(getattr(struct, name) for name in kind._fields))
 
 
-def _c_options(model_path: Union[str, bytes, "os.PathLike[Any]"], device: Optional[str], skip_tokenizer: Optional[bool],
-               prefix_cache: Optional[bool], **numbers: Optional[int]) -> Any:
+def _c_options(model_path: Path, *, device: Optional[str] = None, swap_path: Optional[Path] = None,
+               trace_path: Optional[Path] = None, journal_path: Optional[Path] = None, skip_tokenizer: Optional[bool] = None,
+               prefix_cache: Optional[bool] = None, **numbers: Optional[int]) -> Any:
     options = _made(_Options, _lib.pllm_engine_options_init, **numbers)
-    _assign_text(options, "model_path", os.fsencode(model_path))
+    paths = {"model_path": model_path, "swap_path": swap_path, "trace_path": trace_path, "journal_path": journal_path}
+    for name, path in paths.items():
+        if path is not None:
+            _assign_text(options, name, os.fsencode(path))
     if device is not None:
         _assign_text(options, "device", _utf8(device))
     flags = _flag(options.flags, _ENGINE_SKIP_TOKENIZER, skip_tokenizer)
@@ -651,9 +747,10 @@ def _c_sampling(sampling: Sampling) -> Any:
     return c
 
 
-def _c_request(prompt: Prompt, sampling: Optional[Sampling], beam: Optional[Beam], cache_salt: Optional[Text], keep: Optional[bool],
-               add_special: Optional[bool], skip_special: Optional[bool], **numbers: Optional[int]) -> Any:
-    c = _made(_Request, _lib.pllm_request_init, **numbers)
+def _c_request(prompt: Prompt, sampling: Optional[Sampling], *, beam: Optional[Beam] = None, cache_salt: Optional[Text] = None,
+               keep: Optional[bool] = None, deadline: Optional[float] = None, add_special: Optional[bool] = None,
+               skip_special: Optional[bool] = None, **numbers: Any) -> Any:
+    c = _made(_Request, _lib.pllm_request_init, deadline_ms=_deadline_ms(deadline), **numbers)
     _assign_prompt(c, prompt)
     if sampling is not None:
         c.sampling = ctypes.pointer(_c_sampling(sampling))
@@ -696,7 +793,9 @@ def _py_output(address: int) -> Output:
         generated_tokens=c.generated_tokens, user_data=c.user_data, sequence=c.sequence, index=c.index, score=c.score,
         top_logprobs=_logprobs(c.top_logprobs, c.top_logprobs_len, c.tokens_len),
         prompt_logprobs=_numbers(c_float, c.prompt_logprobs, c.prompt_logprobs_len) if c.prompt_logprobs else None,
-        prompt_top_logprobs=_logprobs(c.prompt_top_logprobs, c.prompt_top_logprobs_len, c.prompt_logprobs_len))
+        prompt_top_logprobs=_logprobs(c.prompt_top_logprobs, c.prompt_top_logprobs_len, c.prompt_logprobs_len),
+        queued_seconds=c.queued_seconds, first_token_seconds=c.first_token_seconds, last_token_seconds=c.last_token_seconds,
+        preemptions=c.preemptions, cached_tokens=c.cached_tokens)
 
 
 def _blob(address: int) -> bytes:
@@ -722,7 +821,9 @@ def _completion(outputs: Sequence[Output], sampling: Optional[Sampling]) -> Comp
         request=last.request, text="".join(output.text for output in outputs), tokens=joined("tokens"), logprobs=joined("logprobs"),
         finish_reason=last.finish_reason, prompt_tokens=last.prompt_tokens, sequence=last.sequence, index=last.index,
         score=last.score, top_logprobs=joined("top_logprobs"), prompt_logprobs=joined("prompt_logprobs"),
-        prompt_top_logprobs=joined("prompt_top_logprobs"))
+        prompt_top_logprobs=joined("prompt_top_logprobs"), queued_seconds=last.queued_seconds,
+        first_token_seconds=last.first_token_seconds, last_token_seconds=last.last_token_seconds, preemptions=last.preemptions,
+        cached_tokens=last.cached_tokens)
 
 
 def _completions(outputs: Sequence[Output], sampling: Optional[Sampling]) -> List[Completion]:
@@ -895,14 +996,64 @@ class Queue:
             loop.remove_reader(fd)
 
 
+class Arena:
+    """A budget of KV bytes that engines of this process may share, and that may change while they run: Engine.arena, or one that is
+    made here for Engine(..., arena=it). Nothing is allocated for it: engines map what most_bytes would take, and touch only what
+    they use. Each needs room for its longest sequence (max_model_len).
+
+    most_bytes: what it may be raised to later; None: no further.
+    As a context manager it is closed at the end."""
+
+    def __init__(self, bytes: int, most_bytes: Optional[int] = None) -> None:
+        made = c_void_p()
+        most = bytes if most_bytes is None else most_bytes
+        _lib.pllm_arena_create(_u64("bytes", bytes), _u64("most_bytes", most), byref(made))
+        self._pointer = made.value or 0
+        self._handle = _Handle("arena", self._pointer, _lib.pllm_arena_free)
+        self._borrowed = False
+
+    @classmethod
+    def _of(cls, engine: _Handle, pointer: int) -> "Arena":
+        """The engine's: it lives as long."""
+        arena = cls.__new__(cls)
+        arena._handle, arena._pointer, arena._borrowed = engine, pointer, True
+        return arena
+
+    def resize(self, bytes: int) -> None:
+        """Changes the budget, at any time. More is there at once. Where it becomes less, engines go down together: those that
+        nobody steps before this returns, others before their next step. First goes what is only cached, then idle sequences lose
+        their K and V, then the youngest that run are preempted: nothing ends, and the answers are the same. The memory beyond goes
+        back to the system. Less than ArenaInfo.least_bytes, or more than most_bytes, is Code.CAPACITY."""
+        with self._handle:
+            _lib.pllm_arena_resize(self._pointer, _u64("bytes", bytes))
+
+    def state(self) -> ArenaInfo:
+        """The budget, and what the engines hold of it."""
+        with self._handle:
+            return _record(ArenaInfo, _filled(_ArenaInfo, _lib.pllm_arena_state, self._pointer))
+
+    def close(self) -> None:
+        """Lets go of it; engines that were made with it keep the budget. Engine.arena ends with its engine, not here."""
+        if not self._borrowed:
+            self._handle.close()
+
+    def __enter__(self) -> "Arena":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
 # ---- the engine ------------------------------------------------------------------------------------------------------
 
 
-def plan(model_path: Union[str, bytes, "os.PathLike[Any]"], *, device: Optional[str] = None,
-         skip_tokenizer: Optional[bool] = None, prefix_cache: Optional[bool] = None, **numbers: Optional[int]) -> Plan:
-    """What an Engine with these options would allocate. It reads the model's headers, and allocates nothing of it."""
-    options = _c_options(model_path, device, skip_tokenizer, prefix_cache, **numbers)
-    return _record(Plan, _filled(_Plan, _lib.pllm_engine_plan, byref(options)))
+def plan(model_path: Path, *, arena: Optional[Arena] = None, **options: Any) -> Plan:
+    """What an Engine with these options would allocate; host_steps and progress are none of them. It reads the model's headers, and
+    allocates nothing of it."""
+    c = _c_options(model_path, **options)
+    with _held(arena):
+        c.arena = _pointer(arena)
+        return _record(Plan, _filled(_Plan, _lib.pllm_engine_plan, byref(c)))
 
 
 class Engine:
@@ -910,7 +1061,7 @@ class Engine:
 
     model_path: a model directory as Hugging Face ships it.
     device: where to run; "cpu".
-    kv_bytes: bytes of the KV pool.
+    kv_bytes: bytes of the KV pool. arena: the budget from which it takes them instead, which engines may share.
     threads: threads that compute.
     max_model_len: longest sequence, prompt and output together.
     max_seqs: most sequences running at once.
@@ -918,25 +1069,42 @@ class Engine:
     prefill_chunk: most prompt tokens of one sequence in one step.
     block_size: tokens per KV block. kv_dtype: how K and V are stored. isa: an instruction path to force.
     seed: seeds the requests that bring none of their own.
+    max_waiting_requests: that may wait for their first step before others are refused (Code.CAPACITY); one may always wait.
+    max_waiting_tokens: that those may have to compute.
+    order: who comes first. ageing_ms: the more, the longer who stands behind has to wait.
+    batching: what a step is made of. prefill_budget: of prompt tokens, for two of the batchings.
+    allocation: for how many of its tokens a request needs room before it begins.
+    preemption: what becomes of who has to give way. swap_bytes: of the host tier, to which their K and V go.
+    swap_path: a directory; the host tier is a file there that has no name and is gone with the engine. None: it is memory.
+    trace_path: a file to draw every step into, for Perfetto or chrome://tracing.
+    journal_path: a file to write down all that steps depend on, prompts included, so that pagedllm-replay can run them again
+        bit for bit. Both files are begun anew; where the disk fails they end, and no step does.
     queue_capacity: outputs that may wait in Engine.queue before its requests pause.
     skip_tokenizer: serve token ids only. prefix_cache: keep what was computed for requests that begin with the same tokens.
     host_steps: you call step(), or start() later on. Otherwise the library's own thread steps from the start.
     progress: called as progress(done, total), in bytes of weights, now and then. What it raises stops the loading and is raised
         here. It runs on a thread made for the loading: so Ctrl-C stops the loading, too."""
 
-    def __init__(self, model_path: Union[str, bytes, "os.PathLike[Any]"], *, device: Optional[str] = None,
-                 kv_bytes: Optional[int] = None, threads: Optional[int] = None, max_model_len: Optional[int] = None,
+    def __init__(self, model_path: Path, *, device: Optional[str] = None, kv_bytes: Optional[int] = None,
+                 arena: Optional[Arena] = None, threads: Optional[int] = None, max_model_len: Optional[int] = None,
                  max_seqs: Optional[int] = None, max_batch_tokens: Optional[int] = None, prefill_chunk: Optional[int] = None,
                  block_size: Optional[int] = None, kv_dtype: Optional[DType] = None, isa: Optional[Isa] = None,
-                 seed: Optional[int] = None, queue_capacity: Optional[int] = None, skip_tokenizer: Optional[bool] = None,
-                 prefix_cache: Optional[bool] = None, host_steps: bool = False,
+                 seed: Optional[int] = None, max_waiting_requests: Optional[int] = None, max_waiting_tokens: Optional[int] = None,
+                 order: Optional[Order] = None, ageing_ms: Optional[int] = None, batching: Optional[Batching] = None,
+                 prefill_budget: Optional[int] = None, allocation: Optional[Allocation] = None,
+                 preemption: Optional[Preemption] = None, swap_bytes: Optional[int] = None, swap_path: Optional[Path] = None,
+                 trace_path: Optional[Path] = None, journal_path: Optional[Path] = None, queue_capacity: Optional[int] = None,
+                 skip_tokenizer: Optional[bool] = None, prefix_cache: Optional[bool] = None, host_steps: bool = False,
                  progress: Optional[Callable[[int, int], Any]] = None) -> None:
         options = _c_options(
-            model_path, device, skip_tokenizer, prefix_cache, kv_bytes=kv_bytes, threads=threads, max_model_len=max_model_len,
-            max_seqs=max_seqs, max_batch_tokens=max_batch_tokens, prefill_chunk=prefill_chunk, block_size=block_size,
-            kv_dtype=kv_dtype, isa=isa, seed=seed, queue_capacity=queue_capacity)
+            model_path, device=device, kv_bytes=kv_bytes, threads=threads, max_model_len=max_model_len, max_seqs=max_seqs,
+            max_batch_tokens=max_batch_tokens, prefill_chunk=prefill_chunk, block_size=block_size, kv_dtype=kv_dtype, isa=isa,
+            seed=seed, max_waiting_requests=max_waiting_requests, max_waiting_tokens=max_waiting_tokens, order=order,
+            ageing_ms=ageing_ms, batching=batching, prefill_budget=prefill_budget, allocation=allocation, preemption=preemption,
+            swap_bytes=swap_bytes, swap_path=swap_path, trace_path=trace_path, journal_path=journal_path,
+            queue_capacity=queue_capacity, skip_tokenizer=skip_tokenizer, prefix_cache=prefix_cache)
         self._hooks = _Hooks()
-        self._handle = _create(options, progress, self._hooks.free_engine)
+        self._handle = _create(options, arena, progress, self._hooks.free_engine)
         if not host_steps:
             self.start()
 
@@ -985,8 +1153,8 @@ class Engine:
     def add(self, prompt: Prompt, sampling: Optional[Sampling] = None, *, queue: Optional[Queue] = None,
             user_data: Optional[int] = None, n: Optional[int] = None, best_of: Optional[int] = None, beam: Optional[Beam] = None,
             keep: Optional[bool] = None, truncate_prompt_tokens: Optional[int] = None, cache_salt: Optional[Text] = None,
-            logits_hook: Optional[LogitsHook] = None, add_special: Optional[bool] = None,
-            skip_special: Optional[bool] = None) -> int:
+            deadline: Optional[float] = None, priority: Optional[int] = None, logits_hook: Optional[LogitsHook] = None,
+            add_special: Optional[bool] = None, skip_special: Optional[bool] = None) -> int:
         """Adds a request and returns its id. Its outputs go to `queue`, by default Engine.queue.
 
         add_special: let the tokenizer add its special tokens, such as BOS; False for a prompt that render_chat wrote.
@@ -997,16 +1165,32 @@ class Engine:
         keep: its sequences stay when they end, whatever ended them, until free().
         truncate_prompt_tokens: keep only so many of the prompt's last tokens.
         cache_salt: only requests with the same one share what the prefix cache holds, so that tenants cannot probe each other.
+        deadline: seconds from now, after which it ends with FinishReason.DEADLINE and what it has by then, wherever it is.
+        priority: with Order.PRIORITY the higher comes first; -100 to 100, by default 0.
         logits_hook: edits the logits before every token; see LogitsHook."""
-        request = _c_request(prompt, sampling, beam, cache_salt, keep, add_special, skip_special, user_data=user_data, n=n,
-                             best_of=best_of, truncate_prompt_tokens=truncate_prompt_tokens,
-                             logits_hook=self._hooks.callback(logits_hook, self._handle))
         added = c_uint64()
+        self._ask(_lib.pllm_engine_add_request, added, prompt, sampling, queue=queue, user_data=user_data, n=n, best_of=best_of,
+                  beam=beam, keep=keep, truncate_prompt_tokens=truncate_prompt_tokens, cache_salt=cache_salt, deadline=deadline,
+                  priority=priority, logits_hook=logits_hook, add_special=add_special, skip_special=skip_special)
+        return added.value
+
+    def admit(self, prompt: Prompt, sampling: Optional[Sampling] = None, **request: Any) -> Admission:
+        """What would become of the request if it were added now, without adding it, judged by the steps so far, by how long answers
+        have been, and as if nothing of the prompt were in the prefix cache; `request`: further keywords of add(). What add() would
+        refuse in any case is refused here too."""
+        told = _Admission(sizeof(_Admission))
+        self._ask(_lib.pllm_engine_admit, told, prompt, sampling, **request)
+        first = told.first_token_seconds
+        return Admission(admits=bool(told.admits), fits_now=bool(told.fits_now), first_token_seconds=None if first < 0 else first,
+                         waiting_requests=told.waiting_requests, waiting_tokens=told.waiting_tokens)
+
+    def _ask(self, call: Callable[..., None], answer: Any, prompt: Prompt, sampling: Optional[Sampling], *,
+             queue: Optional[Queue] = None, logits_hook: Optional[LogitsHook] = None, **how: Any) -> None:
+        request = _c_request(prompt, sampling, logits_hook=self._hooks.callback(logits_hook, self._handle), **how)
         queue = self.queue if queue is None else queue
         with self._handle as engine, queue._handle:
             request.queue = queue._pointer
-            _lib.pllm_engine_add_request(engine, byref(request), byref(added))
-        return added.value
+            call(engine, byref(request), byref(answer))
 
     def abort(self, request: int) -> None:
         """Ends a request at the next step; its last output says FinishReason.ABORT. One that has ended is Code.NOT_FOUND."""
@@ -1058,7 +1242,7 @@ class Engine:
         how.flags = _flag(_flag(flags, _FORK_IDLE, idle), _FORK_USER_DATA, None if user_data is None else True)
         made = (c_uint64 * min(n, self.stats().blocks_total))()  # more than there are blocks are refused, and need no room
         with self._handle as engine, _held(queue):
-            how.queue = None if queue is None else queue._pointer
+            how.queue = _pointer(queue)
             _lib.pllm_sequence_fork(engine, _u64("sequence", sequence), byref(how), made)
         return list(made)
 
@@ -1076,16 +1260,17 @@ class Engine:
             _lib.pllm_sequence_rewind(engine, _u64("sequence", sequence), _u64("length", length))
 
     def resume(self, sequence: int, sampling: Optional[Sampling] = None, *, queue: Optional[Queue] = None,
-               user_data: Optional[int] = None, keep: Optional[bool] = None, go_on: bool = False,
+               user_data: Optional[int] = None, keep: Optional[bool] = None, deadline: Optional[float] = None, go_on: bool = False,
                skip_special: Optional[bool] = None, logits_hook: Optional[LogitsHook] = None) -> None:
         """An idle sequence goes on: only tokens that were appended since are computed. Counts (max_tokens, min_tokens) and
         penalties begin anew. keep: False lets it go when it ends; otherwise it stays. queue, user_data: by default as before.
+        deadline: as in add(), for this turn.
 
         go_on: as if it had never been idle, with its own sampling, counts, grammar and hook; none of these is given then. It need
         not have ended: an idle fork, or one that was imported, goes on in the middle."""
         if go_on and not (sampling is skip_special is logits_hook is None):
             raise TypeError("with go_on, sampling, skip_special and logits_hook are the sequence's own: give none")
-        how = _made(_Resume, _lib.pllm_resume_init, user_data=user_data,
+        how = _made(_Resume, _lib.pllm_resume_init, user_data=user_data, deadline_ms=_deadline_ms(deadline),
                     logits_hook=self._hooks.callback(logits_hook, self._handle))
         if sampling is not None:
             how.sampling = ctypes.pointer(_c_sampling(sampling))
@@ -1093,7 +1278,7 @@ class Engine:
         how.flags = _flag(how.flags, _RESUME_CONTINUE, go_on)
         how.text_flags = _flag(how.text_flags, _TEXT_SKIP_SPECIAL, skip_special)
         with self._handle as engine, _held(queue):
-            how.queue = None if queue is None else queue._pointer
+            how.queue = _pointer(queue)
             _lib.pllm_sequence_resume(engine, _u64("sequence", sequence), byref(how))
 
     def generate_resumed(self, sequence: int, sampling: Optional[Sampling] = None, **how: Any) -> Completion:
@@ -1226,6 +1411,14 @@ class Engine:
         pointer = made.value or 0
         return Queue(_Handle("queue", pointer, _lib.pllm_queue_free), pointer, self)
 
+    # -- memory
+
+    @property
+    def arena(self) -> Arena:
+        """The budget of the KV pool: the one that it was made with, or its own."""
+        with self._handle as engine:
+            return Arena._of(self._handle, _lib.pllm_engine_arena(engine))
+
     # -- text
 
     def tokenize(self, text: Text, *, add_special: bool = False) -> List[int]:
@@ -1269,8 +1462,18 @@ class Engine:
         with self._handle as engine:
             return _record(Stats, _filled(_Stats, _lib.pllm_engine_stats, engine))
 
+    def metrics(self) -> str:
+        """What dashboards ask for, as of the last step, in the OpenMetrics format, which Prometheus scrapes as
+        "application/openmetrics-text; version=1.0.0; charset=utf-8": gauges, counters and histograms, with the names that vLLM gave
+        them after the prefix "pagedllm_". It waits for no step."""
+        text = c_void_p()
+        with self._handle as engine:
+            _lib.pllm_engine_metrics(engine, byref(text))
+        return _taken(text)
 
-def _create(options: Any, progress: Optional[Callable[[int, int], Any]], free: Callable[[int], None]) -> _Handle:
+
+def _create(options: Any, arena: Optional[Arena], progress: Optional[Callable[[int, int], Any]],
+            free: Callable[[int], None]) -> _Handle:
     """Loads on a thread of its own. On this one, ctypes would lose a KeyboardInterrupt that arrives in the callback."""
     cancelled = threading.Event()
     raised: List[BaseException] = []
@@ -1286,7 +1489,9 @@ def _create(options: Any, progress: Optional[Callable[[int, int], Any]], free: C
     def load() -> _Handle:
         made = c_void_p()
         options.progress = _Progress(tell)
-        _lib.pllm_engine_create(byref(options), byref(made))
+        with _held(arena):
+            options.arena = _pointer(arena)
+            _lib.pllm_engine_create(byref(options), byref(made))
         return _Handle("engine", made.value or 0, free)
 
     loader = concurrent.futures.ThreadPoolExecutor(1, "pagedllm-load")
@@ -1310,9 +1515,13 @@ async def _acollected(outputs: AsyncGenerator[Output, None], sampling: Optional[
     return _completions([output async for output in outputs], sampling)
 
 
-def _held(queue: Optional[Queue]) -> ContextManager[Any]:
-    """The queue is not freed meanwhile."""
-    return contextlib.nullcontext() if queue is None else queue._handle
+def _held(thing: Union[Queue, Arena, None]) -> ContextManager[Any]:
+    """It is not freed meanwhile."""
+    return contextlib.nullcontext() if thing is None else thing._handle
+
+
+def _pointer(thing: Union[Queue, Arena, None]) -> Optional[int]:
+    return None if thing is None else thing._pointer
 
 
 def _taken(text: c_void_p) -> str:

@@ -4,6 +4,7 @@
 const assert = require('node:assert/strict');
 const { execFile } = require('node:child_process');
 const fs = require('node:fs');
+const os = require('node:os');
 const path = require('node:path');
 const { describe, it, beforeEach, afterEach } = require('node:test');
 const { setTimeout: sleep } = require('node:timers/promises');
@@ -12,7 +13,7 @@ const { Worker } = require('node:worker_threads');
 
 const MODULE = path.join(__dirname, '../../bindings/node/pagedllm.js');
 const MODEL = path.join(__dirname, '../../examples/model');
-const { Engine, PagedllmError, version, buildInfo } = require(MODULE);
+const { Arena, Engine, PagedllmError, version, buildInfo } = require(MODULE);
 
 const SMALL = { modelPath: MODEL, threads: 1, kvBytes: 16 << 20 };
 const EXPECTED = JSON.parse(fs.readFileSync(path.join(MODEL, 'expected.json')))
@@ -273,7 +274,8 @@ describe('choosing', () => {
     assert.deepEqual(told('final'), [tokens]);
     assert.equal(streams.final.length, 1);
     const answers = await Promise.all(Object.keys(streams).map((outputKind) => engine.generate({ ...request, outputKind })));
-    for (const { request, sequence, ...answer } of answers) assert.deepEqual({ ...answers[0], ...answer }, answers[0]);
+    const said = ({ request, sequence, queuedMs, firstTokenMs, lastTokenMs, ...answer }) => answer;
+    for (const answer of answers) assert.deepEqual(said(answer), said(answers[0]));
   });
 });
 
@@ -690,6 +692,262 @@ describe('the prefix cache', () => {
   });
 });
 
+describe('scheduling', () => {
+  // Whose tokens come first: the index into `waiting`, of requests that all wait for one place.
+  const firstOf = (waiting, options) => withEngine({ hostSteps: true, maxSeqs: 1, ...options }, async (engine) => {
+    const running = await engine.add({ ...ENDLESS, priority: 100 });
+    const ids = [];
+    for (const one of waiting) {
+      ids.push(await engine.add({ ...ENDLESS, ...one }));
+      await engine.step();
+      await sleep(50);
+    }
+    engine.abort(running);
+    for (let i = 0; i < 2; i++) await engine.step();
+    return engine.queue.poll().map(({ request }) => ids.indexOf(request)).find((index) => index >= 0);
+  });
+
+  it('takes who comes first by the order', async () => {
+    const urgent = [{}, { priority: 1 }];
+    assert.equal(await firstOf(urgent, {}), 0);
+    assert.equal(await firstOf(urgent, { order: 'priority' }), 1);
+    assert.equal(await firstOf(urgent, { order: 'priority', ageingMs: 1 }), 0);
+    const short = [{}, { maxTokens: 5 }];
+    assert.equal(await firstOf(short, {}), 0);
+    assert.equal(await firstOf(short, { order: 'shortestPredicted' }), 1);
+    assert.equal(await firstOf([{ priority: -1 }, {}], { order: 'priority' }), 1);
+  });
+
+  it('makes steps of what the batching says', async () => {
+    for (const [options, expected] of [[{}, [100, 1]], [{ batching: 'prefillFirst' }, [100, 0]], [{ batching: 'static' }, [0, 1]],
+      [{ batching: 'decodeFirst', prefillBudget: 16 }, [16, 1]]]) {
+      await withEngine({ hostSteps: true, ...options }, async (engine) => {
+        await engine.add(ENDLESS);
+        await engine.step();
+        await engine.add({ promptTokens: new Uint32Array(100).fill(70) });
+        const { prefillTokens, decodeTokens } = await engine.step();
+        assert.deepEqual([prefillTokens, decodeTokens], expected);
+      });
+    }
+  });
+
+  it('sets aside what the allocation says', async () => {
+    for (const [allocation, least, most] of [['onDemand', 0.1, 1], ['maxTokens', 0, 0.02]]) {
+      await withEngine({ hostSteps: true, allocation }, async (engine) => {
+        await engine.add({ prompt: 'Hello', maxTokens: 200 });
+        await engine.step();
+        const { slotUtilization } = engine.stats();
+        assert.ok(least < slotUtilization && slotUtilization < most, String(slotUtilization));
+      });
+    }
+  });
+
+  it('lets who has to give way wait in the host tier and say the same', async () => {
+    const { blockBytes } = await Engine.plan(SMALL);
+    const request = { ...STORY.request, maxTokens: 150, ignoreEos: true };
+    const alone = await engine.generate(request);
+    for (const swapPath of [undefined, os.tmpdir(), Buffer.from(os.tmpdir())]) {
+      const options = { kvBytes: 24 * blockBytes, maxModelLen: 256, preemption: 'swap', swapBytes: 200 * blockBytes, swapPath };
+      const plan = await Engine.plan({ ...SMALL, ...options });
+      assert.deepEqual([plan.swapBytes, plan.swapBlocks], [200 * blockBytes, 200]);
+      await withEngine({ hostSteps: true, ...options }, async (engine) => {
+        const asked = Promise.all(Array.from({ length: 8 }, (_, i) => engine.generate({ ...request, cacheSalt: `${i}` })));
+        while ((await engine.admit(ENDLESS)).waitingRequests < 8) await sleep(1);
+        engine.start();
+        const answers = await asked;
+        for (const { tokens, text } of answers) assert.deepEqual([tokens, text], [alone.tokens, alone.text]);
+        await soon(() => engine.stats().finishedLength === 8, 'all are counted');
+        const stats = engine.stats();
+        assert.ok(stats.preemptionsSwapped > 0);
+        assert.equal(answers.reduce((sum, { preemptions }) => sum + preemptions, 0), stats.preemptions);
+        assert.deepEqual([stats.swapBlocksTotal, stats.swapBlocksUsed, stats.swapped, stats.swapFailures], [200, 0, 0, 0]);
+        assert.ok(stats.blocksSwappedOut >= stats.blocksSwappedIn && stats.blocksSwappedIn > 0);
+      });
+    }
+  });
+
+  it('stores K and V in about half the bytes as int8', async () => {
+    const [int8, bf16] = await Promise.all(['int8', 'bf16'].map((kvDtype) => Engine.plan({ ...SMALL, kvDtype })));
+    assert.equal(int8.kvDtype, 'int8');
+    assert.ok(int8.blockBytes < 0.6 * bf16.blockBytes);
+    await withEngine({ kvDtype: 'int8' }, async (engine) => {
+      assert.equal(engine.stats().blocksTotal, int8.blocks);
+      assert.ok((await engine.generate(STORY.request)).text.includes('upon a time'));
+    });
+  });
+
+  it('ends what its deadline ends with what it has', () => withEngine({ hostSteps: true }, async (engine) => {
+    const request = await engine.add({ ...ENDLESS, deadlineMs: 299.5, keep: true });
+    await engine.step();
+    await sleep(310);
+    assert.equal((await engine.step()).unfinished, 0);
+    const outputs = engine.queue.poll();
+    assert.deepEqual(outputs.map(({ tokens, finishReason }) => [tokens.length, finishReason]), [[1, null], [0, 'deadline']]);
+    for (const how of [{ ignoreEos: true }, { goOn: true }]) {
+      await engine.resume(request, { ...how, deadlineMs: 50 });
+      await sleep(60);
+      await engine.step();
+      assert.equal(engine.queue.poll().pop().finishReason, 'deadline');
+    }
+    assert.equal(engine.stats().finishedDeadline, 3);
+  }));
+});
+
+describe('admitting', () => {
+  it('refuses what would only wait', async () => {
+    for (const [limit, waits] of [[{ maxWaitingRequests: 1 }, '1 requests wait'], [{ maxWaitingTokens: 5 }, '2 tokens wait']]) {
+      await withEngine({ hostSteps: true, ...limit }, async (engine) => {
+        const other = { promptTokens: [70, 70, 70, 70] };
+        await engine.add(ENDLESS);
+        await refused('CAPACITY', waits, () => engine.add(other));
+        assert.equal(engine.stats().admissionRejections, 1);
+        await engine.step();
+        await engine.add(other);
+      });
+    }
+  });
+
+  const narrow = { hostSteps: true, maxSeqs: 1, maxWaitingRequests: 1 };
+  it('tells what would become of a request, without adding it', () => withEngine(narrow, async (engine) => {
+    assert.deepEqual(await engine.admit(ENDLESS),
+      { admits: true, fitsNow: true, firstTokenMs: null, waitingRequests: 0, waitingTokens: 0 });
+    const [, told] = await Promise.all([engine.add(ENDLESS), engine.admit({ ...ENDLESS, userData: 1, keep: true })]);
+    assert.deepEqual(told, { admits: false, fitsNow: false, firstTokenMs: null, waitingRequests: 1, waitingTokens: 2 });
+    for (let i = 0; i < 3; i++) await engine.step();
+    const later = await engine.admit(STORY.request);
+    assert.deepEqual([later.admits, later.fitsNow], [true, false]);
+    assert.ok(later.firstTokenMs > 0);
+    assert.deepEqual([engine.stats().waiting, engine.stats().admissionRejections], [0, 0]);
+    await refused('INVALID_ARGUMENT', '5000 tokens', () => engine.admit({ promptTokens: new Uint32Array(5000).fill(70) }));
+    await assert.rejects(engine.admit({ prompt: 'Hello', deadLine: 1 }), TypeError);
+  }));
+});
+
+describe('arenas', () => {
+  let arena, block;
+  beforeEach(async () => {
+    block = (await Engine.plan(SMALL)).blockBytes;
+    arena = Arena.create(200 * block, 400 * block);
+  });
+  afterEach(() => arena.close());
+  const withArena = (arena, use) => withEngine({ kvBytes: undefined, arena }, use);
+
+  it('are shared by engines', async () => {
+    const plan = await Engine.plan({ ...SMALL, kvBytes: undefined, arena });
+    assert.deepEqual([plan.blocks, plan.mostBlocks, plan.kvBytes], [200, 400, 200 * block]);
+    assert.deepEqual(arena.state(), { bytes: 200 * block, leastBytes: 0, mostBytes: 400 * block, heldBytes: 0, engines: 0 });
+    await withArena(arena, async (first) => {
+      await withArena(arena, async (second) => {
+        const ask = (engine) => Promise.all(EXPECTED.map(async ({ request }) => (await engine.generate(request)).text));
+        assert.deepEqual(await Promise.all([ask(first), ask(second)]), [ANSWERS, ANSWERS]);
+        const state = arena.state();
+        assert.deepEqual([state.engines, state.leastBytes], [2, 128 * block]);
+        assert.deepEqual(second.arena.state(), state);
+      });
+      assert.equal(arena.state().engines, 1);
+    });
+  });
+
+  it('change while answers are made, and change none', () => withArena(arena, async (engine) => {
+    const answers = Promise.all([...EXPECTED, ...EXPECTED, ...EXPECTED].map(({ request }) => engine.generate(request)));
+    for (const blocks of [64, 400, 100, 64, 300]) {
+      await arena.resize(blocks * block);
+      await sleep(20);
+    }
+    assert.deepEqual((await answers).map(({ text }) => text), [...ANSWERS, ...ANSWERS, ...ANSWERS]);
+    assert.equal(arena.state().bytes, 300 * block);
+    await soon(() => engine.stats().blocksTotal === 300, 'the engine has what there is');
+  }));
+
+  it('are there in every engine, and end with it', async () => {
+    const own = engine.arena;
+    own.close();
+    await own.resize(SMALL.kvBytes / 2);
+    await soon(() => engine.stats().blocksTotal === 256, 'the pool has become smaller');
+    await withArena(own, (other) => assert.equal(other.arena.state().engines, 2));
+    await engine.close();
+    await refused('CLOSED', 'the engine is closed', () => own.state());
+    await refused('CLOSED', 'the engine is closed', () => own.resize(1));
+  });
+
+  it('live on in their engines when they are closed', () => withArena(arena, async (engine) => {
+    arena.close();
+    arena.close();
+    for (const call of [() => arena.state(), () => arena.resize(1), () => withArena(arena, () => {}),
+      () => Engine.plan({ ...SMALL, arena })]) {
+      await refused('CLOSED', 'the arena is closed', call);
+    }
+    assert.equal((await engine.generate(STORY.request)).text, STORY.answer);
+    assert.equal(engine.arena.state().bytes, 200 * block);
+  }));
+
+  it('are refused where they cannot be', () => withArena(arena, async () => {
+    for (const [code, message, call] of [
+      ['INVALID_ARGUMENT', '0 bytes', () => Arena.create(0)],
+      ['INVALID_ARGUMENT', 'may have up to 4', () => Arena.create(5, 4)],
+      ['INVALID_ARGUMENT', 'bytes is -1', () => Arena.create(-1)],
+      ['INVALID_ARGUMENT', 'mostBytes is', () => Arena.create(1, 2n ** 64n)],
+      ['CAPACITY', 'made for up to', () => arena.resize(401 * block)],
+      ['CAPACITY', `need ${64 * block} bytes to go on`, () => arena.resize(63 * block)],
+      ['INVALID_ARGUMENT', 'bytes is -1', () => arena.resize(-1)],
+      ['INVALID_ARGUMENT', 'both given', () => Engine.open({ ...SMALL, arena })],
+    ]) {
+      await refused(code, message, call);
+    }
+    await assert.rejects(Engine.open({ ...SMALL, arena: {} }), TypeError);
+    const { bytes, engines } = arena.state();
+    assert.deepEqual([bytes, engines], [200 * block, 1]);
+  }));
+});
+
+describe('insight', () => {
+  it('says in the last output how long what took', async () => {
+    const begun = performance.now();
+    const outputs = await collect(engine.stream({ prompt: 'Hello', maxTokens: 20, ignoreEos: true }));
+    const took = performance.now() - begun;
+    const { queuedMs, firstTokenMs, lastTokenMs } = outputs.pop();
+    assert.ok(queuedMs > 0 && queuedMs < firstTokenMs && firstTokenMs < lastTokenMs && lastTokenMs < took, String(lastTokenMs));
+    assert.ok(lastTokenMs > took / 1000, 'milliseconds');
+    for (const output of outputs) assert.deepEqual([output.queuedMs, output.firstTokenMs, output.lastTokenMs], [0, 0, 0]);
+    const long = { promptTokens: new Uint32Array(40).fill(70), maxTokens: 1 };
+    assert.equal((await engine.generate(long)).cachedTokens, 0);
+    assert.equal((await engine.generate(long)).cachedTokens, 32);
+    await soon(() => engine.stats().promptTokensCached === 32, 'they are counted');
+  });
+
+  it('gives metrics in the format that Prometheus scrapes', async () => {
+    await engine.generate({ prompt: 'Hello', maxTokens: 3, ignoreEos: true });
+    await soon(() => engine.stats().finishedLength === 1, 'the request is counted');
+    const lines = engine.metrics().split('\n');
+    assert.deepEqual(lines.splice(-2), ['# EOF', '']);
+    const values = {}, sample = /^pagedllm_(\w+)\{model_name="model"((?:,\w+="[^"]*")*)\} (\S+)$/;
+    for (const line of lines) {
+      if (/^# (TYPE pagedllm_\w+ (gauge|counter|histogram|info)|(HELP|UNIT) pagedllm_\w+ .+)$/.test(line)) continue;
+      const [, name, labels, value] = sample.exec(line) ?? assert.fail(line);
+      values[name + labels] = Number(value);
+    }
+    assert.equal(values['request_success_total,finished_reason="length"'], 1);
+    assert.deepEqual([values.generation_tokens_total, values.request_generation_tokens_sum, values.kv_cache_usage_perc], [3, 3, 0]);
+  });
+
+  it('writes a trace and a journal', async () => {
+    const folder = fs.mkdtempSync(path.join(os.tmpdir(), 'pagedllm-'));
+    try {
+      const [tracePath, journalPath] = ['trace', 'journal'].map((name) => path.join(folder, name));
+      await withEngine({ hostSteps: true, tracePath, journalPath: Buffer.from(journalPath) }, async (engine) => {
+        await engine.add({ prompt: 'Hello', maxTokens: 3, ignoreEos: true });
+        while ((await engine.step()).unfinished);
+        assert.deepEqual([engine.stats().tracesStopped, engine.stats().journalsStopped], [0, 0]);
+      });
+      const events = JSON.parse(fs.readFileSync(tracePath));
+      assert.equal(events.filter(({ name }) => name === 'step').length, 3);
+      assert.equal(fs.readFileSync(journalPath).toString('latin1', 0, 8), 'PLLMJRNL');
+    } finally {
+      fs.rmSync(folder, { recursive: true });
+    }
+  });
+});
+
 describe('waiting', () => {
   it('reads two hundred streams at once without a thread for them', async () => {
     await Promise.all(EXPECTED.map(({ request }) => engine.generate(request))); // libuv's pool is up
@@ -888,12 +1146,23 @@ describe('bad input', () => {
       ['INVALID_ARGUMENT', 'threads is 4294967297', { threads: 2 ** 32 + 1 }],
       ['INVALID_ARGUMENT', 'kvBytes is 18446744073709551616', { kvBytes: 2n ** 64n }],
       ['INVALID_ARGUMENT', 'kvBytes is NaN', { kvBytes: NaN }],
+      ['INVALID_ARGUMENT', 'swap_bytes is 0', { preemption: 'auto' }],
+      ['INVALID_ARGUMENT', 'nothing would be swapped', { swapBytes: 1 << 20 }],
+      ['INVALID_ARGUMENT', 'swap_path is /tmp', { swapPath: '/tmp' }],
+      ['INVALID_ARGUMENT', 'trace_path is empty', { tracePath: '' }],
+      ['INVALID_ARGUMENT', 'journal_path is empty', { journalPath: '' }],
+      ['INVALID_ARGUMENT', 'ageingMs is -1', { ageingMs: -1 }],
     ]) {
       await refused(code, message, () => Engine.open({ ...SMALL, ...options }));
       await refused(code, message, () => Engine.plan({ ...SMALL, ...options }));
     }
-    for (const wrong of [{ treads: 1 }, { modelPath: 7 }, { isa: 'sse' }, { threads: '1' }]) {
+    for (const wrong of [{ treads: 1 }, { modelPath: 7 }, { isa: 'sse' }, { threads: '1' }, { order: 'last' },
+      { batching: 1 }, { allocation: 'none' }, { preemption: 'kill' }, { swapPath: 7 }]) {
       await assert.rejects(Engine.open({ ...SMALL, ...wrong }), TypeError);
+    }
+    for (const options of [{ tracePath: '/nowhere/trace' }, { journalPath: '/nowhere/journal' },
+      { swapPath: '/nowhere', swapBytes: 1 << 20, preemption: 'swap' }]) {
+      await refused('IO', '/nowhere', () => Engine.open({ ...SMALL, ...options }));
     }
   });
 
@@ -951,10 +1220,19 @@ describe('bad input', () => {
       ['INVALID_ARGUMENT', 'userData', { ...hello, userData: 2n ** 64n }],
       ['INVALID_ARGUMENT', 'capacity is 0', hello, { capacity: 0 }],
       ['INVALID_ARGUMENT', 'capacity is -1', hello, { capacity: -1 }],
+      ['INVALID_ARGUMENT', 'deadlineMs is 0', { ...hello, deadlineMs: 0 }],
+      ['INVALID_ARGUMENT', 'deadlineMs is -0.5', { ...hello, deadlineMs: -0.5 }],
+      ['INVALID_ARGUMENT', 'deadlineMs is NaN', { ...hello, deadlineMs: NaN }],
+      ['INVALID_ARGUMENT', 'deadlineMs is Infinity', { ...hello, deadlineMs: Infinity }],
+      ['INVALID_ARGUMENT', 'deadlineMs is 1e+300', { ...hello, deadlineMs: 1e300 }],
+      ['INVALID_ARGUMENT', 'priority is 101', { ...hello, priority: 101 }],
+      ['INVALID_ARGUMENT', 'priority is -101', { ...hello, priority: -101 }],
+      ['INVALID_ARGUMENT', 'priority is 2147483648', { ...hello, priority: 2 ** 31 }],
     ]) {
       await refused(code, message, () => collect(engine.stream(request, options)));
     }
     for (const wrong of [{ prompt: 7 }, { promptTokens: 'Hello' }, { ...hello, maxToken: 1 }, { ...hello, maxTokens: '1' },
+      { ...hello, deadlineMs: '1' }, { ...hello, priority: 'high' },
       { ...hello, outputKind: 'all' }, { ...hello, grammar: {} }, { ...hello, grammar: { regexp: 'a' } },
       { ...hello, grammar: { regex: 'a', lark: 'b' } }, { ...hello, grammar: { regex: 7 } }, { ...hello, beam: { widht: 2 } },
       { ...hello, beam: { earlyStopping: 'maybe' } }, { ...hello, dry: { bass: 2 } }, { ...hello, badWordsIds: 'Hello' },
@@ -1042,7 +1320,8 @@ describe('closing', () => {
       () => engine.tokenize('x'), () => engine.detokenize([1]), () => engine.renderChat([]),
       () => engine.fork(1), () => engine.append(1, [1]), () => engine.rewind(1, 1), () => engine.resume(1), () => engine.free(1),
       () => engine.sequenceInfo(1), () => engine.generateResumed(1), () => engine.pin({ prompt: 'x' }), () => engine.unpin(1),
-      () => engine.exportSequence(1), () => engine.importSequence(Buffer.from('x')),
+      () => engine.exportSequence(1), () => engine.importSequence(Buffer.from('x')), () => engine.admit({ prompt: 'x' }),
+      () => engine.metrics(), () => engine.arena,
     ]) {
       await refused('CLOSED', 'the engine is closed', call);
     }

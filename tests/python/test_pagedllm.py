@@ -13,9 +13,11 @@ import multiprocessing
 import os
 import pathlib
 import pickle
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -27,8 +29,8 @@ MODEL = ROOT / "examples" / "model"
 sys.path.insert(0, str(MODULE))
 
 import pagedllm  # noqa: E402
-from pagedllm import (Beam, Code, DType, Dry, Engine, Error, FinishReason, Grammar, OutputKind, Sampling,  # noqa: E402
-                      SequenceInfo)
+from pagedllm import (Allocation, Arena, Batching, Beam, Code, DType, Dry, Engine, Error, FinishReason, Grammar,  # noqa: E402
+                      Order, OutputKind, Preemption, Sampling, SequenceInfo)
 
 SMALL = {"threads": 1, "kv_bytes": 16 << 20}
 GREEDY = Sampling(temperature=0)
@@ -969,6 +971,258 @@ class Hooks(Case):
             self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "alive\n", ""))
 
 
+class Scheduling(Case):
+    def first_of(self, waiting, **options):
+        """Whose tokens come first: the index into `waiting`, keywords of add() each, all of which wait for one place."""
+        with open_engine(host_steps=True, max_seqs=1, **options) as engine:
+            running = engine.add("Hello", ENDLESS, priority=100)
+            ids = []
+            for one in waiting:
+                ids.append(engine.add("Hello", **{"sampling": ENDLESS, **one}))
+                engine.step()
+                time.sleep(0.05)
+            engine.abort(running)
+            for _ in range(2):
+                engine.step()
+            return next(ids.index(output.request) for output in engine.queue.poll(0) if output.request in ids)
+
+    def test_the_order_says_who_comes_first(self):
+        urgent = [{}, {"priority": 1}]
+        self.assertEqual(self.first_of(urgent), 0)
+        self.assertEqual(self.first_of(urgent, order=Order.PRIORITY), 1)
+        self.assertEqual(self.first_of(urgent, order=Order.PRIORITY, ageing_ms=1), 0)
+        short = [{}, {"sampling": Sampling(max_tokens=5)}]
+        self.assertEqual(self.first_of(short), 0)
+        self.assertEqual(self.first_of(short, order=Order.SHORTEST_PREDICTED), 1)
+
+    def test_the_batching_says_what_a_step_is_made_of(self):
+        for options, expected in (
+                ({}, (100, 1)), ({"batching": Batching.PREFILL_FIRST}, (100, 0)), ({"batching": Batching.STATIC}, (0, 1)),
+                ({"batching": Batching.DECODE_FIRST, "prefill_budget": 16}, (16, 1))):
+            with self.subTest(options), open_engine(host_steps=True, **options) as engine:
+                engine.add("Hello", ENDLESS)
+                engine.step()
+                engine.add([70] * 100)
+                step = engine.step()
+                self.assertEqual((step.prefill_tokens, step.decode_tokens), expected)
+
+    def test_the_allocation_says_what_is_set_aside(self):
+        for allocation, least, most in ((Allocation.ON_DEMAND, 0.1, 1), (Allocation.MAX_TOKENS, 0, 0.02)):
+            with open_engine(host_steps=True, allocation=allocation) as engine:
+                engine.add("Hello", Sampling(max_tokens=200))
+                engine.step()
+                self.assertTrue(least < engine.stats().slot_utilization < most, engine.stats())
+
+    def test_who_has_to_give_way_waits_in_the_host_tier_and_says_the_same(self):
+        block = pagedllm.plan(MODEL, **SMALL).block_bytes
+        sampling = Sampling(temperature=0, max_tokens=150, ignore_eos=True)
+        alone = self.engine.generate(STORY["prompt"], sampling, add_special=False)
+        with tempfile.TemporaryDirectory() as folder:
+            for path in (None, folder, os.fsencode(folder), pathlib.Path(folder)):
+                options = {"kv_bytes": 24 * block, "max_model_len": 256, "preemption": Preemption.SWAP, "swap_bytes": 200 * block,
+                           "swap_path": path}
+                plan = pagedllm.plan(MODEL, **options)
+                self.assertEqual((plan.swap_bytes, plan.swap_blocks), (200 * block, 200))
+                with open_engine(host_steps=True, **options) as engine, ThreadPoolExecutor(8) as pool:
+                    asked = pool.map(lambda salt: engine.generate(
+                        STORY["prompt"], sampling, cache_salt=str(salt), add_special=False), range(8))
+                    self.assertSoon(lambda: engine.admit("Hello").waiting_requests == 8, "all wait")
+                    engine.start()
+                    answers = list(asked)
+                    self.assertSoon(lambda: engine.stats().finished_length == 8, "all are counted")
+                    stats = engine.stats()
+                self.assertEqual({(answer.text, *answer.tokens) for answer in answers}, {(alone.text, *alone.tokens)})
+                self.assertGreater(stats.preemptions_swapped, 0)
+                self.assertEqual(stats.preemptions, sum(answer.preemptions for answer in answers))
+                self.assertEqual((stats.swap_blocks_total, stats.swap_blocks_used, stats.swapped), (200, 0, 0))
+                self.assertTrue(stats.blocks_swapped_out >= stats.blocks_swapped_in > stats.swap_failures == 0, stats)
+
+    def test_k_and_v_in_int8_take_about_half_the_bytes(self):
+        int8, bf16 = (pagedllm.plan(MODEL, **SMALL, kv_dtype=dtype) for dtype in (DType.INT8, DType.BF16))
+        self.assertEqual(int8.kv_dtype, DType.INT8)
+        self.assertLess(int8.block_bytes, 0.6 * bf16.block_bytes)
+        with open_engine(kv_dtype=DType.INT8) as engine:
+            self.assertEqual(engine.stats().blocks_total, int8.blocks)
+            self.assertIn("upon a time", engine.generate(STORY["prompt"], GREEDY, add_special=False).text)
+
+    def test_a_deadline_ends_a_request_with_what_it_has(self):
+        with open_engine(host_steps=True) as engine:
+            request = engine.add("Hello", ENDLESS, deadline=0.5, keep=True)
+            for slept, unfinished in ((0, 1), (0.05, 1), (0.5, 0)):
+                time.sleep(slept)
+                self.assertEqual(engine.step().unfinished, unfinished)
+            outputs = engine.queue.poll(0)
+            self.assertEqual([len(output.tokens) for output in outputs], [1, 1, 0])
+            self.assertEqual(outputs[-1].finish_reason, FinishReason.DEADLINE)
+            for go_on in (False, True):
+                engine.resume(request, None if go_on else ENDLESS, deadline=0.1, go_on=go_on)
+                time.sleep(0.11)
+                engine.step()
+                self.assertEqual(engine.queue.poll(0)[-1].finish_reason, FinishReason.DEADLINE)
+            self.assertEqual(engine.stats().finished_deadline, 3)
+
+    def test_an_answer_that_its_deadline_cuts_short_is_an_answer(self):
+        slow = open_engine(host_steps=True)  # nobody steps it until the deadline has passed
+        self.addCleanup(slow.close)
+        threading.Timer(0.05, slow.start).start()
+        answer = slow.generate("Hello", ENDLESS, deadline=0.02)
+        self.assertEqual((answer.text, answer.finish_reason), ("", FinishReason.DEADLINE))
+        self.assertEqual((answer.queued_seconds, answer.first_token_seconds, answer.last_token_seconds), (0, 0, 0))
+
+
+class Admitting(Case):
+    def test_what_would_only_wait_is_refused(self):
+        for limit, waits in (({"max_waiting_requests": 1}, "1 requests wait"), ({"max_waiting_tokens": 5}, "2 tokens wait")):
+            with self.subTest(limit), open_engine(host_steps=True, **limit) as engine:
+                engine.add("Hello", ENDLESS)
+                self.assertRefused(Code.CAPACITY, waits, engine.add, [70] * 4)
+                self.assertEqual(engine.stats().admission_rejections, 1)
+                engine.step()
+                engine.add([70] * 4)
+
+    def test_what_would_become_of_a_request_is_told_without_adding_it(self):
+        with open_engine(host_steps=True, max_seqs=1, max_waiting_requests=1) as engine:
+            self.assertEqual(engine.admit("Hello"), (True, True, None, 0, 0))
+            engine.add("Hello", ENDLESS)
+            self.assertEqual(engine.admit("Hello", ENDLESS, user_data=1, keep=True), (False, False, None, 1, 2))
+            for _ in range(3):
+                engine.step()
+            told = engine.admit("Hello", GREEDY)
+            self.assertEqual((told.admits, told.fits_now), (True, False))
+            self.assertGreater(told.first_token_seconds, 0)
+            self.assertEqual((engine.stats().waiting, engine.stats().admission_rejections), (0, 0))
+            self.assertRefused(Code.INVALID_ARGUMENT, "5000 tokens", engine.admit, [70] * 5000)
+            with open_engine() as other:
+                self.assertRefused(Code.INVALID_ARGUMENT, "queue", engine.admit, "Hello", queue=other.create_queue(1))
+            with self.assertRaises(TypeError):
+                engine.admit("Hello", dead_line=1)
+
+
+class Arenas(Case):
+    def setUp(self):
+        super().setUp()
+        self.block = pagedllm.plan(MODEL, **SMALL).block_bytes
+        self.arena = Arena(200 * self.block, 400 * self.block)
+        self.addCleanup(self.arena.close)
+
+    def open(self, arena=None, **options):
+        engine = open_engine(kv_bytes=None, arena=arena or self.arena, **options)
+        self.addCleanup(engine.close)
+        return engine
+
+    def test_engines_share_an_arena(self):
+        plan = pagedllm.plan(MODEL, arena=self.arena)
+        self.assertEqual((plan.blocks, plan.most_blocks, plan.kv_bytes), (200, 400, 200 * self.block))
+        self.assertEqual(self.arena.state(), (200 * self.block, 0, 400 * self.block, 0, 0))
+        engines = [self.open(), self.open()]
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(engine.generate, case["prompt"], GREEDY, add_special=False)
+                     for case in EXPECTED for engine in engines]
+            self.assertEqual([one.result().text for one in asked], [case["answer"] for case in EXPECTED for _ in engines])
+        state = self.arena.state()
+        self.assertEqual((state.engines, state.least_bytes), (2, 128 * self.block))
+        self.assertEqual(engines[0].arena.state(), state)
+        engines[0].close()
+        self.assertEqual(self.arena.state().engines, 1)
+        self.assertRefused(Code.CLOSED, "the engine is closed", lambda: engines[0].arena)
+
+    def test_a_budget_that_changes_while_answers_are_made_changes_none(self):
+        engine = self.open()
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(engine.generate, case["prompt"], GREEDY, add_special=False) for case in EXPECTED * 5]
+            for blocks in (64, 400, 100, 64, 300):
+                self.arena.resize(blocks * self.block)
+                time.sleep(0.02)
+            self.assertEqual([one.result().text for one in asked], [case["answer"] for case in EXPECTED * 5])
+        self.assertEqual(self.arena.state().bytes, 300 * self.block)
+        self.assertSoon(lambda: engine.stats().blocks_total == 300, "the engine has what there is")
+
+    def test_an_engine_has_a_budget_of_its_own_too(self):
+        arena = self.engine.arena
+        self.assertEqual(arena.state()[0::2], (SMALL["kv_bytes"], SMALL["kv_bytes"], 1))
+        arena.close()
+        arena.resize(SMALL["kv_bytes"] // 2)
+        self.assertSoon(lambda: self.engine.stats().blocks_total == 256, "the pool has become smaller")
+        with self.open(arena) as other:
+            self.assertEqual(other.arena.state().engines, 2)
+        self.engine.close()
+        self.assertRefused(Code.CLOSED, "the engine is closed", arena.state)
+        self.assertRefused(Code.CLOSED, "the engine is closed", self.open, arena)
+
+    def test_a_closed_or_forgotten_arena_lives_on_in_its_engines(self):
+        with Arena(64 * self.block) as arena:
+            engine = self.open(arena)
+        for call in (arena.state, lambda: arena.resize(1), lambda: self.open(arena), lambda: pagedllm.plan(MODEL, arena=arena)):
+            self.assertRefused(Code.CLOSED, "the arena is closed", call)
+        forgotten = self.open(Arena(64 * self.block))
+        gc.collect()
+        for one in (engine, forgotten):
+            self.assertEqual(one.generate(STORY["prompt"], GREEDY, add_special=False).text, STORY["answer"])
+            self.assertEqual(one.arena.state().bytes, 64 * self.block)
+
+    def test_budgets_that_cannot_be_are_refused(self):
+        self.open()
+        for code, message, call in [
+            (Code.INVALID_ARGUMENT, "0 bytes", lambda: Arena(0)),
+            (Code.INVALID_ARGUMENT, "may have up to 4", lambda: Arena(5, 4)),
+            (Code.INVALID_ARGUMENT, "bytes is -1", lambda: Arena(-1)),
+            (Code.INVALID_ARGUMENT, "most_bytes is", lambda: Arena(1, 2**64)),
+            (Code.CAPACITY, "made for up to", lambda: self.arena.resize(401 * self.block)),
+            (Code.CAPACITY, f"need {64 * self.block} bytes to go on", lambda: self.arena.resize(63 * self.block)),
+            (Code.INVALID_ARGUMENT, "bytes is -1", lambda: self.arena.resize(-1)),
+            (Code.INVALID_ARGUMENT, "both given", lambda: open_engine(arena=self.arena)),
+        ]:
+            with self.subTest(message):
+                self.assertRefused(code, message, call)
+        self.assertEqual(self.arena.state()[0::4], (200 * self.block, 1))
+
+
+class Insight(Case):
+    def test_the_last_output_says_how_long_what_took(self):
+        begun = time.monotonic()
+        outputs = list(self.engine.stream("Hello", Sampling(max_tokens=20, ignore_eos=True)))
+        took = time.monotonic() - begun
+        last = outputs.pop()
+        self.assertTrue(0 < last.queued_seconds < last.first_token_seconds < last.last_token_seconds < took, last)
+        self.assertEqual({(output.queued_seconds, output.first_token_seconds, output.last_token_seconds) for output in outputs},
+                         {(0, 0, 0)})
+        prompt = [70] * 40
+        self.assertEqual([self.engine.generate(prompt, Sampling(max_tokens=1)).cached_tokens for _ in range(2)], [0, 32])
+        self.assertSoon(lambda: self.engine.stats().prompt_tokens_cached == 32, "they are counted")
+
+    def test_metrics_are_in_the_format_that_prometheus_scrapes(self):
+        self.engine.generate("Hello", Sampling(max_tokens=3, ignore_eos=True))
+        self.assertSoon(lambda: self.engine.stats().finished_length == 1, "the request is counted")
+        text = self.engine.metrics()
+        self.assertTrue(text.endswith("\n# EOF\n"), text[-20:])
+        kinds, values = {}, {}
+        for line in text.splitlines()[:-1]:
+            if line.startswith("#"):
+                declared = re.fullmatch(r"# (TYPE (pagedllm_\w+) (gauge|counter|histogram|info)|(HELP|UNIT) pagedllm_\w+ .+)", line)
+                kinds[declared[2]] = declared[3]
+            else:
+                name, labels, value = re.fullmatch(r'(pagedllm_\w+)\{model_name="model"((?:,\w+="[^"]*")*)\} (\S+)', line).groups()
+                values[name + labels] = float(value)
+        self.assertEqual((kinds["pagedllm_num_requests_running"], kinds["pagedllm_generation_tokens"],
+                          kinds["pagedllm_time_to_first_token_seconds"]), ("gauge", "counter", "histogram"))
+        for name, value in {'request_success_total,finished_reason="length"': 1, "generation_tokens_total": 3,
+                            "request_generation_tokens_sum": 3, 'request_generation_tokens_bucket,le="2.0"': 0,
+                            'request_generation_tokens_bucket,le="4.0"': 1, "kv_cache_usage_perc": 0}.items():
+            self.assertEqual(values["pagedllm_" + name], value, name)
+
+    def test_a_trace_and_a_journal_are_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            trace, journal = pathlib.Path(folder, "trace.json"), os.fsencode(os.path.join(folder, "journal"))
+            with open_engine(trace_path=trace, journal_path=journal, host_steps=True) as engine:
+                engine.add("Hello", Sampling(max_tokens=3, ignore_eos=True))
+                while engine.step().unfinished:
+                    pass
+                self.assertEqual((engine.stats().traces_stopped, engine.stats().journals_stopped), (0, 0))
+            events = json.loads(trace.read_text(encoding="utf-8"))
+            self.assertEqual(sum(event["name"] == "step" for event in events), 3)
+            self.assertTrue(pathlib.Path(os.fsdecode(journal)).read_bytes().startswith(b"PLLMJRNL"))
+
+
 class HostStepping(Case):
     def test_the_host_steps_and_polls(self):
         with open_engine(host_steps=True) as engine:
@@ -1296,10 +1550,23 @@ class BadInput(Case):
             (Code.INVALID_ARGUMENT, "threads is -1", {"threads": -1}),
             (Code.INVALID_ARGUMENT, "threads is 4294967297", {"threads": 2**32 + 1}),
             (Code.INVALID_ARGUMENT, "kv_bytes is 18446744073709551616", {"kv_bytes": 2**64}),
+            (Code.INVALID_ARGUMENT, "order is 3", {"order": 3}),
+            (Code.INVALID_ARGUMENT, "batching is 4", {"batching": 4}),
+            (Code.INVALID_ARGUMENT, "allocation is 2", {"allocation": 2}),
+            (Code.INVALID_ARGUMENT, "preemption is 3", {"preemption": 3}),
+            (Code.INVALID_ARGUMENT, "swap_bytes is 0", {"preemption": Preemption.AUTO}),
+            (Code.INVALID_ARGUMENT, "nothing would be swapped", {"swap_bytes": 1 << 20}),
+            (Code.INVALID_ARGUMENT, "swap_path is /tmp", {"swap_path": "/tmp"}),
+            (Code.INVALID_ARGUMENT, "trace_path is empty", {"trace_path": ""}),
+            (Code.INVALID_ARGUMENT, "journal_path is empty", {"journal_path": b""}),
+            (Code.INVALID_ARGUMENT, "ageing_ms is -1", {"ageing_ms": -1}),
         ]:
             with self.subTest(options):
                 for call in (Engine, pagedllm.plan):
                     self.assertRefused(code, message, call, **{"model_path": MODEL, **SMALL, **options})
+        for options in ({"trace_path": "/nowhere/trace"}, {"journal_path": "/nowhere/journal"},
+                        {"swap_path": "/nowhere", "swap_bytes": 1 << 20, "preemption": Preemption.SWAP}):
+            self.assertRefused(Code.IO, "/nowhere", open_engine, **options)
         with self.assertRaises(TypeError):
             pagedllm.plan(MODEL, treads=1)
 
@@ -1364,6 +1631,14 @@ class BadInput(Case):
             (Code.INVALID_ARGUMENT, "grammar_kind is 7", "Hello", {"grammar": Grammar(7)}, {}),
             (Code.INVALID_ARGUMENT, "capacity is 0", "Hello", {}, {"capacity": 0}),
             (Code.INVALID_ARGUMENT, "capacity is -1", "Hello", {}, {"capacity": -1}),
+            (Code.INVALID_ARGUMENT, "deadline is 0", "Hello", {}, {"deadline": 0}),
+            (Code.INVALID_ARGUMENT, "deadline is -0.5", "Hello", {}, {"deadline": -0.5}),
+            (Code.INVALID_ARGUMENT, "deadline is nan", "Hello", {}, {"deadline": math.nan}),
+            (Code.INVALID_ARGUMENT, "deadline is inf", "Hello", {}, {"deadline": math.inf}),
+            (Code.INVALID_ARGUMENT, "deadline_ms is 10000", "Hello", {}, {"deadline": 1e300}),
+            (Code.INVALID_ARGUMENT, "priority is 101", "Hello", {}, {"priority": 101}),
+            (Code.INVALID_ARGUMENT, "priority is -101", "Hello", {}, {"priority": -101}),
+            (Code.INVALID_ARGUMENT, "priority is 2147483648", "Hello", {}, {"priority": 2**31}),
         ]:
             with self.subTest(message):
                 self.assertRefused(code, message, self.engine.generate, prompt, Sampling(**sampling), **more)
@@ -1451,7 +1726,7 @@ class Closing(Case):
                      lambda: engine.free(1), lambda: engine.sequence_info(1), lambda: engine.generate_resumed(1),
                      lambda: engine.astream_resumed(1), lambda: engine.pin("x"), lambda: engine.unpin(1),
                      lambda: engine.export_sequence(1), lambda: asyncio.run(engine.aexport_sequence(1)),
-                     lambda: engine.import_sequence(b"x")):
+                     lambda: engine.import_sequence(b"x"), lambda: engine.admit("x"), engine.metrics, lambda: engine.arena):
             self.assertRefused(Code.CLOSED, "the engine is closed", call)
         self.assertRefused(Code.CLOSED, "", queue.poll)
         queue.close()
@@ -1507,7 +1782,8 @@ def in_the_child(engine, queue, pipe):
             call()
         except Error as error:
             return int(error.code)
-    calls = (engine.stats, engine.step, lambda: engine.generate("x"), lambda: queue.poll(0), lambda: engine.queue.poll(0))
+    calls = (engine.stats, engine.step, lambda: engine.generate("x"), lambda: queue.poll(0), lambda: engine.queue.poll(0),
+             engine.metrics, lambda: engine.admit("x"), lambda: engine.arena.state())
     pipe.send([code(call) for call in calls])
     queue.close()
     engine.close()
