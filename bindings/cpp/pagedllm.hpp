@@ -14,15 +14,15 @@
  * -fno-rtti is fine, too. Besides value(), only the standard library throws here: std::bad_alloc, and std::system_error where
  * generate_async finds no thread.
  *
- * Ownership. Engine, Queue, Outputs, Stream, Sequence and Pin are move-only and free what they own. One that has been moved from
- * may be destroyed and assigned to; its calls answer Code::invalid_argument, its ranges are empty.
+ * Ownership. Engine, Arena, Queue, Outputs, Stream, Sequence and Pin are move-only and free what they own. One that has been moved
+ * from may be destroyed and assigned to; its calls answer Code::invalid_argument, its ranges are empty.
  *
  * Views. std::string_view and Span going in need to live only during the call. Coming out, they live as long as what they came
  * from: an Output as its Outputs, an Info as its Engine.
  *
  * Threads. An engine computes on a thread of its own, asleep while there is nothing to do, unless Options::host_steps is set. Any
- * thread may call anything on one Engine, Queue or Sequence at any time. A Stream and an Outputs are for one thread at a time.
- * Moving, assigning or destroying an object while another call on it is under way is the caller's mistake, as with any C++
+ * thread may call anything on one Engine, Arena, Queue or Sequence at any time. A Stream and an Outputs are for one thread at a
+ * time. Moving, assigning or destroying an object while another call on it is under way is the caller's mistake, as with any C++
  * object; a call on a Sequence or a Pin is one on its engine, too. All of them may outlive their engine: what was under way ends
  * as aborted, what comes after as Code::closed.
  */
@@ -300,9 +300,73 @@ inline Status check_abi(uint32_t header = PLLM_ABI_VERSION) {
                                         pllm_version() + " has ABI " + std::to_string(library) + ": build it with its header"};
 }
 
+// ---- arenas ----------------------------------------------------------------------------------------------------------
+
+// Plain numbers, as pagedllm.h describes them.
+using ArenaInfo = pllm_arena_info;
+
+// A budget of KV bytes that somebody else owns and keeps alive: an Arena, or the Engine for its own.
+class ArenaView {
+public:
+    // Changes the budget while its engines run: nothing ends, and the answers are the same. Code::capacity: the engines and
+    // requests there are need more, and the message says how much.
+    Status resize(uint64_t bytes) const { return detail::status(pllm_arena_resize(arena_, bytes)); }
+
+    Result<ArenaInfo> state() const {
+        return detail::filled<ArenaInfo>([&](ArenaInfo *out) { return pllm_arena_state(arena_, out); });
+    }
+
+    [[nodiscard]] const pllm_arena *native() const noexcept { return arena_; }
+
+    // Of an arena that was named. One that has been moved from is an error: NULL would mean the engine's own.
+    Result<const pllm_arena *> named() const {
+        if (!arena_) return Error{Code::invalid_argument, "the arena has been moved from: name another"};
+        return arena_;
+    }
+
+protected:
+    friend class Engine;
+    explicit ArenaView(const pllm_arena *arena) noexcept : arena_(arena) {}
+
+    const pllm_arena *arena_;
+};
+
+// A budget of KV bytes that engines may share. Those that were made with it keep it, also where this is destroyed before them.
+//
+//     pagedllm::Arena arena = pagedllm::Arena::create(1 << 30).value();
+//     options.arena = &arena;
+class Arena : public ArenaView {
+public:
+    // resize may later raise it to `most_bytes`; 0: no further.
+    static Result<Arena> create(uint64_t bytes, uint64_t most_bytes = 0) {
+        auto arena = detail::made<pllm_arena, pllm_arena_free>(
+            [&](pllm_arena **out) { return pllm_arena_create(bytes, most_bytes, out); });
+        if (!arena) return arena.error();
+        return Arena(std::move(*arena));
+    }
+
+    Arena(Arena &&other) noexcept : ArenaView(std::exchange(other.arena_, nullptr)), owned_(std::move(other.owned_)) {}
+    Arena &operator=(Arena &&other) noexcept {
+        arena_ = std::exchange(other.arena_, nullptr);
+        owned_ = std::move(other.owned_);
+        return *this;
+    }
+
+private:
+    using Owned = detail::Handle<pllm_arena, pllm_arena_free>;
+    explicit Arena(Owned owned) noexcept : ArenaView(owned.get()), owned_(std::move(owned)) {}
+
+    Owned owned_;
+};
+
 // ---- what goes in ----------------------------------------------------------------------------------------------------
 
-enum class Dtype : uint32_t { automatic = PLLM_DTYPE_AUTO, f32 = PLLM_DTYPE_F32, bf16 = PLLM_DTYPE_BF16 };
+enum class Dtype : uint32_t {
+    automatic = PLLM_DTYPE_AUTO,
+    f32 = PLLM_DTYPE_F32,
+    bf16 = PLLM_DTYPE_BF16,
+    int8 = PLLM_DTYPE_INT8,
+};
 
 enum class Isa : uint32_t {
     automatic = PLLM_ISA_AUTO,
@@ -310,6 +374,31 @@ enum class Isa : uint32_t {
     avx2 = PLLM_ISA_AVX2,
     avx512 = PLLM_ISA_AVX512,
 };
+
+// What becomes of those who have to give way.
+enum class Preemption : uint32_t {
+    recompute = PLLM_PREEMPTION_RECOMPUTE,
+    swap = PLLM_PREEMPTION_SWAP,
+    automatic = PLLM_PREEMPTION_AUTO,
+};
+
+// Who comes first.
+enum class Order : uint32_t {
+    first_come = PLLM_ORDER_FIRST_COME,
+    priority = PLLM_ORDER_PRIORITY,
+    shortest_predicted = PLLM_ORDER_SHORTEST_PREDICTED,
+};
+
+// What a step is made of.
+enum class Batching : uint32_t {
+    mixed = PLLM_BATCHING_MIXED,
+    prefill_first = PLLM_BATCHING_PREFILL_FIRST,
+    decode_first = PLLM_BATCHING_DECODE_FIRST,
+    static_ = PLLM_BATCHING_STATIC,
+};
+
+// For how many of its tokens a request needs room before it begins.
+enum class Allocation : uint32_t { on_demand = PLLM_ALLOCATION_ON_DEMAND, max_tokens = PLLM_ALLOCATION_MAX_TOKENS };
 
 // How an engine is made; each field as in pllm_engine_options, which has the defaults.
 struct Options {
@@ -334,6 +423,20 @@ struct Options {
     // Told (bytes of weights read, bytes in all) on the thread that calls Engine::create; false cancels. What it throws cancels,
     // too, and comes out of Engine::create.
     std::function<bool(uint64_t done, uint64_t total)> progress = nullptr;
+
+    uint64_t max_waiting_requests = detail::options_defaults().max_waiting_requests;
+    uint64_t max_waiting_tokens = detail::options_defaults().max_waiting_tokens;
+    const ArenaView *arena = nullptr;  // null: the engine has its own
+    uint64_t swap_bytes = detail::options_defaults().swap_bytes;
+    std::string swap_path = {};  // empty: the host tier is memory
+    Preemption preemption = Preemption(detail::options_defaults().preemption);
+    Order order = Order(detail::options_defaults().order);
+    std::chrono::milliseconds ageing{detail::options_defaults().ageing_ms};
+    Batching batching = Batching(detail::options_defaults().batching);
+    uint32_t prefill_budget = detail::options_defaults().prefill_budget;
+    Allocation allocation = Allocation(detail::options_defaults().allocation);
+    std::string trace_path = {};    // empty: none
+    std::string journal_path = {};  // empty: none
 };
 
 // What each output holds: what is new, everything so far, or, once and at the end, everything.
@@ -451,6 +554,9 @@ struct Request {
     std::string_view cache_salt = {};
     LogitsHook logits_hook = nullptr;
     void *hook_data = nullptr;  // lives until the request's last output has been made
+    // From now on; then it ends with FinishReason::deadline and what it has. 0: none. One that has passed is refused.
+    std::chrono::milliseconds deadline{detail::request_defaults().deadline_ms};
+    int32_t priority = detail::request_defaults().priority;
 };
 
 class QueueView;
@@ -474,9 +580,10 @@ struct Resume {
     bool skip_special = (detail::resume_defaults().text_flags & PLLM_TEXT_SKIP_SPECIAL) != 0;
     LogitsHook logits_hook = nullptr;
     void *hook_data = nullptr;  // lives until the last output has been made
-    // As if it had never been idle, with its own parameters, counts, grammar and outputs. Of the fields above only keep and
-    // user_data count then; and sampling.output_kind where outputs are collected, as by generate: it must be the sequence's own.
+    // As if it had never been idle, with its own parameters, counts, grammar and outputs. Of the other fields only keep, user_data
+    // and deadline count then; and sampling.output_kind where outputs are collected, as by generate: it must be the sequence's own.
     bool go_on = (detail::resume_defaults().flags & PLLM_RESUME_CONTINUE) != 0;
+    std::chrono::milliseconds deadline{detail::resume_defaults().deadline_ms};  // as in Request, for this turn
 };
 
 // A prompt to keep in the prefix cache: `{"text"}`, or field by field. Each field as in pllm_pin, which has the defaults.
@@ -492,15 +599,43 @@ namespace detail {
 
 inline uint32_t flag(bool on, uint32_t bit) noexcept { return on ? bit : 0; }
 
+// A text that is none where it is empty.
+inline void set_text(const char *&data, uint64_t &len, const std::string &text) noexcept {
+    if (text.empty()) return;
+    data = text.data();
+    len = text.size();
+}
+
+// How memory is shared out, and who comes first.
+inline Status set_policies(pllm_engine_options &c, const Options &options) {
+    const int64_t ageing = options.ageing.count();
+    if (ageing < 0 || ageing > int64_t{UINT32_MAX}) {
+        return Error{Code::invalid_argument, "ageing is " + std::to_string(ageing) + " ms: it must be from 0 to 4294967295 ms"};
+    }
+    c.ageing_ms = static_cast<uint32_t>(ageing);
+    if (options.arena) {
+        const auto arena = options.arena->named();
+        if (!arena) return arena.error();
+        c.arena = *arena;
+    }
+    c.max_waiting_requests = options.max_waiting_requests;
+    c.max_waiting_tokens = options.max_waiting_tokens;
+    c.swap_bytes = options.swap_bytes;
+    set_text(c.swap_path, c.swap_path_len, options.swap_path);
+    c.preemption = static_cast<uint32_t>(options.preemption);
+    c.order = static_cast<uint32_t>(options.order);
+    c.batching = static_cast<uint32_t>(options.batching);
+    c.prefill_budget = options.prefill_budget;
+    c.allocation = static_cast<uint32_t>(options.allocation);
+    return {};
+}
+
 // The C struct of what it was made from, which outlives it.
-inline pllm_engine_options c_options(const Options &options) {
+inline Result<pllm_engine_options> c_options(const Options &options) {
     pllm_engine_options c = options_defaults();
     c.model_path = options.model_path.data();
     c.model_path_len = options.model_path.size();
-    if (!options.device.empty()) {
-        c.device = options.device.data();
-        c.device_len = options.device.size();
-    }
+    set_text(c.device, c.device_len, options.device);
     c.kv_bytes = options.kv_bytes;
     c.seed = options.seed;
     c.block_size = options.block_size;
@@ -513,6 +648,9 @@ inline pllm_engine_options c_options(const Options &options) {
     c.isa = static_cast<uint32_t>(options.isa);
     c.queue_capacity = options.queue_capacity;
     c.flags = flag(options.skip_tokenizer, PLLM_ENGINE_SKIP_TOKENIZER) | flag(options.no_prefix_cache, PLLM_ENGINE_NO_PREFIX_CACHE);
+    set_text(c.trace_path, c.trace_path_len, options.trace_path);
+    set_text(c.journal_path, c.journal_path_len, options.journal_path);
+    if (Status policies = set_policies(c, options); !policies) return policies.error();
     return c;
 }
 
@@ -697,6 +835,8 @@ public:
         request_.flags = flag(request.keep, PLLM_REQUEST_KEEP);
         request_.logits_hook = request.logits_hook;
         request_.hook_data = request.hook_data;
+        request_.deadline_ms = request.deadline.count();
+        request_.priority = request.priority;
         request_.sampling = sampling_.native();
         if (request.beam) search(*request.beam);
     }
@@ -735,6 +875,7 @@ public:
         resume_.text_flags = flag(resume.skip_special, PLLM_TEXT_SKIP_SPECIAL);
         resume_.logits_hook = resume.logits_hook;
         resume_.hook_data = resume.hook_data;
+        resume_.deadline_ms = resume.deadline.count();
     }
     CResume(const CResume &) = delete;
     CResume &operator=(const CResume &) = delete;
@@ -772,6 +913,25 @@ using Stats = pllm_stats;
 using SequenceInfo = pllm_sequence_info;
 using Logprob = pllm_logprob;
 
+// As far as the library measures time.
+using Seconds = std::chrono::duration<double>;
+
+// What would become of a request that was added now; each field as in pllm_admission.
+struct Admission {
+    bool admits;
+    bool fits_now;
+    std::optional<Seconds> first_token;  // nothing: no step has shown yet how long steps take
+    uint64_t waiting_requests;
+    uint64_t waiting_tokens;
+};
+
+// How long a sequence took, from the call that asked for it. 0 where it never came to that.
+struct Timing {
+    Seconds queued{0};       // until its first step began
+    Seconds first_token{0};  // until that was there
+    Seconds last_token{0};
+};
+
 // The model and the limits it is served with; lives as long as its Engine.
 struct Info {
     std::string_view architecture;
@@ -790,6 +950,7 @@ enum class FinishReason : uint32_t {
     length = PLLM_FINISH_LENGTH,
     abort = PLLM_FINISH_ABORT,
     error = PLLM_FINISH_ERROR,
+    deadline = PLLM_FINISH_DEADLINE,
 };
 
 // News of one sequence: new tokens, new text, or its end. It is a view; it lives as long as its Outputs.
@@ -812,6 +973,10 @@ struct Output {
     Span<const float> prompt_logprobs;  // of the prompt's tokens but the first, before the first token and in any number of outputs
     Span<const Logprob> prompt_top_logprobs;
     Span<const uint8_t> blob;  // of Sequence::export_to: then there is nothing else to tell. Empty in all other outputs
+    // In the last one; else zero.
+    Timing timing;
+    uint64_t preemptions;    // how often its blocks were taken from it
+    uint64_t cached_tokens;  // with how many of its first tokens the prefix cache helped
 
     explicit Output(const pllm_output &record) noexcept : Output(0, detail::known(record)) {}
 
@@ -848,7 +1013,10 @@ private:
           top_logprobs(detail::view(c.top_logprobs, c.top_logprobs_len)),
           prompt_logprobs(detail::view(c.prompt_logprobs, c.prompt_logprobs_len)),
           prompt_top_logprobs(detail::view(c.prompt_top_logprobs, c.prompt_top_logprobs_len)),
-          blob(detail::view(c.blob, c.blob_len)) {}
+          blob(detail::view(c.blob, c.blob_len)),
+          timing{Seconds(c.queued_seconds), Seconds(c.first_token_seconds), Seconds(c.last_token_seconds)},
+          preemptions(c.preemptions),
+          cached_tokens(c.cached_tokens) {}
 };
 
 // A batch of outputs, in the order they were made. Owns what they view; outlives queue and engine.
@@ -910,6 +1078,9 @@ struct Completion {
     std::vector<float> prompt_logprobs;
     std::vector<Logprob> prompt_top_logprobs;  // as many for each of prompt_logprobs
     Status status;                             // what went wrong with it, if anything did
+    Timing timing;
+    uint64_t preemptions = 0;
+    uint64_t cached_tokens = 0;
 
     // Takes the next output in.
     void add(const Output &output, OutputKind kind) {
@@ -933,6 +1104,9 @@ struct Completion {
         generated_tokens = output.generated_tokens;
         sequence = output.sequence;
         score = output.score;
+        timing = output.timing;
+        preemptions = output.preemptions;
+        cached_tokens = output.cached_tokens;
         if (output.error_code != Code{}) status = Error{output.error_code, std::string(output.error_message)};
     }
 
@@ -1370,17 +1544,19 @@ class Engine {
 public:
     // A dry run of create: what would be allocated, without allocating it.
     static Result<Plan> plan(const Options &options) {
-        const pllm_engine_options c = detail::c_options(options);
-        return detail::filled<Plan>([&](Plan *out) { return pllm_engine_plan(&c, out); });
+        const auto c = detail::c_options(options);
+        if (!c) return c.error();
+        return detail::filled<Plan>([&](Plan *out) { return pllm_engine_plan(&*c, out); });
     }
 
     // Opens a model and makes an engine that serves it.
     static Result<Engine> create(const Options &options) {
         if (Status same = check_abi(); !same) return same.error();
-        pllm_engine_options c = detail::c_options(options);
+        auto c = detail::c_options(options);
+        if (!c) return c.error();
         detail::ProgressCall progress(options);
-        progress.install(c);
-        auto engine = detail::made<pllm_engine, pllm_engine_free>([&](pllm_engine **out) { return pllm_engine_create(&c, out); });
+        progress.install(*c);
+        auto engine = detail::made<pllm_engine, pllm_engine_free>([&](pllm_engine **out) { return pllm_engine_create(&*c, out); });
         progress.rethrow();
         if (!engine) return engine.error();
         Engine made(std::move(*engine));
@@ -1407,6 +1583,25 @@ public:
     Result<Stats> stats() const {
         return detail::filled<Stats>([&](Stats *out) { return pllm_engine_stats(native(), out); });
     }
+
+    // What dashboards ask for, as text in the OpenMetrics format.
+    Result<std::string> metrics() const {
+        return detail::copied(detail::made<pllm_bytes, pllm_bytes_free>(
+            [&](pllm_bytes **out) { return pllm_engine_metrics(native(), out); }));
+    }
+
+    // The budget of the KV pool, Options::arena or the engine's own; lives as long as the engine.
+    [[nodiscard]] ArenaView arena() const noexcept { return ArenaView(pllm_engine_arena(native())); }
+
+    // What would become of a request with outputs to `queue`, without adding it. Any thread may ask, also while another steps.
+    Result<Admission> admit(const Request &request, const QueueView &queue) const {
+        const auto named = queue.named();
+        if (!named) return named.error();
+        return admit(request, *named);
+    }
+
+    // The same, with outputs to the engine's own queue.
+    Result<Admission> admit(const Request &request) const { return admit(request, nullptr); }
 
     // Adds a request and returns its id. Its outputs go to `queue`: one of this engine's.
     Result<uint64_t> add(const Request &request, const QueueView &queue) {
@@ -1542,6 +1737,16 @@ private:
         Status added = detail::status(pllm_engine_add_request(native(), c.to(queue), &id));
         if (!added) return added.error();
         return id;
+    }
+
+    Result<Admission> admit(const Request &request, const pllm_queue *queue) const {
+        detail::CRequest request_c(request);
+        auto c = detail::filled<pllm_admission>(
+            [&](pllm_admission *out) { return pllm_engine_admit(native(), request_c.to(queue), out); });
+        if (!c) return c.error();
+        const std::optional<Seconds> first_token =
+            c->first_token_seconds < 0 ? std::nullopt : std::optional<Seconds>(c->first_token_seconds);
+        return Admission{c->admits != 0, c->fits_now != 0, first_token, c->waiting_requests, c->waiting_tokens};
     }
 
     Result<Sequence> import_sequence(Span<const uint8_t> blob, const pllm_queue *queue) {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"runtime"
 	"slices"
+	"time"
 	"unsafe"
 )
 
@@ -19,13 +20,19 @@ type arguments struct {
 }
 
 func (a *arguments) setUint32(field *C.uint32_t, name string, value int) {
-	if a.inRange(name, int64(value), math.MaxUint32) && value != 0 {
+	if a.inRange(name, int64(value), 0, math.MaxUint32) && value != 0 {
 		*field = C.uint32_t(value)
 	}
 }
 
+func (a *arguments) setInt32(field *C.int32_t, name string, value int) {
+	if a.inRange(name, int64(value), math.MinInt32, math.MaxInt32) && value != 0 {
+		*field = C.int32_t(value)
+	}
+}
+
 func (a *arguments) setUint64(field *C.uint64_t, name string, value int64) {
-	if a.inRange(name, value, math.MaxInt64) && value != 0 {
+	if a.inRange(name, value, 0, math.MaxInt64) && value != 0 {
 		*field = C.uint64_t(value)
 	}
 }
@@ -43,12 +50,12 @@ func setFloatFrom(field *C.float, value *float64) {
 	}
 }
 
-func (a *arguments) inRange(name string, value, most int64) bool {
-	if value >= 0 && value <= most {
+func (a *arguments) inRange(name string, value, least, most int64) bool {
+	if value >= least && value <= most {
 		return true
 	}
 	if a.err == nil {
-		a.err = &Error{ErrInvalidArgument, fmt.Sprintf("%s is %d: it must be from 0 to %d", name, value, most)}
+		a.err = &Error{ErrInvalidArgument, fmt.Sprintf("%s is %d: it must be from %d to %d", name, value, least, most)}
 	}
 	return false
 }
@@ -63,6 +70,13 @@ func (a *arguments) text(s string) (*C.char, C.uint64_t) {
 	}
 	a.Pin(data)
 	return (*C.char)(unsafe.Pointer(data)), C.uint64_t(len(s))
+}
+
+// setText leaves what is empty out.
+func (a *arguments) setText(data **C.char, len *C.uint64_t, s string) {
+	if s != "" {
+		*data, *len = a.text(s)
+	}
 }
 
 // texts is NULL for no slice, but not for one without elements.
@@ -117,6 +131,22 @@ func setFlag(flags *C.uint32_t, on bool, flag C.uint32_t) {
 	if on {
 		*flags |= flag
 	}
+}
+
+// wholeMilliseconds rounds away from 0, which would mean that there is no limit.
+func wholeMilliseconds(d time.Duration) int64 {
+	milliseconds := d.Milliseconds()
+	switch rest := d - time.Duration(milliseconds)*time.Millisecond; {
+	case rest > 0:
+		milliseconds++
+	case rest < 0:
+		milliseconds--
+	}
+	return milliseconds
+}
+
+func goDuration(seconds C.double) time.Duration {
+	return time.Duration(float64(seconds) * float64(time.Second))
 }
 
 // goText copies a string of C's.

@@ -13,6 +13,12 @@
 // being told: [Engine.Pin] keeps a prompt for them. [Sequence.Export] writes a sequence down, and [Engine.Import] makes it anew in
 // another process.
 //
+// # Limits
+//
+// The KV pool takes its bytes from an [Arena], which engines may share and [Arena.Resize] changes while they run. Options say who
+// comes first, what gives way, and how much may wait; [Engine.Admit] says beforehand what would become of a request.
+// [Engine.Metrics] is for dashboards.
+//
 // # Defaults
 //
 // Every field's zero value is the library's default. The fields where 0 means something else, as Sampling.Temperature (0 is
@@ -27,7 +33,8 @@
 // # Contexts
 //
 // What waits takes a context and ends with its error as soon as it is done. If it is done beforehand, nothing is begun. A
-// request whose context is done is aborted, and its memory is free from the next step on.
+// request whose context is done is aborted, and its memory is free from the next step on. A context's deadline is not made a
+// Request.Deadline: who cancels wants no answer, who sets a Deadline wants the one that there is by then.
 //
 // # Goroutines and threads
 //
@@ -39,8 +46,8 @@
 // # Closing
 //
 // [Engine.Close] may be called at any time, from any goroutine, more than once. It waits for calls under way, and what waits
-// or streams ends with [ErrClosed]. An engine, a queue or a sequence that is forgotten is closed some time after the garbage
-// collector finds out.
+// or streams ends with [ErrClosed]. An engine, an arena, a queue or a sequence that is forgotten is closed some time after the
+// garbage collector finds out.
 //
 // # Building
 //

@@ -127,17 +127,32 @@ type Stats struct {
 	Idle int
 	// BlocksCached are those that nobody uses and that the prefix cache still finds; they are given away when they are needed.
 	BlocksTotal, BlocksUsed, BlocksCached, BlocksFree int
-	// SlotUtilization is the share of the used blocks' slots that hold a token's K and V; 1 while none is used.
+	// SlotUtilization is the share of the slots of the blocks in use, or set aside for those that run, that hold a token's K and V;
+	// 1 while there are none.
 	SlotUtilization float64
 	Steps           int
 	// PromptTokens counts those computed, again where they were computed again after a preemption.
 	PromptTokens, GeneratedTokens, Preemptions int
+	// PreemptionsSwapped are those of them that went to the host tier; the others are computed again.
+	PreemptionsSwapped int
+	// Swapped sequences have their K and V in the host tier.
+	Swapped, SwapBlocksTotal, SwapBlocksUsed int
+	// BlocksSwappedOut moved to the host tier, BlocksSwappedIn back. Who was to move when SwapFailures failed is computed again.
+	BlocksSwappedOut, BlocksSwappedIn, SwapFailures int
 	// BlocksCopied counts those copied because a sequence wrote to one that others share.
 	BlocksCopied int
 	// PrefixQueries are prompt tokens looked for in the prefix cache, PrefixHits those that did not have to be computed.
 	PrefixQueries, PrefixHits int
+	// PromptTokensCached are tokens that sequences began with and that were found in the prefix cache.
+	PromptTokensCached int
 	// Requests that ended, by reason.
-	FinishedStop, FinishedLength, FinishedAbort, FinishedError int
+	FinishedStop, FinishedLength, FinishedAbort, FinishedError, FinishedDeadline int
+	// AdmissionRejections are requests that were refused because too much waits.
+	AdmissionRejections int
+	// StepsFailed could not be computed and were tried again, in part or as a whole.
+	StepsFailed int
+	// TraceStopped and JournalStopped: the disk has failed, and the file of Options.TracePath or JournalPath has ended.
+	TraceStopped, JournalStopped bool
 }
 
 // Stats returns the engine's counts.
@@ -154,14 +169,30 @@ func (e *Engine) Stats() (stats Stats, err error) {
 			SlotUtilization: float64(s.slot_utilization),
 			Steps:           int(s.steps),
 			PromptTokens:    int(s.prompt_tokens), GeneratedTokens: int(s.generated_tokens), Preemptions: int(s.preemptions),
+			PreemptionsSwapped: int(s.preemptions_swapped),
+			Swapped:            int(s.swapped), SwapBlocksTotal: int(s.swap_blocks_total), SwapBlocksUsed: int(s.swap_blocks_used),
+			BlocksSwappedOut: int(s.blocks_swapped_out), BlocksSwappedIn: int(s.blocks_swapped_in),
+			SwapFailures:  int(s.swap_failures),
 			BlocksCopied:  int(s.blocks_copied),
 			PrefixQueries: int(s.prefix_queries), PrefixHits: int(s.prefix_hits),
-			FinishedStop: int(s.finished_stop), FinishedLength: int(s.finished_length),
-			FinishedAbort: int(s.finished_abort), FinishedError: int(s.finished_error),
+			PromptTokensCached: int(s.prompt_tokens_cached),
+			FinishedStop:       int(s.finished_stop), FinishedLength: int(s.finished_length),
+			FinishedAbort: int(s.finished_abort), FinishedError: int(s.finished_error), FinishedDeadline: int(s.finished_deadline),
+			AdmissionRejections: int(s.admission_rejections),
+			StepsFailed:         int(s.steps_failed),
+			TraceStopped:        s.traces_stopped != 0, JournalStopped: s.journals_stopped != 0,
 		}
 		return nil
 	})
 	return stats, err
+}
+
+// Metrics returns what dashboards ask for, as of the last step: text in the OpenMetrics format, which is served to Prometheus as
+// "application/openmetrics-text; version=1.0.0; charset=utf-8".
+func (e *Engine) Metrics() (string, error) {
+	return e.makeText(func(engine *C.pllm_engine, out **C.pllm_bytes) *C.pllm_error {
+		return C.pllm_engine_metrics(engine, out)
+	})
 }
 
 // Info is the model and the limits it is served with.

@@ -86,6 +86,11 @@ func TestBadOptionsAreErrorsWithTheLibrarysMessage(t *testing.T) {
 		{func(o *pagedllm.Options) { o.Threads = 1 << 20 }, pagedllm.ErrInvalidArgument, "threads is 1048576"},
 		{func(o *pagedllm.Options) { o.ISA = 99 }, pagedllm.ErrInvalidArgument, "isa is 99"},
 		{func(o *pagedllm.Options) { o.KVType = 99 }, pagedllm.ErrInvalidArgument, "kv_dtype is 99"},
+		{func(o *pagedllm.Options) { o.Preemption = 99 }, pagedllm.ErrInvalidArgument, "preemption is 99"},
+		{func(o *pagedllm.Options) { o.Preemption = pagedllm.PreemptionSwap }, pagedllm.ErrInvalidArgument, "swap_bytes"},
+		{func(o *pagedllm.Options) { o.Order = 99 }, pagedllm.ErrInvalidArgument, "order is 99"},
+		{func(o *pagedllm.Options) { o.Batching = 99 }, pagedllm.ErrInvalidArgument, "batching is 99"},
+		{func(o *pagedllm.Options) { o.Allocation = 99 }, pagedllm.ErrInvalidArgument, "allocation is 99"},
 	} {
 		options := small()
 		bad.change(&options)
@@ -109,6 +114,7 @@ func TestNumbersThatCannotBeHeldAreRefusedAndDoNotWrapAround(t *testing.T) {
 		"MaxSeqs":        func(o *pagedllm.Options) *int { return &o.MaxSeqs },
 		"PrefillChunk":   func(o *pagedllm.Options) *int { return &o.PrefillChunk },
 		"Threads":        func(o *pagedllm.Options) *int { return &o.Threads },
+		"PrefillBudget":  func(o *pagedllm.Options) *int { return &o.PrefillBudget },
 	} {
 		for _, value := range []int{-1, math.MinInt, math.MaxUint32 + 1, math.MaxUint32 + 17, math.MaxInt} {
 			options := small()
@@ -117,7 +123,9 @@ func TestNumbersThatCannotBeHeldAreRefusedAndDoNotWrapAround(t *testing.T) {
 			wantMessage(t, err, pagedllm.ErrInvalidArgument, name+" is ")
 		}
 	}
-	for _, options := range []pagedllm.Options{{KVBytes: -1}, {QueueCapacity: -1}} {
+	for _, options := range []pagedllm.Options{
+		{KVBytes: -1}, {QueueCapacity: -1}, {MaxWaitingRequests: -1}, {MaxWaitingTokens: -1}, {SwapBytes: -1}, {Ageing: -1},
+	} {
 		_, err := options.Plan()
 		wantMessage(t, err, pagedllm.ErrInvalidArgument, " is -1: it must be from 0")
 	}
@@ -302,6 +310,10 @@ func everyCall(engine *pagedllm.Engine, queue *pagedllm.Queue) map[string]error 
 	errs := map[string]error{"Start": engine.Start(), "Stop": engine.Stop(), "Abort": engine.Abort(1)}
 	_, errs["Step"] = engine.Step()
 	_, errs["Stats"] = engine.Stats()
+	_, errs["Metrics"] = engine.Metrics()
+	_, errs["Admit"] = engine.Admit(endless)
+	_, errs["State"] = engine.Arena().State()
+	errs["Resize"] = engine.Arena().Resize(1 << 24)
 	_, errs["Tokenize"] = engine.Tokenize("x", false)
 	_, errs["Detokenize"] = engine.Detokenize(nil, false)
 	_, errs["RenderChat"] = engine.RenderChat([]pagedllm.Message{})
@@ -431,8 +443,8 @@ func TestCodesAreErrorsWithNames(t *testing.T) {
 	if pagedllm.FinishAbort.String() != "abort" || pagedllm.FinishReason(9).String() != "9" {
 		t.Error(pagedllm.FinishAbort, pagedllm.FinishReason(9))
 	}
-	if pagedllm.AVX2.String() != "avx2" || pagedllm.BF16.String() != "bf16" {
-		t.Error(pagedllm.AVX2, pagedllm.BF16)
+	if pagedllm.AVX2.String() != "avx2" || pagedllm.BF16.String() != "bf16" || pagedllm.INT8.String() != "int8" {
+		t.Error(pagedllm.AVX2, pagedllm.BF16, pagedllm.INT8)
 	}
 }
 

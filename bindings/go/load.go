@@ -59,14 +59,11 @@ func load(ctx context.Context, options *Options) (*Engine, error) {
 }
 
 func create(options *Options, state *loading) (*Engine, error) {
-	var args arguments
-	defer args.Unpin()
-	c, err := options.toC(&args)
-	if err != nil {
-		return nil, err
-	}
 	var engine *C.pllm_engine
-	if err := check(C.create_engine(c, (*C.load_state)(state), &engine)); err != nil {
+	err := options.use(func(c *C.pllm_engine_options) error {
+		return check(C.create_engine(c, (*C.load_state)(state), &engine))
+	})
+	if err != nil {
 		return nil, err
 	}
 	return newEngine(engine, options.QueueCapacity)

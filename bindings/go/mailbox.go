@@ -154,6 +154,9 @@ func goOutput(record unsafe.Pointer, size uintptr) Output {
 		GeneratedTokens: int(c.generated_tokens),
 		Score:           float64(c.score),
 		PromptLogProbs:  goFloats(c.prompt_logprobs, c.prompt_logprobs_len),
+		Timing:          Timing{goDuration(c.queued_seconds), goDuration(c.first_token_seconds), goDuration(c.last_token_seconds)},
+		Preemptions:     int(c.preemptions),
+		CachedTokens:    int(c.cached_tokens),
 		blob:            goBytes(c.blob, c.blob_len),
 	}
 	if c.logprobs != nil {

@@ -3,7 +3,10 @@ package pagedllm
 // #include "glue.h"
 import "C"
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // Options say how an engine is made. Only ModelPath is needed: every other field's zero value is the library's default. A
 // number that is negative or larger than the library can take is ErrInvalidArgument.
@@ -12,7 +15,7 @@ type Options struct {
 	ModelPath string
 	// Device is where to run: "cpu", the default.
 	Device string
-	// KVBytes is the size of the KV pool. 0: what MaxSeqs sequences of the full length need, at most 1 GiB.
+	// KVBytes is the size of the KV pool. 0: what MaxSeqs sequences of the full length need, at most 1 GiB, or what Arena has.
 	KVBytes int64
 	// KVType is how K and V are stored. DTypeAuto: F32 for models in f32, else BF16.
 	KVType DType
@@ -39,6 +42,35 @@ type Options struct {
 	// QueueCapacity is how many outputs may wait unread before the requests that write to a queue pause. 0: 65536 in the engine's
 	// own queue, and 64 in that of each stream.
 	QueueCapacity int
+	// MaxWaitingRequests is how many requests, and resumed and forked sequences, may wait for their first step before others are
+	// refused with ErrCapacity. 0: as many as memory holds. One may always wait.
+	MaxWaitingRequests int
+	// MaxWaitingTokens is how many tokens those may have to compute. 0: no limit.
+	MaxWaitingTokens int
+	// Arena is the budget from which the KV pool takes its bytes, in place of KVBytes. nil: the engine has its own.
+	Arena *Arena
+	// SwapBytes is the size of the host tier, where requests and kept sequences that have to give way may wait. 0: there is none.
+	SwapBytes int64
+	// SwapPath is a directory for the host tier's file, which has no name and is gone with the engine. "": it is memory.
+	SwapPath string
+	// Preemption is what becomes of those who have to give way. All but PreemptionRecompute need SwapBytes.
+	Preemption Preemption
+	// Order is who comes first.
+	Order Order
+	// Ageing is for the orders other than first come: who has waited for so long comes before those that come then and stand
+	// little before it. In whole milliseconds. 0: 10 s.
+	Ageing time.Duration
+	// Batching is what a step is made of.
+	Batching Batching
+	// PrefillBudget is the prompt tokens that BatchingPrefillFirst and BatchingDecodeFirst speak of. 0: 2048 and 256.
+	PrefillBudget int
+	// Allocation is for how many of its tokens a request needs room before it begins.
+	Allocation Allocation
+	// TracePath is a file to draw every step into, for Perfetto or chrome://tracing. What was in it is gone. "": none.
+	TracePath string
+	// JournalPath is a file to write down what is asked of the engine, prompts included, so that pagedllm-replay can run it again
+	// bit for bit. What was in it is gone. "": none.
+	JournalPath string
 	// HostSteps leaves the stepping to the host, which calls Engine.Step, or Engine.Start later on. By default the engine is
 	// started by Open and steps itself.
 	HostSteps bool
@@ -57,10 +89,12 @@ const (
 	F32 DType = C.PLLM_DTYPE_F32
 	// BF16 is the upper half of F32.
 	BF16 DType = C.PLLM_DTYPE_BF16
+	// INT8, for K and V, is 8 bits a number and a scale for each head of each token: about half the bytes of BF16.
+	INT8 DType = C.PLLM_DTYPE_INT8
 )
 
 // String names the type as models do, such as "bf16".
-func (d DType) String() string { return nameOf(d, "auto", "f32", "bf16") }
+func (d DType) String() string { return nameOf(d, "auto", "f32", "bf16", "int8") }
 
 // ISA is an instruction path of the CPU kernels.
 type ISA uint32
@@ -78,6 +112,72 @@ const (
 
 // String names the path as Info does, such as "avx512".
 func (i ISA) String() string { return nameOf(i, "auto", "portable", "avx2", "avx512") }
+
+// Preemption is what becomes of those who have to give way.
+type Preemption uint32
+
+const (
+	// PreemptionRecompute: they are computed again.
+	PreemptionRecompute Preemption = C.PLLM_PREEMPTION_RECOMPUTE
+	// PreemptionSwap: their K and V wait in the host tier, where it has room.
+	PreemptionSwap Preemption = C.PLLM_PREEMPTION_SWAP
+	// PreemptionAuto: whichever costs less, by what moving and computing have cost so far.
+	PreemptionAuto Preemption = C.PLLM_PREEMPTION_AUTO
+)
+
+// String names it, such as "swap".
+func (p Preemption) String() string { return nameOf(p, "recompute", "swap", "auto") }
+
+// Order is who comes first.
+type Order uint32
+
+const (
+	// OrderFirstCome: first come, first served.
+	OrderFirstCome Order = C.PLLM_ORDER_FIRST_COME
+	// OrderPriority: the higher Request.Priority; it may take the place, and the blocks, of what runs. Who has waited for
+	// Options.Ageing comes before those one level above that come then, so that nobody waits for ever.
+	OrderPriority Order = C.PLLM_ORDER_PRIORITY
+	// OrderShortestPredicted: whoever is likely to generate the fewest tokens, judged by those before that were allowed about as
+	// many. Who has waited for Options.Ageing comes before those that come then with a hundred tokens less.
+	OrderShortestPredicted Order = C.PLLM_ORDER_SHORTEST_PREDICTED
+)
+
+// String names the order, such as "priority".
+func (o Order) String() string { return nameOf(o, "first_come", "priority", "shortest_predicted") }
+
+// Batching is what a step is made of.
+type Batching uint32
+
+const (
+	// BatchingMixed: prompts, in chunks, and decodes together, in the order of the requests.
+	BatchingMixed Batching = C.PLLM_BATCHING_MIXED
+	// BatchingPrefillFirst: prompts alone while there are any, then decodes alone: first tokens come soon. When
+	// Options.PrefillBudget prompt tokens have held the decodes up, they get a step in between.
+	BatchingPrefillFirst Batching = C.PLLM_BATCHING_PREFILL_FIRST
+	// BatchingDecodeFirst: every decode in every step, beside at most Options.PrefillBudget prompt tokens: bounds the time between
+	// two tokens.
+	BatchingDecodeFirst Batching = C.PLLM_BATCHING_DECODE_FIRST
+	// BatchingStatic: nobody joins until all that run have ended. To compare with.
+	BatchingStatic Batching = C.PLLM_BATCHING_STATIC
+)
+
+// String names it, such as "mixed".
+func (b Batching) String() string {
+	return nameOf(b, "mixed", "prefill_first", "decode_first", "static")
+}
+
+// Allocation is for how many of its tokens a request needs room before it begins.
+type Allocation uint32
+
+const (
+	// AllocationOnDemand: for those that it has. Where the pool is full later, whoever comes last is preempted.
+	AllocationOnDemand Allocation = C.PLLM_ALLOCATION_ON_DEMAND
+	// AllocationMaxTokens: for all that it may come to have, so that nobody is preempted because somebody grows.
+	AllocationMaxTokens Allocation = C.PLLM_ALLOCATION_MAX_TOKENS
+)
+
+// String names it, such as "on_demand".
+func (a Allocation) String() string { return nameOf(a, "on_demand", "max_tokens") }
 
 // nameOf names a value that counts from 0.
 func nameOf[T ~uint32](value T, names ...string) string {
@@ -99,18 +199,18 @@ type Plan struct {
 	// MaxModelLen is the longest sequence, prompt and output together; FullSequences of that length fit at once.
 	MaxModelLen, FullSequences int
 	KVType                     DType
+	// MostBlocks there can be, should the arena grow.
+	MostBlocks int
+	// SwapBytes is the host tier's size, SwapBlocks the KV blocks it holds.
+	SwapBytes  int64
+	SwapBlocks int
 }
 
 // Plan is a dry run of Open: it reads the model's headers and says what would be allocated, without allocating it.
 func (o Options) Plan() (Plan, error) {
-	var args arguments
-	defer args.Unpin()
-	options, err := o.toC(&args)
-	if err != nil {
-		return Plan{}, err
-	}
 	plan := C.pllm_plan{struct_size: C.sizeof_pllm_plan}
-	if err := check(C.pllm_engine_plan(options, &plan)); err != nil {
+	err := o.use(func(options *C.pllm_engine_options) error { return check(C.pllm_engine_plan(options, &plan)) })
+	if err != nil {
 		return Plan{}, err
 	}
 	return Plan{
@@ -123,7 +223,27 @@ func (o Options) Plan() (Plan, error) {
 		MaxModelLen:   int(plan.max_model_len),
 		FullSequences: int(plan.full_sequences),
 		KVType:        DType(plan.kv_dtype),
+		MostBlocks:    int(plan.most_blocks),
+		SwapBytes:     int64(plan.swap_bytes),
+		SwapBlocks:    int(plan.swap_blocks),
 	}, nil
+}
+
+// use makes a call with the options as C has them.
+func (o *Options) use(call func(*C.pllm_engine_options) error) error {
+	var args arguments
+	defer args.Unpin()
+	options, err := o.toC(&args)
+	if err != nil {
+		return err
+	}
+	if o.Arena == nil {
+		return call(options)
+	}
+	return o.Arena.use(func(arena *C.pllm_arena) error {
+		options.arena = arena
+		return call(options)
+	})
 }
 
 func (o *Options) toC(args *arguments) (*C.pllm_engine_options, error) {
@@ -134,9 +254,7 @@ func (o *Options) toC(args *arguments) (*C.pllm_engine_options, error) {
 	c := new(C.pllm_engine_options)
 	C.pllm_engine_options_init(c, C.sizeof_pllm_engine_options)
 	c.model_path, c.model_path_len = args.text(o.ModelPath)
-	if o.Device != "" {
-		c.device, c.device_len = args.text(o.Device)
-	}
+	args.setText(&c.device, &c.device_len, o.Device)
 	args.setUint64(&c.kv_bytes, "KVBytes", o.KVBytes)
 	args.setUint32(&c.block_size, "BlockSize", o.BlockSize)
 	args.setUint32(&c.max_model_len, "MaxModelLen", o.MaxModelLen)
@@ -154,5 +272,22 @@ func (o *Options) toC(args *arguments) (*C.pllm_engine_options, error) {
 	if o.NoPrefixCache {
 		c.flags |= C.PLLM_ENGINE_NO_PREFIX_CACHE
 	}
+	o.setPolicies(args, c)
+	args.setText(&c.trace_path, &c.trace_path_len, o.TracePath)
+	args.setText(&c.journal_path, &c.journal_path_len, o.JournalPath)
 	return c, args.err
+}
+
+// setPolicies says how memory is shared out, and who comes first.
+func (o *Options) setPolicies(args *arguments, c *C.pllm_engine_options) {
+	args.setUint64(&c.max_waiting_requests, "MaxWaitingRequests", int64(o.MaxWaitingRequests))
+	args.setUint64(&c.max_waiting_tokens, "MaxWaitingTokens", int64(o.MaxWaitingTokens))
+	args.setUint64(&c.swap_bytes, "SwapBytes", o.SwapBytes)
+	args.setText(&c.swap_path, &c.swap_path_len, o.SwapPath)
+	args.setUint32(&c.ageing_ms, "Ageing in milliseconds", int(wholeMilliseconds(o.Ageing)))
+	args.setUint32(&c.prefill_budget, "PrefillBudget", o.PrefillBudget)
+	c.preemption = C.uint32_t(o.Preemption)
+	c.order = C.uint32_t(o.Order)
+	c.batching = C.uint32_t(o.Batching)
+	c.allocation = C.uint32_t(o.Allocation)
 }

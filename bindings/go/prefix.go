@@ -30,7 +30,7 @@ func (e *Engine) Pin(prefix Prefix) (PinID, error) {
 	C.pllm_pin_init(c, C.sizeof_pllm_pin)
 	c.prompt, c.prompt_len, c.prompt_tokens, c.prompt_tokens_len = args.prompt(prefix.Prompt, prefix.PromptTokens)
 	c.cache_salt, c.cache_salt_len = args.bytes(prefix.CacheSalt)
-	args.setUint64(&c.time_to_live_ms, "TimeToLive in milliseconds", ceilMilliseconds(prefix.TimeToLive))
+	args.setUint64(&c.time_to_live_ms, "TimeToLive in milliseconds", wholeMilliseconds(prefix.TimeToLive))
 	args.setUint32(&c.priority, "Priority", prefix.Priority)
 	if prefix.RawPrompt {
 		c.text_flags &^= C.PLLM_TEXT_ADD_SPECIAL
@@ -41,15 +41,6 @@ func (e *Engine) Pin(prefix Prefix) (PinID, error) {
 	var id C.uint64_t
 	err := e.engine.use(func(engine *C.pllm_engine) error { return check(C.pllm_prefix_pin(engine, c, &id)) })
 	return PinID(id), err
-}
-
-// ceilMilliseconds makes no time of less than a millisecond 0, which would mean for ever.
-func ceilMilliseconds(d time.Duration) int64 {
-	milliseconds := d.Milliseconds()
-	if d > time.Duration(milliseconds)*time.Millisecond {
-		milliseconds++
-	}
-	return milliseconds
 }
 
 // Unpin lets the prompt's blocks go when others need their place. It is ErrNotFound where the pin has expired, or had to give way.

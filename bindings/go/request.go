@@ -3,7 +3,10 @@ package pagedllm
 // #include "glue.h"
 import "C"
 
-import "cmp"
+import (
+	"cmp"
+	"time"
+)
 
 // A Request is a prompt and what to make of it. Its zero value's every field is the library's default; a prompt is needed.
 type Request struct {
@@ -32,6 +35,11 @@ type Request struct {
 	CacheSalt []byte
 	// UserData comes back in every output.
 	UserData uint64
+	// Deadline, from now on and in whole milliseconds: when it has passed the request ends with FinishDeadline and what it has by
+	// then, wherever it is, which is no error. A context that is done is one. 0: none.
+	Deadline time.Duration
+	// Priority, where Options.Order is OrderPriority: the higher comes first. From -100 to 100.
+	Priority int
 }
 
 // Beam says how to search, as generate of Hugging Face transformers does it. Every field's zero value is the library's default.
@@ -83,6 +91,8 @@ func (r *Request) toC(args *arguments) (*C.pllm_request, error) {
 		c.beam = r.Beam.toC(args)
 	}
 	c.cache_salt, c.cache_salt_len = args.bytes(r.CacheSalt)
+	c.deadline_ms = C.int64_t(wholeMilliseconds(r.Deadline))
+	args.setInt32(&c.priority, "Priority", r.Priority)
 	return c, args.err
 }
 

@@ -220,7 +220,7 @@ func (d *DRY) toC(args *arguments) *C.pllm_dry {
 	C.pllm_dry_init(c, C.sizeof_pllm_dry)
 	setFloatFrom(&c.multiplier, d.Multiplier)
 	args.setFloat(&c.base, d.Base)
-	if d.AllowedLength != nil && args.inRange("AllowedLength", int64(*d.AllowedLength), math.MaxUint32) {
+	if d.AllowedLength != nil && args.inRange("AllowedLength", int64(*d.AllowedLength), 0, math.MaxUint32) {
 		c.allowed_length = C.uint32_t(*d.AllowedLength)
 	}
 	args.setUint32(&c.penalty_last_n, "LastTokens", d.LastTokens)

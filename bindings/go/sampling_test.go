@@ -496,7 +496,7 @@ func TestWhatCannotBePinnedIsAnError(t *testing.T) {
 	engine := open(t)
 	for _, bad := range []pagedllm.Prefix{
 		{}, {Prompt: "x", PromptTokens: []uint32{1}}, {PromptTokens: []uint32{1024}}, {Prompt: "\xff"},
-		{Prompt: "x", TimeToLive: -1e9}, {Prompt: "x", Priority: -1}, {PromptTokens: make([]uint32, 5000)},
+		{Prompt: "x", TimeToLive: -1e9}, {Prompt: "x", TimeToLive: -1}, {Prompt: "x", Priority: -1}, {PromptTokens: make([]uint32, 5000)},
 	} {
 		_, err := engine.Pin(bad)
 		wantMessage(t, err, pagedllm.ErrInvalidArgument, "")

@@ -12,6 +12,7 @@ import (
 	"math"
 	"runtime"
 	"sync/atomic"
+	"time"
 	"unsafe"
 )
 
@@ -138,7 +139,7 @@ func (s *Sequence) ForkMany(n int, how Fork) ([]*Sequence, error) {
 
 func (f *Fork) toC(n int, c *C.pllm_fork) error {
 	var args arguments // pins nothing
-	if args.inRange("n", int64(n), math.MaxUint32) {
+	if args.inRange("n", int64(n), 0, math.MaxUint32) {
 		c.n = C.uint32_t(n)
 	}
 	args.setUint64(&c.at, "At", int64(f.At))
@@ -187,8 +188,10 @@ type Resume struct {
 	// ShowSpecial shows special tokens in the output's text.
 	ShowSpecial bool
 	// Continue has it go on as if it had never been idle, with its own parameters, counts, grammar and outputs. Of the other fields
-	// only UserData and LastTurn count then; and for Generate Sampling.OutputKind: it must be the sequence's own.
+	// only UserData, LastTurn and Deadline count then; and for Generate Sampling.OutputKind: it must be the sequence's own.
 	Continue bool
+	// Deadline is as in Request, for this turn.
+	Deadline time.Duration
 }
 
 // Resume has an idle sequence go on; only tokens that were appended since are computed. Its outputs go where they went before:
@@ -223,6 +226,7 @@ func (r *Resume) toC(args *arguments) (*C.pllm_resume, error) {
 	if r.ShowSpecial {
 		c.text_flags &^= C.PLLM_TEXT_SKIP_SPECIAL
 	}
+	c.deadline_ms = C.int64_t(wholeMilliseconds(r.Deadline))
 	return c, args.err
 }
 

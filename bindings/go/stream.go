@@ -93,7 +93,7 @@ func (q *Queue) next(ctx context.Context, pending []Output) (Output, []Output, e
 type Completion struct {
 	Text   string
 	Tokens []uint32
-	// LogProbs, TopLogProbs, PromptLogProbs, PromptTopLogProbs and Score are as in Output.
+	// LogProbs, TopLogProbs, PromptLogProbs, PromptTopLogProbs, Score, Timing, Preemptions and CachedTokens are as in Output.
 	LogProbs          []float32
 	TopLogProbs       [][]LogProb
 	PromptLogProbs    []float32
@@ -105,7 +105,9 @@ type Completion struct {
 	Err          error
 	PromptTokens int
 	// Sequence is what Engine.Sequence takes, where the request is kept.
-	Sequence SequenceID
+	Sequence                  SequenceID
+	Timing                    Timing
+	Preemptions, CachedTokens int
 }
 
 // Generate runs one request to its end. When ctx is done, and in all other respects, it does as Stream does. An error comes
@@ -168,4 +170,6 @@ func (c *Completion) add(output *Output) {
 	c.Err = output.Err
 	c.PromptTokens = max(c.PromptTokens, output.PromptTokens)
 	c.Sequence = output.Sequence
+	c.Timing = output.Timing
+	c.Preemptions, c.CachedTokens = output.Preemptions, output.CachedTokens
 }

@@ -171,10 +171,13 @@ func TestAnEngineIsKeptByItsQueue(t *testing.T) {
 }
 
 // openQueue returns the own queue of an engine that nobody else holds.
-func openQueue(t *testing.T) *pagedllm.Queue {
+func openQueue(t *testing.T) *pagedllm.Queue { return openUnheld(t).Queue() }
+
+// openUnheld makes an engine that only its caller holds.
+func openUnheld(t *testing.T) *pagedllm.Engine {
 	engine, err := pagedllm.Open(background, small())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return engine.Queue()
+	return engine
 }

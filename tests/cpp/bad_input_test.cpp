@@ -43,6 +43,13 @@ TEST(BadOptions, are_refused_with_code_and_message) {
     REFUSED(invalid_argument, max_model_len = 1);
     REFUSED(invalid_argument, max_model_len = 1u << 30);
     REFUSED(capacity, kv_bytes = 1);
+    REFUSED(invalid_argument, preemption = pagedllm::Preemption(9));
+    REFUSED(invalid_argument, preemption = pagedllm::Preemption::swap);  // without swap_bytes
+    REFUSED(invalid_argument, order = pagedllm::Order(9));
+    REFUSED(invalid_argument, batching = pagedllm::Batching(9));
+    REFUSED(invalid_argument, allocation = pagedllm::Allocation(9));
+    REFUSED(invalid_argument, ageing = -1ms);
+    REFUSED(invalid_argument, ageing = std::chrono::milliseconds(int64_t{UINT32_MAX} + 1));
 }
 
 TEST(BadModel, is_refused_as_such) {

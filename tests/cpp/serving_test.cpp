@@ -1,0 +1,255 @@
+// Serving within limits: budgets that change, deadlines, who comes first, admission, and what is told of all that.
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include "support.hpp"
+
+using pagedllm::Arena;
+using pagedllm::Engine;
+
+static pagedllm::Options host_stepped_options() {
+    pagedllm::Options options = light_options();
+    options.host_steps = true;
+    return options;
+}
+
+// Their pool is an arena's: the test names it.
+static pagedllm::Options options_of_an_arena() {
+    pagedllm::Options options = host_stepped_options();
+    options.kv_bytes = 0;
+    return options;
+}
+
+TEST(Arena, is_shared_by_engines_and_outlived_by_them) {
+    pagedllm::Options options = options_of_an_arena();
+    std::optional<Arena> arena = Arena::create(16 << 20, 32 << 20).value();
+    options.arena = &*arena;
+    EXPECT_GT(Engine::plan(options).value().most_blocks, Engine::plan(options).value().blocks);
+    Engine first = Engine::create(options).value(), second = Engine::create(options).value();
+    const pagedllm::ArenaInfo info = arena->state().value();
+    EXPECT_EQ(info.bytes, 16u << 20);
+    EXPECT_EQ(info.most_bytes, 32u << 20);
+    EXPECT_EQ(info.engines, 2u);
+    arena.reset();
+    const std::string prompt = chat(france.question);
+    second.add(asking(prompt)).value();
+    step_to_the_end(second);
+    EXPECT_EQ(read_to_the_end(second.queue()).text, france.answer);
+    EXPECT_EQ(first.arena().state().value().engines, 2u);
+}
+
+TEST(Arena, is_resized_while_its_engine_answers) {
+    pagedllm::Options options = host_stepped_options();
+    options.max_model_len = 256;
+    Engine engine = Engine::create(options).value();
+    const pagedllm::ArenaView arena = engine.arena();
+    const std::string prompt = chat(france.question);
+    engine.add(asking(prompt)).value();
+    engine.step().value();
+    const uint64_t blocks = engine.stats().value().blocks_total;
+    const uint64_t least = arena.state().value().least_bytes;
+    ASSERT_TRUE(ok(arena.resize(least)));
+    EXPECT_EQ(arena.state().value().bytes, least);
+    EXPECT_LT(engine.stats().value().blocks_total, blocks);
+    EXPECT_TRUE(fails(Code::capacity, arena.resize(least - 1)));
+    EXPECT_TRUE(fails(Code::capacity, arena.resize(options.kv_bytes + 1)));
+    step_to_the_end(engine);
+    EXPECT_EQ(read_to_the_end(engine.queue()).text, france.answer);
+}
+
+TEST(Arena, of_one_engine_serves_another) {
+    pagedllm::Options options = options_of_an_arena();
+    const Engine first = Engine::create(options).value();
+    const pagedllm::ArenaView arena = first.arena();
+    options.arena = &arena;
+    const Engine second = Engine::create(options).value();
+    EXPECT_EQ(arena.state().value().engines, 2u);
+}
+
+TEST(Arena, that_has_been_moved_from_answers_with_an_error_and_is_not_taken_for_the_engines_own) {
+    pagedllm::Options options = options_of_an_arena();
+    Arena first = Arena::create(16 << 20).value(), second = std::move(first);
+    options.arena = &first;
+    EXPECT_TRUE(fails(Code::invalid_argument, first.state()));
+    EXPECT_TRUE(fails(Code::invalid_argument, first.resize(8 << 20)));
+    EXPECT_TRUE(fails(Code::invalid_argument, Engine::plan(options)));
+    EXPECT_TRUE(fails(Code::invalid_argument, Engine::create(options)));
+    first = std::move(second);
+    EXPECT_TRUE(ok(Engine::create(options)));
+    EXPECT_TRUE(ok(first.resize(8 << 20)));
+    EXPECT_TRUE(fails(Code::invalid_argument, Arena::create(2, 1)));
+}
+
+TEST(Deadline, ends_an_answer_with_what_it_has) {
+    Engine engine = Engine::create(host_stepped_options()).value();
+    const std::string prompt = chat(france.question);
+    pagedllm::Request request = endless(prompt);
+    request.deadline = 300ms;
+    engine.add(request).value();
+    engine.step().value();
+    std::this_thread::sleep_for(310ms);
+    step_to_the_end(engine);
+    const pagedllm::Completion answer = read_to_the_end(engine.queue());
+    EXPECT_EQ(answer.finish, FinishReason::deadline);
+    EXPECT_EQ(answer.tokens.size(), 1u);
+    EXPECT_EQ(engine.stats().value().finished_deadline, 1u);
+}
+
+TEST(Deadline, is_each_turns_own) {
+    Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    pagedllm::Request request = asking(prompt);
+    request.keep = true;
+    request.deadline = 1h;
+    const pagedllm::Completion first = engine.generate(request).value();
+    EXPECT_EQ(first.finish, FinishReason::stop);
+    pagedllm::Sequence sequence = engine.sequence(first.sequence);
+    ASSERT_TRUE(ok(engine.stop()));
+    pagedllm::Resume how;
+    how.sampling.ignore_eos = true;
+    how.keep = true;
+    how.deadline = 1ms;
+    pagedllm::Stream stream = sequence.stream(how).value();
+    std::this_thread::sleep_for(5ms);
+    ASSERT_TRUE(ok(engine.start()));
+    EXPECT_EQ(stream.collect().value().finish, FinishReason::deadline);
+    EXPECT_TRUE(sequence.info().value().idle);
+}
+
+TEST(Deadline, that_has_passed_is_refused) {
+    Engine engine = Engine::create(host_stepped_options()).value();
+    pagedllm::Request request{"Once"};
+    request.deadline = -1ms;
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.add(request)));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.admit(request)));
+}
+
+// The order in which two requests, the second of them of a higher priority, end.
+static std::vector<uint64_t> order_of_ends(pagedllm::Order order) {
+    pagedllm::Options options = host_stepped_options();
+    options.max_seqs = 1;
+    options.order = order;
+    Engine engine = Engine::create(options).value();
+    const std::string prompt = chat(france.question);
+    for (uint64_t i = 0; i < 2; i++) {
+        pagedllm::Request request = asking(prompt);
+        request.user_data = i;
+        request.priority = static_cast<int32_t>(i);
+        engine.add(request).value();
+    }
+    step_to_the_end(engine);
+    std::vector<uint64_t> ends;
+    const pagedllm::Outputs outputs = engine.queue().poll().value();
+    for (const pagedllm::Output &output : outputs)
+        if (output.is_last()) ends.push_back(output.user_data);
+    return ends;
+}
+
+TEST(Priority, comes_first_where_the_engine_goes_by_it) {
+    EXPECT_EQ(order_of_ends(pagedllm::Order::first_come), (std::vector<uint64_t>{0, 1}));
+    EXPECT_EQ(order_of_ends(pagedllm::Order::priority), (std::vector<uint64_t>{1, 0}));
+    Engine engine = Engine::create(host_stepped_options()).value();
+    pagedllm::Request request{"Once"};
+    request.priority = 101;
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.add(request)));
+}
+
+TEST(Admission, tells_what_would_become_of_a_request) {
+    pagedllm::Options options = host_stepped_options();
+    options.max_waiting_requests = 1;
+    Engine engine = Engine::create(options).value();
+    const std::string prompt = chat(france.question);
+    const pagedllm::Admission empty = engine.admit(asking(prompt)).value();
+    EXPECT_TRUE(empty.admits && empty.fits_now);
+    EXPECT_FALSE(empty.first_token.has_value()) << "no step has run";
+    EXPECT_EQ(empty.waiting_requests, 0u);
+
+    engine.add(asking(prompt)).value();
+    const pagedllm::Admission full = engine.admit(asking(prompt)).value();
+    EXPECT_FALSE(full.admits || full.fits_now);
+    EXPECT_EQ(full.waiting_requests, 1u);
+    EXPECT_EQ(full.waiting_tokens, engine.tokenize(prompt, false).value().size());
+    EXPECT_TRUE(fails(Code::capacity, engine.add(asking(prompt))));
+    EXPECT_EQ(engine.stats().value().admission_rejections, 1u);
+
+    step_to_the_end(engine);
+    const pagedllm::Queue queue = engine.create_queue(4).value();
+    const pagedllm::Admission idle = engine.admit(asking(prompt), queue).value();
+    EXPECT_TRUE(idle.admits && idle.fits_now);
+    ASSERT_TRUE(idle.first_token.has_value());
+    EXPECT_GT(idle.first_token->count(), 0);
+    EXPECT_EQ(engine.step().value().unfinished, 0u) << "nothing was added";
+}
+
+TEST(Options, of_policies_and_tiers_reach_the_library) {
+    pagedllm::Options options = host_stepped_options();
+    const uint64_t plain = Engine::plan(options).value().block_bytes;
+    options.kv_dtype = pagedllm::Dtype::int8;
+    options.swap_bytes = 1 << 20;
+    options.swap_path = testing::TempDir();
+    options.preemption = pagedllm::Preemption::automatic;
+    options.max_waiting_tokens = 5;
+    options.ageing = 3s;
+    options.batching = pagedllm::Batching::decode_first;
+    options.prefill_budget = 4;
+    options.allocation = pagedllm::Allocation::max_tokens;
+    const pagedllm::Plan plan = Engine::plan(options).value();
+    EXPECT_EQ(plan.kv_dtype, PLLM_DTYPE_INT8);
+    EXPECT_LT(plan.block_bytes, plain);
+    EXPECT_GT(plan.swap_blocks, 0u);
+
+    Engine engine = Engine::create(options).value();
+    EXPECT_EQ(engine.stats().value().swap_blocks_total, plan.swap_blocks);
+    const std::string prompt = chat(france.question);
+    engine.add(endless(prompt, 100)).value();
+    EXPECT_TRUE(fails(Code::capacity, engine.add(asking(prompt)))) << "max_waiting_tokens";
+    EXPECT_EQ(engine.step().value().prefill_tokens, 4u) << "prefill_budget";
+    step_to_the_end(engine);
+    options.swap_path = "/nonexistent";
+    EXPECT_TRUE(fails(Code::io, Engine::create(options)));
+}
+
+TEST(Options, with_paths_write_a_trace_and_a_journal) {
+    const std::string dir = testing::TempDir() + "pagedllm_paths_" + std::to_string(std::random_device()());
+    std::filesystem::create_directory(dir);
+    pagedllm::Options options = light_options();
+    options.trace_path = dir + "/trace.json";
+    options.journal_path = dir + "/journal";
+    {
+        Engine engine = Engine::create(options).value();
+        const std::string prompt = chat(france.question);
+        EXPECT_TRUE(ok(engine.generate(asking(prompt))));
+        EXPECT_EQ(engine.stats().value().traces_stopped + engine.stats().value().journals_stopped, 0u);
+    }
+    std::stringstream trace;
+    trace << std::ifstream(options.trace_path).rdbuf();
+    EXPECT_NE(trace.str().find("prefill"), std::string::npos);
+    EXPECT_GT(std::filesystem::file_size(options.journal_path), 0u);
+    std::filesystem::remove_all(dir);
+}
+
+TEST(Timing, comes_with_the_end) {
+    Engine engine = open_engine();
+    const std::string prompt = chat("Tell me a short story about a small ship and the sea.");
+    const pagedllm::Completion first = engine.generate(endless(prompt, 30)).value();
+    EXPECT_GT(first.timing.queued.count(), 0);
+    EXPECT_GT(first.timing.first_token, first.timing.queued);
+    EXPECT_GT(first.timing.last_token, first.timing.first_token);
+    EXPECT_LT(first.timing.last_token, patience);
+    EXPECT_EQ(first.cached_tokens + first.preemptions, 0u);
+    EXPECT_GT(engine.generate(endless(prompt, 30)).value().cached_tokens, 0u);
+    pagedllm::Stream stream = engine.stream(endless(prompt, 30)).value();
+    for (const pagedllm::Output &output : stream) EXPECT_EQ(output.timing.last_token.count() > 0, output.is_last());
+}
+
+TEST(Metrics, are_an_openmetrics_text) {
+    Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    const pagedllm::Completion answer = engine.generate(asking(prompt)).value();
+    const std::string text = engine.metrics().value();
+    EXPECT_NE(text.find("pagedllm_generation_tokens_total{"), std::string::npos) << text;
+    EXPECT_NE(text.find("} " + std::to_string(answer.tokens.size()) + "\n"), std::string::npos) << text;
+    EXPECT_EQ(text.substr(text.size() - 6), "# EOF\n");
+}
