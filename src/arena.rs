@@ -64,6 +64,21 @@ impl State {
         self.tenants.iter().filter(move |tenant| tenant.id != id)
     }
 
+    /// The bytes of so many blocks, where the tenant could have them and they need a promise.
+    fn promisable(&mut self, id: u64, blocks: usize) -> Result<Option<u64>> {
+        let theirs: u64 = self.others(id).map(|tenant| tenant.held).sum();
+        let (all, engines) = (self.bytes, self.tenants.len());
+        let tenant = self.tenant(id);
+        let bytes = blocks as u64 * tenant.block;
+        if bytes > tenant.least && bytes > tenant.held.min(tenant.ceiling) && bytes > all.saturating_sub(theirs) {
+            return Err(Error::capacity(format!(
+                "the request's sequences may need {bytes} bytes of K and V at once, and of the arena's {all} the other {} engines hold {theirs}: lower max_tokens or n, or make the arena larger",
+                engines - 1
+            )));
+        }
+        Ok((bytes > tenant.least).then_some(bytes))
+    }
+
     fn floors(&self) -> u64 {
         self.tenants.iter().map(Tenant::floor).sum()
     }
@@ -240,22 +255,16 @@ impl Lease {
         calls.iter().for_each(|call| call());
     }
 
+    /// Whether so many blocks could be promised now.
+    pub fn could_promise(&self, blocks: usize) -> bool {
+        self.arena.lock().promisable(self.id, blocks).is_ok()
+    }
+
     /// Sees to it that the engine can have so many blocks as long as the promise lives. None: it always can.
     pub fn promise(self: &Arc<Lease>, blocks: usize) -> Result<Option<Promise>> {
         let mut state = self.arena.lock();
-        let theirs: u64 = state.others(self.id).map(|tenant| tenant.held).sum();
-        let (all, tenants) = (state.bytes, state.tenants.len());
+        let Some(bytes) = state.promisable(self.id, blocks)? else { return Ok(None) };
         let tenant = state.tenant(self.id);
-        let bytes = blocks as u64 * tenant.block;
-        if bytes <= tenant.least {
-            return Ok(None);
-        }
-        if bytes > tenant.held.min(tenant.ceiling) && bytes > all.saturating_sub(theirs) {
-            return Err(Error::capacity(format!(
-                "the request's sequences may need {bytes} bytes of K and V at once, and of the arena's {all} the other {} engines hold {theirs}: lower max_tokens or n, or make the arena larger",
-                tenants - 1
-            )));
-        }
         tenant.promises.try_reserve(1)?;
         tenant.promises.push(bytes);
         tenant.held = tenant.held.max(bytes);

@@ -22,11 +22,12 @@ pub struct Admission {
 }
 
 impl Engine {
-    /// As of the last step, and as if nothing of its prompt were in the prefix cache. What `add_request` would refuse in any case
-    /// is refused here too.
+    /// As of the last step, and as if nothing of its prompt were in the prefix cache. What could never run is refused; grammars are not
+    /// looked at.
     pub fn admit(&self, queue: &Queue, mut request: Request) -> Result<Admission> {
-        let (prompt, _, branching) = self.checked(queue, &mut request)?;
+        let (prompt, max_len, branching) = self.checked(queue, &mut request)?;
         let (waiting, admits, before) = self.shared.registry.would_admit(queue.outbox(), prompt.len())?;
+        let admits = admits && self.lease.could_promise(self.most_blocks(prompt.len(), max_len, branching));
         let (now, outlook) = (self.shared.clock.now(), self.shared.outlook().clone());
         let first_token = outlook.first_token(self.capacity, before.into_iter(), prompt.len(), now);
         Ok(Admission {

@@ -52,7 +52,7 @@ impl Core {
     }
 
     /// Nobody steps, and others need room.
-    fn answer_call(&mut self) {
+    pub(super) fn answer_call(&mut self) {
         if self.has_failed() {
             return;
         }

@@ -396,7 +396,12 @@ impl Engine {
     /// After the step under way the host steps again. Nothing is lost: requests wait where they are.
     pub fn stop(&self) {
         let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
-        *driver = None;
+        if driver.take().is_some()
+            && let Ok(mut core) = self.core.try_lock()
+        {
+            // What it was called for meanwhile.
+            core.answer_call();
+        }
     }
 }
 

@@ -221,7 +221,7 @@ impl Engine {
     }
 
     /// Blocks of a request's sequences, all of the full length.
-    fn most_blocks(&self, prompt: usize, max_len: usize, branching: Branching) -> usize {
+    pub(super) fn most_blocks(&self, prompt: usize, max_len: usize, branching: Branching) -> usize {
         let block_size = self.info.memory.block_size;
         let shared = prompt / block_size;
         shared + branching.width() * (blocks_for(max_len, block_size) - shared)
