@@ -956,8 +956,8 @@ pllm_error *pllm_engine_add_request(const pllm_engine *engine,
 
 // What would become of the request if it were added now, without adding it: whether it would be taken, whether it could begin at
 // once, and when its first token is expected, judged by the steps so far, by how long answers have been, and as if nothing of
-// the prompt were in the prefix cache. A request that would be refused in any case is refused here too. May be called from any
-// thread, also while another one steps.
+// the prompt were in the prefix cache. What could never run is refused here too; grammars are not compiled. May be called from
+// any thread, also while another one steps.
 PLLM_NODISCARD
 pllm_error *pllm_engine_admit(const pllm_engine *engine,
                               const pllm_request *request,
