@@ -103,7 +103,7 @@
 // 8 bits a number and, for each head of each token, a scale in f32: about half the bytes of bf16, at a small cost in quality.
 #define PLLM_DTYPE_INT8 3
 
-// The widest instruction path that the machine has.
+// The widest instruction path that the machine has, of those that compute in f32.
 #define PLLM_ISA_AUTO 0
 
 #define PLLM_ISA_PORTABLE 1
@@ -111,6 +111,10 @@
 #define PLLM_ISA_AVX2 2
 
 #define PLLM_ISA_AVX512 3
+
+// As AVX512, but for weights that are stored in bf16: what they are multiplied by is rounded to bf16, too, and summed in f32. Up to
+// twice as fast where many tokens are computed at once.
+#define PLLM_ISA_AVX512_BF16 4
 
 // Serve token ids only: no tokenizer is read, and text calls answer PLLM_E_UNSUPPORTED.
 #define PLLM_ENGINE_SKIP_TOKENIZER 1
@@ -265,6 +269,9 @@
 #define PLLM_RESUME_CONTINUE 4
 
 // A budget of KV bytes that engines of this process may share, and that may change while they run. Any thread may use it.
+//
+// An engine that needs more than there is asks the others for what they only cache. Those that have requests give it before their next
+// step, so step an engine as long as it has any; of those that have none, the step of the engine that asks takes it.
 typedef struct pllm_arena pllm_arena;
 
 // Bytes, here always UTF-8 text. Belongs to the caller.
@@ -426,11 +433,15 @@ typedef struct {
   // In bytes, or PLLM_NUL_TERMINATED (the default).
   uint64_t trace_path_len;
   // A file to write down what is asked of the engine, and whatever else its steps depend on, so that pagedllm-replay can run them again
-  // bit for bit on a machine with the same instruction path. Prompts are in it, as tokens. UTF-8; what was in the file is gone. Where
+  // bit for bit on a machine with the same instruction path. Prompts are in it, as tokens, and cache salts. UTF-8; what was in the file is gone. Where
   // the disk fails the journal ends, and no step does: journals_stopped in pllm_stats. NULL (default): none.
   const char *journal_path;
   // In bytes, or PLLM_NUL_TERMINATED (the default).
   uint64_t journal_path_len;
+  // What the label model_name of pllm_engine_metrics says. UTF-8. NULL (default): the model directory's name.
+  const char *model_name;
+  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  uint64_t model_name_len;
 } pllm_engine_options;
 
 // Where the bytes go, known before any are taken. Set struct_size before the call.
@@ -727,6 +738,9 @@ typedef struct {
   uint64_t traces_stopped;
   // The same of journal_path.
   uint64_t journals_stopped;
+  // Times that the KV pool became smaller and the system did not take the memory back, as where the program has locked its memory
+  // (mlockall): the budget is kept, but the process is no smaller.
+  uint64_t discard_failures;
 } pllm_stats;
 
 // A token and its log probability under the model's own distribution.
@@ -903,7 +917,7 @@ pllm_error *pllm_arena_create(uint64_t bytes,
 void pllm_arena_free(pllm_arena *arena);
 
 // Changes the budget, at any time, from any thread. More is there at once. Where it becomes less, engines go down together: those
-// that nobody steps before this returns, others before their next step (pllm_arena_info tells). First goes what is only cached, then
+// in which no step is under way before this returns, others before their next step (pllm_arena_info tells). First goes what is only cached, then
 // idle sequences lose their K and V, then the youngest that run are preempted: nothing ends, and the answers are the same. What is left
 // moves together, and the memory beyond goes back to the system. Less than the longest sequences of the engines and the requests
 // under way need is refused with the number that would do: PLLM_E_CAPACITY.
@@ -955,8 +969,9 @@ pllm_error *pllm_engine_add_request(const pllm_engine *engine,
                                     uint64_t *out_request);
 
 // What would become of the request if it were added now, without adding it: whether it would be taken, whether it could begin at
-// once, and when its first token is expected, judged by the steps so far, by how long answers have been, and as if nothing of
-// the prompt were in the prefix cache. What could never run is refused here too; grammars are not compiled. May be called from
+// once, and when its first token is expected, judged by the steps so far, by how long answers have been, by the engine's own policies,
+// and as if nothing of the prompt were in the prefix cache and nobody came later who goes before it. All that waits is played through
+// on the calling thread: some milliseconds where 100,000 wait. What could never run is refused here too; grammars are not compiled. May be called from
 // any thread, also while another one steps.
 PLLM_NODISCARD
 pllm_error *pllm_engine_admit(const pllm_engine *engine,
@@ -993,7 +1008,7 @@ PLLM_NODISCARD pllm_error *pllm_engine_stats(const pllm_engine *engine, pllm_sta
 
 // What dashboards ask for: gauges, counters and histograms as of the last step, with the names that vLLM gave them after the prefix
 // "pagedllm_". The text is in the OpenMetrics format, which Prometheus scrapes as
-// "application/openmetrics-text; version=1.0.0; charset=utf-8"; the label model_name is the model directory's name. Histograms of
+// "application/openmetrics-text; version=1.0.0; charset=utf-8"; the label model_name is the option of that name. Histograms of
 // times have buckets up to 1, 2.5 and 5 times each power of ten, from 0.5 ms to 2500 s; those of tokens up to the powers of two, from 1 to
 // 2^20. May be called from any thread, and waits for no step. Free it with pllm_bytes_free.
 PLLM_NODISCARD

@@ -14,11 +14,20 @@ struct State {
     bytes: u64,
     most: u64,
     last_id: u64,
+    /// By id: the newest last.
     tenants: Vec<Tenant>,
 }
 
-/// Has an engine look at its lease soon.
-type Call = Arc<dyn Fn() + Send + Sync>;
+/// Has an engine look at its lease soon. Who calls may be a host's thread, or another engine's, which is in the middle of a step.
+pub type Call = Arc<dyn Fn(Caller) + Send + Sync>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Caller {
+    Host,
+    Engine,
+    /// One that has called before, and begins another step with less than it needs.
+    StillHungry,
+}
 
 struct Tenant {
     id: u64,
@@ -53,6 +62,11 @@ impl Tenant {
     fn floor(&self) -> u64 {
         self.promises.iter().copied().fold(self.least, u64::max)
     }
+
+    /// What it holds, once it is down where it is on its way to.
+    fn in_the_end(&self) -> u64 {
+        self.held.min(self.ceiling.max(self.floor()))
+    }
 }
 
 impl State {
@@ -70,7 +84,7 @@ impl State {
         let (all, engines) = (self.bytes, self.tenants.len());
         let tenant = self.tenant(id);
         let bytes = blocks as u64 * tenant.block;
-        if bytes > tenant.least && bytes > tenant.held.min(tenant.ceiling) && bytes > all.saturating_sub(theirs) {
+        if bytes > tenant.least && bytes > tenant.in_the_end() && bytes > all.saturating_sub(theirs) {
             return Err(Error::capacity(format!(
                 "the request's sequences may need {bytes} bytes of K and V at once, and of the arena's {all} the other {} engines hold {theirs}: lower max_tokens or n, or make the arena larger",
                 engines - 1
@@ -85,20 +99,17 @@ impl State {
 
     /// Where more is held than there is, each goes down by the same share of what it holds above its floor.
     fn share_the_loss(&mut self) {
+        self.tenants.iter_mut().for_each(|tenant| tenant.ceiling = u64::MAX);
         let (held, floors) = (self.tenants.iter().map(|tenant| tenant.held).sum::<u64>(), self.floors());
         if held <= self.bytes {
             return;
         }
-        let (left, above) = (u128::from(self.bytes - floors), u128::from(held - floors));
+        let (left, above) = (u128::from(self.bytes.saturating_sub(floors)), u128::from(held.saturating_sub(floors).max(1)));
         for tenant in &mut self.tenants {
             let floor = tenant.floor();
-            let ceiling = floor + (u128::from(tenant.held - floor) * left / above) as u64;
+            let ceiling = floor + (u128::from(tenant.held.saturating_sub(floor)) * left / above) as u64;
             tenant.ceiling = if ceiling < tenant.held { ceiling } else { u64::MAX };
         }
-    }
-
-    fn calls(&self, which: impl Fn(&Tenant) -> bool) -> Vec<Call> {
-        self.tenants.iter().filter(|tenant| which(tenant)).filter_map(|tenant| tenant.call.clone()).collect()
     }
 }
 
@@ -116,6 +127,20 @@ impl Arena {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Calls these engines one after the other, with no lock held: a call may come back here. Nothing is allocated.
+    fn call(&self, caller: Caller, which: impl Fn(&Tenant) -> bool) {
+        let mut last = 0;
+        let next = |last: u64| {
+            let state = self.lock();
+            let tenant = state.tenants.iter().find(|tenant| tenant.id > last && which(tenant))?;
+            Some((tenant.id, tenant.call.clone()))
+        };
+        while let Some((id, call)) = next(last) {
+            last = id;
+            call.iter().for_each(|call| call(caller));
+        }
+    }
+
     pub fn info(&self) -> ArenaInfo {
         let state = self.lock();
         ArenaInfo {
@@ -130,11 +155,11 @@ impl Arena {
     /// What another engine could have at most, and the most that this will ever be.
     pub fn room(&self) -> (u64, u64) {
         let state = self.lock();
-        (state.bytes - state.floors(), state.most)
+        (state.bytes.saturating_sub(state.floors()), state.most)
     }
 
-    /// From now on there are so many bytes. Engines that hold more go down: at once where nobody steps them, otherwise before
-    /// their next step. What they cache goes first, then idle sequences lose their blocks, then running ones are preempted;
+    /// From now on there are so many bytes. Engines that hold more go down: at once those in which no step is under way, the others
+    /// before their next step. What they cache goes first, then idle sequences lose their blocks, then running ones are preempted;
     /// nothing ends.
     pub fn resize(&self, bytes: u64) -> Result<()> {
         let mut state = self.lock();
@@ -150,9 +175,8 @@ impl Arena {
         }
         state.bytes = bytes;
         state.share_the_loss();
-        let calls = state.calls(|_| true);
         drop(state);
-        calls.iter().for_each(|call| call());
+        self.call(Caller::Host, |_| true);
         Ok(())
     }
 
@@ -161,7 +185,7 @@ impl Arena {
         let (block, least) = (block.max(1), least * block.max(1));
         let mut state = self.lock();
         let floors = state.floors();
-        if least > state.bytes - floors {
+        if least > state.bytes.saturating_sub(floors) {
             return Err(Error::capacity(format!(
                 "the engine needs {least} bytes for its longest sequence, and of the arena's {} others need {floors}: make it larger, or max_model_len smaller",
                 state.bytes
@@ -172,9 +196,8 @@ impl Arena {
         let id = state.last_id;
         state.tenants.push(Tenant { id, block, least, promises: Vec::new(), held: least, ceiling: u64::MAX, hungry: false, call: None });
         state.share_the_loss();
-        let calls = state.calls(|_| true);
         drop(state);
-        calls.iter().for_each(|call| call());
+        self.call(Caller::Host, |_| true);
         Ok(Lease { arena: self.clone(), id })
     }
 }
@@ -194,12 +217,16 @@ pub struct Lease {
 /// What an engine does with its part, in blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Need {
+    /// That its pool has now.
+    pub pool: usize,
     /// For sequences.
     pub used: usize,
     /// Kept in case somebody begins alike.
     pub cached: usize,
     /// What the next step may add.
     pub next: usize,
+    /// That step begins now.
+    pub steps: bool,
 }
 
 impl Lease {
@@ -218,11 +245,11 @@ impl Lease {
         let mut state = self.arena.lock();
         let (bytes, alone) = (state.bytes, state.tenants.len() == 1);
         let they_are_hungry = state.others(self.id).any(|tenant| tenant.hungry);
-        let theirs: u64 = state.others(self.id).map(|tenant| tenant.held.min(tenant.ceiling)).sum();
+        let theirs: u64 = state.others(self.id).map(Tenant::in_the_end).sum();
         let theirs_still: u64 = state.others(self.id).map(|tenant| tenant.held).sum();
         let tenant = state.tenant(self.id);
-        let (held, floor) = (tenant.held, tenant.floor());
-        let in_bytes = |blocks: usize| blocks as u64 * tenant.block;
+        let (held, floor, block) = (tenant.held, tenant.floor(), tenant.block);
+        let in_bytes = |blocks: usize| blocks as u64 * block;
         let (urgent, kept) = (in_bytes(need.used + need.next), in_bytes(need.cached));
         let wanted = match (alone, they_are_hungry) {
             (true, _) => bytes,
@@ -232,36 +259,69 @@ impl Lease {
         let lasting = wanted.min(bytes.saturating_sub(theirs)).min(tenant.ceiling).max(floor);
         // What others have yet to give back cannot be taken before.
         let target = lasting.min(held.max(bytes.saturating_sub(theirs_still)));
-        let target = target - target % tenant.block;
-        tenant.held = held.max(target);
+        let target = target - target % block;
+        // What was promised and came to nothing is nobody's.
+        tenant.held = in_bytes(need.pool).max(target);
+        if target < in_bytes(need.pool) {
+            tenant.ceiling = target;
+        }
         let was_hungry = std::mem::replace(&mut tenant.hungry, !alone && urgent > target);
-        let calls = if tenant.hungry && !was_hungry { state.calls(|other| other.id != self.id) } else { Vec::new() };
-        let blocks = target / state.tenant(self.id).block;
+        let (hungry, gave) = (tenant.hungry, tenant.held < held);
         drop(state);
-        calls.iter().for_each(|call| call());
-        blocks as usize
+        self.call_others(hungry && !was_hungry, hungry && need.steps, gave);
+        (target / block) as usize
+    }
+
+    /// Only who steps calls again, and once a step: two engines that lack something cannot call each other for ever.
+    fn call_others(&self, is_now_hungry: bool, is_still_hungry: bool, gave: bool) {
+        if is_now_hungry || gave {
+            self.arena.call(Caller::Engine, |other| other.id != self.id && (is_now_hungry || other.hungry));
+        }
+        if is_still_hungry && !is_now_hungry {
+            self.arena.call(Caller::StillHungry, |other| other.id != self.id);
+        }
     }
 
     /// The engine holds no more than so many blocks any more.
     pub fn give_back(&self, blocks: usize) {
         let mut state = self.arena.lock();
         let tenant = state.tenant(self.id);
-        tenant.held = tenant.held.min(blocks as u64 * tenant.block);
-        if tenant.held <= tenant.ceiling {
+        // It may have been promised more meanwhile.
+        tenant.held = tenant.held.min(blocks as u64 * tenant.block).max(tenant.floor());
+        if tenant.held == tenant.in_the_end() {
             tenant.ceiling = u64::MAX;
         }
-        let calls = state.calls(|other| other.hungry && other.id != self.id);
         drop(state);
-        calls.iter().for_each(|call| call());
+        self.arena.call(Caller::Engine, |other| other.hungry && other.id != self.id);
     }
 
-    /// Whether so many blocks could be promised now.
+    /// The engine holds nothing any more, and never will.
+    pub fn give_up(&self) {
+        let mut state = self.arena.lock();
+        let tenant = state.tenant(self.id);
+        tenant.promises.clear();
+        (tenant.least, tenant.held, tenant.ceiling, tenant.hungry) = (0, 0, u64::MAX, false);
+        drop(state);
+        self.arena.call(Caller::Engine, |other| other.hungry && other.id != self.id);
+    }
+
+    /// Whether so many blocks could be promised now, before others give up what they only cache.
     pub fn could_promise(&self, blocks: usize) -> bool {
         self.arena.lock().promisable(self.id, blocks).is_ok()
     }
 
-    /// Sees to it that the engine can have so many blocks as long as the promise lives. None: it always can.
+    /// Sees to it that the engine can have so many blocks as long as the promise lives. None: it always can. Where others hold too much
+    /// they are called: who has nothing to do gives up at once what it only caches, the others before their next step.
     pub fn promise(self: &Arc<Lease>, blocks: usize) -> Result<Option<Promise>> {
+        self.promise_now(blocks).or_else(|_| {
+            // Until it settles next.
+            self.arena.lock().tenant(self.id).hungry = true;
+            self.arena.call(Caller::Engine, |other| other.id != self.id);
+            self.promise_now(blocks)
+        })
+    }
+
+    fn promise_now(self: &Arc<Lease>, blocks: usize) -> Result<Option<Promise>> {
         let mut state = self.arena.lock();
         let Some(bytes) = state.promisable(self.id, blocks)? else { return Ok(None) };
         let tenant = state.tenant(self.id);
@@ -276,9 +336,8 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let mut state = self.arena.lock();
         state.tenants.retain(|tenant| tenant.id != self.id);
-        let calls = state.calls(|other| other.hungry);
         drop(state);
-        calls.iter().for_each(|call| call());
+        self.arena.call(Caller::Host, |other| other.hungry);
     }
 }
 
@@ -300,21 +359,44 @@ impl Drop for Promise {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
-    fn need(used: usize, cached: usize, next: usize) -> Need {
-        Need { used, cached, next }
+    /// An engine, as far as an arena can tell.
+    struct Engine {
+        lease: Arc<Lease>,
+        pool: Cell<usize>,
+    }
+
+    impl Engine {
+        fn join(arena: &Arc<Arena>, block: u64, least: u64) -> Engine {
+            Engine { lease: Arc::new(arena.join(block, least).unwrap()), pool: Cell::new(least as usize) }
+        }
+
+        /// How large its pool should be. A larger one it has at once.
+        fn settle(&self, used: usize, cached: usize, next: usize) -> usize {
+            let target = self.lease.settle(Need { pool: self.pool.get(), used, cached, next, steps: true });
+            self.pool.set(self.pool.get().max(target));
+            target
+        }
+
+        /// It has become as small.
+        fn give_back(&self, blocks: usize) {
+            self.pool.set(blocks);
+            self.lease.give_back(blocks);
+        }
     }
 
     #[test]
     fn who_is_alone_has_everything() {
         let arena = Arena::new(1000, 2000).unwrap();
-        let lease = arena.join(1, 100).unwrap();
-        assert_eq!(lease.settle(need(0, 0, 10)), 1000);
+        let lease = Engine::join(&arena, 1, 100);
+        assert_eq!(lease.settle(0, 0, 10), 1000);
         arena.resize(1500).unwrap();
-        assert_eq!(lease.settle(need(0, 0, 10)), 1500);
+        assert_eq!(lease.settle(0, 0, 10), 1500);
         arena.resize(300).unwrap();
-        assert_eq!((lease.settle(need(900, 0, 10)), arena.info().held_bytes), (300, 1500));
+        assert_eq!((lease.settle(900, 0, 10), arena.info().held_bytes), (300, 1500));
         lease.give_back(300);
         assert_eq!(arena.info(), ArenaInfo { bytes: 300, most_bytes: 2000, least_bytes: 100, held_bytes: 300, engines: 1 });
     }
@@ -325,7 +407,7 @@ mod tests {
             assert!(Arena::new(bytes, most).unwrap_err().message().contains("give it from 1"));
         }
         let arena = Arena::new(1000, 2000).unwrap();
-        let (_first, _second) = (arena.join(1, 300).unwrap(), arena.join(1, 400).unwrap());
+        let (_first, _second) = (Engine::join(&arena, 1, 300), Engine::join(&arena, 1, 400));
         assert!(arena.resize(699).unwrap_err().message().contains("need 700 bytes to go on"));
         assert!(arena.resize(2001).unwrap_err().message().contains("up to 2000"));
         assert!(arena.join(1, 301).err().unwrap().message().contains("others need 700"));
@@ -335,58 +417,117 @@ mod tests {
     #[test]
     fn what_one_does_not_use_another_can_have() {
         let arena = Arena::new(1000, 1000).unwrap();
-        let first = arena.join(1, 100).unwrap();
-        assert_eq!(first.settle(need(0, 0, 10)), 1000);
+        let first = Engine::join(&arena, 1, 100);
+        assert_eq!(first.settle(0, 0, 10), 1000);
         first.give_back(1000);
-        let second = arena.join(1, 100).unwrap();
+        let second = Engine::join(&arena, 1, 100);
         // The first has filled its part with what it caches, and has yet to make room.
-        assert_eq!(second.settle(need(90, 0, 50)), 100);
-        assert_eq!(first.settle(need(200, 600, 50)), 250);
+        assert_eq!(second.settle(90, 0, 50), 100);
+        assert_eq!(first.settle(200, 600, 50), 250);
         first.give_back(250);
-        assert_eq!(second.settle(need(90, 0, 50)), 140);
-        assert_eq!(second.settle(need(600, 0, 50)), 650);
+        assert_eq!(second.settle(90, 0, 50), 140);
+        assert_eq!(second.settle(600, 0, 50), 650);
         // Nobody is hungry: what is there may be kept.
-        assert_eq!(first.settle(need(200, 100, 50)), 350);
-        assert_eq!(first.settle(need(200, 300, 50)), 350);
+        assert_eq!(first.settle(200, 100, 50), 350);
+        assert_eq!(first.settle(200, 300, 50), 350);
         assert_eq!(arena.info().held_bytes, 1000);
         drop(second);
-        assert_eq!(first.settle(need(200, 300, 50)), 1000);
+        assert_eq!(first.settle(200, 300, 50), 1000);
     }
 
     #[test]
     fn all_share_a_loss_and_keep_their_floors() {
         let arena = Arena::new(1000, 1000).unwrap();
-        let (first, second) = (Arc::new(arena.join(1, 100).unwrap()), Arc::new(arena.join(1, 100).unwrap()));
-        let promise = second.promise(200).unwrap();
-        assert_eq!((first.settle(need(500, 0, 0)), second.settle(need(500, 0, 0))), (500, 500));
+        let (first, second) = (Engine::join(&arena, 1, 100), Engine::join(&arena, 1, 100));
+        let promise = second.lease.promise(200).unwrap();
+        assert_eq!((first.settle(500, 0, 0), second.settle(500, 0, 0)), (500, 500));
         arena.resize(600).unwrap();
-        assert_eq!((first.settle(need(500, 0, 0)), second.settle(need(500, 0, 0))), (271, 328));
+        assert_eq!((first.settle(500, 0, 0), second.settle(500, 0, 0)), (271, 328));
         first.give_back(271);
         // The second still has its own.
-        assert_eq!((first.settle(need(271, 0, 99)), arena.info().held_bytes), (271, 771));
+        assert_eq!((first.settle(271, 0, 99), arena.info().held_bytes), (271, 771));
         second.give_back(328);
         assert!(arena.resize(299).is_err());
         drop(promise);
         arena.resize(200).unwrap();
-        assert_eq!((first.settle(need(271, 0, 0)), second.settle(need(328, 0, 0))), (100, 100));
+        assert_eq!((first.settle(271, 0, 0), second.settle(328, 0, 0)), (100, 100));
     }
 
     #[test]
     fn blocks_are_held_whole() {
         let arena = Arena::new(1000, 1000).unwrap();
-        let lease = arena.join(300, 1).unwrap();
-        assert_eq!((lease.settle(need(0, 0, 1)), arena.info().held_bytes), (3, 900));
+        let lease = Engine::join(&arena, 300, 1);
+        assert_eq!((lease.settle(0, 0, 1), arena.info().held_bytes), (3, 900));
     }
 
     #[test]
     fn a_promise_is_given_only_where_it_can_be_kept() {
         let arena = Arena::new(1000, 1000).unwrap();
-        let (first, second) = (Arc::new(arena.join(1, 100).unwrap()), Arc::new(arena.join(1, 100).unwrap()));
-        assert!(first.promise(100).unwrap().is_none());
-        second.settle(need(500, 0, 0));
-        assert!(first.promise(501).err().unwrap().message().contains("hold 500"));
-        let promise = first.promise(500).unwrap().unwrap();
-        assert_eq!(second.settle(need(900, 0, 0)), 500, "it is held for the one that it was promised to");
+        let (first, second) = (Engine::join(&arena, 1, 100), Engine::join(&arena, 1, 100));
+        assert!(first.lease.promise(100).unwrap().is_none());
+        second.settle(500, 0, 0);
+        assert!(first.lease.promise(501).err().unwrap().message().contains("hold 500"));
+        let promise = first.lease.promise(500).unwrap().unwrap();
+        assert_eq!(second.settle(900, 0, 0), 500, "it is held for the one that it was promised to");
         drop(promise);
+    }
+
+    #[test]
+    fn a_promise_that_comes_to_nothing_is_given_back() {
+        let arena = Arena::new(1000, 1000).unwrap();
+        let (first, second) = (Engine::join(&arena, 1, 100), Engine::join(&arena, 1, 100));
+        drop(first.lease.promise(500).unwrap());
+        assert_eq!((second.settle(900, 0, 0), first.settle(0, 0, 0)), (500, 100));
+        assert_eq!(second.settle(900, 0, 0), 900);
+    }
+
+    #[test]
+    fn what_is_promised_on_the_way_down_is_there() {
+        let arena = Arena::new(1000, 1000).unwrap();
+        let (first, second) = (Engine::join(&arena, 1, 100), Engine::join(&arena, 1, 100));
+        assert_eq!(first.settle(0, 800, 100), 900);
+        assert_eq!(second.settle(900, 0, 0), 100);
+        assert_eq!(first.settle(0, 800, 100), 100);
+        let promise = first.lease.promise(400).unwrap();
+        first.give_back(100);
+        assert!(second.lease.promise(850).err().unwrap().message().contains("hold 400"));
+        assert_eq!((second.settle(900, 0, 0), first.settle(0, 0, 0)), (600, 400));
+        drop(promise);
+        assert_eq!(arena.info().least_bytes, 200);
+    }
+
+    #[test]
+    fn who_stays_hungry_calls_again_before_each_step() {
+        let arena = Arena::new(1000, 1000).unwrap();
+        let (first, second) = (Engine::join(&arena, 1, 100), Engine::join(&arena, 1, 100));
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let heard = calls.clone();
+        first.lease.on_call(Arc::new(move |caller| heard.lock().unwrap().push(caller)));
+        assert_eq!(first.settle(900, 0, 0), 900);
+        assert_eq!((second.settle(200, 0, 0), second.settle(200, 0, 0)), (100, 100));
+        second.lease.settle(Need { pool: 100, used: 200, cached: 0, next: 0, steps: false });
+        assert_eq!(*calls.lock().unwrap(), [Caller::Engine, Caller::StillHungry]);
+    }
+
+    #[test]
+    fn who_gives_up_leaves_all_to_the_others() {
+        let arena = Arena::new(1000, 1000).unwrap();
+        let (first, second) = (Engine::join(&arena, 1, 100), Engine::join(&arena, 1, 100));
+        let promise = first.lease.promise(800).unwrap();
+        assert_eq!(first.settle(900, 0, 0), 900);
+        first.lease.give_up();
+        drop(promise);
+        assert_eq!(arena.info(), ArenaInfo { bytes: 1000, most_bytes: 1000, least_bytes: 100, held_bytes: 100, engines: 2 });
+        assert_eq!(second.settle(1000, 0, 0), 1000);
+    }
+
+    #[test]
+    fn who_was_to_go_down_and_need_not_any_more_stays() {
+        let arena = Arena::new(1000, 1000).unwrap();
+        let engine = Engine::join(&arena, 1, 100);
+        assert_eq!(engine.settle(0, 0, 0), 1000);
+        arena.resize(300).unwrap();
+        arena.resize(1000).unwrap();
+        assert_eq!(engine.settle(0, 0, 0), 1000);
     }
 }

@@ -156,7 +156,20 @@ pub fn try_copy<T: Copy>(values: &[T]) -> Result<Vec<T>> {
     Ok(copy)
 }
 
-/// The same for texts, one after the other.
+/// Room for `more` in a list that grows by and by: for twice as much as it has, or, where there is no memory for that, for just so many.
+pub fn try_grow<T>(list: &mut Vec<T>, more: usize) -> Result<()> {
+    Ok(list.try_reserve(more).or_else(|_| list.try_reserve_exact(more))?)
+}
+
+/// Makes `list` a copy of `values`, in the room that it has or, where that is too little, in more.
+pub fn try_refill<T: Copy>(list: &mut Vec<T>, values: &[T]) -> Result<()> {
+    list.clear();
+    list.try_reserve(values.len())?;
+    list.extend_from_slice(values);
+    Ok(())
+}
+
+/// The same as `try_copy` for texts, one after the other.
 pub fn try_concat(texts: &[&str]) -> Result<String> {
     let mut all = String::new();
     all.try_reserve_exact(texts.iter().map(|text| text.len()).sum())?;
@@ -164,17 +177,31 @@ pub fn try_concat(texts: &[&str]) -> Result<String> {
     Ok(all)
 }
 
+/// Copies of texts.
+pub fn try_texts(texts: &[String]) -> Result<Vec<String>> {
+    let mut copies = Vec::new();
+    copies.try_reserve_exact(texts.len())?;
+    for text in texts {
+        copies.push(try_concat(&[text])?);
+    }
+    Ok(copies)
+}
+
+/// Grows as long as there is memory.
+#[derive(Default)]
+pub struct Text(pub String);
+
+impl fmt::Write for Text {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        self.0.try_reserve(part.len()).map_err(|_| fmt::Error)?;
+        self.0.push_str(part);
+        Ok(())
+    }
+}
+
 /// What `format!` makes, of things whose size comes from a model file.
 pub fn try_format(what: fmt::Arguments) -> Result<String> {
-    struct Text(String);
-    impl fmt::Write for Text {
-        fn write_str(&mut self, part: &str) -> fmt::Result {
-            self.0.try_reserve(part.len()).map_err(|_| fmt::Error)?;
-            self.0.push_str(part);
-            Ok(())
-        }
-    }
-    let mut text = Text(String::new());
+    let mut text = Text::default();
     fmt::write(&mut text, what).map_err(|_| Error::out_of_memory())?;
     Ok(text.0)
 }

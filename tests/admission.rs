@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use common::Hand;
 use forecast::{Errors, Hosts};
-use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume, Runner, Ticket};
+use pagedllm::engine::{Engine, Fork, GoOn, Output, Prompt, Request, Resume, Runner, Ticket};
 use pagedllm::error::{Code, Result};
-use pagedllm::options::{BeamParams, EngineOptions, SamplingParams};
+use pagedllm::options::{AllocationPolicy, BatchingPolicy, BeamParams, EngineOptions, OrderPolicy, Policies, SamplingParams};
 use pagedllm::sched::{FinishReason, StepPlan};
 use workload::SHAREGPT;
 
@@ -28,6 +28,8 @@ struct Counting {
     rows: Arc<AtomicUsize>,
     clock: Arc<Hand>,
     step: Duration,
+    /// Everything takes so many times as long.
+    slower: Arc<AtomicUsize>,
 }
 
 impl Runner for Counting {
@@ -38,7 +40,7 @@ impl Runner for Counting {
             logits[plan.batch.tokens[row as usize] as usize + 1] = 9.0;
         }
         self.rows.fetch_add(plan.batch.rows(), Ordering::Relaxed);
-        self.clock.turn(self.step);
+        self.clock.turn(self.step * self.slower.load(Ordering::Relaxed) as u32);
         Ok(Ticket { logits: rows.len() })
     }
 
@@ -51,16 +53,17 @@ struct House {
     engine: Engine,
     clock: Arc<Hand>,
     rows: Arc<AtomicUsize>,
+    slower: Arc<AtomicUsize>,
 }
 
 const STEP: Duration = Duration::from_millis(10);
 
 fn house(options: EngineOptions) -> House {
-    let (clock, rows) = (Arc::new(Hand::default()), Arc::new(AtomicUsize::new(0)));
-    let runner = Counting { logits: Vec::new(), rows: rows.clone(), clock: clock.clone(), step: STEP };
+    let (clock, rows, slower) = (Arc::new(Hand::default()), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(1)));
+    let runner = Counting { logits: Vec::new(), rows: rows.clone(), clock: clock.clone(), step: STEP, slower: slower.clone() };
     let info = common::model_info(VOCAB, 64, 256, vec![]);
     let engine = Engine::with_clock(&options, info, None, Box::new(runner), clock.clone()).unwrap();
-    House { engine, clock, rows }
+    House { engine, clock, rows, slower }
 }
 
 impl House {
@@ -178,6 +181,48 @@ fn each_turn_of_a_kept_sequence_has_a_deadline_of_its_own() {
 }
 
 #[test]
+fn an_abort_ends_all_of_a_request_that_runs_and_nobody_else() {
+    let house = house(EngineOptions::default());
+    let first = house.add(Request { n: 4, keep: true, ..request(4, 3) });
+    let others = house.add(Request { n: 2, ..request(4, 60) });
+    while (0..4).any(|i| !house.engine.sequence(first + i).is_ok_and(|sequence| sequence.idle)) {
+        house.engine.step().unwrap();
+    }
+    house.engine.queue().poll(Some(Duration::ZERO)).unwrap();
+    // Of four that were kept two run again, and one is gone.
+    [1, 3].into_iter().for_each(|i| house.engine.resume(first + i, Resume::new(greedy(50))).unwrap());
+    house.engine.free(first).unwrap();
+    house.engine.step().unwrap();
+    house.engine.abort(first).unwrap();
+    let outputs = house.run();
+    let ends: Vec<(u64, FinishReason)> = outputs.iter().filter_map(|output| Some((output.sequence, output.finish?))).collect();
+    let (abort, length) = (FinishReason::Abort, FinishReason::Length);
+    assert_eq!(ends, [(first + 1, abort), (first + 3, abort), (others, length), (others + 1, length)]);
+    assert!(house.engine.sequence(first + 2).unwrap().idle);
+}
+
+/// It takes as long for each, however many they are.
+#[test]
+fn many_that_are_due_at_once_end_in_one_step() {
+    let time = |count: usize| {
+        let house = house(EngineOptions { max_seqs: 2, queue_capacity: usize::MAX / 2, ..EngineOptions::default() });
+        for _ in 0..count {
+            house.add(Request { n: 2, ..within(45, request(2, 9)) });
+        }
+        house.engine.step().unwrap();
+        house.clock.turn(Duration::from_secs(1));
+        let begun = std::time::Instant::now();
+        house.engine.step().unwrap();
+        let time = begun.elapsed();
+        assert_eq!(house.engine.stats().finished_deadline, 2 * count as u64);
+        time
+    };
+    let fastest = |count| (0..3).map(|_| time(count)).min().unwrap();
+    let (few, many) = (fastest(2000), fastest(20_000));
+    assert!(many < 40 * few, "{few:?} for 2,000 and {many:?} for 20,000");
+}
+
+#[test]
 fn a_deadline_that_has_passed_is_refused() {
     let house = house(EngineOptions::default());
     let error = house.engine.add_request(within(0, request(4, 5))).unwrap_err();
@@ -191,7 +236,7 @@ fn a_deadline_that_has_passed_is_refused() {
 fn the_driver_wakes_for_a_deadline_while_nobody_reads() {
     let info = common::model_info(VOCAB, 64, 256, vec![]);
     let clock = Arc::new(Hand::default());
-    let runner = Counting { logits: Vec::new(), rows: Arc::default(), clock, step: Duration::ZERO };
+    let runner = Counting { logits: Vec::new(), rows: Arc::default(), clock, step: Duration::ZERO, slower: Arc::default() };
     let engine = Engine::with_runner(&EngineOptions::default(), info, None, Box::new(runner)).unwrap();
     let queue = engine.create_queue(1).unwrap();
     engine.start().unwrap();
@@ -298,12 +343,71 @@ fn the_first_token_comes_when_it_was_told() {
     assert!(told.abs_diff(came) < STEP / 2, "told {told:?}, came after {came:?}");
 }
 
+#[test]
+fn a_machine_that_has_become_slower_is_believed() {
+    let house = house(EngineOptions { prefill_chunk: Some(32), ..EngineOptions::default() });
+    let told = || house.engine.admit(house.engine.queue(), Request::new(Prompt::Tokens(vec![2; 200]), greedy(5))).unwrap().first_token;
+    let work = |turns| {
+        for _ in 0..turns {
+            house.add(request(8, 200));
+            house.run();
+        }
+    };
+    work(10);
+    // Seven chunks.
+    assert!(told().unwrap().abs_diff(STEP * 7) < STEP / 2, "{:?}", told());
+    house.slower.store(5, Ordering::Relaxed);
+    work(25);
+    assert!(told().unwrap().abs_diff(STEP * 35) < STEP, "{:?}", told());
+    house.slower.store(1, Ordering::Relaxed);
+    work(40);
+    assert!(told().unwrap().abs_diff(STEP * 7) < STEP, "{:?}", told());
+}
+
+/// The other policies are told as well as the default ones.
+#[test]
+fn forecasts_go_by_the_policies_of_the_engine() {
+    let ageing = Policies::DEFAULT_AGEING;
+    for policies in [
+        Policies { order: OrderPolicy::Priority { ageing }, ..Policies::default() },
+        Policies { order: OrderPolicy::ShortestPredicted { ageing }, ..Policies::default() },
+        Policies { batching: BatchingPolicy::PrefillFirst { threshold: 2048 }, ..Policies::default() },
+        Policies { batching: BatchingPolicy::DecodeFirst { budget: 256 }, ..Policies::default() },
+        Policies { batching: BatchingPolicy::Static, ..Policies::default() },
+        Policies { allocation: AllocationPolicy::MaxTokens, ..Policies::default() },
+    ] {
+        let Errors { median, mean, .. } = forecast::measure(&SHAREGPT, 6.0, Hosts::DoNotKnow, policies).unwrap();
+        assert!(mean > 10.0 && median < 0.25, "{policies:?}: half of the forecasts were off by {median} or more of {mean} s");
+    }
+}
+
 /// Under a load that the machine cannot bear: what waits, what runs and who has to go decide.
 #[test]
 fn the_first_token_is_told_within_a_quarter_half_of_the_time() {
     for hosts in [Hosts::Know, Hosts::DoNotKnow] {
-        let Errors { median, mean, .. } = forecast::measure(&SHAREGPT, 6.0, hosts).unwrap();
+        let Errors { median, mean, .. } = forecast::measure(&SHAREGPT, 6.0, hosts, Policies::default()).unwrap();
         assert!(mean > 10.0, "nobody waited: {mean}");
         assert!(median < 0.25, "{hosts:?}: half of the forecasts were off by {median} or more");
     }
+}
+
+#[test]
+fn a_turn_that_waits_is_expected_to_end_at_the_longest() {
+    let house = house(EngineOptions { max_seqs: 1, ..EngineOptions::default() });
+    for _ in 0..20 {
+        house.add(request(10, 20));
+    }
+    house.run();
+    let kept = house.add(Request { keep: true, ..request(10, 5) });
+    house.run();
+    let first = || house.engine.admit(house.engine.queue(), request(10, 5)).unwrap().first_token.unwrap();
+    let most = STEP * 256;
+    house.engine.resume(kept, Resume::new(SamplingParams::default())).unwrap();
+    assert!(first() < most, "resumed without an end: {:?}", first());
+    house.run();
+    house.engine.rewind(kept, 12).unwrap();
+    house.engine.go_on(kept, GoOn { keep: true, ..GoOn::default() }).unwrap();
+    assert!(first() < most, "gone on: {:?}", first());
+    house.engine.fork(kept, 1, &Fork { at: Some(11), ..Fork::default() }).unwrap();
+    assert!(first() < 2 * most, "and forked: {:?}", first());
 }

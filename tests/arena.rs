@@ -3,15 +3,17 @@
 mod common;
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{Random, TempDir, configs, write_random_model};
 use pagedllm::arena::Arena;
-use pagedllm::engine::{Engine, Output, Prompt, Request, Resume};
+use pagedllm::batch::BlockCopy;
+use pagedllm::engine::{Engine, Output, Prompt, Request, Resume, Runner, Ticket};
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, SamplingParams};
-use pagedllm::sched::FinishReason;
+use pagedllm::sched::{FinishReason, StepPlan};
 
 /// The tests of this file look at the memory of the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -217,6 +219,11 @@ fn engines_share_an_arena_and_what_one_does_not_use_another_has() {
             assert_eq!(answers.join().unwrap(), expected);
         }
     });
+    let begun = Instant::now();
+    while arena.info().held_bytes > arena.info().bytes {
+        assert!(begun.elapsed() < Duration::from_secs(20), "somebody keeps what is not there: {arena:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     drop(first);
     assert_eq!(arena.info().engines, 1);
     arena.resize(200 * block).unwrap();
@@ -268,4 +275,231 @@ fn budgets_that_cannot_be_are_refused_with_the_one_that_could() {
     assert_eq!(arena.info().least_bytes, 39 * block, "it is promised as long as the request lives");
     while first.step().unwrap().unfinished > 0 {}
     assert_eq!(arena.info().least_bytes, 32 * block);
+}
+
+/// Shrinks its engine's arena while it computes.
+struct Squeezing {
+    arena: Arc<OnceLock<Arc<Arena>>>,
+    logits: Vec<f32>,
+}
+
+impl Runner for Squeezing {
+    fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<Ticket> {
+        self.arena.get().unwrap().resize(10).unwrap();
+        self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
+        Ok(Ticket { logits: plan.batch.logit_rows.len() })
+    }
+
+    fn wait(&mut self, _: Ticket) -> pagedllm::error::Result<&[f32]> {
+        Ok(&self.logits)
+    }
+}
+
+#[test]
+fn what_an_arena_wants_during_the_last_step_is_done_after_it() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let arena = Arc::new(OnceLock::new());
+    let runner = Squeezing { arena: arena.clone(), logits: Vec::new() };
+    // Blocks of one byte.
+    let engine = Engine::with_runner(&EngineOptions::default(), common::model_info(8, 64, 64, vec![]), None, Box::new(runner)).unwrap();
+    arena.get_or_init(|| engine.arena().clone());
+    let sampling = SamplingParams { max_tokens: Some(1), ..SamplingParams::greedy() };
+    engine.add_request(Request::new(Prompt::Tokens(vec![1; 40]), sampling)).unwrap();
+    assert_eq!(engine.step().unwrap().unfinished, 0);
+    assert_eq!((engine.arena().info().held_bytes, engine.stats().blocks_total), (10, 10));
+}
+
+/// A pool that takes its time to become smaller.
+#[derive(Default)]
+struct Lending {
+    logits: Vec<f32>,
+    shrinks: Arc<AtomicUsize>,
+    takes: Duration,
+}
+
+impl Runner for Lending {
+    fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<Ticket> {
+        self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
+        Ok(Ticket { logits: plan.batch.logit_rows.len() })
+    }
+
+    fn wait(&mut self, _: Ticket) -> pagedllm::error::Result<&[f32]> {
+        Ok(&self.logits)
+    }
+
+    fn shrink(&mut self, _: &[BlockCopy], _: usize) -> pagedllm::error::Result<()> {
+        std::thread::sleep(self.takes);
+        self.shrinks.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+/// One engine on an arena of 64 blocks of one byte, and how often its pool became smaller.
+fn tenant(arena: &Arc<Arena>, takes: Duration) -> (Engine, Arc<AtomicUsize>) {
+    let options = EngineOptions { arena: Some(arena.clone()), max_batch_tokens: 16, max_seqs: 4, ..EngineOptions::default() };
+    let runner = Lending { takes, ..Lending::default() };
+    let shrinks = runner.shrinks.clone();
+    (Engine::with_runner(&options, common::model_info(8, 64, 64, vec![]), None, Box::new(runner)).unwrap(), shrinks)
+}
+
+fn ask(engine: &Engine, first: u32, prompt: u32, max_tokens: usize) {
+    let prompt = (0..prompt).map(|i| (first + i * i) % 8).collect();
+    let sampling = SamplingParams { max_tokens: Some(max_tokens), ..SamplingParams::greedy() };
+    engine.add_request(Request::new(Prompt::Tokens(prompt), sampling)).unwrap();
+}
+
+fn finish_all(engine: &Engine) {
+    while engine.step().unwrap().unfinished > 0 {}
+}
+
+#[test]
+fn a_step_does_the_work_of_no_engine_that_is_stepped_itself() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let arena = Arena::new(64, 64).unwrap();
+    let (lender, shrinks) = tenant(&arena, Duration::ZERO);
+    // What it caches fills the arena.
+    let fill = || {
+        (0..8).for_each(|first| ask(&lender, first, 60, 1));
+        finish_all(&lender);
+    };
+    fill();
+    let (borrower, _) = tenant(&arena, Duration::ZERO);
+    ask(&lender, 3, 9, 50);
+    lender.step().unwrap();
+    (0..2).for_each(|first| ask(&borrower, first, 50, 10));
+    let (before, blocks) = (shrinks.load(Ordering::SeqCst), lender.stats().blocks_total);
+    for _ in 0..5 {
+        borrower.step().unwrap();
+    }
+    assert_eq!((shrinks.load(Ordering::SeqCst), lender.stats().blocks_total), (before, blocks), "it is told, and no more");
+    lender.step().unwrap();
+    assert!(shrinks.load(Ordering::SeqCst) > before && lender.stats().blocks_total < blocks, "before its own step");
+    [&borrower, &lender].into_iter().for_each(finish_all);
+    // Now nobody steps it.
+    fill();
+    let (before, blocks) = (shrinks.load(Ordering::SeqCst), lender.stats().blocks_total);
+    (0..4).for_each(|first| ask(&borrower, first, 50, 10));
+    finish_all(&borrower);
+    assert!(shrinks.load(Ordering::SeqCst) > before && lender.stats().blocks_total < blocks, "who needs it takes it");
+    assert_eq!(borrower.stats().preemptions, 0);
+}
+
+/// Two engines of the model in `dir` on an arena of 80 blocks, whose longest sequences need 8.
+fn pair(dir: &TempDir, max_seqs: usize) -> (Arc<Arena>, Engine, Engine) {
+    let bytes = 80 * block_bytes(dir);
+    let arena = Arena::new(bytes, bytes).unwrap();
+    let options = EngineOptions {
+        arena: Some(arena.clone()),
+        max_model_len: Some(64),
+        max_seqs,
+        max_batch_tokens: 400,
+        prefix_cache: false,
+        ..options(dir)
+    };
+    (arena, Engine::create(&options).unwrap(), Engine::create(&options).unwrap())
+}
+
+fn ask_many(engine: &Engine, count: u32, prompt: u32, max_tokens: usize) {
+    for i in 0..count {
+        let prompt = (0..prompt).map(|k| (k * 37 + i * 11) % 120).collect();
+        let sampling = SamplingParams { max_tokens: Some(max_tokens), ignore_eos: true, ..SamplingParams::greedy() };
+        engine.add_request(Request::new(Prompt::Tokens(prompt), sampling)).unwrap();
+    }
+}
+
+#[test]
+fn an_idle_engine_gives_all_but_its_least() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = model(512);
+    let (_, busy, idle) = pair(&dir, 30);
+    ask_many(&idle, 1, 10, 3);
+    finish_all(&idle);
+    ask_many(&busy, 30, 30, 30);
+    for _ in 0..10 {
+        busy.step().unwrap();
+    }
+    assert_eq!((idle.stats().blocks_total, busy.stats().blocks_total), (8, 72));
+}
+
+#[test]
+fn what_ends_in_an_engines_last_step_is_there_for_who_is_hungry() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = model(512);
+    let (_, first, second) = pair(&dir, 9);
+    // They end all at once.
+    ask_many(&first, 9, 40, 24);
+    (0..3).for_each(|_| assert!(first.step().unwrap().unfinished > 0));
+    ask_many(&second, 9, 30, 34);
+    for _ in 0..3 {
+        second.step().unwrap();
+        first.step().unwrap();
+    }
+    assert!(second.stats().blocks_total < 20, "the first has the rest: {:?}", second.stats());
+    finish_all(&first);
+    assert_eq!(first.stats().blocks_total, 8);
+    second.step().unwrap();
+    assert!(second.stats().blocks_total > 50, "{:?}", second.stats());
+    finish_all(&second);
+}
+
+/// Has a defect.
+struct Failing;
+
+impl Runner for Failing {
+    fn submit(&mut self, _: &StepPlan) -> pagedllm::error::Result<Ticket> {
+        panic!("a defect");
+    }
+
+    fn wait(&mut self, _: Ticket) -> pagedllm::error::Result<&[f32]> {
+        Ok(&[])
+    }
+}
+
+#[test]
+fn an_engine_that_has_failed_leaves_its_part_to_the_others() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let arena = Arena::new(100, 100).unwrap();
+    let options = EngineOptions { arena: Some(arena.clone()), max_batch_tokens: 16, max_seqs: 4, ..EngineOptions::default() };
+    for drives in [false, true] {
+        let info = common::model_info(8, 64, 30, vec![]);
+        let failing = Engine::with_runner(&options, info, None, Box::new(Failing)).unwrap();
+        let (other, _) = tenant(&arena, Duration::ZERO);
+        ask(&failing, 1, 20, 4);
+        match drives {
+            true => failing.start().unwrap(),
+            false => assert_eq!(failing.step().unwrap_err().code(), Code::Internal),
+        }
+        let begun = Instant::now();
+        while arena.info().least_bytes > 8 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it keeps its part: {arena:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        (0..4).for_each(|first| ask(&other, first, 50, 10));
+        other.step().unwrap();
+        assert_eq!(other.stats().blocks_total, arena.info().held_bytes);
+        finish_all(&other);
+    }
+}
+
+#[test]
+fn a_host_that_steps_is_never_told_that_its_engine_is_busy_with_its_lease() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let arena = Arena::new(64, 64).unwrap();
+    let (engine, shrinks) = tenant(&arena, Duration::from_millis(1));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                [20, 64].into_iter().for_each(|bytes| arena.resize(bytes).unwrap());
+            }
+        });
+        for first in 0..60 {
+            ask(&engine, first, 9, 20);
+            while engine.step().expect("nobody else steps").unfinished > 0 {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        done.store(true, Ordering::SeqCst);
+    });
+    assert!(shrinks.load(Ordering::SeqCst) > 20, "{shrinks:?}");
 }

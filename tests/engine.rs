@@ -516,9 +516,8 @@ fn one_matmul_per_weight_and_step_however_many_sequences() {
     let mut scheduler = Scheduler::new(options, BlockManager::new(64, 16, false).unwrap()).unwrap();
     for id in 1..=24 {
         let (prompt, root) = (vec![id as u32; 2], Chain::default());
-        scheduler
-            .add(Arrival { id, prompt, max_len: 20, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root })
-            .unwrap();
+        let arrival = Arrival { prompt, max_len: 20, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root };
+        scheduler.add(id, arrival.prepare(16).unwrap()).unwrap();
     }
     let before = runner.backend().matmuls();
     let plan = scheduler.schedule(|_| true).unwrap();

@@ -11,8 +11,8 @@ use std::time::Duration;
 use common::faulty::{Faults, Faulty, POISON};
 use common::{TempDir, configs, model_info, write_random_model};
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::engine::{Engine, ModelRunner, Output, Prompt, Request};
-use pagedllm::error::{Code, Error};
+use pagedllm::engine::{Engine, ModelRunner, Output, Prompt, Request, Resume};
+use pagedllm::error::{Code, Error, Result};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
 use pagedllm::sched::FinishReason;
@@ -30,17 +30,22 @@ fn engine(dir: &TempDir) -> (Engine, Arc<Faults>) {
 /// A small LLaMA on a device that fails as it is told to.
 fn engine_with(dir: &TempDir, blocks: usize, preemption: Preemption) -> (Engine, Arc<Faults>) {
     let faults = Arc::new(Faults::default());
+    (engine_on(&faults, dir, blocks, preemption).unwrap(), faults)
+}
+
+fn engine_on(faults: &Arc<Faults>, dir: &TempDir, blocks: usize, preemption: Preemption) -> Result<Engine> {
     let options = EngineOptions { max_batch_tokens: 32, max_seqs: 16, preemption, ..Default::default() };
-    let files = ModelFiles::open(&dir.0).unwrap();
-    let backend = Faulty { cpu: CpuBackend::new(1, None).unwrap(), faults: faults.clone() };
+    let files = ModelFiles::open(&dir.0)?;
+    let backend = Faulty { cpu: CpuBackend::new(1, None)?, faults: faults.clone() };
     let pool = KvPool { blocks, block_size: BLOCK, dtype: KvDtype::F32 };
     let block_bytes = pool.block_bytes(&backend, &files.spec);
-    let mut kv = KvCache::new(&backend, &files.spec, pool).unwrap();
-    kv.add_host_tier(&backend, BLOCKS, block_bytes, None).unwrap();
-    let decoder = files.load(backend, BatchLimits { rows: 32, logits: 16 }, &mut |_, _| true).unwrap();
+    let mut kv = KvCache::new(&backend, &files.spec, pool)?;
+    kv.add_host_tier(&backend, BLOCKS, block_bytes, None)?;
+    let decoder = files.load(backend, BatchLimits { rows: 32, logits: 16 }, &mut |_, _| true)?;
     let mut info = model_info(files.spec.vocab_size, blocks, 128, vec![]);
     info.memory.swap_blocks = BLOCKS;
-    (Engine::with_runner(&options, info, None, Box::new(ModelRunner::new(decoder, kv))).unwrap(), faults)
+    info.memory.block_bytes = block_bytes;
+    Engine::with_runner(&options, info, None, Box::new(ModelRunner::new(decoder, kv)))
 }
 
 fn model() -> TempDir {
@@ -97,6 +102,7 @@ fn drain(engine: &Engine) -> Answers {
         let report = engine.step();
         outputs.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap());
         if report.unwrap().unfinished == 0 {
+            engine.check_invariants();
             let stats = engine.stats();
             assert_eq!((stats.waiting, stats.running, stats.idle, stats.blocks_used), (0, 0, 0, 0));
             return answers(&outputs);
@@ -112,7 +118,7 @@ fn add_all(engine: &Engine, requests: Vec<Request>) {
 fn without_faults(dir: &TempDir) -> (Answers, u64) {
     let (engine, faults) = engine(dir);
     add_all(&engine, requests());
-    (drain(&engine), faults.ops.load(SeqCst))
+    (drain(&engine), faults.ops.seen.load(SeqCst))
 }
 
 #[test]
@@ -123,7 +129,7 @@ fn a_fault_at_any_op_that_does_not_come_again_changes_nothing() {
     let places = (1..200).chain((200..ops).step_by(61));
     for place in places {
         let (engine, faults) = engine(&dir);
-        faults.fails_at.store(place, SeqCst);
+        faults.ops.fails_at.store(place, SeqCst);
         add_all(&engine, requests());
         assert_eq!(drain(&engine), expected, "op {place} of {ops} failed");
         assert!(faults.told.load(SeqCst) > 0 && engine.stats().steps_failed > 0, "op {place} did not fail");
@@ -137,18 +143,150 @@ fn a_block_that_cannot_be_moved_is_computed_again_and_nothing_else_changes() {
     let mut failures = 0;
     for place in 1.. {
         let (engine, faults) = engine_with(&dir, FEW_BLOCKS, Preemption::Swap);
-        faults.swap_fails_at.store(place, SeqCst);
+        faults.swaps.fails_at.store(place, SeqCst);
         add_all(&engine, requests());
         assert_eq!(drain(&engine), expected, "move {place} failed");
         let stats = engine.stats();
         assert_eq!((stats.steps_failed, stats.swapped, stats.swap_blocks_used), (0, 0, 0));
-        if faults.swaps.load(SeqCst) < place {
+        if faults.swaps.seen.load(SeqCst) < place {
             break;
         }
         assert_eq!(stats.swap_failures, 1, "it is said once");
         failures += 1;
     }
     assert!(failures >= 2, "one out and one back");
+}
+
+/// Of a conversation that was kept, written down while others run, and taken in again: what was said after that, here and there,
+/// and how often moving it failed.
+fn move_one(engine: &Engine) -> (Answers, u64) {
+    let sampling = SamplingParams { max_tokens: Some(9), seed: Some(3), ignore_eos: true, logprobs: Some(0), ..Default::default() };
+    let prompt = Prompt::Tokens((0..21).map(|k| k * 5 % 120).collect());
+    let kept = engine.add_request(Request { keep: true, user_data: 50, ..Request::new(prompt, sampling.clone()) }).unwrap();
+    add_all(engine, requests());
+    let (mut outputs, mut failures) = (Vec::new(), 0);
+    let step = || -> Vec<Output> {
+        engine.step().unwrap();
+        engine.check_invariants();
+        engine.queue().poll(Some(Duration::ZERO)).unwrap().into()
+    };
+    while !engine.sequence(kept).unwrap().idle {
+        outputs.extend(step());
+    }
+    let mut told = |outputs: &mut Vec<Output>| {
+        let (of_moves, others) = step().into_iter().partition(|output| !output.blob.is_empty() || output.error.is_some());
+        outputs.extend::<Vec<Output>>(others);
+        let told: Vec<Output> = of_moves;
+        told.iter().filter_map(|output| output.error.as_ref()).for_each(|error| {
+            assert_eq!(error.message(), "the device is gone");
+            failures += 1;
+        });
+        told.into_iter().next()
+    };
+    let blob = loop {
+        engine.export(kept, None).unwrap();
+        let output = told(&mut outputs).unwrap();
+        assert_eq!((output.sequence, output.finish), (kept, None), "it stays, whatever came of it");
+        if output.error.is_none() {
+            break output.blob;
+        }
+    };
+    let copy = loop {
+        let id = engine.import(engine.queue(), &blob).unwrap();
+        match told(&mut outputs) {
+            None => break id,
+            Some(output) => assert_eq!((output.sequence, engine.sequence(id).unwrap_err().code()), (id, Code::NotFound)),
+        }
+    };
+    for (seq, user_data) in [(kept, 51), (copy, 52)] {
+        engine.resume(seq, Resume { keep: false, user_data: Some(user_data), ..Resume::new(sampling.clone()) }).unwrap();
+    }
+    let mut all = answers(&outputs);
+    for (who, (tokens, bits, finish)) in drain(engine) {
+        let answer = all.entry(who).or_default();
+        answer.0.extend(tokens);
+        answer.1.extend(bits);
+        assert_eq!(answer.2, None);
+        answer.2 = finish;
+    }
+    (all, failures)
+}
+
+#[test]
+fn a_sequence_that_cannot_be_moved_stays_and_can_be_moved_again() {
+    let dir = model();
+    let (alone, _) = without_faults(&dir);
+    let (expected, none) = move_one(&engine(&dir).0);
+    assert_eq!((expected[&(51, 0)].clone(), none), (expected[&(52, 0)].clone(), 0));
+    assert!(alone.iter().all(|(who, answer)| expected[who] == *answer));
+    let mut failures = 0;
+    for place in 1.. {
+        let (engine, faults) = engine(&dir);
+        faults.exports.fails_at.store(place, SeqCst);
+        let (answers, failed) = move_one(&engine);
+        assert_eq!(answers, expected, "move {place} failed");
+        assert_eq!(engine.stats().steps_failed, 0);
+        if faults.exports.seen.load(SeqCst) < place {
+            break;
+        }
+        assert_eq!(failed, 1, "it is said once");
+        failures += 1;
+    }
+    assert!(failures >= 4, "each of two layers, out and in");
+}
+
+/// A pool that shrinks among requests on their way, while something goes wrong. The ops and the moves to the host tier that this took.
+fn shrink(dir: &TempDir, preemption: Preemption, expected: &Answers, fail: impl Fn(&Faults)) -> (u64, u64) {
+    let (engine, faults) = engine_with(dir, BLOCKS, preemption);
+    let block_bytes = engine.info().memory.block_bytes;
+    add_all(&engine, requests());
+    for _ in 0..9 {
+        engine.step().unwrap();
+    }
+    let seen = || (faults.ops.seen.load(SeqCst), faults.swaps.seen.load(SeqCst));
+    let before = seen();
+    fail(&faults);
+    engine.arena().resize(FEW_BLOCKS as u64 * block_bytes).unwrap();
+    let after = seen();
+    engine.check_invariants();
+    assert_eq!(drain(&engine), *expected);
+    let stats = engine.stats();
+    assert_eq!((stats.blocks_total, stats.swapped, stats.swap_blocks_used), (FEW_BLOCKS as u64, 0, 0));
+    assert!(stats.preemptions > 0 && engine.arena().info().held_bytes == FEW_BLOCKS as u64 * block_bytes);
+    (after.0 - before.0, after.1 - before.1)
+}
+
+#[test]
+fn a_pool_that_cannot_shrink_shrinks_later_and_nothing_else_changes() {
+    let dir = model();
+    let (expected, _) = without_faults(&dir);
+    for preemption in [Preemption::Recompute, Preemption::Swap] {
+        let (ops, swaps) = shrink(&dir, preemption, &expected, |_| {});
+        assert!(ops >= 4 && (swaps > 0) == (preemption == Preemption::Swap), "{ops} ops, {swaps} moves");
+        for place in 1..=ops + 5 {
+            shrink(&dir, preemption, &expected, |faults| faults.ops.fails_at.store(faults.ops.seen.load(SeqCst) + place, SeqCst));
+        }
+        for place in 1..=swaps + 2 {
+            shrink(&dir, preemption, &expected, |faults| faults.swaps.fails_at.store(faults.swaps.seen.load(SeqCst) + place, SeqCst));
+        }
+    }
+}
+
+#[test]
+fn an_engine_that_the_device_has_no_room_for_is_not_made() {
+    let dir = model();
+    for place in 1.. {
+        let faults = Arc::new(Faults::default());
+        faults.makes.fails_at.store(place, SeqCst);
+        match engine_on(&faults, &dir, BLOCKS, Preemption::Swap) {
+            Err(error) => assert_eq!(error.code(), Code::OutOfMemory),
+            Ok(_) if faults.makes.seen.load(SeqCst) < place => {
+                assert!(place > 20);
+                break;
+            }
+            Ok(_) => panic!("nobody was told that {place} could not be made"),
+        }
+    }
 }
 
 #[test]

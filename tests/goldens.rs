@@ -8,6 +8,8 @@ use pagedllm::model::{BatchLimits, Decoder, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{Isa, KvDtype};
 
 const TOLERANCE: f32 = 2e-4;
+/// Where activations are rounded to bf16: how far all logits together may be off, as a share of their size.
+const TOLERANCE_BF16: f32 = 0.04;
 const BLOCK_SIZE: usize = 16;
 
 /// What transformers computed.
@@ -72,14 +74,22 @@ fn argmax(row: &[f32]) -> u32 {
     (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32
 }
 
+/// Whether activations are rounded to bf16: where the weights are stored so.
+fn rounds(name: &str, isa: Isa) -> bool {
+    isa == Isa::Avx512Bf16 && name.ends_with("_bf16")
+}
+
 fn assert_close(name: &str, isa: Isa, first: usize, ours: &[f32], theirs: &[f32], vocab: usize) {
+    let path = isa.name();
+    if rounds(name, isa) {
+        let squares = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| x * x).sum::<f32>().sqrt();
+        let error = squares(&mut ours.iter().zip(theirs).map(|(a, b)| a - b)) / squares(&mut theirs[..ours.len()].iter().copied());
+        return assert!(error <= TOLERANCE_BF16, "{name} on {path}: from position {first} on the logits are off by {error}");
+    }
     for (i, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
         let (position, token) = (first + i / vocab, i % vocab);
-        assert!(
-            (ours - theirs).abs() <= TOLERANCE,
-            "{name} on {}: position {position}, token {token}: {ours}, transformers {theirs}",
-            isa.name()
-        );
+        let near = (ours - theirs).abs() <= TOLERANCE;
+        assert!(near, "{name} on {path}: position {position}, token {token}: {ours}, transformers {theirs}");
     }
 }
 
@@ -93,8 +103,10 @@ fn agrees_with_transformers(name: &str) {
         let mut logits = run.logits(prompt, 0);
         assert_close(name, isa, 0, &logits, &golden.logits, vocab);
         for position in golden.prompt_len..golden.tokens.len() {
-            let token = argmax(&logits[logits.len() - vocab..]);
-            assert_eq!(token, golden.tokens[position], "{name} on {}: greedy token {position}", isa.name());
+            let token = golden.tokens[position];
+            if !rounds(name, isa) {
+                assert_eq!(token, argmax(&logits[logits.len() - vocab..]), "{name} on {}: greedy token {position}", isa.name());
+            }
             logits = run.logits(&[token], position);
             assert_close(name, isa, position, &logits, &golden.logits[position * vocab..], vocab);
         }

@@ -11,7 +11,7 @@ use common::TempDir;
 use openmetrics_parser::{MetricsExposition, OpenMetricsType, OpenMetricsValue, Sample, openmetrics};
 use pagedllm::engine::{Clock, Engine, Output, Prompt, Request, Runner, Ticket, Timing};
 use pagedllm::error::{Code, Result};
-use pagedllm::options::{BeamParams, EngineOptions, SamplingParams};
+use pagedllm::options::{BeamParams, EngineOptions, Preemption, SamplingParams};
 use pagedllm::sched::{FinishReason, StepPlan};
 use serde_json::Value;
 
@@ -224,6 +224,50 @@ fn metrics_tell_the_state_and_what_was_cached_and_refused() {
 }
 
 #[test]
+fn metrics_tell_of_the_host_tier_of_the_arena_and_of_the_model_as_the_host_calls_it() {
+    let (clock, mut info) = (Arc::new(Turned::default()), common::model_info(VOCAB, 10, 64, vec![]));
+    info.memory.swap_blocks = 20;
+    let named = EngineOptions {
+        model_name: Some("a \"name\"".into()),
+        preemption: Preemption::Swap,
+        swap_bytes: 1,
+        prefix_cache: false,
+        ..EngineOptions::default()
+    };
+    let runner = || Box::new(Slow { clock: clock.clone(), logits: Vec::new() });
+    let engine = Engine::with_clock(&named, info.clone(), None, runner(), clock.clone()).unwrap();
+    assert!(engine.metrics().unwrap().contains(r#"pagedllm_num_requests_running{model_name="a \"name\""} 0"#));
+    let unnamed = EngineOptions { model_name: None, ..named };
+    let engine = Engine::with_clock(&unnamed, info, None, runner(), clock.clone()).unwrap();
+    for first in 0..2 {
+        engine.add_request(request(first..first + 30, 20)).unwrap();
+    }
+    while engine.stats().swap_blocks_used == 0 {
+        engine.step().unwrap();
+    }
+    let metrics = Metrics::of(&engine);
+    let used = engine.stats().swap_blocks_used as f64;
+    let expected = [
+        ("num_requests_swapped", 1.0),
+        ("cpu_cache_usage_perc", used / 20.0),
+        ("num_preemptions", 1.0),
+        ("num_preemptions_swapped", 1.0),
+        ("kv_blocks_swapped_out", used),
+        ("kv_blocks_swapped_in", 0.0),
+        ("swap_failures", 0.0),
+        ("discard_failures", 0.0),
+        ("kv_cache_blocks", 10.0),
+        ("kv_cache_blocks_cached", 0.0),
+        ("arena_bytes", 10.0),
+        ("arena_held_bytes", 10.0),
+        ("arena_engines", 1.0),
+    ];
+    expected.into_iter().for_each(|(name, value)| assert_eq!(metrics.number(name), value, "{name}"));
+    run(&engine);
+    assert_eq!((Metrics::of(&engine).number("kv_blocks_swapped_in"), Metrics::of(&engine).number("cpu_cache_usage_perc")), (used, 0.0));
+}
+
+#[test]
 fn a_request_that_is_one_too_many_is_counted() {
     let (engine, _) = engine(EngineOptions { max_waiting_requests: Some(1), ..Default::default() }, 8);
     engine.add_request(request(0..2, 6)).unwrap();
@@ -318,8 +362,15 @@ fn a_full_disk_ends_the_trace_and_no_step() {
 
 #[test]
 fn a_trace_that_cannot_be_begun_is_refused_with_its_path() {
-    let options = EngineOptions { trace_path: Some("/nonexistent/trace.json".into()), ..Default::default() };
-    let runner = Box::new(Slow { clock: Arc::default(), logits: Vec::new() });
-    let error = Engine::with_runner(&options, common::model_info(VOCAB, 8, 64, vec![]), None, runner).map(drop).unwrap_err();
-    assert!(error.code() == Code::Io && error.message().contains("/nonexistent/trace.json"), "{error}");
+    let dir = TempDir::new();
+    let pipe = dir.0.join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    // Somebody reads it, or else it could not be opened.
+    let _reader = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    for path in ["/nonexistent/trace.json".into(), pipe] {
+        let options = EngineOptions { trace_path: Some(path.clone()), ..Default::default() };
+        let runner = Box::new(Slow { clock: Arc::default(), logits: Vec::new() });
+        let error = Engine::with_runner(&options, common::model_info(VOCAB, 8, 64, vec![]), None, runner).map(drop).unwrap_err();
+        assert!(error.code() == Code::Io && error.message().contains(path.to_str().unwrap()), "{error}");
+    }
 }

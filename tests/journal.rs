@@ -33,10 +33,11 @@ fn device(model: &Path) -> (ModelInfo, Box<dyn Runner>, Arc<Faults>) {
     let backend = Faulty { cpu: CpuBackend::new(1, None).unwrap(), faults: faults.clone() };
     let pool = KvPool { blocks: BLOCKS, block_size: 8, dtype: KvDtype::F32 };
     let mut kv = KvCache::new(&backend, &files.spec, pool).unwrap();
-    kv.add_host_tier(&backend, HOST_BLOCKS, pool.block_bytes(&backend, &files.spec), None).unwrap();
+    let block_bytes = pool.block_bytes(&backend, &files.spec);
+    kv.add_host_tier(&backend, HOST_BLOCKS, block_bytes, None).unwrap();
     let decoder = files.load(backend, BatchLimits { rows: 32, logits: 16 }, &mut |_, _| true).unwrap();
     let mut info = model_info(files.spec.vocab_size, BLOCKS, 128, vec![2]);
-    info.memory.swap_blocks = HOST_BLOCKS;
+    (info.memory.block_bytes, info.memory.swap_blocks) = (block_bytes, HOST_BLOCKS);
     (info, Box::new(ModelRunner::new(decoder, kv)), faults)
 }
 
@@ -118,13 +119,10 @@ fn session(model: &Path, journal: PathBuf, seed: u64) -> Stats {
         scope.spawn(move || {
             let mut random = Random(!seed);
             while !done.load(SeqCst) {
-                faults.swap_fails_at.store(faults.swaps.load(SeqCst) + 5, SeqCst);
-                // Not both in one session: such a device says nothing where the copies of a pool that shrinks fail.
-                match seed % 2 {
-                    0 => faults.fails_at.store(faults.ops.load(SeqCst) + 20, SeqCst),
-                    // A block of the test's runner has one byte.
-                    _ => drop(engine.arena().resize((BLOCKS - random.below(20)) as u64)),
+                for (point, after) in [(&faults.ops, 20), (&faults.swaps, 5), (&faults.exports, 3)] {
+                    point.fails_at.store(point.seen.load(SeqCst) + after, SeqCst);
                 }
+                let _ = engine.arena().resize((BLOCKS - random.below(20)) as u64 * engine.info().memory.block_bytes);
                 std::thread::sleep(Duration::from_millis(2));
             }
         });
@@ -132,6 +130,7 @@ fn session(model: &Path, journal: PathBuf, seed: u64) -> Stats {
         done.store(true, SeqCst);
     });
     engine.stop();
+    engine.check_invariants();
     engine.stats()
 }
 
@@ -177,6 +176,32 @@ fn short_session(model: &Path, journal: PathBuf) {
 }
 
 #[test]
+fn a_journal_keeps_nothing_of_sequences_that_are_gone() {
+    let (model, dir) = (model(5), TempDir::new());
+    let journal = dir.0.join("journal");
+    let (engine, _) = engine(&model.0, journal.clone(), Preemption::Recompute);
+    let greedy = || SamplingParams { max_tokens: Some(3), ignore_eos: true, ..SamplingParams::greedy() };
+    let ask = |keep| engine.add_request(Request { keep, ..Request::new(Prompt::Tokens(vec![3; 9]), greedy()) }).unwrap();
+    let run = || while engine.step().unwrap().unfinished > 0 {};
+    let (kept, gone) = (ask(true), ask(false));
+    engine.step().unwrap();
+    // By the time that it is written down it has ended.
+    while engine.sequence(gone).unwrap().len < 11 {
+        engine.step().unwrap();
+    }
+    engine.abort(gone).unwrap();
+    [kept, gone].into_iter().for_each(|seq| engine.export(seq, None).unwrap());
+    run();
+    engine.check_invariants();
+    engine.export(kept, None).unwrap();
+    engine.free(kept).unwrap();
+    engine.step().unwrap();
+    engine.check_invariants();
+    drop(engine);
+    assert_eq!(replay(&model.0, &journal).difference, None);
+}
+
+#[test]
 fn a_torn_journal_is_replayed_as_far_as_it_goes() {
     let (model, dir) = (model(5), TempDir::new());
     let journal = dir.0.join("journal");
@@ -219,7 +244,7 @@ fn a_journal_of_anything_else_is_refused_with_the_numbers() {
     };
     refused(|info| info.fingerprint = [1; 32], "of model 00000000..., this is 01010101...");
     refused(|info| info.isa = Some(Isa::Portable), "instruction path \"\", this engine computes on \"portable\"");
-    refused(|info| info.memory.blocks = 41, "41");
+    refused(|info| info.memory.most_blocks = 41, "41");
     let whole = std::fs::read(&journal).unwrap();
     let opened = |bytes: &[u8]| {
         std::fs::write(&journal, bytes).unwrap();

@@ -216,6 +216,11 @@ fn avx512_bf16() {
 }
 
 #[test]
+fn avx512_with_products_in_bf16() {
+    batch_changes_nothing(Isa::Avx512Bf16, KvDtype::Bf16);
+}
+
+#[test]
 fn avx512_int8() {
     batch_changes_nothing(Isa::Avx512, KvDtype::Int8);
 }

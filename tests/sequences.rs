@@ -1094,9 +1094,8 @@ fn windowed(scheduled: Option<usize>, forks: bool) -> (Vec<Vec<u32>>, usize) {
     let mut scheduler = Scheduler::new(options, BlockManager::new(80, BLOCK, true).unwrap()).unwrap();
     for (id, len) in [(1, 100), (2, 9)] {
         let (prompt, root) = (prompt(len), Chain::default());
-        scheduler
-            .add(Arrival { id, prompt, max_len: 160, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root })
-            .unwrap();
+        let arrival = Arrival { prompt, max_len: 160, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root };
+        scheduler.add(id, arrival.prepare(BLOCK).unwrap()).unwrap();
     }
     let (mut told, mut most, mut events) = (Vec::new(), 0, Vec::new());
     for step in 0..160 {

@@ -4,12 +4,16 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{Random, TempDir, configs, write_random_model};
-use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume, Stats};
+use pagedllm::batch::BlockMove;
+use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume, Runner, Stats, Ticket};
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
+use pagedllm::sched::StepPlan;
 
 const BLOCK: usize = 8;
 const ROOMY: u64 = 1000;
@@ -214,4 +218,77 @@ fn a_host_tier_that_cannot_be_is_refused_with_the_numbers() {
     }
     let plan = Engine::plan(&swap(10 * model.block_bytes + 1, None)).unwrap();
     assert_eq!((plan.swap_blocks, plan.swap_bytes), (10, 10 * model.block_bytes));
+}
+
+/// A row takes a millisecond, and a block that moves as long as the test says.
+struct Moving {
+    logits: Vec<f32>,
+    clock: Arc<common::Hand>,
+    block: Arc<AtomicU64>, // in microseconds
+}
+
+impl Moving {
+    fn turn(&self, moves: usize) -> pagedllm::error::Result<()> {
+        self.clock.turn(Duration::from_micros(self.block.load(Ordering::Relaxed) * moves as u64));
+        Ok(())
+    }
+}
+
+impl Runner for Moving {
+    fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<Ticket> {
+        self.clock.turn(Duration::from_millis(plan.batch.rows() as u64));
+        self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
+        Ok(Ticket { logits: plan.batch.logit_rows.len() })
+    }
+
+    fn wait(&mut self, _: Ticket) -> pagedllm::error::Result<&[f32]> {
+        Ok(&self.logits)
+    }
+
+    fn swap_out(&mut self, moves: &[BlockMove]) -> pagedllm::error::Result<()> {
+        self.turn(moves.len())
+    }
+
+    fn swap_in(&mut self, moves: &[BlockMove]) -> pagedllm::error::Result<()> {
+        self.turn(moves.len())
+    }
+}
+
+#[test]
+fn a_tier_that_was_slow_once_is_tried_again_some_day() {
+    let (clock, block) = (Arc::new(common::Hand::default()), Arc::new(AtomicU64::new(1000)));
+    let mut info = common::model_info(8, 16, 96, vec![]);
+    info.memory.swap_blocks = 64;
+    let options = EngineOptions {
+        preemption: Preemption::Auto,
+        swap_bytes: 1,
+        prefix_cache: false,
+        max_batch_tokens: 512,
+        ..EngineOptions::default()
+    };
+    let runner = Moving { logits: Vec::new(), clock: clock.clone(), block: block.clone() };
+    let engine = Engine::with_clock(&options, info, None, Box::new(runner), clock).unwrap();
+    // Two that outgrow the pool: how often one gave way, and how often by moving.
+    let serve = || {
+        let before = engine.stats();
+        for _ in 0..2 {
+            engine
+                .add_request(Request::new(Prompt::Tokens(vec![1; 8]), SamplingParams { max_tokens: Some(80), ..SamplingParams::greedy() }))
+                .unwrap();
+        }
+        while engine.step().unwrap().unfinished > 0 {
+            engine.queue().poll(Some(Duration::ZERO)).unwrap();
+        }
+        let after = engine.stats();
+        (after.preemptions - before.preemptions, after.preemptions_swapped - before.preemptions_swapped)
+    };
+    let (preempted, swapped) = serve();
+    assert!(preempted > 0 && swapped == preempted, "what was never tried is, and it is cheap: {swapped} of {preempted}");
+    block.store(100_000, Ordering::Relaxed);
+    serve();
+    assert!((0..20).all(|_| serve().1 == 0), "a block costs a hundred times as much as a row");
+    block.store(1000, Ordering::Relaxed);
+    let again = (0..1000).position(|_| serve().1 > 0).expect("it is tried again");
+    assert!(again > 20, "not at once: {again}");
+    assert!((0..20).all(|_| serve().1 > 0), "and is cheap again");
 }

@@ -21,7 +21,7 @@ use worker::Worker;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-const USAGE: &str = "cargo bench --bench cpu -- [--model S|M] [--threads N] [--isa portable|avx2|avx512] [--kv-dtype f32|bf16|int8] [--reps N] [--quick] [--attention]";
+const USAGE: &str = "cargo bench --bench cpu -- [--model S|M] [--threads N] [--isa portable|avx2|avx512|avx512_bf16] [--kv-dtype f32|bf16|int8] [--reps N] [--quick] [--attention]";
 /// Prompt length of the sequences that decode.
 const CONTEXT: u64 = 128;
 const DECODE_STEPS: u64 = 16;

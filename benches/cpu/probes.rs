@@ -83,6 +83,8 @@ pub fn arithmetic(isa: Isa, threads: usize) -> f64 {
     const ROUNDS: u64 = 20_000_000;
     let (lanes, run): (usize, unsafe fn(u64)) = match isa {
         #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 => (32, x86::multiply_add_pairs),
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => (16, x86::multiply_add_512),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => (8, x86::multiply_add_256),
@@ -139,6 +141,21 @@ mod x86 {
                 black_box(sums);
             }
         };
+    }
+
+    /// Two products a lane.
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub unsafe fn multiply_add_pairs(rounds: u64) {
+        // SAFETY: any bits are numbers in bf16; these are small.
+        let pairs = |x: f32| unsafe { std::mem::transmute::<__m512, __m512bh>(_mm512_set1_ps(x)) };
+        let (a, b) = black_box((pairs(0.5), pairs(0.25)));
+        let mut sums = [_mm512_set1_ps(0.0); CHAINS];
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, a, b);
+            }
+        }
+        black_box(sums);
     }
 
     multiply_add!(multiply_add_512, "avx512f", _mm512_set1_ps, _mm512_fmadd_ps);

@@ -58,8 +58,8 @@ fn saved(data: &Lengths, branching: Branching) -> f64 {
         let (prompt, output) = (length(data.prompt, 2 * request), length(data.output, 2 * request + 1));
         let prompt: Vec<u32> = (0..prompt).map(|i| (uniform(request, 10 + i as u64, Lane::Token) * VOCAB as f64) as u32).collect();
         let (id, max_len) = (request * 1000, prompt.len() + output);
-        let arrival = Arrival { id, prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root: Chain::default() };
-        scheduler.add(arrival).unwrap();
+        let arrival = Arrival { prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root: Chain::default() };
+        scheduler.add(id, arrival.prepare(BLOCK).unwrap()).unwrap();
         match branching {
             Branching::Beams(width) => run(&mut scheduler, id, &mut Beams::new(width, output), &mut shared, &mut unshared),
             _ => run(&mut scheduler, id, &mut Samples(branching.width() as u64), &mut shared, &mut unshared),

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use pagedllm::kv::{BlockManager, Chain};
 use pagedllm::options::{OrderPolicy, Policies, Preemption};
-use pagedllm::sched::{self, Arrival, Branching, Choice, Event, Scheduler, SchedulerOptions, Verdict};
+use pagedllm::sched::{self, Arrival, Branching, Choice, Event, Newcomer, Scheduler, SchedulerOptions, Verdict};
 
 use super::Result;
 use super::figures::{median, options};
@@ -72,10 +72,11 @@ pub fn print_steps() -> Result<()> {
     Ok(())
 }
 
-fn arrival(id: u64, prompt: usize, max_len: usize, priority: i32) -> Arrival {
+fn newcomer(id: u64, prompt: usize, max_len: usize, priority: i32) -> pagedllm::error::Result<Newcomer> {
     // Each prompt is another, so that they share nothing.
     let prompt = (0..prompt as u32).map(|i| id as u32 ^ i).collect();
-    Arrival { id, prompt, max_len, branching: Branching::One, priority, keep: false, prompt_logits: false, root: Chain::default() }
+    let (branching, root) = (Branching::One, Chain::default());
+    Arrival { prompt, max_len, branching, priority, keep: false, prompt_logits: false, root }.prepare(16)
 }
 
 fn step(running: usize, waiting: usize, policies: &Policies) -> Result<Duration> {
@@ -90,14 +91,14 @@ fn step(running: usize, waiting: usize, policies: &Policies) -> Result<Duration>
     let blocks = BlockManager::new(running * max_len.div_ceil(16) * 102 / 100 + 1, 16, true)?;
     let mut scheduler = Scheduler::with_policies(options, blocks, sched::Policies::new(policies))?;
     for id in 1..=running as u64 {
-        scheduler.add(arrival(id, CONTEXT, max_len, 1))?;
+        scheduler.add(id, newcomer(id, CONTEXT, max_len, 1)?)?;
     }
     let (mut choices, mut events) = (Vec::new(), Vec::new());
     while scheduler.waiting() > 0 || choices.len() < running {
         timed_step(&mut scheduler, &mut choices, &mut events);
     }
     for id in 1..=waiting as u64 {
-        scheduler.add(arrival(1_000_000 + id, 16, 100, 0))?;
+        scheduler.add(1_000_000 + id, newcomer(id, 16, 100, 0)?)?;
     }
     Ok(median((0..STEPS).map(|_| timed_step(&mut scheduler, &mut choices, &mut events)).collect()))
 }

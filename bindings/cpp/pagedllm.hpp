@@ -373,6 +373,7 @@ enum class Isa : uint32_t {
     portable = PLLM_ISA_PORTABLE,
     avx2 = PLLM_ISA_AVX2,
     avx512 = PLLM_ISA_AVX512,
+    avx512_bf16 = PLLM_ISA_AVX512_BF16,
 };
 
 // What becomes of those who have to give way.
@@ -437,6 +438,7 @@ struct Options {
     Allocation allocation = Allocation(detail::options_defaults().allocation);
     std::string trace_path = {};    // empty: none
     std::string journal_path = {};  // empty: none
+    std::string model_name = {};    // in metrics; empty: the model directory's name
 };
 
 // What each output holds: what is new, everything so far, or, once and at the end, everything.
@@ -650,6 +652,7 @@ inline Result<pllm_engine_options> c_options(const Options &options) {
     c.flags = flag(options.skip_tokenizer, PLLM_ENGINE_SKIP_TOKENIZER) | flag(options.no_prefix_cache, PLLM_ENGINE_NO_PREFIX_CACHE);
     set_text(c.trace_path, c.trace_path_len, options.trace_path);
     set_text(c.journal_path, c.journal_path_len, options.journal_path);
+    set_text(c.model_name, c.model_name_len, options.model_name);
     if (Status policies = set_policies(c, options); !policies) return policies.error();
     return c;
 }

@@ -153,6 +153,8 @@ type Stats struct {
 	StepsFailed int
 	// TraceStopped and JournalStopped: the disk has failed, and the file of Options.TracePath or JournalPath has ended.
 	TraceStopped, JournalStopped bool
+	// DiscardFailures are times that the KV pool became smaller and the system did not take the memory back.
+	DiscardFailures int
 }
 
 // Stats returns the engine's counts.
@@ -181,6 +183,7 @@ func (e *Engine) Stats() (stats Stats, err error) {
 			AdmissionRejections: int(s.admission_rejections),
 			StepsFailed:         int(s.steps_failed),
 			TraceStopped:        s.traces_stopped != 0, JournalStopped: s.journals_stopped != 0,
+			DiscardFailures: int(s.discard_failures),
 		}
 		return nil
 	})

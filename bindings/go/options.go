@@ -71,6 +71,8 @@ type Options struct {
 	// JournalPath is a file to write down what is asked of the engine, prompts included, so that pagedllm-replay can run it again
 	// bit for bit. What was in it is gone. "": none.
 	JournalPath string
+	// ModelName is the label model_name in Engine.Metrics. "": the model directory's name.
+	ModelName string
 	// HostSteps leaves the stepping to the host, which calls Engine.Step, or Engine.Start later on. By default the engine is
 	// started by Open and steps itself.
 	HostSteps bool
@@ -108,10 +110,12 @@ const (
 	AVX2 ISA = C.PLLM_ISA_AVX2
 	// AVX512 is for x86 with AVX-512 F, BW, DQ and VL.
 	AVX512 ISA = C.PLLM_ISA_AVX512
+	// AVX512BF16 multiplies weights that are stored in bf16 by activations that are rounded to it.
+	AVX512BF16 ISA = C.PLLM_ISA_AVX512_BF16
 )
 
 // String names the path as Info does, such as "avx512".
-func (i ISA) String() string { return nameOf(i, "auto", "portable", "avx2", "avx512") }
+func (i ISA) String() string { return nameOf(i, "auto", "portable", "avx2", "avx512", "avx512_bf16") }
 
 // Preemption is what becomes of those who have to give way.
 type Preemption uint32
@@ -275,6 +279,7 @@ func (o *Options) toC(args *arguments) (*C.pllm_engine_options, error) {
 	o.setPolicies(args, c)
 	args.setText(&c.trace_path, &c.trace_path_len, o.TracePath)
 	args.setText(&c.journal_path, &c.journal_path_len, o.JournalPath)
+	args.setText(&c.model_name, &c.model_name_len, o.ModelName)
 	return c, args.err
 }
 

@@ -34,7 +34,7 @@ export interface Options {
   /** Threads that compute. */
   threads?: number;
   /** An instruction path to force. Bits are the same within one path, not across paths. */
-  isa?: 'auto' | 'portable' | 'avx2' | 'avx512';
+  isa?: 'auto' | 'portable' | 'avx2' | 'avx512' | 'avx512_bf16';
   /** Seeds the requests that bring no seed of their own. */
   seed?: number | bigint;
   /** Requests that may wait for their first step before others are refused (PLLM_E_CAPACITY); one may always wait. */
@@ -68,6 +68,8 @@ export interface Options {
   /** A file to write down all that steps depend on, prompts included, so that pagedllm-replay can run them again bit for bit. It is
    * begun anew; where the disk fails it ends, and no step does. */
   journalPath?: string | Uint8Array;
+  /** The label model_name of metrics(). Left out: the model directory's name. */
+  modelName?: string | Uint8Array;
   /** Outputs that may wait in Engine.queue before its requests pause. */
   queueCapacity?: number | bigint;
   /** Serve token ids only. */
@@ -377,6 +379,8 @@ export interface Stats {
   /** 1: the disk has failed, and the trace, or the journal, has ended. */
   tracesStopped: number;
   journalsStopped: number;
+  /** Times that the KV pool became smaller and the system did not take the memory back. */
+  discardFailures: number;
 }
 
 /** What would become of a request that was added now. */

@@ -30,7 +30,7 @@ const CODES = ['', 'INVALID_ARGUMENT', 'NOT_FOUND', 'IO', 'MODEL', 'UNSUPPORTED'
   'CLOSED', 'CANCELLED'];
 const FINISH_REASONS = [null, 'stop', 'length', 'abort', 'error', 'deadline'];
 const DTYPES = ['auto', 'f32', 'bf16', 'int8'];
-const ISAS = ['auto', 'portable', 'avx2', 'avx512'];
+const ISAS = ['auto', 'portable', 'avx2', 'avx512', 'avx512_bf16'];
 const PREEMPTIONS = ['recompute', 'swap', 'auto'];
 const ORDERS = ['firstCome', 'priority', 'shortestPredicted'];
 const BATCHINGS = ['mixed', 'prefillFirst', 'decodeFirst', 'static'];
@@ -72,7 +72,7 @@ const Options = struct(
   [Progress, 'progress'], [pointer, 'progressData'], [u64, 'maxWaitingRequests maxWaitingTokens'], [pointer, 'arena'],
   [u64, 'swapBytes'], [pointer, 'swapPath'], [u64, 'swapPathLen'],
   [u32, 'preemption order ageingMs batching prefillBudget allocation'], [pointer, 'tracePath'], [u64, 'tracePathLen'],
-  [pointer, 'journalPath'], [u64, 'journalPathLen']);
+  [pointer, 'journalPath'], [u64, 'journalPathLen'], [pointer, 'modelName'], [u64, 'modelNameLen']);
 const Dry = struct(
   ['float', 'multiplier base'], [u32, 'allowedLength penaltyLastN'], [texts, 'sequenceBreakers'], [lengths, 'sequenceBreakerLens'],
   [u64, 'sequenceBreakerCount']);
@@ -114,7 +114,7 @@ const Stats = struct(
   [u64, 'steps promptTokens generatedTokens preemptions finishedStop finishedLength finishedAbort finishedError paused'],
   [u64, 'idle blocksCopied prefixQueries prefixHits finishedDeadline admissionRejections stepsFailed preemptionsSwapped swapped'],
   [u64, 'swapBlocksTotal swapBlocksUsed blocksSwappedOut blocksSwappedIn swapFailures promptTokensCached tracesStopped'],
-  [u64, 'journalsStopped']);
+  [u64, 'journalsStopped discardFailures']);
 const Plan = struct(
   [u64, 'weightBytes kvBytes workBytes blocks blockSize blockBytes maxModelLen fullSequences kvDtype mostBlocks'],
   [u64, 'swapBytes swapBlocks']);
@@ -326,11 +326,11 @@ function assignPrompt(value, prompt, promptTokens) {
   if (promptTokens !== undefined) assignCopied(value, 'promptTokens', tokenIds('promptTokens', promptTokens));
 }
 
-function toOptions({ modelPath, device, swapPath, tracePath, journalPath, kvDtype, isa, preemption, order, batching, allocation,
-  skipTokenizer, prefixCache, ...numbers }) {
+function toOptions({ modelPath, device, swapPath, tracePath, journalPath, modelName, kvDtype, isa, preemption, order, batching,
+  allocation, skipTokenizer, prefixCache, ...numbers }) {
   const options = made(Options, lib.engine_options_init);
   assignCopied(options, 'modelPath', utf8('modelPath', modelPath));
-  for (const [name, text] of Object.entries({ device, swapPath, tracePath, journalPath })) {
+  for (const [name, text] of Object.entries({ device, swapPath, tracePath, journalPath, modelName })) {
     if (text !== undefined) assignCopied(options, name, utf8(name, text));
   }
   for (const [name, names, value] of [['kvDtype', DTYPES, kvDtype], ['isa', ISAS, isa], ['preemption', PREEMPTIONS, preemption],

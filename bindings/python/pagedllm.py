@@ -212,6 +212,7 @@ class Stats(NamedTuple):
     prompt_tokens_cached: int  # tokens that sequences began with and that were found in the prefix cache
     traces_stopped: int  # 1: the disk has failed, and the trace has ended
     journals_stopped: int  # the same of the journal
+    discard_failures: int  # times that the KV pool became smaller and the system did not take the memory back
 
 
 class Admission(NamedTuple):
@@ -277,6 +278,7 @@ class Isa(enum.IntEnum):
     PORTABLE = 1
     AVX2 = 2
     AVX512 = 3
+    AVX512_BF16 = 4  # activations are rounded to bf16 where the weights are stored in it
 
 
 class Preemption(enum.IntEnum):
@@ -454,7 +456,7 @@ _Options = _struct(
     progress=_Progress, progress_data=c_void_p, max_waiting_requests=c_uint64, max_waiting_tokens=c_uint64, arena=c_void_p,
     swap_bytes=c_uint64, swap_path=c_char_p, swap_path_len=c_uint64, preemption=c_uint32, order=c_uint32, ageing_ms=c_uint32,
     batching=c_uint32, prefill_budget=c_uint32, allocation=c_uint32, trace_path=c_char_p, trace_path_len=c_uint64,
-    journal_path=c_char_p, journal_path_len=c_uint64)
+    journal_path=c_char_p, journal_path_len=c_uint64, model_name=c_char_p, model_name_len=c_uint64)
 _Dry = _struct(
     "_Dry", multiplier=c_float, base=c_float, allowed_length=c_uint32, penalty_last_n=c_uint32, sequence_breakers=_Texts,
     sequence_breaker_lens=_Lengths, sequence_breaker_count=c_uint64)
@@ -691,15 +693,16 @@ def _record(kind: Type[_Record], struct: ctypes.Structure) -> _Record:
 
 
 def _c_options(model_path: Path, *, device: Optional[str] = None, swap_path: Optional[Path] = None,
-               trace_path: Optional[Path] = None, journal_path: Optional[Path] = None, skip_tokenizer: Optional[bool] = None,
-               prefix_cache: Optional[bool] = None, **numbers: Optional[int]) -> Any:
+               trace_path: Optional[Path] = None, journal_path: Optional[Path] = None, model_name: Optional[str] = None,
+               skip_tokenizer: Optional[bool] = None, prefix_cache: Optional[bool] = None, **numbers: Optional[int]) -> Any:
     options = _made(_Options, _lib.pllm_engine_options_init, **numbers)
     paths = {"model_path": model_path, "swap_path": swap_path, "trace_path": trace_path, "journal_path": journal_path}
     for name, path in paths.items():
         if path is not None:
             _assign_text(options, name, os.fsencode(path))
-    if device is not None:
-        _assign_text(options, "device", _utf8(device))
+    for name, text in {"device": device, "model_name": model_name}.items():
+        if text is not None:
+            _assign_text(options, name, _utf8(text))
     flags = _flag(options.flags, _ENGINE_SKIP_TOKENIZER, skip_tokenizer)
     options.flags = _flag(flags, _ENGINE_NO_PREFIX_CACHE, None if prefix_cache is None else not prefix_cache)
     return options
@@ -1079,6 +1082,7 @@ class Engine:
     trace_path: a file to draw every step into, for Perfetto or chrome://tracing.
     journal_path: a file to write down all that steps depend on, prompts included, so that pagedllm-replay can run them again
         bit for bit. Both files are begun anew; where the disk fails they end, and no step does.
+    model_name: the label of that name in metrics(). None: the model directory's name.
     queue_capacity: outputs that may wait in Engine.queue before its requests pause.
     skip_tokenizer: serve token ids only. prefix_cache: keep what was computed for requests that begin with the same tokens.
     host_steps: you call step(), or start() later on. Otherwise the library's own thread steps from the start.
@@ -1093,7 +1097,8 @@ class Engine:
                  order: Optional[Order] = None, ageing_ms: Optional[int] = None, batching: Optional[Batching] = None,
                  prefill_budget: Optional[int] = None, allocation: Optional[Allocation] = None,
                  preemption: Optional[Preemption] = None, swap_bytes: Optional[int] = None, swap_path: Optional[Path] = None,
-                 trace_path: Optional[Path] = None, journal_path: Optional[Path] = None, queue_capacity: Optional[int] = None,
+                 trace_path: Optional[Path] = None, journal_path: Optional[Path] = None, model_name: Optional[str] = None,
+                 queue_capacity: Optional[int] = None,
                  skip_tokenizer: Optional[bool] = None, prefix_cache: Optional[bool] = None, host_steps: bool = False,
                  progress: Optional[Callable[[int, int], Any]] = None) -> None:
         options = _c_options(
@@ -1102,7 +1107,7 @@ class Engine:
             seed=seed, max_waiting_requests=max_waiting_requests, max_waiting_tokens=max_waiting_tokens, order=order,
             ageing_ms=ageing_ms, batching=batching, prefill_budget=prefill_budget, allocation=allocation, preemption=preemption,
             swap_bytes=swap_bytes, swap_path=swap_path, trace_path=trace_path, journal_path=journal_path,
-            queue_capacity=queue_capacity, skip_tokenizer=skip_tokenizer, prefix_cache=prefix_cache)
+            model_name=model_name, queue_capacity=queue_capacity, skip_tokenizer=skip_tokenizer, prefix_cache=prefix_cache)
         self._hooks = _Hooks()
         self._handle = _create(options, arena, progress, self._hooks.free_engine)
         if not host_steps:

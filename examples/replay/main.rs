@@ -9,7 +9,8 @@ use pagedllm::error::Result;
 const USAGE: &str = "usage: pagedllm-replay JOURNAL MODEL_DIRECTORY
 
 Runs every step of the journal again with the model that it was written with.
-0: everything was said again, bit for bit; 1: something was not; 2: it cannot be replayed here.";
+0: everything was said again, bit for bit; 1: something was not; 2: it cannot be replayed here; 3: what can be read was said again, and
+the rest is damaged or cut off.";
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
@@ -20,7 +21,11 @@ fn main() -> ExitCode {
     match replay(Path::new(journal), Path::new(model)) {
         Ok(summary) => {
             print(&summary);
-            ExitCode::from(summary.difference.is_some() as u8)
+            match summary {
+                Summary { difference: Some(_), .. } => ExitCode::from(1),
+                Summary { ending: Some(Ending::Torn { .. }), .. } => ExitCode::from(3),
+                _ => ExitCode::SUCCESS,
+            }
         }
         Err(error) => {
             eprintln!("{error}");

@@ -114,8 +114,8 @@ pub trait Backend: Send + Sync {
 
     /// Copies whole blocks in every layer. No block is both read and written.
     fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Self::Kv]);
-    /// Gives the memory of all blocks from this one on back, as far as that is possible. What they held is lost.
-    fn discard_blocks(&self, from: usize, layer: &mut Self::Kv);
+    /// Gives the memory of all blocks from this one on back. What they held is lost, also where that fails.
+    fn discard_blocks(&self, from: usize, layer: &mut Self::Kv) -> Result<()>;
     /// Appends the bytes of these blocks, as they are stored, to `out`. Of the last block only the first `last` slots, and zeros for
     /// the others: what is in them may be somebody else's.
     fn read_blocks(&self, blocks: &[u32], last: usize, layer: &Self::Kv, out: &mut Vec<u8>) -> Result<()>;

@@ -2,7 +2,7 @@
 
 use super::mirostat;
 use super::sampler::{Chosen, Rules};
-use crate::error::Result;
+use crate::error::{Result, try_refill};
 
 /// A summary of a sequence's tokens, as far as its rules need one. Plain data in two flat vectors: a fork copies it.
 ///
@@ -48,12 +48,16 @@ impl Memory {
 
     /// As `clone`, for whoever would rather hear that memory ran out.
     pub fn try_clone(&self) -> Result<Memory> {
-        let mut copy = Memory { first: self.first, ..Memory::default() };
-        copy.counts.try_reserve_exact(self.counts.len())?;
-        copy.counts.extend_from_slice(&self.counts);
-        copy.mus.try_reserve_exact(self.mus.len())?;
-        copy.mus.extend_from_slice(&self.mus);
+        let mut copy = Memory::default();
+        copy.copy(self)?;
         Ok(copy)
+    }
+
+    /// Becomes the same as `other`, in the room that there is.
+    pub fn copy(&mut self, other: &Memory) -> Result<()> {
+        self.first = other.first;
+        try_refill(&mut self.counts, &other.counts)?;
+        try_refill(&mut self.mus, &other.mus)
     }
 
     /// A chosen token joins the sequence.

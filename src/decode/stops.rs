@@ -26,6 +26,22 @@ impl StopMatcher {
         Ok(out.try_reserve(self.held.len() + text.len())?)
     }
 
+    /// Room for `text` more bytes than can ever be held back.
+    pub fn reserve_held(&mut self, text: usize) -> Result<()> {
+        let longest = self.stops().iter().map(String::len).max().unwrap_or(0);
+        Ok(self.held.try_reserve(longest + text)?)
+    }
+
+    /// Becomes the same as `other`, in the room that there is.
+    pub fn copy(&mut self, other: &StopMatcher) -> Result<()> {
+        self.rules.clone_from(&other.rules);
+        self.held.clear();
+        self.held.try_reserve(other.held.len())?;
+        self.held.push_str(&other.held);
+        self.told = other.told;
+        Ok(())
+    }
+
     fn stops(&self) -> &[String] {
         &self.rules.params.stop
     }
@@ -43,7 +59,8 @@ impl StopMatcher {
             return false;
         };
         self.let_go(if self.rules.params.include_stop { stop.end } else { stop.start }, out);
-        (self.told, self.held) = (0, String::new());
+        self.told = 0;
+        self.held.clear();
         true
     }
 

@@ -97,10 +97,10 @@ impl Core {
         for part in plan.sampled() {
             // Once for each search: its first beam speaks for all.
             let Some(request) = request_of_beam(&self.beams, part.seq) else { continue };
-            if self.scheduler.members(part.seq).first() != Some(&part.seq) || self.stuck.iter().any(|(stuck, _)| *stuck == request) {
+            if self.scheduler.members(part.seq).next() != Some(part.seq) || self.stuck.iter().any(|(stuck, _)| *stuck == request) {
                 continue;
             }
-            let past = self.scheduler.get(part.seq).map_or(Past::default(), |sequence| sequence.past);
+            let past = self.scheduler.find(part.seq).map_or(Past::default(), |sequence| sequence.past);
             let stream = self.streams.get_mut(&request).expect("a search has a stream");
             self.insight.token(stream, past);
             let rules = stream.rules.clone();
@@ -136,7 +136,7 @@ impl Core {
             stream.output().failed(Error::invalid("fewer beams than n were found: so many tokens are excluded that no more could end"));
         self.beams.remove(&request);
         self.streams.remove(&request);
-        for index in self.shared.registry.open(request) {
+        while let Some(index) = self.shared.registry.open(request, None) {
             let output = outputs.get_mut(index as usize).map_or_else(|| missing.of(index), std::mem::take);
             self.counts.generated_tokens += output.tokens.len() as u64;
             self.end(&outbox, output);

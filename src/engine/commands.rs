@@ -14,7 +14,7 @@ use super::stream::{Stream, Turn};
 use super::timing::Timing;
 use crate::error::{Error, Result};
 use crate::kv::{Chain, blocks_for};
-use crate::sched::{Arrival, FinishReason};
+use crate::sched::FinishReason;
 
 /// The instruction path of K and V that were not all computed on one.
 const MIXED: &str = "mixed";
@@ -74,6 +74,9 @@ impl Core {
                 let Open { outbox, last, .. } = *open;
                 let output = self.export(seq).unwrap_or_else(|error| Output { error: Some(error), ..last });
                 self.push(&outbox, output);
+                if let (Some(journal), None) = (&mut self.journal, self.scheduler.find(seq)) {
+                    journal.forget(seq);
+                }
             }
             Command::Import { id, turn, blob } => {
                 let outbox = turn.outbox.clone();
@@ -81,9 +84,8 @@ impl Core {
                     self.never_made(&outbox, Output { request: id, sequence: id, ..Output::default() }.failed(error));
                 }
             }
-            Command::Pin { id, tokens, priority, salt, until } => {
-                let root = Chain::root(&self.model, &salt);
-                match self.pins.try_reserve(1).map_err(Error::from).and_then(|()| self.scheduler.pin(id, tokens, priority, root)) {
+            Command::Pin { id, newcomer, priority, until, .. } => {
+                match self.pins.try_reserve(1).map_err(Error::from).and_then(|()| self.scheduler.pin(id, *newcomer, priority)) {
                     Ok(()) => self.pins.push(Pin { id, until }),
                     Err(_) => self.shared.registry.pin_ended(id),
                 }
@@ -107,9 +109,8 @@ impl Core {
     }
 
     fn add(&mut self, id: u64, work: Work) {
-        let Work { prompt, max_len, branching, priority, keep, root, mut stream, beams, wanted, .. } = work;
-        let prompt_logits = stream.rules.params.prompt_logprobs.is_some();
-        let echoed = stream.rules.params.echo.then(|| stream.echo(&prompt, self.shared.text.as_deref())).transpose();
+        let Work { newcomer, mut stream, beams, wanted, .. } = work;
+        let echoed = stream.rules.params.echo.then(|| stream.echo(newcomer.prompt(), self.shared.text.as_deref())).transpose();
         let mut ends = Vec::new();
         let begun = echoed.and_then(|echoed| {
             self.streams.try_reserve(1)?;
@@ -118,11 +119,11 @@ impl Core {
                 ends.try_reserve_exact(stream.branches)?;
             }
             if let Some(mut beams) = beams {
-                beams.begin(&stream.rules, &prompt)?;
+                beams.begin(&stream.rules, newcomer.prompt())?;
                 self.beams.insert(id, beams);
             }
             self.watch(id, stream.deadline)?;
-            self.scheduler.add(Arrival { id, prompt, max_len, branching, priority, keep, prompt_logits, root })?;
+            self.scheduler.add(id, newcomer)?;
             Ok(echoed.flatten())
         });
         match begun {
@@ -135,7 +136,7 @@ impl Core {
                 echoed.into_iter().for_each(|output| self.push(&outbox, output));
             }
             Err(error) => {
-                let output = stream.close(FinishReason::Error, false, None).failed(error);
+                let output = stream.close(FinishReason::Error, false, None, Output::default()).failed(error);
                 self.scheduler.remove(id);
                 self.beams.remove(&id);
                 self.end_with_siblings(&stream.outbox, output);
@@ -159,8 +160,8 @@ impl Core {
         stream.outbox = outbox.clone();
         stream.timing = Timing::new(asked);
         // A parent that has ended since it was asked to fork has children that have ended.
-        let has_ended = !idle && self.scheduler.get(id).is_ok_and(|sequence| sequence.group.is_none());
-        let output = has_ended.then(|| stream.close(FinishReason::Abort, true, self.shared.text.as_deref()));
+        let has_ended = !idle && self.scheduler.find(id).is_some_and(|sequence| sequence.group.is_none());
+        let output = has_ended.then(|| stream.close(FinishReason::Abort, true, self.shared.text.as_deref(), Output::default()));
         self.streams.insert(id, stream);
         self.grown(id);
         output.into_iter().for_each(|output| self.end(&outbox, output));
@@ -182,8 +183,13 @@ impl Core {
     /// Sequences that have ended meanwhile, and were not kept, have nothing to be appended to.
     fn append(&mut self, seq: u64, tokens: &[u32]) -> Result<()> {
         let Some(stream) = self.streams.get_mut(&seq) else { return Ok(()) };
-        self.scheduler.append(seq, tokens, self.longest)?;
-        stream.append(tokens, self.shared.text.as_deref())
+        let before = self.scheduler.get(seq)?.tokens.len();
+        if let Err(error) = self.scheduler.append(seq, tokens, self.longest) {
+            self.scheduler.rewind(seq, before)?;
+            return Err(error);
+        }
+        // All of them or none.
+        stream.append(tokens, self.shared.text.as_deref()).or_else(|error| self.rewind(seq, before).and(Err(error)))
     }
 
     fn rewind(&mut self, seq: u64, len: usize) -> Result<()> {
@@ -198,7 +204,7 @@ impl Core {
         let most = turn.rules.params.max_tokens.unwrap_or(self.longest);
         let (max_len, keep) = (tokens.len().saturating_add(most).min(self.longest), turn.keep);
         let (request, deadline) = (stream.request, turn.deadline);
-        stream.resume(turn, tokens)?;
+        stream.resume(turn, tokens, max_len - tokens.len())?;
         self.watch(request, deadline)?;
         self.scheduler.resume(seq, max_len, keep)
     }
@@ -247,7 +253,8 @@ impl Core {
         let mut kv = Vec::new();
         let blocks = blocks_for(computed, header.block_size);
         let last = computed - blocks.saturating_sub(1) * header.block_size;
-        self.runner.read_blocks(&sequence.table.blocks()[..blocks], last, &mut kv)?;
+        let read = self.runner.read_blocks(&sequence.table.blocks()[..blocks], last, &mut kv);
+        exchanged(&mut self.journal, read)?;
         Ok(Output { blob: Blob { header, kv }.encode()?, ..stream.output() })
     }
 
@@ -262,7 +269,8 @@ impl Core {
         self.move_blocks();
         let blocks = self.scheduler.get(id)?.table.blocks();
         if !blocks.is_empty() {
-            self.runner.write_blocks(blocks, &kv)?;
+            let written = self.runner.write_blocks(blocks, &kv);
+            exchanged(&mut self.journal, written)?;
         }
         self.streams.insert(id, stream);
         Ok(())
@@ -271,7 +279,7 @@ impl Core {
     /// Its length is another one. A sequence for which the command failed ends with the error.
     fn changed(&mut self, seq: u64, result: Result<()>) {
         if let Err(error) = result {
-            let idle = self.scheduler.get(seq).is_ok_and(|sequence| sequence.group.is_none());
+            let idle = self.scheduler.find(seq).is_some_and(|sequence| sequence.group.is_none());
             match self.streams.get(&seq).filter(|_| idle) {
                 // It stays idle, and says so.
                 Some(stream) => {
@@ -285,7 +293,7 @@ impl Core {
     }
 
     fn grown(&self, seq: u64) {
-        let len = self.scheduler.get(seq).map(|sequence| (seq, sequence.tokens.len()));
+        let len = self.scheduler.find(seq).map(|sequence| (seq, sequence.tokens.len()));
         self.shared.registry.grown(len.into_iter());
     }
 
@@ -293,11 +301,19 @@ impl Core {
     fn let_pins_expire(&mut self) {
         let mut next = 0;
         while let Some(pin) = self.pins.get(next) {
-            match pin.until.is_some_and(|until| until <= self.now) || self.scheduler.get(pin.id).is_err() {
+            match pin.until.is_some_and(|until| until <= self.now) || self.scheduler.find(pin.id).is_none() {
                 true => self.let_pin_go(next),
                 false => next += 1,
             }
         }
+    }
+}
+
+/// What came of K and V on their way out of the engine, or in: a journal knows better.
+fn exchanged(journal: &mut Option<Journal>, result: Result<()>) -> Result<()> {
+    match journal {
+        Some(journal) => journal.exchanged(result),
+        None => result,
     }
 }
 

@@ -1,7 +1,8 @@
 //! The stepping side of an engine: take commands, schedule, run, decide, commit, deliver.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,20 +10,21 @@ use super::beams::{Beams, request_of_beam};
 use super::clock::Clock;
 use super::commands::Pin;
 use super::deadlines::Deadlines;
-use super::deciding::{Deciding, Decision, collect_masks};
+use super::deciding::{Deciding, Decision, Prompts, Tops, collect_masks};
 use super::endings::Contest;
-use super::forecast::{Lengths, Load, Outlook, Pace, Pending};
+use super::forecast::{Outlook, Pending};
+use super::governor::Governors;
 use super::insight::Insight;
 use super::journal::Journal;
 use super::metrics::Histograms;
-use super::outputs::{Logprobs, Output};
+use super::outputs::Output;
+use super::pace::{Load, Meter};
 use super::queue::Outbox;
 use super::registry::{Command, Registry};
 use super::request::branch_seed;
 use super::retry::Trouble;
 use super::runner::Runner;
 use super::stream::Stream;
-use super::swapping::Meter;
 use super::trace::{Phase, Trace};
 use super::{ModelInfo, Stats, StepReport};
 use crate::arena::Lease;
@@ -30,13 +32,15 @@ use crate::batch::BlockCopy;
 use crate::decode::{Masker, Sampler};
 use crate::error::{Error, Result};
 use crate::options::EngineOptions;
-use crate::sched::{Choice, Event, FinishReason, Past, Scheduler, Sequence, StepPlan};
+use crate::sched::{Choice, Event, FinishReason, GroupId, IdMap, Past, Scheduler, Sequence, StepPlan};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
 
 /// What only the stepping thread touches, and what it shares with the others.
 pub struct Core {
     pub(super) scheduler: Scheduler,
+    /// How often readers had made room when the scheduler was last told.
+    pub(super) rooms: u64,
     pub(super) runner: Box<dyn Runner>,
     /// The engine's part of its arena, and the moves of blocks when that becomes smaller.
     pub(super) lease: Arc<Lease>,
@@ -48,11 +52,11 @@ pub struct Core {
     pub(super) isa: &'static str,
     /// Most tokens of a sequence.
     pub(super) longest: usize,
-    pub(super) streams: HashMap<u64, Stream>,
+    pub(super) streams: IdMap<u64, Stream>,
     /// By request, whose id is the first beam's; the others have the next ones.
     pub(super) beams: BTreeMap<u64, Box<Beams>>,
     /// Requests that draw more samples than they return.
-    pub(super) contests: HashMap<u64, Contest>,
+    pub(super) contests: IdMap<u64, Contest>,
     pub(super) pins: Vec<Pin>,
     pub(super) deadlines: Deadlines,
     sampler: Sampler,
@@ -66,21 +70,24 @@ pub struct Core {
     choices: Vec<Choice>,
     /// One for each choice.
     decisions: Vec<Decision>,
-    /// Of prompts, in the step that is under way.
-    prompt_logprobs: Vec<(u64, Logprobs)>,
+    tops: Tops,
+    prompts: Prompts,
     /// Requests whose beams cannot go on.
     pub(super) stuck: Vec<(u64, Error)>,
     events: Vec<Event>,
     /// The groups in the last step that could not be computed, by their first sequence.
     pub(super) suspects: Vec<u64>,
     pub(super) trouble: Option<Trouble>,
+    /// Requests whose outputs could not be left in their queue.
+    unheard: Vec<(u64, Error)>,
+    /// Answers that could not be, either, and that end nothing.
+    later: Vec<(Arc<Outbox>, Output)>,
+    /// An output that has been told: the next one is told in its lists.
+    pub(super) blank: Output,
     /// Whose readers are to be told at the end of the step.
     unannounced: Vec<Arc<Outbox>>,
     pub(super) counts: Stats,
-    pace: Pace,
-    pub(super) lengths: Lengths,
-    /// None: nobody asks what things cost.
-    pub(super) meter: Option<Meter>,
+    pub(super) meter: Meter,
     pub(super) insight: Insight,
     /// Who writes down, or says, what comes from outside of a step.
     pub(super) journal: Option<Journal>,
@@ -98,6 +105,9 @@ pub struct Shared {
     pub published: Arc<Mutex<Published>>,
     pub outlook: Arc<Mutex<Outlook>>,
     pub clock: Arc<dyn Clock>,
+    /// The arena wants the engine to look at its lease.
+    pub called: Arc<AtomicBool>,
+    pub governors: Arc<Governors>,
 }
 
 impl Shared {
@@ -126,6 +136,7 @@ impl Core {
         let trace = options.trace_path.as_deref().map(Trace::create).transpose()?;
         let mut core = Core {
             scheduler,
+            rooms: 0,
             runner,
             lease,
             moves: Vec::new(),
@@ -133,9 +144,9 @@ impl Core {
             model: info.fingerprint,
             isa: info.isa_name(),
             longest: info.memory.max_model_len,
-            streams: HashMap::new(),
+            streams: IdMap::default(),
             beams: BTreeMap::new(),
-            contests: HashMap::new(),
+            contests: IdMap::default(),
             pins: Vec::new(),
             deadlines: Deadlines::default(),
             sampler: Sampler::new(info.vocab_size)?,
@@ -145,16 +156,18 @@ impl Core {
             commands: VecDeque::new(),
             choices: Vec::new(),
             decisions: Vec::new(),
-            prompt_logprobs: Vec::new(),
+            tops: Tops::default(),
+            prompts: Prompts::default(),
             stuck: Vec::new(),
             events: Vec::new(),
             suspects: Vec::new(),
             trouble: None,
+            unheard: Vec::new(),
+            later: Vec::new(),
+            blank: Output::default(),
             unannounced: Vec::new(),
             counts: Stats::default(),
-            pace: Pace::default(),
-            lengths: Lengths::default(),
-            meter: None,
+            meter: Meter::default(),
             insight: Insight::new(shared.clock.clone(), trace),
             journal,
             now: Duration::ZERO,
@@ -164,8 +177,9 @@ impl Core {
         core.decisions.try_reserve(max_seqs)?;
         core.events.try_reserve(3 * max_seqs)?;
         core.suspects.try_reserve(max_seqs)?;
-        core.govern();
-        core.publish();
+        core.unheard.try_reserve(max_seqs)?;
+        core.unannounced.try_reserve(max_seqs)?;
+        core.shared.outlook().reserve(max_seqs)?;
         Ok(core)
     }
 
@@ -185,9 +199,10 @@ impl Core {
         result.map(|report| StepReport { unfinished: self.shared.registry.unfinished(), ..report })
     }
 
-    /// A step of the groups that may take part, by their first sequence. Where it fails, they are the suspects and nothing has changed.
-    pub(super) fn attempt(&mut self, may: impl Fn(u64) -> bool) -> Result<StepReport> {
-        let plan = self.plan(may);
+    /// A step of these groups, by their first sequence, or of all that are ready. Where it fails, those that took part are the
+    /// suspects and nothing has changed.
+    pub(super) fn attempt(&mut self, groups: Option<&[u64]>) -> Result<StepReport> {
+        let plan = self.plan(groups);
         self.insight.lap(Phase::Schedule);
         let Some(plan) = plan else {
             return Ok(StepReport { paused: self.scheduler.paused() as u64, ..StepReport::default() });
@@ -198,7 +213,7 @@ impl Core {
         if let Err(error) = fault.map_or_else(|| self.run(&plan), Err) {
             self.journal.iter_mut().for_each(|journal| journal.failed(&error));
             self.suspects.clear();
-            self.suspects.extend(plan.parts.iter().map(|part| self.scheduler.members(part.seq)[0]));
+            self.suspects.extend(plan.parts.iter().map(|part| self.scheduler.members(part.seq).next().unwrap_or(part.seq)));
             self.suspects.dedup();
             self.counts.steps_failed += 1;
             self.scheduler.rollback(plan);
@@ -208,7 +223,7 @@ impl Core {
         let report = self.report(&plan);
         self.begin(&plan);
         self.commit(plan);
-        self.pace.observe(load, self.shared.clock.now().saturating_sub(began));
+        self.meter.stepped(load, self.shared.clock.now().saturating_sub(began));
         self.insight.lap(Phase::Commit);
         Ok(report)
     }
@@ -226,19 +241,16 @@ impl Core {
     /// Computes the plan and decides on tokens. Changes no lengths.
     fn run(&mut self, plan: &StepPlan) -> Result<()> {
         self.start_masks(plan);
-        let began = self.meter.as_ref().map(|_| self.shared.clock.now());
         let ticket = self.runner.submit(plan);
         let logits = ticket.and_then(|ticket| self.runner.wait(ticket));
-        if let (Some(meter), Some(began), Ok(_)) = (&mut self.meter, began, &logits) {
-            meter.computed(plan, self.shared.clock.now().saturating_sub(began));
-        }
         // Taken back even where there are no logits: a step that failed is tried again.
         collect_masks(&mut self.masker, &mut self.streams, &mut self.lost);
         self.insight.lap(Phase::Run);
         let logits = logits?;
         self.choices.clear();
         self.decisions.clear();
-        self.prompt_logprobs.clear();
+        self.tops.all.clear();
+        self.prompts.clear();
         self.stuck.clear();
         let mut rest = logits;
         let mut deciding = Deciding {
@@ -250,7 +262,8 @@ impl Core {
             edited: &mut self.edited,
             choices: &mut self.choices,
             decisions: &mut self.decisions,
-            prompt_logprobs: &mut self.prompt_logprobs,
+            tops: &mut self.tops,
+            prompts: &mut self.prompts,
             stuck: &mut self.stuck,
         };
         for part in plan.parts.iter().filter(|part| part.logits > 0) {
@@ -290,28 +303,30 @@ impl Core {
             }
         }
         self.end_beams();
-        let len = |choice: &Choice| Some((choice.child, self.scheduler.get(choice.child).ok()?.tokens.len()));
+        let len = |choice: &Choice| Some((choice.child, self.scheduler.find(choice.child)?.tokens.len()));
         self.shared.registry.grown(choices.iter().filter_map(len));
         (self.events, self.choices, self.decisions) = (events, choices, decisions);
     }
 
     fn tell_prompts(&mut self) {
-        for (seq, logprobs) in std::mem::take(&mut self.prompt_logprobs) {
+        let prompts = std::mem::take(&mut self.prompts);
+        for (seq, logprobs, top) in prompts.iter() {
             let Some(stream) = self.streams.get_mut(&seq) else { continue };
             let outbox = stream.outbox.clone();
             let request = stream.request;
-            match stream.tell_prompt(logprobs) {
+            match stream.tell_prompt(logprobs, top, std::mem::take(&mut self.blank)) {
                 Ok(output) => output.into_iter().for_each(|output| self.push(&outbox, output)),
                 Err(error) => self.stuck.push((request, error)),
             }
         }
+        self.prompts = prompts;
     }
 
     /// A first token that was chosen several times makes several streams of one.
     fn branch(&mut self, choice: &Choice) {
         let room = self.streams.try_reserve(1).map_err(Error::from);
-        let Some(parent) = self.streams.get(&choice.parent) else { return };
-        match room.and_then(|()| self.branch_of(parent, choice.child)) {
+        let Some(unborn) = self.streams.get_mut(&choice.parent).map(|parent| parent.unborn.pop()) else { return };
+        match room.and_then(|()| self.branch_of(&self.streams[&choice.parent], unborn, choice.child)) {
             Ok(mut stream) => {
                 let (outbox, echo) = (stream.outbox.clone(), stream.echo_again());
                 self.streams.insert(choice.child, stream);
@@ -324,9 +339,12 @@ impl Core {
         }
     }
 
-    fn branch_of(&self, parent: &Stream, child: u64) -> Result<Stream> {
+    fn branch_of(&self, parent: &Stream, unborn: Option<Stream>, child: u64) -> Result<Stream> {
         let index = (child - parent.request) as u32;
-        let mut stream = parent.fork()?;
+        let mut stream = match unborn {
+            Some(mut stream) => stream.copy(parent).map(|()| stream),
+            None => parent.fork(),
+        }?;
         (stream.sequence, stream.index, stream.seed) = (child, index, branch_seed(parent.seed, index as usize));
         self.shared.registry.born(child, stream.known(parent.prompt_len))?;
         Ok(stream)
@@ -347,22 +365,26 @@ impl Core {
         let Some(stream) = self.streams.get_mut(&choice.child) else { return };
         stream.branches = 1;
         stream.timing.set_past(past);
-        let text = self.shared.text.as_deref();
+        let (text, blank) = (self.shared.text.as_deref(), std::mem::take(&mut self.blank));
         let output = match decision {
             Ok(advance) => {
                 self.counts.generated_tokens += 1;
                 self.insight.token(stream, past);
-                stream.advance(advance, finish, text)
+                stream.advance(advance, &self.tops.all[advance.top.clone()], finish, text, blank)
             }
-            Err(why) => Some(stream.close(FinishReason::Error, self.scheduler.get(choice.child).is_ok(), text).failed(why.clone())),
+            Err(why) => stream.close(FinishReason::Error, self.scheduler.find(choice.child).is_some(), text, blank).failed(why.clone()),
         };
-        let Some(output) = output else { return };
+        if !stream.is_heard(&output) {
+            self.blank = output.emptied();
+            return;
+        }
         let outbox = stream.outbox.clone();
         match output.finish {
             None => self.push(&outbox, output),
             Some(finish) => {
-                if matches!(finish, FinishReason::Stop | FinishReason::Length) {
-                    self.lengths.observe(stream.generated, stream.rules.params.max_tokens);
+                if finish == FinishReason::Stop {
+                    // By a stop string: of other ends the scheduler knows, and has let it go.
+                    self.scheduler.learn(choice.child);
                 }
                 self.let_go(choice.child);
                 self.finish(&outbox, output);
@@ -370,15 +392,48 @@ impl Core {
         }
     }
 
-    pub(super) fn push(&mut self, outbox: &Arc<Outbox>, output: Output) {
+    pub(super) fn push(&mut self, outbox: &Arc<Outbox>, mut output: Output) {
         self.journal.iter_mut().for_each(|journal| journal.says(&output));
-        if outbox.push(output) {
-            self.unannounced.push(outbox.clone());
+        match outbox.push(&mut output) {
+            Ok(first) => self.told(outbox, first, output),
+            // It tells of something that is over, and can be told as well when there is memory again.
+            Err(_) if output.error.is_some() || !output.blob.is_empty() => self.later.push((outbox.clone(), output)),
+            Err(error) => self.unheard.push((output.request, error)),
+        }
+    }
+
+    /// As `push`, of a sequence's last one.
+    pub(super) fn push_last(&mut self, outbox: &Arc<Outbox>, mut output: Output) {
+        self.journal.iter_mut().for_each(|journal| journal.says(&output));
+        let first = outbox.push_last(&mut output);
+        self.told(outbox, first, output);
+    }
+
+    fn told(&mut self, outbox: &Arc<Outbox>, first: bool, output: Output) {
+        self.unannounced.extend(first.then(|| outbox.clone()));
+        self.blank = output.emptied();
+    }
+
+    /// What there was no memory for is tried again.
+    fn tell_later(&mut self) {
+        let Core { later, unannounced, .. } = self;
+        later.retain_mut(|(outbox, output)| {
+            let pushed = outbox.push(output);
+            unannounced.extend(pushed.as_ref().is_ok_and(|&first| first).then(|| outbox.clone()));
+            pushed.is_err()
+        });
+    }
+
+    /// What a reader could not be told of ends, and says so.
+    pub(super) fn end_unheard(&mut self) {
+        while let Some((request, error)) = self.unheard.pop() {
+            self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
         }
     }
 
     pub(super) fn forget(&mut self, id: u64) -> Option<Stream> {
         self.scheduler.remove(id);
+        self.journal.iter_mut().for_each(|journal| journal.forget(id));
         self.streams.remove(&id)
     }
 
@@ -392,6 +447,7 @@ impl Core {
         let published = Published { stats, histograms: self.insight.histograms };
         *self.shared.published.lock().unwrap_or_else(PoisonError::into_inner) = published;
         self.look_ahead(&mut self.shared.outlook());
+        self.tell_later();
         self.unannounced.drain(..).for_each(|outbox| outbox.announce());
         if let Err(error) = self.shared.registry.check() {
             self.shared.registry.close_queues(&error);
@@ -400,19 +456,19 @@ impl Core {
     }
 
     fn look_ahead(&self, outlook: &mut Outlook) {
-        let pending = |sequence: &Sequence| {
-            let max_tokens = stream_of(&self.streams, &self.beams, sequence.id).and_then(|stream| stream.rules.params.max_tokens);
-            let room = sequence.max_len.saturating_sub(sequence.tokens.len());
-            let output = self.lengths.expect(max_tokens, sequence.generated, room + sequence.generated);
-            let prefill = if sequence.pending() > 1 { sequence.pending() } else { 0 };
-            Pending { prefill, computed: sequence.computed, output }
+        let pending = |sequence: &Sequence| Pending {
+            prefill: if sequence.pending() > 1 { sequence.pending() } else { 0 },
+            computed: sequence.computed,
+            chosen: sequence.generated,
+            most: sequence.most(),
+            rank: sequence.group.map_or(0, GroupId::rank),
         };
         outlook.running.clear();
         outlook.running.extend(self.scheduler.running_sequences().map(pending));
         outlook.preempted.clear();
         outlook.preempted.extend(self.scheduler.preempted_sequences().map(pending));
         (outlook.places, outlook.spare_blocks) = self.scheduler.spare();
-        (outlook.pace, outlook.lengths, outlook.step) = (self.pace, self.lengths, None);
+        (outlook.pace, outlook.lengths, outlook.step) = (self.meter.pace, *self.scheduler.lengths(), None);
     }
 
     fn report(&mut self, plan: &StepPlan) -> StepReport {
@@ -445,6 +501,7 @@ impl Core {
             swapped: blocks.swapped() as u64,
             swap_blocks_total: blocks.host_total() as u64,
             swap_blocks_used: blocks.host_used() as u64,
+            discard_failures: self.runner.discard_failures(),
             prefix_queries: prefix.queries,
             prefix_hits: prefix.hits,
             prompt_tokens_cached: self.insight.cached_tokens,
@@ -456,11 +513,11 @@ impl Core {
 }
 
 /// The stream that speaks for `seq`. None: a pin, which nobody reads.
-pub(super) fn stream_of<'a>(streams: &'a HashMap<u64, Stream>, beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<&'a Stream> {
+pub(super) fn stream_of<'a>(streams: &'a IdMap<u64, Stream>, beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<&'a Stream> {
     streams.get(&seq).or_else(|| streams.get(&request_of_beam(beams, seq)?))
 }
 
-fn stream_of_mut<'a>(streams: &'a mut HashMap<u64, Stream>, beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<&'a mut Stream> {
+fn stream_of_mut<'a>(streams: &'a mut IdMap<u64, Stream>, beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<&'a mut Stream> {
     let speaker = if streams.contains_key(&seq) { seq } else { request_of_beam(beams, seq)? };
     streams.get_mut(&speaker)
 }

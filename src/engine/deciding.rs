@@ -1,29 +1,70 @@
 //! From a step's logits to its choices. Changes no lengths.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use super::beams::{Beams, request_of_beam};
-use super::outputs::Logprobs;
 use super::request::branch_seed;
 use super::stream::{Advance, Stream};
 use crate::decode::{Chosen, Constraint, Context, Masker, NoChoice, Sampler, logprob_and_top};
 use crate::error::{Error, Result};
-use crate::sched::{Choice, Part, Scheduler, Verdict};
+use crate::sched::{Choice, IdMap, Part, Scheduler, Verdict};
 
 /// What is to be told of a choice once it is committed.
 pub type Decision = Result<Advance>;
 
+/// The most probable tokens in place of those that were chosen, one list after the other.
+#[derive(Default)]
+pub struct Tops {
+    pub all: Vec<(u32, f32)>,
+    /// Of one row, while they are looked for.
+    row: Vec<(u32, f32)>,
+}
+
+impl Tops {
+    /// The token's log probability; those of the `k` most probable ones are added.
+    fn add(&mut self, logits: &[f32], token: u32, k: usize) -> Result<f32> {
+        let logprob = logprob_and_top(logits, token, k, &mut self.row)?;
+        self.all.try_reserve(self.row.len())?;
+        self.all.extend_from_slice(&self.row);
+        Ok(logprob)
+    }
+}
+
+/// Log probabilities of prompts, in the step that is under way.
+#[derive(Default)]
+pub struct Prompts {
+    logprobs: Vec<f32>,
+    tops: Tops,
+    /// Whose they are, and where they end.
+    ends: Vec<(u64, usize, usize)>,
+}
+
+impl Prompts {
+    pub fn clear(&mut self) {
+        self.logprobs.clear();
+        self.tops.all.clear();
+        self.ends.clear();
+    }
+
+    /// Each sequence's, and the most probable tokens in place of its own.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &[f32], &[(u32, f32)])> {
+        let starts = std::iter::once((0, 0)).chain(self.ends.iter().map(|&(_, logprobs, top)| (logprobs, top)));
+        self.ends.iter().zip(starts).map(|(end, start)| (end.0, &self.logprobs[start.0..end.1], &self.tops.all[start.1..end.2]))
+    }
+}
+
 /// What decides, while the runner's logits are borrowed.
 pub struct Deciding<'a> {
     pub scheduler: &'a Scheduler,
-    pub streams: &'a mut HashMap<u64, Stream>,
+    pub streams: &'a mut IdMap<u64, Stream>,
     pub lost: &'a [(u64, Error)],
     pub beams: &'a mut BTreeMap<u64, Box<Beams>>,
     pub sampler: &'a mut Sampler,
     pub edited: &'a mut Vec<f32>,
     pub choices: &'a mut Vec<Choice>,
     pub decisions: &'a mut Vec<Decision>,
-    pub prompt_logprobs: &'a mut Vec<(u64, Logprobs)>,
+    pub tops: &'a mut Tops,
+    pub prompts: &'a mut Prompts,
     pub stuck: &'a mut Vec<(u64, Error)>,
 }
 
@@ -50,18 +91,16 @@ impl Deciding<'_> {
         let Some(k) = stream.rules.params.prompt_logprobs else { return Ok(()) };
         let tokens = &self.scheduler.get(part.seq)?.tokens[..stream.prompt_len];
         let first = part.first + part.rows - part.logits + 1;
-        let (mut logprobs, mut top) = (Logprobs::default(), Vec::new());
         let told = tokens.get(first..).unwrap_or_default();
         let count = told.len().min(rows.len() / vocab);
-        logprobs.tokens.try_reserve_exact(count)?;
-        logprobs.top.try_reserve_exact(count * (k as usize).min(vocab))?;
-        self.prompt_logprobs.try_reserve(1)?;
+        let Prompts { logprobs, tops, ends } = &mut *self.prompts;
+        logprobs.try_reserve(count)?;
+        ends.try_reserve(1)?;
         for (&token, logits) in told.iter().zip(rows.chunks_exact(vocab)) {
-            logprobs.tokens.push(logprob_and_top(logits, token, k as usize, &mut top)?);
-            logprobs.top.extend_from_slice(&top);
+            logprobs.push(tops.add(logits, token, k as usize)?);
         }
-        if !logprobs.tokens.is_empty() {
-            self.prompt_logprobs.push((part.seq, logprobs));
+        if count > 0 {
+            ends.push((part.seq, logprobs.len(), tops.all.len()));
         }
         Ok(())
     }
@@ -81,7 +120,7 @@ impl Deciding<'_> {
             let decision = allowed.clone().and_then(|allowed| {
                 let context = Context { tokens, prompt_len: *prompt_len, generated: *generated, seed, memory, allowed };
                 let chosen = self.sampler.choose(edited, rules, &context);
-                advance(stream, logits, chosen.map_err(|why| blame(why, stream))?)
+                advance(stream, logits, chosen.map_err(|why| blame(why, stream))?, self.tops)
             });
             let verdict = match &decision {
                 Err(_) => Verdict::Fail,
@@ -109,7 +148,7 @@ impl Deciding<'_> {
         let stream = &self.streams[&request];
         let beams = self.beams.get_mut(&request).expect("it was just found");
         beams.read((seq - request) as usize, logits)?;
-        if self.scheduler.members(seq).last() != Some(&seq) {
+        if self.scheduler.members(seq).next_back() != Some(seq) {
             return Ok(());
         }
         let tokens_in = |slot: usize| Ok(self.scheduler.get(request + slot as u64)?.tokens.as_slice());
@@ -122,7 +161,7 @@ impl Deciding<'_> {
     }
 }
 
-pub fn collect_masks(masker: &mut Option<Masker>, streams: &mut HashMap<u64, Stream>, lost: &mut Vec<(u64, Error)>) {
+pub fn collect_masks(masker: &mut Option<Masker>, streams: &mut IdMap<u64, Stream>, lost: &mut Vec<(u64, Error)>) {
     lost.clear();
     while let Some(masked) = masker.as_mut().and_then(Masker::collect) {
         match masked.constraint {
@@ -152,11 +191,9 @@ fn edit<'a>(stream: &Stream, tokens: &[u32], logits: &'a [f32], edited: &'a mut 
     Ok(edited)
 }
 
-fn advance(stream: &Stream, logits: &[f32], chosen: Chosen) -> Result<Advance> {
-    let mut advance = Advance { chosen, ..Advance::default() };
-    if stream.scores() {
-        let k = stream.rules.params.logprobs.unwrap_or(0) as usize;
-        advance.logprob = logprob_and_top(logits, advance.chosen.token, k, &mut advance.top)?;
-    }
-    Ok(advance)
+fn advance(stream: &Stream, logits: &[f32], chosen: Chosen, tops: &mut Tops) -> Result<Advance> {
+    let first = tops.all.len();
+    let k = stream.rules.params.logprobs.unwrap_or(0) as usize;
+    let logprob = if stream.scores() { tops.add(logits, chosen.token, k)? } else { 0.0 };
+    Ok(Advance { chosen, logprob, top: first..tops.all.len() })
 }

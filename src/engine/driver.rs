@@ -1,7 +1,7 @@
 //! The library's own stepping thread: it steps while there is work, and sleeps while there is none.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -18,9 +18,21 @@ const RETRY_AFTER: Duration = Duration::from_millis(20);
 pub struct Wakeup {
     called: Mutex<bool>,
     changed: Condvar,
+    /// How often a reader has made room in a queue that was full.
+    rooms: AtomicU64,
 }
 
 impl Wakeup {
+    /// A queue is not full any more: whoever asks after this is told.
+    pub fn made_room(&self) {
+        self.rooms.fetch_add(1, Ordering::Release);
+        self.wake();
+    }
+
+    pub fn rooms(&self) -> u64 {
+        self.rooms.load(Ordering::Acquire)
+    }
+
     pub fn wake(&self) {
         *self.called.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_one();
@@ -54,6 +66,9 @@ impl Driver {
             // A step catches its own panics; this is for what lies between them.
             if catch_unwind(AssertUnwindSafe(|| drive(&mut core, &calls, &stopped))).is_err() {
                 core.fail_hard();
+            }
+            if core.has_failed() {
+                core.answer_call();
             }
         });
         let thread = thread.map_err(|e| Error::capacity(format!("could not start the engine's thread: {e}")))?;

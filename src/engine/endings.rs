@@ -25,7 +25,7 @@ impl Core {
     /// The sequence ends: it stays, idle, if it is to be kept.
     pub(super) fn let_go(&mut self, seq: u64) {
         self.scheduler.end(seq);
-        if self.scheduler.get(seq).is_err() {
+        if self.scheduler.find(seq).is_none() {
             self.streams.remove(&seq);
         }
     }
@@ -35,7 +35,7 @@ impl Core {
         let request = output.request;
         let Some(contest) = self.contests.get_mut(&request) else { return self.end(outbox, output) };
         contest.open -= 1;
-        if self.scheduler.get(output.sequence).is_err() {
+        if self.scheduler.find(output.sequence).is_none() {
             self.shared.registry.forget(output.sequence);
         }
         contest.ends.push(output);
@@ -60,17 +60,15 @@ impl Core {
     pub(super) fn end(&mut self, outbox: &Arc<Outbox>, output: Output) {
         self.counts.count(output.finish);
         self.insight.ended(&output);
-        let kept = self.scheduler.get(output.sequence).ok().map(|sequence| sequence.tokens.len());
+        let kept = self.scheduler.find(output.sequence).map(|sequence| sequence.tokens.len());
         self.shared.registry.ended(&output, kept);
-        self.push(outbox, output);
+        self.push_last(outbox, output);
     }
 
     /// As `end`, and the same for those of the request's sequences that have not come into being.
     pub(super) fn end_with_siblings(&mut self, outbox: &Arc<Outbox>, output: Output) {
-        for index in self.shared.registry.open(output.request) {
-            if index != output.index {
-                self.end(outbox, output.of(index));
-            }
+        while let Some(index) = self.shared.registry.open(output.request, Some(output.index)) {
+            self.end(outbox, output.of(index));
         }
         self.end(outbox, output);
     }
@@ -85,13 +83,13 @@ impl Core {
 
     /// Ends one sequence between steps, if it runs.
     pub(super) fn end_sequence(&mut self, seq: u64, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
-        let runs = self.scheduler.get(seq).ok().filter(|sequence| sequence.group.is_some());
+        let runs = self.scheduler.find(seq).filter(|sequence| sequence.group.is_some());
         let Some((stays, past)) = runs.map(|sequence| (sequence.keep, sequence.past)) else { return };
         let Some(stream) = self.streams.get_mut(&seq) else { return };
         stream.timing.set_past(past);
         let outbox = stream.outbox.clone();
         let branched = stream.branches == 1;
-        let output = complete(stream.close(finish, stays, self.shared.text.as_deref()));
+        let output = complete(stream.close(finish, stays, self.shared.text.as_deref(), std::mem::take(&mut self.blank)));
         if !branched {
             // It has ended for all of them: what may go on is one.
             stream.stay_alone();
@@ -116,21 +114,22 @@ impl Core {
         finish: FinishReason,
         complete: impl Fn(Output) -> Output,
     ) {
-        let named = |stream: &&Stream| stream.request == request && which(stream);
         if self.beams.contains_key(&request) && self.streams.get(&request).is_none_or(|stream| !which(stream)) {
             return;
         }
         if let Some(beams) = self.beams.remove(&request) {
             (request..request + beams.width() as u64).for_each(|seq| drop(self.scheduler.remove(seq)));
             if let Some(mut stream) = self.streams.remove(&request) {
-                let output = complete(stream.close(finish, false, None));
+                let output = complete(stream.close(finish, false, None, Output::default()));
                 self.end_with_siblings(&stream.outbox, output);
             }
             return;
         }
-        let mut sequences: Vec<u64> = self.streams.values().filter(named).map(|stream| stream.sequence).collect();
-        sequences.sort_unstable();
-        sequences.into_iter().for_each(|seq| self.end_sequence(seq, finish, &complete));
+        for seq in self.shared.registry.ids(request) {
+            if self.streams.get(&seq).is_some_and(&which) {
+                self.end_sequence(seq, finish, &complete);
+            }
+        }
     }
 
     /// A defect: nothing of the core can be trusted, so every request ends and later calls are told.
@@ -158,23 +157,24 @@ impl Core {
     pub fn fail_hard(&self) {
         let registry = &self.shared.registry;
         let error = Error::internal("a defect of libpagedllm stopped this engine's thread; free it and create another");
-        for (outbox, last) in registry.fail(&error) {
-            outbox.push(last.failed(error.clone()));
+        registry.fail(&error, |outbox, last| {
+            outbox.push_last(&mut last.failed(error.clone()));
             outbox.announce();
-        }
+        });
         registry.close_queues(&error);
     }
 
     fn end_all(&mut self, error: &Error, complete: impl Fn(Output) -> Output) {
-        for (outbox, last) in self.shared.registry.fail(error) {
+        let registry = self.shared.registry.clone();
+        registry.fail(error, |outbox, last| {
             // A turn that no step has seen is not the stream's yet.
-            let runs = self.scheduler.get(last.sequence).is_ok_and(|sequence| sequence.group.is_some());
+            let runs = self.scheduler.find(last.sequence).is_some_and(|sequence| sequence.group.is_some());
             let output = match self.streams.remove(&last.sequence).filter(|_| runs) {
-                Some(mut stream) => stream.close(FinishReason::Error, false, None),
+                Some(mut stream) => stream.close(FinishReason::Error, false, None, Output::default()),
                 None => last,
             };
             self.end(&outbox, complete(output));
-        }
+        });
     }
 }
 

@@ -1,128 +1,39 @@
-//! How long a request would wait for its first token: the steps ahead of it, played through at the pace of those that ran.
+//! How long a request would wait for its first token: the steps ahead of it, played through at the pace of those that ran, by the
+//! engine's own policies.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::pace::{Load, Pace, StepCosts};
+use super::waiting::{Waiting, Waits};
+use crate::error::{Result, try_copy};
 use crate::kv::blocks_for;
-use crate::sched::StepPlan;
+use crate::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
+use crate::sched::{Claim, Lengths, order};
 
-/// What a step costs, as far as the steps so far tell: the weighted least squares of seconds = fixed + rows * per_row
-/// + positions * per_position + products * per_product, where older steps count less and less.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Pace {
-    moments: [[f64; UNKNOWNS]; UNKNOWNS],
-    seconds: [f64; UNKNOWNS],
-}
-
-const UNKNOWNS: usize = 4;
-/// What an older step counts for beside the next one: half after 700.
-const FADING: f64 = 0.999;
-/// Brings the four to like sizes.
-const SCALES: [f64; UNKNOWNS] = [1.0, 1e-2, 1e-4, 1e-5];
-/// A little weight on 0, so that steps that were all alike have an answer too.
-const DAMPING: f64 = 1e-6;
-
-/// The size of a step, or of several.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Load {
-    pub steps: usize,
-    pub rows: usize,
-    /// Positions whose K and V are read, of each sequence once a step.
-    pub positions: usize,
-    /// The same, once for each row.
-    pub products: usize,
-}
-
-impl Load {
-    pub fn of(plan: &StepPlan) -> Load {
-        let mut load = Load { steps: 1, ..Load::default() };
-        plan.parts.iter().for_each(|part| load.add(1, part.rows, part.first));
-        load
-    }
-
-    /// A stream that computes so many rows in each of these steps, after the `first` positions.
-    fn add(&mut self, steps: usize, rows: usize, first: usize) {
-        let looked_back_on = steps * first + rows * steps * (steps + 1) / 2;
-        self.rows += rows * steps;
-        self.positions += looked_back_on;
-        self.products += rows * looked_back_on;
-    }
-
-    fn features(self) -> [f64; UNKNOWNS] {
-        let [steps, rows, positions, products] = SCALES;
-        [self.steps as f64 * steps, self.rows as f64 * rows, self.positions as f64 * positions, self.products as f64 * products]
-    }
-}
-
-impl Pace {
-    pub fn observe(&mut self, load: Load, took: Duration) {
-        let features = load.features();
-        for (i, row) in self.moments.iter_mut().enumerate() {
-            row.iter_mut().zip(features).for_each(|(moment, feature)| *moment = *moment * FADING + features[i] * feature);
-            self.seconds[i] = self.seconds[i] * FADING + features[i] * took.as_secs_f64();
-        }
-    }
-
-    /// None: no step has been seen.
-    fn solve(&self) -> Option<Costs> {
-        let weight = self.moments[0][0];
-        if weight == 0.0 {
-            return None;
-        }
-        let mut a = self.moments;
-        let mut b = self.seconds;
-        (0..UNKNOWNS).for_each(|i| a[i][i] += DAMPING * (weight + a[i][i]));
-        for i in 0..UNKNOWNS {
-            for below in i + 1..UNKNOWNS {
-                let factor = a[below][i] / a[i][i];
-                (i..UNKNOWNS).for_each(|column| a[below][column] -= factor * a[i][column]);
-                b[below] -= factor * b[i];
-            }
-        }
-        let mut costs = [0.0; UNKNOWNS];
-        for i in (0..UNKNOWNS).rev() {
-            let known: f64 = (i + 1..UNKNOWNS).map(|column| a[i][column] * costs[column]).sum();
-            costs[i] = (b[i] - known) / a[i][i];
-        }
-        Some(Costs(costs))
-    }
-}
-
-/// Seconds for each of a step's features.
-struct Costs([f64; UNKNOWNS]);
-
-impl Costs {
-    fn seconds(&self, load: Load) -> f64 {
-        self.0.iter().zip(load.features()).map(|(cost, feature)| cost * feature).sum::<f64>().max(0.0)
-    }
-}
-
-/// A stream that is on its way.
+/// A stream that has begun, as the last step left it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pending {
     /// Tokens that it has to compute before it can choose the next one.
     pub prefill: usize,
     /// Tokens before those.
     pub computed: usize,
-    /// Tokens that it is expected to choose.
-    pub output: usize,
-}
-
-impl Pending {
-    fn has_ended(&self) -> bool {
-        self.prefill == 0 && self.output == 0
-    }
+    /// Tokens that it has chosen, and that it may choose in all.
+    pub chosen: usize,
+    pub most: usize,
+    /// Where it stands in the engine's order: the smaller, the earlier.
+    pub rank: u64,
 }
 
 /// Everything that a forecast depends on, as of the last step.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct Outlook {
     pub pace: Pace,
     pub lengths: Lengths,
     /// Streams that run, the oldest first.
     pub running: Vec<Pending>,
     /// Streams that ran, and wait to go on.
-    pub preempted: VecDeque<Pending>,
+    pub preempted: Vec<Pending>,
     /// Streams and KV blocks that may be added, beside all that the running have to compute.
     pub places: usize,
     pub spare_blocks: usize,
@@ -130,126 +41,187 @@ pub struct Outlook {
     pub step: Option<(Load, Duration)>,
 }
 
-/// The limits within which steps are composed.
+/// The limits within which steps are composed, and the rules.
 #[derive(Debug, Clone, Copy)]
 pub struct Capacity {
     pub seqs: usize,
     pub rows: usize,
     pub chunk: usize,
     pub block_size: usize,
+    pub policies: Policies,
 }
 
-/// How many tokens turns choose, as far as the last ones that ended tell.
+/// A request that might be added.
 #[derive(Debug, Clone, Copy)]
-pub struct Lengths {
-    last: [u32; LISTED],
-    ended: usize,
-    /// The share of those that named a maximum and reached it, where newer ones count more.
-    reached: f64,
+pub struct Newcomer {
+    pub waits: Waits,
+    /// Streams that it needs places for.
+    pub width: usize,
 }
 
-const LISTED: usize = 256;
-/// What the newest counts for in the share.
-const NEWEST: f64 = 0.05;
-
-impl Default for Lengths {
-    fn default() -> Lengths {
-        Lengths { last: [0; LISTED], ended: 0, reached: 1.0 }
-    }
+/// What would become of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Forecast {
+    /// What waits before it.
+    pub before: Waiting,
+    /// The next step would begin it.
+    pub fits_now: bool,
+    /// In seconds. None: no step has been seen.
+    pub first_token: Option<f64>,
 }
-
-impl Lengths {
-    pub fn observe(&mut self, generated: usize, max_tokens: Option<usize>) {
-        self.last[self.ended % LISTED] = generated as u32;
-        self.ended += 1;
-        if let Some(most) = max_tokens {
-            self.reached += ((generated >= most) as u32 as f64 - self.reached) * NEWEST;
-        }
-    }
-
-    fn listed(&self) -> &[u32] {
-        &self.last[..self.ended.min(LISTED)]
-    }
-
-    /// Tokens still to come of a turn that has `generated` so many, and may have `most`. Where hosts know their lengths, it is what
-    /// they say; otherwise those are asked that were longer than this one is already.
-    pub fn expect(&self, max_tokens: Option<usize>, generated: usize, most: usize) -> usize {
-        let named = max_tokens.map_or(most, |tokens| tokens.min(most));
-        let longer = self.listed().iter().filter(|&&length| length as usize > generated);
-        let (count, sum) = longer.fold((0, 0), |(count, sum), &length| (count + 1, sum + length as usize));
-        let expected = match count {
-            _ if max_tokens.is_some() && self.reached > 0.5 => named,
-            0 if self.ended == 0 => named,
-            // Longer than all: as long again.
-            0 => 2 * generated,
-            _ => sum / count,
-        };
-        expected.min(named).saturating_sub(generated).max(1)
-    }
-
-    /// As `expect`, of the `i`-th of many that have not begun: together they are as different as those that ended.
-    fn draw(&self, i: usize, max_tokens: Option<usize>) -> usize {
-        let knows = max_tokens.is_some() && self.reached > 0.5;
-        let listed = self.listed();
-        let drawn = if knows || listed.is_empty() { usize::MAX } else { listed[i % listed.len()] as usize };
-        drawn.min(max_tokens.unwrap_or(usize::MAX)).clamp(1, LONGEST)
-    }
-}
-
-/// Of a stream of which nothing is known.
-const LONGEST: usize = 1 << 20;
-
-/// A turn that has not begun: the tokens it has to compute, and how many it may choose.
-pub type Waits = (usize, Option<usize>);
 
 /// The longer the wait, the coarser it is played: so many times as many steps at once.
 const FINENESS: usize = 32;
-/// More turns than the longest of queues needs.
-const MOST_TURNS: usize = 10_000;
+/// Three thousand million steps, of which no multiple that is counted is too large for a number.
+const MOST_TURNS: usize = 600;
+/// Tokens of a stream of which nothing is known.
+const LONGEST: usize = 1 << 20;
+
+impl Outlook {
+    /// Room for so many streams that run, and so many that ran.
+    pub fn reserve(&mut self, streams: usize) -> Result<()> {
+        self.running.try_reserve(streams)?;
+        Ok(self.preempted.try_reserve(streams)?)
+    }
+
+    pub fn try_clone(&self) -> Result<Outlook> {
+        Ok(Outlook { running: try_copy(&self.running)?, preempted: try_copy(&self.preempted)?, ..*self })
+    }
+
+    /// Of a request that comes now, when `waiting` wait, in the order in which they came.
+    pub fn forecast(&self, capacity: Capacity, waiting: &[Waits], newcomer: Newcomer, now: Duration) -> Result<Forecast> {
+        let Policies { order: policy, allocation, .. } = capacity.policies;
+        let rules = order(policy);
+        let claim = |waits: &Waits| {
+            let expected = self.lengths.expect(waits.most as usize, 0);
+            rules.rank(&Claim { at: waits.at, priority: waits.priority, expected })
+        };
+        let ranked = policy != OrderPolicy::FirstCome;
+        let rank = if ranked { claim(&newcomer.waits) } else { 0 };
+        let begun = |stream: &Pending| Stream::begun(stream, &self.lengths, allocation);
+        let (mut before, mut drawn, mut line) = (Waiting::default(), self.lengths.drawn(), Vec::new());
+        // Those that run may come to stand in it, too.
+        line.try_reserve(self.preempted.len() + waiting.len() + self.running.len() + 1)?;
+        line.extend(self.preempted.iter().filter(|stream| stream.rank <= rank).map(begun));
+        let fits = line.is_empty();
+        for waits in waiting {
+            let its = if ranked { claim(waits) } else { 0 };
+            if its <= rank {
+                before.enter(waits.tokens as usize);
+                line.push(Stream::new(waits, drawn.draw(waits.most as usize).min(LONGEST), its, allocation));
+            }
+        }
+        if ranked {
+            // Among equals, who came first.
+            line.iter_mut().enumerate().for_each(|(place, stream)| stream.place = place);
+            line.sort_unstable_by_key(|stream| (stream.rank, stream.place));
+        }
+        line.push(Stream::new(&newcomer.waits, 1, rank, allocation));
+        let fits_now = fits && before.requests == 0 && self.has_room(capacity, newcomer, rank);
+        let mut running = Vec::new();
+        running.try_reserve(self.running.len().max(capacity.seqs))?;
+        running.extend(self.running.iter().map(begun));
+        let first_token = self.pace.solve().map(|costs| {
+            let rest_of_step = self.step.map_or(0.0, |(load, began)| costs.seconds(load) - now.saturating_sub(began).as_secs_f64());
+            let queue = line.into();
+            let (spare_blocks, seconds) = (self.spare_blocks as i64, rest_of_step.max(0.0));
+            Play { capacity, costs, rank, running, queue, spare_blocks, newcomers: true, held_up: 0, steps: 0, seconds }.until_first_token()
+        });
+        Ok(Forecast { before, fits_now, first_token })
+    }
+
+    /// For one before which nobody waits. Those that run after it would make room for it.
+    fn has_room(&self, capacity: Capacity, newcomer: Newcomer, rank: u64) -> bool {
+        let Policies { allocation, batching, .. } = capacity.policies;
+        let blocks = |stream: Stream| blocks_for(stream.held(), capacity.block_size);
+        let younger = self.running.iter().filter(|stream| stream.rank > rank);
+        let (places, room) = younger.fold((self.places, self.spare_blocks), |(places, room), stream| {
+            (places + 1, room + blocks(Stream::begun(stream, &self.lengths, allocation)))
+        });
+        let may_join = batching != BatchingPolicy::Static || self.running.is_empty();
+        may_join && newcomer.width <= places && blocks(Stream::new(&newcomer.waits, 1, rank, allocation)) <= room
+    }
+}
+
+/// A stream as it is played.
+#[derive(Debug, Clone, Copy)]
+struct Stream {
+    prefill: usize,
+    computed: usize,
+    /// Tokens that it is expected to choose.
+    output: usize,
+    /// Tokens for which it needs room from its beginning to its end.
+    reserved: usize,
+    rank: u64,
+    /// In the line of those who wait, when it was drawn up.
+    place: usize,
+    newcomer: bool,
+}
+
+impl Stream {
+    fn begun(stream: &Pending, lengths: &Lengths, allocation: AllocationPolicy) -> Stream {
+        let &Pending { prefill, computed, chosen, most, rank } = stream;
+        let reserved = match allocation {
+            AllocationPolicy::OnDemand => 0,
+            AllocationPolicy::MaxTokens => computed + prefill.max(1) + most.saturating_sub(chosen),
+        };
+        Stream { prefill, computed, output: lengths.expect(most, chosen), reserved, rank, place: 0, newcomer: false }
+    }
+
+    fn new(waits: &Waits, output: usize, rank: u64, allocation: AllocationPolicy) -> Stream {
+        let reserved = match allocation {
+            AllocationPolicy::OnDemand => 0,
+            AllocationPolicy::MaxTokens => waits.tokens as usize + (waits.most as usize).min(LONGEST),
+        };
+        Stream { prefill: waits.tokens as usize, computed: 0, output, reserved, rank, place: 0, newcomer: true }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.prefill == 0 && self.output == 0
+    }
+
+    /// Tokens for which it has room.
+    fn held(&self) -> usize {
+        self.reserved.max(self.computed + self.prefill)
+    }
+}
+
+/// What a turn may still hold.
+struct Room {
+    rows: usize,
+    prompt_rows: usize,
+    prompts: bool,
+    decodes: bool,
+}
 
 /// Steps to come.
 struct Play {
     capacity: Capacity,
-    costs: Costs,
+    costs: StepCosts,
+    /// Of the request in question. Who comes after it and has to go does not come back before it.
+    rank: u64,
     /// The oldest first.
-    running: Vec<Pending>,
-    /// First come first served; the last one is the request in question.
-    queue: VecDeque<Pending>,
+    running: Vec<Stream>,
+    /// In the engine's order; the last one is the request in question.
+    queue: VecDeque<Stream>,
     /// Less than 0: somebody has to go.
     spare_blocks: i64,
+    /// Whether any may begin.
+    newcomers: bool,
+    /// Rows of prompts since decodes last had a step, where prompts go first.
+    held_up: usize,
     steps: usize,
     seconds: f64,
 }
 
-impl Outlook {
-    /// Whether `tokens` could be computed from the next step on; `waiting`: others are before them.
-    pub fn fits_now(&self, block_size: usize, width: usize, tokens: usize, waiting: bool) -> bool {
-        !waiting && self.preempted.is_empty() && width <= self.places && blocks_for(tokens, block_size) <= self.spare_blocks
-    }
-
-    /// Seconds until a request with a prompt of so many tokens has its first token, after those that wait. None: no step has been seen.
-    pub fn first_token(&self, capacity: Capacity, waiting: impl Iterator<Item = Waits>, prompt: usize, now: Duration) -> Option<f64> {
-        let costs = self.pace.solve()?;
-        let mut queue = self.preempted.clone();
-        queue.try_reserve(waiting.size_hint().0 + 1).ok()?;
-        let stream = |(i, (prefill, max_tokens))| Pending { prefill, computed: 0, output: self.lengths.draw(i, max_tokens) };
-        queue.extend(waiting.enumerate().map(stream));
-        queue.push_back(Pending { prefill: prompt, computed: 0, output: 1 });
-        let rest_of_step = self.step.map_or(0.0, |(load, began)| costs.seconds(load) - now.saturating_sub(began).as_secs_f64());
-        let (running, spare_blocks) = (self.running.clone(), self.spare_blocks as i64);
-        let mut play = Play { capacity, costs, running, queue, spare_blocks, steps: 0, seconds: rest_of_step.max(0.0) };
-        Some(play.until_first_token())
-    }
-}
-
 impl Play {
     /// The last of the queue is the last to enter, and prefills last of all: its first token comes with the step after which
-    /// nothing is left to prefill.
+    /// nobody before it has anything left to prefill.
     fn until_first_token(&mut self) -> f64 {
         for _ in 0..MOST_TURNS {
             self.admit();
-            self.turn(1 + self.steps / FINENESS);
-            if self.queue.is_empty() && self.running.iter().all(|stream| stream.prefill == 0) {
+            self.turn(self.steps_at_once());
+            if self.queue.is_empty() && self.running.iter().all(|stream| stream.prefill == 0 || stream.rank > self.rank) {
                 break;
             }
             self.preempt();
@@ -257,23 +229,47 @@ impl Play {
         self.seconds
     }
 
+    fn steps_at_once(&self) -> usize {
+        let steps = 1 + self.steps / FINENESS;
+        if self.capacity.policies.batching != BatchingPolicy::Static {
+            return steps;
+        }
+        // No further than to the end of the batch.
+        let left = |stream: &Stream| stream.output + stream.prefill.div_ceil(self.capacity.chunk);
+        steps.min(self.running.iter().map(left).max().unwrap_or(1)).max(1)
+    }
+
     fn blocks(&self, tokens: usize) -> i64 {
         blocks_for(tokens, self.capacity.block_size) as i64
     }
 
     fn admit(&mut self) {
+        let is_static = self.capacity.policies.batching == BatchingPolicy::Static;
+        self.newcomers = !is_static || self.running.is_empty();
         let mut rows: usize = self.running.iter().map(|stream| stream.prefill.clamp(1, self.capacity.chunk)).sum();
-        while self.running.len() < self.capacity.seqs && rows < self.capacity.rows {
-            let Some(next) = self.next() else { return };
-            rows += next.prefill.min(self.capacity.chunk);
-            self.running.push(next);
+        while let Some(&first) = self.queue.front() {
+            if self.running.len() < self.capacity.seqs && rows < self.capacity.rows && self.next().is_some() {
+                rows += first.prefill.min(self.capacity.chunk);
+                let place = self.running.partition_point(|stream| stream.rank <= first.rank);
+                self.running.insert(place, first);
+            } else if self.running.last().is_some_and(|last| last.rank > first.rank) && self.may_join(&first) {
+                self.last_goes();
+            } else {
+                break;
+            }
         }
+        self.newcomers = !is_static;
+    }
+
+    fn may_join(&self, stream: &Stream) -> bool {
+        self.newcomers || !stream.newcomer
     }
 
     /// The first in the queue, if there is room for it.
-    fn next(&mut self) -> Option<Pending> {
-        let blocks = self.blocks(self.queue.front()?.prefill);
-        if blocks > self.spare_blocks && !self.running.is_empty() {
+    fn next(&mut self) -> Option<Stream> {
+        let first = self.queue.front()?;
+        let blocks = self.blocks(first.held());
+        if !self.may_join(first) || (blocks > self.spare_blocks && !self.running.is_empty()) {
             return None;
         }
         self.spare_blocks -= blocks;
@@ -283,14 +279,15 @@ impl Play {
     /// So many steps. Whoever ends gives its place to the next at once.
     fn turn(&mut self, steps: usize) {
         let mut load = Load { steps, ..Load::default() };
-        let mut room = self.capacity.rows * steps;
+        let mut room = self.room(steps);
+        let prompt_rows = room.prompt_rows;
         let mut place = 0;
         while place < self.running.len() {
             let mut left = steps;
             while left > 0 && !self.running[place].has_ended() {
                 left -= self.advance(place, left, &mut room, &mut load);
                 if self.running[place].has_ended() {
-                    self.spare_blocks += self.blocks(self.running[place].computed);
+                    self.spare_blocks += self.blocks(self.running[place].held());
                     let next = self.next();
                     next.into_iter().for_each(|next| self.running[place] = next);
                 }
@@ -298,144 +295,214 @@ impl Play {
             place += 1;
         }
         self.running.retain(|stream| !stream.has_ended());
+        if self.capacity.policies.order != OrderPolicy::FirstCome {
+            self.running.sort_by_key(|stream| stream.rank);
+        }
+        let prompt_rows = prompt_rows - room.prompt_rows;
+        self.held_up = if room.decodes { 0 } else { self.held_up + prompt_rows };
+        if room.decodes && room.prompts && matches!(self.capacity.policies.batching, BatchingPolicy::PrefillFirst { .. }) {
+            // They have steps of their own.
+            load.steps += prompt_rows.div_ceil(self.capacity.rows);
+        }
         self.steps += steps;
         self.seconds += self.costs.seconds(load);
     }
 
+    fn room(&self, steps: usize) -> Room {
+        let rows = self.capacity.rows;
+        let whatever = Room { rows: rows * steps, prompt_rows: rows * steps, prompts: true, decodes: true };
+        match self.capacity.policies.batching {
+            BatchingPolicy::Mixed | BatchingPolicy::Static => whatever,
+            BatchingPolicy::DecodeFirst { budget } => {
+                let decodes = self.running.iter().filter(|stream| stream.prefill == 0).count();
+                Room { prompt_rows: budget.min(rows.saturating_sub(decodes).max(1)) * steps, ..whatever }
+            }
+            // Of several at once, some are the ones' and some the others'.
+            BatchingPolicy::PrefillFirst { .. } if steps > 1 => whatever,
+            BatchingPolicy::PrefillFirst { threshold } => {
+                let prompts = self.held_up < threshold && self.running.iter().any(|stream| stream.prefill > 0);
+                Room { prompt_rows: rows.min(threshold.saturating_sub(self.held_up)), prompts, decodes: !prompts, ..whatever }
+            }
+        }
+    }
+
     /// Up to `most` steps of one stream. Says how many.
-    fn advance(&mut self, place: usize, most: usize, room: &mut usize, load: &mut Load) -> usize {
-        let Capacity { chunk, block_size, .. } = self.capacity;
+    fn advance(&mut self, place: usize, most: usize, room: &mut Room, load: &mut Load) -> usize {
+        let chunk = self.capacity.chunk;
+        let before = self.blocks(self.running[place].held());
         let stream = &mut self.running[place];
         if stream.prefill > 0 {
-            let rows = stream.prefill.min(chunk * most).min(*room);
+            if !room.prompts {
+                return most;
+            }
+            let rows = stream.prefill.min(chunk * most).min(room.rows).min(room.prompt_rows);
             load.add(1, rows, stream.computed);
-            *room -= rows;
+            (room.rows, room.prompt_rows) = (room.rows - rows, room.prompt_rows - rows);
             (stream.computed, stream.prefill) = (stream.computed + rows, stream.prefill - rows);
+            stream.newcomer = false;
             // The last row of a prompt chooses.
             stream.output -= (stream.prefill == 0) as usize;
             return if stream.prefill > 0 { most } else { rows.div_ceil(chunk).max(1) };
         }
+        if !room.decodes {
+            return most;
+        }
         let chosen = most.min(stream.output);
         load.add(chosen, 1, stream.computed);
-        *room = room.saturating_sub(chosen);
-        self.spare_blocks -= (blocks_for(stream.computed + chosen, block_size) - blocks_for(stream.computed, block_size)) as i64;
+        room.rows = room.rows.saturating_sub(chosen);
         (stream.computed, stream.output) = (stream.computed + chosen, stream.output - chosen);
+        let after = stream.held();
+        self.spare_blocks -= self.blocks(after) - before;
         chosen
     }
 
     /// Where there are fewer blocks than are needed, the youngest go, and compute again what they had.
     fn preempt(&mut self) {
         while self.spare_blocks < 0 && self.running.len() > 1 {
-            let Some(Pending { prefill, computed, output }) = self.running.pop() else { return };
-            self.spare_blocks += self.blocks(computed + prefill);
-            self.queue.push_front(Pending { prefill: computed + prefill.max(1), computed: 0, output });
+            self.last_goes();
+        }
+    }
+
+    fn last_goes(&mut self) {
+        let Some(last) = self.running.pop() else { return };
+        self.spare_blocks += self.blocks(last.held());
+        if last.rank <= self.rank {
+            let again = Stream { prefill: last.computed + last.prefill.max(1), computed: 0, newcomer: false, ..last };
+            let place = self.queue.partition_point(|stream| stream.rank < last.rank);
+            self.queue.insert(place, again);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::pace::tests::{learned, load, seconds};
     use super::*;
 
-    const CAPACITY: Capacity = Capacity { seqs: 4, rows: 64, chunk: 64, block_size: 16 };
+    const CAPACITY: Capacity = Capacity {
+        seqs: 4,
+        rows: 64,
+        chunk: 64,
+        block_size: 16,
+        policies: Policies { order: OrderPolicy::FirstCome, batching: BatchingPolicy::Mixed, allocation: AllocationPolicy::OnDemand },
+    };
 
-    fn seconds(load: Load) -> f64 {
-        0.01 + 1e-4 * load.rows as f64 + 1e-5 * load.positions as f64 + 1e-6 * load.products as f64
+    fn outlook(running: Vec<Pending>, spare_blocks: usize) -> Outlook {
+        let places = CAPACITY.seqs - running.len();
+        Outlook { pace: learned(), running, places, spare_blocks, ..Outlook::default() }
     }
 
-    fn load(parts: &[(usize, usize)]) -> Load {
-        let mut load = Load { steps: 1, ..Load::default() };
-        parts.iter().for_each(|&(rows, first)| load.add(1, rows, first));
-        load
+    /// It has computed so many, and decodes up to so many more.
+    fn decodes(computed: usize, most: usize) -> Pending {
+        Pending { computed, most, ..Pending::default() }
     }
 
-    fn learned() -> Pace {
-        let mut pace = Pace::default();
-        for i in 1..200usize {
-            let load = load(&[(i % 60 + 1, (i * 37) % 500), (1, i * 91 % 700)]);
-            pace.observe(load, Duration::from_secs_f64(seconds(load)));
-        }
-        pace
+    fn waits(tokens: usize, most: usize) -> Waits {
+        Waits::new(tokens, most, 0, Duration::ZERO)
     }
 
-    #[test]
-    fn the_pace_of_steps_is_learned_from_those_that_ran() {
-        assert!(Pace::default().solve().is_none());
-        let costs = learned().solve().unwrap();
-        for load in [load(&[(1, 100)]), load(&[(60, 4), (1, 80)])] {
-            let (told, right) = (costs.seconds(load), seconds(load));
-            assert!((told / right - 1.0).abs() < 0.01, "{told} for {right}");
-        }
+    fn forecast(outlook: &Outlook, capacity: Capacity, waiting: &[Waits], waits: Waits) -> Forecast {
+        outlook.forecast(capacity, waiting, Newcomer { waits, width: 1 }, Duration::ZERO).unwrap()
     }
 
-    #[test]
-    fn steps_that_are_all_alike_are_told_as_they_were() {
-        let mut pace = Pace::default();
-        let load = load(&[(1, 112); 8]);
-        (0..50).for_each(|_| pace.observe(load, Duration::from_millis(25)));
-        assert!((pace.solve().unwrap().seconds(load) - 0.025).abs() < 1e-4);
+    fn first_token(outlook: &Outlook, waiting: &[Waits], prompt: usize) -> f64 {
+        forecast(outlook, CAPACITY, waiting, waits(prompt, 9)).first_token.unwrap()
     }
 
     #[test]
     fn a_prompt_alone_waits_for_its_own_steps() {
-        let outlook = Outlook { pace: learned(), places: 4, spare_blocks: 100, ..Outlook::default() };
+        let outlook = outlook(vec![], 100);
         let expected = seconds(load(&[(64, 0)])) + seconds(load(&[(36, 64)]));
-        let told = outlook.first_token(CAPACITY, [].into_iter(), 100, Duration::ZERO).unwrap();
+        let told = first_token(&outlook, &[], 100);
         assert!((told / expected - 1.0).abs() < 0.02, "{told} for {expected}");
-        assert!(outlook.fits_now(16, 1, 100, false));
-        assert!(!outlook.fits_now(16, 5, 100, false) && !outlook.fits_now(16, 1, 100, true));
-        assert!(!outlook.fits_now(16, 1, 16 * 100 + 1, false));
+        let fits = |width, tokens, waiting: &[Waits]| {
+            outlook.forecast(CAPACITY, waiting, Newcomer { waits: waits(tokens, 9), width }, Duration::ZERO).unwrap().fits_now
+        };
+        assert!(fits(1, 100, &[]) && fits(4, 1600, &[]));
+        assert!(!fits(5, 100, &[]) && !fits(1, 100, &[waits(1, 1)]) && !fits(1, 16 * 100 + 1, &[]));
     }
 
     #[test]
     fn where_all_places_are_taken_it_waits_for_an_end() {
-        let stream = |output| Pending { prefill: 0, computed: 10, output };
-        let running = vec![stream(50), stream(20), stream(90), stream(70)];
-        let outlook = Outlook { pace: learned(), running, spare_blocks: 100, ..Outlook::default() };
-        let told = outlook.first_token(CAPACITY, [].into_iter(), 10, Duration::ZERO).unwrap();
+        let outlook = outlook([50, 20, 90, 70].map(|most| decodes(10, most)).into(), 100);
+        let told = first_token(&outlook, &[], 10);
         let decode = seconds(load(&[(1, 10); 4]));
         assert!((20.0 * decode..24.0 * decode).contains(&told), "{told}, a step takes {decode}");
         // With one more before it, it waits for the second end.
-        let told = outlook.first_token(CAPACITY, [(10, None)].into_iter(), 10, Duration::ZERO).unwrap();
+        let told = first_token(&outlook, &[waits(10, 500)], 10);
         assert!((50.0 * decode..70.0 * decode).contains(&told), "{told}, a step takes {decode}");
     }
 
     #[test]
     fn a_crowd_before_it_is_played_in_ever_larger_steps() {
-        let running = vec![Pending { prefill: 0, computed: 10, output: 10 }; 4];
-        let outlook = Outlook { pace: learned(), running, places: 0, spare_blocks: 100, ..Outlook::default() };
-        let told = |crowd| outlook.first_token(CAPACITY, (0..crowd).map(|_| (10, Some(100))), 10, Duration::ZERO).unwrap();
+        let outlook = outlook(vec![decodes(10, 10); 4], 100);
         // Four at a time, each for a prefill and 100 steps, among three that decode.
         let each = 100.0 * seconds(load(&[(1, 60); 4])) / 4.0;
         for crowd in [100, 1000, 100_000] {
-            let (told, right) = (told(crowd), crowd as f64 * each);
+            let (told, right) = (first_token(&outlook, &vec![waits(10, 100); crowd], 10), crowd as f64 * each);
             assert!((told / right - 1.0).abs() < 0.15, "{told} for {right}");
         }
     }
 
     #[test]
     fn where_the_pool_is_full_the_youngest_compute_again() {
-        let stream = |computed| Pending { prefill: 0, computed, output: 100 };
-        let running = vec![stream(160), stream(160)];
-        let full = Outlook { pace: learned(), running: running.clone(), places: 2, spare_blocks: 4, ..Outlook::default() };
-        let roomy = Outlook { pace: learned(), running, places: 2, spare_blocks: 400, ..Outlook::default() };
-        let told = |outlook: &Outlook| outlook.first_token(CAPACITY, [].into_iter(), 70, Duration::ZERO).unwrap();
+        let running = vec![decodes(160, 100); 2];
+        let (full, roomy) = (outlook(running.clone(), 4), outlook(running, 400));
+        let told = |outlook: &Outlook| first_token(outlook, &[], 70);
         assert!(told(&full) > 100.0 * seconds(load(&[(1, 200)])) && told(&roomy) < 0.1, "{} and {}", told(&full), told(&roomy));
     }
 
+    fn with(policies: Policies) -> Capacity {
+        Capacity { policies, ..CAPACITY }
+    }
+
     #[test]
-    fn lengths_are_expected_as_they_were() {
-        let mut lengths = Lengths::default();
-        assert_eq!((lengths.expect(None, 0, 77), lengths.expect(Some(50), 10, 77)), (77, 40));
-        // Hosts allow 100 and get 20 or 40.
-        (0..100).for_each(|i| lengths.observe(20 + i % 2 * 20, Some(100)));
-        assert_eq!(
-            (lengths.expect(Some(100), 0, 500), lengths.expect(Some(100), 25, 500), lengths.expect(Some(100), 45, 500)),
-            (30, 15, 45)
-        );
-        assert_eq!((lengths.expect(Some(25), 0, 500), lengths.draw(0, Some(100)), lengths.draw(1, Some(100))), (25, 20, 40));
-        // Now they know.
-        (0..100).for_each(|_| lengths.observe(60, Some(60)));
-        assert_eq!((lengths.expect(Some(90), 10, 500), lengths.draw(3, Some(90))), (80, 90));
+    fn who_comes_first_is_what_the_order_says() {
+        let ageing = Duration::from_secs(10);
+        let by_priority = with(Policies { order: OrderPolicy::Priority { ageing }, ..Policies::default() });
+        // They have the ranks that the scheduler gave them.
+        let running: Vec<Pending> = vec![Pending { rank: 1_000_000_000, ..decodes(10, 100) }; 4];
+        let outlook = outlook(running, 100);
+        let at = |priority| Waits::new(10, 100, priority, Duration::ZERO);
+        let crowd = [at(0); 20];
+        let urgent = forecast(&outlook, by_priority, &crowd, at(5));
+        let step = seconds(load(&[(10, 0), (1, 10), (1, 10), (1, 10)]));
+        assert!(urgent.fits_now && urgent.before.requests == 0, "{urgent:?}");
+        assert!((urgent.first_token.unwrap() / step - 1.0).abs() < 0.05, "it takes the place of one that runs: {urgent:?}");
+        let calm = forecast(&outlook, by_priority, &crowd, at(0));
+        assert!(!calm.fits_now && calm.before == Waiting { requests: 20, tokens: 200 }, "{calm:?}");
+        assert!(calm.first_token.unwrap() > 100.0 * step, "{calm:?}");
+        // The shortest first: all others may choose more.
+        let shortest = with(Policies { order: OrderPolicy::ShortestPredicted { ageing }, ..Policies::default() });
+        let told = |most| forecast(&outlook, shortest, &[waits(10, 100); 20], waits(10, most)).before.requests;
+        assert_eq!((told(50), told(200)), (0, 20));
+    }
+
+    #[test]
+    fn who_needs_room_for_all_it_may_choose_waits_for_it() {
+        let reserves = with(Policies { allocation: AllocationPolicy::MaxTokens, ..Policies::default() });
+        // Room for 320 tokens more.
+        let outlook = outlook(vec![decodes(160, 100)], 20);
+        let told = |most| forecast(&outlook, reserves, &[], waits(20, most));
+        assert!(told(300).fits_now && told(300).first_token.unwrap() < 0.1);
+        assert!(!told(301).fits_now && told(301).first_token.unwrap() > 100.0 * seconds(load(&[(1, 160)])));
+    }
+
+    #[test]
+    fn steps_are_made_of_what_the_batching_says() {
+        let outlook = outlook(vec![decodes(10, 1000)], 100);
+        let told = |batching, prompt| {
+            let capacity = with(Policies { batching, ..Policies::default() });
+            forecast(&outlook, capacity, &[], waits(prompt, 9)).first_token.unwrap()
+        };
+        let near = |told: f64, right: f64| assert!((told / right - 1.0).abs() < 0.05, "{told} for {right}");
+        // In pieces of 10, each beside a decode.
+        near(told(BatchingPolicy::DecodeFirst { budget: 10 }, 40), (0..4).map(|i| seconds(load(&[(10, 10 * i), (1, 10 + i)]))).sum());
+        // Alone, and after 30 rows a decode comes in between.
+        let alone = seconds(load(&[(30, 0)])) + seconds(load(&[(1, 10)])) + seconds(load(&[(20, 30)]));
+        near(told(BatchingPolicy::PrefillFirst { threshold: 30 }, 50), alone);
+        // Nobody joins one that runs.
+        assert!(told(BatchingPolicy::Static, 40) > 990.0 * seconds(load(&[(1, 20)])));
+        assert!(told(BatchingPolicy::Mixed, 40) < 0.1);
     }
 }

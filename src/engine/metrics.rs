@@ -13,7 +13,8 @@ use prometheus_client::registry::Registry;
 
 use super::timing::{Tick, Timing};
 use super::{ModelInfo, Output, Stats};
-use crate::error::{Error, Result};
+use crate::arena::ArenaInfo;
+use crate::error::{Error, Result, Text};
 use crate::sched::FinishReason;
 
 const BOUNDS: usize = 21;
@@ -125,6 +126,8 @@ impl Histograms {
 pub struct Snapshot {
     pub stats: Stats,
     pub histograms: Histograms,
+    /// Which others may share: they tell the same of it.
+    pub arena: ArenaInfo,
     /// The labels of cache_config_info.
     pub config: [(&'static str, String); 5],
 }
@@ -146,28 +149,46 @@ impl Snapshot {
         let labels = [("model_name".into(), Cow::Owned(model))];
         let mut registry = Registry::with_prefix_and_labels("pagedllm", labels.into_iter());
         registry.register_collector(Box::new(self));
-        let mut out = String::new();
-        text::encode(&mut out, &registry).map_err(|_| Error::internal("the metrics could not be written"))?;
-        Ok(out)
+        let mut out = Text::default();
+        // Nothing else can fail.
+        text::encode(&mut out, &registry).map_err(|_| Error::out_of_memory())?;
+        Ok(out.0)
     }
 
-    fn gauges(&self) -> [(&'static str, &'static str, f64); 5] {
-        let Stats { running, waiting, swapped, blocks_used, blocks_total, idle, .. } = self.stats;
+    fn gauges(&self) -> [(&'static str, &'static str, f64); 11] {
+        let Stats { running, waiting, swapped, idle, blocks_total, blocks_used, blocks_cached, .. } = self.stats;
+        let Stats { swap_blocks_total, swap_blocks_used, .. } = self.stats;
+        let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
         [
             ("num_requests_running", "Sequences that run", running as f64),
             ("num_requests_waiting", "Sequences that wait for their first or next step", waiting as f64),
             ("num_requests_swapped", "Sequences whose K and V are in the host tier", swapped as f64),
             ("num_requests_idle", "Sequences that were kept, and wait to be resumed or freed", idle as f64),
-            ("kv_cache_usage_perc", "Share of the KV blocks that are in use, from 0 to 1", blocks_used as f64 / blocks_total.max(1) as f64),
+            ("kv_cache_usage_perc", "Share of the KV blocks that are in use, from 0 to 1", share(blocks_used, blocks_total)),
+            (
+                "cpu_cache_usage_perc",
+                "Share of the host tier's KV blocks that are in use, from 0 to 1",
+                share(swap_blocks_used, swap_blocks_total),
+            ),
+            ("kv_cache_blocks", "KV blocks that the engine may use now", blocks_total as f64),
+            ("kv_cache_blocks_cached", "Those of them that are kept for reuse, and given away when they are needed", blocks_cached as f64),
+            ("arena_bytes", "The budget from which the KV blocks are taken, in bytes", self.arena.bytes as f64),
+            ("arena_held_bytes", "What the engines that share it hold of it", self.arena.held_bytes as f64),
+            ("arena_engines", "Engines that share it", self.arena.engines as f64),
         ]
     }
 
-    fn counters(&self) -> [(&'static str, &'static str, u64); 11] {
+    fn counters(&self) -> [(&'static str, &'static str, u64); 16] {
         let stats = &self.stats;
         [
             ("prefix_cache_queries", "Tokens looked for in the prefix cache", stats.prefix_queries),
             ("prefix_cache_hits", "Tokens found in the prefix cache", stats.prefix_hits),
             ("num_preemptions", "How often a request's blocks were taken from it", stats.preemptions),
+            ("num_preemptions_swapped", "Those of them that went to the host tier", stats.preemptions_swapped),
+            ("kv_blocks_swapped_out", "KV blocks that moved to the host tier", stats.blocks_swapped_out),
+            ("kv_blocks_swapped_in", "KV blocks that moved back", stats.blocks_swapped_in),
+            ("swap_failures", "Moves to the host tier, or back, that failed", stats.swap_failures),
+            ("discard_failures", "Times that the system did not take back what a smaller pool left", stats.discard_failures),
             ("prompt_tokens", "Prompt tokens computed, those computed again after a preemption again", stats.prompt_tokens),
             ("prompt_tokens_cached", "Prompt tokens that did not have to be computed", stats.prompt_tokens_cached),
             ("generation_tokens", "Tokens generated", stats.generated_tokens),

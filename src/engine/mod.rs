@@ -17,6 +17,8 @@ pub mod journal;
 mod memory;
 mod metrics;
 mod outputs;
+mod pace;
+mod page;
 mod queue;
 mod registry;
 mod request;
@@ -32,7 +34,7 @@ mod waiting;
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use self::core::{Core, Published, Shared};
 pub use admission::Admission;
@@ -42,13 +44,13 @@ use forecast::Capacity;
 use journal::{Header, Journal, Recorder};
 pub use memory::MemoryPlan;
 use metrics::Snapshot;
-pub use outputs::{Logprobs, Output};
-pub use queue::Queue;
+pub use outputs::{Logprobs, Output, Told};
+pub use page::Page;
+pub use queue::{Outputs, Queue};
 use registry::Registry;
 pub use request::{Prompt, Request};
 pub use runner::{ModelRunner, Runner, Ticket};
 pub use sequences::{Fork, GoOn, Hook as LogitsHook, Resume, SequenceInfo};
-use swapping::Meter;
 use waiting::QueueLimits;
 
 pub use timing::Timing;
@@ -61,7 +63,7 @@ use crate::decode::{Grammars, Vocabulary};
 use crate::error::{Error, Result};
 use crate::kv::{BlockManager, blocks_for};
 use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles};
-use crate::options::{EngineOptions, Isa, Preemption};
+use crate::options::{EngineOptions, Isa};
 use crate::sched::{Policies, Scheduler, SchedulerOptions};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
@@ -138,6 +140,8 @@ pub struct Stats {
     pub blocks_swapped_in: u64,
     /// Moves that failed, as on a full disk: those who were to move are computed again.
     pub swap_failures: u64,
+    /// Times that the pool became smaller and the system did not take the memory back, as where the host has locked it.
+    pub discard_failures: u64,
     /// Blocks copied because a sequence wrote to one that others share.
     pub blocks_copied: u64,
     /// Tokens looked for in the prefix cache, and those that were there and did not have to be computed.
@@ -157,7 +161,7 @@ pub struct Stats {
 
 pub struct Engine {
     info: ModelInfo,
-    /// The model's, for people.
+    /// The model's, for dashboards.
     name: String,
     eos: Arc<[u32]>,
     seed: u64,
@@ -240,7 +244,8 @@ impl Engine {
     ) -> Result<Engine> {
         let header = Header::new(options, &info, &runner.layout());
         let recorder = options.journal_path.as_deref().map(|path| Recorder::create(path, &header)).transpose()?;
-        Engine::build(options, info, text, runner, clock, recorder.map(Journal::recorded))
+        let journal = recorder.map(|recorder| Journal::recorded(recorder, options.max_seqs)).transpose()?;
+        Engine::build(options, info, text, runner, clock, journal)
     }
 
     fn build(
@@ -267,22 +272,25 @@ impl Engine {
         let scheduler = Scheduler::with_policies(scheduler_options, blocks, Policies::new(&options.policies))?;
         let shared = Shared {
             text: text.map(Arc::new),
-            registry: Arc::new(Registry::new(QueueLimits::of(options))),
+            registry: Arc::new(Registry::new(QueueLimits::of(options), max_model_len)),
             published: Arc::default(),
             outlook: Arc::default(),
+            called: Arc::default(),
+            governors: Arc::default(),
             clock,
         };
         let layout = runner.layout();
         let SchedulerOptions { max_seqs: seqs, max_batch_tokens: rows, prefill_chunk: chunk, .. } = scheduler_options;
-        let capacity = Capacity { seqs, rows, chunk, block_size: info.memory.block_size };
-        let mut core = Core::new(scheduler, runner, lease.clone(), &info, options, shared.clone(), journal)?;
-        core.meter = (options.preemption == Preemption::Auto).then(Meter::default);
+        let capacity = Capacity { seqs, rows, chunk, block_size, policies: options.policies };
+        let core = Core::new(scheduler, runner, lease.clone(), &info, options, shared.clone(), journal)?;
         let core = Arc::new(Mutex::new(core));
-        lease.on_call(governor::on_call(&core, &shared.registry.wakeup));
+        lease.on_call(governor::on_call(&core, &shared));
+        // Once it can be called: whatever the arena wants from now on, it hears of.
+        core.lock().unwrap_or_else(PoisonError::into_inner).answer_call();
         let queue = Arc::new(Queue::new(shared.registry.new_outbox(options.queue_capacity, options.max_seqs)?, &shared.registry));
         Ok(Engine {
             eos: info.eos_token_ids.as_slice().into(),
-            name: name_of(&options.model_dir, &info),
+            name: options.model_name.clone().unwrap_or_else(|| name_of(&options.model_dir, &info)),
             info,
             seed: options.seed,
             capacity,
@@ -345,7 +353,8 @@ impl Engine {
     /// What there is to measure, as of the last step, in the OpenMetrics text format. No step is waited for.
     pub fn metrics(&self) -> Result<String> {
         let Published { stats, histograms } = self.published();
-        Snapshot { stats, histograms, config: Snapshot::config(&self.info, self.keeps_prefixes) }.text(self.name.clone())
+        let (arena, config) = (self.arena().info(), Snapshot::config(&self.info, self.keeps_prefixes));
+        Snapshot { stats, histograms, arena, config }.text(self.name.clone())
     }
 
     fn published(&self) -> Published {
@@ -356,7 +365,9 @@ impl Engine {
 
     /// Panics unless every invariant between two steps holds. For tests.
     pub fn check_invariants(&self) {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner).scheduler.check();
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        core.scheduler.check();
+        core.journal.iter().for_each(|journal| journal.check(|sequence| core.scheduler.find(sequence).is_some()));
     }
 
     /// Ok unless an earlier call met a defect.
@@ -375,10 +386,21 @@ impl Engine {
         if self.driver.try_lock().map_or(true, |driver| driver.is_some()) {
             return Err(Error::busy());
         }
-        match self.core.try_lock() {
-            Ok(mut core) => core.step(),
-            Err(TryLockError::Poisoned(core)) => core.into_inner().step(),
-            Err(TryLockError::WouldBlock) => Err(Error::busy()),
+        let result = self.core_to_step()?.step();
+        governor::answer_calls(&self.core, &self.shared);
+        result
+    }
+
+    /// Busy while another thread steps. Who only sees to the lease is waited for: its host knows nothing of it.
+    fn core_to_step(&self) -> Result<MutexGuard<'_, Core>> {
+        loop {
+            let before = self.shared.governors.gone();
+            match self.core.try_lock() {
+                Ok(core) => return Ok(core),
+                Err(TryLockError::Poisoned(core)) => return Ok(core.into_inner()),
+                Err(TryLockError::WouldBlock) if before.is_some() && self.shared.governors.gone() == before => return Err(Error::busy()),
+                Err(TryLockError::WouldBlock) => self.shared.governors.wait(),
+            }
         }
     }
 
@@ -396,12 +418,8 @@ impl Engine {
     /// After the step under way the host steps again. Nothing is lost: requests wait where they are.
     pub fn stop(&self) {
         let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
-        if driver.take().is_some()
-            && let Ok(mut core) = self.core.try_lock()
-        {
-            // What it was called for meanwhile.
-            core.answer_call();
-        }
+        *driver = None;
+        governor::answer_calls(&self.core, &self.shared);
     }
 }
 

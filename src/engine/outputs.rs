@@ -1,5 +1,7 @@
+use std::mem::take;
+
 use super::timing::Timing;
-use crate::error::{Error, Result, try_concat, try_copy};
+use crate::error::{Error, Result, try_concat, try_copy, try_grow};
 use crate::sched::FinishReason;
 
 /// News of one sequence: new tokens, new text, or its end.
@@ -43,16 +45,15 @@ pub struct Logprobs {
 }
 
 impl Logprobs {
-    /// Makes room for what another one holds.
-    pub fn reserve(&mut self, other: &Logprobs) -> Result<()> {
-        self.tokens.try_reserve(other.tokens.len())?;
-        Ok(self.top.try_reserve(other.top.len())?)
+    fn reserve(&mut self, tokens: usize, top: usize) -> Result<()> {
+        try_grow(&mut self.tokens, tokens)?;
+        try_grow(&mut self.top, top)
     }
 
     /// Adds what room was made for.
-    pub fn extend(&mut self, other: &Logprobs) {
-        self.tokens.extend_from_slice(&other.tokens);
-        self.top.extend_from_slice(&other.top);
+    fn extend(&mut self, tokens: &[f32], top: &[(u32, f32)]) {
+        self.tokens.extend_from_slice(tokens);
+        self.top.extend_from_slice(top);
     }
 
     pub fn try_clone(&self) -> Result<Logprobs> {
@@ -68,7 +69,108 @@ impl Logprobs {
     }
 }
 
+/// What an output tells, wherever that lies.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Told<'a> {
+    pub tokens: &'a [u32],
+    pub logprobs: &'a [f32],
+    pub top: &'a [(u32, f32)],
+    pub prompt_logprobs: &'a [f32],
+    pub prompt_top: &'a [(u32, f32)],
+    pub text: &'a str,
+}
+
+impl<'a> Told<'a> {
+    fn of(tokens: &'a [u32], logprobs: &'a Logprobs, prompt: &'a Logprobs, text: &'a str) -> Told<'a> {
+        let (logprobs, top) = (&logprobs.tokens, &logprobs.top);
+        Told { tokens, logprobs, top, prompt_logprobs: &prompt.tokens, prompt_top: &prompt.top, text }
+    }
+}
+
+/// What one or several outputs tell, one after the other.
+#[derive(Debug, Default)]
+pub struct Content {
+    pub tokens: Vec<u32>,
+    pub logprobs: Logprobs,
+    pub prompt_logprobs: Logprobs,
+    pub text: String,
+}
+
+impl Content {
+    /// All of it or nothing.
+    pub fn add(&mut self, told: Told) -> Result<()> {
+        try_grow(&mut self.tokens, told.tokens.len())?;
+        self.logprobs.reserve(told.logprobs.len(), told.top.len())?;
+        self.prompt_logprobs.reserve(told.prompt_logprobs.len(), told.prompt_top.len())?;
+        let text = told.text.len();
+        self.text.try_reserve(text).or_else(|_| self.text.try_reserve_exact(text))?;
+        self.tokens.extend_from_slice(told.tokens);
+        self.logprobs.extend(told.logprobs, told.top);
+        self.prompt_logprobs.extend(told.prompt_logprobs, told.prompt_top);
+        self.text.push_str(told.text);
+        Ok(())
+    }
+
+    /// The lists keep their room.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.logprobs.truncate(0);
+        self.prompt_logprobs.truncate(0);
+        self.text.clear();
+    }
+
+    pub fn all(&self) -> Told<'_> {
+        Told::of(&self.tokens, &self.logprobs, &self.prompt_logprobs, &self.text)
+    }
+}
+
 impl Output {
+    /// All that it tells.
+    pub fn told(&self) -> Told<'_> {
+        Told::of(&self.tokens, &self.logprobs, &self.prompt_logprobs, &self.text)
+    }
+
+    /// It tells this, and nothing else. Where there is no memory for that, it tells nothing.
+    pub fn tell(&mut self, told: Told) -> Result<()> {
+        let mut content = self.take_content();
+        content.clear();
+        let result = content.add(told);
+        self.put(content);
+        result
+    }
+
+    /// Nothing is left of it but the room of its lists.
+    pub fn emptied(mut self) -> Output {
+        let mut content = self.take_content();
+        content.clear();
+        self = Output::default();
+        self.put(content);
+        self
+    }
+
+    /// All but what it tells, which stays.
+    pub fn take_head(&mut self) -> Output {
+        let content = self.take_content();
+        let head = take(self);
+        self.put(content);
+        head
+    }
+
+    /// This output, and what another one tells.
+    pub fn with_content_of(mut self, other: &mut Output) -> Output {
+        self.put(other.take_content());
+        self
+    }
+
+    fn take_content(&mut self) -> Content {
+        let Output { tokens, logprobs, prompt_logprobs, text, .. } = self;
+        Content { tokens: take(tokens), logprobs: take(logprobs), prompt_logprobs: take(prompt_logprobs), text: take(text) }
+    }
+
+    fn put(&mut self, content: Content) {
+        Content { tokens: self.tokens, logprobs: self.logprobs, prompt_logprobs: self.prompt_logprobs, text: self.text } = content;
+    }
+
     /// This output, made the last one of a sequence that failed. What it already holds is not lost.
     pub fn failed(self, error: Error) -> Output {
         Output { finish: Some(FinishReason::Error), error: Some(error), ..self }

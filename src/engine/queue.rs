@@ -1,14 +1,17 @@
 //! Where outputs wait for their reader. The engine writes to an `Outbox`; its reader holds the `Queue`.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::driver::Wakeup;
 use super::outputs::Output;
+use super::page::Page;
 use super::registry::Registry;
 use crate::error::{Error, Result};
+use crate::sched::FinishReason;
 use crate::sys::event::EventFd;
 
 /// Outputs in the order they were made. Any thread may poll; requests whose queue is full pause.
@@ -33,16 +36,18 @@ impl Queue {
 
     /// Everything there is; waits up to `timeout` (None: as long as it takes) for the first. Empty: time ran out.
     pub fn poll(&self, timeout: Option<Duration>) -> Result<VecDeque<Output>> {
-        self.poll_with(timeout, |_| Ok(()))
+        self.outbox.take(timeout, |state| state.outputs.take_outputs())
     }
 
-    /// As `poll`; where `make_room` for the outputs fails, they stay in the queue.
-    pub fn poll_with(
-        &self,
-        timeout: Option<Duration>,
-        make_room: impl FnOnce(&VecDeque<Output>) -> Result<()>,
-    ) -> Result<VecDeque<Output>> {
-        self.outbox.take(timeout, make_room)
+    /// As `poll`, as they lie there; where `make_room` for them fails, they stay in the queue.
+    pub fn poll_page(&self, timeout: Option<Duration>, make_room: impl FnOnce(&Page) -> Result<()>) -> Result<Outputs> {
+        let (page, owed) = self.outbox.take(timeout, |state| {
+            make_room(&state.outputs)?;
+            let mut spare = self.outbox.spare_page();
+            spare.reserve_heads(state.owed)?;
+            Ok((std::mem::replace(&mut state.outputs, spare), state.owed))
+        })?;
+        Ok(Outputs { page, owed, home: self.outbox.clone() })
     }
 
     /// A descriptor that is readable while a poll would not have to wait.
@@ -60,11 +65,35 @@ impl Drop for Queue {
     }
 }
 
+/// Outputs that were taken from a queue. Dropped, they leave it their room for others.
+pub struct Outputs {
+    page: Page,
+    /// Outputs that were to come when these were taken.
+    owed: usize,
+    home: Arc<Outbox>,
+}
+
+impl Deref for Outputs {
+    type Target = Page;
+
+    fn deref(&self) -> &Page {
+        &self.page
+    }
+}
+
+impl Drop for Outputs {
+    fn drop(&mut self) {
+        self.home.give_back(std::mem::take(&mut self.page), self.owed);
+    }
+}
+
 pub struct Outbox {
     capacity: usize,
     /// Beyond the capacity: what steps under way and requests that end early may add before new requests are refused.
     slack: usize,
     state: Mutex<State>,
+    /// A page that was read and is empty again.
+    spare: Mutex<Option<Page>>,
     changed: Condvar,
     /// As many outputs as the capacity, or more. Written under the lock, read without it.
     full: AtomicBool,
@@ -74,7 +103,9 @@ pub struct Outbox {
 
 #[derive(Default)]
 struct State {
-    outputs: VecDeque<Output>,
+    outputs: Page,
+    /// Sequences that will have a last output here. There is room to say at least that each has ended.
+    owed: usize,
     /// Readers have not been told of the newest outputs.
     unannounced: bool,
     /// The reader is gone: outputs go nowhere.
@@ -85,8 +116,14 @@ struct State {
 }
 
 impl Outbox {
-    pub fn new(capacity: usize, slack: usize, writer: Arc<Wakeup>) -> Outbox {
-        Outbox { capacity, slack, state: Mutex::default(), changed: Condvar::new(), full: AtomicBool::new(false), writer }
+    /// With room for some outputs, so that the first steps need not make it.
+    pub fn new(capacity: usize, slack: usize, writer: Arc<Wakeup>) -> Result<Outbox> {
+        const USUAL: usize = 64;
+        let (mut state, mut spare) = (State::default(), Page::default());
+        state.outputs.reserve(capacity.min(USUAL))?;
+        spare.reserve(capacity.min(USUAL))?;
+        let (state, spare) = (Mutex::new(state), Mutex::new(Some(spare)));
+        Ok(Outbox { capacity, slack, state, spare, changed: Condvar::new(), full: AtomicBool::new(false), writer })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -110,6 +147,20 @@ impl Outbox {
         )))
     }
 
+    /// So many more sequences will have a last output here.
+    pub fn owe(&self, sequences: usize) -> Result<()> {
+        let mut state = self.lock();
+        let owed = state.owed + sequences;
+        state.outputs.reserve_heads(owed)?;
+        state.owed = owed;
+        Ok(())
+    }
+
+    /// So many of them will have none.
+    pub fn forgive(&self, sequences: usize) {
+        self.lock().owed -= sequences;
+    }
+
     /// Ok unless the reader is gone.
     pub fn check_open(&self) -> Result<()> {
         match self.lock().abandoned {
@@ -118,15 +169,49 @@ impl Outbox {
         }
     }
 
-    /// Leaves an output. True when readers must now be told by `announce`, once for any number of outputs.
-    pub fn push(&self, output: Output) -> bool {
+    /// Leaves an output, whose lists keep their room. True when readers must now be told by `announce`, once for any number of
+    /// outputs. Where there is no memory for it, nothing has changed.
+    pub fn push(&self, output: &mut Output) -> Result<bool> {
+        self.write(|state| state.outputs.add(output, state.owed))
+    }
+
+    /// As `push`, of one that is owed: where there is no memory for all that it tells, at least that the sequence has ended.
+    pub fn push_last(&self, output: &mut Output) -> bool {
+        let written = self.write(|state| {
+            debug_assert!(state.owed > 0, "each is owed");
+            state.owed = state.owed.saturating_sub(1);
+            if let Err(error) = state.outputs.add(output, state.owed) {
+                (output.finish, output.error) = (Some(FinishReason::Error), Some(error));
+                state.outputs.add_mute(output);
+            }
+            Ok(())
+        });
+        written.unwrap_or_default()
+    }
+
+    fn write(&self, write: impl FnOnce(&mut State) -> Result<()>) -> Result<bool> {
         let mut state = self.lock();
         if state.abandoned {
-            return false;
+            return Ok(false);
         }
-        state.outputs.push_back(output);
+        write(&mut state)?;
         self.full.store(state.outputs.len() >= self.capacity, Ordering::Release);
-        !std::mem::replace(&mut state.unannounced, true)
+        Ok(!std::mem::replace(&mut state.unannounced, true))
+    }
+
+    /// Never waits: in a forked child whoever held the lock may not be there.
+    fn spare_page(&self) -> Page {
+        self.spare.try_lock().ok().and_then(|mut spare| spare.take()).unwrap_or_default()
+    }
+
+    fn give_back(&self, mut page: Page, owed: usize) {
+        if page.is_oversized(owed) {
+            return;
+        }
+        page.clear();
+        if let Ok(mut spare) = self.spare.try_lock() {
+            *spare = Some(page);
+        }
     }
 
     pub fn announce(&self) {
@@ -155,12 +240,20 @@ impl Outbox {
     fn abandon(&self) {
         let mut state = self.lock();
         state.abandoned = true;
-        state.outputs = VecDeque::new();
+        state.outputs = Page::default();
         state.event = None; // closed now, not when the last request lets go of the outbox
-        self.full.store(false, Ordering::Release);
+        self.free_up();
     }
 
-    fn take(&self, timeout: Option<Duration>, make_room: impl FnOnce(&VecDeque<Output>) -> Result<()>) -> Result<VecDeque<Output>> {
+    /// There is room again. Whoever paused is told after it is so.
+    fn free_up(&self) {
+        if self.full.swap(false, Ordering::AcqRel) {
+            self.writer.made_room();
+        }
+    }
+
+    /// What `take` makes of the outputs, which leave the queue unless it fails.
+    fn take<T>(&self, timeout: Option<Duration>, take: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
         let state = self.lock();
         let none = |state: &mut State| state.outputs.is_empty() && state.closed.is_none();
         let mut state = match timeout {
@@ -172,15 +265,13 @@ impl Outbox {
             state.event.iter().for_each(EventFd::signal); // a host may have read it
             return Err(error.clone());
         }
-        make_room(&state.outputs)?;
-        let outputs = std::mem::take(&mut state.outputs);
-        if let Some(event) = state.event.as_ref().filter(|_| !outputs.is_empty()) {
+        let was_empty = state.outputs.is_empty();
+        let outputs = take(&mut state)?;
+        if let Some(event) = state.event.as_ref().filter(|_| !was_empty) {
             // A host may have read the descriptor; where a poll finds the end it must be readable again.
             if state.closed.is_some() { event.signal() } else { event.clear() }
         }
-        if self.full.swap(false, Ordering::AcqRel) {
-            self.writer.wake();
-        }
+        self.free_up();
         Ok(outputs)
     }
 
@@ -203,19 +294,29 @@ mod tests {
     use super::*;
 
     fn outbox(capacity: usize) -> Outbox {
-        Outbox::new(capacity, 2, Arc::default())
+        Outbox::new(capacity, 2, Arc::default()).unwrap()
+    }
+
+    fn push(outbox: &Outbox) -> bool {
+        outbox.push(&mut Output::default()).unwrap()
+    }
+
+    fn read(outbox: &Outbox) -> usize {
+        outbox.take(None, |state| state.outputs.take_outputs()).unwrap().len()
     }
 
     #[test]
     fn it_is_full_from_its_capacity_until_its_reader_takes_what_there_is() {
         let outbox = outbox(2);
-        assert!(outbox.push(Output::default()), "readers must be told of the first");
-        assert!(!outbox.push(Output::default()), "and once is enough");
+        assert!(push(&outbox), "readers must be told of the first");
+        assert!(!push(&outbox), "and once is enough");
         assert!(outbox.is_full());
         outbox.announce();
-        assert!(outbox.push(Output::default()), "a step under way is not refused");
-        assert_eq!(outbox.take(None, |_| Ok(())).unwrap().len(), 3);
+        assert!(push(&outbox), "a step under way is not refused");
+        assert_eq!((read(&outbox), outbox.writer.rooms()), (3, 1));
         assert!(!outbox.is_full());
+        push(&outbox);
+        assert_eq!((read(&outbox), outbox.writer.rooms()), (1, 1), "it was not full: nobody has paused for it");
     }
 
     #[test]
@@ -223,37 +324,78 @@ mod tests {
         let outbox = outbox(2);
         for _ in 0..4 {
             outbox.check_room().unwrap();
-            outbox.push(Output::default());
+            push(&outbox);
         }
         let error = outbox.check_room().unwrap_err();
         assert!(error.message().contains("4 outputs") && error.message().contains("capacity is 2"), "{error}");
-        outbox.take(None, |_| Ok(())).unwrap();
+        read(&outbox);
         outbox.check_room().unwrap();
     }
 
     #[test]
     fn what_there_is_no_room_for_stays() {
         let outbox = outbox(9);
-        outbox.push(Output::default());
-        assert_eq!(outbox.take(None, |_| Err(Error::out_of_memory())).unwrap_err(), Error::out_of_memory());
-        assert_eq!(outbox.take(None, |_| Ok(())).unwrap().len(), 1);
+        push(&outbox);
+        assert_eq!(outbox.take(None, |_| Err::<(), _>(Error::out_of_memory())).unwrap_err(), Error::out_of_memory());
+        assert_eq!(read(&outbox), 1);
+    }
+
+    #[test]
+    fn what_was_read_leaves_its_room() {
+        let outbox = Arc::new(outbox(9));
+        let registry = Weak::new();
+        let queue = Queue { outbox: outbox.clone(), registry };
+        let mut places = Vec::new();
+        for _ in 0..4 {
+            let mut output = Output { text: "some text".into(), ..Output::default() };
+            outbox.push(&mut output).unwrap();
+            let outputs = queue.poll_page(None, |_| Ok(())).unwrap();
+            places.push(outputs.iter().next().unwrap().1.text.as_ptr());
+        }
+        assert_eq!((places[0], places[1]), (places[2], places[3]), "two pages take turns");
+    }
+
+    #[test]
+    fn a_page_that_was_large_once_is_not_kept() {
+        let queue = Queue { outbox: Arc::new(outbox(9)), registry: Weak::new() };
+        for outputs in [5000, 1, 1] {
+            assert!(queue.outbox.spare.lock().unwrap().is_some());
+            for _ in 0..outputs {
+                push(&queue.outbox);
+            }
+            drop(queue.poll_page(None, |_| Ok(())).unwrap());
+        }
+        // Two take turns: it was the first one's again.
+        assert!(queue.outbox.spare.lock().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_page_with_room_for_all_that_are_owed_is_kept() {
+        let queue = Queue { outbox: Arc::new(outbox(9)), registry: Weak::new() };
+        queue.outbox.owe(5000).unwrap();
+        for _ in 0..3 {
+            push(&queue.outbox);
+            drop(queue.poll_page(None, |_| Ok(())).unwrap());
+            assert!(queue.outbox.spare.lock().unwrap().is_some());
+        }
     }
 
     #[test]
     fn a_closed_one_gives_what_it_has_and_then_says_why() {
         let outbox = outbox(9);
-        outbox.push(Output::default());
+        push(&outbox);
         outbox.close(&Error::closed("first"));
         outbox.close(&Error::closed("second"));
-        assert_eq!(outbox.take(None, |_| Ok(())).unwrap().len(), 1);
+        assert_eq!(read(&outbox), 1);
         assert_eq!(outbox.take(None, |_| Ok(())).unwrap_err(), Error::closed("first"));
     }
 
     #[test]
     fn nothing_gathers_where_the_reader_is_gone() {
         let outbox = outbox(1);
-        outbox.push(Output::default());
+        push(&outbox);
         outbox.abandon();
-        assert!(!outbox.push(Output::default()) && !outbox.is_full());
+        assert!(!push(&outbox) && !outbox.is_full());
+        assert_eq!(outbox.writer.rooms(), 1, "who has paused for it is looked at again");
     }
 }

@@ -1,23 +1,24 @@
 //! The requests that have not ended, the sequences there are, and the commands for them: what other threads touch, under one
 //! short lock.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::LogitsHook;
 use super::blob::Blob;
 use super::driver::Wakeup;
-use super::forecast::Waits;
 use super::journal::Forked;
 use super::outputs::Output;
 use super::queue::{Outbox, Queue};
 use super::request::Work;
 use super::sequences::GoOn;
 use super::stream::Turn;
-use super::waiting::{QueueLimits, Waiting};
+use super::waiting::{Line, Place, QueueLimits, Waits};
 use crate::arena::Promise;
 use crate::error::{Error, Result};
+use crate::sched::{IdMap, Newcomer};
 
 /// What the next step will do first.
 pub enum Command {
@@ -32,7 +33,7 @@ pub enum Command {
     GoOn { seq: u64, keep: bool, hook: Option<LogitsHook>, deadline: Option<Duration>, open: Box<Open>, asked: Duration },
     Export { seq: u64, open: Box<Open> },
     Import { id: u64, turn: Box<Turn>, blob: Box<Blob<'static>> },
-    Pin { id: u64, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Duration> },
+    Pin { id: u64, newcomer: Box<Newcomer>, priority: u32, salt: Vec<u8>, until: Option<Duration> },
     Unpin { id: u64 },
 }
 
@@ -49,6 +50,8 @@ pub struct Child {
 
 pub struct Registry {
     limits: QueueLimits,
+    /// Most tokens of a sequence.
+    longest: usize,
     state: Mutex<State>,
     /// Wakes the driver: there are commands.
     pub wakeup: Arc<Wakeup>,
@@ -57,12 +60,14 @@ pub struct Registry {
 #[derive(Default)]
 struct State {
     last_id: u64,
-    live: HashMap<u64, Live>,
-    sequences: HashMap<u64, Known>,
+    live: IdMap<u64, Live>,
+    sequences: IdMap<u64, Known>,
     /// Pins, by id.
     pins: Vec<u64>,
     inbox: VecDeque<Command>,
-    waiting: Waiting,
+    /// How often it was emptied.
+    round: u64,
+    waiting: Line,
     /// Requests that were refused for lack of room in a queue.
     rejections: u64,
     /// All that have a reader.
@@ -74,6 +79,8 @@ struct State {
 #[derive(Default)]
 struct Live {
     open: Vec<Open>,
+    /// Its sequences have its own id and those after it: so many at most, of those that have not ended.
+    width: u64,
     aborting: bool,
     /// Kept as long as it lives: that there is room for its sequences.
     _promise: Option<Promise>,
@@ -86,20 +93,8 @@ pub struct Open {
     pub outbox: Arc<Outbox>,
     /// What it says if the sequence ends before it has begun.
     pub last: Output,
-    /// The tokens for which it waits; 0 once a step has computed some of them, and for those that begin with another.
-    waits: usize,
-    /// How many tokens the host allows it.
-    max_tokens: Option<usize>,
-}
-
-impl Command {
-    /// The sequence whose length it changes.
-    fn changes(&self) -> Option<u64> {
-        match self {
-            Command::Append { seq, .. } | Command::Rewind { seq, .. } => Some(*seq),
-            _ => None,
-        }
-    }
+    /// Its place among those that wait. None once a step has computed some of it, and of those that begin with another.
+    place: Option<Place>,
 }
 
 /// A sequence as of the last committed step, and of the commands since.
@@ -117,15 +112,35 @@ pub struct Known {
     pub inexact: bool,
     /// Tokens that were appended while it was idle.
     pub fresh: usize,
+    /// Its request's, or its parent's.
+    pub priority: i32,
+    /// The round of the inbox in which its length was last changed.
+    changed: u64,
     pub outbox: Arc<Outbox>,
     pub user_data: u64,
 }
 
 impl Known {
+    /// One that has not run.
+    pub fn new(request: u64, index: u32, len: usize, outbox: Arc<Outbox>, user_data: u64) -> Known {
+        let (idle, beam, inexact) = (false, false, false);
+        Known { request, index, len, idle, beam, inexact, fresh: 0, priority: 0, changed: 0, outbox, user_data }
+    }
+
     fn open(&self) -> Open {
         let (request, index, user_data) = (self.request, self.index, self.user_data);
         let last = Output { request, sequence: request, user_data, prompt_tokens: self.len as u64, ..Output::default() };
-        Open { outbox: self.outbox.clone(), last: last.of(index), waits: self.fresh.max(1), max_tokens: None }
+        Open { outbox: self.outbox.clone(), last: last.of(index), place: None }
+    }
+
+    /// One that begins as this one does.
+    fn child(&self, id: u64, len: usize, outbox: Arc<Outbox>, user_data: u64) -> Known {
+        Known { inexact: self.inexact, priority: self.priority, ..Known::new(id, 0, len, outbox, user_data) }
+    }
+
+    /// What it waits for, as one that the host has asked at that time to choose up to so many tokens.
+    fn waits(&self, most: usize, at: Duration) -> Waits {
+        Waits::new(self.fresh.max(1), most, self.priority, at)
     }
 }
 
@@ -136,7 +151,7 @@ impl State {
 
     /// Whether so much more may wait, of which the outputs go to `outbox`. A refusal is counted.
     fn check_room(&mut self, limits: QueueLimits, outbox: &Outbox, requests: usize, tokens: usize) -> Result<()> {
-        let result = outbox.check_room().and_then(|()| self.waiting.check(limits, requests, tokens));
+        let result = outbox.check_room().and_then(|()| self.waiting.total().check(limits, requests, tokens));
         self.rejections += result.is_err() as u64;
         result
     }
@@ -175,32 +190,45 @@ impl State {
         }
     }
 
-    fn awake(&mut self, limits: QueueLimits, seq: u64, known: Known) -> Result<Box<Open>> {
+    fn awake(&mut self, limits: QueueLimits, seq: u64, known: Known, most: usize, at: Duration) -> Result<Box<Open>> {
         known.outbox.check_open()?;
         self.check_room(limits, &known.outbox, 1, known.fresh.max(1))?;
-        let open = self.open(&known)?;
+        let open = self.open(&known, most, at)?;
         let known = Known { idle: false, fresh: 0, ..known };
         self.sequences.insert(seq, known);
         Ok(Box::new(open))
     }
 
     /// The sequence runs from now on, and owes a last output.
-    fn open(&mut self, known: &Known) -> Result<Open> {
+    fn open(&mut self, known: &Known, most: usize, at: Duration) -> Result<Open> {
+        // What can fail comes first.
         self.live.try_reserve(1)?;
-        let live = self.live.entry(known.request).or_default();
-        live.open.try_reserve(1)?;
-        let open = known.open();
-        self.waiting.enter(open.waits);
+        self.waiting.reserve()?;
+        let mut made = Live::default();
+        self.live.get_mut(&known.request).unwrap_or(&mut made).open.try_reserve(1)?;
+        known.outbox.owe(1)?;
+        let live = self.live.entry(known.request).or_insert(made);
+        live.width = live.width.max(known.index as u64 + 1);
+        let open = Open { place: Some(self.waiting.enter(known.waits(most, at))), ..known.open() };
         live.open.push(open.clone());
         // An abort from before this does not reach it.
         live.aborting = false;
         Ok(open)
     }
+
+    /// What `open` did for a request is undone.
+    fn never_open(&mut self, id: u64) {
+        for open in self.live.remove(&id).into_iter().flat_map(|live| live.open) {
+            self.waiting.leave(open.place);
+            open.outbox.forgive(1);
+        }
+        self.sequences.remove(&id);
+    }
 }
 
 impl Registry {
-    pub fn new(limits: QueueLimits) -> Registry {
-        Registry { limits, state: Mutex::default(), wakeup: Arc::default() }
+    pub fn new(limits: QueueLimits, longest: usize) -> Registry {
+        Registry { limits, longest, state: Mutex::default(), wakeup: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -217,7 +245,7 @@ impl Registry {
         let mut state = self.lock();
         state.check()?;
         state.outboxes.try_reserve(1)?;
-        let outbox = Arc::new(Outbox::new(capacity, slack, self.wakeup.clone()));
+        let outbox = Arc::new(Outbox::new(capacity, slack, self.wakeup.clone())?);
         state.outboxes.push(Arc::downgrade(&outbox));
         Ok(outbox)
     }
@@ -235,30 +263,28 @@ impl Registry {
 
     /// Gives a request its id, and the following ones to the sequences it may branch into, and leaves its command. Ids follow
     /// the order of commands.
-    pub fn add(&self, work: impl FnOnce(u64) -> Result<Work>) -> Result<u64> {
+    pub fn add(&self, mut work: Box<Work>, seed_of: impl Fn(u64) -> u64) -> Result<u64> {
         self.command(|state| {
             state.live.try_reserve(1)?;
             state.sequences.try_reserve(1)?;
             let id = state.last_id + 1;
-            let mut work = Box::new(work(id)?);
+            work.name(id, seed_of(id));
             let promise = work.promise.take();
             let stream = &work.stream;
-            let tokens = work.prompt.len();
+            let tokens = work.newcomer.prompt().len();
             state.check_room(self.limits, &stream.outbox, 1, tokens)?;
-            let mut open = Vec::new();
+            let (mut open, priority, width) = (Vec::new(), work.newcomer.priority(), work.newcomer.branching().width() as u64);
             open.try_reserve_exact(work.wanted)?;
-            let waits = |index| if index == 0 { tokens } else { 0 };
-            let last = |index| Open {
-                outbox: stream.outbox.clone(),
-                last: stream.output().of(index),
-                waits: waits(index),
-                max_tokens: stream.rules.params.max_tokens,
-            };
+            let waits = Waits::new(tokens, work.newcomer.most(), priority, stream.timing.asked);
+            state.waiting.reserve()?;
+            stream.outbox.owe(work.wanted)?;
+            let place = state.waiting.enter(waits);
+            let last =
+                |index| Open { outbox: stream.outbox.clone(), last: stream.output().of(index), place: (index == 0).then_some(place) };
             open.extend((0..work.wanted as u32).map(last));
-            state.waiting.enter(tokens);
-            state.last_id += work.branching.width() as u64;
-            state.live.insert(id, Live { open, aborting: false, _promise: promise });
-            state.sequences.insert(id, Known { beam: work.beams.is_some(), ..stream.known(work.prompt.len()) });
+            state.last_id += width;
+            state.live.insert(id, Live { open, width, aborting: false, _promise: promise });
+            state.sequences.insert(id, Known { beam: work.beams.is_some(), priority, ..stream.known(tokens) });
             state.inbox.push_back(Command::Add { id, work });
             Ok(id)
         })
@@ -302,13 +328,10 @@ impl Registry {
             state.last_id += n as u64;
             for child in &children {
                 let (outbox, user_data) = (child.outbox.clone(), child.user_data);
-                let made = Known { request: child.id, index: 0, len: at, idle, beam: false, fresh: 0, outbox, user_data, ..known };
-                if !idle && let Err(error) = state.open(&made) {
+                let made = Known { idle, ..known.child(child.id, at, outbox, user_data) };
+                if !idle && let Err(error) = state.open(&made, self.longest - at, child.asked) {
                     // All or none.
-                    for id in &ids {
-                        state.live.remove(id).into_iter().flat_map(|live| live.open).for_each(|open| state.waiting.leave(open.waits));
-                        state.sequences.remove(id);
-                    }
+                    ids.iter().for_each(|&id| state.never_open(id));
                     return Err(error);
                 }
                 state.sequences.insert(child.id, made);
@@ -318,18 +341,21 @@ impl Registry {
         })
     }
 
-    pub fn append(&self, seq: u64, tokens: Vec<u32>, longest: usize) -> Result<()> {
+    pub fn append(&self, seq: u64, tokens: Vec<u32>) -> Result<()> {
         self.command(|state| {
+            let round = state.round;
             let known = state.sequence(seq)?;
             // One that runs needs room for the token it will choose.
-            let most = if known.idle { longest } else { longest - 1 };
+            let most = if known.idle { self.longest } else { self.longest - 1 };
             if tokens.len() > most.saturating_sub(known.len) {
                 return Err(Error::invalid(format!(
-                    "sequence {seq} has {} tokens and max_model_len is {longest}: {} more do not fit",
+                    "sequence {seq} has {} tokens and max_model_len is {}: {} more do not fit",
                     known.len,
+                    self.longest,
                     tokens.len()
                 )));
             }
+            known.changed = round;
             known.len += tokens.len();
             known.fresh += if known.idle { tokens.len() } else { 0 };
             state.inbox.push_back(Command::Append { seq, tokens });
@@ -339,6 +365,7 @@ impl Registry {
 
     pub fn rewind(&self, seq: u64, len: usize) -> Result<()> {
         self.command(|state| {
+            let round = state.round;
             let known = state.sequence(seq)?;
             if len == 0 || len > known.len {
                 return Err(Error::invalid(format!(
@@ -347,7 +374,7 @@ impl Registry {
                 )));
             }
             known.fresh = known.fresh.saturating_sub(known.len - len);
-            known.len = len;
+            (known.len, known.changed) = (len, round);
             state.inbox.push_back(Command::Rewind { seq, len });
             Ok(())
         })
@@ -357,7 +384,9 @@ impl Registry {
         self.command(|state| {
             let known = state.idle(seq)?;
             let turn = Box::new(turn(&known)?);
-            let open = state.awake(self.limits, seq, Known { outbox: turn.outbox.clone(), user_data: turn.user_data, ..known })?;
+            let most = turn.rules.params.max_tokens.unwrap_or(self.longest).min(self.longest.saturating_sub(known.len));
+            let known = Known { outbox: turn.outbox.clone(), user_data: turn.user_data, ..known };
+            let open = state.awake(self.limits, seq, known, most, turn.asked)?;
             state.inbox.push_back(Command::Resume { seq, turn, open });
             Ok(())
         })
@@ -368,33 +397,33 @@ impl Registry {
         self.command(|state| {
             let known = state.idle(seq)?;
             let (outbox, user_data) = (queue.map_or(&known.outbox, Queue::outbox).clone(), user_data.unwrap_or(known.user_data));
-            let open = state.awake(self.limits, seq, Known { outbox, user_data, ..known })?;
+            let most = self.longest.saturating_sub(known.len);
+            let open = state.awake(self.limits, seq, Known { outbox, user_data, ..known }, most, asked)?;
             state.inbox.push_back(Command::GoOn { seq, keep, hook, deadline, open, asked });
             Ok(())
         })
     }
 
     /// A command of a journal: it was checked when it was first asked for.
-    pub fn leave(&self, command: Command) -> Result<()> {
+    pub fn replay(&self, command: Command) -> Result<()> {
         self.command(|state| {
             state.inbox.push_back(command);
             Ok(())
         })
     }
 
-    /// As `leave`. The parent may have ended since it was asked to fork.
-    pub fn fork_again(&self, parent: u64, len: Option<usize>, forked: &[Forked], idle: bool, outbox: &Arc<Outbox>) -> Result<()> {
+    /// As `replay`. The parent may have ended since it was asked to fork.
+    pub fn replay_fork(&self, parent: u64, len: Option<usize>, forked: &[Forked], idle: bool, outbox: &Arc<Outbox>) -> Result<()> {
         self.command(|state| {
-            let known = state.sequences.get(&parent);
-            let (at, inexact) = (len.or(known.map(|known| known.len)).unwrap_or(0), known.is_some_and(|known| known.inexact));
+            let known = state.sequences.get(&parent).cloned().unwrap_or_else(|| Known::new(parent, 0, 0, outbox.clone(), 0));
+            let at = len.unwrap_or(known.len);
             let mut children = Vec::new();
             for &Forked { id, seed, user_data, at: asked } in forked {
                 let outbox = outbox.clone();
                 state.last_id = id;
-                let made =
-                    Known { request: id, index: 0, len: at, fresh: 0, idle, beam: false, inexact, outbox: outbox.clone(), user_data };
+                let made = Known { idle, ..known.child(id, at, outbox.clone(), user_data) };
                 if !idle {
-                    state.open(&made)?;
+                    state.open(&made, self.longest.saturating_sub(at), asked)?;
                 }
                 state.sequences.insert(id, made);
                 children.push(Child { id, seed, user_data, outbox, asked });
@@ -404,14 +433,12 @@ impl Registry {
         })
     }
 
-    /// As `leave`. The sequence may have ended since it was asked for.
-    pub fn export_again(&self, seq: u64, outbox: &Arc<Outbox>) -> Result<()> {
+    /// As `replay`. The sequence may have ended since it was asked for.
+    pub fn replay_export(&self, seq: u64, outbox: &Arc<Outbox>) -> Result<()> {
         self.command(|state| {
             let known = state.sequences.get(&seq).map(Known::open);
             let last = known.map_or_else(|| Output { request: seq, sequence: seq, ..Output::default() }, |open| open.last);
-            state
-                .inbox
-                .push_back(Command::Export { seq, open: Box::new(Open { outbox: outbox.clone(), last, waits: 0, max_tokens: None }) });
+            state.inbox.push_back(Command::Export { seq, open: Box::new(Open { outbox: outbox.clone(), last, place: None }) });
             Ok(())
         })
     }
@@ -450,19 +477,19 @@ impl Registry {
             state.last_id += 1;
             let id = state.last_id;
             let (outbox, user_data, len) = (turn.outbox.clone(), turn.user_data, blob.header.tokens.len());
-            state.sequences.insert(id, Known { request: id, index: 0, len, idle: true, beam: false, inexact, fresh: 0, outbox, user_data });
+            state.sequences.insert(id, Known { idle: true, inexact, ..Known::new(id, 0, len, outbox, user_data) });
             state.inbox.push_back(Command::Import { id, turn: Box::new(turn), blob: Box::new(blob) });
             Ok(id)
         })
     }
 
-    pub fn pin(&self, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<u64> {
+    pub fn pin(&self, newcomer: Box<Newcomer>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<u64> {
         self.command(|state| {
             state.pins.try_reserve(1)?;
             state.last_id += 1;
             let id = state.last_id;
             state.pins.push(id);
-            state.inbox.push_back(Command::Pin { id, tokens, priority, salt, until });
+            state.inbox.push_back(Command::Pin { id, newcomer, priority, salt, until });
             Ok(id)
         })
     }
@@ -514,25 +541,27 @@ impl Registry {
 
     /// Swaps the commands so far for the empty `inbox`.
     pub fn take_commands(&self, inbox: &mut VecDeque<Command>) {
-        std::mem::swap(&mut self.lock().inbox, inbox);
+        let mut state = self.lock();
+        state.round += 1;
+        std::mem::swap(&mut state.inbox, inbox);
     }
 
     /// A sequence came into being by itself, as one of a request's samples.
     pub fn born(&self, seq: u64, known: Known) -> Result<()> {
         let mut state = self.lock();
         state.sequences.try_reserve(1)?;
-        state.sequences.insert(seq, known);
+        let priority = state.sequences.get(&known.request).map_or(0, |first| first.priority);
+        state.sequences.insert(seq, Known { priority, ..known });
         Ok(())
     }
 
     /// The sequences have so many tokens now.
     pub fn grown(&self, lens: impl Iterator<Item = (u64, usize)>) {
         let mut state = self.lock();
-        let State { sequences, inbox, .. } = &mut *state;
-        // What the host has asked for since counts already.
-        let pending = |seq| inbox.iter().any(|command| command.changes() == Some(seq));
+        let State { sequences, round, .. } = &mut *state;
         for (seq, len) in lens {
-            if let Some(known) = sequences.get_mut(&seq).filter(|_| !pending(seq)) {
+            // What the host has asked for since counts already.
+            if let Some(known) = sequences.get_mut(&seq).filter(|known| known.changed != *round) {
                 known.len = len;
             }
         }
@@ -552,16 +581,22 @@ impl Registry {
         let State { live, waiting, .. } = &mut *state;
         if let Some(ending) = live.get_mut(&output.request) {
             let is_over = |open: &mut Open| open.last.index == output.index;
-            ending.open.extract_if(.., is_over).for_each(|open| waiting.leave(open.waits));
+            ending.open.extract_if(.., is_over).for_each(|open| waiting.leave(open.place));
             if ending.open.is_empty() {
                 live.remove(&output.request);
             }
         }
     }
 
-    /// The indices of the request's sequences whose last output is still to come.
-    pub fn open(&self, request: u64) -> Vec<u32> {
-        self.lock().live.get(&request).map_or_else(Vec::new, |live| live.open.iter().map(|open| open.last.index).collect())
+    /// The first of the request's sequences, beside this one, whose last output is still to come: its index.
+    pub fn open(&self, request: u64, beside: Option<u32>) -> Option<u32> {
+        let state = self.lock();
+        state.live.get(&request)?.open.iter().map(|open| open.last.index).find(|&index| Some(index) != beside)
+    }
+
+    /// Ids that hold all sequences of the request that run.
+    pub fn ids(&self, request: u64) -> Range<u64> {
+        request..request + self.lock().live.get(&request).map_or(0, |live| live.width)
     }
 
     /// A sequence that nobody may use is gone.
@@ -578,19 +613,29 @@ impl Registry {
         let mut state = self.lock();
         let State { live, waiting, .. } = &mut *state;
         if let Some(open) = live.get_mut(&request).and_then(|live| live.open.iter_mut().find(|open| open.last.sequence == seq)) {
-            waiting.leave(std::mem::take(&mut open.waits));
+            waiting.leave(open.place.take());
         }
     }
 
-    /// What waits, whether a request with so many tokens would be let in beside it, and all that is before it, in order.
-    pub fn would_admit(&self, outbox: &Outbox, tokens: usize) -> Result<(Waiting, bool, Vec<Waits>)> {
-        let state = self.lock();
-        let room = outbox.check_room().and_then(|()| state.waiting.check(self.limits, 1, tokens));
-        let mut before = Vec::new();
-        before.try_reserve(state.waiting.requests)?;
-        before.extend(state.live.iter().flat_map(|(&id, live)| live.open.iter().filter(|open| open.waits > 0).map(move |open| (id, open))));
-        before.sort_unstable_by_key(|(id, _)| *id);
-        Ok((state.waiting, room.is_ok(), before.into_iter().map(|(_, open)| (open.waits, open.max_tokens)).collect()))
+    /// Whether a request with so many tokens would be let in beside what waits.
+    pub fn would_admit(&self, outbox: &Outbox, tokens: usize) -> bool {
+        outbox.check_room().and_then(|()| self.lock().waiting.total().check(self.limits, 1, tokens)).is_ok()
+    }
+
+    /// All that waits, in the order in which it came. However much that is, the lock is held for no more than `AT_ONCE` entries (100 KB
+    /// to copy, some microseconds): a host that asks holds up neither the stepping thread nor other hosts. What comes or goes
+    /// between two pieces may be in it or not.
+    pub fn waiting(&self) -> Result<Vec<Waits>> {
+        const AT_ONCE: usize = 4096;
+        let (mut all, mut last) = (Vec::new(), None);
+        loop {
+            all.try_reserve(AT_ONCE)?;
+            let seen = self.lock().waiting.copy(last, AT_ONCE, &mut all);
+            if seen.is_none() {
+                return Ok(all);
+            }
+            last = seen;
+        }
     }
 
     pub fn rejections(&self) -> u64 {
@@ -601,16 +646,25 @@ impl Registry {
         self.lock().live.len() as u64
     }
 
-    /// From now on every command is refused with `error`. Returns where the outputs of each live request go, and what would be
+    /// From now on every command is refused with `error`. Says where the outputs of each live request go, and what would be
     /// the last one of each of its sequences if they have not begun.
-    pub fn fail(&self, error: &Error) -> Vec<(Arc<Outbox>, Output)> {
+    pub fn fail(&self, error: &Error, mut last: impl FnMut(Arc<Outbox>, Output)) {
         let mut state = self.lock();
         state.failure.get_or_insert_with(|| error.clone());
         state.inbox.clear();
         state.sequences.clear();
-        state.waiting = Waiting::default();
-        let live = std::mem::take(&mut state.live);
-        live.into_values().flat_map(|live| live.open).map(|open| (open.outbox, open.last)).collect()
+        state.waiting = Line::default();
+        let mut live = std::mem::take(&mut state.live);
+        drop(state);
+        // In an order that a replay has too, where there is memory to find it.
+        let mut ids = Vec::new();
+        if ids.try_reserve_exact(live.len()).is_ok() {
+            ids.extend(live.keys().copied());
+            ids.sort_unstable();
+        }
+        let mut end = |live: Live| live.open.into_iter().for_each(|open| last(open.outbox, open.last));
+        ids.into_iter().filter_map(|id| live.remove(&id)).for_each(&mut end);
+        live.into_values().for_each(end);
     }
 
     /// After `fail`, and after the last outputs: every queue says that no more will come.

@@ -10,10 +10,10 @@ use super::stream::{Stream, Turn};
 use super::{Engine, LogitsHook};
 use crate::arena::Promise;
 use crate::decode::Rules;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_copy};
 use crate::kv::{Chain, blocks_for};
 use crate::options::{BeamParams, Dry, MOST_PRIORITY, OutputKind, SamplingParams};
-use crate::sched::Branching;
+use crate::sched::{Arrival, Branching, Newcomer};
 
 /// What a request asks for.
 #[derive(Clone)]
@@ -80,12 +80,8 @@ impl Request {
 
 /// A request that was checked.
 pub struct Work {
-    pub prompt: Vec<u32>,
-    pub max_len: usize,
-    pub branching: Branching,
-    pub priority: i32,
-    pub keep: bool,
-    pub root: Chain,
+    /// Its sequences, with all that they will need.
+    pub newcomer: Newcomer,
     /// Results that the host waits for.
     pub wanted: usize,
     pub stream: Stream,
@@ -94,6 +90,15 @@ pub struct Work {
     pub promise: Option<Promise>,
     /// What a journal needs to ask for it again.
     pub again: Option<Box<Wanted>>,
+}
+
+impl Work {
+    /// It is this request from now on. `seed`: for one that brought none.
+    pub fn name(&mut self, id: u64, seed: u64) {
+        let stream = &mut self.stream;
+        (stream.request, stream.sequence) = (id, id);
+        stream.seed = stream.rules.params.seed.unwrap_or(seed);
+    }
 }
 
 impl Engine {
@@ -105,29 +110,31 @@ impl Engine {
     /// As `add_request`; its outputs go to `queue`.
     pub fn add_request_to(&self, queue: &Queue, mut request: Request) -> Result<u64> {
         let (prompt, max_len, branching) = self.checked(queue, &mut request)?;
-        let mut again = self.journals.then(|| Box::new(Wanted::of(&request)));
+        let mut again = if self.journals { Some(Box::new(Wanted::of(&request)?)) } else { None };
         let promise = self.lease.promise(self.most_blocks(prompt.len(), max_len, branching))?;
         let beams = request.beam.as_ref().map(|params| self.beams(params, request.n, &request.sampling, max_len - prompt.len()));
         let beams = beams.transpose()?.map(Box::new);
         let root = Chain::root(&self.info.fingerprint, &request.salt);
         let (keep, priority, wanted) = (request.keep, request.priority, request.n as usize);
         let mut sampling = request.sampling;
+        let prompt_logits = sampling.prompt_logprobs.is_some();
+        let arrival = Arrival { prompt, max_len, branching, priority, keep, prompt_logits, root };
+        let newcomer = arrival.prepare(self.info.memory.block_size)?;
         let ranked = request.best_of.is_some_and(|samples| samples > request.n);
         if ranked {
             sampling.output = OutputKind::Final; // nobody knows before the end which are returned, and in which order
         }
         let turn = self.turn(sampling, queue.outbox().clone(), request.hook, request.user_data, request.skip_special, keep)?;
         let deadline = self.deadline(turn.asked, request.deadline)?;
-        self.shared.registry.add(|id| {
-            let turn = Turn { seed: turn.rules.params.seed.unwrap_or(self.seed_of(id)), deadline, ..turn };
-            let mut stream = Stream::new(id, turn, &prompt)?;
-            stream.branches = if beams.is_some() { 1 } else { branching.width() };
-            stream.ranked = ranked;
-            if let Some(again) = &mut again {
-                again.prompt.clone_from(&prompt);
-            }
-            Ok(Work { prompt, max_len, branching, priority, keep, root, wanted, stream, beams, promise, again })
-        })
+        let most = max_len - newcomer.prompt().len();
+        let mut stream = Stream::new(Turn { deadline, ..turn }, newcomer.prompt(), most)?;
+        stream.will_branch(if beams.is_some() { 1 } else { branching.width() }, most)?;
+        stream.ranked = ranked;
+        if let Some(again) = &mut again {
+            again.prompt = try_copy(newcomer.prompt())?;
+        }
+        let work = Box::new(Work { newcomer, wanted, stream, beams, promise, again });
+        self.shared.registry.add(work, |id| self.seed_of(id))
     }
 
     /// The prompt's tokens, the length at which the request ends, and into what it branches. What could never run is refused.

@@ -39,14 +39,25 @@ impl Core {
         self.tell_costs();
         self.take_commands();
         self.end_overdue();
-        self.govern();
+        self.govern(true);
+        self.look_for_room();
         self.insight.lap(Phase::Commands);
-        let result = self.attempt(|_| true).or_else(|error| self.go_on_without_culprits(error));
+        let result = self.attempt(None).or_else(|error| self.go_on_without_culprits(error));
+        self.end_unheard();
         match &result {
             Ok(_) => self.trouble = None,
             Err(error) => self.bear(error),
         }
         result
+    }
+
+    /// Those whose queues were full are looked at only where a reader has made room since: there may be many.
+    fn look_for_room(&mut self) {
+        let rooms = self.shared.registry.wakeup.rooms();
+        let changed = std::mem::replace(&mut self.rooms, rooms) != rooms;
+        if self.scheduler.paused() > 0 && self.journal.as_ref().map_or(changed, |journal| journal.ready(changed)) {
+            self.scheduler.look_again();
+        }
     }
 
     /// Who cannot go on alone, while others can, ends with the error.
@@ -81,7 +92,7 @@ impl Core {
 
     /// A step of these groups alone. False: it failed.
     fn try_some(&mut self, groups: &[u64], trial: &mut Trial) -> bool {
-        match self.attempt(|group| groups.contains(&group)) {
+        match self.attempt(Some(groups)) {
             Ok(report) => {
                 trial.done.prefill_tokens += report.prefill_tokens;
                 trial.done.decode_tokens += report.decode_tokens;
@@ -123,7 +134,7 @@ impl Core {
         match request_of_beam(&self.beams, group) {
             Some(request) => self.end_request(request, FinishReason::Error, |output| output.failed(error.clone())),
             None => {
-                for seq in self.scheduler.members(group).to_vec() {
+                for seq in self.scheduler.members(group).collect::<Vec<_>>() {
                     self.end_sequence(seq, FinishReason::Error, |output| output.failed(error.clone()));
                 }
             }

@@ -39,6 +39,11 @@ pub trait Runner: Send {
         Ok(())
     }
 
+    /// How often the memory of blocks was not taken back: they are gone all the same, and the process is no smaller.
+    fn discard_failures(&self) -> u64 {
+        0
+    }
+
     /// How K and V are stored: blocks that one runner reads are right in another that says the same.
     fn layout(&self) -> String {
         String::new()
@@ -56,11 +61,12 @@ pub struct Ticket {
 pub struct ModelRunner<B: Backend> {
     decoder: Decoder<B>,
     kv: KvCache<B>,
+    discard_failures: u64,
 }
 
 impl<B: Backend> ModelRunner<B> {
     pub fn new(decoder: Decoder<B>, kv: KvCache<B>) -> ModelRunner<B> {
-        ModelRunner { decoder, kv }
+        ModelRunner { decoder, kv, discard_failures: 0 }
     }
 
     pub fn backend(&self) -> &B {
@@ -98,8 +104,13 @@ impl<B: Backend> Runner for ModelRunner<B> {
         self.kv.copy(self.decoder.backend(), moves);
         // Nothing is read, but what has gone wrong is told.
         self.decoder.logits(0)?;
-        self.kv.discard(self.decoder.backend(), blocks);
+        // What was moved is where it belongs: there is no way back, and no need of one.
+        self.discard_failures += self.kv.discard(self.decoder.backend(), blocks).is_err() as u64;
         Ok(())
+    }
+
+    fn discard_failures(&self) -> u64 {
+        self.discard_failures
     }
 
     fn layout(&self) -> String {

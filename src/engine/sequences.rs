@@ -10,8 +10,9 @@ use super::request::{Prompt, branch_seed};
 use super::stream::Turn;
 use super::{Engine, LogitsHook};
 use crate::error::{Error, Result, try_copy};
-use crate::kv::blocks_for;
+use crate::kv::{Chain, blocks_for};
 use crate::options::SamplingParams;
+use crate::sched::Arrival;
 
 /// How to fork.
 #[derive(Clone, Default)]
@@ -106,7 +107,7 @@ impl Engine {
     /// Adds tokens to the end; a sequence that runs goes on after them.
     pub fn append(&self, seq: u64, tokens: Vec<u32>) -> Result<()> {
         self.check_tokens("appended", &tokens)?;
-        self.shared.registry.append(seq, tokens, self.info.memory.max_model_len)
+        self.shared.registry.append(seq, tokens)
     }
 
     /// Cuts the sequence to its first `len` tokens; one that runs goes on from there.
@@ -158,7 +159,7 @@ impl Engine {
         let blob = Blob::decode(bytes)?;
         self.check_blob(&blob.header, blob.kv.len())?;
         // The blob stays whole: a journal writes it down.
-        let params = blob.header.params.clone().into_owned();
+        let params = blob.header.params.try_clone()?;
         let header = &blob.header;
         let turn = self.turn(params, queue.outbox().clone(), None, 0, header.skip_special, false)?;
         let turn = Turn { seed: header.seed, ..turn };
@@ -218,7 +219,13 @@ impl Engine {
         let tokens = self.prompt_tokens(prompt, add_special, None)?;
         self.max_len(tokens.len(), &SamplingParams::default())?;
         let until = time.and_then(|time| self.shared.clock.now().checked_add(time));
-        self.shared.registry.pin(tokens, priority, try_copy(salt)?, until)
+        self.pin_tokens(tokens, priority, try_copy(salt)?, until)
+    }
+
+    pub(super) fn pin_tokens(&self, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<u64> {
+        let root = Chain::root(&self.info.fingerprint, &salt);
+        let newcomer = Arrival::pin(tokens, root).prepare(self.info.memory.block_size)?;
+        self.shared.registry.pin(Box::new(newcomer), priority, salt, until)
     }
 
     pub fn unpin(&self, pin: u64) -> Result<()> {

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::sys::files;
 
 /// What is gathered is written once it is so much, or so old.
 const MOST_BYTES: usize = 64 << 10;
@@ -14,6 +15,8 @@ const MOST_AGE: Duration = Duration::from_secs(1);
 pub struct Sink {
     /// None: the disk has failed.
     file: Option<File>,
+    /// Bytes written.
+    len: u64,
     buffer: Vec<u8>,
     written: Duration,
 }
@@ -21,11 +24,11 @@ pub struct Sink {
 impl Sink {
     /// Whatever was in the file is gone.
     pub fn create(path: &Path) -> Result<Sink> {
-        let file =
-            File::create(path).map_err(|e| Error::io(format!("{}: cannot be written: {e}; name another file, or none", path.display())))?;
+        let file = files::create(path)
+            .map_err(|e| Error::io(format!("{}: cannot be written: {e}; name another file, or none", path.display())))?;
         let mut buffer = Vec::new();
         buffer.try_reserve_exact(2 * MOST_BYTES)?;
-        Ok(Sink { file: Some(file), buffer, written: Duration::ZERO })
+        Ok(Sink { file: Some(file), len: 0, buffer, written: Duration::ZERO })
     }
 
     pub fn has_stopped(&self) -> bool {
@@ -59,9 +62,10 @@ impl Sink {
 
     pub fn flush_now(&mut self) {
         let Some(file) = &mut self.file else { return };
-        if file.write_all(&self.buffer).is_err() {
+        if files::append(file, self.len, &self.buffer).is_err() {
             return self.stop();
         }
+        self.len += self.buffer.len() as u64;
         self.buffer.clear();
     }
 

@@ -1,6 +1,7 @@
 //! What the engine keeps of one sequence beside its tokens: how to choose, and how to turn tokens into text.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,12 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use super::LogitsHook;
 use super::blob::{Header, Listed, bits, numbers};
-use super::outputs::{Logprobs, Output};
+use super::outputs::{Content, Logprobs, Output, Told};
 use super::queue::Outbox;
 use super::registry::Known;
 use super::timing::Timing;
 use crate::decode::{Chosen, Constraint, Ended, Hypothesis, Memory, Rules, StopMatcher};
-use crate::error::{Error, Result, try_concat, try_copy, try_vec};
+use crate::error::{Error, Result, try_copy, try_refill, try_vec};
 use crate::options::OutputKind;
 use crate::sched::FinishReason;
 use crate::text::{Detokenizer, Text};
@@ -53,6 +54,8 @@ pub struct Stream {
     pub deadline: Option<Duration>,
     /// Streams that its first token makes of it, itself included.
     pub branches: usize,
+    /// What the others will be made of.
+    pub unborn: Vec<Stream>,
     /// It is compared with the request's others by its score.
     pub ranked: bool,
     /// The tokens it began with, in this turn.
@@ -68,44 +71,12 @@ pub struct Stream {
     /// Some of its K and V come from another instruction path.
     pub inexact: bool,
     /// What an output that is not a delta holds so far.
-    said: Said,
+    said: Content,
     /// The prompt as it was told, for samples yet to come.
     echoed: Option<Box<Output>>,
     /// New text before the stop strings have had their say.
     fresh: String,
     pub timing: Timing,
-}
-
-#[derive(Debug, Default)]
-struct Said {
-    tokens: Vec<u32>,
-    logprobs: Logprobs,
-    prompt_logprobs: Logprobs,
-    text: String,
-}
-
-impl Said {
-    /// All of it or nothing.
-    fn add(&mut self, output: &Output) -> Result<()> {
-        self.tokens.try_reserve(output.tokens.len())?;
-        self.logprobs.reserve(&output.logprobs)?;
-        self.prompt_logprobs.reserve(&output.prompt_logprobs)?;
-        self.text.try_reserve(output.text.len())?;
-        self.tokens.extend_from_slice(&output.tokens);
-        self.logprobs.extend(&output.logprobs);
-        self.prompt_logprobs.extend(&output.prompt_logprobs);
-        self.text.push_str(&output.text);
-        Ok(())
-    }
-
-    fn try_clone(&self) -> Result<Said> {
-        Ok(Said {
-            tokens: try_copy(&self.tokens)?,
-            logprobs: self.logprobs.try_clone()?,
-            prompt_logprobs: self.prompt_logprobs.try_clone()?,
-            text: try_concat(&[&self.text])?,
-        })
-    }
 }
 
 /// Some of the generated tokens, counted from the prompt's end.
@@ -122,50 +93,87 @@ pub struct Aside {
 pub struct Advance {
     pub chosen: Chosen,
     pub logprob: f32,
-    pub top: Vec<(u32, f32)>,
+    /// Where the most probable tokens in its place are, among those of all that were chosen in the step.
+    pub top: Range<usize>,
 }
 
 impl Stream {
-    pub fn new(request: u64, turn: Turn, prompt: &[u32]) -> Result<Stream> {
-        let mut stream = Stream {
-            request,
-            sequence: request,
+    /// A stream that will generate at most `most` tokens after the prompt, and is nobody's yet.
+    pub fn new(turn: Turn, prompt: &[u32], most: usize) -> Result<Stream> {
+        let mut stream = Stream::blank(turn.outbox.clone(), turn.rules.clone());
+        stream.resume(turn, prompt, most)?;
+        Ok(stream)
+    }
+
+    fn blank(outbox: Arc<Outbox>, rules: Arc<Rules>) -> Stream {
+        Stream {
+            request: 0,
+            sequence: 0,
             index: 0,
-            user_data: turn.user_data,
-            outbox: turn.outbox.clone(),
-            rules: turn.rules.clone(),
-            seed: turn.seed,
+            user_data: 0,
+            outbox,
+            rules,
+            seed: 0,
             memory: Memory::default(),
             constraint: None,
             hook: None,
             deadline: None,
             branches: 1,
+            unborn: Vec::new(),
             ranked: false,
             prompt_len: 0,
             generated: 0,
-            detokenizer: Detokenizer::new(turn.skip_special),
+            detokenizer: Detokenizer::default(),
             stops: StopMatcher::default(),
             history: Vec::new(),
             score: 0.0,
             asides: Vec::new(),
             inexact: false,
-            said: Said::default(),
+            said: Content::default(),
             echoed: None,
             fresh: String::new(),
             timing: Timing::default(),
-        };
-        stream.resume(turn, prompt)?;
-        Ok(stream)
+        }
     }
 
-    /// Begins a turn after `tokens`.
-    pub fn resume(&mut self, turn: Turn, tokens: &[u32]) -> Result<()> {
+    /// It will become so many streams, all of which are made now, so that no step has to.
+    pub fn will_branch(&mut self, branches: usize, most: usize) -> Result<()> {
+        self.branches = branches;
+        self.unborn.try_reserve_exact(branches - 1)?;
+        for _ in 1..branches {
+            let mut child = Stream::blank(self.outbox.clone(), self.rules.clone());
+            child.memory.copy(&self.memory)?;
+            child.reserve(most)?;
+            self.unborn.push(child);
+        }
+        Ok(())
+    }
+
+    /// Room for all that `most` more tokens leave here, so that no step has to make it.
+    fn reserve(&mut self, most: usize) -> Result<()> {
+        const TEXT: usize = 64; // more than most tokens have
+        self.memory.reserve(&self.rules, most)?;
+        self.history.try_reserve_exact(most)?;
+        self.constraint.as_mut().map_or(Ok(()), |constraint| constraint.reserve(most))?;
+        self.asides.try_reserve(1)?;
+        self.fresh.try_reserve(TEXT)?;
+        self.stops.reserve_held(TEXT)?;
+        self.detokenizer.reserve()?;
+        if self.accumulates() {
+            self.said.tokens.try_reserve_exact(most)?;
+        }
+        Ok(())
+    }
+
+    /// Begins a turn after `tokens`, of at most `most` more.
+    pub fn resume(&mut self, turn: Turn, tokens: &[u32], most: usize) -> Result<()> {
         let Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, deadline, asked, keep: _ } = turn;
+        // Where there is no memory the stream stays what it was, and can be exported.
+        let memory = Memory::new(&rules, tokens, tokens.len())?;
         self.timing = Timing::new(asked);
         (self.user_data, self.outbox, self.seed, self.constraint, self.hook) = (user_data, outbox, seed, constraint, hook);
         self.deadline = deadline;
-        self.rules = rules;
-        self.memory = Memory::new(&self.rules, tokens, tokens.len())?;
+        (self.rules, self.memory) = (rules, memory);
         (self.prompt_len, self.generated, self.score) = (tokens.len(), 0, 0.0);
         self.stay_alone();
         self.detokenizer = Detokenizer::new(skip_special);
@@ -173,39 +181,34 @@ impl Stream {
         self.stops = StopMatcher::new(self.rules.clone());
         self.history.clear();
         self.asides.clear();
-        self.said = Said::default();
-        Ok(())
+        self.said.clear();
+        self.reserve(most)
     }
 
     /// A copy of everything, for a sequence that goes on from the same tokens.
     pub fn fork(&self) -> Result<Stream> {
-        Ok(Stream {
-            request: self.request,
-            sequence: self.sequence,
-            index: self.index,
-            user_data: self.user_data,
-            outbox: self.outbox.clone(),
-            rules: self.rules.clone(),
-            seed: self.seed,
-            memory: self.memory.try_clone()?,
-            constraint: self.constraint.as_ref().map(Constraint::fork).transpose()?,
-            hook: self.hook.clone(),
-            deadline: self.deadline,
-            branches: 1,
-            ranked: self.ranked,
-            prompt_len: self.prompt_len,
-            generated: self.generated,
-            detokenizer: self.detokenizer.clone(),
-            stops: self.stops.clone(),
-            history: try_copy(&self.history)?,
-            score: self.score,
-            asides: try_copy(&self.asides)?,
-            inexact: self.inexact,
-            said: self.said.try_clone()?,
-            echoed: self.echoed.as_ref().map(|echoed| echoed.try_echo().map(Box::new)).transpose()?,
-            fresh: String::new(),
-            timing: self.timing,
-        })
+        let mut child = Stream::blank(self.outbox.clone(), self.rules.clone());
+        child.copy(self)?;
+        Ok(child)
+    }
+
+    /// Becomes a copy of everything that `other` is, but for what that will branch into.
+    pub fn copy(&mut self, other: &Stream) -> Result<()> {
+        (self.request, self.sequence, self.index, self.user_data) = (other.request, other.sequence, other.index, other.user_data);
+        (self.outbox, self.rules, self.seed) = (other.outbox.clone(), other.rules.clone(), other.seed);
+        self.memory.copy(&other.memory)?;
+        self.constraint = other.constraint.as_ref().map(Constraint::fork).transpose()?;
+        (self.hook, self.deadline, self.timing) = (other.hook.clone(), other.deadline, other.timing);
+        (self.branches, self.ranked) = (1, other.ranked);
+        (self.prompt_len, self.generated, self.score, self.inexact) = (other.prompt_len, other.generated, other.score, other.inexact);
+        self.detokenizer.copy(&other.detokenizer)?;
+        self.stops.copy(&other.stops)?;
+        try_refill(&mut self.history, &other.history)?;
+        try_refill(&mut self.asides, &other.asides)?;
+        self.said.clear();
+        self.said.add(other.said.all())?;
+        self.echoed = other.echoed.as_ref().map(|echoed| echoed.try_echo().map(Box::new)).transpose()?;
+        Ok(())
     }
 
     /// The sequence has been cut to `tokens`: everything is as it was when it had these.
@@ -262,13 +265,14 @@ impl Stream {
 
     /// Tokens that nobody chose follow; they count as if they had been.
     pub fn append(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
+        self.memory.reserve(&self.rules, tokens.len())?;
+        self.asides.try_reserve(1)?;
+        self.history.try_reserve(tokens.len())?;
         if let Some(constraint) = &mut self.constraint {
             // What went wrong there is told when a mask is wanted.
             let _ = constraint.append(tokens);
         }
         self.memory.extend(&self.rules, tokens)?;
-        self.asides.try_reserve(1)?;
-        self.history.try_reserve(tokens.len())?;
         self.asides.push(Aside { from: self.generated, to: self.generated + tokens.len(), hidden: false });
         self.generated += tokens.len();
         self.history.resize(self.history.len() + tokens.len(), 0.0);
@@ -283,7 +287,7 @@ impl Stream {
         }
         if self.accumulates() {
             (told.tokens, told.logprobs) = (try_copy(tokens)?, self.unknown(tokens)?);
-            self.said.add(&told)?;
+            self.said.add(told.told())?;
         }
         Ok(())
     }
@@ -304,6 +308,7 @@ impl Stream {
     /// It is none of several samples any more.
     pub fn stay_alone(&mut self) {
         (self.branches, self.ranked, self.echoed) = (1, false, None);
+        self.unborn.clear();
     }
 
     /// What of it goes into a blob.
@@ -325,7 +330,8 @@ impl Stream {
     /// A stream that goes on where an exported one was.
     pub fn restore(id: u64, turn: Turn, header: &Header, text: Option<&Text>) -> Result<Stream> {
         let (prompt, generated) = header.tokens.split_at(header.prompt_len);
-        let mut stream = Stream::new(id, turn, prompt)?;
+        let mut stream = Stream::new(turn, prompt, generated.len())?;
+        (stream.request, stream.sequence) = (id, id);
         if let Some(constraint) = &mut stream.constraint {
             constraint.append(generated)?;
         }
@@ -355,8 +361,7 @@ impl Stream {
 
     /// What other threads know of it.
     pub fn known(&self, len: usize) -> Known {
-        let (request, index, user_data) = (self.request, self.index, self.user_data);
-        Known { request, index, len, idle: false, beam: false, inexact: false, fresh: 0, outbox: self.outbox.clone(), user_data }
+        Known::new(self.request, self.index, len, self.outbox.clone(), self.user_data)
     }
 
     /// Whether anybody wants to know the log probabilities of its tokens.
@@ -366,6 +371,11 @@ impl Stream {
 
     /// An output with nothing in it yet.
     pub fn output(&self) -> Output {
+        self.output_in(Output::default())
+    }
+
+    /// The same, in the lists of `blank`, which is empty.
+    fn output_in(&self, blank: Output) -> Output {
         Output {
             request: self.request,
             sequence: self.sequence,
@@ -374,14 +384,14 @@ impl Stream {
             prompt_tokens: self.prompt_len as u64,
             generated_tokens: self.generated as u64,
             score: self.score,
-            ..Output::default()
+            ..blank
         }
     }
 
     /// The last output of a sequence that ends without a new token. Text held back comes out. One that stays may go on as if
     /// nothing had been: half a character stays half, and what could begin a stop string still can.
-    pub fn close(&mut self, finish: FinishReason, stays: bool, text: Option<&Text>) -> Output {
-        let mut output = Output { finish: Some(finish), ..self.output() };
+    pub fn close(&mut self, finish: FinishReason, stays: bool, text: Option<&Text>, blank: Output) -> Output {
+        let mut output = Output { finish: Some(finish), ..self.output_in(blank) };
         self.fresh.clear();
         if let Some(text) = text.filter(|_| !stays) {
             // Whatever can still be said is said; an end is never refused.
@@ -392,7 +402,7 @@ impl Stream {
             Ok(()) => self.stops.pass(&self.fresh, &mut output.text),
             Err(error) => output = output.failed(error),
         }
-        self.tell(output).unwrap_or_default()
+        self.tell(output)
     }
 
     /// The prompt, for a request that wants its output to begin with it.
@@ -418,8 +428,9 @@ impl Stream {
     }
 
     /// Log probabilities of some of the prompt's tokens.
-    pub fn tell_prompt(&mut self, logprobs: Logprobs) -> Result<Option<Output>> {
-        let output = Output { prompt_logprobs: logprobs, ..self.output() };
+    pub fn tell_prompt(&mut self, logprobs: &[f32], top: &[(u32, f32)], blank: Output) -> Result<Option<Output>> {
+        let mut output = self.output_in(blank);
+        output.tell(Told { prompt_logprobs: logprobs, prompt_top: top, ..Told::default() })?;
         self.try_tell(output)
     }
 
@@ -448,19 +459,25 @@ impl Stream {
         Ok(output)
     }
 
-    /// The output for a token just committed, if there is to be one. A stop string ends the sequence here.
-    pub fn advance(&mut self, advance: &Advance, finish: Option<FinishReason>, text: Option<&Text>) -> Option<Output> {
+    /// The output for a token just committed, in the lists of `blank`; `top`: the most probable in its place. A stop string ends
+    /// the sequence here.
+    pub fn advance(
+        &mut self,
+        advance: &Advance,
+        top: &[(u32, f32)],
+        finish: Option<FinishReason>,
+        text: Option<&Text>,
+        blank: Output,
+    ) -> Output {
         let token = advance.chosen.token;
         self.echoed = None;
         self.generated += 1;
         self.score += advance.logprob as f64;
-        let mut output = Output { finish, ..self.output() };
-        output.tokens.push(token);
-        if self.rules.params.logprobs.is_some() {
-            output.logprobs.tokens.push(advance.logprob);
-            output.logprobs.top.extend_from_slice(&advance.top);
-        }
-        let result = self.remember(advance).and_then(|complete| text.map_or(Ok(()), |text| self.write(token, complete, text, &mut output)));
+        let mut output = Output { finish, ..self.output_in(blank) };
+        let logprobs = if self.rules.params.logprobs.is_some() { &[advance.logprob][..] } else { &[] };
+        let told = output.tell(Told { tokens: &[token], logprobs, top, ..Told::default() });
+        let result = told.and_then(|()| self.remember(advance));
+        let result = result.and_then(|complete| text.map_or(Ok(()), |text| self.write(token, complete, text, &mut output)));
         match result {
             Ok(()) => self.tell(output),
             Err(error) => self.tell(output.failed(error)),
@@ -511,28 +528,29 @@ impl Stream {
     /// As `tell`, of what no sequence ends with.
     fn try_tell(&mut self, output: Output) -> Result<Option<Output>> {
         match self.tell(output) {
-            Some(Output { error: Some(error), .. }) => Err(error),
-            told => Ok(told),
+            Output { error: Some(error), .. } => Err(error),
+            told => Ok(Some(told).filter(|told| self.is_heard(told))),
         }
     }
 
-    /// What the host gets to see of `output`: it, all so far, or nothing before the end. Where there is no memory for it, it is
-    /// the last one.
-    fn tell(&mut self, mut output: Output) -> Option<Output> {
+    /// `output` as the host gets to see it: it, or all so far. Where there is no memory for it, it is the last one.
+    fn tell(&mut self, mut output: Output) -> Output {
         if output.finish.is_some() {
             output.timing = self.timing;
         }
         if !self.accumulates() {
-            return Some(output);
+            return output;
         }
-        let waits = self.rules.params.output == OutputKind::Final && output.finish.is_none();
-        match self.said.add(&output) {
-            Ok(()) if waits => None,
-            added => Some(match added.and_then(|()| self.said.try_clone()) {
-                Ok(Said { tokens, logprobs, prompt_logprobs, text }) => Output { tokens, logprobs, prompt_logprobs, text, ..output },
-                Err(error) => output.failed(error),
-            }),
+        let added = self.said.add(output.told());
+        match added.and_then(|()| if self.is_heard(&output) { output.tell(self.said.all()) } else { Ok(()) }) {
+            Ok(()) => output,
+            Err(error) => output.failed(error),
         }
+    }
+
+    /// Whether the host gets to see it, rather than all at the end.
+    pub fn is_heard(&self, output: &Output) -> bool {
+        self.rules.params.output != OutputKind::Final || output.finish.is_some()
     }
 }
 

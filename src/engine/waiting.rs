@@ -1,5 +1,8 @@
 //! What waits for its first step, and how much of it there may be.
 
+use std::collections::VecDeque;
+use std::time::Duration;
+
 use crate::error::{Error, Result};
 use crate::options::EngineOptions;
 
@@ -52,10 +55,84 @@ impl Waiting {
         self.tokens += tokens;
     }
 
-    /// Where `tokens` is 0, it did not wait.
-    pub fn leave(&mut self, tokens: usize) {
-        self.requests -= (tokens > 0) as usize;
+    fn leave(&mut self, tokens: usize) {
+        self.requests -= 1;
         self.tokens -= tokens;
+    }
+}
+
+/// A turn that waits, as small as it can be: there may be many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Waits {
+    /// Tokens that it has to compute, at least 1.
+    pub tokens: u32,
+    /// Tokens that it may choose.
+    pub most: u32,
+    pub priority: i32,
+    /// When it came, in microseconds.
+    pub at: u64,
+}
+
+impl Waits {
+    pub fn new(tokens: usize, most: usize, priority: i32, at: Duration) -> Waits {
+        let short = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        Waits { tokens: short(tokens).max(1), most: short(most), priority, at: at.as_micros() as u64 }
+    }
+}
+
+/// Where one stands in the line: the numbers rise, and are given once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place(u64);
+
+/// All that wait, in the order in which they came. Whoever leaves from between others leaves a gap; there are never more gaps than
+/// turns and `GAPS`.
+#[derive(Debug, Default)]
+pub struct Line {
+    places: VecDeque<(Place, Option<Waits>)>,
+    given: u64,
+    total: Waiting,
+}
+
+const GAPS: usize = 64;
+
+impl Line {
+    pub fn total(&self) -> Waiting {
+        self.total
+    }
+
+    /// Room for one more.
+    pub fn reserve(&mut self) -> Result<()> {
+        Ok(self.places.try_reserve(1)?)
+    }
+
+    /// Room was made for it.
+    pub fn enter(&mut self, waits: Waits) -> Place {
+        self.given += 1;
+        let place = Place(self.given);
+        self.places.push_back((place, Some(waits)));
+        self.total.enter(waits.tokens as usize);
+        place
+    }
+
+    /// Allocates nothing: whoever begins in a step leaves by this.
+    pub fn leave(&mut self, place: Option<Place>) {
+        let Some(Ok(at)) = place.map(|place| self.places.binary_search_by_key(&place, |&(place, _)| place)) else { return };
+        let Some(waits) = self.places[at].1.take() else { return };
+        self.total.leave(waits.tokens as usize);
+        while let Some((_, None)) = self.places.front() {
+            self.places.pop_front();
+        }
+        if self.places.len() > GAPS + 2 * self.total.requests {
+            self.places.retain(|(_, waits)| waits.is_some());
+        }
+    }
+
+    /// Appends those of the next `most` places after `last`, and says which was the last of them. None: there are no more.
+    pub fn copy(&self, last: Option<Place>, most: usize, to: &mut Vec<Waits>) -> Option<Place> {
+        let from = last.map_or(0, |last| self.places.partition_point(|&(place, _)| place <= last));
+        let piece = self.places.range(from..self.places.len().min(from + most));
+        to.extend(piece.clone().filter_map(|&(_, waits)| waits));
+        piece.last().map(|&(place, _)| place)
     }
 }
 
@@ -76,7 +153,49 @@ mod tests {
         let error = waiting.check(limits, 1, 1).unwrap_err();
         assert!(error.message().contains("2 requests wait and max_waiting_requests is 2"), "{error}");
         waiting.leave(60);
-        waiting.leave(0);
         assert_eq!(waiting, Waiting { requests: 1, tokens: 40 });
+    }
+
+    fn waits(tokens: usize) -> Waits {
+        Waits::new(tokens, 9, 0, Duration::ZERO)
+    }
+
+    fn all(line: &Line, at_once: usize) -> Vec<u32> {
+        let (mut all, mut last) = (Vec::new(), None);
+        loop {
+            last = line.copy(last, at_once, &mut all);
+            if last.is_none() {
+                return all.iter().map(|waits| waits.tokens).collect();
+            }
+        }
+    }
+
+    #[test]
+    fn whoever_leaves_leaves_the_others_in_order() {
+        let mut line = Line::default();
+        let places: Vec<Place> = (1..=1000).map(|tokens| line.enter(waits(tokens))).collect();
+        let mut left: Vec<u32> = (1..=1000).collect();
+        // From between, from the front, and from the end.
+        for i in (0..1000).step_by(3).chain(0..100).chain(700..1000) {
+            line.leave(Some(places[i]));
+            line.leave(Some(places[i]));
+            left.retain(|&tokens| tokens != i as u32 + 1);
+            assert!(line.places.len() <= GAPS + 2 * left.len() + 1, "gaps are closed");
+        }
+        line.leave(None);
+        let total = Waiting { requests: left.len(), tokens: left.iter().sum::<u32>() as usize };
+        assert_eq!((line.total(), all(&line, 1), all(&line, 7), all(&line, 5000)), (total, left.clone(), left.clone(), left));
+    }
+
+    #[test]
+    fn the_order_lasts_while_pieces_are_copied() {
+        let mut line = Line::default();
+        let places: Vec<Place> = (1..=100).map(|tokens| line.enter(waits(tokens))).collect();
+        let mut some = Vec::new();
+        let last = line.copy(None, 50, &mut some);
+        places[..80].iter().for_each(|&place| line.leave(Some(place)));
+        line.enter(waits(101));
+        assert_eq!(line.copy(last, 1000, &mut some), Some(Place(101)));
+        assert_eq!(some.iter().map(|waits| waits.tokens).collect::<Vec<_>>(), (1..=50).chain(81..=101).collect::<Vec<_>>());
     }
 }

@@ -7,6 +7,9 @@ use crate::error::Result;
 use crate::sys::process::Owner;
 
 /// A budget of KV bytes that engines of this process may share, and that may change while they run. Any thread may use it.
+///
+/// An engine that needs more than there is asks the others for what they only cache. Those that have requests give it before their next
+/// step, so step an engine as long as it has any; of those that have none, the step of the engine that asks takes it.
 pub struct pllm_arena {
     arena: Arc<Arena>,
     owner: Owner,
@@ -85,7 +88,7 @@ pub unsafe extern "C" fn pllm_arena_free(arena: *mut pllm_arena) {
 }
 
 /// Changes the budget, at any time, from any thread. More is there at once. Where it becomes less, engines go down together: those
-/// that nobody steps before this returns, others before their next step (pllm_arena_info tells). First goes what is only cached, then
+/// in which no step is under way before this returns, others before their next step (pllm_arena_info tells). First goes what is only cached, then
 /// idle sequences lose their K and V, then the youngest that run are preempted: nothing ends, and the answers are the same. What is left
 /// moves together, and the memory beyond goes back to the system. Less than the longest sequences of the engines and the requests
 /// under way need is refused with the number that would do: PLLM_E_CAPACITY.

@@ -130,8 +130,9 @@ pub unsafe extern "C" fn pllm_engine_add_request(
 }
 
 /// What would become of the request if it were added now, without adding it: whether it would be taken, whether it could begin at
-/// once, and when its first token is expected, judged by the steps so far, by how long answers have been, and as if nothing of
-/// the prompt were in the prefix cache. What could never run is refused here too; grammars are not compiled. May be called from
+/// once, and when its first token is expected, judged by the steps so far, by how long answers have been, by the engine's own policies,
+/// and as if nothing of the prompt were in the prefix cache and nobody came later who goes before it. All that waits is played through
+/// on the calling thread: some milliseconds where 100,000 wait. What could never run is refused here too; grammars are not compiled. May be called from
 /// any thread, also while another one steps.
 #[must_use]
 #[unsafe(no_mangle)]
@@ -214,7 +215,7 @@ pub unsafe extern "C" fn pllm_engine_stats(engine: *const pllm_engine, out_stats
 
 /// What dashboards ask for: gauges, counters and histograms as of the last step, with the names that vLLM gave them after the prefix
 /// "pagedllm_". The text is in the OpenMetrics format, which Prometheus scrapes as
-/// "application/openmetrics-text; version=1.0.0; charset=utf-8"; the label model_name is the model directory's name. Histograms of
+/// "application/openmetrics-text; version=1.0.0; charset=utf-8"; the label model_name is the option of that name. Histograms of
 /// times have buckets up to 1, 2.5 and 5 times each power of ten, from 0.5 ms to 2500 s; those of tokens up to the powers of two, from 1 to
 /// 2^20. May be called from any thread, and waits for no step. Free it with pllm_bytes_free.
 #[must_use]

@@ -1,4 +1,3 @@
-use std::collections::VecDeque;
 use std::ffi::c_char;
 use std::ptr::null;
 use std::sync::Arc;
@@ -6,7 +5,7 @@ use std::time::Duration;
 
 use super::convert::{borrow, not_null, start};
 use super::{guard, guard_or, pllm_engine, pllm_error};
-use crate::engine::{Logprobs, Output, Queue};
+use crate::engine::{Output, Outputs, Page, Queue, Told};
 use crate::error::Result;
 use crate::sched::FinishReason;
 use crate::sys::process::Owner;
@@ -120,7 +119,7 @@ pub struct pllm_logprob {
 pub struct pllm_outputs {
     records: Vec<pllm_output>,
     // What the records point to; never touched while they live.
-    _outputs: VecDeque<Output>,
+    _outputs: Outputs,
     _top: Vec<pllm_logprob>,
 }
 
@@ -132,32 +131,32 @@ pub struct Room {
 }
 
 impl Room {
-    fn make(&mut self, outputs: &VecDeque<Output>) -> Result<()> {
+    fn make(&mut self, outputs: &Page) -> Result<()> {
         self.records.try_reserve_exact(outputs.len())?;
-        let top = outputs.iter().map(|output| output.logprobs.top.len() + output.prompt_logprobs.top.len()).sum();
+        let top = outputs.iter().map(|(_, told)| told.top.len() + told.prompt_top.len()).sum();
         Ok(self.top.try_reserve_exact(top)?)
     }
 }
 
 impl pllm_outputs {
     /// `room` was made for these outputs, so that nothing moves any more.
-    fn new(outputs: VecDeque<Output>, room: Room) -> pllm_outputs {
+    fn new(outputs: Outputs, room: Room) -> pllm_outputs {
         let Room { mut records, mut top } = room;
-        records.extend(outputs.iter().map(|output| record(output, &mut top)));
+        records.extend(outputs.iter().map(|(output, told)| record(output, told, &mut top)));
         pllm_outputs { records, _outputs: outputs, _top: top }
     }
 }
 
 /// Appends to `top`, which has room for them, and says where they are.
-fn pairs(logprobs: &Logprobs, top: &mut Vec<pllm_logprob>) -> (*const pllm_logprob, u64) {
+fn pairs(told: &[(u32, f32)], top: &mut Vec<pllm_logprob>) -> (*const pllm_logprob, u64) {
     let first = top.len();
-    top.extend(logprobs.top.iter().map(|&(token, logprob)| pllm_logprob { token, logprob }));
+    top.extend(told.iter().map(|&(token, logprob)| pllm_logprob { token, logprob }));
     (start(&top[first..]), (top.len() - first) as u64)
 }
 
-fn record(output: &Output, top: &mut Vec<pllm_logprob>) -> pllm_output {
-    let (top_logprobs, top_logprobs_len) = pairs(&output.logprobs, top);
-    let (prompt_top_logprobs, prompt_top_logprobs_len) = pairs(&output.prompt_logprobs, top);
+fn record(output: &Output, told: Told, top: &mut Vec<pllm_logprob>) -> pllm_output {
+    let (top_logprobs, top_logprobs_len) = pairs(told.top, top);
+    let (prompt_top_logprobs, prompt_top_logprobs_len) = pairs(told.prompt_top, top);
     let timing = &output.timing;
     let seconds = |time: Option<Duration>| time.map_or(0.0, |time| time.as_secs_f64());
     let error = output.error.as_ref().map(|error| (error.message(), error.code() as i32));
@@ -166,11 +165,11 @@ fn record(output: &Output, top: &mut Vec<pllm_logprob>) -> pllm_output {
         request: output.request,
         sequence: output.sequence,
         user_data: output.user_data,
-        tokens: start(&output.tokens),
-        tokens_len: output.tokens.len() as u64,
-        logprobs: start(&output.logprobs.tokens),
-        text: start(output.text.as_bytes()).cast(),
-        text_len: output.text.len() as u64,
+        tokens: start(told.tokens),
+        tokens_len: told.tokens.len() as u64,
+        logprobs: start(told.logprobs),
+        text: start(told.text.as_bytes()).cast(),
+        text_len: told.text.len() as u64,
         error: error.map_or(null(), |(message, _)| message.as_ptr().cast()),
         error_len: error.map_or(0, |(message, _)| message.len() as u64),
         prompt_tokens: output.prompt_tokens,
@@ -189,8 +188,8 @@ fn record(output: &Output, top: &mut Vec<pllm_logprob>) -> pllm_output {
         score: output.score,
         top_logprobs,
         top_logprobs_len,
-        prompt_logprobs: start(&output.prompt_logprobs.tokens),
-        prompt_logprobs_len: output.prompt_logprobs.tokens.len() as u64,
+        prompt_logprobs: start(told.prompt_logprobs),
+        prompt_logprobs_len: told.prompt_logprobs.len() as u64,
         prompt_top_logprobs,
         prompt_top_logprobs_len,
         blob: start(&output.blob),
@@ -268,7 +267,7 @@ pub unsafe extern "C" fn pllm_queue_poll(
         not_null("out_outputs", out_outputs)?;
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
         let mut room = Room::default();
-        let outputs = queue.poll_with(timeout, |outputs| room.make(outputs))?;
+        let outputs = queue.poll_page(timeout, |outputs| room.make(outputs))?;
         out_outputs.write(Box::into_raw(Box::new(pllm_outputs::new(outputs, room))));
         Ok(())
     })

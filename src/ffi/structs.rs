@@ -16,11 +16,14 @@ pub const PLLM_DTYPE_BF16: u32 = 2;
 /// 8 bits a number and, for each head of each token, a scale in f32: about half the bytes of bf16, at a small cost in quality.
 pub const PLLM_DTYPE_INT8: u32 = 3;
 
-/// The widest instruction path that the machine has.
+/// The widest instruction path that the machine has, of those that compute in f32.
 pub const PLLM_ISA_AUTO: u32 = 0;
 pub const PLLM_ISA_PORTABLE: u32 = 1;
 pub const PLLM_ISA_AVX2: u32 = 2;
 pub const PLLM_ISA_AVX512: u32 = 3;
+/// As AVX512, but for weights that are stored in bf16: what they are multiplied by is rounded to bf16, too, and summed in f32. Up to
+/// twice as fast where many tokens are computed at once.
+pub const PLLM_ISA_AVX512_BF16: u32 = 4;
 
 /// Serve token ids only: no tokenizer is read, and text calls answer PLLM_E_UNSUPPORTED.
 pub const PLLM_ENGINE_SKIP_TOKENIZER: u32 = 1;
@@ -141,11 +144,15 @@ pub struct pllm_engine_options {
     /// In bytes, or PLLM_NUL_TERMINATED (the default).
     pub trace_path_len: u64,
     /// A file to write down what is asked of the engine, and whatever else its steps depend on, so that pagedllm-replay can run them again
-    /// bit for bit on a machine with the same instruction path. Prompts are in it, as tokens. UTF-8; what was in the file is gone. Where
+    /// bit for bit on a machine with the same instruction path. Prompts are in it, as tokens, and cache salts. UTF-8; what was in the file is gone. Where
     /// the disk fails the journal ends, and no step does: journals_stopped in pllm_stats. NULL (default): none.
     pub journal_path: *const c_char,
     /// In bytes, or PLLM_NUL_TERMINATED (the default).
     pub journal_path_len: u64,
+    /// What the label model_name of pllm_engine_metrics says. UTF-8. NULL (default): the model directory's name.
+    pub model_name: *const c_char,
+    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    pub model_name_len: u64,
 }
 
 /// Told how many bytes of weights have been read, of how many in all, on the thread that creates the engine. Any other
@@ -196,6 +203,8 @@ unsafe impl Versioned for pllm_engine_options {
             trace_path_len: PLLM_NUL_TERMINATED,
             journal_path: null(),
             journal_path_len: PLLM_NUL_TERMINATED,
+            model_name: null(),
+            model_name_len: PLLM_NUL_TERMINATED,
         }
     }
 }
@@ -215,6 +224,8 @@ impl pllm_engine_options {
         let device = if c.device.is_null() { "cpu" } else { unsafe { string("device", c.device, c.device_len) }? };
         known_flags("flags", c.flags, PLLM_ENGINE_SKIP_TOKENIZER | PLLM_ENGINE_NO_PREFIX_CACHE)?;
         known_flags("reserved", c.reserved, 0)?;
+        // SAFETY: the caller's contract.
+        let model_name = if c.model_name.is_null() { None } else { Some(unsafe { string("model_name", c.model_name, c.model_name_len) }?) };
         // SAFETY: the caller's contract.
         let swap_path = if c.swap_path.is_null() { None } else { Some(unsafe { string("swap_path", c.swap_path, c.swap_path_len) }?) };
         Ok(EngineOptions {
@@ -250,6 +261,7 @@ impl pllm_engine_options {
             swap_bytes: c.swap_bytes,
             swap_dir: swap_path.map(Into::into),
             policies: policies(&c)?,
+            model_name: model_name.map(Into::into),
         })
     }
 
@@ -319,6 +331,7 @@ fn isa(value: u32) -> Result<Option<Isa>> {
         PLLM_ISA_PORTABLE => Ok(Some(Isa::Portable)),
         PLLM_ISA_AVX2 => Ok(Some(Isa::Avx2)),
         PLLM_ISA_AVX512 => Ok(Some(Isa::Avx512)),
+        PLLM_ISA_AVX512_BF16 => Ok(Some(Isa::Avx512Bf16)),
         other => Err(Error::invalid(format!("isa is {other}: it must be one of PLLM_ISA_*"))),
     }
 }
@@ -604,6 +617,9 @@ pub struct pllm_stats {
     pub traces_stopped: u64,
     /// The same of journal_path.
     pub journals_stopped: u64,
+    /// Times that the KV pool became smaller and the system did not take the memory back, as where the program has locked its memory
+    /// (mlockall): the budget is kept, but the process is no smaller.
+    pub discard_failures: u64,
 }
 
 // SAFETY: repr(C), 64-bit numbers only.
@@ -651,6 +667,7 @@ impl From<Stats> for pllm_stats {
             prompt_tokens_cached: stats.prompt_tokens_cached,
             traces_stopped: stats.traces_stopped,
             journals_stopped: stats.journals_stopped,
+            discard_failures: stats.discard_failures,
             ..pllm_stats::defaults()
         }
     }

@@ -3,12 +3,14 @@
 mod allocator;
 mod prefix;
 mod resize;
+mod size;
 mod swap;
 
 use std::ops::Range;
 
 pub use allocator::BlockAllocator;
 pub use prefix::{Chain, PrefixIndex};
+use size::BlockSize;
 use swap::HostTier;
 pub use swap::Load;
 
@@ -49,6 +51,7 @@ impl BlockTable {
     }
 
     /// One for each run of tokens; for those that are gone some number that nobody may look at.
+    #[inline]
     pub fn blocks(&self) -> &[BlockId] {
         &self.blocks
     }
@@ -63,11 +66,13 @@ impl BlockTable {
     }
 
     /// Nobody works with it: it may be asked to give its blocks up.
+    #[inline]
     pub fn rests(&self) -> bool {
         self.rests
     }
 
     /// It lies in the host tier: nothing can be computed with it until it comes back.
+    #[inline]
     pub fn swapped(&self) -> bool {
         self.swapped
     }
@@ -83,7 +88,7 @@ pub struct BlockManager {
     /// None: prefixes are not kept.
     prefix: Option<PrefixIndex>,
     host: HostTier,
-    block_size: usize,
+    size: BlockSize,
     filled: Vec<u16>, // [blocks] slots that hold a token's K and V, 0 while free
     /// Their sum over the used blocks.
     filled_slots: usize,
@@ -93,11 +98,18 @@ impl BlockManager {
     pub fn new(blocks: usize, block_size: usize, keep_prefixes: bool) -> Result<BlockManager> {
         let prefix = if keep_prefixes { Some(PrefixIndex::new(blocks)?) } else { None };
         let (allocator, host) = (BlockAllocator::new(blocks)?, HostTier::new(blocks, 0)?);
-        Ok(BlockManager { allocator, prefix, host, block_size, filled: try_vec(blocks, 0)?, filled_slots: 0 })
+        let size = BlockSize::new(block_size);
+        Ok(BlockManager { allocator, prefix, host, size, filled: try_vec(blocks, 0)?, filled_slots: 0 })
     }
 
     pub fn block_size(&self) -> usize {
-        self.block_size
+        self.size.tokens()
+    }
+
+    /// Blocks that so many tokens fill.
+    #[inline]
+    pub fn full(&self, tokens: usize) -> usize {
+        self.size.full(tokens)
     }
 
     pub fn total(&self) -> usize {
@@ -114,6 +126,7 @@ impl BlockManager {
     }
 
     /// Blocks that can be given out: the free, and the cached.
+    #[inline]
     pub fn available(&self) -> usize {
         self.free_blocks() + self.cached_blocks()
     }
@@ -140,6 +153,7 @@ impl BlockManager {
     /// must be made first are appended to `copies`. All or nothing.
     ///
     /// What is copied from keeps its reference until `settle` or `undo`.
+    #[inline]
     pub fn prepare(
         &mut self,
         table: &mut BlockTable,
@@ -147,9 +161,9 @@ impl BlockManager {
         copies: &mut Vec<BlockCopy>,
     ) -> std::result::Result<(), NoSpace> {
         assert!(!table.swapped, "who writes is on the device");
-        let held = table.blocks.len();
-        let missing = blocks_for(write.end, self.block_size).saturating_sub(held);
-        let written = write.start / self.block_size..held.min(blocks_for(write.end, self.block_size));
+        let (held, end) = (table.blocks.len(), self.size.blocks_for(write.end));
+        let missing = end.saturating_sub(held);
+        let written = self.size.full(write.start)..held.min(end);
         let to_copy = written.clone().filter(|&place| self.must_copy(table.blocks[place], place, write.start, copies)).count();
         if missing + to_copy > self.available() {
             return Err(NoSpace);
@@ -162,7 +176,7 @@ impl BlockManager {
                 copies.push(BlockCopy { from, to });
             } else {
                 self.host.part(from);
-                self.prefix.iter_mut().for_each(|prefix| prefix.forget(from));
+                self.forget(from);
             }
         }
         for _ in 0..missing {
@@ -174,10 +188,24 @@ impl BlockManager {
 
     /// Whether what is written from position `first` on must go to a copy of the block at `place`: others read it. Those that
     /// `copies` gives a copy of their own have it back should the step fail, so that what they computed must stay until then.
+    #[inline]
     fn must_copy(&self, block: BlockId, place: usize, first: usize, copies: &[BlockCopy]) -> bool {
+        let refs = self.allocator.refs(block);
+        if refs == 1 {
+            return false; // what is copied from has a reference more
+        }
         let copied = copies.iter().filter(|copy| copy.from == block).count() as u32;
-        let overwrites = first < place * self.block_size + self.filled[block as usize] as usize;
-        self.allocator.refs(block) > 1 + copied || (copied > 0 && overwrites)
+        let overwrites = first < place * self.block_size() + self.filled[block as usize] as usize;
+        refs > 1 + copied || (copied > 0 && overwrites)
+    }
+
+    /// The block will be written to: where it is full and can be found, nobody shall find it any more.
+    fn forget(&mut self, block: BlockId) {
+        if let Some(prefix) = &mut self.prefix
+            && self.filled[block as usize] as usize == self.size.tokens()
+        {
+            prefix.forget(block);
+        }
     }
 
     fn take(&mut self) -> std::result::Result<BlockId, NoSpace> {
@@ -208,32 +236,33 @@ impl BlockManager {
     }
 
     /// K and V of the positions are now stored.
+    #[inline]
     pub fn fill(&mut self, table: &BlockTable, positions: Range<usize>) {
-        for place in positions.start / self.block_size..blocks_for(positions.end, self.block_size) {
+        let tokens = self.size.tokens();
+        for place in self.size.full(positions.start)..self.size.blocks_for(positions.end) {
             let filled = &mut self.filled[table.blocks[place] as usize];
-            let now = (positions.end - place * self.block_size).min(self.block_size).max(*filled as usize);
+            let now = (positions.end - place * tokens).min(tokens).max(*filled as usize);
             self.filled_slots += now - *filled as usize;
             *filled = now as u16;
         }
     }
 
-    /// A table that shares the blocks of the first `tokens`.
-    pub fn fork(&mut self, table: &BlockTable, tokens: usize, most_blocks: usize) -> Result<BlockTable> {
-        let shared = &table.blocks[..blocks_for(tokens, self.block_size)];
-        let mut child = BlockTable::with_capacity(most_blocks.max(shared.len()))?;
+    /// `child`, which is empty and has room for them, shares the blocks of the first `tokens`.
+    pub fn fork(&mut self, table: &BlockTable, tokens: usize, child: &mut BlockTable) {
+        assert!(child.blocks.is_empty() && !child.rests, "a child begins with what its parent has");
+        let shared = &table.blocks[..self.size.blocks_for(tokens)];
         child.blocks.extend_from_slice(shared);
         child.gone = table.gone.min(shared.len());
-        child.swapped = table.swapped && !child.blocks.is_empty();
+        child.swapped = table.swapped && !shared.is_empty();
         match child.swapped {
-            true => self.host.share(&child),
+            true => self.host.share(child),
             false => child.held().iter().for_each(|&block| self.allocator.acquire(block)),
         }
-        Ok(child)
     }
 
     /// Cuts the table to the blocks of the first `tokens`.
     pub fn truncate(&mut self, table: &mut BlockTable, tokens: usize) {
-        let kept = blocks_for(tokens, self.block_size);
+        let kept = self.size.blocks_for(tokens);
         while table.blocks.len() > kept.max(table.gone) {
             let block = table.blocks.pop().expect("it is longer than that");
             self.let_go(block, table);
@@ -244,8 +273,12 @@ impl BlockManager {
     }
 
     /// Lets go of the blocks before the one that holds position `first`: nobody will look back on them.
+    #[inline]
     pub fn slide(&mut self, table: &mut BlockTable, first: usize) {
-        let gone = (first / self.block_size).min(table.blocks.len()).max(table.gone);
+        let gone = self.size.full(first).min(table.blocks.len());
+        if gone <= table.gone {
+            return;
+        }
         (table.gone..gone).for_each(|place| self.let_go(table.blocks[place], table));
         table.blocks[table.gone..gone].fill(0);
         table.gone = gone;
@@ -298,7 +331,7 @@ impl BlockManager {
         if find(self, place).is_none() {
             return 0;
         }
-        self.truncate(table, place * self.block_size);
+        self.truncate(table, place * self.size.tokens());
         while let Some(block) = find(self, table.blocks.len()) {
             self.acquire(block);
             table.blocks.push(block);
@@ -310,7 +343,7 @@ impl BlockManager {
     fn acquire(&mut self, block: BlockId) {
         if let Some(prefix) = self.prefix.as_mut().filter(|prefix| prefix.is_unused(block)) {
             prefix.revive(block);
-            self.filled_slots += self.block_size;
+            self.filled_slots += self.size.tokens();
         }
         self.allocator.acquire(block);
     }
@@ -321,14 +354,11 @@ impl BlockManager {
         let Some(prefix) = &mut self.prefix else { return };
         let own = table.blocks[place];
         let before = place.checked_sub(1).map(|before| chains[before]);
-        match prefix.find(&chains[place]) {
-            None => prefix.insert(chains[place], before, own),
-            Some(block) if block == own => {}
-            Some(block) => {
-                self.acquire(block);
-                table.blocks[place] = block;
-                self.release(own);
-            }
+        let found = prefix.find_or_insert(chains[place], before, own);
+        if found != own {
+            self.acquire(found);
+            table.blocks[place] = found;
+            self.release(own);
         }
     }
 
@@ -338,17 +368,18 @@ impl BlockManager {
     }
 
     /// Blocks that writing `write` takes from the pool, once the table is on the device.
+    #[inline]
     pub fn needed(&self, table: &BlockTable, write: Range<usize>) -> usize {
-        let end = blocks_for(write.end, self.block_size);
-        let held = table.blocks.len();
-        let shared = table.blocks[(write.start / self.block_size).min(held)..held.min(end)].iter();
+        let (held, end) = (table.blocks.len(), self.size.blocks_for(write.end));
+        let shared = table.blocks[self.size.full(write.start).min(held)..held.min(end)].iter();
         let refs = |block| if table.swapped { self.host.refs(block) } else { self.allocator.refs(block) };
         end.saturating_sub(held) + shared.filter(|&&block| refs(block) > 1).count()
     }
 
     /// Where the token at `position` lies: block * block_size + offset.
+    #[inline]
     pub fn slot(&self, table: &BlockTable, position: usize) -> u32 {
-        table.blocks[position / self.block_size] * self.block_size as u32 + (position % self.block_size) as u32
+        table.blocks[self.size.full(position)] * self.size.tokens() as u32 + self.size.offset(position) as u32
     }
 
     /// Panics unless the tables account for every used block exactly as often as it is counted. For tests.
@@ -387,7 +418,7 @@ impl BlockManager {
 
     /// Panics unless nobody else reads what `write` writes, once `copies` are made. For tests.
     pub fn check_writable(&self, table: &BlockTable, write: Range<usize>, copies: &[BlockCopy]) {
-        for &block in &table.blocks[write.start / self.block_size..blocks_for(write.end, self.block_size)] {
+        for &block in &table.blocks[self.size.full(write.start)..self.size.blocks_for(write.end)] {
             let copied = copies.iter().filter(|copy| copy.from == block).count() as u32;
             assert_eq!(self.allocator.refs(block), 1 + copied, "block {block} has other owners");
             assert!(self.prefix.as_ref().is_none_or(|prefix| !prefix.holds(block)), "block {block} can still be found");

@@ -2,11 +2,15 @@
 //! and leaf first.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use sha2::{Digest, Sha256};
 
 use super::BlockId;
 use crate::error::{Result, try_vec};
+
+/// Tokens that are hashed in one go.
+const AT_ONCE: usize = 16;
 
 /// Names a full block by its tokens and all before them. Nobody can make two prefixes that have the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -26,7 +30,11 @@ impl Chain {
     /// The chain one block further.
     pub fn next(&self, tokens: &[u32]) -> Chain {
         let mut hash = Sha256::new().chain_update(self.0);
-        tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
+        for tokens in tokens.chunks(AT_ONCE) {
+            let mut bytes = [0; 4 * AT_ONCE];
+            bytes.chunks_exact_mut(4).zip(tokens).for_each(|(bytes, token)| bytes.copy_from_slice(&token.to_le_bytes()));
+            hash.update(&bytes[..4 * tokens.len()]);
+        }
         Chain(hash.finalize().into())
     }
 }
@@ -48,7 +56,8 @@ pub struct PrefixIndex {
 impl PrefixIndex {
     pub fn new(blocks: usize) -> Result<PrefixIndex> {
         let mut map = HashMap::new();
-        map.try_reserve(blocks)?;
+        // A map that is full to the half never grows for what comes and goes.
+        map.try_reserve(2 * blocks)?;
         Ok(PrefixIndex { blocks: map, chains: try_vec(blocks, None)?, before: try_vec(blocks, None)?, unused: Lru::new(blocks)? })
     }
 
@@ -65,10 +74,16 @@ impl PrefixIndex {
         self.chains[block as usize]
     }
 
-    /// Makes `block` the one that `chain` finds, after the one that `before` does; there was none.
-    pub fn insert(&mut self, chain: Chain, before: Option<Chain>, block: BlockId) {
-        (self.chains[block as usize], self.before[block as usize]) = (Some(chain), before);
-        assert!(self.blocks.insert(chain, block).is_none(), "a chain has one block");
+    /// The block that `chain` finds. Where there is none it is `block` from now on, after the one that `before` finds.
+    pub fn find_or_insert(&mut self, chain: Chain, before: Option<Chain>, block: BlockId) -> BlockId {
+        match self.blocks.entry(chain) {
+            Entry::Occupied(found) => *found.get(),
+            Entry::Vacant(place) => {
+                (self.chains[block as usize], self.before[block as usize]) = (Some(chain), before);
+                place.insert(block);
+                block
+            }
+        }
     }
 
     /// The block's content will change.

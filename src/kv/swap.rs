@@ -59,6 +59,9 @@ impl HostTier {
 
     /// The device's block will hold something else.
     pub fn part(&mut self, device: BlockId) {
+        if self.used() == 0 {
+            return; // nothing has a twin
+        }
         if let Some(host) = self.twin_of_device[device as usize].take() {
             self.twin_of_host[host as usize] = None;
         }
@@ -164,6 +167,9 @@ impl BlockManager {
 
     /// Blocks that bringing these tables back would take from the pool.
     pub fn needed_back<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> usize {
+        if self.host.tables == 0 {
+            return 0;
+        }
         self.host.allocator.unmark();
         let mut needed = 0;
         for &host in tables.filter(|table| table.swapped).flat_map(BlockTable::held) {

@@ -36,7 +36,9 @@ impl Pool {
     }
 
     fn fork(&mut self, owner: &Owner, len: usize) -> Owner {
-        Owner { table: self.manager.fork(&owner.table, len, 0).unwrap(), len }
+        let mut table = BlockTable::default();
+        self.manager.fork(&owner.table, len, &mut table);
+        Owner { table, len }
     }
 
     /// How many blocks had to be copied.

@@ -49,9 +49,9 @@ impl<B: Backend> KvCache<B> {
         backend.copy_blocks(copies, &mut self.layers);
     }
 
-    /// Gives back the memory of all blocks from `blocks` on.
-    pub fn discard(&mut self, backend: &B, blocks: usize) {
-        self.layers.iter_mut().for_each(|layer| backend.discard_blocks(blocks, layer));
+    /// Gives back the memory of all blocks from `blocks` on, in all layers, whatever comes of it in one.
+    pub fn discard(&mut self, backend: &B, blocks: usize) -> Result<()> {
+        self.layers.iter_mut().map(|layer| backend.discard_blocks(blocks, layer)).fold(Ok(()), Result::and)
     }
 
     /// How all layers store K and V.

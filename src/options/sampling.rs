@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Grammar;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_copy, try_texts};
 
 /// How one request chooses its tokens, what it reports and when it ends. Everything is off by default.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -147,6 +147,29 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
+    pub fn try_clone(&self) -> Result<SamplingParams> {
+        let mut bad_words_ids = Vec::new();
+        bad_words_ids.try_reserve_exact(self.bad_words_ids.len())?;
+        for word in &self.bad_words_ids {
+            bad_words_ids.push(try_copy(word)?);
+        }
+        let dry = |dry: &Dry| {
+            let sequence_breakers = dry.sequence_breakers.as_deref().map(try_texts).transpose()?;
+            Ok::<_, Error>(Dry { sequence_breakers, ..*dry })
+        };
+        Ok(SamplingParams {
+            dry: self.dry.as_ref().map(dry).transpose()?,
+            logit_bias: try_copy(&self.logit_bias)?,
+            bad_words: try_texts(&self.bad_words)?,
+            bad_words_ids,
+            allowed_token_ids: try_copy(&self.allowed_token_ids)?,
+            stop_token_ids: try_copy(&self.stop_token_ids)?,
+            stop: try_texts(&self.stop)?,
+            grammar: self.grammar.as_ref().map(Grammar::try_clone).transpose()?,
+            ..*self
+        })
+    }
+
     /// Most alternatives reported beside a token.
     pub const MOST_LOGPROBS: u32 = 128;
     const MOST_TEMPERATURE: f32 = 1e4;

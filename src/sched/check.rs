@@ -1,8 +1,8 @@
 //! The invariants between two steps. For tests.
 
-use std::collections::BTreeSet;
-
-use super::{GroupId, Scheduler, SeqId, Sequence};
+use super::group::Queue;
+use super::slab::Slot;
+use super::{GroupId, Scheduler};
 
 impl Scheduler {
     /// Panics unless every invariant between two steps holds. For tests.
@@ -12,59 +12,82 @@ impl Scheduler {
         self.check_places();
         self.check_resting();
         for sequence in self.sequences.values() {
-            let pinned = self.pins.iter().any(|(_, pin)| *pin == sequence.id);
-            sequence.check(self.blocks.block_size(), pinned);
+            sequence.check(self.blocks.block_size());
             let full = sequence.computed / self.blocks.block_size();
             self.blocks.check_found(&sequence.table, &sequence.known_chains()[..full.min(sequence.known_chains().len())]);
         }
     }
 
     fn check_queues(&self) {
-        let mut queued: Vec<GroupId> = self.waiting.iter().chain(&self.running).chain(&self.paused).copied().collect();
-        queued.sort_unstable();
-        let mut known: Vec<GroupId> = self.groups.keys().copied().collect();
-        known.sort_unstable();
-        assert_eq!(queued, known, "every group is in exactly one queue");
-        assert!(self.running.is_sorted() && self.paused.is_sorted(), "queues are ordered by age");
-        let waits = |id: &GroupId| !self.running.contains(id);
-        let members: usize = self.groups.values().filter(|group| waits(&group.id)).map(|group| group.members.len()).sum();
-        assert_eq!(self.waiting(), members, "whoever is in a group that does not run is counted as waiting");
+        let queues: [(Queue, Vec<GroupId>); 3] = [
+            (Queue::Waiting, self.waiting.iter().collect()),
+            (Queue::Running, self.running.clone()),
+            (Queue::Paused, self.paused.iter().collect()),
+        ];
+        for (queue, groups) in &queues {
+            assert!(groups.is_sorted(), "queues are ordered by age");
+            assert!(groups.iter().all(|&id| self.groups[id].queue == *queue), "a group knows its queue");
+        }
+        assert_eq!(self.aside.len(), 0, "nobody is aside between steps");
+        let queued: usize = queues.iter().map(|(_, groups)| groups.len()).sum();
+        assert_eq!(queued, self.groups.len(), "every group is in exactly one queue");
+        self.groups.check();
         assert!(self.width() <= self.options.max_seqs, "every running sequence has its row");
+        for group in self.groups.values() {
+            assert!(group.width() <= group.members.len() + group.shells.len(), "who is to be born has what it is made of");
+        }
     }
 
     /// Who holds blocks rests unless it runs or is a pin's, and has its place among those that give way.
     fn check_resting(&self) {
-        let mut resting = 0;
-        for (id, sequence) in &self.sequences {
+        let (mut resting, mut hosted) = (0, 0);
+        for slot in self.known_slots() {
+            let sequence = &self.sequences[slot];
             let runs = match sequence.group {
-                Some(group) => self.running.contains(&group),
-                None => !self.idle.contains(id),
+                Some(group) => self.groups[group].queue == Queue::Running,
+                None => !sequence.idle,
             };
             let on_device = !sequence.table.swapped() && !sequence.table.blocks().is_empty();
-            assert_eq!(sequence.table.rests(), !runs && on_device, "sequence {id} rests unless it runs");
+            assert_eq!(sequence.table.rests(), !runs && on_device, "sequence {} rests unless it runs", sequence.id);
             if sequence.table.rests() {
                 let places = if sequence.group.is_some() { &self.resting } else { &self.resting_idle };
-                assert!(places.contains(sequence.place()), "sequence {id} has its place");
+                assert!(places.contains(sequence.place(slot)), "sequence {} has its place", sequence.id);
                 resting += 1;
             }
+            if sequence.table.swapped() && sequence.idle {
+                assert!(self.hosted.contains(sequence.place(slot)), "whoever is idle in the host tier has its place");
+                hosted += 1;
+            }
         }
-        let hosted = self.sequences.values().filter(|sequence| sequence.table.swapped() && self.idle.contains(&sequence.id));
-        assert!(hosted.map(Sequence::place).collect::<BTreeSet<_>>() == self.hosted, "whoever is idle in the host tier has its place");
         assert_eq!(self.resting.len() + self.resting_idle.len(), resting, "whoever has a place rests");
+        assert_eq!(self.hosted.len(), hosted, "whoever has a place in the host tier is idle there");
     }
 
-    /// Every sequence is a member of its group, idle, or pinned.
+    /// Every sequence is a member of its group, idle, or pinned, and is found by its id.
     fn check_places(&self) {
-        let mut places: Vec<SeqId> = self.idle.iter().copied().collect();
-        places.extend(self.pins.iter().filter(|(_, seq)| self.sequences[seq].group.is_none()).map(|(_, seq)| seq));
+        let mut members: Vec<Slot> = Vec::new();
         for group in self.groups.values() {
             assert!(!group.members.is_empty(), "a group has members");
-            assert!(group.members.iter().all(|seq| self.sequences[seq].group == Some(group.id)), "a member knows its group");
-            places.extend(&group.members);
+            members.extend(&group.members);
         }
-        places.sort_unstable();
-        let mut known: Vec<SeqId> = self.sequences.keys().copied().collect();
-        known.sort_unstable();
-        assert_eq!(places, known, "every sequence has exactly one place");
+        members.sort_unstable();
+        assert!(members.windows(2).all(|pair| pair[0] != pair[1]), "a member has one group");
+        let mut idle = 0;
+        for slot in self.known_slots() {
+            let sequence = &self.sequences[slot];
+            assert_eq!(self.sequences.find(sequence.id), Some(slot), "a sequence is found by its id");
+            assert_eq!(members.binary_search(&slot).is_ok(), sequence.group.is_some(), "a member knows that it has a group");
+            let knows = |group: GroupId| self.groups[group].members.contains(&slot);
+            assert!(sequence.group.is_none_or(knows), "a group knows its members");
+            assert!(sequence.group.is_some() || sequence.idle || sequence.pinned, "who is in no group is idle or a pin");
+            assert!(sequence.group.is_none() || !sequence.idle, "who is in a group is not idle");
+            assert_eq!(self.pins.iter().any(|(_, pin)| *pin == slot), sequence.pinned, "a pin is known as such");
+            idle += sequence.idle as usize;
+        }
+        assert_eq!(self.idle(), idle, "who is idle is counted");
+    }
+
+    fn known_slots(&self) -> impl Iterator<Item = Slot> {
+        self.sequences.slots().filter(|slot| self.sequences.in_slot(*slot).is_some())
     }
 }

@@ -1,31 +1,44 @@
 //! What a step that ran, or failed, has changed.
 
-use super::{Branching, Choice, Event, FinishReason, Part, Scheduler, Sequence, StepPlan};
-use crate::error::Error;
+use super::group::Group;
+use super::slab::Slot;
+use super::{Branching, Choice, Event, FinishReason, Part, Scheduler, SeqId, StepPlan};
 
 impl Scheduler {
-    /// The step ran: lengths advance, sequences fork and are dropped, tokens are appended, finished sequences leave.
+    /// The step ran: lengths advance, beams are dropped, sequences fork, tokens are appended, finished sequences leave.
     pub fn commit(&mut self, plan: StepPlan, choices: &[Choice], events: &mut Vec<Event>) {
         events.clear();
         self.blocks.settle(&plan.batch.copies);
-        let decodes = plan.parts.iter().filter(|part| part.decodes()).count();
+        let mut decodes = 0;
+        for part in &plan.parts {
+            self.advance(part);
+            decodes += part.decodes() as usize;
+        }
         self.policies.batching.ran(plan.batch.rows() - decodes, decodes);
-        plan.parts.iter().for_each(|part| self.advance(part));
+        if plan.has_beams {
+            self.drop_beams(&plan, choices, events);
+        }
         self.fork_chosen(choices, events);
-        self.drop_beams(&plan, choices, events);
-        for (choice, Choice { child, verdict, .. }) in choices.iter().enumerate() {
-            let Some(sequence) = self.sequences.get_mut(child) else { continue };
+        // Mostly each of the sampled goes on as itself, and they are chosen for in the order of their parts.
+        let guesses = plan.sampled().map(|part| part.slot).chain(std::iter::repeat(Slot::NONE));
+        for ((choice, Choice { child, verdict, .. }), guess) in choices.iter().enumerate().zip(guesses) {
+            let Some(slot) = self.sequences.find_near(guess, *child) else { continue };
+            let sequence = &mut self.sequences[slot];
             let (finish, past) = (sequence.apply(*verdict), sequence.past);
             if let Some(why) = finish {
-                if matches!(why, FinishReason::Stop | FinishReason::Length) {
-                    let most = sequence.max_len.saturating_sub(sequence.tokens.len()) + sequence.generated;
-                    self.policies.order.learn(most, sequence.generated);
-                }
-                self.end(*child);
+                self.finish(slot, why);
             }
             events.push(Event::Advanced { choice, finish, past });
         }
         self.spare = plan;
+    }
+
+    fn finish(&mut self, slot: Slot, why: FinishReason) {
+        let sequence = &self.sequences[slot];
+        if matches!(why, FinishReason::Stop | FinishReason::Length) {
+            self.lengths.observe(sequence.most(), sequence.generated);
+        }
+        self.end_in(slot);
     }
 
     /// The part's rows are computed, and what they filled can be found from now on.
@@ -34,7 +47,7 @@ impl Scheduler {
         let computed = part.first + part.rows;
         // Where no token comes of the last row, it is computed once more.
         let first = self.first_seen(computed - 1);
-        let sequence = self.sequences.get_mut(&part.seq).expect("a planned sequence is known");
+        let sequence = &mut self.sequences[part.slot];
         self.blocks.fill(&sequence.table, part.first..computed);
         (sequence.computed, sequence.begun) = (computed, true);
         if let Some(from) = &mut sequence.logits_from {
@@ -44,69 +57,73 @@ impl Scheduler {
             // The prompt is told. What may follow it was chosen or appended.
             sequence.logits_from = None;
         }
-        if self.blocks.keeps_prefixes() {
-            sequence.chains(computed / block_size, block_size);
+        let full = self.blocks.full(part.first)..self.blocks.full(computed);
+        if self.blocks.keeps_prefixes() && !full.is_empty() {
+            sequence.chains(full.end, block_size);
             let (table, chains) = sequence.table_and_chains();
-            for place in part.first / block_size..computed / block_size {
-                self.blocks.index(table, place, chains);
-            }
+            full.for_each(|place| self.blocks.index(table, place, chains));
         }
         self.blocks.slide(&mut sequence.table, first);
         // A pin: it has come to its end and chooses nothing.
         if !part.samples && sequence.pending() == 0 {
             let group = sequence.group.take();
-            self.leave(part.seq, group);
+            self.leave(part.slot, group);
         }
     }
 
-    /// Children come into being before any token is appended; one that takes a dropped beam's id takes its place.
-    fn fork_chosen(&mut self, choices: &[Choice], events: &mut Vec<Event>) {
-        let mut born: Vec<(usize, Sequence)> = Vec::new();
-        for (choice, Choice { parent, child, .. }) in choices.iter().enumerate().filter(|(_, choice)| choice.parent != choice.child) {
-            let len = self.sequences[parent].tokens.len();
-            let room = born.try_reserve(1).and_then(|()| self.sequences.try_reserve(born.len() + 1));
-            match room.map_err(Error::from).and_then(|()| self.branch(*parent, len, *child)) {
-                Ok(sequence) => born.push((choice, sequence)),
-                Err(_) => events.push(Event::Failed { choice }),
-            }
-        }
-        for (choice, mut sequence) in born {
-            let Choice { parent, child, .. } = choices[choice];
-            let group = self.sequences[&parent].group.expect("who chooses is in a group");
-            if let Some(mut dropped) = self.sequences.remove(&child) {
-                self.blocks.free(&mut dropped.table);
-            } else {
-                let group = self.groups.get_mut(&group).expect("a group with members is known");
-                group.members.push(child);
-                if let Branching::Samples(_) = group.branching {
-                    group.branching = Branching::One;
-                }
-            }
-            (sequence.group, sequence.begun) = (Some(group), true);
-            self.sequences.insert(child, sequence);
-            events.push(Event::Forked { choice });
-        }
-    }
-
-    /// Beams that were sampled and that no choice goes on with.
+    /// Beams that were sampled and do not go on as themselves. What they were made of is there for those that come into being.
     fn drop_beams(&mut self, plan: &StepPlan, choices: &[Choice], events: &mut Vec<Event>) {
-        if !plan.has_beams {
-            return;
-        }
-        for part in plan.sampled() {
-            let group = self.sequences.get(&part.seq).and_then(|sequence| sequence.group);
-            let beams = group.is_some_and(|group| matches!(self.groups[&group].branching, Branching::Beams(_)));
-            if beams && !choices.iter().any(|choice| choice.child == part.seq) {
-                self.remove(part.seq);
-                events.push(Event::Dropped { seq: part.seq });
+        for choice in choices.iter().filter(|choice| choice.parent == choice.child) {
+            if let Some(slot) = self.sequences.find(choice.child) {
+                self.sequences[slot].chosen = true;
             }
         }
+        for Part { seq, slot, .. } in plan.sampled() {
+            let goes_on = std::mem::take(&mut self.sequences[*slot].chosen);
+            let Some(group) = self.sequences[*slot].group else { continue };
+            if !matches!(self.groups[group].branching, Branching::Beams(_)) || goes_on {
+                continue;
+            }
+            let last = self.groups[group].members.len() == 1;
+            let dropped = self.take_out(*slot);
+            if !last {
+                self.groups.change(group, |group| group.shells.push(dropped));
+            }
+            events.push(Event::Dropped { seq: *seq });
+        }
+    }
+
+    /// Children come into being before any token is appended.
+    fn fork_chosen(&mut self, choices: &[Choice], events: &mut Vec<Event>) {
+        for (choice, Choice { parent, child, .. }) in choices.iter().enumerate().filter(|(_, choice)| choice.parent != choice.child) {
+            events.push(match self.fork_member(*parent, *child) {
+                Some(()) => Event::Forked { choice },
+                None => Event::Failed { choice },
+            });
+        }
+    }
+
+    /// A new member of the parent's group, which begins as the parent is now. None: there is nothing to make it of.
+    fn fork_member(&mut self, parent: SeqId, child: SeqId) -> Option<()> {
+        let slot = self.sequences.find(parent)?;
+        let group = self.sequences[slot].group?;
+        let shell = self.groups.change(group, |group| group.shells.pop())?;
+        let mut forked = self.branch(slot, self.sequences[slot].tokens.len(), child, shell).ok()?;
+        (forked.group, forked.begun) = (Some(group), true);
+        let slot = self.sequences.insert(forked);
+        self.groups.change(group, |Group { members, branching, .. }| {
+            members.push(slot);
+            if let Branching::Samples(_) = branching {
+                *branching = Branching::One;
+            }
+        });
+        Some(())
     }
 
     /// The step failed: no length has changed. Blocks it reserved stay with their sequences, for the next try.
     pub fn rollback(&mut self, mut plan: StepPlan) {
         let mut copies = std::mem::take(&mut plan.batch.copies);
-        self.undo_copies(0, plan.parts.iter().map(|part| part.seq), &mut copies);
+        self.undo_copies(0, plan.parts.iter().map(|part| part.slot), &mut copies);
         plan.batch.copies = copies;
         self.spare = plan;
     }

@@ -1,13 +1,14 @@
 //! What the host asks for, between steps.
 
-use super::{Branching, Claim, Group, GroupId, Past, Scheduler, SeqId, Sequence, unknown};
+use super::group::{Group, Queue};
+use super::slab::Slot;
+use super::{Branching, Claim, GroupId, Past, Scheduler, SeqId, Sequence};
 use crate::error::{Error, Result};
 use crate::kv::{BlockId, Chain, blocks_for};
 
 /// A request, as far as the scheduler needs to know it.
 #[derive(Debug)]
 pub struct Arrival {
-    pub id: SeqId,
     pub prompt: Vec<u32>,
     /// The length at which it ends, prompt included.
     pub max_len: usize,
@@ -22,18 +23,76 @@ pub struct Arrival {
     pub root: Chain,
 }
 
-impl Scheduler {
-    /// Takes a request. Its first sequence has its id; those it branches into have the next ones.
-    pub fn add(&mut self, arrival: Arrival) -> Result<()> {
-        let Arrival { id, prompt, max_len, branching, priority, keep, prompt_logits, root } = arrival;
-        let most_blocks = blocks_for(max_len, self.blocks.block_size());
-        assert!(most_blocks <= self.blocks.total(), "the engine refuses what can never fit");
-        let mut sequence = Sequence::new(id, prompt, max_len, root, self.blocks.block_size())?;
-        (sequence.keep, sequence.priority) = (keep, priority);
+/// A request with the memory that its sequences need until they end.
+#[derive(Debug)]
+pub struct Newcomer {
+    sequence: Sequence,
+    branching: Branching,
+    members: Vec<Slot>,
+    shells: Vec<Sequence>,
+}
+
+impl Arrival {
+    /// A prompt that is to be computed and stays where it can be found.
+    pub fn pin(prompt: Vec<u32>, root: Chain) -> Arrival {
+        let max_len = prompt.len();
+        Arrival { prompt, max_len, branching: Branching::Pin, priority: 0, keep: false, prompt_logits: false, root }
+    }
+
+    /// Reserves all that its sequences will need, on whatever thread this is called.
+    pub fn prepare(self, block_size: usize) -> Result<Newcomer> {
+        let Arrival { prompt, max_len, branching, priority, keep, prompt_logits, root } = self;
+        let mut sequence = Sequence::new(0, prompt, max_len, root, block_size)?;
+        (sequence.keep, sequence.priority, sequence.pinned) = (keep, priority, branching == Branching::Pin);
         sequence.logits_from = prompt_logits.then_some(0);
-        self.reserve(1, max_len)?;
-        self.sequences.insert(id, sequence);
-        self.enqueue(id, branching)
+        let (mut members, mut shells) = (Vec::new(), Vec::new());
+        members.try_reserve_exact(branching.width())?;
+        shells.try_reserve_exact(branching.width() - 1)?;
+        for _ in 1..branching.width() {
+            shells.push(Sequence::shell(max_len, block_size)?);
+        }
+        Ok(Newcomer { sequence, branching, members, shells })
+    }
+}
+
+impl Newcomer {
+    pub fn prompt(&self) -> &[u32] {
+        &self.sequence.tokens
+    }
+
+    pub fn branching(&self) -> Branching {
+        self.branching
+    }
+
+    pub fn priority(&self) -> i32 {
+        self.sequence.priority
+    }
+
+    /// Tokens that each of its sequences may generate.
+    pub fn most(&self) -> usize {
+        self.sequence.most()
+    }
+}
+
+impl Scheduler {
+    /// Takes a request. Its first sequence has this id; those it branches into have the next ones.
+    pub fn add(&mut self, id: SeqId, newcomer: Newcomer) -> Result<()> {
+        let Newcomer { mut sequence, branching, members, shells } = newcomer;
+        assert!(blocks_for(sequence.max_len, self.blocks.block_size()) <= self.blocks.total(), "the engine refuses what can never fit");
+        self.reserve(1 + shells.len(), sequence.max_len)?;
+        sequence.id = id;
+        let slot = self.sequences.insert(sequence);
+        self.enqueue(slot, Group { branching, members, shells, queue: Queue::Waiting, begun: false });
+        Ok(())
+    }
+
+    /// Computes a prompt and keeps its blocks; where a sequence could not go
+    /// on otherwise, pins of the lowest priority give way.
+    pub fn pin(&mut self, id: SeqId, newcomer: Newcomer, priority: u32) -> Result<()> {
+        self.add(id, newcomer)?;
+        let (slot, place) = (self.slot(id)?, self.pins.partition_point(|&(other, _)| other <= priority));
+        self.pins.insert(place, (priority, slot));
+        Ok(())
     }
 
     /// Makes room for `more` sequences in every list that one can be in, and in a step for the tables of as many as it can take, of
@@ -42,77 +101,87 @@ impl Scheduler {
         let tables = self.options.max_seqs.min(self.options.max_batch_tokens).saturating_mul(blocks_for(max_len, self.blocks.block_size()));
         self.spare.clear();
         self.spare.batch.tables.try_reserve_exact(tables)?;
+        let queues = [Queue::Waiting, Queue::Running, Queue::Paused];
+        let more = more + queues.map(|queue| self.groups.tally(queue).shells).iter().sum::<usize>();
         let most = self.sequences.len() + more;
         self.sequences.try_reserve(more)?;
-        self.groups.try_reserve(more)?;
-        self.paused.try_reserve(most.saturating_sub(self.paused.len()))?;
-        self.pins.try_reserve(most.saturating_sub(self.pins.len()))?;
-        Ok(self.idle.try_reserve(most.saturating_sub(self.idle.len()))?)
+        // Those that have branched may have to part, so that each is a group.
+        self.groups.try_reserve(most.saturating_sub(self.groups.len()))?;
+        self.waiting.try_reserve(most)?;
+        self.aside.try_reserve(most)?;
+        self.paused.try_reserve(most)?;
+        self.resting.try_reserve(most)?;
+        self.resting_idle.try_reserve(most)?;
+        self.hosted.try_reserve(most)?;
+        Ok(self.pins.try_reserve(most.saturating_sub(self.pins.len()))?)
     }
 
-    /// A new group of one, which comes now.
-    pub(super) fn enqueue(&mut self, id: SeqId, branching: Branching) -> Result<()> {
+    /// The sequence is the first member of a new group, which comes now.
+    fn enqueue(&mut self, slot: Slot, mut group: Group) {
+        self.wake(slot);
+        group.members.push(slot);
+        let sequence = &self.sequences[slot];
+        let expected = self.lengths.expect(sequence.max_len.saturating_sub(sequence.tokens.len()), 0);
+        let rank = self.policies.order.rank(&Claim { at: self.now, priority: sequence.priority, expected });
+        let id = self.groups.insert(rank, group);
+        self.sequences[slot].group = Some(id);
+        self.waiting.insert(id);
+        self.rest(slot);
+    }
+
+    /// As `enqueue`, in a group that is to stay one of one.
+    pub(super) fn enqueue_alone(&mut self, slot: Slot) -> Result<()> {
         let mut members = Vec::new();
-        members.try_reserve_exact(branching.width())?;
-        members.push(id);
-        self.wake(id);
-        self.last_group += 1;
-        let group = GroupId::new(self.policies.order.rank(&self.claim(id)?), self.last_group);
-        self.get_mut(id)?.group = Some(group);
-        self.groups.insert(group, Group { id: group, branching, members, begun: false });
-        self.waiting.insert(group);
-        self.rest(id);
+        members.try_reserve_exact(1)?;
+        self.enqueue(slot, Group { branching: Branching::One, members, shells: Vec::new(), queue: Queue::Waiting, begun: false });
         Ok(())
-    }
-
-    fn claim(&self, id: SeqId) -> Result<Claim> {
-        let sequence = self.get(id)?;
-        Ok(Claim { at: self.now, priority: sequence.priority, most: sequence.max_len.saturating_sub(sequence.tokens.len()) })
     }
 
     /// `child` shares the first `len` tokens of `parent` (None: all) and their blocks. It runs where the parent does, unless `idle`.
     pub fn fork(&mut self, parent: SeqId, len: Option<usize>, child: SeqId, idle: bool) -> Result<()> {
         // Its table is no longer than the parent's.
         self.reserve(1, 0)?;
-        let of = self.get(parent)?;
+        let slot = self.slot(parent)?;
+        let of = &self.sequences[slot];
         let len = len.unwrap_or(of.tokens.len());
         if len == 0 || len > of.tokens.len() {
             return Err(Error::invalid(format!("sequence {parent} has {} tokens: it cannot fork at {len}", of.tokens.len())));
         }
         let runs = of.group.is_some() && !idle;
-        let mut forked = self.branch(parent, len, child)?;
+        let shell = Sequence::shell(of.max_len.max(len), self.blocks.block_size())?;
+        let mut forked = self.branch(slot, len, child, shell)?;
         forked.past = Past::default();
-        self.sequences.insert(child, forked);
+        let slot = self.sequences.insert(forked);
         match runs {
-            true => self.begin(child),
+            true => self.begin(slot),
             false => {
-                self.lie_idle(child);
+                self.lie_idle(slot);
                 Ok(())
             }
         }
     }
 
-    /// A sequence that shares the first `len` tokens of `parent`, and the blocks of those that are computed.
-    pub(super) fn branch(&mut self, parent: SeqId, len: usize, child: SeqId) -> Result<Sequence> {
-        let of = self.sequences.get(&parent).ok_or_else(|| unknown(parent))?;
-        let mut forked = of.branch(child, len, self.blocks.block_size())?;
-        let computed = if self.looks_back_on_gone(of, len) { 0 } else { of.computed.min(len) };
-        forked.table = self.blocks.fork(&of.table, computed, blocks_for(of.max_len.max(len), self.blocks.block_size()))?;
-        forked.computed = computed;
+    /// A sequence, made of `shell`, that shares the first `len` tokens of `parent`, and the blocks of those that are computed.
+    pub(super) fn branch(&mut self, parent: Slot, len: usize, child: SeqId, shell: Sequence) -> Result<Sequence> {
+        let of = &self.sequences[parent];
+        let mut forked = of.branch(shell, child, len, self.blocks.block_size())?;
+        forked.computed = if self.looks_back_on_gone(of, len) { 0 } else { of.computed.min(len) };
+        self.blocks.fork(&of.table, forked.computed, &mut forked.table);
         Ok(forked)
     }
 
     /// Queues a sequence that is whole: its last token gives the logits of the next.
-    fn begin(&mut self, id: SeqId) -> Result<()> {
-        let sequence = self.get_mut(id)?;
+    fn begin(&mut self, slot: Slot) -> Result<()> {
+        let sequence = &mut self.sequences[slot];
         sequence.computed = sequence.computed.min(sequence.tokens.len() - 1);
-        self.enqueue(id, Branching::One)
+        self.enqueue_alone(slot)
     }
 
     /// More tokens at the end; a running sequence goes on after them, and may become longer by so many.
     pub fn append(&mut self, id: SeqId, tokens: &[u32], longest: usize) -> Result<()> {
         let block_size = self.blocks.block_size();
-        let sequence = self.get_mut(id)?;
+        let slot = self.slot(id)?;
+        let sequence = &mut self.sequences[slot];
         let len = sequence.tokens.len() + tokens.len();
         if len > longest || (sequence.group.is_some() && len >= longest) {
             return Err(Error::invalid(format!(
@@ -122,15 +191,19 @@ impl Scheduler {
             )));
         }
         sequence.append(tokens, longest, block_size)?;
-        let max_len = sequence.max_len;
-        self.reserve(0, max_len)
+        let sequence = &self.sequences[slot];
+        if let Some(group) = sequence.group {
+            self.groups.change(group, |group| group.shells.iter_mut().try_for_each(|shell| shell.keep_up_with(sequence, block_size)))?;
+        }
+        self.reserve(0, sequence.max_len)
     }
 
     /// Cuts the sequence to its first `len` tokens.
     pub fn rewind(&mut self, id: SeqId, len: usize) -> Result<()> {
         let block_size = self.blocks.block_size();
-        let gone = self.looks_back_on_gone(self.get(id)?, len);
-        let sequence = self.sequences.get_mut(&id).ok_or_else(|| unknown(id))?;
+        let slot = self.slot(id)?;
+        let gone = self.looks_back_on_gone(&self.sequences[slot], len);
+        let sequence = &mut self.sequences[slot];
         if len == 0 || len > sequence.tokens.len() {
             return Err(Error::invalid(format!("sequence {id} has {} tokens: it cannot be rewound to {len}", sequence.tokens.len())));
         }
@@ -142,20 +215,17 @@ impl Scheduler {
             sequence.computed = sequence.computed.min(len - 1);
         }
         let computed = sequence.computed;
-        self.truncate(id, computed);
+        self.truncate(slot, computed);
         Ok(())
     }
 
     /// Gives back the blocks beyond the first `computed` tokens; who rests without any gives way no more.
-    fn truncate(&mut self, id: SeqId, computed: usize) {
-        let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        let rests = sequence.table.rests() || self.idle.contains(&id);
-        self.wake(id);
-        if let Some(sequence) = self.sequences.get_mut(&id) {
-            self.blocks.truncate(&mut sequence.table, computed);
-        }
+    fn truncate(&mut self, slot: Slot, computed: usize) {
+        let rests = self.sequences[slot].table.rests() || self.sequences[slot].idle;
+        self.wake(slot);
+        self.blocks.truncate(&mut self.sequences[slot].table, computed);
         if rests {
-            self.rest(id);
+            self.rest(slot);
         }
     }
 
@@ -173,7 +243,8 @@ impl Scheduler {
     pub fn resume(&mut self, id: SeqId, max_len: usize, keep: bool) -> Result<()> {
         self.reserve(1, max_len)?;
         let block_size = self.blocks.block_size();
-        let sequence = self.get_mut(id)?;
+        let slot = self.slot(id)?;
+        let sequence = &mut self.sequences[slot];
         if sequence.group.is_some() {
             return Err(Error::invalid(format!("sequence {id} runs already: it can be resumed when it has ended")));
         }
@@ -186,62 +257,61 @@ impl Scheduler {
         sequence.generated = 0;
         sequence.begun = false;
         sequence.past = Past::default();
-        self.begin(id)?;
-        self.idle.remove(&id);
+        self.begin(slot)?;
+        self.be_idle(slot, false);
         Ok(())
     }
 
     /// Ends a sequence between steps: it becomes idle if it is to be kept, else it is gone.
     pub fn end(&mut self, id: SeqId) {
-        self.wake(id);
-        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        if let Some(slot) = self.sequences.find(id) {
+            self.end_in(slot);
+        }
+    }
+
+    pub(super) fn end_in(&mut self, slot: Slot) {
+        self.wake(slot);
+        let sequence = &mut self.sequences[slot];
         let (group, keep) = (sequence.group.take(), sequence.keep);
         // Blocks that were reserved for a step that did not come.
         self.blocks.truncate(&mut sequence.table, sequence.computed);
-        self.leave(id, group);
+        self.leave(slot, group);
         match keep {
-            true if group.is_some() => self.lie_idle(id),
-            true => self.rest(id),
-            false => drop(self.remove(id)),
+            true if group.is_some() => self.lie_idle(slot),
+            true => self.rest(slot),
+            false => drop(self.take_out(slot)),
         }
     }
 
     /// Forgets a sequence, whatever it does, and lets go of its blocks.
     pub fn remove(&mut self, id: SeqId) -> Option<Sequence> {
-        self.wake(id);
-        let mut sequence = self.sequences.remove(&id)?;
+        self.sequences.find(id).map(|slot| self.take_out(slot))
+    }
+
+    pub(super) fn take_out(&mut self, slot: Slot) -> Sequence {
+        self.wake(slot);
+        self.be_idle(slot, false);
+        let mut sequence = self.sequences.remove(slot);
         self.blocks.free(&mut sequence.table);
-        self.leave(id, sequence.group);
-        self.idle.remove(&id);
-        self.pins.retain(|&(_, other)| other != id);
-        Some(sequence)
+        self.leave(slot, sequence.group);
+        if sequence.pinned {
+            self.pins.retain(|&(_, other)| other != slot);
+        }
+        sequence
     }
 
     /// The group has one member less, and is gone without any.
-    pub(super) fn leave(&mut self, id: SeqId, group: Option<GroupId>) {
-        let Some(group) = group.and_then(|group| self.groups.get_mut(&group)) else { return };
-        group.members.retain(|&other| other != id);
-        if group.members.is_empty() {
-            let id = group.id;
-            self.groups.remove(&id);
-            if let Ok(place) = self.running.binary_search(&id) {
-                self.running.remove(place);
-            } else if let Ok(place) = self.paused.binary_search(&id) {
-                self.paused.remove(place);
-            } else {
-                self.waiting.remove(&id);
-            }
+    pub(super) fn leave(&mut self, slot: Slot, group: Option<GroupId>) {
+        let Some(id) = group else { return };
+        self.groups.change(id, |group| group.members.retain(|&other| other != slot));
+        if !self.groups[id].members.is_empty() {
+            return;
         }
-    }
-
-    /// Computes a prompt and keeps its blocks; where a sequence could not go
-    /// on otherwise, pins of the lowest priority give way.
-    pub fn pin(&mut self, id: SeqId, prompt: Vec<u32>, priority: u32, root: Chain) -> Result<()> {
-        let max_len = prompt.len();
-        self.add(Arrival { id, prompt, max_len, branching: Branching::Pin, priority: 0, keep: false, prompt_logits: false, root })?;
-        let place = self.pins.partition_point(|&(other, _)| other <= priority);
-        self.pins.insert(place, (priority, id));
-        Ok(())
+        match self.groups.remove(id).queue {
+            Queue::Waiting => drop(self.waiting.remove(id) || self.aside.remove(id)),
+            Queue::Paused => drop(self.paused.remove(id)),
+            Queue::Running => drop(self.running.binary_search(&id).map(|place| self.running.remove(place))),
+        }
     }
 
     /// Takes an idle sequence of which `computed` tokens have been computed elsewhere, and says into which blocks these go:
@@ -267,8 +337,8 @@ impl Scheduler {
             self.blocks.fill(&sequence.table, 0..computed);
             sequence.computed = computed;
         }
-        self.sequences.insert(id, sequence);
-        self.lie_idle(id);
-        Ok(self.sequences[&id].table.blocks())
+        let slot = self.sequences.insert(sequence);
+        self.lie_idle(slot);
+        Ok(self.sequences[slot].table.blocks())
     }
 }

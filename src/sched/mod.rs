@@ -5,6 +5,8 @@ mod commit;
 mod group;
 mod host;
 mod ids;
+mod lengths;
+mod ordered;
 mod plan;
 mod policy;
 mod queues;
@@ -12,20 +14,24 @@ mod resize;
 mod resting;
 mod room;
 mod sequence;
+mod sequences;
+mod slab;
 mod swapping;
 mod turns;
 
-use std::collections::{BTreeSet, HashSet};
-
-use group::Group;
 pub use group::{Branching, GroupId};
-pub use host::Arrival;
+use group::{Groups, Queue};
+pub use host::{Arrival, Newcomer};
 pub use ids::IdMap;
+pub use lengths::{Drawn, Lengths};
+use ordered::OrderedSet;
 pub use plan::{Choice, Event, FinishReason, Part, StepPlan, Verdict};
 use policy::Portion;
-pub use policy::{Allocation, Batching, Claim, Order, Policies, Running};
+pub use policy::{Allocation, Batching, Claim, Order, Policies, Running, order};
 use resting::{Place, Resting};
 pub use sequence::{Past, SeqId, Sequence};
+use sequences::Sequences;
+use slab::Slot;
 pub use swapping::Costs;
 use turns::Turn;
 
@@ -49,7 +55,8 @@ pub struct SchedulerOptions {
 /// can always go on: it may take the blocks of every younger one, and none is admitted that alone would not fit the pool.
 ///
 /// A group whose reader is behind is not ready. It pauses: it leaves the running and keeps its blocks until somebody
-/// needs them, so that it holds up nobody. When it is ready again it goes before whoever is younger.
+/// needs them, so that it holds up nobody, and costs a step nothing. When it is ready again, and `look_again` has said that somebody
+/// may be, it goes before whoever is younger.
 ///
 /// Who has to give way waits in the host tier, or is computed again: a group as a whole, and before any that came later.
 ///
@@ -58,23 +65,25 @@ pub struct Scheduler {
     options: SchedulerOptions,
     blocks: BlockManager,
     policies: Policies,
-    sequences: IdMap<SeqId, Sequence>,
-    groups: IdMap<GroupId, Group>,
-    last_group: u64,
+    sequences: Sequences,
+    groups: Groups,
     now: u64, // in microseconds: when what comes now has come
-    waiting: BTreeSet<GroupId>,
+    waiting: OrderedSet<GroupId>,
     running: Vec<GroupId>, // the oldest first
-    paused: Vec<GroupId>,  // the oldest first
-    idle: HashSet<SeqId>,
-    last_idle: u64,          // counts those that became idle
-    resting: Resting,        // in groups that do not run
-    resting_idle: Resting,   // in none
-    hosted: BTreeSet<Place>, // idle, in the host tier
-    pins: Vec<(u32, SeqId)>, // by priority, the lowest first
+    paused: OrderedSet<GroupId>,
+    looks_again: bool,          // some of the paused may be ready
+    aside: OrderedSet<GroupId>, // they wait too, while a step of others is planned; between steps there are none
+    idle: usize,
+    last_idle: u64,            // counts those that became idle
+    resting: Resting,          // in groups that do not run
+    resting_idle: Resting,     // in none
+    hosted: OrderedSet<Place>, // idle, in the host tier
+    pins: Vec<(u32, Slot)>,    // by priority, the lowest first
     preemptions: u64,
     preemptions_swapped: u64,
     swapping: u64, // preemptions whose moves are still to be made
     costs: Costs,
+    lengths: Lengths,
     prefix: PrefixCounts,
     spare: StepPlan, // the last plan's buffers
     turns: Vec<Turn>,
@@ -113,23 +122,25 @@ impl Scheduler {
             options,
             blocks,
             policies,
-            sequences: IdMap::default(),
-            groups: IdMap::default(),
-            last_group: 0,
+            sequences: Sequences::default(),
+            groups: Groups::default(),
             now: 0,
-            waiting: BTreeSet::new(),
+            waiting: OrderedSet::default(),
             running,
-            paused: Vec::new(),
-            idle: HashSet::new(),
+            paused: OrderedSet::default(),
+            looks_again: false,
+            aside: OrderedSet::default(),
+            idle: 0,
             last_idle: 0,
             resting: Resting::default(),
             resting_idle: Resting::default(),
-            hosted: BTreeSet::new(),
+            hosted: OrderedSet::default(),
             pins: Vec::new(),
             preemptions: 0,
             preemptions_swapped: 0,
             swapping: 0,
             costs: Costs::default(),
+            lengths: Lengths::default(),
             prefix: PrefixCounts::default(),
             spare,
             turns,
@@ -137,52 +148,58 @@ impl Scheduler {
         })
     }
 
-    pub fn get(&self, id: SeqId) -> Result<&Sequence> {
-        self.sequences.get(&id).ok_or_else(|| unknown(id))
+    pub fn find(&self, id: SeqId) -> Option<&Sequence> {
+        self.sequences.get(id)
     }
 
-    fn get_mut(&mut self, id: SeqId) -> Result<&mut Sequence> {
-        self.sequences.get_mut(&id).ok_or_else(|| unknown(id))
+    /// As `find`, for whoever wants to be told.
+    pub fn get(&self, id: SeqId) -> Result<&Sequence> {
+        self.find(id).ok_or_else(|| unknown(id))
+    }
+
+    fn slot(&self, id: SeqId) -> Result<Slot> {
+        self.sequences.find(id).ok_or_else(|| unknown(id))
     }
 
     /// The sequences that run together with this one, itself included.
-    pub fn members(&self, id: SeqId) -> &[SeqId] {
-        let group = self.sequences.get(&id).and_then(|sequence| sequence.group);
-        group.map_or(&[], |group| &self.groups[&group].members)
+    pub fn members(&self, id: SeqId) -> impl DoubleEndedIterator<Item = SeqId> {
+        let group = self.sequences.get(id).and_then(|sequence| sequence.group);
+        let members = group.map_or(&[][..], |group| &self.groups[group].members);
+        members.iter().map(|&slot| self.sequences[slot].id)
     }
 
     /// Sequences in groups that do not run, the paused ones included.
     pub fn waiting(&self) -> usize {
-        // All the others. Nobody counts those that wait: they may be many.
-        let pinned = self.pins.iter().filter(|(_, seq)| self.sequences[seq].group.is_none()).count();
-        self.sequences.len() - self.idle.len() - pinned - self.running()
+        self.groups.tally(Queue::Waiting).members + self.paused()
     }
 
     pub fn running(&self) -> usize {
-        self.count(self.running.iter())
+        self.groups.tally(Queue::Running).members
     }
 
     /// Sequences that the last step passed over because they were not ready.
     pub fn paused(&self) -> usize {
-        self.count(self.paused.iter())
-    }
-
-    fn count<'a>(&self, groups: impl Iterator<Item = &'a GroupId>) -> usize {
-        groups.map(|id| self.groups[id].members.len()).sum()
+        self.groups.tally(Queue::Paused).members
     }
 
     /// Sequences that run, the oldest group's first.
     pub fn running_sequences(&self) -> impl Iterator<Item = &Sequence> {
-        self.members_of(self.running.iter())
+        self.members_of(self.running.iter().copied())
     }
 
-    /// Sequences that ran, and wait to go on.
+    /// Sequences that ran, and wait to go on, as far as they could run at once. By age they come before all that have not run; otherwise
+    /// some of these may stand between them, and no more are looked at than could run.
     pub fn preempted_sequences(&self) -> impl Iterator<Item = &Sequence> {
-        self.members_of(self.waiting.iter()).take_while(|sequence| sequence.begun)
+        let by_age = self.waiting.first().is_none_or(|id| id.rank() == 0);
+        let most = self.options.max_seqs;
+        self.members_of(self.waiting.iter().take(most))
+            .take_while(move |sequence| sequence.begun || !by_age)
+            .filter(|sequence| sequence.begun)
+            .take(most)
     }
 
-    fn members_of<'a>(&'a self, groups: impl Iterator<Item = &'a GroupId>) -> impl Iterator<Item = &'a Sequence> {
-        groups.flat_map(|id| &self.groups[id].members).map(|seq| &self.sequences[seq])
+    fn members_of<'a>(&'a self, groups: impl Iterator<Item = GroupId> + 'a) -> impl Iterator<Item = &'a Sequence> {
+        groups.flat_map(|id| &self.groups[id].members).map(|&slot| &self.sequences[slot])
     }
 
     /// Sequences, and KV blocks, that the next request may have beside all that the running need.
@@ -192,7 +209,7 @@ impl Scheduler {
     }
 
     pub fn idle(&self) -> usize {
-        self.idle.len()
+        self.idle
     }
 
     /// Blocks that are set aside for those that run, though nothing is in them yet.
@@ -212,6 +229,23 @@ impl Scheduler {
     /// Of the preemptions: those of groups that went to the host tier.
     pub fn preemptions_swapped(&self) -> u64 {
         self.preemptions_swapped
+    }
+
+    /// What becomes of those who have to give way.
+    pub fn preemption(&self) -> Preemption {
+        self.options.preemption
+    }
+
+    /// How many tokens turns choose.
+    pub fn lengths(&self) -> &Lengths {
+        &self.lengths
+    }
+
+    /// The sequence ends by itself now.
+    pub fn learn(&mut self, id: SeqId) {
+        if let Some(sequence) = self.sequences.get(id) {
+            self.lengths.observe(sequence.most(), sequence.generated);
+        }
     }
 
     pub fn prefix(&self) -> PrefixCounts {

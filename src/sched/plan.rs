@@ -1,6 +1,7 @@
 use std::ops::Range;
 
 use super::sequence::{Past, SeqId, Sequence};
+use super::slab::Slot;
 use crate::batch::{Batch, Span};
 
 /// Why a sequence ended.
@@ -44,6 +45,7 @@ pub struct StepPlan {
 #[derive(Debug, Clone, Copy)]
 pub struct Part {
     pub seq: SeqId,
+    pub(super) slot: Slot,
     /// Position of its first row's token.
     pub first: usize,
     pub rows: usize,
@@ -71,23 +73,27 @@ impl StepPlan {
         self.has_beams = false;
     }
 
-    /// Appends the tokens of `sequence` at `positions`; `samples`: the logits of the last one choose the next token.
-    pub fn push(&mut self, sequence: &Sequence, positions: Range<usize>, samples: bool, slot: impl Fn(usize) -> u32) {
+    /// Appends the tokens of `sequence`, which lies in `slot`, at `positions`; `samples`: the logits of the last one choose the next
+    /// token. `place`: where a position's K and V go.
+    pub(super) fn push(&mut self, slot: Slot, sequence: &Sequence, positions: Range<usize>, samples: bool, place: impl Fn(usize) -> u32) {
         let batch = &mut self.batch;
         let (first_row, rows) = (batch.rows() as u32, positions.len());
         batch.spans.push(Span { first_row, rows: rows as u32, table: batch.tables.len() as u32 });
         batch.tables.extend_from_slice(sequence.table.blocks());
-        batch.tokens.extend_from_slice(&sequence.tokens[positions.clone()]);
-        batch.positions.extend(positions.clone().map(|position| position as u32));
-        batch.slots.extend(positions.clone().map(slot));
+        for (position, &token) in positions.clone().zip(&sequence.tokens[positions.clone()]) {
+            batch.tokens.push(token);
+            batch.positions.push(position as u32);
+            batch.slots.push(place(position));
+        }
         let logits = match sequence.logits_from {
             Some(from) => positions.end.saturating_sub(from.max(positions.start)).max(samples as usize),
             None => samples as usize,
         };
         let end = batch.tokens.len();
-        batch.logit_rows.extend(end as u32 - logits as u32..end as u32);
+        (end - logits..end).for_each(|row| batch.logit_rows.push(row as u32));
         self.parts.push(Part {
             seq: sequence.id,
+            slot,
             first: positions.start,
             rows,
             logits,
@@ -127,7 +133,7 @@ pub enum Verdict {
 pub enum Event {
     /// The child of choice `choice` shares its parent's blocks.
     Forked { choice: usize },
-    /// A beam that nothing was chosen for is gone.
+    /// A beam that does not go on as itself is gone. Where a fork has its id, that is another one.
     Dropped { seq: SeqId },
     /// Choice `choice` was applied, and may have ended its sequence, of which this was the past.
     Advanced { choice: usize, finish: Option<FinishReason>, past: Past },

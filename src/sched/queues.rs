@@ -1,22 +1,65 @@
 //! Who runs: the older before the younger, and whoever is ready.
 
-use super::{Group, GroupId, Portion, Running, Scheduler, SeqId, Sequence, StepPlan};
+use super::group::{Group, Queue};
+use super::slab::Slot;
+use super::{GroupId, Portion, Running, Scheduler, SeqId, Sequence, StepPlan};
 use crate::kv::blocks_for;
 
 impl Scheduler {
     /// Reserves blocks and writes the next step down; None when there is nothing to do. `ready` is asked about a group's
-    /// first member.
+    /// first member, and of those that have paused only after `look_again`.
     pub fn schedule(&mut self, ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
+        if std::mem::take(&mut self.looks_again) {
+            self.end_pauses(&ready);
+        }
+        self.write_step(&ready)
+    }
+
+    /// Some that have paused may be ready by now: the next step asks.
+    pub fn look_again(&mut self) {
+        self.looks_again = true;
+    }
+
+    /// As `schedule`, of the groups of these sequences alone: who else runs waits, and nobody else is asked.
+    pub fn schedule_among(&mut self, seqs: &[SeqId], ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
+        self.set_others_aside(seqs);
+        let plan = self.write_step(&ready);
+        std::mem::swap(&mut self.waiting, &mut self.aside);
+        while let Some(id) = self.aside.pop_first() {
+            self.waiting.insert(id);
+        }
+        plan
+    }
+
+    fn set_others_aside(&mut self, seqs: &[SeqId]) {
+        let mut some = std::mem::take(&mut self.aside);
+        for group in seqs.iter().filter_map(|&seq| self.sequences.get(seq)?.group) {
+            some.insert(group);
+        }
+        let mut running = std::mem::take(&mut self.running);
+        running.retain(|&id| {
+            let stays = some.contains(id);
+            if !stays {
+                self.wait(id);
+            }
+            stays
+        });
+        self.running = running;
+        some.retain(|id| self.waiting.remove(id));
+        self.aside = std::mem::replace(&mut self.waiting, some);
+    }
+
+    fn write_step(&mut self, ready: &impl Fn(SeqId) -> bool) -> Option<StepPlan> {
         let mut plan = std::mem::take(&mut self.spare);
         plan.clear();
         let before = self.preemptions;
-        self.pause_and_resume(&ready);
+        self.pause_running(ready);
         for portion in [self.policies.batching.portion(Running(self)), Portion::WHATEVER] {
             self.portion = portion;
-            self.let_the_older_in(&ready);
+            self.let_the_older_in(ready);
             self.plan_running(&mut plan);
             if self.preemptions == before {
-                self.admit(&mut plan, &ready);
+                self.admit(&mut plan, ready);
             }
             if !plan.parts.is_empty() {
                 return Some(plan);
@@ -27,12 +70,12 @@ impl Scheduler {
     }
 
     pub(super) fn is_ready(&self, id: GroupId, ready: &impl Fn(SeqId) -> bool) -> bool {
-        ready(self.groups[&id].members[0])
+        ready(self.sequences[self.groups[id].members[0]].id)
     }
 
-    fn pause_and_resume(&mut self, ready: &impl Fn(SeqId) -> bool) {
+    fn end_pauses(&mut self, ready: &impl Fn(SeqId) -> bool) {
         let mut paused = std::mem::take(&mut self.paused);
-        paused.retain(|&id| {
+        paused.retain(|id| {
             let ready = self.is_ready(id, ready);
             if ready {
                 self.wait(id);
@@ -40,6 +83,9 @@ impl Scheduler {
             !ready
         });
         self.paused = paused;
+    }
+
+    fn pause_running(&mut self, ready: &impl Fn(SeqId) -> bool) {
         let mut next = 0;
         while next < self.running.len() {
             match self.is_ready(self.running[next], ready) {
@@ -53,20 +99,21 @@ impl Scheduler {
     }
 
     fn pause(&mut self, id: GroupId) {
-        let place = self.paused.partition_point(|&other| other < id);
-        self.paused.insert(place, id);
+        self.paused.insert(id);
+        self.groups.change(id, |group| group.queue = Queue::Paused);
         self.rest_all(id);
     }
 
     pub(super) fn wait(&mut self, id: GroupId) {
         self.waiting.insert(id);
+        self.groups.change(id, |group| group.queue = Queue::Waiting);
         self.rest_all(id);
     }
 
     fn run(&mut self, id: GroupId) -> usize {
         let place = self.running.partition_point(|&other| other < id);
         self.running.insert(place, id);
-        self.groups.get_mut(&id).expect("a running group is known").begun = true;
+        self.groups.change(id, |group| (group.queue, group.begun) = (Queue::Running, true));
         self.wake_all(id);
         self.find_prefixes(id);
         place
@@ -74,7 +121,7 @@ impl Scheduler {
 
     /// The first of the waiting that is ready; those before it pause.
     fn first_waiting(&mut self, ready: &impl Fn(SeqId) -> bool) -> Option<GroupId> {
-        while let Some(&id) = self.waiting.first() {
+        while let Some(id) = self.waiting.first() {
             if self.is_ready(id, ready) {
                 return Some(id);
             }
@@ -86,14 +133,14 @@ impl Scheduler {
 
     /// Whether the step may begin with it, or go on.
     fn may_join(&self, id: GroupId) -> bool {
-        self.portion.newcomers || self.groups[&id].begun
+        self.portion.newcomers || self.groups[id].begun
     }
 
     /// Members take the blocks that the prefix index still has of what they have not computed.
     fn find_prefixes(&mut self, id: GroupId) {
         let block_size = self.blocks.block_size();
-        for seq in &self.groups[&id].members {
-            let sequence = self.sequences.get_mut(seq).expect("a member is known");
+        for &slot in &self.groups[id].members {
+            let sequence = &mut self.sequences[slot];
             if !self.blocks.keeps_prefixes() || sequence.table.swapped() {
                 continue;
             }
@@ -114,7 +161,7 @@ impl Scheduler {
 
     /// Whoever is older than some that run takes the place of the youngest, which keep their blocks while they wait.
     fn let_the_older_in(&mut self, ready: &impl Fn(SeqId) -> bool) {
-        while let (Some(&oldest), Some(&youngest)) = (self.waiting.first(), self.running.last()) {
+        while let (Some(oldest), Some(&youngest)) = (self.waiting.first(), self.running.last()) {
             if oldest > youngest || !self.may_join(oldest) {
                 return;
             }
@@ -138,14 +185,14 @@ impl Scheduler {
     fn step_aside(&mut self, id: GroupId) -> Option<usize> {
         let mut stay = self.running.len();
         let (mut width, mut promised) = (self.width(), self.promised());
-        while width + self.groups[&id].width() > self.options.max_seqs || !self.fits(id, stay, promised) {
+        while width + self.groups[id].width() > self.options.max_seqs || !self.fits(id, stay, promised) {
             if stay == 0 || self.running[stay - 1] < id {
                 (stay..self.running.len()).for_each(|place| self.wake_all(self.running[place]));
                 return None;
             }
             stay -= 1;
             let youngest = self.running[stay];
-            width -= self.groups[&youngest].width();
+            width -= self.groups[youngest].width();
             promised -= self.needed(youngest);
             self.rest_all(youngest);
         }
@@ -154,7 +201,7 @@ impl Scheduler {
 
     /// Rows that the running may come to need in one step.
     pub(super) fn width(&self) -> usize {
-        self.running.iter().map(|id| self.groups[id].width()).sum()
+        self.groups.tally(Queue::Running).width
     }
 
     fn plan_running(&mut self, plan: &mut StepPlan) {
@@ -172,7 +219,7 @@ impl Scheduler {
         let (mut next, mut width) = (Some(first), self.width());
         let mut promised = None;
         while let Some(id) = next {
-            width += self.groups[&id].width();
+            width += self.groups[id].width();
             if width > self.options.max_seqs || self.prompt_room(plan) == 0 || !self.may_join(id) {
                 return;
             }
@@ -219,8 +266,8 @@ impl Scheduler {
 
     /// Blocks that the group takes from the pool until all the tokens that it needs room for are computed.
     pub(super) fn needed(&self, id: GroupId) -> usize {
-        let Group { branching, members, .. } = &self.groups[&id];
-        let sequences = || members.iter().map(|seq| &self.sequences[seq]);
+        let Group { branching, members, .. } = &self.groups[id];
+        let sequences = || members.iter().map(|&slot| &self.sequences[slot]);
         let back = self.blocks.needed_back(sequences().map(|sequence| &sequence.table));
         let needed = |sequence: &Sequence| {
             let length = self.policies.allocation.length(sequence.tokens.len(), sequence.max_len);
@@ -231,11 +278,11 @@ impl Scheduler {
     }
 
     /// Blocks that so many branches will need, which begin where `parent` is: those after the last that they share.
-    fn needed_unborn(&self, branches: usize, parent: SeqId) -> usize {
+    fn needed_unborn(&self, branches: usize, parent: Slot) -> usize {
         if branches == 0 {
             return 0;
         }
-        let (parent, block_size) = (&self.sequences[&parent], self.blocks.block_size());
+        let (parent, block_size) = (&self.sequences[parent], self.blocks.block_size());
         let (len, length) = (parent.tokens.len(), self.policies.allocation.length(parent.tokens.len(), parent.max_len));
         branches * blocks_for(length, block_size).saturating_sub(len / block_size)
     }

@@ -36,10 +36,13 @@ impl Scheduler {
         self.blocks.grow(total);
     }
 
-    /// Blocks that the next step may take from the pool, those of a prompt that waits included.
+    /// Blocks that the next step may take from the pool, those of a prompt that waits included: none where nobody has anything to do.
     pub fn next_need(&self) -> usize {
+        if self.running.is_empty() && self.waiting.first().is_none() && self.paused.first().is_none() {
+            return 0;
+        }
         let rows = self.options.max_batch_tokens.div_ceil(self.blocks.block_size());
-        let first = self.waiting.first().map_or(0, |&id| self.needed(id));
+        let first = self.waiting.first().map_or(0, |id| self.needed(id));
         rows.max(first) + self.options.max_seqs + self.watermark()
     }
 }

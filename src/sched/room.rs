@@ -1,13 +1,13 @@
 //! Blocks for a step, and who gives way where none are free.
 
-use super::{Branching, GroupId, Scheduler, SeqId, StepPlan, Turn};
+use super::slab::Slot;
+use super::{Branching, GroupId, Scheduler, StepPlan, Turn};
 use crate::batch::BlockCopy;
 
 impl Scheduler {
-    /// What `running[place]` takes from the pool, taken from those that do not run and then from the youngest that does, where
+    /// What the group, which runs, takes from the pool, taken from those that do not run and then from the youngest that does, where
     /// `take` finds too little. False when it was itself the youngest and had to go, or to part with a member.
-    pub(super) fn make_room(&mut self, place: usize, mut take: impl FnMut(&mut Scheduler) -> bool) -> bool {
-        let id = self.running[place];
+    pub(super) fn make_room(&mut self, id: GroupId, mut take: impl FnMut(&mut Scheduler) -> bool) -> bool {
         while !take(self) {
             let alone = self.running.len() == 1;
             // What those that rest have in common with the last one to run has to be copied as long as they have it.
@@ -24,12 +24,12 @@ impl Scheduler {
     /// The last of several samples leaves the group, and waits to go on by itself. What shared a prompt when it was admitted may
     /// have been rewound or appended to since, so that all together would never fit the pool; each alone does.
     fn part(&mut self, id: GroupId) -> bool {
-        let group = &self.groups[&id];
+        let group = &self.groups[id];
         let &[_, .., last] = group.members.as_slice() else { return false };
-        if group.branching != Branching::One || self.enqueue(last, Branching::One).is_err() {
+        if group.branching != Branching::One || self.enqueue_alone(last).is_err() {
             return false;
         }
-        self.groups.get_mut(&id).expect("a running group is known").members.pop();
+        self.groups.change(id, |group| group.members.pop());
         self.swapping += self.give_way(&[last]) as u64;
         self.preemptions += 1;
         true
@@ -40,10 +40,10 @@ impl Scheduler {
         let copies = &mut plan.batch.copies;
         let before = copies.len();
         for turn in turns {
-            let sequence = self.sequences.get_mut(&turn.seq).expect("a running sequence is known");
+            let sequence = &mut self.sequences[turn.slot];
             let write = sequence.computed..sequence.computed + turn.rows;
             if self.blocks.prepare(&mut sequence.table, write, copies).is_err() {
-                self.undo_copies(before, turns.iter().map(|turn| turn.seq), copies);
+                self.undo_copies(before, turns.iter().map(|turn| turn.slot), copies);
                 return false;
             }
         }
@@ -51,11 +51,10 @@ impl Scheduler {
     }
 
     /// Takes back the copies from `first` on; they were for `sequences`.
-    pub(super) fn undo_copies(&mut self, first: usize, sequences: impl Iterator<Item = SeqId> + Clone, copies: &mut Vec<BlockCopy>) {
+    pub(super) fn undo_copies(&mut self, first: usize, sequences: impl Iterator<Item = Slot> + Clone, copies: &mut Vec<BlockCopy>) {
         for copy in copies.drain(first..).rev() {
-            for seq in sequences.clone() {
-                let sequence = self.sequences.get_mut(&seq).expect("a planned sequence is known");
-                self.blocks.undo(copy, &mut sequence.table);
+            for slot in sequences.clone() {
+                self.blocks.undo(copy, &mut self.sequences[slot].table);
             }
         }
     }
@@ -69,7 +68,7 @@ impl Scheduler {
 
     /// Lets go of the pin that matters least, unless it is the one that is being computed.
     pub(super) fn unpin_lowest(&mut self, group: GroupId) -> bool {
-        let lowest = self.pins.iter().find(|(_, seq)| self.sequences[seq].group != Some(group)).map(|&(_, seq)| seq);
-        lowest.map(|seq| self.remove(seq)).is_some()
+        let lowest = self.pins.iter().find(|(_, slot)| self.sequences[*slot].group != Some(group)).map(|&(_, slot)| slot);
+        lowest.map(|slot| self.take_out(slot)).is_some()
     }
 }

@@ -7,15 +7,19 @@ use crate::kv::{BlockTable, Chain, blocks_for};
 pub type SeqId = u64;
 
 /// The tokens of one stream and the blocks that hold their K and V.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Sequence {
     pub id: SeqId,
-    /// None: it is idle, and waits for the host to resume or free it.
+    /// None: it is idle, or a pin that is computed.
     pub group: Option<GroupId>,
     /// What it brought, or its parent.
     pub priority: i32,
+    /// It is in no group, and waits for the host to resume or free it.
+    pub idle: bool,
     /// The larger, the shorter it has been idle.
     pub idle_since: u64,
+    /// It chooses no tokens: its blocks stay until it is removed, or has to give way.
+    pub pinned: bool,
     pub tokens: Vec<u32>,
     /// Tokens chosen since it began or was resumed.
     pub generated: usize,
@@ -26,6 +30,8 @@ pub struct Sequence {
     appended: Vec<Appended>,
     /// A step has computed some of it since it was added, forked or resumed.
     pub begun: bool,
+    /// It goes on as itself, as the step that is being committed has chosen.
+    pub chosen: bool,
     /// It stays, idle, when it ends.
     pub keep: bool,
     /// Logits are wanted of every row from this position on; None: of the last one only.
@@ -56,24 +62,7 @@ struct Appended {
 impl Sequence {
     /// Reserves all that the step path would otherwise have to allocate.
     pub fn new(id: SeqId, prompt: Vec<u32>, max_len: usize, root: Chain, block_size: usize) -> Result<Sequence> {
-        let mut sequence = Sequence {
-            id,
-            group: None,
-            priority: 0,
-            idle_since: 0,
-            tokens: prompt,
-            generated: 0,
-            computed: 0,
-            max_len: 0,
-            appended: Vec::new(),
-            begun: false,
-            keep: false,
-            logits_from: None,
-            past: Past::default(),
-            table: BlockTable::default(),
-            root,
-            chains: Vec::new(),
-        };
+        let mut sequence = Sequence { id, tokens: prompt, root, ..Sequence::default() };
         sequence.allow(max_len, block_size)?;
         Ok(sequence)
     }
@@ -88,30 +77,63 @@ impl Sequence {
         Ok(())
     }
 
-    /// The same stream, cut to its first `len` tokens, with no blocks yet.
-    pub fn branch(&self, id: SeqId, len: usize, block_size: usize) -> Result<Sequence> {
-        let mut tokens = Vec::new();
-        tokens.try_reserve_exact(self.max_len.max(len))?;
-        tokens.extend_from_slice(&self.tokens[..len]);
-        let mut child = Sequence::new(id, tokens, self.max_len, self.root, block_size)?;
-        child.chains.extend_from_slice(&self.chains[..self.chains.len().min(len / block_size)]);
-        child.generated = self.generated.saturating_sub(self.tokens.len() - len);
-        child.keep = self.keep;
-        child.priority = self.priority;
-        child.logits_from = self.logits_from.map(|from| from.min(len));
-        child.past = self.past;
+    /// One that is nobody's yet, with what a branch of `max_len` tokens will need.
+    pub fn shell(max_len: usize, block_size: usize) -> Result<Sequence> {
+        Sequence::new(0, Vec::new(), max_len, Chain::default(), block_size)
+    }
+
+    /// A shell has room for a branch of `parent` still, which has become longer.
+    pub fn keep_up_with(&mut self, parent: &Sequence, block_size: usize) -> Result<()> {
+        self.appended.clear();
+        self.appended.try_reserve(parent.appended.len())?;
+        self.tokens.clear();
+        self.chains.clear();
+        self.allow(parent.max_len, block_size)
+    }
+
+    /// The same stream, cut to its first `len` tokens, with no blocks yet; made of a shell, or of one that nobody needs any more.
+    pub fn branch(&self, shell: Sequence, id: SeqId, len: usize, block_size: usize) -> Result<Sequence> {
+        let Sequence { tokens, chains, appended, table, .. } = shell;
+        let mut child = Sequence {
+            id,
+            tokens,
+            chains,
+            appended,
+            table,
+            priority: self.priority,
+            generated: self.generated.saturating_sub(self.tokens.len() - len),
+            keep: self.keep,
+            logits_from: self.logits_from.map(|from| from.min(len)),
+            past: self.past,
+            root: self.root,
+            ..Sequence::default()
+        };
+        child.tokens.clear();
+        child.chains.clear();
+        child.appended.clear();
         child.appended.try_reserve_exact(self.appended.len())?;
+        child.allow(self.max_len.max(len), block_size)?;
+        child.max_len = self.max_len;
+        child.tokens.extend_from_slice(&self.tokens[..len]);
+        child.chains.extend_from_slice(&self.chains[..self.chains.len().min(len / block_size)]);
         child.appended.extend_from_slice(&self.appended);
         child.take_back(len);
         Ok(child)
     }
 
     /// Tokens still to be computed; one while decoding.
+    #[inline]
     pub fn pending(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
+    /// Tokens that it might choose in all, in this turn.
+    pub fn most(&self) -> usize {
+        self.max_len.saturating_sub(self.tokens.len()) + self.generated
+    }
+
     /// Appends the chosen token and says whether that was the end.
+    #[inline]
     pub fn apply(&mut self, verdict: Verdict) -> Option<FinishReason> {
         let (token, stops) = match verdict {
             Verdict::Token(token) => (token, false),
@@ -191,11 +213,11 @@ impl Sequence {
         &self.chains
     }
 
-    /// Panics unless the invariants between two steps hold; `pinned`: it chooses no tokens. For tests.
-    pub fn check(&self, block_size: usize, pinned: bool) {
+    /// Panics unless the invariants between two steps hold. For tests.
+    pub fn check(&self, block_size: usize) {
         if self.group.is_some() {
             assert!(self.computed < self.tokens.len(), "the last token of a queued sequence is still to be computed");
-            assert!(pinned || self.tokens.len() < self.max_len, "an unfinished sequence has room for a token");
+            assert!(self.pinned || self.tokens.len() < self.max_len, "an unfinished sequence has room for a token");
         }
         assert!(self.logits_from.is_none_or(|from| from <= self.tokens.len()), "logits are wanted of what there is or comes next");
         assert!(self.computed <= self.tokens.len(), "no more is computed than there is");

@@ -1,5 +1,7 @@
 //! Who has to go, and where to: to the host tier and back, or to be computed again.
 
+use super::group::Queue;
+use super::slab::Slot;
 use super::{GroupId, Scheduler, SeqId};
 use crate::batch::Moves;
 use crate::kv::Load;
@@ -28,42 +30,42 @@ impl Scheduler {
     }
 
     pub(super) fn take_all_blocks(&mut self, id: GroupId) {
-        let members = std::mem::take(&mut self.groups.get_mut(&id).expect("who is preempted is known").members);
+        let members = self.groups.lend(id);
         self.swapping += self.give_way(&members) as u64;
         self.preemptions += 1;
-        self.groups.get_mut(&id).expect("who is preempted is known").members = members;
+        self.groups.give_back(id, members);
     }
 
     /// Takes the blocks of these, all or nothing: into the host tier, or else what they computed will be computed again, unless
     /// the prefix index can still find it. True: they are in the host tier.
-    pub(super) fn give_way(&mut self, seqs: &[SeqId]) -> bool {
-        let swaps = self.swap_out(seqs);
+    pub(super) fn give_way(&mut self, slots: &[Slot]) -> bool {
+        let swaps = self.swap_out(slots);
         if !swaps {
-            seqs.iter().for_each(|&seq| self.take_blocks(seq));
+            slots.iter().for_each(|&slot| self.take_blocks(slot));
         }
-        seqs.iter().for_each(|&seq| self.count_preemption(seq));
+        slots.iter().for_each(|&slot| self.count_preemption(slot));
         swaps
     }
 
     /// One that is idle has nothing to go on with.
-    pub(super) fn count_preemption(&mut self, seq: SeqId) {
-        let sequence = self.sequences.get_mut(&seq).expect("who gives way is known");
+    pub(super) fn count_preemption(&mut self, slot: Slot) {
+        let sequence = &mut self.sequences[slot];
         sequence.past.preemptions += sequence.group.is_some() as u64;
     }
 
-    fn swap_out(&mut self, seqs: &[SeqId]) -> bool {
+    fn swap_out(&mut self, slots: &[Slot]) -> bool {
         if self.options.preemption == Preemption::Recompute {
             return false;
         }
-        seqs.iter().for_each(|&seq| self.cut_to_computed(seq));
-        let load = self.load_out(seqs);
+        slots.iter().for_each(|&slot| self.cut_to_computed(slot));
+        let load = self.load_out(slots);
         let worth = self.options.preemption == Preemption::Swap || self.costs.favour_swapping(load);
-        let nothing = seqs.iter().all(|seq| self.sequences[seq].table.blocks().is_empty());
-        if nothing || !worth || !self.make_host_room(seqs) {
+        let nothing = slots.iter().all(|slot| self.sequences[*slot].table.blocks().is_empty());
+        if nothing || !worth || !self.make_host_room(slots) {
             return false;
         }
-        for seq in seqs {
-            let table = &mut self.sequences.get_mut(seq).expect("who gives way is known").table;
+        for &slot in slots {
+            let table = &mut self.sequences[slot].table;
             if !table.swapped() {
                 self.blocks.swap_out(table).expect("the host tier has room for their load");
             }
@@ -71,83 +73,80 @@ impl Scheduler {
         true
     }
 
-    fn load_out(&self, seqs: &[SeqId]) -> Load {
-        self.blocks.load_out(seqs.iter().map(|seq| &self.sequences[seq].table))
+    fn load_out(&self, slots: &[Slot]) -> Load {
+        self.blocks.load_out(slots.iter().map(|slot| &self.sequences[*slot].table))
     }
 
     /// Room in the host tier for what these would move there. Where there is too little, those that have been idle the longest lose theirs.
-    fn make_host_room(&mut self, seqs: &[SeqId]) -> bool {
-        if self.load_out(seqs).blocks > self.blocks.host_total() {
+    fn make_host_room(&mut self, slots: &[Slot]) -> bool {
+        if self.load_out(slots).blocks > self.blocks.host_total() {
             return false;
         }
         // What they had in common with these has to move then, too.
-        while self.load_out(seqs).blocks > self.blocks.host_free() {
-            let Some(&(_, longest)) = self.hosted.first() else { return false };
+        while self.load_out(slots).blocks > self.blocks.host_free() {
+            let Some((.., longest)) = self.hosted.first() else { return false };
             self.take_blocks(longest);
         }
         true
     }
 
     /// Blocks that were reserved for a step that did not come hold nothing.
-    fn cut_to_computed(&mut self, seq: SeqId) {
-        self.wake(seq);
-        let sequence = self.sequences.get_mut(&seq).expect("who gives way is known");
+    fn cut_to_computed(&mut self, slot: Slot) {
+        self.wake(slot);
+        let sequence = &mut self.sequences[slot];
         self.blocks.truncate(&mut sequence.table, sequence.computed);
     }
 
     /// What the sequence computed is lost, wherever it lies.
-    pub(super) fn take_blocks(&mut self, seq: SeqId) {
-        self.wake(seq);
-        let sequence = self.sequences.get_mut(&seq).expect("a known sequence holds blocks");
+    pub(super) fn take_blocks(&mut self, slot: Slot) {
+        self.wake(slot);
+        let sequence = &mut self.sequences[slot];
         self.blocks.free(&mut sequence.table);
         sequence.computed = 0;
     }
 
     /// Brings back of the group what lies in the host tier, all or nothing. False: there are not enough blocks.
     pub(super) fn bring_back(&mut self, id: GroupId) -> bool {
-        if self.blocks.swapped() == 0 {
-            return true; // nobody lies there
-        }
-        let members = std::mem::take(&mut self.groups.get_mut(&id).expect("a running group is known").members);
+        let members = self.groups.lend(id);
         let back = self.swap_in(&members);
-        self.groups.get_mut(&id).expect("a running group is known").members = members;
+        self.groups.give_back(id, members);
         back
     }
 
     /// Brings back one sequence, where there are blocks for it that nobody holds.
     pub fn fetch(&mut self, id: SeqId) {
-        let Some(sequence) = self.sequences.get(&id) else { return };
-        let runs = sequence.group.is_some_and(|group| self.running.contains(&group));
-        self.wake(id);
-        self.swap_in(&[id]);
+        let Some(slot) = self.sequences.find(id) else { return };
+        let runs = self.sequences[slot].group.is_some_and(|group| self.groups[group].queue == Queue::Running);
+        self.wake(slot);
+        self.swap_in(&[slot]);
         if !runs {
-            self.rest(id);
+            self.rest(slot);
         }
     }
 
-    fn swap_in(&mut self, seqs: &[SeqId]) -> bool {
-        let swapped = |s: &Scheduler, seq: &SeqId| s.sequences[seq].table.swapped();
-        if !seqs.iter().any(|seq| swapped(self, seq)) {
+    fn swap_in(&mut self, slots: &[Slot]) -> bool {
+        let swapped = |s: &Scheduler, slot: &Slot| s.sequences[*slot].table.swapped();
+        if !slots.iter().any(|slot| swapped(self, slot)) {
             return true;
         }
-        if self.blocks.needed_back(seqs.iter().map(|seq| &self.sequences[seq].table)) > self.blocks.available() {
+        if self.blocks.needed_back(slots.iter().map(|slot| &self.sequences[*slot].table)) > self.blocks.available() {
             return false;
         }
-        for seq in seqs {
-            let table = &mut self.sequences.get_mut(seq).expect("who comes back is known").table;
+        for &slot in slots {
+            let table = &mut self.sequences[slot].table;
             if table.swapped() {
                 self.blocks.swap_in(table).expect("it was counted before");
             }
         }
         // Once all have what was counted: one block may turn out to be there already.
-        seqs.iter().for_each(|&seq| self.index_all(seq));
+        slots.iter().for_each(|&slot| self.index_all(slot));
         true
     }
 
     /// What is full can be found again.
-    fn index_all(&mut self, seq: SeqId) {
+    fn index_all(&mut self, slot: Slot) {
         let block_size = self.blocks.block_size();
-        let sequence = self.sequences.get_mut(&seq).expect("who comes back is known");
+        let sequence = &mut self.sequences[slot];
         if self.blocks.keeps_prefixes() {
             let full = sequence.computed / block_size;
             sequence.chains(full, block_size);
@@ -168,8 +167,11 @@ impl Scheduler {
         self.swapping = 0;
         if !(out && back) {
             self.blocks.spoil(!out, !back);
-            let lost: Vec<SeqId> = self.sequences.values().filter(|seq| self.blocks.is_spoilt(&seq.table)).map(|seq| seq.id).collect();
-            lost.into_iter().for_each(|seq| self.take_blocks(seq));
+            for slot in self.sequences.slots() {
+                if self.sequences.in_slot(slot).is_some_and(|sequence| self.blocks.is_spoilt(&sequence.table)) {
+                    self.take_blocks(slot);
+                }
+            }
         }
         self.blocks.settle_moves();
     }

@@ -12,7 +12,12 @@ fn add(scheduler: &mut Scheduler, id: SeqId, prompt: Vec<u32>, max_len: usize) {
 
 fn add_branching(scheduler: &mut Scheduler, id: SeqId, prompt: Vec<u32>, max_len: usize, branching: Branching) {
     let root = Chain::default();
-    scheduler.add(Arrival { id, prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root }).unwrap();
+    take(scheduler, id, Arrival { prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root });
+}
+
+pub fn take(scheduler: &mut Scheduler, id: SeqId, arrival: Arrival) {
+    let newcomer = arrival.prepare(scheduler.blocks.block_size()).unwrap();
+    scheduler.add(id, newcomer).unwrap();
 }
 
 pub fn going_on(seq: SeqId, verdict: Verdict) -> Choice {
@@ -25,6 +30,7 @@ fn step(scheduler: &mut Scheduler, verdict: Verdict) -> Vec<(SeqId, usize)> {
 }
 
 fn step_with(scheduler: &mut Scheduler, verdict: Verdict, ready: impl Fn(SeqId) -> bool) -> Vec<(SeqId, usize)> {
+    scheduler.look_again();
     let plan = scheduler.schedule(ready);
     scheduler.moved(true, true);
     let Some(plan) = plan else { return Vec::new() };
@@ -173,6 +179,86 @@ fn nothing_runs_while_nobody_is_ready() {
     assert_eq!(step(&mut s, Verdict::Token(9)).len(), 3);
 }
 
+/// How often a step asks whether somebody is ready. It fails.
+fn asks(s: &mut Scheduler, among: Option<&[SeqId]>, ready: impl Fn(SeqId) -> bool) -> usize {
+    let asked = std::cell::Cell::new(0);
+    let ready = |seq| {
+        asked.set(asked.get() + 1);
+        ready(seq)
+    };
+    let plan = match among {
+        Some(seqs) => s.schedule_among(seqs, ready),
+        None => s.schedule(ready),
+    };
+    plan.into_iter().for_each(|plan| s.rollback(plan));
+    s.check();
+    asked.get()
+}
+
+#[test]
+fn a_step_costs_nothing_of_those_that_have_paused() {
+    let mut s = scheduler(64, 8, 64, 8, 64);
+    (1..=1000).for_each(|id| add(&mut s, id, vec![0; 20], 60));
+    assert!(asks(&mut s, None, |seq| seq == 1) >= 1000);
+    assert_eq!(s.paused(), 999);
+    for _ in 0..3 {
+        assert!(asks(&mut s, None, |seq| seq == 1) <= 2);
+    }
+    s.look_again();
+    assert!(asks(&mut s, None, |seq| seq <= 2) >= 999);
+    assert_eq!((s.paused(), s.running()), (998, 2), "who is ready goes on");
+    assert!(asks(&mut s, None, |seq| seq <= 2) <= 4);
+}
+
+#[test]
+fn a_step_of_some_leaves_the_others_where_they_wait_and_asks_nobody_else() {
+    let mut s = scheduler(256, 8, 256, 4, 16);
+    (1..=1000).for_each(|id| add(&mut s, id, vec![0; 20], 60));
+    step(&mut s, Verdict::Token(9));
+    assert_eq!(s.running(), 4);
+    for some in [&[1, 2][..], &[3, 4], &[3], &[2, 4]] {
+        assert!(asks(&mut s, Some(some), |_| true) <= 2 * some.len());
+        assert!(s.running_sequences().map(|sequence| sequence.id).eq(some.iter().copied()));
+        assert_eq!((s.paused(), s.waiting()), (0, 1000 - some.len()));
+    }
+    let plan = s.schedule(|_| true).unwrap();
+    assert!(plan.parts.iter().map(|part| part.seq).eq(1..=4), "as if nothing had been tried");
+    s.rollback(plan);
+}
+
+#[test]
+fn there_is_room_for_a_group_of_every_branch() {
+    let mut s = scheduler(640, 8, 640, 64, 64);
+    for first in (0..12).map(|i| 1 + i * 4) {
+        add_branching(&mut s, first, vec![0; 9], 60, Branching::Samples(4));
+        let plan = s.schedule(|_| true).unwrap();
+        let born = |seq: SeqId| (seq..seq + if seq == first { 4 } else { 1 }).map(move |child| (seq, child));
+        let choices = plan.sampled().flat_map(|part| born(part.seq));
+        let choices: Vec<Choice> = choices.map(|(parent, child)| Choice { parent, child, verdict: Verdict::Token(9) }).collect();
+        s.commit(plan, &choices, &mut Vec::new());
+        s.check();
+        assert!(s.groups.room() >= s.running(), "{} groups for {} sequences", s.groups.room(), s.running());
+    }
+}
+
+#[test]
+fn of_several_searches_each_keeps_the_beams_that_go_on_in_whichever_order() {
+    let mut s = scheduler(64, 8, 64, 16, 64);
+    [1, 11].into_iter().for_each(|first| add_branching(&mut s, first, vec![0; 9], 60, Branching::Beams(3)));
+    let mut choose = |choices: &[(SeqId, SeqId)]| {
+        let plan = s.schedule(|_| true).unwrap();
+        let choices: Vec<Choice> = choices.iter().map(|&(parent, child)| Choice { parent, child, verdict: Verdict::Token(9) }).collect();
+        let mut events = Vec::new();
+        s.commit(plan, &choices, &mut events);
+        s.check();
+        let dropped = |event: &Event| if let Event::Dropped { seq } = event { Some(*seq) } else { None };
+        events.iter().filter_map(dropped).collect::<Vec<_>>()
+    };
+    assert_eq!(choose(&[(1, 1), (1, 2), (1, 3), (11, 11), (11, 12), (11, 13)]), [0; 0]);
+    assert_eq!(choose(&[(3, 3), (3, 1), (2, 2), (13, 13), (12, 12), (11, 11)]), [1]);
+    assert_eq!(choose(&[(2, 2), (12, 12)]), [3, 1, 11, 13], "nobody goes on by what was chosen a step ago");
+}
+
 /// Long random traces: invariants after every operation, and every sequence comes to its end.
 #[test]
 fn invariants_hold_over_long_random_traces() {
@@ -196,6 +282,7 @@ fn invariants_hold_over_long_random_traces() {
                 }
                 _ => {
                     let unready = random.below(6) as u64;
+                    s.look_again();
                     if let Some(plan) = s.schedule(|id| unready == 0 || id % 5 != unready) {
                         s.check();
                         assert!(plan.parts.iter().all(|part| unready == 0 || part.seq % 5 != unready), "only the ready run");
@@ -260,7 +347,7 @@ fn a_pin_is_computed_and_chooses_nothing() {
         let options =
             SchedulerOptions { max_batch_tokens: 64, max_seqs: 4, prefill_chunk: 8, window: None, preemption: Preemption::Recompute };
         let mut s = Scheduler::new(options, BlockManager::new(16, 8, true).unwrap()).unwrap();
-        s.pin(1, vec![0; len], 0, Chain::default()).unwrap();
+        s.pin(1, Arrival::pin(vec![0; len], Chain::default()).prepare(8).unwrap(), 0).unwrap();
         while let Some(plan) = s.schedule(|_| true) {
             assert_eq!((plan.sampled().count(), plan.batch.logit_rows.len()), (0, 0));
             s.commit(plan, &[], &mut Vec::new());
@@ -284,7 +371,6 @@ fn a_sequence_is_resumed_only_where_it_has_room_for_a_token() {
 /// Two samples of a prompt of 16 tokens: the first step has made them.
 fn two_samples(s: &mut Scheduler, max_len: usize, prompt_logits: bool) {
     let arrival = Arrival {
-        id: 1,
         prompt: vec![0; 16],
         max_len,
         branching: Branching::Samples(2),
@@ -293,7 +379,7 @@ fn two_samples(s: &mut Scheduler, max_len: usize, prompt_logits: bool) {
         prompt_logits,
         root: Chain::default(),
     };
-    s.add(arrival).unwrap();
+    take(s, 1, arrival);
     let plan = s.schedule(|_| true).unwrap();
     let choices = [1, 2].map(|child| Choice { parent: 1, child, verdict: Verdict::Token(child as u32) });
     s.commit(plan, &choices, &mut Vec::new());
@@ -363,17 +449,8 @@ fn idle_sequences_give_way_one_by_one_and_those_that_share_with_the_running_keep
 #[test]
 fn blocks_that_only_idle_sequences_share_count_as_free_and_are_given_back_at_once() {
     let mut s = scheduler(3, 8, 64, 8, 64);
-    s.add(Arrival {
-        id: 1,
-        prompt: vec![0; 16],
-        max_len: 17,
-        branching: Branching::One,
-        priority: 0,
-        keep: true,
-        prompt_logits: false,
-        root: Chain::default(),
-    })
-    .unwrap();
+    let (prompt, branching, root) = (vec![0; 16], Branching::One, Chain::default());
+    take(&mut s, 1, Arrival { prompt, max_len: 17, branching, priority: 0, keep: true, prompt_logits: false, root });
     step(&mut s, Verdict::Token(9));
     idle_forks(&mut s, 2..102);
     assert_eq!((s.idle(), s.blocks().idle_blocks(), s.blocks().available()), (101, 2, 1));
@@ -442,7 +519,7 @@ fn told(s: &mut Scheduler, rows: &mut Vec<(SeqId, usize)>) {
 
 fn wants_prompt(s: &mut Scheduler, prompt: Vec<u32>) {
     let (branching, root) = (Branching::One, Chain::default());
-    s.add(Arrival { id: 1, prompt, max_len: 60, branching, priority: 0, keep: false, prompt_logits: true, root }).unwrap();
+    take(s, 1, Arrival { prompt, max_len: 60, branching, priority: 0, keep: false, prompt_logits: true, root });
 }
 
 #[test]
@@ -490,7 +567,7 @@ fn what_is_appended_to_a_sequence_is_looked_for_among_the_prefixes_when_it_begin
     // A full block, and some of the next one.
     for (id, len) in [(2, 8), (3, 13)] {
         let (prompt, branching, root) = (prompt[..len].to_vec(), Branching::One, Chain::default());
-        s.add(Arrival { id, prompt, max_len: len + 1, branching, priority: 0, keep: true, prompt_logits: false, root }).unwrap();
+        take(&mut s, id, Arrival { prompt, max_len: len + 1, branching, priority: 0, keep: true, prompt_logits: false, root });
         step(&mut s, Verdict::Token(99));
         s.rewind(id, len).unwrap();
         s.append(id, &prompt_from(len), 100).unwrap();
@@ -644,25 +721,19 @@ fn where_the_host_tier_is_full_the_longest_idle_leave_it() {
 fn what_came_back_can_be_found_again() {
     let options = SchedulerOptions { max_batch_tokens: 128, max_seqs: 8, prefill_chunk: 128, window: None, preemption: Preemption::Swap };
     let mut s = Scheduler::new(options, BlockManager::new(4, 8, true).unwrap().with_host(4).unwrap()).unwrap();
-    let arrival = |id, token, len: usize, max_len| Arrival {
-        id,
-        prompt: vec![token; len],
-        max_len,
-        branching: Branching::One,
-        priority: 0,
-        keep: id == 1,
-        prompt_logits: false,
-        root: Chain::default(),
+    let arrival = |token, len: usize, max_len| {
+        let (prompt, branching, root) = (vec![token; len], Branching::One, Chain::default());
+        Arrival { prompt, max_len, branching, priority: 0, keep: max_len == 17, prompt_logits: false, root }
     };
-    s.add(arrival(1, 7, 16, 17)).unwrap();
+    take(&mut s, 1, arrival(7, 16, 17));
     step(&mut s, Verdict::Token(9));
     // Takes the place of all that could be found.
-    s.add(arrival(2, 8, 31, 32)).unwrap();
+    take(&mut s, 2, arrival(8, 31, 32));
     step(&mut s, Verdict::Token(9));
     s.resume(1, 18, false).unwrap();
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1)], "it ends with that");
     let before = s.prefix().hits;
-    s.add(arrival(3, 7, 17, 18)).unwrap();
+    take(&mut s, 3, arrival(7, 17, 18));
     assert_eq!(step(&mut s, Verdict::Token(9)), [(3, 1)]);
     assert_eq!(s.prefix().hits - before, 16);
 }

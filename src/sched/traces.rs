@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use super::tests::{Random, going_on};
+use super::tests::{Random, going_on, take};
 use super::*;
 use crate::kv::{Chain, blocks_for};
 use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy};
@@ -68,6 +68,10 @@ impl Trace {
         }
     }
 
+    fn sequence(&self, id: &SeqId) -> &Sequence {
+        self.s.get(*id).unwrap()
+    }
+
     fn block_size(&self) -> usize {
         self.s.blocks.block_size()
     }
@@ -84,9 +88,9 @@ impl Trace {
 
     /// A sequence that the host may name.
     fn any(&mut self, idle: bool) -> Option<SeqId> {
-        let free = |seq: &&SeqId| match self.s.sequences[seq].group {
-            Some(group) => !idle && matches!(self.s.groups[&group].branching, Branching::One | Branching::Samples(_)),
-            None => !self.s.pins.iter().any(|(_, pin)| pin == *seq),
+        let free = |seq: &&SeqId| match self.sequence(seq).group {
+            Some(group) => !idle && matches!(self.s.groups[group].branching, Branching::One | Branching::Samples(_)),
+            None => !self.sequence(seq).pinned,
         };
         let mut known: Vec<SeqId> = self.tokens.keys().filter(free).copied().collect();
         known.sort_unstable();
@@ -137,7 +141,7 @@ impl Trace {
         let prompt_logits = self.random.below(5) == 0;
         let priority = self.random.below(5) as i32 - 2;
         self.tokens.insert(id, prompt.clone());
-        self.s.add(Arrival { id, prompt, max_len, branching, priority, keep, prompt_logits, root }).unwrap();
+        take(&mut self.s, id, Arrival { prompt, max_len, branching, priority, keep, prompt_logits, root });
     }
 
     fn fork(&mut self) {
@@ -155,7 +159,7 @@ impl Trace {
         let Some(id) = self.any(false) else { return };
         let more = 1 + self.random.below(2 * self.block_size());
         let more = self.some_tokens(more);
-        let runs = self.s.sequences[&id].group.is_some();
+        let runs = self.sequence(&id).group.is_some();
         let len = self.tokens[&id].len() + more.len();
         let fits = len < self.longest || (len == self.longest && !runs);
         assert_eq!(self.s.append(id, &more, self.longest).is_ok(), fits);
@@ -194,7 +198,7 @@ impl Trace {
         known.sort_unstable();
         let id = known[self.random.below(known.len())];
         // Beams go together.
-        let gone = if self.beams.contains_key(&id) { self.s.members(id).to_vec() } else { vec![id] };
+        let gone = if self.beams.contains_key(&id) { self.s.members(id).collect() } else { vec![id] };
         for id in gone {
             self.s.remove(id);
             self.tokens.remove(&id);
@@ -209,7 +213,8 @@ impl Trace {
         let (prompt, root) = (self.some_tokens(len), self.some_root());
         self.last_id += 1;
         self.tokens.insert(self.last_id, prompt.clone());
-        self.s.pin(self.last_id, prompt, self.random.below(3) as u32, root).unwrap();
+        let newcomer = Arrival::pin(prompt, root).prepare(self.block_size()).unwrap();
+        self.s.pin(self.last_id, newcomer, self.random.below(3) as u32).unwrap();
     }
 
     /// The pool becomes larger or smaller, but not so small that those on their way could not go on.
@@ -240,7 +245,7 @@ impl Trace {
     /// As an export does.
     fn fetch(&mut self) {
         let Some(id) = self.any(false) else { return };
-        if self.s.sequences[&id].table.swapped() {
+        if self.sequence(&id).table.swapped() {
             self.s.fetch(id);
             let (out, back) = self.make_moves(true);
             self.s.moved(out, back);
@@ -274,6 +279,7 @@ impl Trace {
 
     /// As the engine does.
     fn plan(&mut self, ready: impl Fn(SeqId) -> bool, chance: bool) -> Option<StepPlan> {
+        self.s.look_again();
         loop {
             let plan = self.s.schedule(&ready);
             let (out, back) = self.make_moves(chance);
@@ -287,14 +293,14 @@ impl Trace {
     }
 
     fn forget_the_gone(&mut self) {
-        self.tokens.retain(|id, _| self.s.sequences.contains_key(id));
+        self.tokens.retain(|id, _| self.s.sequences.find(*id).is_some());
     }
 
     fn step(&mut self) {
         let unready = self.random.below(8) as u64;
         let ready = |seq: SeqId| unready == 0 || unready > 4 || seq % 5 != unready;
         let everybody = unready == 0 || unready > 4;
-        let oldest = self.s.groups.keys().copied().min();
+        let oldest = self.s.sequences.values().filter_map(|sequence| sequence.group).min();
         let before = self.s.preemptions();
         let (block, token) = (self.random.below(4) as f64, self.random.below(3) as f64);
         self.s.set_costs(Costs { block, token });
@@ -302,10 +308,10 @@ impl Trace {
         // Pins that had to give way are gone.
         self.forget_the_gone();
         let Some(plan) = plan else {
-            assert!(!everybody || self.s.groups.is_empty(), "somebody could go on: {}", self.state());
+            assert!(!everybody || self.s.groups.len() == 0, "somebody could go on: {}", self.state());
             return;
         };
-        let group_of = |part: &Part| self.s.sequences[&part.seq].group.unwrap();
+        let group_of = |part: &Part| self.sequence(&part.seq).group.unwrap();
         assert!(plan.parts.iter().all(|part| self.s.is_ready(group_of(part), &ready)), "only the ready run");
         let in_every_step = matches!(self.policies.batching, BatchingPolicy::Mixed | BatchingPolicy::DecodeFirst { .. });
         let goes_on = plan.parts.iter().any(|part| Some(group_of(part)) == oldest);
@@ -329,14 +335,14 @@ impl Trace {
 
     /// Where nobody has to wait for a batch to end, nobody waits for younger ones alone.
     fn check_order(&self) {
-        let (Some(&oldest), Some(&youngest)) = (self.s.waiting.first(), self.s.running.last()) else { return };
+        let (Some(oldest), Some(&youngest)) = (self.s.waiting.first(), self.s.running.last()) else { return };
         if oldest < youngest && self.s.portion.newcomers {
             assert!(self.s.running[0] < oldest, "the oldest of all runs, if it can");
         }
     }
 
     fn check_portions(&self, plan: &StepPlan) {
-        let prompts = |part: &&Part| self.s.sequences[&part.seq].pending() > 1;
+        let prompts = |part: &&Part| self.sequence(&part.seq).pending() > 1;
         let prompt_rows: usize = plan.parts.iter().filter(prompts).map(|part| part.rows).sum();
         if let BatchingPolicy::DecodeFirst { budget } = self.policies.batching {
             assert!(prompt_rows <= budget, "{prompt_rows} rows of prompts");
@@ -365,10 +371,10 @@ impl Trace {
         let mut seen = HashSet::new();
         for part in &plan.parts {
             assert!(seen.insert(part.seq), "a sequence has one part");
-            let sequence = &self.s.sequences[&part.seq];
+            let sequence = self.sequence(&part.seq);
             assert_eq!(part.first, sequence.computed);
             self.s.blocks.check_writable(&sequence.table, part.first..part.first + part.rows, &batch.copies);
-            let pin = self.s.groups[&sequence.group.unwrap()].branching == Branching::Pin;
+            let pin = self.s.groups[sequence.group.unwrap()].branching == Branching::Pin;
             assert_eq!(part.samples, !pin && part.first + part.rows == sequence.tokens.len());
             assert!(part.logits <= part.rows && part.logits >= part.samples as usize);
         }
@@ -399,10 +405,11 @@ impl Trace {
 
     fn commit(&mut self, plan: StepPlan, chance: bool) {
         let mut choices = Vec::new();
-        let mut groups: Vec<GroupId> = plan.sampled().map(|part| self.s.sequences[&part.seq].group.unwrap()).collect();
+        let mut groups: Vec<GroupId> = plan.sampled().map(|part| self.sequence(&part.seq).group.unwrap()).collect();
         groups.dedup();
         for group in groups {
-            let (branching, members) = (self.s.groups[&group].branching, self.s.groups[&group].members.clone());
+            let branching = self.s.groups[group].branching;
+            let members: Vec<SeqId> = self.s.groups[group].members.iter().map(|&slot| self.s.sequences[slot].id).collect();
             assert!(members.iter().all(|seq| plan.sampled().any(|part| part.seq == *seq)), "a group chooses together");
             match branching {
                 Branching::Pin => panic!("a pin chose"),
@@ -431,7 +438,7 @@ impl Trace {
         for event in &events {
             if let Event::Advanced { choice, finish: Some(_), .. } = event {
                 let child = choices[*choice].child;
-                assert!(self.s.sequences.get(&child).is_none_or(|sequence| sequence.keep && sequence.group.is_none()));
+                assert!(self.s.sequences.get(child).is_none_or(|sequence| sequence.keep && sequence.group.is_none()));
             }
         }
         self.events = events;
@@ -464,7 +471,7 @@ impl Trace {
 
     /// Which chain comes before which.
     fn learn_chains(&mut self, seqs: &[SeqId]) {
-        for sequence in seqs.iter().filter_map(|seq| self.s.sequences.get(seq)) {
+        for sequence in seqs.iter().filter_map(|&seq| self.s.sequences.get(seq)) {
             sequence.check_chains(self.s.blocks.block_size());
             self.before.extend(sequence.known_chains().windows(2).map(|pair| (pair[1], pair[0])));
         }
@@ -472,10 +479,10 @@ impl Trace {
 
     fn check(&self) {
         self.s.check();
-        let known: HashSet<SeqId> = self.s.sequences.keys().copied().collect();
+        let known: HashSet<SeqId> = self.s.sequences.values().map(|sequence| sequence.id).collect();
         assert_eq!(known, self.tokens.keys().copied().collect(), "the model has the same sequences");
         for (id, tokens) in &self.tokens {
-            assert_eq!(*tokens, self.s.sequences[id].tokens, "sequence {id}");
+            assert_eq!(*tokens, self.sequence(id).tokens, "sequence {id}");
         }
         self.s.blocks.check_order(|chain| self.before.get(chain).copied());
         self.check_contents();
@@ -518,7 +525,7 @@ impl Trace {
             steps += 1;
             assert!(steps < 20_000, "starvation");
         }
-        assert!(self.s.groups.is_empty(), "nobody is left waiting");
+        assert!(self.s.groups.len() == 0, "nobody is left waiting");
         let rest: Vec<SeqId> = self.tokens.keys().copied().collect();
         rest.into_iter().for_each(|id| drop(self.s.remove(id)));
         self.s.check();

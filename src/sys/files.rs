@@ -1,8 +1,8 @@
 //! Files as a library must open them: a pipe, a device or a directory in a model file's place is an error, not a wait.
 
 use std::fs::{File, OpenOptions};
-use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,6 +35,22 @@ pub fn nameless(dir: &Path, bytes: u64) -> Result<File> {
     std::fs::remove_file(&path).map_err(io)?;
     file.set_len(bytes).map_err(io)?;
     Ok(file)
+}
+
+/// A file of the owner's alone, empty. A pipe is refused: it could hold up whoever writes, or kill him.
+pub fn create(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NONBLOCK).open(path)?;
+    match file.metadata()?.file_type().is_fifo() {
+        false => Ok(file),
+        true => Err(std::io::Error::other("it is a pipe")),
+    }
+}
+
+/// Writes all of it at the file's end, which is at `len`.
+pub fn append(file: &mut File, len: u64, bytes: &[u8]) -> Result<()> {
+    within_limit(len + bytes.len() as u64)?;
+    file.write_all(bytes).map_err(|e| Error::io(format!("the file cannot be written: {e}")))
 }
 
 /// Beyond its limit the process would be killed, not told.

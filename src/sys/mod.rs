@@ -52,12 +52,17 @@ impl Pages {
         Ok(Pages { start, len })
     }
 
-    /// Gives the pages from byte `from` on back to the system; whoever touches them again finds zeros.
-    pub fn discard(&mut self, from: usize) {
+    /// Gives the pages from byte `from` on back to the system; whoever touches them again finds zeros. The system may keep them, as where
+    /// the host has locked its memory: then they hold what they held.
+    pub fn discard(&mut self, from: usize) -> Result<()> {
         let from = from.next_multiple_of(PAGE);
-        if from < self.len {
-            // SAFETY: a page-aligned part of our live mapping, which nobody else borrows; private anonymous pages come back zeroed.
-            unsafe { libc::madvise(self.start.as_ptr().add(from).cast(), self.len - from, libc::MADV_DONTNEED) };
+        if from >= self.len {
+            return Ok(());
+        }
+        // SAFETY: a page-aligned part of our live mapping, which nobody else borrows; private anonymous pages come back zeroed.
+        match unsafe { libc::madvise(self.start.as_ptr().add(from).cast(), self.len - from, libc::MADV_DONTNEED) } {
+            0 => Ok(()),
+            _ => Err(Error::io(format!("the system did not take {} bytes back: {}", self.len - from, std::io::Error::last_os_error()))),
         }
     }
 
@@ -92,6 +97,23 @@ mod tests {
         pages.bytes_mut()[9_999] = 7;
         assert_eq!(pages.bytes()[9_999], 7);
         assert!(Pages::zeroed(0).unwrap().bytes().is_empty());
+    }
+
+    #[test]
+    fn memory_that_the_system_does_not_take_back_is_told() {
+        let mut pages = Pages::zeroed(2 * PAGE).unwrap();
+        pages.bytes_mut().fill(7);
+        // SAFETY: the second page of our mapping.
+        let locked = unsafe { libc::mlock(pages.start.as_ptr().add(PAGE).cast(), PAGE) };
+        assert_eq!(locked, 0, "this test locks {PAGE} bytes");
+        let error = pages.discard(PAGE).unwrap_err();
+        assert!(error.message().contains("did not take 65536 bytes back"), "{error}");
+        assert_eq!(pages.bytes()[PAGE], 7);
+        // SAFETY: as above.
+        unsafe { libc::munlock(pages.start.as_ptr().add(PAGE).cast(), PAGE) };
+        pages.discard(1).unwrap();
+        assert_eq!((pages.bytes()[PAGE - 1], pages.bytes()[PAGE]), (7, 0));
+        pages.discard(2 * PAGE).unwrap();
     }
 
     #[test]

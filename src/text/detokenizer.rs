@@ -1,7 +1,7 @@
 //! Tokens to text as they come, a window of tokens at a time.
 
 use super::Text;
-use crate::error::Result;
+use crate::error::{Result, try_refill};
 
 /// Three bytes may wait for the last one of their character. A byte-level decoder shows them as one
 /// U+FFFD, a byte-fallback decoder as up to three: so many are held back, never more.
@@ -46,6 +46,19 @@ impl Detokenizer {
     /// An empty sequence. With `skip_special`, special tokens have no text.
     pub fn new(skip_special: bool) -> Self {
         Detokenizer { skip_special, ..Detokenizer::default() }
+    }
+
+    /// Room for all that the window can hold.
+    pub fn reserve(&mut self) -> Result<()> {
+        Ok(self.window.try_reserve((MAX_WINDOW + 1).saturating_sub(self.window.len()))?)
+    }
+
+    /// Becomes the same as `other`, in the room that there is.
+    pub fn copy(&mut self, other: &Detokenizer) -> Result<()> {
+        (self.skip_special, self.context, self.primed) = (other.skip_special, other.context, other.primed);
+        try_refill(&mut self.window, &other.window)?;
+        self.shown.clear();
+        say(&other.shown, &mut self.shown)
     }
 
     pub fn skips_special(&self) -> bool {
@@ -95,29 +108,30 @@ impl Detokenizer {
     fn advance(&mut self, text: &Text, out: &mut String) -> Result<()> {
         let full = self.decode(text, &self.window)?;
         let Some(seam) = self.seam(&full) else { return self.restart(text, &full, out) };
-        self.emit(text, &full, seam, out)
+        self.emit(text, full, seam, out)
     }
 
     /// Emits `full`, the window's text, from `seam` on, save the bytes that may still be completed.
-    fn emit(&mut self, text: &Text, full: &str, seam: usize, out: &mut String) -> Result<()> {
-        let complete = self.complete_len(full).max(seam);
+    fn emit(&mut self, text: &Text, mut full: String, seam: usize, out: &mut String) -> Result<()> {
+        let complete = self.complete_len(&full).max(seam);
         let all = complete == full.len();
         out.try_reserve(full.len() - seam)?;
         if all && complete > seam {
             // The tokens that did it are enough of a context for those that follow.
             let shown = self.decode(text, &self.window[self.context..])?;
             self.window.drain(..self.context);
+            out.push_str(&full[seam..]);
             self.shown = shown;
         } else if self.window.len() > MAX_WINDOW {
-            return self.cut(text, full, seam, out);
+            return self.cut(text, &full, seam, out);
         } else {
-            self.shown.clear();
-            self.shown.push_str(&full[..complete]);
+            out.push_str(&full[seam..complete]);
+            full.truncate(complete);
+            self.shown = full;
         }
         if all {
             self.context = self.window.len();
         }
-        out.push_str(&full[seam..complete]);
         Ok(())
     }
 
@@ -145,7 +159,7 @@ impl Detokenizer {
         self.window.drain(..fresh);
         self.context = 0;
         self.shown.clear();
-        self.emit(text, &alone, 0, out)
+        self.emit(text, alone, 0, out)
     }
 
     /// Where in the window the tokens begin that are not shown: with the newest, if all took part.

@@ -4,15 +4,18 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod outputs;
 mod refusing;
+mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use common::bundled_model;
+use pagedllm::arena::{Arena, ArenaInfo};
 use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
-use pagedllm::options::{BeamParams, EngineOptions, Grammar, OutputKind, SamplingParams};
+use pagedllm::options::{BeamParams, EngineOptions, Grammar, OutputKind, Preemption, SamplingParams};
 use pagedllm::sched::FinishReason;
 use refusing::{Refusing, Site, census, live, refusing};
 
@@ -60,7 +63,11 @@ const BYSTANDERS: [u64; 2] = [1, 2];
 
 impl World {
     fn new() -> World {
-        let mut world = World { engine: Engine::create(&options()).unwrap(), told: BTreeMap::new(), blob: Vec::new() };
+        World::of(&options())
+    }
+
+    fn of(options: &EngineOptions) -> World {
+        let mut world = World { engine: Engine::create(options).unwrap(), told: BTreeMap::new(), blob: Vec::new() };
         for seed in BYSTANDERS {
             let sampling = SamplingParams { temperature: 0.8, logprobs: Some(2), ..lasting(60, seed) };
             world.engine.add_request(Request::new(long_prompt(seed as u32), sampling)).unwrap();
@@ -261,6 +268,82 @@ const OPERATIONS: &[Operation] = &[
         },
     },
     Operation {
+        name: "admit",
+        before: |world| {
+            // Enough that listing them is large.
+            for seed in 0..120 {
+                world.engine.add_request(Request::new(Prompt::Tokens(vec![5; 3]), lasting(2, seed))).unwrap();
+            }
+            0
+        },
+        watched: |world, _| {
+            world.engine.admit(world.engine.queue(), Request { n: 4, ..Request::new(long_prompt(3), demanding()) })?;
+            world.engine.admit(world.engine.queue(), Request::new(Prompt::Text(long_text()), lasting(5, 3))).map(drop)
+        },
+    },
+    Operation { name: "metrics", before: nothing, watched: |world, _| world.engine.metrics().map(drop) },
+    Operation {
+        name: "resize the arena",
+        before: World::kept,
+        watched: |world, _| {
+            let arena = world.engine.arena().clone();
+            let ArenaInfo { bytes, least_bytes, .. } = arena.info();
+            arena.resize(least_bytes)?;
+            world.steps(2)?;
+            arena.resize(bytes)?;
+            world.steps(2)
+        },
+    },
+    Operation {
+        name: "swap",
+        before: |world| {
+            let swapping = EngineOptions { preemption: Preemption::Swap, swap_bytes: 4 << 20, ..options() };
+            *world = World::of(&swapping);
+            let kept = world.kept();
+            add(world, Request::new(long_prompt(4), lasting(60, 4))).unwrap();
+            kept
+        },
+        watched: |world, kept| {
+            let arena = world.engine.arena().clone();
+            let ArenaInfo { bytes, least_bytes, .. } = arena.info();
+            arena.resize(least_bytes)?;
+            world.steps(2)?;
+            arena.resize(bytes)?;
+            world.engine.resume(kept, Resume::new(lasting(5, 3)))?;
+            world.steps(10)?;
+            let stats = world.engine.stats();
+            // Who was refused memory on the way back has nothing to bring.
+            assert!(stats.blocks_swapped_out > 0 && (stats.blocks_swapped_in > 0 || stats.finished_error > 0), "{stats:?}");
+            Ok(())
+        },
+    },
+    Operation {
+        name: "journal and trace",
+        before: |world| {
+            let nowhere = || Some("/dev/null".into());
+            *world = World::of(&EngineOptions { journal_path: nowhere(), trace_path: nowhere(), ..options() });
+            let seq = world.kept();
+            // A small one, whose children are many.
+            world.engine.add_request(Request { keep: true, ..Request::new(Prompt::Tokens(vec![5; 3]), lasting(2, 5)) }).unwrap();
+            world.steps(5).unwrap();
+            seq
+        },
+        watched: |world, seq| {
+            world.engine.fork(seq + 1, 80, &Fork { idle: true, ..Fork::default() })?;
+            world.engine.append(seq, vec![50; 200])?;
+            let sampling = SamplingParams { prompt_logprobs: None, echo: false, ..demanding() };
+            world.engine.resume(seq, Resume::new(sampling))?;
+            world.engine.pin(long_prompt(9), false, &[7; 3000], 1, None)?;
+            world.engine.export(seq, None)?;
+            add(world, Request { n: 4, salt: vec![7; 3000], ..Request::new(long_prompt(3), demanding()) })?;
+            let blob = std::mem::take(&mut world.blob);
+            if !blob.is_empty() {
+                world.engine.import(world.engine.queue(), &blob)?;
+            }
+            world.steps(2)
+        },
+    },
+    Operation {
         name: "pin",
         before: nothing,
         watched: |world, _| {
@@ -314,13 +397,20 @@ fn whatever_allocation_is_refused_only_its_own_request_can_fail() {
     }
 }
 
+/// An engine of a new arena, which keeps a journal and a trace.
+fn make_one() -> Result<()> {
+    let (arena, nowhere) = (Arena::new(3 << 20, 4 << 20)?, || Some("/dev/null".into()));
+    let options = EngineOptions { arena: Some(arena), kv_bytes: None, journal_path: nowhere(), trace_path: nowhere(), ..options() };
+    Engine::plan(&options).and_then(|_| Engine::create(&options)).map(drop)
+}
+
 #[test]
 fn an_engine_that_cannot_be_made_leaves_nothing_behind() {
-    Engine::create(&options()).unwrap();
+    make_one().unwrap();
     let mut refusals = 0;
     for passed in 0.. {
         let before = live();
-        let (result, refused) = refusing(passed, || Engine::plan(&options()).and_then(|_| Engine::create(&options())).map(drop));
+        let (result, refused) = refusing(passed, make_one);
         if !refused {
             break;
         }
@@ -342,7 +432,7 @@ fn listed() -> BTreeSet<String> {
 #[test]
 fn large_allocations_that_cannot_fail_are_listed() {
     let mut found: BTreeSet<Site> = census(|| {
-        let _ = Engine::plan(&options()).and_then(|_| Engine::create(&options()));
+        make_one().unwrap();
     });
     for operation in OPERATIONS {
         let mut world = World::new();

@@ -1,10 +1,10 @@
 //! An allocator that knows who asks. Of each thread it counts the bytes alive, and while the thread watches it can refuse one
-//! large allocation that its caller is ready to do without, or write down those whose caller is not.
+//! large allocation that its caller is ready to do without, write down those whose caller is not, or count all that there are.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::backtrace::Backtrace;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 /// Large enough that only what options, models or requests ask for is.
 pub const LARGE: usize = 2048;
@@ -12,7 +12,7 @@ pub const LARGE: usize = 2048;
 thread_local! {
     static LIVE: Cell<isize> = const { Cell::new(0) };
     static WATCH: Cell<Watch> = const { Cell::new(Watch::Off) };
-    static FOUND: RefCell<BTreeSet<Site>> = const { RefCell::new(BTreeSet::new()) };
+    static FOUND: RefCell<BTreeMap<Site, usize>> = const { RefCell::new(BTreeMap::new()) };
     /// Who asked before, by the return addresses nearest to the allocator: names are slow to find.
     static KNOWN: RefCell<BTreeMap<[usize; FRAMES], Asker>> = const { RefCell::new(BTreeMap::new()) };
 }
@@ -24,8 +24,12 @@ enum Watch {
     RefuseAfter(usize),
     /// One was refused.
     Refused,
+    /// Refuses all of them.
+    RefuseAll,
     /// Writes down who could not be refused.
     Census,
+    /// Writes down everybody, and the smallest too.
+    Count,
 }
 
 /// This crate.
@@ -99,7 +103,9 @@ fn count(bytes: isize) {
 }
 
 fn is_refused(size: usize) -> bool {
-    size >= LARGE && WATCH.try_with(Cell::get).is_ok_and(|watch| watch != Watch::Off && judge(watch))
+    let watch = WATCH.try_with(Cell::get).unwrap_or(Watch::Off);
+    // Whoever tells of a panic already holds what it takes to read the stack.
+    watch != Watch::Off && (size >= LARGE || watch == Watch::Count) && !std::thread::panicking() && judge(watch)
 }
 
 /// Nothing that is allocated meanwhile is looked at.
@@ -109,8 +115,9 @@ fn judge(watch: Watch) -> bool {
     let (next, refused) = match (watch, asker()) {
         (Watch::RefuseAfter(0), (Some(site), true)) if site.package == OWN => (Watch::Refused, true),
         (Watch::RefuseAfter(more), (Some(site), true)) if site.package == OWN => (Watch::RefuseAfter(more - 1), false),
-        (Watch::Census, (Some(site), false)) => {
-            FOUND.with_borrow_mut(|found| found.insert(site));
+        (Watch::RefuseAll, (Some(site), true)) if site.package == OWN => (watch, true),
+        (Watch::Census | Watch::RefuseAll, (Some(site), false)) | (Watch::Count, (Some(site), _)) => {
+            FOUND.with_borrow_mut(|found| *found.entry(site).or_default() += 1);
             (watch, false)
         }
         _ => (watch, false),
@@ -133,40 +140,46 @@ fn asker() -> Asker {
     })
 }
 
+/// Not by the standard library: who asks may be that, at the same, and hold its lock.
 fn read_stack() -> Asker {
-    let trace = Backtrace::force_capture().to_string();
-    let mut fallible = false;
+    let mut asker = (None, false);
     let mut below = false;
-    let mut name = "";
-    for line in trace.lines().map(str::trim_start) {
-        let Some(place) = line.strip_prefix("at ") else {
-            name = line;
-            continue;
-        };
-        // The first frames are this file's.
-        let of_std = place.contains("/library/") || place.contains("/hashbrown-");
-        below |= of_std && !place.contains("/library/std/src/backtrace") && !place.contains("/backtrace/src/");
-        if !below {
-            continue;
-        }
-        fallible |= name.contains("::try_reserve");
-        // Nor do the test's own count.
-        if !of_std && !place.contains("tests/allocations/") {
-            return (site(place), fallible);
-        }
-    }
-    (None, fallible)
+    backtrace::trace(|frame| {
+        let mut found = false;
+        backtrace::resolve_frame(frame, |symbol| {
+            found = found || is_asker(symbol, &mut below, &mut asker);
+        });
+        !found
+    });
+    asker
 }
 
-fn site(place: &str) -> Option<Site> {
+/// True: it is this one who asks. The first frames are this file's, and `below` them come the standard library's.
+fn is_asker(symbol: &backtrace::Symbol, below: &mut bool, asker: &mut Asker) -> bool {
+    let Some(place) = symbol.filename().and_then(Path::to_str) else { return false };
+    let of_std = place.contains("/library/") || place.contains("/hashbrown-");
+    *below |= of_std;
+    if !*below {
+        return false;
+    }
+    asker.1 |= symbol.name().is_some_and(|name| name.to_string().contains("try_reserve"));
+    // Nor do the test's own count.
+    if of_std || place.contains("tests/allocations/") {
+        return false;
+    }
+    asker.0 = site(place, symbol.lineno().unwrap_or_default());
+    true
+}
+
+fn site(place: &str, line: u32) -> Option<Site> {
     let registry = place.split_once("/registry/src/").and_then(|(_, rest)| rest.split_once('/')).and_then(|(_, rest)| rest.split_once('/'));
     if let Some((package, rest)) = registry {
         // name-1.2.3
         let name = package.rsplit_once('-').map_or(package, |(name, _)| name);
-        return Some(Site { package: name.into(), place: rest.into() });
+        return Some(Site { package: name.into(), place: format!("{rest}:{line}") });
     }
     let (_, own) = place.split_once("src/")?;
-    Some(Site { package: OWN.into(), place: own.into() })
+    Some(Site { package: OWN.into(), place: format!("{own}:{line}") })
 }
 
 /// Bytes that this thread has allocated and not freed.
@@ -181,10 +194,27 @@ pub fn refusing<T>(passed: usize, act: impl FnOnce() -> T) -> (T, bool) {
     (result, WATCH.replace(Watch::Off) == Watch::Refused)
 }
 
+/// Runs `act`, of whose large fallible allocations none is granted; and tells whose could not have been refused.
+pub fn refusing_all<T>(act: impl FnOnce() -> T) -> (T, BTreeSet<Site>) {
+    WATCH.set(Watch::RefuseAll);
+    let result = act();
+    WATCH.set(Watch::Off);
+    (result, FOUND.take().into_keys().collect())
+}
+
 /// Runs `act` and tells whose large allocations could not have been refused.
 pub fn census(act: impl FnOnce()) -> BTreeSet<Site> {
     WATCH.set(Watch::Census);
     act();
     WATCH.set(Watch::Off);
-    FOUND.take()
+    FOUND.take().into_keys().collect()
+}
+
+/// Runs `act` and adds to `found` who allocated, and how often.
+pub fn counting<T>(found: &mut BTreeMap<Site, usize>, act: impl FnOnce() -> T) -> T {
+    WATCH.set(Watch::Count);
+    let result = act();
+    WATCH.set(Watch::Off);
+    FOUND.take().into_iter().for_each(|(site, count)| *found.entry(site).or_default() += count);
+    result
 }

@@ -22,7 +22,7 @@ ALWAYS(PLLM_E_CLOSED == 10 && PLLM_E_CANCELLED == 11);
 ALWAYS(PLLM_FINISH_NONE == 0 && PLLM_FINISH_STOP == 1 && PLLM_FINISH_LENGTH == 2);
 ALWAYS(PLLM_FINISH_ABORT == 3 && PLLM_FINISH_ERROR == 4 && PLLM_FINISH_DEADLINE == 5);
 ALWAYS(PLLM_DTYPE_AUTO == 0 && PLLM_DTYPE_F32 == 1 && PLLM_DTYPE_BF16 == 2 && PLLM_DTYPE_INT8 == 3);
-ALWAYS(PLLM_ISA_AUTO == 0 && PLLM_ISA_PORTABLE == 1 && PLLM_ISA_AVX2 == 2 && PLLM_ISA_AVX512 == 3);
+ALWAYS(PLLM_ISA_AUTO == 0 && PLLM_ISA_PORTABLE == 1 && PLLM_ISA_AVX2 == 2 && PLLM_ISA_AVX512 == 3 && PLLM_ISA_AVX512_BF16 == 4);
 ALWAYS(PLLM_PREEMPTION_RECOMPUTE == 0 && PLLM_PREEMPTION_SWAP == 1 && PLLM_PREEMPTION_AUTO == 2);
 ALWAYS(PLLM_ORDER_FIRST_COME == 0 && PLLM_ORDER_PRIORITY == 1 && PLLM_ORDER_SHORTEST_PREDICTED == 2);
 ALWAYS(PLLM_BATCHING_MIXED == 0 && PLLM_BATCHING_PREFILL_FIRST == 1);
@@ -51,7 +51,7 @@ ALWAYS(PLLM_TEXT_ADD_SPECIAL == 1 && PLLM_TEXT_SKIP_SPECIAL == 2);
 // Offsets, on machines with pointers of 8 bytes.
 #if UINTPTR_MAX == UINT64_MAX
 
-SIZE(pllm_engine_options, 224);
+SIZE(pllm_engine_options, 240);
 AT(pllm_engine_options, struct_size, 0);
 AT(pllm_engine_options, model_path, 8);
 AT(pllm_engine_options, model_path_len, 16);
@@ -88,6 +88,8 @@ AT(pllm_engine_options, trace_path, 192);
 AT(pllm_engine_options, trace_path_len, 200);
 AT(pllm_engine_options, journal_path, 208);
 AT(pllm_engine_options, journal_path_len, 216);
+AT(pllm_engine_options, model_name, 224);
+AT(pllm_engine_options, model_name_len, 232);
 
 SIZE(pllm_plan, 104);
 AT(pllm_plan, struct_size, 0);
@@ -212,7 +214,7 @@ AT(pllm_step, decode_tokens, 24);
 AT(pllm_step, sequences, 32);
 AT(pllm_step, paused, 40);
 
-SIZE(pllm_stats, 272);
+SIZE(pllm_stats, 280);
 AT(pllm_stats, struct_size, 0);
 AT(pllm_stats, waiting, 8);
 AT(pllm_stats, running, 16);
@@ -247,6 +249,7 @@ AT(pllm_stats, swap_failures, 240);
 AT(pllm_stats, prompt_tokens_cached, 248);
 AT(pllm_stats, traces_stopped, 256);
 AT(pllm_stats, journals_stopped, 264);
+AT(pllm_stats, discard_failures, 272);
 
 SIZE(pllm_output, 232);
 AT(pllm_output, struct_size, 0);

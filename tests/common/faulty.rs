@@ -15,44 +15,76 @@ use super::Random;
 /// A token with which every step fails, where that is wanted.
 pub const POISON: u32 = 126;
 
-/// What goes wrong in the device, and when. As on a real one, nothing is computed from then on, and it is told when results are read.
+/// Things of one kind that the device is asked for, one of which may fail.
+#[derive(Default)]
+pub struct Point {
+    /// So far.
+    pub seen: AtomicU64,
+    /// The one that fails, counted from 1.
+    pub fails_at: AtomicU64,
+    /// If not 0: one in so many fails.
+    pub one_in: AtomicU64,
+}
+
+impl Point {
+    fn fails(&self) -> bool {
+        let place = self.seen.fetch_add(1, SeqCst) + 1;
+        place == self.fails_at.load(SeqCst) || Random(place).next().checked_rem(self.one_in.load(SeqCst)) == Some(0)
+    }
+}
+
+/// What goes wrong in the device, and when. As on a real one, nothing is computed from then on until it was told: where a batch
+/// comes, where results are read, and where blocks go elsewhere.
 #[derive(Default)]
 pub struct Faults {
-    /// Ops so far.
-    pub ops: AtomicU64,
-    /// The op that fails, counted from 1.
-    pub fails_at: AtomicU64,
-    /// If not 0: one op in so many fails.
-    pub one_in: AtomicU64,
+    /// What is made before the first step.
+    pub makes: Point,
+    /// Of steps, and of a pool that shrinks.
+    pub ops: Point,
+    /// Of blocks to the host tier and back.
+    pub swaps: Point,
+    /// Of blocks to an exported sequence, and from there.
+    pub exports: Point,
     /// Every step fails with this token in it.
     pub poisoned: AtomicBool,
     /// Every step fails.
     pub dead: AtomicBool,
-    /// Since the last upload.
+    /// Something failed of which nobody was told yet.
     broken: AtomicBool,
     pub told: AtomicU64,
-    /// Moves between the tiers so far, and the one that fails.
-    pub swaps: AtomicU64,
-    pub swap_fails_at: AtomicU64,
 }
 
 impl Faults {
+    /// Whether it may be done.
     fn op(&self) -> bool {
-        let op = self.ops.fetch_add(1, SeqCst) + 1;
-        let chance = Random(op).next().checked_rem(self.one_in.load(SeqCst)) == Some(0);
-        if chance || op == self.fails_at.load(SeqCst) || self.dead.load(SeqCst) {
+        if self.ops.fails() || self.dead.load(SeqCst) {
             self.broken.store(true, SeqCst);
         }
         !self.broken.load(SeqCst)
     }
 
-    fn swap(&self) -> Result<()> {
-        let swap = self.swaps.fetch_add(1, SeqCst) + 1;
-        let chance = Random(swap).next().checked_rem(self.one_in.load(SeqCst)) == Some(0);
-        match chance || swap == self.swap_fails_at.load(SeqCst) {
-            true => Err(Error::io("the disk is full")),
+    fn tell(&self) -> Result<()> {
+        match self.broken.swap(false, SeqCst) {
+            true => {
+                self.told.fetch_add(1, SeqCst);
+                Err(Error::out_of_memory())
+            }
             false => Ok(()),
         }
+    }
+
+    fn make(&self) -> Result<()> {
+        if self.makes.fails() { Err(Error::out_of_memory()) } else { Ok(()) }
+    }
+
+    fn swap(&self) -> Result<()> {
+        self.tell()?;
+        if self.swaps.fails() { Err(Error::io("the disk is full")) } else { Ok(()) }
+    }
+
+    fn export(&self) -> Result<()> {
+        self.tell()?;
+        if self.exports.fails() { Err(Error::io("the device is gone")) } else { Ok(()) }
     }
 }
 
@@ -86,18 +118,22 @@ impl Backend for Faulty {
     type Host = Host;
 
     fn buffer(&self, len: usize) -> Result<Buf> {
+        self.faults.make()?;
         self.cpu.buffer(len)
     }
 
     fn vector(&self, values: &[f32]) -> Result<Buf> {
+        self.faults.make()?;
         self.cpu.vector(values)
     }
 
     fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, source: RowSource) -> Result<Matrix> {
+        self.faults.make()?;
         self.cpu.matrix(rows, cols, dtype, source)
     }
 
     fn kv(&self, shape: KvShape) -> Result<Kv> {
+        self.faults.make()?;
         self.cpu.kv(shape)
     }
 
@@ -110,6 +146,7 @@ impl Backend for Faulty {
     }
 
     fn reserve(&self, shape: &AttentionShape) -> Result<()> {
+        self.faults.make()?;
         self.cpu.reserve(shape)
     }
 
@@ -118,32 +155,33 @@ impl Backend for Faulty {
     }
 
     fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<()> {
+        self.faults.op();
+        self.faults.tell()?;
         self.faults.broken.store(self.faults.poisoned.load(SeqCst) && batch.tokens.contains(&POISON), SeqCst);
-        if !self.faults.op() {
-            self.faults.told.fetch_add(1, SeqCst);
-            return Err(Error::out_of_memory());
-        }
         self.cpu.upload(batch, inputs)
     }
 
     fn read<'a>(&'a self, buf: &'a Buf, len: usize) -> Result<&'a [f32]> {
-        if !self.faults.op() {
-            self.faults.told.fetch_add(1, SeqCst);
-            return Err(Error::out_of_memory());
-        }
+        self.faults.op();
+        self.faults.tell()?;
         self.cpu.read(buf, len)
     }
 
-    fn discard_blocks(&self, from: usize, layer: &mut Kv) {
-        self.cpu.discard_blocks(from, layer);
+    fn discard_blocks(&self, from: usize, layer: &mut Kv) -> Result<()> {
+        if self.faults.op() { self.cpu.discard_blocks(from, layer) } else { self.faults.tell() }
     }
 
     fn read_blocks(&self, blocks: &[u32], last: usize, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
+        self.faults.export()?;
         self.cpu.read_blocks(blocks, last, layer, out)
     }
 
     fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Kv, bytes: &'a [u8]) -> Result<&'a [u8]> {
-        self.cpu.write_blocks(blocks, layer, bytes)
+        let result = self.faults.export();
+        // Half of it was done when it failed.
+        let done = if result.is_ok() { blocks.len() } else { blocks.len() / 2 };
+        let rest = self.cpu.write_blocks(&blocks[..done], layer, bytes)?;
+        result.map(|()| rest)
     }
 
     fn kv_layout(&self, layer: &Kv) -> String {
@@ -151,6 +189,7 @@ impl Backend for Faulty {
     }
 
     fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Host> {
+        self.faults.make()?;
         self.cpu.host(blocks, block_bytes, dir)
     }
 
@@ -163,8 +202,10 @@ impl Backend for Faulty {
     }
 
     fn swap_in(&self, moves: &[BlockMove], host: &mut Host, layers: &mut [Kv]) -> Result<()> {
-        self.faults.swap()?;
-        self.cpu.swap_in(moves, host, layers)
+        let result = self.faults.swap();
+        let done = if result.is_ok() { moves.len() } else { moves.len() / 2 };
+        self.cpu.swap_in(&moves[..done], host, layers)?;
+        result
     }
 
     ops! {

@@ -339,7 +339,7 @@ TEST(SequencesThatMove, go_on_as_if_they_had_stayed) {
     const pagedllm::Completion rest = stream.collect().value();
     whole.insert(whole.end(), rest.tokens.begin(), rest.tokens.end());
 
-    const pagedllm::Queue queue = to.create_queue(64).value();
+    const pagedllm::Queue queue = to.create_queue(1).value();  // and so does this one: it runs until it is read
     pagedllm::Sequence moved = to.import_sequence(blob, queue).value();
     const pagedllm::SequenceInfo info = moved.info().value();
     EXPECT_EQ(info.idle, 1u);

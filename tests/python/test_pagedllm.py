@@ -1817,4 +1817,5 @@ class Forking(Case):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where this runs in the background, it may be ignored
     unittest.main()

@@ -25,6 +25,12 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
+/// Every thread would fill gaps of its own, and how many of them there are is no concern of this test.
+pub fn share_one_heap() {
+    // SAFETY: it may be called at any time.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+}
+
 pub fn live_bytes() -> i64 {
     LIVE.load(Relaxed)
 }

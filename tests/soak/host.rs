@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::AddAssign;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,8 @@ pub struct Tally {
     pub moved: u64,
     pub failed_steps: u64,
     pub preemptions: u64,
+    pub swapped_in: u64,
+    pub failed_moves: u64,
     pub rejections: u64,
 }
 
@@ -40,6 +43,11 @@ impl AddAssign for Tally {
         self.overdue += other.overdue;
         self.aborted += other.aborted;
         self.moved += other.moved;
+        self.failed_steps += other.failed_steps;
+        self.preemptions += other.preemptions;
+        self.swapped_in += other.swapped_in;
+        self.failed_moves += other.failed_moves;
+        self.rejections += other.rejections;
     }
 }
 
@@ -54,21 +62,22 @@ pub struct Host<'a> {
     /// Sequences that may be named; some have ended and are gone.
     sequences: Vec<u64>,
     pins: Vec<u64>,
-    blobs: Vec<Vec<u8>>,
+    /// Exported sequences, for whichever host comes first.
+    on_the_way: &'a Mutex<Vec<Vec<u8>>>,
     tally: Tally,
 }
 
 impl<'a> Host<'a> {
-    pub fn new(engine: &'a Engine, seed: u64) -> Host<'a> {
+    pub fn new(engine: &'a Engine, on_the_way: &'a Mutex<Vec<Vec<u8>>>, seed: u64) -> Host<'a> {
         Host {
             engine,
             queue: engine.create_queue(50).unwrap(),
-            random: Random(seed * 7919 + 3),
+            random: Random(seed.wrapping_mul(7919).wrapping_add(3)),
             owed: HashMap::new(),
             possible: HashMap::new(),
             sequences: Vec::new(),
             pins: Vec::new(),
-            blobs: Vec::new(),
+            on_the_way,
             tally: Tally::default(),
         }
     }
@@ -105,7 +114,7 @@ impl<'a> Host<'a> {
     /// What is refused is refused for a reason that a busy host knows.
     fn asked<T>(&mut self, result: Result<T>) -> Option<T> {
         self.tally.asked += 1;
-        let known = |error: &Error| matches!(error.code(), Code::Capacity | Code::NotFound | Code::InvalidArgument);
+        let known = |error: &Error| matches!(error.code(), Code::Capacity | Code::NotFound | Code::InvalidArgument | Code::Unsupported);
         match result {
             Ok(value) => Some(value),
             Err(error) => {
@@ -138,6 +147,7 @@ impl<'a> Host<'a> {
     fn add(&mut self) {
         let (sampling, prompt) = (self.sampling(), self.some_tokens(70));
         let mut request = Request { deadline: self.deadline(), ..Request::new(Prompt::Tokens(prompt), sampling) };
+        request.priority = self.random.below(5) as i32;
         match self.random.below(8) {
             0 => request.n = 4,
             1 => (request.n, request.best_of) = (2, Some(3)),
@@ -219,7 +229,7 @@ impl<'a> Host<'a> {
     }
 
     fn import(&mut self) {
-        let Some(blob) = self.blobs.pop() else { return };
+        let Some(blob) = self.on_the_way.lock().unwrap().pop() else { return };
         if let Some(id) = self.asked(self.engine.import(&self.queue, &blob)) {
             self.tally.moved += 1;
             self.possible.insert(id, 1);
@@ -269,9 +279,9 @@ impl<'a> Host<'a> {
 
     fn hear(&mut self, output: Output) {
         if !output.blob.is_empty() {
-            self.blobs.truncate(3);
-            self.blobs.push(output.blob);
-            return;
+            let mut blobs = self.on_the_way.lock().unwrap();
+            blobs.truncate(3);
+            return blobs.push(output.blob);
         }
         let Some(finish) = output.finish else { return };
         self.tally.ended += 1;

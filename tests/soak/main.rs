@@ -1,67 +1,108 @@
-//! Life under pressure: four hosts add, abort, fork, append, resume, move and free; the budget changes; the device fails at random.
-//! Afterwards nothing is left: no block, no byte, no request without its end. PLLM_SOAK_SECONDS says for how long (default 5).
+//! Life under pressure: hosts add, abort, fork, append, resume, move and free, on several engines that share an arena; its budget changes;
+//! the engines follow policies drawn by lot, one keeps a journal, and their devices and swap files fail at random. Afterwards nothing is
+//! left: no block, no byte, no request without its end. PLLM_SOAK_SECONDS says for how long (default 5), PLLM_SOAK_SEED which lots.
 
 #[path = "../common/mod.rs"]
 mod common;
 mod counting;
 mod host;
 
-use std::sync::Arc;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::faulty::{Faults, Faulty};
 use common::{Random, TempDir, configs, model_info, write_random_model};
-use counting::{live_bytes, resident_bytes};
+use counting::{live_bytes, resident_bytes, share_one_heap};
 use host::{Host, Tally};
+use pagedllm::arena::{Arena, ArenaInfo};
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::engine::{Engine, ModelRunner};
+use pagedllm::engine::journal::{Ending, JournalFile, Replay};
+use pagedllm::engine::{Engine, ModelInfo, ModelRunner, Runner};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-use pagedllm::options::{EngineOptions, KvDtype};
+use pagedllm::options::{AllocationPolicy, BatchingPolicy, EngineOptions, KvDtype, OrderPolicy, Policies, Preemption};
 
 const BLOCK: usize = 8;
-const BLOCKS: usize = 64;
-const HOSTS: u64 = 4;
+/// Of the arena, and so the most of each engine.
+const BLOCKS: usize = 96;
+const SWAP_BLOCKS: usize = 24;
+const ENGINES: usize = 3;
+/// Of each engine.
+const HOSTS: usize = 2;
+const MAX_MODEL_LEN: usize = 128;
 /// A shorter run says nothing of a slope.
 const LONG_ENOUGH: Duration = Duration::from_secs(50);
 const MOST_GROWTH_PER_MINUTE: f64 = (1 << 20) as f64;
 
-fn engine(dir: &TempDir) -> (Engine, Arc<Faults>) {
-    let faults = Arc::new(Faults::default());
-    let options = EngineOptions {
+fn one_of<T: Copy>(random: &mut Random, all: &[T]) -> T {
+    all[random.below(all.len())]
+}
+
+/// What is drawn by lot for an engine. One swaps whatever the lot.
+fn lots(place: usize, random: &mut Random) -> EngineOptions {
+    let ageing = Duration::from_millis(20);
+    let orders = [OrderPolicy::FirstCome, OrderPolicy::Priority { ageing }, OrderPolicy::ShortestPredicted { ageing }];
+    let batchings = [
+        BatchingPolicy::Mixed,
+        BatchingPolicy::PrefillFirst { threshold: 64 },
+        BatchingPolicy::DecodeFirst { budget: 16 },
+        BatchingPolicy::Static,
+    ];
+    let allocation = if random.below(4) == 0 { AllocationPolicy::MaxTokens } else { AllocationPolicy::OnDemand };
+    EngineOptions {
         max_batch_tokens: 48,
         max_seqs: 12,
         max_waiting_requests: Some(40),
         max_waiting_tokens: Some(1500),
+        preemption: if place == 0 {
+            Preemption::Swap
+        } else {
+            one_of(random, &[Preemption::Recompute, Preemption::Swap, Preemption::Auto])
+        },
+        policies: Policies { order: one_of(random, &orders), batching: one_of(random, &batchings), allocation },
+        prefix_cache: random.below(4) > 0,
+        prefill_chunk: (random.below(2) == 0).then_some(16),
+        seed: random.next(),
         ..EngineOptions::default()
-    };
-    let files = ModelFiles::open(&dir.0).unwrap();
+    }
+}
+
+/// A small LLaMA on a device that fails as it is told to, with a host tier.
+fn device(model: &Path, blocks: usize) -> (ModelInfo, Box<dyn Runner>, Arc<Faults>) {
+    let faults = Arc::new(Faults::default());
+    let files = ModelFiles::open(model).unwrap();
     let backend = Faulty { cpu: CpuBackend::new(1, None).unwrap(), faults: faults.clone() };
-    let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: BLOCKS, block_size: BLOCK, dtype: KvDtype::F32 }).unwrap();
+    // What pools touch as they come and go is little beside what a leak would be.
+    let pool = KvPool { blocks, block_size: BLOCK, dtype: KvDtype::Int8 };
+    let block_bytes = pool.block_bytes(&backend, &files.spec);
+    let mut kv = KvCache::new(&backend, &files.spec, pool).unwrap();
+    kv.add_host_tier(&backend, SWAP_BLOCKS, block_bytes, None).unwrap();
     let decoder = files.load(backend, BatchLimits { rows: 48, logits: 12 }, &mut |_, _| true).unwrap();
-    let info = model_info(files.spec.vocab_size, BLOCKS, 128, vec![]);
-    (Engine::with_runner(&options, info, None, Box::new(ModelRunner::new(decoder, kv))).unwrap(), faults)
+    let mut info = model_info(files.spec.vocab_size, blocks, MAX_MODEL_LEN, vec![]);
+    (info.memory.block_bytes, info.memory.swap_blocks) = (block_bytes, SWAP_BLOCKS);
+    (info, Box::new(ModelRunner::new(decoder, kv)), faults)
 }
 
 /// Changes the budget until it is told to stop, and then gives all of it back.
-fn squeeze(engine: &Engine, stop: &AtomicBool) {
+fn squeeze(arena: &Arena, stop: &AtomicBool) {
     let mut random = Random(99);
-    let most = engine.arena().info().most_bytes;
+    let most = arena.info().most_bytes;
     while !stop.load(SeqCst) {
         // Less than what the requests on their way need is refused.
-        let _ = engine.arena().resize(1 + random.below(most as usize) as u64);
+        let _ = arena.resize(1 + random.below(most as usize) as u64);
         std::thread::sleep(Duration::from_millis(20));
     }
-    engine.arena().resize(most).unwrap();
+    arena.resize(most).unwrap();
 }
 
-/// (seconds, bytes) while the hosts are at it, the first quarter aside.
+/// (seconds, bytes) while the hosts are at it, the first half aside: until then the heap becomes as large as they need it.
 fn watch(time: Duration) -> Vec<(f64, f64)> {
     let begun = Instant::now();
     let mut samples = Vec::with_capacity(10_000);
     while begun.elapsed() < time {
         std::thread::sleep(Duration::from_millis(100));
-        if begun.elapsed() > time / 4 {
+        if begun.elapsed() > time / 2 {
             samples.push((begun.elapsed().as_secs_f64(), resident_bytes() as f64));
         }
     }
@@ -77,21 +118,35 @@ fn slope(samples: &[(f64, f64)]) -> f64 {
 }
 
 /// Everything for so long, and the end of it. What the hosts did, and how the process grew.
-fn live(dir: &TempDir, time: Duration, seed: u64) -> (Tally, Vec<(f64, f64)>) {
-    let (engine, faults) = engine(dir);
-    faults.one_in.store(20_000, SeqCst);
-    faults.poisoned.store(true, SeqCst);
-    engine.start().unwrap();
+fn live(model: &Path, journal: &Path, time: Duration, seed: u64) -> (Tally, Vec<(f64, f64)>) {
+    let mut random = Random(seed);
+    let block_bytes = device(model, 1).0.memory.block_bytes;
+    let arena = Arena::new(BLOCKS as u64 * block_bytes, BLOCKS as u64 * block_bytes).unwrap();
+    let engine = |place| {
+        let (arena, journal_path) = (Some(arena.clone()), (place == 0).then(|| journal.into()));
+        let options = EngineOptions { arena, journal_path, ..lots(place, &mut random) };
+        let (info, runner, faults) = device(model, BLOCKS);
+        for (point, one_in) in [(&faults.ops, 20_000), (&faults.swaps, 50), (&faults.exports, 50)] {
+            point.one_in.store(one_in, SeqCst);
+        }
+        faults.poisoned.store(true, SeqCst);
+        let engine = Engine::with_runner(&options, info, None, runner).unwrap();
+        engine.start().unwrap();
+        engine
+    };
+    let engines: Vec<Engine> = (0..ENGINES).map(engine).collect();
     let (stop, squeezed) = (AtomicBool::new(false), AtomicBool::new(false));
     let mut tally = Tally::default();
+    let on_the_way = Mutex::new(Vec::new());
     let samples = std::thread::scope(|scope| {
-        let hosts: Vec<_> = (0..HOSTS)
+        let hosts: Vec<_> = (0..ENGINES * HOSTS)
             .map(|i| {
-                let (engine, stop) = (&engine, &stop);
-                scope.spawn(move || Host::new(engine, seed * HOSTS + i).live(stop))
+                let (engine, on_the_way, stop) = (&engines[i % ENGINES], &on_the_way, &stop);
+                let seed = seed.wrapping_mul(1009).wrapping_add(i as u64);
+                scope.spawn(move || Host::new(engine, on_the_way, seed).live(stop))
             })
             .collect();
-        let squeezer = scope.spawn(|| squeeze(&engine, &squeezed));
+        let squeezer = scope.spawn(|| squeeze(&arena, &squeezed));
         let samples = watch(time);
         squeezed.store(true, SeqCst);
         squeezer.join().unwrap();
@@ -99,31 +154,70 @@ fn live(dir: &TempDir, time: Duration, seed: u64) -> (Tally, Vec<(f64, f64)>) {
         hosts.into_iter().for_each(|host| tally += host.join().unwrap());
         samples
     });
-    engine.stop();
+    engines.iter().for_each(Engine::stop);
+    engines.iter().for_each(|engine| tally += end(engine));
+    assert_eq!(arena.info().least_bytes, (ENGINES * MAX_MODEL_LEN / BLOCK) as u64 * block_bytes, "nobody is promised anything any more");
+    drop(engines);
+    let ArenaInfo { held_bytes, engines, .. } = arena.info();
+    assert_eq!((held_bytes, engines), (0, 0), "all was given back");
+    (tally, samples)
+}
+
+/// Nothing is left in it; and what its steps met.
+fn end(engine: &Engine) -> Tally {
     while engine.step().unwrap_or_default().sequences > 0 {}
+    engine.check_invariants();
     let stats = engine.stats();
     assert_eq!((stats.waiting, stats.running, stats.idle, stats.blocks_used), (0, 0, 0, 0), "nothing is left: {stats:?}");
-    assert_eq!(stats.blocks_free + stats.blocks_cached, BLOCKS as u64, "not a block is lost");
-    tally.failed_steps = stats.steps_failed;
-    tally.preemptions = stats.preemptions;
-    tally.rejections = stats.admission_rejections;
-    (tally, samples)
+    assert_eq!((stats.swapped, stats.swap_blocks_used, stats.journals_stopped), (0, 0, 0), "{stats:?}");
+    assert_eq!(stats.blocks_free + stats.blocks_cached, stats.blocks_total, "not a block is lost");
+    Tally {
+        failed_steps: stats.steps_failed,
+        preemptions: stats.preemptions,
+        swapped_in: stats.blocks_swapped_in,
+        failed_moves: stats.swap_failures,
+        rejections: stats.admission_rejections,
+        ..Tally::default()
+    }
+}
+
+/// What the first engine wrote down is the same when it is run again.
+fn replay(model: &Path, journal: &Path) {
+    let (info, runner, _) = device(model, BLOCKS);
+    let summary = Replay::over(JournalFile::open(journal).unwrap(), info, None, runner).unwrap().run().unwrap();
+    assert_eq!((&summary.difference, &summary.ending), (&None, &Some(Ending::Closed)), "{summary:?}");
+    assert!(summary.steps > 5 && summary.requests > 5, "{summary:?}");
+}
+
+fn number_of(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|number| number.parse().unwrap())
 }
 
 #[test]
 fn nothing_is_left_of_a_life_under_pressure() {
-    let seconds = std::env::var("PLLM_SOAK_SECONDS").map_or(5, |seconds| seconds.parse().unwrap());
-    let time = Duration::from_secs(seconds);
-    let dir = TempDir::new();
+    let time = Duration::from_secs(number_of("PLLM_SOAK_SECONDS").unwrap_or(5));
+    let by_clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let seed = number_of("PLLM_SOAK_SEED").unwrap_or_else(by_clock);
+    println!("PLLM_SOAK_SEED={seed}");
+    let mut random = Random(seed);
+    for EngineOptions { policies, preemption, prefix_cache, .. } in (0..ENGINES).map(|place| lots(place, &mut random)) {
+        println!("{policies:?}, {preemption:?}, prefix cache: {prefix_cache}");
+    }
+    let (dir, journals) = (TempDir::new(), TempDir::new());
+    let (model, journal) = (&dir.0, &journals.0.join("journal"));
     let (_, config) = configs(512).pop().unwrap();
-    write_random_model(&dir.0, &config, false, 5);
+    write_random_model(model, &config, false, 5);
     // What is made once in a process is made.
-    live(&dir, Duration::from_millis(500), 0);
+    share_one_heap();
+    live(model, journal, time / 10, seed);
+    replay(model, journal);
     let before = live_bytes();
-    let (tally, samples) = live(&dir, time, 1);
+    let (tally, samples) = live(model, journal, time, seed);
     assert_eq!(live_bytes() - before, samples.capacity() as i64 * size_of::<(f64, f64)>() as i64, "bytes are left");
     let slope = slope(&samples);
-    println!("{seconds} s: {tally:?}\nresident memory grew by {:.0} KiB a minute", slope / 1024.0);
+    println!("{time:?}: {tally:?}\nresident memory grew by {:.0} KiB a minute", slope / 1024.0);
     assert!(tally.ended > 0 && tally.failed_steps > 0 && tally.preemptions > 0, "there was no pressure: {tally:?}");
+    assert!(tally.swapped_in > 0 && tally.moved > 0, "nobody was moved: {tally:?}");
+    assert!(time < LONG_ENOUGH || tally.failed_moves > 0 && tally.rejections > 0, "there was little pressure: {tally:?}");
     assert!(time < LONG_ENOUGH || slope < MOST_GROWTH_PER_MINUTE, "{slope} bytes a minute");
 }

@@ -60,7 +60,7 @@ impl Host {
                 let mut offset = 0;
                 for layer in layers {
                     let place = |host: u32| &pages.bytes()[host as usize * bytes + offset..(host as usize + 1) * bytes];
-                    kv::copy_in(pool, moves, place, layer);
+                    kv::copy_from_host(pool, moves, place, layer);
                     offset += layer.bytes();
                 }
                 Ok(())
@@ -76,11 +76,11 @@ impl Host {
 
 /// All layers' K and V of a block.
 fn gather(layers: &[Kv], block: u32, to: &mut [u8]) {
-    layers.iter().fold(to, |to, layer| layer.copy_out(block, to));
+    layers.iter().fold(to, |to, layer| layer.pack(block, to));
 }
 
 fn scatter(from: &[u8], block: u32, layers: &mut [Kv]) {
-    layers.iter_mut().fold(from, |from, layer| layer.copy_in(block, from));
+    layers.iter_mut().fold(from, |from, layer| layer.unpack(block, from));
 }
 
 fn failed(what: &str, e: std::io::Error) -> Error {

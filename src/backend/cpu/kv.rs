@@ -27,9 +27,9 @@ impl Kv {
         Ok(Kv { shape, k: Pages::zeroed(bytes)?, v: Pages::zeroed(bytes)? })
     }
 
-    pub fn discard(&mut self, from: usize) {
+    pub fn discard(&mut self, from: usize) -> Result<()> {
         let bytes = half_bytes(&self.shape);
-        [&mut self.k, &mut self.v].into_iter().for_each(|pages| pages.discard(from * bytes));
+        self.k.discard(from * bytes).and(self.v.discard(from * bytes))
     }
 
     /// Appends K and then V of the blocks; of the last one only the first `last` slots, and zeros for the others.
@@ -62,7 +62,7 @@ impl Kv {
     }
 
     /// Copies K and then V of one block into `to`, and returns what is left of it.
-    pub fn copy_out<'a>(&self, block: u32, mut to: &'a mut [u8]) -> &'a mut [u8] {
+    pub fn pack<'a>(&self, block: u32, mut to: &'a mut [u8]) -> &'a mut [u8] {
         let bytes = half_bytes(&self.shape);
         for pages in [&self.k, &self.v] {
             let (part, rest) = to.split_at_mut(bytes);
@@ -73,7 +73,7 @@ impl Kv {
     }
 
     /// Takes them back from the beginning of `from`, and returns the rest.
-    pub fn copy_in<'a>(&mut self, block: u32, mut from: &'a [u8]) -> &'a [u8] {
+    pub fn unpack<'a>(&mut self, block: u32, mut from: &'a [u8]) -> &'a [u8] {
         let bytes = half_bytes(&self.shape);
         for pages in [&mut self.k, &mut self.v] {
             let (part, rest) = from.split_at(bytes);
@@ -164,7 +164,7 @@ impl Cached for i8 {
 }
 
 /// Takes a layer's K and then V of these blocks from where `place` finds them.
-pub fn copy_in<'a>(pool: &Pool, moves: &[BlockMove], place: impl Fn(u32) -> &'a [u8] + Sync, layer: &mut Kv) {
+pub fn copy_from_host<'a>(pool: &Pool, moves: &[BlockMove], place: impl Fn(u32) -> &'a [u8] + Sync, layer: &mut Kv) {
     let (bytes, blocks) = (half_bytes(&layer.shape), layer.shape.blocks);
     let halves = [SendPtr(layer.k.bytes_mut().as_mut_ptr()), SendPtr(layer.v.bytes_mut().as_mut_ptr())];
     pool.run(2 * moves.len(), &|task, _| {

@@ -26,6 +26,16 @@ pub trait Lanes: Copy + 'static {
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// 2^i, where i is an integer that was added to `ROUNDER`.
     unsafe fn exp2_of_rounded(v: Self::V) -> Self::V;
+    /// Whether the path multiplies numbers in bf16, two at a time.
+    const PAIRS: bool = false;
+    /// a * b + c, where each lane of a and b is a pair in bf16: both products are added.
+    unsafe fn fma_pairs(_a: Self::V, _b: Self::V, _c: Self::V) -> Self::V {
+        unreachable!("the path has no pairs")
+    }
+    /// Rounds N numbers to bf16, to the nearest and of two to the even one.
+    unsafe fn store_bf16(_p: *mut u16, _v: Self::V) {
+        unreachable!("the path has no pairs")
+    }
 }
 
 /// Adding and subtracting 1.5 * 2^23 rounds a small float to an integer, which then sits in the low bits.
@@ -101,6 +111,8 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c"),
             #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => Isa::Avx512.is_present() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 Isa::Avx2.is_present()
                     && is_x86_feature_detected!("avx512f")
@@ -113,9 +125,9 @@ impl Isa {
         }
     }
 
-    /// The widest path this machine has.
+    /// The widest path this machine has of those that compute in f32.
     pub fn detect() -> Isa {
-        Isa::ALL.into_iter().rev().find(|isa| isa.is_present()).unwrap_or(Isa::Portable)
+        Isa::ALL.into_iter().rev().find(|&isa| isa != Isa::Avx512Bf16 && isa.is_present()).unwrap_or(Isa::Portable)
     }
 
     /// # Safety
@@ -126,6 +138,8 @@ impl Isa {
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
+                Isa::Avx512Bf16 => run_avx512_bf16(kernel),
+                #[cfg(target_arch = "x86_64")]
                 Isa::Avx512 => run_avx512(kernel),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => run_avx2(kernel),
@@ -133,6 +147,13 @@ impl Isa {
             }
         }
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) {
+    // SAFETY: this function's features are those of the lanes.
+    unsafe { kernel.run::<x86::Avx512Bf16>() }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -233,7 +254,7 @@ mod x86 {
     macro_rules! lanes {
         ($name:ident, $n:literal, $v:ty, $set1:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $mul:ident, $div:ident,
          $max:ident, $min:ident, $fma:ident, bf16: |$p:ident| $bf16:expr, f16: |$q:ident| $f16:expr, i8: |$r:ident| $i8:expr,
-         exp2: |$e:ident| $exp2:expr) => {
+         exp2: |$e:ident| $exp2:expr $(, $more:tt)?) => {
             #[derive(Clone, Copy)]
             pub struct $name;
             // For all bodies: the trait's contract gives the features and the reach of the pointers.
@@ -297,16 +318,39 @@ mod x86 {
                 unsafe fn exp2_of_rounded($e: $v) -> $v {
                     unsafe { $exp2 }
                 }
+                $(pairs!($more);)?
             }
         };
     }
 
-    lanes!(Avx512, 16, __m512, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_div_ps,
+    macro_rules! avx512 {
+        ($name:ident $(, $more:tt)?) => {
+            lanes!($name, 16, __m512, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_div_ps,
         _mm512_max_ps, _mm512_min_ps, _mm512_fmadd_ps,
         bf16: |p| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))),
         f16: |p| _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())),
         i8: |p| _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))),
-        exp2: |v| _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32::<23>(_mm512_castps_si512(v)), _mm512_castps_si512(_mm512_set1_ps(1.0)))));
+        exp2: |v| _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32::<23>(_mm512_castps_si512(v)), _mm512_castps_si512(_mm512_set1_ps(1.0)))) $(, $more)?);
+        };
+    }
+
+    /// What AVX-512 BF16 adds.
+    macro_rules! pairs {
+        (bf16) => {
+            const PAIRS: bool = true;
+            #[inline(always)]
+            unsafe fn fma_pairs(a: __m512, b: __m512, c: __m512) -> __m512 {
+                unsafe { _mm512_dpbf16_ps(c, std::mem::transmute::<__m512, __m512bh>(a), std::mem::transmute::<__m512, __m512bh>(b)) }
+            }
+            #[inline(always)]
+            unsafe fn store_bf16(p: *mut u16, v: __m512) {
+                unsafe { _mm256_storeu_si256(p.cast(), std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v))) }
+            }
+        };
+    }
+
+    avx512!(Avx512);
+    avx512!(Avx512Bf16, bf16);
 
     lanes!(Avx2, 8, __m256, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_div_ps,
         _mm256_max_ps, _mm256_min_ps, _mm256_fmadd_ps,

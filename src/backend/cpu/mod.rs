@@ -20,7 +20,7 @@ use elementwise::{Activate, Add, Gate, Norm, NormHead, ScaleAndCap};
 use host::Host;
 use kv::Kv;
 use lanes::Kernel;
-use matmul::Matrix;
+use matmul::{Matrix, Rounded};
 use pool::Pool;
 
 use super::{Act, AttentionShape, Backend, Heads, KvShape, NormKind, RowSource};
@@ -36,6 +36,7 @@ pub struct CpuBackend {
     isa: Isa,
     pool: Pool,
     scratch: Vec<Mutex<Scratch>>, // [threads]
+    rounded: Vec<Mutex<Rounded>>, // [threads]
     matmuls: AtomicU64,
 }
 
@@ -99,7 +100,8 @@ impl CpuBackend {
         }
         let pool = Pool::new(threads)?;
         let scratch = (0..threads).map(|_| Mutex::new(Scratch::empty())).collect();
-        Ok(CpuBackend { isa, pool, scratch, matmuls: AtomicU64::new(0) })
+        let rounded = (0..threads).map(|_| Mutex::default()).collect();
+        Ok(CpuBackend { isa, pool, scratch, rounded, matmuls: AtomicU64::new(0) })
     }
 
     pub fn isa(&self) -> Isa {
@@ -171,7 +173,11 @@ impl Backend for CpuBackend {
     }
 
     fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, source: RowSource) -> Result<Matrix> {
-        Matrix::load(&self.pool, rows, cols, dtype, source)
+        if self.isa == Isa::Avx512Bf16 {
+            let reserve = |rounded: &Mutex<Rounded>| matmul::reserve_rounded(&mut rounded.lock().unwrap_or_else(|e| e.into_inner()), cols);
+            self.rounded.iter().try_for_each(reserve)?;
+        }
+        Matrix::load(self.isa, &self.pool, rows, cols, dtype, source)
     }
 
     fn kv(&self, shape: KvShape) -> Result<Kv> {
@@ -179,7 +185,7 @@ impl Backend for CpuBackend {
     }
 
     fn matrix_bytes(&self, rows: usize, cols: usize, dtype: Dtype) -> u64 {
-        Matrix::bytes(rows, cols, dtype)
+        Matrix::bytes(self.isa, rows, cols, dtype)
     }
 
     fn kv_block_bytes(&self, shape: &KvShape) -> u64 {
@@ -219,8 +225,8 @@ impl Backend for CpuBackend {
         kv::copy_blocks(&self.pool, copies, layers);
     }
 
-    fn discard_blocks(&self, from: usize, layer: &mut Kv) {
-        layer.discard(from);
+    fn discard_blocks(&self, from: usize, layer: &mut Kv) -> Result<()> {
+        layer.discard(from)
     }
 
     fn read_blocks(&self, blocks: &[u32], last: usize, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
@@ -247,7 +253,7 @@ impl Backend for CpuBackend {
 
     fn matmul(&self, rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf) {
         self.matmuls.fetch_add(1, Ordering::Relaxed);
-        matmul::matmul(self.isa, &self.pool, rows, x, w, bias, out);
+        matmul::matmul(self.isa, &self.pool, &self.rounded, rows, x, w, bias, out);
     }
 
     fn add(&self, len: usize, x: &mut Buf, y: &Buf) {

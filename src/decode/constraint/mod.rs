@@ -196,6 +196,11 @@ impl Constraint {
         Ok(())
     }
 
+    /// Room for so many tokens more.
+    pub fn reserve(&mut self, tokens: usize) -> Result<()> {
+        Ok(self.tokens.try_reserve_exact(tokens)?)
+    }
+
     /// A token was committed.
     pub fn advance(&mut self, token: u32) -> Result<()> {
         self.check()?;

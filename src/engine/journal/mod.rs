@@ -1,7 +1,8 @@
 //! A journal: what the host asked for, and all that a step learned from outside of it, so that the same steps can be run again
 //! elsewhere, bit for bit. The tokens themselves are not in it, only what tells whether they are the same.
 //!
-//! A step learns from outside: the commands, the time, which queues are full when it asks, and whether the device failed.
+//! A step learns from outside: the commands, the time, which queues are full when it asks, and whether the device failed: at a plan, at
+//! moves between the tiers, at an export or import.
 
 mod reader;
 mod recorder;
@@ -17,11 +18,11 @@ pub use records::{Forked, Header, Wanted};
 pub use replay::{Difference, Replay, Summary};
 use witness::Witness;
 
-use self::records::{Asked, Ended, Resized, Step, Stuck};
+use self::records::{Asked, Ended, Fault, Resized, Step, Stuck};
 use super::StepReport;
 use super::outputs::Output;
 use super::registry::Command;
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result};
 use crate::sched::Costs;
 
 /// Between a step and its outside.
@@ -40,8 +41,9 @@ enum Role {
 }
 
 impl Journal {
-    pub fn recorded(recorder: Recorder) -> Journal {
-        Journal { witness: Witness::default(), role: Role::Records(recorder) }
+    /// Of an engine that runs so many sequences at once.
+    pub fn recorded(recorder: Recorder, seqs: usize) -> Result<Journal> {
+        Ok(Journal { witness: Witness::new(seqs)?, role: Role::Records(recorder) })
     }
 
     fn replayed() -> Journal {
@@ -68,7 +70,7 @@ impl Journal {
         }
     }
 
-    /// Whether a group may take part, as far as its queue is concerned.
+    /// Whether a group may take part, as far as its queue is concerned; or whether any of those that have paused may.
     pub fn ready(&self, is_ready: bool) -> bool {
         let ask = self.witness.ask();
         let ready = match &self.role {
@@ -89,8 +91,7 @@ impl Journal {
     pub fn fault(&mut self) -> Option<Error> {
         let attempt = self.witness.attempt();
         let Role::Replays { told, .. } = &self.role else { return None };
-        let fault = told.faults.iter().find(|fault| fault.attempt == attempt)?;
-        Some(Error::new(Code::from_number(fault.code).unwrap_or(Code::Internal), fault.message.clone()))
+        told.faults.iter().find(|fault| fault.attempt == attempt).map(Fault::error)
     }
 
     /// The plan could not be computed.
@@ -130,6 +131,19 @@ impl Journal {
         (out, back)
     }
 
+    /// A sequence's K and V were read to be exported, or written as they were imported: what came of it, or is said to have come of it.
+    pub fn exchanged(&mut self, result: Result<()>) -> Result<()> {
+        let number = self.witness.exchange();
+        let result = match &self.role {
+            Role::Records(_) => result,
+            Role::Replays { told, .. } => {
+                told.unmoved.iter().find(|fault| fault.attempt == number).map_or(result, |fault| Err(fault.error()))
+            }
+        };
+        self.witness.step.unmoved.extend(result.as_ref().err().map(|error| Fault::new(number, error)));
+        result
+    }
+
     /// What moving and computing cost: as measured, or as it is said to have been.
     pub fn costs(&mut self, measured: Option<Costs>) -> Option<Costs> {
         let costs = match &self.role {
@@ -144,6 +158,16 @@ impl Journal {
 
     pub fn says(&mut self, output: &Output) {
         self.witness.says(output);
+    }
+
+    /// The sequence is gone, and what was just said of it, if anything, was the last.
+    pub fn forget(&mut self, sequence: u64) {
+        self.witness.forget(sequence);
+    }
+
+    /// Panics if it keeps anything of a sequence that is gone. For tests.
+    pub fn check(&self, is_known: impl Fn(u64) -> bool) {
+        self.witness.remembered().for_each(|sequence| assert!(is_known(sequence), "sequence {sequence} is gone and the journal keeps it"));
     }
 
     /// The step is over. One that did nothing, and saw nothing that the one before did not, leaves no trace.

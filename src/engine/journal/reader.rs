@@ -34,7 +34,7 @@ pub enum Ending {
 /// A step, what was asked before it, and what ended in it.
 #[derive(Default)]
 pub struct Recorded {
-    pub asked: Vec<Asked>,
+    pub asked: Vec<Asked<'static>>,
     pub ended: Vec<Ended>,
     pub step: Step,
 }

@@ -21,7 +21,7 @@ pub struct Recorder {
 /// As `Record`, of what is borrowed: the two are written alike.
 #[derive(Serialize)]
 enum Borrowed<'a> {
-    Asked(&'a Asked),
+    Asked(&'a Asked<'a>),
     Ended(&'a Ended),
     Step(&'a Step),
     Closed,

@@ -1,5 +1,6 @@
 //! What stands in a journal.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::engine::ModelInfo;
 use crate::engine::registry::Command;
 use crate::engine::request::Request;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result, try_copy};
 use crate::options::{BeamParams, EngineOptions, SamplingParams};
 
 pub const MAGIC: &[u8; 8] = b"PLLMJRNL";
@@ -81,7 +82,7 @@ impl Header {
 
 #[derive(Serialize, Deserialize)]
 pub enum Record {
-    Asked(Asked),
+    Asked(Asked<'static>),
     Ended(Ended),
     /// What was asked and what ended since the one before belongs to it.
     Step(Step),
@@ -101,6 +102,8 @@ pub struct Step {
     pub resized: Vec<Resized>,
     /// Moves between the tiers that failed.
     pub stuck: Vec<Stuck>,
+    /// Sequences whose K and V the device did not give, or take.
+    pub unmoved: Vec<Fault>,
     /// What moving and computing cost, in the bits of seconds, where the scheduler was told.
     pub costs: Option<(u64, u64)>,
     /// Over all outputs of the step, in any order.
@@ -125,7 +128,7 @@ pub struct Stuck {
     pub back: bool,
 }
 
-/// An attempt to compute a plan failed.
+/// An attempt to compute a plan failed, or one to export or import.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Fault {
     /// Which of the step's, from 1.
@@ -134,25 +137,35 @@ pub struct Fault {
     pub message: String,
 }
 
+impl Fault {
+    pub fn new(attempt: u32, error: &Error) -> Fault {
+        Fault { attempt, code: error.code() as i32, message: error.message().into() }
+    }
+
+    pub fn error(&self) -> Error {
+        Error::new(Code::from_number(self.code).unwrap_or(Code::Internal), self.message.clone())
+    }
+}
+
 /// A sequence had its last output.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Ended {
     pub request: u64,
     pub sequence: u64,
-    pub finish: String,
+    pub finish: Cow<'static, str>,
     pub generated: u64,
     pub score: u64,
     /// Over all that was said of it.
     pub digest: [u8; 32],
 }
 
-/// What a host asked for, as it is asked again.
+/// What a host asked for, as it is asked again. What is large is borrowed where it is written down.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub enum Asked {
+pub enum Asked<'a> {
     Add {
         id: u64,
         at: Duration,
-        request: Box<Wanted>,
+        request: Cow<'a, Box<Wanted>>,
     },
     Abort {
         request: u64,
@@ -168,7 +181,7 @@ pub enum Asked {
     },
     Append {
         seq: u64,
-        tokens: Vec<u32>,
+        tokens: Cow<'a, [u32]>,
     },
     Rewind {
         seq: u64,
@@ -177,7 +190,7 @@ pub enum Asked {
     Resume {
         seq: u64,
         at: Duration,
-        turn: Box<WantedTurn>,
+        turn: Box<WantedTurn<'a>>,
     },
     GoOn {
         seq: u64,
@@ -200,9 +213,9 @@ pub enum Asked {
     },
     Pin {
         id: u64,
-        tokens: Vec<u32>,
+        tokens: Cow<'a, [u32]>,
         priority: u32,
-        salt: Vec<u8>,
+        salt: Cow<'a, [u8]>,
         until: Option<Duration>,
     },
     Unpin {
@@ -234,8 +247,8 @@ pub struct Wanted {
 
 /// A turn of an idle sequence.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct WantedTurn {
-    pub sampling: SamplingParams,
+pub struct WantedTurn<'a> {
+    pub sampling: Cow<'a, SamplingParams>,
     pub keep: bool,
     pub hooked: bool,
     pub user_data: u64,
@@ -253,7 +266,7 @@ pub struct Forked {
 
 impl Wanted {
     /// But for the tokens, which are known later; what is left out here becomes part of them.
-    pub fn of(request: &Request) -> Wanted {
+    pub fn of(request: &Request) -> Result<Wanted> {
         let Request {
             sampling,
             n,
@@ -270,41 +283,49 @@ impl Wanted {
             truncate_prompt_tokens: _,
             add_special: _,
         } = request;
-        Wanted {
+        Ok(Wanted {
             prompt: Vec::new(),
-            sampling: sampling.clone(),
+            sampling: sampling.try_clone()?,
             n: *n,
             best_of: *best_of,
             beam: beam.clone(),
             keep: *keep,
-            salt: salt.clone(),
+            salt: try_copy(salt)?,
             hooked: hook.is_some(),
             user_data: *user_data,
             priority: *priority,
             deadline: *deadline,
             skip_special: *skip_special,
-        }
+        })
     }
 }
 
-impl Asked {
-    pub fn of(command: &Command) -> Asked {
+impl Asked<'_> {
+    pub fn of(command: &Command) -> Asked<'_> {
         match command {
             Command::Add { id, work } => match &work.again {
-                Some(wanted) => Asked::Add { id: *id, at: work.stream.timing.asked, request: wanted.clone() },
+                Some(wanted) => Asked::Add { id: *id, at: work.stream.timing.asked, request: Cow::Borrowed(wanted) },
                 None => Asked::Lost { why: format!("request {id} was added before there was a journal") },
             },
             Command::Abort { request } => Asked::Abort { request: *request },
             Command::End { seq } => Asked::End { seq: *seq },
             Command::Fork { parent, len, children, idle } => {
-                let forked =
-                    children.iter().map(|child| Forked { id: child.id, seed: child.seed, user_data: child.user_data, at: child.asked });
-                Asked::Fork { parent: *parent, len: *len, children: forked.collect(), idle: *idle }
+                let mut forked = Vec::new();
+                if forked.try_reserve_exact(children.len()).is_err() {
+                    return Asked::Lost { why: format!("sequence {parent} was forked, and there was no memory to write it down") };
+                }
+                forked.extend(children.iter().map(|child| Forked {
+                    id: child.id,
+                    seed: child.seed,
+                    user_data: child.user_data,
+                    at: child.asked,
+                }));
+                Asked::Fork { parent: *parent, len: *len, children: forked, idle: *idle }
             }
-            Command::Append { seq, tokens } => Asked::Append { seq: *seq, tokens: tokens.clone() },
+            Command::Append { seq, tokens } => Asked::Append { seq: *seq, tokens: tokens.into() },
             Command::Rewind { seq, len } => Asked::Rewind { seq: *seq, len: *len },
             Command::Resume { seq, turn, .. } => {
-                let (sampling, deadline) = (turn.rules.params.clone(), turn.deadline.map(|at| at.saturating_sub(turn.asked)));
+                let (sampling, deadline) = (Cow::Borrowed(&turn.rules.params), turn.deadline.map(|at| at.saturating_sub(turn.asked)));
                 let (keep, hooked, user_data, skip_special) = (turn.keep, turn.hook.is_some(), turn.user_data, turn.skip_special);
                 Asked::Resume {
                     seq: *seq,
@@ -322,8 +343,8 @@ impl Asked {
                 Ok(blob) => Asked::Import { id: *id, at: turn.asked, blob },
                 Err(error) => Asked::Lost { why: format!("sequence {id} was imported: {error}") },
             },
-            Command::Pin { id, tokens, priority, salt, until } => {
-                Asked::Pin { id: *id, tokens: tokens.clone(), priority: *priority, salt: salt.clone(), until: *until }
+            Command::Pin { id, newcomer, priority, salt, until } => {
+                Asked::Pin { id: *id, tokens: newcomer.prompt().into(), priority: *priority, salt: salt.into(), until: *until }
             }
             Command::Unpin { id } => Asked::Unpin { id: *id },
         }

@@ -156,14 +156,14 @@ impl Replay {
                 self.summary.requests += 1;
                 self.clock.turn(at);
                 self.hooked(id, request.hooked);
-                same(id, self.engine.add_request(again(*request))?)
+                same(id, self.engine.add_request(request_of(*request.into_owned()))?)
             }
             Asked::Resume { seq, at, turn } => {
                 self.clock.turn(at);
                 self.hooked(seq, turn.hooked);
                 let (keep, user_data, skip_special) = (turn.keep, Some(turn.user_data), turn.skip_special);
                 let deadline = turn.deadline;
-                self.engine.resume(seq, Resume { keep, user_data, skip_special, deadline, ..Resume::new(turn.sampling) })
+                self.engine.resume(seq, Resume { keep, user_data, skip_special, deadline, ..Resume::new(turn.sampling.into_owned()) })
             }
             Asked::GoOn { seq, at, deadline, keep, user_data, hooked } => {
                 self.clock.turn(at);
@@ -174,15 +174,17 @@ impl Replay {
                 self.clock.turn(at);
                 same(id, self.engine.import(self.engine.queue(), &blob)?)
             }
-            Asked::Pin { id, tokens, priority, salt, until } => same(id, registry.pin(tokens, priority, salt, until)?),
-            Asked::Fork { parent, len, children, idle } => registry.fork_again(parent, len, &children, idle, self.engine.queue().outbox()),
-            Asked::Export { seq } => registry.export_again(seq, self.engine.queue().outbox()),
-            Asked::Abort { request } => registry.leave(Command::Abort { request }),
-            Asked::End { seq } => registry.leave(Command::End { seq }),
-            Asked::Append { seq, tokens } => registry.leave(Command::Append { seq, tokens }),
-            Asked::Rewind { seq, len } => registry.leave(Command::Rewind { seq, len }),
-            Asked::Free { seq } => registry.leave(Command::Free { seq }),
-            Asked::Unpin { id } => registry.leave(Command::Unpin { id }),
+            Asked::Pin { id, tokens, priority, salt, until } => {
+                same(id, self.engine.pin_tokens(tokens.into_owned(), priority, salt.into_owned(), until)?)
+            }
+            Asked::Fork { parent, len, children, idle } => registry.replay_fork(parent, len, &children, idle, self.engine.queue().outbox()),
+            Asked::Export { seq } => registry.replay_export(seq, self.engine.queue().outbox()),
+            Asked::Abort { request } => registry.replay(Command::Abort { request }),
+            Asked::End { seq } => registry.replay(Command::End { seq }),
+            Asked::Append { seq, tokens } => registry.replay(Command::Append { seq, tokens: tokens.into_owned() }),
+            Asked::Rewind { seq, len } => registry.replay(Command::Rewind { seq, len }),
+            Asked::Free { seq } => registry.replay(Command::Free { seq }),
+            Asked::Unpin { id } => registry.replay(Command::Unpin { id }),
             Asked::Lost { why } => Err(Error::unsupported(format!("it is not in the journal: {why}"))),
         }
     }
@@ -219,7 +221,7 @@ impl JournalFile {
 }
 
 /// The request as it was made.
-fn again(wanted: Wanted) -> Request {
+fn request_of(wanted: Wanted) -> Request {
     let Wanted { prompt, sampling, n, best_of, beam, keep, salt, hooked: _, user_data, priority, deadline, skip_special } = wanted;
     Request { n, best_of, beam, keep, salt, user_data, priority, deadline, skip_special, ..Request::new(Prompt::Tokens(prompt), sampling) }
 }

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::records::{Ended, Fault, Resized, Step, Stuck};
 use crate::engine::outputs::{Logprobs, Output};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::sched::FinishReason;
 
 #[derive(Default)]
@@ -27,18 +27,31 @@ pub struct Witness {
     /// Moves between the tiers since then, and those that failed.
     moves: u32,
     stuck: Vec<Stuck>,
-    /// Of all that has been said of each sequence since it last ended.
+    /// Exports and imports in this step.
+    exchanges: u32,
+    /// Of all that has been said of each sequence since it last ended. None of those that are gone.
     said: HashMap<u64, [u8; 32]>,
     /// Steps so far, those that did nothing not counted.
     steps: u64,
-    /// What the last step was refused, where it did nothing else.
-    refused_before: Option<Vec<u32>>,
+    /// What the last step was refused, and whether it did nothing else.
+    refused_before: Vec<u32>,
+    quiet_before: bool,
 }
 
 impl Witness {
+    /// With room for what `seqs` sequences that run at once say, so that a step makes none.
+    pub fn new(seqs: usize) -> Result<Witness> {
+        let mut witness = Witness::default();
+        // A map that is full to the half never grows for what comes and goes.
+        witness.said.try_reserve(2 * seqs)?;
+        witness.ended.try_reserve(seqs)?;
+        Ok(witness)
+    }
+
     pub fn begin(&mut self, now: Duration) {
-        (self.step.now, self.step.said, self.attempts) = (now, 0, 0);
+        (self.step.now, self.step.said, self.attempts, self.exchanges) = (now, 0, 0, 0);
         self.step.faults.clear();
+        self.step.unmoved.clear();
         (self.in_step, self.touched) = (true, !self.between.is_empty() || !self.stuck.is_empty());
         self.step.resized.clear();
         self.step.resized.append(&mut self.between);
@@ -63,8 +76,13 @@ impl Witness {
     }
 
     pub fn failed(&mut self, error: &Error) {
-        let (code, message) = (error.code() as i32, error.message().to_string());
-        self.step.faults.push(Fault { attempt: self.attempts, code, message });
+        self.step.faults.push(Fault::new(self.attempts, error));
+    }
+
+    /// The number of the export or import that was tried.
+    pub fn exchange(&mut self) -> u32 {
+        self.exchanges += 1;
+        self.exchanges
     }
 
     pub fn resized(&mut self, blocks: usize, worked: bool) {
@@ -108,6 +126,11 @@ impl Witness {
         self.said.remove(&sequence);
     }
 
+    /// Of which sequences it keeps what was said.
+    pub fn remembered(&self) -> impl Iterator<Item = u64> {
+        self.said.keys().copied()
+    }
+
     /// Whether the step is worth writing down.
     pub fn end(&mut self, idle: bool) -> bool {
         (self.in_step, self.moves) = (false, 0);
@@ -115,10 +138,11 @@ impl Witness {
         self.step.stuck.append(&mut self.stuck);
         self.step.refused.clone_from(&self.refused.borrow());
         let quiet = idle && !self.touched && self.step.faults.is_empty();
-        if quiet && self.refused_before.as_ref() == Some(&self.step.refused) {
+        if quiet && self.quiet_before && self.refused_before == self.step.refused {
             return false;
         }
-        self.refused_before = quiet.then(|| self.step.refused.clone());
+        self.quiet_before = quiet;
+        self.refused_before.clone_from(&self.step.refused);
         self.steps += 1;
         self.step.number = self.steps;
         true

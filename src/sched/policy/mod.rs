@@ -15,13 +15,10 @@ use super::{Branching, Scheduler};
 use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy};
 
 /// Who comes first. Whoever comes first can always go on, at the cost of all that come later.
-pub trait Order: Send {
+pub trait Order: Send + Sync {
     /// Where a group stands, from the moment it comes to its end: the smaller, the earlier; among equals, who came first. So that
     /// nobody waits for ever, it must grow with the time.
     fn rank(&self, claim: &Claim) -> u64;
-
-    /// A sequence that might have generated `most` tokens ended by itself after `generated`.
-    fn learn(&mut self, _most: usize, _generated: usize) {}
 }
 
 /// What an order may go by.
@@ -30,8 +27,8 @@ pub struct Claim {
     /// When it came, in microseconds.
     pub at: u64,
     pub priority: i32,
-    /// Tokens that it may generate.
-    pub most: usize,
+    /// Tokens that it is likely to generate.
+    pub expected: usize,
 }
 
 /// What a step is made of.
@@ -71,8 +68,8 @@ impl Running<'_> {
         let Scheduler { groups, sequences, running, .. } = self.0;
         let decodes = running
             .iter()
-            .map(|id| &groups[id])
-            .filter(|group| group.branching != Branching::Pin && group.members.iter().all(|seq| sequences[seq].pending() == 1));
+            .map(|&id| &groups[id])
+            .filter(|group| group.branching != Branching::Pin && group.members.iter().all(|&slot| sequences[slot].pending() == 1));
         decodes.map(|group| group.members.len()).sum()
     }
 
@@ -104,11 +101,7 @@ pub struct Policies {
 impl Policies {
     pub fn new(options: &options::Policies) -> Policies {
         Policies {
-            order: match options.order {
-                OrderPolicy::FirstCome => Box::new(first_come::FirstCome),
-                OrderPolicy::Priority { ageing } => Box::new(priority::Priority { ageing }),
-                OrderPolicy::ShortestPredicted { ageing } => Box::new(shortest::ShortestPredicted::new(ageing)),
-            },
+            order: order(options.order),
             batching: match options.batching {
                 BatchingPolicy::Mixed => Box::new(mixed::Mixed),
                 BatchingPolicy::PrefillFirst { threshold } => Box::new(prefill_first::PrefillFirst::new(threshold)),
@@ -120,6 +113,14 @@ impl Policies {
                 AllocationPolicy::MaxTokens => Box::new(max_tokens::MaxTokens),
             },
         }
+    }
+}
+
+pub fn order(policy: OrderPolicy) -> Box<dyn Order> {
+    match policy {
+        OrderPolicy::FirstCome => Box::new(first_come::FirstCome),
+        OrderPolicy::Priority { ageing } => Box::new(priority::Priority { ageing }),
+        OrderPolicy::ShortestPredicted { ageing } => Box::new(shortest::ShortestPredicted { ageing }),
     }
 }
 

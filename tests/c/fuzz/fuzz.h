@@ -186,7 +186,7 @@ typedef struct {
     uint64_t user_data, max_tokens, prompt_tokens;  // prompt_tokens 0: not known
     unsigned queue;                                 // a number that is never used again within a program
     uint32_t kind, top, prompt_top;
-    bool logprobs, prompt_logprobs, echo, keep, has_deadline;
+    bool logprobs, prompt_logprobs, echo, grammar, keep, has_deadline;
     const uint32_t *answer;  // the tokens that it must begin with; NULL: not known
     bool loose;     // it was forked, cut or extended on the way: how many tokens come is not known beforehand
     bool optional;  // whether it was to run at all is not known

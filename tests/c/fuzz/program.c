@@ -687,6 +687,7 @@ static void note_sampling(turn *t, const pllm_sampling *s) {
     t->logprobs = s->flags & PLLM_SAMPLING_LOGPROBS;
     t->prompt_logprobs = s->flags & PLLM_SAMPLING_PROMPT_LOGPROBS;
     t->echo = s->flags & PLLM_SAMPLING_ECHO;
+    t->grammar = s->grammar_kind != PLLM_GRAMMAR_NONE;
     t->top = s->top_logprobs, t->prompt_top = s->prompt_top_logprobs, t->kind = s->output_kind;
 }
 
@@ -863,41 +864,46 @@ static bool choose_a_question(worker *w, const engine_slot *e, pllm_request *q, 
     return true;
 }
 
+// Nothing changes between two calls.
+static bool nobody_steps(void) {
+    bool steps = world.racing;
+    for (int i = 0; i < ENGINES; i++) steps |= world.engines[i].started;
+    return !steps;
+}
+
 // What pllm_engine_admit says of a request, where nothing can come in between.
 typedef struct {
-    bool holds, arena_is_short;
+    bool holds;
     int32_t code;
     pllm_admission is;
 } prospect;
 
-// The arena has not all that the engine was made for: whether what is promised to requests leaves room is seen when one is added.
-static bool arena_is_short(worker *w, const engine_slot *e) {
+// Nobody steps the engine but this program, nor another one that shares its arena.
+static bool nothing_comes_between(worker *w, const engine_slot *e) {
     pllm_arena_info info = {.struct_size = sizeof info};
-    if (!e->engine) return false;
+    if (!e->engine || e->started || world.racing) return false;
     EXPECT(TRY(pllm_arena_state, CALL(pllm_engine_arena, e->engine), &info) == 0, "an engine's arena has no state");
-    return info.bytes < info.most_bytes || info.engines > 1;
+    return info.engines == 1 || nobody_steps();
 }
 
 static prospect ask_admission(worker *w, const engine_slot *e, const pllm_request *request) {
-    prospect p = {.arena_is_short = arena_is_short(w, e)};
+    prospect p = {.holds = nothing_comes_between(w, e)};
     output_struct out = any_output_struct(w, 48, sizeof p.is);
     p.code = TRY(pllm_engine_admit, e->engine, request, out.at);
     EXPECT(p.code || e->engine, "a request was admitted by NULL");
     judge_struct(&out, p.code, &p.is);
     bool possible = p.is.admits <= 1 && p.is.fits_now <= p.is.admits && !isnan(p.is.first_token_seconds);
     EXPECT(p.code || possible, "an admission is impossible");
-    p.holds = e->engine && is_possible(&out) && !e->started && !world.racing;
+    p.holds &= is_possible(&out);
     if (sabotage == admission_promises_too_much && p.code) p.code = 0, p.is.admits = 1;
     return p;
 }
 
 // `code`: what adding the request answered. What only adding it finds out: a grammar is not compiled before.
-static void judge_admission(const prospect *p, bool is_plain, int32_t code) {
+static void judge_admission(const prospect *p, bool has_grammar, int32_t code) {
     int32_t expected = p->code ? p->code : p->is.admits ? 0 : PLLM_E_CAPACITY;
-    bool is_short = p->arena_is_short && code == PLLM_E_CAPACITY;
-    bool found_out = !is_plain && (code == PLLM_E_INVALID_ARGUMENT || code == PLLM_E_UNSUPPORTED);
-    bool as_said = code == expected || (!p->code && (is_short || found_out));
-    EXPECT(!p->holds || as_said, "admit said %d (admits: %llu), and the request met %d", p->code, LLU(p->is.admits), code);
+    bool found_out = !p->code && has_grammar && (code == PLLM_E_INVALID_ARGUMENT || code == PLLM_E_UNSUPPORTED);
+    EXPECT(!p->holds || code == expected || found_out, "admit said %d (admits: %llu), and the request met %d", p->code, LLU(p->is.admits), code);
 }
 
 static void add(worker *w) {
@@ -935,7 +941,7 @@ static void add(worker *w) {
     output_place *out = any_output_place(w);
     int32_t code = TRY(pllm_engine_add_request, e->engine, at, out ? &out->number : NULL);
     judge_output(out, code, sizeof out->number);
-    if (out) judge_admission(&p, t.answer, code);
+    if (out) judge_admission(&p, t.grammar, code);
     bool in_range = q.deadline_ms >= 0 && q.priority >= -100 && q.priority <= 100;
     EXPECT(code || in_range, "a deadline of %lld ms and a priority of %d were accepted", (long long)q.deadline_ms, q.priority);
     EXPECT(code || (e->engine && to->engine == e->number && !is_newer), "a request was accepted that had to be refused");
@@ -1494,13 +1500,6 @@ static const pllm_arena *any_arena(worker *w) {
     if (i == 31) return NULL;
     const pllm_arena *arena = world.arenas[i % ARENAS];
     return arena && i < 16 ? arena : CALL(pllm_engine_arena, any_engine(w)->engine);
-}
-
-// Nothing changes between two calls.
-static bool nobody_steps(void) {
-    bool steps = world.racing;
-    for (int i = 0; i < ENGINES; i++) steps |= world.engines[i].started;
-    return !steps;
 }
 
 static void create_arena(worker *w) {

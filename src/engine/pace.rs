@@ -1,0 +1,250 @@
+//! What things have taken so far, by the clock: steps, prompt tokens, and blocks that move from tier to tier. What is long ago counts
+//! less and less, so that a machine that has become faster or slower is soon believed.
+
+use std::time::Duration;
+
+use crate::sched::{Costs, StepPlan};
+
+/// The weighted least squares of seconds = the sum of what each feature takes.
+#[derive(Debug, Clone, Copy)]
+struct Fit<const N: usize> {
+    moments: [[f64; N]; N],
+    seconds: [f64; N],
+}
+
+/// What is older than the newest by one step counts for beside it: half after 700.
+const FADING: f64 = 0.999;
+
+impl<const N: usize> Default for Fit<N> {
+    fn default() -> Fit<N> {
+        Fit { moments: [[0.0; N]; N], seconds: [0.0; N] }
+    }
+}
+
+impl<const N: usize> Fit<N> {
+    fn fade(&mut self, by: f64) {
+        self.moments.as_flattened_mut().iter_mut().chain(&mut self.seconds).for_each(|sum| *sum *= by);
+    }
+
+    fn observe(&mut self, features: [f64; N], took: Duration) {
+        for (i, row) in self.moments.iter_mut().enumerate() {
+            row.iter_mut().zip(features).for_each(|(moment, feature)| *moment += features[i] * feature);
+            self.seconds[i] += features[i] * took.as_secs_f64();
+        }
+    }
+
+    /// `doubt`: a little weight on 0 for each, so that there is always an answer.
+    fn solve(&self, doubt: impl Fn(f64) -> f64) -> [f64; N] {
+        let (mut a, mut b) = (self.moments, self.seconds);
+        (0..N).for_each(|i| a[i][i] += doubt(a[i][i]));
+        for i in 0..N {
+            for below in i + 1..N {
+                let factor = a[below][i] / a[i][i];
+                (i..N).for_each(|column| a[below][column] -= factor * a[i][column]);
+                b[below] -= factor * b[i];
+            }
+        }
+        let mut costs = [0.0; N];
+        for i in (0..N).rev() {
+            let known: f64 = (i + 1..N).map(|column| a[i][column] * costs[column]).sum();
+            costs[i] = (b[i] - known) / a[i][i];
+        }
+        costs
+    }
+}
+
+/// What a step costs: seconds = fixed + rows * per_row + positions * per_position + products * per_product.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Pace(Fit<UNKNOWNS>);
+
+const UNKNOWNS: usize = 4;
+/// Brings the four to like sizes.
+const SCALES: [f64; UNKNOWNS] = [1.0, 1e-2, 1e-4, 1e-5];
+/// Steps that were all alike have an answer too.
+const DAMPING: f64 = 1e-6;
+
+/// The size of a step, or of several.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Load {
+    pub steps: usize,
+    pub rows: usize,
+    /// Of the rows: those of sequences that have several. Counted of a plan only.
+    pub prompt_rows: usize,
+    /// Positions whose K and V are read, of each sequence once a step.
+    pub positions: usize,
+    /// The same, once for each row.
+    pub products: usize,
+}
+
+impl Load {
+    pub fn of(plan: &StepPlan) -> Load {
+        let mut load = Load { steps: 1, ..Load::default() };
+        for part in &plan.parts {
+            load.add(1, part.rows, part.first);
+            load.prompt_rows += if part.rows > 1 { part.rows } else { 0 };
+        }
+        load
+    }
+
+    /// A stream that computes so many rows in each of these steps, after the `first` positions.
+    pub fn add(&mut self, steps: usize, rows: usize, first: usize) {
+        let looked_back_on = steps * first + rows * steps * (steps + 1) / 2;
+        self.rows += rows * steps;
+        self.positions += looked_back_on;
+        self.products += rows * looked_back_on;
+    }
+
+    fn features(self) -> [f64; UNKNOWNS] {
+        let [steps, rows, positions, products] = SCALES;
+        [self.steps as f64 * steps, self.rows as f64 * rows, self.positions as f64 * positions, self.products as f64 * products]
+    }
+}
+
+impl Pace {
+    pub fn observe(&mut self, load: Load, took: Duration) {
+        self.0.fade(FADING);
+        self.0.observe(load.features(), took);
+    }
+
+    /// None: no step has been seen.
+    pub fn solve(&self) -> Option<StepCosts> {
+        let weight = self.0.moments[0][0];
+        (weight > 0.0).then(|| StepCosts(self.0.solve(|moment| DAMPING * (weight + moment))))
+    }
+}
+
+/// Seconds for each of a step's features.
+pub struct StepCosts([f64; UNKNOWNS]);
+
+impl StepCosts {
+    pub fn seconds(&self, load: Load) -> f64 {
+        self.0.iter().zip(load.features()).map(|(cost, feature)| cost * feature).sum::<f64>().max(0.0)
+    }
+}
+
+/// Everything that is measured.
+#[derive(Debug, Default)]
+pub struct Meter {
+    pub pace: Pace,
+    prompts: Fit<1>,
+    moves: Fit<1>,
+}
+
+/// A rate that has faded to this many squared things is as good as unknown, and its things as good as free: so what once seemed
+/// dear is tried again some day.
+const FORGOTTEN: f64 = 1e-2;
+
+impl Meter {
+    /// A step was computed. Of one that does several things, prompts take their share of the rows.
+    pub fn stepped(&mut self, load: Load, took: Duration) {
+        self.pace.observe(load, took);
+        // Moves fade with every step: nobody moves what seems dear, so nobody would measure it again.
+        self.moves.fade(FADING);
+        if load.prompt_rows > 0 {
+            let prompts = load.prompt_rows as f64;
+            self.prompts.fade(FADING);
+            self.prompts.observe([prompts], took.mul_f64(prompts / load.rows as f64));
+        }
+    }
+
+    pub fn moved(&mut self, blocks: usize, took: Duration) {
+        self.moves.observe([blocks as f64], took);
+    }
+
+    pub fn costs(&self) -> Costs {
+        let each = |fit: &Fit<1>| fit.solve(|_| FORGOTTEN)[0];
+        Costs { block: each(&self.moves), token: each(&self.prompts) }
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// What a step costs on the machine of these tests.
+    pub fn seconds(load: Load) -> f64 {
+        0.01 + 1e-4 * load.rows as f64 + 1e-5 * load.positions as f64 + 1e-6 * load.products as f64
+    }
+
+    pub fn load(parts: &[(usize, usize)]) -> Load {
+        let mut load = Load { steps: 1, ..Load::default() };
+        parts.iter().for_each(|&(rows, first)| load.add(1, rows, first));
+        load
+    }
+
+    pub fn learned() -> Pace {
+        let mut pace = Pace::default();
+        learn(&mut pace, 200, 1.0);
+        pace
+    }
+
+    fn learn(pace: &mut Pace, steps: usize, slower: f64) {
+        for i in 1..=steps {
+            let load = load(&[(i % 60 + 1, (i * 37) % 500), (1, i * 91 % 700)]);
+            pace.observe(load, Duration::from_secs_f64(slower * seconds(load)));
+        }
+    }
+
+    #[test]
+    fn the_pace_of_steps_is_learned_from_those_that_ran() {
+        assert!(Pace::default().solve().is_none());
+        let costs = learned().solve().unwrap();
+        for load in [load(&[(1, 100)]), load(&[(60, 4), (1, 80)])] {
+            let (told, right) = (costs.seconds(load), seconds(load));
+            assert!((told / right - 1.0).abs() < 0.01, "{told} for {right}");
+        }
+    }
+
+    #[test]
+    fn steps_that_are_all_alike_are_told_as_they_were() {
+        let mut pace = Pace::default();
+        let load = load(&[(1, 112); 8]);
+        (0..50).for_each(|_| pace.observe(load, Duration::from_millis(25)));
+        assert!((pace.solve().unwrap().seconds(load) - 0.025).abs() < 1e-4);
+    }
+
+    #[test]
+    fn a_machine_that_has_become_slower_is_believed() {
+        let mut pace = Pace::default();
+        learn(&mut pace, 20_000, 1.0);
+        learn(&mut pace, 7000, 3.0);
+        let (told, right) = (pace.solve().unwrap().seconds(load(&[(30, 200)])), 3.0 * seconds(load(&[(30, 200)])));
+        assert!((told / right - 1.0).abs() < 0.02, "{told} for {right}");
+    }
+
+    fn prompt(rows: usize) -> Load {
+        Load { prompt_rows: rows, ..load(&[(rows, 0)]) }
+    }
+
+    #[test]
+    fn prompts_and_moves_of_long_ago_count_less() {
+        let mut meter = Meter::default();
+        assert_eq!(meter.costs(), Costs::default(), "nothing was ever measured");
+        let milliseconds = Duration::from_millis;
+        let near = |told: f64, right: f64| assert!((told / right - 1.0).abs() < 0.02, "{told} for {right}");
+        for _ in 0..10_000 {
+            meter.stepped(prompt(100), milliseconds(100));
+            meter.moved(10, milliseconds(500));
+        }
+        near(meter.costs().token, 1e-3);
+        near(meter.costs().block, 50e-3);
+        for _ in 0..10_000 {
+            meter.stepped(prompt(100), milliseconds(400));
+            meter.moved(10, milliseconds(5));
+        }
+        near(meter.costs().token, 4e-3);
+        near(meter.costs().block, 0.5e-3);
+    }
+
+    #[test]
+    fn what_has_long_not_been_tried_is_as_good_as_free() {
+        let mut meter = Meter::default();
+        meter.moved(100, Duration::from_secs(10));
+        assert!(meter.costs().block > 0.099);
+        (0..5000).for_each(|_| meter.stepped(prompt(50), Duration::from_millis(50)));
+        assert!(meter.costs().block > 0.099, "a while ago is not long ago");
+        (0..30_000).for_each(|_| meter.stepped(prompt(50), Duration::from_millis(50)));
+        assert!(meter.costs().block < 1e-6, "{}", meter.costs().block);
+        assert!((meter.costs().token - 1e-3).abs() < 1e-5);
+    }
+}

@@ -1,0 +1,171 @@
+//! Outputs that wait for their reader, in a few flat lists: once these have grown, another output allocates nothing.
+
+use std::collections::VecDeque;
+
+use super::outputs::{Content, Output, Told};
+use crate::error::{Result, try_grow};
+
+/// Outputs in the order they were made.
+#[derive(Debug, Default)]
+pub struct Page {
+    heads: Vec<Head>,
+    content: Content,
+}
+
+/// An output, all but what it tells; that lies in the page's lists, from the end of the one before it to here.
+#[derive(Debug)]
+struct Head {
+    output: Output,
+    end: End,
+}
+
+/// A place in each of the lists.
+#[derive(Debug, Clone, Copy, Default)]
+struct End {
+    tokens: usize,
+    logprobs: usize,
+    top: usize,
+    prompt_logprobs: usize,
+    prompt_top: usize,
+    text: usize,
+}
+
+impl Page {
+    pub fn len(&self) -> usize {
+        self.heads.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.heads.is_empty()
+    }
+
+    pub fn clear(&mut self) {
+        self.heads.clear();
+        self.content.clear();
+    }
+
+    /// Room for so many outputs of a token and its text.
+    pub fn reserve(&mut self, outputs: usize) -> Result<()> {
+        const TEXT: usize = 16;
+        self.heads.try_reserve(outputs)?;
+        self.content.tokens.try_reserve(outputs)?;
+        self.content.logprobs.tokens.try_reserve(outputs)?;
+        Ok(self.content.text.try_reserve(outputs * TEXT)?)
+    }
+
+    /// Room for so many outputs that tell nothing.
+    pub fn reserve_heads(&mut self, outputs: usize) -> Result<()> {
+        try_grow(&mut self.heads, outputs)
+    }
+
+    /// It has room for many times more than it holds, and than are owed.
+    pub fn is_oversized(&self, owed: usize) -> bool {
+        const USUAL: usize = 64;
+        self.heads.capacity() > 16 * self.len().max(owed).max(USUAL)
+    }
+
+    /// Adds the output, whose lists keep their room, and leaves room for so many that tell nothing. Where there is no memory for what it
+    /// tells, nothing has changed.
+    pub fn add(&mut self, output: &mut Output, owed: usize) -> Result<()> {
+        self.reserve_heads(1 + owed)?;
+        self.content.add(output.told())?;
+        self.heads.push(Head { output: output.take_head(), end: self.end() });
+        Ok(())
+    }
+
+    /// Adds the output, of which nothing is told, where room was left for it.
+    pub fn add_mute(&mut self, output: &mut Output) {
+        self.heads.push(Head { output: output.take_head(), end: self.end() });
+    }
+
+    /// Each output, all but what it tells, and that.
+    pub fn iter(&self) -> impl Iterator<Item = (&Output, Told<'_>)> {
+        let starts = std::iter::once(End::default()).chain(self.heads.iter().map(|head| head.end));
+        self.heads.iter().zip(starts).map(|(head, start)| (&head.output, self.between(start, head.end)))
+    }
+
+    /// Empties the page into outputs of their own. Where there is no memory for them, nothing has changed.
+    pub fn take_outputs(&mut self) -> Result<VecDeque<Output>> {
+        let mut outputs = VecDeque::new();
+        outputs.try_reserve_exact(self.len())?;
+        for (_, told) in self.iter() {
+            let mut output = Output::default();
+            output.tell(told)?;
+            outputs.push_back(output);
+        }
+        for (output, head) in outputs.iter_mut().zip(&mut self.heads) {
+            *output = std::mem::take(&mut head.output).with_content_of(output);
+        }
+        self.clear();
+        Ok(outputs)
+    }
+
+    fn end(&self) -> End {
+        let Content { tokens, logprobs, prompt_logprobs, text } = &self.content;
+        End {
+            tokens: tokens.len(),
+            logprobs: logprobs.tokens.len(),
+            top: logprobs.top.len(),
+            prompt_logprobs: prompt_logprobs.tokens.len(),
+            prompt_top: prompt_logprobs.top.len(),
+            text: text.len(),
+        }
+    }
+
+    fn between(&self, start: End, end: End) -> Told<'_> {
+        let Content { tokens, logprobs, prompt_logprobs, text } = &self.content;
+        Told {
+            tokens: &tokens[start.tokens..end.tokens],
+            logprobs: &logprobs.tokens[start.logprobs..end.logprobs],
+            top: &logprobs.top[start.top..end.top],
+            prompt_logprobs: &prompt_logprobs.tokens[start.prompt_logprobs..end.prompt_logprobs],
+            prompt_top: &prompt_logprobs.top[start.prompt_top..end.prompt_top],
+            text: &text[start.text..end.text],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::outputs::Logprobs;
+    use crate::error::Error;
+
+    fn output(i: u32) -> Output {
+        let logprobs = |count| Logprobs { tokens: vec![i as f32; count], top: vec![(i, -1.0); 2 * count] };
+        Output {
+            request: i as u64,
+            tokens: vec![i; i as usize],
+            logprobs: logprobs(i as usize % 3),
+            prompt_logprobs: logprobs(i as usize % 2),
+            text: "é".repeat(i as usize),
+            error: (i == 2).then(|| Error::invalid("why")),
+            blob: vec![i as u8; (i == 3) as usize],
+            ..Output::default()
+        }
+    }
+
+    #[test]
+    fn what_comes_out_is_what_went_in() {
+        let mut page = Page::default();
+        for _ in 0..2 {
+            (0..6).for_each(|i| page.add(&mut output(i), 0).unwrap());
+            assert!(page.iter().zip(0..6).all(|((head, told), i)| head.request == i && told.text == output(i as u32).text));
+            assert_eq!(page.take_outputs().unwrap(), (0..6).map(output).collect::<Vec<_>>());
+            assert!(page.is_empty());
+        }
+    }
+
+    #[test]
+    fn once_it_has_grown_nothing_is_allocated() {
+        let mut page = Page::default();
+        (0..6).for_each(|i| page.add(&mut output(i), 0).unwrap());
+        let places = |page: &Page| (page.heads.as_ptr(), page.content.tokens.as_ptr(), page.content.text.as_ptr());
+        let before = places(&page);
+        page.clear();
+        let mut reused = output(5);
+        page.add(&mut reused, 0).unwrap();
+        assert_eq!(places(&page), before);
+        assert!(reused.tokens.capacity() >= 5 && reused.blob.is_empty());
+    }
+}

@@ -1,0 +1,54 @@
+//! How many tokens a block holds, and what follows from it.
+
+/// Tokens of a block: a power of two, so that those who look for the slots of thousands of tokens divide nothing.
+#[derive(Debug, Clone, Copy)]
+pub struct BlockSize {
+    shift: u32,
+}
+
+impl BlockSize {
+    pub fn new(tokens: usize) -> BlockSize {
+        assert!(tokens.is_power_of_two(), "a block of {tokens} tokens: the options allow powers of two alone");
+        BlockSize { shift: tokens.trailing_zeros() }
+    }
+
+    #[inline]
+    pub fn tokens(self) -> usize {
+        1 << self.shift
+    }
+
+    /// Blocks that so many tokens need.
+    #[inline]
+    pub fn blocks_for(self, tokens: usize) -> usize {
+        self.full(tokens + self.tokens() - 1)
+    }
+
+    /// Blocks that so many tokens fill; and, in a table, the place of the block that holds this position.
+    #[inline]
+    pub fn full(self, tokens: usize) -> usize {
+        tokens >> self.shift
+    }
+
+    /// Where in its block the position lies.
+    #[inline]
+    pub fn offset(self, position: usize) -> usize {
+        position & (self.tokens() - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::blocks_for;
+    use super::*;
+
+    #[test]
+    fn it_divides_as_division_does() {
+        for tokens in [1, 4, 8, 16, 256] {
+            let size = BlockSize::new(tokens);
+            assert_eq!(size.tokens(), tokens);
+            for n in 0..600 {
+                assert_eq!((size.blocks_for(n), size.full(n), size.offset(n)), (blocks_for(n, tokens), n / tokens, n % tokens));
+            }
+        }
+    }
+}

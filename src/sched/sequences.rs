@@ -1,0 +1,94 @@
+//! The sequences there are. Whoever is outside names them by id; here each has a slot, where a step finds it without searching.
+
+use std::ops::{Index, IndexMut};
+
+use super::slab::{Slab, Slot};
+use super::{IdMap, SeqId, Sequence};
+use crate::error::Result;
+
+#[derive(Debug, Default)]
+pub struct Sequences {
+    slab: Slab<Sequence>,
+    slots: IdMap<SeqId, Slot>,
+}
+
+impl Sequences {
+    /// Makes room for `more`, whatever comes and goes.
+    pub fn try_reserve(&mut self, more: usize) -> Result<()> {
+        // A map that is at most half full puts itself in order where it is; a fuller one might grow at any time.
+        self.slots.try_reserve(self.len() + 2 * more)?;
+        self.slab.try_reserve(more)
+    }
+
+    pub fn insert(&mut self, sequence: Sequence) -> Slot {
+        let id = sequence.id;
+        let slot = self.slab.insert(sequence);
+        self.slots.insert(id, slot);
+        slot
+    }
+
+    pub fn remove(&mut self, slot: Slot) -> Sequence {
+        let sequence = self.slab.remove(slot);
+        self.slots.remove(&sequence.id);
+        sequence
+    }
+
+    pub fn find(&self, id: SeqId) -> Option<Slot> {
+        self.slots.get(&id).copied()
+    }
+
+    /// As `find`, for one that probably lies in the slot `guess`.
+    #[inline]
+    pub fn find_near(&self, guess: Slot, id: SeqId) -> Option<Slot> {
+        match self.slab.get(guess) {
+            Some(sequence) if sequence.id == id => Some(guess),
+            _ => self.find(id),
+        }
+    }
+
+    pub fn get(&self, id: SeqId) -> Option<&Sequence> {
+        self.find(id).map(|slot| &self.slab[slot])
+    }
+
+    pub fn len(&self) -> usize {
+        self.slab.len()
+    }
+
+    /// Two of them, the second to be changed.
+    pub fn two(&mut self, one: Slot, other: Slot) -> (&Sequence, &mut Sequence) {
+        self.slab.two(one, other)
+    }
+
+    /// Slots, of which some may be empty.
+    pub fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
+        self.slab.slots()
+    }
+
+    pub fn in_slot(&self, slot: Slot) -> Option<&Sequence> {
+        self.slab.get(slot)
+    }
+
+    pub fn values(&self) -> impl Iterator<Item = &Sequence> {
+        self.slab.values()
+    }
+
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+        self.slab.values_mut()
+    }
+}
+
+impl Index<Slot> for Sequences {
+    type Output = Sequence;
+
+    #[inline]
+    fn index(&self, slot: Slot) -> &Sequence {
+        &self.slab[slot]
+    }
+}
+
+impl IndexMut<Slot> for Sequences {
+    #[inline]
+    fn index_mut(&mut self, slot: Slot) -> &mut Sequence {
+        &mut self.slab[slot]
+    }
+}

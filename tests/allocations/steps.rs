@@ -1,0 +1,149 @@
+//! After warm-up a step allocates nothing of its own.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pagedllm::engine::{Engine, Prompt, Request};
+use pagedllm::options::{EngineOptions, Grammar, Preemption, SamplingParams};
+use pagedllm::sched::FinishReason;
+
+use super::common::bundled_model;
+use super::refusing::{Site, counting};
+
+const WARM_UP: usize = 2000;
+const STEPS: usize = 1000;
+/// Lists that other crates take as their arguments.
+const FOR_OTHERS: &[&str] = &["src/text/tokenizer.rs"];
+/// More than run at once, so that some always wait.
+const UNFINISHED: u64 = 14;
+
+/// So small a pool that some of the running have to give way.
+fn engine(preemption: Preemption, trace: Option<PathBuf>) -> Engine {
+    Engine::create(&EngineOptions {
+        model_dir: bundled_model(),
+        threads: Some(1),
+        max_seqs: 12,
+        max_model_len: Some(192),
+        kv_bytes: Some(1 << 20),
+        swap_bytes: if preemption == Preemption::Recompute { 0 } else { 1 << 20 },
+        preemption,
+        trace_path: trace,
+        ..Default::default()
+    })
+    .unwrap()
+}
+
+/// Requests of every kind that comes often, one after the other.
+fn request(i: u32) -> Request {
+    let sampling =
+        SamplingParams { seed: Some(i as u64), ignore_eos: true, max_tokens: Some(20 + (i as usize * 7) % 60), ..Default::default() };
+    let sampling = match i % 6 {
+        0 => SamplingParams { temperature: 0.8, top_p: 0.9, logprobs: Some(5), ..sampling },
+        1 => SamplingParams { temperature: 1.0, stop: vec!["the".into(), "never to be seen".into()], ignore_eos: false, ..sampling },
+        2 => SamplingParams { temperature: 0.9, repetition_penalty: 1.1, presence_penalty: 0.2, top_k: 40, logprobs: Some(0), ..sampling },
+        3 => SamplingParams { prompt_logprobs: Some(2), ..sampling },
+        4 => SamplingParams { grammar: Some(Grammar::Regex("[a-z ]{10,30}\\.".into())), ignore_eos: false, ..sampling },
+        _ => SamplingParams { temperature: 1.0, top_p: 0.95, logprobs: Some(2), ..sampling },
+    };
+    let prompt = Prompt::Tokens((0..10 + (i * 13) % 50).map(|place| 10 + (place * 7 + i * 131) % 900).collect());
+    let deadline = i.is_multiple_of(7).then(|| Duration::from_secs(1000));
+    Request { n: if i % 6 == 5 { 4 } else { 1 }, deadline, ..Request::new(prompt, sampling) }
+}
+
+/// A host that keeps the engine busy.
+struct Host {
+    engine: Engine,
+    added: u32,
+    last: u64,
+    ends: HashMap<FinishReason, usize>,
+    text: usize,
+}
+
+impl Host {
+    /// Adds what is missing, aborts one now and then, and reads what was told.
+    fn turn(&mut self, step: usize) {
+        while self.engine.stats().waiting + self.engine.stats().running < UNFINISHED {
+            self.last = self.engine.add_request(request(self.added)).unwrap();
+            self.added += 1;
+            if u64::from(self.added).is_multiple_of(UNFINISHED) {
+                break;
+            }
+        }
+        if step % 50 == 49 {
+            let _ = self.engine.abort(self.last);
+        }
+        let outputs = self.engine.queue().poll_page(Some(Duration::ZERO), |_| Ok(())).unwrap();
+        for (output, told) in outputs.iter() {
+            self.text += told.text.len();
+            output.finish.into_iter().for_each(|finish| *self.ends.entry(finish).or_default() += 1);
+        }
+    }
+}
+
+fn in_steps(preemption: Preemption, trace: Option<PathBuf>) -> BTreeMap<Site, usize> {
+    let mut host = Host { engine: engine(preemption, trace), added: 0, last: 0, ends: HashMap::new(), text: 0 };
+    let mut found = BTreeMap::new();
+    for step in 0..WARM_UP {
+        host.turn(step);
+        host.engine.step().unwrap();
+    }
+    let before = host.engine.stats();
+    host.ends.clear();
+    for step in 0..STEPS {
+        host.turn(step);
+        counting(&mut found, || host.engine.step()).unwrap();
+    }
+    let after = host.engine.stats();
+    println!(
+        "{preemption:?}: {} preemptions, {} of them swapped, {:?}, {} bytes of text",
+        after.preemptions - before.preemptions,
+        after.preemptions_swapped - before.preemptions_swapped,
+        host.ends,
+        host.text
+    );
+    assert!(after.preemptions - before.preemptions > 20);
+    assert_eq!(after.preemptions_swapped > before.preemptions_swapped, preemption == Preemption::Swap);
+    for finish in [FinishReason::Stop, FinishReason::Length, FinishReason::Abort] {
+        assert!(host.ends.get(&finish).is_some_and(|&ends| ends > 5), "{:?}", host.ends);
+    }
+    found
+}
+
+/// As hosts do that give each request a queue.
+#[test]
+fn a_step_allocates_nothing_for_queues_that_come_and_go() {
+    let (engine, mut queues, mut found) = (engine(Preemption::Recompute, None), Vec::new(), BTreeMap::new());
+    for step in 0..1500 {
+        if step % 6 == 0 {
+            let queue = engine.create_queue(64).unwrap();
+            let sampling = SamplingParams { seed: Some(3), ignore_eos: true, max_tokens: Some(18), ..Default::default() };
+            engine.add_request_to(&queue, Request::new(Prompt::Tokens(vec![5 + step % 50; 20]), sampling)).unwrap();
+            queues.push(queue);
+        }
+        match step < 500 {
+            true => engine.step().unwrap(),
+            false => counting(&mut found, || engine.step()).unwrap(),
+        };
+        queues.iter().for_each(|queue| drop(queue.poll_page(Some(Duration::ZERO), |_| Ok(())).unwrap()));
+        if queues.len() > 8 {
+            queues.remove(0);
+        }
+    }
+    found.retain(|site, _| site.name().starts_with("src/") && !FOR_OTHERS.contains(&site.name().as_str()));
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn a_step_allocates_nothing_of_its_own() {
+    let trace = std::env::temp_dir().join(format!("pagedllm-steps-{}.json", std::process::id()));
+    for (preemption, trace) in [(Preemption::Recompute, None), (Preemption::Swap, Some(trace.clone()))] {
+        let is_own = |(site, _): &(Site, usize)| site.name().starts_with("src/") && !FOR_OTHERS.contains(&site.name().as_str());
+        let (own, others): (Vec<_>, Vec<_>) = in_steps(preemption, trace).into_iter().partition(is_own);
+        for (site, count) in others {
+            println!("{count:8} by {} {}", site.package, site.place);
+        }
+        assert!(own.is_empty(), "in {STEPS} steps: {own:#?}");
+    }
+    std::fs::remove_file(trace).unwrap();
+}

@@ -1,0 +1,95 @@
+"""usage: check.py PAGEDLLM_REPLAY MODEL_DIR
+Records a journal through the wrapper, and has pagedllm-replay run it again: it says the same, bit for bit. Of a journal that was tampered
+with, cut off, or written for something else it says so, and fails."""
+import hashlib
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bindings" / "python"))
+from pagedllm import Engine, Sampling  # noqa: E402
+
+# Before the first record: the magic number and the version.
+START = 12
+# Of each record: its length and its checksum.
+FRAME = 12
+# What kinds of records begin with.
+ENDED = 1
+
+
+def record(journal, model):
+    """Four requests of which one is aborted, and a conversation that is forked and resumed."""
+    with Engine(model, journal_path=journal, kv_bytes=1 << 20, host_steps=True) as engine:
+        asked = [engine.add(f"Once upon a time, {i}", Sampling(max_tokens=30 + i, seed=i)) for i in range(4)]
+        kept = engine.add("The capital of France", Sampling(max_tokens=8, seed=7), keep=True)
+        engine.step()
+        engine.abort(asked[2])
+        while engine.step().unfinished:
+            engine.queue.poll(0)
+        engine.fork(kept, 2, seed=11)
+        engine.resume(kept, Sampling(max_tokens=12, temperature=0), keep=True)
+        while engine.step().unfinished:
+            engine.queue.poll(0)
+
+
+def frames(journal):
+    """Where the records are, and what is in them; the first is the header."""
+    at = START
+    while at < len(journal):
+        length, = struct.unpack_from("<I", journal, at)
+        yield at, journal[at + FRAME:at + FRAME + length]
+        at += FRAME + length
+
+
+def write_record(journal, at, content):
+    frame = struct.pack("<I", len(content)) + hashlib.sha256(content).digest()[:8] + content
+    return journal[:at] + frame + journal[at + len(frame):]
+
+
+def forged(journal):
+    """The last byte of what is known of an answer is another one, and the record's checksum is right."""
+    at, content = next((at, content) for at, content in frames(journal) if at > START and content[0] == ENDED)
+    return write_record(journal, at, content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def of_another_model(journal):
+    at, header = next(frames(journal))
+    first = header.index(b'"model":[') + len(b'"model":[')
+    end = header.index(b",", first)
+    other = str((int(header[first:end]) + 1) % 10 + 100 * (end - first == 3) + 10 * (end - first == 2)).encode()
+    return write_record(journal, at, header[:first] + other + header[end:])
+
+
+def main(replay, model):
+    def says(what, status, message):
+        path = folder / "altered"
+        path.write_bytes(what)
+        done = subprocess.run([replay, path, model], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert done.returncode == status and message in done.stdout, f"expected {status} and {message!r}, was {done.returncode}:\n{done.stdout}"
+        return done.stdout.replace("\n", "; ")
+
+    folder = pathlib.Path(tempfile.mkdtemp())
+    try:
+        record(folder / "journal", model)
+        whole = (folder / "journal").read_bytes()
+        print(says(whole, 0, "the same, bit for bit"))
+        last = [at for at, _ in frames(whole)][-1]
+        says(whole[:last], 0, "the journal was not closed")
+        says(forged(whole), 1, "different in step ")
+        says(whole[:-100], 3, "the journal is damaged or cut off after ")
+        middle = len(whole) // 2
+        says(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1:], 3, "the journal is damaged or cut off after ")
+        says(whole[:8] + struct.pack("<I", 99) + whole[12:], 2, "the journal has format 99, this library ")
+        says(of_another_model(whole), 2, ": name the directory of the one it was written with")
+        says(whole[:20], 2, "this is no journal, or its beginning is damaged")
+        says(b"", 2, "this is no journal, or its beginning is damaged")
+        missing = subprocess.run([replay, folder / "nowhere", model], stderr=subprocess.PIPE, text=True)
+        assert missing.returncode == 2 and "there is no such file" in missing.stderr, missing
+    finally:
+        shutil.rmtree(folder)
+
+
+main(*sys.argv[1:])
