@@ -86,7 +86,7 @@ impl State {
         let bytes = blocks as u64 * tenant.block;
         if bytes > tenant.least && bytes > tenant.in_the_end() && bytes > all.saturating_sub(theirs) {
             return Err(Error::capacity(format!(
-                "the request's sequences may need {bytes} bytes of K and V at once, and of the arena's {all} the other {} engines hold {theirs}: lower max_tokens or n, or make the arena larger",
+                "the request's sequences may need {bytes} bytes of K and V at once, and of the arena's {all} the other {} engines hold {theirs}: ask again when they hold less, lower max_tokens or n, or make the arena larger",
                 engines - 1
             )));
         }
