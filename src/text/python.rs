@@ -293,7 +293,8 @@ mod tests {
         assert_eq!(dumps("{{ {'b': [1, {}], 'a': []} | tojson(indent=2) }}"), "{\n  \"b\": [\n    1,\n    {}\n  ],\n  \"a\": []\n}");
         assert_eq!(dumps("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}"), r#"{"a": 2, "b": 1}"#);
         assert_eq!(dumps("{{ [1, 2] | tojson(separators=(',', ':')) }}"), "[1,2]");
-        assert_eq!(dumps("{{ {1: 2, none: 3, true: 4} | tojson }}"), r#"{"1": 2, "null": 3, "true": 4}"#);
+        // 1 and true would be the same key.
+        assert_eq!(dumps("{{ {2: 1, none: 3, true: 4} | tojson }}"), r#"{"2": 1, "null": 3, "true": 4}"#);
         assert_eq!(dumps("{{ 'é😀' | tojson(ensure_ascii=true) }}"), r#""\u00e9\ud83d\ude00""#);
     }
 

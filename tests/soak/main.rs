@@ -31,9 +31,12 @@ const ENGINES: usize = 3;
 /// Of each engine.
 const HOSTS: usize = 2;
 const MAX_MODEL_LEN: usize = 128;
-/// A shorter run says nothing of a slope.
+/// A shorter run says nothing of pressure and of a slope.
 const LONG_ENOUGH: Duration = Duration::from_secs(50);
 const MOST_GROWTH_PER_MINUTE: f64 = (1 << 20) as f64;
+/// By then the heap has seen moments as bad as any. In a shorter run, and all the more on a busy machine, it may still meet a worse one:
+/// there growth may be four times as fast, and that no byte is left tells of leaks.
+const SETTLED: Duration = Duration::from_secs(300);
 
 fn one_of<T: Copy>(random: &mut Random, all: &[T]) -> T {
     all[random.below(all.len())]
@@ -219,5 +222,6 @@ fn nothing_is_left_of_a_life_under_pressure() {
     assert!(tally.ended > 0 && tally.failed_steps > 0 && tally.preemptions > 0, "there was no pressure: {tally:?}");
     assert!(tally.swapped_in > 0 && tally.moved > 0, "nobody was moved: {tally:?}");
     assert!(time < LONG_ENOUGH || tally.failed_moves > 0 && tally.rejections > 0, "there was little pressure: {tally:?}");
-    assert!(time < LONG_ENOUGH || slope < MOST_GROWTH_PER_MINUTE, "{slope} bytes a minute");
+    let most = if time < SETTLED { 4.0 * MOST_GROWTH_PER_MINUTE } else { MOST_GROWTH_PER_MINUTE };
+    assert!(time < LONG_ENOUGH || slope < most, "{slope} bytes a minute, and at most {most} are no leak");
 }
