@@ -30,6 +30,15 @@ pub enum NormKind {
     Layer,
 }
 
+/// Which two dimensions of a head a rotary position turns together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pairs {
+    /// i and i + half of the rotated ones.
+    Halves,
+    /// 2i and 2i + 1.
+    Neighbours,
+}
+
 /// The shape of one attention layer, over rows of `[heads + 2 * kv_heads, head_dim]`: queries, keys, values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
@@ -130,8 +139,8 @@ pub trait Backend: Send + Sync {
     fn add_positions(&self, inputs: &Self::Inputs, table: &Self::Matrix, offset: usize, x: &mut Self::Buf);
     /// out[r] = w * x[r] + bias
     fn matmul(&self, rows: usize, x: &Self::Buf, w: &Self::Matrix, bias: Option<&Self::Buf>, out: &mut Self::Buf);
-    /// x += y, over `len` numbers
-    fn add(&self, len: usize, x: &mut Self::Buf, y: &Self::Buf);
+    /// x += scale * y, over `len` numbers
+    fn add(&self, len: usize, scale: f32, x: &mut Self::Buf, y: &Self::Buf);
     /// out[r] = norm(x[r]), rows of `width`
     #[allow(clippy::too_many_arguments)]
     fn norm(
@@ -145,12 +154,22 @@ pub trait Backend: Send + Sync {
         x: &Self::Buf,
         out: &mut Self::Buf,
     );
-    /// x = norm(x) of each head
-    fn norm_heads(&self, rows: usize, heads: Heads, kind: NormKind, eps: f32, weight: &Self::Buf, x: &mut Self::Buf);
+    /// x = norm(x) of each head. Weights and bias are one head's, for all, or all heads', one after the other.
+    #[allow(clippy::too_many_arguments)]
+    fn norm_heads(
+        &self,
+        rows: usize,
+        heads: Heads,
+        kind: NormKind,
+        eps: f32,
+        weight: &Self::Buf,
+        bias: Option<&Self::Buf>,
+        x: &mut Self::Buf,
+    );
     /// out[r] = [cos..., sin...] of position[r] * frequency, times `amplitude`
     fn angles(&self, inputs: &Self::Inputs, frequencies: &[f32], amplitude: f32, out: &mut Self::Buf);
-    /// Rotates the first `rotated` dimensions of each head by the row's angles: dimension i with i + rotated / 2.
-    fn rope(&self, rows: usize, heads: Heads, rotated: usize, angles: &Self::Buf, x: &mut Self::Buf);
+    /// Rotates the first `rotated` dimensions of each head by the row's angles, pair by pair.
+    fn rope(&self, rows: usize, heads: Heads, rotated: usize, pairs: Pairs, angles: &Self::Buf, x: &mut Self::Buf);
     /// Writes the K and V of each row of `qkv` to its slot.
     fn store_kv(&self, inputs: &Self::Inputs, shape: &AttentionShape, qkv: &Self::Buf, kv: &mut Self::Kv);
     /// out[r] = attention of the row's queries over K and V as they are stored, up to the row's own position

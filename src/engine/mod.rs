@@ -204,10 +204,11 @@ impl Engine {
     fn parts(options: &EngineOptions, progress: LoadProgress) -> Result<(ModelInfo, Option<Text>, Box<dyn Runner>)> {
         let _mode = StandardMode::enter();
         options.validate()?;
-        let files = ModelFiles::open(&options.model_dir)?;
+        let mut files = ModelFiles::open(&options.model_dir)?;
         let text = if options.skip_tokenizer { None } else { Some(Text::load(&options.model_dir)?) };
         let backend = CpuBackend::new(options.thread_count(), options.isa)?;
         let memory = MemoryPlan::of(&files, &backend, options)?;
+        files.spec.fit(memory.max_model_len);
         let info = ModelInfo {
             architecture: files.architecture,
             vocab_size: files.spec.vocab_size,

@@ -11,7 +11,7 @@ use crate::sys::files;
 const MOST_BYTES: u64 = 16 << 20;
 
 /// One JSON object. Its errors name the file and the field.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Config {
     file: String,
     fields: Map<String, Value>,
@@ -42,6 +42,16 @@ impl Config {
         self.fields.get(name).filter(|value| !value.is_null())
     }
 
+    /// Whether it is there and not null.
+    pub fn has(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+
+    /// Whether it is there and null.
+    pub fn is_null(&self, name: &str) -> bool {
+        self.fields.get(name).is_some_and(Value::is_null)
+    }
+
     fn wrong(&self, name: &str, what: &str) -> Error {
         let value = self.get(name).map_or("absent".into(), |value| value.to_string());
         let value: String = value.chars().take(80).collect();
@@ -56,6 +66,14 @@ impl Config {
 
     pub fn count_or(&self, name: &str, most: usize, default: usize) -> Result<usize> {
         if self.get(name).is_some() { self.count(name, most) } else { Ok(default) }
+    }
+
+    /// As `count_or`; it may be 0.
+    pub fn whole_or(&self, name: &str, most: usize, default: usize) -> Result<usize> {
+        match self.get(name) {
+            Some(Value::Number(number)) if number.as_u64() == Some(0) => Ok(0),
+            _ => self.count_or(name, most, default),
+        }
     }
 
     /// A required number above 0.
@@ -81,6 +99,31 @@ impl Config {
             None => Ok(default),
             Some(Value::String(text)) => Ok(text),
             Some(_) => Err(self.wrong(name, "it must be a string")),
+        }
+    }
+
+    /// With these fields, whatever it says of them.
+    pub fn with(&self, fields: &[(&str, usize)]) -> Config {
+        let mut config = self.clone();
+        config.fields.extend(fields.iter().map(|&(name, value)| (name.into(), value.into())));
+        config
+    }
+
+    pub fn list(&self, name: &str) -> Result<Option<&Vec<Value>>> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::Array(values)) => Ok(Some(values)),
+            Some(_) => Err(self.wrong(name, "it must be an array")),
+        }
+    }
+
+    /// A required array of so many numbers above 0.
+    pub fn positives(&self, name: &str, count: usize) -> Result<Vec<f64>> {
+        let values = self.list(name)?.map_or(&[][..], Vec::as_slice);
+        let numbers: Vec<f64> = values.iter().filter_map(Value::as_f64).filter(|x| *x > 0.0 && x.is_finite()).collect();
+        match numbers.len() == values.len() && values.len() == count {
+            true => Ok(numbers),
+            false => Err(self.wrong(name, &format!("it must be an array of {count} numbers above 0"))),
         }
     }
 

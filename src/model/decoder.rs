@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::spec::{Attention, Embedding, Head, Layer, Mlp, Model, ModelSpec, QkNorm, Residual};
+use super::spec::{Attention, Embedding, Head, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm, QkNormOver, Residual, Rope};
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
 use crate::backend::{Backend, Heads, KvShape};
 use crate::batch::{Batch, BlockCopy, BlockMove};
@@ -105,9 +105,15 @@ struct Work<B: Backend> {
     delta: B::Buf,  // [rows, hidden] what a branch adds
     wide: B::Buf,   // [rows, qkv or up]
     narrow: B::Buf, // [rows, attention output or gated]
-    /// Per rope: rotated dimensions, and [rows, rotated dimensions].
-    angles: Vec<(usize, B::Buf)>,
+    angles: Vec<Angles<B>>,
     logits: B::Buf, // [logits, vocab]
+}
+
+/// Of one rope, for all rows.
+struct Angles<B: Backend> {
+    rotated: usize,
+    pairs: Pairs,
+    buf: B::Buf, // [rows, rotated]
 }
 
 /// The columns of each buffer in `Work`.
@@ -136,7 +142,7 @@ impl Widths {
 /// Bytes of all activations and working memory of `threads` for batches within `limits`.
 pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits, threads: usize) -> u64 {
     let Widths { hidden, normed, wide, narrow } = Widths::of(spec);
-    let angles: usize = spec.ropes.iter().map(|rope| 2 * rope.frequencies.len()).sum();
+    let angles: usize = spec.ropes.iter().map(Rope::rotated).sum();
     let floats = limits.rows * (2 * hidden + normed + wide + narrow + angles) + limits.logits * spec.vocab_size;
     let reserved = spec.layers.iter().map(|layer| backend.reserved_bytes(&layer.attention.shape)).max();
     (floats * size_of::<f32>()) as u64 + reserved.unwrap_or(0) * threads as u64
@@ -156,7 +162,7 @@ impl<B: Backend> Decoder<B> {
             angles: spec
                 .ropes
                 .iter()
-                .map(|rope| Ok((2 * rope.frequencies.len(), rows(2 * rope.frequencies.len())?)))
+                .map(|rope| Ok(Angles { rotated: rope.rotated(), pairs: rope.pairs, buf: rows(rope.rotated())? }))
                 .collect::<Result<_>>()?,
             logits: backend.buffer(limits.logits * spec.vocab_size)?,
         };
@@ -207,8 +213,8 @@ impl<B: Backend> Pass<'_, B> {
         if let Some(positions) = positions {
             self.backend.add_positions(self.inputs, &positions.table.weight, positions.offset, &mut work.x);
         }
-        for (rope, (_, angles)) in model.ropes.iter().zip(&mut work.angles) {
-            self.backend.angles(self.inputs, &rope.frequencies, rope.amplitude, angles);
+        for (rope, angles) in model.ropes.iter().zip(&mut work.angles) {
+            self.backend.angles(self.inputs, &rope.frequencies, rope.amplitude, &mut angles.buf);
         }
     }
 
@@ -231,6 +237,14 @@ impl<B: Backend> Pass<'_, B> {
                 self.mlp(&layer.mlp, normed, wide, narrow, delta);
                 self.add(normed, delta, layer);
                 self.norm(mlp, normed, x);
+            }
+            Residual::BranchNorm { attention: after, mlp } => {
+                attention(x, delta);
+                self.norm(after, delta, normed);
+                self.add(x, normed, layer);
+                self.mlp(&layer.mlp, x, wide, narrow, delta);
+                self.norm(mlp, delta, normed);
+                self.add(x, normed, layer);
             }
             Residual::Parallel { attention: before, mlp } => {
                 self.norm(before, x, normed);
@@ -262,21 +276,24 @@ impl<B: Backend> Pass<'_, B> {
         attention: &Attention<LoadedLinear<B>, LoadedNorm<B>>,
         x: &B::Buf,
         kv: &mut B::Kv,
-        angles: &[(usize, B::Buf)],
+        angles: &[Angles<B>],
         wide: &mut B::Buf,
         narrow: &mut B::Buf,
         out: &mut B::Buf,
     ) {
         let Attention { shape, qkv, out: project, qk_norm, rope } = attention;
         let heads = |first, count| Heads { first, count, dim: shape.head_dim, stride: shape.qkv_width() };
+        let all = |heads: Heads| Heads { count: 1, dim: heads.count * heads.dim, ..heads };
         self.linear(qkv, x, wide);
-        if let Some(QkNorm { q, k }) = qk_norm {
-            self.norm_heads(q, heads(0, shape.heads), wide);
-            self.norm_heads(k, heads(shape.q_width(), shape.kv_heads), wide);
+        if let Some(QkNorm { over, q, k }) = qk_norm {
+            let (queries, keys) = (heads(0, shape.heads), heads(shape.q_width(), shape.kv_heads));
+            let normed = |heads| if *over == QkNormOver::AllHeads { all(heads) } else { heads };
+            self.norm_heads(q, normed(queries), wide);
+            self.norm_heads(k, normed(keys), wide);
         }
-        if let Some((rotated, angles)) = rope.map(|rope| &angles[rope]) {
+        if let Some(Angles { rotated, pairs, buf }) = rope.map(|rope| &angles[rope]) {
             // Queries and keys lie side by side: one turn for both.
-            self.backend.rope(self.rows, heads(0, shape.heads + shape.kv_heads), *rotated, angles, wide);
+            self.backend.rope(self.rows, heads(0, shape.heads + shape.kv_heads), *rotated, *pairs, buf, wide);
         }
         self.backend.store_kv(self.inputs, shape, wide, kv);
         self.backend.attention(self.inputs, shape, wide, kv, narrow);
@@ -325,14 +342,14 @@ impl<B: Backend> Pass<'_, B> {
 
     fn norm(&self, norm: &LoadedNorm<B>, x: &B::Buf, out: &mut B::Buf) {
         let spec = &norm.spec;
-        self.backend.norm(self.rows, spec.width, spec.kind, spec.eps, &norm.weight, norm.bias.as_ref(), x, out);
+        self.backend.norm(self.rows, spec.width(), spec.kind, spec.eps, &norm.weight, norm.bias.as_ref(), x, out);
     }
 
     fn norm_heads(&self, norm: &LoadedNorm<B>, heads: Heads, x: &mut B::Buf) {
-        self.backend.norm_heads(self.rows, heads, norm.spec.kind, norm.spec.eps, &norm.weight, x);
+        self.backend.norm_heads(self.rows, heads, norm.spec.kind, norm.spec.eps, &norm.weight, norm.bias.as_ref(), x);
     }
 
     fn add(&self, x: &mut B::Buf, y: &B::Buf, layer: &Layer<LoadedLinear<B>, LoadedNorm<B>>) {
-        self.backend.add(self.rows * layer.attention.out.rows, x, y);
+        self.backend.add(self.rows * layer.attention.out.rows, layer.branch_scale, x, y);
     }
 }

@@ -3,7 +3,7 @@
 //! The types are generic over their leaves: a spec holds the names and shapes of its weights
 //! (`Linear`, `Norm`), a loaded model holds the weights themselves, in the same structure.
 
-pub use crate::backend::{Act, AttentionShape, NormKind};
+pub use crate::backend::{Act, AttentionShape, NormKind, Pairs};
 
 /// A decoder-only transformer.
 #[derive(Debug, Clone)]
@@ -27,6 +27,11 @@ impl ModelSpec {
     pub fn window(&self) -> Option<usize> {
         let windows: Option<Vec<usize>> = self.layers.iter().map(|layer| layer.attention.shape.window).collect();
         windows?.into_iter().max()
+    }
+
+    /// Settles what depends on how long sequences may become.
+    pub fn fit(&mut self, longest: usize) {
+        self.ropes.iter_mut().for_each(|rope| rope.fit(longest));
     }
 }
 
@@ -52,11 +57,64 @@ pub struct LearnedPositions<L = Linear> {
 pub struct Rope {
     pub frequencies: Vec<f32>, // [rotated dimensions / 2]
     pub amplitude: f32,
+    pub pairs: Pairs,
+    pub long: Option<Long>,
+}
+
+/// What becomes of frequencies where sequences may be longer than `beyond`. They depend on how long any may be, and not on how long
+/// one is: K in the cache stays right, and a sequence's bits do not depend on its neighbours.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Long {
+    pub beyond: usize,
+    pub how: Longer,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Longer {
+    /// They are these.
+    Other(Vec<f32>),
+    /// Their base grows with the length.
+    Dynamic { theta: f64, factor: f64 },
+}
+
+impl Rope {
+    /// 1 / theta^(2i / dims) for each pair i.
+    pub fn frequencies(theta: f64, dims: usize) -> Vec<f32> {
+        (0..dims / 2).map(|i| (1.0 / theta.powf((2 * i) as f64 / dims as f64)) as f32).collect()
+    }
+
+    /// The longest sequence of a model that was made for `positions`.
+    pub fn reach(&self, positions: usize) -> usize {
+        match self.long {
+            Some(Long { how: Longer::Dynamic { factor, .. }, .. }) => (positions as f64 * factor) as usize,
+            _ => positions,
+        }
+    }
+
+    /// For sequences of at most `longest` positions.
+    pub fn fit(&mut self, longest: usize) {
+        let dims = self.rotated();
+        let Some(Long { how, beyond }) = self.long.take_if(|long| longest > long.beyond) else { return };
+        self.frequencies = match how {
+            Longer::Other(frequencies) => frequencies,
+            Longer::Dynamic { theta, factor } => {
+                let stretch = factor * longest as f64 / beyond as f64 - (factor - 1.0);
+                Rope::frequencies(theta * stretch.powf(dims as f64 / (dims as f64 - 2.0)), dims)
+            }
+        };
+    }
+
+    /// Dimensions of a head that turn.
+    pub fn rotated(&self) -> usize {
+        2 * self.frequencies.len()
+    }
 }
 
 #[derive(Debug, Clone)]
 pub struct Layer<L = Linear, N = Norm> {
     pub residual: Residual<N>,
+    /// What attention and MLP add to the residual stream is multiplied by this.
+    pub branch_scale: f32,
     pub attention: Attention<L, N>,
     pub mlp: Mlp<L>,
 }
@@ -70,6 +128,8 @@ pub enum Residual<N = Norm> {
     PostNorm { attention: N, mlp: N },
     /// x += attention(norm(x)) + mlp(norm(x)); one norm for both where `mlp` has none
     Parallel { attention: N, mlp: Option<N> },
+    /// x += norm(attention(x)); x += norm(mlp(x))
+    BranchNorm { attention: N, mlp: N },
     /// x += norm(attention(norm(x))); x += norm(mlp(norm(x)))
     Sandwich { attention: N, after_attention: N, mlp: N, after_mlp: N },
 }
@@ -80,7 +140,7 @@ pub struct Attention<L = Linear, N = Norm> {
     /// Queries, keys and values, stacked: one product.
     pub qkv: L,
     pub out: L,
-    /// Norms over each head of the queries and of the keys.
+    /// Norms of the queries and of the keys.
     pub qk_norm: Option<QkNorm<N>>,
     /// Index into `Model::ropes`.
     pub rope: Option<usize>,
@@ -88,8 +148,16 @@ pub struct Attention<L = Linear, N = Norm> {
 
 #[derive(Debug, Clone)]
 pub struct QkNorm<N = Norm> {
+    pub over: QkNormOver,
     pub q: N,
     pub k: N,
+}
+
+/// What one norm is taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNormOver {
+    EachHead,
+    AllHeads,
 }
 
 #[derive(Debug, Clone)]
@@ -128,6 +196,23 @@ pub enum Layout {
     OutIn,
     /// `[in, out]`, as GPT-2's Conv1D.
     InOut,
+    /// `[out, in]`, and its rows are, for each KV head, those of its queries, its key and its value; loaded, they are those of all
+    /// queries, all keys, all values.
+    ByKvHead { queries: usize, head_dim: usize },
+}
+
+impl Layout {
+    /// Where in a part of so many rows its row `row`, as loaded, lies in the file; and how many follow it there that are also next.
+    pub fn run_at(self, rows: usize, row: usize) -> (usize, usize) {
+        let Layout::ByKvHead { queries, head_dim } = self else { return (row, rows - row) };
+        let (head, within) = (row / head_dim, row % head_dim);
+        let kv_heads = rows / head_dim / (queries + 2);
+        let (group, member) = match head.checked_sub(queries * kv_heads) {
+            None => (head / queries, head % queries),
+            Some(after) => (after % kv_heads, queries + after / kv_heads),
+        };
+        ((group * (queries + 2) + member) * head_dim + within, head_dim - within)
+    }
 }
 
 impl Linear {
@@ -152,14 +237,30 @@ impl Linear {
     }
 }
 
+/// The weights of a norm, and its bias.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Norm {
-    /// Without ".weight".
-    pub name: String,
-    pub width: usize,
+    /// Where its numbers are found, one part after the other: names without ".weight".
+    pub parts: Vec<String>,
+    /// Of each part.
+    pub shape: Vec<usize>,
     pub kind: NormKind,
     pub eps: f32,
     pub bias: bool,
+}
+
+impl Norm {
+    pub fn new(name: impl Into<String>, width: usize, kind: NormKind, eps: f32) -> Norm {
+        Norm { parts: vec![name.into()], shape: vec![width], kind, eps, bias: false }
+    }
+
+    pub fn bias(self, bias: bool) -> Norm {
+        Norm { bias, ..self }
+    }
+
+    pub fn width(&self) -> usize {
+        self.parts.len() * self.shape.iter().product::<usize>()
+    }
 }
 
 impl Attention {
@@ -214,7 +315,7 @@ impl Layer {
     ) -> Result<Layer<L, N>, E> {
         let Attention { shape, qkv, out, qk_norm, rope } = &self.attention;
         let qk_norm = match qk_norm {
-            Some(QkNorm { q, k }) => Some(QkNorm { q: norm(q)?, k: norm(k)? }),
+            Some(QkNorm { over, q, k }) => Some(QkNorm { over: *over, q: norm(q)?, k: norm(k)? }),
             None => None,
         };
         let attention = Attention { shape: *shape, qkv: linear(qkv)?, out: linear(out)?, qk_norm, rope: *rope };
@@ -222,7 +323,7 @@ impl Layer {
             Mlp::Plain { up, act, down } => Mlp::Plain { up: linear(up)?, act: *act, down: linear(down)? },
             Mlp::Gated { gate_up, act, down } => Mlp::Gated { gate_up: linear(gate_up)?, act: *act, down: linear(down)? },
         };
-        Ok(Layer { residual: self.residual.try_map(norm)?, attention, mlp })
+        Ok(Layer { residual: self.residual.try_map(norm)?, branch_scale: self.branch_scale, attention, mlp })
     }
 }
 
@@ -231,6 +332,7 @@ impl Residual {
         Ok(match self {
             Residual::PreNorm { attention, mlp } => Residual::PreNorm { attention: norm(attention)?, mlp: norm(mlp)? },
             Residual::PostNorm { attention, mlp } => Residual::PostNorm { attention: norm(attention)?, mlp: norm(mlp)? },
+            Residual::BranchNorm { attention, mlp } => Residual::BranchNorm { attention: norm(attention)?, mlp: norm(mlp)? },
             Residual::Parallel { attention, mlp } => {
                 Residual::Parallel { attention: norm(attention)?, mlp: mlp.as_ref().map(norm).transpose()? }
             }
@@ -252,5 +354,21 @@ impl Head {
             scale: self.scale,
             soft_cap: self.soft_cap,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_by_kv_head_are_found_where_they_lie() {
+        let layout = Layout::ByKvHead { queries: 2, head_dim: 3 };
+        // Two KV heads: q0 q1 k0 v0 q2 q3 k1 v1, three rows each.
+        let heads = [0, 1, 4, 5, 2, 6, 3, 7];
+        for row in 0..24 {
+            assert_eq!(layout.run_at(24, row), (heads[row / 3] * 3 + row % 3, 3 - row % 3), "row {row}");
+        }
+        assert_eq!(Layout::OutIn.run_at(24, 5), (5, 19));
     }
 }

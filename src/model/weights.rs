@@ -79,10 +79,10 @@ fn linear_bytes<B: Backend>(backend: &B, linear: &Linear, checkpoint: &Checkpoin
 
 fn norm_bytes(norm: &Norm, checkpoint: &Checkpoint) -> Result<u64> {
     let vectors = if norm.bias { &["weight", "bias"][..] } else { &["weight"] };
-    for suffix in vectors {
-        checkpoint.tensor(&format!("{}.{suffix}", norm.name), &[norm.width])?;
+    for (part, suffix) in norm.parts.iter().flat_map(|part| vectors.iter().map(move |suffix| (part, suffix))) {
+        checkpoint.tensor(&format!("{part}.{suffix}"), &norm.shape)?;
     }
-    Ok((vectors.len() * norm.width * size_of::<f32>()) as u64)
+    Ok((vectors.len() * norm.width() * size_of::<f32>()) as u64)
 }
 
 /// How the model's matrices are stored: the type of its token embedding.
@@ -92,8 +92,13 @@ pub fn storage(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Dtype> {
 
 fn load_norm<B: Backend>(backend: &B, norm: &Norm, checkpoint: &Checkpoint) -> Result<LoadedNorm<B>> {
     let vector = |suffix: &str| {
-        let (tensor, dtype) = checkpoint.tensor(&format!("{}.{suffix}", norm.name), &[norm.width])?;
-        backend.vector(&checkpoint.read_f32(tensor, dtype)?)
+        let mut values = try_vec(0, 0.0f32)?;
+        values.try_reserve_exact(norm.width())?;
+        for part in &norm.parts {
+            let (tensor, dtype) = checkpoint.tensor(&format!("{part}.{suffix}"), &norm.shape)?;
+            values.extend_from_slice(&checkpoint.read_f32(tensor, dtype)?);
+        }
+        backend.vector(&values)
     };
     Ok(LoadedNorm { spec: norm.clone(), weight: vector("weight")?, bias: norm.bias.then(|| vector("bias")).transpose()? })
 }
@@ -113,7 +118,7 @@ fn load_linear<B: Backend>(
     bias_of(linear, checkpoint, |tensor, _, dtype| {
         let values = checkpoint.read_f32(tensor, dtype)?;
         bias.try_reserve_exact(values.len())?;
-        bias.extend_from_slice(&values);
+        bias.extend((0..values.len()).map(|row| values[linear.layout.run_at(values.len(), row).0]));
         Ok(())
     })?;
     let bias = linear.bias.then(|| backend.vector(&bias)).transpose()?;
@@ -147,7 +152,7 @@ impl<'a> Parts<'a> {
         let mut parts = Vec::new();
         for (name, rows) in &linear.parts {
             let shape = match linear.layout {
-                Layout::OutIn => [*rows, linear.cols],
+                Layout::OutIn | Layout::ByKvHead { .. } => [*rows, linear.cols],
                 Layout::InOut => [linear.cols, *rows],
             };
             let (tensor, dtype) = checkpoint.tensor(&format!("{name}.weight"), &shape)?;
@@ -176,33 +181,41 @@ impl<'a> Parts<'a> {
     }
 
     fn read_part(&mut self, part: usize, first: usize, count: usize, out: &mut [u8]) -> Result<()> {
-        let (tensor, dtype, rows) = self.parts[part];
-        let bytes = dtype.bytes();
-        let start = (first * self.cols * bytes) as u64;
-        if self.layout == Layout::OutIn && dtype == self.dtype {
-            return self.checkpoint.read(tensor, start, out);
+        let dtype = self.parts[part].1;
+        if dtype == self.dtype {
+            return self.read_stored(part, first, out);
         }
+        let len = count * self.cols * dtype.bytes();
         let mut piece = std::mem::take(&mut self.piece);
         piece.clear();
-        piece.try_reserve_exact(count * self.cols * bytes)?;
-        piece.resize(count * self.cols * bytes, 0);
-        match self.layout {
-            Layout::OutIn => self.checkpoint.read(tensor, start, &mut piece)?,
-            Layout::InOut => {
-                let cols = self.cols;
-                let whole = self.whole(part)?;
-                for (i, element) in piece.chunks_exact_mut(bytes).enumerate() {
-                    let (row, col) = (first + i / cols, i % cols);
-                    element.copy_from_slice(&whole[(col * rows + row) * bytes..][..bytes]);
-                }
-            }
-        }
-        if dtype == self.dtype {
-            out.copy_from_slice(&piece);
-        } else {
-            to_f32(&piece, dtype, |i, value| out[4 * i..][..4].copy_from_slice(&value.to_le_bytes()));
-        }
+        piece.try_reserve_exact(len)?;
+        piece.resize(len, 0);
+        self.read_stored(part, first, &mut piece)?;
+        to_f32(&piece, dtype, |i, value| out[4 * i..][..4].copy_from_slice(&value.to_le_bytes()));
         self.piece = piece;
+        Ok(())
+    }
+
+    /// As the part's numbers are stored.
+    fn read_stored(&mut self, part: usize, first: usize, out: &mut [u8]) -> Result<()> {
+        let ((tensor, dtype, rows), cols) = (self.parts[part], self.cols);
+        let bytes = dtype.bytes();
+        if self.layout == Layout::InOut {
+            let whole = self.whole(part)?;
+            for (i, element) in out.chunks_exact_mut(bytes).enumerate() {
+                let (row, col) = (first + i / cols, i % cols);
+                element.copy_from_slice(&whole[(col * rows + row) * bytes..][..bytes]);
+            }
+            return Ok(());
+        }
+        let (row_bytes, mut row, mut out) = (cols * bytes, first, out);
+        while !out.is_empty() {
+            let (stored, run) = self.layout.run_at(rows, row);
+            let (now, rest) = out.split_at_mut(out.len().min(run * row_bytes));
+            self.checkpoint.read(tensor, (stored * row_bytes) as u64, now)?;
+            row += now.len() / row_bytes;
+            out = rest;
+        }
         Ok(())
     }
 

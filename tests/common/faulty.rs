@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::backend::{Act, AttentionShape, Backend, Heads, KvShape, NormKind, RowSource};
+use pagedllm::backend::{Act, AttentionShape, Backend, Heads, KvShape, NormKind, Pairs, RowSource};
 use pagedllm::batch::{Batch, BlockCopy, BlockMove};
 use pagedllm::error::{Error, Result};
 use pagedllm::options::Dtype;
@@ -213,11 +213,11 @@ impl Backend for Faulty {
         fn embed(inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf);
         fn add_positions(inputs: &Inputs, table: &Matrix, offset: usize, x: &mut Buf);
         fn matmul(rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf);
-        fn add(len: usize, x: &mut Buf, y: &Buf);
+        fn add(len: usize, scale: f32, x: &mut Buf, y: &Buf);
         fn norm(rows: usize, width: usize, kind: NormKind, eps: f32, weight: &Buf, bias: Option<&Buf>, x: &Buf, out: &mut Buf);
-        fn norm_heads(rows: usize, heads: Heads, kind: NormKind, eps: f32, weight: &Buf, x: &mut Buf);
+        fn norm_heads(rows: usize, heads: Heads, kind: NormKind, eps: f32, weight: &Buf, bias: Option<&Buf>, x: &mut Buf);
         fn angles(inputs: &Inputs, frequencies: &[f32], amplitude: f32, out: &mut Buf);
-        fn rope(rows: usize, heads: Heads, rotated: usize, angles: &Buf, x: &mut Buf);
+        fn rope(rows: usize, heads: Heads, rotated: usize, pairs: Pairs, angles: &Buf, x: &mut Buf);
         fn store_kv(inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv);
         fn attention(inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &Kv, out: &mut Buf);
         fn activate(len: usize, act: Act, x: &mut Buf);

@@ -143,7 +143,7 @@ pub fn write_random_model(dir: &Path, config: &Value, bf16: bool, seed: u64) {
     let cell = std::cell::RefCell::new(&mut shapes);
     let linear = |linear: &Linear| {
         for (name, rows) in &linear.parts {
-            let shape = if linear.layout == Layout::OutIn { vec![*rows, linear.cols] } else { vec![linear.cols, *rows] };
+            let shape = if linear.layout == Layout::InOut { vec![linear.cols, *rows] } else { vec![*rows, linear.cols] };
             cell.borrow_mut().insert(format!("{name}.weight"), shape);
             if linear.bias {
                 cell.borrow_mut().insert(format!("{name}.bias"), vec![*rows]);
@@ -152,8 +152,9 @@ pub fn write_random_model(dir: &Path, config: &Value, bf16: bool, seed: u64) {
         Ok::<(), ()>(())
     };
     let norm = |norm: &Norm| {
-        cell.borrow_mut().insert(format!("{}.weight", norm.name), vec![norm.width]);
-        cell.borrow_mut().insert(format!("{}.bias", norm.name), vec![norm.width]);
+        for (part, suffix) in norm.parts.iter().flat_map(|part| [(part, "weight"), (part, "bias")]) {
+            cell.borrow_mut().insert(format!("{part}.{suffix}"), norm.shape.clone());
+        }
         Ok(())
     };
     (family(&config).unwrap().spec)(&config).unwrap().try_map(linear, norm).unwrap();

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
@@ -30,6 +31,7 @@ from transformers import (
     OPTConfig,
     OPTForCausalLM,
 )
+from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 HERE = Path(__file__).resolve().parent
@@ -69,12 +71,38 @@ def llama(**changes):
     return LlamaForCausalLM, LlamaConfig(**(base | changes))
 
 
+def decoder(model_type, **changes):
+    """Any other family, under the field names that most configs share."""
+    base = dict(
+        vocab_size=128, hidden_size=32, intermediate_size=56, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+        bos_token_id=0, eos_token_id=1, pad_token_id=None,
+    )  # fmt: skip
+    return None, CONFIG_MAPPING[model_type](**(base | changes))
+
+
+# Heads that are not hidden / heads wide, or do not number a power of two; one KV head.
+ODD = dict(vocab_size=113, hidden_size=36, num_attention_heads=3, num_key_value_heads=1)
+
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32, "rope_theta": 500000.0,
 }  # fmt: skip
 LLAMA3_HEAD_DIM = 24
+YARN = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 4.0,
+    "beta_slow": 1.0, "rope_theta": 10000.0,
+}  # fmt: skip
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+LONG = {
+    "rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.5], "long_factor": [1.5, 2.0, 4.0, 9.0],
+    "original_max_position_embeddings": 32, "rope_theta": 10000.0,
+}  # fmt: skip
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+}  # fmt: skip
 
 
 def regimes(rope, head_dim):
@@ -128,8 +156,35 @@ def as_gpt2_on_the_hub(directory):
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+def as_gemma3_on_the_hub(directory):
+    """Before transformers 5, two bases and a pattern said what ropes and layer types say now."""
+
+    def edit(config):
+        ropes = config.pop("rope_parameters")
+        config["rope_theta"] = ropes["full_attention"]["rope_theta"]
+        config["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+        config["rope_scaling"] = {k: v for k, v in ropes["full_attention"].items() if k != "rope_theta"}
+        del config["layer_types"]
+        config["sliding_window_pattern"] = 2
+
+    edit_config(directory, edit)
+
+
+def without(*keys):
+    """Files on the hub leave out what is the family's default."""
+
+    def edit(config):
+        for key in keys:
+            del config[key]
+
+    return lambda directory: edit_config(directory, edit)
+
+
 def nothing(directory):
     pass
+
+
+F16 = {"dtype": torch.float16}
 
 
 # name: (model class, config), how it is saved, what is done to the saved directory
@@ -166,6 +221,131 @@ GOLDENS = {
     "llama_bf16": (llama(), {"dtype": torch.bfloat16}, nothing),
     "llama_f16": (llama(), {"dtype": torch.float16}, nothing),
     "llama_sharded": (llama(), {"max_shard_size": "50KB"}, nothing),
+    "llama_yarn": (decoder("llama", rope_parameters=YARN), F16, nothing),
+    "llama_dynamic": (
+        decoder("llama", rope_parameters=DYNAMIC, max_position_embeddings=36), F16, nothing,
+    ),
+    "mistral": (decoder("mistral", sliding_window=24), F16, nothing),
+    "mistral_odd": (
+        decoder("mistral", **ODD, head_dim=20, sliding_window=None), F16, nothing,
+    ),
+    "qwen2": (
+        decoder("qwen2", use_sliding_window=True, sliding_window=20, max_window_layers=1),
+        F16, without("layer_types"),
+    ),
+    "qwen2_odd": (decoder("qwen2", **ODD, tie_word_embeddings=True), F16, nothing),
+    "qwen3": (decoder("qwen3", head_dim=16), F16, nothing),
+    "qwen3_odd": (
+        decoder("qwen3", **ODD, head_dim=20, attention_bias=True, tie_word_embeddings=True),
+        F16, nothing,
+    ),
+    "gemma": (decoder("gemma", head_dim=24), F16, nothing),
+    "gemma_odd": (decoder("gemma", **ODD, head_dim=20), F16, without("tie_word_embeddings")),
+    "gemma2": (
+        decoder("gemma2", tie_word_embeddings=False, head_dim=16, sliding_window=20, query_pre_attn_scalar=20,
+                attn_logit_softcapping=4.0, final_logit_softcapping=6.0),
+        F16, nothing,
+    ),
+    "gemma2_odd": (
+        decoder("gemma2", **ODD, tie_word_embeddings=False, head_dim=20, num_hidden_layers=3, sliding_window=9,
+                query_pre_attn_scalar=12, attn_logit_softcapping=None,
+                final_logit_softcapping=None),
+        F16, without("layer_types"),
+    ),
+    "gemma3": (
+        decoder("gemma3_text", head_dim=16, num_hidden_layers=3, sliding_window=20,
+                query_pre_attn_scalar=16, rope_parameters=GEMMA3_ROPES,
+                layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+        F16, nothing,
+    ),
+    "gemma3_odd": (
+        decoder("gemma3_text", **ODD, tie_word_embeddings=False, head_dim=20, sliding_window=9, query_pre_attn_scalar=20,
+                rope_parameters=GEMMA3_ROPES,
+                layer_types=["sliding_attention", "full_attention"]),
+        F16, as_gemma3_on_the_hub,
+    ),
+    "phi": (decoder("phi", num_key_value_heads=4), F16, nothing),
+    "phi_odd": (
+        decoder("phi", **ODD, qk_layernorm=True, rope_parameters={
+            "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.34}),
+        F16, nothing,
+    ),
+    "phi3": (
+        decoder("phi3", rope_parameters=LONG, original_max_position_embeddings=32), F16, nothing,
+    ),
+    "phi3_odd": (
+        decoder("phi3", vocab_size=113, num_attention_heads=3, num_key_value_heads=1, hidden_size=30,
+                sliding_window=30, original_max_position_embeddings=96,
+                rope_parameters=LONG | {"original_max_position_embeddings": 96,
+                                        "partial_rotary_factor": 0.8}),
+        F16, nothing,
+    ),
+    "gpt_neox": (decoder("gpt_neox"), F16, nothing),
+    "gpt_neox_odd": (
+        decoder("gpt_neox", **ODD, use_parallel_residual=False, attention_bias=False,
+                rope_parameters={"rope_type": "default", "rope_theta": 5000.0,
+                                 "partial_rotary_factor": 0.5}),
+        F16, nothing,
+    ),
+    "falcon": (decoder("falcon"), F16, nothing),
+    "falcon_odd": (
+        decoder("falcon", vocab_size=113, hidden_size=36, num_attention_heads=6, num_kv_heads=2,
+                new_decoder_architecture=True, ffn_hidden_size=50, bias=True),
+        F16, nothing,
+    ),
+    "falcon_rw": (
+        decoder("falcon", multi_query=False, parallel_attn=False, bias=True,
+                tie_word_embeddings=False),
+        F16, nothing,
+    ),
+    "stablelm": (decoder("stablelm"), F16, nothing),
+    "stablelm_odd": (
+        decoder("stablelm", **ODD, use_qkv_bias=True, qk_layernorm=True,
+                use_parallel_residual=True, partial_rotary_factor=0.5),
+        F16, nothing,
+    ),
+    "starcoder2": (decoder("starcoder2", sliding_window=24), F16, nothing),
+    "starcoder2_odd": (
+        decoder("starcoder2", **ODD, use_bias=False, tie_word_embeddings=False), F16, nothing,
+    ),
+    "olmo2": (decoder("olmo2"), F16, nothing),
+    "olmo2_odd": (
+        decoder("olmo2", **ODD, attention_bias=True, tie_word_embeddings=True), F16, nothing,
+    ),
+    "granite": (
+        decoder("granite", embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.7,
+                attention_multiplier=0.5),
+        F16, nothing,
+    ),
+    "granite_odd": (
+        decoder("granite", **ODD, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
+                attention_multiplier=0.2),
+        F16, nothing,
+    ),
+    "smollm3": (
+        decoder("smollm3", num_hidden_layers=3, no_rope_layer_interval=2),
+        F16, without("no_rope_layers", "layer_types"),
+    ),
+    "smollm3_odd": (
+        decoder("smollm3", **ODD, num_hidden_layers=3, no_rope_layers=[0, 1, 1], use_sliding_window=True,
+                sliding_window=20, attention_bias=True, mlp_bias=True),
+        F16, nothing,
+    ),
+    "glm4": (decoder("glm4", head_dim=16), F16, nothing),
+    "glm4_odd": (decoder("glm4", **ODD, head_dim=20, attention_bias=False), F16, nothing),
+    "cohere": (decoder("cohere", logit_scale=0.5), F16, nothing),
+    "cohere_odd": (
+        decoder("cohere", **ODD, use_qk_norm=True, attention_bias=True), F16, nothing,
+    ),
+    "cohere2": (
+        decoder("cohere2", sliding_window=20, logit_scale=0.7, num_hidden_layers=3,
+                layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+        F16, nothing,
+    ),
+    "cohere2_odd": (
+        decoder("cohere2", **ODD, sliding_window=12, sliding_window_pattern=2, logit_scale=0.7),
+        F16, nothing,
+    ),
 }  # fmt: skip
 
 
@@ -174,6 +354,9 @@ GOLDENS = {
 
 def fill(model, rng, dtype):
     """Default weights hide bugs: biases are 0, norms are 1, and attention is nearly uniform."""
+    transposed = {
+        f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)
+    }
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=rng)
         if name.endswith("bias"):
@@ -183,7 +366,7 @@ def fill(model, rng, dtype):
         elif any(part in name for part in ("embed", "wte", "wpe")):
             value = 0.5 * noise
         else:
-            fan_in = weight.shape[0 if "transformer.h." in name else 1]  # Conv1D is transposed
+            fan_in = weight.shape[0 if name in transposed else 1]
             value = 1.5 * noise / fan_in**0.5
         weight.data.copy_(value.to(dtype))  # rounded as storing it will round it
 
@@ -195,15 +378,25 @@ def logits_of(model, tokens):
 
 def generate(model, prompt):
     tokens = list(prompt)
-    for _ in range(NEW):
-        tokens.append(int(logits_of(model, tokens)[-1].argmax()))
+    for left in range(NEW, 0, -1):
+        # Always as long, for frequencies may depend on that. What follows a row does not change it.
+        tokens.append(int(logits_of(model, tokens + [0] * left)[len(tokens) - 1].argmax()))
     return tokens
+
+
+def start(config):
+    """The first position that the last row is sure to see."""
+    window = getattr(config, "sliding_window", None)
+    slides = getattr(config, "layer_types", None) or (["sliding_attention"] if window else [])
+    all_slide = bool(slides) and set(slides) == {"sliding_attention"}
+    return PROMPT + NEW - window if all_slide else 0
 
 
 def effect_of_start(model, tokens, logits):
     """How much the last row moves, in spreads of the logits, when the first tokens change."""
-    vocab = model.config.vocab_size
-    changed = [(t + vocab // 2) % vocab for t in tokens[:3]] + tokens[3:]
+    vocab, first = model.config.vocab_size, start(model.config)
+    other = [(t + vocab // 2) % vocab for t in tokens[first : first + 3]]
+    changed = tokens[:first] + other + tokens[first + 3 :]
     return float((logits_of(model, changed)[-1] - logits[-1]).abs().mean() / logits[-1].std())
 
 
@@ -238,7 +431,7 @@ def build(recipe, dtype, seed):
     cls, config = recipe
     config._attn_implementation = "eager"
     rng = torch.Generator().manual_seed(seed)
-    model = cls(config).eval()
+    model = (cls(config) if cls else AutoModelForCausalLM.from_config(config)).eval()
     fill(model, rng, dtype)
     prompt = torch.randint(3, config.vocab_size, (PROMPT,), generator=rng).tolist()
     return model, prompt
@@ -266,6 +459,7 @@ def make(name):
         reason = weakness(model, tokens, logits)
         if reason is None:
             break
+        print(f"seed {seed}: {reason}", file=sys.stderr)
         seed += 1
     directory = HERE / name
     effect = effect_of_start(model, tokens, logits)

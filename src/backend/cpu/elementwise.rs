@@ -1,7 +1,7 @@
 //! The ops that touch each number once: norms, activations, rotary positions, sums.
 
 use super::lanes::{self, Kernel, Lanes, load_some, store_some};
-use crate::backend::{Act, NormKind};
+use crate::backend::{Act, NormKind, Pairs};
 
 // Macros and not functions with closures: a closure that is not inlined is compiled without the path's features.
 
@@ -98,6 +98,7 @@ pub struct NormHead<'a> {
     pub kind: NormKind,
     pub eps: f32,
     pub weight: &'a [f32],
+    pub bias: Option<&'a [f32]>,
     pub x: &'a mut [f32],
 }
 
@@ -110,11 +111,16 @@ impl Kernel for NormHead<'_> {
             for (x, weight) in self.x.iter_mut().zip(self.weight) {
                 *x = (*x - mean) * factor * (weight + offset);
             }
+            if let Some(bias) = self.bias {
+                self.x.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
+            }
         }
     }
 }
 
+/// x += scale * y
 pub struct Add<'a> {
+    pub scale: f32,
     pub x: &'a mut [f32],
     pub y: &'a [f32],
 }
@@ -123,7 +129,7 @@ impl Kernel for Add<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
         for (x, y) in self.x.iter_mut().zip(self.y) {
-            *x += y;
+            *x += self.scale * y;
         }
     }
 }
@@ -219,14 +225,22 @@ impl Kernel for ScaleAndCap<'_> {
     }
 }
 
-/// Turns dimension i of one head with i + count, by the angle whose cosine and sine are at i and i + count.
-pub fn rotate(head: &mut [f32], angles: &[f32]) {
+/// Turns pair i of one head by the angle whose cosine and sine are at i and i + count.
+pub fn rotate(head: &mut [f32], pairs: Pairs, angles: &[f32]) {
     let count = angles.len() / 2;
     let (cos, sin) = angles.split_at(count);
-    let (low, high) = head[..2 * count].split_at_mut(count);
-    for i in 0..count {
-        let (a, b) = (low[i], high[i]);
-        low[i] = a * cos[i] - b * sin[i];
-        high[i] = b * cos[i] + a * sin[i];
+    let turned = |i: usize, (a, b): (f32, f32)| (a * cos[i] - b * sin[i], b * cos[i] + a * sin[i]);
+    match pairs {
+        Pairs::Halves => {
+            let (low, high) = head[..2 * count].split_at_mut(count);
+            for i in 0..count {
+                (low[i], high[i]) = turned(i, (low[i], high[i]));
+            }
+        }
+        Pairs::Neighbours => {
+            for (i, pair) in head[..2 * count].as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                *pair = turned(i, (pair[0], pair[1])).into();
+            }
+        }
     }
 }

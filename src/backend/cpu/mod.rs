@@ -23,7 +23,7 @@ use lanes::Kernel;
 use matmul::{Matrix, Rounded};
 use pool::Pool;
 
-use super::{Act, AttentionShape, Backend, Heads, KvShape, NormKind, RowSource};
+use super::{Act, AttentionShape, Backend, Heads, KvShape, NormKind, Pairs, RowSource};
 use crate::batch::{Batch, BlockCopy, BlockMove};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, Isa};
@@ -135,10 +135,11 @@ impl CpuBackend {
         });
     }
 
-    /// Calls `f(row, head)` for each of the heads of each row.
-    fn heads(&self, rows: usize, heads: Heads, x: &mut Buf, f: impl Fn(usize, &mut [f32]) + Sync) {
+    /// Calls `f(row, index, head)` for each of the heads of each row.
+    fn heads(&self, rows: usize, heads: Heads, x: &mut Buf, f: impl Fn(usize, usize, &mut [f32]) + Sync) {
         self.rows(rows, heads.stride, x, |row, x| {
-            x[heads.first..][..heads.count * heads.dim].chunks_exact_mut(heads.dim).for_each(|head| f(row, head));
+            let all = x[heads.first..][..heads.count * heads.dim].chunks_exact_mut(heads.dim);
+            all.enumerate().for_each(|(index, head)| f(row, index, head));
         });
     }
 
@@ -256,8 +257,8 @@ impl Backend for CpuBackend {
         matmul::matmul(self.isa, &self.pool, &self.rounded, rows, x, w, bias, out);
     }
 
-    fn add(&self, len: usize, x: &mut Buf, y: &Buf) {
-        self.flat(len, x, |start, x| self.kernel(Add { y: &y[start..][..x.len()], x }));
+    fn add(&self, len: usize, scale: f32, x: &mut Buf, y: &Buf) {
+        self.flat(len, x, |start, x| self.kernel(Add { scale, y: &y[start..][..x.len()], x }));
     }
 
     fn norm(&self, rows: usize, width: usize, kind: NormKind, eps: f32, weight: &Buf, bias: Option<&Buf>, x: &Buf, out: &mut Buf) {
@@ -265,9 +266,13 @@ impl Backend for CpuBackend {
         self.rows(rows, width, out, |row, out| self.kernel(Norm { kind, eps, weight, bias, x: &x[row * width..][..width], out }));
     }
 
-    fn norm_heads(&self, rows: usize, heads: Heads, kind: NormKind, eps: f32, weight: &Buf, x: &mut Buf) {
-        let weight = &weight[..heads.dim];
-        self.heads(rows, heads, x, |_, head| self.kernel(NormHead { kind, eps, weight, x: head }));
+    fn norm_heads(&self, rows: usize, heads: Heads, kind: NormKind, eps: f32, weight: &Buf, bias: Option<&Buf>, x: &mut Buf) {
+        let own = |index: usize, all: &'_ Buf| index * heads.dim % all.len;
+        self.heads(rows, heads, x, |_, index, head| {
+            let weight = &weight[own(index, weight)..][..heads.dim];
+            let bias = bias.map(|bias| &bias[own(index, bias)..][..heads.dim]);
+            self.kernel(NormHead { kind, eps, weight, bias, x: head });
+        });
     }
 
     fn angles(&self, inputs: &Inputs, frequencies: &[f32], amplitude: f32, out: &mut Buf) {
@@ -281,8 +286,8 @@ impl Backend for CpuBackend {
         });
     }
 
-    fn rope(&self, rows: usize, heads: Heads, rotated: usize, angles: &Buf, x: &mut Buf) {
-        self.heads(rows, heads, x, |row, head| elementwise::rotate(head, &angles[row * rotated..][..rotated]));
+    fn rope(&self, rows: usize, heads: Heads, rotated: usize, pairs: Pairs, angles: &Buf, x: &mut Buf) {
+        self.heads(rows, heads, x, |row, _, head| elementwise::rotate(head, pairs, &angles[row * rotated..][..rotated]));
     }
 
     fn store_kv(&self, inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {

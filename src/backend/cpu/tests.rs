@@ -383,22 +383,27 @@ fn norms_are_right() {
 fn heads_are_normed_in_place_and_their_neighbours_left_alone() {
     for backend in backends() {
         let x = numbers(2 * 50, 1);
-        let weight = numbers(10, 2);
-        let mut out = buf(&backend, &x);
         let heads = Heads { first: 20, count: 2, dim: 10, stride: 50 };
-        backend.norm_heads(2, heads, NormKind::Rms { unit_offset: false }, 1e-6, &buf(&backend, &weight), &mut out);
-        let expected: Vec<f64> = (0..100)
-            .map(|i| {
-                let (row, column) = (i / 50, i % 50);
-                if !(20..40).contains(&column) {
-                    return x[i] as f64;
-                }
-                let head = &x[row * 50 + column / 10 * 10..][..10];
-                let square = head.iter().map(|x| (*x as f64).powi(2)).sum::<f64>() / 10.0;
-                x[i] as f64 / (square + 1e-6).sqrt() * weight[column % 10] as f64
-            })
-            .collect();
-        assert_near(backend.isa().name(), &out, &expected, 1e-5);
+        // One weight for both heads, or one for each.
+        for (weight, bias) in [(numbers(10, 2), None), (numbers(20, 2), Some(numbers(20, 3)))] {
+            let mut out = buf(&backend, &x);
+            let bias_buf = bias.as_ref().map(|bias| buf(&backend, bias));
+            let kind = NormKind::Rms { unit_offset: false };
+            backend.norm_heads(2, heads, kind, 1e-6, &buf(&backend, &weight), bias_buf.as_ref(), &mut out);
+            let expected: Vec<f64> = (0..100)
+                .map(|i| {
+                    let (row, column) = (i / 50, i % 50);
+                    if !(20..40).contains(&column) {
+                        return x[i] as f64;
+                    }
+                    let head = &x[row * 50 + column / 10 * 10..][..10];
+                    let square = head.iter().map(|x| (*x as f64).powi(2)).sum::<f64>() / 10.0;
+                    let own = (column - 20) % weight.len();
+                    x[i] as f64 / (square + 1e-6).sqrt() * weight[own] as f64 + bias.as_ref().map_or(0.0, |bias| bias[own] as f64)
+                })
+                .collect();
+            assert_near(backend.isa().name(), &out, &expected, 1e-5);
+        }
     }
 }
 
@@ -410,19 +415,33 @@ fn rope_turns_the_rotated_dimensions_of_each_head_by_position() {
         backend.upload(&Batch { tokens: vec![0; 2], positions: vec![0, 9], ..Default::default() }, &mut inputs).unwrap();
         let mut angles = poisoned(&backend, 2 * 4);
         backend.angles(&inputs, &frequencies, 1.0, &mut angles);
-        let mut out = buf(&backend, &x);
-        // Two heads of 6 dimensions, of which 4 turn; 6 more columns that are no heads.
-        backend.rope(2, Heads { first: 0, count: 2, dim: 6, stride: 18 }, 4, &angles, &mut out);
-        assert_eq!(out[..18], x[..18], "position 0 does not turn");
-        for head in [18, 24] {
-            for (i, frequency) in frequencies.iter().enumerate() {
-                let (sin, cos) = (9.0 * *frequency as f64).sin_cos();
-                let (a, b) = (x[head + i] as f64, x[head + i + 2] as f64);
-                assert_near("rope", &[out[head + i], out[head + i + 2]], &[a * cos - b * sin, b * cos + a * sin], 1e-6);
+        for (pairs, first, second) in [(Pairs::Halves, [0, 1], [2, 3]), (Pairs::Neighbours, [0, 2], [1, 3])] {
+            let mut out = buf(&backend, &x);
+            // Two heads of 6 dimensions, of which 4 turn; 6 more columns that are no heads.
+            backend.rope(2, Heads { first: 0, count: 2, dim: 6, stride: 18 }, 4, pairs, &angles, &mut out);
+            assert_eq!(out[..18], x[..18], "position 0 does not turn");
+            for head in [18, 24] {
+                for (i, frequency) in frequencies.iter().enumerate() {
+                    let (sin, cos) = (9.0 * *frequency as f64).sin_cos();
+                    let (low, high) = (head + first[i], head + second[i]);
+                    let (a, b) = (x[low] as f64, x[high] as f64);
+                    assert_near("rope", &[out[low], out[high]], &[a * cos - b * sin, b * cos + a * sin], 1e-6);
+                }
+                assert_eq!(out[head + 4..head + 6], x[head + 4..head + 6]);
             }
-            assert_eq!(out[head + 4..head + 6], x[head + 4..head + 6]);
+            assert_eq!(out[30..], x[30..]);
         }
-        assert_eq!(out[30..], x[30..]);
+    }
+}
+
+#[test]
+fn what_a_branch_adds_is_scaled() {
+    for backend in backends() {
+        let (x, y) = (numbers(5000, 1), numbers(5000, 2));
+        let mut out = buf(&backend, &x);
+        backend.add(5000, 0.25, &mut out, &buf(&backend, &y));
+        let expected: Vec<f64> = x.iter().zip(&y).map(|(x, y)| *x as f64 + 0.25 * *y as f64).collect();
+        assert_near(backend.isa().name(), &out, &expected, 1e-6);
     }
 }
 

@@ -51,7 +51,7 @@ struct Gpt2 {
 
 impl Gpt2 {
     fn norm(&self, name: String) -> Norm {
-        Norm { name, width: self.hidden, kind: NormKind::Layer, eps: self.eps, bias: true }
+        Norm::new(name, self.hidden, NormKind::Layer, self.eps).bias(true)
     }
 
     fn layer(&self, index: usize) -> Layer {
@@ -61,6 +61,7 @@ impl Gpt2 {
         let scale = if self.scaled_by_layer { scale / (index + 1) as f32 } else { scale };
         let shape = AttentionShape { heads, kv_heads: heads, head_dim, scale, window: None, soft_cap: None };
         Layer {
+            branch_scale: 1.0,
             residual: Residual::PreNorm { attention: self.norm(format!("h.{index}.ln_1")), mlp: self.norm(format!("h.{index}.ln_2")) },
             attention: Attention {
                 shape,

@@ -1,9 +1,27 @@
 //! The families: each a function from Hugging Face's config to a `ModelSpec`.
 
+mod base;
+mod cohere;
+mod falcon;
+mod gemma;
+mod gemma2;
+mod gemma3;
+mod glm4;
 mod gpt2;
+mod gpt_neox;
+mod granite;
 mod llama;
+mod mistral;
+mod olmo2;
 mod opt;
+mod phi;
+mod phi3;
+mod qwen2;
+mod qwen3;
 mod rope;
+mod smollm3;
+mod stablelm;
+mod starcoder2;
 
 use super::config::Config;
 use super::spec::{Act, ModelSpec};
@@ -21,6 +39,24 @@ pub const FAMILIES: &[Family] = &[
     Family { architecture: "GPT2LMHeadModel", model_type: "gpt2", prefix: "transformer.", spec: gpt2::spec },
     Family { architecture: "OPTForCausalLM", model_type: "opt", prefix: "model.", spec: opt::spec },
     Family { architecture: "LlamaForCausalLM", model_type: "llama", prefix: "model.", spec: llama::spec },
+    Family { architecture: "MistralForCausalLM", model_type: "mistral", prefix: "model.", spec: mistral::spec },
+    Family { architecture: "Qwen2ForCausalLM", model_type: "qwen2", prefix: "model.", spec: qwen2::spec },
+    Family { architecture: "Qwen3ForCausalLM", model_type: "qwen3", prefix: "model.", spec: qwen3::spec },
+    Family { architecture: "GemmaForCausalLM", model_type: "gemma", prefix: "model.", spec: gemma::spec },
+    Family { architecture: "Gemma2ForCausalLM", model_type: "gemma2", prefix: "model.", spec: gemma2::spec },
+    Family { architecture: "Gemma3ForCausalLM", model_type: "gemma3_text", prefix: "model.", spec: gemma3::spec },
+    Family { architecture: "PhiForCausalLM", model_type: "phi", prefix: "model.", spec: phi::spec },
+    Family { architecture: "Phi3ForCausalLM", model_type: "phi3", prefix: "model.", spec: phi3::spec },
+    Family { architecture: "GPTNeoXForCausalLM", model_type: "gpt_neox", prefix: "gpt_neox.", spec: gpt_neox::spec },
+    Family { architecture: "FalconForCausalLM", model_type: "falcon", prefix: "transformer.", spec: falcon::spec },
+    Family { architecture: "StableLmForCausalLM", model_type: "stablelm", prefix: "model.", spec: stablelm::spec },
+    Family { architecture: "Starcoder2ForCausalLM", model_type: "starcoder2", prefix: "model.", spec: starcoder2::spec },
+    Family { architecture: "Olmo2ForCausalLM", model_type: "olmo2", prefix: "model.", spec: olmo2::spec },
+    Family { architecture: "GraniteForCausalLM", model_type: "granite", prefix: "model.", spec: granite::spec },
+    Family { architecture: "SmolLM3ForCausalLM", model_type: "smollm3", prefix: "model.", spec: smollm3::spec },
+    Family { architecture: "Glm4ForCausalLM", model_type: "glm4", prefix: "model.", spec: glm4::spec },
+    Family { architecture: "CohereForCausalLM", model_type: "cohere", prefix: "model.", spec: cohere::spec },
+    Family { architecture: "Cohere2ForCausalLM", model_type: "cohere2", prefix: "model.", spec: cohere::spec2 },
 ];
 
 /// Bounds on what a config may say; real models are far below, and products of these cannot overflow.

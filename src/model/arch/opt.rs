@@ -66,7 +66,7 @@ struct Opt {
 
 impl Opt {
     fn norm(&self, name: String) -> Norm {
-        Norm { name, width: self.hidden, kind: NormKind::Layer, eps: EPS, bias: true }
+        Norm::new(name, self.hidden, NormKind::Layer, EPS).bias(true)
     }
 
     fn layer(&self, index: usize) -> Layer {
@@ -76,6 +76,7 @@ impl Opt {
         let shape = AttentionShape { heads, kv_heads: heads, head_dim, scale: standard_scale(head_dim), window: None, soft_cap: None };
         let (attention, mlp) = (self.norm(format!("{layer}.self_attn_layer_norm")), self.norm(format!("{layer}.final_layer_norm")));
         Layer {
+            branch_scale: 1.0,
             residual: if self.pre_norm { Residual::PreNorm { attention, mlp } } else { Residual::PostNorm { attention, mlp } },
             attention: Attention {
                 shape,

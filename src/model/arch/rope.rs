@@ -4,73 +4,224 @@
 use std::f64::consts::TAU;
 
 use super::super::config::Config;
-use super::super::spec::Rope;
+use super::super::spec::{Long, Longer, Pairs, Rope};
+use super::most;
 use crate::error::{Error, Result};
 
-pub fn rope(config: &Config, rotated_dims: usize) -> Result<Rope> {
+/// What a family's configs call the base and the part of a head that turns, and mean where they are silent.
+#[derive(Clone, Copy)]
+pub struct RopeDefaults {
+    pub theta: (&'static str, f64),
+    pub part: (&'static str, f64),
+}
+
+/// The rope of all layers, or of those that see everything.
+pub fn rope(config: &Config, head_dim: usize, defaults: &RopeDefaults) -> Result<Rope> {
     let parameters = match config.object("rope_parameters")? {
-        Some(parameters) => Some(parameters),
+        Some(parameters) => Some(parameters.object("full_attention")?.unwrap_or(parameters)),
         None => config.object("rope_scaling")?,
     };
-    let Some(parameters) = parameters else {
-        return Ok(Rope { frequencies: frequencies(config.positive_or("rope_theta", 10_000.0)?, rotated_dims), amplitude: 1.0 });
-    };
-    let theta = parameters.positive_or("rope_theta", config.positive_or("rope_theta", 10_000.0)?)?;
-    let mut rope = Rope { frequencies: frequencies(theta, rotated_dims), amplitude: 1.0 };
-    match parameters.text_or("rope_type", parameters.text_or("type", "default")?)? {
-        "default" => {}
-        "linear" => {
-            let factor = parameters.positive("factor")?;
-            rope.frequencies.iter_mut().for_each(|f| *f = (*f as f64 / factor) as f32);
-        }
-        "llama3" => llama3(&parameters, &mut rope.frequencies)?,
-        other => {
-            return Err(Error::unsupported(format!("config.json: RoPE type is {other}; supported are default, linear, llama3")));
-        }
-    }
-    if rope.frequencies.iter().any(|f| !f.is_finite()) {
-        return Err(Error::model("config.json: the RoPE parameters give frequencies that are not finite numbers"));
-    }
-    Ok(rope)
+    Source { config, parameters: parameters.unwrap_or_default(), head_dim, defaults }.rope()
 }
 
-/// 1 / theta^(2i / dims)
-fn frequencies(theta: f64, dims: usize) -> Vec<f32> {
-    (0..dims / 2).map(|i| (1.0 / theta.powf((2 * i) as f64 / dims as f64)) as f32).collect()
+/// The rope of layers that look through a window, in models that have two.
+pub fn local_rope(config: &Config, head_dim: usize, defaults: &RopeDefaults) -> Result<Rope> {
+    let parameters = config.object("rope_parameters")?.unwrap_or_default().object("sliding_attention")?;
+    Source { config, parameters: parameters.unwrap_or_default(), head_dim, defaults }.rope()
 }
 
-/// Long waves are stretched by `factor`, short ones kept, those between blended.
-fn llama3(parameters: &Config, frequencies: &mut [f32]) -> Result<()> {
-    let factor = parameters.positive("factor")?;
-    let (low, high) = (parameters.positive("low_freq_factor")?, parameters.positive("high_freq_factor")?);
-    let original = parameters.positive("original_max_position_embeddings")?;
-    if high <= low {
-        return Err(Error::model(format!("config.json: high_freq_factor is {high}, low_freq_factor {low}: the first must be the larger")));
+/// Where the numbers of one rope are found.
+struct Source<'a> {
+    config: &'a Config,
+    parameters: Config,
+    head_dim: usize,
+    defaults: &'a RopeDefaults,
+}
+
+impl Source<'_> {
+    fn rope(&self) -> Result<Rope> {
+        let (theta, dims) = (self.positive("rope_theta", self.defaults.theta)?, self.rotated()?);
+        let mut rope = Rope { frequencies: Rope::frequencies(theta, dims), amplitude: 1.0, pairs: Pairs::Halves, long: None };
+        let parameters = &self.parameters;
+        match parameters.text_or("rope_type", parameters.text_or("type", "default")?)? {
+            "default" => {}
+            "linear" => {
+                let factor = self.factor()?;
+                divide(&mut rope.frequencies, |_| factor);
+            }
+            "dynamic" => {
+                let (beyond, factor) = (self.config.count("max_position_embeddings", most::POSITIONS)?, self.factor()?);
+                rope.long = Some(Long { beyond, how: Longer::Dynamic { theta, factor } });
+            }
+            "llama3" => self.llama3(&mut rope.frequencies)?,
+            "yarn" => self.yarn(theta, &mut rope)?,
+            "longrope" | "su" => self.longrope(&mut rope)?,
+            other => {
+                return Err(Error::unsupported(format!(
+                    "config.json: RoPE type is {other}; supported are default, linear, dynamic, llama3, yarn, longrope"
+                )));
+            }
+        }
+        if rope.frequencies.iter().any(|f| !f.is_finite()) || !rope.amplitude.is_finite() {
+            return Err(Error::model("config.json: the RoPE parameters give frequencies that are not finite numbers"));
+        }
+        Ok(rope)
     }
-    for frequency in frequencies {
-        let f = *frequency as f64;
-        let waves = original * f / TAU; // whole turns within the original context
-        let kept = ((waves - low) / (high - low)).clamp(0.0, 1.0);
-        *frequency = ((1.0 - kept) * f / factor + kept * f) as f32;
+
+    /// Among the rope's parameters, or beside them under the family's name.
+    fn positive(&self, name: &str, (named, default): (&str, f64)) -> Result<f64> {
+        self.parameters.positive_or(name, self.config.positive_or(named, default)?)
     }
-    Ok(())
+
+    /// How many dimensions of a head turn.
+    fn rotated(&self) -> Result<usize> {
+        let part = self.positive("partial_rotary_factor", self.defaults.part)?;
+        let dims = (self.head_dim as f64 * part) as usize;
+        if dims > self.head_dim || dims < 2 || !dims.is_multiple_of(2) {
+            let head_dim = self.head_dim;
+            return Err(Error::model(format!(
+                "config.json: {dims} of a head's dimensions turn, head_dim is {head_dim}: rotary positions turn pairs, so it must be even, from 2 to {head_dim}"
+            )));
+        }
+        Ok(dims)
+    }
+
+    fn factor(&self) -> Result<f64> {
+        self.parameters.positive("factor")
+    }
+
+    /// The length that the model had before it was stretched.
+    fn original(&self) -> Result<usize> {
+        const NAME: &str = "original_max_position_embeddings";
+        let inner = if self.parameters.has(NAME) { &self.parameters } else { self.config };
+        let from = if self.config.has(NAME) { self.config } else { inner };
+        if from.has(NAME) { from.count(NAME, most::POSITIONS) } else { self.config.count("max_position_embeddings", most::POSITIONS) }
+    }
+
+    /// By how much the model was stretched, where nothing says it.
+    fn stretch(&self) -> Result<f64> {
+        match self.parameters.has("factor") {
+            true => self.factor(),
+            false => Ok(self.config.positive("max_position_embeddings")? / self.original()? as f64),
+        }
+    }
+
+    /// Long waves are stretched by `factor`, short ones kept, those between blended.
+    fn llama3(&self, frequencies: &mut [f32]) -> Result<()> {
+        let (low, high) = (self.parameters.positive("low_freq_factor")?, self.parameters.positive("high_freq_factor")?);
+        let (factor, original) = (self.factor()?, self.original()? as f64);
+        if high <= low {
+            return Err(Error::model(format!(
+                "config.json: high_freq_factor is {high}, low_freq_factor {low}: the first must be the larger"
+            )));
+        }
+        for frequency in frequencies {
+            let f = *frequency as f64;
+            let waves = original * f / TAU; // whole turns within the original context
+            let kept = ((waves - low) / (high - low)).clamp(0.0, 1.0);
+            *frequency = ((1.0 - kept) * f / factor + kept * f) as f32;
+        }
+        Ok(())
+    }
+
+    /// Dimensions that turn often within the original context are kept, those that turn rarely stretched, those between blended by
+    /// their number.
+    fn yarn(&self, theta: f64, rope: &mut Rope) -> Result<()> {
+        let (factor, original, dims) = (self.stretch()?, self.original()? as f64, rope.rotated() as f64);
+        let (fast, slow) = (self.parameters.positive_or("beta_fast", 32.0)?, self.parameters.positive_or("beta_slow", 1.0)?);
+        let dim_that_turns = |times: f64| dims * (original / (times * TAU)).ln() / (2.0 * theta.ln());
+        let whole = self.parameters.flag_or("truncate", true)?;
+        let (low, high) = (dim_that_turns(fast), dim_that_turns(slow));
+        let (low, high) = if whole { (low.floor(), high.ceil()) } else { (low, high) };
+        let (low, high) = (low.max(0.0), high.min(dims - 1.0));
+        let width = if low == high { 0.001 } else { high - low };
+        for (i, frequency) in rope.frequencies.iter_mut().enumerate() {
+            let stretched = ((i as f64 - low) / width).clamp(0.0, 1.0);
+            let f = *frequency as f64;
+            *frequency = (f / factor * stretched + f * (1.0 - stretched)) as f32;
+        }
+        rope.amplitude = self.yarn_amplitude(factor)? as f32;
+        Ok(())
+    }
+
+    fn yarn_amplitude(&self, factor: f64) -> Result<f64> {
+        let scale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+        let amplitude = match (self.parameters.has("mscale"), self.parameters.has("mscale_all_dim")) {
+            (true, true) => scale(self.parameters.positive("mscale")?) / scale(self.parameters.positive("mscale_all_dim")?),
+            _ => scale(1.0),
+        };
+        self.parameters.positive_or("attention_factor", amplitude)
+    }
+
+    /// Each frequency has a divisor of its own: one for models that are used up to their original length, and one for longer.
+    fn longrope(&self, rope: &mut Rope) -> Result<()> {
+        let (count, original, factor) = (rope.frequencies.len(), self.original()?, self.stretch()?);
+        let mut long = rope.frequencies.clone();
+        for (name, frequencies) in [("short_factor", &mut rope.frequencies), ("long_factor", &mut long)] {
+            let factors = self.parameters.positives(name, count)?;
+            divide(frequencies, |i| factors[i]);
+        }
+        let amplitude = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() };
+        rope.amplitude = self.parameters.positive_or("attention_factor", amplitude)? as f32;
+        rope.long = Some(Long { beyond: original, how: Longer::Other(long) });
+        Ok(())
+    }
+}
+
+fn divide(frequencies: &mut [f32], by: impl Fn(usize) -> f64) {
+    frequencies.iter_mut().enumerate().for_each(|(i, frequency)| *frequency = (*frequency as f64 / by(i)) as f32);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
+
+    fn of(config: Value, head_dim: usize) -> Result<Rope> {
+        let defaults = RopeDefaults { theta: ("rope_theta", 10_000.0), part: ("partial_rotary_factor", 1.0) };
+        rope(&Config::of(config), head_dim, &defaults)
+    }
 
     #[test]
     fn both_spellings_give_the_same_frequencies() {
         let v4 = json!({"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}});
         let v5 = json!({"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0}});
-        assert_eq!(rope(&Config::of(v4), 8).unwrap(), rope(&Config::of(v5), 8).unwrap());
+        assert_eq!(of(v4, 8).unwrap(), of(v5, 8).unwrap());
     }
 
     #[test]
     fn an_unknown_type_is_named() {
-        let error = rope(&Config::of(json!({"rope_scaling": {"rope_type": "spiral"}})), 8).unwrap_err();
+        let error = of(json!({"rope_scaling": {"rope_type": "spiral"}}), 8).unwrap_err();
         assert!(error.message().contains("spiral"), "{error}");
+    }
+
+    #[test]
+    fn a_part_of_a_head_turns() {
+        assert_eq!(of(json!({"partial_rotary_factor": 0.4}), 20).unwrap().rotated(), 8);
+        for (part, head_dim) in [(0.5, 14), (1.5, 8), (0.1, 8)] {
+            let error = of(json!({"partial_rotary_factor": part}), head_dim).unwrap_err();
+            assert!(error.message().contains("must be even, from 2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn dynamic_frequencies_are_the_default_ones_up_to_the_models_length() {
+        let dynamic = json!({"max_position_embeddings": 64, "rope_scaling": {"type": "dynamic", "factor": 2.0}});
+        let mut short = of(dynamic, 8).unwrap();
+        let mut long = short.clone();
+        short.fit(64);
+        assert_eq!(short.frequencies, of(json!({}), 8).unwrap().frequencies);
+        long.fit(128);
+        // theta * (2 * 128 / 64 - 1)^(8 / 6)
+        assert_eq!(long.frequencies, Rope::frequencies(10_000.0 * 3f64.powf(8.0 / 6.0), 8));
+    }
+
+    #[test]
+    fn lists_of_factors_have_one_for_each_pair() {
+        let config = |long: Value| json!({"max_position_embeddings": 64, "rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": long}});
+        for wrong in [json!([1.0]), json!([1.0, 0.0]), json!([1.0, "2"]), json!(3), json!(null)] {
+            assert!(of(config(wrong), 4).unwrap_err().message().contains("long_factor"));
+        }
+        assert!(of(config(json!([4.0, 8.0])), 4).is_ok());
     }
 }

@@ -1,0 +1,82 @@
+//! Falcon: what each KV head has is together in one matrix; the first form has one KV head, the second several; attention and MLP side
+//! by side, behind one norm or two.
+
+use super::super::config::Config;
+use super::super::spec::{Embedding, Head, Layer, Linear, Mlp, ModelSpec, NormKind, Residual};
+use super::base::{Base, DEFAULTS, Defaults};
+use super::gpt_neox::fused_attention;
+use super::most;
+use crate::error::{Error, Result};
+
+pub fn spec(config: &Config) -> Result<ModelSpec> {
+    if config.flag_or("alibi", false)? {
+        return Err(Error::unsupported("config.json: alibi is true: of the Falcons, those with rotary positions are supported"));
+    }
+    let defaults = Defaults { tied: true, act: ("activation", "gelu"), eps: ("layer_norm_epsilon", 1e-5), ..DEFAULTS };
+    let bias = config.flag_or("bias", false)?;
+    let form = Form::read(config)?;
+    let hidden = config.count("hidden_size", most::WIDTH)?;
+    let inner = config.count_or("ffn_hidden_size", most::WIDTH, 4 * hidden)?;
+    // What others call so is no field of a Falcon.
+    let base = Base::read(&config.with(&[("num_key_value_heads", form.kv_heads), ("intermediate_size", inner)]), &defaults)?;
+    let base = Base { norm: NormKind::Layer, norm_bias: true, biases: (bias, bias, bias), ..base };
+    let model = base.model(|i| layer(&base, i, &form));
+    let named = |name| Linear::new(name, base.vocab_size, base.hidden);
+    Ok(ModelSpec {
+        embedding: Embedding { tokens: named("word_embeddings"), ..model.embedding },
+        final_norm: Some(base.norm("ln_f")),
+        head: Head { weight: (!base.tied).then(|| named("lm_head")), ..model.head },
+        ..model
+    })
+}
+
+/// What tells the Falcons apart.
+struct Form {
+    kv_heads: usize,
+    norms: Norms,
+}
+
+enum Norms {
+    /// Attention, then MLP.
+    InTurn,
+    /// Side by side.
+    One,
+    Two,
+}
+
+impl Form {
+    fn read(config: &Config) -> Result<Form> {
+        let heads = config.count("num_attention_heads", most::HEADS)?;
+        let grouped = config.flag_or("new_decoder_architecture", false)?;
+        let many = config.count_or("num_kv_heads", most::HEADS, heads)?;
+        let norms = match (grouped, config.flag_or("parallel_attn", true)?, config.count_or("num_ln_in_parallel_attn", 2, 2)?) {
+            (true, true, 2) => Norms::Two,
+            (_, true, _) => Norms::One,
+            (false, false, _) => Norms::InTurn,
+            (true, false, _) => {
+                return Err(Error::unsupported("config.json: new_decoder_architecture is true and parallel_attn false: no Falcon is so"));
+            }
+        };
+        Ok(Form { kv_heads: if grouped || !config.flag_or("multi_query", true)? { many } else { 1 }, norms })
+    }
+}
+
+fn layer(base: &Base, layer: usize, form: &Form) -> Layer {
+    let named = |name: &str| format!("h.{layer}.{name}");
+    let norm = |name| base.norm(named(name));
+    let linear = |name, rows, cols| Linear::new(named(name), rows, cols).bias(base.biases.2);
+    Layer {
+        residual: match form.norms {
+            Norms::InTurn => Residual::PreNorm { attention: norm("input_layernorm"), mlp: norm("post_attention_layernorm") },
+            Norms::One => Residual::Parallel { attention: norm("input_layernorm"), mlp: None },
+            Norms::Two => Residual::Parallel { attention: norm("ln_attn"), mlp: Some(norm("ln_mlp")) },
+        },
+        branch_scale: 1.0,
+        attention: fused_attention(base, layer, &named("self_attention")),
+        mlp: Mlp::Plain {
+            up: linear("mlp.dense_h_to_4h", base.inner, base.hidden),
+            act: base.act,
+            down: linear("mlp.dense_4h_to_h", base.hidden, base.inner),
+        },
+    }
+}

@@ -1,0 +1,20 @@
+//! Granite: LLaMA with a multiplier at the embedding, at scores, at what branches add, and a divisor of the logits.
+
+use super::super::config::Config;
+use super::super::spec::{Head, ModelSpec};
+use super::base::{Base, DEFAULTS};
+use crate::error::Result;
+
+pub fn spec(config: &Config) -> Result<ModelSpec> {
+    let multiplier = |name| -> Result<f32> { Ok(config.positive_or(name, 1.0)? as f32) };
+    let bias = config.flag_or("attention_bias", false)?;
+    let mut base = Base {
+        biases: (bias, bias, config.flag_or("mlp_bias", false)?),
+        branch_scale: multiplier("residual_multiplier")?,
+        embedding_scale: multiplier("embedding_multiplier")?,
+        ..Base::read(config, &DEFAULTS)?
+    };
+    base.shape.scale = multiplier("attention_multiplier")?;
+    let model = base.model(|i| base.layer(i));
+    Ok(ModelSpec { head: Head { scale: 1.0 / multiplier("logits_scaling")?, ..model.head }, ..model })
+}

@@ -1,0 +1,23 @@
+//! OLMo 2: norms behind the branches alone, and over all queries and all keys together.
+
+use super::super::config::Config;
+use super::super::spec::{Attention, Layer, ModelSpec, Norm, QkNorm, QkNormOver, Residual};
+use super::base::{Base, DEFAULTS, Defaults};
+use crate::error::Result;
+
+pub fn spec(config: &Config) -> Result<ModelSpec> {
+    let bias = config.flag_or("attention_bias", false)?;
+    let defaults = Defaults { eps: ("rms_norm_eps", 1e-5), ..DEFAULTS };
+    let base = Base { biases: (bias, bias, false), ..Base::read(config, &defaults)? };
+    Ok(base.model(|i| {
+        let norm = |name| base.norm(format!("layers.{i}.{name}"));
+        let residual = Residual::BranchNorm { attention: norm("post_attention_layernorm"), mlp: norm("post_feedforward_layernorm") };
+        Layer { residual, attention: attention(&base, i), ..base.layer(i) }
+    }))
+}
+
+fn attention(base: &Base, layer: usize) -> Attention {
+    let norm = |name, width| Norm::new(format!("layers.{layer}.self_attn.{name}"), width, base.norm, base.eps);
+    let (q, k) = (norm("q_norm", base.shape.q_width()), norm("k_norm", base.shape.kv_width()));
+    Attention { qk_norm: Some(QkNorm { over: QkNormOver::AllHeads, q, k }), ..base.attention(layer) }
+}

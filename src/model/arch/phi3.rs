@@ -1,0 +1,15 @@
+//! Phi-3 and Phi-4: LLaMA with queries, keys and values in one matrix, gate and up in another, and long ropes.
+
+use super::super::config::Config;
+use super::super::spec::{Attention, Layer, Linear, ModelSpec};
+use super::base::{Base, DEFAULTS, Defaults, sliding_window};
+use crate::error::Result;
+
+pub fn spec(config: &Config) -> Result<ModelSpec> {
+    let mut base = Base::read(config, &Defaults { positions: 4096, eps: ("rms_norm_eps", 1e-5), ..DEFAULTS })?;
+    base.windows.fill(sliding_window(config)?);
+    Ok(base.model(|i| {
+        let qkv = Linear::new(format!("layers.{i}.self_attn.qkv_proj"), base.shape.qkv_width(), base.hidden);
+        Layer { attention: Attention { qkv, ..base.attention(i) }, mlp: base.fused_mlp(i), ..base.layer(i) }
+    }))
+}

@@ -1,0 +1,35 @@
+//! SmolLM3: LLaMA in which every fourth layer knows no positions.
+
+use super::super::config::Config;
+use super::super::spec::{Attention, Layer, ModelSpec};
+use super::base::{Base, DEFAULTS, Defaults, sliding_window, windows};
+use super::most;
+use super::rope::RopeDefaults;
+use crate::error::{Error, Result};
+
+pub fn spec(config: &Config) -> Result<ModelSpec> {
+    let bias = config.flag_or("attention_bias", false)?;
+    let rope = RopeDefaults { theta: ("rope_theta", 2_000_000.0), ..DEFAULTS.rope };
+    let base = Base::read(config, &Defaults { tied: true, positions: 32_768, rope, ..DEFAULTS })?;
+    let turns = layers_that_turn(config, base.layers)?;
+    let window = if config.flag_or("use_sliding_window", false)? { sliding_window(config)? } else { None };
+    let base = Base {
+        biases: (bias, bias, config.flag_or("mlp_bias", false)?),
+        windows: windows(config, base.layers, window, |layer| !turns[layer])?,
+        ..base
+    };
+    Ok(base.model(|i| Layer { attention: Attention { rope: turns[i].then_some(0), ..base.attention(i) }, ..base.layer(i) }))
+}
+
+/// `no_rope_layers` says 1 of a layer that has a rope.
+fn layers_that_turn(config: &Config, layers: usize) -> Result<Vec<bool>> {
+    let Some(list) = config.list("no_rope_layers")? else {
+        let interval = config.count_or("no_rope_layer_interval", most::LAYERS, 4)?;
+        return Ok((0..layers).map(|layer| (layer + 1) % interval != 0).collect());
+    };
+    if list.len() != layers {
+        return Err(Error::model(format!("config.json: no_rope_layers lists {} layers, num_hidden_layers is {layers}", list.len())));
+    }
+    let turns: Option<Vec<bool>> = list.iter().map(|flag| flag.as_u64().filter(|&flag| flag <= 1).map(|flag| flag == 1)).collect();
+    turns.ok_or_else(|| Error::model("config.json: no_rope_layers must list 1 (a rope) and 0 (none)"))
+}

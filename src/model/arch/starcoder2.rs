@@ -1,0 +1,15 @@
+//! StarCoder2: grouped queries and ropes, with layer norms, biases and an MLP without a gate.
+
+use super::super::config::Config;
+use super::super::spec::{Layer, ModelSpec, NormKind};
+use super::base::{Base, DEFAULTS, Defaults, sliding_window};
+use crate::error::Result;
+
+pub fn spec(config: &Config) -> Result<ModelSpec> {
+    let bias = config.flag_or("use_bias", true)?;
+    let defaults =
+        Defaults { tied: true, positions: 4096, act: ("hidden_act", "gelu_pytorch_tanh"), eps: ("norm_epsilon", 1e-5), ..DEFAULTS };
+    let base = Base { norm: NormKind::Layer, norm_bias: true, biases: (bias, bias, bias), ..Base::read(config, &defaults)? };
+    let base = Base { windows: vec![sliding_window(config)?; base.layers], ..base };
+    Ok(base.model(|i| Layer { mlp: base.plain_mlp(i, ["c_fc", "c_proj"]), ..base.layer(i) }))
+}
