@@ -9,6 +9,9 @@ use crate::batch::{Batch, BlockCopy, BlockMove};
 use crate::error::Result;
 use crate::options::{Dtype, KvDtype};
 
+/// The matrix of an expert.
+pub type MatrixOf<'a, M> = &'a dyn Fn(usize) -> &'a M;
+
 /// Serves the rows `[first, first + rows)` of a matrix as bytes of its dtype, little endian.
 pub type RowSource<'a> = &'a mut dyn FnMut(usize, &mut [u8]) -> Result<()>;
 
@@ -37,6 +40,16 @@ pub enum Pairs {
     Halves,
     /// 2i and 2i + 1.
     Neighbours,
+}
+
+/// How rows choose among the experts of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Routing {
+    pub experts: usize,
+    /// Each row goes to so many.
+    pub top_k: usize,
+    /// The weights of those add up to 1; otherwise those of all experts do.
+    pub normalized: bool,
 }
 
 /// The shape of one attention layer, over rows of `[heads + 2 * kv_heads, head_dim]`: queries, keys, values.
@@ -94,6 +107,8 @@ pub trait Backend: Send + Sync {
     type Inputs: Send + Default;
     /// The host tier: blocks of all layers that do not fit the device.
     type Host: Send;
+    /// Which rows go to which experts.
+    type Routes: Send;
 
     fn buffer(&self, len: usize) -> Result<Self::Buf>;
     fn vector(&self, values: &[f32]) -> Result<Self::Buf>;
@@ -109,6 +124,10 @@ pub trait Backend: Send + Sync {
     fn reserve(&self, shape: &AttentionShape) -> Result<()>;
     /// What that takes for each thread.
     fn reserved_bytes(&self, shape: &AttentionShape) -> u64;
+
+    /// Room for the routes of so many rows, at most so many experts, and each row's at most `top_k`; no step makes more.
+    fn routes(&self, rows: usize, most: Routing) -> Result<Self::Routes>;
+    fn routes_bytes(&self, rows: usize, most: Routing) -> u64;
 
     fn upload(&self, batch: &Batch, inputs: &mut Self::Inputs) -> Result<()>;
     fn read<'a>(&'a self, buf: &'a Self::Buf, len: usize) -> Result<&'a [f32]>;
@@ -178,6 +197,16 @@ pub trait Backend: Send + Sync {
     fn activate(&self, len: usize, act: Act, x: &mut Self::Buf);
     /// out[r] = act(x[r][..width]) * x[r][width..]
     fn gate(&self, rows: usize, width: usize, act: Act, x: &Self::Buf, out: &mut Self::Buf);
+    /// Chooses each row's experts, those of its largest logits, and their weights, the softmax of these. `logits` is `[rows, experts]`.
+    fn route(&self, rows: usize, routing: Routing, logits: &Self::Buf, routes: &mut Self::Routes);
+    /// out[i] = x[row of route i], rows of `width`. Routes to the same expert are neighbours.
+    fn gather_routes(&self, routes: &Self::Routes, width: usize, x: &Self::Buf, out: &mut Self::Buf);
+    /// out[i] = w * x[i] with the matrix that `expert` gives for the expert of route i: one product per expert that has rows.
+    fn matmul_routes(&self, routes: &Self::Routes, x: &Self::Buf, expert: MatrixOf<Self::Matrix>, out: &mut Self::Buf);
+    /// out[r] = the sum of x[i] * weight over the routes of row r, the heaviest first; rows of `width`
+    fn combine_routes(&self, routes: &Self::Routes, width: usize, x: &Self::Buf, out: &mut Self::Buf);
+    /// x[r] += sigmoid(gates[r]) * y[r], rows of `width`
+    fn add_gated(&self, rows: usize, width: usize, gates: &Self::Buf, x: &mut Self::Buf, y: &Self::Buf);
     /// out[i] = x[logit_rows[i]], rows of `width`
     fn gather(&self, inputs: &Self::Inputs, width: usize, x: &Self::Buf, out: &mut Self::Buf);
     /// x = cap * tanh(x / cap) where there is a cap, after x *= scale; over `len` numbers

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use super::spec::{Attention, Embedding, Head, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm, QkNormOver, Residual, Rope};
+use super::spec::{
+    Attention, Embedding, Expert, Experts, Head, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm, QkNormOver, Residual, Rope, Routing,
+    SharedExpert,
+};
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
 use crate::backend::{Backend, Heads, KvShape};
 use crate::batch::{Batch, BlockCopy, BlockMove};
@@ -103,10 +106,17 @@ struct Work<B: Backend> {
     x: B::Buf,      // [rows, hidden] the residual stream
     normed: B::Buf, // [rows, hidden or embedding width]
     delta: B::Buf,  // [rows, hidden] what a branch adds
-    wide: B::Buf,   // [rows, qkv or up]
-    narrow: B::Buf, // [rows, attention output or gated]
+    scratch: Scratch<B>,
     angles: Vec<Angles<B>>,
     logits: B::Buf, // [logits, vocab]
+}
+
+/// What attention and MLP need on their way. A row has a route to each of its experts.
+struct Scratch<B: Backend> {
+    wide: B::Buf,   // [rows, qkv or up] or [routes, up]
+    narrow: B::Buf, // [rows, attention output, gated or experts] or [routes, gated]
+    routed: B::Buf, // [routes, hidden]
+    routes: B::Routes,
 }
 
 /// Of one rope, for all rows.
@@ -122,43 +132,76 @@ struct Widths {
     normed: usize,
     wide: usize,
     narrow: usize,
+    routed: usize,
+    /// The most of every layer's.
+    routing: Routing,
 }
 
 impl Widths {
     fn of(spec: &ModelSpec) -> Widths {
-        let mut widths = Widths { hidden: spec.hidden_size, normed: spec.hidden_size.max(spec.embedding.tokens.cols), wide: 0, narrow: 0 };
+        let mut widths = Widths {
+            hidden: spec.hidden_size,
+            normed: spec.hidden_size.max(spec.embedding.tokens.cols),
+            wide: 0,
+            narrow: 0,
+            routed: 0,
+            routing: Routing { experts: 0, top_k: 0, normalized: false },
+        };
         for layer in &spec.layers {
-            let (up, inner) = match &layer.mlp {
-                Mlp::Plain { up, .. } => (up.rows(), 0),
-                Mlp::Gated { gate_up, down, .. } => (gate_up.rows(), down.cols),
-            };
-            widths.wide = widths.wide.max(up).max(layer.attention.shape.qkv_width());
-            widths.narrow = widths.narrow.max(inner).max(layer.attention.shape.q_width());
+            let shape = &layer.attention.shape;
+            widths.hold(shape.qkv_width(), shape.q_width());
+            match &layer.mlp {
+                Mlp::Plain { up, .. } => widths.hold(up.rows(), 0),
+                Mlp::Gated { gate_up, down, .. } => widths.hold(gate_up.rows(), down.cols),
+                Mlp::Experts(experts) => widths.hold_experts(experts),
+            }
         }
         widths
+    }
+
+    fn hold(&mut self, wide: usize, narrow: usize) {
+        (self.wide, self.narrow) = (self.wide.max(wide), self.narrow.max(narrow));
+    }
+
+    fn hold_experts(&mut self, Experts { routing, experts, shared, .. }: &Experts) {
+        for Expert { gate_up, down } in experts {
+            self.hold(routing.top_k * gate_up.rows(), routing.top_k * down.cols);
+        }
+        if let Some(SharedExpert { expert: Expert { gate_up, down }, .. }) = shared {
+            self.hold(gate_up.rows(), down.cols);
+        }
+        self.hold(0, routing.experts);
+        self.routed = self.routed.max(routing.top_k * self.hidden);
+        self.routing.experts = self.routing.experts.max(routing.experts);
+        self.routing.top_k = self.routing.top_k.max(routing.top_k);
     }
 }
 
 /// Bytes of all activations and working memory of `threads` for batches within `limits`.
 pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits, threads: usize) -> u64 {
-    let Widths { hidden, normed, wide, narrow } = Widths::of(spec);
+    let Widths { hidden, normed, wide, narrow, routed, routing } = Widths::of(spec);
     let angles: usize = spec.ropes.iter().map(Rope::rotated).sum();
-    let floats = limits.rows * (2 * hidden + normed + wide + narrow + angles) + limits.logits * spec.vocab_size;
+    let floats = limits.rows * (2 * hidden + normed + wide + narrow + routed + angles) + limits.logits * spec.vocab_size;
     let reserved = spec.layers.iter().map(|layer| backend.reserved_bytes(&layer.attention.shape)).max();
-    (floats * size_of::<f32>()) as u64 + reserved.unwrap_or(0) * threads as u64
+    let routes = backend.routes_bytes(limits.rows, routing);
+    (floats * size_of::<f32>()) as u64 + routes + reserved.unwrap_or(0) * threads as u64
 }
 
 impl<B: Backend> Decoder<B> {
     pub fn new(backend: B, spec: &ModelSpec, model: LoadedModel<B>, limits: BatchLimits) -> Result<Decoder<B>> {
-        let Widths { hidden, normed, wide, narrow } = Widths::of(spec);
+        let Widths { hidden, normed, wide, narrow, routed, routing } = Widths::of(spec);
         let rows = |width: usize| backend.buffer(limits.rows * width);
         spec.layers.iter().try_for_each(|layer| backend.reserve(&layer.attention.shape))?;
         let work = Work {
             x: rows(hidden)?,
             normed: rows(normed)?,
             delta: rows(hidden)?,
-            wide: rows(wide)?,
-            narrow: rows(narrow)?,
+            scratch: Scratch {
+                wide: rows(wide)?,
+                narrow: rows(narrow)?,
+                routed: rows(routed)?,
+                routes: backend.routes(limits.rows, routing)?,
+            },
             angles: spec
                 .ropes
                 .iter()
@@ -219,22 +262,22 @@ impl<B: Backend> Pass<'_, B> {
     }
 
     fn layer(&self, layer: &Layer<LoadedLinear<B>, LoadedNorm<B>>, kv: &mut B::Kv, work: &mut Work<B>) {
-        let Work { x, normed, delta, wide, narrow, angles, .. } = work;
-        let mut attention = |x: &B::Buf, out: &mut B::Buf| self.attention(&layer.attention, x, kv, angles, wide, narrow, out);
+        let Work { x, normed, delta, scratch, angles, .. } = work;
+        let mut attention = |x: &B::Buf, out: &mut B::Buf| self.attention(&layer.attention, x, kv, angles, scratch, out);
         match &layer.residual {
             Residual::PreNorm { attention: before, mlp } => {
                 self.norm(before, x, normed);
                 attention(normed, delta);
                 self.add(x, delta, layer);
                 self.norm(mlp, x, normed);
-                self.mlp(&layer.mlp, normed, wide, narrow, delta);
+                self.mlp(&layer.mlp, normed, scratch, delta);
                 self.add(x, delta, layer);
             }
             Residual::PostNorm { attention: after, mlp } => {
                 attention(x, delta);
                 self.add(x, delta, layer);
                 self.norm(after, x, normed);
-                self.mlp(&layer.mlp, normed, wide, narrow, delta);
+                self.mlp(&layer.mlp, normed, scratch, delta);
                 self.add(normed, delta, layer);
                 self.norm(mlp, normed, x);
             }
@@ -242,7 +285,7 @@ impl<B: Backend> Pass<'_, B> {
                 attention(x, delta);
                 self.norm(after, delta, normed);
                 self.add(x, normed, layer);
-                self.mlp(&layer.mlp, x, wide, narrow, delta);
+                self.mlp(&layer.mlp, x, scratch, delta);
                 self.norm(mlp, delta, normed);
                 self.add(x, normed, layer);
             }
@@ -253,7 +296,7 @@ impl<B: Backend> Pass<'_, B> {
                     self.norm(mlp, x, normed);
                 }
                 self.add(x, delta, layer);
-                self.mlp(&layer.mlp, normed, wide, narrow, delta);
+                self.mlp(&layer.mlp, normed, scratch, delta);
                 self.add(x, delta, layer);
             }
             Residual::Sandwich { attention: before, after_attention, mlp, after_mlp } => {
@@ -262,7 +305,7 @@ impl<B: Backend> Pass<'_, B> {
                 self.norm(after_attention, delta, normed);
                 self.add(x, normed, layer);
                 self.norm(mlp, x, normed);
-                self.mlp(&layer.mlp, normed, wide, narrow, delta);
+                self.mlp(&layer.mlp, normed, scratch, delta);
                 self.norm(after_mlp, delta, normed);
                 self.add(x, normed, layer);
             }
@@ -277,10 +320,10 @@ impl<B: Backend> Pass<'_, B> {
         x: &B::Buf,
         kv: &mut B::Kv,
         angles: &[Angles<B>],
-        wide: &mut B::Buf,
-        narrow: &mut B::Buf,
+        scratch: &mut Scratch<B>,
         out: &mut B::Buf,
     ) {
+        let Scratch { wide, narrow, .. } = scratch;
         let Attention { shape, qkv, out: project, qk_norm, rope } = attention;
         let heads = |first, count| Heads { first, count, dim: shape.head_dim, stride: shape.qkv_width() };
         let all = |heads: Heads| Heads { count: 1, dim: heads.count * heads.dim, ..heads };
@@ -300,7 +343,8 @@ impl<B: Backend> Pass<'_, B> {
         self.linear(project, narrow, out);
     }
 
-    fn mlp(&self, mlp: &Mlp<LoadedLinear<B>>, x: &B::Buf, wide: &mut B::Buf, narrow: &mut B::Buf, out: &mut B::Buf) {
+    fn mlp(&self, mlp: &Mlp<LoadedLinear<B>>, x: &B::Buf, scratch: &mut Scratch<B>, out: &mut B::Buf) {
+        let Scratch { wide, narrow, .. } = scratch;
         match mlp {
             Mlp::Plain { up, act, down } => {
                 self.linear(up, x, wide);
@@ -312,6 +356,28 @@ impl<B: Backend> Pass<'_, B> {
                 self.backend.gate(self.rows, gate_up.rows / 2, *act, wide, narrow);
                 self.linear(down, narrow, out);
             }
+            Mlp::Experts(experts) => self.experts(experts, x, scratch, out),
+        }
+    }
+
+    /// Rows that go to the same expert go together.
+    fn experts(&self, experts: &Experts<LoadedLinear<B>>, x: &B::Buf, scratch: &mut Scratch<B>, out: &mut B::Buf) {
+        let Experts { router, routing, act, experts, shared } = experts;
+        let Scratch { wide, narrow, routed, routes } = scratch;
+        let (hidden, inner) = (experts[0].down.rows, experts[0].gate_up.rows / 2);
+        self.linear(router, x, narrow);
+        self.backend.route(self.rows, *routing, narrow, routes);
+        self.backend.gather_routes(routes, hidden, x, routed);
+        self.backend.matmul_routes(routes, routed, &|expert| &experts[expert].gate_up.weight, wide);
+        self.backend.gate(self.rows * routing.top_k, inner, *act, wide, narrow);
+        self.backend.matmul_routes(routes, narrow, &|expert| &experts[expert].down.weight, routed);
+        self.backend.combine_routes(routes, hidden, routed, out);
+        if let Some(SharedExpert { expert, gate }) = shared {
+            self.linear(&expert.gate_up, x, wide);
+            self.backend.gate(self.rows, expert.gate_up.rows / 2, *act, wide, narrow);
+            self.linear(&expert.down, narrow, routed);
+            self.linear(gate, x, narrow);
+            self.backend.add_gated(self.rows, hidden, narrow, out, routed);
         }
     }
 

@@ -3,7 +3,7 @@
 //! The types are generic over their leaves: a spec holds the names and shapes of its weights
 //! (`Linear`, `Norm`), a loaded model holds the weights themselves, in the same structure.
 
-pub use crate::backend::{Act, AttentionShape, NormKind, Pairs};
+pub use crate::backend::{Act, AttentionShape, NormKind, Pairs, Routing};
 
 /// A decoder-only transformer.
 #[derive(Debug, Clone)]
@@ -166,6 +166,32 @@ pub enum Mlp<L = Linear> {
     Plain { up: L, act: Act, down: L },
     /// down(act(gate(x)) * up(x)); gate and up are stacked: one product
     Gated { gate_up: L, act: Act, down: L },
+    /// Of many gated ones each row takes those that its router likes best.
+    Experts(Experts<L>),
+}
+
+#[derive(Debug, Clone)]
+pub struct Experts<L = Linear> {
+    /// From the hidden size to one logit per expert.
+    pub router: L,
+    pub routing: Routing,
+    pub act: Act,
+    pub experts: Vec<Expert<L>>,
+    pub shared: Option<SharedExpert<L>>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Expert<L = Linear> {
+    /// Gate and up are stacked: one product.
+    pub gate_up: L,
+    pub down: L,
+}
+
+/// One that every row takes: sigmoid(gate(x)) * expert(x) is added.
+#[derive(Debug, Clone)]
+pub struct SharedExpert<L = Linear> {
+    pub expert: Expert<L>,
+    pub gate: L,
 }
 
 /// From the last hidden state to logits.
@@ -319,11 +345,35 @@ impl Layer {
             None => None,
         };
         let attention = Attention { shape: *shape, qkv: linear(qkv)?, out: linear(out)?, qk_norm, rope: *rope };
-        let mlp = match &self.mlp {
+        Ok(Layer { residual: self.residual.try_map(norm)?, branch_scale: self.branch_scale, attention, mlp: self.mlp.try_map(linear)? })
+    }
+}
+
+impl Mlp {
+    fn try_map<L, E>(&self, linear: &mut impl FnMut(&Linear) -> Result<L, E>) -> Result<Mlp<L>, E> {
+        Ok(match self {
             Mlp::Plain { up, act, down } => Mlp::Plain { up: linear(up)?, act: *act, down: linear(down)? },
             Mlp::Gated { gate_up, act, down } => Mlp::Gated { gate_up: linear(gate_up)?, act: *act, down: linear(down)? },
+            Mlp::Experts(experts) => Mlp::Experts(experts.try_map(linear)?),
+        })
+    }
+}
+
+impl Experts {
+    fn try_map<L, E>(&self, linear: &mut impl FnMut(&Linear) -> Result<L, E>) -> Result<Experts<L>, E> {
+        let mut expert = |expert: &Expert| Ok(Expert { gate_up: linear(&expert.gate_up)?, down: linear(&expert.down)? });
+        let experts = self.experts.iter().map(&mut expert).collect::<Result<_, E>>()?;
+        let shared = match &self.shared {
+            Some(shared) => Some((expert(&shared.expert)?, linear(&shared.gate)?)),
+            None => None,
         };
-        Ok(Layer { residual: self.residual.try_map(norm)?, branch_scale: self.branch_scale, attention, mlp })
+        Ok(Experts {
+            router: linear(&self.router)?,
+            routing: self.routing,
+            act: self.act,
+            experts,
+            shared: shared.map(|(expert, gate)| SharedExpert { expert, gate }),
+        })
     }
 }
 

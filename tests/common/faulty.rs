@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::backend::{Act, AttentionShape, Backend, Heads, KvShape, NormKind, Pairs, RowSource};
+use pagedllm::backend::{Act, AttentionShape, Backend, Heads, KvShape, MatrixOf, NormKind, Pairs, Routing, RowSource};
 use pagedllm::batch::{Batch, BlockCopy, BlockMove};
 use pagedllm::error::{Error, Result};
 use pagedllm::options::Dtype;
@@ -109,6 +109,7 @@ type Matrix = <CpuBackend as Backend>::Matrix;
 type Kv = <CpuBackend as Backend>::Kv;
 type Inputs = <CpuBackend as Backend>::Inputs;
 type Host = <CpuBackend as Backend>::Host;
+type Routes = <CpuBackend as Backend>::Routes;
 
 impl Backend for Faulty {
     type Buf = Buf;
@@ -116,6 +117,7 @@ impl Backend for Faulty {
     type Kv = Kv;
     type Inputs = Inputs;
     type Host = Host;
+    type Routes = Routes;
 
     fn buffer(&self, len: usize) -> Result<Buf> {
         self.faults.make()?;
@@ -152,6 +154,15 @@ impl Backend for Faulty {
 
     fn reserved_bytes(&self, shape: &AttentionShape) -> u64 {
         self.cpu.reserved_bytes(shape)
+    }
+
+    fn routes(&self, rows: usize, most: Routing) -> Result<Routes> {
+        self.faults.make()?;
+        self.cpu.routes(rows, most)
+    }
+
+    fn routes_bytes(&self, rows: usize, most: Routing) -> u64 {
+        self.cpu.routes_bytes(rows, most)
     }
 
     fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<()> {
@@ -222,6 +233,11 @@ impl Backend for Faulty {
         fn attention(inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &Kv, out: &mut Buf);
         fn activate(len: usize, act: Act, x: &mut Buf);
         fn gate(rows: usize, width: usize, act: Act, x: &Buf, out: &mut Buf);
+        fn route(rows: usize, routing: Routing, logits: &Buf, routes: &mut Routes);
+        fn gather_routes(routes: &Routes, width: usize, x: &Buf, out: &mut Buf);
+        fn matmul_routes(routes: &Routes, x: &Buf, expert: MatrixOf<Matrix>, out: &mut Buf);
+        fn combine_routes(routes: &Routes, width: usize, x: &Buf, out: &mut Buf);
+        fn add_gated(rows: usize, width: usize, gates: &Buf, x: &mut Buf, y: &Buf);
         fn gather(inputs: &Inputs, width: usize, x: &Buf, out: &mut Buf);
         fn scale_and_cap(len: usize, scale: f32, soft_cap: Option<f32>, x: &mut Buf);
     }

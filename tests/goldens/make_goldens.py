@@ -333,6 +333,34 @@ GOLDENS = {
     ),
     "glm4": (decoder("glm4", head_dim=16), F16, nothing),
     "glm4_odd": (decoder("glm4", **ODD, head_dim=20, attention_bias=False), F16, nothing),
+    "mixtral": (decoder("mixtral", num_local_experts=4, sliding_window=None), F16, nothing),
+    "mixtral_odd": (
+        decoder("mixtral", **ODD, head_dim=20, num_local_experts=5, num_experts_per_tok=3,
+                intermediate_size=21, sliding_window=24),
+        F16, nothing,
+    ),
+    "qwen2_moe": (
+        decoder("qwen2_moe", num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24,
+                shared_expert_intermediate_size=40, decoder_sparse_step=1),
+        F16, nothing,
+    ),
+    "qwen2_moe_odd": (
+        decoder("qwen2_moe", **ODD, num_experts=3, num_experts_per_tok=3, moe_intermediate_size=21,
+                shared_expert_intermediate_size=19, num_hidden_layers=3, mlp_only_layers=[1],
+                norm_topk_prob=True, qkv_bias=False, use_sliding_window=True, sliding_window=16),
+        F16, without("layer_types"),
+    ),
+    "qwen3_moe": (
+        decoder("qwen3_moe", num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24,
+                norm_topk_prob=True),
+        F16, nothing,
+    ),
+    "qwen3_moe_odd": (
+        decoder("qwen3_moe", **ODD, head_dim=20, num_experts=5, num_experts_per_tok=1,
+                moe_intermediate_size=21, num_hidden_layers=3, decoder_sparse_step=2,
+                attention_bias=True),
+        F16, nothing,
+    ),
     "cohere": (decoder("cohere", logit_scale=0.5), F16, nothing),
     "cohere_odd": (
         decoder("cohere", **ODD, use_qk_norm=True, attention_bias=True), F16, nothing,
@@ -366,7 +394,7 @@ def fill(model, rng, dtype):
         elif any(part in name for part in ("embed", "wte", "wpe")):
             value = 0.5 * noise
         else:
-            fan_in = weight.shape[0 if name in transposed else 1]
+            fan_in = weight.shape[0 if name in transposed else -1]
             value = 1.5 * noise / fan_in**0.5
         weight.data.copy_(value.to(dtype))  # rounded as storing it will round it
 
@@ -422,14 +450,14 @@ def weakness(model, tokens, logits):
 
 def load(directory):
     model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
+        directory, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     )
     return model.eval()
 
 
 def build(recipe, dtype, seed):
     cls, config = recipe
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     rng = torch.Generator().manual_seed(seed)
     model = (cls(config) if cls else AutoModelForCausalLM.from_config(config)).eval()
     fill(model, rng, dtype)

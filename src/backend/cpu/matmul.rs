@@ -10,9 +10,9 @@ use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
 
+use super::SendPtr;
 use super::lanes::{Element, Kernel, Lanes, load_some, prefetch, store_some};
 use super::pool::Pool;
-use super::{Buf, SendPtr};
 use crate::error::{Result, try_vec};
 use crate::options::{Dtype, Isa};
 use crate::sys::Pages;
@@ -149,7 +149,16 @@ impl Matrix {
 
 /// out[r][n] = sum over k of x[r][k] * w[n][k], plus bias[n]
 #[allow(clippy::too_many_arguments)]
-pub fn matmul(isa: Isa, pool: &Pool, rounded: &[Mutex<Rounded>], rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf) {
+pub fn matmul(
+    isa: Isa,
+    pool: &Pool,
+    rounded: &[Mutex<Rounded>],
+    rows: usize,
+    x: &[f32],
+    w: &Matrix,
+    bias: Option<&[f32]>,
+    out: &mut [f32],
+) {
     let (x, bias) = (&x[..rows * w.cols], bias.map(|b| &b[..w.rows]));
     let out = &mut out[..rows * w.rows];
     let args = Args { rows, x, w, bias, out: SendPtr(out.as_mut_ptr()) };

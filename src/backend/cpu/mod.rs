@@ -7,6 +7,7 @@ mod kv;
 mod lanes;
 mod matmul;
 mod pool;
+mod routes;
 #[cfg(test)]
 mod tests;
 
@@ -22,8 +23,9 @@ use kv::Kv;
 use lanes::Kernel;
 use matmul::{Matrix, Rounded};
 use pool::Pool;
+use routes::Routes;
 
-use super::{Act, AttentionShape, Backend, Heads, KvShape, NormKind, Pairs, RowSource};
+use super::{Act, AttentionShape, Backend, Heads, KvShape, MatrixOf, NormKind, Pairs, Routing, RowSource};
 use crate::batch::{Batch, BlockCopy, BlockMove};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, Isa};
@@ -161,6 +163,7 @@ impl Backend for CpuBackend {
     type Kv = Kv;
     type Inputs = Inputs;
     type Host = Host;
+    type Routes = Routes;
 
     fn buffer(&self, len: usize) -> Result<Buf> {
         let bytes = len.checked_mul(size_of::<f32>()).ok_or_else(Error::out_of_memory)?;
@@ -199,6 +202,14 @@ impl Backend for CpuBackend {
 
     fn reserved_bytes(&self, shape: &AttentionShape) -> u64 {
         Scratch::bytes(shape)
+    }
+
+    fn routes(&self, rows: usize, most: Routing) -> Result<Routes> {
+        Routes::new(rows, most)
+    }
+
+    fn routes_bytes(&self, rows: usize, most: Routing) -> u64 {
+        Routes::bytes(rows, most)
     }
 
     fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<()> {
@@ -254,7 +265,7 @@ impl Backend for CpuBackend {
 
     fn matmul(&self, rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf) {
         self.matmuls.fetch_add(1, Ordering::Relaxed);
-        matmul::matmul(self.isa, &self.pool, &self.rounded, rows, x, w, bias, out);
+        matmul::matmul(self.isa, &self.pool, &self.rounded, rows, x, w, bias.map(|bias| &bias[..]), out);
     }
 
     fn add(&self, len: usize, scale: f32, x: &mut Buf, y: &Buf) {
@@ -306,6 +317,40 @@ impl Backend for CpuBackend {
         self.rows(rows, width, out, |row, out| {
             let (gate, up) = x[row * 2 * width..][..2 * width].split_at(width);
             self.kernel(Gate { act, gate, up, out });
+        });
+    }
+
+    fn route(&self, rows: usize, routing: Routing, logits: &Buf, routes: &mut Routes) {
+        routes.choose(rows, routing, logits);
+    }
+
+    fn gather_routes(&self, routes: &Routes, width: usize, x: &Buf, out: &mut Buf) {
+        let sources = routes.sources();
+        self.rows(sources.len(), width, out, |route, out| out.copy_from_slice(&x[sources[route] as usize * width..][..width]));
+    }
+
+    fn matmul_routes(&self, routes: &Routes, x: &Buf, expert: MatrixOf<Matrix>, out: &mut Buf) {
+        for (place, to) in (0..routes.experts()).map(|place| (place, routes.to(place))).filter(|(_, to)| !to.is_empty()) {
+            let w = expert(place);
+            let (x, out) = (&x[to.start * w.cols..], &mut out[to.start * w.rows..]);
+            self.matmuls.fetch_add(1, Ordering::Relaxed);
+            matmul::matmul(self.isa, &self.pool, &self.rounded, to.len(), x, w, None, out);
+        }
+    }
+
+    fn combine_routes(&self, routes: &Routes, width: usize, x: &Buf, out: &mut Buf) {
+        self.rows(routes.rows(), width, out, |row, out| {
+            out.fill(0.0);
+            for (route, scale) in routes.of(row) {
+                self.kernel(Add { scale, x: &mut *out, y: &x[route * width..][..width] });
+            }
+        });
+    }
+
+    fn add_gated(&self, rows: usize, width: usize, gates: &Buf, x: &mut Buf, y: &Buf) {
+        self.rows(rows, width, x, |row, x| {
+            let scale = 1.0 / (1.0 + libm::expf(-gates[row]));
+            self.kernel(Add { scale, x, y: &y[row * width..][..width] });
         });
     }
 

@@ -2,6 +2,7 @@
 
 mod base;
 mod cohere;
+mod experts;
 mod falcon;
 mod gemma;
 mod gemma2;
@@ -12,12 +13,14 @@ mod gpt_neox;
 mod granite;
 mod llama;
 mod mistral;
+mod mixtral;
 mod olmo2;
 mod opt;
 mod phi;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen_moe;
 mod rope;
 mod smollm3;
 mod stablelm;
@@ -40,8 +43,11 @@ pub const FAMILIES: &[Family] = &[
     Family { architecture: "OPTForCausalLM", model_type: "opt", prefix: "model.", spec: opt::spec },
     Family { architecture: "LlamaForCausalLM", model_type: "llama", prefix: "model.", spec: llama::spec },
     Family { architecture: "MistralForCausalLM", model_type: "mistral", prefix: "model.", spec: mistral::spec },
+    Family { architecture: "MixtralForCausalLM", model_type: "mixtral", prefix: "model.", spec: mixtral::spec },
     Family { architecture: "Qwen2ForCausalLM", model_type: "qwen2", prefix: "model.", spec: qwen2::spec },
     Family { architecture: "Qwen3ForCausalLM", model_type: "qwen3", prefix: "model.", spec: qwen3::spec },
+    Family { architecture: "Qwen2MoeForCausalLM", model_type: "qwen2_moe", prefix: "model.", spec: qwen_moe::spec2 },
+    Family { architecture: "Qwen3MoeForCausalLM", model_type: "qwen3_moe", prefix: "model.", spec: qwen_moe::spec3 },
     Family { architecture: "GemmaForCausalLM", model_type: "gemma", prefix: "model.", spec: gemma::spec },
     Family { architecture: "Gemma2ForCausalLM", model_type: "gemma2", prefix: "model.", spec: gemma2::spec },
     Family { architecture: "Gemma3ForCausalLM", model_type: "gemma3_text", prefix: "model.", spec: gemma3::spec },
@@ -65,6 +71,7 @@ mod most {
     pub const WIDTH: usize = 1 << 18;
     pub const HEADS: usize = 1 << 12;
     pub const HEAD_DIM: usize = 1 << 12;
+    pub const EXPERTS: usize = 1 << 12;
     pub const VOCAB: usize = 1 << 24;
     pub const POSITIONS: usize = 1 << 27;
 }

@@ -1,0 +1,34 @@
+//! What families with experts share.
+
+use super::super::config::Config;
+use super::super::spec::{Expert, Linear, Routing};
+use super::most;
+use crate::error::{Error, Result};
+
+/// What the matrices of an expert are called.
+#[derive(Clone, Copy)]
+pub struct Names {
+    pub gate: &'static str,
+    pub up: &'static str,
+    pub down: &'static str,
+}
+
+pub const NAMES: Names = Names { gate: "gate_proj", up: "up_proj", down: "down_proj" };
+
+pub fn expert(name: &str, names: Names, hidden: usize, inner: usize) -> Expert {
+    let stacked = vec![(format!("{name}.{}", names.gate), inner), (format!("{name}.{}", names.up), inner)];
+    Expert { gate_up: Linear::stack(stacked, hidden), down: Linear::new(format!("{name}.{}", names.down), hidden, inner) }
+}
+
+/// Families and versions of transformers count experts under two names.
+pub fn routing(config: &Config, normalized: bool) -> Result<Routing> {
+    let experts = if config.has("num_local_experts") { "num_local_experts" } else { "num_experts" };
+    let count = config.count(experts, most::EXPERTS)?;
+    let top_k = config.count("num_experts_per_tok", most::EXPERTS)?;
+    if top_k > count {
+        return Err(Error::model(format!(
+            "config.json: num_experts_per_tok is {top_k}, {experts} is {count}: a token cannot have more than all"
+        )));
+    }
+    Ok(Routing { experts: count, top_k, normalized })
+}

@@ -1,0 +1,26 @@
+//! Mixtral: Mistral with experts in place of its MLP.
+
+use super::super::config::Config;
+use super::super::spec::{Experts, Layer, Linear, Mlp, ModelSpec};
+use super::base::{Base, DEFAULTS, Defaults, sliding_window};
+use super::experts::{Names, expert, routing};
+use crate::error::Result;
+
+const NAMES: Names = Names { gate: "w1", up: "w3", down: "w2" };
+
+pub fn spec(config: &Config) -> Result<ModelSpec> {
+    let mut base = Base::read(config, &Defaults { positions: 131_072, eps: ("rms_norm_eps", 1e-5), ..DEFAULTS })?;
+    base.windows.fill(sliding_window(config)?);
+    let routing = routing(config, true)?;
+    Ok(base.model(|i| {
+        let moe = format!("layers.{i}.block_sparse_moe");
+        let experts = Experts {
+            router: Linear::new(format!("{moe}.gate"), routing.experts, base.hidden),
+            routing,
+            act: base.act,
+            experts: (0..routing.experts).map(|e| expert(&format!("{moe}.experts.{e}"), NAMES, base.hidden, base.inner)).collect(),
+            shared: None,
+        };
+        Layer { mlp: Mlp::Experts(experts), ..base.layer(i) }
+    }))
+}
