@@ -112,7 +112,7 @@ fn every_policy() -> Vec<Policies> {
 
 #[test]
 fn under_every_policy() {
-    let (_, config) = configs(MAX_LEN).swap_remove(3);
+    let (_, config) = configs(MAX_LEN).pop().unwrap();
     let dir = TempDir::new();
     write_random_model(&dir.0, &config, false, 7);
     let base = EngineOptions { isa: None, ..options(&dir.0, Isa::Portable, KvDtype::F32) };

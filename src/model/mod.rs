@@ -38,6 +38,7 @@ impl ModelFiles {
         }
         let config = Config::load(dir, "config.json")?;
         let family = family(&config)?;
+        refuse_quantized(&config)?;
         let spec = (family.spec)(&config)?;
         let checkpoint = Checkpoint::open(dir, family.prefix)?;
         let dtype = weights::storage(&spec, &checkpoint)?;
@@ -60,6 +61,15 @@ impl ModelFiles {
         let model = weights::load(&backend, &self.spec, &self.checkpoint, progress)?;
         Decoder::new(backend, &self.spec, model, limits)
     }
+}
+
+/// Weights that were quantized are stored in forms of their own, which nothing here reads.
+fn refuse_quantized(config: &Config) -> Result<()> {
+    let Some(quantization) = config.object("quantization_config")? else { return Ok(()) };
+    let method: String = quantization.text_or("quant_method", "unknown")?.chars().take(80).collect();
+    Err(Error::unsupported(format!(
+        "config.json: the weights are quantized, method {method}; supported are weights in f32, f16 and bf16: use the model's checkpoint before it was quantized"
+    )))
 }
 
 /// generation_config.json speaks first, as in transformers. Ids beyond the vocabulary can never be sampled.

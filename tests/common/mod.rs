@@ -126,6 +126,18 @@ pub fn configs(positions: usize) -> Vec<(&'static str, Value)> {
         ("opt", opt(json!({}))),
         ("opt, post-norm and projected", opt(json!({"do_layer_norm_before": false, "word_embed_proj_dim": 24}))),
         (
+            "gemma 2, whose windows alternate",
+            json!({"architectures": ["Gemma2ForCausalLM"], "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 20,
+                "num_hidden_layers": 2, "intermediate_size": 50, "vocab_size": 127, "max_position_embeddings": positions, "sliding_window": 37,
+                "tie_word_embeddings": false, "query_pre_attn_scalar": 20, "eos_token_id": 2}),
+        ),
+        (
+            "qwen2-moe",
+            json!({"architectures": ["Qwen2MoeForCausalLM"], "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+                "num_hidden_layers": 2, "intermediate_size": 50, "moe_intermediate_size": 22, "shared_expert_intermediate_size": 26,
+                "num_experts": 7, "num_experts_per_tok": 2, "vocab_size": 127, "max_position_embeddings": positions, "eos_token_id": 2}),
+        ),
+        (
             "llama",
             json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 36, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20,
                 "num_hidden_layers": 2, "intermediate_size": 50, "vocab_size": 127, "max_position_embeddings": positions, "attention_bias": true,

@@ -50,7 +50,7 @@ impl Sparse {
     }
 
     fn mlp(&self, base: &Base, layer: usize, shared: Option<usize>) -> Mlp {
-        if self.dense.contains(&(layer as u64)) || (layer + 1) % self.step != 0 {
+        if self.dense.contains(&(layer as u64)) || !(layer + 1).is_multiple_of(self.step) {
             return base.gated_mlp(layer);
         }
         let mlp = format!("layers.{layer}.mlp");

@@ -90,26 +90,25 @@ impl Source<'_> {
         self.parameters.positive("factor")
     }
 
-    /// The length that the model had before it was stretched.
-    fn original(&self) -> Result<usize> {
+    /// The length that the model had before it was stretched; some configs have it beside the rope's parameters.
+    fn original(&self) -> Result<f64> {
         const NAME: &str = "original_max_position_embeddings";
-        let inner = if self.parameters.has(NAME) { &self.parameters } else { self.config };
-        let from = if self.config.has(NAME) { self.config } else { inner };
-        if from.has(NAME) { from.count(NAME, most::POSITIONS) } else { self.config.count("max_position_embeddings", most::POSITIONS) }
+        let from = if self.config.has(NAME) { self.config } else { &self.parameters };
+        from.positive(NAME)
     }
 
     /// By how much the model was stretched, where nothing says it.
     fn stretch(&self) -> Result<f64> {
         match self.parameters.has("factor") {
             true => self.factor(),
-            false => Ok(self.config.positive("max_position_embeddings")? / self.original()? as f64),
+            false => Ok(self.config.positive("max_position_embeddings")? / self.original()?),
         }
     }
 
     /// Long waves are stretched by `factor`, short ones kept, those between blended.
     fn llama3(&self, frequencies: &mut [f32]) -> Result<()> {
         let (low, high) = (self.parameters.positive("low_freq_factor")?, self.parameters.positive("high_freq_factor")?);
-        let (factor, original) = (self.factor()?, self.original()? as f64);
+        let (factor, original) = (self.factor()?, self.original()?);
         if high <= low {
             return Err(Error::model(format!(
                 "config.json: high_freq_factor is {high}, low_freq_factor {low}: the first must be the larger"
@@ -127,7 +126,7 @@ impl Source<'_> {
     /// Dimensions that turn often within the original context are kept, those that turn rarely stretched, those between blended by
     /// their number.
     fn yarn(&self, theta: f64, rope: &mut Rope) -> Result<()> {
-        let (factor, original, dims) = (self.stretch()?, self.original()? as f64, rope.rotated() as f64);
+        let (factor, original, dims) = (self.stretch()?, self.original()?, rope.rotated() as f64);
         let (fast, slow) = (self.parameters.positive_or("beta_fast", 32.0)?, self.parameters.positive_or("beta_slow", 1.0)?);
         let dim_that_turns = |times: f64| dims * (original / (times * TAU)).ln() / (2.0 * theta.ln());
         let whole = self.parameters.flag_or("truncate", true)?;
@@ -161,9 +160,9 @@ impl Source<'_> {
             let factors = self.parameters.positives(name, count)?;
             divide(frequencies, |i| factors[i]);
         }
-        let amplitude = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() };
+        let amplitude = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() };
         rope.amplitude = self.parameters.positive_or("attention_factor", amplitude)? as f32;
-        rope.long = Some(Long { beyond: original, how: Longer::Other(long) });
+        rope.long = Some(Long { beyond: original as usize, how: Longer::Other(long) });
         Ok(())
     }
 }
@@ -218,7 +217,7 @@ mod tests {
 
     #[test]
     fn lists_of_factors_have_one_for_each_pair() {
-        let config = |long: Value| json!({"max_position_embeddings": 64, "rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": long}});
+        let config = |long: Value| json!({"original_max_position_embeddings": 64, "max_position_embeddings": 64, "rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": long}});
         for wrong in [json!([1.0]), json!([1.0, 0.0]), json!([1.0, "2"]), json!(3), json!(null)] {
             assert!(of(config(wrong), 4).unwrap_err().message().contains("long_factor"));
         }
