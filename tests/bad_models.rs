@@ -344,7 +344,6 @@ fn fields_that_contradict_each_other_or_are_unknown_are_refused() {
         ("gemma2", json!({"attn_logit_softcapping": 0}), Code::Model, &["attn_logit_softcapping is 0"]),
         ("smollm3_odd", json!({"no_rope_layers": [1, 0]}), Code::Model, &["no_rope_layers lists 2 layers"]),
         ("smollm3_odd", json!({"no_rope_layers": [1, 0, 2]}), Code::Model, &["1 (a rope) and 0 (none)"]),
-        ("falcon", json!({"alibi": true}), Code::Unsupported, &["alibi is true"]),
         ("falcon_odd", json!({"parallel_attn": false}), Code::Unsupported, &["new_decoder_architecture is true"]),
         ("mixtral", json!({"num_experts_per_tok": 5}), Code::Model, &["num_experts_per_tok is 5", "num_local_experts is 4"]),
         ("mixtral", json!({"num_local_experts": 5}), Code::Model, &["experts.4.w1.weight is missing"]),

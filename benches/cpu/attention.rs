@@ -68,8 +68,15 @@ struct Case {
 
 impl Case {
     fn new(options: &Options, shape: KvShape, context: usize) -> Result<Case> {
-        let attention =
-            AttentionShape { heads: HEADS, kv_heads: shape.kv_heads, head_dim: HEAD_DIM, scale: 0.125, window: None, soft_cap: None };
+        let attention = AttentionShape {
+            heads: HEADS,
+            kv_heads: shape.kv_heads,
+            head_dim: HEAD_DIM,
+            scale: 0.125,
+            window: None,
+            soft_cap: None,
+            alibi: None,
+        };
         let backend = CpuBackend::new(options.threads, Some(options.isa))?;
         backend.reserve(&attention)?;
         let kv = backend.kv(shape)?;

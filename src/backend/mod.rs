@@ -64,6 +64,8 @@ pub struct AttentionShape {
     pub window: Option<usize>,
     /// Scores become cap * tanh(score / cap).
     pub soft_cap: Option<f32>,
+    /// A score falls with the distance of its key: by this, times the head's slope, for each position.
+    pub alibi: Option<f32>,
 }
 
 impl AttentionShape {
@@ -73,6 +75,17 @@ impl AttentionShape {
 
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// How steeply a head's scores fall: as powers of 2^(-8 / heads) where the heads number a power of two; otherwise those of the next
+    /// lower power, and then every other one of the next higher.
+    pub fn slope(&self, head: usize) -> f32 {
+        let whole = 1 << self.heads.ilog2();
+        let exponent = match head.checked_sub(whole) {
+            None => 8.0 * (head + 1) as f64 / whole as f64,
+            Some(beyond) => 4.0 * (2 * beyond + 1) as f64 / whole as f64,
+        };
+        (-exponent).exp2() as f32
     }
 
     pub fn qkv_width(&self) -> usize {
@@ -211,4 +224,20 @@ pub trait Backend: Send + Sync {
     fn gather(&self, inputs: &Self::Inputs, width: usize, x: &Self::Buf, out: &mut Self::Buf);
     /// x = cap * tanh(x / cap) where there is a cap, after x *= scale; over `len` numbers
     fn scale_and_cap(&self, len: usize, scale: f32, soft_cap: Option<f32>, x: &mut Self::Buf);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slopes_are_those_of_the_powers_of_two_around_the_heads() {
+        let slopes = |heads| -> Vec<f32> {
+            let shape = AttentionShape { heads, kv_heads: heads, head_dim: 8, scale: 1.0, window: None, soft_cap: None, alibi: None };
+            (0..heads).map(|head| shape.slope(head)).collect()
+        };
+        assert_eq!(slopes(4), [0.25, 0.0625, 0.015625, 0.00390625]);
+        // Those of 4, then the first and the third of 8.
+        assert_eq!(slopes(6), [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]);
+    }
 }

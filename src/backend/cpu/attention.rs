@@ -60,6 +60,7 @@ pub struct Scratch {
     sums: Vec<f32>,    // [queries, head_dim]
     max: Vec<f32>,     // [queries]
     weight: Vec<f32>,  // [queries]
+    slope: Vec<f32>,   // [queries], of ALiBi
     range: Vec<Range>, // [queries]
 }
 
@@ -79,7 +80,7 @@ impl Range {
 
 impl Scratch {
     pub fn bytes(shape: &AttentionShape) -> u64 {
-        let per_query = (2 * shape.head_dim + SPAN + 2) * size_of::<f32>() + size_of::<Range>();
+        let per_query = (2 * shape.head_dim + SPAN + 3) * size_of::<f32>() + size_of::<Range>();
         (Self::queries(shape) * per_query) as u64
     }
 
@@ -88,7 +89,15 @@ impl Scratch {
     }
 
     pub fn empty() -> Scratch {
-        Scratch { queries: Vec::new(), scores: Vec::new(), sums: Vec::new(), max: Vec::new(), weight: Vec::new(), range: Vec::new() }
+        Scratch {
+            queries: Vec::new(),
+            scores: Vec::new(),
+            sums: Vec::new(),
+            max: Vec::new(),
+            weight: Vec::new(),
+            slope: Vec::new(),
+            range: Vec::new(),
+        }
     }
 
     /// Makes room for `shape` too.
@@ -101,6 +110,7 @@ impl Scratch {
             sums: try_vec(wide, 0.0)?,
             max: try_vec(queries, 0.0)?,
             weight: try_vec(queries, 0.0)?,
+            slope: try_vec(queries, 0.0)?,
             range: try_vec(queries, Range::default())?,
         };
         Ok(())
@@ -211,7 +221,7 @@ impl<E: Cached> Attend<'_, E> {
     /// Copies the scaled queries and clears the sums.
     #[inline(always)]
     fn begin(&mut self) {
-        let AttentionShape { head_dim, scale, window, .. } = *self.args.shape;
+        let AttentionShape { head_dim, scale, window, alibi, .. } = *self.args.shape;
         for query in 0..self.queries() {
             let (row, column) = self.row_and_column(query);
             let from = &self.args.qkv[row * self.args.shape.qkv_width() + column..][..head_dim];
@@ -222,6 +232,9 @@ impl<E: Cached> Attend<'_, E> {
             self.scratch.range[query] = Range { first: end.saturating_sub(window.unwrap_or(end)), end };
             self.scratch.max[query] = f32::NEG_INFINITY;
             self.scratch.weight[query] = 0.0;
+            if let Some(steepness) = alibi {
+                self.scratch.slope[query] = steepness * self.args.shape.slope(column / head_dim);
+            }
         }
         let len = self.queries() * head_dim;
         self.scratch.sums[..len].fill(0.0);
@@ -366,7 +379,13 @@ impl<E: Cached> Attend<'_, E> {
             return;
         }
         let head_dim = self.args.shape.head_dim;
+        let position = self.scratch.range[query].end - 1;
         let scores = &mut self.scratch.scores[query * SPAN..][..SPAN];
+        if self.args.shape.alibi.is_some() {
+            for (token, score) in scores.iter_mut().enumerate().take(end).skip(first) {
+                *score -= self.scratch.slope[query] * (position - (span + token)) as f32;
+            }
+        }
         // SAFETY: SPAN is a multiple of every path's lanes; `load_some` and `store_some` bound the sums' ends.
         unsafe {
             if let Some(cap) = self.args.shape.soft_cap {

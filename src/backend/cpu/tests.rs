@@ -180,7 +180,7 @@ impl Case {
 
     /// One row, all heads, in f64 over K and V as they are stored.
     fn reference<'a>(&self, position: usize, at: impl Fn(usize) -> &'a [f32]) -> Vec<f64> {
-        let AttentionShape { heads, kv_heads, head_dim, scale, window, soft_cap } = self.shape;
+        let AttentionShape { heads, kv_heads, head_dim, scale, window, soft_cap, alibi } = self.shape;
         let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
         let mut out = Vec::new();
         for head in 0..heads {
@@ -189,7 +189,9 @@ impl Case {
             let kept = |p: usize, start: usize| kept(part(p, start), self.dtype);
             let score = |p: usize| {
                 let dot: f64 = part(position, head).iter().zip(kept(p, heads + kv_head)).map(|(q, k)| *q as f64 * k as f64).sum();
-                soft_cap.map_or(dot * scale as f64, |cap| cap as f64 * (dot * scale as f64 / cap as f64).tanh())
+                let far = alibi.map_or(0.0, |alibi| alibi as f64 * self.shape.slope(head) as f64 * (position - p) as f64);
+                let score = dot * scale as f64 - far;
+                soft_cap.map_or(score, |cap| cap as f64 * (score / cap as f64).tanh())
             };
             let weights: Vec<f64> = (first..=position).map(|p| score(p).exp()).collect();
             let total: f64 = weights.iter().sum();
@@ -202,7 +204,8 @@ impl Case {
 
 #[test]
 fn attention_is_right_over_any_blocks_heads_windows_and_caps() {
-    let shape = |heads, kv_heads, head_dim| AttentionShape { heads, kv_heads, head_dim, scale: 1.7, window: None, soft_cap: None };
+    let shape =
+        |heads, kv_heads, head_dim| AttentionShape { heads, kv_heads, head_dim, scale: 1.7, window: None, soft_cap: None, alibi: None };
     let shapes = [
         shape(4, 4, 64),
         shape(8, 1, 32),
@@ -211,6 +214,7 @@ fn attention_is_right_over_any_blocks_heads_windows_and_caps() {
         AttentionShape { window: Some(130), ..shape(4, 2, 16) },
         AttentionShape { window: Some(1), ..shape(2, 1, 80) },
         AttentionShape { soft_cap: Some(2.0), ..shape(5, 1, 48) },
+        AttentionShape { alibi: Some(0.7), ..shape(6, 2, 20) },
     ];
     for backend in backends() {
         for (i, shape) in shapes.iter().enumerate() {
@@ -232,7 +236,8 @@ struct Cached {
 }
 
 impl Cached {
-    const SHAPE: AttentionShape = AttentionShape { heads: 2, kv_heads: 2, head_dim: 20, scale: 0.3, window: None, soft_cap: None };
+    const SHAPE: AttentionShape =
+        AttentionShape { heads: 2, kv_heads: 2, head_dim: 20, scale: 0.3, window: None, soft_cap: None, alibi: None };
     const BLOCK: usize = 16;
     const BLOCKS: usize = 4;
 

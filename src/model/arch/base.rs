@@ -72,7 +72,7 @@ impl Base {
             layers,
             positions: rope.reach(positions).min(most::POSITIONS),
             inner: config.count("intermediate_size", most::WIDTH)?,
-            shape: AttentionShape { heads, kv_heads, head_dim, scale: standard_scale(head_dim), window: None, soft_cap: None },
+            shape: AttentionShape { heads, kv_heads, head_dim, scale: standard_scale(head_dim), window: None, soft_cap: None, alibi: None },
             windows: vec![None; layers],
             act: act(config, act_field, act_default)?,
             rope,

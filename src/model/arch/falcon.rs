@@ -2,16 +2,13 @@
 //! by side, behind one norm or two.
 
 use super::super::config::Config;
-use super::super::spec::{Embedding, Head, Layer, Linear, Mlp, ModelSpec, NormKind, Residual};
+use super::super::spec::{Attention, Embedding, Head, Layer, Linear, Mlp, ModelSpec, NormKind, Residual};
 use super::base::{Base, DEFAULTS, Defaults};
 use super::gpt_neox::fused_attention;
 use super::most;
 use crate::error::{Error, Result};
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
-    if config.flag_or("alibi", false)? {
-        return Err(Error::unsupported("config.json: alibi is true: of the Falcons, those with rotary positions are supported"));
-    }
     let defaults = Defaults { tied: true, act: ("activation", "gelu"), eps: ("layer_norm_epsilon", 1e-5), ..DEFAULTS };
     let bias = config.flag_or("bias", false)?;
     let form = Form::read(config)?;
@@ -19,7 +16,8 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     let inner = config.count_or("ffn_hidden_size", most::WIDTH, 4 * hidden)?;
     // What others call so is no field of a Falcon.
     let base = Base::read(&config.with(&[("num_key_value_heads", form.kv_heads), ("intermediate_size", inner)]), &defaults)?;
-    let base = Base { norm: NormKind::Layer, norm_bias: true, biases: (bias, bias, bias), ..base };
+    let mut base = Base { norm: NormKind::Layer, norm_bias: true, biases: (bias, bias, bias), ..base };
+    base.shape.alibi = form.alibi.then_some(base.shape.scale);
     let model = base.model(|i| layer(&base, i, &form));
     let named = |name| Linear::new(name, base.vocab_size, base.hidden);
     Ok(ModelSpec {
@@ -33,6 +31,8 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
 /// What tells the Falcons apart.
 struct Form {
     kv_heads: usize,
+    /// In place of a rope.
+    alibi: bool,
     norms: Norms,
 }
 
@@ -57,7 +57,8 @@ impl Form {
                 return Err(Error::unsupported("config.json: new_decoder_architecture is true and parallel_attn false: no Falcon is so"));
             }
         };
-        Ok(Form { kv_heads: if grouped || !config.flag_or("multi_query", true)? { many } else { 1 }, norms })
+        let alibi = config.flag_or("alibi", false)?;
+        Ok(Form { alibi, kv_heads: if grouped || !config.flag_or("multi_query", true)? { many } else { 1 }, norms })
     }
 }
 
@@ -72,7 +73,7 @@ fn layer(base: &Base, layer: usize, form: &Form) -> Layer {
             Norms::Two => Residual::Parallel { attention: norm("ln_attn"), mlp: Some(norm("ln_mlp")) },
         },
         branch_scale: 1.0,
-        attention: fused_attention(base, layer, &named("self_attention")),
+        attention: Attention { rope: (!form.alibi).then_some(0), ..fused_attention(base, layer, &named("self_attention")) },
         mlp: Mlp::Plain {
             up: linear("mlp.dense_h_to_4h", base.inner, base.hidden),
             act: base.act,

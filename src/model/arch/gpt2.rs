@@ -59,7 +59,7 @@ impl Gpt2 {
         let conv = |name: &str, rows, cols| Linear::new(format!("h.{index}.{name}"), rows, cols).bias(true).layout(Layout::InOut);
         let scale = if self.scaled { standard_scale(head_dim) } else { 1.0 };
         let scale = if self.scaled_by_layer { scale / (index + 1) as f32 } else { scale };
-        let shape = AttentionShape { heads, kv_heads: heads, head_dim, scale, window: None, soft_cap: None };
+        let shape = AttentionShape { heads, kv_heads: heads, head_dim, scale, window: None, soft_cap: None, alibi: None };
         Layer {
             branch_scale: 1.0,
             residual: Residual::PreNorm { attention: self.norm(format!("h.{index}.ln_1")), mlp: self.norm(format!("h.{index}.ln_2")) },

@@ -73,7 +73,8 @@ impl Opt {
         let Opt { hidden, heads, head_dim, inner, .. } = *self;
         let layer = format!("decoder.layers.{index}");
         let linear = |name: &str, rows, cols| Linear::new(format!("{layer}.{name}"), rows, cols).bias(self.bias);
-        let shape = AttentionShape { heads, kv_heads: heads, head_dim, scale: standard_scale(head_dim), window: None, soft_cap: None };
+        let shape =
+            AttentionShape { heads, kv_heads: heads, head_dim, scale: standard_scale(head_dim), window: None, soft_cap: None, alibi: None };
         let (attention, mlp) = (self.norm(format!("{layer}.self_attn_layer_norm")), self.norm(format!("{layer}.final_layer_norm")));
         Layer {
             branch_scale: 1.0,
