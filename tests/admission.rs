@@ -309,8 +309,6 @@ fn what_would_become_of_a_request_is_told_without_adding_it() {
     house.engine.step().unwrap();
     let told = admit(8);
     assert!(told.admits && told.fits_now && told.first_token.is_some(), "{told:?}");
-    // 100 tokens for the other one and 200 for this one are more than the pool has above its watermark.
-    assert!(!admit(250).fits_now || house.engine.stats().blocks_free > 40);
     house.add(request(8, 100));
     house.engine.step().unwrap();
     let told = admit(8);

@@ -154,8 +154,8 @@ fn the_memory_beyond_the_budget_goes_back_to_the_system() {
     engine.arena().resize(300 * block).unwrap();
     let freed = full.saturating_sub(resident());
     let expected = held - 300 * block;
-    // Pages at the edges of two arrays in each of two layers stay.
-    assert!(freed > expected - (4 << 20), "{freed} of {expected} bytes went back");
+    // Pages at the edges of two arrays in each of two layers stay, and the process has other things to do.
+    assert!(freed > expected - (1 << 20), "{freed} of {expected} bytes went back");
     // More is there at once.
     engine.arena().resize(2048 * block).unwrap();
     assert_eq!(engine.stats().blocks_total, 2048);

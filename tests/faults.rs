@@ -16,6 +16,7 @@ use pagedllm::error::{Code, Error, Result};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
 use pagedllm::sched::FinishReason;
+use serde_json::Value;
 
 const BLOCK: usize = 8;
 const BLOCKS: usize = 48;
@@ -49,9 +50,12 @@ fn engine_on(faults: &Arc<Faults>, dir: &TempDir, blocks: usize, preemption: Pre
 }
 
 fn model() -> TempDir {
+    model_of(&configs(512).pop().unwrap().1)
+}
+
+fn model_of(config: &Value) -> TempDir {
     let dir = TempDir::new();
-    let (_, config) = configs(512).pop().unwrap();
-    write_random_model(&dir.0, &config, false, 5);
+    write_random_model(&dir.0, config, false, 5);
     dir
 }
 
@@ -123,17 +127,48 @@ fn without_faults(dir: &TempDir) -> (Answers, u64) {
 
 #[test]
 fn a_fault_at_any_op_that_does_not_come_again_changes_nothing() {
-    let dir = model();
-    let (expected, ops) = without_faults(&dir);
-    // Every op of the first steps, where all kinds of work meet, and some of all the others.
-    let places = (1..200).chain((200..ops).step_by(61));
-    for place in places {
-        let (engine, faults) = engine(&dir);
-        faults.ops.fails_at.store(place, SeqCst);
-        add_all(&engine, requests());
-        assert_eq!(drain(&engine), expected, "op {place} of {ops} failed");
-        assert!(faults.told.load(SeqCst) > 0 && engine.stats().steps_failed > 0, "op {place} did not fail");
+    for (family, config) in configs(512) {
+        let dir = model_of(&config);
+        let (expected, ops) = without_faults(&dir);
+        // Every op of the first steps, where all kinds of work meet, and some of all the others.
+        let places = (1..120).chain((120..ops).step_by(61));
+        for place in places {
+            let (engine, faults) = engine(&dir);
+            faults.ops.fails_at.store(place, SeqCst);
+            add_all(&engine, requests());
+            assert_eq!(drain(&engine), expected, "{family}: op {place} of {ops} failed");
+            assert!(faults.told.load(SeqCst) > 0 && engine.stats().steps_failed > 0, "{family}: op {place} did not fail");
+        }
     }
+}
+
+#[test]
+fn no_step_asks_the_device_for_memory() {
+    for (family, config) in configs(512) {
+        let (engine, faults) = engine_with(&model_of(&config), FEW_BLOCKS, Preemption::Swap);
+        let made = faults.makes.seen.load(SeqCst);
+        add_all(&engine, requests());
+        drain(&engine);
+        assert!(engine.stats().preemptions_swapped > 0);
+        assert_eq!(faults.makes.seen.load(SeqCst), made, "{family}");
+    }
+}
+
+#[test]
+fn all_that_is_swapped_in_a_step_moves_in_one_operation_out_and_one_in() {
+    let (engine, faults) = engine_with(&model(), FEW_BLOCKS, Preemption::Swap);
+    add_all(&engine, requests());
+    let operations = || faults.swaps.seen.load(SeqCst);
+    let (mut before, mut unfinished) = (0, 1);
+    while unfinished > 0 {
+        unfinished = engine.step().unwrap().unfinished;
+        assert!(operations() - before <= 2);
+        before = operations();
+        drop(engine.queue().poll(Some(Duration::ZERO)).unwrap());
+    }
+    let stats = engine.stats();
+    let blocks = stats.blocks_swapped_out + stats.blocks_swapped_in;
+    assert!(operations() > 0 && blocks > 2 * operations(), "{blocks} blocks in {} operations", operations());
 }
 
 #[test]
