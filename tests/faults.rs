@@ -70,6 +70,8 @@ fn requests() -> Vec<Request> {
             max_tokens: Some(12 + i),
             ignore_eos: beam.is_none(),
             logprobs: beam.is_none().then_some(0),
+            // Who says it would be a culprit, too.
+            bad_words_ids: vec![vec![POISON]],
             ..Default::default()
         };
         Request { n: if i == 3 { 3 } else { 1 }, beam, user_data: i as u64, ..Request::new(Prompt::Tokens(prompt), sampling) }

@@ -131,15 +131,45 @@ impl Checkpoint {
         add(what.as_bytes());
         for (name, tensor) in self.tensors.iter().collect::<BTreeMap<_, _>>() {
             add(format!("{name} {:?} {:?}", tensor.dtype, tensor.shape).as_bytes());
-            let bytes = (tensor.shape.iter().product::<usize>() * tensor.dtype.bitsize()).div_ceil(8);
-            let sample = bytes.min(1024);
-            let mut window = [0; 1024];
-            for start in [0, (bytes - sample) / 2, bytes - sample] {
-                self.read(tensor, start as u64, &mut window[..sample])?;
-                add(&window[..sample]);
-            }
+            self.sample(tensor, &mut add)?;
         }
         Ok(hash.finalize().into())
+    }
+
+    /// Visits the beginning, the middle and the end of a tensor's numbers.
+    fn sample(&self, tensor: &Tensor, mut visit: impl FnMut(&[u8])) -> Result<()> {
+        let bytes = (tensor.shape.iter().product::<usize>() * tensor.dtype.bitsize()).div_ceil(8);
+        let sample = bytes.min(1024);
+        let mut window = [0; 1024];
+        for start in [0, (bytes - sample) / 2, bytes - sample] {
+            self.read(tensor, start as u64, &mut window[..sample])?;
+            visit(&window[..sample]);
+        }
+        Ok(())
+    }
+
+    /// Whether two tensors hold the same, as far as samples tell.
+    pub fn are_alike(&self, one: &Tensor, other: &Tensor) -> Result<bool> {
+        if (one.dtype, &one.shape) != (other.dtype, &other.shape) {
+            return Ok(false);
+        }
+        let hash = |tensor| -> Result<[u8; 32]> {
+            let mut hash = Sha256::new();
+            self.sample(tensor, |bytes| hash.update(bytes))?;
+            Ok(hash.finalize().into())
+        };
+        Ok(hash(one)? == hash(other)?)
+    }
+
+    /// Weights and biases of layers, without what models keep there beside them (masks, frequencies), in the order of their names.
+    pub fn of_layers(&self) -> Result<Vec<&str>> {
+        let mut names = try_vec(0, "")?;
+        names.try_reserve_exact(self.tensors.len())?;
+        let weights = self.tensors.iter().filter(|(_, tensor)| (1..=2).contains(&tensor.shape.len()));
+        let own = weights.map(|(name, _)| name.strip_prefix(self.prefix).unwrap_or(name));
+        names.extend(own.filter(|name| is_of_a_layer(name)));
+        names.sort_unstable();
+        Ok(names)
     }
 
     /// A whole tensor as f32.
@@ -151,6 +181,12 @@ impl Checkpoint {
         to_f32(&bytes, dtype, |i, value| values[i] = value);
         Ok(values)
     }
+}
+
+fn is_of_a_layer(name: &str) -> bool {
+    let mut path = name.strip_prefix("decoder.").unwrap_or(name).split('.');
+    let in_a_layer = matches!(path.next(), Some("layers" | "h")) && path.next().is_some_and(|number| number.parse::<u32>().is_ok());
+    in_a_layer && (name.ends_with(".weight") || name.ends_with(".bias"))
 }
 
 /// Calls `visit(index, value)` for each number in `bytes`.

@@ -78,7 +78,7 @@ impl Config {
 
     /// A required number above 0.
     pub fn positive(&self, name: &str) -> Result<f64> {
-        let value = self.get(name).and_then(Value::as_f64).filter(|x| *x > 0.0 && x.is_finite());
+        let value = self.get(name).and_then(Value::as_f64).filter(is_positive);
         value.ok_or_else(|| self.wrong(name, "it must be a number above 0"))
     }
 
@@ -102,13 +102,6 @@ impl Config {
         }
     }
 
-    /// With these fields, whatever it says of them.
-    pub fn with(&self, fields: &[(&str, usize)]) -> Config {
-        let mut config = self.clone();
-        config.fields.extend(fields.iter().map(|&(name, value)| (name.into(), value.into())));
-        config
-    }
-
     pub fn list(&self, name: &str) -> Result<Option<&Vec<Value>>> {
         match self.get(name) {
             None => Ok(None),
@@ -120,7 +113,7 @@ impl Config {
     /// A required array of so many numbers above 0.
     pub fn positives(&self, name: &str, count: usize) -> Result<Vec<f64>> {
         let values = self.list(name)?.map_or(&[][..], Vec::as_slice);
-        let numbers: Vec<f64> = values.iter().filter_map(Value::as_f64).filter(|x| *x > 0.0 && x.is_finite()).collect();
+        let numbers: Vec<f64> = values.iter().filter_map(Value::as_f64).filter(is_positive).collect();
         match numbers.len() == values.len() && values.len() == count {
             true => Ok(numbers),
             false => Err(self.wrong(name, &format!("it must be an array of {count} numbers above 0"))),
@@ -152,6 +145,11 @@ impl Config {
         };
         ids.ok_or_else(|| self.wrong(name, "it must be a token id or an array of them"))
     }
+}
+
+/// And no less so when it is rounded to f32.
+fn is_positive(number: &f64) -> bool {
+    *number > 0.0 && (*number as f32).is_normal()
 }
 
 #[cfg(test)]

@@ -105,7 +105,7 @@ pub struct Decoder<B: Backend> {
 struct Work<B: Backend> {
     x: B::Buf,      // [rows, hidden] the residual stream
     normed: B::Buf, // [rows, hidden or embedding width]
-    delta: B::Buf,  // [rows, hidden] what a branch adds
+    delta: B::Buf,  // [rows, hidden or embedding width] what a branch adds
     scratch: Scratch<B>,
     angles: Vec<Angles<B>>,
     logits: B::Buf, // [logits, vocab]
@@ -181,7 +181,7 @@ impl Widths {
 pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits, threads: usize) -> u64 {
     let Widths { hidden, normed, wide, narrow, routed, routing } = Widths::of(spec);
     let angles: usize = spec.ropes.iter().map(Rope::rotated).sum();
-    let floats = limits.rows * (2 * hidden + normed + wide + narrow + routed + angles) + limits.logits * spec.vocab_size;
+    let floats = limits.rows * (hidden + 2 * normed + wide + narrow + routed + angles) + limits.logits * spec.vocab_size;
     let reserved = spec.layers.iter().map(|layer| backend.reserved_bytes(&layer.attention.shape)).max();
     let routes = backend.routes_bytes(limits.rows, routing);
     (floats * size_of::<f32>()) as u64 + routes + reserved.unwrap_or(0) * threads as u64
@@ -195,7 +195,8 @@ impl<B: Backend> Decoder<B> {
         let work = Work {
             x: rows(hidden)?,
             normed: rows(normed)?,
-            delta: rows(hidden)?,
+            // The head swaps it with `normed`.
+            delta: rows(normed)?,
             scratch: Scratch {
                 wide: rows(wide)?,
                 narrow: rows(narrow)?,

@@ -39,8 +39,12 @@ impl ModelFiles {
         let config = Config::load(dir, "config.json")?;
         let family = family(&config)?;
         refuse_quantized(&config)?;
-        let spec = (family.spec)(&config)?;
+        let mut spec = (family.spec)(&config)?;
         let checkpoint = Checkpoint::open(dir, family.prefix)?;
+        if let Some(head) = weights::own_head(&spec, &checkpoint)? {
+            spec.head.weight = Some(head);
+        }
+        weights::refuse_unused(&spec, &checkpoint)?;
         let dtype = weights::storage(&spec, &checkpoint)?;
         let eos_token_ids = eos_token_ids(dir, &config, spec.vocab_size)?;
         Ok(ModelFiles { architecture: family.architecture, spec, dtype, eos_token_ids, checkpoint })

@@ -58,6 +58,8 @@ pub struct Rope {
     pub frequencies: Vec<f32>, // [rotated dimensions / 2]
     pub amplitude: f32,
     pub pairs: Pairs,
+    /// By how much longer sequences may be than the config's positions.
+    pub stretch: f64,
     pub long: Option<Long>,
 }
 
@@ -83,12 +85,9 @@ impl Rope {
         (0..dims / 2).map(|i| (1.0 / theta.powf((2 * i) as f64 / dims as f64)) as f32).collect()
     }
 
-    /// The longest sequence of a model that was made for `positions`.
+    /// The longest sequence of a model whose config says `positions`.
     pub fn reach(&self, positions: usize) -> usize {
-        match self.long {
-            Some(Long { how: Longer::Dynamic { factor, .. }, .. }) => (positions as f64 * factor) as usize,
-            _ => positions,
-        }
+        positions.max((positions as f64 * self.stretch) as usize)
     }
 
     /// For sequences of at most `longest` positions.

@@ -1,6 +1,7 @@
 //! From names in a spec to packed weights on a backend.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 
 use super::checkpoint::{Checkpoint, Tensor, to_f32};
 use super::spec::{Layout, Linear, Model, ModelSpec, Norm};
@@ -83,6 +84,45 @@ fn norm_bytes(norm: &Norm, checkpoint: &Checkpoint) -> Result<u64> {
         checkpoint.tensor(&format!("{part}.{suffix}"), &norm.shape)?;
     }
     Ok((vectors.len() * norm.width() * size_of::<f32>()) as u64)
+}
+
+/// Refuses weights of layers that nothing asks for: the config is of another model than the file.
+pub fn refuse_unused(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<()> {
+    let used = RefCell::new(HashSet::new());
+    let add = |name: &str, bias: bool| {
+        let mut used = used.borrow_mut();
+        used.try_reserve(2)?;
+        used.insert(format!("{name}.weight"));
+        if bias {
+            used.insert(format!("{name}.bias"));
+        }
+        Ok::<(), Error>(())
+    };
+    spec.try_map(
+        |linear| linear.parts.iter().try_for_each(|(name, _)| add(name, linear.bias)),
+        |norm| norm.parts.iter().try_for_each(|name| add(name, norm.bias)),
+    )?;
+    let used = used.into_inner();
+    match checkpoint.of_layers()?.into_iter().find(|&name| !used.contains(name)) {
+        Some(name) => Err(Error::model(format!(
+            "tensor {name} is there, and the model that config.json describes has none of that name: it would be computed without it"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The head of a model whose config ties it to the embedding and whose file has another, as transformers has it.
+pub fn own_head(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Option<Linear>> {
+    let embedding = &spec.embedding.tokens;
+    let (None, Some(tokens)) = (&spec.head.weight, checkpoint.find(&format!("{}.weight", embedding.parts[0].0))) else { return Ok(None) };
+    for name in ["lm_head", "embed_out"] {
+        if let Some(head) = checkpoint.find(&format!("{name}.weight"))
+            && !checkpoint.are_alike(head, tokens)?
+        {
+            return Ok(Some(Linear::new(name, embedding.rows(), embedding.cols)));
+        }
+    }
+    Ok(None)
 }
 
 /// How the model's matrices are stored: the type of its token embedding.

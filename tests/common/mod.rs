@@ -124,6 +124,7 @@ pub fn configs(positions: usize) -> Vec<(&'static str, Value)> {
             json!({"architectures": ["GPT2LMHeadModel"], "n_embd": 48, "n_head": 3, "n_layer": 2, "n_positions": positions, "vocab_size": 130, "eos_token_id": 2}),
         ),
         ("opt", opt(json!({}))),
+        ("opt, post-norm and with wide embeddings", opt(json!({"do_layer_norm_before": false, "word_embed_proj_dim": 64}))),
         ("opt, post-norm and projected", opt(json!({"do_layer_norm_before": false, "word_embed_proj_dim": 24}))),
         (
             "gemma 2, whose windows alternate",
@@ -164,7 +165,8 @@ pub fn write_random_model(dir: &Path, config: &Value, bf16: bool, seed: u64) {
         Ok::<(), ()>(())
     };
     let norm = |norm: &Norm| {
-        for (part, suffix) in norm.parts.iter().flat_map(|part| [(part, "weight"), (part, "bias")]) {
+        let suffixes = if norm.bias { &["weight", "bias"][..] } else { &["weight"] };
+        for (part, suffix) in norm.parts.iter().flat_map(|part| suffixes.iter().map(move |suffix| (part, suffix))) {
             cell.borrow_mut().insert(format!("{part}.{suffix}"), norm.shape.clone());
         }
         Ok(())

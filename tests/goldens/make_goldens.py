@@ -170,6 +170,28 @@ def as_gemma3_on_the_hub(directory):
     edit_config(directory, edit)
 
 
+def as_on_the_hub(theta="rope_theta", part="partial_rotary_factor", scaling=(), drop=()):
+    """transformers 4 said under these names, at the top level, what `rope_parameters` says now."""
+
+    def edit(config):
+        rope = config.pop("rope_parameters")
+        config[theta] = rope["rope_theta"]
+        if "partial_rotary_factor" in rope:
+            config[part] = rope["partial_rotary_factor"]
+        if scaling:
+            config["rope_scaling"] = {"type": rope["rope_type"]} | {key: rope[key] for key in scaling}
+        config["torch_dtype"] = config.pop("dtype")
+        for key in drop:
+            del config[key]
+
+    return lambda directory: edit_config(directory, edit)
+
+
+def said_to_be_tied(directory):
+    """A model that was trained on with a head of its own; its config still says otherwise."""
+    edit_config(directory, lambda config: config.update(tie_word_embeddings=True))
+
+
 def without(*keys):
     """Files on the hub leave out what is the family's default."""
 
@@ -224,6 +246,11 @@ GOLDENS = {
     "llama_f16": (llama(), {"dtype": torch.float16}, nothing),
     "llama_sharded": (llama(), {"max_shard_size": "50KB"}, nothing),
     "llama_yarn": (decoder("llama", rope_parameters=YARN), F16, nothing),
+    "llama_yarn_whole": (
+        decoder("llama", rope_parameters=YARN | {
+            "truncate": False, "attention_factor": 1.3, "beta_fast": 3.3}),
+        F16, nothing,
+    ),
     "llama_dynamic": (
         decoder("llama", rope_parameters=DYNAMIC, max_position_embeddings=36), F16, nothing,
     ),
@@ -235,8 +262,12 @@ GOLDENS = {
         decoder("qwen2", use_sliding_window=True, sliding_window=20, max_window_layers=1),
         F16, without("layer_types"),
     ),
-    "qwen2_odd": (decoder("qwen2", **ODD, tie_word_embeddings=True), F16, nothing),
-    "qwen3": (decoder("qwen3", head_dim=16), F16, nothing),
+    "qwen2_odd": (decoder("qwen2", **ODD, head_dim=20, tie_word_embeddings=True), F16, nothing),
+    "qwen2_own_head": (decoder("qwen2"), F16, said_to_be_tied),
+    "qwen3": (
+        decoder("qwen3", head_dim=16, max_position_embeddings=32768), F16,
+        without("rope_parameters", "rms_norm_eps", "hidden_act", "max_position_embeddings"),
+    ),
     "qwen3_odd": (
         decoder("qwen3", **ODD, head_dim=20, attention_bias=True, tie_word_embeddings=True),
         F16, nothing,
@@ -269,8 +300,8 @@ GOLDENS = {
     "phi": (decoder("phi", num_key_value_heads=4), F16, nothing),
     "phi_odd": (
         decoder("phi", **ODD, qk_layernorm=True, rope_parameters={
-            "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.34}),
-        F16, nothing,
+            "rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.34}),
+        F16, as_on_the_hub(drop=["layer_norm_eps"]),
     ),
     "phi3": (
         decoder("phi3", rope_parameters=LONG, original_max_position_embeddings=32), F16, nothing,
@@ -280,19 +311,24 @@ GOLDENS = {
                 sliding_window=30, original_max_position_embeddings=96,
                 rope_parameters=LONG | {"original_max_position_embeddings": 96,
                                         "partial_rotary_factor": 0.8}),
-        F16, nothing,
+        F16, as_on_the_hub(scaling=["short_factor", "long_factor"], drop=["rms_norm_eps"]),
     ),
     "gpt_neox": (decoder("gpt_neox"), F16, nothing),
     "gpt_neox_odd": (
         decoder("gpt_neox", **ODD, use_parallel_residual=False, attention_bias=False,
                 rope_parameters={"rope_type": "default", "rope_theta": 5000.0,
                                  "partial_rotary_factor": 0.5}),
-        F16, nothing,
+        F16, as_on_the_hub(theta="rotary_emb_base", part="rotary_pct", drop=["layer_norm_eps"]),
     ),
     "falcon": (decoder("falcon"), F16, nothing),
     "falcon_odd": (
         decoder("falcon", vocab_size=113, hidden_size=36, num_attention_heads=6, num_kv_heads=2,
                 new_decoder_architecture=True, ffn_hidden_size=50, bias=True),
+        F16, nothing,
+    ),
+    "falcon_11b": (
+        decoder("falcon", num_attention_heads=4, num_kv_heads=2, new_decoder_architecture=True,
+                num_ln_in_parallel_attn=1),
         F16, nothing,
     ),
     "falcon_rw": (
@@ -304,15 +340,15 @@ GOLDENS = {
     "stablelm_odd": (
         decoder("stablelm", **ODD, use_qkv_bias=True, qk_layernorm=True,
                 use_parallel_residual=True, partial_rotary_factor=0.5),
-        F16, nothing,
+        F16, as_on_the_hub(drop=["layer_norm_eps", "hidden_act"]),
     ),
     "starcoder2": (decoder("starcoder2", sliding_window=24), F16, nothing),
     "starcoder2_odd": (
-        decoder("starcoder2", **ODD, use_bias=False, tie_word_embeddings=False), F16, nothing,
+        decoder("starcoder2", **ODD, head_dim=20, use_bias=False, tie_word_embeddings=False), F16, nothing,
     ),
     "olmo2": (decoder("olmo2"), F16, nothing),
     "olmo2_odd": (
-        decoder("olmo2", **ODD, attention_bias=True, tie_word_embeddings=True), F16, nothing,
+        decoder("olmo2", **ODD, head_dim=20, attention_bias=True), F16, nothing,
     ),
     "granite": (
         decoder("granite", embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.7,
@@ -320,7 +356,7 @@ GOLDENS = {
         F16, nothing,
     ),
     "granite_odd": (
-        decoder("granite", **ODD, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
+        decoder("granite", **ODD, head_dim=20, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
                 attention_multiplier=0.2),
         F16, nothing,
     ),
@@ -329,13 +365,17 @@ GOLDENS = {
         F16, without("no_rope_layers", "layer_types"),
     ),
     "smollm3_odd": (
-        decoder("smollm3", **ODD, num_hidden_layers=3, no_rope_layers=[0, 1, 1], use_sliding_window=True,
+        decoder("smollm3", **ODD, head_dim=20, num_hidden_layers=3, no_rope_layers=[0, 1, 1], use_sliding_window=True,
                 sliding_window=20, attention_bias=True, mlp_bias=True),
         F16, nothing,
     ),
     "glm4": (decoder("glm4", head_dim=16), F16, nothing),
     "glm4_odd": (decoder("glm4", **ODD, head_dim=20, attention_bias=False), F16, nothing),
-    "mixtral": (decoder("mixtral", num_local_experts=4, sliding_window=None), F16, nothing),
+    "mixtral": (
+        decoder("mixtral", num_local_experts=4, sliding_window=None,
+                rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+        F16, without("rope_parameters", "rms_norm_eps", "sliding_window"),
+    ),
     "mixtral_odd": (
         decoder("mixtral", **ODD, head_dim=20, num_local_experts=5, num_experts_per_tok=3,
                 intermediate_size=21, sliding_window=24),
@@ -365,7 +405,7 @@ GOLDENS = {
     ),
     "cohere": (decoder("cohere", logit_scale=0.5), F16, nothing),
     "cohere_odd": (
-        decoder("cohere", **ODD, use_qk_norm=True, attention_bias=True), F16, nothing,
+        decoder("cohere", **ODD, head_dim=20, use_qk_norm=True, attention_bias=True), F16, nothing,
     ),
     "cohere2": (
         decoder("cohere2", sliding_window=20, logit_scale=0.7, num_hidden_layers=3,

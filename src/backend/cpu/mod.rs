@@ -321,7 +321,7 @@ impl Backend for CpuBackend {
     }
 
     fn route(&self, rows: usize, routing: Routing, logits: &Buf, routes: &mut Routes) {
-        routes.choose(rows, routing, logits);
+        routes.choose(&self.pool, rows, routing, logits);
     }
 
     fn gather_routes(&self, routes: &Routes, width: usize, x: &Buf, out: &mut Buf) {

@@ -1,7 +1,12 @@
 //! Rows on their way to experts: who goes where, in the order in which the experts work.
 
+use super::SendPtr;
+use super::pool::Pool;
 use crate::backend::Routing;
 use crate::error::{Result, try_vec};
+
+/// That one task chooses for.
+const ROWS: usize = 16;
 
 pub struct Routes {
     rows: usize,
@@ -39,15 +44,22 @@ impl Routes {
     }
 
     /// `logits` is `[rows, experts]`.
-    pub fn choose(&mut self, rows: usize, routing: Routing, logits: &[f32]) {
-        (self.rows, self.experts, self.top_k) = (rows, routing.experts, routing.top_k);
-        self.starts[..=routing.experts].fill(0);
-        for (logits, choices) in logits.chunks_exact(routing.experts).zip(self.choices.chunks_exact_mut(routing.top_k)).take(rows) {
-            choose_best(logits, choices);
-            weigh(logits, routing.normalized, choices);
-            choices.iter().for_each(|choice| self.starts[choice.expert as usize + 1] += 1);
-        }
-        (0..routing.experts).for_each(|expert| self.starts[expert + 1] += self.starts[expert]);
+    pub fn choose(&mut self, pool: &Pool, rows: usize, routing: Routing, logits: &[f32]) {
+        let Routing { experts, top_k, normalized } = routing;
+        (self.rows, self.experts, self.top_k) = (rows, experts, top_k);
+        let choices = SendPtr(self.choices[..rows * top_k].as_mut_ptr());
+        pool.run(rows.div_ceil(ROWS), &|task, _| {
+            for row in task * ROWS..rows.min((task + 1) * ROWS) {
+                // SAFETY: rows are disjoint and inside `choices`.
+                let choices = unsafe { std::slice::from_raw_parts_mut(choices.get().add(row * top_k), top_k) };
+                let logits = &logits[row * experts..][..experts];
+                choose_best(logits, choices);
+                weigh(logits, normalized, choices);
+            }
+        });
+        self.starts[..=experts].fill(0);
+        self.choices[..rows * top_k].iter().for_each(|choice| self.starts[choice.expert as usize + 1] += 1);
+        (0..experts).for_each(|expert| self.starts[expert + 1] += self.starts[expert]);
         self.line_up();
     }
 
@@ -89,11 +101,13 @@ impl Routes {
 
 /// The largest logits, the largest first; among equals the first.
 fn choose_best(logits: &[f32], choices: &mut [Choice]) {
-    for place in 0..choices.len() {
-        let (taken, _) = choices.split_at(place);
-        let free = (0..logits.len()).filter(|&expert| taken.iter().all(|choice| choice.expert != expert as u32));
-        let best = free.reduce(|best, expert| if logits[expert].total_cmp(&logits[best]).is_gt() { expert } else { best });
-        choices[place] = Choice { expert: best.unwrap_or(0) as u32, ..Choice::default() };
+    let mut count = 0;
+    for (expert, logit) in logits.iter().enumerate() {
+        let worse = |choice: &Choice| logit.total_cmp(&logits[choice.expert as usize]).is_gt();
+        let Some(place) = choices[..count].iter().position(worse).or((count < choices.len()).then_some(count)) else { continue };
+        count = choices.len().min(count + 1);
+        choices[place..count].rotate_right(1);
+        choices[place] = Choice { expert: expert as u32, ..Choice::default() };
     }
 }
 
@@ -116,8 +130,9 @@ mod tests {
     fn routes(rows: usize, routing: Routing, logits: &[f32]) -> Routes {
         // Larger than they need be, and used before.
         let mut routes = Routes::new(rows + 3, Routing { experts: routing.experts + 2, top_k: routing.top_k + 1, ..routing }).unwrap();
-        routes.choose(rows + 1, Routing { experts: routing.experts + 2, ..routing }, &vec![1.0; (rows + 1) * (routing.experts + 2)]);
-        routes.choose(rows, routing, logits);
+        let pool = Pool::new(2).unwrap();
+        routes.choose(&pool, rows + 1, Routing { experts: routing.experts + 2, ..routing }, &vec![1.0; (rows + 1) * (routing.experts + 2)]);
+        routes.choose(&pool, rows, routing, logits);
         routes
     }
 

@@ -13,6 +13,9 @@ pub struct Defaults {
     /// None: the width divided by the heads.
     pub head_dim: Option<usize>,
     pub positions: usize,
+    /// Where the config calls them otherwise, or says them by other means.
+    pub kv_heads: Option<usize>,
+    pub inner: Option<usize>,
     pub act: (&'static str, &'static str),
     pub eps: (&'static str, f64),
     pub rope: RopeDefaults,
@@ -22,9 +25,11 @@ pub const DEFAULTS: Defaults = Defaults {
     tied: false,
     head_dim: None,
     positions: 2048,
+    kv_heads: None,
+    inner: None,
     act: ("hidden_act", "silu"),
     eps: ("rms_norm_eps", 1e-6),
-    rope: RopeDefaults { theta: ("rope_theta", 10_000.0), part: ("partial_rotary_factor", 1.0) },
+    rope: RopeDefaults { theta: ("rope_theta", 10_000.0), part: None },
 };
 
 pub struct Base {
@@ -39,20 +44,41 @@ pub struct Base {
     pub act: Act,
     pub rope: Rope,
     pub tied: bool,
-    pub norm: NormKind,
+    pub norm_kind: NormKind,
     pub norm_bias: bool,
     pub eps: f32,
-    /// Of queries, keys and values; of what attention gives; of the MLP.
-    pub biases: (bool, bool, bool),
+    pub biases: Biases,
     pub branch_scale: f32,
     pub embedding_scale: f32,
 }
 
+/// Which matrices have one.
+#[derive(Clone, Copy)]
+pub struct Biases {
+    /// Of queries, keys and values.
+    pub qkv: bool,
+    /// Of what attention gives.
+    pub out: bool,
+    pub mlp: bool,
+}
+
+impl Biases {
+    pub const NONE: Biases = Biases { qkv: false, out: false, mlp: false };
+    pub const ALL: Biases = Biases { qkv: true, out: true, mlp: true };
+
+    /// `attention_bias` says it of all of attention, `mlp_bias` of the MLP.
+    pub fn read(config: &Config) -> Result<Biases> {
+        let attention = config.flag_or("attention_bias", false)?;
+        Ok(Biases { qkv: attention, out: attention, mlp: config.flag_or("mlp_bias", false)? })
+    }
+}
+
 impl Base {
     pub fn read(config: &Config, defaults: &Defaults) -> Result<Base> {
+        refuse_true(config, &["rope_interleaved", "use_mrope"])?;
         let hidden = config.count("hidden_size", most::WIDTH)?;
         let heads = config.count("num_attention_heads", most::HEADS)?;
-        let kv_heads = config.count_or("num_key_value_heads", most::HEADS, heads)?;
+        let kv_heads = defaults.kv_heads.map_or_else(|| config.count_or("num_key_value_heads", most::HEADS, heads), Ok)?;
         if !heads.is_multiple_of(kv_heads) {
             return Err(Error::model(format!("config.json: {heads} attention heads do not share {kv_heads} KV heads evenly")));
         }
@@ -71,16 +97,16 @@ impl Base {
             hidden,
             layers,
             positions: rope.reach(positions).min(most::POSITIONS),
-            inner: config.count("intermediate_size", most::WIDTH)?,
+            inner: defaults.inner.map_or_else(|| config.count("intermediate_size", most::WIDTH), Ok)?,
             shape: AttentionShape { heads, kv_heads, head_dim, scale: standard_scale(head_dim), window: None, soft_cap: None, alibi: None },
             windows: vec![None; layers],
             act: act(config, act_field, act_default)?,
             rope,
             tied: config.flag_or("tie_word_embeddings", defaults.tied)?,
-            norm: NormKind::Rms { unit_offset: false },
+            norm_kind: NormKind::Rms { unit_offset: false },
             norm_bias: false,
             eps: config.positive_or(eps, eps_default)? as f32,
-            biases: (false, false, false),
+            biases: Biases::NONE,
             branch_scale: 1.0,
             embedding_scale: 1.0,
         })
@@ -88,7 +114,7 @@ impl Base {
 
     /// A norm over the hidden size.
     pub fn norm(&self, name: impl Into<String>) -> Norm {
-        Norm::new(name, self.hidden, self.norm, self.eps).bias(self.norm_bias)
+        Norm::new(name, self.hidden, self.norm_kind, self.eps).bias(self.norm_bias)
     }
 
     /// x += attention(norm(x)); x += mlp(norm(x)), the norms under their usual names.
@@ -101,34 +127,67 @@ impl Base {
         AttentionShape { window: self.windows[layer], ..self.shape }
     }
 
+    /// Norms before and behind each branch, in the order in which they act.
+    pub fn sandwich(&self, layer: usize, [attention, after_attention, mlp, after_mlp]: [&str; 4]) -> Residual {
+        let norm = |name| self.norm(format!("layers.{layer}.{name}"));
+        Residual::Sandwich {
+            attention: norm(attention),
+            after_attention: norm(after_attention),
+            mlp: norm(mlp),
+            after_mlp: norm(after_mlp),
+        }
+    }
+
+    /// Attention and MLP side by side, behind one norm.
+    pub fn side_by_side(&self, layer: usize) -> Residual {
+        Residual::Parallel { attention: self.norm(format!("layers.{layer}.input_layernorm")), mlp: None }
+    }
+
     pub fn attention(&self, layer: usize) -> Attention {
         let (name, shape) = (format!("layers.{layer}.self_attn"), self.shape_of(layer));
-        let (qkv_bias, out_bias, _) = self.biases;
         Attention {
             shape,
-            qkv: Attention::stacked_qkv(&name, ["q_proj", "k_proj", "v_proj"], &shape, self.hidden).bias(qkv_bias),
-            out: Linear::new(format!("{name}.o_proj"), self.hidden, shape.q_width()).bias(out_bias),
+            qkv: Attention::stacked_qkv(&name, ["q_proj", "k_proj", "v_proj"], &shape, self.hidden).bias(self.biases.qkv),
+            out: Linear::new(format!("{name}.o_proj"), self.hidden, shape.q_width()).bias(self.biases.out),
             qk_norm: None,
             rope: Some(0),
         }
     }
 
+    /// What each KV head has, its queries, key and value, is together in `query_key_value`.
+    pub fn attention_by_kv_head(&self, layer: usize, name: &str) -> Attention {
+        let (shape, hidden) = (self.shape_of(layer), self.hidden);
+        let layout = Layout::ByKvHead { queries: shape.heads / shape.kv_heads, head_dim: shape.head_dim };
+        Attention {
+            qkv: Linear::new(format!("{name}.query_key_value"), shape.qkv_width(), hidden).bias(self.biases.qkv).layout(layout),
+            out: Linear::new(format!("{name}.dense"), hidden, shape.q_width()).bias(self.biases.out),
+            ..self.attention(layer)
+        }
+    }
+
     /// Norms of each head of the queries and keys, whose weights all heads share.
-    pub fn qk_norm(&self, layer: usize) -> QkNorm {
-        let norm = |name| Norm::new(format!("layers.{layer}.self_attn.{name}"), self.shape.head_dim, self.norm, self.eps);
-        QkNorm { over: QkNormOver::EachHead, q: norm("q_norm"), k: norm("k_norm") }
+    pub fn qk_norm(&self, layer: usize, [q, k]: [&str; 2]) -> QkNorm {
+        let norm = |name| Norm::new(format!("layers.{layer}.self_attn.{name}"), self.shape.head_dim, self.norm_kind, self.eps);
+        QkNorm { over: QkNormOver::EachHead, q: norm(q).bias(self.norm_bias), k: norm(k).bias(self.norm_bias) }
+    }
+
+    /// The same with weights of each head's own, in a tensor for all heads.
+    pub fn qk_norm_by_head(&self, layer: usize, names: [&str; 2]) -> QkNorm {
+        let of_heads = |norm: Norm, heads| Norm { shape: vec![heads, self.shape.head_dim], bias: false, ..norm };
+        let QkNorm { over, q, k } = self.qk_norm(layer, names);
+        QkNorm { over, q: of_heads(q, self.shape.heads), k: of_heads(k, self.shape.kv_heads) }
     }
 
     pub fn gated_mlp(&self, layer: usize) -> Mlp {
         let named = |name| format!("layers.{layer}.mlp.{name}");
         let gate_up = Linear::stack(vec![(named("gate_proj"), self.inner), (named("up_proj"), self.inner)], self.hidden);
         let down = Linear::new(named("down_proj"), self.hidden, self.inner);
-        Mlp::Gated { gate_up: gate_up.bias(self.biases.2), act: self.act, down: down.bias(self.biases.2) }
+        Mlp::Gated { gate_up: gate_up.bias(self.biases.mlp), act: self.act, down: down.bias(self.biases.mlp) }
     }
 
     /// Gate and up in one matrix.
     pub fn fused_mlp(&self, layer: usize) -> Mlp {
-        let linear = |name, rows, cols| Linear::new(format!("layers.{layer}.mlp.{name}"), rows, cols).bias(self.biases.2);
+        let linear = |name, rows, cols| Linear::new(format!("layers.{layer}.mlp.{name}"), rows, cols).bias(self.biases.mlp);
         Mlp::Gated {
             gate_up: linear("gate_up_proj", 2 * self.inner, self.hidden),
             act: self.act,
@@ -138,7 +197,7 @@ impl Base {
 
     /// An MLP without a gate, its two matrices under these names.
     pub fn plain_mlp(&self, layer: usize, [up, down]: [&str; 2]) -> Mlp {
-        let linear = |name, rows, cols| Linear::new(format!("layers.{layer}.mlp.{name}"), rows, cols).bias(self.biases.2);
+        let linear = |name, rows, cols| Linear::new(format!("layers.{layer}.mlp.{name}"), rows, cols).bias(self.biases.mlp);
         Mlp::Plain { up: linear(up, self.inner, self.hidden), act: self.act, down: linear(down, self.hidden, self.inner) }
     }
 
@@ -187,7 +246,7 @@ pub fn windows(config: &Config, layers: usize, window: Option<usize>, slides: im
     let of = |(layer, kind): (usize, &serde_json::Value)| match kind.as_str() {
         Some("full_attention") => Ok(None),
         Some("sliding_attention") if window.is_none() => {
-            Err(Error::model(format!("config.json: layer_types says that layer {layer} slides, and sliding_window is absent")))
+            Err(Error::model(format!("config.json: layer_types says that layer {layer} slides, and there is no sliding_window")))
         }
         Some("sliding_attention") => Ok(window),
         _ => {
@@ -200,7 +259,31 @@ pub fn windows(config: &Config, layers: usize, window: Option<usize>, slides: im
     types.iter().enumerate().map(of).collect()
 }
 
-/// The config's sliding window, if it has one.
-pub fn sliding_window(config: &Config) -> Result<Option<usize>> {
-    config.get("sliding_window").map(|_| config.count("sliding_window", most::POSITIONS)).transpose()
+/// The config's sliding window: none where it is null, the family's where it is absent.
+pub fn sliding_window(config: &Config, default: Option<usize>) -> Result<Option<usize>> {
+    match config.has("sliding_window") {
+        true => Ok(Some(config.count("sliding_window", most::POSITIONS)?)),
+        false => Ok(default.filter(|_| !config.is_null("sliding_window"))),
+    }
+}
+
+/// The same in families whose configs have a window that counts only with `use_sliding_window`.
+pub fn optional_window(config: &Config, default: Option<usize>) -> Result<Option<usize>> {
+    if config.flag_or("use_sliding_window", false)? { sliding_window(config, default) } else { Ok(None) }
+}
+
+/// The same in families of which some layers always slide.
+pub fn required_window(config: &Config, default: usize) -> Result<Option<usize>> {
+    let window = sliding_window(config, Some(default))?;
+    window.map(Some).ok_or_else(|| Error::model("config.json: sliding_window is null: in this family some layers slide"))
+}
+
+/// What nothing here can do is not passed over.
+pub fn refuse_true(config: &Config, flags: &[&str]) -> Result<()> {
+    for &flag in flags {
+        if config.flag_or(flag, false)? {
+            return Err(Error::unsupported(format!("config.json: {flag} is true: that is not supported")));
+        }
+    }
+    Ok(())
 }

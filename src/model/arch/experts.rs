@@ -21,9 +21,10 @@ pub fn expert(name: &str, names: Names, hidden: usize, inner: usize) -> Expert {
 }
 
 /// Families and versions of transformers count experts under two names.
-pub fn routing(config: &Config, normalized: bool) -> Result<Routing> {
+pub fn routing(config: &Config, layers: usize, normalized: bool) -> Result<Routing> {
     let experts = if config.has("num_local_experts") { "num_local_experts" } else { "num_experts" };
     let count = config.count(experts, most::EXPERTS)?;
+    most::parts(layers, count, experts)?;
     let top_k = config.count("num_experts_per_tok", most::EXPERTS)?;
     if top_k > count {
         return Err(Error::model(format!(

@@ -3,20 +3,23 @@
 
 use super::super::config::Config;
 use super::super::spec::{Attention, Embedding, Head, Layer, Linear, Mlp, ModelSpec, NormKind, Residual};
-use super::base::{Base, DEFAULTS, Defaults};
-use super::gpt_neox::fused_attention;
+use super::base::{Base, Biases, DEFAULTS, Defaults};
 use super::most;
 use crate::error::{Error, Result};
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
-    let defaults = Defaults { tied: true, act: ("activation", "gelu"), eps: ("layer_norm_epsilon", 1e-5), ..DEFAULTS };
-    let bias = config.flag_or("bias", false)?;
     let form = Form::read(config)?;
     let hidden = config.count("hidden_size", most::WIDTH)?;
-    let inner = config.count_or("ffn_hidden_size", most::WIDTH, 4 * hidden)?;
-    // What others call so is no field of a Falcon.
-    let base = Base::read(&config.with(&[("num_key_value_heads", form.kv_heads), ("intermediate_size", inner)]), &defaults)?;
-    let mut base = Base { norm: NormKind::Layer, norm_bias: true, biases: (bias, bias, bias), ..base };
+    let defaults = Defaults {
+        tied: true,
+        kv_heads: Some(form.kv_heads),
+        inner: Some(config.count_or("ffn_hidden_size", most::WIDTH, 4 * hidden)?),
+        act: ("activation", "gelu"),
+        eps: ("layer_norm_epsilon", 1e-5),
+        ..DEFAULTS
+    };
+    let biases = if config.flag_or("bias", false)? { Biases::ALL } else { Biases::NONE };
+    let mut base = Base { norm_kind: NormKind::Layer, norm_bias: true, biases, ..Base::read(config, &defaults)? };
     base.shape.alibi = form.alibi.then_some(base.shape.scale);
     let model = base.model(|i| layer(&base, i, &form));
     let named = |name| Linear::new(name, base.vocab_size, base.hidden);
@@ -65,7 +68,7 @@ impl Form {
 fn layer(base: &Base, layer: usize, form: &Form) -> Layer {
     let named = |name: &str| format!("h.{layer}.{name}");
     let norm = |name| base.norm(named(name));
-    let linear = |name, rows, cols| Linear::new(named(name), rows, cols).bias(base.biases.2);
+    let linear = |name, rows, cols| Linear::new(named(name), rows, cols).bias(base.biases.mlp);
     Layer {
         residual: match form.norms {
             Norms::InTurn => Residual::PreNorm { attention: norm("input_layernorm"), mlp: norm("post_attention_layernorm") },
@@ -73,7 +76,7 @@ fn layer(base: &Base, layer: usize, form: &Form) -> Layer {
             Norms::Two => Residual::Parallel { attention: norm("ln_attn"), mlp: Some(norm("ln_mlp")) },
         },
         branch_scale: 1.0,
-        attention: Attention { rope: (!form.alibi).then_some(0), ..fused_attention(base, layer, &named("self_attention")) },
+        attention: Attention { rope: (!form.alibi).then_some(0), ..base.attention_by_kv_head(layer, &named("self_attention")) },
         mlp: Mlp::Plain {
             up: linear("mlp.dense_h_to_4h", base.inner, base.hidden),
             act: base.act,

@@ -2,23 +2,26 @@
 
 use super::super::config::Config;
 use super::super::spec::{ModelSpec, NormKind};
-use super::base::{Base, DEFAULTS, Defaults};
+use super::base::{Base, Biases, DEFAULTS, Defaults, refuse_true};
 use crate::error::Result;
 
-const ACT: &str = "gelu_pytorch_tanh";
+pub const ACT: (&str, &str) = ("hidden_activation", "gelu_pytorch_tanh");
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
-    let base = base(config, Defaults { act: ("hidden_act", ACT), positions: 8192, ..DEFAULTS })?;
+    // The first files say `gelu` and mean its approximation: the models were made with that.
+    let named = !config.has(ACT.0) && config.text_or("hidden_act", "gelu")? != "gelu";
+    let act = if named { ("hidden_act", ACT.1) } else { ACT };
+    let base = base(config, Defaults { act, positions: 8192, ..DEFAULTS })?;
     Ok(base.model(|i| base.layer(i)))
 }
 
 /// What all generations of Gemma share.
 pub fn base(config: &Config, defaults: Defaults) -> Result<Base> {
-    let bias = config.flag_or("attention_bias", false)?;
+    refuse_true(config, &["use_bidirectional_attention"])?;
     let base = Base::read(config, &Defaults { tied: true, head_dim: Some(256), ..defaults })?;
     Ok(Base {
-        norm: NormKind::Rms { unit_offset: true },
-        biases: (bias, bias, false),
+        norm_kind: NormKind::Rms { unit_offset: true },
+        biases: Biases { mlp: false, ..Biases::read(config)? },
         embedding_scale: (base.hidden as f32).sqrt(),
         ..base
     })

@@ -2,14 +2,13 @@
 
 use super::super::config::Config;
 use super::super::spec::{Head, ModelSpec};
-use super::base::{Base, DEFAULTS};
+use super::base::{Base, Biases, DEFAULTS};
 use crate::error::Result;
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
     let multiplier = |name| -> Result<f32> { Ok(config.positive_or(name, 1.0)? as f32) };
-    let bias = config.flag_or("attention_bias", false)?;
     let mut base = Base {
-        biases: (bias, bias, config.flag_or("mlp_bias", false)?),
+        biases: Biases::read(config)?,
         branch_scale: multiplier("residual_multiplier")?,
         embedding_scale: multiplier("embedding_multiplier")?,
         ..Base::read(config, &DEFAULTS)?

@@ -1,12 +1,12 @@
-//! Mistral: LLaMA, and every layer may look through a window.
+//! Mistral: LLaMA, and its layers may look through a window.
 
 use super::super::config::Config;
 use super::super::spec::ModelSpec;
-use super::base::{Base, DEFAULTS, Defaults, sliding_window};
+use super::base::{Base, DEFAULTS, Defaults, sliding_window, windows};
 use crate::error::Result;
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
-    let mut base = Base::read(config, &Defaults { positions: 131_072, ..DEFAULTS })?;
-    base.windows.fill(sliding_window(config)?);
+    let base = Base::read(config, &Defaults { positions: 131_072, ..DEFAULTS })?;
+    let base = Base { windows: windows(config, base.layers, sliding_window(config, Some(4096))?, |_| true)?, ..base };
     Ok(base.model(|i| base.layer(i)))
 }

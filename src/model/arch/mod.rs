@@ -74,6 +74,18 @@ mod most {
     pub const EXPERTS: usize = 1 << 12;
     pub const VOCAB: usize = 1 << 24;
     pub const POSITIONS: usize = 1 << 27;
+    /// Tensors of one kind in a model.
+    const PARTS: usize = 1 << 17;
+
+    /// Their names are made before anybody looks for them, so there must not be too many.
+    pub fn parts(layers: usize, each: usize, what: &str) -> crate::error::Result<()> {
+        match layers * each <= PARTS {
+            true => Ok(()),
+            false => Err(crate::error::Error::model(format!(
+                "config.json: {layers} layers with {each} each ({what}) are more than the {PARTS} that a model may have"
+            ))),
+        }
+    }
 }
 
 /// The family that `config` names.
@@ -130,5 +142,46 @@ mod tests {
     fn heads_that_do_not_divide_the_width_are_refused() {
         assert!(head_dim(30, 4).is_err());
         assert_eq!(head_dim(32, 4).unwrap(), 8);
+    }
+
+    #[test]
+    fn a_window_that_is_null_is_none_and_an_absent_one_is_the_familys() {
+        let windows = |kind: &str, window: Option<serde_json::Value>| {
+            let mut config = json!({"model_type": kind, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2,
+                "intermediate_size": 8, "num_hidden_layers": 2, "vocab_size": 8, "use_sliding_window": true, "max_window_layers": 1,
+                "num_experts": 2, "num_experts_per_tok": 1});
+            window.into_iter().for_each(|window| config["sliding_window"] = window);
+            let config = Config::of(config);
+            let spec = (family(&config).unwrap().spec)(&config);
+            spec.map(|spec| spec.layers.iter().map(|layer| layer.attention.shape.window).collect::<Vec<_>>())
+        };
+        assert_eq!(windows("mistral", None).unwrap(), [Some(4096), Some(4096)]);
+        assert_eq!(windows("mistral", Some(json!(null))).unwrap(), [None, None]);
+        assert_eq!(windows("mixtral", None).unwrap(), [None, None]);
+        assert_eq!(windows("qwen2", None).unwrap(), [None, Some(4096)]);
+        assert_eq!(windows("qwen2", Some(json!(7))).unwrap(), [None, Some(7)]);
+        assert_eq!(windows("gemma2", None).unwrap(), [Some(4096), None]);
+        for kind in ["gemma2", "gemma3_text", "cohere2"] {
+            assert!(windows(kind, Some(json!(null))).unwrap_err().message().contains("sliding_window is null"), "{kind}");
+        }
+    }
+
+    #[test]
+    fn the_first_gemmas_mean_the_approximation() {
+        let act = |more: serde_json::Value| {
+            let mut config = json!({"model_type": "gemma", "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8,
+                "num_hidden_layers": 1, "vocab_size": 8});
+            config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let config = Config::of(config);
+            match &(family(&config).unwrap().spec)(&config).unwrap().layers[0].mlp {
+                crate::model::spec::Mlp::Gated { act, .. } => *act,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(act(json!({"hidden_act": "gelu"})), Act::GeluTanh);
+        assert_eq!(act(json!({"hidden_act": "gelu", "hidden_activation": null})), Act::GeluTanh);
+        assert_eq!(act(json!({"hidden_act": "gelu", "hidden_activation": "relu"})), Act::Relu);
+        assert_eq!(act(json!({"hidden_act": "silu"})), Act::Silu);
+        assert_eq!(act(json!({})), Act::GeluTanh);
     }
 }

@@ -2,13 +2,12 @@
 
 use super::super::config::Config;
 use super::super::spec::{Attention, Layer, ModelSpec, Norm, QkNorm, QkNormOver, Residual};
-use super::base::{Base, DEFAULTS, Defaults};
+use super::base::{Base, Biases, DEFAULTS, Defaults};
 use crate::error::Result;
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
-    let bias = config.flag_or("attention_bias", false)?;
     let defaults = Defaults { eps: ("rms_norm_eps", 1e-5), ..DEFAULTS };
-    let base = Base { biases: (bias, bias, false), ..Base::read(config, &defaults)? };
+    let base = Base { biases: Biases { mlp: false, ..Biases::read(config)? }, ..Base::read(config, &defaults)? };
     Ok(base.model(|i| {
         let norm = |name| base.norm(format!("layers.{i}.{name}"));
         let residual = Residual::BranchNorm { attention: norm("post_attention_layernorm"), mlp: norm("post_feedforward_layernorm") };
@@ -17,7 +16,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
 }
 
 fn attention(base: &Base, layer: usize) -> Attention {
-    let norm = |name, width| Norm::new(format!("layers.{layer}.self_attn.{name}"), width, base.norm, base.eps);
+    let norm = |name, width| Norm::new(format!("layers.{layer}.self_attn.{name}"), width, base.norm_kind, base.eps);
     let (q, k) = (norm("q_norm", base.shape.q_width()), norm("k_norm", base.shape.kv_width()));
     Attention { qk_norm: Some(QkNorm { over: QkNormOver::AllHeads, q, k }), ..base.attention(layer) }
 }

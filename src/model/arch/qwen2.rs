@@ -2,19 +2,19 @@
 
 use super::super::config::Config;
 use super::super::spec::ModelSpec;
-use super::base::{Base, DEFAULTS, Defaults, sliding_window, windows};
+use super::base::{Base, Biases, DEFAULTS, Defaults, optional_window, windows};
 use super::most;
 use crate::error::Result;
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
-    let base = Base { biases: (true, false, false), ..base(config, DEFAULTS)? };
+    let base = Base { biases: Biases { qkv: true, ..Biases::NONE }, ..base(config, DEFAULTS)? };
     Ok(base.model(|i| base.layer(i)))
 }
 
-/// What all generations of Qwen share: the layers from `max_window_layers` on slide, where any do.
+/// What Qwen2 and 3 share: the layers from `max_window_layers` on slide, where any do.
 pub fn base(config: &Config, defaults: Defaults) -> Result<Base> {
     let base = Base::read(config, &Defaults { positions: 32_768, ..defaults })?;
-    let window = if config.flag_or("use_sliding_window", false)? { sliding_window(config)? } else { None };
     let first = config.whole_or("max_window_layers", most::LAYERS, 28)?;
-    Ok(Base { windows: windows(config, base.layers, window, |layer| layer >= first)?, ..base })
+    let windows = windows(config, base.layers, optional_window(config, Some(4096))?, |layer| layer >= first)?;
+    Ok(Base { windows, ..base })
 }

@@ -2,12 +2,13 @@
 
 use super::super::config::Config;
 use super::super::spec::{Attention, Layer, ModelSpec};
-use super::base::{Base, DEFAULTS, Defaults};
+use super::base::{Base, Biases, DEFAULTS, Defaults};
 use super::qwen2;
 use crate::error::Result;
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
-    let bias = config.flag_or("attention_bias", false)?;
-    let base = Base { biases: (bias, bias, false), ..qwen2::base(config, Defaults { head_dim: Some(128), ..DEFAULTS })? };
-    Ok(base.model(|i| Layer { attention: Attention { qk_norm: Some(base.qk_norm(i)), ..base.attention(i) }, ..base.layer(i) }))
+    let biases = Biases { mlp: false, ..Biases::read(config)? };
+    let base = Base { biases, ..qwen2::base(config, Defaults { head_dim: Some(128), ..DEFAULTS })? };
+    let attention = |i| Attention { qk_norm: Some(base.qk_norm(i, ["q_norm", "k_norm"])), ..base.attention(i) };
+    Ok(base.model(|i| Layer { attention: attention(i), ..base.layer(i) }))
 }

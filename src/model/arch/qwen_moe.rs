@@ -2,32 +2,28 @@
 
 use super::super::config::Config;
 use super::super::spec::{Attention, Experts, Layer, Linear, Mlp, ModelSpec, Routing, SharedExpert};
-use super::base::{Base, DEFAULTS, Defaults, sliding_window, windows};
+use super::base::{Base, Biases, DEFAULTS, Defaults, optional_window, windows};
 use super::experts::{NAMES, expert, routing};
 use super::most;
 use crate::error::{Error, Result};
 
 pub fn spec2(config: &Config) -> Result<ModelSpec> {
-    let bias = config.flag_or("qkv_bias", true)?;
-    let base = Base { biases: (bias, false, false), ..Base::read(config, &Defaults { positions: 32_768, ..DEFAULTS })? };
+    let biases = Biases { qkv: config.flag_or("qkv_bias", true)?, ..Biases::NONE };
+    let base = Base { biases, ..Base::read(config, &Defaults { positions: 32_768, ..DEFAULTS })? };
     let last = config.whole_or("max_window_layers", most::LAYERS, 28)?;
-    let windows = windows(config, base.layers, window(config)?, |layer| layer % 2 == 0 && layer < last)?;
-    let (base, sparse) = (Base { windows, ..base }, Sparse::read(config)?);
+    let windows = windows(config, base.layers, optional_window(config, Some(4096))?, |layer| layer % 2 == 0 && layer < last)?;
+    let (base, sparse) = (Base { windows, ..base }, Sparse::read(config, base.layers)?);
     let shared = config.count("shared_expert_intermediate_size", most::WIDTH)?;
     Ok(base.model(|i| Layer { mlp: sparse.mlp(&base, i, Some(shared)), ..base.layer(i) }))
 }
 
 pub fn spec3(config: &Config) -> Result<ModelSpec> {
-    let bias = config.flag_or("attention_bias", false)?;
-    let mut base = Base { biases: (bias, bias, false), ..Base::read(config, &Defaults { positions: 32_768, ..DEFAULTS })? };
-    base.windows.fill(window(config)?);
-    let sparse = Sparse::read(config)?;
-    let attention = |i| Attention { qk_norm: Some(base.qk_norm(i)), ..base.attention(i) };
+    let biases = Biases { mlp: false, ..Biases::read(config)? };
+    let mut base = Base { biases, ..Base::read(config, &Defaults { positions: 32_768, ..DEFAULTS })? };
+    base.windows.fill(optional_window(config, Some(4096))?);
+    let sparse = Sparse::read(config, base.layers)?;
+    let attention = |i| Attention { qk_norm: Some(base.qk_norm(i, ["q_norm", "k_norm"])), ..base.attention(i) };
     Ok(base.model(|i| Layer { attention: attention(i), mlp: sparse.mlp(&base, i, None), ..base.layer(i) }))
-}
-
-fn window(config: &Config) -> Result<Option<usize>> {
-    if config.flag_or("use_sliding_window", false)? { sliding_window(config) } else { Ok(None) }
 }
 
 /// Which layers have experts, and which.
@@ -39,10 +35,10 @@ struct Sparse {
 }
 
 impl Sparse {
-    fn read(config: &Config) -> Result<Sparse> {
+    fn read(config: &Config, layers: usize) -> Result<Sparse> {
         let dense: Option<Vec<u64>> = config.list("mlp_only_layers")?.map_or(&[][..], Vec::as_slice).iter().map(|v| v.as_u64()).collect();
         Ok(Sparse {
-            routing: routing(config, config.flag_or("norm_topk_prob", false)?)?,
+            routing: routing(config, layers, config.flag_or("norm_topk_prob", false)?)?,
             inner: config.count("moe_intermediate_size", most::WIDTH)?,
             step: config.count_or("decoder_sparse_step", most::LAYERS, 1)?,
             dense: dense.ok_or_else(|| Error::model("config.json: mlp_only_layers must list numbers of layers"))?,

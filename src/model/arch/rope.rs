@@ -12,11 +12,15 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy)]
 pub struct RopeDefaults {
     pub theta: (&'static str, f64),
-    pub part: (&'static str, f64),
+    /// None: all of a head turns, in every model of the family.
+    pub part: Option<(&'static str, f64)>,
 }
 
 /// The rope of all layers, or of those that see everything.
 pub fn rope(config: &Config, head_dim: usize, defaults: &RopeDefaults) -> Result<Rope> {
+    if config.has("rope_parameters") && config.has("rope_scaling") {
+        return Err(Error::model("config.json: rope_parameters and rope_scaling are both given: put what the second says into the first"));
+    }
     let parameters = match config.object("rope_parameters")? {
         Some(parameters) => Some(parameters.object("full_attention")?.unwrap_or(parameters)),
         None => config.object("rope_scaling")?,
@@ -41,19 +45,23 @@ struct Source<'a> {
 impl Source<'_> {
     fn rope(&self) -> Result<Rope> {
         let (theta, dims) = (self.positive("rope_theta", self.defaults.theta)?, self.rotated()?);
-        let mut rope = Rope { frequencies: Rope::frequencies(theta, dims), amplitude: 1.0, pairs: Pairs::Halves, long: None };
+        let mut rope = Rope { frequencies: Rope::frequencies(theta, dims), amplitude: 1.0, pairs: Pairs::Halves, stretch: 1.0, long: None };
         let parameters = &self.parameters;
         match parameters.text_or("rope_type", parameters.text_or("type", "default")?)? {
             "default" => {}
             "linear" => {
                 let factor = self.factor()?;
                 divide(&mut rope.frequencies, |_| factor);
+                rope.stretch = factor;
             }
             "dynamic" => {
                 let (beyond, factor) = (self.config.count("max_position_embeddings", most::POSITIONS)?, self.factor()?);
+                rope.stretch = factor;
                 rope.long = Some(Long { beyond, how: Longer::Dynamic { theta, factor } });
             }
             "llama3" => self.llama3(&mut rope.frequencies)?,
+            // Early files of Phi-3 say so.
+            "yarn" if parameters.has("short_factor") => self.longrope(&mut rope)?,
             "yarn" => self.yarn(theta, &mut rope)?,
             "longrope" | "su" => self.longrope(&mut rope)?,
             other => {
@@ -62,7 +70,8 @@ impl Source<'_> {
                 )));
             }
         }
-        if rope.frequencies.iter().any(|f| !f.is_finite()) || !rope.amplitude.is_finite() {
+        let long = rope.long.iter().filter_map(|long| if let Longer::Other(frequencies) = &long.how { Some(frequencies) } else { None });
+        if long.chain([&rope.frequencies]).flatten().any(|f| !f.is_finite()) || !rope.amplitude.is_finite() {
             return Err(Error::model("config.json: the RoPE parameters give frequencies that are not finite numbers"));
         }
         Ok(rope)
@@ -75,7 +84,11 @@ impl Source<'_> {
 
     /// How many dimensions of a head turn.
     fn rotated(&self) -> Result<usize> {
-        let part = self.positive("partial_rotary_factor", self.defaults.part)?;
+        const NAME: &str = "partial_rotary_factor";
+        let part = self.positive(NAME, self.defaults.part.unwrap_or((NAME, 1.0)))?;
+        if self.defaults.part.is_none() && part != 1.0 {
+            return Err(Error::unsupported(format!("config.json: {NAME} is {part}: in this family all of a head turns")));
+        }
         let dims = (self.head_dim as f64 * part) as usize;
         if dims > self.head_dim || dims < 2 || !dims.is_multiple_of(2) {
             let head_dim = self.head_dim;
@@ -131,6 +144,9 @@ impl Source<'_> {
         let dim_that_turns = |times: f64| dims * (original / (times * TAU)).ln() / (2.0 * theta.ln());
         let whole = self.parameters.flag_or("truncate", true)?;
         let (low, high) = (dim_that_turns(fast), dim_that_turns(slow));
+        if self.config.has("max_position_embeddings") {
+            rope.stretch = factor * original / self.config.positive("max_position_embeddings")?;
+        }
         let (low, high) = if whole { (low.floor(), high.ceil()) } else { (low, high) };
         let (low, high) = (low.max(0.0), high.min(dims - 1.0));
         let width = if low == high { 0.001 } else { high - low };
@@ -177,7 +193,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn of(config: Value, head_dim: usize) -> Result<Rope> {
-        let defaults = RopeDefaults { theta: ("rope_theta", 10_000.0), part: ("partial_rotary_factor", 1.0) };
+        let defaults = RopeDefaults { theta: ("rope_theta", 10_000.0), part: Some(("partial_rotary_factor", 1.0)) };
         rope(&Config::of(config), head_dim, &defaults)
     }
 

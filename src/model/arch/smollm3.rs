@@ -2,20 +2,18 @@
 
 use super::super::config::Config;
 use super::super::spec::{Attention, Layer, ModelSpec};
-use super::base::{Base, DEFAULTS, Defaults, sliding_window, windows};
+use super::base::{Base, Biases, DEFAULTS, Defaults, optional_window, windows};
 use super::most;
 use super::rope::RopeDefaults;
 use crate::error::{Error, Result};
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
-    let bias = config.flag_or("attention_bias", false)?;
     let rope = RopeDefaults { theta: ("rope_theta", 2_000_000.0), ..DEFAULTS.rope };
     let base = Base::read(config, &Defaults { tied: true, positions: 32_768, rope, ..DEFAULTS })?;
     let turns = layers_that_turn(config, base.layers)?;
-    let window = if config.flag_or("use_sliding_window", false)? { sliding_window(config)? } else { None };
     let base = Base {
-        biases: (bias, bias, config.flag_or("mlp_bias", false)?),
-        windows: windows(config, base.layers, window, |layer| !turns[layer])?,
+        biases: Biases::read(config)?,
+        windows: windows(config, base.layers, optional_window(config, None)?, |layer| !turns[layer])?,
         ..base
     };
     Ok(base.model(|i| Layer { attention: Attention { rope: turns[i].then_some(0), ..base.attention(i) }, ..base.layer(i) }))
