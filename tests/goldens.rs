@@ -45,8 +45,8 @@ struct Run {
 }
 
 impl Run {
-    fn new(name: &str, isa: Isa, threads: usize) -> Run {
-        let mut files = ModelFiles::open(&directory(name)).unwrap();
+    fn new(directory: &Path, isa: Isa, threads: usize) -> Run {
+        let mut files = ModelFiles::open(directory).unwrap();
         files.spec.fit(LONGEST);
         let backend = CpuBackend::new(threads, Some(isa)).unwrap();
         let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 11, block_size: BLOCK_SIZE, dtype: KvDtype::F32 }).unwrap();
@@ -100,7 +100,7 @@ fn assert_close(name: &str, isa: Isa, first: usize, ours: &[f32], theirs: &[f32]
 fn agrees_with_transformers(name: &str) {
     let golden = Golden::read(name);
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
-        let mut run = Run::new(name, isa, 2);
+        let mut run = Run::new(&directory(name), isa, 2);
         let vocab = run.vocab;
         let prompt = &golden.tokens[..golden.prompt_len];
         let mut logits = run.logits(prompt, 0);
@@ -114,6 +114,27 @@ fn agrees_with_transformers(name: &str) {
             assert_close(name, isa, position, &logits, &golden.logits[position * vocab..], vocab);
         }
     }
+}
+
+/// Beside a vision tower the same weights have other names, and the same config is one of two.
+#[test]
+fn the_text_model_of_a_gemma_that_sees_pictures() {
+    let dir = std::env::temp_dir().join(format!("pagedllm-gemma3-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let text: serde_json::Value = serde_json::from_slice(&std::fs::read(directory("gemma3").join("config.json")).unwrap()).unwrap();
+    let config = serde_json::json!({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "vision_config": {}});
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    let bytes = std::fs::read(directory("gemma3").join("model.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut renamed: Vec<_> = tensors.tensors().into_iter().map(|(name, view)| (format!("language_model.{name}"), view)).collect();
+    let eye = renamed.iter().find(|(name, _)| name.ends_with("layers.0.mlp.down_proj.weight")).unwrap().1.clone();
+    renamed.push(("vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight".into(), eye));
+    safetensors::serialize_to_file(renamed, None, &dir.join("model.safetensors")).unwrap();
+    let golden = Golden::read("gemma3");
+    let mut run = Run::new(&dir, Isa::Portable, 1);
+    let logits = run.logits(&golden.tokens, 0);
+    assert_close("gemma3", Isa::Portable, 0, &logits, &golden.logits, run.vocab);
+    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 macro_rules! goldens {

@@ -30,8 +30,16 @@ const ON_DEMAND: Policies =
 const RESERVED: Policies = Policies { allocation: AllocationPolicy::MaxTokens, ..ON_DEMAND };
 const STATIC: Policies = Policies { batching: BatchingPolicy::Static, ..RESERVED };
 
-const SYSTEMS: [(&str, Policies, Allowed); 5] = [
+const fn batched(batching: BatchingPolicy) -> Policies {
+    Policies { batching, ..ON_DEMAND }
+}
+
+const SYSTEMS: [(&str, Policies, Allowed); 9] = [
     ("on demand (vLLM)", ON_DEMAND, longest),
+    ("the same, prefill first, 2048", batched(BatchingPolicy::PrefillFirst { threshold: 2048 }), longest),
+    ("the same, prefill first, 512", batched(BatchingPolicy::PrefillFirst { threshold: 512 }), longest),
+    ("the same, decode first, 256", batched(BatchingPolicy::DecodeFirst { budget: 256 }), longest),
+    ("the same, decode first, 64", batched(BatchingPolicy::DecodeFirst { budget: 64 }), longest),
     ("reserved, length known (Orca, Oracle)", RESERVED, known),
     ("reserved, power of two (Orca, Pow2)", RESERVED, power_of_two),
     ("reserved, longest (Orca, Max)", RESERVED, longest),

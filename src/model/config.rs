@@ -102,6 +102,14 @@ impl Config {
         }
     }
 
+    /// With these fields where it has none.
+    pub fn or(mut self, fields: &[(&str, usize)]) -> Config {
+        for &(name, value) in fields {
+            self.fields.entry(name).or_insert_with(|| value.into());
+        }
+        self
+    }
+
     pub fn list(&self, name: &str) -> Result<Option<&Vec<Value>>> {
         match self.get(name) {
             None => Ok(None),

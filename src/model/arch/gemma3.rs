@@ -25,6 +25,19 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     Ok(ModelSpec { ropes: vec![base.rope.clone(), local], head: Head { soft_cap, ..model.head }, ..model })
 }
 
+/// Of files that see pictures, too: their text model, whose config is one of several, and leaves out what the first of them had.
+pub fn spec_of_text(config: &Config) -> Result<ModelSpec> {
+    let text = config.object("text_config")?.ok_or_else(|| Error::model("config.json: text_config is absent"))?;
+    spec(&text.or(&[
+        ("vocab_size", 262_208),
+        ("hidden_size", 2304),
+        ("intermediate_size", 9216),
+        ("num_hidden_layers", 26),
+        ("num_attention_heads", 8),
+        ("num_key_value_heads", 4),
+    ]))
+}
+
 fn attention(base: &Base, layer: usize) -> Attention {
     let rope = base.windows[layer].map_or(0, |_| 1);
     Attention { qk_norm: Some(base.qk_norm(layer, ["q_norm", "k_norm"])), rope: Some(rope), ..base.attention(layer) }

@@ -51,6 +51,12 @@ pub const FAMILIES: &[Family] = &[
     Family { architecture: "GemmaForCausalLM", model_type: "gemma", prefix: "model.", spec: gemma::spec },
     Family { architecture: "Gemma2ForCausalLM", model_type: "gemma2", prefix: "model.", spec: gemma2::spec },
     Family { architecture: "Gemma3ForCausalLM", model_type: "gemma3_text", prefix: "model.", spec: gemma3::spec },
+    Family {
+        architecture: "Gemma3ForConditionalGeneration",
+        model_type: "gemma3",
+        prefix: "language_model.model.",
+        spec: gemma3::spec_of_text,
+    },
     Family { architecture: "PhiForCausalLM", model_type: "phi", prefix: "model.", spec: phi::spec },
     Family { architecture: "Phi3ForCausalLM", model_type: "phi3", prefix: "model.", spec: phi3::spec },
     Family { architecture: "GPTNeoXForCausalLM", model_type: "gpt_neox", prefix: "gpt_neox.", spec: gpt_neox::spec },
