@@ -1,6 +1,8 @@
 //! What most families share: LLaMA's model, under the field names of most configs. A family reads it with its own defaults, and says
 //! what differs.
 
+use serde_json::Value;
+
 use super::super::config::Config;
 use super::super::spec::*;
 use super::rope::{RopeDefaults, rope};
@@ -66,10 +68,18 @@ impl Biases {
     pub const NONE: Biases = Biases { qkv: false, out: false, mlp: false };
     pub const ALL: Biases = Biases { qkv: true, out: true, mlp: true };
 
-    /// `attention_bias` says it of all of attention, `mlp_bias` of the MLP.
+    pub fn all_or_none(all: bool) -> Biases {
+        if all { Biases::ALL } else { Biases::NONE }
+    }
+
+    /// `attention_bias` says it of all of attention.
+    pub fn of_attention(config: &Config) -> Result<Biases> {
+        Ok(Biases { mlp: false, ..Biases::all_or_none(config.flag_or("attention_bias", false)?) })
+    }
+
+    /// And `mlp_bias` of the MLP.
     pub fn read(config: &Config) -> Result<Biases> {
-        let attention = config.flag_or("attention_bias", false)?;
-        Ok(Biases { qkv: attention, out: attention, mlp: config.flag_or("mlp_bias", false)? })
+        Ok(Biases { mlp: config.flag_or("mlp_bias", false)?, ..Biases::of_attention(config)? })
     }
 }
 
@@ -110,6 +120,11 @@ impl Base {
             branch_scale: 1.0,
             embedding_scale: 1.0,
         })
+    }
+
+    /// With a window for those layers of which `layer_types` says it, or, where that is absent, `slides(layer)`.
+    pub fn with_windows(self, config: &Config, window: Option<usize>, slides: impl Fn(usize) -> bool) -> Result<Base> {
+        Ok(Base { windows: windows(config, self.layers, window, slides)?, ..self })
     }
 
     /// A norm over the hidden size.
@@ -236,14 +251,11 @@ impl Base {
 }
 
 /// The window of each layer: `layer_types` says which have one, or, where that is absent, `slides(layer)`.
-pub fn windows(config: &Config, layers: usize, window: Option<usize>, slides: impl Fn(usize) -> bool) -> Result<Vec<Option<usize>>> {
-    let Some(types) = config.list("layer_types")? else {
+fn windows(config: &Config, layers: usize, window: Option<usize>, slides: impl Fn(usize) -> bool) -> Result<Vec<Option<usize>>> {
+    let Some(types) = list_of_layers(config, "layer_types", layers)? else {
         return Ok((0..layers).map(|layer| window.filter(|_| slides(layer))).collect());
     };
-    if types.len() != layers {
-        return Err(Error::model(format!("config.json: layer_types lists {} layers, num_hidden_layers is {layers}", types.len())));
-    }
-    let of = |(layer, kind): (usize, &serde_json::Value)| match kind.as_str() {
+    let of = |(layer, kind): (usize, &Value)| match kind.as_str() {
         Some("full_attention") => Ok(None),
         Some("sliding_attention") if window.is_none() => {
             Err(Error::model(format!("config.json: layer_types says that layer {layer} slides, and there is no sliding_window")))
@@ -257,6 +269,15 @@ pub fn windows(config: &Config, layers: usize, window: Option<usize>, slides: im
         }
     };
     types.iter().enumerate().map(of).collect()
+}
+
+/// A list of the config that has an entry for each layer, if it is there.
+pub fn list_of_layers<'a>(config: &'a Config, name: &str, layers: usize) -> Result<Option<&'a Vec<Value>>> {
+    let list = config.list(name)?;
+    match list.filter(|list| list.len() != layers) {
+        Some(list) => Err(Error::model(format!("config.json: {name} lists {} layers, num_hidden_layers is {layers}", list.len()))),
+        None => Ok(list),
+    }
 }
 
 /// The config's sliding window: none where it is null, the family's where it is absent.

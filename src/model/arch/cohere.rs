@@ -3,7 +3,7 @@
 
 use super::super::config::Config;
 use super::super::spec::{Attention, Head, Layer, ModelSpec, NormKind, Pairs};
-use super::base::{Base, Biases, DEFAULTS, Defaults, required_window, windows};
+use super::base::{Base, Biases, DEFAULTS, Defaults, required_window};
 use super::most;
 use super::rope::RopeDefaults;
 use crate::error::Result;
@@ -18,15 +18,14 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
 pub fn spec2(config: &Config) -> Result<ModelSpec> {
     let base = base(config, 10_000.0)?;
     let pattern = config.count_or("sliding_window_pattern", most::LAYERS, 4)?;
-    let windows = windows(config, base.layers, required_window(config, 4096)?, |layer| (layer + 1) % pattern != 0)?;
-    let base = Base { windows, ..base };
+    let base = base.with_windows(config, required_window(config, 4096)?, |layer| (layer + 1) % pattern != 0)?;
     model(config, &base, |i| Attention { rope: base.windows[i].map(|_| 0), ..base.attention(i) })
 }
 
 fn base(config: &Config, theta: f64) -> Result<Base> {
     let rope = RopeDefaults { theta: ("rope_theta", theta), ..DEFAULTS.rope };
     let defaults = Defaults { tied: true, positions: 8192, eps: ("layer_norm_eps", 1e-5), rope, ..DEFAULTS };
-    let biases = Biases { mlp: false, ..Biases::read(config)? };
+    let biases = Biases::of_attention(config)?;
     let mut base = Base { norm_kind: NormKind::Layer, biases, ..Base::read(config, &defaults)? };
     base.rope.pairs = Pairs::Neighbours;
     // The first files say here, and not among the positions, how long the model may see.

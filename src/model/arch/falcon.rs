@@ -18,7 +18,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
         eps: ("layer_norm_epsilon", 1e-5),
         ..DEFAULTS
     };
-    let biases = if config.flag_or("bias", false)? { Biases::ALL } else { Biases::NONE };
+    let biases = Biases::all_or_none(config.flag_or("bias", false)?);
     let mut base = Base { norm_kind: NormKind::Layer, norm_bias: true, biases, ..Base::read(config, &defaults)? };
     base.shape.alibi = form.alibi.then_some(base.shape.scale);
     let model = base.model(|i| layer(&base, i, &form));

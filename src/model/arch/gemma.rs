@@ -21,7 +21,7 @@ pub fn base(config: &Config, defaults: Defaults) -> Result<Base> {
     let base = Base::read(config, &Defaults { tied: true, head_dim: Some(256), ..defaults })?;
     Ok(Base {
         norm_kind: NormKind::Rms { unit_offset: true },
-        biases: Biases { mlp: false, ..Biases::read(config)? },
+        biases: Biases::of_attention(config)?,
         embedding_scale: (base.hidden as f32).sqrt(),
         ..base
     })

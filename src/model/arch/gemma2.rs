@@ -2,7 +2,7 @@
 
 use super::super::config::Config;
 use super::super::spec::{Head, Layer, ModelSpec};
-use super::base::{Base, DEFAULTS, Defaults, required_window, windows};
+use super::base::{Base, DEFAULTS, Defaults, required_window};
 use super::{gemma, most, standard_scale};
 use crate::error::Result;
 
@@ -10,8 +10,8 @@ use crate::error::Result;
 pub const NORMS: [&str; 4] = ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"];
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
-    let mut base = base(config, Defaults { positions: 8192, ..DEFAULTS })?;
-    base.windows = windows(config, base.layers, required_window(config, 4096)?, |layer| layer % 2 == 0)?;
+    let base = base(config, Defaults { positions: 8192, ..DEFAULTS })?;
+    let mut base = base.with_windows(config, required_window(config, 4096)?, |layer| layer % 2 == 0)?;
     base.shape.soft_cap = soft_cap(config, "attn_logit_softcapping", Some(50.0))?;
     let model = base.model(|i| Layer { residual: base.sandwich(i, NORMS), ..base.layer(i) });
     let soft_cap = soft_cap(config, "final_logit_softcapping", Some(30.0))?;

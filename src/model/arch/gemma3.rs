@@ -3,7 +3,7 @@
 
 use super::super::config::Config;
 use super::super::spec::{Attention, Head, Layer, ModelSpec};
-use super::base::{Base, DEFAULTS, Defaults, required_window, windows};
+use super::base::{Base, DEFAULTS, Defaults, required_window};
 use super::gemma2::{self, NORMS, soft_cap};
 use super::most;
 use super::rope::{RopeDefaults, local_rope};
@@ -16,9 +16,9 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     if config.has("attn_logit_softcapping") {
         return Err(Error::unsupported("config.json: attn_logit_softcapping is given: Gemma 3 has no soft cap of scores"));
     }
-    let mut base = gemma2::base(config, Defaults { positions: 131_072, rope: GLOBAL, ..DEFAULTS })?;
+    let base = gemma2::base(config, Defaults { positions: 131_072, rope: GLOBAL, ..DEFAULTS })?;
     let pattern = config.count_or("sliding_window_pattern", most::LAYERS, 6)?;
-    base.windows = windows(config, base.layers, required_window(config, 4096)?, |layer| (layer + 1) % pattern != 0)?;
+    let base = base.with_windows(config, required_window(config, 4096)?, |layer| (layer + 1) % pattern != 0)?;
     let local = local_rope(config, base.shape.head_dim, &LOCAL)?;
     let model = base.model(|i| Layer { residual: base.sandwich(i, NORMS), attention: attention(&base, i), ..base.layer(i) });
     let soft_cap = soft_cap(config, "final_logit_softcapping", None)?;

@@ -7,7 +7,7 @@ use crate::error::Result;
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
     let defaults = Defaults { eps: ("rms_norm_eps", 1e-5), ..DEFAULTS };
-    let base = Base { biases: Biases { mlp: false, ..Biases::read(config)? }, ..Base::read(config, &defaults)? };
+    let base = Base { biases: Biases::of_attention(config)?, ..Base::read(config, &defaults)? };
     Ok(base.model(|i| {
         let norm = |name| base.norm(format!("layers.{i}.{name}"));
         let residual = Residual::BranchNorm { attention: norm("post_attention_layernorm"), mlp: norm("post_feedforward_layernorm") };

@@ -2,7 +2,7 @@
 
 use super::super::config::Config;
 use super::super::spec::ModelSpec;
-use super::base::{Base, Biases, DEFAULTS, Defaults, optional_window, windows};
+use super::base::{Base, Biases, DEFAULTS, Defaults, optional_window};
 use super::most;
 use crate::error::Result;
 
@@ -15,6 +15,5 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
 pub fn base(config: &Config, defaults: Defaults) -> Result<Base> {
     let base = Base::read(config, &Defaults { positions: 32_768, ..defaults })?;
     let first = config.whole_or("max_window_layers", most::LAYERS, 28)?;
-    let windows = windows(config, base.layers, optional_window(config, Some(4096))?, |layer| layer >= first)?;
-    Ok(Base { windows, ..base })
+    base.with_windows(config, optional_window(config, Some(4096))?, |layer| layer >= first)
 }

@@ -7,7 +7,7 @@ use super::qwen2;
 use crate::error::Result;
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
-    let biases = Biases { mlp: false, ..Biases::read(config)? };
+    let biases = Biases::of_attention(config)?;
     let base = Base { biases, ..qwen2::base(config, Defaults { head_dim: Some(128), ..DEFAULTS })? };
     let attention = |i| Attention { qk_norm: Some(base.qk_norm(i, ["q_norm", "k_norm"])), ..base.attention(i) };
     Ok(base.model(|i| Layer { attention: attention(i), ..base.layer(i) }))

@@ -2,7 +2,7 @@
 
 use super::super::config::Config;
 use super::super::spec::{Attention, Experts, Layer, Linear, Mlp, ModelSpec, Routing, SharedExpert};
-use super::base::{Base, Biases, DEFAULTS, Defaults, optional_window, windows};
+use super::base::{Base, Biases, DEFAULTS, Defaults, optional_window};
 use super::experts::{NAMES, expert, routing};
 use super::most;
 use crate::error::{Error, Result};
@@ -11,14 +11,14 @@ pub fn spec2(config: &Config) -> Result<ModelSpec> {
     let biases = Biases { qkv: config.flag_or("qkv_bias", true)?, ..Biases::NONE };
     let base = Base { biases, ..Base::read(config, &Defaults { positions: 32_768, ..DEFAULTS })? };
     let last = config.whole_or("max_window_layers", most::LAYERS, 28)?;
-    let windows = windows(config, base.layers, optional_window(config, Some(4096))?, |layer| layer % 2 == 0 && layer < last)?;
-    let (base, sparse) = (Base { windows, ..base }, Sparse::read(config, base.layers)?);
+    let base = base.with_windows(config, optional_window(config, Some(4096))?, |layer| layer % 2 == 0 && layer < last)?;
+    let sparse = Sparse::read(config, base.layers)?;
     let shared = config.count("shared_expert_intermediate_size", most::WIDTH)?;
     Ok(base.model(|i| Layer { mlp: sparse.mlp(&base, i, Some(shared)), ..base.layer(i) }))
 }
 
 pub fn spec3(config: &Config) -> Result<ModelSpec> {
-    let biases = Biases { mlp: false, ..Biases::read(config)? };
+    let biases = Biases::of_attention(config)?;
     let mut base = Base { biases, ..Base::read(config, &Defaults { positions: 32_768, ..DEFAULTS })? };
     base.windows.fill(optional_window(config, Some(4096))?);
     let sparse = Sparse::read(config, base.layers)?;

@@ -144,9 +144,6 @@ impl Source<'_> {
         let dim_that_turns = |times: f64| dims * (original / (times * TAU)).ln() / (2.0 * theta.ln());
         let whole = self.parameters.flag_or("truncate", true)?;
         let (low, high) = (dim_that_turns(fast), dim_that_turns(slow));
-        if self.config.has("max_position_embeddings") {
-            rope.stretch = factor * original / self.config.positive("max_position_embeddings")?;
-        }
         let (low, high) = if whole { (low.floor(), high.ceil()) } else { (low, high) };
         let (low, high) = (low.max(0.0), high.min(dims - 1.0));
         let width = if low == high { 0.001 } else { high - low };
@@ -156,6 +153,9 @@ impl Source<'_> {
             *frequency = (f / factor * stretched + f * (1.0 - stretched)) as f32;
         }
         rope.amplitude = self.yarn_amplitude(factor)? as f32;
+        if self.config.has("max_position_embeddings") {
+            rope.stretch = factor * original / self.config.positive("max_position_embeddings")?;
+        }
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use super::super::config::Config;
 use super::super::spec::{Attention, Layer, ModelSpec};
-use super::base::{Base, Biases, DEFAULTS, Defaults, optional_window, windows};
+use super::base::{Base, Biases, DEFAULTS, Defaults, list_of_layers, optional_window};
 use super::most;
 use super::rope::RopeDefaults;
 use crate::error::{Error, Result};
@@ -11,23 +11,17 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     let rope = RopeDefaults { theta: ("rope_theta", 2_000_000.0), ..DEFAULTS.rope };
     let base = Base::read(config, &Defaults { tied: true, positions: 32_768, rope, ..DEFAULTS })?;
     let turns = layers_that_turn(config, base.layers)?;
-    let base = Base {
-        biases: Biases::read(config)?,
-        windows: windows(config, base.layers, optional_window(config, None)?, |layer| !turns[layer])?,
-        ..base
-    };
+    let base = Base { biases: Biases::read(config)?, ..base };
+    let base = base.with_windows(config, optional_window(config, None)?, |layer| !turns[layer])?;
     Ok(base.model(|i| Layer { attention: Attention { rope: turns[i].then_some(0), ..base.attention(i) }, ..base.layer(i) }))
 }
 
 /// `no_rope_layers` says 1 of a layer that has a rope.
 fn layers_that_turn(config: &Config, layers: usize) -> Result<Vec<bool>> {
-    let Some(list) = config.list("no_rope_layers")? else {
+    let Some(list) = list_of_layers(config, "no_rope_layers", layers)? else {
         let interval = config.count_or("no_rope_layer_interval", most::LAYERS, 4)?;
         return Ok((0..layers).map(|layer| (layer + 1) % interval != 0).collect());
     };
-    if list.len() != layers {
-        return Err(Error::model(format!("config.json: no_rope_layers lists {} layers, num_hidden_layers is {layers}", list.len())));
-    }
     let turns: Option<Vec<bool>> = list.iter().map(|flag| flag.as_u64().filter(|&flag| flag <= 1).map(|flag| flag == 1)).collect();
     turns.ok_or_else(|| Error::model("config.json: no_rope_layers must list 1 (a rope) and 0 (none)"))
 }
