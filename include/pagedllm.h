@@ -455,7 +455,7 @@ typedef struct {
   // KV blocks, and the tokens each holds.
   uint64_t blocks;
   uint64_t block_size;
-  // Bytes of one block across all layers.
+  // Bytes of one block: of all layers, or of those of one group.
   uint64_t block_bytes;
   // Longest sequence, prompt and output together.
   uint64_t max_model_len;
@@ -468,6 +468,9 @@ typedef struct {
   // Of the host tier, in memory or in its file, and the blocks it holds.
   uint64_t swap_bytes;
   uint64_t swap_blocks;
+  // Groups of layers whose K and V are in blocks of their own: a sequence has a block of each for every block_size of its tokens, and
+  // where the layers of a group have a window, only for those that are still looked back on.
+  uint64_t kv_groups;
 } pllm_plan;
 
 // The model and the limits it is served with. Set struct_size before the call; pointers live as long as the engine.
@@ -741,6 +744,9 @@ typedef struct {
   // Times that the KV pool became smaller and the system did not take the memory back, as where the program has locked its memory
   // (mlockall): the budget is kept, but the process is no smaller.
   uint64_t discard_failures;
+  // Blocks that the sequences would have besides, did every layer look back on all tokens: those that left the windows of the layers
+  // that have one. Those of forks count for each.
+  uint64_t blocks_out_of_window;
 } pllm_stats;
 
 // A token and its log probability under the model's own distribution.

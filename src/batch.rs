@@ -7,9 +7,9 @@ use crate::error::Result;
 pub struct Batch {
     pub tokens: Vec<u32>,       // [rows]
     pub positions: Vec<u32>,    // [rows] place of the token in its sequence
-    pub slots: Vec<u32>,        // [rows] where its K and V go: block * block_size + offset
+    pub slots: Vec<u32>,        // [rows, groups] where its K and V go in the layers of each group: block * block_size + offset
     pub spans: Vec<Span>,       // [sequences]
-    pub tables: Vec<u32>,       // the spans' block tables, back to back
+    pub tables: Vec<u32>,       // [places, groups] the spans' block tables, back to back
     pub logit_rows: Vec<u32>,   // [logits] rows whose logits are wanted
     pub copies: Vec<BlockCopy>, // block copies to make first, in any order
 }
@@ -26,6 +26,14 @@ pub struct BlockCopy {
 pub struct BlockMove {
     pub device: u32,
     pub host: u32,
+}
+
+/// The last of a sequence's blocks, which may not be full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tail {
+    pub blocks: usize,
+    /// The first slots of each that hold a token's K and V.
+    pub slots: usize,
 }
 
 /// Moves between the tiers, made before anything is computed: all that go out, and then all that come back. No block is
@@ -47,26 +55,28 @@ impl Moves {
 pub struct Span {
     pub first_row: u32,
     pub rows: u32,
-    /// Where its block table begins in `Batch::tables`; it covers every position up to the last row's.
+    /// Where its block table begins in `Batch::tables`; it covers every position up to the last row's. What no row looks back on is some
+    /// block.
     pub table: u32,
 }
 
 impl Batch {
     /// Makes room for the largest batch, so that no step has to.
-    pub fn reserve(&mut self, rows: usize, sequences: usize, blocks: usize) -> Result<()> {
-        for column in [&mut self.tokens, &mut self.positions, &mut self.slots] {
-            column.try_reserve(rows)?;
-        }
+    pub fn reserve(&mut self, rows: usize, sequences: usize, blocks: usize, groups: usize) -> Result<()> {
+        self.tokens.try_reserve(rows)?;
+        self.positions.try_reserve(rows)?;
+        self.slots.try_reserve(rows * groups)?;
         self.spans.try_reserve(sequences)?;
         self.tables.try_reserve(blocks)?;
-        self.copies.try_reserve(sequences)?;
+        self.copies.try_reserve(sequences * groups)?;
         Ok(self.logit_rows.try_reserve(sequences)?)
     }
 
     /// Becomes a copy of `other`.
     pub fn copy_from(&mut self, other: &Batch) -> Result<()> {
         self.clear();
-        self.reserve(other.rows(), other.spans.len().max(other.logit_rows.len()).max(other.copies.len()), other.tables.len())?;
+        let sequences = other.spans.len().max(other.logit_rows.len()).max(other.copies.len());
+        self.reserve(other.rows(), sequences, other.tables.len(), other.groups())?;
         self.tokens.extend_from_slice(&other.tokens);
         self.positions.extend_from_slice(&other.positions);
         self.slots.extend_from_slice(&other.slots);
@@ -79,6 +89,11 @@ impl Batch {
 
     pub fn rows(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// Groups of layers that have K and V in blocks of their own.
+    pub fn groups(&self) -> usize {
+        self.slots.len().checked_div(self.rows()).map_or(1, |groups| groups.max(1))
     }
 
     pub fn clear(&mut self) {

@@ -209,6 +209,11 @@ impl EngineOptions {
     const MAX_SEQS: usize = 1 << 16;
     const MAX_THREADS: usize = 1024;
 
+    /// The most rows that one sequence has in a step.
+    pub fn rows_at_once(&self) -> usize {
+        self.prefill_chunk.map_or(self.max_batch_tokens, |chunk| chunk.min(self.max_batch_tokens))
+    }
+
     pub fn thread_count(&self) -> usize {
         self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::{Engine, Fork, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Runner, Stats, Ticket};
 use pagedllm::error::{Code, Error, Result};
-use pagedllm::kv::{BlockManager, Chain};
+use pagedllm::kv::{BlockManager, Chain, Paging};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
 use pagedllm::sched::{Arrival, Branching, FinishReason, Scheduler, SchedulerOptions, StepPlan};
@@ -511,13 +511,12 @@ fn one_matmul_per_weight_and_step_however_many_sequences() {
     let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 64, block_size: 16, dtype: KvDtype::F32 }).unwrap();
     let decoder = files.load(backend, BatchLimits { rows: 64, logits: 32 }, &mut |_, _| true).unwrap();
     let mut runner = ModelRunner::new(decoder, kv);
-    let options =
-        SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, window: None, preemption: Preemption::Recompute };
-    let mut scheduler = Scheduler::new(options, BlockManager::new(64, 16, false).unwrap()).unwrap();
+    let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, preemption: Preemption::Recompute };
+    let mut scheduler = Scheduler::new(options, BlockManager::new(64, Paging::plain(16), false).unwrap()).unwrap();
     for id in 1..=24 {
         let (prompt, root) = (vec![id as u32; 2], Chain::default());
         let arrival = Arrival { prompt, max_len: 20, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root };
-        scheduler.add(id, arrival.prepare(16).unwrap()).unwrap();
+        scheduler.add(id, arrival.prepare(&Paging::plain(16)).unwrap()).unwrap();
     }
     let before = runner.backend().matmuls();
     let plan = scheduler.schedule(|_| true).unwrap();

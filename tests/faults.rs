@@ -13,7 +13,8 @@ use common::{TempDir, configs, model_info, write_random_model};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::{Engine, ModelRunner, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
-use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
+use pagedllm::kv::Paging;
+use pagedllm::model::{BatchLimits, KvCache, KvLayout, KvPool, ModelFiles};
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
 use pagedllm::sched::FinishReason;
 use serde_json::Value;
@@ -37,15 +38,18 @@ fn engine_with(dir: &TempDir, blocks: usize, preemption: Preemption) -> (Engine,
 fn engine_on(faults: &Arc<Faults>, dir: &TempDir, blocks: usize, preemption: Preemption) -> Result<Engine> {
     let options = EngineOptions { max_batch_tokens: 32, max_seqs: 16, preemption, ..Default::default() };
     let files = ModelFiles::open(&dir.0)?;
+    let paging = Paging::new(BLOCK, &KvLayout::of(&files.spec).windows);
+    let (blocks, host_blocks) = (blocks * paging.groups(), BLOCKS * paging.groups());
     let backend = Faulty { cpu: CpuBackend::new(1, None)?, faults: faults.clone() };
     let pool = KvPool { blocks, block_size: BLOCK, dtype: KvDtype::F32 };
     let block_bytes = pool.block_bytes(&backend, &files.spec);
     let mut kv = KvCache::new(&backend, &files.spec, pool)?;
-    kv.add_host_tier(&backend, BLOCKS, block_bytes, None)?;
+    kv.add_host_tier(&backend, host_blocks, block_bytes, None)?;
     let decoder = files.load(backend, BatchLimits { rows: 32, logits: 16 }, &mut |_, _| true)?;
     let mut info = model_info(files.spec.vocab_size, blocks, 128, vec![]);
-    info.memory.swap_blocks = BLOCKS;
+    info.memory.swap_blocks = host_blocks;
     info.memory.block_bytes = block_bytes;
+    info.paging = paging;
     Engine::with_runner(&options, info, None, Box::new(ModelRunner::new(decoder, kv)))
 }
 

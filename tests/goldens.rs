@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::batch::{Batch, Span};
-use pagedllm::model::{BatchLimits, Decoder, KvCache, KvPool, ModelFiles};
+use pagedllm::model::{BatchLimits, Decoder, KvCache, KvLayout, KvPool, ModelFiles};
 use pagedllm::options::{Isa, KvDtype};
 
 const TOLERANCE: f32 = 2e-4;
@@ -41,6 +41,7 @@ impl Golden {
 struct Run {
     decoder: Decoder<CpuBackend>,
     kv: KvCache<CpuBackend>,
+    groups: usize,
     vocab: usize,
 }
 
@@ -48,20 +49,22 @@ impl Run {
     fn new(directory: &Path, isa: Isa, threads: usize) -> Run {
         let mut files = ModelFiles::open(directory).unwrap();
         files.spec.fit(LONGEST);
+        let groups = KvLayout::of(&files.spec).windows.len();
         let backend = CpuBackend::new(threads, Some(isa)).unwrap();
-        let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 11, block_size: BLOCK_SIZE, dtype: KvDtype::F32 }).unwrap();
+        let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 11 * groups, block_size: BLOCK_SIZE, dtype: KvDtype::F32 }).unwrap();
         let decoder = files.load(backend, BatchLimits { rows: 80, logits: 80 }, &mut |_, _| true).unwrap();
-        Run { decoder, kv, vocab: files.spec.vocab_size }
+        Run { decoder, kv, groups, vocab: files.spec.vocab_size }
     }
 
     /// Logits of every one of `tokens`, which follow the first `start` ones.
     fn logits(&mut self, tokens: &[u32], start: usize) -> Vec<f32> {
-        let table: Vec<u32> = (0..5).map(|block| block * 7 % 11).collect();
+        let table: Vec<u32> = (0..5 * self.groups as u32).map(|block| block * 7 % (11 * self.groups as u32)).collect();
         let positions: Vec<u32> = (start..start + tokens.len()).map(|p| p as u32).collect();
-        let slot = |p: &u32| table[*p as usize / BLOCK_SIZE] * BLOCK_SIZE as u32 + p % BLOCK_SIZE as u32;
+        let blocks = |p: &u32| table[*p as usize / BLOCK_SIZE * self.groups..][..self.groups].iter();
+        let slots = |p: &u32| blocks(p).map(|block| block * BLOCK_SIZE as u32 + *p % BLOCK_SIZE as u32).collect::<Vec<_>>();
         let batch = Batch {
             tokens: tokens.to_vec(),
-            slots: positions.iter().map(slot).collect(),
+            slots: positions.iter().flat_map(slots).collect(),
             positions,
             spans: vec![Span { first_row: 0, rows: tokens.len() as u32, table: 0 }],
             tables: table,

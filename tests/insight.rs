@@ -258,6 +258,7 @@ fn metrics_tell_of_the_host_tier_of_the_arena_and_of_the_model_as_the_host_calls
         ("discard_failures", 0.0),
         ("kv_cache_blocks", 10.0),
         ("kv_cache_blocks_cached", 0.0),
+        ("kv_cache_blocks_out_of_window", 0.0),
         ("arena_bytes", 10.0),
         ("arena_held_bytes", 10.0),
         ("arena_engines", 1.0),

@@ -21,8 +21,12 @@ struct Model {
 
 impl Model {
     fn llama() -> Model {
+        Model::of("llama")
+    }
+
+    fn of(name: &str) -> Model {
         let dir = TempDir::new();
-        let (_, config) = configs(512).pop().unwrap();
+        let (_, config) = configs(512).into_iter().find(|(family, _)| family.starts_with(name)).unwrap();
         write_random_model(&dir.0, &config, false, 5);
         let options = EngineOptions {
             model_dir: dir.0.clone(),
@@ -1072,30 +1076,33 @@ fn a_forged_blob_is_an_error_or_a_sequence_and_never_a_defect() {
     assert_empty(&engine);
 }
 
-/// The logits of every step of a scheduler over a model whose layers have a window, and the most blocks in use.
-fn windowed(scheduled: Option<usize>, forks: bool) -> (Vec<Vec<u32>>, usize) {
+/// The logits of every step of a scheduler over a model whose layers have a window, all or every other one; and the most blocks in use.
+fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, usize) {
     use pagedllm::backend::cpu::CpuBackend;
     use pagedllm::engine::{ModelRunner, Runner};
-    use pagedllm::kv::{BlockManager, Chain};
-    use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
+    use pagedllm::kv::{BlockManager, Chain, Paging};
+    use pagedllm::model::{BatchLimits, KvCache, KvLayout, KvPool, ModelFiles};
     use pagedllm::options::{KvDtype, Preemption};
     use pagedllm::sched::{Arrival, Branching, Choice, Scheduler, SchedulerOptions, Verdict};
 
     const WINDOW: usize = 21;
     let model = Model::llama();
     let mut files = ModelFiles::open(&model.options.model_dir).unwrap();
-    files.spec.layers.iter_mut().for_each(|layer| layer.attention.shape.window = Some(WINDOW));
-    assert_eq!(files.spec.window(), Some(WINDOW));
+    let windowed = files.spec.layers.iter_mut().skip(alternate as usize).step_by(1 + alternate as usize);
+    windowed.for_each(|layer| layer.attention.shape.window = Some(WINDOW));
+    let mut windows = KvLayout::of(&files.spec).windows;
+    assert_eq!(windows, if alternate { vec![None, Some(WINDOW)] } else { vec![Some(WINDOW)] });
+    windows.iter_mut().filter(|_| keeps_all).for_each(|window| *window = None);
+    let paging = Paging::new(BLOCK, &windows);
     let backend = CpuBackend::new(1, None).unwrap();
-    let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 80, block_size: BLOCK, dtype: KvDtype::F32 }).unwrap();
+    let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 120, block_size: BLOCK, dtype: KvDtype::F32 }).unwrap();
     let mut runner = ModelRunner::new(files.load(backend, BatchLimits { rows: 16, logits: 8 }, &mut |_, _| true).unwrap(), kv);
-    let options =
-        SchedulerOptions { max_batch_tokens: 16, max_seqs: 8, prefill_chunk: 16, window: scheduled, preemption: Preemption::Recompute };
-    let mut scheduler = Scheduler::new(options, BlockManager::new(80, BLOCK, true).unwrap()).unwrap();
+    let options = SchedulerOptions { max_batch_tokens: 16, max_seqs: 8, prefill_chunk: 16, preemption: Preemption::Recompute };
+    let mut scheduler = Scheduler::new(options, BlockManager::new(120, paging.clone(), true).unwrap()).unwrap();
     for (id, len) in [(1, 100), (2, 9)] {
         let (prompt, root) = (prompt(len), Chain::default());
         let arrival = Arrival { prompt, max_len: 160, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root };
-        scheduler.add(id, arrival.prepare(BLOCK).unwrap()).unwrap();
+        scheduler.add(id, arrival.prepare(&paging).unwrap()).unwrap();
     }
     let (mut told, mut most, mut events) = (Vec::new(), 0, Vec::new());
     for step in 0..160 {
@@ -1122,12 +1129,49 @@ fn windowed(scheduled: Option<usize>, forks: bool) -> (Vec<Vec<u32>>, usize) {
     (told, most)
 }
 
+/// Every other layer looks back on 37 tokens.
+#[test]
+fn layers_with_a_window_have_the_blocks_of_their_window_and_statistics_say_what_that_saves() {
+    let model = Model::of("gemma 2");
+    let plan = Engine::plan(&model.options).unwrap();
+    assert_eq!((plan.groups, plan.max_model_len), (2, 512));
+    let engine = Engine::create(&EngineOptions { max_batch_tokens: 32, ..model.options.clone() }).unwrap();
+    engine.add_request(request(prompt(300), sampled(3, 100))).unwrap();
+    for step in 1..=100usize {
+        engine.step().unwrap();
+        let computed = (32 * step).min(300 + step.saturating_sub(10));
+        let (all, left) = (computed.div_ceil(BLOCK), computed.saturating_sub(37) / BLOCK);
+        let Stats { blocks_used, blocks_out_of_window, .. } = engine.stats();
+        assert_eq!((blocks_used, blocks_out_of_window), ((2 * all - left) as u64, left as u64), "{computed} tokens computed");
+    }
+    let alone = drain(&engine);
+    let Stats { blocks_used, blocks_out_of_window, .. } = engine.stats();
+    assert_eq!((blocks_used, blocks_out_of_window), (0, 0));
+    // Who begins as it did, and goes on elsewhere, has the blocks that its windows look back on.
+    let mut other = prompt(300);
+    other[297] += 1;
+    let hits = engine.stats().prefix_hits;
+    engine.add_request(request(other, sampled(3, 4))).unwrap();
+    drain(&engine);
+    assert_eq!(engine.stats().prefix_hits - hits, 296);
+    engine.add_request(request(prompt(300), sampled(3, 100))).unwrap();
+    let tokens = |outputs: &[Output]| outputs.iter().flat_map(|output| output.tokens.clone()).collect::<Vec<_>>();
+    assert_eq!(tokens(&drain(&engine)), tokens(&alone), "the same tokens after a hit");
+    // The bytes in which one sequence of 512 tokens fits where both layers keep all have room for more.
+    let few = EngineOptions { max_batch_tokens: 32, kv_bytes: Some(100 * plan.block_bytes), ..model.options.clone() };
+    assert_eq!(Engine::plan(&few).unwrap().max_model_len, 512);
+    let fewer = EngineOptions { kv_bytes: Some(50 * plan.block_bytes), ..few };
+    assert_eq!(Engine::plan(&fewer).unwrap().max_model_len, (50 - 10) * BLOCK, "ten for 68 tokens and the edges of their window");
+}
+
 #[test]
 fn a_block_that_left_the_window_is_given_back_also_where_forks_had_it_too() {
-    for (forks, most) in [(false, 2 * 5), (true, 5 * 5 + 4)] {
-        let (all, kept) = windowed(None, forks);
-        let (some, few) = windowed(Some(21), forks);
+    for (alternate, forks) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (all, kept) = windowed(alternate, true, forks);
+        let (some, few) = windowed(alternate, false, forks);
         assert_eq!(all.len(), some.len());
+        let whole = if alternate { kept / 2 } else { 0 };
+        let most = whole + if forks { 5 * 5 + 4 } else { 2 * 5 };
         assert!(few <= most && kept >= 20, "{few} of {kept}");
         if !forks {
             assert_eq!(all, some, "not a bit changes");

@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use common::Random;
-use pagedllm::kv::{BlockManager, Chain};
+use pagedllm::kv::{BlockManager, Chain, Paging};
 use pagedllm::options::Preemption;
 use pagedllm::sched::{Arrival, Branching, Choice, Event, Scheduler, SchedulerOptions, StepPlan, Verdict};
 
@@ -86,8 +86,8 @@ struct World {
 
 impl World {
     fn new(preemption: Preemption) -> World {
-        let options = SchedulerOptions { max_batch_tokens: 256, max_seqs: 32, prefill_chunk: 64, window: None, preemption };
-        let blocks = BlockManager::new(64, BLOCK, true).unwrap().with_host(48).unwrap();
+        let options = SchedulerOptions { max_batch_tokens: 256, max_seqs: 32, prefill_chunk: 64, preemption };
+        let blocks = BlockManager::new(64, Paging::plain(BLOCK), true).unwrap().with_host(48).unwrap();
         World {
             scheduler: Scheduler::new(options, blocks).unwrap(),
             random: Random(88_172_645_463_325_252),
@@ -114,7 +114,7 @@ impl World {
         let (max_len, keep) = (prompt.len() + 1 + self.random.below(60), self.random.below(4) == 0);
         let keep = keep && !matches!(branching, Branching::Beams(_));
         let arrival = Arrival { prompt, max_len, branching, priority: 0, keep, prompt_logits: false, root: Chain::default() };
-        let newcomer = arrival.prepare(BLOCK).unwrap();
+        let newcomer = arrival.prepare(&Paging::plain(BLOCK)).unwrap();
         let first = self.next;
         // Lists of all that there are grow with their number. Nothing else does.
         self.scheduler.add(first, newcomer).unwrap();

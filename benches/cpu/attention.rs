@@ -98,7 +98,7 @@ impl Case {
         for first in (0..self.shape.blocks * BLOCK).step_by(PIECE) {
             let slots = (first as u32..(first + PIECE) as u32).collect();
             self.backend.upload(&Batch { tokens: vec![0; PIECE], slots, ..Default::default() }, &mut self.inputs)?;
-            self.backend.store_kv(&self.inputs, &self.attention, &qkv, &mut self.kv);
+            self.backend.store_kv(&self.inputs, 0, &self.attention, &qkv, &mut self.kv);
         }
         Ok(())
     }
@@ -124,7 +124,7 @@ impl Case {
         let watch = Watch::start(None);
         let mut pass = || {
             let start = Instant::now();
-            self.backend.attention(&self.inputs, &self.attention, &qkv, &self.kv, &mut out);
+            self.backend.attention(&self.inputs, 0, &self.attention, &qkv, &self.kv, &mut out);
             start.elapsed().as_secs_f64()
         };
         pass(); // threads and pages awake

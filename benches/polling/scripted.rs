@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use pagedllm::engine::{Engine, MemoryPlan, ModelInfo, Runner, Ticket};
 use pagedllm::error::Result;
 use pagedllm::ffi::pllm_engine;
+use pagedllm::kv::Paging;
 use pagedllm::options::{EngineOptions, KvDtype};
 use pagedllm::sched::StepPlan;
 
@@ -65,6 +66,7 @@ pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
         work_bytes: 0,
         blocks,
         block_size: BLOCK_SIZE,
+        groups: 1,
         block_bytes: 0,
         kv_dtype: KvDtype::F32,
         max_model_len: MAX_LEN,
@@ -82,7 +84,7 @@ pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
         isa: None,
         threads: 1,
         memory,
-        window: None,
+        paging: Paging::plain(BLOCK_SIZE),
         fingerprint: [0; 32],
     };
     let options = EngineOptions { max_seqs: MAX_SEQS, ..EngineOptions::default() };

@@ -4,7 +4,7 @@
 //! the paper's own figures, on OPT-13B, are what stands beside and not a target.
 
 use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Lane, log_softmax, uniform};
-use pagedllm::kv::{BlockManager, Chain, blocks_for};
+use pagedllm::kv::{BlockManager, Chain, Paging, blocks_for};
 use pagedllm::options::{BeamParams, Preemption};
 use pagedllm::sched::{Arrival, Branching, Choice, Scheduler, SchedulerOptions, Verdict};
 
@@ -50,16 +50,15 @@ fn length(mean: f64, seed: u64) -> usize {
 
 /// Every request alone after the other would share the same, so a few at a time are enough.
 fn saved(data: &Lengths, branching: Branching) -> f64 {
-    let options =
-        SchedulerOptions { max_batch_tokens: 4096, max_seqs: 256, prefill_chunk: 4096, window: None, preemption: Preemption::Recompute };
-    let mut scheduler = Scheduler::new(options, BlockManager::new(100_000, BLOCK, false).unwrap()).unwrap();
+    let options = SchedulerOptions { max_batch_tokens: 4096, max_seqs: 256, prefill_chunk: 4096, preemption: Preemption::Recompute };
+    let mut scheduler = Scheduler::new(options, BlockManager::new(100_000, Paging::plain(BLOCK), false).unwrap()).unwrap();
     let (mut shared, mut unshared) = (0, 0);
     for request in 1..=REQUESTS {
         let (prompt, output) = (length(data.prompt, 2 * request), length(data.output, 2 * request + 1));
         let prompt: Vec<u32> = (0..prompt).map(|i| (uniform(request, 10 + i as u64, Lane::Token) * VOCAB as f64) as u32).collect();
         let (id, max_len) = (request * 1000, prompt.len() + output);
         let arrival = Arrival { prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root: Chain::default() };
-        scheduler.add(id, arrival.prepare(BLOCK).unwrap()).unwrap();
+        scheduler.add(id, arrival.prepare(&Paging::plain(BLOCK)).unwrap()).unwrap();
         match branching {
             Branching::Beams(width) => run(&mut scheduler, id, &mut Beams::new(width, output), &mut shared, &mut unshared),
             _ => run(&mut scheduler, id, &mut Samples(branching.width() as u64), &mut shared, &mut unshared),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use pagedllm::engine::{Clock, Engine, MemoryPlan, ModelInfo, Prompt, Request, Runner, StepReport, Ticket};
 use pagedllm::error::Result;
+use pagedllm::kv::Paging;
 use pagedllm::options::{EngineOptions, KvDtype, SamplingParams};
 use pagedllm::sched::StepPlan;
 
@@ -212,6 +213,7 @@ fn model_info(options: &EngineOptions, machine: Machine) -> ModelInfo {
         blocks,
         most_blocks: blocks,
         block_size,
+        groups: 1,
         block_bytes: 0,
         kv_dtype: KvDtype::F32,
         max_model_len,
@@ -228,7 +230,7 @@ fn model_info(options: &EngineOptions, machine: Machine) -> ModelInfo {
         isa: None,
         threads: 1,
         memory,
-        window: None,
+        paging: Paging::plain(block_size),
         fingerprint: [0; 32],
     }
 }

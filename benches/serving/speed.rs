@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pagedllm::kv::{BlockManager, Chain};
+use pagedllm::kv::{BlockManager, Chain, Paging};
 use pagedllm::options::{OrderPolicy, Policies, Preemption};
 use pagedllm::sched::{self, Arrival, Branching, Choice, Event, Newcomer, Scheduler, SchedulerOptions, Verdict};
 
@@ -76,19 +76,13 @@ fn newcomer(id: u64, prompt: usize, max_len: usize, priority: i32) -> pagedllm::
     // Each prompt is another, so that they share nothing.
     let prompt = (0..prompt as u32).map(|i| id as u32 ^ i).collect();
     let (branching, root) = (Branching::One, Chain::default());
-    Arrival { prompt, max_len, branching, priority, keep: false, prompt_logits: false, root }.prepare(16)
+    Arrival { prompt, max_len, branching, priority, keep: false, prompt_logits: false, root }.prepare(&Paging::plain(16))
 }
 
 fn step(running: usize, waiting: usize, policies: &Policies) -> Result<Duration> {
     let max_len = CONTEXT + STEPS + 1000;
-    let options = SchedulerOptions {
-        max_batch_tokens: 8192,
-        max_seqs: running,
-        prefill_chunk: 8192,
-        window: None,
-        preemption: Preemption::Recompute,
-    };
-    let blocks = BlockManager::new(running * max_len.div_ceil(16) * 102 / 100 + 1, 16, true)?;
+    let options = SchedulerOptions { max_batch_tokens: 8192, max_seqs: running, prefill_chunk: 8192, preemption: Preemption::Recompute };
+    let blocks = BlockManager::new(running * max_len.div_ceil(16) * 102 / 100 + 1, Paging::plain(16), true)?;
     let mut scheduler = Scheduler::with_policies(options, blocks, sched::Policies::new(policies))?;
     for id in 1..=running as u64 {
         scheduler.add(id, newcomer(id, CONTEXT, max_len, 1)?)?;

@@ -155,6 +155,8 @@ type Stats struct {
 	TraceStopped, JournalStopped bool
 	// DiscardFailures are times that the KV pool became smaller and the system did not take the memory back.
 	DiscardFailures int
+	// BlocksOutOfWindow are those that the sequences would have besides, did every layer look back on all tokens.
+	BlocksOutOfWindow int
 }
 
 // Stats returns the engine's counts.
@@ -183,7 +185,7 @@ func (e *Engine) Stats() (stats Stats, err error) {
 			AdmissionRejections: int(s.admission_rejections),
 			StepsFailed:         int(s.steps_failed),
 			TraceStopped:        s.traces_stopped != 0, JournalStopped: s.journals_stopped != 0,
-			DiscardFailures: int(s.discard_failures),
+			DiscardFailures: int(s.discard_failures), BlocksOutOfWindow: int(s.blocks_out_of_window),
 		}
 		return nil
 	})

@@ -208,6 +208,8 @@ type Plan struct {
 	// SwapBytes is the host tier's size, SwapBlocks the KV blocks it holds.
 	SwapBytes  int64
 	SwapBlocks int
+	// KVGroups are groups of layers whose K and V are in blocks of their own.
+	KVGroups int
 }
 
 // Plan is a dry run of Open: it reads the model's headers and says what would be allocated, without allocating it.
@@ -230,6 +232,7 @@ func (o Options) Plan() (Plan, error) {
 		MostBlocks:    int(plan.most_blocks),
 		SwapBytes:     int64(plan.swap_bytes),
 		SwapBlocks:    int(plan.swap_blocks),
+		KVGroups:      int(plan.kv_groups),
 	}, nil
 }
 

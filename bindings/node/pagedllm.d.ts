@@ -381,6 +381,8 @@ export interface Stats {
   journalsStopped: number;
   /** Times that the KV pool became smaller and the system did not take the memory back. */
   discardFailures: number;
+  /** Blocks that the sequences would have besides, did every layer look back on all tokens. */
+  blocksOutOfWindow: number;
 }
 
 /** What would become of a request that was added now. */
@@ -423,6 +425,8 @@ export interface Plan {
   /** Of the host tier, in memory or in its file, and the blocks it holds. */
   swapBytes: number;
   swapBlocks: number;
+  /** Groups of layers whose K and V are in blocks of their own. */
+  kvGroups: number;
 }
 
 /** The model and the limits it is served with. */

@@ -114,10 +114,10 @@ const Stats = struct(
   [u64, 'steps promptTokens generatedTokens preemptions finishedStop finishedLength finishedAbort finishedError paused'],
   [u64, 'idle blocksCopied prefixQueries prefixHits finishedDeadline admissionRejections stepsFailed preemptionsSwapped swapped'],
   [u64, 'swapBlocksTotal swapBlocksUsed blocksSwappedOut blocksSwappedIn swapFailures promptTokensCached tracesStopped'],
-  [u64, 'journalsStopped discardFailures']);
+  [u64, 'journalsStopped discardFailures blocksOutOfWindow']);
 const Plan = struct(
   [u64, 'weightBytes kvBytes workBytes blocks blockSize blockBytes maxModelLen fullSequences kvDtype mostBlocks'],
-  [u64, 'swapBytes swapBlocks']);
+  [u64, 'swapBytes swapBlocks kvGroups']);
 const Admission = struct([u64, 'admits fitsNow'], ['double', 'firstTokenSeconds'], [u64, 'waitingRequests waitingTokens']);
 const ArenaInfo = struct([u64, 'bytes leastBytes mostBytes heldBytes engines']);
 const Info = struct(

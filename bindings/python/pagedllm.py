@@ -213,6 +213,7 @@ class Stats(NamedTuple):
     traces_stopped: int  # 1: the disk has failed, and the trace has ended
     journals_stopped: int  # the same of the journal
     discard_failures: int  # times that the KV pool became smaller and the system did not take the memory back
+    blocks_out_of_window: int  # that the sequences would have besides, did every layer look back on all tokens
 
 
 class Admission(NamedTuple):
@@ -247,6 +248,7 @@ class Plan(NamedTuple):
     most_blocks: int  # KV blocks that there can be, should the arena grow
     swap_bytes: int  # of the host tier, in memory or in its file,
     swap_blocks: int  # and the blocks it holds
+    kv_groups: int  # groups of layers whose K and V are in blocks of their own
 
 
 class Info(NamedTuple):

@@ -5,7 +5,7 @@ pub mod cpu;
 
 use std::path::Path;
 
-use crate::batch::{Batch, BlockCopy, BlockMove};
+use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::Result;
 use crate::options::{Dtype, KvDtype};
 
@@ -159,7 +159,7 @@ pub trait Backend: Send + Sync {
     fn discard_blocks(&self, from: usize, layer: &mut Self::Kv) -> Result<()>;
     /// Appends the bytes of these blocks, as they are stored, to `out`. Of the last block only the first `last` slots, and zeros for
     /// the others: what is in them may be somebody else's.
-    fn read_blocks(&self, blocks: &[u32], last: usize, layer: &Self::Kv, out: &mut Vec<u8>) -> Result<()>;
+    fn read_blocks(&self, blocks: &[u32], tail: Tail, layer: &Self::Kv, out: &mut Vec<u8>) -> Result<()>;
     /// Takes them back, from the beginning of `bytes`, and returns the rest.
     fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Self::Kv, bytes: &'a [u8]) -> Result<&'a [u8]>;
     /// How K and V of a layer are stored: bytes read from one are right in another that says the same.
@@ -202,10 +202,10 @@ pub trait Backend: Send + Sync {
     fn angles(&self, inputs: &Self::Inputs, frequencies: &[f32], amplitude: f32, out: &mut Self::Buf);
     /// Rotates the first `rotated` dimensions of each head by the row's angles, pair by pair.
     fn rope(&self, rows: usize, heads: Heads, rotated: usize, pairs: Pairs, angles: &Self::Buf, x: &mut Self::Buf);
-    /// Writes the K and V of each row of `qkv` to its slot.
-    fn store_kv(&self, inputs: &Self::Inputs, shape: &AttentionShape, qkv: &Self::Buf, kv: &mut Self::Kv);
+    /// Writes the K and V of each row of `qkv` to its slot of the group of layers.
+    fn store_kv(&self, inputs: &Self::Inputs, group: usize, shape: &AttentionShape, qkv: &Self::Buf, kv: &mut Self::Kv);
     /// out[r] = attention of the row's queries over K and V as they are stored, up to the row's own position
-    fn attention(&self, inputs: &Self::Inputs, shape: &AttentionShape, qkv: &Self::Buf, kv: &Self::Kv, out: &mut Self::Buf);
+    fn attention(&self, inputs: &Self::Inputs, group: usize, shape: &AttentionShape, qkv: &Self::Buf, kv: &Self::Kv, out: &mut Self::Buf);
     /// x = act(x), over `len` numbers
     fn activate(&self, len: usize, act: Act, x: &mut Self::Buf);
     /// out[r] = act(x[r][..width]) * x[r][width..]

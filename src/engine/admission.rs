@@ -35,7 +35,7 @@ impl Engine {
         let waiting = self.shared.registry.waiting()?;
         let (now, outlook) = (self.shared.clock.now(), self.shared.outlook().try_clone()?);
         let newcomer = Newcomer { waits: Waits::new(prompt, max_len - prompt, request.priority, now), width };
-        let forecast = outlook.forecast(self.capacity, &waiting, newcomer, now)?;
+        let forecast = outlook.forecast(&self.capacity, &waiting, newcomer, now)?;
         Ok(Admission {
             admits,
             fits_now: admits && forecast.fits_now,

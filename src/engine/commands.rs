@@ -12,8 +12,9 @@ use super::registry::{Child, Command, Open};
 use super::request::Work;
 use super::stream::{Stream, Turn};
 use super::timing::Timing;
+use crate::batch::Tail;
 use crate::error::{Error, Result};
-use crate::kv::{Chain, blocks_for};
+use crate::kv::Chain;
 use crate::sched::FinishReason;
 
 /// The instruction path of K and V that were not all computed on one.
@@ -238,7 +239,7 @@ impl Core {
         let stream = self.streams.get(&seq).ok_or_else(gone)?;
         let sequence = self.scheduler.get(seq)?;
         // What left the window cannot be written down, so all will be computed again; and so it is where there is no room to bring it back.
-        let computed = if sequence.table.gone() > 0 || sequence.table.swapped() { 0 } else { sequence.computed };
+        let computed = if sequence.table.has_gone() || sequence.table.swapped() { 0 } else { sequence.computed };
         let header = stream.export(Header {
             model: self.model,
             layout: self.runner.layout(),
@@ -251,9 +252,10 @@ impl Core {
             ..Header::default()
         })?;
         let mut kv = Vec::new();
-        let blocks = blocks_for(computed, header.block_size);
-        let last = computed - blocks.saturating_sub(1) * header.block_size;
-        let read = self.runner.read_blocks(&sequence.table.blocks()[..blocks], last, &mut kv);
+        let paging = self.scheduler.blocks().paging();
+        let slots = computed - computed.saturating_sub(1) / header.block_size * header.block_size;
+        let tail = Tail { blocks: paging.groups(), slots };
+        let read = self.runner.read_blocks(&sequence.table.blocks()[..paging.entries(computed)], tail, &mut kv);
         exchanged(&mut self.journal, read)?;
         Ok(Output { blob: Blob { header, kv }.encode()?, ..stream.output() })
     }

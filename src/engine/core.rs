@@ -501,6 +501,7 @@ impl Core {
             swapped: blocks.swapped() as u64,
             swap_blocks_total: blocks.host_total() as u64,
             swap_blocks_used: blocks.host_used() as u64,
+            blocks_out_of_window: blocks.gone_blocks() as u64,
             discard_failures: self.runner.discard_failures(),
             prefix_queries: prefix.queries,
             prefix_hits: prefix.hits,

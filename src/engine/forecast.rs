@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::pace::{Load, Pace, StepCosts};
 use super::waiting::{Waiting, Waits};
 use crate::error::{Result, try_copy};
-use crate::kv::blocks_for;
+use crate::kv::Paging;
 use crate::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
 use crate::sched::{Claim, Lengths, order};
 
@@ -42,12 +42,12 @@ pub struct Outlook {
 }
 
 /// The limits within which steps are composed, and the rules.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Capacity {
     pub seqs: usize,
     pub rows: usize,
     pub chunk: usize,
-    pub block_size: usize,
+    pub paging: Paging,
     pub policies: Policies,
 }
 
@@ -89,7 +89,7 @@ impl Outlook {
     }
 
     /// Of a request that comes now, when `waiting` wait, in the order in which they came.
-    pub fn forecast(&self, capacity: Capacity, waiting: &[Waits], newcomer: Newcomer, now: Duration) -> Result<Forecast> {
+    pub fn forecast(&self, capacity: &Capacity, waiting: &[Waits], newcomer: Newcomer, now: Duration) -> Result<Forecast> {
         let Policies { order: policy, allocation, .. } = capacity.policies;
         let rules = order(policy);
         let claim = |waits: &Waits| {
@@ -131,9 +131,9 @@ impl Outlook {
     }
 
     /// For one before which nobody waits. Those that run after it would make room for it.
-    fn has_room(&self, capacity: Capacity, newcomer: Newcomer, rank: u64) -> bool {
+    fn has_room(&self, capacity: &Capacity, newcomer: Newcomer, rank: u64) -> bool {
         let Policies { allocation, batching, .. } = capacity.policies;
-        let blocks = |stream: Stream| blocks_for(stream.held(), capacity.block_size);
+        let blocks = |stream: Stream| capacity.paging.most(stream.held(), capacity.chunk);
         let younger = self.running.iter().filter(|stream| stream.rank > rank);
         let (places, room) = younger.fold((self.places, self.spare_blocks), |(places, room), stream| {
             (places + 1, room + blocks(Stream::begun(stream, &self.lengths, allocation)))
@@ -195,8 +195,8 @@ struct Room {
 }
 
 /// Steps to come.
-struct Play {
-    capacity: Capacity,
+struct Play<'a> {
+    capacity: &'a Capacity,
     costs: StepCosts,
     /// Of the request in question. Who comes after it and has to go does not come back before it.
     rank: u64,
@@ -214,7 +214,7 @@ struct Play {
     seconds: f64,
 }
 
-impl Play {
+impl Play<'_> {
     /// The last of the queue is the last to enter, and prefills last of all: its first token comes with the step after which
     /// nobody before it has anything left to prefill.
     fn until_first_token(&mut self) -> f64 {
@@ -240,7 +240,7 @@ impl Play {
     }
 
     fn blocks(&self, tokens: usize) -> i64 {
-        blocks_for(tokens, self.capacity.block_size) as i64
+        self.capacity.paging.most(tokens, self.capacity.chunk) as i64
     }
 
     fn admit(&mut self) {
@@ -379,16 +379,15 @@ mod tests {
     use super::super::pace::tests::{learned, load, seconds};
     use super::*;
 
-    const CAPACITY: Capacity = Capacity {
-        seqs: 4,
-        rows: 64,
-        chunk: 64,
-        block_size: 16,
-        policies: Policies { order: OrderPolicy::FirstCome, batching: BatchingPolicy::Mixed, allocation: AllocationPolicy::OnDemand },
-    };
+    const SEQS: usize = 4;
+
+    fn capacity() -> Capacity {
+        let policies = Policies { order: OrderPolicy::FirstCome, batching: BatchingPolicy::Mixed, allocation: AllocationPolicy::OnDemand };
+        Capacity { seqs: SEQS, rows: 64, chunk: 64, paging: Paging::plain(16), policies }
+    }
 
     fn outlook(running: Vec<Pending>, spare_blocks: usize) -> Outlook {
-        let places = CAPACITY.seqs - running.len();
+        let places = SEQS - running.len();
         Outlook { pace: learned(), running, places, spare_blocks, ..Outlook::default() }
     }
 
@@ -401,12 +400,12 @@ mod tests {
         Waits::new(tokens, most, 0, Duration::ZERO)
     }
 
-    fn forecast(outlook: &Outlook, capacity: Capacity, waiting: &[Waits], waits: Waits) -> Forecast {
+    fn forecast(outlook: &Outlook, capacity: &Capacity, waiting: &[Waits], waits: Waits) -> Forecast {
         outlook.forecast(capacity, waiting, Newcomer { waits, width: 1 }, Duration::ZERO).unwrap()
     }
 
     fn first_token(outlook: &Outlook, waiting: &[Waits], prompt: usize) -> f64 {
-        forecast(outlook, CAPACITY, waiting, waits(prompt, 9)).first_token.unwrap()
+        forecast(outlook, &capacity(), waiting, waits(prompt, 9)).first_token.unwrap()
     }
 
     #[test]
@@ -416,7 +415,7 @@ mod tests {
         let told = first_token(&outlook, &[], 100);
         assert!((told / expected - 1.0).abs() < 0.02, "{told} for {expected}");
         let fits = |width, tokens, waiting: &[Waits]| {
-            outlook.forecast(CAPACITY, waiting, Newcomer { waits: waits(tokens, 9), width }, Duration::ZERO).unwrap().fits_now
+            outlook.forecast(&capacity(), waiting, Newcomer { waits: waits(tokens, 9), width }, Duration::ZERO).unwrap().fits_now
         };
         assert!(fits(1, 100, &[]) && fits(4, 1600, &[]));
         assert!(!fits(5, 100, &[]) && !fits(1, 100, &[waits(1, 1)]) && !fits(1, 16 * 100 + 1, &[]));
@@ -453,7 +452,7 @@ mod tests {
     }
 
     fn with(policies: Policies) -> Capacity {
-        Capacity { policies, ..CAPACITY }
+        Capacity { policies, ..capacity() }
     }
 
     #[test]
@@ -465,16 +464,16 @@ mod tests {
         let outlook = outlook(running, 100);
         let at = |priority| Waits::new(10, 100, priority, Duration::ZERO);
         let crowd = [at(0); 20];
-        let urgent = forecast(&outlook, by_priority, &crowd, at(5));
+        let urgent = forecast(&outlook, &by_priority, &crowd, at(5));
         let step = seconds(load(&[(10, 0), (1, 10), (1, 10), (1, 10)]));
         assert!(urgent.fits_now && urgent.before.requests == 0, "{urgent:?}");
         assert!((urgent.first_token.unwrap() / step - 1.0).abs() < 0.05, "it takes the place of one that runs: {urgent:?}");
-        let calm = forecast(&outlook, by_priority, &crowd, at(0));
+        let calm = forecast(&outlook, &by_priority, &crowd, at(0));
         assert!(!calm.fits_now && calm.before == Waiting { requests: 20, tokens: 200 }, "{calm:?}");
         assert!(calm.first_token.unwrap() > 100.0 * step, "{calm:?}");
         // The shortest first: all others may choose more.
         let shortest = with(Policies { order: OrderPolicy::ShortestPredicted { ageing }, ..Policies::default() });
-        let told = |most| forecast(&outlook, shortest, &[waits(10, 100); 20], waits(10, most)).before.requests;
+        let told = |most| forecast(&outlook, &shortest, &[waits(10, 100); 20], waits(10, most)).before.requests;
         assert_eq!((told(50), told(200)), (0, 20));
     }
 
@@ -483,7 +482,7 @@ mod tests {
         let reserves = with(Policies { allocation: AllocationPolicy::MaxTokens, ..Policies::default() });
         // Room for 320 tokens more.
         let outlook = outlook(vec![decodes(160, 100)], 20);
-        let told = |most| forecast(&outlook, reserves, &[], waits(20, most));
+        let told = |most| forecast(&outlook, &reserves, &[], waits(20, most));
         assert!(told(300).fits_now && told(300).first_token.unwrap() < 0.1);
         assert!(!told(301).fits_now && told(301).first_token.unwrap() > 100.0 * seconds(load(&[(1, 160)])));
     }
@@ -493,7 +492,7 @@ mod tests {
         let outlook = outlook(vec![decodes(10, 1000)], 100);
         let told = |batching, prompt| {
             let capacity = with(Policies { batching, ..Policies::default() });
-            forecast(&outlook, capacity, &[], waits(prompt, 9)).first_token.unwrap()
+            forecast(&outlook, &capacity, &[], waits(prompt, 9)).first_token.unwrap()
         };
         let near = |told: f64, right: f64| assert!((told / right - 1.0).abs() < 0.05, "{told} for {right}");
         // In pieces of 10, each beside a decode.

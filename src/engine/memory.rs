@@ -2,8 +2,8 @@
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::kv::blocks_for;
-use crate::model::{BatchLimits, KvPool, ModelFiles, work_bytes};
+use crate::kv::Paging;
+use crate::model::{BatchLimits, KvLayout, KvPool, ModelFiles, work_bytes};
 use crate::options::{Dtype, EngineOptions, KvDtype};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -16,7 +16,9 @@ pub struct MemoryPlan {
     /// What the pool can grow to.
     pub most_blocks: usize,
     pub block_size: usize,
-    /// Bytes of one block across all layers.
+    /// Groups of layers that have blocks of their own.
+    pub groups: usize,
+    /// Bytes of one block: of all layers of a group.
     pub block_bytes: u64,
     pub kv_dtype: KvDtype,
     pub max_model_len: usize,
@@ -34,9 +36,10 @@ impl MemoryPlan {
         let block_size = options.block_size;
         let block_bytes = KvPool { blocks: 1, block_size, dtype: kv_dtype }.block_bytes(backend, &files.spec);
         let longest = longest(options, files.spec.max_positions)?;
-        let (blocks, most_blocks) = blocks(options, longest, block_bytes);
+        let paging = paging(files, block_size);
+        let (blocks, most_blocks) = blocks(options, &paging, longest, block_bytes);
         let swap_blocks = swap_blocks(options, block_bytes)?;
-        let max_model_len = fit(options, longest, blocks, block_bytes)?;
+        let max_model_len = fit(options, &paging, longest, blocks, block_bytes)?;
         Ok(MemoryPlan {
             weight_bytes,
             kv_bytes: blocks as u64 * block_bytes,
@@ -44,14 +47,19 @@ impl MemoryPlan {
             blocks,
             most_blocks,
             block_size,
+            groups: paging.groups(),
             block_bytes,
             kv_dtype,
             max_model_len,
-            full_sequences: blocks / blocks_for(max_model_len, block_size),
+            full_sequences: blocks / paging.most(max_model_len, options.rows_at_once()),
             swap_bytes: swap_blocks as u64 * block_bytes,
             swap_blocks,
         })
     }
+}
+
+pub fn paging(files: &ModelFiles, block_size: usize) -> Paging {
+    Paging::new(block_size, &KvLayout::of(&files.spec).windows)
 }
 
 pub fn limits(options: &EngineOptions) -> BatchLimits {
@@ -71,8 +79,8 @@ fn longest(options: &EngineOptions, max_positions: usize) -> Result<usize> {
 }
 
 /// The blocks that there are, and the most that there can be.
-fn blocks(options: &EngineOptions, longest: usize, block_bytes: u64) -> (usize, usize) {
-    let all = (blocks_for(longest, options.block_size) * options.max_seqs) as u64;
+fn blocks(options: &EngineOptions, paging: &Paging, longest: usize, block_bytes: u64) -> (usize, usize) {
+    let all = (paging.most(longest, options.rows_at_once()) * options.max_seqs) as u64;
     let own = options.kv_bytes.unwrap_or(EngineOptions::DEFAULT_KV_BYTES.min(all.saturating_mul(block_bytes)));
     let (now, most) = options.arena.as_ref().map_or((own, own), |arena| arena.room());
     // A slot's number must fit 32 bits.
@@ -98,10 +106,10 @@ fn swap_blocks(options: &EngineOptions, block_bytes: u64) -> Result<usize> {
 }
 
 /// A sequence of the longest length must fit the pool alone: then none can starve.
-fn fit(options: &EngineOptions, longest: usize, blocks: usize, block_bytes: u64) -> Result<usize> {
-    let holds = blocks * options.block_size;
+fn fit(options: &EngineOptions, paging: &Paging, longest: usize, blocks: usize, block_bytes: u64) -> Result<usize> {
+    let holds = paging.fitting(blocks, longest, options.rows_at_once());
     let too_small = |len: usize| {
-        let needed = blocks_for(len, options.block_size) as u64 * block_bytes;
+        let needed = paging.most(len, options.rows_at_once()) as u64 * block_bytes;
         Error::capacity(format!(
             "the KV pool holds {holds} tokens and one sequence may have {len}: kv_bytes must be at least {needed}, or max_model_len smaller"
         ))
@@ -109,6 +117,6 @@ fn fit(options: &EngineOptions, longest: usize, blocks: usize, block_bytes: u64)
     match options.max_model_len {
         Some(len) if len > holds => Err(too_small(len)),
         None if holds < 2 => Err(too_small(2)),
-        _ => Ok(longest.min(holds)),
+        _ => Ok(holds),
     }
 }

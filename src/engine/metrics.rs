@@ -155,9 +155,9 @@ impl Snapshot {
         Ok(out.0)
     }
 
-    fn gauges(&self) -> [(&'static str, &'static str, f64); 11] {
+    fn gauges(&self) -> [(&'static str, &'static str, f64); 12] {
         let Stats { running, waiting, swapped, idle, blocks_total, blocks_used, blocks_cached, .. } = self.stats;
-        let Stats { swap_blocks_total, swap_blocks_used, .. } = self.stats;
+        let Stats { blocks_out_of_window, swap_blocks_total, swap_blocks_used, .. } = self.stats;
         let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
         [
             ("num_requests_running", "Sequences that run", running as f64),
@@ -172,6 +172,11 @@ impl Snapshot {
             ),
             ("kv_cache_blocks", "KV blocks that the engine may use now", blocks_total as f64),
             ("kv_cache_blocks_cached", "Those of them that are kept for reuse, and given away when they are needed", blocks_cached as f64),
+            (
+                "kv_cache_blocks_out_of_window",
+                "KV blocks that the sequences would have besides, did every layer look back on all tokens",
+                blocks_out_of_window as f64,
+            ),
             ("arena_bytes", "The budget from which the KV blocks are taken, in bytes", self.arena.bytes as f64),
             ("arena_held_bytes", "What the engines that share it hold of it", self.arena.held_bytes as f64),
             ("arena_engines", "Engines that share it", self.arena.engines as f64),

@@ -61,7 +61,7 @@ use crate::arena::{Arena, Lease};
 use crate::backend::cpu::CpuBackend;
 use crate::decode::{Grammars, Vocabulary};
 use crate::error::{Error, Result};
-use crate::kv::{BlockManager, blocks_for};
+use crate::kv::{BlockManager, Paging};
 use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles};
 use crate::options::{EngineOptions, Isa};
 use crate::sched::{Policies, Scheduler, SchedulerOptions};
@@ -79,8 +79,8 @@ pub struct ModelInfo {
     pub isa: Option<Isa>,
     pub threads: usize,
     pub memory: MemoryPlan,
-    /// How many positions every layer looks back on at most; None where one looks back on all.
-    pub window: Option<usize>,
+    /// Tokens of a block, and the groups of layers that have blocks of their own.
+    pub paging: Paging,
     /// Differs between models that compute anything else.
     pub fingerprint: [u8; 32],
 }
@@ -142,6 +142,8 @@ pub struct Stats {
     pub swap_failures: u64,
     /// Times that the pool became smaller and the system did not take the memory back, as where the host has locked it.
     pub discard_failures: u64,
+    /// Blocks that the sequences would have besides, did every layer look back on all; those of forks count for each.
+    pub blocks_out_of_window: u64,
     /// Blocks copied because a sequence wrote to one that others share.
     pub blocks_copied: u64,
     /// Tokens looked for in the prefix cache, and those that were there and did not have to be computed.
@@ -218,7 +220,7 @@ impl Engine {
             isa: Some(backend.isa()),
             threads: backend.threads(),
             memory,
-            window: files.spec.window(),
+            paging: memory::paging(&files, memory.block_size),
             fingerprint: files.fingerprint()?,
         };
         let pool = KvPool { blocks: memory.most_blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
@@ -261,15 +263,15 @@ impl Engine {
         let scheduler_options = SchedulerOptions {
             max_batch_tokens: options.max_batch_tokens,
             max_seqs: options.max_seqs,
-            prefill_chunk: options.prefill_chunk.unwrap_or(options.max_batch_tokens),
-            window: info.window,
+            prefill_chunk: options.rows_at_once(),
             preemption: options.preemption,
         };
-        let MemoryPlan { blocks, most_blocks, block_size, block_bytes, max_model_len, swap_blocks, .. } = info.memory;
-        let block_bytes = block_bytes.max(1);
+        let MemoryPlan { blocks, most_blocks, block_bytes, max_model_len, swap_blocks, .. } = info.memory;
+        let (block_bytes, rows_at_once) = (block_bytes.max(1), scheduler_options.rows_at_once());
         let own = || Arena::new(blocks as u64 * block_bytes, most_blocks as u64 * block_bytes);
-        let lease = Arc::new(options.arena.clone().map_or_else(own, Ok)?.join(block_bytes, blocks_for(max_model_len, block_size) as u64)?);
-        let blocks = BlockManager::new(most_blocks, block_size, options.prefix_cache)?.with_host(swap_blocks)?;
+        let lease =
+            Arc::new(options.arena.clone().map_or_else(own, Ok)?.join(block_bytes, info.paging.most(max_model_len, rows_at_once) as u64)?);
+        let blocks = BlockManager::new(most_blocks, info.paging.clone(), options.prefix_cache)?.with_host(swap_blocks)?;
         let scheduler = Scheduler::with_policies(scheduler_options, blocks, Policies::new(&options.policies))?;
         let shared = Shared {
             text: text.map(Arc::new),
@@ -281,8 +283,8 @@ impl Engine {
             clock,
         };
         let layout = runner.layout();
-        let SchedulerOptions { max_seqs: seqs, max_batch_tokens: rows, prefill_chunk: chunk, .. } = scheduler_options;
-        let capacity = Capacity { seqs, rows, chunk, block_size, policies: options.policies };
+        let SchedulerOptions { max_seqs: seqs, max_batch_tokens: rows, .. } = scheduler_options;
+        let capacity = Capacity { seqs, rows, chunk: rows_at_once, paging: info.paging.clone(), policies: options.policies };
         let core = Core::new(scheduler, runner, lease.clone(), &info, options, shared.clone(), journal)?;
         let core = Arc::new(Mutex::new(core));
         lease.on_call(governor::on_call(&core, &shared));

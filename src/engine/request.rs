@@ -11,7 +11,7 @@ use super::{Engine, LogitsHook};
 use crate::arena::Promise;
 use crate::decode::Rules;
 use crate::error::{Error, Result, try_copy};
-use crate::kv::{Chain, blocks_for};
+use crate::kv::Chain;
 use crate::options::{BeamParams, Dry, MOST_PRIORITY, OutputKind, SamplingParams};
 use crate::sched::{Arrival, Branching, Newcomer};
 
@@ -119,7 +119,7 @@ impl Engine {
         let mut sampling = request.sampling;
         let prompt_logits = sampling.prompt_logprobs.is_some();
         let arrival = Arrival { prompt, max_len, branching, priority, keep, prompt_logits, root };
-        let newcomer = arrival.prepare(self.info.memory.block_size)?;
+        let newcomer = arrival.prepare(&self.info.paging)?;
         let ranked = request.best_of.is_some_and(|samples| samples > request.n);
         if ranked {
             sampling.output = OutputKind::Final; // nobody knows before the end which are returned, and in which order
@@ -229,9 +229,7 @@ impl Engine {
 
     /// Blocks of a request's sequences, all of the full length.
     pub(super) fn most_blocks(&self, prompt: usize, max_len: usize, branching: Branching) -> usize {
-        let block_size = self.info.memory.block_size;
-        let shared = prompt / block_size;
-        shared + branching.width() * (blocks_for(max_len, block_size) - shared)
+        self.info.paging.most_of(branching.width(), prompt, max_len, self.capacity.chunk)
     }
 
     /// The prompt as tokens; of them the last `most`.
@@ -279,7 +277,7 @@ impl Engine {
                 true => format!(
                     " (the model's own limit is {}, the KV pool holds {})",
                     self.info.max_positions,
-                    self.info.memory.blocks * self.info.memory.block_size
+                    self.info.paging.fitting(self.info.memory.blocks, self.info.max_positions, self.capacity.chunk)
                 ),
                 false => String::new(),
             };

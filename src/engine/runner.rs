@@ -1,7 +1,7 @@
 //! The seam between deciding what to compute and computing it.
 
 use crate::backend::Backend;
-use crate::batch::{BlockCopy, BlockMove};
+use crate::batch::{BlockCopy, BlockMove, Tail};
 use crate::error::Result;
 use crate::kv::BlockId;
 use crate::model::{Decoder, KvCache};
@@ -24,8 +24,8 @@ pub trait Runner: Send {
         Ok(())
     }
 
-    /// Appends the K and V of these blocks, as they are stored, to `out`; of the last one those of the first `last` tokens. A runner without any has nothing to say.
-    fn read_blocks(&self, _blocks: &[BlockId], _last: usize, _out: &mut Vec<u8>) -> Result<()> {
+    /// Appends the K and V of a sequence's blocks, as they are stored, to `out`. A runner without any has nothing to say.
+    fn read_blocks(&self, _blocks: &[BlockId], _tail: Tail, _out: &mut Vec<u8>) -> Result<()> {
         Ok(())
     }
 
@@ -92,8 +92,8 @@ impl<B: Backend> Runner for ModelRunner<B> {
         self.kv.swap_in(self.decoder.backend(), moves)
     }
 
-    fn read_blocks(&self, blocks: &[BlockId], last: usize, out: &mut Vec<u8>) -> Result<()> {
-        self.kv.read(self.decoder.backend(), blocks, last, out)
+    fn read_blocks(&self, blocks: &[BlockId], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
+        self.kv.read(self.decoder.backend(), blocks, tail, out)
     }
 
     fn write_blocks(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {

@@ -10,7 +10,7 @@ use super::request::{Prompt, branch_seed};
 use super::stream::Turn;
 use super::{Engine, LogitsHook};
 use crate::error::{Error, Result, try_copy};
-use crate::kv::{Chain, blocks_for};
+use crate::kv::Chain;
 use crate::options::SamplingParams;
 use crate::sched::Arrival;
 
@@ -190,7 +190,7 @@ impl Engine {
                 header.max_len, memory.max_model_len
             )));
         }
-        let expected = blocks_for(header.computed, memory.block_size) as u64 * memory.block_bytes;
+        let expected = self.info.paging.entries(header.computed) as u64 * memory.block_bytes;
         if kv as u64 != expected {
             return Err(Error::invalid(format!(
                 "the exported sequence has {kv} bytes of K and V where {expected} are needed: it is damaged"
@@ -224,7 +224,7 @@ impl Engine {
 
     pub(super) fn pin_tokens(&self, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<u64> {
         let root = Chain::root(&self.info.fingerprint, &salt);
-        let newcomer = Arrival::pin(tokens, root).prepare(self.info.memory.block_size)?;
+        let newcomer = Arrival::pin(tokens, root).prepare(&self.info.paging)?;
         self.shared.registry.pin(Box::new(newcomer), priority, salt, until)
     }
 

@@ -374,7 +374,7 @@ pub struct pllm_plan {
     /// KV blocks, and the tokens each holds.
     pub blocks: u64,
     pub block_size: u64,
-    /// Bytes of one block across all layers.
+    /// Bytes of one block: of all layers, or of those of one group.
     pub block_bytes: u64,
     /// Longest sequence, prompt and output together.
     pub max_model_len: u64,
@@ -387,6 +387,9 @@ pub struct pllm_plan {
     /// Of the host tier, in memory or in its file, and the blocks it holds.
     pub swap_bytes: u64,
     pub swap_blocks: u64,
+    /// Groups of layers whose K and V are in blocks of their own: a sequence has a block of each for every block_size of its tokens, and
+    /// where the layers of a group have a window, only for those that are still looked back on.
+    pub kv_groups: u64,
 }
 
 // SAFETY: repr(C), u64 only.
@@ -417,6 +420,7 @@ impl From<&MemoryPlan> for pllm_plan {
             } as u64,
             swap_bytes: plan.swap_bytes,
             swap_blocks: plan.swap_blocks as u64,
+            kv_groups: plan.groups as u64,
             ..pllm_plan::defaults()
         }
     }
@@ -620,6 +624,9 @@ pub struct pllm_stats {
     /// Times that the KV pool became smaller and the system did not take the memory back, as where the program has locked its memory
     /// (mlockall): the budget is kept, but the process is no smaller.
     pub discard_failures: u64,
+    /// Blocks that the sequences would have besides, did every layer look back on all tokens: those that left the windows of the layers
+    /// that have one. Those of forks count for each.
+    pub blocks_out_of_window: u64,
 }
 
 // SAFETY: repr(C), 64-bit numbers only.
@@ -668,6 +675,7 @@ impl From<Stats> for pllm_stats {
             traces_stopped: stats.traces_stopped,
             journals_stopped: stats.journals_stopped,
             discard_failures: stats.discard_failures,
+            blocks_out_of_window: stats.blocks_out_of_window,
             ..pllm_stats::defaults()
         }
     }

@@ -1,6 +1,7 @@
 //! Which block holds which tokens: reference counts, copy-on-write, block tables, the prefix index, and two tiers. Knows no bytes.
 
 mod allocator;
+mod paging;
 mod prefix;
 mod resize;
 mod size;
@@ -9,6 +10,7 @@ mod swap;
 use std::ops::Range;
 
 pub use allocator::BlockAllocator;
+pub use paging::Paging;
 pub use prefix::{Chain, PrefixIndex};
 use size::BlockSize;
 use swap::HostTier;
@@ -28,41 +30,48 @@ pub fn blocks_for(tokens: usize, block_size: usize) -> usize {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoSpace;
 
-/// One sequence's blocks, in the order of its tokens. The first ones may be gone: no token will look back on them.
+/// What a table has for a block that is gone: no token will look back on it.
+pub const GONE: BlockId = BlockId::MAX;
+
+/// One sequence's blocks, in the order of its tokens: at each place, a run of tokens, one for each group of layers. A group's first
+/// ones may be gone.
 #[derive(Debug, Default)]
 pub struct BlockTable {
-    blocks: Vec<BlockId>,
-    gone: usize,
+    blocks: Vec<BlockId>, // [places, groups]
+    places: usize,
     rests: bool,
     /// Its blocks are the host tier's.
     swapped: bool,
 }
 
 impl BlockTable {
-    /// An empty table that will not have to allocate until it holds more than `blocks`.
-    pub fn with_capacity(blocks: usize) -> Result<BlockTable> {
-        let mut table = BlockTable::default();
-        table.reserve(blocks)?;
-        Ok(table)
+    /// It will not have to allocate until it has more than so many entries.
+    pub fn reserve(&mut self, entries: usize) -> Result<()> {
+        Ok(self.blocks.try_reserve_exact(entries.saturating_sub(self.blocks.len()))?)
     }
 
-    pub fn reserve(&mut self, blocks: usize) -> Result<()> {
-        Ok(self.blocks.try_reserve_exact(blocks.saturating_sub(self.blocks.len()))?)
-    }
-
-    /// One for each run of tokens; for those that are gone some number that nobody may look at.
     #[inline]
     pub fn blocks(&self) -> &[BlockId] {
         &self.blocks
     }
 
-    fn held(&self) -> &[BlockId] {
-        &self.blocks[self.gone..]
+    /// Runs of tokens that it has blocks for.
+    pub fn places(&self) -> usize {
+        self.places
     }
 
-    /// How many of the first blocks are gone.
-    pub fn gone(&self) -> usize {
-        self.gone
+    /// None: it is gone.
+    fn at(&self, entry: usize) -> Option<BlockId> {
+        Some(self.blocks[entry]).filter(|&block| block != GONE)
+    }
+
+    fn held(&self) -> impl DoubleEndedIterator<Item = BlockId> {
+        self.blocks.iter().copied().filter(|&block| block != GONE)
+    }
+
+    /// Some of its tokens' K and V are nowhere any more.
+    pub fn has_gone(&self) -> bool {
+        self.blocks.contains(&GONE)
     }
 
     /// Nobody works with it: it may be asked to give its blocks up.
@@ -88,18 +97,24 @@ pub struct BlockManager {
     /// None: prefixes are not kept.
     prefix: Option<PrefixIndex>,
     host: HostTier,
+    paging: Paging,
     size: BlockSize,
     filled: Vec<u16>, // [blocks] slots that hold a token's K and V, 0 while free
     /// Their sum over the used blocks.
     filled_slots: usize,
+    /// Entries of tables whose block is gone.
+    gone: usize,
 }
 
 impl BlockManager {
-    pub fn new(blocks: usize, block_size: usize, keep_prefixes: bool) -> Result<BlockManager> {
+    pub fn new(blocks: usize, paging: Paging, keep_prefixes: bool) -> Result<BlockManager> {
         let prefix = if keep_prefixes { Some(PrefixIndex::new(blocks)?) } else { None };
         let (allocator, host) = (BlockAllocator::new(blocks)?, HostTier::new(blocks, 0)?);
-        let size = BlockSize::new(block_size);
-        Ok(BlockManager { allocator, prefix, host, size, filled: try_vec(blocks, 0)?, filled_slots: 0 })
+        Ok(BlockManager { allocator, prefix, host, size: paging.size(), paging, filled: try_vec(blocks, 0)?, filled_slots: 0, gone: 0 })
+    }
+
+    pub fn paging(&self) -> &Paging {
+        &self.paging
     }
 
     pub fn block_size(&self) -> usize {
@@ -145,6 +160,11 @@ impl BlockManager {
         self.filled_slots
     }
 
+    /// Blocks that tables would have if no layer had a window; those of forks count for each.
+    pub fn gone_blocks(&self) -> usize {
+        self.gone
+    }
+
     pub fn keeps_prefixes(&self) -> bool {
         self.prefix.is_some()
     }
@@ -161,18 +181,19 @@ impl BlockManager {
         copies: &mut Vec<BlockCopy>,
     ) -> std::result::Result<(), NoSpace> {
         assert!(!table.swapped, "who writes is on the device");
-        let (held, end) = (table.blocks.len(), self.size.blocks_for(write.end));
-        let missing = end.saturating_sub(held);
+        let (held, end) = (table.places, self.size.blocks_for(write.end));
+        let missing = end.saturating_sub(held) * self.paging.groups();
         let written = self.size.full(write.start)..held.min(end);
-        let to_copy = written.clone().filter(|&place| self.must_copy(table.blocks[place], place, write.start, copies)).count();
-        if missing + to_copy > self.available() {
+        let to_copy =
+            self.entries(written.clone()).filter(|&(place, entry)| self.must_copy(table.blocks[entry], place, write.start, copies));
+        if missing + to_copy.count() > self.available() {
             return Err(NoSpace);
         }
-        for place in written {
-            let from = table.blocks[place];
+        for (place, entry) in self.entries(written) {
+            let from = table.blocks[entry];
             if self.must_copy(from, place, write.start, copies) {
                 let to = self.take()?;
-                table.blocks[place] = to;
+                table.blocks[entry] = to;
                 copies.push(BlockCopy { from, to });
             } else {
                 self.host.part(from);
@@ -183,7 +204,15 @@ impl BlockManager {
             let block = self.take()?;
             table.blocks.push(block);
         }
+        table.places = held.max(end);
         Ok(())
+    }
+
+    /// Each entry of a table at these places, behind its place.
+    #[inline]
+    fn entries(&self, places: Range<usize>) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let groups = self.paging.groups();
+        places.flat_map(move |place| (place * groups..(place + 1) * groups).map(move |entry| (place, entry)))
     }
 
     /// Whether what is written from position `first` on must go to a copy of the block at `place`: others read it. Those that
@@ -229,7 +258,7 @@ impl BlockManager {
 
     /// The copy was not made: the table has its old block again, if it has the new one.
     pub fn undo(&mut self, copy: BlockCopy, table: &mut BlockTable) {
-        if let Some(block) = table.blocks[table.gone..].iter_mut().find(|block| **block == copy.to) {
+        if let Some(block) = table.blocks.iter_mut().find(|block| **block == copy.to) {
             *block = copy.from;
             self.release(copy.to);
         }
@@ -239,8 +268,8 @@ impl BlockManager {
     #[inline]
     pub fn fill(&mut self, table: &BlockTable, positions: Range<usize>) {
         let tokens = self.size.tokens();
-        for place in self.size.full(positions.start)..self.size.blocks_for(positions.end) {
-            let filled = &mut self.filled[table.blocks[place] as usize];
+        for (place, entry) in self.entries(self.size.full(positions.start)..self.size.blocks_for(positions.end)) {
+            let filled = &mut self.filled[table.blocks[entry] as usize];
             let now = (positions.end - place * tokens).min(tokens).max(*filled as usize);
             self.filled_slots += now - *filled as usize;
             *filled = now as u16;
@@ -250,38 +279,52 @@ impl BlockManager {
     /// `child`, which is empty and has room for them, shares the blocks of the first `tokens`.
     pub fn fork(&mut self, table: &BlockTable, tokens: usize, child: &mut BlockTable) {
         assert!(child.blocks.is_empty() && !child.rests, "a child begins with what its parent has");
-        let shared = &table.blocks[..self.size.blocks_for(tokens)];
-        child.blocks.extend_from_slice(shared);
-        child.gone = table.gone.min(shared.len());
-        child.swapped = table.swapped && !shared.is_empty();
+        child.places = self.size.blocks_for(tokens);
+        child.blocks.extend_from_slice(&table.blocks[..self.paging.entries(tokens)]);
+        child.swapped = table.swapped && child.places > 0;
+        self.gone += child.blocks.len() - child.held().count();
         match child.swapped {
             true => self.host.share(child),
-            false => child.held().iter().for_each(|&block| self.allocator.acquire(block)),
+            false => child.held().for_each(|block| self.allocator.acquire(block)),
         }
     }
 
     /// Cuts the table to the blocks of the first `tokens`.
     pub fn truncate(&mut self, table: &mut BlockTable, tokens: usize) {
-        let kept = self.size.blocks_for(tokens);
-        while table.blocks.len() > kept.max(table.gone) {
-            let block = table.blocks.pop().expect("it is longer than that");
-            self.let_go(block, table);
+        let entries = self.paging.entries(tokens);
+        while table.blocks.len() > entries {
+            match table.blocks.pop() {
+                Some(block) if block != GONE => self.let_go(block, table),
+                _ => self.gone -= 1,
+            }
         }
-        table.blocks.truncate(kept);
-        table.gone = table.gone.min(kept);
+        table.places = table.places.min(self.size.blocks_for(tokens));
         self.host.leave(table);
     }
 
-    /// Lets go of the blocks before the one that holds position `first`: nobody will look back on them.
+    /// Lets go of the blocks that nobody will look back on once `computed` tokens are computed.
     #[inline]
-    pub fn slide(&mut self, table: &mut BlockTable, first: usize) {
-        let gone = self.size.full(first).min(table.blocks.len());
-        if gone <= table.gone {
-            return;
+    pub fn slide(&mut self, table: &mut BlockTable, computed: usize) {
+        for group in 0..self.paging.groups() {
+            let out = self.paging.out_of(self.paging.windows()[group], computed).min(table.places);
+            for place in (0..out).rev() {
+                let entry = place * self.paging.groups() + group;
+                let block = std::mem::replace(&mut table.blocks[entry], GONE);
+                if block == GONE {
+                    break; // and so are all before it
+                }
+                self.let_go(block, table);
+                self.gone += 1;
+            }
         }
-        (table.gone..gone).for_each(|place| self.let_go(table.blocks[place], table));
-        table.blocks[table.gone..gone].fill(0);
-        table.gone = gone;
+    }
+
+    /// Whether a sequence cut to `len` tokens would look back on blocks that are gone.
+    pub fn looks_back_on_gone(&self, table: &BlockTable, len: usize) -> bool {
+        self.paging.windows().iter().enumerate().any(|(group, &window)| {
+            let first = self.paging.out_of(window, len);
+            first < table.places && table.at(first * self.paging.groups() + group).is_none()
+        })
     }
 
     pub fn free(&mut self, table: &mut BlockTable) {
@@ -291,12 +334,12 @@ impl BlockManager {
     /// The table rests: its blocks are counted as such, until it is woken. Meanwhile it gets no others.
     pub fn rest(&mut self, table: &mut BlockTable) {
         assert!(!std::mem::replace(&mut table.rests, true), "a table rests once");
-        table.held().iter().for_each(|&block| self.allocator.rest(block));
+        table.held().for_each(|block| self.allocator.rest(block));
     }
 
     pub fn wake(&mut self, table: &mut BlockTable) {
         assert!(std::mem::take(&mut table.rests), "a table is woken once");
-        table.held().iter().for_each(|&block| self.allocator.wake(block));
+        table.held().for_each(|block| self.allocator.wake(block));
     }
 
     /// A reference less to a block of the table's.
@@ -324,19 +367,56 @@ impl BlockManager {
         }
     }
 
-    /// Gives the table the blocks of `chains` from `place` on, as far as they can be found, instead of what it has there, and says
-    /// how many.
+    /// Gives the table the blocks of `chains` from `place` on, as far as all that look back on them can go on, instead of what it has
+    /// there, and says for how many places.
     pub fn reuse(&mut self, table: &mut BlockTable, place: usize, chains: &[Chain]) -> usize {
-        let find = |manager: &BlockManager, place: usize| manager.prefix.as_ref()?.find(chains.get(place)?);
-        if find(self, place).is_none() {
+        let end = self.known(place, chains);
+        if end == place {
             return 0;
         }
-        self.truncate(table, place * self.size.tokens());
-        while let Some(block) = find(self, table.blocks.len()) {
-            self.acquire(block);
-            table.blocks.push(block);
+        let (groups, tokens) = (self.paging.groups(), self.size.tokens());
+        self.truncate(table, place * tokens);
+        self.slide(table, end * tokens);
+        for (place, entry) in self.entries(place..end) {
+            let group = entry % groups;
+            let block = match place < self.first_kept(group, end) {
+                true => None,
+                false => self.find(group, &chains[place]),
+            };
+            block.into_iter().for_each(|block| self.acquire(block));
+            self.gone += block.is_none() as usize;
+            table.blocks.push(block.unwrap_or(GONE));
         }
-        table.blocks.len() - place
+        table.places = end;
+        end - place
+    }
+
+    /// As many of the first places of `chains` as one that has those before `from` can go on after: of the others, all groups' blocks can
+    /// be found that are then looked back on.
+    fn known(&self, from: usize, chains: &[Chain]) -> usize {
+        let mut end = chains.len();
+        for group in (0..self.paging.groups()).filter(|&group| self.paging.windows()[group].is_none()) {
+            end = (from..end).find(|&place| self.find(group, &chains[place]).is_none()).unwrap_or(end);
+        }
+        // A block that a window lacks is in that of every end up to there.
+        let lacking = |end: usize| {
+            let lacks =
+                |group| (self.first_kept(group, end).max(from)..end).rev().find(|&place| self.find(group, &chains[place]).is_none());
+            (0..self.paging.groups()).filter(|&group| self.paging.windows()[group].is_some()).find_map(lacks)
+        };
+        while let Some(place) = lacking(end) {
+            end = place;
+        }
+        end.max(from)
+    }
+
+    /// The first place that the group keeps of a sequence of which the first `places` are computed.
+    fn first_kept(&self, group: usize, places: usize) -> usize {
+        self.paging.out_of(self.paging.windows()[group], places * self.size.tokens())
+    }
+
+    fn find(&self, group: usize, chain: &Chain) -> Option<BlockId> {
+        self.prefix.as_ref()?.find(&chain.of_group(group))
     }
 
     /// One more table has the block, which is full.
@@ -348,59 +428,72 @@ impl BlockManager {
         self.allocator.acquire(block);
     }
 
-    /// The table's block at `place` is full and can from now on be found by its chain. Where another block with the same tokens
+    /// The table's blocks at `place` are full and can from now on be found by their chain. Where another block with the same tokens
     /// can be, the table takes that one, and its own goes.
     pub fn index(&mut self, table: &mut BlockTable, place: usize, chains: &[Chain]) {
-        let Some(prefix) = &mut self.prefix else { return };
-        let own = table.blocks[place];
-        let before = place.checked_sub(1).map(|before| chains[before]);
-        let found = prefix.find_or_insert(chains[place], before, own);
-        if found != own {
-            self.acquire(found);
-            table.blocks[place] = found;
-            self.release(own);
+        for group in 0..self.paging.groups() {
+            let entry = place * self.paging.groups() + group;
+            let (Some(own), Some(prefix)) = (table.at(entry), &mut self.prefix) else { continue };
+            // With a window, what comes later can be of use without what comes before.
+            let before = place.checked_sub(1).filter(|_| self.paging.windows()[group].is_none());
+            let found = prefix.find_or_insert(chains[place].of_group(group), before.map(|before| chains[before].of_group(group)), own);
+            if found != own {
+                self.acquire(found);
+                table.blocks[entry] = found;
+                self.release(own);
+            }
         }
     }
 
     /// Whether a block would become available if the table were freed alone. Forks share what comes first: the last is asked first.
     pub fn has_own(&self, table: &BlockTable) -> bool {
-        table.held().iter().rev().any(|&block| self.allocator.refs(block) == 1)
+        table.held().rev().any(|block| self.allocator.refs(block) == 1)
     }
 
-    /// Blocks that writing `write` takes from the pool, once the table is on the device.
+    /// Blocks that writing `write`, of which a step computes at most `rows`, takes from the pool, once the table is on the device.
     #[inline]
-    pub fn needed(&self, table: &BlockTable, write: Range<usize>) -> usize {
-        let (held, end) = (table.blocks.len(), self.size.blocks_for(write.end));
-        let shared = table.blocks[self.size.full(write.start).min(held)..held.min(end)].iter();
+    pub fn needed(&self, table: &BlockTable, write: Range<usize>, rows: usize) -> usize {
+        let (held, end) = (table.places, self.size.blocks_for(write.end));
+        let missing = |&window: &Option<usize>| {
+            let kept = held - self.paging.out_of(window, write.start).min(held);
+            end.saturating_sub(held).min(self.paging.span(window, rows).saturating_sub(kept))
+        };
         let refs = |block| if table.swapped { self.host.refs(block) } else { self.allocator.refs(block) };
-        end.saturating_sub(held) + shared.filter(|&&block| refs(block) > 1).count()
+        let written = self.size.full(write.start).min(held)..held.min(end);
+        let shared = self.entries(written).filter(|&(_, entry)| refs(table.blocks[entry]) > 1);
+        self.paging.windows().iter().map(missing).sum::<usize>() + shared.count()
     }
 
-    /// Where the token at `position` lies: block * block_size + offset.
+    /// Where the token at `position` lies, for each group of layers: block * block_size + offset.
     #[inline]
-    pub fn slot(&self, table: &BlockTable, position: usize) -> u32 {
-        table.blocks[self.size.full(position)] * self.size.tokens() as u32 + self.size.offset(position) as u32
+    pub fn slots(&self, table: &BlockTable, position: usize) -> impl Iterator<Item = u32> {
+        let first = self.size.full(position) * self.paging.groups();
+        let (tokens, offset) = (self.size.tokens() as u32, self.size.offset(position) as u32);
+        table.blocks[first..first + self.paging.groups()].iter().map(move |block| block * tokens + offset)
     }
 
     /// Panics unless the tables account for every used block exactly as often as it is counted. For tests.
     pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) {
         let capacity = self.allocator.capacity();
         let (mut owners, mut resting) = (vec![0; capacity], vec![0; capacity]);
-        let (mut host_owners, mut swapped) = (vec![0; self.host_total()], 0);
+        let (mut host_owners, mut swapped, mut gone) = (vec![0; self.host_total()], 0, 0);
         for table in tables {
+            assert_eq!(table.places * self.paging.groups(), table.blocks.len(), "at each place there is a block for each group");
             swapped += table.swapped as usize;
+            gone += table.blocks.len() - table.held().count();
             if table.swapped {
                 assert!(!table.rests, "only on the device somebody may need its blocks");
-                table.held().iter().for_each(|&block| host_owners[block as usize] += 1);
+                table.held().for_each(|block| host_owners[block as usize] += 1);
                 continue;
             }
-            for &block in table.held() {
+            for block in table.held() {
                 owners[block as usize] += 1;
                 resting[block as usize] += table.rests as u32;
             }
         }
         self.allocator.check(&owners, &resting, |block| self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(block)));
         self.host.check(&mut host_owners, swapped);
+        assert_eq!(gone, self.gone, "what is gone of each table is counted");
         let used = (0..capacity).filter(|&block| owners[block] > 0);
         assert_eq!(used.map(|block| self.filled[block] as usize).sum::<usize>(), self.filled_slots, "every filled slot is counted once");
         if let Some(prefix) = &self.prefix {
@@ -411,14 +504,17 @@ impl BlockManager {
     /// Panics where one of the table's first blocks is found by another chain than its own of `chains`. For tests.
     pub fn check_found(&self, table: &BlockTable, chains: &[Chain]) {
         let Some(prefix) = self.prefix.as_ref().filter(|_| !table.swapped) else { return };
-        for (&block, chain) in table.blocks.iter().zip(chains).skip(table.gone) {
-            assert!(prefix.chain(block).is_none_or(|found| found == *chain), "block {block} is found by the tokens of others");
+        let groups = self.paging.groups();
+        for (place, entry) in self.entries(0..chains.len().min(table.places)) {
+            let (Some(block), chain) = (table.at(entry), chains[place].of_group(entry % groups)) else { continue };
+            assert!(prefix.chain(block).is_none_or(|found| found == chain), "block {block} is found by the tokens of others");
         }
     }
 
     /// Panics unless nobody else reads what `write` writes, once `copies` are made. For tests.
     pub fn check_writable(&self, table: &BlockTable, write: Range<usize>, copies: &[BlockCopy]) {
-        for &block in &table.blocks[self.size.full(write.start)..self.size.blocks_for(write.end)] {
+        for (_, entry) in self.entries(self.size.full(write.start)..self.size.blocks_for(write.end)) {
+            let block = table.blocks[entry];
             let copied = copies.iter().filter(|copy| copy.from == block).count() as u32;
             assert_eq!(self.allocator.refs(block), 1 + copied, "block {block} has other owners");
             assert!(self.prefix.as_ref().is_none_or(|prefix| !prefix.holds(block)), "block {block} can still be found");

@@ -37,19 +37,24 @@ impl Chain {
         }
         Chain(hash.finalize().into())
     }
+
+    /// Names the block that a group of layers has for the same tokens.
+    pub fn of_group(mut self, group: usize) -> Chain {
+        self.0.iter_mut().zip((group as u32).to_le_bytes()).for_each(|(byte, number)| *byte ^= number);
+        self
+    }
 }
 
 /// The blocks that can be found again. Those that nobody refers to are kept until their place is needed.
 ///
-/// A block can only be found through the one before it. So a block that is let go of makes all before it the more recently used,
-/// and the least recently used one is always a leaf. Most tables let go of their blocks from the end, and it is so already; with
-/// a window they let go of the first ones first. (Where those had to go while later ones were in use, nobody finds the later ones;
-/// they stay until it is their turn.)
+/// Where layers look back on all, a block is of use only behind the one before it. So a block that is let go of makes all before it
+/// the more recently used, and the least recently used one is always a leaf. With a window each is of use behind those few that it
+/// looks back on, and goes when it is its turn.
 #[derive(Debug)]
 pub struct PrefixIndex {
     blocks: HashMap<Chain, BlockId>,
     chains: Vec<Option<Chain>>, // [blocks]
-    before: Vec<Option<Chain>>, // [blocks] that of the block before; None: it is the first
+    before: Vec<Option<Chain>>, // [blocks] that of the block without which it is of no use
     unused: Lru,
 }
 
@@ -74,7 +79,7 @@ impl PrefixIndex {
         self.chains[block as usize]
     }
 
-    /// The block that `chain` finds. Where there is none it is `block` from now on, after the one that `before` finds.
+    /// The block that `chain` finds. Where there is none it is `block` from now on, of use after the one that `before` finds.
     pub fn find_or_insert(&mut self, chain: Chain, before: Option<Chain>, block: BlockId) -> BlockId {
         match self.blocks.entry(chain) {
             Entry::Occupied(found) => *found.get(),

@@ -38,8 +38,7 @@ impl BlockManager {
         }
         let moved = |block: BlockId| moves.binary_search_by_key(&block, |copy| copy.from).map(|place| moves[place].to);
         for table in tables.filter(|table| !table.swapped) {
-            let gone = table.gone;
-            table.blocks[gone..].iter_mut().for_each(|block| *block = moved(*block).unwrap_or(*block));
+            table.blocks.iter_mut().for_each(|block| *block = moved(*block).unwrap_or(*block));
         }
         self.allocator.shrink(total, moves);
     }

@@ -99,7 +99,7 @@ impl HostTier {
 
     /// One more table shares the blocks of one that lies here.
     pub fn share(&mut self, table: &BlockTable) {
-        table.held().iter().for_each(|&block| self.allocator.acquire(block));
+        table.held().for_each(|block| self.allocator.acquire(block));
         self.tables += 1;
     }
 
@@ -156,7 +156,7 @@ impl BlockManager {
     pub fn load_out<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> Load {
         let mut load = Load { blocks: 0, slots: 0 };
         self.allocator.unmark();
-        for &device in tables.filter(|table| !table.swapped).flat_map(BlockTable::held) {
+        for device in tables.filter(|table| !table.swapped).flat_map(BlockTable::held) {
             if self.allocator.mark(device) {
                 load.blocks += self.host.copy_of(device).is_none() as usize;
                 load.slots += self.filled[device as usize] as usize;
@@ -172,7 +172,7 @@ impl BlockManager {
         }
         self.host.allocator.unmark();
         let mut needed = 0;
-        for &host in tables.filter(|table| table.swapped).flat_map(BlockTable::held) {
+        for host in tables.filter(|table| table.swapped).flat_map(BlockTable::held) {
             let in_use = self.host.twin_of_host[host as usize].is_some_and(|device| self.allocator.refs(device) > 0);
             needed += (self.host.allocator.mark(host) && !in_use) as usize;
         }
@@ -186,8 +186,8 @@ impl BlockManager {
     /// The table, whose load there must be room for, lies in the host tier from now on.
     pub fn swap_out(&mut self, table: &mut BlockTable) -> std::result::Result<(), NoSpace> {
         assert!(!table.swapped && !table.rests, "a table is swapped out once, and awake");
-        for place in table.gone..table.blocks.len() {
-            let device = table.blocks[place];
+        for entry in 0..table.blocks.len() {
+            let Some(device) = table.at(entry) else { continue };
             let host = match self.host.copy_of(device) {
                 Some(host) => host,
                 None => {
@@ -199,7 +199,7 @@ impl BlockManager {
                 }
             };
             self.host.allocator.acquire(host);
-            table.blocks[place] = host;
+            table.blocks[entry] = host;
             self.release(device);
         }
         table.swapped = !table.blocks.is_empty();
@@ -210,9 +210,9 @@ impl BlockManager {
     /// The table, for which there must be enough blocks, lies on the device from now on.
     pub fn swap_in(&mut self, table: &mut BlockTable) -> std::result::Result<(), NoSpace> {
         assert!(table.swapped, "only what was swapped out comes back");
-        for place in table.gone..table.blocks.len() {
-            let host = table.blocks[place];
-            table.blocks[place] = match self.host.twin_of_host[host as usize] {
+        for entry in 0..table.blocks.len() {
+            let Some(host) = table.at(entry) else { continue };
+            table.blocks[entry] = match self.host.twin_of_host[host as usize] {
                 Some(twin) => {
                     self.acquire(twin);
                     self.host.release(host);
@@ -259,7 +259,7 @@ impl BlockManager {
     /// Whether the table has blocks that were marked by `spoil`.
     pub fn is_spoilt(&self, table: &BlockTable) -> bool {
         let tier = if table.swapped { &self.host.allocator } else { &self.allocator };
-        table.held().iter().any(|&block| tier.is_marked(block))
+        table.held().any(|block| tier.is_marked(block))
     }
 
     /// The moves have been tried, and who lost by them has been told.
@@ -271,7 +271,7 @@ impl BlockManager {
     }
 
     /// The block is not what its chain says.
-    fn unfind(&mut self, block: BlockId) {
+    pub(super) fn unfind(&mut self, block: BlockId) {
         let Some(prefix) = &mut self.prefix else { return };
         prefix.forget(block);
         if prefix.is_unused(block) {

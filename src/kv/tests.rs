@@ -15,7 +15,11 @@ struct Pool {
 
 impl Pool {
     fn new(blocks: usize, keep_prefixes: bool) -> Pool {
-        let manager = BlockManager::new(blocks, SIZE, keep_prefixes).unwrap().with_host(8).unwrap();
+        Pool::windowed(blocks, keep_prefixes, &[None])
+    }
+
+    fn windowed(blocks: usize, keep_prefixes: bool, windows: &[Option<usize>]) -> Pool {
+        let manager = BlockManager::new(blocks, Paging::new(SIZE, windows), keep_prefixes).unwrap().with_host(8).unwrap();
         Pool { manager, copies: Vec::new() }
     }
 
@@ -67,7 +71,7 @@ impl Pool {
 
 #[test]
 fn a_table_grows_by_whole_blocks_only_when_tokens_need_them() {
-    let mut manager = BlockManager::new(4, 16, false).unwrap();
+    let mut manager = BlockManager::new(4, Paging::plain(16), false).unwrap();
     let mut table = BlockTable::default();
     for (tokens, blocks) in [(1, 1), (16, 1), (17, 2), (33, 3), (20, 3)] {
         manager.prepare(&mut table, 0..tokens, &mut Vec::new()).unwrap();
@@ -92,7 +96,8 @@ fn slots_follow_the_table() {
     let mut pool = Pool::new(8, false);
     let (mut a, b) = (pool.owner(4), pool.owner(4));
     pool.write(&mut a, 1).unwrap();
-    assert_eq!([pool.manager.slot(&a.table, 3), pool.manager.slot(&b.table, 0), pool.manager.slot(&a.table, 4)], [3, 4, 8]);
+    let slot = |owner: &Owner, position| pool.manager.slots(&owner.table, position).next().unwrap();
+    assert_eq!([slot(&a, 3), slot(&b, 0), slot(&a, 4)], [3, 4, 8]);
 }
 
 /// Figure 8 of the PagedAttention paper: two samples of one prompt of seven tokens, in blocks of four.
@@ -211,34 +216,70 @@ fn three_chains() -> Vec<Chain> {
 }
 
 #[test]
-fn what_left_a_window_goes_after_what_is_found_through_it() {
-    let mut pool = Pool::new(3, true);
+fn what_left_a_window_goes_first_and_what_it_still_holds_is_enough_to_go_on() {
+    let mut pool = Pool::windowed(3, true, &[Some(SIZE)]);
     let chains = three_chains();
     let mut owner = pool.owner(3 * SIZE);
     (0..chains.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &chains));
-    pool.manager.slide(&mut owner.table, 2 * SIZE);
-    assert_eq!(pool.manager.cached_blocks(), 2);
+    pool.manager.slide(&mut owner.table, 3 * SIZE);
+    assert_eq!((pool.manager.cached_blocks(), pool.manager.gone_blocks()), (2, 2));
     pool.manager.free(&mut owner.table);
-    let other = pool.owner(SIZE);
+    assert_eq!((pool.manager.cached_blocks(), pool.manager.gone_blocks()), (3, 0));
+    let other = pool.owner(2 * SIZE);
     let mut again = BlockTable::default();
-    assert_eq!(pool.manager.reuse(&mut again, 0, &chains), 2, "the last block of the chain went first");
+    assert_eq!(pool.manager.reuse(&mut again, 0, &chains), 3, "the last block sees to all");
+    assert_eq!(again.blocks(), [GONE, GONE, 2], "the first blocks went, the last one is there");
     pool.manager.check([&again, &other.table].into_iter());
 }
 
 #[test]
-fn a_copy_is_taken_back_from_its_writer_and_not_from_a_table_whose_window_has_moved() {
-    let mut pool = Pool::new(4, false);
-    let mut moved = pool.owner(2 * SIZE);
-    pool.manager.slide(&mut moved.table, SIZE);
-    let mut writer = pool.owner(1);
-    let reader = pool.fork(&writer, 1);
-    let Pool { manager, copies } = &mut pool;
-    manager.prepare(&mut writer.table, 1..2, copies).unwrap();
-    let copy = copies.pop().unwrap();
-    assert_eq!(moved.table.blocks()[0], 0, "what is gone reads as block 0");
-    [&mut moved, &mut writer].into_iter().for_each(|owner| manager.undo(copy, &mut owner.table));
-    assert_eq!(writer.table.blocks(), reader.table.blocks());
-    pool.check(&[&moved, &writer, &reader]);
+fn groups_of_layers_have_blocks_of_their_own_from_one_pool() {
+    let mut pool = Pool::windowed(12, false, &[None, Some(SIZE)]);
+    let mut owner = pool.owner(3 * SIZE);
+    assert_eq!((owner.table.places(), owner.table.blocks().len(), pool.manager.used_blocks()), (3, 6, 6));
+    pool.manager.slide(&mut owner.table, 3 * SIZE);
+    assert_eq!((pool.manager.used_blocks(), pool.manager.gone_blocks(), owner.table.has_gone()), (4, 2, true));
+    let slots: Vec<u32> = pool.manager.slots(&owner.table, 2 * SIZE + 1).collect();
+    assert_eq!(slots, [4 * SIZE as u32 + 1, 5 * SIZE as u32 + 1]);
+    // What the window of a shorter one would need is not there.
+    let looks_back = |len| pool.manager.looks_back_on_gone(&owner.table, len);
+    assert_eq!([3 * SIZE, 3 * SIZE - 1].map(looks_back), [false, true]);
+    let mut fork = pool.fork(&owner, 3 * SIZE);
+    assert_eq!(pool.manager.gone_blocks(), 4);
+    pool.write(&mut fork, 1).unwrap();
+    assert_eq!(pool.manager.used_blocks(), 6, "a new block for each group");
+    assert_eq!(pool.manager.needed(&owner.table, 3 * SIZE..20 * SIZE, 1), 17 + 1, "no more than the window takes");
+    pool.check(&[&owner, &fork]);
+    pool.manager.free(&mut owner.table);
+    pool.manager.free(&mut fork.table);
+    assert_eq!((pool.manager.used_blocks(), pool.manager.gone_blocks()), (0, 0));
+}
+
+/// A prefix can be gone on from only where every group has what is looked back on.
+#[test]
+fn a_prefix_ends_where_all_groups_have_what_their_windows_need() {
+    let mut pool = Pool::windowed(16, true, &[None, Some(SIZE)]);
+    let chains = three_chains();
+    let mut owner = pool.owner(3 * SIZE);
+    (0..3).for_each(|place| pool.manager.index(&mut owner.table, place, &chains));
+    pool.manager.slide(&mut owner.table, 3 * SIZE);
+    pool.manager.free(&mut owner.table);
+    let found = |pool: &mut Pool, chains: &[Chain]| {
+        let mut table = BlockTable::default();
+        let places = pool.manager.reuse(&mut table, 0, chains);
+        pool.check(&[&Owner { table: BlockTable { blocks: table.blocks.clone(), places, ..BlockTable::default() }, len: 0 }]);
+        pool.manager.free(&mut table);
+        places
+    };
+    assert_eq!([3, 2, 1].map(|end| found(&mut pool, &chains[..end])), [3, 2, 1]);
+    // The windowed block of the second place goes: whoever ends there begins anew, whoever goes on beyond does not miss it.
+    let second = pool.manager.find(1, &chains[1]).unwrap();
+    pool.manager.unfind(second);
+    assert_eq!([3, 2, 1].map(|end| found(&mut pool, &chains[..end])), [3, 1, 1]);
+    // A block of all positions goes: nobody gets further.
+    let second = pool.manager.find(0, &chains[1]).unwrap();
+    pool.manager.unfind(second);
+    assert_eq!([3, 2, 1].map(|end| found(&mut pool, &chains[..end])), [1, 1, 1]);
 }
 
 #[test]

@@ -2,26 +2,30 @@
 
 use std::path::Path;
 
+use super::kv_layout::{KvLayout, LayerPlace};
 use super::spec::{
     Attention, Embedding, Expert, Experts, Head, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm, QkNormOver, Residual, Rope, Routing,
     SharedExpert,
 };
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
 use crate::backend::{Backend, Heads, KvShape};
-use crate::batch::{Batch, BlockCopy, BlockMove};
+use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::KvDtype;
 
 /// Paged K and V of every layer.
 pub struct KvCache<B: Backend> {
-    layers: Vec<B::Kv>,
+    levels: Vec<B::Kv>,
+    places: Vec<LayerPlace>, // [layers]
+    groups: usize,
     host: Option<B::Host>,
 }
 
 impl<B: Backend> KvCache<B> {
     pub fn new(backend: &B, spec: &ModelSpec, pool: KvPool) -> Result<KvCache<B>> {
-        let layers = spec.layers.iter().map(|layer| backend.kv(pool.shape(layer))).collect::<Result<_>>()?;
-        Ok(KvCache { layers, host: None })
+        let layout = KvLayout::of(spec);
+        let levels = layout.of_levels(&spec.layers).map(|layer| backend.kv(pool.shape(layer))).collect::<Result<_>>()?;
+        Ok(KvCache { levels, groups: layout.windows.len(), places: layout.places().to_vec(), host: None })
     }
 
     /// Adds room for blocks that leave the device: in memory, or in a file of `dir`.
@@ -31,35 +35,36 @@ impl<B: Backend> KvCache<B> {
     }
 
     pub fn swap_out(&mut self, backend: &B, moves: &[BlockMove]) -> Result<()> {
-        backend.swap_out(moves, &self.layers, self.host.as_mut().ok_or_else(no_host)?)
+        backend.swap_out(moves, &self.levels, self.host.as_mut().ok_or_else(no_host)?)
     }
 
     pub fn swap_in(&mut self, backend: &B, moves: &[BlockMove]) -> Result<()> {
-        backend.swap_in(moves, self.host.as_mut().ok_or_else(no_host)?, &mut self.layers)
+        backend.swap_in(moves, self.host.as_mut().ok_or_else(no_host)?, &mut self.levels)
     }
 
-    /// The bytes of these blocks, layer after layer; of the last one those of the first `last` tokens.
-    pub fn read(&self, backend: &B, blocks: &[u32], last: usize, out: &mut Vec<u8>) -> Result<()> {
-        self.layers.iter().try_for_each(|layer| backend.read_blocks(blocks, last, layer, out))
+    /// The bytes of a sequence's blocks, level after level.
+    pub fn read(&self, backend: &B, blocks: &[u32], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
+        self.levels.iter().try_for_each(|level| backend.read_blocks(blocks, tail, level, out))
     }
 
     pub fn write(&mut self, backend: &B, blocks: &[u32], bytes: &[u8]) -> Result<()> {
-        self.layers.iter_mut().try_fold(bytes, |bytes, layer| backend.write_blocks(blocks, layer, bytes)).map(|_| ())
+        self.levels.iter_mut().try_fold(bytes, |bytes, level| backend.write_blocks(blocks, level, bytes)).map(|_| ())
     }
 
     /// Copies whole blocks. A device that works ahead tells what went wrong when something is read.
     pub fn copy(&mut self, backend: &B, copies: &[BlockCopy]) {
-        backend.copy_blocks(copies, &mut self.layers);
+        backend.copy_blocks(copies, &mut self.levels);
     }
 
-    /// Gives back the memory of all blocks from `blocks` on, in all layers, whatever comes of it in one.
+    /// Gives back the memory of all blocks from `blocks` on, on all levels, whatever comes of it on one.
     pub fn discard(&mut self, backend: &B, blocks: usize) -> Result<()> {
-        self.layers.iter_mut().map(|layer| backend.discard_blocks(blocks, layer)).fold(Ok(()), Result::and)
+        self.levels.iter_mut().map(|level| backend.discard_blocks(blocks, level)).fold(Ok(()), Result::and)
     }
 
     /// How all layers store K and V.
     pub fn layout(&self, backend: &B) -> String {
-        self.layers.iter().map(|layer| backend.kv_layout(layer)).collect::<Vec<_>>().join("; ")
+        let levels = self.levels.iter().map(|level| backend.kv_layout(level)).collect::<Vec<_>>().join("; ");
+        if self.groups == 1 { levels } else { format!("{} groups of {levels}", self.groups) }
     }
 }
 
@@ -81,9 +86,9 @@ impl KvPool {
         KvShape { blocks: self.blocks, block_size: self.block_size, kv_heads: shape.kv_heads, head_dim: shape.head_dim, dtype: self.dtype }
     }
 
-    /// Bytes of one block across all layers.
+    /// Bytes of one block: of all layers of a group.
     pub fn block_bytes<B: Backend>(&self, backend: &B, spec: &ModelSpec) -> u64 {
-        spec.layers.iter().map(|layer| backend.kv_block_bytes(&self.shape(layer))).sum()
+        KvLayout::of(spec).of_levels(&spec.layers).map(|layer| backend.kv_block_bytes(&self.shape(layer))).sum()
     }
 }
 
@@ -219,13 +224,20 @@ impl<B: Backend> Decoder<B> {
 
     /// One pass over the batch.
     pub fn forward(&mut self, batch: &Batch, kv: &mut KvCache<B>) -> Result<()> {
+        if batch.groups() != kv.groups {
+            return Err(Error::internal(format!(
+                "a step with block tables for {} groups of layers, of which there are {}",
+                batch.groups(),
+                kv.groups
+            )));
+        }
         let Decoder { backend, model, work, inputs } = self;
         backend.upload(batch, inputs)?;
-        backend.copy_blocks(&batch.copies, &mut kv.layers);
+        backend.copy_blocks(&batch.copies, &mut kv.levels);
         let pass = Pass { backend, inputs, rows: batch.rows() };
         pass.embed(model, work);
-        for (layer, kv) in model.layers.iter().zip(&mut kv.layers) {
-            pass.layer(layer, kv, work);
+        for (layer, place) in model.layers.iter().zip(&kv.places) {
+            pass.layer(layer, LayerKv { group: place.group, kv: &mut kv.levels[place.level] }, work);
         }
         pass.head(model, batch.logit_rows.len(), work);
         Ok(())
@@ -235,6 +247,12 @@ impl<B: Backend> Decoder<B> {
     pub fn logits(&self, rows: usize) -> Result<&[f32]> {
         self.backend.read(&self.work.logits, rows * self.model.vocab_size)
     }
+}
+
+/// A layer's K and V, in the blocks of its group.
+struct LayerKv<'a, B: Backend> {
+    group: usize,
+    kv: &'a mut B::Kv,
 }
 
 /// One batch on its way through the model.
@@ -262,9 +280,9 @@ impl<B: Backend> Pass<'_, B> {
         }
     }
 
-    fn layer(&self, layer: &Layer<LoadedLinear<B>, LoadedNorm<B>>, kv: &mut B::Kv, work: &mut Work<B>) {
+    fn layer(&self, layer: &Layer<LoadedLinear<B>, LoadedNorm<B>>, mut kv: LayerKv<B>, work: &mut Work<B>) {
         let Work { x, normed, delta, scratch, angles, .. } = work;
-        let mut attention = |x: &B::Buf, out: &mut B::Buf| self.attention(&layer.attention, x, kv, angles, scratch, out);
+        let mut attention = |x: &B::Buf, out: &mut B::Buf| self.attention(&layer.attention, x, &mut kv, angles, scratch, out);
         match &layer.residual {
             Residual::PreNorm { attention: before, mlp } => {
                 self.norm(before, x, normed);
@@ -319,7 +337,7 @@ impl<B: Backend> Pass<'_, B> {
         &self,
         attention: &Attention<LoadedLinear<B>, LoadedNorm<B>>,
         x: &B::Buf,
-        kv: &mut B::Kv,
+        LayerKv { group, kv }: &mut LayerKv<B>,
         angles: &[Angles<B>],
         scratch: &mut Scratch<B>,
         out: &mut B::Buf,
@@ -339,8 +357,8 @@ impl<B: Backend> Pass<'_, B> {
             // Queries and keys lie side by side: one turn for both.
             self.backend.rope(self.rows, heads(0, shape.heads + shape.kv_heads), *rotated, *pairs, buf, wide);
         }
-        self.backend.store_kv(self.inputs, shape, wide, kv);
-        self.backend.attention(self.inputs, shape, wide, kv, narrow);
+        self.backend.store_kv(self.inputs, *group, shape, wide, kv);
+        self.backend.attention(self.inputs, *group, shape, wide, kv, narrow);
         self.linear(project, narrow, out);
     }
 

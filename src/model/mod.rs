@@ -4,6 +4,7 @@ mod arch;
 mod checkpoint;
 mod config;
 mod decoder;
+mod kv_layout;
 pub mod spec;
 mod weights;
 
@@ -13,6 +14,7 @@ pub use arch::{FAMILIES, Family, family};
 use checkpoint::Checkpoint;
 pub use config::Config;
 pub use decoder::{BatchLimits, Decoder, KvCache, KvPool, work_bytes};
+pub use kv_layout::KvLayout;
 use spec::ModelSpec;
 pub use weights::LoadProgress;
 

@@ -23,12 +23,6 @@ pub struct Model<L = Linear, N = Norm> {
 pub type ModelSpec = Model;
 
 impl ModelSpec {
-    /// How many positions a token looks back on at most, its own included; None where some layer looks back on all.
-    pub fn window(&self) -> Option<usize> {
-        let windows: Option<Vec<usize>> = self.layers.iter().map(|layer| layer.attention.shape.window).collect();
-        windows?.into_iter().max()
-    }
-
     /// Settles what depends on how long sequences may become.
     pub fn fit(&mut self, longest: usize) {
         self.ropes.iter_mut().for_each(|rope| rope.fit(longest));

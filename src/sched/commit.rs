@@ -45,8 +45,6 @@ impl Scheduler {
     fn advance(&mut self, part: &Part) {
         let block_size = self.blocks.block_size();
         let computed = part.first + part.rows;
-        // Where no token comes of the last row, it is computed once more.
-        let first = self.first_seen(computed - 1);
         let sequence = &mut self.sequences[part.slot];
         self.blocks.fill(&sequence.table, part.first..computed);
         (sequence.computed, sequence.begun) = (computed, true);
@@ -61,9 +59,11 @@ impl Scheduler {
         if self.blocks.keeps_prefixes() && !full.is_empty() {
             sequence.chains(full.end, block_size);
             let (table, chains) = sequence.table_and_chains();
-            full.for_each(|place| self.blocks.index(table, place, chains));
+            full.clone().for_each(|place| self.blocks.index(table, place, chains));
         }
-        self.blocks.slide(&mut sequence.table, first);
+        // Who begins as a pin does goes on after its last full block.
+        let goes_on = if sequence.pinned { full.end * block_size } else { computed };
+        self.blocks.slide(&mut sequence.table, goes_on);
         // A pin: it has come to its end and chooses nothing.
         if !part.samples && sequence.pending() == 0 {
             let group = sequence.group.take();

@@ -4,7 +4,7 @@ use super::group::{Group, Queue};
 use super::slab::Slot;
 use super::{Branching, Claim, GroupId, Past, Scheduler, SeqId, Sequence};
 use crate::error::{Error, Result};
-use crate::kv::{BlockId, Chain, blocks_for};
+use crate::kv::{BlockId, Chain, Paging};
 
 /// A request, as far as the scheduler needs to know it.
 #[derive(Debug)]
@@ -40,16 +40,16 @@ impl Arrival {
     }
 
     /// Reserves all that its sequences will need, on whatever thread this is called.
-    pub fn prepare(self, block_size: usize) -> Result<Newcomer> {
+    pub fn prepare(self, paging: &Paging) -> Result<Newcomer> {
         let Arrival { prompt, max_len, branching, priority, keep, prompt_logits, root } = self;
-        let mut sequence = Sequence::new(0, prompt, max_len, root, block_size)?;
+        let mut sequence = Sequence::new(0, prompt, max_len, root, paging)?;
         (sequence.keep, sequence.priority, sequence.pinned) = (keep, priority, branching == Branching::Pin);
         sequence.logits_from = prompt_logits.then_some(0);
         let (mut members, mut shells) = (Vec::new(), Vec::new());
         members.try_reserve_exact(branching.width())?;
         shells.try_reserve_exact(branching.width() - 1)?;
         for _ in 1..branching.width() {
-            shells.push(Sequence::shell(max_len, block_size)?);
+            shells.push(Sequence::shell(max_len, paging)?);
         }
         Ok(Newcomer { sequence, branching, members, shells })
     }
@@ -78,7 +78,8 @@ impl Scheduler {
     /// Takes a request. Its first sequence has this id; those it branches into have the next ones.
     pub fn add(&mut self, id: SeqId, newcomer: Newcomer) -> Result<()> {
         let Newcomer { mut sequence, branching, members, shells } = newcomer;
-        assert!(blocks_for(sequence.max_len, self.blocks.block_size()) <= self.blocks.total(), "the engine refuses what can never fit");
+        let most = self.blocks.paging().most(sequence.max_len, self.options.rows_at_once());
+        assert!(most <= self.blocks.total(), "the engine refuses what can never fit");
         self.reserve(1 + shells.len(), sequence.max_len)?;
         sequence.id = id;
         let slot = self.sequences.insert(sequence);
@@ -98,7 +99,7 @@ impl Scheduler {
     /// Makes room for `more` sequences in every list that one can be in, and in a step for the tables of as many as it can take, of
     /// `max_len` tokens each, shared or not.
     fn reserve(&mut self, more: usize, max_len: usize) -> Result<()> {
-        let tables = self.options.max_seqs.min(self.options.max_batch_tokens).saturating_mul(blocks_for(max_len, self.blocks.block_size()));
+        let tables = self.options.max_seqs.min(self.options.max_batch_tokens).saturating_mul(self.blocks.paging().entries(max_len));
         self.spare.clear();
         self.spare.batch.tables.try_reserve_exact(tables)?;
         let queues = [Queue::Waiting, Queue::Running, Queue::Paused];
@@ -148,7 +149,7 @@ impl Scheduler {
             return Err(Error::invalid(format!("sequence {parent} has {} tokens: it cannot fork at {len}", of.tokens.len())));
         }
         let runs = of.group.is_some() && !idle;
-        let shell = Sequence::shell(of.max_len.max(len), self.blocks.block_size())?;
+        let shell = Sequence::shell(of.max_len.max(len), self.blocks.paging())?;
         let mut forked = self.branch(slot, len, child, shell)?;
         forked.past = Past::default();
         let slot = self.sequences.insert(forked);
@@ -164,8 +165,8 @@ impl Scheduler {
     /// A sequence, made of `shell`, that shares the first `len` tokens of `parent`, and the blocks of those that are computed.
     pub(super) fn branch(&mut self, parent: Slot, len: usize, child: SeqId, shell: Sequence) -> Result<Sequence> {
         let of = &self.sequences[parent];
-        let mut forked = of.branch(shell, child, len, self.blocks.block_size())?;
-        forked.computed = if self.looks_back_on_gone(of, len) { 0 } else { of.computed.min(len) };
+        let mut forked = of.branch(shell, child, len, self.blocks.paging())?;
+        forked.computed = if self.blocks.looks_back_on_gone(&of.table, len) { 0 } else { of.computed.min(len) };
         self.blocks.fork(&of.table, forked.computed, &mut forked.table);
         Ok(forked)
     }
@@ -179,8 +180,8 @@ impl Scheduler {
 
     /// More tokens at the end; a running sequence goes on after them, and may become longer by so many.
     pub fn append(&mut self, id: SeqId, tokens: &[u32], longest: usize) -> Result<()> {
-        let block_size = self.blocks.block_size();
         let slot = self.slot(id)?;
+        let paging = self.blocks.paging();
         let sequence = &mut self.sequences[slot];
         let len = sequence.tokens.len() + tokens.len();
         if len > longest || (sequence.group.is_some() && len >= longest) {
@@ -190,10 +191,10 @@ impl Scheduler {
                 tokens.len()
             )));
         }
-        sequence.append(tokens, longest, block_size)?;
+        sequence.append(tokens, longest, paging)?;
         let sequence = &self.sequences[slot];
         if let Some(group) = sequence.group {
-            self.groups.change(group, |group| group.shells.iter_mut().try_for_each(|shell| shell.keep_up_with(sequence, block_size)))?;
+            self.groups.change(group, |group| group.shells.iter_mut().try_for_each(|shell| shell.keep_up_with(sequence, paging)))?;
         }
         self.reserve(0, sequence.max_len)
     }
@@ -202,7 +203,7 @@ impl Scheduler {
     pub fn rewind(&mut self, id: SeqId, len: usize) -> Result<()> {
         let block_size = self.blocks.block_size();
         let slot = self.slot(id)?;
-        let gone = self.looks_back_on_gone(&self.sequences[slot], len);
+        let gone = self.blocks.looks_back_on_gone(&self.sequences[slot].table, len);
         let sequence = &mut self.sequences[slot];
         if len == 0 || len > sequence.tokens.len() {
             return Err(Error::invalid(format!("sequence {id} has {} tokens: it cannot be rewound to {len}", sequence.tokens.len())));
@@ -229,20 +230,9 @@ impl Scheduler {
         }
     }
 
-    /// Whether a sequence cut to `len` tokens would look back on blocks that are gone.
-    pub(super) fn looks_back_on_gone(&self, sequence: &Sequence, len: usize) -> bool {
-        self.first_seen(len.saturating_sub(1)) < sequence.table.gone() * self.blocks.block_size()
-    }
-
-    /// The first position that the token at `position` looks back on.
-    pub(super) fn first_seen(&self, position: usize) -> usize {
-        self.options.window.map_or(0, |window| (position + 1).saturating_sub(window))
-    }
-
     /// An idle sequence goes on, until it has `max_len` tokens.
     pub fn resume(&mut self, id: SeqId, max_len: usize, keep: bool) -> Result<()> {
         self.reserve(1, max_len)?;
-        let block_size = self.blocks.block_size();
         let slot = self.slot(id)?;
         let sequence = &mut self.sequences[slot];
         if sequence.group.is_some() {
@@ -252,7 +242,7 @@ impl Scheduler {
         if len >= max_len {
             return Err(Error::invalid(format!("sequence {id} has {len} tokens and may have {max_len}: rewind it before it is resumed")));
         }
-        sequence.allow(max_len, block_size)?;
+        sequence.allow(max_len, self.blocks.paging())?;
         sequence.keep = keep;
         sequence.generated = 0;
         sequence.begun = false;
@@ -326,7 +316,7 @@ impl Scheduler {
         root: Chain,
     ) -> Result<&[BlockId]> {
         self.reserve(1, max_len.max(tokens.len()))?;
-        let mut sequence = Sequence::new(id, tokens, max_len, root, self.blocks.block_size())?;
+        let mut sequence = Sequence::new(id, tokens, max_len, root, self.blocks.paging())?;
         sequence.logits_from = logits_from;
         while self.blocks.prepare(&mut sequence.table, 0..computed, &mut Vec::new()).is_err() {
             if !self.reclaim() {

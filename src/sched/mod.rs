@@ -44,10 +44,15 @@ pub struct SchedulerOptions {
     pub max_batch_tokens: usize,
     pub max_seqs: usize,
     pub prefill_chunk: usize,
-    /// How many positions a token looks back on, its own included. None: on all.
-    pub window: Option<usize>,
     /// Where the blocks of those go who have to give way.
     pub preemption: Preemption,
+}
+
+impl SchedulerOptions {
+    /// The most rows that one sequence has in a step.
+    pub fn rows_at_once(&self) -> usize {
+        self.prefill_chunk.min(self.max_batch_tokens)
+    }
 }
 
 /// One iteration at a time. The unit is the group: a request's sequences. Groups stand in an order, by default that in which
@@ -113,7 +118,7 @@ impl Scheduler {
 
     pub fn with_policies(options: SchedulerOptions, blocks: BlockManager, policies: Policies) -> Result<Scheduler> {
         let mut spare = StepPlan::default();
-        spare.batch.reserve(options.max_batch_tokens, options.max_seqs, blocks.total())?;
+        spare.batch.reserve(options.max_batch_tokens, options.max_seqs, blocks.total(), blocks.paging().groups())?;
         spare.parts.try_reserve(options.max_seqs)?;
         let (mut running, mut turns) = (Vec::new(), Vec::new());
         running.try_reserve(options.max_seqs)?;

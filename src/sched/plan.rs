@@ -3,6 +3,7 @@ use std::ops::Range;
 use super::sequence::{Past, SeqId, Sequence};
 use super::slab::Slot;
 use crate::batch::{Batch, Span};
+use crate::kv::{BlockId, BlockManager, GONE};
 
 /// Why a sequence ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -74,16 +75,17 @@ impl StepPlan {
     }
 
     /// Appends the tokens of `sequence`, which lies in `slot`, at `positions`; `samples`: the logits of the last one choose the next
-    /// token. `place`: where a position's K and V go.
-    pub(super) fn push(&mut self, slot: Slot, sequence: &Sequence, positions: Range<usize>, samples: bool, place: impl Fn(usize) -> u32) {
+    /// token.
+    pub(super) fn push(&mut self, slot: Slot, sequence: &Sequence, positions: Range<usize>, samples: bool, blocks: &BlockManager) {
         let batch = &mut self.batch;
         let (first_row, rows) = (batch.rows() as u32, positions.len());
         batch.spans.push(Span { first_row, rows: rows as u32, table: batch.tables.len() as u32 });
-        batch.tables.extend_from_slice(sequence.table.blocks());
+        let there = |&block: &BlockId| if block == GONE { 0 } else { block };
+        batch.tables.extend(sequence.table.blocks().iter().map(there));
         for (position, &token) in positions.clone().zip(&sequence.tokens[positions.clone()]) {
             batch.tokens.push(token);
             batch.positions.push(position as u32);
-            batch.slots.push(place(position));
+            batch.slots.extend(blocks.slots(&sequence.table, position));
         }
         let logits = match sequence.logits_from {
             Some(from) => positions.end.saturating_sub(from.max(positions.start)).max(samples as usize),

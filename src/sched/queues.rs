@@ -3,7 +3,6 @@
 use super::group::{Group, Queue};
 use super::slab::Slot;
 use super::{GroupId, Portion, Running, Scheduler, SeqId, Sequence, StepPlan};
-use crate::kv::blocks_for;
 
 impl Scheduler {
     /// Reserves blocks and writes the next step down; None when there is nothing to do. `ready` is asked about a group's
@@ -271,7 +270,8 @@ impl Scheduler {
         let back = self.blocks.needed_back(sequences().map(|sequence| &sequence.table));
         let needed = |sequence: &Sequence| {
             let length = self.policies.allocation.length(sequence.tokens.len(), sequence.max_len);
-            self.blocks.needed(&sequence.table, sequence.computed..length)
+            let rows = sequence.pending().clamp(1, self.options.rows_at_once());
+            self.blocks.needed(&sequence.table, sequence.computed..length, rows)
         };
         let unborn = branching.width().saturating_sub(members.len());
         back + sequences().map(needed).sum::<usize>() + self.needed_unborn(unborn, members[0])
@@ -282,8 +282,8 @@ impl Scheduler {
         if branches == 0 {
             return 0;
         }
-        let (parent, block_size) = (&self.sequences[parent], self.blocks.block_size());
+        let parent = &self.sequences[parent];
         let (len, length) = (parent.tokens.len(), self.policies.allocation.length(parent.tokens.len(), parent.max_len));
-        branches * blocks_for(length, block_size).saturating_sub(len / block_size)
+        branches * self.blocks.paging().more(len, length)
     }
 }

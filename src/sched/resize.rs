@@ -41,8 +41,8 @@ impl Scheduler {
         if self.running.is_empty() && self.waiting.first().is_none() && self.paused.first().is_none() {
             return 0;
         }
-        let rows = self.options.max_batch_tokens.div_ceil(self.blocks.block_size());
+        let rows = self.blocks.paging().entries(self.options.max_batch_tokens);
         let first = self.waiting.first().map_or(0, |id| self.needed(id));
-        rows.max(first) + self.options.max_seqs + self.watermark()
+        rows.max(first) + self.options.max_seqs * self.blocks.paging().groups() + self.watermark()
     }
 }

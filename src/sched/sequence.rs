@@ -1,7 +1,7 @@
 use super::group::GroupId;
 use super::plan::{FinishReason, Verdict};
 use crate::error::Result;
-use crate::kv::{BlockTable, Chain, blocks_for};
+use crate::kv::{BlockTable, Chain, Paging, blocks_for};
 
 /// Never reused.
 pub type SeqId = u64;
@@ -61,38 +61,38 @@ struct Appended {
 
 impl Sequence {
     /// Reserves all that the step path would otherwise have to allocate.
-    pub fn new(id: SeqId, prompt: Vec<u32>, max_len: usize, root: Chain, block_size: usize) -> Result<Sequence> {
+    pub fn new(id: SeqId, prompt: Vec<u32>, max_len: usize, root: Chain, paging: &Paging) -> Result<Sequence> {
         let mut sequence = Sequence { id, tokens: prompt, root, ..Sequence::default() };
-        sequence.allow(max_len, block_size)?;
+        sequence.allow(max_len, paging)?;
         Ok(sequence)
     }
 
     /// Lets it grow to `max_len` tokens.
-    pub fn allow(&mut self, max_len: usize, block_size: usize) -> Result<()> {
-        let blocks = blocks_for(max_len, block_size);
+    pub fn allow(&mut self, max_len: usize, paging: &Paging) -> Result<()> {
+        let blocks = blocks_for(max_len, paging.block_size());
         self.tokens.try_reserve_exact(max_len.saturating_sub(self.tokens.len()))?;
         self.chains.try_reserve_exact(blocks.saturating_sub(self.chains.len()))?;
-        self.table.reserve(blocks)?;
+        self.table.reserve(paging.entries(max_len))?;
         self.max_len = max_len;
         Ok(())
     }
 
     /// One that is nobody's yet, with what a branch of `max_len` tokens will need.
-    pub fn shell(max_len: usize, block_size: usize) -> Result<Sequence> {
-        Sequence::new(0, Vec::new(), max_len, Chain::default(), block_size)
+    pub fn shell(max_len: usize, paging: &Paging) -> Result<Sequence> {
+        Sequence::new(0, Vec::new(), max_len, Chain::default(), paging)
     }
 
     /// A shell has room for a branch of `parent` still, which has become longer.
-    pub fn keep_up_with(&mut self, parent: &Sequence, block_size: usize) -> Result<()> {
+    pub fn keep_up_with(&mut self, parent: &Sequence, paging: &Paging) -> Result<()> {
         self.appended.clear();
         self.appended.try_reserve(parent.appended.len())?;
         self.tokens.clear();
         self.chains.clear();
-        self.allow(parent.max_len, block_size)
+        self.allow(parent.max_len, paging)
     }
 
     /// The same stream, cut to its first `len` tokens, with no blocks yet; made of a shell, or of one that nobody needs any more.
-    pub fn branch(&self, shell: Sequence, id: SeqId, len: usize, block_size: usize) -> Result<Sequence> {
+    pub fn branch(&self, shell: Sequence, id: SeqId, len: usize, paging: &Paging) -> Result<Sequence> {
         let Sequence { tokens, chains, appended, table, .. } = shell;
         let mut child = Sequence {
             id,
@@ -112,10 +112,10 @@ impl Sequence {
         child.chains.clear();
         child.appended.clear();
         child.appended.try_reserve_exact(self.appended.len())?;
-        child.allow(self.max_len.max(len), block_size)?;
+        child.allow(self.max_len.max(len), paging)?;
         child.max_len = self.max_len;
         child.tokens.extend_from_slice(&self.tokens[..len]);
-        child.chains.extend_from_slice(&self.chains[..self.chains.len().min(len / block_size)]);
+        child.chains.extend_from_slice(&self.chains[..self.chains.len().min(len / paging.block_size())]);
         child.appended.extend_from_slice(&self.appended);
         child.take_back(len);
         Ok(child)
@@ -173,12 +173,12 @@ impl Sequence {
     }
 
     /// More tokens at the end, which do not count as chosen: it may become longer by so many, up to `longest`.
-    pub fn append(&mut self, tokens: &[u32], longest: usize, block_size: usize) -> Result<()> {
+    pub fn append(&mut self, tokens: &[u32], longest: usize, paging: &Paging) -> Result<()> {
         let (at, len) = (self.tokens.len(), self.tokens.len() + tokens.len());
         let max_len = self.max_len.saturating_add(tokens.len()).clamp(len, longest);
         self.appended.try_reserve(1)?;
         let more = max_len.saturating_sub(self.max_len).min(tokens.len());
-        self.allow(max_len, block_size)?;
+        self.allow(max_len, paging)?;
         self.appended.extend((more > 0).then_some(Appended { at, more }));
         self.tokens.extend_from_slice(tokens);
         Ok(())
@@ -221,7 +221,7 @@ impl Sequence {
         }
         assert!(self.logits_from.is_none_or(|from| from <= self.tokens.len()), "logits are wanted of what there is or comes next");
         assert!(self.computed <= self.tokens.len(), "no more is computed than there is");
-        let blocks = self.table.blocks().len();
+        let blocks = self.table.places();
         assert!(blocks >= blocks_for(self.computed, block_size), "every computed token has a slot");
         assert!(blocks <= blocks_for(self.tokens.len(), block_size), "no block is reserved for tokens that do not exist");
         assert!(self.chains.len() <= self.tokens.len() / block_size, "only full blocks have a chain");

@@ -151,7 +151,7 @@ impl Scheduler {
             let full = sequence.computed / block_size;
             sequence.chains(full, block_size);
             let (table, chains) = sequence.table_and_chains();
-            (table.gone()..full).for_each(|place| self.blocks.index(table, place, chains));
+            (0..full).for_each(|place| self.blocks.index(table, place, chains));
         }
     }
 

@@ -1,9 +1,9 @@
 use super::*;
-use crate::kv::{Chain, blocks_for};
+use crate::kv::{Chain, Paging, blocks_for};
 
 fn scheduler(blocks: usize, block_size: usize, max_batch_tokens: usize, max_seqs: usize, prefill_chunk: usize) -> Scheduler {
-    let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk, window: None, preemption: Preemption::Recompute };
-    Scheduler::new(options, BlockManager::new(blocks, block_size, false).unwrap()).unwrap()
+    let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk, preemption: Preemption::Recompute };
+    Scheduler::new(options, BlockManager::new(blocks, Paging::plain(block_size), false).unwrap()).unwrap()
 }
 
 fn add(scheduler: &mut Scheduler, id: SeqId, prompt: Vec<u32>, max_len: usize) {
@@ -16,7 +16,7 @@ fn add_branching(scheduler: &mut Scheduler, id: SeqId, prompt: Vec<u32>, max_len
 }
 
 pub fn take(scheduler: &mut Scheduler, id: SeqId, arrival: Arrival) {
-    let newcomer = arrival.prepare(scheduler.blocks.block_size()).unwrap();
+    let newcomer = arrival.prepare(scheduler.blocks.paging()).unwrap();
     scheduler.add(id, newcomer).unwrap();
 }
 
@@ -344,10 +344,9 @@ fn admission_leaves_room_for_prompts_half_computed_and_for_the_watermark() {
 #[test]
 fn a_pin_is_computed_and_chooses_nothing() {
     for len in [1, 8, 9] {
-        let options =
-            SchedulerOptions { max_batch_tokens: 64, max_seqs: 4, prefill_chunk: 8, window: None, preemption: Preemption::Recompute };
-        let mut s = Scheduler::new(options, BlockManager::new(16, 8, true).unwrap()).unwrap();
-        s.pin(1, Arrival::pin(vec![0; len], Chain::default()).prepare(8).unwrap(), 0).unwrap();
+        let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 4, prefill_chunk: 8, preemption: Preemption::Recompute };
+        let mut s = Scheduler::new(options, BlockManager::new(16, Paging::plain(8), true).unwrap()).unwrap();
+        s.pin(1, Arrival::pin(vec![0; len], Chain::default()).prepare(&Paging::plain(8)).unwrap(), 0).unwrap();
         while let Some(plan) = s.schedule(|_| true) {
             assert_eq!((plan.sampled().count(), plan.batch.logit_rows.len()), (0, 0));
             s.commit(plan, &[], &mut Vec::new());
@@ -414,9 +413,8 @@ fn samples_that_no_longer_fit_together_go_on_one_after_the_other() {
 
 #[test]
 fn who_wanted_the_prompts_logits_shares_prefixes_again_once_it_has_them() {
-    let options =
-        SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, window: None, preemption: Preemption::Recompute };
-    let mut s = Scheduler::new(options, BlockManager::new(16, 8, true).unwrap()).unwrap();
+    let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, preemption: Preemption::Recompute };
+    let mut s = Scheduler::new(options, BlockManager::new(16, Paging::plain(8), true).unwrap()).unwrap();
     two_samples(&mut s, 30, true);
     s.preempt_youngest();
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 1)]);
@@ -558,9 +556,8 @@ fn no_row_of_a_prompt_is_told_twice_whatever_is_rewound() {
 
 #[test]
 fn what_is_appended_to_a_sequence_is_looked_for_among_the_prefixes_when_it_begins_to_run() {
-    let options =
-        SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, window: None, preemption: Preemption::Recompute };
-    let mut s = Scheduler::new(options, BlockManager::new(32, 8, true).unwrap()).unwrap();
+    let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, preemption: Preemption::Recompute };
+    let mut s = Scheduler::new(options, BlockManager::new(32, Paging::plain(8), true).unwrap()).unwrap();
     let prompt: Vec<u32> = (0..50).collect();
     add(&mut s, 1, prompt.clone(), 51);
     step(&mut s, Verdict::Token(9));
@@ -586,8 +583,8 @@ fn prompt_from(len: usize) -> Vec<u32> {
 
 /// A pool of blocks of 8 and a host tier.
 fn swapping(preemption: Preemption, blocks: usize, host_blocks: usize) -> Scheduler {
-    let options = SchedulerOptions { max_batch_tokens: 128, max_seqs: 8, prefill_chunk: 128, window: None, preemption };
-    Scheduler::new(options, BlockManager::new(blocks, 8, false).unwrap().with_host(host_blocks).unwrap()).unwrap()
+    let options = SchedulerOptions { max_batch_tokens: 128, max_seqs: 8, prefill_chunk: 128, preemption };
+    Scheduler::new(options, BlockManager::new(blocks, Paging::plain(8), false).unwrap().with_host(host_blocks).unwrap()).unwrap()
 }
 
 #[test]
@@ -719,8 +716,8 @@ fn where_the_host_tier_is_full_the_longest_idle_leave_it() {
 
 #[test]
 fn what_came_back_can_be_found_again() {
-    let options = SchedulerOptions { max_batch_tokens: 128, max_seqs: 8, prefill_chunk: 128, window: None, preemption: Preemption::Swap };
-    let mut s = Scheduler::new(options, BlockManager::new(4, 8, true).unwrap().with_host(4).unwrap()).unwrap();
+    let options = SchedulerOptions { max_batch_tokens: 128, max_seqs: 8, prefill_chunk: 128, preemption: Preemption::Swap };
+    let mut s = Scheduler::new(options, BlockManager::new(4, Paging::plain(8), true).unwrap().with_host(4).unwrap()).unwrap();
     let arrival = |token, len: usize, max_len| {
         let (prompt, branching, root) = (vec![token; len], Branching::One, Chain::default());
         Arrival { prompt, max_len, branching, priority: 0, keep: max_len == 17, prompt_logits: false, root }

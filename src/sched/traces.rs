@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::tests::{Random, going_on, take};
 use super::*;
-use crate::kv::{Chain, blocks_for};
+use crate::kv::{Chain, GONE, Paging};
 use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy};
 
 /// What a slot holds: the hash of all tokens up to it.
@@ -21,6 +21,8 @@ struct Trace {
     /// In microseconds.
     now: u64,
     longest: usize,
+    /// [groups]
+    windows: Vec<Option<usize>>,
     /// [blocks * block_size]
     slots: Vec<Content>,
     /// [host blocks * block_size]
@@ -41,21 +43,24 @@ impl Trace {
     fn new(seed: u64) -> Trace {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) + 1);
         let block_size = 8 << random.below(3);
-        let blocks = 4 + random.below(20);
+        let windows = some_windows(&mut random, block_size);
+        let blocks = (4 + random.below(20)) * windows.len();
         let max_seqs = 1 + random.below(12);
         let max_batch_tokens = max_seqs + random.below(64);
         let prefill_chunk = 1 + random.below(64);
-        let window = (random.below(3) == 0).then(|| 1 + random.below(3 * block_size));
         let preemption = [Preemption::Recompute, Preemption::Swap, Preemption::Auto][random.below(3)];
         let host_blocks = if preemption == Preemption::Recompute { 0 } else { 1 + random.below(2 * blocks) };
-        let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk, window, preemption };
-        let manager = BlockManager::new(blocks, block_size, random.below(3) > 0).unwrap().with_host(host_blocks).unwrap();
+        let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk, preemption };
+        let paging = Paging::new(block_size, &windows);
+        let longest = paging.fitting(blocks, 6 * block_size, options.rows_at_once());
+        let manager = BlockManager::new(blocks, paging, random.below(3) > 0).unwrap().with_host(host_blocks).unwrap();
         let policies = if seed.is_multiple_of(3) { options::Policies::default() } else { some_policies(&mut random) };
         Trace {
             s: Scheduler::with_policies(options, manager, Policies::new(&policies)).unwrap(),
             policies,
             now: 0,
-            longest: (blocks * block_size).min(6 * block_size),
+            longest,
+            windows,
             slots: vec![GARBAGE; blocks * block_size],
             host: vec![GARBAGE; host_blocks * block_size],
             tokens: HashMap::new(),
@@ -126,8 +131,7 @@ impl Trace {
         }
         let prompt_len = prompt_len.min(self.longest - 1);
         let max_len = (prompt_len + 1 + self.random.below(3 * self.block_size())).min(self.longest);
-        let shared = prompt_len / self.block_size();
-        let most = shared + branching.width() * (blocks_for(max_len, self.block_size()) - shared);
+        let most = self.s.blocks.paging().most_of(branching.width(), prompt_len, max_len, self.s.options.rows_at_once());
         if most > self.s.blocks.total() || branching.width() > self.s.options.max_seqs {
             return;
         }
@@ -213,14 +217,15 @@ impl Trace {
         let (prompt, root) = (self.some_tokens(len), self.some_root());
         self.last_id += 1;
         self.tokens.insert(self.last_id, prompt.clone());
-        let newcomer = Arrival::pin(prompt, root).prepare(self.block_size()).unwrap();
+        let newcomer = Arrival::pin(prompt, root).prepare(self.s.blocks.paging()).unwrap();
         self.s.pin(self.last_id, newcomer, self.random.below(3) as u32).unwrap();
     }
 
     /// The pool becomes larger or smaller, but not so small that those on their way could not go on.
     fn resize(&mut self) {
         let least = self.beams.iter().filter(|(beam, _)| self.tokens.contains_key(beam)).map(|(_, request)| self.needs[request]);
-        let least = least.fold(blocks_for(self.longest, self.block_size()), usize::max);
+        let alone = self.s.blocks.paging().most(self.longest, self.s.options.rows_at_once());
+        let least = least.fold(alone, usize::max);
         let total = least + self.random.below(self.s.blocks.capacity() - least + 1);
         if total >= self.s.blocks.total() {
             return self.s.grow(total);
@@ -325,7 +330,9 @@ impl Trace {
             // Nobody knows how far it came.
             let done = self.random.below(plan.parts.len() + 1);
             plan.batch.copies.iter().for_each(|copy| self.copy(copy.from, copy.to));
-            plan.batch.slots[..plan.batch.rows() * done / plan.parts.len()].iter().for_each(|&slot| self.slots[slot as usize] = GARBAGE);
+            plan.batch.slots[..plan.batch.slots.len() * done / plan.parts.len()]
+                .iter()
+                .for_each(|&slot| self.slots[slot as usize] = GARBAGE);
             self.s.rollback(plan);
             return;
         }
@@ -360,14 +367,14 @@ impl Trace {
         assert!(batch.logit_rows.len() <= self.s.options.max_seqs, "{} rows of logits", batch.logit_rows.len());
         assert!(plan.parts.len() <= self.s.options.max_seqs);
         // Both have been reserved for the most there can be.
-        assert!(batch.copies.len() <= plan.parts.len(), "only a part's first row can lie in a block that others read");
-        let longest = blocks_for(self.longest, self.block_size());
-        assert!(batch.tables.len() <= plan.parts.len() * longest);
+        let most = plan.parts.len() * self.windows.len();
+        assert!(batch.copies.len() <= most, "only a part's first row can lie in blocks that others read");
+        assert!(batch.tables.len() <= plan.parts.len() * self.s.blocks.paging().entries(self.longest));
         let targets: HashSet<u32> = batch.copies.iter().map(|copy| copy.to).collect();
         assert_eq!(targets.len(), batch.copies.len(), "a block is copied to once");
         assert!(batch.copies.iter().all(|copy| !targets.contains(&copy.from)), "copies can be made in any order");
         let slots: HashSet<u32> = batch.slots.iter().copied().collect();
-        assert_eq!(slots.len(), batch.rows(), "every row has a slot of its own");
+        assert_eq!(slots.len(), batch.rows() * self.windows.len(), "every row has a slot of its own in each group");
         let mut seen = HashSet::new();
         for part in &plan.parts {
             assert!(seen.insert(part.seq), "a sequence has one part");
@@ -389,16 +396,20 @@ impl Trace {
             for row in span.first_row as usize..(span.first_row + span.rows) as usize {
                 let position = plan.batch.positions[row] as usize;
                 assert_eq!(plan.batch.tokens[row], self.tokens[&part.seq][position]);
-                self.slots[plan.batch.slots[row] as usize] = contents[position];
+                let slots = plan.batch.slots.chunks_exact(self.windows.len()).nth(row).unwrap();
+                (0..).zip(slots).for_each(|(group, &slot)| self.slots[slot as usize] = contents[position] + group);
             }
         }
         for (span, part) in plan.batch.spans.iter().zip(&plan.parts) {
-            let contents = contents(&self.tokens[&part.seq]);
-            let seen = self.s.first_seen(part.first);
-            for (position, content) in contents[..part.first + part.rows].iter().enumerate().skip(seen) {
-                let block = plan.batch.tables[span.table as usize + position / self.block_size()] as usize;
-                let slot = block * self.block_size() + position % self.block_size();
-                assert_eq!(self.slots[slot], *content, "sequence {} at {position}: not what it computed", part.seq);
+            let contents = &contents(&self.tokens[&part.seq])[..part.first + part.rows];
+            for (group, window) in self.windows.iter().enumerate() {
+                let seen = window.map_or(0, |window| (part.first + 1).saturating_sub(window));
+                for (position, content) in contents.iter().enumerate().skip(seen) {
+                    let entry = position / self.block_size() * self.windows.len() + group;
+                    let block = plan.batch.tables[span.table as usize + entry] as usize;
+                    let slot = block * self.block_size() + position % self.block_size();
+                    assert_eq!(self.slots[slot], content + group as u64, "sequence {} at {position}: not what it computed", part.seq);
+                }
             }
         }
     }
@@ -473,7 +484,10 @@ impl Trace {
     fn learn_chains(&mut self, seqs: &[SeqId]) {
         for sequence in seqs.iter().filter_map(|&seq| self.s.sequences.get(seq)) {
             sequence.check_chains(self.s.blocks.block_size());
-            self.before.extend(sequence.known_chains().windows(2).map(|pair| (pair[1], pair[0])));
+            for group in (0..self.windows.len()).filter(|&group| self.windows[group].is_none()) {
+                let of_group = |pair: &[Chain]| (pair[1].of_group(group), pair[0].of_group(group));
+                self.before.extend(sequence.known_chains().windows(2).map(of_group));
+            }
         }
     }
 
@@ -493,9 +507,16 @@ impl Trace {
         for sequence in self.s.sequences.values() {
             let (contents, table, size) = (contents(&sequence.tokens), &sequence.table, self.block_size());
             let tier = if table.swapped() { &self.host } else { &self.slots };
-            for (position, content) in contents[..sequence.computed].iter().enumerate().skip(table.gone() * size) {
-                let slot = table.blocks()[position / size] as usize * size + position % size;
-                assert_eq!(tier[slot], *content, "sequence {} at {position}: not what it computed", sequence.id);
+            for (position, content) in contents[..sequence.computed].iter().enumerate() {
+                let blocks = table.blocks().chunks_exact(self.windows.len()).nth(position / size).unwrap();
+                for (group, &block) in blocks.iter().enumerate() {
+                    if block != GONE {
+                        let slot = block as usize * size + position % size;
+                        assert_eq!(tier[slot], content + group as u64, "sequence {} at {position}: not what it computed", sequence.id);
+                    }
+                    let seen = self.windows[group].is_none_or(|window| position + window > sequence.computed);
+                    assert!(block != GONE || !seen, "sequence {} at {position}: gone, and will be looked back on", sequence.id);
+                }
             }
         }
     }
@@ -532,6 +553,15 @@ impl Trace {
         assert_eq!((self.s.blocks.used_blocks(), self.s.blocks.filled_slots(), self.s.idle()), (0, 0, 0));
         assert_eq!((self.s.blocks.host_used(), self.s.blocks.swapped()), (0, 0));
     }
+}
+
+/// Of all layers, or of up to four groups.
+fn some_windows(random: &mut Random, block_size: usize) -> Vec<Option<usize>> {
+    let mut windows = vec![(random.below(3) == 0).then(|| 1 + random.below(3 * block_size))];
+    for _ in 1..random.below(4) {
+        windows.push((random.below(4) > 0).then(|| 1 + random.below(3 * block_size)));
+    }
+    windows
 }
 
 fn some_policies(random: &mut Random) -> options::Policies {

@@ -120,7 +120,7 @@ impl Scheduler {
         if self.sequences[best].computed < common {
             return false;
         }
-        if self.looks_back_on_gone(&self.sequences[best], common + 1) {
+        if self.blocks.looks_back_on_gone(&self.sequences[best].table, common) {
             return true;
         }
         let (best, sequence) = self.sequences.two(best, slot);
@@ -147,6 +147,6 @@ impl Scheduler {
             self.portion.prompt_rows -= turn.rows;
         }
         let positions = sequence.computed..sequence.computed + turn.rows;
-        plan.push(turn.slot, sequence, positions, turn.samples, |position| self.blocks.slot(&sequence.table, position));
+        plan.push(turn.slot, sequence, positions, turn.samples, &self.blocks);
     }
 }

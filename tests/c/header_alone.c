@@ -91,7 +91,7 @@ AT(pllm_engine_options, journal_path_len, 216);
 AT(pllm_engine_options, model_name, 224);
 AT(pllm_engine_options, model_name_len, 232);
 
-SIZE(pllm_plan, 104);
+SIZE(pllm_plan, 112);
 AT(pllm_plan, struct_size, 0);
 AT(pllm_plan, weight_bytes, 8);
 AT(pllm_plan, kv_bytes, 16);
@@ -105,6 +105,7 @@ AT(pllm_plan, kv_dtype, 72);
 AT(pllm_plan, most_blocks, 80);
 AT(pllm_plan, swap_bytes, 88);
 AT(pllm_plan, swap_blocks, 96);
+AT(pllm_plan, kv_groups, 104);
 
 SIZE(pllm_model_info, 96);
 AT(pllm_model_info, struct_size, 0);
@@ -214,7 +215,7 @@ AT(pllm_step, decode_tokens, 24);
 AT(pllm_step, sequences, 32);
 AT(pllm_step, paused, 40);
 
-SIZE(pllm_stats, 280);
+SIZE(pllm_stats, 288);
 AT(pllm_stats, struct_size, 0);
 AT(pllm_stats, waiting, 8);
 AT(pllm_stats, running, 16);
@@ -250,6 +251,7 @@ AT(pllm_stats, prompt_tokens_cached, 248);
 AT(pllm_stats, traces_stopped, 256);
 AT(pllm_stats, journals_stopped, 264);
 AT(pllm_stats, discard_failures, 272);
+AT(pllm_stats, blocks_out_of_window, 280);
 
 SIZE(pllm_output, 232);
 AT(pllm_output, struct_size, 0);

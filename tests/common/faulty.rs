@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{Act, AttentionShape, Backend, Heads, KvShape, MatrixOf, NormKind, Pairs, Routing, RowSource};
-use pagedllm::batch::{Batch, BlockCopy, BlockMove};
+use pagedllm::batch::{Batch, BlockCopy, BlockMove, Tail};
 use pagedllm::error::{Error, Result};
 use pagedllm::options::Dtype;
 
@@ -182,9 +182,9 @@ impl Backend for Faulty {
         if self.faults.op() { self.cpu.discard_blocks(from, layer) } else { self.faults.tell() }
     }
 
-    fn read_blocks(&self, blocks: &[u32], last: usize, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
+    fn read_blocks(&self, blocks: &[u32], tail: Tail, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
         self.faults.export()?;
-        self.cpu.read_blocks(blocks, last, layer, out)
+        self.cpu.read_blocks(blocks, tail, layer, out)
     }
 
     fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Kv, bytes: &'a [u8]) -> Result<&'a [u8]> {
@@ -229,8 +229,8 @@ impl Backend for Faulty {
         fn norm_heads(rows: usize, heads: Heads, kind: NormKind, eps: f32, weight: &Buf, bias: Option<&Buf>, x: &mut Buf);
         fn angles(inputs: &Inputs, frequencies: &[f32], amplitude: f32, out: &mut Buf);
         fn rope(rows: usize, heads: Heads, rotated: usize, pairs: Pairs, angles: &Buf, x: &mut Buf);
-        fn store_kv(inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv);
-        fn attention(inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &Kv, out: &mut Buf);
+        fn store_kv(inputs: &Inputs, group: usize, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv);
+        fn attention(inputs: &Inputs, group: usize, shape: &AttentionShape, qkv: &Buf, kv: &Kv, out: &mut Buf);
         fn activate(len: usize, act: Act, x: &mut Buf);
         fn gate(rows: usize, width: usize, act: Act, x: &Buf, out: &mut Buf);
         fn route(rows: usize, routing: Routing, logits: &Buf, routes: &mut Routes);

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use pagedllm::engine::{Clock, MemoryPlan, ModelInfo};
+use pagedllm::kv::Paging;
 use pagedllm::model::spec::{Layout, Linear, Norm};
 use pagedllm::model::{Config, family};
 use pagedllm::options::{BeamParams, EarlyStopping, KvDtype, SamplingParams};
@@ -33,6 +34,7 @@ pub fn model_info(vocab_size: usize, blocks: usize, max_model_len: usize, eos_to
         blocks,
         most_blocks: blocks,
         block_size: 8,
+        groups: 1,
         block_bytes: 0,
         kv_dtype: KvDtype::F32,
         max_model_len,
@@ -49,7 +51,7 @@ pub fn model_info(vocab_size: usize, blocks: usize, max_model_len: usize, eos_to
         isa: None,
         threads: 1,
         memory,
-        window: None,
+        paging: Paging::plain(8),
         fingerprint: [0; 32],
     }
 }

@@ -123,13 +123,14 @@ pub fn attention(
     pool: &Pool,
     scratch: &[Mutex<Scratch>],
     inputs: &Inputs,
+    group: usize,
     shape: &AttentionShape,
     qkv: &Buf,
     kv: &Kv,
     out: &mut Buf,
 ) {
     let out = &mut out[..inputs.batch.rows() * shape.q_width()];
-    let args = Args { inputs, shape, qkv, kv, out: SendPtr(out.as_mut_ptr()) };
+    let args = Args { inputs, group, shape, qkv, kv, out: SendPtr(out.as_mut_ptr()) };
     match kv.shape.dtype {
         KvDtype::F32 => run::<f32>(isa, pool, scratch, args),
         KvDtype::Bf16 => run::<bf16>(isa, pool, scratch, args),
@@ -140,6 +141,7 @@ pub fn attention(
 #[derive(Clone, Copy)]
 struct Args<'a> {
     inputs: &'a Inputs,
+    group: usize,
     shape: &'a AttentionShape,
     qkv: &'a [f32], // [rows, qkv_width]
     kv: &'a Kv,
@@ -250,7 +252,8 @@ impl<E: Cached> Attend<'_, E> {
             Span { start, len, run: block_size.min(SPAN), keys: numbers, values: numbers, key_scales: scales, value_scales: scales };
         for part in 0..len.div_ceil(span.run) {
             let position = start + part * span.run;
-            let block = self.args.inputs.batch.tables[self.tile.table + position / block_size] as usize;
+            let entry = position / block_size * self.args.inputs.batch.groups() + self.args.group;
+            let block = self.args.inputs.batch.tables[self.tile.table + entry] as usize;
             let [keys, values] = self.args.kv.head::<E>(block, self.kv_head);
             let offset = position % block_size;
             span.keys[part] = keys.numbers.wrapping_add(offset);

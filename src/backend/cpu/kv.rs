@@ -10,7 +10,7 @@ use super::lanes::{Element, ROUNDER};
 use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr};
 use crate::backend::{AttentionShape, KvShape};
-use crate::batch::{BlockCopy, BlockMove};
+use crate::batch::{BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::KvDtype;
 use crate::sys::Pages;
@@ -32,14 +32,14 @@ impl Kv {
         self.k.discard(from * bytes).and(self.v.discard(from * bytes))
     }
 
-    /// Appends K and then V of the blocks; of the last one only the first `last` slots, and zeros for the others.
-    pub fn read(&self, blocks: &[u32], last: usize, out: &mut Vec<u8>) -> Result<()> {
+    /// Appends K and then V of the blocks; zeros for the slots of the tail that hold nothing.
+    pub fn read(&self, blocks: &[u32], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
         let bytes = half_bytes(&self.shape);
         out.try_reserve(2 * bytes * blocks.len())?;
         for (pages, by_token) in [(&self.k, false), (&self.v, true)] {
             blocks.iter().for_each(|&block| out.extend_from_slice(&pages.bytes()[block as usize * bytes..][..bytes]));
-            let newest = out.len() - bytes.min(bytes * blocks.len());
-            blank(&self.shape, by_token, last, &mut out[newest..]);
+            let newest = out.len() - bytes * tail.blocks.min(blocks.len());
+            out[newest..].chunks_exact_mut(bytes).for_each(|half| blank(&self.shape, by_token, tail.slots, half));
         }
         Ok(())
     }
@@ -192,21 +192,21 @@ pub fn copy_blocks(pool: &Pool, copies: &[BlockCopy], layers: &mut [Kv]) {
     }
 }
 
-/// Writes the K and V of each row of `qkv` to its slot.
-pub fn store(pool: &Pool, inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {
+/// Writes the K and V of each row of `qkv` to its slot of the group.
+pub fn store(pool: &Pool, inputs: &Inputs, group: usize, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {
     match kv.shape.dtype {
-        KvDtype::F32 => store_as::<f32>(pool, inputs, shape, qkv, kv),
-        KvDtype::Bf16 => store_as::<bf16>(pool, inputs, shape, qkv, kv),
-        KvDtype::Int8 => store_as::<i8>(pool, inputs, shape, qkv, kv),
+        KvDtype::F32 => store_as::<f32>(pool, inputs, group, shape, qkv, kv),
+        KvDtype::Bf16 => store_as::<bf16>(pool, inputs, group, shape, qkv, kv),
+        KvDtype::Int8 => store_as::<i8>(pool, inputs, group, shape, qkv, kv),
     }
 }
 
-fn store_as<E: Cached>(pool: &Pool, inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {
+fn store_as<E: Cached>(pool: &Pool, inputs: &Inputs, group: usize, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {
     let Kv { shape: kv_shape, k, v } = kv;
     let KvShape { block_size, kv_heads, head_dim, blocks, .. } = *kv_shape;
     let (k, v) = (SendPtr(k.bytes_mut().as_mut_ptr()), SendPtr(v.bytes_mut().as_mut_ptr()));
     pool.run(inputs.batch.rows(), &|row, _| {
-        let slot = inputs.batch.slots[row] as usize;
+        let slot = inputs.batch.slots[row * inputs.batch.groups() + group] as usize;
         let (block, token) = (slot / block_size, slot % block_size);
         assert!(block < blocks, "slot {slot} is outside the pool of {blocks} blocks");
         let row = &qkv[row * shape.qkv_width()..][..shape.qkv_width()];

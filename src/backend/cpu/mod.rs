@@ -26,7 +26,7 @@ use pool::Pool;
 use routes::Routes;
 
 use super::{Act, AttentionShape, Backend, Heads, KvShape, MatrixOf, NormKind, Pairs, Routing, RowSource};
-use crate::batch::{Batch, BlockCopy, BlockMove};
+use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, Isa};
 use crate::sys::Pages;
@@ -241,8 +241,8 @@ impl Backend for CpuBackend {
         layer.discard(from)
     }
 
-    fn read_blocks(&self, blocks: &[u32], last: usize, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
-        layer.read(blocks, last, out)
+    fn read_blocks(&self, blocks: &[u32], tail: Tail, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
+        layer.read(blocks, tail, out)
     }
 
     fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Kv, bytes: &'a [u8]) -> Result<&'a [u8]> {
@@ -301,12 +301,12 @@ impl Backend for CpuBackend {
         self.heads(rows, heads, x, |row, _, head| elementwise::rotate(head, pairs, &angles[row * rotated..][..rotated]));
     }
 
-    fn store_kv(&self, inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {
-        kv::store(&self.pool, inputs, shape, qkv, kv);
+    fn store_kv(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {
+        kv::store(&self.pool, inputs, group, shape, qkv, kv);
     }
 
-    fn attention(&self, inputs: &Inputs, shape: &AttentionShape, qkv: &Buf, kv: &Kv, out: &mut Buf) {
-        attention::attention(self.isa, &self.pool, &self.scratch, inputs, shape, qkv, kv, out);
+    fn attention(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, qkv: &Buf, kv: &Kv, out: &mut Buf) {
+        attention::attention(self.isa, &self.pool, &self.scratch, inputs, group, shape, qkv, kv, out);
     }
 
     fn activate(&self, len: usize, act: Act, x: &mut Buf) {

@@ -1,7 +1,7 @@
 //! Every kernel against a plain f64 reference, on ragged shapes, on every path this machine has.
 
 use super::*;
-use crate::batch::Span;
+use crate::batch::{Span, Tail};
 use crate::options::KvDtype;
 
 fn backends() -> impl Iterator<Item = CpuBackend> {
@@ -163,7 +163,7 @@ impl Case {
         let batch = Batch { tokens: vec![0; places.len()], slots: places.iter().map(|&(s, p)| slot(s, p)).collect(), ..Default::default() };
         backend.upload(&batch, &mut inputs).unwrap();
         let qkv: Vec<f32> = places.iter().flat_map(|&(s, p)| at(s, p).to_vec()).collect();
-        backend.store_kv(&inputs, shape, &buf(backend, &qkv), &mut kv);
+        backend.store_kv(&inputs, 0, shape, &buf(backend, &qkv), &mut kv);
 
         let rows: Vec<(usize, usize)> = (0..2).flat_map(|s| (CONTEXTS[s] - ROWS[s]..CONTEXTS[s]).map(move |p| (s, p))).collect();
         let span =
@@ -173,7 +173,7 @@ impl Case {
         backend.upload(&batch, &mut inputs).unwrap();
         let qkv: Vec<f32> = rows.iter().flat_map(|&(s, p)| at(s, p).to_vec()).collect();
         let mut out = poisoned(backend, rows.len() * shape.q_width());
-        backend.attention(&inputs, shape, &buf(backend, &qkv), &kv, &mut out);
+        backend.attention(&inputs, 0, shape, &buf(backend, &qkv), &kv, &mut out);
         let expected = rows.iter().flat_map(|&(s, p)| self.reference(p, |i| at(s, i))).collect();
         (out.to_vec(), expected)
     }
@@ -255,7 +255,7 @@ impl Cached {
         let mut cached = Cached { shape, kv: backend.kv(kv_shape).unwrap(), inputs: Inputs::default() };
         let slots = (0..rows as u32).collect();
         backend.upload(&Batch { tokens: vec![0; rows], slots, ..Default::default() }, &mut cached.inputs).unwrap();
-        backend.store_kv(&cached.inputs, &shape, &buf(backend, qkv), &mut cached.kv);
+        backend.store_kv(&cached.inputs, 0, &shape, &buf(backend, qkv), &mut cached.kv);
         cached
     }
 
@@ -267,14 +267,14 @@ impl Cached {
         let batch = Batch { tokens: vec![0], positions: vec![position], spans, tables: blocks.to_vec(), ..Default::default() };
         backend.upload(&batch, &mut self.inputs).unwrap();
         let mut out = poisoned(backend, self.shape.q_width());
-        backend.attention(&self.inputs, &self.shape, &buf(backend, &qkv[qkv.len() - width..]), &self.kv, &mut out);
+        backend.attention(&self.inputs, 0, &self.shape, &buf(backend, &qkv[qkv.len() - width..]), &self.kv, &mut out);
         out.to_vec()
     }
 
     /// K and V of one head of a token in the first block, read from the bytes that an export holds.
     fn stored(&self, token: usize, head: usize) -> [Vec<f32>; 2] {
         let mut bytes = Vec::new();
-        self.kv.read(&[0], self.kv.shape.block_size, &mut bytes).unwrap();
+        self.kv.read(&[0], Tail { blocks: 0, slots: 0 }, &mut bytes).unwrap();
         let (dims, block) = (self.shape.head_dim, Self::BLOCK);
         let halves = bytes.split_at(bytes.len() / 2);
         let number = |half: &[u8], at: usize| {
@@ -349,7 +349,7 @@ fn int8_blocks_take_their_scales_along() {
         backend.copy_blocks(&[BlockCopy { from: 0, to: 3 }, BlockCopy { from: 1, to: 2 }], std::slice::from_mut(&mut cached.kv));
         assert_eq!(cached.attend(&backend, &qkv, &[3, 2]), expected, "copied");
         let mut bytes = Vec::new();
-        backend.read_blocks(&[3, 2], cached.kv.shape.block_size, &cached.kv, &mut bytes).unwrap();
+        backend.read_blocks(&[3, 2], Tail { blocks: 0, slots: 0 }, &cached.kv, &mut bytes).unwrap();
         assert_eq!(bytes.len() as u64, 2 * backend.kv_block_bytes(&cached.kv.shape));
         let mut other = Cached::new(&backend, &[]);
         assert!(backend.write_blocks(&[1, 3], &mut other.kv, &bytes).unwrap().is_empty());

@@ -2,15 +2,14 @@ use std::time::{Duration, Instant};
 
 use super::super::tests::{Random, going_on, take};
 use super::super::*;
-use crate::kv::Chain;
+use crate::kv::{Chain, Paging};
 use crate::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies as Options, Preemption};
 
 const MS: u64 = 1000;
 
 fn scheduler(blocks: usize, max_batch_tokens: usize, max_seqs: usize, policies: Options) -> Scheduler {
-    let options =
-        SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk: max_batch_tokens, window: None, preemption: Preemption::Recompute };
-    Scheduler::with_policies(options, BlockManager::new(blocks, 8, false).unwrap(), Policies::new(&policies)).unwrap()
+    let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk: max_batch_tokens, preemption: Preemption::Recompute };
+    Scheduler::with_policies(options, BlockManager::new(blocks, Paging::plain(8), false).unwrap(), Policies::new(&policies)).unwrap()
 }
 
 fn by_priority(ageing: u64) -> Options {

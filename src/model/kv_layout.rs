@@ -1,0 +1,120 @@
+//! Which layers share the blocks of a sequence, and where in a block each one's K and V lie.
+
+use super::spec::{Layer, ModelSpec};
+
+/// Layers with the same window form groups of equally many, one block table for each. A block holds one layer of a group on each of
+/// its levels, so that a block of any group has the same bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvLayout {
+    /// [groups] how many positions a token looks back on. None: on all.
+    pub windows: Vec<Option<usize>>,
+    pub levels: usize,
+    places: Vec<LayerPlace>, // [layers]
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerPlace {
+    pub group: usize,
+    pub level: usize,
+}
+
+/// Of what all blocks hold, no more than one part in so many is nobody's: where layers do not come in equal groups.
+const PADDING: usize = 16;
+
+impl KvLayout {
+    pub fn of(spec: &ModelSpec) -> KvLayout {
+        let windows: Vec<Option<usize>> = spec.layers.iter().map(|layer| layer.attention.shape.window).collect();
+        let kv = |layer: &Layer| (layer.attention.shape.kv_heads, layer.attention.shape.head_dim);
+        let alike = spec.layers.windows(2).all(|pair| kv(&pair[0]) == kv(&pair[1]));
+        KvLayout::group(&windows, alike)
+    }
+
+    /// `alike`: the K and V of all layers have the same shape, so that any two may lie in the same place.
+    fn group(layers: &[Option<usize>], alike: bool) -> KvLayout {
+        let mut kinds: Vec<Option<usize>> = Vec::new();
+        for window in layers {
+            if !kinds.contains(window) {
+                kinds.push(*window);
+            }
+        }
+        // Who looks back the farthest has the most blocks: of those none is to be in vain.
+        kinds.sort_by_key(|window| std::cmp::Reverse(window.unwrap_or(usize::MAX)));
+        if kinds.len() < 2 || !alike {
+            let places = (0..layers.len()).map(|level| LayerPlace { group: 0, level }).collect();
+            return KvLayout { windows: vec![kinds.first().copied().flatten()], levels: layers.len(), places };
+        }
+        let counts: Vec<usize> = kinds.iter().map(|kind| layers.iter().filter(|window| *window == kind).count()).collect();
+        let most = layers.len() + layers.len() / PADDING;
+        let fits = |levels: &usize| {
+            counts[0].is_multiple_of(*levels) && counts.iter().map(|count| count.next_multiple_of(*levels)).sum::<usize>() <= most
+        };
+        // One level wastes nothing.
+        let levels = (1..=counts[0]).rev().find(fits).unwrap_or(1);
+        let groups: Vec<usize> = counts.iter().map(|count| count.div_ceil(levels)).collect();
+        let mut seen = vec![0; kinds.len()];
+        let place = |window: &Option<usize>| {
+            let kind = kinds.iter().position(|kind| kind == window).unwrap_or(0);
+            let first: usize = groups[..kind].iter().sum();
+            let place = LayerPlace { group: first + seen[kind] / levels, level: seen[kind] % levels };
+            seen[kind] += 1;
+            place
+        };
+        let places = layers.iter().map(place).collect();
+        let windows = kinds.iter().zip(&groups).flat_map(|(kind, &groups)| std::iter::repeat_n(*kind, groups)).collect();
+        KvLayout { windows, levels, places }
+    }
+
+    pub fn places(&self) -> &[LayerPlace] {
+        &self.places
+    }
+
+    /// A layer whose K and V lie on each level.
+    pub fn of_levels<'a, L>(&'a self, layers: &'a [L]) -> impl Iterator<Item = &'a L> {
+        let on = |level| self.places.iter().position(|place| place.level == level).map(|layer| &layers[layer]);
+        (0..self.levels).filter_map(on)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Groups, and levels, of a model in which each `every`th layer looks back on all.
+    fn alternating(layers: usize, every: usize) -> (usize, usize) {
+        let windows: Vec<_> = (1..=layers).map(|layer| (layer % every > 0).then_some(512)).collect();
+        let layout = KvLayout::group(&windows, true);
+        let mut places = layout.places.clone();
+        places.sort_by_key(|place| (place.group, place.level));
+        places.dedup();
+        assert_eq!(places.len(), layers, "each layer has its own place");
+        assert!(layout.windows.len() * layout.levels <= layers + layers / PADDING);
+        for (window, place) in windows.iter().zip(&layout.places) {
+            assert_eq!(*window, layout.windows[place.group], "a group has one window");
+        }
+        (layout.windows.len(), layout.levels)
+    }
+
+    #[test]
+    fn layers_of_one_kind_form_groups_of_equally_many() {
+        assert_eq!(alternating(24, 2), (2, 12), "gpt-oss");
+        assert_eq!(alternating(42, 2), (2, 21), "Gemma 2, 9B");
+        assert_eq!(alternating(48, 6), (6, 8), "Gemma 3, 12B");
+        assert_eq!(alternating(34, 6), (7, 5), "Gemma 3, 4B: one of 35 places is empty");
+        assert_eq!(alternating(62, 6), (13, 5), "Gemma 3, 27B: three of 65");
+        assert_eq!(alternating(26, 6), (13, 2), "Gemma 3, 1B");
+        assert_eq!(alternating(32, 4), (4, 8), "Cohere 2");
+    }
+
+    #[test]
+    fn layers_that_are_all_alike_are_one_group() {
+        let one = |window, layers| KvLayout::group(&vec![window; layers], true);
+        assert_eq!((one(None, 5).windows, one(None, 5).levels), (vec![None], 5));
+        assert_eq!((one(Some(7), 5).windows, one(Some(7), 5).levels), (vec![Some(7)], 5));
+    }
+
+    #[test]
+    fn layers_whose_k_and_v_differ_in_shape_stay_together_and_keep_what_any_looks_back_on() {
+        assert_eq!(KvLayout::group(&[Some(4), None, Some(9)], false).windows, [None]);
+        assert_eq!(KvLayout::group(&[Some(4), Some(9)], false).windows, [Some(9)]);
+    }
+}
