@@ -167,5 +167,6 @@ goldens!(
     gemma3 gemma3_odd phi phi_odd phi3 phi3_odd gpt_neox gpt_neox_odd falcon falcon_odd falcon_11b falcon_rw
     stablelm stablelm_odd starcoder2 starcoder2_odd olmo2 olmo2_odd granite granite_odd smollm3 smollm3_odd
     glm4 glm4_odd cohere cohere_odd cohere2 cohere2_odd
-    mixtral mixtral_odd qwen2_moe qwen2_moe_odd qwen3_moe qwen3_moe_odd
+    mixtral mixtral_odd qwen2_moe qwen2_moe_odd qwen3_moe qwen3_moe_odd gpt_oss gpt_oss_odd gpt_oss_mxfp4_bf16
+    deepseek_v2 deepseek_v2_odd deepseek_v3 deepseek_v3_odd
 );

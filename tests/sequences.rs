@@ -1089,7 +1089,7 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
     let model = Model::llama();
     let mut files = ModelFiles::open(&model.options.model_dir).unwrap();
     let windowed = files.spec.layers.iter_mut().skip(alternate as usize).step_by(1 + alternate as usize);
-    windowed.for_each(|layer| layer.attention.shape.window = Some(WINDOW));
+    windowed.for_each(|layer| layer.attention.shape_mut().window = Some(WINDOW));
     let mut windows = KvLayout::of(&files.spec).windows;
     assert_eq!(windows, if alternate { vec![None, Some(WINDOW)] } else { vec![Some(WINDOW)] });
     windows.iter_mut().filter(|_| keeps_all).for_each(|window| *window = None);

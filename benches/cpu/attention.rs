@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::backend::{AttentionShape, Backend, KvShape};
+use pagedllm::backend::{AttentionShape, Backend, KvShape, Values};
 use pagedllm::batch::{Batch, Span};
 use pagedllm::options::KvDtype;
 
@@ -42,7 +42,7 @@ pub fn bench(options: &Options) -> Result<()> {
                 let tokens = if options.quick { context } else { TOKENS / kv_heads };
                 let case = Case::new(
                     options,
-                    KvShape { blocks: tokens / BLOCK, block_size: BLOCK, kv_heads, head_dim: HEAD_DIM, dtype },
+                    KvShape { blocks: tokens / BLOCK, block_size: BLOCK, kv_heads, head_dim: HEAD_DIM, values: Values::Own, dtype },
                     context,
                 )?;
                 let before = memory.bandwidth();
@@ -68,15 +68,7 @@ struct Case {
 
 impl Case {
     fn new(options: &Options, shape: KvShape, context: usize) -> Result<Case> {
-        let attention = AttentionShape {
-            heads: HEADS,
-            kv_heads: shape.kv_heads,
-            head_dim: HEAD_DIM,
-            scale: 0.125,
-            window: None,
-            soft_cap: None,
-            alibi: None,
-        };
+        let attention = AttentionShape::new(HEADS, shape.kv_heads, HEAD_DIM, 0.125);
         let backend = CpuBackend::new(options.threads, Some(options.isa))?;
         backend.reserve(&attention)?;
         let kv = backend.kv(shape)?;
@@ -124,7 +116,7 @@ impl Case {
         let watch = Watch::start(None);
         let mut pass = || {
             let start = Instant::now();
-            self.backend.attention(&self.inputs, 0, &self.attention, &qkv, &self.kv, &mut out);
+            self.backend.attention(&self.inputs, 0, &self.attention, None, &qkv, &self.kv, &mut out);
             start.elapsed().as_secs_f64()
         };
         pass(); // threads and pages awake

@@ -9,8 +9,11 @@ use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::Result;
 use crate::options::{Dtype, KvDtype};
 
-/// The matrix of an expert.
+/// The matrix of a head.
 pub type MatrixOf<'a, M> = &'a dyn Fn(usize) -> &'a M;
+
+/// The matrix of an expert, and its bias.
+pub type ExpertOf<'a, M, B> = &'a dyn Fn(usize) -> (&'a M, Option<&'a B>);
 
 /// Serves the rows `[first, first + rows)` of a matrix as bytes of its dtype, little endian.
 pub type RowSource<'a> = &'a mut dyn FnMut(usize, &mut [u8]) -> Result<()>;
@@ -23,6 +26,15 @@ pub enum Act {
     Gelu,
     /// Gelu by its tanh approximation.
     GeluTanh,
+}
+
+/// How a gate and what it lets through become one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Glu {
+    /// act(gate) * up
+    Of(Act),
+    /// gate * sigmoid(alpha * gate) * (up + 1), where the gate is at most `limit`, and what goes through it not further than that from 0.
+    Clamped { alpha: f32, limit: f32 },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,21 +55,65 @@ pub enum Pairs {
 }
 
 /// How rows choose among the experts of a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routing {
     pub experts: usize,
     /// Each row goes to so many.
     pub top_k: usize,
-    /// The weights of those add up to 1; otherwise those of all experts do.
+    pub scores: Scores,
+    /// The weights of those that a row goes to add up to 1, before they are scaled.
     pub normalized: bool,
+    pub scale: f32,
+    pub groups: Option<ExpertGroups>,
 }
 
-/// The shape of one attention layer, over rows of `[heads + 2 * kv_heads, head_dim]`: queries, keys, values.
+/// What logits become, from which the weights are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scores {
+    /// All together add up to 1.
+    Softmax,
+    /// Each by itself; those that choose are corrected by the layer's numbers, those that weigh are not.
+    Sigmoid,
+}
+
+/// Experts in groups of equally many, which a row chooses first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// At most `MOST`.
+    pub count: usize,
+    /// A row goes to experts of so many.
+    pub chosen: usize,
+    /// A group is as good as so many of its best experts together.
+    pub best: usize,
+}
+
+impl ExpertGroups {
+    pub const MOST: usize = 64;
+}
+
+impl Routing {
+    pub fn softmax(experts: usize, top_k: usize, normalized: bool) -> Routing {
+        Routing { experts, top_k, scores: Scores::Softmax, normalized, scale: 1.0, groups: None }
+    }
+}
+
+/// Where the values of a head are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Values {
+    /// Beside its keys, and as wide.
+    Own,
+    /// They are the first so many dimensions of its keys.
+    OfKeys(usize),
+}
+
+/// The shape of one attention layer, over rows of `[heads + 2 * kv_heads, head_dim]`: queries, keys, values. Where the values are the
+/// keys', rows hold queries alone, and what is stored comes in rows of its own.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
+    pub values: Values,
     /// What the dot product of query and key is multiplied by.
     pub scale: f32,
     /// A row sees this many positions, its own included. None: all before it.
@@ -69,6 +125,11 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
+    /// One that sees all before it, and has values beside its keys.
+    pub fn new(heads: usize, kv_heads: usize, head_dim: usize, scale: f32) -> AttentionShape {
+        AttentionShape { heads, kv_heads, head_dim, values: Values::Own, scale, window: None, soft_cap: None, alibi: None }
+    }
+
     pub fn q_width(&self) -> usize {
         self.heads * self.head_dim
     }
@@ -91,6 +152,34 @@ impl AttentionShape {
     pub fn qkv_width(&self) -> usize {
         self.q_width() + 2 * self.kv_width()
     }
+
+    /// Of a row of queries, with what is beside them.
+    pub fn row_width(&self) -> usize {
+        if self.values == Values::Own { self.qkv_width() } else { self.q_width() }
+    }
+
+    /// Of a head's values.
+    pub fn value_dim(&self) -> usize {
+        match self.values {
+            Values::Own => self.head_dim,
+            Values::OfKeys(dim) => dim,
+        }
+    }
+
+    /// Of what attention gives for a row.
+    pub fn out_width(&self) -> usize {
+        self.heads * self.value_dim()
+    }
+}
+
+/// Parts of a row: `count` strips of `dim` numbers, the first at `first`, each `pitch` after the one before it; rows are `stride` apart.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Strips {
+    pub first: usize,
+    pub count: usize,
+    pub dim: usize,
+    pub pitch: usize,
+    pub stride: usize,
 }
 
 /// The heads of a row that an op works on: `count` heads of `dim` from `first`, in rows `stride` apart.
@@ -108,6 +197,7 @@ pub struct KvShape {
     pub block_size: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
+    pub values: Values,
     pub dtype: KvDtype,
 }
 
@@ -202,20 +292,37 @@ pub trait Backend: Send + Sync {
     fn angles(&self, inputs: &Self::Inputs, frequencies: &[f32], amplitude: f32, out: &mut Self::Buf);
     /// Rotates the first `rotated` dimensions of each head by the row's angles, pair by pair.
     fn rope(&self, rows: usize, heads: Heads, rotated: usize, pairs: Pairs, angles: &Self::Buf, x: &mut Self::Buf);
-    /// Writes the K and V of each row of `qkv` to its slot of the group of layers.
+    /// Writes the K and V of each row of `qkv` to its slot of the group of layers. Where the values are the keys', its rows are these.
     fn store_kv(&self, inputs: &Self::Inputs, group: usize, shape: &AttentionShape, qkv: &Self::Buf, kv: &mut Self::Kv);
-    /// out[r] = attention of the row's queries over K and V as they are stored, up to the row's own position
-    fn attention(&self, inputs: &Self::Inputs, group: usize, shape: &AttentionShape, qkv: &Self::Buf, kv: &Self::Kv, out: &mut Self::Buf);
+    /// out[r] = attention of the row's queries over K and V as they are stored, up to the row's own position. `sinks`: a score more for
+    /// each head, behind which there is nothing.
+    #[allow(clippy::too_many_arguments)]
+    fn attention(
+        &self,
+        inputs: &Self::Inputs,
+        group: usize,
+        shape: &AttentionShape,
+        sinks: Option<&Self::Buf>,
+        qkv: &Self::Buf,
+        kv: &Self::Kv,
+        out: &mut Self::Buf,
+    );
+    /// out[h][r] = x[r][strip h]
+    fn split_strips(&self, rows: usize, strips: Strips, x: &Self::Buf, out: &mut Self::Buf);
+    /// out[r][strip h] = x[h][r]
+    fn join_strips(&self, rows: usize, strips: Strips, x: &Self::Buf, out: &mut Self::Buf);
+    /// out[h][r] = w * x[h][r] with the matrix that `matrix` gives for h, of `count`
+    fn matmul_strips(&self, rows: usize, count: usize, x: &Self::Buf, matrix: MatrixOf<Self::Matrix>, out: &mut Self::Buf);
     /// x = act(x), over `len` numbers
     fn activate(&self, len: usize, act: Act, x: &mut Self::Buf);
-    /// out[r] = act(x[r][..width]) * x[r][width..]
-    fn gate(&self, rows: usize, width: usize, act: Act, x: &Self::Buf, out: &mut Self::Buf);
-    /// Chooses each row's experts, those of its largest logits, and their weights, the softmax of these. `logits` is `[rows, experts]`.
-    fn route(&self, rows: usize, routing: Routing, logits: &Self::Buf, routes: &mut Self::Routes);
+    /// out[r] = glu(x[r][..width], x[r][width..])
+    fn gate(&self, rows: usize, width: usize, glu: Glu, x: &Self::Buf, out: &mut Self::Buf);
+    /// Chooses each row's experts, those of its best scores, and their weights. `logits` is `[rows, experts]`, `correction` `[experts]`.
+    fn route(&self, rows: usize, routing: Routing, correction: Option<&Self::Buf>, logits: &Self::Buf, routes: &mut Self::Routes);
     /// out[i] = x[row of route i], rows of `width`. Routes to the same expert are neighbours.
     fn gather_routes(&self, routes: &Self::Routes, width: usize, x: &Self::Buf, out: &mut Self::Buf);
-    /// out[i] = w * x[i] with the matrix that `expert` gives for the expert of route i: one product per expert that has rows.
-    fn matmul_routes(&self, routes: &Self::Routes, x: &Self::Buf, expert: MatrixOf<Self::Matrix>, out: &mut Self::Buf);
+    /// out[i] = w * x[i] + bias with what `expert` gives for the expert of route i: one product per expert that has rows.
+    fn matmul_routes(&self, routes: &Self::Routes, x: &Self::Buf, expert: ExpertOf<Self::Matrix, Self::Buf>, out: &mut Self::Buf);
     /// out[r] = the sum of x[i] * weight over the routes of row r, the heaviest first; rows of `width`
     fn combine_routes(&self, routes: &Self::Routes, width: usize, x: &Self::Buf, out: &mut Self::Buf);
     /// x[r] += sigmoid(gates[r]) * y[r], rows of `width`
@@ -233,7 +340,7 @@ mod tests {
     #[test]
     fn slopes_are_those_of_the_powers_of_two_around_the_heads() {
         let slopes = |heads| -> Vec<f32> {
-            let shape = AttentionShape { heads, kv_heads: heads, head_dim: 8, scale: 1.0, window: None, soft_cap: None, alibi: None };
+            let shape = AttentionShape::new(heads, heads, 8, 1.0);
             (0..heads).map(|head| shape.slope(head)).collect()
         };
         assert_eq!(slopes(4), [0.25, 0.0625, 0.015625, 0.00390625]);

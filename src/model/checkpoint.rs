@@ -97,6 +97,30 @@ impl Checkpoint {
 
     /// The tensor of this name and shape, and how its numbers are stored.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<(&Tensor, Dtype)> {
+        let tensor = self.shaped(name, shape)?;
+        match tensor.dtype {
+            safetensors::Dtype::F32 => Ok((tensor, Dtype::F32)),
+            safetensors::Dtype::F16 => Ok((tensor, Dtype::F16)),
+            safetensors::Dtype::BF16 => Ok((tensor, Dtype::Bf16)),
+            _ => Err(self.stored_otherwise(name, tensor, "F32, F16, BF16")),
+        }
+    }
+
+    /// The tensor of this name and shape, whose elements are bytes.
+    pub fn bytes(&self, name: &str, shape: &[usize]) -> Result<&Tensor> {
+        let tensor = self.shaped(name, shape)?;
+        match tensor.dtype {
+            safetensors::Dtype::U8 => Ok(tensor),
+            _ => Err(self.stored_otherwise(name, tensor, "U8")),
+        }
+    }
+
+    fn stored_otherwise(&self, name: &str, tensor: &Tensor, supported: &str) -> Error {
+        let path = self.files[tensor.file].path.display();
+        Error::unsupported(format!("{path}: {name} is stored as {:?}; supported are {supported}", tensor.dtype))
+    }
+
+    fn shaped(&self, name: &str, shape: &[usize]) -> Result<&Tensor> {
         let tensor = self
             .find(name)
             .ok_or_else(|| Error::model(format!("tensor {}{name} is missing from {}", self.prefix, self.files[0].path.display())))?;
@@ -104,13 +128,7 @@ impl Checkpoint {
         if tensor.shape != shape {
             return Err(Error::model(format!("{path}: {name} has shape {:?}, config.json says {shape:?}", tensor.shape)));
         }
-        let dtype = match tensor.dtype {
-            safetensors::Dtype::F32 => Dtype::F32,
-            safetensors::Dtype::F16 => Dtype::F16,
-            safetensors::Dtype::BF16 => Dtype::Bf16,
-            other => return Err(Error::unsupported(format!("{path}: {name} is stored as {other:?}; supported are F32, F16, BF16"))),
-        };
-        Ok((tensor, dtype))
+        Ok(tensor)
     }
 
     /// Fills `out` with the tensor's bytes from `start`.

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::kv_layout::{KvLayout, LayerPlace};
 use super::spec::{
-    Attention, Embedding, Expert, Experts, Head, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm, QkNormOver, Residual, Rope, Routing,
-    SharedExpert,
+    Attention, AttentionShape, Embedding, Expert, Experts, Glu, Head, HeadAttention, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm,
+    QkNormOver, Residual, Rope, Routing, SharedExpert,
 };
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
 use crate::backend::{Backend, Heads, KvShape};
@@ -81,9 +81,9 @@ pub struct KvPool {
 }
 
 impl KvPool {
-    fn shape<L, N>(&self, layer: &Layer<L, N>) -> KvShape {
-        let shape = &layer.attention.shape;
-        KvShape { blocks: self.blocks, block_size: self.block_size, kv_heads: shape.kv_heads, head_dim: shape.head_dim, dtype: self.dtype }
+    fn shape<L, N, V>(&self, layer: &Layer<L, N, V>) -> KvShape {
+        let AttentionShape { kv_heads, head_dim, values, .. } = *layer.attention.shape();
+        KvShape { blocks: self.blocks, block_size: self.block_size, kv_heads, head_dim, values, dtype: self.dtype }
     }
 
     /// Bytes of one block: of all layers of a group.
@@ -117,27 +117,29 @@ struct Work<B: Backend> {
 }
 
 /// What attention and MLP need on their way. A row has a route to each of its experts.
-struct Scratch<B: Backend> {
-    wide: B::Buf,   // [rows, qkv or up] or [routes, up]
-    narrow: B::Buf, // [rows, attention output, gated or experts] or [routes, gated]
-    routed: B::Buf, // [routes, hidden]
+pub(super) struct Scratch<B: Backend> {
+    pub wide: B::Buf,    // [rows, qkv or up] or [routes, up]
+    pub narrow: B::Buf,  // [rows, attention output, gated or experts] or [routes, gated]
+    pub routed: B::Buf,  // [routes, hidden] or [heads, rows, head]
+    pub queries: B::Buf, // [rows, heads over latents]
     routes: B::Routes,
 }
 
 /// Of one rope, for all rows.
-struct Angles<B: Backend> {
-    rotated: usize,
-    pairs: Pairs,
-    buf: B::Buf, // [rows, rotated]
+pub(super) struct Angles<B: Backend> {
+    pub rotated: usize,
+    pub pairs: Pairs,
+    pub buf: B::Buf, // [rows, rotated]
 }
 
 /// The columns of each buffer in `Work`.
-struct Widths {
+pub(super) struct Widths {
     hidden: usize,
     normed: usize,
     wide: usize,
     narrow: usize,
-    routed: usize,
+    pub routed: usize,
+    pub queries: usize,
     /// The most of every layer's.
     routing: Routing,
 }
@@ -150,11 +152,14 @@ impl Widths {
             wide: 0,
             narrow: 0,
             routed: 0,
-            routing: Routing { experts: 0, top_k: 0, normalized: false },
+            queries: 0,
+            routing: Routing::softmax(0, 0, false),
         };
         for layer in &spec.layers {
-            let shape = &layer.attention.shape;
-            widths.hold(shape.qkv_width(), shape.q_width());
+            match &layer.attention {
+                Attention::Heads(heads) => widths.hold(heads.shape.qkv_width(), heads.shape.q_width()),
+                Attention::Latent(latent) => widths.hold_latent(latent),
+            }
             match &layer.mlp {
                 Mlp::Plain { up, .. } => widths.hold(up.rows(), 0),
                 Mlp::Gated { gate_up, down, .. } => widths.hold(gate_up.rows(), down.cols),
@@ -164,7 +169,7 @@ impl Widths {
         widths
     }
 
-    fn hold(&mut self, wide: usize, narrow: usize) {
+    pub fn hold(&mut self, wide: usize, narrow: usize) {
         (self.wide, self.narrow) = (self.wide.max(wide), self.narrow.max(narrow));
     }
 
@@ -184,19 +189,19 @@ impl Widths {
 
 /// Bytes of all activations and working memory of `threads` for batches within `limits`.
 pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits, threads: usize) -> u64 {
-    let Widths { hidden, normed, wide, narrow, routed, routing } = Widths::of(spec);
+    let Widths { hidden, normed, wide, narrow, routed, queries, routing } = Widths::of(spec);
     let angles: usize = spec.ropes.iter().map(Rope::rotated).sum();
-    let floats = limits.rows * (hidden + 2 * normed + wide + narrow + routed + angles) + limits.logits * spec.vocab_size;
-    let reserved = spec.layers.iter().map(|layer| backend.reserved_bytes(&layer.attention.shape)).max();
+    let floats = limits.rows * (hidden + 2 * normed + wide + narrow + routed + queries + angles) + limits.logits * spec.vocab_size;
+    let reserved = spec.layers.iter().map(|layer| backend.reserved_bytes(layer.attention.shape())).max();
     let routes = backend.routes_bytes(limits.rows, routing);
     (floats * size_of::<f32>()) as u64 + routes + reserved.unwrap_or(0) * threads as u64
 }
 
 impl<B: Backend> Decoder<B> {
     pub fn new(backend: B, spec: &ModelSpec, model: LoadedModel<B>, limits: BatchLimits) -> Result<Decoder<B>> {
-        let Widths { hidden, normed, wide, narrow, routed, routing } = Widths::of(spec);
+        let Widths { hidden, normed, wide, narrow, routed, queries, routing } = Widths::of(spec);
         let rows = |width: usize| backend.buffer(limits.rows * width);
-        spec.layers.iter().try_for_each(|layer| backend.reserve(&layer.attention.shape))?;
+        spec.layers.iter().try_for_each(|layer| backend.reserve(layer.attention.shape()))?;
         let work = Work {
             x: rows(hidden)?,
             normed: rows(normed)?,
@@ -206,6 +211,7 @@ impl<B: Backend> Decoder<B> {
                 wide: rows(wide)?,
                 narrow: rows(narrow)?,
                 routed: rows(routed)?,
+                queries: rows(queries)?,
                 routes: backend.routes(limits.rows, routing)?,
             },
             angles: spec
@@ -250,17 +256,19 @@ impl<B: Backend> Decoder<B> {
 }
 
 /// A layer's K and V, in the blocks of its group.
-struct LayerKv<'a, B: Backend> {
-    group: usize,
-    kv: &'a mut B::Kv,
+pub(super) struct LayerKv<'a, B: Backend> {
+    pub group: usize,
+    pub kv: &'a mut B::Kv,
 }
 
 /// One batch on its way through the model.
-struct Pass<'a, B: Backend> {
-    backend: &'a B,
-    inputs: &'a B::Inputs,
-    rows: usize,
+pub(super) struct Pass<'a, B: Backend> {
+    pub backend: &'a B,
+    pub inputs: &'a B::Inputs,
+    pub rows: usize,
 }
+
+type LoadedLayer<B> = Layer<LoadedLinear<B>, LoadedNorm<B>, <B as Backend>::Buf>;
 
 impl<B: Backend> Pass<'_, B> {
     fn embed(&self, model: &LoadedModel<B>, work: &mut Work<B>) {
@@ -280,9 +288,12 @@ impl<B: Backend> Pass<'_, B> {
         }
     }
 
-    fn layer(&self, layer: &Layer<LoadedLinear<B>, LoadedNorm<B>>, mut kv: LayerKv<B>, work: &mut Work<B>) {
+    fn layer(&self, layer: &LoadedLayer<B>, mut kv: LayerKv<B>, work: &mut Work<B>) {
         let Work { x, normed, delta, scratch, angles, .. } = work;
-        let mut attention = |x: &B::Buf, out: &mut B::Buf| self.attention(&layer.attention, x, &mut kv, angles, scratch, out);
+        let mut attention = |x: &B::Buf, out: &mut B::Buf| match &layer.attention {
+            Attention::Heads(heads) => self.attention(heads, x, &mut kv, angles, scratch, out),
+            Attention::Latent(latent) => self.latent_attention(latent, x, &mut kv, angles, scratch, out),
+        };
         match &layer.residual {
             Residual::PreNorm { attention: before, mlp } => {
                 self.norm(before, x, normed);
@@ -335,7 +346,7 @@ impl<B: Backend> Pass<'_, B> {
     #[allow(clippy::too_many_arguments)]
     fn attention(
         &self,
-        attention: &Attention<LoadedLinear<B>, LoadedNorm<B>>,
+        attention: &HeadAttention<LoadedLinear<B>, LoadedNorm<B>, B::Buf>,
         x: &B::Buf,
         LayerKv { group, kv }: &mut LayerKv<B>,
         angles: &[Angles<B>],
@@ -343,7 +354,7 @@ impl<B: Backend> Pass<'_, B> {
         out: &mut B::Buf,
     ) {
         let Scratch { wide, narrow, .. } = scratch;
-        let Attention { shape, qkv, out: project, qk_norm, rope } = attention;
+        let HeadAttention { shape, qkv, out: project, qk_norm, rope, sinks } = attention;
         let heads = |first, count| Heads { first, count, dim: shape.head_dim, stride: shape.qkv_width() };
         let all = |heads: Heads| Heads { count: 1, dim: heads.count * heads.dim, ..heads };
         self.linear(qkv, x, wide);
@@ -358,11 +369,11 @@ impl<B: Backend> Pass<'_, B> {
             self.backend.rope(self.rows, heads(0, shape.heads + shape.kv_heads), *rotated, *pairs, buf, wide);
         }
         self.backend.store_kv(self.inputs, *group, shape, wide, kv);
-        self.backend.attention(self.inputs, *group, shape, wide, kv, narrow);
+        self.backend.attention(self.inputs, *group, shape, sinks.as_ref(), wide, kv, narrow);
         self.linear(project, narrow, out);
     }
 
-    fn mlp(&self, mlp: &Mlp<LoadedLinear<B>>, x: &B::Buf, scratch: &mut Scratch<B>, out: &mut B::Buf) {
+    fn mlp(&self, mlp: &Mlp<LoadedLinear<B>, B::Buf>, x: &B::Buf, scratch: &mut Scratch<B>, out: &mut B::Buf) {
         let Scratch { wide, narrow, .. } = scratch;
         match mlp {
             Mlp::Plain { up, act, down } => {
@@ -372,7 +383,7 @@ impl<B: Backend> Pass<'_, B> {
             }
             Mlp::Gated { gate_up, act, down } => {
                 self.linear(gate_up, x, wide);
-                self.backend.gate(self.rows, gate_up.rows / 2, *act, wide, narrow);
+                self.backend.gate(self.rows, gate_up.rows / 2, Glu::Of(*act), wide, narrow);
                 self.linear(down, narrow, out);
             }
             Mlp::Experts(experts) => self.experts(experts, x, scratch, out),
@@ -380,23 +391,28 @@ impl<B: Backend> Pass<'_, B> {
     }
 
     /// Rows that go to the same expert go together.
-    fn experts(&self, experts: &Experts<LoadedLinear<B>>, x: &B::Buf, scratch: &mut Scratch<B>, out: &mut B::Buf) {
-        let Experts { router, routing, act, experts, shared } = experts;
-        let Scratch { wide, narrow, routed, routes } = scratch;
+    fn experts(&self, experts: &Experts<LoadedLinear<B>, B::Buf>, x: &B::Buf, scratch: &mut Scratch<B>, out: &mut B::Buf) {
+        let Experts { router, correction, routing, glu, experts, shared } = experts;
+        let Scratch { wide, narrow, routed, routes, .. } = scratch;
         let (hidden, inner) = (experts[0].down.rows, experts[0].gate_up.rows / 2);
         self.linear(router, x, narrow);
-        self.backend.route(self.rows, *routing, narrow, routes);
+        self.backend.route(self.rows, *routing, correction.as_ref(), narrow, routes);
         self.backend.gather_routes(routes, hidden, x, routed);
-        self.backend.matmul_routes(routes, routed, &|expert| &experts[expert].gate_up.weight, wide);
-        self.backend.gate(self.rows * routing.top_k, inner, *act, wide, narrow);
-        self.backend.matmul_routes(routes, narrow, &|expert| &experts[expert].down.weight, routed);
+        self.backend.matmul_routes(routes, routed, &|expert| experts[expert].gate_up.parts(), wide);
+        self.backend.gate(self.rows * routing.top_k, inner, *glu, wide, narrow);
+        self.backend.matmul_routes(routes, narrow, &|expert| experts[expert].down.parts(), routed);
         self.backend.combine_routes(routes, hidden, routed, out);
         if let Some(SharedExpert { expert, gate }) = shared {
             self.linear(&expert.gate_up, x, wide);
-            self.backend.gate(self.rows, expert.gate_up.rows / 2, *act, wide, narrow);
+            self.backend.gate(self.rows, expert.gate_up.rows / 2, *glu, wide, narrow);
             self.linear(&expert.down, narrow, routed);
-            self.linear(gate, x, narrow);
-            self.backend.add_gated(self.rows, hidden, narrow, out, routed);
+            match gate {
+                Some(gate) => {
+                    self.linear(gate, x, narrow);
+                    self.backend.add_gated(self.rows, hidden, narrow, out, routed);
+                }
+                None => self.backend.add(self.rows * hidden, 1.0, out, routed),
+            }
         }
     }
 
@@ -421,20 +437,24 @@ impl<B: Backend> Pass<'_, B> {
         }
     }
 
-    fn linear(&self, linear: &LoadedLinear<B>, x: &B::Buf, out: &mut B::Buf) {
+    pub fn linear(&self, linear: &LoadedLinear<B>, x: &B::Buf, out: &mut B::Buf) {
         self.backend.matmul(self.rows, x, &linear.weight, linear.bias.as_ref(), out);
     }
 
-    fn norm(&self, norm: &LoadedNorm<B>, x: &B::Buf, out: &mut B::Buf) {
+    pub fn norm(&self, norm: &LoadedNorm<B>, x: &B::Buf, out: &mut B::Buf) {
         let spec = &norm.spec;
         self.backend.norm(self.rows, spec.width(), spec.kind, spec.eps, &norm.weight, norm.bias.as_ref(), x, out);
     }
 
-    fn norm_heads(&self, norm: &LoadedNorm<B>, heads: Heads, x: &mut B::Buf) {
+    pub fn norm_heads(&self, norm: &LoadedNorm<B>, heads: Heads, x: &mut B::Buf) {
         self.backend.norm_heads(self.rows, heads, norm.spec.kind, norm.spec.eps, &norm.weight, norm.bias.as_ref(), x);
     }
 
-    fn add(&self, x: &mut B::Buf, y: &B::Buf, layer: &Layer<LoadedLinear<B>, LoadedNorm<B>>) {
-        self.backend.add(self.rows * layer.attention.out.rows, layer.branch_scale, x, y);
+    fn add(&self, x: &mut B::Buf, y: &B::Buf, layer: &LoadedLayer<B>) {
+        let hidden = match &layer.attention {
+            Attention::Heads(heads) => heads.out.rows,
+            Attention::Latent(latent) => latent.out.rows,
+        };
+        self.backend.add(self.rows * hidden, layer.branch_scale, x, y);
     }
 }

@@ -23,8 +23,11 @@ const PADDING: usize = 16;
 
 impl KvLayout {
     pub fn of(spec: &ModelSpec) -> KvLayout {
-        let windows: Vec<Option<usize>> = spec.layers.iter().map(|layer| layer.attention.shape.window).collect();
-        let kv = |layer: &Layer| (layer.attention.shape.kv_heads, layer.attention.shape.head_dim);
+        let windows: Vec<Option<usize>> = spec.layers.iter().map(|layer| layer.attention.shape().window).collect();
+        let kv = |layer: &Layer| {
+            let shape = layer.attention.shape();
+            (shape.kv_heads, shape.head_dim, shape.values)
+        };
         let alike = spec.layers.windows(2).all(|pair| kv(&pair[0]) == kv(&pair[1]));
         KvLayout::group(&windows, alike)
     }

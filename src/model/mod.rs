@@ -5,6 +5,8 @@ mod checkpoint;
 mod config;
 mod decoder;
 mod kv_layout;
+mod latent;
+mod mxfp4;
 pub mod spec;
 mod weights;
 
@@ -40,8 +42,8 @@ impl ModelFiles {
         }
         let config = Config::load(dir, "config.json")?;
         let family = family(&config)?;
-        refuse_quantized(&config)?;
         let mut spec = (family.spec)(&config)?;
+        refuse_quantized(&config, &spec)?;
         let checkpoint = Checkpoint::open(dir, family.prefix)?;
         if let Some(head) = weights::own_head(&spec, &checkpoint)? {
             spec.head.weight = Some(head);
@@ -69,12 +71,15 @@ impl ModelFiles {
     }
 }
 
-/// Weights that were quantized are stored in forms of their own, which nothing here reads.
-fn refuse_quantized(config: &Config) -> Result<()> {
+/// Weights that were quantized are stored in forms of their own, of which one is read here: experts in four bits.
+fn refuse_quantized(config: &Config, spec: &ModelSpec) -> Result<()> {
     let Some(quantization) = config.object("quantization_config")? else { return Ok(()) };
     let method: String = quantization.text_or("quant_method", "unknown")?.chars().take(80).collect();
+    if method == "mxfp4" && spec.has_experts_in_one_tensor() {
+        return Ok(());
+    }
     Err(Error::unsupported(format!(
-        "config.json: the weights are quantized, method {method}; supported are weights in f32, f16 and bf16: use the model's checkpoint before it was quantized"
+        "config.json: the weights are quantized, method {method}; supported are weights in f32, f16 and bf16, and experts in mxfp4: use the model's checkpoint before it was quantized"
     )))
 }
 

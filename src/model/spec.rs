@@ -1,13 +1,13 @@
 //! An architecture as data. Sum types, so that a combination that makes no sense cannot be written down.
 //!
 //! The types are generic over their leaves: a spec holds the names and shapes of its weights
-//! (`Linear`, `Norm`), a loaded model holds the weights themselves, in the same structure.
+//! (`Linear`, `Norm`, `Vector`), a loaded model holds the weights themselves, in the same structure.
 
-pub use crate::backend::{Act, AttentionShape, NormKind, Pairs, Routing};
+pub use crate::backend::{Act, AttentionShape, Glu, NormKind, Pairs, Routing};
 
 /// A decoder-only transformer.
 #[derive(Debug, Clone)]
-pub struct Model<L = Linear, N = Norm> {
+pub struct Model<L = Linear, N = Norm, V = Vector> {
     pub vocab_size: usize,
     pub hidden_size: usize,
     /// The longest sequence it was made for.
@@ -15,7 +15,9 @@ pub struct Model<L = Linear, N = Norm> {
     pub embedding: Embedding<L>,
     /// The rotary embeddings that layers refer to by index.
     pub ropes: Vec<Rope>,
-    pub layers: Vec<Layer<L, N>>,
+    pub layers: Vec<Layer<L, N, V>>,
+    /// Layers that the checkpoint has behind these, for uses of its own.
+    pub spare_layers: usize,
     pub final_norm: Option<N>,
     pub head: Head<L>,
 }
@@ -23,6 +25,12 @@ pub struct Model<L = Linear, N = Norm> {
 pub type ModelSpec = Model;
 
 impl ModelSpec {
+    /// Whether a tensor holds all experts of a layer.
+    pub fn has_experts_in_one_tensor(&self) -> bool {
+        let in_one = |expert: &Expert| matches!(expert.down.parts[0].source, Source::Expert { .. });
+        self.layers.iter().any(|layer| matches!(&layer.mlp, Mlp::Experts(experts) if experts.experts.iter().any(in_one)))
+    }
+
     /// Settles what depends on how long sequences may become.
     pub fn fit(&mut self, longest: usize) {
         self.ropes.iter_mut().for_each(|rope| rope.fit(longest));
@@ -104,12 +112,12 @@ impl Rope {
 }
 
 #[derive(Debug, Clone)]
-pub struct Layer<L = Linear, N = Norm> {
+pub struct Layer<L = Linear, N = Norm, V = Vector> {
     pub residual: Residual<N>,
     /// What attention and MLP add to the residual stream is multiplied by this.
     pub branch_scale: f32,
-    pub attention: Attention<L, N>,
-    pub mlp: Mlp<L>,
+    pub attention: Attention<L, N, V>,
+    pub mlp: Mlp<L, V>,
 }
 
 /// Where a layer's norms stand around its two residual sums.
@@ -128,7 +136,14 @@ pub enum Residual<N = Norm> {
 }
 
 #[derive(Debug, Clone)]
-pub struct Attention<L = Linear, N = Norm> {
+pub enum Attention<L = Linear, N = Norm, V = Vector> {
+    Heads(HeadAttention<L, N, V>),
+    Latent(LatentAttention<L, N>),
+}
+
+/// Keys and values of heads.
+#[derive(Debug, Clone)]
+pub struct HeadAttention<L = Linear, N = Norm, V = Vector> {
     pub shape: AttentionShape,
     /// Queries, keys and values, stacked: one product.
     pub qkv: L,
@@ -137,6 +152,62 @@ pub struct Attention<L = Linear, N = Norm> {
     pub qk_norm: Option<QkNorm<N>>,
     /// Index into `Model::ropes`.
     pub rope: Option<usize>,
+    /// Of each head, a score of nothing: it takes part in the softmax, and adds nothing.
+    pub sinks: Option<V>,
+}
+
+/// What is kept of a token is one vector for all heads, from which each would make its key and value, and a rotated key that all share.
+/// Nobody makes them: what would make the keys is applied to the queries, and what would make the values to the sums.
+#[derive(Debug, Clone)]
+pub struct LatentAttention<L = Linear, N = Norm> {
+    /// Of queries over what is kept: its values are the first dimensions of its keys, those that do not turn.
+    pub shape: AttentionShape,
+    /// Dimensions of a head's query that do not turn.
+    pub unrotated: usize,
+    pub queries: LatentQueries<L, N>,
+    /// From the hidden size to what is kept.
+    pub latent: L,
+    /// Over what of it does not turn.
+    pub norm: N,
+    /// Index into `Model::ropes`.
+    pub rope: usize,
+    /// [heads] from the unrotated part of a query to the kept vector that it looks for.
+    pub keys: Vec<L>,
+    /// [heads] from a sum of kept vectors to one of values.
+    pub values: Vec<L>,
+    pub out: L,
+}
+
+/// Of all heads what does not turn, and then of all heads what does.
+#[derive(Debug, Clone)]
+pub enum LatentQueries<L = Linear, N = Norm> {
+    Direct(L),
+    /// up(norm(down(x)))
+    LowRank {
+        down: L,
+        norm: N,
+        up: L,
+    },
+}
+
+impl<L, N, V> Attention<L, N, V> {
+    pub fn shape(&self) -> &AttentionShape {
+        match self {
+            Attention::Heads(HeadAttention { shape, .. }) | Attention::Latent(LatentAttention { shape, .. }) => shape,
+        }
+    }
+
+    pub fn shape_mut(&mut self) -> &mut AttentionShape {
+        match self {
+            Attention::Heads(HeadAttention { shape, .. }) | Attention::Latent(LatentAttention { shape, .. }) => shape,
+        }
+    }
+}
+
+impl From<HeadAttention> for Attention {
+    fn from(attention: HeadAttention) -> Attention {
+        Attention::Heads(attention)
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -154,21 +225,23 @@ pub enum QkNormOver {
 }
 
 #[derive(Debug, Clone)]
-pub enum Mlp<L = Linear> {
+pub enum Mlp<L = Linear, V = Vector> {
     /// down(act(up(x)))
     Plain { up: L, act: Act, down: L },
     /// down(act(gate(x)) * up(x)); gate and up are stacked: one product
     Gated { gate_up: L, act: Act, down: L },
     /// Of many gated ones each row takes those that its router likes best.
-    Experts(Experts<L>),
+    Experts(Experts<L, V>),
 }
 
 #[derive(Debug, Clone)]
-pub struct Experts<L = Linear> {
+pub struct Experts<L = Linear, V = Vector> {
     /// From the hidden size to one logit per expert.
     pub router: L,
+    /// Of each expert, what is added to its score when rows choose.
+    pub correction: Option<V>,
     pub routing: Routing,
-    pub act: Act,
+    pub glu: Glu,
     pub experts: Vec<Expert<L>>,
     pub shared: Option<SharedExpert<L>>,
 }
@@ -180,11 +253,11 @@ pub struct Expert<L = Linear> {
     pub down: L,
 }
 
-/// One that every row takes: sigmoid(gate(x)) * expert(x) is added.
+/// One that every row takes: expert(x) is added, or sigmoid(gate(x)) * expert(x).
 #[derive(Debug, Clone)]
 pub struct SharedExpert<L = Linear> {
     pub expert: Expert<L>,
-    pub gate: L,
+    pub gate: Option<L>,
 }
 
 /// From the last hidden state to logits.
@@ -201,11 +274,30 @@ pub struct Head<L = Linear> {
 /// Where a matrix of `[rows of all parts, cols]` and its bias are found in the checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Linear {
-    /// Stacked one below the other: (name without ".weight", rows).
-    pub parts: Vec<(String, usize)>,
+    /// Stacked one below the other.
+    pub parts: Vec<Part>,
     pub cols: usize,
     pub bias: bool,
     pub layout: Layout,
+    pub order: RowOrder,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Part {
+    pub name: String,
+    pub rows: usize,
+    pub source: Source,
+}
+
+/// Which tensors hold a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// `{name}.weight` and `{name}.bias`, which hold nothing else.
+    Own,
+    /// `{name}` and `{name}_bias`, in which all experts lie one behind the other.
+    Expert { index: usize, count: usize },
+    /// `{name}.weight`, of whose `of` rows, as they lie in the file, those from `first` on.
+    Rows { first: usize, of: usize },
 }
 
 /// How a part lies in its file.
@@ -215,32 +307,92 @@ pub enum Layout {
     OutIn,
     /// `[in, out]`, as GPT-2's Conv1D.
     InOut,
-    /// `[out, in]`, and its rows are, for each KV head, those of its queries, its key and its value; loaded, they are those of all
-    /// queries, all keys, all values.
-    ByKvHead { queries: usize, head_dim: usize },
 }
 
-impl Layout {
+/// In which order a part's rows lie in its file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowOrder {
+    /// As they are loaded.
+    Same,
+    /// For each KV head, those of its queries, its key and its value; loaded, they are those of all queries, all keys, all values.
+    ByKvHead { queries: usize, head_dim: usize },
+    /// One of the first half, one of the second.
+    Alternating,
+    /// For each head, what does not turn and what does; loaded, the first of all heads and then the second of all.
+    ByHead { unrotated: usize, rotated: usize },
+}
+
+impl RowOrder {
     /// Where in a part of so many rows its row `row`, as loaded, lies in the file; and how many follow it there that are also next.
     pub fn run_at(self, rows: usize, row: usize) -> (usize, usize) {
-        let Layout::ByKvHead { queries, head_dim } = self else { return (row, rows - row) };
-        let (head, within) = (row / head_dim, row % head_dim);
-        let kv_heads = rows / head_dim / (queries + 2);
-        let (group, member) = match head.checked_sub(queries * kv_heads) {
-            None => (head / queries, head % queries),
-            Some(after) => (after % kv_heads, queries + after / kv_heads),
-        };
-        ((group * (queries + 2) + member) * head_dim + within, head_dim - within)
+        match self {
+            RowOrder::Same => (row, rows - row),
+            RowOrder::Alternating => (row % (rows / 2) * 2 + row / (rows / 2), 1),
+            RowOrder::ByHead { unrotated, rotated } => {
+                let dim = unrotated + rotated;
+                match row.checked_sub(rows / dim * unrotated) {
+                    None => (row / unrotated * dim + row % unrotated, unrotated - row % unrotated),
+                    Some(row) => (row / rotated * dim + unrotated + row % rotated, rotated - row % rotated),
+                }
+            }
+            RowOrder::ByKvHead { queries, head_dim } => {
+                let (head, within) = (row / head_dim, row % head_dim);
+                let kv_heads = rows / head_dim / (queries + 2);
+                let (group, member) = match head.checked_sub(queries * kv_heads) {
+                    None => (head / queries, head % queries),
+                    Some(after) => (after % kv_heads, queries + after / kv_heads),
+                };
+                ((group * (queries + 2) + member) * head_dim + within, head_dim - within)
+            }
+        }
+    }
+}
+
+impl Part {
+    pub fn own(name: impl Into<String>, rows: usize) -> Part {
+        Part { name: name.into(), rows, source: Source::Own }
+    }
+
+    pub fn weight(&self) -> String {
+        match self.source {
+            Source::Own | Source::Rows { .. } => format!("{}.weight", self.name),
+            Source::Expert { .. } => self.name.clone(),
+        }
+    }
+
+    pub fn bias(&self) -> String {
+        match self.source {
+            Source::Own | Source::Rows { .. } => format!("{}.bias", self.name),
+            Source::Expert { .. } => format!("{}_bias", self.name),
+        }
+    }
+
+    /// Of the whole tensor, where the part has `shape` in it.
+    pub fn tensor_shape(&self, shape: &[usize]) -> Vec<usize> {
+        match self.source {
+            Source::Own => shape.to_vec(),
+            Source::Expert { count, .. } => [&[count], shape].concat(),
+            Source::Rows { of, .. } => [&[of], &shape[1..]].concat(),
+        }
+    }
+
+    /// Elements of its tensor that come before it.
+    pub fn offset(&self, shape: &[usize]) -> usize {
+        match self.source {
+            Source::Own => 0,
+            Source::Expert { index, .. } => index * shape.iter().product::<usize>(),
+            Source::Rows { first, .. } => first * shape[1..].iter().product::<usize>(),
+        }
     }
 }
 
 impl Linear {
     pub fn new(name: impl Into<String>, rows: usize, cols: usize) -> Linear {
-        Linear::stack(vec![(name.into(), rows)], cols)
+        Linear::stack(vec![Part::own(name, rows)], cols)
     }
 
-    pub fn stack(parts: Vec<(String, usize)>, cols: usize) -> Linear {
-        Linear { parts, cols, bias: false, layout: Layout::OutIn }
+    pub fn stack(parts: Vec<Part>, cols: usize) -> Linear {
+        Linear { parts, cols, bias: false, layout: Layout::OutIn, order: RowOrder::Same }
     }
 
     pub fn bias(self, bias: bool) -> Linear {
@@ -251,9 +403,25 @@ impl Linear {
         Linear { layout, ..self }
     }
 
-    pub fn rows(&self) -> usize {
-        self.parts.iter().map(|(_, rows)| rows).sum()
+    pub fn order(self, order: RowOrder) -> Linear {
+        Linear { order, ..self }
     }
+
+    pub fn rows(&self) -> usize {
+        self.parts.iter().map(|part| part.rows).sum()
+    }
+
+    /// Of each part, as it lies in its file.
+    pub fn stored_shape(&self, part: &Part) -> [usize; 2] {
+        if self.layout == Layout::InOut { [self.cols, part.rows] } else { [part.rows, self.cols] }
+    }
+}
+
+/// Numbers that are a tensor of their own.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Vector {
+    pub name: String,
+    pub len: usize,
 }
 
 /// The weights of a norm, and its bias.
@@ -282,29 +450,31 @@ impl Norm {
     }
 }
 
-impl Attention {
+impl HeadAttention {
     /// Separate q, k and v of `layer`, as most families name them: `{layer}.{q,k,v}_proj`.
     pub fn stacked_qkv(layer: &str, names: [&str; 3], shape: &AttentionShape, hidden: usize) -> Linear {
         let widths = [shape.q_width(), shape.kv_width(), shape.kv_width()];
-        Linear::stack(names.iter().zip(widths).map(|(name, width)| (format!("{layer}.{name}"), width)).collect(), hidden)
+        Linear::stack(names.iter().zip(widths).map(|(name, width)| Part::own(format!("{layer}.{name}"), width)).collect(), hidden)
     }
 }
 
 impl Model {
-    /// The same structure with each leaf replaced by what `linear` and `norm` make of it.
-    pub fn try_map<L, N, E>(
+    /// The same structure with each leaf replaced by what `linear`, `norm` and `vector` make of it.
+    pub fn try_map<L, N, V, E>(
         &self,
         mut linear: impl FnMut(&Linear) -> Result<L, E>,
         mut norm: impl FnMut(&Norm) -> Result<N, E>,
-    ) -> Result<Model<L, N>, E> {
-        let (linear, norm) = (&mut linear, &mut norm);
+        mut vector: impl FnMut(&Vector) -> Result<V, E>,
+    ) -> Result<Model<L, N, V>, E> {
+        let (linear, norm, vector) = (&mut linear, &mut norm, &mut vector);
         Ok(Model {
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
             max_positions: self.max_positions,
             embedding: self.embedding.try_map(linear)?,
             ropes: self.ropes.clone(),
-            layers: self.layers.iter().map(|layer| layer.try_map(linear, norm)).collect::<Result<_, E>>()?,
+            layers: self.layers.iter().map(|layer| layer.try_map(linear, norm, vector)).collect::<Result<_, E>>()?,
+            spare_layers: self.spare_layers,
             final_norm: self.final_norm.as_ref().map(norm).transpose()?,
             head: self.head.try_map(linear)?,
         })
@@ -327,43 +497,98 @@ impl Embedding {
 }
 
 impl Layer {
-    fn try_map<L, N, E>(
+    fn try_map<L, N, V, E>(
         &self,
         linear: &mut impl FnMut(&Linear) -> Result<L, E>,
         norm: &mut impl FnMut(&Norm) -> Result<N, E>,
-    ) -> Result<Layer<L, N>, E> {
-        let Attention { shape, qkv, out, qk_norm, rope } = &self.attention;
+        vector: &mut impl FnMut(&Vector) -> Result<V, E>,
+    ) -> Result<Layer<L, N, V>, E> {
+        Ok(Layer {
+            residual: self.residual.try_map(norm)?,
+            branch_scale: self.branch_scale,
+            attention: match &self.attention {
+                Attention::Heads(heads) => Attention::Heads(heads.try_map(linear, norm, vector)?),
+                Attention::Latent(latent) => Attention::Latent(latent.try_map(linear, norm)?),
+            },
+            mlp: self.mlp.try_map(linear, vector)?,
+        })
+    }
+}
+
+impl HeadAttention {
+    fn try_map<L, N, V, E>(
+        &self,
+        linear: &mut impl FnMut(&Linear) -> Result<L, E>,
+        norm: &mut impl FnMut(&Norm) -> Result<N, E>,
+        vector: &mut impl FnMut(&Vector) -> Result<V, E>,
+    ) -> Result<HeadAttention<L, N, V>, E> {
+        let HeadAttention { shape, qkv, out, qk_norm, rope, sinks } = self;
         let qk_norm = match qk_norm {
             Some(QkNorm { over, q, k }) => Some(QkNorm { over: *over, q: norm(q)?, k: norm(k)? }),
             None => None,
         };
-        let attention = Attention { shape: *shape, qkv: linear(qkv)?, out: linear(out)?, qk_norm, rope: *rope };
-        Ok(Layer { residual: self.residual.try_map(norm)?, branch_scale: self.branch_scale, attention, mlp: self.mlp.try_map(linear)? })
+        let sinks = sinks.as_ref().map(vector).transpose()?;
+        Ok(HeadAttention { shape: *shape, qkv: linear(qkv)?, out: linear(out)?, qk_norm, rope: *rope, sinks })
+    }
+}
+
+impl LatentAttention {
+    fn try_map<L, N, E>(
+        &self,
+        linear: &mut impl FnMut(&Linear) -> Result<L, E>,
+        norm: &mut impl FnMut(&Norm) -> Result<N, E>,
+    ) -> Result<LatentAttention<L, N>, E> {
+        let queries = match &self.queries {
+            LatentQueries::Direct(queries) => LatentQueries::Direct(linear(queries)?),
+            LatentQueries::LowRank { down, norm: between, up } => {
+                LatentQueries::LowRank { down: linear(down)?, norm: norm(between)?, up: linear(up)? }
+            }
+        };
+        Ok(LatentAttention {
+            shape: self.shape,
+            unrotated: self.unrotated,
+            queries,
+            latent: linear(&self.latent)?,
+            norm: norm(&self.norm)?,
+            rope: self.rope,
+            keys: self.keys.iter().map(&mut *linear).collect::<Result<_, E>>()?,
+            values: self.values.iter().map(&mut *linear).collect::<Result<_, E>>()?,
+            out: linear(&self.out)?,
+        })
     }
 }
 
 impl Mlp {
-    fn try_map<L, E>(&self, linear: &mut impl FnMut(&Linear) -> Result<L, E>) -> Result<Mlp<L>, E> {
+    fn try_map<L, V, E>(
+        &self,
+        linear: &mut impl FnMut(&Linear) -> Result<L, E>,
+        vector: &mut impl FnMut(&Vector) -> Result<V, E>,
+    ) -> Result<Mlp<L, V>, E> {
         Ok(match self {
             Mlp::Plain { up, act, down } => Mlp::Plain { up: linear(up)?, act: *act, down: linear(down)? },
             Mlp::Gated { gate_up, act, down } => Mlp::Gated { gate_up: linear(gate_up)?, act: *act, down: linear(down)? },
-            Mlp::Experts(experts) => Mlp::Experts(experts.try_map(linear)?),
+            Mlp::Experts(experts) => Mlp::Experts(experts.try_map(linear, vector)?),
         })
     }
 }
 
 impl Experts {
-    fn try_map<L, E>(&self, linear: &mut impl FnMut(&Linear) -> Result<L, E>) -> Result<Experts<L>, E> {
+    fn try_map<L, V, E>(
+        &self,
+        linear: &mut impl FnMut(&Linear) -> Result<L, E>,
+        vector: &mut impl FnMut(&Vector) -> Result<V, E>,
+    ) -> Result<Experts<L, V>, E> {
         let mut expert = |expert: &Expert| Ok(Expert { gate_up: linear(&expert.gate_up)?, down: linear(&expert.down)? });
         let experts = self.experts.iter().map(&mut expert).collect::<Result<_, E>>()?;
         let shared = match &self.shared {
-            Some(shared) => Some((expert(&shared.expert)?, linear(&shared.gate)?)),
+            Some(shared) => Some((expert(&shared.expert)?, shared.gate.as_ref().map(&mut *linear).transpose()?)),
             None => None,
         };
         Ok(Experts {
             router: linear(&self.router)?,
+            correction: self.correction.as_ref().map(vector).transpose()?,
             routing: self.routing,
-            act: self.act,
+            glu: self.glu,
             experts,
             shared: shared.map(|(expert, gate)| SharedExpert { expert, gate }),
         })
@@ -406,12 +631,16 @@ mod tests {
 
     #[test]
     fn rows_by_kv_head_are_found_where_they_lie() {
-        let layout = Layout::ByKvHead { queries: 2, head_dim: 3 };
+        let order = RowOrder::ByKvHead { queries: 2, head_dim: 3 };
         // Two KV heads: q0 q1 k0 v0 q2 q3 k1 v1, three rows each.
         let heads = [0, 1, 4, 5, 2, 6, 3, 7];
         for row in 0..24 {
-            assert_eq!(layout.run_at(24, row), (heads[row / 3] * 3 + row % 3, 3 - row % 3), "row {row}");
+            assert_eq!(order.run_at(24, row), (heads[row / 3] * 3 + row % 3, 3 - row % 3), "row {row}");
         }
-        assert_eq!(Layout::OutIn.run_at(24, 5), (5, 19));
+        assert_eq!(RowOrder::Same.run_at(24, 5), (5, 19));
+        // Two heads of 3 dimensions, of which the last turns.
+        let by_head = RowOrder::ByHead { unrotated: 2, rotated: 1 };
+        assert_eq!([0, 1, 2, 3, 4, 5].map(|row| by_head.run_at(6, row)), [(0, 2), (1, 1), (3, 2), (4, 1), (2, 1), (5, 1)]);
+        assert_eq!([0, 1, 2, 3, 4, 5].map(|row| RowOrder::Alternating.run_at(6, row).0), [0, 2, 4, 1, 3, 5]);
     }
 }

@@ -4,7 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 
 use super::checkpoint::{Checkpoint, Tensor, to_f32};
-use super::spec::{Layout, Linear, Model, ModelSpec, Norm};
+use super::mxfp4;
+use super::spec::{Layout, Linear, Model, ModelSpec, Norm, Part, RowOrder, Source, Vector};
 use crate::backend::Backend;
 use crate::error::{Error, Result, try_vec};
 use crate::options::Dtype;
@@ -16,6 +17,13 @@ pub struct LoadedLinear<B: Backend> {
     pub rows: usize,
 }
 
+impl<B: Backend> LoadedLinear<B> {
+    /// Its matrix, and its bias.
+    pub fn parts(&self) -> (&B::Matrix, Option<&B::Buf>) {
+        (&self.weight, self.bias.as_ref())
+    }
+}
+
 /// A norm with its weights.
 pub struct LoadedNorm<B: Backend> {
     pub spec: Norm,
@@ -23,7 +31,7 @@ pub struct LoadedNorm<B: Backend> {
     pub bias: Option<B::Buf>,
 }
 
-pub type LoadedModel<B> = Model<LoadedLinear<B>, LoadedNorm<B>>;
+pub type LoadedModel<B> = Model<LoadedLinear<B>, LoadedNorm<B>, <B as Backend>::Buf>;
 
 /// Told of (bytes of matrices read so far, of all) while weights are loaded; `false` stops the loading.
 pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
@@ -35,12 +43,13 @@ pub fn load<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint, 
         total.set(total.get() + (linear.rows() * linear.cols * Parts::find(linear, checkpoint)?.dtype.bytes()) as u64);
         Ok::<(), Error>(())
     };
-    spec.try_map(count, |_| Ok(()))?;
+    spec.try_map(count, |_| Ok(()), |_| Ok(()))?;
     let meter = RefCell::new(Meter { done: 0, total: total.get(), tell: progress });
     meter.borrow_mut().advance(0)?;
     spec.try_map(
         |linear| load_linear(backend, linear, checkpoint, &mut |bytes| meter.borrow_mut().advance(bytes)),
         |norm| load_norm(backend, norm, checkpoint),
+        |vector| load_vector(backend, vector, checkpoint),
     )
 }
 
@@ -64,15 +73,19 @@ impl Meter<'_> {
 pub fn bytes<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<u64> {
     let total = Cell::new(0);
     let add = |bytes: Result<u64>| bytes.map(|bytes| total.set(total.get() + bytes));
-    spec.try_map(|linear| add(linear_bytes(backend, linear, checkpoint)), |norm| add(norm_bytes(norm, checkpoint)))?;
+    spec.try_map(
+        |linear| add(linear_bytes(backend, linear, checkpoint)),
+        |norm| add(norm_bytes(norm, checkpoint)),
+        |vector| add(checkpoint.tensor(&vector.name, &[vector.len]).map(|_| (vector.len * size_of::<f32>()) as u64)),
+    )?;
     Ok(total.get())
 }
 
 fn linear_bytes<B: Backend>(backend: &B, linear: &Linear, checkpoint: &Checkpoint) -> Result<u64> {
     let parts = Parts::find(linear, checkpoint)?;
     let mut bytes = backend.matrix_bytes(linear.rows(), linear.cols, parts.dtype);
-    bias_of(linear, checkpoint, |_, rows, _| {
-        bytes += (rows * size_of::<f32>()) as u64;
+    bias_of(linear, checkpoint, |part, _, _| {
+        bytes += (part.rows * size_of::<f32>()) as u64;
         Ok(())
     })?;
     Ok(bytes)
@@ -89,21 +102,22 @@ fn norm_bytes(norm: &Norm, checkpoint: &Checkpoint) -> Result<u64> {
 /// Refuses weights of layers that nothing asks for: the config is of another model than the file.
 pub fn refuse_unused(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<()> {
     let used = RefCell::new(HashSet::new());
-    let add = |name: &str, bias: bool| {
+    let add = |weight: String, bias: Option<String>| {
         let mut used = used.borrow_mut();
         used.try_reserve(2)?;
-        used.insert(format!("{name}.weight"));
-        if bias {
-            used.insert(format!("{name}.bias"));
-        }
+        used.insert(weight);
+        used.extend(bias);
         Ok::<(), Error>(())
     };
     spec.try_map(
-        |linear| linear.parts.iter().try_for_each(|(name, _)| add(name, linear.bias)),
-        |norm| norm.parts.iter().try_for_each(|name| add(name, norm.bias)),
+        |linear| linear.parts.iter().try_for_each(|part| add(part.weight(), linear.bias.then(|| part.bias()))),
+        |norm| norm.parts.iter().try_for_each(|name| add(format!("{name}.weight"), norm.bias.then(|| format!("{name}.bias")))),
+        |vector| add(vector.name.clone(), None),
     )?;
     let used = used.into_inner();
-    match checkpoint.of_layers()?.into_iter().find(|&name| !used.contains(name)) {
+    let layers = spec.layers.len();
+    let spare = |name: &&str| layer_of(name).is_some_and(|layer| (layers..layers + spec.spare_layers).contains(&layer));
+    match checkpoint.of_layers()?.into_iter().filter(|name| !spare(name)).find(|&name| !used.contains(name)) {
         Some(name) => Err(Error::model(format!(
             "tensor {name} is there, and the model that config.json describes has none of that name: it would be computed without it"
         ))),
@@ -114,7 +128,7 @@ pub fn refuse_unused(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<()> {
 /// The head of a model whose config ties it to the embedding and whose file has another, as transformers has it.
 pub fn own_head(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Option<Linear>> {
     let embedding = &spec.embedding.tokens;
-    let (None, Some(tokens)) = (&spec.head.weight, checkpoint.find(&format!("{}.weight", embedding.parts[0].0))) else { return Ok(None) };
+    let (None, Some(tokens)) = (&spec.head.weight, checkpoint.find(&embedding.parts[0].weight())) else { return Ok(None) };
     for name in ["lm_head", "embed_out"] {
         if let Some(head) = checkpoint.find(&format!("{name}.weight"))
             && !checkpoint.are_alike(head, tokens)?
@@ -143,6 +157,11 @@ fn load_norm<B: Backend>(backend: &B, norm: &Norm, checkpoint: &Checkpoint) -> R
     Ok(LoadedNorm { spec: norm.clone(), weight: vector("weight")?, bias: norm.bias.then(|| vector("bias")).transpose()? })
 }
 
+fn load_vector<B: Backend>(backend: &B, Vector { name, len }: &Vector, checkpoint: &Checkpoint) -> Result<B::Buf> {
+    let (tensor, dtype) = checkpoint.tensor(name, &[*len])?;
+    backend.vector(&checkpoint.read_f32(tensor, dtype)?)
+}
+
 fn load_linear<B: Backend>(
     backend: &B,
     linear: &Linear,
@@ -155,10 +174,10 @@ fn load_linear<B: Backend>(
         advance(out.len())
     })?;
     let mut bias = try_vec(0, 0.0f32)?;
-    bias_of(linear, checkpoint, |tensor, _, dtype| {
-        let values = checkpoint.read_f32(tensor, dtype)?;
+    bias_of(linear, checkpoint, |part, tensor, dtype| {
+        let values = &checkpoint.read_f32(tensor, dtype)?[part.offset(&[part.rows])..][..part.rows];
         bias.try_reserve_exact(values.len())?;
-        bias.extend((0..values.len()).map(|row| values[linear.layout.run_at(values.len(), row).0]));
+        bias.extend((0..values.len()).map(|row| values[linear.order.run_at(values.len(), row).0]));
         Ok(())
     })?;
     let bias = linear.bias.then(|| backend.vector(&bias)).transpose()?;
@@ -166,20 +185,26 @@ fn load_linear<B: Backend>(
 }
 
 /// Visits the biases of the parts, if it has any.
-fn bias_of(linear: &Linear, checkpoint: &Checkpoint, mut visit: impl FnMut(&Tensor, usize, Dtype) -> Result<()>) -> Result<()> {
-    for (name, rows) in linear.parts.iter().filter(|_| linear.bias) {
-        let (tensor, dtype) = checkpoint.tensor(&format!("{name}.bias"), &[*rows])?;
-        visit(tensor, *rows, dtype)?;
+fn bias_of(linear: &Linear, checkpoint: &Checkpoint, mut visit: impl FnMut(&Part, &Tensor, Dtype) -> Result<()>) -> Result<()> {
+    for part in linear.parts.iter().filter(|_| linear.bias) {
+        let (tensor, dtype) = checkpoint.tensor(&part.bias(), &part.tensor_shape(&[part.rows]))?;
+        visit(part, tensor, dtype)?;
     }
     Ok(())
+}
+
+/// The number of the layer that a tensor belongs to.
+fn layer_of(name: &str) -> Option<usize> {
+    name.split('.').find_map(|part| part.parse().ok())
 }
 
 /// The tensors that make up one matrix, served row by row in one type.
 struct Parts<'a> {
     checkpoint: &'a Checkpoint,
-    parts: Vec<(&'a Tensor, Dtype, usize)>, // with its rows
+    parts: Vec<Stored<'a>>,
     cols: usize,
     layout: Layout,
+    order: RowOrder,
     /// The parts' common type, or f32 where they differ.
     dtype: Dtype,
     /// A part stored as `[in, out]`, read whole: its index and bytes.
@@ -187,20 +212,39 @@ struct Parts<'a> {
     piece: Vec<u8>,
 }
 
+/// One part, in its file.
+#[derive(Clone, Copy)]
+struct Stored<'a> {
+    tensor: &'a Tensor,
+    /// Where the numbers are of four bits, their scales.
+    scales: Option<&'a Tensor>,
+    dtype: Dtype,
+    rows: usize,
+    /// Elements of the tensor before it.
+    offset: usize,
+}
+
+impl<'a> Stored<'a> {
+    fn find(linear: &Linear, part: &Part, checkpoint: &'a Checkpoint) -> Result<Stored<'a>> {
+        let rows = part.rows;
+        if let Source::Expert { index, count } = part.source
+            && let Some((tensor, scales)) = mxfp4::find(checkpoint, &part.name, [count, rows, linear.cols])?
+        {
+            return Ok(Stored { tensor, scales: Some(scales), dtype: Dtype::Bf16, rows, offset: index * rows * linear.cols });
+        }
+        let shape = linear.stored_shape(part);
+        let (tensor, dtype) = checkpoint.tensor(&part.weight(), &part.tensor_shape(&shape))?;
+        Ok(Stored { tensor, scales: None, dtype, rows, offset: part.offset(&shape) })
+    }
+}
+
 impl<'a> Parts<'a> {
     fn find(linear: &Linear, checkpoint: &'a Checkpoint) -> Result<Parts<'a>> {
-        let mut parts = Vec::new();
-        for (name, rows) in &linear.parts {
-            let shape = match linear.layout {
-                Layout::OutIn | Layout::ByKvHead { .. } => [*rows, linear.cols],
-                Layout::InOut => [linear.cols, *rows],
-            };
-            let (tensor, dtype) = checkpoint.tensor(&format!("{name}.weight"), &shape)?;
-            parts.push((tensor, dtype, *rows));
-        }
-        let first = parts[0].1;
-        let dtype = if parts.iter().all(|part| part.1 == first) { first } else { Dtype::F32 };
-        Ok(Parts { checkpoint, parts, cols: linear.cols, layout: linear.layout, dtype, whole: None, piece: Vec::new() })
+        let Linear { cols, layout, order, .. } = *linear;
+        let parts: Vec<Stored> = linear.parts.iter().map(|part| Stored::find(linear, part, checkpoint)).collect::<Result<_>>()?;
+        let first = parts[0].dtype;
+        let dtype = if parts.iter().all(|part| part.dtype == first) { first } else { Dtype::F32 };
+        Ok(Parts { checkpoint, parts, cols, layout, order, dtype, whole: None, piece: Vec::new() })
     }
 
     /// Fills `out` with whole rows from row `first`.
@@ -208,7 +252,7 @@ impl<'a> Parts<'a> {
         let row_bytes = self.cols * self.dtype.bytes();
         let (mut start, mut filled) = (0, 0);
         for part in 0..self.parts.len() {
-            let rows = self.parts[part].2;
+            let rows = self.parts[part].rows;
             let (from, end) = (first + filled / row_bytes, first + out.len() / row_bytes);
             if from < start + rows && from < end {
                 let count = end.min(start + rows) - from;
@@ -221,7 +265,7 @@ impl<'a> Parts<'a> {
     }
 
     fn read_part(&mut self, part: usize, first: usize, count: usize, out: &mut [u8]) -> Result<()> {
-        let dtype = self.parts[part].1;
+        let dtype = self.parts[part].dtype;
         if dtype == self.dtype {
             return self.read_stored(part, first, out);
         }
@@ -236,23 +280,30 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// As the part's numbers are stored.
+    /// As the part's numbers are stored; those of four bits in bf16.
     fn read_stored(&mut self, part: usize, first: usize, out: &mut [u8]) -> Result<()> {
-        let ((tensor, dtype, rows), cols) = (self.parts[part], self.cols);
+        let (Stored { tensor, scales, dtype, rows, offset }, cols) = (self.parts[part], self.cols);
         let bytes = dtype.bytes();
-        if self.layout == Layout::InOut {
+        if self.layout == Layout::InOut && scales.is_none() {
+            let order = self.order;
             let whole = self.whole(part)?;
-            for (i, element) in out.chunks_exact_mut(bytes).enumerate() {
-                let (row, col) = (first + i / cols, i % cols);
-                element.copy_from_slice(&whole[(col * rows + row) * bytes..][..bytes]);
+            for (row, out) in out.chunks_exact_mut(cols * bytes).enumerate() {
+                let (row, _) = order.run_at(rows, first + row);
+                for (col, element) in out.chunks_exact_mut(bytes).enumerate() {
+                    element.copy_from_slice(&whole[(col * rows + row) * bytes..][..bytes]);
+                }
             }
             return Ok(());
         }
         let (row_bytes, mut row, mut out) = (cols * bytes, first, out);
         while !out.is_empty() {
-            let (stored, run) = self.layout.run_at(rows, row);
+            let (stored, run) = self.order.run_at(rows, row);
             let (now, rest) = out.split_at_mut(out.len().min(run * row_bytes));
-            self.checkpoint.read(tensor, (stored * row_bytes) as u64, now)?;
+            let start = offset + stored * cols;
+            match scales {
+                Some(scales) => mxfp4::read(self.checkpoint, tensor, scales, start, now, &mut self.piece)?,
+                None => self.checkpoint.read(tensor, (start * bytes) as u64, now)?,
+            }
             row += now.len() / row_bytes;
             out = rest;
         }
@@ -261,9 +312,9 @@ impl<'a> Parts<'a> {
 
     fn whole(&mut self, part: usize) -> Result<&[u8]> {
         if self.whole.as_ref().is_none_or(|(index, _)| *index != part) {
-            let (tensor, dtype, rows) = self.parts[part];
+            let Stored { tensor, dtype, rows, offset, .. } = self.parts[part];
             let mut bytes = try_vec(rows * self.cols * dtype.bytes(), 0u8)?;
-            self.checkpoint.read(tensor, 0, &mut bytes)?;
+            self.checkpoint.read(tensor, (offset * dtype.bytes()) as u64, &mut bytes)?;
             self.whole = Some((part, bytes));
         }
         Ok(self.whole.as_ref().map_or(&[], |(_, bytes)| bytes))

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::backend::{Act, AttentionShape, Backend, Heads, KvShape, MatrixOf, NormKind, Pairs, Routing, RowSource};
+use pagedllm::backend::{
+    Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormKind, Pairs, Routing, RowSource, Strips,
+};
 use pagedllm::batch::{Batch, BlockCopy, BlockMove, Tail};
 use pagedllm::error::{Error, Result};
 use pagedllm::options::Dtype;
@@ -230,12 +232,15 @@ impl Backend for Faulty {
         fn angles(inputs: &Inputs, frequencies: &[f32], amplitude: f32, out: &mut Buf);
         fn rope(rows: usize, heads: Heads, rotated: usize, pairs: Pairs, angles: &Buf, x: &mut Buf);
         fn store_kv(inputs: &Inputs, group: usize, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv);
-        fn attention(inputs: &Inputs, group: usize, shape: &AttentionShape, qkv: &Buf, kv: &Kv, out: &mut Buf);
+        fn attention(inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf);
+        fn split_strips(rows: usize, strips: Strips, x: &Buf, out: &mut Buf);
+        fn join_strips(rows: usize, strips: Strips, x: &Buf, out: &mut Buf);
+        fn matmul_strips(rows: usize, count: usize, x: &Buf, matrix: MatrixOf<Matrix>, out: &mut Buf);
         fn activate(len: usize, act: Act, x: &mut Buf);
-        fn gate(rows: usize, width: usize, act: Act, x: &Buf, out: &mut Buf);
-        fn route(rows: usize, routing: Routing, logits: &Buf, routes: &mut Routes);
+        fn gate(rows: usize, width: usize, glu: Glu, x: &Buf, out: &mut Buf);
+        fn route(rows: usize, routing: Routing, correction: Option<&Buf>, logits: &Buf, routes: &mut Routes);
         fn gather_routes(routes: &Routes, width: usize, x: &Buf, out: &mut Buf);
-        fn matmul_routes(routes: &Routes, x: &Buf, expert: MatrixOf<Matrix>, out: &mut Buf);
+        fn matmul_routes(routes: &Routes, x: &Buf, expert: ExpertOf<Matrix, Buf>, out: &mut Buf);
         fn combine_routes(routes: &Routes, width: usize, x: &Buf, out: &mut Buf);
         fn add_gated(rows: usize, width: usize, gates: &Buf, x: &mut Buf, y: &Buf);
         fn gather(inputs: &Inputs, width: usize, x: &Buf, out: &mut Buf);

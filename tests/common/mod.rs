@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use pagedllm::engine::{Clock, MemoryPlan, ModelInfo};
 use pagedllm::kv::Paging;
-use pagedllm::model::spec::{Layout, Linear, Norm};
+use pagedllm::model::spec::{Linear, Norm, Vector};
 use pagedllm::model::{Config, family};
 use pagedllm::options::{BeamParams, EarlyStopping, KvDtype, SamplingParams};
 use safetensors::tensor::TensorView;
@@ -141,6 +141,20 @@ pub fn configs(positions: usize) -> Vec<(&'static str, Value)> {
                 "num_experts": 7, "num_experts_per_tok": 2, "vocab_size": 127, "max_position_embeddings": positions, "eos_token_id": 2}),
         ),
         (
+            "gpt-oss, whose windows alternate and whose heads have sinks",
+            json!({"architectures": ["GptOssForCausalLM"], "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 20,
+                "num_hidden_layers": 2, "intermediate_size": 22, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 37,
+                "vocab_size": 127, "max_position_embeddings": positions, "eos_token_id": 2, "rope_scaling": {"rope_type": "yarn", "factor": 1.0,
+                    "original_max_position_embeddings": positions, "truncate": false}}),
+        ),
+        (
+            "deepseek v3, with latents",
+            json!({"architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 36, "num_attention_heads": 3, "q_lora_rank": 20, "kv_lora_rank": 24,
+                "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "num_hidden_layers": 2, "intermediate_size": 50,
+                "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 3, "topk_group": 2, "moe_intermediate_size": 22,
+                "first_k_dense_replace": 1, "vocab_size": 127, "max_position_embeddings": positions, "eos_token_id": 2}),
+        ),
+        (
             "llama",
             json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 36, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20,
                 "num_hidden_layers": 2, "intermediate_size": 50, "vocab_size": 127, "max_position_embeddings": positions, "attention_bias": true,
@@ -157,11 +171,10 @@ pub fn write_random_model(dir: &Path, config: &Value, bf16: bool, seed: u64) {
     let mut shapes: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     let cell = std::cell::RefCell::new(&mut shapes);
     let linear = |linear: &Linear| {
-        for (name, rows) in &linear.parts {
-            let shape = if linear.layout == Layout::InOut { vec![linear.cols, *rows] } else { vec![*rows, linear.cols] };
-            cell.borrow_mut().insert(format!("{name}.weight"), shape);
+        for part in &linear.parts {
+            cell.borrow_mut().insert(part.weight(), part.tensor_shape(&linear.stored_shape(part)));
             if linear.bias {
-                cell.borrow_mut().insert(format!("{name}.bias"), vec![*rows]);
+                cell.borrow_mut().insert(part.bias(), part.tensor_shape(&[part.rows]));
             }
         }
         Ok::<(), ()>(())
@@ -173,7 +186,11 @@ pub fn write_random_model(dir: &Path, config: &Value, bf16: bool, seed: u64) {
         }
         Ok(())
     };
-    (family(&config).unwrap().spec)(&config).unwrap().try_map(linear, norm).unwrap();
+    let vector = |vector: &Vector| {
+        cell.borrow_mut().insert(vector.name.clone(), vec![vector.len]);
+        Ok(())
+    };
+    (family(&config).unwrap().spec)(&config).unwrap().try_map(linear, norm, vector).unwrap();
     let mut random = Random(seed);
     let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes
         .into_iter()

@@ -31,6 +31,7 @@ from transformers import (
     OPTConfig,
     OPTForCausalLM,
 )
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
@@ -94,6 +95,12 @@ YARN = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 4.0,
     "beta_slow": 1.0, "rope_theta": 10000.0,
 }  # fmt: skip
+YARN_V4 = {key: value for key, value in YARN.items() if key != "rope_theta"} | {"truncate": False}
+# Attention over latents, and experts in groups.
+LATENT = dict(
+    num_key_value_heads=4, q_lora_rank=20, kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10,
+    n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2, moe_intermediate_size=12,
+)  # fmt: skip
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 LONG = {
     "rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.5], "long_factor": [1.5, 2.0, 4.0, 9.0],
@@ -202,11 +209,48 @@ def without(*keys):
     return lambda directory: edit_config(directory, edit)
 
 
+FOUR_BITS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def to_four_bits(weight, rng):
+    """The nearest [experts, in, out] that MXFP4 can say, and how it says it: along `in`, 32 numbers with one scale."""
+    rows = weight.transpose(1, 2).unflatten(-1, (-1, 32))
+    scales = torch.randint(123, 126, rows.shape[:-1], generator=rng, dtype=torch.uint8)
+    steps = torch.exp2(scales.float() - 127).unsqueeze(-1)
+    bits = ((rows / steps).abs().unsqueeze(-1) - FOUR_BITS).abs().argmin(-1) + 8 * (rows < 0)
+    pairs = bits.unflatten(-1, (-1, 2))
+    blocks = (pairs[..., 0] + 16 * pairs[..., 1]).to(torch.uint8)
+    return blocks, scales
+
+
+def experts_of(model):
+    return ((name, weight) for name, weight in model.named_parameters() if name.endswith(("gate_up_proj", "down_proj")))
+
+
+def quantize(model, rng):
+    """Experts of numbers that MXFP4 can say; kept for whoever saves the model."""
+    model.four_bits = {}
+    for name, weight in experts_of(model):
+        blocks, scales = to_four_bits(weight.data, rng)
+        model.four_bits |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        weight.data.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+
+
+def write_four_bits(directory, model):
+    """As gpt-oss is released."""
+    path = directory / "model.safetensors"
+    experts = {name for name, _ in experts_of(model)}
+    tensors = {name: tensor for name, tensor in load_file(path).items() if name not in experts}
+    save_file(tensors | model.four_bits, path, metadata={"format": "pt"})
+    edit_config(directory, lambda config: config.update(quantization_config={"quant_method": "mxfp4"}))
+
+
 def nothing(directory):
     pass
 
 
 F16 = {"dtype": torch.float16}
+MXFP4 = {"dtype": torch.bfloat16, "four_bits": True}
 # transformers' eager attention adds ALiBi twice in Falcon; its default one adds it once.
 F16_SDPA = F16 | {"attention": "sdpa"}
 
@@ -416,6 +460,43 @@ GOLDENS = {
         decoder("cohere2", **ODD, sliding_window=12, sliding_window_pattern=2, logit_scale=0.7),
         F16, nothing,
     ),
+    "gpt_oss": (
+        decoder("gpt_oss", head_dim=16, num_local_experts=4, num_experts_per_tok=2, intermediate_size=24,
+                sliding_window=20, rope_parameters=YARN | {"truncate": False}),
+        F16, nothing,
+    ),
+    "gpt_oss_odd": (
+        decoder("gpt_oss", **ODD, head_dim=20, num_local_experts=5, num_experts_per_tok=3, intermediate_size=21,
+                num_hidden_layers=3, sliding_window=9, attention_bias=False,
+                rope_parameters=YARN | {"truncate": False}),
+        F16, as_version_4(YARN_V4, drop=["layer_types"]),
+    ),
+    "gpt_oss_mxfp4_bf16": (
+        decoder("gpt_oss", head_dim=16, num_local_experts=4, num_experts_per_tok=2, intermediate_size=32,
+                sliding_window=20, rope_parameters=YARN | {"truncate": False}),
+        MXFP4, nothing,
+    ),
+    "deepseek_v2": (
+        decoder("deepseek_v2", **LATENT, topk_method="group_limited_greedy", n_group=3, topk_group=2,
+                routed_scaling_factor=1.5, first_k_dense_replace=1),
+        F16, nothing,
+    ),
+    "deepseek_v2_odd": (
+        decoder("deepseek_v2", **ODD | LATENT | dict(num_key_value_heads=3, q_lora_rank=None, kv_lora_rank=22),
+                num_hidden_layers=3, attention_bias=True, rope_parameters=YARN),
+        F16, nothing,
+    ),
+    "deepseek_v3": (
+        decoder("deepseek_v3", **LATENT, n_group=3, topk_group=2, first_k_dense_replace=1,
+                rope_parameters=YARN | {"mscale": 0.8, "mscale_all_dim": 0.6}),
+        F16, nothing,
+    ),
+    "deepseek_v3_odd": (
+        decoder("deepseek_v3", **ODD | LATENT | dict(num_key_value_heads=3, v_head_dim=17, num_experts_per_tok=1),
+                n_group=1, topk_group=1, norm_topk_prob=False, num_hidden_layers=3, first_k_dense_replace=1,
+                rope_interleave=False, attention_bias=True),
+        F16, nothing,
+    ),
 }  # fmt: skip
 
 
@@ -439,6 +520,9 @@ def fill(model, rng, dtype):
             fan_in = weight.shape[0 if name in transposed else -1]
             value = 1.5 * noise / fan_in**0.5
         weight.data.copy_(value.to(dtype))  # rounded as storing it will round it
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_((0.3 * torch.randn(buffer.shape, generator=rng)).to(dtype))
 
 
 def logits_of(model, tokens):
@@ -494,11 +578,19 @@ def attention_of(saving):
 # --- one golden -------------------------------------------------------------------
 
 
+def mend(model):
+    """transformers 5.5.4 asks DeepSeek V2's layers for a number that they do not have."""
+    for module in model.modules():
+        if type(module).__name__ == "DeepseekV2Moe":
+            module.num_experts = model.config.n_routed_experts
+    return model.eval()
+
+
 def load(directory, attention):
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation=attention, experts_implementation="eager"
     )
-    return model.eval()
+    return mend(model.float())
 
 
 def build(recipe, saving, seed):
@@ -506,16 +598,20 @@ def build(recipe, saving, seed):
     config._attn_implementation = attention_of(saving)
     config._experts_implementation = "eager"
     rng = torch.Generator().manual_seed(seed)
-    model = (cls(config) if cls else AutoModelForCausalLM.from_config(config)).eval()
+    model = mend(cls(config) if cls else AutoModelForCausalLM.from_config(config))
     fill(model, rng, dtype)
+    if "four_bits" in saving:
+        quantize(model, rng)
     prompt = torch.randint(3, config.vocab_size, (PROMPT,), generator=rng).tolist()
     return model, prompt
 
 
 def write(directory, model, saving):
     shutil.rmtree(directory, ignore_errors=True)
-    rest = {k: v for k, v in saving.items() if k not in ("dtype", "attention")}
+    rest = {k: v for k, v in saving.items() if k not in ("dtype", "attention", "four_bits")}
     model.to(saving.get("dtype", torch.float32)).save_pretrained(directory, **rest)
+    if "four_bits" in saving:
+        write_four_bits(directory, model)
 
 
 def check_reload(directory, saving, tokens, logits):

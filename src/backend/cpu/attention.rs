@@ -6,6 +6,9 @@
 //! 128 positions counted from the sequence's start. So each query's result is one fixed sequence of
 //! operations, whatever the chunk, the tile, the block size or the number of threads.
 //!
+//! Where the values of a head are the first dimensions of its keys, both lie once, as values do; then a score is summed over the vectors
+//! of a key's dimensions, and these at the end.
+//!
 //! Numbers that have a scale are summed as they are stored: a score is scaled when its sum is made, and a
 //! probability before it is summed over. So a scale costs one product for each query and token, not one for each number.
 
@@ -19,7 +22,7 @@ use super::kv::{Cached, Kv};
 use super::lanes::{self, Kernel, Lanes, load_some, store_some};
 use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr, elementwise};
-use crate::backend::{AttentionShape, KvShape};
+use crate::backend::{AttentionShape, KvShape, Values};
 use crate::batch::Batch;
 use crate::error::{Result, try_vec};
 use crate::options::{Isa, KvDtype};
@@ -85,7 +88,7 @@ impl Scratch {
     }
 
     fn queries(shape: &AttentionShape) -> usize {
-        TILE_ROWS * (shape.heads / shape.kv_heads)
+        TILE_ROWS * heads_at_once(shape)
     }
 
     pub fn empty() -> Scratch {
@@ -117,53 +120,53 @@ impl Scratch {
     }
 }
 
-#[allow(clippy::too_many_arguments)]
-pub fn attention(
-    isa: Isa,
-    pool: &Pool,
-    scratch: &[Mutex<Scratch>],
-    inputs: &Inputs,
-    group: usize,
-    shape: &AttentionShape,
-    qkv: &Buf,
-    kv: &Kv,
-    out: &mut Buf,
-) {
-    let out = &mut out[..inputs.batch.rows() * shape.q_width()];
-    let args = Args { inputs, group, shape, qkv, kv, out: SendPtr(out.as_mut_ptr()) };
-    match kv.shape.dtype {
-        KvDtype::F32 => run::<f32>(isa, pool, scratch, args),
-        KvDtype::Bf16 => run::<bf16>(isa, pool, scratch, args),
-        KvDtype::Int8 => run::<i8>(isa, pool, scratch, args),
+pub fn attention(isa: Isa, pool: &Pool, scratch: &[Mutex<Scratch>], args: Args, out: &mut Buf) {
+    let out = SendPtr(out[..args.inputs.batch.rows() * args.shape.out_width()].as_mut_ptr());
+    match args.kv.shape.dtype {
+        KvDtype::F32 => run::<f32>(isa, pool, scratch, args, out),
+        KvDtype::Bf16 => run::<bf16>(isa, pool, scratch, args, out),
+        KvDtype::Int8 => run::<i8>(isa, pool, scratch, args, out),
     }
 }
 
 #[derive(Clone, Copy)]
-struct Args<'a> {
-    inputs: &'a Inputs,
-    group: usize,
-    shape: &'a AttentionShape,
-    qkv: &'a [f32], // [rows, qkv_width]
-    kv: &'a Kv,
-    out: SendPtr<f32>, // [rows, q_width]
+pub struct Args<'a> {
+    pub inputs: &'a Inputs,
+    pub group: usize,
+    pub shape: &'a AttentionShape,
+    pub sinks: Option<&'a [f32]>, // [heads]
+    pub qkv: &'a [f32],           // [rows, row_width]
+    pub kv: &'a Kv,
 }
 
-fn run<E: Cached>(isa: Isa, pool: &Pool, scratch: &[Mutex<Scratch>], args: Args) {
-    let kv_heads = args.shape.kv_heads;
-    pool.run(args.inputs.tiles.len() * kv_heads, &|task, worker| {
+fn run<E: Cached>(isa: Isa, pool: &Pool, scratch: &[Mutex<Scratch>], args: Args, out: SendPtr<f32>) {
+    let (group, heads) = (heads_at_once(args.shape), args.shape.heads);
+    pool.run(args.inputs.tiles.len() * heads / group, &|task, worker| {
         let mut scratch = scratch[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        let tile = args.inputs.tiles[task / kv_heads];
-        let attend = Attend::<E> { args, tile, kv_head: task % kv_heads, scratch: &mut scratch, element: PhantomData };
+        let (tile, first_head) = (args.inputs.tiles[task / (heads / group)], task % (heads / group) * group);
+        let attend = Attend::<E> { args, out, tile, group, first_head, scratch: &mut scratch, element: PhantomData };
         // SAFETY: the path is present; tasks write disjoint heads and rows of `out`.
         unsafe { isa.run(attend) };
     });
 }
 
-/// One tile's rows through one KV head.
+/// Heads of one KV head that one task takes. Where one is all heads', they are more than one thread's work.
+fn heads_at_once(shape: &AttentionShape) -> usize {
+    const MANY: usize = 16;
+    let sharing = shape.heads / shape.kv_heads;
+    match shape.values {
+        Values::Own => sharing,
+        Values::OfKeys(_) => (1..=MANY.min(sharing)).rev().find(|&heads| sharing.is_multiple_of(heads)).unwrap_or(1),
+    }
+}
+
+/// One tile's rows through some heads of one KV head.
 struct Attend<'a, E> {
     args: Args<'a>,
+    out: SendPtr<f32>, // [rows, out_width]
     tile: Tile,
-    kv_head: usize,
+    group: usize,
+    first_head: usize,
     scratch: &'a mut Scratch,
     element: PhantomData<E>,
 }
@@ -206,18 +209,16 @@ impl<E: Cached> Kernel for Attend<'_, E> {
 }
 
 impl<E: Cached> Attend<'_, E> {
-    fn group(&self) -> usize {
-        self.args.shape.heads / self.args.shape.kv_heads
-    }
-
     fn queries(&self) -> usize {
-        self.tile.rows * self.group()
+        self.tile.rows * self.group
     }
 
-    /// Where a query's head begins in a row of queries, and its row.
-    fn row_and_column(&self, query: usize) -> (usize, usize) {
-        let (row, head) = (query / self.group(), self.kv_head * self.group() + query % self.group());
-        (self.tile.first_row + row, head * self.args.shape.head_dim)
+    fn kv_head(&self) -> usize {
+        self.first_head / (self.args.shape.heads / self.args.shape.kv_heads)
+    }
+
+    fn row_and_head(&self, query: usize) -> (usize, usize) {
+        (self.tile.first_row + query / self.group, self.first_head + query % self.group)
     }
 
     /// Copies the scaled queries and clears the sums.
@@ -225,20 +226,22 @@ impl<E: Cached> Attend<'_, E> {
     fn begin(&mut self) {
         let AttentionShape { head_dim, scale, window, alibi, .. } = *self.args.shape;
         for query in 0..self.queries() {
-            let (row, column) = self.row_and_column(query);
-            let from = &self.args.qkv[row * self.args.shape.qkv_width() + column..][..head_dim];
+            let (row, head) = self.row_and_head(query);
+            let from = &self.args.qkv[row * self.args.shape.row_width() + head * head_dim..][..head_dim];
             for (to, from) in self.scratch.queries[query * head_dim..][..head_dim].iter_mut().zip(from) {
                 *to = from * scale;
             }
             let end = self.args.inputs.batch.positions[row] as usize + 1;
             self.scratch.range[query] = Range { first: end.saturating_sub(window.unwrap_or(end)), end };
-            self.scratch.max[query] = f32::NEG_INFINITY;
-            self.scratch.weight[query] = 0.0;
+            // A sink is a score that has been seen before all others.
+            let sink = self.args.sinks.map(|sinks| sinks[head]);
+            self.scratch.max[query] = sink.unwrap_or(f32::NEG_INFINITY);
+            self.scratch.weight[query] = if sink.is_some() { 1.0 } else { 0.0 };
             if let Some(steepness) = alibi {
-                self.scratch.slope[query] = steepness * self.args.shape.slope(column / head_dim);
+                self.scratch.slope[query] = steepness * self.args.shape.slope(head);
             }
         }
-        let len = self.queries() * head_dim;
+        let len = self.queries() * self.args.shape.value_dim();
         self.scratch.sums[..len].fill(0.0);
     }
 
@@ -254,7 +257,7 @@ impl<E: Cached> Attend<'_, E> {
             let position = start + part * span.run;
             let entry = position / block_size * self.args.inputs.batch.groups() + self.args.group;
             let block = self.args.inputs.batch.tables[self.tile.table + entry] as usize;
-            let [keys, values] = self.args.kv.head::<E>(block, self.kv_head);
+            let [keys, values] = self.args.kv.head::<E>(block, self.kv_head());
             let offset = position % block_size;
             span.keys[part] = keys.numbers.wrapping_add(offset);
             span.values[part] = values.numbers.wrapping_add(offset * head_dim);
@@ -272,7 +275,7 @@ impl<E: Cached> Attend<'_, E> {
         for element in (0..span.run * head_dim).step_by(line) {
             lanes::prefetch(span.values[part].wrapping_add(element));
         }
-        if part * next.run < next.len {
+        if part * next.run < next.len && self.args.shape.values == Values::Own {
             for dim in (0..head_dim).step_by(line.div_ceil(block_size)) {
                 for token in (0..next.run).step_by(line) {
                     lanes::prefetch(next.keys[part].wrapping_add(dim * block_size + token));
@@ -288,6 +291,10 @@ impl<E: Cached> Attend<'_, E> {
     /// scores[query][token] = query . K, for all tokens of the span
     #[inline(always)]
     fn score<L: Lanes>(&mut self, span: &Span<E>, next: &Span<E>) {
+        if self.args.shape.values != Values::Own {
+            // SAFETY: the span's rows are stored.
+            return unsafe { self.score_rows::<L>(span) };
+        }
         let width = L::N.min(span.run);
         let mut token = 0;
         while token < span.len {
@@ -307,6 +314,51 @@ impl<E: Cached> Attend<'_, E> {
                     self.score_tokens::<L, 1>(span, token, width);
                     token += width;
                 }
+            }
+        }
+    }
+
+    /// The same where keys lie as values do, `[token][dim]`: each score is a sum over the vectors of a row.
+    #[inline(always)]
+    unsafe fn score_rows<L: Lanes>(&mut self, span: &Span<E>) {
+        const R: usize = 4;
+        let queries = self.queries();
+        for token in 0..span.len {
+            let mut query = 0;
+            // SAFETY: query + R <= queries; the token is in the span.
+            unsafe {
+                while query + R <= queries {
+                    self.score_row::<L, R>(span, token, query);
+                    query += R;
+                }
+                while query < queries {
+                    self.score_row::<L, 1>(span, token, query);
+                    query += 1;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn score_row<L: Lanes, const R: usize>(&mut self, span: &Span<E>, token: usize, query: usize) {
+        let head_dim = self.args.shape.head_dim;
+        // SAFETY: the caller's contract; `load_some` bounds the row's end.
+        unsafe {
+            let key = span.values[token / span.run].add(token % span.run * head_dim);
+            let queries = self.scratch.queries.as_ptr().add(query * head_dim);
+            let mut sums = [L::splat(0.0); R];
+            let mut dim = 0;
+            while dim < head_dim {
+                let width = L::N.min(head_dim - dim);
+                let number = load_some::<L, E>(key.add(dim), width);
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    *sum = L::fma(load_some::<L, f32>(queries.add(r * head_dim + dim), width), number, *sum);
+                }
+                dim += L::N;
+            }
+            let scale = if E::SCALED { *span.value_scales[token / span.run].add(token % span.run) } else { 1.0 };
+            for (r, sum) in sums.iter().enumerate() {
+                self.scratch.scores[(query + r) * SPAN + token] = lanes::sum::<L>(*sum) * scale;
             }
         }
     }
@@ -381,7 +433,7 @@ impl<E: Cached> Attend<'_, E> {
         if first >= end {
             return;
         }
-        let head_dim = self.args.shape.head_dim;
+        let value_dim = self.args.shape.value_dim();
         let position = self.scratch.range[query].end - 1;
         let scores = &mut self.scratch.scores[query * SPAN..][..SPAN];
         if self.args.shape.alibi.is_some() {
@@ -412,7 +464,7 @@ impl<E: Cached> Attend<'_, E> {
             L::store(factor.as_mut_ptr(), kept);
             self.scratch.max[query] = new;
             self.scratch.weight[query] = self.scratch.weight[query] * factor[0] + lanes::sum::<L>(total);
-            for chunk in self.scratch.sums[query * head_dim..][..head_dim].chunks_mut(L::N) {
+            for chunk in self.scratch.sums[query * value_dim..][..value_dim].chunks_mut(L::N) {
                 let sum = load_some::<L, f32>(chunk.as_ptr(), chunk.len());
                 store_some::<L>(chunk.as_mut_ptr(), L::mul(sum, kept), chunk.len());
             }
@@ -468,7 +520,7 @@ impl<E: Cached> Attend<'_, E> {
         if tokens.first >= tokens.end {
             return;
         }
-        let head_dim = self.args.shape.head_dim;
+        let head_dim = self.args.shape.value_dim();
         let mut dim = 0;
         // SAFETY: dimensions are inside the head, tokens inside the span, query + R <= queries.
         unsafe {
@@ -499,15 +551,15 @@ impl<E: Cached> Attend<'_, E> {
         dim: usize,
         width: usize,
     ) {
-        let head_dim = self.args.kv.shape.head_dim;
+        let (head_dim, value_dim) = (self.args.kv.shape.head_dim, self.args.shape.value_dim());
         // SAFETY: the caller's contract; `width` bounds the short end of a head.
         unsafe {
             let shares = self.scratch.scores.as_ptr().add(query * SPAN);
-            let out = self.scratch.sums.as_mut_ptr().add(query * head_dim + dim);
+            let out = self.scratch.sums.as_mut_ptr().add(query * value_dim + dim);
             let mut sums = [[L::splat(0.0); C]; R];
             for (r, sums) in sums.iter_mut().enumerate() {
                 for (c, sum) in sums.iter_mut().enumerate() {
-                    *sum = load_some::<L, f32>(out.add(r * head_dim + c * L::N), width - c * L::N);
+                    *sum = load_some::<L, f32>(out.add(r * value_dim + c * L::N), width - c * L::N);
                 }
             }
             let mut token = tokens.first;
@@ -531,7 +583,7 @@ impl<E: Cached> Attend<'_, E> {
             }
             for (r, sums) in sums.iter().enumerate() {
                 for (c, &sum) in sums.iter().enumerate() {
-                    store_some::<L>(out.add(r * head_dim + c * L::N), sum, width - c * L::N);
+                    store_some::<L>(out.add(r * value_dim + c * L::N), sum, width - c * L::N);
                 }
             }
         }
@@ -540,13 +592,13 @@ impl<E: Cached> Attend<'_, E> {
     /// out[row][head] = sums / weight
     #[inline(always)]
     fn finish<L: Lanes>(&mut self) {
-        let (head_dim, q_width) = (self.args.shape.head_dim, self.args.shape.q_width());
+        let (value_dim, out_width) = (self.args.shape.value_dim(), self.args.shape.out_width());
         for query in 0..self.queries() {
-            let (row, column) = self.row_and_column(query);
-            let sums = &self.scratch.sums[query * head_dim..][..head_dim];
+            let (row, head) = self.row_and_head(query);
+            let sums = &self.scratch.sums[query * value_dim..][..value_dim];
             // SAFETY: row and head are inside `out`, and this task's alone.
             unsafe {
-                let out = self.args.out.get().add(row * q_width + column);
+                let out = self.out.get().add(row * out_width + head * value_dim);
                 let weight = L::splat(self.scratch.weight[query]);
                 for (i, chunk) in sums.chunks(L::N).enumerate() {
                     store_some::<L>(out.add(i * L::N), L::div(load_some::<L, f32>(chunk.as_ptr(), chunk.len()), weight), chunk.len());

@@ -1,7 +1,7 @@
 //! The ops that touch each number once: norms, activations, rotary positions, sums.
 
 use super::lanes::{self, Kernel, Lanes, load_some, store_some};
-use crate::backend::{Act, NormKind, Pairs};
+use crate::backend::{Act, Glu, NormKind, Pairs};
 
 // Macros and not functions with closures: a closure that is not inlined is compiled without the path's features.
 
@@ -147,9 +147,9 @@ impl Kernel for Activate<'_> {
     }
 }
 
-/// out = act(gate) * up
+/// out = glu(gate, up)
 pub struct Gate<'a> {
-    pub act: Act,
+    pub glu: Glu,
     pub gate: &'a [f32],
     pub up: &'a [f32],
     pub out: &'a mut [f32],
@@ -158,11 +158,23 @@ pub struct Gate<'a> {
 impl Kernel for Gate<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        self.out.copy_from_slice(self.gate);
-        // SAFETY: the features are the caller's.
-        unsafe { activate::<L>(self.act, self.out) };
-        for (out, up) in self.out.iter_mut().zip(self.up) {
-            *out *= up;
+        let Gate { glu, gate, up, out } = self;
+        out.copy_from_slice(gate);
+        match glu {
+            Glu::Of(act) => {
+                // SAFETY: the features are the caller's.
+                unsafe { activate::<L>(act, out) };
+                for (out, up) in out.iter_mut().zip(up) {
+                    *out *= up;
+                }
+            }
+            Glu::Clamped { alpha, limit } => {
+                // SAFETY: the features are the caller's.
+                unsafe { clamped_swish::<L>(alpha, limit, out) };
+                for (out, up) in out.iter_mut().zip(up) {
+                    *out *= up.clamp(-limit, limit) + 1.0;
+                }
+            }
         }
     }
 }
@@ -183,6 +195,16 @@ unsafe fn activate<L: Lanes>(act: Act, x: &mut [f32]) {
             Act::Gelu => x.iter_mut().for_each(|x| *x *= 0.5 * (1.0 + libm::erff(*x * std::f32::consts::FRAC_1_SQRT_2))),
         }
     }
+}
+
+/// x = min(x, limit) / (1 + e^(-alpha * min(x, limit)))
+#[inline(always)]
+unsafe fn clamped_swish<L: Lanes>(alpha: f32, limit: f32, x: &mut [f32]) {
+    for x in x.iter_mut().filter(|x| **x > limit) {
+        *x = limit;
+    }
+    // SAFETY: the features are the caller's.
+    unsafe { map!(L, x, |x| L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(L::mul(x, L::splat(alpha)))))) }
 }
 
 #[inline(always)]

@@ -90,14 +90,14 @@ fn failed(what: &str, e: std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::KvShape;
+    use crate::backend::{KvShape, Values};
     use crate::options::KvDtype;
 
     const BLOCKS: usize = 6;
 
     /// Of different width, and a block's bytes over all of them.
     fn layers(dtype: KvDtype) -> (Vec<Kv>, u64) {
-        let shape = |kv_heads| KvShape { blocks: BLOCKS, block_size: 8, kv_heads, head_dim: 3, dtype };
+        let shape = |kv_heads| KvShape { blocks: BLOCKS, block_size: 8, kv_heads, head_dim: 3, values: Values::Own, dtype };
         let layers: Vec<Kv> = [2, 1, 4].map(|kv_heads| Kv::new(shape(kv_heads)).unwrap()).into();
         let bytes = layers.iter().map(Kv::bytes).sum::<usize>() as u64;
         (layers, bytes)

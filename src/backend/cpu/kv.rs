@@ -9,7 +9,7 @@ use half::bf16;
 use super::lanes::{Element, ROUNDER};
 use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr};
-use crate::backend::{AttentionShape, KvShape};
+use crate::backend::{AttentionShape, KvShape, Values};
 use crate::batch::{BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::KvDtype;
@@ -23,30 +23,29 @@ pub struct Kv {
 
 impl Kv {
     pub fn new(shape: KvShape) -> Result<Kv> {
-        let bytes = half_bytes(&shape) * shape.blocks;
-        Ok(Kv { shape, k: Pages::zeroed(bytes)?, v: Pages::zeroed(bytes)? })
+        let [k, v] = halves(&shape).map(|bytes| bytes * shape.blocks);
+        Ok(Kv { shape, k: Pages::zeroed(k)?, v: Pages::zeroed(v)? })
     }
 
     pub fn discard(&mut self, from: usize) -> Result<()> {
-        let bytes = half_bytes(&self.shape);
-        self.k.discard(from * bytes).and(self.v.discard(from * bytes))
+        let [k, v] = halves(&self.shape);
+        self.k.discard(from * k).and(self.v.discard(from * v))
     }
 
     /// Appends K and then V of the blocks; zeros for the slots of the tail that hold nothing.
     pub fn read(&self, blocks: &[u32], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
-        let bytes = half_bytes(&self.shape);
-        out.try_reserve(2 * bytes * blocks.len())?;
-        for (pages, by_token) in [(&self.k, false), (&self.v, true)] {
+        let [k, v] = halves(&self.shape);
+        out.try_reserve((k + v) * blocks.len())?;
+        for (pages, bytes, by_token) in [(&self.k, k, false), (&self.v, v, true)] {
             blocks.iter().for_each(|&block| out.extend_from_slice(&pages.bytes()[block as usize * bytes..][..bytes]));
             let newest = out.len() - bytes * tail.blocks.min(blocks.len());
-            out[newest..].chunks_exact_mut(bytes).for_each(|half| blank(&self.shape, by_token, tail.slots, half));
+            out[newest..].chunks_exact_mut(bytes.max(1)).for_each(|half| blank(&self.shape, by_token, tail.slots, half));
         }
         Ok(())
     }
 
     pub fn write<'a>(&mut self, blocks: &[u32], mut from: &'a [u8]) -> Result<&'a [u8]> {
-        let bytes = half_bytes(&self.shape);
-        for pages in [&mut self.k, &mut self.v] {
+        for (pages, bytes) in [&mut self.k, &mut self.v].into_iter().zip(halves(&self.shape)) {
             for &block in blocks {
                 let (part, rest) = from.split_at_checked(bytes).ok_or_else(|| Error::invalid("the K and V of a sequence are cut short"))?;
                 pages.bytes_mut()[block as usize * bytes..][..bytes].copy_from_slice(part);
@@ -58,13 +57,12 @@ impl Kv {
 
     /// Of a block.
     pub fn bytes(&self) -> usize {
-        2 * half_bytes(&self.shape)
+        halves(&self.shape).iter().sum()
     }
 
     /// Copies K and then V of one block into `to`, and returns what is left of it.
     pub fn pack<'a>(&self, block: u32, mut to: &'a mut [u8]) -> &'a mut [u8] {
-        let bytes = half_bytes(&self.shape);
-        for pages in [&self.k, &self.v] {
+        for (pages, bytes) in [&self.k, &self.v].into_iter().zip(halves(&self.shape)) {
             let (part, rest) = to.split_at_mut(bytes);
             part.copy_from_slice(&pages.bytes()[block as usize * bytes..][..bytes]);
             to = rest;
@@ -74,8 +72,7 @@ impl Kv {
 
     /// Takes them back from the beginning of `from`, and returns the rest.
     pub fn unpack<'a>(&mut self, block: u32, mut from: &'a [u8]) -> &'a [u8] {
-        let bytes = half_bytes(&self.shape);
-        for pages in [&mut self.k, &mut self.v] {
+        for (pages, bytes) in [&mut self.k, &mut self.v].into_iter().zip(halves(&self.shape)) {
             let (part, rest) = from.split_at(bytes);
             pages.bytes_mut()[block as usize * bytes..][..bytes].copy_from_slice(part);
             from = rest;
@@ -85,11 +82,14 @@ impl Kv {
 
     pub fn layout(&self) -> String {
         let KvShape { block_size, kv_heads, head_dim, dtype, .. } = self.shape;
-        format!("{} k[{kv_heads},{head_dim},{block_size}] v[{kv_heads},{block_size},{head_dim}]", dtype.name())
+        match self.shape.values {
+            Values::Own => format!("{} k[{kv_heads},{head_dim},{block_size}] v[{kv_heads},{block_size},{head_dim}]", dtype.name()),
+            Values::OfKeys(_) => format!("{} kv[{kv_heads},{block_size},{head_dim}]", dtype.name()),
+        }
     }
 
     pub fn block_bytes(shape: &KvShape) -> u64 {
-        2 * half_bytes(shape) as u64
+        halves(shape).iter().sum::<usize>() as u64
     }
 
     /// Where the K, and the V, of one head of a block begin.
@@ -98,9 +98,10 @@ impl Kv {
     }
 }
 
-/// Bytes of a block's K, or V.
-fn half_bytes(shape: &KvShape) -> usize {
-    shape.block_size * shape.kv_heads * shape.dtype.head_bytes(shape.head_dim)
+/// Bytes of a block's K, and of its V. Where the values are the keys', these lie where values do.
+fn halves(shape: &KvShape) -> [usize; 2] {
+    let bytes = shape.block_size * shape.kv_heads * shape.dtype.head_bytes(shape.head_dim);
+    [if shape.values == Values::Own { bytes } else { 0 }, bytes]
 }
 
 /// Zeroes the slots from `filled` on of a block's K or, `by_token`, V.
@@ -165,27 +166,28 @@ impl Cached for i8 {
 
 /// Takes a layer's K and then V of these blocks from where `place` finds them.
 pub fn copy_from_host<'a>(pool: &Pool, moves: &[BlockMove], place: impl Fn(u32) -> &'a [u8] + Sync, layer: &mut Kv) {
-    let (bytes, blocks) = (half_bytes(&layer.shape), layer.shape.blocks);
-    let halves = [SendPtr(layer.k.bytes_mut().as_mut_ptr()), SendPtr(layer.v.bytes_mut().as_mut_ptr())];
+    let (sizes, blocks) = (halves(&layer.shape), layer.shape.blocks);
+    let pages = [SendPtr(layer.k.bytes_mut().as_mut_ptr()), SendPtr(layer.v.bytes_mut().as_mut_ptr())];
     pool.run(2 * moves.len(), &|task, _| {
-        let BlockMove { device, host } = moves[task / 2];
+        let (BlockMove { device, host }, half) = (moves[task / 2], task % 2);
         assert!((device as usize) < blocks, "a move to block {device} is outside the pool of {blocks} blocks");
-        let from = &place(host)[task % 2 * bytes..][..bytes];
+        let (bytes, before) = (sizes[half], half * sizes[0]);
+        let from = &place(host)[before..][..bytes];
         // SAFETY: the block is inside the pages, and no block is there twice.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), halves[task % 2].get().add(device as usize * bytes), bytes) };
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), pages[half].get().add(device as usize * bytes), bytes) };
     });
 }
 
 /// Copies whole blocks, in every layer.
 pub fn copy_blocks(pool: &Pool, copies: &[BlockCopy], layers: &mut [Kv]) {
     for Kv { shape, k, v } in layers {
-        let bytes = half_bytes(shape);
-        let halves = [SendPtr(k.bytes_mut().as_mut_ptr()), SendPtr(v.bytes_mut().as_mut_ptr())];
+        let sizes = halves(shape);
+        let pages = [SendPtr(k.bytes_mut().as_mut_ptr()), SendPtr(v.bytes_mut().as_mut_ptr())];
         pool.run(2 * copies.len(), &|task, _| {
             let BlockCopy { from, to } = copies[task / 2];
             let (from, to) = (from as usize, to as usize);
             assert!(from.max(to) < shape.blocks, "a copy from block {from} to {to} is outside the pool of {} blocks", shape.blocks);
-            let start = halves[task % 2].get();
+            let (start, bytes) = (pages[task % 2].get(), sizes[task % 2]);
             // SAFETY: both blocks are inside the pages, and the copies of one step read no block that they write.
             unsafe { std::ptr::copy_nonoverlapping(start.add(from * bytes), start.add(to * bytes), bytes) };
         });
@@ -209,6 +211,14 @@ fn store_as<E: Cached>(pool: &Pool, inputs: &Inputs, group: usize, shape: &Atten
         let slot = inputs.batch.slots[row * inputs.batch.groups() + group] as usize;
         let (block, token) = (slot / block_size, slot % block_size);
         assert!(block < blocks, "slot {slot} is outside the pool of {blocks} blocks");
+        if shape.values != Values::Own {
+            let row = &qkv[row * shape.kv_width()..][..shape.kv_width()];
+            for (head, numbers) in row.chunks_exact(head_dim).enumerate() {
+                // SAFETY: as below.
+                unsafe { Head::<E>::of(kv_shape, v.get(), block, head).write(numbers, token, token * head_dim, 1) };
+            }
+            return;
+        }
         let row = &qkv[row * shape.qkv_width()..][..shape.qkv_width()];
         let (keys, values) = row[shape.q_width()..].split_at(shape.kv_width());
         for head in 0..kv_heads {

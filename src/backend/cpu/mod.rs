@@ -25,7 +25,7 @@ use matmul::{Matrix, Rounded};
 use pool::Pool;
 use routes::Routes;
 
-use super::{Act, AttentionShape, Backend, Heads, KvShape, MatrixOf, NormKind, Pairs, Routing, RowSource};
+use super::{Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormKind, Pairs, Routing, RowSource, Strips};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, Isa};
@@ -305,23 +305,48 @@ impl Backend for CpuBackend {
         kv::store(&self.pool, inputs, group, shape, qkv, kv);
     }
 
-    fn attention(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, qkv: &Buf, kv: &Kv, out: &mut Buf) {
-        attention::attention(self.isa, &self.pool, &self.scratch, inputs, group, shape, qkv, kv, out);
+    fn attention(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf) {
+        let args = attention::Args { inputs, group, shape, sinks: sinks.map(|sinks| &sinks[..shape.heads]), qkv, kv };
+        attention::attention(self.isa, &self.pool, &self.scratch, args, out);
+    }
+
+    fn split_strips(&self, rows: usize, Strips { first, count, dim, pitch, stride }: Strips, x: &Buf, out: &mut Buf) {
+        self.rows(count * rows, dim, out, |place, out| {
+            let (strip, row) = (place / rows, place % rows);
+            out.copy_from_slice(&x[row * stride + first + strip * pitch..][..dim]);
+        });
+    }
+
+    fn join_strips(&self, rows: usize, Strips { first, count, dim, pitch, stride }: Strips, x: &Buf, out: &mut Buf) {
+        self.rows(rows, stride, out, |row, out| {
+            for strip in 0..count {
+                out[first + strip * pitch..][..dim].copy_from_slice(&x[(strip * rows + row) * dim..][..dim]);
+            }
+        });
+    }
+
+    fn matmul_strips(&self, rows: usize, count: usize, x: &Buf, matrix: MatrixOf<Matrix>, out: &mut Buf) {
+        for strip in 0..count {
+            let w = matrix(strip);
+            let (x, out) = (&x[strip * rows * w.cols..], &mut out[strip * rows * w.rows..]);
+            self.matmuls.fetch_add(1, Ordering::Relaxed);
+            matmul::matmul(self.isa, &self.pool, &self.rounded, rows, x, w, None, out);
+        }
     }
 
     fn activate(&self, len: usize, act: Act, x: &mut Buf) {
         self.flat(len, x, |_, x| self.kernel(Activate { act, x }));
     }
 
-    fn gate(&self, rows: usize, width: usize, act: Act, x: &Buf, out: &mut Buf) {
+    fn gate(&self, rows: usize, width: usize, glu: Glu, x: &Buf, out: &mut Buf) {
         self.rows(rows, width, out, |row, out| {
             let (gate, up) = x[row * 2 * width..][..2 * width].split_at(width);
-            self.kernel(Gate { act, gate, up, out });
+            self.kernel(Gate { glu, gate, up, out });
         });
     }
 
-    fn route(&self, rows: usize, routing: Routing, logits: &Buf, routes: &mut Routes) {
-        routes.choose(&self.pool, rows, routing, logits);
+    fn route(&self, rows: usize, routing: Routing, correction: Option<&Buf>, logits: &Buf, routes: &mut Routes) {
+        routes.choose(&self.pool, rows, routing, correction.map(|correction| &correction[..routing.experts]), logits);
     }
 
     fn gather_routes(&self, routes: &Routes, width: usize, x: &Buf, out: &mut Buf) {
@@ -329,12 +354,12 @@ impl Backend for CpuBackend {
         self.rows(sources.len(), width, out, |route, out| out.copy_from_slice(&x[sources[route] as usize * width..][..width]));
     }
 
-    fn matmul_routes(&self, routes: &Routes, x: &Buf, expert: MatrixOf<Matrix>, out: &mut Buf) {
+    fn matmul_routes(&self, routes: &Routes, x: &Buf, expert: ExpertOf<Matrix, Buf>, out: &mut Buf) {
         for (place, to) in (0..routes.experts()).map(|place| (place, routes.to(place))).filter(|(_, to)| !to.is_empty()) {
-            let w = expert(place);
+            let (w, bias) = expert(place);
             let (x, out) = (&x[to.start * w.cols..], &mut out[to.start * w.rows..]);
             self.matmuls.fetch_add(1, Ordering::Relaxed);
-            matmul::matmul(self.isa, &self.pool, &self.rounded, to.len(), x, w, None, out);
+            matmul::matmul(self.isa, &self.pool, &self.rounded, to.len(), x, w, bias.map(|bias| &**bias), out);
         }
     }
 

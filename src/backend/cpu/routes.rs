@@ -2,7 +2,7 @@
 
 use super::SendPtr;
 use super::pool::Pool;
-use crate::backend::Routing;
+use crate::backend::{ExpertGroups, Routing, Scores};
 use crate::error::{Result, try_vec};
 
 /// That one task chooses for.
@@ -20,6 +20,8 @@ pub struct Routes {
 #[derive(Clone, Copy, Default)]
 struct Choice {
     expert: u32,
+    /// What it was chosen for.
+    score: f32,
     weight: f32,
     /// Its place among the routes.
     route: u32,
@@ -43,18 +45,18 @@ impl Routes {
         (routes * (size_of::<Choice>() + size_of::<u32>()) + (most.experts + 1) * size_of::<u32>()) as u64
     }
 
-    /// `logits` is `[rows, experts]`.
-    pub fn choose(&mut self, pool: &Pool, rows: usize, routing: Routing, logits: &[f32]) {
-        let Routing { experts, top_k, normalized } = routing;
+    /// `logits` is `[rows, experts]`, `correction` `[experts]`.
+    pub fn choose(&mut self, pool: &Pool, rows: usize, routing: Routing, correction: Option<&[f32]>, logits: &[f32]) {
+        let Routing { experts, top_k, .. } = routing;
         (self.rows, self.experts, self.top_k) = (rows, experts, top_k);
         let choices = SendPtr(self.choices[..rows * top_k].as_mut_ptr());
         pool.run(rows.div_ceil(ROWS), &|task, _| {
             for row in task * ROWS..rows.min((task + 1) * ROWS) {
                 // SAFETY: rows are disjoint and inside `choices`.
                 let choices = unsafe { std::slice::from_raw_parts_mut(choices.get().add(row * top_k), top_k) };
-                let logits = &logits[row * experts..][..experts];
-                choose_best(logits, choices);
-                weigh(logits, normalized, choices);
+                let row = Row { routing, correction, logits: &logits[row * experts..][..experts] };
+                row.choose(choices);
+                row.weigh(choices);
             }
         });
         self.starts[..=experts].fill(0);
@@ -99,28 +101,88 @@ impl Routes {
     }
 }
 
-/// The largest logits, the largest first; among equals the first.
-fn choose_best(logits: &[f32], choices: &mut [Choice]) {
-    let mut count = 0;
-    for (expert, logit) in logits.iter().enumerate() {
-        let worse = |choice: &Choice| logit.total_cmp(&logits[choice.expert as usize]).is_gt();
-        let Some(place) = choices[..count].iter().position(worse).or((count < choices.len()).then_some(count)) else { continue };
-        count = choices.len().min(count + 1);
-        choices[place..count].rotate_right(1);
-        choices[place] = Choice { expert: expert as u32, ..Choice::default() };
+/// One row's way.
+struct Row<'a> {
+    routing: Routing,
+    correction: Option<&'a [f32]>, // [experts]
+    logits: &'a [f32],             // [experts]
+}
+
+impl Row<'_> {
+    /// By what an expert is chosen. A softmax has the order of its logits.
+    fn score(&self, expert: usize) -> f32 {
+        match self.routing.scores {
+            Scores::Softmax => self.logits[expert],
+            Scores::Sigmoid => sigmoid(self.logits[expert]) + self.correction.map_or(0.0, |correction| correction[expert]),
+        }
+    }
+
+    /// The best, the best first; among equals the first.
+    fn choose(&self, choices: &mut [Choice]) {
+        let groups = self.routing.groups.map(|groups| (self.routing.experts / groups.count, self.choose_groups(groups)));
+        // What an expert of another group counts for.
+        let nothing = if self.routing.scores == Scores::Softmax { f32::NEG_INFINITY } else { 0.0 };
+        let mut count = 0;
+        for expert in 0..self.logits.len() {
+            let score = match groups {
+                Some((size, chosen)) if chosen >> (expert / size) & 1 == 0 => nothing,
+                _ => self.score(expert),
+            };
+            let worse = |choice: &Choice| score.total_cmp(&choice.score).is_gt();
+            let Some(place) = choices[..count].iter().position(worse).or((count < choices.len()).then_some(count)) else { continue };
+            count = choices.len().min(count + 1);
+            choices[place..count].rotate_right(1);
+            choices[place] = Choice { expert: expert as u32, score, ..Choice::default() };
+        }
+    }
+
+    /// The groups that the row goes to, a bit for each.
+    fn choose_groups(&self, ExpertGroups { count, chosen, best }: ExpertGroups) -> u64 {
+        let size = self.routing.experts / count;
+        let mut scores = [0.0; ExpertGroups::MOST];
+        for (group, score) in scores[..count].iter_mut().enumerate() {
+            let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+            for expert in group * size..(group + 1) * size {
+                let next = self.score(expert);
+                second = second.max(next.min(first));
+                first = first.max(next);
+            }
+            *score = if best == 2 { first + second } else { first };
+        }
+        let mut bits = 0;
+        for _ in 0..chosen {
+            let mut group = None;
+            for other in (0..count).filter(|other| bits >> other & 1 == 0) {
+                if group.is_none_or(|group: usize| scores[other].total_cmp(&scores[group]).is_gt()) {
+                    group = Some(other);
+                }
+            }
+            bits |= group.map_or(0, |group| 1 << group);
+        }
+        bits
+    }
+
+    fn weigh(&self, choices: &mut [Choice]) {
+        let Routing { scores, normalized, scale, .. } = self.routing;
+        let most = choices.iter().map(|choice| self.logits[choice.expert as usize]).fold(f32::NEG_INFINITY, f32::max);
+        let weight = |expert: usize| match scores {
+            Scores::Softmax => libm::expf(self.logits[expert] - most),
+            Scores::Sigmoid => sigmoid(self.logits[expert]),
+        };
+        choices.iter_mut().for_each(|choice| choice.weight = weight(choice.expert as usize));
+        let sum: f32 = match (scores, normalized) {
+            (Scores::Softmax, false) => (0..self.logits.len()).map(weight).sum(),
+            (Scores::Sigmoid, false) => 1.0,
+            (Scores::Softmax, true) => choices.iter().map(|choice| choice.weight).sum(),
+            // None of them may be more than nothing.
+            (Scores::Sigmoid, true) => choices.iter().map(|choice| choice.weight).sum::<f32>() + 1e-20,
+        };
+        choices.iter_mut().for_each(|choice| choice.weight = choice.weight / sum * scale);
     }
 }
 
-/// The softmax over all experts; where it is normalized, over the chosen ones.
-fn weigh(logits: &[f32], normalized: bool, choices: &mut [Choice]) {
-    let most = logits[choices[0].expert as usize];
-    let weight = |expert: usize| libm::expf(logits[expert] - most);
-    choices.iter_mut().for_each(|choice| choice.weight = weight(choice.expert as usize));
-    let sum: f32 = match normalized {
-        true => choices.iter().map(|choice| choice.weight).sum(),
-        false => (0..logits.len()).map(weight).sum(),
-    };
-    choices.iter_mut().for_each(|choice| choice.weight /= sum);
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + libm::expf(-x))
 }
 
 #[cfg(test)]
@@ -131,15 +193,16 @@ mod tests {
         // Larger than they need be, and used before.
         let mut routes = Routes::new(rows + 3, Routing { experts: routing.experts + 2, top_k: routing.top_k + 1, ..routing }).unwrap();
         let pool = Pool::new(2).unwrap();
-        routes.choose(&pool, rows + 1, Routing { experts: routing.experts + 2, ..routing }, &vec![1.0; (rows + 1) * (routing.experts + 2)]);
-        routes.choose(&pool, rows, routing, logits);
+        let more = Routing { experts: routing.experts + 2, groups: None, ..routing };
+        routes.choose(&pool, rows + 1, more, None, &vec![1.0; (rows + 1) * (routing.experts + 2)]);
+        routes.choose(&pool, rows, routing, None, logits);
         routes
     }
 
     #[test]
     fn each_row_goes_to_its_best_experts_and_those_to_the_same_go_together() {
         let logits = [0.0, 3.0, 1.0, 5.0, 2.0, 2.0, 0.0, 9.0, 1.0];
-        let routes = routes(3, Routing { experts: 3, top_k: 2, normalized: false }, &logits);
+        let routes = routes(3, Routing::softmax(3, 2, false), &logits);
         let to: Vec<Vec<u32>> = (0..3).map(|expert| routes.to(expert).map(|route| routes.sources()[route]).collect()).collect();
         // Row 1 has two equals: the first comes first.
         assert_eq!(to, [vec![1], vec![0, 1, 2], vec![0, 2]]);
@@ -154,7 +217,7 @@ mod tests {
         let logits = [0.5f32, -1.0, 2.0, 1.0];
         let sum = |experts: &[usize]| experts.iter().map(|&e| (logits[e] as f64).exp()).sum::<f64>();
         for (normalized, over) in [(false, &[0, 1, 2, 3][..]), (true, &[2, 3])] {
-            let routes = routes(1, Routing { experts: 4, top_k: 2, normalized }, &logits);
+            let routes = routes(1, Routing::softmax(4, 2, normalized), &logits);
             let weights: Vec<f64> = routes.of(0).map(|(_, weight)| weight as f64).collect();
             for (weight, expert) in weights.iter().zip([2, 3]) {
                 assert!((weight - (logits[expert] as f64).exp() / sum(over)).abs() < 1e-6, "{weights:?}");
@@ -162,9 +225,33 @@ mod tests {
         }
     }
 
+    /// The numbers of DeepSeek V3's paper in small: groups by their best two, corrected scores choose, plain ones weigh.
+    #[test]
+    fn groups_are_chosen_first_and_a_correction_chooses_but_does_not_weigh() {
+        let groups = Some(ExpertGroups { count: 3, chosen: 2, best: 2 });
+        let routing = Routing { scores: Scores::Sigmoid, scale: 2.5, groups, ..Routing::softmax(6, 2, true) };
+        // The best expert is alone in its group: its neighbour makes the group the worst.
+        let logits = [3.0, -9.0, 1.0, 0.5, 0.0, 0.2];
+        let pool = Pool::new(1).unwrap();
+        let mut routes = Routes::new(1, routing).unwrap();
+        let mut chosen = |correction: &[f32]| -> Vec<(usize, f32)> {
+            routes.choose(&pool, 1, routing, Some(correction), &logits);
+            routes.of(0).map(|(route, weight)| ((0..6).find(|&expert| routes.to(expert).contains(&route)).unwrap(), weight)).collect()
+        };
+        let weights =
+            |experts: [usize; 2]| experts.map(|e| 2.5 * sigmoid(logits[e]) / (sigmoid(logits[experts[0]]) + sigmoid(logits[experts[1]])));
+        let near = |found: &[(usize, f32)], experts: [usize; 2]| {
+            assert_eq!(found.iter().map(|choice| choice.0).collect::<Vec<_>>(), experts);
+            assert!(found.iter().zip(weights(experts)).all(|(choice, weight)| (choice.1 - weight).abs() < 1e-6), "{found:?}");
+        };
+        near(&chosen(&[0.0; 6]), [2, 3]);
+        near(&chosen(&[0.0, 0.0, 0.0, 0.0, 1.0, 0.0]), [4, 2]);
+        near(&chosen(&[0.0, 1.0, 0.0, 0.0, 0.0, 0.0]), [1, 0]);
+    }
+
     #[test]
     fn logits_that_are_no_numbers_still_name_experts() {
-        let routes = routes(1, Routing { experts: 3, top_k: 2, normalized: true }, &[f32::NAN; 3]);
+        let routes = routes(1, Routing::softmax(3, 2, true), &[f32::NAN; 3]);
         assert!(routes.of(0).all(|(route, weight)| route < 2 && weight.is_nan()));
     }
 }

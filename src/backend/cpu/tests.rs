@@ -1,6 +1,7 @@
 //! Every kernel against a plain f64 reference, on ragged shapes, on every path this machine has.
 
 use super::*;
+use crate::backend::Values;
 use crate::batch::{Span, Tail};
 use crate::options::KvDtype;
 
@@ -130,6 +131,8 @@ fn kept(numbers: &[f32], dtype: KvDtype) -> Vec<f32> {
 /// A case of attention: two sequences, one in the middle of its prompt, one decoding.
 struct Case {
     shape: AttentionShape,
+    /// Of each head, or none.
+    sinks: Vec<f32>,
     block_size: usize,
     dtype: KvDtype,
 }
@@ -140,7 +143,7 @@ const ROWS: [usize; 2] = [19, 1];
 impl Case {
     /// Stores all K and V, then asks for the last rows of each sequence.
     fn run(&self, backend: &CpuBackend) -> (Vec<f32>, Vec<f64>) {
-        let Case { shape, block_size, dtype } = self;
+        let Case { shape, sinks, block_size, dtype } = self;
         backend.reserve(shape).unwrap();
         let per_sequence = CONTEXTS[0].div_ceil(*block_size);
         let kv_shape = KvShape {
@@ -148,21 +151,23 @@ impl Case {
             block_size: *block_size,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
+            values: shape.values,
             dtype: *dtype,
         };
         let mut kv = backend.kv(kv_shape).unwrap();
         // The sequences' blocks alternate, from the end of the pool.
         let tables: Vec<u32> = (0..2).flat_map(|s| (0..per_sequence).map(move |b| (2 * (per_sequence - b) - 1 - s) as u32)).collect();
         let slot = |s: usize, p: usize| tables[s * per_sequence + p / block_size] * *block_size as u32 + (p % block_size) as u32;
-        let width = shape.qkv_width();
-        let all = numbers(2 * CONTEXTS[0] * width, 5); // [sequence, position, qkv]
+        let own = shape.values == Values::Own;
+        let width = if own { shape.qkv_width() } else { shape.q_width() + shape.kv_width() };
+        let all = numbers(2 * CONTEXTS[0] * width, 5); // [sequence, position, qkv or qk]
         let at = |s: usize, p: usize| &all[(s * CONTEXTS[0] + p) * width..][..width];
 
         let places: Vec<(usize, usize)> = (0..2).flat_map(|s| (0..CONTEXTS[s]).map(move |p| (s, p))).collect();
         let mut inputs = Inputs::default();
         let batch = Batch { tokens: vec![0; places.len()], slots: places.iter().map(|&(s, p)| slot(s, p)).collect(), ..Default::default() };
         backend.upload(&batch, &mut inputs).unwrap();
-        let qkv: Vec<f32> = places.iter().flat_map(|&(s, p)| at(s, p).to_vec()).collect();
+        let qkv: Vec<f32> = places.iter().flat_map(|&(s, p)| at(s, p)[if own { 0 } else { shape.q_width() }..].to_vec()).collect();
         backend.store_kv(&inputs, 0, shape, &buf(backend, &qkv), &mut kv);
 
         let rows: Vec<(usize, usize)> = (0..2).flat_map(|s| (CONTEXTS[s] - ROWS[s]..CONTEXTS[s]).map(move |p| (s, p))).collect();
@@ -171,16 +176,17 @@ impl Case {
         let positions = rows.iter().map(|row| row.1 as u32).collect();
         let batch = Batch { tokens: vec![0; rows.len()], positions, spans: vec![span(0), span(1)], tables, ..Default::default() };
         backend.upload(&batch, &mut inputs).unwrap();
-        let qkv: Vec<f32> = rows.iter().flat_map(|&(s, p)| at(s, p).to_vec()).collect();
-        let mut out = poisoned(backend, rows.len() * shape.q_width());
-        backend.attention(&inputs, 0, shape, &buf(backend, &qkv), &kv, &mut out);
+        let qkv: Vec<f32> = rows.iter().flat_map(|&(s, p)| at(s, p)[..shape.row_width()].to_vec()).collect();
+        let mut out = poisoned(backend, rows.len() * shape.out_width());
+        let sinks = (!sinks.is_empty()).then(|| buf(backend, sinks));
+        backend.attention(&inputs, 0, shape, sinks.as_ref(), &buf(backend, &qkv), &kv, &mut out);
         let expected = rows.iter().flat_map(|&(s, p)| self.reference(p, |i| at(s, i))).collect();
         (out.to_vec(), expected)
     }
 
     /// One row, all heads, in f64 over K and V as they are stored.
     fn reference<'a>(&self, position: usize, at: impl Fn(usize) -> &'a [f32]) -> Vec<f64> {
-        let AttentionShape { heads, kv_heads, head_dim, scale, window, soft_cap, alibi } = self.shape;
+        let AttentionShape { heads, kv_heads, head_dim, values, scale, window, soft_cap, alibi } = self.shape;
         let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
         let mut out = Vec::new();
         for head in 0..heads {
@@ -194,37 +200,80 @@ impl Case {
                 soft_cap.map_or(score, |cap| cap as f64 * (score / cap as f64).tanh())
             };
             let weights: Vec<f64> = (first..=position).map(|p| score(p).exp()).collect();
-            let total: f64 = weights.iter().sum();
-            let values: Vec<_> = (first..=position).map(|p| kept(p, heads + kv_heads + kv_head)).collect();
-            out.extend((0..head_dim).map(|d| weights.iter().zip(&values).map(|(w, value)| w * value[d] as f64).sum::<f64>() / total));
+            let total = weights.iter().sum::<f64>() + self.sinks.get(head).map_or(0.0, |sink| (*sink as f64).exp());
+            let beside = if values == Values::Own { kv_heads } else { 0 };
+            let values: Vec<_> = (first..=position).map(|p| kept(p, heads + beside + kv_head)).collect();
+            out.extend(
+                (0..self.shape.value_dim()).map(|d| weights.iter().zip(&values).map(|(w, value)| w * value[d] as f64).sum::<f64>() / total),
+            );
         }
         out
     }
 }
 
 #[test]
-fn attention_is_right_over_any_blocks_heads_windows_and_caps() {
-    let shape =
-        |heads, kv_heads, head_dim| AttentionShape { heads, kv_heads, head_dim, scale: 1.7, window: None, soft_cap: None, alibi: None };
+fn attention_is_right_over_any_blocks_heads_windows_caps_sinks_and_latents() {
+    let shape = |heads, kv_heads, head_dim| AttentionShape::new(heads, kv_heads, head_dim, 1.7);
+    let latent =
+        |heads, head_dim, values| AttentionShape { values: Values::OfKeys(values), ..AttentionShape::new(heads, 1, head_dim, 0.4) };
+    let plain = Vec::new;
     let shapes = [
-        shape(4, 4, 64),
-        shape(8, 1, 32),
-        shape(6, 2, 20),
-        shape(3, 3, 7),
-        AttentionShape { window: Some(130), ..shape(4, 2, 16) },
-        AttentionShape { window: Some(1), ..shape(2, 1, 80) },
-        AttentionShape { soft_cap: Some(2.0), ..shape(5, 1, 48) },
-        AttentionShape { alibi: Some(0.7), ..shape(6, 2, 20) },
+        (shape(4, 4, 64), plain()),
+        (shape(8, 1, 32), plain()),
+        (shape(6, 2, 20), plain()),
+        (shape(3, 3, 7), plain()),
+        (AttentionShape { window: Some(130), ..shape(4, 2, 16) }, plain()),
+        (AttentionShape { window: Some(1), ..shape(2, 1, 80) }, plain()),
+        (AttentionShape { soft_cap: Some(2.0), ..shape(5, 1, 48) }, plain()),
+        (AttentionShape { alibi: Some(0.7), ..shape(6, 2, 20) }, plain()),
+        (shape(4, 2, 16), vec![5.0, -3.0, 0.0, 12.0]),
+        (AttentionShape { window: Some(20), ..shape(2, 1, 24) }, vec![40.0, 1.0]),
+        (latent(4, 40, 32), plain()),
+        // More than one task's heads, and no multiple of anything.
+        (latent(34, 27, 19), plain()),
+        (AttentionShape { window: Some(40), ..latent(3, 80, 64) }, vec![0.0, 2.0, -1.0]),
     ];
     for backend in backends() {
-        for (i, shape) in shapes.iter().enumerate() {
+        for (i, (shape, sinks)) in shapes.iter().enumerate() {
             for block_size in [8, 16, 256] {
                 for dtype in KvDtype::ALL {
-                    let (found, expected) = Case { shape: *shape, block_size, dtype }.run(&backend);
+                    let (found, expected) = Case { shape: *shape, sinks: sinks.clone(), block_size, dtype }.run(&backend);
                     assert_near(&format!("{} shape {i}, blocks of {block_size}, {dtype:?}", backend.isa().name()), &found, &expected, 2e-5);
                 }
             }
         }
+    }
+}
+
+#[test]
+fn strips_are_split_multiplied_and_joined() {
+    let strips = Strips { first: 3, count: 5, dim: 7, pitch: 9, stride: 51 };
+    let (rows, wide) = (6, 4);
+    let (x, w) = (numbers(rows * strips.stride, 1), numbers(strips.count * wide * strips.dim, 2));
+    for backend in backends() {
+        let bytes: Vec<Vec<u8>> = w.chunks_exact(wide * strips.dim).map(|w| w.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
+        let matrix = |bytes: &Vec<u8>| {
+            let row = strips.dim * 4;
+            backend.matrix(wide, strips.dim, Dtype::F32, &mut |first, out| {
+                out.copy_from_slice(&bytes[first * row..][..out.len()]);
+                Ok(())
+            })
+        };
+        let matrices: Vec<Matrix> = bytes.iter().map(|bytes| matrix(bytes).unwrap()).collect();
+        let mut split = poisoned(&backend, rows * strips.count * strips.dim);
+        backend.split_strips(rows, strips, &buf(&backend, &x), &mut split);
+        let mut product = poisoned(&backend, rows * strips.count * wide);
+        backend.matmul_strips(rows, strips.count, &split, &|strip| &matrices[strip], &mut product);
+        let to = Strips { first: 2, count: 5, dim: wide, pitch: 6, stride: 33 };
+        let mut out = buf(&backend, &vec![-7.0; rows * to.stride]);
+        backend.join_strips(rows, to, &product, &mut out);
+        let mut expected = vec![-7.0; rows * to.stride];
+        for (row, strip, n) in (0..rows).flat_map(|row| (0..5).flat_map(move |strip| (0..wide).map(move |n| (row, strip, n)))) {
+            let x = &x[row * strips.stride + strips.first + strip * strips.pitch..][..strips.dim];
+            let w = &w[(strip * wide + n) * strips.dim..][..strips.dim];
+            expected[row * to.stride + to.first + strip * to.pitch + n] = x.iter().zip(w).map(|(x, w)| *x as f64 * *w as f64).sum();
+        }
+        assert_near("strips", &out, &expected, 2e-6);
     }
 }
 
@@ -237,7 +286,7 @@ struct Cached {
 
 impl Cached {
     const SHAPE: AttentionShape =
-        AttentionShape { heads: 2, kv_heads: 2, head_dim: 20, scale: 0.3, window: None, soft_cap: None, alibi: None };
+        AttentionShape { heads: 2, kv_heads: 2, head_dim: 20, values: Values::Own, scale: 0.3, window: None, soft_cap: None, alibi: None };
     const BLOCK: usize = 16;
     const BLOCKS: usize = 4;
 
@@ -249,6 +298,7 @@ impl Cached {
             block_size: Self::BLOCK,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
+            values: shape.values,
             dtype: KvDtype::Int8,
         };
         let rows = qkv.len() / shape.qkv_width();
@@ -267,7 +317,7 @@ impl Cached {
         let batch = Batch { tokens: vec![0], positions: vec![position], spans, tables: blocks.to_vec(), ..Default::default() };
         backend.upload(&batch, &mut self.inputs).unwrap();
         let mut out = poisoned(backend, self.shape.q_width());
-        backend.attention(&self.inputs, 0, &self.shape, &buf(backend, &qkv[qkv.len() - width..]), &self.kv, &mut out);
+        backend.attention(&self.inputs, 0, &self.shape, None, &buf(backend, &qkv[qkv.len() - width..]), &self.kv, &mut out);
         out.to_vec()
     }
 
@@ -463,11 +513,18 @@ fn activations_gates_and_caps_are_right() {
             backend.activate(x.len(), act, &mut out);
             assert_near(&format!("{act:?}"), &out, &x.iter().map(|x| exact(*x as f64)).collect::<Vec<_>>(), 2e-6);
             let mut gated = poisoned(&backend, 2 * 37);
-            backend.gate(2, 37, act, &buf(&backend, &x), &mut gated);
+            backend.gate(2, 37, Glu::Of(act), &buf(&backend, &x), &mut gated);
             let expected: Vec<f64> =
                 (0..74).map(|i| (i / 37 * 74 + i % 37, i)).map(|(at, _)| exact(x[at] as f64) * x[at + 37] as f64).collect();
             assert_near(&format!("gated {act:?}"), &gated, &expected, 2e-6);
         }
+        let mut gated = poisoned(&backend, 2 * 37);
+        backend.gate(2, 37, Glu::Clamped { alpha: 1.7, limit: 7.0 }, &buf(&backend, &x), &mut gated);
+        let clamped = |i: usize| {
+            let (gate, up) = ((x[i / 37 * 74 + i % 37] as f64).min(7.0), (x[i / 37 * 74 + i % 37 + 37] as f64).clamp(-7.0, 7.0));
+            gate / (1.0 + (-1.7 * gate).exp()) * (up + 1.0)
+        };
+        assert_near("clamped", &gated, &(0..74).map(clamped).collect::<Vec<_>>(), 2e-6);
         let mut out = buf(&backend, &x);
         backend.scale_and_cap(x.len(), 0.5, Some(3.0), &mut out);
         assert_near("cap", &out, &x.iter().map(|x| 3.0 * (*x as f64 * 0.5 / 3.0).tanh()).collect::<Vec<_>>(), 2e-6);

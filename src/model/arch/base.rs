@@ -108,7 +108,7 @@ impl Base {
             layers,
             positions: rope.reach(positions).min(most::POSITIONS),
             inner: defaults.inner.map_or_else(|| config.count("intermediate_size", most::WIDTH), Ok)?,
-            shape: AttentionShape { heads, kv_heads, head_dim, scale: standard_scale(head_dim), window: None, soft_cap: None, alibi: None },
+            shape: AttentionShape::new(heads, kv_heads, head_dim, standard_scale(head_dim)),
             windows: vec![None; layers],
             act: act(config, act_field, act_default)?,
             rope,
@@ -153,28 +153,29 @@ impl Base {
         }
     }
 
-    /// Attention and MLP side by side, behind one norm.
+    /// HeadAttention and MLP side by side, behind one norm.
     pub fn side_by_side(&self, layer: usize) -> Residual {
         Residual::Parallel { attention: self.norm(format!("layers.{layer}.input_layernorm")), mlp: None }
     }
 
-    pub fn attention(&self, layer: usize) -> Attention {
+    pub fn attention(&self, layer: usize) -> HeadAttention {
         let (name, shape) = (format!("layers.{layer}.self_attn"), self.shape_of(layer));
-        Attention {
+        HeadAttention {
             shape,
-            qkv: Attention::stacked_qkv(&name, ["q_proj", "k_proj", "v_proj"], &shape, self.hidden).bias(self.biases.qkv),
+            qkv: HeadAttention::stacked_qkv(&name, ["q_proj", "k_proj", "v_proj"], &shape, self.hidden).bias(self.biases.qkv),
             out: Linear::new(format!("{name}.o_proj"), self.hidden, shape.q_width()).bias(self.biases.out),
             qk_norm: None,
             rope: Some(0),
+            sinks: None,
         }
     }
 
     /// What each KV head has, its queries, key and value, is together in `query_key_value`.
-    pub fn attention_by_kv_head(&self, layer: usize, name: &str) -> Attention {
+    pub fn attention_by_kv_head(&self, layer: usize, name: &str) -> HeadAttention {
         let (shape, hidden) = (self.shape_of(layer), self.hidden);
-        let layout = Layout::ByKvHead { queries: shape.heads / shape.kv_heads, head_dim: shape.head_dim };
-        Attention {
-            qkv: Linear::new(format!("{name}.query_key_value"), shape.qkv_width(), hidden).bias(self.biases.qkv).layout(layout),
+        let order = RowOrder::ByKvHead { queries: shape.heads / shape.kv_heads, head_dim: shape.head_dim };
+        HeadAttention {
+            qkv: Linear::new(format!("{name}.query_key_value"), shape.qkv_width(), hidden).bias(self.biases.qkv).order(order),
             out: Linear::new(format!("{name}.dense"), hidden, shape.q_width()).bias(self.biases.out),
             ..self.attention(layer)
         }
@@ -195,7 +196,7 @@ impl Base {
 
     pub fn gated_mlp(&self, layer: usize) -> Mlp {
         let named = |name| format!("layers.{layer}.mlp.{name}");
-        let gate_up = Linear::stack(vec![(named("gate_proj"), self.inner), (named("up_proj"), self.inner)], self.hidden);
+        let gate_up = Linear::stack(vec![Part::own(named("gate_proj"), self.inner), Part::own(named("up_proj"), self.inner)], self.hidden);
         let down = Linear::new(named("down_proj"), self.hidden, self.inner);
         Mlp::Gated { gate_up: gate_up.bias(self.biases.mlp), act: self.act, down: down.bias(self.biases.mlp) }
     }
@@ -220,7 +221,7 @@ impl Base {
         Layer {
             residual: self.pre_norm(layer),
             branch_scale: self.branch_scale,
-            attention: self.attention(layer),
+            attention: self.attention(layer).into(),
             mlp: self.gated_mlp(layer),
         }
     }
@@ -239,6 +240,7 @@ impl Base {
             },
             ropes: vec![self.rope.clone()],
             layers: (0..self.layers).map(layer).collect(),
+            spare_layers: 0,
             final_norm: Some(self.norm("norm")),
             head: Head {
                 project: None,

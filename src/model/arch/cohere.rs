@@ -2,7 +2,7 @@
 //! scaled. Its second generation has windows, and no ropes in layers that see everything.
 
 use super::super::config::Config;
-use super::super::spec::{Attention, Head, Layer, ModelSpec, NormKind, Pairs};
+use super::super::spec::{Head, HeadAttention, Layer, ModelSpec, NormKind, Pairs};
 use super::base::{Base, Biases, DEFAULTS, Defaults, required_window};
 use super::most;
 use super::rope::RopeDefaults;
@@ -12,14 +12,14 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     let base = base(config, 500_000.0)?;
     let norms_heads = config.flag_or("use_qk_norm", false)?;
     let qk_norm = |i| norms_heads.then(|| base.qk_norm_by_head(i, ["q_norm", "k_norm"]));
-    model(config, &base, |i| Attention { qk_norm: qk_norm(i), ..base.attention(i) })
+    model(config, &base, |i| HeadAttention { qk_norm: qk_norm(i), ..base.attention(i) })
 }
 
 pub fn spec2(config: &Config) -> Result<ModelSpec> {
     let base = base(config, 10_000.0)?;
     let pattern = config.count_or("sliding_window_pattern", most::LAYERS, 4)?;
     let base = base.with_windows(config, required_window(config, 4096)?, |layer| (layer + 1) % pattern != 0)?;
-    model(config, &base, |i| Attention { rope: base.windows[i].map(|_| 0), ..base.attention(i) })
+    model(config, &base, |i| HeadAttention { rope: base.windows[i].map(|_| 0), ..base.attention(i) })
 }
 
 fn base(config: &Config, theta: f64) -> Result<Base> {
@@ -33,7 +33,7 @@ fn base(config: &Config, theta: f64) -> Result<Base> {
     Ok(base)
 }
 
-fn model(config: &Config, base: &Base, attention: impl Fn(usize) -> Attention) -> Result<ModelSpec> {
-    let model = base.model(|i| Layer { residual: base.side_by_side(i), attention: attention(i), ..base.layer(i) });
+fn model(config: &Config, base: &Base, attention: impl Fn(usize) -> HeadAttention) -> Result<ModelSpec> {
+    let model = base.model(|i| Layer { residual: base.side_by_side(i), attention: attention(i).into(), ..base.layer(i) });
     Ok(ModelSpec { head: Head { scale: config.positive_or("logit_scale", 0.0625)? as f32, ..model.head }, ..model })
 }

@@ -1,7 +1,7 @@
 //! What families with experts share.
 
 use super::super::config::Config;
-use super::super::spec::{Expert, Linear, Routing};
+use super::super::spec::{Expert, Linear, Part, Routing};
 use super::most;
 use crate::error::{Error, Result};
 
@@ -16,7 +16,7 @@ pub struct Names {
 pub const NAMES: Names = Names { gate: "gate_proj", up: "up_proj", down: "down_proj" };
 
 pub fn expert(name: &str, names: Names, hidden: usize, inner: usize) -> Expert {
-    let stacked = vec![(format!("{name}.{}", names.gate), inner), (format!("{name}.{}", names.up), inner)];
+    let stacked = [names.gate, names.up].map(|part| Part::own(format!("{name}.{part}"), inner)).to_vec();
     Expert { gate_up: Linear::stack(stacked, hidden), down: Linear::new(format!("{name}.{}", names.down), hidden, inner) }
 }
 
@@ -31,5 +31,5 @@ pub fn routing(config: &Config, layers: usize, normalized: bool) -> Result<Routi
             "config.json: num_experts_per_tok is {top_k}, {experts} is {count}: a token cannot have more than all"
         )));
     }
-    Ok(Routing { experts: count, top_k, normalized })
+    Ok(Routing::softmax(count, top_k, normalized))
 }

@@ -2,7 +2,7 @@
 //! by side, behind one norm or two.
 
 use super::super::config::Config;
-use super::super::spec::{Attention, Embedding, Head, Layer, Linear, Mlp, ModelSpec, NormKind, Residual};
+use super::super::spec::{Embedding, Head, HeadAttention, Layer, Linear, Mlp, ModelSpec, NormKind, Residual};
 use super::base::{Base, Biases, DEFAULTS, Defaults};
 use super::most;
 use crate::error::{Error, Result};
@@ -40,7 +40,7 @@ struct Form {
 }
 
 enum Norms {
-    /// Attention, then MLP.
+    /// HeadAttention, then MLP.
     InTurn,
     /// Side by side.
     One,
@@ -76,7 +76,7 @@ fn layer(base: &Base, layer: usize, form: &Form) -> Layer {
             Norms::Two => Residual::Parallel { attention: norm("ln_attn"), mlp: Some(norm("ln_mlp")) },
         },
         branch_scale: 1.0,
-        attention: Attention { rope: (!form.alibi).then_some(0), ..base.attention_by_kv_head(layer, &named("self_attention")) },
+        attention: HeadAttention { rope: (!form.alibi).then_some(0), ..base.attention_by_kv_head(layer, &named("self_attention")) }.into(),
         mlp: Mlp::Plain {
             up: linear("mlp.dense_h_to_4h", base.inner, base.hidden),
             act: base.act,

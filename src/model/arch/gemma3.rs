@@ -2,7 +2,7 @@
 //! and with a rope of their own.
 
 use super::super::config::Config;
-use super::super::spec::{Attention, Head, Layer, ModelSpec};
+use super::super::spec::{Head, HeadAttention, Layer, ModelSpec};
 use super::base::{Base, DEFAULTS, Defaults, required_window};
 use super::gemma2::{self, NORMS, soft_cap};
 use super::most;
@@ -20,7 +20,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     let pattern = config.count_or("sliding_window_pattern", most::LAYERS, 6)?;
     let base = base.with_windows(config, required_window(config, 4096)?, |layer| (layer + 1) % pattern != 0)?;
     let local = local_rope(config, base.shape.head_dim, &LOCAL)?;
-    let model = base.model(|i| Layer { residual: base.sandwich(i, NORMS), attention: attention(&base, i), ..base.layer(i) });
+    let model = base.model(|i| Layer { residual: base.sandwich(i, NORMS), attention: attention(&base, i).into(), ..base.layer(i) });
     let soft_cap = soft_cap(config, "final_logit_softcapping", None)?;
     Ok(ModelSpec { ropes: vec![base.rope.clone(), local], head: Head { soft_cap, ..model.head }, ..model })
 }
@@ -38,7 +38,7 @@ pub fn spec_of_text(config: &Config) -> Result<ModelSpec> {
     ]))
 }
 
-fn attention(base: &Base, layer: usize) -> Attention {
+fn attention(base: &Base, layer: usize) -> HeadAttention {
     let rope = base.windows[layer].map_or(0, |_| 1);
-    Attention { qk_norm: Some(base.qk_norm(layer, ["q_norm", "k_norm"])), rope: Some(rope), ..base.attention(layer) }
+    HeadAttention { qk_norm: Some(base.qk_norm(layer, ["q_norm", "k_norm"])), rope: Some(rope), ..base.attention(layer) }
 }

@@ -33,6 +33,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
         },
         ropes: Vec::new(),
         layers: (0..config.count("n_layer", most::LAYERS)?).map(|i| family.layer(i)).collect(),
+        spare_layers: 0,
         final_norm: Some(family.norm("ln_f".into())),
         head: Head { project: None, weight: (!tied).then(|| Linear::new("lm_head", vocab_size, hidden)), scale: 1.0, soft_cap: None },
     })
@@ -59,17 +60,19 @@ impl Gpt2 {
         let conv = |name: &str, rows, cols| Linear::new(format!("h.{index}.{name}"), rows, cols).bias(true).layout(Layout::InOut);
         let scale = if self.scaled { standard_scale(head_dim) } else { 1.0 };
         let scale = if self.scaled_by_layer { scale / (index + 1) as f32 } else { scale };
-        let shape = AttentionShape { heads, kv_heads: heads, head_dim, scale, window: None, soft_cap: None, alibi: None };
+        let shape = AttentionShape::new(heads, heads, head_dim, scale);
         Layer {
             branch_scale: 1.0,
             residual: Residual::PreNorm { attention: self.norm(format!("h.{index}.ln_1")), mlp: self.norm(format!("h.{index}.ln_2")) },
-            attention: Attention {
+            attention: HeadAttention {
                 shape,
                 qkv: conv("attn.c_attn", shape.qkv_width(), hidden),
                 out: conv("attn.c_proj", hidden, hidden),
                 qk_norm: None,
                 rope: None,
-            },
+                sinks: None,
+            }
+            .into(),
             mlp: Mlp::Plain { up: conv("mlp.c_fc", inner, hidden), act: self.act, down: conv("mlp.c_proj", hidden, inner) },
         }
     }

@@ -40,7 +40,7 @@ fn layer(base: &Base, layer: usize, parallel: bool) -> Layer {
     Layer {
         residual: if parallel { Residual::Parallel { attention, mlp: Some(mlp) } } else { Residual::PreNorm { attention, mlp } },
         branch_scale: 1.0,
-        attention: base.attention_by_kv_head(layer, &named("attention")),
+        attention: base.attention_by_kv_head(layer, &named("attention")).into(),
         mlp: base.plain_mlp(layer, ["dense_h_to_4h", "dense_4h_to_h"]),
     }
 }

@@ -1,7 +1,7 @@
 //! Mixtral: Mistral with experts in place of its MLP.
 
 use super::super::config::Config;
-use super::super::spec::{Experts, Layer, Linear, Mlp, ModelSpec};
+use super::super::spec::{Experts, Glu, Layer, Linear, Mlp, ModelSpec};
 use super::base::{Base, DEFAULTS, Defaults, sliding_window};
 use super::experts::{Names, expert, routing};
 use super::rope::RopeDefaults;
@@ -18,8 +18,9 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
         let moe = format!("layers.{i}.block_sparse_moe");
         let experts = Experts {
             router: Linear::new(format!("{moe}.gate"), routing.experts, base.hidden),
+            correction: None,
             routing,
-            act: base.act,
+            glu: Glu::Of(base.act),
             experts: (0..routing.experts).map(|e| expert(&format!("{moe}.experts.{e}"), NAMES, base.hidden, base.inner)).collect(),
             shared: None,
         };

@@ -2,6 +2,7 @@
 
 mod base;
 mod cohere;
+mod deepseek;
 mod experts;
 mod falcon;
 mod gemma;
@@ -10,6 +11,7 @@ mod gemma3;
 mod glm4;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod mistral;
@@ -69,6 +71,9 @@ pub const FAMILIES: &[Family] = &[
     Family { architecture: "Glm4ForCausalLM", model_type: "glm4", prefix: "model.", spec: glm4::spec },
     Family { architecture: "CohereForCausalLM", model_type: "cohere", prefix: "model.", spec: cohere::spec },
     Family { architecture: "Cohere2ForCausalLM", model_type: "cohere2", prefix: "model.", spec: cohere::spec2 },
+    Family { architecture: "GptOssForCausalLM", model_type: "gpt_oss", prefix: "model.", spec: gpt_oss::spec },
+    Family { architecture: "DeepseekV2ForCausalLM", model_type: "deepseek_v2", prefix: "model.", spec: deepseek::spec2 },
+    Family { architecture: "DeepseekV3ForCausalLM", model_type: "deepseek_v3", prefix: "model.", spec: deepseek::spec3 },
 ];
 
 /// Bounds on what a config may say; real models are far below, and products of these cannot overflow.
@@ -159,7 +164,7 @@ mod tests {
             window.into_iter().for_each(|window| config["sliding_window"] = window);
             let config = Config::of(config);
             let spec = (family(&config).unwrap().spec)(&config);
-            spec.map(|spec| spec.layers.iter().map(|layer| layer.attention.shape.window).collect::<Vec<_>>())
+            spec.map(|spec| spec.layers.iter().map(|layer| layer.attention.shape().window).collect::<Vec<_>>())
         };
         assert_eq!(windows("mistral", None).unwrap(), [Some(4096), Some(4096)]);
         assert_eq!(windows("mistral", Some(json!(null))).unwrap(), [None, None]);

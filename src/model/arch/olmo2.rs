@@ -1,7 +1,7 @@
 //! OLMo 2: norms behind the branches alone, and over all queries and all keys together.
 
 use super::super::config::Config;
-use super::super::spec::{Attention, Layer, ModelSpec, Norm, QkNorm, QkNormOver, Residual};
+use super::super::spec::{HeadAttention, Layer, ModelSpec, Norm, QkNorm, QkNormOver, Residual};
 use super::base::{Base, Biases, DEFAULTS, Defaults};
 use crate::error::Result;
 
@@ -11,12 +11,12 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     Ok(base.model(|i| {
         let norm = |name| base.norm(format!("layers.{i}.{name}"));
         let residual = Residual::BranchNorm { attention: norm("post_attention_layernorm"), mlp: norm("post_feedforward_layernorm") };
-        Layer { residual, attention: attention(&base, i), ..base.layer(i) }
+        Layer { residual, attention: attention(&base, i).into(), ..base.layer(i) }
     }))
 }
 
-fn attention(base: &Base, layer: usize) -> Attention {
+fn attention(base: &Base, layer: usize) -> HeadAttention {
     let norm = |name, width| Norm::new(format!("layers.{layer}.self_attn.{name}"), width, base.norm_kind, base.eps);
     let (q, k) = (norm("q_norm", base.shape.q_width()), norm("k_norm", base.shape.kv_width()));
-    Attention { qk_norm: Some(QkNorm { over: QkNormOver::AllHeads, q, k }), ..base.attention(layer) }
+    HeadAttention { qk_norm: Some(QkNorm { over: QkNormOver::AllHeads, q, k }), ..base.attention(layer) }
 }

@@ -44,6 +44,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
         },
         ropes: Vec::new(),
         layers: (0..config.count("num_hidden_layers", most::LAYERS)?).map(|i| family.layer(i)).collect(),
+        spare_layers: 0,
         final_norm: final_norm.then(|| family.norm("decoder.final_layer_norm".into())),
         head: Head {
             project: projected.then(|| Linear::new("decoder.project_out", width, hidden)),
@@ -73,19 +74,21 @@ impl Opt {
         let Opt { hidden, heads, head_dim, inner, .. } = *self;
         let layer = format!("decoder.layers.{index}");
         let linear = |name: &str, rows, cols| Linear::new(format!("{layer}.{name}"), rows, cols).bias(self.bias);
-        let shape =
-            AttentionShape { heads, kv_heads: heads, head_dim, scale: standard_scale(head_dim), window: None, soft_cap: None, alibi: None };
+        let shape = AttentionShape::new(heads, heads, head_dim, standard_scale(head_dim));
         let (attention, mlp) = (self.norm(format!("{layer}.self_attn_layer_norm")), self.norm(format!("{layer}.final_layer_norm")));
         Layer {
             branch_scale: 1.0,
             residual: if self.pre_norm { Residual::PreNorm { attention, mlp } } else { Residual::PostNorm { attention, mlp } },
-            attention: Attention {
+            attention: HeadAttention {
                 shape,
-                qkv: Attention::stacked_qkv(&format!("{layer}.self_attn"), ["q_proj", "k_proj", "v_proj"], &shape, hidden).bias(self.bias),
+                qkv: HeadAttention::stacked_qkv(&format!("{layer}.self_attn"), ["q_proj", "k_proj", "v_proj"], &shape, hidden)
+                    .bias(self.bias),
                 out: linear("self_attn.out_proj", hidden, hidden),
                 qk_norm: None,
                 rope: None,
-            },
+                sinks: None,
+            }
+            .into(),
             mlp: Mlp::Plain { up: linear("fc1", inner, hidden), act: self.act, down: linear("fc2", hidden, inner) },
         }
     }

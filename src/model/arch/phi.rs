@@ -1,7 +1,7 @@
 //! Phi-1 and Phi-2: attention and MLP side by side behind one norm, a part of each head turns, biases everywhere, in the head too.
 
 use super::super::config::Config;
-use super::super::spec::{Attention, Head, Layer, Linear, ModelSpec, NormKind};
+use super::super::spec::{Head, HeadAttention, Layer, Linear, ModelSpec, NormKind};
 use super::base::{Base, Biases, DEFAULTS, Defaults};
 use super::rope::RopeDefaults;
 use crate::error::Result;
@@ -26,7 +26,7 @@ fn layer(base: &Base, layer: usize, norms_heads: bool) -> Layer {
     Layer {
         residual: base.side_by_side(layer),
         branch_scale: 1.0,
-        attention: Attention { out, qk_norm, ..base.attention(layer) },
+        attention: HeadAttention { out, qk_norm, ..base.attention(layer) }.into(),
         mlp: base.plain_mlp(layer, ["fc1", "fc2"]),
     }
 }

@@ -1,7 +1,7 @@
 //! Phi-3 and Phi-4: LLaMA with queries, keys and values in one matrix, gate and up in another, and long ropes.
 
 use super::super::config::Config;
-use super::super::spec::{Attention, Layer, Linear, ModelSpec};
+use super::super::spec::{HeadAttention, Layer, Linear, ModelSpec};
 use super::base::{Base, DEFAULTS, Defaults, sliding_window};
 use super::rope::RopeDefaults;
 use crate::error::Result;
@@ -12,6 +12,6 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     let base = base.with_windows(config, sliding_window(config, None)?, |_| true)?;
     Ok(base.model(|i| {
         let qkv = Linear::new(format!("layers.{i}.self_attn.qkv_proj"), base.shape.qkv_width(), base.hidden);
-        Layer { attention: Attention { qkv, ..base.attention(i) }, mlp: base.fused_mlp(i), ..base.layer(i) }
+        Layer { attention: HeadAttention { qkv, ..base.attention(i) }.into(), mlp: base.fused_mlp(i), ..base.layer(i) }
     }))
 }

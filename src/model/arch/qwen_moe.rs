@@ -1,7 +1,7 @@
 //! Qwen2-MoE and Qwen3-MoE: Qwen with experts in most layers; in the first generation all rows share one more.
 
 use super::super::config::Config;
-use super::super::spec::{Attention, Experts, Layer, Linear, Mlp, ModelSpec, Routing, SharedExpert};
+use super::super::spec::{Experts, Glu, HeadAttention, Layer, Linear, Mlp, ModelSpec, Routing, SharedExpert};
 use super::base::{Base, Biases, DEFAULTS, Defaults, optional_window};
 use super::experts::{NAMES, expert, routing};
 use super::most;
@@ -22,8 +22,8 @@ pub fn spec3(config: &Config) -> Result<ModelSpec> {
     let mut base = Base { biases, ..Base::read(config, &Defaults { positions: 32_768, ..DEFAULTS })? };
     base.windows.fill(optional_window(config, Some(4096))?);
     let sparse = Sparse::read(config, base.layers)?;
-    let attention = |i| Attention { qk_norm: Some(base.qk_norm(i, ["q_norm", "k_norm"])), ..base.attention(i) };
-    Ok(base.model(|i| Layer { attention: attention(i), mlp: sparse.mlp(&base, i, None), ..base.layer(i) }))
+    let attention = |i| HeadAttention { qk_norm: Some(base.qk_norm(i, ["q_norm", "k_norm"])), ..base.attention(i) };
+    Ok(base.model(|i| Layer { attention: attention(i).into(), mlp: sparse.mlp(&base, i, None), ..base.layer(i) }))
 }
 
 /// Which layers have experts, and which.
@@ -52,12 +52,13 @@ impl Sparse {
         let mlp = format!("layers.{layer}.mlp");
         Mlp::Experts(Experts {
             router: Linear::new(format!("{mlp}.gate"), self.routing.experts, base.hidden),
+            correction: None,
             routing: self.routing,
-            act: base.act,
+            glu: Glu::Of(base.act),
             experts: (0..self.routing.experts).map(|e| expert(&format!("{mlp}.experts.{e}"), NAMES, base.hidden, self.inner)).collect(),
             shared: shared.map(|inner| SharedExpert {
                 expert: expert(&format!("{mlp}.shared_expert"), NAMES, base.hidden, inner),
-                gate: Linear::new(format!("{mlp}.shared_expert_gate"), 1, base.hidden),
+                gate: Some(Linear::new(format!("{mlp}.shared_expert_gate"), 1, base.hidden)),
             }),
         })
     }

@@ -34,6 +34,27 @@ pub fn local_rope(config: &Config, head_dim: usize, defaults: &RopeDefaults) -> 
     Source { config, parameters: parameters.unwrap_or_default(), head_dim, defaults }.rope()
 }
 
+/// What scores are multiplied by beside their usual scale, where a stretched model says so by `mscale_all_dim`.
+pub fn score_scale(config: &Config) -> Result<f64> {
+    let name = if config.has("rope_parameters") { "rope_parameters" } else { "rope_scaling" };
+    let parameters = config.object(name)?.unwrap_or_default();
+    let kind = parameters.text_or("rope_type", parameters.text_or("type", "default")?)?;
+    if kind == "default" || !is_given(&parameters, "mscale_all_dim") {
+        return Ok(1.0);
+    }
+    Ok(yarn_scale(parameters.positive("factor")?, parameters.positive("mscale_all_dim")?).powi(2))
+}
+
+/// A factor that is 0 is none.
+fn is_given(parameters: &Config, name: &str) -> bool {
+    parameters.get(name).is_some_and(|value| value.as_f64() != Some(0.0))
+}
+
+/// What a model that was stretched by `factor` makes of its scores.
+fn yarn_scale(factor: f64, m: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 }
+}
+
 /// Where the numbers of one rope are found.
 struct Source<'a> {
     config: &'a Config,
@@ -160,10 +181,11 @@ impl Source<'_> {
     }
 
     fn yarn_amplitude(&self, factor: f64) -> Result<f64> {
-        let scale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
-        let amplitude = match (self.parameters.has("mscale"), self.parameters.has("mscale_all_dim")) {
-            (true, true) => scale(self.parameters.positive("mscale")?) / scale(self.parameters.positive("mscale_all_dim")?),
-            _ => scale(1.0),
+        let there = |name| is_given(&self.parameters, name);
+        let scale = |name| Ok::<f64, Error>(yarn_scale(factor, self.parameters.positive(name)?));
+        let amplitude = match there("mscale") && there("mscale_all_dim") {
+            true => scale("mscale")? / scale("mscale_all_dim")?,
+            false => yarn_scale(factor, 1.0),
         };
         self.parameters.positive_or("attention_factor", amplitude)
     }

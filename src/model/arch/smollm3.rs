@@ -1,7 +1,7 @@
 //! SmolLM3: LLaMA in which every fourth layer knows no positions.
 
 use super::super::config::Config;
-use super::super::spec::{Attention, Layer, ModelSpec};
+use super::super::spec::{HeadAttention, Layer, ModelSpec};
 use super::base::{Base, Biases, DEFAULTS, Defaults, list_of_layers, optional_window};
 use super::most;
 use super::rope::RopeDefaults;
@@ -13,7 +13,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     let turns = layers_that_turn(config, base.layers)?;
     let base = Base { biases: Biases::read(config)?, ..base };
     let base = base.with_windows(config, optional_window(config, None)?, |layer| !turns[layer])?;
-    Ok(base.model(|i| Layer { attention: Attention { rope: turns[i].then_some(0), ..base.attention(i) }, ..base.layer(i) }))
+    Ok(base.model(|i| Layer { attention: HeadAttention { rope: turns[i].then_some(0), ..base.attention(i) }.into(), ..base.layer(i) }))
 }
 
 /// `no_rope_layers` says 1 of a layer that has a rope.

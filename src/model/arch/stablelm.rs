@@ -2,7 +2,7 @@
 //! its own for each head.
 
 use super::super::config::Config;
-use super::super::spec::{Attention, Layer, ModelSpec, NormKind, QkNorm};
+use super::super::spec::{HeadAttention, Layer, ModelSpec, NormKind, QkNorm};
 use super::base::{Base, Biases, DEFAULTS, Defaults};
 use super::most;
 use super::rope::RopeDefaults;
@@ -23,8 +23,8 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
         most::parts(base.layers, base.shape.heads, "num_attention_heads")?;
     }
     Ok(base.model(|i| {
-        let attention = Attention { qk_norm: norms_heads.then(|| norms_of_heads(&base, i)), ..base.attention(i) };
-        Layer { residual: if parallel { base.side_by_side(i) } else { base.pre_norm(i) }, attention, ..base.layer(i) }
+        let attention = HeadAttention { qk_norm: norms_heads.then(|| norms_of_heads(&base, i)), ..base.attention(i) };
+        Layer { residual: if parallel { base.side_by_side(i) } else { base.pre_norm(i) }, attention: attention.into(), ..base.layer(i) }
     }))
 }
 

@@ -1,0 +1,170 @@
+//! DeepSeek V2 and V3: attention over latents, and experts of which each row takes a few from a few groups, and all rows the shared ones.
+
+use super::super::config::Config;
+use super::super::spec::*;
+use super::base::{Base, DEFAULTS, Defaults, refuse_true};
+use super::experts::{NAMES, expert};
+use super::most;
+use super::rope::{rope, score_scale};
+use crate::backend::{ExpertGroups, Scores, Values};
+use crate::error::{Error, Result};
+
+/// Of the norms inside attention, whatever the config says of the others.
+const EPS: f32 = 1e-6;
+
+pub fn spec2(config: &Config) -> Result<ModelSpec> {
+    refuse_true(config, &["norm_topk_prob"])?;
+    let method = config.text_or("topk_method", "greedy")?;
+    let best = match method {
+        "greedy" => None,
+        "group_limited_greedy" => Some(1),
+        other => {
+            return Err(Error::unsupported(format!("config.json: topk_method is {other}; supported are greedy, group_limited_greedy")));
+        }
+    };
+    let routing = routing(config, Scores::Softmax, false, best, 1.0)?;
+    spec(config, Base::read(config, &DEFAULTS)?, routing, Pairs::Neighbours)
+}
+
+pub fn spec3(config: &Config) -> Result<ModelSpec> {
+    let routing = routing(config, Scores::Sigmoid, config.flag_or("norm_topk_prob", true)?, Some(2), 2.5)?;
+    let pairs = if config.flag_or("rope_interleave", true)? { Pairs::Neighbours } else { Pairs::Halves };
+    let base = Base::read(config, &Defaults { positions: 4096, ..DEFAULTS })?;
+    let mut model = spec(config, base, routing, pairs)?;
+    model.spare_layers = config.whole_or("num_nextn_predict_layers", most::LAYERS, 0)?;
+    Ok(model)
+}
+
+fn spec(config: &Config, base: Base, routing: Routing, pairs: Pairs) -> Result<ModelSpec> {
+    if config.whole_or("moe_layer_freq", most::LAYERS, 1)? != 1 {
+        return Err(Error::unsupported("config.json: moe_layer_freq is not 1: that is not supported"));
+    }
+    most::parts(base.layers, routing.experts.max(2 * base.shape.heads), "experts and heads")?;
+    let latent = Latent::read(config, base.shape.heads)?;
+    let rope = Rope { pairs, ..rope(config, latent.rotated, &DEFAULTS.rope)? };
+    let base = Base { positions: rope.reach(base.positions).min(most::POSITIONS), rope, ..base };
+    let dense = config.whole_or("first_k_dense_replace", most::LAYERS, 0)?;
+    let sparse = Sparse::read(config, routing)?;
+    Ok(base.model(|i| Layer {
+        attention: Attention::Latent(latent.attention(&base, i)),
+        mlp: if i < dense { base.gated_mlp(i) } else { sparse.mlp(&base, i) },
+        ..base.layer(i)
+    }))
+}
+
+struct Latent {
+    heads: usize,
+    /// Dimensions of a head's query that do not turn, and those that do.
+    unrotated: usize,
+    rotated: usize,
+    values: usize,
+    rank: usize,
+    query_rank: Option<usize>,
+    scale: f32,
+    bias: bool,
+}
+
+impl Latent {
+    fn read(config: &Config, heads: usize) -> Result<Latent> {
+        let dim = |name| config.count(name, most::HEAD_DIM);
+        let (unrotated, rotated) = (dim("qk_nope_head_dim")?, dim("qk_rope_head_dim")?);
+        Ok(Latent {
+            heads,
+            unrotated,
+            rotated,
+            values: dim("v_head_dim")?,
+            rank: dim("kv_lora_rank")?,
+            query_rank: if config.has("q_lora_rank") { Some(config.count("q_lora_rank", most::WIDTH)?) } else { None },
+            scale: (score_scale(config)? / ((unrotated + rotated) as f64).sqrt()) as f32,
+            bias: config.flag_or("attention_bias", false)?,
+        })
+    }
+
+    fn attention(&self, base: &Base, layer: usize) -> LatentAttention {
+        let Latent { heads, unrotated, rotated, values, rank, .. } = *self;
+        let named = |name: &str| format!("layers.{layer}.self_attn.{name}");
+        let norm = |name, width| Norm::new(named(name), width, base.norm_kind, EPS);
+        let order = RowOrder::ByHead { unrotated, rotated };
+        let queries = |name, cols| Linear::new(named(name), heads * (unrotated + rotated), cols).order(order);
+        // For each head, the rows that make its key of a latent, and then those that make its value.
+        let of_head =
+            |first, rows| Part { name: named("kv_b_proj"), rows, source: Source::Rows { first, of: heads * (unrotated + values) } };
+        let first = |head| head * (unrotated + values);
+        LatentAttention {
+            shape: AttentionShape { values: Values::OfKeys(rank), ..AttentionShape::new(heads, 1, rank + rotated, self.scale) },
+            unrotated,
+            queries: match self.query_rank {
+                None => LatentQueries::Direct(queries("q_proj", base.hidden)),
+                Some(between) => LatentQueries::LowRank {
+                    down: Linear::new(named("q_a_proj"), between, base.hidden).bias(self.bias),
+                    norm: norm("q_a_layernorm", between),
+                    up: queries("q_b_proj", between),
+                },
+            },
+            latent: Linear::new(named("kv_a_proj_with_mqa"), rank + rotated, base.hidden).bias(self.bias),
+            norm: norm("kv_a_layernorm", rank),
+            rope: 0,
+            keys: (0..heads).map(|head| Linear::stack(vec![of_head(first(head), rank)], unrotated).layout(Layout::InOut)).collect(),
+            values: (0..heads).map(|head| Linear::stack(vec![of_head(first(head) + unrotated, values)], rank)).collect(),
+            out: Linear::new(named("o_proj"), base.hidden, heads * values).bias(self.bias),
+        }
+    }
+}
+
+struct Sparse {
+    routing: Routing,
+    inner: usize,
+    /// Experts that all rows take, as one.
+    shared: Option<usize>,
+}
+
+impl Sparse {
+    fn read(config: &Config, routing: Routing) -> Result<Sparse> {
+        let inner = config.count("moe_intermediate_size", most::WIDTH)?;
+        let shared = if config.has("n_shared_experts") { Some(config.count("n_shared_experts", most::EXPERTS)?) } else { None };
+        Ok(Sparse { routing, inner, shared: shared.map(|shared| shared * inner) })
+    }
+
+    fn mlp(&self, base: &Base, layer: usize) -> Mlp {
+        let mlp = format!("layers.{layer}.mlp");
+        let correction = Vector { name: format!("{mlp}.gate.e_score_correction_bias"), len: self.routing.experts };
+        let expert = |name: &str, inner| expert(&format!("{mlp}.{name}"), NAMES, base.hidden, inner);
+        Mlp::Experts(Experts {
+            router: Linear::new(format!("{mlp}.gate"), self.routing.experts, base.hidden),
+            correction: (self.routing.scores == Scores::Sigmoid).then_some(correction),
+            routing: self.routing,
+            glu: Glu::Of(base.act),
+            experts: (0..self.routing.experts).map(|e| expert(&format!("experts.{e}"), self.inner)).collect(),
+            shared: self.shared.map(|inner| SharedExpert { expert: expert("shared_experts", inner), gate: None }),
+        })
+    }
+}
+
+/// `best`: a group is as good as so many of its experts; None: there are no groups.
+fn routing(config: &Config, scores: Scores, normalized: bool, best: Option<usize>, scale: f64) -> Result<Routing> {
+    let expected = if scores == Scores::Softmax { "softmax" } else { "sigmoid" };
+    let func = config.text_or("scoring_func", expected)?;
+    if func != expected {
+        return Err(Error::unsupported(format!("config.json: scoring_func is {func}; supported in this family is {expected}")));
+    }
+    let experts = config.count("n_routed_experts", most::EXPERTS)?;
+    let top_k = config.count("num_experts_per_tok", most::EXPERTS)?;
+    if top_k > experts {
+        return Err(Error::model(format!(
+            "config.json: num_experts_per_tok is {top_k}, n_routed_experts is {experts}: a token cannot have more than all"
+        )));
+    }
+    let groups = best.map(|best| groups(config, experts, best)).transpose()?;
+    let scale = config.positive_or("routed_scaling_factor", scale)? as f32;
+    Ok(Routing { scores, normalized, scale, groups, ..Routing::softmax(experts, top_k, normalized) })
+}
+
+fn groups(config: &Config, experts: usize, best: usize) -> Result<ExpertGroups> {
+    let (count, chosen) = (config.count("n_group", ExpertGroups::MOST)?, config.count("topk_group", ExpertGroups::MOST)?);
+    if !experts.is_multiple_of(count) || experts / count < best || chosen > count {
+        return Err(Error::model(format!(
+            "config.json: {experts} experts do not form {count} groups of at least {best} of which a token chooses {chosen}"
+        )));
+    }
+    Ok(ExpertGroups { count, chosen, best })
+}

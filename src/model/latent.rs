@@ -1,0 +1,125 @@
+//! Attention over latents: what is cached of a token is one vector for all heads, and stays as it is.
+
+use super::decoder::{Angles, LayerKv, Pass, Scratch, Widths};
+use super::spec::{LatentAttention, LatentQueries};
+use super::weights::{LoadedLinear, LoadedNorm};
+use crate::backend::{Backend, Heads, Strips};
+
+/// How wide things are, for a row.
+struct Dims {
+    heads: usize,
+    /// Of a head's query: what does not turn, and what does.
+    unrotated: usize,
+    rotated: usize,
+    /// Of a kept vector: what does not turn. What does is as wide as a query's.
+    rank: usize,
+}
+
+impl Dims {
+    fn of<L, N>(LatentAttention { shape, unrotated, .. }: &LatentAttention<L, N>) -> Dims {
+        let rank = shape.value_dim();
+        Dims { heads: shape.heads, unrotated: *unrotated, rotated: shape.head_dim - rank, rank }
+    }
+
+    /// Of each head's query, `dim` numbers of `pitch`, behind `first` others.
+    fn strips(&self, first: usize, dim: usize, pitch: usize, stride: usize) -> Strips {
+        Strips { first, count: self.heads, dim, pitch, stride }
+    }
+}
+
+impl Widths {
+    pub fn hold_latent(&mut self, latent: &LatentAttention) {
+        let Dims { heads, unrotated, rotated, rank } = Dims::of(latent);
+        let values = latent.values[0].rows();
+        let down = match &latent.queries {
+            LatentQueries::Direct(_) => 0,
+            LatentQueries::LowRank { down, .. } => down.rows(),
+        };
+        self.hold((heads * (unrotated + rotated)).max(heads * rank).max(heads * values), (heads * rank).max(rank + rotated).max(down));
+        self.routed = self.routed.max(heads * unrotated.max(rotated).max(values)).max(down);
+        self.queries = self.queries.max(heads * (rank + rotated));
+    }
+}
+
+impl<B: Backend> Pass<'_, B> {
+    /// Reads `x`, writes `out`; the rows' latents go to the cache on the way.
+    #[allow(clippy::too_many_arguments)]
+    pub fn latent_attention(
+        &self,
+        attention: &LatentAttention<LoadedLinear<B>, LoadedNorm<B>>,
+        x: &B::Buf,
+        LayerKv { group, kv }: &mut LayerKv<B>,
+        angles: &[Angles<B>],
+        scratch: &mut Scratch<B>,
+        out: &mut B::Buf,
+    ) {
+        let angles = &angles[attention.rope];
+        self.queries(attention, x, angles, scratch);
+        self.latents(attention, x, angles, scratch);
+        self.backend.store_kv(self.inputs, *group, &attention.shape, &scratch.narrow, kv);
+        self.look_for_latents(attention, scratch);
+        self.backend.attention(self.inputs, *group, &attention.shape, None, &scratch.queries, kv, &mut scratch.wide);
+        self.values(attention, scratch);
+        self.linear(&attention.out, &scratch.wide, out);
+    }
+
+    /// wide = each head's query: of all what does not turn, and then of all what does, turned.
+    fn queries(
+        &self,
+        attention: &LatentAttention<LoadedLinear<B>, LoadedNorm<B>>,
+        x: &B::Buf,
+        Angles { rotated: turning, pairs, buf }: &Angles<B>,
+        Scratch { wide, narrow, routed, .. }: &mut Scratch<B>,
+    ) {
+        let Dims { heads, unrotated, rotated, .. } = Dims::of(attention);
+        match &attention.queries {
+            LatentQueries::Direct(queries) => self.linear(queries, x, wide),
+            LatentQueries::LowRank { down, norm, up } => {
+                self.linear(down, x, narrow);
+                self.norm(norm, narrow, routed);
+                self.linear(up, routed, wide);
+            }
+        }
+        let turned = Heads { first: heads * unrotated, count: heads, dim: rotated, stride: heads * (unrotated + rotated) };
+        self.backend.rope(self.rows, turned, *turning, *pairs, buf, wide);
+    }
+
+    /// narrow = what is kept of each row.
+    fn latents(
+        &self,
+        attention: &LatentAttention<LoadedLinear<B>, LoadedNorm<B>>,
+        x: &B::Buf,
+        Angles { rotated: turning, pairs, buf }: &Angles<B>,
+        Scratch { narrow, .. }: &mut Scratch<B>,
+    ) {
+        let Dims { rotated, rank, .. } = Dims::of(attention);
+        self.linear(&attention.latent, x, narrow);
+        self.norm_heads(&attention.norm, Heads { first: 0, count: 1, dim: rank, stride: rank + rotated }, narrow);
+        self.backend.rope(self.rows, Heads { first: rank, count: 1, dim: rotated, stride: rank + rotated }, *turning, *pairs, buf, narrow);
+    }
+
+    /// queries = the latent that each head's query looks for, with what of it turns.
+    fn look_for_latents(
+        &self,
+        attention: &LatentAttention<LoadedLinear<B>, LoadedNorm<B>>,
+        Scratch { wide, narrow, routed, queries, .. }: &mut Scratch<B>,
+    ) {
+        let dims = Dims::of(attention);
+        let Dims { heads, unrotated, rotated, rank } = dims;
+        let (query, latent) = (heads * (unrotated + rotated), rank + rotated);
+        self.backend.split_strips(self.rows, dims.strips(0, unrotated, unrotated, query), wide, routed);
+        self.backend.matmul_strips(self.rows, heads, routed, &|head| &attention.keys[head].weight, narrow);
+        self.backend.join_strips(self.rows, dims.strips(0, rank, latent, heads * latent), narrow, queries);
+        self.backend.split_strips(self.rows, dims.strips(heads * unrotated, rotated, rotated, query), wide, routed);
+        self.backend.join_strips(self.rows, dims.strips(rank, rotated, latent, heads * latent), routed, queries);
+    }
+
+    /// wide = each head's values, of the latents that attention has summed there.
+    fn values(&self, attention: &LatentAttention<LoadedLinear<B>, LoadedNorm<B>>, Scratch { wide, narrow, routed, .. }: &mut Scratch<B>) {
+        let dims = Dims::of(attention);
+        let (Dims { heads, rank, .. }, values) = (&dims, attention.values[0].rows);
+        self.backend.split_strips(self.rows, dims.strips(0, *rank, *rank, heads * rank), wide, narrow);
+        self.backend.matmul_strips(self.rows, *heads, narrow, &|head| &attention.values[head].weight, routed);
+        self.backend.join_strips(self.rows, dims.strips(0, values, values, heads * values), routed, wide);
+    }
+}
