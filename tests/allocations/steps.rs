@@ -8,7 +8,7 @@ use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::options::{EngineOptions, Grammar, Preemption, SamplingParams};
 use pagedllm::sched::FinishReason;
 
-use super::common::bundled_model;
+use super::common::{TempDir, bundled_model, configs, write_random_model};
 use super::refusing::{Site, counting};
 
 const WARM_UP: usize = 2000;
@@ -132,6 +132,36 @@ fn a_step_allocates_nothing_for_queues_that_come_and_go() {
     }
     found.retain(|site, _| site.name().starts_with("src/") && !FOR_OTHERS.contains(&site.name().as_str()));
     assert!(found.is_empty(), "{found:#?}");
+}
+
+/// Windows, experts, sinks and latents: the blocks are so few that some of those that run have to give way.
+#[test]
+fn a_step_allocates_nothing_of_its_own_whatever_the_shape_of_the_decoder() {
+    for (family, config) in configs(192) {
+        let dir = TempDir::new();
+        write_random_model(&dir.0, &config, true, 5);
+        let whole =
+            EngineOptions { model_dir: dir.0.clone(), skip_tokenizer: true, max_seqs: 12, max_batch_tokens: 64, ..Default::default() };
+        let plan = Engine::plan(&EngineOptions { max_model_len: Some(192), ..whole.clone() }).unwrap();
+        let kv_bytes = Some(plan.block_bytes * (20 + 9 * (plan.groups as u64 - 1)));
+        let engine = Engine::create(&EngineOptions { kv_bytes, max_model_len: Some(192), ..whole }).unwrap();
+        let mut found = BTreeMap::new();
+        for step in 0..600 {
+            if engine.stats().waiting + engine.stats().running < UNFINISHED {
+                let sampling = SamplingParams { ignore_eos: true, max_tokens: Some(30 + step % 80), ..Default::default() };
+                let prompt = (0..20 + step % 60).map(|place| (place * 7 + step * 11) as u32 % 120).collect();
+                engine.add_request(Request::new(Prompt::Tokens(prompt), sampling)).unwrap();
+            }
+            match step < 300 {
+                true => engine.step().unwrap(),
+                false => counting(&mut found, || engine.step()).unwrap(),
+            };
+            drop(engine.queue().poll_page(Some(Duration::ZERO), |_| Ok(())).unwrap());
+        }
+        found.retain(|site, _| site.name().starts_with("src/"));
+        assert!(found.is_empty(), "{family}: {found:#?}");
+        assert!(engine.stats().preemptions > 10, "{family}: {:?}", engine.stats());
+    }
 }
 
 #[test]
