@@ -374,12 +374,20 @@ fn fields_that_contradict_each_other_or_are_unknown_are_refused() {
         ("gpt_oss", json!({"num_local_experts": 5}), Code::Model, &["experts.gate_up_proj has shape [4, ", "[5, "]),
         ("gpt_oss", json!({"intermediate_size": 25}), Code::Model, &["config.json says [4, 32, 50]"]),
         ("gpt_oss", json!({"swiglu_limit": 0}), Code::Model, &["swiglu_limit is 0"]),
-        ("gpt_oss_mxfp4_bf16", json!({"intermediate_size": 48}), Code::Model, &["config.json says [4, 96, 1, 16]"]),
-        ("gpt_oss_mxfp4_bf16", json!({"num_local_experts": 3}), Code::Model, &["gate_up_proj_blocks has shape [4, "]),
+        ("gpt_oss_mxfp4_bf16", json!({"intermediate_size": 48}), Code::Model, &["config.json says [3, 96, 2, 16]"]),
+        ("gpt_oss_mxfp4_bf16", json!({"num_local_experts": 2}), Code::Model, &["gate_up_proj_blocks has shape [3, "]),
         ("deepseek_v2", json!({"topk_method": "noaux_tc"}), Code::Unsupported, &["topk_method is noaux_tc", "group_limited_greedy"]),
         ("deepseek_v2", json!({"norm_topk_prob": true}), Code::Unsupported, &["norm_topk_prob is true"]),
-        ("deepseek_v2", json!({"n_group": 4}), Code::Model, &["6 experts do not form 4 groups", "chooses 2"]),
-        ("deepseek_v2", json!({"topk_group": 4}), Code::Model, &["3 groups", "chooses 4"]),
+        ("deepseek_v2", json!({"n_group": 4}), Code::Model, &["6 experts do not form 4 groups"]),
+        ("deepseek_v2", json!({"topk_group": 4}), Code::Model, &["3 groups", "4 hold the 2"]),
+        ("deepseek_v2", json!({"topk_group": 1, "num_experts_per_tok": 3}), Code::Model, &["1 hold the 3 that a token has"]),
+        ("deepseek_v3", json!({"topk_method": "greedy"}), Code::Unsupported, &["topk_method is greedy", "noaux_tc"]),
+        (
+            "deepseek_v3",
+            json!({"rope_parameters": {"rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 32, "mscale_all_dim": 1e30}}),
+            Code::Model,
+            &["mscale_all_dim", "not a finite number"],
+        ),
         ("deepseek_v3", json!({"n_group": 6}), Code::Model, &["6 groups of at least 2"]),
         ("deepseek_v3", json!({"n_group": 65}), Code::Model, &["n_group is 65", "64"]),
         ("deepseek_v3", json!({"scoring_func": "softmax"}), Code::Unsupported, &["scoring_func is softmax", "sigmoid"]),
@@ -582,7 +590,8 @@ fn tensors_that_add_up_to_the_whole_address_space_are_refused() {
     failures.none();
 }
 
-type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+type Tensors = BTreeMap<String, Stored>;
+type Stored = (Dtype, Vec<usize>, Vec<u8>);
 
 fn tensors(bytes: &[u8]) -> Tensors {
     let file = SafeTensors::deserialize(bytes).unwrap();
@@ -597,7 +606,7 @@ fn serialized(tensors: &Tensors) -> Vec<u8> {
 #[test]
 fn every_tensor_that_is_missing_is_named() {
     let mut failures = Failures::default();
-    for golden in ["llama", "gpt2", "opt", "opt_350m"] {
+    for golden in ["llama", "gpt2", "opt", "opt_350m", "gpt_oss", "gpt_oss_mxfp4_bf16", "deepseek_v2_odd", "deepseek_v3"] {
         let model = Model::golden(golden);
         let whole = tensors(&model.read("model.safetensors"));
         for name in whole.keys() {
@@ -607,6 +616,41 @@ fn every_tensor_that_is_missing_is_named() {
             failures.refused(&format!("{golden} without {name}"), &model, Code::Model, &[name, "missing"]);
         }
     }
+    failures.none();
+}
+
+/// DeepSeek V3 has a layer behind its last one, that guesses further tokens.
+#[test]
+fn a_layer_behind_the_last_is_passed_over_where_the_config_says_what_it_is() {
+    let model = Model::golden("deepseek_v3");
+    let mut tensors = tensors(&model.read("model.safetensors"));
+    let norm = tensors["model.layers.1.input_layernorm.weight"].clone();
+    tensors.insert("model.layers.2.input_layernorm.weight".into(), norm.clone());
+    model.write("model.safetensors", serialized(&tensors));
+    let mut failures = Failures::default();
+    failures.refused("said of none", &model, Code::Model, &["tensor layers.2.input_layernorm.weight", "computed without it"]);
+    model.config("num_nextn_predict_layers", json!(1));
+    Engine::create(&model.options()).unwrap();
+    tensors.insert("model.layers.3.input_layernorm.weight".into(), norm);
+    model.write("model.safetensors", serialized(&tensors));
+    failures.refused("one more", &model, Code::Model, &["tensor layers.3.input_layernorm.weight"]);
+    failures.none();
+}
+
+#[test]
+fn four_bits_that_are_not_bytes_or_beyond_what_bf16_holds_are_refused() {
+    let mut failures = Failures::default();
+    let scales = "model.layers.1.mlp.experts.down_proj_scales";
+    let changed = |change: &dyn Fn(&mut Stored)| {
+        let model = Model::golden("gpt_oss_mxfp4_bf16");
+        let mut tensors = tensors(&model.read("model.safetensors"));
+        change(tensors.get_mut(scales).unwrap());
+        model.write("model.safetensors", serialized(&tensors));
+        model
+    };
+    failures.refused("signed", &changed(&|tensor| tensor.0 = Dtype::I8), Code::Unsupported, &["down_proj_scales is stored as I8", "U8"]);
+    let model = changed(&|tensor| tensor.2[7] = 255);
+    failures.expect("no scale", quietly(|| Engine::create(&model.options())), Code::Model, &["byte 255"]);
     failures.none();
 }
 

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::options::{Dtype, KvDtype};
 
 /// The matrix of a head.
-pub type MatrixOf<'a, M> = &'a dyn Fn(usize) -> &'a M;
+pub type MatrixOf<'a, M> = &'a (dyn Fn(usize) -> &'a M + Sync);
 
 /// The matrix of an expert, and its bias.
 pub type ExpertOf<'a, M, B> = &'a dyn Fn(usize) -> (&'a M, Option<&'a B>);
@@ -83,8 +83,16 @@ pub struct ExpertGroups {
     pub count: usize,
     /// A row goes to experts of so many.
     pub chosen: usize,
-    /// A group is as good as so many of its best experts together.
-    pub best: usize,
+    pub score: GroupScore,
+}
+
+/// How good a group of experts is for a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GroupScore {
+    /// As its best one.
+    Best,
+    /// As its two best together.
+    BestTwo,
 }
 
 impl ExpertGroups {
@@ -204,8 +212,8 @@ pub struct KvShape {
 /// Shapes are given as `[rows, columns]`; a `Buf` holds f32 and is at least as long as its shape says.
 /// Each row's result depends on that row alone, in one fixed order of operations: the batch cannot change it.
 pub trait Backend: Send + Sync {
-    type Buf: Send;
-    type Matrix: Send;
+    type Buf: Send + Sync;
+    type Matrix: Send + Sync;
     type Kv: Send;
     type Inputs: Send + Default;
     /// The host tier: blocks of all layers that do not fit the device.
@@ -247,7 +255,7 @@ pub trait Backend: Send + Sync {
     fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Self::Kv]);
     /// Gives the memory of all blocks from this one on back. What they held is lost, also where that fails.
     fn discard_blocks(&self, from: usize, layer: &mut Self::Kv) -> Result<()>;
-    /// Appends the bytes of these blocks, as they are stored, to `out`. Of the last block only the first `last` slots, and zeros for
+    /// Appends the bytes of these blocks, as they are stored, to `out`. Of those of the tail only the slots that hold something, and zeros for
     /// the others: what is in them may be somebody else's.
     fn read_blocks(&self, blocks: &[u32], tail: Tail, layer: &Self::Kv, out: &mut Vec<u8>) -> Result<()>;
     /// Takes them back, from the beginning of `bytes`, and returns the rest.
@@ -323,7 +331,7 @@ pub trait Backend: Send + Sync {
     fn gather_routes(&self, routes: &Self::Routes, width: usize, x: &Self::Buf, out: &mut Self::Buf);
     /// out[i] = w * x[i] + bias with what `expert` gives for the expert of route i: one product per expert that has rows.
     fn matmul_routes(&self, routes: &Self::Routes, x: &Self::Buf, expert: ExpertOf<Self::Matrix, Self::Buf>, out: &mut Self::Buf);
-    /// out[r] = the sum of x[i] * weight over the routes of row r, the heaviest first; rows of `width`
+    /// out[r] = the sum of x[i] * weight over the routes of row r, the best first; rows of `width`
     fn combine_routes(&self, routes: &Self::Routes, width: usize, x: &Self::Buf, out: &mut Self::Buf);
     /// x[r] += sigmoid(gates[r]) * y[r], rows of `width`
     fn add_gated(&self, rows: usize, width: usize, gates: &Self::Buf, x: &mut Self::Buf, y: &Self::Buf);

@@ -238,8 +238,12 @@ impl Core {
         self.bring_back(seq);
         let stream = self.streams.get(&seq).ok_or_else(gone)?;
         let sequence = self.scheduler.get(seq)?;
-        // What left the window cannot be written down, so all will be computed again; and so it is where there is no room to bring it back.
-        let computed = if sequence.table.has_gone() || sequence.table.swapped() { 0 } else { sequence.computed };
+        // Where what is looked back on is not there, all will be computed again.
+        let mut blocks = Vec::new();
+        let there = self.scheduler.blocks().looked_back_on(&sequence.table, sequence.computed);
+        let computed = if there.is_some() { sequence.computed } else { 0 };
+        blocks.try_reserve_exact(self.scheduler.blocks().paging().looked_back_on(computed))?;
+        blocks.extend(there.into_iter().flatten());
         let header = stream.export(Header {
             model: self.model,
             layout: self.runner.layout(),
@@ -252,10 +256,9 @@ impl Core {
             ..Header::default()
         })?;
         let mut kv = Vec::new();
-        let paging = self.scheduler.blocks().paging();
         let slots = computed - computed.saturating_sub(1) / header.block_size * header.block_size;
-        let tail = Tail { blocks: paging.groups(), slots };
-        let read = self.runner.read_blocks(&sequence.table.blocks()[..paging.entries(computed)], tail, &mut kv);
+        let tail = Tail { blocks: self.scheduler.blocks().paging().groups(), slots };
+        let read = self.runner.read_blocks(&blocks, tail, &mut kv);
         exchanged(&mut self.journal, read)?;
         Ok(Output { blob: Blob { header, kv }.encode()?, ..stream.output() })
     }
@@ -269,9 +272,12 @@ impl Core {
         self.scheduler.import(id, header.tokens.into_owned(), header.computed, header.max_len, header.logits_from, root)?;
         // Others may have made room for it.
         self.move_blocks();
-        let blocks = self.scheduler.get(id)?.table.blocks();
-        if !blocks.is_empty() {
-            let written = self.runner.write_blocks(blocks, &kv);
+        let sequence = self.scheduler.get(id)?;
+        if sequence.computed > 0 {
+            let mut blocks = Vec::new();
+            blocks.try_reserve_exact(self.scheduler.blocks().paging().looked_back_on(sequence.computed))?;
+            blocks.extend(self.scheduler.blocks().looked_back_on(&sequence.table, sequence.computed).into_iter().flatten());
+            let written = self.runner.write_blocks(&blocks, &kv);
             exchanged(&mut self.journal, written)?;
         }
         self.streams.insert(id, stream);

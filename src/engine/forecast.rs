@@ -133,7 +133,7 @@ impl Outlook {
     /// For one before which nobody waits. Those that run after it would make room for it.
     fn has_room(&self, capacity: &Capacity, newcomer: Newcomer, rank: u64) -> bool {
         let Policies { allocation, batching, .. } = capacity.policies;
-        let blocks = |stream: Stream| capacity.paging.most(stream.held(), capacity.chunk);
+        let blocks = |stream: Stream| capacity.paging.most(stream.held(), stream.prefill.clamp(1, capacity.chunk));
         let younger = self.running.iter().filter(|stream| stream.rank > rank);
         let (places, room) = younger.fold((self.places, self.spare_blocks), |(places, room), stream| {
             (places + 1, room + blocks(Stream::begun(stream, &self.lengths, allocation)))
@@ -240,7 +240,7 @@ impl Play<'_> {
     }
 
     fn blocks(&self, tokens: usize) -> i64 {
-        self.capacity.paging.most(tokens, self.capacity.chunk) as i64
+        self.capacity.paging.most(tokens, 1) as i64
     }
 
     fn admit(&mut self) {

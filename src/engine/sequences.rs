@@ -190,7 +190,7 @@ impl Engine {
                 header.max_len, memory.max_model_len
             )));
         }
-        let expected = self.info.paging.entries(header.computed) as u64 * memory.block_bytes;
+        let expected = self.info.paging.looked_back_on(header.computed) as u64 * memory.block_bytes;
         if kv as u64 != expected {
             return Err(Error::invalid(format!(
                 "the exported sequence has {kv} bytes of K and V where {expected} are needed: it is damaged"

@@ -26,6 +26,16 @@ pub fn blocks_for(tokens: usize, block_size: usize) -> usize {
     tokens.div_ceil(block_size)
 }
 
+/// The first of the range from which on it `is` so, or its end.
+fn first(range: Range<usize>, is: impl Fn(usize) -> bool) -> usize {
+    let (mut start, mut end) = (range.start, range.end);
+    while start < end {
+        let middle = start + (end - start) / 2;
+        if is(middle) { end = middle } else { start = middle + 1 }
+    }
+    end
+}
+
 /// The pool cannot give what was asked for; nothing has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoSpace;
@@ -183,15 +193,14 @@ impl BlockManager {
         assert!(!table.swapped, "who writes is on the device");
         let (held, end) = (table.places, self.size.blocks_for(write.end));
         let missing = end.saturating_sub(held) * self.paging.groups();
-        let written = self.size.full(write.start)..held.min(end);
-        let to_copy =
-            self.entries(written.clone()).filter(|&(place, entry)| self.must_copy(table.blocks[entry], place, write.start, copies));
-        if missing + to_copy.count() > self.available() {
+        let written = self.entries(self.size.full(write.start)..held.min(end));
+        let to_copy = written.clone().filter(|&entry| self.must_copy(table, entry, write.start, copies)).count();
+        if missing + to_copy > self.available() {
             return Err(NoSpace);
         }
-        for (place, entry) in self.entries(written) {
+        for entry in written {
             let from = table.blocks[entry];
-            if self.must_copy(from, place, write.start, copies) {
+            if self.must_copy(table, entry, write.start, copies) {
                 let to = self.take()?;
                 table.blocks[entry] = to;
                 copies.push(BlockCopy { from, to });
@@ -208,21 +217,22 @@ impl BlockManager {
         Ok(())
     }
 
-    /// Each entry of a table at these places, behind its place.
+    /// The entries of a table at these places.
     #[inline]
-    fn entries(&self, places: Range<usize>) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let groups = self.paging.groups();
-        places.flat_map(move |place| (place * groups..(place + 1) * groups).map(move |entry| (place, entry)))
+    fn entries(&self, places: Range<usize>) -> Range<usize> {
+        places.start * self.paging.groups()..places.end * self.paging.groups()
     }
 
-    /// Whether what is written from position `first` on must go to a copy of the block at `place`: others read it. Those that
+    /// Whether what is written from position `first` on must go to a copy of the block at `entry`: others read it. Those that
     /// `copies` gives a copy of their own have it back should the step fail, so that what they computed must stay until then.
     #[inline]
-    fn must_copy(&self, block: BlockId, place: usize, first: usize, copies: &[BlockCopy]) -> bool {
+    fn must_copy(&self, table: &BlockTable, entry: usize, first: usize, copies: &[BlockCopy]) -> bool {
+        let block = table.blocks[entry];
         let refs = self.allocator.refs(block);
         if refs == 1 {
             return false; // what is copied from has a reference more
         }
+        let place = entry / self.paging.groups();
         let copied = copies.iter().filter(|copy| copy.from == block).count() as u32;
         let overwrites = first < place * self.block_size() + self.filled[block as usize] as usize;
         refs > 1 + copied || (copied > 0 && overwrites)
@@ -268,11 +278,15 @@ impl BlockManager {
     #[inline]
     pub fn fill(&mut self, table: &BlockTable, positions: Range<usize>) {
         let tokens = self.size.tokens();
-        for (place, entry) in self.entries(self.size.full(positions.start)..self.size.blocks_for(positions.end)) {
-            let filled = &mut self.filled[table.blocks[entry] as usize];
-            let now = (positions.end - place * tokens).min(tokens).max(*filled as usize);
-            self.filled_slots += now - *filled as usize;
-            *filled = now as u16;
+        for place in self.size.full(positions.start)..self.size.blocks_for(positions.end) {
+            let reached = (positions.end - place * tokens).min(tokens);
+            for entry in self.entries(place..place + 1) {
+                let Some(block) = table.at(entry) else { continue };
+                let filled = &mut self.filled[block as usize];
+                let now = reached.max(*filled as usize);
+                self.filled_slots += now - *filled as usize;
+                *filled = now as u16;
+            }
         }
     }
 
@@ -305,6 +319,9 @@ impl BlockManager {
     /// Lets go of the blocks that nobody will look back on once `computed` tokens are computed.
     #[inline]
     pub fn slide(&mut self, table: &mut BlockTable, computed: usize) {
+        if !self.paging.slides() {
+            return;
+        }
         for group in 0..self.paging.groups() {
             let out = self.paging.out_of(self.paging.windows()[group], computed).min(table.places);
             for place in (0..out).rev() {
@@ -367,6 +384,31 @@ impl BlockManager {
         }
     }
 
+    /// The blocks that a sequence of `computed` tokens looks back on, in the order of its table; None: some are gone.
+    pub fn looked_back_on(&self, table: &BlockTable, computed: usize) -> Option<impl Iterator<Item = BlockId>> {
+        let (groups, windows) = (self.paging.groups(), self.paging.windows());
+        let kept = move |&entry: &usize| entry / groups >= self.paging.out_of(windows[entry % groups], computed);
+        let there = !table.swapped && !self.looks_back_on_gone(table, computed);
+        there.then(|| (0..self.paging.entries(computed)).filter(kept).map(|entry| table.blocks[entry]))
+    }
+
+    /// An empty table gets blocks for what a sequence of `computed` tokens looks back on. All or nothing.
+    pub fn adopt(&mut self, table: &mut BlockTable, computed: usize) -> std::result::Result<(), NoSpace> {
+        assert!(table.blocks.is_empty(), "what it has is another's");
+        if self.paging.looked_back_on(computed) > self.available() {
+            return Err(NoSpace);
+        }
+        for entry in 0..self.paging.entries(computed) {
+            let (place, group) = (entry / self.paging.groups(), entry % self.paging.groups());
+            let gone = place < self.paging.out_of(self.paging.windows()[group], computed);
+            self.gone += gone as usize;
+            let block = if gone { GONE } else { self.take()? };
+            table.blocks.push(block);
+        }
+        table.places = self.size.blocks_for(computed);
+        Ok(())
+    }
+
     /// Gives the table the blocks of `chains` from `place` on, as far as all that look back on them can go on, instead of what it has
     /// there, and says for how many places.
     pub fn reuse(&mut self, table: &mut BlockTable, place: usize, chains: &[Chain]) -> usize {
@@ -377,8 +419,8 @@ impl BlockManager {
         let (groups, tokens) = (self.paging.groups(), self.size.tokens());
         self.truncate(table, place * tokens);
         self.slide(table, end * tokens);
-        for (place, entry) in self.entries(place..end) {
-            let group = entry % groups;
+        for entry in self.entries(place..end) {
+            let (place, group) = (entry / groups, entry % groups);
             let block = match place < self.first_kept(group, end) {
                 true => None,
                 false => self.find(group, &chains[place]),
@@ -454,14 +496,16 @@ impl BlockManager {
     #[inline]
     pub fn needed(&self, table: &BlockTable, write: Range<usize>, rows: usize) -> usize {
         let (held, end) = (table.places, self.size.blocks_for(write.end));
-        let missing = |&window: &Option<usize>| {
-            let kept = held - self.paging.out_of(window, write.start).min(held);
+        let refs = |block| if table.swapped { self.host.refs(block) } else { self.allocator.refs(block) };
+        // What leaves the window is given back, unless others have it too: they have the first blocks.
+        let missing = |(group, &window): (usize, &Option<usize>)| {
+            let own = |place: usize| table.at(place * self.paging.groups() + group).is_some_and(|block| refs(block) == 1);
+            let kept = if window.is_some() { held - first(self.paging.out_of(window, write.start).min(held)..held, own) } else { 0 };
             end.saturating_sub(held).min(self.paging.span(window, rows).saturating_sub(kept))
         };
-        let refs = |block| if table.swapped { self.host.refs(block) } else { self.allocator.refs(block) };
         let written = self.size.full(write.start).min(held)..held.min(end);
-        let shared = self.entries(written).filter(|&(_, entry)| refs(table.blocks[entry]) > 1);
-        self.paging.windows().iter().map(missing).sum::<usize>() + shared.count()
+        let shared = self.entries(written).filter(|&entry| refs(table.blocks[entry]) > 1);
+        self.paging.windows().iter().enumerate().map(missing).sum::<usize>() + shared.count()
     }
 
     /// Where the token at `position` lies, for each group of layers: block * block_size + offset.
@@ -505,15 +549,15 @@ impl BlockManager {
     pub fn check_found(&self, table: &BlockTable, chains: &[Chain]) {
         let Some(prefix) = self.prefix.as_ref().filter(|_| !table.swapped) else { return };
         let groups = self.paging.groups();
-        for (place, entry) in self.entries(0..chains.len().min(table.places)) {
-            let (Some(block), chain) = (table.at(entry), chains[place].of_group(entry % groups)) else { continue };
+        for entry in self.entries(0..chains.len().min(table.places)) {
+            let (Some(block), chain) = (table.at(entry), chains[entry / groups].of_group(entry % groups)) else { continue };
             assert!(prefix.chain(block).is_none_or(|found| found == chain), "block {block} is found by the tokens of others");
         }
     }
 
     /// Panics unless nobody else reads what `write` writes, once `copies` are made. For tests.
     pub fn check_writable(&self, table: &BlockTable, write: Range<usize>, copies: &[BlockCopy]) {
-        for (_, entry) in self.entries(self.size.full(write.start)..self.size.blocks_for(write.end)) {
+        for entry in self.entries(self.size.full(write.start)..self.size.blocks_for(write.end)) {
             let block = table.blocks[entry];
             let copied = copies.iter().filter(|copy| copy.from == block).count() as u32;
             assert_eq!(self.allocator.refs(block), 1 + copied, "block {block} has other owners");

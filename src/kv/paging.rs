@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::first;
 use super::size::BlockSize;
 
 /// Layers that look back equally far form groups of equally many, and a block holds the K and V that so many tokens have in the
@@ -10,13 +11,14 @@ use super::size::BlockSize;
 pub struct Paging {
     size: BlockSize,
     windows: Arc<[Option<usize>]>, // [groups]
+    slides: bool,
 }
 
 impl Paging {
     /// `windows`: of each group, how many positions a token looks back on, its own included. None: on all.
     pub fn new(block_size: usize, windows: &[Option<usize>]) -> Paging {
         assert!(!windows.is_empty(), "a model has layers");
-        Paging { size: BlockSize::new(block_size), windows: windows.into() }
+        Paging { size: BlockSize::new(block_size), windows: windows.into(), slides: windows.iter().any(Option::is_some) }
     }
 
     /// All layers look back on all.
@@ -35,6 +37,12 @@ impl Paging {
     #[inline]
     pub fn groups(&self) -> usize {
         self.windows.len()
+    }
+
+    /// Some layers look back on some positions only.
+    #[inline]
+    pub fn slides(&self) -> bool {
+        self.slides
     }
 
     pub(super) fn windows(&self) -> &[Option<usize>] {
@@ -65,14 +73,15 @@ impl Paging {
         self.windows.iter().map(|window| more.min(self.span(*window, 1))).sum()
     }
 
+    /// Blocks that one of `computed` tokens looks back on.
+    pub fn looked_back_on(&self, computed: usize) -> usize {
+        let all = self.size.blocks_for(computed);
+        self.windows.iter().map(|window| all - self.out_of(*window, computed)).sum()
+    }
+
     /// The longest sequence, of at most `longest` tokens, that never has more than so many blocks.
     pub fn fitting(&self, blocks: usize, longest: usize, rows: usize) -> usize {
-        let (mut fits, mut beyond) = (0, longest + 1);
-        while beyond - fits > 1 {
-            let tokens = fits + (beyond - fits) / 2;
-            *(if self.most(tokens, rows) <= blocks { &mut fits } else { &mut beyond }) = tokens;
-        }
-        fits
+        first(1..longest + 1, |tokens| self.most(tokens, rows) > blocks) - 1
     }
 
     /// Blocks of a group that a step of so many rows may look at or write.

@@ -27,8 +27,8 @@ pub(super) struct HostTier {
 pub struct Load {
     /// Blocks that would have to be copied to the other tier.
     pub blocks: usize,
-    /// Slots that hold a token's K and V.
-    pub slots: usize,
+    /// Tokens that would have to be computed again.
+    pub tokens: usize,
 }
 
 impl HostTier {
@@ -154,12 +154,20 @@ impl BlockManager {
 
     /// What swapping these tables out would move.
     pub fn load_out<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> Load {
-        let mut load = Load { blocks: 0, slots: 0 };
+        let mut load = Load { blocks: 0, tokens: 0 };
         self.allocator.unmark();
-        for device in tables.filter(|table| !table.swapped).flat_map(BlockTable::held) {
-            if self.allocator.mark(device) {
-                load.blocks += self.host.copy_of(device).is_none() as usize;
-                load.slots += self.filled[device as usize] as usize;
+        for table in tables.filter(|table| !table.swapped) {
+            for entry in 0..table.blocks.len() {
+                // The first group looks back the farthest: it tells how many tokens there are.
+                let tells = entry.is_multiple_of(self.paging.groups());
+                match table.at(entry) {
+                    None => load.tokens += if tells { self.size.tokens() } else { 0 },
+                    Some(device) if self.allocator.mark(device) => {
+                        load.blocks += self.host.copy_of(device).is_none() as usize;
+                        load.tokens += if tells { self.filled[device as usize] as usize } else { 0 };
+                    }
+                    Some(_) => {}
+                }
             }
         }
         load

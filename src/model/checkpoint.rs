@@ -190,11 +190,10 @@ impl Checkpoint {
         Ok(names)
     }
 
-    /// A whole tensor as f32.
-    pub fn read_f32(&self, tensor: &Tensor, dtype: Dtype) -> Result<Vec<f32>> {
-        let len = tensor.shape.iter().product::<usize>();
+    /// So many of a tensor's numbers from `start` on, as f32.
+    pub fn read_f32(&self, tensor: &Tensor, dtype: Dtype, start: usize, len: usize) -> Result<Vec<f32>> {
         let mut bytes = try_vec(len * dtype.bytes(), 0u8)?;
-        self.read(tensor, 0, &mut bytes)?;
+        self.read(tensor, (start * dtype.bytes()) as u64, &mut bytes)?;
         let mut values = try_vec(len, 0.0f32)?;
         to_f32(&bytes, dtype, |i, value| values[i] = value);
         Ok(values)

@@ -110,6 +110,12 @@ impl Config {
         self
     }
 
+    /// With this field as it is here.
+    pub fn with(mut self, name: &str, value: usize) -> Config {
+        self.fields.insert(name.into(), value.into());
+        self
+    }
+
     pub fn list(&self, name: &str) -> Result<Option<&Vec<Value>>> {
         match self.get(name) {
             None => Ok(None),

@@ -18,8 +18,11 @@ pub struct LayerPlace {
     pub level: usize,
 }
 
-/// Of what all blocks hold, no more than one part in so many is nobody's: where layers do not come in equal groups.
-const PADDING: usize = 16;
+/// Each has an entry in every table at every run of tokens.
+const MOST_GROUPS: usize = 16;
+/// Where layers do not come in equal groups, some of what blocks hold is nobody's: one part in so many is little, and in so many too much.
+const LITTLE: usize = 16;
+const TOO_MUCH: usize = 4;
 
 impl KvLayout {
     pub fn of(spec: &ModelSpec) -> KvLayout {
@@ -43,16 +46,17 @@ impl KvLayout {
         // Who looks back the farthest has the most blocks: of those none is to be in vain.
         kinds.sort_by_key(|window| std::cmp::Reverse(window.unwrap_or(usize::MAX)));
         if kinds.len() < 2 || !alike {
-            let places = (0..layers.len()).map(|level| LayerPlace { group: 0, level }).collect();
-            return KvLayout { windows: vec![kinds.first().copied().flatten()], levels: layers.len(), places };
+            return KvLayout::together(layers.len(), kinds.first().copied().flatten());
         }
         let counts: Vec<usize> = kinds.iter().map(|kind| layers.iter().filter(|window| *window == kind).count()).collect();
-        let most = layers.len() + layers.len() / PADDING;
-        let fits = |levels: &usize| {
-            counts[0].is_multiple_of(*levels) && counts.iter().map(|count| count.next_multiple_of(*levels)).sum::<usize>() <= most
-        };
-        // One level wastes nothing.
-        let levels = (1..=counts[0]).rev().find(fits).unwrap_or(1);
+        let groups_of = |levels: usize| counts.iter().map(|count| count.div_ceil(levels)).sum::<usize>();
+        let divides = |levels: &usize| counts[0].is_multiple_of(*levels) && groups_of(*levels) <= MOST_GROUPS;
+        let padding = |levels: usize| groups_of(levels) * levels - layers.len();
+        let candidates = || (1..=counts[0]).rev().filter(divides);
+        // Few groups, if that costs little; else what costs the least.
+        let little = candidates().find(|&levels| padding(levels) <= layers.len() / LITTLE);
+        let least = candidates().min_by_key(|&levels| padding(levels)).filter(|&levels| padding(levels) <= layers.len() / TOO_MUCH);
+        let Some(levels) = little.or(least) else { return KvLayout::together(layers.len(), kinds[0]) };
         let groups: Vec<usize> = counts.iter().map(|count| count.div_ceil(levels)).collect();
         let mut seen = vec![0; kinds.len()];
         let place = |window: &Option<usize>| {
@@ -65,6 +69,11 @@ impl KvLayout {
         let places = layers.iter().map(place).collect();
         let windows = kinds.iter().zip(&groups).flat_map(|(kind, &groups)| std::iter::repeat_n(*kind, groups)).collect();
         KvLayout { windows, levels, places }
+    }
+
+    /// One group: each layer on its own level.
+    fn together(layers: usize, window: Option<usize>) -> KvLayout {
+        KvLayout { windows: vec![window], levels: layers, places: (0..layers).map(|level| LayerPlace { group: 0, level }).collect() }
     }
 
     pub fn places(&self) -> &[LayerPlace] {
@@ -90,7 +99,7 @@ mod tests {
         places.sort_by_key(|place| (place.group, place.level));
         places.dedup();
         assert_eq!(places.len(), layers, "each layer has its own place");
-        assert!(layout.windows.len() * layout.levels <= layers + layers / PADDING);
+        assert!(layout.windows.len() <= MOST_GROUPS && layout.windows.len() * layout.levels <= layers + layers / LITTLE);
         for (window, place) in windows.iter().zip(&layout.places) {
             assert_eq!(*window, layout.windows[place.group], "a group has one window");
         }
@@ -106,6 +115,20 @@ mod tests {
         assert_eq!(alternating(62, 6), (13, 5), "Gemma 3, 27B: three of 65");
         assert_eq!(alternating(26, 6), (13, 2), "Gemma 3, 1B");
         assert_eq!(alternating(32, 4), (4, 8), "Cohere 2");
+    }
+
+    #[test]
+    fn layers_that_would_make_too_many_groups_make_fewer_or_one() {
+        let one_of = |layers: usize, window: Option<usize>, others: Option<usize>| {
+            let mut windows = vec![others; layers];
+            windows[layers - 1] = window;
+            let layout = KvLayout::group(&windows, true);
+            (layout.windows.len(), layout.levels)
+        };
+        // Qwen2, of which the last layer slides.
+        assert_eq!(one_of(28, Some(4096), None), (10, 3));
+        assert_eq!(one_of(61, None, Some(4096)), (1, 61), "60 tables for one layer that looks back on all");
+        assert_eq!(one_of(12, None, Some(4096)), (12, 1));
     }
 
     #[test]

@@ -79,7 +79,7 @@ fn refuse_quantized(config: &Config, spec: &ModelSpec) -> Result<()> {
         return Ok(());
     }
     Err(Error::unsupported(format!(
-        "config.json: the weights are quantized, method {method}; supported are weights in f32, f16 and bf16, and experts in mxfp4: use the model's checkpoint before it was quantized"
+        "config.json: the weights are quantized, method {method}; supported are weights in f32, f16 and bf16, and experts in mxfp4: use a checkpoint in one of these"
     )))
 }
 

@@ -14,7 +14,7 @@ const NUMBERS: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, 
 /// The numbers and scales of `name`, if it is stored so: `{name}_blocks` and `{name}_scales`, for `[matrices, rows, cols]`.
 pub fn find<'a>(checkpoint: &'a Checkpoint, name: &str, [count, rows, cols]: [usize; 3]) -> Result<Option<(&'a Tensor, &'a Tensor)>> {
     let (blocks, scales) = (format!("{name}_blocks"), format!("{name}_scales"));
-    if checkpoint.find(&blocks).is_none() {
+    if checkpoint.find(&blocks).or(checkpoint.find(&scales)).is_none() {
         return Ok(None);
     }
     if !cols.is_multiple_of(BLOCK) {
@@ -24,30 +24,55 @@ pub fn find<'a>(checkpoint: &'a Checkpoint, name: &str, [count, rows, cols]: [us
     Ok(Some((blocks, checkpoint.bytes(&scales, &[count, rows, cols / BLOCK])?)))
 }
 
-/// Fills `out` with the numbers from `start` on, whole blocks, in bf16, which holds each of them exactly.
-pub fn read(checkpoint: &Checkpoint, blocks: &Tensor, scales: &Tensor, start: usize, out: &mut [u8], piece: &mut Vec<u8>) -> Result<()> {
-    let count = out.len() / size_of::<bf16>();
-    let len = count / 2 + count / BLOCK;
-    piece.clear();
-    piece.try_reserve(len)?;
-    piece.resize(len, 0);
-    let (packed, powers) = piece.split_at_mut(count / 2);
-    checkpoint.read(blocks, (start / 2) as u64, packed)?;
-    checkpoint.read(scales, (start / BLOCK) as u64, powers)?;
-    for (block, (pairs, power)) in out.chunks_exact_mut(BLOCK * size_of::<bf16>()).zip(packed.chunks_exact(BLOCK / 2).zip(powers)) {
-        unpack(pairs, *power, block);
-    }
-    Ok(())
+/// The largest scale whose numbers bf16 holds; the largest byte of all says that there is none.
+const MOST: u8 = 252;
+
+/// Rows of a matrix in its file: from element `start` on, of so many columns, `step` rows apart.
+pub struct Rows<'a> {
+    pub blocks: &'a Tensor,
+    pub scales: &'a Tensor,
+    pub start: usize,
+    pub cols: usize,
+    pub step: usize,
 }
 
-/// The lower four bits of a byte come first.
-fn unpack(pairs: &[u8], power: u8, out: &mut [u8]) {
-    let scale = (power as f64 - 127.0).exp2();
-    for (pair, out) in pairs.iter().zip(out.chunks_exact_mut(2 * size_of::<bf16>())) {
-        for (bits, out) in [pair & 15, pair >> 4].into_iter().zip(out.chunks_exact_mut(size_of::<bf16>())) {
-            out.copy_from_slice(&bf16::from_f64(NUMBERS[bits as usize] as f64 * scale).to_le_bytes());
+impl Rows<'_> {
+    /// Fills `out` with whole rows in bf16, which holds each number exactly. What lies between them is read, too: in one go.
+    pub fn read(&self, checkpoint: &Checkpoint, out: &mut [u8], piece: &mut Vec<u8>) -> Result<()> {
+        let (packed_row, scales_row) = (self.cols / 2, self.cols / BLOCK);
+        let rows = (out.len() / size_of::<bf16>() / self.cols).saturating_sub(1) * self.step + 1;
+        let len = rows * (packed_row + scales_row);
+        piece.clear();
+        piece.try_reserve(len)?;
+        piece.resize(len, 0);
+        let (packed, powers) = piece.split_at_mut(rows * packed_row);
+        checkpoint.read(self.blocks, (self.start / 2) as u64, packed)?;
+        checkpoint.read(self.scales, (self.start / BLOCK) as u64, powers)?;
+        let stored = packed.chunks_exact(packed_row).zip(powers.chunks_exact(scales_row)).step_by(self.step);
+        for (out, (packed, powers)) in out.chunks_exact_mut(self.cols * size_of::<bf16>()).zip(stored) {
+            unpack_row(packed, powers, out)?;
+        }
+        Ok(())
+    }
+}
+
+fn unpack_row(packed: &[u8], powers: &[u8], out: &mut [u8]) -> Result<()> {
+    let blocks = out.chunks_exact_mut(BLOCK * size_of::<bf16>()).zip(packed.chunks_exact(BLOCK / 2));
+    for ((out, pairs), &power) in blocks.zip(powers) {
+        if power > MOST {
+            return Err(Error::model(format!(
+                "a scale in MXFP4 is the byte {power}: numbers with it are beyond bf16, which ends at {MOST}"
+            )));
+        }
+        let scale = (power as f32 - 127.0).exp2();
+        let numbers = NUMBERS.map(|number| bf16::from_f32(number * scale).to_le_bytes());
+        // The lower four bits of a byte come first.
+        for (pair, out) in pairs.iter().zip(out.as_chunks_mut::<4>().0) {
+            let ([a, b], [c, d]) = (numbers[(pair & 15) as usize], numbers[(pair >> 4) as usize]);
+            *out = [a, b, c, d];
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -56,11 +81,19 @@ mod tests {
 
     #[test]
     fn four_bits_and_a_power_of_two_are_a_number() {
-        let mut out = [0; 4];
-        for (pair, power, expected) in [(0x31, 127, [0.5, 1.5]), (0xF7, 130, [48.0, -48.0]), (0x19, 120, [-0.5 / 128.0, 0.5 / 128.0])] {
-            unpack(&[pair], power, &mut out);
-            let found: Vec<f32> = out.as_chunks::<2>().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect();
-            assert_eq!(found, expected);
-        }
+        let unpacked = |pair: u8, power: u8| {
+            let mut out = [0; 2 * BLOCK];
+            unpack_row(&[pair; BLOCK / 2], &[power], &mut out)?;
+            let numbers: Vec<f32> = out.as_chunks::<2>().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect();
+            assert!(numbers.chunks_exact(2).all(|pair| pair == &numbers[..2]));
+            Ok::<_, Error>([numbers[0], numbers[1]])
+        };
+        assert_eq!(unpacked(0x31, 127).unwrap(), [0.5, 1.5]);
+        assert_eq!(unpacked(0xF7, 130).unwrap(), [48.0, -48.0]);
+        assert_eq!(unpacked(0x19, 120).unwrap(), [-0.5 / 128.0, 0.5 / 128.0]);
+        // The ends: what bf16 has left of the smallest, and the largest that it holds.
+        assert_eq!(unpacked(0x21, 0).unwrap(), [2f32.powi(-128), 2f32.powi(-127)]);
+        assert_eq!(unpacked(0x77, 252).unwrap(), [6.0 * 2f32.powi(125); 2]);
+        assert!(unpacked(0x77, 253).unwrap_err().message().contains("byte 253"));
     }
 }

@@ -322,18 +322,28 @@ pub enum RowOrder {
     ByHead { unrotated: usize, rotated: usize },
 }
 
+/// Rows of a part that are loaded one after the other, and lie in the file from `first` on, `step` apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    pub first: usize,
+    pub rows: usize,
+    pub step: usize,
+}
+
 impl RowOrder {
-    /// Where in a part of so many rows its row `row`, as loaded, lies in the file; and how many follow it there that are also next.
-    pub fn run_at(self, rows: usize, row: usize) -> (usize, usize) {
+    /// Where in the file the rows of a part of `rows` lie that are loaded from `row` on.
+    pub fn run_at(self, rows: usize, row: usize) -> Run {
+        let run = |(first, rows)| Run { first, rows, step: 1 };
+        let half = rows / 2;
         match self {
-            RowOrder::Same => (row, rows - row),
-            RowOrder::Alternating => (row % (rows / 2) * 2 + row / (rows / 2), 1),
+            RowOrder::Same => run((row, rows - row)),
+            RowOrder::Alternating => Run { first: row % half * 2 + row / half, rows: half - row % half, step: 2 },
             RowOrder::ByHead { unrotated, rotated } => {
                 let dim = unrotated + rotated;
-                match row.checked_sub(rows / dim * unrotated) {
+                run(match row.checked_sub(rows / dim * unrotated) {
                     None => (row / unrotated * dim + row % unrotated, unrotated - row % unrotated),
                     Some(row) => (row / rotated * dim + unrotated + row % rotated, rotated - row % rotated),
-                }
+                })
             }
             RowOrder::ByKvHead { queries, head_dim } => {
                 let (head, within) = (row / head_dim, row % head_dim);
@@ -342,7 +352,7 @@ impl RowOrder {
                     None => (head / queries, head % queries),
                     Some(after) => (after % kv_heads, queries + after / kv_heads),
                 };
-                ((group * (queries + 2) + member) * head_dim + within, head_dim - within)
+                run(((group * (queries + 2) + member) * head_dim + within, head_dim - within))
             }
         }
     }
@@ -629,18 +639,26 @@ impl Head {
 mod tests {
     use super::*;
 
-    #[test]
-    fn rows_by_kv_head_are_found_where_they_lie() {
-        let order = RowOrder::ByKvHead { queries: 2, head_dim: 3 };
-        // Two KV heads: q0 q1 k0 v0 q2 q3 k1 v1, three rows each.
-        let heads = [0, 1, 4, 5, 2, 6, 3, 7];
-        for row in 0..24 {
-            assert_eq!(order.run_at(24, row), (heads[row / 3] * 3 + row % 3, 3 - row % 3), "row {row}");
+    /// Where each row lies, and whether the next ones lie where a run says.
+    fn places(order: RowOrder, rows: usize) -> Vec<usize> {
+        let first = |row| order.run_at(rows, row).first;
+        for row in 0..rows {
+            let run = order.run_at(rows, row);
+            assert!(run.rows > 0 && row + run.rows <= rows);
+            (0..run.rows).for_each(|next| assert_eq!(first(row + next), run.first + next * run.step, "{order:?}, row {row}"));
         }
-        assert_eq!(RowOrder::Same.run_at(24, 5), (5, 19));
+        (0..rows).map(first).collect()
+    }
+
+    #[test]
+    fn rows_are_found_where_they_lie() {
+        assert_eq!(places(RowOrder::Same, 3), [0, 1, 2]);
+        assert_eq!(places(RowOrder::Alternating, 6), [0, 2, 4, 1, 3, 5]);
         // Two heads of 3 dimensions, of which the last turns.
-        let by_head = RowOrder::ByHead { unrotated: 2, rotated: 1 };
-        assert_eq!([0, 1, 2, 3, 4, 5].map(|row| by_head.run_at(6, row)), [(0, 2), (1, 1), (3, 2), (4, 1), (2, 1), (5, 1)]);
-        assert_eq!([0, 1, 2, 3, 4, 5].map(|row| RowOrder::Alternating.run_at(6, row).0), [0, 2, 4, 1, 3, 5]);
+        assert_eq!(places(RowOrder::ByHead { unrotated: 2, rotated: 1 }, 6), [0, 1, 3, 4, 2, 5]);
+        // Two KV heads of one dimension: q0 q1 k0 v0 q2 q3 k1 v1.
+        assert_eq!(places(RowOrder::ByKvHead { queries: 2, head_dim: 1 }, 8), [0, 1, 4, 5, 2, 6, 3, 7]);
+        let wide = places(RowOrder::ByKvHead { queries: 2, head_dim: 3 }, 24);
+        assert_eq!(wide[6..12], [12, 13, 14, 15, 16, 17]);
     }
 }

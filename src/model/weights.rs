@@ -150,7 +150,7 @@ fn load_norm<B: Backend>(backend: &B, norm: &Norm, checkpoint: &Checkpoint) -> R
         values.try_reserve_exact(norm.width())?;
         for part in &norm.parts {
             let (tensor, dtype) = checkpoint.tensor(&format!("{part}.{suffix}"), &norm.shape)?;
-            values.extend_from_slice(&checkpoint.read_f32(tensor, dtype)?);
+            values.extend_from_slice(&checkpoint.read_f32(tensor, dtype, 0, norm.shape.iter().product())?);
         }
         backend.vector(&values)
     };
@@ -159,7 +159,7 @@ fn load_norm<B: Backend>(backend: &B, norm: &Norm, checkpoint: &Checkpoint) -> R
 
 fn load_vector<B: Backend>(backend: &B, Vector { name, len }: &Vector, checkpoint: &Checkpoint) -> Result<B::Buf> {
     let (tensor, dtype) = checkpoint.tensor(name, &[*len])?;
-    backend.vector(&checkpoint.read_f32(tensor, dtype)?)
+    backend.vector(&checkpoint.read_f32(tensor, dtype, 0, *len)?)
 }
 
 fn load_linear<B: Backend>(
@@ -175,9 +175,9 @@ fn load_linear<B: Backend>(
     })?;
     let mut bias = try_vec(0, 0.0f32)?;
     bias_of(linear, checkpoint, |part, tensor, dtype| {
-        let values = &checkpoint.read_f32(tensor, dtype)?[part.offset(&[part.rows])..][..part.rows];
+        let values = checkpoint.read_f32(tensor, dtype, part.offset(&[part.rows]), part.rows)?;
         bias.try_reserve_exact(values.len())?;
-        bias.extend((0..values.len()).map(|row| values[linear.order.run_at(values.len(), row).0]));
+        bias.extend((0..values.len()).map(|row| values[linear.order.run_at(values.len(), row).first]));
         Ok(())
     })?;
     let bias = linear.bias.then(|| backend.vector(&bias)).transpose()?;
@@ -288,7 +288,7 @@ impl<'a> Parts<'a> {
             let order = self.order;
             let whole = self.whole(part)?;
             for (row, out) in out.chunks_exact_mut(cols * bytes).enumerate() {
-                let (row, _) = order.run_at(rows, first + row);
+                let row = order.run_at(rows, first + row).first;
                 for (col, element) in out.chunks_exact_mut(bytes).enumerate() {
                     element.copy_from_slice(&whole[(col * rows + row) * bytes..][..bytes]);
                 }
@@ -297,11 +297,15 @@ impl<'a> Parts<'a> {
         }
         let (row_bytes, mut row, mut out) = (cols * bytes, first, out);
         while !out.is_empty() {
-            let (stored, run) = self.order.run_at(rows, row);
-            let (now, rest) = out.split_at_mut(out.len().min(run * row_bytes));
-            let start = offset + stored * cols;
+            let run = self.order.run_at(rows, row);
+            // Rows that lie apart come one by one.
+            let at_once = if run.step == 1 || scales.is_some() { run.rows } else { 1 };
+            let (now, rest) = out.split_at_mut(out.len().min(at_once * row_bytes));
+            let start = offset + run.first * cols;
             match scales {
-                Some(scales) => mxfp4::read(self.checkpoint, tensor, scales, start, now, &mut self.piece)?,
+                Some(scales) => {
+                    mxfp4::Rows { blocks: tensor, scales, start, cols, step: run.step }.read(self.checkpoint, now, &mut self.piece)?
+                }
                 None => self.checkpoint.read(tensor, (start * bytes) as u64, now)?,
             }
             row += now.len() / row_bytes;

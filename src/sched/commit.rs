@@ -59,11 +59,11 @@ impl Scheduler {
         if self.blocks.keeps_prefixes() && !full.is_empty() {
             sequence.chains(full.end, block_size);
             let (table, chains) = sequence.table_and_chains();
-            full.clone().for_each(|place| self.blocks.index(table, place, chains));
+            full.for_each(|place| self.blocks.index(table, place, chains));
         }
-        // Who begins as a pin does goes on after its last full block.
-        let goes_on = if sequence.pinned { full.end * block_size } else { computed };
-        self.blocks.slide(&mut sequence.table, goes_on);
+        // Who begins as a pin does, and be it all that there is of him, goes on after a full block before its last token.
+        let least = if sequence.pinned { (sequence.tokens.len() - 1) / block_size * block_size } else { computed };
+        self.blocks.slide(&mut sequence.table, computed.min(least));
         // A pin: it has come to its end and chooses nothing.
         if !part.samples && sequence.pending() == 0 {
             let group = sequence.group.take();

@@ -4,7 +4,7 @@ use super::group::{Group, Queue};
 use super::slab::Slot;
 use super::{Branching, Claim, GroupId, Past, Scheduler, SeqId, Sequence};
 use crate::error::{Error, Result};
-use crate::kv::{BlockId, Chain, Paging};
+use crate::kv::{Chain, Paging};
 
 /// A request, as far as the scheduler needs to know it.
 #[derive(Debug)]
@@ -304,8 +304,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes an idle sequence of which `computed` tokens have been computed elsewhere, and says into which blocks these go:
-    /// none, where there is no room; then all will be computed again.
+    /// Takes an idle sequence of which `computed` tokens have been computed elsewhere. They go to the blocks that it then looks back on;
+    /// where there is no room for these, all will be computed again.
     pub fn import(
         &mut self,
         id: SeqId,
@@ -314,11 +314,12 @@ impl Scheduler {
         max_len: usize,
         logits_from: Option<usize>,
         root: Chain,
-    ) -> Result<&[BlockId]> {
+    ) -> Result<()> {
         self.reserve(1, max_len.max(tokens.len()))?;
         let mut sequence = Sequence::new(id, tokens, max_len, root, self.blocks.paging())?;
         sequence.logits_from = logits_from;
-        while self.blocks.prepare(&mut sequence.table, 0..computed, &mut Vec::new()).is_err() {
+        let needed = self.blocks.paging().looked_back_on(computed);
+        while needed <= self.blocks.total() && self.blocks.adopt(&mut sequence.table, computed).is_err() {
             if !self.reclaim() {
                 break;
             }
@@ -329,6 +330,6 @@ impl Scheduler {
         }
         let slot = self.sequences.insert(sequence);
         self.lie_idle(slot);
-        Ok(self.sequences[slot].table.blocks())
+        Ok(())
     }
 }

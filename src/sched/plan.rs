@@ -81,7 +81,10 @@ impl StepPlan {
         let (first_row, rows) = (batch.rows() as u32, positions.len());
         batch.spans.push(Span { first_row, rows: rows as u32, table: batch.tables.len() as u32 });
         let there = |&block: &BlockId| if block == GONE { 0 } else { block };
-        batch.tables.extend(sequence.table.blocks().iter().map(there));
+        match blocks.paging().slides() {
+            true => batch.tables.extend(sequence.table.blocks().iter().map(there)),
+            false => batch.tables.extend_from_slice(sequence.table.blocks()),
+        }
         for (position, &token) in positions.clone().zip(&sequence.tokens[positions.clone()]) {
             batch.tokens.push(token);
             batch.positions.push(position as u32);

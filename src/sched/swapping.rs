@@ -20,7 +20,7 @@ pub struct Costs {
 impl Costs {
     /// Whether moving out and back costs no more than computing again. What was never tried is.
     fn favour_swapping(&self, load: Load) -> bool {
-        self.token == 0.0 || 2.0 * load.blocks as f64 * self.block <= load.slots as f64 * self.token
+        self.token == 0.0 || 2.0 * load.blocks as f64 * self.block <= load.tokens as f64 * self.token
     }
 }
 

@@ -747,3 +747,101 @@ fn blocks_that_were_reserved_for_a_step_that_failed_do_not_move() {
     s.moved(true, true);
     assert_eq!((s.preemptions(), s.preemptions_swapped(), s.blocks().used_blocks()), (1, 0, 0));
 }
+
+/// Blocks of 8, of a group of layers that looks back on all and of one that does so on 8 positions.
+fn mixed(blocks: usize, prefixes: bool) -> Scheduler {
+    let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 8, prefill_chunk: 16, preemption: Preemption::Recompute };
+    Scheduler::new(options, BlockManager::new(blocks, Paging::new(8, &[None, Some(8)]), prefixes).unwrap()).unwrap()
+}
+
+#[test]
+fn samples_and_beams_that_come_back_compute_their_beginning_once_whatever_the_windows() {
+    for branching in [Branching::Samples(3), Branching::Beams(3)] {
+        // No more than they were promised.
+        let mut s = mixed(Paging::new(8, &[None, Some(8)]).most_of(3, 90, 120, 16), false);
+        add_branching(&mut s, 1, (0..90).collect(), 120, branching);
+        let mut last = None;
+        while last.is_none() {
+            let plan = s.schedule(|_| true).unwrap();
+            let choices: Vec<Choice> = plan
+                .sampled()
+                .flat_map(|_| (1..=3).map(|child| Choice { parent: 1, child, verdict: Verdict::Token(child as u32) }))
+                .collect();
+            last = (!choices.is_empty()).then_some(());
+            s.commit(plan, &choices, &mut Vec::new());
+            s.check();
+        }
+        (0..12).for_each(|_| assert_eq!(step(&mut s, Verdict::Token(7)).len(), 3));
+        s.preempt_youngest();
+        let (mut rows, mut steps) = (0, 0);
+        while s.get(1).is_ok() {
+            let told = step(&mut s, Verdict::Token(7));
+            assert!(!told.is_empty(), "{branching:?}: nobody goes on");
+            rows += told.iter().map(|(_, rows)| if *rows > 1 { *rows } else { 0 }).sum::<usize>();
+            steps += 1;
+            assert!(steps < 200);
+        }
+        // The prompt, and twelve of each one's own.
+        assert!((90..130).contains(&rows), "{branching:?}: {rows} rows");
+        assert_eq!(s.preemptions(), 1, "{branching:?}");
+    }
+}
+
+#[test]
+fn what_others_have_too_is_not_counted_as_given_back() {
+    let mut s = mixed(64, false);
+    add(&mut s, 1, vec![0; 24], 200);
+    step(&mut s, Verdict::Token(9));
+    step(&mut s, Verdict::Token(9));
+    let needed = |s: &Scheduler| s.blocks.needed(&s.get(1).unwrap().table, 24..200, 1);
+    // 22 blocks more for those that look back on all; of the window, which takes two, one is there.
+    assert_eq!(needed(&s), 22 + 1);
+    s.fork(1, None, 2, true).unwrap();
+    assert_eq!(needed(&s), 22 + 2, "and now another's, too");
+}
+
+#[test]
+fn a_pin_serves_its_own_prompt_whatever_the_windows() {
+    for len in [24, 25, 31] {
+        let mut s = mixed(14, true);
+        let pin = Arrival::pin(vec![3; len], Chain::default()).prepare(s.blocks.paging()).unwrap();
+        s.pin(1, pin, 0).unwrap();
+        while !step(&mut s, Verdict::Token(9)).is_empty() {}
+        // What it does not hold is needed by somebody else.
+        s.import(2, vec![9; 24], 24, 30, None, Chain::root(&[1; 32], b"")).unwrap();
+        s.remove(2);
+        let others = Chain::root(&[1; 32], b"other");
+        take(
+            &mut s,
+            3,
+            Arrival {
+                prompt: vec![5; 24],
+                max_len: 25,
+                branching: Branching::One,
+                priority: 0,
+                keep: false,
+                prompt_logits: false,
+                root: others,
+            },
+        );
+        while s.get(3).is_ok() {
+            step(&mut s, Verdict::Token(9));
+        }
+        let hits = s.prefix().hits;
+        add(&mut s, 4, vec![3; len], len + 1);
+        step(&mut s, Verdict::Token(9));
+        assert_eq!(s.prefix().hits - hits, ((len - 1) / 8 * 8) as u64, "a pin of {len} tokens");
+    }
+}
+
+#[test]
+fn a_token_counts_once_however_many_groups_have_blocks_of_it() {
+    let mut s = mixed(64, false);
+    add(&mut s, 1, vec![0; 40], 200);
+    for _ in 0..4 {
+        step(&mut s, Verdict::Token(9));
+    }
+    let sequence = s.get(1).unwrap();
+    let load = s.blocks.load_out(std::iter::once(&sequence.table));
+    assert_eq!((load.tokens, load.blocks), (sequence.computed, sequence.table.places() + 2));
+}

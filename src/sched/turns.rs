@@ -11,6 +11,12 @@ pub(super) struct Turn {
     pub samples: bool,
 }
 
+/// A member waits for another to have computed the first tokens, which both have.
+struct Waits {
+    on: Slot,
+    common: usize,
+}
+
 impl Scheduler {
     /// Plans the rows of `running[place]`, as far as the step still holds them. The group may have to go instead.
     pub(super) fn plan_group(&mut self, place: usize, plan: &mut StepPlan) {
@@ -91,7 +97,8 @@ impl Scheduler {
     /// have computed what both have, and takes its blocks.
     fn catch_up(&mut self, members: &[Slot], mut room: usize, plan: &StepPlan, turns: &mut Vec<Turn>) {
         for (place, &slot) in members.iter().enumerate() {
-            if !self.share(slot, &members[..place]) {
+            if let Err(Waits { on, common }) = self.share(slot, &members[..place]) {
+                self.stop_at(common, on, turns, &mut room);
                 continue;
             }
             let sequence = &self.sequences[slot];
@@ -103,11 +110,23 @@ impl Scheduler {
         }
     }
 
-    /// False: one of the `older` is about to compute what this one also has.
-    fn share(&mut self, slot: Slot, older: &[Slot]) -> bool {
+    /// Whoever is waited for computes no more than what is waited for: beyond that its windows may let go of what the other needs.
+    fn stop_at(&self, common: usize, slot: Slot, turns: &mut [Turn], room: &mut usize) {
+        if !self.blocks.paging().slides() {
+            return;
+        }
+        for turn in turns.iter_mut().filter(|turn| turn.slot == slot) {
+            let rows = turn.rows.min(common - self.sequences[slot].computed);
+            *room += turn.rows - rows;
+            turn.rows = rows;
+        }
+    }
+
+    /// Takes what one of the `older` has computed of what this one also has, unless it is about to.
+    fn share(&mut self, slot: Slot, older: &[Slot]) -> Result<(), Waits> {
         let sequence = &self.sequences[slot];
         if sequence.pending() == 1 {
-            return true;
+            return Ok(());
         }
         let (mut common, mut best) = (sequence.computed, None);
         for &other in older {
@@ -116,18 +135,18 @@ impl Scheduler {
                 (common, best) = (more, Some(other));
             }
         }
-        let Some(best) = best else { return true };
+        let Some(best) = best else { return Ok(()) };
         if self.sequences[best].computed < common {
-            return false;
+            return Err(Waits { on: best, common });
         }
         if self.blocks.looks_back_on_gone(&self.sequences[best].table, common) {
-            return true;
+            return Ok(());
         }
         let (best, sequence) = self.sequences.two(best, slot);
         self.blocks.free(&mut sequence.table);
         self.blocks.fork(&best.table, common, &mut sequence.table);
         sequence.computed = common;
-        true
+        Ok(())
     }
 
     /// Rows of the sequence in a step that has room for so many.

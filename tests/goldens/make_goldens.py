@@ -14,6 +14,7 @@ The logits are float32 math on the weights as stored, whatever type they are sto
 """
 
 import json
+import math
 import shutil
 import sys
 import zlib
@@ -471,14 +472,16 @@ GOLDENS = {
                 rope_parameters=YARN | {"truncate": False}),
         F16, as_version_4(YARN_V4, drop=["layer_types"]),
     ),
+    # All experts for each row: where activations are rounded, a row may choose another one of two that are nearly equal.
     "gpt_oss_mxfp4_bf16": (
-        decoder("gpt_oss", head_dim=16, num_local_experts=4, num_experts_per_tok=2, intermediate_size=32,
+        decoder("gpt_oss", hidden_size=64, head_dim=16, num_local_experts=3, num_experts_per_tok=3, intermediate_size=96,
                 sliding_window=20, rope_parameters=YARN | {"truncate": False}),
         MXFP4, nothing,
     ),
     "deepseek_v2": (
         decoder("deepseek_v2", **LATENT, topk_method="group_limited_greedy", n_group=3, topk_group=2,
-                routed_scaling_factor=1.5, first_k_dense_replace=1),
+                routed_scaling_factor=1.5, first_k_dense_replace=1,
+                rope_parameters=YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}),
         F16, nothing,
     ),
     "deepseek_v2_odd": (
@@ -579,10 +582,15 @@ def attention_of(saving):
 
 
 def mend(model):
-    """transformers 5.5.4 asks DeepSeek V2's layers for a number that they do not have."""
+    """What transformers 5.5.4 has wrong in DeepSeek V2: its experts ask for a number that they do not have, and scores lack the scale
+    with which the model was made (`softmax_scale` in its own code; V3 has it)."""
     for module in model.modules():
         if type(module).__name__ == "DeepseekV2Moe":
             module.num_experts = model.config.n_routed_experts
+        if type(module).__name__ == "DeepseekV2Attention":
+            rope = model.config.rope_parameters
+            if rope.get("mscale_all_dim"):
+                module.scaling *= (0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1) ** 2
     return model.eval()
 
 

@@ -60,7 +60,7 @@ pub fn cut_tiles(batch: &Batch, tiles: &mut Vec<Tile>) -> Result<()> {
 pub struct Scratch {
     queries: Vec<f32>, // [queries, head_dim], scaled
     scores: Vec<f32>,  // [queries, SPAN], then probabilities
-    sums: Vec<f32>,    // [queries, head_dim]
+    sums: Vec<f32>,    // [queries, value_dim]
     max: Vec<f32>,     // [queries]
     weight: Vec<f32>,  // [queries]
     slope: Vec<f32>,   // [queries], of ALiBi
@@ -88,7 +88,7 @@ impl Scratch {
     }
 
     fn queries(shape: &AttentionShape) -> usize {
-        TILE_ROWS * heads_at_once(shape)
+        TILE_ROWS * heads_at_once(shape, usize::MAX)
     }
 
     pub fn empty() -> Scratch {
@@ -132,7 +132,9 @@ pub fn attention(isa: Isa, pool: &Pool, scratch: &[Mutex<Scratch>], args: Args, 
 #[derive(Clone, Copy)]
 pub struct Args<'a> {
     pub inputs: &'a Inputs,
+    /// Of so many groups of layers, whose block tables lie side by side.
     pub group: usize,
+    pub groups: usize,
     pub shape: &'a AttentionShape,
     pub sinks: Option<&'a [f32]>, // [heads]
     pub qkv: &'a [f32],           // [rows, row_width]
@@ -140,23 +142,26 @@ pub struct Args<'a> {
 }
 
 fn run<E: Cached>(isa: Isa, pool: &Pool, scratch: &[Mutex<Scratch>], args: Args, out: SendPtr<f32>) {
-    let (group, heads) = (heads_at_once(args.shape), args.shape.heads);
-    pool.run(args.inputs.tiles.len() * heads / group, &|task, worker| {
+    let heads = args.shape.heads;
+    let most = heads_at_once(args.shape, args.inputs.tiles.len() * heads / (2 * pool.threads()));
+    let groups = heads.div_ceil(most);
+    pool.run(args.inputs.tiles.len() * groups, &|task, worker| {
         let mut scratch = scratch[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        let (tile, first_head) = (args.inputs.tiles[task / (heads / group)], task % (heads / group) * group);
+        let (tile, first_head) = (args.inputs.tiles[task / groups], task % groups * most);
+        let group = most.min(heads - first_head);
         let attend = Attend::<E> { args, out, tile, group, first_head, scratch: &mut scratch, element: PhantomData };
         // SAFETY: the path is present; tasks write disjoint heads and rows of `out`.
         unsafe { isa.run(attend) };
     });
 }
 
-/// Heads of one KV head that one task takes. Where one is all heads', they are more than one thread's work.
-fn heads_at_once(shape: &AttentionShape) -> usize {
+/// Heads of one KV head that one task takes. Where one is all heads', they are more than one thread's work: then so many as are `fair`,
+/// within bounds.
+fn heads_at_once(shape: &AttentionShape, fair: usize) -> usize {
     const MANY: usize = 16;
-    let sharing = shape.heads / shape.kv_heads;
     match shape.values {
-        Values::Own => sharing,
-        Values::OfKeys(_) => (1..=MANY.min(sharing)).rev().find(|&heads| sharing.is_multiple_of(heads)).unwrap_or(1),
+        Values::Own => shape.heads / shape.kv_heads,
+        Values::OfKeys(_) => fair.clamp(1, MANY.min(shape.heads)),
     }
 }
 
@@ -255,7 +260,7 @@ impl<E: Cached> Attend<'_, E> {
             Span { start, len, run: block_size.min(SPAN), keys: numbers, values: numbers, key_scales: scales, value_scales: scales };
         for part in 0..len.div_ceil(span.run) {
             let position = start + part * span.run;
-            let entry = position / block_size * self.args.inputs.batch.groups() + self.args.group;
+            let entry = position / block_size * self.args.groups + self.args.group;
             let block = self.args.inputs.batch.tables[self.tile.table + entry] as usize;
             let [keys, values] = self.args.kv.head::<E>(block, self.kv_head());
             let offset = position % block_size;
@@ -275,7 +280,7 @@ impl<E: Cached> Attend<'_, E> {
         for element in (0..span.run * head_dim).step_by(line) {
             lanes::prefetch(span.values[part].wrapping_add(element));
         }
-        if part * next.run < next.len && self.args.shape.values == Values::Own {
+        if part * next.run < next.len {
             for dim in (0..head_dim).step_by(line.div_ceil(block_size)) {
                 for token in (0..next.run).step_by(line) {
                     lanes::prefetch(next.keys[part].wrapping_add(dim * block_size + token));
@@ -293,7 +298,7 @@ impl<E: Cached> Attend<'_, E> {
     fn score<L: Lanes>(&mut self, span: &Span<E>, next: &Span<E>) {
         if self.args.shape.values != Values::Own {
             // SAFETY: the span's rows are stored.
-            return unsafe { self.score_rows::<L>(span) };
+            return unsafe { self.score_rows::<L>(span, next) };
         }
         let width = L::N.min(span.run);
         let mut token = 0;
@@ -318,47 +323,69 @@ impl<E: Cached> Attend<'_, E> {
         }
     }
 
-    /// The same where keys lie as values do, `[token][dim]`: each score is a sum over the vectors of a row.
+    /// The same where keys lie as values do, `[token][dim]`: each score is a sum over the vectors of a row. Asks for the next span's rows.
     #[inline(always)]
-    unsafe fn score_rows<L: Lanes>(&mut self, span: &Span<E>) {
+    unsafe fn score_rows<L: Lanes>(&mut self, span: &Span<E>, next: &Span<E>) {
         const R: usize = 4;
-        let queries = self.queries();
-        for token in 0..span.len {
+        let (queries, row_bytes) = (self.queries(), self.args.shape.head_dim * size_of::<E>());
+        for token in (0..span.len).step_by(R) {
+            for ahead in token..(token + R).min(next.len) {
+                let row = next.values[ahead / next.run].wrapping_add(ahead % next.run * self.args.shape.head_dim);
+                for byte in (0..row_bytes).step_by(64) {
+                    lanes::prefetch(row.wrapping_byte_add(byte));
+                }
+            }
+            let tokens = R.min(span.len - token);
             let mut query = 0;
-            // SAFETY: query + R <= queries; the token is in the span.
+            // SAFETY: query + R <= queries; the tokens are in the span.
             unsafe {
-                while query + R <= queries {
-                    self.score_row::<L, R>(span, token, query);
+                while query + R <= queries && tokens == R {
+                    self.score_tile_of_rows::<L, R, R>(span, token, query);
                     query += R;
                 }
                 while query < queries {
-                    self.score_row::<L, 1>(span, token, query);
+                    for token in token..token + tokens {
+                        self.score_tile_of_rows::<L, 1, 1>(span, token, query);
+                    }
                     query += 1;
                 }
             }
         }
     }
 
+    /// `Q` queries by `T` tokens. Each score is one fixed sequence of operations, whatever the tile.
     #[inline(always)]
-    unsafe fn score_row<L: Lanes, const R: usize>(&mut self, span: &Span<E>, token: usize, query: usize) {
+    unsafe fn score_tile_of_rows<L: Lanes, const Q: usize, const T: usize>(&mut self, span: &Span<E>, token: usize, query: usize) {
         let head_dim = self.args.shape.head_dim;
-        // SAFETY: the caller's contract; `load_some` bounds the row's end.
+        // SAFETY: the caller's contract; `load_some` bounds the rows' ends.
         unsafe {
-            let key = span.values[token / span.run].add(token % span.run * head_dim);
+            let mut keys = [span.values[0]; T];
+            for (t, key) in keys.iter_mut().enumerate() {
+                *key = span.values[(token + t) / span.run].add((token + t) % span.run * head_dim);
+            }
             let queries = self.scratch.queries.as_ptr().add(query * head_dim);
-            let mut sums = [L::splat(0.0); R];
+            let mut sums = [[L::splat(0.0); T]; Q];
             let mut dim = 0;
             while dim < head_dim {
                 let width = L::N.min(head_dim - dim);
-                let number = load_some::<L, E>(key.add(dim), width);
-                for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = L::fma(load_some::<L, f32>(queries.add(r * head_dim + dim), width), number, *sum);
+                let mut numbers = [L::splat(0.0); T];
+                for (number, key) in numbers.iter_mut().zip(keys) {
+                    *number = load_some::<L, E>(key.add(dim), width);
+                }
+                for (q, sums) in sums.iter_mut().enumerate() {
+                    let query = load_some::<L, f32>(queries.add(q * head_dim + dim), width);
+                    for (sum, number) in sums.iter_mut().zip(numbers) {
+                        *sum = L::fma(query, number, *sum);
+                    }
                 }
                 dim += L::N;
             }
-            let scale = if E::SCALED { *span.value_scales[token / span.run].add(token % span.run) } else { 1.0 };
-            for (r, sum) in sums.iter().enumerate() {
-                self.scratch.scores[(query + r) * SPAN + token] = lanes::sum::<L>(*sum) * scale;
+            for (q, sums) in sums.iter().enumerate() {
+                for (t, sum) in sums.iter().enumerate() {
+                    let token = token + t;
+                    let scale = if E::SCALED { *span.value_scales[token / span.run].add(token % span.run) } else { 1.0 };
+                    self.scratch.scores[(query + q) * SPAN + token] = lanes::sum::<L>(*sum) * scale;
+                }
             }
         }
     }

@@ -200,8 +200,8 @@ unsafe fn activate<L: Lanes>(act: Act, x: &mut [f32]) {
 /// x = min(x, limit) / (1 + e^(-alpha * min(x, limit)))
 #[inline(always)]
 unsafe fn clamped_swish<L: Lanes>(alpha: f32, limit: f32, x: &mut [f32]) {
-    for x in x.iter_mut().filter(|x| **x > limit) {
-        *x = limit;
+    for x in x.iter_mut() {
+        *x = if *x > limit { limit } else { *x }; // a NaN stays one
     }
     // SAFETY: the features are the caller's.
     unsafe { map!(L, x, |x| L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(L::mul(x, L::splat(alpha)))))) }

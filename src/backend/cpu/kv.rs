@@ -207,8 +207,9 @@ fn store_as<E: Cached>(pool: &Pool, inputs: &Inputs, group: usize, shape: &Atten
     let Kv { shape: kv_shape, k, v } = kv;
     let KvShape { block_size, kv_heads, head_dim, blocks, .. } = *kv_shape;
     let (k, v) = (SendPtr(k.bytes_mut().as_mut_ptr()), SendPtr(v.bytes_mut().as_mut_ptr()));
+    let groups = inputs.batch.groups();
     pool.run(inputs.batch.rows(), &|row, _| {
-        let slot = inputs.batch.slots[row * inputs.batch.groups() + group] as usize;
+        let slot = inputs.batch.slots[row * groups + group] as usize;
         let (block, token) = (slot / block_size, slot % block_size);
         assert!(block < blocks, "slot {slot} is outside the pool of {blocks} blocks");
         if shape.values != Values::Own {

@@ -13,6 +13,7 @@ use half::{bf16, f16};
 use super::SendPtr;
 use super::lanes::{Element, Kernel, Lanes, load_some, prefetch, store_some};
 use super::pool::Pool;
+use crate::backend::MatrixOf;
 use crate::error::{Result, try_vec};
 use crate::options::{Dtype, Isa};
 use crate::sys::Pages;
@@ -162,19 +163,33 @@ pub fn matmul(
     let (x, bias) = (&x[..rows * w.cols], bias.map(|b| &b[..w.rows]));
     let out = &mut out[..rows * w.rows];
     let args = Args { rows, x, w, bias, out: SendPtr(out.as_mut_ptr()) };
-    match (w.dtype, w.layout) {
-        (_, Layout::Pairs) => {
-            let task = |panels, thread: usize| {
-                let mut rounded = rounded[thread].lock().unwrap_or_else(PoisonError::into_inner);
-                // SAFETY: only this path packs pairs; tasks write disjoint columns of `out`.
-                unsafe { isa.run(PairPanels { args, panels, rounded: &mut rounded }) }
-            };
-            run(pool, args, &task)
-        }
-        (Dtype::F32, _) => run(pool, args, &|panels, _| single::<f32>(isa, args, panels)),
-        (Dtype::F16, _) => run(pool, args, &|panels, _| single::<f16>(isa, args, panels)),
-        (Dtype::Bf16, _) => run(pool, args, &|panels, _| single::<bf16>(isa, args, panels)),
-    }
+    let pieces = Pieces::of(w, pool.threads() * 4);
+    pool.run(pieces.count(), &|piece, thread| some_panels(isa, args, pieces.panels(piece), &rounded[thread]));
+}
+
+/// out[s][r] = w * x[s][r], with the matrix that `matrix` gives for s, of `count` of one shape.
+#[allow(clippy::too_many_arguments)]
+pub fn matmul_strips(
+    isa: Isa,
+    pool: &Pool,
+    rounded: &[Mutex<Rounded>],
+    rows: usize,
+    count: usize,
+    x: &[f32],
+    matrix: MatrixOf<Matrix>,
+    out: &mut [f32],
+) {
+    let first = matrix(0);
+    let (cols, width) = (first.cols, first.rows);
+    let (x, out) = (&x[..count * rows * cols], SendPtr(out[..count * rows * width].as_mut_ptr()));
+    let pieces = Pieces::of(first, (pool.threads() * 4).div_ceil(count));
+    pool.run(count * pieces.count(), &|task, thread| {
+        let (strip, w) = (task / pieces.count(), matrix(task / pieces.count()));
+        assert_eq!((w.cols, w.rows), (cols, width), "strips are multiplied by matrices of one shape");
+        let out = SendPtr(out.get().wrapping_add(strip * rows * width));
+        let args = Args { rows, x: &x[strip * rows * cols..][..rows * cols], w, bias: None, out };
+        some_panels(isa, args, pieces.panels(task % pieces.count()), &rounded[thread]);
+    });
 }
 
 #[derive(Clone, Copy)]
@@ -186,21 +201,44 @@ struct Args<'a> {
     out: SendPtr<f32>,       // [rows, w.rows]
 }
 
-/// Calls `task(panels, thread)` for some panels after the other.
-fn run(pool: &Pool, args: Args, task: &(dyn Fn(Range<usize>, usize) + Sync)) {
-    let panels = args.w.rows.div_ceil(PANEL);
-    let panel_bytes = PANEL * args.w.cols * args.w.dtype.bytes();
-    let fair = panels.div_ceil(pool.threads() * 4); // enough tasks for every thread
-    let per_task = (TASK_BYTES / panel_bytes.max(1)).clamp(1, fair.max(1));
-    pool.run(panels.div_ceil(per_task), &|place, thread| {
-        let first = place * per_task;
-        task(first..panels.min(first + per_task), thread);
-    });
+/// A matrix's panels in pieces, one for each task.
+#[derive(Clone, Copy)]
+struct Pieces {
+    panels: usize,
+    each: usize,
 }
 
-fn single<E: Element>(isa: Isa, args: Args, panels: Range<usize>) {
+impl Pieces {
+    /// `tasks`: so many are enough for every thread.
+    fn of(w: &Matrix, tasks: usize) -> Pieces {
+        let panels = w.rows.div_ceil(PANEL);
+        let panel_bytes = PANEL * w.cols * w.dtype.bytes();
+        Pieces { panels, each: (TASK_BYTES / panel_bytes.max(1)).clamp(1, panels.div_ceil(tasks).max(1)) }
+    }
+
+    fn count(self) -> usize {
+        self.panels.div_ceil(self.each)
+    }
+
+    fn panels(self, piece: usize) -> Range<usize> {
+        piece * self.each..self.panels.min((piece + 1) * self.each)
+    }
+}
+
+/// All rows times some panels; `rounded` is the thread's.
+fn some_panels(isa: Isa, args: Args, panels: Range<usize>, rounded: &Mutex<Rounded>) {
     // SAFETY: the path is present; tasks write disjoint columns of `out`.
-    unsafe { isa.run(Panels::<E> { args, panels, element: PhantomData }) }
+    unsafe {
+        match (args.w.dtype, args.w.layout) {
+            // Only the path of pairs packs them.
+            (_, Layout::Pairs) => {
+                isa.run(PairPanels { args, panels, rounded: &mut rounded.lock().unwrap_or_else(PoisonError::into_inner) })
+            }
+            (Dtype::F32, _) => isa.run(Panels::<f32> { args, panels, element: PhantomData }),
+            (Dtype::F16, _) => isa.run(Panels::<f16> { args, panels, element: PhantomData }),
+            (Dtype::Bf16, _) => isa.run(Panels::<bf16> { args, panels, element: PhantomData }),
+        }
+    }
 }
 
 /// A task: all rows times the panels `first..last`.

@@ -306,7 +306,8 @@ impl Backend for CpuBackend {
     }
 
     fn attention(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf) {
-        let args = attention::Args { inputs, group, shape, sinks: sinks.map(|sinks| &sinks[..shape.heads]), qkv, kv };
+        let groups = inputs.batch.groups();
+        let args = attention::Args { inputs, group, groups, shape, sinks: sinks.map(|sinks| &sinks[..shape.heads]), qkv, kv };
         attention::attention(self.isa, &self.pool, &self.scratch, args, out);
     }
 
@@ -326,12 +327,8 @@ impl Backend for CpuBackend {
     }
 
     fn matmul_strips(&self, rows: usize, count: usize, x: &Buf, matrix: MatrixOf<Matrix>, out: &mut Buf) {
-        for strip in 0..count {
-            let w = matrix(strip);
-            let (x, out) = (&x[strip * rows * w.cols..], &mut out[strip * rows * w.rows..]);
-            self.matmuls.fetch_add(1, Ordering::Relaxed);
-            matmul::matmul(self.isa, &self.pool, &self.rounded, rows, x, w, None, out);
-        }
+        self.matmuls.fetch_add(1, Ordering::Relaxed);
+        matmul::matmul_strips(self.isa, &self.pool, &self.rounded, rows, count, x, matrix, out);
     }
 
     fn activate(&self, len: usize, act: Act, x: &mut Buf) {

@@ -2,7 +2,7 @@
 
 use super::SendPtr;
 use super::pool::Pool;
-use crate::backend::{ExpertGroups, Routing, Scores};
+use crate::backend::{ExpertGroups, GroupScore, Routing, Scores};
 use crate::error::{Result, try_vec};
 
 /// That one task chooses for.
@@ -12,7 +12,7 @@ pub struct Routes {
     rows: usize,
     experts: usize,
     top_k: usize,
-    choices: Vec<Choice>, // [rows, top_k], the heaviest of a row first
+    choices: Vec<Choice>, // [rows, top_k], the best of a row first
     sources: Vec<u32>,    // [routes], the row of each
     starts: Vec<u32>,     // [experts + 1], the first route to each expert
 }
@@ -91,7 +91,7 @@ impl Routes {
         &self.sources[..self.rows * self.top_k]
     }
 
-    /// The routes of a row with their weights, the heaviest first.
+    /// The routes of a row with their weights, the best first.
     pub fn of(&self, row: usize) -> impl Iterator<Item = (usize, f32)> {
         self.choices[row * self.top_k..][..self.top_k].iter().map(|choice| (choice.route as usize, choice.weight))
     }
@@ -137,7 +137,7 @@ impl Row<'_> {
     }
 
     /// The groups that the row goes to, a bit for each.
-    fn choose_groups(&self, ExpertGroups { count, chosen, best }: ExpertGroups) -> u64 {
+    fn choose_groups(&self, ExpertGroups { count, chosen, score: of_group }: ExpertGroups) -> u64 {
         let size = self.routing.experts / count;
         let mut scores = [0.0; ExpertGroups::MOST];
         for (group, score) in scores[..count].iter_mut().enumerate() {
@@ -147,7 +147,10 @@ impl Row<'_> {
                 second = second.max(next.min(first));
                 first = first.max(next);
             }
-            *score = if best == 2 { first + second } else { first };
+            *score = match of_group {
+                GroupScore::Best => first,
+                GroupScore::BestTwo => first + second,
+            };
         }
         let mut bits = 0;
         for _ in 0..chosen {
@@ -228,7 +231,7 @@ mod tests {
     /// The numbers of DeepSeek V3's paper in small: groups by their best two, corrected scores choose, plain ones weigh.
     #[test]
     fn groups_are_chosen_first_and_a_correction_chooses_but_does_not_weigh() {
-        let groups = Some(ExpertGroups { count: 3, chosen: 2, best: 2 });
+        let groups = Some(ExpertGroups { count: 3, chosen: 2, score: GroupScore::BestTwo });
         let routing = Routing { scores: Scores::Sigmoid, scale: 2.5, groups, ..Routing::softmax(6, 2, true) };
         // The best expert is alone in its group: its neighbour makes the group the worst.
         let logits = [3.0, -9.0, 1.0, 0.5, 0.0, 0.2];

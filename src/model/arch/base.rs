@@ -153,7 +153,7 @@ impl Base {
         }
     }
 
-    /// HeadAttention and MLP side by side, behind one norm.
+    /// Attention and MLP side by side, behind one norm.
     pub fn side_by_side(&self, layer: usize) -> Residual {
         Residual::Parallel { attention: self.norm(format!("layers.{layer}.input_layernorm")), mlp: None }
     }

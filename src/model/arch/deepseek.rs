@@ -4,9 +4,9 @@ use super::super::config::Config;
 use super::super::spec::*;
 use super::base::{Base, DEFAULTS, Defaults, refuse_true};
 use super::experts::{NAMES, expert};
-use super::most;
-use super::rope::{rope, score_scale};
-use crate::backend::{ExpertGroups, Scores, Values};
+use super::rope::score_scale;
+use super::{most, standard_scale};
+use crate::backend::{ExpertGroups, GroupScore, Scores, Values};
 use crate::error::{Error, Result};
 
 /// Of the norms inside attention, whatever the config says of the others.
@@ -14,35 +14,40 @@ const EPS: f32 = 1e-6;
 
 pub fn spec2(config: &Config) -> Result<ModelSpec> {
     refuse_true(config, &["norm_topk_prob"])?;
-    let method = config.text_or("topk_method", "greedy")?;
-    let best = match method {
+    let groups = match config.text_or("topk_method", "greedy")? {
         "greedy" => None,
-        "group_limited_greedy" => Some(1),
+        "group_limited_greedy" => Some(GroupScore::Best),
         other => {
             return Err(Error::unsupported(format!("config.json: topk_method is {other}; supported are greedy, group_limited_greedy")));
         }
     };
-    let routing = routing(config, Scores::Softmax, false, best, 1.0)?;
-    spec(config, Base::read(config, &DEFAULTS)?, routing, Pairs::Neighbours)
+    let routing = routing(config, Scores::Softmax, false, groups, 1.0)?;
+    spec(config, &DEFAULTS, routing, Pairs::Neighbours)
 }
 
 pub fn spec3(config: &Config) -> Result<ModelSpec> {
-    let routing = routing(config, Scores::Sigmoid, config.flag_or("norm_topk_prob", true)?, Some(2), 2.5)?;
+    let method = config.text_or("topk_method", "noaux_tc")?;
+    if method != "noaux_tc" {
+        return Err(Error::unsupported(format!("config.json: topk_method is {method}; supported in this family is noaux_tc")));
+    }
+    let config = &config.clone().or(&[("n_group", 8), ("topk_group", 4), ("first_k_dense_replace", 3)]);
+    let routing = routing(config, Scores::Sigmoid, config.flag_or("norm_topk_prob", true)?, Some(GroupScore::BestTwo), 2.5)?;
     let pairs = if config.flag_or("rope_interleave", true)? { Pairs::Neighbours } else { Pairs::Halves };
-    let base = Base::read(config, &Defaults { positions: 4096, ..DEFAULTS })?;
-    let mut model = spec(config, base, routing, pairs)?;
+    let mut model = spec(config, &Defaults { positions: 4096, ..DEFAULTS }, routing, pairs)?;
     model.spare_layers = config.whole_or("num_nextn_predict_layers", most::LAYERS, 0)?;
     Ok(model)
 }
 
-fn spec(config: &Config, base: Base, routing: Routing, pairs: Pairs) -> Result<ModelSpec> {
+fn spec(config: &Config, defaults: &Defaults, routing: Routing, pairs: Pairs) -> Result<ModelSpec> {
+    // Whatever a config says of `head_dim`, a head turns by these.
+    let rotated = config.count("qk_rope_head_dim", most::HEAD_DIM)?;
+    let base = Base::read(&config.clone().with("head_dim", rotated), defaults)?;
+    let base = Base { rope: Rope { pairs, ..base.rope }, ..base };
     if config.whole_or("moe_layer_freq", most::LAYERS, 1)? != 1 {
         return Err(Error::unsupported("config.json: moe_layer_freq is not 1: that is not supported"));
     }
     most::parts(base.layers, routing.experts.max(2 * base.shape.heads), "experts and heads")?;
-    let latent = Latent::read(config, base.shape.heads)?;
-    let rope = Rope { pairs, ..rope(config, latent.rotated, &DEFAULTS.rope)? };
-    let base = Base { positions: rope.reach(base.positions).min(most::POSITIONS), rope, ..base };
+    let latent = Latent::read(config, base.shape.heads, rotated)?;
     let dense = config.whole_or("first_k_dense_replace", most::LAYERS, 0)?;
     let sparse = Sparse::read(config, routing)?;
     Ok(base.model(|i| Layer {
@@ -65,9 +70,9 @@ struct Latent {
 }
 
 impl Latent {
-    fn read(config: &Config, heads: usize) -> Result<Latent> {
+    fn read(config: &Config, heads: usize, rotated: usize) -> Result<Latent> {
         let dim = |name| config.count(name, most::HEAD_DIM);
-        let (unrotated, rotated) = (dim("qk_nope_head_dim")?, dim("qk_rope_head_dim")?);
+        let unrotated = dim("qk_nope_head_dim")?;
         Ok(Latent {
             heads,
             unrotated,
@@ -75,7 +80,7 @@ impl Latent {
             values: dim("v_head_dim")?,
             rank: dim("kv_lora_rank")?,
             query_rank: if config.has("q_lora_rank") { Some(config.count("q_lora_rank", most::WIDTH)?) } else { None },
-            scale: (score_scale(config)? / ((unrotated + rotated) as f64).sqrt()) as f32,
+            scale: score_scale(config)? * standard_scale(unrotated + rotated),
             bias: config.flag_or("attention_bias", false)?,
         })
     }
@@ -140,8 +145,8 @@ impl Sparse {
     }
 }
 
-/// `best`: a group is as good as so many of its experts; None: there are no groups.
-fn routing(config: &Config, scores: Scores, normalized: bool, best: Option<usize>, scale: f64) -> Result<Routing> {
+/// `groups`: how good one is; None: there are none.
+fn routing(config: &Config, scores: Scores, normalized: bool, groups: Option<GroupScore>, scale: f64) -> Result<Routing> {
     let expected = if scores == Scores::Softmax { "softmax" } else { "sigmoid" };
     let func = config.text_or("scoring_func", expected)?;
     if func != expected {
@@ -154,17 +159,18 @@ fn routing(config: &Config, scores: Scores, normalized: bool, best: Option<usize
             "config.json: num_experts_per_tok is {top_k}, n_routed_experts is {experts}: a token cannot have more than all"
         )));
     }
-    let groups = best.map(|best| groups(config, experts, best)).transpose()?;
+    let groups = groups.map(|score| expert_groups(config, experts, top_k, score)).transpose()?;
     let scale = config.positive_or("routed_scaling_factor", scale)? as f32;
     Ok(Routing { scores, normalized, scale, groups, ..Routing::softmax(experts, top_k, normalized) })
 }
 
-fn groups(config: &Config, experts: usize, best: usize) -> Result<ExpertGroups> {
+fn expert_groups(config: &Config, experts: usize, top_k: usize, score: GroupScore) -> Result<ExpertGroups> {
     let (count, chosen) = (config.count("n_group", ExpertGroups::MOST)?, config.count("topk_group", ExpertGroups::MOST)?);
-    if !experts.is_multiple_of(count) || experts / count < best || chosen > count {
+    let least = if score == GroupScore::BestTwo { 2 } else { 1 };
+    if !experts.is_multiple_of(count) || experts / count < least || chosen > count || chosen * (experts / count) < top_k {
         return Err(Error::model(format!(
-            "config.json: {experts} experts do not form {count} groups of at least {best} of which a token chooses {chosen}"
+            "config.json: {experts} experts do not form {count} groups of at least {least} of which {chosen} hold the {top_k} that a token has"
         )));
     }
-    Ok(ExpertGroups { count, chosen, best })
+    Ok(ExpertGroups { count, chosen, score })
 }

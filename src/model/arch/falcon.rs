@@ -40,7 +40,7 @@ struct Form {
 }
 
 enum Norms {
-    /// HeadAttention, then MLP.
+    /// Attention, then MLP.
     InTurn,
     /// Side by side.
     One,

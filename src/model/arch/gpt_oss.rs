@@ -15,7 +15,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     }
     let rope = RopeDefaults { theta: ("rope_theta", 150_000.0), ..DEFAULTS.rope };
     let defaults = Defaults { head_dim: Some(64), positions: 131_072, eps: ("rms_norm_eps", 1e-5), rope, ..DEFAULTS };
-    let biases = Biases { mlp: true, ..Biases::all_or_none(config.flag_or("attention_bias", true)?) };
+    let biases = Biases::all_or_none(config.flag_or("attention_bias", true)?);
     let base = Base { biases, ..Base::read(config, &defaults)? };
     let base = base.with_windows(config, required_window(config, 128)?, |layer| layer % 2 == 0)?;
     let routing = routing(config, base.layers, true)?;

@@ -178,6 +178,19 @@ mod tests {
     }
 
     #[test]
+    fn a_rope_that_stretches_does_so_once() {
+        for (kind, factor) in [("deepseek_v2", 1), ("deepseek_v2", 4), ("deepseek_v3", 4), ("llama", 4)] {
+            let config = Config::of(json!({"model_type": kind, "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 4,
+                "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 8, "kv_lora_rank": 4, "qk_nope_head_dim": 4,
+                "qk_rope_head_dim": 6, "v_head_dim": 4, "n_routed_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 4,
+                "max_position_embeddings": 100, "rope_parameters": {"rope_type": "linear", "factor": factor}}));
+            let spec = (family(&config).unwrap().spec)(&config).unwrap();
+            assert_eq!(spec.max_positions, 100 * factor, "{kind}");
+            assert_eq!(spec.ropes[0].rotated(), if kind == "llama" { 2 } else { 6 }, "{kind}");
+        }
+    }
+
+    #[test]
     fn the_first_gemmas_mean_the_approximation() {
         let act = |more: serde_json::Value| {
             let mut config = json!({"model_type": "gemma", "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8,

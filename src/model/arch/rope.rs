@@ -35,14 +35,18 @@ pub fn local_rope(config: &Config, head_dim: usize, defaults: &RopeDefaults) -> 
 }
 
 /// What scores are multiplied by beside their usual scale, where a stretched model says so by `mscale_all_dim`.
-pub fn score_scale(config: &Config) -> Result<f64> {
+pub fn score_scale(config: &Config) -> Result<f32> {
     let name = if config.has("rope_parameters") { "rope_parameters" } else { "rope_scaling" };
     let parameters = config.object(name)?.unwrap_or_default();
     let kind = parameters.text_or("rope_type", parameters.text_or("type", "default")?)?;
     if kind == "default" || !is_given(&parameters, "mscale_all_dim") {
         return Ok(1.0);
     }
-    Ok(yarn_scale(parameters.positive("factor")?, parameters.positive("mscale_all_dim")?).powi(2))
+    let scale = yarn_scale(parameters.positive("factor")?, parameters.positive("mscale_all_dim")?).powi(2) as f32;
+    if !scale.is_finite() {
+        return Err(Error::model("config.json: mscale_all_dim gives scores a scale that is not a finite number"));
+    }
+    Ok(scale)
 }
 
 /// A factor that is 0 is none.
