@@ -803,27 +803,13 @@ fn what_others_have_too_is_not_counted_as_given_back() {
 #[test]
 fn a_pin_serves_its_own_prompt_whatever_the_windows() {
     for len in [24, 25, 31] {
-        let mut s = mixed(14, true);
+        let mut s = mixed(15, true);
         let pin = Arrival::pin(vec![3; len], Chain::default()).prepare(s.blocks.paging()).unwrap();
         s.pin(1, pin, 0).unwrap();
         while !step(&mut s, Verdict::Token(9)).is_empty() {}
         // What it does not hold is needed by somebody else.
-        s.import(2, vec![9; 24], 24, 30, None, Chain::root(&[1; 32], b"")).unwrap();
-        s.remove(2);
-        let others = Chain::root(&[1; 32], b"other");
-        take(
-            &mut s,
-            3,
-            Arrival {
-                prompt: vec![5; 24],
-                max_len: 25,
-                branching: Branching::One,
-                priority: 0,
-                keep: false,
-                prompt_logits: false,
-                root: others,
-            },
-        );
+        let (branching, root) = (Branching::One, Chain::root(&[1; 32], b""));
+        take(&mut s, 3, Arrival { prompt: vec![5; 48], max_len: 49, branching, priority: 0, keep: false, prompt_logits: false, root });
         while s.get(3).is_ok() {
             step(&mut s, Verdict::Token(9));
         }
