@@ -375,7 +375,7 @@ fn fields_that_contradict_each_other_or_are_unknown_are_refused() {
         ("gpt_oss", json!({"intermediate_size": 25}), Code::Model, &["config.json says [4, 32, 50]"]),
         ("gpt_oss", json!({"swiglu_limit": 0}), Code::Model, &["swiglu_limit is 0"]),
         ("gpt_oss_mxfp4_bf16", json!({"intermediate_size": 48}), Code::Model, &["config.json says [3, 96, 2, 16]"]),
-        ("gpt_oss_mxfp4_bf16", json!({"num_local_experts": 2}), Code::Model, &["gate_up_proj_blocks has shape [3, "]),
+        ("gpt_oss_mxfp4_bf16", json!({"num_local_experts": 4}), Code::Model, &["gate_up_proj_blocks has shape [3, "]),
         ("deepseek_v2", json!({"topk_method": "noaux_tc"}), Code::Unsupported, &["topk_method is noaux_tc", "group_limited_greedy"]),
         ("deepseek_v2", json!({"norm_topk_prob": true}), Code::Unsupported, &["norm_topk_prob is true"]),
         ("deepseek_v2", json!({"n_group": 4}), Code::Model, &["6 experts do not form 4 groups"]),
