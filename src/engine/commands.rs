@@ -239,11 +239,8 @@ impl Core {
         let stream = self.streams.get(&seq).ok_or_else(gone)?;
         let sequence = self.scheduler.get(seq)?;
         // Where what is looked back on is not there, all will be computed again.
-        let mut blocks = Vec::new();
-        let there = self.scheduler.blocks().looked_back_on(&sequence.table, sequence.computed);
-        let computed = if there.is_some() { sequence.computed } else { 0 };
-        blocks.try_reserve_exact(self.scheduler.blocks().paging().looked_back_on(computed))?;
-        blocks.extend(there.into_iter().flatten());
+        let there = self.scheduler.blocks().looked_back_on(&sequence.table, sequence.computed)?;
+        let (computed, blocks) = there.map_or((0, Vec::new()), |blocks| (sequence.computed, blocks));
         let header = stream.export(Header {
             model: self.model,
             layout: self.runner.layout(),
@@ -273,10 +270,8 @@ impl Core {
         // Others may have made room for it.
         self.move_blocks();
         let sequence = self.scheduler.get(id)?;
-        if sequence.computed > 0 {
-            let mut blocks = Vec::new();
-            blocks.try_reserve_exact(self.scheduler.blocks().paging().looked_back_on(sequence.computed))?;
-            blocks.extend(self.scheduler.blocks().looked_back_on(&sequence.table, sequence.computed).into_iter().flatten());
+        let blocks = self.scheduler.blocks().looked_back_on(&sequence.table, sequence.computed)?.unwrap_or_default();
+        if !blocks.is_empty() {
             let written = self.runner.write_blocks(&blocks, &kv);
             exchanged(&mut self.journal, written)?;
         }

@@ -384,12 +384,22 @@ impl BlockManager {
         }
     }
 
-    /// The blocks that a sequence of `computed` tokens looks back on, in the order of its table; None: some are gone.
-    pub fn looked_back_on(&self, table: &BlockTable, computed: usize) -> Option<impl Iterator<Item = BlockId>> {
-        let (groups, windows) = (self.paging.groups(), self.paging.windows());
-        let kept = move |&entry: &usize| entry / groups >= self.paging.out_of(windows[entry % groups], computed);
-        let there = !table.swapped && !self.looks_back_on_gone(table, computed);
-        there.then(|| (0..self.paging.entries(computed)).filter(kept).map(|entry| table.blocks[entry]))
+    /// The blocks that a sequence of `computed` tokens looks back on, in the order of its table; None: some are not on the device.
+    pub fn looked_back_on(&self, table: &BlockTable, computed: usize) -> Result<Option<Vec<BlockId>>> {
+        if table.swapped || self.looks_back_on_gone(table, computed) {
+            return Ok(None);
+        }
+        let mut blocks = Vec::new();
+        blocks.try_reserve_exact(self.paging.looked_back_on(computed))?;
+        let kept = (0..self.paging.entries(computed)).filter(|&entry| !self.is_out(entry, computed));
+        blocks.extend(kept.map(|entry| table.blocks[entry]));
+        Ok(Some(blocks))
+    }
+
+    /// Whether nobody looks back on a table's entry once `computed` tokens are computed.
+    fn is_out(&self, entry: usize, computed: usize) -> bool {
+        let groups = self.paging.groups();
+        entry / groups < self.paging.out_of(self.paging.windows()[entry % groups], computed)
     }
 
     /// An empty table gets blocks for what a sequence of `computed` tokens looks back on. All or nothing.
@@ -399,8 +409,7 @@ impl BlockManager {
             return Err(NoSpace);
         }
         for entry in 0..self.paging.entries(computed) {
-            let (place, group) = (entry / self.paging.groups(), entry % self.paging.groups());
-            let gone = place < self.paging.out_of(self.paging.windows()[group], computed);
+            let gone = self.is_out(entry, computed);
             self.gone += gone as usize;
             let block = if gone { GONE } else { self.take()? };
             table.blocks.push(block);
@@ -420,10 +429,9 @@ impl BlockManager {
         self.truncate(table, place * tokens);
         self.slide(table, end * tokens);
         for entry in self.entries(place..end) {
-            let (place, group) = (entry / groups, entry % groups);
-            let block = match place < self.first_kept(group, end) {
+            let block = match self.is_out(entry, end * tokens) {
                 true => None,
-                false => self.find(group, &chains[place]),
+                false => self.find(entry % groups, &chains[entry / groups]),
             };
             block.into_iter().for_each(|block| self.acquire(block));
             self.gone += block.is_none() as usize;

@@ -179,15 +179,22 @@ impl Checkpoint {
         Ok(hash(one)? == hash(other)?)
     }
 
-    /// Weights and biases of layers, without what models keep there beside them (masks, frequencies), in the order of their names.
-    pub fn of_layers(&self) -> Result<Vec<&str>> {
-        let mut names = try_vec(0, "")?;
+    /// Weights and biases of layers, without what models keep there beside them (masks, frequencies), in the order of their names, each
+    /// behind the number of its layer.
+    pub fn of_layers(&self) -> Result<Vec<(&str, usize)>> {
+        let mut names = try_vec(0, ("", 0))?;
         names.try_reserve_exact(self.tensors.len())?;
         let weights = self.tensors.iter().filter(|(_, tensor)| (1..=2).contains(&tensor.shape.len()));
         let own = weights.map(|(name, _)| name.strip_prefix(self.prefix).unwrap_or(name));
-        names.extend(own.filter(|name| is_of_a_layer(name)));
+        names.extend(own.filter_map(|name| Some((name, layer_of(name)?))));
         names.sort_unstable();
         Ok(names)
+    }
+
+    /// All numbers of the tensor of this name and shape, as f32.
+    pub fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let (tensor, dtype) = self.tensor(name, shape)?;
+        self.read_f32(tensor, dtype, 0, shape.iter().product())
     }
 
     /// So many of a tensor's numbers from `start` on, as f32.
@@ -200,10 +207,11 @@ impl Checkpoint {
     }
 }
 
-fn is_of_a_layer(name: &str) -> bool {
+/// The number of the layer whose weight or bias it is.
+fn layer_of(name: &str) -> Option<usize> {
     let mut path = name.strip_prefix("decoder.").unwrap_or(name).split('.');
-    let in_a_layer = matches!(path.next(), Some("layers" | "h")) && path.next().is_some_and(|number| number.parse::<u32>().is_ok());
-    in_a_layer && (name.ends_with(".weight") || name.ends_with(".bias"))
+    let layer = path.next().filter(|first| matches!(*first, "layers" | "h")).and(path.next())?.parse::<u32>().ok()?;
+    (name.ends_with(".weight") || name.ends_with(".bias")).then_some(layer as usize)
 }
 
 /// Calls `visit(index, value)` for each number in `bytes`.

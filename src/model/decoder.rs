@@ -451,10 +451,6 @@ impl<B: Backend> Pass<'_, B> {
     }
 
     fn add(&self, x: &mut B::Buf, y: &B::Buf, layer: &LoadedLayer<B>) {
-        let hidden = match &layer.attention {
-            Attention::Heads(heads) => heads.out.rows,
-            Attention::Latent(latent) => latent.out.rows,
-        };
-        self.backend.add(self.rows * hidden, layer.branch_scale, x, y);
+        self.backend.add(self.rows * layer.attention.out().rows, layer.branch_scale, x, y);
     }
 }

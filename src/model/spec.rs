@@ -197,6 +197,12 @@ impl<L, N, V> Attention<L, N, V> {
         }
     }
 
+    pub fn out(&self) -> &L {
+        match self {
+            Attention::Heads(HeadAttention { out, .. }) | Attention::Latent(LatentAttention { out, .. }) => out,
+        }
+    }
+
     pub fn shape_mut(&mut self) -> &mut AttentionShape {
         match self {
             Attention::Heads(HeadAttention { shape, .. }) | Attention::Latent(LatentAttention { shape, .. }) => shape,
@@ -476,19 +482,27 @@ impl Model {
         mut norm: impl FnMut(&Norm) -> Result<N, E>,
         mut vector: impl FnMut(&Vector) -> Result<V, E>,
     ) -> Result<Model<L, N, V>, E> {
-        let (linear, norm, vector) = (&mut linear, &mut norm, &mut vector);
+        let mut leaves = Leaves { linear: &mut linear, norm: &mut norm, vector: &mut vector };
+        let layers = self.layers.iter().map(|layer| layer.try_map(&mut leaves)).collect::<Result<_, E>>()?;
         Ok(Model {
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
             max_positions: self.max_positions,
-            embedding: self.embedding.try_map(linear)?,
+            embedding: self.embedding.try_map(&mut linear)?,
             ropes: self.ropes.clone(),
-            layers: self.layers.iter().map(|layer| layer.try_map(linear, norm, vector)).collect::<Result<_, E>>()?,
+            layers,
             spare_layers: self.spare_layers,
             final_norm: self.final_norm.as_ref().map(norm).transpose()?,
-            head: self.head.try_map(linear)?,
+            head: self.head.try_map(&mut linear)?,
         })
     }
+}
+
+/// What each leaf of a layer becomes.
+struct Leaves<'a, L, N, V, E> {
+    linear: &'a mut dyn FnMut(&Linear) -> Result<L, E>,
+    norm: &'a mut dyn FnMut(&Norm) -> Result<N, E>,
+    vector: &'a mut dyn FnMut(&Vector) -> Result<V, E>,
 }
 
 impl Embedding {
@@ -507,31 +521,21 @@ impl Embedding {
 }
 
 impl Layer {
-    fn try_map<L, N, V, E>(
-        &self,
-        linear: &mut impl FnMut(&Linear) -> Result<L, E>,
-        norm: &mut impl FnMut(&Norm) -> Result<N, E>,
-        vector: &mut impl FnMut(&Vector) -> Result<V, E>,
-    ) -> Result<Layer<L, N, V>, E> {
+    fn try_map<L, N, V, E>(&self, leaves: &mut Leaves<L, N, V, E>) -> Result<Layer<L, N, V>, E> {
         Ok(Layer {
-            residual: self.residual.try_map(norm)?,
+            residual: self.residual.try_map(&mut leaves.norm)?,
             branch_scale: self.branch_scale,
             attention: match &self.attention {
-                Attention::Heads(heads) => Attention::Heads(heads.try_map(linear, norm, vector)?),
-                Attention::Latent(latent) => Attention::Latent(latent.try_map(linear, norm)?),
+                Attention::Heads(heads) => Attention::Heads(heads.try_map(leaves)?),
+                Attention::Latent(latent) => Attention::Latent(latent.try_map(leaves)?),
             },
-            mlp: self.mlp.try_map(linear, vector)?,
+            mlp: self.mlp.try_map(leaves)?,
         })
     }
 }
 
 impl HeadAttention {
-    fn try_map<L, N, V, E>(
-        &self,
-        linear: &mut impl FnMut(&Linear) -> Result<L, E>,
-        norm: &mut impl FnMut(&Norm) -> Result<N, E>,
-        vector: &mut impl FnMut(&Vector) -> Result<V, E>,
-    ) -> Result<HeadAttention<L, N, V>, E> {
+    fn try_map<L, N, V, E>(&self, Leaves { linear, norm, vector }: &mut Leaves<L, N, V, E>) -> Result<HeadAttention<L, N, V>, E> {
         let HeadAttention { shape, qkv, out, qk_norm, rope, sinks } = self;
         let qk_norm = match qk_norm {
             Some(QkNorm { over, q, k }) => Some(QkNorm { over: *over, q: norm(q)?, k: norm(k)? }),
@@ -543,11 +547,7 @@ impl HeadAttention {
 }
 
 impl LatentAttention {
-    fn try_map<L, N, E>(
-        &self,
-        linear: &mut impl FnMut(&Linear) -> Result<L, E>,
-        norm: &mut impl FnMut(&Norm) -> Result<N, E>,
-    ) -> Result<LatentAttention<L, N>, E> {
+    fn try_map<L, N, V, E>(&self, Leaves { linear, norm, .. }: &mut Leaves<L, N, V, E>) -> Result<LatentAttention<L, N>, E> {
         let queries = match &self.queries {
             LatentQueries::Direct(queries) => LatentQueries::Direct(linear(queries)?),
             LatentQueries::LowRank { down, norm: between, up } => {
@@ -569,25 +569,18 @@ impl LatentAttention {
 }
 
 impl Mlp {
-    fn try_map<L, V, E>(
-        &self,
-        linear: &mut impl FnMut(&Linear) -> Result<L, E>,
-        vector: &mut impl FnMut(&Vector) -> Result<V, E>,
-    ) -> Result<Mlp<L, V>, E> {
+    fn try_map<L, N, V, E>(&self, leaves: &mut Leaves<L, N, V, E>) -> Result<Mlp<L, V>, E> {
+        let linear = &mut leaves.linear;
         Ok(match self {
             Mlp::Plain { up, act, down } => Mlp::Plain { up: linear(up)?, act: *act, down: linear(down)? },
             Mlp::Gated { gate_up, act, down } => Mlp::Gated { gate_up: linear(gate_up)?, act: *act, down: linear(down)? },
-            Mlp::Experts(experts) => Mlp::Experts(experts.try_map(linear, vector)?),
+            Mlp::Experts(experts) => Mlp::Experts(experts.try_map(leaves)?),
         })
     }
 }
 
 impl Experts {
-    fn try_map<L, V, E>(
-        &self,
-        linear: &mut impl FnMut(&Linear) -> Result<L, E>,
-        vector: &mut impl FnMut(&Vector) -> Result<V, E>,
-    ) -> Result<Experts<L, V>, E> {
+    fn try_map<L, N, V, E>(&self, Leaves { linear, vector, .. }: &mut Leaves<L, N, V, E>) -> Result<Experts<L, V>, E> {
         let mut expert = |expert: &Expert| Ok(Expert { gate_up: linear(&expert.gate_up)?, down: linear(&expert.down)? });
         let experts = self.experts.iter().map(&mut expert).collect::<Result<_, E>>()?;
         let shared = match &self.shared {

@@ -116,9 +116,9 @@ pub fn refuse_unused(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<()> {
     )?;
     let used = used.into_inner();
     let layers = spec.layers.len();
-    let spare = |name: &&str| layer_of(name).is_some_and(|layer| (layers..layers + spec.spare_layers).contains(&layer));
-    match checkpoint.of_layers()?.into_iter().filter(|name| !spare(name)).find(|&name| !used.contains(name)) {
-        Some(name) => Err(Error::model(format!(
+    let spare = layers..layers + spec.spare_layers;
+    match checkpoint.of_layers()?.into_iter().find(|(name, layer)| !spare.contains(layer) && !used.contains(*name)) {
+        Some((name, _)) => Err(Error::model(format!(
             "tensor {name} is there, and the model that config.json describes has none of that name: it would be computed without it"
         ))),
         None => Ok(()),
@@ -149,8 +149,7 @@ fn load_norm<B: Backend>(backend: &B, norm: &Norm, checkpoint: &Checkpoint) -> R
         let mut values = try_vec(0, 0.0f32)?;
         values.try_reserve_exact(norm.width())?;
         for part in &norm.parts {
-            let (tensor, dtype) = checkpoint.tensor(&format!("{part}.{suffix}"), &norm.shape)?;
-            values.extend_from_slice(&checkpoint.read_f32(tensor, dtype, 0, norm.shape.iter().product())?);
+            values.extend_from_slice(&checkpoint.numbers(&format!("{part}.{suffix}"), &norm.shape)?);
         }
         backend.vector(&values)
     };
@@ -158,8 +157,7 @@ fn load_norm<B: Backend>(backend: &B, norm: &Norm, checkpoint: &Checkpoint) -> R
 }
 
 fn load_vector<B: Backend>(backend: &B, Vector { name, len }: &Vector, checkpoint: &Checkpoint) -> Result<B::Buf> {
-    let (tensor, dtype) = checkpoint.tensor(name, &[*len])?;
-    backend.vector(&checkpoint.read_f32(tensor, dtype, 0, *len)?)
+    backend.vector(&checkpoint.numbers(name, &[*len])?)
 }
 
 fn load_linear<B: Backend>(
@@ -191,11 +189,6 @@ fn bias_of(linear: &Linear, checkpoint: &Checkpoint, mut visit: impl FnMut(&Part
         visit(part, tensor, dtype)?;
     }
     Ok(())
-}
-
-/// The number of the layer that a tensor belongs to.
-fn layer_of(name: &str) -> Option<usize> {
-    name.split('.').find_map(|part| part.parse().ok())
 }
 
 /// The tensors that make up one matrix, served row by row in one type.

@@ -3,7 +3,7 @@
 use super::super::config::Config;
 use super::super::spec::*;
 use super::base::{Base, DEFAULTS, Defaults, refuse_true};
-use super::experts::{NAMES, expert};
+use super::experts::{NAMES, expert, routing_among};
 use super::rope::score_scale;
 use super::{most, standard_scale};
 use crate::backend::{ExpertGroups, GroupScore, Scores, Values};
@@ -14,31 +14,34 @@ const EPS: f32 = 1e-6;
 
 pub fn spec2(config: &Config) -> Result<ModelSpec> {
     refuse_true(config, &["norm_topk_prob"])?;
-    let groups = match config.text_or("topk_method", "greedy")? {
-        "greedy" => None,
-        "group_limited_greedy" => Some(GroupScore::Best),
-        other => {
-            return Err(Error::unsupported(format!("config.json: topk_method is {other}; supported are greedy, group_limited_greedy")));
-        }
+    must_be_one_of(config, "scoring_func", &["softmax"])?;
+    let method = must_be_one_of(config, "topk_method", &["greedy", "group_limited_greedy"])?;
+    let router = Router {
+        scores: Scores::Softmax,
+        normalized: false,
+        scale: 1.0,
+        groups: (method == "group_limited_greedy").then_some(GroupScore::Best),
     };
-    let routing = routing(config, Scores::Softmax, false, groups, 1.0)?;
-    spec(config, &DEFAULTS, routing, Pairs::Neighbours)
+    spec(config, &DEFAULTS, router, Pairs::Neighbours)
 }
 
 pub fn spec3(config: &Config) -> Result<ModelSpec> {
-    let method = config.text_or("topk_method", "noaux_tc")?;
-    if method != "noaux_tc" {
-        return Err(Error::unsupported(format!("config.json: topk_method is {method}; supported in this family is noaux_tc")));
-    }
+    must_be_one_of(config, "scoring_func", &["sigmoid"])?;
+    must_be_one_of(config, "topk_method", &["noaux_tc"])?;
     let config = &config.clone().or(&[("n_group", 8), ("topk_group", 4), ("first_k_dense_replace", 3)]);
-    let routing = routing(config, Scores::Sigmoid, config.flag_or("norm_topk_prob", true)?, Some(GroupScore::BestTwo), 2.5)?;
+    let router = Router {
+        scores: Scores::Sigmoid,
+        normalized: config.flag_or("norm_topk_prob", true)?,
+        scale: 2.5,
+        groups: Some(GroupScore::BestTwo),
+    };
     let pairs = if config.flag_or("rope_interleave", true)? { Pairs::Neighbours } else { Pairs::Halves };
-    let mut model = spec(config, &Defaults { positions: 4096, ..DEFAULTS }, routing, pairs)?;
+    let mut model = spec(config, &Defaults { positions: 4096, ..DEFAULTS }, router, pairs)?;
     model.spare_layers = config.whole_or("num_nextn_predict_layers", most::LAYERS, 0)?;
     Ok(model)
 }
 
-fn spec(config: &Config, defaults: &Defaults, routing: Routing, pairs: Pairs) -> Result<ModelSpec> {
+fn spec(config: &Config, defaults: &Defaults, router: Router, pairs: Pairs) -> Result<ModelSpec> {
     // Whatever a config says of `head_dim`, a head turns by these.
     let rotated = config.count("qk_rope_head_dim", most::HEAD_DIM)?;
     let base = Base::read(&config.clone().with("head_dim", rotated), defaults)?;
@@ -46,10 +49,10 @@ fn spec(config: &Config, defaults: &Defaults, routing: Routing, pairs: Pairs) ->
     if config.whole_or("moe_layer_freq", most::LAYERS, 1)? != 1 {
         return Err(Error::unsupported("config.json: moe_layer_freq is not 1: that is not supported"));
     }
-    most::parts(base.layers, routing.experts.max(2 * base.shape.heads), "experts and heads")?;
+    most::parts(base.layers, 2 * base.shape.heads, "matrices of heads")?;
     let latent = Latent::read(config, base.shape.heads, rotated)?;
     let dense = config.whole_or("first_k_dense_replace", most::LAYERS, 0)?;
-    let sparse = Sparse::read(config, routing)?;
+    let sparse = Sparse::read(config, router.routing(config, base.layers)?)?;
     Ok(base.model(|i| Layer {
         attention: Attention::Latent(latent.attention(&base, i)),
         mlp: if i < dense { base.gated_mlp(i) } else { sparse.mlp(&base, i) },
@@ -145,26 +148,36 @@ impl Sparse {
     }
 }
 
-/// `groups`: how good one is; None: there are none.
-fn routing(config: &Config, scores: Scores, normalized: bool, groups: Option<GroupScore>, scale: f64) -> Result<Routing> {
-    let expected = if scores == Scores::Softmax { "softmax" } else { "sigmoid" };
-    let func = config.text_or("scoring_func", expected)?;
-    if func != expected {
-        return Err(Error::unsupported(format!("config.json: scoring_func is {func}; supported in this family is {expected}")));
-    }
-    let experts = config.count("n_routed_experts", most::EXPERTS)?;
-    let top_k = config.count("num_experts_per_tok", most::EXPERTS)?;
-    if top_k > experts {
-        return Err(Error::model(format!(
-            "config.json: num_experts_per_tok is {top_k}, n_routed_experts is {experts}: a token cannot have more than all"
-        )));
-    }
-    let groups = groups.map(|score| expert_groups(config, experts, top_k, score)).transpose()?;
-    let scale = config.positive_or("routed_scaling_factor", scale)? as f32;
-    Ok(Routing { scores, normalized, scale, groups, ..Routing::softmax(experts, top_k, normalized) })
+/// What tells the routers of the two generations apart.
+struct Router {
+    scores: Scores,
+    normalized: bool,
+    /// Where the config does not say it.
+    scale: f64,
+    /// How good a group is; None: there are none.
+    groups: Option<GroupScore>,
 }
 
-fn expert_groups(config: &Config, experts: usize, top_k: usize, score: GroupScore) -> Result<ExpertGroups> {
+impl Router {
+    fn routing(&self, config: &Config, layers: usize) -> Result<Routing> {
+        let plain = routing_among(config, "n_routed_experts", layers, self.normalized)?;
+        let groups = self.groups.map(|score| expert_groups(config, plain, score)).transpose()?;
+        let scale = config.positive_or("routed_scaling_factor", self.scale)? as f32;
+        Ok(Routing { scores: self.scores, scale, groups, ..plain })
+    }
+}
+
+/// What the config says there, which is the first of those that are supported where it says nothing.
+fn must_be_one_of<'a>(config: &'a Config, name: &str, supported: &[&'a str]) -> Result<&'a str> {
+    let said = config.text_or(name, supported[0])?;
+    if !supported.contains(&said) {
+        let supported = supported.join(", ");
+        return Err(Error::unsupported(format!("config.json: {name} is {said}; supported in this family: {supported}")));
+    }
+    Ok(said)
+}
+
+fn expert_groups(config: &Config, Routing { experts, top_k, .. }: Routing, score: GroupScore) -> Result<ExpertGroups> {
     let (count, chosen) = (config.count("n_group", ExpertGroups::MOST)?, config.count("topk_group", ExpertGroups::MOST)?);
     let least = if score == GroupScore::BestTwo { 2 } else { 1 };
     if !experts.is_multiple_of(count) || experts / count < least || chosen > count || chosen * (experts / count) < top_k {

@@ -23,6 +23,11 @@ pub fn expert(name: &str, names: Names, hidden: usize, inner: usize) -> Expert {
 /// Families and versions of transformers count experts under two names.
 pub fn routing(config: &Config, layers: usize, normalized: bool) -> Result<Routing> {
     let experts = if config.has("num_local_experts") { "num_local_experts" } else { "num_experts" };
+    routing_among(config, experts, layers, normalized)
+}
+
+/// `experts`: the field that counts them.
+pub fn routing_among(config: &Config, experts: &str, layers: usize, normalized: bool) -> Result<Routing> {
     let count = config.count(experts, most::EXPERTS)?;
     most::parts(layers, count, experts)?;
     let top_k = config.count("num_experts_per_tok", most::EXPERTS)?;
