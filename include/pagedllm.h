@@ -992,7 +992,8 @@ PLLM_NODISCARD pllm_error *pllm_engine_abort(const pllm_engine *engine, uint64_t
 // prompt. What came of it is in the queue. A second thread that steps meanwhile gets PLLM_E_BUSY. Where a step cannot be
 // computed, it is tried again without those that may be to blame: a request with which no step can be ends with
 // PLLM_FINISH_ERROR, and the others go on. Where that does not help, the call is an error (PLLM_E_OUT_OF_MEMORY) and nothing
-// is lost: the next one tries again. After a second of that the engine has failed, and all its requests end.
+// is lost: the next one tries again. After a second of that the requests in it end with PLLM_FINISH_ERROR, and the engine
+// goes on with the others.
 PLLM_NODISCARD
 pllm_error *pllm_engine_step(const pllm_engine *engine,
                              pllm_step *out_step);

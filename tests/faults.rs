@@ -378,40 +378,55 @@ fn a_pinned_prompt_that_no_step_can_compute_goes() {
     assert_eq!(engine.unpin(pin).unwrap_err().code(), Code::NotFound);
 }
 
+/// Steps that fail until nobody is left, and what they said.
+fn until_given_up(engine: &Engine) -> Answers {
+    let begun = std::time::Instant::now();
+    let mut outputs = Vec::new();
+    loop {
+        assert_eq!(engine.step().unwrap_err(), Error::out_of_memory());
+        outputs.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap());
+        let stats = engine.stats();
+        if stats.waiting + stats.running == 0 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(begun.elapsed() > Duration::from_millis(800), "it was patient");
+    let reasons = outputs.iter().filter_map(|output| output.error.as_ref());
+    reasons.for_each(|error| assert!(error.message().contains("whichever requests were left out"), "{error}"));
+    answers(&outputs)
+}
+
 #[test]
-fn what_nobodys_absence_cures_fails_the_engine_and_every_request_once() {
+fn what_nobodys_absence_cures_ends_the_requests_in_it_and_the_engine_goes_on() {
     let dir = model();
+    let (expected, _) = without_faults(&dir);
     let (engine, faults) = engine(&dir);
     add_all(&engine, requests());
     for _ in 0..3 {
         engine.step().unwrap();
     }
-    let mut outputs: Vec<Output> = engine.queue().poll(Some(Duration::ZERO)).unwrap().into();
+    engine.queue().poll(Some(Duration::ZERO)).unwrap();
     faults.dead.store(true, SeqCst);
-    let first = engine.step().unwrap_err();
-    assert_eq!(first, Error::out_of_memory(), "nothing is lost yet");
-    let begun = std::time::Instant::now();
-    let error = loop {
-        std::thread::sleep(Duration::from_millis(50));
-        let error = engine.step().unwrap_err();
-        if engine.check().is_err() {
-            break error;
-        }
-    };
-    assert!(begun.elapsed() > Duration::from_millis(800), "it was patient");
-    assert_eq!(error.code(), Code::OutOfMemory);
-    let queue = engine.queue();
-    while let Ok(more) = queue.poll(Some(Duration::ZERO)) {
-        if more.is_empty() {
-            break;
-        }
-        outputs.extend(more);
-    }
-    let answers = answers(&outputs);
-    assert!(answers.values().all(|(.., finish)| *finish == Some(FinishReason::Error)), "{answers:?}");
-    assert_eq!(answers.len(), requests().len() + 2, "of three samples there are three");
-    let refused = engine.add_request(requests().swap_remove(0)).unwrap_err();
-    assert!(refused.message().contains("whichever requests were left out"), "{refused}");
+    let given_up = until_given_up(&engine);
+    assert!(given_up.values().all(|(.., finish)| *finish == Some(FinishReason::Error)), "{given_up:?}");
+    assert_eq!(given_up.len(), requests().len() + 2, "of three samples there are three");
+    faults.dead.store(false, SeqCst);
+    add_all(&engine, requests());
+    assert_eq!(drain(&engine), expected, "as if nothing had been");
+}
+
+#[test]
+fn culprits_that_are_alone_with_each_other_end_and_whoever_comes_is_answered() {
+    let dir = model();
+    let (expected, _) = without_faults(&dir);
+    let (engine, faults) = engine(&dir);
+    faults.poisoned.store(true, SeqCst);
+    add_all(&engine, vec![culprit(), Request { user_data: 101, ..culprit() }]);
+    let ends: Vec<_> = until_given_up(&engine).into_values().map(|(.., finish)| finish).collect();
+    assert_eq!(ends, [Some(FinishReason::Error); 2]);
+    add_all(&engine, requests());
+    assert_eq!(drain(&engine), expected);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::trace::Phase;
 use crate::error::{Error, Result};
 use crate::sched::FinishReason;
 
-/// For how long, and over how many steps, nobody's absence may help before the engine gives up.
+/// For how long, and over how many steps, nobody's absence may help before the engine gives the requests up.
 const PATIENCE: Duration = Duration::from_secs(1);
 const TRIES: u32 = 3;
 
@@ -108,7 +108,8 @@ impl Core {
         }
     }
 
-    /// Nothing is lost, and the next step tries again; but not for ever.
+    /// Nothing is lost, and the next step tries again; but not for ever. Whether these requests are to blame or the device cannot be
+    /// told: it is asked again with whoever comes next.
     fn bear(&mut self, error: &Error) {
         let trouble = self.trouble.get_or_insert(Trouble { since: self.now, steps: 0 });
         trouble.steps += 1;
@@ -116,16 +117,11 @@ impl Core {
             return;
         }
         self.trouble = None;
-        match self.suspects[..] {
-            [only] => self.end_group(only, error),
-            _ => self.fail_with(&Error::new(
-                error.code(),
-                format!(
-                    "no step could be computed for {PATIENCE:?}, whichever requests were left out: {}; free this engine",
-                    error.message()
-                ),
-            )),
-        }
+        let why = format!("no step could be computed for {PATIENCE:?}, whichever requests were left out: {}", error.message());
+        let error = Error::new(error.code(), why);
+        let groups = std::mem::take(&mut self.suspects);
+        groups.iter().for_each(|&group| self.end_group(group, &error));
+        self.suspects = groups;
     }
 
     /// Ends what goes on together; `group` is the first of it.

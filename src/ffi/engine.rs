@@ -164,7 +164,8 @@ pub unsafe extern "C" fn pllm_engine_abort(engine: *const pllm_engine, request: 
 /// prompt. What came of it is in the queue. A second thread that steps meanwhile gets PLLM_E_BUSY. Where a step cannot be
 /// computed, it is tried again without those that may be to blame: a request with which no step can be ends with
 /// PLLM_FINISH_ERROR, and the others go on. Where that does not help, the call is an error (PLLM_E_OUT_OF_MEMORY) and nothing
-/// is lost: the next one tries again. After a second of that the engine has failed, and all its requests end.
+/// is lost: the next one tries again. After a second of that the requests in it end with PLLM_FINISH_ERROR, and the engine
+/// goes on with the others.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_step(engine: *const pllm_engine, out_step: *mut pllm_step) -> *mut pllm_error {
