@@ -116,6 +116,29 @@
 // twice as fast where many tokens are computed at once.
 #define PLLM_ISA_AVX512_BF16 4
 
+// As AVX2 and AVX512, with AVX-VNNI and AVX-512 VNNI: weights in whole numbers are multiplied faster, and nothing else changes.
+#define PLLM_ISA_AVX_VNNI 5
+
+#define PLLM_ISA_AVX512_VNNI 6
+
+// As the model's files have them. A number that is infinite or not a number is kept.
+#define PLLM_WEIGHTS_AS_STORED 0
+
+#define PLLM_WEIGHTS_F32 1
+
+#define PLLM_WEIGHTS_F16 2
+
+#define PLLM_WEIGHTS_BF16 3
+
+// Whole numbers of 8 bits, with a scale for each output. They are multiplied by activations in 8 bits, of which every 128 of a row share a scale.
+#define PLLM_WEIGHTS_INT8 4
+
+// Whole numbers of 4 bits, with a scale for each group of weight_group inputs of an output. The embedding and the head are in 8.
+#define PLLM_WEIGHTS_INT4 5
+
+// The same, and each group begins at its least weight: a little more exact, for 16 bits more a group.
+#define PLLM_WEIGHTS_INT4_ASYMMETRIC 6
+
 // Serve token ids only: no tokenizer is read, and text calls answer PLLM_E_UNSUPPORTED.
 #define PLLM_ENGINE_SKIP_TOKENIZER 1
 
@@ -442,6 +465,11 @@ typedef struct {
   const char *model_name;
   // In bytes, or PLLM_NUL_TERMINATED (the default).
   uint64_t model_name_len;
+  // How weights are kept: PLLM_WEIGHTS_*. Fewer bits are faster to read and take less memory, and cost quality. What is small and
+  // decides much (the choice among experts, learned positions) stays as the files have it.
+  uint32_t weight_format;
+  // Inputs of an output that share a scale in 4 bits: 32, 64 or 128. 0 (default): 32. The fewer, the more exact.
+  uint32_t weight_group;
 } pllm_engine_options;
 
 // Where the bytes go, known before any are taken. Set struct_size before the call.

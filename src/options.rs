@@ -23,13 +23,18 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// The same, and AVX-512 BF16: weights that are stored in bf16 are multiplied by activations that are rounded to it, and the
+    /// The same as `Avx512Vnni`, and AVX-512 BF16: weights that are stored in bf16 are multiplied by activations that are rounded to it, and the
     /// products are summed in f32. Twice as fast where arithmetic is the limit.
     Avx512Bf16,
+    /// The same as `Avx2`, and AVX-VNNI: weights in whole numbers are multiplied four at a time, with the same result.
+    AvxVnni,
+    /// The same as `Avx512`, and AVX-512 VNNI.
+    Avx512Vnni,
 }
 
 impl Isa {
-    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
+    /// From the narrowest to the widest.
+    pub const ALL: [Isa; 6] = [Isa::Portable, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Vnni, Isa::Avx512Bf16];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -37,6 +42,8 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512_bf16",
+            Isa::AvxVnni => "avx_vnni",
+            Isa::Avx512Vnni => "avx512_vnni",
         }
     }
 }
@@ -62,6 +69,48 @@ impl Dtype {
             Dtype::F32 => "f32",
             Dtype::F16 => "f16",
             Dtype::Bf16 => "bf16",
+        }
+    }
+}
+
+/// How weights are kept. Those in whole numbers are multiplied by rows in whole numbers, of -127 to 127, which are made of activations as they
+/// come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum WeightFormat {
+    F32,
+    F16,
+    Bf16,
+    /// From -127 to 127, with a scale for each output.
+    Int8,
+    /// 16 steps, with a scale for each group of an output's inputs. With offsets they begin at the least weight of the group.
+    Int4 {
+        group: usize,
+        offsets: bool,
+    },
+}
+
+impl WeightFormat {
+    /// Of weights that share a scale in int4.
+    pub const GROUPS: [usize; 3] = [32, 64, 128];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            WeightFormat::F32 => "f32",
+            WeightFormat::F16 => "f16",
+            WeightFormat::Bf16 => "bf16",
+            WeightFormat::Int8 => "int8",
+            WeightFormat::Int4 { offsets: false, .. } => "int4",
+            WeightFormat::Int4 { offsets: true, .. } => "int4_asymmetric",
+        }
+    }
+}
+
+impl From<Dtype> for WeightFormat {
+    fn from(dtype: Dtype) -> WeightFormat {
+        match dtype {
+            Dtype::F32 => WeightFormat::F32,
+            Dtype::F16 => WeightFormat::F16,
+            Dtype::Bf16 => WeightFormat::Bf16,
         }
     }
 }
@@ -123,6 +172,10 @@ pub struct EngineOptions {
     pub arena: Option<Arc<Arena>>,
     /// Tokens per KV block: 8, 16, 32, 64, 128 or 256.
     pub block_size: usize,
+    /// How weights are kept. None: as the model's files have them. Embedding and head are kept in int8 where int4 is asked for; what
+    /// is small, and decides much (the choice among experts, learned positions), stays as it is.
+    #[serde(default)]
+    pub weight_format: Option<WeightFormat>,
     /// How K and V are stored. None: f32 for models stored in f32, else bf16.
     pub kv_dtype: Option<KvDtype>,
     /// Longest sequence, prompt and output together. None: the model's own, or what the pool holds.
@@ -178,6 +231,7 @@ impl Default for EngineOptions {
             kv_bytes: None,
             arena: None,
             block_size: 16,
+            weight_format: None,
             kv_dtype: None,
             max_model_len: None,
             max_batch_tokens: 512,
@@ -241,6 +295,11 @@ impl EngineOptions {
         }
         if let Some(threads) = self.threads {
             within("threads", threads, Self::MAX_THREADS)?;
+        }
+        if let Some(WeightFormat::Int4 { group, .. }) = self.weight_format
+            && !WeightFormat::GROUPS.contains(&group)
+        {
+            return Err(Error::invalid(format!("weight_group is {group}: choose one of {:?}", WeightFormat::GROUPS)));
         }
         self.policies.validate()?;
         self.validate_swapping()

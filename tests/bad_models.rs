@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use pagedllm::engine::{Engine, Output, Prompt, Request};
 use pagedllm::error::{Code, Error};
-use pagedllm::options::{EngineOptions, Isa, SamplingParams};
+use pagedllm::options::{EngineOptions, Isa, SamplingParams, WeightFormat};
 use pagedllm::sched::FinishReason;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
@@ -651,6 +651,42 @@ fn four_bits_that_are_not_bytes_or_beyond_what_bf16_holds_are_refused() {
     failures.refused("signed", &changed(&|tensor| tensor.0 = Dtype::I8), Code::Unsupported, &["down_proj_scales is stored as I8", "U8"]);
     let model = changed(&|tensor| tensor.2[7] = 255);
     failures.expect("no scale", quietly(|| Engine::create(&model.options())), Code::Model, &["byte 255"]);
+    failures.none();
+}
+
+#[test]
+fn weights_that_a_format_cannot_have_are_refused_and_named() {
+    let mut failures = Failures::default();
+    let plan = |model: &Model, format| quietly(|| Engine::plan(&EngineOptions { weight_format: Some(format), ..model.options() }));
+    let create = |model: &Model, weight_format| quietly(|| Engine::create(&EngineOptions { weight_format, ..model.options() }));
+    let int4 = |group| WeightFormat::Int4 { group, offsets: false };
+    let model = Model::golden("llama");
+    let words = ["layers.0.mlp.down_proj.weight has 72 columns", "groups of 32"];
+    failures.expect("72 columns in groups of 32", plan(&model, int4(32)), Code::Unsupported, &words);
+    failures.expect("the same, loaded", create(&model, Some(int4(32))), Code::Unsupported, &words);
+    for group in [0, 1, 33, 256] {
+        failures.expect(
+            "groups that there are not",
+            plan(&model, int4(group)),
+            Code::InvalidArgument,
+            &["weight_group is", "[32, 64, 128]"],
+        );
+    }
+    for (bad, name) in [(f32::NAN, "NaN"), (f32::NEG_INFINITY, "-inf")] {
+        let mut tensors = tensors(&model.read("model.safetensors"));
+        tensors.get_mut("model.layers.1.mlp.up_proj.weight").unwrap().2[4 * 32..][..4].copy_from_slice(&bad.to_le_bytes());
+        model.write("model.safetensors", serialized(&tensors));
+        let words = ["layers.1.mlp.up_proj.weight", "row 73 holds a number that is infinite, not a number"];
+        failures.expect(name, create(&model, Some(WeightFormat::Int8)), Code::Model, &words);
+        // What is in floating point is kept, and shows in the logits.
+        for format in [None, Some(WeightFormat::Bf16)] {
+            let engine = create(&model, format).unwrap().unwrap();
+            engine.add_request(Request::new(Prompt::Tokens(vec![5, 6]), SamplingParams::greedy())).unwrap();
+            engine.step().unwrap();
+            let outputs = engine.queue().poll(Some(Duration::ZERO)).unwrap();
+            assert!(outputs.iter().any(|output| output.finish == Some(FinishReason::Error)), "{name} in {format:?}");
+        }
+    }
     failures.none();
 }
 

@@ -1,16 +1,16 @@
-//! What storing K and V in fewer bits costs, on the bundled model and text of its own kind.
+//! What keeping weights, or K and V, in fewer bits costs, on the bundled model and text of its own kind.
 
 mod common;
 #[path = "../benches/quality/perplexity.rs"]
 mod perplexity;
 
 use common::bundled_model;
-use pagedllm::options::KvDtype;
-use perplexity::Reading;
+use pagedllm::options::{KvDtype, WeightFormat};
+use perplexity::{Reading, narrow_formats};
 
 #[test]
 fn int8_costs_less_than_a_thousandth_of_perplexity() {
-    let [exact, bf16, int8] = KvDtype::ALL.map(|dtype| Reading::of(&bundled_model(), dtype));
+    let [exact, bf16, int8] = KvDtype::ALL.map(|dtype| Reading::of(&bundled_model(), None, dtype));
     assert!(exact.logprobs.len() > 3_000 && exact.perplexity() < 2.0, "{} tokens, {}", exact.logprobs.len(), exact.perplexity());
     for (name, reading) in [("bf16", &bf16), ("int8", &int8)] {
         let change = reading.perplexity() / exact.perplexity() - 1.0;
@@ -19,4 +19,26 @@ fn int8_costs_less_than_a_thousandth_of_perplexity() {
         assert!(reading.distance(&exact).0 > 0.0, "{name} is stored as f32");
     }
     assert!(int8.distance(&bf16).0 > 0.0, "int8 is stored as bf16");
+}
+
+#[test]
+fn weights_in_whole_numbers_cost_little_and_fewer_bits_more() {
+    let read = |format| Reading::of(&bundled_model(), format, KvDtype::F32);
+    let exact = read(None);
+    let mut int8 = f64::INFINITY;
+    for format in narrow_formats() {
+        let reading = read(Some(format));
+        let (change, (distance, _)) = (reading.perplexity() / exact.perplexity() - 1.0, reading.distance(&exact));
+        println!("{format:?}: {:+.4} %, log probabilities change by {distance}", 100.0 * change);
+        match format {
+            WeightFormat::Int8 => {
+                assert!(change.abs() < 2e-3, "int8 changes perplexity by {change}");
+                int8 = distance;
+            }
+            _ => {
+                assert!(change < 5e-2, "{format:?} changes perplexity by {change}");
+                assert!(distance > int8, "{format:?} is nearer to what is stored than int8");
+            }
+        }
+    }
 }

@@ -8,11 +8,14 @@ use std::time::Duration;
 
 use common::{Random, TempDir, configs, write_random_model};
 use pagedllm::engine::{Engine, MemoryPlan, Prompt, Queue, Request};
-use pagedllm::options::{AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, SamplingParams};
+use pagedllm::options::{
+    AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, SamplingParams, WeightFormat,
+};
 use pagedllm::sched::FinishReason;
+use serde_json::json;
 
 const MAX_LEN: usize = 768;
-/// They straddle the edges of blocks (8 to 256), tiles (3, 8, 12) and spans (128).
+/// They straddle the edges of blocks (8 to 256), tiles (3, 6, 8, 12) and spans (128).
 const LENGTHS: [usize; 24] = [1, 2, 7, 8, 11, 13, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 200, 255, 256, 257, 383, 512, 700];
 
 /// What must not change: tokens, and the bits of their log probabilities.
@@ -156,23 +159,44 @@ fn batch_changes_nothing(isa: Isa, kv_dtype: KvDtype) {
     for (family, config) in configs(MAX_LEN) {
         let dir = TempDir::new();
         write_random_model(&dir.0, &config, kv_dtype != KvDtype::F32, 7);
-        let base = options(&dir.0, isa, kv_dtype);
-        let expected = alone(&base);
-        for (threads, chunk) in [(1, 7), (2, 64)] {
-            let what = format!("{family}, {threads} threads, chunks of {chunk}");
-            let disturbed = EngineOptions { threads: Some(threads), prefill_chunk: Some(chunk), ..base.clone() };
-            assert_same(&what, &expected, &together(&disturbed).0);
-        }
-        // Where some layers have a window, a sequence has few blocks for these.
-        let MemoryPlan { block_bytes, groups, .. } = Engine::plan(&base).unwrap();
-        let kv_bytes = Some((48 + 8 * (groups as u64 - 1)) * block_bytes);
-        let cramped = EngineOptions { threads: Some(2), prefill_chunk: Some(64), kv_bytes, ..base.clone() };
-        let (found, preemptions) = together(&cramped);
-        assert!(preemptions >= 8, "{family}: only {preemptions} preemptions");
-        assert_same(&format!("{family}, preempted {preemptions} times"), &expected, &found);
-        for block_size in [8, 256] {
-            let (found, _) = together(&EngineOptions { block_size, max_batch_tokens: 100, ..base.clone() });
-            assert_same(&format!("{family}, blocks of {block_size}"), &expected, &found);
+        nothing_changes(family, &options(&dir.0, isa, kv_dtype));
+    }
+}
+
+/// Whatever goes on beside a request, in an engine of these options.
+fn nothing_changes(name: &str, base: &EngineOptions) {
+    let expected = alone(base);
+    for (threads, chunk) in [(1, 7), (2, 64)] {
+        let what = format!("{name}, {threads} threads, chunks of {chunk}");
+        let disturbed = EngineOptions { threads: Some(threads), prefill_chunk: Some(chunk), ..base.clone() };
+        assert_same(&what, &expected, &together(&disturbed).0);
+    }
+    // Where some layers have a window, a sequence has few blocks for these.
+    let MemoryPlan { block_bytes, groups, .. } = Engine::plan(base).unwrap();
+    let kv_bytes = Some((48 + 8 * (groups as u64 - 1)) * block_bytes);
+    let cramped = EngineOptions { threads: Some(2), prefill_chunk: Some(64), kv_bytes, ..base.clone() };
+    let (found, preemptions) = together(&cramped);
+    assert!(preemptions >= 8, "{name}: only {preemptions} preemptions");
+    assert_same(&format!("{name}, preempted {preemptions} times"), &expected, &found);
+    for block_size in [8, 256] {
+        let (found, _) = together(&EngineOptions { block_size, max_batch_tokens: 100, ..base.clone() });
+        assert_same(&format!("{name}, blocks of {block_size}"), &expected, &found);
+    }
+}
+
+/// Every format of weights in whole numbers, on the widest path there is: which one that is does not change them.
+#[test]
+fn weights_in_whole_numbers() {
+    let int4 = |group, offsets| WeightFormat::Int4 { group, offsets };
+    for (family, mut config) in configs(MAX_LEN).into_iter().filter(|(family, _)| ["qwen2_moe", "llama"].contains(family)) {
+        let wide = json!({"hidden_size": 64, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
+            "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32});
+        config.as_object_mut().unwrap().extend(wide.as_object().unwrap().clone());
+        let dir = TempDir::new();
+        write_random_model(&dir.0, &config, true, 7);
+        for format in [WeightFormat::Int8, int4(32, false), int4(32, true)] {
+            let base = EngineOptions { isa: None, weight_format: Some(format), ..options(&dir.0, Isa::Portable, KvDtype::Bf16) };
+            nothing_changes(&format!("{family} in {}", format.name()), &base);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{AttentionShape, Backend, KvShape, Values};
 use pagedllm::batch::{Batch, Span};
-use pagedllm::options::KvDtype;
+use pagedllm::options::{KvDtype, WeightFormat};
 
 use crate::noise::Watch;
 use crate::report::median;
@@ -25,7 +25,7 @@ const PIECE: usize = 1024;
 
 pub fn bench(options: &Options) -> Result<()> {
     let memory = probes::Memory::new(options.probe_bytes(), options.threads);
-    let arithmetic = crate::undisturbed_arithmetic(options);
+    let arithmetic = crate::undisturbed(options, WeightFormat::F32);
     println!(
         "{} threads, {}, f32 arithmetic at {:.0} GFLOP/s; GB/s of cached bytes",
         options.threads,

@@ -2,6 +2,7 @@
 
 mod attention;
 mod limits;
+mod matmul;
 mod model;
 mod noise;
 mod probes;
@@ -11,17 +12,17 @@ mod worker;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use limits::{Costs, Work};
+use limits::{Arithmetic, Costs, Work};
 use model::{SHAPES, Shape};
 use noise::{Noise, Watch};
-use pagedllm::options::{Isa, KvDtype};
+use pagedllm::options::{Isa, KvDtype, WeightFormat};
 use report::{Report, Sample, Unit, median};
 use serde_json::{Value, json};
 use worker::Worker;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-const USAGE: &str = "cargo bench --bench cpu -- [--model S|M] [--threads N] [--isa portable|avx2|avx512|avx512_bf16] [--kv-dtype f32|bf16|int8] [--reps N] [--quick] [--attention]";
+const USAGE: &str = "cargo bench --bench cpu -- [--model S|M] [--threads N] [--isa portable|avx2|avx_vnni|avx512|avx512_vnni|avx512_bf16] [--kv-dtype f32|bf16|int8] [--weights f32|f16|bf16|int8|int4|int4_asymmetric] [--group 32|64|128] [--reps N] [--quick] [--attention|--matmul]";
 /// Prompt length of the sequences that decode.
 const CONTEXT: u64 = 128;
 const DECODE_STEPS: u64 = 16;
@@ -34,11 +35,16 @@ pub struct Options {
     threads: usize,
     isa: Isa,
     kv_dtype: Option<KvDtype>,
+    /// As in the file, unless another format is asked for; its groups, where it has some.
+    weights: Option<WeightFormat>,
+    group: usize,
     reps: usize,
     /// A smoke test: little of everything.
     quick: bool,
     /// Attention alone.
     attention: bool,
+    /// Products alone.
+    matmul: bool,
     /// This process is the engine's.
     worker: Option<PathBuf>,
 }
@@ -51,9 +57,12 @@ impl Options {
             threads,
             isa: Isa::detect(),
             kv_dtype: None,
+            weights: None,
+            group: WeightFormat::GROUPS[0],
             reps: 3,
             quick: false,
             attention: false,
+            matmul: false,
             worker: None,
         };
         while let Some(arg) = args.next() {
@@ -66,7 +75,10 @@ impl Options {
                 "--kv-dtype" => options.kv_dtype = Some(*pick(&KvDtype::ALL, |dtype| dtype.name(), &value()?)?),
                 "--reps" => options.reps = value()?.parse::<usize>()?.max(1),
                 "--quick" => (options.quick, options.shape, options.reps) = (true, &SHAPES[0], 1),
+                "--weights" => options.weights = Some(*pick(&formats(options.group), |format| format.name(), &value()?)?),
+                "--group" => options.group = value()?.parse()?,
                 "--attention" => options.attention = true,
+                "--matmul" => options.matmul = true,
                 "--worker" => options.worker = Some(value()?.into()),
                 _ => return Err(format!("unknown argument {arg}\n{USAGE}").into()),
             }
@@ -75,6 +87,20 @@ impl Options {
             true => Ok(options),
             false => Err(format!("this machine lacks {}", options.isa.name()).into()),
         }
+    }
+
+    /// That of `--weights`, or all, with groups of as many as `--group` says.
+    fn formats(&self) -> Vec<WeightFormat> {
+        let grouped = |format| match format {
+            WeightFormat::Int4 { offsets, .. } => WeightFormat::Int4 { group: self.group, offsets },
+            other => other,
+        };
+        self.weights.map_or(formats(self.group).to_vec(), |format| vec![grouped(format)])
+    }
+
+    /// That of `--weights`, or the file's.
+    fn format(&self) -> WeightFormat {
+        self.weights.map_or(WeightFormat::Bf16, |_| self.formats()[0])
     }
 
     fn prompts(&self) -> &'static [u64] {
@@ -95,6 +121,11 @@ impl Options {
     }
 }
 
+fn formats(group: usize) -> [WeightFormat; 6] {
+    let int4 = |offsets| WeightFormat::Int4 { group, offsets };
+    [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16, WeightFormat::Int8, int4(false), int4(true)]
+}
+
 fn pick<'a, T>(all: &'a [T], name: impl Fn(&T) -> &'static str, wanted: &str) -> Result<&'a T> {
     let found = all.iter().find(|one| name(one) == wanted);
     Ok(found.ok_or_else(|| format!("{wanted} is none of {:?}", all.iter().map(name).collect::<Vec<_>>()))?)
@@ -105,6 +136,7 @@ fn main() -> ExitCode {
         let options = Options::parse(std::env::args().skip(1))?;
         match &options.worker {
             Some(dir) => worker::serve(&options, dir),
+            None if options.matmul => matmul::bench(&options),
             None if options.attention => attention::bench(&options),
             None => bench(&options),
         }
@@ -123,17 +155,19 @@ fn bench(options: &Options) -> Result<()> {
     let dir = model::make(options.shape, &target.join("bench-models"))?;
     let memory = probes::Memory::new(options.probe_bytes(), options.threads);
     let mut report = Report::default();
-    let (mut arithmetic, mut kv_dtype) = (0.0f64, Value::Null);
+    let (mut arithmetic, mut kv_dtype) = (Arithmetic::default(), Value::Null);
     for rep in 0..options.reps {
         eprintln!("repetition {} of {}", rep + 1, options.reps);
-        arithmetic = arithmetic.max(undisturbed_arithmetic(options));
+        let now = Arithmetic { weights: undisturbed(options, options.format()), f32: undisturbed(options, WeightFormat::F32) };
+        arithmetic = arithmetic.max(now);
         let mut run = Run::start(options, &dir, &memory, arithmetic, &mut report)?;
         run.all()?;
         kv_dtype = run.worker.loaded["kv_dtype"].take();
     }
     let about = json!({
         "version": env!("CARGO_PKG_VERSION"), "cpu": cpu_name(), "model": options.shape.name, "threads": options.threads,
-        "isa": options.isa.name(), "kv_dtype": kv_dtype, "reps": options.reps, "arithmetic_gflop_s": (arithmetic / 1e9).round(),
+        "isa": options.isa.name(), "weights": options.format().name(), "kv_dtype": kv_dtype, "reps": options.reps,
+        "arithmetic_gflop_s": (arithmetic.weights / 1e9).round(), "f32_gflop_s": (arithmetic.f32 / 1e9).round(),
     });
     print(&about, &report);
     let path = target.join("bench-results/cpu.json");
@@ -143,11 +177,11 @@ fn bench(options: &Options) -> Result<()> {
 }
 
 /// Steady but for what others take from it: the best of some tries, until one of them was alone.
-fn undisturbed_arithmetic(options: &Options) -> f64 {
+fn undisturbed(options: &Options, format: WeightFormat) -> f64 {
     let mut best = 0.0f64;
     for _ in 0..if options.quick { 1 } else { MOST_TRIES } {
         let watch = Watch::start(None);
-        best = best.max(probes::arithmetic(options.isa, options.threads));
+        best = best.max(probes::arithmetic(options.isa, format, options.threads));
         if !watch.stop(None).too_much() {
             break;
         }
@@ -156,10 +190,10 @@ fn undisturbed_arithmetic(options: &Options) -> f64 {
 }
 
 fn print(about: &Value, report: &Report) {
-    let keys = ["cpu", "model", "threads", "isa", "kv_dtype", "reps", "arithmetic_gflop_s"];
-    let [cpu, model, threads, isa, kv_dtype, reps, arithmetic] = keys.map(|key| about[key].to_string().replace('"', ""));
-    println!("{cpu}\nmodel {model}, {threads} threads, {isa}, KV in {kv_dtype}, medians of {reps}");
-    println!("f32 arithmetic at {arithmetic} GFLOP/s");
+    let keys = ["cpu", "model", "threads", "isa", "weights", "kv_dtype", "reps", "arithmetic_gflop_s", "f32_gflop_s"];
+    let [cpu, model, threads, isa, weights, kv_dtype, reps, arithmetic, f32] = keys.map(|key| about[key].to_string().replace('"', ""));
+    println!("{cpu}\nmodel {model}, {threads} threads, {isa}, weights in {weights}, KV in {kv_dtype}, medians of {reps}");
+    println!("arithmetic with weights at {arithmetic} GFLOP/s, in f32 at {f32}");
     report.print();
     if let (Some(alone), Some(batch)) = (report.value("decode 1"), report.value("decode 32")) {
         println!("a batch of 32 makes {:.1} times the tokens of one sequence alone (goal: at least {GOAL})", batch / alone);
@@ -178,7 +212,7 @@ struct Run<'a> {
     worker: Worker,
     costs: Costs,
     memory: &'a probes::Memory,
-    arithmetic: f64,
+    arithmetic: Arithmetic,
     report: &'a mut Report,
 }
 
@@ -201,14 +235,20 @@ impl Answer {
 
 impl<'a> Run<'a> {
     /// Loads the model.
-    fn start(options: &'a Options, dir: &Path, memory: &'a probes::Memory, arithmetic: f64, report: &'a mut Report) -> Result<Run<'a>> {
+    fn start(
+        options: &'a Options,
+        dir: &Path,
+        memory: &'a probes::Memory,
+        arithmetic: Arithmetic,
+        report: &'a mut Report,
+    ) -> Result<Run<'a>> {
         let bandwidth = memory.bandwidth();
         let watch = Watch::start(None);
         let worker = Worker::start(dir)?;
         let noise = watch.stop(Some(worker.id()));
         let number = |key: &str| worker.loaded[key].as_f64().unwrap_or(f64::NAN);
         report.add("load", Unit::Seconds, Sample { value: number("load_seconds"), limit: number("read_seconds"), bandwidth, noise });
-        let costs = Costs::of(options.shape, number("weight_bytes") as u64, number("kv_head_bytes") as usize);
+        let costs = Costs::of(options.shape, options.format(), number("weight_bytes") as u64, number("kv_head_bytes") as usize);
         Ok(Run { options, worker, costs, memory, arithmetic, report })
     }
 

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::Instant;
 
-use pagedllm::options::Isa;
+use pagedllm::options::{Isa, WeightFormat};
 
 /// Multiply-adds in flight: enough to hide their latency on two pipes, few enough for 16 registers.
 const CHAINS: usize = 12;
@@ -78,16 +78,22 @@ fn read(words: &[u64]) -> u64 {
     sums.iter().fold(0, |all, sum| all ^ sum)
 }
 
-/// Floating-point operations a second on this path by all threads together; a multiply-add is two.
-pub fn arithmetic(isa: Isa, threads: usize) -> f64 {
+/// Operations a second by all threads together, a multiply-add counted as two, with the instruction by which this path multiplies weights
+/// of this format.
+pub fn arithmetic(isa: Isa, format: WeightFormat, threads: usize) -> f64 {
     const ROUNDS: u64 = 20_000_000;
+    let whole = matches!(format, WeightFormat::Int8 | WeightFormat::Int4 { .. });
     let (lanes, run): (usize, unsafe fn(u64)) = match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Bf16 => (32, x86::multiply_add_pairs),
+        Isa::Avx512Bf16 if format == WeightFormat::Bf16 => (32, x86::multiply_add_pairs),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => (16, x86::multiply_add_512),
+        Isa::Avx512Bf16 | Isa::Avx512Vnni if whole => (64, x86::multiply_add_bytes_512),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => (8, x86::multiply_add_256),
+        Isa::AvxVnni if whole => (32, x86::multiply_add_bytes_256),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512 => (16, x86::multiply_add_512),
+        #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni | Isa::Avx2 => (8, x86::multiply_add_256),
         _ => (4, multiply_then_add),
     };
     // SAFETY: the options were refused if this machine lacked the path.
@@ -158,6 +164,25 @@ mod x86 {
         black_box(sums);
     }
 
+    macro_rules! multiply_add_bytes {
+        ($name:ident, $features:literal, $set1:ident, $dot:ident) => {
+            /// Four products a lane.
+            #[target_feature(enable = $features)]
+            pub unsafe fn $name(rounds: u64) {
+                let (a, b) = black_box(($set1(0x0201_0302), $set1(0x0102_0301)));
+                let mut sums = [$set1(0); CHAINS];
+                for _ in 0..rounds {
+                    for sum in &mut sums {
+                        *sum = $dot(*sum, a, b);
+                    }
+                }
+                black_box(sums);
+            }
+        };
+    }
+
+    multiply_add_bytes!(multiply_add_bytes_512, "avx512f,avx512vnni", _mm512_set1_epi32, _mm512_dpbusd_epi32);
+    multiply_add_bytes!(multiply_add_bytes_256, "avx2,avxvnni", _mm256_set1_epi32, _mm256_dpbusd_avx_epi32);
     multiply_add!(multiply_add_512, "avx512f", _mm512_set1_ps, _mm512_fmadd_ps);
     multiply_add!(multiply_add_256, "avx2,fma", _mm256_set1_ps, _mm256_fmadd_ps);
 }

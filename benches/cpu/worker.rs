@@ -121,6 +121,7 @@ impl Bench {
             model_dir: dir.to_path_buf(),
             threads: Some(options.threads),
             isa: Some(options.isa),
+            weight_format: options.weights.map(|_| options.formats()[0]),
             kv_dtype: options.kv_dtype,
             max_seqs: options.most_sequences(),
             skip_tokenizer: true,

@@ -1,10 +1,10 @@
-//! How well a model foresees a text, whatever its K and V are stored as.
+//! How well a model foresees a text, whatever its weights, K and V are stored as.
 
 use std::path::Path;
 use std::time::Duration;
 
 use pagedllm::engine::{Engine, Prompt, Request};
-use pagedllm::options::{EngineOptions, KvDtype, SamplingParams};
+use pagedllm::options::{EngineOptions, KvDtype, SamplingParams, WeightFormat};
 
 /// What the bundled model says of its held-out text.
 pub struct Reading {
@@ -13,8 +13,9 @@ pub struct Reading {
 }
 
 impl Reading {
-    pub fn of(model: &Path, kv_dtype: KvDtype) -> Reading {
-        let options = EngineOptions { model_dir: model.into(), kv_dtype: Some(kv_dtype), prefix_cache: false, ..Default::default() };
+    pub fn of(model: &Path, weight_format: Option<WeightFormat>, kv_dtype: KvDtype) -> Reading {
+        let options =
+            EngineOptions { model_dir: model.into(), weight_format, kv_dtype: Some(kv_dtype), prefix_cache: false, ..Default::default() };
         let engine = Engine::create(&options).unwrap();
         // They say their special tokens themselves.
         let texts: Vec<_> = texts(model).iter().map(|text| engine.text().unwrap().encode(text, false).unwrap()).collect();
@@ -51,6 +52,12 @@ impl Reading {
         let (sum, most) = distances.fold((0.0, 0.0f64), |(sum, most), x| (sum + x, most.max(x)));
         (sum / self.logprobs.len() as f64, most)
     }
+}
+
+/// Every format in whole numbers, the best first.
+pub fn narrow_formats() -> Vec<WeightFormat> {
+    let int4 = |offsets| WeightFormat::GROUPS.map(|group| WeightFormat::Int4 { group, offsets });
+    [WeightFormat::Int8].into_iter().chain(int4(true)).chain(int4(false)).collect()
 }
 
 /// Which tokens are the assistant's own words, up to their end; all, where nobody speaks.

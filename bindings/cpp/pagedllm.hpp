@@ -374,6 +374,19 @@ enum class Isa : uint32_t {
     avx2 = PLLM_ISA_AVX2,
     avx512 = PLLM_ISA_AVX512,
     avx512_bf16 = PLLM_ISA_AVX512_BF16,
+    avx_vnni = PLLM_ISA_AVX_VNNI,
+    avx512_vnni = PLLM_ISA_AVX512_VNNI,
+};
+
+// How weights are kept.
+enum class Weights : uint32_t {
+    as_stored = PLLM_WEIGHTS_AS_STORED,
+    f32 = PLLM_WEIGHTS_F32,
+    f16 = PLLM_WEIGHTS_F16,
+    bf16 = PLLM_WEIGHTS_BF16,
+    int8 = PLLM_WEIGHTS_INT8,
+    int4 = PLLM_WEIGHTS_INT4,
+    int4_asymmetric = PLLM_WEIGHTS_INT4_ASYMMETRIC,
 };
 
 // What becomes of those who have to give way.
@@ -439,6 +452,8 @@ struct Options {
     std::string trace_path = {};    // empty: none
     std::string journal_path = {};  // empty: none
     std::string model_name = {};    // in metrics; empty: the model directory's name
+    Weights weight_format = Weights(detail::options_defaults().weight_format);
+    uint32_t weight_group = detail::options_defaults().weight_group;
 };
 
 // What each output holds: what is new, everything so far, or, once and at the end, everything.
@@ -641,6 +656,8 @@ inline Result<pllm_engine_options> c_options(const Options &options) {
     c.kv_bytes = options.kv_bytes;
     c.seed = options.seed;
     c.block_size = options.block_size;
+    c.weight_format = static_cast<uint32_t>(options.weight_format);
+    c.weight_group = options.weight_group;
     c.kv_dtype = static_cast<uint32_t>(options.kv_dtype);
     c.max_model_len = options.max_model_len;
     c.max_batch_tokens = options.max_batch_tokens;

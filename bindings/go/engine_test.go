@@ -85,6 +85,8 @@ func TestBadOptionsAreErrorsWithTheLibrarysMessage(t *testing.T) {
 		{func(o *pagedllm.Options) { o.MaxSeqs = math.MaxUint32 }, pagedllm.ErrInvalidArgument, "max_seqs is 4294967295"},
 		{func(o *pagedllm.Options) { o.Threads = 1 << 20 }, pagedllm.ErrInvalidArgument, "threads is 1048576"},
 		{func(o *pagedllm.Options) { o.ISA = 99 }, pagedllm.ErrInvalidArgument, "isa is 99"},
+		{func(o *pagedllm.Options) { o.Weights = 99 }, pagedllm.ErrInvalidArgument, "weight_format is 99"},
+		{func(o *pagedllm.Options) { o.WeightGroup = 64 }, pagedllm.ErrInvalidArgument, "weight_group is 64"},
 		{func(o *pagedllm.Options) { o.KVType = 99 }, pagedllm.ErrInvalidArgument, "kv_dtype is 99"},
 		{func(o *pagedllm.Options) { o.Preemption = 99 }, pagedllm.ErrInvalidArgument, "preemption is 99"},
 		{func(o *pagedllm.Options) { o.Preemption = pagedllm.PreemptionSwap }, pagedllm.ErrInvalidArgument, "swap_bytes"},
@@ -115,6 +117,7 @@ func TestNumbersThatCannotBeHeldAreRefusedAndDoNotWrapAround(t *testing.T) {
 		"PrefillChunk":   func(o *pagedllm.Options) *int { return &o.PrefillChunk },
 		"Threads":        func(o *pagedllm.Options) *int { return &o.Threads },
 		"PrefillBudget":  func(o *pagedllm.Options) *int { return &o.PrefillBudget },
+		"WeightGroup":    func(o *pagedllm.Options) *int { return &o.WeightGroup },
 	} {
 		for _, value := range []int{-1, math.MinInt, math.MaxUint32 + 1, math.MaxUint32 + 17, math.MaxInt} {
 			options := small()
@@ -128,6 +131,23 @@ func TestNumbersThatCannotBeHeldAreRefusedAndDoNotWrapAround(t *testing.T) {
 	} {
 		_, err := options.Plan()
 		wantMessage(t, err, pagedllm.ErrInvalidArgument, " is -1: it must be from 0")
+	}
+}
+
+func TestWeightsInWholeNumbersTakeFewerBytes(t *testing.T) {
+	t.Parallel()
+	bytes := func(weights pagedllm.Weights) int64 {
+		options := small()
+		options.Weights = weights
+		plan, err := options.Plan()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return plan.WeightBytes
+	}
+	bf16, int8, int4 := bytes(pagedllm.WeightsBF16), bytes(pagedllm.WeightsInt8), bytes(pagedllm.WeightsInt4)
+	if int8 > bf16*11/20 || int4 >= int8 {
+		t.Errorf("%d bytes in bf16, %d in int8, %d in int4", bf16, int8, int4)
 	}
 }
 

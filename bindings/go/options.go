@@ -15,6 +15,10 @@ type Options struct {
 	ModelPath string
 	// Device is where to run: "cpu", the default.
 	Device string
+	// Weights is how weights are kept. WeightsAsStored: as the model's files have them.
+	Weights Weights
+	// WeightGroup is the inputs of an output that share a scale in 4 bits: 32, 64 or 128. 0: 32.
+	WeightGroup int
 	// KVBytes is the size of the KV pool. 0: what MaxSeqs sequences of the full length need, at most 1 GiB, or what Arena has.
 	KVBytes int64
 	// KVType is how K and V are stored. DTypeAuto: F32 for models in f32, else BF16.
@@ -98,6 +102,31 @@ const (
 // String names the type as models do, such as "bf16".
 func (d DType) String() string { return nameOf(d, "auto", "f32", "bf16", "int8") }
 
+// Weights is how weights are kept. Fewer bits are faster to read and take less memory, and cost quality.
+type Weights uint32
+
+const (
+	// WeightsAsStored keeps them as the model's files have them.
+	WeightsAsStored Weights = C.PLLM_WEIGHTS_AS_STORED
+	// WeightsF32 is IEEE single precision.
+	WeightsF32 Weights = C.PLLM_WEIGHTS_F32
+	// WeightsF16 is IEEE half precision.
+	WeightsF16 Weights = C.PLLM_WEIGHTS_F16
+	// WeightsBF16 is the upper half of single precision.
+	WeightsBF16 Weights = C.PLLM_WEIGHTS_BF16
+	// WeightsInt8 is whole numbers of 8 bits with a scale for each output, multiplied by activations in 8 bits.
+	WeightsInt8 Weights = C.PLLM_WEIGHTS_INT8
+	// WeightsInt4 is whole numbers of 4 bits with a scale for each group of inputs; embedding and head are in 8.
+	WeightsInt4 Weights = C.PLLM_WEIGHTS_INT4
+	// WeightsInt4Asymmetric: and each group begins at its least weight.
+	WeightsInt4Asymmetric Weights = C.PLLM_WEIGHTS_INT4_ASYMMETRIC
+)
+
+// String names the format, such as "int8".
+func (w Weights) String() string {
+	return nameOf(w, "as_stored", "f32", "f16", "bf16", "int8", "int4", "int4_asymmetric")
+}
+
 // ISA is an instruction path of the CPU kernels.
 type ISA uint32
 
@@ -112,10 +141,16 @@ const (
 	AVX512 ISA = C.PLLM_ISA_AVX512
 	// AVX512BF16 multiplies weights that are stored in bf16 by activations that are rounded to it.
 	AVX512BF16 ISA = C.PLLM_ISA_AVX512_BF16
+	// AVXVNNI is AVX2 with AVX-VNNI: weights in whole numbers are multiplied faster.
+	AVXVNNI ISA = C.PLLM_ISA_AVX_VNNI
+	// AVX512VNNI is AVX512 with AVX-512 VNNI: the same.
+	AVX512VNNI ISA = C.PLLM_ISA_AVX512_VNNI
 )
 
 // String names the path as Info does, such as "avx512".
-func (i ISA) String() string { return nameOf(i, "auto", "portable", "avx2", "avx512", "avx512_bf16") }
+func (i ISA) String() string {
+	return nameOf(i, "auto", "portable", "avx2", "avx512", "avx512_bf16", "avx_vnni", "avx512_vnni")
+}
 
 // Preemption is what becomes of those who have to give way.
 type Preemption uint32
@@ -270,6 +305,8 @@ func (o *Options) toC(args *arguments) (*C.pllm_engine_options, error) {
 	args.setUint32(&c.prefill_chunk, "PrefillChunk", o.PrefillChunk)
 	args.setUint32(&c.threads, "Threads", o.Threads)
 	args.setUint64(&c.queue_capacity, "QueueCapacity", int64(o.QueueCapacity))
+	args.setUint32(&c.weight_group, "WeightGroup", o.WeightGroup)
+	c.weight_format = C.uint32_t(o.Weights)
 	c.kv_dtype = C.uint32_t(o.KVType)
 	c.isa = C.uint32_t(o.ISA)
 	c.seed = C.uint64_t(o.Seed)

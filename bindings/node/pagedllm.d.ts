@@ -18,6 +18,12 @@ export interface Options {
   kvBytes?: number | bigint;
   /** The budget from which the KV pool takes its bytes instead; engines may share it. */
   arena?: Arena;
+  /** How weights are kept: as the model's files have them, or in another format. Fewer bits are faster to read and take less memory, and
+   * cost quality. 'int8' has a scale for each output, 'int4' one for each group of its inputs; 'int4Asymmetric' lets a group begin at
+   * its least weight. */
+  weightFormat?: 'asStored' | 'f32' | 'f16' | 'bf16' | 'int8' | 'int4' | 'int4Asymmetric';
+  /** Inputs of an output that share a scale in 4 bits: 32, 64 or 128. */
+  weightGroup?: number;
   /** How K and V are stored. 'int8' has a scale for each head of each token: about half the bytes of 'bf16', at a small cost in
    * quality. */
   kvDtype?: 'auto' | 'f32' | 'bf16' | 'int8';
@@ -34,7 +40,7 @@ export interface Options {
   /** Threads that compute. */
   threads?: number;
   /** An instruction path to force. Bits are the same within one path, not across paths. */
-  isa?: 'auto' | 'portable' | 'avx2' | 'avx512' | 'avx512_bf16';
+  isa?: 'auto' | 'portable' | 'avx2' | 'avx512' | 'avx512_bf16' | 'avx_vnni' | 'avx512_vnni';
   /** Seeds the requests that bring no seed of their own. */
   seed?: number | bigint;
   /** Requests that may wait for their first step before others are refused (PLLM_E_CAPACITY); one may always wait. */

@@ -30,7 +30,8 @@ const CODES = ['', 'INVALID_ARGUMENT', 'NOT_FOUND', 'IO', 'MODEL', 'UNSUPPORTED'
   'CLOSED', 'CANCELLED'];
 const FINISH_REASONS = [null, 'stop', 'length', 'abort', 'error', 'deadline'];
 const DTYPES = ['auto', 'f32', 'bf16', 'int8'];
-const ISAS = ['auto', 'portable', 'avx2', 'avx512', 'avx512_bf16'];
+const ISAS = ['auto', 'portable', 'avx2', 'avx512', 'avx512_bf16', 'avx_vnni', 'avx512_vnni'];
+const WEIGHTS = ['asStored', 'f32', 'f16', 'bf16', 'int8', 'int4', 'int4Asymmetric'];
 const PREEMPTIONS = ['recompute', 'swap', 'auto'];
 const ORDERS = ['firstCome', 'priority', 'shortestPredicted'];
 const BATCHINGS = ['mixed', 'prefillFirst', 'decodeFirst', 'static'];
@@ -72,7 +73,8 @@ const Options = struct(
   [Progress, 'progress'], [pointer, 'progressData'], [u64, 'maxWaitingRequests maxWaitingTokens'], [pointer, 'arena'],
   [u64, 'swapBytes'], [pointer, 'swapPath'], [u64, 'swapPathLen'],
   [u32, 'preemption order ageingMs batching prefillBudget allocation'], [pointer, 'tracePath'], [u64, 'tracePathLen'],
-  [pointer, 'journalPath'], [u64, 'journalPathLen'], [pointer, 'modelName'], [u64, 'modelNameLen']);
+  [pointer, 'journalPath'], [u64, 'journalPathLen'], [pointer, 'modelName'], [u64, 'modelNameLen'],
+  [u32, 'weightFormat weightGroup']);
 const Dry = struct(
   ['float', 'multiplier base'], [u32, 'allowedLength penaltyLastN'], [texts, 'sequenceBreakers'], [lengths, 'sequenceBreakerLens'],
   [u64, 'sequenceBreakerCount']);
@@ -326,15 +328,15 @@ function assignPrompt(value, prompt, promptTokens) {
   if (promptTokens !== undefined) assignCopied(value, 'promptTokens', tokenIds('promptTokens', promptTokens));
 }
 
-function toOptions({ modelPath, device, swapPath, tracePath, journalPath, modelName, kvDtype, isa, preemption, order, batching,
-  allocation, skipTokenizer, prefixCache, ...numbers }) {
+function toOptions({ modelPath, device, swapPath, tracePath, journalPath, modelName, weightFormat, kvDtype, isa, preemption, order,
+  batching, allocation, skipTokenizer, prefixCache, ...numbers }) {
   const options = made(Options, lib.engine_options_init);
   assignCopied(options, 'modelPath', utf8('modelPath', modelPath));
   for (const [name, text] of Object.entries({ device, swapPath, tracePath, journalPath, modelName })) {
     if (text !== undefined) assignCopied(options, name, utf8(name, text));
   }
-  for (const [name, names, value] of [['kvDtype', DTYPES, kvDtype], ['isa', ISAS, isa], ['preemption', PREEMPTIONS, preemption],
-    ['order', ORDERS, order], ['batching', BATCHINGS, batching], ['allocation', ALLOCATIONS, allocation]]) {
+  for (const [name, names, value] of [['weightFormat', WEIGHTS, weightFormat], ['kvDtype', DTYPES, kvDtype], ['isa', ISAS, isa],
+    ['preemption', PREEMPTIONS, preemption], ['order', ORDERS, order], ['batching', BATCHINGS, batching], ['allocation', ALLOCATIONS, allocation]]) {
     if (value !== undefined) options[name] = named(names, name, value);
   }
   options.flags = flag(options.flags, ENGINE_SKIP_TOKENIZER, skipTokenizer);

@@ -56,8 +56,8 @@ from typing import (Any, AsyncGenerator, Callable, ContextManager, Dict, Generat
 
 __all__ = ["Admission", "Allocation", "Arena", "ArenaInfo", "Batching", "Beam", "Code", "Completion", "DType", "Dry",
            "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "Info", "Isa", "LogitsHook", "Logprob", "Order",
-           "Output", "OutputKind", "Plan", "Preemption", "Queue", "Sampling", "SequenceInfo", "Stats", "Step", "build_info",
-           "plan", "version"]
+           "Output", "OutputKind", "Plan", "Preemption", "Queue", "Sampling", "SequenceInfo", "Stats", "Step", "Weights",
+           "build_info", "plan", "version"]
 
 # ---- what comes out --------------------------------------------------------------------------------------------------
 
@@ -281,6 +281,19 @@ class Isa(enum.IntEnum):
     AVX2 = 2
     AVX512 = 3
     AVX512_BF16 = 4  # activations are rounded to bf16 where the weights are stored in it
+    AVX_VNNI = 5  # as AVX2 and AVX512, and faster for weights in whole numbers
+    AVX512_VNNI = 6
+
+
+class Weights(enum.IntEnum):
+    """How weights are kept. Fewer bits are faster to read and take less memory, and cost quality."""
+    AS_STORED = 0
+    F32 = 1
+    F16 = 2
+    BF16 = 3
+    INT8 = 4  # with a scale for each output; multiplied by activations in 8 bits
+    INT4 = 5  # with a scale for each group of inputs; embedding and head are in 8
+    INT4_ASYMMETRIC = 6  # and each group begins at its least weight
 
 
 class Preemption(enum.IntEnum):
@@ -458,7 +471,8 @@ _Options = _struct(
     progress=_Progress, progress_data=c_void_p, max_waiting_requests=c_uint64, max_waiting_tokens=c_uint64, arena=c_void_p,
     swap_bytes=c_uint64, swap_path=c_char_p, swap_path_len=c_uint64, preemption=c_uint32, order=c_uint32, ageing_ms=c_uint32,
     batching=c_uint32, prefill_budget=c_uint32, allocation=c_uint32, trace_path=c_char_p, trace_path_len=c_uint64,
-    journal_path=c_char_p, journal_path_len=c_uint64, model_name=c_char_p, model_name_len=c_uint64)
+    journal_path=c_char_p, journal_path_len=c_uint64, model_name=c_char_p, model_name_len=c_uint64, weight_format=c_uint32,
+    weight_group=c_uint32)
 _Dry = _struct(
     "_Dry", multiplier=c_float, base=c_float, allowed_length=c_uint32, penalty_last_n=c_uint32, sequence_breakers=_Texts,
     sequence_breaker_lens=_Lengths, sequence_breaker_count=c_uint64)
@@ -1072,6 +1086,7 @@ class Engine:
     max_seqs: most sequences running at once.
     max_batch_tokens: most rows (prompt and decode tokens of all sequences) in one step.
     prefill_chunk: most prompt tokens of one sequence in one step.
+    weight_format: how weights are kept. weight_group: inputs of an output that share a scale in 4 bits: 32, 64 or 128.
     block_size: tokens per KV block. kv_dtype: how K and V are stored. isa: an instruction path to force.
     seed: seeds the requests that bring none of their own.
     max_waiting_requests: that may wait for their first step before others are refused (Code.CAPACITY); one may always wait.
@@ -1100,6 +1115,7 @@ class Engine:
                  prefill_budget: Optional[int] = None, allocation: Optional[Allocation] = None,
                  preemption: Optional[Preemption] = None, swap_bytes: Optional[int] = None, swap_path: Optional[Path] = None,
                  trace_path: Optional[Path] = None, journal_path: Optional[Path] = None, model_name: Optional[str] = None,
+                 weight_format: Optional[Weights] = None, weight_group: Optional[int] = None,
                  queue_capacity: Optional[int] = None,
                  skip_tokenizer: Optional[bool] = None, prefix_cache: Optional[bool] = None, host_steps: bool = False,
                  progress: Optional[Callable[[int, int], Any]] = None) -> None:
@@ -1109,7 +1125,8 @@ class Engine:
             seed=seed, max_waiting_requests=max_waiting_requests, max_waiting_tokens=max_waiting_tokens, order=order,
             ageing_ms=ageing_ms, batching=batching, prefill_budget=prefill_budget, allocation=allocation, preemption=preemption,
             swap_bytes=swap_bytes, swap_path=swap_path, trace_path=trace_path, journal_path=journal_path,
-            model_name=model_name, queue_capacity=queue_capacity, skip_tokenizer=skip_tokenizer, prefix_cache=prefix_cache)
+            model_name=model_name, weight_format=weight_format, weight_group=weight_group, queue_capacity=queue_capacity,
+            skip_tokenizer=skip_tokenizer, prefix_cache=prefix_cache)
         self._hooks = _Hooks()
         self._handle = _create(options, arena, progress, self._hooks.free_engine)
         if not host_steps:

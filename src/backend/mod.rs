@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::Result;
-use crate::options::{Dtype, KvDtype};
+use crate::options::{Dtype, KvDtype, WeightFormat};
 
 /// The matrix of a head.
 pub type MatrixOf<'a, M> = &'a (dyn Fn(usize) -> &'a M + Sync);
@@ -223,18 +223,23 @@ pub trait Backend: Send + Sync {
 
     fn buffer(&self, len: usize) -> Result<Self::Buf>;
     fn vector(&self, values: &[f32]) -> Result<Self::Buf>;
-    /// A matrix of `[rows, cols]`, packed as this backend likes it.
-    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, source: RowSource) -> Result<Self::Matrix>;
+    /// A matrix of `[rows, cols]`, which comes in `dtype` and is stored in `format`, packed as this backend likes it. A number that the format
+    /// does not have is an error; a group of a format divides `cols`.
+    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Self::Matrix>;
     fn kv(&self, shape: KvShape) -> Result<Self::Kv>;
 
     /// Bytes that `matrix` and `kv` will take; exact, so that a plan can be made before anything is allocated.
-    fn matrix_bytes(&self, rows: usize, cols: usize, dtype: Dtype) -> u64;
+    fn matrix_bytes(&self, rows: usize, cols: usize, format: WeightFormat) -> u64;
     fn kv_block_bytes(&self, shape: &KvShape) -> u64;
 
     /// Makes room for attention of this shape, so that no step has to.
     fn reserve(&self, shape: &AttentionShape) -> Result<()>;
     /// What that takes for each thread.
     fn reserved_bytes(&self, shape: &AttentionShape) -> u64;
+
+    /// Makes room for products of so many rows of at most so many columns.
+    fn reserve_rows(&self, rows: usize, cols: usize) -> Result<()>;
+    fn reserved_rows_bytes(&self, rows: usize, cols: usize) -> u64;
 
     /// Room for the routes of so many rows, at most so many experts, and each row's at most `top_k`; no step makes more.
     fn routes(&self, rows: usize, most: Routing) -> Result<Self::Routes>;

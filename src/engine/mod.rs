@@ -188,7 +188,7 @@ impl Engine {
     /// A dry run: reads the model's headers, allocates nothing of size.
     pub fn plan(options: &EngineOptions) -> Result<MemoryPlan> {
         options.validate()?;
-        let files = ModelFiles::open(&options.model_dir)?;
+        let files = model_files(options)?;
         // One thread: sizes are all that is asked of it.
         MemoryPlan::of(&files, &CpuBackend::new(1, options.isa)?, options)
     }
@@ -206,7 +206,7 @@ impl Engine {
     fn parts(options: &EngineOptions, progress: LoadProgress) -> Result<(ModelInfo, Option<Text>, Box<dyn Runner>)> {
         let _mode = StandardMode::enter();
         options.validate()?;
-        let mut files = ModelFiles::open(&options.model_dir)?;
+        let mut files = model_files(options)?;
         let text = if options.skip_tokenizer { None } else { Some(Text::load(&options.model_dir)?) };
         let backend = CpuBackend::new(options.thread_count(), options.isa)?;
         let memory = MemoryPlan::of(&files, &backend, options)?;
@@ -431,6 +431,12 @@ impl Drop for Engine {
         self.stop();
         self.core.lock().unwrap_or_else(PoisonError::into_inner).close();
     }
+}
+
+fn model_files(options: &EngineOptions) -> Result<ModelFiles> {
+    let mut files = ModelFiles::open(&options.model_dir)?;
+    files.weight_format = options.weight_format;
+    Ok(files)
 }
 
 /// The model directory's.

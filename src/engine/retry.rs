@@ -117,7 +117,7 @@ impl Core {
             return;
         }
         self.trouble = None;
-        let why = format!("no step could be computed for {PATIENCE:?}, whichever requests were left out: {}", error.message());
+        let why = format!("no step could be computed with it, nor without it, for {PATIENCE:?}: {}", error.message());
         let error = Error::new(error.code(), why);
         let groups = std::mem::take(&mut self.suspects);
         groups.iter().for_each(|&group| self.end_group(group, &error));

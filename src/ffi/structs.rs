@@ -7,7 +7,7 @@ use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, start, string};
 use super::pllm_arena;
 use crate::engine::{Admission, MemoryPlan, ModelInfo, Stats, StepReport};
 use crate::error::{Error, Result};
-use crate::options::{AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, Preemption};
+use crate::options::{AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, Preemption, WeightFormat};
 
 /// Let the library choose.
 pub const PLLM_DTYPE_AUTO: u32 = 0;
@@ -24,6 +24,21 @@ pub const PLLM_ISA_AVX512: u32 = 3;
 /// As AVX512, but for weights that are stored in bf16: what they are multiplied by is rounded to bf16, too, and summed in f32. Up to
 /// twice as fast where many tokens are computed at once.
 pub const PLLM_ISA_AVX512_BF16: u32 = 4;
+/// As AVX2 and AVX512, with AVX-VNNI and AVX-512 VNNI: weights in whole numbers are multiplied faster, and nothing else changes.
+pub const PLLM_ISA_AVX_VNNI: u32 = 5;
+pub const PLLM_ISA_AVX512_VNNI: u32 = 6;
+
+/// As the model's files have them. A number that is infinite or not a number is kept.
+pub const PLLM_WEIGHTS_AS_STORED: u32 = 0;
+pub const PLLM_WEIGHTS_F32: u32 = 1;
+pub const PLLM_WEIGHTS_F16: u32 = 2;
+pub const PLLM_WEIGHTS_BF16: u32 = 3;
+/// Whole numbers of 8 bits, with a scale for each output. They are multiplied by activations in 8 bits, of which every 128 of a row share a scale.
+pub const PLLM_WEIGHTS_INT8: u32 = 4;
+/// Whole numbers of 4 bits, with a scale for each group of weight_group inputs of an output. The embedding and the head are in 8.
+pub const PLLM_WEIGHTS_INT4: u32 = 5;
+/// The same, and each group begins at its least weight: a little more exact, for 16 bits more a group.
+pub const PLLM_WEIGHTS_INT4_ASYMMETRIC: u32 = 6;
 
 /// Serve token ids only: no tokenizer is read, and text calls answer PLLM_E_UNSUPPORTED.
 pub const PLLM_ENGINE_SKIP_TOKENIZER: u32 = 1;
@@ -153,6 +168,11 @@ pub struct pllm_engine_options {
     pub model_name: *const c_char,
     /// In bytes, or PLLM_NUL_TERMINATED (the default).
     pub model_name_len: u64,
+    /// How weights are kept: PLLM_WEIGHTS_*. Fewer bits are faster to read and take less memory, and cost quality. What is small and
+    /// decides much (the choice among experts, learned positions) stays as the files have it.
+    pub weight_format: u32,
+    /// Inputs of an output that share a scale in 4 bits: 32, 64 or 128. 0 (default): 32. The fewer, the more exact.
+    pub weight_group: u32,
 }
 
 /// Told how many bytes of weights have been read, of how many in all, on the thread that creates the engine. Any other
@@ -205,6 +225,8 @@ unsafe impl Versioned for pllm_engine_options {
             journal_path_len: PLLM_NUL_TERMINATED,
             model_name: null(),
             model_name_len: PLLM_NUL_TERMINATED,
+            weight_format: PLLM_WEIGHTS_AS_STORED,
+            weight_group: 0,
         }
     }
 }
@@ -235,6 +257,7 @@ impl pllm_engine_options {
             arena: if c.arena.is_null() { None } else { Some(unsafe { pllm_arena::get(c.arena) }?.clone()) },
             kv_bytes: (c.kv_bytes > 0).then_some(c.kv_bytes),
             block_size: c.block_size as usize,
+            weight_format: weight_format(c.weight_format, c.weight_group)?,
             kv_dtype: kv_dtype(c.kv_dtype)?,
             max_model_len: some(c.max_model_len),
             max_batch_tokens: c.max_batch_tokens as usize,
@@ -316,6 +339,24 @@ fn kv_dtype(value: u32) -> Result<Option<KvDtype>> {
     }
 }
 
+fn weight_format(format: u32, group: u32) -> Result<Option<WeightFormat>> {
+    let int4 = |offsets| Some(WeightFormat::Int4 { group: some(group).unwrap_or(WeightFormat::GROUPS[0]), offsets });
+    let ungrouped = |format| match group {
+        0 => Ok(format),
+        _ => Err(Error::invalid(format!("weight_group is {group}: only formats of 4 bits have groups, so leave it at 0"))),
+    };
+    match format {
+        PLLM_WEIGHTS_AS_STORED => ungrouped(None),
+        PLLM_WEIGHTS_F32 => ungrouped(Some(WeightFormat::F32)),
+        PLLM_WEIGHTS_F16 => ungrouped(Some(WeightFormat::F16)),
+        PLLM_WEIGHTS_BF16 => ungrouped(Some(WeightFormat::Bf16)),
+        PLLM_WEIGHTS_INT8 => ungrouped(Some(WeightFormat::Int8)),
+        PLLM_WEIGHTS_INT4 => Ok(int4(false)),
+        PLLM_WEIGHTS_INT4_ASYMMETRIC => Ok(int4(true)),
+        other => Err(Error::invalid(format!("weight_format is {other}: it must be one of PLLM_WEIGHTS_*"))),
+    }
+}
+
 fn preemption(value: u32) -> Result<Preemption> {
     match value {
         PLLM_PREEMPTION_RECOMPUTE => Ok(Preemption::Recompute),
@@ -332,6 +373,8 @@ fn isa(value: u32) -> Result<Option<Isa>> {
         PLLM_ISA_AVX2 => Ok(Some(Isa::Avx2)),
         PLLM_ISA_AVX512 => Ok(Some(Isa::Avx512)),
         PLLM_ISA_AVX512_BF16 => Ok(Some(Isa::Avx512Bf16)),
+        PLLM_ISA_AVX_VNNI => Ok(Some(Isa::AvxVnni)),
+        PLLM_ISA_AVX512_VNNI => Ok(Some(Isa::Avx512Vnni)),
         other => Err(Error::invalid(format!("isa is {other}: it must be one of PLLM_ISA_*"))),
     }
 }

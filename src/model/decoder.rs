@@ -194,7 +194,8 @@ pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits
     let floats = limits.rows * (hidden + 2 * normed + wide + narrow + routed + queries + angles) + limits.logits * spec.vocab_size;
     let reserved = spec.layers.iter().map(|layer| backend.reserved_bytes(layer.attention.shape())).max();
     let routes = backend.routes_bytes(limits.rows, routing);
-    (floats * size_of::<f32>()) as u64 + routes + reserved.unwrap_or(0) * threads as u64
+    let packed = backend.reserved_rows_bytes(limits.rows, spec.most_cols());
+    (floats * size_of::<f32>()) as u64 + routes + packed + reserved.unwrap_or(0) * threads as u64
 }
 
 impl<B: Backend> Decoder<B> {
@@ -202,6 +203,7 @@ impl<B: Backend> Decoder<B> {
         let Widths { hidden, normed, wide, narrow, routed, queries, routing } = Widths::of(spec);
         let rows = |width: usize| backend.buffer(limits.rows * width);
         spec.layers.iter().try_for_each(|layer| backend.reserve(layer.attention.shape()))?;
+        backend.reserve_rows(limits.rows, spec.most_cols())?;
         let work = Work {
             x: rows(hidden)?,
             normed: rows(normed)?,

@@ -22,7 +22,7 @@ pub use weights::LoadProgress;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result, try_format};
-use crate::options::Dtype;
+use crate::options::{Dtype, WeightFormat};
 
 /// A model directory, opened and checked but not loaded.
 pub struct ModelFiles {
@@ -30,6 +30,8 @@ pub struct ModelFiles {
     pub spec: ModelSpec,
     /// How its weights are stored.
     pub dtype: Dtype,
+    /// How they are kept. None: as they are stored.
+    pub weight_format: Option<WeightFormat>,
     /// Tokens that end a sequence.
     pub eos_token_ids: Vec<u32>,
     checkpoint: Checkpoint,
@@ -51,22 +53,22 @@ impl ModelFiles {
         weights::refuse_unused(&spec, &checkpoint)?;
         let dtype = weights::storage(&spec, &checkpoint)?;
         let eos_token_ids = eos_token_ids(dir, &config, spec.vocab_size)?;
-        Ok(ModelFiles { architecture: family.architecture, spec, dtype, eos_token_ids, checkpoint })
+        Ok(ModelFiles { architecture: family.architecture, spec, dtype, weight_format: None, eos_token_ids, checkpoint })
     }
 
     /// Bytes of the packed weights; finds missing or misshapen tensors on the way.
     pub fn weight_bytes<B: Backend>(&self, backend: &B) -> Result<u64> {
-        weights::bytes(backend, &self.spec, &self.checkpoint)
+        weights::bytes(backend, &self.spec, &self.checkpoint, self.weight_format)
     }
 
-    /// A hash of the architecture, of every tensor's name, type and shape, and of samples of its numbers: two models that
+    /// A hash of the architecture, of how weights are kept, of every tensor's name, type and shape, and of samples of its numbers: two models that
     /// compute anything else differ in it.
     pub fn fingerprint(&self) -> Result<[u8; 32]> {
-        self.checkpoint.fingerprint(&try_format(format_args!("{} {:?}", self.architecture, self.spec))?)
+        self.checkpoint.fingerprint(&try_format(format_args!("{} {:?} {:?}", self.architecture, self.spec, self.weight_format))?)
     }
 
     pub fn load<B: Backend>(&self, backend: B, limits: BatchLimits, progress: LoadProgress) -> Result<Decoder<B>> {
-        let model = weights::load(&backend, &self.spec, &self.checkpoint, progress)?;
+        let model = weights::load(&backend, &self.spec, &self.checkpoint, self.weight_format, progress)?;
         Decoder::new(backend, &self.spec, model, limits)
     }
 }

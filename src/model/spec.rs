@@ -3,6 +3,8 @@
 //! The types are generic over their leaves: a spec holds the names and shapes of its weights
 //! (`Linear`, `Norm`, `Vector`), a loaded model holds the weights themselves, in the same structure.
 
+use std::convert::Infallible;
+
 pub use crate::backend::{Act, AttentionShape, Glu, NormKind, Pairs, Routing};
 
 /// A decoder-only transformer.
@@ -29,6 +31,17 @@ impl ModelSpec {
     pub fn has_experts_in_one_tensor(&self) -> bool {
         let in_one = |expert: &Expert| matches!(expert.down.parts[0].source, Source::Expert { .. });
         self.layers.iter().any(|layer| matches!(&layer.mlp, Mlp::Experts(experts) if experts.experts.iter().any(in_one)))
+    }
+
+    /// Of any of its matrices.
+    pub fn most_cols(&self) -> usize {
+        let mut most = 0;
+        let widest = |linear: &Linear, _| {
+            most = most.max(linear.cols);
+            Ok::<(), Infallible>(())
+        };
+        let Ok(_) = self.try_map(widest, |_| Ok(()), |_| Ok(()));
+        most
     }
 
     /// Settles what depends on how long sequences may become.
@@ -277,6 +290,17 @@ pub struct Head<L = Linear> {
     pub soft_cap: Option<f32>,
 }
 
+/// What a matrix is there for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Within a layer, or between it and what comes before and after all layers.
+    Inner,
+    /// One row for each token of the vocabulary.
+    Vocabulary,
+    /// Small, and much hangs on each of its numbers: it stays as it is stored.
+    Exact,
+}
+
 /// Where a matrix of `[rows of all parts, cols]` and its bias are found in the checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Linear {
@@ -478,7 +502,7 @@ impl Model {
     /// The same structure with each leaf replaced by what `linear`, `norm` and `vector` make of it.
     pub fn try_map<L, N, V, E>(
         &self,
-        mut linear: impl FnMut(&Linear) -> Result<L, E>,
+        mut linear: impl FnMut(&Linear, Role) -> Result<L, E>,
         mut norm: impl FnMut(&Norm) -> Result<N, E>,
         mut vector: impl FnMut(&Vector) -> Result<V, E>,
     ) -> Result<Model<L, N, V>, E> {
@@ -500,21 +524,21 @@ impl Model {
 
 /// What each leaf of a layer becomes.
 struct Leaves<'a, L, N, V, E> {
-    linear: &'a mut dyn FnMut(&Linear) -> Result<L, E>,
+    linear: &'a mut dyn FnMut(&Linear, Role) -> Result<L, E>,
     norm: &'a mut dyn FnMut(&Norm) -> Result<N, E>,
     vector: &'a mut dyn FnMut(&Vector) -> Result<V, E>,
 }
 
 impl Embedding {
-    fn try_map<L, E>(&self, linear: &mut impl FnMut(&Linear) -> Result<L, E>) -> Result<Embedding<L>, E> {
+    fn try_map<L, E>(&self, linear: &mut impl FnMut(&Linear, Role) -> Result<L, E>) -> Result<Embedding<L>, E> {
         let positions = match &self.positions {
-            Some(LearnedPositions { table, offset }) => Some(LearnedPositions { table: linear(table)?, offset: *offset }),
+            Some(LearnedPositions { table, offset }) => Some(LearnedPositions { table: linear(table, Role::Exact)?, offset: *offset }),
             None => None,
         };
         Ok(Embedding {
-            tokens: linear(&self.tokens)?,
+            tokens: linear(&self.tokens, Role::Vocabulary)?,
             scale: self.scale,
-            project: self.project.as_ref().map(linear).transpose()?,
+            project: self.project.as_ref().map(|project| linear(project, Role::Inner)).transpose()?,
             positions,
         })
     }
@@ -542,38 +566,38 @@ impl HeadAttention {
             None => None,
         };
         let sinks = sinks.as_ref().map(vector).transpose()?;
-        Ok(HeadAttention { shape: *shape, qkv: linear(qkv)?, out: linear(out)?, qk_norm, rope: *rope, sinks })
+        Ok(HeadAttention { shape: *shape, qkv: linear(qkv, Role::Inner)?, out: linear(out, Role::Inner)?, qk_norm, rope: *rope, sinks })
     }
 }
 
 impl LatentAttention {
     fn try_map<L, N, V, E>(&self, Leaves { linear, norm, .. }: &mut Leaves<L, N, V, E>) -> Result<LatentAttention<L, N>, E> {
         let queries = match &self.queries {
-            LatentQueries::Direct(queries) => LatentQueries::Direct(linear(queries)?),
+            LatentQueries::Direct(queries) => LatentQueries::Direct(linear(queries, Role::Inner)?),
             LatentQueries::LowRank { down, norm: between, up } => {
-                LatentQueries::LowRank { down: linear(down)?, norm: norm(between)?, up: linear(up)? }
+                LatentQueries::LowRank { down: linear(down, Role::Inner)?, norm: norm(between)?, up: linear(up, Role::Inner)? }
             }
         };
         Ok(LatentAttention {
             shape: self.shape,
             unrotated: self.unrotated,
             queries,
-            latent: linear(&self.latent)?,
+            latent: linear(&self.latent, Role::Inner)?,
             norm: norm(&self.norm)?,
             rope: self.rope,
-            keys: self.keys.iter().map(&mut *linear).collect::<Result<_, E>>()?,
-            values: self.values.iter().map(&mut *linear).collect::<Result<_, E>>()?,
-            out: linear(&self.out)?,
+            keys: self.keys.iter().map(|head| linear(head, Role::Exact)).collect::<Result<_, E>>()?,
+            values: self.values.iter().map(|head| linear(head, Role::Exact)).collect::<Result<_, E>>()?,
+            out: linear(&self.out, Role::Inner)?,
         })
     }
 }
 
 impl Mlp {
     fn try_map<L, N, V, E>(&self, leaves: &mut Leaves<L, N, V, E>) -> Result<Mlp<L, V>, E> {
-        let linear = &mut leaves.linear;
+        let mut inner = |linear: &Linear| (leaves.linear)(linear, Role::Inner);
         Ok(match self {
-            Mlp::Plain { up, act, down } => Mlp::Plain { up: linear(up)?, act: *act, down: linear(down)? },
-            Mlp::Gated { gate_up, act, down } => Mlp::Gated { gate_up: linear(gate_up)?, act: *act, down: linear(down)? },
+            Mlp::Plain { up, act, down } => Mlp::Plain { up: inner(up)?, act: *act, down: inner(down)? },
+            Mlp::Gated { gate_up, act, down } => Mlp::Gated { gate_up: inner(gate_up)?, act: *act, down: inner(down)? },
             Mlp::Experts(experts) => Mlp::Experts(experts.try_map(leaves)?),
         })
     }
@@ -581,14 +605,15 @@ impl Mlp {
 
 impl Experts {
     fn try_map<L, N, V, E>(&self, Leaves { linear, vector, .. }: &mut Leaves<L, N, V, E>) -> Result<Experts<L, V>, E> {
-        let mut expert = |expert: &Expert| Ok(Expert { gate_up: linear(&expert.gate_up)?, down: linear(&expert.down)? });
+        let mut expert =
+            |expert: &Expert| Ok(Expert { gate_up: linear(&expert.gate_up, Role::Inner)?, down: linear(&expert.down, Role::Inner)? });
         let experts = self.experts.iter().map(&mut expert).collect::<Result<_, E>>()?;
         let shared = match &self.shared {
-            Some(shared) => Some((expert(&shared.expert)?, shared.gate.as_ref().map(&mut *linear).transpose()?)),
+            Some(shared) => Some((expert(&shared.expert)?, shared.gate.as_ref().map(|gate| linear(gate, Role::Exact)).transpose()?)),
             None => None,
         };
         Ok(Experts {
-            router: linear(&self.router)?,
+            router: linear(&self.router, Role::Exact)?,
             correction: self.correction.as_ref().map(vector).transpose()?,
             routing: self.routing,
             glu: self.glu,
@@ -618,10 +643,10 @@ impl Residual {
 }
 
 impl Head {
-    fn try_map<L, E>(&self, linear: &mut impl FnMut(&Linear) -> Result<L, E>) -> Result<Head<L>, E> {
+    fn try_map<L, E>(&self, linear: &mut impl FnMut(&Linear, Role) -> Result<L, E>) -> Result<Head<L>, E> {
         Ok(Head {
-            project: self.project.as_ref().map(&mut *linear).transpose()?,
-            weight: self.weight.as_ref().map(linear).transpose()?,
+            project: self.project.as_ref().map(|project| linear(project, Role::Inner)).transpose()?,
+            weight: self.weight.as_ref().map(|weight| linear(weight, Role::Vocabulary)).transpose()?,
             scale: self.scale,
             soft_cap: self.soft_cap,
         })

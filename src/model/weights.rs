@@ -5,10 +5,10 @@ use std::collections::HashSet;
 
 use super::checkpoint::{Checkpoint, Tensor, to_f32};
 use super::mxfp4;
-use super::spec::{Layout, Linear, Model, ModelSpec, Norm, Part, RowOrder, Source, Vector};
+use super::spec::{Layout, Linear, Model, ModelSpec, Norm, Part, Role, RowOrder, Source, Vector};
 use crate::backend::Backend;
-use crate::error::{Error, Result, try_vec};
-use crate::options::Dtype;
+use crate::error::{Code, Error, Result, try_vec};
+use crate::options::{Dtype, WeightFormat};
 
 /// A linear map with its weights.
 pub struct LoadedLinear<B: Backend> {
@@ -37,9 +37,15 @@ pub type LoadedModel<B> = Model<LoadedLinear<B>, LoadedNorm<B>, <B as Backend>::
 pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 
 /// Loads every weight. The largest thing it needs beside the packed weights is one tensor.
-pub fn load<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint, progress: LoadProgress) -> Result<LoadedModel<B>> {
+pub fn load<B: Backend>(
+    backend: &B,
+    spec: &ModelSpec,
+    checkpoint: &Checkpoint,
+    asked: Option<WeightFormat>,
+    progress: LoadProgress,
+) -> Result<LoadedModel<B>> {
     let total = Cell::new(0);
-    let count = |linear: &Linear| {
+    let count = |linear: &Linear, _| {
         total.set(total.get() + (linear.rows() * linear.cols * Parts::find(linear, checkpoint)?.dtype.bytes()) as u64);
         Ok::<(), Error>(())
     };
@@ -47,7 +53,7 @@ pub fn load<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint, 
     let meter = RefCell::new(Meter { done: 0, total: total.get(), tell: progress });
     meter.borrow_mut().advance(0)?;
     spec.try_map(
-        |linear| load_linear(backend, linear, checkpoint, &mut |bytes| meter.borrow_mut().advance(bytes)),
+        |linear, role| load_linear(backend, linear, checkpoint, for_role(asked, role), &mut |bytes| meter.borrow_mut().advance(bytes)),
         |norm| load_norm(backend, norm, checkpoint),
         |vector| load_vector(backend, vector, checkpoint),
     )
@@ -70,20 +76,46 @@ impl Meter<'_> {
 }
 
 /// Checks that every tensor is there in its shape, and adds up what the packed weights will take.
-pub fn bytes<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<u64> {
+pub fn bytes<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint, asked: Option<WeightFormat>) -> Result<u64> {
     let total = Cell::new(0);
     let add = |bytes: Result<u64>| bytes.map(|bytes| total.set(total.get() + bytes));
     spec.try_map(
-        |linear| add(linear_bytes(backend, linear, checkpoint)),
+        |linear, role| add(linear_bytes(backend, linear, checkpoint, for_role(asked, role))),
         |norm| add(norm_bytes(norm, checkpoint)),
         |vector| add(checkpoint.tensor(&vector.name, &[vector.len]).map(|_| (vector.len * size_of::<f32>()) as u64)),
     )?;
     Ok(total.get())
 }
 
-fn linear_bytes<B: Backend>(backend: &B, linear: &Linear, checkpoint: &Checkpoint) -> Result<u64> {
+/// What matrices of a role are stored in where this is asked for. None: as they are.
+fn for_role(asked: Option<WeightFormat>, role: Role) -> Option<WeightFormat> {
+    match (asked, role) {
+        (_, Role::Exact) => None,
+        // Every token goes through them, and the head decides between tokens that are near each other.
+        (Some(WeightFormat::Int4 { .. }), Role::Vocabulary) => Some(WeightFormat::Int8),
+        (asked, _) => asked,
+    }
+}
+
+/// The format, if the matrix can have it.
+fn checked(format: Option<WeightFormat>, linear: &Linear) -> Result<Option<WeightFormat>> {
+    match format {
+        Some(WeightFormat::Int4 { group, .. }) if !linear.cols.is_multiple_of(group) => {
+            let fits: Vec<_> = WeightFormat::GROUPS.into_iter().filter(|group| linear.cols.is_multiple_of(*group)).collect();
+            Err(Error::unsupported(format!(
+                "weight_format int4 in groups of {group}: {} has {} columns, which groups of {group} do not divide; of those that there are {fits:?} do, or take int8",
+                linear.parts[0].weight(),
+                linear.cols
+            )))
+        }
+        format => Ok(format),
+    }
+}
+
+fn linear_bytes<B: Backend>(backend: &B, linear: &Linear, checkpoint: &Checkpoint, format: Option<WeightFormat>) -> Result<u64> {
     let parts = Parts::find(linear, checkpoint)?;
-    let mut bytes = backend.matrix_bytes(linear.rows(), linear.cols, parts.dtype);
+    let format = checked(format, linear)?.unwrap_or(parts.dtype.into());
+    let mut bytes = backend.matrix_bytes(linear.rows(), linear.cols, format);
     bias_of(linear, checkpoint, |part, _, _| {
         bytes += (part.rows * size_of::<f32>()) as u64;
         Ok(())
@@ -110,7 +142,7 @@ pub fn refuse_unused(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<()> {
         Ok::<(), Error>(())
     };
     spec.try_map(
-        |linear| linear.parts.iter().try_for_each(|part| add(part.weight(), linear.bias.then(|| part.bias()))),
+        |linear, _| linear.parts.iter().try_for_each(|part| add(part.weight(), linear.bias.then(|| part.bias()))),
         |norm| norm.parts.iter().try_for_each(|name| add(format!("{name}.weight"), norm.bias.then(|| format!("{name}.bias")))),
         |vector| add(vector.name.clone(), None),
     )?;
@@ -164,12 +196,22 @@ fn load_linear<B: Backend>(
     backend: &B,
     linear: &Linear,
     checkpoint: &Checkpoint,
+    format: Option<WeightFormat>,
     advance: &mut dyn FnMut(usize) -> Result<()>,
 ) -> Result<LoadedLinear<B>> {
     let mut parts = Parts::find(linear, checkpoint)?;
-    let weight = backend.matrix(linear.rows(), linear.cols, parts.dtype, &mut |first, out| {
+    let dtype = parts.dtype;
+    let format = checked(format, linear)?.unwrap_or(dtype.into());
+    let weight = backend.matrix(linear.rows(), linear.cols, dtype, format, &mut |first, out| {
         parts.read_rows(first, out)?;
         advance(out.len())
+    });
+    let weight = weight.map_err(|error| match error.code() {
+        Code::Model => {
+            let names: Vec<_> = linear.parts.iter().map(Part::weight).collect();
+            Error::model(format!("tensor {} (weight_format): {}", names.join(" with, below it, "), error.message()))
+        }
+        _ => error,
     })?;
     let mut bias = try_vec(0, 0.0f32)?;
     bias_of(linear, checkpoint, |part, tensor, dtype| {

@@ -600,6 +600,9 @@ static void unknown_flags_and_numbers_are_refused(const pllm_engine *engine) {
     OPTION(reserved = 1, UNSUPPORTED);
     OPTION(kv_dtype = PLLM_DTYPE_INT8, OK);
     OPTION(kv_dtype = 4, INVALID);
+    OPTION(weight_format = PLLM_WEIGHTS_INT8, OK);
+    OPTION(weight_format = 7, INVALID);
+    OPTION(weight_group = 32, INVALID);  // of what?
     OPTION(preemption = 3, INVALID);
     OPTION(order = 3, INVALID);
     OPTION(batching = 4, INVALID);
@@ -2433,6 +2436,22 @@ static void what_is_swapped_out_goes_on_as_if_it_had_stayed(const char *swap_pat
     pllm_engine_free(engine);
 }
 
+static void weights_in_whole_numbers_take_less_room(void) {
+    pllm_engine_options options = options_for(model_dir);
+    const uint64_t stored = plan_of(&options).weight_bytes;
+    for (uint32_t format = PLLM_WEIGHTS_INT8; format <= PLLM_WEIGHTS_INT4_ASYMMETRIC; format++) {
+        pllm_engine *engine = NULL;
+        options.weight_format = format;
+        options.weight_group = format == PLLM_WEIGHTS_INT8 ? 0 : 64;
+        CHECK(plan_of(&options).weight_bytes < stored * 11 / 20);
+        if (!OK(pllm_engine_create(&options, &engine))) return;
+        pllm_sampling sampling = greedy();
+        pllm_request request = text_request(FRANCE, &sampling);
+        CHECK(text_is(run(engine, &request), PARIS, strlen(PARIS)));
+        pllm_engine_free(engine);
+    }
+}
+
 static void k_and_v_in_8_bits_take_less_room(void) {
     pllm_engine_options options = options_for(model_dir);
     pllm_engine *engine = NULL;
@@ -3013,6 +3032,7 @@ int main(int argc, char **argv) {
     two_engines_on_one_arena_answer_as_one_alone_would();
     what_is_swapped_out_goes_on_as_if_it_had_stayed(NULL);
     k_and_v_in_8_bits_take_less_room();
+    weights_in_whole_numbers_take_less_room();
     traces_and_journals_are_written_where_they_are_wanted();
     files_that_cannot_be_written_are_refused();
     two_threads_step_and_one_at_a_time_gets_through();

@@ -23,6 +23,9 @@ ALWAYS(PLLM_FINISH_NONE == 0 && PLLM_FINISH_STOP == 1 && PLLM_FINISH_LENGTH == 2
 ALWAYS(PLLM_FINISH_ABORT == 3 && PLLM_FINISH_ERROR == 4 && PLLM_FINISH_DEADLINE == 5);
 ALWAYS(PLLM_DTYPE_AUTO == 0 && PLLM_DTYPE_F32 == 1 && PLLM_DTYPE_BF16 == 2 && PLLM_DTYPE_INT8 == 3);
 ALWAYS(PLLM_ISA_AUTO == 0 && PLLM_ISA_PORTABLE == 1 && PLLM_ISA_AVX2 == 2 && PLLM_ISA_AVX512 == 3 && PLLM_ISA_AVX512_BF16 == 4);
+ALWAYS(PLLM_ISA_AVX_VNNI == 5 && PLLM_ISA_AVX512_VNNI == 6);
+ALWAYS(PLLM_WEIGHTS_AS_STORED == 0 && PLLM_WEIGHTS_F32 == 1 && PLLM_WEIGHTS_F16 == 2 && PLLM_WEIGHTS_BF16 == 3);
+ALWAYS(PLLM_WEIGHTS_INT8 == 4 && PLLM_WEIGHTS_INT4 == 5 && PLLM_WEIGHTS_INT4_ASYMMETRIC == 6);
 ALWAYS(PLLM_PREEMPTION_RECOMPUTE == 0 && PLLM_PREEMPTION_SWAP == 1 && PLLM_PREEMPTION_AUTO == 2);
 ALWAYS(PLLM_ORDER_FIRST_COME == 0 && PLLM_ORDER_PRIORITY == 1 && PLLM_ORDER_SHORTEST_PREDICTED == 2);
 ALWAYS(PLLM_BATCHING_MIXED == 0 && PLLM_BATCHING_PREFILL_FIRST == 1);
@@ -51,7 +54,7 @@ ALWAYS(PLLM_TEXT_ADD_SPECIAL == 1 && PLLM_TEXT_SKIP_SPECIAL == 2);
 // Offsets, on machines with pointers of 8 bytes.
 #if UINTPTR_MAX == UINT64_MAX
 
-SIZE(pllm_engine_options, 240);
+SIZE(pllm_engine_options, 248);
 AT(pllm_engine_options, struct_size, 0);
 AT(pllm_engine_options, model_path, 8);
 AT(pllm_engine_options, model_path_len, 16);
@@ -90,6 +93,8 @@ AT(pllm_engine_options, journal_path, 208);
 AT(pllm_engine_options, journal_path_len, 216);
 AT(pllm_engine_options, model_name, 224);
 AT(pllm_engine_options, model_name_len, 232);
+AT(pllm_engine_options, weight_format, 240);
+AT(pllm_engine_options, weight_group, 244);
 
 SIZE(pllm_plan, 112);
 AT(pllm_plan, struct_size, 0);

@@ -10,7 +10,7 @@ use pagedllm::backend::{
 };
 use pagedllm::batch::{Batch, BlockCopy, BlockMove, Tail};
 use pagedllm::error::{Error, Result};
-use pagedllm::options::Dtype;
+use pagedllm::options::{Dtype, WeightFormat};
 
 use super::Random;
 
@@ -131,9 +131,9 @@ impl Backend for Faulty {
         self.cpu.vector(values)
     }
 
-    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, source: RowSource) -> Result<Matrix> {
+    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
         self.faults.make()?;
-        self.cpu.matrix(rows, cols, dtype, source)
+        self.cpu.matrix(rows, cols, dtype, format, source)
     }
 
     fn kv(&self, shape: KvShape) -> Result<Kv> {
@@ -141,8 +141,8 @@ impl Backend for Faulty {
         self.cpu.kv(shape)
     }
 
-    fn matrix_bytes(&self, rows: usize, cols: usize, dtype: Dtype) -> u64 {
-        self.cpu.matrix_bytes(rows, cols, dtype)
+    fn matrix_bytes(&self, rows: usize, cols: usize, format: WeightFormat) -> u64 {
+        self.cpu.matrix_bytes(rows, cols, format)
     }
 
     fn kv_block_bytes(&self, shape: &KvShape) -> u64 {
@@ -156,6 +156,15 @@ impl Backend for Faulty {
 
     fn reserved_bytes(&self, shape: &AttentionShape) -> u64 {
         self.cpu.reserved_bytes(shape)
+    }
+
+    fn reserve_rows(&self, rows: usize, cols: usize) -> Result<()> {
+        self.faults.make()?;
+        self.cpu.reserve_rows(rows, cols)
+    }
+
+    fn reserved_rows_bytes(&self, rows: usize, cols: usize) -> u64 {
+        self.cpu.reserved_rows_bytes(rows, cols)
     }
 
     fn routes(&self, rows: usize, most: Routing) -> Result<Routes> {

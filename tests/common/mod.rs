@@ -170,7 +170,7 @@ pub fn write_random_model(dir: &Path, config: &Value, bf16: bool, seed: u64) {
     let config = Config::load(dir, "config.json").unwrap();
     let mut shapes: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     let cell = std::cell::RefCell::new(&mut shapes);
-    let linear = |linear: &Linear| {
+    let linear = |linear: &Linear, _| {
         for part in &linear.parts {
             cell.borrow_mut().insert(part.weight(), part.tensor_shape(&linear.stored_shape(part)));
             if linear.bias {

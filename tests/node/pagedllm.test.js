@@ -776,6 +776,16 @@ describe('scheduling', () => {
     });
   });
 
+  it('keeps weights in fewer bytes as whole numbers', async () => {
+    const [bf16, int8, int4] = await Promise.all(['bf16', 'int8', 'int4'].map((weightFormat) => Engine.plan({ ...SMALL, weightFormat })));
+    assert.ok(int8.weightBytes < 0.55 * bf16.weightBytes && int4.weightBytes < int8.weightBytes);
+    for (const options of [{ weightFormat: 'int8' }, { weightFormat: 'int4Asymmetric', weightGroup: 64 }]) {
+      await withEngine(options, async (engine) => {
+        assert.ok((await engine.generate(STORY.request)).text.includes('upon a time'));
+      });
+    }
+  });
+
   it('ends what its deadline ends with what it has', () => withEngine({ hostSteps: true }, async (engine) => {
     const request = await engine.add({ ...ENDLESS, deadlineMs: 299.5, keep: true });
     await engine.step();

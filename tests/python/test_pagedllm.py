@@ -30,7 +30,7 @@ sys.path.insert(0, str(MODULE))
 
 import pagedllm  # noqa: E402
 from pagedllm import (Allocation, Arena, Batching, Beam, Code, DType, Dry, Engine, Error, FinishReason, Grammar,  # noqa: E402
-                      Order, OutputKind, Preemption, Sampling, SequenceInfo)
+                      Order, OutputKind, Preemption, Sampling, SequenceInfo, Weights)
 
 SMALL = {"threads": 1, "kv_bytes": 16 << 20}
 GREEDY = Sampling(temperature=0)
@@ -1044,6 +1044,16 @@ class Scheduling(Case):
         with open_engine(kv_dtype=DType.INT8) as engine:
             self.assertEqual(engine.stats().blocks_total, int8.blocks)
             self.assertIn("upon a time", engine.generate(STORY["prompt"], GREEDY, add_special=False).text)
+
+    def test_weights_in_whole_numbers_take_fewer_bytes(self):
+        plans = [pagedllm.plan(MODEL, **SMALL, weight_format=weights) for weights in (Weights.BF16, Weights.INT8, Weights.INT4)]
+        bf16, int8, int4 = (plan.weight_bytes for plan in plans)
+        self.assertLess(int8, 0.55 * bf16)
+        self.assertLess(int4, int8)
+        self.assertRefused(Code.INVALID_ARGUMENT, "weight_group is 48", pagedllm.plan, MODEL, weight_format=Weights.INT4, weight_group=48)
+        for weights, group in ((Weights.INT8, None), (Weights.INT4, 64), (Weights.INT4_ASYMMETRIC, 128)):
+            with open_engine(weight_format=weights, weight_group=group) as engine:
+                self.assertIn("upon a time", engine.generate(STORY["prompt"], GREEDY, add_special=False).text)
 
     def test_a_deadline_ends_a_request_with_what_it_has(self):
         with open_engine(host_steps=True) as engine:

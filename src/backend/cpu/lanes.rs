@@ -26,10 +26,24 @@ pub trait Lanes: Copy + 'static {
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// 2^i, where i is an integer that was added to `ROUNDER`.
     unsafe fn exp2_of_rounded(v: Self::V) -> Self::V;
+    /// Words of 32 bits, one in each lane.
+    type I: Copy;
+    unsafe fn splat_word(x: u32) -> Self::I;
+    unsafe fn load_words(p: *const u32) -> Self::I;
+    /// Signed ones as numbers.
+    unsafe fn to_f32(words: Self::I) -> Self::V;
+    /// The first and the second of each pair in bf16.
+    unsafe fn low_bf16(words: Self::I) -> Self::V;
+    unsafe fn high_bf16(words: Self::I) -> Self::V;
+    /// The low and the high half of each byte, as bytes.
+    unsafe fn low_halves(words: Self::I) -> Self::I;
+    unsafe fn high_halves(words: Self::I) -> Self::I;
+    /// sum + the products of each lane's four bytes, of which `a`'s have no sign.
+    unsafe fn dot_bytes(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
     /// Whether the path multiplies numbers in bf16, two at a time.
     const PAIRS: bool = false;
     /// a * b + c, where each lane of a and b is a pair in bf16: both products are added.
-    unsafe fn fma_pairs(_a: Self::V, _b: Self::V, _c: Self::V) -> Self::V {
+    unsafe fn fma_pairs(_a: Self::I, _b: Self::I, _c: Self::V) -> Self::V {
         unreachable!("the path has no pairs")
     }
     /// Rounds N numbers to bf16, to the nearest and of two to the even one.
@@ -99,6 +113,9 @@ impl Element for i8 {
 
 /// A kernel with its arguments.
 pub trait Kernel {
+    /// Whether it multiplies numbers in bf16, or bytes: only then it is compiled for the paths that do so in one instruction.
+    const PAIRS: bool = false;
+    const BYTES: bool = false;
     /// # Safety
     /// The machine has the features of `L`; the kernel's own pointers are as it documents.
     unsafe fn run<L: Lanes>(self);
@@ -111,7 +128,11 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c"),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => Isa::Avx512.is_present() && is_x86_feature_detected!("avx512bf16"),
+            Isa::AvxVnni => Isa::Avx2.is_present() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => Isa::Avx512.is_present() && is_x86_feature_detected!("avx512vnni"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => Isa::Avx512Vnni.is_present() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 Isa::Avx2.is_present()
@@ -130,6 +151,11 @@ impl Isa {
         Isa::ALL.into_iter().rev().find(|&isa| isa != Isa::Avx512Bf16 && isa.is_present()).unwrap_or(Isa::Portable)
     }
 
+    /// Whether its vectors are of 512 bits.
+    pub(super) fn is_512(self) -> bool {
+        matches!(self, Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16)
+    }
+
     /// # Safety
     /// `self.is_present()`, and the kernel's pointers are as it documents.
     #[inline]
@@ -138,11 +164,15 @@ impl Isa {
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512Bf16 => run_avx512_bf16(kernel),
+                Isa::Avx512Bf16 if K::PAIRS => run_avx512_bf16(kernel),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => run_avx512(kernel),
+                Isa::Avx512Bf16 | Isa::Avx512Vnni if K::BYTES => run_avx512_vnni(kernel),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => run_avx2(kernel),
+                Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512 => run_avx512(kernel),
+                #[cfg(target_arch = "x86_64")]
+                Isa::AvxVnni if K::BYTES => run_avx_vnni(kernel),
+                #[cfg(target_arch = "x86_64")]
+                Isa::AvxVnni | Isa::Avx2 => run_avx2(kernel),
                 _ => kernel.run::<Portable>(),
             }
         }
@@ -154,6 +184,20 @@ impl Isa {
 unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) {
     // SAFETY: this function's features are those of the lanes.
     unsafe { kernel.run::<x86::Avx512Bf16>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn run_avx512_vnni<K: Kernel>(kernel: K) {
+    // SAFETY: this function's features are those of the lanes.
+    unsafe { kernel.run::<x86::Avx512Vnni>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avxvnni,avx2,fma,f16c")]
+unsafe fn run_avx_vnni<K: Kernel>(kernel: K) {
+    // SAFETY: this function's features are those of the lanes.
+    unsafe { kernel.run::<x86::AvxVnni>() }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -244,6 +288,45 @@ impl Lanes for Portable {
     unsafe fn exp2_of_rounded(v: [f32; 8]) -> [f32; 8] {
         each(|i| f32::from_bits((v[i].to_bits() << 23).wrapping_add(1.0f32.to_bits())))
     }
+    type I = [u32; 8];
+    #[inline(always)]
+    unsafe fn splat_word(x: u32) -> [u32; 8] {
+        [x; 8]
+    }
+    #[inline(always)]
+    unsafe fn load_words(p: *const u32) -> [u32; 8] {
+        // SAFETY: the caller's pointer reaches 8 words.
+        unsafe { p.cast::<[u32; 8]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn to_f32(words: [u32; 8]) -> [f32; 8] {
+        each(|i| words[i] as i32 as f32)
+    }
+    #[inline(always)]
+    unsafe fn low_bf16(words: [u32; 8]) -> [f32; 8] {
+        each(|i| f32::from_bits(words[i] << 16))
+    }
+    #[inline(always)]
+    unsafe fn high_bf16(words: [u32; 8]) -> [f32; 8] {
+        each(|i| f32::from_bits(words[i] & 0xffff_0000))
+    }
+    #[inline(always)]
+    unsafe fn low_halves(words: [u32; 8]) -> [u32; 8] {
+        words.map(|word| word & 0x0f0f_0f0f)
+    }
+    #[inline(always)]
+    unsafe fn high_halves(words: [u32; 8]) -> [u32; 8] {
+        words.map(|word| word >> 4 & 0x0f0f_0f0f)
+    }
+    #[inline(always)]
+    unsafe fn dot_bytes(mut sum: [u32; 8], a: [u32; 8], b: [u32; 8]) -> [u32; 8] {
+        for ((sum, a), b) in sum.iter_mut().zip(a).zip(b) {
+            for (a, b) in a.to_le_bytes().into_iter().zip(b.to_le_bytes()) {
+                *sum = sum.wrapping_add((a as i32 * b as i8 as i32) as u32);
+            }
+        }
+        sum
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -253,7 +336,7 @@ mod x86 {
 
     macro_rules! lanes {
         ($name:ident, $n:literal, $v:ty, $set1:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $mul:ident, $div:ident,
-         $max:ident, $min:ident, $fma:ident, bf16: |$p:ident| $bf16:expr, f16: |$q:ident| $f16:expr, i8: |$r:ident| $i8:expr,
+         $max:ident, $min:ident, $fma:ident, words: $words:tt, dot: $dot:tt, bf16: |$p:ident| $bf16:expr, f16: |$q:ident| $f16:expr, i8: |$r:ident| $i8:expr,
          exp2: |$e:ident| $exp2:expr $(, $more:tt)?) => {
             #[derive(Clone, Copy)]
             pub struct $name;
@@ -318,15 +401,73 @@ mod x86 {
                 unsafe fn exp2_of_rounded($e: $v) -> $v {
                     unsafe { $exp2 }
                 }
+                words!($words);
+                dot!($dot);
                 $(pairs!($more);)?
             }
         };
     }
 
+    macro_rules! words {
+        (($i:ty, $v:ty, $splat:ident, $load:ident, $to_f32:ident, $cast:ident, $shift_up:ident, $shift_down:ident, $and:ident)) => {
+            type I = $i;
+            #[inline(always)]
+            unsafe fn splat_word(x: u32) -> $i {
+                unsafe { $splat(x as i32) }
+            }
+            #[inline(always)]
+            unsafe fn load_words(p: *const u32) -> $i {
+                unsafe { $load(p.cast()) }
+            }
+            #[inline(always)]
+            unsafe fn to_f32(words: $i) -> $v {
+                unsafe { $to_f32(words) }
+            }
+            #[inline(always)]
+            unsafe fn low_bf16(words: $i) -> $v {
+                unsafe { $cast($shift_up::<16>(words)) }
+            }
+            #[inline(always)]
+            unsafe fn high_bf16(words: $i) -> $v {
+                unsafe { $cast($and(words, $splat(0xffff_0000u32 as i32))) }
+            }
+            #[inline(always)]
+            unsafe fn low_halves(words: $i) -> $i {
+                unsafe { $and(words, $splat(0x0f0f_0f0f)) }
+            }
+            #[inline(always)]
+            unsafe fn high_halves(words: $i) -> $i {
+                unsafe { $and($shift_down::<4>(words), $splat(0x0f0f_0f0f)) }
+            }
+        };
+    }
+
+    /// In one instruction, or as products of numbers of 16 bits: those at even places and those at odd ones.
+    macro_rules! dot {
+        (($i:ty, $dot:ident)) => {
+            #[inline(always)]
+            unsafe fn dot_bytes(sum: $i, a: $i, b: $i) -> $i {
+                unsafe { $dot(sum, a, b) }
+            }
+        };
+        (($i:ty, $add:ident, $madd:ident, $and:ident, $set1:ident, $up:ident, $down:ident, $down_signed:ident)) => {
+            #[inline(always)]
+            unsafe fn dot_bytes(sum: $i, a: $i, b: $i) -> $i {
+                unsafe {
+                    let even = $madd($and(a, $set1(0xff)), $down_signed::<8>($up::<8>(b)));
+                    let odd = $madd($down::<8>(a), $down_signed::<8>(b));
+                    $add($add(sum, even), odd)
+                }
+            }
+        };
+    }
+
     macro_rules! avx512 {
-        ($name:ident $(, $more:tt)?) => {
+        ($name:ident, $dot:tt $(, $more:tt)?) => {
             lanes!($name, 16, __m512, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_div_ps,
         _mm512_max_ps, _mm512_min_ps, _mm512_fmadd_ps,
+        words: (__m512i, __m512, _mm512_set1_epi32, _mm512_loadu_si512, _mm512_cvtepi32_ps, _mm512_castsi512_ps, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_and_si512),
+        dot: $dot,
         bf16: |p| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))),
         f16: |p| _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())),
         i8: |p| _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))),
@@ -339,8 +480,8 @@ mod x86 {
         (bf16) => {
             const PAIRS: bool = true;
             #[inline(always)]
-            unsafe fn fma_pairs(a: __m512, b: __m512, c: __m512) -> __m512 {
-                unsafe { _mm512_dpbf16_ps(c, std::mem::transmute::<__m512, __m512bh>(a), std::mem::transmute::<__m512, __m512bh>(b)) }
+            unsafe fn fma_pairs(a: __m512i, b: __m512i, c: __m512) -> __m512 {
+                unsafe { _mm512_dpbf16_ps(c, std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512i, __m512bh>(b)) }
             }
             #[inline(always)]
             unsafe fn store_bf16(p: *mut u16, v: __m512) {
@@ -349,15 +490,49 @@ mod x86 {
         };
     }
 
-    avx512!(Avx512);
-    avx512!(Avx512Bf16, bf16);
+    avx512!(
+        Avx512,
+        (
+            __m512i,
+            _mm512_add_epi32,
+            _mm512_madd_epi16,
+            _mm512_and_si512,
+            _mm512_set1_epi16,
+            _mm512_slli_epi16,
+            _mm512_srli_epi16,
+            _mm512_srai_epi16
+        )
+    );
+    avx512!(Avx512Vnni, (__m512i, _mm512_dpbusd_epi32));
+    avx512!(Avx512Bf16, (__m512i, _mm512_dpbusd_epi32), bf16);
 
-    lanes!(Avx2, 8, __m256, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_div_ps,
+    macro_rules! avx2 {
+        ($name:ident, $dot:tt) => {
+            lanes!($name, 8, __m256, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_div_ps,
         _mm256_max_ps, _mm256_min_ps, _mm256_fmadd_ps,
+        words: (__m256i, __m256, _mm256_set1_epi32, _mm256_loadu_si256, _mm256_cvtepi32_ps, _mm256_castsi256_ps, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_and_si256),
+        dot: $dot,
         bf16: |p| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))),
         f16: |p| _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
         i8: |p| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))),
         exp2: |v| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(v)), _mm256_castps_si256(_mm256_set1_ps(1.0)))));
+        };
+    }
+
+    avx2!(
+        Avx2,
+        (
+            __m256i,
+            _mm256_add_epi32,
+            _mm256_madd_epi16,
+            _mm256_and_si256,
+            _mm256_set1_epi16,
+            _mm256_slli_epi16,
+            _mm256_srli_epi16,
+            _mm256_srai_epi16
+        )
+    );
+    avx2!(AvxVnni, (__m256i, _mm256_dpbusd_avx_epi32));
 }
 
 /// Asks for the cache line at `p`, which need not be there: nothing is read, so nothing can fault.

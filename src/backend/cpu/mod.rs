@@ -13,22 +13,22 @@ mod tests;
 
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use attention::{Scratch, Tile};
 use elementwise::{Activate, Add, Gate, Norm, NormHead, ScaleAndCap};
 use host::Host;
 use kv::Kv;
 use lanes::Kernel;
-use matmul::{Matrix, Rounded};
+use matmul::{Machine, Matrix, PackedRows};
 use pool::Pool;
 use routes::Routes;
 
 use super::{Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormKind, Pairs, Routing, RowSource, Strips};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
-use crate::options::{Dtype, Isa};
+use crate::options::{Dtype, Isa, WeightFormat};
 use crate::sys::Pages;
 
 /// Numbers per task of an op over a flat run of them.
@@ -38,7 +38,7 @@ pub struct CpuBackend {
     isa: Isa,
     pool: Pool,
     scratch: Vec<Mutex<Scratch>>, // [threads]
-    rounded: Vec<Mutex<Rounded>>, // [threads]
+    packed: Mutex<PackedRows>,
     matmuls: AtomicU64,
 }
 
@@ -102,8 +102,7 @@ impl CpuBackend {
         }
         let pool = Pool::new(threads)?;
         let scratch = (0..threads).map(|_| Mutex::new(Scratch::empty())).collect();
-        let rounded = (0..threads).map(|_| Mutex::default()).collect();
-        Ok(CpuBackend { isa, pool, scratch, rounded, matmuls: AtomicU64::new(0) })
+        Ok(CpuBackend { isa, pool, scratch, packed: Mutex::default(), matmuls: AtomicU64::new(0) })
     }
 
     pub fn isa(&self) -> Isa {
@@ -122,6 +121,16 @@ impl CpuBackend {
     fn kernel<K: Kernel>(&self, kernel: K) {
         // SAFETY: `new` refused a path that this machine lacks; the kernels of `elementwise` work on slices.
         unsafe { self.isa.run(kernel) }
+    }
+
+    fn packed(&self) -> MutexGuard<'_, PackedRows> {
+        // A panic ends the engine; what is packed is written anew for each product.
+        self.packed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn product(&self, strips: matmul::Strips) {
+        self.matmuls.fetch_add(1, Ordering::Relaxed);
+        matmul::product(Machine { isa: self.isa, pool: &self.pool }, &mut self.packed(), strips);
     }
 
     /// Calls `f(row, &mut out[row])` for each row of `width`, rows shared among the threads.
@@ -176,20 +185,16 @@ impl Backend for CpuBackend {
         Ok(buf)
     }
 
-    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, source: RowSource) -> Result<Matrix> {
-        if self.isa == Isa::Avx512Bf16 {
-            let reserve = |rounded: &Mutex<Rounded>| matmul::reserve_rounded(&mut rounded.lock().unwrap_or_else(|e| e.into_inner()), cols);
-            self.rounded.iter().try_for_each(reserve)?;
-        }
-        Matrix::load(self.isa, &self.pool, rows, cols, dtype, source)
+    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
+        Matrix::load(&self.pool, rows, cols, dtype, format, source)
     }
 
     fn kv(&self, shape: KvShape) -> Result<Kv> {
         Kv::new(shape)
     }
 
-    fn matrix_bytes(&self, rows: usize, cols: usize, dtype: Dtype) -> u64 {
-        Matrix::bytes(self.isa, rows, cols, dtype)
+    fn matrix_bytes(&self, rows: usize, cols: usize, format: WeightFormat) -> u64 {
+        Matrix::bytes(rows, cols, format)
     }
 
     fn kv_block_bytes(&self, shape: &KvShape) -> u64 {
@@ -202,6 +207,14 @@ impl Backend for CpuBackend {
 
     fn reserved_bytes(&self, shape: &AttentionShape) -> u64 {
         Scratch::bytes(shape)
+    }
+
+    fn reserve_rows(&self, rows: usize, cols: usize) -> Result<()> {
+        self.packed().reserve(rows, cols)
+    }
+
+    fn reserved_rows_bytes(&self, rows: usize, cols: usize) -> u64 {
+        PackedRows::bytes(rows, cols)
     }
 
     fn routes(&self, rows: usize, most: Routing) -> Result<Routes> {
@@ -264,8 +277,7 @@ impl Backend for CpuBackend {
     }
 
     fn matmul(&self, rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf) {
-        self.matmuls.fetch_add(1, Ordering::Relaxed);
-        matmul::matmul(self.isa, &self.pool, &self.rounded, rows, x, w, bias.map(|bias| &bias[..]), out);
+        self.product(matmul::Strips { rows, count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &bias[..]), out });
     }
 
     fn add(&self, len: usize, scale: f32, x: &mut Buf, y: &Buf) {
@@ -327,8 +339,7 @@ impl Backend for CpuBackend {
     }
 
     fn matmul_strips(&self, rows: usize, count: usize, x: &Buf, matrix: MatrixOf<Matrix>, out: &mut Buf) {
-        self.matmuls.fetch_add(1, Ordering::Relaxed);
-        matmul::matmul_strips(self.isa, &self.pool, &self.rounded, rows, count, x, matrix, out);
+        self.product(matmul::Strips { rows, count, x, matrix, bias: None, out });
     }
 
     fn activate(&self, len: usize, act: Act, x: &mut Buf) {
@@ -355,8 +366,7 @@ impl Backend for CpuBackend {
         for (place, to) in (0..routes.experts()).map(|place| (place, routes.to(place))).filter(|(_, to)| !to.is_empty()) {
             let (w, bias) = expert(place);
             let (x, out) = (&x[to.start * w.cols..], &mut out[to.start * w.rows..]);
-            self.matmuls.fetch_add(1, Ordering::Relaxed);
-            matmul::matmul(self.isa, &self.pool, &self.rounded, to.len(), x, w, bias.map(|bias| &**bias), out);
+            self.product(matmul::Strips { rows: to.len(), count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &**bias), out });
         }
     }
 

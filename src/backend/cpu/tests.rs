@@ -5,8 +5,16 @@ use crate::backend::Values;
 use crate::batch::{Span, Tail};
 use crate::options::KvDtype;
 
+/// Rows and columns of products for which there is room: fewer rows than some have, so that these are packed in pieces.
+const ROOM: (usize, usize) = (40, 300);
+
 fn backends() -> impl Iterator<Item = CpuBackend> {
-    Isa::ALL.into_iter().filter(|isa| isa.is_present()).map(|isa| CpuBackend::new(2, Some(isa)).unwrap())
+    let with_room = |isa| {
+        let backend = CpuBackend::new(2, Some(isa)).unwrap();
+        backend.reserve_rows(ROOM.0, ROOM.1).unwrap();
+        backend
+    };
+    Isa::ALL.into_iter().filter(|isa| isa.is_present()).map(with_room)
 }
 
 /// Numbers in -1..1 that look random.
@@ -45,12 +53,14 @@ fn stored(values: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
 
 fn matrix(backend: &CpuBackend, values: &[f32], rows: usize, cols: usize, dtype: Dtype) -> (Matrix, Vec<f32>) {
     let (bytes, rounded) = stored(values, dtype);
-    let row_bytes = cols * dtype.bytes();
-    let source = &mut |first: usize, out: &mut [u8]| {
-        out.copy_from_slice(&bytes[first * row_bytes..][..out.len()]);
+    (matrix_in(backend, &bytes, rows, cols, dtype, dtype.into()).unwrap(), rounded)
+}
+
+fn matrix_in(backend: &CpuBackend, bytes: &[u8], rows: usize, cols: usize, dtype: Dtype, format: WeightFormat) -> Result<Matrix> {
+    backend.matrix(rows, cols, dtype, format, &mut |first, out| {
+        out.copy_from_slice(&bytes[first * cols * dtype.bytes()..][..out.len()]);
         Ok(())
-    };
-    (backend.matrix(rows, cols, dtype, source).unwrap(), rounded)
+    })
 }
 
 fn assert_near(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
@@ -83,19 +93,165 @@ fn matmul_is_right_on_every_shape_storage_and_path() {
     }
 }
 
+/// All that the machine can store weights in, with groups of this many columns.
+fn formats(group: usize) -> [WeightFormat; 6] {
+    let int4 = |offsets| WeightFormat::Int4 { group, offsets };
+    [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16, WeightFormat::Int8, int4(false), int4(true)]
+}
+
+/// As the rows of a product in whole numbers are multiplied: groups of columns from -127 to 127, to the nearest.
+fn in_whole_numbers(x: &[f32], cols: usize, group: usize) -> Vec<f64> {
+    let of_group = |x: &[f32]| {
+        let most = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let inverse = if most == 0.0 { 0.0 } else { 127.0 / most };
+        x.iter().map(|x| ((x * inverse).round_ties_even() * (most / 127.0)) as f64).collect::<Vec<_>>()
+    };
+    x.chunks_exact(cols).flat_map(|row| row.chunks(group).flat_map(of_group)).collect()
+}
+
+/// The matrix as it is stored, row by row.
+fn as_stored(w: &Matrix) -> Vec<f64> {
+    let mut row = vec![0.0; w.cols];
+    let mut read = |n| {
+        w.read_row(n, 1.0, &mut row);
+        row.iter().map(|&x| x as f64).collect::<Vec<_>>()
+    };
+    (0..w.rows).flat_map(&mut read).collect()
+}
+
+#[test]
+fn a_product_is_right_in_every_format_on_every_path() {
+    for backend in backends() {
+        for (rows, cols, outs, group) in
+            [(1, 32, 1, 32), (2, 96, 33, 32), (7, 128, 65, 64), (13, 256, 32, 128), (45, 192, 70, 64), (3, 288, 31, 32)]
+        {
+            for format in formats(group) {
+                let (x, bias) = (numbers(rows * cols, 1), numbers(outs, 3));
+                let w = matrix_in(&backend, &stored(&numbers(outs * cols, 2), Dtype::F32).0, outs, cols, Dtype::F32, format).unwrap();
+                let mut out = poisoned(&backend, rows * outs);
+                backend.matmul(rows, &buf(&backend, &x), &w, Some(&buf(&backend, &bias)), &mut out);
+                let exact = |x: &[f32]| x.iter().map(|&x| x as f64).collect::<Vec<_>>();
+                let x = match format {
+                    WeightFormat::Bf16 if backend.isa() == Isa::Avx512Bf16 => exact(&stored(&x, Dtype::Bf16).1),
+                    WeightFormat::Int8 => in_whole_numbers(&x, cols, 128),
+                    WeightFormat::Int4 { group, .. } => in_whole_numbers(&x, cols, group),
+                    _ => exact(&x),
+                };
+                let w = as_stored(&w);
+                let dot = |r: usize, n: usize| (0..cols).map(|k| x[r * cols + k] * w[n * cols + k]).sum::<f64>();
+                let expected: Vec<f64> = (0..rows * outs).map(|i| dot(i / outs, i % outs) + bias[i % outs] as f64).collect();
+                assert_near(&format!("{} {format:?} {rows}x{cols}x{outs}", backend.isa().name()), &out, &expected, 2e-5);
+            }
+        }
+    }
+}
+
 #[test]
 fn a_row_alone_has_the_bits_of_the_row_among_others() {
-    for backend in backends() {
-        let (rows, cols, outs) = (41, 77, 70);
-        let (w, _) = matrix(&backend, &numbers(outs * cols, 2), outs, cols, Dtype::Bf16);
+    for (backend, format) in backends().flat_map(|backend| formats(64).map(|format| (backend.isa(), format))) {
+        let backend = backends().find(|other| other.isa() == backend).unwrap();
+        let (rows, cols, outs) = (41, 192, 70);
+        let w = matrix_in(&backend, &stored(&numbers(outs * cols, 2), Dtype::F32).0, outs, cols, Dtype::F32, format).unwrap();
         let x = numbers(rows * cols, 1);
         let mut all = poisoned(&backend, rows * outs);
         backend.matmul(rows, &buf(&backend, &x), &w, None, &mut all);
         for row in 0..rows {
             let mut one = poisoned(&backend, outs);
             backend.matmul(1, &buf(&backend, &x[row * cols..][..cols]), &w, None, &mut one);
-            assert!(one.iter().map(|x| x.to_bits()).eq(all[row * outs..][..outs].iter().map(|x| x.to_bits())));
+            assert!(one.iter().map(|x| x.to_bits()).eq(all[row * outs..][..outs].iter().map(|x| x.to_bits())), "{format:?}");
         }
+    }
+}
+
+#[test]
+fn whole_numbers_give_the_same_on_every_path_with_fused_sums() {
+    let (rows, cols, outs) = (5, 256, 40);
+    for format in formats(32).into_iter().filter(|format| matches!(format, WeightFormat::Int8 | WeightFormat::Int4 { .. })) {
+        let product = |backend: CpuBackend| {
+            let w = matrix_in(&backend, &stored(&numbers(outs * cols, 2), Dtype::F32).0, outs, cols, Dtype::F32, format).unwrap();
+            let mut out = poisoned(&backend, rows * outs);
+            backend.matmul(rows, &buf(&backend, &numbers(rows * cols, 1)), &w, None, &mut out);
+            out.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+        };
+        let fused = backends().filter(|backend| backend.isa() != Isa::Portable);
+        fused.map(product).reduce(|one, other| {
+            assert_eq!(one, other, "{format:?}");
+            one
+        });
+    }
+}
+
+#[test]
+fn what_is_not_finite_stays_so_whatever_the_weights() {
+    for (isa, format) in backends().flat_map(|backend| formats(32).map(|format| (backend.isa(), format))) {
+        let backend = backends().find(|backend| backend.isa() == isa).unwrap();
+        let w = matrix_in(&backend, &stored(&numbers(40 * 64, 2), Dtype::F32).0, 40, 64, Dtype::F32, format).unwrap();
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = numbers(3 * 64, 1);
+            x[64 + 37] = bad;
+            let mut out = poisoned(&backend, 3 * 40);
+            backend.matmul(3, &buf(&backend, &x), &w, None, &mut out);
+            let finite = |row: usize| out[row * 40..][..40].iter().filter(|x| x.is_finite()).count();
+            assert_eq!([finite(0), finite(1), finite(2)], [40, 0, 40], "{isa:?} {format:?} {bad}");
+        }
+    }
+}
+
+/// The greatest difference that a format may make to a weight, as a share of the greatest of its group, or of its row.
+#[test]
+fn weights_are_as_near_as_their_format_allows() {
+    let backend = backends().next().unwrap();
+    let (rows, cols) = (40, 256);
+    let weights = numbers(rows * cols, 9);
+    let bytes = stored(&weights, Dtype::F32).0;
+    // Half a step, and what rounding its scale adds.
+    for (format, most) in formats(32).into_iter().zip([0.0, 1.0 / 2048.0, 1.0 / 256.0, 0.5 / 127.0, 1.0 / 8.0, 1.0 / 15.0]) {
+        let w = as_stored(&matrix_in(&backend, &bytes, rows, cols, Dtype::F32, format).unwrap());
+        for (found, x) in w.iter().zip(&weights) {
+            let error = (found - *x as f64).abs();
+            assert!(error <= most * 1.02, "{format:?}: {x} became {found}");
+        }
+    }
+}
+
+/// What round-to-nearest from -7 to 7 misses, which is how groups of four bits are usually made.
+#[test]
+fn four_bits_miss_no_more_than_round_to_nearest() {
+    let backend = backends().next().unwrap();
+    let (rows, cols) = (64, 512);
+    let weights = numbers(rows * cols, 9);
+    let bytes = stored(&weights, Dtype::F32).0;
+    for group in WeightFormat::GROUPS {
+        let usual = |x: &[f32]| {
+            let scale = half::f16::from_f32(x.iter().fold(0.0f32, |most, x| most.max(x.abs())) / 7.0).to_f32();
+            x.iter().map(|x| ((x / scale).round().clamp(-8.0, 7.0) * scale - x).powi(2) as f64).sum::<f64>()
+        };
+        let usual: f64 = weights.chunks_exact(group).map(usual).sum();
+        for offsets in [false, true] {
+            let w = as_stored(&matrix_in(&backend, &bytes, rows, cols, Dtype::F32, WeightFormat::Int4 { group, offsets }).unwrap());
+            let missed: f64 = w.iter().zip(&weights).map(|(found, x)| (found - *x as f64).powi(2)).sum();
+            assert!(missed <= usual, "groups of {group}, offsets: {offsets}: {missed}, and the usual way {usual}");
+        }
+    }
+}
+
+#[test]
+fn a_weight_that_the_format_lacks_is_refused_with_its_row() {
+    let backend = backends().next().unwrap();
+    let refusal = |bad: f32, format| {
+        let mut weights = numbers(70 * 32, 5);
+        weights[41 * 32 + 3] = bad;
+        matrix_in(&backend, &stored(&weights, Dtype::F32).0, 70, 32, Dtype::F32, format).err().map(|error| error.message().to_string())
+    };
+    for format in formats(32) {
+        let whole = matches!(format, WeightFormat::Int8 | WeightFormat::Int4 { .. });
+        for bad in [f32::NAN, f32::INFINITY] {
+            // What is in floating point is carried as it is.
+            assert_eq!(refusal(bad, format).map(|error| error.contains("row 41 holds a number")), whole.then_some(true), "{format:?}");
+        }
+        let large = matches!(format, WeightFormat::F16 | WeightFormat::Int4 { .. });
+        assert_eq!(refusal(1e6, format).is_some(), large, "{format:?}");
+        assert_eq!(refusal(1e-40, format), None);
     }
 }
 
@@ -254,7 +410,7 @@ fn strips_are_split_multiplied_and_joined() {
         let bytes: Vec<Vec<u8>> = w.chunks_exact(wide * strips.dim).map(|w| w.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
         let matrix = |bytes: &Vec<u8>| {
             let row = strips.dim * 4;
-            backend.matrix(wide, strips.dim, Dtype::F32, &mut |first, out| {
+            backend.matrix(wide, strips.dim, Dtype::F32, WeightFormat::F32, &mut |first, out| {
                 out.copy_from_slice(&bytes[first * row..][..out.len()]);
                 Ok(())
             })

@@ -1,0 +1,92 @@
+//! Products alone, with the matrices of some layers of a model, one after the other: from one row to a prompt's.
+
+use std::time::Instant;
+
+use pagedllm::backend::Backend;
+use pagedllm::backend::cpu::CpuBackend;
+use pagedllm::options::{Dtype, WeightFormat};
+
+use crate::noise::Watch;
+use crate::report::median;
+use crate::{Options, Result, probes, undisturbed};
+
+const ROWS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 512];
+/// More than any cache holds, in the narrowest format.
+const LAYERS: usize = 4;
+
+type Matrix = <CpuBackend as Backend>::Matrix;
+
+pub fn bench(options: &Options) -> Result<()> {
+    let memory = probes::Memory::new(options.probe_bytes(), options.threads);
+    println!("model {}, {} threads, {}", options.shape.name, options.threads, options.isa.name());
+    println!("| weights | rows | GFLOP/s | arithmetic's limit | GB/s | memory's limit | share of the lower |");
+    println!("| --- | --- | --- | --- | --- | --- | --- |");
+    for format in options.formats() {
+        let products = Products::new(options, format)?;
+        let arithmetic = undisturbed(options, format);
+        for rows in ROWS {
+            let watch = Watch::start(None);
+            let before = memory.bandwidth();
+            let seconds = products.seconds(rows, if options.quick { 1 } else { 3 * options.reps })?;
+            let bandwidth = median(vec![before, memory.bandwidth()]);
+            let (operations, bytes) = (products.operations * rows as f64, products.bytes);
+            println!(
+                "| {} | {rows} | {:.0} | {:.0} | {:.1} | {:.1} | {:.0} % |{}",
+                format.name(),
+                operations / seconds / 1e9,
+                arithmetic / 1e9,
+                bytes / seconds / 1e9,
+                bandwidth / 1e9,
+                100.0 * (operations / arithmetic).max(bytes / bandwidth) / seconds,
+                if watch.stop(None).too_much() { " noisy" } else { "" }
+            );
+        }
+    }
+    Ok(())
+}
+
+struct Products {
+    backend: CpuBackend,
+    matrices: Vec<(Matrix, usize, usize)>,
+    bytes: f64,
+    /// Of one row.
+    operations: f64,
+}
+
+impl Products {
+    fn new(options: &Options, format: WeightFormat) -> Result<Products> {
+        let (shape, backend) = (options.shape, CpuBackend::new(options.threads, Some(options.isa))?);
+        let (hidden, inner) = (shape.hidden, shape.inner);
+        let of_layer = [(hidden + 2 * shape.kv_width(), hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)];
+        let mut products = Products { backend, matrices: Vec::new(), bytes: 0.0, operations: 0.0 };
+        products.backend.reserve_rows(ROWS[ROWS.len() - 1], inner)?;
+        for (width, cols) in (0..LAYERS).flat_map(|_| of_layer) {
+            let mut random = 1u32;
+            let matrix = products.backend.matrix(width, cols, Dtype::Bf16, format, &mut |_, out| {
+                for two in out.as_chunks_mut::<2>().0 {
+                    random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    *two = half::bf16::from_f32((random >> 16) as f32 / 1e6 - 0.03).to_le_bytes();
+                }
+                Ok(())
+            })?;
+            products.bytes += products.backend.matrix_bytes(width, cols, format) as f64;
+            products.operations += (2 * width * cols) as f64;
+            products.matrices.push((matrix, width, cols));
+        }
+        Ok(products)
+    }
+
+    /// The least of some passes over all matrices.
+    fn seconds(&self, rows: usize, passes: usize) -> Result<f64> {
+        let widest = |of: fn(&(Matrix, usize, usize)) -> usize| self.matrices.iter().map(of).max().unwrap_or(0);
+        let x: Vec<f32> = (0..rows * widest(|(_, _, cols)| *cols)).map(|i| (i % 97) as f32 / 50.0 - 1.0).collect();
+        let (x, mut out) = (self.backend.vector(&x)?, self.backend.buffer(rows * widest(|(_, width, _)| *width))?);
+        let mut pass = || {
+            let start = Instant::now();
+            self.matrices.iter().for_each(|(matrix, ..)| self.backend.matmul(rows, &x, matrix, None, &mut out));
+            start.elapsed().as_secs_f64()
+        };
+        pass(); // threads and pages awake
+        Ok((0..passes).map(|_| pass()).fold(f64::INFINITY, f64::min))
+    }
+}

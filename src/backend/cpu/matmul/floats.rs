@@ -1,0 +1,157 @@
+//! Tiles of weights in floating point.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use super::super::lanes::{Kernel, Lanes, prefetch};
+use super::{AHEAD, Args, LINE, PANEL, Tiled, each_tile};
+
+/// A type in which weights are stored.
+pub trait Stored: Copy + 'static {
+    /// Columns of the matrix that lie together.
+    const DEPTH: usize;
+    /// Of `DEPTH` columns of a panel.
+    const STEP_BYTES: usize;
+    /// Column `k` of a step, of which `weights` is the first vector that is wanted; `c` is how many vectors that is from the first.
+    /// # Safety
+    /// As for `Lanes`.
+    unsafe fn column<L: Lanes>(weights: *const u8, k: usize, c: usize) -> L::V;
+}
+
+impl Stored for f32 {
+    const DEPTH: usize = 1;
+    const STEP_BYTES: usize = PANEL * 4;
+    #[inline(always)]
+    unsafe fn column<L: Lanes>(weights: *const u8, _k: usize, c: usize) -> L::V {
+        // SAFETY: the caller's contract.
+        unsafe { L::load(weights.cast::<f32>().add(c * L::N)) }
+    }
+}
+
+impl Stored for f16 {
+    const DEPTH: usize = 1;
+    const STEP_BYTES: usize = PANEL * 2;
+    #[inline(always)]
+    unsafe fn column<L: Lanes>(weights: *const u8, _k: usize, c: usize) -> L::V {
+        // SAFETY: the caller's contract.
+        unsafe { L::load_f16(weights.cast::<u16>().add(c * L::N)) }
+    }
+}
+
+/// In pairs: one load gives two columns, each an operation away from f32.
+impl Stored for bf16 {
+    const DEPTH: usize = 2;
+    const STEP_BYTES: usize = PANEL * 4;
+    #[inline(always)]
+    unsafe fn column<L: Lanes>(weights: *const u8, k: usize, c: usize) -> L::V {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let pairs = L::load_words(weights.cast::<u32>().add(c * L::N));
+            if k == 0 { L::low_bf16(pairs) } else { L::high_bf16(pairs) }
+        }
+    }
+}
+
+/// A task: all rows times some panels, in f32.
+pub struct Floats<'a, S> {
+    args: Args<'a>,
+    panels: Range<usize>,
+    stored: PhantomData<S>,
+}
+
+impl<'a, S> Floats<'a, S> {
+    pub fn new(args: Args<'a>, panels: Range<usize>) -> Self {
+        Floats { args, panels, stored: PhantomData }
+    }
+}
+
+impl<S: Stored> Kernel for Floats<'_, S> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        // SAFETY: tiles and panels are those of `args`.
+        unsafe { each_tile::<L>(&self, self.args.tiles, self.panels.clone()) };
+    }
+}
+
+impl<S: Stored> Tiled for Floats<'_, S> {
+    #[inline(always)]
+    unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize) {
+        // SAFETY: the caller's contract; rows were packed to whole steps.
+        unsafe {
+            let mut weights = self.args.w.panel(panel);
+            let mut x = self.args.rows.words(first_row).cast::<f32>();
+            let mut sums = [[L::splat(0.0); C]; R];
+            for _ in 0..self.args.rows.depth() / S::DEPTH {
+                for line in (0..S::STEP_BYTES).step_by(LINE) {
+                    prefetch(weights.wrapping_add(AHEAD + line));
+                }
+                for k in 0..S::DEPTH {
+                    let mut column = [L::splat(0.0); C];
+                    for (c, column) in column.iter_mut().enumerate() {
+                        *column = S::column::<L>(weights, k, c);
+                    }
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        let x = L::splat(*x.add(k * R + r));
+                        for c in 0..C {
+                            sums[c] = L::fma(x, column[c], sums[c]);
+                        }
+                    }
+                }
+                weights = weights.add(S::STEP_BYTES);
+                x = x.add(S::DEPTH * R);
+            }
+            self.args.store::<L, R, C>(panel, first_row, &sums);
+        }
+    }
+}
+
+/// A task: all rows, rounded to bf16, times some panels of pairs.
+pub struct Pairs<'a> {
+    pub args: Args<'a>,
+    pub panels: Range<usize>,
+}
+
+impl Kernel for Pairs<'_> {
+    const PAIRS: bool = true;
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        // Only the path of pairs is given such rows: for the others nothing of what follows is compiled.
+        if L::PAIRS {
+            // SAFETY: tiles and panels are those of `args`.
+            unsafe { each_tile::<L>(&self, self.args.tiles, self.panels.clone()) };
+        }
+    }
+}
+
+impl Tiled for Pairs<'_> {
+    #[inline(always)]
+    unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize) {
+        const STEP_BYTES: usize = PANEL * 4;
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut weights = self.args.w.panel(panel);
+            let mut x = self.args.rows.words(first_row);
+            let mut sums = [[L::splat(0.0); C]; R];
+            for _ in 0..self.args.rows.depth() {
+                for line in (0..STEP_BYTES).step_by(LINE) {
+                    prefetch(weights.wrapping_add(AHEAD + line));
+                }
+                let mut column = [L::splat_word(0); C];
+                for (c, column) in column.iter_mut().enumerate() {
+                    *column = L::load_words(weights.cast::<u32>().add(c * L::N));
+                }
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let x = L::splat_word(*x.add(r));
+                    for c in 0..C {
+                        sums[c] = L::fma_pairs(x, column[c], sums[c]);
+                    }
+                }
+                weights = weights.add(STEP_BYTES);
+                x = x.add(R);
+            }
+            self.args.store::<L, R, C>(panel, first_row, &sums);
+        }
+    }
+}

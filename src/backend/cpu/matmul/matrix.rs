@@ -1,0 +1,256 @@
+//! A matrix in panels.
+//!
+//! | Format | A panel of 32 outputs |
+//! | --- | --- |
+//! | f32, f16 | `[k][32]` |
+//! | bf16 | `[k / 2][32][2]`, the last of an odd number beside a zero |
+//! | int8 | `[k / 4][32][4]` bytes, with 128 for 0; then `[32]` scales in f32 |
+//! | int4 | for each group: `[k / 8][32][4]` bytes, of which the low halves are four columns and the high ones the next four, with 8 for 0; then `[32]` scales in f16 |
+//! | int4 with offsets | the same, and 0 for the least of a group; behind its scales `[32]` offsets in f16 |
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use half::{bf16, f16};
+
+use super::super::SendPtr;
+use super::super::pool::Pool;
+use super::bytes::STEP_BYTES;
+use super::quantize::{self, INT4_ZERO, INT8_ZERO};
+use super::{Format, PANEL};
+use crate::backend::RowSource;
+use crate::error::{Error, Result, try_vec};
+use crate::options::Dtype;
+use crate::sys::Pages;
+
+/// Rows are read from their source in pieces of about this size.
+const LOAD_BYTES: usize = 4 << 20;
+/// Columns of a row in int8 that are made at once.
+const AT_ONCE: usize = 128;
+
+pub struct Matrix {
+    pub rows: usize,
+    pub cols: usize,
+    pub format: Format,
+    pages: Pages, // [rows / 32 rounded up][panel_bytes]
+}
+
+fn panel_bytes(format: Format, cols: usize) -> usize {
+    match format {
+        Format::F32 => cols * PANEL * 4,
+        Format::F16 => cols * PANEL * 2,
+        Format::Bf16 => cols.next_multiple_of(2) * PANEL * 2,
+        Format::Int8 => cols.div_ceil(4) * STEP_BYTES + PANEL * size_of::<f32>(),
+        Format::Int4 { group, offsets } => cols / group * group_bytes(group, offsets),
+    }
+}
+
+/// Of a panel's group in int4.
+fn group_bytes(group: usize, offsets: bool) -> usize {
+    group / 8 * STEP_BYTES + PANEL * size_of::<f16>() * (1 + offsets as usize)
+}
+
+/// Where in its panel column `k` of output `n` lies, in elements of floating point.
+#[inline(always)]
+fn place(format: Format, k: usize, n: usize) -> usize {
+    if format == Format::Bf16 { (k / 2 * PANEL + n) * 2 + k % 2 } else { k * PANEL + n }
+}
+
+impl Matrix {
+    pub fn bytes(rows: usize, cols: usize, format: Format) -> u64 {
+        rows.div_ceil(PANEL) as u64 * panel_bytes(format, cols) as u64
+    }
+
+    /// Reads rows of `dtype`, and stores them in `format`.
+    pub fn load(pool: &Pool, rows: usize, cols: usize, dtype: Dtype, format: Format, source: RowSource) -> Result<Matrix> {
+        let pages = Pages::zeroed(Self::bytes(rows, cols, format) as usize)?;
+        let mut matrix = Matrix { rows, cols, format, pages };
+        let row_bytes = cols * dtype.bytes();
+        let piece = (LOAD_BYTES / row_bytes.max(1)).next_multiple_of(PANEL).max(PANEL).min(rows.next_multiple_of(PANEL));
+        let as_stored = format == dtype.into();
+        let mut buffer = try_vec(piece * row_bytes, 0u8)?;
+        let mut floats = try_vec(if as_stored { 0 } else { piece * cols }, 0.0f32)?;
+        for first in (0..rows).step_by(piece) {
+            let count = piece.min(rows - first);
+            let bytes = &mut buffer[..count * row_bytes];
+            source(first, bytes)?;
+            match dtype.bytes() {
+                _ if !as_stored => {
+                    let floats = &mut floats[..count * cols];
+                    to_floats(pool, dtype, bytes, floats);
+                    matrix.convert(pool, first, floats)?;
+                }
+                2 => matrix.pack::<2>(pool, first, bytes),
+                _ => matrix.pack::<4>(pool, first, bytes),
+            }
+        }
+        Ok(matrix)
+    }
+
+    pub fn panel_bytes(&self) -> usize {
+        panel_bytes(self.format, self.cols)
+    }
+
+    pub fn panel(&self, panel: usize) -> *const u8 {
+        self.pages.bytes()[panel * self.panel_bytes()..].as_ptr()
+    }
+
+    /// Calls `f` for each panel that holds one of `[rows, cols]` elements, of which the first row is the first of a panel: with the number of
+    /// its first row, its elements, and its bytes.
+    fn for_panels<T: Sync>(&mut self, pool: &Pool, first: usize, elements: &[T], f: impl Fn(usize, &[T], &mut [u8]) + Sync) {
+        let (cols, bytes) = (self.cols, self.panel_bytes());
+        let panels = SendPtr(self.pages.bytes_mut()[first / PANEL * bytes..].as_mut_ptr());
+        pool.run((elements.len() / cols).div_ceil(PANEL), &|panel, _| {
+            let rows = &elements[panel * PANEL * cols..elements.len().min((panel + 1) * PANEL * cols)];
+            // SAFETY: each task writes its own panel, which lies inside the pages.
+            f(first + panel * PANEL, rows, unsafe { std::slice::from_raw_parts_mut(panels.get().add(panel * bytes), bytes) });
+        });
+    }
+
+    /// Packs elements of N bytes as they are.
+    fn pack<const N: usize>(&mut self, pool: &Pool, first: usize, bytes: &[u8]) {
+        let (cols, format) = (self.cols, self.format);
+        self.for_panels(pool, first, bytes.as_chunks::<N>().0, |_, rows, panel| {
+            let panel = panel.as_chunks_mut::<N>().0;
+            for (n, row) in rows.chunks_exact(cols).enumerate() {
+                for (k, element) in row.iter().enumerate() {
+                    panel[place(format, k, n)] = *element;
+                }
+            }
+        });
+    }
+
+    /// Packs numbers as the format stores them. One that it cannot store is an error.
+    fn convert(&mut self, pool: &Pool, first: usize, floats: &[f32]) -> Result<()> {
+        let (cols, format, refused) = (self.cols, self.format, AtomicUsize::new(usize::MAX));
+        self.for_panels(pool, first, floats, |first, rows, panel| {
+            for (n, row) in rows.chunks_exact(cols).enumerate() {
+                if !store_row(format, n, row, panel) {
+                    refused.fetch_min(first + n, Ordering::Relaxed);
+                }
+            }
+        });
+        match refused.into_inner() {
+            usize::MAX => Ok(()),
+            row => Err(Error::model(format!("row {row} holds a number that is infinite, not a number or too large for {}", format.name()))),
+        }
+    }
+
+    /// out = row `n` as f32, times `scale`
+    pub fn read_row(&self, n: usize, scale: f32, out: &mut [f32]) {
+        self.visit_row(n, |k, value| out[k] = value * scale);
+    }
+
+    /// out += row `n`
+    pub fn add_row(&self, n: usize, out: &mut [f32]) {
+        self.visit_row(n, |k, value| out[k] += value);
+    }
+
+    fn visit_row(&self, n: usize, mut visit: impl FnMut(usize, f32)) {
+        let (format, panel) = (self.format, &self.pages.bytes()[n / PANEL * self.panel_bytes()..][..self.panel_bytes()]);
+        let n = n % PANEL;
+        let mut each = |value: &dyn Fn(usize) -> f32| (0..self.cols).for_each(|k| visit(k, value(k)));
+        let (twos, fours) = (panel.as_chunks::<2>().0, panel.as_chunks::<4>().0);
+        match format {
+            Format::F32 => each(&|k| f32::from_le_bytes(fours[place(format, k, n)])),
+            Format::F16 => each(&|k| f16::from_le_bytes(twos[place(format, k, n)]).to_f32()),
+            Format::Bf16 => each(&|k| bf16::from_le_bytes(twos[place(format, k, n)]).to_f32()),
+            Format::Int8 => {
+                let scale = f32::from_le_bytes(fours[fours.len() - PANEL + n]);
+                each(&|k| scale * (panel[place_int8(k, n)] as f32 - INT8_ZERO as f32));
+            }
+            Format::Int4 { group, offsets } => {
+                each(&|k| read_int4(&panel[k / group * group_bytes(group, offsets)..], group, offsets, k % group, n))
+            }
+        }
+    }
+}
+
+fn place_int8(k: usize, n: usize) -> usize {
+    k / 4 * STEP_BYTES + n * 4 + k % 4
+}
+
+/// The byte of column `k` of a group, and how far up in it.
+fn place_int4(k: usize, n: usize) -> (usize, usize) {
+    (k / 8 * STEP_BYTES + n * 4 + k % 4, k % 8 / 4 * 4)
+}
+
+/// Column `k` of a group.
+fn read_int4(bytes: &[u8], group: usize, offsets: bool, k: usize, n: usize) -> f32 {
+    let ((byte, shift), tail) = (place_int4(k, n), &bytes[group / 8 * STEP_BYTES..].as_chunks::<2>().0);
+    let number = |place: usize| f16::from_le_bytes(tail[place]).to_f32();
+    let whole = (bytes[byte] >> shift & 15) as f32;
+    match offsets {
+        true => number(n) * whole + number(PANEL + n),
+        false => number(n) * (whole - INT4_ZERO as f32),
+    }
+}
+
+fn to_floats(pool: &Pool, dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+    const EACH: usize = 1 << 16;
+    let (len, to) = (out.len(), SendPtr(out.as_mut_ptr()));
+    pool.run(len.div_ceil(EACH), &|task, _| {
+        let part = task * EACH..len.min((task + 1) * EACH);
+        let bytes = &bytes[part.start * dtype.bytes()..part.end * dtype.bytes()];
+        // SAFETY: parts are disjoint, and inside `out`.
+        let out = unsafe { std::slice::from_raw_parts_mut(to.get().add(part.start), part.len()) }.iter_mut();
+        match dtype {
+            Dtype::F32 => out.zip(bytes.as_chunks().0).for_each(|(out, x)| *out = f32::from_le_bytes(*x)),
+            Dtype::F16 => out.zip(bytes.as_chunks().0).for_each(|(out, x)| *out = f16::from_le_bytes(*x).to_f32()),
+            Dtype::Bf16 => out.zip(bytes.as_chunks().0).for_each(|(out, x)| *out = bf16::from_le_bytes(*x).to_f32()),
+        }
+    });
+}
+
+/// Stores the row of output `n` in its panel. False: the format has no such number.
+fn store_row(format: Format, n: usize, row: &[f32], panel: &mut [u8]) -> bool {
+    let twos = |panel: &mut [u8], bits: &dyn Fn(f32) -> [u8; 2]| {
+        row.iter().enumerate().for_each(|(k, &x)| panel.as_chunks_mut().0[place(format, k, n)] = bits(x));
+    };
+    match format {
+        Format::F32 => row.iter().enumerate().for_each(|(k, x)| panel.as_chunks_mut().0[place(format, k, n)] = x.to_le_bytes()),
+        Format::F16 => twos(panel, &|x| f16::from_f32(x).to_le_bytes()),
+        Format::Bf16 => twos(panel, &|x| bf16::from_f32(x).to_le_bytes()),
+        Format::Int8 => store_int8(n, row, panel),
+        Format::Int4 { group, offsets } => {
+            let groups = panel.chunks_exact_mut(group_bytes(group, offsets));
+            row.chunks_exact(group).zip(groups).for_each(|(x, out)| store_int4(n, x, offsets, out));
+        }
+    }
+    let most = quantize::greatest(row);
+    match format {
+        Format::F32 | Format::Bf16 => true,
+        Format::F16 => !most.is_finite() || f16::from_f32(most).is_finite(),
+        Format::Int8 => most.is_finite(),
+        Format::Int4 { .. } => f16::from_f32(2.0 * most).is_finite(),
+    }
+}
+
+fn store_int8(n: usize, row: &[f32], panel: &mut [u8]) {
+    let (mut bytes, scale) = ([0u8; AT_ONCE], quantize::int8_scale(row));
+    for (place, x) in row.chunks(AT_ONCE).enumerate() {
+        quantize::int8(x, scale, &mut bytes);
+        for (k, byte) in bytes[..x.len()].iter().enumerate() {
+            panel[place_int8(place * AT_ONCE + k, n)] = *byte;
+        }
+    }
+    let scales = panel.len() - PANEL * size_of::<f32>();
+    panel[scales..].as_chunks_mut().0[n] = scale.to_le_bytes();
+}
+
+fn store_int4(n: usize, x: &[f32], offsets: bool, out: &mut [u8]) {
+    let mut halves = [0u8; AT_ONCE];
+    let halves = &mut halves[..x.len()];
+    let (scale, offset) = match offsets {
+        true => quantize::int4_with_offset(x, halves),
+        false => (quantize::int4(x, halves), f16::ZERO),
+    };
+    for (k, half) in halves.iter().enumerate() {
+        let (byte, shift) = place_int4(k, n);
+        out[byte] |= half << shift;
+    }
+    let tail = out[x.len() / 8 * STEP_BYTES..].as_chunks_mut().0;
+    tail[n] = scale.to_le_bytes();
+    if offsets {
+        tail[PANEL + n] = offset.to_le_bytes();
+    }
+}

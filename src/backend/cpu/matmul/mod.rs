@@ -1,0 +1,223 @@
+//! Packed weights and the one matrix product.
+//!
+//! Weights lie in panels of 32 outputs, which every path streams in order (`matrix`). Rows are packed once for each product, as the weights
+//! want them: in tiles of some rows that lie side by side (`rows`). A tile times a panel is summed in registers (`floats`, `bytes`), over k from
+//! first to last whatever the tile: one row and a thousand rows give the same bits.
+
+mod bytes;
+mod floats;
+mod matrix;
+mod quantize;
+mod rows;
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use super::SendPtr;
+use super::lanes::{Lanes, load_some, store_some};
+use super::pool::Pool;
+use crate::backend::MatrixOf;
+use crate::options::{Isa, WeightFormat as Format};
+use bytes::{Bytes, Int4, Int8};
+use floats::{Floats, Pairs};
+pub use matrix::Matrix;
+pub use rows::PackedRows;
+use rows::{Packed, RowFormat, Tiles};
+
+/// Outputs of a panel.
+const PANEL: usize = 32;
+/// What a task's panels should weigh, so that they stay in a core's own cache while all rows pass.
+const TASK_BYTES: usize = 384 << 10;
+/// How far ahead of itself a product asks for weights.
+const AHEAD: usize = 8192;
+/// Of the machine's first cache.
+const LINE: usize = 64;
+
+/// What all products of a backend share.
+#[derive(Clone, Copy)]
+pub struct Machine<'a> {
+    pub isa: Isa,
+    pub pool: &'a Pool,
+}
+
+/// `count` strips of `rows` rows, each times a matrix of its own; all are of one shape.
+pub struct Strips<'a, 'm> {
+    pub rows: usize,
+    pub count: usize,
+    pub x: &'a [f32], // [count, rows, cols]
+    pub matrix: MatrixOf<'m, Matrix>,
+    pub bias: Option<&'a [f32]>, // [width]
+    pub out: &'a mut [f32],      // [count, rows, width]
+}
+
+/// out[s][r][n] = sum over k of x[s][r][k] * w[s][n][k], plus bias[n]
+pub fn product(machine: Machine, packed: &mut PackedRows, strips: Strips) {
+    let Strips { rows, count, x, matrix, bias, out } = strips;
+    let (cols, width) = ((matrix)(0).cols, (matrix)(0).rows);
+    let (x, bias) = (&x[..count * rows * cols], bias.map(|bias| &bias[..width]));
+    let out = &mut out[..count * rows * width];
+    if rows * count * width == 0 {
+        return;
+    }
+    let most = packed.most_rows(cols);
+    let strips_at_once = (most / rows).max(1);
+    for first_strip in (0..count).step_by(strips_at_once) {
+        for first_row in (0..rows).step_by(most) {
+            let piece = Piece {
+                first_strip,
+                strips: strips_at_once.min(count - first_strip),
+                first_row,
+                rows: most.min(rows - first_row),
+                of_rows: rows,
+            };
+            piece.multiply(machine, packed, x, matrix, bias, SendPtr(out.as_mut_ptr()));
+        }
+    }
+}
+
+/// As many rows, of as many strips, as are packed at once.
+struct Piece {
+    first_strip: usize,
+    strips: usize,
+    first_row: usize,
+    rows: usize,
+    /// Of each strip.
+    of_rows: usize,
+}
+
+impl Piece {
+    fn multiply(
+        self,
+        Machine { isa, pool }: Machine,
+        packed: &mut PackedRows,
+        x: &[f32],
+        matrix: MatrixOf<Matrix>,
+        bias: Option<&[f32]>,
+        out: SendPtr<f32>,
+    ) {
+        let w = matrix(self.first_strip);
+        let (cols, width, format) = (w.cols, w.rows, w.format);
+        let row_format = RowFormat::of(isa, format);
+        let tiles = Tiles::of(isa, row_format, self.rows);
+        let first_row = |strip: usize| (self.first_strip + strip) * self.of_rows + self.first_row;
+        let packed = packed
+            .pack(Machine { isa, pool }, row_format, tiles, self.strips, cols, &|strip| &x[first_row(strip) * cols..][..self.rows * cols]);
+        let panels = Panels::of(w, (pool.threads() * 4).div_ceil(self.strips));
+        pool.run(self.strips * panels.tasks(), &|task, _| {
+            let strip = task / panels.tasks();
+            let w = matrix(self.first_strip + strip);
+            assert!((w.cols, w.rows) == (cols, width) && w.format == format, "strips are multiplied by matrices of one shape");
+            let out = SendPtr(out.get().wrapping_add(first_row(strip) * width));
+            let args = Args { w, bias, out, rows: packed.of_strip(strip), tiles };
+            some_panels(isa, args, panels.of_task(task % panels.tasks()));
+        });
+    }
+}
+
+/// A strip's rows times a matrix.
+#[derive(Clone, Copy)]
+struct Args<'a> {
+    w: &'a Matrix,
+    bias: Option<&'a [f32]>, // [w.rows]
+    out: SendPtr<f32>,       // [rows, w.rows]
+    rows: Packed<'a>,
+    tiles: Tiles,
+}
+
+/// A matrix's panels, some for each task.
+#[derive(Clone, Copy)]
+struct Panels {
+    count: usize,
+    each: usize,
+}
+
+impl Panels {
+    /// `tasks`: so many are enough for every thread.
+    fn of(w: &Matrix, tasks: usize) -> Panels {
+        let count = w.rows.div_ceil(PANEL);
+        Panels { count, each: (TASK_BYTES / w.panel_bytes().max(1)).clamp(1, count.div_ceil(tasks).max(1)) }
+    }
+
+    fn tasks(self) -> usize {
+        self.count.div_ceil(self.each)
+    }
+
+    fn of_task(self, task: usize) -> Range<usize> {
+        task * self.each..self.count.min((task + 1) * self.each)
+    }
+}
+
+/// All rows times some panels.
+fn some_panels(isa: Isa, args: Args, panels: Range<usize>) {
+    // SAFETY: the path is present; tasks write disjoint columns of `out`; rows were packed as the format wants them.
+    unsafe {
+        match args.w.format {
+            Format::F32 => isa.run(Floats::<f32>::new(args, panels)),
+            Format::F16 => isa.run(Floats::<f16>::new(args, panels)),
+            Format::Bf16 if isa == Isa::Avx512Bf16 => isa.run(Pairs { args, panels }),
+            Format::Bf16 => isa.run(Floats::<bf16>::new(args, panels)),
+            Format::Int8 => isa.run(Bytes::<Int8>::new(args, panels)),
+            Format::Int4 { offsets: false, .. } => isa.run(Bytes::<Int4<false>>::new(args, panels)),
+            Format::Int4 { offsets: true, .. } => isa.run(Bytes::<Int4<true>>::new(args, panels)),
+        }
+    }
+}
+
+/// What computes a tile of a product.
+trait Tiled {
+    /// `R` rows by one panel of `C` vectors: the whole sum over k in registers.
+    /// # Safety
+    /// The features of `L` are present; rows and panel are inside the shapes that the kernel was given.
+    unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize);
+}
+
+/// All tiles of some panels: those of the same rows one after the other, which then stay in the first cache. Each number of rows is its
+/// own unrolled loop.
+#[inline(always)]
+unsafe fn each_tile<L: Lanes>(kernel: &impl Tiled, tiles: Tiles, panels: Range<usize>) {
+    macro_rules! tile_of {
+        ($rows:expr, $panel:expr, $first:expr, $columns:literal: $($count:literal)*) => {
+            match $rows {
+                // SAFETY: the caller's contract.
+                $($count => unsafe { kernel.tile::<L, $count, $columns>($panel, $first) },)*
+                rows => unreachable!("a tile of {rows} rows"),
+            }
+        };
+    }
+    for tile in 0..tiles.count() {
+        let rows = tiles.rows(tile);
+        for panel in panels.clone() {
+            if L::N == 16 {
+                tile_of!(rows.len(), panel, rows.start, 2: 1 2 3 4 5 6 7 8 9 10 11 12)
+            } else {
+                tile_of!(rows.len(), panel, rows.start, 4: 1 2 3)
+            }
+        }
+    }
+}
+
+impl Args<'_> {
+    /// Writes a tile of `out`.
+    #[inline(always)]
+    unsafe fn store<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize, sums: &[[L::V; C]; R]) {
+        let Args { w, bias, out, .. } = *self;
+        for (r, sums) in sums.iter().enumerate() {
+            for (c, &sum) in sums.iter().enumerate() {
+                let n = panel * PANEL + c * L::N;
+                if n >= w.rows {
+                    break;
+                }
+                let count = w.rows - n;
+                // SAFETY: the caller's tile is inside `out`, and `count` columns of it are left.
+                unsafe {
+                    let sum = match bias {
+                        Some(bias) => L::add(sum, load_some::<L, f32>(bias.as_ptr().add(n), count)),
+                        None => sum,
+                    };
+                    store_some::<L>(out.get().add((first_row + r) * w.rows + n), sum, count);
+                }
+            }
+        }
+    }
+}

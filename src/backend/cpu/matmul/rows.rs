@@ -1,0 +1,309 @@
+//! Rows as a product wants them.
+//!
+//! A tile's rows lie side by side, `[word][row]`: a word is what is multiplied at once, a number in f32, two in bf16 or four whole ones. So a
+//! product reads on and on, however far apart the rows were; and what is rounded is rounded once.
+
+use std::ops::Range;
+
+use super::super::SendPtr;
+use super::super::lanes::{Kernel, Lanes, load_some};
+use super::quantize::{self, INT4_ZERO, INT8_ZERO};
+use super::{Format, Machine};
+use crate::error::{Result, try_vec};
+use crate::options::Isa;
+
+/// So many are packed at once, so that the packed ones stay small and weights need not be read again too often.
+const MOST_ROWS: usize = 512;
+/// Columns of a row that share a scale where weights have no groups; and the most that do.
+const GROUP: usize = 128;
+/// Columns of a row that are rounded to bf16 at once.
+const ROUNDED: usize = 256;
+
+/// How rows are cut: as evenly as can be, into tiles that fit the registers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tiles {
+    rows: usize,
+    count: usize,
+}
+
+impl Tiles {
+    pub fn of(isa: Isa, format: RowFormat, rows: usize) -> Tiles {
+        // 24 sums of 16 lanes, or 12 of 8: what the register file holds beside weights and rows. Whole numbers have two sums each.
+        let most = match format {
+            _ if !isa.is_512() => 3,
+            RowFormat::Bytes { .. } => 6,
+            _ => 12,
+        };
+        Tiles { rows, count: rows.div_ceil(most) }
+    }
+
+    pub fn count(self) -> usize {
+        self.count
+    }
+
+    pub fn rows(self, tile: usize) -> Range<usize> {
+        let (least, more) = (self.rows / self.count, self.rows % self.count);
+        let first = |tile: usize| tile * least + tile.min(more);
+        first(tile)..first(tile + 1)
+    }
+}
+
+/// What rows become.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RowFormat {
+    /// f32, of which so many are a step.
+    Floats { step: usize },
+    /// Two in bf16 a word.
+    Pairs,
+    /// Four whole numbers a word; so many columns share a scale. Weights lie around `zero`, or have offsets.
+    Bytes { group: usize, zero: Option<u32> },
+}
+
+impl RowFormat {
+    pub fn of(isa: Isa, weights: Format) -> RowFormat {
+        match weights {
+            Format::F32 | Format::F16 => RowFormat::Floats { step: 1 },
+            Format::Bf16 if isa == Isa::Avx512Bf16 => RowFormat::Pairs,
+            Format::Bf16 => RowFormat::Floats { step: 2 },
+            Format::Int8 => RowFormat::Bytes { group: GROUP, zero: Some(INT8_ZERO) },
+            Format::Int4 { group, offsets } => RowFormat::Bytes { group, zero: (!offsets).then_some(INT4_ZERO) },
+        }
+    }
+
+    /// Words of a row.
+    fn depth(self, cols: usize) -> usize {
+        match self {
+            RowFormat::Floats { step } => cols.next_multiple_of(step),
+            RowFormat::Pairs => cols.div_ceil(2),
+            RowFormat::Bytes { .. } => cols.div_ceil(4),
+        }
+    }
+
+    fn group(self, cols: usize) -> usize {
+        if let RowFormat::Bytes { group, .. } = self { group } else { cols.max(1) }
+    }
+}
+
+/// Room for packed rows.
+#[derive(Default)]
+pub struct PackedRows {
+    words: Vec<u32>,
+    scales: Vec<f32>,
+    corrections: Vec<u32>,
+}
+
+/// A strip's packed rows.
+#[derive(Clone, Copy)]
+pub struct Packed<'a> {
+    words: &'a [u32],       // [tile][depth][rows of the tile]
+    scales: &'a [f32],      // [tile][groups][rows of the tile]
+    corrections: &'a [u32], // [tile][groups][rows of the tile]
+    lens: Lens,
+    pub group_words: usize,
+}
+
+/// Of one row.
+#[derive(Clone, Copy)]
+struct Lens {
+    words: usize,
+    groups: usize,
+}
+
+/// Those of all strips.
+pub struct PackedStrips<'a> {
+    all: Packed<'a>,
+    rows: usize,
+}
+
+impl PackedStrips<'_> {
+    pub fn of_strip(&self, strip: usize) -> Packed<'_> {
+        let Packed { words, scales, corrections, lens, group_words } = self.all;
+        let from = strip * self.rows;
+        Packed {
+            words: &words[from * lens.words..],
+            scales: &scales[from * lens.groups..],
+            corrections: &corrections[from * lens.groups..],
+            lens,
+            group_words,
+        }
+    }
+}
+
+impl Packed<'_> {
+    /// Words of a row.
+    pub fn depth(&self) -> usize {
+        self.lens.words
+    }
+
+    /// Those of the tile that begins with this row.
+    pub fn words(&self, first_row: usize) -> *const u32 {
+        self.words[first_row * self.lens.words..].as_ptr()
+    }
+
+    pub fn scales(&self, first_row: usize) -> *const f32 {
+        self.scales[first_row * self.lens.groups..].as_ptr()
+    }
+
+    /// What the sums of a group begin with, because its weights do not lie around 0; or, for those with offsets, what these are multiplied
+    /// by: the sum of the row's numbers, in f32.
+    pub fn corrections(&self, first_row: usize) -> *const u32 {
+        self.corrections[first_row * self.lens.groups..].as_ptr()
+    }
+}
+
+impl Lens {
+    /// The most, whatever the format.
+    fn most(cols: usize) -> Lens {
+        Lens { words: cols.next_multiple_of(2), groups: cols.div_ceil(Format::GROUPS[0]) }
+    }
+
+    fn of(format: RowFormat, cols: usize) -> Lens {
+        let groups = if let RowFormat::Bytes { group, .. } = format { cols.div_ceil(group) } else { 0 };
+        Lens { words: format.depth(cols), groups }
+    }
+}
+
+impl PackedRows {
+    /// What so many rows take.
+    pub fn bytes(rows: usize, cols: usize) -> u64 {
+        let Lens { words, groups } = Lens::most(cols);
+        (rows.min(MOST_ROWS) * (4 * words + 8 * groups)) as u64
+    }
+
+    /// Makes room for so many rows, too.
+    pub fn reserve(&mut self, rows: usize, cols: usize) -> Result<()> {
+        let (rows, Lens { words, groups }) = (rows.min(MOST_ROWS), Lens::most(cols));
+        if rows * words > self.words.len() {
+            self.words = try_vec(rows * words, 0)?;
+        }
+        if rows * groups > self.scales.len() {
+            (self.scales, self.corrections) = (try_vec(rows * groups, 0.0)?, try_vec(rows * groups, 0)?);
+        }
+        Ok(())
+    }
+
+    /// Rows of so many columns for which there is room.
+    pub fn most_rows(&self, cols: usize) -> usize {
+        let Lens { words, groups } = Lens::most(cols.max(1));
+        let most = (self.words.len() / words).min(self.scales.len() / groups);
+        assert!(most > 0, "no room was made for rows of {cols} columns");
+        most
+    }
+
+    /// Packs `strips` times the rows of `tiles`, which `x` gives as `[rows, cols]`.
+    pub fn pack<'a>(
+        &'a mut self,
+        Machine { isa, pool }: Machine,
+        format: RowFormat,
+        tiles: Tiles,
+        strips: usize,
+        cols: usize,
+        x: &(dyn Fn(usize) -> &'a [f32] + Sync),
+    ) -> PackedStrips<'a> {
+        let lens = Lens::of(format, cols);
+        let rows = strips * tiles.rows;
+        let words = &mut self.words[..rows * lens.words];
+        let (scales, corrections) = (&mut self.scales[..rows * lens.groups], &mut self.corrections[..rows * lens.groups]);
+        let to = (SendPtr(words.as_mut_ptr()), SendPtr(scales.as_mut_ptr()), SendPtr(corrections.as_mut_ptr()));
+        pool.run(strips * tiles.count, &|task, _| {
+            let (strip, tile) = (task / tiles.count, tiles.rows(task % tiles.count));
+            let (first, rows) = (strip * tiles.rows + tile.start, tile.len());
+            // SAFETY: tiles are disjoint, and inside what was just cut to their size; the path is present.
+            unsafe {
+                isa.run(PackTile {
+                    format,
+                    cols,
+                    rows,
+                    x: &x(strip)[tile.start * cols..tile.end * cols],
+                    words: part(to.0, first, rows, lens.words),
+                    scales: part(to.1, first, rows, lens.groups),
+                    corrections: part(to.2, first, rows, lens.groups),
+                });
+            }
+        });
+        PackedStrips { all: Packed { words, scales, corrections, lens, group_words: format.group(cols).div_ceil(4) }, rows: tiles.rows }
+    }
+}
+
+/// Those of some rows, each of `len`.
+/// # Safety
+/// They are there, and nobody else's.
+unsafe fn part<'a, T>(all: SendPtr<T>, first: usize, rows: usize, len: usize) -> &'a mut [T] {
+    // SAFETY: the caller's contract.
+    unsafe { std::slice::from_raw_parts_mut(all.get().add(first * len), rows * len) }
+}
+
+/// One tile's rows.
+struct PackTile<'a> {
+    format: RowFormat,
+    cols: usize,
+    rows: usize,
+    x: &'a [f32],               // [rows, cols]
+    words: &'a mut [u32],       // [words, rows]
+    scales: &'a mut [f32],      // [groups, rows]
+    corrections: &'a mut [u32], // [groups, rows]
+}
+
+impl Kernel for PackTile<'_> {
+    const PAIRS: bool = true;
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(mut self) {
+        match self.format {
+            RowFormat::Floats { .. } => self.copy(),
+            // Only the path of pairs asks for them.
+            RowFormat::Pairs if L::PAIRS => self.round::<L>(),
+            RowFormat::Pairs => unreachable!("the path has no pairs"),
+            RowFormat::Bytes { group, zero } => self.quantize(group, zero),
+        }
+    }
+}
+
+impl PackTile<'_> {
+    #[inline(always)]
+    fn copy(&mut self) {
+        let rows = self.rows;
+        for (r, x) in self.x.chunks_exact(self.cols).enumerate() {
+            for (word, x) in self.words[r..].iter_mut().step_by(rows).zip(x) {
+                *word = x.to_bits();
+            }
+        }
+        self.words[self.cols * rows..].fill(0);
+    }
+
+    #[inline(always)]
+    fn round<L: Lanes>(&mut self) {
+        let (rows, mut rounded) = (self.rows, [0u16; ROUNDED]);
+        for (r, x) in self.x.chunks_exact(self.cols).enumerate() {
+            for (place, x) in x.chunks(ROUNDED).enumerate() {
+                for k in (0..x.len()).step_by(L::N) {
+                    // SAFETY: whole vectors fit what is rounded at once; what is behind the row is 0.
+                    unsafe { L::store_bf16(rounded[k..].as_mut_ptr(), load_some::<L, f32>(x[k..].as_ptr(), x.len() - k)) };
+                }
+                let pairs = rounded.as_chunks::<2>().0[..x.len().div_ceil(2)].iter();
+                for (word, [low, high]) in self.words[place * ROUNDED / 2 * rows + r..].iter_mut().step_by(rows).zip(pairs) {
+                    *word = *low as u32 | (*high as u32) << 16;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn quantize(&mut self, group: usize, zero: Option<u32>) {
+        let (rows, mut bytes) = (self.rows, [0u8; GROUP]);
+        for (r, x) in self.x.chunks_exact(self.cols).enumerate() {
+            for (place, x) in x.chunks(group).enumerate() {
+                bytes[x.len() / 4 * 4..].fill(0); // the last word may have less than four
+                self.scales[place * rows + r] = quantize::signed(x, &mut bytes[..x.len()]);
+                let total: i32 = bytes[..x.len()].iter().map(|byte| *byte as i8 as i32).sum();
+                self.corrections[place * rows + r] = match zero {
+                    Some(zero) => (total as u32).wrapping_mul(zero.wrapping_neg()),
+                    None => (total as f32).to_bits(),
+                };
+                let words = bytes.as_chunks::<4>().0[..x.len().div_ceil(4)].iter();
+                for (word, four) in self.words[place * (group / 4) * rows + r..].iter_mut().step_by(rows).zip(words) {
+                    *word = u32::from_le_bytes(*four);
+                }
+            }
+        }
+    }
+}
