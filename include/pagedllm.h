@@ -112,7 +112,7 @@
 
 #define PLLM_ISA_AVX512 3
 
-// As AVX512, but for weights that are stored in bf16: what they are multiplied by is rounded to bf16, too, and summed in f32. Up to
+// As AVX512_VNNI, but for weights that are kept in bf16: what they are multiplied by is rounded to bf16, too, and summed in f32. Up to
 // twice as fast where many tokens are computed at once.
 #define PLLM_ISA_AVX512_BF16 4
 
@@ -466,7 +466,8 @@ typedef struct {
   // In bytes, or PLLM_NUL_TERMINATED (the default).
   uint64_t model_name_len;
   // How weights are kept: PLLM_WEIGHTS_*. Fewer bits are faster to read and take less memory, and cost quality. What is small and
-  // decides much (the choice among experts, learned positions) stays as the files have it.
+  // decides much (the choice among experts, learned positions) stays as the files have it, and so do the matrices by which latents are
+  // read.
   uint32_t weight_format;
   // Inputs of an output that share a scale in 4 bits: 32, 64 or 128. 0 (default): 32. The fewer, the more exact.
   uint32_t weight_group;

@@ -23,7 +23,7 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// The same as `Avx512Vnni`, and AVX-512 BF16: weights that are stored in bf16 are multiplied by activations that are rounded to it, and the
+    /// The same as `Avx512Vnni`, and AVX-512 BF16: weights that are kept in bf16 are multiplied by activations that are rounded to it, and the
     /// products are summed in f32. Twice as fast where arithmetic is the limit.
     Avx512Bf16,
     /// The same as `Avx2`, and AVX-VNNI: weights in whole numbers are multiplied four at a time, with the same result.
@@ -35,6 +35,15 @@ pub enum Isa {
 impl Isa {
     /// From the narrowest to the widest.
     pub const ALL: [Isa; 6] = [Isa::Portable, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Vnni, Isa::Avx512Bf16];
+
+    /// The narrowest path that gives the same bits.
+    pub fn bits(self) -> Isa {
+        match self {
+            Isa::AvxVnni => Isa::Avx2,
+            Isa::Avx512Vnni => Isa::Avx512,
+            other => other,
+        }
+    }
 
     pub fn name(self) -> &'static str {
         match self {
@@ -173,7 +182,7 @@ pub struct EngineOptions {
     /// Tokens per KV block: 8, 16, 32, 64, 128 or 256.
     pub block_size: usize,
     /// How weights are kept. None: as the model's files have them. Embedding and head are kept in int8 where int4 is asked for; what
-    /// is small, and decides much (the choice among experts, learned positions), stays as it is.
+    /// is small, and decides much (the choice among experts, learned positions), stays as it is, and so do the matrices by which latents are read.
     #[serde(default)]
     pub weight_format: Option<WeightFormat>,
     /// How K and V are stored. None: f32 for models stored in f32, else bf16.

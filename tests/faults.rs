@@ -393,7 +393,7 @@ fn until_given_up(engine: &Engine) -> Answers {
     }
     assert!(begun.elapsed() > Duration::from_millis(800), "it was patient");
     let reasons = outputs.iter().filter_map(|output| output.error.as_ref());
-    reasons.for_each(|error| assert!(error.message().contains("nor without it, for 1s: the machine"), "{error}"));
+    reasons.for_each(|error| assert!(error.message().contains("with it for 1s: the machine"), "{error}"));
     answers(&outputs)
 }
 
@@ -427,6 +427,32 @@ fn culprits_that_are_alone_with_each_other_end_and_whoever_comes_is_answered() {
     assert_eq!(ends, [Some(FinishReason::Error); 2]);
     add_all(&engine, requests());
     assert_eq!(drain(&engine), expected);
+}
+
+#[test]
+fn who_comes_late_into_trouble_has_a_second_of_its_own() {
+    let dir = model();
+    let (engine, faults) = engine(&dir);
+    let mut pair = requests().into_iter().take(2);
+    let (early, late) = (pair.next().unwrap(), pair.next().unwrap());
+    let (early_id, late_id) = (early.user_data, late.user_data);
+    faults.dead.store(true, SeqCst);
+    engine.add_request(early).unwrap();
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < Duration::from_millis(800) {
+        engine.step().unwrap_err();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    engine.add_request(late).unwrap();
+    let mut outputs = Vec::new();
+    while outputs.is_empty() {
+        engine.step().unwrap_err();
+        outputs.extend(engine.queue().poll(Some(Duration::from_millis(20))).unwrap());
+    }
+    faults.dead.store(false, SeqCst);
+    assert!(outputs.iter().all(|output| output.user_data == early_id && output.finish == Some(FinishReason::Error)), "{outputs:?}");
+    let answers = drain(&engine);
+    assert!(answers.iter().all(|((id, _), (.., finish))| *id == late_id && *finish != Some(FinishReason::Error)), "{answers:?}");
 }
 
 #[test]

@@ -280,7 +280,7 @@ class Isa(enum.IntEnum):
     PORTABLE = 1
     AVX2 = 2
     AVX512 = 3
-    AVX512_BF16 = 4  # activations are rounded to bf16 where the weights are stored in it
+    AVX512_BF16 = 4  # activations are rounded to bf16 where the weights are kept in it
     AVX_VNNI = 5  # as AVX2 and AVX512, and faster for weights in whole numbers
     AVX512_VNNI = 6
 

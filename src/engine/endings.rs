@@ -141,7 +141,7 @@ impl Core {
     }
 
     /// Every request ends with the error, and later calls are told.
-    pub(super) fn fail_with(&mut self, error: &Error) {
+    fn fail_with(&mut self, error: &Error) {
         self.end_all(error, |output| output.failed(error.clone()));
     }
 

@@ -86,8 +86,9 @@ pub struct ModelInfo {
 }
 
 impl ModelInfo {
+    /// Of the instruction path whose bits it has.
     fn isa_name(&self) -> &'static str {
-        self.isa.map_or("", Isa::name)
+        self.isa.map_or("", |isa| isa.bits().name())
     }
 }
 

@@ -17,6 +17,8 @@ const TRIES: u32 = 3;
 pub struct Trouble {
     since: Duration,
     steps: u32,
+    /// Who came after this one was not in the first of them.
+    latest: u64,
 }
 
 /// What came of trying the groups of a failed step apart.
@@ -111,16 +113,18 @@ impl Core {
     /// Nothing is lost, and the next step tries again; but not for ever. Whether these requests are to blame or the device cannot be
     /// told: it is asked again with whoever comes next.
     fn bear(&mut self, error: &Error) {
-        let trouble = self.trouble.get_or_insert(Trouble { since: self.now, steps: 0 });
+        let latest = self.suspects.iter().copied().max().unwrap_or(0);
+        let trouble = self.trouble.get_or_insert(Trouble { since: self.now, steps: 0, latest });
         trouble.steps += 1;
         if trouble.steps < TRIES || self.now.saturating_sub(trouble.since) < PATIENCE {
             return;
         }
+        let latest = trouble.latest;
         self.trouble = None;
-        let why = format!("no step could be computed with it, nor without it, for {PATIENCE:?}: {}", error.message());
-        let error = Error::new(error.code(), why);
+        let error = Error::new(error.code(), format!("no step could be computed with it for {PATIENCE:?}: {}", error.message()));
         let groups = std::mem::take(&mut self.suspects);
-        groups.iter().for_each(|&group| self.end_group(group, &error));
+        // Whoever came since has its own second.
+        groups.iter().filter(|group| **group <= latest).for_each(|&group| self.end_group(group, &error));
         self.suspects = groups;
     }
 

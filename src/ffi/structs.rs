@@ -21,7 +21,7 @@ pub const PLLM_ISA_AUTO: u32 = 0;
 pub const PLLM_ISA_PORTABLE: u32 = 1;
 pub const PLLM_ISA_AVX2: u32 = 2;
 pub const PLLM_ISA_AVX512: u32 = 3;
-/// As AVX512, but for weights that are stored in bf16: what they are multiplied by is rounded to bf16, too, and summed in f32. Up to
+/// As AVX512_VNNI, but for weights that are kept in bf16: what they are multiplied by is rounded to bf16, too, and summed in f32. Up to
 /// twice as fast where many tokens are computed at once.
 pub const PLLM_ISA_AVX512_BF16: u32 = 4;
 /// As AVX2 and AVX512, with AVX-VNNI and AVX-512 VNNI: weights in whole numbers are multiplied faster, and nothing else changes.
@@ -169,7 +169,8 @@ pub struct pllm_engine_options {
     /// In bytes, or PLLM_NUL_TERMINATED (the default).
     pub model_name_len: u64,
     /// How weights are kept: PLLM_WEIGHTS_*. Fewer bits are faster to read and take less memory, and cost quality. What is small and
-    /// decides much (the choice among experts, learned positions) stays as the files have it.
+    /// decides much (the choice among experts, learned positions) stays as the files have it, and so do the matrices by which latents are
+    /// read.
     pub weight_format: u32,
     /// Inputs of an output that share a scale in 4 bits: 32, 64 or 128. 0 (default): 32. The fewer, the more exact.
     pub weight_group: u32,

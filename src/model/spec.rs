@@ -297,7 +297,7 @@ pub enum Role {
     Inner,
     /// One row for each token of the vocabulary.
     Vocabulary,
-    /// Small, and much hangs on each of its numbers: it stays as it is stored.
+    /// Much hangs on each of its numbers, or it is of a head alone: it stays as it is stored.
     Exact,
 }
 

@@ -103,7 +103,7 @@ fn checked(format: Option<WeightFormat>, linear: &Linear) -> Result<Option<Weigh
         Some(WeightFormat::Int4 { group, .. }) if !linear.cols.is_multiple_of(group) => {
             let fits: Vec<_> = WeightFormat::GROUPS.into_iter().filter(|group| linear.cols.is_multiple_of(*group)).collect();
             Err(Error::unsupported(format!(
-                "weight_format int4 in groups of {group}: {} has {} columns, which groups of {group} do not divide; of those that there are {fits:?} do, or take int8",
+                "weight_format int4 in groups of {group}: {} has {} columns, which groups of {group} do not divide: take int8, or a group of {fits:?}",
                 linear.parts[0].weight(),
                 linear.cols
             )))
@@ -209,7 +209,7 @@ fn load_linear<B: Backend>(
     let weight = weight.map_err(|error| match error.code() {
         Code::Model => {
             let names: Vec<_> = linear.parts.iter().map(Part::weight).collect();
-            Error::model(format!("tensor {} (weight_format): {}", names.join(" with, below it, "), error.message()))
+            Error::model(format!("tensor {}: {}", names.join(" with, below it, "), error.message()))
         }
         _ => error,
     })?;

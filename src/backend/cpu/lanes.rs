@@ -87,18 +87,6 @@ impl Element for half::bf16 {
     }
 }
 
-impl Element for half::f16 {
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(p: *const half::f16) -> L::V {
-        // SAFETY: the caller's contract; f16 is a transparent u16.
-        unsafe { L::load_f16(p.cast()) }
-    }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        half::f16::to_f32(self)
-    }
-}
-
 impl Element for i8 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const i8) -> L::V {
@@ -113,7 +101,7 @@ impl Element for i8 {
 
 /// A kernel with its arguments.
 pub trait Kernel {
-    /// Whether it multiplies numbers in bf16, or bytes: only then it is compiled for the paths that do so in one instruction.
+    /// Whether it works on numbers in bf16, or multiplies bytes: only then it is compiled for the paths that do so in one instruction.
     const PAIRS: bool = false;
     const BYTES: bool = false;
     /// # Safety
@@ -180,7 +168,7 @@ impl Isa {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+#[target_feature(enable = "avx512bf16,avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) {
     // SAFETY: this function's features are those of the lanes.
     unsafe { kernel.run::<x86::Avx512Bf16>() }

@@ -128,9 +128,13 @@ impl CpuBackend {
         self.packed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn machine(&self) -> Machine<'_> {
+        Machine { isa: self.isa, pool: &self.pool }
+    }
+
     fn product(&self, strips: matmul::Strips) {
         self.matmuls.fetch_add(1, Ordering::Relaxed);
-        matmul::product(Machine { isa: self.isa, pool: &self.pool }, &mut self.packed(), strips);
+        matmul::product(self.machine(), &mut self.packed(), strips);
     }
 
     /// Calls `f(row, &mut out[row])` for each row of `width`, rows shared among the threads.
@@ -186,7 +190,7 @@ impl Backend for CpuBackend {
     }
 
     fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
-        Matrix::load(&self.pool, rows, cols, dtype, format, source)
+        Matrix::load(self.machine(), rows, cols, dtype, format, source)
     }
 
     fn kv(&self, shape: KvShape) -> Result<Kv> {

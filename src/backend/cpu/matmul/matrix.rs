@@ -13,10 +13,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use half::{bf16, f16};
 
 use super::super::SendPtr;
+use super::super::lanes::{Kernel, Lanes};
 use super::super::pool::Pool;
 use super::bytes::STEP_BYTES;
 use super::quantize::{self, INT4_ZERO, INT8_ZERO};
-use super::{Format, PANEL};
+use super::{Format, LINE, Machine, PANEL};
 use crate::backend::RowSource;
 use crate::error::{Error, Result, try_vec};
 use crate::options::Dtype;
@@ -44,6 +45,11 @@ fn panel_bytes(format: Format, cols: usize) -> usize {
     }
 }
 
+/// Of a row in floating point.
+fn row_bytes(format: Format, cols: usize) -> usize {
+    cols * if format == Format::F32 { 4 } else { 2 }
+}
+
 /// Of a panel's group in int4.
 fn group_bytes(group: usize, offsets: bool) -> usize {
     group / 8 * STEP_BYTES + PANEL * size_of::<f16>() * (1 + offsets as usize)
@@ -61,7 +67,7 @@ impl Matrix {
     }
 
     /// Reads rows of `dtype`, and stores them in `format`.
-    pub fn load(pool: &Pool, rows: usize, cols: usize, dtype: Dtype, format: Format, source: RowSource) -> Result<Matrix> {
+    pub fn load(machine: Machine, rows: usize, cols: usize, dtype: Dtype, format: Format, source: RowSource) -> Result<Matrix> {
         let pages = Pages::zeroed(Self::bytes(rows, cols, format) as usize)?;
         let mut matrix = Matrix { rows, cols, format, pages };
         let row_bytes = cols * dtype.bytes();
@@ -73,14 +79,14 @@ impl Matrix {
             let count = piece.min(rows - first);
             let bytes = &mut buffer[..count * row_bytes];
             source(first, bytes)?;
-            match dtype.bytes() {
+            match format {
                 _ if !as_stored => {
                     let floats = &mut floats[..count * cols];
-                    to_floats(pool, dtype, bytes, floats);
-                    matrix.convert(pool, first, floats)?;
+                    to_floats(machine.pool, dtype, bytes, floats);
+                    matrix.convert(machine, first, floats)?;
                 }
-                2 => matrix.pack::<2>(pool, first, bytes),
-                _ => matrix.pack::<4>(pool, first, bytes),
+                Format::F16 => matrix.pack::<2>(machine.pool, first, bytes),
+                _ => matrix.pack::<4>(machine.pool, first, bytes),
             }
         }
         Ok(matrix)
@@ -94,44 +100,53 @@ impl Matrix {
         self.pages.bytes()[panel * self.panel_bytes()..].as_ptr()
     }
 
-    /// Calls `f` for each panel that holds one of `[rows, cols]` elements, of which the first row is the first of a panel: with the number of
-    /// its first row, its elements, and its bytes.
-    fn for_panels<T: Sync>(&mut self, pool: &Pool, first: usize, elements: &[T], f: impl Fn(usize, &[T], &mut [u8]) + Sync) {
-        let (cols, bytes) = (self.cols, self.panel_bytes());
+    /// Calls `f` for each panel that some rows lie in, of which the first is the first of a panel: with its number, the elements of those of its rows that
+    /// are there, `width` each, and its bytes.
+    fn for_panels<T: Sync>(&mut self, pool: &Pool, first: usize, rows: &[T], width: usize, f: impl Fn(usize, &[T], &mut [u8]) + Sync) {
+        let bytes = self.panel_bytes();
         let panels = SendPtr(self.pages.bytes_mut()[first / PANEL * bytes..].as_mut_ptr());
-        pool.run((elements.len() / cols).div_ceil(PANEL), &|panel, _| {
-            let rows = &elements[panel * PANEL * cols..elements.len().min((panel + 1) * PANEL * cols)];
+        pool.run((rows.len() / width).div_ceil(PANEL), &|panel, _| {
+            let rows = &rows[panel * PANEL * width..rows.len().min((panel + 1) * PANEL * width)];
             // SAFETY: each task writes its own panel, which lies inside the pages.
             f(first + panel * PANEL, rows, unsafe { std::slice::from_raw_parts_mut(panels.get().add(panel * bytes), bytes) });
         });
     }
 
-    /// Packs elements of N bytes as they are.
+    /// Packs rows as they are, N bytes of one beside those of the next. A cache line of each at a time: so what is read and what is written stays in
+    /// the first cache.
     fn pack<const N: usize>(&mut self, pool: &Pool, first: usize, bytes: &[u8]) {
-        let (cols, format) = (self.cols, self.format);
-        self.for_panels(pool, first, bytes.as_chunks::<N>().0, |_, rows, panel| {
+        let row_bytes = row_bytes(self.format, self.cols);
+        self.for_panels(pool, first, bytes, row_bytes, |_, rows, panel| {
             let panel = panel.as_chunks_mut::<N>().0;
-            for (n, row) in rows.chunks_exact(cols).enumerate() {
-                for (k, element) in row.iter().enumerate() {
-                    panel[place(format, k, n)] = *element;
+            for line in (0..row_bytes).step_by(LINE) {
+                for (n, row) in rows.chunks_exact(row_bytes).enumerate() {
+                    let (elements, last) = row[line..row_bytes.min(line + LINE)].as_chunks::<N>();
+                    let first = line / N * PANEL + n;
+                    for (place, element) in elements.iter().enumerate() {
+                        panel[first + place * PANEL] = *element;
+                    }
+                    // The last of an odd number of columns is shorter, and lies beside zeros.
+                    if !last.is_empty() {
+                        panel[first + elements.len() * PANEL][..last.len()].copy_from_slice(last);
+                    }
                 }
             }
         });
     }
 
     /// Packs numbers as the format stores them. One that it cannot store is an error.
-    fn convert(&mut self, pool: &Pool, first: usize, floats: &[f32]) -> Result<()> {
+    fn convert(&mut self, Machine { isa, pool }: Machine, first: usize, floats: &[f32]) -> Result<()> {
         let (cols, format, refused) = (self.cols, self.format, AtomicUsize::new(usize::MAX));
-        self.for_panels(pool, first, floats, |first, rows, panel| {
-            for (n, row) in rows.chunks_exact(cols).enumerate() {
-                if !store_row(format, n, row, panel) {
-                    refused.fetch_min(first + n, Ordering::Relaxed);
-                }
-            }
+        self.for_panels(pool, first, floats, cols, |first, rows, panel| {
+            // SAFETY: the path is present.
+            unsafe { isa.run(Convert { format, first, cols, rows, panel, refused: &refused }) };
         });
         match refused.into_inner() {
             usize::MAX => Ok(()),
-            row => Err(Error::model(format!("row {row} holds a number that is infinite, not a number or too large for {}", format.name()))),
+            row => Err(Error::model(format!(
+                "row {row} holds a number that is infinite, not a number or too large for weight_format {}",
+                format.name()
+            ))),
         }
     }
 
@@ -160,6 +175,28 @@ impl Matrix {
             }
             Format::Int4 { group, offsets } => {
                 each(&|k| read_int4(&panel[k / group * group_bytes(group, offsets)..], group, offsets, k % group, n))
+            }
+        }
+    }
+}
+
+/// The rows of a panel that are there, of which the first is row `first`.
+struct Convert<'a> {
+    format: Format,
+    first: usize,
+    cols: usize,
+    rows: &'a [f32], // [rows, cols]
+    panel: &'a mut [u8],
+    /// The first row that the format has no numbers for.
+    refused: &'a AtomicUsize,
+}
+
+impl Kernel for Convert<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        for (n, row) in self.rows.chunks_exact(self.cols).enumerate() {
+            if !store_row(self.format, n, row, self.panel) {
+                self.refused.fetch_min(self.first + n, Ordering::Relaxed);
             }
         }
     }
@@ -202,41 +239,65 @@ fn to_floats(pool: &Pool, dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
 }
 
 /// Stores the row of output `n` in its panel. False: the format has no such number.
+#[inline(always)]
 fn store_row(format: Format, n: usize, row: &[f32], panel: &mut [u8]) -> bool {
-    let twos = |panel: &mut [u8], bits: &dyn Fn(f32) -> [u8; 2]| {
-        row.iter().enumerate().for_each(|(k, &x)| panel.as_chunks_mut().0[place(format, k, n)] = bits(x));
-    };
-    match format {
-        Format::F32 => row.iter().enumerate().for_each(|(k, x)| panel.as_chunks_mut().0[place(format, k, n)] = x.to_le_bytes()),
-        Format::F16 => twos(panel, &|x| f16::from_f32(x).to_le_bytes()),
-        Format::Bf16 => twos(panel, &|x| bf16::from_f32(x).to_le_bytes()),
-        Format::Int8 => store_int8(n, row, panel),
-        Format::Int4 { group, offsets } => {
-            let groups = panel.chunks_exact_mut(group_bytes(group, offsets));
-            row.chunks_exact(group).zip(groups).for_each(|(x, out)| store_int4(n, x, offsets, out));
-        }
-    }
     let most = quantize::greatest(row);
     match format {
-        Format::F32 | Format::Bf16 => true,
-        Format::F16 => !most.is_finite() || f16::from_f32(most).is_finite(),
-        Format::Int8 => most.is_finite(),
-        Format::Int4 { .. } => f16::from_f32(2.0 * most).is_finite(),
+        Format::F32 => {
+            for (k, x) in row.iter().enumerate() {
+                panel.as_chunks_mut().0[place(format, k, n)] = x.to_le_bytes();
+            }
+            true
+        }
+        Format::F16 => {
+            let mut holds = true;
+            for (k, &x) in row.iter().enumerate() {
+                let number = f16::from_f32(x);
+                holds &= number.is_finite() || !x.is_finite();
+                panel.as_chunks_mut().0[place(format, k, n)] = number.to_le_bytes();
+            }
+            holds
+        }
+        Format::Bf16 => {
+            let mut holds = true;
+            for (k, &x) in row.iter().enumerate() {
+                let number = bf16::from_f32(x);
+                holds &= number.is_finite() || !x.is_finite();
+                panel.as_chunks_mut().0[place(format, k, n)] = number.to_le_bytes();
+            }
+            holds
+        }
+        Format::Int8 => {
+            store_int8(n, row, panel);
+            most.is_finite()
+        }
+        Format::Int4 { group, offsets } => {
+            let groups = panel.chunks_exact_mut(group_bytes(group, offsets));
+            for (x, out) in row.chunks_exact(group).zip(groups) {
+                store_int4(n, x, offsets, out);
+            }
+            // Its scales and offsets are in f16.
+            f16::from_f32(2.0 * most).is_finite()
+        }
     }
 }
 
+#[inline(always)]
 fn store_int8(n: usize, row: &[f32], panel: &mut [u8]) {
     let (mut bytes, scale) = ([0u8; AT_ONCE], quantize::int8_scale(row));
     for (place, x) in row.chunks(AT_ONCE).enumerate() {
+        bytes[x.len() / 4 * 4..].fill(INT8_ZERO as u8); // the last four may be fewer
         quantize::int8(x, scale, &mut bytes);
-        for (k, byte) in bytes[..x.len()].iter().enumerate() {
-            panel[place_int8(place * AT_ONCE + k, n)] = *byte;
+        let fours = panel.as_chunks_mut::<4>().0;
+        for (word, four) in bytes.as_chunks::<4>().0[..x.len().div_ceil(4)].iter().enumerate() {
+            fours[(place * AT_ONCE / 4 + word) * PANEL + n] = *four;
         }
     }
     let scales = panel.len() - PANEL * size_of::<f32>();
     panel[scales..].as_chunks_mut().0[n] = scale.to_le_bytes();
 }
 
+#[inline(always)]
 fn store_int4(n: usize, x: &[f32], offsets: bool, out: &mut [u8]) {
     let mut halves = [0u8; AT_ONCE];
     let halves = &mut halves[..x.len()];
@@ -244,9 +305,9 @@ fn store_int4(n: usize, x: &[f32], offsets: bool, out: &mut [u8]) {
         true => quantize::int4_with_offset(x, halves),
         false => (quantize::int4(x, halves), f16::ZERO),
     };
-    for (k, half) in halves.iter().enumerate() {
-        let (byte, shift) = place_int4(k, n);
-        out[byte] |= half << shift;
+    let fours = out.as_chunks_mut::<4>().0;
+    for (word, [a, b, c, d, e, f, g, h]) in halves.as_chunks().0.iter().enumerate() {
+        fours[word * PANEL + n] = [a | e << 4, b | f << 4, c | g << 4, d | h << 4];
     }
     let tail = out[x.len() / 8 * STEP_BYTES..].as_chunks_mut().0;
     tail[n] = scale.to_le_bytes();
