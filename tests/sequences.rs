@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{BeamCase, TempDir, beam_cases, bundled_model, configs, goldens, write_random_model};
 use pagedllm::engine::{Engine, Fork, GoOn, LogitsHook, Output, Prompt, Request, Resume, Stats};
 use pagedllm::error::Code;
-use pagedllm::options::{BeamParams, Dry, EngineOptions, Grammar, Mirostat, OutputKind, SamplingParams};
+use pagedllm::options::{BeamParams, Dry, EngineOptions, Grammar, Isa, Mirostat, OutputKind, SamplingParams};
 use pagedllm::sched::FinishReason;
 
 const BLOCK: usize = 8;
@@ -1002,12 +1002,18 @@ fn an_import_that_finds_no_room_is_computed_again_and_one_from_another_path_says
     assert_eq!(told[&seq], alone(&model, &all, sampled(9, 10)));
     assert_eq!(told[&busy].len() + 1, 30);
 
-    let other = Engine::create(&EngineOptions { isa: Some(pagedllm::options::Isa::Portable), ..model.options.clone() }).unwrap();
+    let other = Engine::create(&EngineOptions { isa: Some(Isa::Portable), ..model.options.clone() }).unwrap();
     let seq = other.import(other.queue(), &blob).unwrap();
     let same = other.info().isa == engine.info().isa;
     assert_eq!((other.sequence(seq).unwrap().inexact, engine.sequence(id).unwrap().inexact), (!same, false));
     other.resume(seq, Resume::new(sampled(9, 10))).unwrap();
     assert_eq!(answers(&drain(&other))[&seq].len(), 10);
+    // A path that only multiplies whole numbers faster has the bits of the one without.
+    if let Some(isa) = engine.info().isa.map(Isa::bits).filter(|isa| Some(*isa) != engine.info().isa) {
+        let narrower = Engine::create(&EngineOptions { isa: Some(isa), ..model.options.clone() }).unwrap();
+        let seq = narrower.import(narrower.queue(), &blob).unwrap();
+        assert!(!narrower.sequence(seq).unwrap().inexact, "{isa:?}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::lanes::{Kernel, Lanes, prefetch};
-use super::{AHEAD, Args, LINE, PANEL, Tiled, each_tile};
+use super::{AHEAD, Args, BYTE_ROWS, LINE, PANEL, Tiled, each_tile};
 
 /// Bytes of four columns of a panel, a byte each; or of eight, half a byte each.
 pub const STEP_BYTES: usize = PANEL * 4;
@@ -105,11 +105,12 @@ impl<W: Whole> Kernel for Bytes<'_, W> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
         // SAFETY: tiles and panels are those of `args`.
-        unsafe { each_tile::<L>(&self, self.args.tiles, self.panels.clone()) };
+        unsafe { each_tile::<L, _>(&self, self.args.tiles, self.panels.clone()) };
     }
 }
 
 impl<W: Whole> Tiled for Bytes<'_, W> {
+    const MOST_ROWS: usize = BYTE_ROWS;
     #[inline(always)]
     unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize) {
         let rows = self.args.rows;
@@ -149,6 +150,8 @@ impl<W: Whole> Tiled for Bytes<'_, W> {
 }
 
 /// dots[r][c] += the products of so many words
+/// # Safety
+/// As for `Lanes`; weights and x reach so far.
 #[inline(always)]
 unsafe fn dots_of<L: Lanes, W: Whole, const R: usize, const C: usize>(
     weights: *const u8,

@@ -6,7 +6,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::super::lanes::{Kernel, Lanes, prefetch};
-use super::{AHEAD, Args, LINE, PANEL, Tiled, each_tile};
+use super::{AHEAD, Args, FLOAT_ROWS, LINE, PANEL, Tiled, each_tile};
 
 /// A type in which weights are stored.
 pub trait Stored: Copy + 'static {
@@ -71,11 +71,12 @@ impl<S: Stored> Kernel for Floats<'_, S> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
         // SAFETY: tiles and panels are those of `args`.
-        unsafe { each_tile::<L>(&self, self.args.tiles, self.panels.clone()) };
+        unsafe { each_tile::<L, _>(&self, self.args.tiles, self.panels.clone()) };
     }
 }
 
 impl<S: Stored> Tiled for Floats<'_, S> {
+    const MOST_ROWS: usize = FLOAT_ROWS;
     #[inline(always)]
     unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize) {
         // SAFETY: the caller's contract; rows were packed to whole steps.
@@ -120,12 +121,13 @@ impl Kernel for Pairs<'_> {
         // Only the path of pairs is given such rows: for the others nothing of what follows is compiled.
         if L::PAIRS {
             // SAFETY: tiles and panels are those of `args`.
-            unsafe { each_tile::<L>(&self, self.args.tiles, self.panels.clone()) };
+            unsafe { each_tile::<L, _>(&self, self.args.tiles, self.panels.clone()) };
         }
     }
 }
 
 impl Tiled for Pairs<'_> {
+    const MOST_ROWS: usize = FLOAT_ROWS;
     #[inline(always)]
     unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize) {
         const STEP_BYTES: usize = PANEL * 4;

@@ -23,7 +23,7 @@ use bytes::{Bytes, Int4, Int8};
 use floats::{Floats, Pairs};
 pub use matrix::Matrix;
 pub use rows::PackedRows;
-use rows::{Packed, RowFormat, Tiles};
+use rows::{BYTE_ROWS, FLOAT_ROWS, Packed, RowFormat, Tiles};
 
 /// Outputs of a panel.
 const PANEL: usize = 32;
@@ -166,6 +166,8 @@ fn some_panels(isa: Isa, args: Args, panels: Range<usize>) {
 
 /// What computes a tile of a product.
 trait Tiled {
+    /// Of a tile of 16 lanes, as `Tiles` cuts them.
+    const MOST_ROWS: usize;
     /// `R` rows by one panel of `C` vectors: the whole sum over k in registers.
     /// # Safety
     /// The features of `L` are present; rows and panel are inside the shapes that the kernel was given.
@@ -174,8 +176,10 @@ trait Tiled {
 
 /// All tiles of some panels: those of the same rows one after the other, which then stay in the first cache. Each number of rows is its
 /// own unrolled loop.
+/// # Safety
+/// As for `Tiled::tile`: tiles and panels are those that the kernel was given.
 #[inline(always)]
-unsafe fn each_tile<L: Lanes>(kernel: &impl Tiled, tiles: Tiles, panels: Range<usize>) {
+unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, tiles: Tiles, panels: Range<usize>) {
     macro_rules! tile_of {
         ($rows:expr, $panel:expr, $first:expr, $columns:literal: $($count:literal)*) => {
             match $rows {
@@ -188,8 +192,10 @@ unsafe fn each_tile<L: Lanes>(kernel: &impl Tiled, tiles: Tiles, panels: Range<u
     for tile in 0..tiles.count() {
         let rows = tiles.rows(tile);
         for panel in panels.clone() {
-            if L::N == 16 {
+            if L::N == 16 && T::MOST_ROWS == FLOAT_ROWS {
                 tile_of!(rows.len(), panel, rows.start, 2: 1 2 3 4 5 6 7 8 9 10 11 12)
+            } else if L::N == 16 {
+                tile_of!(rows.len(), panel, rows.start, 2: 1 2 3 4 5 6)
             } else {
                 tile_of!(rows.len(), panel, rows.start, 4: 1 2 3)
             }

@@ -12,6 +12,11 @@ use super::{Format, Machine};
 use crate::error::{Result, try_vec};
 use crate::options::Isa;
 
+/// Rows of a tile. With the vectors of a panel they have 24 sums of 16 lanes, or 12 of 8: what the register file holds beside weights and rows.
+pub const FLOAT_ROWS: usize = 12;
+const NARROW_ROWS: usize = 3;
+/// Whole numbers have two sums each: a group's, and all groups'.
+pub const BYTE_ROWS: usize = 6;
 /// So many are packed at once, so that the packed ones stay small and weights need not be read again too often.
 const MOST_ROWS: usize = 512;
 /// Columns of a row that share a scale where weights have no groups; and the most that do.
@@ -28,11 +33,10 @@ pub struct Tiles {
 
 impl Tiles {
     pub fn of(isa: Isa, format: RowFormat, rows: usize) -> Tiles {
-        // 24 sums of 16 lanes, or 12 of 8: what the register file holds beside weights and rows. Whole numbers have two sums each.
         let most = match format {
-            _ if !isa.is_512() => 3,
-            RowFormat::Bytes { .. } => 6,
-            _ => 12,
+            _ if !isa.is_512() => NARROW_ROWS,
+            RowFormat::Bytes { .. } => BYTE_ROWS,
+            _ => FLOAT_ROWS,
         };
         Tiles { rows, count: rows.div_ceil(most) }
     }
