@@ -73,6 +73,15 @@ impl Dtype {
         }
     }
 
+    /// Each number of little-endian bytes, with its place.
+    pub fn visit(self, bytes: &[u8], mut visit: impl FnMut(usize, f32)) {
+        match self {
+            Dtype::F32 => bytes.as_chunks().0.iter().enumerate().for_each(|(i, b)| visit(i, f32::from_le_bytes(*b))),
+            Dtype::F16 => bytes.as_chunks().0.iter().enumerate().for_each(|(i, b)| visit(i, half::f16::from_le_bytes(*b).to_f32())),
+            Dtype::Bf16 => bytes.as_chunks().0.iter().enumerate().for_each(|(i, b)| visit(i, half::bf16::from_le_bytes(*b).to_f32())),
+        }
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Dtype::F32 => "f32",
@@ -101,6 +110,17 @@ pub enum WeightFormat {
 impl WeightFormat {
     /// Of weights that share a scale in int4.
     pub const GROUPS: [usize; 3] = [32, 64, 128];
+
+    /// Every format, those of four bits in groups of so many.
+    pub fn all(group: usize) -> [WeightFormat; 6] {
+        let int4 = |offsets| WeightFormat::Int4 { group, offsets };
+        [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16, WeightFormat::Int8, int4(false), int4(true)]
+    }
+
+    /// Whether its weights are whole numbers.
+    pub fn is_whole(self) -> bool {
+        matches!(self, WeightFormat::Int8 | WeightFormat::Int4 { .. })
+    }
 
     pub fn name(self) -> &'static str {
         match self {

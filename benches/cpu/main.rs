@@ -75,7 +75,7 @@ impl Options {
                 "--kv-dtype" => options.kv_dtype = Some(*pick(&KvDtype::ALL, |dtype| dtype.name(), &value()?)?),
                 "--reps" => options.reps = value()?.parse::<usize>()?.max(1),
                 "--quick" => (options.quick, options.shape, options.reps) = (true, &SHAPES[0], 1),
-                "--weights" => options.weights = Some(*pick(&formats(options.group), |format| format.name(), &value()?)?),
+                "--weights" => options.weights = Some(*pick(&WeightFormat::all(options.group), |format| format.name(), &value()?)?),
                 "--group" => options.group = value()?.parse()?,
                 "--attention" => options.attention = true,
                 "--matmul" => options.matmul = true,
@@ -95,7 +95,7 @@ impl Options {
             WeightFormat::Int4 { offsets, .. } => WeightFormat::Int4 { group: self.group, offsets },
             other => other,
         };
-        self.weights.map_or(formats(self.group).to_vec(), |format| vec![grouped(format)])
+        self.weights.map_or(WeightFormat::all(self.group).to_vec(), |format| vec![grouped(format)])
     }
 
     /// That of `--weights`, or the file's.
@@ -119,11 +119,6 @@ impl Options {
     fn probe_bytes(&self) -> usize {
         if self.quick { 128 << 20 } else { 1 << 30 }
     }
-}
-
-fn formats(group: usize) -> [WeightFormat; 6] {
-    let int4 = |offsets| WeightFormat::Int4 { group, offsets };
-    [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16, WeightFormat::Int8, int4(false), int4(true)]
 }
 
 fn pick<'a, T>(all: &'a [T], name: impl Fn(&T) -> &'static str, wanted: &str) -> Result<&'a T> {

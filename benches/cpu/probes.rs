@@ -82,7 +82,7 @@ fn read(words: &[u64]) -> u64 {
 /// of this format.
 pub fn arithmetic(isa: Isa, format: WeightFormat, threads: usize) -> f64 {
     const ROUNDS: u64 = 20_000_000;
-    let whole = matches!(format, WeightFormat::Int8 | WeightFormat::Int4 { .. });
+    let whole = format.is_whole();
     let (lanes, run): (usize, unsafe fn(u64)) = match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Bf16 if format == WeightFormat::Bf16 => (32, x86::multiply_add_pairs),

@@ -136,13 +136,8 @@ impl Core {
     pub(super) fn fail(&mut self, panic: Box<dyn Any + Send>) -> Error {
         let what = quiet::said(&*panic);
         let error = Error::internal(format!("a defect of libpagedllm stopped this engine: {what}; free it and create another"));
-        self.fail_with(&error);
+        self.end_all(&error, |output| output.failed(error.clone()));
         error
-    }
-
-    /// Every request ends with the error, and later calls are told.
-    fn fail_with(&mut self, error: &Error) {
-        self.end_all(error, |output| output.failed(error.clone()));
     }
 
     /// The engine is being freed: every request ends and every reader is told.

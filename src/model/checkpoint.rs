@@ -202,7 +202,7 @@ impl Checkpoint {
         let mut bytes = try_vec(len * dtype.bytes(), 0u8)?;
         self.read(tensor, (start * dtype.bytes()) as u64, &mut bytes)?;
         let mut values = try_vec(len, 0.0f32)?;
-        to_f32(&bytes, dtype, |i, value| values[i] = value);
+        dtype.visit(&bytes, |i, value| values[i] = value);
         Ok(values)
     }
 }
@@ -212,15 +212,6 @@ fn layer_of(name: &str) -> Option<usize> {
     let mut path = name.strip_prefix("decoder.").unwrap_or(name).split('.');
     let layer = path.next().filter(|first| matches!(*first, "layers" | "h")).and(path.next())?.parse::<u32>().ok()?;
     (name.ends_with(".weight") || name.ends_with(".bias")).then_some(layer as usize)
-}
-
-/// Calls `visit(index, value)` for each number in `bytes`.
-pub fn to_f32(bytes: &[u8], dtype: Dtype, mut visit: impl FnMut(usize, f32)) {
-    match dtype {
-        Dtype::F32 => bytes.as_chunks::<4>().0.iter().enumerate().for_each(|(i, b)| visit(i, f32::from_le_bytes(*b))),
-        Dtype::F16 => bytes.as_chunks::<2>().0.iter().enumerate().for_each(|(i, b)| visit(i, half::f16::from_le_bytes(*b).to_f32())),
-        Dtype::Bf16 => bytes.as_chunks::<2>().0.iter().enumerate().for_each(|(i, b)| visit(i, half::bf16::from_le_bytes(*b).to_f32())),
-    }
 }
 
 /// The header, and where the data begins. The crate checks offsets, overlaps and sizes.

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 
-use super::checkpoint::{Checkpoint, Tensor, to_f32};
+use super::checkpoint::{Checkpoint, Tensor};
 use super::mxfp4;
 use super::spec::{Layout, Linear, Model, ModelSpec, Norm, Part, Role, RowOrder, Source, Vector};
 use crate::backend::Backend;
@@ -97,9 +97,9 @@ fn for_role(asked: Option<WeightFormat>, role: Role) -> Option<WeightFormat> {
     }
 }
 
-/// The format, if the matrix can have it.
-fn checked(format: Option<WeightFormat>, linear: &Linear) -> Result<Option<WeightFormat>> {
-    match format {
+/// What a matrix is kept in; an error where it cannot be what is wanted.
+fn format_of(linear: &Linear, stored: Dtype, wanted: Option<WeightFormat>) -> Result<WeightFormat> {
+    match wanted {
         Some(WeightFormat::Int4 { group, .. }) if !linear.cols.is_multiple_of(group) => {
             let fits: Vec<_> = WeightFormat::GROUPS.into_iter().filter(|group| linear.cols.is_multiple_of(*group)).collect();
             Err(Error::unsupported(format!(
@@ -108,13 +108,13 @@ fn checked(format: Option<WeightFormat>, linear: &Linear) -> Result<Option<Weigh
                 linear.cols
             )))
         }
-        format => Ok(format),
+        wanted => Ok(wanted.unwrap_or(stored.into())),
     }
 }
 
-fn linear_bytes<B: Backend>(backend: &B, linear: &Linear, checkpoint: &Checkpoint, format: Option<WeightFormat>) -> Result<u64> {
+fn linear_bytes<B: Backend>(backend: &B, linear: &Linear, checkpoint: &Checkpoint, wanted: Option<WeightFormat>) -> Result<u64> {
     let parts = Parts::find(linear, checkpoint)?;
-    let format = checked(format, linear)?.unwrap_or(parts.dtype.into());
+    let format = format_of(linear, parts.dtype, wanted)?;
     let mut bytes = backend.matrix_bytes(linear.rows(), linear.cols, format);
     bias_of(linear, checkpoint, |part, _, _| {
         bytes += (part.rows * size_of::<f32>()) as u64;
@@ -196,12 +196,12 @@ fn load_linear<B: Backend>(
     backend: &B,
     linear: &Linear,
     checkpoint: &Checkpoint,
-    format: Option<WeightFormat>,
+    wanted: Option<WeightFormat>,
     advance: &mut dyn FnMut(usize) -> Result<()>,
 ) -> Result<LoadedLinear<B>> {
     let mut parts = Parts::find(linear, checkpoint)?;
     let dtype = parts.dtype;
-    let format = checked(format, linear)?.unwrap_or(dtype.into());
+    let format = format_of(linear, dtype, wanted)?;
     let weight = backend.matrix(linear.rows(), linear.cols, dtype, format, &mut |first, out| {
         parts.read_rows(first, out)?;
         advance(out.len())
@@ -310,7 +310,7 @@ impl<'a> Parts<'a> {
         piece.try_reserve_exact(len)?;
         piece.resize(len, 0);
         self.read_stored(part, first, &mut piece)?;
-        to_f32(&piece, dtype, |i, value| out[4 * i..][..4].copy_from_slice(&value.to_le_bytes()));
+        dtype.visit(&piece, |i, value| out[4 * i..][..4].copy_from_slice(&value.to_le_bytes()));
         self.piece = piece;
         Ok(())
     }

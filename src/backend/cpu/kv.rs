@@ -6,7 +6,7 @@
 
 use half::bf16;
 
-use super::lanes::{Element, ROUNDER};
+use super::lanes::{Element, ROUNDER, greatest_magnitude};
 use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr};
 use crate::backend::{AttentionShape, KvShape, Values};
@@ -255,9 +255,7 @@ impl<E: Cached> Head<E> {
 /// What makes 127 of the number that is farthest from 0. Where one is not finite it is NaN, and so is all that is
 /// computed with it; where all are so small that a scale would be no normal number, it is 0.
 fn scale_of(numbers: &[f32]) -> f32 {
-    // Magnitudes compare alike as integers, and NaN is the greatest.
-    let magnitude = |x: &f32| x.to_bits() & !(1 << 31);
-    let scale = f32::from_bits(numbers.iter().map(magnitude).max().unwrap_or(0)) / 127.0;
+    let scale = greatest_magnitude(numbers) / 127.0;
     match scale {
         _ if !scale.is_finite() => f32::NAN,
         _ if scale < f32::MIN_POSITIVE => 0.0,

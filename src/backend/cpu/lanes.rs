@@ -611,6 +611,17 @@ pub unsafe fn greatest<L: Lanes>(x: &[f32], least: f32) -> f32 {
     lanes.iter().fold(least, |most, &x| if x > most { x } else { most })
 }
 
+/// The greatest absolute value; not finite where one is not.
+#[inline(always)]
+pub fn greatest_magnitude(x: &[f32]) -> f32 {
+    // As bits: what is not finite is greater than all that is.
+    let mut most = 0;
+    for x in x {
+        most = most.max(x.to_bits() & 0x7fff_ffff);
+    }
+    f32::from_bits(most)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -93,16 +93,10 @@ fn matmul_is_right_on_every_shape_storage_and_path() {
     }
 }
 
-/// All that the machine can store weights in, with groups of this many columns.
-fn formats(group: usize) -> [WeightFormat; 6] {
-    let int4 = |offsets| WeightFormat::Int4 { group, offsets };
-    [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16, WeightFormat::Int8, int4(false), int4(true)]
-}
-
 /// Those that matrices of so many columns can have.
 fn formats_for(cols: usize, group: usize) -> impl Iterator<Item = WeightFormat> {
     let fits = move |format: &WeightFormat| !matches!(format, WeightFormat::Int4 { .. }) || cols.is_multiple_of(group);
-    formats(group).into_iter().filter(fits)
+    WeightFormat::all(group).into_iter().filter(fits)
 }
 
 /// As the rows of a product in whole numbers are multiplied: groups of columns from -127 to 127, to the nearest.
@@ -163,7 +157,7 @@ fn a_product_is_right_in_every_format_on_every_path() {
 
 #[test]
 fn a_row_alone_has_the_bits_of_the_row_among_others() {
-    for (backend, format) in backends().flat_map(|backend| formats(64).map(|format| (backend.isa(), format))) {
+    for (backend, format) in backends().flat_map(|backend| WeightFormat::all(64).map(|format| (backend.isa(), format))) {
         let backend = backends().find(|other| other.isa() == backend).unwrap();
         let (rows, cols, outs) = (41, if format == WeightFormat::Int8 { 190 } else { 192 }, 70);
         let w = matrix_in(&backend, &stored(&numbers(outs * cols, 2), Dtype::F32).0, outs, cols, Dtype::F32, format).unwrap();
@@ -181,7 +175,7 @@ fn a_row_alone_has_the_bits_of_the_row_among_others() {
 #[test]
 fn whole_numbers_give_the_same_on_every_path_with_fused_sums() {
     let (rows, cols, outs) = (5, 256, 40);
-    for format in formats(32).into_iter().filter(|format| matches!(format, WeightFormat::Int8 | WeightFormat::Int4 { .. })) {
+    for format in WeightFormat::all(32).into_iter().filter(|format| format.is_whole()) {
         let product = |backend: CpuBackend| {
             let w = matrix_in(&backend, &stored(&numbers(outs * cols, 2), Dtype::F32).0, outs, cols, Dtype::F32, format).unwrap();
             let mut out = poisoned(&backend, rows * outs);
@@ -198,7 +192,7 @@ fn whole_numbers_give_the_same_on_every_path_with_fused_sums() {
 
 #[test]
 fn what_is_not_finite_stays_so_whatever_the_weights() {
-    for (isa, format) in backends().flat_map(|backend| formats(32).map(|format| (backend.isa(), format))) {
+    for (isa, format) in backends().flat_map(|backend| WeightFormat::all(32).map(|format| (backend.isa(), format))) {
         let backend = backends().find(|backend| backend.isa() == isa).unwrap();
         let w = matrix_in(&backend, &stored(&numbers(40 * 64, 2), Dtype::F32).0, 40, 64, Dtype::F32, format).unwrap();
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -220,7 +214,7 @@ fn weights_are_as_near_as_their_format_allows() {
     let weights = numbers(rows * cols, 9);
     let bytes = stored(&weights, Dtype::F32).0;
     // Half a step, and what rounding its scale adds.
-    for (format, most) in formats(32).into_iter().zip([0.0, 1.0 / 2048.0, 1.0 / 256.0, 0.5 / 127.0, 1.0 / 8.0, 1.0 / 15.0]) {
+    for (format, most) in WeightFormat::all(32).into_iter().zip([0.0, 1.0 / 2048.0, 1.0 / 256.0, 0.5 / 127.0, 1.0 / 8.0, 1.0 / 15.0]) {
         let w = as_stored(&matrix_in(&backend, &bytes, rows, cols, Dtype::F32, format).unwrap());
         for (found, x) in w.iter().zip(&weights) {
             let error = (found - *x as f64).abs();
@@ -258,8 +252,8 @@ fn a_weight_that_the_format_lacks_is_refused_with_its_row() {
         weights[41 * 32 + 3] = bad;
         matrix_in(&backend, &stored(&weights, Dtype::F32).0, 70, 32, Dtype::F32, format).err().map(|error| error.message().to_string())
     };
-    for format in formats(32) {
-        let whole = matches!(format, WeightFormat::Int8 | WeightFormat::Int4 { .. });
+    for format in WeightFormat::all(32) {
+        let whole = format.is_whole();
         for bad in [f32::NAN, f32::INFINITY] {
             // What is in floating point is carried as it is.
             assert_eq!(refusal(bad, format).map(|error| error.contains("row 41 holds a number")), whole.then_some(true), "{format:?}");

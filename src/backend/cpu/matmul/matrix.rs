@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use half::{bf16, f16};
 
 use super::super::SendPtr;
-use super::super::lanes::{Kernel, Lanes};
+use super::super::lanes::{Kernel, Lanes, greatest_magnitude};
 use super::super::pool::Pool;
 use super::bytes::STEP_BYTES;
 use super::quantize::{self, INT4_ZERO, INT8_ZERO};
@@ -229,19 +229,14 @@ fn to_floats(pool: &Pool, dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
         let part = task * EACH..len.min((task + 1) * EACH);
         let bytes = &bytes[part.start * dtype.bytes()..part.end * dtype.bytes()];
         // SAFETY: parts are disjoint, and inside `out`.
-        let out = unsafe { std::slice::from_raw_parts_mut(to.get().add(part.start), part.len()) }.iter_mut();
-        match dtype {
-            Dtype::F32 => out.zip(bytes.as_chunks().0).for_each(|(out, x)| *out = f32::from_le_bytes(*x)),
-            Dtype::F16 => out.zip(bytes.as_chunks().0).for_each(|(out, x)| *out = f16::from_le_bytes(*x).to_f32()),
-            Dtype::Bf16 => out.zip(bytes.as_chunks().0).for_each(|(out, x)| *out = bf16::from_le_bytes(*x).to_f32()),
-        }
+        let out = unsafe { std::slice::from_raw_parts_mut(to.get().add(part.start), part.len()) };
+        dtype.visit(bytes, |i, x| out[i] = x);
     });
 }
 
 /// Stores the row of output `n` in its panel. False: the format has no such number.
 #[inline(always)]
 fn store_row(format: Format, n: usize, row: &[f32], panel: &mut [u8]) -> bool {
-    let most = quantize::greatest(row);
     match format {
         Format::F32 => {
             for (k, x) in row.iter().enumerate() {
@@ -268,8 +263,9 @@ fn store_row(format: Format, n: usize, row: &[f32], panel: &mut [u8]) -> bool {
             holds
         }
         Format::Int8 => {
-            store_int8(n, row, panel);
-            most.is_finite()
+            let scale = quantize::int8_scale(row);
+            store_int8(n, row, scale, panel);
+            scale.is_finite()
         }
         Format::Int4 { group, offsets } => {
             let groups = panel.chunks_exact_mut(group_bytes(group, offsets));
@@ -277,14 +273,14 @@ fn store_row(format: Format, n: usize, row: &[f32], panel: &mut [u8]) -> bool {
                 store_int4(n, x, offsets, out);
             }
             // Its scales and offsets are in f16.
-            f16::from_f32(2.0 * most).is_finite()
+            f16::from_f32(2.0 * greatest_magnitude(row)).is_finite()
         }
     }
 }
 
 #[inline(always)]
-fn store_int8(n: usize, row: &[f32], panel: &mut [u8]) {
-    let (mut bytes, scale) = ([0u8; AT_ONCE], quantize::int8_scale(row));
+fn store_int8(n: usize, row: &[f32], scale: f32, panel: &mut [u8]) {
+    let mut bytes = [0u8; AT_ONCE];
     for (place, x) in row.chunks(AT_ONCE).enumerate() {
         bytes[x.len() / 4 * 4..].fill(INT8_ZERO as u8); // the last four may be fewer
         quantize::int8(x, scale, &mut bytes);

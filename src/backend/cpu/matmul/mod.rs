@@ -109,7 +109,7 @@ impl Piece {
             let w = matrix(self.first_strip + strip);
             assert!((w.cols, w.rows) == (cols, width) && w.format == format, "strips are multiplied by matrices of one shape");
             let out = SendPtr(out.get().wrapping_add(first_row(strip) * width));
-            let args = Args { w, bias, out, rows: packed.of_strip(strip), tiles };
+            let args = Args { w, bias, out, rows: packed.of_strip(strip), row_format, tiles };
             some_panels(isa, args, panels.of_task(task % panels.tasks()));
         });
     }
@@ -122,6 +122,7 @@ struct Args<'a> {
     bias: Option<&'a [f32]>, // [w.rows]
     out: SendPtr<f32>,       // [rows, w.rows]
     rows: Packed<'a>,
+    row_format: RowFormat,
     tiles: Tiles,
 }
 
@@ -155,7 +156,7 @@ fn some_panels(isa: Isa, args: Args, panels: Range<usize>) {
         match args.w.format {
             Format::F32 => isa.run(Floats::<f32>::new(args, panels)),
             Format::F16 => isa.run(Floats::<f16>::new(args, panels)),
-            Format::Bf16 if isa == Isa::Avx512Bf16 => isa.run(Pairs { args, panels }),
+            Format::Bf16 if args.row_format == RowFormat::Pairs => isa.run(Pairs { args, panels }),
             Format::Bf16 => isa.run(Floats::<bf16>::new(args, panels)),
             Format::Int8 => isa.run(Bytes::<Int8>::new(args, panels)),
             Format::Int4 { offsets: false, .. } => isa.run(Bytes::<Int4<false>>::new(args, panels)),

@@ -2,32 +2,21 @@
 
 use half::f16;
 
+use super::super::lanes::{ROUNDER, greatest_magnitude};
+
 /// What is stored for 0.
 pub const INT8_ZERO: u32 = 128;
 pub const INT4_ZERO: u32 = 8;
 
-/// Adding and subtracting it rounds a small number to a whole one, which then sits in the low bits.
-const ROUNDER: f32 = super::super::lanes::ROUNDER;
 /// Weights that are looked at side by side; it divides every group.
 const AT_ONCE: usize = 16;
 /// Below it everything is 0: its scale would have no inverse.
 const LEAST: f32 = 1e-30;
 
-/// The greatest absolute value; not finite where one is not.
-#[inline(always)]
-pub fn greatest(x: &[f32]) -> f32 {
-    // As bits: what is not finite is greater than all that is.
-    let mut most = 0;
-    for x in x {
-        most = most.max(x.to_bits() & 0x7fff_ffff);
-    }
-    f32::from_bits(most)
-}
-
 /// Activations that share a scale, which is returned: from -127 to 127, to the nearest.
 #[inline(always)]
 pub fn signed(x: &[f32], out: &mut [u8]) -> f32 {
-    let most = greatest(x);
+    let most = greatest_magnitude(x);
     let (scale, inverse) = if most < LEAST { (0.0, 0.0) } else { (most / 127.0, 127.0 / most) };
     for (x, out) in x.iter().zip(out) {
         *out = (x * inverse + ROUNDER).to_bits() as u8;
@@ -38,7 +27,7 @@ pub fn signed(x: &[f32], out: &mut [u8]) -> f32 {
 /// Of a row of weights, from -127 to 127.
 #[inline(always)]
 pub fn int8_scale(row: &[f32]) -> f32 {
-    greatest(row) / 127.0
+    greatest_magnitude(row) / 127.0
 }
 
 /// Some weights of such a row, around `INT8_ZERO`.
