@@ -86,11 +86,11 @@ impl Case {
 
     /// Something in every slot.
     fn fill(&mut self) -> Result<()> {
-        let qkv = self.qkv(PIECE)?;
+        let mut qkv = self.qkv(PIECE)?;
         for first in (0..self.shape.blocks * BLOCK).step_by(PIECE) {
             let slots = (first as u32..(first + PIECE) as u32).collect();
             self.backend.upload(&Batch { tokens: vec![0; PIECE], slots, ..Default::default() }, &mut self.inputs)?;
-            self.backend.store_kv(&self.inputs, 0, &self.attention, &qkv, &mut self.kv);
+            self.backend.store_kv(&self.inputs, 0, &self.attention, None, &mut qkv, &mut self.kv);
         }
         Ok(())
     }

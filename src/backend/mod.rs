@@ -45,6 +45,35 @@ pub enum NormKind {
     Layer,
 }
 
+/// A norm with its weights.
+pub struct NormOf<'a, Buf> {
+    pub kind: NormKind,
+    pub eps: f32,
+    pub weight: &'a Buf,
+    pub bias: Option<&'a Buf>,
+}
+
+/// How heads are turned: their first `rotated` dimensions, pair by pair, by the angles of their row.
+pub struct Turn<'a, Buf> {
+    pub rotated: usize,
+    pub pairs: Pairs,
+    pub angles: &'a Buf, // [rows, rotated]
+}
+
+// A derived copy would ask the same of `Buf`.
+impl<Buf> Clone for NormOf<'_, Buf> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<Buf> Copy for NormOf<'_, Buf> {}
+impl<Buf> Clone for Turn<'_, Buf> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<Buf> Copy for Turn<'_, Buf> {}
+
 /// Which two dimensions of a head a rotary position turns together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pairs {
@@ -274,39 +303,51 @@ pub trait Backend: Send + Sync {
     fn add_positions(&self, inputs: &Self::Inputs, table: &Self::Matrix, offset: usize, x: &mut Self::Buf);
     /// out[r] = w * x[r] + bias
     fn matmul(&self, rows: usize, x: &Self::Buf, w: &Self::Matrix, bias: Option<&Self::Buf>, out: &mut Self::Buf);
-    /// x += scale * y, over `len` numbers
-    fn add(&self, len: usize, scale: f32, x: &mut Self::Buf, y: &Self::Buf);
-    /// out[r] = norm(x[r]), rows of `width`
+    /// out[r] = glu(gate, up) of the two halves of w * x[r] + bias, each of `width`; `both` is for these.
     #[allow(clippy::too_many_arguments)]
-    fn norm(
+    fn matmul_gated(
         &self,
         rows: usize,
         width: usize,
-        kind: NormKind,
-        eps: f32,
-        weight: &Self::Buf,
-        bias: Option<&Self::Buf>,
         x: &Self::Buf,
+        w: &Self::Matrix,
+        bias: Option<&Self::Buf>,
+        glu: Glu,
+        both: &mut Self::Buf,
+        out: &mut Self::Buf,
+    );
+    /// x += scale * y, over `len` numbers
+    fn add(&self, len: usize, scale: f32, x: &mut Self::Buf, y: &Self::Buf);
+    /// out[r] = norm(x[r]), rows of `width`
+    fn norm(&self, rows: usize, width: usize, norm: NormOf<Self::Buf>, x: &Self::Buf, out: &mut Self::Buf);
+    /// x[r] += scale * y[r], out[r] = norm(x[r])
+    #[allow(clippy::too_many_arguments)]
+    fn add_norm(
+        &self,
+        rows: usize,
+        width: usize,
+        scale: f32,
+        y: &Self::Buf,
+        norm: NormOf<Self::Buf>,
+        x: &mut Self::Buf,
         out: &mut Self::Buf,
     );
     /// x = norm(x) of each head. Weights and bias are one head's, for all, or all heads', one after the other.
-    #[allow(clippy::too_many_arguments)]
-    fn norm_heads(
-        &self,
-        rows: usize,
-        heads: Heads,
-        kind: NormKind,
-        eps: f32,
-        weight: &Self::Buf,
-        bias: Option<&Self::Buf>,
-        x: &mut Self::Buf,
-    );
+    fn norm_heads(&self, rows: usize, heads: Heads, norm: NormOf<Self::Buf>, x: &mut Self::Buf);
     /// out[r] = [cos..., sin...] of position[r] * frequency, times `amplitude`
     fn angles(&self, inputs: &Self::Inputs, frequencies: &[f32], amplitude: f32, out: &mut Self::Buf);
-    /// Rotates the first `rotated` dimensions of each head by the row's angles, pair by pair.
-    fn rope(&self, rows: usize, heads: Heads, rotated: usize, pairs: Pairs, angles: &Self::Buf, x: &mut Self::Buf);
-    /// Writes the K and V of each row of `qkv` to its slot of the group of layers. Where the values are the keys', its rows are these.
-    fn store_kv(&self, inputs: &Self::Inputs, group: usize, shape: &AttentionShape, qkv: &Self::Buf, kv: &mut Self::Kv);
+    fn rope(&self, rows: usize, heads: Heads, turn: Turn<Self::Buf>, x: &mut Self::Buf);
+    /// Turns the queries and keys of each row of `qkv`, and writes its K and V to its slot of the group of layers. Where the values are the keys',
+    /// its rows are these, and turn elsewhere.
+    fn store_kv(
+        &self,
+        inputs: &Self::Inputs,
+        group: usize,
+        shape: &AttentionShape,
+        turn: Option<Turn<Self::Buf>>,
+        qkv: &mut Self::Buf,
+        kv: &mut Self::Kv,
+    );
     /// out[r] = attention of the row's queries over K and V as they are stored, up to the row's own position. `sinks`: a score more for
     /// each head, behind which there is nothing.
     #[allow(clippy::too_many_arguments)]

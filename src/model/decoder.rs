@@ -8,7 +8,7 @@ use super::spec::{
     QkNormOver, Residual, Rope, Routing, SharedExpert,
 };
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
-use crate::backend::{Backend, Heads, KvShape};
+use crate::backend::{Backend, Heads, KvShape, Turn};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::KvDtype;
@@ -130,6 +130,12 @@ pub(super) struct Angles<B: Backend> {
     pub rotated: usize,
     pub pairs: Pairs,
     pub buf: B::Buf, // [rows, rotated]
+}
+
+impl<B: Backend> Angles<B> {
+    pub fn turn(&self) -> Turn<'_, B::Buf> {
+        Turn { rotated: self.rotated, pairs: self.pairs, angles: &self.buf }
+    }
 }
 
 /// The columns of each buffer in `Work`.
@@ -300,18 +306,15 @@ impl<B: Backend> Pass<'_, B> {
             Residual::PreNorm { attention: before, mlp } => {
                 self.norm(before, x, normed);
                 attention(normed, delta);
-                self.add(x, delta, layer);
-                self.norm(mlp, x, normed);
+                self.add_norm(x, delta, layer, mlp, normed);
                 self.mlp(&layer.mlp, normed, scratch, delta);
                 self.add(x, delta, layer);
             }
             Residual::PostNorm { attention: after, mlp } => {
                 attention(x, delta);
-                self.add(x, delta, layer);
-                self.norm(after, x, normed);
+                self.add_norm(x, delta, layer, after, normed);
                 self.mlp(&layer.mlp, normed, scratch, delta);
-                self.add(normed, delta, layer);
-                self.norm(mlp, normed, x);
+                self.add_norm(normed, delta, layer, mlp, x);
             }
             Residual::BranchNorm { attention: after, mlp } => {
                 attention(x, delta);
@@ -335,8 +338,8 @@ impl<B: Backend> Pass<'_, B> {
                 self.norm(before, x, normed);
                 attention(normed, delta);
                 self.norm(after_attention, delta, normed);
-                self.add(x, normed, layer);
-                self.norm(mlp, x, normed);
+                self.add_norm(x, normed, layer, mlp, delta);
+                std::mem::swap(normed, delta);
                 self.mlp(&layer.mlp, normed, scratch, delta);
                 self.norm(after_mlp, delta, normed);
                 self.add(x, normed, layer);
@@ -366,11 +369,7 @@ impl<B: Backend> Pass<'_, B> {
             self.norm_heads(q, normed(queries), wide);
             self.norm_heads(k, normed(keys), wide);
         }
-        if let Some(Angles { rotated, pairs, buf }) = rope.map(|rope| &angles[rope]) {
-            // Queries and keys lie side by side: one turn for both.
-            self.backend.rope(self.rows, heads(0, shape.heads + shape.kv_heads), *rotated, *pairs, buf, wide);
-        }
-        self.backend.store_kv(self.inputs, *group, shape, wide, kv);
+        self.backend.store_kv(self.inputs, *group, shape, rope.map(|rope| angles[rope].turn()), wide, kv);
         self.backend.attention(self.inputs, *group, shape, sinks.as_ref(), wide, kv, narrow);
         self.linear(project, narrow, out);
     }
@@ -384,8 +383,7 @@ impl<B: Backend> Pass<'_, B> {
                 self.linear(down, wide, out);
             }
             Mlp::Gated { gate_up, act, down } => {
-                self.linear(gate_up, x, wide);
-                self.backend.gate(self.rows, gate_up.rows / 2, Glu::Of(*act), wide, narrow);
+                self.gated(gate_up, Glu::Of(*act), x, wide, narrow);
                 self.linear(down, narrow, out);
             }
             Mlp::Experts(experts) => self.experts(experts, x, scratch, out),
@@ -405,8 +403,7 @@ impl<B: Backend> Pass<'_, B> {
         self.backend.matmul_routes(routes, narrow, &|expert| experts[expert].down.parts(), routed);
         self.backend.combine_routes(routes, hidden, routed, out);
         if let Some(SharedExpert { expert, gate }) = shared {
-            self.linear(&expert.gate_up, x, wide);
-            self.backend.gate(self.rows, expert.gate_up.rows / 2, *glu, wide, narrow);
+            self.gated(&expert.gate_up, *glu, x, wide, narrow);
             self.linear(&expert.down, narrow, routed);
             match gate {
                 Some(gate) => {
@@ -443,13 +440,22 @@ impl<B: Backend> Pass<'_, B> {
         self.backend.matmul(self.rows, x, &linear.weight, linear.bias.as_ref(), out);
     }
 
+    /// Through `both`, where gates and what they let through lie side by side.
+    fn gated(&self, gate_up: &LoadedLinear<B>, glu: Glu, x: &B::Buf, both: &mut B::Buf, out: &mut B::Buf) {
+        self.backend.matmul_gated(self.rows, gate_up.rows / 2, x, &gate_up.weight, gate_up.bias.as_ref(), glu, both, out);
+    }
+
     pub fn norm(&self, norm: &LoadedNorm<B>, x: &B::Buf, out: &mut B::Buf) {
-        let spec = &norm.spec;
-        self.backend.norm(self.rows, spec.width(), spec.kind, spec.eps, &norm.weight, norm.bias.as_ref(), x, out);
+        self.backend.norm(self.rows, norm.spec.width(), norm.with_weights(), x, out);
+    }
+
+    /// Adds `y` to `x`, and norms the sum.
+    fn add_norm(&self, x: &mut B::Buf, y: &B::Buf, layer: &LoadedLayer<B>, norm: &LoadedNorm<B>, out: &mut B::Buf) {
+        self.backend.add_norm(self.rows, norm.spec.width(), layer.branch_scale, y, norm.with_weights(), x, out);
     }
 
     pub fn norm_heads(&self, norm: &LoadedNorm<B>, heads: Heads, x: &mut B::Buf) {
-        self.backend.norm_heads(self.rows, heads, norm.spec.kind, norm.spec.eps, &norm.weight, norm.bias.as_ref(), x);
+        self.backend.norm_heads(self.rows, heads, norm.with_weights(), x);
     }
 
     fn add(&self, x: &mut B::Buf, y: &B::Buf, layer: &LoadedLayer<B>) {

@@ -56,7 +56,7 @@ impl<B: Backend> Pass<'_, B> {
         let angles = &angles[attention.rope];
         self.queries(attention, x, angles, scratch);
         self.latents(attention, x, angles, scratch);
-        self.backend.store_kv(self.inputs, *group, &attention.shape, &scratch.narrow, kv);
+        self.backend.store_kv(self.inputs, *group, &attention.shape, None, &mut scratch.narrow, kv);
         self.look_for_latents(attention, scratch);
         self.backend.attention(self.inputs, *group, &attention.shape, None, &scratch.queries, kv, &mut scratch.wide);
         self.values(attention, scratch);
@@ -68,7 +68,7 @@ impl<B: Backend> Pass<'_, B> {
         &self,
         attention: &LatentAttention<LoadedLinear<B>, LoadedNorm<B>>,
         x: &B::Buf,
-        Angles { rotated: turning, pairs, buf }: &Angles<B>,
+        angles: &Angles<B>,
         Scratch { wide, narrow, routed, .. }: &mut Scratch<B>,
     ) {
         let Dims { heads, unrotated, rotated, .. } = Dims::of(attention);
@@ -81,7 +81,7 @@ impl<B: Backend> Pass<'_, B> {
             }
         }
         let turned = Heads { first: heads * unrotated, count: heads, dim: rotated, stride: heads * (unrotated + rotated) };
-        self.backend.rope(self.rows, turned, *turning, *pairs, buf, wide);
+        self.backend.rope(self.rows, turned, angles.turn(), wide);
     }
 
     /// narrow = what is kept of each row.
@@ -89,13 +89,13 @@ impl<B: Backend> Pass<'_, B> {
         &self,
         attention: &LatentAttention<LoadedLinear<B>, LoadedNorm<B>>,
         x: &B::Buf,
-        Angles { rotated: turning, pairs, buf }: &Angles<B>,
+        angles: &Angles<B>,
         Scratch { narrow, .. }: &mut Scratch<B>,
     ) {
         let Dims { rotated, rank, .. } = Dims::of(attention);
         self.linear(&attention.latent, x, narrow);
         self.norm_heads(&attention.norm, Heads { first: 0, count: 1, dim: rank, stride: rank + rotated }, narrow);
-        self.backend.rope(self.rows, Heads { first: rank, count: 1, dim: rotated, stride: rank + rotated }, *turning, *pairs, buf, narrow);
+        self.backend.rope(self.rows, Heads { first: rank, count: 1, dim: rotated, stride: rank + rotated }, angles.turn(), narrow);
     }
 
     /// queries = the latent that each head's query looks for, with what of it turns.

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use super::checkpoint::{Checkpoint, Tensor};
 use super::mxfp4;
 use super::spec::{Layout, Linear, Model, ModelSpec, Norm, Part, Role, RowOrder, Source, Vector};
-use crate::backend::Backend;
+use crate::backend::{Backend, NormOf};
 use crate::error::{Code, Error, Result, try_vec};
 use crate::options::{Dtype, WeightFormat};
 
@@ -29,6 +29,12 @@ pub struct LoadedNorm<B: Backend> {
     pub spec: Norm,
     pub weight: B::Buf,
     pub bias: Option<B::Buf>,
+}
+
+impl<B: Backend> LoadedNorm<B> {
+    pub fn with_weights(&self) -> NormOf<'_, B::Buf> {
+        NormOf { kind: self.spec.kind, eps: self.spec.eps, weight: &self.weight, bias: self.bias.as_ref() }
+    }
 }
 
 pub type LoadedModel<B> = Model<LoadedLinear<B>, LoadedNorm<B>, <B as Backend>::Buf>;

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::backend::{
-    Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormKind, Pairs, Routing, RowSource, Strips,
-};
+use pagedllm::backend::{Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormOf, Routing, RowSource, Strips, Turn};
 use pagedllm::batch::{Batch, BlockCopy, BlockMove, Tail};
 use pagedllm::error::{Error, Result};
 use pagedllm::options::{Dtype, WeightFormat};
@@ -236,11 +234,13 @@ impl Backend for Faulty {
         fn add_positions(inputs: &Inputs, table: &Matrix, offset: usize, x: &mut Buf);
         fn matmul(rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf);
         fn add(len: usize, scale: f32, x: &mut Buf, y: &Buf);
-        fn norm(rows: usize, width: usize, kind: NormKind, eps: f32, weight: &Buf, bias: Option<&Buf>, x: &Buf, out: &mut Buf);
-        fn norm_heads(rows: usize, heads: Heads, kind: NormKind, eps: f32, weight: &Buf, bias: Option<&Buf>, x: &mut Buf);
+        fn matmul_gated(rows: usize, width: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, glu: Glu, both: &mut Buf, out: &mut Buf);
+        fn norm(rows: usize, width: usize, norm: NormOf<Buf>, x: &Buf, out: &mut Buf);
+        fn add_norm(rows: usize, width: usize, scale: f32, y: &Buf, norm: NormOf<Buf>, x: &mut Buf, out: &mut Buf);
+        fn norm_heads(rows: usize, heads: Heads, norm: NormOf<Buf>, x: &mut Buf);
         fn angles(inputs: &Inputs, frequencies: &[f32], amplitude: f32, out: &mut Buf);
-        fn rope(rows: usize, heads: Heads, rotated: usize, pairs: Pairs, angles: &Buf, x: &mut Buf);
-        fn store_kv(inputs: &Inputs, group: usize, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv);
+        fn rope(rows: usize, heads: Heads, turn: Turn<Buf>, x: &mut Buf);
+        fn store_kv(inputs: &Inputs, group: usize, shape: &AttentionShape, turn: Option<Turn<Buf>>, qkv: &mut Buf, kv: &mut Kv);
         fn attention(inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf);
         fn split_strips(rows: usize, strips: Strips, x: &Buf, out: &mut Buf);
         fn join_strips(rows: usize, strips: Strips, x: &Buf, out: &mut Buf);

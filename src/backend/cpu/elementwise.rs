@@ -1,7 +1,8 @@
 //! The ops that touch each number once: norms, activations, rotary positions, sums.
 
+use super::Buf;
 use super::lanes::{self, Kernel, Lanes, load_some, store_some};
-use crate::backend::{Act, Glu, NormKind, Pairs};
+use crate::backend::{Act, Glu, NormKind, NormOf, Pairs, Turn};
 
 // Macros and not functions with closures: a closure that is not inlined is compiled without the path's features.
 
@@ -62,28 +63,41 @@ impl Scaling {
     }
 }
 
+/// A norm of as many numbers as it has weights.
+#[derive(Clone, Copy)]
 pub struct Norm<'a> {
     pub kind: NormKind,
     pub eps: f32,
     pub weight: &'a [f32],
     pub bias: Option<&'a [f32]>,
+}
+
+impl<'a> Norm<'a> {
+    pub fn of(NormOf { kind, eps, weight, bias }: NormOf<'a, Buf>, width: usize) -> Norm<'a> {
+        Norm { kind, eps, weight: &weight[..width], bias: bias.map(|bias| &bias[..width]) }
+    }
+}
+
+/// out = norm(x)
+pub struct NormRow<'a> {
+    pub norm: Norm<'a>,
     pub x: &'a [f32],
     pub out: &'a mut [f32],
 }
 
-impl Kernel for Norm<'_> {
+impl Kernel for NormRow<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        let width = self.x.len();
+        let (width, norm) = (self.x.len(), self.norm);
         // SAFETY: the features are the caller's; every slice is `width` long.
         unsafe {
-            let Scaling { mean, factor, offset } = Scaling::of::<L>(self.kind, self.eps, self.x);
+            let Scaling { mean, factor, offset } = Scaling::of::<L>(norm.kind, norm.eps, self.x);
             for start in (0..width).step_by(L::N) {
                 let count = width - start;
                 let at = |slice: &[f32]| load_some::<L, f32>(slice.as_ptr().add(start), count);
                 let y = L::mul(L::sub(at(self.x), L::splat(mean)), L::splat(factor));
-                let weight = L::add(at(self.weight), L::splat(offset));
-                let y = match self.bias {
+                let weight = L::add(at(norm.weight), L::splat(offset));
+                let y = match norm.bias {
                     Some(bias) => L::fma(y, weight, at(bias)),
                     None => L::mul(y, weight),
                 };
@@ -95,10 +109,7 @@ impl Kernel for Norm<'_> {
 
 /// The norm of one head, in place.
 pub struct NormHead<'a> {
-    pub kind: NormKind,
-    pub eps: f32,
-    pub weight: &'a [f32],
-    pub bias: Option<&'a [f32]>,
+    pub norm: Norm<'a>,
     pub x: &'a mut [f32],
 }
 
@@ -107,11 +118,11 @@ impl Kernel for NormHead<'_> {
     unsafe fn run<L: Lanes>(self) {
         // SAFETY: the features are the caller's.
         unsafe {
-            let Scaling { mean, factor, offset } = Scaling::of::<L>(self.kind, self.eps, self.x);
-            for (x, weight) in self.x.iter_mut().zip(self.weight) {
+            let Scaling { mean, factor, offset } = Scaling::of::<L>(self.norm.kind, self.norm.eps, self.x);
+            for (x, weight) in self.x.iter_mut().zip(self.norm.weight) {
                 *x = (*x - mean) * factor * (weight + offset);
             }
-            if let Some(bias) = self.bias {
+            if let Some(bias) = self.norm.bias {
                 self.x.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
             }
         }
@@ -247,8 +258,13 @@ impl Kernel for ScaleAndCap<'_> {
     }
 }
 
+/// Turns a head of a row.
+pub fn turn(head: &mut [f32], Turn { rotated, pairs, angles }: Turn<Buf>, row: usize) {
+    rotate(head, pairs, &angles[row * rotated..][..rotated]);
+}
+
 /// Turns pair i of one head by the angle whose cosine and sine are at i and i + count.
-pub fn rotate(head: &mut [f32], pairs: Pairs, angles: &[f32]) {
+fn rotate(head: &mut [f32], pairs: Pairs, angles: &[f32]) {
     let count = angles.len() / 2;
     let (cos, sin) = angles.split_at(count);
     let turned = |i: usize, (a, b): (f32, f32)| (a * cos[i] - b * sin[i], b * cos[i] + a * sin[i]);

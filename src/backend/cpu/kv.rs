@@ -1,15 +1,15 @@
 //! K and V of one layer, in blocks.
 //!
 //! A block holds head after head; a head its numbers, then in int8 a scale in f32 for each token. K's numbers lie as
-//! `[dim][token]`, those of V as `[token][dim]`: `attention` says why. What a block holds lies together, so that
-//! whoever copies one need not know what is in it.
+//! `[dim][token]`, those of V as `[token][dim]`: `attention` says why. In bf16 two that are summed one after the other lie together: K's as
+//! `[dim / 2][token][2]`, V's as `[token / 2][dim][2]`. What a block holds lies together, so that whoever copies one need not know what is in it.
 
 use half::bf16;
 
-use super::lanes::{Element, ROUNDER, greatest_magnitude};
+use super::lanes::{Lanes, ROUNDER, greatest_magnitude, load_some, load_some_words};
 use super::pool::Pool;
-use super::{Buf, Inputs, SendPtr};
-use crate::backend::{AttentionShape, KvShape, Values};
+use super::{Buf, Inputs, SendPtr, elementwise};
+use crate::backend::{AttentionShape, KvShape, Turn, Values};
 use crate::batch::{BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::KvDtype;
@@ -82,9 +82,14 @@ impl Kv {
 
     pub fn layout(&self) -> String {
         let KvShape { block_size, kv_heads, head_dim, dtype, .. } = self.shape;
+        let name = dtype.name();
         match self.shape.values {
-            Values::Own => format!("{} k[{kv_heads},{head_dim},{block_size}] v[{kv_heads},{block_size},{head_dim}]", dtype.name()),
-            Values::OfKeys(_) => format!("{} kv[{kv_heads},{block_size},{head_dim}]", dtype.name()),
+            Values::Own if in_pairs(&self.shape) => {
+                let (pairs_of_dims, pairs_of_tokens) = (head_dim / 2, block_size / 2);
+                format!("{name} k[{kv_heads},{pairs_of_dims},{block_size},2] v[{kv_heads},{pairs_of_tokens},{head_dim},2]")
+            }
+            Values::Own => format!("{name} k[{kv_heads},{head_dim},{block_size}] v[{kv_heads},{block_size},{head_dim}]"),
+            Values::OfKeys(_) => format!("{name} kv[{kv_heads},{block_size},{head_dim}]"),
         }
     }
 
@@ -104,15 +109,38 @@ fn halves(shape: &KvShape) -> [usize; 2] {
     [if shape.values == Values::Own { bytes } else { 0 }, bytes]
 }
 
+/// Whether the numbers lie in pairs. A head of an odd number of dimensions has none, and nor have keys whose first dimensions are the values.
+pub(super) fn in_pairs(shape: &KvShape) -> bool {
+    shape.dtype == KvDtype::Bf16 && shape.values == Values::Own && shape.head_dim.is_multiple_of(2)
+}
+
+/// Calls a function for the type of which the numbers of a shape are.
+macro_rules! with_cached {
+    ($shape:expr, $f:ident($($argument:expr),*)) => {
+        match $shape.dtype {
+            $crate::options::KvDtype::F32 => $f::<f32>($($argument),*),
+            $crate::options::KvDtype::Bf16 if $crate::backend::cpu::kv::in_pairs($shape) => $f::<$crate::backend::cpu::kv::Paired>($($argument),*),
+            $crate::options::KvDtype::Bf16 => $f::<half::bf16>($($argument),*),
+            $crate::options::KvDtype::Int8 => $f::<i8>($($argument),*),
+        }
+    };
+}
+pub(super) use with_cached;
+
 /// Zeroes the slots from `filled` on of a block's K or, `by_token`, V.
 fn blank(shape: &KvShape, by_token: bool, filled: usize, half: &mut [u8]) {
+    with_cached!(shape, blank_as(shape, by_token, filled, half));
+}
+
+fn blank_as<E: Cached>(shape: &KvShape, by_token: bool, filled: usize, half: &mut [u8]) {
     let KvShape { block_size, head_dim, dtype, .. } = *shape;
-    let number = dtype.head_bytes(1) - dtype.head_bytes(0);
     for head in half.chunks_exact_mut(block_size * dtype.head_bytes(head_dim)) {
-        let (numbers, scales) = head.split_at_mut(block_size * head_dim * number);
-        match by_token {
-            true => numbers[filled * head_dim * number..].fill(0),
-            false => numbers.chunks_exact_mut(block_size * number).for_each(|dimension| dimension[filled * number..].fill(0)),
+        let (numbers, scales) = head.split_at_mut(block_size * head_dim * size_of::<E>());
+        for token in filled..block_size {
+            for dim in 0..head_dim {
+                let place = if by_token { E::value(token, dim, head_dim) } else { E::key(token, dim, block_size) };
+                numbers[place * size_of::<E>()..][..size_of::<E>()].fill(0);
+            }
         }
         let scale = scales.len() / block_size;
         scales[filled * scale..].fill(0);
@@ -122,7 +150,7 @@ fn blank(shape: &KvShape, by_token: bool, filled: usize, half: &mut [u8]) {
 /// K or V of one head of one block.
 #[derive(Clone, Copy)]
 pub struct Head<E> {
-    pub numbers: *mut E,  // [head_dim][block_size] or [block_size][head_dim]
+    pub numbers: *mut E,  // as `Cached::key` and `Cached::value` say
     pub scales: *mut f32, // [block_size], and nothing where the type has none
 }
 
@@ -135,23 +163,70 @@ impl<E: Cached> Head<E> {
     }
 }
 
-/// What numbers are stored as.
-pub trait Cached: Element {
+/// What numbers are stored as, and where in a head of a block.
+pub trait Cached: Copy + Send + Sync + 'static {
     /// Whether they are multiples of a scale that each head of each token has.
-    const SCALED: bool;
+    const SCALED: bool = false;
+    /// Numbers that lie together, of those that are summed one after the other: dimensions of K, tokens of V.
+    const DEPTH: usize = 1;
     /// The nearest there is.
     fn nearest(x: f32) -> Self;
+    /// Of the numbers from `p` on, `count` (at most N) that are `DEPTH` apart, from that at `k` on.
+    /// # Safety
+    /// As for `Lanes`; they are there, and N where `count` is N.
+    unsafe fn load<L: Lanes>(p: *const Self, k: usize, count: usize) -> L::V;
+    /// The places of a number of K, and of one of V.
+    #[inline(always)]
+    fn key(token: usize, dim: usize, block_size: usize) -> usize {
+        (dim / Self::DEPTH * block_size + token) * Self::DEPTH + dim % Self::DEPTH
+    }
+    #[inline(always)]
+    fn value(token: usize, dim: usize, head_dim: usize) -> usize {
+        (token / Self::DEPTH * head_dim + dim) * Self::DEPTH + token % Self::DEPTH
+    }
+}
+
+/// A number in bf16 that lies beside the next one of its sum.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Paired(bf16);
+
+impl Cached for Paired {
+    const DEPTH: usize = 2;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const Paired, k: usize, count: usize) -> L::V {
+        // SAFETY: the caller's contract; a block's numbers are aligned to a page, and pairs to a pair.
+        unsafe {
+            let pairs = load_some_words::<L>(p.cast(), count);
+            if k == 0 { L::low_bf16(pairs) } else { L::high_bf16(pairs) }
+        }
+    }
+    #[inline(always)]
+    fn nearest(x: f32) -> Paired {
+        Paired(bf16::from_f32(x))
+    }
+}
+
+/// `load` of those that lie alone.
+macro_rules! load_alone {
+    () => {
+        #[inline(always)]
+        unsafe fn load<L: Lanes>(p: *const Self, _k: usize, count: usize) -> L::V {
+            // SAFETY: the caller's contract.
+            unsafe { load_some::<L, Self>(p, count) }
+        }
+    };
 }
 
 impl Cached for f32 {
-    const SCALED: bool = false;
+    load_alone!();
     fn nearest(x: f32) -> f32 {
         x
     }
 }
 
 impl Cached for bf16 {
-    const SCALED: bool = false;
+    load_alone!();
     fn nearest(x: f32) -> bf16 {
         bf16::from_f32(x)
     }
@@ -159,6 +234,7 @@ impl Cached for bf16 {
 
 impl Cached for i8 {
     const SCALED: bool = true;
+    load_alone!();
     fn nearest(x: f32) -> i8 {
         (x + ROUNDER - ROUNDER) as i8 // NaN becomes 0
     }
@@ -194,56 +270,67 @@ pub fn copy_blocks(pool: &Pool, copies: &[BlockCopy], layers: &mut [Kv]) {
     }
 }
 
-/// Writes the K and V of each row of `qkv` to its slot of the group.
-pub fn store(pool: &Pool, inputs: &Inputs, group: usize, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {
-    match kv.shape.dtype {
-        KvDtype::F32 => store_as::<f32>(pool, inputs, group, shape, qkv, kv),
-        KvDtype::Bf16 => store_as::<bf16>(pool, inputs, group, shape, qkv, kv),
-        KvDtype::Int8 => store_as::<i8>(pool, inputs, group, shape, qkv, kv),
-    }
+/// Turns the queries and keys of each row of `qkv`, and writes its K and V to its slot of the group.
+pub fn store(pool: &Pool, inputs: &Inputs, group: usize, shape: &AttentionShape, turn: Option<Turn<Buf>>, qkv: &mut Buf, kv: &mut Kv) {
+    let kv_shape = kv.shape;
+    with_cached!(&kv_shape, store_as(pool, inputs, group, shape, turn, qkv, kv));
 }
 
-fn store_as<E: Cached>(pool: &Pool, inputs: &Inputs, group: usize, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {
+fn store_as<E: Cached>(
+    pool: &Pool,
+    inputs: &Inputs,
+    group: usize,
+    shape: &AttentionShape,
+    turn: Option<Turn<Buf>>,
+    qkv: &mut Buf,
+    kv: &mut Kv,
+) {
     let Kv { shape: kv_shape, k, v } = kv;
     let KvShape { block_size, kv_heads, head_dim, blocks, .. } = *kv_shape;
     let (k, v) = (SendPtr(k.bytes_mut().as_mut_ptr()), SendPtr(v.bytes_mut().as_mut_ptr()));
     let groups = inputs.batch.groups();
-    pool.run(inputs.batch.rows(), &|row, _| {
-        let slot = inputs.batch.slots[row * groups + group] as usize;
+    let width = if shape.values == Values::Own { shape.qkv_width() } else { shape.kv_width() };
+    let qkv = SendPtr(qkv[..inputs.batch.rows() * width].as_mut_ptr());
+    pool.run(inputs.batch.rows(), &|index, _| {
+        // SAFETY: rows are disjoint and inside `qkv`.
+        let row = unsafe { std::slice::from_raw_parts_mut(qkv.get().add(index * width), width) };
+        let slot = inputs.batch.slots[index * groups + group] as usize;
         let (block, token) = (slot / block_size, slot % block_size);
         assert!(block < blocks, "slot {slot} is outside the pool of {blocks} blocks");
         if shape.values != Values::Own {
-            let row = &qkv[row * shape.kv_width()..][..shape.kv_width()];
             for (head, numbers) in row.chunks_exact(head_dim).enumerate() {
                 // SAFETY: as below.
-                unsafe { Head::<E>::of(kv_shape, v.get(), block, head).write(numbers, token, token * head_dim, 1) };
+                unsafe { Head::<E>::of(kv_shape, v.get(), block, head).write(numbers, token, |dim| E::value(token, dim, head_dim)) };
             }
             return;
         }
-        let row = &qkv[row * shape.qkv_width()..][..shape.qkv_width()];
+        if let Some(turn) = turn {
+            let heads = row[..shape.q_width() + shape.kv_width()].chunks_exact_mut(head_dim);
+            heads.for_each(|head| elementwise::turn(head, turn, index));
+        }
         let (keys, values) = row[shape.q_width()..].split_at(shape.kv_width());
         for head in 0..kv_heads {
             let numbers = head * head_dim..(head + 1) * head_dim;
             // SAFETY: block, head and token are inside the pool's shape; rows of one batch have different slots.
             unsafe {
-                Head::<E>::of(kv_shape, k.get(), block, head).write(&keys[numbers.clone()], token, token, block_size);
-                Head::<E>::of(kv_shape, v.get(), block, head).write(&values[numbers], token, token * head_dim, 1);
+                Head::<E>::of(kv_shape, k.get(), block, head).write(&keys[numbers.clone()], token, |dim| E::key(token, dim, block_size));
+                Head::<E>::of(kv_shape, v.get(), block, head).write(&values[numbers], token, |dim| E::value(token, dim, head_dim));
             }
         }
     });
 }
 
 impl<E: Cached> Head<E> {
-    /// Writes one token's numbers from `first` on, `stride` apart.
+    /// Writes one token's numbers, each to its place.
     /// # Safety
     /// They are within the head, and this thread's alone.
-    unsafe fn write(&self, numbers: &[f32], token: usize, first: usize, stride: usize) {
+    unsafe fn write(&self, numbers: &[f32], token: usize, place: impl Fn(usize) -> usize) {
         let scale = if E::SCALED { scale_of(numbers) } else { 1.0 };
         let divisor = if scale == 0.0 { 1.0 } else { scale }; // 0 times anything is 0
         // SAFETY: the caller's contract.
         unsafe {
-            for (i, &number) in numbers.iter().enumerate() {
-                self.numbers.add(first + i * stride).write(E::nearest(number / divisor));
+            for (dim, &number) in numbers.iter().enumerate() {
+                self.numbers.add(place(dim)).write(E::nearest(number / divisor));
             }
             if E::SCALED {
                 self.scales.add(token).write(scale);

@@ -30,6 +30,8 @@ pub trait Lanes: Copy + 'static {
     type I: Copy;
     unsafe fn splat_word(x: u32) -> Self::I;
     unsafe fn load_words(p: *const u32) -> Self::I;
+    /// The bits that both have.
+    unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
     /// Signed ones as numbers.
     unsafe fn to_f32(words: Self::I) -> Self::V;
     /// The first and the second of each pair in bf16.
@@ -161,7 +163,7 @@ impl Isa {
                 Isa::AvxVnni if K::BYTES => run_avx_vnni(kernel),
                 #[cfg(target_arch = "x86_64")]
                 Isa::AvxVnni | Isa::Avx2 => run_avx2(kernel),
-                _ => kernel.run::<Portable>(),
+                _ => kernel.run::<Portable<false>>(),
             }
         }
     }
@@ -202,16 +204,17 @@ unsafe fn run_avx2<K: Kernel>(kernel: K) {
     unsafe { kernel.run::<x86::Avx2>() }
 }
 
-/// Eight floats in an array: the compiler makes of it what the target's baseline has.
+/// Eight floats in an array: the compiler makes of it what the target's baseline has. With `PAIRS` it also multiplies in bf16, in plain code:
+/// so that what is written for pairs can be tested on any machine.
 #[derive(Clone, Copy)]
-pub struct Portable;
+pub struct Portable<const PAIRS: bool = false>;
 
 #[inline(always)]
 fn each(f: impl Fn(usize) -> f32) -> [f32; 8] {
     [f(0), f(1), f(2), f(3), f(4), f(5), f(6), f(7)]
 }
 
-impl Lanes for Portable {
+impl<const PAIRS: bool> Lanes for Portable<PAIRS> {
     const N: usize = 8;
     type V = [f32; 8];
     #[inline(always)]
@@ -287,6 +290,11 @@ impl Lanes for Portable {
         unsafe { p.cast::<[u32; 8]>().read_unaligned() }
     }
     #[inline(always)]
+    unsafe fn and(mut a: [u32; 8], b: [u32; 8]) -> [u32; 8] {
+        a.iter_mut().zip(b).for_each(|(a, b)| *a &= b);
+        a
+    }
+    #[inline(always)]
     unsafe fn to_f32(words: [u32; 8]) -> [f32; 8] {
         each(|i| words[i] as i32 as f32)
     }
@@ -314,6 +322,17 @@ impl Lanes for Portable {
             }
         }
         sum
+    }
+    const PAIRS: bool = PAIRS;
+    #[inline(always)]
+    unsafe fn fma_pairs(a: [u32; 8], b: [u32; 8], c: [f32; 8]) -> [f32; 8] {
+        // SAFETY: plain code.
+        unsafe { Self::fma(Self::low_bf16(a), Self::low_bf16(b), Self::fma(Self::high_bf16(a), Self::high_bf16(b), c)) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(p: *mut u16, v: [f32; 8]) {
+        // SAFETY: the caller's pointer reaches 8 numbers.
+        unsafe { p.cast::<[u16; 8]>().write_unaligned(v.map(|x| half::bf16::from_f32(x).to_bits())) }
     }
 }
 
@@ -406,6 +425,10 @@ mod x86 {
             #[inline(always)]
             unsafe fn load_words(p: *const u32) -> $i {
                 unsafe { $load(p.cast()) }
+            }
+            #[inline(always)]
+            unsafe fn and(a: $i, b: $i) -> $i {
+                unsafe { $and(a, b) }
             }
             #[inline(always)]
             unsafe fn to_f32(words: $i) -> $v {
@@ -570,6 +593,35 @@ pub unsafe fn load_some<L: Lanes, E: Element>(p: *const E, count: usize) -> L::V
             *lane = p.add(i).read_unaligned().to_f32();
         }
         L::load(lanes.as_ptr())
+    }
+}
+
+/// The same of words.
+#[inline(always)]
+pub unsafe fn load_some_words<L: Lanes>(p: *const u32, count: usize) -> L::I {
+    // SAFETY: as above.
+    unsafe {
+        if count >= L::N {
+            return L::load_words(p);
+        }
+        let mut lanes = [0u32; 16];
+        std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), count);
+        L::load_words(lanes.as_ptr())
+    }
+}
+
+/// Rounds a row to bf16, into the first half of its own place.
+#[inline(always)]
+pub unsafe fn round_in_place<L: Lanes>(row: &mut [f32]) {
+    let (from, to) = (row.as_ptr(), row.as_mut_ptr().cast::<u16>());
+    for i in (0..row.len()).step_by(L::N) {
+        let mut rounded = [0u16; 16];
+        let count = L::N.min(row.len() - i);
+        // SAFETY: a vector is read before its place, or one before it, is written.
+        unsafe {
+            L::store_bf16(rounded.as_mut_ptr(), load_some::<L, f32>(from.add(i), count));
+            std::ptr::copy_nonoverlapping(rounded.as_ptr(), to.add(i), count);
+        }
     }
 }
 

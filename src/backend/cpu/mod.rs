@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use attention::{Scratch, Tile};
-use elementwise::{Activate, Add, Gate, Norm, NormHead, ScaleAndCap};
+use elementwise::{Activate, Add, Gate, Norm, NormHead, NormRow, ScaleAndCap};
 use host::Host;
 use kv::Kv;
 use lanes::Kernel;
@@ -25,7 +25,7 @@ use matmul::{Machine, Matrix, PackedRows};
 use pool::Pool;
 use routes::Routes;
 
-use super::{Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormKind, Pairs, Routing, RowSource, Strips};
+use super::{Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormOf, Routing, RowSource, Strips, Turn};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, Isa, WeightFormat};
@@ -281,24 +281,45 @@ impl Backend for CpuBackend {
     }
 
     fn matmul(&self, rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf) {
-        self.product(matmul::Strips { rows, count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &bias[..]), out });
+        self.product(matmul::Strips { rows, count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &bias[..]), gated: None, out });
+    }
+
+    fn matmul_gated(&self, rows: usize, width: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, glu: Glu, both: &mut Buf, out: &mut Buf) {
+        if !matmul::Gated::fits(width) {
+            self.matmul(rows, x, w, bias, both);
+            return self.gate(rows, width, glu, both, out);
+        }
+        let gated = Some(matmul::Gated { glu, out });
+        self.product(matmul::Strips { rows, count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &bias[..]), gated, out: both });
     }
 
     fn add(&self, len: usize, scale: f32, x: &mut Buf, y: &Buf) {
         self.flat(len, x, |start, x| self.kernel(Add { scale, y: &y[start..][..x.len()], x }));
     }
 
-    fn norm(&self, rows: usize, width: usize, kind: NormKind, eps: f32, weight: &Buf, bias: Option<&Buf>, x: &Buf, out: &mut Buf) {
-        let (weight, bias) = (&weight[..width], bias.map(|b| &b[..width]));
-        self.rows(rows, width, out, |row, out| self.kernel(Norm { kind, eps, weight, bias, x: &x[row * width..][..width], out }));
+    fn norm(&self, rows: usize, width: usize, norm: NormOf<Buf>, x: &Buf, out: &mut Buf) {
+        let norm = Norm::of(norm, width);
+        self.rows(rows, width, out, |row, out| self.kernel(NormRow { norm, x: &x[row * width..][..width], out }));
     }
 
-    fn norm_heads(&self, rows: usize, heads: Heads, kind: NormKind, eps: f32, weight: &Buf, bias: Option<&Buf>, x: &mut Buf) {
+    fn add_norm(&self, rows: usize, width: usize, scale: f32, y: &Buf, norm: NormOf<Buf>, x: &mut Buf, out: &mut Buf) {
+        let norm = Norm::of(norm, width);
+        let x = SendPtr(x[..rows * width].as_mut_ptr());
+        self.rows(rows, width, out, |row, out| {
+            // SAFETY: rows are disjoint, inside `x`, and each is one task's.
+            let x = unsafe { std::slice::from_raw_parts_mut(x.get().add(row * width), width) };
+            self.kernel(Add { scale, y: &y[row * width..][..width], x: &mut *x });
+            self.kernel(NormRow { norm, x, out });
+        });
+    }
+
+    fn norm_heads(&self, rows: usize, heads: Heads, norm: NormOf<Buf>, x: &mut Buf) {
         let own = |index: usize, all: &'_ Buf| index * heads.dim % all.len;
+        let NormOf { kind, eps, weight, bias } = norm;
         self.heads(rows, heads, x, |_, index, head| {
             let weight = &weight[own(index, weight)..][..heads.dim];
             let bias = bias.map(|bias| &bias[own(index, bias)..][..heads.dim]);
-            self.kernel(NormHead { kind, eps, weight, bias, x: head });
+            self.kernel(NormHead { norm: Norm { kind, eps, weight, bias }, x: head });
         });
     }
 
@@ -313,18 +334,18 @@ impl Backend for CpuBackend {
         });
     }
 
-    fn rope(&self, rows: usize, heads: Heads, rotated: usize, pairs: Pairs, angles: &Buf, x: &mut Buf) {
-        self.heads(rows, heads, x, |row, _, head| elementwise::rotate(head, pairs, &angles[row * rotated..][..rotated]));
+    fn rope(&self, rows: usize, heads: Heads, turn: Turn<Buf>, x: &mut Buf) {
+        self.heads(rows, heads, x, |row, _, head| elementwise::turn(head, turn, row));
     }
 
-    fn store_kv(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, qkv: &Buf, kv: &mut Kv) {
-        kv::store(&self.pool, inputs, group, shape, qkv, kv);
+    fn store_kv(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, turn: Option<Turn<Buf>>, qkv: &mut Buf, kv: &mut Kv) {
+        kv::store(&self.pool, inputs, group, shape, turn, qkv, kv);
     }
 
     fn attention(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf) {
         let groups = inputs.batch.groups();
         let args = attention::Args { inputs, group, groups, shape, sinks: sinks.map(|sinks| &sinks[..shape.heads]), qkv, kv };
-        attention::attention(self.isa, &self.pool, &self.scratch, args, out);
+        attention::attention(self.machine(), &self.scratch, args, out);
     }
 
     fn split_strips(&self, rows: usize, Strips { first, count, dim, pitch, stride }: Strips, x: &Buf, out: &mut Buf) {
@@ -343,7 +364,7 @@ impl Backend for CpuBackend {
     }
 
     fn matmul_strips(&self, rows: usize, count: usize, x: &Buf, matrix: MatrixOf<Matrix>, out: &mut Buf) {
-        self.product(matmul::Strips { rows, count, x, matrix, bias: None, out });
+        self.product(matmul::Strips { rows, count, x, matrix, bias: None, gated: None, out });
     }
 
     fn activate(&self, len: usize, act: Act, x: &mut Buf) {
@@ -370,7 +391,7 @@ impl Backend for CpuBackend {
         for (place, to) in (0..routes.experts()).map(|place| (place, routes.to(place))).filter(|(_, to)| !to.is_empty()) {
             let (w, bias) = expert(place);
             let (x, out) = (&x[to.start * w.cols..], &mut out[to.start * w.rows..]);
-            self.product(matmul::Strips { rows: to.len(), count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &**bias), out });
+            self.product(matmul::Strips { rows: to.len(), count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &**bias), gated: None, out });
         }
     }
 

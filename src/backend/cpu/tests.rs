@@ -1,7 +1,7 @@
 //! Every kernel against a plain f64 reference, on ragged shapes, on every path this machine has.
 
 use super::*;
-use crate::backend::Values;
+use crate::backend::{NormKind, Pairs, Values};
 use crate::batch::{Span, Tail};
 use crate::options::KvDtype;
 
@@ -300,6 +300,10 @@ struct Case {
     sinks: Vec<f32>,
     block_size: usize,
     dtype: KvDtype,
+    /// By the path of pairs in plain code.
+    plain_pairs: bool,
+    /// Each row as if it were the only one of its sequence.
+    alone: bool,
 }
 
 const CONTEXTS: [usize; 2] = [301, 140];
@@ -308,7 +312,7 @@ const ROWS: [usize; 2] = [19, 1];
 impl Case {
     /// Stores all K and V, then asks for the last rows of each sequence.
     fn run(&self, backend: &CpuBackend) -> (Vec<f32>, Vec<f64>) {
-        let Case { shape, sinks, block_size, dtype } = self;
+        let Case { shape, sinks, block_size, dtype, .. } = self;
         backend.reserve(shape).unwrap();
         let per_sequence = CONTEXTS[0].div_ceil(*block_size);
         let kv_shape = KvShape {
@@ -320,6 +324,9 @@ impl Case {
             dtype: *dtype,
         };
         let mut kv = backend.kv(kv_shape).unwrap();
+        // What a slot holds before it is written is nobody's business: NaN.
+        let stale = vec![0xff; 2 * per_sequence * kv.bytes()];
+        kv.write(&Vec::from_iter(0..2 * per_sequence as u32), &stale).unwrap();
         // The sequences' blocks alternate, from the end of the pool.
         let tables: Vec<u32> = (0..2).flat_map(|s| (0..per_sequence).map(move |b| (2 * (per_sequence - b) - 1 - s) as u32)).collect();
         let slot = |s: usize, p: usize| tables[s * per_sequence + p / block_size] * *block_size as u32 + (p % block_size) as u32;
@@ -333,20 +340,41 @@ impl Case {
         let batch = Batch { tokens: vec![0; places.len()], slots: places.iter().map(|&(s, p)| slot(s, p)).collect(), ..Default::default() };
         backend.upload(&batch, &mut inputs).unwrap();
         let qkv: Vec<f32> = places.iter().flat_map(|&(s, p)| at(s, p)[if own { 0 } else { shape.q_width() }..].to_vec()).collect();
-        backend.store_kv(&inputs, 0, shape, &buf(backend, &qkv), &mut kv);
+        backend.store_kv(&inputs, 0, shape, None, &mut buf(backend, &qkv), &mut kv);
 
         let rows: Vec<(usize, usize)> = (0..2).flat_map(|s| (CONTEXTS[s] - ROWS[s]..CONTEXTS[s]).map(move |p| (s, p))).collect();
-        let span =
-            |s: usize| Span { first_row: if s == 0 { 0 } else { ROWS[0] as u32 }, rows: ROWS[s] as u32, table: (s * per_sequence) as u32 };
+        let span = |first_row: usize, rows: usize, s: usize| Span {
+            first_row: first_row as u32,
+            rows: rows as u32,
+            table: (s * per_sequence) as u32,
+        };
+        let spans = match self.alone {
+            false => vec![span(0, ROWS[0], 0), span(ROWS[0], ROWS[1], 1)],
+            true => rows.iter().enumerate().map(|(row, &(s, _))| span(row, 1, s)).collect(),
+        };
         let positions = rows.iter().map(|row| row.1 as u32).collect();
-        let batch = Batch { tokens: vec![0; rows.len()], positions, spans: vec![span(0), span(1)], tables, ..Default::default() };
+        let batch = Batch { tokens: vec![0; rows.len()], positions, spans, tables, ..Default::default() };
         backend.upload(&batch, &mut inputs).unwrap();
         let qkv: Vec<f32> = rows.iter().flat_map(|&(s, p)| at(s, p)[..shape.row_width()].to_vec()).collect();
         let mut out = poisoned(backend, rows.len() * shape.out_width());
         let sinks = (!sinks.is_empty()).then(|| buf(backend, sinks));
-        backend.attention(&inputs, 0, shape, sinks.as_ref(), &buf(backend, &qkv), &kv, &mut out);
+        self.attend(backend, &inputs, sinks.as_ref(), &buf(backend, &qkv), &kv, &mut out);
         let expected = rows.iter().flat_map(|&(s, p)| self.reference(p, |i| at(s, i))).collect();
         (out.to_vec(), expected)
+    }
+
+    fn attend(&self, backend: &CpuBackend, inputs: &Inputs, sinks: Option<&Buf>, qkv: &Buf, kv: &kv::Kv, out: &mut Buf) {
+        if !self.plain_pairs {
+            return backend.attention(inputs, 0, &self.shape, sinks, qkv, kv, out);
+        }
+        let args = attention::Args { inputs, group: 0, groups: 1, shape: &self.shape, sinks: sinks.map(|sinks| &sinks[..]), qkv, kv };
+        attention::attention_in_plain_pairs(&backend.pool, &backend.scratch, args, out);
+    }
+
+    /// Whether queries and probabilities are rounded to bf16.
+    fn in_pairs(&self, backend: &CpuBackend) -> bool {
+        let pairs = self.dtype == KvDtype::Bf16 && self.shape.values == Values::Own && self.shape.head_dim.is_multiple_of(2);
+        pairs && (self.plain_pairs || backend.isa() == Isa::Avx512Bf16)
     }
 
     /// One row, all heads, in f64 over K and V as they are stored.
@@ -377,7 +405,7 @@ impl Case {
 }
 
 #[test]
-fn attention_is_right_over_any_blocks_heads_windows_caps_sinks_and_latents() {
+fn attention_is_right_and_the_same_row_by_row_over_any_blocks_heads_windows_caps_sinks_and_latents() {
     let shape = |heads, kv_heads, head_dim| AttentionShape::new(heads, kv_heads, head_dim, 1.7);
     let latent =
         |heads, head_dim, values| AttentionShape { values: Values::OfKeys(values), ..AttentionShape::new(heads, 1, head_dim, 0.4) };
@@ -401,9 +429,19 @@ fn attention_is_right_over_any_blocks_heads_windows_caps_sinks_and_latents() {
     for backend in backends() {
         for (i, (shape, sinks)) in shapes.iter().enumerate() {
             for block_size in [8, 16, 256] {
-                for dtype in KvDtype::ALL {
-                    let (found, expected) = Case { shape: *shape, sinks: sinks.clone(), block_size, dtype }.run(&backend);
-                    assert_near(&format!("{} shape {i}, blocks of {block_size}, {dtype:?}", backend.isa().name()), &found, &expected, 2e-5);
+                for (dtype, plain_pairs) in KvDtype::ALL.map(|dtype| (dtype, false)).into_iter().chain([(KvDtype::Bf16, true)]) {
+                    let case = Case { shape: *shape, sinks: sinks.clone(), block_size, dtype, plain_pairs, alone: false };
+                    if plain_pairs && !(case.in_pairs(&backend) && backend.isa() == Isa::Portable) {
+                        continue;
+                    }
+                    let tolerance = if case.in_pairs(&backend) { 8e-3 } else { 2e-5 };
+                    let (found, expected) = case.run(&backend);
+                    let pairs = if plain_pairs { ", in plain pairs" } else { "" };
+                    let what = format!("{} shape {i}, blocks of {block_size}, {dtype:?}{pairs}", backend.isa().name());
+                    assert_near(&what, &found, &expected, tolerance);
+                    if block_size == 16 {
+                        assert!(found == Case { alone: true, ..case }.run(&backend).0, "{what}: a row alone has other bits");
+                    }
                 }
             }
         }
@@ -470,7 +508,7 @@ impl Cached {
         let mut cached = Cached { shape, kv: backend.kv(kv_shape).unwrap(), inputs: Inputs::default() };
         let slots = (0..rows as u32).collect();
         backend.upload(&Batch { tokens: vec![0; rows], slots, ..Default::default() }, &mut cached.inputs).unwrap();
-        backend.store_kv(&cached.inputs, 0, &shape, &buf(backend, qkv), &mut cached.kv);
+        backend.store_kv(&cached.inputs, 0, &shape, None, &mut buf(backend, qkv), &mut cached.kv);
         cached
     }
 
@@ -581,7 +619,9 @@ fn norms_are_right() {
                 [(NormKind::Layer, 0.0), (NormKind::Rms { unit_offset: false }, 0.0), (NormKind::Rms { unit_offset: true }, 1.0)]
             {
                 let mut out = poisoned(&backend, 3 * width);
-                backend.norm(3, width, kind, 1e-3, &buf(&backend, &weight), Some(&buf(&backend, &bias)), &buf(&backend, &x), &mut out);
+                let (weights, biases) = (buf(&backend, &weight), buf(&backend, &bias));
+                let norm = NormOf { kind, eps: 1e-3, weight: &weights, bias: Some(&biases) };
+                backend.norm(3, width, norm, &buf(&backend, &x), &mut out);
                 let expected: Vec<f64> = x
                     .chunks(width)
                     .flat_map(|row| {
@@ -607,9 +647,9 @@ fn heads_are_normed_in_place_and_their_neighbours_left_alone() {
         // One weight for both heads, or one for each.
         for (weight, bias) in [(numbers(10, 2), None), (numbers(20, 2), Some(numbers(20, 3)))] {
             let mut out = buf(&backend, &x);
-            let bias_buf = bias.as_ref().map(|bias| buf(&backend, bias));
+            let (weights, biases) = (buf(&backend, &weight), bias.as_ref().map(|bias| buf(&backend, bias)));
             let kind = NormKind::Rms { unit_offset: false };
-            backend.norm_heads(2, heads, kind, 1e-6, &buf(&backend, &weight), bias_buf.as_ref(), &mut out);
+            backend.norm_heads(2, heads, NormOf { kind, eps: 1e-6, weight: &weights, bias: biases.as_ref() }, &mut out);
             let expected: Vec<f64> = (0..100)
                 .map(|i| {
                     let (row, column) = (i / 50, i % 50);
@@ -638,7 +678,7 @@ fn rope_turns_the_rotated_dimensions_of_each_head_by_position() {
         for (pairs, first, second) in [(Pairs::Halves, [0, 1], [2, 3]), (Pairs::Neighbours, [0, 2], [1, 3])] {
             let mut out = buf(&backend, &x);
             // Two heads of 6 dimensions, of which 4 turn; 6 more columns that are no heads.
-            backend.rope(2, Heads { first: 0, count: 2, dim: 6, stride: 18 }, 4, pairs, &angles, &mut out);
+            backend.rope(2, Heads { first: 0, count: 2, dim: 6, stride: 18 }, Turn { rotated: 4, pairs, angles: &angles }, &mut out);
             assert_eq!(out[..18], x[..18], "position 0 does not turn");
             for head in [18, 24] {
                 for (i, frequency) in frequencies.iter().enumerate() {
@@ -651,6 +691,55 @@ fn rope_turns_the_rotated_dimensions_of_each_head_by_position() {
             }
             assert_eq!(out[30..], x[30..]);
         }
+    }
+}
+
+#[test]
+fn what_is_done_in_one_go_has_the_bits_of_its_parts() {
+    for backend in backends() {
+        // More rows than are packed at once, and gates that fill their panels or don't.
+        for (rows, cols, gates) in [(3, 20, 64), (40, 33, 96), (5, 40, 37)] {
+            let (x, bias) = (buf(&backend, &numbers(rows * cols, 1)), buf(&backend, &numbers(2 * gates, 2)));
+            for format in WeightFormat::all(32).into_iter().filter(|format| !matches!(format, WeightFormat::Int4 { .. })) {
+                let bytes = stored(&numbers(2 * gates * cols, 3), Dtype::F32).0;
+                let w = matrix_in(&backend, &bytes, 2 * gates, cols, Dtype::F32, format).unwrap();
+                let glu = Glu::Of(Act::Silu);
+                let [mut both, mut of_both] = [2 * gates, 2 * gates].map(|width| poisoned(&backend, rows * width));
+                let [mut out, mut expected] = [gates, gates].map(|width| poisoned(&backend, rows * width));
+                backend.matmul(rows, &x, &w, Some(&bias), &mut both);
+                backend.gate(rows, gates, glu, &both, &mut expected);
+                backend.matmul_gated(rows, gates, &x, &w, Some(&bias), glu, &mut of_both, &mut out);
+                assert!(out[..] == expected[..], "{} {rows} rows of {gates} gates, {format:?}", backend.isa().name());
+            }
+        }
+        let (x, y, weight) = (numbers(7 * 50, 1), buf(&backend, &numbers(7 * 50, 2)), buf(&backend, &numbers(50, 3)));
+        let norm = NormOf { kind: NormKind::Layer, eps: 1e-5, weight: &weight, bias: None };
+        let [mut sum, mut of_sum] = [(), ()].map(|()| buf(&backend, &x));
+        let [mut out, mut expected] = [(), ()].map(|()| poisoned(&backend, 7 * 50));
+        backend.add(7 * 50, 0.3, &mut sum, &y);
+        backend.norm(7, 50, norm, &sum, &mut expected);
+        backend.add_norm(7, 50, 0.3, &y, norm, &mut of_sum, &mut out);
+        assert!(out[..] == expected[..] && of_sum[..] == sum[..], "a sum and its norm");
+    }
+}
+
+#[test]
+fn queries_and_keys_turn_on_their_way_to_the_cache() {
+    for backend in backends() {
+        let (shape, rows) = (Cached::SHAPE, 5);
+        let qkv = numbers(rows * shape.qkv_width(), 8);
+        let angles = buf(&backend, &numbers(rows * 6, 9));
+        let turn = Turn { rotated: 6, pairs: Pairs::Halves, angles: &angles };
+        let mut turned = buf(&backend, &qkv);
+        let heads = Heads { first: 0, count: shape.heads + shape.kv_heads, dim: shape.head_dim, stride: shape.qkv_width() };
+        backend.rope(rows, heads, turn, &mut turned);
+        let (mut found, mut expected) = (Cached::new(&backend, &turned), Cached::new(&backend, &turned));
+        backend.store_kv(&expected.inputs, 0, &shape, None, &mut turned, &mut expected.kv);
+        let mut at_once = buf(&backend, &qkv);
+        found.kv.write(&[0], &vec![0; found.kv.bytes()]).unwrap();
+        backend.store_kv(&found.inputs, 0, &shape, Some(turn), &mut at_once, &mut found.kv);
+        assert!(at_once[..] == turned[..], "rows");
+        assert!((0..rows).all(|token| (0..2).all(|head| found.stored(token, head) == expected.stored(token, head))), "K and V");
     }
 }
 

@@ -1,0 +1,397 @@
+//! Paged attention, one kernel for prefill and decode.
+//!
+//! K lies as `[block][kv_head][dim][token]`: a vector holds one dimension of several tokens, and a score
+//! is summed over dimensions in order (`scores`). V lies as `[block][kv_head][token][dim]`: a vector holds several
+//! dimensions of one token, and the output is summed over tokens in order (`values`). Softmax runs online over spans of
+//! 128 positions counted from the sequence's start. So each query's result is one fixed sequence of
+//! operations, whatever the chunk, the tile, the block size or the number of threads.
+//!
+//! In bf16 two dimensions of K, and two tokens of V, lie together: one load gives both. Where the path multiplies pairs, queries and
+//! probabilities are rounded to bf16 as well, and a pair is one operation: half of those in f32.
+//!
+//! Where the values of a head are the first dimensions of its keys, both lie once, as values do; then a score is summed over the vectors
+//! of a key's dimensions, and these at the end.
+//!
+//! Numbers that have a scale are summed as they are stored: a score is scaled when its sum is made, and a
+//! probability before it is summed over. So a scale costs one product for each query and token, not one for each number.
+
+mod scores;
+mod values;
+
+use std::marker::PhantomData;
+use std::ptr::null;
+use std::sync::{Mutex, PoisonError};
+
+#[cfg(test)]
+use super::kv::Paired;
+use super::kv::{Cached, Kv, with_cached};
+use super::lanes::{self, Kernel, Lanes, load_some, store_some};
+use super::matmul::{LINE, Machine};
+use super::pool::Pool;
+use super::{Buf, Inputs, SendPtr, elementwise};
+use crate::backend::{AttentionShape, KvShape, Values};
+use crate::batch::Batch;
+use crate::error::{Result, try_vec};
+
+/// Positions per step of the online softmax.
+const SPAN: usize = 128;
+/// Tokens of the smallest blocks there are.
+const LEAST_BLOCK: usize = 8;
+/// Most parts of a span.
+const PARTS: usize = SPAN / LEAST_BLOCK;
+/// Rows of one sequence that share one pass over K and V, with all query heads of a KV head.
+const TILE_ROWS: usize = 8;
+
+/// Some rows of one sequence: the unit of work, once per KV head.
+#[derive(Debug, Clone, Copy)]
+pub struct Tile {
+    first_row: usize,
+    rows: usize,
+    /// The sequence's block table begins here.
+    table: usize,
+}
+
+/// Cuts the batch's rows into tiles of one sequence each.
+pub fn cut_tiles(batch: &Batch, tiles: &mut Vec<Tile>) -> Result<()> {
+    tiles.clear();
+    tiles.try_reserve(batch.rows())?;
+    for span in &batch.spans {
+        let (first, end) = (span.first_row as usize, (span.first_row + span.rows) as usize);
+        for first_row in (first..end).step_by(TILE_ROWS) {
+            tiles.push(Tile { first_row, rows: TILE_ROWS.min(end - first_row), table: span.table as usize });
+        }
+    }
+    Ok(())
+}
+
+/// One thread's working memory. A query is one head of one row of the tile.
+pub struct Scratch {
+    queries: Vec<f32>, // [queries, head_dim], scaled; in the first half of each row where they are rounded to bf16
+    scores: Vec<f32>,  // [queries, SPAN], then probabilities, in the same way
+    sums: Vec<f32>,    // [queries, value_dim]
+    max: Vec<f32>,     // [queries]
+    weight: Vec<f32>,  // [queries]
+    slope: Vec<f32>,   // [queries], of ALiBi
+    range: Vec<Range>, // [queries]
+}
+
+/// The positions that a query sees.
+#[derive(Debug, Clone, Copy, Default)]
+struct Range {
+    first: usize,
+    end: usize,
+}
+
+impl Range {
+    /// The part inside `start..start + len`, counted from `start`; empty ranges have `first >= end`.
+    fn within(self, start: usize, len: usize) -> Range {
+        Range { first: self.first.max(start) - start, end: self.end.clamp(start, start + len) - start }
+    }
+
+    #[inline(always)]
+    fn contains(self, token: usize) -> bool {
+        self.first <= token && token < self.end
+    }
+
+    /// The bits of those of a pair's two tokens that are inside.
+    #[inline(always)]
+    fn of_pair(self, pair: usize) -> u32 {
+        let low = if self.contains(2 * pair) { 0xffff } else { 0 };
+        let high = if self.contains(2 * pair + 1) { 0xffff_0000 } else { 0 };
+        low | high
+    }
+}
+
+impl Scratch {
+    pub fn bytes(shape: &AttentionShape) -> u64 {
+        let per_query = (2 * shape.head_dim + SPAN + 3) * size_of::<f32>() + size_of::<Range>();
+        (Self::queries(shape) * per_query) as u64
+    }
+
+    fn queries(shape: &AttentionShape) -> usize {
+        TILE_ROWS * heads_at_once(shape, usize::MAX)
+    }
+
+    pub fn empty() -> Scratch {
+        Scratch {
+            queries: Vec::new(),
+            scores: Vec::new(),
+            sums: Vec::new(),
+            max: Vec::new(),
+            weight: Vec::new(),
+            slope: Vec::new(),
+            range: Vec::new(),
+        }
+    }
+
+    /// Makes room for `shape` too.
+    pub fn fit(&mut self, shape: &AttentionShape) -> Result<()> {
+        let queries = Self::queries(shape).max(self.max.len());
+        let wide = (Self::queries(shape) * shape.head_dim).max(self.sums.len());
+        *self = Scratch {
+            queries: try_vec(wide, 0.0)?,
+            scores: try_vec(queries * SPAN, 0.0)?,
+            sums: try_vec(wide, 0.0)?,
+            max: try_vec(queries, 0.0)?,
+            weight: try_vec(queries, 0.0)?,
+            slope: try_vec(queries, 0.0)?,
+            range: try_vec(queries, Range::default())?,
+        };
+        Ok(())
+    }
+}
+
+pub fn attention(machine: Machine, scratch: &[Mutex<Scratch>], args: Args, out: &mut Buf) {
+    let out = SendPtr(out[..args.inputs.batch.rows() * args.shape.out_width()].as_mut_ptr());
+    with_cached!(&args.kv.shape, run(machine, scratch, args, out));
+}
+
+fn run<E: Cached>(Machine { isa, pool }: Machine, scratch: &[Mutex<Scratch>], args: Args, out: SendPtr<f32>) {
+    // SAFETY: the path is present.
+    each_task::<E>(pool, scratch, args, out, &|attend| unsafe { isa.run(attend) });
+}
+
+/// The same in pairs, on any machine.
+#[cfg(test)]
+pub fn attention_in_plain_pairs(pool: &Pool, scratch: &[Mutex<Scratch>], args: Args, out: &mut Buf) {
+    let out = SendPtr(out.as_mut_ptr());
+    // SAFETY: the portable path needs nothing.
+    each_task::<Paired>(pool, scratch, args, out, &|attend| unsafe { attend.run::<lanes::Portable<true>>() });
+}
+
+#[derive(Clone, Copy)]
+pub struct Args<'a> {
+    pub inputs: &'a Inputs,
+    /// Of so many groups of layers, whose block tables lie side by side.
+    pub group: usize,
+    pub groups: usize,
+    pub shape: &'a AttentionShape,
+    pub sinks: Option<&'a [f32]>, // [heads]
+    pub qkv: &'a [f32],           // [rows, row_width]
+    pub kv: &'a Kv,
+}
+
+fn each_task<E: Cached>(pool: &Pool, scratch: &[Mutex<Scratch>], args: Args, out: SendPtr<f32>, run: &(dyn Fn(Attend<E>) + Sync)) {
+    let heads = args.shape.heads;
+    let most = heads_at_once(args.shape, args.inputs.tiles.len() * heads / (2 * pool.threads()));
+    let groups = heads.div_ceil(most);
+    pool.run(args.inputs.tiles.len() * groups, &|task, worker| {
+        let mut scratch = scratch[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        let (tile, first_head) = (args.inputs.tiles[task / groups], task % groups * most);
+        let group = most.min(heads - first_head);
+        // Tasks write disjoint heads and rows of `out`.
+        run(Attend { args, out, tile, group, first_head, scratch: &mut scratch, element: PhantomData });
+    });
+}
+
+/// Heads of one KV head that one task takes. Where one is all heads', they are more than one thread's work: then so many as are `fair`,
+/// within bounds.
+fn heads_at_once(shape: &AttentionShape, fair: usize) -> usize {
+    const MANY: usize = 16;
+    match shape.values {
+        Values::Own => shape.heads / shape.kv_heads,
+        Values::OfKeys(_) => fair.clamp(1, MANY.min(shape.heads)),
+    }
+}
+
+/// One tile's rows through some heads of one KV head.
+struct Attend<'a, E> {
+    args: Args<'a>,
+    out: SendPtr<f32>, // [rows, out_width]
+    tile: Tile,
+    group: usize,
+    first_head: usize,
+    scratch: &'a mut Scratch,
+    element: PhantomData<E>,
+}
+
+/// Where the K and V of the positions `start..start + len` lie, in parts of `run` tokens.
+struct Span<E> {
+    start: usize,
+    len: usize,
+    run: usize,
+    keys: [*const E; PARTS],   // [head_dim / DEPTH][block_size][DEPTH] from the part's first token on
+    values: [*const E; PARTS], // [run / DEPTH][head_dim][DEPTH]
+    /// Nothing where the type has none.
+    key_scales: [*const f32; PARTS], // [run]
+    value_scales: [*const f32; PARTS], // [run]
+}
+
+impl<E: Cached> Kernel for Attend<'_, E> {
+    const PAIRS: bool = E::DEPTH == 2;
+    // No closures here: a closure that is not inlined is compiled without the path's features, instruction by instruction.
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(mut self) {
+        self.begin::<L>();
+        let queries = self.queries();
+        let first = self.scratch.range[0].first; // rows ascend, so the first row sees the earliest
+        let end = self.scratch.range[queries - 1].end;
+        let mut span = self.span(first / SPAN * SPAN, end);
+        while span.len > 0 {
+            let next = self.span(span.start + SPAN, end);
+            self.score::<L>(&span, &next);
+            for query in 0..queries {
+                self.soften::<L>(query, span.start);
+                if E::SCALED {
+                    self.scale_shares::<L>(query, &span);
+                }
+                if Self::in_pairs::<L>() {
+                    // SAFETY: the features are the caller's.
+                    unsafe { lanes::round_in_place::<L>(&mut self.scratch.scores[query * SPAN..][..SPAN]) };
+                }
+            }
+            self.accumulate::<L>(&span);
+            span = next;
+        }
+        self.finish::<L>();
+    }
+}
+
+impl<E: Cached> Attend<'_, E> {
+    /// Whether queries and probabilities are rounded to bf16, and multiplied two at a time.
+    #[inline(always)]
+    fn in_pairs<L: Lanes>() -> bool {
+        L::PAIRS && E::DEPTH == 2
+    }
+
+    fn queries(&self) -> usize {
+        self.tile.rows * self.group
+    }
+
+    fn kv_head(&self) -> usize {
+        self.first_head / (self.args.shape.heads / self.args.shape.kv_heads)
+    }
+
+    fn row_and_head(&self, query: usize) -> (usize, usize) {
+        (self.tile.first_row + query / self.group, self.first_head + query % self.group)
+    }
+
+    /// Copies the scaled queries, and clears the sums.
+    #[inline(always)]
+    fn begin<L: Lanes>(&mut self) {
+        let AttentionShape { head_dim, scale, window, alibi, .. } = *self.args.shape;
+        for query in 0..self.queries() {
+            let (row, head) = self.row_and_head(query);
+            let from = &self.args.qkv[row * self.args.shape.row_width() + head * head_dim..][..head_dim];
+            for (to, from) in self.scratch.queries[query * head_dim..][..head_dim].iter_mut().zip(from) {
+                *to = from * scale;
+            }
+            if Self::in_pairs::<L>() {
+                // SAFETY: the features are the caller's.
+                unsafe { lanes::round_in_place::<L>(&mut self.scratch.queries[query * head_dim..][..head_dim]) };
+            }
+            let end = self.args.inputs.batch.positions[row] as usize + 1;
+            self.scratch.range[query] = Range { first: end.saturating_sub(window.unwrap_or(end)), end };
+            // A sink is a score that has been seen before all others.
+            let sink = self.args.sinks.map(|sinks| sinks[head]);
+            self.scratch.max[query] = sink.unwrap_or(f32::NEG_INFINITY);
+            self.scratch.weight[query] = if sink.is_some() { 1.0 } else { 0.0 };
+            if let Some(steepness) = alibi {
+                self.scratch.slope[query] = steepness * self.args.shape.slope(head);
+            }
+        }
+        let len = self.queries() * self.args.shape.value_dim();
+        self.scratch.sums[..len].fill(0.0);
+    }
+
+    /// The positions from `start`, a multiple of SPAN, up to `end`; none where `start` is beyond it.
+    #[inline(always)]
+    fn span(&self, start: usize, end: usize) -> Span<E> {
+        let KvShape { block_size, head_dim, .. } = self.args.kv.shape;
+        let len = end.min(start + SPAN).saturating_sub(start);
+        let (numbers, scales) = ([null(); PARTS], [null(); PARTS]);
+        let mut span =
+            Span { start, len, run: block_size.min(SPAN), keys: numbers, values: numbers, key_scales: scales, value_scales: scales };
+        for part in 0..len.div_ceil(span.run) {
+            let position = start + part * span.run;
+            let entry = position / block_size * self.args.groups + self.args.group;
+            let block = self.args.inputs.batch.tables[self.tile.table + entry] as usize;
+            let [keys, values] = self.args.kv.head::<E>(block, self.kv_head());
+            let offset = position % block_size;
+            span.keys[part] = keys.numbers.wrapping_add(offset * E::DEPTH);
+            span.values[part] = values.numbers.wrapping_add(offset * head_dim);
+            span.key_scales[part] = keys.scales.wrapping_add(offset);
+            span.value_scales[part] = values.scales.wrapping_add(offset);
+        }
+        span
+    }
+
+    /// One query's step of the online softmax: its scores become probabilities against the running maximum.
+    #[inline(always)]
+    fn soften<L: Lanes>(&mut self, query: usize, span: usize) {
+        let Range { first, end } = self.scratch.range[query].within(span, SPAN);
+        if first >= end {
+            return;
+        }
+        let value_dim = self.args.shape.value_dim();
+        let position = self.scratch.range[query].end - 1;
+        let scores = &mut self.scratch.scores[query * SPAN..][..SPAN];
+        if self.args.shape.alibi.is_some() {
+            for (token, score) in scores.iter_mut().enumerate().take(end).skip(first) {
+                *score -= self.scratch.slope[query] * (position - (span + token)) as f32;
+            }
+        }
+        // SAFETY: SPAN is a multiple of every path's lanes; `load_some` and `store_some` bound the sums' ends.
+        unsafe {
+            if let Some(cap) = self.args.shape.soft_cap {
+                elementwise::soft_cap::<L>(&mut scores[first..end], cap);
+            }
+            scores[..first].fill(f32::NEG_INFINITY);
+            scores[end..].fill(f32::NEG_INFINITY);
+            let old = self.scratch.max[query];
+            let new = lanes::greatest::<L>(scores, old);
+            let mut total = L::splat(0.0);
+            for chunk in scores.chunks_exact_mut(L::N) {
+                L::store(chunk.as_mut_ptr(), lanes::exp::<L>(L::sub(L::load(chunk.as_ptr()), L::splat(new))));
+            }
+            scores[..first].fill(0.0);
+            scores[end..].fill(0.0);
+            for chunk in scores.chunks_exact(L::N) {
+                total = L::add(total, L::load(chunk.as_ptr()));
+            }
+            let kept = lanes::exp::<L>(L::splat(old - new));
+            let mut factor = [0.0; 16];
+            L::store(factor.as_mut_ptr(), kept);
+            self.scratch.max[query] = new;
+            self.scratch.weight[query] = self.scratch.weight[query] * factor[0] + lanes::sum::<L>(total);
+            for chunk in self.scratch.sums[query * value_dim..][..value_dim].chunks_mut(L::N) {
+                let sum = load_some::<L, f32>(chunk.as_ptr(), chunk.len());
+                store_some::<L>(chunk.as_mut_ptr(), L::mul(sum, kept), chunk.len());
+            }
+        }
+    }
+
+    /// probability[query][token] *= the scale of the token's V
+    #[inline(always)]
+    fn scale_shares<L: Lanes>(&mut self, query: usize, span: &Span<E>) {
+        let width = L::N.min(span.run);
+        let mut token = 0;
+        while token < span.len {
+            // SAFETY: a block's scales, and the query's scores, reach `width` tokens from each vector's first.
+            unsafe {
+                let scale = load_some::<L, f32>(span.value_scales[token / span.run].add(token % span.run), width);
+                let shares = self.scratch.scores.as_mut_ptr().add(query * SPAN + token);
+                store_some::<L>(shares, L::mul(load_some::<L, f32>(shares, width), scale), width);
+            }
+            token += width;
+        }
+    }
+
+    /// out[row][head] = sums / weight
+    #[inline(always)]
+    fn finish<L: Lanes>(&mut self) {
+        let (value_dim, out_width) = (self.args.shape.value_dim(), self.args.shape.out_width());
+        for query in 0..self.queries() {
+            let (row, head) = self.row_and_head(query);
+            let sums = &self.scratch.sums[query * value_dim..][..value_dim];
+            // SAFETY: row and head are inside `out`, and this task's alone.
+            unsafe {
+                let out = self.out.get().add(row * out_width + head * value_dim);
+                let weight = L::splat(self.scratch.weight[query]);
+                for (i, chunk) in sums.chunks(L::N).enumerate() {
+                    store_some::<L>(out.add(i * L::N), L::div(load_some::<L, f32>(chunk.as_ptr(), chunk.len()), weight), chunk.len());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Scores: each query times the keys of a span.
+
+use std::ptr::null;
+
+use super::super::kv::Cached;
+use super::super::lanes::{self, Lanes, load_some, load_some_words, store_some};
+use super::{Attend, LEAST_BLOCK, LINE, SPAN, Span};
+use crate::backend::{KvShape, Values};
+
+/// What is asked for while a vector of scores is summed, a line or so with each step: blocks lie scattered, so the hardware cannot guess, and
+/// all lines at once would wait for each other.
+#[derive(Clone, Copy)]
+struct Ahead<E> {
+    /// Of the same tokens in this span.
+    values: *const E,
+    /// Of those at the same place in the next one.
+    keys: *const E,
+}
+
+impl<E: Cached> Attend<'_, E> {
+    /// scores[query][token] = query . K, for all tokens of the span
+    #[inline(always)]
+    pub(super) fn score<L: Lanes>(&mut self, span: &Span<E>, next: &Span<E>) {
+        if self.args.shape.values != Values::Own {
+            // SAFETY: the span's rows are stored.
+            return unsafe { self.score_rows::<L>(span, next) };
+        }
+        // A block may be half a vector of the widest path, and is no less than that of the others.
+        let halves = L::N > LEAST_BLOCK && span.run == LEAST_BLOCK;
+        let mut token = 0;
+        while token < span.len {
+            // SAFETY: all vectors begin in the span.
+            unsafe {
+                if halves {
+                    self.score_tokens::<L, 1, true>(span, next, token);
+                    token += LEAST_BLOCK;
+                } else if L::N == 16 && token + L::N < span.len {
+                    self.score_tokens::<L, 2, false>(span, next, token);
+                    token += 2 * L::N;
+                } else {
+                    self.score_tokens::<L, 1, false>(span, next, token);
+                    token += L::N;
+                }
+            }
+        }
+    }
+
+    /// The same where keys lie as values do, `[token][dim]`: each score is a sum over the vectors of a row. Asks for the next span's rows.
+    #[inline(always)]
+    unsafe fn score_rows<L: Lanes>(&mut self, span: &Span<E>, next: &Span<E>) {
+        const R: usize = 4;
+        let (queries, row_bytes) = (self.queries(), self.args.shape.head_dim * size_of::<E>());
+        for token in (0..span.len).step_by(R) {
+            for ahead in token..(token + R).min(next.len) {
+                let row = next.values[ahead / next.run].wrapping_add(ahead % next.run * self.args.shape.head_dim);
+                for byte in (0..row_bytes).step_by(LINE) {
+                    lanes::prefetch(row.wrapping_byte_add(byte));
+                }
+            }
+            let tokens = R.min(span.len - token);
+            let mut query = 0;
+            // SAFETY: query + R <= queries; the tokens are in the span.
+            unsafe {
+                while query + R <= queries && tokens == R {
+                    self.score_tile_of_rows::<L, R, R>(span, token, query);
+                    query += R;
+                }
+                while query < queries {
+                    for token in token..token + tokens {
+                        self.score_tile_of_rows::<L, 1, 1>(span, token, query);
+                    }
+                    query += 1;
+                }
+            }
+        }
+    }
+
+    /// `Q` queries by `T` tokens. Each score is one fixed sequence of operations, whatever the tile.
+    #[inline(always)]
+    unsafe fn score_tile_of_rows<L: Lanes, const Q: usize, const T: usize>(&mut self, span: &Span<E>, token: usize, query: usize) {
+        let head_dim = self.args.shape.head_dim;
+        // SAFETY: the caller's contract; `load_some` bounds the rows' ends.
+        unsafe {
+            let mut keys = [span.values[0]; T];
+            for (t, key) in keys.iter_mut().enumerate() {
+                *key = span.values[(token + t) / span.run].add((token + t) % span.run * head_dim);
+            }
+            let queries = self.scratch.queries.as_ptr().add(query * head_dim);
+            let mut sums = [[L::splat(0.0); T]; Q];
+            let mut dim = 0;
+            while dim < head_dim {
+                let width = L::N.min(head_dim - dim);
+                let mut numbers = [L::splat(0.0); T];
+                for (number, key) in numbers.iter_mut().zip(keys) {
+                    *number = E::load::<L>(key.add(dim), 0, width);
+                }
+                for (q, sums) in sums.iter_mut().enumerate() {
+                    let query = load_some::<L, f32>(queries.add(q * head_dim + dim), width);
+                    for (sum, number) in sums.iter_mut().zip(numbers) {
+                        *sum = L::fma(query, number, *sum);
+                    }
+                }
+                dim += L::N;
+            }
+            for (q, sums) in sums.iter().enumerate() {
+                for (t, sum) in sums.iter().enumerate() {
+                    let token = token + t;
+                    let scale = if E::SCALED { *span.value_scales[token / span.run].add(token % span.run) } else { 1.0 };
+                    self.scratch.scores[(query + q) * SPAN + token] = lanes::sum::<L>(*sum) * scale;
+                }
+            }
+        }
+    }
+
+    /// Scores of all queries against `C` vectors of tokens, or half of one. The first of them look ahead.
+    #[inline(always)]
+    unsafe fn score_tokens<L: Lanes, const C: usize, const HALF: bool>(&mut self, span: &Span<E>, next: &Span<E>, token: usize) {
+        let queries = self.queries();
+        let mut ahead = [Ahead { values: null(), keys: null() }; C];
+        for (c, ahead) in ahead.iter_mut().enumerate() {
+            *ahead = self.ahead(span, next, token + c * L::N);
+        }
+        let mut query = 0;
+        // SAFETY: query + R <= queries; the tokens are the caller's.
+        unsafe {
+            if queries >= 8 {
+                self.score_tile::<L, 8, C, HALF>(span, token, query, Some(ahead));
+                query = 8;
+            }
+            while query + 8 <= queries {
+                self.score_tile::<L, 8, C, HALF>(span, token, query, None);
+                query += 8;
+            }
+            while query + 2 <= queries {
+                self.score_tile::<L, 2, C, HALF>(span, token, query, (query == 0).then_some(ahead));
+                query += 2;
+            }
+            if query < queries {
+                self.score_tile::<L, 1, C, HALF>(span, token, query, (query == 0).then_some(ahead));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn ahead(&self, span: &Span<E>, next: &Span<E>, token: usize) -> Ahead<E> {
+        let values = span.values[token / span.run].wrapping_add(token % span.run * self.args.shape.head_dim);
+        // Where the next span ends sooner this one's keys, which are here.
+        let of_keys = if token < next.len { next } else { span };
+        if E::SCALED {
+            lanes::prefetch(span.value_scales[token / span.run]);
+            lanes::prefetch(of_keys.key_scales[token / span.run]);
+        }
+        Ahead { values, keys: of_keys.keys[token / span.run].wrapping_add(token % span.run * E::DEPTH) }
+    }
+
+    #[inline(always)]
+    unsafe fn score_tile<L: Lanes, const R: usize, const C: usize, const HALF: bool>(
+        &mut self,
+        span: &Span<E>,
+        token: usize,
+        query: usize,
+        mut ahead: Option<[Ahead<E>; C]>,
+    ) {
+        let KvShape { block_size, head_dim, .. } = self.args.kv.shape;
+        // Known to the compiler: a loop that also could load less would not keep its sums in registers.
+        let width = if HALF { LEAST_BLOCK } else { L::N };
+        let (row, values) = (block_size * E::DEPTH, width * E::DEPTH);
+        // Steps that fill a line.
+        let lines = [row, values].map(|step| (LINE / (step * size_of::<E>())).max(1));
+        // SAFETY: a block's keys reach `width` tokens from each vector's first; queries and scores are in the scratch.
+        unsafe {
+            let mut keys = [span.keys[0]; C];
+            for (c, keys) in keys.iter_mut().enumerate() {
+                let token = token + c * width;
+                *keys = span.keys[token / span.run].wrapping_add(token % span.run * E::DEPTH);
+            }
+            let queries = self.scratch.queries.as_ptr().add(query * head_dim);
+            let mut sums = [[L::splat(0.0); C]; R];
+            for step in 0..head_dim / E::DEPTH {
+                for ahead in ahead.iter_mut().flatten() {
+                    if step % lines[0] == 0 {
+                        lanes::prefetch(ahead.keys);
+                    }
+                    if step % lines[1] == 0 {
+                        lanes::prefetch(ahead.values);
+                    }
+                    *ahead = Ahead { keys: ahead.keys.wrapping_add(row), values: ahead.values.wrapping_add(values) };
+                }
+                if Self::in_pairs::<L>() {
+                    Self::add_pair::<L, R, C>(&mut sums, queries.cast::<u32>().add(step), head_dim, keys, width);
+                } else {
+                    for k in 0..E::DEPTH {
+                        let mut key = [L::splat(0.0); C];
+                        for (key, keys) in key.iter_mut().zip(keys) {
+                            *key = E::load::<L>(keys, k, width);
+                        }
+                        for (r, sums) in sums.iter_mut().enumerate() {
+                            let number = L::splat(*queries.add(r * head_dim + step * E::DEPTH + k));
+                            for (sum, key) in sums.iter_mut().zip(key) {
+                                *sum = L::fma(number, key, *sum);
+                            }
+                        }
+                    }
+                }
+                for keys in &mut keys {
+                    *keys = keys.wrapping_add(row);
+                }
+            }
+            if E::SCALED {
+                for c in 0..C {
+                    let token = token + c * width;
+                    let scale = load_some::<L, f32>(span.key_scales[token / span.run].add(token % span.run), width);
+                    for sums in &mut sums {
+                        sums[c] = L::mul(sums[c], scale);
+                    }
+                }
+            }
+            let scores = self.scratch.scores.as_mut_ptr().add(query * SPAN + token);
+            for (r, sums) in sums.iter().enumerate() {
+                for (c, &sum) in sums.iter().enumerate() {
+                    store_some::<L>(scores.add(r * SPAN + c * width), sum, width);
+                }
+            }
+        }
+    }
+
+    /// Adds what two dimensions give: `queries` holds those of the first query, and of each other `pitch` words further on.
+    #[inline(always)]
+    unsafe fn add_pair<L: Lanes, const R: usize, const C: usize>(
+        sums: &mut [[L::V; C]; R],
+        queries: *const u32,
+        pitch: usize,
+        keys: [*const E; C],
+        width: usize,
+    ) {
+        // SAFETY: that of `score_tile`.
+        unsafe {
+            let mut key = [L::splat_word(0); C];
+            for (key, keys) in key.iter_mut().zip(keys) {
+                *key = load_some_words::<L>(keys.cast(), width);
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let pair = L::splat_word(*queries.add(r * pitch));
+                for (sum, key) in sums.iter_mut().zip(key) {
+                    *sum = L::fma_pairs(pair, key, *sum);
+                }
+            }
+        }
+    }
+}

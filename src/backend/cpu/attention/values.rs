@@ -1,0 +1,165 @@
+//! Sums: probabilities times the values of a span.
+
+use super::super::kv::Cached;
+use super::super::lanes::{Lanes, load_some, load_some_words, store_some};
+use super::{Attend, Range, SPAN, Span};
+
+impl<E: Cached> Attend<'_, E> {
+    /// sums[query] += probability . V, for each query over its own tokens of the span.
+    #[inline(always)]
+    pub(super) fn accumulate<L: Lanes>(&mut self, span: &Span<E>) {
+        const R: usize = 4;
+        let queries = self.queries();
+        for query in (0..queries / R * R).step_by(R) {
+            let mut ranges = [Range::default(); R];
+            ranges.copy_from_slice(&self.scratch.range[query..query + R]);
+            let (mut first, mut end) = (0, span.len);
+            for range in &mut ranges {
+                *range = range.within(span.start, span.len);
+                (first, end) = (first.max(range.first), end.min(range.end));
+            }
+            // The tokens that all of them see go together, in whole steps; those before and after, one query at a time.
+            let first = first.next_multiple_of(E::DEPTH);
+            let end = (end / E::DEPTH * E::DEPTH).max(first);
+            for (r, range) in ranges.iter().enumerate() {
+                self.add_values::<L, 1>(span, query + r, Range { first: range.first, end: range.end.min(first) });
+            }
+            self.add_values::<L, R>(span, query, Range { first, end });
+            for (r, range) in ranges.iter().enumerate() {
+                self.add_values::<L, 1>(span, query + r, Range { first: range.first.max(end), end: range.end });
+            }
+        }
+        for query in queries / R * R..queries {
+            self.add_values::<L, 1>(span, query, self.scratch.range[query].within(span.start, span.len));
+        }
+    }
+
+    #[inline(always)]
+    fn add_values<L: Lanes, const R: usize>(&mut self, span: &Span<E>, query: usize, tokens: Range) {
+        if tokens.first >= tokens.end {
+            return;
+        }
+        let head_dim = self.args.shape.value_dim();
+        let mut dim = 0;
+        // SAFETY: dimensions are inside the head, tokens inside the span, query + R <= queries.
+        unsafe {
+            if L::N == 16 {
+                while dim + 4 * L::N <= head_dim {
+                    self.add_values_at::<L, R, 4>(span, query, tokens, dim, 4 * L::N);
+                    dim += 4 * L::N;
+                }
+            }
+            while dim + 2 * L::N <= head_dim {
+                self.add_values_at::<L, R, 2>(span, query, tokens, dim, 2 * L::N);
+                dim += 2 * L::N;
+            }
+            while dim < head_dim {
+                self.add_values_at::<L, R, 1>(span, query, tokens, dim, L::N.min(head_dim - dim));
+                dim += L::N;
+            }
+        }
+    }
+
+    /// `R` queries by `C` vectors of dimensions from `dim`, the last of them `width - (C - 1) * N` long.
+    #[inline(always)]
+    unsafe fn add_values_at<L: Lanes, const R: usize, const C: usize>(
+        &mut self,
+        span: &Span<E>,
+        query: usize,
+        tokens: Range,
+        dim: usize,
+        width: usize,
+    ) {
+        let (head_dim, value_dim) = (self.args.kv.shape.head_dim, self.args.shape.value_dim());
+        // SAFETY: the caller's contract; `width` bounds the short end of a head.
+        unsafe {
+            let shares = self.scratch.scores.as_ptr().add(query * SPAN);
+            let out = self.scratch.sums.as_mut_ptr().add(query * value_dim + dim);
+            let mut sums = [[L::splat(0.0); C]; R];
+            for (r, sums) in sums.iter_mut().enumerate() {
+                for (c, sum) in sums.iter_mut().enumerate() {
+                    *sum = load_some::<L, f32>(out.add(r * value_dim + c * L::N), width - c * L::N);
+                }
+            }
+            let mut token = tokens.first;
+            while token < tokens.end {
+                let part = token / span.run;
+                let stop = tokens.end.min((part + 1) * span.run);
+                let start = span.values[part].wrapping_add(dim * E::DEPTH).wrapping_sub(part * span.run * head_dim);
+                for step in token / E::DEPTH..stop.div_ceil(E::DEPTH) {
+                    let values = start.wrapping_add(step * head_dim * E::DEPTH);
+                    if Self::in_pairs::<L>() {
+                        let pairs = shares.cast::<u32>().add(step);
+                        Self::add_pair_of_values::<L, R, C>(&mut sums, pairs, values, tokens.of_pair(step), width);
+                        continue;
+                    }
+                    for k in 0..E::DEPTH {
+                        if E::DEPTH == 1 || tokens.contains(step * E::DEPTH + k) {
+                            Self::add_value::<L, R, C>(&mut sums, shares.add(step * E::DEPTH + k), values, k, width);
+                        }
+                    }
+                }
+                token = stop;
+            }
+            for (r, sums) in sums.iter().enumerate() {
+                for (c, &sum) in sums.iter().enumerate() {
+                    store_some::<L>(out.add(r * value_dim + c * L::N), sum, width - c * L::N);
+                }
+            }
+        }
+    }
+
+    /// Adds what the `k`th token of a step gives; `shares` holds the first query's probability, and those of the others behind it.
+    #[inline(always)]
+    unsafe fn add_value<L: Lanes, const R: usize, const C: usize>(
+        sums: &mut [[L::V; C]; R],
+        shares: *const f32,
+        values: *const E,
+        k: usize,
+        width: usize,
+    ) {
+        // SAFETY: that of `add_values_at`.
+        unsafe {
+            let mut value = [L::splat(0.0); C];
+            for (c, value) in value.iter_mut().enumerate() {
+                *value = E::load::<L>(values.wrapping_add(c * L::N * E::DEPTH), k, width - c * L::N);
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let share = L::splat(*shares.add(r * SPAN));
+                for (sum, value) in sums.iter_mut().zip(value) {
+                    *sum = L::fma(share, value, *sum);
+                }
+            }
+        }
+    }
+
+    /// Adds what two tokens give. What is stored for one that isn't seen may be anything, and a probability of 0 doesn't make 0 of it: only the
+    /// bits of `seen` count.
+    #[inline(always)]
+    unsafe fn add_pair_of_values<L: Lanes, const R: usize, const C: usize>(
+        sums: &mut [[L::V; C]; R],
+        shares: *const u32,
+        values: *const E,
+        seen: u32,
+        width: usize,
+    ) {
+        // SAFETY: that of `add_values_at`.
+        unsafe {
+            let mut value = [L::splat_word(0); C];
+            for (c, value) in value.iter_mut().enumerate() {
+                *value = load_some_words::<L>(values.cast::<u32>().wrapping_add(c * L::N), width - c * L::N);
+            }
+            if seen != u32::MAX {
+                for value in &mut value {
+                    *value = L::and(*value, L::splat_word(seen));
+                }
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let pair = L::splat_word(*shares.add(r * SPAN));
+                for (sum, value) in sums.iter_mut().zip(value) {
+                    *sum = L::fma_pairs(pair, value, *sum);
+                }
+            }
+        }
+    }
+}
