@@ -7,14 +7,31 @@ use super::super::lanes::{self, Lanes, load_some, load_some_words, store_some};
 use super::{Attend, LEAST_BLOCK, LINE, SPAN, Span};
 use crate::backend::{KvShape, Values};
 
-/// What is asked for while a vector of scores is summed, a line or so with each step: blocks lie scattered, so the hardware cannot guess, and
-/// all lines at once would wait for each other.
+/// Steps of the keys for which is asked together.
+const ASKED_AT_ONCE: usize = 4;
+
+/// What is asked for while scores are summed, a few lines at a time: blocks lie scattered, so the hardware cannot guess, and all lines at once
+/// would wait for each other.
 #[derive(Clone, Copy)]
 struct Ahead<E> {
     /// Of the same tokens in this span.
     values: *const E,
     /// Of those at the same place in the next one.
     keys: *const E,
+}
+
+impl<E: Cached> Ahead<E> {
+    /// From the step `first` on: keys have a row for each, and the values of a vector of tokens are shared out among all.
+    #[inline(always)]
+    fn ask(self, first: usize, row: usize, values: usize) {
+        let line = LINE / size_of::<E>();
+        for step in (0..ASKED_AT_ONCE).step_by((line / row).max(1)) {
+            lanes::prefetch(self.keys.wrapping_add((first + step) * row));
+        }
+        for element in (0..ASKED_AT_ONCE * values).step_by(line) {
+            lanes::prefetch(self.values.wrapping_add(first * values + element));
+        }
+    }
 }
 
 impl<E: Cached> Attend<'_, E> {
@@ -121,24 +138,23 @@ impl<E: Cached> Attend<'_, E> {
             *ahead = self.ahead(span, next, token + c * L::N);
         }
         let mut query = 0;
-        // SAFETY: query + R <= queries; the tokens are the caller's.
-        unsafe {
-            if queries >= 8 {
-                self.score_tile::<L, 8, C, HALF>(span, token, query, Some(ahead));
-                query = 8;
-            }
-            while query + 8 <= queries {
-                self.score_tile::<L, 8, C, HALF>(span, token, query, None);
-                query += 8;
-            }
-            while query + 2 <= queries {
-                self.score_tile::<L, 2, C, HALF>(span, token, query, (query == 0).then_some(ahead));
-                query += 2;
-            }
-            if query < queries {
-                self.score_tile::<L, 1, C, HALF>(span, token, query, (query == 0).then_some(ahead));
-            }
+        macro_rules! tiles_of {
+            ($rows:literal) => {
+                while query + $rows <= queries {
+                    // SAFETY: query + R <= queries; the tokens are the caller's.
+                    unsafe {
+                        match query {
+                            0 => self.score_tile::<L, $rows, C, HALF, true>(span, token, query, ahead),
+                            _ => self.score_tile::<L, $rows, C, HALF, false>(span, token, query, ahead),
+                        }
+                    }
+                    query += $rows;
+                }
+            };
         }
+        tiles_of!(8);
+        tiles_of!(2);
+        tiles_of!(1);
     }
 
     #[inline(always)]
@@ -154,19 +170,17 @@ impl<E: Cached> Attend<'_, E> {
     }
 
     #[inline(always)]
-    unsafe fn score_tile<L: Lanes, const R: usize, const C: usize, const HALF: bool>(
+    unsafe fn score_tile<L: Lanes, const R: usize, const C: usize, const HALF: bool, const AHEAD: bool>(
         &mut self,
         span: &Span<E>,
         token: usize,
         query: usize,
-        mut ahead: Option<[Ahead<E>; C]>,
+        ahead: [Ahead<E>; C],
     ) {
         let KvShape { block_size, head_dim, .. } = self.args.kv.shape;
-        // Known to the compiler: a loop that also could load less would not keep its sums in registers.
+        // Known to the compiler: a loop that could also load less would not keep its sums in registers.
         let width = if HALF { LEAST_BLOCK } else { L::N };
-        let (row, values) = (block_size * E::DEPTH, width * E::DEPTH);
-        // Steps that fill a line.
-        let lines = [row, values].map(|step| (LINE / (step * size_of::<E>())).max(1));
+        let (steps, row) = (head_dim / E::DEPTH, block_size * E::DEPTH);
         // SAFETY: a block's keys reach `width` tokens from each vector's first; queries and scores are in the scratch.
         unsafe {
             let mut keys = [span.keys[0]; C];
@@ -176,34 +190,18 @@ impl<E: Cached> Attend<'_, E> {
             }
             let queries = self.scratch.queries.as_ptr().add(query * head_dim);
             let mut sums = [[L::splat(0.0); C]; R];
-            for step in 0..head_dim / E::DEPTH {
-                for ahead in ahead.iter_mut().flatten() {
-                    if step % lines[0] == 0 {
-                        lanes::prefetch(ahead.keys);
-                    }
-                    if step % lines[1] == 0 {
-                        lanes::prefetch(ahead.values);
-                    }
-                    *ahead = Ahead { keys: ahead.keys.wrapping_add(row), values: ahead.values.wrapping_add(values) };
-                }
-                if Self::in_pairs::<L>() {
-                    Self::add_pair::<L, R, C>(&mut sums, queries.cast::<u32>().add(step), head_dim, keys, width);
-                } else {
-                    for k in 0..E::DEPTH {
-                        let mut key = [L::splat(0.0); C];
-                        for (key, keys) in key.iter_mut().zip(keys) {
-                            *key = E::load::<L>(keys, k, width);
-                        }
-                        for (r, sums) in sums.iter_mut().enumerate() {
-                            let number = L::splat(*queries.add(r * head_dim + step * E::DEPTH + k));
-                            for (sum, key) in sums.iter_mut().zip(key) {
-                                *sum = L::fma(number, key, *sum);
-                            }
-                        }
+            for first in (0..steps).step_by(ASKED_AT_ONCE) {
+                if AHEAD {
+                    for ahead in ahead {
+                        ahead.ask(first, row, width * E::DEPTH);
                     }
                 }
-                for keys in &mut keys {
-                    *keys = keys.wrapping_add(row);
+                for step in first..steps.min(first + ASKED_AT_ONCE) {
+                    let query = queries.add(step * if Self::in_pairs::<L>() { 1 } else { E::DEPTH });
+                    Self::add_step::<L, R, C>(&mut sums, query, head_dim, keys, width);
+                    for keys in &mut keys {
+                        *keys = keys.wrapping_add(row);
+                    }
                 }
             }
             if E::SCALED {
@@ -224,25 +222,40 @@ impl<E: Cached> Attend<'_, E> {
         }
     }
 
-    /// Adds what two dimensions give: `queries` holds those of the first query, and of each other `pitch` words further on.
+    /// Adds what one step of the keys gives: `query` holds the first query's numbers for it, and those of each other `pitch` further on.
     #[inline(always)]
-    unsafe fn add_pair<L: Lanes, const R: usize, const C: usize>(
+    unsafe fn add_step<L: Lanes, const R: usize, const C: usize>(
         sums: &mut [[L::V; C]; R],
-        queries: *const u32,
+        query: *const f32,
         pitch: usize,
         keys: [*const E; C],
         width: usize,
     ) {
         // SAFETY: that of `score_tile`.
         unsafe {
-            let mut key = [L::splat_word(0); C];
-            for (key, keys) in key.iter_mut().zip(keys) {
-                *key = load_some_words::<L>(keys.cast(), width);
+            if Self::in_pairs::<L>() {
+                let mut key = [L::splat_word(0); C];
+                for (key, keys) in key.iter_mut().zip(keys) {
+                    *key = load_some_words::<L>(keys.cast(), width);
+                }
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let pair = L::splat_word(*query.add(r * pitch).cast::<u32>());
+                    for (sum, key) in sums.iter_mut().zip(key) {
+                        *sum = L::fma_pairs(pair, key, *sum);
+                    }
+                }
+                return;
             }
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let pair = L::splat_word(*queries.add(r * pitch));
-                for (sum, key) in sums.iter_mut().zip(key) {
-                    *sum = L::fma_pairs(pair, key, *sum);
+            for k in 0..E::DEPTH {
+                let mut key = [L::splat(0.0); C];
+                for (key, keys) in key.iter_mut().zip(keys) {
+                    *key = E::load::<L>(keys, k, width);
+                }
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let number = L::splat(*query.add(r * pitch + k));
+                    for (sum, key) in sums.iter_mut().zip(key) {
+                        *sum = L::fma(number, key, *sum);
+                    }
                 }
             }
         }
