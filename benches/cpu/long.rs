@@ -13,13 +13,15 @@ use crate::{Options, Result, arithmetic};
 
 /// Model S, as if made for longer texts.
 static SHAPE: Shape = Shape { name: "S-long", positions: 33_024, ..crate::model::SHAPES[0] };
-const STEPS: usize = 64;
 const SHORT: u64 = 128;
-const OTHERS: u64 = 31;
 
 pub fn bench(options: &Options) -> Result<()> {
     let weights = options.cells()[0].weights;
     let cell = Cell { shape: &SHAPE, weights };
+    let (contexts, long, others, steps): (&[u64], u64, u64, usize) = match options.quick {
+        true => (&[128, 512], 512, 3, 4),
+        false => (&[2048, 8192, 32_768], 8192, 31, 64),
+    };
     let kv_dtypes = options.kv_dtype.map_or(vec![KvDtype::Bf16, KvDtype::Int8], |dtype| vec![dtype]);
     let memory = Memory::new(options.probe_bytes(), options.threads);
     let arithmetic = arithmetic(options, weights);
@@ -27,32 +29,27 @@ pub fn bench(options: &Options) -> Result<()> {
     println!("| sequences | KV | tokens/s | of the limit | GB/s read | memory's limit | of it | cores busy |");
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     for dtype in kv_dtypes {
-        let mut engine = cell.engine(options, 1 + OTHERS as usize)?;
+        let mut engine = cell.engine(options, 1 + others as usize)?;
         engine.kv_dtype = Some(dtype);
         let mut run = Run::start(&cell, &engine, &memory, arithmetic)?;
         let decodes = |run: &mut Run, what: String| -> Result<()> {
-            let measured = run.measure(&Question::Decode { steps: STEPS })?;
+            let measured = run.measure(&Question::Decode { steps })?;
             print(run, &format!("{what} | {}", dtype.name()), &measured);
             run.worker.leave()
         };
-        for &context in contexts(options) {
+        for &context in contexts {
             run.worker.steps(&Question::Join { sequences: 1, tokens: context })?;
             decodes(&mut run, format!("1 of {context}"))?;
         }
-        let long = if options.quick { 512 } else { 8192 };
         run.worker.steps(&Question::Join { sequences: 1, tokens: long })?;
-        run.worker.steps(&Question::Join { sequences: OTHERS, tokens: SHORT })?;
-        decodes(&mut run, format!("1 of {long}, {OTHERS} of {SHORT}"))?;
+        run.worker.steps(&Question::Join { sequences: others, tokens: SHORT })?;
+        decodes(&mut run, format!("1 of {long}, {others} of {SHORT}"))?;
         // As many that look back on as much together, and need no dividing.
-        let even = (long + OTHERS * SHORT) / (1 + OTHERS);
-        run.worker.steps(&Question::Join { sequences: 1 + OTHERS, tokens: even })?;
-        decodes(&mut run, format!("{} of {even}", 1 + OTHERS))?;
+        let even = (long + others * SHORT) / (1 + others);
+        run.worker.steps(&Question::Join { sequences: 1 + others, tokens: even })?;
+        decodes(&mut run, format!("{} of {even}", 1 + others))?;
     }
     Ok(())
-}
-
-fn contexts(options: &Options) -> &'static [u64] {
-    if options.quick { &[128, 512] } else { &[2048, 8192, 32_768] }
 }
 
 fn print(run: &Run, what: &str, measured: &Measured) {
