@@ -18,6 +18,14 @@ impl Cell {
         format!("{}-{}", self.shape.name, self.weights.name())
     }
 
+    /// Weights that share a scale, in int4.
+    pub fn group(&self) -> Option<usize> {
+        match self.weights {
+            WeightFormat::Int4 { group, .. } => Some(group),
+            _ => None,
+        }
+    }
+
     /// As the engine is made for it. No prompt comes twice, so nothing is kept to be found again.
     pub fn engine(&self, options: &Options, max_seqs: usize) -> Result<EngineOptions> {
         Ok(EngineOptions {

@@ -65,6 +65,11 @@ impl Row {
         format!("{:<18} {value:>10.decimals$} {limit:>10.decimals$} {unit:<9} {:>5.1} % {}", self.name, 100.0 * self.share(), self.noisy())
     }
 
+    fn cell(&self) -> String {
+        let (value, limit, decimals) = (self.value(), self.of(|sample| sample.limit), self.decimals());
+        format!("{value:.decimals$} / {limit:.decimals$} ({:.0} %){}", 100.0 * self.share(), self.noisy())
+    }
+
     fn json(&self) -> Value {
         let samples: Vec<Value> = self.samples.iter().map(Sample::json).collect();
         let (value, limit) = (round(self.value()), round(self.of(|sample| sample.limit)));
@@ -122,10 +127,9 @@ impl Report {
         self.rows.iter().map(|row| format!("{}, {}", row.name, row.unit.name())).collect()
     }
 
-    /// Each row's value and its share of the limit.
-    pub fn shares(&self) -> Vec<String> {
-        let share = |row: &Row| format!("{:.*} ({:.0} %){}", row.decimals(), row.value(), 100.0 * row.share(), row.noisy());
-        self.rows.iter().map(share).collect()
+    /// Each row's value, limit and share.
+    pub fn cells(&self) -> Vec<String> {
+        self.rows.iter().map(Row::cell).collect()
     }
 
     /// What the machine was like.

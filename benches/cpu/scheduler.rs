@@ -64,7 +64,7 @@ fn traced(cell: &Cell, options: &Options, sequences: usize) -> Result<Vec<Step>>
     let (mut worker, _) = Worker::start(&engine)?;
     worker.steps(&Question::Join { sequences: sequences as u64, tokens: CONTEXT })?;
     worker.steps(&Question::Decode { steps: STEPS })?;
-    worker.quit();
+    drop(worker);
     let steps = read(&path, sequences)?;
     match steps.len() >= STEPS {
         true => Ok(steps),

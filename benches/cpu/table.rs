@@ -70,10 +70,10 @@ fn print_alone(report: &Report) {
 /// One line a cell, a column for each measurement.
 fn print_table(lines: &[Line]) {
     let Some(first) = lines.first() else { return };
-    println!("| value (share of the limit) | {} |", first.report.titles().join(" | "));
+    println!("| value / limit (share) | {} |", first.report.titles().join(" | "));
     println!("| --- |{}", " --- |".repeat(first.report.titles().len()));
     for Line { cell, report, .. } in lines {
-        println!("| {} | {} |", cell.name(), report.shares().join(" | "));
+        println!("| {} | {} |", cell.name(), report.cells().join(" | "));
     }
 }
 
@@ -81,7 +81,7 @@ fn json(options: &Options, lines: &[Line]) -> Result<Value> {
     let giga = |rate: f64| (rate / 1e9).round();
     let cell = |Line { cell, arithmetic, report }: &Line| {
         json!({
-            "cell": cell.name(), "model": cell.shape.name, "weights": cell.weights, "arithmetic_gflop_s": giga(arithmetic.weights),
+            "cell": cell.name(), "model": cell.shape.name, "weights": cell.weights.name(), "group": cell.group(), "arithmetic_gflop_s": giga(arithmetic.weights),
             "attention_gflop_s": giga(arithmetic.attention), "rows": report.json(),
         })
     };

@@ -101,11 +101,9 @@ impl Worker {
     pub fn leave(&mut self) -> Result<()> {
         self.ask(&Question::Leave)
     }
-
-    /// Ends the process; what it wrote is whole.
-    pub fn quit(self) {}
 }
 
+/// Then the process has ended, and what it wrote is whole.
 impl Drop for Worker {
     fn drop(&mut self) {
         let _ = writeln!(self.input); // a line that asks nothing
