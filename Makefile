@@ -22,7 +22,7 @@ export CGO_LDFLAGS := -L$(LIBDIR) -Wl,-rpath,$(LIBDIR)
 export PAGEDLLM_LIBRARY := $(LIB)
 
 .PHONY: demo test stages setup lib header manual lint test-rust test-soak soak test-c test-abi test-cpp test-go test-python test-node test-examples \
-        test-install install dist bench bench-polling bench-quality bench-sequences bench-serving bench-swap fuzz clean
+        test-install install dist bench bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz clean
 
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
@@ -146,9 +146,23 @@ install:
 dist: lib
 	scripts/dist.sh dist
 
-# On an otherwise idle machine: benches/README.md.
+# The whole table, on an otherwise idle machine: benches/README.md.
 bench:
-	cargo bench --locked --bench cpu
+	cargo bench --locked --bench cpu -- --table
+
+# The parts of the same that a table has no room for.
+bench-scheduler:
+	cargo bench --locked --bench cpu -- --scheduler
+
+bench-long:
+	cargo bench --locked --bench cpu -- --long
+
+# A little of everything, in seconds: every token is counted.
+bench-quick:
+	cargo bench --locked --bench cpu -- --quick
+	cargo bench --locked --bench cpu -- --quick --table
+	cargo bench --locked --bench cpu -- --quick --scheduler
+	cargo bench --locked --bench cpu -- --quick --long
 
 # What sharing is worth, and what grammars cost.
 bench-sequences:

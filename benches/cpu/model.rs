@@ -10,7 +10,6 @@ use serde_json::{Map, json};
 use crate::Result;
 
 pub const VOCAB: usize = 32_000;
-const POSITIONS: usize = 4096;
 const STD: f32 = 0.02;
 /// Numbers are drawn from a table of this many, by 12 bits each.
 const TABLE: usize = 1 << 12;
@@ -22,11 +21,13 @@ pub struct Shape {
     pub layers: usize,
     pub heads: usize,
     pub kv_heads: usize,
+    /// The longest sequence.
+    pub positions: usize,
 }
 
 pub const SHAPES: [Shape; 2] = [
-    Shape { name: "S", hidden: 768, inner: 2048, layers: 12, heads: 12, kv_heads: 4 },
-    Shape { name: "M", hidden: 2048, inner: 5632, layers: 22, heads: 32, kv_heads: 4 }, // TinyLlama-1.1B
+    Shape { name: "S", hidden: 768, inner: 2048, layers: 12, heads: 12, kv_heads: 4, positions: 4096 },
+    Shape { name: "M", hidden: 2048, inner: 5632, layers: 22, heads: 32, kv_heads: 4, positions: 4096 }, // TinyLlama-1.1B
 ];
 
 impl Shape {
@@ -74,7 +75,7 @@ impl Shape {
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "hidden_act": "silu",
             "hidden_size": self.hidden, "intermediate_size": self.inner, "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "vocab_size": VOCAB,
-            "max_position_embeddings": POSITIONS, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "max_position_embeddings": self.positions, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
             "tie_word_embeddings": false, "bos_token_id": 1, "eos_token_id": 2,
         })
     }

@@ -15,6 +15,8 @@ pub struct Noise {
     pub other: f64,
     /// Kept by the hypervisor.
     pub steal: f64,
+    /// Used by this process and by that which works for it.
+    pub own: f64,
 }
 
 impl Noise {
@@ -73,7 +75,8 @@ impl Watch {
         let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get()) as f64;
         let all = (self.since.elapsed().as_secs_f64() * per_second * cores).max(1.0);
-        let other = (ticks.busy - self.ticks.busy) - (ticks.own - self.ticks.own);
-        Noise { other: other.max(0.0) / all, steal: (ticks.steal - self.ticks.steal) / all }
+        let own = ticks.own - self.ticks.own;
+        let other = (ticks.busy - self.ticks.busy) - own;
+        Noise { other: other.max(0.0) / all, steal: (ticks.steal - self.ticks.steal) / all, own: own / all }
     }
 }

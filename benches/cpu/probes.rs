@@ -27,9 +27,7 @@ impl Memory {
     /// Bytes a second: the best of some passes by all threads together.
     pub fn bandwidth(&self) -> f64 {
         let part = self.words.len() / self.threads;
-        let pass = |thread: usize| {
-            black_box(read(&self.words[thread * part..][..part]));
-        };
+        let pass = |thread: usize| read(&self.words[thread * part..][..part]);
         let seconds = (0..PASSES).map(|_| together(self.threads, pass));
         (part * self.threads * 8) as f64 / seconds.fold(f64::INFINITY, f64::min)
     }
@@ -61,13 +59,16 @@ fn together(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
     })
 }
 
-/// Touches every byte; two streams keep more of the memory's channels busy than one.
-fn read(words: &[u64]) -> u64 {
+/// Touches every byte; two streams keep more of the memory's channels busy than one, and wide loads more lines on their way than narrow ones.
+fn read(words: &[u64]) {
     let (low, high) = words.split_at(words.len() / 2);
     #[cfg(target_arch = "x86_64")]
     if Isa::Avx512.is_present() {
         // SAFETY: the features are present.
-        return unsafe { x86::read(low, high) };
+        return unsafe { x86::read_512(low, high) };
+    } else if Isa::Avx2.is_present() {
+        // SAFETY: as above.
+        return unsafe { x86::read_256(low, high) };
     }
     let sum = |words: &[u64; 32], sums: &mut [u64; 32]| sums.iter_mut().zip(words).for_each(|(sum, word)| *sum ^= word);
     let mut sums = [0u64; 32];
@@ -75,7 +76,7 @@ fn read(words: &[u64]) -> u64 {
         sum(low, &mut sums);
         sum(high, &mut sums);
     }
-    sums.iter().fold(0, |all, sum| all ^ sum)
+    black_box(sums);
 }
 
 /// Operations a second by all threads together, a multiply-add counted as two, with the instruction by which this path multiplies weights
@@ -90,6 +91,10 @@ pub fn arithmetic(isa: Isa, format: WeightFormat, threads: usize) -> f64 {
         Isa::Avx512Bf16 | Isa::Avx512Vnni if whole => (64, x86::multiply_add_bytes_512),
         #[cfg(target_arch = "x86_64")]
         Isa::AvxVnni if whole => (32, x86::multiply_add_bytes_256),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 if whole => (32, x86::multiply_add_words_512),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 if whole => (16, x86::multiply_add_words_256),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512 => (16, x86::multiply_add_512),
         #[cfg(target_arch = "x86_64")]
@@ -119,19 +124,27 @@ mod x86 {
 
     use super::CHAINS;
 
-    #[target_feature(enable = "avx512f")]
-    pub unsafe fn read(low: &[u64], high: &[u64]) -> u64 {
-        let mut sums = [_mm512_setzero_si512(); 4];
-        for (low, high) in low.as_chunks::<32>().0.iter().zip(high.as_chunks::<32>().0) {
-            for words in [low, high] {
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    // SAFETY: 32 words are four vectors of eight.
-                    *sum = _mm512_xor_si512(*sum, unsafe { _mm512_loadu_si512(words.as_ptr().add(8 * i).cast()) });
+    macro_rules! read {
+        ($name:ident, $features:literal, $vectors:literal, $zero:ident, $load:ident, $xor:ident) => {
+            /// 32 words are so many vectors.
+            #[target_feature(enable = $features)]
+            pub unsafe fn $name(low: &[u64], high: &[u64]) {
+                let mut sums = [$zero(); $vectors];
+                for (low, high) in low.as_chunks::<32>().0.iter().zip(high.as_chunks::<32>().0) {
+                    for words in [low, high] {
+                        for (i, sum) in sums.iter_mut().enumerate() {
+                            // SAFETY: the last one ends where the 32 words do.
+                            *sum = $xor(*sum, unsafe { $load(words.as_ptr().add(32 / $vectors * i).cast()) });
+                        }
+                    }
                 }
+                black_box(sums);
             }
-        }
-        sums.map(|sum| _mm512_reduce_add_epi64(sum) as u64).iter().fold(0, |all, sum| all ^ sum)
+        };
     }
+
+    read!(read_512, "avx512f", 4, _mm512_setzero_si512, _mm512_loadu_si512, _mm512_xor_si512);
+    read!(read_256, "avx2", 8, _mm256_setzero_si256, _mm256_loadu_si256, _mm256_xor_si256);
 
     macro_rules! multiply_add {
         ($name:ident, $features:literal, $set1:ident, $fma:ident) => {
@@ -181,6 +194,26 @@ mod x86 {
         };
     }
 
+    macro_rules! multiply_add_words {
+        ($name:ident, $features:literal, $set1:ident, $madd:ident, $add:ident) => {
+            /// Two products a lane, of numbers of 16 bits; adding takes an instruction of its own.
+            #[target_feature(enable = $features)]
+            pub unsafe fn $name(rounds: u64) {
+                let factor = black_box($set1(0x0001_0002));
+                let mut sums = [$set1(0x0003_0001); CHAINS];
+                for _ in 0..rounds {
+                    for sum in &mut sums {
+                        // Of the sum itself: a product that never changed would be computed once.
+                        *sum = $add(*sum, $madd(*sum, factor));
+                    }
+                }
+                black_box(sums);
+            }
+        };
+    }
+
+    multiply_add_words!(multiply_add_words_512, "avx512f,avx512bw", _mm512_set1_epi32, _mm512_madd_epi16, _mm512_add_epi32);
+    multiply_add_words!(multiply_add_words_256, "avx2", _mm256_set1_epi32, _mm256_madd_epi16, _mm256_add_epi32);
     multiply_add_bytes!(multiply_add_bytes_512, "avx512f,avx512vnni", _mm512_set1_epi32, _mm512_dpbusd_epi32);
     multiply_add_bytes!(multiply_add_bytes_256, "avx2,avxvnni", _mm256_set1_epi32, _mm256_dpbusd_avx_epi32);
     multiply_add!(multiply_add_512, "avx512f", _mm512_set1_ps, _mm512_fmadd_ps);

@@ -1,10 +1,7 @@
 //! The results as a table for people and as JSON for programs.
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 
-use crate::Result;
 use crate::noise::Noise;
 
 /// One repetition of one measurement, beside the best it could have been just then.
@@ -55,11 +52,22 @@ impl Row {
         })
     }
 
+    fn decimals(&self) -> usize {
+        if self.value() < 100.0 { 2 } else { 0 }
+    }
+
+    fn noisy(&self) -> &'static str {
+        if self.samples.iter().any(|sample| sample.noise.too_much()) { " noisy" } else { "" }
+    }
+
     fn line(&self) -> String {
-        let decimals = if self.value() < 100.0 { 2 } else { 0 };
-        let noisy = if self.samples.iter().any(|sample| sample.noise.too_much()) { "  noisy" } else { "" };
-        let (value, limit, unit) = (self.value(), self.of(|sample| sample.limit), self.unit.name());
-        format!("{:<18} {value:>10.decimals$} {limit:>10.decimals$} {unit:<9} {:>5.1} %{noisy}", self.name, 100.0 * self.share())
+        let (value, limit, unit, decimals) = (self.value(), self.of(|sample| sample.limit), self.unit.name(), self.decimals());
+        format!("{:<18} {value:>10.decimals$} {limit:>10.decimals$} {unit:<9} {:>5.1} % {}", self.name, 100.0 * self.share(), self.noisy())
+    }
+
+    fn cell(&self) -> String {
+        let (value, limit, decimals) = (self.value(), self.of(|sample| sample.limit), self.decimals());
+        format!("{value:.decimals$} / {limit:.decimals$} ({:.0} %){}", 100.0 * self.share(), self.noisy())
     }
 
     fn json(&self) -> Value {
@@ -109,23 +117,33 @@ impl Report {
         self.rows.iter().find(|row| row.name == name).map(Row::value)
     }
 
+    /// A line for each row.
     pub fn print(&self) {
         println!("{:<18} {:>10} {:>10} {:<9} {:>7}", "", "value", "limit", "", "share");
         self.rows.iter().for_each(|row| println!("{}", row.line()));
-        let bandwidths = || self.rows.iter().flat_map(|row| &row.samples).map(|sample| sample.bandwidth / 1e9);
+    }
+
+    pub fn titles(&self) -> Vec<String> {
+        self.rows.iter().map(|row| format!("{}, {}", row.name, row.unit.name())).collect()
+    }
+
+    /// Each row's value, limit and share.
+    pub fn cells(&self) -> Vec<String> {
+        self.rows.iter().map(Row::cell).collect()
+    }
+
+    /// What the machine was like.
+    pub fn print_conditions<'a>(reports: impl Iterator<Item = &'a Report>) {
+        let samples: Vec<&Sample> = reports.flat_map(|report| &report.rows).flat_map(|row| &row.samples).collect();
+        let bandwidths = || samples.iter().map(|sample| sample.bandwidth / 1e9);
         let (least, most) = (bandwidths().fold(f64::INFINITY, f64::min), bandwidths().fold(0.0, f64::max));
         println!("memory was read at {least:.1} to {most:.1} GB/s meanwhile");
-        if self.rows.iter().flat_map(|row| &row.samples).any(|sample| sample.noise.too_much()) {
+        if samples.iter().any(|sample| sample.noise.too_much()) {
             println!("warning: others used more than a tenth of the cores during the rows marked noisy; measure again on a quiet machine");
         }
     }
 
-    /// `about` and the rows.
-    pub fn save(&self, path: &Path, mut about: Value) -> Result<()> {
-        about["rows"] = self.rows.iter().map(Row::json).collect();
-        if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir)?;
-        }
-        Ok(std::fs::write(path, serde_json::to_string_pretty(&about)? + "\n")?)
+    pub fn json(&self) -> Vec<Value> {
+        self.rows.iter().map(Row::json).collect()
     }
 }

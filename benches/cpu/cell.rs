@@ -1,0 +1,48 @@
+//! One model in one format: a line of the table.
+
+use std::path::{Path, PathBuf};
+
+use pagedllm::options::{EngineOptions, WeightFormat};
+
+use crate::model::{self, Shape};
+use crate::{Options, Result};
+
+#[derive(Clone, Copy)]
+pub struct Cell {
+    pub shape: &'static Shape,
+    pub weights: WeightFormat,
+}
+
+impl Cell {
+    pub fn name(&self) -> String {
+        format!("{}-{}", self.shape.name, self.weights.name())
+    }
+
+    /// Weights that share a scale, in int4.
+    pub fn group(&self) -> Option<usize> {
+        match self.weights {
+            WeightFormat::Int4 { group, .. } => Some(group),
+            _ => None,
+        }
+    }
+
+    /// As the engine is made for it. No prompt comes twice, so nothing is kept to be found again.
+    pub fn engine(&self, options: &Options, max_seqs: usize) -> Result<EngineOptions> {
+        Ok(EngineOptions {
+            model_dir: model::make(self.shape, &target()?.join("bench-models"))?,
+            threads: Some(options.threads),
+            isa: Some(options.isa),
+            weight_format: Some(self.weights),
+            kv_dtype: options.kv_dtype,
+            max_seqs,
+            prefix_cache: false,
+            skip_tokenizer: true,
+            ..Default::default()
+        })
+    }
+}
+
+/// Where cargo builds, and models and results are kept.
+pub fn target() -> Result<PathBuf> {
+    Ok(Path::new(env!("CARGO_TARGET_TMPDIR")).parent().ok_or("the target directory has no place")?.to_path_buf())
+}
