@@ -15,7 +15,7 @@ class Engine:
 
     def __init__(self, model, size):
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.num_kv_blocks = size.positions // BLOCK + 2 * size.sequences
+        scheduler.num_kv_blocks = size.positions // BLOCK + size.sequences + 1
         scheduler.max_num_seqs = size.sequences
         scheduler.max_num_batched_tokens = 2048
         scheduler.dynamic_split_fuse = True

@@ -5,7 +5,7 @@ from html import escape
 import report
 from engines import ENGINES, FORMATS, MODELS
 
-PANEL_WIDTH, PANEL_HEIGHT, GAP, LEFT, TOP = 330, 330, 22, 8, 84
+PANEL_WIDTH, PANEL_HEIGHT, GAP, LEFT, TOP = 330, 300, 26, 8, 84
 LABEL, VALUE = 92, 46  # room for a row's name before its bars, for a number behind the longest
 BAR, BETWEEN_ROWS = 11, 14
 ROWS = ["prefill 512", "prefill 2048", "decode at 128", "decode at 2048", "batch"]
@@ -13,7 +13,7 @@ ROWS = ["prefill 512", "prefill 2048", "decode at 128", "decode at 2048", "batch
 STYLE = """
 text { font: 11px system-ui, sans-serif; fill: #1f2328; }
 .title { font-size: 15px; font-weight: 600; } .panel { font-size: 13px; font-weight: 600; } .ours { font-weight: 600; } .quiet { fill: #59636e; }
-.line { stroke: #59636e; stroke-width: 1; stroke-dasharray: 3 3; }
+.line { stroke: #59636e; stroke-dasharray: 2 4; opacity: .6; }
 .pagedllm { fill: #0969da; } .openvino { fill: #8250df; } .vllm { fill: #bf8700; } .llama_cpp { fill: #6e7781; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3; } .quiet { fill: #9198a1; } .line { stroke: #9198a1; }

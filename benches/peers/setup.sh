@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
 # Installs the peers of `make bench-peers` and makes their forms of the benchmark's models. Everything goes under $PEERS_HOME; run again, it
-# fills in what is missing. Needs python3 with venv, gcc, cargo and the network.
+# fills in what is missing. Needs python3 with venv and headers, a C++ compiler, cargo and the network.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 home=${PEERS_HOME:-$HOME/.cache/pagedllm-peers}
 models=${CARGO_TARGET_DIR:-$root/target}/bench-models
+missing() { echo "$1. Run: sudo apt-get install -y $2" >&2 && exit 1; }
+python3 -c 'import ensurepip, sysconfig, os; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || missing "Python lacks venv or headers" "python3-venv python3-dev"
+command -v c++ >/dev/null || missing "there is no C++ compiler" build-essential
+
 mkdir -p "$home"/models/{openvino,vllm,llama_cpp}
 export UV_CACHE_DIR=$home/uv-cache HF_HUB_OFFLINE=1
 # llama.cpp for this machine's instructions, without what reads images.
