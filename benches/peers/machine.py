@@ -83,5 +83,10 @@ class Watch:
         self.noise = {"other": round(max(0, other) / ticks, 3), "steal": round((steal - self.steal) / ticks, 3)}
 
 
+def noise(row):
+    """The greater share of both; 0 where none was measured."""
+    return max(row.get("noise", {}).values(), default=0)
+
+
 def noisy(row):
-    return max(row.get("noise", {}).values(), default=0) > TOO_MUCH
+    return noise(row) > TOO_MUCH

@@ -73,12 +73,12 @@ def line(cell, row, runs):
 
 def samples_of(row, runs, engine):
     """repetition -> sample"""
-    found = {run["repetition"]: run["rows"].get(row) for run in runs if run["engine"] == engine and "rows" in run}
+    found = {run["repetition"]: run["rows"].get(row) for run in runs if run["engine"] == engine}
     return {repetition: sample for repetition, sample in found.items() if sample and "value" in sample}
 
 
 def error_of(row, run):
-    return run.get("error") or run["rows"].get(row, {}).get("error")
+    return run["rows"].get(row, {}).get("error") or run.get("error")
 
 
 def ratio(row, ours, theirs, number):

@@ -20,9 +20,8 @@ WORKLOAD = ROOT / "benches" / "cpu" / "workload.json"
 
 def arguments(given):
     parser = argparse.ArgumentParser(description=__doc__)
-    several = lambda known: lambda text: [one if one in known else parser.error(f"{one} is none of {', '.join(known)}") for one in text.split(",")]
-    parser.add_argument("--cells", type=several(CELLS), default=CELLS, help="of " + ",".join(CELLS))
-    parser.add_argument("--engines", type=several(list(ENGINES)), default=list(ENGINES), help="of " + ",".join(ENGINES))
+    parser.add_argument("--cells", type=some_of(CELLS), default=CELLS, help="of " + ",".join(CELLS))
+    parser.add_argument("--engines", type=some_of(ENGINES), default=list(ENGINES), help="of " + ",".join(ENGINES))
     parser.add_argument("--reps", type=int, default=3, help="repetitions; within each the engines take turns")
     parser.add_argument("--tries", type=int, default=3, help="how often a row that others disturbed is run at most")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -33,6 +32,17 @@ def arguments(given):
     return parser.parse_args(given)
 
 
+def some_of(known):
+    def parse(text):
+        names = text.split(",")
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{unknown[0]} is none of {', '.join(known)}")
+        return names
+
+    return parse
+
+
 class Results:
     """The file of all runs, written after each: a run that is cut off loses one at most."""
 
@@ -41,6 +51,8 @@ class Results:
 
     @staticmethod
     def read(path):
+        if not path.exists():
+            sys.exit(f"there are no results in {path}: run without --report-only first")
         saved = json.loads(path.read_text())
         return Results(path, saved["about"], saved["runs"])
 
@@ -67,24 +79,25 @@ def failed(run):
 
 def measure(engine, cell, repetition, options, workload):
     """A run whose disturbed rows are run again, some times; the quietest sample of each is kept."""
-    key = {"cell": cell, "engine": engine.name, "repetition": repetition, "started": time.strftime("%F %T")}
-    best = {"rows": {}}
-    rows = ROWS
+    run = {"cell": cell, "engine": engine.name, "repetition": repetition, "started": time.strftime("%F %T"), "rows": {}}
+    wanted = ROWS
     for _ in range(options.tries):
         try:
-            now = engine.run(cell, rows, options.threads, workload, seed=repetition)
+            now = engine.run(cell, wanted, options.threads, workload, seed=repetition)
         except RunFailed as error:
-            return {**key, "error": str(error)}
-        best = {**now, "rows": {**best["rows"], **{name: quieter(row, best["rows"].get(name)) for name, row in now["rows"].items()}}}
-        rows = [name for name, row in best["rows"].items() if machine.noisy(row)]
-        if not rows:
+            return {**run, "error": str(error)}
+        rows = {**run["rows"], **{name: quieter(row, run["rows"].get(name)) for name, row in now["rows"].items()}}
+        run |= {**now, "rows": rows}
+        wanted = [name for name, row in rows.items() if machine.noisy(row)]
+        if not wanted:
             break
-    return {**key, **best}
+    return run
 
 
 def quieter(new, old):
-    noise = lambda row: max(row.get("noise", {}).values(), default=0)
-    return new if old is None or noise(new) <= noise(old) else old
+    if old is None:
+        return new
+    return old if "error" in new or machine.noise(old) < machine.noise(new) else new
 
 
 def bench(options, results):

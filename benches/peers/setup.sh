@@ -6,7 +6,11 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 home=${PEERS_HOME:-$HOME/.cache/pagedllm-peers}
 models=${CARGO_TARGET_DIR:-$root/target}/bench-models
-missing() { echo "$1. Run: sudo apt-get install -y $2" >&2 && exit 1; }
+
+missing() {
+    echo "$1. Run: sudo apt-get install -y $2" >&2
+    exit 1
+}
 python3 -c 'import ensurepip, sysconfig, os; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || missing "Python lacks venv or headers" "python3-venv python3-dev"
 command -v c++ >/dev/null || missing "there is no C++ compiler" build-essential
 
@@ -49,7 +53,7 @@ to_openvino() {
 install openvino
 install vllm --override "$here/overrides-vllm.txt"
 install llama_cpp
-cc -O3 -march=native -pthread "$here/bandwidth.c" -o "$home/bandwidth"
+cc -O3 -pthread "$here/bandwidth.c" -o "$home/bandwidth"
 for model in S M; do
     (cd "$root" && [ -f "$models/$model/model.safetensors" ] || cargo bench --locked --bench cpu -- --quick --model $model)
     for format in bf16 int8 int4; do

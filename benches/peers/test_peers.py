@@ -166,7 +166,7 @@ class Report(unittest.TestCase):
         self.assertNotIn("goals met", report.as_text(ABOUT, runs))
 
     def test_the_text_names_who_was_disturbed_and_what_failed(self):
-        failed = {"cell": "M-int4", "engine": "openvino", "repetition": 1, "error": "it has no wheels"}
+        failed = {"cell": "M-int4", "engine": "openvino", "repetition": 1, "rows": {}, "error": "it has no wheels"}
         text = report.as_text(ABOUT, [entry("vllm", 1, batch=sample(10, other=0.2), load={"error": "late"}), failed])
         for said in ("10.0*", "OpenVINO, M-int4: it has no wheels", "vLLM, M-int4: late"):
             self.assertIn(said, text)
