@@ -111,6 +111,12 @@ def bench(options, results):
                 results.put(measure(engine, cell, repetition, options, workload))
 
 
+def keep_earlier(path):
+    """What took hours is not overwritten at once."""
+    if path.exists():
+        path.replace(path.with_suffix(".previous.json"))
+
+
 def about(options):
     return {"cpu": machine.cpu_name(), "vectors": machine.cpu_vectors(), "threads": options.threads, "date": time.strftime("%F")}
 
@@ -121,6 +127,7 @@ def main(given=None):
     if options.report_only or (options.resume and options.json.exists()):
         results = Results.read(options.json)
     else:
+        keep_earlier(options.json)
         results = Results(options.json, about(options), [])
     if not options.report_only:
         bench(options, results)

@@ -112,6 +112,14 @@ class Driver(unittest.TestCase):
         self.assertEqual((len(bad.asked), len(good.asked)), (2, 1))
         self.assertEqual({entry["engine"]: entry["rows"]["batch"]["value"] for entry in saved["runs"]}, {"openvino": 9, "vllm": 8})
 
+    def test_a_new_run_keeps_the_earlier_results(self):
+        with tempfile.TemporaryDirectory() as work:
+            path = Path(work, "peers.json")
+            path.write_text("five hours")
+            run.keep_earlier(path)
+            self.assertFalse(path.exists())
+            self.assertEqual(Path(work, "peers.previous.json").read_text(), "five hours")
+
     def test_a_program_that_dies_is_reported_by_its_last_error(self):
         script = "import sys; print('loading'); sys.stderr.write('ValueError: 3 is not 4\\n\\n  bye\\n'); sys.exit(7)"
         with self.assertRaisesRegex(engines.RunFailed, "x ended with 7: ValueError: 3 is not 4"):
