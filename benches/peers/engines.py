@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ def execute(command, environment, title):
 def last_words(output):
     """The line that says most of why a program failed."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    named = [line for line in lines if "Error" in line or "error" in line]
+    named = [line for line in lines if re.search(r"\w(Error|Exception): ", line)]
     return ((named or lines or ["it printed nothing"])[-1])[:300]
 
 
