@@ -32,7 +32,7 @@ test: setup
 	@CARGO_INCREMENTAL=0 $(MAKE) --no-print-directory --jobs=2 --output-sync=target stages
 	@echo "make test: everything passed"
 
-stages: lint test-c test-rust test-cpp test-soak test-abi test-go test-python test-node test-examples test-install
+stages: lint test-c test-rust test-cpp test-soak test-abi test-go test-python test-node test-peers test-examples test-install
 
 setup:
 	@scripts/setup.sh test
@@ -183,6 +183,16 @@ bench-serving:
 
 bench-polling:
 	benches/polling/run.sh
+
+# The same models in OpenVINO, vLLM and llama.cpp, in turn with ours. Downloads gigabytes at first: benches/README.md.
+.PHONY: bench-peers test-peers
+bench-peers:
+	benches/peers/setup.sh
+	benches/peers/run.py --picture target/bench-results/peers.svg
+
+# What compares us with them, without them.
+test-peers:
+	python3 -B -m unittest discover -s benches/peers
 
 clean:
 	rm -rf $(BUILD) dist

@@ -1,0 +1,115 @@
+"""The engines: ours through its own benchmark, each peer through worker.py in its own Python. Each run is a fresh process."""
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+HOME = Path(os.environ.get("PEERS_HOME", "~/.cache/pagedllm-peers")).expanduser()
+
+MODELS, FORMATS = ("S", "M"), ("bf16", "int8", "int4")
+CELLS = [f"{model}-{format}" for model in MODELS for format in FORMATS]
+ROWS = ["prefill 512", "prefill 2048", "decode at 128", "decode at 2048", "batch", "load", "peak memory"]
+LONGEST_RUN = 3600  # seconds
+
+
+class RunFailed(Exception):
+    pass
+
+
+def execute(command, environment, title):
+    """Runs it to its end; what it prints is shown only if it fails."""
+    environment = {**os.environ, **environment}
+    outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, timeout=LONGEST_RUN, **outputs)
+    except subprocess.TimeoutExpired:
+        raise RunFailed(f"{title} was not done after {LONGEST_RUN} s") from None
+    if done.returncode:
+        raise RunFailed(f"{title} ended with {done.returncode}: {last_words(done.stdout)}")
+
+
+def last_words(output):
+    """The line that says most of why a program failed."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    named = [line for line in lines if re.search(r"\w(Error|Exception): ", line)]
+    return ((named or lines or ["it printed nothing"])[-1])[:300]
+
+
+@dataclass(frozen=True)
+class Ours:
+    name: str = "pagedllm"
+    title: str = "pagedllm"
+
+    def run(self, cell, rows, threads, workload, seed):
+        with tempfile.TemporaryDirectory() as work:
+            answer = Path(work, "answer.json")
+            bench = ["cargo", "bench", "--locked", "--bench", "cpu", "--", "--table", "--cells", cell, "--reps", "1"]
+            execute(bench + ["--threads", str(threads), "--json", str(answer)], {}, f"{self.title} on {cell}")
+            return read_ours(json.loads(answer.read_text()), cell, rows)
+
+
+def read_ours(saved, cell, rows):
+    """One cell of one repetition of our benchmark's table, as a peer's worker would have answered."""
+    [found] = [entry for entry in saved["cells"] if entry["cell"] == cell]
+
+    def row(entry):
+        [sample] = entry["samples"]
+        return {
+            "value": sample["value"], "limit": sample["limit"], "bandwidth": sample["bandwidth_gb_s"], "noise": sample["noise"],
+        }
+
+    return {
+        "version": f"pagedllm {saved['version']} {commit()}".strip(),
+        "settings": f"isa {saved['isa']}, KV in {saved['kv_dtype']}",
+        "rows": {entry["name"]: row(entry) for entry in found["rows"] if entry["name"] in rows},
+    }
+
+
+def commit():
+    described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return described.stdout.strip()
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    title: str
+    suffix: str = ""  # of its form of a model, which lies in HOME/models/NAME/CELL
+    preload: str = ""  # libraries of its environment that it wants before all others
+    environment: dict = field(default_factory=dict)
+
+    def run(self, cell, rows, threads, workload, seed):
+        model = HOME / "models" / self.name / f"{cell}{self.suffix}"
+        python = HOME / f"venv-{self.name}" / "bin" / "python"
+        for needed in (model, python):
+            if not needed.exists():
+                raise RunFailed(f"{needed} is missing: run benches/peers/setup.sh")
+        with tempfile.TemporaryDirectory() as work:
+            job, answer = Path(work, "job.json"), Path(work, "answer.json")
+            job.write_text(json.dumps({
+                "module": f"{self.name}_engine", "model": str(model), "rows": rows, "threads": threads, "seed": seed,
+                "batch": workload[cell.split("-")[0]], "probe": str(HOME / "bandwidth"), "answer": str(answer),
+            }))
+            execute([str(python), str(HERE / "worker.py"), str(job)], self.variables(threads), f"{self.title} on {cell}")
+            return json.loads(answer.read_text())
+
+    def variables(self, threads):
+        preload = {"LD_PRELOAD": str(HOME / f"venv-{self.name}" / self.preload)} if self.preload else {}
+        return {"OMP_NUM_THREADS": str(threads), "PYTHONDONTWRITEBYTECODE": "1", **preload, **self.environment}
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Ours(),
+        Peer("openvino", "OpenVINO"),
+        Peer("vllm", "vLLM", preload="lib/libiomp5.so", environment={"VLLM_CACHE_ROOT": str(HOME / "vllm-cache")}),
+        Peer("llama_cpp", "llama.cpp", suffix=".gguf"),
+    )
+}

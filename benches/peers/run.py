@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Runs our engine and its peers in turn, cell by cell, and prints how they compare: see benches/README.md."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import machine
+import picture
+import report
+from engines import CELLS, ENGINES, ROOT, ROWS, RunFailed
+
+RESULTS = ROOT / "target" / "bench-results" / "peers.json"
+WORKLOAD = ROOT / "benches" / "cpu" / "workload.json"
+
+
+def arguments(given):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cells", type=some_of(CELLS), default=CELLS, help="of " + ",".join(CELLS))
+    parser.add_argument("--engines", type=some_of(ENGINES), default=list(ENGINES), help="of " + ",".join(ENGINES))
+    parser.add_argument("--reps", type=int, default=3, help="repetitions; within each the engines take turns")
+    parser.add_argument("--tries", type=int, default=3, help="how often a row that others disturbed is run at most")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
+    parser.add_argument("--resume", action="store_true", help="go on with that file: only what it lacks, or what failed, is run")
+    parser.add_argument("--report-only", action="store_true", help="run nothing; report on that file")
+    parser.add_argument("--picture", type=Path, help="draw the table as an SVG file")
+    return parser.parse_args(given)
+
+
+def some_of(known):
+    def parse(text):
+        names = text.split(",")
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{unknown[0]} is none of {', '.join(known)}")
+        return names
+
+    return parse
+
+
+class Results:
+    """The file of all runs, written after each: a run that is cut off loses one at most."""
+
+    def __init__(self, path, about, runs):
+        self.path, self.about, self.runs = path, about, runs
+
+    @staticmethod
+    def read(path):
+        if not path.exists():
+            sys.exit(f"there are no results in {path}: run without --report-only first")
+        saved = json.loads(path.read_text())
+        return Results(path, saved["about"], saved["runs"])
+
+    def has(self, cell, engine, repetition):
+        return any(same(run, cell, engine, repetition) and not failed(run) for run in self.runs)
+
+    def put(self, run):
+        """In place of an earlier one of the same engine, cell and repetition."""
+        key = run["cell"], run["engine"], run["repetition"]
+        self.runs = [other for other in self.runs if not same(other, *key)] + [run]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(report.as_json(self.about, self.runs), indent=1) + "\n")
+        unfinished.replace(self.path)
+
+
+def same(run, cell, engine, repetition):
+    return (run["cell"], run["engine"], run["repetition"]) == (cell, engine, repetition)
+
+
+def failed(run):
+    return "error" in run or any("error" in row for row in run["rows"].values())
+
+
+def measure(engine, cell, repetition, options, workload):
+    """A run whose disturbed rows are run again, some times; the quietest sample of each is kept."""
+    run = {"cell": cell, "engine": engine.name, "repetition": repetition, "started": time.strftime("%F %T"), "rows": {}}
+    wanted = ROWS
+    for _ in range(options.tries):
+        try:
+            now = engine.run(cell, wanted, options.threads, workload, seed=repetition)
+        except RunFailed as error:
+            return {**run, "error": str(error)}
+        rows = {**run["rows"], **{name: quieter(row, run["rows"].get(name)) for name, row in now["rows"].items()}}
+        run |= {**now, "rows": rows}
+        wanted = [name for name, row in rows.items() if machine.noisy(row)]
+        if not wanted:
+            break
+    return run
+
+
+def quieter(new, old):
+    if old is None:
+        return new
+    return old if "error" in new or machine.noise(old) < machine.noise(new) else new
+
+
+def bench(options, results):
+    workload = json.loads(WORKLOAD.read_text())
+    for repetition in range(1, options.reps + 1):
+        for cell in options.cells:
+            for engine in map(ENGINES.get, options.engines):
+                if results.has(cell, engine.name, repetition):
+                    continue
+                print(f"repetition {repetition} of {options.reps}: {engine.title}, {cell}", file=sys.stderr, flush=True)
+                results.put(measure(engine, cell, repetition, options, workload))
+
+
+def keep_earlier(path):
+    """What took hours is not overwritten at once."""
+    if path.exists():
+        path.replace(path.with_suffix(".previous.json"))
+
+
+def about(options):
+    return {"cpu": machine.cpu_name(), "vectors": machine.cpu_vectors(), "threads": options.threads, "date": time.strftime("%F")}
+
+
+def main(given=None):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # so that a running engine ends too
+    options = arguments(given)
+    if options.report_only or (options.resume and options.json.exists()):
+        results = Results.read(options.json)
+    else:
+        keep_earlier(options.json)
+        results = Results(options.json, about(options), [])
+    if not options.report_only:
+        bench(options, results)
+    print(report.as_text(results.about, results.runs))
+    if options.picture:
+        options.picture.write_text(picture.draw(results.about, results.runs))
+        print(f"drawn as {options.picture}")
+    return 0 if not any(failed(run) for run in results.runs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""One engine through the rows of one cell, in a process of its own: `worker.py JOB`, where JOB is a file of JSON; the answer goes to the file
+that it names. Runs with the engine's own Python.
+
+An engine is a module with a class
+
+    class Engine:
+        version                 # what it is
+        settings                # what one must know to judge its numbers
+        __init__(model, size)   # loads it, ready to serve
+        run(requests)           # [(prompt, tokens)], all there at once -> for each, when each of its tokens came (time.perf_counter)
+
+which takes greedy tokens, ignores end-of-sequence, and keeps nothing of one call for the next.
+"""
+
+import importlib
+import json
+import os
+import random
+import sys
+import time
+from dataclasses import dataclass
+
+import machine
+
+VOCABULARY = 32_000
+DECODED = 64  # tokens after the first, over which decode is timed, as in benches/cpu
+
+SINGLES = [  # prompt, tokens, which rows they give
+    (512, 1, {"prefill 512": "prefill"}),
+    (128, 1 + DECODED, {"decode at 128": "decode"}),
+    (2048, 1 + DECODED, {"prefill 2048": "prefill", "decode at 2048": "decode"}),
+]
+
+
+@dataclass
+class Size:
+    """What an engine must be able to hold."""
+
+    threads: int
+    sequences: int
+    positions: int  # of all sequences that run together
+
+
+def size_of(job):
+    batch = sum(prompt + tokens for prompt, tokens in job["batch"])
+    single = max(prompt + tokens for prompt, tokens, _ in SINGLES)
+    return Size(job["threads"], len(job["batch"]), max(batch, single))
+
+
+class Cell:
+    def __init__(self, job):
+        self.job, self.wanted, self.rows = job, set(job["rows"]), {}
+        self.random = random.Random(job["seed"])
+
+    def measure(self):
+        engine = self.load()
+        for prompt, tokens, rows in SINGLES:
+            if self.wanted & set(rows):
+                self.attempt(rows, lambda: self.single(engine, prompt, tokens, rows))
+        if "batch" in self.wanted:
+            self.attempt(["batch"], lambda: self.batch(engine))
+        self.rows["peak memory"] = {"value": machine.peak_mebibytes(), "bandwidth": None, "noise": {}}
+        rows = {name: row for name, row in self.rows.items() if name in self.wanted}
+        return {"version": engine.version, "settings": engine.settings, "rows": rows}
+
+    def load(self):
+        sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+        module = importlib.import_module(self.job["module"])
+        with machine.Watch() as watch:
+            start = time.perf_counter()
+            engine = module.Engine(self.job["model"], size_of(self.job))
+            seconds = time.perf_counter() - start
+        self.rows["load"] = {"value": seconds, "bandwidth": None, "noise": watch.noise}
+        return engine
+
+    def attempt(self, rows, work):
+        """A row that fails says why, and the others go on."""
+        try:
+            work()
+        except Exception as error:
+            self.rows.update({row: {"error": f"{type(error).__name__}: {error}"} for row in rows})
+
+    def single(self, engine, prompt, tokens, rows):
+        engine.run(self.requests([(prompt, 2)]))  # compiles and allocates what this length needs
+        start, [times], about = self.timed(engine, [(prompt, tokens)])
+        rates = {"prefill": prompt / (times[0] - start)}
+        if tokens > 1:
+            rates["decode"] = (tokens - 1) / (times[-1] - times[0])
+        self.rows.update({row: {"value": rates[rate], **about} for row, rate in rows.items()})
+
+    def batch(self, engine):
+        start, times, about = self.timed(engine, self.job["batch"])
+        end = max(came[-1] for came in times)
+        self.rows["batch"] = {"value": sum(map(len, times)) / (end - start), **about}
+
+    def requests(self, lengths):
+        return [([self.random.randrange(3, VOCABULARY) for _ in range(prompt)], tokens) for prompt, tokens in lengths]
+
+    def timed(self, engine, lengths):
+        requests = self.requests(lengths)
+        before = machine.bandwidth(self.job["probe"])
+        with machine.Watch() as watch:
+            start = time.perf_counter()
+            times = engine.run(requests)
+        bandwidth = (before + machine.bandwidth(self.job["probe"])) / 2
+        came, wanted = [len(of) for of in times], [tokens for _, tokens in lengths]
+        if came != wanted:
+            raise ValueError(f"tokens came {came}, not {wanted}: a short answer is fast")
+        return start, times, {"bandwidth": round(bandwidth, 1), "noise": watch.noise}
+
+
+def main():
+    with open(sys.argv[1]) as file:
+        job = json.load(file)
+    answer = Cell(job).measure()
+    with open(job["answer"], "w") as file:
+        json.dump(answer, file)
+    # Without the engines' own endings, some of which hang or abort: everything that counts is written.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
