@@ -205,6 +205,10 @@ pub struct EngineOptions {
     /// is small, and decides much (the choice among experts, learned positions), stays as it is, and so do the matrices by which latents are read.
     #[serde(default)]
     pub weight_format: Option<WeightFormat>,
+    /// A directory that keeps the packed form of the weights: where it has that of this model, it is read; otherwise it is written once the weights are
+    /// packed. None: they are packed each time.
+    #[serde(skip)]
+    pub packed_dir: Option<PathBuf>,
     /// How K and V are stored. None: f32 for models stored in f32, else bf16.
     pub kv_dtype: Option<KvDtype>,
     /// Longest sequence, prompt and output together. None: the model's own, or what the pool holds.
@@ -261,6 +265,7 @@ impl Default for EngineOptions {
             arena: None,
             block_size: 16,
             weight_format: None,
+            packed_dir: None,
             kv_dtype: None,
             max_model_len: None,
             max_batch_tokens: 512,

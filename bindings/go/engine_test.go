@@ -151,6 +151,30 @@ func TestWeightsInWholeNumbersTakeFewerBytes(t *testing.T) {
 	}
 }
 
+func TestPackedWeightsAreKeptAndReadAgain(t *testing.T) {
+	t.Parallel()
+	options := small()
+	options.PackedPath = t.TempDir()
+	for _, want := range []struct {
+		form   pagedllm.PackedForm
+		reason string
+	}{{pagedllm.PackedSaved, "there was none yet"}, {pagedllm.PackedRead, ""}} {
+		engine, err := pagedllm.Open(context.Background(), options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info := engine.Info()
+		engine.Close()
+		if info.Packed != want.form || info.PackedReason != want.reason {
+			t.Errorf("%v, %q: want %v, %q", info.Packed, info.PackedReason, want.form, want.reason)
+		}
+	}
+	options.PackedPath = "/nonexistent"
+	if _, err := pagedllm.Open(context.Background(), options); !errors.Is(err, pagedllm.ErrIO) {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestADoneContextOpensNothing(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := cancellable(t)

@@ -62,7 +62,7 @@ use crate::backend::cpu::CpuBackend;
 use crate::decode::{Grammars, Vocabulary};
 use crate::error::{Error, Result};
 use crate::kv::{BlockManager, Paging};
-use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles};
+use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles, PackedReport};
 use crate::options::{EngineOptions, Isa};
 use crate::sched::{Policies, Scheduler, SchedulerOptions};
 use crate::sys::float::StandardMode;
@@ -83,6 +83,8 @@ pub struct ModelInfo {
     pub paging: Paging,
     /// Differs between models that compute anything else.
     pub fingerprint: [u8; 32],
+    /// What became of the packed form of its weights.
+    pub packed: PackedReport,
 }
 
 impl ModelInfo {
@@ -212,7 +214,7 @@ impl Engine {
         let backend = CpuBackend::new(options.thread_count(), options.isa)?;
         let memory = MemoryPlan::of(&files, &backend, options)?;
         files.spec.fit(memory.max_model_len);
-        let info = ModelInfo {
+        let mut info = ModelInfo {
             architecture: files.architecture,
             vocab_size: files.spec.vocab_size,
             layers: files.spec.layers.len(),
@@ -223,13 +225,22 @@ impl Engine {
             memory,
             paging: memory::paging(&files, memory.block_size),
             fingerprint: files.fingerprint()?,
+            packed: PackedReport::default(),
         };
         let pool = KvPool { blocks: memory.most_blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
         let mut kv = KvCache::new(&backend, &files.spec, pool)?;
         if memory.swap_blocks > 0 {
             kv.add_host_tier(&backend, memory.swap_blocks, memory.block_bytes, options.swap_dir.as_deref())?;
         }
-        let decoder = files.load(backend, memory::limits(options), progress)?;
+        let limits = memory::limits(options);
+        let decoder = match &options.packed_dir {
+            None => files.load(backend, limits, progress)?,
+            Some(dir) => {
+                let (decoder, report) = files.load_packed(dir, backend, limits, progress)?;
+                info.packed = report;
+                decoder
+            }
+        };
         Ok((info, text, Box::new(ModelRunner::new(decoder, kv))))
     }
 

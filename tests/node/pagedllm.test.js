@@ -786,6 +786,20 @@ describe('scheduling', () => {
     }
   });
 
+  it('keeps packed weights and reads them again', async () => {
+    const packedPath = fs.mkdtempSync(path.join(os.tmpdir(), 'pagedllm-packed-'));
+    for (const [packed, packedReason] of [['saved', 'there was none yet'], ['read', '']]) {
+      await withEngine({ packedPath }, async (engine) => {
+        const info = engine.info();
+        assert.deepEqual([info.packed, info.packedReason], [packed, packedReason]);
+        assert.ok((await engine.generate(STORY.request)).text.includes('upon a time'));
+      });
+    }
+    fs.rmSync(packedPath, { recursive: true });
+    assert.deepEqual([engine.info().packed, engine.info().packedReason], ['unused', '']);
+    await assert.rejects(Engine.open({ ...SMALL, packedPath }), { code: 'IO' });
+  });
+
   it('ends what its deadline ends with what it has', () => withEngine({ hostSteps: true }, async (engine) => {
     const request = await engine.add({ ...ENDLESS, deadlineMs: 299.5, keep: true });
     await engine.step();

@@ -1055,6 +1055,17 @@ class Scheduling(Case):
             with open_engine(weight_format=weights, weight_group=group) as engine:
                 self.assertIn("upon a time", engine.generate(STORY["prompt"], GREEDY, add_special=False).text)
 
+    def test_packed_weights_are_kept_and_read_again(self):
+        Packed = pagedllm.Packed
+        with tempfile.TemporaryDirectory() as path:
+            for packed, reason in ((Packed.SAVED, "there was none yet"), (Packed.READ, "")):
+                with open_engine(packed_path=path) as engine:
+                    self.assertEqual((engine.info().packed, engine.info().packed_reason), (packed, reason))
+                    self.assertIn("upon a time", engine.generate(STORY["prompt"], GREEDY, add_special=False).text)
+        with open_engine() as engine:
+            self.assertEqual((engine.info().packed, engine.info().packed_reason), (Packed.UNUSED, ""))
+        self.assertRefused(Code.IO, "does not exist or is not a directory", open_engine, packed_path="/nonexistent")
+
     def test_a_deadline_ends_a_request_with_what_it_has(self):
         with open_engine(host_steps=True) as engine:
             request = engine.add("Hello", ENDLESS, deadline=0.5, keep=True)

@@ -25,7 +25,9 @@ use matmul::{Machine, Matrix, PackedRows};
 use pool::Pool;
 use routes::Routes;
 
-use super::{Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormKind, Pairs, Routing, RowSource, Strips};
+use super::{
+    Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormKind, PackedSource, Pairs, Routing, RowSource, Strips,
+};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, Isa, WeightFormat};
@@ -191,6 +193,18 @@ impl Backend for CpuBackend {
 
     fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
         Matrix::load(self.machine(), rows, cols, dtype, format, source)
+    }
+
+    fn packed_bytes<'a>(&'a self, matrix: &'a Matrix) -> Result<&'a [u8]> {
+        Ok(matrix.packed())
+    }
+
+    fn matrix_of_packed(&self, rows: usize, cols: usize, format: WeightFormat, source: PackedSource) -> Result<Matrix> {
+        Matrix::of_packed(&self.pool, rows, cols, format, source)
+    }
+
+    fn matrix_layout(&self) -> &'static str {
+        Matrix::LAYOUT
     }
 
     fn kv(&self, shape: KvShape) -> Result<Kv> {
