@@ -22,7 +22,7 @@ export CGO_LDFLAGS := -L$(LIBDIR) -Wl,-rpath,$(LIBDIR)
 export PAGEDLLM_LIBRARY := $(LIB)
 
 .PHONY: demo test stages setup lib header manual lint test-rust test-soak soak test-c test-abi test-cpp test-go test-python test-node test-examples \
-        test-install install dist bench bench-polling bench-quality bench-sequences bench-serving bench-swap fuzz clean
+        test-install install dist bench bench-engines bench-polling bench-quality bench-sequences bench-serving bench-swap fuzz clean
 
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
@@ -149,6 +149,10 @@ dist: lib
 # On an otherwise idle machine: benches/README.md.
 bench:
 	cargo bench --locked --bench cpu
+
+# Loading packed weights, and two engines in one process. Parts: -- loading together; the model: -- M.
+bench-engines:
+	cargo bench --locked --bench engines
 
 # What sharing is worth, and what grammars cost.
 bench-sequences:

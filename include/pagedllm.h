@@ -417,7 +417,8 @@ typedef struct {
   uint32_t max_seqs;
   // Most prompt tokens of one sequence in one step. 0 (default): max_batch_tokens.
   uint32_t prefill_chunk;
-  // Threads, the stepping one included. 0 (default): one per core.
+  // Threads, the stepping one included. 0 (default): as many as cpus names, or one for each CPU on which the process may run, within a
+  // container's quota.
   uint32_t threads;
   // PLLM_ISA_AUTO (default) or a path to force. Bits are the same within one path, not across paths.
   uint32_t isa;
@@ -491,6 +492,12 @@ typedef struct {
   const char *packed_path;
   // In bytes, or PLLM_NUL_TERMINATED (the default).
   uint64_t packed_path_len;
+  // CPUs, as taskset -c takes them, such as "0-3,8": each of the engine's threads is pinned to one, in this order. The first is the
+  // stepping thread's: the engine's own is pinned there (pllm_engine_start); one of the program's is left where it is. NULL (default): the
+  // system places them.
+  const char *cpus;
+  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  uint64_t cpus_len;
 } pllm_engine_options;
 
 // Where the bytes go, known before any are taken. Set struct_size before the call.

@@ -455,6 +455,7 @@ struct Options {
     Weights weight_format = Weights(detail::options_defaults().weight_format);
     uint32_t weight_group = detail::options_defaults().weight_group;
     std::string packed_path = {};  // a directory that keeps packed weights; empty: they are packed each time
+    std::string cpus = {};         // to which threads are pinned, such as "0-3,8"; empty: the system places them
 };
 
 // What each output holds: what is new, everything so far, or, once and at the end, everything.
@@ -660,6 +661,7 @@ inline Result<pllm_engine_options> c_options(const Options &options) {
     c.weight_format = static_cast<uint32_t>(options.weight_format);
     c.weight_group = options.weight_group;
     set_text(c.packed_path, c.packed_path_len, options.packed_path);
+    set_text(c.cpus, c.cpus_len, options.cpus);
     c.kv_dtype = static_cast<uint32_t>(options.kv_dtype);
     c.max_model_len = options.max_model_len;
     c.max_batch_tokens = options.max_batch_tokens;

@@ -84,6 +84,8 @@ func TestBadOptionsAreErrorsWithTheLibrarysMessage(t *testing.T) {
 		{func(o *pagedllm.Options) { o.MaxBatchTokens = 3 }, pagedllm.ErrInvalidArgument, "max_batch_tokens is 3"},
 		{func(o *pagedllm.Options) { o.MaxSeqs = math.MaxUint32 }, pagedllm.ErrInvalidArgument, "max_seqs is 4294967295"},
 		{func(o *pagedllm.Options) { o.Threads = 1 << 20 }, pagedllm.ErrInvalidArgument, "threads is 1048576"},
+		{func(o *pagedllm.Options) { o.Threads = 10000 }, pagedllm.ErrInvalidArgument, "threads is 10000"},
+		{func(o *pagedllm.Options) { o.CPUs = "3-1" }, pagedllm.ErrInvalidArgument, "the range 3-1 is empty"},
 		{func(o *pagedllm.Options) { o.ISA = 99 }, pagedllm.ErrInvalidArgument, "isa is 99"},
 		{func(o *pagedllm.Options) { o.Weights = 99 }, pagedllm.ErrInvalidArgument, "weight_format is 99"},
 		{func(o *pagedllm.Options) { o.WeightGroup = 64 }, pagedllm.ErrInvalidArgument, "weight_group is 64"},

@@ -36,8 +36,11 @@ type Options struct {
 	MaxSeqs int
 	// PrefillChunk is the most prompt tokens of one sequence in one step. 0: MaxBatchTokens.
 	PrefillChunk int
-	// Threads is how many compute, the stepping one included. 0: one per core.
+	// Threads is how many compute, the stepping one included. 0: as many as CPUs names, or one per core.
 	Threads int
+	// CPUs are those to which the engine's threads are pinned, as taskset -c takes them, such as "0-3,8": the stepping one's first. "":
+	// the system places them.
+	CPUs string
 	// ISA forces an instruction path. Bits are the same within one path, not across paths.
 	ISA ISA
 	// Seed seeds the requests that bring none of their own.
@@ -338,6 +341,7 @@ func (o *Options) toC(args *arguments) (*C.pllm_engine_options, error) {
 	}
 	o.setPolicies(args, c)
 	args.setText(&c.packed_path, &c.packed_path_len, o.PackedPath)
+	args.setText(&c.cpus, &c.cpus_len, o.CPUs)
 	args.setText(&c.trace_path, &c.trace_path_len, o.TracePath)
 	args.setText(&c.journal_path, &c.journal_path_len, o.JournalPath)
 	args.setText(&c.model_name, &c.model_name_len, o.ModelName)

@@ -42,6 +42,9 @@ export interface Options {
   prefillChunk?: number;
   /** Threads that compute. */
   threads?: number;
+  /** The CPUs to which they are pinned, as taskset -c takes them, such as '0-3,8': the stepping one's first. Left out: the system places
+   * them. */
+  cpus?: string;
   /** An instruction path to force. Bits are the same within one path, not across paths. */
   isa?: 'auto' | 'portable' | 'avx2' | 'avx512' | 'avx512_bf16' | 'avx_vnni' | 'avx512_vnni';
   /** Seeds the requests that bring no seed of their own. */

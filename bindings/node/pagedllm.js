@@ -75,7 +75,8 @@ const Options = struct(
   [u64, 'swapBytes'], [pointer, 'swapPath'], [u64, 'swapPathLen'],
   [u32, 'preemption order ageingMs batching prefillBudget allocation'], [pointer, 'tracePath'], [u64, 'tracePathLen'],
   [pointer, 'journalPath'], [u64, 'journalPathLen'], [pointer, 'modelName'], [u64, 'modelNameLen'],
-  [u32, 'weightFormat weightGroup'], [pointer, 'packedPath'], [u64, 'packedPathLen']);
+  [u32, 'weightFormat weightGroup'], [pointer, 'packedPath'], [u64, 'packedPathLen'],
+  [pointer, 'cpus'], [u64, 'cpusLen']);
 const Dry = struct(
   ['float', 'multiplier base'], [u32, 'allowedLength penaltyLastN'], [texts, 'sequenceBreakers'], [lengths, 'sequenceBreakerLens'],
   [u64, 'sequenceBreakerCount']);
@@ -329,15 +330,16 @@ function assignPrompt(value, prompt, promptTokens) {
   if (promptTokens !== undefined) assignCopied(value, 'promptTokens', tokenIds('promptTokens', promptTokens));
 }
 
-function toOptions({ modelPath, device, swapPath, tracePath, journalPath, packedPath, modelName, weightFormat, kvDtype, isa, preemption, order,
-  batching, allocation, skipTokenizer, prefixCache, ...numbers }) {
+function toOptions({ modelPath, device, swapPath, tracePath, journalPath, packedPath, modelName, cpus, weightFormat, kvDtype, isa,
+  preemption, order, batching, allocation, skipTokenizer, prefixCache, ...numbers }) {
   const options = made(Options, lib.engine_options_init);
   assignCopied(options, 'modelPath', utf8('modelPath', modelPath));
-  for (const [name, text] of Object.entries({ device, swapPath, tracePath, journalPath, packedPath, modelName })) {
+  for (const [name, text] of Object.entries({ device, swapPath, tracePath, journalPath, packedPath, modelName, cpus })) {
     if (text !== undefined) assignCopied(options, name, utf8(name, text));
   }
   for (const [name, names, value] of [['weightFormat', WEIGHTS, weightFormat], ['kvDtype', DTYPES, kvDtype], ['isa', ISAS, isa],
-    ['preemption', PREEMPTIONS, preemption], ['order', ORDERS, order], ['batching', BATCHINGS, batching], ['allocation', ALLOCATIONS, allocation]]) {
+    ['preemption', PREEMPTIONS, preemption], ['order', ORDERS, order],
+    ['batching', BATCHINGS, batching], ['allocation', ALLOCATIONS, allocation]]) {
     if (value !== undefined) options[name] = named(names, name, value);
   }
   options.flags = flag(options.flags, ENGINE_SKIP_TOKENIZER, skipTokenizer);

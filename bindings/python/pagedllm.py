@@ -482,7 +482,8 @@ _Options = _struct(
     swap_bytes=c_uint64, swap_path=c_char_p, swap_path_len=c_uint64, preemption=c_uint32, order=c_uint32, ageing_ms=c_uint32,
     batching=c_uint32, prefill_budget=c_uint32, allocation=c_uint32, trace_path=c_char_p, trace_path_len=c_uint64,
     journal_path=c_char_p, journal_path_len=c_uint64, model_name=c_char_p, model_name_len=c_uint64, weight_format=c_uint32,
-    weight_group=c_uint32, packed_path=c_char_p, packed_path_len=c_uint64)
+    weight_group=c_uint32, packed_path=c_char_p, packed_path_len=c_uint64,
+    cpus=c_char_p, cpus_len=c_uint64)
 _Dry = _struct(
     "_Dry", multiplier=c_float, base=c_float, allowed_length=c_uint32, penalty_last_n=c_uint32, sequence_breakers=_Texts,
     sequence_breaker_lens=_Lengths, sequence_breaker_count=c_uint64)
@@ -720,7 +721,7 @@ def _record(kind: Type[_Record], struct: ctypes.Structure) -> _Record:
 
 def _c_options(model_path: Path, *, device: Optional[str] = None, swap_path: Optional[Path] = None,
                trace_path: Optional[Path] = None, journal_path: Optional[Path] = None, packed_path: Optional[Path] = None,
-               model_name: Optional[str] = None,
+               model_name: Optional[str] = None, cpus: Optional[str] = None,
                skip_tokenizer: Optional[bool] = None, prefix_cache: Optional[bool] = None, **numbers: Optional[int]) -> Any:
     options = _made(_Options, _lib.pllm_engine_options_init, **numbers)
     paths = {"model_path": model_path, "swap_path": swap_path, "trace_path": trace_path, "journal_path": journal_path,
@@ -728,7 +729,7 @@ def _c_options(model_path: Path, *, device: Optional[str] = None, swap_path: Opt
     for name, path in paths.items():
         if path is not None:
             _assign_text(options, name, os.fsencode(path))
-    for name, text in {"device": device, "model_name": model_name}.items():
+    for name, text in {"device": device, "model_name": model_name, "cpus": cpus}.items():
         if text is not None:
             _assign_text(options, name, _utf8(text))
     flags = _flag(options.flags, _ENGINE_SKIP_TOKENIZER, skip_tokenizer)
@@ -1093,7 +1094,8 @@ class Engine:
     model_path: a model directory as Hugging Face ships it.
     device: where to run; "cpu".
     kv_bytes: bytes of the KV pool. arena: the budget from which it takes them instead, which engines may share.
-    threads: threads that compute.
+    threads: threads that compute. cpus: those to which they are pinned, such as "0-3,8", the stepping one's first. None: the system places
+        them.
     max_model_len: longest sequence, prompt and output together.
     max_seqs: most sequences running at once.
     max_batch_tokens: most rows (prompt and decode tokens of all sequences) in one step.
@@ -1130,7 +1132,7 @@ class Engine:
                  preemption: Optional[Preemption] = None, swap_bytes: Optional[int] = None, swap_path: Optional[Path] = None,
                  trace_path: Optional[Path] = None, journal_path: Optional[Path] = None, model_name: Optional[str] = None,
                  weight_format: Optional[Weights] = None, weight_group: Optional[int] = None,
-                 packed_path: Optional[Path] = None,
+                 packed_path: Optional[Path] = None, cpus: Optional[str] = None,
                  queue_capacity: Optional[int] = None,
                  skip_tokenizer: Optional[bool] = None, prefix_cache: Optional[bool] = None, host_steps: bool = False,
                  progress: Optional[Callable[[int, int], Any]] = None) -> None:
@@ -1141,7 +1143,7 @@ class Engine:
             ageing_ms=ageing_ms, batching=batching, prefill_budget=prefill_budget, allocation=allocation, preemption=preemption,
             swap_bytes=swap_bytes, swap_path=swap_path, trace_path=trace_path, journal_path=journal_path,
             model_name=model_name, weight_format=weight_format, weight_group=weight_group, packed_path=packed_path,
-            queue_capacity=queue_capacity,
+            cpus=cpus, queue_capacity=queue_capacity,
             skip_tokenizer=skip_tokenizer, prefix_cache=prefix_cache)
         self._hooks = _Hooks()
         self._handle = _create(options, arena, progress, self._hooks.free_engine)

@@ -180,6 +180,8 @@ pub struct Engine {
     core: Arc<Mutex<Core>>,
     lease: Arc<Lease>,
     driver: Mutex<Option<Driver>>,
+    /// Where it runs, if that was chosen.
+    driver_cpu: Option<usize>,
     queue: Arc<Queue>,
     /// Made when the first request needs one.
     grammars: OnceCell<Grammars>,
@@ -211,7 +213,10 @@ impl Engine {
         options.validate()?;
         let mut files = model_files(options)?;
         let text = if options.skip_tokenizer { None } else { Some(Text::load(&options.model_dir)?) };
-        let backend = CpuBackend::new(options.thread_count(), options.isa)?;
+        let backend = match &options.cpus {
+            None => CpuBackend::new(options.thread_count(), options.isa)?,
+            Some(cpus) => CpuBackend::pinned(cpus, options.isa)?,
+        };
         let memory = MemoryPlan::of(&files, &backend, options)?;
         files.spec.fit(memory.max_model_len);
         let mut info = ModelInfo {
@@ -316,6 +321,7 @@ impl Engine {
             core,
             lease,
             driver: Mutex::new(None),
+            driver_cpu: options.cpus.as_ref().and_then(|cpus| cpus.first().copied()),
             queue,
             grammars: OnceCell::new(),
             token_bytes: OnceCell::new(),
@@ -426,7 +432,7 @@ impl Engine {
         if driver.is_some() {
             return Err(Error::busy());
         }
-        *driver = Some(Driver::start(self.core.clone(), self.shared.registry.wakeup.clone())?);
+        *driver = Some(Driver::start(self.core.clone(), self.shared.registry.wakeup.clone(), self.driver_cpu)?);
         Ok(())
     }
 

@@ -8,7 +8,9 @@ use super::pllm_arena;
 use crate::engine::{Admission, MemoryPlan, ModelInfo, Stats, StepReport};
 use crate::error::{Error, Result};
 use crate::model::PackedForm;
-use crate::options::{AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, Preemption, WeightFormat};
+use crate::options::{
+    AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, Preemption, WeightFormat, cpu_list,
+};
 
 /// Let the library choose.
 pub const PLLM_DTYPE_AUTO: u32 = 0;
@@ -118,7 +120,8 @@ pub struct pllm_engine_options {
     pub max_seqs: u32,
     /// Most prompt tokens of one sequence in one step. 0 (default): max_batch_tokens.
     pub prefill_chunk: u32,
-    /// Threads, the stepping one included. 0 (default): one per core.
+    /// Threads, the stepping one included. 0 (default): as many as cpus names, or one for each CPU on which the process may run, within a
+    /// container's quota.
     pub threads: u32,
     /// PLLM_ISA_AUTO (default) or a path to force. Bits are the same within one path, not across paths.
     pub isa: u32,
@@ -192,6 +195,12 @@ pub struct pllm_engine_options {
     pub packed_path: *const c_char,
     /// In bytes, or PLLM_NUL_TERMINATED (the default).
     pub packed_path_len: u64,
+    /// CPUs, as taskset -c takes them, such as "0-3,8": each of the engine's threads is pinned to one, in this order. The first is the
+    /// stepping thread's: the engine's own is pinned there (pllm_engine_start); one of the program's is left where it is. NULL (default): the
+    /// system places them.
+    pub cpus: *const c_char,
+    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    pub cpus_len: u64,
 }
 
 /// Told how many bytes of weights have been read, of how many in all, on the thread that creates the engine. Any other
@@ -248,6 +257,8 @@ unsafe impl Versioned for pllm_engine_options {
             weight_group: 0,
             packed_path: null(),
             packed_path_len: PLLM_NUL_TERMINATED,
+            cpus: null(),
+            cpus_len: PLLM_NUL_TERMINATED,
         }
     }
 }
@@ -287,6 +298,8 @@ impl pllm_engine_options {
             max_seqs: c.max_seqs as usize,
             prefill_chunk: some(c.prefill_chunk),
             threads: some(c.threads),
+            // SAFETY: the caller's contract.
+            cpus: if c.cpus.is_null() { None } else { Some(cpu_list(unsafe { string("cpus", c.cpus, c.cpus_len) }?)?) },
             isa: isa(c.isa)?,
             // SAFETY: the caller's contract.
             trace_path: unsafe { path("trace_path", c.trace_path, c.trace_path_len) }?,

@@ -211,7 +211,7 @@ static int idle(const pllm_engine *engine) {
 // ---- lengths that no memory has: before any engine, each in a process of its own -------------------------------------
 
 #define HUGE_CASES_ARE(X)                                                                                                       \
-    X(MODEL_PATH) X(DEVICE) X(SWAP_PATH) X(PACKED_PATH) X(TRACE_PATH) X(JOURNAL_PATH) X(PROMPT_TEXT) X(PROMPT_TOKENS) X(STOP_TOKENS)           \
+    X(MODEL_PATH) X(DEVICE) X(SWAP_PATH) X(PACKED_PATH) X(CPUS) X(TRACE_PATH) X(JOURNAL_PATH) X(PROMPT_TEXT) X(PROMPT_TOKENS) X(STOP_TOKENS)           \
     X(STOPS) X(STOP_LENS) X(GRAMMAR) X(CHOICES) X(CHOICE_LENS) X(BREAKERS) X(BREAKER_LENS) X(LOGIT_BIAS) X(BAD_WORDS)           \
     X(BAD_WORD_LENS) X(BAD_LISTS) X(BAD_LIST) X(ALLOWED) X(CACHE_SALT) X(APPEND) X(PIN_TEXT) X(PIN_TOKENS) X(PIN_SALT)          \
     X(BLOB) X(TOKENIZE) X(DETOKENIZE) X(CHAT)
@@ -312,6 +312,7 @@ static int code_with_length(int what, uint64_t len) {
     const char *path = at_the_edge("path", 5);
     if (what == SWAP_PATH) options.swap_path = path, options.swap_path_len = len;
     if (what == PACKED_PATH) options.packed_path = path, options.packed_path_len = len;
+    if (what == CPUS) options.cpus = at_the_edge("0", 2), options.cpus_len = len;
     if (what == TRACE_PATH) options.trace_path = path, options.trace_path_len = len;
     if (what == JOURNAL_PATH) options.journal_path = path, options.journal_path_len = len;
     if (what <= JOURNAL_PATH) return code_of(pllm_engine_plan(&options, &plan));
@@ -617,7 +618,12 @@ static void unknown_flags_and_numbers_are_refused(const pllm_engine *engine) {
     OPTION(journal_path = "", INVALID);
     OPTION(isa = 9, INVALID);
     OPTION(block_size = 12, INVALID);
-    OPTION(threads = 100000, INVALID);
+    OPTION(threads = 10000, INVALID);
+    OPTION(threads = UINT32_MAX, INVALID);  // -1
+    OPTION(cpus = "", INVALID);
+    OPTION(cpus = "0-", INVALID);
+    OPTION(cpus = "0,0", INVALID);
+    OPTION(cpus = "1023", UNSUPPORTED);
     OPTION(max_seqs = 65, INVALID);
     OPTION(max_model_len = 1, INVALID);
     OPTION(max_model_len = 129, INVALID);

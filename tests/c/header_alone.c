@@ -55,7 +55,7 @@ ALWAYS(PLLM_TEXT_ADD_SPECIAL == 1 && PLLM_TEXT_SKIP_SPECIAL == 2);
 // Offsets, on machines with pointers of 8 bytes.
 #if UINTPTR_MAX == UINT64_MAX
 
-SIZE(pllm_engine_options, 264);
+SIZE(pllm_engine_options, 280);
 AT(pllm_engine_options, struct_size, 0);
 AT(pllm_engine_options, model_path, 8);
 AT(pllm_engine_options, model_path_len, 16);
@@ -98,6 +98,8 @@ AT(pllm_engine_options, weight_format, 240);
 AT(pllm_engine_options, weight_group, 244);
 AT(pllm_engine_options, packed_path, 248);
 AT(pllm_engine_options, packed_path_len, 256);
+AT(pllm_engine_options, cpus, 264);
+AT(pllm_engine_options, cpus_len, 272);
 
 SIZE(pllm_plan, 112);
 AT(pllm_plan, struct_size, 0);

@@ -1167,6 +1167,8 @@ describe('bad input', () => {
       ['INVALID_ARGUMENT', 'block_size', { blockSize: 7 }],
       ['CAPACITY', 'kv_bytes', { kvBytes: 1 }],
       ['INVALID_ARGUMENT', 'threads is -1', { threads: -1 }],
+      ['INVALID_ARGUMENT', 'threads is 10000', { threads: 10000 }],
+      ['INVALID_ARGUMENT', 'cpus is "x"', { cpus: 'x' }],
       ['INVALID_ARGUMENT', 'threads is 4294967297', { threads: 2 ** 32 + 1 }],
       ['INVALID_ARGUMENT', 'kvBytes is 18446744073709551616', { kvBytes: 2n ** 64n }],
       ['INVALID_ARGUMENT', 'kvBytes is NaN', { kvBytes: NaN }],

@@ -94,6 +94,15 @@ impl<T> SendPtr<T> {
 
 impl CpuBackend {
     pub fn new(threads: usize, isa: Option<Isa>) -> Result<CpuBackend> {
+        CpuBackend::with_pool(isa, || Pool::new(threads))
+    }
+
+    /// With a thread for each of these CPUs; the first one's is the caller's, who sees to it himself.
+    pub fn pinned(cpus: &[usize], isa: Option<Isa>) -> Result<CpuBackend> {
+        CpuBackend::with_pool(isa, || Pool::pinned(cpus))
+    }
+
+    fn with_pool(isa: Option<Isa>, pool: impl FnOnce() -> Result<Pool>) -> Result<CpuBackend> {
         let isa = isa.unwrap_or_else(Isa::detect);
         if !isa.is_present() {
             return Err(Error::unsupported(format!(
@@ -102,8 +111,8 @@ impl CpuBackend {
                 Isa::detect().name()
             )));
         }
-        let pool = Pool::new(threads)?;
-        let scratch = (0..threads).map(|_| Mutex::new(Scratch::empty())).collect();
+        let pool = pool()?;
+        let scratch = (0..pool.threads()).map(|_| Mutex::new(Scratch::empty())).collect();
         Ok(CpuBackend { isa, pool, scratch, packed: Mutex::default(), matmuls: AtomicU64::new(0) })
     }
 
