@@ -273,7 +273,7 @@ fn a_directory_that_takes_nothing_is_told_and_the_engine_starts() {
     fs::remove_file(&form).unwrap();
     fs::create_dir(&form).unwrap();
     case.expect_unsaved("a directory in its place", "not a regular file");
-    assert_eq!(case.files(), [form.clone()], "what could not be renamed is gone");
+    assert_eq!(case.form(), form, "what could not be renamed is gone");
     fs::remove_dir(&form).unwrap();
     fs::create_dir(&unfinished).unwrap();
     case.expect_unsaved("a directory beside it", "cannot be written");
@@ -306,7 +306,7 @@ fn loading_that_is_cancelled_leaves_nothing_and_ends_at_once() {
     let cancelled = |case: &Case| -> Error { Engine::load(&case.options(), &mut |done, all| done < all / 2).err().unwrap() };
     let case = Case::new(&llama(), None);
     assert_eq!(cancelled(&case).code(), Code::Cancelled);
-    assert_eq!(case.files(), [PathBuf::new(); 0]);
+    assert!(case.files().is_empty(), "{:?}", case.files());
     case.save();
     assert_eq!(cancelled(&case).code(), Code::Cancelled);
     case.expect_read("after it");
@@ -410,5 +410,5 @@ fn what_a_process_leaves_that_is_killed_while_it_saves_is_not_taken_for_whole() 
 fn a_form_larger_than_files_may_be_is_not_saved() {
     let case = Case::new(&llama(), None);
     assert!(child_of(&case, false));
-    assert_eq!(case.files(), [PathBuf::new(); 0]);
+    assert!(case.files().is_empty(), "{:?}", case.files());
 }
