@@ -623,7 +623,8 @@ static void unknown_flags_and_numbers_are_refused(const pllm_engine *engine) {
     OPTION(cpus = "", INVALID);
     OPTION(cpus = "0-", INVALID);
     OPTION(cpus = "0,0", INVALID);
-    OPTION(cpus = "1023", UNSUPPORTED);
+    OPTION(cpus = "0", INVALID);  // for two threads
+    OPTION(cpus = "1022-1023", UNSUPPORTED);
     OPTION(max_seqs = 65, INVALID);
     OPTION(max_model_len = 1, INVALID);
     OPTION(max_model_len = 129, INVALID);

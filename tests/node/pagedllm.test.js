@@ -797,7 +797,7 @@ describe('scheduling', () => {
     }
     fs.rmSync(packedPath, { recursive: true });
     assert.deepEqual([engine.info().packed, engine.info().packedReason], ['unused', '']);
-    await assert.rejects(Engine.open({ ...SMALL, packedPath }), { code: 'IO' });
+    await assert.rejects(Engine.open({ ...SMALL, packedPath }), { code: 'PLLM_E_IO' });
   });
 
   it('ends what its deadline ends with what it has', () => withEngine({ hostSteps: true }, async (engine) => {
