@@ -22,7 +22,7 @@ export CGO_LDFLAGS := -L$(LIBDIR) -Wl,-rpath,$(LIBDIR)
 export PAGEDLLM_LIBRARY := $(LIB)
 
 .PHONY: demo test stages setup lib header manual lint test-rust test-soak soak test-c test-abi test-cpp test-go test-python test-node test-examples \
-        test-install install dist bench bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz clean
+        test-install install dist bench bench-engines bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz clean
 
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
@@ -163,6 +163,10 @@ bench-quick:
 	cargo bench --locked --bench cpu -- --quick --table
 	cargo bench --locked --bench cpu -- --quick --scheduler
 	cargo bench --locked --bench cpu -- --quick --long
+
+# Loading packed weights, and two engines in one process. Parts: -- loading together; the model: -- M.
+bench-engines:
+	cargo bench --locked --bench engines
 
 # What sharing is worth, and what grammars cost.
 bench-sequences:

@@ -139,6 +139,18 @@
 // The same, and each group begins at its least weight: a little more exact, for 16 bits more a group.
 #define PLLM_WEIGHTS_INT4_ASYMMETRIC 6
 
+// No packed_path was given.
+#define PLLM_PACKED_UNUSED 0
+
+// The weights were read in their packed form.
+#define PLLM_PACKED_READ 1
+
+// The weights were packed from the model's files, and their packed form was written.
+#define PLLM_PACKED_SAVED 2
+
+// The weights were packed from the model's files, and their packed form could not be written.
+#define PLLM_PACKED_UNSAVED 3
+
 // Serve token ids only: no tokenizer is read, and text calls answer PLLM_E_UNSUPPORTED.
 #define PLLM_ENGINE_SKIP_TOKENIZER 1
 
@@ -405,7 +417,8 @@ typedef struct {
   uint32_t max_seqs;
   // Most prompt tokens of one sequence in one step. 0 (default): max_batch_tokens.
   uint32_t prefill_chunk;
-  // Threads, the stepping one included. 0 (default): one per core.
+  // Threads, the stepping one included. 0 (default): as many as cpus names, or one for each CPU on which the process may run, within a
+  // container's quota.
   uint32_t threads;
   // PLLM_ISA_AUTO (default) or a path to force. Bits are the same within one path, not across paths.
   uint32_t isa;
@@ -471,6 +484,20 @@ typedef struct {
   uint32_t weight_format;
   // Inputs of an output that share a scale in 4 bits: 32, 64 or 128. 0 (default): 32. The fewer, the more exact.
   uint32_t weight_group;
+  // A directory that keeps weights in their packed form, so that the next engine reads them as fast as the disk and packs nothing: where it has the
+  // form of this very model, weight_format and library, it is read and checked; otherwise the weights are packed and the form is written, or
+  // replaced. Several models and processes may share it; what nobody uses any more stays until somebody removes it. It holds weights: let
+  // nobody write there who may not write the model. A disk that is full, or takes nothing, is no error: packed in pllm_model_info tells. UTF-8.
+  // NULL (default): weights are packed each time.
+  const char *packed_path;
+  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  uint64_t packed_path_len;
+  // CPUs, as taskset -c takes them, such as "0-3,8": each of the engine's threads is pinned to one, in this order. The first is the
+  // stepping thread's: the engine's own is pinned there (pllm_engine_start); one of the program's is left where it is. NULL (default): the
+  // system places them.
+  const char *cpus;
+  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  uint64_t cpus_len;
 } pllm_engine_options;
 
 // Where the bytes go, known before any are taken. Set struct_size before the call.
@@ -522,6 +549,11 @@ typedef struct {
   // The longest that this engine allows.
   uint64_t max_model_len;
   uint64_t threads;
+  // What became of packed_path: PLLM_PACKED_*.
+  uint64_t packed;
+  // Why the packed form was not read, or not written. Empty where nothing is to be said. For people.
+  const char *packed_reason;
+  uint64_t packed_reason_len;
 } pllm_model_info;
 
 // Added to the logit of a token.

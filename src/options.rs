@@ -13,6 +13,7 @@ pub use sampling::{Dry, Mirostat, OutputKind, SamplingParams};
 
 use crate::arena::Arena;
 use crate::error::{Error, Result, try_concat, try_texts};
+use crate::sys::threads::{AllowedCpus, MOST_CPUS};
 
 /// The instruction path of the CPU kernels. Bits are the same within one path, not across paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -205,6 +206,10 @@ pub struct EngineOptions {
     /// is small, and decides much (the choice among experts, learned positions), stays as it is, and so do the matrices by which latents are read.
     #[serde(default)]
     pub weight_format: Option<WeightFormat>,
+    /// A directory that keeps the packed form of the weights: where it has that of this model, it is read; otherwise it is written once the weights are
+    /// packed. None: they are packed each time.
+    #[serde(skip)]
+    pub packed_dir: Option<PathBuf>,
     /// How K and V are stored. None: f32 for models stored in f32, else bf16.
     pub kv_dtype: Option<KvDtype>,
     /// Longest sequence, prompt and output together. None: the model's own, or what the pool holds.
@@ -215,8 +220,12 @@ pub struct EngineOptions {
     pub max_seqs: usize,
     /// Most prompt tokens of one sequence in one step. None: `max_batch_tokens`.
     pub prefill_chunk: Option<usize>,
-    /// Threads of the CPU backend, the stepping thread included. None: one per core.
+    /// Threads of the CPU backend, the stepping thread included. None: as many as `cpus`, or one per core.
     pub threads: Option<usize>,
+    /// The CPUs to which the engine's own threads are pinned, one each, the stepping one's first: that one is pinned where it is the engine's.
+    /// None: the system places them.
+    #[serde(skip)]
+    pub cpus: Option<Vec<usize>>,
     /// The instruction path. None: the widest the machine has.
     pub isa: Option<Isa>,
     /// Seeds the requests that bring no seed of their own.
@@ -261,12 +270,14 @@ impl Default for EngineOptions {
             arena: None,
             block_size: 16,
             weight_format: None,
+            packed_dir: None,
             kv_dtype: None,
             max_model_len: None,
             max_batch_tokens: 512,
             max_seqs: 64,
             prefill_chunk: None,
             threads: None,
+            cpus: None,
             isa: None,
             seed: 0,
             skip_tokenizer: false,
@@ -298,7 +309,8 @@ impl EngineOptions {
     }
 
     pub fn thread_count(&self) -> usize {
-        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
+        let pinned = self.cpus.as_ref().map(Vec::len);
+        self.threads.or(pinned).unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
     }
 
     pub fn validate(&self) -> Result<()> {
@@ -325,6 +337,9 @@ impl EngineOptions {
         if let Some(threads) = self.threads {
             within("threads", threads, Self::MAX_THREADS)?;
         }
+        if let Some(cpus) = &self.cpus {
+            self.validate_cpus(cpus)?;
+        }
         if let Some(WeightFormat::Int4 { group, .. }) = self.weight_format
             && !WeightFormat::GROUPS.contains(&group)
         {
@@ -332,6 +347,32 @@ impl EngineOptions {
         }
         self.policies.validate()?;
         self.validate_swapping()
+    }
+
+    /// Each is one that there is, and another; there are as many as threads.
+    fn validate_cpus(&self, cpus: &[usize]) -> Result<()> {
+        if self.thread_count() != cpus.len() {
+            let threads = self.thread_count();
+            return Err(Error::invalid(format!(
+                "cpus names {} CPUs and threads is {threads}: name one for each, or leave threads out",
+                cpus.len()
+            )));
+        }
+        let allowed = AllowedCpus::read()?;
+        for (i, cpu) in cpus.iter().enumerate() {
+            if cpus[..i].contains(cpu) {
+                return Err(Error::invalid(format!("cpus names CPU {cpu} twice: each thread needs one of its own")));
+            }
+            if !allowed.has(*cpu) {
+                return Err(Error::unsupported(format!(
+                    "cpus names CPU {cpu}, on which this thread may not run: it may on {}, from {} to {}",
+                    allowed.iter().count(),
+                    allowed.iter().next().unwrap_or_default(),
+                    allowed.iter().last().unwrap_or_default()
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// A tier that nobody uses, or nobody could, is a mistake.
@@ -347,6 +388,30 @@ impl EngineOptions {
             _ => Ok(()),
         }
     }
+}
+
+/// CPUs as `taskset -c` takes them: numbers and ranges, such as 0-3,8.
+pub fn cpu_list(text: &str) -> Result<Vec<usize>> {
+    let wrong = |what: &str| Error::invalid(format!("cpus is {text:?}: {what}; write numbers and ranges, such as 0-3,8"));
+    let number = |text: &str| {
+        let number = text.parse::<usize>().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
+        let number = number.ok_or_else(|| wrong("that is no list of CPUs"))?;
+        if number < MOST_CPUS { Ok(number) } else { Err(wrong(&format!("CPUs have numbers below {MOST_CPUS}"))) }
+    };
+    let mut cpus = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last {
+            return Err(wrong(&format!("the range {part} is empty")));
+        }
+        if cpus.len() + (last - first) >= MOST_CPUS {
+            return Err(wrong(&format!("those are more than {MOST_CPUS}")));
+        }
+        cpus.try_reserve(last - first + 1)?;
+        cpus.extend(first..=last);
+    }
+    Ok(cpus)
 }
 
 fn within(name: &str, value: usize, most: usize) -> Result<()> {
@@ -508,6 +573,31 @@ mod tests {
     fn block_sizes_are_powers_of_two_from_8_to_256() {
         for (size, ok) in [(0, false), (4, false), (8, true), (12, false), (256, true), (512, false)] {
             assert_eq!(EngineOptions { block_size: size, ..Default::default() }.validate().is_ok(), ok, "{size}");
+        }
+    }
+
+    #[test]
+    fn cpus_are_read_as_other_programs_write_them() {
+        assert_eq!(cpu_list("0-3,8").unwrap(), [0, 1, 2, 3, 8]);
+        assert_eq!(cpu_list("5").unwrap(), [5]);
+        assert_eq!(cpu_list("1023,7-7").unwrap(), [1023, 7]);
+        for (text, why) in [
+            ("", "no list"),
+            ("a", "no list"),
+            ("-1", "no list"),
+            ("+1", "no list"),
+            ("1-", "no list"),
+            ("1--2", "no list"),
+            ("1,,2", "no list"),
+            (" 1", "no list"),
+            ("3-1", "the range 3-1 is empty"),
+            ("1024", "below 1024"),
+            ("0-4294967295", "below 1024"),
+            ("99999999999999999999", "no list"),
+            ("0-1023,0", "more than 1024"),
+        ] {
+            let error = cpu_list(text).unwrap_err();
+            assert!(error.message().contains(why), "{text}: {error}");
         }
     }
 }

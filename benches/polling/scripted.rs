@@ -86,6 +86,7 @@ pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
         memory,
         paging: Paging::plain(BLOCK_SIZE),
         fingerprint: [0; 32],
+        packed: Default::default(),
     };
     let options = EngineOptions { max_seqs: MAX_SEQS, ..EngineOptions::default() };
     Engine::with_runner(&options, info, None, Box::new(runner)).map_or(std::ptr::null_mut(), pllm_engine::into_raw)

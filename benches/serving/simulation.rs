@@ -232,5 +232,6 @@ fn model_info(options: &EngineOptions, machine: Machine) -> ModelInfo {
         memory,
         paging: Paging::plain(block_size),
         fingerprint: [0; 32],
+        packed: Default::default(),
     }
 }

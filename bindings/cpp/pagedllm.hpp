@@ -454,6 +454,8 @@ struct Options {
     std::string model_name = {};    // in metrics; empty: the model directory's name
     Weights weight_format = Weights(detail::options_defaults().weight_format);
     uint32_t weight_group = detail::options_defaults().weight_group;
+    std::string packed_path = {};  // a directory that keeps packed weights; empty: they are packed each time
+    std::string cpus = {};         // to which threads are pinned, such as "0-3,8"; empty: the system places them
 };
 
 // What each output holds: what is new, everything so far, or, once and at the end, everything.
@@ -658,6 +660,8 @@ inline Result<pllm_engine_options> c_options(const Options &options) {
     c.block_size = options.block_size;
     c.weight_format = static_cast<uint32_t>(options.weight_format);
     c.weight_group = options.weight_group;
+    set_text(c.packed_path, c.packed_path_len, options.packed_path);
+    set_text(c.cpus, c.cpus_len, options.cpus);
     c.kv_dtype = static_cast<uint32_t>(options.kv_dtype);
     c.max_model_len = options.max_model_len;
     c.max_batch_tokens = options.max_batch_tokens;
@@ -952,6 +956,14 @@ struct Timing {
     Seconds last_token{0};
 };
 
+// What became of Options::packed_path.
+enum class Packed : uint64_t {
+    unused = PLLM_PACKED_UNUSED,
+    read = PLLM_PACKED_READ,
+    saved = PLLM_PACKED_SAVED,
+    unsaved = PLLM_PACKED_UNSAVED,
+};
+
 // The model and the limits it is served with; lives as long as its Engine.
 struct Info {
     std::string_view architecture;
@@ -962,6 +974,8 @@ struct Info {
     uint64_t max_positions;
     uint64_t max_model_len;
     uint64_t threads;
+    Packed packed;
+    std::string_view packed_reason;  // why it was not read, or not written
 };
 
 enum class FinishReason : uint32_t {
@@ -1597,7 +1611,9 @@ public:
                     c->layers,
                     c->max_positions,
                     c->max_model_len,
-                    c->threads};
+                    c->threads,
+                    Packed(c->packed),
+                    detail::view(c->packed_reason, c->packed_reason_len)};
     }
 
     Result<Stats> stats() const {

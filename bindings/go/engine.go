@@ -213,6 +213,9 @@ type Info struct {
 	// MaxPositions is the longest sequence that the model was made for, MaxModelLen the longest that this engine allows.
 	MaxPositions, MaxModelLen int
 	Threads                   int
+	// Packed is what became of Options.PackedPath, and PackedReason why the packed form was not read, or not written.
+	Packed       PackedForm
+	PackedReason string
 }
 
 // Info returns what Open found. It never changes, and stays after Close.
@@ -236,6 +239,8 @@ func infoOf(engine *C.pllm_engine) (Info, error) {
 		MaxPositions: int(info.max_positions),
 		MaxModelLen:  int(info.max_model_len),
 		Threads:      int(info.threads),
+		Packed:       PackedForm(info.packed),
+		PackedReason: goText(info.packed_reason, info.packed_reason_len),
 	}, nil
 }
 

@@ -84,6 +84,8 @@ func TestBadOptionsAreErrorsWithTheLibrarysMessage(t *testing.T) {
 		{func(o *pagedllm.Options) { o.MaxBatchTokens = 3 }, pagedllm.ErrInvalidArgument, "max_batch_tokens is 3"},
 		{func(o *pagedllm.Options) { o.MaxSeqs = math.MaxUint32 }, pagedllm.ErrInvalidArgument, "max_seqs is 4294967295"},
 		{func(o *pagedllm.Options) { o.Threads = 1 << 20 }, pagedllm.ErrInvalidArgument, "threads is 1048576"},
+		{func(o *pagedllm.Options) { o.Threads = 10000 }, pagedllm.ErrInvalidArgument, "threads is 10000"},
+		{func(o *pagedllm.Options) { o.CPUs = "3-1" }, pagedllm.ErrInvalidArgument, "the range 3-1 is empty"},
 		{func(o *pagedllm.Options) { o.ISA = 99 }, pagedllm.ErrInvalidArgument, "isa is 99"},
 		{func(o *pagedllm.Options) { o.Weights = 99 }, pagedllm.ErrInvalidArgument, "weight_format is 99"},
 		{func(o *pagedllm.Options) { o.WeightGroup = 64 }, pagedllm.ErrInvalidArgument, "weight_group is 64"},
@@ -148,6 +150,30 @@ func TestWeightsInWholeNumbersTakeFewerBytes(t *testing.T) {
 	bf16, int8, int4 := bytes(pagedllm.WeightsBF16), bytes(pagedllm.WeightsInt8), bytes(pagedllm.WeightsInt4)
 	if int8 > bf16*11/20 || int4 >= int8 {
 		t.Errorf("%d bytes in bf16, %d in int8, %d in int4", bf16, int8, int4)
+	}
+}
+
+func TestPackedWeightsAreKeptAndReadAgain(t *testing.T) {
+	t.Parallel()
+	options := small()
+	options.PackedPath = t.TempDir()
+	for _, want := range []struct {
+		form   pagedllm.PackedForm
+		reason string
+	}{{pagedllm.PackedSaved, "there was none yet"}, {pagedllm.PackedRead, ""}} {
+		engine, err := pagedllm.Open(context.Background(), options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info := engine.Info()
+		engine.Close()
+		if info.Packed != want.form || info.PackedReason != want.reason {
+			t.Errorf("%v, %q: want %v, %q", info.Packed, info.PackedReason, want.form, want.reason)
+		}
+	}
+	options.PackedPath = "/nonexistent"
+	if _, err := pagedllm.Open(context.Background(), options); !errors.Is(err, pagedllm.ErrIO) {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -19,6 +19,9 @@ type Options struct {
 	Weights Weights
 	// WeightGroup is the inputs of an output that share a scale in 4 bits: 32, 64 or 128. 0: 32.
 	WeightGroup int
+	// PackedPath is a directory that keeps weights in their packed form, so that the next Open reads them as fast as the disk.
+	// Info.Packed tells what became of it. "": they are packed each time.
+	PackedPath string
 	// KVBytes is the size of the KV pool. 0: what MaxSeqs sequences of the full length need, at most 1 GiB, or what Arena has.
 	KVBytes int64
 	// KVType is how K and V are stored. DTypeAuto: F32 for models in f32, else BF16.
@@ -33,8 +36,11 @@ type Options struct {
 	MaxSeqs int
 	// PrefillChunk is the most prompt tokens of one sequence in one step. 0: MaxBatchTokens.
 	PrefillChunk int
-	// Threads is how many compute, the stepping one included. 0: one per core.
+	// Threads is how many compute, the stepping one included. 0: as many as CPUs names, or one per core.
 	Threads int
+	// CPUs are those to which the engine's threads are pinned, as taskset -c takes them, such as "0-3,8": the stepping one's first. "":
+	// the system places them.
+	CPUs string
 	// ISA forces an instruction path. Bits are the same within one path, not across paths.
 	ISA ISA
 	// Seed seeds the requests that bring none of their own.
@@ -126,6 +132,23 @@ const (
 func (w Weights) String() string {
 	return nameOf(w, "as_stored", "f32", "f16", "bf16", "int8", "int4", "int4_asymmetric")
 }
+
+// PackedForm is what became of Options.PackedPath.
+type PackedForm uint32
+
+const (
+	// PackedUnused: none was given.
+	PackedUnused PackedForm = C.PLLM_PACKED_UNUSED
+	// PackedRead: the weights were read in their packed form.
+	PackedRead PackedForm = C.PLLM_PACKED_READ
+	// PackedSaved: the weights were packed from the model's files, and their packed form was written.
+	PackedSaved PackedForm = C.PLLM_PACKED_SAVED
+	// PackedUnsaved: the same, and it could not be written.
+	PackedUnsaved PackedForm = C.PLLM_PACKED_UNSAVED
+)
+
+// String names what became of it, such as "read".
+func (p PackedForm) String() string { return nameOf(p, "unused", "read", "saved", "unsaved") }
 
 // ISA is an instruction path of the CPU kernels.
 type ISA uint32
@@ -317,6 +340,8 @@ func (o *Options) toC(args *arguments) (*C.pllm_engine_options, error) {
 		c.flags |= C.PLLM_ENGINE_NO_PREFIX_CACHE
 	}
 	o.setPolicies(args, c)
+	args.setText(&c.packed_path, &c.packed_path_len, o.PackedPath)
+	args.setText(&c.cpus, &c.cpus_len, o.CPUs)
 	args.setText(&c.trace_path, &c.trace_path_len, o.TracePath)
 	args.setText(&c.journal_path, &c.journal_path_len, o.JournalPath)
 	args.setText(&c.model_name, &c.model_name_len, o.ModelName)

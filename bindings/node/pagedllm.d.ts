@@ -24,6 +24,9 @@ export interface Options {
   weightFormat?: 'asStored' | 'f32' | 'f16' | 'bf16' | 'int8' | 'int4' | 'int4Asymmetric';
   /** Inputs of an output that share a scale in 4 bits: 32, 64 or 128. */
   weightGroup?: number;
+  /** A directory that keeps weights in their packed form, so that the next engine reads them as fast as the disk; info().packed tells what
+   * became of it. Left out: they are packed each time. */
+  packedPath?: string | Uint8Array;
   /** How K and V are stored. 'int8' has a scale for each head of each token: about half the bytes of 'bf16', at a small cost in
    * quality. */
   kvDtype?: 'auto' | 'f32' | 'bf16' | 'int8';
@@ -39,6 +42,9 @@ export interface Options {
   prefillChunk?: number;
   /** Threads that compute. */
   threads?: number;
+  /** The CPUs to which they are pinned, as taskset -c takes them, such as '0-3,8': the stepping one's first. Left out: the system places
+   * them. */
+  cpus?: string;
   /** An instruction path to force. Bits are the same within one path, not across paths. */
   isa?: 'auto' | 'portable' | 'avx2' | 'avx512' | 'avx512_bf16' | 'avx_vnni' | 'avx512_vnni';
   /** Seeds the requests that bring no seed of their own. */
@@ -447,6 +453,11 @@ export interface Info {
   /** The longest that this engine allows. */
   maxModelLen: number;
   threads: number;
+  /** What became of packedPath: none was given; the weights were read in their packed form; or they were packed from the model's files,
+   * and the form was written, or could not be. */
+  packed: 'unused' | 'read' | 'saved' | 'unsaved';
+  /** Why the packed form was not read, or not written. */
+  packedReason: string;
 }
 
 /** Where the outputs of some requests arrive. */

@@ -32,6 +32,7 @@ const FINISH_REASONS = [null, 'stop', 'length', 'abort', 'error', 'deadline'];
 const DTYPES = ['auto', 'f32', 'bf16', 'int8'];
 const ISAS = ['auto', 'portable', 'avx2', 'avx512', 'avx512_bf16', 'avx_vnni', 'avx512_vnni'];
 const WEIGHTS = ['asStored', 'f32', 'f16', 'bf16', 'int8', 'int4', 'int4Asymmetric'];
+const PACKED = ['unused', 'read', 'saved', 'unsaved'];
 const PREEMPTIONS = ['recompute', 'swap', 'auto'];
 const ORDERS = ['firstCome', 'priority', 'shortestPredicted'];
 const BATCHINGS = ['mixed', 'prefillFirst', 'decodeFirst', 'static'];
@@ -74,7 +75,8 @@ const Options = struct(
   [u64, 'swapBytes'], [pointer, 'swapPath'], [u64, 'swapPathLen'],
   [u32, 'preemption order ageingMs batching prefillBudget allocation'], [pointer, 'tracePath'], [u64, 'tracePathLen'],
   [pointer, 'journalPath'], [u64, 'journalPathLen'], [pointer, 'modelName'], [u64, 'modelNameLen'],
-  [u32, 'weightFormat weightGroup']);
+  [u32, 'weightFormat weightGroup'], [pointer, 'packedPath'], [u64, 'packedPathLen'],
+  [pointer, 'cpus'], [u64, 'cpusLen']);
 const Dry = struct(
   ['float', 'multiplier base'], [u32, 'allowedLength penaltyLastN'], [texts, 'sequenceBreakers'], [lengths, 'sequenceBreakerLens'],
   [u64, 'sequenceBreakerCount']);
@@ -124,7 +126,7 @@ const Admission = struct([u64, 'admits fitsNow'], ['double', 'firstTokenSeconds'
 const ArenaInfo = struct([u64, 'bytes leastBytes mostBytes heldBytes engines']);
 const Info = struct(
   [pointer, 'architecture'], [u64, 'architectureLen'], [pointer, 'isa'], [u64, 'isaLen'], [pointer, 'eosTokenIds'],
-  [u64, 'eosTokenIdsLen vocabSize layers maxPositions maxModelLen threads']);
+  [u64, 'eosTokenIdsLen vocabSize layers maxPositions maxModelLen threads packed'], [pointer, 'packedReason'], [u64, 'packedReasonLen']);
 
 const lib = declare(load());
 
@@ -328,15 +330,16 @@ function assignPrompt(value, prompt, promptTokens) {
   if (promptTokens !== undefined) assignCopied(value, 'promptTokens', tokenIds('promptTokens', promptTokens));
 }
 
-function toOptions({ modelPath, device, swapPath, tracePath, journalPath, modelName, weightFormat, kvDtype, isa, preemption, order,
-  batching, allocation, skipTokenizer, prefixCache, ...numbers }) {
+function toOptions({ modelPath, device, swapPath, tracePath, journalPath, packedPath, modelName, cpus, weightFormat, kvDtype, isa,
+  preemption, order, batching, allocation, skipTokenizer, prefixCache, ...numbers }) {
   const options = made(Options, lib.engine_options_init);
   assignCopied(options, 'modelPath', utf8('modelPath', modelPath));
-  for (const [name, text] of Object.entries({ device, swapPath, tracePath, journalPath, modelName })) {
+  for (const [name, text] of Object.entries({ device, swapPath, tracePath, journalPath, packedPath, modelName, cpus })) {
     if (text !== undefined) assignCopied(options, name, utf8(name, text));
   }
   for (const [name, names, value] of [['weightFormat', WEIGHTS, weightFormat], ['kvDtype', DTYPES, kvDtype], ['isa', ISAS, isa],
-    ['preemption', PREEMPTIONS, preemption], ['order', ORDERS, order], ['batching', BATCHINGS, batching], ['allocation', ALLOCATIONS, allocation]]) {
+    ['preemption', PREEMPTIONS, preemption], ['order', ORDERS, order],
+    ['batching', BATCHINGS, batching], ['allocation', ALLOCATIONS, allocation]]) {
     if (value !== undefined) options[name] = named(names, name, value);
   }
   options.flags = flag(options.flags, ENGINE_SKIP_TOKENIZER, skipTokenizer);
@@ -957,12 +960,14 @@ class Engine {
 
   info() {
     const info = filled(Info, lib.engine_info, this.#handle.pointer);
-    const { architectureLen, isaLen, eosTokenIdsLen, ...rest } = info;
+    const { architectureLen, isaLen, eosTokenIdsLen, packedReasonLen, ...rest } = info;
     return {
       ...rest,
       architecture: text(info.architecture, architectureLen),
       isa: text(info.isa, isaLen),
       eosTokenIds: numbers(info.eosTokenIds, u32, eosTokenIdsLen),
+      packed: PACKED[info.packed],
+      packedReason: text(info.packedReason, packedReasonLen),
     };
   }
 

@@ -251,6 +251,14 @@ class Plan(NamedTuple):
     kv_groups: int  # groups of layers whose K and V are in blocks of their own
 
 
+class Packed(enum.IntEnum):
+    """What became of packed_path."""
+    UNUSED = 0  # none was given
+    READ = 1  # the weights were read in their packed form
+    SAVED = 2  # they were packed from the model's files, and their packed form was written
+    UNSAVED = 3  # the same, and it could not be written
+
+
 class Info(NamedTuple):
     """The model and the limits it is served with."""
     architecture: str
@@ -261,6 +269,8 @@ class Info(NamedTuple):
     max_positions: int  # the longest sequence that the model was made for
     max_model_len: int  # the longest that this engine allows
     threads: int
+    packed: Packed
+    packed_reason: str  # why it was not read, or not written
 
 
 # ---- what goes in ----------------------------------------------------------------------------------------------------
@@ -472,7 +482,8 @@ _Options = _struct(
     swap_bytes=c_uint64, swap_path=c_char_p, swap_path_len=c_uint64, preemption=c_uint32, order=c_uint32, ageing_ms=c_uint32,
     batching=c_uint32, prefill_budget=c_uint32, allocation=c_uint32, trace_path=c_char_p, trace_path_len=c_uint64,
     journal_path=c_char_p, journal_path_len=c_uint64, model_name=c_char_p, model_name_len=c_uint64, weight_format=c_uint32,
-    weight_group=c_uint32)
+    weight_group=c_uint32, packed_path=c_char_p, packed_path_len=c_uint64,
+    cpus=c_char_p, cpus_len=c_uint64)
 _Dry = _struct(
     "_Dry", multiplier=c_float, base=c_float, allowed_length=c_uint32, penalty_last_n=c_uint32, sequence_breakers=_Texts,
     sequence_breaker_lens=_Lengths, sequence_breaker_count=c_uint64)
@@ -527,7 +538,7 @@ _SequenceInfo = _struct("_SequenceInfo", request=c_uint64, len=c_uint64, index=c
 _Info = _struct(
     "_Info", architecture=c_void_p, architecture_len=c_uint64, isa=c_void_p, isa_len=c_uint64, eos_token_ids=c_void_p,
     eos_token_ids_len=c_uint64, vocab_size=c_uint64, layers=c_uint64, max_positions=c_uint64, max_model_len=c_uint64,
-    threads=c_uint64)
+    threads=c_uint64, packed=c_uint64, packed_reason=c_void_p, packed_reason_len=c_uint64)
 _DOUBLES = ("slot_utilization", "first_token_seconds")
 _Step, _Stats, _Plan, _Admission, _ArenaInfo = (
     _struct("_" + record.__name__, **{name: c_double if name in _DOUBLES else c_uint64 for name in record._fields})
@@ -709,14 +720,16 @@ def _record(kind: Type[_Record], struct: ctypes.Structure) -> _Record:
 
 
 def _c_options(model_path: Path, *, device: Optional[str] = None, swap_path: Optional[Path] = None,
-               trace_path: Optional[Path] = None, journal_path: Optional[Path] = None, model_name: Optional[str] = None,
+               trace_path: Optional[Path] = None, journal_path: Optional[Path] = None, packed_path: Optional[Path] = None,
+               model_name: Optional[str] = None, cpus: Optional[str] = None,
                skip_tokenizer: Optional[bool] = None, prefix_cache: Optional[bool] = None, **numbers: Optional[int]) -> Any:
     options = _made(_Options, _lib.pllm_engine_options_init, **numbers)
-    paths = {"model_path": model_path, "swap_path": swap_path, "trace_path": trace_path, "journal_path": journal_path}
+    paths = {"model_path": model_path, "swap_path": swap_path, "trace_path": trace_path, "journal_path": journal_path,
+             "packed_path": packed_path}
     for name, path in paths.items():
         if path is not None:
             _assign_text(options, name, os.fsencode(path))
-    for name, text in {"device": device, "model_name": model_name}.items():
+    for name, text in {"device": device, "model_name": model_name, "cpus": cpus}.items():
         if text is not None:
             _assign_text(options, name, _utf8(text))
     flags = _flag(options.flags, _ENGINE_SKIP_TOKENIZER, skip_tokenizer)
@@ -1081,12 +1094,15 @@ class Engine:
     model_path: a model directory as Hugging Face ships it.
     device: where to run; "cpu".
     kv_bytes: bytes of the KV pool. arena: the budget from which it takes them instead, which engines may share.
-    threads: threads that compute.
+    threads: threads that compute. cpus: those to which they are pinned, such as "0-3,8", the stepping one's first. None: the system places
+        them.
     max_model_len: longest sequence, prompt and output together.
     max_seqs: most sequences running at once.
     max_batch_tokens: most rows (prompt and decode tokens of all sequences) in one step.
     prefill_chunk: most prompt tokens of one sequence in one step.
     weight_format: how weights are kept. weight_group: inputs of an output that share a scale in 4 bits: 32, 64 or 128.
+    packed_path: a directory that keeps weights in their packed form, so that the next engine reads them as fast as the disk; info().packed
+        tells what became of it. None: they are packed each time.
     block_size: tokens per KV block. kv_dtype: how K and V are stored. isa: an instruction path to force.
     seed: seeds the requests that bring none of their own.
     max_waiting_requests: that may wait for their first step before others are refused (Code.CAPACITY); one may always wait.
@@ -1116,6 +1132,7 @@ class Engine:
                  preemption: Optional[Preemption] = None, swap_bytes: Optional[int] = None, swap_path: Optional[Path] = None,
                  trace_path: Optional[Path] = None, journal_path: Optional[Path] = None, model_name: Optional[str] = None,
                  weight_format: Optional[Weights] = None, weight_group: Optional[int] = None,
+                 packed_path: Optional[Path] = None, cpus: Optional[str] = None,
                  queue_capacity: Optional[int] = None,
                  skip_tokenizer: Optional[bool] = None, prefix_cache: Optional[bool] = None, host_steps: bool = False,
                  progress: Optional[Callable[[int, int], Any]] = None) -> None:
@@ -1125,7 +1142,8 @@ class Engine:
             seed=seed, max_waiting_requests=max_waiting_requests, max_waiting_tokens=max_waiting_tokens, order=order,
             ageing_ms=ageing_ms, batching=batching, prefill_budget=prefill_budget, allocation=allocation, preemption=preemption,
             swap_bytes=swap_bytes, swap_path=swap_path, trace_path=trace_path, journal_path=journal_path,
-            model_name=model_name, weight_format=weight_format, weight_group=weight_group, queue_capacity=queue_capacity,
+            model_name=model_name, weight_format=weight_format, weight_group=weight_group, packed_path=packed_path,
+            cpus=cpus, queue_capacity=queue_capacity,
             skip_tokenizer=skip_tokenizer, prefix_cache=prefix_cache)
         self._hooks = _Hooks()
         self._handle = _create(options, arena, progress, self._hooks.free_engine)
@@ -1479,7 +1497,8 @@ class Engine:
             return Info(
                 architecture=_text(c.architecture, c.architecture_len), isa=_text(c.isa, c.isa_len),
                 eos_token_ids=_numbers(c_uint32, c.eos_token_ids, c.eos_token_ids_len), vocab_size=c.vocab_size, layers=c.layers,
-                max_positions=c.max_positions, max_model_len=c.max_model_len, threads=c.threads)
+                max_positions=c.max_positions, max_model_len=c.max_model_len, threads=c.threads, packed=Packed(c.packed),
+                packed_reason=_text(c.packed_reason, c.packed_reason_len))
 
     def stats(self) -> Stats:
         """Counts since the engine was made, and the state after its last step."""

@@ -18,6 +18,12 @@ pub type ExpertOf<'a, M, B> = &'a dyn Fn(usize) -> (&'a M, Option<&'a B>);
 /// Serves the rows `[first, first + rows)` of a matrix as bytes of its dtype, little endian.
 pub type RowSource<'a> = &'a mut dyn FnMut(usize, &mut [u8]) -> Result<()>;
 
+/// Serves the packed bytes of a matrix: its piece of this number, of `PACKED_PIECE` bytes or, at its end, fewer. Any thread may ask.
+pub type PackedSource<'a> = &'a (dyn Fn(usize, &mut [u8]) -> Result<()> + Sync);
+
+/// What a core's own cache holds: so what has been read is checked there.
+pub const PACKED_PIECE: usize = 256 << 10;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     Relu,
@@ -255,6 +261,12 @@ pub trait Backend: Send + Sync {
     /// A matrix of `[rows, cols]`, which comes in `dtype` and is stored in `format`, packed as this backend likes it. A number that the format
     /// does not have is an error; a group of a format divides `cols`.
     fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Self::Matrix>;
+    /// The bytes of one, as they are packed: as many as `matrix_bytes` says.
+    fn packed_bytes<'a>(&'a self, matrix: &'a Self::Matrix) -> Result<&'a [u8]>;
+    /// The same matrix again.
+    fn matrix_of_packed(&self, rows: usize, cols: usize, format: WeightFormat, source: PackedSource) -> Result<Self::Matrix>;
+    /// How matrices are packed: bytes of one are right for a backend that says the same.
+    fn matrix_layout(&self) -> &'static str;
     fn kv(&self, shape: KvShape) -> Result<Self::Kv>;
 
     /// Bytes that `matrix` and `kv` will take; exact, so that a plan can be made before anything is allocated.

@@ -57,7 +57,8 @@ pub struct Driver {
 }
 
 impl Driver {
-    pub fn start(core: Arc<Mutex<Core>>, wakeup: Arc<Wakeup>) -> Result<Driver> {
+    /// On this CPU, if one is named.
+    pub fn start(core: Arc<Mutex<Core>>, wakeup: Arc<Wakeup>, cpu: Option<usize>) -> Result<Driver> {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, calls) = (stop.clone(), wakeup.clone());
         let thread = threads::spawn("pagedllm-driver".into(), move || {
@@ -72,7 +73,10 @@ impl Driver {
             }
         });
         let thread = thread.map_err(|e| Error::capacity(format!("could not start the engine's thread: {e}")))?;
-        Ok(Driver { stop, wakeup, thread: Some(thread) })
+        let driver = Driver { stop, wakeup, thread: Some(thread) };
+        // Where that fails the driver is dropped, which ends its thread.
+        driver.thread.iter().zip(cpu).try_for_each(|(thread, cpu)| threads::pin(thread, cpu))?;
+        Ok(driver)
     }
 }
 

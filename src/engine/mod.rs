@@ -62,7 +62,7 @@ use crate::backend::cpu::CpuBackend;
 use crate::decode::{Grammars, Vocabulary};
 use crate::error::{Error, Result};
 use crate::kv::{BlockManager, Paging};
-use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles};
+use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles, PackedReport};
 use crate::options::{EngineOptions, Isa};
 use crate::sched::{Policies, Scheduler, SchedulerOptions};
 use crate::sys::float::StandardMode;
@@ -83,6 +83,8 @@ pub struct ModelInfo {
     pub paging: Paging,
     /// Differs between models that compute anything else.
     pub fingerprint: [u8; 32],
+    /// What became of the packed form of its weights.
+    pub packed: PackedReport,
 }
 
 impl ModelInfo {
@@ -178,6 +180,8 @@ pub struct Engine {
     core: Arc<Mutex<Core>>,
     lease: Arc<Lease>,
     driver: Mutex<Option<Driver>>,
+    /// Where it runs, if that was chosen.
+    driver_cpu: Option<usize>,
     queue: Arc<Queue>,
     /// Made when the first request needs one.
     grammars: OnceCell<Grammars>,
@@ -209,10 +213,13 @@ impl Engine {
         options.validate()?;
         let mut files = model_files(options)?;
         let text = if options.skip_tokenizer { None } else { Some(Text::load(&options.model_dir)?) };
-        let backend = CpuBackend::new(options.thread_count(), options.isa)?;
+        let backend = match &options.cpus {
+            None => CpuBackend::new(options.thread_count(), options.isa)?,
+            Some(cpus) => CpuBackend::pinned(cpus, options.isa)?,
+        };
         let memory = MemoryPlan::of(&files, &backend, options)?;
         files.spec.fit(memory.max_model_len);
-        let info = ModelInfo {
+        let mut info = ModelInfo {
             architecture: files.architecture,
             vocab_size: files.spec.vocab_size,
             layers: files.spec.layers.len(),
@@ -223,13 +230,22 @@ impl Engine {
             memory,
             paging: memory::paging(&files, memory.block_size),
             fingerprint: files.fingerprint()?,
+            packed: PackedReport::default(),
         };
         let pool = KvPool { blocks: memory.most_blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
         let mut kv = KvCache::new(&backend, &files.spec, pool)?;
         if memory.swap_blocks > 0 {
             kv.add_host_tier(&backend, memory.swap_blocks, memory.block_bytes, options.swap_dir.as_deref())?;
         }
-        let decoder = files.load(backend, memory::limits(options), progress)?;
+        let limits = memory::limits(options);
+        let decoder = match &options.packed_dir {
+            None => files.load(backend, limits, progress)?,
+            Some(dir) => {
+                let (decoder, report) = files.load_packed(dir, backend, limits, progress)?;
+                info.packed = report;
+                decoder
+            }
+        };
         Ok((info, text, Box::new(ModelRunner::new(decoder, kv))))
     }
 
@@ -305,6 +321,7 @@ impl Engine {
             core,
             lease,
             driver: Mutex::new(None),
+            driver_cpu: options.cpus.as_ref().and_then(|cpus| cpus.first().copied()),
             queue,
             grammars: OnceCell::new(),
             token_bytes: OnceCell::new(),
@@ -415,7 +432,7 @@ impl Engine {
         if driver.is_some() {
             return Err(Error::busy());
         }
-        *driver = Some(Driver::start(self.core.clone(), self.shared.registry.wakeup.clone())?);
+        *driver = Some(Driver::start(self.core.clone(), self.shared.registry.wakeup.clone(), self.driver_cpu)?);
         Ok(())
     }
 

@@ -7,7 +7,10 @@ use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, start, string};
 use super::pllm_arena;
 use crate::engine::{Admission, MemoryPlan, ModelInfo, Stats, StepReport};
 use crate::error::{Error, Result};
-use crate::options::{AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, Preemption, WeightFormat};
+use crate::model::PackedForm;
+use crate::options::{
+    AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, Preemption, WeightFormat, cpu_list,
+};
 
 /// Let the library choose.
 pub const PLLM_DTYPE_AUTO: u32 = 0;
@@ -39,6 +42,15 @@ pub const PLLM_WEIGHTS_INT8: u32 = 4;
 pub const PLLM_WEIGHTS_INT4: u32 = 5;
 /// The same, and each group begins at its least weight: a little more exact, for 16 bits more a group.
 pub const PLLM_WEIGHTS_INT4_ASYMMETRIC: u32 = 6;
+
+/// No packed_path was given.
+pub const PLLM_PACKED_UNUSED: u32 = 0;
+/// The weights were read in their packed form.
+pub const PLLM_PACKED_READ: u32 = 1;
+/// The weights were packed from the model's files, and their packed form was written.
+pub const PLLM_PACKED_SAVED: u32 = 2;
+/// The weights were packed from the model's files, and their packed form could not be written.
+pub const PLLM_PACKED_UNSAVED: u32 = 3;
 
 /// Serve token ids only: no tokenizer is read, and text calls answer PLLM_E_UNSUPPORTED.
 pub const PLLM_ENGINE_SKIP_TOKENIZER: u32 = 1;
@@ -108,7 +120,8 @@ pub struct pllm_engine_options {
     pub max_seqs: u32,
     /// Most prompt tokens of one sequence in one step. 0 (default): max_batch_tokens.
     pub prefill_chunk: u32,
-    /// Threads, the stepping one included. 0 (default): one per core.
+    /// Threads, the stepping one included. 0 (default): as many as cpus names, or one for each CPU on which the process may run, within a
+    /// container's quota.
     pub threads: u32,
     /// PLLM_ISA_AUTO (default) or a path to force. Bits are the same within one path, not across paths.
     pub isa: u32,
@@ -174,6 +187,20 @@ pub struct pllm_engine_options {
     pub weight_format: u32,
     /// Inputs of an output that share a scale in 4 bits: 32, 64 or 128. 0 (default): 32. The fewer, the more exact.
     pub weight_group: u32,
+    /// A directory that keeps weights in their packed form, so that the next engine reads them as fast as the disk and packs nothing: where it has the
+    /// form of this very model, weight_format and library, it is read and checked; otherwise the weights are packed and the form is written, or
+    /// replaced. Several models and processes may share it; what nobody uses any more stays until somebody removes it. It holds weights: let
+    /// nobody write there who may not write the model. A disk that is full, or takes nothing, is no error: packed in pllm_model_info tells. UTF-8.
+    /// NULL (default): weights are packed each time.
+    pub packed_path: *const c_char,
+    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    pub packed_path_len: u64,
+    /// CPUs, as taskset -c takes them, such as "0-3,8": each of the engine's threads is pinned to one, in this order. The first is the
+    /// stepping thread's: the engine's own is pinned there (pllm_engine_start); one of the program's is left where it is. NULL (default): the
+    /// system places them.
+    pub cpus: *const c_char,
+    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    pub cpus_len: u64,
 }
 
 /// Told how many bytes of weights have been read, of how many in all, on the thread that creates the engine. Any other
@@ -228,6 +255,10 @@ unsafe impl Versioned for pllm_engine_options {
             model_name_len: PLLM_NUL_TERMINATED,
             weight_format: PLLM_WEIGHTS_AS_STORED,
             weight_group: 0,
+            packed_path: null(),
+            packed_path_len: PLLM_NUL_TERMINATED,
+            cpus: null(),
+            cpus_len: PLLM_NUL_TERMINATED,
         }
     }
 }
@@ -259,12 +290,16 @@ impl pllm_engine_options {
             kv_bytes: (c.kv_bytes > 0).then_some(c.kv_bytes),
             block_size: c.block_size as usize,
             weight_format: weight_format(c.weight_format, c.weight_group)?,
+            // SAFETY: the caller's contract.
+            packed_dir: unsafe { path("packed_path", c.packed_path, c.packed_path_len) }?,
             kv_dtype: kv_dtype(c.kv_dtype)?,
             max_model_len: some(c.max_model_len),
             max_batch_tokens: c.max_batch_tokens as usize,
             max_seqs: c.max_seqs as usize,
             prefill_chunk: some(c.prefill_chunk),
             threads: some(c.threads),
+            // SAFETY: the caller's contract.
+            cpus: if c.cpus.is_null() { None } else { Some(cpu_list(unsafe { string("cpus", c.cpus, c.cpus_len) }?)?) },
             isa: isa(c.isa)?,
             // SAFETY: the caller's contract.
             trace_path: unsafe { path("trace_path", c.trace_path, c.trace_path_len) }?,
@@ -309,7 +344,7 @@ unsafe fn path(name: &str, data: *const c_char, len: u64) -> Result<Option<PathB
     }
     // SAFETY: the caller's contract.
     match unsafe { string(name, data, len) }? {
-        "" => Err(Error::invalid(format!("{name} is empty: name a file, or give NULL"))),
+        "" => Err(Error::invalid(format!("{name} is empty: name one, or give NULL"))),
         path => Ok(Some(path.into())),
     }
 }
@@ -492,6 +527,11 @@ pub struct pllm_model_info {
     /// The longest that this engine allows.
     pub max_model_len: u64,
     pub threads: u64,
+    /// What became of packed_path: PLLM_PACKED_*.
+    pub packed: u64,
+    /// Why the packed form was not read, or not written. Empty where nothing is to be said. For people.
+    pub packed_reason: *const c_char,
+    pub packed_reason_len: u64,
 }
 
 // SAFETY: repr(C), u64 and pointers only.
@@ -512,6 +552,9 @@ unsafe impl Versioned for pllm_model_info {
             max_positions: 0,
             max_model_len: 0,
             threads: 0,
+            packed: PLLM_PACKED_UNUSED as u64,
+            packed_reason: null(),
+            packed_reason_len: 0,
         }
     }
 }
@@ -531,6 +574,14 @@ impl From<&ModelInfo> for pllm_model_info {
             max_positions: info.max_positions as u64,
             max_model_len: info.memory.max_model_len as u64,
             threads: info.threads as u64,
+            packed: match info.packed.form {
+                PackedForm::Unused => PLLM_PACKED_UNUSED,
+                PackedForm::Read => PLLM_PACKED_READ,
+                PackedForm::Saved => PLLM_PACKED_SAVED,
+                PackedForm::Unsaved => PLLM_PACKED_UNSAVED,
+            } as u64,
+            packed_reason: start(info.packed.reason.as_bytes()).cast(),
+            packed_reason_len: info.packed.reason.len() as u64,
             ..pllm_model_info::defaults()
         }
     }

@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::Metadata;
@@ -150,6 +151,21 @@ impl Checkpoint {
         for (name, tensor) in self.tensors.iter().collect::<BTreeMap<_, _>>() {
             add(format!("{name} {:?} {:?}", tensor.dtype, tensor.shape).as_bytes());
             self.sample(tensor, &mut add)?;
+        }
+        Ok(hash.finalize().into())
+    }
+
+    /// A hash of the files' names and sizes, and of when they were last changed.
+    pub fn times(&self) -> Result<[u8; 32]> {
+        let mut hash = Sha256::new();
+        for Shard { path, file } in &self.files {
+            let metadata = file.metadata().map_err(|e| Error::io(format!("{}: {e}", path.display())))?;
+            let name = path.file_name().unwrap_or_default().as_bytes();
+            hash.update((name.len() as u64).to_le_bytes());
+            hash.update(name);
+            hash.update(metadata.len().to_le_bytes());
+            hash.update(metadata.mtime().to_le_bytes());
+            hash.update(metadata.mtime_nsec().to_le_bytes());
         }
         Ok(hash.finalize().into())
     }

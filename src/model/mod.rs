@@ -7,6 +7,7 @@ mod decoder;
 mod kv_layout;
 mod latent;
 mod mxfp4;
+mod packed;
 pub mod spec;
 mod weights;
 
@@ -17,11 +18,14 @@ use checkpoint::Checkpoint;
 pub use config::Config;
 pub use decoder::{BatchLimits, Decoder, KvCache, KvPool, work_bytes};
 pub use kv_layout::KvLayout;
+pub use packed::{PackedForm, PackedReport};
+use packed::{Place, Writer};
 use spec::ModelSpec;
 pub use weights::LoadProgress;
+use weights::{LoadedModel, Origin};
 
 use crate::backend::Backend;
-use crate::error::{Error, Result, try_format};
+use crate::error::{Code, Error, Result, try_format};
 use crate::options::{Dtype, WeightFormat};
 
 /// A model directory, opened and checked but not loaded.
@@ -68,8 +72,58 @@ impl ModelFiles {
     }
 
     pub fn load<B: Backend>(&self, backend: B, limits: BatchLimits, progress: LoadProgress) -> Result<Decoder<B>> {
-        let model = weights::load(&backend, &self.spec, &self.checkpoint, self.weight_format, progress)?;
+        let model = self.load_from(&backend, Origin::Files(&mut |_| ()), progress)?;
         Decoder::new(backend, &self.spec, model, limits)
+    }
+
+    /// As `load`, from the packed form in this directory. Where there is none, or it is not of this model, or damaged, the form is written.
+    pub fn load_packed<B: Backend>(
+        &self,
+        dir: &Path,
+        backend: B,
+        limits: BatchLimits,
+        progress: LoadProgress,
+    ) -> Result<(Decoder<B>, PackedReport)> {
+        if !dir.is_dir() {
+            return Err(Error::io(format!("packed_path {} does not exist or is not a directory", dir.display())));
+        }
+        let place = Place::of(dir, &backend, &self.spec, &self.checkpoint, self.weight_format)?;
+        let read = place.open().and_then(|reader| self.load_from(&backend, Origin::Packed(reader), &mut *progress));
+        let (model, report) = match read {
+            Ok(model) => (model, PackedReport { form: PackedForm::Read, reason: String::new() }),
+            Err(e) if matches!(e.code(), Code::Cancelled | Code::OutOfMemory) => return Err(e),
+            // Should the model's files be to blame, they are so once more.
+            Err(why) => self.load_and_save(&place, &backend, why, progress)?,
+        };
+        Ok((Decoder::new(backend, &self.spec, model, limits)?, report))
+    }
+
+    /// `why`: the form could not be read.
+    fn load_and_save<B: Backend>(
+        &self,
+        place: &Place,
+        backend: &B,
+        why: Error,
+        progress: LoadProgress,
+    ) -> Result<(LoadedModel<B>, PackedReport)> {
+        let mut writer = place.create();
+        let mut save = |matrix: &B::Matrix| {
+            if let Ok(form) = &mut writer
+                && let Err(e) = form.add(backend, matrix)
+            {
+                writer = Err(e);
+            }
+        };
+        let model = self.load_from(backend, Origin::Files(&mut save), progress)?;
+        let report = match writer.and_then(Writer::finish) {
+            Ok(()) => PackedReport { form: PackedForm::Saved, reason: try_format(format_args!("{why}"))? },
+            Err(e) => PackedReport { form: PackedForm::Unsaved, reason: try_format(format_args!("{why}; {e}"))? },
+        };
+        Ok((model, report))
+    }
+
+    fn load_from<'a, B: Backend>(&'a self, backend: &'a B, origin: Origin<'a, B>, progress: LoadProgress<'a>) -> Result<LoadedModel<B>> {
+        weights::load(backend, &self.spec, &self.checkpoint, self.weight_format, origin, progress)
     }
 }
 

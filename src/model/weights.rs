@@ -5,6 +5,7 @@ use std::collections::HashSet;
 
 use super::checkpoint::{Checkpoint, Tensor};
 use super::mxfp4;
+use super::packed::Reader;
 use super::spec::{Layout, Linear, Model, ModelSpec, Norm, Part, Role, RowOrder, Source, Vector};
 use crate::backend::{Backend, NormOf};
 use crate::error::{Code, Error, Result, try_vec};
@@ -42,27 +43,51 @@ pub type LoadedModel<B> = Model<LoadedLinear<B>, LoadedNorm<B>, <B as Backend>::
 /// Told of (bytes of matrices read so far, of all) while weights are loaded; `false` stops the loading.
 pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 
+/// Where packed matrices come from.
+pub enum Origin<'a, B: Backend> {
+    /// The model's files; whoever wants to see each, once it is packed, does.
+    Files(&'a mut dyn FnMut(&B::Matrix)),
+    /// Their packed form.
+    Packed(Reader),
+}
+
 /// Loads every weight. The largest thing it needs beside the packed weights is one tensor.
-pub fn load<B: Backend>(
-    backend: &B,
+pub fn load<'a, B: Backend>(
+    backend: &'a B,
     spec: &ModelSpec,
-    checkpoint: &Checkpoint,
+    checkpoint: &'a Checkpoint,
     asked: Option<WeightFormat>,
-    progress: LoadProgress,
+    origin: Origin<'a, B>,
+    progress: LoadProgress<'a>,
 ) -> Result<LoadedModel<B>> {
-    let total = Cell::new(0);
+    let mut total = 0;
     let count = |linear: &Linear, _| {
-        total.set(total.get() + (linear.rows() * linear.cols * Parts::find(linear, checkpoint)?.dtype.bytes()) as u64);
+        total += Parts::find(linear, checkpoint)?.bytes(linear.rows()) as u64;
         Ok::<(), Error>(())
     };
     spec.try_map(count, |_| Ok(()), |_| Ok(()))?;
-    let meter = RefCell::new(Meter { done: 0, total: total.get(), tell: progress });
-    meter.borrow_mut().advance(0)?;
+    let mut loading = Loading { backend, checkpoint, asked, origin, meter: Meter { done: 0, total, tell: progress } };
+    loading.meter.advance(0)?;
     spec.try_map(
-        |linear, role| load_linear(backend, linear, checkpoint, for_role(asked, role), &mut |bytes| meter.borrow_mut().advance(bytes)),
+        |linear, role| loading.linear(linear, role),
         |norm| load_norm(backend, norm, checkpoint),
         |vector| load_vector(backend, vector, checkpoint),
     )
+}
+
+/// Visits every matrix in the order of loading, with what it is kept in.
+pub fn for_matrices(
+    spec: &ModelSpec,
+    checkpoint: &Checkpoint,
+    asked: Option<WeightFormat>,
+    mut visit: impl FnMut(&Linear, WeightFormat) -> Result<()>,
+) -> Result<()> {
+    let matrix = |linear: &Linear, role| {
+        let dtype = Parts::find(linear, checkpoint)?.dtype;
+        visit(linear, format_of(linear, dtype, for_role(asked, role))?)
+    };
+    spec.try_map(matrix, |_| Ok(()), |_| Ok(()))?;
+    Ok(())
 }
 
 struct Meter<'a> {
@@ -198,27 +223,50 @@ fn load_vector<B: Backend>(backend: &B, Vector { name, len }: &Vector, checkpoin
     backend.vector(&checkpoint.numbers(name, &[*len])?)
 }
 
-fn load_linear<B: Backend>(
-    backend: &B,
-    linear: &Linear,
-    checkpoint: &Checkpoint,
-    wanted: Option<WeightFormat>,
-    advance: &mut dyn FnMut(usize) -> Result<()>,
-) -> Result<LoadedLinear<B>> {
-    let mut parts = Parts::find(linear, checkpoint)?;
-    let dtype = parts.dtype;
-    let format = format_of(linear, dtype, wanted)?;
-    let weight = backend.matrix(linear.rows(), linear.cols, dtype, format, &mut |first, out| {
+struct Loading<'a, B: Backend> {
+    backend: &'a B,
+    checkpoint: &'a Checkpoint,
+    asked: Option<WeightFormat>,
+    origin: Origin<'a, B>,
+    meter: Meter<'a>,
+}
+
+impl<B: Backend> Loading<'_, B> {
+    fn linear(&mut self, linear: &Linear, role: Role) -> Result<LoadedLinear<B>> {
+        let mut parts = Parts::find(linear, self.checkpoint)?;
+        let (rows, format) = (linear.rows(), format_of(linear, parts.dtype, for_role(self.asked, role))?);
+        let weight = match &mut self.origin {
+            Origin::Packed(reader) => {
+                let weight = reader.matrix(self.backend, rows, linear.cols, format)?;
+                self.meter.advance(parts.bytes(rows))?;
+                weight
+            }
+            Origin::Files(show) => {
+                let weight = pack(self.backend, linear, &mut parts, format, &mut self.meter)?;
+                show(&weight);
+                weight
+            }
+        };
+        let bias = load_bias(self.backend, linear, self.checkpoint)?;
+        Ok(LoadedLinear { weight, bias, rows })
+    }
+}
+
+fn pack<B: Backend>(backend: &B, linear: &Linear, parts: &mut Parts, format: WeightFormat, meter: &mut Meter) -> Result<B::Matrix> {
+    let weight = backend.matrix(linear.rows(), linear.cols, parts.dtype, format, &mut |first, out| {
         parts.read_rows(first, out)?;
-        advance(out.len())
+        meter.advance(out.len())
     });
-    let weight = weight.map_err(|error| match error.code() {
+    weight.map_err(|error| match error.code() {
         Code::Model => {
             let names: Vec<_> = linear.parts.iter().map(Part::weight).collect();
             Error::model(format!("tensor {}: {}", names.join(" with, below it, "), error.message()))
         }
         _ => error,
-    })?;
+    })
+}
+
+fn load_bias<B: Backend>(backend: &B, linear: &Linear, checkpoint: &Checkpoint) -> Result<Option<B::Buf>> {
     let mut bias = try_vec(0, 0.0f32)?;
     bias_of(linear, checkpoint, |part, tensor, dtype| {
         let values = checkpoint.read_f32(tensor, dtype, part.offset(&[part.rows]), part.rows)?;
@@ -226,8 +274,7 @@ fn load_linear<B: Backend>(
         bias.extend((0..values.len()).map(|row| values[linear.order.run_at(values.len(), row).first]));
         Ok(())
     })?;
-    let bias = linear.bias.then(|| backend.vector(&bias)).transpose()?;
-    Ok(LoadedLinear { weight, bias, rows: linear.rows() })
+    linear.bias.then(|| backend.vector(&bias)).transpose()
 }
 
 /// Visits the biases of the parts, if it has any.
@@ -286,6 +333,11 @@ impl<'a> Parts<'a> {
         let first = parts[0].dtype;
         let dtype = if parts.iter().all(|part| part.dtype == first) { first } else { Dtype::F32 };
         Ok(Parts { checkpoint, parts, cols, layout, order, dtype, whole: None, piece: Vec::new() })
+    }
+
+    /// Of so many rows.
+    fn bytes(&self, rows: usize) -> usize {
+        rows * self.cols * self.dtype.bytes()
     }
 
     /// Fills `out` with whole rows from row `first`.

@@ -1,8 +1,8 @@
 //! Files as a library must open them: a pipe, a device or a directory in a model file's place is an error, not a wait.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -45,6 +45,35 @@ pub fn create(path: &Path) -> std::io::Result<File> {
         false => Ok(file),
         true => Err(std::io::Error::other("it is a pipe")),
     }
+}
+
+/// A file of the owner's alone, empty, that nobody else writes who asks in this way. What a process left there that was killed is gone.
+pub fn create_locked(path: &Path) -> Result<File> {
+    let io = |what: &str| Error::io(format!("{}: cannot be written: {what}", path.display()));
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
+    let file = options.open(path).map_err(|e| io(&e.to_string()))?;
+    if !file.metadata().map_err(|e| io(&e.to_string()))?.is_file() {
+        return Err(io("it is not a regular file"));
+    }
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(io("another engine is writing it")),
+        Err(TryLockError::Error(e)) => return Err(io(&e.to_string())),
+    }
+    // Whoever had the lock may have given the file another name, under which others read it.
+    if !is_at(&file, path) {
+        return Err(io("another engine has just written it"));
+    }
+    file.set_len(0).map_err(|e| io(&e.to_string()))?;
+    Ok(file)
+}
+
+/// Whether it is the file that has this name now.
+pub fn is_at(file: &File, path: &Path) -> bool {
+    let place = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    let (file, there) = (file.metadata().map(place), std::fs::symlink_metadata(path).map(place));
+    matches!((file, there), (Ok(file), Ok(there)) if file == there)
 }
 
 /// Writes all of it at the file's end, which is at `len`.

@@ -211,7 +211,7 @@ static int idle(const pllm_engine *engine) {
 // ---- lengths that no memory has: before any engine, each in a process of its own -------------------------------------
 
 #define HUGE_CASES_ARE(X)                                                                                                       \
-    X(MODEL_PATH) X(DEVICE) X(SWAP_PATH) X(TRACE_PATH) X(JOURNAL_PATH) X(PROMPT_TEXT) X(PROMPT_TOKENS) X(STOP_TOKENS)           \
+    X(MODEL_PATH) X(DEVICE) X(SWAP_PATH) X(PACKED_PATH) X(CPUS) X(TRACE_PATH) X(JOURNAL_PATH) X(PROMPT_TEXT) X(PROMPT_TOKENS) X(STOP_TOKENS)           \
     X(STOPS) X(STOP_LENS) X(GRAMMAR) X(CHOICES) X(CHOICE_LENS) X(BREAKERS) X(BREAKER_LENS) X(LOGIT_BIAS) X(BAD_WORDS)           \
     X(BAD_WORD_LENS) X(BAD_LISTS) X(BAD_LIST) X(ALLOWED) X(CACHE_SALT) X(APPEND) X(PIN_TEXT) X(PIN_TOKENS) X(PIN_SALT)          \
     X(BLOB) X(TOKENIZE) X(DETOKENIZE) X(CHAT)
@@ -311,6 +311,8 @@ static int code_with_length(int what, uint64_t len) {
     if (what == DEVICE) options.device = at_the_edge("cpu", 4), options.device_len = len;
     const char *path = at_the_edge("path", 5);
     if (what == SWAP_PATH) options.swap_path = path, options.swap_path_len = len;
+    if (what == PACKED_PATH) options.packed_path = path, options.packed_path_len = len;
+    if (what == CPUS) options.cpus = at_the_edge("0", 2), options.cpus_len = len;
     if (what == TRACE_PATH) options.trace_path = path, options.trace_path_len = len;
     if (what == JOURNAL_PATH) options.journal_path = path, options.journal_path_len = len;
     if (what <= JOURNAL_PATH) return code_of(pllm_engine_plan(&options, &plan));
@@ -611,11 +613,18 @@ static void unknown_flags_and_numbers_are_refused(const pllm_engine *engine) {
     OPTION(preemption = PLLM_PREEMPTION_AUTO, INVALID);
     OPTION(swap_bytes = 1 << 20, INVALID);  // what for?
     OPTION(swap_path = "/tmp", INVALID);    // how much?
+    OPTION(packed_path = "", INVALID);
     OPTION(trace_path = "", INVALID);
     OPTION(journal_path = "", INVALID);
     OPTION(isa = 9, INVALID);
     OPTION(block_size = 12, INVALID);
-    OPTION(threads = 100000, INVALID);
+    OPTION(threads = 10000, INVALID);
+    OPTION(threads = UINT32_MAX, INVALID);  // -1
+    OPTION(cpus = "", INVALID);
+    OPTION(cpus = "0-", INVALID);
+    OPTION(cpus = "0,0", INVALID);
+    OPTION(cpus = "0", INVALID);  // for two threads
+    OPTION(cpus = "1022-1023", UNSUPPORTED);
     OPTION(max_seqs = 65, INVALID);
     OPTION(max_model_len = 1, INVALID);
     OPTION(max_model_len = 129, INVALID);
@@ -2452,6 +2461,26 @@ static void weights_in_whole_numbers_take_less_room(void) {
     }
 }
 
+static void packed_weights_are_kept_and_read_again(void) {
+    char dir[] = "/tmp/abi_test_XXXXXX", command[64];
+    if (!CHECK(mkdtemp(dir) != NULL)) return;
+    pllm_engine_options options = options_for(model_dir);
+    options.packed_path = dir;
+    for (uint64_t packed = PLLM_PACKED_SAVED; packed >= PLLM_PACKED_READ; packed--) {
+        pllm_engine *engine = NULL;
+        if (!OK(pllm_engine_create(&options, &engine))) return;
+        pllm_model_info info = {.struct_size = sizeof info};
+        OK(pllm_engine_info(engine, &info));
+        CHECK(info.packed == packed && (info.packed_reason_len > 0) == (packed == PLLM_PACKED_SAVED));
+        pllm_sampling sampling = greedy();
+        pllm_request request = text_request(FRANCE, &sampling);
+        CHECK(text_is(run(engine, &request), PARIS, strlen(PARIS)));
+        pllm_engine_free(engine);
+    }
+    snprintf(command, sizeof command, "rm -r %s", dir);
+    CHECK(system(command) == 0);
+}
+
 static void k_and_v_in_8_bits_take_less_room(void) {
     pllm_engine_options options = options_for(model_dir);
     pllm_engine *engine = NULL;
@@ -2546,6 +2575,9 @@ static void files_that_cannot_be_written_are_refused(void) {
     options.preemption = PLLM_PREEMPTION_SWAP;
     options.swap_bytes = 1 << 20;
     options.swap_path = "/nonexistent";
+    FAILS(PLLM_E_IO, pllm_engine_create(&options, &engine));
+    options = options_for(golden_dir);
+    options.packed_path = "/nonexistent";
     FAILS(PLLM_E_IO, pllm_engine_create(&options, &engine));
     CHECK(engine == UNTOUCHED);
 }
@@ -3033,6 +3065,7 @@ int main(int argc, char **argv) {
     what_is_swapped_out_goes_on_as_if_it_had_stayed(NULL);
     k_and_v_in_8_bits_take_less_room();
     weights_in_whole_numbers_take_less_room();
+    packed_weights_are_kept_and_read_again();
     traces_and_journals_are_written_where_they_are_wanted();
     files_that_cannot_be_written_are_refused();
     two_threads_step_and_one_at_a_time_gets_through();

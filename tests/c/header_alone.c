@@ -26,6 +26,7 @@ ALWAYS(PLLM_ISA_AUTO == 0 && PLLM_ISA_PORTABLE == 1 && PLLM_ISA_AVX2 == 2 && PLL
 ALWAYS(PLLM_ISA_AVX_VNNI == 5 && PLLM_ISA_AVX512_VNNI == 6);
 ALWAYS(PLLM_WEIGHTS_AS_STORED == 0 && PLLM_WEIGHTS_F32 == 1 && PLLM_WEIGHTS_F16 == 2 && PLLM_WEIGHTS_BF16 == 3);
 ALWAYS(PLLM_WEIGHTS_INT8 == 4 && PLLM_WEIGHTS_INT4 == 5 && PLLM_WEIGHTS_INT4_ASYMMETRIC == 6);
+ALWAYS(PLLM_PACKED_UNUSED == 0 && PLLM_PACKED_READ == 1 && PLLM_PACKED_SAVED == 2 && PLLM_PACKED_UNSAVED == 3);
 ALWAYS(PLLM_PREEMPTION_RECOMPUTE == 0 && PLLM_PREEMPTION_SWAP == 1 && PLLM_PREEMPTION_AUTO == 2);
 ALWAYS(PLLM_ORDER_FIRST_COME == 0 && PLLM_ORDER_PRIORITY == 1 && PLLM_ORDER_SHORTEST_PREDICTED == 2);
 ALWAYS(PLLM_BATCHING_MIXED == 0 && PLLM_BATCHING_PREFILL_FIRST == 1);
@@ -54,7 +55,7 @@ ALWAYS(PLLM_TEXT_ADD_SPECIAL == 1 && PLLM_TEXT_SKIP_SPECIAL == 2);
 // Offsets, on machines with pointers of 8 bytes.
 #if UINTPTR_MAX == UINT64_MAX
 
-SIZE(pllm_engine_options, 248);
+SIZE(pllm_engine_options, 280);
 AT(pllm_engine_options, struct_size, 0);
 AT(pllm_engine_options, model_path, 8);
 AT(pllm_engine_options, model_path_len, 16);
@@ -95,6 +96,10 @@ AT(pllm_engine_options, model_name, 224);
 AT(pllm_engine_options, model_name_len, 232);
 AT(pllm_engine_options, weight_format, 240);
 AT(pllm_engine_options, weight_group, 244);
+AT(pllm_engine_options, packed_path, 248);
+AT(pllm_engine_options, packed_path_len, 256);
+AT(pllm_engine_options, cpus, 264);
+AT(pllm_engine_options, cpus_len, 272);
 
 SIZE(pllm_plan, 112);
 AT(pllm_plan, struct_size, 0);
@@ -112,7 +117,7 @@ AT(pllm_plan, swap_bytes, 88);
 AT(pllm_plan, swap_blocks, 96);
 AT(pllm_plan, kv_groups, 104);
 
-SIZE(pllm_model_info, 96);
+SIZE(pllm_model_info, 120);
 AT(pllm_model_info, struct_size, 0);
 AT(pllm_model_info, architecture, 8);
 AT(pllm_model_info, architecture_len, 16);
@@ -125,6 +130,9 @@ AT(pllm_model_info, layers, 64);
 AT(pllm_model_info, max_positions, 72);
 AT(pllm_model_info, max_model_len, 80);
 AT(pllm_model_info, threads, 88);
+AT(pllm_model_info, packed, 96);
+AT(pllm_model_info, packed_reason, 104);
+AT(pllm_model_info, packed_reason_len, 112);
 
 SIZE(pllm_sampling, 264);
 AT(pllm_sampling, struct_size, 0);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::backend::{Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormOf, Routing, RowSource, Strips, Turn};
+use pagedllm::backend::{
+    Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormOf, PackedSource, Routing, RowSource, Strips, Turn,
+};
 use pagedllm::batch::{Batch, BlockCopy, BlockMove, Tail};
 use pagedllm::error::{Error, Result};
 use pagedllm::options::{Dtype, WeightFormat};
@@ -132,6 +134,20 @@ impl Backend for Faulty {
     fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
         self.faults.make()?;
         self.cpu.matrix(rows, cols, dtype, format, source)
+    }
+
+    fn packed_bytes<'a>(&'a self, matrix: &'a Matrix) -> Result<&'a [u8]> {
+        self.faults.make()?;
+        self.cpu.packed_bytes(matrix)
+    }
+
+    fn matrix_of_packed(&self, rows: usize, cols: usize, format: WeightFormat, source: PackedSource) -> Result<Matrix> {
+        self.faults.make()?;
+        self.cpu.matrix_of_packed(rows, cols, format, source)
+    }
+
+    fn matrix_layout(&self) -> &'static str {
+        self.cpu.matrix_layout()
     }
 
     fn kv(&self, shape: KvShape) -> Result<Kv> {

@@ -53,6 +53,7 @@ pub fn model_info(vocab_size: usize, blocks: usize, max_model_len: usize, eos_to
         memory,
         paging: Paging::plain(8),
         fingerprint: [0; 32],
+        packed: Default::default(),
     }
 }
 

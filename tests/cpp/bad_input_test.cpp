@@ -35,6 +35,8 @@ TEST(BadOptions, are_refused_with_code_and_message) {
     REFUSED(invalid_argument, kv_dtype = pagedllm::Dtype(9));
     REFUSED(invalid_argument, weight_format = pagedllm::Weights(9));
     REFUSED(invalid_argument, weight_group = 32);
+    REFUSED(invalid_argument, threads = 10000);
+    REFUSED(invalid_argument, cpus = "0-,1");
     REFUSED(invalid_argument, isa = pagedllm::Isa(9));
     REFUSED(invalid_argument, block_size = 12);
     REFUSED(invalid_argument, block_size = 0);

@@ -211,6 +211,22 @@ TEST(Options, of_policies_and_tiers_reach_the_library) {
     EXPECT_TRUE(fails(Code::io, Engine::create(options)));
 }
 
+TEST(Options, with_a_packed_path_keep_weights_and_read_them_again) {
+    using pagedllm::Packed;
+    pagedllm::Options options = host_stepped_options();
+    EXPECT_EQ(Engine::create(options).value().info().value().packed, Packed::unused);
+    options.packed_path = testing::TempDir() + "pagedllm_packed_" + std::to_string(std::random_device()());
+    EXPECT_TRUE(fails(Code::io, Engine::create(options)));
+    std::filesystem::create_directory(options.packed_path);
+    for (const Packed packed : {Packed::saved, Packed::read}) {
+        const Engine engine = Engine::create(options).value();
+        const pagedllm::Info info = engine.info().value();
+        EXPECT_EQ(info.packed, packed);
+        EXPECT_EQ(info.packed_reason, packed == Packed::saved ? "there was none yet" : "");
+    }
+    std::filesystem::remove_all(options.packed_path);
+}
+
 TEST(Options, with_paths_write_a_trace_and_a_journal) {
     const std::string dir = testing::TempDir() + "pagedllm_paths_" + std::to_string(std::random_device()());
     std::filesystem::create_directory(dir);

@@ -786,6 +786,20 @@ describe('scheduling', () => {
     }
   });
 
+  it('keeps packed weights and reads them again', async () => {
+    const packedPath = fs.mkdtempSync(path.join(os.tmpdir(), 'pagedllm-packed-'));
+    for (const [packed, packedReason] of [['saved', 'there was none yet'], ['read', '']]) {
+      await withEngine({ packedPath }, async (engine) => {
+        const info = engine.info();
+        assert.deepEqual([info.packed, info.packedReason], [packed, packedReason]);
+        assert.ok((await engine.generate(STORY.request)).text.includes('upon a time'));
+      });
+    }
+    fs.rmSync(packedPath, { recursive: true });
+    assert.deepEqual([engine.info().packed, engine.info().packedReason], ['unused', '']);
+    await assert.rejects(Engine.open({ ...SMALL, packedPath }), { code: 'PLLM_E_IO' });
+  });
+
   it('ends what its deadline ends with what it has', () => withEngine({ hostSteps: true }, async (engine) => {
     const request = await engine.add({ ...ENDLESS, deadlineMs: 299.5, keep: true });
     await engine.step();
@@ -1153,6 +1167,8 @@ describe('bad input', () => {
       ['INVALID_ARGUMENT', 'block_size', { blockSize: 7 }],
       ['CAPACITY', 'kv_bytes', { kvBytes: 1 }],
       ['INVALID_ARGUMENT', 'threads is -1', { threads: -1 }],
+      ['INVALID_ARGUMENT', 'threads is 10000', { threads: 10000 }],
+      ['INVALID_ARGUMENT', 'cpus is "x"', { cpus: 'x' }],
       ['INVALID_ARGUMENT', 'threads is 4294967297', { threads: 2 ** 32 + 1 }],
       ['INVALID_ARGUMENT', 'kvBytes is 18446744073709551616', { kvBytes: 2n ** 64n }],
       ['INVALID_ARGUMENT', 'kvBytes is NaN', { kvBytes: NaN }],

@@ -1055,6 +1055,24 @@ class Scheduling(Case):
             with open_engine(weight_format=weights, weight_group=group) as engine:
                 self.assertIn("upon a time", engine.generate(STORY["prompt"], GREEDY, add_special=False).text)
 
+    def test_threads_are_pinned_where_they_are_asked_to(self):
+        cpus = sorted(os.sched_getaffinity(0))
+        with open_engine(threads=None, cpus=",".join(map(str, cpus))) as engine:
+            self.assertEqual(engine.info().threads, len(cpus))
+            self.assertIn("upon a time", engine.generate(STORY["prompt"], GREEDY, add_special=False).text)
+        self.assertEqual(sorted(os.sched_getaffinity(0)), cpus)
+
+    def test_packed_weights_are_kept_and_read_again(self):
+        Packed = pagedllm.Packed
+        with tempfile.TemporaryDirectory() as path:
+            for packed, reason in ((Packed.SAVED, "there was none yet"), (Packed.READ, "")):
+                with open_engine(packed_path=path) as engine:
+                    self.assertEqual((engine.info().packed, engine.info().packed_reason), (packed, reason))
+                    self.assertIn("upon a time", engine.generate(STORY["prompt"], GREEDY, add_special=False).text)
+        with open_engine() as engine:
+            self.assertEqual((engine.info().packed, engine.info().packed_reason), (Packed.UNUSED, ""))
+        self.assertRefused(Code.IO, "does not exist or is not a directory", open_engine, packed_path="/nonexistent")
+
     def test_a_deadline_ends_a_request_with_what_it_has(self):
         with open_engine(host_steps=True) as engine:
             request = engine.add("Hello", ENDLESS, deadline=0.5, keep=True)
@@ -1559,6 +1577,8 @@ class BadInput(Case):
             (Code.CAPACITY, "kv_bytes", {"kv_bytes": 1}),
             (Code.INVALID_ARGUMENT, "threads is -1", {"threads": -1}),
             (Code.INVALID_ARGUMENT, "threads is 4294967297", {"threads": 2**32 + 1}),
+            (Code.INVALID_ARGUMENT, "threads is 10000", {"threads": 10000}),
+            (Code.INVALID_ARGUMENT, 'cpus is "x"', {"cpus": "x"}),
             (Code.INVALID_ARGUMENT, "kv_bytes is 18446744073709551616", {"kv_bytes": 2**64}),
             (Code.INVALID_ARGUMENT, "order is 3", {"order": 3}),
             (Code.INVALID_ARGUMENT, "batching is 4", {"batching": 4}),

@@ -25,7 +25,9 @@ use matmul::{Machine, Matrix, PackedRows};
 use pool::Pool;
 use routes::Routes;
 
-use super::{Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormOf, Routing, RowSource, Strips, Turn};
+use super::{
+    Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormOf, PackedSource, Routing, RowSource, Strips, Turn,
+};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, Isa, WeightFormat};
@@ -92,6 +94,15 @@ impl<T> SendPtr<T> {
 
 impl CpuBackend {
     pub fn new(threads: usize, isa: Option<Isa>) -> Result<CpuBackend> {
+        CpuBackend::with_pool(isa, || Pool::new(threads))
+    }
+
+    /// With a thread for each of these CPUs; the first one's is the caller's, who sees to it himself.
+    pub fn pinned(cpus: &[usize], isa: Option<Isa>) -> Result<CpuBackend> {
+        CpuBackend::with_pool(isa, || Pool::pinned(cpus))
+    }
+
+    fn with_pool(isa: Option<Isa>, pool: impl FnOnce() -> Result<Pool>) -> Result<CpuBackend> {
         let isa = isa.unwrap_or_else(Isa::detect);
         if !isa.is_present() {
             return Err(Error::unsupported(format!(
@@ -100,8 +111,8 @@ impl CpuBackend {
                 Isa::detect().name()
             )));
         }
-        let pool = Pool::new(threads)?;
-        let scratch = (0..threads).map(|_| Mutex::new(Scratch::empty())).collect();
+        let pool = pool()?;
+        let scratch = (0..pool.threads()).map(|_| Mutex::new(Scratch::empty())).collect();
         Ok(CpuBackend { isa, pool, scratch, packed: Mutex::default(), matmuls: AtomicU64::new(0) })
     }
 
@@ -191,6 +202,18 @@ impl Backend for CpuBackend {
 
     fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
         Matrix::load(self.machine(), rows, cols, dtype, format, source)
+    }
+
+    fn packed_bytes<'a>(&'a self, matrix: &'a Matrix) -> Result<&'a [u8]> {
+        Ok(matrix.packed())
+    }
+
+    fn matrix_of_packed(&self, rows: usize, cols: usize, format: WeightFormat, source: PackedSource) -> Result<Matrix> {
+        Matrix::of_packed(&self.pool, rows, cols, format, source)
+    }
+
+    fn matrix_layout(&self) -> &'static str {
+        Matrix::LAYOUT
     }
 
     fn kv(&self, shape: KvShape) -> Result<Kv> {

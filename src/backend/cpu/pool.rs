@@ -56,6 +56,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Pool {
     /// A pool of `threads`, the caller of `run` included.
     pub fn new(threads: usize) -> Result<Pool> {
+        Pool::start(threads, |_| None)
+    }
+
+    /// With a thread for each of these CPUs; that of the first is the caller's, which is his to place.
+    pub fn pinned(cpus: &[usize]) -> Result<Pool> {
+        Pool::start(cpus.len(), |worker| Some(cpus[worker]))
+    }
+
+    fn start(threads: usize, cpu: impl Fn(usize) -> Option<usize>) -> Result<Pool> {
         let shared = Arc::new(Shared {
             epoch: CachePadded::new(AtomicU64::new(0)),
             next_task: CachePadded::new(AtomicUsize::new(0)),
@@ -70,7 +79,9 @@ impl Pool {
             // On failure the pool is dropped, which joins the threads already there.
             let thread =
                 thread.map_err(|e| Error::capacity(format!("could not start thread {worker} of {threads}: {e}; lower `threads`")))?;
+            let pinned = cpu(worker).map_or(Ok(()), |cpu| sys::threads::pin(&thread, cpu));
             pool.workers.push(thread);
+            pinned?;
         }
         Ok(pool)
     }

@@ -1,7 +1,7 @@
 //! Every kernel against a plain f64 reference, on ragged shapes, on every path this machine has.
 
 use super::*;
-use crate::backend::{NormKind, Pairs, Values};
+use crate::backend::{NormKind, PACKED_PIECE, Pairs, Values};
 use crate::batch::{Span, Tail};
 use crate::options::KvDtype;
 
@@ -97,6 +97,47 @@ fn matmul_is_right_on_every_shape_storage_and_path() {
 fn formats_for(cols: usize, group: usize) -> impl Iterator<Item = WeightFormat> {
     let fits = move |format: &WeightFormat| !matches!(format, WeightFormat::Int4 { .. }) || cols.is_multiple_of(group);
     WeightFormat::all(group).into_iter().filter(fits)
+}
+
+/// Packed weights are kept on disks: where this fails, bytes of before are read as other numbers, so `Matrix::LAYOUT` counts up.
+#[test]
+fn the_layout_of_packed_weights_is_that_of_its_name() {
+    assert_eq!(Matrix::LAYOUT, "cpu panels of 32, 1");
+    let (outs, cols) = (70, 128);
+    let (bytes, _) = stored(&numbers(outs * cols, 2), Dtype::F32);
+    let expected = [2219603078, 64443527, 2261333450, 2644511432, 1536834312, 1263857848];
+    for backend in backends() {
+        let sums = WeightFormat::all(64).map(|format| {
+            let matrix = matrix_in(&backend, &bytes, outs, cols, Dtype::F32, format).unwrap();
+            let packed = backend.packed_bytes(&matrix).unwrap();
+            assert_eq!(packed.len() as u64, backend.matrix_bytes(outs, cols, format));
+            crc32fast::hash(packed)
+        });
+        assert_eq!(sums, expected, "{}", backend.isa().name());
+    }
+}
+
+#[test]
+fn a_matrix_comes_back_from_its_packed_bytes_and_pieces_that_cannot_be_had_are_an_error() {
+    let backend = CpuBackend::new(3, None).unwrap();
+    // Several pieces, of which the last is short.
+    let (outs, cols) = (1100, 300);
+    let (matrix, _) = matrix(&backend, &numbers(outs * cols, 5), outs, cols, Dtype::Bf16);
+    let packed = backend.packed_bytes(&matrix).unwrap();
+    assert!(packed.len() > 2 * PACKED_PIECE);
+    let again = |missing: usize| {
+        backend.matrix_of_packed(outs, cols, WeightFormat::Bf16, &|piece, out| match piece == missing {
+            true => Err(Error::io(format!("piece {piece}"))),
+            false => {
+                out.copy_from_slice(&packed[piece * PACKED_PIECE..][..out.len()]);
+                Ok(())
+            }
+        })
+    };
+    assert!(backend.packed_bytes(&again(usize::MAX).unwrap()).unwrap() == packed);
+    for missing in [0, 2] {
+        assert_eq!(again(missing).err().unwrap().message(), format!("piece {missing}"));
+    }
 }
 
 /// As the rows of a product in whole numbers are multiplied: groups of columns from -127 to 127, to the nearest.

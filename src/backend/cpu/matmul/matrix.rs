@@ -9,6 +9,7 @@
 //! | int4 with offsets | the same, and 0 for the least of a group; behind its scales `[32]` offsets in f16 |
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
 
@@ -18,7 +19,7 @@ use super::super::pool::Pool;
 use super::bytes::STEP_BYTES;
 use super::quantize::{self, INT4_ZERO, INT8_ZERO};
 use super::{Format, LINE, Machine, PANEL};
-use crate::backend::RowSource;
+use crate::backend::{PACKED_PIECE, PackedSource, RowSource};
 use crate::error::{Error, Result, try_vec};
 use crate::options::Dtype;
 use crate::sys::Pages;
@@ -62,6 +63,10 @@ fn place(format: Format, k: usize, n: usize) -> usize {
 }
 
 impl Matrix {
+    /// What the table above says, of every path alike. Its number counts up with every change there, and with every change of how numbers are
+    /// rounded: packed weights are kept on disks.
+    pub const LAYOUT: &str = "cpu panels of 32, 1";
+
     pub fn bytes(rows: usize, cols: usize, format: Format) -> u64 {
         rows.div_ceil(PANEL) as u64 * panel_bytes(format, cols) as u64
     }
@@ -90,6 +95,29 @@ impl Matrix {
             }
         }
         Ok(matrix)
+    }
+
+    /// Takes back what `packed` gave.
+    pub fn of_packed(pool: &Pool, rows: usize, cols: usize, format: Format, source: PackedSource) -> Result<Matrix> {
+        let mut pages = Pages::zeroed(Self::bytes(rows, cols, format) as usize)?;
+        let (bytes, failed) = (pages.bytes().len(), Mutex::new(None));
+        let start = SendPtr(pages.bytes_mut().as_mut_ptr());
+        pool.run(bytes.div_ceil(PACKED_PIECE), &|piece, _| {
+            let first = piece * PACKED_PIECE;
+            // SAFETY: pieces are disjoint, and inside the pages.
+            let out = unsafe { std::slice::from_raw_parts_mut(start.get().add(first), PACKED_PIECE.min(bytes - first)) };
+            if let Err(error) = source(piece, out) {
+                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            }
+        });
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(Matrix { rows, cols, format, pages }),
+        }
+    }
+
+    pub fn packed(&self) -> &[u8] {
+        self.pages.bytes()
     }
 
     pub fn panel_bytes(&self) -> usize {

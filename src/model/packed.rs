@@ -1,0 +1,227 @@
+//! The packed form of a model's matrices, kept in a directory: what loading made of the model's files, so that the next loading only reads it.
+//!
+//! | Part | Bytes |
+//! | --- | --- |
+//! | what it is of: lines of text, and zeros | `HEADER_BYTES` |
+//! | the matrices, in the order of loading | as many as the backend says |
+//! | a CRC-32 for each piece of each matrix | 4 for each piece |
+//!
+//! It is a cache. Who reads it knows every size and all of the header beforehand, from the model's files: nothing in it is believed, and where
+//! anything is otherwise, or a piece is not what it was, the model's files are read.
+
+use std::fmt::Write;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::checkpoint::Checkpoint;
+use super::spec::{Linear, ModelSpec};
+use super::weights;
+use crate::backend::{Backend, PACKED_PIECE};
+use crate::error::{Error, Result, Text, try_format, try_vec};
+use crate::options::WeightFormat;
+use crate::sys::files;
+
+/// Of what stands around the matrices; theirs is the backend's.
+const VERSION: u32 = 1;
+const HEADER_BYTES: usize = 512;
+const SUM_BYTES: usize = size_of::<u32>();
+
+/// What became of the packed form when a model was loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PackedForm {
+    /// No directory was named.
+    #[default]
+    Unused,
+    /// The weights are from it.
+    Read,
+    /// The weights are from the model's files, and the form was written.
+    Saved,
+    /// The weights are from the model's files, and the form could not be written.
+    Unsaved,
+}
+
+/// And why.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PackedReport {
+    pub form: PackedForm,
+    /// Why it was not read, and why not written; empty where it was read.
+    pub reason: String,
+}
+
+/// Where the form of a model lies, and how it must look.
+pub struct Place {
+    path: PathBuf,
+    header: Vec<u8>, // [HEADER_BYTES]
+    matrix_bytes: u64,
+    pieces: usize,
+}
+
+impl Place {
+    pub fn of<B: Backend>(
+        dir: &Path,
+        backend: &B,
+        spec: &ModelSpec,
+        checkpoint: &Checkpoint,
+        asked: Option<WeightFormat>,
+    ) -> Result<Place> {
+        let (mut made, mut matrix_bytes, mut pieces) = (Sha256::new(), 0, 0);
+        weights::for_matrices(spec, checkpoint, asked, |linear: &Linear, format| {
+            made.update(try_format(format_args!("{linear:?} {format:?}\n"))?);
+            let bytes = backend.matrix_bytes(linear.rows(), linear.cols, format);
+            matrix_bytes += bytes;
+            pieces += pieces_of(bytes);
+            Ok(())
+        })?;
+        let model = hex(&checkpoint.fingerprint(&hex(&made.finalize())?)?)?;
+        let mut text = Text::default();
+        let files = hex(&checkpoint.times()?)?;
+        let layout = backend.matrix_layout();
+        write!(text, "pagedllm packed weights\nversion {VERSION}\nlayout {layout}\nmodel {model}\nfiles {files}\n")
+            .map_err(|_| Error::out_of_memory())?;
+        let mut header = text.0.into_bytes();
+        header.try_reserve_exact(HEADER_BYTES)?;
+        header.resize(HEADER_BYTES, 0);
+        Ok(Place { path: dir.join(format!("{}.packed", &model[..32])), header, matrix_bytes, pieces })
+    }
+
+    fn bytes(&self) -> u64 {
+        HEADER_BYTES as u64 + self.matrix_bytes + (self.pieces * SUM_BYTES) as u64
+    }
+
+    /// The form, where there is one of just this model. What it holds is checked as it is read.
+    pub fn open(&self) -> Result<Reader> {
+        let file = files::open(&self.path)?.ok_or_else(|| Error::not_found("there was none yet"))?;
+        let io = |e: std::io::Error| self.error(&format!("cannot be read: {e}"));
+        let bytes = file.metadata().map_err(io)?.len();
+        let mut header = [0; HEADER_BYTES];
+        let read = header.len().min(bytes as usize);
+        file.read_exact_at(&mut header[..read], 0).map_err(io)?;
+        if header[..] != self.header[..] {
+            return Err(self.error(self.otherwise(&header)));
+        }
+        if bytes != self.bytes() {
+            return Err(self.error(&format!("has {bytes} bytes, and {} are expected", self.bytes())));
+        }
+        let mut sums = try_vec(self.pieces * SUM_BYTES, 0)?;
+        file.read_exact_at(&mut sums, HEADER_BYTES as u64 + self.matrix_bytes).map_err(io)?;
+        Ok(Reader { path: self.path.clone(), file, sums, offset: HEADER_BYTES as u64, piece: 0 })
+    }
+
+    /// How a header differs from the one that is wanted.
+    fn otherwise(&self, header: &[u8; HEADER_BYTES]) -> &'static str {
+        const LINES: [&str; 5] = [
+            "is no packed form",
+            "is of another version of the library",
+            "is packed for other kernels",
+            "is of another model",
+            "is of other model files: they have changed since",
+        ];
+        let lines = header.split(|&byte| byte == b'\n').zip(self.header.split(|&byte| byte == b'\n'));
+        let same = lines.take_while(|(found, wanted)| found == wanted).count();
+        LINES.get(same).copied().unwrap_or("has a damaged header")
+    }
+
+    fn error(&self, what: &str) -> Error {
+        Error::io(format!("{} {what}", self.path.display()))
+    }
+
+    /// Begins a new form beside the one that there may be.
+    pub fn create(&self) -> Result<Writer<'_>> {
+        let mut sums = Vec::new();
+        sums.try_reserve_exact(self.pieces * SUM_BYTES)?;
+        let unfinished = self.path.with_extension("unfinished");
+        let file = files::create_locked(&unfinished)?;
+        let mut writer = Writer { place: self, unfinished, file, len: 0, sums };
+        writer.append(&self.header)?;
+        Ok(writer)
+    }
+}
+
+fn hex(hash: &[u8]) -> Result<String> {
+    let mut text = Text::default();
+    hash.iter().try_for_each(|byte| write!(text, "{byte:02x}")).map_err(|_| Error::out_of_memory())?;
+    Ok(text.0)
+}
+
+/// Of so many bytes of a matrix.
+fn pieces_of(bytes: u64) -> usize {
+    bytes.div_ceil(PACKED_PIECE as u64) as usize
+}
+
+/// Gives the matrices back, in the order in which they were written.
+pub struct Reader {
+    path: PathBuf,
+    file: File,
+    sums: Vec<u8>, // [pieces] of SUM_BYTES
+    /// Where the next matrix begins, in the file and in `sums`.
+    offset: u64,
+    piece: usize,
+}
+
+impl Reader {
+    pub fn matrix<B: Backend>(&mut self, backend: &B, rows: usize, cols: usize, format: WeightFormat) -> Result<B::Matrix> {
+        let sums = self.sums.as_chunks::<SUM_BYTES>().0;
+        let matrix = backend.matrix_of_packed(rows, cols, format, &|piece, out| {
+            let (number, offset) = (self.piece + piece, self.offset + (piece * PACKED_PIECE) as u64);
+            let read = self.file.read_exact_at(out, offset);
+            read.map_err(|e| Error::io(format!("{}: {} bytes at {offset}: {e}", self.path.display(), out.len())))?;
+            match crc32fast::hash(out).to_le_bytes() == sums[number] {
+                true => Ok(()),
+                false => {
+                    Err(Error::io(format!("{} is damaged: {} bytes at {offset} are not what they were", self.path.display(), out.len())))
+                }
+            }
+        })?;
+        let bytes = backend.matrix_bytes(rows, cols, format);
+        self.offset += bytes;
+        self.piece += pieces_of(bytes);
+        Ok(matrix)
+    }
+}
+
+/// A form that is not whole yet, under another name. It is gone if it is dropped before it is finished, or, where the process is killed, is
+/// written anew by whoever saves next.
+pub struct Writer<'a> {
+    place: &'a Place,
+    unfinished: PathBuf,
+    file: File,
+    len: u64,
+    sums: Vec<u8>, // [pieces so far] of SUM_BYTES
+}
+
+impl Writer<'_> {
+    pub fn add<B: Backend>(&mut self, backend: &B, matrix: &B::Matrix) -> Result<()> {
+        let bytes = backend.packed_bytes(matrix)?;
+        for piece in bytes.chunks(PACKED_PIECE) {
+            self.sums.extend_from_slice(&crc32fast::hash(piece).to_le_bytes());
+            self.append(piece)?;
+        }
+        Ok(())
+    }
+
+    /// It becomes the form. What a crash of the machine may leave of it has other checksums, so nobody waits for the disk.
+    pub fn finish(mut self) -> Result<()> {
+        let sums = std::mem::take(&mut self.sums);
+        self.append(&sums)?;
+        let renamed = fs::rename(&self.unfinished, &self.place.path);
+        renamed.map_err(|e| self.place.error(&format!("cannot be replaced: {e}")))
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        files::append(&mut self.file, self.len, bytes).map_err(|e| e.within(self.unfinished.display()))?;
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        // Once it is renamed, nothing has this name, or another writer's file, which stays.
+        if files::is_at(&self.file, &self.unfinished) {
+            let _ = fs::remove_file(&self.unfinished);
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! The packed form of weights on disk: the same bits as from the model's files, and whatever is wrong with it costs time alone.
+
+mod common;
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Barrier;
+use std::time::{Duration, SystemTime};
+
+use common::{Random, TempDir, configs, goldens, write_random_model};
+use pagedllm::engine::{Engine, Prompt, Request};
+use pagedllm::error::{Code, Error};
+use pagedllm::model::{PackedForm, PackedReport};
+use pagedllm::options::{EngineOptions, SamplingParams, WeightFormat};
+use serde_json::{Value, json};
+
+/// Of the lines in the form's header.
+const HEADER: usize = 512;
+
+fn llama() -> Value {
+    json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+        "intermediate_size": 96, "vocab_size": 131, "max_position_embeddings": 64, "eos_token_id": 2})
+}
+
+fn experts() -> Value {
+    json!({"architectures": ["Qwen2MoeForCausalLM"], "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_hidden_layers": 2, "intermediate_size": 96, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64,
+        "num_experts": 7, "num_experts_per_tok": 2, "vocab_size": 127, "max_position_embeddings": 64, "eos_token_id": 2})
+}
+
+fn options(model: &Path, packed: Option<&Path>) -> EngineOptions {
+    EngineOptions {
+        model_dir: model.into(),
+        packed_dir: packed.map(Into::into),
+        skip_tokenizer: true,
+        threads: Some(2),
+        max_batch_tokens: 32,
+        max_seqs: 2,
+        max_model_len: Some(32),
+        ..Default::default()
+    }
+}
+
+/// The tokens that follow a prompt, and the bits of log probabilities of many beside them.
+fn answer(engine: &Engine) -> Vec<(u32, u32)> {
+    let vocab = engine.info().vocab_size as u32;
+    let prompt = (0..9).map(|i| (i * 37 + 3) % vocab).collect();
+    let sampling = SamplingParams { max_tokens: Some(6), ignore_eos: true, logprobs: Some(8), ..SamplingParams::greedy() };
+    engine.add_request(Request::new(Prompt::Tokens(prompt), sampling)).unwrap();
+    while engine.step().unwrap().unfinished > 0 {}
+    let mut bits = Vec::new();
+    for output in engine.queue().poll(Some(Duration::ZERO)).unwrap() {
+        assert_eq!(output.error, None);
+        bits.extend(output.tokens.iter().copied().zip(output.logprobs.tokens.iter().map(|p| p.to_bits())));
+        bits.extend(output.logprobs.top.iter().map(|(token, p)| (*token, p.to_bits())));
+    }
+    assert!(bits.len() >= 6 * 8, "{}", bits.len());
+    bits
+}
+
+fn load(options: &EngineOptions) -> (PackedReport, Vec<(u32, u32)>) {
+    let engine = Engine::create(options).unwrap();
+    (engine.info().packed.clone(), answer(&engine))
+}
+
+/// A model, the directory of its packed form, and what it answers.
+struct Case {
+    model: TempDir,
+    packed: TempDir,
+    format: Option<WeightFormat>,
+    answer: Vec<(u32, u32)>,
+}
+
+impl Case {
+    fn new(config: &Value, format: Option<WeightFormat>) -> Case {
+        let model = TempDir::new();
+        write_random_model(&model.0, config, true, 7);
+        let plain = EngineOptions { weight_format: format, ..options(&model.0, None) };
+        let (report, answer) = load(&plain);
+        assert_eq!(report, PackedReport::default());
+        Case { model, packed: TempDir::new(), format, answer }
+    }
+
+    fn options(&self) -> EngineOptions {
+        EngineOptions { weight_format: self.format, ..options(&self.model.0, Some(&self.packed.0)) }
+    }
+
+    /// Loads it, and checks what it answers.
+    #[track_caller]
+    fn load(&self, what: &str) -> PackedReport {
+        let (report, answer) = load(&self.options());
+        assert!(answer == self.answer, "{what}: other bits after {report:?}");
+        report
+    }
+
+    /// Saves the form, and says where it is.
+    fn save(&self) -> PathBuf {
+        let report = self.load("saved");
+        assert_eq!((report.form, report.reason.as_str()), (PackedForm::Saved, "there was none yet"));
+        self.form()
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        fs::read_dir(&self.packed.0).unwrap().map(|entry| entry.unwrap().path()).collect()
+    }
+
+    /// The one file that is there.
+    fn form(&self) -> PathBuf {
+        let files = self.files();
+        assert!(files.len() == 1 && files[0].extension().unwrap() == "packed", "{files:?}");
+        files[0].clone()
+    }
+
+    #[track_caller]
+    fn expect_read(&self, what: &str) {
+        assert_eq!(self.load(what), PackedReport { form: PackedForm::Read, reason: String::new() }, "{what}");
+    }
+
+    /// The weights were packed because of this, and the form is whole again.
+    #[track_caller]
+    fn expect_saved(&self, what: &str, why: &str, whole: &[u8]) {
+        let report = self.load(what);
+        assert!(report.form == PackedForm::Saved && report.reason.contains(why), "{what}: {report:?}");
+        assert!(fs::read(self.form()).unwrap() == whole, "{what}: the form was not replaced");
+    }
+
+    #[track_caller]
+    fn expect_unsaved(&self, what: &str, why: &str) {
+        let report = self.load(what);
+        assert!(report.form == PackedForm::Unsaved && report.reason.contains(why), "{what}: {report:?}");
+    }
+}
+
+#[test]
+fn what_is_read_has_the_bits_of_what_was_packed_in_every_format() {
+    let formats = [None].into_iter().chain(WeightFormat::all(32).map(Some));
+    for (format, config) in formats.flat_map(|format| [(format, llama()), (format, experts())]) {
+        let case = Case::new(&config, format);
+        case.save();
+        case.expect_read(&format!("{format:?}"));
+    }
+}
+
+#[test]
+fn every_shape_of_decoder_is_read_as_it_was_packed() {
+    let mut shapes = 0;
+    for (name, config) in configs(64) {
+        let case = Case::new(&config, Some(WeightFormat::Int8));
+        case.save();
+        case.expect_read(name);
+        shapes += 1;
+    }
+    let dirs = fs::read_dir(goldens()).unwrap().map(|entry| entry.unwrap().path());
+    for model in dirs.filter(|dir| dir.join("model.safetensors").exists()) {
+        let packed = TempDir::new();
+        let [(_, plain), (saved, first), (read, second)] =
+            [None, Some(packed.0.as_path()), Some(packed.0.as_path())].map(|dir| load(&options(&model, dir)));
+        assert_eq!((saved.form, read.form), (PackedForm::Saved, PackedForm::Read), "{}", model.display());
+        assert!(plain == first && plain == second, "{}", model.display());
+        shapes += 1;
+    }
+    assert!(shapes > 60, "{shapes}");
+}
+
+#[test]
+fn models_and_formats_share_a_directory() {
+    let (llama, mut experts) = (Case::new(&llama(), None), Case::new(&experts(), None));
+    let (llama_form, dir) = (llama.save(), &llama.packed.0);
+    experts.packed = TempDir(dir.clone());
+    assert_eq!(experts.load("beside").form, PackedForm::Saved);
+    let int8 = EngineOptions { weight_format: Some(WeightFormat::Int8), ..llama.options() };
+    assert_eq!(load(&int8).0.form, PackedForm::Saved);
+    assert_eq!(fs::read_dir(dir).unwrap().count(), 3);
+    llama.expect_read("beside others");
+    experts.expect_read("beside others");
+    assert_eq!(load(&int8).0.form, PackedForm::Read);
+    // Another one's, under the name of this.
+    let other = llama.files().into_iter().find(|file| *file != llama_form).unwrap();
+    fs::copy(other, &llama_form).unwrap();
+    let report = llama.load("another one's");
+    assert!(report.form == PackedForm::Saved && report.reason.contains("is of another model"), "{report:?}");
+    std::mem::forget(experts.packed); // it is the other's
+}
+
+#[test]
+fn a_form_that_was_cut_or_grew_is_packed_again() {
+    let case = Case::new(&llama(), Some(WeightFormat::Int8));
+    let form = case.save();
+    let whole = fs::read(&form).unwrap();
+    let len = whole.len();
+    for cut in [0, 1, 100, HEADER - 1, HEADER, HEADER + 1, len / 3, len / 2, len - 5, len - 4, len - 1] {
+        fs::write(&form, &whole[..cut]).unwrap();
+        let why = match cut {
+            ..100 => "is no packed form",
+            100 => "is of another model",
+            _ => "are expected", // zeros end the header
+        };
+        case.expect_saved(&format!("cut at {cut}"), why, &whole);
+    }
+    let mut longer = whole.clone();
+    longer.push(0);
+    fs::write(&form, longer).unwrap();
+    case.expect_saved("longer", "are expected", &whole);
+    // Holes of the right length, and one that claims a length that nobody has room for.
+    fs::write(&form, vec![0; len]).unwrap();
+    case.expect_saved("zeros", "is no packed form", &whole);
+    fs::write(&form, &whole).unwrap();
+    File::options().write(true).open(&form).unwrap().set_len(1 << 40).unwrap();
+    case.expect_saved("a terabyte", "are expected", &whole);
+    case.expect_read("after all");
+}
+
+#[test]
+fn a_byte_that_changed_anywhere_is_found() {
+    let case = Case::new(&llama(), Some(WeightFormat::Int4 { group: 32, offsets: false }));
+    let form = case.save();
+    let whole = fs::read(&form).unwrap();
+    let mut random = Random(3);
+    // The last of the header, the first and last of the matrices and of their sums, and some everywhere.
+    let sums = whole.len() - 4 * 10;
+    let ends = [0, HEADER - 1, HEADER, sums - 1, sums, whole.len() - 1];
+    for place in ends.into_iter().chain((0..40).map(|_| random.below(whole.len()))) {
+        let mut damaged = whole.clone();
+        damaged[place] ^= 1 << (place % 8);
+        fs::write(&form, damaged).unwrap();
+        let why = if place < HEADER { "" } else { "are not what they were" };
+        case.expect_saved(&format!("byte {place}"), why, &whole);
+    }
+    case.expect_read("after all");
+}
+
+#[test]
+fn a_form_of_another_library_or_state_of_the_model_is_replaced() {
+    let case = Case::new(&llama(), None);
+    let form = case.save();
+    let whole = fs::read(&form).unwrap();
+    for (from, to, why) in [
+        ("pagedllm packed weights", "pagedllm packed weighty", "is no packed form"),
+        ("version 1", "version 0", "is of another version of the library"),
+        ("version 1", "version 2", "is of another version of the library"),
+        ("layout cpu panels of 32", "layout cpu panels of 16", "is packed for other kernels"),
+    ] {
+        let text = String::from_utf8(whole[..HEADER].to_vec()).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(&form, [text.replace(from, to).as_bytes(), &whole[HEADER..]].concat()).unwrap();
+        case.expect_saved(to, why, &whole);
+    }
+    let weights = File::options().write(true).open(case.model.0.join("model.safetensors")).unwrap();
+    weights.set_modified(SystemTime::now() - Duration::from_secs(1000)).unwrap();
+    let report = case.load("touched");
+    assert!(report.form == PackedForm::Saved && report.reason.contains("they have changed since"), "{report:?}");
+    case.expect_read("touched");
+}
+
+#[test]
+fn weights_that_changed_are_not_those_of_before() {
+    let case = Case::new(&llama(), None);
+    case.save();
+    write_random_model(&case.model.0, &llama(), true, 8);
+    let [(_, plain), (saved, first), (read, second)] =
+        [None, Some(case.packed.0.as_path()), Some(case.packed.0.as_path())].map(|dir| load(&options(&case.model.0, dir)));
+    assert_eq!((saved.form, read.form), (PackedForm::Saved, PackedForm::Read));
+    assert!(plain == first && plain == second && plain != case.answer);
+}
+
+#[test]
+fn a_directory_that_takes_nothing_is_told_and_the_engine_starts() {
+    let case = Case::new(&llama(), None);
+    let form = case.save();
+    let unfinished = form.with_extension("unfinished");
+    fs::remove_file(&form).unwrap();
+    fs::create_dir(&form).unwrap();
+    case.expect_unsaved("a directory in its place", "not a regular file");
+    assert_eq!(case.form(), form, "what could not be renamed is gone");
+    fs::remove_dir(&form).unwrap();
+    fs::create_dir(&unfinished).unwrap();
+    case.expect_unsaved("a directory beside it", "cannot be written");
+    fs::remove_dir(&unfinished).unwrap();
+    // A link is not followed: what it names is somebody else's.
+    let victim = case.model.0.join("config.json");
+    std::os::unix::fs::symlink(&victim, &unfinished).unwrap();
+    let before = fs::read(&victim).unwrap();
+    case.expect_unsaved("a link", "cannot be written");
+    assert_eq!(fs::read(&victim).unwrap(), before);
+    fs::remove_file(&unfinished).unwrap();
+    // Nobody may write there, not even root.
+    let nowhere = EngineOptions { packed_dir: Some("/proc".into()), ..case.options() };
+    let (report, answer) = load(&nowhere);
+    assert!(report.form == PackedForm::Unsaved && report.reason.contains("there was none yet; /proc/"), "{report:?}");
+    assert!(answer == case.answer);
+}
+
+#[test]
+fn a_directory_that_is_none_is_refused() {
+    let case = Case::new(&llama(), None);
+    for dir in [PathBuf::from("/nonexistent"), case.model.0.join("config.json")] {
+        let error = Engine::create(&EngineOptions { packed_dir: Some(dir), ..case.options() }).err().unwrap();
+        assert!(error.code() == Code::Io && error.message().contains("does not exist or is not a directory"), "{error}");
+    }
+}
+
+#[test]
+fn loading_that_is_cancelled_leaves_nothing_and_ends_at_once() {
+    let cancelled = |case: &Case| -> Error { Engine::load(&case.options(), &mut |done, all| done < all / 2).err().unwrap() };
+    let case = Case::new(&llama(), None);
+    assert_eq!(cancelled(&case).code(), Code::Cancelled);
+    assert!(case.files().is_empty(), "{:?}", case.files());
+    case.save();
+    assert_eq!(cancelled(&case).code(), Code::Cancelled);
+    case.expect_read("after it");
+}
+
+#[test]
+fn progress_counts_the_same_bytes_however_weights_come() {
+    let case = Case::new(&llama(), None);
+    let told = || {
+        let mut told = Vec::new();
+        Engine::load(&case.options(), &mut |done, all| {
+            told.push((done, all));
+            true
+        })
+        .unwrap();
+        (told[0], *told.last().unwrap())
+    };
+    let (first, last) = told();
+    assert!(first.0 == 0 && last.0 == last.1 && last.1 > 0);
+    assert_eq!(told(), (first, last));
+}
+
+#[test]
+fn engines_that_save_at_once_leave_one_whole_form() {
+    let case = Case::new(&llama(), None);
+    for _ in 0..5 {
+        let (engines, barrier) = (4, Barrier::new(4));
+        std::thread::scope(|scope| {
+            for _ in 0..engines {
+                scope.spawn(|| {
+                    barrier.wait();
+                    let report = case.load("at once");
+                    let late = report.reason.contains("another engine");
+                    assert!(report.form != PackedForm::Unsaved || late, "{report:?}");
+                });
+            }
+        });
+        case.expect_read("after them");
+        fs::remove_file(case.form()).unwrap();
+    }
+}
+
+#[test]
+fn who_comes_while_another_process_saves_does_not_wait() {
+    let case = Case::new(&llama(), None);
+    let form = case.save();
+    fs::remove_file(&form).unwrap();
+    let other = File::create(form.with_extension("unfinished")).unwrap();
+    other.lock().unwrap();
+    other.write_all_at(b"half", 0).unwrap();
+    case.expect_unsaved("another saves", "another engine is writing it");
+    drop(other); // killed
+    assert_eq!(case.load("it was killed").form, PackedForm::Saved);
+    case.form();
+}
+
+/// What children of the tests below do: these end their process, or change it.
+#[test]
+#[ignore = "run by other tests, in a process of its own"]
+fn child() {
+    let dir = |name| PathBuf::from(std::env::var_os(name).unwrap());
+    let options = options(&dir("PACKED_MODEL"), Some(&dir("PACKED_DIR")));
+    if std::env::var_os("PACKED_KILL").is_some() {
+        let _ = Engine::load(&options, &mut |done, all| if done < all / 2 { true } else { std::process::abort() });
+        unreachable!("the model was loaded");
+    }
+    // Writing beyond this would kill the process.
+    let limit = libc::rlimit { rlim_cur: 2000, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the limit is whole, and of this process alone.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);
+    let (report, _) = load(&options);
+    assert!(report.form == PackedForm::Unsaved && report.reason.contains("this process may write 2000"), "{report:?}");
+}
+
+fn child_of(case: &Case, kill: bool) -> bool {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child", "--ignored"]).env("PACKED_MODEL", &case.model.0).env("PACKED_DIR", &case.packed.0);
+    if kill {
+        command.env("PACKED_KILL", "1");
+    }
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(kill || output.status.success(), "{text}");
+    output.status.success()
+}
+
+#[test]
+fn what_a_process_leaves_that_is_killed_while_it_saves_is_not_taken_for_whole() {
+    let case = Case::new(&llama(), None);
+    assert!(!child_of(&case, true), "it was not killed");
+    let left = case.files();
+    assert!(
+        left.len() == 1 && left[0].extension().unwrap() == "unfinished" && fs::metadata(&left[0]).unwrap().len() > HEADER as u64,
+        "{left:?}"
+    );
+    case.save();
+    case.expect_read("after it");
+}
+
+#[test]
+fn a_form_larger_than_files_may_be_is_not_saved() {
+    let case = Case::new(&llama(), None);
+    assert!(child_of(&case, false));
+    assert!(case.files().is_empty(), "{:?}", case.files());
+}

@@ -1,0 +1,159 @@
+//! The engine's own threads: where they run, what they cost while nothing is to do, and that bits do not depend on either.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use common::bundled_model;
+use pagedllm::engine::{Engine, Prompt, Request};
+use pagedllm::error::Code;
+use pagedllm::options::{EngineOptions, SamplingParams, cpu_list};
+use pagedllm::sched::FinishReason;
+
+/// Threads of the process are looked at: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn options() -> EngineOptions {
+    EngineOptions { model_dir: bundled_model(), kv_bytes: Some(4 << 20), max_seqs: 4, max_batch_tokens: 64, ..Default::default() }
+}
+
+/// What a thread's status says.
+fn status(thread: &str, field: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("{field} in {status}")).trim().into()
+}
+
+/// The CPUs of this test.
+fn allowed() -> Vec<usize> {
+    let own = fs::read_link("/proc/thread-self").unwrap();
+    cpu_list(&status(own.file_name().unwrap().to_str().unwrap(), "Cpus_allowed_list")).unwrap()
+}
+
+/// (name, id) of the engines' threads.
+fn threads() -> BTreeSet<(String, String)> {
+    let ids = fs::read_dir("/proc/self/task").unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let named = ids.map(|id| (fs::read_to_string(format!("/proc/self/task/{id}/comm")).unwrap().trim().to_string(), id));
+    named.filter(|(name, _)| name.starts_with("pagedllm-")).collect()
+}
+
+/// Time on a core so far.
+fn cpu_time(threads: &BTreeSet<(String, String)>) -> Duration {
+    let nanoseconds = |id: &str| -> u64 {
+        let stat = fs::read_to_string(format!("/proc/self/task/{id}/schedstat")).unwrap();
+        stat.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    Duration::from_nanos(threads.iter().map(|(_, id)| nanoseconds(id)).sum())
+}
+
+/// Tokens and the bits of their probabilities.
+fn answer(engine: &Engine, steps: bool) -> Vec<(u32, u32)> {
+    let sampling = SamplingParams { max_tokens: Some(20), ignore_eos: true, logprobs: Some(0), ..SamplingParams::greedy() };
+    engine.add_request(Request::new(Prompt::Tokens((10..60).collect()), sampling)).unwrap();
+    let (mut bits, begin) = (Vec::new(), Instant::now());
+    loop {
+        assert!(begin.elapsed() < Duration::from_secs(60), "no end");
+        if steps {
+            engine.step().unwrap();
+        }
+        for output in engine.queue().poll(Some(Duration::from_millis(if steps { 0 } else { 100 }))).unwrap() {
+            bits.extend(output.tokens.iter().copied().zip(output.logprobs.tokens.iter().map(|p| p.to_bits())));
+            match output.finish {
+                None => {}
+                Some(FinishReason::Length) => return bits,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn an_engine_without_requests_uses_no_core() {
+    let _alone = alone();
+    for start in [false, true] {
+        let engine = Engine::create(&EngineOptions { threads: Some(3), ..options() }).unwrap();
+        if start {
+            engine.start().unwrap();
+        }
+        answer(&engine, !start);
+        // What spins goes to sleep.
+        std::thread::sleep(Duration::from_millis(50));
+        let threads = threads();
+        assert!(threads.len() >= 2 + start as usize, "{threads:?}");
+        let before = cpu_time(&threads);
+        std::thread::sleep(Duration::from_secs(1));
+        let used = cpu_time(&threads) - before;
+        assert!(used < Duration::from_millis(2), "{used:?} of a second");
+    }
+}
+
+#[test]
+fn pinned_threads_run_where_they_were_asked_to_and_the_hosts_own_is_left_alone() {
+    let _alone = alone();
+    let allowed = allowed();
+    let mut cpus = allowed.clone();
+    cpus.reverse();
+    cpus.truncate(8);
+    let plain = answer(&Engine::create(&EngineOptions { threads: Some(1), ..options() }).unwrap(), true);
+    let engine = Engine::create(&EngineOptions { cpus: Some(cpus.clone()), ..options() }).unwrap();
+    assert_eq!(engine.info().threads, cpus.len());
+    assert_eq!(answer(&engine, true), plain);
+    engine.start().unwrap();
+    assert_eq!(answer(&engine, false), plain);
+    for (name, id) in threads() {
+        let on = status(&id, "Cpus_allowed_list");
+        match name.strip_prefix("pagedllm-").unwrap() {
+            "driver" => assert_eq!(on, cpus[0].to_string()),
+            worker if worker.parse::<usize>().is_ok() => assert_eq!(on, cpus[worker.parse::<usize>().unwrap()].to_string()),
+            _ => assert_eq!(cpu_list(&on).unwrap(), allowed, "{name}"),
+        }
+    }
+    assert_eq!(threads().iter().filter(|(name, _)| name == "pagedllm-driver").count(), 1);
+    assert_eq!(self::allowed(), allowed, "of the thread that made the engine and stepped it");
+}
+
+#[test]
+fn threads_and_cpus_that_cannot_be_are_refused_with_the_numbers() {
+    let _alone = alone();
+    let allowed = allowed();
+    let elsewhere = (0..1024).find(|cpu| !allowed.contains(cpu)).unwrap();
+    for (threads, cpus, code, why) in [
+        (Some(0), None, Code::InvalidArgument, "threads is 0: it must be from 1 to 1024".into()),
+        (Some(10_000), None, Code::InvalidArgument, "threads is 10000: it must be from 1 to 1024".into()),
+        (Some(3), Some(vec![allowed[0]]), Code::InvalidArgument, "cpus names 1 CPUs and threads is 3".into()),
+        (None, Some(vec![allowed[0]; 2]), Code::InvalidArgument, format!("CPU {} twice", allowed[0])),
+        (
+            None,
+            Some(vec![elsewhere]),
+            Code::Unsupported,
+            format!("CPU {elsewhere}, on which this thread may not run: it may on {}", allowed.len()),
+        ),
+    ] {
+        let options = EngineOptions { threads, cpus, ..options() };
+        for error in [Engine::plan(&options).err().unwrap(), Engine::create(&options).err().unwrap()] {
+            assert!(error.code() == code && error.message().contains(&why), "{error}");
+        }
+    }
+}
+
+/// Who waits for the others' threads leaves them the cores: so all end.
+#[test]
+fn engines_with_more_threads_than_cores_give_the_same_bits_at_once() {
+    let _alone = alone();
+    let plain = answer(&Engine::create(&EngineOptions { threads: Some(1), ..options() }).unwrap(), true);
+    let threads = 2 * std::thread::available_parallelism().unwrap().get();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let engine = Engine::create(&EngineOptions { threads: Some(threads), ..options() }).unwrap();
+                (0..3).for_each(|_| assert_eq!(answer(&engine, true), plain));
+            });
+        }
+    });
+}
