@@ -112,8 +112,8 @@
 
 #define PLLM_ISA_AVX512 3
 
-// As AVX512_VNNI, but for weights that are kept in bf16: what they are multiplied by is rounded to bf16, too, and summed in f32. Up to
-// twice as fast where many tokens are computed at once.
+// As AVX512_VNNI, but for weights, and K and V, that are kept in bf16: what they are multiplied by is rounded to bf16, too, and summed in f32.
+// Up to twice as fast where many tokens are computed at once.
 #define PLLM_ISA_AVX512_BF16 4
 
 // As AVX2 and AVX512, with AVX-VNNI and AVX-512 VNNI: weights in whole numbers are multiplied faster, and nothing else changes.

@@ -24,8 +24,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// The same as `Avx512Vnni`, and AVX-512 BF16: weights that are kept in bf16 are multiplied by activations that are rounded to it, and the
-    /// products are summed in f32. Twice as fast where arithmetic is the limit.
+    /// The same as `Avx512Vnni`, and AVX-512 BF16: weights that are kept in bf16 are multiplied by activations that are rounded to it, K and V
+    /// in bf16 by queries and probabilities that are, and the products are summed in f32. Twice as fast where arithmetic is the limit.
     Avx512Bf16,
     /// The same as `Avx2`, and AVX-VNNI: weights in whole numbers are multiplied four at a time, with the same result.
     AvxVnni,

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use limits::Arithmetic;
 use noise::Watch;
 use options::{Mode, Options};
-use pagedllm::options::WeightFormat;
+use pagedllm::options::{Isa, KvDtype, WeightFormat};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -53,7 +53,9 @@ fn main() -> ExitCode {
 
 /// Of the cores, now.
 fn arithmetic(options: &Options, weights: WeightFormat) -> Arithmetic {
-    Arithmetic { weights: undisturbed(options, weights), attention: undisturbed(options, WeightFormat::F32) }
+    let pairs = options.isa == Isa::Avx512Bf16 && options.kv_dtype.unwrap_or(KvDtype::Bf16) == KvDtype::Bf16;
+    let attention = if pairs { WeightFormat::Bf16 } else { WeightFormat::F32 };
+    Arithmetic { weights: undisturbed(options, weights), attention: undisturbed(options, attention) }
 }
 
 /// Steady but for what others take from it: the best of some tries, until one of them was alone.

@@ -24,8 +24,8 @@ pub const PLLM_ISA_AUTO: u32 = 0;
 pub const PLLM_ISA_PORTABLE: u32 = 1;
 pub const PLLM_ISA_AVX2: u32 = 2;
 pub const PLLM_ISA_AVX512: u32 = 3;
-/// As AVX512_VNNI, but for weights that are kept in bf16: what they are multiplied by is rounded to bf16, too, and summed in f32. Up to
-/// twice as fast where many tokens are computed at once.
+/// As AVX512_VNNI, but for weights, and K and V, that are kept in bf16: what they are multiplied by is rounded to bf16, too, and summed in f32.
+/// Up to twice as fast where many tokens are computed at once.
 pub const PLLM_ISA_AVX512_BF16: u32 = 4;
 /// As AVX2 and AVX512, with AVX-VNNI and AVX-512 VNNI: weights in whole numbers are multiplied faster, and nothing else changes.
 pub const PLLM_ISA_AVX_VNNI: u32 = 5;

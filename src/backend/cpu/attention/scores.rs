@@ -140,7 +140,7 @@ impl<E: Cached> Attend<'_, E> {
         let mut query = 0;
         macro_rules! tiles_of {
             ($rows:literal) => {
-                while query + $rows <= queries {
+                while queries - query >= $rows {
                     // SAFETY: query + R <= queries; the tokens are the caller's.
                     unsafe {
                         match query {

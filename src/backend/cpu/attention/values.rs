@@ -22,20 +22,34 @@ impl<E: Cached> Attend<'_, E> {
             let first = first.next_multiple_of(E::DEPTH);
             let end = (end / E::DEPTH * E::DEPTH).max(first);
             for (r, range) in ranges.iter().enumerate() {
-                self.add_values::<L, 1>(span, query + r, Range { first: range.first, end: range.end.min(first) });
+                self.add_own_values::<L>(span, query + r, Range { first: range.first, end: range.end.min(first) });
             }
-            self.add_values::<L, R>(span, query, Range { first, end });
+            self.add_values::<L, R, true>(span, query, Range { first, end });
             for (r, range) in ranges.iter().enumerate() {
-                self.add_values::<L, 1>(span, query + r, Range { first: range.first.max(end), end: range.end });
+                self.add_own_values::<L>(span, query + r, Range { first: range.first.max(end), end: range.end });
             }
         }
         for query in queries / R * R..queries {
-            self.add_values::<L, 1>(span, query, self.scratch.range[query].within(span.start, span.len));
+            self.add_own_values::<L>(span, query, self.scratch.range[query].within(span.start, span.len));
         }
     }
 
+    /// One query's own tokens may begin or end within a step.
     #[inline(always)]
-    fn add_values<L: Lanes, const R: usize>(&mut self, span: &Span<E>, query: usize, tokens: Range) {
+    fn add_own_values<L: Lanes>(&mut self, span: &Span<E>, query: usize, Range { first, end }: Range) {
+        let whole = Range { first: first.next_multiple_of(E::DEPTH), end: end / E::DEPTH * E::DEPTH };
+        if E::DEPTH > 1 && first < whole.first {
+            self.add_values::<L, 1, false>(span, query, Range { first, end: whole.first.min(end) });
+        }
+        self.add_values::<L, 1, true>(span, query, whole);
+        if E::DEPTH > 1 && whole.end < end {
+            self.add_values::<L, 1, false>(span, query, Range { first: whole.end.max(first), end });
+        }
+    }
+
+    /// `WHOLE`: of each step all tokens. The loop over steps then has no branch, and keeps its sums in registers.
+    #[inline(always)]
+    fn add_values<L: Lanes, const R: usize, const WHOLE: bool>(&mut self, span: &Span<E>, query: usize, tokens: Range) {
         if tokens.first >= tokens.end {
             return;
         }
@@ -45,16 +59,16 @@ impl<E: Cached> Attend<'_, E> {
         unsafe {
             if L::N == 16 {
                 while dim + 4 * L::N <= head_dim {
-                    self.add_values_at::<L, R, 4>(span, query, tokens, dim, 4 * L::N);
+                    self.add_values_at::<L, R, 4, WHOLE>(span, query, tokens, dim, 4 * L::N);
                     dim += 4 * L::N;
                 }
             }
             while dim + 2 * L::N <= head_dim {
-                self.add_values_at::<L, R, 2>(span, query, tokens, dim, 2 * L::N);
+                self.add_values_at::<L, R, 2, WHOLE>(span, query, tokens, dim, 2 * L::N);
                 dim += 2 * L::N;
             }
             while dim < head_dim {
-                self.add_values_at::<L, R, 1>(span, query, tokens, dim, L::N.min(head_dim - dim));
+                self.add_values_at::<L, R, 1, WHOLE>(span, query, tokens, dim, L::N.min(head_dim - dim));
                 dim += L::N;
             }
         }
@@ -62,7 +76,7 @@ impl<E: Cached> Attend<'_, E> {
 
     /// `R` queries by `C` vectors of dimensions from `dim`, the last of them `width - (C - 1) * N` long.
     #[inline(always)]
-    unsafe fn add_values_at<L: Lanes, const R: usize, const C: usize>(
+    unsafe fn add_values_at<L: Lanes, const R: usize, const C: usize, const WHOLE: bool>(
         &mut self,
         span: &Span<E>,
         query: usize,
@@ -90,11 +104,12 @@ impl<E: Cached> Attend<'_, E> {
                     let values = start.wrapping_add(step * head_dim * E::DEPTH);
                     if Self::in_pairs::<L>() {
                         let pairs = shares.cast::<u32>().add(step);
-                        Self::add_pair_of_values::<L, R, C>(&mut sums, pairs, values, tokens.of_pair(step), width);
+                        let seen = if WHOLE { u32::MAX } else { tokens.of_pair(step) };
+                        Self::add_pair_of_values::<L, R, C>(&mut sums, pairs, values, seen, width);
                         continue;
                     }
                     for k in 0..E::DEPTH {
-                        if E::DEPTH == 1 || tokens.contains(step * E::DEPTH + k) {
+                        if WHOLE || tokens.contains(step * E::DEPTH + k) {
                             Self::add_value::<L, R, C>(&mut sums, shares.add(step * E::DEPTH + k), values, k, width);
                         }
                     }

@@ -155,11 +155,10 @@ impl Piece {
             assert!((w.cols, w.rows) == (cols, width) && w.format == format, "strips are multiplied by matrices of one shape");
             let out = SendPtr(out.get().wrapping_add(first_row(strip) * width));
             let args = Args { w, bias, out, rows: packed.of_strip(strip), row_format, tiles };
-            let panels_of_task = panels.of_task(task % panels.tasks());
-            some_panels(isa, args, panels_of_task.clone());
+            let share = panels.of_task(task % panels.tasks());
+            some_panels(isa, args, share.clone());
             if let Some(gating) = gating {
-                some_panels(isa, args, panels_of_task.start + panels.count..panels_of_task.end + panels.count);
-                gating.gate(isa, out, self.first_row, self.rows, panels_of_task.start * PANEL..panels_of_task.end * PANEL);
+                gating.gate(isa, out, self.first_row, self.rows, share.panels.start * PANEL..share.panels.end * PANEL);
             }
         });
     }
@@ -181,6 +180,15 @@ struct Args<'a> {
 struct Panels {
     count: usize,
     each: usize,
+    halves: usize,
+}
+
+/// Those of a task; with gates also those of what these let through, `pitch` further on.
+#[derive(Clone)]
+struct Share {
+    panels: Range<usize>,
+    halves: usize,
+    pitch: usize,
 }
 
 impl Panels {
@@ -188,30 +196,30 @@ impl Panels {
     fn of(w: &Matrix, gated: bool, tasks: usize) -> Panels {
         let halves = if gated { 2 } else { 1 };
         let count = w.rows.div_ceil(PANEL) / halves;
-        Panels { count, each: (TASK_BYTES / (halves * w.panel_bytes().max(1))).clamp(1, count.div_ceil(tasks).max(1)) }
+        Panels { count, each: (TASK_BYTES / (halves * w.panel_bytes().max(1))).clamp(1, count.div_ceil(tasks).max(1)), halves }
     }
 
     fn tasks(self) -> usize {
         self.count.div_ceil(self.each)
     }
 
-    fn of_task(self, task: usize) -> Range<usize> {
-        task * self.each..self.count.min((task + 1) * self.each)
+    fn of_task(self, task: usize) -> Share {
+        Share { panels: task * self.each..self.count.min((task + 1) * self.each), halves: self.halves, pitch: self.count }
     }
 }
 
 /// All rows times some panels.
-fn some_panels(isa: Isa, args: Args, panels: Range<usize>) {
+fn some_panels(isa: Isa, args: Args, share: Share) {
     // SAFETY: the path is present; tasks write disjoint columns of `out`; rows were packed as the format wants them.
     unsafe {
         match args.w.format {
-            Format::F32 => isa.run(Floats::<f32>::new(args, panels)),
-            Format::F16 => isa.run(Floats::<f16>::new(args, panels)),
-            Format::Bf16 if args.row_format == RowFormat::Pairs => isa.run(Pairs { args, panels }),
-            Format::Bf16 => isa.run(Floats::<bf16>::new(args, panels)),
-            Format::Int8 => isa.run(Bytes::<Int8>::new(args, panels)),
-            Format::Int4 { offsets: false, .. } => isa.run(Bytes::<Int4<false>>::new(args, panels)),
-            Format::Int4 { offsets: true, .. } => isa.run(Bytes::<Int4<true>>::new(args, panels)),
+            Format::F32 => isa.run(Floats::<f32>::new(args, share)),
+            Format::F16 => isa.run(Floats::<f16>::new(args, share)),
+            Format::Bf16 if args.row_format == RowFormat::Pairs => isa.run(Pairs { args, share }),
+            Format::Bf16 => isa.run(Floats::<bf16>::new(args, share)),
+            Format::Int8 => isa.run(Bytes::<Int8>::new(args, share)),
+            Format::Int4 { offsets: false, .. } => isa.run(Bytes::<Int4<false>>::new(args, share)),
+            Format::Int4 { offsets: true, .. } => isa.run(Bytes::<Int4<true>>::new(args, share)),
         }
     }
 }
@@ -231,7 +239,7 @@ trait Tiled {
 /// # Safety
 /// As for `Tiled::tile`: tiles and panels are those that the kernel was given.
 #[inline(always)]
-unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, tiles: Tiles, panels: Range<usize>) {
+unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, tiles: Tiles, Share { panels, halves, pitch }: &Share) {
     macro_rules! tile_of {
         ($rows:expr, $panel:expr, $first:expr, $columns:literal: $($count:literal)*) => {
             match $rows {
@@ -243,13 +251,15 @@ unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, tiles: Tiles, panels: Range<
     }
     for tile in 0..tiles.count() {
         let rows = tiles.rows(tile);
-        for panel in panels.clone() {
-            if L::N == 16 && T::MOST_ROWS == FLOAT_ROWS {
-                tile_of!(rows.len(), panel, rows.start, 2: 1 2 3 4 5 6 7 8 9 10 11 12)
-            } else if L::N == 16 {
-                tile_of!(rows.len(), panel, rows.start, 2: 1 2 3 4 5 6)
-            } else {
-                tile_of!(rows.len(), panel, rows.start, 4: 1 2 3)
+        for half in 0..*halves {
+            for panel in panels.start + half * pitch..panels.end + half * pitch {
+                if L::N == 16 && T::MOST_ROWS == FLOAT_ROWS {
+                    tile_of!(rows.len(), panel, rows.start, 2: 1 2 3 4 5 6 7 8 9 10 11 12)
+                } else if L::N == 16 {
+                    tile_of!(rows.len(), panel, rows.start, 2: 1 2 3 4 5 6)
+                } else {
+                    tile_of!(rows.len(), panel, rows.start, 4: 1 2 3)
+                }
             }
         }
     }
