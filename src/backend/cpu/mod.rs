@@ -304,16 +304,13 @@ impl Backend for CpuBackend {
     }
 
     fn matmul(&self, rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf) {
-        self.product(matmul::Strips { rows, count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &bias[..]), gated: None, out });
+        self.product(matmul::Strips { rows, count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &bias[..]), out });
     }
 
     fn matmul_gated(&self, rows: usize, width: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, glu: Glu, both: &mut Buf, out: &mut Buf) {
-        if !matmul::Gated::fits(width) {
-            self.matmul(rows, x, w, bias, both);
-            return self.gate(rows, width, glu, both, out);
-        }
-        let gated = Some(matmul::Gated { glu, out });
-        self.product(matmul::Strips { rows, count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &bias[..]), gated, out: both });
+        // Gates computed by the tasks of the product, panel by panel, cost the tiles of the next panels more than they saved.
+        self.matmul(rows, x, w, bias, both);
+        self.gate(rows, width, glu, both, out);
     }
 
     fn add(&self, len: usize, scale: f32, x: &mut Buf, y: &Buf) {
@@ -387,7 +384,7 @@ impl Backend for CpuBackend {
     }
 
     fn matmul_strips(&self, rows: usize, count: usize, x: &Buf, matrix: MatrixOf<Matrix>, out: &mut Buf) {
-        self.product(matmul::Strips { rows, count, x, matrix, bias: None, gated: None, out });
+        self.product(matmul::Strips { rows, count, x, matrix, bias: None, out });
     }
 
     fn activate(&self, len: usize, act: Act, x: &mut Buf) {
@@ -414,7 +411,7 @@ impl Backend for CpuBackend {
         for (place, to) in (0..routes.experts()).map(|place| (place, routes.to(place))).filter(|(_, to)| !to.is_empty()) {
             let (w, bias) = expert(place);
             let (x, out) = (&x[to.start * w.cols..], &mut out[to.start * w.rows..]);
-            self.product(matmul::Strips { rows: to.len(), count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &**bias), gated: None, out });
+            self.product(matmul::Strips { rows: to.len(), count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &**bias), out });
         }
     }
 

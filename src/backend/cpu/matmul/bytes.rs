@@ -4,9 +4,10 @@
 //! every path has the same. Groups are then added up in f32, first to last.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::super::lanes::{Kernel, Lanes, prefetch};
-use super::{AHEAD, Args, BYTE_ROWS, LINE, PANEL, Share, Tiled, each_tile};
+use super::{AHEAD, Args, BYTE_ROWS, LINE, PANEL, Tiled, each_tile};
 
 /// Bytes of four columns of a panel, a byte each; or of eight, half a byte each.
 pub const STEP_BYTES: usize = PANEL * 4;
@@ -89,13 +90,13 @@ impl<const OFFSETS: bool> Whole for Int4<OFFSETS> {
 /// A task: all rows times some panels.
 pub struct Bytes<'a, W> {
     args: Args<'a>,
-    share: Share,
+    panels: Range<usize>,
     whole: PhantomData<W>,
 }
 
 impl<'a, W> Bytes<'a, W> {
-    pub fn new(args: Args<'a>, share: Share) -> Self {
-        Bytes { args, share, whole: PhantomData }
+    pub fn new(args: Args<'a>, panels: Range<usize>) -> Self {
+        Bytes { args, panels, whole: PhantomData }
     }
 }
 
@@ -104,7 +105,7 @@ impl<W: Whole> Kernel for Bytes<'_, W> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
         // SAFETY: tiles and panels are those of `args`.
-        unsafe { each_tile::<L, _>(&self, self.args.tiles, &self.share) };
+        unsafe { each_tile::<L, _>(&self, self.args.tiles, self.panels.clone()) };
     }
 }
 

@@ -1,11 +1,12 @@
 //! Tiles of weights in floating point.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use half::{bf16, f16};
 
 use super::super::lanes::{Kernel, Lanes, prefetch};
-use super::{AHEAD, Args, FLOAT_ROWS, LINE, PANEL, Share, Tiled, each_tile};
+use super::{AHEAD, Args, FLOAT_ROWS, LINE, PANEL, Tiled, each_tile};
 
 /// A type in which weights are stored.
 pub trait Stored: Copy + 'static {
@@ -56,13 +57,13 @@ impl Stored for bf16 {
 /// A task: all rows times some panels, in f32.
 pub struct Floats<'a, S> {
     args: Args<'a>,
-    share: Share,
+    panels: Range<usize>,
     stored: PhantomData<S>,
 }
 
 impl<'a, S> Floats<'a, S> {
-    pub fn new(args: Args<'a>, share: Share) -> Self {
-        Floats { args, share, stored: PhantomData }
+    pub fn new(args: Args<'a>, panels: Range<usize>) -> Self {
+        Floats { args, panels, stored: PhantomData }
     }
 }
 
@@ -70,7 +71,7 @@ impl<S: Stored> Kernel for Floats<'_, S> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
         // SAFETY: tiles and panels are those of `args`.
-        unsafe { each_tile::<L, _>(&self, self.args.tiles, &self.share) };
+        unsafe { each_tile::<L, _>(&self, self.args.tiles, self.panels.clone()) };
     }
 }
 
@@ -110,7 +111,7 @@ impl<S: Stored> Tiled for Floats<'_, S> {
 /// A task: all rows, rounded to bf16, times some panels of pairs.
 pub struct Pairs<'a> {
     pub args: Args<'a>,
-    pub share: Share,
+    pub panels: Range<usize>,
 }
 
 impl Kernel for Pairs<'_> {
@@ -120,7 +121,7 @@ impl Kernel for Pairs<'_> {
         // Only the path of pairs is given such rows: for the others nothing of what follows is compiled.
         if L::PAIRS {
             // SAFETY: tiles and panels are those of `args`.
-            unsafe { each_tile::<L, _>(&self, self.args.tiles, &self.share) };
+            unsafe { each_tile::<L, _>(&self, self.args.tiles, self.panels.clone()) };
         }
     }
 }

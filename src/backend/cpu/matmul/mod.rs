@@ -11,15 +11,13 @@ mod quantize;
 mod rows;
 
 use std::ops::Range;
-use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 use half::{bf16, f16};
 
 use super::SendPtr;
-use super::elementwise::Gate;
 use super::lanes::{Lanes, load_some, store_some};
 use super::pool::Pool;
-use crate::backend::{Glu, MatrixOf};
+use crate::backend::MatrixOf;
 use crate::options::{Isa, WeightFormat as Format};
 use bytes::{Bytes, Int4, Int8};
 use floats::{Floats, Pairs};
@@ -50,33 +48,18 @@ pub struct Strips<'a, 'm> {
     pub x: &'a [f32], // [count, rows, cols]
     pub matrix: MatrixOf<'m, Matrix>,
     pub bias: Option<&'a [f32]>, // [width]
-    pub gated: Option<Gated<'a>>,
-    pub out: &'a mut [f32], // [count, rows, width]
-}
-
-/// What becomes of a product of one strip whose rows are gates and then what these let through, as many whole panels of each.
-pub struct Gated<'a> {
-    pub glu: Glu,
-    pub out: &'a mut [f32], // [rows, width / 2]
-}
-
-impl Gated<'_> {
-    /// Whether so many gates fill their panels.
-    pub fn fits(gates: usize) -> bool {
-        gates.is_multiple_of(PANEL)
-    }
+    pub out: &'a mut [f32],      // [count, rows, width]
 }
 
 /// out[s][r][n] = sum over k of x[s][r][k] * w[s][n][k], plus bias[n]
 pub fn product(machine: Machine, packed: &mut PackedRows, strips: Strips) {
-    let Strips { rows, count, x, matrix, bias, gated, out } = strips;
+    let Strips { rows, count, x, matrix, bias, out } = strips;
     let (cols, width) = ((matrix)(0).cols, (matrix)(0).rows);
     let (x, bias) = (&x[..count * rows * cols], bias.map(|bias| &bias[..width]));
     let out = &mut out[..count * rows * width];
     if rows * count * width == 0 {
         return;
     }
-    let gating = gated.map(|Gated { glu, out }| Gating { glu, out: SendPtr(out[..rows * width / 2].as_mut_ptr()), width: width / 2 });
     let most = packed.most_rows(cols);
     let strips_at_once = (most / rows).max(1);
     for first_strip in (0..count).step_by(strips_at_once) {
@@ -88,42 +71,7 @@ pub fn product(machine: Machine, packed: &mut PackedRows, strips: Strips) {
                 rows: most.min(rows - first_row),
                 of_rows: rows,
             };
-            piece.multiply(machine, packed, x, Outputs { matrix, bias, gating, out: SendPtr(out.as_mut_ptr()) });
-        }
-    }
-}
-
-/// What packed rows are multiplied by, and where to.
-#[derive(Clone, Copy)]
-struct Outputs<'a, 'm> {
-    matrix: MatrixOf<'m, Matrix>,
-    bias: Option<&'a [f32]>,
-    gating: Option<Gating>,
-    out: SendPtr<f32>,
-}
-
-#[derive(Clone, Copy)]
-struct Gating {
-    glu: Glu,
-    out: SendPtr<f32>, // [rows, width]
-    width: usize,
-}
-
-impl Gating {
-    /// Some columns of all rows of a piece, by the task that has just computed them: `both` is `[rows, 2 * width]`, and so many rows come before.
-    fn gate(self, isa: Isa, both: SendPtr<f32>, before: usize, rows: usize, columns: Range<usize>) {
-        for row in 0..rows {
-            // SAFETY: rows and columns are inside the buffers, and this task's alone; the path is present.
-            unsafe {
-                let gate = both.get().add(row * 2 * self.width + columns.start);
-                let out = self.out.get().add((before + row) * self.width + columns.start);
-                isa.run(Gate {
-                    glu: self.glu,
-                    gate: from_raw_parts(gate, columns.len()),
-                    up: from_raw_parts(gate.add(self.width), columns.len()),
-                    out: from_raw_parts_mut(out, columns.len()),
-                });
-            }
+            piece.multiply(machine, packed, x, matrix, bias, SendPtr(out.as_mut_ptr()));
         }
     }
 }
@@ -139,8 +87,15 @@ struct Piece {
 }
 
 impl Piece {
-    fn multiply(self, Machine { isa, pool }: Machine, packed: &mut PackedRows, x: &[f32], outputs: Outputs) {
-        let Outputs { matrix, bias, gating, out } = outputs;
+    fn multiply(
+        self,
+        Machine { isa, pool }: Machine,
+        packed: &mut PackedRows,
+        x: &[f32],
+        matrix: MatrixOf<Matrix>,
+        bias: Option<&[f32]>,
+        out: SendPtr<f32>,
+    ) {
         let w = matrix(self.first_strip);
         let (cols, width, format) = (w.cols, w.rows, w.format);
         let row_format = RowFormat::of(isa, format);
@@ -148,18 +103,14 @@ impl Piece {
         let first_row = |strip: usize| (self.first_strip + strip) * self.of_rows + self.first_row;
         let packed = packed
             .pack(Machine { isa, pool }, row_format, tiles, self.strips, cols, &|strip| &x[first_row(strip) * cols..][..self.rows * cols]);
-        let panels = Panels::of(w, gating.is_some(), (pool.threads() * 4).div_ceil(self.strips));
+        let panels = Panels::of(w, (pool.threads() * 4).div_ceil(self.strips));
         pool.run(self.strips * panels.tasks(), &|task, _| {
             let strip = task / panels.tasks();
             let w = matrix(self.first_strip + strip);
             assert!((w.cols, w.rows) == (cols, width) && w.format == format, "strips are multiplied by matrices of one shape");
             let out = SendPtr(out.get().wrapping_add(first_row(strip) * width));
             let args = Args { w, bias, out, rows: packed.of_strip(strip), row_format, tiles };
-            let share = panels.of_task(task % panels.tasks());
-            some_panels(isa, args, share.clone());
-            if let Some(gating) = gating {
-                gating.gate(isa, out, self.first_row, self.rows, share.panels.start * PANEL..share.panels.end * PANEL);
-            }
+            some_panels(isa, args, panels.of_task(task % panels.tasks()));
         });
     }
 }
@@ -175,51 +126,41 @@ struct Args<'a> {
     tiles: Tiles,
 }
 
-/// A matrix's panels, or those of its gates, some for each task.
+/// A matrix's panels, some for each task.
 #[derive(Clone, Copy)]
 struct Panels {
     count: usize,
     each: usize,
-    halves: usize,
-}
-
-/// Those of a task; with gates also those of what these let through, `pitch` further on.
-#[derive(Clone)]
-struct Share {
-    panels: Range<usize>,
-    halves: usize,
-    pitch: usize,
 }
 
 impl Panels {
     /// `tasks`: so many are enough for every thread.
-    fn of(w: &Matrix, gated: bool, tasks: usize) -> Panels {
-        let halves = if gated { 2 } else { 1 };
-        let count = w.rows.div_ceil(PANEL) / halves;
-        Panels { count, each: (TASK_BYTES / (halves * w.panel_bytes().max(1))).clamp(1, count.div_ceil(tasks).max(1)), halves }
+    fn of(w: &Matrix, tasks: usize) -> Panels {
+        let count = w.rows.div_ceil(PANEL);
+        Panels { count, each: (TASK_BYTES / w.panel_bytes().max(1)).clamp(1, count.div_ceil(tasks).max(1)) }
     }
 
     fn tasks(self) -> usize {
         self.count.div_ceil(self.each)
     }
 
-    fn of_task(self, task: usize) -> Share {
-        Share { panels: task * self.each..self.count.min((task + 1) * self.each), halves: self.halves, pitch: self.count }
+    fn of_task(self, task: usize) -> Range<usize> {
+        task * self.each..self.count.min((task + 1) * self.each)
     }
 }
 
 /// All rows times some panels.
-fn some_panels(isa: Isa, args: Args, share: Share) {
+fn some_panels(isa: Isa, args: Args, panels: Range<usize>) {
     // SAFETY: the path is present; tasks write disjoint columns of `out`; rows were packed as the format wants them.
     unsafe {
         match args.w.format {
-            Format::F32 => isa.run(Floats::<f32>::new(args, share)),
-            Format::F16 => isa.run(Floats::<f16>::new(args, share)),
-            Format::Bf16 if args.row_format == RowFormat::Pairs => isa.run(Pairs { args, share }),
-            Format::Bf16 => isa.run(Floats::<bf16>::new(args, share)),
-            Format::Int8 => isa.run(Bytes::<Int8>::new(args, share)),
-            Format::Int4 { offsets: false, .. } => isa.run(Bytes::<Int4<false>>::new(args, share)),
-            Format::Int4 { offsets: true, .. } => isa.run(Bytes::<Int4<true>>::new(args, share)),
+            Format::F32 => isa.run(Floats::<f32>::new(args, panels)),
+            Format::F16 => isa.run(Floats::<f16>::new(args, panels)),
+            Format::Bf16 if args.row_format == RowFormat::Pairs => isa.run(Pairs { args, panels }),
+            Format::Bf16 => isa.run(Floats::<bf16>::new(args, panels)),
+            Format::Int8 => isa.run(Bytes::<Int8>::new(args, panels)),
+            Format::Int4 { offsets: false, .. } => isa.run(Bytes::<Int4<false>>::new(args, panels)),
+            Format::Int4 { offsets: true, .. } => isa.run(Bytes::<Int4<true>>::new(args, panels)),
         }
     }
 }
@@ -239,7 +180,7 @@ trait Tiled {
 /// # Safety
 /// As for `Tiled::tile`: tiles and panels are those that the kernel was given.
 #[inline(always)]
-unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, tiles: Tiles, Share { panels, halves, pitch }: &Share) {
+unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, tiles: Tiles, panels: Range<usize>) {
     macro_rules! tile_of {
         ($rows:expr, $panel:expr, $first:expr, $columns:literal: $($count:literal)*) => {
             match $rows {
@@ -251,15 +192,13 @@ unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, tiles: Tiles, Share { panels
     }
     for tile in 0..tiles.count() {
         let rows = tiles.rows(tile);
-        for half in 0..*halves {
-            for panel in panels.start + half * pitch..panels.end + half * pitch {
-                if L::N == 16 && T::MOST_ROWS == FLOAT_ROWS {
-                    tile_of!(rows.len(), panel, rows.start, 2: 1 2 3 4 5 6 7 8 9 10 11 12)
-                } else if L::N == 16 {
-                    tile_of!(rows.len(), panel, rows.start, 2: 1 2 3 4 5 6)
-                } else {
-                    tile_of!(rows.len(), panel, rows.start, 4: 1 2 3)
-                }
+        for panel in panels.clone() {
+            if L::N == 16 && T::MOST_ROWS == FLOAT_ROWS {
+                tile_of!(rows.len(), panel, rows.start, 2: 1 2 3 4 5 6 7 8 9 10 11 12)
+            } else if L::N == 16 {
+                tile_of!(rows.len(), panel, rows.start, 2: 1 2 3 4 5 6)
+            } else {
+                tile_of!(rows.len(), panel, rows.start, 4: 1 2 3)
             }
         }
     }
