@@ -16,13 +16,15 @@ LINK := -L$(LIBDIR) -lpagedllm -Wl,-rpath,$(LIBDIR)
 FUZZ := 60
 # Where rustup and setup, should they have to run, put cargo and go.
 export PATH := $(HOME)/.cargo/bin:$(HOME)/.local/go/bin:$(PATH)
+# No kernel keeps in memory what should be in registers.
+export PAGEDLLM_DENY_SPILLS := 1
 # How the wrappers find the library in this tree.
 export CGO_CFLAGS := -O2 -I$(CURDIR)/include
 export CGO_LDFLAGS := -L$(LIBDIR) -Wl,-rpath,$(LIBDIR)
 export PAGEDLLM_LIBRARY := $(LIB)
 
 .PHONY: demo test stages setup lib header manual lint test-rust test-soak soak test-c test-abi test-cpp test-go test-python test-node test-examples \
-        test-install install dist bench bench-engines bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz clean
+        test-install test-kernels cuda-toolkit install dist bench bench-engines bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz clean
 
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
@@ -32,7 +34,7 @@ test: setup
 	@CARGO_INCREMENTAL=0 $(MAKE) --no-print-directory --jobs=2 --output-sync=target stages
 	@echo "make test: everything passed"
 
-stages: lint test-c test-rust test-cpp test-soak test-abi test-go test-python test-node test-peers test-examples test-install
+stages: lint test-c test-rust test-cpp test-soak test-kernels test-abi test-go test-python test-node test-peers test-examples test-install
 
 setup:
 	@scripts/setup.sh test
@@ -94,6 +96,14 @@ test-abi: lib
 	$(CC) -std=c11 -O2 -Itests/abi/0.1.0 examples/c/hello.c -o $(BUILD)/hello_0.1.0 $(LINK)
 	$(BUILD)/hello_0.1.0 $(MODEL) | diff - examples/hello.expected
 	tests/abi/symbols.sh $(LIB) $(GLIBC_FLOOR)
+
+# What stands in for a CUDA device.
+test-kernels:
+	tests/cuda/build.sh target/cuda-shim test
+
+# The CUDA compiler, without a GPU and without being root: 300 MB.
+cuda-toolkit:
+	scripts/cuda-toolkit.sh
 
 # g++ and clang++, plain and under three sanitizers.
 test-cpp: lib

@@ -157,6 +157,10 @@
 // Do not keep what was computed for the requests that come after with the same first tokens.
 #define PLLM_ENGINE_NO_PREFIX_CACHE 2
 
+// On a CUDA device: give a sequence the same bits whatever the batch, as the CPU always does. It costs speed: products of many rows are not
+// left to cuBLASLt, and long sequences are not cut into parts.
+#define PLLM_ENGINE_BATCH_INVARIANT 4
+
 // Who has to give way is computed again.
 #define PLLM_PREEMPTION_RECOMPUTE 0
 
@@ -396,7 +400,8 @@ typedef struct {
   const char *model_path;
   // In bytes, or PLLM_NUL_TERMINATED (the default).
   uint64_t model_path_len;
-  // Where to run: "cpu", the default (also NULL).
+  // Where to run: "cpu", the default (also NULL), or "cuda:0" for the first CUDA device ("cuda" is the same). Of those NVIDIA's driver for CUDA 13
+  // and compute capability 8.0 or newer are needed, and weights in f32, f16 or bf16.
   const char *device;
   // In bytes, or PLLM_NUL_TERMINATED (the default).
   uint64_t device_len;
@@ -498,6 +503,11 @@ typedef struct {
   const char *cpus;
   // In bytes, or PLLM_NUL_TERMINATED (the default).
   uint64_t cpus_len;
+  // The part of a CUDA device's memory that the KV pool takes, of what is free once weights and working memory have their place: from 0.01 to 1, in
+  // place of kv_bytes. 0 (default): as kv_bytes says.
+  float memory_fraction;
+  // Must be 0.
+  uint32_t reserved2;
 } pllm_engine_options;
 
 // Where the bytes go, known before any are taken. Set struct_size before the call.

@@ -46,6 +46,7 @@ if [ "$what" = test ]; then
 fi
 install_missing
 if [ "$what" = test ]; then
+    python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
     # clang's sanitizers are a package of their own, by its version.
     clang_version=$(clang -dumpversion | cut -d. -f1)
     [ -n "$(find "$(clang -print-resource-dir)" -name '*asan*.a' -print -quit 2>/dev/null)" ] || missing+=("libclang-rt-$clang_version-dev")
@@ -64,6 +65,8 @@ if older "$have" "$needed"; then
     exit 1
 fi
 [ "$what" = test ] || exit 0
+
+scripts/cuda-toolkit.sh
 
 # The linters come with rustup's default profile; a minimal one lacks them.
 if ! cargo clippy --version >/dev/null 2>&1 || ! cargo fmt --version >/dev/null 2>&1; then

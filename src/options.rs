@@ -187,6 +187,14 @@ pub enum Preemption {
     Auto,
 }
 
+/// What a model runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    Cpu,
+    /// The CUDA device of this number.
+    Cuda(usize),
+}
+
 /// Everything `Engine::create` needs to know. `None` lets the engine choose.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EngineOptions {
@@ -236,6 +244,10 @@ pub struct EngineOptions {
     pub queue_capacity: usize,
     /// Find again what was computed for the same tokens before.
     pub prefix_cache: bool,
+    /// A CUDA device gives a sequence the same bits whatever the batch, as the CPU always does. Costs speed.
+    pub batch_invariant: bool,
+    /// The part of a CUDA device's memory for the KV pool, of what weights and working memory leave. None: as `kv_bytes` says.
+    pub memory_fraction: Option<f32>,
     /// Requests that may wait for their first step, and tokens they may have in all, before others are refused.
     pub max_waiting_requests: Option<usize>,
     pub max_waiting_tokens: Option<usize>,
@@ -283,6 +295,8 @@ impl Default for EngineOptions {
             skip_tokenizer: false,
             queue_capacity: Self::DEFAULT_QUEUE_CAPACITY,
             prefix_cache: true,
+            batch_invariant: false,
+            memory_fraction: None,
             max_waiting_requests: None,
             max_waiting_tokens: None,
             preemption: Preemption::Recompute,
@@ -308,14 +322,32 @@ impl EngineOptions {
         self.prefill_chunk.map_or(self.max_batch_tokens, |chunk| chunk.min(self.max_batch_tokens))
     }
 
+    /// What the model runs on.
+    pub fn device(&self) -> Result<Device> {
+        let digits = |name: &&str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+        let ordinal = |name: &str| name.strip_prefix("cuda:").filter(digits)?.parse().ok();
+        match self.device.as_str() {
+            "cpu" => Ok(Device::Cpu),
+            "cuda" => Ok(Device::Cuda(0)),
+            name => ordinal(name)
+                .map(Device::Cuda)
+                .ok_or_else(|| Error::unsupported(format!("device is {name:?}: choose \"cpu\", or \"cuda:0\" for the first CUDA device"))),
+        }
+    }
+
+    /// Threads that compute. A device that is not the CPU needs none but the one that steps.
     pub fn thread_count(&self) -> usize {
+        if !matches!(self.device(), Ok(Device::Cpu)) {
+            return 1;
+        }
         let pinned = self.cpus.as_ref().map(Vec::len);
         self.threads.or(pinned).unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
     }
 
     pub fn validate(&self) -> Result<()> {
-        if self.device != "cpu" {
-            return Err(Error::unsupported(format!("device is {:?}: this build runs on \"cpu\"", self.device)));
+        match self.device()? {
+            Device::Cpu => self.validate_on_cpu()?,
+            Device::Cuda(_) => self.validate_on_cuda()?,
         }
         if !(8..=256).contains(&self.block_size) || !self.block_size.is_power_of_two() {
             return Err(Error::invalid(format!("block_size is {}: choose 8, 16, 32, 64, 128 or 256", self.block_size)));
@@ -347,6 +379,38 @@ impl EngineOptions {
         }
         self.policies.validate()?;
         self.validate_swapping()
+    }
+
+    /// The CPU's memory is the host's, who says how much of it he lends. Its bits never depend on the batch.
+    fn validate_on_cpu(&self) -> Result<()> {
+        match self.memory_fraction {
+            Some(fraction) => Err(Error::unsupported(format!(
+                "memory_fraction is {fraction} and device \"cpu\": it divides a CUDA device's memory, so give kv_bytes, or leave both out"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// What is said of the CPU's work is a mistake where there is none.
+    fn validate_on_cuda(&self) -> Result<()> {
+        let refused = |what: &str| Err(Error::unsupported(format!("device is {:?} and {what}", self.device)));
+        if let Some(fraction) = self.memory_fraction {
+            // NaN is not within.
+            if !(0.01..=1.0).contains(&fraction) {
+                return Err(Error::invalid(format!("memory_fraction is {fraction}: it must be from 0.01 to 1")));
+            }
+            if self.kv_bytes.is_some() || self.arena.is_some() {
+                return Err(Error::invalid("memory_fraction is given, and kv_bytes or an arena: say one of them"));
+            }
+        }
+        match self.weight_format {
+            Some(format) if format.is_whole() => {
+                refused(&format!("weight_format {}: a CUDA device takes f32, f16 and bf16", format.name()))
+            }
+            _ if self.packed_dir.is_some() => refused("packed_path is given: packed weights are the CPU's, so leave it out"),
+            _ if self.isa.is_some() => refused("isa is given: that chooses among the CPU's instructions, so leave it out"),
+            _ => Ok(()),
+        }
     }
 
     /// Each is one that there is, and another; there are as many as threads.

@@ -989,7 +989,16 @@ fn wrong_engine_options_are_refused_with_the_number_and_the_range() {
         (|o| o.prefill_chunk = Some(0), Code::InvalidArgument, &["prefill_chunk is 0"]),
         (|o| o.threads = Some(0), Code::InvalidArgument, &["threads is 0"]),
         (|o| o.threads = Some(100_000), Code::InvalidArgument, &["threads is 100000", "1024"]),
-        (|o| o.device = "cuda:0".into(), Code::Unsupported, &["cuda:0", "cpu"]),
+        (|o| o.device = "cuda:99".into(), Code::Unsupported, &["cuda:99", "cpu"]),
+        (|o| o.device = "cuda:-1".into(), Code::Unsupported, &["device is \"cuda:-1\"", "cuda:0"]),
+        (|o| o.device = "gpu".into(), Code::Unsupported, &["device is \"gpu\"", "cuda:0"]),
+        (
+            |o| (o.device, o.weight_format) = ("cuda:0".into(), Some(WeightFormat::Int8)),
+            Code::Unsupported,
+            &["cuda:0", "weight_format int8", "bf16"],
+        ),
+        (|o| (o.device, o.packed_dir) = ("cuda:0".into(), Some("packed".into())), Code::Unsupported, &["cuda:0", "packed_path"]),
+        (|o| (o.device, o.isa) = ("cuda".into(), Some(Isa::Portable)), Code::Unsupported, &["cuda", "isa"]),
         (|o| o.device = String::new(), Code::Unsupported, &["device is \"\""]),
     ];
     let model = Model::golden("llama");

@@ -1,15 +1,20 @@
 //! The forward pass against Hugging Face transformers: see tests/goldens/README.md.
 
+mod common;
+
 use std::path::{Path, PathBuf};
 
+use common::cuda;
+use pagedllm::backend::Backend;
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::batch::{Batch, Span};
+use pagedllm::model::spec::Mlp;
 use pagedllm::model::{BatchLimits, Decoder, KvCache, KvLayout, KvPool, ModelFiles};
-use pagedllm::options::{Isa, KvDtype};
+use pagedllm::options::{Isa, KvDtype, WeightFormat};
 
 const TOLERANCE: f32 = 2e-4;
-/// Where activations are rounded to bf16: how far all logits together may be off, as a share of their size.
 const TOLERANCE_BF16: f32 = 0.04;
+const TOLERANCE_F16: f32 = 0.02;
 const BLOCK_SIZE: usize = 16;
 /// Tokens of each golden.
 const LONGEST: usize = 69;
@@ -37,23 +42,60 @@ impl Golden {
     }
 }
 
+/// What a model runs on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum On {
+    Cpu(Isa),
+    /// Its kernels, on the host: weights as they are stored, to which activations are rounded, or in f32.
+    Cuda {
+        exact: bool,
+    },
+}
+
+impl On {
+    fn all() -> impl Iterator<Item = On> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_present()).map(On::Cpu).chain([On::Cuda { exact: true }, On::Cuda { exact: false }])
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            On::Cpu(isa) => isa.name(),
+            On::Cuda { exact: true } => "cuda, weights in f32",
+            On::Cuda { exact: false } => "cuda",
+        }
+    }
+
+    /// How far the logits may be off where activations are rounded to what weights are stored as: all together, as a share of their size. What chooses
+    /// among experts stays as it is stored, whatever is asked for.
+    fn rounding(self, golden: &str, experts: bool) -> Option<f32> {
+        let bf16 = golden.ends_with("_bf16");
+        match self {
+            On::Cpu(isa) => (bf16 && isa == Isa::Avx512Bf16).then_some(TOLERANCE_BF16),
+            On::Cuda { exact: true } if !experts => None,
+            On::Cuda { .. } => Some(if bf16 { TOLERANCE_BF16 } else { TOLERANCE_F16 }),
+        }
+    }
+}
+
 /// One sequence on its own decoder, its blocks in a scattered order.
-struct Run {
-    decoder: Decoder<CpuBackend>,
-    kv: KvCache<CpuBackend>,
+struct Run<B: Backend> {
+    decoder: Decoder<B>,
+    kv: KvCache<B>,
     groups: usize,
+    experts: bool,
     vocab: usize,
 }
 
-impl Run {
-    fn new(directory: &Path, isa: Isa, threads: usize) -> Run {
+impl<B: Backend> Run<B> {
+    fn new(directory: &Path, backend: B, format: Option<WeightFormat>) -> Run<B> {
         let mut files = ModelFiles::open(directory).unwrap();
+        files.weight_format = format;
         files.spec.fit(LONGEST);
         let groups = KvLayout::of(&files.spec).windows.len();
-        let backend = CpuBackend::new(threads, Some(isa)).unwrap();
         let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 11 * groups, block_size: BLOCK_SIZE, dtype: KvDtype::F32 }).unwrap();
         let decoder = files.load(backend, BatchLimits { rows: 80, logits: 80 }, &mut |_, _| true).unwrap();
-        Run { decoder, kv, groups, vocab: files.spec.vocab_size }
+        let experts = files.spec.layers.iter().any(|layer| matches!(layer.mlp, Mlp::Experts(_)));
+        Run { decoder, kv, groups, experts, vocab: files.spec.vocab_size }
     }
 
     /// Logits of every one of `tokens`, which follow the first `start` ones.
@@ -80,17 +122,12 @@ fn argmax(row: &[f32]) -> u32 {
     (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32
 }
 
-/// Whether activations are rounded to bf16: where the weights are stored so.
-fn rounds(name: &str, isa: Isa) -> bool {
-    isa == Isa::Avx512Bf16 && name.ends_with("_bf16")
-}
-
-fn assert_close(name: &str, isa: Isa, first: usize, ours: &[f32], theirs: &[f32], vocab: usize) {
-    let path = isa.name();
-    if rounds(name, isa) {
+fn assert_close(name: &str, on: On, rounding: Option<f32>, first: usize, ours: &[f32], theirs: &[f32], vocab: usize) {
+    let path = on.name();
+    if let Some(tolerance) = rounding {
         let squares = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| x * x).sum::<f32>().sqrt();
         let error = squares(&mut ours.iter().zip(theirs).map(|(a, b)| a - b)) / squares(&mut theirs[..ours.len()].iter().copied());
-        return assert!(error <= TOLERANCE_BF16, "{name} on {path}: from position {first} on the logits are off by {error}");
+        return assert!(error <= tolerance, "{name} on {path}: from position {first} on the logits are off by {error}");
     }
     for (i, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
         let (position, token) = (first + i / vocab, i % vocab);
@@ -99,22 +136,32 @@ fn assert_close(name: &str, isa: Isa, first: usize, ours: &[f32], theirs: &[f32]
     }
 }
 
-/// Prefill in one pass, then 32 decode steps fed by our own greedy choices.
 fn agrees_with_transformers(name: &str) {
     let golden = Golden::read(name);
-    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
-        let mut run = Run::new(&directory(name), isa, 2);
-        let vocab = run.vocab;
-        let prompt = &golden.tokens[..golden.prompt_len];
+    for on in On::all() {
+        match on {
+            On::Cpu(isa) => golden.agrees(name, on, Run::new(&directory(name), CpuBackend::new(2, Some(isa)).unwrap(), None)),
+            On::Cuda { exact } => {
+                golden.agrees(name, on, Run::new(&directory(name), cuda::open(false), exact.then_some(WeightFormat::F32)));
+            }
+        }
+    }
+}
+
+impl Golden {
+    /// Prefill in one pass, then 32 decode steps fed by our own greedy choices.
+    fn agrees<B: Backend>(&self, name: &str, on: On, mut run: Run<B>) {
+        let (vocab, rounding) = (run.vocab, on.rounding(name, run.experts));
+        let prompt = &self.tokens[..self.prompt_len];
         let mut logits = run.logits(prompt, 0);
-        assert_close(name, isa, 0, &logits, &golden.logits, vocab);
-        for position in golden.prompt_len..golden.tokens.len() {
-            let token = golden.tokens[position];
-            if !rounds(name, isa) {
-                assert_eq!(token, argmax(&logits[logits.len() - vocab..]), "{name} on {}: greedy token {position}", isa.name());
+        assert_close(name, on, rounding, 0, &logits, &self.logits, vocab);
+        for position in self.prompt_len..self.tokens.len() {
+            let token = self.tokens[position];
+            if rounding.is_none() {
+                assert_eq!(token, argmax(&logits[logits.len() - vocab..]), "{name} on {}: greedy token {position}", on.name());
             }
             logits = run.logits(&[token], position);
-            assert_close(name, isa, position, &logits, &golden.logits[position * vocab..], vocab);
+            assert_close(name, on, rounding, position, &logits, &self.logits[position * vocab..], vocab);
         }
     }
 }
@@ -134,9 +181,9 @@ fn the_text_model_of_a_gemma_that_sees_pictures() {
     renamed.push(("vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight".into(), eye));
     safetensors::serialize_to_file(renamed, None, &dir.join("model.safetensors")).unwrap();
     let golden = Golden::read("gemma3");
-    let mut run = Run::new(&dir, Isa::Portable, 1);
+    let mut run = Run::new(&dir, CpuBackend::new(1, Some(Isa::Portable)).unwrap(), None);
     let logits = run.logits(&golden.tokens, 0);
-    assert_close("gemma3", Isa::Portable, 0, &logits, &golden.logits, run.vocab);
+    assert_close("gemma3", On::Cpu(Isa::Portable), None, 0, &logits, &golden.logits, run.vocab);
     std::fs::remove_dir_all(&dir).unwrap();
 }
 

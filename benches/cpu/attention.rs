@@ -8,8 +8,8 @@ use pagedllm::backend::{AttentionShape, Backend, KvShape, Values};
 use pagedllm::batch::{Batch, Span};
 use pagedllm::options::{KvDtype, WeightFormat};
 
+use crate::common::median;
 use crate::noise::Watch;
-use crate::report::median;
 use crate::{Options, Result, probes};
 
 const BLOCK: usize = 16;

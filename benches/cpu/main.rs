@@ -2,6 +2,8 @@
 
 mod attention;
 mod cell;
+#[path = "../common.rs"]
+mod common;
 mod limits;
 mod long;
 mod matmul;

@@ -6,8 +6,8 @@ use pagedllm::backend::Backend;
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::options::{Dtype, WeightFormat};
 
+use crate::common::median;
 use crate::noise::Watch;
-use crate::report::median;
 use crate::{Options, Result, probes, undisturbed};
 
 const ROWS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 512];

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::common::median;
 use crate::noise::Noise;
 
 /// One repetition of one measurement, beside the best it could have been just then.
@@ -86,16 +87,6 @@ impl Sample {
 
 fn round(x: f64) -> f64 {
     (x * 1000.0).round() / 1000.0
-}
-
-pub fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => f64::NAN,
-        n if n % 2 == 1 => values[middle],
-        _ => (values[middle - 1] + values[middle]) / 2.0,
-    }
 }
 
 /// Rows in the order in which they were first added to.

@@ -4,9 +4,10 @@ use pagedllm::engine::{Engine, MemoryPlan};
 use pagedllm::options::EngineOptions;
 
 use crate::cell::Cell;
+use crate::common::median;
 use crate::limits::{Arithmetic, Costs, Step};
 use crate::noise::{Noise, Watch};
-use crate::report::{Report, Sample, Unit, median};
+use crate::report::{Report, Sample, Unit};
 use crate::worker::{Loaded, Peak, Question, Steps, Worker};
 use crate::{Options, Result, probes, workload};
 

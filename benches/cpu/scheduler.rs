@@ -6,7 +6,7 @@ use pagedllm::options::EngineOptions;
 use serde_json::Value;
 
 use crate::cell::{Cell, target};
-use crate::report::median;
+use crate::common::median;
 use crate::worker::{Question, Worker};
 use crate::{Options, Result};
 

@@ -1,9 +1,8 @@
 //! The worker's own main: an engine that does what it is asked, and counts what each step consisted of.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{BufRead, Read, Write};
-use std::path::Path;
+use std::fs;
+use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
 
 use pagedllm::engine::{Engine, Output, Prompt, Request, StepReport};
@@ -13,6 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::Result;
+use crate::common::read_whole;
 use crate::limits::Step;
 use crate::model::{VOCAB, weights_file};
 use crate::worker::{Load, Loaded, Peak, Question, Steps};
@@ -186,15 +186,6 @@ fn expect(what: &str, found: u64, wanted: u64) -> Result<()> {
         true => Ok(()),
         false => Err(format!("{what}: {found}, not {wanted}").into()),
     }
-}
-
-/// Seconds to read a file from its start to its end.
-fn read_whole(path: &Path) -> Result<f64> {
-    let mut piece = vec![0u8; 4 << 20];
-    let start = Instant::now();
-    let mut file = File::open(path)?;
-    while file.read(&mut piece)? > 0 {}
-    Ok(start.elapsed().as_secs_f64())
 }
 
 /// The most memory that this process ever had, where the system tells.

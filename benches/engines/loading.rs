@@ -2,7 +2,6 @@
 //! where the system has it in memory.
 
 use std::fs::{self, File};
-use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -11,7 +10,8 @@ use pagedllm::engine::Engine;
 use pagedllm::model::PackedForm;
 use pagedllm::options::{EngineOptions, WeightFormat};
 
-use crate::{Result, median};
+use crate::Result;
+use crate::common::{median, read_whole};
 
 const REPETITIONS: usize = 5;
 
@@ -95,12 +95,4 @@ fn load(options: &EngineOptions, expected: PackedForm) -> Result<f64> {
 fn form_in(dir: &Path) -> Result<PathBuf> {
     let entry = fs::read_dir(dir)?.next().ok_or("nothing was saved")?;
     Ok(entry?.path())
-}
-
-fn read_whole(path: &Path) -> Result<f64> {
-    let mut piece = vec![0u8; 4 << 20];
-    let start = Instant::now();
-    let mut file = File::open(path)?;
-    while file.read(&mut piece)? > 0 {}
-    Ok(start.elapsed().as_secs_f64())
 }

@@ -1,5 +1,7 @@
 //! Engines as a host makes them: how long loading takes where packed weights are kept, and what two engines in one process cost each other.
 
+#[path = "../common.rs"]
+mod common;
 mod loading;
 #[path = "../cpu/model.rs"]
 #[allow(dead_code)] // its other half is the CPU benchmark's
@@ -24,9 +26,4 @@ fn main() -> Result<()> {
         together::print(shape.name, &dir)?;
     }
     Ok(())
-}
-
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers[numbers.len() / 2]
 }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::options::{EngineOptions, SamplingParams};
 
-use crate::{Result, median};
+use crate::Result;
+use crate::common::median;
 
 const SEQUENCES: usize = 8;
 const PROMPT: u32 = 64;

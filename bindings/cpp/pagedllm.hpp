@@ -417,7 +417,7 @@ enum class Allocation : uint32_t { on_demand = PLLM_ALLOCATION_ON_DEMAND, max_to
 // How an engine is made; each field as in pllm_engine_options, which has the defaults.
 struct Options {
     std::string model_path;
-    std::string device;  // empty: the library's default
+    std::string device;  // "cpu", or "cuda:0" for the first CUDA device; empty: the library's default
     uint64_t kv_bytes = detail::options_defaults().kv_bytes;
     uint64_t seed = detail::options_defaults().seed;
     uint32_t block_size = detail::options_defaults().block_size;
@@ -431,6 +431,8 @@ struct Options {
     uint64_t queue_capacity = detail::options_defaults().queue_capacity;
     bool skip_tokenizer = (detail::options_defaults().flags & PLLM_ENGINE_SKIP_TOKENIZER) != 0;
     bool no_prefix_cache = (detail::options_defaults().flags & PLLM_ENGINE_NO_PREFIX_CACHE) != 0;
+    bool batch_invariant = (detail::options_defaults().flags & PLLM_ENGINE_BATCH_INVARIANT) != 0;
+    float memory_fraction = detail::options_defaults().memory_fraction;  // of a CUDA device's, in place of kv_bytes
     // False: Engine::create also starts the engine's own thread. True: only what the host steps is computed.
     bool host_steps = false;
 
@@ -670,7 +672,9 @@ inline Result<pllm_engine_options> c_options(const Options &options) {
     c.threads = options.threads;
     c.isa = static_cast<uint32_t>(options.isa);
     c.queue_capacity = options.queue_capacity;
-    c.flags = flag(options.skip_tokenizer, PLLM_ENGINE_SKIP_TOKENIZER) | flag(options.no_prefix_cache, PLLM_ENGINE_NO_PREFIX_CACHE);
+    c.flags = flag(options.skip_tokenizer, PLLM_ENGINE_SKIP_TOKENIZER) | flag(options.no_prefix_cache, PLLM_ENGINE_NO_PREFIX_CACHE) |
+              flag(options.batch_invariant, PLLM_ENGINE_BATCH_INVARIANT);
+    c.memory_fraction = options.memory_fraction;
     set_text(c.trace_path, c.trace_path_len, options.trace_path);
     set_text(c.journal_path, c.journal_path_len, options.journal_path);
     set_text(c.model_name, c.model_name_len, options.model_name);

@@ -79,6 +79,8 @@ func TestBadOptionsAreErrorsWithTheLibrarysMessage(t *testing.T) {
 		{func(o *pagedllm.Options) { o.ModelPath = t.TempDir() }, pagedllm.ErrIO, "config.json: not found"},
 		{func(o *pagedllm.Options) { o.ModelPath = damaged }, pagedllm.ErrModel, "config.json"},
 		{func(o *pagedllm.Options) { o.Device = "abacus" }, pagedllm.ErrUnsupported, "abacus"},
+		{func(o *pagedllm.Options) { o.Device = "cuda:99" }, pagedllm.ErrUnsupported, "cuda:99"},
+		{func(o *pagedllm.Options) { o.MemoryFraction = 0.5 }, pagedllm.ErrUnsupported, "memory_fraction is 0.5"},
 		{func(o *pagedllm.Options) { o.KVBytes = 1 }, pagedllm.ErrCapacity, "kv_bytes must be at least"},
 		{func(o *pagedllm.Options) { o.BlockSize = 12 }, pagedllm.ErrInvalidArgument, "block_size is 12"},
 		{func(o *pagedllm.Options) { o.MaxBatchTokens = 3 }, pagedllm.ErrInvalidArgument, "max_batch_tokens is 3"},

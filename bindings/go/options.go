@@ -13,7 +13,7 @@ import (
 type Options struct {
 	// ModelPath is a model directory as Hugging Face ships it.
 	ModelPath string
-	// Device is where to run: "cpu", the default.
+	// Device is where to run: "cpu", the default, or "cuda:0" for the first CUDA device.
 	Device string
 	// Weights is how weights are kept. WeightsAsStored: as the model's files have them.
 	Weights Weights
@@ -49,6 +49,11 @@ type Options struct {
 	SkipTokenizer bool
 	// NoPrefixCache does not keep what was computed for the requests that come after with the same first tokens.
 	NoPrefixCache bool
+	// BatchInvariant: a CUDA device gives a sequence the same bits whatever the batch, as the CPU always does. It costs speed.
+	BatchInvariant bool
+	// MemoryFraction is the part of a CUDA device's memory that the KV pool takes, of what weights and working memory leave: from 0.01 to 1, in
+	// place of KVBytes. 0: as KVBytes says.
+	MemoryFraction float64
 	// QueueCapacity is how many outputs may wait unread before the requests that write to a queue pause. 0: 65536 in the engine's
 	// own queue, and 64 in that of each stream.
 	QueueCapacity int
@@ -339,6 +344,10 @@ func (o *Options) toC(args *arguments) (*C.pllm_engine_options, error) {
 	if o.NoPrefixCache {
 		c.flags |= C.PLLM_ENGINE_NO_PREFIX_CACHE
 	}
+	if o.BatchInvariant {
+		c.flags |= C.PLLM_ENGINE_BATCH_INVARIANT
+	}
+	c.memory_fraction = C.float(o.MemoryFraction)
 	o.setPolicies(args, c)
 	args.setText(&c.packed_path, &c.packed_path_len, o.PackedPath)
 	args.setText(&c.cpus, &c.cpus_len, o.CPUs)

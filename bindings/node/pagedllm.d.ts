@@ -12,7 +12,7 @@ export class PagedllmError extends Error {
 export interface Options {
   /** A model directory as Hugging Face ships it. */
   modelPath: string | Uint8Array;
-  /** Where to run: 'cpu'. */
+  /** Where to run: 'cpu', or 'cuda:0' for the first CUDA device. */
   device?: string | Uint8Array;
   /** Bytes of the KV pool. */
   kvBytes?: number | bigint;
@@ -88,6 +88,10 @@ export interface Options {
   skipTokenizer?: boolean;
   /** false: do not keep what was computed for requests that begin with the same tokens. */
   prefixCache?: boolean;
+  /** A CUDA device gives a sequence the same bits whatever the batch, as the CPU always does. It costs speed. */
+  batchInvariant?: boolean;
+  /** The part of a CUDA device's memory that the KV pool takes, of what weights and working memory leave: from 0.01 to 1, in place of kvBytes. */
+  memoryFraction?: number;
 }
 
 export interface OpenOptions extends Options {

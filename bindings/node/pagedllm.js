@@ -40,7 +40,7 @@ const ALLOCATIONS = ['onDemand', 'maxTokens'];
 const OUTPUT_KINDS = ['delta', 'cumulative', 'final'];
 const GRAMMARS = ['none', 'jsonSchema', 'jsonObject', 'regex', 'choice', 'lark'];
 const EARLY_STOPPINGS = ['no', 'yes', 'never'];
-const ENGINE_SKIP_TOKENIZER = 1, ENGINE_NO_PREFIX_CACHE = 2;
+const ENGINE_SKIP_TOKENIZER = 1, ENGINE_NO_PREFIX_CACHE = 2, ENGINE_BATCH_INVARIANT = 4;
 const SAMPLING_SEED = 1, SAMPLING_IGNORE_EOS = 2, SAMPLING_LOGPROBS = 4, SAMPLING_PROMPT_LOGPROBS = 8, SAMPLING_ECHO = 16,
   SAMPLING_INCLUDE_STOP = 32;
 const TEXT_ADD_SPECIAL = 1, TEXT_SKIP_SPECIAL = 2;
@@ -76,7 +76,7 @@ const Options = struct(
   [u32, 'preemption order ageingMs batching prefillBudget allocation'], [pointer, 'tracePath'], [u64, 'tracePathLen'],
   [pointer, 'journalPath'], [u64, 'journalPathLen'], [pointer, 'modelName'], [u64, 'modelNameLen'],
   [u32, 'weightFormat weightGroup'], [pointer, 'packedPath'], [u64, 'packedPathLen'],
-  [pointer, 'cpus'], [u64, 'cpusLen']);
+  [pointer, 'cpus'], [u64, 'cpusLen'], ['float', 'memoryFraction'], [u32, 'reserved2']);
 const Dry = struct(
   ['float', 'multiplier base'], [u32, 'allowedLength penaltyLastN'], [texts, 'sequenceBreakers'], [lengths, 'sequenceBreakerLens'],
   [u64, 'sequenceBreakerCount']);
@@ -331,7 +331,7 @@ function assignPrompt(value, prompt, promptTokens) {
 }
 
 function toOptions({ modelPath, device, swapPath, tracePath, journalPath, packedPath, modelName, cpus, weightFormat, kvDtype, isa,
-  preemption, order, batching, allocation, skipTokenizer, prefixCache, ...numbers }) {
+  preemption, order, batching, allocation, skipTokenizer, prefixCache, batchInvariant, ...numbers }) {
   const options = made(Options, lib.engine_options_init);
   assignCopied(options, 'modelPath', utf8('modelPath', modelPath));
   for (const [name, text] of Object.entries({ device, swapPath, tracePath, journalPath, packedPath, modelName, cpus })) {
@@ -344,6 +344,7 @@ function toOptions({ modelPath, device, swapPath, tracePath, journalPath, packed
   }
   options.flags = flag(options.flags, ENGINE_SKIP_TOKENIZER, skipTokenizer);
   options.flags = flag(options.flags, ENGINE_NO_PREFIX_CACHE, prefixCache === undefined ? undefined : !prefixCache);
+  options.flags = flag(options.flags, ENGINE_BATCH_INVARIANT, batchInvariant);
   assign(options, Options, numbers);
   return options;
 }

@@ -456,7 +456,7 @@ class Sampling:
 
 _ABI_VERSION = 0
 _QUEUE_CAPACITY = 64  # PLLM_QUEUE_CAPACITY
-_ENGINE_SKIP_TOKENIZER, _ENGINE_NO_PREFIX_CACHE = 1, 2
+_ENGINE_SKIP_TOKENIZER, _ENGINE_NO_PREFIX_CACHE, _ENGINE_BATCH_INVARIANT = 1, 2, 4
 _SAMPLING_SEED, _SAMPLING_IGNORE_EOS, _SAMPLING_LOGPROBS, _SAMPLING_PROMPT_LOGPROBS = 1, 2, 4, 8
 _SAMPLING_ECHO, _SAMPLING_INCLUDE_STOP = 16, 32
 _TEXT_ADD_SPECIAL, _TEXT_SKIP_SPECIAL = 1, 2
@@ -483,7 +483,7 @@ _Options = _struct(
     batching=c_uint32, prefill_budget=c_uint32, allocation=c_uint32, trace_path=c_char_p, trace_path_len=c_uint64,
     journal_path=c_char_p, journal_path_len=c_uint64, model_name=c_char_p, model_name_len=c_uint64, weight_format=c_uint32,
     weight_group=c_uint32, packed_path=c_char_p, packed_path_len=c_uint64,
-    cpus=c_char_p, cpus_len=c_uint64)
+    cpus=c_char_p, cpus_len=c_uint64, memory_fraction=c_float, reserved2=c_uint32)
 _Dry = _struct(
     "_Dry", multiplier=c_float, base=c_float, allowed_length=c_uint32, penalty_last_n=c_uint32, sequence_breakers=_Texts,
     sequence_breaker_lens=_Lengths, sequence_breaker_count=c_uint64)
@@ -722,7 +722,8 @@ def _record(kind: Type[_Record], struct: ctypes.Structure) -> _Record:
 def _c_options(model_path: Path, *, device: Optional[str] = None, swap_path: Optional[Path] = None,
                trace_path: Optional[Path] = None, journal_path: Optional[Path] = None, packed_path: Optional[Path] = None,
                model_name: Optional[str] = None, cpus: Optional[str] = None,
-               skip_tokenizer: Optional[bool] = None, prefix_cache: Optional[bool] = None, **numbers: Optional[int]) -> Any:
+               skip_tokenizer: Optional[bool] = None, prefix_cache: Optional[bool] = None,
+               batch_invariant: Optional[bool] = None, **numbers: Optional[float]) -> Any:
     options = _made(_Options, _lib.pllm_engine_options_init, **numbers)
     paths = {"model_path": model_path, "swap_path": swap_path, "trace_path": trace_path, "journal_path": journal_path,
              "packed_path": packed_path}
@@ -733,7 +734,8 @@ def _c_options(model_path: Path, *, device: Optional[str] = None, swap_path: Opt
         if text is not None:
             _assign_text(options, name, _utf8(text))
     flags = _flag(options.flags, _ENGINE_SKIP_TOKENIZER, skip_tokenizer)
-    options.flags = _flag(flags, _ENGINE_NO_PREFIX_CACHE, None if prefix_cache is None else not prefix_cache)
+    flags = _flag(flags, _ENGINE_NO_PREFIX_CACHE, None if prefix_cache is None else not prefix_cache)
+    options.flags = _flag(flags, _ENGINE_BATCH_INVARIANT, batch_invariant)
     return options
 
 
@@ -1092,7 +1094,9 @@ class Engine:
     """One model, its KV pool and its requests. As a context manager it is closed at the end.
 
     model_path: a model directory as Hugging Face ships it.
-    device: where to run; "cpu".
+    device: where to run: "cpu", or "cuda:0" for the first CUDA device. memory_fraction: the part of its memory that the KV pool takes, of what
+        weights and working memory leave, in place of kv_bytes. batch_invariant: it gives a sequence the same bits whatever the batch, as the
+        CPU always does; that costs speed.
     kv_bytes: bytes of the KV pool. arena: the budget from which it takes them instead, which engines may share.
     threads: threads that compute. cpus: those to which they are pinned, such as "0-3,8", the stepping one's first. None: the system places
         them.
@@ -1134,7 +1138,8 @@ class Engine:
                  weight_format: Optional[Weights] = None, weight_group: Optional[int] = None,
                  packed_path: Optional[Path] = None, cpus: Optional[str] = None,
                  queue_capacity: Optional[int] = None,
-                 skip_tokenizer: Optional[bool] = None, prefix_cache: Optional[bool] = None, host_steps: bool = False,
+                 skip_tokenizer: Optional[bool] = None, prefix_cache: Optional[bool] = None,
+                 memory_fraction: Optional[float] = None, batch_invariant: Optional[bool] = None, host_steps: bool = False,
                  progress: Optional[Callable[[int, int], Any]] = None) -> None:
         options = _c_options(
             model_path, device=device, kv_bytes=kv_bytes, threads=threads, max_model_len=max_model_len, max_seqs=max_seqs,
@@ -1144,7 +1149,8 @@ class Engine:
             swap_bytes=swap_bytes, swap_path=swap_path, trace_path=trace_path, journal_path=journal_path,
             model_name=model_name, weight_format=weight_format, weight_group=weight_group, packed_path=packed_path,
             cpus=cpus, queue_capacity=queue_capacity,
-            skip_tokenizer=skip_tokenizer, prefix_cache=prefix_cache)
+            skip_tokenizer=skip_tokenizer, prefix_cache=prefix_cache, memory_fraction=memory_fraction,
+            batch_invariant=batch_invariant)
         self._hooks = _Hooks()
         self._handle = _create(options, arena, progress, self._hooks.free_engine)
         if not host_steps:

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 pub mod cpu;
+pub mod cuda;
 
 use std::path::Path;
 
@@ -273,6 +274,12 @@ pub trait Backend: Send + Sync {
     fn matrix_bytes(&self, rows: usize, cols: usize, format: WeightFormat) -> u64;
     fn kv_block_bytes(&self, shape: &KvShape) -> u64;
 
+    /// Whether nothing can be computed any more, whatever is asked for.
+    fn is_lost(&self) -> bool;
+
+    /// Bytes of a memory of its own that nobody has taken. None: its memory is the host's.
+    fn free_bytes(&self) -> Result<Option<u64>>;
+
     /// Makes room for attention of this shape, so that no step has to.
     fn reserve(&self, shape: &AttentionShape) -> Result<()>;
     /// What that takes for each thread.
@@ -287,7 +294,8 @@ pub trait Backend: Send + Sync {
     fn routes_bytes(&self, rows: usize, most: Routing) -> u64;
 
     fn upload(&self, batch: &Batch, inputs: &mut Self::Inputs) -> Result<()>;
-    fn read<'a>(&'a self, buf: &'a Self::Buf, len: usize) -> Result<&'a [f32]>;
+    /// The first numbers of a buffer, once they are computed.
+    fn read<'a>(&'a self, buf: &'a mut Self::Buf, len: usize) -> Result<&'a [f32]>;
 
     /// Room for blocks of `block_bytes`, all their layers together: in memory, or in a file in `dir` that has no name.
     fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Self::Host>;
@@ -346,8 +354,8 @@ pub trait Backend: Send + Sync {
     );
     /// x = norm(x) of each head. Weights and bias are one head's, for all, or all heads', one after the other.
     fn norm_heads(&self, rows: usize, heads: Heads, norm: NormOf<Self::Buf>, x: &mut Self::Buf);
-    /// out[r] = [cos..., sin...] of position[r] * frequency, times `amplitude`
-    fn angles(&self, inputs: &Self::Inputs, frequencies: &[f32], amplitude: f32, out: &mut Self::Buf);
+    /// out[r] = [cos..., sin...] of position[r] * frequency, times `amplitude`, for all that `frequencies` holds
+    fn angles(&self, inputs: &Self::Inputs, frequencies: &Self::Buf, amplitude: f32, out: &mut Self::Buf);
     fn rope(&self, rows: usize, heads: Heads, turn: Turn<Self::Buf>, x: &mut Self::Buf);
     /// Turns the queries and keys of each row of `qkv`, and writes its K and V to its slot of the group of layers. Where the values are the keys',
     /// its rows are these, and turn elsewhere.

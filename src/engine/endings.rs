@@ -140,6 +140,11 @@ impl Core {
         error
     }
 
+    /// The device is lost: every request ends with the error, and later calls are told of it.
+    pub(super) fn stop(&mut self, error: &Error) {
+        self.end_all(error, |output| output.failed(error.clone()));
+    }
+
     /// The engine is being freed: every request ends and every reader is told.
     pub fn close(&mut self) {
         let error = Error::closed("the engine has been freed");

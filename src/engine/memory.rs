@@ -37,13 +37,15 @@ impl MemoryPlan {
         let block_bytes = KvPool { blocks: 1, block_size, dtype: kv_dtype }.block_bytes(backend, &files.spec);
         let longest = longest(options, files.spec.max_positions)?;
         let paging = paging(files, block_size);
-        let (blocks, most_blocks) = blocks(options, &paging, longest, block_bytes);
+        let work_bytes = work_bytes(backend, &files.spec, limits(options), options.thread_count());
+        let share = share_of_the_device(options, backend, weight_bytes + work_bytes)?;
+        let (blocks, most_blocks) = blocks(options, share, &paging, longest, block_bytes);
         let swap_blocks = swap_blocks(options, block_bytes)?;
         let max_model_len = fit(options, &paging, longest, blocks, block_bytes)?;
         Ok(MemoryPlan {
             weight_bytes,
             kv_bytes: blocks as u64 * block_bytes,
-            work_bytes: work_bytes(backend, &files.spec, limits(options), options.thread_count()),
+            work_bytes,
             blocks,
             most_blocks,
             block_size,
@@ -78,10 +80,23 @@ fn longest(options: &EngineOptions, max_positions: usize) -> Result<usize> {
     }
 }
 
+/// What the driver takes for code, lists and rounding, and what no plan counts.
+const DRIVER_BYTES: u64 = 256 << 20;
+
+/// What of a device's memory the pool is to take, if that was asked for: a part of what is left when all else has its place.
+fn share_of_the_device<B: Backend>(options: &EngineOptions, backend: &B, others: u64) -> Result<Option<u64>> {
+    let (Some(fraction), Some(free)) = (options.memory_fraction, backend.free_bytes()?) else { return Ok(None) };
+    let others = others.saturating_add(DRIVER_BYTES);
+    let left = free.checked_sub(others).ok_or_else(|| {
+        Error::capacity(format!("all but the KV pool takes {others} bytes and the device has {free} free: lower max_batch_tokens"))
+    })?;
+    Ok(Some((left as f64 * f64::from(fraction)) as u64))
+}
+
 /// The blocks that there are, and the most that there can be.
-fn blocks(options: &EngineOptions, paging: &Paging, longest: usize, block_bytes: u64) -> (usize, usize) {
+fn blocks(options: &EngineOptions, share: Option<u64>, paging: &Paging, longest: usize, block_bytes: u64) -> (usize, usize) {
     let all = (paging.most(longest, options.rows_at_once()) * options.max_seqs) as u64;
-    let own = options.kv_bytes.unwrap_or(EngineOptions::DEFAULT_KV_BYTES.min(all.saturating_mul(block_bytes)));
+    let own = options.kv_bytes.or(share).unwrap_or(EngineOptions::DEFAULT_KV_BYTES.min(all.saturating_mul(block_bytes)));
     let (now, most) = options.arena.as_ref().map_or((own, own), |arena| arena.room());
     // A slot's number must fit 32 bits.
     let blocks = |bytes: u64| (bytes / block_bytes).min(u32::MAX as u64 / options.block_size as u64) as usize;

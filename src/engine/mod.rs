@@ -58,12 +58,14 @@ pub use timing::Timing;
 use once_cell::sync::OnceCell;
 
 use crate::arena::{Arena, Lease};
+use crate::backend::Backend;
 use crate::backend::cpu::CpuBackend;
+use crate::backend::cuda::CudaBackend;
 use crate::decode::{Grammars, Vocabulary};
 use crate::error::{Error, Result};
 use crate::kv::{BlockManager, Paging};
 use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles, PackedReport};
-use crate::options::{EngineOptions, Isa};
+use crate::options::{Device, EngineOptions, Isa};
 use crate::sched::{Policies, Scheduler, SchedulerOptions};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
@@ -164,6 +166,58 @@ pub struct Stats {
     pub journals_stopped: u64,
 }
 
+/// What an engine is made of.
+struct Parts {
+    info: ModelInfo,
+    text: Option<Text>,
+    runner: Box<dyn Runner>,
+}
+
+impl Parts {
+    fn on_cpu(backend: CpuBackend, options: &EngineOptions, progress: LoadProgress) -> Result<Parts> {
+        let (isa, threads) = (backend.isa(), backend.threads());
+        let mut parts = Parts::load(backend, options, progress)?;
+        (parts.info.isa, parts.info.threads) = (Some(isa), threads);
+        Ok(parts)
+    }
+
+    /// Loads the model onto a backend.
+    fn load<B: Backend + 'static>(backend: B, options: &EngineOptions, progress: LoadProgress) -> Result<Parts> {
+        let mut files = model_files(options)?;
+        let text = if options.skip_tokenizer { None } else { Some(Text::load(&options.model_dir)?) };
+        let memory = MemoryPlan::of(&files, &backend, options)?;
+        files.spec.fit(memory.max_model_len);
+        let mut info = ModelInfo {
+            architecture: files.architecture,
+            vocab_size: files.spec.vocab_size,
+            layers: files.spec.layers.len(),
+            max_positions: files.spec.max_positions,
+            eos_token_ids: eos_token_ids(&files, text.as_ref()),
+            isa: None,
+            threads: options.thread_count(),
+            memory,
+            paging: memory::paging(&files, memory.block_size),
+            fingerprint: files.fingerprint()?,
+            packed: PackedReport::default(),
+        };
+        let pool = KvPool { blocks: memory.most_blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
+        let mut kv = KvCache::new(&backend, &files.spec, pool)?;
+        if memory.swap_blocks > 0 {
+            kv.add_host_tier(&backend, memory.swap_blocks, memory.block_bytes, options.swap_dir.as_deref())?;
+        }
+        let limits = memory::limits(options);
+        let decoder = match &options.packed_dir {
+            None => files.load(backend, limits, progress)?,
+            Some(dir) => {
+                let (decoder, report) = files.load_packed(dir, backend, limits, progress)?;
+                info.packed = report;
+                decoder
+            }
+        };
+        Ok(Parts { info, text, runner: Box::new(ModelRunner::new(decoder, kv)) })
+    }
+}
+
 pub struct Engine {
     info: ModelInfo,
     /// The model's, for dashboards.
@@ -194,8 +248,11 @@ impl Engine {
     pub fn plan(options: &EngineOptions) -> Result<MemoryPlan> {
         options.validate()?;
         let files = model_files(options)?;
-        // One thread: sizes are all that is asked of it.
-        MemoryPlan::of(&files, &CpuBackend::new(1, options.isa)?, options)
+        match options.device()? {
+            // One thread: sizes are all that is asked of it.
+            Device::Cpu => MemoryPlan::of(&files, &CpuBackend::new(1, options.isa)?, options),
+            Device::Cuda(ordinal) => MemoryPlan::of(&files, &CudaBackend::new(ordinal, options.batch_invariant)?, options),
+        }
     }
 
     pub fn create(options: &EngineOptions) -> Result<Engine> {
@@ -204,49 +261,18 @@ impl Engine {
 
     /// As `create`; `progress` sees (bytes read, bytes in all) as the weights come, and stops the loading with `false`.
     pub fn load(options: &EngineOptions, progress: LoadProgress) -> Result<Engine> {
-        let (info, text, runner) = Engine::parts(options, progress)?;
+        let Parts { info, text, runner } = Engine::parts(options, progress)?;
         Engine::with_runner(options, info, text, runner)
     }
 
-    fn parts(options: &EngineOptions, progress: LoadProgress) -> Result<(ModelInfo, Option<Text>, Box<dyn Runner>)> {
+    fn parts(options: &EngineOptions, progress: LoadProgress) -> Result<Parts> {
         let _mode = StandardMode::enter();
         options.validate()?;
-        let mut files = model_files(options)?;
-        let text = if options.skip_tokenizer { None } else { Some(Text::load(&options.model_dir)?) };
-        let backend = match &options.cpus {
-            None => CpuBackend::new(options.thread_count(), options.isa)?,
-            Some(cpus) => CpuBackend::pinned(cpus, options.isa)?,
-        };
-        let memory = MemoryPlan::of(&files, &backend, options)?;
-        files.spec.fit(memory.max_model_len);
-        let mut info = ModelInfo {
-            architecture: files.architecture,
-            vocab_size: files.spec.vocab_size,
-            layers: files.spec.layers.len(),
-            max_positions: files.spec.max_positions,
-            eos_token_ids: eos_token_ids(&files, text.as_ref()),
-            isa: Some(backend.isa()),
-            threads: backend.threads(),
-            memory,
-            paging: memory::paging(&files, memory.block_size),
-            fingerprint: files.fingerprint()?,
-            packed: PackedReport::default(),
-        };
-        let pool = KvPool { blocks: memory.most_blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
-        let mut kv = KvCache::new(&backend, &files.spec, pool)?;
-        if memory.swap_blocks > 0 {
-            kv.add_host_tier(&backend, memory.swap_blocks, memory.block_bytes, options.swap_dir.as_deref())?;
+        match (options.device()?, &options.cpus) {
+            (Device::Cpu, None) => Parts::on_cpu(CpuBackend::new(options.thread_count(), options.isa)?, options, progress),
+            (Device::Cpu, Some(cpus)) => Parts::on_cpu(CpuBackend::pinned(cpus, options.isa)?, options, progress),
+            (Device::Cuda(ordinal), _) => Parts::load(CudaBackend::new(ordinal, options.batch_invariant)?, options, progress),
         }
-        let limits = memory::limits(options);
-        let decoder = match &options.packed_dir {
-            None => files.load(backend, limits, progress)?,
-            Some(dir) => {
-                let (decoder, report) = files.load_packed(dir, backend, limits, progress)?;
-                info.packed = report;
-                decoder
-            }
-        };
-        Ok((info, text, Box::new(ModelRunner::new(decoder, kv))))
     }
 
     /// An engine over any runner: the real one, or one whose logits a test dictates.

@@ -44,10 +44,14 @@ impl Core {
         self.govern(true);
         self.look_for_room();
         self.insight.lap(Phase::Commands);
-        let result = self.attempt(None).or_else(|error| self.go_on_without_culprits(error));
+        let result = self.attempt(None).or_else(|error| match self.runner.is_lost() {
+            true => Err(error),
+            false => self.go_on_without_culprits(error),
+        });
         self.end_unheard();
         match &result {
             Ok(_) => self.trouble = None,
+            Err(error) if self.runner.is_lost() => self.stop(error),
             Err(error) => self.bear(error),
         }
         result

@@ -14,6 +14,11 @@ pub trait Runner: Send {
     /// Finishes it: `[sampled parts, vocab]` logits.
     fn wait(&mut self, ticket: Ticket) -> Result<&[f32]>;
 
+    /// Whether no step can be computed any more, whoever is in it.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
     /// Copies blocks to the host tier. After an error nothing is known of any of them there.
     fn swap_out(&mut self, _moves: &[BlockMove]) -> Result<()> {
         Ok(())
@@ -82,6 +87,10 @@ impl<B: Backend> Runner for ModelRunner<B> {
 
     fn wait(&mut self, ticket: Ticket) -> Result<&[f32]> {
         self.decoder.logits(ticket.logits)
+    }
+
+    fn is_lost(&self) -> bool {
+        self.decoder.backend().is_lost()
     }
 
     fn swap_out(&mut self, moves: &[BlockMove]) -> Result<()> {

@@ -56,6 +56,9 @@ pub const PLLM_PACKED_UNSAVED: u32 = 3;
 pub const PLLM_ENGINE_SKIP_TOKENIZER: u32 = 1;
 /// Do not keep what was computed for the requests that come after with the same first tokens.
 pub const PLLM_ENGINE_NO_PREFIX_CACHE: u32 = 2;
+/// On a CUDA device: give a sequence the same bits whatever the batch, as the CPU always does. It costs speed: products of many rows are not
+/// left to cuBLASLt, and long sequences are not cut into parts.
+pub const PLLM_ENGINE_BATCH_INVARIANT: u32 = 4;
 
 /// Who has to give way is computed again.
 pub const PLLM_PREEMPTION_RECOMPUTE: u32 = 0;
@@ -99,7 +102,8 @@ pub struct pllm_engine_options {
     pub model_path: *const c_char,
     /// In bytes, or PLLM_NUL_TERMINATED (the default).
     pub model_path_len: u64,
-    /// Where to run: "cpu", the default (also NULL).
+    /// Where to run: "cpu", the default (also NULL), or "cuda:0" for the first CUDA device ("cuda" is the same). Of those NVIDIA's driver for CUDA 13
+    /// and compute capability 8.0 or newer are needed, and weights in f32, f16 or bf16.
     pub device: *const c_char,
     /// In bytes, or PLLM_NUL_TERMINATED (the default).
     pub device_len: u64,
@@ -201,6 +205,11 @@ pub struct pllm_engine_options {
     pub cpus: *const c_char,
     /// In bytes, or PLLM_NUL_TERMINATED (the default).
     pub cpus_len: u64,
+    /// The part of a CUDA device's memory that the KV pool takes, of what is free once weights and working memory have their place: from 0.01 to 1, in
+    /// place of kv_bytes. 0 (default): as kv_bytes says.
+    pub memory_fraction: f32,
+    /// Must be 0.
+    pub reserved2: u32,
 }
 
 /// Told how many bytes of weights have been read, of how many in all, on the thread that creates the engine. Any other
@@ -208,7 +217,7 @@ pub struct pllm_engine_options {
 /// longjmp) and call nothing of this library on the engine being made.
 pub type pllm_progress = Option<unsafe extern "C" fn(progress_data: *mut c_void, done: u64, total: u64) -> i32>;
 
-// SAFETY: repr(C), the u32 fields fill whole words, integers, pointers and a nullable function only.
+// SAFETY: repr(C), the fields of 32 bits fill whole words, numbers, pointers and a nullable function only.
 unsafe impl Versioned for pllm_engine_options {
     const NAME: &'static str = "pllm_engine_options";
     const FIRST_SIZE: usize = 96;
@@ -259,6 +268,8 @@ unsafe impl Versioned for pllm_engine_options {
             packed_path_len: PLLM_NUL_TERMINATED,
             cpus: null(),
             cpus_len: PLLM_NUL_TERMINATED,
+            memory_fraction: 0.0,
+            reserved2: 0,
         }
     }
 }
@@ -276,8 +287,9 @@ impl pllm_engine_options {
         }
         // SAFETY: the caller's contract.
         let device = if c.device.is_null() { "cpu" } else { unsafe { string("device", c.device, c.device_len) }? };
-        known_flags("flags", c.flags, PLLM_ENGINE_SKIP_TOKENIZER | PLLM_ENGINE_NO_PREFIX_CACHE)?;
+        known_flags("flags", c.flags, PLLM_ENGINE_SKIP_TOKENIZER | PLLM_ENGINE_NO_PREFIX_CACHE | PLLM_ENGINE_BATCH_INVARIANT)?;
         known_flags("reserved", c.reserved, 0)?;
+        known_flags("reserved2", c.reserved2, 0)?;
         // SAFETY: the caller's contract.
         let model_name = if c.model_name.is_null() { None } else { Some(unsafe { string("model_name", c.model_name, c.model_name_len) }?) };
         // SAFETY: the caller's contract.
@@ -308,6 +320,8 @@ impl pllm_engine_options {
             seed: c.seed,
             skip_tokenizer: c.flags & PLLM_ENGINE_SKIP_TOKENIZER != 0,
             prefix_cache: c.flags & PLLM_ENGINE_NO_PREFIX_CACHE == 0,
+            batch_invariant: c.flags & PLLM_ENGINE_BATCH_INVARIANT != 0,
+            memory_fraction: (c.memory_fraction != 0.0).then_some(c.memory_fraction),
             max_waiting_requests: limit(c.max_waiting_requests),
             max_waiting_tokens: limit(c.max_waiting_tokens),
             queue_capacity: match c.queue_capacity {

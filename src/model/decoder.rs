@@ -129,10 +129,22 @@ pub(super) struct Scratch<B: Backend> {
 pub(super) struct Angles<B: Backend> {
     pub rotated: usize,
     pub pairs: Pairs,
+    frequencies: B::Buf, // [rotated / 2]
+    amplitude: f32,
     pub buf: B::Buf, // [rows, rotated]
 }
 
 impl<B: Backend> Angles<B> {
+    fn new(backend: &B, rope: &Rope, rows: usize) -> Result<Angles<B>> {
+        Ok(Angles {
+            rotated: rope.rotated(),
+            pairs: rope.pairs,
+            frequencies: backend.vector(&rope.frequencies)?,
+            amplitude: rope.amplitude,
+            buf: backend.buffer(rows * rope.rotated())?,
+        })
+    }
+
     pub fn turn(&self) -> Turn<'_, B::Buf> {
         Turn { rotated: self.rotated, pairs: self.pairs, angles: &self.buf }
     }
@@ -222,11 +234,7 @@ impl<B: Backend> Decoder<B> {
                 queries: rows(queries)?,
                 routes: backend.routes(limits.rows, routing)?,
             },
-            angles: spec
-                .ropes
-                .iter()
-                .map(|rope| Ok(Angles { rotated: rope.rotated(), pairs: rope.pairs, buf: rows(rope.rotated())? }))
-                .collect::<Result<_>>()?,
+            angles: spec.ropes.iter().map(|rope| Angles::new(&backend, rope, limits.rows)).collect::<Result<_>>()?,
             logits: backend.buffer(limits.logits * spec.vocab_size)?,
         };
         Ok(Decoder { backend, model, work, inputs: B::Inputs::default() })
@@ -258,8 +266,8 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// The last pass's logits, `[rows, vocab]`: one row for each of its `logit_rows`.
-    pub fn logits(&self, rows: usize) -> Result<&[f32]> {
-        self.backend.read(&self.work.logits, rows * self.model.vocab_size)
+    pub fn logits(&mut self, rows: usize) -> Result<&[f32]> {
+        self.backend.read(&mut self.work.logits, rows * self.model.vocab_size)
     }
 }
 
@@ -291,8 +299,8 @@ impl<B: Backend> Pass<'_, B> {
         if let Some(positions) = positions {
             self.backend.add_positions(self.inputs, &positions.table.weight, positions.offset, &mut work.x);
         }
-        for (rope, angles) in model.ropes.iter().zip(&mut work.angles) {
-            self.backend.angles(self.inputs, &rope.frequencies, rope.amplitude, &mut angles.buf);
+        for Angles { frequencies, amplitude, buf, .. } in &mut work.angles {
+            self.backend.angles(self.inputs, frequencies, *amplitude, buf);
         }
     }
 

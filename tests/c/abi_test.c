@@ -597,7 +597,11 @@ static void unknown_flags_and_numbers_are_refused(const pllm_engine *engine) {
     pllm_engine_options options;
 #define OPTION(assignment, refusal) (options = options_for(golden_dir), options.assignment, refusal(pllm_engine_plan(&options, &plan)))
     OPTION(flags |= PLLM_ENGINE_NO_PREFIX_CACHE, OK);
-    OPTION(flags = 4, UNSUPPORTED);
+    OPTION(flags |= PLLM_ENGINE_BATCH_INVARIANT, OK);
+    OPTION(flags = 8, UNSUPPORTED);
+    OPTION(reserved2 = 1, UNSUPPORTED);
+    OPTION(memory_fraction = 0.5f, UNSUPPORTED);
+    OPTION(device = "cuda:99", UNSUPPORTED);
     OPTION(flags |= 1u << 31, UNSUPPORTED);
     OPTION(reserved = 1, UNSUPPORTED);
     OPTION(kv_dtype = PLLM_DTYPE_INT8, OK);

@@ -163,6 +163,14 @@ impl Backend for Faulty {
         self.cpu.kv_block_bytes(shape)
     }
 
+    fn is_lost(&self) -> bool {
+        self.cpu.is_lost()
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>> {
+        self.cpu.free_bytes()
+    }
+
     fn reserve(&self, shape: &AttentionShape) -> Result<()> {
         self.faults.make()?;
         self.cpu.reserve(shape)
@@ -197,7 +205,7 @@ impl Backend for Faulty {
         self.cpu.upload(batch, inputs)
     }
 
-    fn read<'a>(&'a self, buf: &'a Buf, len: usize) -> Result<&'a [f32]> {
+    fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
         self.faults.op();
         self.faults.tell()?;
         self.cpu.read(buf, len)
@@ -254,7 +262,7 @@ impl Backend for Faulty {
         fn norm(rows: usize, width: usize, norm: NormOf<Buf>, x: &Buf, out: &mut Buf);
         fn add_norm(rows: usize, width: usize, scale: f32, y: &Buf, norm: NormOf<Buf>, x: &mut Buf, out: &mut Buf);
         fn norm_heads(rows: usize, heads: Heads, norm: NormOf<Buf>, x: &mut Buf);
-        fn angles(inputs: &Inputs, frequencies: &[f32], amplitude: f32, out: &mut Buf);
+        fn angles(inputs: &Inputs, frequencies: &Buf, amplitude: f32, out: &mut Buf);
         fn rope(rows: usize, heads: Heads, turn: Turn<Buf>, x: &mut Buf);
         fn store_kv(inputs: &Inputs, group: usize, shape: &AttentionShape, turn: Option<Turn<Buf>>, qkv: &mut Buf, kv: &mut Kv);
         fn attention(inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf);

@@ -1,7 +1,9 @@
 //! Random models of any family, made from its own spec; stored beam searches.
 #![allow(dead_code)] // each test file uses its part
 
+pub mod cuda;
 pub mod faulty;
+mod random;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,6 +16,7 @@ use pagedllm::kv::Paging;
 use pagedllm::model::spec::{Linear, Norm, Vector};
 use pagedllm::model::{Config, family};
 use pagedllm::options::{BeamParams, EarlyStopping, KvDtype, SamplingParams};
+pub use random::Random;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
@@ -89,27 +92,6 @@ impl TempDir {
 impl Drop for TempDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        // SplitMix64
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    /// Uniform in -1..1.
-    pub fn unit(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 }
 

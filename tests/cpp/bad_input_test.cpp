@@ -29,7 +29,8 @@ TEST(BadOptions, are_refused_with_code_and_message) {
     REFUSED(io, model_path = "/nonexistent/model");
     REFUSED(io, model_path = "a\0b"s);
     REFUSED(io, model_path += "/config.json");
-    REFUSED(unsupported, device = "cuda:0");
+    REFUSED(unsupported, device = "cuda:99");
+    REFUSED(unsupported, memory_fraction = 0.5f);
     REFUSED(unsupported, device = "toaster");
     REFUSED(invalid_argument, device = "\xff");
     REFUSED(invalid_argument, kv_dtype = pagedllm::Dtype(9));

@@ -97,10 +97,19 @@ bool eventually(Condition condition) {
 }
 
 // Nothing runs, and nobody uses a block.
-inline bool is_idle(const pagedllm::Engine &engine) {
-    const pagedllm::Stats stats = engine.stats().value();
+inline bool is_idle(const pagedllm::Stats &stats) {
     return stats.running == 0 && stats.waiting == 0 && stats.blocks_used == 0 &&
            stats.blocks_free + stats.blocks_cached == stats.blocks_total;
+}
+
+// An output may be read before the step that made it is counted.
+inline bool is_idle(const pagedllm::Engine &engine) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (!is_idle(engine.stats().value())) {
+        if (std::chrono::steady_clock::now() > end) return false;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
 }
 
 inline void step_to_the_end(pagedllm::Engine &engine) {

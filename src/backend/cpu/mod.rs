@@ -228,6 +228,14 @@ impl Backend for CpuBackend {
         Kv::block_bytes(shape)
     }
 
+    fn is_lost(&self) -> bool {
+        false
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     fn reserve(&self, shape: &AttentionShape) -> Result<()> {
         self.scratch.iter().try_for_each(|scratch| scratch.lock().unwrap_or_else(|e| e.into_inner()).fit(shape))
     }
@@ -257,7 +265,7 @@ impl Backend for CpuBackend {
         attention::cut_tiles(batch, &mut inputs.tiles)
     }
 
-    fn read<'a>(&'a self, buf: &'a Buf, len: usize) -> Result<&'a [f32]> {
+    fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
         Ok(&buf[..len])
     }
 
@@ -343,7 +351,7 @@ impl Backend for CpuBackend {
         });
     }
 
-    fn angles(&self, inputs: &Inputs, frequencies: &[f32], amplitude: f32, out: &mut Buf) {
+    fn angles(&self, inputs: &Inputs, frequencies: &Buf, amplitude: f32, out: &mut Buf) {
         let positions = &inputs.batch.positions;
         self.rows(positions.len(), 2 * frequencies.len(), out, |row, out| {
             let (cos, sin) = out.split_at_mut(frequencies.len());

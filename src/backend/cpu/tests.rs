@@ -715,7 +715,7 @@ fn rope_turns_the_rotated_dimensions_of_each_head_by_position() {
         let mut inputs = Inputs::default();
         backend.upload(&Batch { tokens: vec![0; 2], positions: vec![0, 9], ..Default::default() }, &mut inputs).unwrap();
         let mut angles = poisoned(&backend, 2 * 4);
-        backend.angles(&inputs, &frequencies, 1.0, &mut angles);
+        backend.angles(&inputs, &buf(&backend, &frequencies), 1.0, &mut angles);
         for (pairs, first, second) in [(Pairs::Halves, [0, 1], [2, 3]), (Pairs::Neighbours, [0, 2], [1, 3])] {
             let mut out = buf(&backend, &x);
             // Two heads of 6 dimensions, of which 4 turn; 6 more columns that are no heads.

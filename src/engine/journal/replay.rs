@@ -13,7 +13,7 @@ use crate::engine::core::Core;
 use crate::engine::registry::Command;
 use crate::engine::request::{Prompt, Request};
 use crate::engine::sequences::{GoOn, Resume};
-use crate::engine::{Engine, ModelInfo, Runner};
+use crate::engine::{Engine, ModelInfo, Parts, Runner};
 use crate::error::{Error, Result};
 use crate::options::{EngineOptions, Isa};
 use crate::text::Text;
@@ -69,7 +69,7 @@ impl Replay {
     /// Loads the model that the journal was written with.
     pub fn load(file: JournalFile, model_dir: &Path) -> Result<Replay> {
         let options = EngineOptions { model_dir: model_dir.into(), ..file.options()? };
-        let (info, text, runner) = Engine::parts(&options, &mut |_, _| true)?;
+        let Parts { info, text, runner } = Engine::parts(&options, &mut |_, _| true)?;
         Replay::over(file, info, text, runner)
     }
 
@@ -210,6 +210,7 @@ impl JournalFile {
             isa: path,
             threads: Some(*threads),
             kv_bytes: Some(*blocks as u64 * block_bytes),
+            memory_fraction: None,
             max_model_len: Some(*max_model_len),
             queue_capacity: usize::MAX,
             swap_dir: None,

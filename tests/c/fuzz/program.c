@@ -369,7 +369,7 @@ static void choose_memory(worker *w, pllm_engine_options *o) {
 static void spoil_an_option(worker *w, pllm_engine_options *o, bool dry) {
     static const uint32_t impossible[] = {0, UINT32_MAX, (1 << 20) + 1, 1u << 31};
     uint32_t value = dry ? odd_u32(w) : impossible[below(w, COUNT(impossible))];
-    switch (below(w, 20)) {
+    switch (below(w, 22)) {
     case 0: o->kv_bytes = dry ? odd_u64(w) : below(w, 200); break;
     case 1: o->block_size = odd_u32(w); break;
     case 2: o->kv_dtype = odd_u32(w); break;
@@ -389,6 +389,8 @@ static void spoil_an_option(worker *w, pllm_engine_options *o, bool dry) {
     case 16: *(below(w, 2) ? &o->trace_path : &o->journal_path) = below(w, 2) ? "" : "/nonexistent/file"; break;
     case 17: o->packed_path = below(w, 2) ? "" : dry ? "/nonexistent" : "/dev/null"; break;
     case 18: o->cpus = below(w, 2) ? "0-" : "1023,1022"; break;
+    case 19: o->device = below(w, 2) ? "cuda:99" : "cuda:"; break;
+    case 20: o->memory_fraction = below(w, 2) ? 0.5f : -1.0f; break;
     default: o->queue_capacity = odd_u64(w); break;
     }
 }

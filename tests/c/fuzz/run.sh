@@ -32,7 +32,7 @@ grep -o '\bpllm_[a-z_]*(' "$include/pagedllm.h" | tr -d '(' | sort -u >"$build/f
 
 echo "== every check can fail"
 "$build/fuzz" --sabotages | while IFS='|' read -r name report; do
-    if FUZZ_PATIENCE=2 $fuzz --sabotage "$name" >"$build/sabotage" 2>&1; then
+    if FUZZ_PATIENCE=10 $fuzz --sabotage "$name" >"$build/sabotage" 2>&1; then
         echo "$name: nothing was found"
         exit 1
     fi

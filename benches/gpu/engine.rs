@@ -1,0 +1,180 @@
+//! The engine with a model of random weights: prompts, and steps of ever more sequences, in both modes.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pagedllm::engine::{Engine, Prompt, Request};
+use pagedllm::options::{EngineOptions, SamplingParams};
+use serde_json::{Value, json};
+
+use crate::Result;
+use crate::common::median;
+use crate::line::Line;
+use crate::options::{Ceilings, Options};
+
+const DECODE: &str = "decode";
+const PREFILL: &str = "prefill";
+const BATCHES: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
+const PROMPTS: [usize; 3] = [512, 2048, 8192];
+/// Tokens that a sequence begins with before it decodes.
+const CONTEXT: usize = 512;
+/// More than any makes here.
+const MOST_TOKENS: usize = 400;
+const STEPS: usize = 16;
+/// Before steps are timed, so that nothing is made for the first time any more.
+const WARM: usize = 3;
+const REPETITIONS: usize = 3;
+
+pub fn bench(options: &Options) -> Result<()> {
+    let shape = Shape::read(&options.model)?;
+    for batch_invariant in [false, true] {
+        let bench = Bench::open(options, batch_invariant, &shape)?;
+        bench.prefill(options)?;
+        bench.decode(options)?;
+    }
+    Ok(())
+}
+
+/// What a LLaMA's config says.
+struct Shape {
+    hidden: usize,
+    layers: usize,
+    heads: usize,
+    head_dim: usize,
+    vocab: usize,
+}
+
+impl Shape {
+    fn read(dir: &Path) -> Result<Shape> {
+        let config: Value = serde_json::from_slice(&std::fs::read(dir.join("config.json"))?)?;
+        let number = |name: &str| config[name].as_u64().map(|n| n as usize).ok_or_else(|| format!("config.json has no {name}"));
+        let (hidden, heads) = (number("hidden_size")?, number("num_attention_heads")?);
+        let head_dim = number("head_dim").unwrap_or(hidden / heads);
+        Ok(Shape { hidden, layers: number("num_hidden_layers")?, heads, head_dim, vocab: number("vocab_size")? })
+    }
+
+    /// Of the embedding, or of the head, in bf16.
+    fn table_bytes(&self) -> f64 {
+        2.0 * (self.vocab * self.hidden) as f64
+    }
+}
+
+struct Bench<'a> {
+    engine: Engine,
+    mode: &'static str,
+    shape: &'a Shape,
+    ceilings: Ceilings,
+}
+
+impl Bench<'_> {
+    fn open<'a>(options: &Options, batch_invariant: bool, shape: &'a Shape) -> Result<Bench<'a>> {
+        let most = *options.sizes(&PROMPTS, &[64]).last().unwrap_or(&CONTEXT);
+        let engine = Engine::create(&EngineOptions {
+            model_dir: options.model.clone(),
+            device: "cuda:0".into(),
+            batch_invariant,
+            memory_fraction: Some(0.9),
+            max_seqs: *options.sizes(&BATCHES, &[1, 3]).last().unwrap_or(&1),
+            max_batch_tokens: most,
+            prefix_cache: false,
+            skip_tokenizer: true,
+            ..Default::default()
+        })?;
+        let mode = if batch_invariant { "batch_invariant" } else { "default" };
+        Ok(Bench { engine, mode, shape, ceilings: options.ceilings })
+    }
+
+    fn case(&self, what: String) -> String {
+        format!("{what}, {} layers, {}", self.shape.layers, self.mode)
+    }
+
+    fn add(&self, seed: usize, tokens: usize, max_tokens: usize) -> Result<u64> {
+        let vocab = self.shape.vocab;
+        let prompt = (0..tokens).map(|i| ((i * 7919 + seed * 104_729) % vocab) as u32).collect();
+        let sampling = SamplingParams { max_tokens: Some(max_tokens), ignore_eos: true, ..SamplingParams::greedy() };
+        Ok(self.engine.add_request(Request::new(Prompt::Tokens(prompt), sampling))?)
+    }
+
+    fn step(&self) -> Result<(f64, u64)> {
+        let begun = Instant::now();
+        let report = self.engine.step()?;
+        let seconds = begun.elapsed().as_secs_f64();
+        // Nobody reads; the queue must not fill up.
+        if self.engine.queue().poll(Some(Duration::ZERO))?.iter().any(|output| output.error.is_some()) {
+            return Err("a request ended with an error".into());
+        }
+        Ok((seconds, report.decode_tokens))
+    }
+
+    /// Tokens a second of one prompt that is computed in one step.
+    fn prefill(&self, options: &Options) -> Result<()> {
+        for &tokens in options.sizes(&PROMPTS, &[64]) {
+            let mut times = Vec::new();
+            for seed in 0..=REPETITIONS {
+                self.add(seed, tokens, 1)?;
+                times.push(self.step()?.0);
+            }
+            let value = tokens as f64 / median(times.split_off(1));
+            let limit = tokens as f64 / self.ceilings.least_seconds(self.weight_bytes(), self.prefill_flops(tokens));
+            let (case, shape) = (self.case(format!("{tokens} tokens")), json!({"tokens": tokens}));
+            Line { part: PREFILL, case, shape, value, unit: "tokens/s", limit }.print();
+        }
+        Ok(())
+    }
+
+    /// Milliseconds of a step in which so many sequences get a token each.
+    fn decode(&self, options: &Options) -> Result<()> {
+        let context = if options.small { 20 } else { CONTEXT };
+        let (mut running, mut requests) = (0, Vec::new());
+        for &batch in options.sizes(&BATCHES, &[1, 3]) {
+            for seed in running..batch {
+                requests.push(self.add(seed, context, MOST_TOKENS)?);
+            }
+            running = batch;
+            while self.step()?.1 < batch as u64 {
+                self.expect_room()?;
+            }
+            let steps: Result<Vec<f64>> = (0..WARM + STEPS).map(|_| Ok(self.step()?.0)).collect();
+            let limit = self.ceilings.least_seconds(self.weight_bytes() + self.kv_bytes(), self.decode_flops(batch));
+            let value = 1e3 * median(steps?.split_off(WARM));
+            let (case, shape) = (self.case(format!("batch {batch}")), json!({"batch": batch, "context": self.tokens_held() / batch}));
+            Line { part: DECODE, case, shape, value, unit: "ms", limit: 1e3 * limit }.print();
+        }
+        requests.into_iter().try_for_each(|request| Ok(self.engine.abort(request)?))
+    }
+
+    /// Sequences that are computed again make no steps that could be compared.
+    fn expect_room(&self) -> Result<()> {
+        let stats = self.engine.stats();
+        match stats.preemptions {
+            0 => Ok(()),
+            n => Err(format!("{n} sequences had to give way: the pool of {} blocks is too small", stats.blocks_total).into()),
+        }
+    }
+
+    /// What every step reads of the weights: of the embedding it reads some rows.
+    fn weight_bytes(&self) -> f64 {
+        self.engine.info().memory.weight_bytes as f64 - self.shape.table_bytes()
+    }
+
+    fn kv_bytes(&self) -> f64 {
+        (self.engine.stats().blocks_used * self.engine.info().memory.block_bytes) as f64
+    }
+
+    /// By all sequences together, to a block.
+    fn tokens_held(&self) -> usize {
+        self.engine.stats().blocks_used as usize * self.engine.info().memory.block_size
+    }
+
+    /// A weight in bf16 has two bytes, and a multiplication and an addition for each row. The head has one row.
+    fn prefill_flops(&self, tokens: usize) -> f64 {
+        let Shape { layers, heads, head_dim, .. } = *self.shape;
+        let body = (self.weight_bytes() - self.shape.table_bytes()) * tokens as f64;
+        let attention = 2 * layers * heads * head_dim * tokens * tokens;
+        body + self.shape.table_bytes() + attention as f64
+    }
+
+    fn decode_flops(&self, batch: usize) -> f64 {
+        self.weight_bytes() * batch as f64
+    }
+}

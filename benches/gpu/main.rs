@@ -1,0 +1,41 @@
+//! What a CUDA device makes of the kernels and the engine, beside what it could do at most: see README.md here.
+
+mod attention;
+#[path = "../common.rs"]
+mod common;
+mod determinism;
+mod engine;
+mod line;
+#[path = "../cpu/model.rs"]
+#[allow(dead_code)] // its other half is the CPU benchmark's
+mod model;
+mod options;
+mod products;
+mod random;
+mod timing;
+
+use std::process::ExitCode;
+
+use options::{Options, Part};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> ExitCode {
+    let run = || -> Result<()> {
+        let options = Options::parse(std::env::args().skip(1))?;
+        match options.part {
+            Part::DecodeAttention => attention::decode(&options),
+            Part::PrefillAttention => attention::prefill(&options),
+            Part::Products => products::bench(&options),
+            Part::Engine => engine::bench(&options),
+            Part::Determinism => determinism::check(&options),
+        }
+    };
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

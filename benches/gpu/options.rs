@@ -1,0 +1,86 @@
+//! What is asked for.
+
+use std::path::PathBuf;
+
+use crate::Result;
+
+const USAGE: &str = "usage: gpu decode-attention|prefill-attention|products|engine|determinism [--bandwidth=BYTES_PER_SECOND] \
+    [--flops=FLOP_PER_SECOND] [--model=DIR] [--models=DIR] [--small]";
+
+pub enum Part {
+    DecodeAttention,
+    PrefillAttention,
+    Products,
+    Engine,
+    Determinism,
+}
+
+pub struct Options {
+    pub part: Part,
+    pub ceilings: Ceilings,
+    /// What the engine serves.
+    pub model: PathBuf,
+    /// Where small models are made.
+    pub models: PathBuf,
+    /// Sizes that the kernels manage on the host, too: not to be timed.
+    pub small: bool,
+}
+
+/// What the device can do at most, measured beside this.
+#[derive(Clone, Copy)]
+pub struct Ceilings {
+    /// Bytes that it copies a second, those read and those written.
+    pub bandwidth: f64,
+    /// Of a large product in bf16.
+    pub flops: f64,
+}
+
+impl Ceilings {
+    /// No code is faster that moves so many bytes and computes so much.
+    pub fn least_seconds(self, bytes: f64, flops: f64) -> f64 {
+        (bytes / self.bandwidth).max(flops / self.flops)
+    }
+}
+
+impl Options {
+    pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Options> {
+        let mut part = None;
+        let mut options = Options {
+            part: Part::Determinism,
+            ceilings: Ceilings { bandwidth: f64::INFINITY, flops: f64::INFINITY },
+            model: PathBuf::new(),
+            models: std::env::temp_dir(),
+            small: false,
+        };
+        for argument in arguments {
+            match argument.split_once('=').unwrap_or((&argument, "")) {
+                ("--bandwidth", number) => options.ceilings.bandwidth = number.parse()?,
+                ("--flops", number) => options.ceilings.flops = number.parse()?,
+                ("--model", dir) => options.model = dir.into(),
+                ("--models", dir) => options.models = dir.into(),
+                ("--small", _) => options.small = true,
+                ("--bench", _) => {} // cargo's
+                (name, _) => part = Some(Part::named(name)?),
+            }
+        }
+        Ok(Options { part: part.ok_or(USAGE)?, ..options })
+    }
+
+    /// The sizes to measure, or one small enough to try.
+    pub fn sizes<'a, T>(&self, all: &'a [T], small: &'a [T]) -> &'a [T] {
+        if self.small { small } else { all }
+    }
+}
+
+impl Part {
+    fn named(name: &str) -> Result<Part> {
+        Ok(match name {
+            "decode-attention" => Part::DecodeAttention,
+            "prefill-attention" => Part::PrefillAttention,
+            "products" => Part::Products,
+            "engine" => Part::Engine,
+            "determinism" => Part::Determinism,
+            _ => return Err(USAGE.into()),
+        })
+    }
+}

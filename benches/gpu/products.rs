@@ -1,0 +1,73 @@
+//! The products of LLaMA-3-8B alone, for one row and for thousands: in the default mode, where cuBLASLt computes those of many rows, and in
+//! ours alone, whose bits do not depend on how many rows there are.
+
+use pagedllm::backend::Backend;
+use pagedllm::backend::cuda::CudaBackend;
+use pagedllm::options::{Dtype, WeightFormat};
+use serde_json::json;
+
+use crate::Result;
+use crate::line::{Line, skipped};
+use crate::options::Options;
+use crate::random::{Weights, numbers};
+use crate::timing::seconds;
+
+const PART: &str = "products";
+const ROWS: [usize; 10] = [1, 4, 16, 64, 65, 128, 256, 1024, 2048, 4096];
+/// (name, outputs, inputs)
+const MATRICES: [(&str, usize, usize); 5] = [
+    ("qkv", 6144, 4096),
+    ("attention's output", 4096, 4096),
+    ("gate and up", 28_672, 4096),
+    ("down", 4096, 14_336),
+    ("head", 128_256, 4096),
+];
+const SMALL: [(&str, usize, usize); 1] = [("small", 96, 200)];
+/// More than any device keeps of what it has read.
+const BEYOND_CACHES: usize = 256 << 20;
+
+type Matrix = <CudaBackend as Backend>::Matrix;
+
+pub fn bench(options: &Options) -> Result<()> {
+    for invariant in [false, true] {
+        let backend = CudaBackend::new(0, invariant)?;
+        // Where there is no cuBLASLt, nothing is needed for its sake.
+        if !invariant && backend.reserved_rows_bytes(1, 1) == 0 {
+            skipped(PART, "default", "this machine has no cuBLASLt that was found: both modes are the same");
+            continue;
+        }
+        for &matrix in options.sizes(&MATRICES, &SMALL) {
+            matrices(options, &backend, if invariant { "batch_invariant" } else { "default" }, matrix)?;
+        }
+    }
+    Ok(())
+}
+
+fn matrices(options: &Options, backend: &CudaBackend, mode: &str, (name, outs, cols): (&str, usize, usize)) -> Result<()> {
+    let most = *options.sizes(&ROWS, &[1, 70]).last().unwrap_or(&1);
+    backend.reserve_rows(most, cols)?;
+    let (matrices, x) = (copies(backend, outs, cols)?, backend.vector(&numbers(most * cols))?);
+    let mut out = backend.buffer(most * outs)?;
+    for &rows in options.sizes(&ROWS, &[1, 70]) {
+        let seconds = seconds(backend, |call| backend.matmul(rows, &x, &matrices[call % matrices.len()], None, &mut out))?;
+        let bytes = 2 * outs * cols + size_of::<f32>() * rows * (outs + cols);
+        let limit = options.ceilings.least_seconds(bytes as f64, 2.0 * (rows * outs * cols) as f64);
+        let (case, shape) = (format!("{name}, {rows} rows, {mode}"), json!({"rows": rows, "outs": outs, "cols": cols}));
+        Line { part: PART, case, shape, value: 1e6 * seconds, unit: "us", limit: 1e6 * limit }.print();
+    }
+    Ok(())
+}
+
+/// As many as the device cannot keep.
+fn copies(backend: &CudaBackend, outs: usize, cols: usize) -> Result<Vec<Matrix>> {
+    let weights = Weights::new();
+    let count = BEYOND_CACHES.div_ceil(2 * outs * cols).min(8);
+    let copy = |_| {
+        let source = &mut |first: usize, out: &mut [u8]| {
+            weights.fill(first, out);
+            Ok(())
+        };
+        Ok(backend.matrix(outs, cols, Dtype::Bf16, WeightFormat::Bf16, source)?)
+    };
+    (0..count).map(copy).collect()
+}

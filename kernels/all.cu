@@ -1,0 +1,7 @@
+// All kernels, for one fatbin.
+#include "attention.cu"
+#include "cache.cu"
+#include "elementwise.cu"
+#include "experts.cu"
+#include "matmul.cu"
+#include "norm.cu"

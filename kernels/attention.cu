@@ -1,0 +1,639 @@
+// Attention over K and V in blocks, as they are stored.
+//
+// K and V of a layer lie as [block][K, V][kv_head][token][dim]; where the values are the first dimensions of the keys, as
+// [block][kv_head][token][dim]. In int8, behind the numbers of each head of each half lies a scale in f32 for each token.
+//
+// A query is one head of one row. Those of the heads that share a KV head, of all rows of a sequence, are numbered row by row. A tile is
+// some of them, so that what is read of K and V serves all. Grids are (tiles, kv_heads, z):
+//
+//   kernel                       a tile's queries  z               threads            dynamic shared memory
+//   attention_prefill_<T>_<DIM>  64                1               128                PREFILL_STAGES * STAGE_BYTES
+//   attention_decode_<T>_<DIM>   16, of one row    splits          32 * DECODE_WARPS  DECODE_STAGES * STAGE_BYTES
+//   attention_merge              16, of one row    min(16, group)  any number         none
+//   attention_plain_<T>          64                any number      128                none
+//
+// where group = heads / kv_heads, the heads that share a KV head.
+//
+// Softmax runs online over tokens counted from the sequence's first, whichever a tile begins with. Tokens that a query does not see leave
+// its sums as they were, to the bit. So no query's result depends on those beside it in a tile, nor on how its sequence was cut into steps.
+#include "tensor.cuh"
+
+#define LOG2_E 1.44269504088896f
+#define PREFILL_QUERIES 64
+#define PREFILL_WARPS 4
+#define PREFILL_STAGES 2
+#define DECODE_QUERIES 16
+#define PLAIN_QUERIES 64
+#define PLAIN_WARPS 4
+#define PLAIN_MOST_DIM 576
+#define ALL_POSITIONS 0x80000000u // more than a sequence has
+
+struct AttentionTile {
+    u32 first_row, rows; // of the sequence, in this step
+    u32 table;           // where its block table begins
+    u32 first_query;
+};
+
+// What all attention kernels are given.
+struct Attention {
+    float *out;                 // [rows, heads, value_dim]
+    const float *qkv;           // [rows, row_width], of which the first are queries: [heads, head_dim]
+    const u8 *kv;               // blocks
+    const AttentionTile *tiles; // [gridDim.x]
+    const u32 *positions;       // [rows]
+    const u32 *tables;          // [places, table_groups]
+    const float *slopes;        // [heads] or null: a score falls by so much for each position between
+    const float *sinks;         // [heads] or null: scores that have been seen before all others, without a value
+    u32 row_width, heads, kv_heads;
+    u32 head_dim, value_dim; // fewer values than dimensions: they are those of the keys
+    u32 block_shift;         // log2 of the tokens of a block
+    u32 table_groups, table_group;
+    u32 window;            // a query sees so many positions, its own included
+    float scale, soft_cap; // 0: none
+
+    __device__ __forceinline__ u32 group() const { return heads / kv_heads; }
+};
+
+// Parameters of kernels in their one order. Between and behind these some take more. `window` is 0 where a query sees all before it.
+#define ATTENTION_POINTERS                                                                                           \
+    float *out, const float *qkv, const u8 *kv, const AttentionTile *tiles, const u32 *positions, const u32 *tables, \
+        const float *slopes, const float *sinks, u32 row_width, u32 heads, u32 kv_heads
+#define ATTENTION_SCALARS u32 block_shift, u32 table_groups, u32 table_group, u32 window, float scale, float soft_cap
+#define ATTENTION_OF(head_dim, value_dim)                                                                                        \
+    Attention{out, qkv, kv, tiles, positions, tables, slopes, sinks, row_width, heads, kv_heads, head_dim, value_dim, block_shift, \
+              table_groups, table_group, window == 0 ? ALL_POSITIONS : window, scale, soft_cap}
+
+// 2^x by the special function unit; exact where x is 0.
+__device__ __forceinline__ float exp2_of(float x) {
+#ifdef __CUDACC__
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+#else
+    return exp2f(x);
+#endif
+}
+
+// A query, and the positions that it sees.
+struct Query {
+    u32 row, head, first, last;
+};
+
+__device__ __forceinline__ Query query_of(const Attention &a, const AttentionTile &tile, u32 number) {
+    u32 row = tile.first_row + number / a.group(), last = a.positions[row];
+    return {row, blockIdx.y * a.group() + number % a.group(), last + 1 - min(last + 1, a.window), last};
+}
+
+// How many queries a tile has, of at most `most`.
+__device__ __forceinline__ u32 queries_of(const AttentionTile &tile, u32 group, u32 most) {
+    return min(most, tile.rows * group - tile.first_query);
+}
+
+// A score as soft cap and distance make it.
+__device__ __forceinline__ float bent(const Attention &a, float score, float slope, u32 query, u32 token) {
+    score -= slope * float(int(query - token));
+    return a.soft_cap > 0.0f ? a.soft_cap * tanhf(score * (1.0f / a.soft_cap)) : score;
+}
+
+// What is stored of one KV head of a sequence.
+struct StoredHead {
+    const u8 *kv;                 // blocks
+    const u32 *tables;            // [places, table_groups]
+    u32 table, table_groups;      // where the sequence's first block stands, and how far behind it the next
+    u32 block_shift, block_bytes; // of both halves and all heads
+    u32 keys_at, values_behind;   // bytes from a block's beginning to the head's K, and from there to its V
+
+    __device__ __forceinline__ u32 block(u32 token) const { return tables[table + (token >> block_shift) * table_groups]; }
+    __device__ __forceinline__ u32 slot(u32 token) const { return token & ((1u << block_shift) - 1); }
+    __device__ __forceinline__ const u8 *keys(u32 block) const { return kv + (u64(block) * block_bytes + keys_at); }
+};
+
+__device__ __forceinline__ StoredHead stored_head(const Attention &a, const AttentionTile &tile, u32 token_bytes) {
+    u32 head_bytes = token_bytes << a.block_shift, half_bytes = a.kv_heads * head_bytes;
+    StoredHead head = {a.kv, a.tables, tile.table + a.table_group, a.table_groups, a.block_shift, half_bytes, blockIdx.y * head_bytes, 0};
+    if (a.value_dim == a.head_dim) head.block_bytes = 2 * half_bytes, head.values_behind = half_bytes;
+    return head;
+}
+
+// A mean of values weighted by 2^score, of some tokens: sum and weight against the greatest score.
+struct Mean {
+    float most, weight, sum;
+
+    __device__ __forceinline__ void add(Mean part) {
+        if (part.most == NO_NUMBER && part.weight == 0.0f) return; // of no tokens
+        float before = most;
+        most = fmaxf(before, part.most);
+        float kept = exp2_of(before - most), share = exp2_of(part.most - most);
+        weight = fmaf(weight, kept, part.weight * share);
+        sum = fmaf(sum, kept, part.sum * share);
+    }
+};
+
+// What comes before all tokens.
+__device__ __forceinline__ Mean mean_of_none(const float *sinks, u32 head) {
+    if (sinks) return {sinks[head] * LOG2_E, 1.0f, 0.0f};
+    return {NO_NUMBER, 0.0f, 0.0f};
+}
+
+// ---- on tensor cores
+
+// K and V in shared memory, in 16 bits.
+template <u32 DIM> struct AttentionShared {
+    static constexpr u32 TOKENS = DIM <= 128 ? 64 : 32; // that a block reads at a time
+    static constexpr u32 PITCH = DIM + 8;               // an odd number of 16 bytes: eight rows in a column lie in different banks
+    static constexpr u32 STAGE_BYTES = 2 * TOKENS * PITCH * 2;
+    // On a multiprocessor; 0: as many as the compiler finds right. Of these it finds two, for the sake of a few registers.
+    static constexpr u32 PREFILL_BLOCKS = DIM == 112 || DIM == 128 ? 3 : 0;
+    // Decode has little to compute, and ends when all has been read: no sooner than the bytes of K and V at 4.8 TB/s, on an H200. Over 132
+    // multiprocessors, with 1 us from asking to having, that is 36 KiB on their way to each at any time. A block has up to 72 KiB on
+    // their way, and two or three share a multiprocessor.
+    static constexpr u32 DECODE_STAGES = 72 * 1024 / STAGE_BYTES;
+    static constexpr u32 DECODE_WARPS = TOKENS / 16;
+};
+
+// K and V on their way to shared memory: the threads of a warp or of a block copy TOKENS of them at a time, up to STAGES times ahead.
+template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES> struct KvStream {
+    static constexpr u32 PITCH = AttentionShared<DIM>::PITCH, STAGE = 2 * TOKENS * PITCH;
+    T *stages; // [STAGES, (K, V), TOKENS, PITCH]
+    StoredHead head;
+    u32 first, end;  // the tokens that there are
+    u32 token, step; // to copy next, and from there to the one after it
+    u32 stage;       // to take next
+
+    __device__ __forceinline__ void begin() {
+        stage = 0;
+        for (u32 i = 0; i < STAGES - 1; i++) copy_next(i);
+    }
+
+    // K, and V behind them, of the next tokens.
+    __device__ __forceinline__ const T *next() {
+        meet(); // all are done with the last ones, whose room is free
+        copy_next(stage == 0 ? STAGES - 1 : stage - 1);
+        copy_async_wait<STAGES - 1>();
+        meet(); // all have copied
+        const T *ready = stages + stage * STAGE;
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        return ready;
+    }
+
+    // Commits also where there is nothing left, so that the same number is waited for.
+    __device__ __forceinline__ void copy_next(u32 to) {
+        if (token < end) copy(stages + to * STAGE);
+        copy_async_commit();
+        token += step;
+    }
+
+    static __device__ __forceinline__ void meet() {
+        if constexpr (THREADS == WARP) __syncwarp();
+        else __syncthreads();
+    }
+
+    // Tokens that nobody sees become zeros: whatever lies in their place, even times 0, might be NaN.
+    __device__ __forceinline__ void copy(T *to) const {
+        constexpr u32 CHUNKS = DIM / 8, COUNT = TOKENS * CHUNKS / THREADS;
+        static_assert(TOKENS * CHUNKS % THREADS == 0, "threads copy equally much");
+        u32 blocks[COUNT];
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) { // before any copy: so they are looked up at the same time
+            u32 wanted = token + (threadIdx.x % THREADS + i * THREADS) / CHUNKS;
+            blocks[i] = head.block(min(max(wanted, first), end - 1));
+        }
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) {
+            u32 n = threadIdx.x % THREADS + i * THREADS, at = token + n / CHUNKS;
+            const u8 *keys = head.keys(blocks[i]) + (head.slot(at) * DIM + n % CHUNKS * 8) * sizeof(T);
+            T *row = to + n / CHUNKS * PITCH + n % CHUNKS * 8;
+            copy_async_16(row, keys, first <= at && at < end);
+            copy_async_16(row + TOKENS * PITCH, keys + head.values_behind, first <= at && at < end);
+        }
+    }
+};
+
+// 16 queries of a warp on their way through K and V, TOKENS at a time. As tensor cores have it, a lane knows of two queries, lane / 4 and
+// the one 8 behind it.
+template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
+    static constexpr u32 PITCH = AttentionShared<DIM>::PITCH;
+    u32 queries[DIM / 16][4]; // of mma: a
+    float sums[DIM / 8][4];   // of mma: d
+    float most[2], weight[2]; // the greatest score, times log2 of e; this lane's part of the weight
+    float slope[2];
+    u32 last[2];             // position that a query sees
+    u32 all_first, all_last; // positions that all see
+    float power;             // a score times this is the log2 of its weight
+
+    // From query `number` on, of `count`; the last one stands in for those behind it.
+    __device__ __forceinline__ void begin(const Attention &a, const AttentionTile &tile, const float *sinks, u32 number, u32 count) {
+        u32 end = tile.first_query + count - 1;
+        all_first = query_of(a, tile, min(number + 15, end)).first;
+        all_last = query_of(a, tile, min(number, end)).last;
+        power = a.slopes || a.soft_cap > 0.0f ? LOG2_E : a.scale * LOG2_E;
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            Query query = query_of(a, tile, min(number + lane_in_warp() / 4 + 8 * half, end));
+            last[half] = query.last;
+            slope[half] = a.slopes ? a.slopes[query.head] : 0.0f;
+            Mean none = mean_of_none(sinks, query.head);
+            most[half] = none.most;
+            weight[half] = lane_in_warp() % 4 == 0 ? none.weight : 0.0f;
+            load(a.qkv + u64(query.row) * a.row_width + query.head * DIM, half);
+        }
+#pragma unroll
+        for (u32 i = 0; i < DIM / 8 * 4; i++) sums[i / 4][i % 4] = 0.0f;
+    }
+
+    __device__ __forceinline__ void load(const float *query /* [DIM] */, u32 half) {
+#pragma unroll
+        for (u32 i = 0; i < DIM / 8; i++) {
+            const float *from = query + i * 8 + lane_in_warp() % 4 * 2;
+            queries[i / 2][i % 2 * 2 + half] = pack2<T>(from[0], from[1]);
+        }
+    }
+
+    __device__ __forceinline__ void attend(const Attention &a, const T *keys /* [TOKENS, PITCH] */, u32 token) {
+        float scores[TOKENS / 8][4] = {}; // of mma: d
+        multiply_keys(scores, keys);
+        if (a.slopes || a.soft_cap > 0.0f) bend(scores, a, token);
+        if (token < all_first || token + TOKENS - 1 > all_last) hide(scores, a.window, token);
+        soften(scores);
+        add_values(scores, keys + TOKENS * PITCH);
+    }
+
+    __device__ __forceinline__ void multiply_keys(float (&scores)[TOKENS / 8][4], const T *keys /* [TOKENS, PITCH] */) {
+        const T *mine = keys + (lane_in_warp() % 8 + lane_in_warp() / 16 * 8) * PITCH + lane_in_warp() / 8 % 2 * 8;
+#pragma unroll
+        for (u32 k = 0; k < DIM / 16; k++) {
+#pragma unroll
+            for (u32 n = 0; n < TOKENS / 16; n++) {
+                u32 b[4];
+                ldmatrix_x4(b, mine + n * 16 * PITCH + k * 16);
+                u32 low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
+                mma_16816<T>(scores[2 * n], queries[k], low);
+                mma_16816<T>(scores[2 * n + 1], queries[k], high);
+            }
+        }
+    }
+
+    // Of score i of matrix n the token, counted from the first.
+    static __device__ __forceinline__ u32 column(u32 n, u32 i) { return n * 8 + lane_in_warp() % 4 * 2 + i % 2; }
+
+    __device__ __forceinline__ void bend(float (&scores)[TOKENS / 8][4], const Attention &a, u32 token) {
+#pragma unroll
+        for (u32 n = 0; n < TOKENS / 8; n++) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++)
+                scores[n][i] = bent(a, scores[n][i] * a.scale, slope[i / 2], last[i / 2], token + column(n, i));
+        }
+    }
+
+    // What is later than a query lies, as unsigned numbers wrap, farther back than any window.
+    __device__ __forceinline__ void hide(float (&scores)[TOKENS / 8][4], u32 window, u32 token) {
+#pragma unroll
+        for (u32 n = 0; n < TOKENS / 8; n++) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++)
+                if (last[i / 2] - (token + column(n, i)) >= window) scores[n][i] = NO_NUMBER;
+        }
+    }
+
+    // Scores become weights against the greatest so far.
+    __device__ __forceinline__ void soften(float (&scores)[TOKENS / 8][4]) {
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            float before = most[half], here = NO_NUMBER;
+#pragma unroll
+            for (u32 n = 0; n < TOKENS / 8; n++) here = fmaxf(here, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+            here = fmaxf(here, __shfl_xor_sync(ALL_LANES, here, 1));
+            here = fmaxf(here, __shfl_xor_sync(ALL_LANES, here, 2));
+            most[half] = fmaxf(before, here * power);
+            float base = most[half] == NO_NUMBER ? 0.0f : most[half]; // while a query has seen nothing, all its weights are 0
+            float kept = exp2_of(before - base);
+            weight[half] *= kept;
+#pragma unroll
+            for (u32 i = 0; i < TOKENS / 4; i++) {
+                float &score = scores[i / 2][2 * half + i % 2];
+                score = exp2_of(fmaf(score, power, -base));
+                weight[half] += score;
+            }
+#pragma unroll
+            for (u32 i = 0; i < DIM / 4; i++) sums[i / 2][2 * half + i % 2] *= kept;
+        }
+    }
+
+    __device__ __forceinline__ void add_values(const float (&weights)[TOKENS / 8][4], const T *values /* [TOKENS, PITCH] */) {
+        const T *mine = values + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 8;
+#pragma unroll
+        for (u32 k = 0; k < TOKENS / 16; k++) {
+            const float(&low)[4] = weights[2 * k], (&high)[4] = weights[2 * k + 1];
+            u32 a[4] = {pack2<T>(low[0], low[1]), pack2<T>(low[2], low[3]), pack2<T>(high[0], high[1]), pack2<T>(high[2], high[3])};
+#pragma unroll
+            for (u32 n = 0; n < DIM / 16; n++) {
+                u32 b[4];
+                ldmatrix_x4_transposed(b, mine + k * 16 * PITCH + n * 16);
+                u32 left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
+                mma_16816<T>(sums[2 * n], a, left);
+                mma_16816<T>(sums[2 * n + 1], a, right);
+            }
+        }
+    }
+
+    // Of all four lanes that know of a query.
+    __device__ __forceinline__ float whole_weight(u32 half) const {
+        float sum = weight[half];
+        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+        return sum + __shfl_xor_sync(ALL_LANES, sum, 2);
+    }
+};
+
+// A lane's dimensions of a query's sums, times `factor`. Where a sum has become -0, tokens that are not seen may make it 0: so all are 0.
+template <u32 DIM>
+__device__ __forceinline__ void write_sums_of_query(float *to /* [DIM] */, const float (&sums)[DIM / 8][4], u32 half, float factor) {
+#pragma unroll
+    for (u32 n = 0; n < DIM / 8; n++) {
+        float2 two = make_float2(sums[n][2 * half] * factor + 0.0f, sums[n][2 * half + 1] * factor + 0.0f);
+        *reinterpret_cast<float2 *>(to + n * 8 + lane_in_warp() % 4 * 2) = two;
+    }
+}
+
+// Tiles that see most come last in a sequence, and begin first: so the device is busy to the end.
+__device__ __forceinline__ AttentionTile prefill_tile(const Attention &a) { return a.tiles[gridDim.x - 1 - blockIdx.x]; }
+
+// Looks at the tile again, so that nothing of it takes registers meanwhile.
+template <u32 DIM, class Queries> __device__ __forceinline__ void write_prefill(const Attention &a, const Queries &queries) {
+    AttentionTile tile = prefill_tile(a);
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        u32 number = warp_in_block() * 16 + lane_in_warp() / 4 + 8 * half;
+        float factor = 1.0f / queries.whole_weight(half);
+        if (number >= queries_of(tile, a.group(), PREFILL_QUERIES)) continue;
+        Query query = query_of(a, tile, tile.first_query + number);
+        write_sums_of_query<DIM>(a.out + (u64(query.row) * a.heads + query.head) * DIM, queries.sums, half, factor);
+    }
+}
+
+template <class T, u32 DIM> __device__ __forceinline__ void attend_prefill(const Attention &a) {
+    constexpr u32 TOKENS = AttentionShared<DIM>::TOKENS;
+    DYNAMIC_SHARED(T, stages);
+    AttentionTile tile = prefill_tile(a);
+    u32 count = queries_of(tile, a.group(), PREFILL_QUERIES);
+    u32 first = query_of(a, tile, tile.first_query).first, end = query_of(a, tile, tile.first_query + count - 1).last + 1;
+    u32 token = first / TOKENS * TOKENS;
+    StoredHead head = stored_head(a, tile, DIM * sizeof(T));
+    KvStream<T, DIM, TOKENS, PREFILL_WARPS * WARP, PREFILL_STAGES> stream = {stages, head, first, end, token, TOKENS, 0};
+    stream.begin();
+    WarpQueries<T, DIM, TOKENS> queries;
+    queries.begin(a, tile, a.sinks, tile.first_query + warp_in_block() * 16, count);
+    for (; token < end; token += TOKENS) queries.attend(a, stream.next(), token);
+    write_prefill<DIM>(a, queries);
+}
+
+// What the warps of a block have of its queries, in the room of K and V.
+template <u32 DIM> struct SharedMeans {
+    static constexpr u32 WARPS = AttentionShared<DIM>::DECODE_WARPS, PITCH = AttentionShared<DIM>::PITCH;
+    static_assert(AttentionShared<DIM>::DECODE_STAGES >= 2, "sums take one stage, and the others a part of the next");
+    float sums[WARPS][16][PITCH], most[WARPS][16], weight[WARPS][16];
+
+    template <class Queries> __device__ __forceinline__ void put(const Queries &queries) {
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            u32 warp = warp_in_block(), query = lane_in_warp() / 4 + 8 * half;
+            write_sums_of_query<DIM>(sums[warp][query], queries.sums, half, 1.0f);
+            weight[warp][query] = queries.whole_weight(half); // the same from all four lanes
+            most[warp][query] = queries.most[half];
+        }
+    }
+
+    __device__ __forceinline__ Mean merged(u32 query, u32 dim) const {
+        Mean mean = mean_of_none(nullptr, 0);
+        for (u32 warp = 0; warp < WARPS; warp++) mean.add({most[warp][query], weight[warp][query], sums[warp][query][dim]});
+        return mean;
+    }
+};
+
+// Where the splits of a query of this block's tile begin. Of each: sums, greatest score, weight.
+__device__ __forceinline__ u64 partial_of(u32 kv_heads, u32 group, u32 query, u32 splits, u32 dim) {
+    u64 first_of_tile = (u64(blockIdx.x) * kv_heads + blockIdx.y) * min(u32(DECODE_QUERIES), group);
+    return (first_of_tile + query) * splits * (dim + 2);
+}
+
+// out of one split; of several a part of `partial`, for attention_merge.
+template <u32 DIM>
+__device__ __forceinline__ void write_decode(const Attention &a, const AttentionTile &tile, const SharedMeans<DIM> &means,
+                                             float *partial /* [tiles, kv_heads, min(16, group), splits, DIM + 2] */) {
+    for (u32 i = threadIdx.x; i < queries_of(tile, a.group(), DECODE_QUERIES) * DIM; i += blockDim.x) {
+        u32 number = i / DIM, dim = i % DIM;
+        Query query = query_of(a, tile, tile.first_query + number);
+        Mean part = means.merged(number, dim);
+        if (gridDim.z == 1) {
+            Mean mean = mean_of_none(a.sinks, query.head);
+            mean.add(part);
+            a.out[(u64(query.row) * a.heads + query.head) * DIM + dim] = mean.sum / mean.weight;
+        } else {
+            float *to = partial + partial_of(a.kv_heads, a.group(), number, gridDim.z, DIM) + blockIdx.z * (DIM + 2);
+            to[dim] = part.sum;
+            if (dim == 0) to[DIM] = part.most, to[DIM + 1] = part.weight;
+        }
+    }
+}
+
+// Warps take turns at 16 tokens, each with K and V of its own. A split is `split_len` tokens, a multiple of 64; a sequence's bits depend on
+// that, and not on how many splits lie behind its end.
+template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const Attention &a, float *partial, u32 split_len) {
+    typedef AttentionShared<DIM> Shared;
+    constexpr u32 STAGES = Shared::DECODE_STAGES;
+    DYNAMIC_SHARED(T, stages); // of each warp its own
+    AttentionTile tile = a.tiles[blockIdx.x];
+    Query seen = query_of(a, tile, tile.first_query); // as by all of the row
+    u32 first = max(seen.first, blockIdx.z * split_len), end = min(seen.last + 1, (blockIdx.z + 1) * split_len);
+    u32 token = first / Shared::TOKENS * Shared::TOKENS + warp_in_block() * 16;
+    T *own = stages + warp_in_block() * (STAGES * 2 * 16 * Shared::PITCH);
+    StoredHead head = stored_head(a, tile, DIM * sizeof(T));
+    KvStream<T, DIM, 16, WARP, STAGES> stream = {own, head, first, end, token, Shared::TOKENS, 0};
+    stream.begin();
+    WarpQueries<T, DIM, 16> queries;
+    queries.begin(a, tile, nullptr, tile.first_query, queries_of(tile, a.group(), DECODE_QUERIES));
+    for (; token < end; token += Shared::TOKENS) queries.attend(a, stream.next(), token);
+
+    __syncthreads(); // all are done with K and V, in whose room the means are
+    SharedMeans<DIM> &means = *reinterpret_cast<SharedMeans<DIM> *>(stages);
+    means.put(queries);
+    __syncthreads();
+    write_decode(a, tile, means, partial);
+}
+
+// out = the mean over splits, and the sink.
+extern "C" __global__ void attention_merge(float *out /* [rows, heads, dim] */,
+                                           const float *partial /* [tiles, kv_heads, min(16, group), splits, dim + 2] */,
+                                           const AttentionTile *tiles /* [tiles] */, const float *sinks /* [heads] or null */, u32 heads,
+                                           u32 kv_heads, u32 dim, u32 splits) {
+    AttentionTile tile = tiles[blockIdx.x];
+    u32 group = heads / kv_heads, number = tile.first_query + blockIdx.z;
+    if (blockIdx.z >= queries_of(tile, group, DECODE_QUERIES)) return;
+    u32 row = tile.first_row + number / group, head = blockIdx.y * group + number % group;
+    const float *parts = partial + partial_of(kv_heads, group, blockIdx.z, splits, dim);
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
+        Mean mean = mean_of_none(sinks, head);
+        for (u32 split = 0; split < splits; split++) {
+            const float *part = parts + split * (dim + 2);
+            mean.add({part[dim], part[dim + 1], part[i]});
+        }
+        out[(u64(row) * heads + head) * dim + i] = mean.sum / mean.weight;
+    }
+}
+
+// ---- for heads of any width, and K and V of any type
+
+__device__ __forceinline__ float to_float(signed char x) { return float(x); }
+
+// A token's numbers, and what they are multiplied by.
+template <class T> struct StoredToken {
+    const T *numbers; // [dim]
+    float scale;
+};
+
+// K and V as plain kernels read them.
+template <class T> struct PlainHead {
+    static constexpr bool SCALED = sizeof(T) == 1;
+    StoredHead head;
+    u32 dim;
+
+    static __device__ __forceinline__ u32 token_bytes(u32 dim) { return dim * sizeof(T) + (SCALED ? sizeof(float) : 0); }
+
+    __device__ __forceinline__ StoredToken<T> keys(u32 token) const { return at(token, 0); }
+    __device__ __forceinline__ StoredToken<T> values(u32 token) const { return at(token, head.values_behind); }
+
+    __device__ __forceinline__ StoredToken<T> at(u32 token, u32 behind) const {
+        const T *numbers = reinterpret_cast<const T *>(head.keys(head.block(token)) + behind);
+        float scale = 1.0f;
+        if constexpr (SCALED) scale = reinterpret_cast<const float *>(numbers + (dim << head.block_shift))[head.slot(token)];
+        return {numbers + head.slot(token) * dim, scale};
+    }
+};
+
+// One query of a warp on its way through K and V. Lanes share the dimensions, and then the scores of 32 tokens.
+template <class T> struct PlainQuery {
+    static constexpr u32 COUNT = PLAIN_MOST_DIM / WARP;
+    Query seen;
+    float query[COUNT], sums[COUNT]; // of dimensions lane, lane + 32, ...
+    float most, weight;              // the greatest score, times log2 of e
+
+    __device__ __forceinline__ void begin(const Attention &a, const Query &of) {
+        const float *from = a.qkv + u64(of.row) * a.row_width + of.head * a.head_dim;
+        seen = of;
+        most = NO_NUMBER;
+        weight = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) {
+            u32 dim = i * WARP + lane_in_warp();
+            query[i] = dim < a.head_dim ? from[dim] : 0.0f;
+            sums[i] = 0.0f;
+        }
+    }
+
+    // Tokens from this one on, a multiple of 32, of which it sees some.
+    __device__ __forceinline__ void attend(const Attention &a, const PlainHead<T> &head, u32 token) {
+        u32 begin = max(seen.first, token), end = min(seen.last + 1, token + WARP);
+        float score = NO_NUMBER; // of lane's token
+        for (u32 i = begin; i < end; i++) {
+            float product = dot(a, head.keys(i));
+            if (i - token == lane_in_warp()) score = product;
+        }
+        float slope = a.slopes ? a.slopes[seen.head] : 0.0f;
+        if (score != NO_NUMBER) score = bent(a, score * a.scale, slope, seen.last, token + lane_in_warp()) * LOG2_E;
+        float share = soften(score);
+        for (u32 i = begin; i < end; i++) add_value(a, __shfl_sync(ALL_LANES, share, i - token), head.values(i));
+    }
+
+    __device__ __forceinline__ float dot(const Attention &a, StoredToken<T> key) const {
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) {
+            u32 dim = i * WARP + lane_in_warp();
+            if (dim < a.head_dim) sum += query[i] * to_float(key.numbers[dim]);
+        }
+        return warp_sum(sum) * key.scale;
+    }
+
+    // A score becomes a weight against the greatest so far.
+    __device__ __forceinline__ float soften(float score) {
+        float before = most;
+        most = fmaxf(before, warp_max(score));
+        float kept = exp2_of(before - most), share = exp2_of(score - most);
+        weight = weight * kept + warp_sum(share);
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) sums[i] *= kept;
+        return share;
+    }
+
+    __device__ __forceinline__ void add_value(const Attention &a, float share, StoredToken<T> value) {
+        share *= value.scale;
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) {
+            u32 dim = i * WARP + lane_in_warp();
+            if (dim < a.value_dim) sums[i] += share * to_float(value.numbers[dim]);
+        }
+    }
+
+    __device__ __forceinline__ void put(const Attention &a, float *to /* [value_dim] */, float *mosts, float *weights /* [warps] */) const {
+        mosts[warp_in_block()] = most; // the same from all lanes
+        weights[warp_in_block()] = weight;
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) {
+            u32 dim = i * WARP + lane_in_warp();
+            if (dim < a.value_dim) to[dim] = sums[i];
+        }
+    }
+};
+
+// A block takes every gridDim.z-th query of its tile; for each its warps take turns at 32 tokens.
+template <class T> __device__ __forceinline__ void attend_plain(const Attention &a) {
+    __shared__ float sums[PLAIN_WARPS][PLAIN_MOST_DIM], most[PLAIN_WARPS], weight[PLAIN_WARPS];
+    AttentionTile tile = a.tiles[blockIdx.x];
+    PlainHead<T> head = {stored_head(a, tile, PlainHead<T>::token_bytes(a.head_dim)), a.head_dim};
+    for (u32 i = blockIdx.z; i < queries_of(tile, a.group(), PLAIN_QUERIES); i += gridDim.z) {
+        Query seen = query_of(a, tile, tile.first_query + i);
+        PlainQuery<T> query;
+        query.begin(a, seen);
+        for (u32 token = (seen.first / WARP + warp_in_block()) * WARP; token <= seen.last; token += PLAIN_WARPS * WARP)
+            query.attend(a, head, token);
+        query.put(a, sums[warp_in_block()], most, weight);
+        __syncthreads();
+        float *to = a.out + (u64(seen.row) * a.heads + seen.head) * a.value_dim;
+        for (u32 dim = threadIdx.x; dim < a.value_dim; dim += blockDim.x) {
+            Mean mean = mean_of_none(a.sinks, seen.head);
+            for (u32 warp = 0; warp < PLAIN_WARPS; warp++) mean.add({most[warp], weight[warp], sums[warp][dim]});
+            to[dim] = mean.sum / mean.weight;
+        }
+        __syncthreads(); // all has been read
+    }
+}
+
+// ---- kernels by name
+
+#define ATTENTION_ON_TENSOR_CORES(name, T, DIM)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(PREFILL_WARPS *WARP, AttentionShared<DIM>::PREFILL_BLOCKS)                             \
+        attention_prefill_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS) {                                                       \
+        attend_prefill<T, DIM>(ATTENTION_OF(DIM, DIM));                                                                                 \
+    }                                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(AttentionShared<DIM>::DECODE_WARPS *WARP)                                              \
+        attention_decode_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS, float *partial /* null of one split */, u32 split_len) { \
+        attend_decode<T, DIM>(ATTENTION_OF(DIM, DIM), partial, split_len);                                                              \
+    }
+
+#define ATTENTION_OF_EACH_WIDTH(name, T)    \
+    ATTENTION_ON_TENSOR_CORES(name, T, 64)  \
+    ATTENTION_ON_TENSOR_CORES(name, T, 80)  \
+    ATTENTION_ON_TENSOR_CORES(name, T, 96)  \
+    ATTENTION_ON_TENSOR_CORES(name, T, 112) \
+    ATTENTION_ON_TENSOR_CORES(name, T, 128) \
+    ATTENTION_ON_TENSOR_CORES(name, T, 256)
+
+#define ATTENTION_PLAIN(name, T)                                                                     \
+    extern "C" __global__ void __launch_bounds__(PLAIN_WARPS *WARP, 4)                               \
+        attention_plain_##name(ATTENTION_POINTERS, u32 head_dim, u32 value_dim, ATTENTION_SCALARS) { \
+        attend_plain<T>(ATTENTION_OF(head_dim, value_dim));                                          \
+    }
+
+ATTENTION_OF_EACH_WIDTH(bf16, bf16)
+ATTENTION_PLAIN(f32, float)
+ATTENTION_PLAIN(bf16, bf16)
+ATTENTION_PLAIN(int8, signed char)

@@ -1,0 +1,111 @@
+// Rotary positions, K and V on their way into blocks, and blocks on their way elsewhere.
+//
+// K and V of a layer lie as [block][K, V][kv_head][token][dim]; where the values are the first dimensions of the keys, as
+// [block][kv_head][token][dim]. In int8, behind the numbers of each head of each half lies a scale in f32 for each token.
+#include "common.cuh"
+
+enum Pairs { HALVES, NEIGHBOURS };
+
+// Turns a head: pair i by the angle whose cosine and sine are at i and i + rotated / 2. The lanes of a warp share the pairs.
+__device__ void turn(float *head /* [dim] */, const float *angles /* [rotated] */, u32 rotated, u32 pairs) {
+    u32 count = rotated / 2;
+    for (u32 i = lane_in_warp(); i < count; i += WARP) {
+        u32 first = pairs == HALVES ? i : 2 * i, second = pairs == HALVES ? i + count : 2 * i + 1;
+        float a = head[first], b = head[second], cosine = angles[i], sine = angles[i + count];
+        head[first] = a * cosine - b * sine;
+        head[second] = b * cosine + a * sine;
+    }
+}
+
+// out[r] = [cosines, sines] of positions[r] * frequencies, times `amplitude`. Grid: rows.
+extern "C" __global__ void angles(float *out /* [rows, 2 * count] */, const u32 *positions /* [rows] */, const float *frequencies /* [count] */,
+                                  u32 count, float amplitude) {
+    float *row = out + u64(blockIdx.x) * 2 * count;
+    for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
+        float angle = float(positions[blockIdx.x]) * frequencies[i];
+        row[i] = cosf(angle) * amplitude;
+        row[i + count] = sinf(angle) * amplitude;
+    }
+}
+
+// Turns heads of `dim` from `first` on; a warp per head. Grid: rows, heads.
+extern "C" __global__ void rope(float *x /* [rows, stride] */, const float *angles /* [rows, rotated] */, u32 first, u32 dim, u32 stride,
+                                u32 rotated, u32 pairs) {
+    turn(x + u64(blockIdx.x) * stride + first + u64(blockIdx.y) * dim, angles + u64(blockIdx.x) * rotated, rotated, pairs);
+}
+
+// One token's K, or V, of one head, into its block; by a warp.
+template <class T> struct Stored {
+    static __host__ __device__ constexpr u32 head_bytes(u32 block_size, u32 dim) { return block_size * dim * sizeof(T); }
+    static __device__ void write(u8 *head, const float *numbers /* [dim] */, u32 token, u32, u32 dim) {
+        T *to = reinterpret_cast<T *>(head) + u64(token) * dim;
+        for (u32 i = lane_in_warp(); i < dim; i += WARP) to[i] = from_float<T>(numbers[i]);
+    }
+};
+
+template <> struct Stored<signed char> {
+    static __host__ __device__ constexpr u32 head_bytes(u32 block_size, u32 dim) { return block_size * (dim + sizeof(float)); }
+    static __device__ void write(u8 *head, const float *numbers /* [dim] */, u32 token, u32 block_size, u32 dim) {
+        float scale = scale_of(numbers, dim), divisor = scale == 0.0f ? 1.0f : scale; // 0 times anything is 0
+        signed char *to = reinterpret_cast<signed char *>(head) + u64(token) * dim;
+        for (u32 i = lane_in_warp(); i < dim; i += WARP) {
+            float whole = rintf(numbers[i] / divisor);
+            to[i] = whole == whole ? static_cast<signed char>(whole) : 0;
+        }
+        if (lane_in_warp() == 0) reinterpret_cast<float *>(head + u64(block_size) * dim)[token] = scale;
+    }
+    // What makes 127 of the number that is farthest from 0. Where one is not finite it is NaN, and so is all that is computed with it; where all
+    // are so small that a scale would be no normal number, it is 0.
+    static __device__ float scale_of(const float *numbers /* [dim] */, u32 dim) {
+        float most = 0.0f;
+        for (u32 i = lane_in_warp(); i < dim; i += WARP) {
+            float size = fabsf(numbers[i]);
+            most = size <= most ? most : size == size ? size : INFINITY;
+        }
+        float scale = warp_max(most) / 127.0f;
+        return scale > 3.4028235e38f ? NAN : scale < 1.17549435e-38f ? 0.0f : scale;
+    }
+};
+
+// Turns queries and keys of a row, where there are angles, and writes its keys and values to its slot. A warp per head at a time. Grid: rows.
+template <class T>
+__device__ void store_kv(u8 *kv, float *qkv, const float *angles, const u32 *slots, u32 heads, u32 kv_heads, u32 halves, u32 dim, u32 rotated,
+                         u32 pairs, u32 block_shift, u32 table_groups, u32 table_group) {
+    u32 row = blockIdx.x, slot = slots[u64(row) * table_groups + table_group], block_size = 1u << block_shift;
+    u32 all = heads + halves * kv_heads, head_bytes = Stored<T>::head_bytes(block_size, dim);
+    u8 *block = kv + u64(slot >> block_shift) * halves * kv_heads * head_bytes;
+    for (u32 head = warp_in_block(); head < all; head += blockDim.x / WARP) {
+        float *numbers = qkv + (u64(row) * all + head) * dim;
+        if (angles && head < heads + kv_heads) turn(numbers, angles + u64(row) * rotated, rotated, pairs);
+        __syncwarp(); // other lanes read what has been turned
+        if (head >= heads) Stored<T>::write(block + u64(head - heads) * head_bytes, numbers, slot & (block_size - 1), block_size, dim);
+    }
+}
+
+#define STORE_KV(name, T)                                                                                                                       \
+    extern "C" __global__ void store_kv_##name(u8 *kv /* blocks */, float *qkv /* [rows, heads + halves * kv_heads, dim] */,                    \
+                                               const float *angles /* [rows, rotated] or null */, const u32 *slots /* [rows, table_groups] */,  \
+                                               u32 heads, u32 kv_heads, u32 halves, u32 dim, u32 rotated, u32 pairs, u32 block_shift,           \
+                                               u32 table_groups, u32 table_group) {                                                             \
+        store_kv<T>(kv, qkv, angles, slots, heads, kv_heads, halves, dim, rotated, pairs, block_shift, table_groups, table_group);              \
+    }
+STORE_KV(f32, float)
+STORE_KV(bf16, bf16)
+STORE_KV(int8, signed char)
+
+// Copies whole blocks, all levels of each, from one tier to another or within one: those of level l of a tier lie from bases[l] on, strides[l] bytes
+// apart. Bytes are multiples of 4. Grid: moves, levels.
+extern "C" __global__ void move_blocks(u8 *const *to_bases /* [levels] */, const u64 *to_strides /* [levels] */,
+                                       u8 *const *from_bases /* [levels] */, const u64 *from_strides /* [levels] */,
+                                       const u64 *bytes /* [levels] */, const u32 *moves /* [moves, (from, to)] */) {
+    u32 level = blockIdx.y, from = moves[2 * blockIdx.x], to = moves[2 * blockIdx.x + 1];
+    u8 *target = to_bases[level] + u64(to) * to_strides[level];
+    const u8 *source = from_bases[level] + u64(from) * from_strides[level];
+    if ((reinterpret_cast<u64>(target) | reinterpret_cast<u64>(source) | bytes[level]) % sizeof(uint4) == 0) {
+        for (u64 i = threadIdx.x; i < bytes[level] / sizeof(uint4); i += blockDim.x)
+            reinterpret_cast<uint4 *>(target)[i] = reinterpret_cast<const uint4 *>(source)[i];
+    } else {
+        for (u64 i = threadIdx.x; i < bytes[level] / sizeof(u32); i += blockDim.x)
+            reinterpret_cast<u32 *>(target)[i] = reinterpret_cast<const u32 *>(source)[i];
+    }
+}

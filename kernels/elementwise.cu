@@ -1,0 +1,110 @@
+// The ops that touch each number once: sums, activations, gates, caps, and rows that move.
+#include "common.cuh"
+
+// What threads of a one-dimensional grid share: each takes every number whose place is its own, counted by the size of the grid.
+#define FOR_EACH(i, count) \
+    for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x, end_ = (count); i < end_; i += u64(gridDim.x) * blockDim.x)
+
+enum Act { RELU, SILU, GELU, GELU_TANH };
+
+__device__ __forceinline__ float activated(u32 act, float x) {
+    switch (act) {
+    case RELU: return x < 0.0f ? 0.0f : x; // a NaN stays one
+    case SILU: return x / (1.0f + expf(-x));
+    case GELU: return x * 0.5f * (1.0f + erff(x * 0.70710678f));
+    default: return x / (1.0f + expf(-1.595769f * (x + 0.044715f * x * x * x))); // x * (1 + tanh(u)) / 2 is x / (1 + e^(-2u))
+    }
+}
+
+// x = act(x)
+extern "C" __global__ void activate(float *x /* [count] */, u64 count, u32 act) {
+    FOR_EACH(i, count) x[i] = activated(act, x[i]);
+}
+
+// Where what a thread works on lies in rows of `width`: its row and its column, which end where there is none. Grid: rows, columns by the block.
+#define ROW_AND_COLUMN(width)                                                      \
+    u64 row = blockIdx.x, column = u64(blockIdx.y) * blockDim.x + threadIdx.x; \
+    if (column >= (width)) return
+
+// out = act(gate) * up
+extern "C" __global__ void gate(float *out /* [rows, width] */, const float *x /* [rows, gate and up, width] */, u32 width, u32 act) {
+    ROW_AND_COLUMN(width);
+    const float *both = x + row * 2 * width + column;
+    out[row * width + column] = activated(act, both[0]) * both[width];
+}
+
+// out = gate * sigmoid(alpha * gate) * (up + 1), where the gate is at most `limit`, and `up` not further than that from 0.
+extern "C" __global__ void gate_clamped(float *out /* [rows, width] */, const float *x /* [rows, gate and up, width] */, u32 width, float alpha,
+                                        float limit) {
+    ROW_AND_COLUMN(width);
+    const float *both = x + row * 2 * width + column;
+    float gate = both[0] > limit ? limit : both[0]; // a NaN stays one
+    float up = both[width] > limit ? limit : both[width] < -limit ? -limit : both[width];
+    out[row * width + column] = gate / (1.0f + expf(-alpha * gate)) * (up + 1.0f);
+}
+
+// x += scale * y
+extern "C" __global__ void add(float *x /* [count] */, const float *y /* [count] */, u64 count, float scale) {
+    FOR_EACH(i, count) x[i] += scale * y[i];
+}
+
+// x += sigmoid(gates of the row) * y
+extern "C" __global__ void add_gated(float *x /* [rows, width] */, const float *y /* [rows, width] */, const float *gates /* [rows] */, u32 width) {
+    ROW_AND_COLUMN(width);
+    x[row * width + column] += sigmoid(gates[row]) * y[row * width + column];
+}
+
+// x = cap * tanh(x * scale / cap), or x * scale where the cap is 0
+extern "C" __global__ void scale_and_cap(float *x /* [count] */, u64 count, float scale, float cap) {
+    FOR_EACH(i, count) {
+        float scaled = x[i] * scale;
+        x[i] = cap > 0.0f ? cap * tanhf(scaled / cap) : scaled;
+    }
+}
+
+// Parts of a row: strip h is `dim` numbers from first + h * pitch; rows are `stride` apart. out[h][r] = strip h of row r. Grid: strips and rows, columns.
+extern "C" __global__ void split_strips(float *out /* [strips, rows, dim] */, const float *x /* [rows, stride] */, u32 rows, u32 first, u32 dim,
+                                        u32 pitch, u32 stride) {
+    ROW_AND_COLUMN(dim);
+    u32 strip = blockIdx.x / rows;
+    out[row * dim + column] = x[u64(blockIdx.x % rows) * stride + first + u64(strip) * pitch + column];
+}
+
+// strip h of row r = x[h][r]. Grid: as above.
+extern "C" __global__ void join_strips(float *out /* [rows, stride] */, const float *x /* [strips, rows, dim] */, u32 rows, u32 first, u32 dim,
+                                       u32 pitch, u32 stride) {
+    ROW_AND_COLUMN(dim);
+    u32 strip = blockIdx.x / rows;
+    out[u64(blockIdx.x % rows) * stride + first + u64(strip) * pitch + column] = x[row * dim + column];
+}
+
+// out[i] = x[row i of those wanted]
+extern "C" __global__ void gather(float *out /* [count, width] */, const float *x /* [rows, width] */, const u32 *wanted /* [count] */, u32 width) {
+    ROW_AND_COLUMN(width);
+    out[row * width + column] = x[u64(wanted[row]) * width + column];
+}
+
+// out[r] = table[tokens[r]] * scale
+template <class T> __device__ void embed(float *out, const T *table, const u32 *tokens, u32 cols, u32 pitch, float scale) {
+    ROW_AND_COLUMN(cols);
+    out[row * cols + column] = to_float(table[u64(tokens[row]) * pitch + column]) * scale;
+}
+
+// x[r] += table[positions[r] + offset]
+template <class T> __device__ void add_positions(float *x, const T *table, const u32 *positions, u32 cols, u32 pitch, u32 offset) {
+    ROW_AND_COLUMN(cols);
+    x[row * cols + column] += to_float(table[(u64(positions[row]) + offset) * pitch + column]);
+}
+
+#define TABLES(name, T)                                                                                                                         \
+    extern "C" __global__ void embed_##name(float *out /* [rows, cols] */, const T *table /* [tokens, pitch] */, const u32 *tokens /* [rows] */, \
+                                            u32 cols, u32 pitch, float scale) {                                                                 \
+        embed(out, table, tokens, cols, pitch, scale);                                                                                          \
+    }                                                                                                                                           \
+    extern "C" __global__ void add_positions_##name(float *x /* [rows, cols] */, const T *table /* [positions, pitch] */,                       \
+                                                    const u32 *positions /* [rows] */, u32 cols, u32 pitch, u32 offset) {                       \
+        add_positions(x, table, positions, cols, pitch, offset);                                                                                \
+    }
+TABLES(f32, float)
+TABLES(f16, f16)
+TABLES(bf16, bf16)

@@ -1,0 +1,214 @@
+// Rows on their way to experts: who goes where, in the order in which the experts work, there and back.
+#include "common.cuh"
+
+enum Scores { SOFTMAX, SIGMOID };
+enum GroupScore { BEST, BEST_TWO };
+
+#define ROUTE_WARPS 4
+#define MOST_EXPERTS 512
+#define MOST_GROUPS 64
+
+// What experts are chosen by: a softmax has the order of its logits.
+struct RowScores {
+    const float *logits;     // [experts]
+    const float *correction; // [experts] or null
+    u32 kind;
+
+    __device__ float of(u32 expert) const {
+        if (kind == SOFTMAX) return logits[expert];
+        return sigmoid(logits[expert]) + (correction ? correction[expert] : 0.0f);
+    }
+    // What an expert weighs before all are scaled; `most` is the largest logit of those chosen.
+    __device__ float weight(u32 expert, float most) const {
+        return kind == SOFTMAX ? expf(logits[expert] - most) : sigmoid(logits[expert]);
+    }
+};
+
+// How experts of a row's groups are scored, and how many groups a row goes to.
+struct RowGroups {
+    u32 count, chosen, score;
+};
+
+// What a warp writes down of its row.
+struct RowNotes {
+    u32 orders[MOST_EXPERTS];
+    u32 group_orders[MOST_GROUPS];
+    u32 experts[MOST_EXPERTS]; // chosen, the best first
+    float weights[MOST_EXPERTS];
+};
+
+// Numbers in the order of floats; NaN has its place, too.
+__device__ __forceinline__ u32 order_of(float x) {
+    u32 bits = float_to_bits(x);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// A place and its order as one number, no two the same: of equals the first is more. None is ALL_RANKS or more.
+#define ALL_RANKS (~u64(0))
+#define LAST_PLACE 0x7fffffffu
+__device__ __forceinline__ u64 rank_of(u32 order, u32 place) { return u64(order) << 32 | (LAST_PLACE - place); }
+__device__ __forceinline__ u32 place_of_rank(u64 rank) { return LAST_PLACE - u32(rank); }
+
+// The best rank of a warp's row that is less than `last`. So each call finds the next best, and none twice.
+__device__ u64 next_best(const u32 *orders /* [count] */, u32 count, u64 last) {
+    u64 best = 0;
+    for (u32 place = lane_in_warp(); place < count; place += WARP) {
+        u64 rank = rank_of(orders[place], place);
+        if (rank < last && rank > best) best = rank;
+    }
+    for (u32 step = WARP / 2; step > 0; step /= 2) {
+        u64 other = __shfl_xor_sync(ALL_LANES, best, step);
+        if (other > best) best = other;
+    }
+    return best;
+}
+
+// A lane looks at the experts of a group in their order, as the two best depend on it where a score is NaN.
+__device__ float score_of_group(const RowScores &scores, u32 group, u32 size, u32 how) {
+    float first = NO_NUMBER, second = NO_NUMBER;
+    for (u32 expert = group * size; expert < (group + 1) * size; expert++) {
+        float next = scores.of(expert);
+        second = fmaxf(second, fminf(next, first));
+        first = fmaxf(first, next);
+    }
+    return how == BEST ? first : first + second;
+}
+
+// The groups that a row goes to, a bit for each.
+__device__ u64 choose_groups(RowNotes &notes, const RowScores &scores, RowGroups groups, u32 experts) {
+    for (u32 group = lane_in_warp(); group < groups.count; group += WARP)
+        notes.group_orders[group] = order_of(score_of_group(scores, group, experts / groups.count, groups.score));
+    __syncwarp();
+    u64 bits = 0, last = ALL_RANKS;
+    for (u32 i = 0; i < groups.chosen; i++) {
+        last = next_best(notes.group_orders, groups.count, last);
+        bits |= u64(1) << place_of_rank(last);
+    }
+    return bits;
+}
+
+// The best `top_k` experts of a row.
+__device__ void choose_experts(RowNotes &notes, const RowScores &scores, RowGroups groups, u32 experts, u32 top_k) {
+    u32 size = groups.count ? experts / groups.count : experts;
+    u64 chosen = groups.count ? choose_groups(notes, scores, groups, experts) : 1;
+    float nothing = scores.kind == SOFTMAX ? NO_NUMBER : 0.0f; // what an expert of another group counts for
+    for (u32 expert = lane_in_warp(); expert < experts; expert += WARP)
+        notes.orders[expert] = order_of(chosen >> expert / size & 1 ? scores.of(expert) : nothing);
+    __syncwarp();
+    u64 last = ALL_RANKS;
+    for (u32 i = 0; i < top_k; i++) {
+        last = next_best(notes.orders, experts, last);
+        if (lane_in_warp() == 0) notes.experts[i] = place_of_rank(last);
+    }
+    __syncwarp();
+}
+
+// What the chosen weigh, and what that is divided by. Those of the chosen are added up by each lane, the best first.
+__device__ float weigh(RowNotes &notes, const RowScores &scores, u32 experts, u32 top_k, bool normalized) {
+    float most = NO_NUMBER, sum = 0.0f;
+    for (u32 i = 0; i < top_k; i++) most = fmaxf(most, scores.logits[notes.experts[i]]);
+    for (u32 i = lane_in_warp(); i < top_k; i += WARP) notes.weights[i] = scores.weight(notes.experts[i], most);
+    __syncwarp();
+    if (normalized) {
+        for (u32 i = 0; i < top_k; i++) sum += notes.weights[i];
+        return scores.kind == SOFTMAX ? sum : sum + 1e-20f; // none of them may be more than nothing
+    }
+    if (scores.kind == SIGMOID) return 1.0f;
+    for (u32 expert = lane_in_warp(); expert < experts; expert += WARP) sum += scores.weight(expert, most);
+    return warp_sum(sum);
+}
+
+// Chooses each row's experts, the best first, among equals the first, and their weights. A warp per row; blocks of ROUTE_WARPS.
+// `groups` is 0 where experts are in none.
+extern "C" __global__ void route(u32 *experts_of /* [rows, top_k] */, float *weights /* [rows, top_k] */,
+                                 const float *logits /* [rows, experts] */, const float *correction /* [experts] or null */, u32 rows,
+                                 u32 experts, u32 top_k, u32 scores, u32 normalized, float scale, u32 groups, u32 groups_chosen,
+                                 u32 group_score) {
+    __shared__ RowNotes notes_of_block[ROUTE_WARPS];
+    RowNotes &notes = notes_of_block[warp_in_block()];
+    u32 row = blockIdx.x * ROUTE_WARPS + warp_in_block();
+    if (row >= rows) return; // warps don't wait for each other
+    RowScores own = {logits + u64(row) * experts, correction, scores};
+    choose_experts(notes, own, RowGroups{groups, groups_chosen, group_score}, experts, top_k);
+    float sum = weigh(notes, own, experts, top_k, normalized);
+    for (u32 i = lane_in_warp(); i < top_k; i += WARP) {
+        experts_of[u64(row) * top_k + i] = notes.experts[i];
+        weights[u64(row) * top_k + i] = notes.weights[i] / sum * scale;
+    }
+}
+
+#define SORT_WARPS 8
+
+// Lines the routes up by expert, then by row. A block of SORT_WARPS warps per expert, each of which has a part of the choices: first it
+// counts those of experts before its own and those of its own, then it gives these their places.
+extern "C" __global__ void sort_routes(u32 *starts /* [experts + 1] */, u32 *__restrict__ sources /* [routes], the row of each */,
+                                       u32 *__restrict__ places /* [rows, top_k], the route of each choice */,
+                                       const u32 *__restrict__ experts_of /* [rows, top_k] */, u32 rows, u32 experts, u32 top_k) {
+    __shared__ u32 before[SORT_WARPS], own[SORT_WARPS];
+    u32 routes = rows * top_k, expert = blockIdx.x, warp = warp_in_block(), lane = lane_in_warp();
+    u32 part = div_ceil(div_ceil(routes, WARP), SORT_WARPS) * WARP, first = warp * part;
+    u32 end = first + part < routes ? first + part : routes;
+
+    u32 count_before = 0, count_own = 0;
+#pragma unroll 4
+    for (u32 choices = first; choices < end; choices += WARP) {
+        u32 of = choices + lane < end ? experts_of[choices + lane] : experts;
+        count_before += __popc(__ballot_sync(ALL_LANES, of < expert));
+        count_own += __popc(__ballot_sync(ALL_LANES, of == expert));
+    }
+    if (lane == 0) {
+        before[warp] = count_before;
+        own[warp] = count_own;
+    }
+    __syncthreads();
+
+    u32 start = 0, next = 0;
+    for (u32 other = 0; other < SORT_WARPS; other++) {
+        start += before[other];
+        next += other < warp ? own[other] : 0;
+    }
+    if (threadIdx.x == 0) {
+        starts[expert] = start;
+        if (expert == experts - 1) starts[experts] = routes;
+    }
+
+    next += start;
+#pragma unroll 4
+    for (u32 choices = first; choices < end; choices += WARP) {
+        u32 choice = choices + lane, of = choice < end ? experts_of[choice] : experts;
+        u32 here = __ballot_sync(ALL_LANES, of == expert);
+        if (of == expert) {
+            u32 route = next + __popc(here & ((1u << lane) - 1));
+            sources[route] = choice / top_k;
+            places[choice] = route;
+        }
+        next += __popc(here);
+    }
+}
+
+template <class N> __device__ __forceinline__ void copy_row(float *to, const float *from, u32 width) {
+    for (u32 i = threadIdx.x; i < width / (sizeof(N) / sizeof(float)); i += blockDim.x)
+        reinterpret_cast<N *>(to)[i] = reinterpret_cast<const N *>(from)[i];
+}
+
+// out[i] = x[sources[i]]. Grid: routes.
+extern "C" __global__ void gather_routes(float *out /* [routes, width] */, const float *x /* [rows, width] */,
+                                         const u32 *sources /* [routes] */, u32 width) {
+    float *to = out + u64(blockIdx.x) * width;
+    const float *from = x + u64(sources[blockIdx.x]) * width;
+    if (width % 4 == 0) copy_row<float4>(to, from, width);
+    else copy_row<float>(to, from, width);
+}
+
+// out[r] = the sum of x[place] * weight over the choices of row r, the best first. Grid: rows.
+extern "C" __global__ void combine_routes(float *out /* [rows, width] */, const float *x /* [routes, width] */,
+                                          const u32 *places /* [rows, top_k] */, const float *weights /* [rows, top_k] */, u32 width,
+                                          u32 top_k) {
+    u64 choices = u64(blockIdx.x) * top_k;
+    for (u32 column = threadIdx.x; column < width; column += blockDim.x) {
+        float sum = 0.0f;
+#pragma unroll 4
+        for (u32 i = 0; i < top_k; i++) sum += x[u64(places[choices + i]) * width + column] * weights[choices + i];
+        out[u64(blockIdx.x) * width + column] = sum;
+    }
+}

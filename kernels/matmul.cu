@@ -1,0 +1,279 @@
+// The matrix product: out[r][n] = sum over k of x[r][k] * w[n][k], plus bias[n].
+//
+// A block computes a tile of rows and outs in steps along k. Steps of w are copied to shared memory as they are stored, several ahead:
+// a product of few rows costs what it costs to read w once. x is one step ahead in registers, and becomes what w is stored as on its way
+// to shared memory.
+//
+// Whatever the tile, each number of out is summed over k from first to last by the same instructions, and no sum is split among blocks or
+// warps: so a row alone has the same bits as among a thousand. Behind the last k both operands are zeros, which change no sum.
+#include "tensor.cuh"
+
+// ROWS x OUTS numbers, of which each warp computes WARP_ROWS x WARP_OUTS. A step takes STEP_BYTES of each row of w; of steps of w there is
+// room for STAGES.
+template <u32 ROWS_, u32 OUTS_, u32 WARP_ROWS_, u32 WARP_OUTS_, u32 STEP_BYTES_, u32 STAGES_> struct MatmulTile {
+    static constexpr u32 ROWS = ROWS_, OUTS = OUTS_, WARP_ROWS = WARP_ROWS_, WARP_OUTS = WARP_OUTS_;
+    static constexpr u32 STEP_BYTES = STEP_BYTES_, STAGES = STAGES_;
+    static constexpr u32 THREADS = ROWS / WARP_ROWS * (OUTS / WARP_OUTS) * WARP;
+    // 16 bytes more than a row holds: so eight rows in a column lie in different banks.
+    static constexpr u32 PITCH_BYTES = STEP_BYTES + 16;
+    // What warps compute is put together of 16 x 8 numbers, as tensor cores give them.
+    static constexpr u32 HIGH = WARP_ROWS / 16, WIDE = WARP_OUTS / 8;
+};
+
+// Few rows: small tiles, so that all multiprocessors read weights, and 40 KiB of them on their way to each.
+typedef MatmulTile<16, 32, 16, 8, 256, 6> MatmulTile16;
+typedef MatmulTile<64, 64, 32, 32, 128, 4> MatmulTile64;
+// Many rows: as many sums per number read as registers can hold.
+typedef MatmulTile<128, 128, 64, 64, 64, 4> MatmulTile128;
+
+// Tiles of rows that run together over the same weights.
+#define MATMUL_BAND 8
+
+// What a block multiplies.
+template <class T> struct Product {
+    float *out;        // [rows, outs]
+    const float *x;    // [rows, cols]
+    const T *w;        // [outs, pitch]
+    const float *bias; // [outs] or null
+    u32 rows, outs, cols, pitch;
+};
+
+// Moves on to the one of blockIdx.z: a strip of x with a matrix of its own, or the rows of an expert.
+template <class T>
+__device__ __forceinline__ Product<T> product_of_block(Product<T> all, const T *const *ws, const float *const *biases, const u32 *starts) {
+    if (!ws) return all;
+    u32 z = blockIdx.z;
+    u64 first = starts ? starts[z] : u64(z) * all.rows;
+    u32 rows = starts ? starts[z + 1] - starts[z] : all.rows;
+    Product<T> own = {all.out + first * all.outs, all.x + first * all.cols, ws[z], nullptr, rows, all.outs, all.cols, all.pitch};
+    if (biases) own.bias = biases[z];
+    return own;
+}
+
+struct MatmulPlace {
+    u32 row, out; // the first of each
+    bool there;
+};
+
+// Blocks begin in the order of their numbers. These go down a band of tiles of rows before they go on to the next outs: so weights come
+// from memory once for the whole band, whose x stays in L2.
+template <class Tile> __device__ __forceinline__ MatmulPlace place_of_block(u32 rows) {
+    u32 outs_tiles = gridDim.x, rows_tiles = div_ceil(rows, Tile::ROWS), block = blockIdx.y * gridDim.x + blockIdx.x;
+    u32 above = block / (MATMUL_BAND * outs_tiles) * MATMUL_BAND, within = block % (MATMUL_BAND * outs_tiles);
+    if (above >= rows_tiles) return MatmulPlace{0, 0, false};
+    u32 height = rows_tiles - above < MATMUL_BAND ? rows_tiles - above : MATMUL_BAND;
+    return MatmulPlace{(above + within % height) * Tile::ROWS, within / height * Tile::OUTS, within < height * outs_tiles};
+}
+
+// Begins to copy a step of w to shared memory; behind its ends there are zeros.
+template <class Tile, class T>
+__device__ __forceinline__ void copy_w(T *to /* [OUTS, PITCH_BYTES] */, const Product<T> &p, u32 first_out, u32 first_k) {
+    constexpr u32 NUMBERS = 16 / sizeof(T), ACROSS = Tile::STEP_BYTES / 16, DOWN = Tile::THREADS / ACROSS;
+    u32 across = threadIdx.x % ACROSS * NUMBERS, down = threadIdx.x / ACROSS;
+    const T *from = p.w + u64(first_out + down) * p.pitch + first_k + across;
+#pragma unroll
+    for (u32 i = 0; i < Tile::OUTS / DOWN; i++) {
+        u32 out = down + i * DOWN;
+        bool there = first_out + out < p.outs && first_k + across < p.pitch;
+        copy_async_16(to + out * (Tile::PITCH_BYTES / sizeof(T)) + across, there ? from + i * DOWN * p.pitch : p.w, there);
+    }
+}
+
+// A thread's share of a step of x.
+template <class Tile, class T> struct ShareOfX {
+    static constexpr u32 STEP = Tile::STEP_BYTES / sizeof(T), ACROSS = STEP / 4, DOWN = Tile::THREADS / ACROSS, COUNT = Tile::ROWS / DOWN;
+    float4 numbers[COUNT];
+
+    static __device__ __forceinline__ u32 across() { return threadIdx.x % ACROSS * 4; }
+    static __device__ __forceinline__ u32 down(u32 i) { return threadIdx.x / ACROSS + i * DOWN; }
+
+    // Behind the ends of x there are zeros.
+    __device__ __forceinline__ void load(const Product<T> &p, u32 first_row, u32 first_k) {
+        u32 k = first_k + across();
+        const float *from = p.x + u64(first_row + down(0)) * p.cols + k;
+        if (p.cols % 4 == 0) {
+#pragma unroll
+            for (u32 i = 0; i < COUNT; i++) {
+                bool there = first_row + down(i) < p.rows && k < p.cols;
+                numbers[i] = there ? *reinterpret_cast<const float4 *>(from + i * DOWN * p.cols) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+        } else { // rows begin anywhere
+#pragma unroll
+            for (u32 i = 0; i < COUNT; i++) {
+                const float *row = from + i * DOWN * p.cols;
+                u32 count = first_row + down(i) < p.rows && k < p.cols ? p.cols - k : 0;
+                numbers[i].x = count > 0 ? row[0] : 0.0f;
+                numbers[i].y = count > 1 ? row[1] : 0.0f;
+                numbers[i].z = count > 2 ? row[2] : 0.0f;
+                numbers[i].w = count > 3 ? row[3] : 0.0f;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store(T *to /* [ROWS, PITCH_BYTES] */) const {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) store_4(to + down(i) * (Tile::PITCH_BYTES / sizeof(T)) + across(), numbers[i]);
+    }
+
+    static __device__ __forceinline__ void store_4(float *to, float4 x) { *reinterpret_cast<float4 *>(to) = x; }
+    template <class Half> static __device__ __forceinline__ void store_4(Half *to, float4 x) {
+        *reinterpret_cast<uint2 *>(to) = make_uint2(pack2<Half>(x.x, x.y), pack2<Half>(x.z, x.w));
+    }
+};
+
+// sums += x * w over a step, by a warp on tensor cores.
+template <class Tile, class T>
+__device__ __forceinline__ void add_step(float (&sums)[Tile::HIGH][Tile::WIDE][4], const T *x /* [WARP_ROWS, PITCH_BYTES] */,
+                                         const T *w /* [WARP_OUTS, PITCH_BYTES] */) {
+    constexpr u32 STEP = Tile::STEP_BYTES / sizeof(T), PITCH = Tile::PITCH_BYTES / sizeof(T);
+    const T *x_lane = x + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 8; // 16 rows of 16 numbers
+    const T *w_lane = w + lane_in_warp() % 8 * PITCH + lane_in_warp() / 8 * 8;   // 8 rows of 32
+#pragma unroll
+    for (u32 k = 0; k < STEP; k += 32) {
+        u32 a[2][Tile::HIGH][4];
+#pragma unroll
+        for (u32 i = 0; i < 2 * Tile::HIGH; i++) ldmatrix_x4(a[i % 2][i / 2], x_lane + i / 2 * 16 * PITCH + k + i % 2 * 16);
+#pragma unroll
+        for (u32 wide = 0; wide < Tile::WIDE; wide++) {
+            u32 b[4];
+            ldmatrix_x4(b, w_lane + wide * 8 * PITCH + k);
+            u32 first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
+#pragma unroll
+            for (u32 high = 0; high < Tile::HIGH; high++) mma_16816<T>(sums[high][wide], a[0][high], first);
+#pragma unroll
+            for (u32 high = 0; high < Tile::HIGH; high++) mma_16816<T>(sums[high][wide], a[1][high], second);
+        }
+    }
+}
+
+// The sum of four more products, one after the other.
+__device__ __forceinline__ float add_dot(float sum, float4 a, float4 b) {
+    sum = fmaf(a.x, b.x, sum);
+    sum = fmaf(a.y, b.y, sum);
+    sum = fmaf(a.z, b.z, sum);
+    return fmaf(a.w, b.w, sum);
+}
+
+// The same in f32, where each lane has the sums that tensor cores would give it.
+template <class Tile>
+__device__ __forceinline__ void add_step_f32(float (&sums)[Tile::HIGH][Tile::WIDE][4], const float *x /* [WARP_ROWS, PITCH_BYTES] */,
+                                             const float *w /* [WARP_OUTS, PITCH_BYTES] */) {
+    constexpr u32 STEP = Tile::STEP_BYTES / sizeof(float), PITCH = Tile::PITCH_BYTES / sizeof(float);
+    const float *x_lane = x + lane_in_warp() / 4 * PITCH;
+    const float *w_lane = w + lane_in_warp() % 4 * 2 * PITCH;
+    for (u32 k = 0; k < STEP; k += 4) {
+        float4 a[Tile::HIGH][2];
+#pragma unroll
+        for (u32 i = 0; i < 2 * Tile::HIGH; i++) a[i / 2][i % 2] = *reinterpret_cast<const float4 *>(x_lane + i * 8 * PITCH + k);
+#pragma unroll
+        for (u32 i = 0; i < 2 * Tile::WIDE; i++) {
+            float4 b = *reinterpret_cast<const float4 *>(w_lane + (i / 2 * 8 + i % 2) * PITCH + k);
+#pragma unroll
+            for (u32 high = 0; high < Tile::HIGH; high++) {
+                float(&sum)[4] = sums[high][i / 2];
+                sum[i % 2] = add_dot(sum[i % 2], a[high][0], b);
+                sum[2 + i % 2] = add_dot(sum[2 + i % 2], a[high][1], b);
+            }
+        }
+    }
+}
+
+// out = sums + bias, of a warp whose first row and out these are.
+template <class Tile, class T>
+__device__ __forceinline__ void write_sums(const float (&sums)[Tile::HIGH][Tile::WIDE][4], const Product<T> &p, u32 first_row,
+                                           u32 first_out) {
+#pragma unroll
+    for (u32 wide = 0; wide < Tile::WIDE; wide++) {
+        u32 out = first_out + wide * 8 + lane_in_warp() % 4 * 2;
+        float bias[2] = {p.bias && out < p.outs ? p.bias[out] : 0.0f, p.bias && out + 1 < p.outs ? p.bias[out + 1] : 0.0f};
+#pragma unroll
+        for (u32 i = 0; i < 2 * Tile::HIGH; i++) {
+            u32 row = first_row + lane_in_warp() / 4 + i * 8;
+            if (row >= p.rows) continue;
+            float *to = p.out + u64(row) * p.outs + out;
+            float low = sums[i / 2][wide][i % 2 * 2] + bias[0], high = sums[i / 2][wide][i % 2 * 2 + 1] + bias[1];
+            if (p.outs % 2 == 0 && out < p.outs) {
+                *reinterpret_cast<float2 *>(to) = make_float2(low, high);
+            } else {
+                if (out < p.outs) to[0] = low;
+                if (out + 1 < p.outs) to[1] = high;
+            }
+        }
+    }
+}
+
+template <class Tile, class T> __device__ __forceinline__ void multiply(const Product<T> &p, MatmulPlace place) {
+    constexpr u32 STEP = Tile::STEP_BYTES / sizeof(T), PITCH = Tile::PITCH_BYTES / sizeof(T), STAGES = Tile::STAGES;
+    DYNAMIC_SHARED(T, w);                   // [STAGES, OUTS, PITCH]
+    T *x = w + STAGES * Tile::OUTS * PITCH; // [2, ROWS, PITCH]: one is read while the next is written
+    u32 steps = div_ceil(p.cols, STEP);
+    u32 warp_row = warp_in_block() / (Tile::OUTS / Tile::WARP_OUTS) * Tile::WARP_ROWS;
+    u32 warp_out = warp_in_block() % (Tile::OUTS / Tile::WARP_OUTS) * Tile::WARP_OUTS;
+    float sums[Tile::HIGH][Tile::WIDE][4] = {};
+    ShareOfX<Tile, T> share;
+
+    auto begin_w = [&](u32 step) {
+        if (step < steps) copy_w<Tile>(w + step % STAGES * Tile::OUTS * PITCH, p, place.out, step * STEP);
+        copy_async_commit(); // empty at the end, so that the same number is waited for
+    };
+    for (u32 step = 0; step < STAGES - 1; step++) begin_w(step);
+    share.load(p, place.row, 0);
+    for (u32 step = 0; step < steps; step++) {
+        T *x_step = x + step % 2 * Tile::ROWS * PITCH;
+        share.store(x_step);
+        share.load(p, place.row, (step + 1) * STEP);
+        copy_async_wait<STAGES - 2>();
+        __syncthreads(); // the step is there, and all are done with the last one, whose room is free
+        begin_w(step + STAGES - 1);
+        const T *x_warp = x_step + warp_row * PITCH, *w_warp = w + (step % STAGES * Tile::OUTS + warp_out) * PITCH;
+        if constexpr (sizeof(T) == sizeof(float)) add_step_f32<Tile>(sums, x_warp, w_warp);
+        else add_step<Tile>(sums, x_warp, w_warp);
+    }
+    write_sums<Tile>(sums, p, place.row + warp_row, place.out + warp_out);
+}
+
+// Without `ws` one product: of all rows with `w`, and `bias` where it is not null. With `ws` one for each blockIdx.z, with the matrix
+// ws[z]: of strip z of x, or, with `starts`, of the rows of x from starts[z] to starts[z + 1], which are an expert's, with biases[z], where
+// neither is null. `rows` are those of the product or of a strip.
+// Grid: tiles of outs, tiles of rows (of an expert: of the most that one may have), products.
+// Dynamic shared memory: (STAGES * OUTS + 2 * ROWS) * PITCH_BYTES.
+#define MATMUL(name, T, tile_rows)                                                                            \
+    extern "C" __global__ void __launch_bounds__(MatmulTile##tile_rows::THREADS) matmul_##name##_##tile_rows( \
+        float *out /* [rows, outs], [strips, rows, outs] or [routes, outs] */,                                \
+        const float *x /* [rows, cols], [strips, rows, cols] or [routes, cols] */,                            \
+        const T *w /* [outs, pitch]; null with ws */,                                                         \
+        const float *bias /* [outs] or null */,                                                               \
+        const T *const *ws /* [products] of [outs, pitch], or null */,                                        \
+        const float *const *biases /* [products] of [outs] or null; or null */,                               \
+        const u32 *starts /* [products + 1] or null */, u32 rows, u32 outs, u32 cols) {                       \
+        Product<T> all = {out, x, w, bias, rows, outs, cols, div_ceil(cols, 8) * 8};                          \
+        Product<T> own = product_of_block(all, ws, biases, starts);                                           \
+        MatmulPlace place = place_of_block<MatmulTile##tile_rows>(own.rows);                                  \
+        if (place.there) multiply<MatmulTile##tile_rows>(own, place);                                         \
+    }
+
+// x as a matrix is stored, zeros behind its cols, for a product that wants it so. Grid: rows.
+template <class T> __device__ void store_rounded(T *out, const float *x, u32 cols) {
+    u32 pitch = div_ceil(cols, 8) * 8;
+    for (u32 k = threadIdx.x * 2; k < pitch; k += blockDim.x * 2) {
+        const float *from = x + u64(blockIdx.x) * cols + k;
+        *reinterpret_cast<u32 *>(out + u64(blockIdx.x) * pitch + k) = pack2<T>(k < cols ? from[0] : 0.0f, k + 1 < cols ? from[1] : 0.0f);
+    }
+}
+
+#define TO_STORED(name, T)                                                                                           \
+    extern "C" __global__ void to_##name(T *out /* [rows, pitch] */, const float *x /* [rows, cols] */, u32 cols) { \
+        store_rounded(out, x, cols);                                                                                 \
+    }
+
+MATMUL(bf16, bf16, 16)
+MATMUL(bf16, bf16, 64)
+MATMUL(bf16, bf16, 128)
+MATMUL(f16, f16, 16)
+MATMUL(f16, f16, 64)
+MATMUL(f16, f16, 128)
+MATMUL(f32, float, 16)
+MATMUL(f32, float, 64)
+MATMUL(f32, float, 128)
+TO_STORED(bf16, bf16)
+TO_STORED(f16, f16)

@@ -1,0 +1,156 @@
+//! Which kernels attend to what, and in how many parts.
+
+use super::device::{Address, Device, Memory, Shape, launch};
+use super::inputs::{DECODE_TILE, Inputs, PREFILL_TILE, Part};
+use super::kernels::TensorAttention;
+use super::kv::Kv;
+use super::{Buf, address_of};
+use crate::backend::{AttentionShape, Values};
+use crate::error::Error;
+
+/// Positions that kernels read at a time.
+const SPAN: u32 = 64;
+/// Fewer are not worth a block of threads.
+const LEAST_PART: u32 = 4 * SPAN;
+/// Of a block of any kernel here.
+const THREADS: u32 = 128;
+
+/// What attention of a layer works on.
+pub struct Args<'a> {
+    pub inputs: &'a Inputs,
+    pub group: usize,
+    pub shape: &'a AttentionShape,
+    pub slopes: Address,
+    pub sinks: Option<&'a Buf>,
+    pub qkv: &'a Buf,
+    pub kv: &'a Kv,
+    pub out: &'a Buf,
+}
+
+pub fn heads_per_kv(shape: &AttentionShape) -> u32 {
+    (shape.heads / shape.kv_heads) as u32
+}
+
+/// Blocks of threads that keep the whole device busy: three of them share a multiprocessor.
+fn wave(device: &Device) -> u32 {
+    3 * device.multiprocessors
+}
+
+/// Bytes of the sums, greatest score and weight of each query of each part of a sequence, as many as there can be.
+pub fn partial_bytes(device: &Device, shape: &AttentionShape) -> u64 {
+    u64::from(wave(device)) * u64::from(heads_per_kv(shape).min(DECODE_TILE)) * (shape.head_dim as u64 + 2) * size_of::<f32>() as u64
+}
+
+/// Launches a kernel of attention over some tiles. What is in brackets, not all of them take.
+macro_rules! attend {
+    ($args:ident, $device:ident, $function:expr, $shape:expr, $tiles:expr, [$($dims:expr),*], [$($parts:expr),*]) => {{
+        let Args { inputs, group, shape, slopes, sinks, qkv, kv, out } = $args;
+        launch!(
+            $device,
+            $function,
+            $shape,
+            out.address(),
+            qkv.address(),
+            kv.address(),
+            inputs.address($tiles),
+            inputs.address(inputs.positions),
+            inputs.address(inputs.tables),
+            *slopes,
+            address_of(*sinks),
+            shape.row_width() as u32,
+            shape.heads as u32,
+            shape.kv_heads as u32,
+            $($dims,)*
+            kv.shape.block_size.ilog2(),
+            inputs.groups,
+            *group as u32,
+            shape.window.unwrap_or(0) as u32,
+            shape.scale,
+            shape.soft_cap.unwrap_or(0.0),
+            $($parts),*
+        )
+    }};
+}
+
+impl Args<'_> {
+    pub fn run(&self, device: &Device, partial: Option<&Memory>) {
+        let Some(tiles) = self.inputs.tiles(heads_per_kv(self.shape)) else {
+            return device.refuse(Error::internal("attention was asked for of a shape that nobody announced"));
+        };
+        let tensor = device.kernels.tensor_attention(self.kv.shape.dtype, self.shape.head_dim);
+        match (tensor.filter(|_| self.shape.values == Values::Own), partial) {
+            (Some(tensor), Some(partial)) => {
+                self.prefill(device, tensor, tiles.prefill);
+                self.decode(device, tensor, tiles.decode, partial);
+            }
+            // Where a row is to have the same bits whatever the batch, it is attended to in the same way.
+            (Some(tensor), None) => self.prefill(device, tensor, tiles.all),
+            (None, _) => self.plain(device, tiles.all),
+        }
+    }
+
+    /// Sequences with more than one row, or all.
+    fn prefill(&self, device: &Device, TensorAttention { prefill, .. }: TensorAttention, tiles: Part) {
+        let shape = Shape { shared: prefill_shared(self.shape.head_dim), ..self.shape_of(tiles, 1, THREADS) };
+        attend!(self, device, prefill, shape, tiles, [], []);
+    }
+
+    /// Sequences with one row. Where these are too few for the device, each is cut into parts, which are merged.
+    fn decode(&self, device: &Device, TensorAttention { decode, .. }: TensorAttention, tiles: Part, partial: &Memory) {
+        let splits = self.splits(device, tiles);
+        let split_len = self.inputs.longest_decode.div_ceil(splits).next_multiple_of(SPAN);
+        let head_dim = self.shape.head_dim;
+        let shape = Shape { shared: decode_shared(head_dim), ..self.shape_of(tiles, splits, decode_threads(head_dim)) };
+        attend!(self, device, decode, shape, tiles, [], [partial.address(), split_len]);
+        if splits > 1 {
+            self.merge(device, tiles, splits, partial);
+        }
+    }
+
+    fn merge(&self, device: &Device, tiles: Part, splits: u32, partial: &Memory) {
+        let shape = self.shape_of(tiles, heads_per_kv(self.shape).min(DECODE_TILE), THREADS);
+        let (heads, kv_heads, dim) = (self.shape.heads as u32, self.shape.kv_heads as u32, self.shape.head_dim as u32);
+        let (tiles, sinks, out) = (self.inputs.address(tiles), address_of(self.sinks), self.out.address());
+        launch!(device, device.kernels.attention_merge, shape, out, partial.address(), tiles, sinks, heads, kv_heads, dim, splits);
+    }
+
+    /// Heads of any width, and K and V of any type.
+    fn plain(&self, device: &Device, tiles: Part) {
+        let (head_dim, value_dim) = (self.shape.head_dim as u32, self.shape.value_dim() as u32);
+        let sharing = (wave(device) / (tiles.count * self.shape.kv_heads as u32).max(1)).clamp(1, PREFILL_TILE);
+        let shape = self.shape_of(tiles, sharing, THREADS);
+        attend!(self, device, device.kernels.plain_attention(self.kv.shape.dtype), shape, tiles, [head_dim, value_dim], []);
+    }
+
+    /// Blocks of threads for each tile and KV head, and for each of `more`.
+    fn shape_of(&self, tiles: Part, more: u32, threads: u32) -> Shape {
+        Shape::new((tiles.count, self.shape.kv_heads as u32, more), threads)
+    }
+
+    /// As many parts as keep the device busy, if each has enough to do.
+    fn splits(&self, device: &Device, tiles: Part) -> u32 {
+        let blocks = (tiles.count * self.shape.kv_heads as u32).max(1);
+        (wave(device) / blocks).min(self.inputs.longest_decode / LEAST_PART).max(1)
+    }
+}
+
+/// Tokens of K and V that a kernel of tensor cores reads at a time, and their bytes in shared memory: as `kernels/attention.cu` has them.
+fn tokens_at_once(head_dim: usize) -> u32 {
+    if head_dim <= 128 { 64 } else { 32 }
+}
+
+fn stage_bytes(head_dim: usize) -> u32 {
+    2 * tokens_at_once(head_dim) * (head_dim as u32 + 8) * 2
+}
+
+pub fn prefill_shared(head_dim: usize) -> u32 {
+    2 * stage_bytes(head_dim)
+}
+
+pub fn decode_shared(head_dim: usize) -> u32 {
+    72 * 1024 / stage_bytes(head_dim) * stage_bytes(head_dim)
+}
+
+fn decode_threads(head_dim: usize) -> u32 {
+    tokens_at_once(head_dim) / 16 * 32
+}

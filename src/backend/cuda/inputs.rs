@@ -1,0 +1,144 @@
+//! A batch on the device: all that the kernels of a step read of it, in one copy.
+
+use super::device::{Address, Device, Memory, Pinned};
+use crate::batch::{Batch, Span};
+use crate::error::Result;
+
+/// Queries that a block of threads attends for, in prefill and in decode. A query is a head of a row.
+pub const PREFILL_TILE: u32 = 64;
+pub const DECODE_TILE: u32 = 16;
+
+/// Where a part of the batch begins, in numbers, and how many of its elements there are.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Part {
+    first: usize,
+    pub count: u32,
+}
+
+/// The tiles of attention for layers in which so many heads share a KV head.
+#[derive(Debug, Clone, Copy)]
+pub struct Tiles {
+    heads_per_kv: u32,
+    /// Of sequences that have more than one row in the batch.
+    pub prefill: Part,
+    /// Of the others.
+    pub decode: Part,
+    /// Of both, in tiles of prefill.
+    pub all: Part,
+}
+
+#[derive(Default)]
+pub struct Inputs {
+    memory: Option<Memory>,
+    staging: Option<Pinned>,
+    /// What of `staging` is filled, in numbers.
+    len: usize,
+    pub rows: u32,
+    pub groups: u32,
+    pub tokens: Part,
+    pub positions: Part,
+    pub slots: Part,
+    pub tables: Part,
+    pub logit_rows: Part,
+    pub tiles: Vec<Tiles>,
+    /// Positions that the longest of the sequences with one row looks back on, or somewhat more.
+    pub longest_decode: u32,
+}
+
+impl Inputs {
+    /// Takes a batch; `heads_per_kv` are those of all layers, each once. True: it lies elsewhere than the last one.
+    pub fn take(&mut self, device: &Device, batch: &Batch, heads_per_kv: &[u32]) -> Result<bool> {
+        let moved = self.fit(device, most_numbers(batch, heads_per_kv))?;
+        self.len = 0;
+        self.rows = batch.rows() as u32;
+        self.groups = batch.groups() as u32;
+        self.tokens = self.push(&batch.tokens);
+        self.positions = self.push(&batch.positions);
+        self.slots = self.push(&batch.slots);
+        self.logit_rows = self.push(&batch.logit_rows);
+        self.longest_decode = longest_decode(batch);
+        self.tiles.clear();
+        self.tiles.try_reserve(heads_per_kv.len())?;
+        for &heads_per_kv in heads_per_kv {
+            let prefill = self.push_tiles(batch.spans.iter().filter(|span| !is_decode(span)), heads_per_kv, PREFILL_TILE);
+            let decode = self.push_tiles(batch.spans.iter().filter(is_decode), heads_per_kv, DECODE_TILE);
+            let all = self.push_tiles(batch.spans.iter(), heads_per_kv, PREFILL_TILE);
+            self.tiles.push(Tiles { heads_per_kv, prefill, decode, all });
+        }
+        // These come last: of two steps with as many sequences, all else lies in the same places.
+        self.tables = self.push(&batch.tables);
+        if let (Some(memory), Some(staging)) = (&self.memory, &self.staging) {
+            device.send(memory, staging, self.len * size_of::<u32>());
+        }
+        Ok(moved)
+    }
+
+    /// Where a part lies on the device.
+    pub fn address(&self, part: Part) -> Address {
+        self.memory.as_ref().map_or(Address::NULL, |memory| memory.address().at((part.first * size_of::<u32>()) as u64))
+    }
+
+    pub fn tiles(&self, heads_per_kv: u32) -> Option<Tiles> {
+        self.tiles.iter().copied().find(|tiles| tiles.heads_per_kv == heads_per_kv)
+    }
+
+    /// Makes room for so many numbers, and for somewhat more, so that few steps do.
+    fn fit(&mut self, device: &Device, numbers: usize) -> Result<bool> {
+        let bytes = numbers * size_of::<u32>();
+        let small = self.staging.as_ref().is_none_or(|staging| staging.bytes().len() < bytes);
+        if small {
+            let bytes = bytes.next_power_of_two();
+            (self.memory, self.staging) = (None, None);
+            self.memory = Some(device.memory(bytes as u64)?);
+            self.staging = Some(device.pinned(bytes, "lower max_batch_tokens or max_seqs")?);
+        }
+        Ok(small)
+    }
+
+    fn push(&mut self, numbers: &[u32]) -> Part {
+        let part = Part { first: self.len, count: numbers.len() as u32 };
+        numbers.iter().for_each(|&number| self.push_number(number));
+        part
+    }
+
+    /// A tile is (first row, rows, block table, first query) of a sequence's part of the batch.
+    fn push_tiles<'a>(&mut self, spans: impl Iterator<Item = &'a Span>, heads_per_kv: u32, queries: u32) -> Part {
+        // Four numbers are read at once.
+        self.len = self.len.next_multiple_of(4);
+        let mut part = Part { first: self.len, count: 0 };
+        for span in spans {
+            for first_query in (0..span.rows * heads_per_kv).step_by(queries as usize) {
+                [span.first_row, span.rows, span.table, first_query].into_iter().for_each(|number| self.push_number(number));
+                part.count += 1;
+            }
+        }
+        part
+    }
+
+    fn push_number(&mut self, number: u32) {
+        if let Some(staging) = &mut self.staging {
+            staging.bytes_mut()[self.len * size_of::<u32>()..][..size_of::<u32>()].copy_from_slice(&number.to_ne_bytes());
+        }
+        self.len += 1;
+    }
+}
+
+/// Rounded up, so that it seldom changes: how sequences are cut depends on it, and so does what can be played again.
+fn longest_decode(batch: &Batch) -> u32 {
+    let lengths = batch.spans.iter().filter(is_decode).map(|span| batch.positions[span.first_row as usize] + 1);
+    lengths.max().unwrap_or(0).next_power_of_two()
+}
+
+fn is_decode(span: &&Span) -> bool {
+    span.rows == 1
+}
+
+/// No batch of this shape has more.
+fn most_numbers(batch: &Batch, heads_per_kv: &[u32]) -> usize {
+    let flat = batch.tokens.len() + batch.positions.len() + batch.slots.len() + batch.tables.len() + batch.logit_rows.len();
+    let tiles = |heads: u32| -> usize {
+        let of = |span: &Span| (span.rows * heads).div_ceil(DECODE_TILE.min(PREFILL_TILE)) as usize;
+        3 * 4 + 2 * 4 * batch.spans.iter().map(of).sum::<usize>()
+    };
+    flat + heads_per_kv.iter().copied().map(tiles).sum::<usize>()
+}

@@ -1,0 +1,171 @@
+//! K and V of one layer, in blocks, and where blocks go that do not fit the device.
+//!
+//! A block holds its keys and then its values; each head after head; a head token after token, then in int8 a scale in f32 for each token. Where
+//! the values are the keys', it holds these alone. What a block holds lies together, so that whoever copies one need not know what is in it.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::device::{Address, Device, Memory, Pinned};
+use crate::backend::{KvShape, Values};
+use crate::batch::{BlockMove, Tail};
+use crate::error::{Error, Result};
+use crate::options::KvDtype;
+use crate::sys::files;
+
+pub struct Kv {
+    pub shape: KvShape,
+    memory: Memory,
+}
+
+/// What `kernels/attention.cu` has room for.
+const MOST_HEAD_DIM: usize = 576;
+
+/// Halves of a block: its keys and its values.
+pub fn halves(shape: &KvShape) -> usize {
+    if shape.values == Values::Own { 2 } else { 1 }
+}
+
+pub fn block_bytes(shape: &KvShape) -> u64 {
+    (halves(shape) * shape.block_size * shape.kv_heads * shape.dtype.head_bytes(shape.head_dim)) as u64
+}
+
+impl Kv {
+    pub fn new(device: &Device, shape: KvShape) -> Result<Kv> {
+        if shape.head_dim > MOST_HEAD_DIM {
+            return Err(Error::unsupported(format!(
+                "heads are {} wide: a CUDA device attends to at most {MOST_HEAD_DIM}, so take device \"cpu\"",
+                shape.head_dim
+            )));
+        }
+        Ok(Kv { shape, memory: device.memory(block_bytes(&shape) * shape.blocks as u64)? })
+    }
+
+    pub fn address(&self) -> Address {
+        self.memory.address()
+    }
+
+    pub fn block_bytes(&self) -> u64 {
+        block_bytes(&self.shape)
+    }
+
+    /// Appends blocks; zeros for the slots of the tail that hold nothing.
+    pub fn read(&self, device: &Device, blocks: &[u32], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
+        let bytes = self.block_bytes();
+        let (start, all) = (out.len(), blocks.len() * bytes as usize);
+        out.try_reserve(all)?;
+        out.resize(start + all, 0);
+        for (i, &block) in blocks.iter().enumerate() {
+            let part = &mut out[start + i * bytes as usize..][..bytes as usize];
+            // SAFETY: the block is inside the pool, and so long.
+            unsafe { device.read(self.block(block)?, part)? };
+            if blocks.len() - i <= tail.blocks {
+                self.blank(tail.slots, part);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn write<'a>(&mut self, device: &Device, blocks: &[u32], mut from: &'a [u8]) -> Result<&'a [u8]> {
+        let bytes = self.block_bytes();
+        for &block in blocks {
+            let (part, rest) =
+                from.split_at_checked(bytes as usize).ok_or_else(|| Error::invalid("the K and V of a sequence are cut short"))?;
+            self.block(block)?;
+            device.write(&self.memory, u64::from(block) * bytes, part)?;
+            from = rest;
+        }
+        Ok(from)
+    }
+
+    fn block(&self, block: u32) -> Result<Address> {
+        if block as usize >= self.shape.blocks {
+            return Err(Error::internal(format!("block {block} is outside the pool of {} blocks", self.shape.blocks)));
+        }
+        Ok(self.address().at(u64::from(block) * self.block_bytes()))
+    }
+
+    /// Zeroes what is in the slots from `filled` on of a block.
+    fn blank(&self, filled: usize, block: &mut [u8]) {
+        let KvShape { block_size, head_dim, dtype, .. } = self.shape;
+        let scale = if dtype == KvDtype::Int8 { size_of::<f32>() } else { 0 };
+        let numbers = dtype.head_bytes(head_dim) - scale;
+        for head in block.chunks_exact_mut(block_size * dtype.head_bytes(head_dim)) {
+            let (numbers_of, scales) = head.split_at_mut(block_size * numbers);
+            numbers_of[filled * numbers..].fill(0);
+            scales[filled * scale..].fill(0);
+        }
+    }
+
+    pub fn layout(&self) -> String {
+        let KvShape { block_size, kv_heads, head_dim, dtype, .. } = self.shape;
+        let name = dtype.name();
+        match self.shape.values {
+            Values::Own => format!("cuda {name} [k and v,{kv_heads},{block_size},{head_dim}]"),
+            Values::OfKeys(_) => format!("cuda {name} [{kv_heads},{block_size},{head_dim}]"),
+        }
+    }
+}
+
+/// Blocks that left the device: all levels of each, one after the other.
+pub struct Host {
+    pub block_bytes: u64,
+    pub blocks: usize,
+    store: Store,
+}
+
+enum Store {
+    /// The device reads and writes it by itself.
+    Memory(Pinned),
+    /// And room for one block on its way.
+    File(File, Pinned),
+}
+
+impl Host {
+    pub fn new(device: &Device, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Host> {
+        let bytes = block_bytes.checked_mul(blocks as u64).ok_or_else(Error::out_of_memory)?;
+        let store = match dir {
+            None => Store::Memory(device.pinned(usize::try_from(bytes).map_err(|_| Error::out_of_memory())?, "lower swap_bytes")?),
+            Some(dir) => Store::File(files::nameless(dir, bytes)?, device.pinned(block_bytes as usize, "lower block_size")?),
+        };
+        Ok(Host { block_bytes, blocks, store })
+    }
+
+    /// Moves blocks out: `copy` copies them, as (from, to), from the device to where they are to lie from the address on.
+    pub fn take(&mut self, moves: &[BlockMove], mut copy: impl FnMut(&[BlockMove], Address) -> Result<()>) -> Result<()> {
+        self.check(moves)?;
+        match &mut self.store {
+            Store::Memory(pinned) => copy(moves, pinned.address()),
+            Store::File(file, pinned) => moves.iter().try_for_each(|&BlockMove { device, host }| {
+                copy(&[BlockMove { device, host: 0 }], pinned.address())?;
+                file.write_all_at(pinned.bytes(), u64::from(host) * self.block_bytes).map_err(|e| failed("written", e))
+            }),
+        }
+    }
+
+    /// Moves blocks back, in the same way.
+    pub fn give(&mut self, moves: &[BlockMove], mut copy: impl FnMut(&[BlockMove], Address) -> Result<()>) -> Result<()> {
+        self.check(moves)?;
+        match &mut self.store {
+            Store::Memory(pinned) => copy(moves, pinned.address()),
+            Store::File(file, pinned) => moves.iter().try_for_each(|&BlockMove { device, host }| {
+                file.read_exact_at(pinned.bytes_mut(), u64::from(host) * self.block_bytes).map_err(|e| failed("read", e))?;
+                copy(&[BlockMove { device, host: 0 }], pinned.address())
+            }),
+        }
+    }
+
+    fn check(&self, moves: &[BlockMove]) -> Result<()> {
+        match moves.iter().find(|BlockMove { host, .. }| *host as usize >= self.blocks) {
+            Some(BlockMove { host, .. }) => {
+                Err(Error::internal(format!("host block {host} is outside the tier of {} blocks", self.blocks)))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn failed(what: &str, e: std::io::Error) -> Error {
+    Error::io(format!("the swap file could not be {what}: {e}"))
+}

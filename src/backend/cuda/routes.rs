@@ -1,0 +1,88 @@
+//! Rows on their way to experts: who goes where, in the order in which the experts work.
+
+use super::WARP;
+use super::device::{Address, Device, Memory, Shape, launch};
+use crate::backend::{GroupScore, Routing, Scores};
+use crate::error::{Error, Result};
+
+/// As `kernels/experts.cu` has them: rows, a warp each, for which a block of threads chooses; warps that sort the routes to an expert; and what it has
+/// room for.
+const ROUTE_WARPS: usize = 4;
+const SORT_WARPS: usize = 8;
+const MOST_EXPERTS: usize = 512;
+
+pub struct Routes {
+    /// Of the step.
+    pub rows: usize,
+    pub experts: usize,
+    pub top_k: usize,
+    pub choices: Memory, // [rows, top_k] experts, the best of a row first
+    pub weights: Memory, // [rows, top_k]
+    pub places: Memory,  // [rows, top_k] the route of each choice
+    pub sources: Memory, // [routes] the row of each
+    pub starts: Memory,  // [experts + 1] the first route to each expert
+}
+
+impl Routes {
+    pub fn new(device: &Device, rows: usize, most: Routing) -> Result<Routes> {
+        if most.experts > MOST_EXPERTS {
+            return Err(Error::unsupported(format!(
+                "a layer has {} experts: a CUDA device chooses among at most {MOST_EXPERTS}, so take device \"cpu\"",
+                most.experts
+            )));
+        }
+        let numbers = |count: usize| device.memory((count * size_of::<u32>()) as u64);
+        let routes = rows * most.top_k;
+        Ok(Routes {
+            rows: 0,
+            experts: most.experts,
+            top_k: most.top_k,
+            choices: numbers(routes)?,
+            weights: numbers(routes)?,
+            places: numbers(routes)?,
+            sources: numbers(routes)?,
+            starts: numbers(most.experts + 1)?,
+        })
+    }
+
+    pub fn bytes(rows: usize, most: Routing) -> u64 {
+        ((4 * rows * most.top_k + most.experts + 1) * size_of::<u32>()) as u64
+    }
+
+    /// `logits` is `[rows, experts]`, `correction` `[experts]` or nowhere.
+    pub fn choose(&mut self, device: &Device, rows: usize, routing: Routing, correction: Address, logits: Address) {
+        (self.rows, self.experts, self.top_k) = (rows, routing.experts, routing.top_k);
+        let (choices, weights, places) = (self.choices.address(), self.weights.address(), self.places.address());
+        let (sources, starts) = (self.sources.address(), self.starts.address());
+        let (groups, chosen, best_two) =
+            routing.groups.map_or((0, 0, false), |groups| (groups.count, groups.chosen, groups.score == GroupScore::BestTwo));
+        let [rows, experts, top_k, groups, chosen] = [rows, routing.experts, routing.top_k, groups, chosen].map(|number| number as u32);
+        let (sigmoid, normalized) = (routing.scores == Scores::Sigmoid, routing.normalized);
+        let [sigmoid, normalized, best_two] = [sigmoid, normalized, best_two].map(u32::from);
+        let shape = Shape::new((rows.div_ceil(ROUTE_WARPS as u32), 1, 1), (ROUTE_WARPS * WARP) as u32);
+        launch!(
+            device,
+            device.kernels.route,
+            shape,
+            choices,
+            weights,
+            logits,
+            correction,
+            rows,
+            experts,
+            top_k,
+            sigmoid,
+            normalized,
+            routing.scale,
+            groups,
+            chosen,
+            best_two,
+        );
+        let shape = Shape::new((experts, 1, 1), (SORT_WARPS * WARP) as u32);
+        launch!(device, device.kernels.sort_routes, shape, starts, sources, places, choices, rows, experts, top_k);
+    }
+
+    pub fn len(&self) -> usize {
+        self.rows * self.top_k
+    }
+}

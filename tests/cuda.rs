@@ -1,0 +1,559 @@
+//! Every op of the CUDA backend beside its twin on the CPU, on shapes at random. The kernels run on the host (tests/cuda): buffers end at a page
+//! that may not be touched, and hold NaN until they are written.
+
+mod common;
+
+use common::{Random, TempDir, cuda};
+use pagedllm::backend::cpu::CpuBackend;
+use pagedllm::backend::{
+    Act, AttentionShape, Backend, ExpertGroups, Glu, GroupScore, Heads, KvShape, NormKind, NormOf, Pairs, Routing, Scores, Strips, Turn,
+    Values,
+};
+use pagedllm::batch::{Batch, BlockCopy, BlockMove, Span, Tail};
+use pagedllm::options::{Dtype, Isa, KvDtype, WeightFormat};
+
+/// What some ops give, on any backend.
+trait Case {
+    fn run<B: Backend>(&self, backend: &B) -> Vec<f32>;
+}
+
+fn twins_agree(what: &str, tolerance: f32, case: &impl Case) {
+    let cpu = CpuBackend::new(1, Some(Isa::Portable)).unwrap();
+    cpu.reserve_rows(64, 640).unwrap();
+    let (expected, found) = (case.run(&cpu), case.run(cuda::backend()));
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        let near = (found - expected).abs() <= tolerance * expected.abs().max(1.0) || found.is_nan() && expected.is_nan();
+        assert!(near, "{what}: element {i} is {found}, on the CPU {expected}");
+    }
+}
+
+/// Seeded by a test's own number, and by PAGEDLLM_SEED where other inputs than the last time's are wanted.
+fn seeded(number: usize) -> Random {
+    let fresh = std::env::var("PAGEDLLM_SEED").map_or(0, |seed| seed.parse::<u64>().expect("PAGEDLLM_SEED is a number"));
+    Random((number as u64).wrapping_add(fresh.wrapping_mul(0x9E37_79B9_7F4A_7C15)))
+}
+
+/// Numbers in -1..1 that bf16 has.
+fn numbers(random: &mut Random, len: usize) -> Vec<f32> {
+    (0..len).map(|_| random.below(129) as f32 / 64.0 - 1.0).collect()
+}
+
+/// What a buffer holds.
+fn read<B: Backend>(backend: &B, mut buf: B::Buf, len: usize) -> Vec<f32> {
+    backend.read(&mut buf, len).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error())).to_vec()
+}
+
+/// Written everywhere, or seen: as CPU buffers come zeroed, this makes them NaN too.
+fn unwritten<B: Backend>(backend: &B, len: usize) -> B::Buf {
+    backend.vector(&vec![f32::NAN; len]).unwrap()
+}
+
+fn matrix<B: Backend>(backend: &B, values: &[f32], rows: usize, cols: usize, format: WeightFormat) -> B::Matrix {
+    let mut source = |first: usize, out: &mut [u8]| {
+        let values = &values[first * cols..][..out.len() / 4];
+        out.as_chunks_mut::<4>().0.iter_mut().zip(values).for_each(|(out, value)| *out = value.to_le_bytes());
+        Ok(())
+    };
+    backend.matrix(rows, cols, Dtype::F32, format, &mut source).unwrap()
+}
+
+const FLOATS: [WeightFormat; 3] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16];
+
+struct Product {
+    rows: usize,
+    cols: usize,
+    outs: usize,
+    format: WeightFormat,
+    bias: bool,
+}
+
+impl Case for Product {
+    fn run<B: Backend>(&self, backend: &B) -> Vec<f32> {
+        let Product { rows, cols, outs, format, bias } = *self;
+        backend.reserve_rows(rows, cols).unwrap();
+        let mut random = seeded(rows * 1000 + cols * 10 + outs);
+        let x = backend.vector(&numbers(&mut random, rows * cols)).unwrap();
+        let w = matrix(backend, &numbers(&mut random, outs * cols), outs, cols, format);
+        let bias = bias.then(|| backend.vector(&numbers(&mut random, outs)).unwrap());
+        let mut out = unwritten(backend, rows * outs);
+        backend.matmul(rows, &x, &w, bias.as_ref(), &mut out);
+        read(backend, out, rows * outs)
+    }
+}
+
+#[test]
+fn products() {
+    let mut random = seeded(1);
+    let ragged = (0..20).map(|_| (1 + random.below(150), 1 + random.below(300), 1 + random.below(200)));
+    let edges = [(1, 1, 1), (1, 64, 64), (16, 128, 32), (17, 40, 65), (64, 64, 64), (65, 96, 129), (129, 33, 128)];
+    for (rows, cols, outs) in edges.into_iter().chain(ragged) {
+        for format in FLOATS {
+            let bias = cols % 2 == 0;
+            twins_agree(&format!("{format:?} {rows}x{cols}x{outs}"), 1e-5, &Product { rows, cols, outs, format, bias });
+        }
+    }
+}
+
+/// One row among others, in tiles of any size, has the bits that it has alone.
+#[test]
+fn a_row_of_a_product_has_the_same_bits_whatever_the_others() {
+    let (cols, outs, rows) = (200, 70, 130);
+    let backend = cuda::invariant();
+    for format in FLOATS {
+        let mut random = seeded(5);
+        let w = matrix(backend, &(0..outs * cols).map(|_| random.unit()).collect::<Vec<_>>(), outs, cols, format);
+        let x: Vec<f32> = (0..rows * cols).map(|_| random.unit()).collect();
+        let product = |rows: &[f32]| {
+            let count = rows.len() / cols;
+            let mut out = unwritten(backend, count * outs);
+            backend.matmul(count, &backend.vector(rows).unwrap(), &w, None, &mut out);
+            read(backend, out, count * outs)
+        };
+        let all = product(&x);
+        for (first, count) in [(0, 1), (3, 1), (5, 16), (20, 17), (60, 64), (0, 65)] {
+            let some = product(&x[first * cols..][..count * cols]);
+            let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&some), bits(&all[first * outs..][..count * outs]), "{format:?}: {count} rows from {first} on");
+        }
+    }
+}
+
+struct Tables {
+    cols: usize,
+    format: WeightFormat,
+}
+
+impl Case for Tables {
+    fn run<B: Backend>(&self, backend: &B) -> Vec<f32> {
+        let (cols, mut random) = (self.cols, seeded(self.cols));
+        let table = matrix(backend, &numbers(&mut random, 9 * cols), 9, cols, self.format);
+        let mut inputs = B::Inputs::default();
+        let batch = Batch { tokens: vec![8, 0, 3], positions: vec![0, 5, 6], ..Batch::default() };
+        backend.upload(&batch, &mut inputs).unwrap();
+        let mut out = unwritten(backend, 3 * cols);
+        backend.embed(&inputs, &table, 0.75, &mut out);
+        backend.add_positions(&inputs, &table, 2, &mut out);
+        read(backend, out, 3 * cols)
+    }
+}
+
+#[test]
+fn embeddings() {
+    for (cols, format) in [1, 7, 64, 300].into_iter().flat_map(|cols| FLOATS.map(|format| (cols, format))) {
+        twins_agree(&format!("{cols} {format:?}"), 1e-6, &Tables { cols, format });
+    }
+}
+
+struct Norms {
+    kind: NormKind,
+    width: usize,
+    bias: bool,
+}
+
+impl Case for Norms {
+    fn run<B: Backend>(&self, backend: &B) -> Vec<f32> {
+        let Norms { kind, width, bias } = *self;
+        let (rows, mut random) = (3, seeded(width));
+        let mut vector = |len| backend.vector(&numbers(&mut random, len)).unwrap();
+        let (mut x, y, weight, shift) = (vector(rows * width), vector(rows * width), vector(width), vector(width));
+        let norm = NormOf { kind, eps: 1e-5, weight: &weight, bias: bias.then_some(&shift) };
+        let (mut plain, mut added) = (unwritten(backend, rows * width), unwritten(backend, rows * width));
+        backend.norm(rows, width, norm, &x, &mut plain);
+        backend.add_norm(rows, width, 0.5, &y, norm, &mut x, &mut added);
+        // Three heads between two other numbers, with a weight of their own each or one for all.
+        let (dim, stride) = (width, 3 * width + 2);
+        let mut heads = vector(rows * stride);
+        backend.norm_heads(rows, Heads { first: 1, count: 3, dim, stride }, norm, &mut heads);
+        let own = vector(3 * dim);
+        backend.norm_heads(rows, Heads { first: 2, count: 3, dim, stride }, NormOf { weight: &own, bias: None, ..norm }, &mut heads);
+        let mut all = read(backend, plain, rows * width);
+        all.extend(read(backend, added, rows * width));
+        all.extend(read(backend, x, rows * width));
+        all.extend(read(backend, heads, rows * stride));
+        all
+    }
+}
+
+#[test]
+fn norms() {
+    for kind in [NormKind::Rms { unit_offset: false }, NormKind::Rms { unit_offset: true }, NormKind::Layer] {
+        for (width, bias) in [(1, false), (5, true), (32, false), (100, true), (1030, true)] {
+            twins_agree(&format!("{kind:?} {width}"), 1e-4, &Norms { kind, width, bias });
+        }
+    }
+}
+
+/// The ops that touch each number once.
+struct Elementwise {
+    rows: usize,
+    width: usize,
+}
+
+impl Case for Elementwise {
+    fn run<B: Backend>(&self, backend: &B) -> Vec<f32> {
+        let Elementwise { rows, width } = *self;
+        let mut random = seeded(rows * width);
+        // Some beyond every limit.
+        let mut vector = |len| backend.vector(&numbers(&mut random, len).iter().map(|x| x * 9.0).collect::<Vec<_>>()).unwrap();
+        let (len, mut all) = (rows * width, Vec::new());
+        for act in [Act::Relu, Act::Silu, Act::Gelu, Act::GeluTanh] {
+            let mut x = vector(len);
+            backend.activate(len, act, &mut x);
+            all.extend(read(backend, x, len));
+        }
+        let both = vector(2 * len);
+        for glu in [Glu::Of(Act::Silu), Glu::Of(Act::GeluTanh), Glu::Clamped { alpha: 1.7, limit: 7.0 }] {
+            let mut out = unwritten(backend, len);
+            backend.gate(rows, width, glu, &both, &mut out);
+            all.extend(read(backend, out, len));
+        }
+        let (mut x, y, gates) = (vector(len), vector(len), vector(rows));
+        backend.add(len, 0.25, &mut x, &y);
+        backend.add_gated(rows, width, &gates, &mut x, &y);
+        for cap in [None, Some(3.0)] {
+            backend.scale_and_cap(len, 0.7, cap, &mut x);
+        }
+        all.extend(read(backend, x, len));
+        all
+    }
+}
+
+#[test]
+fn ops_on_each_number() {
+    for (rows, width) in [(1, 1), (3, 5), (7, 64), (30, 700)] {
+        twins_agree(&format!("{rows}x{width}"), 1e-5, &Elementwise { rows, width });
+    }
+}
+
+struct Rows;
+
+impl Case for Rows {
+    fn run<B: Backend>(&self, backend: &B) -> Vec<f32> {
+        let (rows, mut random) = (5, seeded(3));
+        let strips = Strips { first: 2, count: 3, dim: 4, pitch: 5, stride: 20 };
+        let x = backend.vector(&numbers(&mut random, rows * strips.stride)).unwrap();
+        let mut split = unwritten(backend, strips.count * rows * strips.dim);
+        backend.split_strips(rows, strips, &x, &mut split);
+        let mut joined = backend.vector(&vec![0.0; rows * strips.stride]).unwrap();
+        backend.join_strips(rows, Strips { first: 1, pitch: 6, ..strips }, &split, &mut joined);
+        let weights: Vec<_> = (0..3).map(|_| matrix(backend, &numbers(&mut random, 7 * 4), 7, 4, WeightFormat::Bf16)).collect();
+        let mut products = unwritten(backend, 3 * rows * 7);
+        backend.matmul_strips(rows, 3, &split, &|strip| &weights[strip], &mut products);
+        let mut inputs = B::Inputs::default();
+        let batch = Batch { tokens: vec![0; rows], positions: vec![0; rows], logit_rows: vec![4, 0], ..Batch::default() };
+        backend.upload(&batch, &mut inputs).unwrap();
+        let mut gathered = unwritten(backend, 2 * strips.stride);
+        backend.gather(&inputs, strips.stride, &x, &mut gathered);
+        let mut all = read(backend, split, strips.count * rows * strips.dim);
+        all.extend(read(backend, joined, rows * strips.stride));
+        all.extend(read(backend, products, 3 * rows * 7));
+        all.extend(read(backend, gathered, 2 * strips.stride));
+        all
+    }
+}
+
+#[test]
+fn strips_and_chosen_rows() {
+    twins_agree("strips", 1e-5, &Rows);
+}
+
+struct Experts {
+    rows: usize,
+    routing: Routing,
+    format: WeightFormat,
+}
+
+impl Case for Experts {
+    fn run<B: Backend>(&self, backend: &B) -> Vec<f32> {
+        let Experts { rows, routing, format } = *self;
+        let (width, outs, mut random) = (24, 17, seeded(rows));
+        let count = rows * routing.top_k;
+        let mut routes = backend.routes(rows + 2, Routing { experts: routing.experts + 1, top_k: routing.top_k + 1, ..routing }).unwrap();
+        // Some equal scores, too.
+        let logits = backend.vector(&numbers(&mut random, rows * routing.experts)).unwrap();
+        let correction = backend.vector(&numbers(&mut random, routing.experts)).unwrap();
+        let corrects = routing.scores == Scores::Sigmoid;
+        backend.route(rows, routing, corrects.then_some(&correction), &logits, &mut routes);
+        let x = backend.vector(&numbers(&mut random, rows * width)).unwrap();
+        let mut gathered = unwritten(backend, count * width);
+        backend.gather_routes(&routes, width, &x, &mut gathered);
+        let experts: Vec<_> = (0..routing.experts)
+            .map(|_| {
+                (
+                    matrix(backend, &numbers(&mut random, outs * width), outs, width, format),
+                    backend.vector(&numbers(&mut random, outs)).unwrap(),
+                )
+            })
+            .collect();
+        let mut products = unwritten(backend, count * outs);
+        backend.matmul_routes(&routes, &gathered, &|expert| (&experts[expert].0, Some(&experts[expert].1)), &mut products);
+        let mut out = unwritten(backend, rows * outs);
+        backend.combine_routes(&routes, outs, &products, &mut out);
+        let mut all = read(backend, gathered, count * width);
+        all.extend(read(backend, products, count * outs));
+        all.extend(read(backend, out, rows * outs));
+        all
+    }
+}
+
+#[test]
+fn experts() {
+    let groups = |count, chosen, score| Some(ExpertGroups { count, chosen, score });
+    let routings = [
+        Routing::softmax(1, 1, true),
+        Routing::softmax(4, 2, false),
+        Routing::softmax(60, 4, true),
+        Routing { groups: groups(4, 2, GroupScore::Best), scale: 1.5, ..Routing::softmax(16, 3, false) },
+        Routing { scores: Scores::Sigmoid, scale: 2.5, groups: groups(8, 3, GroupScore::BestTwo), ..Routing::softmax(64, 6, true) },
+        Routing { scores: Scores::Sigmoid, ..Routing::softmax(7, 7, false) },
+    ];
+    for (rows, routing) in [1, 5, 40].into_iter().flat_map(|rows| routings.map(|routing| (rows, routing))) {
+        for format in [WeightFormat::F32, WeightFormat::Bf16] {
+            twins_agree(&format!("{rows} rows, {routing:?}"), 1e-5, &Experts { rows, routing, format });
+        }
+    }
+}
+
+/// Attention over sequences whose tokens come in chunks: step i has each sequence's ith chunk.
+struct Attend {
+    shape: AttentionShape,
+    dtype: KvDtype,
+    block_size: usize,
+    groups: usize,
+    rotated: usize,
+    pairs: Pairs,
+    sinks: bool,
+    chunks: Vec<Vec<usize>>, // [sequences][steps]
+    seed: usize,
+}
+
+impl Attend {
+    /// Short ones and long ones, that begin together and go on in different ways.
+    fn new(shape: AttentionShape, dtype: KvDtype) -> Attend {
+        let chunks = vec![vec![1, 1, 1], vec![70, 1, 3], vec![9, 80, 1], vec![150, 1, 1]];
+        Attend {
+            shape,
+            dtype,
+            block_size: 16,
+            groups: 1,
+            rotated: shape.head_dim / 4 * 2,
+            pairs: Pairs::Halves,
+            sinks: false,
+            chunks,
+            seed: 1,
+        }
+    }
+
+    fn blocks_each(&self) -> usize {
+        self.chunks.iter().map(|chunks| chunks.iter().sum::<usize>().div_ceil(self.block_size)).max().unwrap_or(0)
+    }
+
+    /// More than are needed where 5 would divide them: then no two entries fall together.
+    fn blocks(&self) -> usize {
+        let needed = self.chunks.len() * self.blocks_each() * self.groups;
+        if needed.is_multiple_of(5) { needed + 1 } else { needed }
+    }
+
+    /// The entries of a sequence's tables: blocks of all sequences lie among each other.
+    fn table(&self, sequence: usize) -> impl Iterator<Item = u32> {
+        let (entries, sequences, blocks) = (self.blocks_each() * self.groups, self.chunks.len(), self.blocks());
+        (0..entries).map(move |entry| ((entry * sequences + sequence) as u32 * 5 + 3) % blocks as u32)
+    }
+
+    fn batch(&self, step: usize) -> Batch {
+        let mut batch = Batch::default();
+        for (sequence, chunks) in self.chunks.iter().enumerate() {
+            let (start, rows) = (chunks[..step].iter().sum::<usize>(), chunks[step]);
+            let table: Vec<u32> = self.table(sequence).collect();
+            batch.spans.push(Span { first_row: batch.tokens.len() as u32, rows: rows as u32, table: batch.tables.len() as u32 });
+            for position in start..start + rows {
+                batch.tokens.push(0);
+                batch.positions.push(position as u32);
+                let blocks = &table[position / self.block_size * self.groups..][..self.groups];
+                batch.slots.extend(blocks.iter().map(|block| block * self.block_size as u32 + (position % self.block_size) as u32));
+            }
+            batch.tables.extend(table);
+        }
+        batch
+    }
+}
+
+impl Case for Attend {
+    fn run<B: Backend>(&self, backend: &B) -> Vec<f32> {
+        let (shape, mut random) = (&self.shape, seeded(self.seed));
+        let AttentionShape { kv_heads, head_dim, values, .. } = *shape;
+        let kv_shape = KvShape { blocks: self.blocks(), block_size: self.block_size, kv_heads, head_dim, values, dtype: self.dtype };
+        backend.reserve(shape).unwrap();
+        let mut kv = backend.kv(kv_shape).unwrap();
+        let frequencies: Vec<f32> = (0..self.rotated / 2).map(|i| 0.7 / (i + 1) as f32).collect();
+        let frequencies = backend.vector(&frequencies).unwrap();
+        let sinks = self.sinks.then(|| backend.vector(&numbers(&mut random, shape.heads)).unwrap());
+        let (mut inputs, mut all) = (B::Inputs::default(), Vec::new());
+        for step in 0..self.chunks[0].len() {
+            let batch = self.batch(step);
+            let rows = batch.rows();
+            backend.upload(&batch, &mut inputs).unwrap();
+            let mut angles = unwritten(backend, rows * self.rotated);
+            backend.angles(&inputs, &frequencies, 1.25, &mut angles);
+            let turn = (self.rotated > 0).then_some(Turn { rotated: self.rotated, pairs: self.pairs, angles: &angles });
+            let mut queries = backend.vector(&numbers(&mut random, rows * shape.row_width())).unwrap();
+            let group = step % self.groups;
+            // What is looked back on is in the blocks of each group.
+            for group in 0..self.groups {
+                let mut random = seeded(step + 77);
+                match values {
+                    Values::Own => {
+                        let mut rows = backend.vector(&numbers(&mut random, rows * shape.qkv_width())).unwrap();
+                        backend.store_kv(&inputs, group, shape, turn, &mut rows, &mut kv);
+                        if group == 0 {
+                            queries = rows;
+                        }
+                    }
+                    Values::OfKeys(_) => {
+                        let mut rows = backend.vector(&numbers(&mut random, rows * shape.kv_width())).unwrap();
+                        backend.store_kv(&inputs, group, shape, None, &mut rows, &mut kv);
+                    }
+                }
+            }
+            let mut out = unwritten(backend, rows * shape.out_width());
+            backend.attention(&inputs, group, shape, sinks.as_ref(), &queries, &kv, &mut out);
+            all.extend(read(backend, out, rows * shape.out_width()));
+        }
+        all
+    }
+}
+
+/// What queries and probabilities lose where tensor cores multiply them in bf16.
+const TENSOR: f32 = 2e-2;
+
+#[test]
+fn attention_on_tensor_cores() {
+    for (heads, kv_heads, head_dim) in [(4, 4, 64), (8, 2, 64), (3, 1, 80), (4, 2, 96), (2, 1, 112), (7, 1, 128), (20, 1, 64), (2, 1, 256)]
+    {
+        let shape = AttentionShape::new(heads, kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt());
+        twins_agree(&format!("{heads} heads of {head_dim}"), TENSOR, &Attend::new(shape, KvDtype::Bf16));
+    }
+}
+
+#[test]
+fn attention_with_all_that_models_add_to_it() {
+    for (head_dim, dtype, tolerance) in [(64, KvDtype::Bf16, TENSOR), (40, KvDtype::Bf16, 1e-4), (24, KvDtype::F32, 1e-4)] {
+        let plain = AttentionShape::new(4, 2, head_dim, 0.125);
+        let with = |shape: AttentionShape| Attend::new(shape, dtype);
+        let cases = [
+            ("a window", with(AttentionShape { window: Some(37), ..plain })),
+            ("a cap", with(AttentionShape { soft_cap: Some(2.0), ..plain })),
+            ("ALiBi", with(AttentionShape { alibi: Some(0.5), ..plain })),
+            ("ALiBi and a cap", with(AttentionShape { alibi: Some(0.5), soft_cap: Some(2.0), ..plain })),
+            ("sinks", Attend { sinks: true, ..with(plain) }),
+            ("sinks and a window", Attend { sinks: true, ..with(AttentionShape { window: Some(3), ..plain }) }),
+            ("neighbours that turn together", Attend { pairs: Pairs::Neighbours, ..with(plain) }),
+            ("no positions", Attend { rotated: 0, ..with(plain) }),
+            ("groups of layers", Attend { groups: 3, ..with(plain) }),
+            ("the smallest blocks", Attend { block_size: 8, ..with(plain) }),
+            ("the largest blocks", Attend { block_size: 256, ..with(plain) }),
+        ];
+        for (what, case) in cases {
+            twins_agree(&format!("{what}, {dtype:?}, {head_dim}"), tolerance, &case);
+        }
+    }
+}
+
+#[test]
+fn attention_on_any_width_and_type() {
+    for (heads, kv_heads, head_dim) in [(1, 1, 1), (3, 3, 5), (71, 1, 8), (6, 2, 33), (2, 2, 160), (2, 1, 576)] {
+        for dtype in [KvDtype::F32, KvDtype::Int8] {
+            let shape = AttentionShape::new(heads, kv_heads, head_dim, 0.2);
+            let chunks = vec![vec![1, 1], vec![70, 1], vec![9, 20]];
+            twins_agree(&format!("{heads} heads of {head_dim}, {dtype:?}"), 1e-3, &Attend { chunks, ..Attend::new(shape, dtype) });
+        }
+    }
+}
+
+#[test]
+fn attention_over_latents() {
+    for dtype in [KvDtype::F32, KvDtype::Bf16, KvDtype::Int8] {
+        let shape = AttentionShape { values: Values::OfKeys(32), ..AttentionShape::new(5, 1, 40, 0.3) };
+        twins_agree(&format!("{dtype:?}"), 1e-3, &Attend { rotated: 0, ..Attend::new(shape, dtype) });
+    }
+}
+
+/// Few sequences, long ones: they are cut into parts, which are merged.
+#[test]
+fn attention_in_parts() {
+    for (sinks, window) in [(false, None), (true, None), (false, Some(500))] {
+        let shape = AttentionShape { window, ..AttentionShape::new(8, 2, 64, 0.125) };
+        let chunks = vec![vec![2000, 1, 1], vec![3, 1, 1], vec![700, 1, 1]];
+        twins_agree(&format!("sinks {sinks}, window {window:?}"), TENSOR, &Attend { chunks, sinks, ..Attend::new(shape, KvDtype::Bf16) });
+    }
+}
+
+#[test]
+fn prefill_has_the_same_bits_alone_and_among_others_and_whatever_the_chunks() {
+    for (head_dim, dtype) in [(64, KvDtype::Bf16), (128, KvDtype::Bf16), (20, KvDtype::F32)] {
+        let shape = AttentionShape { window: Some(90), ..AttentionShape::new(6, 2, head_dim, 0.2) };
+        let case = |chunks| Attend { chunks, ..Attend::new(shape, dtype) };
+        let backend = cuda::invariant();
+        let bits = |case: &Attend| case.run(backend).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        // The numbers of a step's rows depend on the step alone, so one sequence has the same in both.
+        let (alone, together) = (bits(&case(vec![vec![150]])), bits(&case(vec![vec![150], vec![40], vec![2]])));
+        assert!(together.starts_with(&alone), "{head_dim} {dtype:?}");
+    }
+}
+
+/// Blocks of layers of different width.
+fn layers<B: Backend>(backend: &B, dtype: KvDtype) -> (Vec<B::Kv>, u64) {
+    let shape = |kv_heads| KvShape { blocks: 6, block_size: 8, kv_heads, head_dim: 3, values: Values::Own, dtype };
+    let bytes = [2, 1, 4].map(|kv_heads| backend.kv_block_bytes(&shape(kv_heads))).iter().sum();
+    ([2, 1, 4].map(|kv_heads| backend.kv(shape(kv_heads)).unwrap()).into(), bytes)
+}
+
+fn bytes_of<B: Backend>(backend: &B, layers: &[B::Kv], block: u32) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    layers.iter().for_each(|layer| backend.read_blocks(&[block], Tail { blocks: 0, slots: 0 }, layer, &mut bytes).unwrap());
+    bytes
+}
+
+fn fill<B: Backend>(backend: &B, layers: &mut [B::Kv], block: u32, seed: u8, bytes: u64) {
+    let numbers: Vec<u8> = (0..bytes).map(|i| (i as u8).wrapping_mul(7).wrapping_add(seed)).collect();
+    let rest = layers.iter_mut().fold(&numbers[..], |bytes, layer| backend.write_blocks(&[block], layer, bytes).unwrap());
+    assert!(rest.is_empty());
+}
+
+#[test]
+fn blocks_are_copied_and_come_back_from_the_host_as_they_went() {
+    let (backend, dir) = (cuda::backend(), TempDir::new());
+    for (dtype, tier) in KvDtype::ALL.into_iter().flat_map(|dtype| [(dtype, None), (dtype, Some(dir.0.as_path()))]) {
+        let (mut layers, bytes) = layers(backend, dtype);
+        let mut host = backend.host(4, bytes, tier).unwrap();
+        (0..6).for_each(|block| fill(backend, &mut layers, block, block as u8, bytes));
+        let before: Vec<_> = (0..6).map(|block| bytes_of(backend, &layers, block)).collect();
+        let moves = |pairs: [(u32, u32); 3]| pairs.map(|(device, host)| BlockMove { device, host });
+        backend.swap_out(&moves([(5, 0), (0, 3), (2, 1)]), &layers, &mut host).unwrap();
+        (0..6).for_each(|block| fill(backend, &mut layers, block, 100 + block as u8, bytes));
+        backend.copy_blocks(&[BlockCopy { from: 5, to: 2 }], &mut layers);
+        backend.swap_in(&moves([(1, 3), (4, 0), (0, 1)]), &mut host, &mut layers).unwrap();
+        let after = |block| bytes_of(backend, &layers, block);
+        assert!([after(1), after(4), after(0)] == [&before[0], &before[5], &before[2]].map(Clone::clone));
+        assert!(after(2) == after(5) && after(3) != before[3], "{dtype:?}");
+    }
+}
+
+#[test]
+fn slots_that_hold_nothing_are_read_as_zeros() {
+    let backend = cuda::backend();
+    for dtype in KvDtype::ALL {
+        let shape = KvShape { blocks: 2, block_size: 8, kv_heads: 2, head_dim: 5, values: Values::Own, dtype };
+        let mut kv = backend.kv(shape).unwrap();
+        let bytes = vec![9; 2 * backend.kv_block_bytes(&shape) as usize];
+        backend.write_blocks(&[0, 1], &mut kv, &bytes).unwrap();
+        let mut read = Vec::new();
+        backend.read_blocks(&[1, 0], Tail { blocks: 1, slots: 3 }, &kv, &mut read).unwrap();
+        let (full, tail) = read.split_at(read.len() / 2);
+        assert!(full.iter().all(|byte| *byte == 9));
+        assert_eq!(tail.iter().filter(|byte| **byte == 9).count() * 8, 3 * tail.len(), "{dtype:?}");
+        let error = backend.write_blocks(&[0], &mut kv, &bytes[..7]).unwrap_err();
+        assert!(error.message().contains("cut short"), "{error}");
+    }
+}

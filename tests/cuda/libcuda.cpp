@@ -1,0 +1,821 @@
+// A libcuda.so for machines without a device: of the driver's API what libpagedllm calls, over the shim. What tests ask of it beyond that
+// begins with shim_.
+//
+// Work that is queued waits until somebody waits for it, and then runs with all that was queued in its context before: who reads results
+// without waiting finds poison.
+#include <stdint.h>
+#include <string.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "guarded_memory.h"
+#include "kernel_table.h"
+#include "shim.h"
+
+#define API extern "C" __attribute__((visibility("default")))
+
+// Name, number, and what cuGetErrorString says.
+#define RESULTS(R)                                                                             \
+    R(CUDA_SUCCESS, 0, "no error")                                                             \
+    R(CUDA_ERROR_INVALID_VALUE, 1, "invalid argument")                                         \
+    R(CUDA_ERROR_OUT_OF_MEMORY, 2, "out of memory")                                            \
+    R(CUDA_ERROR_NOT_INITIALIZED, 3, "initialization error")                                   \
+    R(CUDA_ERROR_NO_DEVICE, 100, "no CUDA-capable device is detected")                         \
+    R(CUDA_ERROR_INVALID_DEVICE, 101, "invalid device ordinal")                                \
+    R(CUDA_ERROR_INVALID_IMAGE, 200, "device kernel image is invalid")                         \
+    R(CUDA_ERROR_INVALID_CONTEXT, 201, "invalid device context")                               \
+    R(CUDA_ERROR_NO_BINARY_FOR_GPU, 209, "no kernel image is available for execution on the device") \
+    R(CUDA_ERROR_ECC_UNCORRECTABLE, 214, "uncorrectable ECC error encountered")                \
+    R(CUDA_ERROR_INVALID_HANDLE, 400, "invalid resource handle")                               \
+    R(CUDA_ERROR_ILLEGAL_STATE, 401, "the operation cannot be performed in the present state") \
+    R(CUDA_ERROR_NOT_FOUND, 500, "named symbol not found")                                     \
+    R(CUDA_ERROR_NOT_READY, 600, "device not ready")                                           \
+    R(CUDA_ERROR_ILLEGAL_ADDRESS, 700, "an illegal memory access was encountered")             \
+    R(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, 701, "too many resources requested for launch")      \
+    R(CUDA_ERROR_LAUNCH_TIMEOUT, 702, "the launch timed out and was terminated")               \
+    R(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709, "context is destroyed")                            \
+    R(CUDA_ERROR_LAUNCH_FAILED, 719, "unspecified launch failure")                             \
+    R(CUDA_ERROR_NOT_SUPPORTED, 801, "operation not supported")                                \
+    R(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900, "operation not permitted when stream is capturing") \
+    R(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, 901, "operation failed due to a previous error during capture") \
+    R(CUDA_ERROR_UNKNOWN, 999, "unknown error")
+
+#define NUMBER(name, number, text) name = number,
+enum CUresult { RESULTS(NUMBER) };
+typedef uint64_t CUdeviceptr;
+
+const size_t DEFAULT_SHARED = 48 << 10;
+const int FUNCTION_MAX_DYNAMIC_SHARED = 8, CAPTURE_THREAD_LOCAL = 1, CAPTURE_RELAXED = 2, EVENT_DISABLE_TIMING = 2;
+
+// ---- what the driver keeps
+
+// Work of a stream. Says what went wrong.
+typedef std::function<std::string()> Work;
+
+struct Context;
+
+// What a handle stands for. It goes with its context.
+struct Object {
+    Context *owner;
+    virtual ~Object() = default;
+};
+
+struct Module : Object {};
+
+struct Function : Object {
+    const Kernel *kernel;
+    size_t max_shared = DEFAULT_SHARED;
+};
+
+struct Event : Object {
+    unsigned flags;
+    bool recorded = false;
+    std::chrono::steady_clock::time_point at;
+};
+
+struct Graph : Object {
+    std::vector<Work> works;
+};
+
+struct GraphExec : Object {
+    std::vector<Work> works;
+};
+
+struct Stream : Object {
+    std::shared_ptr<Graph> capture; // null: what is queued will run
+    bool invalidated = false;
+    int mode;
+    std::thread::id capturing_thread;
+};
+
+// Never deleted, so that a thread where it was current when it was destroyed is told so.
+struct Context {
+    int device;
+    bool alive = true;
+    CUresult error = CUDA_SUCCESS; // what every call says from then on
+    std::deque<Work> queue;
+    bool busy = false; // some thread runs what was queued
+    std::shared_ptr<Stream> default_stream = std::make_shared<Stream>();
+};
+
+struct Allocation {
+    Context *owner;
+    size_t bytes;
+    bool on_device;
+    std::unique_ptr<GuardedMemory> memory;
+};
+
+struct PlannedFailure {
+    int calls_until;
+    CUresult result;
+};
+
+struct Driver {
+    std::mutex mutex; // of all that follows
+    std::condition_variable_any idle;
+    bool initialized = false;
+    int version = 13000, devices = 1, capability[2] = {9, 0};
+    size_t memory_total = size_t(1) << 30, memory_used_by_others = 0;
+    std::map<void *, std::shared_ptr<Object>> objects;
+    std::map<CUdeviceptr, Allocation> allocations;
+    std::map<std::string, PlannedFailure> planned;
+    uint64_t launches = 0;
+    std::string last_error;
+};
+
+static Driver driver;
+
+// The contexts that are current in this thread, the last on top.
+struct ContextStack {
+    Context *contexts[16];
+    int depth;
+};
+static PER_OS_THREAD ContextStack stack = {};
+
+static Context *current() { return stack.depth ? stack.contexts[stack.depth - 1] : nullptr; }
+
+// ---- how calls begin
+
+static CUresult planned_failure(const char *api) {
+    auto found = driver.planned.find(api);
+    if (found == driver.planned.end() || --found->second.calls_until > 0) return CUDA_SUCCESS;
+    CUresult result = found->second.result;
+    driver.planned.erase(found);
+    return result;
+}
+
+template <class Body> CUresult driver_call(const char *api, Body body) {
+    std::lock_guard<std::mutex> lock(driver.mutex);
+    if (CUresult planned = planned_failure(api)) return planned;
+    return driver.initialized ? body() : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+template <class Body> CUresult context_call(const char *api, Body body) {
+    return driver_call(api, [&]() -> CUresult {
+        Context *context = current();
+        if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+        if (!context->alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        return context->error ? context->error : body(*context);
+    });
+}
+
+template <class T> CUresult give(T *out, T value) {
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    *out = value;
+    return CUDA_SUCCESS;
+}
+
+// ---- handles
+
+template <class T> std::shared_ptr<T> find(void *handle) {
+    auto found = driver.objects.find(handle);
+    return found == driver.objects.end() ? nullptr : std::dynamic_pointer_cast<T>(found->second);
+}
+
+template <class T> std::shared_ptr<T> make(Context &owner) {
+    auto made = std::make_shared<T>();
+    made->owner = &owner;
+    driver.objects[made.get()] = made;
+    return made;
+}
+
+template <class T> CUresult destroy(const char *api, void *handle) {
+    return driver_call(api, [&] {
+        if (!find<T>(handle)) return CUDA_ERROR_INVALID_HANDLE;
+        driver.objects.erase(handle);
+        return CUDA_SUCCESS;
+    });
+}
+
+static std::shared_ptr<Stream> find_stream(Context &context, void *handle) {
+    return handle ? find<Stream>(handle) : context.default_stream;
+}
+
+// ---- work
+
+static CUresult enqueue(Context &context, void *stream_handle, Work work) {
+    auto stream = find_stream(context, stream_handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (stream->capture) stream->capture->works.push_back(std::move(work));
+    else context.queue.push_back(std::move(work));
+    return CUDA_SUCCESS;
+}
+
+static void run_first(Context &context) {
+    Work work = std::move(context.queue.front());
+    context.queue.pop_front();
+    driver.mutex.unlock();
+    std::string error = work();
+    driver.mutex.lock();
+    if (error.empty()) return;
+    driver.last_error = error;
+    context.error = CUDA_ERROR_LAUNCH_FAILED;
+    context.queue.clear();
+}
+
+// Runs all that was queued. The mutex is given up meanwhile: other contexts go on.
+static CUresult wait_for(Context &context) {
+    driver.idle.wait(driver.mutex, [&] { return !context.busy; });
+    context.busy = true;
+    while (!context.queue.empty()) run_first(context);
+    context.busy = false;
+    driver.idle.notify_all();
+    return context.error;
+}
+
+// What must not be called while a stream captures, for it would wait for work that does not run.
+static CUresult check_no_capture(Context &context) {
+    for (auto &[handle, object] : driver.objects) {
+        auto stream = dynamic_cast<Stream *>(object.get());
+        if (!stream || stream->owner != &context || !stream->capture || stream->mode == CAPTURE_RELAXED) continue;
+        if (stream->mode == CAPTURE_THREAD_LOCAL && stream->capturing_thread != std::this_thread::get_id()) continue;
+        stream->invalidated = true;
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult enqueue_and_wait(Context &context, Work work) {
+    if (CUresult capturing = check_no_capture(context)) return capturing;
+    if (CUresult refused = enqueue(context, nullptr, std::move(work))) return refused;
+    return wait_for(context);
+}
+
+// ---- memory
+
+static size_t live_bytes(int device) {
+    size_t bytes = 0;
+    for (auto &[address, allocation] : driver.allocations)
+        if (allocation.on_device && (device < 0 || allocation.owner->device == device)) bytes += allocation.bytes;
+    return bytes;
+}
+
+static size_t free_bytes(int device) {
+    size_t used = driver.memory_used_by_others + live_bytes(device);
+    return driver.memory_total - std::min(driver.memory_total, used);
+}
+
+static CUresult allocate(Context &context, CUdeviceptr *out, size_t bytes, bool on_device) {
+    if (!out || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (CUresult capturing = check_no_capture(context)) return capturing;
+    if (on_device && bytes > free_bytes(context.device)) return CUDA_ERROR_OUT_OF_MEMORY;
+    size_t rounded = (bytes + 15) / 16 * 16;
+    try {
+        auto memory = std::make_unique<GuardedMemory>(rounded);
+        char *begin = memory->end() - rounded;
+        memset(begin, shim::POISON, rounded);
+        *out = reinterpret_cast<CUdeviceptr>(begin);
+        driver.allocations[*out] = {&context, bytes, on_device, std::move(memory)};
+        return CUDA_SUCCESS;
+    } catch (const std::bad_alloc &) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+}
+
+static CUresult release(const char *api, CUdeviceptr address, bool on_device) {
+    return driver_call(api, [&]() -> CUresult {
+        auto found = driver.allocations.find(address);
+        if (found == driver.allocations.end() || found->second.on_device != on_device) return CUDA_ERROR_INVALID_VALUE;
+        Context &owner = *found->second.owner;
+        if (CUresult capturing = check_no_capture(owner)) return capturing;
+        wait_for(owner); // as the driver does, so that nothing runs with memory that is gone
+        driver.allocations.erase(address);
+        return CUDA_SUCCESS;
+    });
+}
+
+// Whether the driver gave these bytes, of the device or of the host.
+static bool is_ours(CUdeviceptr address, size_t bytes) {
+    auto after = driver.allocations.upper_bound(address);
+    if (after == driver.allocations.begin()) return false;
+    auto &[begin, allocation] = *std::prev(after);
+    return address - begin <= allocation.bytes && bytes <= allocation.bytes - (address - begin);
+}
+
+static Work copy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+    return [=] {
+        memmove(reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), bytes);
+        return std::string();
+    };
+}
+
+static CUdeviceptr address_of(const void *host) { return reinterpret_cast<CUdeviceptr>(host); }
+
+// Memory that is not pinned is read at once, as the driver does: the caller may change it afterwards.
+static Work copy_from_host(CUdeviceptr to, const void *host, size_t bytes, bool captured) {
+    if (captured || is_ours(address_of(host), bytes)) return copy(to, address_of(host), bytes);
+    std::string held(static_cast<const char *>(host), bytes);
+    return [=] {
+        memcpy(reinterpret_cast<void *>(to), held.data(), bytes);
+        return std::string();
+    };
+}
+
+static Work fill(CUdeviceptr to, unsigned char value, size_t bytes) {
+    return [=] {
+        memset(reinterpret_cast<void *>(to), value, bytes);
+        return std::string();
+    };
+}
+
+API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
+    return context_call(__func__, [&](Context &context) { return allocate(context, out, bytes, true); });
+}
+
+API CUresult cuMemFree_v2(CUdeviceptr address) { return release(__func__, address, true); }
+
+API CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned) {
+    return context_call(__func__, [&](Context &context) { return allocate(context, reinterpret_cast<CUdeviceptr *>(out), bytes, false); });
+}
+
+API CUresult cuMemFreeHost(void *address) { return release(__func__, address_of(address), false); }
+
+API CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
+    return context_call(__func__, [&](Context &context) {
+        *free = free_bytes(context.device);
+        *total = driver.memory_total;
+        return CUDA_SUCCESS;
+    });
+}
+
+API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, void *stream) {
+    return context_call(__func__, [&](Context &context) {
+        if (!is_ours(to, bytes)) return CUDA_ERROR_INVALID_VALUE;
+        auto queued_to = find_stream(context, stream);
+        return enqueue(context, stream, copy_from_host(to, from, bytes, queued_to && queued_to->capture));
+    });
+}
+
+API CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, void *stream) {
+    return context_call(__func__, [&](Context &context) {
+        return is_ours(from, bytes) ? enqueue(context, stream, copy(address_of(to), from, bytes)) : CUDA_ERROR_INVALID_VALUE;
+    });
+}
+
+API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *stream) {
+    return context_call(__func__, [&](Context &context) {
+        return is_ours(to, bytes) && is_ours(from, bytes) ? enqueue(context, stream, copy(to, from, bytes)) : CUDA_ERROR_INVALID_VALUE;
+    });
+}
+
+API CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, void *stream) {
+    return context_call(__func__, [&](Context &context) {
+        return is_ours(to, bytes) ? enqueue(context, stream, fill(to, value, bytes)) : CUDA_ERROR_INVALID_VALUE;
+    });
+}
+
+API CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
+    return context_call(__func__, [&](Context &context) {
+        return is_ours(to, bytes) ? enqueue_and_wait(context, copy(to, address_of(from), bytes)) : CUDA_ERROR_INVALID_VALUE;
+    });
+}
+
+API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
+    return context_call(__func__, [&](Context &context) {
+        return is_ours(from, bytes) ? enqueue_and_wait(context, copy(address_of(to), from, bytes)) : CUDA_ERROR_INVALID_VALUE;
+    });
+}
+
+API CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+    return context_call(__func__, [&](Context &context) {
+        return is_ours(to, bytes) && is_ours(from, bytes) ? enqueue_and_wait(context, copy(to, from, bytes)) : CUDA_ERROR_INVALID_VALUE;
+    });
+}
+
+API CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes) {
+    return context_call(__func__, [&](Context &context) {
+        return is_ours(to, bytes) ? enqueue_and_wait(context, fill(to, value, bytes)) : CUDA_ERROR_INVALID_VALUE;
+    });
+}
+
+// ---- the driver and its devices
+
+API CUresult cuInit(unsigned) {
+    std::lock_guard<std::mutex> lock(driver.mutex);
+    if (CUresult planned = planned_failure(__func__)) return planned;
+    if (driver.devices == 0) return CUDA_ERROR_NO_DEVICE;
+    driver.initialized = true;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuDriverGetVersion(int *version) {
+    std::lock_guard<std::mutex> lock(driver.mutex);
+    if (CUresult planned = planned_failure(__func__)) return planned;
+    return give(version, driver.version);
+}
+
+#define NAME_OF(name, number, text) {number, #name, text},
+static const struct {
+    int number;
+    const char *name, *text;
+} RESULT_NAMES[] = {RESULTS(NAME_OF)};
+
+API CUresult cuGetErrorName(int result, const char **name) {
+    for (auto &known : RESULT_NAMES)
+        if (known.number == result) return give(name, known.name);
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+API CUresult cuGetErrorString(int result, const char **text) {
+    for (auto &known : RESULT_NAMES)
+        if (known.number == result) return give(text, known.text);
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+template <class Body> CUresult device_call(const char *api, int device, Body body) {
+    return driver_call(api, [&]() -> CUresult { return device >= 0 && device < driver.devices ? body() : CUDA_ERROR_INVALID_DEVICE; });
+}
+
+API CUresult cuDeviceGetCount(int *count) {
+    return driver_call(__func__, [&] { return give(count, driver.devices); });
+}
+
+API CUresult cuDeviceGet(int *device, int ordinal) {
+    return device_call(__func__, ordinal, [&] { return give(device, ordinal); });
+}
+
+API CUresult cuDeviceGetName(char *name, int length, int device) {
+    return device_call(__func__, device, [&] {
+        if (length <= 0) return CUDA_ERROR_INVALID_VALUE;
+        strncpy(name, "Shim", size_t(length));
+        name[length - 1] = 0;
+        return CUDA_SUCCESS;
+    });
+}
+
+API CUresult cuDeviceTotalMem_v2(size_t *bytes, int device) {
+    return device_call(__func__, device, [&] { return give(bytes, driver.memory_total); });
+}
+
+// The attributes of an H200 that somebody asks for.
+API CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
+    return device_call(__func__, device, [&] {
+        switch (attribute) {
+        case 1: return give(value, int(shim::MAX_THREADS));        // MAX_THREADS_PER_BLOCK
+        case 8: return give(value, int(DEFAULT_SHARED));           // MAX_SHARED_MEMORY_PER_BLOCK
+        case 10: return give(value, 32);                           // WARP_SIZE
+        case 16: return give(value, 132);                          // MULTIPROCESSOR_COUNT
+        case 19: return give(value, 1);                            // CAN_MAP_HOST_MEMORY
+        case 36: return give(value, 3201000);                      // MEMORY_CLOCK_RATE, in kHz
+        case 37: return give(value, 6144);                         // GLOBAL_MEMORY_BUS_WIDTH, in bits
+        case 38: return give(value, 60 << 20);                     // L2_CACHE_SIZE
+        case 39: return give(value, 2048);                         // MAX_THREADS_PER_MULTIPROCESSOR
+        case 41: return give(value, 1);                            // UNIFIED_ADDRESSING
+        case 75: return give(value, driver.capability[0]);         // COMPUTE_CAPABILITY_MAJOR
+        case 76: return give(value, driver.capability[1]);         // COMPUTE_CAPABILITY_MINOR
+        case 81: return give(value, 228 << 10);                    // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+        case 97: return give(value, int(shim::MAX_DYNAMIC_SHARED)); // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        default: return CUDA_ERROR_INVALID_VALUE;
+        }
+    });
+}
+
+// ---- contexts
+
+static CUresult push(Context *context) {
+    if (stack.depth == sizeof(stack.contexts) / sizeof(*stack.contexts)) return CUDA_ERROR_ILLEGAL_STATE;
+    stack.contexts[stack.depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuCtxCreate_v4(Context **out, const void *, unsigned, int device) {
+    return device_call(__func__, device, [&] {
+        auto context = new Context;
+        context->device = device;
+        *out = context;
+        return push(context);
+    });
+}
+
+// What it owns goes with it.
+API CUresult cuCtxDestroy_v2(Context *context) {
+    return driver_call(__func__, [&] {
+        if (!context || !context->alive) return CUDA_ERROR_INVALID_CONTEXT;
+        wait_for(*context);
+        context->alive = false;
+        for (auto i = driver.objects.begin(); i != driver.objects.end();)
+            i = i->second->owner == context ? driver.objects.erase(i) : std::next(i);
+        for (auto i = driver.allocations.begin(); i != driver.allocations.end();)
+            i = i->second.owner == context ? driver.allocations.erase(i) : std::next(i);
+        if (current() == context) stack.depth--;
+        return CUDA_SUCCESS;
+    });
+}
+
+API CUresult cuCtxPushCurrent_v2(Context *context) {
+    return driver_call(__func__, [&] { return context && context->alive ? push(context) : CUDA_ERROR_INVALID_CONTEXT; });
+}
+
+API CUresult cuCtxPopCurrent_v2(Context **out) {
+    return driver_call(__func__, [&] {
+        if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
+        if (out) *out = current();
+        stack.depth--;
+        return CUDA_SUCCESS;
+    });
+}
+
+API CUresult cuCtxSetCurrent(Context *context) {
+    return driver_call(__func__, [&] {
+        if (context && !context->alive) return CUDA_ERROR_INVALID_CONTEXT;
+        if (stack.depth) stack.depth--;
+        return context ? push(context) : CUDA_SUCCESS;
+    });
+}
+
+API CUresult cuCtxGetCurrent(Context **out) {
+    return driver_call(__func__, [&] { return give(out, current()); });
+}
+
+API CUresult cuCtxSynchronize() {
+    return context_call(__func__, [&](Context &context) {
+        CUresult capturing = check_no_capture(context);
+        return capturing ? capturing : wait_for(context);
+    });
+}
+
+// ---- streams and events
+
+API CUresult cuStreamCreate(void **out, unsigned) {
+    return context_call(__func__, [&](Context &context) { return give<void *>(out, make<Stream>(context).get()); });
+}
+
+API CUresult cuStreamDestroy_v2(void *handle) { return destroy<Stream>(__func__, handle); }
+
+API CUresult cuStreamSynchronize(void *handle) {
+    return context_call(__func__, [&](Context &context) {
+        auto stream = find_stream(context, handle);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        if (!stream->capture) return wait_for(context);
+        stream->invalidated = true;
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    });
+}
+
+// Work runs in the order in which it was queued, whatever its stream: there is nothing to do.
+API CUresult cuStreamWaitEvent(void *stream, void *event, unsigned) {
+    return context_call(__func__, [&](Context &context) {
+        return find_stream(context, stream) && find<Event>(event) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    });
+}
+
+API CUresult cuEventCreate(void **out, unsigned flags) {
+    return context_call(__func__, [&](Context &context) {
+        auto event = make<Event>(context);
+        event->flags = flags;
+        return give<void *>(out, event.get());
+    });
+}
+
+API CUresult cuEventDestroy_v2(void *handle) { return destroy<Event>(__func__, handle); }
+
+API CUresult cuEventRecord(void *handle, void *stream) {
+    return context_call(__func__, [&](Context &context) {
+        auto event = find<Event>(handle);
+        if (!event) return CUDA_ERROR_INVALID_HANDLE;
+        return enqueue(context, stream, [=] {
+            event->recorded = true;
+            event->at = std::chrono::steady_clock::now();
+            return std::string();
+        });
+    });
+}
+
+API CUresult cuEventSynchronize(void *handle) {
+    return context_call(__func__, [&](Context &context) { return find<Event>(handle) ? wait_for(context) : CUDA_ERROR_INVALID_HANDLE; });
+}
+
+// Who asks waits, too: nothing would run otherwise.
+API CUresult cuEventQuery(void *handle) {
+    return context_call(__func__, [&](Context &context) { return find<Event>(handle) ? wait_for(context) : CUDA_ERROR_INVALID_HANDLE; });
+}
+
+API CUresult cuEventElapsedTime(float *milliseconds, void *first, void *second) {
+    return context_call(__func__, [&](Context &) {
+        auto begin = find<Event>(first), end = find<Event>(second);
+        if (!begin || !end || (begin->flags | end->flags) & EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
+        if (!begin->recorded || !end->recorded) return CUDA_ERROR_NOT_READY;
+        return give(milliseconds, std::chrono::duration<float, std::milli>(end->at - begin->at).count());
+    });
+}
+
+// ---- kernels
+
+API CUresult cuModuleLoadData(void **out, const void *image) {
+    return context_call(__func__, [&](Context &context) {
+        return image ? give<void *>(out, make<Module>(context).get()) : CUDA_ERROR_INVALID_VALUE;
+    });
+}
+
+API CUresult cuModuleUnload(void *handle) { return destroy<Module>(__func__, handle); }
+
+API CUresult cuModuleGetFunction(void **out, void *module, const char *name) {
+    return context_call(__func__, [&](Context &context) {
+        if (!find<Module>(module)) return CUDA_ERROR_INVALID_HANDLE;
+        for (const Kernel *kernel = kernel_table; kernel->name; kernel++) {
+            if (strcmp(kernel->name, name) != 0) continue;
+            auto function = make<Function>(context);
+            function->kernel = kernel;
+            return give<void *>(out, function.get());
+        }
+        return CUDA_ERROR_NOT_FOUND;
+    });
+}
+
+API CUresult cuFuncSetAttribute(void *handle, int attribute, int value) {
+    return context_call(__func__, [&](Context &) {
+        auto function = find<Function>(handle);
+        if (!function) return CUDA_ERROR_INVALID_HANDLE;
+        if (attribute != FUNCTION_MAX_DYNAMIC_SHARED) return CUDA_ERROR_INVALID_VALUE;
+        if (value < 0 || size_t(value) > shim::MAX_DYNAMIC_SHARED) return CUDA_ERROR_INVALID_VALUE;
+        function->max_shared = size_t(value);
+        return CUDA_SUCCESS;
+    });
+}
+
+API CUresult cuFuncGetAttribute(int *value, int attribute, void *handle) {
+    return context_call(__func__, [&](Context &) {
+        auto function = find<Function>(handle);
+        if (!function) return CUDA_ERROR_INVALID_HANDLE;
+        switch (attribute) {
+        case 0: return give(value, int(shim::MAX_THREADS)); // MAX_THREADS_PER_BLOCK
+        case FUNCTION_MAX_DYNAMIC_SHARED: return give(value, int(function->max_shared));
+        default: return CUDA_ERROR_INVALID_VALUE;
+        }
+    });
+}
+
+static bool fits(const Function &function, dim3 grid, dim3 block, size_t shared) {
+    if (!grid.x || !grid.y || !grid.z || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535) return false;
+    if (!block.x || !block.y || !block.z || block.x > 1024 || block.y > 1024 || block.z > 64) return false;
+    return block.x * block.y * block.z <= shim::MAX_THREADS && shared <= function.max_shared;
+}
+
+static std::string run_kernel(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, const std::function<void()> &bound) {
+    std::string error = shim::run(grid, block, shared, bound);
+    std::lock_guard<std::mutex> lock(driver.mutex);
+    driver.launches++;
+    return error.empty() ? error : kernel.name + (": " + error);
+}
+
+API CUresult cuLaunchKernel(void *handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                            void *stream, void **parameters, void **extra) {
+    return context_call(__func__, [&](Context &context) {
+        auto function = find<Function>(handle);
+        if (!function) return CUDA_ERROR_INVALID_HANDLE;
+        if (extra) return CUDA_ERROR_NOT_SUPPORTED;
+        dim3 grid(gx, gy, gz), block(bx, by, bz);
+        if (!fits(*function, grid, block, shared)) return CUDA_ERROR_INVALID_VALUE;
+        const Kernel *kernel = function->kernel;
+        return enqueue(context, stream, [=, bound = kernel->bind(parameters)] { return run_kernel(*kernel, grid, block, shared, bound); });
+    });
+}
+
+// ---- graphs
+
+API CUresult cuStreamBeginCapture_v2(void *handle, int mode) {
+    return context_call(__func__, [&](Context &) {
+        auto stream = find<Stream>(handle); // not the default stream, which cannot capture
+        if (!stream) return handle ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        if (stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
+        stream->capture = std::make_shared<Graph>();
+        stream->mode = mode;
+        stream->capturing_thread = std::this_thread::get_id();
+        return CUDA_SUCCESS;
+    });
+}
+
+API CUresult cuStreamEndCapture(void *handle, void **out) {
+    return context_call(__func__, [&](Context &context) {
+        auto stream = find<Stream>(handle);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        if (!stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
+        auto captured = std::move(stream->capture);
+        *out = nullptr;
+        if (std::exchange(stream->invalidated, false)) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        auto graph = make<Graph>(context);
+        graph->works = std::move(captured->works);
+        return give<void *>(out, graph.get());
+    });
+}
+
+// 0: no, 1: it does, 2: what it captured is lost
+API CUresult cuStreamIsCapturing(void *handle, int *status) {
+    return context_call(__func__, [&](Context &context) {
+        auto stream = find_stream(context, handle);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        return give(status, !stream->capture ? 0 : stream->invalidated ? 2 : 1);
+    });
+}
+
+API CUresult cuGraphInstantiateWithFlags(void **out, void *handle, unsigned long long) {
+    return context_call(__func__, [&](Context &context) {
+        auto graph = find<Graph>(handle);
+        if (!graph) return CUDA_ERROR_INVALID_VALUE;
+        auto exec = make<GraphExec>(context);
+        exec->works = graph->works;
+        return give<void *>(out, exec.get());
+    });
+}
+
+API CUresult cuGraphLaunch(void *handle, void *stream) {
+    return context_call(__func__, [&](Context &context) -> CUresult {
+        auto exec = find<GraphExec>(handle);
+        if (!exec) return CUDA_ERROR_INVALID_VALUE;
+        for (const Work &work : exec->works)
+            if (CUresult refused = enqueue(context, stream, work)) return refused;
+        return CUDA_SUCCESS;
+    });
+}
+
+API CUresult cuGraphExecDestroy(void *handle) { return destroy<GraphExec>(__func__, handle); }
+API CUresult cuGraphDestroy(void *handle) { return destroy<Graph>(__func__, handle); }
+
+// ---- what libcublasLt.so needs
+
+// Queues a function with a copy of its data.
+API CUresult shim_enqueue(void *stream, void (*function)(void *data), const void *data, size_t bytes) {
+    return context_call(__func__, [&](Context &context) {
+        std::vector<char> held(static_cast<const char *>(data), static_cast<const char *>(data) + bytes);
+        return enqueue(context, stream, [=]() mutable {
+            function(held.data());
+            return std::string();
+        });
+    });
+}
+
+// Counts a call of another library, and says how it is to fail.
+API int shim_planned_failure(const char *api) {
+    std::lock_guard<std::mutex> lock(driver.mutex);
+    return planned_failure(api);
+}
+
+// ---- what tests ask
+
+template <class Body> auto locked(Body body) {
+    std::lock_guard<std::mutex> lock(driver.mutex);
+    return body();
+}
+
+// The nth call of a function from now on fails; none if n is not positive.
+API void shim_fail(const char *api, int nth, int result) {
+    locked([&] {
+        if (nth > 0) driver.planned[api] = {nth, CUresult(result)};
+        else driver.planned.erase(api);
+    });
+}
+
+API void shim_driver_version(int version) {
+    locked([&] { driver.version = version; });
+}
+
+API void shim_devices(int count) {
+    locked([&] { driver.devices = count; });
+}
+
+API void shim_capability(int major, int minor) {
+    locked([&] {
+        driver.capability[0] = major;
+        driver.capability[1] = minor;
+    });
+}
+
+// Bytes of each device, and how many of them others hold.
+API void shim_memory(uint64_t total, uint64_t used) {
+    locked([&] {
+        driver.memory_total = total;
+        driver.memory_used_by_others = used;
+    });
+}
+
+// Of devices and pinned memory of the host.
+API uint64_t shim_live_allocations() {
+    return locked([] { return uint64_t(driver.allocations.size()); });
+}
+
+// Of all devices.
+API uint64_t shim_live_bytes() {
+    return locked([] { return uint64_t(live_bytes(-1)); });
+}
+
+// Kernels that have run.
+API uint64_t shim_launches() {
+    return locked([] { return driver.launches; });
+}
+
+// What the last kernel that failed did wrong; valid until another fails.
+API const char *shim_last_error() {
+    return locked([] { return driver.last_error.c_str(); });
+}
+
+API void shim_seed(uint32_t seed) { shim::seed(seed); }

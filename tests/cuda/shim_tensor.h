@@ -1,0 +1,73 @@
+// What kernels/tensor.cuh offers, in plain code: the layouts of registers stand there.
+#pragma once
+#include "shim.h"
+
+namespace shim {
+
+struct MmaLane {
+    float *d;     // [4]
+    const u32 *a; // [4]
+    const u32 *b; // [2]
+};
+
+// Number `half` (0: low) of a register.
+template <class T> double number(u32 pair, u32 half) { return double(to_float(T{u16(pair >> 16 * half)})); }
+
+// Sums in f64, rounded once: closer than a device, whose order of summation is its own.
+template <class T> void mma_warp(void *const *lanes) {
+    double a[16][16], b[16][8]; // [row][column]
+    for (u32 lane = 0; lane < 32; lane++) {
+        auto mine = static_cast<const MmaLane *>(lanes[lane]);
+        u32 g = lane / 4, t = lane % 4;
+        for (u32 half = 0; half < 2; half++) {
+            for (u32 r = 0; r < 4; r++) a[g + r % 2 * 8][2 * t + half + r / 2 * 8] = number<T>(mine->a[r], half);
+            for (u32 r = 0; r < 2; r++) b[2 * t + half + r * 8][g] = number<T>(mine->b[r], half);
+        }
+    }
+    for (u32 lane = 0; lane < 32; lane++) {
+        float *d = static_cast<MmaLane *>(lanes[lane])->d;
+        for (u32 r = 0; r < 4; r++) {
+            u32 row = lane / 4 + r / 2 * 8, column = lane % 4 * 2 + r % 2;
+            double sum = d[r];
+            for (u32 k = 0; k < 16; k++) sum += a[row][k] * b[k][column];
+            d[r] = float(sum);
+        }
+    }
+}
+
+struct LdmatrixLane {
+    const u16 *row; // [8]
+    u32 *r;         // [4]
+};
+
+template <bool transposed> void ldmatrix_warp(void *const *lanes) {
+    auto number = [&](u32 matrix, u32 row, u32 i) { return u32(static_cast<LdmatrixLane *>(lanes[8 * matrix + row])->row[i]); };
+    for (u32 lane = 0; lane < 32; lane++) {
+        u32 g = lane / 4, t = lane % 4;
+        for (u32 m = 0; m < 4; m++) {
+            u32 low = transposed ? number(m, 2 * t, g) : number(m, g, 2 * t);
+            u32 high = transposed ? number(m, 2 * t + 1, g) : number(m, g, 2 * t + 1);
+            static_cast<LdmatrixLane *>(lanes[lane])->r[m] = low | high << 16;
+        }
+    }
+}
+
+template <bool transposed> void ldmatrix(const char *what, u32 *r, const void *row) {
+    check_shared(what, row);
+    LdmatrixLane mine = {static_cast<const u16 *>(row), r};
+    meet_warp(what, ALL_LANES, &mine, ldmatrix_warp<transposed>);
+}
+
+} // namespace shim
+
+template <class T> void mma_16816(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    shim::MmaLane mine = {d, a, b};
+    shim::meet_warp("mma_16816", ALL_LANES, &mine, shim::mma_warp<T>);
+}
+
+inline void ldmatrix_x4(u32 (&r)[4], const void *row) { shim::ldmatrix<false>("ldmatrix_x4", r, row); }
+inline void ldmatrix_x4_transposed(u32 (&r)[4], const void *row) { shim::ldmatrix<true>("ldmatrix_x4_transposed", r, row); }
+
+inline void copy_async_16(void *shared, const void *global, bool there) { shim::copy_async(shared, global, there); }
+inline void copy_async_commit() { shim::copy_async_commit(); }
+template <int n> void copy_async_wait() { shim::copy_async_wait(n); }

@@ -1,0 +1,535 @@
+// Checks the shim itself: tests/cuda/build.sh OUT_DIR test
+#include "libcuda.cpp"
+#include "tensor.cuh"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <random>
+
+#define CHECK(condition)                                                            \
+    do {                                                                            \
+        if (condition) break;                                                       \
+        fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);             \
+        exit(1);                                                                    \
+    } while (0)
+
+static bool contains(const std::string &text, const char *part) { return text.find(part) != std::string::npos; }
+
+// The signal that ends a child which does this, 0 if none.
+template <class Body> int signal_of(Body body) {
+    pid_t child = fork();
+    if (child == 0) {
+        body();
+        _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+// ---- kernels
+
+extern "C" __global__ void shuffles(u32 *out /* [4, 64] */, double *wide /* [64] */) {
+    u32 i = threadIdx.x;
+    out[i] = __shfl_sync(ALL_LANES, i, 5);
+    out[64 + i] = __shfl_xor_sync(ALL_LANES, i, 9);
+    out[128 + i] = __shfl_down_sync(ALL_LANES, i, 30);
+    out[192 + i] = __ballot_sync(ALL_LANES, i % 3 == 0);
+    wide[i] = __shfl_xor_sync(ALL_LANES, i + 0.5, 1);
+}
+
+extern "C" __global__ void block_sums(float *out /* [blocks] */, const float *x /* [blocks, threads] */) {
+    float sum = block_sum(x[blockIdx.x * blockDim.x + threadIdx.x]);
+    sum = block_sum(sum / float(blockDim.x)); // twice: the first's shared memory is used again
+    if (threadIdx.x == 0) out[blockIdx.x] = sum;
+}
+
+extern "C" __global__ void reversed(u32 *out /* [threads] */, u32 with_barrier) {
+    DYNAMIC_SHARED(u32, tile);
+    tile[threadIdx.x] = threadIdx.x;
+    if (with_barrier) __syncthreads();
+    out[threadIdx.x] = tile[blockDim.x - 1 - threadIdx.x];
+}
+
+extern "C" __global__ void untouched(u32 *out /* [2] */) {
+    DYNAMIC_SHARED(u32, dynamic);
+    __shared__ u32 own[1];
+    out[0] = dynamic[0];
+    out[1] = own[0];
+    dynamic[0] = own[0] = 0; // the next block finds nothing of it
+}
+
+extern "C" __global__ void places(u32 *out /* [z, y, x, threads] */) {
+    u32 block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    u32 thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    out[block * blockDim.x * blockDim.y * blockDim.z + thread] += 1 + thread % 32 - shim::lane();
+}
+
+extern "C" __global__ void diverging(u32 how) {
+    u32 i = threadIdx.x;
+    if (how == 0) i > 3 ? __syncthreads() : __syncwarp();
+    if (how == 1 && i < 32) __syncthreads(); // the other warps have ended
+    if (how == 2) i % 2 ? void(__ballot_sync(ALL_LANES, true)) : void(__shfl_sync(ALL_LANES, i, 0));
+    if (how == 3 && i < 16) __syncwarp(0xffff);
+}
+
+extern "C" __global__ void past_shared() {
+    DYNAMIC_SHARED(volatile u32, tile);
+    tile[blockDim.x] = 1;
+}
+
+extern "C" __global__ void past_memory(u32 *x, u32 i) { x[i] = 7; }
+
+extern "C" __global__ void misaligned(const u16 *x, u32 *out) { *out = *reinterpret_cast<const u32 *>(x + 1); }
+
+// Lane l holds its registers at l.
+template <class T> __device__ void product(float (*d)[4], const u32 (*a)[4], const u32 (*b)[2]) {
+    mma_16816<T>(d[threadIdx.x], a[threadIdx.x], b[threadIdx.x]);
+}
+extern "C" __global__ void product_bf16(float (*d)[4], const u32 (*a)[4], const u32 (*b)[2]) { product<bf16>(d, a, b); }
+extern "C" __global__ void product_f16(float (*d)[4], const u32 (*a)[4], const u32 (*b)[2]) { product<f16>(d, a, b); }
+
+// Rows of matrix m begin with number 100 * m + 10 * row.
+extern "C" __global__ void load_matrices(u32 (*out)[4] /* [32] */, u32 how) {
+    __shared__ __align__(16) u16 rows[32][8];
+    for (u32 i = 0; i < 8; i++) rows[threadIdx.x][i] = u16(100 * (threadIdx.x / 8) + 10 * (threadIdx.x % 8) + i);
+    __syncwarp();
+    const u16 *row = rows[threadIdx.x];
+    if (how == 0) ldmatrix_x4(out[threadIdx.x], row);
+    if (how == 1) ldmatrix_x4_transposed(out[threadIdx.x], row);
+    if (how == 2) ldmatrix_x4(out[threadIdx.x], out);
+    if (how == 3) ldmatrix_x4(out[threadIdx.x], row + (threadIdx.x == 31 ? 0 : 1));
+}
+
+// What a tile of three copies, the last not there, holds after `how` groups have landed.
+extern "C" __global__ void copies(u32 *out /* [3, 4] */, const u32 *x /* [3, 4] */, u32 how) {
+    __shared__ __align__(16) u32 tile[3][4];
+    for (u32 i = 0; i < 3; i++) {
+        copy_async_16(tile[i], x + 4 * i, i < 2);
+        copy_async_commit();
+    }
+    if (how == 1) copy_async_wait<2>();
+    if (how == 3) copy_async_wait<0>();
+    memcpy(out, tile, sizeof(tile));
+}
+
+extern "C" __global__ void copy_uncommitted(u32 *out /* [4] */, const u32 *x /* [4] */) {
+    __shared__ __align__(16) u32 tile[4];
+    copy_async_16(tile, x, true);
+    copy_async_wait<0>();
+    memcpy(out, tile, sizeof(tile));
+}
+
+extern "C" __global__ void add_one(u32 *x /* [threads] */) { x[threadIdx.x]++; }
+
+const Kernel kernel_table[] = {
+    KERNEL(add_one) KERNEL(diverging) KERNEL(past_memory) KERNEL(reversed)
+    {nullptr, nullptr},
+};
+
+// ---- threads
+
+static void shuffles_move_what_they_say() {
+    u32 out[4][64];
+    double wide[64];
+    CHECK(shim::launch(1, 64, 0, shuffles, out[0], wide) == "");
+    for (u32 i = 0; i < 64; i++) {
+        u32 warp = i / 32 * 32, votes = 0;
+        for (u32 lane = 0; lane < 32; lane++) votes |= u32((warp + lane) % 3 == 0) << lane;
+        CHECK(out[0][i] == warp + 5 && out[1][i] == (i ^ 9) && out[2][i] == (i % 32 < 2 ? i + 30 : i) && out[3][i] == votes);
+        CHECK(wide[i] == (i ^ 1) + 0.5);
+    }
+}
+
+static void sums_over_blocks_are_right_in_every_order() {
+    for (u32 seed = 0; seed < 50; seed++) {
+        shim::seed(seed);
+        std::vector<float> x(3 * 96), out(3);
+        for (size_t i = 0; i < x.size(); i++) x[i] = float(i);
+        CHECK(shim::launch(3, 96, 0, block_sums, out.data(), x.data()) == "");
+        for (int block = 0; block < 3; block++) CHECK(out[block] == 96 * 96.0f * block + 95 * 48);
+    }
+}
+
+static void a_missing_barrier_shows() {
+    int wrong = 0;
+    for (u32 with_barrier : {0, 1}) {
+        for (u32 run = 0; run < 20; run++) {
+            u32 out[256];
+            CHECK(shim::launch(1, 256, 1024, reversed, out, with_barrier) == "");
+            bool right = true;
+            for (u32 i = 0; i < 256; i++) right = right && out[i] == 255 - i;
+            CHECK(right || !with_barrier);
+            wrong += !right;
+        }
+    }
+    CHECK(wrong == 20);
+}
+
+static void shared_memory_begins_poisoned() {
+    u32 out[2];
+    CHECK(shim::launch(5, 1, 16, untouched, out) == "");
+    CHECK(out[0] == ~0u && out[1] == ~0u);
+}
+
+static void every_thread_of_every_block_runs_once() {
+    std::vector<u32> out(7 * 3 * 2 * 4 * 3 * 5);
+    CHECK(shim::launch(dim3(7, 3, 2), dim3(4, 3, 5), 0, places, out.data()) == "");
+    for (u32 count : out) CHECK(count == 1);
+}
+
+static void waiting_at_different_places_is_an_error() {
+    const char *const places[] = {"__syncwarp", "its end", "__ballot_sync", "of some lanes only"};
+    for (u32 how = 0; how < 4; how++) {
+        std::string error = shim::launch(1, 64, 0, diverging, how);
+        CHECK(contains(error, places[how]) && (how == 3 || contains(error, "different barriers")));
+    }
+    CHECK(shim::launch(1, 64, 0, diverging, 9) == "");
+    CHECK(contains(shim::launch(1, 1025, 0, diverging, 9), "1025 threads"));
+}
+
+static void what_a_device_does_not_forgive_is_a_signal() {
+    CHECK(signal_of([] { shim::launch(1, 32, 128, past_shared); }) == SIGSEGV);
+    alignas(4) u16 x[4] = {};
+    u32 out;
+    CHECK(signal_of([&] { shim::launch(1, 1, 0, misaligned, x, &out); }) == SIGILL);
+}
+
+static void in_four_threads(void (*body)()) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; i++) threads.emplace_back(body);
+    for (auto &thread : threads) thread.join();
+}
+
+static void several_threads_may_launch() { in_four_threads(sums_over_blocks_are_right_in_every_order); }
+
+// ---- what tensor cores and the copy unit do
+
+template <class T, class Kernel> static void check_product(Kernel kernel) {
+    std::minstd_rand random(7);
+    std::normal_distribution<float> normal;
+    T a[16][16], b[16][8];
+    for (auto &row : a) for (T &x : row) x = from_float<T>(normal(random));
+    for (auto &row : b) for (T &x : row) x = from_float<T>(normal(random));
+    auto pair = [](T low, T high) { return u32(low.bits) | u32(high.bits) << 16; };
+    u32 a_registers[32][4], b_registers[32][2];
+    float d[32][4];
+    for (u32 lane = 0; lane < 32; lane++) {
+        u32 g = lane / 4, t = lane % 4;
+        a_registers[lane][0] = pair(a[g][2 * t], a[g][2 * t + 1]);
+        a_registers[lane][1] = pair(a[g + 8][2 * t], a[g + 8][2 * t + 1]);
+        a_registers[lane][2] = pair(a[g][2 * t + 8], a[g][2 * t + 9]);
+        a_registers[lane][3] = pair(a[g + 8][2 * t + 8], a[g + 8][2 * t + 9]);
+        b_registers[lane][0] = pair(b[2 * t][g], b[2 * t + 1][g]);
+        b_registers[lane][1] = pair(b[2 * t + 8][g], b[2 * t + 9][g]);
+        for (u32 i = 0; i < 4; i++) d[lane][i] = float(lane);
+    }
+    CHECK(shim::launch(1, 32, 0, kernel, d, a_registers, b_registers) == "");
+    for (u32 row = 0; row < 16; row++) {
+        for (u32 column = 0; column < 8; column++) {
+            u32 lane = row % 8 * 4 + column / 2;
+            double sum = lane;
+            for (u32 k = 0; k < 16; k++) sum += double(to_float(a[row][k])) * to_float(b[k][column]);
+            CHECK(fabs(d[lane][row / 8 * 2 + column % 2] - sum) < 1e-5);
+        }
+    }
+}
+
+static void products_are_those_of_plain_loops() {
+    check_product<bf16>(product_bf16);
+    check_product<f16>(product_f16);
+}
+
+static void matrices_are_loaded_both_ways() {
+    for (u32 transposed : {0, 1}) {
+        u32 out[32][4];
+        CHECK(shim::launch(1, 32, 0, load_matrices, out, transposed) == "");
+        for (u32 lane = 0; lane < 32; lane++) {
+            for (u32 m = 0; m < 4; m++) {
+                u32 row = transposed ? lane % 4 * 2 : lane / 4, i = transposed ? lane / 4 : lane % 4 * 2;
+                u32 low = 100 * m + 10 * row + i, high = low + (transposed ? 10 : 1);
+                CHECK(out[lane][m] == (low | high << 16));
+            }
+        }
+    }
+    u32 out[32][4];
+    CHECK(contains(shim::launch(1, 32, 0, load_matrices, out, 2), "outside of shared memory"));
+    CHECK(contains(shim::launch(1, 32, 0, load_matrices, out, 3), "not aligned to 16"));
+}
+
+static void copies_land_when_they_are_waited_for() {
+    alignas(16) u32 x[13], out[12];
+    for (u32 i = 0; i < 13; i++) x[i] = i;
+    for (u32 landed : {0, 1, 3}) {
+        CHECK(shim::launch(1, 1, 0, copies, out, x, landed) == "");
+        for (u32 i = 0; i < 12; i++) CHECK(out[i] == (i / 4 >= landed ? ~0u : i / 4 == 2 ? 0 : i));
+    }
+    CHECK(shim::launch(1, 1, 0, copy_uncommitted, out, x) == "");
+    CHECK(out[0] == ~0u);
+    CHECK(contains(shim::launch(1, 1, 0, copies, out, x + 1, 3), "not aligned to 16"));
+}
+
+// ---- numbers
+
+// The compiler's own, for all numbers of 16 bits and what lies between them.
+static void halves_are_rounded_to_the_nearest() {
+    for (u32 bits = 0; bits < 0x10000; bits++) {
+        _Float16 half;
+        u16 short_bits = u16(bits);
+        memcpy(&half, &short_bits, 2);
+        float x = shim::half_to_float(short_bits);
+        if (x != x) {
+            CHECK(float(half) != float(half) && (shim::float_to_half(x) & 0x7fff) > 0x7c00);
+            continue;
+        }
+        CHECK(x == float(half) && signbit(x) == signbit(float(half)) && shim::float_to_half(x) == bits);
+        float next = (bits & 0x7fff) >= 0x7bff ? copysignf(65536, x) : shim::half_to_float(u16(bits + 1)), middle = x + (next - x) / 2;
+        if (isinf(x)) continue;
+        for (float between : {nextafterf(middle, x), middle, nextafterf(middle, next), nextafterf(next, x)}) {
+            _Float16 rounded = _Float16(between);
+            u16 expected;
+            memcpy(&expected, &rounded, 2);
+            CHECK(shim::float_to_half(between) == expected);
+        }
+    }
+    CHECK(shim::float_to_half(INFINITY) == 0x7c00 && shim::float_to_half(-1e30f) == 0xfc00 && shim::float_to_half(-1e-30f) == 0x8000);
+}
+
+static void bf16_is_rounded_to_the_nearest() {
+    for (u32 bits = 0; bits < 0x10000; bits++) {
+        float x = shim::float_of(bits << 16);
+        if (x != x) {
+            CHECK((shim::float_to_bf16(x) & 0x7fff) > 0x7f80);
+            continue;
+        }
+        CHECK(shim::float_to_bf16(x) == bits);
+        if (isinf(x)) continue;
+        u32 middle = bits << 16 | 0x8000;
+        CHECK(shim::float_to_bf16(shim::float_of(middle - 1)) == bits);
+        CHECK(shim::float_to_bf16(shim::float_of(middle)) == bits + bits % 2);
+        CHECK(shim::float_to_bf16(shim::float_of(middle + 1)) == bits + 1);
+    }
+}
+
+// ---- the driver
+
+// A context with a stream and the test's kernels.
+struct Session {
+    Context *context = nullptr;
+    void *stream = nullptr, *module = nullptr;
+
+    Session() {
+        CHECK(!cuInit(0) && !cuCtxCreate_v4(&context, nullptr, 0, 0) && !cuStreamCreate(&stream, 1) && !cuModuleLoadData(&module, "image"));
+    }
+    ~Session() { CHECK(!cuCtxDestroy_v2(context)); }
+
+    CUdeviceptr allocate(size_t bytes) {
+        CUdeviceptr memory = 0;
+        CHECK(!cuMemAlloc_v2(&memory, bytes));
+        return memory;
+    }
+
+    template <class... Arguments> CUresult launch(const char *name, dim3 grid, dim3 block, unsigned shared, Arguments... arguments) {
+        void *function = nullptr, *parameters[] = {&arguments...};
+        CHECK(!cuModuleGetFunction(&function, module, name));
+        return cuLaunchKernel(function, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared, stream, parameters, nullptr);
+    }
+};
+
+static void work_runs_when_it_is_waited_for() {
+    Session session;
+    CUdeviceptr x = session.allocate(8);
+    u32 sent[2] = {4, 5}, read[2] = {};
+    uint64_t launches = shim_launches();
+    CHECK(!cuMemcpyDtoH_v2(read, x, 8) && read[1] == ~0u); // poison
+    CHECK(!cuMemcpyHtoDAsync_v2(x, sent, 8, session.stream));
+    sent[0] = 9; // it is not pinned: it was read at once
+    CHECK(!session.launch("add_one", 1, 2, 0, x) && !cuMemcpyDtoHAsync_v2(read, x, 8, session.stream));
+    CHECK(read[0] == ~0u && shim_launches() == launches);
+    CHECK(!cuStreamSynchronize(session.stream) && read[0] == 5 && read[1] == 6 && shim_launches() == launches + 1);
+    CHECK(!cuMemsetD8_v2(x, 1, 4) && !cuMemcpyDtoH_v2(read, x, 8) && read[0] == 0x01010101 && read[1] == 6);
+}
+
+static void calls_are_checked_as_the_driver_does() {
+    Session session;
+    CUdeviceptr x = session.allocate(64);
+    u32 host[64];
+    CHECK(cuMemcpyHtoD_v2(x + 32, host, 33) == CUDA_ERROR_INVALID_VALUE && cuMemcpyDtoH_v2(host, 1234, 4) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuMemFree_v2(x + 16) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(session.launch("add_one", 0, 1, 0, x) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(session.launch("add_one", dim3(1, 65536), 1, 0, x) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(session.launch("add_one", 1, 1025, 0, x) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(session.launch("add_one", 1, 1, 50000, x) == CUDA_ERROR_INVALID_VALUE);
+    void *function;
+    CHECK(cuModuleGetFunction(&function, session.module, "nobody") == CUDA_ERROR_NOT_FOUND);
+    CHECK(!cuModuleGetFunction(&function, session.module, "reversed"));
+    CHECK(cuFuncSetAttribute(function, FUNCTION_MAX_DYNAMIC_SHARED, 300000) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(!cuFuncSetAttribute(function, FUNCTION_MAX_DYNAMIC_SHARED, 227 << 10));
+    CUdeviceptr out = x;
+    u32 with_barrier = 1;
+    void *parameters[] = {&out, &with_barrier};
+    CHECK(!cuLaunchKernel(function, 1, 1, 1, 16, 1, 1, 227 << 10, session.stream, parameters, nullptr) && !cuCtxSynchronize());
+    Context *popped;
+    CHECK(!cuCtxPopCurrent_v2(&popped) && cuCtxSynchronize() == CUDA_ERROR_INVALID_CONTEXT && !cuCtxPushCurrent_v2(popped));
+}
+
+static void memory_is_counted_and_ends_where_it_ends() {
+    {
+        Session session;
+        shim_memory(1000, 200);
+        CUdeviceptr x = session.allocate(300), more;
+        size_t free, total;
+        CHECK(!cuMemGetInfo_v2(&free, &total) && free == 500 && total == 1000 && shim_live_allocations() == 1 && shim_live_bytes() == 300);
+        CHECK(cuMemAlloc_v2(&more, 501) == CUDA_ERROR_OUT_OF_MEMORY);
+        shim_memory(1 << 30, 0);
+        CHECK(!cuMemFree_v2(x) && cuMemFree_v2(x) == CUDA_ERROR_INVALID_VALUE && shim_live_bytes() == 0);
+        auto write = [&](u32 i) {
+            return signal_of([&] { session.launch("past_memory", 1, 1, 0, x, i), cuCtxSynchronize(); });
+        };
+        x = session.allocate(16);
+        CHECK(write(3) == 0 && write(4) == SIGSEGV);
+        void *pinned;
+        CHECK(!cuMemHostAlloc(&pinned, 8, 0) && !session.launch("add_one", 1, 2, 0, pinned) && !cuMemFreeHost(pinned));
+    }
+    CHECK(shim_live_allocations() == 0 && current() == nullptr);
+}
+
+static void an_error_of_a_kernel_sticks_to_its_context() {
+    Session other;
+    {
+        Session session;
+        CUdeviceptr x = session.allocate(16);
+        CHECK(!session.launch("diverging", 1, 64, 0, 0u));
+        CHECK(cuStreamSynchronize(session.stream) == CUDA_ERROR_LAUNCH_FAILED && contains(shim_last_error(), "diverging: threads wait"));
+        CHECK(session.context->error && cuMemAlloc_v2(&x, 16) == CUDA_ERROR_LAUNCH_FAILED && !cuMemFree_v2(x));
+    }
+    CHECK(!cuCtxSynchronize());
+}
+
+static void captured_work_is_run_again() {
+    Session session;
+    CUdeviceptr x = session.allocate(4);
+    CHECK(!cuMemsetD8_v2(x, 0, 4) && !cuStreamBeginCapture_v2(session.stream, 0));
+    CHECK(!session.launch("add_one", 1, 1, 0, x) && !session.launch("add_one", 1, 1, 0, x));
+    void *graph, *exec;
+    int capturing;
+    CHECK(!cuStreamIsCapturing(session.stream, &capturing) && capturing == 1);
+    CHECK(!cuStreamEndCapture(session.stream, &graph) && !cuGraphInstantiateWithFlags(&exec, graph, 0) && !cuGraphDestroy(graph));
+    u32 value;
+    CHECK(!cuMemcpyDtoH_v2(&value, x, 4) && value == 0);
+    for (int run = 0; run < 3; run++) CHECK(!cuGraphLaunch(exec, session.stream));
+    CHECK(!cuGraphExecDestroy(exec) && !cuMemcpyDtoH_v2(&value, x, 4) && value == 6);
+
+    CHECK(!cuStreamBeginCapture_v2(session.stream, 0) && cuStreamSynchronize(session.stream) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    CHECK(cuStreamEndCapture(session.stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    CHECK(!cuStreamBeginCapture_v2(session.stream, 0) && cuMemAlloc_v2(&x, 16) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    CHECK(cuStreamEndCapture(session.stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+}
+
+static void several_threads_may_have_contexts() { in_four_threads(captured_work_is_run_again); }
+
+static void events_tell_when_work_was_done() {
+    Session session;
+    void *first, *second;
+    float milliseconds;
+    CHECK(!cuEventCreate(&first, 0) && !cuEventCreate(&second, 0) && !cuEventRecord(first, session.stream));
+    CHECK(!cuEventRecord(second, session.stream) && cuEventElapsedTime(&milliseconds, first, second) == CUDA_ERROR_NOT_READY);
+    CHECK(!cuStreamWaitEvent(session.stream, first, 0) && !cuEventSynchronize(second));
+    CHECK(!cuEventElapsedTime(&milliseconds, first, second) && milliseconds >= 0 && !cuEventDestroy_v2(first));
+    CHECK(cuEventQuery(first) == CUDA_ERROR_INVALID_HANDLE);
+}
+
+static void calls_fail_when_they_are_told_to() {
+    Session session;
+    CUdeviceptr x;
+    shim_fail("cuMemAlloc_v2", 2, CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(!cuMemAlloc_v2(&x, 16) && cuMemAlloc_v2(&x, 16) == CUDA_ERROR_OUT_OF_MEMORY && !cuMemAlloc_v2(&x, 16));
+    shim_fail("cuCtxSynchronize", 1, CUDA_ERROR_UNKNOWN);
+    shim_fail("cuCtxSynchronize", 0, 0);
+    CHECK(!cuCtxSynchronize());
+    int version, value;
+    const char *name;
+    shim_driver_version(12040);
+    CHECK(!cuDriverGetVersion(&version) && version == 12040 && !cuGetErrorName(719, &name) && !strcmp(name, "CUDA_ERROR_LAUNCH_FAILED"));
+    CHECK(!cuDeviceGetAttribute(&value, 97, 0) && value == 232448 && cuDeviceGetAttribute(&value, 97, 1) == CUDA_ERROR_INVALID_DEVICE);
+}
+
+// ---- products by cuBLASLt
+
+extern "C" {
+int cublasLtMatrixLayoutCreate(void **, int, uint64_t, uint64_t, int64_t);
+int cublasLtMatrixLayoutSetAttribute(void *, int, const void *, size_t);
+int cublasLtMatmulDescCreate(void **, int, int);
+int cublasLtMatmulDescSetAttribute(void *, int, const void *, size_t);
+int cublasLtMatmul(void *, void *, const void *alpha, const void *a, void *, const void *b, void *, const void *beta, const void *c, void *,
+                   void *d, void *, const void *, void *, size_t, void *stream);
+}
+
+// Two products of a weight [outputs, inputs] and activations [tokens, inputs], row by row as the library has them.
+static void a_product_of_rows_is_one_of_transposed_columns() {
+    Session session;
+    const u32 outputs = 3, inputs = 5, tokens = 2, batch = 2;
+    CUdeviceptr memory = session.allocate(1024);
+    auto weight = reinterpret_cast<bf16 *>(memory), x = weight + 64; // [batch, outputs, inputs], [batch, tokens, inputs]
+    auto y = reinterpret_cast<float *>(x + 64), bias = y + 64;       // [batch, tokens, outputs], [outputs]
+    for (u32 i = 0; i < 64; i++) {
+        weight[i] = from_float<bf16>(float(i % 7));
+        x[i] = from_float<bf16>(float(i % 5));
+        bias[i] = float(100 * i);
+    }
+
+    void *description, *layouts[3];
+    int transposed = 1, with_bias = 4, count = batch;
+    CHECK(!cublasLtMatmulDescCreate(&description, 68, 0) && !cublasLtMatmulDescSetAttribute(description, 3, &transposed, 4));
+    CHECK(!cublasLtMatmulDescSetAttribute(description, 7, &with_bias, 4) && !cublasLtMatmulDescSetAttribute(description, 8, &bias, 8));
+    CHECK(!cublasLtMatrixLayoutCreate(&layouts[0], 14, inputs, outputs, inputs));
+    CHECK(!cublasLtMatrixLayoutCreate(&layouts[1], 14, inputs, tokens, inputs));
+    CHECK(!cublasLtMatrixLayoutCreate(&layouts[2], 0, outputs, tokens, outputs));
+    int64_t strides[] = {outputs * inputs, tokens * inputs, tokens * outputs};
+    for (int i = 0; i < 3; i++) {
+        CHECK(!cublasLtMatrixLayoutSetAttribute(layouts[i], 5, &count, 4));
+        CHECK(!cublasLtMatrixLayoutSetAttribute(layouts[i], 6, &strides[i], 8));
+    }
+    float alpha = 2, beta = 0;
+    auto multiply = [&](void *a, void *b) {
+        void *d = layouts[2];
+        return cublasLtMatmul(nullptr, description, &alpha, weight, a, x, b, &beta, y, d, y, d, nullptr, nullptr, 0, session.stream);
+    };
+    CHECK(multiply(layouts[1], layouts[0]) == 7 && !multiply(layouts[0], layouts[1]) && !cuStreamSynchronize(session.stream));
+    for (u32 i = 0; i < batch * tokens * outputs; i++) {
+        u32 output = i % outputs, token = i / outputs % tokens, item = i / outputs / tokens;
+        float sum = 0;
+        for (u32 k = 0; k < inputs; k++) {
+            sum += float((item * strides[0] + output * inputs + k) % 7) * float((item * strides[1] + token * inputs + k) % 5);
+        }
+        CHECK(y[i] == 2 * sum + bias[output]);
+    }
+}
+
+#define RUN(test) test(), printf("%s\n", #test)
+
+int main() {
+    RUN(shuffles_move_what_they_say);
+    RUN(sums_over_blocks_are_right_in_every_order);
+    RUN(a_missing_barrier_shows);
+    RUN(shared_memory_begins_poisoned);
+    RUN(every_thread_of_every_block_runs_once);
+    RUN(waiting_at_different_places_is_an_error);
+    RUN(what_a_device_does_not_forgive_is_a_signal);
+    RUN(several_threads_may_launch);
+    RUN(products_are_those_of_plain_loops);
+    RUN(matrices_are_loaded_both_ways);
+    RUN(copies_land_when_they_are_waited_for);
+    RUN(halves_are_rounded_to_the_nearest);
+    RUN(bf16_is_rounded_to_the_nearest);
+    RUN(work_runs_when_it_is_waited_for);
+    RUN(calls_are_checked_as_the_driver_does);
+    RUN(memory_is_counted_and_ends_where_it_ends);
+    RUN(an_error_of_a_kernel_sticks_to_its_context);
+    RUN(captured_work_is_run_again);
+    RUN(several_threads_may_have_contexts);
+    RUN(events_tell_when_work_was_done);
+    RUN(calls_fail_when_they_are_told_to);
+    RUN(a_product_of_rows_is_one_of_transposed_columns);
+}

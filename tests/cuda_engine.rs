@@ -1,0 +1,278 @@
+//! Engines on a CUDA device that is not there: its kernels run on the host (tests/cuda), and its driver fails when it is told to.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use common::{Random, TempDir, configs, cuda, write_random_model};
+use pagedllm::engine::{Engine, Prompt, Request};
+use pagedllm::error::{Code, Error};
+use pagedllm::options::{EngineOptions, KvDtype, Preemption, SamplingParams};
+use serde_json::{Value, json};
+
+/// Of the driver.
+const OUT_OF_MEMORY: i32 = 2;
+const ILLEGAL_ADDRESS: i32 = 700;
+
+/// What the driver is told concerns all threads: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Heads that tensor cores attend to.
+fn llama(positions: usize) -> Value {
+    json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 127, "max_position_embeddings": positions, "eos_token_id": 2})
+}
+
+struct Model(TempDir);
+
+impl Model {
+    fn new(config: &Value, bf16: bool) -> Model {
+        let dir = TempDir::new();
+        write_random_model(&dir.0, config, bf16, 3);
+        Model(dir)
+    }
+
+    fn options(&self, device: &str) -> EngineOptions {
+        cuda::shim();
+        EngineOptions {
+            model_dir: self.0.0.clone(),
+            device: device.into(),
+            skip_tokenizer: true,
+            kv_bytes: Some(4 << 20),
+            max_batch_tokens: 64,
+            max_seqs: 16,
+            ..Default::default()
+        }
+    }
+}
+
+fn request(number: usize, prompt: usize, tokens: usize) -> Request {
+    let mut random = Random(number as u64 + 9);
+    let prompt = (0..prompt).map(|_| random.below(127) as u32).collect();
+    let sampling = SamplingParams { temperature: 0.0, max_tokens: Some(tokens), ignore_eos: true, logprobs: Some(0), ..Default::default() };
+    Request { user_data: number as u64, ..Request::new(Prompt::Tokens(prompt), sampling) }
+}
+
+/// Each request's tokens, with the bits of their log probabilities.
+type Answers = BTreeMap<u64, Vec<(u32, u32)>>;
+
+/// All the requests' answers. Where one ends with an error, that.
+fn run(engine: &Engine, requests: impl Iterator<Item = Request>) -> Result<Answers, Error> {
+    let asked: Vec<u64> = requests.map(|request| engine.add_request(request).unwrap()).collect();
+    let (mut answers, mut failure, mut ended) = (Answers::new(), None, 0);
+    while ended < asked.len() {
+        // A step that fails is told of where its requests end.
+        let _ = engine.step();
+        for output in engine.queue().poll(Some(Default::default())).unwrap() {
+            ended += output.finish.is_some() as usize;
+            failure = output.error.or(failure);
+            let pairs = output.tokens.iter().copied().zip(output.logprobs.tokens.iter().map(|p| p.to_bits()));
+            answers.entry(output.user_data).or_default().extend(pairs);
+        }
+    }
+    failure.map_or(Ok(answers), Err)
+}
+
+fn answers(options: &EngineOptions, requests: impl Iterator<Item = Request>) -> Answers {
+    let engine = Engine::create(options).unwrap();
+    run(&engine, requests).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()))
+}
+
+fn tokens(answers: &Answers) -> Vec<Vec<u32>> {
+    answers.values().map(|pairs| pairs.iter().map(|pair| pair.0).collect()).collect()
+}
+
+fn some_requests() -> impl Iterator<Item = Request> {
+    [5, 1, 40, 17, 90].into_iter().enumerate().map(|(i, prompt)| request(i, prompt, 12))
+}
+
+/// Of every shape of decoder there is: prompts in chunks and decodes, many at a time.
+#[test]
+fn a_model_answers_on_a_device_as_on_the_cpu() {
+    let _one = alone();
+    for (name, config) in configs(256) {
+        let model = Model::new(&config, false);
+        let [on_cpu, on_device] = ["cpu", "cuda:0"].map(|device| answers(&model.options(device), some_requests()));
+        let mut alike = 0;
+        for (request, expected) in &on_cpu {
+            for (i, ((token, logprob), (expected, there))) in on_device[request].iter().zip(expected).enumerate() {
+                let [logprob, there] = [logprob, there].map(|bits| f32::from_bits(*bits));
+                assert!((logprob - there).abs() < 1e-3, "{name}: token {i} of request {request}: {logprob}, on the CPU {there}");
+                if token != expected {
+                    break; // as likely: from here on they say different things
+                }
+                alike += 1;
+            }
+        }
+        assert!(alike > 40, "{name}: only {alike} of 60 tokens are those of the CPU");
+    }
+}
+
+#[test]
+fn a_run_repeated_has_the_same_bits() {
+    let _one = alone();
+    let model = Model::new(&llama(256), true);
+    let options = model.options("cuda");
+    assert_eq!(Engine::create(&options).unwrap().info().memory.kv_dtype, KvDtype::Bf16);
+    assert_eq!(answers(&options, some_requests()), answers(&options, some_requests()));
+}
+
+/// Promise 2, where it is asked for: alone or among others, its prompt in one chunk or in many, computed again or not.
+#[test]
+fn what_does_not_depend_on_the_batch_has_the_same_bits_alone_and_among_others() {
+    let _one = alone();
+    let model = Model::new(&llama(256), true);
+    let options = EngineOptions { batch_invariant: true, max_batch_tokens: 256, ..model.options("cuda:0") };
+    let mut by_itself = Answers::new();
+    some_requests().for_each(|request| by_itself.extend(answers(&options, std::iter::once(request))));
+    let block = 2 * 2 * 16 * 2 * 64 * 2;
+    let crowded = EngineOptions { max_batch_tokens: 24, kv_bytes: Some(14 * block), max_model_len: Some(110), ..options.clone() };
+    assert_eq!(answers(&options, some_requests()), by_itself);
+    assert_eq!(answers(&crowded, some_requests()), by_itself);
+}
+
+#[test]
+fn the_pool_takes_the_part_of_the_device_that_is_asked_for() {
+    let _one = alone();
+    let model = Model::new(&llama(128), true);
+    let blocks = |fraction| {
+        let options = EngineOptions { kv_bytes: None, memory_fraction: Some(fraction), ..model.options("cuda:0") };
+        Engine::create(&options).map(|engine| engine.info().memory.kv_bytes)
+    };
+    let (half, tenth) = (blocks(0.5).unwrap(), blocks(0.1).unwrap());
+    assert!(half > 300 << 20 && half.abs_diff(5 * tenth) < 1 << 20, "{half} and {tenth} bytes of 1 GiB");
+    for fraction in [0.0, 1.5, f32::NAN] {
+        assert_eq!(blocks(fraction).unwrap_err().code(), Code::InvalidArgument);
+    }
+    let both = EngineOptions { memory_fraction: Some(0.5), ..model.options("cuda:0") };
+    assert!(Engine::create(&both).err().unwrap().message().contains("kv_bytes"));
+    let on_cpu = EngineOptions { kv_bytes: None, memory_fraction: Some(0.5), ..model.options("cpu") };
+    assert_eq!(Engine::create(&on_cpu).err().unwrap().code(), Code::Unsupported);
+}
+
+/// A pool that holds a part of them only: what is swapped out and in is as it was, where it is computed again in the same way.
+#[test]
+fn what_was_swapped_goes_on_as_if_nothing_had_been() {
+    let _one = alone();
+    let model = Model::new(&llama(128), false);
+    let requests = || (0..6).map(|i| request(i, 20, 40));
+    let roomy = answers(&model.options("cuda:0"), requests());
+    let block = 2 * 2 * 16 * 2 * 64 * 4;
+    for swap_dir in [None, Some(std::env::temp_dir())] {
+        let tight = EngineOptions {
+            kv_bytes: Some(12 * block),
+            max_model_len: Some(100),
+            swap_bytes: 64 * block,
+            preemption: Preemption::Swap,
+            swap_dir,
+            ..model.options("cuda:0")
+        };
+        let engine = Engine::create(&tight).unwrap();
+        let swapped = run(&engine, requests()).unwrap();
+        assert!(engine.stats().preemptions > 0);
+        assert_eq!(tokens(&swapped), tokens(&roomy));
+    }
+}
+
+/// Whatever cannot be had when an engine is made, all that it took is given back.
+#[test]
+fn memory_that_a_device_does_not_give_is_an_error_and_nothing_stays_behind() {
+    let _one = alone();
+    let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
+    let options = model.options("cuda:0");
+    let before = shim.live_bytes();
+    let mut refused = 0;
+    for nth in 1.. {
+        shim.fail("cuMemAlloc_v2", nth, OUT_OF_MEMORY);
+        match Engine::create(&options) {
+            Ok(_) => break,
+            Err(error) => {
+                assert_eq!(error.code(), Code::OutOfMemory, "{error}");
+                assert!(error.message().contains("the device would not give"), "{error}");
+                refused += 1;
+            }
+        }
+        assert_eq!(shim.live_bytes(), before, "after allocation {nth} failed");
+    }
+    shim.fail("cuMemAlloc_v2", 0, 0);
+    assert!(refused > 20, "only {refused} allocations");
+    assert_eq!(shim.live_bytes(), before);
+}
+
+/// A fault after which nothing works in the context: requests end with it, the process lives, memory comes back, and another engine works.
+#[test]
+fn a_device_that_is_lost_ends_its_requests_and_nothing_else() {
+    let _one = alone();
+    let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
+    let options = model.options("cuda:0");
+    let before = shim.live_bytes();
+    let expected = answers(&options, some_requests());
+    for nth in [1, 9, 60] {
+        let engine = Engine::create(&options).unwrap();
+        shim.fail("cuLaunchKernel", nth, ILLEGAL_ADDRESS);
+        let error = run(&engine, some_requests()).unwrap_err();
+        shim.fail("cuLaunchKernel", 0, 0);
+        assert!(error.message().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+        assert_eq!(engine.add_request(request(9, 3, 3)).unwrap_err(), error, "nobody waits in vain");
+        drop(engine);
+        assert_eq!(shim.live_bytes(), before);
+    }
+    assert_eq!(answers(&options, some_requests()), expected);
+}
+
+/// A fault that does not come again: the step is tried again, and nobody notices.
+#[test]
+fn a_launch_that_fails_once_is_made_again() {
+    let _one = alone();
+    let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
+    let options = model.options("cuda:0");
+    let expected = answers(&options, some_requests());
+    for nth in [1, 20, 75] {
+        let engine = Engine::create(&options).unwrap();
+        shim.fail("cuLaunchKernel", nth, OUT_OF_MEMORY);
+        let found = run(&engine, some_requests()).unwrap();
+        shim.fail("cuLaunchKernel", 0, 0);
+        assert_eq!(tokens(&found), tokens(&expected));
+    }
+}
+
+/// Steps of one shape are recorded, and played from then on: where that fails the step is made again, and nobody notices.
+#[test]
+fn steps_are_played_and_what_fails_on_the_way_is_made_again() {
+    let _one = alone();
+    let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
+    let options = model.options("cuda:0");
+    let expected = answers(&options, some_requests());
+    for function in ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch"] {
+        shim.fail(function, 1, OUT_OF_MEMORY);
+        assert_eq!(tokens(&answers(&options, some_requests())), tokens(&expected), "{function}");
+    }
+    shim.fail("cuGraphLaunch", 3, ILLEGAL_ADDRESS);
+    let engine = Engine::create(&options).unwrap();
+    let error = run(&engine, some_requests()).unwrap_err();
+    assert!(error.message().contains("when a recorded step was launched"), "{error}");
+    shim.fail("cuGraphLaunch", 0, 0);
+}
+
+#[test]
+fn a_device_that_cannot_serve_says_why() {
+    let _one = alone();
+    let (model, shim) = (Model::new(&llama(64), true), cuda::shim());
+    let refused = |device: &str, words: &[&str]| {
+        let error = Engine::create(&model.options(device)).err().unwrap();
+        assert_eq!(error.code(), Code::Unsupported, "{error}");
+        assert!(words.iter().all(|word| error.message().contains(word)), "{error}");
+    };
+    refused("cuda:1", &["cuda:1", "1 CUDA devices"]);
+    shim.pretend_devices(0);
+    refused("cuda:0", &["cuda:0", "0 CUDA devices"]);
+    shim.pretend_devices(1);
+    shim.pretend_driver(12_040);
+    refused("cuda:0", &["knows CUDA 12.4", "13.0 is needed"]);
+    shim.pretend_driver(13_000);
+    Engine::create(&model.options("cuda:0")).unwrap();
+}
