@@ -1,6 +1,7 @@
 // All kernels, for one fatbin.
 #include "attention.cu"
 #include "cache.cu"
+#include "draw.cu"
 #include "elementwise.cu"
 #include "experts.cu"
 #include "matmul.cu"

@@ -9,8 +9,10 @@ use pagedllm::backend::{
     Act, AttentionShape, Backend, ExpertGroups, Glu, GroupScore, Heads, KvShape, NormKind, NormOf, Pairs, Routing, Scores, Strips, Turn,
     Values,
 };
+use pagedllm::batch::draws::{DrawLimits, Draws};
 use pagedllm::batch::{Batch, BlockCopy, BlockMove, Span, Tail};
-use pagedllm::options::{Dtype, Isa, KvDtype, WeightFormat};
+use pagedllm::decode::{self, Context, Memory, NoChoice, Rules, Sampler, plan_draw};
+use pagedllm::options::{Dry, Dtype, Isa, KvDtype, Mirostat, SamplingParams, WeightFormat};
 
 /// What some ops give, on any backend.
 trait Case {
@@ -556,4 +558,140 @@ fn slots_that_hold_nothing_are_read_as_zeros() {
         let error = backend.write_blocks(&[0], &mut kv, &bytes[..7]).unwrap_err();
         assert!(error.message().contains("cut short"), "{error}");
     }
+}
+
+/// Rules at random: each of those that a device knows, in any company.
+fn some_rules(random: &mut Random, vocab: usize) -> Rules {
+    let mut params = SamplingParams { temperature: [0.0, 0.3, 1.0, 4.0][random.below(4)], ..Default::default() };
+    let one_in = |random: &mut Random, n: usize| random.below(n) == 0;
+    let token = |random: &mut Random| random.below(vocab) as u32;
+    if one_in(random, 2) {
+        params.top_k = 1 + random.below(2 * vocab) as u32;
+    }
+    if one_in(random, 2) {
+        params.top_p = [1e-6, 0.3, 0.9, 0.999][random.below(4)];
+    }
+    if one_in(random, 3) {
+        params.min_p = [1e-5, 0.05, 1.0][random.below(3)];
+    }
+    if one_in(random, 3) {
+        params.repetition_penalty = 0.5 + random.unit();
+        params.frequency_penalty = random.unit();
+        params.presence_penalty = random.unit() - 0.5;
+    }
+    if one_in(random, 4) {
+        params.logit_bias = (0..vocab.min(9) as u32).rev().map(|token| (token, 20.0 * random.unit() - 10.0)).collect();
+    }
+    if one_in(random, 4) {
+        params.allowed_token_ids = (0..5).map(|_| token(random)).collect();
+    }
+    if one_in(random, 4) {
+        params.bad_words_ids = (0..3).map(|_| vec![token(random)]).collect();
+    }
+    params.logprobs = one_in(random, 2).then(|| random.below(vocab.min(21)) as u32);
+    Rules { params, ..Rules::default() }
+}
+
+/// Logits as models make them, with equals, and with those that nothing chooses.
+fn some_logits(random: &mut Random, vocab: usize) -> Vec<f32> {
+    let (spread, grain) = ([0.0, 1.0, 12.0, 60.0][random.below(4)], [4.0, 4096.0][random.below(2)]);
+    let logit = |random: &mut Random| match random.below(50) {
+        0 => f32::NEG_INFINITY,
+        1 => -0.0,
+        _ => ((random.unit() - 0.5) * spread * grain).round() / grain,
+    };
+    (0..vocab).map(|_| logit(random)).collect()
+}
+
+/// Tokens drawn from rows of logits, as a device draws them and as the sampler on the host chooses them.
+#[test]
+fn draws() {
+    let (backend, mut random, mut several) = (cuda::backend(), seeded(77), 0);
+    for round in 0..40 {
+        let vocab = [1, 31, 64, 700, 5000][round % 5];
+        let rows: Vec<Vec<f32>> = (0..6).map(|_| some_logits(&mut random, vocab)).collect();
+        let limits = DrawLimits::of(rows.len(), vocab);
+        let (mut drawing, mut draws) = (backend.drawing(limits).unwrap().unwrap(), Draws::new(limits).unwrap());
+        let mut expected = vec![];
+        for (row, logits) in rows.iter().enumerate() {
+            let rules = some_rules(&mut random, vocab);
+            let tokens: Vec<u32> = (0..random.below(40)).map(|_| random.below(vocab) as u32).collect();
+            let prompt_len = tokens.len() / 2;
+            let memory = Memory::new(&rules, &tokens, prompt_len).unwrap();
+            let seed = random.next();
+            let context = Context { tokens: &tokens, prompt_len, generated: 0, seed, memory: &memory, allowed: None };
+            if row == 3 || !plan_draw(&mut draws, row as u32, vocab, rules.params.logprobs, &rules, &context) {
+                continue; // its logits are read
+            }
+            let token = Sampler::new(vocab).unwrap().choose(logits, &rules, &context).map(|chosen| chosen.token);
+            expected.push((row, rules.params, token));
+        }
+        let mut logits = backend.vector(&rows.concat()).unwrap();
+        let drawn = backend.draw(&mut drawing, vocab, &mut logits, &draws).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
+        assert_eq!(drawn.len(), expected.len());
+        for (drawn, (row, params, token)) in drawn.iter().zip(&expected) {
+            assert_eq!(decode::chosen(drawn).map(|chosen| chosen.token), *token, "row {row} of {vocab}: {params:?}");
+            let (Ok(token), Some(k)) = (token, params.logprobs) else { continue };
+            let mut top = vec![];
+            let logprob = decode::logprob_and_top(&rows[*row], *token, k as usize, &mut top).unwrap();
+            let near = |found: f32, expected: f32| found == expected || (found - expected).abs() <= 2e-6 * expected.abs().max(1.0);
+            assert!(near(decode::logprob_of(drawn, drawn.logit), logprob), "row {row} of {vocab}: {params:?}");
+            let told = drawn.tops[..k as usize].iter();
+            assert!(
+                told.zip(&top)
+                    .all(|(found, expected)| found.token == expected.0 && near(decode::logprob_of(drawn, found.logit), expected.1))
+            );
+            several += 1;
+        }
+        let runs = draws.other_rows(rows.len());
+        let left = backend.read_rows(&mut logits, vocab, rows.len(), runs).unwrap();
+        assert_eq!(left[3 * vocab..][..vocab], rows[3], "rows that nothing is drawn from are as they were");
+    }
+    assert!(several > 40, "only {several} log probabilities were compared");
+}
+
+#[test]
+fn logits_that_are_no_numbers_and_tokens_that_are_all_excluded_are_told_of() {
+    let (backend, vocab) = (cuda::backend(), 300);
+    let limits = DrawLimits::of(3, vocab);
+    let (mut drawing, mut draws) = (backend.drawing(limits).unwrap().unwrap(), Draws::new(limits).unwrap());
+    let mut rows = vec![0.5; 3 * vocab];
+    (rows[299], rows[301]) = (f32::NAN, f32::INFINITY);
+    let memory = Memory::default();
+    let context = Context { tokens: &[1], prompt_len: 1, generated: 0, seed: 1, memory: &memory, allowed: Some(&[]) };
+    for row in 0..3 {
+        assert!(plan_draw(&mut draws, row, vocab, None, &Rules::default(), &context));
+    }
+    let mut logits = backend.vector(&rows).unwrap();
+    let drawn = backend.draw(&mut drawing, vocab, &mut logits, &draws).unwrap();
+    let outcomes: Vec<_> = drawn.iter().map(|drawn| decode::chosen(drawn).unwrap_err()).collect();
+    assert_eq!(outcomes, [NoChoice::NotFinite, NoChoice::NotFinite, NoChoice::Excluded]);
+}
+
+/// What a device does not know how to draw, or has no room for, is left to the host.
+#[test]
+fn rules_that_a_device_does_not_know_are_not_planned() {
+    let limits = DrawLimits::of(2, 100);
+    let memory = Memory::default();
+    let context = Context { tokens: &[1, 2], prompt_len: 1, generated: 0, seed: 1, memory: &memory, allowed: None };
+    let planned = |change: &dyn Fn(&mut SamplingParams)| {
+        let mut rules = Rules::default();
+        change(&mut rules.params);
+        plan_draw(&mut Draws::new(limits).unwrap(), 0, 100, rules.params.logprobs, &rules, &context)
+    };
+    assert!(planned(&|_| {}));
+    assert!(planned(&|p| (p.temperature, p.typical_p) = (0.0, 0.5)), "nothing narrows where the largest logit wins");
+    assert!(planned(&|p| p.logprobs = Some(20)));
+    assert!(!planned(&|p| p.logprobs = Some(21)));
+    assert!(!planned(&|p| p.typical_p = 0.5));
+    assert!(!planned(&|p| p.top_n_sigma = 1.0));
+    assert!(!planned(&|p| p.xtc_probability = 0.1));
+    assert!(!planned(&|p| p.mirostat = Some(Mirostat { tau: 3.0, eta: 0.1 })));
+    assert!(
+        !planned(&|p| (p.temperature, p.mirostat) = (0.0, Some(Mirostat { tau: 3.0, eta: 0.1 }))),
+        "it wants to know how surprising a token is"
+    );
+    assert!(!planned(&|p| p.dry = Some(Dry { multiplier: 1.0, ..Dry::default() })));
+    assert!(!planned(&|p| p.logit_bias = vec![(3, 1.0), (1, 1.0), (3, 1.0)]), "a token named twice");
+    assert!(!planned(&|p| p.logit_bias = vec![(3, 1.0); 3000]));
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::{Random, TempDir, configs, cuda, write_random_model};
 use pagedllm::engine::{Engine, Prompt, Request};
@@ -119,6 +119,40 @@ fn a_run_repeated_has_the_same_bits() {
     let options = model.options("cuda");
     assert_eq!(Engine::create(&options).unwrap().info().memory.kv_dtype, KvDtype::Bf16);
     assert_eq!(answers(&options, some_requests()), answers(&options, some_requests()));
+}
+
+/// A hook wants to see the logits, and then the host chooses; without one the device draws. By the same rules both say the same.
+#[test]
+fn tokens_drawn_on_the_device_are_those_that_the_host_chooses() {
+    let _one = alone();
+    let model = Model::new(&llama(256), true);
+    let plain = SamplingParams { max_tokens: Some(9), ignore_eos: true, logprobs: Some(3), seed: Some(5), ..Default::default() };
+    let rules = [
+        SamplingParams { temperature: 0.0, ..plain.clone() },
+        SamplingParams { temperature: 1.3, ..plain.clone() },
+        SamplingParams { top_k: 20, top_p: 0.8, min_p: 0.01, ..plain.clone() },
+        SamplingParams { repetition_penalty: 1.3, presence_penalty: 0.5, logit_bias: vec![(7, 4.0), (3, -2.0)], ..plain.clone() },
+        SamplingParams { min_tokens: 5, ignore_eos: false, bad_words_ids: vec![vec![4], vec![7, 9]], ..plain.clone() },
+        SamplingParams { typical_p: 0.9, ..plain.clone() }, // the host's alone
+        SamplingParams { logprobs: None, ..plain },
+    ];
+    let run = |hook: bool| {
+        let engine = Engine::create(&model.options("cuda:0")).unwrap();
+        let requests = rules.iter().enumerate().map(|(i, sampling)| {
+            let request = Request { sampling: sampling.clone(), ..request(i, 5 + i, 9) };
+            if hook { Request { hook: Some(Arc::new(|_, _: &[u32], _: &mut [f32]| {})), ..request } } else { request }
+        });
+        let before = cuda::shim().bytes_read();
+        let answers = run(&engine, requests).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
+        (answers, cuda::shim().bytes_read() - before)
+    };
+    let ((chosen, many), (drawn, few)) = (run(true), run(false));
+    assert_eq!(tokens(&drawn), tokens(&chosen));
+    for (drawn, chosen) in drawn.values().flatten().zip(chosen.values().flatten()) {
+        let [drawn, chosen] = [drawn.1, chosen.1].map(f32::from_bits);
+        assert!((drawn - chosen).abs() < 1e-5, "{drawn}, on the host {chosen}");
+    }
+    assert!(few <= many / 2, "{few} bytes were read where tokens were drawn, {many} where logits were wanted");
 }
 
 /// Promise 2, where it is asked for: alone or among others, its prompt in one chunk or in many, computed again or not.

@@ -4,10 +4,12 @@
 pub mod cpu;
 pub mod cuda;
 
+use std::ops::Range;
 use std::path::Path;
 
+use crate::batch::draws::{DrawLimits, Drawn, Draws};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::{Dtype, KvDtype, WeightFormat};
 
 /// The matrix of a head.
@@ -256,6 +258,8 @@ pub trait Backend: Send + Sync {
     type Host: Send;
     /// Which rows go to which experts.
     type Routes: Send;
+    /// Where tokens are drawn from logits.
+    type Drawing: Send;
 
     fn buffer(&self, len: usize) -> Result<Self::Buf>;
     fn vector(&self, values: &[f32]) -> Result<Self::Buf>;
@@ -293,9 +297,31 @@ pub trait Backend: Send + Sync {
     fn routes(&self, rows: usize, most: Routing) -> Result<Self::Routes>;
     fn routes_bytes(&self, rows: usize, most: Routing) -> u64;
 
+    /// Room for draws; no step makes more. None: whoever reads the logits draws.
+    fn drawing(&self, _limits: DrawLimits) -> Result<Option<Self::Drawing>> {
+        Ok(None)
+    }
+    fn drawing_bytes(&self, _limits: DrawLimits) -> u64 {
+        0
+    }
+
     fn upload(&self, batch: &Batch, inputs: &mut Self::Inputs) -> Result<()>;
     /// The first numbers of a buffer, once they are computed.
     fn read<'a>(&'a self, buf: &'a mut Self::Buf, len: usize) -> Result<&'a [f32]>;
+    /// As `read`, of rows of `width` those in these runs alone. What the others hold is anything.
+    fn read_rows<'a>(
+        &'a self,
+        buf: &'a mut Self::Buf,
+        width: usize,
+        rows: usize,
+        _runs: impl Iterator<Item = Range<usize>>,
+    ) -> Result<&'a [f32]> {
+        self.read(buf, rows * width)
+    }
+    /// Draws a token from each of the rows of `vocab` logits that `draws` names, and edits these rows on the way.
+    fn draw<'a>(&'a self, _drawing: &'a mut Self::Drawing, _vocab: usize, _logits: &mut Self::Buf, _draws: &Draws) -> Result<&'a [Drawn]> {
+        Err(Error::internal("tokens were to be drawn by a backend that draws none"))
+    }
 
     /// Room for blocks of `block_bytes`, all their layers together: in memory, or in a file in `dir` that has no name.
     fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Self::Host>;

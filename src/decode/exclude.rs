@@ -15,69 +15,116 @@ pub fn applies(rules: &Rules, context: &Context) -> bool {
 
 /// `scratch` is room for as many candidates as there are logits.
 pub fn apply(logits: &mut [f32], scratch: &mut Vec<Candidate>, rules: &Rules, context: &Context) {
+    exclude(&mut Logits { logits, scratch }, rules, context);
+}
+
+/// The same as a mask of all tokens, which are `vocab`: one bit per token, 32 to a word, the lowest bit first.
+pub fn mask(mask: &mut [u32], vocab: usize, rules: &Rules, context: &Context) {
+    mask.fill(u32::MAX);
+    exclude(&mut Mask { mask, vocab }, rules, context);
+}
+
+/// What tokens are taken from.
+trait Choices {
+    /// A tokenizer may know tokens that the model has no logit for.
+    fn forbid(&mut self, token: u32);
+    fn keep(&mut self, allowed: &[u32]);
+    /// One bit per token, 32 to a word, the lowest bit first. Tokens beyond the last word are not allowed.
+    fn keep_masked(&mut self, allowed: &[u32]);
+}
+
+fn exclude(choices: &mut impl Choices, rules: &Rules, context: &Context) {
     let params = &rules.params;
-    keep_allowed(logits, scratch, &params.allowed_token_ids);
-    rules.bad_words.iter().chain(&params.bad_words_ids).for_each(|word| forbid_completion(logits, context.tokens, word));
-    forbid_repeats(logits, context.tokens, params.no_repeat_ngram_size as usize);
+    if !params.allowed_token_ids.is_empty() {
+        choices.keep(&params.allowed_token_ids);
+    }
+    rules.bad_words.iter().chain(&params.bad_words_ids).for_each(|word| forbid_completion(choices, context.tokens, word));
+    forbid_repeats(choices, context.tokens, params.no_repeat_ngram_size as usize);
     if rules.must_go_on(context.generated) {
-        rules.eos.iter().chain(&params.stop_token_ids).for_each(|&token| forbid(logits, token));
+        rules.eos.iter().chain(&params.stop_token_ids).for_each(|&token| choices.forbid(token));
     }
     if let Some(allowed) = context.allowed {
-        keep_masked(logits, allowed);
+        choices.keep_masked(allowed);
     }
 }
 
-/// A tokenizer may know tokens that the model has no logit for.
-fn forbid(logits: &mut [f32], token: u32) {
-    if let Some(logit) = logits.get_mut(token as usize) {
-        *logit = f32::NEG_INFINITY;
+struct Logits<'a> {
+    logits: &'a mut [f32],
+    scratch: &'a mut Vec<Candidate>,
+}
+
+impl Choices for Logits<'_> {
+    fn forbid(&mut self, token: u32) {
+        if let Some(logit) = self.logits.get_mut(token as usize) {
+            *logit = f32::NEG_INFINITY;
+        }
+    }
+
+    fn keep(&mut self, allowed: &[u32]) {
+        let Logits { logits, scratch } = self;
+        scratch.clear();
+        let kept = |&token: &u32| Candidate { token, rank: logits[token as usize], share: 0.0 };
+        scratch.extend(allowed.iter().take(logits.len()).map(kept));
+        logits.fill(f32::NEG_INFINITY);
+        scratch.iter().for_each(|kept| logits[kept.token as usize] = kept.rank);
+    }
+
+    fn keep_masked(&mut self, allowed: &[u32]) {
+        let words = allowed.iter().copied().chain(std::iter::repeat(0));
+        for (logits, word) in self.logits.chunks_mut(32).zip(words) {
+            if word == u32::MAX {
+                continue;
+            }
+            for (bit, logit) in logits.iter_mut().enumerate() {
+                if word >> bit & 1 == 0 {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
     }
 }
 
-fn keep_allowed(logits: &mut [f32], scratch: &mut Vec<Candidate>, allowed: &[u32]) {
-    if allowed.is_empty() {
-        return;
+struct Mask<'a> {
+    mask: &'a mut [u32],
+    vocab: usize,
+}
+
+impl Choices for Mask<'_> {
+    fn forbid(&mut self, token: u32) {
+        if let Some(word) = self.mask.get_mut(token as usize / 32) {
+            *word &= !(1 << (token % 32));
+        }
     }
-    scratch.clear();
-    let kept = |&token: &u32| Candidate { token, rank: logits[token as usize], share: 0.0 };
-    scratch.extend(allowed.iter().take(logits.len()).map(kept));
-    logits.fill(f32::NEG_INFINITY);
-    scratch.iter().for_each(|kept| logits[kept.token as usize] = kept.rank);
+
+    fn keep(&mut self, allowed: &[u32]) {
+        self.mask.fill(0);
+        allowed.iter().take(self.vocab).for_each(|&token| self.mask[token as usize / 32] |= 1 << (token % 32));
+    }
+
+    fn keep_masked(&mut self, allowed: &[u32]) {
+        let words = allowed.iter().copied().chain(std::iter::repeat(0));
+        self.mask.iter_mut().zip(words).for_each(|(word, allowed)| *word &= allowed);
+    }
 }
 
 /// The last token of a bad word, where the others have just come (transformers' NoBadWordsLogitsProcessor).
-fn forbid_completion(logits: &mut [f32], tokens: &[u32], word: &[u32]) {
+fn forbid_completion(choices: &mut impl Choices, tokens: &[u32], word: &[u32]) {
     if let Some((&last, before)) = word.split_last()
         && tokens.ends_with(before)
     {
-        forbid(logits, last);
+        choices.forbid(last);
     }
 }
 
 /// Whatever would end a run of `n` tokens that has come before (transformers' NoRepeatNGramLogitsProcessor).
-fn forbid_repeats(logits: &mut [f32], tokens: &[u32], n: usize) {
+fn forbid_repeats(choices: &mut impl Choices, tokens: &[u32], n: usize) {
     if n == 0 || tokens.len() < n {
         return;
     }
     let begun = &tokens[tokens.len() - (n - 1)..];
     for run in tokens.windows(n) {
         if run.starts_with(begun) {
-            forbid(logits, run[n - 1]);
-        }
-    }
-}
-
-/// One bit per token, 32 to a word, the lowest bit first. Tokens beyond the last word are not allowed.
-fn keep_masked(logits: &mut [f32], allowed: &[u32]) {
-    let words = allowed.iter().copied().chain(std::iter::repeat(0));
-    for (logits, word) in logits.chunks_mut(32).zip(words) {
-        if word == u32::MAX {
-            continue;
-        }
-        for (bit, logit) in logits.iter_mut().enumerate() {
-            if word >> bit & 1 == 0 {
-                *logit = f32::NEG_INFINITY;
-            }
+            choices.forbid(run[n - 1]);
         }
     }
 }
@@ -95,9 +142,13 @@ mod tests {
         let context = Context { tokens, prompt_len: 0, generated, memory: &memory, allowed, seed: 0 };
         let mut logits = [1.0; VOCAB as usize];
         let mut scratch = Vec::with_capacity(VOCAB as usize);
+        let mut bits = [0; VOCAB.div_ceil(32) as usize];
+        mask(&mut bits, VOCAB as usize, rules, &context);
         if applies(rules, &context) {
             apply(&mut logits, &mut scratch, rules, &context);
         }
+        let is_kept = |token: u32| logits[token as usize] == 1.0;
+        assert!((0..VOCAB).all(|token| is_kept(token) == (bits[token as usize / 32] >> (token % 32) & 1 == 1)), "the mask says otherwise");
         (0..VOCAB).filter(|&token| logits[token as usize] == 1.0).collect()
     }
 

@@ -38,7 +38,8 @@ fn normalize(tokens: &mut [(u32, f32)], normalizer: f64) {
 /// The `k` largest logits in order, in one pass with room for twice as many.
 fn select_top(logits: &[f32], k: usize, out: &mut Vec<(u32, f32)>) -> Result<()> {
     let k = k.min(logits.len());
-    let by_rank = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    // -0 becomes 0, which it equals.
+    let by_rank = |a: &(u32, f32), b: &(u32, f32)| (b.1 + 0.0).total_cmp(&(a.1 + 0.0)).then(a.0.cmp(&b.0));
     out.clear();
     if k == 0 {
         return Ok(());

@@ -2,6 +2,7 @@
 
 mod beam;
 mod constraint;
+mod drawing;
 mod dry;
 mod exclude;
 #[cfg(test)]
@@ -20,6 +21,7 @@ mod truncate;
 
 pub use beam::{Beam, BeamScratch, BeamSearch, BeamStep, Ended, Ending, Hypothesis, Next, Process};
 pub use constraint::{Constraint, Grammars, Vocabulary};
+pub use drawing::{chosen, logprob_of, plan_draw};
 pub use log_softmax::log_softmax;
 pub use logprobs::{logprob, logprob_and_top, top_logprobs};
 pub use masker::{Masked, Masker};

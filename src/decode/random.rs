@@ -29,10 +29,14 @@ pub enum Lane {
 
 /// Uniform in [0, 1), 53 bits, for one purpose at one position of one stream.
 pub fn uniform(seed: u64, position: u64, lane: Lane) -> f64 {
+    fraction(seed, position, lane) as f64 / (1u64 << 53) as f64
+}
+
+/// The same number, in units of 2^-53.
+pub fn fraction(seed: u64, position: u64, lane: Lane) -> u64 {
     let counter = [position as u32, (position >> 32) as u32, lane as u32, 0];
     let [a, b, ..] = philox(counter, [seed as u32, (seed >> 32) as u32]);
-    let bits = (a as u64) << 32 | b as u64;
-    (bits >> 11) as f64 / (1u64 << 53) as f64
+    ((a as u64) << 32 | b as u64) >> 11
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::beams::{Beams, request_of_beam};
 use super::clock::Clock;
 use super::commands::Pin;
 use super::deadlines::Deadlines;
-use super::deciding::{Deciding, Decision, Prompts, Tops, collect_masks};
+use super::deciding::{Deciding, Decision, Prompts, Tops, collect_masks, plan_draws};
 use super::endings::Contest;
 use super::forecast::{Outlook, Pending};
 use super::governor::Governors;
@@ -23,12 +23,13 @@ use super::queue::Outbox;
 use super::registry::{Command, Registry};
 use super::request::branch_seed;
 use super::retry::Trouble;
-use super::runner::Runner;
+use super::runner::{Computed, Runner};
 use super::stream::Stream;
 use super::trace::{Phase, Trace};
 use super::{ModelInfo, Stats, StepReport};
 use crate::arena::Lease;
 use crate::batch::BlockCopy;
+use crate::batch::draws::Draws;
 use crate::decode::{Masker, Sampler};
 use crate::error::{Error, Result};
 use crate::options::EngineOptions;
@@ -66,6 +67,8 @@ pub struct Core {
     lost: Vec<(u64, Error)>,
     /// Logits that a host edits.
     edited: Vec<f32>,
+    /// What the runner is to draw. None: it draws nothing.
+    draws: Option<Draws>,
     pub(super) commands: VecDeque<Command>,
     choices: Vec<Choice>,
     /// One for each choice.
@@ -137,6 +140,7 @@ impl Core {
         let mut core = Core {
             scheduler,
             rooms: 0,
+            draws: runner.draw_limits().map(Draws::new).transpose()?,
             runner,
             lease,
             moves: Vec::new(),
@@ -242,17 +246,26 @@ impl Core {
     fn run(&mut self, plan: &StepPlan) -> Result<()> {
         self.start_masks(plan);
         let ticket = self.runner.submit(plan);
-        let logits = ticket.and_then(|ticket| self.runner.wait(ticket));
-        // Taken back even where there are no logits: a step that failed is tried again.
+        // Taken back even where nothing is computed: a step that failed is tried again.
         collect_masks(&mut self.masker, &mut self.streams, &mut self.lost);
+        let computed = match &mut self.draws {
+            None => self.runner.wait_and_draw(ticket?, &Draws::default()),
+            Some(draws) => {
+                draws.clear();
+                plan_draws(draws, plan, self.vocab_size, &self.scheduler, &mut self.streams, &self.beams, &self.lost)?;
+                self.runner.wait_and_draw(ticket?, draws)
+            }
+        };
         self.insight.lap(Phase::Run);
-        let logits = logits?;
+        let Computed { logits, drawn } = computed?;
         self.choices.clear();
         self.decisions.clear();
         self.tops.all.clear();
         self.prompts.clear();
         self.stuck.clear();
-        let mut rest = logits;
+        let (mut rest, mut drawn) = (logits, drawn.iter());
+        let mut drawn_rows = self.draws.iter().flat_map(|draws| &draws.draws).map(|draw| draw.row as usize).peekable();
+        let mut row = 0;
         let mut deciding = Deciding {
             scheduler: &self.scheduler,
             streams: &mut self.streams,
@@ -268,7 +281,9 @@ impl Core {
         };
         for part in plan.parts.iter().filter(|part| part.logits > 0) {
             let (rows, others) = rest.split_at(part.logits * self.vocab_size);
-            deciding.part(part, rows, self.vocab_size)?;
+            row += part.logits;
+            let drawn = drawn_rows.next_if_eq(&(row - 1)).and_then(|_| drawn.next());
+            deciding.part(part, rows, self.vocab_size, drawn)?;
             rest = others;
         }
         self.insight.lap(Phase::Decide);

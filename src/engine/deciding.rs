@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use super::beams::{Beams, request_of_beam};
 use super::request::branch_seed;
 use super::stream::{Advance, Stream};
-use crate::decode::{Chosen, Constraint, Context, Masker, NoChoice, Sampler, logprob_and_top};
+use crate::batch::draws::{Drawn, Draws};
+use crate::decode::{self, Chosen, Constraint, Context, Masker, NoChoice, Sampler, logprob_and_top, logprob_of};
 use crate::error::{Error, Result};
-use crate::sched::{Choice, IdMap, Part, Scheduler, Verdict};
+use crate::sched::{Choice, IdMap, Part, Scheduler, StepPlan, Verdict};
 
 /// What is to be told of a choice once it is committed.
 pub type Decision = Result<Advance>;
@@ -27,6 +28,14 @@ impl Tops {
         self.all.try_reserve(self.row.len())?;
         self.all.extend_from_slice(&self.row);
         Ok(logprob)
+    }
+
+    /// The same of a token that was drawn.
+    fn add_drawn(&mut self, drawn: &Drawn, k: usize) -> Result<f32> {
+        let tops = drawn.tops.get(..k).ok_or_else(|| Error::internal(format!("{k} tokens were to be told of a draw")))?;
+        self.all.try_reserve(k)?;
+        self.all.extend(tops.iter().map(|top| (top.token, logprob_of(drawn, top.logit))));
+        Ok(logprob_of(drawn, drawn.logit))
     }
 }
 
@@ -69,8 +78,11 @@ pub struct Deciding<'a> {
 }
 
 impl Deciding<'_> {
-    /// `rows` are the logits of the part's last rows.
-    pub fn part(&mut self, part: &Part, rows: &[f32], vocab: usize) -> Result<()> {
+    /// `rows` are the logits of the part's last rows, but where the runner has drawn its token: then nothing is known of these.
+    pub fn part(&mut self, part: &Part, rows: &[f32], vocab: usize, drawn: Option<&Drawn>) -> Result<()> {
+        if let Some(drawn) = drawn {
+            return self.drawn(part, drawn);
+        }
         self.prompt(part, rows, vocab)?;
         if !part.samples {
             return Ok(());
@@ -122,15 +134,27 @@ impl Deciding<'_> {
                 let chosen = self.sampler.choose(edited, rules, &context);
                 advance(stream, logits, chosen.map_err(|why| blame(why, stream))?, self.tops)
             });
-            let verdict = match &decision {
-                Err(_) => Verdict::Fail,
-                Ok(Advance { chosen, .. }) if rules.stops_at(chosen.token) && !rules.must_go_on(*generated) => Verdict::Stop(chosen.token),
-                Ok(Advance { chosen, .. }) => Verdict::Token(chosen.token),
-            };
-            self.choices.push(Choice { parent: part.seq, child: part.seq + i as u64, verdict });
+            self.choices.push(Choice { parent: part.seq, child: part.seq + i as u64, verdict: verdict(stream, &decision) });
             self.decisions.push(decision);
         }
         stream.constraint = constraint;
+        Ok(())
+    }
+
+    /// A token that the runner has drawn.
+    fn drawn(&mut self, part: &Part, drawn: &Drawn) -> Result<()> {
+        let stream = self.streams.get(&part.seq).ok_or_else(|| Error::internal("a sequence without a stream was sampled"))?;
+        let decision = match decode::chosen(drawn) {
+            Err(why) => Err(blame(why, stream)),
+            Ok(chosen) => {
+                let first = self.tops.all.len();
+                let k = stream.rules.params.logprobs.unwrap_or(0) as usize;
+                let logprob = if stream.scores() { self.tops.add_drawn(drawn, k)? } else { 0.0 };
+                Ok(Advance { chosen, logprob, top: first..self.tops.all.len() })
+            }
+        };
+        self.choices.push(Choice { parent: part.seq, child: part.seq, verdict: verdict(stream, &decision) });
+        self.decisions.push(decision);
         Ok(())
     }
 
@@ -161,6 +185,37 @@ impl Deciding<'_> {
     }
 }
 
+/// Plans what the runner can draw by itself: one token, of which nobody else wants to know the logits.
+pub fn plan_draws(
+    draws: &mut Draws,
+    plan: &StepPlan,
+    vocab: usize,
+    scheduler: &Scheduler,
+    streams: &mut IdMap<u64, Stream>,
+    beams: &BTreeMap<u64, Box<Beams>>,
+    lost: &[(u64, Error)],
+) -> Result<()> {
+    let mut row = 0;
+    for part in plan.parts.iter().filter(|part| part.logits > 0) {
+        row += part.logits;
+        let is_lost = lost.iter().any(|(seq, _)| *seq == part.seq);
+        let is_one = part.samples && part.logits == 1 && !is_lost && request_of_beam(beams, part.seq).is_none();
+        let Some(stream) = streams.get_mut(&part.seq).filter(|stream| is_one && stream.draws_alone()) else { continue };
+        let tokens = &scheduler.get(part.seq)?.tokens;
+        let mut constraint = stream.constraint.take();
+        // A mask that fails, fails again where the token is chosen.
+        if let Ok(allowed) = constraint.as_mut().map(Constraint::mask).transpose() {
+            let Stream { rules, memory, prompt_len, generated, seed, .. } = &*stream;
+            let seed = branch_seed(*seed, 0);
+            let context = Context { tokens, prompt_len: *prompt_len, generated: *generated, seed, memory, allowed };
+            let logprobs = stream.scores().then(|| rules.params.logprobs.unwrap_or(0));
+            decode::plan_draw(draws, row as u32 - 1, vocab, logprobs, rules, &context);
+        }
+        stream.constraint = constraint;
+    }
+    Ok(())
+}
+
 pub fn collect_masks(masker: &mut Option<Masker>, streams: &mut IdMap<u64, Stream>, lost: &mut Vec<(u64, Error)>) {
     lost.clear();
     while let Some(masked) = masker.as_mut().and_then(Masker::collect) {
@@ -168,6 +223,16 @@ pub fn collect_masks(masker: &mut Option<Masker>, streams: &mut IdMap<u64, Strea
             Ok(constraint) => streams.get_mut(&masked.seq).expect("its mask was asked for").constraint = Some(constraint),
             Err(error) => lost.push((masked.seq, error)),
         }
+    }
+}
+
+fn verdict(stream: &Stream, decision: &Decision) -> Verdict {
+    match decision {
+        Err(_) => Verdict::Fail,
+        Ok(Advance { chosen, .. }) if stream.rules.stops_at(chosen.token) && !stream.rules.must_go_on(stream.generated) => {
+            Verdict::Stop(chosen.token)
+        }
+        Ok(Advance { chosen, .. }) => Verdict::Token(chosen.token),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The seam between deciding what to compute and computing it.
 
 use crate::backend::Backend;
+use crate::batch::draws::{DrawLimits, Drawn, Draws};
 use crate::batch::{BlockCopy, BlockMove, Tail};
 use crate::error::Result;
 use crate::kv::BlockId;
@@ -13,6 +14,16 @@ pub trait Runner: Send {
     fn submit(&mut self, plan: &StepPlan) -> Result<Ticket>;
     /// Finishes it: `[sampled parts, vocab]` logits.
     fn wait(&mut self, ticket: Ticket) -> Result<&[f32]>;
+
+    /// How many tokens of a step it can draw by itself. None: whoever reads the logits chooses.
+    fn draw_limits(&self) -> Option<DrawLimits> {
+        None
+    }
+
+    /// As `wait`, with a token drawn from each row that `draws` names. What these rows then hold is nobody's business.
+    fn wait_and_draw(&mut self, ticket: Ticket, _draws: &Draws) -> Result<Computed<'_>> {
+        Ok(Computed { logits: self.wait(ticket)?, drawn: &[] })
+    }
 
     /// Whether no step can be computed any more, whoever is in it.
     fn is_lost(&self) -> bool {
@@ -55,6 +66,12 @@ pub trait Runner: Send {
     }
 }
 
+/// What came of a step.
+pub struct Computed<'a> {
+    pub logits: &'a [f32], // [sampled parts, vocab]
+    pub drawn: &'a [Drawn],
+}
+
 /// A step that was started and not yet finished.
 #[must_use]
 #[derive(Debug)]
@@ -87,6 +104,15 @@ impl<B: Backend> Runner for ModelRunner<B> {
 
     fn wait(&mut self, ticket: Ticket) -> Result<&[f32]> {
         self.decoder.logits(ticket.logits)
+    }
+
+    fn draw_limits(&self) -> Option<DrawLimits> {
+        self.decoder.draw_limits()
+    }
+
+    fn wait_and_draw(&mut self, ticket: Ticket, draws: &Draws) -> Result<Computed<'_>> {
+        let (logits, drawn) = self.decoder.logits_and_draws(ticket.logits, draws)?;
+        Ok(Computed { logits, drawn })
     }
 
     fn is_lost(&self) -> bool {

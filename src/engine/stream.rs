@@ -369,6 +369,11 @@ impl Stream {
         self.rules.params.logprobs.is_some() || self.ranked
     }
 
+    /// Whether a runner may draw its next token: nobody wants to see the logits, and one is all there is to draw.
+    pub fn draws_alone(&self) -> bool {
+        self.hook.is_none() && self.branches == 1 && self.rules.params.prompt_logprobs.is_none()
+    }
+
     /// An output with nothing in it yet.
     pub fn output(&self) -> Output {
         self.output_in(Output::default())

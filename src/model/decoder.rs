@@ -9,6 +9,7 @@ use super::spec::{
 };
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
 use crate::backend::{Backend, Heads, KvShape, Turn};
+use crate::batch::draws::{DrawLimits, Drawn, Draws};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::KvDtype;
@@ -99,11 +100,19 @@ pub struct BatchLimits {
     pub logits: usize,
 }
 
+impl BatchLimits {
+    fn draws(&self, spec: &ModelSpec) -> DrawLimits {
+        DrawLimits::of(self.logits, spec.vocab_size)
+    }
+}
+
 pub struct Decoder<B: Backend> {
     backend: B,
     model: LoadedModel<B>,
     work: Work<B>,
     inputs: B::Inputs,
+    drawing: Option<B::Drawing>,
+    draw_limits: DrawLimits,
 }
 
 /// The activations, each as wide as the widest layer needs.
@@ -213,7 +222,8 @@ pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits
     let reserved = spec.layers.iter().map(|layer| backend.reserved_bytes(layer.attention.shape())).max();
     let routes = backend.routes_bytes(limits.rows, routing);
     let packed = backend.reserved_rows_bytes(limits.rows, spec.most_cols());
-    (floats * size_of::<f32>()) as u64 + routes + packed + reserved.unwrap_or(0) * threads as u64
+    let drawing = backend.drawing_bytes(limits.draws(spec));
+    (floats * size_of::<f32>()) as u64 + routes + packed + drawing + reserved.unwrap_or(0) * threads as u64
 }
 
 impl<B: Backend> Decoder<B> {
@@ -237,7 +247,8 @@ impl<B: Backend> Decoder<B> {
             angles: spec.ropes.iter().map(|rope| Angles::new(&backend, rope, limits.rows)).collect::<Result<_>>()?,
             logits: backend.buffer(limits.logits * spec.vocab_size)?,
         };
-        Ok(Decoder { backend, model, work, inputs: B::Inputs::default() })
+        let draw_limits = limits.draws(spec);
+        Ok(Decoder { drawing: backend.drawing(draw_limits)?, backend, model, work, inputs: B::Inputs::default(), draw_limits })
     }
 
     pub fn backend(&self) -> &B {
@@ -253,7 +264,7 @@ impl<B: Backend> Decoder<B> {
                 kv.groups
             )));
         }
-        let Decoder { backend, model, work, inputs } = self;
+        let Decoder { backend, model, work, inputs, .. } = self;
         backend.upload(batch, inputs)?;
         backend.copy_blocks(&batch.copies, &mut kv.levels);
         let pass = Pass { backend, inputs, rows: batch.rows() };
@@ -268,6 +279,22 @@ impl<B: Backend> Decoder<B> {
     /// The last pass's logits, `[rows, vocab]`: one row for each of its `logit_rows`.
     pub fn logits(&mut self, rows: usize) -> Result<&[f32]> {
         self.backend.read(&mut self.work.logits, rows * self.model.vocab_size)
+    }
+
+    /// What can be drawn of a pass. None: its logits are all there is.
+    pub fn draw_limits(&self) -> Option<DrawLimits> {
+        self.drawing.is_some().then_some(self.draw_limits)
+    }
+
+    /// As `logits`, and a token from each row that `draws` names; what the logits of these are is left open.
+    pub fn logits_and_draws(&mut self, rows: usize, draws: &Draws) -> Result<(&[f32], &[Drawn])> {
+        let Decoder { backend, model, work: Work { logits, .. }, drawing, .. } = self;
+        let vocab = model.vocab_size;
+        let drawn = match drawing.as_mut().filter(|_| !draws.is_empty()) {
+            Some(drawing) => backend.draw(drawing, vocab, logits, draws)?,
+            None => return Ok((backend.read(logits, rows * vocab)?, &[])),
+        };
+        Ok((backend.read_rows(logits, vocab, rows, draws.other_rows(rows))?, drawn))
     }
 }
 

@@ -67,6 +67,12 @@ impl Shim {
         self.call(c"shim_live_bytes", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
     }
 
+    /// From devices to the host, so far.
+    pub fn bytes_read(&self) -> u64 {
+        // SAFETY: as above.
+        self.call(c"shim_bytes_read", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
+    }
+
     /// What was wrong with a kernel.
     pub fn last_error(&self) -> String {
         // SAFETY: as above; a text that ends in zero.

@@ -1,5 +1,6 @@
 //! A device that fails as it is told to: the CPU backend behind a switch.
 
+use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -120,6 +121,7 @@ impl Backend for Faulty {
     type Inputs = Inputs;
     type Host = Host;
     type Routes = Routes;
+    type Drawing = Infallible;
 
     fn buffer(&self, len: usize) -> Result<Buf> {
         self.faults.make()?;

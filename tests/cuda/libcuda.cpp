@@ -129,6 +129,7 @@ struct Driver {
     std::map<CUdeviceptr, Allocation> allocations;
     std::map<std::string, PlannedFailure> planned;
     uint64_t launches = 0;
+    uint64_t bytes_read = 0; // from a device to the host
     std::string last_error;
 };
 
@@ -358,7 +359,9 @@ API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes
 
 API CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, void *stream) {
     return context_call(__func__, [&](Context &context) {
-        return is_ours(from, bytes) ? enqueue(context, stream, copy(address_of(to), from, bytes)) : CUDA_ERROR_INVALID_VALUE;
+        if (!is_ours(from, bytes)) return CUDA_ERROR_INVALID_VALUE;
+        driver.bytes_read += bytes;
+        return enqueue(context, stream, copy(address_of(to), from, bytes));
     });
 }
 
@@ -811,6 +814,11 @@ API uint64_t shim_live_bytes() {
 // Kernels that have run.
 API uint64_t shim_launches() {
     return locked([] { return driver.launches; });
+}
+
+// Copied from a device to the host, so far.
+API uint64_t shim_bytes_read() {
+    return locked([] { return driver.bytes_read; });
 }
 
 // What the last kernel that failed did wrong; valid until another fails.

@@ -11,6 +11,7 @@ mod routes;
 #[cfg(test)]
 mod tests;
 
+use std::convert::Infallible;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -188,6 +189,7 @@ impl Backend for CpuBackend {
     type Inputs = Inputs;
     type Host = Host;
     type Routes = Routes;
+    type Drawing = Infallible;
 
     fn buffer(&self, len: usize) -> Result<Buf> {
         let bytes = len.checked_mul(size_of::<f32>()).ok_or_else(Error::out_of_memory)?;

@@ -6,6 +6,7 @@
 mod attention;
 mod blas;
 mod device;
+mod drawing;
 mod graphs;
 mod inputs;
 mod kernels;
@@ -14,11 +15,13 @@ mod matrix;
 mod routes;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blas::Blas;
 use device::{Address, Device, Memory, Pinned, Shape, launch};
+use drawing::Drawing;
 use graphs::Graphs;
 use inputs::{Inputs, Part};
 use kv::{Host, Kv};
@@ -29,6 +32,7 @@ use super::{
     Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormKind, NormOf, PackedSource, Pairs, Routing, RowSource,
     Strips, Turn, Values,
 };
+use crate::batch::draws::{DrawLimits, Drawn, Draws};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, WeightFormat};
@@ -158,6 +162,11 @@ impl CudaBackend {
     fn flat(&self, count: usize) -> Shape {
         let blocks = count.div_ceil(FLAT as usize).min(32 * self.device.multiprocessors as usize);
         Shape::new((blocks as u32, 1, 1), FLAT)
+    }
+
+    /// All ops of a step have been queued: if it was recorded, or stands for one that was, it is played.
+    fn end_step(&self) {
+        self.graphs.lock().unwrap_or_else(PoisonError::into_inner).end(&self.device);
     }
 
     fn partial(&self) -> MutexGuard<'_, Option<Memory>> {
@@ -299,6 +308,7 @@ impl Backend for CudaBackend {
     type Inputs = Inputs;
     type Host = Host;
     type Routes = Routes;
+    type Drawing = Drawing;
 
     fn buffer(&self, len: usize) -> Result<Buf> {
         let bytes = len.checked_mul(size_of::<f32>()).ok_or_else(Error::out_of_memory)?;
@@ -381,6 +391,14 @@ impl Backend for CudaBackend {
         Routes::bytes(rows, most)
     }
 
+    fn drawing(&self, limits: DrawLimits) -> Result<Option<Drawing>> {
+        Drawing::new(&self.device, limits).map(Some)
+    }
+
+    fn drawing_bytes(&self, limits: DrawLimits) -> u64 {
+        Drawing::bytes(limits)
+    }
+
     fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<()> {
         let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         graphs.abandon(&self.device);
@@ -396,6 +414,11 @@ impl Backend for CudaBackend {
     }
 
     fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
+        self.read_rows(buf, 1, len, std::iter::once(0..len))
+    }
+
+    fn read_rows<'a>(&'a self, buf: &'a mut Buf, width: usize, rows: usize, runs: impl Iterator<Item = Range<usize>>) -> Result<&'a [f32]> {
+        let len = rows * width;
         if len > buf.len {
             return Err(Error::internal(format!("{len} numbers were to be read of {}", buf.len)));
         }
@@ -403,11 +426,19 @@ impl Backend for CudaBackend {
             Some(pinned) => pinned,
             read => read.insert(self.device.pinned(buf.len * size_of::<f32>(), "lower max_seqs")?),
         };
-        self.graphs.lock().unwrap_or_else(PoisonError::into_inner).end(&self.device);
-        // SAFETY: the buffer is so long.
-        unsafe { self.device.read(buf.memory.address(), &mut pinned.bytes_mut()[..len * size_of::<f32>()])? };
-        // SAFETY: so many bytes were just read, aligned to a page, and every bit pattern is a float.
+        self.end_step();
+        for run in runs {
+            let bytes = run.start * width * size_of::<f32>()..run.end.min(rows) * width * size_of::<f32>();
+            // SAFETY: the buffer is so long.
+            unsafe { self.device.read(buf.memory.address().at(bytes.start as u64), &mut pinned.bytes_mut()[bytes])? };
+        }
+        // SAFETY: pinned memory begins as zeros, aligned to a page, and every bit pattern is a float.
         Ok(unsafe { std::slice::from_raw_parts(pinned.bytes().as_ptr().cast(), len) })
+    }
+
+    fn draw<'a>(&'a self, drawing: &'a mut Drawing, vocab: usize, logits: &mut Buf, draws: &Draws) -> Result<&'a [Drawn]> {
+        self.end_step();
+        drawing.draw(&self.device, vocab, logits, draws)
     }
 
     fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Host> {

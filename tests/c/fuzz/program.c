@@ -389,7 +389,7 @@ static void spoil_an_option(worker *w, pllm_engine_options *o, bool dry) {
     case 16: *(below(w, 2) ? &o->trace_path : &o->journal_path) = below(w, 2) ? "" : "/nonexistent/file"; break;
     case 17: o->packed_path = below(w, 2) ? "" : dry ? "/nonexistent" : "/dev/null"; break;
     case 18: o->cpus = below(w, 2) ? "0-" : "1023,1022"; break;
-    case 19: o->device = below(w, 2) ? "cuda:99" : "cuda:"; break;
+    case 19: o->device = below(w, 2) ? "cuda:99" : "cuda:", o->device_len = PLLM_NUL_TERMINATED; break;
     case 20: o->memory_fraction = below(w, 2) ? 0.5f : -1.0f; break;
     default: o->queue_capacity = odd_u64(w); break;
     }

@@ -1,5 +1,7 @@
 //! One forward pass as flat data. The scheduler writes it, the backend reads it; neither knows the other.
 
+pub mod draws;
+
 use crate::error::Result;
 
 /// The rows (tokens) of many sequences back to back: prefill chunks and decode tokens mixed, no padding.

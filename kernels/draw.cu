@@ -1,0 +1,318 @@
+// Tokens drawn where the logits lie, so that these need not leave the device. One block draws a row's token.
+//
+// Each step is that of the host's sampler (src/decode), with the same roundings: what differs is how shares are added up. Here they are whole numbers
+// of 2^-40, whose sum is the same in any order.
+#include "common.cuh"
+
+#define DRAW_THREADS 512
+#define DRAW_WARPS (DRAW_THREADS / WARP)
+#define MOST_TOPS 20
+#define NOTHING 0xffffffffu  // no log probability is asked for, no mask is there
+#define UNIT 1099511627776.0f // 2^40
+
+struct Draw {
+    u32 row, logprobs, top_k;
+    float temperature, min_p, top_p, repetition_penalty, frequency_penalty, presence_penalty;
+    u32 fraction_high, fraction_low; // of all shares, that lie before the token or in it
+    u32 edits, biases, counts, mask; // where edits begin, how many there are of each kind, where the mask begins
+};
+
+struct Edit {
+    u32 token, value;
+    float before; // what the logit was
+};
+
+struct Top {
+    u32 token;
+    float logit;
+};
+
+enum Outcome : u32 { TOKEN, NOT_FINITE, EXCLUDED };
+
+struct Drawn {
+    Outcome outcome;
+    u32 token;
+    float logit, greatest;
+    u64 powers; // the sum of e^(logit - greatest), in units of 2^-40
+    Top tops[MOST_TOPS];
+};
+
+// Never fused: the host rounds after each.
+__device__ __forceinline__ float product_of(float a, float b) {
+#ifdef __CUDACC__
+    return __fmul_rn(a, b);
+#else
+    return a * b;
+#endif
+}
+__device__ __forceinline__ float sum_of(float a, float b) {
+#ifdef __CUDACC__
+    return __fadd_rn(a, b);
+#else
+    return a + b;
+#endif
+}
+
+// e^x for x up to 0, as `exp` of src/decode/rows.rs has it, to the bit.
+__device__ __forceinline__ float power_of(float x) {
+    const float LEAST = -87.0f, ROUNDER = 12582912.0f;
+    float bounded = fmaxf(x, LEAST), rounded = sum_of(product_of(bounded, 1.44269504088896f), ROUNDER), n = rounded - ROUNDER;
+    float r = sum_of(sum_of(bounded, -product_of(n, 355.0f / 512.0f)), -product_of(n, -2.1219444e-4f));
+    const float series[] = {1.0f / 720.0f, 1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f, 1.0f, 1.0f};
+    float power = 1.0f / 5040.0f;
+#pragma unroll
+    for (int i = 0; i < 7; i++) power = sum_of(product_of(power, r), series[i]);
+    float scale = bits_to_float((float_to_bits(rounded) << 23) + float_to_bits(1.0f));
+    return x < LEAST ? 0.0f : product_of(power, scale);
+}
+
+// Numbers that are ordered as the floats are, -0 before 0.
+__device__ __forceinline__ u32 key_of(float x) {
+    u32 bits = float_to_bits(x);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float float_of_key(u32 key) { return bits_to_float(key >> 31 ? key & 0x7fffffffu : ~key); }
+
+__device__ __forceinline__ u64 high_product(u64 a, u64 b) {
+#ifdef __CUDACC__
+    return __umul64hi(a, b);
+#else
+    return u64((unsigned __int128)a * b >> 64);
+#endif
+}
+
+// COUNT sums over the block, in each of its threads.
+template <u32 COUNT> __device__ void block_sums(u64 (&sums)[COUNT]) {
+    __shared__ u64 parts[DRAW_WARPS][COUNT];
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) {
+        for (int step = WARP / 2; step > 0; step /= 2) sums[i] += __shfl_xor_sync(ALL_LANES, sums[i], step);
+    }
+    __syncthreads(); // the last ones have been read
+    if (lane_in_warp() == 0) {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) parts[warp_in_block()][i] = sums[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) {
+        sums[i] = 0;
+#pragma unroll 1
+        for (u32 warp = 0; warp < DRAW_WARPS; warp++) sums[i] += parts[warp][i];
+    }
+}
+
+__device__ u64 block_greatest(u64 x) {
+    __shared__ u64 parts[DRAW_WARPS];
+    for (int step = WARP / 2; step > 0; step /= 2) x = max(x, u64(__shfl_xor_sync(ALL_LANES, x, step)));
+    __syncthreads();
+    if (lane_in_warp() == 0) parts[warp_in_block()] = x;
+    __syncthreads();
+    for (u32 warp = 0; warp < DRAW_WARPS; warp++) x = max(x, parts[warp]);
+    return x;
+}
+
+// A row of logits, and what of it may be drawn. All threads of the block call its functions together.
+struct Row {
+    float *logits; // [vocab]
+    u32 vocab;
+    float greatest, temperature, min_p;
+    u32 least_key, equals_end; // tokens of a lower key are left out, and from this one on those that have it
+
+    // `weight` gives a token's, as a u64.
+    template <class Weight> __device__ u64 total(Weight weight) const {
+        u64 sum[1] = {0};
+        for (u32 token = threadIdx.x; token < vocab; token += DRAW_THREADS) sum[0] += weight(token);
+        block_sums(sum);
+        return sum[0];
+    }
+
+    // The best token that comes after `last`, as rank and token: the greatest logit, of equals the first. -0 becomes 0, which it equals.
+    __device__ u64 best_after(u64 last) const {
+        u64 best = 0;
+        for (u32 token = threadIdx.x; token < vocab; token += DRAW_THREADS) {
+            u64 rank = u64(key_of(logits[token] + 0.0f)) << 32 | ~token;
+            if (rank < last) best = max(best, rank);
+        }
+        return block_greatest(best);
+    }
+
+    __device__ __forceinline__ bool is_kept(u32 token) const {
+        u32 key = key_of(logits[token]);
+        return key > least_key || (key == least_key && token < equals_end);
+    }
+
+    // What a logit's token is worth: the best one is worth 1.
+    __device__ __forceinline__ float share_of(float logit) const {
+        float share = power_of(sum_of(logit, -greatest) / temperature);
+        return share >= min_p ? share : 0.0f;
+    }
+    __device__ __forceinline__ u64 share(u32 token) const { return is_kept(token) ? u64(share_of(logits[token]) * UNIT) : 0; }
+    __device__ __forceinline__ u64 is_candidate(u32 token) const { return is_kept(token) && share_of(logits[token]) > 0.0f; }
+
+    // The greatest key such that tokens of this or a greater one weigh `wanted` or more, which all together do: four bits at a time.
+    template <class Weight> __device__ u32 threshold(u64 wanted, Weight weight) const {
+        u32 key = 0;
+        for (int shift = 28; shift >= 0; shift -= 4) {
+            u64 sums[15] = {}; // of tokens whose keys are no less than key + (i + 1 << shift)
+            for (u32 token = threadIdx.x; token < vocab; token += DRAW_THREADS) {
+                u32 own = key_of(logits[token]);
+                if (own < key) continue;
+                u32 digit = min((own - key) >> shift, 15u);
+                u64 w = digit > 0 ? weight(token) : 0;
+#pragma unroll
+                for (u32 i = 0; i < 15; i++) sums[i] += digit > i ? w : 0;
+            }
+            block_sums(sums);
+            u32 digit = 0;
+#pragma unroll
+            for (u32 i = 0; i < 15; i++) digit += sums[i] >= wanted;
+            key += digit << shift;
+        }
+        return key;
+    }
+
+    // The first token at which the weights from the first on come to more than `target`, which all together do. Each warp adds up a run
+    // of tokens; the one whose run holds the place looks for it.
+    template <class Weight> __device__ u32 locate(u64 target, Weight weight) const {
+        __shared__ u64 runs[DRAW_WARPS];
+        __shared__ u32 found;
+        u32 length = div_ceil(div_ceil(vocab, DRAW_WARPS), WARP) * WARP, first = warp_in_block() * length, end = min(first + length, vocab);
+        u64 sum = 0;
+        for (u32 token = first + lane_in_warp(); token < end; token += WARP) sum += weight(token);
+        for (int step = WARP / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+        __syncthreads();
+        if (lane_in_warp() == 0) runs[warp_in_block()] = sum;
+        if (threadIdx.x == 0) found = vocab - 1;
+        __syncthreads();
+        u64 before = 0;
+        for (u32 warp = 0; warp < warp_in_block(); warp++) before += runs[warp];
+        if (before <= target && target < before + sum) {
+            u32 token = find(target - before, first, end, weight);
+            if (lane_in_warp() == 0) found = token;
+        }
+        __syncthreads();
+        return found;
+    }
+
+    // The same within a run, by the lanes of a warp.
+    template <class Weight> __device__ u32 find(u64 target, u32 first, u32 end, Weight weight) const {
+        for (u32 start = first;; start += WARP) {
+            u32 token = start + lane_in_warp();
+            u64 upto = token < end ? weight(token) : 0;
+            for (u32 step = 1; step < WARP; step *= 2) {
+                u64 before = __shfl_sync(ALL_LANES, upto, (lane_in_warp() + WARP - step) % WARP);
+                if (lane_in_warp() >= step) upto += before;
+            }
+            u32 beyond = __ballot_sync(ALL_LANES, upto > target);
+            if (beyond != 0) return start + __popc((beyond & (0u - beyond)) - 1);
+            if (start + WARP >= end) return end - 1;
+            target -= __shfl_sync(ALL_LANES, upto, WARP - 1);
+        }
+    }
+
+    // Leaves out what is worse than `key`, and of those that have it all but the first `count`.
+    __device__ void keep(u32 key, u64 count) {
+        u32 last = locate(count - 1, [&](u32 token) { return u64(key_of(logits[token]) == key && is_candidate(token)); });
+        least_key = key, equals_end = last + 1;
+    }
+
+    __device__ void keep_top_k(u32 k) {
+        auto counted = [&](u32 token) { return is_candidate(token); };
+        if (k == 0 || total(counted) <= k) return;
+        u32 key = threshold(k, counted);
+        keep(key, k - total([&](u32 token) { return key_of(logits[token]) > key ? is_candidate(token) : 0; }));
+    }
+
+    __device__ void keep_top_p(float p) {
+        if (p >= 1.0f) return;
+        auto weighed = [&](u32 token) { return share(token); };
+        u64 all = total(weighed), wanted = min(max(u64(ceil(double(p) * double(all))), u64(1)), all);
+        u32 key = threshold(wanted, weighed);
+        u64 above = total([&](u32 token) { return key_of(logits[token]) > key ? share(token) : 0; });
+        u64 each = u64(share_of(float_of_key(key)) * UNIT); // not 0: with these what is wanted is reached
+        keep(key, (wanted - above + each - 1) / each);
+    }
+};
+
+// Changes a logit, but makes no token impossible, and none possible.
+__device__ __forceinline__ void set_logit(float &logit, float value) {
+    if (logit > NO_NUMBER) logit = fminf(fmaxf(value, -3.40282347e38f), 3.40282347e38f);
+}
+
+__device__ void edit(const Draw &draw, Edit *edits, const u32 *masks, float *logits, u32 vocab) {
+    for (u32 i = threadIdx.x; i < draw.biases; i += DRAW_THREADS) {
+        float &logit = logits[edits[i].token];
+        edits[i].before = logit;
+        set_logit(logit, sum_of(logit, bits_to_float(edits[i].value)));
+    }
+    __syncthreads();
+    for (u32 i = draw.biases + threadIdx.x; i < draw.biases + draw.counts; i += DRAW_THREADS) {
+        float &logit = logits[edits[i].token];
+        edits[i].before = logit;
+        set_logit(logit, logit > 0.0f ? logit / draw.repetition_penalty : product_of(logit, draw.repetition_penalty));
+        float penalty = sum_of(product_of(draw.frequency_penalty, float(edits[i].value)), draw.presence_penalty);
+        if (edits[i].value > 0) set_logit(logit, sum_of(logit, -penalty));
+    }
+    __syncthreads();
+    for (u32 token = threadIdx.x; draw.mask != NOTHING && token < vocab; token += DRAW_THREADS) {
+        if ((masks[draw.mask + token / 32] >> token % 32 & 1) == 0) logits[token] = NO_NUMBER;
+    }
+    __syncthreads();
+}
+
+// What the model gave the token: the first of its edits knows.
+__device__ float logit_before(const Draw &draw, const Edit *edits, const float *logits, u32 token) {
+    for (u32 i = 0; i < draw.biases + draw.counts; i++) {
+        if (edits[i].token == token) return edits[i].before;
+    }
+    return logits[token];
+}
+
+__device__ __forceinline__ u32 token_of(u64 rank) { return ~u32(rank); }
+__device__ __forceinline__ float logit_of(u64 rank) { return float_of_key(u32(rank >> 32)); }
+
+// What is told of all tokens: the sum of their powers, and the most probable ones.
+__device__ void tell(const Draw &draw, const Row &row, Drawn *drawn) {
+    u64 powers = row.total([&](u32 token) { return u64(power_of(sum_of(row.logits[token], -row.greatest)) * UNIT); });
+    if (threadIdx.x == 0) drawn->powers = powers;
+    u64 last = ~u64(0);
+    for (u32 i = 0; i < draw.logprobs && i < row.vocab; i++) {
+        last = row.best_after(last);
+        if (threadIdx.x == 0) drawn->tops[i] = Top{token_of(last), logit_of(last)};
+    }
+}
+
+// Grid: draws. Their rows are edited in place. 512 threads.
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS) draw_rows(Drawn *all /* [draws] */, float *logits /* [rows, vocab] */,
+                                                                     const Draw *draws /* [draws] */, Edit *edits, const u32 *masks, u32 vocab) {
+    const Draw draw = draws[blockIdx.x];
+    Drawn *drawn = all + blockIdx.x;
+    edits += draw.edits;
+    Row row = {logits + u64(draw.row) * vocab, vocab, 0.0f, draw.temperature, draw.min_p, 0, 0};
+    bool strange = row.total([&](u32 token) { return u64(!(row.logits[token] < INFINITY)); }) > 0;
+    u64 best = row.best_after(~u64(0));
+    row.greatest = logit_of(best);
+    if (threadIdx.x == 0) *drawn = Drawn{strange ? NOT_FINITE : TOKEN, 0, 0.0f, row.greatest, 0, {}};
+    if (strange) return; // all threads of the block do
+    __syncthreads();
+    if (draw.logprobs != NOTHING) tell(draw, row, drawn);
+    if (draw.biases + draw.counts > 0 || draw.mask != NOTHING) {
+        edit(draw, edits, masks, row.logits, vocab);
+        best = row.best_after(~u64(0));
+        row.greatest = logit_of(best);
+    }
+    u32 token = token_of(best);
+    if (row.greatest > NO_NUMBER && draw.temperature > 0.0f) {
+        row.keep_top_k(draw.top_k);
+        row.keep_top_p(draw.top_p);
+        auto weighed = [&](u32 token) { return row.share(token); };
+        u64 fraction = u64(draw.fraction_high) << 32 | draw.fraction_low;
+        token = row.locate(high_product(fraction, row.total(weighed)), weighed);
+    }
+    if (threadIdx.x == 0) {
+        drawn->outcome = row.greatest > NO_NUMBER ? TOKEN : EXCLUDED;
+        drawn->token = token;
+        drawn->logit = logit_before(draw, edits, row.logits, token);
+    }
+}

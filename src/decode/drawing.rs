@@ -1,0 +1,71 @@
+//! Draws that a device makes by itself, from logits that stay where they are.
+
+use super::exclude;
+use super::random::{Lane, fraction};
+use super::sampler::{Chosen, Context, NoChoice, Rules};
+use crate::batch::draws::{Draw, Drawn, Draws, Edit, MOST_TOPS, NO_LOGPROBS, NO_MASK, Outcome};
+use crate::options::{Dry, SamplingParams};
+
+/// Plans the draw of a sequence's next token from a row of `vocab` logits, of which `logprobs` are to be told. False: its rules ask for more than a
+/// device does, or there is no room.
+pub fn plan_draw(draws: &mut Draws, row: u32, vocab: usize, logprobs: Option<u32>, rules: &Rules, context: &Context) -> bool {
+    let params = &rules.params;
+    let (biases, counts) = (&params.logit_bias, if params.counts_tokens() { context.memory.counts() } else { &[] });
+    let mask = if exclude::applies(rules, context) { vocab.div_ceil(32) } else { 0 };
+    if !is_simple(params) || logprobs.unwrap_or(0) as usize > MOST_TOPS || !draws.has_room(biases.len() + counts.len(), mask) {
+        return false;
+    }
+    let (first_edit, first_word) = (draws.edits.len(), draws.masks.len());
+    draws.edits.extend(biases.iter().map(|&(token, bias)| Edit { token, value: bias.to_bits(), before: 0.0 }));
+    let biased = &mut draws.edits[first_edit..];
+    biased.sort_unstable_by_key(|edit| edit.token);
+    if biased.windows(2).any(|two| two[0].token == two[1].token) {
+        draws.edits.truncate(first_edit); // one after the other, and a device edits all at once
+        return false;
+    }
+    let known = counts.iter().filter(|count| (count.token as usize) < vocab);
+    draws.edits.extend(known.map(|count| Edit { token: count.token, value: count.generated, before: 0.0 }));
+    draws.masks.resize(first_word + mask, 0);
+    if mask > 0 {
+        exclude::mask(&mut draws.masks[first_word..], vocab, rules, context);
+    }
+    let fraction = fraction(context.seed, context.tokens.len() as u64, Lane::Token) << 11;
+    draws.draws.push(Draw {
+        row,
+        logprobs: logprobs.unwrap_or(NO_LOGPROBS),
+        top_k: params.top_k,
+        temperature: params.temperature,
+        min_p: params.min_p,
+        top_p: params.top_p,
+        repetition_penalty: params.repetition_penalty,
+        frequency_penalty: params.frequency_penalty,
+        presence_penalty: params.presence_penalty,
+        fraction: [(fraction >> 32) as u32, fraction as u32],
+        edits: first_edit as u32,
+        biases: biases.len() as u32,
+        counts: (draws.edits.len() - first_edit - biases.len()) as u32,
+        mask: if mask > 0 { first_word as u32 } else { NO_MASK },
+    });
+    true
+}
+
+/// Whether these are all rules that a device knows. What narrows a draw plays no part where the largest logit wins.
+fn is_simple(params: &SamplingParams) -> bool {
+    let is_plain = params.typical_p >= 1.0 && params.top_n_sigma == 0.0 && params.xtc_probability == 0.0 && params.mirostat.is_none();
+    let dry = params.dry.as_ref().is_some_and(Dry::is_on);
+    (is_plain || params.temperature == 0.0 && params.mirostat.is_none()) && !dry
+}
+
+/// What was drawn.
+pub fn chosen(drawn: &Drawn) -> Result<Chosen, NoChoice> {
+    match drawn.outcome {
+        Outcome::TOKEN => Ok(Chosen { token: drawn.token, surprise: None }),
+        Outcome::EXCLUDED => Err(NoChoice::Excluded),
+        _ => Err(NoChoice::NotFinite),
+    }
+}
+
+/// The log probability of a token whose logit this is.
+pub fn logprob_of(drawn: &Drawn, logit: f32) -> f32 {
+    (f64::from(logit) - drawn.normalizer()) as f32
+}
