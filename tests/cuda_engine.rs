@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::{Random, TempDir, configs, cuda, write_random_model};
-use pagedllm::engine::{Engine, Prompt, Request};
+use pagedllm::engine::{Engine, MemoryPlan, Prompt, Request};
 use pagedllm::error::{Code, Error};
 use pagedllm::options::{EngineOptions, KvDtype, Preemption, SamplingParams};
 use serde_json::{Value, json};
@@ -62,13 +62,13 @@ type Answers = BTreeMap<u64, Vec<(u32, u32)>>;
 
 /// All the requests' answers. Where one ends with an error, that.
 fn run(engine: &Engine, requests: impl Iterator<Item = Request>) -> Result<Answers, Error> {
-    let asked: Vec<u64> = requests.map(|request| engine.add_request(request).unwrap()).collect();
+    let asked: u32 = requests.map(|request| (request.n, engine.add_request(request).unwrap()).0).sum();
     let (mut answers, mut failure, mut ended) = (Answers::new(), None, 0);
-    while ended < asked.len() {
+    while ended < asked {
         // A step that fails is told of where its requests end.
         let _ = engine.step();
         for output in engine.queue().poll(Some(Default::default())).unwrap() {
-            ended += output.finish.is_some() as usize;
+            ended += output.finish.is_some() as u32;
             failure = output.error.or(failure);
             let pairs = output.tokens.iter().copied().zip(output.logprobs.tokens.iter().map(|p| p.to_bits()));
             answers.entry(output.user_data).or_default().extend(pairs);
@@ -209,6 +209,42 @@ fn what_was_swapped_goes_on_as_if_nothing_had_been() {
         let swapped = run(&engine, requests()).unwrap();
         assert!(engine.stats().preemptions > 0);
         assert_eq!(tokens(&swapped), tokens(&roomy));
+    }
+}
+
+/// All that a step ever takes was taken when the engine was made: for prompts and decodes, many or one, draws and logits, copies and swaps.
+#[test]
+fn no_step_asks_the_device_for_memory() {
+    let _one = alone();
+    for (name, config) in configs(256) {
+        let model = Model::new(&config, false);
+        let plan = Engine::plan(&model.options("cuda:0")).unwrap();
+        let tight = EngineOptions {
+            kv_bytes: Some(9 * plan.groups as u64 * plan.block_bytes),
+            max_model_len: Some(110),
+            max_seqs: 4,
+            swap_bytes: 64 * plan.block_bytes,
+            preemption: Preemption::Swap,
+            ..model.options("cuda:0")
+        };
+        let free = cuda::shim().live_bytes();
+        let engine = Engine::create(&tight).unwrap();
+        let MemoryPlan { weight_bytes, kv_bytes, work_bytes, .. } = engine.info().memory;
+        let (took, planned) = (cuda::shim().live_bytes() - free, weight_bytes + kv_bytes + work_bytes);
+        // Lists of matrices and of moves are not in the plan.
+        assert!((planned..planned + (128 << 10)).contains(&took), "{name}: {took} bytes were taken, {planned} planned");
+        let before = cuda::shim().asked();
+        let several = |i| {
+            let mut request = request(i, [3, 70, 20][i % 3], 20);
+            request.sampling.temperature = (i % 2) as f32;
+            request.n = 1 + (i % 4 == 1) as u32;
+            request.sampling.typical_p = if i % 5 == 1 { 0.5 } else { 1.0 };
+            request
+        };
+        run(&engine, (0..8).map(several)).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
+        let stats = engine.stats();
+        assert!(stats.preemptions_swapped > 0 && stats.blocks_copied > 0, "{name}: {stats:?}");
+        assert_eq!(cuda::shim().asked(), before, "{name}");
     }
 }
 

@@ -247,6 +247,19 @@ pub struct KvShape {
     pub dtype: KvDtype,
 }
 
+/// The largest batch that a step can have.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InputLimits {
+    pub rows: usize,
+    pub sequences: usize,
+    pub logits: usize,
+    /// Places in block tables, those of all groups together.
+    pub places: usize,
+    pub groups: usize,
+    /// How many heads share a KV head, of each kind of layer.
+    pub heads_per_kv: Vec<usize>,
+}
+
 /// Shapes are given as `[rows, columns]`; a `Buf` holds f32 and is at least as long as its shape says.
 /// Each row's result depends on that row alone, in one fixed order of operations: the batch cannot change it.
 pub trait Backend: Send + Sync {
@@ -296,6 +309,14 @@ pub trait Backend: Send + Sync {
     /// Room for the routes of so many rows, at most so many experts, and each row's at most `top_k`; no step makes more.
     fn routes(&self, rows: usize, most: Routing) -> Result<Self::Routes>;
     fn routes_bytes(&self, rows: usize, most: Routing) -> u64;
+
+    /// Makes room for batches, so that no step has to.
+    fn reserve_inputs(&self, _limits: &InputLimits, _inputs: &mut Self::Inputs) -> Result<()> {
+        Ok(())
+    }
+    fn reserved_inputs_bytes(&self, _limits: &InputLimits) -> u64 {
+        0
+    }
 
     /// Room for draws; no step makes more. None: whoever reads the logits draws.
     fn drawing(&self, _limits: DrawLimits) -> Result<Option<Self::Drawing>> {

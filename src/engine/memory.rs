@@ -1,9 +1,9 @@
 //! Where the bytes go, known before any are taken.
 
-use crate::backend::Backend;
+use crate::backend::{Backend, InputLimits};
 use crate::error::{Error, Result};
 use crate::kv::Paging;
-use crate::model::{BatchLimits, KvLayout, KvPool, ModelFiles, work_bytes};
+use crate::model::{BatchLimits, KvLayout, KvPool, ModelFiles, input_limits, work_bytes};
 use crate::options::{Dtype, EngineOptions, KvDtype};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,7 +37,8 @@ impl MemoryPlan {
         let block_bytes = KvPool { blocks: 1, block_size, dtype: kv_dtype }.block_bytes(backend, &files.spec);
         let longest = longest(options, files.spec.max_positions)?;
         let paging = paging(files, block_size);
-        let work_bytes = work_bytes(backend, &files.spec, limits(options), options.thread_count());
+        let inputs = backend.reserved_inputs_bytes(&inputs(files, options, &paging, longest));
+        let work_bytes = work_bytes(backend, &files.spec, limits(options), options.thread_count()) + inputs;
         let share = share_of_the_device(options, backend, weight_bytes + work_bytes)?;
         let (blocks, most_blocks) = blocks(options, share, &paging, longest, block_bytes);
         let swap_blocks = swap_blocks(options, block_bytes)?;
@@ -68,8 +69,13 @@ pub fn limits(options: &EngineOptions) -> BatchLimits {
     BatchLimits { rows: options.max_batch_tokens, logits: options.max_seqs }
 }
 
+/// The largest batch, where sequences may have so many tokens.
+pub fn inputs(files: &ModelFiles, options: &EngineOptions, paging: &Paging, longest: usize) -> InputLimits {
+    input_limits(&files.spec, limits(options), paging.entries(longest), paging.groups())
+}
+
 /// The longest sequence that options and model allow, the pool aside.
-fn longest(options: &EngineOptions, max_positions: usize) -> Result<usize> {
+pub fn longest(options: &EngineOptions, max_positions: usize) -> Result<usize> {
     match options.max_model_len {
         None => Ok(max_positions),
         Some(len) if (2..=max_positions).contains(&len) => Ok(len),

@@ -21,6 +21,7 @@ mod pace;
 mod page;
 mod queue;
 mod registry;
+mod rehearsal;
 mod request;
 mod retry;
 mod runner;
@@ -48,6 +49,7 @@ pub use outputs::{Logprobs, Output, Told};
 pub use page::Page;
 pub use queue::{Outputs, Queue};
 use registry::Registry;
+use rehearsal::Stage;
 pub use request::{Prompt, Request};
 pub use runner::{ModelRunner, Runner, Ticket};
 pub use sequences::{Fork, GoOn, Hook as LogitsHook, Resume, SequenceInfo};
@@ -214,7 +216,11 @@ impl Parts {
                 decoder
             }
         };
-        Ok(Parts { info, text, runner: Box::new(ModelRunner::new(decoder, kv)) })
+        let mut runner = ModelRunner::new(decoder, kv);
+        if runner.backend().free_bytes()?.is_some() {
+            rehearse(&mut runner, &files, options, &info)?;
+        }
+        Ok(Parts { info, text, runner: Box::new(runner) })
     }
 }
 
@@ -475,6 +481,16 @@ impl Drop for Engine {
         self.stop();
         self.core.lock().unwrap_or_else(PoisonError::into_inner).close();
     }
+}
+
+/// Has a device with memory of its own take all that it ever will.
+fn rehearse<B: Backend>(runner: &mut ModelRunner<B>, files: &ModelFiles, options: &EngineOptions, info: &ModelInfo) -> Result<()> {
+    let MemoryPlan { most_blocks: blocks, block_size, max_model_len, swap_blocks, .. } = info.memory;
+    let (rows, sequences) = (options.max_batch_tokens, options.max_seqs);
+    let stage = Stage { rows, sequences, blocks, block_size, groups: info.paging.groups(), longest: max_model_len };
+    let limits = memory::inputs(files, options, &info.paging, memory::longest(options, files.spec.max_positions)?);
+    let rehearsed = runner.rehearse(&limits, &rehearsal::largest_batches(stage)?, swap_blocks > 0);
+    rehearsed.map_err(|e| Error::new(e.code(), format!("the largest step, of {rows} rows, was tried and failed: {}", e.message())))
 }
 
 fn model_files(options: &EngineOptions) -> Result<ModelFiles> {

@@ -1,8 +1,8 @@
 //! The seam between deciding what to compute and computing it.
 
-use crate::backend::Backend;
+use crate::backend::{Backend, InputLimits};
 use crate::batch::draws::{DrawLimits, Drawn, Draws};
-use crate::batch::{BlockCopy, BlockMove, Tail};
+use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::Result;
 use crate::kv::BlockId;
 use crate::model::{Decoder, KvCache};
@@ -93,6 +93,21 @@ impl<B: Backend> ModelRunner<B> {
 
     pub fn backend(&self) -> &B {
         self.decoder.backend()
+    }
+
+    /// Makes room for the largest batch, and computes these: then steps take nothing more of a device's memory. K and V become anything.
+    pub fn rehearse(&mut self, limits: &InputLimits, batches: &[Batch], swaps: bool) -> Result<()> {
+        self.decoder.reserve_inputs(limits)?;
+        for batch in batches.iter().filter(|batch| batch.rows() > 0) {
+            self.decoder.forward(batch, &mut self.kv)?;
+            self.decoder.logits(batch.logit_rows.len())?;
+        }
+        if swaps {
+            let there_and_back = [BlockMove { device: 0, host: 0 }];
+            self.swap_out(&there_and_back)?;
+            self.swap_in(&there_and_back)?;
+        }
+        Ok(())
     }
 }
 

@@ -8,7 +8,7 @@ use super::spec::{
     QkNormOver, Residual, Rope, Routing, SharedExpert,
 };
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
-use crate::backend::{Backend, Heads, KvShape, Turn};
+use crate::backend::{Backend, Heads, InputLimits, KvShape, Turn};
 use crate::batch::draws::{DrawLimits, Drawn, Draws};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
@@ -214,6 +214,15 @@ impl Widths {
     }
 }
 
+/// The largest batch within `limits`, whose sequences have block tables of so many places, in all `groups` of layers together.
+pub fn input_limits(spec: &ModelSpec, limits: BatchLimits, places: usize, groups: usize) -> InputLimits {
+    let mut heads_per_kv: Vec<usize> = spec.layers.iter().map(|layer| layer.attention.shape()).map(|a| a.heads / a.kv_heads).collect();
+    heads_per_kv.sort_unstable();
+    heads_per_kv.dedup();
+    let BatchLimits { rows, logits } = limits;
+    InputLimits { rows, sequences: logits, logits, places: logits * places, groups, heads_per_kv }
+}
+
 /// Bytes of all activations and working memory of `threads` for batches within `limits`.
 pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits, threads: usize) -> u64 {
     let Widths { hidden, normed, wide, narrow, routed, queries, routing } = Widths::of(spec);
@@ -253,6 +262,11 @@ impl<B: Backend> Decoder<B> {
 
     pub fn backend(&self) -> &B {
         &self.backend
+    }
+
+    /// Makes room for the largest batch: then no step has to.
+    pub fn reserve_inputs(&mut self, limits: &InputLimits) -> Result<()> {
+        self.backend.reserve_inputs(limits, &mut self.inputs)
     }
 
     /// One pass over the batch.

@@ -16,7 +16,7 @@ use std::path::Path;
 pub use arch::{FAMILIES, Family, family};
 use checkpoint::Checkpoint;
 pub use config::Config;
-pub use decoder::{BatchLimits, Decoder, KvCache, KvPool, work_bytes};
+pub use decoder::{BatchLimits, Decoder, KvCache, KvPool, input_limits, work_bytes};
 pub use kv_layout::KvLayout;
 pub use packed::{PackedForm, PackedReport};
 use packed::{Place, Writer};

@@ -67,6 +67,12 @@ impl Shim {
         self.call(c"shim_live_bytes", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
     }
 
+    /// How often somebody asked for memory.
+    pub fn asked(&self) -> u64 {
+        // SAFETY: as above.
+        self.call(c"shim_asked", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
+    }
+
     /// From devices to the host, so far.
     pub fn bytes_read(&self) -> u64 {
         // SAFETY: as above.

@@ -130,6 +130,7 @@ struct Driver {
     std::map<std::string, PlannedFailure> planned;
     uint64_t launches = 0;
     uint64_t bytes_read = 0; // from a device to the host
+    uint64_t asked = 0;      // how often for memory
     std::string last_error;
 };
 
@@ -268,6 +269,7 @@ static size_t free_bytes(int device) {
 
 static CUresult allocate(Context &context, CUdeviceptr *out, size_t bytes, bool on_device) {
     if (!out || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    driver.asked++;
     if (CUresult capturing = check_no_capture(context)) return capturing;
     if (on_device && bytes > free_bytes(context.device)) return CUDA_ERROR_OUT_OF_MEMORY;
     size_t rounded = (bytes + 15) / 16 * 16;
@@ -814,6 +816,11 @@ API uint64_t shim_live_bytes() {
 // Kernels that have run.
 API uint64_t shim_launches() {
     return locked([] { return driver.launches; });
+}
+
+// How often somebody asked for memory, of a device or pinned.
+API uint64_t shim_asked() {
+    return locked([] { return driver.asked; });
 }
 
 // Copied from a device to the host, so far.

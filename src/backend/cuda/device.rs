@@ -4,6 +4,7 @@
 //! after the first, and `check` tells of it where somebody can hear: when a batch comes, and when results are read.
 
 use std::ffi::{CString, c_int, c_void};
+use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -337,16 +338,17 @@ impl Device {
         self.remember("a kernel was launched", queued);
     }
 
-    /// Queues a copy to the device. The bytes are pinned, and stay as they are until the next `wait`.
-    pub fn send(&self, to: &Memory, from: &Pinned, bytes: usize) {
-        if bytes == 0 || !self.is_sound() {
+    /// Queues a copy of these bytes to the same place on the device. They are pinned, and stay as they are until the next `wait`.
+    pub fn send(&self, to: &Memory, from: &Pinned, bytes: Range<usize>) {
+        if bytes.is_empty() || !self.is_sound() {
             return;
         }
-        if bytes as u64 > to.bytes || bytes > from.bytes {
-            return self.refuse(Error::internal(format!("{bytes} bytes were to be sent, from {} to {}", from.bytes, to.bytes)));
+        if bytes.end as u64 > to.bytes || bytes.end > from.bytes {
+            return self.refuse(Error::internal(format!("bytes {bytes:?} were to be sent, from {} to {}", from.bytes, to.bytes)));
         }
+        let place = to.address.at(bytes.start as u64);
         // SAFETY: both are so long.
-        let send = || unsafe { result::memcpy_htod_async(to.address.0, &from.bytes()[..bytes], self.context.stream) };
+        let send = || unsafe { result::memcpy_htod_async(place.0, &from.bytes()[bytes], self.context.stream) };
         let queued = self.context.calling(send);
         self.remember("a batch was sent", queued);
     }

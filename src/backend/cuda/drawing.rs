@@ -78,7 +78,7 @@ impl Drawing {
             room.copy_from_slice(part);
             end += part.len();
         }
-        device.send(&self.asked, &self.staging, end);
+        device.send(&self.asked, &self.staging, 0..end);
         Ok(addresses)
     }
 }

@@ -1,12 +1,15 @@
 //! A batch on the device: all that the kernels of a step read of it, in one copy.
 
 use super::device::{Address, Device, Memory, Pinned};
+use crate::backend::InputLimits;
 use crate::batch::{Batch, Span};
 use crate::error::Result;
 
 /// Queries that a block of threads attends for, in prefill and in decode. A query is a head of a row.
 pub const PREFILL_TILE: u32 = 64;
 pub const DECODE_TILE: u32 = 16;
+/// Of a tile, which are read at once.
+const TILE_NUMBERS: usize = 4;
 
 /// Where a part of the batch begins, in numbers, and how many of its elements there are.
 #[derive(Debug, Clone, Copy, Default)]
@@ -48,7 +51,7 @@ pub struct Inputs {
 impl Inputs {
     /// Takes a batch; `heads_per_kv` are those of all layers, each once. True: it lies elsewhere than the last one.
     pub fn take(&mut self, device: &Device, batch: &Batch, heads_per_kv: &[u32]) -> Result<bool> {
-        let moved = self.fit(device, most_numbers(batch, heads_per_kv))?;
+        let moved = self.fit(device, needed_bytes(batch, heads_per_kv))?;
         self.len = 0;
         self.rows = batch.rows() as u32;
         self.groups = batch.groups() as u32;
@@ -68,7 +71,7 @@ impl Inputs {
         // These come last: of two steps with as many sequences, all else lies in the same places.
         self.tables = self.push(&batch.tables);
         if let (Some(memory), Some(staging)) = (&self.memory, &self.staging) {
-            device.send(memory, staging, self.len * size_of::<u32>());
+            device.send(memory, staging, 0..self.len * size_of::<u32>());
         }
         Ok(moved)
     }
@@ -82,12 +85,17 @@ impl Inputs {
         self.tiles.iter().copied().find(|tiles| tiles.heads_per_kv == heads_per_kv)
     }
 
-    /// Makes room for so many numbers, and for somewhat more, so that few steps do.
-    fn fit(&mut self, device: &Device, numbers: usize) -> Result<bool> {
-        let bytes = numbers * size_of::<u32>();
+    /// What batches take on the device, at most.
+    pub fn bytes(limits: &InputLimits) -> u64 {
+        let InputLimits { rows, sequences, logits, places, groups, heads_per_kv } = limits;
+        let tiles: usize = heads_per_kv.iter().map(|&heads| tile_numbers(*rows, *sequences, heads)).sum();
+        ((rows * (2 + groups) + places + logits + tiles) * size_of::<u32>()) as u64
+    }
+
+    /// Makes room for so many bytes. True: there was less.
+    pub fn fit(&mut self, device: &Device, bytes: usize) -> Result<bool> {
         let small = self.staging.as_ref().is_none_or(|staging| staging.bytes().len() < bytes);
         if small {
-            let bytes = bytes.next_power_of_two();
             (self.memory, self.staging) = (None, None);
             self.memory = Some(device.memory(bytes as u64)?);
             self.staging = Some(device.pinned(bytes, "lower max_batch_tokens or max_seqs")?);
@@ -103,8 +111,7 @@ impl Inputs {
 
     /// A tile is (first row, rows, block table, first query) of a sequence's part of the batch.
     fn push_tiles<'a>(&mut self, spans: impl Iterator<Item = &'a Span>, heads_per_kv: u32, queries: u32) -> Part {
-        // Four numbers are read at once.
-        self.len = self.len.next_multiple_of(4);
+        self.len = self.len.next_multiple_of(TILE_NUMBERS);
         let mut part = Part { first: self.len, count: 0 };
         for span in spans {
             for first_query in (0..span.rows * heads_per_kv).step_by(queries as usize) {
@@ -133,12 +140,20 @@ fn is_decode(span: &&Span) -> bool {
     span.rows == 1
 }
 
-/// No batch of this shape has more.
-fn most_numbers(batch: &Batch, heads_per_kv: &[u32]) -> usize {
-    let flat = batch.tokens.len() + batch.positions.len() + batch.slots.len() + batch.tables.len() + batch.logit_rows.len();
-    let tiles = |heads: u32| -> usize {
-        let of = |span: &Span| (span.rows * heads).div_ceil(DECODE_TILE.min(PREFILL_TILE)) as usize;
-        3 * 4 + 2 * 4 * batch.spans.iter().map(of).sum::<usize>()
-    };
-    flat + heads_per_kv.iter().copied().map(tiles).sum::<usize>()
+/// No batch of so many rows, sequences, places and kinds of heads needs more.
+fn needed_bytes(batch: &Batch, heads_per_kv: &[u32]) -> usize {
+    Inputs::bytes(&InputLimits {
+        rows: batch.rows(),
+        sequences: batch.spans.len(),
+        logits: batch.logit_rows.len(),
+        places: batch.tables.len(),
+        groups: batch.groups(),
+        heads_per_kv: heads_per_kv.iter().map(|&heads| heads as usize).collect(),
+    }) as usize
+}
+
+/// Of the tiles of prefill, of decode, and of both: those of one are no more than its queries fill, and one for each sequence.
+fn tile_numbers(rows: usize, sequences: usize, heads_per_kv: usize) -> usize {
+    let tiles = (rows * heads_per_kv).div_ceil(DECODE_TILE.min(PREFILL_TILE) as usize) + sequences;
+    3 * TILE_NUMBERS + 2 * TILE_NUMBERS * tiles
 }

@@ -108,6 +108,42 @@ impl Kv {
     }
 }
 
+/// Moves of blocks on their way to the device.
+pub struct MoveList {
+    memory: Memory,
+    staging: Pinned,
+    /// How many are there, which kernels may still read.
+    sent: usize,
+}
+
+/// Moves that are sent at a time.
+const MOVES: usize = 4096;
+const MOVE_BYTES: usize = size_of::<[u32; 2]>();
+
+impl MoveList {
+    pub fn new(device: &Device) -> Result<MoveList> {
+        let bytes = MOVES * MOVE_BYTES;
+        Ok(MoveList { memory: device.memory(bytes as u64)?, staging: device.pinned(bytes, "choose device \"cpu\"")?, sent: 0 })
+    }
+
+    /// Queues the next of them, as (from, to), behind those of before: how many, and where they will be. Where there is no room, the device is waited for.
+    pub fn send(&mut self, device: &Device, moves: &mut impl ExactSizeIterator<Item = (u32, u32)>) -> Result<(u32, Address)> {
+        if self.sent + moves.len() > MOVES {
+            device.wait()?;
+            self.sent = 0;
+        }
+        let (first, count) = (self.sent, moves.len().min(MOVES));
+        let places = self.staging.bytes_mut().as_chunks_mut::<MOVE_BYTES>().0;
+        for (place, (from, to)) in places[first..first + count].iter_mut().zip(moves) {
+            *place = (u64::from(from) | u64::from(to) << 32).to_le_bytes();
+        }
+        self.sent += count;
+        let bytes = first * MOVE_BYTES..self.sent * MOVE_BYTES;
+        device.send(&self.memory, &self.staging, bytes.clone());
+        Ok((count as u32, self.memory.address().at(bytes.start as u64)))
+    }
+}
+
 /// Blocks that left the device: all levels of each, one after the other.
 pub struct Host {
     pub block_bytes: u64,

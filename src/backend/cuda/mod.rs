@@ -24,13 +24,13 @@ use device::{Address, Device, Memory, Pinned, Shape, launch};
 use drawing::Drawing;
 use graphs::Graphs;
 use inputs::{Inputs, Part};
-use kv::{Host, Kv};
+use kv::{Host, Kv, MoveList};
 use matrix::Matrix;
 use routes::Routes;
 
 use super::{
-    Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormKind, NormOf, PackedSource, Pairs, Routing, RowSource,
-    Strips, Turn, Values,
+    Act, AttentionShape, Backend, ExpertOf, Glu, Heads, InputLimits, KvShape, MatrixOf, NormKind, NormOf, PackedSource, Pairs, Routing,
+    RowSource, Strips, Turn, Values,
 };
 use crate::batch::draws::{DrawLimits, Drawn, Draws};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
@@ -58,8 +58,7 @@ pub struct CudaBackend {
     partial: Mutex<Option<Memory>>,
     tables: Tables,
     graphs: Mutex<Graphs>,
-    /// Moves on their way.
-    moves: Mutex<Option<Memory>>,
+    moves: Mutex<MoveList>,
 }
 
 /// f32 numbers on the device.
@@ -146,6 +145,7 @@ impl CudaBackend {
             ));
         }
         let device = Device::open(ordinal, IMAGE)?;
+        let moves = Mutex::new(MoveList::new(&device)?);
         Ok(CudaBackend {
             blas: if invariant { None } else { Blas::open(&device) },
             invariant,
@@ -154,7 +154,7 @@ impl CudaBackend {
             partial: Mutex::default(),
             tables: Tables::default(),
             graphs: Mutex::default(),
-            moves: Mutex::default(),
+            moves,
         })
     }
 
@@ -194,19 +194,16 @@ impl CudaBackend {
         })
     }
 
-    /// Copies blocks, all levels of each.
-    fn move_blocks(&self, moves: impl ExactSizeIterator<Item = (u32, u32)>, layers: &[Kv], from: Tier, to: Tier) -> Result<()> {
-        let (device, count) = (&self.device, moves.len());
-        let mut pairs = Vec::new();
-        pairs.try_reserve_exact(count * size_of::<(u32, u32)>())?;
-        pairs.extend(moves.flat_map(|(from, to)| [from, to]).flat_map(u32::to_ne_bytes));
-        let Some(first) = layers.first().filter(|_| !pairs.is_empty()) else { return Ok(()) };
+    /// Queues copies of blocks, all levels of each.
+    fn move_blocks(&self, mut moves: impl ExactSizeIterator<Item = (u32, u32)>, layers: &[Kv], from: Tier, to: Tier) -> Result<()> {
+        let (device, Some(first)) = (&self.device, layers.first()) else { return Ok(()) };
         let bytes = self.tables.get(device, Key::Levels(first.address()), layers.iter().map(Kv::block_bytes))?;
         let mut list = self.moves.lock().unwrap_or_else(PoisonError::into_inner);
-        let list = grow(device, &mut list, (pairs.len() as u64).next_power_of_two())?;
-        device.write(list, 0, &pairs)?;
-        let shape = Shape::new((count as u32, layers.len() as u32, 1), FLAT);
-        launch!(device, device.kernels.move_blocks, shape, to.bases, to.strides, from.bases, from.strides, bytes, list.address());
+        while moves.len() > 0 {
+            let (count, moves) = list.send(device, &mut moves)?;
+            let shape = Shape::new((count, layers.len() as u32, 1), FLAT);
+            launch!(device, device.kernels.move_blocks, shape, to.bases, to.strides, from.bases, from.strides, bytes, moves);
+        }
         Ok(())
     }
 
@@ -389,6 +386,14 @@ impl Backend for CudaBackend {
 
     fn routes_bytes(&self, rows: usize, most: Routing) -> u64 {
         Routes::bytes(rows, most)
+    }
+
+    fn reserve_inputs(&self, limits: &InputLimits, inputs: &mut Inputs) -> Result<()> {
+        inputs.fit(&self.device, Inputs::bytes(limits) as usize).map(|_| ())
+    }
+
+    fn reserved_inputs_bytes(&self, limits: &InputLimits) -> u64 {
+        Inputs::bytes(limits)
     }
 
     fn drawing(&self, limits: DrawLimits) -> Result<Option<Drawing>> {
