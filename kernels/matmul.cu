@@ -182,8 +182,8 @@ __device__ __forceinline__ void add_step(float (&sums)[Tile::HIGH][Tile::WIDE][4
 
 // The same, where w is in fp8: what ldmatrix takes for a number of 16 bits are two of them.
 template <class Tile>
-__device__ __forceinline__ void add_step(float (&sums)[Tile::HIGH][Tile::WIDE][4], const bf16 *x /* [WARP_ROWS, X_PITCH] */,
-                                         const e4m3 *w /* [WARP_OUTS, W_PITCH] */) {
+__device__ __forceinline__ void add_step_fp8(float (&sums)[Tile::HIGH][Tile::WIDE][4], const bf16 *x /* [WARP_ROWS, X_PITCH] */,
+                                             const e4m3 *w /* [WARP_OUTS, W_PITCH] */) {
     typedef StepOf<Tile, e4m3> Step;
     // Four matrices of 8 outs of 16 numbers: so many wide, where the warp is, and so many deep.
     constexpr u32 WIDE = Tile::WIDE % 2 == 0 ? 2 : 1, DEEP = 4 / WIDE;
@@ -219,8 +219,8 @@ __device__ __forceinline__ float add_dot(float sum, float4 a, float4 b) {
 
 // The same in f32, where each lane has the sums that tensor cores would give it.
 template <class Tile>
-__device__ __forceinline__ void add_step(float (&sums)[Tile::HIGH][Tile::WIDE][4], const float *x /* [WARP_ROWS, X_PITCH] */,
-                                         const float *w /* [WARP_OUTS, W_PITCH] */) {
+__device__ __forceinline__ void add_step_f32(float (&sums)[Tile::HIGH][Tile::WIDE][4], const float *x /* [WARP_ROWS, X_PITCH] */,
+                                             const float *w /* [WARP_OUTS, W_PITCH] */) {
     constexpr u32 STEP = StepOf<Tile, float>::NUMBERS, PITCH = StepOf<Tile, float>::X_PITCH; // of both
     const float *x_lane = x + lane_in_warp() / 4 * PITCH;
     const float *w_lane = w + lane_in_warp() % 4 * 2 * PITCH;
@@ -299,8 +299,11 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
         copy_async_wait<STAGES - 2>();
         __syncthreads(); // the step is there, and all are done with the last one, whose room is free
         begin_w(step + STAGES - 1);
+        const X *x_warp = x_step + warp_row * Step::X_PITCH;
         const T *w_warp = w + (step % STAGES * Tile::OUTS + warp_out) * Step::W_PITCH;
-        add_step<Tile>(sums, x_step + warp_row * Step::X_PITCH, w_warp);
+        if constexpr (sizeof(T) == sizeof(float)) add_step_f32<Tile>(sums, x_warp, w_warp);
+        else if constexpr (sizeof(T) == 1) add_step_fp8<Tile>(sums, x_warp, w_warp);
+        else add_step<Tile>(sums, x_warp, w_warp);
     }
     write_sums<Tile>(sums, p, place.row + warp_row, place.out + warp_out);
 }

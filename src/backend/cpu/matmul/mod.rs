@@ -53,9 +53,7 @@ impl Format {
             WeightFormat::Bf16 => Ok(Format::Bf16),
             WeightFormat::Int8 => Ok(Format::Int8),
             WeightFormat::Int4 { group, offsets } => Ok(Format::Int4 { group, offsets }),
-            WeightFormat::Fp8 => {
-                Err(Error::unsupported("weight_format fp8 is for CUDA devices: take int8, which a CPU multiplies faster"))
-            }
+            WeightFormat::Fp8 => Err(Error::unsupported("weight_format fp8 is for CUDA devices: take int8, which a CPU multiplies faster")),
         }
     }
 }
