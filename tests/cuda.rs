@@ -5,6 +5,7 @@ mod common;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use common::fp8::in_fp8;
 use common::{Random, TempDir, cuda};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::cuda::CudaBackend;
@@ -76,25 +77,6 @@ fn load<B: Backend>(backend: &B, values: &[f32], rows: usize, cols: usize, forma
 
 fn is_cpu<B: Backend>(backend: &B) -> bool {
     backend.matrix_layout().starts_with("cpu")
-}
-
-/// What is nearest to each number of a row, of two the one with an even byte, where the row's greatest becomes 448.
-fn in_fp8(values: &[f32], cols: usize) -> Vec<f32> {
-    let sizes: Vec<f32> =
-        (0..127).map(|byte| if byte < 8 { byte as f32 } else { (8 + byte % 8) as f32 * 2f32.powi(byte / 8 - 1) } / 512.0).collect();
-    let nearest = |x: f32| {
-        let above = sizes.partition_point(|size| *size < x.abs()).min(126);
-        let below = above.saturating_sub(1);
-        let (up, down) = (sizes[above] - x.abs(), x.abs() - sizes[below]);
-        let size = if up < down || up == down && above % 2 == 0 { sizes[above] } else { sizes[below] };
-        size.copysign(x)
-    };
-    let row = |row: &[f32]| -> Vec<f32> {
-        let most = row.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        let (scale, inverse) = if most == 0.0 { (0.0, 0.0) } else { (most / 448.0, 448.0 / most) };
-        row.iter().map(|x| nearest(x * inverse) * scale).collect()
-    };
-    values.chunks(cols).flat_map(row).collect()
 }
 
 const FLOATS: [WeightFormat; 3] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16];
