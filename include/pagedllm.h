@@ -139,6 +139,10 @@
 // The same, and each group begins at its least weight: a little more exact, for 16 bits more a group.
 #define PLLM_WEIGHTS_INT4_ASYMMETRIC 6
 
+// On CUDA devices: floating point of 8 bits (OCP's E4M3), with a scale for each output; the embedding and the head are as they are stored. Products of
+// many rows are multiplied by activations in it, too, where the device can, each row with a scale; all others by activations in bf16.
+#define PLLM_WEIGHTS_FP8 7
+
 // No packed_path was given.
 #define PLLM_PACKED_UNUSED 0
 

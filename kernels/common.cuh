@@ -136,3 +136,13 @@ __device__ __forceinline__ float block_sum(float x) {
     __syncthreads();
     return warp_sum(lane_in_warp() < blockDim.x / WARP ? parts[lane_in_warp()] : 0.0f);
 }
+
+// The greatest over such a block, in the same way.
+__device__ __forceinline__ float block_max(float x) {
+    __shared__ float parts[WARP];
+    x = warp_max(x);
+    __syncthreads(); // the last one has been read
+    if (lane_in_warp() == 0) parts[warp_in_block()] = x;
+    __syncthreads();
+    return warp_max(lane_in_warp() < blockDim.x / WARP ? parts[lane_in_warp()] : NO_NUMBER);
+}

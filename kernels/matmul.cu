@@ -2,38 +2,60 @@
 //
 // A block computes a tile of rows and outs in steps along k. Steps of w are copied to shared memory as they are stored, several ahead:
 // a product of few rows costs what it costs to read w once. x is one step ahead in registers, and becomes what w is stored as on its way
-// to shared memory.
+// to shared memory. Where w is in fp8, x becomes bf16, whose range is that of f32, and so does w on its way to the tensor cores; behind the
+// rows of w lies a scale in f32 for each, by which its sums are multiplied in the end.
 //
 // Whatever the tile, each number of out is summed over k from first to last by the same instructions, and no sum is split among blocks or
 // warps: so a row alone has the same bits as among a thousand. Behind the last k both operands are zeros, which change no sum.
+#include "fp8.cuh"
 #include "tensor.cuh"
 
-// ROWS x OUTS numbers, of which each warp computes WARP_ROWS x WARP_OUTS. A step takes STEP_BYTES of each row of w; of steps of w there is
-// room for STAGES.
+// ROWS x OUTS numbers, of which each warp computes WARP_ROWS x WARP_OUTS. A step takes STEP_BYTES of each row of x as it lies in shared memory;
+// of steps of w there is room for STAGES.
 template <u32 ROWS_, u32 OUTS_, u32 WARP_ROWS_, u32 WARP_OUTS_, u32 STEP_BYTES_, u32 STAGES_> struct MatmulTile {
     static constexpr u32 ROWS = ROWS_, OUTS = OUTS_, WARP_ROWS = WARP_ROWS_, WARP_OUTS = WARP_OUTS_;
     static constexpr u32 STEP_BYTES = STEP_BYTES_, STAGES = STAGES_;
     static constexpr u32 THREADS = ROWS / WARP_ROWS * (OUTS / WARP_OUTS) * WARP;
-    // 16 bytes more than a row holds: so eight rows in a column lie in different banks.
-    static constexpr u32 PITCH_BYTES = STEP_BYTES + 16;
     // What warps compute is put together of 16 x 8 numbers, as tensor cores give them.
     static constexpr u32 HIGH = WARP_ROWS / 16, WIDE = WARP_OUTS / 8;
 };
 
 // Few rows: small tiles, so that all multiprocessors read weights, and 40 KiB of them on their way to each.
 typedef MatmulTile<16, 32, 16, 8, 256, 6> MatmulTile16;
+typedef MatmulTile<16, 32, 16, 8, 512, 6> MatmulTile16OfBytes; // as many bytes of weights
 typedef MatmulTile<64, 64, 32, 32, 128, 4> MatmulTile64;
 // Many rows: as many sums per number read as registers can hold.
 typedef MatmulTile<128, 128, 64, 64, 64, 4> MatmulTile128;
 
+// What a product of a matrix in T multiplies: what x becomes.
+template <class T> struct MultipliedAs {
+    typedef T Number;
+};
+template <> struct MultipliedAs<e4m3> {
+    typedef bf16 Number;
+};
+
+// A step in shared memory. Rows lie 16 bytes further apart than they need: so eight rows in a column lie in different banks.
+template <class Tile, class T> struct StepOf {
+    typedef typename MultipliedAs<T>::Number X;
+    static constexpr u32 NUMBERS = Tile::STEP_BYTES / sizeof(X);
+    static constexpr u32 X_PITCH = NUMBERS + 16 / sizeof(X), W_PITCH = NUMBERS + 16 / sizeof(T);
+};
+
 // Tiles of rows that run together over the same weights.
 #define MATMUL_BAND 8
+
+// Numbers of a row in memory, zeros behind its cols: whole pieces of 16 bytes.
+template <class T> __device__ __forceinline__ u32 pitch_of(u32 cols) {
+    constexpr u32 EACH = sizeof(T) == 1 ? 16 : 8;
+    return div_ceil(cols, EACH) * EACH;
+}
 
 // What a block multiplies.
 template <class T> struct Product {
     float *out;        // [rows, outs]
     const float *x;    // [rows, cols]
-    const T *w;        // [outs, pitch]
+    const T *w;        // [outs, pitch], then, in fp8, [outs] scales
     const float *bias; // [outs] or null
     u32 rows, outs, cols, pitch;
 };
@@ -67,21 +89,23 @@ template <class Tile> __device__ __forceinline__ MatmulPlace place_of_block(u32 
 
 // Begins to copy a step of w to shared memory; behind its ends there are zeros.
 template <class Tile, class T>
-__device__ __forceinline__ void copy_w(T *to /* [OUTS, PITCH_BYTES] */, const Product<T> &p, u32 first_out, u32 first_k) {
-    constexpr u32 NUMBERS = 16 / sizeof(T), ACROSS = Tile::STEP_BYTES / 16, DOWN = Tile::THREADS / ACROSS;
+__device__ __forceinline__ void copy_w(T *to /* [OUTS, W_PITCH] */, const Product<T> &p, u32 first_out, u32 first_k) {
+    typedef StepOf<Tile, T> Step;
+    constexpr u32 NUMBERS = 16 / sizeof(T), ACROSS = Step::NUMBERS / NUMBERS, DOWN = Tile::THREADS / ACROSS;
     u32 across = threadIdx.x % ACROSS * NUMBERS, down = threadIdx.x / ACROSS;
     const T *from = p.w + u64(first_out + down) * p.pitch + first_k + across;
 #pragma unroll
     for (u32 i = 0; i < Tile::OUTS / DOWN; i++) {
         u32 out = down + i * DOWN;
         bool there = first_out + out < p.outs && first_k + across < p.pitch;
-        copy_async_16(to + out * (Tile::PITCH_BYTES / sizeof(T)) + across, there ? from + i * DOWN * p.pitch : p.w, there);
+        copy_async_16(to + out * Step::W_PITCH + across, there ? from + i * DOWN * p.pitch : p.w, there);
     }
 }
 
 // A thread's share of a step of x.
 template <class Tile, class T> struct ShareOfX {
-    static constexpr u32 STEP = Tile::STEP_BYTES / sizeof(T), ACROSS = STEP / 4, DOWN = Tile::THREADS / ACROSS, COUNT = Tile::ROWS / DOWN;
+    typedef StepOf<Tile, T> Step;
+    static constexpr u32 ACROSS = Step::NUMBERS / 4, DOWN = Tile::THREADS / ACROSS, COUNT = Tile::ROWS / DOWN;
     float4 numbers[COUNT];
 
     static __device__ __forceinline__ u32 across() { return threadIdx.x % ACROSS * 4; }
@@ -110,22 +134,32 @@ template <class Tile, class T> struct ShareOfX {
         }
     }
 
-    __device__ __forceinline__ void store(T *to /* [ROWS, PITCH_BYTES] */) const {
+    __device__ __forceinline__ void store(typename Step::X *to /* [ROWS, X_PITCH] */) const {
 #pragma unroll
-        for (u32 i = 0; i < COUNT; i++) store_4(to + down(i) * (Tile::PITCH_BYTES / sizeof(T)) + across(), numbers[i]);
+        for (u32 i = 0; i < COUNT; i++) {
+            typename Step::X *row = to + down(i) * Step::X_PITCH;
+            if constexpr (sizeof(T) == 1) store_4_beside_bytes(row + across() / 16 * 16 + across() % 16 / 2, numbers[i]);
+            else store_4(row + across(), numbers[i]);
+        }
     }
 
     static __device__ __forceinline__ void store_4(float *to, float4 x) { *reinterpret_cast<float4 *>(to) = x; }
     template <class Half> static __device__ __forceinline__ void store_4(Half *to, float4 x) {
         *reinterpret_cast<uint2 *>(to) = make_uint2(pack2<Half>(x.x, x.y), pack2<Half>(x.z, x.w));
     }
+    // Of 16 numbers those lie where a lane of `mma_16816` has them, to which ldmatrix gives w's four bytes of the same k: the even ones of these, then
+    // the odd ones.
+    static __device__ __forceinline__ void store_4_beside_bytes(bf16 *to, float4 x) {
+        *reinterpret_cast<u32 *>(to) = pack2<bf16>(x.x, x.z);
+        *reinterpret_cast<u32 *>(to + 8) = pack2<bf16>(x.y, x.w);
+    }
 };
 
 // sums += x * w over a step, by a warp on tensor cores.
 template <class Tile, class T>
-__device__ __forceinline__ void add_step(float (&sums)[Tile::HIGH][Tile::WIDE][4], const T *x /* [WARP_ROWS, PITCH_BYTES] */,
-                                         const T *w /* [WARP_OUTS, PITCH_BYTES] */) {
-    constexpr u32 STEP = Tile::STEP_BYTES / sizeof(T), PITCH = Tile::PITCH_BYTES / sizeof(T);
+__device__ __forceinline__ void add_step(float (&sums)[Tile::HIGH][Tile::WIDE][4], const T *x /* [WARP_ROWS, X_PITCH] */,
+                                         const T *w /* [WARP_OUTS, W_PITCH] */) {
+    constexpr u32 STEP = StepOf<Tile, T>::NUMBERS, PITCH = StepOf<Tile, T>::X_PITCH; // of both
     const T *x_lane = x + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 8; // 16 rows of 16 numbers
     const T *w_lane = w + lane_in_warp() % 8 * PITCH + lane_in_warp() / 8 * 8;   // 8 rows of 32
 #pragma unroll
@@ -146,6 +180,35 @@ __device__ __forceinline__ void add_step(float (&sums)[Tile::HIGH][Tile::WIDE][4
     }
 }
 
+// The same, where w is in fp8: what ldmatrix takes for a number of 16 bits are two of them.
+template <class Tile>
+__device__ __forceinline__ void add_step_fp8(float (&sums)[Tile::HIGH][Tile::WIDE][4], const bf16 *x /* [WARP_ROWS, X_PITCH] */,
+                                             const e4m3 *w /* [WARP_OUTS, W_PITCH] */) {
+    typedef StepOf<Tile, e4m3> Step;
+    // Four matrices of 8 outs of 16 numbers: so many wide, where the warp is, and so many deep.
+    constexpr u32 WIDE = Tile::WIDE % 2 == 0 ? 2 : 1, DEEP = 4 / WIDE;
+    const bf16 *x_lane = x + lane_in_warp() % 16 * Step::X_PITCH + lane_in_warp() / 16 * 8;
+    const e4m3 *w_lane = w + (lane_in_warp() / 8 / DEEP * 8 + lane_in_warp() % 8) * Step::W_PITCH + lane_in_warp() / 8 % DEEP * 16;
+#pragma unroll
+    for (u32 k = 0; k < Step::NUMBERS; k += 16 * DEEP) {
+        u32 a[DEEP][Tile::HIGH][4];
+#pragma unroll
+        for (u32 i = 0; i < DEEP * Tile::HIGH; i++)
+            ldmatrix_x4(a[i % DEEP][i / DEEP], x_lane + i / DEEP * 16 * Step::X_PITCH + k + i % DEEP * 16);
+#pragma unroll
+        for (u32 wide = 0; wide < Tile::WIDE; wide += WIDE) {
+            u32 bytes[4];
+            ldmatrix_x4(bytes, w_lane + wide * 8 * Step::W_PITCH + k);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                u32 b[2] = {e4m3x2_to_bf16x2(bytes[i] << 8), e4m3x2_to_bf16x2(bytes[i])};
+#pragma unroll
+                for (u32 high = 0; high < Tile::HIGH; high++) mma_16816<bf16>(sums[high][wide + i / DEEP], a[i % DEEP][high], b);
+            }
+        }
+    }
+}
+
 // The sum of four more products, one after the other.
 __device__ __forceinline__ float add_dot(float sum, float4 a, float4 b) {
     sum = fmaf(a.x, b.x, sum);
@@ -156,9 +219,9 @@ __device__ __forceinline__ float add_dot(float sum, float4 a, float4 b) {
 
 // The same in f32, where each lane has the sums that tensor cores would give it.
 template <class Tile>
-__device__ __forceinline__ void add_step_f32(float (&sums)[Tile::HIGH][Tile::WIDE][4], const float *x /* [WARP_ROWS, PITCH_BYTES] */,
-                                             const float *w /* [WARP_OUTS, PITCH_BYTES] */) {
-    constexpr u32 STEP = Tile::STEP_BYTES / sizeof(float), PITCH = Tile::PITCH_BYTES / sizeof(float);
+__device__ __forceinline__ void add_step_f32(float (&sums)[Tile::HIGH][Tile::WIDE][4], const float *x /* [WARP_ROWS, X_PITCH] */,
+                                             const float *w /* [WARP_OUTS, W_PITCH] */) {
+    constexpr u32 STEP = StepOf<Tile, float>::NUMBERS, PITCH = StepOf<Tile, float>::X_PITCH; // of both
     const float *x_lane = x + lane_in_warp() / 4 * PITCH;
     const float *w_lane = w + lane_in_warp() % 4 * 2 * PITCH;
     for (u32 k = 0; k < STEP; k += 4) {
@@ -178,20 +241,29 @@ __device__ __forceinline__ void add_step_f32(float (&sums)[Tile::HIGH][Tile::WID
     }
 }
 
-// out = sums + bias, of a warp whose first row and out these are.
+// What the sums of an out and of the next are multiplied by.
+template <class T> __device__ __forceinline__ float2 scales_of(const Product<T> &, u32) { return make_float2(1.0f, 1.0f); }
+__device__ __forceinline__ float2 scales_of(const Product<e4m3> &p, u32 out) {
+    const float *scales = reinterpret_cast<const float *>(p.w + u64(p.outs) * p.pitch);
+    return make_float2(out < p.outs ? scales[out] : 0.0f, out + 1 < p.outs ? scales[out + 1] : 0.0f);
+}
+
+// out = sums * scales + bias, of a warp whose first row and out these are.
 template <class Tile, class T>
 __device__ __forceinline__ void write_sums(const float (&sums)[Tile::HIGH][Tile::WIDE][4], const Product<T> &p, u32 first_row,
                                            u32 first_out) {
 #pragma unroll
     for (u32 wide = 0; wide < Tile::WIDE; wide++) {
         u32 out = first_out + wide * 8 + lane_in_warp() % 4 * 2;
+        float2 scales = scales_of(p, out);
         float bias[2] = {p.bias && out < p.outs ? p.bias[out] : 0.0f, p.bias && out + 1 < p.outs ? p.bias[out + 1] : 0.0f};
 #pragma unroll
         for (u32 i = 0; i < 2 * Tile::HIGH; i++) {
             u32 row = first_row + lane_in_warp() / 4 + i * 8;
             if (row >= p.rows) continue;
             float *to = p.out + u64(row) * p.outs + out;
-            float low = sums[i / 2][wide][i % 2 * 2] + bias[0], high = sums[i / 2][wide][i % 2 * 2 + 1] + bias[1];
+            const float(&sum)[4] = sums[i / 2][wide];
+            float low = fmaf(sum[i % 2 * 2], scales.x, bias[0]), high = fmaf(sum[i % 2 * 2 + 1], scales.y, bias[1]);
             if (p.outs % 2 == 0 && out < p.outs) {
                 *reinterpret_cast<float2 *>(to) = make_float2(low, high);
             } else {
@@ -203,9 +275,11 @@ __device__ __forceinline__ void write_sums(const float (&sums)[Tile::HIGH][Tile:
 }
 
 template <class Tile, class T> __device__ __forceinline__ void multiply(const Product<T> &p, MatmulPlace place) {
-    constexpr u32 STEP = Tile::STEP_BYTES / sizeof(T), PITCH = Tile::PITCH_BYTES / sizeof(T), STAGES = Tile::STAGES;
-    DYNAMIC_SHARED(T, w);                   // [STAGES, OUTS, PITCH]
-    T *x = w + STAGES * Tile::OUTS * PITCH; // [2, ROWS, PITCH]: one is read while the next is written
+    typedef StepOf<Tile, T> Step;
+    typedef typename Step::X X;
+    constexpr u32 STEP = Step::NUMBERS, STAGES = Tile::STAGES;
+    DYNAMIC_SHARED(T, w);                                               // [STAGES, OUTS, W_PITCH]
+    X *x = reinterpret_cast<X *>(w + STAGES * Tile::OUTS * Step::W_PITCH); // [2, ROWS, X_PITCH]: one is read while the next is written
     u32 steps = div_ceil(p.cols, STEP);
     u32 warp_row = warp_in_block() / (Tile::OUTS / Tile::WARP_OUTS) * Tile::WARP_ROWS;
     u32 warp_out = warp_in_block() % (Tile::OUTS / Tile::WARP_OUTS) * Tile::WARP_OUTS;
@@ -213,20 +287,22 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
     ShareOfX<Tile, T> share;
 
     auto begin_w = [&](u32 step) {
-        if (step < steps) copy_w<Tile>(w + step % STAGES * Tile::OUTS * PITCH, p, place.out, step * STEP);
+        if (step < steps) copy_w<Tile>(w + step % STAGES * Tile::OUTS * Step::W_PITCH, p, place.out, step * STEP);
         copy_async_commit(); // empty at the end, so that the same number is waited for
     };
     for (u32 step = 0; step < STAGES - 1; step++) begin_w(step);
     share.load(p, place.row, 0);
     for (u32 step = 0; step < steps; step++) {
-        T *x_step = x + step % 2 * Tile::ROWS * PITCH;
+        X *x_step = x + step % 2 * Tile::ROWS * Step::X_PITCH;
         share.store(x_step);
         share.load(p, place.row, (step + 1) * STEP);
         copy_async_wait<STAGES - 2>();
         __syncthreads(); // the step is there, and all are done with the last one, whose room is free
         begin_w(step + STAGES - 1);
-        const T *x_warp = x_step + warp_row * PITCH, *w_warp = w + (step % STAGES * Tile::OUTS + warp_out) * PITCH;
+        const X *x_warp = x_step + warp_row * Step::X_PITCH;
+        const T *w_warp = w + (step % STAGES * Tile::OUTS + warp_out) * Step::W_PITCH;
         if constexpr (sizeof(T) == sizeof(float)) add_step_f32<Tile>(sums, x_warp, w_warp);
+        else if constexpr (sizeof(T) == 1) add_step_fp8<Tile>(sums, x_warp, w_warp);
         else add_step<Tile>(sums, x_warp, w_warp);
     }
     write_sums<Tile>(sums, p, place.row + warp_row, place.out + warp_out);
@@ -236,25 +312,25 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
 // ws[z]: of strip z of x, or, with `starts`, of the rows of x from starts[z] to starts[z + 1], which are an expert's, with biases[z], where
 // neither is null. `rows` are those of the product or of a strip.
 // Grid: tiles of outs, tiles of rows (of an expert: of the most that one may have), products.
-// Dynamic shared memory: (STAGES * OUTS + 2 * ROWS) * PITCH_BYTES.
-#define MATMUL(name, T, tile_rows)                                                                            \
-    extern "C" __global__ void __launch_bounds__(MatmulTile##tile_rows::THREADS) matmul_##name##_##tile_rows( \
-        float *out /* [rows, outs], [strips, rows, outs] or [routes, outs] */,                                \
-        const float *x /* [rows, cols], [strips, rows, cols] or [routes, cols] */,                            \
-        const T *w /* [outs, pitch]; null with ws */,                                                         \
-        const float *bias /* [outs] or null */,                                                               \
-        const T *const *ws /* [products] of [outs, pitch], or null */,                                        \
-        const float *const *biases /* [products] of [outs] or null; or null */,                               \
-        const u32 *starts /* [products + 1] or null */, u32 rows, u32 outs, u32 cols) {                       \
-        Product<T> all = {out, x, w, bias, rows, outs, cols, div_ceil(cols, 8) * 8};                          \
-        Product<T> own = product_of_block(all, ws, biases, starts);                                           \
-        MatmulPlace place = place_of_block<MatmulTile##tile_rows>(own.rows);                                  \
-        if (place.there) multiply<MatmulTile##tile_rows>(own, place);                                         \
+// Dynamic shared memory: steps of STAGES * OUTS rows of w, and of 2 * ROWS of x.
+#define MATMUL(name, T, Tile)                                                           \
+    extern "C" __global__ void __launch_bounds__(Tile::THREADS) matmul_##name(          \
+        float *out /* [rows, outs], [strips, rows, outs] or [routes, outs] */,          \
+        const float *x /* [rows, cols], [strips, rows, cols] or [routes, cols] */,      \
+        const T *w /* a matrix; null with ws */,                                        \
+        const float *bias /* [outs] or null */,                                         \
+        const T *const *ws /* [products] of a matrix, or null */,                       \
+        const float *const *biases /* [products] of [outs] or null; or null */,         \
+        const u32 *starts /* [products + 1] or null */, u32 rows, u32 outs, u32 cols) { \
+        Product<T> all = {out, x, w, bias, rows, outs, cols, pitch_of<T>(cols)};        \
+        Product<T> own = product_of_block(all, ws, biases, starts);                     \
+        MatmulPlace place = place_of_block<Tile>(own.rows);                             \
+        if (place.there) multiply<Tile>(own, place);                                    \
     }
 
 // x as a matrix is stored, zeros behind its cols, for a product that wants it so. Grid: rows.
 template <class T> __device__ void store_rounded(T *out, const float *x, u32 cols) {
-    u32 pitch = div_ceil(cols, 8) * 8;
+    u32 pitch = pitch_of<T>(cols);
     for (u32 k = threadIdx.x * 2; k < pitch; k += blockDim.x * 2) {
         const float *from = x + u64(blockIdx.x) * cols + k;
         *reinterpret_cast<u32 *>(out + u64(blockIdx.x) * pitch + k) = pack2<T>(k < cols ? from[0] : 0.0f, k + 1 < cols ? from[1] : 0.0f);
@@ -266,14 +342,43 @@ template <class T> __device__ void store_rounded(T *out, const float *x, u32 col
         store_rounded(out, x, cols);                                                                                 \
     }
 
-MATMUL(bf16, bf16, 16)
-MATMUL(bf16, bf16, 64)
-MATMUL(bf16, bf16, 128)
-MATMUL(f16, f16, 16)
-MATMUL(f16, f16, 64)
-MATMUL(f16, f16, 128)
-MATMUL(f32, float, 16)
-MATMUL(f32, float, 64)
-MATMUL(f32, float, 128)
+// The same in fp8, each row with a scale of its own. The least numbers are zeros: their scale would have no inverse. Grid: rows.
+extern "C" __global__ void to_fp8(e4m3 *out /* [rows, pitch] */, float *scales /* [rows] */, const float *x /* [rows, cols] */, u32 cols) {
+    const float *row = x + u64(blockIdx.x) * cols;
+    float most = 0.0f;
+    for (u32 k = threadIdx.x; k < cols; k += blockDim.x) most = fmaxf(most, fabsf(row[k]));
+    most = block_max(most);
+    float inverse = most < 1e-30f ? 0.0f : E4M3_MOST / most;
+    if (threadIdx.x == 0) scales[blockIdx.x] = most < 1e-30f ? 0.0f : most / E4M3_MOST;
+    u32 pitch = pitch_of<e4m3>(cols);
+    for (u32 k = threadIdx.x * 4; k < pitch; k += blockDim.x * 4) {
+        u32 four = 0;
+        for (u32 i = 0; i < 4; i++) four |= u32(e4m3_of(k + i < cols ? row[k + i] * inverse : 0.0f)) << 8 * i;
+        *reinterpret_cast<u32 *>(out + u64(blockIdx.x) * pitch + k) = four;
+    }
+}
+
+// What is missing of a product in fp8 where only its bytes were multiplied: out = out * scales + bias. Without `row_scales` only the bias is.
+// Grid: rows, columns by the block.
+extern "C" __global__ void scale_product(float *out /* [rows, outs] */, const float *row_scales /* [rows] or null */,
+                                         const float *out_scales /* [outs] */, const float *bias /* [outs] or null */, u32 outs) {
+    u32 column = blockIdx.y * blockDim.x + threadIdx.x;
+    if (column >= outs) return;
+    float *to = out + u64(blockIdx.x) * outs + column, scale = row_scales ? row_scales[blockIdx.x] * out_scales[column] : 1.0f;
+    *to = fmaf(*to, scale, bias ? bias[column] : 0.0f);
+}
+
+MATMUL(bf16_16, bf16, MatmulTile16)
+MATMUL(bf16_64, bf16, MatmulTile64)
+MATMUL(bf16_128, bf16, MatmulTile128)
+MATMUL(f16_16, f16, MatmulTile16)
+MATMUL(f16_64, f16, MatmulTile64)
+MATMUL(f16_128, f16, MatmulTile128)
+MATMUL(f32_16, float, MatmulTile16)
+MATMUL(f32_64, float, MatmulTile64)
+MATMUL(f32_128, float, MatmulTile128)
+MATMUL(fp8_16, e4m3, MatmulTile16OfBytes)
+MATMUL(fp8_64, e4m3, MatmulTile64)
+MATMUL(fp8_128, e4m3, MatmulTile128)
 TO_STORED(bf16, bf16)
 TO_STORED(f16, f16)

@@ -99,6 +99,8 @@ pub enum WeightFormat {
     F32,
     F16,
     Bf16,
+    /// OCP's E4M3, with a scale for each output: floating point of 8 bits, for CUDA devices.
+    Fp8,
     /// From -127 to 127, with a scale for each output.
     Int8,
     /// 16 steps, with a scale for each group of an output's inputs. With offsets they begin at the least weight of the group.
@@ -112,7 +114,7 @@ impl WeightFormat {
     /// Of weights that share a scale in int4.
     pub const GROUPS: [usize; 3] = [32, 64, 128];
 
-    /// Every format, those of four bits in groups of so many.
+    /// Every format that a CPU multiplies, those of four bits in groups of so many.
     pub fn all(group: usize) -> [WeightFormat; 6] {
         let int4 = |offsets| WeightFormat::Int4 { group, offsets };
         [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16, WeightFormat::Int8, int4(false), int4(true)]
@@ -128,6 +130,7 @@ impl WeightFormat {
             WeightFormat::F32 => "f32",
             WeightFormat::F16 => "f16",
             WeightFormat::Bf16 => "bf16",
+            WeightFormat::Fp8 => "fp8",
             WeightFormat::Int8 => "int8",
             WeightFormat::Int4 { offsets: false, .. } => "int4",
             WeightFormat::Int4 { offsets: true, .. } => "int4_asymmetric",
@@ -210,8 +213,8 @@ pub struct EngineOptions {
     pub arena: Option<Arc<Arena>>,
     /// Tokens per KV block: 8, 16, 32, 64, 128 or 256.
     pub block_size: usize,
-    /// How weights are kept. None: as the model's files have them. Embedding and head are kept in int8 where int4 is asked for; what
-    /// is small, and decides much (the choice among experts, learned positions), stays as it is, and so do the matrices by which latents are read.
+    /// How weights are kept. None: as the model's files have them. Embedding and head are kept in int8 where int4 is asked for, and as they are
+    /// where fp8 is; what is small, and decides much (the choice among experts, learned positions), stays as it is, and so do the matrices by which latents are read.
     #[serde(default)]
     pub weight_format: Option<WeightFormat>,
     /// A directory that keeps the packed form of the weights: where it has that of this model, it is read; otherwise it is written once the weights are
@@ -383,11 +386,16 @@ impl EngineOptions {
 
     /// The CPU's memory is the host's, who says how much of it he lends. Its bits never depend on the batch.
     fn validate_on_cpu(&self) -> Result<()> {
-        match self.memory_fraction {
-            Some(fraction) => Err(Error::unsupported(format!(
+        if let Some(fraction) = self.memory_fraction {
+            return Err(Error::unsupported(format!(
                 "memory_fraction is {fraction} and device \"cpu\": it divides a CUDA device's memory, so give kv_bytes, or leave both out"
-            ))),
-            None => Ok(()),
+            )));
+        }
+        match self.weight_format {
+            Some(WeightFormat::Fp8) => Err(Error::unsupported(
+                "weight_format is fp8 and device \"cpu\": fp8 is for CUDA devices, so take int8, which a CPU multiplies faster",
+            )),
+            _ => Ok(()),
         }
     }
 
@@ -405,7 +413,7 @@ impl EngineOptions {
         }
         match self.weight_format {
             Some(format) if format.is_whole() => {
-                refused(&format!("weight_format {}: a CUDA device takes f32, f16 and bf16", format.name()))
+                refused(&format!("weight_format {}: a CUDA device takes f32, f16, bf16 and fp8", format.name()))
             }
             _ if self.packed_dir.is_some() => refused("packed_path is given: packed weights are the CPU's, so leave it out"),
             _ if self.isa.is_some() => refused("isa is given: that chooses among the CPU's instructions, so leave it out"),

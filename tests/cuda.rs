@@ -3,8 +3,12 @@
 
 mod common;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use common::fp8::in_fp8;
 use common::{Random, TempDir, cuda};
 use pagedllm::backend::cpu::CpuBackend;
+use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{
     Act, AttentionShape, Backend, ExpertGroups, Glu, GroupScore, Heads, KvShape, NormKind, NormOf, Pairs, Routing, Scores, Strips, Turn,
     Values,
@@ -12,6 +16,7 @@ use pagedllm::backend::{
 use pagedllm::batch::draws::{DrawLimits, Draws};
 use pagedllm::batch::{Batch, BlockCopy, BlockMove, Span, Tail};
 use pagedllm::decode::{self, Context, Memory, NoChoice, Rules, Sampler, plan_draw};
+use pagedllm::error::{Code, Error};
 use pagedllm::options::{Dry, Dtype, Isa, KvDtype, Mirostat, SamplingParams, WeightFormat};
 
 /// What some ops give, on any backend.
@@ -20,9 +25,13 @@ trait Case {
 }
 
 fn twins_agree(what: &str, tolerance: f32, case: &impl Case) {
+    agrees_with_its_twin(what, tolerance, case, cuda::backend());
+}
+
+fn agrees_with_its_twin(what: &str, tolerance: f32, case: &impl Case, backend: &CudaBackend) {
     let cpu = CpuBackend::new(1, Some(Isa::Portable)).unwrap();
     cpu.reserve_rows(64, 640).unwrap();
-    let (expected, found) = (case.run(&cpu), case.run(cuda::backend()));
+    let (expected, found) = (case.run(&cpu), case.run(backend));
     assert_eq!(found.len(), expected.len(), "{what}");
     for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
         let near = (found - expected).abs() <= tolerance * expected.abs().max(1.0) || found.is_nan() && expected.is_nan();
@@ -51,13 +60,25 @@ fn unwritten<B: Backend>(backend: &B, len: usize) -> B::Buf {
     backend.vector(&vec![f32::NAN; len]).unwrap()
 }
 
+/// The CPU has no fp8: it is given what that makes of the values.
 fn matrix<B: Backend>(backend: &B, values: &[f32], rows: usize, cols: usize, format: WeightFormat) -> B::Matrix {
+    if format == WeightFormat::Fp8 && is_cpu(backend) {
+        return matrix(backend, &in_fp8(values, cols), rows, cols, WeightFormat::F32);
+    }
+    load(backend, values, rows, cols, format).unwrap()
+}
+
+fn load<B: Backend>(backend: &B, values: &[f32], rows: usize, cols: usize, format: WeightFormat) -> Result<B::Matrix, Error> {
     let mut source = |first: usize, out: &mut [u8]| {
         let values = &values[first * cols..][..out.len() / 4];
         out.as_chunks_mut::<4>().0.iter_mut().zip(values).for_each(|(out, value)| *out = value.to_le_bytes());
         Ok(())
     };
-    backend.matrix(rows, cols, Dtype::F32, format, &mut source).unwrap()
+    backend.matrix(rows, cols, Dtype::F32, format, &mut source)
+}
+
+fn is_cpu<B: Backend>(backend: &B) -> bool {
+    backend.matrix_layout().starts_with("cpu")
 }
 
 const FLOATS: [WeightFormat; 3] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16];
@@ -68,15 +89,22 @@ struct Product {
     outs: usize,
     format: WeightFormat,
     bias: bool,
+    /// Rows are rounded to fp8, too.
+    rounded: bool,
 }
 
 impl Case for Product {
     fn run<B: Backend>(&self, backend: &B) -> Vec<f32> {
-        let Product { rows, cols, outs, format, bias } = *self;
+        let Product { rows, cols, outs, format, bias, rounded } = *self;
         backend.reserve_rows(rows, cols).unwrap();
         let mut random = seeded(rows * 1000 + cols * 10 + outs);
-        let x = backend.vector(&numbers(&mut random, rows * cols)).unwrap();
-        let w = matrix(backend, &numbers(&mut random, outs * cols), outs, cols, format);
+        let (mut x, mut w) = (numbers(&mut random, rows * cols), numbers(&mut random, outs * cols));
+        x[..cols].fill(0.0);
+        w[..cols].fill(0.0);
+        if rounded && is_cpu(backend) {
+            x = in_fp8(&x, cols);
+        }
+        let (x, w) = (backend.vector(&x).unwrap(), matrix(backend, &w, outs, cols, format));
         let bias = bias.then(|| backend.vector(&numbers(&mut random, outs)).unwrap());
         let mut out = unwritten(backend, rows * outs);
         backend.matmul(rows, &x, &w, bias.as_ref(), &mut out);
@@ -86,15 +114,85 @@ impl Case for Product {
 
 #[test]
 fn products() {
-    let mut random = seeded(1);
-    let ragged = (0..20).map(|_| (1 + random.below(150), 1 + random.below(300), 1 + random.below(200)));
-    let edges = [(1, 1, 1), (1, 64, 64), (16, 128, 32), (17, 40, 65), (64, 64, 64), (65, 96, 129), (129, 33, 128)];
-    for (rows, cols, outs) in edges.into_iter().chain(ragged) {
+    for (rows, cols, outs) in shapes_of_products() {
         for format in FLOATS {
             let bias = cols % 2 == 0;
-            twins_agree(&format!("{format:?} {rows}x{cols}x{outs}"), 1e-5, &Product { rows, cols, outs, format, bias });
+            twins_agree(&format!("{format:?} {rows}x{cols}x{outs}"), 1e-5, &Product { rows, cols, outs, format, bias, rounded: false });
         }
     }
+}
+
+/// (rows, columns, outputs): some at random, and those at which something ends.
+fn shapes_of_products() -> impl Iterator<Item = (usize, usize, usize)> {
+    let mut random = seeded(1);
+    let edges = [(2, 1, 2), (2, 64, 64), (16, 128, 32), (17, 40, 65), (64, 64, 64), (65, 96, 129), (129, 33, 128)];
+    edges.into_iter().chain((0..20).map(move |_| (2 + random.below(150), 1 + random.below(300), 2 + random.below(200))))
+}
+
+/// The numbers of rows are such that bf16 has them: nothing is lost but by the order of sums.
+#[test]
+fn products_in_fp8() {
+    for (rows, cols, outs) in shapes_of_products() {
+        let case = Product { rows, cols, outs, format: WeightFormat::Fp8, bias: cols % 2 == 0, rounded: false };
+        agrees_with_its_twin(&format!("{rows}x{cols}x{outs}"), 1e-5, &case, cuda::invariant());
+    }
+}
+
+/// Which device cuBLASLt multiplies on in fp8 concerns all threads: one test at a time.
+fn capability() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Rows become fp8, each with a scale; what a scale loses against its twin's is lost by the order of factors.
+#[test]
+fn products_of_many_rows_in_fp8_are_of_rows_in_fp8() {
+    let _one = capability();
+    for (rows, cols, outs) in [(65, 16, 16), (70, 1, 32), (66, 200, 48), (130, 300, 128), (200, 33, 16)] {
+        for bias in [false, true] {
+            let case = Product { rows, cols, outs, format: WeightFormat::Fp8, bias, rounded: true };
+            twins_agree(&format!("{rows}x{cols}x{outs}"), 1e-5, &case);
+        }
+    }
+}
+
+/// Before 8.9 there is no fp8, and only 9.0 has scales by the row; nor is any number of outputs taken.
+#[test]
+fn what_cublaslt_does_not_know_in_fp8_is_computed_all_the_same() {
+    let _one = capability();
+    for ((major, minor), outs, rounded) in
+        [((8, 0), 48, false), ((8, 9), 48, true), ((12, 0), 48, true), ((9, 0), 48, true), ((9, 0), 50, false)]
+    {
+        if !cuda::shim().pretends() {
+            return;
+        }
+        cuda::shim().pretend_capability(major, minor);
+        let backend = cuda::open(false);
+        for bias in [true, false] {
+            let case = Product { rows: 100, cols: 120, outs, format: WeightFormat::Fp8, bias, rounded };
+            agrees_with_its_twin(&format!("{outs} outputs on {major}.{minor}"), 1e-5, &case, &backend);
+        }
+    }
+}
+
+/// Of a matrix whose row 3 holds what is no number.
+fn refusal<B: Backend>(backend: &B, format: WeightFormat) -> Error {
+    let mut values = vec![0.5; 5 * 32];
+    values[3 * 32 + 7] = f32::NAN;
+    load(backend, &values, 5, 32, format).err().unwrap()
+}
+
+#[test]
+fn what_is_no_number_and_what_is_not_multiplied_is_refused_by_name() {
+    let refused = |error: Error, code: Code, words: &[&str]| {
+        assert!(error.code() == code && words.iter().all(|word| error.message().contains(word)), "{error}");
+    };
+    refused(refusal(cuda::backend(), WeightFormat::Fp8), Code::Model, &["row 3", "weight_format fp8"]);
+    refused(refusal(cuda::backend(), WeightFormat::Int8), Code::Unsupported, &["int8", "f32, f16, bf16 and fp8"]);
+    let int4 = WeightFormat::Int4 { group: 32, offsets: false };
+    refused(refusal(cuda::backend(), int4), Code::Unsupported, &["int4", "f32, f16, bf16 and fp8"]);
+    let cpu = CpuBackend::new(1, Some(Isa::Portable)).unwrap();
+    refused(refusal(&cpu, WeightFormat::Fp8), Code::Unsupported, &["fp8", "CUDA devices", "int8"]);
 }
 
 /// One row among others, in tiles of any size, has the bits that it has alone.
@@ -102,7 +200,7 @@ fn products() {
 fn a_row_of_a_product_has_the_same_bits_whatever_the_others() {
     let (cols, outs, rows) = (200, 70, 130);
     let backend = cuda::invariant();
-    for format in FLOATS {
+    for format in FLOATS.into_iter().chain([WeightFormat::Fp8]) {
         let mut random = seeded(5);
         let w = matrix(backend, &(0..outs * cols).map(|_| random.unit()).collect::<Vec<_>>(), outs, cols, format);
         let x: Vec<f32> = (0..rows * cols).map(|_| random.unit()).collect();
@@ -228,7 +326,7 @@ fn ops_on_each_number() {
     }
 }
 
-struct Rows;
+struct Rows(WeightFormat);
 
 impl Case for Rows {
     fn run<B: Backend>(&self, backend: &B) -> Vec<f32> {
@@ -239,7 +337,7 @@ impl Case for Rows {
         backend.split_strips(rows, strips, &x, &mut split);
         let mut joined = backend.vector(&vec![0.0; rows * strips.stride]).unwrap();
         backend.join_strips(rows, Strips { first: 1, pitch: 6, ..strips }, &split, &mut joined);
-        let weights: Vec<_> = (0..3).map(|_| matrix(backend, &numbers(&mut random, 7 * 4), 7, 4, WeightFormat::Bf16)).collect();
+        let weights: Vec<_> = (0..3).map(|_| matrix(backend, &numbers(&mut random, 7 * 4), 7, 4, self.0)).collect();
         let mut products = unwritten(backend, 3 * rows * 7);
         backend.matmul_strips(rows, 3, &split, &|strip| &weights[strip], &mut products);
         let mut inputs = B::Inputs::default();
@@ -257,7 +355,9 @@ impl Case for Rows {
 
 #[test]
 fn strips_and_chosen_rows() {
-    twins_agree("strips", 1e-5, &Rows);
+    for format in [WeightFormat::Bf16, WeightFormat::Fp8] {
+        twins_agree(&format!("strips, {format:?}"), 1e-5, &Rows(format));
+    }
 }
 
 struct Experts {
@@ -311,8 +411,8 @@ fn experts() {
         Routing { scores: Scores::Sigmoid, ..Routing::softmax(7, 7, false) },
     ];
     for (rows, routing) in [1, 5, 40].into_iter().flat_map(|rows| routings.map(|routing| (rows, routing))) {
-        for format in [WeightFormat::F32, WeightFormat::Bf16] {
-            twins_agree(&format!("{rows} rows, {routing:?}"), 1e-5, &Experts { rows, routing, format });
+        for format in [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Fp8] {
+            twins_agree(&format!("{rows} rows, {format:?}, {routing:?}"), 1e-5, &Experts { rows, routing, format });
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use common::{Random, TempDir, configs, cuda, write_random_model};
 use pagedllm::engine::{Engine, MemoryPlan, Prompt, Request};
 use pagedllm::error::{Code, Error};
-use pagedllm::options::{EngineOptions, KvDtype, Preemption, SamplingParams};
+use pagedllm::options::{EngineOptions, KvDtype, Preemption, SamplingParams, WeightFormat};
 use serde_json::{Value, json};
 
 /// Of the driver.
@@ -110,6 +110,54 @@ fn a_model_answers_on_a_device_as_on_the_cpu() {
         }
         assert!(alike > 40, "{name}: only {alike} of 60 tokens are those of the CPU");
     }
+}
+
+/// How far two engines are apart, on average, in what they say of the tokens that they agree on.
+fn distance(found: &Answers, expected: &Answers) -> f32 {
+    // From where they say different things they are asked about different things.
+    let alike = expected
+        .iter()
+        .flat_map(|(request, expected)| found[request].iter().zip(expected).take_while(|(found, expected)| found.0 == expected.0));
+    let apart: Vec<f32> = alike.map(|(found, expected)| (f32::from_bits(found.1) - f32::from_bits(expected.1)).abs()).collect();
+    assert!(apart.len() > 4, "only {} tokens are alike", apart.len());
+    apart.iter().sum::<f32>() / apart.len() as f32
+}
+
+/// Weights in fp8 on a device say what the CPU says of the same weights, made so before: but for what bf16 takes of activations. What prompts lose
+/// whose activations become fp8, too, is more; and what fp8 takes of weights is not nothing.
+#[test]
+fn weights_in_fp8_say_what_those_say_that_fp8_made_of_them() {
+    let _one = alone();
+    for (name, config) in configs(256) {
+        let model = Model::new(&config, false);
+        let few_rows = EngineOptions { weight_format: Some(WeightFormat::Fp8), ..model.options("cuda:0") };
+        let many_rows = EngineOptions { max_batch_tokens: 128, ..few_rows.clone() };
+        let [few, many] = [few_rows, many_rows].map(|options| answers(&options, some_requests()));
+        let before = answers(&model.options("cpu"), some_requests());
+        common::fp8::round_model(&model.0.0);
+        let rounded = answers(&model.options("cpu"), some_requests());
+        let apart = [&few, &many, &before].map(|other| distance(other, &rounded));
+        assert!(apart[0] < 0.02 && apart[1] < 0.1 && apart[2] > 0.04, "{name}: {apart:?}");
+    }
+}
+
+/// What stands in layers takes a byte a number, padded to 16, and four bytes a row; embedding and head stay as they are.
+#[test]
+fn weights_in_fp8_take_the_bytes_that_were_planned() {
+    let _one = alone();
+    let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
+    let bytes = |weight_format| {
+        let options = EngineOptions { weight_format, ..model.options("cuda:0") };
+        let (planned, before) = (Engine::plan(&options).unwrap().weight_bytes, shim.live_bytes());
+        let engine = Engine::create(&options).unwrap();
+        assert_eq!(engine.info().memory.weight_bytes, planned);
+        (planned, shim.live_bytes() - before)
+    };
+    let ((as_stored, held), (narrow, held_narrow)) = (bytes(None), bytes(Some(WeightFormat::Fp8)));
+    let rows = 2 * [8 * 64, 128, 2 * 96, 128].iter().sum::<u64>();
+    let numbers = 2 * (8 * 64 * 128 + 128 * 4 * 64 + 3 * 96 * 128);
+    assert_eq!(as_stored - narrow, numbers - 4 * rows);
+    assert_eq!(held - held_narrow, as_stored - narrow);
 }
 
 #[test]

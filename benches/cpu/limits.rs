@@ -62,7 +62,8 @@ impl Costs {
     pub fn of(Cell { shape, weights }: &Cell, plan: &MemoryPlan) -> Costs {
         let table_row = match weights {
             WeightFormat::F32 => 4 * shape.hidden,
-            WeightFormat::F16 | WeightFormat::Bf16 => 2 * shape.hidden,
+            // In fp8 as it is stored.
+            WeightFormat::F16 | WeightFormat::Bf16 | WeightFormat::Fp8 => 2 * shape.hidden,
             // In int8, with a scale.
             WeightFormat::Int8 | WeightFormat::Int4 { .. } => shape.hidden + 4,
         };

@@ -23,6 +23,8 @@ const MATRICES: [(&str, usize, usize); 5] = [
     ("head", 128_256, 4096),
 ];
 const SMALL: [(&str, usize, usize); 1] = [("small", 96, 200)];
+/// Those in fp8 are also seen beside torch's in bf16.
+const FORMATS: [WeightFormat; 2] = [WeightFormat::Bf16, WeightFormat::Fp8];
 /// More than any device keeps of what it has read.
 const BEYOND_CACHES: usize = 256 << 20;
 
@@ -36,38 +38,47 @@ pub fn bench(options: &Options) -> Result<()> {
             skipped(PART, "default", "this machine has no cuBLASLt that was found: both modes are the same");
             continue;
         }
-        for &matrix in options.sizes(&MATRICES, &SMALL) {
-            matrices(options, &backend, if invariant { "batch_invariant" } else { "default" }, matrix)?;
+        for (&matrix, format) in options.sizes(&MATRICES, &SMALL).iter().flat_map(|matrix| FORMATS.map(|format| (matrix, format))) {
+            matrices(options, &backend, if invariant { "batch_invariant" } else { "default" }, format, matrix)?;
         }
     }
     Ok(())
 }
 
-fn matrices(options: &Options, backend: &CudaBackend, mode: &str, (name, outs, cols): (&str, usize, usize)) -> Result<()> {
+fn matrices(
+    options: &Options,
+    backend: &CudaBackend,
+    mode: &str,
+    format: WeightFormat,
+    (name, outs, cols): (&str, usize, usize),
+) -> Result<()> {
+    // Of a weight; and what is multiplied while it would be in bf16.
+    let (weight, speed) = if format == WeightFormat::Fp8 { (1, 2.0) } else { (2, 1.0) };
     let most = *options.sizes(&ROWS, &[1, 70]).last().unwrap_or(&1);
     backend.reserve_rows(most, cols)?;
-    let (matrices, x) = (copies(backend, outs, cols)?, backend.vector(&numbers(most * cols))?);
+    let (matrices, x) = (copies(backend, format, outs, cols)?, backend.vector(&numbers(most * cols))?);
     let mut out = backend.buffer(most * outs)?;
     for &rows in options.sizes(&ROWS, &[1, 70]) {
         let seconds = seconds(backend, |call| backend.matmul(rows, &x, &matrices[call % matrices.len()], None, &mut out))?;
-        let bytes = 2 * outs * cols + size_of::<f32>() * rows * (outs + cols);
-        let limit = options.ceilings.least_seconds(bytes as f64, 2.0 * (rows * outs * cols) as f64);
-        let (case, shape) = (format!("{name}, {rows} rows, {mode}"), json!({"rows": rows, "outs": outs, "cols": cols}));
+        let bytes = weight * outs * cols + size_of::<f32>() * rows * (outs + cols);
+        let limit = options.ceilings.least_seconds(bytes as f64, 2.0 / speed * (rows * outs * cols) as f64);
+        let (case, shape) =
+            (format!("{name} in {}, {rows} rows, {mode}", format.name()), json!({"rows": rows, "outs": outs, "cols": cols}));
         Line { part: PART, case, shape, value: 1e6 * seconds, unit: "us", limit: 1e6 * limit }.print();
     }
     Ok(())
 }
 
 /// As many as the device cannot keep.
-fn copies(backend: &CudaBackend, outs: usize, cols: usize) -> Result<Vec<Matrix>> {
+fn copies(backend: &CudaBackend, format: WeightFormat, outs: usize, cols: usize) -> Result<Vec<Matrix>> {
     let weights = Weights::new();
-    let count = BEYOND_CACHES.div_ceil(2 * outs * cols).min(8);
+    let count = BEYOND_CACHES.div_ceil(outs * cols).min(8);
     let copy = |_| {
         let source = &mut |first: usize, out: &mut [u8]| {
             weights.fill(first, out);
             Ok(())
         };
-        Ok(backend.matrix(outs, cols, Dtype::Bf16, WeightFormat::Bf16, source)?)
+        Ok(backend.matrix(outs, cols, Dtype::Bf16, format, source)?)
     };
     (0..count).map(copy).collect()
 }

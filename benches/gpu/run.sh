@@ -70,7 +70,7 @@ wait
 ours decode-attention 50
 ours prefill-attention 40
 part attention_peer 30 python3 "$here/peers.py" attention "$lines/prefill-attention.jsonl"
-ours products 50
+ours products 90
 part products_peer 50 python3 "$here/peers.py" products "$lines/products.jsonl"
 if [ -f "$model/model.safetensors.index.json" ]; then
     ours engine 110 "--model=$model"

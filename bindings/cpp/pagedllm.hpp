@@ -387,6 +387,7 @@ enum class Weights : uint32_t {
     int8 = PLLM_WEIGHTS_INT8,
     int4 = PLLM_WEIGHTS_INT4,
     int4_asymmetric = PLLM_WEIGHTS_INT4_ASYMMETRIC,
+    fp8 = PLLM_WEIGHTS_FP8,
 };
 
 // What becomes of those who have to give way.

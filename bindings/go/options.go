@@ -131,11 +131,13 @@ const (
 	WeightsInt4 Weights = C.PLLM_WEIGHTS_INT4
 	// WeightsInt4Asymmetric: and each group begins at its least weight.
 	WeightsInt4Asymmetric Weights = C.PLLM_WEIGHTS_INT4_ASYMMETRIC
+	// WeightsFP8 is floating point of 8 bits with a scale for each output, on CUDA devices; embedding and head are as stored.
+	WeightsFP8 Weights = C.PLLM_WEIGHTS_FP8
 )
 
 // String names the format, such as "int8".
 func (w Weights) String() string {
-	return nameOf(w, "as_stored", "f32", "f16", "bf16", "int8", "int4", "int4_asymmetric")
+	return nameOf(w, "as_stored", "f32", "f16", "bf16", "int8", "int4", "int4_asymmetric", "fp8")
 }
 
 // PackedForm is what became of Options.PackedPath.

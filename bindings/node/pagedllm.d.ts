@@ -20,8 +20,8 @@ export interface Options {
   arena?: Arena;
   /** How weights are kept: as the model's files have them, or in another format. Fewer bits are faster to read and take less memory, and
    * cost quality. 'int8' has a scale for each output, 'int4' one for each group of its inputs; 'int4Asymmetric' lets a group begin at
-   * its least weight. */
-  weightFormat?: 'asStored' | 'f32' | 'f16' | 'bf16' | 'int8' | 'int4' | 'int4Asymmetric';
+   * its least weight. 'fp8', for CUDA devices, is floating point with a scale for each output. */
+  weightFormat?: 'asStored' | 'f32' | 'f16' | 'bf16' | 'int8' | 'int4' | 'int4Asymmetric' | 'fp8';
   /** Inputs of an output that share a scale in 4 bits: 32, 64 or 128. */
   weightGroup?: number;
   /** A directory that keeps weights in their packed form, so that the next engine reads them as fast as the disk; info().packed tells what

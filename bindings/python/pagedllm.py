@@ -304,6 +304,7 @@ class Weights(enum.IntEnum):
     INT8 = 4  # with a scale for each output; multiplied by activations in 8 bits
     INT4 = 5  # with a scale for each group of inputs; embedding and head are in 8
     INT4_ASYMMETRIC = 6  # and each group begins at its least weight
+    FP8 = 7  # on CUDA devices: floating point with a scale for each output; embedding and head are as stored
 
 
 class Preemption(enum.IntEnum):

@@ -42,6 +42,9 @@ pub const PLLM_WEIGHTS_INT8: u32 = 4;
 pub const PLLM_WEIGHTS_INT4: u32 = 5;
 /// The same, and each group begins at its least weight: a little more exact, for 16 bits more a group.
 pub const PLLM_WEIGHTS_INT4_ASYMMETRIC: u32 = 6;
+/// On CUDA devices: floating point of 8 bits (OCP's E4M3), with a scale for each output; the embedding and the head are as they are stored. Products of
+/// many rows are multiplied by activations in it, too, where the device can, each row with a scale; all others by activations in bf16.
+pub const PLLM_WEIGHTS_FP8: u32 = 7;
 
 /// No packed_path was given.
 pub const PLLM_PACKED_UNUSED: u32 = 0;
@@ -403,6 +406,7 @@ fn weight_format(format: u32, group: u32) -> Result<Option<WeightFormat>> {
         PLLM_WEIGHTS_INT8 => ungrouped(Some(WeightFormat::Int8)),
         PLLM_WEIGHTS_INT4 => Ok(int4(false)),
         PLLM_WEIGHTS_INT4_ASYMMETRIC => Ok(int4(true)),
+        PLLM_WEIGHTS_FP8 => ungrouped(Some(WeightFormat::Fp8)),
         other => Err(Error::invalid(format!("weight_format is {other}: it must be one of PLLM_WEIGHTS_*"))),
     }
 }

@@ -124,6 +124,7 @@ fn for_role(asked: Option<WeightFormat>, role: Role) -> Option<WeightFormat> {
         (_, Role::Exact) => None,
         // Every token goes through them, and the head decides between tokens that are near each other.
         (Some(WeightFormat::Int4 { .. }), Role::Vocabulary) => Some(WeightFormat::Int8),
+        (Some(WeightFormat::Fp8), Role::Vocabulary) => None,
         (asked, _) => asked,
     }
 }

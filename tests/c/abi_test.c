@@ -607,7 +607,8 @@ static void unknown_flags_and_numbers_are_refused(const pllm_engine *engine) {
     OPTION(kv_dtype = PLLM_DTYPE_INT8, OK);
     OPTION(kv_dtype = 4, INVALID);
     OPTION(weight_format = PLLM_WEIGHTS_INT8, OK);
-    OPTION(weight_format = 7, INVALID);
+    OPTION(weight_format = PLLM_WEIGHTS_FP8, UNSUPPORTED);  // on the CPU
+    OPTION(weight_format = 8, INVALID);
     OPTION(weight_group = 32, INVALID);  // of what?
     OPTION(preemption = 3, INVALID);
     OPTION(order = 3, INVALID);

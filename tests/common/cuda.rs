@@ -62,6 +62,17 @@ impl Shim {
         self.call(c"shim_driver_version", |call: unsafe extern "C" fn(c_int)| unsafe { call(version) });
     }
 
+    /// Compute capability.
+    pub fn pretend_capability(&self, major: i32, minor: i32) {
+        // SAFETY: as above.
+        self.call(c"shim_capability", |call: unsafe extern "C" fn(c_int, c_int)| unsafe { call(major, minor) });
+    }
+
+    /// Whether it does what it is told to.
+    pub fn pretends(&self) -> bool {
+        self.0.is_some()
+    }
+
     pub fn live_bytes(&self) -> u64 {
         // SAFETY: as above.
         self.call(c"shim_live_bytes", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)

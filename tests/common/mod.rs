@@ -3,6 +3,7 @@
 
 pub mod cuda;
 pub mod faulty;
+pub mod fp8;
 mod random;
 
 use std::collections::BTreeMap;

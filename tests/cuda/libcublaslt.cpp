@@ -12,10 +12,12 @@
 
 extern "C" int shim_enqueue(void *stream, void (*function)(void *data), const void *data, size_t bytes);
 extern "C" int shim_planned_failure(const char *api);
+extern "C" int shim_device_capability();
 
 enum Status { SUCCESS = 0, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
-enum Type { F32 = 0, F16 = 2, BF16 = 14 };
+enum Type { F32 = 0, F16 = 2, BF16 = 14, E4M3 = 28 };
 enum Epilogue { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
+enum ScaleMode { SCALAR = 0, OUTER_VECTOR = 3 };
 const int COMPUTE_F32 = 68;
 
 struct Layout {
@@ -31,6 +33,8 @@ struct Description {
     int32_t epilogue = EPILOGUE_DEFAULT;
     const void *bias = nullptr; // [rows of D]
     int32_t bias_type = -1;     // -1: that of D
+    const float *scales[2] = {nullptr, nullptr}; // of A, B: one, or, outer vectors, [rows of D] and [columns of D]; null: 1
+    int32_t scale_modes[2] = {SCALAR, SCALAR};
 };
 
 struct Preference {
@@ -59,8 +63,15 @@ struct Product {
 
 // ---- numbers and matrices
 
+static float e4m3_of_byte(uint8_t byte) {
+    int exponent = byte >> 3 & 15, fraction = byte & 7;
+    float size = exponent ? ldexpf(float(8 + fraction), exponent - 10) : ldexpf(float(fraction), -9);
+    return (byte & 0x7f) == 0x7f ? NAN : byte & 0x80 ? -size : size;
+}
+
 static float load(const void *from, int type, int64_t i) {
     if (type == F32) return static_cast<const float *>(from)[i];
+    if (type == E4M3) return e4m3_of_byte(static_cast<const uint8_t *>(from)[i]);
     uint16_t bits = static_cast<const uint16_t *>(from)[i];
     return type == F16 ? shim::half_to_float(bits) : shim::float_of(uint32_t(bits) << 16);
 }
@@ -85,6 +96,11 @@ static std::vector<float> read(const void *from, const Layout &layout, int batch
     return out;
 }
 
+static float scale_of(const Description &description, int operand, uint64_t i) {
+    const float *scales = description.scales[operand];
+    return scales ? scales[description.scale_modes[operand] == OUTER_VECTOR ? i : 0] : 1;
+}
+
 static void multiply_batch(const Product &p, int batch) {
     auto a = read(p.a, p.a_layout, batch, p.description.transposed[0]); // [k][m]
     auto b = read(p.b, p.b_layout, batch, p.description.transposed[1]); // [n][k]
@@ -95,7 +111,7 @@ static void multiply_batch(const Product &p, int batch) {
         for (uint64_t i = 0; i < k; i++)
             for (uint64_t row = 0; row < m; row++) sums[row] += a[i * m + row] * b[column * k + i];
         for (uint64_t row = 0; row < m; row++) {
-            float x = p.alpha * sums[row];
+            float x = p.alpha * sums[row] * scale_of(p.description, 0, row) * scale_of(p.description, 1, column);
             if (p.beta != 0) x += p.beta * load(p.c, p.c_layout.type, place(p.c_layout, batch, row, column));
             if (p.description.epilogue == EPILOGUE_BIAS) x += load(p.description.bias, bias_type, row);
             store(p.d, p.d_layout.type, place(p.d_layout, batch, row, column), x);
@@ -110,13 +126,32 @@ static void multiply(void *data) {
 
 static bool is_type(int type) { return type == F32 || type == F16 || type == BF16; }
 
+// What devices ask of products in fp8: A transposed, dimensions of whole 16 bytes, a bias in bf16, and on 9.0 alone scales by the row.
+static Status check_fp8(const Description &description, const Layout &a, const Layout &b, const Layout &d) {
+    int capability = shim_device_capability();
+    bool outer = description.scale_modes[0] == OUTER_VECTOR;
+    if (capability < 89 || !description.transposed[0] || description.transposed[1] || a.type != E4M3 || b.type != E4M3) return NOT_SUPPORTED;
+    if (a.rows % 16 || a.columns % 16 || a.ld % 16 || b.ld % 16 || d.ld % 4) return NOT_SUPPORTED;
+    if (description.scale_modes[0] != description.scale_modes[1] || (outer && capability != 90)) return NOT_SUPPORTED;
+    if (outer && !(description.scales[0] && description.scales[1])) return INVALID_VALUE;
+    if (description.epilogue == EPILOGUE_BIAS && description.bias_type != BF16) return NOT_SUPPORTED;
+    return d.type == F32 || d.type == BF16 || d.type == F16 ? SUCCESS : NOT_SUPPORTED;
+}
+
 static Status check(const Description &description, const Layout &a, const Layout &b, const Layout &c, const Layout &d) {
     uint64_t m = description.transposed[0] ? a.columns : a.rows, k = description.transposed[0] ? a.rows : a.columns;
     uint64_t b_rows = description.transposed[1] ? b.columns : b.rows, n = description.transposed[1] ? b.rows : b.columns;
     if (k != b_rows || m != d.rows || n != d.columns || c.rows != m || c.columns != n) return INVALID_VALUE;
     for (const Layout *layout : {&a, &b, &c, &d})
         if (layout->ld < int64_t(layout->rows) || layout->batch_count != d.batch_count) return INVALID_VALUE;
-    if (!is_type(a.type) || a.type != b.type || c.type != d.type || (d.type != F32 && d.type != a.type)) return NOT_SUPPORTED;
+    if (a.type == E4M3 || b.type == E4M3) {
+        Status status = check_fp8(description, a, b, d);
+        if (status != SUCCESS) return status;
+    } else {
+        if (!is_type(a.type) || a.type != b.type || (d.type != F32 && d.type != a.type)) return NOT_SUPPORTED;
+        if (description.scale_modes[0] != SCALAR || description.scale_modes[1] != SCALAR) return NOT_SUPPORTED;
+    }
+    if (c.type != d.type) return NOT_SUPPORTED;
     if (description.epilogue == EPILOGUE_BIAS) return description.bias ? SUCCESS : INVALID_VALUE;
     return description.epilogue == EPILOGUE_DEFAULT ? SUCCESS : NOT_SUPPORTED;
 }
@@ -188,7 +223,11 @@ API int cublasLtMatmulDescSetAttribute(void *handle, int attribute, const void *
         case 4: return set(description->transposed[1], from, bytes);
         case 7: return set(description->epilogue, from, bytes);
         case 8: return set(description->bias, from, bytes);
+        case 17: return set(description->scales[0], from, bytes);
+        case 18: return set(description->scales[1], from, bytes);
         case 26: return set(description->bias_type, from, bytes);
+        case 31: return set(description->scale_modes[0], from, bytes);
+        case 32: return set(description->scale_modes[1], from, bytes);
         default: return NOT_SUPPORTED;
         }
     });

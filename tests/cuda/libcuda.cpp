@@ -765,6 +765,12 @@ API int shim_planned_failure(const char *api) {
     return planned_failure(api);
 }
 
+// 90 is 9.0.
+API int shim_device_capability() {
+    std::lock_guard<std::mutex> lock(driver.mutex);
+    return 10 * driver.capability[0] + driver.capability[1];
+}
+
 // ---- what tests ask
 
 template <class Body> auto locked(Body body) {

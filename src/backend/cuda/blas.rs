@@ -1,6 +1,9 @@
 //! Products of many rows by cuBLASLt, where the machine has it: it knows its devices better than we do.
 //!
 //! Which of its algorithms computes a product depends on the number of rows, and so do the bits.
+//!
+//! Weights in fp8 it multiplies by rows in fp8, each of which has a scale of its own, so that it depends on no other. On Hopper cuBLASLt applies the
+//! scales of rows and of outputs to its sums; elsewhere, and for the bias, which it would add in bf16, a kernel does.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -9,11 +12,12 @@ use std::ptr::from_ref;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublaslt::result::{self, CublasError};
-use cudarc::cublaslt::sys::{self, cublasComputeType_t, cublasLtMatmulDescAttributes_t, cublasStatus_t, cudaDataType};
+use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t::{self, *};
+use cudarc::cublaslt::sys::{self, cublasComputeType_t, cudaDataType};
 
 use super::device::{Address, Context, Device, Memory, launch};
-use super::matrix::{Matrix, pitch};
-use super::{grow, row_shape};
+use super::matrix::{Matrix, Stored};
+use super::{grid_shape, grow, row_shape};
 use crate::error::Result;
 use crate::options::Dtype;
 
@@ -34,25 +38,31 @@ pub struct Blas {
 #[derive(Default)]
 struct Room {
     workspace: Option<Memory>,
-    /// Rows as matrices are stored, on their way into a product.
+    /// Rows as matrices are stored, on their way into a product; behind those in fp8 their scales.
     rounded: Option<Memory>,
-    /// By what it was chosen for. None: there is none.
-    algorithms: HashMap<Kind, Option<sys::cublasLtMatmulAlgo_t>>,
+    /// By what they compute. None: it does not know how.
+    ways: HashMap<Kind, Option<Way>>,
 }
 
-// SAFETY: a handle may be used by several threads, says its documentation.
+// SAFETY: a handle may be used by several threads, says its documentation; what describes products is used by who holds the lock.
 unsafe impl Send for Blas {}
 // SAFETY: as above.
 unsafe impl Sync for Blas {}
 
-/// Products that one algorithm computes: of up to so many rows, for which it is chosen.
+/// Products that are computed in one way: of up to so many rows, for which it is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Kind {
     rows: usize,
     outs: usize,
     cols: usize,
-    dtype: Dtype,
+    stored: Stored,
     bias: bool,
+}
+
+struct Way {
+    operation: Operation,
+    layouts: Layouts,
+    algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
 /// out = w * x + bias
@@ -77,54 +87,67 @@ impl Blas {
     }
 
     pub fn bytes(rows: usize, cols: usize) -> u64 {
-        WORKSPACE + rounded_bytes(rows, cols)
+        WORKSPACE + rounded_bytes(Stored::As(Dtype::Bf16), rows, cols)
     }
 
     /// Makes room for products of so many rows of at most so many columns.
     pub fn reserve(&self, device: &Device, rows: usize, cols: usize) -> Result<()> {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         grow(device, &mut room.workspace, WORKSPACE)?;
-        grow(device, &mut room.rounded, rounded_bytes(rows, cols)).map(|_| ())
+        grow(device, &mut room.rounded, rounded_bytes(Stored::As(Dtype::Bf16), rows, cols)).map(|_| ())
     }
 
     /// Queues a product. False: it does not know how, or there is no room.
     pub fn multiply(&self, device: &Device, product: Product) -> bool {
-        let Product { rows, w, .. } = product;
+        let Product { rows, x, w, .. } = product;
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        let Room { workspace: Some(workspace), rounded: Some(rounded), algorithms } = &mut *room else { return false };
+        let Room { workspace: Some(workspace), rounded: Some(rounded), ways } = &mut *room else { return false };
         if !device.takes_ops() {
             return true;
         }
-        if rounded.bytes() < rounded_bytes(rows, w.cols) {
+        if rounded.bytes() < rounded_bytes(w.stored, rows, w.cols) {
             return false;
         }
-        let to_stored = if w.dtype == Dtype::F16 { device.kernels.to_f16 } else { device.kernels.to_bf16 };
-        launch!(device, to_stored, row_shape(rows, w.cols), rounded.address(), product.x, w.cols as u32);
-        let queued = self.context.within(|| self.queue(device, &Product { x: rounded.address(), ..product }, workspace, algorithms));
-        matches!(queued, Ok(Ok(())))
+        let product = Product { x: rounded.address(), ..product };
+        let known = ways.entry(product.kind()).or_insert_with(|| self.context.within(|| self.find(&product)).ok()?.ok());
+        let Some(way) = known else { return false };
+        product.round(device, x);
+        let (queued, scaled) = (self.context.within(|| self.queue(device, &product, workspace, way)), way.operation.scales);
+        if !matches!(queued, Ok(Ok(()))) {
+            *known = None; // it is not asked again
+            return false;
+        }
+        product.finish(device, scaled);
+        true
+    }
+
+    /// How products like this one are computed: where they have scales with these, if it can.
+    fn find(&self, product: &Product) -> Called<Way> {
+        let find = |scales| {
+            let (operation, layouts) = (Operation::new(product.epilogue_bias() != Address::NULL, scales)?, Layouts::new(product)?);
+            operation.point(product)?;
+            let algorithm = self.algorithm(&operation, &layouts)?;
+            Ok(Way { operation, layouts, algorithm })
+        };
+        match product.w.stored {
+            Stored::As(_) => find(false),
+            Stored::Fp8 => find(true).or_else(|_: CublasError| find(false)),
+        }
     }
 
     /// Its matrices lie column by column: ours, row by row, are theirs transposed. So it computes transposed(out) = transposed(w) * x, w being
     /// transposed once more.
-    fn queue(
-        &self,
-        device: &Device,
-        product: &Product,
-        workspace: &Memory,
-        algorithms: &mut HashMap<Kind, Option<sys::cublasLtMatmulAlgo_t>>,
-    ) -> Called<()> {
-        let &Product { rows, x, w, bias, out } = product;
-        let operation = Operation::new(bias)?;
-        let kind = Kind { rows: rows.next_power_of_two(), outs: w.rows, cols: w.cols, dtype: w.dtype, bias: bias != Address::NULL };
-        let known = algorithms.entry(kind).or_insert_with(|| self.algorithm(&operation, &Layouts::new(w, kind.rows).ok()?).ok());
-        let Some(algorithm) = known else { return Err(CublasError(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) };
-        let layouts = Layouts::new(w, rows)?;
+    fn queue(&self, device: &Device, product: &Product, workspace: &Memory, way: &Way) -> Called<()> {
+        let &Product { rows, x, w, out, .. } = product;
+        let Way { operation, layouts, algorithm } = way;
+        operation.point(product)?;
+        layouts.set_rows(rows)?;
         let (one, zero) = (1.0f32, 0.0f32);
         // SAFETY: the layouts are those of the buffers, which the ops of `mod.rs` have made so large; alpha and beta are read before the call returns.
-        let queued = unsafe {
+        unsafe {
             result::matmul(
                 self.handle,
-                operation.0,
+                operation.handle,
                 from_ref(&one).cast(),
                 from_ref(&zero).cast(),
                 w.address().0 as *const c_void,
@@ -140,17 +163,13 @@ impl Blas {
                 WORKSPACE as usize,
                 device.stream().cast(),
             )
-        };
-        if queued.is_err() {
-            *known = None; // it is not asked again
         }
-        queued
     }
 
     fn algorithm(&self, operation: &Operation, Layouts { w, x, out }: &Layouts) -> Called<sys::cublasLtMatmulAlgo_t> {
         let preference = Preference::new()?;
         // SAFETY: all of them are alive.
-        let found = unsafe { result::get_matmul_algo_heuristic(self.handle, operation.0, w.0, x.0, out.0, out.0, preference.0) }?;
+        let found = unsafe { result::get_matmul_algo_heuristic(self.handle, operation.handle, w.0, x.0, out.0, out.0, preference.0) }?;
         Ok(found.algo)
     }
 }
@@ -162,11 +181,48 @@ impl Drop for Blas {
     }
 }
 
-fn rounded_bytes(rows: usize, cols: usize) -> u64 {
-    (rows * pitch(cols) * size_of::<u16>()) as u64
+fn rounded_bytes(stored: Stored, rows: usize, cols: usize) -> u64 {
+    (rows * (stored.row_bytes(cols) + stored.scale_bytes())) as u64
 }
 
-/// Of a product's matrices.
+impl Product<'_> {
+    fn kind(&self) -> Kind {
+        let (rows, bias) = (self.rows.next_power_of_two(), self.epilogue_bias() != Address::NULL);
+        Kind { rows, outs: self.w.rows, cols: self.w.cols, stored: self.w.stored, bias }
+    }
+
+    /// The bias that cuBLASLt adds.
+    fn epilogue_bias(&self) -> Address {
+        if self.w.stored == Stored::Fp8 { Address::NULL } else { self.bias }
+    }
+
+    /// Where the scales of rounded rows are.
+    fn row_scales(&self) -> Address {
+        self.x.at((self.rows * self.w.stored.row_bytes(self.w.cols)) as u64)
+    }
+
+    /// Makes of rows what the weights are.
+    fn round(&self, device: &Device, rows: Address) {
+        let (kernels, cols, shape) = (&device.kernels, self.w.cols as u32, row_shape(self.rows, self.w.cols));
+        match self.w.stored {
+            Stored::Fp8 => launch!(device, kernels.to_fp8, shape, self.x, self.row_scales(), rows, cols),
+            Stored::As(Dtype::F16) => launch!(device, kernels.to_f16, shape, self.x, rows, cols),
+            Stored::As(_) => launch!(device, kernels.to_bf16, shape, self.x, rows, cols),
+        }
+    }
+
+    /// Does what cuBLASLt has not done.
+    fn finish(&self, device: &Device, scaled: bool) {
+        let Product { rows, w, bias, out, .. } = *self;
+        if w.stored == Stored::Fp8 && (!scaled || bias != Address::NULL) {
+            let row_scales = if scaled { Address::NULL } else { self.row_scales() };
+            let shape = grid_shape(rows, w.rows);
+            launch!(device, device.kernels.scale_product, shape, out, row_scales, w.scales(), bias, w.rows as u32);
+        }
+    }
+}
+
+/// Of a product's matrices. What is behind the columns of w and x are zeros, and multiplied, too: so all dimensions are aligned.
 struct Layouts {
     w: Layout,
     x: Layout,
@@ -174,30 +230,43 @@ struct Layouts {
 }
 
 impl Layouts {
-    fn new(w: &Matrix, rows: usize) -> Called<Layouts> {
-        let stored = data_type(w.dtype);
+    fn new(product: &Product) -> Called<Layouts> {
+        let (w, rows) = (product.w, product.kind().rows);
+        let (stored, pitch) = (data_type(w.stored), w.pitch());
         Ok(Layouts {
-            w: Layout::new(stored, w.cols, w.rows, w.pitch())?,
-            x: Layout::new(stored, w.cols, rows, pitch(w.cols))?,
-            out: Layout::new(cudaDataType::CUDA_R_32F, w.rows, rows, w.rows)?,
+            w: Layout::new(stored, pitch, w.rows)?,
+            x: Layout::new(stored, pitch, rows)?,
+            out: Layout::new(cudaDataType::CUDA_R_32F, w.rows, rows)?,
         })
+    }
+
+    fn set_rows(&self, rows: usize) -> Called<()> {
+        self.x.set_cols(rows)?;
+        self.out.set_cols(rows)
     }
 }
 
-fn data_type(dtype: Dtype) -> cudaDataType {
-    match dtype {
-        Dtype::F32 => cudaDataType::CUDA_R_32F,
-        Dtype::F16 => cudaDataType::CUDA_R_16F,
-        Dtype::Bf16 => cudaDataType::CUDA_R_16BF,
+fn data_type(stored: Stored) -> cudaDataType {
+    match stored {
+        Stored::As(Dtype::F32) => cudaDataType::CUDA_R_32F,
+        Stored::As(Dtype::F16) => cudaDataType::CUDA_R_16F,
+        Stored::As(Dtype::Bf16) => cudaDataType::CUDA_R_16BF,
+        Stored::Fp8 => cudaDataType::CUDA_R_8F_E4M3,
     }
 }
 
 struct Layout(sys::cublasLtMatrixLayout_t);
 
 impl Layout {
-    /// Of columns that are `apart`.
-    fn new(dtype: cudaDataType, rows: usize, cols: usize, apart: usize) -> Called<Layout> {
-        result::create_matrix_layout(dtype, rows as u64, cols as u64, apart as i64).map(Layout)
+    /// Column after column.
+    fn new(dtype: cudaDataType, rows: usize, cols: usize) -> Called<Layout> {
+        result::create_matrix_layout(dtype, rows as u64, cols as u64, rows as i64).map(Layout)
+    }
+
+    fn set_cols(&self, cols: usize) -> Called<()> {
+        let (attribute, cols) = (sys::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_COLS, cols as u64);
+        // SAFETY: the layout is alive, and this attribute a u64.
+        unsafe { result::set_matrix_layout_attribute(self.0, attribute, from_ref(&cols).cast(), size_of::<u64>()) }
     }
 }
 
@@ -208,31 +277,53 @@ impl Drop for Layout {
     }
 }
 
-struct Operation(sys::cublasLtMatmulDesc_t);
+struct Operation {
+    handle: sys::cublasLtMatmulDesc_t,
+    bias: bool,
+    /// Whether sums are multiplied by the scales of rows and outputs.
+    scales: bool,
+}
 
 impl Operation {
-    /// The first matrix transposed, and a bias where there is one.
-    fn new(bias: Address) -> Called<Operation> {
-        use cublasLtMatmulDescAttributes_t::*;
-        let operation = Operation(result::create_matmul_desc(cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType::CUDA_R_32F)?);
+    /// The first matrix transposed.
+    fn new(bias: bool, scales: bool) -> Called<Operation> {
+        use sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+        use sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as OUTER;
+        let handle = result::create_matmul_desc(cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType::CUDA_R_32F)?;
+        let operation = Operation { handle, bias, scales };
         operation.set(CUBLASLT_MATMUL_DESC_TRANSA, TRANSPOSED)?;
-        if bias != Address::NULL {
-            operation.set(CUBLASLT_MATMUL_DESC_EPILOGUE, sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
-            operation.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.0)?;
+        if bias {
+            operation.set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS)?;
+        }
+        if scales {
+            operation.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, OUTER)?;
+            operation.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, OUTER)?;
         }
         Ok(operation)
     }
 
+    /// Where a product's vectors are.
+    fn point(&self, product: &Product) -> Called<()> {
+        if self.bias {
+            self.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias.0)?;
+        }
+        if self.scales {
+            self.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, product.w.scales().0)?;
+            self.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, product.row_scales().0)?;
+        }
+        Ok(())
+    }
+
     fn set<T: Copy>(&self, attribute: cublasLtMatmulDescAttributes_t, value: T) -> Called<()> {
         // SAFETY: the description is alive, and the value of the attribute's type.
-        unsafe { result::set_matmul_desc_attribute(self.0, attribute, from_ref(&value).cast(), size_of_val(&value)) }
+        unsafe { result::set_matmul_desc_attribute(self.handle, attribute, from_ref(&value).cast(), size_of_val(&value)) }
     }
 }
 
 impl Drop for Operation {
     fn drop(&mut self) {
         // SAFETY: made by `new`, and dropped once.
-        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+        let _ = unsafe { result::destroy_matmul_desc(self.handle) };
     }
 }
 

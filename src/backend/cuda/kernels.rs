@@ -2,7 +2,7 @@
 
 use super::attention;
 use super::device::Function;
-use super::matrix::Tile;
+use super::matrix::{Stored, Tile};
 use crate::error::Result;
 use crate::options::{Dtype, KvDtype};
 
@@ -32,8 +32,9 @@ kernels! {
     attention_merge, attention_plain_bf16, attention_plain_f32, attention_plain_int8,
     combine_routes, draw_rows, embed_bf16, embed_f16, embed_f32, gate, gate_clamped, gather, gather_routes, join_strips,
     matmul_bf16_128, matmul_bf16_16, matmul_bf16_64, matmul_f16_128, matmul_f16_16, matmul_f16_64, matmul_f32_128, matmul_f32_16, matmul_f32_64,
-    move_blocks, norm_heads, norm_rows, rope, route, scale_and_cap, sort_routes, split_strips,
-    store_kv_bf16, store_kv_f32, store_kv_int8, to_bf16, to_f16,
+    matmul_fp8_128, matmul_fp8_16, matmul_fp8_64,
+    move_blocks, norm_heads, norm_rows, rope, route, scale_and_cap, scale_product, sort_routes, split_strips,
+    store_kv_bf16, store_kv_f32, store_kv_int8, to_bf16, to_f16, to_fp8,
 }
 
 /// Widths of heads that tensor cores attend to.
@@ -53,20 +54,22 @@ impl Kernels {
             prefill.allow_shared(attention::prefill_shared(dim))?;
             decode.allow_shared(attention::decode_shared(dim))?;
         }
-        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-            self.products(dtype).into_iter().try_for_each(|(function, tile)| function.allow_shared(tile.shared()))?;
+        for stored in [Stored::As(Dtype::F32), Stored::As(Dtype::F16), Stored::As(Dtype::Bf16), Stored::Fp8] {
+            self.products(stored).into_iter().try_for_each(|(function, tile)| function.allow_shared(tile.shared(stored)))?;
         }
         Ok(())
     }
 
     /// For few, some and many rows.
-    pub fn products(&self, dtype: Dtype) -> [(Function, Tile); 3] {
-        let [few, some, many] = match dtype {
-            Dtype::F32 => [self.matmul_f32_16, self.matmul_f32_64, self.matmul_f32_128],
-            Dtype::F16 => [self.matmul_f16_16, self.matmul_f16_64, self.matmul_f16_128],
-            Dtype::Bf16 => [self.matmul_bf16_16, self.matmul_bf16_64, self.matmul_bf16_128],
+    pub fn products(&self, stored: Stored) -> [(Function, Tile); 3] {
+        let [few, some, many] = match stored {
+            Stored::As(Dtype::F32) => [self.matmul_f32_16, self.matmul_f32_64, self.matmul_f32_128],
+            Stored::As(Dtype::F16) => [self.matmul_f16_16, self.matmul_f16_64, self.matmul_f16_128],
+            Stored::As(Dtype::Bf16) => [self.matmul_bf16_16, self.matmul_bf16_64, self.matmul_bf16_128],
+            Stored::Fp8 => [self.matmul_fp8_16, self.matmul_fp8_64, self.matmul_fp8_128],
         };
-        [(few, Tile::FEW), (some, Tile::SOME), (many, Tile::MANY)]
+        let tile = if stored == Stored::Fp8 { Tile::FEW_OF_BYTES } else { Tile::FEW };
+        [(few, tile), (some, Tile::SOME), (many, Tile::MANY)]
     }
 
     /// None: K and V are stored as something else, or heads have another width.

@@ -1,8 +1,9 @@
-//! Matrices on the device: rows of numbers as they are stored, each aligned to 16 bytes.
+//! Matrices on the device: rows of numbers as they are stored, each aligned to 16 bytes; in fp8 the rows' scales lie behind them.
 
 use half::{bf16, f16};
 
 use super::device::{Address, Device, Function, Memory, Shape};
+use super::fp8;
 use super::kernels::Kernels;
 use crate::backend::RowSource;
 use crate::error::{Error, Result, try_vec};
@@ -10,55 +11,82 @@ use crate::options::{Dtype, WeightFormat};
 
 /// Bytes that are read from a file at a time.
 const LOAD_BYTES: usize = 16 << 20;
-/// Numbers that a row's are rounded up to.
-const ALIGNED: usize = 8;
+
+/// What a matrix's numbers are. The device multiplies numbers in floating point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stored {
+    As(Dtype),
+    Fp8,
+}
+
+impl Stored {
+    fn of(format: WeightFormat) -> Result<Stored> {
+        match format {
+            WeightFormat::F32 => Ok(Stored::As(Dtype::F32)),
+            WeightFormat::F16 => Ok(Stored::As(Dtype::F16)),
+            WeightFormat::Bf16 => Ok(Stored::As(Dtype::Bf16)),
+            WeightFormat::Fp8 => Ok(Stored::Fp8),
+            WeightFormat::Int8 | WeightFormat::Int4 { .. } => {
+                Err(Error::unsupported(format!("weight_format is {}: a CUDA device takes f32, f16, bf16 and fp8", format.name())))
+            }
+        }
+    }
+
+    /// Numbers that a row takes: zeros are behind its own.
+    pub fn pitch(self, cols: usize) -> usize {
+        cols.next_multiple_of(if self == Stored::Fp8 { 16 } else { 8 })
+    }
+
+    pub fn row_bytes(self, cols: usize) -> usize {
+        self.pitch(cols) * if let Stored::As(dtype) = self { dtype.bytes() } else { 1 }
+    }
+
+    /// Of a row's scale.
+    pub fn scale_bytes(self) -> usize {
+        if self == Stored::Fp8 { size_of::<f32>() } else { 0 }
+    }
+}
 
 pub struct Matrix {
     pub rows: usize,
     pub cols: usize,
-    pub dtype: Dtype,
+    pub stored: Stored,
     memory: Memory,
-}
-
-pub fn pitch(cols: usize) -> usize {
-    cols.next_multiple_of(ALIGNED)
-}
-
-/// What is stored in a format. The device multiplies numbers in floating point.
-fn dtype_of(format: WeightFormat) -> Result<Dtype> {
-    match format {
-        WeightFormat::F32 => Ok(Dtype::F32),
-        WeightFormat::F16 => Ok(Dtype::F16),
-        WeightFormat::Bf16 => Ok(Dtype::Bf16),
-        WeightFormat::Int8 | WeightFormat::Int4 { .. } => {
-            Err(Error::unsupported(format!("weight_format is {}: a CUDA device takes f32, f16 and bf16", format.name())))
-        }
-    }
 }
 
 impl Matrix {
     pub fn bytes(rows: usize, cols: usize, format: WeightFormat) -> u64 {
         // What cannot be stored is refused when it is loaded.
-        let bytes = dtype_of(format).map_or(0, Dtype::bytes);
-        (rows * pitch(cols) * bytes) as u64
+        Stored::of(format).map_or(0, |stored| rows as u64 * (stored.row_bytes(cols) + stored.scale_bytes()) as u64)
     }
 
     /// Reads rows of `dtype`, and stores them in `format`.
     pub fn load(device: &Device, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
-        let stored = dtype_of(format)?;
-        let matrix = Matrix { rows, cols, dtype: stored, memory: device.memory(Self::bytes(rows, cols, format))? };
-        let (row, padded) = (cols * dtype.bytes(), pitch(cols) * stored.bytes());
+        let stored = Stored::of(format)?;
+        let matrix = Matrix { rows, cols, stored, memory: device.memory(Self::bytes(rows, cols, format))? };
+        let (row, padded) = (cols * dtype.bytes(), stored.row_bytes(cols));
         let piece = (LOAD_BYTES / row.max(1)).clamp(1, rows.max(1));
         let mut read = try_vec(piece * row, 0u8)?;
         let mut written = try_vec(piece * padded, 0u8)?;
+        let mut scales = try_vec(rows * stored.scale_bytes(), 0u8)?;
+        let mut floats = try_vec(if stored == Stored::Fp8 { cols } else { 0 }, 0.0f32)?;
         for first in (0..rows).step_by(piece) {
             let count = piece.min(rows - first);
             source(first, &mut read[..count * row])?;
             for (i, (from, to)) in read.chunks_exact(row.max(1)).zip(written.chunks_exact_mut(padded.max(1))).take(count).enumerate() {
-                convert(dtype, stored, from, to).map_err(|NoSuchNumber| refused(first + i, format))?;
+                let converted = match stored {
+                    Stored::As(to_dtype) => convert(dtype, to_dtype, from, to),
+                    Stored::Fp8 => {
+                        dtype.visit(from, |k, x| floats[k] = x);
+                        let scale = fp8::store_row(&floats, to);
+                        scale.map(|scale| scales.as_chunks_mut().0[first + i] = scale.to_le_bytes()).ok_or(NoSuchNumber)
+                    }
+                };
+                converted.map_err(|NoSuchNumber| refused(first + i, format))?;
             }
             device.write(&matrix.memory, (first * padded) as u64, &written[..count * padded])?;
         }
+        device.write(&matrix.memory, (rows * padded) as u64, &scales)?;
         Ok(matrix)
     }
 
@@ -66,26 +94,32 @@ impl Matrix {
         self.memory.address()
     }
 
+    /// Where the rows' scales are, if they have any.
+    pub fn scales(&self) -> Address {
+        self.address().at((self.rows * self.stored.row_bytes(self.cols)) as u64)
+    }
+
     pub fn pitch(&self) -> usize {
-        pitch(self.cols)
+        self.stored.pitch(self.cols)
     }
 
     /// The one of three kernels that takes its numbers: of f32, f16, bf16.
-    pub fn pick(&self, functions: [Function; 3]) -> Function {
+    pub fn pick(&self, functions: [Function; 3]) -> Result<Function> {
         let [f32, f16, bf16] = functions;
-        match self.dtype {
-            Dtype::F32 => f32,
-            Dtype::F16 => f16,
-            Dtype::Bf16 => bf16,
+        match self.stored {
+            Stored::As(Dtype::F32) => Ok(f32),
+            Stored::As(Dtype::F16) => Ok(f16),
+            Stored::As(Dtype::Bf16) => Ok(bf16),
+            Stored::Fp8 => Err(Error::internal("a table was kept in fp8, and is not to be")),
         }
     }
 
     /// The kernel for so many rows, and how it is launched for `count` products of at most `most` rows. Whichever is taken, a row has the same bits.
     pub fn product(&self, kernels: &Kernels, rows: usize, most: usize, count: usize) -> (Function, Shape) {
-        let all = kernels.products(self.dtype);
+        let all = kernels.products(self.stored);
         let (function, tile) = all.into_iter().find(|(_, tile)| rows <= tile.rows).unwrap_or(all[2]);
         let grid = (self.rows.div_ceil(tile.outs) as u32, most.div_ceil(tile.rows) as u32, count as u32);
-        (function, Shape { shared: tile.shared(), ..Shape::new(grid, Tile::THREADS) })
+        (function, Shape { shared: tile.shared(self.stored), ..Shape::new(grid, Tile::THREADS) })
     }
 }
 
@@ -94,21 +128,26 @@ impl Matrix {
 pub struct Tile {
     rows: usize,
     outs: usize,
-    /// Bytes of a step of a row in shared memory.
-    pitch: usize,
-    /// Steps that there is room for.
+    /// Bytes of a step of a row of activations.
+    step: usize,
+    /// Steps of weights that there is room for.
     stages: usize,
 }
 
 impl Tile {
-    pub const FEW: Tile = Tile { rows: 16, outs: 32, pitch: 256 + 16, stages: 6 };
-    pub const SOME: Tile = Tile { rows: 64, outs: 64, pitch: 128 + 16, stages: 4 };
-    pub const MANY: Tile = Tile { rows: 128, outs: 128, pitch: 64 + 16, stages: 4 };
+    pub const FEW: Tile = Tile { rows: 16, outs: 32, step: 256, stages: 6 };
+    /// For weights in fp8.
+    pub const FEW_OF_BYTES: Tile = Tile { step: 512, ..Tile::FEW };
+    pub const SOME: Tile = Tile { rows: 64, outs: 64, step: 128, stages: 4 };
+    pub const MANY: Tile = Tile { rows: 128, outs: 128, step: 64, stages: 4 };
     const THREADS: u32 = 128;
+    /// Bytes between a step of a row and the next one's.
+    const BETWEEN: usize = 16;
 
-    /// Bytes of the steps of weights on their way, and of two of the rows.
-    pub const fn shared(self) -> u32 {
-        ((self.stages * self.outs + 2 * self.rows) * self.pitch) as u32
+    /// Bytes of the steps of weights on their way, and of two of the rows. Beside weights in fp8 these are in bf16.
+    pub fn shared(self, stored: Stored) -> u32 {
+        let of_weights = if stored == Stored::Fp8 { self.step / 2 } else { self.step };
+        (self.stages * self.outs * (of_weights + Self::BETWEEN) + 2 * self.rows * (self.step + Self::BETWEEN)) as u32
     }
 }
 

@@ -7,6 +7,7 @@ mod attention;
 mod blas;
 mod device;
 mod drawing;
+mod fp8;
 mod graphs;
 mod inputs;
 mod kernels;
@@ -20,12 +21,12 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blas::Blas;
-use device::{Address, Device, Memory, Pinned, Shape, launch};
+use device::{Address, Device, Function, Memory, Pinned, Shape, launch};
 use drawing::Drawing;
 use graphs::Graphs;
 use inputs::{Inputs, Part};
 use kv::{Host, Kv, MoveList};
-use matrix::Matrix;
+use matrix::{Matrix, Stored};
 use routes::Routes;
 
 use super::{
@@ -184,6 +185,11 @@ impl CudaBackend {
         let (rows, outs, cols) = (most as u32, first.rows as u32, first.cols as u32);
         let (x, w, bias, out) = (x.address(), first.address(), address_of(bias), out.address());
         launch!(self.device, function, shape, out, x, w, bias, matrices, biases, starts, rows, outs, cols);
+    }
+
+    /// The one of three kernels that reads a table, of f32, f16, bf16. Where there is none the next `check` says so.
+    fn of_table(&self, table: &Matrix, kernels: [Function; 3]) -> Option<Function> {
+        table.pick(kernels).map_err(|error| self.device.refuse(error)).ok()
     }
 
     /// The list of some matrices' addresses. Where it cannot be made the next `check` says so, and nothing is launched meanwhile.
@@ -493,7 +499,7 @@ impl Backend for CudaBackend {
 
     fn embed(&self, inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf) {
         let kernels = &self.device.kernels;
-        let function = table.pick([kernels.embed_f32, kernels.embed_f16, kernels.embed_bf16]);
+        let Some(function) = self.of_table(table, [kernels.embed_f32, kernels.embed_f16, kernels.embed_bf16]) else { return };
         let (tokens, cols, pitch) = (inputs.address(inputs.tokens), table.cols as u32, table.pitch() as u32);
         let shape = grid_shape(inputs.rows as usize, table.cols);
         launch!(self.device, function, shape, out.address(), table.address(), tokens, cols, pitch, scale);
@@ -501,7 +507,8 @@ impl Backend for CudaBackend {
 
     fn add_positions(&self, inputs: &Inputs, table: &Matrix, offset: usize, x: &mut Buf) {
         let kernels = &self.device.kernels;
-        let function = table.pick([kernels.add_positions_f32, kernels.add_positions_f16, kernels.add_positions_bf16]);
+        let functions = [kernels.add_positions_f32, kernels.add_positions_f16, kernels.add_positions_bf16];
+        let Some(function) = self.of_table(table, functions) else { return };
         let (positions, cols, pitch) = (inputs.address(inputs.positions), table.cols as u32, table.pitch() as u32);
         let shape = grid_shape(inputs.rows as usize, table.cols);
         launch!(self.device, function, shape, x.address(), table.address(), positions, cols, pitch, offset as u32);
@@ -509,7 +516,7 @@ impl Backend for CudaBackend {
 
     fn matmul(&self, rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf) {
         let product = blas::Product { rows, x: x.address(), w, bias: address_of(bias), out: out.address() };
-        let many = rows > MANY_ROWS && w.dtype != Dtype::F32;
+        let many = rows > MANY_ROWS && w.stored != Stored::As(Dtype::F32);
         if !many || !self.blas.as_ref().is_some_and(|blas| blas.multiply(&self.device, product)) {
             self.product(Rows::alike(rows, 1), x, w, Lists::NONE, bias, out);
         }

@@ -21,7 +21,7 @@ use super::quantize::{self, INT4_ZERO, INT8_ZERO};
 use super::{Format, LINE, Machine, PANEL};
 use crate::backend::{PACKED_PIECE, PackedSource, RowSource};
 use crate::error::{Error, Result, try_vec};
-use crate::options::Dtype;
+use crate::options::{Dtype, WeightFormat};
 use crate::sys::Pages;
 
 /// Rows are read from their source in pieces of about this size.
@@ -67,14 +67,19 @@ impl Matrix {
     /// rounded: packed weights are kept on disks.
     pub const LAYOUT: &str = "cpu panels of 32, 1";
 
-    pub fn bytes(rows: usize, cols: usize, format: Format) -> u64 {
-        rows.div_ceil(PANEL) as u64 * panel_bytes(format, cols) as u64
+    pub fn bytes(rows: usize, cols: usize, format: WeightFormat) -> u64 {
+        // What cannot be packed is refused when it is loaded.
+        Format::of(format).map_or(0, |format| rows.div_ceil(PANEL) as u64 * panel_bytes(format, cols) as u64)
+    }
+
+    fn zeroed(rows: usize, cols: usize, format: WeightFormat) -> Result<Matrix> {
+        let pages = Pages::zeroed(Self::bytes(rows, cols, format) as usize)?;
+        Ok(Matrix { rows, cols, format: Format::of(format)?, pages })
     }
 
     /// Reads rows of `dtype`, and stores them in `format`.
-    pub fn load(machine: Machine, rows: usize, cols: usize, dtype: Dtype, format: Format, source: RowSource) -> Result<Matrix> {
-        let pages = Pages::zeroed(Self::bytes(rows, cols, format) as usize)?;
-        let mut matrix = Matrix { rows, cols, format, pages };
+    pub fn load(machine: Machine, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
+        let mut matrix = Self::zeroed(rows, cols, format)?;
         let row_bytes = cols * dtype.bytes();
         let piece = (LOAD_BYTES / row_bytes.max(1)).next_multiple_of(PANEL).max(PANEL).min(rows.next_multiple_of(PANEL));
         let as_stored = format == dtype.into();
@@ -84,11 +89,11 @@ impl Matrix {
             let count = piece.min(rows - first);
             let bytes = &mut buffer[..count * row_bytes];
             source(first, bytes)?;
-            match format {
+            match matrix.format {
                 _ if !as_stored => {
                     let floats = &mut floats[..count * cols];
                     to_floats(machine.pool, dtype, bytes, floats);
-                    matrix.convert(machine, first, floats)?;
+                    matrix.convert(machine, first, floats).map_err(|row| refused(row, format))?;
                 }
                 Format::F16 => matrix.pack::<2>(machine.pool, first, bytes),
                 _ => matrix.pack::<4>(machine.pool, first, bytes),
@@ -98,10 +103,10 @@ impl Matrix {
     }
 
     /// Takes back what `packed` gave.
-    pub fn of_packed(pool: &Pool, rows: usize, cols: usize, format: Format, source: PackedSource) -> Result<Matrix> {
-        let mut pages = Pages::zeroed(Self::bytes(rows, cols, format) as usize)?;
-        let (bytes, failed) = (pages.bytes().len(), Mutex::new(None));
-        let start = SendPtr(pages.bytes_mut().as_mut_ptr());
+    pub fn of_packed(pool: &Pool, rows: usize, cols: usize, format: WeightFormat, source: PackedSource) -> Result<Matrix> {
+        let mut matrix = Self::zeroed(rows, cols, format)?;
+        let (bytes, failed) = (matrix.pages.bytes().len(), Mutex::new(None));
+        let start = SendPtr(matrix.pages.bytes_mut().as_mut_ptr());
         pool.run(bytes.div_ceil(PACKED_PIECE), &|piece, _| {
             let first = piece * PACKED_PIECE;
             // SAFETY: pieces are disjoint, and inside the pages.
@@ -112,7 +117,7 @@ impl Matrix {
         });
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error),
-            None => Ok(Matrix { rows, cols, format, pages }),
+            None => Ok(matrix),
         }
     }
 
@@ -162,8 +167,8 @@ impl Matrix {
         });
     }
 
-    /// Packs numbers as the format stores them. One that it cannot store is an error.
-    fn convert(&mut self, Machine { isa, pool }: Machine, first: usize, floats: &[f32]) -> Result<()> {
+    /// Packs numbers as the format stores them; or tells of the first row with one that it cannot store.
+    fn convert(&mut self, Machine { isa, pool }: Machine, first: usize, floats: &[f32]) -> std::result::Result<(), usize> {
         let (cols, format, refused) = (self.cols, self.format, AtomicUsize::new(usize::MAX));
         self.for_panels(pool, first, floats, cols, |first, rows, panel| {
             // SAFETY: the path is present.
@@ -171,10 +176,7 @@ impl Matrix {
         });
         match refused.into_inner() {
             usize::MAX => Ok(()),
-            row => Err(Error::model(format!(
-                "row {row} holds a number that is infinite, not a number or too large for weight_format {}",
-                format.name()
-            ))),
+            row => Err(row),
         }
     }
 
@@ -206,6 +208,10 @@ impl Matrix {
             }
         }
     }
+}
+
+fn refused(row: usize, format: WeightFormat) -> Error {
+    Error::model(format!("row {row} holds a number that is infinite, not a number or too large for weight_format {}", format.name()))
 }
 
 /// The rows of a panel that are there, of which the first is row `first`.

@@ -18,7 +18,8 @@ use super::SendPtr;
 use super::lanes::{Lanes, load_some, store_some};
 use super::pool::Pool;
 use crate::backend::MatrixOf;
-use crate::options::{Isa, WeightFormat as Format};
+use crate::error::{Error, Result};
+use crate::options::{Isa, WeightFormat};
 use bytes::{Bytes, Int4, Int8};
 use floats::{Floats, Pairs};
 pub use matrix::Matrix;
@@ -33,6 +34,29 @@ const TASK_BYTES: usize = 384 << 10;
 const AHEAD: usize = 8192;
 /// Of the machine's first cache.
 pub const LINE: usize = 64;
+
+/// How a matrix's weights are packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    F32,
+    F16,
+    Bf16,
+    Int8,
+    Int4 { group: usize, offsets: bool },
+}
+
+impl Format {
+    fn of(format: WeightFormat) -> Result<Format> {
+        match format {
+            WeightFormat::F32 => Ok(Format::F32),
+            WeightFormat::F16 => Ok(Format::F16),
+            WeightFormat::Bf16 => Ok(Format::Bf16),
+            WeightFormat::Int8 => Ok(Format::Int8),
+            WeightFormat::Int4 { group, offsets } => Ok(Format::Int4 { group, offsets }),
+            WeightFormat::Fp8 => Err(Error::unsupported("weight_format fp8 is for CUDA devices: take int8, which a CPU multiplies faster")),
+        }
+    }
+}
 
 /// What all products of a backend share.
 #[derive(Clone, Copy)]

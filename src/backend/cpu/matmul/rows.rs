@@ -10,7 +10,7 @@ use super::super::lanes::{Kernel, Lanes, load_some};
 use super::quantize::{self, INT4_ZERO, INT8_ZERO};
 use super::{Format, Machine};
 use crate::error::{Result, try_vec};
-use crate::options::Isa;
+use crate::options::{Isa, WeightFormat};
 
 /// Rows of a tile. With the vectors of a panel they have 24 sums of 16 lanes, or 12 of 8: what the register file holds beside weights and rows.
 pub const FLOAT_ROWS: usize = 12;
@@ -158,7 +158,7 @@ impl Packed<'_> {
 impl Lens {
     /// The most, whatever the format.
     fn most(cols: usize) -> Lens {
-        Lens { words: cols.next_multiple_of(2), groups: cols.div_ceil(Format::GROUPS[0]) }
+        Lens { words: cols.next_multiple_of(2), groups: cols.div_ceil(WeightFormat::GROUPS[0]) }
     }
 
     fn of(format: RowFormat, cols: usize) -> Lens {

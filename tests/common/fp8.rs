@@ -1,0 +1,70 @@
+//! What weights in fp8 are, found by looking at all the numbers that there are.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use pagedllm::model::spec::{Layout, Linear, Role};
+use pagedllm::model::{Config, family};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+
+/// What is nearest to each number of a row, of two the one with an even byte, where the row's greatest becomes 448.
+pub fn in_fp8(values: &[f32], cols: usize) -> Vec<f32> {
+    let size = |byte: i32| if byte < 8 { byte as f32 } else { (8 + byte % 8) as f32 * 2f32.powi(byte / 8 - 1) } / 512.0;
+    let sizes: Vec<f32> = (0..127).map(size).collect();
+    let nearest = |x: f32| {
+        let above = sizes.partition_point(|size| *size < x.abs()).min(126);
+        let below = above.saturating_sub(1);
+        let (up, down) = (sizes[above] - x.abs(), x.abs() - sizes[below]);
+        let size = if up < down || up == down && above % 2 == 0 { sizes[above] } else { sizes[below] };
+        size.copysign(x)
+    };
+    let row = |row: &[f32]| -> Vec<f32> {
+        let most = row.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let (scale, inverse) = if most == 0.0 { (0.0, 0.0) } else { (most / 448.0, 448.0 / most) };
+        row.iter().map(|x| nearest(x * inverse) * scale).collect()
+    };
+    values.chunks(cols).flat_map(row).collect()
+}
+
+/// Makes of a model in f32 what fp8 keeps of it: of what stands in layers.
+pub fn round_model(dir: &Path) {
+    let mut inner = BTreeMap::new();
+    let note = |linear: &Linear, role| {
+        let all = linear.parts.iter().filter(|_| role == Role::Inner);
+        inner.extend(all.map(|part| (part.weight(), linear.layout)));
+        Ok::<(), ()>(())
+    };
+    let config = Config::load(dir, "config.json").unwrap();
+    (family(&config).unwrap().spec)(&config).unwrap().try_map(note, |_| Ok(()), |_| Ok(())).unwrap();
+    let path = dir.join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let rounded: Vec<_> = SafeTensors::deserialize(&bytes)
+        .unwrap()
+        .iter()
+        .map(|(name, tensor)| {
+            let values: Vec<f32> = tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            let values = inner.get(name).map_or(values.clone(), |layout| round_tensor(&values, tensor.shape(), *layout));
+            let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+            (name.to_string(), tensor.shape().to_vec(), bytes)
+        })
+        .collect();
+    let view = |shape: &Vec<usize>, bytes| TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap();
+    safetensors::serialize_to_file(rounded.iter().map(|(name, shape, bytes)| (name, view(shape, bytes))), None, &path).unwrap();
+}
+
+/// Matrices, one after the other, whose rows are outputs or, the other way round, inputs.
+fn round_tensor(values: &[f32], shape: &[usize], layout: Layout) -> Vec<f32> {
+    let [.., down, across] = *shape else { panic!("a matrix of shape {shape:?}") };
+    match layout {
+        Layout::InOut => {
+            values.chunks(down * across).flat_map(|matrix| transposed(&in_fp8(&transposed(matrix, across), down), down)).collect()
+        }
+        Layout::OutIn => in_fp8(values, across),
+    }
+}
+
+/// Of rows of `cols`.
+fn transposed(matrix: &[f32], cols: usize) -> Vec<f32> {
+    (0..cols).flat_map(|col| matrix.chunks(cols).map(move |row| row[col])).collect()
+}
