@@ -112,17 +112,23 @@ fn a_model_answers_on_a_device_as_on_the_cpu() {
     }
 }
 
+/// What tensor cores round makes little of it, and a number of K or V another of the few that there are.
 #[test]
-fn whatever_k_and_v_are_stored_as_a_device_answers_as_the_cpu() {
+fn whatever_k_and_v_are_stored_as_a_device_answers_much_as_the_cpu() {
     let _one = alone();
-    let model = Model::new(&llama(256), true);
+    let model = Model::new(&llama(256), false); // products round nothing: what differs is attention
     for kv_dtype in KvDtype::ALL {
         let options = |device| EngineOptions { kv_dtype: Some(kv_dtype), ..model.options(device) };
         let [on_cpu, on_device] = ["cpu", "cuda:0"].map(|device| answers(&options(device), some_requests()));
+        let tolerance = match kv_dtype {
+            KvDtype::F32 => 1e-3,
+            KvDtype::F16 => 1e-2,
+            KvDtype::Bf16 | KvDtype::Int8 | KvDtype::Fp8 => 1e-1,
+        };
         for (request, expected) in &on_cpu {
             for ((token, logprob), (expected, there)) in on_device[request].iter().zip(expected) {
                 let [logprob, there] = [logprob, there].map(|bits| f32::from_bits(*bits));
-                assert!((logprob - there).abs() < 1e-2, "{kv_dtype:?}: {logprob}, on the CPU {there}");
+                assert!((logprob - there).abs() < tolerance, "{kv_dtype:?}: {logprob}, on the CPU {there}");
                 if token != expected {
                     break; // as above
                 }
