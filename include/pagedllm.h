@@ -103,6 +103,12 @@
 // 8 bits a number and, for each head of each token, a scale in f32: about half the bytes of bf16, at a small cost in quality.
 #define PLLM_DTYPE_INT8 3
 
+// Numbers beyond 65504 become 65504, with their sign.
+#define PLLM_DTYPE_F16 4
+
+// As INT8, with numbers of 8 bits in floating point (OCP E4M3): small numbers beside great ones keep more, great ones less.
+#define PLLM_DTYPE_FP8 5
+
 // The widest instruction path that the machine has, of those that compute in f32.
 #define PLLM_ISA_AUTO 0
 
@@ -415,8 +421,8 @@ typedef struct {
   uint64_t seed;
   // Tokens per KV block: 8, 16 (default), 32, 64, 128 or 256.
   uint32_t block_size;
-  // How K and V are stored: PLLM_DTYPE_AUTO (default: f32 for models in f32, else bf16), PLLM_DTYPE_F32, PLLM_DTYPE_BF16 or
-  // PLLM_DTYPE_INT8.
+  // How K and V are stored: PLLM_DTYPE_AUTO (default: f32 for models in f32, else bf16), PLLM_DTYPE_F32, PLLM_DTYPE_BF16,
+  // PLLM_DTYPE_INT8, PLLM_DTYPE_F16 or PLLM_DTYPE_FP8.
   uint32_t kv_dtype;
   // Longest sequence, prompt and output together. 0 (default): the model's own, or what the pool holds.
   uint32_t max_model_len;
@@ -531,7 +537,7 @@ typedef struct {
   uint64_t max_model_len;
   // Sequences of that length that fit at once.
   uint64_t full_sequences;
-  // PLLM_DTYPE_F32, PLLM_DTYPE_BF16 or PLLM_DTYPE_INT8.
+  // PLLM_DTYPE_F32, PLLM_DTYPE_BF16, PLLM_DTYPE_INT8, PLLM_DTYPE_F16 or PLLM_DTYPE_FP8.
   uint64_t kv_dtype;
   // KV blocks that there can be, should the arena grow.
   uint64_t most_blocks;

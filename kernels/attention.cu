@@ -1,7 +1,7 @@
 // Attention over K and V in blocks, as they are stored.
 //
 // K and V of a layer lie as [block][K, V][kv_head][token][dim]; where the values are the first dimensions of the keys, as
-// [block][kv_head][token][dim]. In int8, behind the numbers of each head of each half lies a scale in f32 for each token.
+// [block][kv_head][token][dim]. In int8 and fp8, behind the numbers of each head of each half lies a scale in f32 for each token.
 //
 // A query is one head of one row. Those of the heads that share a KV head, of all rows of a sequence, are numbered row by row. A tile is
 // some of them, so that what is read of K and V serves all. Grids are (tiles, kv_heads, z):
@@ -137,13 +137,36 @@ __device__ __forceinline__ Mean mean_of_none(const float *sinks, u32 head) {
 
 // ---- on tensor cores
 
-// K and V in shared memory, in 16 bits.
-template <u32 DIM> struct AttentionShared {
+// As what K and V are multiplied that are stored as T. Bytes become bf16, which has all their numbers and reaches as far as f32: so neither a query nor
+// a weight times a scale can become too great for it, and what becomes 0 is so small that f32 would hardly have it.
+template <class T> struct Factor {
+    typedef T Type;
+    static constexpr bool SCALED = false, NARROW = false;
+};
+template <> struct Factor<signed char> {
+    typedef bf16 Type;
+    static constexpr bool SCALED = true, NARROW = false;
+};
+// Reaches from 2^-24 to 65504 only: queries are brought there.
+template <> struct Factor<f16> {
+    typedef f16 Type;
+    static constexpr bool SCALED = false, NARROW = true;
+};
+template <> struct Factor<e4m3> : Factor<signed char> {};
+
+// Of one head's K, or V, of a token.
+template <class T> __device__ __forceinline__ u32 token_bytes(u32 dim) { return dim * sizeof(T) + (Factor<T>::SCALED ? sizeof(float) : 0); }
+
+// K and V in shared memory, as they are stored: the numbers of both, and where they have scales these behind them.
+template <class T, u32 DIM> struct AttentionShared {
     static constexpr u32 TOKENS = DIM <= 128 ? 64 : 32; // that a block reads at a time
-    static constexpr u32 PITCH = DIM + 8;               // an odd number of 16 bytes: eight rows in a column lie in different banks
-    static constexpr u32 STAGE_BYTES = 2 * TOKENS * PITCH * 2;
-    // On a multiprocessor; 0: as many as the compiler finds right. Of these it finds two, for the sake of a few registers.
-    static constexpr u32 PREFILL_BLOCKS = DIM == 112 || DIM == 128 ? 3 : 0;
+    static constexpr u32 CHUNKS = DIM * sizeof(T) / 16; // of a row, as they are copied
+    static constexpr u32 PITCH = (CHUNKS | 1) * 16 / sizeof(T); // an odd number of chunks: eight rows in a column lie in different banks
+    static constexpr u32 TOKEN_BYTES = PITCH * sizeof(T) + (Factor<T>::SCALED ? sizeof(float) : 0);
+    static constexpr u32 STAGE_BYTES = 2 * TOKENS * TOKEN_BYTES;
+    // On a multiprocessor; 0: as many as the compiler finds right. Of these it finds two, for the sake of a few registers; those that queries in f16 and
+    // bytes take besides are too many for three.
+    static constexpr u32 PREFILL_BLOCKS = DIM == 112 || DIM == 128 ? (Factor<T>::NARROW || Factor<T>::SCALED ? 2 : 3) : 0;
     // Decode has little to compute, and ends when all has been read: no sooner than the bytes of K and V at 4.8 TB/s, on an H200. Over 132
     // multiprocessors, with 1 us from asking to having, that is 36 KiB on their way to each at any time. A block has up to 72 KiB on
     // their way, and two or three share a multiprocessor.
@@ -153,8 +176,10 @@ template <u32 DIM> struct AttentionShared {
 
 // K and V on their way to shared memory: the threads of a warp or of a block copy TOKENS of them at a time, up to STAGES times ahead.
 template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES> struct KvStream {
-    static constexpr u32 PITCH = AttentionShared<DIM>::PITCH, STAGE = 2 * TOKENS * PITCH;
-    T *stages; // [STAGES, (K, V), TOKENS, PITCH]
+    typedef AttentionShared<T, DIM> Shared;
+    static constexpr u32 CHUNKS = Shared::CHUNKS, PITCH = Shared::PITCH, STAGE = 2 * TOKENS * Shared::TOKEN_BYTES / sizeof(T);
+    static constexpr u32 IN_CHUNK = 16 / sizeof(T);
+    T *stages; // [STAGES], each [(K, V), TOKENS, PITCH] and, where there are scales, those: [(K, V), TOKENS]
     StoredHead head;
     u32 first, end;  // the tokens that there are
     u32 token, step; // to copy next, and from there to the one after it
@@ -190,8 +215,7 @@ template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES> struct KvStream
 
     // Tokens that nobody sees become zeros: whatever lies in their place, even times 0, might be NaN.
     __device__ __forceinline__ void copy(T *to) const {
-        constexpr u32 CHUNKS = DIM / 8, COUNT = TOKENS * CHUNKS / THREADS;
-        static_assert(TOKENS * CHUNKS % THREADS == 0, "threads copy equally much");
+        constexpr u32 COUNT = div_ceil(TOKENS * CHUNKS, THREADS);
         u32 blocks[COUNT];
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) { // before any copy: so they are looked up at the same time
@@ -201,22 +225,37 @@ template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES> struct KvStream
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) {
             u32 n = threadIdx.x % THREADS + i * THREADS, at = token + n / CHUNKS;
-            const u8 *keys = head.keys(blocks[i]) + (head.slot(at) * DIM + n % CHUNKS * 8) * sizeof(T);
-            T *row = to + n / CHUNKS * PITCH + n % CHUNKS * 8;
+            if (TOKENS * CHUNKS % THREADS != 0 && n >= TOKENS * CHUNKS) break;
+            const u8 *keys = head.keys(blocks[i]) + (head.slot(at) * DIM + n % CHUNKS * IN_CHUNK) * sizeof(T);
+            T *row = to + n / CHUNKS * PITCH + n % CHUNKS * IN_CHUNK;
             copy_async_16(row, keys, first <= at && at < end);
             copy_async_16(row + TOKENS * PITCH, keys + head.values_behind, first <= at && at < end);
         }
+        if constexpr (Factor<T>::SCALED) copy_scales(reinterpret_cast<float *>(to + 2 * TOKENS * PITCH));
+    }
+
+    __device__ __forceinline__ void copy_scales(float *to /* [(K, V), TOKENS] */) const {
+        u32 n = threadIdx.x % THREADS, at = token + n;
+        if (n >= TOKENS) return;
+        const u8 *keys = head.keys(head.block(min(max(at, first), end - 1))) + ((DIM << head.block_shift) + head.slot(at) * sizeof(float));
+        copy_async_4(to + n, keys, first <= at && at < end);
+        copy_async_4(to + TOKENS + n, keys + head.values_behind, first <= at && at < end);
     }
 };
 
 // 16 queries of a warp on their way through K and V, TOKENS at a time. As tensor cores have it, a lane knows of two queries, lane / 4 and
 // the one 8 behind it.
 template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
-    static constexpr u32 PITCH = AttentionShared<DIM>::PITCH;
-    u32 queries[DIM / 16][4]; // of mma: a
+    typedef typename Factor<T>::Type Number;
+    static constexpr u32 PITCH = AttentionShared<T, DIM>::PITCH;
+    static constexpr bool SCALED = Factor<T>::SCALED;
+    // Whether queries are read from shared memory, for what widens bytes of so wide heads has no registers left.
+    static constexpr bool SHARES = SCALED && DIM == 256 && TOKENS == 16;
+    u32 queries[SHARES ? 1 : DIM / 16][4]; // of mma: a
     float sums[DIM / 8][4];   // of mma: d
     float most[2], weight[2]; // the greatest score, times log2 of e; this lane's part of the weight
     float slope[2];
+    float restore[2];         // where numbers are narrow: what brings a query's products back to their size
     u32 last[2];             // position that a query sees
     u32 all_first, all_last; // positions that all see
     float power;             // a score times this is the log2 of its weight
@@ -235,27 +274,60 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
             Mean none = mean_of_none(sinks, query.head);
             most[half] = none.most;
             weight[half] = lane_in_warp() % 4 == 0 ? none.weight : 0.0f;
-            load(a.qkv + u64(query.row) * a.row_width + query.head * DIM, half);
+            const float *numbers = a.qkv + u64(query.row) * a.row_width + query.head * DIM;
+            float factor = 1.0f;
+            if constexpr (Factor<T>::NARROW) narrow(numbers, factor, restore[half]);
+            load(numbers, half, factor);
         }
 #pragma unroll
         for (u32 i = 0; i < DIM / 8 * 4; i++) sums[i / 4][i % 4] = 0.0f;
     }
 
-    __device__ __forceinline__ void load(const float *query /* [DIM] */, u32 half) {
+    // The power of two that brings a query's greatest number to between 1 and 2, as near as powers of f32 come; and its inverse.
+    static __device__ __forceinline__ void narrow(const float *query /* [DIM] */, float &factor, float &restore) {
+        float most = 0.0f;
 #pragma unroll
-        for (u32 i = 0; i < DIM / 8; i++) {
-            const float *from = query + i * 8 + lane_in_warp() % 4 * 2;
-            queries[i / 2][i % 2 * 2 + half] = pack2<T>(from[0], from[1]);
+        for (u32 i = lane_in_warp() % 4; i < DIM; i += 4) most = fmaxf(most, fabsf(query[i]));
+        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
+        u32 exponent = min(max(float_to_bits(most) >> 23, 1u), 253u);
+        restore = bits_to_float(exponent << 23);
+        factor = bits_to_float((254 - exponent) << 23);
+    }
+
+    __device__ __forceinline__ void load(const float *query /* [DIM] */, u32 half, float factor) {
+#pragma unroll
+        for (u32 i = 0; i < DIM / 16; i++) {
+            if constexpr (SCALED) {
+                float4 four = *reinterpret_cast<const float4 *>(query + i * 16 + lane_in_warp() % 4 * 4);
+                query_register(i, half) = pack2<Number>(four.x * factor, four.z * factor);
+                query_register(i, half + 2) = pack2<Number>(four.y * factor, four.w * factor);
+            } else {
+                const float *from = query + i * 16 + lane_in_warp() % 4 * 2;
+                query_register(i, half) = pack2<Number>(from[0] * factor, from[1] * factor);
+                query_register(i, half + 2) = pack2<Number>(from[8] * factor, from[9] * factor);
+            }
         }
+    }
+
+    __device__ __forceinline__ u32 &query_register(u32 i, u32 which) {
+        if constexpr (SHARES) {
+            __shared__ __align__(16) u32 all[DIM / 16][WARP][4]; // each lane reads what it wrote; other warps write the same
+            return all[i][lane_in_warp()][which];
+        } else return queries[i][which];
     }
 
     __device__ __forceinline__ void attend(const Attention &a, const T *keys /* [TOKENS, PITCH] */, u32 token) {
         float scores[TOKENS / 8][4] = {}; // of mma: d
-        multiply_keys(scores, keys);
+        const float *scales = reinterpret_cast<const float *>(keys + 2 * TOKENS * PITCH); // [(K, V), TOKENS], where there are any
+        if constexpr (SCALED) multiply_bytes_of_keys(scores, keys, scales);
+        else multiply_keys(scores, keys);
+        if constexpr (Factor<T>::NARROW) restore_size(scores);
         if (a.slopes || a.soft_cap > 0.0f) bend(scores, a, token);
         if (token < all_first || token + TOKENS - 1 > all_last) hide(scores, a.window, token);
         soften(scores);
-        add_values(scores, keys + TOKENS * PITCH);
+        if constexpr (SCALED) add_bytes_of_values(scores, keys + TOKENS * PITCH, scales + TOKENS);
+        else add_values(scores, keys + TOKENS * PITCH);
     }
 
     __device__ __forceinline__ void multiply_keys(float (&scores)[TOKENS / 8][4], const T *keys /* [TOKENS, PITCH] */) {
@@ -271,6 +343,37 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
                 mma_16816<T>(scores[2 * n + 1], queries[k], high);
             }
         }
+    }
+
+    __device__ __forceinline__ void multiply_bytes_of_keys(float (&scores)[TOKENS / 8][4], const T *keys /* [TOKENS, PITCH] */,
+                                                           const float *scales /* [TOKENS] */) {
+        const T *mine = keys + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 16;
+#pragma unroll
+        for (u32 k = 0; k < DIM / 16; k += 2) { // of an odd number the last has a neighbour that counts for nothing
+#pragma unroll
+            for (u32 n = 0; n < TOKENS / 16; n++) {
+                u32 b[4];
+                ldmatrix_x4(b, mine + n * 16 * PITCH + k * 16);
+#pragma unroll
+                for (u32 m = 0; m < min(4u, (DIM / 16 - k) * 2); m++) {
+                    const u32(&query)[4] = reinterpret_cast<const u32(&)[4]>(query_register(k + m / 2, 0));
+                    u32 pairs[2];
+                    widen<T>(pairs, b[m]);
+                    mma_16816<Number>(scores[2 * n + m % 2], query, pairs);
+                }
+            }
+        }
+#pragma unroll
+        for (u32 n = 0; n < TOKENS / 8; n++) {
+            float2 two = *reinterpret_cast<const float2 *>(scales + column(n, 0));
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) scores[n][i] *= i % 2 ? two.y : two.x;
+        }
+    }
+
+    __device__ __forceinline__ void restore_size(float (&scores)[TOKENS / 8][4]) const {
+#pragma unroll
+        for (u32 i = 0; i < TOKENS / 2; i++) scores[i / 4][i % 4] *= restore[i % 4 / 2];
     }
 
     // Of score i of matrix n the token, counted from the first.
@@ -336,6 +439,55 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         }
     }
 
+    // Weights take the scales. Of matrices of sums each first one has a register's even dimensions, and each second one its odd ones.
+    __device__ __forceinline__ void add_bytes_of_values(const float (&weights)[TOKENS / 8][4], const T *values /* [TOKENS, PITCH] */,
+                                                        const float *scales /* [TOKENS] */) {
+        const T *mine = values + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 16;
+#pragma unroll
+        for (u32 k = 0; k < TOKENS / 16; k++) {
+            u32 a[4];
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                float2 two = *reinterpret_cast<const float2 *>(scales + column(2 * k + i / 2, 0));
+                const float *pair = &weights[2 * k + i / 2][i % 2 * 2];
+                a[i] = pack2<Number>(pair[0] * two.x, pair[1] * two.y);
+            }
+#pragma unroll
+            for (u32 n = 0; n < DIM / 16; n += 2) {
+                u32 b[4];
+                ldmatrix_x4_transposed(b, mine + k * 16 * PITCH + n * 16);
+#pragma unroll
+                for (u32 m = 0; m < min(2u, DIM / 16 - n); m++) {
+                    u32 low[2], high[2];
+                    widen<T>(low, b[2 * m]);
+                    widen<T>(high, b[2 * m + 1]);
+                    u32 even[2] = {low[0], high[0]}, odd[2] = {low[1], high[1]};
+                    mma_16816<Number>(sums[2 * (n + m)], a, even);
+                    mma_16816<Number>(sums[2 * (n + m) + 1], a, odd);
+                }
+            }
+        }
+    }
+
+    // The sums of two dimensions that are neighbours, as a query has pair n of a lane's; and where they are.
+    __device__ __forceinline__ float2 two_sums(u32 n, u32 half) const {
+        if constexpr (SCALED) return make_float2(sums[n / 2 * 2][2 * half + n % 2], sums[n / 2 * 2 + 1][2 * half + n % 2]);
+        return make_float2(sums[n][2 * half], sums[n][2 * half + 1]);
+    }
+    static __device__ __forceinline__ u32 first_of_two(u32 n) {
+        if constexpr (SCALED) return n / 2 * 16 + lane_in_warp() % 4 * 4 + n % 2 * 2;
+        return n * 8 + lane_in_warp() % 4 * 2;
+    }
+
+    // A lane's dimensions of a query's sums, times `factor`. Where a sum has become -0, tokens that are not seen may make it 0: so all are 0.
+    __device__ __forceinline__ void write_sums(float *to /* [DIM] */, u32 half, float factor) const {
+#pragma unroll
+        for (u32 n = 0; n < DIM / 8; n++) {
+            float2 two = two_sums(n, half);
+            *reinterpret_cast<float2 *>(to + first_of_two(n)) = make_float2(two.x * factor + 0.0f, two.y * factor + 0.0f);
+        }
+    }
+
     // Of all four lanes that know of a query.
     __device__ __forceinline__ float whole_weight(u32 half) const {
         float sum = weight[half];
@@ -343,16 +495,6 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         return sum + __shfl_xor_sync(ALL_LANES, sum, 2);
     }
 };
-
-// A lane's dimensions of a query's sums, times `factor`. Where a sum has become -0, tokens that are not seen may make it 0: so all are 0.
-template <u32 DIM>
-__device__ __forceinline__ void write_sums_of_query(float *to /* [DIM] */, const float (&sums)[DIM / 8][4], u32 half, float factor) {
-#pragma unroll
-    for (u32 n = 0; n < DIM / 8; n++) {
-        float2 two = make_float2(sums[n][2 * half] * factor + 0.0f, sums[n][2 * half + 1] * factor + 0.0f);
-        *reinterpret_cast<float2 *>(to + n * 8 + lane_in_warp() % 4 * 2) = two;
-    }
-}
 
 // Tiles that see most come last in a sequence, and begin first: so the device is busy to the end.
 __device__ __forceinline__ AttentionTile prefill_tile(const Attention &a) { return a.tiles[gridDim.x - 1 - blockIdx.x]; }
@@ -366,18 +508,18 @@ template <u32 DIM, class Queries> __device__ __forceinline__ void write_prefill(
         float factor = 1.0f / queries.whole_weight(half);
         if (number >= queries_of(tile, a.group(), PREFILL_QUERIES)) continue;
         Query query = query_of(a, tile, tile.first_query + number);
-        write_sums_of_query<DIM>(a.out + (u64(query.row) * a.heads + query.head) * DIM, queries.sums, half, factor);
+        queries.write_sums(a.out + (u64(query.row) * a.heads + query.head) * DIM, half, factor);
     }
 }
 
 template <class T, u32 DIM> __device__ __forceinline__ void attend_prefill(const Attention &a) {
-    constexpr u32 TOKENS = AttentionShared<DIM>::TOKENS;
+    constexpr u32 TOKENS = AttentionShared<T, DIM>::TOKENS;
     DYNAMIC_SHARED(T, stages);
     AttentionTile tile = prefill_tile(a);
     u32 count = queries_of(tile, a.group(), PREFILL_QUERIES);
     u32 first = query_of(a, tile, tile.first_query).first, end = query_of(a, tile, tile.first_query + count - 1).last + 1;
     u32 token = first / TOKENS * TOKENS;
-    StoredHead head = stored_head(a, tile, DIM * sizeof(T));
+    StoredHead head = stored_head(a, tile, token_bytes<T>(DIM));
     KvStream<T, DIM, TOKENS, PREFILL_WARPS * WARP, PREFILL_STAGES> stream = {stages, head, first, end, token, TOKENS, 0};
     stream.begin();
     WarpQueries<T, DIM, TOKENS> queries;
@@ -387,16 +529,15 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_prefill(const
 }
 
 // What the warps of a block have of its queries, in the room of K and V.
-template <u32 DIM> struct SharedMeans {
-    static constexpr u32 WARPS = AttentionShared<DIM>::DECODE_WARPS, PITCH = AttentionShared<DIM>::PITCH;
-    static_assert(AttentionShared<DIM>::DECODE_STAGES >= 2, "sums take one stage, and the others a part of the next");
+template <class T, u32 DIM> struct SharedMeans {
+    static constexpr u32 WARPS = AttentionShared<T, DIM>::DECODE_WARPS, PITCH = DIM + 8;
     float sums[WARPS][16][PITCH], most[WARPS][16], weight[WARPS][16];
 
     template <class Queries> __device__ __forceinline__ void put(const Queries &queries) {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             u32 warp = warp_in_block(), query = lane_in_warp() / 4 + 8 * half;
-            write_sums_of_query<DIM>(sums[warp][query], queries.sums, half, 1.0f);
+            queries.write_sums(sums[warp][query], half, 1.0f);
             weight[warp][query] = queries.whole_weight(half); // the same from all four lanes
             most[warp][query] = queries.most[half];
         }
@@ -416,8 +557,8 @@ __device__ __forceinline__ u64 partial_of(u32 kv_heads, u32 group, u32 query, u3
 }
 
 // out of one split; of several a part of `partial`, for attention_merge.
-template <u32 DIM>
-__device__ __forceinline__ void write_decode(const Attention &a, const AttentionTile &tile, const SharedMeans<DIM> &means,
+template <class T, u32 DIM>
+__device__ __forceinline__ void write_decode(const Attention &a, const AttentionTile &tile, const SharedMeans<T, DIM> &means,
                                              float *partial /* [tiles, kv_heads, min(16, group), splits, DIM + 2] */) {
     for (u32 i = threadIdx.x; i < queries_of(tile, a.group(), DECODE_QUERIES) * DIM; i += blockDim.x) {
         u32 number = i / DIM, dim = i % DIM;
@@ -438,23 +579,25 @@ __device__ __forceinline__ void write_decode(const Attention &a, const Attention
 // Warps take turns at 16 tokens, each with K and V of its own. A split is `split_len` tokens, a multiple of 64; a sequence's bits depend on
 // that, and not on how many splits lie behind its end.
 template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const Attention &a, float *partial, u32 split_len) {
-    typedef AttentionShared<DIM> Shared;
+    typedef AttentionShared<T, DIM> Shared;
     constexpr u32 STAGES = Shared::DECODE_STAGES;
     DYNAMIC_SHARED(T, stages); // of each warp its own
     AttentionTile tile = a.tiles[blockIdx.x];
     Query seen = query_of(a, tile, tile.first_query); // as by all of the row
     u32 first = max(seen.first, blockIdx.z * split_len), end = min(seen.last + 1, (blockIdx.z + 1) * split_len);
     u32 token = first / Shared::TOKENS * Shared::TOKENS + warp_in_block() * 16;
-    T *own = stages + warp_in_block() * (STAGES * 2 * 16 * Shared::PITCH);
-    StoredHead head = stored_head(a, tile, DIM * sizeof(T));
-    KvStream<T, DIM, 16, WARP, STAGES> stream = {own, head, first, end, token, Shared::TOKENS, 0};
+    typedef KvStream<T, DIM, 16, WARP, STAGES> Stream;
+    T *own = stages + warp_in_block() * (STAGES * Stream::STAGE);
+    StoredHead head = stored_head(a, tile, token_bytes<T>(DIM));
+    Stream stream = {own, head, first, end, token, Shared::TOKENS, 0};
     stream.begin();
     WarpQueries<T, DIM, 16> queries;
     queries.begin(a, tile, nullptr, tile.first_query, queries_of(tile, a.group(), DECODE_QUERIES));
     for (; token < end; token += Shared::TOKENS) queries.attend(a, stream.next(), token);
 
     __syncthreads(); // all are done with K and V, in whose room the means are
-    SharedMeans<DIM> &means = *reinterpret_cast<SharedMeans<DIM> *>(stages);
+    static_assert(sizeof(SharedMeans<T, DIM>) <= STAGES * Shared::STAGE_BYTES, "all means have room");
+    SharedMeans<T, DIM> &means = *reinterpret_cast<SharedMeans<T, DIM> *>(stages);
     means.put(queries);
     __syncthreads();
     write_decode(a, tile, means, partial);
@@ -482,8 +625,6 @@ extern "C" __global__ void attention_merge(float *out /* [rows, heads, dim] */,
 
 // ---- for heads of any width, and K and V of any type
 
-__device__ __forceinline__ float to_float(signed char x) { return float(x); }
-
 // A token's numbers, and what they are multiplied by.
 template <class T> struct StoredToken {
     const T *numbers; // [dim]
@@ -492,11 +633,8 @@ template <class T> struct StoredToken {
 
 // K and V as plain kernels read them.
 template <class T> struct PlainHead {
-    static constexpr bool SCALED = sizeof(T) == 1;
     StoredHead head;
     u32 dim;
-
-    static __device__ __forceinline__ u32 token_bytes(u32 dim) { return dim * sizeof(T) + (SCALED ? sizeof(float) : 0); }
 
     __device__ __forceinline__ StoredToken<T> keys(u32 token) const { return at(token, 0); }
     __device__ __forceinline__ StoredToken<T> values(u32 token) const { return at(token, head.values_behind); }
@@ -504,7 +642,7 @@ template <class T> struct PlainHead {
     __device__ __forceinline__ StoredToken<T> at(u32 token, u32 behind) const {
         const T *numbers = reinterpret_cast<const T *>(head.keys(head.block(token)) + behind);
         float scale = 1.0f;
-        if constexpr (SCALED) scale = reinterpret_cast<const float *>(numbers + (dim << head.block_shift))[head.slot(token)];
+        if constexpr (Factor<T>::SCALED) scale = reinterpret_cast<const float *>(numbers + (dim << head.block_shift))[head.slot(token)];
         return {numbers + head.slot(token) * dim, scale};
     }
 };
@@ -588,7 +726,7 @@ template <class T> struct PlainQuery {
 template <class T> __device__ __forceinline__ void attend_plain(const Attention &a) {
     __shared__ float sums[PLAIN_WARPS][PLAIN_MOST_DIM], most[PLAIN_WARPS], weight[PLAIN_WARPS];
     AttentionTile tile = a.tiles[blockIdx.x];
-    PlainHead<T> head = {stored_head(a, tile, PlainHead<T>::token_bytes(a.head_dim)), a.head_dim};
+    PlainHead<T> head = {stored_head(a, tile, token_bytes<T>(a.head_dim)), a.head_dim};
     for (u32 i = blockIdx.z; i < queries_of(tile, a.group(), PLAIN_QUERIES); i += gridDim.z) {
         Query seen = query_of(a, tile, tile.first_query + i);
         PlainQuery<T> query;
@@ -610,11 +748,11 @@ template <class T> __device__ __forceinline__ void attend_plain(const Attention 
 // ---- kernels by name
 
 #define ATTENTION_ON_TENSOR_CORES(name, T, DIM)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(PREFILL_WARPS *WARP, AttentionShared<DIM>::PREFILL_BLOCKS)                             \
+    extern "C" __global__ void __launch_bounds__(PREFILL_WARPS *WARP, AttentionShared<T, DIM>::PREFILL_BLOCKS)                          \
         attention_prefill_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS) {                                                       \
         attend_prefill<T, DIM>(ATTENTION_OF(DIM, DIM));                                                                                 \
     }                                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(AttentionShared<DIM>::DECODE_WARPS *WARP)                                              \
+    extern "C" __global__ void __launch_bounds__(AttentionShared<T, DIM>::DECODE_WARPS *WARP)                                           \
         attention_decode_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS, float *partial /* null of one split */, u32 split_len) { \
         attend_decode<T, DIM>(ATTENTION_OF(DIM, DIM), partial, split_len);                                                              \
     }
@@ -634,6 +772,11 @@ template <class T> __device__ __forceinline__ void attend_plain(const Attention 
     }
 
 ATTENTION_OF_EACH_WIDTH(bf16, bf16)
+ATTENTION_OF_EACH_WIDTH(f16, f16)
+ATTENTION_OF_EACH_WIDTH(int8, signed char)
+ATTENTION_OF_EACH_WIDTH(fp8, e4m3)
 ATTENTION_PLAIN(f32, float)
 ATTENTION_PLAIN(bf16, bf16)
 ATTENTION_PLAIN(int8, signed char)
+ATTENTION_PLAIN(f16, f16)
+ATTENTION_PLAIN(fp8, e4m3)

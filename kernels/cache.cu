@@ -1,7 +1,7 @@
 // Rotary positions, K and V on their way into blocks, and blocks on their way elsewhere.
 //
 // K and V of a layer lie as [block][K, V][kv_head][token][dim]; where the values are the first dimensions of the keys, as
-// [block][kv_head][token][dim]. In int8, behind the numbers of each head of each half lies a scale in f32 for each token.
+// [block][kv_head][token][dim]. In int8 and fp8, behind the numbers of each head of each half lies a scale in f32 for each token.
 #include "common.cuh"
 
 enum Pairs { HALVES, NEIGHBOURS };
@@ -34,36 +34,52 @@ extern "C" __global__ void rope(float *x /* [rows, stride] */, const float *angl
     turn(x + u64(blockIdx.x) * stride + first + u64(blockIdx.y) * dim, angles + u64(blockIdx.x) * rotated, rotated, pairs);
 }
 
+// What K and V are stored as: the nearest there is. In f16 what is beyond the greatest becomes it: infinity would make NaN of all that is seen with it.
+template <class T> __device__ T kept(float x) { return from_float<T>(x); }
+template <> __device__ f16 kept<f16>(float x) {
+    const float most = 65504.0f;
+    return from_float<f16>(x == x ? fminf(fmaxf(x, -most), most) : x);
+}
+
 // One token's K, or V, of one head, into its block; by a warp.
 template <class T> struct Stored {
     static __host__ __device__ constexpr u32 head_bytes(u32 block_size, u32 dim) { return block_size * dim * sizeof(T); }
     static __device__ void write(u8 *head, const float *numbers /* [dim] */, u32 token, u32, u32 dim) {
         T *to = reinterpret_cast<T *>(head) + u64(token) * dim;
-        for (u32 i = lane_in_warp(); i < dim; i += WARP) to[i] = from_float<T>(numbers[i]);
+        for (u32 i = lane_in_warp(); i < dim; i += WARP) to[i] = kept<T>(numbers[i]);
     }
 };
 
-template <> struct Stored<signed char> {
+// Multiples of a scale, of which the greatest is `most`.
+template <class T> struct StoredMultiples {
     static __host__ __device__ constexpr u32 head_bytes(u32 block_size, u32 dim) { return block_size * (dim + sizeof(float)); }
-    static __device__ void write(u8 *head, const float *numbers /* [dim] */, u32 token, u32 block_size, u32 dim) {
-        float scale = scale_of(numbers, dim), divisor = scale == 0.0f ? 1.0f : scale; // 0 times anything is 0
-        signed char *to = reinterpret_cast<signed char *>(head) + u64(token) * dim;
-        for (u32 i = lane_in_warp(); i < dim; i += WARP) {
-            float whole = rintf(numbers[i] / divisor);
-            to[i] = whole == whole ? static_cast<signed char>(whole) : 0;
-        }
+    static __device__ void write(u8 *head, const float *numbers /* [dim] */, u32 token, u32 block_size, u32 dim, float most) {
+        float scale = scale_of(numbers, dim, most), divisor = scale == 0.0f ? 1.0f : scale; // 0 times anything is 0
+        T *to = reinterpret_cast<T *>(head) + u64(token) * dim;
+        for (u32 i = lane_in_warp(); i < dim; i += WARP) to[i] = kept<T>(numbers[i] / divisor);
         if (lane_in_warp() == 0) reinterpret_cast<float *>(head + u64(block_size) * dim)[token] = scale;
     }
-    // What makes 127 of the number that is farthest from 0. Where one is not finite it is NaN, and so is all that is computed with it; where all
+    // What makes `most` of the number that is farthest from 0. Where one is not finite it is NaN, and so is all that is computed with it; where all
     // are so small that a scale would be no normal number, it is 0.
-    static __device__ float scale_of(const float *numbers /* [dim] */, u32 dim) {
-        float most = 0.0f;
+    static __device__ float scale_of(const float *numbers /* [dim] */, u32 dim, float most) {
+        float greatest = 0.0f;
         for (u32 i = lane_in_warp(); i < dim; i += WARP) {
             float size = fabsf(numbers[i]);
-            most = size <= most ? most : size == size ? size : INFINITY;
+            greatest = size <= greatest ? greatest : size == size ? size : INFINITY;
         }
-        float scale = warp_max(most) / 127.0f;
+        float scale = warp_max(greatest) / most;
         return scale > 3.4028235e38f ? NAN : scale < 1.17549435e-38f ? 0.0f : scale;
+    }
+};
+
+template <> struct Stored<signed char> : StoredMultiples<signed char> {
+    static __device__ void write(u8 *head, const float *numbers, u32 token, u32 block_size, u32 dim) {
+        StoredMultiples::write(head, numbers, token, block_size, dim, 127.0f);
+    }
+};
+template <> struct Stored<e4m3> : StoredMultiples<e4m3> {
+    static __device__ void write(u8 *head, const float *numbers, u32 token, u32 block_size, u32 dim) {
+        StoredMultiples::write(head, numbers, token, block_size, dim, 448.0f);
     }
 };
 
@@ -92,6 +108,8 @@ __device__ void store_kv(u8 *kv, float *qkv, const float *angles, const u32 *slo
 STORE_KV(f32, float)
 STORE_KV(bf16, bf16)
 STORE_KV(int8, signed char)
+STORE_KV(f16, f16)
+STORE_KV(fp8, e4m3)
 
 // Copies whole blocks, all levels of each, from one tier to another or within one: those of level l of a tier lie from bases[l] on, strides[l] bytes
 // apart. Bytes are multiples of 4. Grid: moves, levels.

@@ -39,6 +39,12 @@ struct f16 {
     u16 bits;
 };
 
+// A number of 8 bits in floating point: a sign, four bits of exponent, three of fraction; from 2^-9 to 448, and no infinities. The code that OCP's
+// E4M3 calls NaN is never stored; read, it is 480.
+struct e4m3 {
+    u8 bits;
+};
+
 __device__ __forceinline__ float bits_to_float(u32 bits) {
 #ifdef __CUDACC__
     return __uint_as_float(bits);
@@ -71,6 +77,11 @@ __device__ __forceinline__ float to_float(f16 x) {
 #endif
 }
 
+__device__ __forceinline__ float to_float(signed char x) { return float(x); }
+
+// In f16, whose exponent counts from 8 further down, the same bits are 2^-8 of the number.
+__device__ __forceinline__ float to_float(e4m3 x) { return to_float(f16{u16((x.bits & 0x80) << 8 | (x.bits & 0x7f) << 7)}) * 256.0f; }
+
 // The nearest there is; of two the even one.
 template <class T> __device__ __forceinline__ T from_float(float x);
 
@@ -90,6 +101,19 @@ template <> __device__ __forceinline__ f16 from_float<f16>(float x) {
 #else
     return f16{shim::float_to_half(x)};
 #endif
+}
+
+// Of whole numbers, and of those in E4M3, what is beyond the greatest becomes it, and NaN 0.
+template <> __device__ __forceinline__ signed char from_float<signed char>(float x) {
+    return x == x ? static_cast<signed char>(rintf(fminf(fmaxf(x, -127.0f), 127.0f))) : 0;
+}
+
+template <> __device__ __forceinline__ e4m3 from_float<e4m3>(float x) {
+    const u32 last_place = 0x46800000; // of so great a number, 16384, it is that of those that are less than normal
+    float size = fminf(fabsf(x), 448.0f);
+    u32 bits = float_to_bits(size) - (120 << 23); // of the exponent's offset
+    u32 code = size < 0.015625f ? float_to_bits(size + bits_to_float(last_place)) - last_place : (bits + 0x7ffff + (bits >> 20 & 1)) >> 20;
+    return x == x ? e4m3{u8(code | (float_to_bits(x) >> 24 & 0x80))} : e4m3{0};
 }
 
 // Two numbers as they lie in memory, the first in the low half.

@@ -22,6 +22,13 @@ template <> __device__ __forceinline__ void mma_16816<f16>(float (&d)[4], const 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// a * b + c, of each of two numbers in bf16.
+__device__ __forceinline__ u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
 // Four matrices of 8 rows of 16 bytes in shared memory: lane l gives the address of row l % 8 of matrix l / 8. Register m of a lane is, of matrix
 // m, row lane / 4, numbers 2 * (lane % 4) and the next; transposed: numbers lane / 4 of the rows 2 * (lane % 4) and the next.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], const void *row) {
@@ -40,11 +47,16 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(u32 (&r)[4], const void *
                  : "memory");
 }
 
-// Begins to copy 16 bytes to shared memory, both addresses aligned to 16; zeros where there is nothing to copy. What was begun since the last
+// Begins to copy 16 bytes to shared memory, or 4, both addresses aligned to as many; zeros where there is nothing to copy. What was begun since the last
 // commit is a group; wait<n> waits until at most n groups of this thread are under way. Others see it after __syncthreads.
 __device__ __forceinline__ void copy_async_16(void *shared, const void *global, bool there) {
     u32 address = static_cast<u32>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(there ? 16 : 0) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_4(void *shared, const void *global, bool there) {
+    u32 address = static_cast<u32>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(global), "r"(there ? 4 : 0) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -54,3 +66,26 @@ template <int n> __device__ __forceinline__ void copy_async_wait() { asm volatil
 #else
 #include "shim_tensor.h"
 #endif
+
+// Four bytes as numbers in bf16, which has all of them: pairs[0] those at even places, pairs[1] those at odd ones.
+template <class T> __device__ __forceinline__ void widen(u32 (&pairs)[2], u32 four);
+
+// 128 and the low seven bits, less 128, or less 256 where there is a sign: it stands where an exponent ends, and doubles.
+template <> __device__ __forceinline__ void widen<signed char>(u32 (&pairs)[2], u32 four) {
+    const u32 number_128 = 0x43004300, minus_1 = 0xbf80bf80;
+#pragma unroll
+    for (u32 odd = 0; odd < 2; odd++) {
+        u32 bytes = four >> 8 * odd;
+        pairs[odd] = fma_bf16x2((bytes & 0x00800080) | number_128, minus_1, (bytes & 0x007f007f) | number_128);
+    }
+}
+
+// In bf16, whose exponent counts from 120 further down, the same bits are 2^-120 of the number.
+template <> __device__ __forceinline__ void widen<e4m3>(u32 (&pairs)[2], u32 four) {
+    const u32 number_2_to_120 = 0x7b807b80, minus_0 = 0x80008000;
+#pragma unroll
+    for (u32 odd = 0; odd < 2; odd++) {
+        u32 bytes = odd ? four : four << 8;
+        pairs[odd] = fma_bf16x2((bytes >> 4 & 0x07f007f0) | (bytes & 0x80008000), number_2_to_120, minus_0);
+    }
+}

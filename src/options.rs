@@ -155,18 +155,35 @@ pub enum KvDtype {
     Bf16,
     /// Whole numbers from -127 to 127; those of one head of one token share a scale in f32.
     Int8,
+    /// What is beyond 65504 is stored as that.
+    F16,
+    /// Numbers of 8 bits with a point that floats (E4M3), up to 448, with scales as in Int8.
+    Fp8,
 }
 
 impl KvDtype {
-    pub const ALL: [KvDtype; 3] = [KvDtype::F32, KvDtype::Bf16, KvDtype::Int8];
+    pub const ALL: [KvDtype; 5] = [KvDtype::F32, KvDtype::Bf16, KvDtype::Int8, KvDtype::F16, KvDtype::Fp8];
+
+    /// Bytes of a number.
+    pub fn bytes(self) -> usize {
+        match self {
+            KvDtype::F32 => 4,
+            KvDtype::Bf16 | KvDtype::F16 => 2,
+            KvDtype::Int8 | KvDtype::Fp8 => 1,
+        }
+    }
+
+    /// Bytes of the scale that one head of one token has.
+    pub fn scale_bytes(self) -> usize {
+        match self {
+            KvDtype::F32 | KvDtype::Bf16 | KvDtype::F16 => 0,
+            KvDtype::Int8 | KvDtype::Fp8 => size_of::<f32>(),
+        }
+    }
 
     /// Bytes of one head's K, or V, of one token.
     pub fn head_bytes(self, head_dim: usize) -> usize {
-        match self {
-            KvDtype::F32 => 4 * head_dim,
-            KvDtype::Bf16 => 2 * head_dim,
-            KvDtype::Int8 => head_dim + size_of::<f32>(),
-        }
+        head_dim * self.bytes() + self.scale_bytes()
     }
 
     pub fn name(self) -> &'static str {
@@ -174,6 +191,8 @@ impl KvDtype {
             KvDtype::F32 => "f32",
             KvDtype::Bf16 => "bf16",
             KvDtype::Int8 => "int8",
+            KvDtype::F16 => "f16",
+            KvDtype::Fp8 => "fp8",
         }
     }
 }

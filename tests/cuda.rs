@@ -426,6 +426,7 @@ struct Attend {
     rotated: usize,
     pairs: Pairs,
     sinks: bool,
+    sizes: [f32; 3],         // of queries, keys and values
     chunks: Vec<Vec<usize>>, // [sequences][steps]
     seed: usize,
 }
@@ -442,9 +443,21 @@ impl Attend {
             rotated: shape.head_dim / 4 * 2,
             pairs: Pairs::Halves,
             sinks: false,
+            sizes: [1.0; 3],
             chunks,
             seed: 1,
         }
+    }
+
+    /// Rows of queries, keys and values.
+    fn rows(&self, random: &mut Random, rows: usize) -> Vec<f32> {
+        let [queries, keys] = [self.shape.q_width(), self.shape.q_width() + self.shape.kv_width()];
+        let mut all = numbers(random, rows * self.shape.qkv_width());
+        for (i, x) in all.iter_mut().enumerate() {
+            let at = i % self.shape.qkv_width();
+            *x *= self.sizes[(at >= queries) as usize + (at >= keys) as usize];
+        }
+        all
     }
 
     fn blocks_each(&self) -> usize {
@@ -506,7 +519,7 @@ impl Case for Attend {
                 let mut random = seeded(step + 77);
                 match values {
                     Values::Own => {
-                        let mut rows = backend.vector(&numbers(&mut random, rows * shape.qkv_width())).unwrap();
+                        let mut rows = backend.vector(&self.rows(&mut random, rows)).unwrap();
                         backend.store_kv(&inputs, group, shape, turn, &mut rows, &mut kv);
                         if group == 0 {
                             queries = rows;
@@ -520,27 +533,47 @@ impl Case for Attend {
             }
             let mut out = unwritten(backend, rows * shape.out_width());
             backend.attention(&inputs, group, shape, sinks.as_ref(), &queries, &kv, &mut out);
-            all.extend(read(backend, out, rows * shape.out_width()));
+            all.extend(read(backend, out, rows * shape.out_width()).iter().map(|x| x / self.sizes[2]));
         }
         all
     }
 }
 
-/// What queries and probabilities lose where tensor cores multiply them in bf16.
-const TENSOR: f32 = 2e-2;
+/// What K and V are stored as that tensor cores multiply.
+const ON_TENSOR_CORES: [KvDtype; 4] = [KvDtype::Bf16, KvDtype::F16, KvDtype::Int8, KvDtype::Fp8];
+
+/// What queries and probabilities lose where tensor cores multiply them: in f16, or in bf16.
+fn tensor(dtype: KvDtype) -> f32 {
+    if dtype == KvDtype::F16 { 2.5e-3 } else { 2e-2 }
+}
 
 #[test]
 fn attention_on_tensor_cores() {
     for (heads, kv_heads, head_dim) in [(4, 4, 64), (8, 2, 64), (3, 1, 80), (4, 2, 96), (2, 1, 112), (7, 1, 128), (20, 1, 64), (2, 1, 256)]
     {
         let shape = AttentionShape::new(heads, kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt());
-        twins_agree(&format!("{heads} heads of {head_dim}"), TENSOR, &Attend::new(shape, KvDtype::Bf16));
+        for dtype in ON_TENSOR_CORES {
+            twins_agree(&format!("{heads} heads of {head_dim}, {dtype:?}"), tensor(dtype), &Attend::new(shape, dtype));
+        }
+    }
+}
+
+/// What the numbers of a query, or of weights and scales, would be in 16 bits is beyond them, or nothing.
+#[test]
+fn attention_where_queries_keys_and_values_are_far_from_one() {
+    let far = [(KvDtype::F16, [1e8, 1e-3, 1e3]), (KvDtype::F16, [1e-9, 1e2, 1e-2])];
+    let farther = [KvDtype::Bf16, KvDtype::Int8, KvDtype::Fp8].into_iter();
+    let farther = farther.flat_map(|dtype| [[1e20, 1e-15, 1e30], [1e-12, 1e20, 1e-30]].map(|sizes| (dtype, sizes)));
+    for (dtype, sizes) in far.into_iter().chain(farther) {
+        let shape = AttentionShape::new(4, 2, 64, 0.125 / sizes[0] / sizes[1]);
+        twins_agree(&format!("{dtype:?} {sizes:?}"), tensor(dtype), &Attend { sizes, ..Attend::new(shape, dtype) });
     }
 }
 
 #[test]
 fn attention_with_all_that_models_add_to_it() {
-    for (head_dim, dtype, tolerance) in [(64, KvDtype::Bf16, TENSOR), (40, KvDtype::Bf16, 1e-4), (24, KvDtype::F32, 1e-4)] {
+    let on_tensor_cores = [64, 64, 80, 112].into_iter().zip(ON_TENSOR_CORES).map(|(head_dim, dtype)| (head_dim, dtype, tensor(dtype)));
+    for (head_dim, dtype, tolerance) in on_tensor_cores.chain([(40, KvDtype::Bf16, 1e-4), (24, KvDtype::F32, 1e-4)]) {
         let plain = AttentionShape::new(4, 2, head_dim, 0.125);
         let with = |shape: AttentionShape| Attend::new(shape, dtype);
         let cases = [
@@ -565,7 +598,7 @@ fn attention_with_all_that_models_add_to_it() {
 #[test]
 fn attention_on_any_width_and_type() {
     for (heads, kv_heads, head_dim) in [(1, 1, 1), (3, 3, 5), (71, 1, 8), (6, 2, 33), (2, 2, 160), (2, 1, 576)] {
-        for dtype in [KvDtype::F32, KvDtype::Int8] {
+        for dtype in [KvDtype::F32, KvDtype::Int8, KvDtype::F16, KvDtype::Fp8] {
             let shape = AttentionShape::new(heads, kv_heads, head_dim, 0.2);
             let chunks = vec![vec![1, 1], vec![70, 1], vec![9, 20]];
             twins_agree(&format!("{heads} heads of {head_dim}, {dtype:?}"), 1e-3, &Attend { chunks, ..Attend::new(shape, dtype) });
@@ -575,7 +608,7 @@ fn attention_on_any_width_and_type() {
 
 #[test]
 fn attention_over_latents() {
-    for dtype in [KvDtype::F32, KvDtype::Bf16, KvDtype::Int8] {
+    for dtype in KvDtype::ALL {
         let shape = AttentionShape { values: Values::OfKeys(32), ..AttentionShape::new(5, 1, 40, 0.3) };
         twins_agree(&format!("{dtype:?}"), 1e-3, &Attend { rotated: 0, ..Attend::new(shape, dtype) });
     }
@@ -584,16 +617,20 @@ fn attention_over_latents() {
 /// Few sequences, long ones: they are cut into parts, which are merged.
 #[test]
 fn attention_in_parts() {
-    for (sinks, window) in [(false, None), (true, None), (false, Some(500))] {
+    let cases = [(false, None), (true, None), (false, Some(500)), (false, Some(501)), (true, None), (false, None)];
+    let dtypes = [KvDtype::Bf16, KvDtype::Bf16, KvDtype::Bf16, KvDtype::Int8, KvDtype::Fp8, KvDtype::F16];
+    for ((sinks, window), dtype) in cases.into_iter().zip(dtypes) {
         let shape = AttentionShape { window, ..AttentionShape::new(8, 2, 64, 0.125) };
         let chunks = vec![vec![2000, 1, 1], vec![3, 1, 1], vec![700, 1, 1]];
-        twins_agree(&format!("sinks {sinks}, window {window:?}"), TENSOR, &Attend { chunks, sinks, ..Attend::new(shape, KvDtype::Bf16) });
+        let case = Attend { chunks, sinks, ..Attend::new(shape, dtype) };
+        twins_agree(&format!("sinks {sinks}, window {window:?}, {dtype:?}"), tensor(dtype), &case);
     }
 }
 
 #[test]
 fn prefill_has_the_same_bits_alone_and_among_others_and_whatever_the_chunks() {
-    for (head_dim, dtype) in [(64, KvDtype::Bf16), (128, KvDtype::Bf16), (20, KvDtype::F32)] {
+    let on_tensor_cores = [128, 64, 80, 112].into_iter().zip(ON_TENSOR_CORES);
+    for (head_dim, dtype) in on_tensor_cores.chain([(64, KvDtype::Bf16), (256, KvDtype::Fp8), (20, KvDtype::F32)]) {
         let shape = AttentionShape { window: Some(90), ..AttentionShape::new(6, 2, head_dim, 0.2) };
         let case = |chunks| Attend { chunks, ..Attend::new(shape, dtype) };
         let backend = cuda::invariant();

@@ -160,6 +160,31 @@ fn weights_in_fp8_take_the_bytes_that_were_planned() {
     assert_eq!(held - held_narrow, as_stored - narrow);
 }
 
+/// What tensor cores round makes little of it, and a number of K or V another of the few that there are.
+#[test]
+fn whatever_k_and_v_are_stored_as_a_device_answers_much_as_the_cpu() {
+    let _one = alone();
+    let model = Model::new(&llama(256), false); // products round nothing: what differs is attention
+    for kv_dtype in KvDtype::ALL {
+        let options = |device| EngineOptions { kv_dtype: Some(kv_dtype), ..model.options(device) };
+        let [on_cpu, on_device] = ["cpu", "cuda:0"].map(|device| answers(&options(device), some_requests()));
+        let tolerance = match kv_dtype {
+            KvDtype::F32 => 1e-3,
+            KvDtype::F16 => 1e-2,
+            KvDtype::Bf16 | KvDtype::Int8 | KvDtype::Fp8 => 1e-1,
+        };
+        for (request, expected) in &on_cpu {
+            for ((token, logprob), (expected, there)) in on_device[request].iter().zip(expected) {
+                let [logprob, there] = [logprob, there].map(|bits| f32::from_bits(*bits));
+                assert!((logprob - there).abs() < tolerance, "{kv_dtype:?}: {logprob}, on the CPU {there}");
+                if token != expected {
+                    break; // as above
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_run_repeated_has_the_same_bits() {
     let _one = alone();
@@ -208,13 +233,15 @@ fn tokens_drawn_on_the_device_are_those_that_the_host_chooses() {
 fn what_does_not_depend_on_the_batch_has_the_same_bits_alone_and_among_others() {
     let _one = alone();
     let model = Model::new(&llama(256), true);
-    let options = EngineOptions { batch_invariant: true, max_batch_tokens: 256, ..model.options("cuda:0") };
-    let mut by_itself = Answers::new();
-    some_requests().for_each(|request| by_itself.extend(answers(&options, std::iter::once(request))));
-    let block = 2 * 2 * 16 * 2 * 64 * 2;
-    let crowded = EngineOptions { max_batch_tokens: 24, kv_bytes: Some(14 * block), max_model_len: Some(110), ..options.clone() };
-    assert_eq!(answers(&options, some_requests()), by_itself);
-    assert_eq!(answers(&crowded, some_requests()), by_itself);
+    for kv_dtype in [KvDtype::Bf16, KvDtype::F16, KvDtype::Int8, KvDtype::Fp8] {
+        let options = EngineOptions { batch_invariant: true, max_batch_tokens: 256, kv_dtype: Some(kv_dtype), ..model.options("cuda:0") };
+        let mut by_itself = Answers::new();
+        some_requests().for_each(|request| by_itself.extend(answers(&options, std::iter::once(request))));
+        let block = 2 * 2 * 16 * 2 * kv_dtype.head_bytes(64) as u64;
+        let crowded = EngineOptions { max_batch_tokens: 24, kv_bytes: Some(14 * block), max_model_len: Some(110), ..options.clone() };
+        assert_eq!(answers(&options, some_requests()), by_itself, "{kv_dtype:?}");
+        assert_eq!(answers(&crowded, some_requests()), by_itself, "{kv_dtype:?}");
+    }
 }
 
 #[test]

@@ -9,16 +9,24 @@ use pagedllm::options::{KvDtype, WeightFormat};
 use perplexity::{Reading, narrow_formats};
 
 #[test]
-fn int8_costs_less_than_a_thousandth_of_perplexity() {
-    let [exact, bf16, int8] = KvDtype::ALL.map(|dtype| Reading::of(&bundled_model(), None, dtype));
+fn k_and_v_in_fewer_bits_cost_less_than_a_thousandth_of_perplexity() {
+    let [exact, bf16, int8, f16, fp8] = KvDtype::ALL.map(|dtype| Reading::of(&bundled_model(), None, dtype));
     assert!(exact.logprobs.len() > 3_000 && exact.perplexity() < 2.0, "{} tokens, {}", exact.logprobs.len(), exact.perplexity());
-    for (name, reading) in [("bf16", &bf16), ("int8", &int8)] {
+    for (name, reading) in [("bf16", &bf16), ("int8", &int8), ("f16", &f16), ("fp8", &fp8)] {
         let change = reading.perplexity() / exact.perplexity() - 1.0;
-        println!("{name}: perplexity {} against {}: {:+.4} %", reading.perplexity(), exact.perplexity(), 100.0 * change);
+        let (mean, most) = reading.distance(&exact);
+        println!(
+            "{name}: perplexity {} against {}: {:+.4} %, {mean:.5}, {most:.3}",
+            reading.perplexity(),
+            exact.perplexity(),
+            100.0 * change
+        );
         assert!(change.abs() < 1e-3, "{name} changes perplexity by {change}");
-        assert!(reading.distance(&exact).0 > 0.0, "{name} is stored as f32");
+        assert!(mean > 0.0, "{name} is stored as f32");
     }
-    assert!(int8.distance(&bf16).0 > 0.0, "int8 is stored as bf16");
+    // The more bits of a fraction there are, the nearer.
+    let distances = [&f16, &bf16, &int8, &fp8].map(|reading| reading.distance(&exact).0);
+    assert!(distances.is_sorted_by(|a, b| a < b), "{distances:?}");
 }
 
 #[test]

@@ -232,6 +232,16 @@ fn avx2_int8() {
 }
 
 #[test]
+fn avx2_f16() {
+    batch_changes_nothing(Isa::Avx2, KvDtype::F16);
+}
+
+#[test]
+fn avx2_fp8() {
+    batch_changes_nothing(Isa::Avx2, KvDtype::Fp8);
+}
+
+#[test]
 fn avx512_f32() {
     batch_changes_nothing(Isa::Avx512, KvDtype::F32);
 }
@@ -249,4 +259,14 @@ fn avx512_with_products_in_bf16() {
 #[test]
 fn avx512_int8() {
     batch_changes_nothing(Isa::Avx512, KvDtype::Int8);
+}
+
+#[test]
+fn avx512_f16() {
+    batch_changes_nothing(Isa::Avx512, KvDtype::F16);
+}
+
+#[test]
+fn avx512_fp8() {
+    batch_changes_nothing(Isa::Avx512, KvDtype::Fp8);
 }

@@ -366,6 +366,8 @@ enum class Dtype : uint32_t {
     f32 = PLLM_DTYPE_F32,
     bf16 = PLLM_DTYPE_BF16,
     int8 = PLLM_DTYPE_INT8,
+    f16 = PLLM_DTYPE_F16,
+    fp8 = PLLM_DTYPE_FP8,
 };
 
 enum class Isa : uint32_t {

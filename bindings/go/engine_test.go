@@ -491,8 +491,8 @@ func TestCodesAreErrorsWithNames(t *testing.T) {
 	if pagedllm.FinishAbort.String() != "abort" || pagedllm.FinishReason(9).String() != "9" {
 		t.Error(pagedllm.FinishAbort, pagedllm.FinishReason(9))
 	}
-	if pagedllm.AVX2.String() != "avx2" || pagedllm.BF16.String() != "bf16" || pagedllm.INT8.String() != "int8" {
-		t.Error(pagedllm.AVX2, pagedllm.BF16, pagedllm.INT8)
+	if pagedllm.AVX2.String() != "avx2" || pagedllm.BF16.String() != "bf16" || pagedllm.INT8.String() != "int8" || pagedllm.FP8.String() != "fp8" {
+		t.Error(pagedllm.AVX2, pagedllm.BF16, pagedllm.INT8, pagedllm.FP8)
 	}
 }
 

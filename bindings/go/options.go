@@ -108,10 +108,14 @@ const (
 	BF16 DType = C.PLLM_DTYPE_BF16
 	// INT8, for K and V, is 8 bits a number and a scale for each head of each token: about half the bytes of BF16.
 	INT8 DType = C.PLLM_DTYPE_INT8
+	// F16 is IEEE half precision; numbers beyond 65504 become 65504, with their sign.
+	F16 DType = C.PLLM_DTYPE_F16
+	// FP8, for K and V, is as INT8, with numbers of 8 bits in floating point (OCP E4M3).
+	FP8 DType = C.PLLM_DTYPE_FP8
 )
 
 // String names the type as models do, such as "bf16".
-func (d DType) String() string { return nameOf(d, "auto", "f32", "bf16", "int8") }
+func (d DType) String() string { return nameOf(d, "auto", "f32", "bf16", "int8", "f16", "fp8") }
 
 // Weights is how weights are kept. Fewer bits are faster to read and take less memory, and cost quality.
 type Weights uint32

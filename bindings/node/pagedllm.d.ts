@@ -28,8 +28,8 @@ export interface Options {
    * became of it. Left out: they are packed each time. */
   packedPath?: string | Uint8Array;
   /** How K and V are stored. 'int8' has a scale for each head of each token: about half the bytes of 'bf16', at a small cost in
-   * quality. */
-  kvDtype?: 'auto' | 'f32' | 'bf16' | 'int8';
+   * quality; 'fp8' is as that, in floating point (OCP E4M3). In 'f16' numbers beyond 65504 become 65504, with their sign. */
+  kvDtype?: 'auto' | 'f32' | 'bf16' | 'int8' | 'f16' | 'fp8';
   /** Tokens per KV block. */
   blockSize?: number;
   /** Longest sequence, prompt and output together. */
@@ -435,7 +435,7 @@ export interface Plan {
   blockBytes: number;
   maxModelLen: number;
   fullSequences: number;
-  kvDtype: 'f32' | 'bf16' | 'int8';
+  kvDtype: 'f32' | 'bf16' | 'int8' | 'f16' | 'fp8';
   /** KV blocks that there can be, should the arena grow. */
   mostBlocks: number;
   /** Of the host tier, in memory or in its file, and the blocks it holds. */

@@ -29,7 +29,7 @@ const QUEUE_CAPACITY = 64; // PLLM_QUEUE_CAPACITY
 const CODES = ['', 'INVALID_ARGUMENT', 'NOT_FOUND', 'IO', 'MODEL', 'UNSUPPORTED', 'CAPACITY', 'BUSY', 'OUT_OF_MEMORY', 'INTERNAL',
   'CLOSED', 'CANCELLED'];
 const FINISH_REASONS = [null, 'stop', 'length', 'abort', 'error', 'deadline'];
-const DTYPES = ['auto', 'f32', 'bf16', 'int8'];
+const DTYPES = ['auto', 'f32', 'bf16', 'int8', 'f16', 'fp8'];
 const ISAS = ['auto', 'portable', 'avx2', 'avx512', 'avx512_bf16', 'avx_vnni', 'avx512_vnni'];
 const WEIGHTS = ['asStored', 'f32', 'f16', 'bf16', 'int8', 'int4', 'int4Asymmetric', 'fp8'];
 const PACKED = ['unused', 'read', 'saved', 'unsaved'];

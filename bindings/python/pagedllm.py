@@ -282,6 +282,8 @@ class DType(enum.IntEnum):
     F32 = 1
     BF16 = 2
     INT8 = 3  # and a scale for each head of each token: about half the bytes of BF16, at a small cost in quality
+    F16 = 4  # numbers beyond 65504 become 65504, with their sign
+    FP8 = 5  # as INT8, in floating point (OCP E4M3)
 
 
 class Isa(enum.IntEnum):

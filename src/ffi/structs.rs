@@ -18,6 +18,10 @@ pub const PLLM_DTYPE_F32: u32 = 1;
 pub const PLLM_DTYPE_BF16: u32 = 2;
 /// 8 bits a number and, for each head of each token, a scale in f32: about half the bytes of bf16, at a small cost in quality.
 pub const PLLM_DTYPE_INT8: u32 = 3;
+/// Numbers beyond 65504 become 65504, with their sign.
+pub const PLLM_DTYPE_F16: u32 = 4;
+/// As INT8, with numbers of 8 bits in floating point (OCP E4M3): small numbers beside great ones keep more, great ones less.
+pub const PLLM_DTYPE_FP8: u32 = 5;
 
 /// The widest instruction path that the machine has, of those that compute in f32.
 pub const PLLM_ISA_AUTO: u32 = 0;
@@ -116,8 +120,8 @@ pub struct pllm_engine_options {
     pub seed: u64,
     /// Tokens per KV block: 8, 16 (default), 32, 64, 128 or 256.
     pub block_size: u32,
-    /// How K and V are stored: PLLM_DTYPE_AUTO (default: f32 for models in f32, else bf16), PLLM_DTYPE_F32, PLLM_DTYPE_BF16 or
-    /// PLLM_DTYPE_INT8.
+    /// How K and V are stored: PLLM_DTYPE_AUTO (default: f32 for models in f32, else bf16), PLLM_DTYPE_F32, PLLM_DTYPE_BF16,
+    /// PLLM_DTYPE_INT8, PLLM_DTYPE_F16 or PLLM_DTYPE_FP8.
     pub kv_dtype: u32,
     /// Longest sequence, prompt and output together. 0 (default): the model's own, or what the pool holds.
     pub max_model_len: u32,
@@ -388,6 +392,8 @@ fn kv_dtype(value: u32) -> Result<Option<KvDtype>> {
         PLLM_DTYPE_F32 => Ok(Some(KvDtype::F32)),
         PLLM_DTYPE_BF16 => Ok(Some(KvDtype::Bf16)),
         PLLM_DTYPE_INT8 => Ok(Some(KvDtype::Int8)),
+        PLLM_DTYPE_F16 => Ok(Some(KvDtype::F16)),
+        PLLM_DTYPE_FP8 => Ok(Some(KvDtype::Fp8)),
         other => Err(Error::invalid(format!("kv_dtype is {other}: it must be one of PLLM_DTYPE_*"))),
     }
 }
@@ -477,7 +483,7 @@ pub struct pllm_plan {
     pub max_model_len: u64,
     /// Sequences of that length that fit at once.
     pub full_sequences: u64,
-    /// PLLM_DTYPE_F32, PLLM_DTYPE_BF16 or PLLM_DTYPE_INT8.
+    /// PLLM_DTYPE_F32, PLLM_DTYPE_BF16, PLLM_DTYPE_INT8, PLLM_DTYPE_F16 or PLLM_DTYPE_FP8.
     pub kv_dtype: u64,
     /// KV blocks that there can be, should the arena grow.
     pub most_blocks: u64,
@@ -514,6 +520,8 @@ impl From<&MemoryPlan> for pllm_plan {
                 KvDtype::F32 => PLLM_DTYPE_F32,
                 KvDtype::Bf16 => PLLM_DTYPE_BF16,
                 KvDtype::Int8 => PLLM_DTYPE_INT8,
+                KvDtype::F16 => PLLM_DTYPE_F16,
+                KvDtype::Fp8 => PLLM_DTYPE_FP8,
             } as u64,
             swap_bytes: plan.swap_bytes,
             swap_blocks: plan.swap_blocks as u64,

@@ -605,7 +605,9 @@ static void unknown_flags_and_numbers_are_refused(const pllm_engine *engine) {
     OPTION(flags |= 1u << 31, UNSUPPORTED);
     OPTION(reserved = 1, UNSUPPORTED);
     OPTION(kv_dtype = PLLM_DTYPE_INT8, OK);
-    OPTION(kv_dtype = 4, INVALID);
+    OPTION(kv_dtype = PLLM_DTYPE_F16, OK);
+    OPTION(kv_dtype = PLLM_DTYPE_FP8, OK);
+    OPTION(kv_dtype = 6, INVALID);
     OPTION(weight_format = PLLM_WEIGHTS_INT8, OK);
     OPTION(weight_format = PLLM_WEIGHTS_FP8, UNSUPPORTED);  // on the CPU
     OPTION(weight_format = 8, INVALID);

@@ -100,9 +100,9 @@ struct Place {
 };
 
 struct Copy {
-    void *shared;       // [16 bytes]
-    const void *global; // [16 bytes]; null: zeros
-    unsigned group;
+    void *shared;       // [bytes]
+    const void *global; // [bytes]; null: zeros
+    unsigned group, bytes;
 };
 
 struct Fiber {
@@ -325,23 +325,22 @@ unsigned lane() { return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y *
 
 void *dynamic_shared() { return machine->dynamic_shared.end() - machine->dynamic_shared_bytes; }
 
-// Whether 16 bytes there are aligned and in shared memory.
-void check_shared(const char *what, const void *address) {
+void check_shared(const char *what, const void *address, unsigned bytes) {
     auto at = static_cast<const char *>(address);
     const char *dynamic_end = machine->dynamic_shared.end();
-    bool is_dynamic = at >= dynamic_end - machine->dynamic_shared_bytes && at + 16 <= dynamic_end;
-    bool is_static = at >= machine->static_shared && at + 16 <= machine->static_shared_end;
+    bool is_dynamic = at >= dynamic_end - machine->dynamic_shared_bytes && at + bytes <= dynamic_end;
+    bool is_static = at >= machine->static_shared && at + bytes <= machine->static_shared_end;
     if (!is_dynamic && !is_static) fail(std::string(what) + " of an address outside of shared memory");
-    if (reinterpret_cast<uintptr_t>(address) % 16) fail(std::string(what) + " of a shared address not aligned to 16");
+    if (reinterpret_cast<uintptr_t>(address) % bytes) fail(std::string(what) + " of a shared address not aligned to " + std::to_string(bytes));
 }
 
 // What another thread reads, or this one reads too early, is poison. The source is read as late as it can be on a device.
-void copy_async(void *shared, const void *global, bool there) {
-    check_shared("copy_async_16", shared);
-    if (reinterpret_cast<uintptr_t>(global) % 16) fail("copy_async_16 of a global address not aligned to 16");
-    memset(shared, POISON, 16);
+void copy_async(const char *what, void *shared, const void *global, bool there, unsigned bytes) {
+    check_shared(what, shared, bytes);
+    if (reinterpret_cast<uintptr_t>(global) % bytes) fail(std::string(what) + " of a global address not aligned to " + std::to_string(bytes));
+    memset(shared, POISON, bytes);
     Fiber &fiber = *machine->running;
-    fiber.copies.push_back({shared, there ? global : nullptr, fiber.groups});
+    fiber.copies.push_back({shared, there ? global : nullptr, fiber.groups, bytes});
 }
 
 void copy_async_commit() { machine->running->groups++; }
@@ -350,8 +349,8 @@ void copy_async_wait(unsigned under_way) {
     Fiber &fiber = *machine->running;
     auto copy = fiber.copies.begin();
     for (; copy != fiber.copies.end() && copy->group + under_way < fiber.groups; ++copy) {
-        if (copy->global) memcpy(copy->shared, copy->global, 16);
-        else memset(copy->shared, 0, 16);
+        if (copy->global) memcpy(copy->shared, copy->global, copy->bytes);
+        else memset(copy->shared, 0, copy->bytes);
     }
     fiber.copies.erase(fiber.copies.begin(), copy);
 }

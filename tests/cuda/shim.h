@@ -75,10 +75,11 @@ void meet_warp(const char *what, unsigned mask, void *mine, Work *work);
 
 unsigned lane();
 void *dynamic_shared();
-void check_shared(const char *what, const void *address);
+// Whether so many bytes there are aligned to their number, and in shared memory.
+void check_shared(const char *what, const void *address, unsigned bytes);
 
 // As copy_async_* in tensor.cuh.
-void copy_async(void *shared, const void *global, bool there);
+void copy_async(const char *what, void *shared, const void *global, bool there, unsigned bytes);
 void copy_async_commit();
 void copy_async_wait(unsigned under_way);
 

@@ -53,7 +53,7 @@ template <bool transposed> void ldmatrix_warp(void *const *lanes) {
 }
 
 template <bool transposed> void ldmatrix(const char *what, u32 *r, const void *row) {
-    check_shared(what, row);
+    check_shared(what, row, 16);
     LdmatrixLane mine = {static_cast<const u16 *>(row), r};
     meet_warp(what, ALL_LANES, &mine, ldmatrix_warp<transposed>);
 }
@@ -68,6 +68,12 @@ template <class T> void mma_16816(float (&d)[4], const u32 (&a)[4], const u32 (&
 inline void ldmatrix_x4(u32 (&r)[4], const void *row) { shim::ldmatrix<false>("ldmatrix_x4", r, row); }
 inline void ldmatrix_x4_transposed(u32 (&r)[4], const void *row) { shim::ldmatrix<true>("ldmatrix_x4_transposed", r, row); }
 
-inline void copy_async_16(void *shared, const void *global, bool there) { shim::copy_async(shared, global, there); }
+inline u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+    auto of = [&](u32 half) { return float(shim::number<bf16>(a, half) * shim::number<bf16>(b, half) + shim::number<bf16>(c, half)); };
+    return pack2<bf16>(of(0), of(1));
+}
+
+inline void copy_async_16(void *shared, const void *global, bool there) { shim::copy_async("copy_async_16", shared, global, there, 16); }
+inline void copy_async_4(void *shared, const void *global, bool there) { shim::copy_async("copy_async_4", shared, global, there, 4); }
 inline void copy_async_commit() { shim::copy_async_commit(); }
 template <int n> void copy_async_wait() { shim::copy_async_wait(n); }

@@ -115,6 +115,14 @@ extern "C" __global__ void copies(u32 *out /* [3, 4] */, const u32 *x /* [3, 4] 
     memcpy(out, tile, sizeof(tile));
 }
 
+extern "C" __global__ void copies_of_words(u32 *out /* [2] */, const u32 *x /* [2] */) {
+    __shared__ u32 tile[2];
+    for (u32 i = 0; i < 2; i++) copy_async_4(&tile[i], x + i, i == 1);
+    copy_async_commit();
+    copy_async_wait<0>();
+    memcpy(out, tile, sizeof(tile));
+}
+
 extern "C" __global__ void copy_uncommitted(u32 *out /* [4] */, const u32 *x /* [4] */) {
     __shared__ __align__(16) u32 tile[4];
     copy_async_16(tile, x, true);
@@ -269,6 +277,8 @@ static void copies_land_when_they_are_waited_for() {
     CHECK(shim::launch(1, 1, 0, copy_uncommitted, out, x) == "");
     CHECK(out[0] == ~0u);
     CHECK(contains(shim::launch(1, 1, 0, copies, out, x + 1, 3), "not aligned to 16"));
+    CHECK(shim::launch(1, 1, 0, copies_of_words, out, x + 2) == "");
+    CHECK(out[0] == 0 && out[1] == 3);
 }
 
 // ---- numbers
@@ -311,6 +321,42 @@ static void bf16_is_rounded_to_the_nearest() {
         CHECK(shim::float_to_bf16(shim::float_of(middle)) == bits + bits % 2);
         CHECK(shim::float_to_bf16(shim::float_of(middle + 1)) == bits + 1);
     }
+}
+
+// By the definition, and what lies in the middle of two neighbours.
+static void e4m3_is_read_as_it_is_defined_and_rounded_to_the_nearest() {
+    auto value = [](u32 code) {
+        u32 exponent = code >> 3 & 15, fraction = code & 7;
+        float size = exponent ? ldexpf(float(8 + fraction), int(exponent) - 10) : ldexpf(float(fraction), -9);
+        return code & 0x80 ? -size : size;
+    };
+    auto stored = [](float x) { return u32(from_float<e4m3>(x).bits); };
+    for (u32 code = 0; code < 256; code++) CHECK(shim::bits_of(to_float(e4m3{u8(code)})) == shim::bits_of(value(code)));
+    for (u32 code = 0; code < 0x7e; code++) {
+        float low = value(code), high = value(code + 1), middle = (low + high) / 2;
+        CHECK(stored(low) == code && stored(nextafterf(middle, low)) == code && stored(middle) == code + code % 2);
+        CHECK(stored(nextafterf(middle, high)) == code + 1 && stored(-middle) == (0x80 | (code + code % 2)));
+    }
+    CHECK(stored(NAN) == 0 && stored(INFINITY) == 0x7e && stored(-449) == 0xfe && stored(480) == 0x7e && stored(-0.0f) == 0x80);
+}
+
+// Every byte at every place, whatever is beside it.
+template <class T> static void check_widening() {
+    for (u32 byte = 0; byte < 256; byte++) {
+        u32 four = byte | (byte ^ 0x80) << 8 | (byte + 3) % 256 << 16 | (255 - byte) << 24, pairs[2];
+        widen<T>(pairs, four);
+        for (u32 place = 0; place < 4; place++) {
+            u8 bits = u8(four >> 8 * place);
+            T number;
+            memcpy(&number, &bits, 1);
+            CHECK(to_float(bf16{u16(pairs[place % 2] >> place / 2 * 16)}) == to_float(number));
+        }
+    }
+}
+
+static void bytes_are_widened_as_they_are_read() {
+    check_widening<signed char>();
+    check_widening<e4m3>();
 }
 
 // ---- the driver
@@ -588,6 +634,8 @@ int main() {
     RUN(copies_land_when_they_are_waited_for);
     RUN(halves_are_rounded_to_the_nearest);
     RUN(bf16_is_rounded_to_the_nearest);
+    RUN(e4m3_is_read_as_it_is_defined_and_rounded_to_the_nearest);
+    RUN(bytes_are_widened_as_they_are_read);
     RUN(work_runs_when_it_is_waited_for);
     RUN(calls_are_checked_as_the_driver_does);
     RUN(memory_is_counted_and_ends_where_it_ends);

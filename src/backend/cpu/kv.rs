@@ -1,11 +1,12 @@
 //! K and V of one layer, in blocks.
 //!
-//! A block holds head after head; a head its numbers, then in int8 a scale in f32 for each token. K's numbers lie as
+//! A block holds head after head; a head its numbers, then in int8 and fp8 a scale in f32 for each token. K's numbers lie as
 //! `[dim][token]`, those of V as `[token][dim]`: `attention` says why. In bf16 two that are summed one after the other lie together: K's as
 //! `[dim / 2][token][2]`, V's as `[token / 2][dim][2]`. What a block holds lies together, so that whoever copies one need not know what is in it.
 
-use half::bf16;
+use half::{bf16, f16};
 
+use super::e4m3::E4m3;
 use super::lanes::{Lanes, ROUNDER, greatest_magnitude, load_some, load_some_words};
 use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr, elementwise};
@@ -122,6 +123,8 @@ macro_rules! with_cached {
             $crate::options::KvDtype::Bf16 if $crate::backend::cpu::kv::in_pairs($shape) => $f::<$crate::backend::cpu::kv::Paired>($($argument),*),
             $crate::options::KvDtype::Bf16 => $f::<half::bf16>($($argument),*),
             $crate::options::KvDtype::Int8 => $f::<i8>($($argument),*),
+            $crate::options::KvDtype::F16 => $f::<half::f16>($($argument),*),
+            $crate::options::KvDtype::Fp8 => $f::<$crate::backend::cpu::e4m3::E4m3>($($argument),*),
         }
     };
 }
@@ -165,8 +168,9 @@ impl<E: Cached> Head<E> {
 
 /// What numbers are stored as, and where in a head of a block.
 pub trait Cached: Copy + Send + Sync + 'static {
-    /// Whether they are multiples of a scale that each head of each token has.
-    const SCALED: bool = false;
+    /// Where they are multiples of a scale that each head of each token has: the greatest that there is.
+    const MOST: Option<f32> = None;
+    const SCALED: bool = Self::MOST.is_some();
     /// Numbers that lie together, of those that are summed one after the other: dimensions of K, tokens of V.
     const DEPTH: usize = 1;
     /// The nearest there is.
@@ -232,8 +236,25 @@ impl Cached for bf16 {
     }
 }
 
+impl Cached for f16 {
+    load_alone!();
+    /// What is beyond the greatest becomes it; infinity would make NaN of all that is seen with it.
+    fn nearest(x: f32) -> f16 {
+        const MOST: f32 = 65504.0;
+        f16::from_f32(x.clamp(-MOST, MOST)) // NaN stays NaN
+    }
+}
+
+impl Cached for E4m3 {
+    const MOST: Option<f32> = Some(E4m3::MOST);
+    load_alone!();
+    fn nearest(x: f32) -> E4m3 {
+        E4m3::nearest(x)
+    }
+}
+
 impl Cached for i8 {
-    const SCALED: bool = true;
+    const MOST: Option<f32> = Some(127.0);
     load_alone!();
     fn nearest(x: f32) -> i8 {
         (x + ROUNDER - ROUNDER) as i8 // NaN becomes 0
@@ -325,7 +346,7 @@ impl<E: Cached> Head<E> {
     /// # Safety
     /// They are within the head, and this thread's alone.
     unsafe fn write(&self, numbers: &[f32], token: usize, place: impl Fn(usize) -> usize) {
-        let scale = if E::SCALED { scale_of(numbers) } else { 1.0 };
+        let scale = E::MOST.map_or(1.0, |most| scale_of(numbers, most));
         let divisor = if scale == 0.0 { 1.0 } else { scale }; // 0 times anything is 0
         // SAFETY: the caller's contract.
         unsafe {
@@ -339,10 +360,10 @@ impl<E: Cached> Head<E> {
     }
 }
 
-/// What makes 127 of the number that is farthest from 0. Where one is not finite it is NaN, and so is all that is
+/// What makes `most` of the number that is farthest from 0. Where one is not finite it is NaN, and so is all that is
 /// computed with it; where all are so small that a scale would be no normal number, it is 0.
-fn scale_of(numbers: &[f32]) -> f32 {
-    let scale = greatest_magnitude(numbers) / 127.0;
+fn scale_of(numbers: &[f32], most: f32) -> f32 {
+    let scale = greatest_magnitude(numbers) / most;
     match scale {
         _ if !scale.is_finite() => f32::NAN,
         _ if scale < f32::MIN_POSITIVE => 0.0,

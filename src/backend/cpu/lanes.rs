@@ -3,6 +3,7 @@
 //! A kernel is a struct with its arguments, `run::<L>` its body. `Isa::run` picks `L` and calls the
 //! body inside a function compiled for that path's features; everything below is inlined into it.
 
+use super::e4m3::E4m3;
 use crate::options::Isa;
 
 /// A vector of f32. Its methods may be called only where the path's features are present.
@@ -15,6 +16,7 @@ pub trait Lanes: Copy + 'static {
     unsafe fn load_bf16(p: *const u16) -> Self::V;
     unsafe fn load_f16(p: *const u16) -> Self::V;
     unsafe fn load_i8(p: *const i8) -> Self::V;
+    unsafe fn load_e4m3(p: *const u8) -> Self::V;
     unsafe fn store(p: *mut f32, v: Self::V);
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
@@ -86,6 +88,30 @@ impl Element for half::bf16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         half::bf16::to_f32(self)
+    }
+}
+
+impl Element for half::f16 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const half::f16) -> L::V {
+        // SAFETY: the caller's contract; f16 is a transparent u16.
+        unsafe { L::load_f16(p.cast()) }
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        half::f16::to_f32(self)
+    }
+}
+
+impl Element for E4m3 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const E4m3) -> L::V {
+        // SAFETY: the caller's contract; E4m3 is a transparent u8.
+        unsafe { L::load_e4m3(p.cast()) }
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        E4m3::to_f32(self)
     }
 }
 
@@ -242,6 +268,11 @@ impl<const PAIRS: bool> Lanes for Portable<PAIRS> {
         each(|i| unsafe { p.add(i).read() } as f32)
     }
     #[inline(always)]
+    unsafe fn load_e4m3(p: *const u8) -> [f32; 8] {
+        // SAFETY: the caller's pointer reaches 8 elements.
+        each(|i| E4m3(unsafe { p.add(i).read() }).to_f32())
+    }
+    #[inline(always)]
     unsafe fn store(p: *mut f32, v: [f32; 8]) {
         // SAFETY: the caller's pointer reaches 8 elements.
         unsafe { p.cast::<[f32; 8]>().write_unaligned(v) }
@@ -344,7 +375,7 @@ mod x86 {
     macro_rules! lanes {
         ($name:ident, $n:literal, $v:ty, $set1:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $mul:ident, $div:ident,
          $max:ident, $min:ident, $fma:ident, words: $words:tt, dot: $dot:tt, bf16: |$p:ident| $bf16:expr, f16: |$q:ident| $f16:expr, i8: |$r:ident| $i8:expr,
-         exp2: |$e:ident| $exp2:expr $(, $more:tt)?) => {
+         e4m3: |$s:ident| $e4m3:expr, exp2: |$e:ident| $exp2:expr $(, $more:tt)?) => {
             #[derive(Clone, Copy)]
             pub struct $name;
             // For all bodies: the trait's contract gives the features and the reach of the pointers.
@@ -371,6 +402,10 @@ mod x86 {
                 #[inline(always)]
                 unsafe fn load_i8($r: *const i8) -> $v {
                     unsafe { $i8 }
+                }
+                #[inline(always)]
+                unsafe fn load_e4m3($s: *const u8) -> $v {
+                    unsafe { $e4m3 }
                 }
                 #[inline(always)]
                 unsafe fn store(p: *mut f32, v: $v) {
@@ -482,6 +517,11 @@ mod x86 {
         bf16: |p| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))),
         f16: |p| _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())),
         i8: |p| _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))),
+        e4m3: |p| {
+            // As `E4m3::to_f32`.
+            let halves = _mm256_and_si256(_mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast()))), _mm256_set1_epi16(0xbfffu16 as i16));
+            _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0))
+        },
         exp2: |v| _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32::<23>(_mm512_castps_si512(v)), _mm512_castps_si512(_mm512_set1_ps(1.0)))) $(, $more)?);
         };
     }
@@ -526,6 +566,10 @@ mod x86 {
         bf16: |p| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))),
         f16: |p| _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
         i8: |p| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))),
+        e4m3: |p| {
+            let halves = _mm_and_si128(_mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(p.cast()))), _mm_set1_epi16(0xbfffu16 as i16));
+            _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0))
+        },
         exp2: |v| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(v)), _mm256_castps_si256(_mm256_set1_ps(1.0)))));
         };
     }

@@ -324,12 +324,18 @@ fn an_embedding_row_is_the_row_of_the_table() {
 
 /// What is kept of one head's K, or V, of one token.
 fn kept(numbers: &[f32], dtype: KvDtype) -> Vec<f32> {
+    let most = numbers.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     match dtype {
         KvDtype::F32 => numbers.to_vec(),
         KvDtype::Bf16 => stored(numbers, Dtype::Bf16).1,
         KvDtype::Int8 => {
-            let scale = numbers.iter().fold(0.0f32, |most, x| most.max(x.abs())) / 127.0;
+            let scale = most / 127.0;
             numbers.iter().map(|x| (x / scale).round_ties_even() * scale).collect()
+        }
+        KvDtype::F16 => stored(numbers, Dtype::F16).1,
+        KvDtype::Fp8 => {
+            let scale = most / e4m3::E4m3::MOST;
+            numbers.iter().map(|x| e4m3::E4m3::nearest(x / scale).to_f32() * scale).collect()
         }
     }
 }
@@ -534,7 +540,7 @@ impl Cached {
     const BLOCK: usize = 16;
     const BLOCKS: usize = 4;
 
-    fn new(backend: &CpuBackend, qkv: &[f32]) -> Cached {
+    fn new(backend: &CpuBackend, dtype: KvDtype, qkv: &[f32]) -> Cached {
         let shape = Self::SHAPE;
         backend.reserve(&shape).unwrap();
         let kv_shape = KvShape {
@@ -543,7 +549,7 @@ impl Cached {
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
             values: shape.values,
-            dtype: KvDtype::Int8,
+            dtype,
         };
         let rows = qkv.len() / shape.qkv_width();
         let mut cached = Cached { shape, kv: backend.kv(kv_shape).unwrap(), inputs: Inputs::default() };
@@ -574,22 +580,30 @@ impl Cached {
         let number = |half: &[u8], at: usize| {
             let head = &half[head * block * (dims + 4)..];
             let scale = f32::from_le_bytes(*head[block * dims + token * 4..].first_chunk().unwrap());
-            head[at] as i8 as f32 * scale
+            match self.kv.shape.dtype {
+                KvDtype::Fp8 => e4m3::E4m3(head[at]).to_f32() * scale,
+                _ => head[at] as i8 as f32 * scale,
+            }
         };
         let keys = (0..dims).map(|d| number(halves.0, d * block + token)).collect();
         [keys, (0..dims).map(|d| number(halves.1, token * dims + d)).collect()]
     }
 }
 
-/// The bound of rounding to the nearest of 255 numbers: half of a 127th of the greatest.
+fn with_scales() -> impl Iterator<Item = (CpuBackend, KvDtype)> {
+    [KvDtype::Int8, KvDtype::Fp8].into_iter().flat_map(|dtype| backends().map(move |backend| (backend, dtype)))
+}
+
+/// The bound of rounding to the nearest of 255 numbers: half of a 127th of the greatest. In fp8, half of the last of four bits, or where
+/// numbers are less than normal half of the least.
 #[test]
-fn int8_keeps_each_number_to_within_half_a_scale() {
-    for backend in backends() {
+fn bytes_keep_each_number_to_within_half_a_last_place() {
+    for (backend, dtype) in with_scales() {
         let (shape, rows) = (Cached::SHAPE, 9);
         // Heads of very different size: each has its own scale.
         let size = |i: usize| [1e-30, 1.0, 3e4, 1e30][i / shape.head_dim % 4];
         let qkv: Vec<f32> = numbers(rows * shape.qkv_width(), 8).iter().enumerate().map(|(i, x)| x * size(i)).collect();
-        let cached = Cached::new(&backend, &qkv);
+        let cached = Cached::new(&backend, dtype, &qkv);
         for (token, row) in qkv.chunks(shape.qkv_width()).enumerate() {
             for head in 0..2 {
                 for (part, found) in [2 + head, 4 + head].into_iter().zip(cached.stored(token, head)) {
@@ -598,7 +612,11 @@ fn int8_keeps_each_number_to_within_half_a_scale() {
                     assert!(found.iter().any(|x| (x.abs() as f64 - most).abs() < 1e-6 * most), "the greatest is kept as it is");
                     for (given, found) in given.iter().zip(found) {
                         let error = (*given as f64 - found as f64).abs();
-                        assert!(error <= most / 254.0 * 1.0001, "{given} is kept as {found}, with numbers up to {most}");
+                        let bound = match dtype {
+                            KvDtype::Fp8 => given.abs() as f64 / 16.0 + most / 448.0 / 1024.0,
+                            _ => most / 254.0,
+                        };
+                        assert!(error <= bound * 1.0001, "{given} is kept as {found}, with numbers up to {most}");
                     }
                 }
             }
@@ -607,23 +625,23 @@ fn int8_keeps_each_number_to_within_half_a_scale() {
 }
 
 #[test]
-fn int8_keeps_zeros_and_shows_what_is_no_number() {
+fn bytes_keep_zeros_and_show_what_is_no_number() {
     let shape = Cached::SHAPE;
     let (width, dims) = (shape.qkv_width(), shape.head_dim);
     // Rows from this one on see the number that stands in its second head.
     const BAD: usize = 5;
-    for backend in backends() {
+    for (backend, dtype) in with_scales() {
         let mut qkv = numbers(9 * width, 8);
         for tiny in [0.0, -0.0, 1e-45, 1e-38] {
             qkv[2 * dims..4 * dims].fill(tiny);
-            let cached = Cached::new(&backend, &qkv);
+            let cached = Cached::new(&backend, dtype, &qkv);
             assert!((0..2).all(|head| cached.stored(0, head)[0].iter().all(|&x| x == 0.0)), "{tiny}");
         }
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for part in [3, 5] {
                 let mut qkv = qkv.clone();
                 qkv[BAD * width + part * dims + 7] = bad;
-                let mut cached = Cached::new(&backend, &qkv);
+                let mut cached = Cached::new(&backend, dtype, &qkv);
                 for rows in 1..=9 {
                     let out = cached.attend(&backend, &qkv[..rows * width], &[0]);
                     assert!(out[..dims].iter().all(|x| x.is_finite()), "the other head knows nothing of {bad}");
@@ -635,20 +653,27 @@ fn int8_keeps_zeros_and_shows_what_is_no_number() {
 }
 
 #[test]
-fn int8_blocks_take_their_scales_along() {
-    for backend in backends() {
+fn blocks_take_their_scales_along() {
+    for (backend, dtype) in with_scales() {
         let qkv = numbers(27 * Cached::SHAPE.qkv_width(), 8);
-        let mut cached = Cached::new(&backend, &qkv);
+        let mut cached = Cached::new(&backend, dtype, &qkv);
         let expected = cached.attend(&backend, &qkv, &[0, 1]);
         backend.copy_blocks(&[BlockCopy { from: 0, to: 3 }, BlockCopy { from: 1, to: 2 }], std::slice::from_mut(&mut cached.kv));
         assert_eq!(cached.attend(&backend, &qkv, &[3, 2]), expected, "copied");
         let mut bytes = Vec::new();
         backend.read_blocks(&[3, 2], Tail { blocks: 0, slots: 0 }, &cached.kv, &mut bytes).unwrap();
         assert_eq!(bytes.len() as u64, 2 * backend.kv_block_bytes(&cached.kv.shape));
-        let mut other = Cached::new(&backend, &[]);
+        let mut other = Cached::new(&backend, dtype, &[]);
         assert!(backend.write_blocks(&[1, 3], &mut other.kv, &bytes).unwrap().is_empty());
         assert_eq!(other.attend(&backend, &qkv, &[1, 3]), expected, "read and written");
     }
+}
+
+#[test]
+fn f16_keeps_what_is_beyond_its_greatest_as_that() {
+    let kept = |x| <half::f16 as kv::Cached>::nearest(x).to_f32();
+    assert_eq!([65504.0, 65519.0, 65520.0, 1e30, f32::INFINITY, -1e30].map(kept), [65504.0, 65504.0, 65504.0, 65504.0, 65504.0, -65504.0]);
+    assert!(kept(f32::NAN).is_nan());
 }
 
 #[test]
@@ -774,7 +799,7 @@ fn queries_and_keys_turn_on_their_way_to_the_cache() {
         let mut turned = buf(&backend, &qkv);
         let heads = Heads { first: 0, count: shape.heads + shape.kv_heads, dim: shape.head_dim, stride: shape.qkv_width() };
         backend.rope(rows, heads, turn, &mut turned);
-        let (mut found, mut expected) = (Cached::new(&backend, &turned), Cached::new(&backend, &turned));
+        let (mut found, mut expected) = (Cached::new(&backend, KvDtype::Int8, &turned), Cached::new(&backend, KvDtype::Int8, &turned));
         backend.store_kv(&expected.inputs, 0, &shape, None, &mut turned, &mut expected.kv);
         let mut at_once = buf(&backend, &qkv);
         found.kv.write(&[0], &vec![0; found.kv.bytes()]).unwrap();

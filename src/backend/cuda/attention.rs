@@ -7,6 +7,7 @@ use super::kv::Kv;
 use super::{Buf, address_of};
 use crate::backend::{AttentionShape, Values};
 use crate::error::Error;
+use crate::options::KvDtype;
 
 /// Positions that kernels read at a time.
 const SPAN: u32 = 64;
@@ -91,7 +92,8 @@ impl Args<'_> {
 
     /// Sequences with more than one row, or all.
     fn prefill(&self, device: &Device, TensorAttention { prefill, .. }: TensorAttention, tiles: Part) {
-        let shape = Shape { shared: prefill_shared(self.shape.head_dim), ..self.shape_of(tiles, 1, THREADS) };
+        let shared = prefill_shared(self.kv.shape.dtype, self.shape.head_dim);
+        let shape = Shape { shared, ..self.shape_of(tiles, 1, THREADS) };
         attend!(self, device, prefill, shape, tiles, [], []);
     }
 
@@ -100,7 +102,8 @@ impl Args<'_> {
         let splits = self.splits(device, tiles);
         let split_len = self.inputs.longest_decode.div_ceil(splits).next_multiple_of(SPAN);
         let head_dim = self.shape.head_dim;
-        let shape = Shape { shared: decode_shared(head_dim), ..self.shape_of(tiles, splits, decode_threads(head_dim)) };
+        let shape =
+            Shape { shared: decode_shared(self.kv.shape.dtype, head_dim), ..self.shape_of(tiles, splits, decode_threads(head_dim)) };
         attend!(self, device, decode, shape, tiles, [], [partial.address(), split_len]);
         if splits > 1 {
             self.merge(device, tiles, splits, partial);
@@ -139,16 +142,18 @@ fn tokens_at_once(head_dim: usize) -> u32 {
     if head_dim <= 128 { 64 } else { 32 }
 }
 
-fn stage_bytes(head_dim: usize) -> u32 {
-    2 * tokens_at_once(head_dim) * (head_dim as u32 + 8) * 2
+fn stage_bytes(dtype: KvDtype, head_dim: usize) -> u32 {
+    // Rows of an odd number of 16 bytes.
+    let token = ((head_dim * dtype.bytes() / 16) | 1) * 16 + dtype.scale_bytes();
+    2 * tokens_at_once(head_dim) * token as u32
 }
 
-pub fn prefill_shared(head_dim: usize) -> u32 {
-    2 * stage_bytes(head_dim)
+pub fn prefill_shared(dtype: KvDtype, head_dim: usize) -> u32 {
+    2 * stage_bytes(dtype, head_dim)
 }
 
-pub fn decode_shared(head_dim: usize) -> u32 {
-    72 * 1024 / stage_bytes(head_dim) * stage_bytes(head_dim)
+pub fn decode_shared(dtype: KvDtype, head_dim: usize) -> u32 {
+    72 * 1024 / stage_bytes(dtype, head_dim) * stage_bytes(dtype, head_dim)
 }
 
 fn decode_threads(head_dim: usize) -> u32 {

@@ -10,17 +10,18 @@ macro_rules! kernels {
     ($($name:ident),+ $(,)?) => {
         pub struct Kernels {
             $(pub $name: Function,)+
-            prefill: Vec<(usize, Function)>,
-            decode: Vec<(usize, Function)>,
+            tensor: Vec<(KvDtype, usize, TensorAttention)>,
         }
 
         impl Kernels {
             /// `find` knows a kernel by its name.
             pub fn load(find: impl Fn(&str) -> Result<Function>) -> Result<Kernels> {
-                let by_dim = |what: &str| -> Result<Vec<_>> {
-                    HEAD_DIMS.iter().map(|&dim| Ok((dim, find(&format!("attention_{what}_bf16_{dim}"))?))).collect()
+                let tensor = |(dtype, dim): (KvDtype, usize)| {
+                    let find = |what| find(&format!("attention_{what}_{}_{dim}", dtype.name()));
+                    Ok((dtype, dim, TensorAttention { prefill: find("prefill")?, decode: find("decode")? }))
                 };
-                let kernels = Kernels { $($name: find(stringify!($name))?,)+ prefill: by_dim("prefill")?, decode: by_dim("decode")? };
+                let each = TENSOR_DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|dim| (dtype, dim)));
+                let kernels = Kernels { $($name: find(stringify!($name))?,)+ tensor: each.map(tensor).collect::<Result<_>>()? };
                 kernels.allow_shared().map(|()| kernels)
             }
         }
@@ -29,16 +30,19 @@ macro_rules! kernels {
 
 kernels! {
     activate, add, add_gated, add_norm, add_positions_bf16, add_positions_f16, add_positions_f32, angles,
-    attention_merge, attention_plain_bf16, attention_plain_f32, attention_plain_int8,
+    attention_merge, attention_plain_bf16, attention_plain_f16, attention_plain_f32, attention_plain_fp8, attention_plain_int8,
     combine_routes, draw_rows, embed_bf16, embed_f16, embed_f32, gate, gate_clamped, gather, gather_routes, join_strips,
     matmul_bf16_128, matmul_bf16_16, matmul_bf16_64, matmul_f16_128, matmul_f16_16, matmul_f16_64, matmul_f32_128, matmul_f32_16, matmul_f32_64,
     matmul_fp8_128, matmul_fp8_16, matmul_fp8_64,
     move_blocks, norm_heads, norm_rows, rope, route, scale_and_cap, scale_product, sort_routes, split_strips,
-    store_kv_bf16, store_kv_f32, store_kv_int8, to_bf16, to_f16, to_fp8,
+    store_kv_bf16, store_kv_f16, store_kv_f32, store_kv_fp8, store_kv_int8, to_bf16, to_f16, to_fp8,
 }
 
 /// Widths of heads that tensor cores attend to.
 pub const HEAD_DIMS: [usize; 6] = [64, 80, 96, 112, 128, 256];
+
+/// What K and V are then stored as.
+const TENSOR_DTYPES: [KvDtype; 4] = [KvDtype::Bf16, KvDtype::F16, KvDtype::Int8, KvDtype::Fp8];
 
 /// The kernels that tensor cores run, for a width of heads.
 #[derive(Clone, Copy)]
@@ -50,9 +54,9 @@ pub struct TensorAttention {
 impl Kernels {
     /// Some ask for more than all may.
     fn allow_shared(&self) -> Result<()> {
-        for (&(dim, prefill), &(_, decode)) in self.prefill.iter().zip(&self.decode) {
-            prefill.allow_shared(attention::prefill_shared(dim))?;
-            decode.allow_shared(attention::decode_shared(dim))?;
+        for &(dtype, dim, TensorAttention { prefill, decode }) in &self.tensor {
+            prefill.allow_shared(attention::prefill_shared(dtype, dim))?;
+            decode.allow_shared(attention::decode_shared(dtype, dim))?;
         }
         for stored in [Stored::As(Dtype::F32), Stored::As(Dtype::F16), Stored::As(Dtype::Bf16), Stored::Fp8] {
             self.products(stored).into_iter().try_for_each(|(function, tile)| function.allow_shared(tile.shared(stored)))?;
@@ -74,9 +78,7 @@ impl Kernels {
 
     /// None: K and V are stored as something else, or heads have another width.
     pub fn tensor_attention(&self, dtype: KvDtype, head_dim: usize) -> Option<TensorAttention> {
-        let of = |kernels: &[(usize, Function)]| kernels.iter().find(|(dim, _)| *dim == head_dim).map(|(_, function)| *function);
-        let fits = dtype == KvDtype::Bf16;
-        fits.then(|| Some(TensorAttention { prefill: of(&self.prefill)?, decode: of(&self.decode)? })).flatten()
+        self.tensor.iter().find(|(of, dim, _)| (*of, *dim) == (dtype, head_dim)).map(|(_, _, kernels)| *kernels)
     }
 
     pub fn plain_attention(&self, dtype: KvDtype) -> Function {
@@ -84,6 +86,8 @@ impl Kernels {
             KvDtype::F32 => self.attention_plain_f32,
             KvDtype::Bf16 => self.attention_plain_bf16,
             KvDtype::Int8 => self.attention_plain_int8,
+            KvDtype::F16 => self.attention_plain_f16,
+            KvDtype::Fp8 => self.attention_plain_fp8,
         }
     }
 
@@ -92,6 +96,8 @@ impl Kernels {
             KvDtype::F32 => self.store_kv_f32,
             KvDtype::Bf16 => self.store_kv_bf16,
             KvDtype::Int8 => self.store_kv_int8,
+            KvDtype::F16 => self.store_kv_f16,
+            KvDtype::Fp8 => self.store_kv_fp8,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! K and V of one layer, in blocks, and where blocks go that do not fit the device.
 //!
-//! A block holds its keys and then its values; each head after head; a head token after token, then in int8 a scale in f32 for each token. Where
+//! A block holds its keys and then its values; each head after head; a head token after token, then in int8 and fp8 a scale in f32 for each token. Where
 //! the values are the keys', it holds these alone. What a block holds lies together, so that whoever copies one need not know what is in it.
 
 use std::fs::File;
@@ -11,7 +11,6 @@ use super::device::{Address, Device, Memory, Pinned};
 use crate::backend::{KvShape, Values};
 use crate::batch::{BlockMove, Tail};
 use crate::error::{Error, Result};
-use crate::options::KvDtype;
 use crate::sys::files;
 
 pub struct Kv {
@@ -89,8 +88,7 @@ impl Kv {
     /// Zeroes what is in the slots from `filled` on of a block.
     fn blank(&self, filled: usize, block: &mut [u8]) {
         let KvShape { block_size, head_dim, dtype, .. } = self.shape;
-        let scale = if dtype == KvDtype::Int8 { size_of::<f32>() } else { 0 };
-        let numbers = dtype.head_bytes(head_dim) - scale;
+        let (numbers, scale) = (head_dim * dtype.bytes(), dtype.scale_bytes());
         for head in block.chunks_exact_mut(block_size * dtype.head_bytes(head_dim)) {
             let (numbers_of, scales) = head.split_at_mut(block_size * numbers);
             numbers_of[filled * numbers..].fill(0);

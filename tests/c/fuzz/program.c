@@ -344,7 +344,8 @@ static void choose_sizes(worker *w, pllm_engine_options *o) {
 }
 
 static void choose_policies(worker *w, pllm_engine_options *o) {
-    o->kv_dtype = one_in(w, 3) ? PLLM_DTYPE_INT8 : PLLM_DTYPE_AUTO;
+    const uint32_t dtypes[] = {PLLM_DTYPE_INT8, PLLM_DTYPE_F16, PLLM_DTYPE_FP8};
+    o->kv_dtype = one_in(w, 3) ? dtypes[below(w, 3)] : PLLM_DTYPE_AUTO;
     o->order = below(w, 3);
     o->batching = below(w, 4);
     o->allocation = below(w, 2);

@@ -1,7 +1,7 @@
 // What a question is answered does not depend on what happens around it: policies, preemption, swapping, resizes, neighbours.
 #include "fuzz.h"
 
-enum { MODELS = 2, DTYPES = 4, QUESTIONS = 6, LONGEST_PROMPT = 33 };
+enum { MODELS = 2, DTYPES = 6, QUESTIONS = 6, LONGEST_PROMPT = 33 };
 
 // On both sides of the edges of blocks.
 static const uint64_t prompt_lens[QUESTIONS] = {1, 7, 8, 16, 17, LONGEST_PROMPT};

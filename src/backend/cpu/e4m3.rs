@@ -1,0 +1,100 @@
+//! Numbers of 8 bits in floating point: OCP's E4M3. A sign, four bits of exponent, three of fraction; from 2^-9 to 448, and no infinities.
+//!
+//! The code that OCP calls NaN is never stored: K and V that are not finite show in their scale. Read, it is 480, as all paths and devices have it.
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub struct E4m3(pub u8);
+
+impl E4m3 {
+    pub const MOST: f32 = 448.0;
+
+    /// The nearest there is, of two the even one; beyond the greatest that, and 0 of NaN.
+    pub fn nearest(x: f32) -> E4m3 {
+        const LEAST_NORMAL: f32 = 0.015625;
+        // The last place of so great a number is that of those that are less than normal.
+        const LAST_PLACE: f32 = 16384.0;
+        if x.is_nan() {
+            return E4m3(0);
+        }
+        let size = x.abs().min(Self::MOST);
+        let code = match size < LEAST_NORMAL {
+            true => (size + LAST_PLACE).to_bits() - LAST_PLACE.to_bits(),
+            false => {
+                let bits = size.to_bits() - (120 << 23); // of the exponent's offset
+                (bits + 0x7_ffff + (bits >> 20 & 1)) >> 20
+            }
+        };
+        E4m3(code as u8 | (x.to_bits() >> 24 & 0x80) as u8)
+    }
+
+    /// In f16, whose exponent counts from 8 further down, the same bits are 2^-8 of the number.
+    #[inline(always)]
+    pub fn to_f32(self) -> f32 {
+        half::f16::from_bits((self.0 as i8 as u16) << 7 & 0xbfff).to_f32() * 256.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::lanes::{Kernel, Lanes, load_some, store_some};
+    use super::*;
+    use crate::options::Isa;
+
+    /// What a code says, by the definition.
+    fn value(code: u8) -> f32 {
+        let (exponent, fraction) = ((code >> 3 & 15) as i32, (code & 7) as f32);
+        let size = if exponent == 0 { fraction / 8.0 * 2f32.powi(-6) } else { (1.0 + fraction / 8.0) * 2f32.powi(exponent - 7) };
+        if code & 0x80 == 0 { size } else { -size }
+    }
+
+    struct Read<'a>(&'a [E4m3], &'a mut [f32]);
+    impl Kernel for Read<'_> {
+        #[inline(always)]
+        unsafe fn run<L: Lanes>(self) {
+            for (from, to) in self.0.chunks(L::N).zip(self.1.chunks_mut(L::N)) {
+                // SAFETY: load_some and store_some stay inside the chunks.
+                unsafe { store_some::<L>(to.as_mut_ptr(), load_some::<L, E4m3>(from.as_ptr(), from.len()), from.len()) };
+            }
+        }
+    }
+
+    #[test]
+    fn every_code_is_read_as_what_it_says_on_every_path() {
+        let codes: Vec<E4m3> = (0..=255).map(E4m3).collect();
+        assert_eq!((value(0x7e), value(0x01), value(0x38)), (448.0, 2f32.powi(-9), 1.0));
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
+            // The second time in vectors that are not whole.
+            for first in [0, 3] {
+                let mut read = vec![f32::NAN; codes.len() - first];
+                // SAFETY: the path is present.
+                unsafe { isa.run(Read(&codes[first..], &mut read)) };
+                for (code, read) in codes[first..].iter().zip(read) {
+                    assert_eq!(read.to_bits(), value(code.0).to_bits(), "{} {code:?}: {read}", isa.name());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_between_two_codes_becomes_the_nearer_and_in_the_middle_the_even_one() {
+        for code in 0..0x7e {
+            let (low, high) = (value(code), value(code + 1));
+            let middle = (low + high) / 2.0; // exact
+            let even = code + code % 2;
+            for (x, expected) in [(low, code), (middle.next_down(), code), (middle, even), (middle.next_up(), code + 1), (high, code + 1)] {
+                assert_eq!(E4m3::nearest(x), E4m3(expected), "{x}");
+                assert_eq!(E4m3::nearest(-x), E4m3(expected | 0x80), "-{x}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_beyond_the_greatest_becomes_it_and_nan_nothing() {
+        for x in [448.0, 449.0, 464.0, 480.0, 1e30, f32::INFINITY] {
+            assert_eq!((E4m3::nearest(x), E4m3::nearest(-x)), (E4m3(0x7e), E4m3(0xfe)), "{x}");
+        }
+        assert_eq!([f32::NAN, f32::MIN_POSITIVE, 0.0, 1e-45].map(E4m3::nearest), [E4m3(0); 4]);
+        assert_eq!(E4m3::nearest(-0.0), E4m3(0x80));
+    }
+}
