@@ -79,7 +79,7 @@ template <> struct Stored<signed char> : StoredMultiples<signed char> {
 };
 template <> struct Stored<e4m3> : StoredMultiples<e4m3> {
     static __device__ void write(u8 *head, const float *numbers, u32 token, u32 block_size, u32 dim) {
-        StoredMultiples::write(head, numbers, token, block_size, dim, 448.0f);
+        StoredMultiples::write(head, numbers, token, block_size, dim, E4M3_MOST);
     }
 };
 

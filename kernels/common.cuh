@@ -39,11 +39,12 @@ struct f16 {
     u16 bits;
 };
 
-// A number of 8 bits in floating point: a sign, four bits of exponent, three of fraction; from 2^-9 to 448, and no infinities. The code that OCP's
-// E4M3 calls NaN is never stored; read, it is 480.
+// A number of 8 bits in floating point, OCP's E4M3: a sign, four bits of exponent, three of fraction; from 2^-9 to 448, and no infinities. The code
+// that OCP calls NaN is never stored; read, it is 480.
 struct e4m3 {
     u8 bits;
 };
+#define E4M3_MOST 448.0f
 
 __device__ __forceinline__ float bits_to_float(u32 bits) {
 #ifdef __CUDACC__
@@ -110,7 +111,7 @@ template <> __device__ __forceinline__ signed char from_float<signed char>(float
 
 template <> __device__ __forceinline__ e4m3 from_float<e4m3>(float x) {
     const u32 last_place = 0x46800000; // of so great a number, 16384, it is that of those that are less than normal
-    float size = fminf(fabsf(x), 448.0f);
+    float size = fminf(fabsf(x), E4M3_MOST);
     u32 bits = float_to_bits(size) - (120 << 23); // of the exponent's offset
     u32 code = size < 0.015625f ? float_to_bits(size + bits_to_float(last_place)) - last_place : (bits + 0x7ffff + (bits >> 20 & 1)) >> 20;
     return x == x ? e4m3{u8(code | (float_to_bits(x) >> 24 & 0x80))} : e4m3{0};

@@ -7,7 +7,6 @@
 //
 // Whatever the tile, each number of out is summed over k from first to last by the same instructions, and no sum is split among blocks or
 // warps: so a row alone has the same bits as among a thousand. Behind the last k both operands are zeros, which change no sum.
-#include "fp8.cuh"
 #include "tensor.cuh"
 
 // ROWS x OUTS numbers, of which each warp computes WARP_ROWS x WARP_OUTS. A step takes STEP_BYTES of each row of x as it lies in shared memory;
@@ -346,14 +345,17 @@ template <class T> __device__ void store_rounded(T *out, const float *x, u32 col
 extern "C" __global__ void to_fp8(e4m3 *out /* [rows, pitch] */, float *scales /* [rows] */, const float *x /* [rows, cols] */, u32 cols) {
     const float *row = x + u64(blockIdx.x) * cols;
     float most = 0.0f;
-    for (u32 k = threadIdx.x; k < cols; k += blockDim.x) most = fmaxf(most, fabsf(row[k]));
+    for (u32 k = threadIdx.x; k < cols; k += blockDim.x) {
+        float size = fabsf(row[k]);
+        most = size <= most ? most : size == size ? size : INFINITY; // a NaN is not lost: its row's scale is infinite
+    }
     most = block_max(most);
     float inverse = most < 1e-30f ? 0.0f : E4M3_MOST / most;
     if (threadIdx.x == 0) scales[blockIdx.x] = most < 1e-30f ? 0.0f : most / E4M3_MOST;
     u32 pitch = pitch_of<e4m3>(cols);
     for (u32 k = threadIdx.x * 4; k < pitch; k += blockDim.x * 4) {
         u32 four = 0;
-        for (u32 i = 0; i < 4; i++) four |= u32(e4m3_of(k + i < cols ? row[k + i] * inverse : 0.0f)) << 8 * i;
+        for (u32 i = 0; i < 4; i++) four |= u32(from_float<e4m3>(k + i < cols ? row[k + i] * inverse : 0.0f).bits) << 8 * i;
         *reinterpret_cast<u32 *>(out + u64(blockIdx.x) * pitch + k) = four;
     }
 }

@@ -80,12 +80,13 @@ template <> __device__ __forceinline__ void widen<signed char>(u32 (&pairs)[2], 
     }
 }
 
-// In bf16, whose exponent counts from 120 further down, the same bits are 2^-120 of the number.
-template <> __device__ __forceinline__ void widen<e4m3>(u32 (&pairs)[2], u32 four) {
+// Two numbers, the upper bytes of the halves of `pair`. In bf16, whose exponent counts from 120 further down, the same bits are 2^-120 of the number.
+__device__ __forceinline__ u32 e4m3x2_to_bf16x2(u32 pair) {
     const u32 number_2_to_120 = 0x7b807b80, minus_0 = 0x80008000;
-#pragma unroll
-    for (u32 odd = 0; odd < 2; odd++) {
-        u32 bytes = odd ? four : four << 8;
-        pairs[odd] = fma_bf16x2((bytes >> 4 & 0x07f007f0) | (bytes & 0x80008000), number_2_to_120, minus_0);
-    }
+    return fma_bf16x2((pair >> 4 & 0x07f007f0) | (pair & 0x80008000), number_2_to_120, minus_0);
+}
+
+template <> __device__ __forceinline__ void widen<e4m3>(u32 (&pairs)[2], u32 four) {
+    pairs[0] = e4m3x2_to_bf16x2(four << 8);
+    pairs[1] = e4m3x2_to_bf16x2(four);
 }

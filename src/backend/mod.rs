@@ -3,6 +3,7 @@
 
 pub mod cpu;
 pub mod cuda;
+mod e4m3;
 
 use std::ops::Range;
 use std::path::Path;

@@ -6,10 +6,10 @@
 
 use half::{bf16, f16};
 
-use super::e4m3::E4m3;
 use super::lanes::{Lanes, ROUNDER, greatest_magnitude, load_some, load_some_words};
 use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr, elementwise};
+use crate::backend::e4m3::E4m3;
 use crate::backend::{AttentionShape, KvShape, Turn, Values};
 use crate::batch::{BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
@@ -124,7 +124,7 @@ macro_rules! with_cached {
             $crate::options::KvDtype::Bf16 => $f::<half::bf16>($($argument),*),
             $crate::options::KvDtype::Int8 => $f::<i8>($($argument),*),
             $crate::options::KvDtype::F16 => $f::<half::f16>($($argument),*),
-            $crate::options::KvDtype::Fp8 => $f::<$crate::backend::cpu::e4m3::E4m3>($($argument),*),
+            $crate::options::KvDtype::Fp8 => $f::<$crate::backend::e4m3::E4m3>($($argument),*),
         }
     };
 }

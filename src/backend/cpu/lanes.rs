@@ -3,7 +3,7 @@
 //! A kernel is a struct with its arguments, `run::<L>` its body. `Isa::run` picks `L` and calls the
 //! body inside a function compiled for that path's features; everything below is inlined into it.
 
-use super::e4m3::E4m3;
+use crate::backend::e4m3::E4m3;
 use crate::options::Isa;
 
 /// A vector of f32. Its methods may be called only where the path's features are present.
@@ -753,6 +753,33 @@ mod tests {
             for (x, y) in xs.iter().zip(&ys) {
                 let exact = (*x as f64).exp();
                 assert!(((*y as f64) / exact - 1.0).abs() < 4e-7, "{} exp({x}) = {y}, not {exact}", isa.name());
+            }
+        }
+    }
+
+    struct ReadE4m3<'a>(&'a [E4m3], &'a mut [f32]);
+    impl Kernel for ReadE4m3<'_> {
+        #[inline(always)]
+        unsafe fn run<L: Lanes>(self) {
+            for (from, to) in self.0.chunks(L::N).zip(self.1.chunks_mut(L::N)) {
+                // SAFETY: load_some and store_some stay inside the chunks.
+                unsafe { store_some::<L>(to.as_mut_ptr(), load_some::<L, E4m3>(from.as_ptr(), from.len()), from.len()) };
+            }
+        }
+    }
+
+    #[test]
+    fn every_number_of_8_bits_is_read_alike_on_every_path() {
+        let codes: Vec<E4m3> = (0..=255).map(E4m3).collect();
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
+            // The second time in vectors that are not whole.
+            for first in [0, 3] {
+                let mut read = vec![f32::NAN; codes.len() - first];
+                // SAFETY: the path is present.
+                unsafe { isa.run(ReadE4m3(&codes[first..], &mut read)) };
+                for (code, read) in codes[first..].iter().zip(read) {
+                    assert_eq!(read.to_bits(), code.to_f32().to_bits(), "{} {code:?}: {read}", isa.name());
+                }
             }
         }
     }

@@ -1,7 +1,6 @@
 //! The CPU backend: packed weights, paged attention, and a pool of threads that cannot change the bits.
 
 mod attention;
-mod e4m3;
 mod elementwise;
 mod host;
 mod kv;

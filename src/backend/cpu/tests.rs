@@ -1,6 +1,7 @@
 //! Every kernel against a plain f64 reference, on ragged shapes, on every path this machine has.
 
 use super::*;
+use crate::backend::e4m3::E4m3;
 use crate::backend::{NormKind, PACKED_PIECE, Pairs, Values};
 use crate::batch::{Span, Tail};
 use crate::options::KvDtype;
@@ -334,8 +335,8 @@ fn kept(numbers: &[f32], dtype: KvDtype) -> Vec<f32> {
         }
         KvDtype::F16 => stored(numbers, Dtype::F16).1,
         KvDtype::Fp8 => {
-            let scale = most / e4m3::E4m3::MOST;
-            numbers.iter().map(|x| e4m3::E4m3::nearest(x / scale).to_f32() * scale).collect()
+            let scale = most / E4m3::MOST;
+            numbers.iter().map(|x| E4m3::nearest(x / scale).to_f32() * scale).collect()
         }
     }
 }
@@ -581,7 +582,7 @@ impl Cached {
             let head = &half[head * block * (dims + 4)..];
             let scale = f32::from_le_bytes(*head[block * dims + token * 4..].first_chunk().unwrap());
             match self.kv.shape.dtype {
-                KvDtype::Fp8 => e4m3::E4m3(head[at]).to_f32() * scale,
+                KvDtype::Fp8 => E4m3(head[at]).to_f32() * scale,
                 _ => head[at] as i8 as f32 * scale,
             }
         };
