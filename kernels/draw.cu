@@ -37,6 +37,9 @@ struct Drawn {
     Top tops[MOST_TOPS];
 };
 
+// As src/batch/draws.rs counts.
+static_assert(sizeof(Draw) == 60 && sizeof(Edit) == 12 && sizeof(Drawn) == 24 + 8 * MOST_TOPS, "what the host writes and reads");
+
 // Never fused: the host rounds after each.
 __device__ __forceinline__ float product_of(float a, float b) {
 #ifdef __CUDACC__
@@ -261,12 +264,14 @@ __device__ void edit(const Draw &draw, Edit *edits, const u32 *masks, float *log
     __syncthreads();
 }
 
-// What the model gave the token: the first of its edits knows.
+// What the model gave the token: the first of its edits knows. All threads of the block look.
 __device__ float logit_before(const Draw &draw, const Edit *edits, const float *logits, u32 token) {
-    for (u32 i = 0; i < draw.biases + draw.counts; i++) {
-        if (edits[i].token == token) return edits[i].before;
+    u32 count = draw.biases + draw.counts, left = 0; // from the one that was found on
+    for (u32 i = threadIdx.x; i < count; i += DRAW_THREADS) {
+        if (edits[i].token == token) left = max(left, count - i);
     }
-    return logits[token];
+    left = u32(block_greatest(left));
+    return left > 0 ? edits[count - left].before : logits[token];
 }
 
 __device__ __forceinline__ u32 token_of(u64 rank) { return ~u32(rank); }
@@ -310,9 +315,10 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS) draw_rows(Drawn *all 
         u64 fraction = u64(draw.fraction_high) << 32 | draw.fraction_low;
         token = row.locate(high_product(fraction, row.total(weighed)), weighed);
     }
+    float logit = draw.logprobs != NOTHING ? logit_before(draw, edits, row.logits, token) : 0.0f;
     if (threadIdx.x == 0) {
         drawn->outcome = row.greatest > NO_NUMBER ? TOKEN : EXCLUDED;
         drawn->token = token;
-        drawn->logit = logit_before(draw, edits, row.logits, token);
+        drawn->logit = logit;
     }
 }

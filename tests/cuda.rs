@@ -661,6 +661,24 @@ fn fill<B: Backend>(backend: &B, layers: &mut [B::Kv], block: u32, seed: u8, byt
 }
 
 #[test]
+fn more_moves_than_are_sent_at_a_time_are_made_and_many_small_ones() {
+    let backend = cuda::backend();
+    let shape = KvShape { blocks: 5000, block_size: 8, kv_heads: 1, head_dim: 2, values: Values::Own, dtype: KvDtype::Bf16 };
+    let (mut layers, bytes) = (vec![backend.kv(shape).unwrap()], backend.kv_block_bytes(&shape));
+    let mut host = backend.host(5000, bytes, None).unwrap();
+    let number = |block: u32| (block % 251) as u8;
+    (0..5000).for_each(|block| fill(backend, &mut layers, block, number(block), bytes));
+    let moves = |to: fn(u32) -> u32| (0..5000).map(|host| BlockMove { device: to(host), host }).collect::<Vec<_>>();
+    backend.swap_out(&moves(|block| block), &layers, &mut host).unwrap();
+    backend.swap_in(&moves(|block| 4999 - block), &mut host, &mut layers).unwrap();
+    assert!((0..5000).all(|block| bytes_of(backend, &layers, block)[0] == number(4999 - block)));
+    for block in 0..2500 {
+        backend.copy_blocks(&[BlockCopy { from: block, to: 2500 }, BlockCopy { from: block, to: 2501 }], &mut layers);
+    }
+    assert!([2500, 2501].iter().all(|&block| bytes_of(backend, &layers, block)[0] == number(2500)));
+}
+
+#[test]
 fn blocks_are_copied_and_come_back_from_the_host_as_they_went() {
     let (backend, dir) = (cuda::backend(), TempDir::new());
     for (dtype, tier) in KvDtype::ALL.into_iter().flat_map(|dtype| [(dtype, None), (dtype, Some(dir.0.as_path()))]) {
@@ -830,5 +848,5 @@ fn rules_that_a_device_does_not_know_are_not_planned() {
     );
     assert!(!planned(&|p| p.dry = Some(Dry { multiplier: 1.0, ..Dry::default() })));
     assert!(!planned(&|p| p.logit_bias = vec![(3, 1.0), (1, 1.0), (3, 1.0)]), "a token named twice");
-    assert!(!planned(&|p| p.logit_bias = vec![(3, 1.0); 3000]));
+    assert!(!planned(&|p| p.logit_bias = (0..4097).map(|_| (3, 1.0)).collect()));
 }

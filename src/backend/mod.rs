@@ -248,17 +248,23 @@ pub struct KvShape {
     pub dtype: KvDtype,
 }
 
-/// The largest batch that a step can have.
-#[derive(Debug, Clone, PartialEq)]
-pub struct InputLimits {
+/// How large a batch is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BatchSize {
     pub rows: usize,
     pub sequences: usize,
     pub logits: usize,
     /// Places in block tables, those of all groups together.
     pub places: usize,
     pub groups: usize,
+}
+
+/// The largest batch that a step can have.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InputLimits {
+    pub most: BatchSize,
     /// How many heads share a KV head, of each kind of layer.
-    pub heads_per_kv: Vec<usize>,
+    pub heads_per_kv: Vec<u32>,
 }
 
 /// Shapes are given as `[rows, columns]`; a `Buf` holds f32 and is at least as long as its shape says.
@@ -328,6 +334,8 @@ pub trait Backend: Send + Sync {
     }
 
     fn upload(&self, batch: &Batch, inputs: &mut Self::Inputs) -> Result<()>;
+    /// All ops of the batch have been given: a device that waited for the last may begin.
+    fn begin(&self) {}
     /// The first numbers of a buffer, once they are computed.
     fn read<'a>(&'a self, buf: &'a mut Self::Buf, len: usize) -> Result<&'a [f32]>;
     /// As `read`, of rows of `width` those in these runs alone. What the others hold is anything.

@@ -3,16 +3,17 @@
 use super::exclude;
 use super::random::{Lane, fraction};
 use super::sampler::{Chosen, Context, NoChoice, Rules};
-use crate::batch::draws::{Draw, Drawn, Draws, Edit, MOST_TOPS, NO_LOGPROBS, NO_MASK, Outcome};
+use crate::batch::draws::{Draw, Drawn, Draws, Edit, MOST_EDITS, MOST_TOPS, NO_LOGPROBS, NO_MASK, Outcome};
 use crate::options::{Dry, SamplingParams};
 
 /// Plans the draw of a sequence's next token from a row of `vocab` logits, of which `logprobs` are to be told. False: its rules ask for more than a
-/// device does, or there is no room.
+/// device does.
 pub fn plan_draw(draws: &mut Draws, row: u32, vocab: usize, logprobs: Option<u32>, rules: &Rules, context: &Context) -> bool {
     let params = &rules.params;
     let (biases, counts) = (&params.logit_bias, if params.counts_tokens() { context.memory.counts() } else { &[] });
     let mask = if exclude::applies(rules, context) { vocab.div_ceil(32) } else { 0 };
-    if !is_simple(params) || logprobs.unwrap_or(0) as usize > MOST_TOPS || !draws.has_room(biases.len() + counts.len(), mask) {
+    let too_many = logprobs.unwrap_or(0) as usize > MOST_TOPS.min(vocab) || biases.len() + counts.len() > MOST_EDITS;
+    if !is_simple(params) || too_many {
         return false;
     }
     let (first_edit, first_word) = (draws.edits.len(), draws.masks.len());

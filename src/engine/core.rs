@@ -63,7 +63,7 @@ pub struct Core {
     sampler: Sampler,
     /// Started by the first request with a grammar.
     masker: Option<Masker>,
-    /// Sequences whose grammar failed in this step.
+    /// Sequences whose grammar failed, until they end.
     lost: Vec<(u64, Error)>,
     /// Logits that a host edits.
     edited: Vec<f32>,
@@ -248,12 +248,13 @@ impl Core {
         let ticket = self.runner.submit(plan);
         // Taken back even where nothing is computed: a step that failed is tried again.
         collect_masks(&mut self.masker, &mut self.streams, &mut self.lost);
+        let ticket = ticket?;
         let computed = match &mut self.draws {
-            None => self.runner.wait_and_draw(ticket?, &Draws::default()),
+            None => self.runner.wait_and_draw(ticket, &Draws::default()),
             Some(draws) => {
                 draws.clear();
                 plan_draws(draws, plan, self.vocab_size, &self.scheduler, &mut self.streams, &self.beams, &self.lost)?;
-                self.runner.wait_and_draw(ticket?, draws)
+                self.runner.wait_and_draw(ticket, draws)
             }
         };
         self.insight.lap(Phase::Run);

@@ -217,7 +217,8 @@ pub fn plan_draws(
 }
 
 pub fn collect_masks(masker: &mut Option<Masker>, streams: &mut IdMap<u64, Stream>, lost: &mut Vec<(u64, Error)>) {
-    lost.clear();
+    // Whose step is tried again has still no grammar.
+    lost.retain(|(seq, _)| streams.contains_key(seq));
     while let Some(masked) = masker.as_mut().and_then(Masker::collect) {
         match masked.constraint {
             Ok(constraint) => streams.get_mut(&masked.seq).expect("its mask was asked for").constraint = Some(constraint),

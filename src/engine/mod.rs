@@ -489,8 +489,9 @@ fn rehearse<B: Backend>(runner: &mut ModelRunner<B>, files: &ModelFiles, options
     let (rows, sequences) = (options.max_batch_tokens, options.max_seqs);
     let stage = Stage { rows, sequences, blocks, block_size, groups: info.paging.groups(), longest: max_model_len };
     let limits = memory::inputs(files, options, &info.paging, memory::longest(options, files.spec.max_positions)?);
-    let rehearsed = runner.rehearse(&limits, &rehearsal::largest_batches(stage)?, swap_blocks > 0);
-    rehearsed.map_err(|e| Error::new(e.code(), format!("the largest step, of {rows} rows, was tried and failed: {}", e.message())))
+    let rehearsed = runner.rehearse(&limits, &rehearsal::largest_batches(stage)?);
+    rehearsed.map_err(|e| Error::new(e.code(), format!("the largest step, of {rows} rows, was tried and failed: {}", e.message())))?;
+    if swap_blocks > 0 { runner.rehearse_swap() } else { Ok(()) }
 }
 
 fn model_files(options: &EngineOptions) -> Result<ModelFiles> {

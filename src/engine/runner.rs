@@ -68,7 +68,7 @@ pub trait Runner: Send {
 
 /// What came of a step.
 pub struct Computed<'a> {
-    pub logits: &'a [f32], // [sampled parts, vocab]
+    pub logits: &'a [f32], // [rows of logits, vocab], of which those that were drawn from hold anything
     pub drawn: &'a [Drawn],
 }
 
@@ -96,18 +96,20 @@ impl<B: Backend> ModelRunner<B> {
     }
 
     /// Makes room for the largest batch, and computes these: then steps take nothing more of a device's memory. K and V become anything.
-    pub fn rehearse(&mut self, limits: &InputLimits, batches: &[Batch], swaps: bool) -> Result<()> {
+    pub fn rehearse(&mut self, limits: &InputLimits, batches: &[Batch]) -> Result<()> {
         self.decoder.reserve_inputs(limits)?;
         for batch in batches.iter().filter(|batch| batch.rows() > 0) {
             self.decoder.forward(batch, &mut self.kv)?;
             self.decoder.logits(batch.logit_rows.len())?;
         }
-        if swaps {
-            let there_and_back = [BlockMove { device: 0, host: 0 }];
-            self.swap_out(&there_and_back)?;
-            self.swap_in(&there_and_back)?;
-        }
         Ok(())
+    }
+
+    /// The same with a block that goes to the host tier and comes back.
+    pub fn rehearse_swap(&mut self) -> Result<()> {
+        let there_and_back = [BlockMove { device: 0, host: 0 }];
+        self.swap_out(&there_and_back)?;
+        self.swap_in(&there_and_back)
     }
 }
 

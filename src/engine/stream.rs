@@ -371,7 +371,7 @@ impl Stream {
 
     /// Whether a runner may draw its next token: nobody wants to see the logits, and one is all there is to draw.
     pub fn draws_alone(&self) -> bool {
-        self.hook.is_none() && self.branches == 1 && self.rules.params.prompt_logprobs.is_none()
+        self.hook.is_none() && self.branches == 1
     }
 
     /// An output with nothing in it yet.

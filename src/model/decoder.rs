@@ -8,7 +8,7 @@ use super::spec::{
     QkNormOver, Residual, Rope, Routing, SharedExpert,
 };
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
-use crate::backend::{Backend, Heads, InputLimits, KvShape, Turn};
+use crate::backend::{Backend, BatchSize, Heads, InputLimits, KvShape, Turn};
 use crate::batch::draws::{DrawLimits, Drawn, Draws};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
@@ -216,11 +216,12 @@ impl Widths {
 
 /// The largest batch within `limits`, whose sequences have block tables of so many places, in all `groups` of layers together.
 pub fn input_limits(spec: &ModelSpec, limits: BatchLimits, places: usize, groups: usize) -> InputLimits {
-    let mut heads_per_kv: Vec<usize> = spec.layers.iter().map(|layer| layer.attention.shape()).map(|a| a.heads / a.kv_heads).collect();
+    let shapes = spec.layers.iter().map(|layer| layer.attention.shape());
+    let mut heads_per_kv: Vec<u32> = shapes.map(|shape| (shape.heads / shape.kv_heads) as u32).collect();
     heads_per_kv.sort_unstable();
     heads_per_kv.dedup();
     let BatchLimits { rows, logits } = limits;
-    InputLimits { rows, sequences: logits, logits, places: logits * places, groups, heads_per_kv }
+    InputLimits { most: BatchSize { rows, sequences: logits, logits, places: logits * places, groups }, heads_per_kv }
 }
 
 /// Bytes of all activations and working memory of `threads` for batches within `limits`.
@@ -287,6 +288,7 @@ impl<B: Backend> Decoder<B> {
             pass.layer(layer, LayerKv { group: place.group, kv: &mut kv.levels[place.level] }, work);
         }
         pass.head(model, batch.logit_rows.len(), work);
+        backend.begin();
         Ok(())
     }
 

@@ -624,6 +624,10 @@ API CUresult cuModuleLoadData(void **out, const void *image) {
 
 API CUresult cuModuleUnload(void *handle) { return destroy<Module>(__func__, handle); }
 
+API CUresult cuFuncLoad(void *function) {
+    return context_call(__func__, [&](Context &) { return find<Function>(function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; });
+}
+
 API CUresult cuModuleGetFunction(void **out, void *module, const char *name) {
     return context_call(__func__, [&](Context &context) {
         if (!find<Module>(module)) return CUDA_ERROR_INVALID_HANDLE;

@@ -368,18 +368,21 @@ impl Device {
         self.told("the device was written to", written)
     }
 
-    /// Copies bytes from an address, and waits for all that was queued before.
+    /// Copies runs of bytes from an address on, each to the same place behind `to`, and waits for all that was queued before.
     ///
     /// # Safety
-    /// So many bytes lie there.
-    pub unsafe fn read(&self, from: Address, to: &mut [u8]) -> Result<()> {
+    /// Behind the address lie as many bytes as the runs reach.
+    pub unsafe fn read(&self, from: Address, to: &mut [u8], mut runs: impl Iterator<Item = Range<usize>>) -> Result<()> {
         self.check()?;
         let read = || {
-            let copied = match to.len() {
-                0 => Ok(()),
-                // SAFETY: the caller's contract; the bytes are borrowed until the stream has been waited for.
-                _ => unsafe { result::memcpy_dtoh_async(to, from.0, self.context.stream) },
-            };
+            let copied = runs.try_for_each(|run| {
+                let place = from.at(run.start as u64).0;
+                match &mut to[run] {
+                    [] => Ok(()),
+                    // SAFETY: the caller's contract; the bytes are borrowed until the stream has been waited for.
+                    to => unsafe { result::memcpy_dtoh_async(to, place, self.context.stream) },
+                }
+            });
             let waited = self.synchronize();
             copied.and(waited)
         };
@@ -519,7 +522,11 @@ fn function(module: sys::CUmodule, name: &str) -> Result<Function> {
     let symbol = CString::new(name).map_err(|_| Error::internal("a kernel's name has a zero in it"))?;
     // SAFETY: the module was loaded in the current context, and is never unloaded before it.
     let function = unsafe { result::module::get_function(module, symbol) };
-    function.map(Function).map_err(|e| Error::internal(format!("the kernel {name} is missing: {}", describe(e))))
+    let function = function.map_err(|e| Error::internal(format!("the kernel {name} is missing: {}", describe(e))))?;
+    // Now, and not where it is first launched: its code takes memory.
+    // SAFETY: as above.
+    unsafe { sys::cuFuncLoad(function) }.result().map_err(|e| failed("a kernel was loaded", e))?;
+    Ok(Function(function))
 }
 
 impl Function {

@@ -60,10 +60,8 @@ impl Drawing {
         let shape = Shape::new((draws.len() as u32, 1, 1), THREADS);
         let (drawn, logits) = (self.drawn.address(), logits.address());
         launch!(device, device.kernels.draw_rows, shape, drawn, logits, draws_at, edits_at, masks_at, vocab as u32);
-        let bytes = size_of_val(draws.as_slice());
-        let read = self.read.bytes_mut().get_mut(..draws.len() * size_of::<Drawn>()).ok_or_else(|| no_room(bytes))?;
-        // SAFETY: there is room for as many on the device as here.
-        unsafe { device.read(drawn, read)? };
+        // SAFETY: there is room for as many on the device as here; more were not staged.
+        unsafe { device.read(drawn, self.read.bytes_mut(), std::iter::once(0..draws.len() * size_of::<Drawn>()))? };
         // SAFETY: so many were just read, aligned to a page; all their fields are numbers.
         Ok(unsafe { std::slice::from_raw_parts(self.read.bytes().as_ptr().cast(), draws.len()) })
     }

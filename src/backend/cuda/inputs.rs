@@ -1,7 +1,7 @@
 //! A batch on the device: all that the kernels of a step read of it, in one copy.
 
 use super::device::{Address, Device, Memory, Pinned};
-use crate::backend::InputLimits;
+use crate::backend::BatchSize;
 use crate::batch::{Batch, Span};
 use crate::error::Result;
 
@@ -51,7 +51,7 @@ pub struct Inputs {
 impl Inputs {
     /// Takes a batch; `heads_per_kv` are those of all layers, each once. True: it lies elsewhere than the last one.
     pub fn take(&mut self, device: &Device, batch: &Batch, heads_per_kv: &[u32]) -> Result<bool> {
-        let moved = self.fit(device, needed_bytes(batch, heads_per_kv))?;
+        let moved = self.fit(device, Inputs::bytes(size_of_batch(batch), heads_per_kv))?;
         self.len = 0;
         self.rows = batch.rows() as u32;
         self.groups = batch.groups() as u32;
@@ -85,11 +85,10 @@ impl Inputs {
         self.tiles.iter().copied().find(|tiles| tiles.heads_per_kv == heads_per_kv)
     }
 
-    /// What batches take on the device, at most.
-    pub fn bytes(limits: &InputLimits) -> u64 {
-        let InputLimits { rows, sequences, logits, places, groups, heads_per_kv } = limits;
-        let tiles: usize = heads_per_kv.iter().map(|&heads| tile_numbers(*rows, *sequences, heads)).sum();
-        ((rows * (2 + groups) + places + logits + tiles) * size_of::<u32>()) as u64
+    /// What a batch takes on the device, at most.
+    pub fn bytes(BatchSize { rows, sequences, logits, places, groups }: BatchSize, heads_per_kv: &[u32]) -> usize {
+        let tiles: usize = heads_per_kv.iter().map(|&heads| tile_numbers(rows, sequences, heads as usize)).sum();
+        (rows * (2 + groups) + places + logits + tiles) * size_of::<u32>()
     }
 
     /// Makes room for so many bytes. True: there was less.
@@ -140,16 +139,14 @@ fn is_decode(span: &&Span) -> bool {
     span.rows == 1
 }
 
-/// No batch of so many rows, sequences, places and kinds of heads needs more.
-fn needed_bytes(batch: &Batch, heads_per_kv: &[u32]) -> usize {
-    Inputs::bytes(&InputLimits {
+fn size_of_batch(batch: &Batch) -> BatchSize {
+    BatchSize {
         rows: batch.rows(),
         sequences: batch.spans.len(),
         logits: batch.logit_rows.len(),
         places: batch.tables.len(),
         groups: batch.groups(),
-        heads_per_kv: heads_per_kv.iter().map(|&heads| heads as usize).collect(),
-    }) as usize
+    }
 }
 
 /// Of the tiles of prefill, of decode, and of both: those of one are no more than its queries fill, and one for each sequence.

@@ -58,7 +58,7 @@ impl Kv {
         for (i, &block) in blocks.iter().enumerate() {
             let part = &mut out[start + i * bytes as usize..][..bytes as usize];
             // SAFETY: the block is inside the pool, and so long.
-            unsafe { device.read(self.block(block)?, part)? };
+            unsafe { device.read(self.block(block)?, part, std::iter::once(0..bytes as usize))? };
             if blocks.len() - i <= tail.blocks {
                 self.blank(tail.slots, part);
             }

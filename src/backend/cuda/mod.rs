@@ -165,11 +165,6 @@ impl CudaBackend {
         Shape::new((blocks as u32, 1, 1), FLAT)
     }
 
-    /// All ops of a step have been queued: if it was recorded, or stands for one that was, it is played.
-    fn end_step(&self) {
-        self.graphs.lock().unwrap_or_else(PoisonError::into_inner).end(&self.device);
-    }
-
     fn partial(&self) -> MutexGuard<'_, Option<Memory>> {
         self.partial.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -395,11 +390,11 @@ impl Backend for CudaBackend {
     }
 
     fn reserve_inputs(&self, limits: &InputLimits, inputs: &mut Inputs) -> Result<()> {
-        inputs.fit(&self.device, Inputs::bytes(limits) as usize).map(|_| ())
+        inputs.fit(&self.device, Inputs::bytes(limits.most, &limits.heads_per_kv)).map(|_| ())
     }
 
     fn reserved_inputs_bytes(&self, limits: &InputLimits) -> u64 {
-        Inputs::bytes(limits)
+        Inputs::bytes(limits.most, &limits.heads_per_kv) as u64
     }
 
     fn drawing(&self, limits: DrawLimits) -> Result<Option<Drawing>> {
@@ -424,6 +419,11 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
+    /// If the step was recorded, or one before stands for it, it is played.
+    fn begin(&self) {
+        self.graphs.lock().unwrap_or_else(PoisonError::into_inner).end(&self.device);
+    }
+
     fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
         self.read_rows(buf, 1, len, std::iter::once(0..len))
     }
@@ -437,18 +437,16 @@ impl Backend for CudaBackend {
             Some(pinned) => pinned,
             read => read.insert(self.device.pinned(buf.len * size_of::<f32>(), "lower max_seqs")?),
         };
-        self.end_step();
-        for run in runs {
-            let bytes = run.start * width * size_of::<f32>()..run.end.min(rows) * width * size_of::<f32>();
-            // SAFETY: the buffer is so long.
-            unsafe { self.device.read(buf.memory.address().at(bytes.start as u64), &mut pinned.bytes_mut()[bytes])? };
-        }
+        self.begin(); // whoever gave single ops may not have
+        let runs = runs.map(|run| run.start * width * size_of::<f32>()..run.end * width * size_of::<f32>());
+        // SAFETY: the buffer is so long.
+        unsafe { self.device.read(buf.memory.address(), pinned.bytes_mut(), runs)? };
         // SAFETY: pinned memory begins as zeros, aligned to a page, and every bit pattern is a float.
         Ok(unsafe { std::slice::from_raw_parts(pinned.bytes().as_ptr().cast(), len) })
     }
 
     fn draw<'a>(&'a self, drawing: &'a mut Drawing, vocab: usize, logits: &mut Buf, draws: &Draws) -> Result<&'a [Drawn]> {
-        self.end_step();
+        self.begin();
         drawing.draw(&self.device, vocab, logits, draws)
     }
 
