@@ -4,6 +4,7 @@ mod attention;
 #[path = "../common.rs"]
 mod common;
 mod determinism;
+mod draws;
 mod engine;
 mod line;
 #[path = "../cpu/model.rs"]
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
             Part::DecodeAttention => attention::decode(&options),
             Part::PrefillAttention => attention::prefill(&options),
             Part::Products => products::bench(&options),
+            Part::Draws => draws::bench(&options),
             Part::Engine => engine::bench(&options),
             Part::Determinism => determinism::check(&options),
         }

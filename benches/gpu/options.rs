@@ -4,13 +4,14 @@ use std::path::PathBuf;
 
 use crate::Result;
 
-const USAGE: &str = "usage: gpu decode-attention|prefill-attention|products|engine|determinism [--bandwidth=BYTES_PER_SECOND] \
+const USAGE: &str = "usage: gpu decode-attention|prefill-attention|products|draws|engine|determinism [--bandwidth=BYTES_PER_SECOND] \
     [--flops=FLOP_PER_SECOND] [--model=DIR] [--models=DIR] [--small]";
 
 pub enum Part {
     DecodeAttention,
     PrefillAttention,
     Products,
+    Draws,
     Engine,
     Determinism,
 }
@@ -78,6 +79,7 @@ impl Part {
             "decode-attention" => Part::DecodeAttention,
             "prefill-attention" => Part::PrefillAttention,
             "products" => Part::Products,
+            "draws" => Part::Draws,
             "engine" => Part::Engine,
             "determinism" => Part::Determinism,
             _ => return Err(USAGE.into()),

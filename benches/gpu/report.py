@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-ORDER = ["ceilings", "decode attention", "prefill attention", "products", "prefill", "decode", "models"]
+ORDER = ["ceilings", "decode attention", "prefill attention", "products", "draws", "prefill", "decode", "models"]
 LESS_IS_BETTER = {"us", "ms", "error"}
 TEST = re.compile(r"^test (\S+) \.\.\. (ok|FAILED)$")
 FILLS_THE_CHIP = 256 << 20  # bytes of K and V

@@ -72,6 +72,7 @@ ours prefill-attention 40
 part attention_peer 30 python3 "$here/peers.py" attention "$lines/prefill-attention.jsonl"
 ours products 90
 part products_peer 50 python3 "$here/peers.py" products "$lines/products.jsonl"
+ours draws 30
 if [ -f "$model/model.safetensors.index.json" ]; then
     ours engine 110 "--model=$model"
     part generate 60 python3 "$here/peers.py" generate "$model" "$lines/engine.jsonl"
