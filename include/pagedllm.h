@@ -146,7 +146,8 @@
 #define PLLM_WEIGHTS_INT4_ASYMMETRIC 6
 
 // On CUDA devices: floating point of 8 bits (OCP's E4M3), with a scale for each output; the embedding and the head are as they are stored. Products of
-// many rows are multiplied by activations in it, too, where the device can, each row with a scale; all others by activations in bf16.
+// many rows are multiplied by activations in it, too, where the device can, each row with a scale; all others, experts' and those with
+// PLLM_ENGINE_BATCH_INVARIANT, by activations in bf16.
 #define PLLM_WEIGHTS_FP8 7
 
 // No packed_path was given.
@@ -411,7 +412,7 @@ typedef struct {
   // In bytes, or PLLM_NUL_TERMINATED (the default).
   uint64_t model_path_len;
   // Where to run: "cpu", the default (also NULL), or "cuda:0" for the first CUDA device ("cuda" is the same). Of those NVIDIA's driver for CUDA 13
-  // and compute capability 8.0 or newer are needed, and weights in f32, f16 or bf16.
+  // and compute capability 8.0 or newer are needed, and weights in f32, f16, bf16 or fp8.
   const char *device;
   // In bytes, or PLLM_NUL_TERMINATED (the default).
   uint64_t device_len;

@@ -8,14 +8,14 @@
 //
 //   kernel                       a tile's queries  z               threads            dynamic shared memory
 //   attention_prefill_<T>_<DIM>  64                1               128                PREFILL_STAGES * STAGE_BYTES
-//   attention_decode_<T>_<DIM>   16, of one row    splits          32 * DECODE_WARPS  DECODE_STAGES * STAGE_BYTES
+//   attention_decode_<T>_<DIM>   16, of one row    splits          32 * DECODE_WARPS  DECODE_STAGES * STAGE_BYTES; of 256 in bytes 16 KiB more
 //   attention_merge              16, of one row    min(16, group)  any number         none
 //   attention_plain_<T>          64                any number      128                none
 //
 // where group = heads / kv_heads, the heads that share a KV head.
 //
 // Softmax runs online over tokens counted from the sequence's first, whichever a tile begins with. Tokens that a query does not see leave
-// its sums as they were, to the bit. So no query's result depends on those beside it in a tile, nor on how its sequence was cut into steps.
+// its sums as they were, to the bit (in 16 bits only where what they hold are numbers). So no query's result depends on those beside it in a tile, nor on how its sequence was cut into steps.
 #include "tensor.cuh"
 
 #define LOG2_E 1.44269504088896f
@@ -312,8 +312,8 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
 
     __device__ __forceinline__ u32 &query_register(u32 i, u32 which) {
         if constexpr (SHARES) {
-            __shared__ __align__(16) u32 all[DIM / 16][WARP][4]; // each lane reads what it wrote; other warps write the same
-            return all[i][lane_in_warp()][which];
+            __shared__ __align__(16) u32 all[AttentionShared<T, DIM>::DECODE_WARPS][DIM / 16][WARP][4]; // each thread reads what it wrote
+            return all[warp_in_block()][i][lane_in_warp()][which];
         } else return queries[i][which];
     }
 
@@ -450,7 +450,8 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
             for (u32 i = 0; i < 4; i++) {
                 float2 two = *reinterpret_cast<const float2 *>(scales + column(2 * k + i / 2, 0));
                 const float *pair = &weights[2 * k + i / 2][i % 2 * 2];
-                a[i] = pack2<Number>(pair[0] * two.x, pair[1] * two.y);
+                // What a query does not see may have a scale that is no number.
+                a[i] = pack2<Number>(pair[0] == 0.0f ? 0.0f : pair[0] * two.x, pair[1] == 0.0f ? 0.0f : pair[1] * two.y);
             }
 #pragma unroll
             for (u32 n = 0; n < DIM / 16; n += 2) {

