@@ -489,7 +489,8 @@ impl Attend {
             *x *= self.sizes[(at >= queries) as usize + (at >= keys) as usize];
         }
         for (row, strange) in (20..rows).step_by(50).flat_map(|row| self.strange.map(|strange| (row, strange))) {
-            all[row * self.shape.qkv_width() + if row % 100 == 20 { queries } else { keys }] = strange;
+            // In keys of the second head, or in values of the first.
+            all[row * self.shape.qkv_width() + if row % 100 == 20 { queries + self.shape.head_dim } else { keys }] = strange;
         }
         all
     }
