@@ -63,10 +63,7 @@ template <class T> struct StoredMultiples {
     // are so small that a scale would be no normal number, it is 0.
     static __device__ float scale_of(const float *numbers /* [dim] */, u32 dim, float most) {
         float greatest = 0.0f;
-        for (u32 i = lane_in_warp(); i < dim; i += WARP) {
-            float size = fabsf(numbers[i]);
-            greatest = size <= greatest ? greatest : size == size ? size : INFINITY;
-        }
+        for (u32 i = lane_in_warp(); i < dim; i += WARP) greatest = greater_size(greatest, numbers[i]);
         float scale = warp_max(greatest) / most;
         return scale > 3.4028235e38f ? NAN : scale < 1.17549435e-38f ? 0.0f : scale;
     }

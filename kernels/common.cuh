@@ -162,6 +162,12 @@ __device__ __forceinline__ float block_sum(float x) {
     return warp_sum(lane_in_warp() < blockDim.x / WARP ? parts[lane_in_warp()] : 0.0f);
 }
 
+// The size that is farther from 0; of a number that is none it is infinite, so that it is not lost.
+__device__ __forceinline__ float greater_size(float most, float x) {
+    float size = fabsf(x);
+    return size <= most ? most : size == size ? size : INFINITY;
+}
+
 // The greatest over such a block, in the same way.
 __device__ __forceinline__ float block_max(float x) {
     __shared__ float parts[WARP];

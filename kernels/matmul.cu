@@ -345,10 +345,7 @@ template <class T> __device__ void store_rounded(T *out, const float *x, u32 col
 extern "C" __global__ void to_fp8(e4m3 *out /* [rows, pitch] */, float *scales /* [rows] */, const float *x /* [rows, cols] */, u32 cols) {
     const float *row = x + u64(blockIdx.x) * cols;
     float most = 0.0f;
-    for (u32 k = threadIdx.x; k < cols; k += blockDim.x) {
-        float size = fabsf(row[k]);
-        most = size <= most ? most : size == size ? size : INFINITY; // a NaN is not lost: its row's scale is infinite
-    }
+    for (u32 k = threadIdx.x; k < cols; k += blockDim.x) most = greater_size(most, row[k]);
     most = block_max(most);
     float inverse = most < 1e-30f ? 0.0f : E4M3_MOST / most;
     if (threadIdx.x == 0) scales[blockIdx.x] = most < 1e-30f ? 0.0f : most / E4M3_MOST;

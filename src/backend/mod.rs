@@ -463,6 +463,11 @@ pub trait Backend: Send + Sync {
     fn scale_and_cap(&self, len: usize, scale: f32, soft_cap: Option<f32>, x: &mut Self::Buf);
 }
 
+/// Of a matrix: a format does not have what this row holds.
+fn no_such_number(row: usize, format: WeightFormat) -> Error {
+    Error::model(format!("row {row} holds a number that is infinite, not a number or too large for weight_format {}", format.name()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -55,13 +55,17 @@ impl Drawing {
 
     pub fn draw(&mut self, device: &Device, vocab: usize, logits: &Buf, asked: &Draws) -> Result<&[Drawn]> {
         let Draws { draws, edits, masks, .. } = asked;
+        let bytes = draws.len() * size_of::<Drawn>();
+        if bytes > self.read.bytes().len() {
+            return Err(no_room(bytes));
+        }
         let parts = [bytes_of(draws), bytes_of(edits), bytes_of(masks)];
         let [draws_at, edits_at, masks_at] = self.stage(device, parts)?;
         let shape = Shape::new((draws.len() as u32, 1, 1), THREADS);
         let (drawn, logits) = (self.drawn.address(), logits.address());
         launch!(device, device.kernels.draw_rows, shape, drawn, logits, draws_at, edits_at, masks_at, vocab as u32);
-        // SAFETY: there is room for as many on the device as here; more were not staged.
-        unsafe { device.read(drawn, self.read.bytes_mut(), std::iter::once(0..draws.len() * size_of::<Drawn>()))? };
+        // SAFETY: there is room for so many, here and on the device.
+        unsafe { device.read(drawn, self.read.bytes_mut(), std::iter::once(0..bytes))? };
         // SAFETY: so many were just read, aligned to a page; all their fields are numbers.
         Ok(unsafe { std::slice::from_raw_parts(self.read.bytes().as_ptr().cast(), draws.len()) })
     }

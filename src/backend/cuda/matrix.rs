@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use super::device::{Address, Device, Function, Memory, Shape};
 use super::fp8;
 use super::kernels::Kernels;
-use crate::backend::RowSource;
+use crate::backend::{RowSource, no_such_number};
 use crate::error::{Error, Result, try_vec};
 use crate::options::{Dtype, WeightFormat};
 
@@ -82,7 +82,7 @@ impl Matrix {
                         scale.map(|scale| scales.as_chunks_mut().0[first + i] = scale.to_le_bytes()).ok_or(NoSuchNumber)
                     }
                 };
-                converted.map_err(|NoSuchNumber| refused(first + i, format))?;
+                converted.map_err(|NoSuchNumber| no_such_number(first + i, format))?;
             }
             device.write(&matrix.memory, (first * padded) as u64, &written[..count * padded])?;
         }
@@ -160,12 +160,8 @@ fn convert(from: Dtype, to: Dtype, row: &[u8], out: &mut [u8]) -> std::result::R
         out[..row.len()].copy_from_slice(row);
         return Ok(());
     }
-    for (place, bytes) in row.chunks_exact(from.bytes()).enumerate() {
-        let number = match from {
-            Dtype::F32 => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
-            Dtype::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
-            Dtype::Bf16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
-        };
+    let mut fits = true;
+    from.visit(row, |place, number| {
         let out = &mut out[place * to.bytes()..][..to.bytes()];
         let stored = match to {
             Dtype::F32 => {
@@ -181,13 +177,7 @@ fn convert(from: Dtype, to: Dtype, row: &[u8], out: &mut [u8]) -> std::result::R
                 bf16::from_f32(number).to_f32()
             }
         };
-        if !stored.is_finite() {
-            return Err(NoSuchNumber);
-        }
-    }
-    Ok(())
-}
-
-fn refused(row: usize, format: WeightFormat) -> Error {
-    Error::model(format!("row {row} holds a number that is infinite, not a number or too large for weight_format {}", format.name()))
+        fits &= stored.is_finite();
+    });
+    if fits { Ok(()) } else { Err(NoSuchNumber) }
 }

@@ -19,8 +19,8 @@ use super::super::pool::Pool;
 use super::bytes::STEP_BYTES;
 use super::quantize::{self, INT4_ZERO, INT8_ZERO};
 use super::{Format, LINE, Machine, PANEL};
-use crate::backend::{PACKED_PIECE, PackedSource, RowSource};
-use crate::error::{Error, Result, try_vec};
+use crate::backend::{PACKED_PIECE, PackedSource, RowSource, no_such_number};
+use crate::error::{Result, try_vec};
 use crate::options::{Dtype, WeightFormat};
 use crate::sys::Pages;
 
@@ -93,7 +93,7 @@ impl Matrix {
                 _ if !as_stored => {
                     let floats = &mut floats[..count * cols];
                     to_floats(machine.pool, dtype, bytes, floats);
-                    matrix.convert(machine, first, floats).map_err(|row| refused(row, format))?;
+                    matrix.convert(machine, first, floats).map_err(|row| no_such_number(row, format))?;
                 }
                 Format::F16 => matrix.pack::<2>(machine.pool, first, bytes),
                 _ => matrix.pack::<4>(machine.pool, first, bytes),
@@ -208,10 +208,6 @@ impl Matrix {
             }
         }
     }
-}
-
-fn refused(row: usize, format: WeightFormat) -> Error {
-    Error::model(format!("row {row} holds a number that is infinite, not a number or too large for weight_format {}", format.name()))
 }
 
 /// The rows of a panel that are there, of which the first is row `first`.
