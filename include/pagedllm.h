@@ -109,7 +109,7 @@
 // As INT8, with numbers of 8 bits in floating point (OCP E4M3): small numbers beside great ones keep more, great ones less.
 #define PLLM_DTYPE_FP8 5
 
-// The widest instruction path that the machine has, of those that compute in f32.
+// The widest instruction path that the machine has: AVX512_BF16 before AVX512_VNNI before AVX512, then those of AVX2.
 #define PLLM_ISA_AUTO 0
 
 #define PLLM_ISA_PORTABLE 1
@@ -119,7 +119,7 @@
 #define PLLM_ISA_AVX512 3
 
 // As AVX512_VNNI, but for weights, and K and V, that are kept in bf16: what they are multiplied by is rounded to bf16, too, and summed in f32.
-// Up to twice as fast where many tokens are computed at once.
+// Up to twice as fast where many tokens are computed at once; AVX512_VNNI rounds nothing there.
 #define PLLM_ISA_AVX512_BF16 4
 
 // As AVX2 and AVX512, with AVX-VNNI and AVX-512 VNNI: weights in whole numbers are multiplied faster, and nothing else changes.

@@ -58,7 +58,7 @@ impl Isa {
     }
 }
 
-/// How weights are stored; all arithmetic on the CPU is in f32.
+/// How weights are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Dtype {
     F32,

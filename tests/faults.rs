@@ -14,7 +14,7 @@ use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::{Engine, ModelRunner, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::kv::Paging;
-use pagedllm::model::{BatchLimits, KvCache, KvLayout, KvPool, ModelFiles};
+use pagedllm::model::{BatchLimits, KvCache, KvLayout, KvPool, ModelFiles, PackedForm};
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
 use pagedllm::sched::FinishReason;
 use serde_json::Value;
@@ -327,6 +327,40 @@ fn an_engine_that_the_device_has_no_room_for_is_not_made() {
             }
             Ok(_) => panic!("nobody was told that {place} could not be made"),
         }
+    }
+}
+
+#[test]
+fn a_packed_form_that_the_device_does_not_give_or_take_is_an_error_or_not_kept() {
+    let (dir, packed) = (model(), TempDir::new());
+    let load = |fails_at: u64| {
+        let faults = Arc::new(Faults::default());
+        faults.makes.fails_at.store(fails_at, SeqCst);
+        let backend = Faulty { cpu: CpuBackend::new(1, None)?, faults: faults.clone() };
+        let limits = BatchLimits { rows: 32, logits: 16 };
+        let (_, report) = ModelFiles::open(&dir.0)?.load_packed(&packed.0, backend, limits, &mut |_, _| true)?;
+        Ok::<_, Error>((report.form, faults.makes.seen.load(SeqCst) < fails_at))
+    };
+    let forget = || std::fs::read_dir(&packed.0).unwrap().for_each(|form| std::fs::remove_file(form.unwrap().path()).unwrap());
+    // The last that is saved is there to be read.
+    for form in [PackedForm::Saved, PackedForm::Read] {
+        let (mut refused, mut unsaved) = (0, 0);
+        for place in 1.. {
+            if form == PackedForm::Saved {
+                forget();
+            }
+            match load(place) {
+                Err(error) if error.code() == Code::OutOfMemory => refused += 1,
+                Ok((PackedForm::Unsaved, false)) => unsaved += 1,
+                Ok((found, true)) => {
+                    assert_eq!(found, form);
+                    break;
+                }
+                other => panic!("{other:?} after a fault at {place}"),
+            }
+        }
+        println!("{form:?}: {refused} loadings were refused, {unsaved} forms not kept");
+        assert!(refused > 20 && (unsaved > 5) == (form == PackedForm::Saved));
     }
 }
 

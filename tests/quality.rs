@@ -5,7 +5,7 @@ mod common;
 mod perplexity;
 
 use common::bundled_model;
-use pagedllm::options::{KvDtype, WeightFormat};
+use pagedllm::options::{Isa, KvDtype, WeightFormat};
 use perplexity::{Reading, narrow_formats};
 
 #[test]
@@ -27,6 +27,20 @@ fn k_and_v_in_fewer_bits_cost_less_than_a_thousandth_of_perplexity() {
     // The more bits of a fraction there are, the nearer.
     let distances = [&f16, &bf16, &int8, &fp8].map(|reading| reading.distance(&exact).0);
     assert!(distances.is_sorted_by(|a, b| a < b), "{distances:?}");
+}
+
+#[test]
+fn products_in_bf16_cost_less_than_a_thousandth_of_perplexity() {
+    if !Isa::Avx512Bf16.is_present() {
+        return println!("skipped: this machine lacks {}", Isa::Avx512Bf16.name());
+    }
+    // What is stored is the same: only products differ.
+    let exact = Reading::of(&bundled_model(), None, KvDtype::Bf16);
+    let reading = Reading::on(Isa::Avx512Bf16, &bundled_model(), None, KvDtype::Bf16);
+    let (change, (mean, most)) = (reading.perplexity() / exact.perplexity() - 1.0, reading.distance(&exact));
+    println!("{:+.4} %, log probabilities change by {mean}, at most {most}", 100.0 * change);
+    assert!(mean > 0.0, "nothing was multiplied in bf16");
+    assert!(change.abs() < 1e-3, "products in bf16 change perplexity by {change}");
 }
 
 #[test]

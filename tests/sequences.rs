@@ -1009,10 +1009,13 @@ fn an_import_that_finds_no_room_is_computed_again_and_one_from_another_path_says
     other.resume(seq, Resume::new(sampled(9, 10))).unwrap();
     assert_eq!(answers(&drain(&other))[&seq].len(), 10);
     // A path that only multiplies whole numbers faster has the bits of the one without.
-    if let Some(isa) = engine.info().isa.map(Isa::bits).filter(|isa| Some(*isa) != engine.info().isa) {
-        let narrower = Engine::create(&EngineOptions { isa: Some(isa), ..model.options.clone() }).unwrap();
-        let seq = narrower.import(narrower.queue(), &blob).unwrap();
-        assert!(!narrower.sequence(seq).unwrap().inexact, "{isa:?}");
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present() && isa.bits() != *isa) {
+        let [faster, plain] =
+            [isa, isa.bits()].map(|isa| Engine::create(&EngineOptions { isa: Some(isa), ..model.options.clone() }).unwrap());
+        let seq = faster.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 10)) }).unwrap();
+        drain(&faster);
+        let seq = plain.import(plain.queue(), &exported(&faster, seq)).unwrap();
+        assert!(!plain.sequence(seq).unwrap().inexact, "{isa:?}");
     }
 }
 

@@ -47,10 +47,14 @@ impl<'a> Run<'a> {
         let plan = Engine::plan(engine)?;
         let (worker, loaded) = Worker::start(engine)?;
         let mut run = Run { worker, costs: Costs::of(cell, &plan), loaded, plan, memory, arithmetic };
-        // Threads and pages awake.
-        run.worker.steps(&Question::Join { sequences: 1, tokens: 16 })?;
-        run.worker.leave()?;
+        run.warm_up(16)?;
         Ok(run)
+    }
+
+    /// A prompt that is not counted: threads awake, pages there.
+    fn warm_up(&mut self, tokens: u64) -> Result<()> {
+        self.worker.steps(&Question::Join { sequences: 1, tokens })?;
+        self.worker.leave()
     }
 
     /// With the memory's speed taken just before and just after.
@@ -118,8 +122,9 @@ pub fn repeat(
     peak_memory(&mut run, report)
 }
 
-/// One prompt until its first token.
+/// One prompt until its first token, after another of that length: as the peers are measured.
 fn prefill(run: &mut Run, tokens: u64, report: &mut Report) -> Result<()> {
+    run.warm_up(tokens)?;
     let measured = run.measure(&Question::Join { sequences: 1, tokens })?;
     report.add(format!("prefill {tokens}"), Unit::TokensPerSecond, run.rate(tokens, &measured));
     Ok(())

@@ -10,6 +10,7 @@ import torch
 import vllm
 
 BLOCK = 128  # positions of one KV block
+LONGEST = 4096  # for which it wants room
 
 
 class Engine:
@@ -21,11 +22,11 @@ class Engine:
             model,
             dtype="bfloat16",
             skip_tokenizer_init=True,
-            max_model_len=4096,
+            max_model_len=LONGEST,
             max_num_seqs=size.sequences,
             max_num_batched_tokens=4096,
             block_size=BLOCK,
-            num_gpu_blocks_override=size.positions // BLOCK + size.sequences + 1,
+            num_gpu_blocks_override=max(size.positions, LONGEST) // BLOCK + size.sequences + 1,
             enable_prefix_caching=False,
             disable_log_stats=True,
         ).llm_engine

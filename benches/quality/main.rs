@@ -4,7 +4,7 @@ mod perplexity;
 
 use std::path::Path;
 
-use pagedllm::options::{KvDtype, WeightFormat};
+use pagedllm::options::{Isa, KvDtype, WeightFormat};
 use perplexity::{Reading, narrow_formats};
 
 fn main() {
@@ -14,6 +14,9 @@ fn main() {
     head("KV");
     for dtype in KvDtype::ALL {
         row(dtype.name(), &Reading::of(&model, None, dtype), &exact);
+    }
+    if Isa::Avx512Bf16.is_present() {
+        row("bf16, products in bf16", &Reading::on(Isa::Avx512Bf16, &model, None, KvDtype::Bf16), &exact);
     }
     println!();
     head("weights");

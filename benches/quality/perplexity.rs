@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use pagedllm::engine::{Engine, Prompt, Request};
-use pagedllm::options::{EngineOptions, KvDtype, SamplingParams, WeightFormat};
+use pagedllm::options::{EngineOptions, Isa, KvDtype, SamplingParams, WeightFormat};
 
 /// What the bundled model says of its held-out text.
 pub struct Reading {
@@ -13,9 +13,15 @@ pub struct Reading {
 }
 
 impl Reading {
+    /// On the widest path that multiplies nothing in bf16.
     pub fn of(model: &Path, weight_format: Option<WeightFormat>, kv_dtype: KvDtype) -> Reading {
-        let options =
-            EngineOptions { model_dir: model.into(), weight_format, kv_dtype: Some(kv_dtype), prefix_cache: false, ..Default::default() };
+        let in_f32 = Isa::ALL.into_iter().rfind(|isa| *isa != Isa::Avx512Bf16 && isa.is_present());
+        Reading::on(in_f32.unwrap_or(Isa::Portable), model, weight_format, kv_dtype)
+    }
+
+    pub fn on(isa: Isa, model: &Path, weight_format: Option<WeightFormat>, kv_dtype: KvDtype) -> Reading {
+        let (model_dir, isa, kv_dtype) = (model.into(), Some(isa), Some(kv_dtype));
+        let options = EngineOptions { model_dir, weight_format, isa, kv_dtype, prefix_cache: false, ..Default::default() };
         let engine = Engine::create(&options).unwrap();
         // They say their special tokens themselves.
         let texts: Vec<_> = texts(model).iter().map(|text| engine.text().unwrap().encode(text, false).unwrap()).collect();

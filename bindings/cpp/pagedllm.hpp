@@ -371,11 +371,11 @@ enum class Dtype : uint32_t {
 };
 
 enum class Isa : uint32_t {
-    automatic = PLLM_ISA_AUTO,
+    automatic = PLLM_ISA_AUTO, // the widest that the machine has
     portable = PLLM_ISA_PORTABLE,
     avx2 = PLLM_ISA_AVX2,
     avx512 = PLLM_ISA_AVX512,
-    avx512_bf16 = PLLM_ISA_AVX512_BF16,
+    avx512_bf16 = PLLM_ISA_AVX512_BF16, // what is kept in bf16 is multiplied by numbers that are rounded to it
     avx_vnni = PLLM_ISA_AVX_VNNI,
     avx512_vnni = PLLM_ISA_AVX512_VNNI,
 };

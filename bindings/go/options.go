@@ -173,7 +173,7 @@ const (
 	AVX2 ISA = C.PLLM_ISA_AVX2
 	// AVX512 is for x86 with AVX-512 F, BW, DQ and VL.
 	AVX512 ISA = C.PLLM_ISA_AVX512
-	// AVX512BF16 multiplies weights that are kept in bf16 by activations that are rounded to it.
+	// AVX512BF16 multiplies what is kept in bf16, weights or K and V, by numbers that are rounded to it. ISAAuto takes it where it is.
 	AVX512BF16 ISA = C.PLLM_ISA_AVX512_BF16
 	// AVXVNNI is AVX2 with AVX-VNNI: weights in whole numbers are multiplied faster.
 	AVXVNNI ISA = C.PLLM_ISA_AVX_VNNI

@@ -45,7 +45,8 @@ export interface Options {
   /** The CPUs to which they are pinned, as taskset -c takes them, such as '0-3,8': the stepping one's first. Left out: the system places
    * them. */
   cpus?: string;
-  /** An instruction path to force. Bits are the same within one path, not across paths. */
+  /** An instruction path to force: 'auto' takes the widest that the machine has. Bits are the same within one path, not across paths. With
+   * 'avx512_bf16' what is kept in bf16, weights or K and V, is multiplied by numbers that are rounded to it. */
   isa?: 'auto' | 'portable' | 'avx2' | 'avx512' | 'avx512_bf16' | 'avx_vnni' | 'avx512_vnni';
   /** Seeds the requests that bring no seed of their own. */
   seed?: number | bigint;

@@ -292,7 +292,7 @@ class Isa(enum.IntEnum):
     PORTABLE = 1
     AVX2 = 2
     AVX512 = 3
-    AVX512_BF16 = 4  # activations are rounded to bf16 where the weights are kept in it
+    AVX512_BF16 = 4  # what is kept in bf16, weights or K and V, is multiplied by numbers that are rounded to it; AUTO takes it where it is
     AVX_VNNI = 5  # as AVX2 and AVX512, and faster for weights in whole numbers
     AVX512_VNNI = 6
 

@@ -10,6 +10,7 @@ impl E4m3 {
     pub const MOST: f32 = 448.0;
 
     /// The nearest there is, of two the even one; beyond the greatest that, and 0 of NaN.
+    #[inline(always)]
     pub fn nearest(x: f32) -> E4m3 {
         const LEAST_NORMAL: f32 = 0.015625;
         // The last place of so great a number is that of those that are less than normal.

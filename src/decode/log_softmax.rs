@@ -1,5 +1,7 @@
 //! Logits as log probabilities, fast enough for a whole vocabulary per beam: loops that the compiler vectorizes.
 
+use super::rows::largest;
+
 const LANES: usize = 16;
 /// So many are summed in f32 before f64 takes over.
 const CHUNK: usize = 32 * LANES;
@@ -16,18 +18,6 @@ pub fn log_softmax(logits: &[f32], out: &mut [f32]) {
     for (out, &x) in out.iter_mut().zip(logits) {
         *out = x - max - log_sum;
     }
-}
-
-/// Minus infinity where there is none.
-pub(super) fn largest(values: &[f32]) -> f32 {
-    let (chunks, rest) = values.as_chunks::<LANES>();
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    for chunk in chunks {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane = if x > *lane { x } else { *lane };
-        }
-    }
-    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| a.max(b))
 }
 
 fn sum_of_exps(chunk: &[f32], max: f32) -> f64 {

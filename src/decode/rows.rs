@@ -1,6 +1,8 @@
 //! Passes over a whole row of logits, in loops that the compiler turns into vector code.
 
 const LANES: usize = 8;
+/// Of what waits for the comparison before.
+const MANY_LANES: usize = 32;
 
 /// Neither NaN nor plus infinity is among them.
 pub fn are_logits(row: &[f32]) -> bool {
@@ -14,8 +16,8 @@ pub fn reaches(row: &[f32], floor: f32) -> bool {
 /// Minus infinity where there is none.
 pub fn largest(row: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let chunks = row.chunks_exact(LANES);
+    let mut lanes = [f32::NEG_INFINITY; MANY_LANES];
+    let chunks = row.chunks_exact(MANY_LANES);
     let rest = chunks.remainder();
     for chunk in chunks {
         for (lane, &logit) in lanes.iter_mut().zip(chunk) {
@@ -23,6 +25,13 @@ pub fn largest(row: &[f32]) -> f32 {
         }
     }
     lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| larger(a, b))
+}
+
+/// Where the first of these is.
+pub fn first(row: &[f32], wanted: f32) -> Option<usize> {
+    let is_in = |part: &[f32]| part.iter().fold(false, |found, &logit| found | (logit == wanted));
+    let part = row.chunks(MANY_LANES).position(is_in)? * MANY_LANES;
+    row[part..].iter().position(|&logit| logit == wanted).map(|place| part + place)
 }
 
 /// The sum of e^(logit - max).
@@ -78,11 +87,17 @@ mod tests {
 
     #[test]
     fn rows_of_any_length_are_read_to_their_end() {
-        for len in 0..40 {
+        for len in 0..80 {
             let row: Vec<f32> = (0..len).map(|i| i as f32 / 8.0).collect();
             assert_eq!(largest(&row), row.last().copied().unwrap_or(f32::NEG_INFINITY));
-            let expected: f64 = row.iter().map(|&x| libm::exp(x as f64 - 5.0)).sum();
-            assert!((sum_of_powers(&row, 5.0) - expected).abs() < 1e-6);
+            assert!(
+                row.iter()
+                    .enumerate()
+                    .all(|(place, &x)| first(&row, x) == Some(place) && first(&[&row[..], &[x]].concat(), x) == Some(place))
+            );
+            assert_eq!(first(&row, -1.0), None);
+            let expected: f64 = row.iter().map(|&x| libm::exp(x as f64 - 10.0)).sum();
+            assert!((sum_of_powers(&row, 10.0) - expected).abs() < 1e-6);
             assert!(are_logits(&row));
             assert_eq!(reaches(&row, (len as f32 - 1.0) / 8.0), len > 0);
             assert!(!reaches(&row, len as f32 / 8.0));

@@ -17,7 +17,7 @@ pub struct Candidate {
 /// The first of the largest logits. None: there is none above minus infinity.
 pub fn argmax(logits: &[f32]) -> Option<(u32, f32)> {
     let max = rows::largest(logits);
-    let first = logits.iter().position(|&logit| logit == max)?;
+    let first = rows::first(logits, max)?;
     (max > f32::NEG_INFINITY).then_some((first as u32, max))
 }
 

@@ -23,13 +23,13 @@ pub const PLLM_DTYPE_F16: u32 = 4;
 /// As INT8, with numbers of 8 bits in floating point (OCP E4M3): small numbers beside great ones keep more, great ones less.
 pub const PLLM_DTYPE_FP8: u32 = 5;
 
-/// The widest instruction path that the machine has, of those that compute in f32.
+/// The widest instruction path that the machine has: AVX512_BF16 before AVX512_VNNI before AVX512, then those of AVX2.
 pub const PLLM_ISA_AUTO: u32 = 0;
 pub const PLLM_ISA_PORTABLE: u32 = 1;
 pub const PLLM_ISA_AVX2: u32 = 2;
 pub const PLLM_ISA_AVX512: u32 = 3;
 /// As AVX512_VNNI, but for weights, and K and V, that are kept in bf16: what they are multiplied by is rounded to bf16, too, and summed in f32.
-/// Up to twice as fast where many tokens are computed at once.
+/// Up to twice as fast where many tokens are computed at once; AVX512_VNNI rounds nothing there.
 pub const PLLM_ISA_AVX512_BF16: u32 = 4;
 /// As AVX2 and AVX512, with AVX-VNNI and AVX-512 VNNI: weights in whole numbers are multiplied faster, and nothing else changes.
 pub const PLLM_ISA_AVX_VNNI: u32 = 5;

@@ -15,7 +15,7 @@ use common::bundled_model;
 use pagedllm::arena::{Arena, ArenaInfo};
 use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
-use pagedllm::options::{BeamParams, EngineOptions, Grammar, OutputKind, Preemption, SamplingParams};
+use pagedllm::options::{BeamParams, EngineOptions, Grammar, OutputKind, Preemption, SamplingParams, WeightFormat};
 use pagedllm::sched::FinishReason;
 use refusing::{Refusing, Site, census, live, refusing};
 
@@ -398,30 +398,36 @@ fn whatever_allocation_is_refused_only_its_own_request_can_fail() {
     }
 }
 
+/// As the model's files have them, and in whole numbers: the embedding and the head in 8 bits, the rest in 4.
+const WEIGHTS: [Option<WeightFormat>; 2] = [None, Some(WeightFormat::Int4 { group: 32, offsets: true })];
+
 /// An engine of a new arena, which keeps a journal and a trace.
-fn make_one() -> Result<()> {
+fn make_one(weight_format: Option<WeightFormat>) -> Result<()> {
     let (arena, nowhere) = (Arena::new(3 << 20, 4 << 20)?, || Some("/dev/null".into()));
-    let options = EngineOptions { arena: Some(arena), kv_bytes: None, journal_path: nowhere(), trace_path: nowhere(), ..options() };
+    let options =
+        EngineOptions { arena: Some(arena), kv_bytes: None, weight_format, journal_path: nowhere(), trace_path: nowhere(), ..options() };
     Engine::plan(&options).and_then(|_| Engine::create(&options)).map(drop)
 }
 
 #[test]
 fn an_engine_that_cannot_be_made_leaves_nothing_behind() {
-    make_one().unwrap();
-    let mut refusals = 0;
-    for passed in 0.. {
-        let before = live();
-        let (result, refused) = refusing(passed, make_one);
-        if !refused {
-            break;
+    for weights in WEIGHTS {
+        make_one(weights).unwrap();
+        let mut refusals = 0;
+        for passed in 0.. {
+            let before = live();
+            let (result, refused) = refusing(passed, || make_one(weights));
+            if !refused {
+                break;
+            }
+            refusals += 1;
+            assert!(matches!(&result, Err(error) if error.code() == Code::OutOfMemory), "{weights:?}, after {passed}: {result:?}");
+            drop(result);
+            assert_eq!(live(), before, "{weights:?}, after {passed}: bytes are lost");
         }
-        refusals += 1;
-        assert!(matches!(&result, Err(error) if error.code() == Code::OutOfMemory), "after {passed}: {result:?}");
-        drop(result);
-        assert_eq!(live(), before, "after {passed}: bytes are lost");
+        println!("{weights:?}: {refusals} allocations were refused, one by one");
+        assert!(refusals > 5);
     }
-    println!("{refusals} allocations were refused, one by one");
-    assert!(refusals > 5);
 }
 
 /// The first column of the tables in docs/allocations.md.
@@ -433,7 +439,7 @@ fn listed() -> BTreeSet<String> {
 #[test]
 fn large_allocations_that_cannot_fail_are_listed() {
     let mut found: BTreeSet<Site> = census(|| {
-        make_one().unwrap();
+        WEIGHTS.into_iter().for_each(|weights| make_one(weights).unwrap());
     });
     for operation in OPERATIONS {
         let mut world = World::new();

@@ -16,7 +16,7 @@ macro_rules! map {
     };
 }
 
-/// The sum of an expression of each vector of `x`: one partial sum per lane, then the lanes in order.
+/// The sum of an expression of each vector of `x`: one partial sum per lane, then the lanes folded.
 macro_rules! sum_of {
     ($lanes:ident, $x:expr, |$v:ident| $f:expr) => {{
         let chunks = $x.chunks_exact($lanes::N);
@@ -154,7 +154,7 @@ impl Kernel for Activate<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
         // SAFETY: the features are the caller's.
-        unsafe { activate::<L>(self.act, self.x) }
+        unsafe { map!(L, self.x, |x| activated::<L>(self.act, x)) }
     }
 }
 
@@ -170,52 +170,61 @@ impl Kernel for Gate<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
         let Gate { glu, gate, up, out } = self;
-        out.copy_from_slice(gate);
-        match glu {
-            Glu::Of(act) => {
-                // SAFETY: the features are the caller's.
-                unsafe { activate::<L>(act, out) };
-                for (out, up) in out.iter_mut().zip(up) {
-                    *out *= up;
-                }
-            }
-            Glu::Clamped { alpha, limit } => {
-                // SAFETY: the features are the caller's.
-                unsafe { clamped_swish::<L>(alpha, limit, out) };
-                for (out, up) in out.iter_mut().zip(up) {
-                    *out *= up.clamp(-limit, limit) + 1.0;
-                }
+        assert!(gate.len() == out.len() && up.len() == out.len());
+        for ((out, gate), up) in out.chunks_mut(L::N).zip(gate.chunks(L::N)).zip(up.chunks(L::N)) {
+            // SAFETY: the features are the caller's; all three are equally long.
+            unsafe {
+                let (gate, up) = (load_some::<L, f32>(gate.as_ptr(), out.len()), load_some::<L, f32>(up.as_ptr(), out.len()));
+                let gated = match glu {
+                    Glu::Of(act) => L::mul(activated::<L>(act, gate), up),
+                    Glu::Clamped { alpha, limit } => L::mul(clamped_swish::<L>(alpha, limit, gate), clamped_plus_one::<L>(limit, up)),
+                };
+                store_some::<L>(out.as_mut_ptr(), gated, out.len());
             }
         }
     }
 }
 
 #[inline(always)]
-unsafe fn activate<L: Lanes>(act: Act, x: &mut [f32]) {
+unsafe fn activated<L: Lanes>(act: Act, x: L::V) -> L::V {
     // SAFETY: the features are the caller's.
     unsafe {
         match act {
-            Act::Relu => map!(L, x, |x| L::max(L::splat(0.0), x)), // a NaN stays one
-            Act::Silu => map!(L, x, |x| L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(x)))),
-            Act::GeluTanh => map!(L, x, |x| {
+            Act::Relu => L::max(L::splat(0.0), x), // a NaN stays one
+            Act::Silu => L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(x))),
+            Act::GeluTanh => {
                 // x * (1 + tanh(u)) / 2 is x / (1 + e^(-2u))
                 let cube = L::mul(L::mul(x, x), x);
                 let u = L::mul(L::fma(cube, L::splat(0.044_715), x), L::splat(1.595_769));
                 L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(u)))
-            }),
-            Act::Gelu => x.iter_mut().for_each(|x| *x *= 0.5 * (1.0 + libm::erff(*x * std::f32::consts::FRAC_1_SQRT_2))),
+            }
+            Act::Gelu => {
+                let mut lanes = [0.0; 16];
+                L::store(lanes.as_mut_ptr(), x);
+                for x in &mut lanes[..L::N] {
+                    *x *= 0.5 * (1.0 + libm::erff(*x * std::f32::consts::FRAC_1_SQRT_2));
+                }
+                L::load(lanes.as_ptr())
+            }
         }
     }
 }
 
-/// x = min(x, limit) / (1 + e^(-alpha * min(x, limit)))
+/// min(x, limit) / (1 + e^(-alpha * min(x, limit)))
 #[inline(always)]
-unsafe fn clamped_swish<L: Lanes>(alpha: f32, limit: f32, x: &mut [f32]) {
-    for x in x.iter_mut() {
-        *x = if *x > limit { limit } else { *x }; // a NaN stays one
-    }
+unsafe fn clamped_swish<L: Lanes>(alpha: f32, limit: f32, x: L::V) -> L::V {
     // SAFETY: the features are the caller's.
-    unsafe { map!(L, x, |x| L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(L::mul(x, L::splat(alpha)))))) }
+    unsafe {
+        let x = L::min(L::splat(limit), x); // a NaN stays one
+        L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(L::mul(x, L::splat(alpha)))))
+    }
+}
+
+/// x, but from -limit to limit, plus 1
+#[inline(always)]
+unsafe fn clamped_plus_one<L: Lanes>(limit: f32, x: L::V) -> L::V {
+    // SAFETY: the features are the caller's.
+    unsafe { L::add(L::min(L::splat(limit), L::max(L::splat(-limit), x)), L::splat(1.0)) }
 }
 
 #[inline(always)]
@@ -258,26 +267,43 @@ impl Kernel for ScaleAndCap<'_> {
     }
 }
 
-/// Turns a head of a row.
-pub fn turn(head: &mut [f32], Turn { rotated, pairs, angles }: Turn<Buf>, row: usize) {
-    rotate(head, pairs, &angles[row * rotated..][..rotated]);
+/// Some heads of a row, each turned.
+pub struct TurnHeads<'a> {
+    pub heads: &'a mut [f32], // [heads, dim]
+    pub dim: usize,
+    pub turn: Turn<'a, Buf>,
+    pub row: usize,
+}
+
+impl Kernel for TurnHeads<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        let Turn { rotated, pairs, angles } = self.turn;
+        let angles = &angles[self.row * rotated..][..rotated];
+        for head in self.heads.chunks_exact_mut(self.dim) {
+            rotate(head, pairs, angles);
+        }
+    }
 }
 
 /// Turns pair i of one head by the angle whose cosine and sine are at i and i + count.
+#[inline(always)]
 fn rotate(head: &mut [f32], pairs: Pairs, angles: &[f32]) {
     let count = angles.len() / 2;
-    let (cos, sin) = angles.split_at(count);
-    let turned = |i: usize, (a, b): (f32, f32)| (a * cos[i] - b * sin[i], b * cos[i] + a * sin[i]);
+    let (cos, sin) = (&angles[..count], &angles[count..2 * count]);
     match pairs {
         Pairs::Halves => {
             let (low, high) = head[..2 * count].split_at_mut(count);
             for i in 0..count {
-                (low[i], high[i]) = turned(i, (low[i], high[i]));
+                let (a, b) = (low[i], high[i]);
+                low[i] = a * cos[i] - b * sin[i];
+                high[i] = b * cos[i] + a * sin[i];
             }
         }
         Pairs::Neighbours => {
             for (i, pair) in head[..2 * count].as_chunks_mut::<2>().0.iter_mut().enumerate() {
-                *pair = turned(i, (pair[0], pair[1])).into();
+                let [a, b] = *pair;
+                *pair = [a * cos[i] - b * sin[i], b * cos[i] + a * sin[i]];
             }
         }
     }

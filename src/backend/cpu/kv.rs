@@ -4,11 +4,15 @@
 //! `[dim][token]`, those of V as `[token][dim]`: `attention` says why. In bf16 two that are summed one after the other lie together: K's as
 //! `[dim / 2][token][2]`, V's as `[token / 2][dim][2]`. What a block holds lies together, so that whoever copies one need not know what is in it.
 
+use std::marker::PhantomData;
+
 use half::{bf16, f16};
 
-use super::lanes::{Lanes, ROUNDER, greatest_magnitude, load_some, load_some_words};
+use super::elementwise::TurnHeads;
+use super::lanes::{Kernel, Lanes, ROUNDER, greatest_magnitude, load_some, load_some_words};
+use super::matmul::Machine;
 use super::pool::Pool;
-use super::{Buf, Inputs, SendPtr, elementwise};
+use super::{Buf, Inputs, SendPtr};
 use crate::backend::e4m3::E4m3;
 use crate::backend::{AttentionShape, KvShape, Turn, Values};
 use crate::batch::{BlockCopy, BlockMove, Tail};
@@ -158,6 +162,7 @@ pub struct Head<E> {
 }
 
 impl<E: Cached> Head<E> {
+    #[inline(always)]
     fn of(shape: &KvShape, pages: *mut u8, block: usize, head: usize) -> Head<E> {
         let KvShape { block_size, kv_heads, head_dim, dtype, .. } = *shape;
         let numbers = pages.wrapping_add((block * kv_heads + head) * block_size * dtype.head_bytes(head_dim)).cast::<E>();
@@ -224,6 +229,7 @@ macro_rules! load_alone {
 
 impl Cached for f32 {
     load_alone!();
+    #[inline(always)]
     fn nearest(x: f32) -> f32 {
         x
     }
@@ -231,6 +237,7 @@ impl Cached for f32 {
 
 impl Cached for bf16 {
     load_alone!();
+    #[inline(always)]
     fn nearest(x: f32) -> bf16 {
         bf16::from_f32(x)
     }
@@ -239,6 +246,7 @@ impl Cached for bf16 {
 impl Cached for f16 {
     load_alone!();
     /// What is beyond the greatest becomes it; infinity would make NaN of all that is seen with it.
+    #[inline(always)]
     fn nearest(x: f32) -> f16 {
         const MOST: f32 = 65504.0;
         f16::from_f32(x.clamp(-MOST, MOST)) // NaN stays NaN
@@ -248,6 +256,7 @@ impl Cached for f16 {
 impl Cached for E4m3 {
     const MOST: Option<f32> = Some(E4m3::MOST);
     load_alone!();
+    #[inline(always)]
     fn nearest(x: f32) -> E4m3 {
         E4m3::nearest(x)
     }
@@ -256,6 +265,7 @@ impl Cached for E4m3 {
 impl Cached for i8 {
     const MOST: Option<f32> = Some(127.0);
     load_alone!();
+    #[inline(always)]
     fn nearest(x: f32) -> i8 {
         (x + ROUNDER - ROUNDER) as i8 // NaN becomes 0
     }
@@ -291,77 +301,118 @@ pub fn copy_blocks(pool: &Pool, copies: &[BlockCopy], layers: &mut [Kv]) {
     }
 }
 
-/// Turns the queries and keys of each row of `qkv`, and writes its K and V to its slot of the group.
-pub fn store(pool: &Pool, inputs: &Inputs, group: usize, shape: &AttentionShape, turn: Option<Turn<Buf>>, qkv: &mut Buf, kv: &mut Kv) {
-    let kv_shape = kv.shape;
-    with_cached!(&kv_shape, store_as(pool, inputs, group, shape, turn, qkv, kv));
+/// What `store` works on.
+#[derive(Clone, Copy)]
+pub struct StoreArgs<'a> {
+    pub inputs: &'a Inputs,
+    pub group: usize,
+    pub shape: &'a AttentionShape,
+    pub turn: Option<Turn<'a, Buf>>,
 }
 
-fn store_as<E: Cached>(
-    pool: &Pool,
-    inputs: &Inputs,
-    group: usize,
-    shape: &AttentionShape,
-    turn: Option<Turn<Buf>>,
-    qkv: &mut Buf,
-    kv: &mut Kv,
-) {
-    let Kv { shape: kv_shape, k, v } = kv;
-    let KvShape { block_size, kv_heads, head_dim, blocks, .. } = *kv_shape;
+/// Turns the queries and keys of each row of `qkv`, and writes its K and V to its slot of the group.
+pub fn store(machine: Machine, args: StoreArgs, qkv: &mut Buf, kv: &mut Kv) {
+    let shape = kv.shape;
+    with_cached!(&shape, store_as(machine, args, qkv, kv));
+}
+
+fn store_as<E: Cached>(Machine { isa, pool }: Machine, args: StoreArgs, qkv: &mut Buf, kv: &mut Kv) {
+    let Kv { shape, k, v } = kv;
     let (k, v) = (SendPtr(k.bytes_mut().as_mut_ptr()), SendPtr(v.bytes_mut().as_mut_ptr()));
-    let groups = inputs.batch.groups();
-    let width = if shape.values == Values::Own { shape.qkv_width() } else { shape.kv_width() };
-    let qkv = SendPtr(qkv[..inputs.batch.rows() * width].as_mut_ptr());
-    pool.run(inputs.batch.rows(), &|index, _| {
-        // SAFETY: rows are disjoint and inside `qkv`.
-        let row = unsafe { std::slice::from_raw_parts_mut(qkv.get().add(index * width), width) };
-        let slot = inputs.batch.slots[index * groups + group] as usize;
-        let (block, token) = (slot / block_size, slot % block_size);
-        assert!(block < blocks, "slot {slot} is outside the pool of {blocks} blocks");
-        if shape.values != Values::Own {
-            for (head, numbers) in row.chunks_exact(head_dim).enumerate() {
-                // SAFETY: as below.
-                unsafe { Head::<E>::of(kv_shape, v.get(), block, head).write(numbers, token, |dim| E::value(token, dim, head_dim)) };
-            }
-            return;
-        }
-        if let Some(turn) = turn {
-            let heads = row[..shape.q_width() + shape.kv_width()].chunks_exact_mut(head_dim);
-            heads.for_each(|head| elementwise::turn(head, turn, index));
-        }
-        let (keys, values) = row[shape.q_width()..].split_at(shape.kv_width());
-        for head in 0..kv_heads {
-            let numbers = head * head_dim..(head + 1) * head_dim;
-            // SAFETY: block, head and token are inside the pool's shape; rows of one batch have different slots.
+    let rows = args.inputs.batch.rows();
+    let width = if args.shape.values == Values::Own { args.shape.qkv_width() } else { args.shape.kv_width() };
+    let qkv = SendPtr(qkv[..rows * width].as_mut_ptr());
+    // Rows of one sequence are neighbours in the lines of K: each thread takes some that follow each other.
+    let at_once = rows.div_ceil(4 * pool.threads()).clamp(1, MOST_STORED);
+    pool.run(rows.div_ceil(at_once), &|task, _| {
+        for row in task * at_once..rows.min((task + 1) * at_once) {
+            // SAFETY: rows are disjoint and inside `qkv`; they have different slots, of which the kernel checks that they are there; the path is present.
             unsafe {
-                Head::<E>::of(kv_shape, k.get(), block, head).write(&keys[numbers.clone()], token, |dim| E::key(token, dim, block_size));
-                Head::<E>::of(kv_shape, v.get(), block, head).write(&values[numbers], token, |dim| E::value(token, dim, head_dim));
+                let qkv = std::slice::from_raw_parts_mut(qkv.get().add(row * width), width);
+                isa.run(StoreRow::<E> { args, row, qkv, kv: shape, k, v, element: PhantomData });
             }
         }
     });
+}
+
+/// Rows that one thread stores, at the most.
+const MOST_STORED: usize = 16;
+
+struct StoreRow<'a, E> {
+    args: StoreArgs<'a>,
+    row: usize,
+    qkv: &'a mut [f32],
+    kv: &'a KvShape,
+    k: SendPtr<u8>,
+    v: SendPtr<u8>,
+    element: PhantomData<E>,
+}
+
+impl<E: Cached> Kernel for StoreRow<'_, E> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        let StoreRow { args: StoreArgs { inputs, group, shape, turn }, row, qkv, kv, k, v, .. } = self;
+        let KvShape { block_size, kv_heads, head_dim, blocks, .. } = *kv;
+        let slot = inputs.batch.slots[row * inputs.batch.groups() + group] as usize;
+        let (block, token) = (slot / block_size, slot % block_size);
+        assert!(block < blocks, "slot {slot} is outside the pool of {blocks} blocks");
+        assert!(
+            shape.kv_width() == kv_heads * head_dim,
+            "a layer's keys are {} numbers, and the cache holds {kv_heads} x {head_dim}",
+            shape.kv_width()
+        );
+        let (keys, values) = match shape.values {
+            Values::OfKeys(_) => (&[][..], &*qkv),
+            Values::Own => {
+                let (turned, values) = qkv.split_at_mut(shape.q_width() + shape.kv_width());
+                if let Some(turn) = turn {
+                    // SAFETY: the features are the caller's.
+                    unsafe { TurnHeads { heads: &mut *turned, dim: head_dim, turn, row }.run::<L>() };
+                }
+                (&turned[shape.q_width()..], &*values)
+            }
+        };
+        // SAFETY: block, heads and token are inside the pool's shape, and the slot is this row's alone.
+        unsafe {
+            for (head, numbers) in keys.chunks_exact(head_dim).enumerate() {
+                Head::<E>::of(kv, k.get(), block, head).write(numbers, token, |dim| E::key(token, dim, block_size));
+            }
+            for (head, numbers) in values.chunks_exact(head_dim).enumerate() {
+                Head::<E>::of(kv, v.get(), block, head).write(numbers, token, |dim| E::value(token, dim, head_dim));
+            }
+        }
+    }
 }
 
 impl<E: Cached> Head<E> {
     /// Writes one token's numbers, each to its place.
     /// # Safety
     /// They are within the head, and this thread's alone.
+    #[inline(always)]
     unsafe fn write(&self, numbers: &[f32], token: usize, place: impl Fn(usize) -> usize) {
+        const AT_ONCE: usize = 64;
         let scale = E::MOST.map_or(1.0, |most| scale_of(numbers, most));
         let divisor = if scale == 0.0 { 1.0 } else { scale }; // 0 times anything is 0
-        // SAFETY: the caller's contract.
-        unsafe {
-            for (dim, &number) in numbers.iter().enumerate() {
-                self.numbers.add(place(dim)).write(E::nearest(number / divisor));
+        for (part, numbers) in numbers.chunks(AT_ONCE).enumerate() {
+            let mut nearest = [E::nearest(0.0); AT_ONCE];
+            for (nearest, number) in nearest.iter_mut().zip(numbers) {
+                *nearest = E::nearest(if E::SCALED { number / divisor } else { *number });
             }
-            if E::SCALED {
-                self.scales.add(token).write(scale);
+            for (i, &nearest) in nearest[..numbers.len()].iter().enumerate() {
+                // SAFETY: the caller's contract.
+                unsafe { self.numbers.add(place(part * AT_ONCE + i)).write(nearest) };
             }
+        }
+        if E::SCALED {
+            // SAFETY: the caller's contract.
+            unsafe { self.scales.add(token).write(scale) };
         }
     }
 }
 
 /// What makes `most` of the number that is farthest from 0. Where one is not finite it is NaN, and so is all that is
 /// computed with it; where all are so small that a scale would be no normal number, it is 0.
+#[inline(always)]
 fn scale_of(numbers: &[f32], most: f32) -> f32 {
     let scale = greatest_magnitude(numbers) / most;
     match scale {

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use attention::{Scratch, Tile};
-use elementwise::{Activate, Add, Gate, Norm, NormHead, NormRow, ScaleAndCap};
+use elementwise::{Activate, Add, Gate, Norm, NormHead, NormRow, ScaleAndCap, TurnHeads};
 use host::Host;
 use kv::Kv;
 use lanes::Kernel;
@@ -365,11 +365,13 @@ impl Backend for CpuBackend {
     }
 
     fn rope(&self, rows: usize, heads: Heads, turn: Turn<Buf>, x: &mut Buf) {
-        self.heads(rows, heads, x, |row, _, head| elementwise::turn(head, turn, row));
+        self.rows(rows, heads.stride, x, |row, x| {
+            self.kernel(TurnHeads { heads: &mut x[heads.first..][..heads.count * heads.dim], dim: heads.dim, turn, row });
+        });
     }
 
     fn store_kv(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, turn: Option<Turn<Buf>>, qkv: &mut Buf, kv: &mut Kv) {
-        kv::store(&self.pool, inputs, group, shape, turn, qkv, kv);
+        kv::store(self.machine(), kv::StoreArgs { inputs, group, shape, turn }, qkv, kv);
     }
 
     fn attention(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf) {

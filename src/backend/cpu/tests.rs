@@ -7,7 +7,7 @@ use crate::batch::{Span, Tail};
 use crate::options::KvDtype;
 
 /// Rows and columns of products for which there is room: fewer rows than some have, so that these are packed in pieces.
-const ROOM: (usize, usize) = (16, 300);
+const ROOM: (usize, usize) = (16, 640);
 
 fn backends() -> impl Iterator<Item = CpuBackend> {
     let with_room = |isa| {
@@ -75,7 +75,7 @@ fn assert_near(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
 fn matmul_is_right_on_every_shape_storage_and_path() {
     for backend in backends() {
         for (rows, cols, outs) in
-            [(1, 1, 1), (1, 37, 33), (2, 64, 31), (3, 5, 100), (12, 129, 64), (13, 48, 65), (29, 96, 7), (65, 33, 161)]
+            [(1, 1, 1), (1, 37, 33), (2, 64, 31), (3, 5, 100), (12, 129, 64), (13, 48, 65), (29, 96, 7), (65, 33, 161), (30, 301, 40)]
         {
             for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
                 let x = numbers(rows * cols, 1);
@@ -170,6 +170,10 @@ fn a_product_is_right_in_every_format_on_every_path() {
             (7, 128, 65, 64),
             (13, 256, 32, 128),
             (45, 192, 70, 64),
+            // Some tiles go through some panels in several stretches.
+            (16, 640, 600, 32),
+            (16, 640, 600, 64),
+            (16, 640, 600, 128),
             (3, 288, 31, 32),
             (5, 1, 9, 32),
             (4, 37, 40, 32),
@@ -199,9 +203,16 @@ fn a_product_is_right_in_every_format_on_every_path() {
 
 #[test]
 fn a_row_alone_has_the_bits_of_the_row_among_others() {
-    for (backend, format) in backends().flat_map(|backend| WeightFormat::all(64).map(|format| (backend.isa(), format))) {
+    // Few tiles go through a panel together, of many each alone; the last of a row's groups may be short.
+    let cases = |group: usize| WeightFormat::all(group).into_iter().flat_map(|format| [(format, 41, 640, 300), (format, 100, 96, 70)]);
+    let short = (WeightFormat::Int8, 41, 574, 70);
+    for (backend, (format, rows, cols, outs)) in
+        backends().flat_map(|backend| cases(32).chain(cases(128)).chain([short]).map(move |case| (backend.isa(), case)))
+    {
+        if matches!(format, WeightFormat::Int4 { group: 128, .. }) && cols % 128 != 0 {
+            continue;
+        }
         let backend = backends().find(|other| other.isa() == backend).unwrap();
-        let (rows, cols, outs) = (41, if format == WeightFormat::Int8 { 190 } else { 192 }, 70);
         let w = matrix_in(&backend, &stored(&numbers(outs * cols, 2), Dtype::F32).0, outs, cols, Dtype::F32, format).unwrap();
         let x = numbers(rows * cols, 1);
         let mut all = poisoned(&backend, rows * outs);
@@ -229,6 +240,39 @@ fn whole_numbers_give_the_same_on_every_path_with_fused_sums() {
             assert_eq!(one, other, "{format:?}");
             one
         });
+    }
+}
+
+#[test]
+fn the_widest_path_that_is_there_is_taken_unasked() {
+    let widest = Isa::ALL.into_iter().rfind(|isa| isa.is_present());
+    assert_eq!(Some(CpuBackend::new(1, None).unwrap().isa()), widest);
+}
+
+#[test]
+fn gates_of_what_is_no_number_are_none() {
+    const WIDTH: usize = 37; // also in the end that is no whole vector
+    let clamped = Glu::Clamped { alpha: 1.702, limit: 7.0 };
+    let all = [Act::Relu, Act::Silu, Act::Gelu, Act::GeluTanh].map(Glu::Of).into_iter().chain([clamped]);
+    for (backend, glu) in backends().flat_map(|backend| all.clone().map(move |glu| (backend.isa(), glu))) {
+        let backend = backends().find(|other| other.isa() == backend).unwrap();
+        for place in 0..2 * WIDTH {
+            let mut x = numbers(2 * WIDTH, 1);
+            x[place] = f32::NAN;
+            let mut out = poisoned(&backend, WIDTH);
+            backend.gate(1, WIDTH, glu, &buf(&backend, &x), &mut out);
+            let bad: Vec<usize> = (0..WIDTH).filter(|i| out[*i].is_nan()).collect();
+            assert_eq!(bad, [place % WIDTH], "{} {glu:?}: NaN at {place}", backend.isa().name());
+        }
+        // What is limited is so on both sides.
+        let mut out = poisoned(&backend, 2);
+        backend.gate(1, 2, glu, &buf(&backend, &[f32::INFINITY, 1.0, 1.0, f32::INFINITY]), &mut out);
+        let expected = if glu == clamped {
+            [7.0 / (1.0 + (-1.702f32 * 7.0).exp()) * 2.0, 8.0 / (1.0 + (-1.702f32).exp())]
+        } else {
+            [f32::INFINITY; 2]
+        };
+        assert!(out.iter().zip(expected).all(|(x, y)| x == &y || (x - y).abs() < 1e-4), "{} {glu:?}: {:?}", backend.isa().name(), &out[..]);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use crate::decode::log_softmax::largest;
+use crate::decode::rows::largest;
 use crate::error::Result;
 
 /// Tokens that are looked at together.

@@ -345,7 +345,10 @@ static void choose_sizes(worker *w, pllm_engine_options *o) {
 
 static void choose_policies(worker *w, pllm_engine_options *o) {
     const uint32_t dtypes[] = {PLLM_DTYPE_INT8, PLLM_DTYPE_F16, PLLM_DTYPE_FP8};
+    const uint32_t weights[] = {PLLM_WEIGHTS_F16, PLLM_WEIGHTS_INT8, PLLM_WEIGHTS_INT4, PLLM_WEIGHTS_INT4_ASYMMETRIC};
     o->kv_dtype = one_in(w, 3) ? dtypes[below(w, 3)] : PLLM_DTYPE_AUTO;
+    o->weight_format = one_in(w, 4) ? weights[below(w, 4)] : PLLM_WEIGHTS_AS_STORED;
+    o->weight_group = one_in(w, 4) ? 32 : 0;
     o->order = below(w, 3);
     o->batching = below(w, 4);
     o->allocation = below(w, 2);
@@ -370,7 +373,7 @@ static void choose_memory(worker *w, pllm_engine_options *o) {
 static void spoil_an_option(worker *w, pllm_engine_options *o, bool dry) {
     static const uint32_t impossible[] = {0, UINT32_MAX, (1 << 20) + 1, 1u << 31};
     uint32_t value = dry ? odd_u32(w) : impossible[below(w, COUNT(impossible))];
-    switch (below(w, 22)) {
+    switch (below(w, 24)) {
     case 0: o->kv_bytes = dry ? odd_u64(w) : below(w, 200); break;
     case 1: o->block_size = odd_u32(w); break;
     case 2: o->kv_dtype = odd_u32(w); break;
@@ -392,6 +395,8 @@ static void spoil_an_option(worker *w, pllm_engine_options *o, bool dry) {
     case 18: o->cpus = below(w, 2) ? "0-" : "1023,1022"; break;
     case 19: o->device = below(w, 2) ? "cuda:99" : "cuda:", o->device_len = PLLM_NUL_TERMINATED; break;
     case 20: o->memory_fraction = below(w, 2) ? 0.5f : -1.0f; break;
+    case 21: o->weight_format = odd_u32(w); break;
+    case 22: o->weight_group = odd_u32(w); break;
     default: o->queue_capacity = odd_u64(w); break;
     }
 }

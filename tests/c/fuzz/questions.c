@@ -71,9 +71,9 @@ void questions_learn(void) {
 }
 
 const uint32_t *question_ask(const pllm_engine_options *o, unsigned n, pllm_request *q, pllm_sampling *s) {
-    // Another instruction path has other sums.
+    // Another instruction path has other sums, and other weights give other answers.
     bool model_is_known = o->model_path == golden_dir || o->model_path == model_dir;
-    if (o->isa != PLLM_ISA_AUTO || o->kv_dtype >= DTYPES || !model_is_known) return NULL;
+    if (o->isa != PLLM_ISA_AUTO || o->weight_format != PLLM_WEIGHTS_AS_STORED || o->kv_dtype >= DTYPES || !model_is_known) return NULL;
     ask(n % QUESTIONS, q, s);
     return answers[o->model_path == golden_dir][o->kv_dtype][n % QUESTIONS];
 }

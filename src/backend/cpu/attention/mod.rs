@@ -70,6 +70,7 @@ pub struct Scratch {
     scores: Vec<f32>,  // [queries, SPAN], then probabilities, in the same way
     sums: Vec<f32>,    // [queries, value_dim]
     max: Vec<f32>,     // [queries]
+    shrink: Vec<f32>,  // [queries], by what a step multiplies the sums before it
     weight: Vec<f32>,  // [queries]
     slope: Vec<f32>,   // [queries], of ALiBi
     range: Vec<Range>, // [queries]
@@ -104,7 +105,7 @@ impl Range {
 
 impl Scratch {
     pub fn bytes(shape: &AttentionShape) -> u64 {
-        let per_query = (2 * shape.head_dim + SPAN + 3) * size_of::<f32>() + size_of::<Range>();
+        let per_query = (2 * shape.head_dim + SPAN + 4) * size_of::<f32>() + size_of::<Range>();
         (Self::queries(shape) * per_query) as u64
     }
 
@@ -118,6 +119,7 @@ impl Scratch {
             scores: Vec::new(),
             sums: Vec::new(),
             max: Vec::new(),
+            shrink: Vec::new(),
             weight: Vec::new(),
             slope: Vec::new(),
             range: Vec::new(),
@@ -133,6 +135,7 @@ impl Scratch {
             scores: try_vec(queries * SPAN, 0.0)?,
             sums: try_vec(wide, 0.0)?,
             max: try_vec(queries, 0.0)?,
+            shrink: try_vec(queries, 0.0)?,
             weight: try_vec(queries, 0.0)?,
             slope: try_vec(queries, 0.0)?,
             range: try_vec(queries, Range::default())?,
@@ -230,6 +233,7 @@ impl<E: Cached> Kernel for Attend<'_, E> {
         while span.len > 0 {
             let next = self.span(span.start + SPAN, end);
             self.score::<L>(&span, &next);
+            self.raise::<L>(span.start);
             for query in 0..queries {
                 self.soften::<L>(query, span.start);
                 if E::SCALED {
@@ -316,47 +320,76 @@ impl<E: Cached> Attend<'_, E> {
         span
     }
 
-    /// One query's step of the online softmax: its scores become probabilities against the running maximum.
+    /// Each query's greatest score so far, of those that it sees, and by what its sums shrink for it.
+    #[inline(always)]
+    fn raise<L: Lanes>(&mut self, span: usize) {
+        let queries = self.queries();
+        for query in 0..queries {
+            let Range { first, end } = self.scratch.range[query].within(span, SPAN);
+            self.scratch.shrink[query] = self.scratch.max[query];
+            if first >= end {
+                continue;
+            }
+            let scores = &mut self.scratch.scores[query * SPAN..][..SPAN];
+            if self.args.shape.alibi.is_some() {
+                let position = self.scratch.range[query].end - 1;
+                for (token, score) in scores.iter_mut().enumerate().take(end).skip(first) {
+                    *score -= self.scratch.slope[query] * (position - (span + token)) as f32;
+                }
+            }
+            // SAFETY: SPAN is a multiple of every path's lanes.
+            unsafe {
+                if let Some(cap) = self.args.shape.soft_cap {
+                    elementwise::soft_cap::<L>(&mut scores[first..end], cap);
+                }
+                if end - first < SPAN {
+                    scores[..first].fill(f32::NEG_INFINITY);
+                    scores[end..].fill(f32::NEG_INFINITY);
+                }
+                self.scratch.max[query] = lanes::greatest::<L>(scores, self.scratch.max[query]);
+            }
+        }
+        for (shrink, max) in self.scratch.shrink[..queries].chunks_mut(L::N).zip(self.scratch.max[..queries].chunks(L::N)) {
+            // SAFETY: `load_some` and `store_some` bound the ends.
+            unsafe {
+                let old = load_some::<L, f32>(shrink.as_ptr(), shrink.len());
+                let fallen = L::sub(old, load_some::<L, f32>(max.as_ptr(), max.len()));
+                store_some::<L>(shrink.as_mut_ptr(), lanes::exp::<L>(fallen), shrink.len());
+            }
+        }
+    }
+
+    /// One query's step of the online softmax: its scores become probabilities against the greatest of them.
     #[inline(always)]
     fn soften<L: Lanes>(&mut self, query: usize, span: usize) {
         let Range { first, end } = self.scratch.range[query].within(span, SPAN);
         if first >= end {
             return;
         }
-        let value_dim = self.args.shape.value_dim();
-        let position = self.scratch.range[query].end - 1;
         let scores = &mut self.scratch.scores[query * SPAN..][..SPAN];
-        if self.args.shape.alibi.is_some() {
-            for (token, score) in scores.iter_mut().enumerate().take(end).skip(first) {
-                *score -= self.scratch.slope[query] * (position - (span + token)) as f32;
-            }
-        }
+        let (most, shrink) = (self.scratch.max[query], self.scratch.shrink[query]);
         // SAFETY: SPAN is a multiple of every path's lanes; `load_some` and `store_some` bound the sums' ends.
         unsafe {
-            if let Some(cap) = self.args.shape.soft_cap {
-                elementwise::soft_cap::<L>(&mut scores[first..end], cap);
-            }
-            scores[..first].fill(f32::NEG_INFINITY);
-            scores[end..].fill(f32::NEG_INFINITY);
-            let old = self.scratch.max[query];
-            let new = lanes::greatest::<L>(scores, old);
-            let mut total = L::splat(0.0);
             for chunk in scores.chunks_exact_mut(L::N) {
-                L::store(chunk.as_mut_ptr(), lanes::exp::<L>(L::sub(L::load(chunk.as_ptr()), L::splat(new))));
+                let below = L::sub(L::load(chunk.as_ptr()), L::splat(most));
+                let share = if Self::in_pairs::<L>() { lanes::exp_for_bf16::<L>(below) } else { lanes::exp::<L>(below) };
+                L::store(chunk.as_mut_ptr(), share);
             }
-            scores[..first].fill(0.0);
-            scores[end..].fill(0.0);
+            if end - first < SPAN {
+                scores[..first].fill(0.0);
+                scores[end..].fill(0.0);
+            }
+            let mut total = L::splat(0.0);
             for chunk in scores.chunks_exact(L::N) {
                 total = L::add(total, L::load(chunk.as_ptr()));
             }
-            let kept = lanes::exp::<L>(L::splat(old - new));
-            let mut factor = [0.0; 16];
-            L::store(factor.as_mut_ptr(), kept);
-            self.scratch.max[query] = new;
-            self.scratch.weight[query] = self.scratch.weight[query] * factor[0] + lanes::sum::<L>(total);
-            for chunk in self.scratch.sums[query * value_dim..][..value_dim].chunks_mut(L::N) {
-                let sum = load_some::<L, f32>(chunk.as_ptr(), chunk.len());
-                store_some::<L>(chunk.as_mut_ptr(), L::mul(sum, kept), chunk.len());
+            self.scratch.weight[query] = self.scratch.weight[query] * shrink + lanes::sum::<L>(total);
+            if shrink != 1.0 {
+                let value_dim = self.args.shape.value_dim();
+                for chunk in self.scratch.sums[query * value_dim..][..value_dim].chunks_mut(L::N) {
+                    let sum = load_some::<L, f32>(chunk.as_ptr(), chunk.len());
+                    store_some::<L>(chunk.as_mut_ptr(), L::mul(sum, L::splat(shrink)), chunk.len());
+                }
             }
         }
     }

@@ -153,6 +153,8 @@ impl<E: Cached> Attend<'_, E> {
             };
         }
         tiles_of!(8);
+        tiles_of!(4);
+        tiles_of!(3);
         tiles_of!(2);
         tiles_of!(1);
     }

@@ -8,29 +8,41 @@ impl<E: Cached> Attend<'_, E> {
     /// sums[query] += probability . V, for each query over its own tokens of the span.
     #[inline(always)]
     pub(super) fn accumulate<L: Lanes>(&mut self, span: &Span<E>) {
-        const R: usize = 4;
-        let queries = self.queries();
-        for query in (0..queries / R * R).step_by(R) {
-            let mut ranges = [Range::default(); R];
-            ranges.copy_from_slice(&self.scratch.range[query..query + R]);
-            let (mut first, mut end) = (0, span.len);
-            for range in &mut ranges {
-                *range = range.within(span.start, span.len);
-                (first, end) = (first.max(range.first), end.min(range.end));
-            }
-            // The tokens that all of them see go together, in whole steps; those before and after, one query at a time.
-            let first = first.next_multiple_of(E::DEPTH);
-            let end = (end / E::DEPTH * E::DEPTH).max(first);
-            for (r, range) in ranges.iter().enumerate() {
-                self.add_own_values::<L>(span, query + r, Range { first: range.first, end: range.end.min(first) });
-            }
-            self.add_values::<L, R, true>(span, query, Range { first, end });
-            for (r, range) in ranges.iter().enumerate() {
-                self.add_own_values::<L>(span, query + r, Range { first: range.first.max(end), end: range.end });
-            }
+        let (queries, mut query) = (self.queries(), 0);
+        macro_rules! tiles_of {
+            ($rows:literal) => {
+                while queries - query >= $rows {
+                    self.accumulate_tile::<L, $rows>(span, query);
+                    query += $rows;
+                }
+            };
         }
-        for query in queries / R * R..queries {
+        tiles_of!(4);
+        tiles_of!(3);
+        tiles_of!(2);
+        if query < queries {
             self.add_own_values::<L>(span, query, self.scratch.range[query].within(span.start, span.len));
+        }
+    }
+
+    /// The tokens that all of `R` queries see go together, in whole steps; those before and after, one query at a time.
+    #[inline(always)]
+    fn accumulate_tile<L: Lanes, const R: usize>(&mut self, span: &Span<E>, query: usize) {
+        let mut ranges = [Range::default(); R];
+        ranges.copy_from_slice(&self.scratch.range[query..query + R]);
+        let (mut first, mut end) = (0, span.len);
+        for range in &mut ranges {
+            *range = range.within(span.start, span.len);
+            (first, end) = (first.max(range.first), end.min(range.end));
+        }
+        let first = first.next_multiple_of(E::DEPTH);
+        let end = (end / E::DEPTH * E::DEPTH).max(first);
+        for (r, range) in ranges.iter().enumerate() {
+            self.add_own_values::<L>(span, query + r, Range { first: range.first, end: range.end.min(first) });
+        }
+        self.add_values::<L, R, true>(span, query, Range { first, end });
+        for (r, range) in ranges.iter().enumerate() {
+            self.add_own_values::<L>(span, query + r, Range { first: range.first.max(end), end: range.end });
         }
     }
 

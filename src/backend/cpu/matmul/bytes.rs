@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::lanes::{Kernel, Lanes, prefetch};
-use super::{AHEAD, Args, BYTE_ROWS, LINE, PANEL, Tiled, each_tile};
+use super::{AHEAD, Args, BYTE_ROWS, Kept, LINE, PANEL, Stretch, Tiled, each_tile};
 
 /// Bytes of four columns of a panel, a byte each; or of eight, half a byte each.
 pub const STEP_BYTES: usize = PANEL * 4;
@@ -105,21 +105,23 @@ impl<W: Whole> Kernel for Bytes<'_, W> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
         // SAFETY: tiles and panels are those of `args`.
-        unsafe { each_tile::<L, _>(&self, self.args.tiles, self.panels.clone()) };
+        unsafe { each_tile::<L, _>(&self, self.args.tiles, self.panels.clone(), self.args.rows.depth()) };
     }
 }
 
 impl<W: Whole> Tiled for Bytes<'_, W> {
     const MOST_ROWS: usize = BYTE_ROWS;
     #[inline(always)]
-    unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize) {
+    unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize, stretch: Stretch, kept: &mut Kept) {
         let rows = self.args.rows;
         // SAFETY: the caller's contract; rows were packed to whole steps and groups.
         unsafe {
-            let (mut weights, mut x) = (self.args.w.panel(panel), rows.words(first_row));
-            let (mut scales, mut corrections) = (rows.scales(first_row), rows.corrections(first_row));
-            let mut sums = [[L::splat(0.0); C]; R];
-            let mut words_left = rows.depth();
+            let groups = stretch.first / rows.group_words; // those before
+            let mut weights = self.args.w.panel(panel).add(stretch.first / W::WORDS * STEP_BYTES + groups * W::TAIL);
+            let mut x = rows.words(first_row).add(stretch.first * R);
+            let (mut scales, mut corrections) = (rows.scales(first_row).add(groups * R), rows.corrections(first_row).add(groups * R));
+            let mut sums = stretch.begin::<L, R, C>(kept);
+            let mut words_left = stretch.len;
             while words_left > 0 {
                 let words = words_left.min(rows.group_words);
                 words_left -= words;
@@ -138,6 +140,9 @@ impl<W: Whole> Tiled for Bytes<'_, W> {
                     }
                 }
                 (scales, corrections, weights) = (scales.add(R), corrections.add(R), weights.add(W::TAIL));
+            }
+            if !stretch.last {
+                return kept.store::<L, R, C>(&sums);
             }
             for sums in &mut sums {
                 for (c, sum) in sums.iter_mut().enumerate() {

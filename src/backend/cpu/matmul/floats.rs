@@ -6,7 +6,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::super::lanes::{Kernel, Lanes, prefetch};
-use super::{AHEAD, Args, FLOAT_ROWS, LINE, PANEL, Tiled, each_tile};
+use super::{AHEAD, Args, FLOAT_ROWS, Kept, LINE, PANEL, Stretch, Tiled, each_tile};
 
 /// A type in which weights are stored.
 pub trait Stored: Copy + 'static {
@@ -71,20 +71,20 @@ impl<S: Stored> Kernel for Floats<'_, S> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
         // SAFETY: tiles and panels are those of `args`.
-        unsafe { each_tile::<L, _>(&self, self.args.tiles, self.panels.clone()) };
+        unsafe { each_tile::<L, _>(&self, self.args.tiles, self.panels.clone(), self.args.rows.depth()) };
     }
 }
 
 impl<S: Stored> Tiled for Floats<'_, S> {
     const MOST_ROWS: usize = FLOAT_ROWS;
     #[inline(always)]
-    unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize) {
+    unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize, stretch: Stretch, kept: &mut Kept) {
         // SAFETY: the caller's contract; rows were packed to whole steps.
         unsafe {
-            let mut weights = self.args.w.panel(panel);
-            let mut x = self.args.rows.words(first_row).cast::<f32>();
-            let mut sums = [[L::splat(0.0); C]; R];
-            for _ in 0..self.args.rows.depth() / S::DEPTH {
+            let mut weights = self.args.w.panel(panel).add(stretch.first / S::DEPTH * S::STEP_BYTES);
+            let mut x = self.args.rows.words(first_row).add(stretch.first * R).cast::<f32>();
+            let mut sums = stretch.begin::<L, R, C>(kept);
+            for _ in 0..stretch.len / S::DEPTH {
                 for line in (0..S::STEP_BYTES).step_by(LINE) {
                     prefetch(weights.wrapping_add(AHEAD + line));
                 }
@@ -102,6 +102,9 @@ impl<S: Stored> Tiled for Floats<'_, S> {
                 }
                 weights = weights.add(S::STEP_BYTES);
                 x = x.add(S::DEPTH * R);
+            }
+            if !stretch.last {
+                return kept.store::<L, R, C>(&sums);
             }
             self.args.store::<L, R, C>(panel, first_row, &sums);
         }
@@ -121,7 +124,7 @@ impl Kernel for Pairs<'_> {
         // Only the path of pairs is given such rows: for the others nothing of what follows is compiled.
         if L::PAIRS {
             // SAFETY: tiles and panels are those of `args`.
-            unsafe { each_tile::<L, _>(&self, self.args.tiles, self.panels.clone()) };
+            unsafe { each_tile::<L, _>(&self, self.args.tiles, self.panels.clone(), self.args.rows.depth()) };
         }
     }
 }
@@ -129,14 +132,14 @@ impl Kernel for Pairs<'_> {
 impl Tiled for Pairs<'_> {
     const MOST_ROWS: usize = FLOAT_ROWS;
     #[inline(always)]
-    unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize) {
+    unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize, stretch: Stretch, kept: &mut Kept) {
         const STEP_BYTES: usize = PANEL * 4;
         // SAFETY: the caller's contract.
         unsafe {
-            let mut weights = self.args.w.panel(panel);
-            let mut x = self.args.rows.words(first_row);
-            let mut sums = [[L::splat(0.0); C]; R];
-            for _ in 0..self.args.rows.depth() {
+            let mut weights = self.args.w.panel(panel).add(stretch.first * STEP_BYTES);
+            let mut x = self.args.rows.words(first_row).add(stretch.first * R);
+            let mut sums = stretch.begin::<L, R, C>(kept);
+            for _ in 0..stretch.len {
                 for line in (0..STEP_BYTES).step_by(LINE) {
                     prefetch(weights.wrapping_add(AHEAD + line));
                 }
@@ -152,6 +155,9 @@ impl Tiled for Pairs<'_> {
                 }
                 weights = weights.add(STEP_BYTES);
                 x = x.add(R);
+            }
+            if !stretch.last {
+                return kept.store::<L, R, C>(&sums);
             }
             self.args.store::<L, R, C>(panel, first_row, &sums);
         }

@@ -1,8 +1,8 @@
 //! Packed weights and the one matrix product.
 //!
 //! Weights lie in panels of 32 outputs, which every path streams in order (`matrix`). Rows are packed once for each product, as the weights
-//! want them: in tiles of some rows that lie side by side (`rows`). A tile times a panel is summed in registers (`floats`, `bytes`), over k from
-//! first to last whatever the tile: one row and a thousand rows give the same bits.
+//! want them: in tiles of some rows that lie side by side (`rows`). A tile times a panel is summed over k from first to last whatever the tile, in registers
+//! (`floats`, `bytes`) and, between two stretches of a panel, in memory: one row and a thousand rows give the same bits.
 
 mod bytes;
 mod floats;
@@ -10,6 +10,7 @@ mod matrix;
 mod quantize;
 mod rows;
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use half::{bf16, f16};
@@ -24,7 +25,7 @@ use bytes::{Bytes, Int4, Int8};
 use floats::{Floats, Pairs};
 pub use matrix::Matrix;
 pub use rows::PackedRows;
-use rows::{BYTE_ROWS, FLOAT_ROWS, Packed, RowFormat, Tiles};
+use rows::{BYTE_ROWS, FLOAT_ROWS, GROUP as MOST_GROUP, Packed, RowFormat, Tiles};
 
 /// Outputs of a panel.
 const PANEL: usize = 32;
@@ -32,6 +33,11 @@ const PANEL: usize = 32;
 const TASK_BYTES: usize = 384 << 10;
 /// How far ahead of itself a product asks for weights.
 const AHEAD: usize = 8192;
+/// So many tiles go through a panel together, so many words at a time: what they share, the weights, and their sums stay in the first cache.
+const TILES_TOGETHER: usize = 8;
+const STRETCH: usize = 64;
+// Of whole groups, and so of whole steps.
+const _: () = assert!(STRETCH.is_multiple_of(MOST_GROUP / 4));
 /// Of the machine's first cache.
 pub const LINE: usize = 64;
 
@@ -193,36 +199,105 @@ fn some_panels(isa: Isa, args: Args, panels: Range<usize>) {
 trait Tiled {
     /// Of a tile of 16 lanes, as `Tiles` cuts them.
     const MOST_ROWS: usize;
-    /// `R` rows by one panel of `C` vectors: the whole sum over k in registers.
+    /// `R` rows by a stretch of one panel of `C` vectors.
     /// # Safety
-    /// The features of `L` are present; rows and panel are inside the shapes that the kernel was given.
-    unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize);
+    /// The features of `L` are present; rows, panel and stretch are inside the shapes that the kernel was given; what lies before the stretch is in
+    /// `kept`.
+    unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize, stretch: Stretch, kept: &mut Kept);
 }
 
-/// All tiles of some panels: those of the same rows one after the other, which then stay in the first cache. Each number of rows is its
-/// own unrolled loop.
+/// The sums of a tile's rows between two stretches of a panel.
+#[repr(align(64))]
+struct Kept(MaybeUninit<[[f32; PANEL]; FLOAT_ROWS]>);
+
+impl Kept {
+    /// In place: sums that are chosen between would live in memory.
+    /// # Safety
+    /// As for `Lanes`; as many were kept.
+    #[inline(always)]
+    unsafe fn load<L: Lanes, const R: usize, const C: usize>(&self, sums: &mut [[L::V; C]; R]) {
+        let kept = self.0.as_ptr().cast::<f32>();
+        for (r, sums) in sums.iter_mut().enumerate() {
+            for (c, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: a tile has at most so many rows, and a panel so many outputs; the rest is the caller's.
+                *sum = unsafe { L::load(kept.add(r * PANEL + c * L::N)) };
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for `Lanes`.
+    #[inline(always)]
+    unsafe fn store<L: Lanes, const R: usize, const C: usize>(&mut self, sums: &[[L::V; C]; R]) {
+        let kept = self.0.as_mut_ptr().cast::<f32>();
+        for (r, sums) in sums.iter().enumerate() {
+            for (c, &sum) in sums.iter().enumerate() {
+                // SAFETY: as for `load`.
+                unsafe { L::store(kept.add(r * PANEL + c * L::N), sum) };
+            }
+        }
+    }
+}
+
+/// Some words of a panel's columns.
+#[derive(Clone, Copy)]
+struct Stretch {
+    first: usize,
+    len: usize,
+    /// Nothing of the panel comes after it.
+    last: bool,
+}
+
+impl Stretch {
+    /// What a tile's sums begin with.
+    /// # Safety
+    /// As for `Lanes`; what lies before the stretch is in `kept`.
+    #[inline(always)]
+    unsafe fn begin<L: Lanes, const R: usize, const C: usize>(self, kept: &Kept) -> [[L::V; C]; R] {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut sums = [[L::splat(0.0); C]; R];
+            if self.first > 0 {
+                kept.load::<L, R, C>(&mut sums);
+            }
+            sums
+        }
+    }
+}
+
+/// All tiles of some panels. Few tiles go through a panel together, stretch by stretch: so one is multiplied while the next comes from memory.
+/// Of many, each goes alone. Each number of rows is its own unrolled loop.
 /// # Safety
-/// As for `Tiled::tile`: tiles and panels are those that the kernel was given.
+/// As for `Tiled::tile`: tiles and panels are those that the kernel was given, and `words` those of a row.
 #[inline(always)]
-unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, tiles: Tiles, panels: Range<usize>) {
+unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, tiles: Tiles, panels: Range<usize>, words: usize) {
     macro_rules! tile_of {
-        ($rows:expr, $panel:expr, $first:expr, $columns:literal: $($count:literal)*) => {
-            match $rows {
-                // SAFETY: the caller's contract.
-                $($count => unsafe { kernel.tile::<L, $count, $columns>($panel, $first) },)*
+        ($rows:expr, $panel:expr, $stretch:expr, $kept:expr, $columns:literal: $($count:literal)*) => {
+            match $rows.len() {
+                // SAFETY: the caller's contract; stretches follow each other, and each tile has a place of its own.
+                $($count => unsafe { kernel.tile::<L, $count, $columns>($panel, $rows.start, $stretch, $kept) },)*
                 rows => unreachable!("a tile of {rows} rows"),
             }
         };
     }
-    for tile in 0..tiles.count() {
-        let rows = tiles.rows(tile);
+    let mut places = [const { Kept(MaybeUninit::uninit()) }; TILES_TOGETHER];
+    let few = (2..=TILES_TOGETHER).contains(&tiles.count());
+    let (tiles_at_once, words_at_once) = if few { (tiles.count(), STRETCH) } else { (1, words.max(1)) };
+    for first_tile in (0..tiles.count()).step_by(tiles_at_once) {
         for panel in panels.clone() {
-            if L::N == 16 && T::MOST_ROWS == FLOAT_ROWS {
-                tile_of!(rows.len(), panel, rows.start, 2: 1 2 3 4 5 6 7 8 9 10 11 12)
-            } else if L::N == 16 {
-                tile_of!(rows.len(), panel, rows.start, 2: 1 2 3 4 5 6)
-            } else {
-                tile_of!(rows.len(), panel, rows.start, 4: 1 2 3)
+            for first in (0..words.max(1)).step_by(words_at_once) {
+                let len = words_at_once.min(words - first);
+                let stretch = Stretch { first, len, last: first + len == words };
+                for (tile, kept) in (first_tile..first_tile + tiles_at_once).zip(&mut places) {
+                    let rows = tiles.rows(tile);
+                    if L::N == 16 && T::MOST_ROWS == FLOAT_ROWS {
+                        tile_of!(rows, panel, stretch, kept, 2: 1 2 3 4 5 6 7 8 9 10 11 12)
+                    } else if L::N == 16 {
+                        tile_of!(rows, panel, stretch, kept, 2: 1 2 3 4 5 6)
+                    } else {
+                        tile_of!(rows, panel, stretch, kept, 4: 1 2 3)
+                    }
+                }
             }
         }
     }

@@ -20,7 +20,7 @@ pub const BYTE_ROWS: usize = 6;
 /// So many are packed at once, so that the packed ones stay small and weights need not be read again too often.
 const MOST_ROWS: usize = 512;
 /// Columns of a row that share a scale where weights have no groups; and the most that do.
-const GROUP: usize = 128;
+pub const GROUP: usize = 128;
 /// Columns of a row that are rounded to bf16 at once.
 const ROUNDED: usize = 256;
 
@@ -267,8 +267,8 @@ impl PackTile<'_> {
     fn copy(&mut self) {
         let rows = self.rows;
         for (r, x) in self.x.chunks_exact(self.cols).enumerate() {
-            for (word, x) in self.words[r..].iter_mut().step_by(rows).zip(x) {
-                *word = x.to_bits();
+            for (place, x) in x.chunks(ROUNDED).enumerate() {
+                spread(&mut self.words[place * ROUNDED * rows + r..], rows, x.len(), |k| x[k].to_bits());
             }
         }
         self.words[self.cols * rows..].fill(0);
@@ -283,31 +283,50 @@ impl PackTile<'_> {
                     // SAFETY: whole vectors fit what is rounded at once; what is behind the row is 0.
                     unsafe { L::store_bf16(rounded[k..].as_mut_ptr(), load_some::<L, f32>(x[k..].as_ptr(), x.len() - k)) };
                 }
-                let pairs = rounded.as_chunks::<2>().0[..x.len().div_ceil(2)].iter();
-                for (word, [low, high]) in self.words[place * ROUNDED / 2 * rows + r..].iter_mut().step_by(rows).zip(pairs) {
-                    *word = *low as u32 | (*high as u32) << 16;
-                }
+                let pairs = &rounded.as_chunks::<2>().0[..x.len().div_ceil(2)];
+                spread(&mut self.words[place * ROUNDED / 2 * rows + r..], rows, pairs.len(), |k| {
+                    let [low, high] = pairs[k];
+                    low as u32 | (high as u32) << 16
+                });
             }
         }
     }
 
     #[inline(always)]
     fn quantize(&mut self, group: usize, zero: Option<u32>) {
-        let (rows, mut bytes) = (self.rows, [0u8; GROUP]);
-        for (r, x) in self.x.chunks_exact(self.cols).enumerate() {
-            for (place, x) in x.chunks(group).enumerate() {
-                bytes[x.len() / 4 * 4..].fill(0); // the last word may have less than four
-                self.scales[place * rows + r] = quantize::signed(x, &mut bytes[..x.len()]);
-                let total: i32 = bytes[..x.len()].iter().map(|byte| *byte as i8 as i32).sum();
-                self.corrections[place * rows + r] = match zero {
-                    Some(zero) => (total as u32).wrapping_mul(zero.wrapping_neg()),
-                    None => (total as f32).to_bits(),
-                };
-                let words = bytes.as_chunks::<4>().0[..x.len().div_ceil(4)].iter();
-                for (word, four) in self.words[place * (group / 4) * rows + r..].iter_mut().step_by(rows).zip(words) {
-                    *word = u32::from_le_bytes(*four);
+        for r in 0..self.rows {
+            for (place, x) in self.x[r * self.cols..][..self.cols].chunks(group).enumerate() {
+                // Of known lengths: each is its own unrolled loop.
+                match x.len() {
+                    128 => self.quantize_group(r, place, group, &x[..128], zero),
+                    64 => self.quantize_group(r, place, group, &x[..64], zero),
+                    32 => self.quantize_group(r, place, group, &x[..32], zero),
+                    _ => self.quantize_group(r, place, group, x, zero),
                 }
             }
         }
+    }
+
+    #[inline(always)]
+    fn quantize_group(&mut self, r: usize, place: usize, group: usize, x: &[f32], zero: Option<u32>) {
+        let (rows, mut bytes) = (self.rows, [0u8; GROUP]); // the last word may have less than four
+        self.scales[place * rows + r] = quantize::signed(x, &mut bytes[..x.len()]);
+        let total: i32 = bytes[..x.len()].iter().map(|byte| *byte as i8 as i32).sum();
+        self.corrections[place * rows + r] = match zero {
+            Some(zero) => (total as u32).wrapping_mul(zero.wrapping_neg()),
+            None => (total as f32).to_bits(),
+        };
+        let words = &bytes.as_chunks::<4>().0[..x.len().div_ceil(4)];
+        spread(&mut self.words[place * (group / 4) * rows + r..], rows, words.len(), |k| u32::from_le_bytes(words[k]));
+    }
+}
+
+/// Every `rows`th word from the first on becomes `word(k)`, for the first `count`.
+#[inline(always)]
+fn spread(words: &mut [u32], rows: usize, count: usize, word: impl Fn(usize) -> u32) {
+    assert!(count == 0 || (count - 1) * rows < words.len());
+    for k in 0..count {
+        // SAFETY: as was just asserted.
+        unsafe { *words.get_unchecked_mut(k * rows) = word(k) };
     }
 }
