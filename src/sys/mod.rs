@@ -30,8 +30,21 @@ const PAGE: usize = 64 << 10;
 /// Below this size a huge page would waste more than it saves.
 const HUGE_FROM: usize = 4 << 20;
 
+/// And below this one, where the end may never be touched: what a huge page takes of it, up to 2 MiB, is not to weigh.
+const PARTLY_HUGE_FROM: usize = 64 << 20;
+
 impl Pages {
+    /// All of which will be used.
     pub fn zeroed(len: usize) -> Result<Pages> {
+        Self::map(len, HUGE_FROM)
+    }
+
+    /// Which will be used from the beginning on, as far as need be.
+    pub fn partly_used(len: usize) -> Result<Pages> {
+        Self::map(len, PARTLY_HUGE_FROM)
+    }
+
+    fn map(len: usize, huge_from: usize) -> Result<Pages> {
         if len == 0 {
             return Ok(Pages { start: NonNull::<u64>::dangling().cast(), len });
         }
@@ -43,7 +56,7 @@ impl Pages {
             return Err(Error::out_of_memory());
         }
         #[cfg(target_os = "linux")]
-        if len >= HUGE_FROM {
+        if len >= huge_from {
             // SAFETY: the range is the mapping just made; the call is a hint and its failure harmless.
             unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
         }

@@ -27,7 +27,7 @@ impl Host {
         let bytes = block_bytes.checked_mul(blocks as u64).ok_or_else(Error::out_of_memory)?;
         let block_bytes = block_bytes as usize;
         let store = match dir {
-            None => Store::Memory(Pages::zeroed(usize::try_from(bytes).map_err(|_| Error::out_of_memory())?)?),
+            None => Store::Memory(Pages::partly_used(usize::try_from(bytes).map_err(|_| Error::out_of_memory())?)?),
             Some(dir) => Store::File(files::nameless(dir, bytes)?, try_vec(block_bytes, 0)?),
         };
         Ok(Host { block_bytes, store })

@@ -29,7 +29,7 @@ pub struct Kv {
 impl Kv {
     pub fn new(shape: KvShape) -> Result<Kv> {
         let [k, v] = halves(&shape).map(|bytes| bytes * shape.blocks);
-        Ok(Kv { shape, k: Pages::zeroed(k)?, v: Pages::zeroed(v)? })
+        Ok(Kv { shape, k: Pages::partly_used(k)?, v: Pages::partly_used(v)? })
     }
 
     pub fn discard(&mut self, from: usize) -> Result<()> {

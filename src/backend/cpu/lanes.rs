@@ -762,13 +762,20 @@ pub fn greatest_magnitude(x: &[f32]) -> f32 {
 mod tests {
     use super::*;
 
-    struct Exp<'a>(&'a mut [f32]);
+    struct Exp<'a> {
+        for_bf16: bool,
+        x: &'a mut [f32],
+    }
     impl Kernel for Exp<'_> {
         #[inline(always)]
         unsafe fn run<L: Lanes>(self) {
-            for chunk in self.0.chunks_mut(L::N) {
+            for chunk in self.x.chunks_mut(L::N) {
                 // SAFETY: load_some and store_some stay inside the chunk.
-                unsafe { store_some::<L>(chunk.as_mut_ptr(), exp::<L>(load_some::<L, f32>(chunk.as_ptr(), chunk.len())), chunk.len()) };
+                unsafe {
+                    let x = load_some::<L, f32>(chunk.as_ptr(), chunk.len());
+                    let exp = if self.for_bf16 { exp_for_bf16::<L>(x) } else { exp::<L>(x) };
+                    store_some::<L>(chunk.as_mut_ptr(), exp, chunk.len());
+                }
             }
         }
     }
@@ -778,7 +785,7 @@ mod tests {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
             let mut x = [f32::NAN; 17];
             // SAFETY: the path is present.
-            unsafe { isa.run(Exp(&mut x)) };
+            unsafe { isa.run(Exp { for_bf16: false, x: &mut x }) };
             assert!(x.iter().all(|x| x.is_nan()));
         }
     }
@@ -789,23 +796,10 @@ mod tests {
             let xs: Vec<f32> = (-8700..8800).map(|i| i as f32 * 0.01).collect();
             let mut ys = xs.clone();
             // SAFETY: the path is present.
-            unsafe { isa.run(Exp(&mut ys)) };
+            unsafe { isa.run(Exp { for_bf16: false, x: &mut ys }) };
             for (x, y) in xs.iter().zip(&ys) {
                 let exact = (*x as f64).exp();
                 assert!(((*y as f64) / exact - 1.0).abs() < 4e-7, "{} exp({x}) = {y}, not {exact}", isa.name());
-            }
-        }
-    }
-
-    struct ExpForBf16<'a>(&'a mut [f32]);
-    impl Kernel for ExpForBf16<'_> {
-        #[inline(always)]
-        unsafe fn run<L: Lanes>(self) {
-            for chunk in self.0.chunks_mut(L::N) {
-                // SAFETY: load_some and store_some stay inside the chunk.
-                unsafe {
-                    store_some::<L>(chunk.as_mut_ptr(), exp_for_bf16::<L>(load_some::<L, f32>(chunk.as_ptr(), chunk.len())), chunk.len())
-                };
             }
         }
     }
@@ -816,7 +810,7 @@ mod tests {
             let xs: Vec<f32> = (0..87_000).map(|i| i as f32 * -0.001).chain([f32::NEG_INFINITY, f32::NAN]).collect();
             let mut ys = xs.clone();
             // SAFETY: the path is present.
-            unsafe { isa.run(ExpForBf16(&mut ys)) };
+            unsafe { isa.run(Exp { for_bf16: true, x: &mut ys }) };
             assert_eq!(ys[0], 1.0, "{}", isa.name());
             assert!(ys.pop().is_some_and(f32::is_nan) && ys.pop().is_some_and(|least| (0.0..1.3e-38).contains(&least)), "{}", isa.name());
             for (x, y) in xs.iter().zip(&ys) {

@@ -162,11 +162,11 @@ impl CpuBackend {
         });
     }
 
-    /// Calls `f(row, index, head)` for each of the heads of each row.
-    fn heads(&self, rows: usize, heads: Heads, x: &mut Buf, f: impl Fn(usize, usize, &mut [f32]) + Sync) {
-        self.rows(rows, heads.stride, x, |row, x| {
+    /// Calls `f(index, head)` for each of the heads of each row.
+    fn heads(&self, rows: usize, heads: Heads, x: &mut Buf, f: impl Fn(usize, &mut [f32]) + Sync) {
+        self.rows(rows, heads.stride, x, |_, x| {
             let all = x[heads.first..][..heads.count * heads.dim].chunks_exact_mut(heads.dim);
-            all.enumerate().for_each(|(index, head)| f(row, index, head));
+            all.enumerate().for_each(|(index, head)| f(index, head));
         });
     }
 
@@ -346,7 +346,7 @@ impl Backend for CpuBackend {
     fn norm_heads(&self, rows: usize, heads: Heads, norm: NormOf<Buf>, x: &mut Buf) {
         let own = |index: usize, all: &'_ Buf| index * heads.dim % all.len;
         let NormOf { kind, eps, weight, bias } = norm;
-        self.heads(rows, heads, x, |_, index, head| {
+        self.heads(rows, heads, x, |index, head| {
             let weight = &weight[own(index, weight)..][..heads.dim];
             let bias = bias.map(|bias| &bias[own(index, bias)..][..heads.dim]);
             self.kernel(NormHead { norm: Norm { kind, eps, weight, bias }, x: head });

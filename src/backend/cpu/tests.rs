@@ -103,7 +103,7 @@ fn formats_for(cols: usize, group: usize) -> impl Iterator<Item = WeightFormat> 
 /// Packed weights are kept on disks: where this fails, bytes of before are read as other numbers, so `Matrix::LAYOUT` counts up.
 #[test]
 fn the_layout_of_packed_weights_is_that_of_its_name() {
-    assert_eq!(Matrix::LAYOUT, "cpu panels of 32, 1");
+    assert_eq!(Matrix::LAYOUT, "cpu panels of 32, 2");
     let (outs, cols) = (70, 128);
     let (bytes, _) = stored(&numbers(outs * cols, 2), Dtype::F32);
     let expected = [2219603078, 64443527, 2261333450, 2644511432, 1536834312, 1263857848];

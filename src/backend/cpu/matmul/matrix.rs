@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use half::{bf16, f16};
 
 use super::super::SendPtr;
-use super::super::lanes::{Kernel, Lanes, greatest_magnitude};
+use super::super::lanes::{Kernel, Lanes, greatest_magnitude, load_some, prefetch, store_some};
 use super::super::pool::Pool;
 use super::bytes::STEP_BYTES;
 use super::quantize::{self, INT4_ZERO, INT8_ZERO};
@@ -26,8 +26,10 @@ use crate::sys::Pages;
 
 /// Rows are read from their source in pieces of about this size.
 const LOAD_BYTES: usize = 4 << 20;
-/// Columns of a row in int8 that are made at once.
+/// Columns of a row that are converted at once; whole groups are.
 const AT_ONCE: usize = 128;
+/// And so many rows before that, they are asked for.
+const ROWS_AHEAD: usize = 2;
 
 pub struct Matrix {
     pub rows: usize,
@@ -65,7 +67,7 @@ fn place(format: Format, k: usize, n: usize) -> usize {
 impl Matrix {
     /// What the table above says, of every path alike. Its number counts up with every change there, and with every change of how numbers are
     /// rounded: packed weights are kept on disks.
-    pub const LAYOUT: &str = "cpu panels of 32, 1";
+    pub const LAYOUT: &str = "cpu panels of 32, 2";
 
     pub fn bytes(rows: usize, cols: usize, format: WeightFormat) -> u64 {
         // What cannot be packed is refused when it is loaded.
@@ -84,17 +86,12 @@ impl Matrix {
         let piece = (LOAD_BYTES / row_bytes.max(1)).next_multiple_of(PANEL).max(PANEL).min(rows.next_multiple_of(PANEL));
         let as_stored = format == dtype.into();
         let mut buffer = try_vec(piece * row_bytes, 0u8)?;
-        let mut floats = try_vec(if as_stored { 0 } else { piece * cols }, 0.0f32)?;
         for first in (0..rows).step_by(piece) {
             let count = piece.min(rows - first);
             let bytes = &mut buffer[..count * row_bytes];
             source(first, bytes)?;
             match matrix.format {
-                _ if !as_stored => {
-                    let floats = &mut floats[..count * cols];
-                    to_floats(machine.pool, dtype, bytes, floats);
-                    matrix.convert(machine, first, floats).map_err(|row| no_such_number(row, format))?;
-                }
+                _ if !as_stored => matrix.convert(machine, first, dtype, bytes).map_err(|row| no_such_number(row, format))?,
                 Format::F16 => matrix.pack::<2>(machine.pool, first, bytes),
                 _ => matrix.pack::<4>(machine.pool, first, bytes),
             }
@@ -133,13 +130,13 @@ impl Matrix {
         self.pages.bytes()[panel * self.panel_bytes()..].as_ptr()
     }
 
-    /// Calls `f` for each panel that some rows lie in, of which the first is the first of a panel: with its number, the elements of those of its rows that
-    /// are there, `width` each, and its bytes.
-    fn for_panels<T: Sync>(&mut self, pool: &Pool, first: usize, rows: &[T], width: usize, f: impl Fn(usize, &[T], &mut [u8]) + Sync) {
+    /// Calls `f` for each panel that some rows of `row_bytes` lie in, of which the first is the first of a panel: with its number, those of its rows
+    /// that are there, and its bytes.
+    fn for_panels(&mut self, pool: &Pool, first: usize, rows: &[u8], row_bytes: usize, f: impl Fn(usize, &[u8], &mut [u8]) + Sync) {
         let bytes = self.panel_bytes();
         let panels = SendPtr(self.pages.bytes_mut()[first / PANEL * bytes..].as_mut_ptr());
-        pool.run((rows.len() / width).div_ceil(PANEL), &|panel, _| {
-            let rows = &rows[panel * PANEL * width..rows.len().min((panel + 1) * PANEL * width)];
+        pool.run((rows.len() / row_bytes).div_ceil(PANEL), &|panel, _| {
+            let rows = &rows[panel * PANEL * row_bytes..rows.len().min((panel + 1) * PANEL * row_bytes)];
             // SAFETY: each task writes its own panel, which lies inside the pages.
             f(first + panel * PANEL, rows, unsafe { std::slice::from_raw_parts_mut(panels.get().add(panel * bytes), bytes) });
         });
@@ -167,12 +164,12 @@ impl Matrix {
         });
     }
 
-    /// Packs numbers as the format stores them; or tells of the first row with one that it cannot store.
-    fn convert(&mut self, Machine { isa, pool }: Machine, first: usize, floats: &[f32]) -> std::result::Result<(), usize> {
+    /// Packs rows of `dtype` as the format stores their numbers; or tells of the first row with one that it cannot store.
+    fn convert(&mut self, Machine { isa, pool }: Machine, first: usize, dtype: Dtype, rows: &[u8]) -> std::result::Result<(), usize> {
         let (cols, format, refused) = (self.cols, self.format, AtomicUsize::new(usize::MAX));
-        self.for_panels(pool, first, floats, cols, |first, rows, panel| {
+        self.for_panels(pool, first, rows, cols * dtype.bytes(), |first, rows, panel| {
             // SAFETY: the path is present.
-            unsafe { isa.run(Convert { format, first, cols, rows, panel, refused: &refused }) };
+            unsafe { isa.run(Convert { format, first, rows: Rows { dtype, cols, bytes: rows }, panel, refused: &refused }) };
         });
         match refused.into_inner() {
             usize::MAX => Ok(()),
@@ -210,26 +207,93 @@ impl Matrix {
     }
 }
 
+/// Rows as they are stored in their file.
+struct Rows<'a> {
+    dtype: Dtype,
+    cols: usize,
+    bytes: &'a [u8], // [rows, cols]
+}
+
+impl Rows<'_> {
+    fn each(&self) -> impl Iterator<Item = (usize, &[u8])> {
+        self.bytes.chunks_exact(self.cols * self.dtype.bytes()).enumerate()
+    }
+
+    /// So many columns of a row will be read: no machine sees by itself that it goes from row to row.
+    #[inline(always)]
+    fn ask_for(&self, row: *const u8, first: usize, count: usize) {
+        let size = self.dtype.bytes();
+        (0..count * size).step_by(LINE).for_each(|line| prefetch(row.wrapping_add(first * size + line)));
+    }
+
+    /// The columns of a row from `first` on, as many as there is room for.
+    #[inline(always)]
+    unsafe fn read<L: Lanes>(&self, row: &[u8], first: usize, out: &mut [f32]) {
+        let size = self.dtype.bytes();
+        let row = row[first * size..][..out.len() * size].as_ptr();
+        for (place, out) in out.chunks_mut(L::N).enumerate() {
+            let (from, count) = (row.wrapping_add(place * L::N * size), out.len());
+            // SAFETY: as was just cut, so many are there; loads need no alignment; the features are the caller's.
+            unsafe {
+                let numbers = match self.dtype {
+                    Dtype::F32 => load_some::<L, f32>(from.cast(), count),
+                    Dtype::F16 => load_some::<L, f16>(from.cast(), count),
+                    Dtype::Bf16 => load_some::<L, bf16>(from.cast(), count),
+                };
+                store_some::<L>(out.as_mut_ptr(), numbers, count);
+            }
+        }
+    }
+}
+
 /// The rows of a panel that are there, of which the first is row `first`.
 struct Convert<'a> {
     format: Format,
     first: usize,
-    cols: usize,
-    rows: &'a [f32], // [rows, cols]
+    rows: Rows<'a>,
     panel: &'a mut [u8],
     /// The first row that the format has no numbers for.
     refused: &'a AtomicUsize,
 }
 
 impl Kernel for Convert<'_> {
+    /// Some columns of all rows at a time: so what is written stays in the first cache.
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        for (n, row) in self.rows.chunks_exact(self.cols).enumerate() {
-            if !store_row(self.format, n, row, self.panel) {
-                self.refused.fetch_min(self.first + n, Ordering::Relaxed);
+        let Convert { format, first, rows, panel, refused } = self;
+        let at_once = if let Format::Int4 { group, .. } = format { group } else { AT_ONCE };
+        let mut numbers = [0.0; AT_ONCE];
+        // SAFETY: the features are the caller's.
+        let most = if format == Format::Int8 { unsafe { greatest::<L>(&rows) } } else { [0.0; PANEL] };
+        for k in (0..rows.cols).step_by(at_once) {
+            for (n, row) in rows.each() {
+                let x = &mut numbers[..at_once.min(rows.cols - k)];
+                rows.ask_for(row.as_ptr().wrapping_add(ROWS_AHEAD * row.len()), k, x.len());
+                // SAFETY: as above.
+                unsafe { rows.read::<L>(row, k, x) };
+                if !store(format, panel, n, k, x, most[n]) {
+                    refused.fetch_min(first + n, Ordering::Relaxed);
+                }
             }
         }
     }
+}
+
+/// The greatest magnitude of each row of a panel.
+#[inline(always)]
+unsafe fn greatest<L: Lanes>(rows: &Rows) -> [f32; PANEL] {
+    let (mut most, mut numbers) = ([0.0; PANEL], [0.0; AT_ONCE]);
+    for (n, row) in rows.each() {
+        let mut parts = 0;
+        for k in (0..rows.cols).step_by(AT_ONCE) {
+            let x = &mut numbers[..AT_ONCE.min(rows.cols - k)];
+            // SAFETY: the features are the caller's.
+            unsafe { rows.read::<L>(row, k, x) };
+            parts = greatest_magnitude(x).to_bits().max(parts); // as bits: what is not finite is the greatest
+        }
+        most[n] = f32::from_bits(parts);
+    }
+    most
 }
 
 fn place_int8(k: usize, n: usize) -> usize {
@@ -252,88 +316,64 @@ fn read_int4(bytes: &[u8], group: usize, offsets: bool, k: usize, n: usize) -> f
     }
 }
 
-fn to_floats(pool: &Pool, dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
-    const EACH: usize = 1 << 16;
-    let (len, to) = (out.len(), SendPtr(out.as_mut_ptr()));
-    pool.run(len.div_ceil(EACH), &|task, _| {
-        let part = task * EACH..len.min((task + 1) * EACH);
-        let bytes = &bytes[part.start * dtype.bytes()..part.end * dtype.bytes()];
-        // SAFETY: parts are disjoint, and inside `out`.
-        let out = unsafe { std::slice::from_raw_parts_mut(to.get().add(part.start), part.len()) };
-        dtype.visit(bytes, |i, x| out[i] = x);
-    });
-}
-
-/// Stores the row of output `n` in its panel. False: the format has no such number.
+/// Stores some numbers of output `n`, from column `k` on, in its panel; `most`: of a row in int8, its greatest magnitude. False: the format has no such
+/// number.
 #[inline(always)]
-fn store_row(format: Format, n: usize, row: &[f32], panel: &mut [u8]) -> bool {
+fn store(format: Format, panel: &mut [u8], n: usize, k: usize, x: &[f32], most: f32) -> bool {
+    let holds = |finite: bool, x: f32| finite || !x.is_finite();
+    let places = (k..).map(|k| place(format, k, n));
     match format {
         Format::F32 => {
-            for (k, x) in row.iter().enumerate() {
-                panel.as_chunks_mut().0[place(format, k, n)] = x.to_le_bytes();
-            }
+            places.zip(x).for_each(|(place, x)| panel.as_chunks_mut().0[place] = x.to_le_bytes());
             true
         }
-        Format::F16 => {
-            let mut holds = true;
-            for (k, &x) in row.iter().enumerate() {
-                let number = f16::from_f32(x);
-                holds &= number.is_finite() || !x.is_finite();
-                panel.as_chunks_mut().0[place(format, k, n)] = number.to_le_bytes();
-            }
-            holds
-        }
-        Format::Bf16 => {
-            let mut holds = true;
-            for (k, &x) in row.iter().enumerate() {
-                let number = bf16::from_f32(x);
-                holds &= number.is_finite() || !x.is_finite();
-                panel.as_chunks_mut().0[place(format, k, n)] = number.to_le_bytes();
-            }
-            holds
-        }
+        Format::F16 => places.zip(x).fold(true, |all, (place, &x)| {
+            let number = f16::from_f32(x);
+            panel.as_chunks_mut().0[place] = number.to_le_bytes();
+            all & holds(number.is_finite(), x)
+        }),
+        Format::Bf16 => places.zip(x).fold(true, |all, (place, &x)| {
+            let number = bf16::from_f32(x);
+            panel.as_chunks_mut().0[place] = number.to_le_bytes();
+            all & holds(number.is_finite(), x)
+        }),
         Format::Int8 => {
-            let scale = quantize::int8_scale(row);
-            store_int8(n, row, scale, panel);
+            let scale = quantize::int8_scale(most);
+            store_int8(panel, n, k, x, scale);
             scale.is_finite()
         }
         Format::Int4 { group, offsets } => {
-            let groups = panel.chunks_exact_mut(group_bytes(group, offsets));
-            for (x, out) in row.chunks_exact(group).zip(groups) {
-                store_int4(n, x, offsets, out);
-            }
+            store_int4(&mut panel[k / group * group_bytes(group, offsets)..], n, x, offsets);
             // Its scales and offsets are in f16.
-            f16::from_f32(2.0 * greatest_magnitude(row)).is_finite()
+            f16::from_f32(2.0 * greatest_magnitude(x)).is_finite()
         }
     }
 }
 
 #[inline(always)]
-fn store_int8(n: usize, row: &[f32], scale: f32, panel: &mut [u8]) {
-    let mut bytes = [0u8; AT_ONCE];
-    for (place, x) in row.chunks(AT_ONCE).enumerate() {
-        bytes[x.len() / 4 * 4..].fill(INT8_ZERO as u8); // the last four may be fewer
-        quantize::int8(x, scale, &mut bytes);
-        let fours = panel.as_chunks_mut::<4>().0;
-        for (word, four) in bytes.as_chunks::<4>().0[..x.len().div_ceil(4)].iter().enumerate() {
-            fours[(place * AT_ONCE / 4 + word) * PANEL + n] = *four;
-        }
+fn store_int8(panel: &mut [u8], n: usize, k: usize, x: &[f32], scale: f32) {
+    let mut bytes = [INT8_ZERO as u8; AT_ONCE]; // the last four may be fewer
+    quantize::int8(x, scale, &mut bytes);
+    let fours = panel.as_chunks_mut::<4>().0;
+    for (word, four) in bytes.as_chunks::<4>().0[..x.len().div_ceil(4)].iter().enumerate() {
+        fours[(k / 4 + word) * PANEL + n] = *four;
     }
     let scales = panel.len() - PANEL * size_of::<f32>();
     panel[scales..].as_chunks_mut().0[n] = scale.to_le_bytes();
 }
 
 #[inline(always)]
-fn store_int4(n: usize, x: &[f32], offsets: bool, out: &mut [u8]) {
+fn store_int4(out: &mut [u8], n: usize, x: &[f32], offsets: bool) {
     let mut halves = [0u8; AT_ONCE];
     let halves = &mut halves[..x.len()];
     let (scale, offset) = match offsets {
         true => quantize::int4_with_offset(x, halves),
         false => (quantize::int4(x, halves), f16::ZERO),
     };
-    let fours = out.as_chunks_mut::<4>().0;
-    for (word, [a, b, c, d, e, f, g, h]) in halves.as_chunks().0.iter().enumerate() {
-        fours[word * PANEL + n] = [a | e << 4, b | f << 4, c | g << 4, d | h << 4];
+    for (halves, step) in halves.as_chunks().0.iter().zip(out.as_chunks_mut::<STEP_BYTES>().0) {
+        // Four columns, and above them the next four.
+        let eight = u64::from_le_bytes(*halves);
+        step.as_chunks_mut().0[n] = (eight as u32 | (eight >> 28) as u32).to_le_bytes();
     }
     let tail = out[x.len() / 8 * STEP_BYTES..].as_chunks_mut().0;
     tail[n] = scale.to_le_bytes();

@@ -24,10 +24,10 @@ pub fn signed(x: &[f32], out: &mut [u8]) -> f32 {
     scale
 }
 
-/// Of a row of weights, from -127 to 127.
+/// Of a row of weights of which this is the greatest magnitude, from -127 to 127.
 #[inline(always)]
-pub fn int8_scale(row: &[f32]) -> f32 {
-    greatest_magnitude(row) / 127.0
+pub fn int8_scale(most: f32) -> f32 {
+    most / 127.0
 }
 
 /// Some weights of such a row, around `INT8_ZERO`.
@@ -46,7 +46,7 @@ pub fn int4(x: &[f32], out: &mut [u8]) -> f16 {
     let (least, most) = ends(x);
     let furthest = if most > -least { most } else { least };
     let (even, further) = (f16::from_f32(furthest.abs() / 7.0), f16::from_f32(furthest / -8.0));
-    let scale = if error_of(x, further.to_f32()) < error_of(x, even.to_f32()) { further } else { even };
+    let scale = if is_nearer(x, further.to_f32(), even.to_f32()) { further } else { even };
     to_int4(x, scale.to_f32(), INT4_ZERO as f32, out);
     scale
 }
@@ -71,7 +71,20 @@ fn ends(x: &[f32]) -> (f32, f32) {
             most[i] = if x > most[i] { x } else { most[i] };
         }
     }
-    (least.into_iter().fold(f32::INFINITY, f32::min), most.into_iter().fold(f32::NEG_INFINITY, f32::max))
+    (folded(least, f32::min), folded(most, f32::max))
+}
+
+/// By halves, so that each step is one of vectors; and on its own, so that the loops before it are compiled as they stand.
+#[inline(never)]
+fn folded(mut lanes: [f32; AT_ONCE], of_two: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = AT_ONCE / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = of_two(lanes[i], lanes[i + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
 }
 
 #[inline(always)]
@@ -79,29 +92,39 @@ fn inverse_of(scale: f32) -> f32 {
     if scale.abs() < LEAST { 0.0 } else { 1.0 / scale }
 }
 
+/// From 0 to 15, in the low bits.
 #[inline(always)]
-fn nearest(x: f32, inverse: f32, zero: f32) -> f32 {
-    (x * inverse + zero).clamp(0.0, 15.0) + ROUNDER - ROUNDER
+fn rounded(x: f32, inverse: f32, zero: f32) -> f32 {
+    (x * inverse + zero).clamp(0.0, 15.0) + ROUNDER
 }
 
 #[inline(always)]
 fn to_int4(x: &[f32], scale: f32, zero: f32, out: &mut [u8]) {
     let inverse = inverse_of(scale);
-    for (&x, out) in x.iter().zip(out) {
-        *out = nearest(x, inverse, zero) as u8;
+    for (x, out) in x.as_chunks::<AT_ONCE>().0.iter().zip(out.as_chunks_mut::<AT_ONCE>().0) {
+        for (&x, out) in x.iter().zip(out) {
+            *out = rounded(x, inverse, zero).to_bits() as u8;
+        }
     }
 }
 
-/// The sum of the squares by which the weights would be missed.
+/// Whether the weights would be missed by less with this scale than with the other, as the sums of squares have it.
 #[inline(always)]
-fn error_of(x: &[f32], scale: f32) -> f32 {
-    let (inverse, zero) = (inverse_of(scale), INT4_ZERO as f32);
-    let mut sums = [0.0; AT_ONCE];
+fn is_nearer(x: &[f32], scale: f32, other: f32) -> bool {
+    let (inverse, inverse_of_other) = (inverse_of(scale), inverse_of(other));
+    let mut more = [0.0; AT_ONCE];
     for x in x.as_chunks::<AT_ONCE>().0 {
-        for (sum, &x) in sums.iter_mut().zip(x) {
-            let missed = x - (nearest(x, inverse, zero) - zero) * scale;
-            *sum += missed * missed;
+        for (more, &x) in more.iter_mut().zip(x) {
+            *more += missed(x, scale, inverse) - missed(x, other, inverse_of_other);
         }
     }
-    sums.iter().sum()
+    folded(more, |a, b| a + b) < 0.0
+}
+
+/// The square by which a weight would be missed.
+#[inline(always)]
+fn missed(x: f32, scale: f32, inverse: f32) -> f32 {
+    let zero = INT4_ZERO as f32;
+    let missed = x - (rounded(x, inverse, zero) - (ROUNDER + zero)) * scale;
+    missed * missed
 }
