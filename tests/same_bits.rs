@@ -184,7 +184,7 @@ fn nothing_changes(name: &str, base: &EngineOptions) {
     }
 }
 
-/// Every format of weights in whole numbers, on the widest path there is: which one that is does not change them.
+/// Every format of weights in whole numbers, on the widest path there is, and on the one below it, whose attention is in f32.
 #[test]
 fn weights_in_whole_numbers() {
     let int4 = |group, offsets| WeightFormat::Int4 { group, offsets };
@@ -195,8 +195,10 @@ fn weights_in_whole_numbers() {
         let dir = TempDir::new();
         write_random_model(&dir.0, &config, true, 7);
         for format in [WeightFormat::Int8, int4(32, false), int4(32, true)] {
-            let base = EngineOptions { isa: None, weight_format: Some(format), ..options(&dir.0, Isa::Portable, KvDtype::Bf16) };
-            nothing_changes(&format!("{family} in {}", format.name()), &base);
+            for isa in [None, Some(Isa::Avx512Vnni)].into_iter().filter(|isa| isa.is_none_or(Isa::is_present)) {
+                let base = EngineOptions { isa, weight_format: Some(format), ..options(&dir.0, Isa::Portable, KvDtype::Bf16) };
+                nothing_changes(&format!("{family} in {} on {isa:?}", format.name()), &base);
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Passes over a whole row of logits, in loops that the compiler turns into vector code.
 
 const LANES: usize = 8;
-/// Of what waits for the comparison before.
+/// Where a comparison waits for the one before, or a whole part is looked at before anything is done with it.
 const MANY_LANES: usize = 32;
 
 /// Neither NaN nor plus infinity is among them.

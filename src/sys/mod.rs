@@ -34,7 +34,7 @@ const HUGE_FROM: usize = 4 << 20;
 const PARTLY_HUGE_FROM: usize = 64 << 20;
 
 impl Pages {
-    /// All of which will be used.
+    /// All of which may well be used.
     pub fn zeroed(len: usize) -> Result<Pages> {
         Self::map(len, HUGE_FROM)
     }
@@ -56,10 +56,10 @@ impl Pages {
             return Err(Error::out_of_memory());
         }
         #[cfg(target_os = "linux")]
-        if len >= huge_from {
-            // SAFETY: the range is the mapping just made; the call is a hint and its failure harmless.
-            unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
-        }
+        // SAFETY: the range is the mapping just made; the call is a hint and its failure harmless.
+        unsafe {
+            libc::madvise(start, len, if len >= huge_from { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE })
+        };
         // A mapping is never at address zero.
         let start = NonNull::new(start.cast()).ok_or_else(Error::out_of_memory)?;
         Ok(Pages { start, len })
@@ -127,6 +127,29 @@ mod tests {
         pages.discard(1).unwrap();
         assert_eq!((pages.bytes()[PAGE - 1], pages.bytes()[PAGE]), (7, 0));
         pages.discard(2 * PAGE).unwrap();
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn what_may_not_be_used_to_its_end_is_in_huge_pages_only_where_it_is_large() {
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            return eprintln!("skipped: this system has no huge pages");
+        }
+        // The flags of the mapping, as the system tells them.
+        let is_huge = |pages: &Pages| {
+            let start = pages.start.as_ptr() as usize;
+            let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let within = |line: &str| {
+                let range = line.split(' ').next()?.split_once('-')?;
+                let [first, end] = [range.0, range.1].map(|address| usize::from_str_radix(address, 16));
+                Some((first.ok()?..end.ok()?).contains(&start))
+            };
+            let flags = smaps.lines().skip_while(|line| within(line) != Some(true)).find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+            flags.split(' ').any(|flag| flag == "hg")
+        };
+        let [small, large] = [HUGE_FROM, PARTLY_HUGE_FROM];
+        assert!(is_huge(&Pages::zeroed(small).unwrap()) && !is_huge(&Pages::zeroed(small - 1).unwrap()));
+        assert!(is_huge(&Pages::partly_used(large).unwrap()) && !is_huge(&Pages::partly_used(large - 1).unwrap()));
     }
 
     #[test]

@@ -301,6 +301,9 @@ pub fn copy_blocks(pool: &Pool, copies: &[BlockCopy], layers: &mut [Kv]) {
     }
 }
 
+/// Rows that a task stores, at the most.
+const MOST_STORED: usize = 16;
+
 /// What `store` works on.
 #[derive(Clone, Copy)]
 pub struct StoreArgs<'a> {
@@ -335,9 +338,6 @@ fn store_as<E: Cached>(Machine { isa, pool }: Machine, args: StoreArgs, qkv: &mu
     });
 }
 
-/// Rows that one thread stores, at the most.
-const MOST_STORED: usize = 16;
-
 struct StoreRow<'a, E> {
     args: StoreArgs<'a>,
     row: usize,
@@ -357,9 +357,11 @@ impl<E: Cached> Kernel for StoreRow<'_, E> {
         let (block, token) = (slot / block_size, slot % block_size);
         assert!(block < blocks, "slot {slot} is outside the pool of {blocks} blocks");
         assert!(
-            shape.kv_width() == kv_heads * head_dim,
-            "a layer's keys are {} numbers, and the cache holds {kv_heads} x {head_dim}",
-            shape.kv_width()
+            shape.kv_width() == kv_heads * head_dim && shape.values == kv.values,
+            "a layer's keys are {} numbers, its values {:?}; the cache holds {kv_heads} x {head_dim}, {:?}",
+            shape.kv_width(),
+            shape.values,
+            kv.values
         );
         let (keys, values) = match shape.values {
             Values::OfKeys(_) => (&[][..], &*qkv),

@@ -87,7 +87,7 @@ impl Element for half::bf16 {
     }
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        half::bf16::to_f32(self)
+        f32::from_bits((self.to_bits() as u32) << 16) // as vectors do, also of what is no number
     }
 }
 
@@ -164,7 +164,7 @@ impl Isa {
 
     /// The widest path this machine has.
     pub fn detect() -> Isa {
-        Isa::ALL.into_iter().rev().find(|isa| isa.is_present()).unwrap_or(Isa::Portable)
+        Isa::ALL.into_iter().rfind(|isa| isa.is_present()).unwrap_or(Isa::Portable)
     }
 
     /// Whether its vectors are of 512 bits.
@@ -722,6 +722,8 @@ macro_rules! folded {
         }
     };
 }
+
+pub(super) use folded;
 
 /// The sum of a vector's lanes.
 #[inline(always)]

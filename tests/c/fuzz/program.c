@@ -347,8 +347,11 @@ static void choose_policies(worker *w, pllm_engine_options *o) {
     const uint32_t dtypes[] = {PLLM_DTYPE_INT8, PLLM_DTYPE_F16, PLLM_DTYPE_FP8};
     const uint32_t weights[] = {PLLM_WEIGHTS_F16, PLLM_WEIGHTS_INT8, PLLM_WEIGHTS_INT4, PLLM_WEIGHTS_INT4_ASYMMETRIC};
     o->kv_dtype = one_in(w, 3) ? dtypes[below(w, 3)] : PLLM_DTYPE_AUTO;
-    o->weight_format = one_in(w, 4) ? weights[below(w, 4)] : PLLM_WEIGHTS_AS_STORED;
-    o->weight_group = one_in(w, 4) ? 32 : 0;
+    // The small models' columns are not whole groups: they have no int4.
+    uint32_t formats = o->model_path == golden_dir ? 2 : 4;
+    o->weight_format = one_in(w, 4) ? weights[below(w, formats)] : PLLM_WEIGHTS_AS_STORED;
+    bool grouped = o->weight_format == PLLM_WEIGHTS_INT4 || o->weight_format == PLLM_WEIGHTS_INT4_ASYMMETRIC;
+    o->weight_group = grouped && below(w, 2) ? 32 << below(w, 2) : 0;
     o->order = below(w, 3);
     o->batching = below(w, 4);
     o->allocation = below(w, 2);

@@ -104,8 +104,8 @@ impl<W: Whole> Kernel for Bytes<'_, W> {
     const BYTES: bool = true;
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        // SAFETY: tiles and panels are those of `args`.
-        unsafe { each_tile::<L, _>(&self, self.args.tiles, self.panels.clone(), self.args.rows.depth()) };
+        // SAFETY: they are its own.
+        unsafe { each_tile::<L, _>(&self, &self.args, &self.panels) };
     }
 }
 

@@ -70,8 +70,8 @@ impl<'a, S> Floats<'a, S> {
 impl<S: Stored> Kernel for Floats<'_, S> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        // SAFETY: tiles and panels are those of `args`.
-        unsafe { each_tile::<L, _>(&self, self.args.tiles, self.panels.clone(), self.args.rows.depth()) };
+        // SAFETY: they are its own.
+        unsafe { each_tile::<L, _>(&self, &self.args, &self.panels) };
     }
 }
 
@@ -123,8 +123,8 @@ impl Kernel for Pairs<'_> {
     unsafe fn run<L: Lanes>(self) {
         // Only the path of pairs is given such rows: for the others nothing of what follows is compiled.
         if L::PAIRS {
-            // SAFETY: tiles and panels are those of `args`.
-            unsafe { each_tile::<L, _>(&self, self.args.tiles, self.panels.clone(), self.args.rows.depth()) };
+            // SAFETY: they are its own.
+            unsafe { each_tile::<L, _>(&self, &self.args, &self.panels) };
         }
     }
 }

@@ -18,16 +18,17 @@ use super::super::lanes::{Kernel, Lanes, greatest_magnitude, load_some, prefetch
 use super::super::pool::Pool;
 use super::bytes::STEP_BYTES;
 use super::quantize::{self, INT4_ZERO, INT8_ZERO};
+use super::rows::GROUP;
 use super::{Format, LINE, Machine, PANEL};
 use crate::backend::{PACKED_PIECE, PackedSource, RowSource, no_such_number};
-use crate::error::{Result, try_vec};
+use crate::error::{Error, Result, try_vec};
 use crate::options::{Dtype, WeightFormat};
 use crate::sys::Pages;
 
 /// Rows are read from their source in pieces of about this size.
 const LOAD_BYTES: usize = 4 << 20;
 /// Columns of a row that are converted at once; whole groups are.
-const AT_ONCE: usize = 128;
+const AT_ONCE: usize = GROUP;
 /// And so many rows before that, they are asked for.
 const ROWS_AHEAD: usize = 2;
 
@@ -75,6 +76,11 @@ impl Matrix {
     }
 
     fn zeroed(rows: usize, cols: usize, format: WeightFormat) -> Result<Matrix> {
+        if let WeightFormat::Int4 { group, .. } = format
+            && !cols.is_multiple_of(group)
+        {
+            return Err(Error::unsupported(format!("int4 in groups of {group} of {cols} columns: the group does not divide them")));
+        }
         let pages = Pages::zeroed(Self::bytes(rows, cols, format) as usize)?;
         Ok(Matrix { rows, cols, format: Format::of(format)?, pages })
     }
@@ -130,8 +136,8 @@ impl Matrix {
         self.pages.bytes()[panel * self.panel_bytes()..].as_ptr()
     }
 
-    /// Calls `f` for each panel that some rows of `row_bytes` lie in, of which the first is the first of a panel: with its number, those of its rows
-    /// that are there, and its bytes.
+    /// Calls `f` for each panel that some rows of `row_bytes` lie in, of which the first is the first of a panel: with the number of its first row, those
+    /// of its rows that are there, and its bytes.
     fn for_panels(&mut self, pool: &Pool, first: usize, rows: &[u8], row_bytes: usize, f: impl Fn(usize, &[u8], &mut [u8]) + Sync) {
         let bytes = self.panel_bytes();
         let panels = SendPtr(self.pages.bytes_mut()[first / PANEL * bytes..].as_mut_ptr());
@@ -226,6 +232,18 @@ impl Rows<'_> {
         (0..count * size).step_by(LINE).for_each(|line| prefetch(row.wrapping_add(first * size + line)));
     }
 
+    #[inline(always)]
+    unsafe fn greatest_magnitude<L: Lanes>(&self, row: &[u8]) -> f32 {
+        let (mut most, mut numbers) = (0, [0.0; AT_ONCE]);
+        for k in (0..self.cols).step_by(AT_ONCE) {
+            let x = &mut numbers[..AT_ONCE.min(self.cols - k)];
+            // SAFETY: the features are the caller's.
+            unsafe { self.read::<L>(row, k, x) };
+            most = greatest_magnitude(x).to_bits().max(most); // as bits: what is not finite is the greatest
+        }
+        f32::from_bits(most)
+    }
+
     /// The columns of a row from `first` on, as many as there is room for.
     #[inline(always)]
     unsafe fn read<L: Lanes>(&self, row: &[u8], first: usize, out: &mut [f32]) {
@@ -263,37 +281,35 @@ impl Kernel for Convert<'_> {
         let Convert { format, first, rows, panel, refused } = self;
         let at_once = if let Format::Int4 { group, .. } = format { group } else { AT_ONCE };
         let mut numbers = [0.0; AT_ONCE];
-        // SAFETY: the features are the caller's.
-        let most = if format == Format::Int8 { unsafe { greatest::<L>(&rows) } } else { [0.0; PANEL] };
+        let refuse = |n: usize| refused.fetch_min(first + n, Ordering::Relaxed);
+        if format == Format::Int8 {
+            for (n, row) in rows.each() {
+                // SAFETY: the features are the caller's.
+                let scale = quantize::int8_scale(unsafe { rows.greatest_magnitude::<L>(row) });
+                scales_of_int8(panel)[n] = scale.to_le_bytes();
+                if !scale.is_finite() {
+                    refuse(n);
+                }
+            }
+        }
         for k in (0..rows.cols).step_by(at_once) {
             for (n, row) in rows.each() {
                 let x = &mut numbers[..at_once.min(rows.cols - k)];
                 rows.ask_for(row.as_ptr().wrapping_add(ROWS_AHEAD * row.len()), k, x.len());
                 // SAFETY: as above.
                 unsafe { rows.read::<L>(row, k, x) };
-                if !store(format, panel, n, k, x, most[n]) {
-                    refused.fetch_min(first + n, Ordering::Relaxed);
+                if !store(format, panel, n, k, x) {
+                    refuse(n);
                 }
             }
         }
     }
 }
 
-/// The greatest magnitude of each row of a panel.
-#[inline(always)]
-unsafe fn greatest<L: Lanes>(rows: &Rows) -> [f32; PANEL] {
-    let (mut most, mut numbers) = ([0.0; PANEL], [0.0; AT_ONCE]);
-    for (n, row) in rows.each() {
-        let mut parts = 0;
-        for k in (0..rows.cols).step_by(AT_ONCE) {
-            let x = &mut numbers[..AT_ONCE.min(rows.cols - k)];
-            // SAFETY: the features are the caller's.
-            unsafe { rows.read::<L>(row, k, x) };
-            parts = greatest_magnitude(x).to_bits().max(parts); // as bits: what is not finite is the greatest
-        }
-        most[n] = f32::from_bits(parts);
-    }
-    most
+/// The scales of a panel's outputs.
+fn scales_of_int8(panel: &mut [u8]) -> &mut [[u8; 4]] {
+    let scales = panel.len() - PANEL * size_of::<f32>();
+    panel[scales..].as_chunks_mut().0
 }
 
 fn place_int8(k: usize, n: usize) -> usize {
@@ -316,10 +332,9 @@ fn read_int4(bytes: &[u8], group: usize, offsets: bool, k: usize, n: usize) -> f
     }
 }
 
-/// Stores some numbers of output `n`, from column `k` on, in its panel; `most`: of a row in int8, its greatest magnitude. False: the format has no such
-/// number.
+/// Stores some numbers of output `n`, from column `k` on, in its panel. False: the format has no such number.
 #[inline(always)]
-fn store(format: Format, panel: &mut [u8], n: usize, k: usize, x: &[f32], most: f32) -> bool {
+fn store(format: Format, panel: &mut [u8], n: usize, k: usize, x: &[f32]) -> bool {
     let holds = |finite: bool, x: f32| finite || !x.is_finite();
     let places = (k..).map(|k| place(format, k, n));
     match format {
@@ -338,9 +353,8 @@ fn store(format: Format, panel: &mut [u8], n: usize, k: usize, x: &[f32], most: 
             all & holds(number.is_finite(), x)
         }),
         Format::Int8 => {
-            let scale = quantize::int8_scale(most);
-            store_int8(panel, n, k, x, scale);
-            scale.is_finite()
+            store_int8(panel, n, k, x);
+            true
         }
         Format::Int4 { group, offsets } => {
             store_int4(&mut panel[k / group * group_bytes(group, offsets)..], n, x, offsets);
@@ -351,15 +365,13 @@ fn store(format: Format, panel: &mut [u8], n: usize, k: usize, x: &[f32], most: 
 }
 
 #[inline(always)]
-fn store_int8(panel: &mut [u8], n: usize, k: usize, x: &[f32], scale: f32) {
+fn store_int8(panel: &mut [u8], n: usize, k: usize, x: &[f32]) {
     let mut bytes = [INT8_ZERO as u8; AT_ONCE]; // the last four may be fewer
-    quantize::int8(x, scale, &mut bytes);
+    quantize::int8(x, f32::from_le_bytes(scales_of_int8(panel)[n]), &mut bytes);
     let fours = panel.as_chunks_mut::<4>().0;
     for (word, four) in bytes.as_chunks::<4>().0[..x.len().div_ceil(4)].iter().enumerate() {
         fours[(k / 4 + word) * PANEL + n] = *four;
     }
-    let scales = panel.len() - PANEL * size_of::<f32>();
-    panel[scales..].as_chunks_mut().0[n] = scale.to_le_bytes();
 }
 
 #[inline(always)]

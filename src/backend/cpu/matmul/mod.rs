@@ -25,7 +25,7 @@ use bytes::{Bytes, Int4, Int8};
 use floats::{Floats, Pairs};
 pub use matrix::Matrix;
 pub use rows::PackedRows;
-use rows::{BYTE_ROWS, FLOAT_ROWS, GROUP as MOST_GROUP, Packed, RowFormat, Tiles};
+use rows::{BYTE_ROWS, FLOAT_ROWS, GROUP, Packed, RowFormat, Tiles};
 
 /// Outputs of a panel.
 const PANEL: usize = 32;
@@ -37,7 +37,7 @@ const AHEAD: usize = 8192;
 const TILES_TOGETHER: usize = 8;
 const STRETCH: usize = 64;
 // Of whole groups, and so of whole steps.
-const _: () = assert!(STRETCH.is_multiple_of(MOST_GROUP / 4));
+const _: () = assert!(STRETCH.is_multiple_of(GROUP / 4));
 /// Of the machine's first cache.
 pub const LINE: usize = 64;
 
@@ -268,9 +268,10 @@ impl Stretch {
 /// All tiles of some panels. Few tiles go through a panel together, stretch by stretch: so one is multiplied while the next comes from memory.
 /// Of many, each goes alone. Each number of rows is its own unrolled loop.
 /// # Safety
-/// As for `Tiled::tile`: tiles and panels are those that the kernel was given, and `words` those of a row.
+/// As for `Tiled::tile`: arguments and panels are those that the kernel was given.
 #[inline(always)]
-unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, tiles: Tiles, panels: Range<usize>, words: usize) {
+unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, args: &Args, panels: &Range<usize>) {
+    let (tiles, words) = (args.tiles, args.rows.depth());
     macro_rules! tile_of {
         ($rows:expr, $panel:expr, $stretch:expr, $kept:expr, $columns:literal: $($count:literal)*) => {
             match $rows.len() {

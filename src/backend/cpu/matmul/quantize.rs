@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::super::lanes::{ROUNDER, greatest_magnitude};
+use super::super::lanes::{ROUNDER, folded, greatest_magnitude};
 
 /// What is stored for 0.
 pub const INT8_ZERO: u32 = 128;
@@ -71,20 +71,18 @@ fn ends(x: &[f32]) -> (f32, f32) {
             most[i] = if x > most[i] { x } else { most[i] };
         }
     }
-    (folded(least, f32::min), folded(most, f32::max))
+    folded_ends(least, most)
 }
 
-/// By halves, so that each step is one of vectors; and on its own, so that the loops before it are compiled as they stand.
+/// Folds are functions of their own: beside them the compiler would make other code of the loops before.
 #[inline(never)]
-fn folded(mut lanes: [f32; AT_ONCE], of_two: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut half = AT_ONCE / 2;
-    while half > 0 {
-        for i in 0..half {
-            lanes[i] = of_two(lanes[i], lanes[i + half]);
-        }
-        half /= 2;
-    }
-    lanes[0]
+fn folded_ends(least: [f32; AT_ONCE], most: [f32; AT_ONCE]) -> (f32, f32) {
+    (folded!(least, |a, b| a.min(b)), folded!(most, |a, b| a.max(b)))
+}
+
+#[inline(never)]
+fn folded_sum(sums: [f32; AT_ONCE]) -> f32 {
+    folded!(sums, |a, b| a + b)
 }
 
 #[inline(always)]
@@ -118,7 +116,7 @@ fn is_nearer(x: &[f32], scale: f32, other: f32) -> bool {
             *more += missed(x, scale, inverse) - missed(x, other, inverse_of_other);
         }
     }
-    folded(more, |a, b| a + b) < 0.0
+    folded_sum(more) < 0.0
 }
 
 /// The square by which a weight would be missed.

@@ -20,7 +20,7 @@ pub const BYTE_ROWS: usize = 6;
 /// So many are packed at once, so that the packed ones stay small and weights need not be read again too often.
 const MOST_ROWS: usize = 512;
 /// Columns of a row that share a scale where weights have no groups; and the most that do.
-pub const GROUP: usize = 128;
+pub const GROUP: usize = WeightFormat::GROUPS[2];
 /// Columns of a row that are rounded to bf16 at once.
 const ROUNDED: usize = 256;
 
@@ -267,9 +267,7 @@ impl PackTile<'_> {
     fn copy(&mut self) {
         let rows = self.rows;
         for (r, x) in self.x.chunks_exact(self.cols).enumerate() {
-            for (place, x) in x.chunks(ROUNDED).enumerate() {
-                spread(&mut self.words[place * ROUNDED * rows + r..], rows, x.len(), |k| x[k].to_bits());
-            }
+            spread(&mut self.words[r..], rows, x.len(), |k| x[k].to_bits());
         }
         self.words[self.cols * rows..].fill(0);
     }
