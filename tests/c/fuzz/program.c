@@ -1298,7 +1298,10 @@ static void sabotaged(pllm_output *o) {
     if (sabotage == a_list_is_too_short && o->top_logprobs_len) o->top_logprobs_len--;
     if (sabotage == a_log_probability_is_missing) o->logprobs = NULL;
     if (sabotage == half_a_character_comes && o->text) o->text = "\xE6\x97", o->text_len = 2;
-    if (sabotage == a_token_is_lost && o->tokens) o->tokens = NULL, o->logprobs = NULL, o->tokens_len = 0;
+    if (sabotage == a_token_is_lost && o->tokens) {
+        o->tokens = NULL, o->logprobs = NULL, o->top_logprobs = NULL;
+        o->tokens_len = o->top_logprobs_len = 0;
+    }
 }
 
 static void take(worker *w, queue_slot *q, const pllm_outputs *outputs) {
