@@ -1,8 +1,8 @@
 // A libcuda.so for machines without a device: of the driver's API what libpagedllm calls, over the shim. What tests ask of it beyond that
 // begins with shim_.
 //
-// Work that is queued waits until somebody waits for it, and then runs with all that was queued in its context before: who reads results
-// without waiting finds poison.
+// Work that is queued waits until somebody waits for it, and then runs with all that was queued in its stream before, and with what that waits
+// for in other streams: who reads results without waiting, or lets one stream read what another has not been waited for, finds poison.
 #include <stdint.h>
 #include <string.h>
 
@@ -58,10 +58,20 @@ const int FUNCTION_MAX_DYNAMIC_SHARED = 8, CAPTURE_THREAD_LOCAL = 1, CAPTURE_REL
 
 // ---- what the driver keeps
 
-// Work of a stream. Says what went wrong.
-typedef std::function<std::string()> Work;
-
 struct Context;
+struct Stream;
+
+// A place in a stream, at which an event was recorded.
+struct Mark {
+    std::shared_ptr<Stream> stream;
+    bool passed = false;
+};
+
+// Work of a stream: something to run, which says what went wrong, or a place in another to wait for.
+struct Work {
+    std::function<std::string()> run;
+    std::shared_ptr<Mark> after;
+};
 
 // What a handle stands for. It goes with its context.
 struct Object {
@@ -78,7 +88,7 @@ struct Function : Object {
 
 struct Event : Object {
     unsigned flags;
-    bool recorded = false;
+    std::shared_ptr<Mark> mark; // where it was recorded last
     std::chrono::steady_clock::time_point at;
 };
 
@@ -91,6 +101,7 @@ struct GraphExec : Object {
 };
 
 struct Stream : Object {
+    std::deque<Work> queue;
     std::shared_ptr<Graph> capture; // null: what is queued will run
     bool invalidated = false;
     int mode;
@@ -102,7 +113,6 @@ struct Context {
     int device;
     bool alive = true;
     CUresult error = CUDA_SUCCESS; // what every call says from then on
-    std::deque<Work> queue;
     bool busy = false; // some thread runs what was queued
     std::shared_ptr<Stream> default_stream = std::make_shared<Stream>();
 };
@@ -209,30 +219,65 @@ static CUresult enqueue(Context &context, void *stream_handle, Work work) {
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (stream->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (stream->capture) stream->capture->works.push_back(std::move(work));
-    else context.queue.push_back(std::move(work));
+    else stream->queue.push_back(std::move(work));
     return CUDA_SUCCESS;
 }
 
-static void run_first(Context &context) {
-    Work work = std::move(context.queue.front());
-    context.queue.pop_front();
-    driver.mutex.unlock();
-    std::string error = work();
-    driver.mutex.lock();
-    if (error.empty()) return;
-    driver.last_error = error;
-    context.error = CUDA_ERROR_LAUNCH_FAILED;
-    context.queue.clear();
+static CUresult enqueue(Context &context, void *stream_handle, std::function<std::string()> run) {
+    return enqueue(context, stream_handle, Work{std::move(run), nullptr});
 }
 
-// Runs all that was queued. The mutex is given up meanwhile: other contexts go on.
-static CUresult wait_for(Context &context) {
+static std::vector<std::shared_ptr<Stream>> streams_of(Context &context) {
+    std::vector<std::shared_ptr<Stream>> streams = {context.default_stream};
+    for (auto &[handle, object] : driver.objects)
+        if (auto stream = std::dynamic_pointer_cast<Stream>(object); stream && stream->owner == &context) streams.push_back(stream);
+    return streams;
+}
+
+// Until the mark is passed. Null: until nothing is queued.
+static void run_stream(Context &context, Stream &stream, const Mark *mark) {
+    while (!stream.queue.empty() && !(mark && mark->passed)) {
+        Work work = std::move(stream.queue.front());
+        stream.queue.pop_front();
+        if (work.after) {
+            run_stream(context, *work.after->stream, work.after.get());
+            continue;
+        }
+        driver.mutex.unlock();
+        std::string error = work.run();
+        driver.mutex.lock();
+        if (error.empty()) continue;
+        driver.last_error = error;
+        context.error = CUDA_ERROR_LAUNCH_FAILED;
+        for (auto &other : streams_of(context)) other->queue.clear();
+    }
+}
+
+// The mutex is given up while work runs: other contexts go on.
+template <class Body> CUresult run_alone(Context &context, Body body) {
     driver.idle.wait(driver.mutex, [&] { return !context.busy; });
     context.busy = true;
-    while (!context.queue.empty()) run_first(context);
+    body();
     context.busy = false;
     driver.idle.notify_all();
     return context.error;
+}
+
+// Runs all that was queued.
+static CUresult wait_for(Context &context) {
+    return run_alone(context, [&] {
+        for (auto &stream : streams_of(context)) run_stream(context, *stream, nullptr);
+    });
+}
+
+static CUresult wait_for(Context &context, const std::shared_ptr<Stream> &stream) {
+    return run_alone(context, [&] { run_stream(context, *stream, nullptr); });
+}
+
+static CUresult wait_for(Context &context, const std::shared_ptr<Mark> &mark) {
+    return run_alone(context, [&] {
+        if (mark) run_stream(context, *mark->stream, mark.get());
+    });
 }
 
 // What must not be called while a stream captures, for it would wait for work that does not run.
@@ -247,7 +292,7 @@ static CUresult check_no_capture(Context &context) {
     return CUDA_SUCCESS;
 }
 
-static CUresult enqueue_and_wait(Context &context, Work work) {
+static CUresult enqueue_and_wait(Context &context, std::function<std::string()> work) {
     if (CUresult capturing = check_no_capture(context)) return capturing;
     if (CUresult refused = enqueue(context, nullptr, std::move(work))) return refused;
     return wait_for(context);
@@ -305,7 +350,7 @@ static bool is_ours(CUdeviceptr address, size_t bytes) {
     return address - begin <= allocation.bytes && bytes <= allocation.bytes - (address - begin);
 }
 
-static Work copy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+static std::function<std::string()> copy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     return [=] {
         memmove(reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), bytes);
         return std::string();
@@ -315,7 +360,7 @@ static Work copy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
 static CUdeviceptr address_of(const void *host) { return reinterpret_cast<CUdeviceptr>(host); }
 
 // Memory that is not pinned is read at once, as the driver does: the caller may change it afterwards.
-static Work copy_from_host(CUdeviceptr to, const void *host, size_t bytes, bool captured) {
+static std::function<std::string()> copy_from_host(CUdeviceptr to, const void *host, size_t bytes, bool captured) {
     if (captured || is_ours(address_of(host), bytes)) return copy(to, address_of(host), bytes);
     std::string held(static_cast<const char *>(host), bytes);
     return [=] {
@@ -324,7 +369,7 @@ static Work copy_from_host(CUdeviceptr to, const void *host, size_t bytes, bool 
     };
 }
 
-static Work fill(CUdeviceptr to, unsigned char value, size_t bytes) {
+static std::function<std::string()> fill(CUdeviceptr to, unsigned char value, size_t bytes) {
     return [=] {
         memset(reinterpret_cast<void *>(to), value, bytes);
         return std::string();
@@ -561,16 +606,17 @@ API CUresult cuStreamSynchronize(void *handle) {
     return context_call(__func__, [&](Context &context) {
         auto stream = find_stream(context, handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        if (!stream->capture) return wait_for(context);
+        if (!stream->capture) return wait_for(context, stream);
         stream->invalidated = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     });
 }
 
-// Work runs in the order in which it was queued, whatever its stream: there is nothing to do.
-API CUresult cuStreamWaitEvent(void *stream, void *event, unsigned) {
+API CUresult cuStreamWaitEvent(void *stream, void *handle, unsigned) {
     return context_call(__func__, [&](Context &context) {
-        return find_stream(context, stream) && find<Event>(event) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+        auto event = find<Event>(handle);
+        if (!event) return CUDA_ERROR_INVALID_HANDLE;
+        return event->mark ? enqueue(context, stream, Work{nullptr, event->mark}) : CUDA_SUCCESS; // never recorded: there is nothing to wait for
     });
 }
 
@@ -587,9 +633,11 @@ API CUresult cuEventDestroy_v2(void *handle) { return destroy<Event>(__func__, h
 API CUresult cuEventRecord(void *handle, void *stream) {
     return context_call(__func__, [&](Context &context) {
         auto event = find<Event>(handle);
-        if (!event) return CUDA_ERROR_INVALID_HANDLE;
+        auto recorded_in = find_stream(context, stream);
+        if (!event || !recorded_in) return CUDA_ERROR_INVALID_HANDLE;
+        auto mark = event->mark = std::make_shared<Mark>(Mark{recorded_in});
         return enqueue(context, stream, [=] {
-            event->recorded = true;
+            mark->passed = true;
             event->at = std::chrono::steady_clock::now();
             return std::string();
         });
@@ -597,19 +645,26 @@ API CUresult cuEventRecord(void *handle, void *stream) {
 }
 
 API CUresult cuEventSynchronize(void *handle) {
-    return context_call(__func__, [&](Context &context) { return find<Event>(handle) ? wait_for(context) : CUDA_ERROR_INVALID_HANDLE; });
+    return context_call(__func__, [&](Context &context) {
+        auto event = find<Event>(handle);
+        return event ? wait_for(context, event->mark) : CUDA_ERROR_INVALID_HANDLE;
+    });
 }
 
 // Who asks waits, too: nothing would run otherwise.
 API CUresult cuEventQuery(void *handle) {
-    return context_call(__func__, [&](Context &context) { return find<Event>(handle) ? wait_for(context) : CUDA_ERROR_INVALID_HANDLE; });
+    return context_call(__func__, [&](Context &context) {
+        auto event = find<Event>(handle);
+        return event ? wait_for(context, event->mark) : CUDA_ERROR_INVALID_HANDLE;
+    });
 }
 
 API CUresult cuEventElapsedTime(float *milliseconds, void *first, void *second) {
     return context_call(__func__, [&](Context &) {
         auto begin = find<Event>(first), end = find<Event>(second);
         if (!begin || !end || (begin->flags | end->flags) & EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
-        if (!begin->recorded || !end->recorded) return CUDA_ERROR_NOT_READY;
+        auto passed = [](auto &event) { return event->mark && event->mark->passed; };
+        if (!passed(begin) || !passed(end)) return CUDA_ERROR_NOT_READY;
         return give(milliseconds, std::chrono::duration<float, std::milli>(end->at - begin->at).count());
     });
 }

@@ -465,7 +465,7 @@ static void captured_work_is_run_again() {
     u32 value;
     CHECK(!cuMemcpyDtoH_v2(&value, x, 4) && value == 0);
     for (int run = 0; run < 3; run++) CHECK(!cuGraphLaunch(exec, session.stream));
-    CHECK(!cuGraphExecDestroy(exec) && !cuMemcpyDtoH_v2(&value, x, 4) && value == 6);
+    CHECK(!cuGraphExecDestroy(exec) && !cuStreamSynchronize(session.stream) && !cuMemcpyDtoH_v2(&value, x, 4) && value == 6);
 
     CHECK(!cuStreamBeginCapture_v2(session.stream, 0) && cuStreamSynchronize(session.stream) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     CHECK(cuStreamEndCapture(session.stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
@@ -484,6 +484,20 @@ static void events_tell_when_work_was_done() {
     CHECK(!cuStreamWaitEvent(session.stream, first, 0) && !cuEventSynchronize(second));
     CHECK(!cuEventElapsedTime(&milliseconds, first, second) && milliseconds >= 0 && !cuEventDestroy_v2(first));
     CHECK(cuEventQuery(first) == CUDA_ERROR_INVALID_HANDLE);
+}
+
+static void streams_wait_for_each_other_where_they_are_told_to() {
+    Session session;
+    CUdeviceptr x = session.allocate(4);
+    void *other, *event;
+    u32 value;
+    CHECK(!cuMemsetD8_v2(x, 0, 4) && !cuStreamCreate(&other, 1) && !cuEventCreate(&event, 2));
+    CHECK(!cuStreamWaitEvent(other, event, 0)); // never recorded: nothing is waited for
+    CHECK(!session.launch("add_one", 1, 1, 0, x) && !cuEventRecord(event, session.stream) && !session.launch("add_one", 1, 1, 0, x));
+    CHECK(!cuMemcpyDtoHAsync_v2(&value, x, 4, other) && !cuStreamSynchronize(other) && value == 0);
+    CHECK(!cuStreamWaitEvent(other, event, 0) && !cuMemcpyDtoHAsync_v2(&value, x, 4, other) && !cuStreamSynchronize(other) && value == 1);
+    CHECK(!cuEventRecord(event, session.stream) && !cuEventSynchronize(event));
+    CHECK(!cuMemcpyDtoHAsync_v2(&value, x, 4, other) && !cuStreamSynchronize(other) && value == 2);
 }
 
 static void calls_fail_when_they_are_told_to() {
@@ -619,6 +633,7 @@ int main() {
     RUN(captured_work_is_run_again);
     RUN(several_threads_may_have_contexts);
     RUN(events_tell_when_work_was_done);
+    RUN(streams_wait_for_each_other_where_they_are_told_to);
     RUN(calls_fail_when_they_are_told_to);
     RUN(a_product_of_rows_is_one_of_transposed_columns);
     RUN(a_product_in_fp8_is_taken_as_devices_take_it);
