@@ -12,7 +12,7 @@
 //   attention_merge              16, of one row    min(16, group)  any number         none
 //   attention_plain_<T>          64                any number      128                none
 //
-// where group = heads / kv_heads, the heads that share a KV head.
+// where group = heads / kv_heads, the heads that share a KV head. A tile of no rows is passed over.
 //
 // Softmax runs online over tokens counted from the sequence's first, whichever a tile begins with. Tokens that a query does not see leave
 // its sums as they were, to the bit (in 16 bits only where what they hold are numbers). So no query's result depends on those beside it in a tile, nor on how its sequence was cut into steps.
@@ -23,6 +23,7 @@
 #define PREFILL_WARPS 4
 #define PREFILL_STAGES 2
 #define DECODE_QUERIES 16
+#define LEAST_PART 256u // tokens of a sequence that are worth a block of threads
 #define PLAIN_QUERIES 64
 #define PLAIN_WARPS 4
 #define PLAIN_MOST_DIM 576
@@ -518,6 +519,7 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_prefill(const
     DYNAMIC_SHARED(T, stages);
     AttentionTile tile = prefill_tile(a);
     u32 count = queries_of(tile, a.group(), PREFILL_QUERIES);
+    if (count == 0) return;
     u32 first = query_of(a, tile, tile.first_query).first, end = query_of(a, tile, tile.first_query + count - 1).last + 1;
     u32 token = first / TOKENS * TOKENS;
     StoredHead head = stored_head(a, tile, token_bytes<T>(DIM));
@@ -557,15 +559,23 @@ __device__ __forceinline__ u64 partial_of(u32 kv_heads, u32 group, u32 query, u3
     return (first_of_tile + query) * splits * (dim + 2);
 }
 
-// out of one split; of several a part of `partial`, for attention_merge.
+// How the longest sequence is cut, of `longest` tokens or somewhat less, so that there are at most `splits` parts: in multiples of 64, and in
+// none that is not worth a block of threads. A sequence's bits depend on `len`, and not on how many parts lie behind its end.
+struct Cut {
+    u32 len, parts;
+    __device__ __forceinline__ Cut(u32 longest, u32 splits)
+        : len(max(LEAST_PART, (longest + 64 * splits - 1) / (64 * splits) * 64)), parts((longest + len - 1) / len) {}
+};
+
+// out of one part; of several a part of `partial`, for attention_merge.
 template <class T, u32 DIM>
-__device__ __forceinline__ void write_decode(const Attention &a, const AttentionTile &tile, const SharedMeans<T, DIM> &means,
+__device__ __forceinline__ void write_decode(const Attention &a, const AttentionTile &tile, const SharedMeans<T, DIM> &means, u32 parts,
                                              float *partial /* [tiles, kv_heads, min(16, group), splits, DIM + 2] */) {
     for (u32 i = threadIdx.x; i < queries_of(tile, a.group(), DECODE_QUERIES) * DIM; i += blockDim.x) {
         u32 number = i / DIM, dim = i % DIM;
         Query query = query_of(a, tile, tile.first_query + number);
         Mean part = means.merged(number, dim);
-        if (gridDim.z == 1) {
+        if (parts == 1) {
             Mean mean = mean_of_none(a.sinks, query.head);
             mean.add(part);
             a.out[(u64(query.row) * a.heads + query.head) * DIM + dim] = mean.sum / mean.weight;
@@ -577,15 +587,16 @@ __device__ __forceinline__ void write_decode(const Attention &a, const Attention
     }
 }
 
-// Warps take turns at 16 tokens, each with K and V of its own. A split is `split_len` tokens, a multiple of 64; a sequence's bits depend on
-// that, and not on how many splits lie behind its end.
-template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const Attention &a, float *partial, u32 split_len) {
+// Warps take turns at 16 tokens, each with K and V of its own.
+template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const Attention &a, float *partial, u32 longest) {
     typedef AttentionShared<T, DIM> Shared;
     constexpr u32 STAGES = Shared::DECODE_STAGES;
     DYNAMIC_SHARED(T, stages); // of each warp its own
     AttentionTile tile = a.tiles[blockIdx.x];
+    Cut cut(longest, gridDim.z);
+    if (tile.rows == 0 || blockIdx.z >= cut.parts) return;
     Query seen = query_of(a, tile, tile.first_query); // as by all of the row
-    u32 first = max(seen.first, blockIdx.z * split_len), end = min(seen.last + 1, (blockIdx.z + 1) * split_len);
+    u32 first = max(seen.first, blockIdx.z * cut.len), end = min(seen.last + 1, (blockIdx.z + 1) * cut.len);
     u32 token = first / Shared::TOKENS * Shared::TOKENS + warp_in_block() * 16;
     typedef KvStream<T, DIM, 16, WARP, STAGES> Stream;
     T *own = stages + warp_in_block() * (STAGES * Stream::STAGE);
@@ -601,23 +612,24 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const 
     SharedMeans<T, DIM> &means = *reinterpret_cast<SharedMeans<T, DIM> *>(stages);
     means.put(queries);
     __syncthreads();
-    write_decode(a, tile, means, partial);
+    write_decode(a, tile, means, cut.parts, partial);
 }
 
-// out = the mean over splits, and the sink.
+// out = the mean over parts, and the sink; of one part nothing is left to do.
 extern "C" __global__ void attention_merge(float *out /* [rows, heads, dim] */,
                                            const float *partial /* [tiles, kv_heads, min(16, group), splits, dim + 2] */,
-                                           const AttentionTile *tiles /* [tiles] */, const float *sinks /* [heads] or null */, u32 heads,
-                                           u32 kv_heads, u32 dim, u32 splits) {
+                                           const AttentionTile *tiles /* [tiles] */, const float *sinks /* [heads] or null */,
+                                           const u32 *longest /* [1] */, u32 heads, u32 kv_heads, u32 dim, u32 splits) {
     AttentionTile tile = tiles[blockIdx.x];
+    Cut cut(*longest, splits);
     u32 group = heads / kv_heads, number = tile.first_query + blockIdx.z;
-    if (blockIdx.z >= queries_of(tile, group, DECODE_QUERIES)) return;
+    if (cut.parts == 1 || blockIdx.z >= queries_of(tile, group, DECODE_QUERIES)) return;
     u32 row = tile.first_row + number / group, head = blockIdx.y * group + number % group;
     const float *parts = partial + partial_of(kv_heads, group, blockIdx.z, splits, dim);
     for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
         Mean mean = mean_of_none(sinks, head);
-        for (u32 split = 0; split < splits; split++) {
-            const float *part = parts + split * (dim + 2);
+        for (u32 number_of = 0; number_of < cut.parts; number_of++) {
+            const float *part = parts + number_of * (dim + 2);
             mean.add({part[dim], part[dim + 1], part[i]});
         }
         out[(u64(row) * heads + head) * dim + i] = mean.sum / mean.weight;
@@ -754,8 +766,9 @@ template <class T> __device__ __forceinline__ void attend_plain(const Attention 
         attend_prefill<T, DIM>(ATTENTION_OF(DIM, DIM));                                                                                 \
     }                                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(AttentionShared<T, DIM>::DECODE_WARPS *WARP)                                           \
-        attention_decode_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS, float *partial /* null of one split */, u32 split_len) { \
-        attend_decode<T, DIM>(ATTENTION_OF(DIM, DIM), partial, split_len);                                                              \
+        attention_decode_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS, float *partial /* as attention_merge reads it */,        \
+                                        const u32 *longest /* [1] */) {                                                                 \
+        attend_decode<T, DIM>(ATTENTION_OF(DIM, DIM), partial, *longest);                                                               \
     }
 
 #define ATTENTION_OF_EACH_WIDTH(name, T)    \

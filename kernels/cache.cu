@@ -80,6 +80,8 @@ template <> struct Stored<e4m3> : StoredMultiples<e4m3> {
     }
 };
 
+#define NOWHERE 0xffffffffu // the slot of a row whose K and V are not kept
+
 // Turns queries and keys of a row, where there are angles, and writes its keys and values to its slot. A warp per head at a time. Grid: rows.
 template <class T>
 __device__ void store_kv(u8 *kv, float *qkv, const float *angles, const u32 *slots, u32 heads, u32 kv_heads, u32 halves, u32 dim, u32 rotated,
@@ -91,7 +93,7 @@ __device__ void store_kv(u8 *kv, float *qkv, const float *angles, const u32 *slo
         float *numbers = qkv + (u64(row) * all + head) * dim;
         if (angles && head < heads + kv_heads) turn(numbers, angles + u64(row) * rotated, rotated, pairs);
         __syncwarp(); // other lanes read what has been turned
-        if (head >= heads) Stored<T>::write(block + u64(head - heads) * head_bytes, numbers, slot & (block_size - 1), block_size, dim);
+        if (head >= heads && slot != NOWHERE) Stored<T>::write(block + u64(head - heads) * head_bytes, numbers, slot & (block_size - 1), block_size, dim);
     }
 }
 

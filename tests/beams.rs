@@ -51,7 +51,7 @@ impl Model {
             spans: vec![Span { first_row: 0, rows, table: 0 }],
             tables: (0..POSITIONS as u32 / 16).collect(),
             logit_rows: vec![rows - 1],
-            copies: Vec::new(),
+            ..Batch::default()
         };
         self.decoder.forward(&batch, &mut self.kv).unwrap();
         let logits = self.decoder.logits(1).unwrap();

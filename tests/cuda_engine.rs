@@ -9,6 +9,7 @@ use common::{Random, TempDir, configs, cuda, write_random_model};
 use pagedllm::engine::{Engine, MemoryPlan, Prompt, Request};
 use pagedllm::error::{Code, Error};
 use pagedllm::options::{EngineOptions, KvDtype, Preemption, SamplingParams, WeightFormat};
+use pagedllm::sched::FinishReason;
 use serde_json::{Value, json};
 
 /// Of the driver.
@@ -389,22 +390,129 @@ fn a_launch_that_fails_once_is_made_again() {
     }
 }
 
-/// Steps of one shape are recorded, and played from then on: where that fails the step is made again, and nobody notices.
+/// Decode steps are recorded when an engine is made: what fails then is told. Where one fails to be played, or the one that follows it, or a copy
+/// beside it, the step is made again, and nobody notices.
 #[test]
 fn steps_are_played_and_what_fails_on_the_way_is_made_again() {
     let _one = alone();
     let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
     let options = model.options("cuda:0");
     let expected = answers(&options, some_requests());
-    for function in ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch"] {
-        shim.fail(function, 1, OUT_OF_MEMORY);
-        assert_eq!(tokens(&answers(&options, some_requests())), tokens(&expected), "{function}");
+    for function in ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags"] {
+        for nth in [1, 5] {
+            shim.fail(function, nth, OUT_OF_MEMORY);
+            let error = Engine::create(&options).err().unwrap();
+            assert_eq!(error.code(), Code::OutOfMemory, "{function}: {error}");
+            assert!(error.message().contains("keep its decode steps"), "{function}: {error}");
+        }
+    }
+    let steps =
+        ["cuGraphLaunch", "cuEventRecord", "cuEventSynchronize", "cuStreamWaitEvent", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"];
+    for (function, nth) in steps.into_iter().flat_map(|function| [1, 2, 8].map(|nth| (function, nth))) {
+        let engine = Engine::create(&options).unwrap();
+        shim.fail(function, nth, OUT_OF_MEMORY);
+        assert_eq!(tokens(&run(&engine, some_requests()).unwrap()), tokens(&expected), "{function}, call {nth}");
+        assert!(!shim.pretends() || engine.stats().steps_failed == 1, "{function}, call {nth}");
     }
     shim.fail("cuGraphLaunch", 3, ILLEGAL_ADDRESS);
     let engine = Engine::create(&options).unwrap();
     let error = run(&engine, some_requests()).unwrap_err();
     assert!(error.message().contains("when a recorded step was launched"), "{error}");
     shim.fail("cuGraphLaunch", 0, 0);
+}
+
+/// The device goes on with what it drew while nobody has asked for the next step, and computes nothing twice: not where one of several ends, nor
+/// where somebody joins, who waits for one step.
+#[test]
+fn the_next_step_is_under_way_before_it_is_asked_for() {
+    let _one = alone();
+    let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
+    if !shim.pretends() {
+        return println!("skipped: a real device does not say what it has queued");
+    }
+    let engine = Engine::create(&model.options("cuda:0")).unwrap();
+    let step = || {
+        let (before, report) = (shim.launches(), engine.step().unwrap());
+        (shim.launches() - before, report, shim.queued() > 0)
+    };
+    for (i, tokens) in [6, 12, 30].into_iter().enumerate() {
+        engine.add_request(request(i, 5 + i, tokens)).unwrap();
+    }
+    assert!(!step().2, "who has a prompt to compute cannot be foreseen");
+    let (first, _, is_ahead) = step();
+    assert!(is_ahead);
+    let whole = first + 1; // with what makes its inputs
+    for row in 3..=29 {
+        if row == 20 {
+            engine.add_request(request(9, 5, 3)).unwrap();
+        }
+        let (launches, report, is_ahead) = step();
+        let running = 1 + (row <= 6) as u64 + (row <= 12) as u64;
+        match row {
+            20 => assert_eq!(
+                (launches, report.prefill_tokens, is_ahead),
+                (whole, 0, false),
+                "who joins waits, and the next step is not foreseen"
+            ),
+            21 => assert_eq!((report.prefill_tokens, report.decode_tokens, is_ahead), (5, 1, false)),
+            22 => assert_eq!((launches, report.decode_tokens, is_ahead), (first, 2, true)),
+            23 => assert_eq!((launches, report.decode_tokens, is_ahead), (whole, 2, true)),
+            _ => assert_eq!((launches, report.decode_tokens, is_ahead), (whole, running, true), "token {row}"),
+        }
+    }
+    assert_eq!(step().1.unfinished, 0);
+    drop(engine);
+    assert_eq!(shim.queued(), 0);
+}
+
+/// Whoever comes and goes, and whatever was computed in vain meanwhile: each request says what it says when the host chooses all tokens, and nothing is
+/// computed ahead.
+#[test]
+fn what_is_computed_ahead_is_what_would_have_been_computed() {
+    let _one = alone();
+    let model = Model::new(&llama(256), true);
+    let roomy = EngineOptions { batch_invariant: true, max_model_len: Some(110), ..model.options("cuda:0") };
+    let some = |number: usize| {
+        let mut random = Random(number as u64 + 77);
+        let mut request = request(number, 1 + random.below(40), 1 + random.below(30));
+        request.sampling.temperature = (number % 3) as f32 / 2.0;
+        request.sampling.seed = Some(number as u64);
+        request.sampling.ignore_eos = false;
+        request.sampling.stop_token_ids = vec![random.below(127) as u32, random.below(127) as u32];
+        request
+    };
+    let by_host = |number| Request { hook: Some(Arc::new(|_, _: &[u32], _: &mut [f32]| {})), ..some(number) };
+    let block = 2 * 2 * 16 * 2 * 64 * 2;
+    let tight = EngineOptions { kv_bytes: Some(9 * block), swap_bytes: 40 * block, preemption: Preemption::Swap, ..roomy.clone() };
+    for (seed, options) in [(1, &roomy), (2, &tight)] {
+        let engine = Engine::create(options).unwrap();
+        let (mut random, mut ids, mut told) = (Random(seed), BTreeMap::new(), BTreeMap::<u64, (Vec<u32>, bool)>::new());
+        for step in 0..150 {
+            if step < 120 && random.below(4) == 0 {
+                let number = ids.len();
+                ids.insert(number, engine.add_request(some(number)).unwrap());
+            }
+            if random.below(25) == 0 && !ids.is_empty() {
+                let _ = engine.abort(ids[&random.below(ids.len())]);
+            }
+            engine.step().unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
+            for output in engine.queue().poll(Some(Default::default())).unwrap() {
+                let (tokens, ended) = told.entry(output.user_data).or_default();
+                tokens.extend(&output.tokens);
+                *ended |= matches!(output.finish, Some(FinishReason::Stop | FinishReason::Length));
+            }
+        }
+        assert_eq!(engine.stats().preemptions > 0, seed == 2);
+        let ended = told.values().filter(|(_, ended)| *ended).count();
+        assert!(told.len() > 10 && ended > 5, "{ended} of {} ended by themselves", told.len());
+        let expected = answers(&roomy, told.keys().map(|&number| by_host(number as usize)));
+        for ((number, (told, ended)), expected) in told.iter().zip(tokens(&expected)) {
+            assert!(
+                if *ended { *told == expected } else { expected.starts_with(told) },
+                "request {number}: {told:?}, by the host {expected:?}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -122,7 +122,7 @@ impl<B: Backend> Run<B> {
             spans: vec![Span { first_row: 0, rows: tokens.len() as u32, table: 0 }],
             tables: table,
             logit_rows: (0..tokens.len() as u32).collect(),
-            copies: Vec::new(),
+            ..Batch::default()
         };
         self.decoder.forward(&batch, &mut self.kv).unwrap();
         self.decoder.logits(tokens.len()).unwrap().to_vec()

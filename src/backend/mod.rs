@@ -259,6 +259,19 @@ pub struct BatchSize {
     pub groups: usize,
 }
 
+/// Rows that ops are to be made of, and those of them whose logits come back. A device may compute more than a batch has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    pub rows: usize,
+    pub logits: usize,
+}
+
+impl Extent {
+    pub fn of(batch: &Batch) -> Extent {
+        Extent { rows: batch.rows(), logits: batch.logit_rows.len() }
+    }
+}
+
 /// The largest batch that a step can have.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InputLimits {
@@ -333,12 +346,29 @@ pub trait Backend: Send + Sync {
         0
     }
 
-    fn upload(&self, batch: &Batch, inputs: &mut Self::Inputs) -> Result<()>;
+    /// Takes a batch, and says of how many rows the ops are to be that follow.
+    fn upload(&self, batch: &Batch, inputs: &mut Self::Inputs) -> Result<Extent>;
     /// All ops of the batch have been given: a device that waited for the last may begin.
     fn begin(&self) {}
+    /// Of how many rows the decode steps are that the device is to keep, so that it need not be told each op again, within this room.
+    fn kept_rows(&self, _most: &BatchSize) -> Vec<usize> {
+        Vec::new()
+    }
+    /// As `upload`, of a step of so many rows that is kept and not made.
+    fn keep(&self, _rows: usize, batch: &Batch, inputs: &mut Self::Inputs) -> Result<Extent> {
+        self.upload(batch, inputs)
+    }
+    /// Whether a batch's `next_slots` are of any use.
+    fn works_ahead(&self) -> bool {
+        false
+    }
+    /// Whether the step that was foreseen of the last one is under way.
+    fn is_ahead(&self) -> bool {
+        false
+    }
     /// The first numbers of a buffer, once they are computed.
     fn read<'a>(&'a self, buf: &'a mut Self::Buf, len: usize) -> Result<&'a [f32]>;
-    /// As `read`, of rows of `width` those in these runs alone. What the others hold is anything.
+    /// As `read`, of the step's rows of logits, which are of `width`, those in these runs alone. What the others hold is anything.
     fn read_rows<'a>(
         &'a self,
         buf: &'a mut Self::Buf,

@@ -14,7 +14,13 @@ pub struct Batch {
     pub tables: Vec<u32>,       // [places, groups] the spans' block tables, back to back
     pub logit_rows: Vec<u32>,   // [logits] rows whose logits are wanted
     pub copies: Vec<BlockCopy>, // block copies to make first, in any order
+    /// [rows, groups] Where K and V of the token go that is chosen from each row, or `NOWHERE`: it is the sequence's last. Nothing where what
+    /// comes after this step cannot be foreseen: that each of its rows is followed by such a token, and nobody joins.
+    pub next_slots: Vec<u32>,
 }
+
+/// Instead of a slot: K and V are not kept.
+pub const NOWHERE: u32 = u32::MAX;
 
 /// All of a block's K and V, in every layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,8 +63,8 @@ impl Moves {
 pub struct Span {
     pub first_row: u32,
     pub rows: u32,
-    /// Where its block table begins in `Batch::tables`; it covers every position up to the last row's. What no row looks back on is some
-    /// block.
+    /// Where its block table begins in `Batch::tables`; it covers every position up to the last row's. What no row looks back on
+    /// is some block: where it is gone, the sequence's newest of the group.
     pub table: u32,
 }
 
@@ -71,6 +77,7 @@ impl Batch {
         self.spans.try_reserve(sequences)?;
         self.tables.try_reserve(blocks)?;
         self.copies.try_reserve(sequences * groups)?;
+        self.next_slots.try_reserve(sequences * groups)?;
         Ok(self.logit_rows.try_reserve(sequences)?)
     }
 
@@ -86,6 +93,7 @@ impl Batch {
         self.tables.extend_from_slice(&other.tables);
         self.logit_rows.extend_from_slice(&other.logit_rows);
         self.copies.extend_from_slice(&other.copies);
+        self.next_slots.extend_from_slice(&other.next_slots);
         Ok(())
     }
 
@@ -106,5 +114,6 @@ impl Batch {
         self.tables.clear();
         self.logit_rows.clear();
         self.copies.clear();
+        self.next_slots.clear();
     }
 }

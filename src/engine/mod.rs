@@ -491,6 +491,10 @@ fn rehearse<B: Backend>(runner: &mut ModelRunner<B>, files: &ModelFiles, options
     let limits = memory::inputs(files, options, &info.paging, memory::longest(options, files.spec.max_positions)?);
     let rehearsed = runner.rehearse(&limits, &rehearsal::largest_batches(stage)?);
     rehearsed.map_err(|e| Error::new(e.code(), format!("the largest step, of {rows} rows, was tried and failed: {}", e.message())))?;
+    if let Some(batch) = rehearsal::one_decode(stage)? {
+        let kept = runner.keep_steps(&limits.most, &batch);
+        kept.map_err(|e| Error::new(e.code(), format!("the device could not keep its decode steps: {}", e.message())))?;
+    }
     if swap_blocks > 0 { runner.rehearse_swap() } else { Ok(()) }
 }
 

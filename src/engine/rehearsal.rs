@@ -26,6 +26,12 @@ pub fn largest_batches(stage: Stage) -> Result<[Batch; 2]> {
     Ok([prompts, decodes].map(|rehearsal| rehearsal.batch))
 }
 
+/// A step of one row. None: there is no room for a sequence.
+pub fn one_decode(stage: Stage) -> Result<Option<Batch>> {
+    let mut decode = Rehearsal::new(stage)?;
+    Ok(decode.add(1).then_some(decode.batch))
+}
+
 struct Rehearsal {
     stage: Stage,
     batch: Batch,

@@ -1,6 +1,6 @@
 //! The seam between deciding what to compute and computing it.
 
-use crate::backend::{Backend, InputLimits};
+use crate::backend::{Backend, BatchSize, InputLimits};
 use crate::batch::draws::{DrawLimits, Drawn, Draws};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::Result;
@@ -18,6 +18,16 @@ pub trait Runner: Send {
     /// How many tokens of a step it can draw by itself. None: whoever reads the logits chooses.
     fn draw_limits(&self) -> Option<DrawLimits> {
         None
+    }
+
+    /// Whether it may begin with the step that a plan foresees before it is asked for it.
+    fn works_ahead(&self) -> bool {
+        false
+    }
+
+    /// Whether it has begun with what the last plan foresaw.
+    fn is_ahead(&self) -> bool {
+        false
     }
 
     /// As `wait`, with a token drawn from each row that `draws` names. What these rows then hold is nobody's business.
@@ -105,6 +115,11 @@ impl<B: Backend> ModelRunner<B> {
         Ok(())
     }
 
+    /// Has the device keep its decode steps; `batch` is one of them, of one row.
+    pub fn keep_steps(&mut self, most: &BatchSize, batch: &Batch) -> Result<()> {
+        self.decoder.keep_steps(most, batch, &mut self.kv)
+    }
+
     /// The same with a block that goes to the host tier and comes back.
     pub fn rehearse_swap(&mut self) -> Result<()> {
         let there_and_back = [BlockMove { device: 0, host: 0 }];
@@ -130,6 +145,14 @@ impl<B: Backend> Runner for ModelRunner<B> {
     fn wait_and_draw(&mut self, ticket: Ticket, draws: &Draws) -> Result<Computed<'_>> {
         let (logits, drawn) = self.decoder.logits_and_draws(ticket.logits, draws)?;
         Ok(Computed { logits, drawn })
+    }
+
+    fn works_ahead(&self) -> bool {
+        self.decoder.backend().works_ahead()
+    }
+
+    fn is_ahead(&self) -> bool {
+        self.decoder.backend().is_ahead()
     }
 
     fn is_lost(&self) -> bool {

@@ -12,8 +12,10 @@ impl Core {
             let (streams, beams, journal) = (&self.streams, &self.beams, &self.journal);
             let has_room = |seq| stream_of(streams, beams, seq).is_none_or(|stream| !stream.outbox.is_full());
             let ready = |seq| journal.as_ref().map_or_else(|| has_room(seq), |journal| journal.ready(has_room(seq)));
-            let plan = match groups {
+            let mut plan = match groups {
                 Some(groups) => self.scheduler.schedule_among(groups, ready),
+                // Who came meanwhile joins the step after this one.
+                None if self.runner.is_ahead() => self.scheduler.schedule_foreseen(ready),
                 None => self.scheduler.schedule(ready),
             };
             let (out, back) = self.try_moves();
@@ -23,6 +25,9 @@ impl Core {
                 continue;
             }
             self.scheduler.moved(out, back);
+            if groups.is_none() && self.runner.works_ahead() {
+                plan.iter_mut().for_each(|plan| self.scheduler.foresee(plan));
+            }
             return plan;
         }
     }

@@ -8,7 +8,7 @@ use super::spec::{
     QkNormOver, Residual, Rope, Routing, SharedExpert,
 };
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
-use crate::backend::{Backend, BatchSize, Heads, InputLimits, KvShape, Turn};
+use crate::backend::{Backend, BatchSize, Extent, Heads, InputLimits, KvShape, Turn};
 use crate::batch::draws::{DrawLimits, Drawn, Draws};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
@@ -279,22 +279,35 @@ impl<B: Backend> Decoder<B> {
                 kv.groups
             )));
         }
+        let extent = self.backend.upload(batch, &mut self.inputs)?;
+        self.backend.copy_blocks(&batch.copies, &mut kv.levels);
+        self.pass(extent, kv);
+        Ok(())
+    }
+
+    /// Has the device keep decode steps of some numbers of rows, within this room; a batch of one row shows how they are.
+    pub fn keep_steps(&mut self, most: &BatchSize, batch: &Batch, kv: &mut KvCache<B>) -> Result<()> {
+        for rows in self.backend.kept_rows(most) {
+            let extent = self.backend.keep(rows, batch, &mut self.inputs)?;
+            self.pass(extent, kv);
+        }
+        self.logits(0).map(|_| ()) // what went wrong is told where something is read
+    }
+
+    fn pass(&mut self, Extent { rows, logits }: Extent, kv: &mut KvCache<B>) {
         let Decoder { backend, model, work, inputs, .. } = self;
-        backend.upload(batch, inputs)?;
-        backend.copy_blocks(&batch.copies, &mut kv.levels);
-        let pass = Pass { backend, inputs, rows: batch.rows() };
+        let pass = Pass { backend, inputs, rows };
         pass.embed(model, work);
         for (layer, place) in model.layers.iter().zip(&kv.places) {
             pass.layer(layer, LayerKv { group: place.group, kv: &mut kv.levels[place.level] }, work);
         }
-        pass.head(model, batch.logit_rows.len(), work);
+        pass.head(model, logits, work);
         backend.begin();
-        Ok(())
     }
 
     /// The last pass's logits, `[rows, vocab]`: one row for each of its `logit_rows`.
     pub fn logits(&mut self, rows: usize) -> Result<&[f32]> {
-        self.backend.read(&mut self.work.logits, rows * self.model.vocab_size)
+        self.backend.read_rows(&mut self.work.logits, self.model.vocab_size, rows, std::iter::once(0..rows))
     }
 
     /// What can be drawn of a pass. None: its logits are all there is.
@@ -304,12 +317,13 @@ impl<B: Backend> Decoder<B> {
 
     /// As `logits`, and a token from each row that `draws` names; what the logits of these are is left open.
     pub fn logits_and_draws(&mut self, rows: usize, draws: &Draws) -> Result<(&[f32], &[Drawn])> {
+        if draws.is_empty() {
+            return Ok((self.logits(rows)?, &[]));
+        }
         let Decoder { backend, model, work: Work { logits, .. }, drawing, .. } = self;
+        let drawing = drawing.as_mut().ok_or_else(|| Error::internal("tokens were to be drawn where there is no room for draws"))?;
         let vocab = model.vocab_size;
-        let drawn = match drawing.as_mut().filter(|_| !draws.is_empty()) {
-            Some(drawing) => backend.draw(drawing, vocab, logits, draws)?,
-            None => return Ok((backend.read(logits, rows * vocab)?, &[])),
-        };
+        let drawn = backend.draw(drawing, vocab, logits, draws)?;
         Ok((backend.read_rows(logits, vocab, rows, draws.other_rows(rows))?, drawn))
     }
 }

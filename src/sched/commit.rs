@@ -120,8 +120,10 @@ impl Scheduler {
         Some(())
     }
 
-    /// The step failed: no length has changed. Blocks it reserved stay with their sequences, for the next try.
+    /// The step failed: no length has changed. Blocks it reserved stay with their sequences, for the next try, but for those of tokens that
+    /// were foreseen.
     pub fn rollback(&mut self, mut plan: StepPlan) {
+        plan.parts.iter().for_each(|part| self.give_back_foreseen(part.slot));
         let mut copies = std::mem::take(&mut plan.batch.copies);
         self.undo_copies(0, plan.parts.iter().map(|part| part.slot), &mut copies);
         plan.batch.copies = copies;

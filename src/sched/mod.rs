@@ -2,6 +2,7 @@
 
 mod check;
 mod commit;
+mod foresight;
 mod group;
 mod host;
 mod ids;

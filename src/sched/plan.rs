@@ -3,7 +3,7 @@ use std::ops::Range;
 use super::sequence::{Past, SeqId, Sequence};
 use super::slab::Slot;
 use crate::batch::{Batch, Span};
-use crate::kv::{BlockId, BlockManager, GONE};
+use crate::kv::{BlockId, BlockManager, GONE, Paging};
 
 /// Why a sequence ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,6 +40,8 @@ pub struct StepPlan {
     pub parts: Vec<Part>,
     /// Some of the parts are beams: those that no choice goes on with are dropped.
     pub has_beams: bool,
+    /// Whoever waited was not asked to join.
+    pub(super) is_closed: bool,
 }
 
 /// One sequence's share of a plan.
@@ -71,7 +73,7 @@ impl StepPlan {
     pub fn clear(&mut self) {
         self.batch.clear();
         self.parts.clear();
-        self.has_beams = false;
+        (self.has_beams, self.is_closed) = (false, false);
     }
 
     /// Appends the tokens of `sequence`, which lies in `slot`, at `positions`; `samples`: the logits of the last one choose the next
@@ -80,11 +82,7 @@ impl StepPlan {
         let batch = &mut self.batch;
         let (first_row, rows) = (batch.rows() as u32, positions.len());
         batch.spans.push(Span { first_row, rows: rows as u32, table: batch.tables.len() as u32 });
-        let there = |&block: &BlockId| if block == GONE { 0 } else { block };
-        match blocks.paging().slides() {
-            true => batch.tables.extend(sequence.table.blocks().iter().map(there)),
-            false => batch.tables.extend_from_slice(sequence.table.blocks()),
-        }
+        push_table(&mut batch.tables, sequence.table.blocks(), blocks.paging());
         for (position, &token) in positions.clone().zip(&sequence.tokens[positions.clone()]) {
             batch.tokens.push(token);
             batch.positions.push(position as u32);
@@ -112,6 +110,15 @@ impl StepPlan {
     pub fn sampled(&self) -> impl Iterator<Item = &Part> {
         self.parts.iter().filter(|part| part.samples)
     }
+}
+
+/// In place of what is gone stands the newest of the group, which no table has twice otherwise.
+pub(super) fn push_table(tables: &mut Vec<u32>, table: &[BlockId], paging: &Paging) {
+    if !paging.slides() {
+        return tables.extend_from_slice(table);
+    }
+    let newest = table[table.len() - paging.groups()..].iter().cycle();
+    tables.extend(table.iter().zip(newest).map(|(&block, &newest)| if block == GONE { newest } else { block }));
 }
 
 /// What was decided for one row of logits. Two with the same parent make it fork.

@@ -14,6 +14,21 @@ impl Scheduler {
         self.write_step(&ready)
     }
 
+    /// As `schedule`, of those that run alone, if there is anything to do for them: what is foreseen of this step may be under way.
+    pub fn schedule_foreseen(&mut self, ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
+        let mut plan = std::mem::take(&mut self.spare);
+        plan.clear();
+        plan.is_closed = true;
+        self.pause_running(&ready);
+        self.portion = self.policies.batching.portion(Running(self));
+        self.plan_running(&mut plan);
+        if !plan.parts.is_empty() {
+            return Some(plan);
+        }
+        self.spare = plan;
+        self.schedule(ready)
+    }
+
     /// Some that have paused may be ready by now: the next step asks.
     pub fn look_again(&mut self) {
         self.looks_again = true;

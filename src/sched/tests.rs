@@ -1,4 +1,5 @@
 use super::*;
+use crate::batch::NOWHERE;
 use crate::kv::{Chain, Paging, blocks_for};
 
 fn scheduler(blocks: usize, block_size: usize, max_batch_tokens: usize, max_seqs: usize, prefill_chunk: usize) -> Scheduler {
@@ -51,6 +52,110 @@ fn prefill_chunks_and_decode_tokens_share_a_step() {
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 10)]);
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 5)]);
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 1)]);
+}
+
+/// As an engine steps whose device works ahead: what was foreseen of this step, where there is anything.
+fn foreseen_step(s: &mut Scheduler, is_ahead: bool) -> (StepPlan, Vec<(SeqId, u32)>) {
+    let mut plan = if is_ahead { s.schedule_foreseen(|_| true) } else { s.schedule(|_| true) }.unwrap();
+    s.foresee(&mut plan);
+    let foreseen = plan.parts.iter().map(|part| part.seq).zip(plan.batch.next_slots.iter().copied()).collect();
+    (plan, foreseen)
+}
+
+fn commit_all(s: &mut Scheduler, plan: StepPlan, verdict: impl Fn(SeqId) -> Verdict) {
+    let choices: Vec<Choice> = plan.sampled().map(|part| going_on(part.seq, verdict(part.seq))).collect();
+    s.commit(plan, &choices, &mut Vec::new());
+    s.check();
+}
+
+#[test]
+fn what_is_foreseen_of_a_step_is_the_next_one() {
+    let mut s = scheduler(64, 4, 32, 8, 10);
+    for (id, len, max_len) in [(1, 3, 20), (2, 6, 11), (3, 4, 9)] {
+        add(&mut s, id, vec![0; len], max_len);
+    }
+    let (prompts, foreseen) = foreseen_step(&mut s, false);
+    assert!(foreseen.is_empty(), "nobody decodes yet");
+    commit_all(&mut s, prompts, |_| Verdict::Token(9));
+    let (mut plan, mut foreseen) = foreseen_step(&mut s, false);
+    let mut ended = Vec::new();
+    while foreseen.iter().any(|&(_, slot)| slot != NOWHERE) {
+        ended.extend(foreseen.iter().filter(|(_, slot)| *slot == NOWHERE).map(|(seq, _)| *seq));
+        commit_all(&mut s, plan, |_| Verdict::Token(9));
+        let before = std::mem::take(&mut foreseen);
+        (plan, foreseen) = foreseen_step(&mut s, true);
+        let now = plan.parts.iter().map(|part| part.seq).zip(plan.batch.slots.iter().copied());
+        assert!(now.eq(before.into_iter().filter(|(_, slot)| *slot != NOWHERE)));
+    }
+    assert_eq!((ended, foreseen.len()), (vec![2, 3], 0), "whose last token is chosen has no next one");
+    s.rollback(plan);
+    s.check();
+}
+
+#[test]
+fn nothing_is_foreseen_where_others_may_join_and_whoever_comes_waits_for_one_step() {
+    let mut s = scheduler(8, 4, 32, 2, 10);
+    add(&mut s, 1, vec![0; 3], 30);
+    let (plan, _) = foreseen_step(&mut s, false);
+    commit_all(&mut s, plan, |_| Verdict::Token(9));
+    let (plan, foreseen) = foreseen_step(&mut s, false);
+    assert_eq!(foreseen.len(), 1);
+    commit_all(&mut s, plan, |_| Verdict::Token(9));
+    add(&mut s, 2, vec![0; 3], 30);
+    let (plan, foreseen) = foreseen_step(&mut s, true);
+    assert_eq!((plan.parts.len(), foreseen.len()), (1, 0), "it waits, and the next step is open");
+    commit_all(&mut s, plan, |_| Verdict::Token(9));
+    let (plan, foreseen) = foreseen_step(&mut s, false);
+    assert_eq!((plan.parts.len(), foreseen.len()), (2, 0), "it computes its prompt");
+    commit_all(&mut s, plan, |_| Verdict::Token(9));
+    add(&mut s, 3, vec![0; 3], 30);
+    let (plan, foreseen) = foreseen_step(&mut s, false);
+    assert_eq!((plan.parts.len(), foreseen.len()), (2, 2), "nobody else fits");
+    commit_all(&mut s, plan, |seq| if seq == 1 { Verdict::Stop(2) } else { Verdict::Token(9) });
+    let (plan, foreseen) = foreseen_step(&mut s, true);
+    assert_eq!((plan.parts.len(), foreseen.len()), (1, 0), "one has ended, and another waits for its place");
+    s.rollback(plan);
+}
+
+#[test]
+fn a_block_that_was_taken_for_a_token_that_did_not_come_is_given_back() {
+    for verdict in [Verdict::Fail, Verdict::Stop(2)] {
+        let mut s = scheduler(8, 4, 32, 2, 10);
+        let arrival = Arrival {
+            prompt: vec![0; 3],
+            max_len: 30,
+            branching: Branching::One,
+            priority: 0,
+            keep: true,
+            prompt_logits: false,
+            root: Chain::default(),
+        };
+        take(&mut s, 1, arrival);
+        let (plan, _) = foreseen_step(&mut s, false);
+        commit_all(&mut s, plan, |_| Verdict::Token(9));
+        let (plan, foreseen) = foreseen_step(&mut s, false);
+        assert_eq!((foreseen.len(), s.blocks.used_blocks()), (1, 2), "the fifth token has a block before it is chosen");
+        s.rollback(plan);
+        assert_eq!(s.blocks.used_blocks(), 1);
+        let (plan, _) = foreseen_step(&mut s, false);
+        commit_all(&mut s, plan, |_| verdict);
+        assert_eq!(s.blocks.used_blocks(), 1, "only what is computed stays");
+    }
+}
+
+#[test]
+fn where_no_block_is_left_for_the_next_token_nothing_is_foreseen() {
+    let mut s = scheduler(3, 4, 32, 2, 10);
+    for id in [1, 2] {
+        add(&mut s, id, vec![0; 3], 8);
+    }
+    let (plan, _) = foreseen_step(&mut s, false);
+    commit_all(&mut s, plan, |_| Verdict::Token(9));
+    let (plan, foreseen) = foreseen_step(&mut s, false);
+    assert_eq!((plan.parts.len(), foreseen.len(), s.blocks.used_blocks()), (2, 0, 3));
+    s.rollback(plan);
+    s.check();
+    assert_eq!(s.blocks.used_blocks(), 2, "what one of them got is given back");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::tests::{Random, going_on, take};
 use super::*;
+use crate::batch::NOWHERE;
 use crate::kv::{Chain, GONE, Paging};
 use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy};
 
@@ -37,6 +38,8 @@ struct Trace {
     /// Each known chain's predecessor.
     before: HashMap<Chain, Chain>,
     events: Vec<Event>,
+    /// A device has begun with what the last step foresaw.
+    is_ahead: bool,
 }
 
 impl Trace {
@@ -69,6 +72,7 @@ impl Trace {
             needs: HashMap::new(),
             before: HashMap::new(),
             events: Vec::new(),
+            is_ahead: false,
             random,
         }
     }
@@ -285,11 +289,13 @@ impl Trace {
     /// As the engine does.
     fn plan(&mut self, ready: impl Fn(SeqId) -> bool, chance: bool) -> Option<StepPlan> {
         self.s.look_again();
+        let is_ahead = std::mem::take(&mut self.is_ahead);
         loop {
-            let plan = self.s.schedule(&ready);
+            let mut plan = if is_ahead { self.s.schedule_foreseen(&ready) } else { self.s.schedule(&ready) };
             let (out, back) = self.make_moves(chance);
             if back {
                 self.s.moved(out, back);
+                plan.iter_mut().filter(|_| self.random.below(4) > 0).for_each(|plan| self.s.foresee(plan));
                 return plan;
             }
             plan.into_iter().for_each(|plan| self.s.rollback(plan));
@@ -320,8 +326,8 @@ impl Trace {
         assert!(plan.parts.iter().all(|part| self.s.is_ready(group_of(part), &ready)), "only the ready run");
         let in_every_step = matches!(self.policies.batching, BatchingPolicy::Mixed | BatchingPolicy::DecodeFirst { .. });
         let goes_on = plan.parts.iter().any(|part| Some(group_of(part)) == oldest);
-        assert!(!everybody || !in_every_step || goes_on, "the oldest always goes on");
-        if self.s.preemptions() == before {
+        assert!(!everybody || !in_every_step || goes_on || plan.is_closed, "the oldest always goes on");
+        if self.s.preemptions() == before && !plan.is_closed {
             self.check_order();
         }
         self.check_portions(&plan);
@@ -333,11 +339,19 @@ impl Trace {
             plan.batch.slots[..plan.batch.slots.len() * done / plan.parts.len()]
                 .iter()
                 .for_each(|&slot| self.slots[slot as usize] = GARBAGE);
+            self.work_ahead(&plan);
             self.s.rollback(plan);
             return;
         }
         self.run(&plan);
+        self.work_ahead(&plan);
         self.commit(plan, true);
+    }
+
+    /// What is computed of tokens that may not come is nobody's, wherever it lies.
+    fn work_ahead(&mut self, plan: &StepPlan) {
+        self.is_ahead = !plan.batch.next_slots.is_empty();
+        plan.batch.next_slots.iter().filter(|slot| **slot != NOWHERE).for_each(|&slot| self.slots[slot as usize] = GARBAGE);
     }
 
     /// Where nobody has to wait for a batch to end, nobody waits for younger ones alone.
@@ -386,6 +400,21 @@ impl Trace {
             assert!(part.logits <= part.rows && part.logits >= part.samples as usize);
         }
         assert_eq!(plan.parts.iter().map(|part| part.logits).sum::<usize>(), batch.logit_rows.len());
+        self.check_foreseen(plan);
+    }
+
+    /// Each token that may come has a place of its own, where it will be, unless it is the last.
+    fn check_foreseen(&self, plan: &StepPlan) {
+        for (part, slots) in plan.parts.iter().zip(plan.batch.next_slots.chunks_exact(self.windows.len())) {
+            let (sequence, next) = (self.sequence(&part.seq), part.first + 1);
+            assert_eq!((part.rows, next), (1, sequence.tokens.len()));
+            if next + 1 == sequence.max_len {
+                assert!(slots.iter().all(|&slot| slot == NOWHERE));
+                continue;
+            }
+            self.s.blocks.check_writable(&sequence.table, next..next + 1, &[]);
+            assert!(self.s.blocks.slots(&sequence.table, next).eq(slots.iter().copied()));
+        }
     }
 
     /// Does what a device would: copies, then writes, then reads all that attention reads.

@@ -90,6 +90,18 @@ impl Shim {
         self.call(c"shim_bytes_read", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
     }
 
+    /// Kernels that have run.
+    pub fn launches(&self) -> u64 {
+        // SAFETY: as above.
+        self.call(c"shim_launches", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
+    }
+
+    /// Work that waits for somebody to wait for it.
+    pub fn queued(&self) -> u64 {
+        // SAFETY: as above.
+        self.call(c"shim_queued", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
+    }
+
     /// What was wrong with a kernel.
     pub fn last_error(&self) -> String {
         // SAFETY: as above; a text that ends in zero.

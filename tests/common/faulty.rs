@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{
-    Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormOf, PackedSource, Routing, RowSource, Strips, Turn,
+    Act, AttentionShape, Backend, ExpertOf, Extent, Glu, Heads, KvShape, MatrixOf, NormOf, PackedSource, Routing, RowSource, Strips, Turn,
 };
 use pagedllm::batch::{Batch, BlockCopy, BlockMove, Tail};
 use pagedllm::error::{Error, Result};
@@ -200,7 +200,7 @@ impl Backend for Faulty {
         self.cpu.routes_bytes(rows, most)
     }
 
-    fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<()> {
+    fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<Extent> {
         self.faults.op();
         self.faults.tell()?;
         self.faults.broken.store(self.faults.poisoned.load(SeqCst) && batch.tokens.contains(&POISON), SeqCst);

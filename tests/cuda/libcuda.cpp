@@ -878,6 +878,16 @@ API uint64_t shim_live_bytes() {
     return locked([] { return uint64_t(live_bytes(-1)); });
 }
 
+// Work that is queued and has not run.
+API uint64_t shim_queued() {
+    return locked([] {
+        uint64_t works = 0;
+        for (auto &[handle, object] : driver.objects)
+            if (auto stream = std::dynamic_pointer_cast<Stream>(object)) works += stream->queue.size();
+        return works;
+    });
+}
+
 // Kernels that have run.
 API uint64_t shim_launches() {
     return locked([] { return driver.launches; });

@@ -27,7 +27,7 @@ use pool::Pool;
 use routes::Routes;
 
 use super::{
-    Act, AttentionShape, Backend, ExpertOf, Glu, Heads, KvShape, MatrixOf, NormOf, PackedSource, Routing, RowSource, Strips, Turn,
+    Act, AttentionShape, Backend, ExpertOf, Extent, Glu, Heads, KvShape, MatrixOf, NormOf, PackedSource, Routing, RowSource, Strips, Turn,
 };
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
@@ -262,9 +262,10 @@ impl Backend for CpuBackend {
         Routes::bytes(rows, most)
     }
 
-    fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<()> {
+    fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<Extent> {
         inputs.batch.copy_from(batch)?;
-        attention::cut_tiles(batch, &mut inputs.tiles)
+        attention::cut_tiles(batch, &mut inputs.tiles)?;
+        Ok(Extent::of(batch))
     }
 
     fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {

@@ -9,10 +9,6 @@ use crate::backend::{AttentionShape, Values};
 use crate::error::Error;
 use crate::options::KvDtype;
 
-/// Positions that kernels read at a time.
-const SPAN: u32 = 64;
-/// Fewer are not worth a block of threads.
-const LEAST_PART: u32 = 4 * SPAN;
 /// Of a block of any kernel here.
 const THREADS: u32 = 128;
 
@@ -100,11 +96,10 @@ impl Args<'_> {
     /// Sequences with one row. Where these are too few for the device, each is cut into parts, which are merged.
     fn decode(&self, device: &Device, TensorAttention { decode, .. }: TensorAttention, tiles: Part, partial: &Memory) {
         let splits = self.splits(device, tiles);
-        let split_len = self.inputs.longest_decode.div_ceil(splits).next_multiple_of(SPAN);
-        let head_dim = self.shape.head_dim;
+        let (head_dim, longest) = (self.shape.head_dim, self.inputs.address(self.inputs.longest));
         let shape =
             Shape { shared: decode_shared(self.kv.shape.dtype, head_dim), ..self.shape_of(tiles, splits, decode_threads(head_dim)) };
-        attend!(self, device, decode, shape, tiles, [], [partial.address(), split_len]);
+        attend!(self, device, decode, shape, tiles, [], [partial.address(), longest]);
         if splits > 1 {
             self.merge(device, tiles, splits, partial);
         }
@@ -113,8 +108,9 @@ impl Args<'_> {
     fn merge(&self, device: &Device, tiles: Part, splits: u32, partial: &Memory) {
         let shape = self.shape_of(tiles, heads_per_kv(self.shape).min(DECODE_TILE), THREADS);
         let (heads, kv_heads, dim) = (self.shape.heads as u32, self.shape.kv_heads as u32, self.shape.head_dim as u32);
-        let (tiles, sinks, out) = (self.inputs.address(tiles), address_of(self.sinks), self.out.address());
-        launch!(device, device.kernels.attention_merge, shape, out, partial.address(), tiles, sinks, heads, kv_heads, dim, splits);
+        let (tiles, longest) = (self.inputs.address(tiles), self.inputs.address(self.inputs.longest));
+        let (sinks, out) = (address_of(self.sinks), self.out.address());
+        launch!(device, device.kernels.attention_merge, shape, out, partial.address(), tiles, sinks, longest, heads, kv_heads, dim, splits);
     }
 
     /// Heads of any width, and K and V of any type.
@@ -130,10 +126,10 @@ impl Args<'_> {
         Shape::new((tiles.count, self.shape.kv_heads as u32, more), threads)
     }
 
-    /// As many parts as keep the device busy, if each has enough to do.
+    /// As many parts of each sequence as keep the device busy. Kernels make fewer of short ones.
     fn splits(&self, device: &Device, tiles: Part) -> u32 {
         let blocks = (tiles.count * self.shape.kv_heads as u32).max(1);
-        (wave(device) / blocks).min(self.inputs.longest_decode / LEAST_PART).max(1)
+        (wave(device) / blocks).max(1)
     }
 }
 

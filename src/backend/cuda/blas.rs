@@ -15,7 +15,8 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t::{self, *};
 use cudarc::cublaslt::sys::{self, cublasComputeType_t, cudaDataType};
 
-use super::device::{Address, Context, Device, Memory, launch};
+use super::context::Context;
+use super::device::{Address, Device, Memory, launch};
 use super::matrix::{Matrix, Stored};
 use super::{grid_shape, grow, row_shape};
 use crate::error::Result;

@@ -5,13 +5,13 @@
 
 use std::ffi::{CString, c_int, c_void};
 use std::ops::Range;
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
 
+use super::context::{Called, Context, Event, Stream};
 use super::kernels::Kernels;
 use crate::error::{Code, Error, Result};
 
@@ -72,71 +72,6 @@ macro_rules! launch {
     };
 }
 pub(super) use launch;
-
-/// What the driver's functions return.
-type Called<T> = std::result::Result<T, DriverError>;
-
-/// The library's own context on a device, beside the host's: what it holds is given back with it.
-pub struct Context {
-    handle: sys::CUcontext,
-    stream: sys::CUstream,
-}
-
-// SAFETY: the driver's handles may be used by any thread.
-unsafe impl Send for Context {}
-// SAFETY: as above.
-unsafe impl Sync for Context {}
-
-impl Context {
-    fn new(device: sys::CUdevice) -> Called<Context> {
-        let mut handle = null_mut();
-        let mut plain = sys::CUctxCreateParams { execAffinityParams: null_mut(), numExecAffinityParams: 0, cigParams: null_mut() };
-        // Who waits for the device sleeps: the cores are the host's.
-        let flags = sys::CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC as u32;
-        // SAFETY: the driver is initialized, the device one of its own; the parameters ask for nothing.
-        unsafe { sys::cuCtxCreate_v4(&mut handle, &mut plain, flags, device) }.result()?;
-        let mut context = Context { handle, stream: null_mut() };
-        // It is current from its creation on.
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
-        pop_current();
-        context.stream = stream?;
-        Ok(context)
-    }
-
-    /// Calls something with this context as the thread's current one; the host's is so again afterwards.
-    pub fn within<T>(&self, call: impl FnOnce() -> T) -> Called<T> {
-        // SAFETY: the context lives as long as self.
-        unsafe { sys::cuCtxPushCurrent_v2(self.handle) }.result()?;
-        let _entered = Entered;
-        Ok(call())
-    }
-
-    /// The same for functions of the driver.
-    fn calling<T>(&self, call: impl FnOnce() -> Called<T>) -> Called<T> {
-        self.within(call)?
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: nobody uses the context any more: whoever does holds it. All that it owns goes with it.
-        unsafe { sys::cuCtxDestroy_v2(self.handle) };
-    }
-}
-
-struct Entered;
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        pop_current();
-    }
-}
-
-fn pop_current() {
-    let mut popped = null_mut();
-    // SAFETY: the place is written, not read.
-    unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
-}
 
 /// Bytes on the device.
 pub struct Memory {
@@ -290,11 +225,15 @@ impl Device {
         !self.skips.load(Relaxed) && self.is_sound()
     }
 
-    /// From now on what is queued is recorded, and does not run. False: it cannot be.
+    /// From now on what is queued is recorded, and does not run. False: something failed, which `check` tells.
     pub fn begin_recording(&self) -> bool {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as the context.
-        self.is_sound() && self.context.calling(|| unsafe { result::stream::begin_capture(self.context.stream, mode) }).is_ok()
+        let begin = || unsafe { result::stream::begin_capture(self.stream(), mode) };
+        if self.is_sound() {
+            self.remember("a step was to be recorded", self.context.calling(begin));
+        }
+        self.is_sound()
     }
 
     /// What was queued since. None: something failed, which `check` tells.
@@ -306,7 +245,7 @@ impl Device {
             unsafe { result::graph::destroy(graph) }.and(made)
         };
         // SAFETY: the stream lives as long as the context.
-        let end = || unsafe { result::stream::end_capture(self.context.stream) };
+        let end = || unsafe { result::stream::end_capture(self.stream()) };
         // A stream that still records takes nothing else: where the end fails, it is made again, and what comes of it is nothing.
         let again = || {
             // SAFETY: the graph was just recorded.
@@ -322,7 +261,7 @@ impl Device {
     pub fn play(&self, graph: &Graph) {
         if self.is_sound() {
             // SAFETY: the graph is of this context, and what its kernels read and write is where it was.
-            let queued = self.context.calling(|| unsafe { result::graph::launch(graph.handle, self.context.stream) });
+            let queued = self.context.calling(|| unsafe { result::graph::launch(graph.handle, self.stream()) });
             self.remember("a recorded step was launched", queued);
         }
     }
@@ -333,13 +272,13 @@ impl Device {
             return;
         }
         // SAFETY: the function is of this context's module; the ops of `mod.rs` pass what its signature says, and buffers as long as it says.
-        let launch = || unsafe { result::launch_kernel(function, grid, (threads, 1, 1), shared, self.context.stream, arguments) };
+        let launch = || unsafe { result::launch_kernel(function, grid, (threads, 1, 1), shared, self.stream(), arguments) };
         let queued = self.context.calling(launch);
         self.remember("a kernel was launched", queued);
     }
 
-    /// Queues a copy of these bytes to the same place on the device. They are pinned, and stay as they are until the next `wait`.
-    pub fn send(&self, to: &Memory, from: &Pinned, bytes: Range<usize>) {
+    /// Queues a copy of these bytes to the same place on the device. They are pinned, and stay as they are until somebody has waited for them.
+    pub fn send(&self, stream: Stream, to: &Memory, from: &Pinned, bytes: Range<usize>) {
         if bytes.is_empty() || !self.is_sound() {
             return;
         }
@@ -348,9 +287,42 @@ impl Device {
         }
         let place = to.address.at(bytes.start as u64);
         // SAFETY: both are so long.
-        let send = || unsafe { result::memcpy_htod_async(place.0, &from.bytes()[bytes], self.context.stream) };
+        let send = || unsafe { result::memcpy_htod_async(place.0, &from.bytes()[bytes], self.context.stream(stream)) };
         let queued = self.context.calling(send);
         self.remember("a batch was sent", queued);
+    }
+
+    /// Queues a copy of the first bytes of the device's memory. They are nobody's until somebody has waited for them.
+    pub fn fetch(&self, stream: Stream, from: &Memory, to: &mut Pinned, bytes: usize) {
+        if bytes == 0 || !self.is_sound() {
+            return;
+        }
+        if bytes as u64 > from.bytes || bytes > to.bytes {
+            return self.refuse(Error::internal(format!("{bytes} bytes were to be fetched, from {} to {}", from.bytes, to.bytes)));
+        }
+        // SAFETY: both are so long.
+        let fetch = || unsafe { result::memcpy_dtoh_async(&mut to.bytes_mut()[..bytes], from.address.0, self.context.stream(stream)) };
+        let queued = self.context.calling(fetch);
+        self.remember("results were fetched", queued);
+    }
+
+    pub fn event(&self) -> Result<Event> {
+        Event::new(&self.context).map_err(|e| failed("an event was made", e))
+    }
+
+    /// The event is behind all that was queued so far in this stream.
+    pub fn record(&self, event: &Event, stream: Stream) {
+        self.remember("an event was recorded", event.record(stream));
+    }
+
+    /// What is queued next in this stream comes after the event.
+    pub fn hold_up(&self, stream: Stream, event: &Event) {
+        self.remember("a stream was held up", event.hold_up(stream));
+    }
+
+    /// Waits for an event, and tells what went wrong.
+    pub fn wait_for(&self, event: &Event) -> Result<()> {
+        self.told("an event was waited for", event.wait())
     }
 
     /// Copies bytes to an offset, and waits for it.
@@ -363,27 +335,27 @@ impl Device {
         }
         // SAFETY: the range was checked; the bytes are borrowed until the stream has been waited for.
         let write =
-            || unsafe { result::memcpy_htod_async(to.address.0 + offset, from, self.context.stream) }.and_then(|()| self.synchronize());
+            || unsafe { result::memcpy_htod_async(to.address.0 + offset, from, self.stream()) }.and_then(|()| self.context.synchronize());
         let written = self.context.calling(write);
         self.told("the device was written to", written)
     }
 
-    /// Copies runs of bytes from an address on, each to the same place behind `to`, and waits for all that was queued before.
+    /// Copies runs of bytes, each from so far behind an address, and waits for all that was queued before.
     ///
     /// # Safety
     /// Behind the address lie as many bytes as the runs reach.
-    pub unsafe fn read(&self, from: Address, to: &mut [u8], mut runs: impl Iterator<Item = Range<usize>>) -> Result<()> {
+    pub unsafe fn read(&self, from: Address, to: &mut [u8], mut runs: impl Iterator<Item = (Range<usize>, usize)>) -> Result<()> {
         self.check()?;
         let read = || {
-            let copied = runs.try_for_each(|run| {
-                let place = from.at(run.start as u64).0;
+            let copied = runs.try_for_each(|(run, behind)| {
+                let place = from.at(behind as u64).0;
                 match &mut to[run] {
                     [] => Ok(()),
                     // SAFETY: the caller's contract; the bytes are borrowed until the stream has been waited for.
-                    to => unsafe { result::memcpy_dtoh_async(to, place, self.context.stream) },
+                    to => unsafe { result::memcpy_dtoh_async(to, place, self.stream()) },
                 }
             });
-            let waited = self.synchronize();
+            let waited = self.context.synchronize();
             copied.and(waited)
         };
         let copied = self.context.calling(read);
@@ -392,7 +364,7 @@ impl Device {
 
     /// Waits for all that was queued, and tells what went wrong.
     pub fn wait(&self) -> Result<()> {
-        let waited = self.context.calling(|| self.synchronize());
+        let waited = self.context.calling(|| self.context.synchronize());
         self.remember("the device was waited for", waited);
         self.check()
     }
@@ -408,9 +380,9 @@ impl Device {
         &self.context
     }
 
-    /// Where all work is queued.
+    /// Where kernels are queued.
     pub fn stream(&self) -> sys::CUstream {
-        self.context.stream
+        self.context.stream(Stream::Compute)
     }
 
     pub fn free_bytes(&self) -> Result<u64> {
@@ -421,12 +393,6 @@ impl Device {
     /// Nothing is launched until this has been told.
     pub fn refuse(&self, error: Error) {
         self.trouble().first.get_or_insert(error);
-    }
-
-    /// Within the context.
-    fn synchronize(&self) -> Called<()> {
-        // SAFETY: the stream lives as long as the context.
-        unsafe { result::stream::synchronize(self.context.stream) }
     }
 
     fn no_memory(&self, bytes: u64, e: DriverError) -> Error {

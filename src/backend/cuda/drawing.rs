@@ -1,6 +1,8 @@
-//! Tokens drawn on the device: what is asked for goes there in one copy, what came of it comes back in another, and the logits stay.
+//! Tokens drawn on the device: what is asked for goes there in one copy, what came of it comes back in another, and the logits stay. Both go beside
+//! what the device computes: before the draws a step, of which nothing is asked yet, and behind them the next one.
 
 use super::Buf;
+use super::context::{Event, Stream};
 use super::device::{Address, Device, Memory, Pinned, Shape, launch};
 use crate::batch::draws::{Draw, DrawLimits, Drawn, Draws, Edit};
 use crate::error::{Error, Result};
@@ -14,6 +16,8 @@ pub struct Drawing {
     staging: Pinned,
     drawn: Memory,
     read: Pinned,
+    /// Behind the copy to the device, the draws, and the copy from there.
+    events: [Event; 3],
 }
 
 /// Plain numbers, of 32 bits or two of them, with nothing between: any bytes are some.
@@ -45,6 +49,7 @@ impl Drawing {
             staging: device.pinned(asked, REMEDY)?,
             drawn: device.memory(drawn as u64)?,
             read: device.pinned(drawn, REMEDY)?,
+            events: [device.event()?, device.event()?, device.event()?],
         })
     }
 
@@ -53,35 +58,56 @@ impl Drawing {
         (asked_bytes(limits) + limits.draws * size_of::<Drawn>()) as u64
     }
 
-    pub fn draw(&mut self, device: &Device, vocab: usize, logits: &Buf, asked: &Draws) -> Result<&[Drawn]> {
-        let Draws { draws, edits, masks, .. } = asked;
-        let bytes = draws.len() * size_of::<Drawn>();
+    /// From rows of `logits`, of which `row` says where on the device they are. `go_on` is told where the tokens will be, and queues what is to be
+    /// computed next: nobody waits for it.
+    pub fn draw(
+        &mut self,
+        device: &Device,
+        vocab: usize,
+        logits: &Buf,
+        asked: &Draws,
+        row: impl Fn(usize) -> usize,
+        go_on: impl FnOnce(Address),
+    ) -> Result<&[Drawn]> {
+        let bytes = asked.draws.len() * size_of::<Drawn>();
         if bytes > self.read.bytes().len() {
             return Err(no_room(bytes));
         }
-        let parts = [bytes_of(draws), bytes_of(edits), bytes_of(masks)];
-        let [draws_at, edits_at, masks_at] = self.stage(device, parts)?;
-        let shape = Shape::new((draws.len() as u32, 1, 1), THREADS);
+        let [draws_at, edits_at, masks_at] = self.stage(device, asked, row)?;
+        let [sent, drew, fetched] = &self.events;
+        device.record(sent, Stream::Copies);
+        device.hold_up(Stream::Compute, sent);
+        let shape = Shape::new((asked.draws.len() as u32, 1, 1), THREADS);
         let (drawn, logits) = (self.drawn.address(), logits.address());
         launch!(device, device.kernels.draw_rows, shape, drawn, logits, draws_at, edits_at, masks_at, vocab as u32);
-        // SAFETY: there is room for so many, here and on the device.
-        unsafe { device.read(drawn, self.read.bytes_mut(), std::iter::once(0..bytes))? };
+        device.record(drew, Stream::Compute);
+        device.hold_up(Stream::Copies, drew);
+        device.fetch(Stream::Copies, &self.drawn, &mut self.read, bytes);
+        device.record(fetched, Stream::Copies);
+        go_on(drawn);
+        // Where something failed nobody knows what is still on its way to `read`.
+        device.wait_for(fetched).or_else(|error| device.wait().and(Err(error)))?;
         // SAFETY: so many were just read, aligned to a page; all their fields are numbers.
-        Ok(unsafe { std::slice::from_raw_parts(self.read.bytes().as_ptr().cast(), draws.len()) })
+        Ok(unsafe { std::slice::from_raw_parts(self.read.bytes().as_ptr().cast(), asked.draws.len()) })
     }
 
     /// Queues what is asked for, part behind part, and tells where each will be.
-    fn stage(&mut self, device: &Device, parts: [&[u8]; 3]) -> Result<[Address; 3]> {
+    fn stage(&mut self, device: &Device, Draws { draws, edits, masks }: &Draws, row: impl Fn(usize) -> usize) -> Result<[Address; 3]> {
         let mut end = 0;
-        let mut addresses = [self.asked.address(); 3];
-        for (part, address) in parts.into_iter().zip(&mut addresses) {
-            *address = address.at(end as u64);
-            let room = self.staging.bytes_mut().get_mut(end..end + part.len()).ok_or_else(|| no_room(part.len()))?;
-            room.copy_from_slice(part);
-            end += part.len();
+        let mut push = |bytes: &[u8]| {
+            let room = self.staging.bytes_mut().get_mut(end..end + bytes.len()).ok_or_else(|| no_room(bytes.len()))?;
+            room.copy_from_slice(bytes);
+            end += bytes.len();
+            Ok::<(), Error>(())
+        };
+        for draw in draws {
+            push(bytes_of(&[Draw { row: row(draw.row as usize) as u32, ..*draw }]))?;
         }
-        device.send(&self.asked, &self.staging, 0..end);
-        Ok(addresses)
+        push(bytes_of(edits))?;
+        push(bytes_of(masks))?;
+        device.send(Stream::Copies, &self.asked, &self.staging, 0..end);
+        let (draws_at, edits_at) = (self.asked.address(), self.asked.address().at(size_of_val(&draws[..]) as u64));
+        Ok([draws_at, edits_at, edits_at.at(size_of_val(&edits[..]) as u64)])
     }
 }
 

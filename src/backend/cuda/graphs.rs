@@ -1,41 +1,34 @@
-//! Steps that are recorded once and then played. A decode step is hundreds of launches, each of which costs the host more than the device needs
+//! Decode steps that are recorded once and then played. One is hundreds of launches, each of which costs the host more than the device needs
 //! for it where few sequences run; what was recorded is one.
 //!
-//! A step may be played where another had the same shape: then the same kernels read and write the same places. The first of a shape runs as it is, for
-//! it makes what later ones find; the second is recorded.
+//! They are recorded when an engine is created, each for a number of rows. A step of fewer rows is made one of so many: then the same kernels read and
+//! write the same places.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::device::{Device, Graph};
+use crate::backend::BatchSize;
 use crate::batch::Batch;
 
 /// Of more rows a step is long enough for its launches.
 const MOST_ROWS: usize = 256;
-/// Each takes some memory of the device.
-const MOST_GRAPHS: usize = 512;
 
-/// What steps have in common that are computed alike.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Key {
-    rows: usize,
-    groups: usize,
-    /// By which attention is cut.
-    longest: u32,
+/// The numbers of rows, in this room. The more there are the less is computed in vain; each takes some memory of the device, and the time to record it.
+pub fn kept_rows(most: &BatchSize) -> Vec<usize> {
+    let most = most.rows.min(most.logits).min(MOST_ROWS);
+    let few = (1..8).chain((8..64).step_by(8)).chain((64..128).step_by(16)).chain((128..MOST_ROWS).step_by(32));
+    few.take_while(|&rows| rows < most).chain((most > 0).then_some(most)).collect()
 }
 
-impl Key {
-    /// None: a step like this one will hardly come again, or does what cannot be recorded.
-    pub fn of(batch: &Batch, longest: u32) -> Option<Key> {
-        let (rows, groups) = (batch.rows(), batch.groups());
-        let decodes = batch.spans.iter().all(|span| span.rows == 1) && batch.logit_rows.len() == rows;
-        (decodes && (1..=MOST_ROWS).contains(&rows) && batch.copies.is_empty()).then_some(Key { rows, groups, longest })
-    }
+/// Whether each sequence has one row, and all of these are wanted.
+pub fn decodes(batch: &Batch) -> bool {
+    batch.spans.iter().all(|span| span.rows == 1) && batch.logit_rows.len() == batch.rows() && batch.copies.is_empty()
 }
 
 #[derive(Default)]
 pub struct Graphs {
-    /// None: seen once.
-    known: HashMap<Key, Option<Graph>>,
+    /// By their rows.
+    kept: BTreeMap<usize, Graph>,
     now: Now,
 }
 
@@ -44,46 +37,62 @@ pub struct Graphs {
 enum Now {
     #[default]
     Run,
-    Recorded(Key),
+    /// To be played later.
+    Recorded(usize),
     /// They are skipped: what was recorded stands for them.
-    Played(Key),
+    Played(usize),
+    /// They are skipped: what they would do is done already.
+    Done,
 }
 
 impl Graphs {
-    /// A step of this shape begins, after the last one was ended or abandoned.
-    pub fn begin(&mut self, device: &Device, key: Key) {
-        self.now = match self.known.get(&key) {
-            Some(Some(_)) => {
-                device.skip(true);
-                Now::Played(key)
-            }
-            Some(None) if device.begin_recording() => Now::Recorded(key),
-            None if self.known.len() < MOST_GRAPHS => {
-                self.known.insert(key, None);
-                Now::Run
-            }
-            _ => Now::Run,
-        };
+    /// How many rows the step is that stands for a batch.
+    pub fn rows_for(&self, batch: &Batch) -> Option<usize> {
+        let (&rows, _) = self.kept.range(batch.rows()..).next()?;
+        decodes(batch).then_some(rows)
+    }
+
+    /// The ops of a step of so many rows follow, to be recorded.
+    pub fn begin_recording(&mut self, device: &Device, rows: usize) {
+        if device.begin_recording() {
+            self.now = Now::Recorded(rows);
+        }
+    }
+
+    /// The ops of a step follow for which one of so many rows may stand.
+    pub fn begin(&mut self, device: &Device, rows: Option<usize>) {
+        if let Some(rows) = rows.filter(|rows| self.kept.contains_key(rows)) {
+            device.skip(true);
+            self.now = Now::Played(rows);
+        }
+    }
+
+    /// Those of a step follow that has been computed.
+    pub fn pass_over(&mut self, device: &Device) {
+        device.skip(true);
+        self.now = Now::Done;
     }
 
     /// All its ops have been queued, or recorded, or skipped.
     pub fn end(&mut self, device: &Device) {
         match std::mem::take(&mut self.now) {
             Now::Run => {}
-            Now::Recorded(key) => match device.end_recording() {
-                Some(graph) => {
-                    device.play(&graph);
-                    self.known.insert(key, Some(graph));
-                }
-                // The step is told that it failed, and what comes of trying again is recorded another time.
-                None => drop(self.known.remove(&key)),
-            },
-            Now::Played(key) => {
-                device.skip(false);
-                if let Some(Some(graph)) = self.known.get(&key) {
-                    device.play(graph);
+            Now::Recorded(rows) => {
+                if let Some(graph) = device.end_recording() {
+                    self.kept.insert(rows, graph);
                 }
             }
+            Now::Played(rows) => {
+                device.skip(false);
+                self.play(device, rows);
+            }
+            Now::Done => device.skip(false),
+        }
+    }
+
+    pub fn play(&self, device: &Device, rows: usize) {
+        if let Some(graph) = self.kept.get(&rows) {
+            device.play(graph);
         }
     }
 
@@ -91,16 +100,30 @@ impl Graphs {
     pub fn abandon(&mut self, device: &Device) {
         match std::mem::take(&mut self.now) {
             Now::Run => {}
-            Now::Recorded(key) => {
-                drop(device.end_recording());
-                self.known.remove(&key);
-            }
-            Now::Played(_) => device.skip(false),
+            Now::Recorded(_) => drop(device.end_recording()),
+            Now::Played(_) | Now::Done => device.skip(false),
         }
     }
 
     /// What they read of a batch lies elsewhere from now on.
     pub fn forget(&mut self) {
-        self.known.clear();
+        self.kept.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_of_rows_has_a_step_that_is_not_much_larger() {
+        let kept = |rows, logits| kept_rows(&BatchSize { rows, sequences: logits, logits, places: 0, groups: 1 });
+        assert_eq!(kept(4096, 5), [1, 2, 3, 4, 5]);
+        assert_eq!(kept(20, 100), [1, 2, 3, 4, 5, 6, 7, 8, 16, 20]);
+        assert!(kept(8, 0).is_empty());
+        for (rows, most) in (1..=500).map(|most| (kept(4096, most), most)) {
+            assert!(rows.is_sorted() && rows.last() == Some(&most.min(MOST_ROWS)), "{rows:?}");
+            assert!(rows.windows(2).all(|two| two[1] - two[0] <= (two[0] / 4).max(8)), "{rows:?}");
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! A batch on the device: all that the kernels of a step read of it, in one copy.
 
+use super::context::{Event, Stream};
 use super::device::{Address, Device, Memory, Pinned};
-use crate::backend::BatchSize;
-use crate::batch::{Batch, Span};
+use crate::backend::{BatchSize, Extent};
+use crate::batch::{Batch, NOWHERE, Span};
 use crate::error::Result;
 
 /// Queries that a block of threads attends for, in prefill and in decode. A query is a head of a row.
@@ -34,6 +35,8 @@ pub struct Tiles {
 pub struct Inputs {
     memory: Option<Memory>,
     staging: Option<Pinned>,
+    /// Behind the copy of `staging` to the device.
+    sent: Option<Event>,
     /// What of `staging` is filled, in numbers.
     len: usize,
     pub rows: u32,
@@ -41,39 +44,56 @@ pub struct Inputs {
     pub tokens: Part,
     pub positions: Part,
     pub slots: Part,
+    /// In a step whose shape is kept.
+    pub next_slots: Part,
     pub tables: Part,
     pub logit_rows: Part,
     pub tiles: Vec<Tiles>,
-    /// Positions that the longest of the sequences with one row looks back on, or somewhat more.
-    pub longest_decode: u32,
+    /// One number: positions that the longest of the sequences with one row looks back on, or somewhat more.
+    pub longest: Part,
 }
 
 impl Inputs {
-    /// Takes a batch; `heads_per_kv` are those of all layers, each once. True: it lies elsewhere than the last one.
-    pub fn take(&mut self, device: &Device, batch: &Batch, heads_per_kv: &[u32]) -> Result<bool> {
-        let moved = self.fit(device, Inputs::bytes(size_of_batch(batch), heads_per_kv))?;
+    /// Takes a batch; `heads_per_kv` are those of all layers, each once. `kept`: it is made of so many rows of one sequence each, of which those
+    /// that the batch lacks compute nothing that is kept. Then all but the block tables lies where it lies for any batch.
+    pub fn take(&mut self, device: &Device, batch: &Batch, heads_per_kv: &[u32], kept: Option<usize>) -> Result<Extent> {
+        if let Some(sent) = &self.sent {
+            device.wait_for(sent)?; // what is there has been read
+        }
+        let of = Extent::of(batch);
+        let extent = kept.map_or(of, |rows| Extent { rows, logits: rows });
+        let (missing, groups) = (extent.rows - of.rows, batch.groups());
         self.len = 0;
-        self.rows = batch.rows() as u32;
-        self.groups = batch.groups() as u32;
-        self.tokens = self.push(&batch.tokens);
-        self.positions = self.push(&batch.positions);
-        self.slots = self.push(&batch.slots);
-        self.logit_rows = self.push(&batch.logit_rows);
-        self.longest_decode = longest_decode(batch);
+        (self.rows, self.groups) = (extent.rows as u32, groups as u32);
+        self.tokens = self.push(&batch.tokens, missing, 0);
+        self.positions = self.push(&batch.positions, missing, 0);
+        self.slots = self.push(&batch.slots, missing * groups, NOWHERE);
+        let next_slots = if kept.is_some() { extent.rows * groups - batch.next_slots.len() } else { 0 };
+        self.next_slots = self.push(&batch.next_slots, next_slots, NOWHERE);
+        self.logit_rows = self.push(&batch.logit_rows, extent.logits - of.logits, 0);
+        self.longest = self.push(&[longest_decode(batch)], 0, 0);
         self.tiles.clear();
         self.tiles.try_reserve(heads_per_kv.len())?;
         for &heads_per_kv in heads_per_kv {
-            let prefill = self.push_tiles(batch.spans.iter().filter(|span| !is_decode(span)), heads_per_kv, PREFILL_TILE);
-            let decode = self.push_tiles(batch.spans.iter().filter(is_decode), heads_per_kv, DECODE_TILE);
-            let all = self.push_tiles(batch.spans.iter(), heads_per_kv, PREFILL_TILE);
+            let prefill = self.push_tiles(batch.spans.iter().filter(|span| !is_decode(span)), heads_per_kv, PREFILL_TILE, 0);
+            let decode = self.push_tiles(batch.spans.iter().filter(is_decode), heads_per_kv, DECODE_TILE, missing);
+            let all = self.push_tiles(batch.spans.iter(), heads_per_kv, PREFILL_TILE, missing);
             self.tiles.push(Tiles { heads_per_kv, prefill, decode, all });
         }
-        // These come last: of two steps with as many sequences, all else lies in the same places.
-        self.tables = self.push(&batch.tables);
-        if let (Some(memory), Some(staging)) = (&self.memory, &self.staging) {
-            device.send(memory, staging, 0..self.len * size_of::<u32>());
-        }
-        Ok(moved)
+        self.tables = self.push(&batch.tables, 0, 0);
+        self.send(device)?;
+        Ok(extent)
+    }
+
+    fn send(&mut self, device: &Device) -> Result<()> {
+        let (Some(memory), Some(staging)) = (&self.memory, &self.staging) else { return Ok(()) };
+        let sent = match &self.sent {
+            Some(sent) => sent,
+            None => self.sent.insert(device.event()?),
+        };
+        device.send(Stream::Compute, memory, staging, 0..self.len * size_of::<u32>());
+        device.record(sent, Stream::Compute);
+        Ok(())
     }
 
     /// Where a part lies on the device.
@@ -88,13 +108,22 @@ impl Inputs {
     /// What a batch takes on the device, at most.
     pub fn bytes(BatchSize { rows, sequences, logits, places, groups }: BatchSize, heads_per_kv: &[u32]) -> usize {
         let tiles: usize = heads_per_kv.iter().map(|&heads| tile_numbers(rows, sequences, heads as usize)).sum();
-        (rows * (2 + groups) + places + logits + tiles) * size_of::<u32>()
+        (rows * (2 + groups) + logits * (1 + groups) + 1 + places + tiles) * size_of::<u32>()
+    }
+
+    /// What this batch takes, or the step of so many rows that it is made.
+    pub fn bytes_of(batch: &Batch, kept: Option<usize>, heads_per_kv: &[u32]) -> usize {
+        let of = Extent::of(batch);
+        let Extent { rows, logits } = kept.map_or(of, |rows| Extent { rows, logits: rows });
+        let sequences = batch.spans.len() + rows - of.rows;
+        Inputs::bytes(BatchSize { rows, sequences, logits, places: batch.tables.len(), groups: batch.groups() }, heads_per_kv)
     }
 
     /// Makes room for so many bytes. True: there was less.
     pub fn fit(&mut self, device: &Device, bytes: usize) -> Result<bool> {
         let small = self.staging.as_ref().is_none_or(|staging| staging.bytes().len() < bytes);
         if small {
+            device.wait()?; // nothing uses what is given back
             (self.memory, self.staging) = (None, None);
             self.memory = Some(device.memory(bytes as u64)?);
             self.staging = Some(device.pinned(bytes, "lower max_batch_tokens or max_seqs")?);
@@ -102,14 +131,16 @@ impl Inputs {
         Ok(small)
     }
 
-    fn push(&mut self, numbers: &[u32]) -> Part {
-        let part = Part { first: self.len, count: numbers.len() as u32 };
+    /// And so many more.
+    fn push(&mut self, numbers: &[u32], more: usize, each: u32) -> Part {
+        let part = Part { first: self.len, count: (numbers.len() + more) as u32 };
         numbers.iter().for_each(|&number| self.push_number(number));
+        (0..more).for_each(|_| self.push_number(each));
         part
     }
 
-    /// A tile is (first row, rows, block table, first query) of a sequence's part of the batch.
-    fn push_tiles<'a>(&mut self, spans: impl Iterator<Item = &'a Span>, heads_per_kv: u32, queries: u32) -> Part {
+    /// A tile is (first row, rows, block table, first query) of a sequence's part of the batch; those of the `missing` have no rows.
+    fn push_tiles<'a>(&mut self, spans: impl Iterator<Item = &'a Span>, heads_per_kv: u32, queries: u32, missing: usize) -> Part {
         self.len = self.len.next_multiple_of(TILE_NUMBERS);
         let mut part = Part { first: self.len, count: 0 };
         for span in spans {
@@ -118,6 +149,9 @@ impl Inputs {
                 part.count += 1;
             }
         }
+        let missing = missing as u32 * heads_per_kv.div_ceil(queries);
+        (0..missing as usize * TILE_NUMBERS).for_each(|_| self.push_number(0));
+        part.count += missing;
         part
     }
 
@@ -129,24 +163,17 @@ impl Inputs {
     }
 }
 
-/// Rounded up, so that it seldom changes: how sequences are cut depends on it, and so does what can be played again.
+/// Rounded up, so that it seldom changes: how sequences are cut depends on it, and so do the bits of what is computed of them.
 fn longest_decode(batch: &Batch) -> u32 {
-    let lengths = batch.spans.iter().filter(is_decode).map(|span| batch.positions[span.first_row as usize] + 1);
+    rounded_up(batch.spans.iter().filter(is_decode).map(|span| batch.positions[span.first_row as usize] + 1))
+}
+
+pub fn rounded_up(lengths: impl Iterator<Item = u32>) -> u32 {
     lengths.max().unwrap_or(0).next_power_of_two()
 }
 
 fn is_decode(span: &&Span) -> bool {
     span.rows == 1
-}
-
-fn size_of_batch(batch: &Batch) -> BatchSize {
-    BatchSize {
-        rows: batch.rows(),
-        sequences: batch.spans.len(),
-        logits: batch.logit_rows.len(),
-        places: batch.tables.len(),
-        groups: batch.groups(),
-    }
 }
 
 /// Of the tiles of prefill, of decode, and of both: those of one are no more than its queries fill, and one for each sequence.

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use super::context::Stream;
 use super::device::{Address, Device, Memory, Pinned};
 use crate::backend::{KvShape, Values};
 use crate::batch::{BlockMove, Tail};
@@ -58,7 +59,7 @@ impl Kv {
         for (i, &block) in blocks.iter().enumerate() {
             let part = &mut out[start + i * bytes as usize..][..bytes as usize];
             // SAFETY: the block is inside the pool, and so long.
-            unsafe { device.read(self.block(block)?, part, std::iter::once(0..bytes as usize))? };
+            unsafe { device.read(self.block(block)?, part, std::iter::once((0..bytes as usize, 0)))? };
             if blocks.len() - i <= tail.blocks {
                 self.blank(tail.slots, part);
             }
@@ -137,7 +138,7 @@ impl MoveList {
         }
         self.sent += count;
         let bytes = first * MOVE_BYTES..self.sent * MOVE_BYTES;
-        device.send(&self.memory, &self.staging, bytes.clone());
+        device.send(Stream::Compute, &self.memory, &self.staging, bytes.clone());
         Ok((count as u32, self.memory.address().at(bytes.start as u64)))
     }
 }

@@ -3,8 +3,10 @@
 //! Activations are f32; matrices, and K and V, are what they are stored as. An op only queues its kernel: what goes wrong is told where a batch
 //! comes and where results are read (`device`).
 
+mod ahead;
 mod attention;
 mod blas;
+mod context;
 mod device;
 mod drawing;
 mod fp8;
@@ -20,6 +22,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ahead::Ahead;
 use blas::Blas;
 use device::{Address, Device, Function, Memory, Pinned, Shape, launch};
 use drawing::Drawing;
@@ -30,8 +33,8 @@ use matrix::{Matrix, Stored};
 use routes::Routes;
 
 use super::{
-    Act, AttentionShape, Backend, ExpertOf, Glu, Heads, InputLimits, KvShape, MatrixOf, NormKind, NormOf, PackedSource, Pairs, Routing,
-    RowSource, Strips, Turn, Values,
+    Act, AttentionShape, Backend, BatchSize, ExpertOf, Extent, Glu, Heads, InputLimits, KvShape, MatrixOf, NormKind, NormOf, PackedSource,
+    Pairs, Routing, RowSource, Strips, Turn, Values,
 };
 use crate::batch::draws::{DrawLimits, Drawn, Draws};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
@@ -58,8 +61,15 @@ pub struct CudaBackend {
     /// What parts of a long sequence give, until they are merged.
     partial: Mutex<Option<Memory>>,
     tables: Tables,
-    graphs: Mutex<Graphs>,
+    steps: Mutex<Steps>,
     moves: Mutex<MoveList>,
+}
+
+/// The step that is under way, and what is kept of others.
+#[derive(Default)]
+struct Steps {
+    graphs: Graphs,
+    ahead: Ahead,
 }
 
 /// f32 numbers on the device.
@@ -154,7 +164,7 @@ impl CudaBackend {
             heads_per_kv: Mutex::default(),
             partial: Mutex::default(),
             tables: Tables::default(),
-            graphs: Mutex::default(),
+            steps: Mutex::default(),
             moves,
         })
     }
@@ -167,6 +177,30 @@ impl CudaBackend {
 
     fn partial(&self) -> MutexGuard<'_, Option<Memory>> {
         self.partial.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn steps(&self) -> MutexGuard<'_, Steps> {
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Of the first numbers of a buffer these runs, each from some number on. Where there are none nobody waits.
+    fn read_runs<'a>(&self, buf: &'a mut Buf, len: usize, runs: impl Iterator<Item = (Range<usize>, usize)>) -> Result<&'a [f32]> {
+        const BYTES: usize = size_of::<f32>();
+        if len > buf.len {
+            return Err(Error::internal(format!("{len} numbers were to be read of {}", buf.len)));
+        }
+        let pinned = match &mut buf.read {
+            Some(pinned) => pinned,
+            read => read.insert(self.device.pinned(buf.len * BYTES, "lower max_seqs")?),
+        };
+        let mut runs = runs.map(|(run, from)| (run.start * BYTES..run.end * BYTES, from * BYTES)).peekable();
+        match runs.peek() {
+            None => self.device.check()?,
+            // SAFETY: the buffer is so long.
+            Some(_) => unsafe { self.device.read(buf.memory.address(), pinned.bytes_mut(), runs)? },
+        }
+        // SAFETY: pinned memory begins as zeros, aligned to a page, and every bit pattern is a float.
+        Ok(unsafe { std::slice::from_raw_parts(pinned.bytes().as_ptr().cast(), len) })
     }
 
     fn heads_per_kv(&self) -> MutexGuard<'_, Vec<u32>> {
@@ -390,6 +424,7 @@ impl Backend for CudaBackend {
     }
 
     fn reserve_inputs(&self, limits: &InputLimits, inputs: &mut Inputs) -> Result<()> {
+        self.steps().ahead.reserve(&limits.most)?;
         inputs.fit(&self.device, Inputs::bytes(limits.most, &limits.heads_per_kv)).map(|_| ())
     }
 
@@ -405,49 +440,79 @@ impl Backend for CudaBackend {
         Drawing::bytes(limits)
     }
 
-    fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<()> {
-        let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+    fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<Extent> {
+        let mut steps = self.steps();
+        let Steps { graphs, ahead } = &mut *steps;
         graphs.abandon(&self.device);
-        // The last batch has been read by then: its place is needed.
-        self.device.wait()?;
-        if inputs.take(&self.device, batch, &self.heads_per_kv())? {
+        let is_done = ahead.has(batch);
+        self.device.check()?;
+        let heads_per_kv = self.heads_per_kv();
+        let kept = graphs.rows_for(batch);
+        if inputs.fit(&self.device, Inputs::bytes_of(batch, kept, &heads_per_kv))? {
             graphs.forget();
         }
-        if let Some(key) = graphs::Key::of(batch, inputs.longest_decode) {
-            graphs.begin(&self.device, key);
+        let extent = inputs.take(&self.device, batch, &heads_per_kv, kept)?;
+        ahead.look_at(batch, inputs, kept)?;
+        match is_done {
+            true => graphs.pass_over(&self.device),
+            false => graphs.begin(&self.device, kept),
         }
-        Ok(())
+        Ok(extent)
     }
 
-    /// If the step was recorded, or one before stands for it, it is played.
+    /// If the step was recorded before, it is played.
     fn begin(&self) {
-        self.graphs.lock().unwrap_or_else(PoisonError::into_inner).end(&self.device);
+        self.steps().graphs.end(&self.device);
+    }
+
+    fn kept_rows(&self, most: &BatchSize) -> Vec<usize> {
+        graphs::kept_rows(most)
+    }
+
+    fn keep(&self, rows: usize, batch: &Batch, inputs: &mut Inputs) -> Result<Extent> {
+        let mut steps = self.steps();
+        steps.graphs.abandon(&self.device);
+        let extent = inputs.take(&self.device, batch, &self.heads_per_kv(), Some(rows))?;
+        steps.graphs.begin_recording(&self.device, rows);
+        Ok(extent)
+    }
+
+    fn works_ahead(&self) -> bool {
+        true
+    }
+
+    fn is_ahead(&self) -> bool {
+        self.steps().ahead.is_under_way()
     }
 
     fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
-        self.read_rows(buf, 1, len, std::iter::once(0..len))
+        self.begin(); // whoever gave single ops may not have
+        self.read_runs(buf, len, std::iter::once((0..len, 0)))
     }
 
     fn read_rows<'a>(&'a self, buf: &'a mut Buf, width: usize, rows: usize, runs: impl Iterator<Item = Range<usize>>) -> Result<&'a [f32]> {
-        let len = rows * width;
-        if len > buf.len {
-            return Err(Error::internal(format!("{len} numbers were to be read of {}", buf.len)));
-        }
-        let pinned = match &mut buf.read {
-            Some(pinned) => pinned,
-            read => read.insert(self.device.pinned(buf.len * size_of::<f32>(), "lower max_seqs")?),
-        };
-        self.begin(); // whoever gave single ops may not have
-        let runs = runs.map(|run| run.start * width * size_of::<f32>()..run.end * width * size_of::<f32>());
-        // SAFETY: the buffer is so long.
-        unsafe { self.device.read(buf.memory.address(), pinned.bytes_mut(), runs)? };
-        // SAFETY: pinned memory begins as zeros, aligned to a page, and every bit pattern is a float.
-        Ok(unsafe { std::slice::from_raw_parts(pinned.bytes().as_ptr().cast(), len) })
+        self.begin();
+        let steps = self.steps();
+        let numbers = |(rows, from): (Range<usize>, usize)| (rows.start * width..rows.end * width, from * width);
+        self.read_runs(buf, rows * width, runs.flat_map(|run| steps.ahead.runs(run)).map(numbers))
     }
 
     fn draw<'a>(&'a self, drawing: &'a mut Drawing, vocab: usize, logits: &mut Buf, draws: &Draws) -> Result<&'a [Drawn]> {
         self.begin();
-        drawing.draw(&self.device, vocab, logits, draws)
+        let mut steps = self.steps();
+        let Steps { graphs, ahead } = &mut *steps;
+        let mut goes_on = false;
+        let go_on = |drawn| {
+            if let Some(rows) = ahead.go_on(&self.device, draws.draws.len(), drawn) {
+                graphs.play(&self.device, rows);
+                goes_on = true;
+            }
+        };
+        let drawn = drawing.draw(&self.device, vocab, logits, draws, |row| ahead.row(row), go_on)?;
+        if goes_on {
+            ahead.went_on(drawn);
+        }
+        Ok(drawn)
     }
 
     fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Host> {
