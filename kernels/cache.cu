@@ -80,8 +80,6 @@ template <> struct Stored<e4m3> : StoredMultiples<e4m3> {
     }
 };
 
-#define NOWHERE 0xffffffffu // the slot of a row whose K and V are not kept
-
 // Turns queries and keys of a row, where there are angles, and writes its keys and values to its slot. A warp per head at a time. Grid: rows.
 template <class T>
 __device__ void store_kv(u8 *kv, float *qkv, const float *angles, const u32 *slots, u32 heads, u32 kv_heads, u32 halves, u32 dim, u32 rotated,

@@ -25,6 +25,7 @@
 #define WARP 32
 #define ALL_LANES 0xffffffffu
 #define NO_NUMBER (-INFINITY)
+#define NOWHERE 0xffffffffu // the slot of a row whose K and V are not kept
 
 typedef uint8_t u8;
 typedef uint16_t u16;

@@ -324,13 +324,13 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS) draw_rows(Drawn *all 
 }
 
 // Makes of a step's inputs those of the step that follows it with the tokens that were drawn, if that is a row more of each sequence. A token that
-// could not be drawn is any. One block.
+// could not be drawn is any. A sequence whose token goes nowhere has ended: it stays where it is, for its block table ends there. One block.
 extern "C" __global__ void go_on(u32 *tokens /* [rows] */, u32 *positions /* [rows] */, u32 *slots /* [rows, groups] */, u32 *longest /* [1] */,
                                  const u32 *next_slots /* [rows, groups] */, const Drawn *drawn /* [rows] */, u32 rows, u32 groups,
                                  u32 next_longest) {
     for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
         tokens[row] = drawn[row].outcome == TOKEN ? drawn[row].token : 0;
-        positions[row]++;
+        if (next_slots[u64(row) * groups] != NOWHERE) positions[row]++;
     }
     for (u32 i = threadIdx.x; i < rows * groups; i += blockDim.x) slots[i] = next_slots[i];
     if (threadIdx.x == 0) *longest = next_longest;

@@ -10,11 +10,11 @@ use common::{Random, TempDir, cuda};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{
-    Act, AttentionShape, Backend, ExpertGroups, Glu, GroupScore, Heads, KvShape, NormKind, NormOf, Pairs, Routing, Scores, Strips, Turn,
-    Values,
+    Act, AttentionShape, Backend, BatchSize, ExpertGroups, Extent, Glu, GroupScore, Heads, InputLimits, KvShape, NormKind, NormOf, Pairs,
+    Routing, Scores, Strips, Turn, Values,
 };
 use pagedllm::batch::draws::{DrawLimits, Draws};
-use pagedllm::batch::{Batch, BlockCopy, BlockMove, Span, Tail};
+use pagedllm::batch::{Batch, BlockCopy, BlockMove, NOWHERE, Span, Tail};
 use pagedllm::decode::{self, Context, Memory, NoChoice, Rules, Sampler, plan_draw};
 use pagedllm::error::{Code, Error};
 use pagedllm::options::{Dry, Dtype, Isa, KvDtype, Mirostat, SamplingParams, WeightFormat};
@@ -876,6 +876,140 @@ fn logits_that_are_no_numbers_and_tokens_that_are_all_excluded_are_told_of() {
     let drawn = backend.draw(&mut drawing, vocab, &mut logits, &draws).unwrap();
     let outcomes: Vec<_> = drawn.iter().map(|drawn| decode::chosen(drawn).unwrap_err()).collect();
     assert_eq!(outcomes, [NoChoice::NotFinite, NoChoice::NotFinite, NoChoice::Excluded]);
+}
+
+/// A decode step of these rows (token, position, slot, next slot); each sequence has a block table of two places.
+fn decodes(rows: &[[u32; 4]]) -> Batch {
+    let mut batch = Batch::default();
+    for (row, &[token, position, slot, next]) in (0..).zip(rows) {
+        batch.tokens.push(token);
+        batch.positions.push(position);
+        batch.slots.push(slot);
+        batch.next_slots.push(next);
+        batch.spans.push(Span { first_row: row, rows: 1, table: 2 * row });
+        batch.tables.extend([slot / 16, slot / 16 + 1]);
+        batch.logit_rows.push(row);
+    }
+    batch
+}
+
+/// What a decode step that is kept computes: which tokens it embeds, in this many rows, and the cosine and sine of their positions.
+struct Kept {
+    backend: CudaBackend,
+    inputs: <CudaBackend as Backend>::Inputs,
+    drawing: <CudaBackend as Backend>::Drawing,
+    table: <CudaBackend as Backend>::Matrix,
+    frequencies: <CudaBackend as Backend>::Buf,
+    tokens: <CudaBackend as Backend>::Buf,
+    angles: <CudaBackend as Backend>::Buf,
+}
+
+impl Kept {
+    const VOCAB: usize = 32;
+    const ROWS: usize = 20;
+
+    fn new() -> Kept {
+        let backend = cuda::open(false);
+        let most = BatchSize { rows: Kept::ROWS, sequences: Kept::ROWS, logits: Kept::ROWS, places: 2 * Kept::ROWS, groups: 1 };
+        let names: Vec<f32> = (0..Kept::VOCAB).map(|token| token as f32).collect();
+        let mut inputs = Default::default();
+        backend.reserve_inputs(&InputLimits { most, heads_per_kv: vec![] }, &mut inputs).unwrap();
+        let mut kept = Kept {
+            drawing: backend.drawing(DrawLimits::of(Kept::ROWS, Kept::VOCAB)).unwrap().unwrap(),
+            table: matrix(&backend, &names, Kept::VOCAB, 1, WeightFormat::F32),
+            frequencies: backend.vector(&[1.0]).unwrap(),
+            tokens: unwritten(&backend, Kept::ROWS),
+            angles: unwritten(&backend, 2 * Kept::ROWS),
+            backend,
+            inputs,
+        };
+        for rows in kept.backend.kept_rows(&most) {
+            let extent = kept.backend.keep(rows, &decodes(&[[0, 0, 0, NOWHERE]]), &mut kept.inputs).unwrap();
+            assert_eq!(extent, Extent { rows, logits: rows });
+            kept.ops();
+        }
+        kept
+    }
+
+    fn ops(&mut self) {
+        self.backend.embed(&self.inputs, &self.table, 1.0, &mut self.tokens);
+        self.backend.angles(&self.inputs, &self.frequencies, 1.0, &mut self.angles);
+        self.backend.begin();
+    }
+
+    /// The tokens of a step, and where they stand, as far as a cosine tells.
+    fn step(&mut self, batch: &Batch) -> Vec<(u32, i32)> {
+        let Extent { rows, .. } = self.backend.upload(batch, &mut self.inputs).unwrap();
+        self.ops();
+        let tokens = self.backend.read(&mut self.tokens, rows).unwrap().to_vec();
+        let angles = self.backend.read(&mut self.angles, 2 * rows).unwrap();
+        tokens.iter().map(|&token| token as u32).zip(angles.iter().step_by(2).map(|cosine| (cosine * 1000.0).round() as i32)).collect()
+    }
+
+    /// Draws these tokens, of one row each.
+    fn draw(&mut self, tokens: &[u32]) {
+        let likely = |&token: &u32| (0..Kept::VOCAB as u32).map(move |other| (other == token) as u32 as f32);
+        let mut logits = self.backend.vector(&tokens.iter().flat_map(likely).collect::<Vec<_>>()).unwrap();
+        let (memory, mut rules) = (Memory::default(), Rules::default());
+        rules.params.temperature = 0.0;
+        let mut draws = Draws::new(DrawLimits::of(tokens.len(), Kept::VOCAB)).unwrap();
+        for row in 0..tokens.len() as u32 {
+            let context = Context { tokens: &[1], prompt_len: 1, generated: 0, seed: 1, memory: &memory, allowed: None };
+            assert!(plan_draw(&mut draws, row, Kept::VOCAB, None, &rules, &context));
+        }
+        let drawn = self.backend.draw(&mut self.drawing, Kept::VOCAB, &mut logits, &draws).unwrap();
+        assert!(drawn.iter().map(|drawn| drawn.token).eq(tokens.iter().copied()));
+    }
+}
+
+/// As `Kept::step` tells it.
+fn at(position: u32) -> i32 {
+    ((position as f32).cos() * 1000.0).round() as i32
+}
+
+/// What was drawn comes next, a place further on, unless it was the last; a step has the rows that are kept, and those of the batch are found in it.
+#[test]
+fn a_step_goes_on_by_itself_with_what_was_drawn() {
+    let mut kept = Kept::new();
+    let first = decodes(&[[3, 0, 0, 1], [5, 15, 63, NOWHERE], [7, 8, 88, 89]]);
+    assert_eq!(kept.step(&first), [(3, at(0)), (5, at(15)), (7, at(8))]);
+    assert!(!kept.backend.is_ahead(), "nothing was drawn yet");
+    kept.draw(&[4, 9, 2]);
+    assert!(kept.backend.is_ahead());
+    let next = decodes(&[[4, 1, 1, 2], [2, 9, 89, 90]]);
+    assert_eq!(kept.step(&next), [(4, at(1)), (9, at(15))], "one that has ended stays where it is, for its table ends there");
+    let rows: Vec<f32> = (0..3).map(|row| row as f32).collect();
+    let mut logits = kept.backend.vector(&rows).unwrap();
+    assert_eq!(kept.backend.read_rows(&mut logits, 1, 2, std::iter::once(0..2)).unwrap(), [0.0, 2.0], "the batch's rows of three");
+    kept.draw(&[1, 1, 1]);
+    assert!(!kept.backend.is_ahead(), "not every row was drawn from, or some were drawn from twice");
+}
+
+#[test]
+fn whatever_else_comes_is_computed_and_made_as_many_rows_as_are_kept() {
+    let mut kept = Kept::new();
+    let rows: Vec<[u32; 4]> = (0..10).map(|row| [row, row, 32 * row + row, 32 * row + row + 1]).collect();
+    let step = kept.step(&decodes(&rows));
+    assert_eq!(step.len(), 16);
+    assert!(
+        step.iter().enumerate().all(|(i, &(token, angle))| (token, angle) == if i < 10 { (i as u32, at(i as u32)) } else { (0, at(0)) })
+    );
+    kept.draw(&[8; 10]);
+    assert!(kept.backend.is_ahead());
+    let other = decodes(&[[6, 2, 2, 3]]);
+    assert_eq!(kept.step(&other), [(6, at(2))]);
+    kept.draw(&[1]);
+    assert!(kept.backend.is_ahead(), "again");
+    let prompt = Batch {
+        tokens: vec![1, 2],
+        positions: vec![0, 1],
+        slots: vec![0, 1],
+        spans: vec![Span { first_row: 0, rows: 2, table: 0 }],
+        tables: vec![0],
+        logit_rows: vec![1],
+        ..Batch::default()
+    };
+    assert_eq!(kept.step(&prompt), [(1, at(0)), (2, at(1))]);
 }
 
 /// What a device does not know how to draw, or has no room for, is left to the host.
