@@ -515,6 +515,21 @@ fn what_is_computed_ahead_is_what_would_have_been_computed() {
     }
 }
 
+/// Attention cuts a sequence in parts from a length on that it may come to ahead: nothing of it is missed.
+#[test]
+fn a_sequence_grows_ahead_beyond_a_part_of_it() {
+    let _one = alone();
+    let model = Model::new(&llama(512), true);
+    let by_host = |hook: bool| {
+        let request = Request { hook: hook.then(|| Arc::new(|_, _: &[u32], _: &mut [f32]| {}) as _), ..request(0, 250, 14) };
+        answers(&model.options("cuda:0"), std::iter::once(request))
+    };
+    for (ahead, expected) in by_host(false)[&0].iter().zip(&by_host(true)[&0]) {
+        let [logprob, there] = [ahead.1, expected.1].map(f32::from_bits);
+        assert!(ahead.0 == expected.0 && (logprob - there).abs() < 1e-5, "{ahead:?}, by the host {expected:?}");
+    }
+}
+
 #[test]
 fn a_device_that_cannot_serve_says_why() {
     let _one = alone();
