@@ -102,6 +102,12 @@ impl Shim {
         self.call(c"shim_queued", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
     }
 
+    /// Whether what is waited for comes after all that other streams can do, and not before.
+    pub fn let_others_first(&self, whether: bool) {
+        // SAFETY: as above.
+        self.call(c"shim_others_first", |call: unsafe extern "C" fn(c_int)| unsafe { call(whether.into()) });
+    }
+
     /// What was wrong with a kernel.
     pub fn last_error(&self) -> String {
         // SAFETY: as above; a text that ends in zero.

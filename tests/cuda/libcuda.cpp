@@ -2,7 +2,8 @@
 // begins with shim_.
 //
 // Work that is queued waits until somebody waits for it, and then runs with all that was queued in its stream before, and with what that waits
-// for in other streams: who reads results without waiting, or lets one stream read what another has not been waited for, finds poison.
+// for in other streams: who reads results without waiting, or lets one stream read what another has not been waited for, finds poison. Or, where a
+// test wants it so, after all that other streams can do before: who is late finds what was there before.
 #include <stdint.h>
 #include <string.h>
 
@@ -138,6 +139,7 @@ struct Driver {
     std::map<void *, std::shared_ptr<Object>> objects;
     std::map<CUdeviceptr, Allocation> allocations;
     std::map<std::string, PlannedFailure> planned;
+    bool others_first = false;
     uint64_t launches = 0;
     uint64_t bytes_read = 0; // from a device to the host
     uint64_t asked = 0;      // how often for memory
@@ -234,23 +236,36 @@ static std::vector<std::shared_ptr<Stream>> streams_of(Context &context) {
     return streams;
 }
 
+static void run_first(Context &context, Stream &stream) {
+    Work work = std::move(stream.queue.front());
+    stream.queue.pop_front();
+    if (!work.run) return; // what it waits for is done
+    driver.mutex.unlock();
+    std::string error = work.run();
+    driver.mutex.lock();
+    if (error.empty()) return;
+    driver.last_error = error;
+    context.error = CUDA_ERROR_LAUNCH_FAILED;
+    for (auto &other : streams_of(context)) other->queue.clear();
+}
+
+static bool is_held_up(const Stream &stream) { return stream.queue.front().after && !stream.queue.front().after->passed; }
+
 // Until the mark is passed. Null: until nothing is queued.
 static void run_stream(Context &context, Stream &stream, const Mark *mark) {
     while (!stream.queue.empty() && !(mark && mark->passed)) {
-        Work work = std::move(stream.queue.front());
-        stream.queue.pop_front();
-        if (work.after) {
-            run_stream(context, *work.after->stream, work.after.get());
-            continue;
+        if (is_held_up(stream)) {
+            auto after = stream.queue.front().after;
+            run_stream(context, *after->stream, after.get());
+        } else {
+            run_first(context, stream);
         }
-        driver.mutex.unlock();
-        std::string error = work.run();
-        driver.mutex.lock();
-        if (error.empty()) continue;
-        driver.last_error = error;
-        context.error = CUDA_ERROR_LAUNCH_FAILED;
-        for (auto &other : streams_of(context)) other->queue.clear();
     }
+}
+
+static void run_others(Context &context, const Stream &stream) {
+    for (auto &other : streams_of(context))
+        while (other.get() != &stream && !other->queue.empty() && !is_held_up(*other)) run_first(context, *other);
 }
 
 // The mutex is given up while work runs: other contexts go on.
@@ -270,14 +285,15 @@ static CUresult wait_for(Context &context) {
     });
 }
 
-static CUresult wait_for(Context &context, const std::shared_ptr<Stream> &stream) {
-    return run_alone(context, [&] { run_stream(context, *stream, nullptr); });
+static CUresult wait_for(Context &context, const std::shared_ptr<Stream> &stream, const Mark *mark = nullptr) {
+    return run_alone(context, [&] {
+        if (driver.others_first) run_others(context, *stream);
+        run_stream(context, *stream, mark);
+    });
 }
 
 static CUresult wait_for(Context &context, const std::shared_ptr<Mark> &mark) {
-    return run_alone(context, [&] {
-        if (mark) run_stream(context, *mark->stream, mark.get());
-    });
+    return mark ? wait_for(context, mark->stream, mark.get()) : context.error;
 }
 
 // What must not be called while a stream captures, for it would wait for work that does not run.
@@ -876,6 +892,11 @@ API uint64_t shim_live_allocations() {
 // Of all devices.
 API uint64_t shim_live_bytes() {
     return locked([] { return uint64_t(live_bytes(-1)); });
+}
+
+// Whether what is waited for comes after all that other streams can do.
+API void shim_others_first(int whether) {
+    locked([&] { driver.others_first = whether; });
 }
 
 // Work that is queued and has not run.

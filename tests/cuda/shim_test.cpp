@@ -498,6 +498,13 @@ static void streams_wait_for_each_other_where_they_are_told_to() {
     CHECK(!cuStreamWaitEvent(other, event, 0) && !cuMemcpyDtoHAsync_v2(&value, x, 4, other) && !cuStreamSynchronize(other) && value == 1);
     CHECK(!cuEventRecord(event, session.stream) && !cuEventSynchronize(event));
     CHECK(!cuMemcpyDtoHAsync_v2(&value, x, 4, other) && !cuStreamSynchronize(other) && value == 2);
+
+    shim_others_first(1);
+    CHECK(!session.launch("add_one", 1, 1, 0, x) && !cuEventRecord(event, session.stream));
+    CHECK(!cuMemcpyDtoHAsync_v2(&value, x, 4, other) && !cuStreamWaitEvent(session.stream, event, 0) && !cuEventRecord(event, other));
+    CHECK(!cuStreamWaitEvent(session.stream, event, 0) && !session.launch("add_one", 1, 1, 0, x));
+    CHECK(!cuEventSynchronize(event) && value == 3); // not 2, and not 4, which is held up
+    shim_others_first(0);
 }
 
 static void calls_fail_when_they_are_told_to() {
