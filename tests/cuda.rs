@@ -923,11 +923,11 @@ impl Kept {
             backend,
             inputs,
         };
-        for rows in kept.backend.kept_rows(&most) {
-            let extent = kept.backend.keep(rows, &decodes(&[[0, 0, 0, NOWHERE]]), &mut kept.inputs).unwrap();
-            assert_eq!(extent, Extent { rows, logits: rows });
+        while let Some(Extent { rows, logits }) = kept.backend.keep(&most, &decodes(&[[0, 0, 0, NOWHERE]]), &mut kept.inputs).unwrap() {
+            assert_eq!(rows, logits);
             kept.ops();
         }
+        assert!(kept.backend.works_ahead(Kept::ROWS) && !kept.backend.works_ahead(Kept::ROWS + 1));
         kept
     }
 
@@ -946,9 +946,10 @@ impl Kept {
         tokens.iter().map(|&token| token as u32).zip(angles.iter().step_by(2).map(|cosine| (cosine * 1000.0).round() as i32)).collect()
     }
 
-    /// Draws these tokens, of one row each.
+    /// Draws these tokens, of one row each. Of what is no token the logits are NaN.
     fn draw(&mut self, tokens: &[u32]) {
-        let likely = |&token: &u32| (0..Kept::VOCAB as u32).map(move |other| (other == token) as u32 as f32);
+        let logit = |token: u32, other: u32| if (token as usize) < Kept::VOCAB { (other == token) as u32 as f32 } else { f32::NAN };
+        let likely = |&token: &u32| (0..Kept::VOCAB as u32).map(move |other| logit(token, other));
         let mut logits = self.backend.vector(&tokens.iter().flat_map(likely).collect::<Vec<_>>()).unwrap();
         let (memory, mut rules) = (Memory::default(), Rules::default());
         rules.params.temperature = 0.0;
@@ -958,7 +959,8 @@ impl Kept {
             assert!(plan_draw(&mut draws, row, Kept::VOCAB, None, &rules, &context));
         }
         let drawn = self.backend.draw(&mut self.drawing, Kept::VOCAB, &mut logits, &draws).unwrap();
-        assert!(drawn.iter().map(|drawn| drawn.token).eq(tokens.iter().copied()));
+        let told = drawn.iter().map(|drawn| decode::chosen(drawn).map_or(u32::MAX, |chosen| chosen.token));
+        assert!(told.eq(tokens.iter().copied()));
     }
 }
 
@@ -998,8 +1000,12 @@ fn whatever_else_comes_is_computed_and_made_as_many_rows_as_are_kept() {
     assert!(kept.backend.is_ahead());
     let other = decodes(&[[6, 2, 2, 3]]);
     assert_eq!(kept.step(&other), [(6, at(2))]);
+    kept.draw(&[u32::MAX]);
+    assert!(kept.backend.is_ahead(), "again, whatever with");
+    assert_eq!(kept.step(&decodes(&[[0, 3, 3, 4]])), [(0, at(3))]);
     kept.draw(&[1]);
-    assert!(kept.backend.is_ahead(), "again");
+    kept.backend.forget_foreseen();
+    assert!(!kept.backend.is_ahead());
     let prompt = Batch {
         tokens: vec![1, 2],
         positions: vec![0, 1],

@@ -398,7 +398,7 @@ fn steps_are_played_and_what_fails_on_the_way_is_made_again() {
     let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
     let options = model.options("cuda:0");
     let expected = answers(&options, some_requests());
-    for function in ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags"] {
+    for function in ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphUpload"] {
         for nth in [1, 5] {
             shim.fail(function, nth, OUT_OF_MEMORY);
             let error = Engine::create(&options).err().unwrap();
@@ -488,6 +488,7 @@ fn what_is_computed_ahead_is_what_would_have_been_computed() {
         cuda::shim().let_others_first(seed == 2);
         let engine = Engine::create(options).unwrap();
         let (mut random, mut ids, mut told) = (Random(seed), BTreeMap::new(), BTreeMap::<u64, (Vec<u32>, bool)>::new());
+        let mut ahead = 0;
         for step in 0..150 {
             if step < 120 && random.below(4) == 0 {
                 let number = ids.len();
@@ -497,6 +498,7 @@ fn what_is_computed_ahead_is_what_would_have_been_computed() {
                 let _ = engine.abort(ids[&random.below(ids.len())]);
             }
             engine.step().unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
+            ahead += (cuda::shim().queued() > 0) as usize;
             for output in engine.queue().poll(Some(Default::default())).unwrap() {
                 let (tokens, ended) = told.entry(output.user_data).or_default();
                 tokens.extend(&output.tokens);
@@ -504,6 +506,7 @@ fn what_is_computed_ahead_is_what_would_have_been_computed() {
             }
         }
         assert_eq!(engine.stats().preemptions > 0, seed == 2);
+        assert!(ahead > 20 || seed == 2 || !cuda::shim().pretends(), "{ahead} of 150 steps were followed by one that was foreseen");
         let ended = told.values().filter(|(_, ended)| *ended).count();
         assert!(told.len() > 10 && ended > 5, "{ended} of {} ended by themselves", told.len());
         let expected = answers(&roomy, told.keys().map(|&number| by_host(number as usize)));

@@ -350,22 +350,21 @@ pub trait Backend: Send + Sync {
     fn upload(&self, batch: &Batch, inputs: &mut Self::Inputs) -> Result<Extent>;
     /// All ops of the batch have been given: a device that waited for the last may begin.
     fn begin(&self) {}
-    /// Of how many rows the decode steps are that the device is to keep, so that it need not be told each op again, within this room.
-    fn kept_rows(&self, _most: &BatchSize) -> Vec<usize> {
-        Vec::new()
+    /// As `upload`, of the next of the decode steps that the device wants to have seen, so that it need not be told each op again: of some number of
+    /// rows, within this room. What it computes is nobody's; the batch is one of a row. None: it has seen them all.
+    fn keep(&self, _most: &BatchSize, _batch: &Batch, _inputs: &mut Self::Inputs) -> Result<Option<Extent>> {
+        Ok(None)
     }
-    /// As `upload`, of a step of so many rows that is kept and not made.
-    fn keep(&self, _rows: usize, batch: &Batch, inputs: &mut Self::Inputs) -> Result<Extent> {
-        self.upload(batch, inputs)
-    }
-    /// Whether a batch's `next_slots` are of any use.
-    fn works_ahead(&self) -> bool {
+    /// Whether the `next_slots` of a decode step of so many rows are of any use.
+    fn works_ahead(&self, _rows: usize) -> bool {
         false
     }
     /// Whether the step that was foreseen of the last one is under way.
     fn is_ahead(&self) -> bool {
         false
     }
+    /// It will not come, or blocks will not hold what they held: waits for what is under way, and forgets it.
+    fn forget_foreseen(&self) {}
     /// The first numbers of a buffer, once they are computed.
     fn read<'a>(&'a self, buf: &'a mut Self::Buf, len: usize) -> Result<&'a [f32]>;
     /// As `read`, of the step's rows of logits, which are of `width`, those in these runs alone. What the others hold is anything.

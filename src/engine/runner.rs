@@ -20,8 +20,8 @@ pub trait Runner: Send {
         None
     }
 
-    /// Whether it may begin with the step that a plan foresees before it is asked for it.
-    fn works_ahead(&self) -> bool {
+    /// Whether it may begin with the step that a plan of so many rows foresees before it is asked for it.
+    fn works_ahead(&self, _rows: usize) -> bool {
         false
     }
 
@@ -29,6 +29,9 @@ pub trait Runner: Send {
     fn is_ahead(&self) -> bool {
         false
     }
+
+    /// That will not come.
+    fn forget_foreseen(&mut self) {}
 
     /// As `wait`, with a token drawn from each row that `draws` names. What these rows then hold is nobody's business.
     fn wait_and_draw(&mut self, ticket: Ticket, _draws: &Draws) -> Result<Computed<'_>> {
@@ -147,12 +150,16 @@ impl<B: Backend> Runner for ModelRunner<B> {
         Ok(Computed { logits, drawn })
     }
 
-    fn works_ahead(&self) -> bool {
-        self.decoder.backend().works_ahead()
+    fn works_ahead(&self, rows: usize) -> bool {
+        self.decoder.backend().works_ahead(rows)
     }
 
     fn is_ahead(&self) -> bool {
         self.decoder.backend().is_ahead()
+    }
+
+    fn forget_foreseen(&mut self) {
+        self.decoder.backend().forget_foreseen();
     }
 
     fn is_lost(&self) -> bool {
@@ -172,10 +179,12 @@ impl<B: Backend> Runner for ModelRunner<B> {
     }
 
     fn write_blocks(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
+        self.forget_foreseen();
         self.kv.write(self.decoder.backend(), blocks, bytes)
     }
 
     fn shrink(&mut self, moves: &[BlockCopy], blocks: usize) -> Result<()> {
+        self.forget_foreseen();
         self.kv.copy(self.decoder.backend(), moves);
         // Nothing is read, but what has gone wrong is told.
         self.decoder.logits(0)?;

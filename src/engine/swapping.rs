@@ -25,9 +25,8 @@ impl Core {
                 continue;
             }
             self.scheduler.moved(out, back);
-            if groups.is_none() && self.runner.works_ahead() {
-                plan.iter_mut().for_each(|plan| self.scheduler.foresee(plan));
-            }
+            let foreseen = |plan: &&mut StepPlan| groups.is_none() && self.runner.works_ahead(plan.batch.rows());
+            plan.iter_mut().filter(foreseen).for_each(|plan| self.scheduler.foresee(plan));
             return plan;
         }
     }
@@ -52,6 +51,8 @@ impl Core {
         if moves.is_empty() {
             return (true, true);
         }
+        // Blocks will not hold what they held; and what is measured is the moves.
+        self.runner.forget_foreseen();
         let began = self.shared.clock.now();
         let out = moves.out.is_empty() || self.runner.swap_out(&moves.out).is_ok();
         let back = moves.back.is_empty() || self.runner.swap_in(&moves.back).is_ok();

@@ -285,13 +285,12 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// Has the device keep decode steps of some numbers of rows, within this room; a batch of one row shows how they are.
+    /// Shows the device the decode steps that it wants to keep, within this room; the batch is one of a row.
     pub fn keep_steps(&mut self, most: &BatchSize, batch: &Batch, kv: &mut KvCache<B>) -> Result<()> {
-        for rows in self.backend.kept_rows(most) {
-            let extent = self.backend.keep(rows, batch, &mut self.inputs)?;
+        while let Some(extent) = self.backend.keep(most, batch, &mut self.inputs)? {
             self.pass(extent, kv);
         }
-        self.logits(0).map(|_| ()) // what went wrong is told where something is read
+        Ok(())
     }
 
     fn pass(&mut self, Extent { rows, logits }: Extent, kv: &mut KvCache<B>) {

@@ -37,12 +37,21 @@ impl Scheduler {
     }
 
     /// Whether the next step has the same sequences as this one, as far as they do not end, and each goes on by a row.
-    fn goes_on_alike(&self, plan: &StepPlan) -> bool {
+    fn goes_on_alike(&mut self, plan: &StepPlan) -> bool {
         let StepPlan { batch, parts, has_beams, is_closed } = plan;
-        // Who could have joined would be in this step already.
-        let nobody_joins = !is_closed || self.waiting.first().is_none();
         let one_row_each = parts.iter().all(|part| part.rows == 1 && part.samples && part.logits == 1);
-        nobody_joins && one_row_each && !has_beams && batch.copies.is_empty() && parts.len() == self.running()
+        let all = one_row_each && !has_beams && batch.copies.is_empty() && parts.len() == self.running();
+        // Who could have joined an open step is in it.
+        all && (!is_closed || !self.somebody_may_join())
+    }
+
+    /// Whether an open step would have to be planned for those that do not run.
+    fn somebody_may_join(&mut self) -> bool {
+        let Some(first) = self.waiting.first() else { return self.looks_again };
+        let has_seat = self.width() + self.groups[first].width() <= self.options.max_seqs;
+        let is_older = self.running.last().is_some_and(|&youngest| first < youngest);
+        let promised = self.promised();
+        self.looks_again || is_older || (self.may_join(first) && has_seat && self.fits(first, self.running.len(), promised))
     }
 
     /// Once more, for there are more blocks.

@@ -14,13 +14,13 @@ impl Scheduler {
         self.write_step(&ready)
     }
 
-    /// As `schedule`, of those that run alone, if there is anything to do for them: what is foreseen of this step may be under way.
+    /// As `schedule`, of nobody but those that run, if there is anything to do for them: what was foreseen of this step is under way.
     pub fn schedule_foreseen(&mut self, ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
         let mut plan = std::mem::take(&mut self.spare);
         plan.clear();
         plan.is_closed = true;
         self.pause_running(&ready);
-        self.portion = self.policies.batching.portion(Running(self));
+        self.portion = Portion { decodes: true, ..self.policies.batching.portion(Running(self)) };
         self.plan_running(&mut plan);
         if !plan.parts.is_empty() {
             return Some(plan);
@@ -146,7 +146,7 @@ impl Scheduler {
     }
 
     /// Whether the step may begin with it, or go on.
-    fn may_join(&self, id: GroupId) -> bool {
+    pub(super) fn may_join(&self, id: GroupId) -> bool {
         self.portion.newcomers || self.groups[id].begun
     }
 
@@ -254,7 +254,7 @@ impl Scheduler {
 
     /// Whether the group has the room that it needs, above the watermark, beside `others` that run and are promised so many blocks.
     /// What those that do not run still hold counts as free.
-    fn fits(&mut self, id: GroupId, others: usize, promised: usize) -> bool {
+    pub(super) fn fits(&mut self, id: GroupId, others: usize, promised: usize) -> bool {
         if others == 0 {
             return true;
         }
@@ -274,7 +274,7 @@ impl Scheduler {
     }
 
     /// Blocks that those that run will take from the pool.
-    fn promised(&self) -> usize {
+    pub(super) fn promised(&self) -> usize {
         self.running.iter().map(|&id| self.needed(id)).sum()
     }
 

@@ -111,10 +111,33 @@ fn nothing_is_foreseen_where_others_may_join_and_whoever_comes_waits_for_one_ste
     add(&mut s, 3, vec![0; 3], 30);
     let (plan, foreseen) = foreseen_step(&mut s, false);
     assert_eq!((plan.parts.len(), foreseen.len()), (2, 2), "nobody else fits");
+    commit_all(&mut s, plan, |_| Verdict::Token(9));
+    let (plan, foreseen) = foreseen_step(&mut s, true);
+    assert_eq!((plan.parts.len(), foreseen.len()), (2, 2), "still nobody");
     commit_all(&mut s, plan, |seq| if seq == 1 { Verdict::Stop(2) } else { Verdict::Token(9) });
     let (plan, foreseen) = foreseen_step(&mut s, true);
     assert_eq!((plan.parts.len(), foreseen.len()), (1, 0), "one has ended, and another waits for its place");
     s.rollback(plan);
+}
+
+#[test]
+fn whoever_paused_goes_on_though_the_device_is_ahead() {
+    let mut s = scheduler(16, 4, 32, 4, 10);
+    add(&mut s, 1, vec![0; 3], 30);
+    add(&mut s, 2, vec![0; 3], 30);
+    let (plan, _) = foreseen_step(&mut s, false);
+    commit_all(&mut s, plan, |_| Verdict::Token(9));
+    for (ready, is_ahead, looks, parts, foreseen) in
+        [(2, false, false, 2, 2), (1, true, false, 1, 1), (1, true, false, 1, 1), (2, true, true, 1, 0), (2, false, false, 2, 2)]
+    {
+        if looks {
+            s.look_again();
+        }
+        let mut plan = if is_ahead { s.schedule_foreseen(|seq| seq <= ready) } else { s.schedule(|seq| seq <= ready) }.unwrap();
+        s.foresee(&mut plan);
+        assert_eq!((plan.parts.len(), plan.batch.next_slots.len()), (parts, foreseen));
+        commit_all(&mut s, plan, |_| Verdict::Token(9));
+    }
 }
 
 #[test]

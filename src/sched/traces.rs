@@ -351,6 +351,7 @@ impl Trace {
     /// What is computed of tokens that may not come is nobody's, wherever it lies.
     fn work_ahead(&mut self, plan: &StepPlan) {
         self.is_ahead = !plan.batch.next_slots.is_empty();
+        assert!(!plan.is_closed || !self.is_ahead, "those that have paused may be ready: the next step is open");
         plan.batch.next_slots.iter().filter(|slot| **slot != NOWHERE).for_each(|&slot| self.slots[slot as usize] = GARBAGE);
     }
 

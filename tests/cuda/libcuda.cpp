@@ -808,6 +808,12 @@ API CUresult cuGraphInstantiateWithFlags(void **out, void *handle, unsigned long
     });
 }
 
+API CUresult cuGraphUpload(void *handle, void *stream) {
+    return context_call(__func__, [&](Context &context) -> CUresult {
+        return find<GraphExec>(handle) && find_stream(context, stream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    });
+}
+
 API CUresult cuGraphLaunch(void *handle, void *stream) {
     return context_call(__func__, [&](Context &context) -> CUresult {
         auto exec = find<GraphExec>(handle);

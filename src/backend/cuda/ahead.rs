@@ -60,6 +60,11 @@ impl Ahead {
         self.is_mapped
     }
 
+    /// What is under way is no use. True: something was.
+    pub fn forget(&mut self) -> bool {
+        matches!(std::mem::take(&mut self.next), Next::UnderWay)
+    }
+
     /// The batch is the last one from now on, of which `inputs` has been made, for a step of so many rows that is kept.
     pub fn look_at(&mut self, batch: &Batch, inputs: &Inputs, kept: Option<usize>) -> Result<()> {
         let Some(rows) = kept.filter(|_| !batch.next_slots.is_empty()) else { return Ok(()) };
@@ -146,7 +151,8 @@ fn table_of(batch: &Batch, row: usize) -> &[u32] {
     &batch.tables[batch.spans[row].table as usize..end]
 }
 
-/// Whether what the first table has the second has too, but for what is gone: there stands the newest.
+/// Whether what the first table has the second has too, but for what is gone: there stands the newest. Of the newest itself, where K and V of the row go,
+/// slots tell.
 fn continues(before: &[u32], now: &[u32], groups: usize) -> bool {
     let Some(newest) = now.len().checked_sub(groups.max(1)).map(|first| &now[first..]) else { return before.is_empty() };
     let is_same = |((i, before), now): ((usize, &u32), &u32)| before == now || *now == newest[i % groups];

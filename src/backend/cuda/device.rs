@@ -254,7 +254,15 @@ impl Device {
         let made = self.context.calling(|| end().inspect_err(|_| again()).and_then(make));
         let graph = made.as_ref().ok().map(|&handle| Graph { context: self.context.clone(), handle });
         self.remember("a step was recorded", made.map(|_| ()));
+        graph.iter().for_each(|graph| self.upload(graph));
         graph.filter(|_| self.is_sound())
+    }
+
+    /// What it takes of the device is taken now, and not where it is first played.
+    fn upload(&self, graph: &Graph) {
+        // SAFETY: the graph is of this context, as the stream is.
+        let uploaded = self.context.calling(|| unsafe { result::graph::upload(graph.handle, self.stream()) });
+        self.remember("a recorded step was sent", uploaded);
     }
 
     /// Queues what was recorded.

@@ -14,7 +14,7 @@ use crate::batch::Batch;
 const MOST_ROWS: usize = 256;
 
 /// The numbers of rows, in this room. The more there are the less is computed in vain; each takes some memory of the device, and the time to record it.
-pub fn kept_rows(most: &BatchSize) -> Vec<usize> {
+fn kept_rows(most: &BatchSize) -> Vec<usize> {
     let most = most.rows.min(most.logits).min(MOST_ROWS);
     let few = (1..8).chain((8..64).step_by(8)).chain((64..128).step_by(16)).chain((128..MOST_ROWS).step_by(32));
     few.take_while(|&rows| rows < most).chain((most > 0).then_some(most)).collect()
@@ -29,6 +29,8 @@ pub fn decodes(batch: &Batch) -> bool {
 pub struct Graphs {
     /// By their rows.
     kept: BTreeMap<usize, Graph>,
+    /// Of so many rows the last one ran that is to be kept.
+    ran: usize,
     now: Now,
 }
 
@@ -52,19 +54,28 @@ impl Graphs {
         decodes(batch).then_some(rows)
     }
 
-    /// The ops of a step of so many rows follow, to be recorded.
-    pub fn begin_recording(&mut self, device: &Device, rows: usize) {
-        if device.begin_recording() {
+    pub fn has_rows_for(&self, rows: usize) -> bool {
+        self.kept.range(rows..).next().is_some()
+    }
+
+    /// How many rows the next step is that is to be kept.
+    pub fn next_rows(&self, most: &BatchSize) -> Option<usize> {
+        kept_rows(most).into_iter().find(|rows| !self.kept.contains_key(rows))
+    }
+
+    /// The ops of a step of so many rows follow, to be recorded; `runs_first`: where they have run once.
+    pub fn begin_recording(&mut self, device: &Device, rows: usize, runs_first: bool) {
+        if runs_first && self.ran != rows {
+            self.ran = rows;
+        } else if device.begin_recording() {
             self.now = Now::Recorded(rows);
         }
     }
 
-    /// The ops of a step follow for which one of so many rows may stand.
-    pub fn begin(&mut self, device: &Device, rows: Option<usize>) {
-        if let Some(rows) = rows.filter(|rows| self.kept.contains_key(rows)) {
-            device.skip(true);
-            self.now = Now::Played(rows);
-        }
+    /// The ops of a step follow for which one stands of so many rows, which is kept.
+    pub fn begin(&mut self, device: &Device, rows: usize) {
+        device.skip(true);
+        self.now = Now::Played(rows);
     }
 
     /// Those of a step follow that has been computed.

@@ -1,4 +1,4 @@
-//! The CUDA backend: kernels of `kernels/`, launched one after the other on one stream.
+//! The CUDA backend: kernels of `kernels/`, launched one after the other on one stream; another carries draws to the device, and tokens back.
 //!
 //! Activations are f32; matrices, and K and V, are what they are stored as. An op only queues its kernel: what goes wrong is told where a batch
 //! comes and where results are read (`device`).
@@ -447,15 +447,17 @@ impl Backend for CudaBackend {
         let is_done = ahead.has(batch);
         self.device.check()?;
         let heads_per_kv = self.heads_per_kv();
-        let kept = graphs.rows_for(batch);
+        let mut kept = graphs.rows_for(batch);
         if inputs.fit(&self.device, Inputs::bytes_of(batch, kept, &heads_per_kv))? {
             graphs.forget();
+            kept = None;
         }
         let extent = inputs.take(&self.device, batch, &heads_per_kv, kept)?;
         ahead.look_at(batch, inputs, kept)?;
-        match is_done {
-            true => graphs.pass_over(&self.device),
-            false => graphs.begin(&self.device, kept),
+        match kept {
+            _ if is_done => graphs.pass_over(&self.device),
+            Some(rows) => graphs.begin(&self.device, rows),
+            None => {}
         }
         Ok(extent)
     }
@@ -465,24 +467,31 @@ impl Backend for CudaBackend {
         self.steps().graphs.end(&self.device);
     }
 
-    fn kept_rows(&self, most: &BatchSize) -> Vec<usize> {
-        graphs::kept_rows(most)
-    }
-
-    fn keep(&self, rows: usize, batch: &Batch, inputs: &mut Inputs) -> Result<Extent> {
+    fn keep(&self, most: &BatchSize, batch: &Batch, inputs: &mut Inputs) -> Result<Option<Extent>> {
         let mut steps = self.steps();
         steps.graphs.abandon(&self.device);
+        self.device.check()?; // how the last one went
+        let Some(rows) = steps.graphs.next_rows(most) else { return self.device.wait().map(|()| None) };
         let extent = inputs.take(&self.device, batch, &self.heads_per_kv(), Some(rows))?;
-        steps.graphs.begin_recording(&self.device, rows);
-        Ok(extent)
+        // What cuBLASLt does for the first time for so many rows may be nothing that can be recorded.
+        let is_new = rows > MANY_ROWS && self.blas.is_some();
+        steps.graphs.begin_recording(&self.device, rows, is_new);
+        Ok(Some(extent))
     }
 
-    fn works_ahead(&self) -> bool {
-        true
+    fn works_ahead(&self, rows: usize) -> bool {
+        self.steps().graphs.has_rows_for(rows)
     }
 
     fn is_ahead(&self) -> bool {
         self.steps().ahead.is_under_way()
+    }
+
+    fn forget_foreseen(&self) {
+        if self.steps().ahead.forget() {
+            // What went wrong in it concerns nobody, unless the device is lost; and then it says so again.
+            let _ = self.device.wait();
+        }
     }
 
     fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
