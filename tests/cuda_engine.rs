@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::{Random, TempDir, configs, cuda, write_random_model};
-use pagedllm::engine::{Engine, MemoryPlan, Prompt, Request};
+use pagedllm::engine::{Engine, MemoryPlan, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error};
 use pagedllm::options::{EngineOptions, KvDtype, Preemption, SamplingParams, WeightFormat};
 use pagedllm::sched::FinishReason;
@@ -518,6 +518,41 @@ fn what_is_computed_ahead_is_what_would_have_been_computed() {
         }
         cuda::shim().let_others_first(false);
     }
+}
+
+/// What was imported into blocks that another left is not what was foreseen of that one, though its token, its place and its blocks are the same.
+#[test]
+fn nothing_is_taken_for_what_was_foreseen_of_another() {
+    let _one = alone();
+    let model = Model::new(&llama(128), true);
+    let options = EngineOptions { prefix_cache: false, ..model.options("cuda:0") };
+    let outputs = |engine: &Engine| {
+        while engine.step().unwrap().unfinished > 0 {}
+        engine.queue().poll(Some(Default::default())).unwrap()
+    };
+    let other = Engine::create(&options).unwrap();
+    let third = tokens(&run(&other, std::iter::once(request(0, 20, 3))).unwrap())[0][2];
+    // It has as many tokens as the other has then, and the same last one.
+    let mut twin = Request { keep: true, ..request(1, 22, 1) };
+    twin.sampling.logit_bias = vec![(third, 100.0)];
+    let seq = other.add_request(twin).unwrap();
+    outputs(&other);
+    other.export(seq, None).unwrap();
+    let blob = outputs(&other).into_iter().find(|output| !output.blob.is_empty()).unwrap().blob;
+    let go_on = |engine: &Engine| {
+        let seq = engine.import(engine.queue(), &blob).unwrap();
+        engine.resume(seq, Resume { keep: false, ..Resume::new(request(0, 1, 6).sampling) }).unwrap();
+        outputs(engine).iter().filter(|output| output.sequence == seq).flat_map(|output| output.tokens.clone()).collect::<Vec<u32>>()
+    };
+    let expected = go_on(&Engine::create(&options).unwrap());
+    let engine = Engine::create(&options).unwrap();
+    let left = engine.add_request(request(0, 20, 40)).unwrap();
+    for _ in 0..3 {
+        engine.step().unwrap();
+    }
+    assert!(!cuda::shim().pretends() || cuda::shim().queued() > 0);
+    engine.abort(left).unwrap();
+    assert_eq!(go_on(&engine), expected);
 }
 
 /// Attention cuts a sequence in parts from a length on that it may come to ahead: nothing of it is missed.
