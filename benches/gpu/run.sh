@@ -58,8 +58,9 @@ sanitized() { # TOOL SECONDS
 
 # What asks the shim for a fault makes no sense here.
 ON_DEVICE=(a_model_answers_on_a_device_as_on_the_cpu a_run_repeated_has_the_same_bits what_was_swapped_goes_on_as_if_nothing_had_been
-    what_does_not_depend_on_the_batch weights_in_fp8_say whatever_k_and_v_are_stored_as tokens_drawn_on_the_device)
-SANITIZED=(attention_on_tensor_cores attention_over_latents embeddings strips_and_chosen_rows blocks_are_copied products_in_fp8 draws)
+    what_does_not_depend_on_the_batch weights_in_fp8_say whatever_k_and_v_are_stored_as tokens_drawn_on_the_device
+    what_is_computed_ahead a_sequence_grows_ahead nothing_is_taken_for_what_was_foreseen)
+SANITIZED=(attention_on_tensor_cores attention_over_latents embeddings strips_and_chosen_rows blocks_are_copied products_in_fp8 draws a_step_goes_on)
 
 : >"$work/ceilings"
 part ceilings 60 python3 "$here/peers.py" ceilings "$work/ceilings"
