@@ -628,8 +628,8 @@ extern "C" __global__ void attention_merge(float *out /* [rows, heads, dim] */,
     const float *parts = partial + partial_of(kv_heads, group, blockIdx.z, splits, dim);
     for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
         Mean mean = mean_of_none(sinks, head);
-        for (u32 number_of = 0; number_of < cut.parts; number_of++) {
-            const float *part = parts + number_of * (dim + 2);
+        for (u32 nth = 0; nth < cut.parts; nth++) {
+            const float *part = parts + nth * (dim + 2);
             mean.add({part[dim], part[dim + 1], part[i]});
         }
         out[(u64(row) * heads + head) * dim + i] = mean.sum / mean.weight;

@@ -58,6 +58,11 @@ fn request(number: usize, prompt: usize, tokens: usize) -> Request {
     Request { user_data: number as u64, ..Request::new(Prompt::Tokens(prompt), sampling) }
 }
 
+/// A hook wants to see the logits, and then no device draws.
+fn chosen_by_the_host(request: Request) -> Request {
+    Request { hook: Some(Arc::new(|_, _: &[u32], _: &mut [f32]| {})), ..request }
+}
+
 /// Each request's tokens, with the bits of their log probabilities.
 type Answers = BTreeMap<u64, Vec<(u32, u32)>>;
 
@@ -195,7 +200,7 @@ fn a_run_repeated_has_the_same_bits() {
     assert_eq!(answers(&options, some_requests()), answers(&options, some_requests()));
 }
 
-/// A hook wants to see the logits, and then the host chooses; without one the device draws. By the same rules both say the same.
+/// By the same rules both say the same.
 #[test]
 fn tokens_drawn_on_the_device_are_those_that_the_host_chooses() {
     let _one = alone();
@@ -214,7 +219,7 @@ fn tokens_drawn_on_the_device_are_those_that_the_host_chooses() {
         let engine = Engine::create(&model.options("cuda:0")).unwrap();
         let requests = rules.iter().enumerate().map(|(i, sampling)| {
             let request = Request { sampling: sampling.clone(), ..request(i, 5 + i, 9) };
-            if hook { Request { hook: Some(Arc::new(|_, _: &[u32], _: &mut [f32]| {})), ..request } } else { request }
+            if hook { chosen_by_the_host(request) } else { request }
         });
         let before = cuda::shim().bytes_read();
         let answers = run(&engine, requests).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
@@ -481,7 +486,6 @@ fn what_is_computed_ahead_is_what_would_have_been_computed() {
         request.sampling.stop_token_ids = vec![random.below(127) as u32, random.below(127) as u32];
         request
     };
-    let by_host = |number| Request { hook: Some(Arc::new(|_, _: &[u32], _: &mut [f32]| {})), ..some(number) };
     let block = 2 * 2 * 16 * 2 * 64 * 2;
     let tight = EngineOptions { kv_bytes: Some(9 * block), swap_bytes: 40 * block, preemption: Preemption::Swap, ..roomy.clone() };
     for (seed, options) in [(1, &roomy), (2, &tight)] {
@@ -509,7 +513,7 @@ fn what_is_computed_ahead_is_what_would_have_been_computed() {
         assert!(ahead > 20 || seed == 2 || !cuda::shim().pretends(), "{ahead} of 150 steps were followed by one that was foreseen");
         let ended = told.values().filter(|(_, ended)| *ended).count();
         assert!(told.len() > 10 && ended > 5, "{ended} of {} ended by themselves", told.len());
-        let expected = answers(&roomy, told.keys().map(|&number| by_host(number as usize)));
+        let expected = answers(&roomy, told.keys().map(|&number| chosen_by_the_host(some(number as usize))));
         for ((number, (told, ended)), expected) in told.iter().zip(tokens(&expected)) {
             assert!(
                 if *ended { *told == expected } else { expected.starts_with(told) },
@@ -561,7 +565,8 @@ fn a_sequence_grows_ahead_beyond_a_part_of_it() {
     let _one = alone();
     let model = Model::new(&llama(512), true);
     let by_host = |hook: bool| {
-        let request = Request { hook: hook.then(|| Arc::new(|_, _: &[u32], _: &mut [f32]| {}) as _), ..request(0, 250, 14) };
+        let request = request(0, 250, 14);
+        let request = if hook { chosen_by_the_host(request) } else { request };
         answers(&model.options("cuda:0"), std::iter::once(request))
     };
     for (ahead, expected) in by_host(false)[&0].iter().zip(&by_host(true)[&0]) {

@@ -214,8 +214,9 @@ impl Core {
         let (load, began) = (Load::of(&plan), self.shared.clock.now());
         self.shared.outlook().step = Some((load, began));
         let fault = self.journal.as_mut().and_then(Journal::fault);
-        // As where it is not only told of.
-        fault.iter().for_each(|_| self.runner.forget_foreseen());
+        if fault.is_some() {
+            self.runner.forget_foreseen(); // as where it is not only told of
+        }
         if let Err(error) = fault.map_or_else(|| self.run(&plan), Err) {
             self.journal.iter_mut().for_each(|journal| journal.failed(&error));
             self.suspects.clear();

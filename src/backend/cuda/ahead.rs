@@ -20,9 +20,8 @@ pub struct Ahead {
     /// The batch that was computed last, if it foresaw what follows; then, that.
     batch: Batch,
     next: Next,
-    /// Rows of the device's step in which those of the batch are. None: in these, one by one.
+    /// Rows of the device's step in which those of the batch are. Empty: in these, one by one.
     rows: Vec<u32>,
-    is_mapped: bool,
 }
 
 /// What can be said of what follows.
@@ -56,8 +55,11 @@ impl Ahead {
     pub fn has(&mut self, batch: &Batch) -> bool {
         self.rows.clear();
         let next = std::mem::take(&mut self.next);
-        self.is_mapped = matches!(next, Next::UnderWay) && self.find_rows(batch);
-        self.is_mapped
+        let found = matches!(next, Next::UnderWay) && self.find_rows(batch);
+        if !found {
+            self.rows.clear();
+        }
+        found
     }
 
     /// What is under way is no use. True: something was.
@@ -82,12 +84,12 @@ impl Ahead {
 
     /// In which row of the device's step the batch's row is.
     pub fn row(&self, row: usize) -> usize {
-        if self.is_mapped { self.rows.get(row).map_or(row, |&row| row as usize) } else { row }
+        self.rows.get(row).map_or(row, |&row| row as usize)
     }
 
     /// The same of a run of rows: runs of them, and where each begins.
     pub fn runs(&self, run: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
-        let (whole, single) = if self.is_mapped { (None, run) } else { (Some((run.clone(), run.start)), 0..0) };
+        let (whole, single) = if self.rows.is_empty() { (Some((run.clone(), run.start)), 0..0) } else { (None, run) };
         whole.into_iter().chain(single.map(|row| (row..row + 1, self.row(row))))
     }
 

@@ -60,8 +60,7 @@ impl Inputs {
         if let Some(sent) = &self.sent {
             device.wait_for(sent)?; // what is there has been read
         }
-        let of = Extent::of(batch);
-        let extent = kept.map_or(of, |rows| Extent { rows, logits: rows });
+        let (of, extent) = (Extent::of(batch), made(batch, kept));
         let (missing, groups) = (extent.rows - of.rows, batch.groups());
         self.len = 0;
         (self.rows, self.groups) = (extent.rows as u32, groups as u32);
@@ -113,9 +112,8 @@ impl Inputs {
 
     /// What this batch takes, or the step of so many rows that it is made.
     pub fn bytes_of(batch: &Batch, kept: Option<usize>, heads_per_kv: &[u32]) -> usize {
-        let of = Extent::of(batch);
-        let Extent { rows, logits } = kept.map_or(of, |rows| Extent { rows, logits: rows });
-        let sequences = batch.spans.len() + rows - of.rows;
+        let Extent { rows, logits } = made(batch, kept);
+        let sequences = batch.spans.len() + rows - batch.rows();
         Inputs::bytes(BatchSize { rows, sequences, logits, places: batch.tables.len(), groups: batch.groups() }, heads_per_kv)
     }
 
@@ -161,6 +159,11 @@ impl Inputs {
         }
         self.len += 1;
     }
+}
+
+/// What a batch is made: a step of so many rows that is kept, or what it is.
+fn made(batch: &Batch, kept: Option<usize>) -> Extent {
+    kept.map_or(Extent::of(batch), |rows| Extent { rows, logits: rows })
 }
 
 /// Rounded up, so that it seldom changes: how sequences are cut depends on it, and so do the bits of what is computed of them.
