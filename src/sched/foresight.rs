@@ -48,10 +48,15 @@ impl Scheduler {
     /// Whether an open step would have to be planned for those that do not run.
     fn somebody_may_join(&mut self) -> bool {
         let Some(first) = self.waiting.first() else { return self.looks_again };
+        if self.looks_again || self.running.last().is_some_and(|&youngest| first < youngest) {
+            return true;
+        }
         let has_seat = self.width() + self.groups[first].width() <= self.options.max_seqs;
-        let is_older = self.running.last().is_some_and(|&youngest| first < youngest);
+        if !has_seat || !self.may_join(first) {
+            return false;
+        }
         let promised = self.promised();
-        self.looks_again || is_older || (self.may_join(first) && has_seat && self.fits(first, self.running.len(), promised))
+        self.fits(first, self.running.len(), promised)
     }
 
     /// Once more, for there are more blocks.

@@ -114,8 +114,13 @@ static void stop_keeps_requests_and_steps_go_on_with_them(void) {
 typedef struct {
     pllm_engine *engine;
     atomic_bool over;
-    atomic_uint starts, steps, busy;
+    atomic_uint starts, steps, busy, asked;
 } turmoil;
+
+// Whether everything has come between everything else: who wins how often is the system's choice.
+static bool has_raged(turmoil *t) {
+    return atomic_load(&t->starts) > 10 && atomic_load(&t->steps) > 10 && atomic_load(&t->busy) > 0;
+}
 
 static void *start_and_stop(void *argument) {
     turmoil *t = argument;
@@ -144,11 +149,12 @@ static void *step_by_hand(void *argument) {
 static void *ask_in_the_turmoil(void *argument) {
     turmoil *t = argument;
     pllm_queue *queue = new_queue(t->engine, 5);
-    for (unsigned i = 0; i < 4 * QUESTIONS; i++) {
+    for (unsigned i = 0; i < 4 * QUESTIONS || !has_raged(t); i++) {
         answer a;
         ask(t->engine, queue, i, TOKENS, &a);
         while (!a.ends) take(queue, 1);
         CHECK(is_whole(&a, i, TOKENS));
+        atomic_fetch_add(&t->asked, 1);
     }
     pllm_queue_free(queue);
     return NULL;
@@ -165,9 +171,8 @@ static void start_and_stop_may_race_with_everything(void) {
     atomic_store(&t.over, true);
     join_all(starting, COUNT(starting));
     join_all(stepping, COUNT(stepping));
-    CHECK(t.starts > 10 && t.steps > 10 && t.busy > 0);
     OK(pllm_engine_stop(t.engine));
-    CHECK(stats_of(t.engine).finished_length == COUNT(asking) * 4 * QUESTIONS && stats_of(t.engine).blocks_used == 0);
+    CHECK(stats_of(t.engine).finished_length == t.asked && stats_of(t.engine).blocks_used == 0);
     pllm_engine_free(t.engine);
 }
 

@@ -220,6 +220,13 @@ struct Span<E> {
     value_scales: [*const f32; PARTS], // [run]
 }
 
+impl<E> Span<E> {
+    const NONE: Span<E> = {
+        let (numbers, scales) = ([null(); PARTS], [null(); PARTS]);
+        Span { start: 0, len: 0, run: 1, keys: numbers, values: numbers, key_scales: scales, value_scales: scales }
+    };
+}
+
 impl<E: Cached> Kernel for Attend<'_, E> {
     const PAIRS: bool = E::DEPTH == 2;
     // No closures here: a closure that is not inlined is compiled without the path's features, instruction by instruction.
@@ -229,23 +236,28 @@ impl<E: Cached> Kernel for Attend<'_, E> {
         let queries = self.queries();
         let first = self.scratch.range[0].first; // rows ascend, so the first row sees the earliest
         let end = self.scratch.range[queries - 1].end;
-        let mut span = self.span(first / SPAN * SPAN, end);
-        while span.len > 0 {
-            let next = self.span(span.start + SPAN, end);
-            self.score::<L>(&span, &next);
+        let mut spans = [Span::NONE; 2];
+        self.find(&mut spans[0], first / SPAN * SPAN, end);
+        // In turn: they are too large to be copied for each.
+        let mut now = 0;
+        while spans[now].len > 0 {
+            let [even, odd] = &mut spans;
+            let (span, next) = if now == 0 { (&*even, odd) } else { (&*odd, even) };
+            self.find(next, span.start + SPAN, end);
+            self.score::<L>(span, next);
             self.raise::<L>(span.start);
             for query in 0..queries {
                 self.soften::<L>(query, span.start);
                 if E::SCALED {
-                    self.scale_shares::<L>(query, &span);
+                    self.scale_shares::<L>(query, span);
                 }
                 if Self::in_pairs::<L>() {
                     // SAFETY: the features are the caller's.
                     unsafe { lanes::round_in_place::<L>(&mut self.scratch.scores[query * SPAN..][..SPAN]) };
                 }
             }
-            self.accumulate::<L>(&span);
-            span = next;
+            self.accumulate::<L>(span);
+            now = 1 - now;
         }
         self.finish::<L>();
     }
@@ -298,15 +310,12 @@ impl<E: Cached> Attend<'_, E> {
         self.scratch.sums[..len].fill(0.0);
     }
 
-    /// The positions from `start`, a multiple of SPAN, up to `end`; none where `start` is beyond it.
+    /// Makes a span of the positions from `start`, a multiple of SPAN, up to `end`; of none where `start` is beyond it.
     #[inline(always)]
-    fn span(&self, start: usize, end: usize) -> Span<E> {
+    fn find(&self, span: &mut Span<E>, start: usize, end: usize) {
         let KvShape { block_size, head_dim, .. } = self.args.kv.shape;
-        let len = end.min(start + SPAN).saturating_sub(start);
-        let (numbers, scales) = ([null(); PARTS], [null(); PARTS]);
-        let mut span =
-            Span { start, len, run: block_size.min(SPAN), keys: numbers, values: numbers, key_scales: scales, value_scales: scales };
-        for part in 0..len.div_ceil(span.run) {
+        (span.start, span.len, span.run) = (start, end.min(start + SPAN).saturating_sub(start), block_size.min(SPAN));
+        for part in 0..span.len.div_ceil(span.run) {
             let position = start + part * span.run;
             let entry = position / block_size * self.args.groups + self.args.group;
             let block = self.args.inputs.batch.tables[self.tile.table + entry] as usize;
@@ -317,7 +326,6 @@ impl<E: Cached> Attend<'_, E> {
             span.key_scales[part] = keys.scales.wrapping_add(offset);
             span.value_scales[part] = values.scales.wrapping_add(offset);
         }
-        span
     }
 
     /// Each query's greatest score so far, of those that it sees, and by what its sums shrink for it.

@@ -4,6 +4,7 @@
 //! every path has the same. Groups are then added up in f32, first to last.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::lanes::{Kernel, Lanes, prefetch};
@@ -120,7 +121,8 @@ impl<W: Whole> Tiled for Bytes<'_, W> {
             let mut weights = self.args.w.panel(panel).add(stretch.first / W::WORDS * STEP_BYTES + groups * W::TAIL);
             let mut x = rows.words(first_row).add(stretch.first * R);
             let (mut scales, mut corrections) = (rows.scales(first_row).add(groups * R), rows.corrections(first_row).add(groups * R));
-            let mut sums = stretch.begin::<L, R, C>(kept);
+            let mut sums = MaybeUninit::uninit();
+            let sums = stretch.begin::<L, R, C>(kept, &mut sums);
             let mut words_left = stretch.len;
             while words_left > 0 {
                 let words = words_left.min(rows.group_words);
@@ -142,14 +144,14 @@ impl<W: Whole> Tiled for Bytes<'_, W> {
                 (scales, corrections, weights) = (scales.add(R), corrections.add(R), weights.add(W::TAIL));
             }
             if !stretch.last {
-                return kept.store::<L, R, C>(&sums);
+                return kept.store::<L, R, C>(sums);
             }
-            for sums in &mut sums {
+            for sums in &mut *sums {
                 for (c, sum) in sums.iter_mut().enumerate() {
                     *sum = W::finish::<L>(*sum, weights, c);
                 }
             }
-            self.args.store::<L, R, C>(panel, first_row, &sums);
+            self.args.store::<L, R, C>(panel, first_row, sums);
         }
     }
 }

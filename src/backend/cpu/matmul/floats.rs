@@ -1,6 +1,7 @@
 //! Tiles of weights in floating point.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use half::{bf16, f16};
@@ -83,7 +84,8 @@ impl<S: Stored> Tiled for Floats<'_, S> {
         unsafe {
             let mut weights = self.args.w.panel(panel).add(stretch.first / S::DEPTH * S::STEP_BYTES);
             let mut x = self.args.rows.words(first_row).add(stretch.first * R).cast::<f32>();
-            let mut sums = stretch.begin::<L, R, C>(kept);
+            let mut sums = MaybeUninit::uninit();
+            let sums = stretch.begin::<L, R, C>(kept, &mut sums);
             for _ in 0..stretch.len / S::DEPTH {
                 for line in (0..S::STEP_BYTES).step_by(LINE) {
                     prefetch(weights.wrapping_add(AHEAD + line));
@@ -104,9 +106,9 @@ impl<S: Stored> Tiled for Floats<'_, S> {
                 x = x.add(S::DEPTH * R);
             }
             if !stretch.last {
-                return kept.store::<L, R, C>(&sums);
+                return kept.store::<L, R, C>(sums);
             }
-            self.args.store::<L, R, C>(panel, first_row, &sums);
+            self.args.store::<L, R, C>(panel, first_row, sums);
         }
     }
 }
@@ -138,7 +140,8 @@ impl Tiled for Pairs<'_> {
         unsafe {
             let mut weights = self.args.w.panel(panel).add(stretch.first * STEP_BYTES);
             let mut x = self.args.rows.words(first_row).add(stretch.first * R);
-            let mut sums = stretch.begin::<L, R, C>(kept);
+            let mut sums = MaybeUninit::uninit();
+            let sums = stretch.begin::<L, R, C>(kept, &mut sums);
             for _ in 0..stretch.len {
                 for line in (0..STEP_BYTES).step_by(LINE) {
                     prefetch(weights.wrapping_add(AHEAD + line));
@@ -157,9 +160,9 @@ impl Tiled for Pairs<'_> {
                 x = x.add(R);
             }
             if !stretch.last {
-                return kept.store::<L, R, C>(&sums);
+                return kept.store::<L, R, C>(sums);
             }
-            self.args.store::<L, R, C>(panel, first_row, &sums);
+            self.args.store::<L, R, C>(panel, first_row, sums);
         }
     }
 }

@@ -10,6 +10,7 @@ mod matrix;
 mod quantize;
 mod rows;
 
+use std::hint::black_box;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -206,22 +207,50 @@ trait Tiled {
     unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize, stretch: Stretch, kept: &mut Kept);
 }
 
+/// Something for each of a tile's sums, without a loop: of that the compiler makes a memcpy, and the sums of the tile live in memory.
+macro_rules! for_sums {
+    ($rows:ident, $columns:ident, |$r:ident, $c:ident| $each:expr) => {
+        for_sums!($rows, $columns, $r, $c, $each, 0 1 2 3 4 5 6 7 8 9 10 11)
+    };
+    ($rows:ident, $columns:ident, $r:ident, $c:ident, $each:expr, $($row:literal)*) => {
+        {
+            $(if $row < $rows {
+                let $r = $row;
+                for_sums!($columns, $c, $each, 0 1 2 3);
+            })*
+        }
+    };
+    ($columns:ident, $c:ident, $each:expr, $($column:literal)*) => {
+        {
+            $(if $column < $columns {
+                let $c = $column;
+                $each;
+            })*
+        }
+    };
+}
+const _: () = assert!(FLOAT_ROWS == 12 && PANEL == 4 * 8);
+
+/// Room for those of a tile.
+type Sums<L, const R: usize, const C: usize> = MaybeUninit<[[<L as Lanes>::V; C]; R]>;
+
 /// The sums of a tile's rows between two stretches of a panel.
 #[repr(align(64))]
 struct Kept(MaybeUninit<[[f32; PANEL]; FLOAT_ROWS]>);
 
+/// What the first stretch begins with.
+static ZEROS: Kept = Kept(MaybeUninit::new([[0.0; PANEL]; FLOAT_ROWS]));
+
 impl Kept {
-    /// In place: sums that are chosen between would live in memory.
     /// # Safety
     /// As for `Lanes`; as many were kept.
     #[inline(always)]
-    unsafe fn load<L: Lanes, const R: usize, const C: usize>(&self, sums: &mut [[L::V; C]; R]) {
-        let kept = self.0.as_ptr().cast::<f32>();
-        for (r, sums) in sums.iter_mut().enumerate() {
-            for (c, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: a tile has at most so many rows, and a panel so many outputs; the rest is the caller's.
-                *sum = unsafe { L::load(kept.add(r * PANEL + c * L::N)) };
-            }
+    unsafe fn load<'a, L: Lanes, const R: usize, const C: usize>(&self, sums: &'a mut Sums<L, R, C>) -> &'a mut [[L::V; C]; R] {
+        let (kept, places) = (self.0.as_ptr().cast::<f32>(), sums.as_mut_ptr());
+        // SAFETY: a tile has at most so many rows, and a panel so many outputs; the rest is the caller's.
+        unsafe {
+            for_sums!(R, C, |r, c| (*places)[r][c] = L::load(kept.add(r * PANEL + c * L::N)));
+            sums.assume_init_mut()
         }
     }
 
@@ -230,12 +259,8 @@ impl Kept {
     #[inline(always)]
     unsafe fn store<L: Lanes, const R: usize, const C: usize>(&mut self, sums: &[[L::V; C]; R]) {
         let kept = self.0.as_mut_ptr().cast::<f32>();
-        for (r, sums) in sums.iter().enumerate() {
-            for (c, &sum) in sums.iter().enumerate() {
-                // SAFETY: as for `load`.
-                unsafe { L::store(kept.add(r * PANEL + c * L::N), sum) };
-            }
-        }
+        // SAFETY: as for `load`.
+        unsafe { for_sums!(R, C, |r, c| L::store(kept.add(r * PANEL + c * L::N), sums[r][c])) };
     }
 }
 
@@ -249,19 +274,19 @@ struct Stretch {
 }
 
 impl Stretch {
-    /// What a tile's sums begin with.
+    /// What a tile's sums begin with. The compiler may not know that these are zeros: it would have two beginnings, and bring sums from one to the other
+    /// through memory.
     /// # Safety
     /// As for `Lanes`; what lies before the stretch is in `kept`.
     #[inline(always)]
-    unsafe fn begin<L: Lanes, const R: usize, const C: usize>(self, kept: &Kept) -> [[L::V; C]; R] {
+    unsafe fn begin<'a, L: Lanes, const R: usize, const C: usize>(
+        self,
+        kept: &Kept,
+        sums: &'a mut Sums<L, R, C>,
+    ) -> &'a mut [[L::V; C]; R] {
+        let before = black_box(if self.first > 0 { kept } else { &ZEROS });
         // SAFETY: the caller's contract.
-        unsafe {
-            let mut sums = [[L::splat(0.0); C]; R];
-            if self.first > 0 {
-                kept.load::<L, R, C>(&mut sums);
-            }
-            sums
-        }
+        unsafe { before.load::<L, R, C>(sums) }
     }
 }
 
