@@ -52,11 +52,7 @@ impl Scheduler {
             return true;
         }
         let has_seat = self.width() + self.groups[first].width() <= self.options.max_seqs;
-        if !has_seat || !self.may_join(first) {
-            return false;
-        }
-        let promised = self.promised();
-        self.fits(first, self.running.len(), promised)
+        has_seat && self.may_join(first) && self.fits(first, self.running.len(), self.promised())
     }
 
     /// Once more, for there are more blocks.

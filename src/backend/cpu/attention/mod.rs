@@ -221,10 +221,11 @@ struct Span<E> {
 }
 
 impl<E> Span<E> {
-    const NONE: Span<E> = {
+    #[inline(always)]
+    fn none() -> Span<E> {
         let (numbers, scales) = ([null(); PARTS], [null(); PARTS]);
         Span { start: 0, len: 0, run: 1, keys: numbers, values: numbers, key_scales: scales, value_scales: scales }
-    };
+    }
 }
 
 impl<E: Cached> Kernel for Attend<'_, E> {
@@ -236,13 +237,10 @@ impl<E: Cached> Kernel for Attend<'_, E> {
         let queries = self.queries();
         let first = self.scratch.range[0].first; // rows ascend, so the first row sees the earliest
         let end = self.scratch.range[queries - 1].end;
-        let mut spans = [Span::NONE; 2];
-        self.find(&mut spans[0], first / SPAN * SPAN, end);
-        // In turn: they are too large to be copied for each.
-        let mut now = 0;
-        while spans[now].len > 0 {
-            let [even, odd] = &mut spans;
-            let (span, next) = if now == 0 { (&*even, odd) } else { (&*odd, even) };
+        // In place: they are too large to be copied each time.
+        let (mut span, mut next) = (&mut Span::none(), &mut Span::none());
+        self.find(span, first / SPAN * SPAN, end);
+        while span.len > 0 {
             self.find(next, span.start + SPAN, end);
             self.score::<L>(span, next);
             self.raise::<L>(span.start);
@@ -257,7 +255,7 @@ impl<E: Cached> Kernel for Attend<'_, E> {
                 }
             }
             self.accumulate::<L>(span);
-            now = 1 - now;
+            std::mem::swap(&mut span, &mut next);
         }
         self.finish::<L>();
     }
@@ -310,7 +308,8 @@ impl<E: Cached> Attend<'_, E> {
         self.scratch.sums[..len].fill(0.0);
     }
 
-    /// Makes a span of the positions from `start`, a multiple of SPAN, up to `end`; of none where `start` is beyond it.
+    /// Makes a span of the positions from `start`, a multiple of SPAN, up to `end`; of none where `start` is beyond it. What is behind its parts
+    /// stays as it was.
     #[inline(always)]
     fn find(&self, span: &mut Span<E>, start: usize, end: usize) {
         let KvShape { block_size, head_dim, .. } = self.args.kv.shape;

@@ -146,7 +146,7 @@ impl<W: Whole> Tiled for Bytes<'_, W> {
             if !stretch.last {
                 return kept.store::<L, R, C>(sums);
             }
-            for sums in &mut *sums {
+            for sums in sums.iter_mut() {
                 for (c, sum) in sums.iter_mut().enumerate() {
                     *sum = W::finish::<L>(*sum, weights, c);
                 }

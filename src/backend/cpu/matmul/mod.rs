@@ -207,11 +207,12 @@ trait Tiled {
     unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize, stretch: Stretch, kept: &mut Kept);
 }
 
-/// Something for each of a tile's sums, without a loop: of that the compiler makes a memcpy, and the sums of the tile live in memory.
+/// Something for each of a tile's sums, line by line: a loop over them becomes a memcpy, and then they live in memory.
 macro_rules! for_sums {
-    ($rows:ident, $columns:ident, |$r:ident, $c:ident| $each:expr) => {
+    ($rows:ident, $columns:ident, |$r:ident, $c:ident| $each:expr) => {{
+        const { assert!($rows <= 12 && $columns <= 4, "some sums would be left out") };
         for_sums!($rows, $columns, $r, $c, $each, 0 1 2 3 4 5 6 7 8 9 10 11)
-    };
+    }};
     ($rows:ident, $columns:ident, $r:ident, $c:ident, $each:expr, $($row:literal)*) => {
         {
             $(if $row < $rows {
@@ -229,9 +230,8 @@ macro_rules! for_sums {
         }
     };
 }
-const _: () = assert!(FLOAT_ROWS == 12 && PANEL == 4 * 8);
 
-/// Room for those of a tile.
+/// Room for a tile's sums, which are filled in place: returned, they are copied through memory.
 type Sums<L, const R: usize, const C: usize> = MaybeUninit<[[<L as Lanes>::V; C]; R]>;
 
 /// The sums of a tile's rows between two stretches of a panel.
@@ -247,7 +247,7 @@ impl Kept {
     #[inline(always)]
     unsafe fn load<'a, L: Lanes, const R: usize, const C: usize>(&self, sums: &'a mut Sums<L, R, C>) -> &'a mut [[L::V; C]; R] {
         let (kept, places) = (self.0.as_ptr().cast::<f32>(), sums.as_mut_ptr());
-        // SAFETY: a tile has at most so many rows, and a panel so many outputs; the rest is the caller's.
+        // SAFETY: a tile has at most so many rows, and a panel so many outputs; each sum is written; the rest is the caller's.
         unsafe {
             for_sums!(R, C, |r, c| (*places)[r][c] = L::load(kept.add(r * PANEL + c * L::N)));
             sums.assume_init_mut()
