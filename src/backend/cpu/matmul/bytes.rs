@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::lanes::{Kernel, Lanes, prefetch};
-use super::{AHEAD, Args, BYTE_ROWS, Kept, LINE, PANEL, Stretch, Tiled, each_tile};
+use super::{AHEAD, Args, BYTE_ROWS, Kept, LINE, PANEL, Stretch, Tiled, each_tile, for_sums};
 
 /// Bytes of four columns of a panel, a byte each; or of eight, half a byte each.
 pub const STEP_BYTES: usize = PANEL * 4;
@@ -146,12 +146,8 @@ impl<W: Whole> Tiled for Bytes<'_, W> {
             if !stretch.last {
                 return kept.store::<L, R, C>(sums);
             }
-            for sums in sums.iter_mut() {
-                for (c, sum) in sums.iter_mut().enumerate() {
-                    *sum = W::finish::<L>(*sum, weights, c);
-                }
-            }
-            self.args.store::<L, R, C>(panel, first_row, sums);
+            for_sums!(R, C, |r, c| sums[r][c] = W::finish::<L>(sums[r][c], weights, c));
+            self.args.store::<L, R, C>(panel, first_row, sums, kept);
         }
     }
 }

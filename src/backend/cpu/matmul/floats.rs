@@ -108,7 +108,7 @@ impl<S: Stored> Tiled for Floats<'_, S> {
             if !stretch.last {
                 return kept.store::<L, R, C>(sums);
             }
-            self.args.store::<L, R, C>(panel, first_row, sums);
+            self.args.store::<L, R, C>(panel, first_row, sums, kept);
         }
     }
 }
@@ -162,7 +162,7 @@ impl Tiled for Pairs<'_> {
             if !stretch.last {
                 return kept.store::<L, R, C>(sums);
             }
-            self.args.store::<L, R, C>(panel, first_row, sums);
+            self.args.store::<L, R, C>(panel, first_row, sums, kept);
         }
     }
 }

@@ -17,7 +17,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::SendPtr;
-use super::lanes::{Lanes, load_some, store_some};
+use super::lanes::Lanes;
 use super::pool::Pool;
 use crate::backend::MatrixOf;
 use crate::error::{Error, Result};
@@ -230,6 +230,7 @@ macro_rules! for_sums {
         }
     };
 }
+use for_sums;
 
 /// Room for a tile's sums, which are filled in place: returned, they are copied through memory.
 type Sums<L, const R: usize, const C: usize> = MaybeUninit<[[<L as Lanes>::V; C]; R]>;
@@ -330,24 +331,45 @@ unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, args: &Args, panels: &Range<
 }
 
 impl Args<'_> {
-    /// Writes a tile of `out`.
+    /// Writes a tile of `out`; that of a panel which not all outputs fill through `kept`.
     #[inline(always)]
-    unsafe fn store<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize, sums: &[[L::V; C]; R]) {
+    unsafe fn store<L: Lanes, const R: usize, const C: usize>(
+        &self,
+        panel: usize,
+        first_row: usize,
+        sums: &[[L::V; C]; R],
+        kept: &mut Kept,
+    ) {
         let Args { w, bias, out, .. } = *self;
-        for (r, sums) in sums.iter().enumerate() {
-            for (c, &sum) in sums.iter().enumerate() {
-                let n = panel * PANEL + c * L::N;
-                if n >= w.rows {
-                    break;
+        let first = panel * PANEL;
+        // SAFETY: the caller's tile is inside `out`, and as many biases as outputs are there.
+        unsafe {
+            if w.rows - first < PANEL {
+                kept.store::<L, R, C>(sums);
+                return self.store_end(first, first_row, R, kept);
+            }
+            let out = out.get().add(first_row * w.rows + first);
+            match bias.map(|bias| bias[first..].as_ptr()) {
+                Some(bias) => {
+                    for_sums!(R, C, |r, c| L::store(out.add(r * w.rows + c * L::N), L::add(sums[r][c], L::load(bias.add(c * L::N)))))
                 }
-                let count = w.rows - n;
-                // SAFETY: the caller's tile is inside `out`, and `count` columns of it are left.
+                None => for_sums!(R, C, |r, c| L::store(out.add(r * w.rows + c * L::N), sums[r][c])),
+            }
+        }
+    }
+
+    /// # Safety
+    /// So many rows were kept; they are inside `out` from `first_row` on.
+    #[cold]
+    #[inline(never)]
+    unsafe fn store_end(&self, first: usize, first_row: usize, rows: usize, kept: &Kept) {
+        let Args { w, bias, out, .. } = *self;
+        for row in 0..rows {
+            for n in first..w.rows {
+                // SAFETY: the caller's contract.
                 unsafe {
-                    let sum = match bias {
-                        Some(bias) => L::add(sum, load_some::<L, f32>(bias.as_ptr().add(n), count)),
-                        None => sum,
-                    };
-                    store_some::<L>(out.get().add((first_row + r) * w.rows + n), sum, count);
+                    let sum = *kept.0.as_ptr().cast::<f32>().add(row * PANEL + n - first);
+                    *out.get().add((first_row + row) * w.rows + n) = bias.map_or(sum, |bias| sum + bias[n]);
                 }
             }
         }
