@@ -119,7 +119,7 @@ static void a_host_keeps_its_signals_to_itself(void) {
     look_at_signals(&before);
     sending = start_host_thread(send_signals, &s);
     double until = now() + 10;
-    for (int round = 0; round < 5 || (atomic_load(&signals) < 300 && now() < until); round++) {
+    for (int round = 0; round < 5 || (atomic_load(&signals) <= 300 && now() < until); round++) {
         pllm_engine_options options = options_for(model_dir);
         options.threads = 2;
         pllm_engine *engine = NULL;
@@ -135,7 +135,7 @@ static void a_host_keeps_its_signals_to_itself(void) {
     pthread_join(sending, NULL);
     CHECK(same_signals(&before, &after));
     CHECK(atomic_load(&strayed) == 0);
-    if (!CHECK(atomic_load(&signals) >= 300)) printf("    only %u signals came\n", signals);
+    if (!CHECK(atomic_load(&signals) > 300)) printf("    only %u signals came\n", signals);
 }
 
 // ---- small stacks ------------------------------------------------------------------------------------------------------

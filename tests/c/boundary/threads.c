@@ -175,6 +175,7 @@ static void start_and_stop_may_race_with_everything(void) {
     join_all(stepping, COUNT(stepping));
     if (!CHECK(has_raged(&t))) printf("    %u starts, %u steps, %u times busy\n", t.starts, t.steps, t.busy);
     OK(pllm_engine_stop(t.engine));
+    CHECK(t.asked >= COUNT(asking) * 4 * QUESTIONS);
     CHECK(stats_of(t.engine).finished_length == t.asked && stats_of(t.engine).blocks_used == 0);
     pllm_engine_free(t.engine);
 }
