@@ -16,8 +16,19 @@ use crate::options::{Dtype, KvDtype, WeightFormat};
 /// The matrix of a head.
 pub type MatrixOf<'a, M> = &'a (dyn Fn(usize) -> &'a M + Sync);
 
+/// A matrix, and what is added to what it is multiplied by.
+pub type WithBias<'a, M, B> = (&'a M, Option<&'a B>);
+
 /// The matrix of an expert, and its bias.
-pub type ExpertOf<'a, M, B> = &'a dyn Fn(usize) -> (&'a M, Option<&'a B>);
+pub type ExpertOf<'a, M, B> = &'a dyn Fn(usize) -> WithBias<'a, M, B>;
+
+/// An MLP whose gates are as wide as what they let through.
+pub struct GatedMlp<'a, M, B> {
+    pub gate_up: WithBias<'a, M, B>, // [2 * width, hidden]
+    pub glu: Glu,
+    pub width: usize,
+    pub down: WithBias<'a, M, B>, // [hidden, width]
+}
 
 /// Serves the rows `[first, first + rows)` of a matrix as bytes of its dtype, little endian.
 pub type RowSource<'a> = &'a mut dyn FnMut(usize, &mut [u8]) -> Result<()>;
@@ -408,19 +419,26 @@ pub trait Backend: Send + Sync {
     fn add_positions(&self, inputs: &Self::Inputs, table: &Self::Matrix, offset: usize, x: &mut Self::Buf);
     /// out[r] = w * x[r] + bias
     fn matmul(&self, rows: usize, x: &Self::Buf, w: &Self::Matrix, bias: Option<&Self::Buf>, out: &mut Self::Buf);
-    /// out[r] = glu(gate, up) of the two halves of w * x[r] + bias, each of `width`; `both` is for these.
-    #[allow(clippy::too_many_arguments)]
-    fn matmul_gated(
+    /// out[r] = down * glu(gate, up), where these are the two halves of gate_up * x[r]. `both` and `gated` are for what lies between, of as many rows as
+    /// `mlp_rows` says.
+    fn gated_mlp(
         &self,
         rows: usize,
-        width: usize,
         x: &Self::Buf,
-        w: &Self::Matrix,
-        bias: Option<&Self::Buf>,
-        glu: Glu,
+        mlp: GatedMlp<Self::Matrix, Self::Buf>,
         both: &mut Self::Buf,
+        gated: &mut Self::Buf,
         out: &mut Self::Buf,
-    );
+    ) {
+        let GatedMlp { gate_up, glu, width, down } = mlp;
+        self.matmul(rows, x, gate_up.0, gate_up.1, both);
+        self.gate(rows, width, glu, both, gated);
+        self.matmul(rows, gated, down.0, down.1, out);
+    }
+    /// How many of so many rows are in the middle of an MLP with gates together.
+    fn mlp_rows(&self, rows: usize) -> usize {
+        rows
+    }
     /// x += scale * y, over `len` numbers
     fn add(&self, len: usize, scale: f32, x: &mut Self::Buf, y: &Self::Buf);
     /// out[r] = norm(x[r]), rows of `width`

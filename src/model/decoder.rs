@@ -4,11 +4,11 @@ use std::path::Path;
 
 use super::kv_layout::{KvLayout, LayerPlace};
 use super::spec::{
-    Attention, AttentionShape, Embedding, Expert, Experts, Glu, Head, HeadAttention, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm,
+    Attention, AttentionShape, Embedding, Expert, Experts, Glu, Head, HeadAttention, Layer, Linear, Mlp, Model, ModelSpec, Pairs, QkNorm,
     QkNormOver, Residual, Rope, Routing, SharedExpert,
 };
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
-use crate::backend::{Backend, BatchSize, Extent, Heads, InputLimits, KvShape, Turn};
+use crate::backend::{Backend, BatchSize, Extent, GatedMlp, Heads, InputLimits, KvShape, Turn};
 use crate::batch::draws::{DrawLimits, Drawn, Draws};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
@@ -127,8 +127,8 @@ struct Work<B: Backend> {
 
 /// What attention and MLP need on their way. A row has a route to each of its experts.
 pub(super) struct Scratch<B: Backend> {
-    pub wide: B::Buf,    // [rows, qkv or up] or [routes, up]
-    pub narrow: B::Buf,  // [rows, attention output, gated or experts] or [routes, gated]
+    pub wide: B::Buf,    // [rows, qkv or up], [MLP rows, gate and up] or [routes, gate and up]
+    pub narrow: B::Buf,  // [rows, attention output or experts], [MLP rows, gated] or [routes, gated]
     pub routed: B::Buf,  // [routes, hidden] or [heads, rows, head]
     pub queries: B::Buf, // [rows, heads over latents]
     routes: B::Routes,
@@ -165,6 +165,9 @@ pub(super) struct Widths {
     normed: usize,
     wide: usize,
     narrow: usize,
+    /// Of the middle of MLPs with gates, which goes through `wide` and `narrow` too, but not for all rows at once.
+    both: usize,
+    gated: usize,
     pub routed: usize,
     pub queries: usize,
     /// The most of every layer's.
@@ -178,6 +181,8 @@ impl Widths {
             normed: spec.hidden_size.max(spec.embedding.tokens.cols),
             wide: 0,
             narrow: 0,
+            both: 0,
+            gated: 0,
             routed: 0,
             queries: 0,
             routing: Routing::softmax(0, 0, false),
@@ -189,7 +194,7 @@ impl Widths {
             }
             match &layer.mlp {
                 Mlp::Plain { up, .. } => widths.hold(up.rows(), 0),
-                Mlp::Gated { gate_up, down, .. } => widths.hold(gate_up.rows(), down.cols),
+                Mlp::Gated { gate_up, down, .. } => widths.hold_gated(gate_up, down),
                 Mlp::Experts(experts) => widths.hold_experts(experts),
             }
         }
@@ -200,18 +205,28 @@ impl Widths {
         (self.wide, self.narrow) = (self.wide.max(wide), self.narrow.max(narrow));
     }
 
+    fn hold_gated(&mut self, gate_up: &Linear, down: &Linear) {
+        (self.both, self.gated) = (self.both.max(gate_up.rows()), self.gated.max(down.cols));
+    }
+
     fn hold_experts(&mut self, Experts { routing, experts, shared, .. }: &Experts) {
         for Expert { gate_up, down } in experts {
             self.hold(routing.top_k * gate_up.rows(), routing.top_k * down.cols);
         }
         if let Some(SharedExpert { expert: Expert { gate_up, down }, .. }) = shared {
-            self.hold(gate_up.rows(), down.cols);
+            self.hold_gated(gate_up, down);
         }
         self.hold(0, routing.experts);
         self.routed = self.routed.max(routing.top_k * self.hidden);
         self.routing.experts = self.routing.experts.max(routing.experts);
         self.routing.top_k = self.routing.top_k.max(routing.top_k);
     }
+}
+
+/// How many numbers `Scratch::wide` and `narrow` hold.
+fn shared_lens<B: Backend>(backend: &B, rows: usize, &Widths { wide, narrow, both, gated, .. }: &Widths) -> [usize; 2] {
+    let mlp_rows = backend.mlp_rows(rows);
+    [(rows * wide).max(mlp_rows * both), (rows * narrow).max(mlp_rows * gated)]
 }
 
 /// The largest batch within `limits`, whose sequences have block tables of so many places, in all `groups` of layers together.
@@ -226,9 +241,11 @@ pub fn input_limits(spec: &ModelSpec, limits: BatchLimits, places: usize, groups
 
 /// Bytes of all activations and working memory of `threads` for batches within `limits`.
 pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits, threads: usize) -> u64 {
-    let Widths { hidden, normed, wide, narrow, routed, queries, routing } = Widths::of(spec);
+    let widths = Widths::of(spec);
+    let [wide, narrow] = shared_lens(backend, limits.rows, &widths);
+    let Widths { hidden, normed, routed, queries, routing, .. } = widths;
     let angles: usize = spec.ropes.iter().map(Rope::rotated).sum();
-    let floats = limits.rows * (hidden + 2 * normed + wide + narrow + routed + queries + angles) + limits.logits * spec.vocab_size;
+    let floats = limits.rows * (hidden + 2 * normed + routed + queries + angles) + wide + narrow + limits.logits * spec.vocab_size;
     let reserved = spec.layers.iter().map(|layer| backend.reserved_bytes(layer.attention.shape())).max();
     let routes = backend.routes_bytes(limits.rows, routing);
     let packed = backend.reserved_rows_bytes(limits.rows, spec.most_cols());
@@ -238,7 +255,9 @@ pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits
 
 impl<B: Backend> Decoder<B> {
     pub fn new(backend: B, spec: &ModelSpec, model: LoadedModel<B>, limits: BatchLimits) -> Result<Decoder<B>> {
-        let Widths { hidden, normed, wide, narrow, routed, queries, routing } = Widths::of(spec);
+        let widths = Widths::of(spec);
+        let [wide, narrow] = shared_lens(&backend, limits.rows, &widths);
+        let Widths { hidden, normed, routed, queries, routing, .. } = widths;
         let rows = |width: usize| backend.buffer(limits.rows * width);
         spec.layers.iter().try_for_each(|layer| backend.reserve(layer.attention.shape()))?;
         backend.reserve_rows(limits.rows, spec.most_cols())?;
@@ -248,8 +267,8 @@ impl<B: Backend> Decoder<B> {
             // The head swaps it with `normed`.
             delta: rows(normed)?,
             scratch: Scratch {
-                wide: rows(wide)?,
-                narrow: rows(narrow)?,
+                wide: backend.buffer(wide)?,
+                narrow: backend.buffer(narrow)?,
                 routed: rows(routed)?,
                 queries: rows(queries)?,
                 routes: backend.routes(limits.rows, routing)?,
@@ -447,8 +466,7 @@ impl<B: Backend> Pass<'_, B> {
                 self.linear(down, wide, out);
             }
             Mlp::Gated { gate_up, act, down } => {
-                self.gated(gate_up, Glu::Of(*act), x, wide, narrow);
-                self.linear(down, narrow, out);
+                self.gated_mlp(gate_up, Glu::Of(*act), down, x, [wide, narrow, out]);
             }
             Mlp::Experts(experts) => self.experts(experts, x, scratch, out),
         }
@@ -467,8 +485,7 @@ impl<B: Backend> Pass<'_, B> {
         self.backend.matmul_routes(routes, narrow, &|expert| experts[expert].down.parts(), routed);
         self.backend.combine_routes(routes, hidden, routed, out);
         if let Some(SharedExpert { expert, gate }) = shared {
-            self.gated(&expert.gate_up, *glu, x, wide, narrow);
-            self.linear(&expert.down, narrow, routed);
+            self.gated_mlp(&expert.gate_up, *glu, &expert.down, x, [wide, narrow, routed]);
             match gate {
                 Some(gate) => {
                     self.linear(gate, x, narrow);
@@ -504,9 +521,10 @@ impl<B: Backend> Pass<'_, B> {
         self.backend.matmul(self.rows, x, &linear.weight, linear.bias.as_ref(), out);
     }
 
-    /// Through `both`, where gates and what they let through lie side by side.
-    fn gated(&self, gate_up: &LoadedLinear<B>, glu: Glu, x: &B::Buf, both: &mut B::Buf, out: &mut B::Buf) {
-        self.backend.matmul_gated(self.rows, gate_up.rows / 2, x, &gate_up.weight, gate_up.bias.as_ref(), glu, both, out);
+    /// What lies between its products goes through `both` and `gated`.
+    fn gated_mlp(&self, gate_up: &LoadedLinear<B>, glu: Glu, down: &LoadedLinear<B>, x: &B::Buf, [both, gated, out]: [&mut B::Buf; 3]) {
+        let mlp = GatedMlp { gate_up: gate_up.parts(), glu, width: gate_up.rows / 2, down: down.parts() };
+        self.backend.gated_mlp(self.rows, x, mlp, both, gated, out);
     }
 
     pub fn norm(&self, norm: &LoadedNorm<B>, x: &B::Buf, out: &mut B::Buf) {

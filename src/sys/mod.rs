@@ -27,6 +27,15 @@ unsafe impl Sync for Pages {}
 /// No page is larger, unless it is a huge one, which the system can split.
 const PAGE: usize = 64 << 10;
 
+/// What any four bytes are one of.
+/// # Safety
+/// It is four bytes long, and aligned to no more than these.
+pub unsafe trait FourBytes {}
+// SAFETY: plain numbers.
+unsafe impl FourBytes for f32 {}
+// SAFETY: as above.
+unsafe impl FourBytes for u32 {}
+
 /// Below this size a huge page would waste more than it saves.
 const HUGE_FROM: usize = 4 << 20;
 
@@ -46,7 +55,7 @@ impl Pages {
 
     fn map(len: usize, huge_from: usize) -> Result<Pages> {
         if len == 0 {
-            return Ok(Pages { start: NonNull::<u64>::dangling().cast(), len });
+            return Ok(Pages::default());
         }
         // SAFETY: an anonymous private mapping at an address of the system's choice touches no memory of ours.
         let start = unsafe {
@@ -87,6 +96,23 @@ impl Pages {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and &mut self makes it the only reference.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+
+    pub fn numbers<T: FourBytes>(&self) -> &[T] {
+        // SAFETY: the pages begin where a page does (or are none, at an address for u64), and any four bytes of them are a number.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / 4) }
+    }
+
+    pub fn numbers_mut<T: FourBytes>(&mut self) -> &mut [T] {
+        // SAFETY: as in `numbers`, and &mut self makes it the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len / 4) }
+    }
+}
+
+/// None.
+impl Default for Pages {
+    fn default() -> Pages {
+        Pages { start: NonNull::<u64>::dangling().cast(), len: 0 }
     }
 }
 

@@ -27,13 +27,17 @@ use pool::Pool;
 use routes::Routes;
 
 use super::{
-    Act, AttentionShape, Backend, ExpertOf, Extent, Glu, Heads, KvShape, MatrixOf, NormOf, PackedSource, Routing, RowSource, Strips, Turn,
+    Act, AttentionShape, Backend, ExpertOf, Extent, GatedMlp, Glu, Heads, KvShape, MatrixOf, NormOf, PackedSource, Routing, RowSource,
+    Strips, Turn, WithBias,
 };
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, Isa, WeightFormat};
 use crate::sys::Pages;
 
+/// Of more rows than this, some at a time are in the middle of an MLP: so that it takes little memory, and stays in the cache. The weights, which are
+/// read anew for each such part, are little beside that many rows' arithmetic.
+const MLP_ROWS: usize = 128;
 /// Numbers per task of an op over a flat run of them.
 const FLAT: usize = 4096;
 
@@ -46,23 +50,18 @@ pub struct CpuBackend {
 }
 
 /// f32 numbers in the system's pages: weights of one dimension, and activations.
-pub struct Buf {
-    pages: Pages,
-    len: usize,
-}
+pub struct Buf(Pages);
 
 impl Deref for Buf {
     type Target = [f32];
     fn deref(&self) -> &[f32] {
-        // SAFETY: the pages hold `len` f32, aligned to a page, and every bit pattern is a float.
-        unsafe { std::slice::from_raw_parts(self.pages.bytes().as_ptr().cast(), self.len) }
+        self.0.numbers()
     }
 }
 
 impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as in `deref`; &mut self makes it the only reference.
-        unsafe { std::slice::from_raw_parts_mut(self.pages.bytes_mut().as_mut_ptr().cast(), self.len) }
+        self.0.numbers_mut()
     }
 }
 
@@ -144,6 +143,11 @@ impl CpuBackend {
         Machine { isa: self.isa, pool: &self.pool }
     }
 
+    /// out[r] = w * x[r] + bias
+    fn linear(&self, rows: usize, x: &[f32], (w, bias): WithBias<Matrix, Buf>, out: &mut [f32]) {
+        self.product(matmul::Strips { rows, count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &bias[..]), out });
+    }
+
     fn product(&self, strips: matmul::Strips) {
         self.matmuls.fetch_add(1, Ordering::Relaxed);
         matmul::product(self.machine(), &mut self.packed(), strips);
@@ -193,7 +197,7 @@ impl Backend for CpuBackend {
 
     fn buffer(&self, len: usize) -> Result<Buf> {
         let bytes = len.checked_mul(size_of::<f32>()).ok_or_else(Error::out_of_memory)?;
-        Ok(Buf { pages: Pages::zeroed(bytes)?, len })
+        Ok(Buf(Pages::zeroed(bytes)?))
     }
 
     fn vector(&self, values: &[f32]) -> Result<Buf> {
@@ -315,13 +319,23 @@ impl Backend for CpuBackend {
     }
 
     fn matmul(&self, rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf) {
-        self.product(matmul::Strips { rows, count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &bias[..]), out });
+        self.linear(rows, x, (w, bias), out);
     }
 
-    fn matmul_gated(&self, rows: usize, width: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, glu: Glu, both: &mut Buf, out: &mut Buf) {
+    fn gated_mlp(&self, rows: usize, x: &Buf, mlp: GatedMlp<Matrix, Buf>, both: &mut Buf, gated: &mut Buf, out: &mut Buf) {
+        let GatedMlp { gate_up, glu, width, down } = mlp;
         // Gates computed by the tasks of the product, panel by panel, cost the tiles of the next panels more than they saved.
-        self.matmul(rows, x, w, bias, both);
-        self.gate(rows, width, glu, both, out);
+        let at_once = rows.div_ceil(rows.div_ceil(MLP_ROWS).max(1)).max(1);
+        for first in (0..rows).step_by(at_once) {
+            let rows = at_once.min(rows - first);
+            self.linear(rows, &x[first * gate_up.0.cols..], gate_up, both);
+            self.gate(rows, width, glu, both, gated);
+            self.linear(rows, gated, down, &mut out[first * down.0.rows..]);
+        }
+    }
+
+    fn mlp_rows(&self, rows: usize) -> usize {
+        rows.min(MLP_ROWS)
     }
 
     fn add(&self, len: usize, scale: f32, x: &mut Buf, y: &Buf) {
@@ -345,7 +359,7 @@ impl Backend for CpuBackend {
     }
 
     fn norm_heads(&self, rows: usize, heads: Heads, norm: NormOf<Buf>, x: &mut Buf) {
-        let own = |index: usize, all: &'_ Buf| index * heads.dim % all.len;
+        let own = |index: usize, all: &'_ Buf| index * heads.dim % all.len();
         let NormOf { kind, eps, weight, bias } = norm;
         self.heads(rows, heads, x, |index, head| {
             let weight = &weight[own(index, weight)..][..heads.dim];

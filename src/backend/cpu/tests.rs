@@ -833,18 +833,24 @@ fn rope_turns_the_rotated_dimensions_of_each_head_by_position() {
 #[test]
 fn what_is_done_in_one_go_has_the_bits_of_its_parts() {
     for backend in backends() {
-        // More rows than are packed at once, and gates that fill their panels or don't.
-        for (rows, cols, gates) in [(3, 20, 64), (40, 33, 96), (5, 40, 37)] {
+        // More rows than are packed at once, or in the middle of the MLP, and gates that fill their panels or don't.
+        for (rows, cols, gates) in [(3, 20, 64), (2 * MLP_ROWS + 1, 33, 96), (5, 40, 37)] {
             let (x, bias) = (buf(&backend, &numbers(rows * cols, 1)), buf(&backend, &numbers(2 * gates, 2)));
             for format in WeightFormat::all(32).into_iter().filter(|format| !matches!(format, WeightFormat::Int4 { .. })) {
                 let bytes = stored(&numbers(2 * gates * cols, 3), Dtype::F32).0;
                 let w = matrix_in(&backend, &bytes, 2 * gates, cols, Dtype::F32, format).unwrap();
+                let bytes = stored(&numbers(cols * gates, 4), Dtype::F32).0;
+                let down = matrix_in(&backend, &bytes, cols, gates, Dtype::F32, format).unwrap();
                 let glu = Glu::Of(Act::Silu);
-                let [mut both, mut of_both] = [2 * gates, 2 * gates].map(|width| poisoned(&backend, rows * width));
-                let [mut out, mut expected] = [gates, gates].map(|width| poisoned(&backend, rows * width));
+                let [mut both, mut gated] = [2 * gates, gates].map(|width| poisoned(&backend, rows * width));
+                let [mut out, mut expected] = [(), ()].map(|()| poisoned(&backend, rows * cols));
                 backend.matmul(rows, &x, &w, Some(&bias), &mut both);
-                backend.gate(rows, gates, glu, &both, &mut expected);
-                backend.matmul_gated(rows, gates, &x, &w, Some(&bias), glu, &mut of_both, &mut out);
+                backend.gate(rows, gates, glu, &both, &mut gated);
+                backend.matmul(rows, &gated, &down, None, &mut expected);
+                let at_once = backend.mlp_rows(rows);
+                let [mut both, mut gated] = [2 * gates, gates].map(|width| poisoned(&backend, at_once * width));
+                let mlp = GatedMlp { gate_up: (&w, Some(&bias)), glu, width: gates, down: (&down, None) };
+                backend.gated_mlp(rows, &x, mlp, &mut both, &mut gated, &mut out);
                 assert!(out[..] == expected[..], "{} {rows} rows of {gates} gates, {format:?}", backend.isa().name());
             }
         }

@@ -594,11 +594,6 @@ impl Backend for CudaBackend {
         }
     }
 
-    fn matmul_gated(&self, rows: usize, width: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, glu: Glu, both: &mut Buf, out: &mut Buf) {
-        self.matmul(rows, x, w, bias, both);
-        self.gate(rows, width, glu, both, out);
-    }
-
     fn add(&self, len: usize, scale: f32, x: &mut Buf, y: &Buf) {
         launch!(self.device, self.device.kernels.add, self.flat(len), x.address(), y.address(), len as u64, scale);
     }
