@@ -12,7 +12,7 @@ use pagedllm::options::{
     AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, SamplingParams, WeightFormat,
 };
 use pagedllm::sched::FinishReason;
-use serde_json::json;
+use serde_json::{Value, json};
 
 const MAX_LEN: usize = 768;
 /// They straddle the edges of blocks (8 to 256), tiles (3, 6, 8, 12) and spans (128).
@@ -163,6 +163,10 @@ fn batch_changes_nothing(isa: Isa, kv_dtype: KvDtype) {
     }
 }
 
+fn of_family(name: &str) -> (&'static str, Value) {
+    configs(MAX_LEN).into_iter().find(|(family, _)| *family == name).unwrap()
+}
+
 /// Whatever goes on beside a request, in an engine of these options.
 fn nothing_changes(name: &str, base: &EngineOptions) {
     let expected = alone(base);
@@ -188,7 +192,7 @@ fn nothing_changes(name: &str, base: &EngineOptions) {
 #[test]
 fn weights_in_whole_numbers() {
     let int4 = |group, offsets| WeightFormat::Int4 { group, offsets };
-    for (family, mut config) in configs(MAX_LEN).into_iter().filter(|(family, _)| ["qwen2_moe", "llama"].contains(family)) {
+    for (family, mut config) in ["qwen2-moe", "llama"].map(of_family) {
         let wide = json!({"hidden_size": 64, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
             "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32});
         config.as_object_mut().unwrap().extend(wide.as_object().unwrap().clone());
@@ -200,6 +204,22 @@ fn weights_in_whole_numbers() {
                 nothing_changes(&format!("{family} in {} on {isa:?}", format.name()), &base);
             }
         }
+    }
+}
+
+/// Of more rows than are in the middle of an MLP at once, where there is room for no more than these.
+#[test]
+fn mlps_that_are_wider_than_all_else() {
+    let wide = json!({"n_inner": 600, "intermediate_size": 600, "shared_expert_intermediate_size": 600});
+    for (family, mut config) in ["gpt2", "llama", "qwen2-moe"].map(of_family) {
+        config.as_object_mut().unwrap().extend(wide.as_object().unwrap().clone());
+        let dir = TempDir::new();
+        write_random_model(&dir.0, &config, false, 7);
+        let of_rows = |max_batch_tokens| EngineOptions { max_batch_tokens, ..options(&dir.0, Isa::Portable, KvDtype::F32) };
+        let in_one_go = alone(&EngineOptions { prefill_chunk: Some(64), ..of_rows(200) });
+        assert_same(family, &in_one_go, &together(&of_rows(200)).0);
+        let [few, many] = [1024, 2048].map(|rows| Engine::plan(&of_rows(rows)).unwrap().work_bytes);
+        assert!(many - few < 1024 * 600 * 4, "{family}: {few} bytes for 1,024 rows, {many} for 2,048");
     }
 }
 

@@ -22,12 +22,19 @@ pub type WithBias<'a, M, B> = (&'a M, Option<&'a B>);
 /// The matrix of an expert, and its bias.
 pub type ExpertOf<'a, M, B> = &'a dyn Fn(usize) -> WithBias<'a, M, B>;
 
-/// An MLP whose gates are as wide as what they let through.
-pub struct GatedMlp<'a, M, B> {
-    pub gate_up: WithBias<'a, M, B>, // [2 * width, hidden]
-    pub glu: Glu,
+/// An MLP's two matrices, and what happens between them.
+pub struct MlpOf<'a, M, B> {
+    pub up: WithBias<'a, M, B>, // [width, hidden], or twice as many rows where it is gated
+    pub activation: Activation,
     pub width: usize,
     pub down: WithBias<'a, M, B>, // [hidden, width]
+}
+
+#[derive(Clone, Copy)]
+pub enum Activation {
+    Plain(Act),
+    /// Of the two halves of what comes up.
+    Gated(Glu),
 }
 
 /// Serves the rows `[first, first + rows)` of a matrix as bytes of its dtype, little endian.
@@ -419,23 +426,31 @@ pub trait Backend: Send + Sync {
     fn add_positions(&self, inputs: &Self::Inputs, table: &Self::Matrix, offset: usize, x: &mut Self::Buf);
     /// out[r] = w * x[r] + bias
     fn matmul(&self, rows: usize, x: &Self::Buf, w: &Self::Matrix, bias: Option<&Self::Buf>, out: &mut Self::Buf);
-    /// out[r] = down * glu(gate, up), where these are the two halves of gate_up * x[r]. `both` and `gated` are for what lies between, of as many rows as
-    /// `mlp_rows` says.
-    fn gated_mlp(
+    /// out[r] = down * activation(up * x[r]). `wide` and `narrow` are for what lies between, of as many rows as `mlp_rows` says; where nothing is gated,
+    /// `narrow` is not touched.
+    fn mlp(
         &self,
         rows: usize,
         x: &Self::Buf,
-        mlp: GatedMlp<Self::Matrix, Self::Buf>,
-        both: &mut Self::Buf,
-        gated: &mut Self::Buf,
+        mlp: MlpOf<Self::Matrix, Self::Buf>,
+        wide: &mut Self::Buf,
+        narrow: &mut Self::Buf,
         out: &mut Self::Buf,
     ) {
-        let GatedMlp { gate_up, glu, width, down } = mlp;
-        self.matmul(rows, x, gate_up.0, gate_up.1, both);
-        self.gate(rows, width, glu, both, gated);
-        self.matmul(rows, gated, down.0, down.1, out);
+        let MlpOf { up, activation, width, down } = mlp;
+        self.matmul(rows, x, up.0, up.1, wide);
+        match activation {
+            Activation::Plain(act) => {
+                self.activate(rows * width, act, wide);
+                self.matmul(rows, wide, down.0, down.1, out);
+            }
+            Activation::Gated(glu) => {
+                self.gate(rows, width, glu, wide, narrow);
+                self.matmul(rows, narrow, down.0, down.1, out);
+            }
+        }
     }
-    /// How many of so many rows are in the middle of an MLP with gates together.
+    /// How many of so many rows are in the middle of an MLP at once: never fewer of more. Whoever says fewer than all has an `mlp` of its own.
     fn mlp_rows(&self, rows: usize) -> usize {
         rows
     }

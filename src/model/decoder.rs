@@ -4,11 +4,11 @@ use std::path::Path;
 
 use super::kv_layout::{KvLayout, LayerPlace};
 use super::spec::{
-    Attention, AttentionShape, Embedding, Expert, Experts, Glu, Head, HeadAttention, Layer, Linear, Mlp, Model, ModelSpec, Pairs, QkNorm,
+    Attention, AttentionShape, Embedding, Expert, Experts, Glu, Head, HeadAttention, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm,
     QkNormOver, Residual, Rope, Routing, SharedExpert,
 };
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
-use crate::backend::{Backend, BatchSize, Extent, GatedMlp, Heads, InputLimits, KvShape, Turn};
+use crate::backend::{Activation, Backend, BatchSize, Extent, Heads, InputLimits, KvShape, MlpOf, Turn};
 use crate::batch::draws::{DrawLimits, Drawn, Draws};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
@@ -127,7 +127,7 @@ struct Work<B: Backend> {
 
 /// What attention and MLP need on their way. A row has a route to each of its experts.
 pub(super) struct Scratch<B: Backend> {
-    pub wide: B::Buf,    // [rows, qkv or up], [MLP rows, gate and up] or [routes, gate and up]
+    pub wide: B::Buf,    // [rows, qkv], [MLP rows, up] or [routes, up]
     pub narrow: B::Buf,  // [rows, attention output or experts], [MLP rows, gated] or [routes, gated]
     pub routed: B::Buf,  // [routes, hidden] or [heads, rows, head]
     pub queries: B::Buf, // [rows, heads over latents]
@@ -165,9 +165,9 @@ pub(super) struct Widths {
     normed: usize,
     wide: usize,
     narrow: usize,
-    /// Of the middle of MLPs with gates, which goes through `wide` and `narrow` too, but not for all rows at once.
-    both: usize,
-    gated: usize,
+    /// Of the middle of MLPs, which goes through `wide` and `narrow` too, but not for all rows at once.
+    mlp_wide: usize,
+    mlp_narrow: usize,
     pub routed: usize,
     pub queries: usize,
     /// The most of every layer's.
@@ -181,8 +181,8 @@ impl Widths {
             normed: spec.hidden_size.max(spec.embedding.tokens.cols),
             wide: 0,
             narrow: 0,
-            both: 0,
-            gated: 0,
+            mlp_wide: 0,
+            mlp_narrow: 0,
             routed: 0,
             queries: 0,
             routing: Routing::softmax(0, 0, false),
@@ -193,8 +193,8 @@ impl Widths {
                 Attention::Latent(latent) => widths.hold_latent(latent),
             }
             match &layer.mlp {
-                Mlp::Plain { up, .. } => widths.hold(up.rows(), 0),
-                Mlp::Gated { gate_up, down, .. } => widths.hold_gated(gate_up, down),
+                Mlp::Plain { up, .. } => widths.hold_mlp(up.rows(), 0),
+                Mlp::Gated { gate_up, down, .. } => widths.hold_mlp(gate_up.rows(), down.cols),
                 Mlp::Experts(experts) => widths.hold_experts(experts),
             }
         }
@@ -205,8 +205,8 @@ impl Widths {
         (self.wide, self.narrow) = (self.wide.max(wide), self.narrow.max(narrow));
     }
 
-    fn hold_gated(&mut self, gate_up: &Linear, down: &Linear) {
-        (self.both, self.gated) = (self.both.max(gate_up.rows()), self.gated.max(down.cols));
+    fn hold_mlp(&mut self, wide: usize, narrow: usize) {
+        (self.mlp_wide, self.mlp_narrow) = (self.mlp_wide.max(wide), self.mlp_narrow.max(narrow));
     }
 
     fn hold_experts(&mut self, Experts { routing, experts, shared, .. }: &Experts) {
@@ -214,7 +214,7 @@ impl Widths {
             self.hold(routing.top_k * gate_up.rows(), routing.top_k * down.cols);
         }
         if let Some(SharedExpert { expert: Expert { gate_up, down }, .. }) = shared {
-            self.hold_gated(gate_up, down);
+            self.hold_mlp(gate_up.rows(), down.cols);
         }
         self.hold(0, routing.experts);
         self.routed = self.routed.max(routing.top_k * self.hidden);
@@ -224,9 +224,9 @@ impl Widths {
 }
 
 /// How many numbers `Scratch::wide` and `narrow` hold.
-fn shared_lens<B: Backend>(backend: &B, rows: usize, &Widths { wide, narrow, both, gated, .. }: &Widths) -> [usize; 2] {
+fn shared_lens<B: Backend>(backend: &B, rows: usize, &Widths { wide, narrow, mlp_wide, mlp_narrow, .. }: &Widths) -> [usize; 2] {
     let mlp_rows = backend.mlp_rows(rows);
-    [(rows * wide).max(mlp_rows * both), (rows * narrow).max(mlp_rows * gated)]
+    [(rows * wide).max(mlp_rows * mlp_wide), (rows * narrow).max(mlp_rows * mlp_narrow)]
 }
 
 /// The largest batch within `limits`, whose sequences have block tables of so many places, in all `groups` of layers together.
@@ -460,14 +460,8 @@ impl<B: Backend> Pass<'_, B> {
     fn mlp(&self, mlp: &Mlp<LoadedLinear<B>, B::Buf>, x: &B::Buf, scratch: &mut Scratch<B>, out: &mut B::Buf) {
         let Scratch { wide, narrow, .. } = scratch;
         match mlp {
-            Mlp::Plain { up, act, down } => {
-                self.linear(up, x, wide);
-                self.backend.activate(self.rows * up.rows, *act, wide);
-                self.linear(down, wide, out);
-            }
-            Mlp::Gated { gate_up, act, down } => {
-                self.gated_mlp(gate_up, Glu::Of(*act), down, x, [wide, narrow, out]);
-            }
+            Mlp::Plain { up, act, down } => self.up_and_down(up, Activation::Plain(*act), down, x, [wide, narrow, out]),
+            Mlp::Gated { gate_up, act, down } => self.up_and_down(gate_up, Activation::Gated(Glu::Of(*act)), down, x, [wide, narrow, out]),
             Mlp::Experts(experts) => self.experts(experts, x, scratch, out),
         }
     }
@@ -485,7 +479,7 @@ impl<B: Backend> Pass<'_, B> {
         self.backend.matmul_routes(routes, narrow, &|expert| experts[expert].down.parts(), routed);
         self.backend.combine_routes(routes, hidden, routed, out);
         if let Some(SharedExpert { expert, gate }) = shared {
-            self.gated_mlp(&expert.gate_up, *glu, &expert.down, x, [wide, narrow, routed]);
+            self.up_and_down(&expert.gate_up, Activation::Gated(*glu), &expert.down, x, [wide, narrow, routed]);
             match gate {
                 Some(gate) => {
                     self.linear(gate, x, narrow);
@@ -521,10 +515,17 @@ impl<B: Backend> Pass<'_, B> {
         self.backend.matmul(self.rows, x, &linear.weight, linear.bias.as_ref(), out);
     }
 
-    /// What lies between its products goes through `both` and `gated`.
-    fn gated_mlp(&self, gate_up: &LoadedLinear<B>, glu: Glu, down: &LoadedLinear<B>, x: &B::Buf, [both, gated, out]: [&mut B::Buf; 3]) {
-        let mlp = GatedMlp { gate_up: gate_up.parts(), glu, width: gate_up.rows / 2, down: down.parts() };
-        self.backend.gated_mlp(self.rows, x, mlp, both, gated, out);
+    /// out = down of what the activation makes of up, which goes through `wide` and `narrow`.
+    fn up_and_down(
+        &self,
+        up: &LoadedLinear<B>,
+        activation: Activation,
+        down: &LoadedLinear<B>,
+        x: &B::Buf,
+        [wide, narrow, out]: [&mut B::Buf; 3],
+    ) {
+        let width = if matches!(activation, Activation::Gated(_)) { up.rows / 2 } else { up.rows };
+        self.backend.mlp(self.rows, x, MlpOf { up: up.parts(), activation, width, down: down.parts() }, wide, narrow, out);
     }
 
     pub fn norm(&self, norm: &LoadedNorm<B>, x: &B::Buf, out: &mut B::Buf) {

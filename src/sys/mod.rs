@@ -8,6 +8,8 @@ pub mod process;
 pub mod quiet;
 pub mod threads;
 
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 use crate::error::{Error, Result};
@@ -26,15 +28,6 @@ unsafe impl Sync for Pages {}
 
 /// No page is larger, unless it is a huge one, which the system can split.
 const PAGE: usize = 64 << 10;
-
-/// What any four bytes are one of.
-/// # Safety
-/// It is four bytes long, and aligned to no more than these.
-pub unsafe trait FourBytes {}
-// SAFETY: plain numbers.
-unsafe impl FourBytes for f32 {}
-// SAFETY: as above.
-unsafe impl FourBytes for u32 {}
 
 /// Below this size a huge page would waste more than it saves.
 const HUGE_FROM: usize = 4 << 20;
@@ -97,16 +90,6 @@ impl Pages {
         // SAFETY: as in `bytes`, and &mut self makes it the only reference.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
-
-    pub fn numbers<T: FourBytes>(&self) -> &[T] {
-        // SAFETY: the pages begin where a page does (or are none, at an address for u64), and any four bytes of them are a number.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / 4) }
-    }
-
-    pub fn numbers_mut<T: FourBytes>(&mut self) -> &mut [T] {
-        // SAFETY: as in `numbers`, and &mut self makes it the only reference.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len / 4) }
-    }
 }
 
 /// None.
@@ -122,6 +105,53 @@ impl Drop for Pages {
             // SAFETY: the mapping is ours and nothing borrows it any more.
             unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
         }
+    }
+}
+
+/// A plain number.
+/// # Safety
+/// Any bits of its size are one, none of them can be changed through a shared reference, and it is aligned to no more than a u64.
+pub unsafe trait Number {}
+// SAFETY: so it is.
+unsafe impl Number for f32 {}
+// SAFETY: so it is.
+unsafe impl Number for u32 {}
+
+/// Numbers in pages of their own, at first zeros.
+#[derive(Default)]
+pub struct Numbers<T> {
+    pages: Pages,
+    kind: PhantomData<T>,
+}
+
+impl<T: Number> Numbers<T> {
+    /// As `Pages::zeroed`.
+    pub fn zeroed(len: usize) -> Result<Numbers<T>> {
+        Ok(Numbers { pages: Pages::zeroed(Self::bytes(len)?)?, kind: PhantomData })
+    }
+
+    /// As `Pages::partly_used`.
+    pub fn partly_used(len: usize) -> Result<Numbers<T>> {
+        Ok(Numbers { pages: Pages::partly_used(Self::bytes(len)?)?, kind: PhantomData })
+    }
+
+    fn bytes(len: usize) -> Result<usize> {
+        len.checked_mul(size_of::<T>()).ok_or_else(Error::out_of_memory)
+    }
+}
+
+impl<T: Number> Deref for Numbers<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: pages begin where a page does (or are none, at an address for a u64), hold so many, and any bits are a number.
+        unsafe { std::slice::from_raw_parts(self.pages.start.as_ptr().cast(), self.pages.len / size_of::<T>()) }
+    }
+}
+
+impl<T: Number> DerefMut for Numbers<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`, and &mut self makes it the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.pages.start.as_ptr().cast(), self.pages.len / size_of::<T>()) }
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{
-    Act, AttentionShape, Backend, ExpertOf, Extent, GatedMlp, Glu, Heads, KvShape, MatrixOf, NormOf, PackedSource, Routing, RowSource,
-    Strips, Turn,
+    Act, AttentionShape, Backend, ExpertOf, Extent, Glu, Heads, KvShape, MatrixOf, MlpOf, NormOf, PackedSource, Routing, RowSource, Strips,
+    Turn,
 };
 use pagedllm::batch::{Batch, BlockCopy, BlockMove, Tail};
 use pagedllm::error::{Error, Result};
@@ -265,7 +265,7 @@ impl Backend for Faulty {
         fn add_positions(inputs: &Inputs, table: &Matrix, offset: usize, x: &mut Buf);
         fn matmul(rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf);
         fn add(len: usize, scale: f32, x: &mut Buf, y: &Buf);
-        fn gated_mlp(rows: usize, x: &Buf, mlp: GatedMlp<Matrix, Buf>, both: &mut Buf, gated: &mut Buf, out: &mut Buf);
+        fn mlp(rows: usize, x: &Buf, mlp: MlpOf<Matrix, Buf>, wide: &mut Buf, narrow: &mut Buf, out: &mut Buf);
         fn norm(rows: usize, width: usize, norm: NormOf<Buf>, x: &Buf, out: &mut Buf);
         fn add_norm(rows: usize, width: usize, scale: f32, y: &Buf, norm: NormOf<Buf>, x: &mut Buf, out: &mut Buf);
         fn norm_heads(rows: usize, heads: Heads, norm: NormOf<Buf>, x: &mut Buf);

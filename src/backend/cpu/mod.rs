@@ -12,7 +12,6 @@ mod routes;
 mod tests;
 
 use std::convert::Infallible;
-use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,16 +26,16 @@ use pool::Pool;
 use routes::Routes;
 
 use super::{
-    Act, AttentionShape, Backend, ExpertOf, Extent, GatedMlp, Glu, Heads, KvShape, MatrixOf, NormOf, PackedSource, Routing, RowSource,
-    Strips, Turn, WithBias,
+    Act, Activation, AttentionShape, Backend, ExpertOf, Extent, Glu, Heads, KvShape, MatrixOf, MlpOf, NormOf, PackedSource, Routing,
+    RowSource, Strips, Turn, WithBias,
 };
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, Isa, WeightFormat};
-use crate::sys::Pages;
+use crate::sys::Numbers;
 
-/// Of more rows than this, some at a time are in the middle of an MLP: so that it takes little memory, and stays in the cache. The weights, which are
-/// read anew for each such part, are little beside that many rows' arithmetic.
+/// Of more rows than this, some at a time are in the middle of an MLP, so that it takes little memory. The weights are read anew for each such part:
+/// on two cores that is hidden by that many rows' arithmetic, and not slower than all rows at once (nor than 256).
 const MLP_ROWS: usize = 128;
 /// Numbers per task of an op over a flat run of them.
 const FLAT: usize = 4096;
@@ -49,21 +48,8 @@ pub struct CpuBackend {
     matmuls: AtomicU64,
 }
 
-/// f32 numbers in the system's pages: weights of one dimension, and activations.
-pub struct Buf(Pages);
-
-impl Deref for Buf {
-    type Target = [f32];
-    fn deref(&self) -> &[f32] {
-        self.0.numbers()
-    }
-}
-
-impl DerefMut for Buf {
-    fn deref_mut(&mut self) -> &mut [f32] {
-        self.0.numbers_mut()
-    }
-}
+/// Weights of one dimension, and activations.
+pub type Buf = Numbers<f32>;
 
 /// A batch and what this backend derives from it once per step.
 #[derive(Default)]
@@ -124,7 +110,7 @@ impl CpuBackend {
         self.pool.threads()
     }
 
-    /// Matrix products so far: batching means one per weight and step.
+    /// Matrix products so far: batching means one per weight and step, or, of many rows, one of an MLP's for each `MLP_ROWS`.
     pub fn matmuls(&self) -> u64 {
         self.matmuls.load(Ordering::Relaxed)
     }
@@ -196,8 +182,7 @@ impl Backend for CpuBackend {
     type Drawing = Infallible;
 
     fn buffer(&self, len: usize) -> Result<Buf> {
-        let bytes = len.checked_mul(size_of::<f32>()).ok_or_else(Error::out_of_memory)?;
-        Ok(Buf(Pages::zeroed(bytes)?))
+        Numbers::zeroed(len)
     }
 
     fn vector(&self, values: &[f32]) -> Result<Buf> {
@@ -322,15 +307,24 @@ impl Backend for CpuBackend {
         self.linear(rows, x, (w, bias), out);
     }
 
-    fn gated_mlp(&self, rows: usize, x: &Buf, mlp: GatedMlp<Matrix, Buf>, both: &mut Buf, gated: &mut Buf, out: &mut Buf) {
-        let GatedMlp { gate_up, glu, width, down } = mlp;
-        // Gates computed by the tasks of the product, panel by panel, cost the tiles of the next panels more than they saved.
-        let at_once = rows.div_ceil(rows.div_ceil(MLP_ROWS).max(1)).max(1);
-        for first in (0..rows).step_by(at_once) {
-            let rows = at_once.min(rows - first);
-            self.linear(rows, &x[first * gate_up.0.cols..], gate_up, both);
-            self.gate(rows, width, glu, both, gated);
-            self.linear(rows, gated, down, &mut out[first * down.0.rows..]);
+    fn mlp(&self, rows: usize, x: &Buf, mlp: MlpOf<Matrix, Buf>, wide: &mut Buf, narrow: &mut Buf, out: &mut Buf) {
+        let MlpOf { up, activation, width, down } = mlp;
+        let parts = rows.div_ceil(MLP_ROWS);
+        for part in 0..parts {
+            let (first, end) = (part * rows / parts, (part + 1) * rows / parts);
+            let (rows, out) = (end - first, &mut out[first * down.0.rows..]);
+            self.linear(rows, &x[first * up.0.cols..], up, wide);
+            // Gates computed by the tasks of the product, panel by panel, cost the tiles of the next panels more than they saved.
+            match activation {
+                Activation::Plain(act) => {
+                    self.activate(rows * width, act, wide);
+                    self.linear(rows, wide, down, out);
+                }
+                Activation::Gated(glu) => {
+                    self.gate(rows, width, glu, wide, narrow);
+                    self.linear(rows, narrow, down, out);
+                }
+            }
         }
     }
 
@@ -437,8 +431,7 @@ impl Backend for CpuBackend {
     fn matmul_routes(&self, routes: &Routes, x: &Buf, expert: ExpertOf<Matrix, Buf>, out: &mut Buf) {
         for (place, to) in (0..routes.experts()).map(|place| (place, routes.to(place))).filter(|(_, to)| !to.is_empty()) {
             let (w, bias) = expert(place);
-            let (x, out) = (&x[to.start * w.cols..], &mut out[to.start * w.rows..]);
-            self.product(matmul::Strips { rows: to.len(), count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &**bias), out });
+            self.linear(to.len(), &x[to.start * w.cols..], (w, bias), &mut out[to.start * w.rows..]);
         }
     }
 

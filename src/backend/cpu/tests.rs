@@ -833,25 +833,37 @@ fn rope_turns_the_rotated_dimensions_of_each_head_by_position() {
 #[test]
 fn what_is_done_in_one_go_has_the_bits_of_its_parts() {
     for backend in backends() {
-        // More rows than are packed at once, or in the middle of the MLP, and gates that fill their panels or don't.
-        for (rows, cols, gates) in [(3, 20, 64), (2 * MLP_ROWS + 1, 33, 96), (5, 40, 37)] {
-            let (x, bias) = (buf(&backend, &numbers(rows * cols, 1)), buf(&backend, &numbers(2 * gates, 2)));
-            for format in WeightFormat::all(32).into_iter().filter(|format| !matches!(format, WeightFormat::Int4 { .. })) {
-                let bytes = stored(&numbers(2 * gates * cols, 3), Dtype::F32).0;
-                let w = matrix_in(&backend, &bytes, 2 * gates, cols, Dtype::F32, format).unwrap();
-                let bytes = stored(&numbers(cols * gates, 4), Dtype::F32).0;
-                let down = matrix_in(&backend, &bytes, cols, gates, Dtype::F32, format).unwrap();
-                let glu = Glu::Of(Act::Silu);
-                let [mut both, mut gated] = [2 * gates, gates].map(|width| poisoned(&backend, rows * width));
-                let [mut out, mut expected] = [(), ()].map(|()| poisoned(&backend, rows * cols));
-                backend.matmul(rows, &x, &w, Some(&bias), &mut both);
-                backend.gate(rows, gates, glu, &both, &mut gated);
-                backend.matmul(rows, &gated, &down, None, &mut expected);
-                let at_once = backend.mlp_rows(rows);
-                let [mut both, mut gated] = [2 * gates, gates].map(|width| poisoned(&backend, at_once * width));
-                let mlp = GatedMlp { gate_up: (&w, Some(&bias)), glu, width: gates, down: (&down, None) };
-                backend.gated_mlp(rows, &x, mlp, &mut both, &mut gated, &mut out);
-                assert!(out[..] == expected[..], "{} {rows} rows of {gates} gates, {format:?}", backend.isa().name());
+        // More rows than are in the middle of an MLP at once, and gates that fill their panels or don't.
+        for (rows, [cols, width, outputs]) in [(3, [20, 64, 9]), (2 * MLP_ROWS + 1, [64, 96, 40]), (5, [40, 37, 33])] {
+            let x = buf(&backend, &numbers(rows * cols, 1));
+            let formats =
+                WeightFormat::all(32).into_iter().filter(|format| !matches!(format, WeightFormat::Int4 { .. }) || rows > MLP_ROWS);
+            for (format, activation) in formats.flat_map(|format| {
+                [Activation::Plain(Act::Relu), Activation::Gated(Glu::Of(Act::Silu))].map(|activation| (format, activation))
+            }) {
+                let ups = if matches!(activation, Activation::Gated(_)) { 2 * width } else { width };
+                let [up, down] = [(ups, cols, 3), (outputs, width, 4)].map(|(rows, cols, seed)| {
+                    let bytes = stored(&numbers(rows * cols, seed), Dtype::F32).0;
+                    let bias = buf(&backend, &numbers(rows, seed + 2));
+                    (matrix_in(&backend, &bytes, rows, cols, Dtype::F32, format).unwrap(), bias)
+                });
+                let [mut out, mut expected] = [(), ()].map(|()| poisoned(&backend, rows * outputs));
+                let [mut wide, mut narrow] = [ups, width].map(|width| poisoned(&backend, rows * width));
+                backend.matmul(rows, &x, &up.0, Some(&up.1), &mut wide);
+                match activation {
+                    Activation::Plain(act) => {
+                        backend.activate(rows * width, act, &mut wide);
+                        backend.matmul(rows, &wide, &down.0, Some(&down.1), &mut expected);
+                    }
+                    Activation::Gated(glu) => {
+                        backend.gate(rows, width, glu, &wide, &mut narrow);
+                        backend.matmul(rows, &narrow, &down.0, Some(&down.1), &mut expected);
+                    }
+                }
+                let [mut wide, mut narrow] = [ups, width].map(|width| poisoned(&backend, backend.mlp_rows(rows) * width));
+                let mlp = MlpOf { up: (&up.0, Some(&up.1)), activation, width, down: (&down.0, Some(&down.1)) };
+                backend.mlp(rows, &x, mlp, &mut wide, &mut narrow, &mut out);
+                assert!(out[..] == expected[..], "{} {rows} rows of {width}, {format:?}", backend.isa().name());
             }
         }
         let (x, y, weight) = (numbers(7 * 50, 1), buf(&backend, &numbers(7 * 50, 2)), buf(&backend, &numbers(50, 3)));

@@ -25,7 +25,7 @@ use crate::error::{Error, Result, try_vec};
 use crate::options::{Dtype, WeightFormat};
 use crate::sys::Pages;
 
-/// Rows are read from their source in pieces of about this size for each thread: what it packs was read into its second cache.
+/// Rows are read from their source in pieces of about this size for each thread, in whole panels.
 const LOAD_BYTES: usize = 512 << 10;
 /// Columns of a row that are converted at once; whole groups are.
 const AT_ONCE: usize = GROUP;
@@ -89,8 +89,8 @@ impl Matrix {
     pub fn load(machine: Machine, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
         let mut matrix = Self::zeroed(rows, cols, format)?;
         let row_bytes = cols * dtype.bytes();
-        let piece =
-            (machine.pool.threads() * LOAD_BYTES / row_bytes.max(1)).next_multiple_of(PANEL).max(PANEL).min(rows.next_multiple_of(PANEL));
+        let each = (LOAD_BYTES / row_bytes.max(1)).next_multiple_of(PANEL).max(PANEL);
+        let piece = (machine.pool.threads() * each).min(rows.next_multiple_of(PANEL));
         let as_stored = format == dtype.into();
         let mut buffer = try_vec(piece * row_bytes, 0u8)?;
         for first in (0..rows).step_by(piece) {

@@ -11,7 +11,7 @@ use super::quantize::{self, INT4_ZERO, INT8_ZERO};
 use super::{Format, Machine};
 use crate::error::{Result, try_vec};
 use crate::options::{Isa, WeightFormat};
-use crate::sys::Pages;
+use crate::sys::Numbers;
 
 /// Rows of a tile. With the vectors of a panel they have 24 sums of 16 lanes, or 12 of 8: what the register file holds beside weights and rows.
 pub const FLOAT_ROWS: usize = 12;
@@ -92,7 +92,7 @@ impl RowFormat {
 /// Room for packed rows.
 #[derive(Default)]
 pub struct PackedRows {
-    words: Pages, // u32; most formats leave its end untouched
+    words: Numbers<u32>, // of which most formats leave the end untouched
     scales: Vec<f32>,
     corrections: Vec<u32>,
 }
@@ -178,8 +178,8 @@ impl PackedRows {
     /// Makes room for so many rows, too.
     pub fn reserve(&mut self, rows: usize, cols: usize) -> Result<()> {
         let (rows, Lens { words, groups }) = (rows.min(MOST_ROWS), Lens::most(cols));
-        if rows * words > self.words.numbers::<u32>().len() {
-            self.words = Pages::partly_used(rows * words * size_of::<u32>())?;
+        if rows * words > self.words.len() {
+            self.words = Numbers::partly_used(rows * words)?;
         }
         if rows * groups > self.scales.len() {
             (self.scales, self.corrections) = (try_vec(rows * groups, 0.0)?, try_vec(rows * groups, 0)?);
@@ -190,7 +190,7 @@ impl PackedRows {
     /// Rows of so many columns for which there is room.
     pub fn most_rows(&self, cols: usize) -> usize {
         let Lens { words, groups } = Lens::most(cols.max(1));
-        let most = (self.words.numbers::<u32>().len() / words).min(self.scales.len() / groups);
+        let most = (self.words.len() / words).min(self.scales.len() / groups);
         assert!(most > 0, "no room was made for rows of {cols} columns");
         most
     }
@@ -207,7 +207,7 @@ impl PackedRows {
     ) -> PackedStrips<'a> {
         let lens = Lens::of(format, cols);
         let rows = strips * tiles.rows;
-        let words = &mut self.words.numbers_mut()[..rows * lens.words];
+        let words = &mut self.words[..rows * lens.words];
         let (scales, corrections) = (&mut self.scales[..rows * lens.groups], &mut self.corrections[..rows * lens.groups]);
         let to = (SendPtr(words.as_mut_ptr()), SendPtr(scales.as_mut_ptr()), SendPtr(corrections.as_mut_ptr()));
         pool.run(strips * tiles.count, &|task, _| {
