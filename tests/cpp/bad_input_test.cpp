@@ -250,7 +250,7 @@ TEST_F(BadInput, as_an_id_is_not_found) {
     const uint64_t ended = engine.add(asking(prompt)).value();
     read_to_the_end(engine.queue());
     EXPECT_TRUE(fails(Code::not_found, engine.abort(ended)));
-    const uint64_t aborted = engine.add(asking(prompt)).value();
+    const uint64_t aborted = engine.add(endless(prompt)).value();
     EXPECT_TRUE(ok(engine.abort(aborted)));
     read_to_the_end(engine.queue());
     EXPECT_TRUE(fails(Code::not_found, engine.abort(aborted)));
