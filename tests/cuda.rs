@@ -11,7 +11,7 @@ use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{
     Act, AttentionShape, Backend, BatchSize, ExpertGroups, Extent, Glu, GroupScore, Heads, InputLimits, KvShape, NormKind, NormOf, Pairs,
-    Routing, Scores, Strips, Turn, Values,
+    Routing, RowSource, Scores, Strips, Turn, Values,
 };
 use pagedllm::batch::draws::{DrawLimits, Draws};
 use pagedllm::batch::{Batch, BlockCopy, BlockMove, NOWHERE, Span, Tail};
@@ -69,12 +69,12 @@ fn matrix<B: Backend>(backend: &B, values: &[f32], rows: usize, cols: usize, for
 }
 
 fn load<B: Backend>(backend: &B, values: &[f32], rows: usize, cols: usize, format: WeightFormat) -> Result<B::Matrix, Error> {
-    let mut source = |first: usize, out: &mut [u8]| {
+    let read = |first: usize, out: &mut [u8]| {
         let values = &values[first * cols..][..out.len() / 4];
         out.as_chunks_mut::<4>().0.iter_mut().zip(values).for_each(|(out, value)| *out = value.to_le_bytes());
         Ok(())
     };
-    backend.matrix(rows, cols, Dtype::F32, format, &mut source)
+    backend.matrix(rows, cols, Dtype::F32, format, RowSource { read: &read, advance: &mut |_| Ok(()) })
 }
 
 fn is_cpu<B: Backend>(backend: &B) -> bool {

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use pagedllm::backend::Backend;
 use pagedllm::backend::cpu::CpuBackend;
+use pagedllm::backend::{Backend, RowSource};
 use pagedllm::options::{Dtype, WeightFormat};
 
 use crate::common::median;
@@ -61,14 +61,16 @@ impl Products {
         let mut products = Products { backend, matrices: Vec::new(), bytes: 0.0, operations: 0.0 };
         products.backend.reserve_rows(ROWS[ROWS.len() - 1], inner)?;
         for (width, cols) in (0..LAYERS).flat_map(|_| of_layer) {
-            let mut random = 1u32;
-            let matrix = products.backend.matrix(width, cols, Dtype::Bf16, format, &mut |_, out| {
+            let read = |first: usize, out: &mut [u8]| {
+                let mut random = first as u32 + 1;
                 for two in out.as_chunks_mut::<2>().0 {
                     random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                     *two = half::bf16::from_f32((random >> 16) as f32 / 1e6 - 0.03).to_le_bytes();
                 }
                 Ok(())
-            })?;
+            };
+            let source = RowSource { read: &read, advance: &mut |_| Ok(()) };
+            let matrix = products.backend.matrix(width, cols, Dtype::Bf16, format, source)?;
             products.bytes += products.backend.matrix_bytes(width, cols, format) as f64;
             products.operations += (2 * width * cols) as f64;
             products.matrices.push((matrix, width, cols));

@@ -1,8 +1,8 @@
 //! The products of LLaMA-3-8B alone, for one row and for thousands: in the default mode, where cuBLASLt computes those of many rows, and in
 //! ours alone, whose bits do not depend on how many rows there are.
 
-use pagedllm::backend::Backend;
 use pagedllm::backend::cuda::CudaBackend;
+use pagedllm::backend::{Backend, RowSource};
 use pagedllm::options::{Dtype, WeightFormat};
 use serde_json::json;
 
@@ -74,11 +74,11 @@ fn copies(backend: &CudaBackend, format: WeightFormat, outs: usize, cols: usize)
     let weights = Weights::new();
     let count = BEYOND_CACHES.div_ceil(outs * cols).min(8);
     let copy = |_| {
-        let source = &mut |first: usize, out: &mut [u8]| {
+        let read = |first: usize, out: &mut [u8]| {
             weights.fill(first, out);
             Ok(())
         };
-        Ok(backend.matrix(outs, cols, Dtype::Bf16, format, source)?)
+        Ok(backend.matrix(outs, cols, Dtype::Bf16, format, RowSource { read: &read, advance: &mut |_| Ok(()) })?)
     };
     (0..count).map(copy).collect()
 }

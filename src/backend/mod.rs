@@ -37,8 +37,13 @@ pub enum Activation {
     Gated(Glu),
 }
 
-/// Serves the rows `[first, first + rows)` of a matrix as bytes of its dtype, little endian.
-pub type RowSource<'a> = &'a mut dyn FnMut(usize, &mut [u8]) -> Result<()>;
+/// Where the rows of a matrix come from.
+pub struct RowSource<'a> {
+    /// Serves the rows from this one on as bytes of the matrix's dtype, little endian. Any thread may ask.
+    pub read: &'a (dyn Fn(usize, &mut [u8]) -> Result<()> + Sync),
+    /// Told of bytes that have been read, by the thread that loads; an error ends the loading.
+    pub advance: &'a mut dyn FnMut(usize) -> Result<()>,
+}
 
 /// Serves the packed bytes of a matrix: its piece of this number, of `PACKED_PIECE` bytes or, at its end, fewer. Any thread may ask.
 pub type PackedSource<'a> = &'a (dyn Fn(usize, &mut [u8]) -> Result<()> + Sync);

@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::checkpoint::{Checkpoint, Tensor};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_vec};
 
 /// Numbers that share a scale.
 const BLOCK: usize = 32;
@@ -38,13 +38,10 @@ pub struct Rows<'a> {
 
 impl Rows<'_> {
     /// Fills `out` with whole rows in bf16, which holds each number exactly. What lies between them is read, too: in one go.
-    pub fn read(&self, checkpoint: &Checkpoint, out: &mut [u8], piece: &mut Vec<u8>) -> Result<()> {
+    pub fn read(&self, checkpoint: &Checkpoint, out: &mut [u8]) -> Result<()> {
         let (packed_row, scales_row) = (self.cols / 2, self.cols / BLOCK);
         let rows = (out.len() / size_of::<bf16>() / self.cols).saturating_sub(1) * self.step + 1;
-        let len = rows * (packed_row + scales_row);
-        piece.clear();
-        piece.try_reserve(len)?;
-        piece.resize(len, 0);
+        let mut piece = try_vec(rows * (packed_row + scales_row), 0u8)?;
         let (packed, powers) = piece.split_at_mut(rows * packed_row);
         checkpoint.read(self.blocks, (self.start / 2) as u64, packed)?;
         checkpoint.read(self.scales, (self.start / BLOCK) as u64, powers)?;

@@ -2,12 +2,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
 
 use super::checkpoint::{Checkpoint, Tensor};
 use super::mxfp4;
 use super::packed::Reader;
 use super::spec::{Layout, Linear, Model, ModelSpec, Norm, Part, Role, RowOrder, Source, Vector};
-use crate::backend::{Backend, NormOf};
+use crate::backend::{Backend, NormOf, RowSource};
 use crate::error::{Code, Error, Result, try_vec};
 use crate::options::{Dtype, WeightFormat};
 
@@ -234,7 +235,7 @@ struct Loading<'a, B: Backend> {
 
 impl<B: Backend> Loading<'_, B> {
     fn linear(&mut self, linear: &Linear, role: Role) -> Result<LoadedLinear<B>> {
-        let mut parts = Parts::find(linear, self.checkpoint)?;
+        let parts = Parts::find(linear, self.checkpoint)?;
         let (rows, format) = (linear.rows(), format_of(linear, parts.dtype, for_role(self.asked, role))?);
         let weight = match &mut self.origin {
             Origin::Packed(reader) => {
@@ -243,7 +244,7 @@ impl<B: Backend> Loading<'_, B> {
                 weight
             }
             Origin::Files(show) => {
-                let weight = pack(self.backend, linear, &mut parts, format, &mut self.meter)?;
+                let weight = pack(self.backend, linear, &parts, format, &mut self.meter)?;
                 show(&weight);
                 weight
             }
@@ -253,11 +254,9 @@ impl<B: Backend> Loading<'_, B> {
     }
 }
 
-fn pack<B: Backend>(backend: &B, linear: &Linear, parts: &mut Parts, format: WeightFormat, meter: &mut Meter) -> Result<B::Matrix> {
-    let weight = backend.matrix(linear.rows(), linear.cols, parts.dtype, format, &mut |first, out| {
-        parts.read_rows(first, out)?;
-        meter.advance(out.len())
-    });
+fn pack<B: Backend>(backend: &B, linear: &Linear, parts: &Parts, format: WeightFormat, meter: &mut Meter) -> Result<B::Matrix> {
+    let source = RowSource { read: &|first, out| parts.read_rows(first, out), advance: &mut |bytes| meter.advance(bytes) };
+    let weight = backend.matrix(linear.rows(), linear.cols, parts.dtype, format, source);
     weight.map_err(|error| match error.code() {
         Code::Model => {
             let names: Vec<_> = linear.parts.iter().map(Part::weight).collect();
@@ -297,8 +296,7 @@ struct Parts<'a> {
     /// The parts' common type, or f32 where they differ.
     dtype: Dtype,
     /// A part stored as `[in, out]`, read whole: its index and bytes.
-    whole: Option<(usize, Vec<u8>)>,
-    piece: Vec<u8>,
+    whole: Mutex<Option<(usize, Vec<u8>)>>,
 }
 
 /// One part, in its file.
@@ -333,7 +331,7 @@ impl<'a> Parts<'a> {
         let parts: Vec<Stored> = linear.parts.iter().map(|part| Stored::find(linear, part, checkpoint)).collect::<Result<_>>()?;
         let first = parts[0].dtype;
         let dtype = if parts.iter().all(|part| part.dtype == first) { first } else { Dtype::F32 };
-        Ok(Parts { checkpoint, parts, cols, layout, order, dtype, whole: None, piece: Vec::new() })
+        Ok(Parts { checkpoint, parts, cols, layout, order, dtype, whole: Mutex::default() })
     }
 
     /// Of so many rows.
@@ -342,7 +340,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Fills `out` with whole rows from row `first`.
-    fn read_rows(&mut self, first: usize, out: &mut [u8]) -> Result<()> {
+    fn read_rows(&self, first: usize, out: &mut [u8]) -> Result<()> {
         let row_bytes = self.cols * self.dtype.bytes();
         let (mut start, mut filled) = (0, 0);
         for part in 0..self.parts.len() {
@@ -358,36 +356,23 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    fn read_part(&mut self, part: usize, first: usize, count: usize, out: &mut [u8]) -> Result<()> {
+    fn read_part(&self, part: usize, first: usize, count: usize, out: &mut [u8]) -> Result<()> {
         let dtype = self.parts[part].dtype;
         if dtype == self.dtype {
             return self.read_stored(part, first, out);
         }
-        let len = count * self.cols * dtype.bytes();
-        let mut piece = std::mem::take(&mut self.piece);
-        piece.clear();
-        piece.try_reserve_exact(len)?;
-        piece.resize(len, 0);
+        let mut piece = try_vec(count * self.cols * dtype.bytes(), 0u8)?;
         self.read_stored(part, first, &mut piece)?;
         dtype.visit(&piece, |i, value| out[4 * i..][..4].copy_from_slice(&value.to_le_bytes()));
-        self.piece = piece;
         Ok(())
     }
 
     /// As the part's numbers are stored; those of four bits in bf16.
-    fn read_stored(&mut self, part: usize, first: usize, out: &mut [u8]) -> Result<()> {
+    fn read_stored(&self, part: usize, first: usize, out: &mut [u8]) -> Result<()> {
         let (Stored { tensor, scales, dtype, rows, offset }, cols) = (self.parts[part], self.cols);
         let bytes = dtype.bytes();
         if self.layout == Layout::InOut && scales.is_none() {
-            let order = self.order;
-            let whole = self.whole(part)?;
-            for (row, out) in out.chunks_exact_mut(cols * bytes).enumerate() {
-                let row = order.run_at(rows, first + row).first;
-                for (col, element) in out.chunks_exact_mut(bytes).enumerate() {
-                    element.copy_from_slice(&whole[(col * rows + row) * bytes..][..bytes]);
-                }
-            }
-            return Ok(());
+            return self.read_turned(part, first, out);
         }
         let (row_bytes, mut row, mut out) = (cols * bytes, first, out);
         while !out.is_empty() {
@@ -397,9 +382,7 @@ impl<'a> Parts<'a> {
             let (now, rest) = out.split_at_mut(out.len().min(at_once * row_bytes));
             let start = offset + run.first * cols;
             match scales {
-                Some(scales) => {
-                    mxfp4::Rows { blocks: tensor, scales, start, cols, step: run.step }.read(self.checkpoint, now, &mut self.piece)?
-                }
+                Some(scales) => mxfp4::Rows { blocks: tensor, scales, start, cols, step: run.step }.read(self.checkpoint, now)?,
                 None => self.checkpoint.read(tensor, (start * bytes) as u64, now)?,
             }
             row += now.len() / row_bytes;
@@ -408,13 +391,24 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    fn whole(&mut self, part: usize) -> Result<&[u8]> {
-        if self.whole.as_ref().is_none_or(|(index, _)| *index != part) {
-            let Stored { tensor, dtype, rows, offset, .. } = self.parts[part];
-            let mut bytes = try_vec(rows * self.cols * dtype.bytes(), 0u8)?;
-            self.checkpoint.read(tensor, (offset * dtype.bytes()) as u64, &mut bytes)?;
-            self.whole = Some((part, bytes));
+    /// Of a part stored as `[in, out]`. One thread after the other: so no more than one part is held.
+    fn read_turned(&self, part: usize, first: usize, out: &mut [u8]) -> Result<()> {
+        let (Stored { tensor, dtype, rows, offset, .. }, cols) = (self.parts[part], self.cols);
+        let bytes = dtype.bytes();
+        let mut held = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.as_ref().is_none_or(|(index, _)| *index != part) {
+            *held = None;
+            let mut whole = try_vec(rows * cols * bytes, 0u8)?;
+            self.checkpoint.read(tensor, (offset * bytes) as u64, &mut whole)?;
+            *held = Some((part, whole));
         }
-        Ok(self.whole.as_ref().map_or(&[], |(_, bytes)| bytes))
+        let whole = held.as_ref().map_or(&[][..], |(_, whole)| whole);
+        for (row, out) in out.chunks_exact_mut(cols * bytes).enumerate() {
+            let row = self.order.run_at(rows, first + row).first;
+            for (col, element) in out.chunks_exact_mut(bytes).enumerate() {
+                element.copy_from_slice(&whole[(col * rows + row) * bytes..][..bytes]);
+            }
+        }
+        Ok(())
     }
 }

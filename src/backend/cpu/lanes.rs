@@ -28,6 +28,8 @@ pub trait Lanes: Copy + 'static {
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// 2^i, where i is an integer that was added to `ROUNDER`.
     unsafe fn exp2_of_rounded(v: Self::V) -> Self::V;
+    /// The low byte of each lane.
+    unsafe fn store_low_bytes(p: *mut u8, v: Self::V);
     /// Words of 32 bits, one in each lane.
     type I: Copy;
     unsafe fn splat_word(x: u32) -> Self::I;
@@ -48,6 +50,13 @@ pub trait Lanes: Copy + 'static {
     const PAIRS: bool = false;
     /// a * b + c, where each lane of a and b is a pair in bf16: both products are added.
     unsafe fn fma_pairs(_a: Self::I, _b: Self::I, _c: Self::V) -> Self::V {
+        unreachable!("the path has no pairs")
+    }
+    /// Rounds numbers to bf16, two a word: N words of each of up to N rows that lie `pitch` numbers apart. The words become
+    /// `[word][row]`, of which those of rows that are not there are left out.
+    /// # Safety
+    /// `rows`, at most N, reach 2 * N numbers each; `out` takes N * `rows` words.
+    unsafe fn turn_pairs(_x: *const f32, _pitch: usize, _rows: usize, _out: *mut u32) {
         unreachable!("the path has no pairs")
     }
     /// Rounds N numbers to bf16, to the nearest and of two to the even one.
@@ -310,6 +319,11 @@ impl<const PAIRS: bool> Lanes for Portable<PAIRS> {
     unsafe fn exp2_of_rounded(v: [f32; 8]) -> [f32; 8] {
         each(|i| f32::from_bits((v[i].to_bits() << 23).wrapping_add(1.0f32.to_bits())))
     }
+    #[inline(always)]
+    unsafe fn store_low_bytes(p: *mut u8, v: [f32; 8]) {
+        // SAFETY: the caller's pointer reaches 8 bytes.
+        unsafe { p.cast::<[u8; 8]>().write(v.map(|x| x.to_bits() as u8)) }
+    }
     type I = [u32; 8];
     #[inline(always)]
     unsafe fn splat_word(x: u32) -> [u32; 8] {
@@ -361,6 +375,18 @@ impl<const PAIRS: bool> Lanes for Portable<PAIRS> {
         unsafe { Self::fma(Self::low_bf16(a), Self::low_bf16(b), Self::fma(Self::high_bf16(a), Self::high_bf16(b), c)) }
     }
     #[inline(always)]
+    unsafe fn turn_pairs(x: *const f32, pitch: usize, rows: usize, out: *mut u32) {
+        for row in 0..rows {
+            let mut words = [0u32; 8];
+            // SAFETY: the caller's row reaches 16 numbers, and `out` 8 words of each row.
+            unsafe {
+                Self::store_bf16(words.as_mut_ptr().cast(), Self::load(x.add(row * pitch)));
+                Self::store_bf16(words.as_mut_ptr().cast::<u16>().add(8), Self::load(x.add(row * pitch + 8)));
+                (0..8).for_each(|word| *out.add(word * rows + row) = words[word]);
+            }
+        }
+    }
+    #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: [f32; 8]) {
         // SAFETY: the caller's pointer reaches 8 numbers.
         unsafe { p.cast::<[u16; 8]>().write_unaligned(v.map(|x| half::bf16::from_f32(x).to_bits())) }
@@ -375,7 +401,7 @@ mod x86 {
     macro_rules! lanes {
         ($name:ident, $n:literal, $v:ty, $set1:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $mul:ident, $div:ident,
          $max:ident, $min:ident, $fma:ident, words: $words:tt, dot: $dot:tt, bf16: |$p:ident| $bf16:expr, f16: |$q:ident| $f16:expr, i8: |$r:ident| $i8:expr,
-         e4m3: |$s:ident| $e4m3:expr, exp2: |$e:ident| $exp2:expr $(, $more:tt)?) => {
+         e4m3: |$s:ident| $e4m3:expr, exp2: |$e:ident| $exp2:expr, low_bytes: |$t:ident, $w:ident| $low_bytes:expr $(, $more:tt)?) => {
             #[derive(Clone, Copy)]
             pub struct $name;
             // For all bodies: the trait's contract gives the features and the reach of the pointers.
@@ -442,6 +468,10 @@ mod x86 {
                 #[inline(always)]
                 unsafe fn exp2_of_rounded($e: $v) -> $v {
                     unsafe { $exp2 }
+                }
+                #[inline(always)]
+                unsafe fn store_low_bytes($t: *mut u8, $w: $v) {
+                    unsafe { $low_bytes }
                 }
                 words!($words);
                 dot!($dot);
@@ -522,7 +552,8 @@ mod x86 {
             let halves = _mm256_and_si256(_mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast()))), _mm256_set1_epi16(0xbfffu16 as i16));
             _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0))
         },
-        exp2: |v| _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32::<23>(_mm512_castps_si512(v)), _mm512_castps_si512(_mm512_set1_ps(1.0)))) $(, $more)?);
+        exp2: |v| _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32::<23>(_mm512_castps_si512(v)), _mm512_castps_si512(_mm512_set1_ps(1.0)))),
+        low_bytes: |p, v| _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(v))) $(, $more)?);
         };
     }
 
@@ -535,10 +566,51 @@ mod x86 {
                 unsafe { _mm512_dpbf16_ps(c, std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512i, __m512bh>(b)) }
             }
             #[inline(always)]
+            unsafe fn turn_pairs(x: *const f32, pitch: usize, rows: usize, out: *mut u32) {
+                unsafe { turn_pairs(x, pitch, rows, out) }
+            }
+            #[inline(always)]
             unsafe fn store_bf16(p: *mut u16, v: __m512) {
                 unsafe { _mm256_storeu_si256(p.cast(), std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v))) }
             }
         };
+    }
+
+    /// Four steps of shuffles turn 16 rows of 16 words; each step is a line for each vector, so that all stay in registers.
+    #[inline]
+    #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn turn_pairs(x: *const f32, pitch: usize, rows: usize, out: *mut u32) {
+        macro_rules! turned {
+            ($($r:literal)*) => {
+                // SAFETY: the caller's rows reach 32 numbers; the last one stands for those that are not there.
+                [$(unsafe {
+                    let x = x.add($r.min(rows - 1) * pitch);
+                    std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x.add(16)), _mm512_loadu_ps(x)))
+                }),*]
+            };
+        }
+        // Of each two vectors the low halves, then the high ones.
+        macro_rules! step {
+            ($v:ident, $low:expr, $high:expr, $(($a:literal $b:literal))*) => {
+                $(($v[$a], $v[$b]) = ($low($v[$a], $v[$b]), $high($v[$a], $v[$b]));)*
+            };
+        }
+        let mut v: [__m512i; 16] =
+            turned!(0usize 1usize 2usize 3usize 4usize 5usize 6usize 7usize 8usize 9usize 10usize 11usize 12usize 13usize 14usize 15usize);
+        // Within each quarter of a vector: words of two rows, then of four.
+        step!(v, _mm512_unpacklo_epi32, _mm512_unpackhi_epi32, (0 1)(2 3)(4 5)(6 7)(8 9)(10 11)(12 13)(14 15));
+        step!(v, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64, (0 2)(1 3)(4 6)(5 7)(8 10)(9 11)(12 14)(13 15));
+        // Whole quarters, of eight rows, then of all.
+        step!(v, _mm512_shuffle_i32x4::<0x88>, _mm512_shuffle_i32x4::<0xdd>, (0 4)(1 5)(2 6)(3 7)(8 12)(9 13)(10 14)(11 15));
+        step!(v, _mm512_shuffle_i32x4::<0x88>, _mm512_shuffle_i32x4::<0xdd>, (0 8)(1 9)(2 10)(3 11)(4 12)(5 13)(6 14)(7 15));
+        let there: __mmask16 = 0xffff >> (16 - rows);
+        macro_rules! stored {
+            ($(($word:literal $from:literal))*) => {
+                // SAFETY: the caller's place takes so many words.
+                $(unsafe { _mm512_mask_storeu_epi32(out.add($word * rows).cast(), there, v[$from]) };)*
+            };
+        }
+        stored!((0 0)(1 2)(2 1)(3 3)(4 4)(5 6)(6 5)(7 7)(8 8)(9 10)(10 9)(11 11)(12 12)(13 14)(14 13)(15 15));
     }
 
     avx512!(
@@ -570,7 +642,12 @@ mod x86 {
             let halves = _mm_and_si128(_mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(p.cast()))), _mm_set1_epi16(0xbfffu16 as i16));
             _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0))
         },
-        exp2: |v| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(v)), _mm256_castps_si256(_mm256_set1_ps(1.0)))));
+        exp2: |v| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(v)), _mm256_castps_si256(_mm256_set1_ps(1.0)))),
+        low_bytes: |p, v| {
+            // Those of each half lie together then, at its beginning.
+            let bytes = _mm256_shuffle_epi8(_mm256_castps_si256(v), _mm256_set1_epi32(0x0c08_0400));
+            p.cast::<[i32; 2]>().write_unaligned([_mm256_extract_epi32::<0>(bytes), _mm256_extract_epi32::<4>(bytes)])
+        });
         };
     }
 

@@ -120,6 +120,23 @@ impl Pool {
             resume_unwind(panic);
         }
     }
+
+    /// The same of what can fail. After a failure those that come later are not begun; of several the first is told.
+    pub fn try_run(&self, tasks: usize, run: &(dyn Fn(usize, usize) -> Result<()> + Sync)) -> Result<()> {
+        let failed: Mutex<Option<(usize, Error)>> = Mutex::new(None);
+        let has_failed_before = |task| lock(&failed).as_ref().is_some_and(|(earlier, _)| *earlier < task);
+        self.run(tasks, &|task, worker| {
+            if has_failed_before(task) {
+                return;
+            }
+            if let Err(error) = run(task, worker)
+                && !has_failed_before(task)
+            {
+                *lock(&failed) = Some((task, error));
+            }
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), |(_, error)| Err(error))
+    }
 }
 
 impl Drop for Pool {
@@ -218,6 +235,23 @@ mod tests {
             assert!(caught.is_err());
         }
         pool.run(10, &|_, _| ());
+    }
+
+    #[test]
+    fn of_tasks_that_fail_the_first_is_told_and_what_comes_after_it_is_left() {
+        for threads in [1, 3] {
+            let pool = Pool::new(threads).unwrap();
+            let begun: Vec<AtomicUsize> = (0..1000).map(|_| AtomicUsize::new(0)).collect();
+            let error = pool.try_run(begun.len(), &|task, _| {
+                begun[task].fetch_add(1, Ordering::Relaxed);
+                if task < 7 { Ok(()) } else { Err(Error::internal(format!("task {task}"))) }
+            });
+            assert_eq!(error.unwrap_err().message(), "task 7");
+            let begun: Vec<usize> = begun.into_iter().map(AtomicUsize::into_inner).collect();
+            assert_eq!(begun[..8], [1; 8]);
+            assert!(begun[8..].iter().sum::<usize>() < threads, "each thread may have begun one before it knew");
+            pool.try_run(10, &|_, _| Ok(())).unwrap();
+        }
     }
 
     #[test]

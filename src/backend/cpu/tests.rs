@@ -58,10 +58,11 @@ fn matrix(backend: &CpuBackend, values: &[f32], rows: usize, cols: usize, dtype:
 }
 
 fn matrix_in(backend: &CpuBackend, bytes: &[u8], rows: usize, cols: usize, dtype: Dtype, format: WeightFormat) -> Result<Matrix> {
-    backend.matrix(rows, cols, dtype, format, &mut |first, out| {
+    let read = |first: usize, out: &mut [u8]| {
         out.copy_from_slice(&bytes[first * cols * dtype.bytes()..][..out.len()]);
         Ok(())
-    })
+    };
+    backend.matrix(rows, cols, dtype, format, RowSource { read: &read, advance: &mut |_| Ok(()) })
 }
 
 fn assert_near(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
@@ -572,13 +573,7 @@ fn strips_are_split_multiplied_and_joined() {
     let (x, w) = (numbers(rows * strips.stride, 1), numbers(strips.count * wide * strips.dim, 2));
     for backend in backends() {
         let bytes: Vec<Vec<u8>> = w.chunks_exact(wide * strips.dim).map(|w| w.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
-        let matrix = |bytes: &Vec<u8>| {
-            let row = strips.dim * 4;
-            backend.matrix(wide, strips.dim, Dtype::F32, WeightFormat::F32, &mut |first, out| {
-                out.copy_from_slice(&bytes[first * row..][..out.len()]);
-                Ok(())
-            })
-        };
+        let matrix = |bytes: &Vec<u8>| matrix_in(&backend, bytes, wide, strips.dim, Dtype::F32, WeightFormat::F32);
         let matrices: Vec<Matrix> = bytes.iter().map(|bytes| matrix(bytes).unwrap()).collect();
         let mut split = poisoned(&backend, rows * strips.count * strips.dim);
         backend.split_strips(rows, strips, &buf(&backend, &x), &mut split);

@@ -72,7 +72,8 @@ impl Matrix {
         let mut floats = try_vec(if stored == Stored::Fp8 { cols } else { 0 }, 0.0f32)?;
         for first in (0..rows).step_by(piece) {
             let count = piece.min(rows - first);
-            source(first, &mut read[..count * row])?;
+            (source.read)(first, &mut read[..count * row])?;
+            (source.advance)(count * row)?;
             for (i, (from, to)) in read.chunks_exact(row.max(1)).zip(written.chunks_exact_mut(padded.max(1))).take(count).enumerate() {
                 let converted = match stored {
                     Stored::As(to_dtype) => convert(dtype, to_dtype, from, to),

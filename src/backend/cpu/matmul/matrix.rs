@@ -8,7 +8,7 @@
 //! | int4 | for each group: `[k / 8][32][4]` bytes, of which the low halves are four columns and the high ones the next four, with 8 for 0; then `[32]` scales in f16 |
 //! | int4 with offsets | the same, and 0 for the least of a group; behind its scales `[32]` offsets in f16 |
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
@@ -22,11 +22,13 @@ use super::rows::GROUP;
 use super::{Format, LINE, Machine, PANEL};
 use crate::backend::{PACKED_PIECE, PackedSource, RowSource, no_such_number};
 use crate::error::{Error, Result, try_vec};
-use crate::options::{Dtype, WeightFormat};
+use crate::options::{Dtype, Isa, WeightFormat};
 use crate::sys::Pages;
 
 /// Rows are read from their source in pieces of about this size for each thread, in whole panels.
 const LOAD_BYTES: usize = 512 << 10;
+/// So many of them for each thread, before whoever loads is told of it.
+const PIECES_AT_ONCE: usize = 4;
 /// Columns of a row that are converted at once; whole groups are.
 const AT_ONCE: usize = GROUP;
 /// And so many rows before that, they are asked for.
@@ -47,11 +49,6 @@ fn panel_bytes(format: Format, cols: usize) -> usize {
         Format::Int8 => cols.div_ceil(4) * STEP_BYTES + PANEL * size_of::<f32>(),
         Format::Int4 { group, offsets } => cols / group * group_bytes(group, offsets),
     }
-}
-
-/// Of a row in floating point.
-fn row_bytes(format: Format, cols: usize) -> usize {
-    cols * if format == Format::F32 { 4 } else { 2 }
 }
 
 /// Of a panel's group in int4.
@@ -85,44 +82,57 @@ impl Matrix {
         Ok(Matrix { rows, cols, format: Format::of(format)?, pages })
     }
 
-    /// Reads rows of `dtype`, and stores them in `format`.
+    /// Reads rows of `dtype`, and stores them in `format`: each thread those that it reads, while they are in its core's cache.
     pub fn load(machine: Machine, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
         let mut matrix = Self::zeroed(rows, cols, format)?;
+        let packing = Packing { isa: machine.isa, format: matrix.format, dtype, cols };
         let row_bytes = cols * dtype.bytes();
-        let each = (LOAD_BYTES / row_bytes.max(1)).next_multiple_of(PANEL).max(PANEL);
-        let piece = (machine.pool.threads() * each).min(rows.next_multiple_of(PANEL));
-        let as_stored = format == dtype.into();
-        let mut buffer = try_vec(piece * row_bytes, 0u8)?;
-        for first in (0..rows).step_by(piece) {
-            let count = piece.min(rows - first);
-            let bytes = &mut buffer[..count * row_bytes];
-            source(first, bytes)?;
-            match matrix.format {
-                _ if !as_stored => matrix.convert(machine, first, dtype, bytes).map_err(|row| no_such_number(row, format))?,
-                Format::F16 => matrix.pack::<2>(machine.pool, first, bytes),
-                _ => matrix.pack::<4>(machine.pool, first, bytes),
-            }
+        let each = (LOAD_BYTES / row_bytes.max(1)).clamp(1, rows.max(1)).next_multiple_of(PANEL);
+        let threads = machine.pool.threads();
+        let buffers = (0..threads).map(|_| Ok(Mutex::new(try_vec(each * row_bytes, 0u8)?))).collect::<Result<Vec<_>>>()?;
+        for first in (0..rows).step_by(threads * PIECES_AT_ONCE * each) {
+            let count = (threads * PIECES_AT_ONCE * each).min(rows - first);
+            matrix.for_panels(machine.pool, first..first + count, each, &|rows, worker, panels| {
+                let mut buffer = buffers[worker].lock().unwrap_or_else(PoisonError::into_inner);
+                let bytes = &mut buffer[..rows.len() * row_bytes];
+                (source.read)(rows.start, bytes)?;
+                packing.pack(bytes, panels).map_err(|row| no_such_number(rows.start + row, format))
+            })?;
+            (source.advance)(count * row_bytes)?;
         }
         Ok(matrix)
+    }
+
+    /// Calls `f` for `each` rows after the other, as many as whole panels have, with the number of the thread and the panels that they lie in.
+    fn for_panels(
+        &mut self,
+        pool: &Pool,
+        rows: Range<usize>,
+        each: usize,
+        f: &(dyn Fn(Range<usize>, usize, &mut [u8]) -> Result<()> + Sync),
+    ) -> Result<()> {
+        let panel_bytes = self.panel_bytes();
+        let start = SendPtr(self.pages.bytes_mut()[rows.start / PANEL * panel_bytes..].as_mut_ptr());
+        pool.try_run(rows.len().div_ceil(each), &|task, worker| {
+            let first = rows.start + task * each;
+            let piece = first..rows.end.min(first + each);
+            let bytes = piece.len().div_ceil(PANEL) * panel_bytes;
+            // SAFETY: each task has its own panels, which lie inside the pages.
+            f(piece, worker, unsafe { std::slice::from_raw_parts_mut(start.get().add(task * each / PANEL * panel_bytes), bytes) })
+        })
     }
 
     /// Takes back what `packed` gave.
     pub fn of_packed(pool: &Pool, rows: usize, cols: usize, format: WeightFormat, source: PackedSource) -> Result<Matrix> {
         let mut matrix = Self::zeroed(rows, cols, format)?;
-        let (bytes, failed) = (matrix.pages.bytes().len(), Mutex::new(None));
+        let bytes = matrix.pages.bytes().len();
         let start = SendPtr(matrix.pages.bytes_mut().as_mut_ptr());
-        pool.run(bytes.div_ceil(PACKED_PIECE), &|piece, _| {
+        pool.try_run(bytes.div_ceil(PACKED_PIECE), &|piece, _| {
             let first = piece * PACKED_PIECE;
             // SAFETY: pieces are disjoint, and inside the pages.
-            let out = unsafe { std::slice::from_raw_parts_mut(start.get().add(first), PACKED_PIECE.min(bytes - first)) };
-            if let Err(error) = source(piece, out) {
-                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-            }
-        });
-        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(error) => Err(error),
-            None => Ok(matrix),
-        }
+            source(piece, unsafe { std::slice::from_raw_parts_mut(start.get().add(first), PACKED_PIECE.min(bytes - first)) })
+        })?;
+        Ok(matrix)
     }
 
     pub fn packed(&self) -> &[u8] {
@@ -135,53 +145,6 @@ impl Matrix {
 
     pub fn panel(&self, panel: usize) -> *const u8 {
         self.pages.bytes()[panel * self.panel_bytes()..].as_ptr()
-    }
-
-    /// Calls `f` for each panel that some rows of `row_bytes` lie in, of which the first is the first of a panel: with the number of its first row, those
-    /// of its rows that are there, and its bytes.
-    fn for_panels(&mut self, pool: &Pool, first: usize, rows: &[u8], row_bytes: usize, f: impl Fn(usize, &[u8], &mut [u8]) + Sync) {
-        let bytes = self.panel_bytes();
-        let panels = SendPtr(self.pages.bytes_mut()[first / PANEL * bytes..].as_mut_ptr());
-        pool.run((rows.len() / row_bytes).div_ceil(PANEL), &|panel, _| {
-            let rows = &rows[panel * PANEL * row_bytes..rows.len().min((panel + 1) * PANEL * row_bytes)];
-            // SAFETY: each task writes its own panel, which lies inside the pages.
-            f(first + panel * PANEL, rows, unsafe { std::slice::from_raw_parts_mut(panels.get().add(panel * bytes), bytes) });
-        });
-    }
-
-    /// Packs rows as they are, N bytes of one beside those of the next. A cache line of each at a time: so what is read and what is written stays in
-    /// the first cache.
-    fn pack<const N: usize>(&mut self, pool: &Pool, first: usize, bytes: &[u8]) {
-        let row_bytes = row_bytes(self.format, self.cols);
-        self.for_panels(pool, first, bytes, row_bytes, |_, rows, panel| {
-            let panel = panel.as_chunks_mut::<N>().0;
-            for line in (0..row_bytes).step_by(LINE) {
-                for (n, row) in rows.chunks_exact(row_bytes).enumerate() {
-                    let (elements, last) = row[line..row_bytes.min(line + LINE)].as_chunks::<N>();
-                    let first = line / N * PANEL + n;
-                    for (place, element) in elements.iter().enumerate() {
-                        panel[first + place * PANEL] = *element;
-                    }
-                    // The last of an odd number of columns is shorter, and lies beside zeros.
-                    if !last.is_empty() {
-                        panel[first + elements.len() * PANEL][..last.len()].copy_from_slice(last);
-                    }
-                }
-            }
-        });
-    }
-
-    /// Packs rows of `dtype` as the format stores their numbers; or tells of the first row with one that it cannot store.
-    fn convert(&mut self, Machine { isa, pool }: Machine, first: usize, dtype: Dtype, rows: &[u8]) -> std::result::Result<(), usize> {
-        let (cols, format, refused) = (self.cols, self.format, AtomicUsize::new(usize::MAX));
-        self.for_panels(pool, first, rows, cols * dtype.bytes(), |first, rows, panel| {
-            // SAFETY: the path is present.
-            unsafe { isa.run(Convert { format, first, rows: Rows { dtype, cols, bytes: rows }, panel, refused: &refused }) };
-        });
-        match refused.into_inner() {
-            usize::MAX => Ok(()),
-            row => Err(row),
-        }
     }
 
     /// out = row `n` as f32, times `scale`
@@ -209,6 +172,53 @@ impl Matrix {
             }
             Format::Int4 { group, offsets } => {
                 each(&|k| read_int4(&panel[k / group * group_bytes(group, offsets)..], group, offsets, k % group, n))
+            }
+        }
+    }
+}
+
+/// How rows of a file become panels.
+struct Packing {
+    isa: Isa,
+    format: Format,
+    dtype: Dtype,
+    cols: usize,
+}
+
+impl Packing {
+    /// Packs some rows, of which the first is the first of a panel; or tells of the first of them with a number that the format cannot store.
+    fn pack(&self, rows: &[u8], panels: &mut [u8]) -> std::result::Result<(), usize> {
+        let (cols, row_bytes, mut refused) = (self.cols, self.cols * self.dtype.bytes(), usize::MAX);
+        let panels = panels.chunks_exact_mut(panel_bytes(self.format, cols).max(1));
+        for (index, (bytes, panel)) in rows.chunks(PANEL * row_bytes.max(1)).zip(panels).enumerate() {
+            match (self.format, self.dtype) {
+                (Format::F16, Dtype::F16) => copy::<2>(bytes, row_bytes, panel),
+                (Format::F32, Dtype::F32) | (Format::Bf16, Dtype::Bf16) => copy::<4>(bytes, row_bytes, panel),
+                (format, dtype) => {
+                    let rows = Rows { dtype, cols, bytes };
+                    // SAFETY: the path is present.
+                    unsafe { self.isa.run(Convert { format, first: index * PANEL, rows, panel, refused: &mut refused }) }
+                }
+            }
+        }
+        if refused == usize::MAX { Ok(()) } else { Err(refused) }
+    }
+}
+
+/// Packs a panel's rows as they are, N bytes of one beside those of the next. A cache line of each at a time: so what is read and what is written stays in
+/// the first cache.
+fn copy<const N: usize>(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
+    let panel = panel.as_chunks_mut::<N>().0;
+    for line in (0..row_bytes).step_by(LINE) {
+        for (n, row) in rows.chunks_exact(row_bytes).enumerate() {
+            let (elements, last) = row[line..row_bytes.min(line + LINE)].as_chunks::<N>();
+            let first = line / N * PANEL + n;
+            for (place, element) in elements.iter().enumerate() {
+                panel[first + place * PANEL] = *element;
+            }
+            // The last of an odd number of columns is shorter, and lies beside zeros.
+            if !last.is_empty() {
+                panel[first + elements.len() * PANEL][..last.len()].copy_from_slice(last);
             }
         }
     }
@@ -272,7 +282,7 @@ struct Convert<'a> {
     rows: Rows<'a>,
     panel: &'a mut [u8],
     /// The first row that the format has no numbers for.
-    refused: &'a AtomicUsize,
+    refused: &'a mut usize,
 }
 
 impl Kernel for Convert<'_> {
@@ -282,7 +292,7 @@ impl Kernel for Convert<'_> {
         let Convert { format, first, rows, panel, refused } = self;
         let at_once = if let Format::Int4 { group, .. } = format { group } else { AT_ONCE };
         let mut numbers = [0.0; AT_ONCE];
-        let refuse = |n: usize| refused.fetch_min(first + n, Ordering::Relaxed);
+        let mut refuse = |n: usize| *refused = first.saturating_add(n).min(*refused);
         if format == Format::Int8 {
             for (n, row) in rows.each() {
                 // SAFETY: the features are the caller's.
@@ -298,8 +308,11 @@ impl Kernel for Convert<'_> {
                 let x = &mut numbers[..at_once.min(rows.cols - k)];
                 rows.ask_for(row.as_ptr().wrapping_add(ROWS_AHEAD * row.len()), k, x.len());
                 // SAFETY: as above.
-                unsafe { rows.read::<L>(row, k, x) };
-                if !store(format, panel, n, k, x) {
+                let stored = unsafe {
+                    rows.read::<L>(row, k, x);
+                    store::<L>(format, panel, n, k, x)
+                };
+                if !stored {
                     refuse(n);
                 }
             }
@@ -335,7 +348,7 @@ fn read_int4(bytes: &[u8], group: usize, offsets: bool, k: usize, n: usize) -> f
 
 /// Stores some numbers of output `n`, from column `k` on, in its panel. False: the format has no such number.
 #[inline(always)]
-fn store(format: Format, panel: &mut [u8], n: usize, k: usize, x: &[f32]) -> bool {
+unsafe fn store<L: Lanes>(format: Format, panel: &mut [u8], n: usize, k: usize, x: &[f32]) -> bool {
     let holds = |finite: bool, x: f32| finite || !x.is_finite();
     let places = (k..).map(|k| place(format, k, n));
     match format {
@@ -358,7 +371,8 @@ fn store(format: Format, panel: &mut [u8], n: usize, k: usize, x: &[f32]) -> boo
             true
         }
         Format::Int4 { group, offsets } => {
-            store_int4(&mut panel[k / group * group_bytes(group, offsets)..], n, x, offsets);
+            // SAFETY: the features are the caller's.
+            unsafe { store_int4::<L>(&mut panel[k / group * group_bytes(group, offsets)..], n, x, offsets) };
             // Its scales and offsets are in f16.
             f16::from_f32(2.0 * greatest_magnitude(x)).is_finite()
         }
@@ -376,12 +390,15 @@ fn store_int8(panel: &mut [u8], n: usize, k: usize, x: &[f32]) {
 }
 
 #[inline(always)]
-fn store_int4(out: &mut [u8], n: usize, x: &[f32], offsets: bool) {
+unsafe fn store_int4<L: Lanes>(out: &mut [u8], n: usize, x: &[f32], offsets: bool) {
     let mut halves = [0u8; AT_ONCE];
     let halves = &mut halves[..x.len()];
-    let (scale, offset) = match offsets {
-        true => quantize::int4_with_offset(x, halves),
-        false => (quantize::int4(x, halves), f16::ZERO),
+    // SAFETY: the features are the caller's.
+    let (scale, offset) = unsafe {
+        match offsets {
+            true => quantize::int4_with_offset::<L>(x, halves),
+            false => (quantize::int4::<L>(x, halves), f16::ZERO),
+        }
     };
     for (halves, step) in halves.as_chunks().0.iter().zip(out.as_chunks_mut::<STEP_BYTES>().0) {
         // Four columns, and above them the next four.

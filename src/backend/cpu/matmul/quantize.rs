@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::super::lanes::{ROUNDER, folded, greatest_magnitude};
+use super::super::lanes::{Lanes, ROUNDER, folded, greatest_magnitude};
 
 /// What is stored for 0.
 pub const INT8_ZERO: u32 = 128;
@@ -41,48 +41,63 @@ pub fn int8(x: &[f32], scale: f32, out: &mut [u8]) {
 
 /// A group of weights from 0 to 15 around `INT4_ZERO`: with the scale that reaches the greatest on either side, or the one that reaches one
 /// step further on its side, whichever is nearer to the weights.
+/// # Safety
+/// As for `Lanes`, here and below.
 #[inline(always)]
-pub fn int4(x: &[f32], out: &mut [u8]) -> f16 {
-    let (least, most) = ends(x);
-    let furthest = if most > -least { most } else { least };
-    let (even, further) = (f16::from_f32(furthest.abs() / 7.0), f16::from_f32(furthest / -8.0));
-    let scale = if is_nearer(x, further.to_f32(), even.to_f32()) { further } else { even };
-    to_int4(x, scale.to_f32(), INT4_ZERO as f32, out);
-    scale
+pub unsafe fn int4<L: Lanes>(x: &[f32], out: &mut [u8]) -> f16 {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let (least, most) = ends::<L>(x);
+        let furthest = if most > -least { most } else { least };
+        let (even, further) = (f16::from_f32(furthest.abs() / 7.0), f16::from_f32(furthest / -8.0));
+        let scale = if is_nearer::<L>(x, further.to_f32(), even.to_f32()) { further } else { even };
+        to_int4::<L>(x, Steps::of(scale.to_f32(), INT4_ZERO as f32), out);
+        scale
+    }
 }
 
 /// A group of weights from 0 to 15, of which 0 is the least weight: (scale, offset).
 #[inline(always)]
-pub fn int4_with_offset(x: &[f32], out: &mut [u8]) -> (f16, f16) {
-    let (least, most) = ends(x);
-    let (scale, offset) = (f16::from_f32((most - least) / 15.0), f16::from_f32(least));
-    let step = scale.to_f32();
-    to_int4(x, step, if step == 0.0 { 0.0 } else { -offset.to_f32() / step }, out);
-    (scale, offset)
+pub unsafe fn int4_with_offset<L: Lanes>(x: &[f32], out: &mut [u8]) -> (f16, f16) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let (least, most) = ends::<L>(x);
+        let (scale, offset) = (f16::from_f32((most - least) / 15.0), f16::from_f32(least));
+        let step = scale.to_f32();
+        to_int4::<L>(x, Steps::of(step, if step == 0.0 { 0.0 } else { -offset.to_f32() / step }), out);
+        (scale, offset)
+    }
+}
+
+/// Vectors of the weights that are looked at side by side: as many lanes on every path, so that all add up in one order. Of wide ones the first alone.
+type Wide<L> = [<L as Lanes>::V; 2];
+
+/// What a wide vector holds.
+#[inline(always)]
+unsafe fn lanes_of<L: Lanes>(wide: Wide<L>) -> [f32; AT_ONCE] {
+    let mut lanes = [0.0; AT_ONCE];
+    for (lanes, vector) in lanes.chunks_exact_mut(L::N).zip(wide) {
+        // SAFETY: the caller's contract; a chunk has N places.
+        unsafe { L::store(lanes.as_mut_ptr(), vector) };
+    }
+    lanes
 }
 
 /// The least and the greatest.
 #[inline(always)]
-fn ends(x: &[f32]) -> (f32, f32) {
-    let (mut least, mut most) = ([f32::INFINITY; AT_ONCE], [f32::NEG_INFINITY; AT_ONCE]);
-    for x in x.as_chunks::<AT_ONCE>().0 {
-        for (i, &x) in x.iter().enumerate() {
-            least[i] = if x < least[i] { x } else { least[i] };
-            most[i] = if x > most[i] { x } else { most[i] };
+unsafe fn ends<L: Lanes>(x: &[f32]) -> (f32, f32) {
+    // SAFETY: the caller's contract; chunks hold whole vectors.
+    unsafe {
+        let (mut least, mut most): (Wide<L>, Wide<L>) = ([L::splat(f32::INFINITY); 2], [L::splat(f32::NEG_INFINITY); 2]);
+        for x in x.as_chunks::<AT_ONCE>().0 {
+            for (i, x) in x.chunks_exact(L::N).enumerate() {
+                let x = L::load(x.as_ptr());
+                (least[i], most[i]) = (L::min(x, least[i]), L::max(x, most[i]));
+            }
         }
+        let (least, most) = (lanes_of::<L>(least), lanes_of::<L>(most));
+        (folded!(least, |a, b| if b < a { b } else { a }), folded!(most, |a, b| if b > a { b } else { a }))
     }
-    folded_ends(least, most)
-}
-
-/// Folds are functions of their own: beside them the compiler would make other code of the loops before.
-#[inline(never)]
-fn folded_ends(least: [f32; AT_ONCE], most: [f32; AT_ONCE]) -> (f32, f32) {
-    (folded!(least, |a, b| a.min(b)), folded!(most, |a, b| a.max(b)))
-}
-
-#[inline(never)]
-fn folded_sum(sums: [f32; AT_ONCE]) -> f32 {
-    folded!(sums, |a, b| a + b)
 }
 
 #[inline(always)]
@@ -90,39 +105,64 @@ fn inverse_of(scale: f32) -> f32 {
     if scale.abs() < LEAST { 0.0 } else { 1.0 / scale }
 }
 
-/// From 0 to 15, in the low bits.
-#[inline(always)]
-fn rounded(x: f32, inverse: f32, zero: f32) -> f32 {
-    (x * inverse + zero).clamp(0.0, 15.0) + ROUNDER
+/// Sixteen numbers, a scale apart.
+#[derive(Clone, Copy)]
+struct Steps {
+    scale: f32,
+    inverse: f32,
+    /// Which of them stands for 0; it need not be whole.
+    zero: f32,
+}
+
+impl Steps {
+    #[inline(always)]
+    fn of(scale: f32, zero: f32) -> Steps {
+        Steps { scale, inverse: inverse_of(scale), zero }
+    }
+
+    /// The nearest to each weight: from 0 to 15, in the low bits.
+    #[inline(always)]
+    unsafe fn nearest<L: Lanes>(self, x: L::V) -> L::V {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let place = L::add(L::mul(x, L::splat(self.inverse)), L::splat(self.zero));
+            L::add(L::min(L::max(place, L::splat(0.0)), L::splat(15.0)), L::splat(ROUNDER))
+        }
+    }
+
+    /// The square by which each weight would be missed.
+    #[inline(always)]
+    unsafe fn missed<L: Lanes>(self, x: L::V) -> L::V {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let from_zero = L::sub(self.nearest::<L>(x), L::splat(ROUNDER + self.zero));
+            let missed = L::sub(x, L::mul(from_zero, L::splat(self.scale)));
+            L::mul(missed, missed)
+        }
+    }
 }
 
 #[inline(always)]
-fn to_int4(x: &[f32], scale: f32, zero: f32, out: &mut [u8]) {
-    let inverse = inverse_of(scale);
-    for (x, out) in x.as_chunks::<AT_ONCE>().0.iter().zip(out.as_chunks_mut::<AT_ONCE>().0) {
-        for (&x, out) in x.iter().zip(out) {
-            *out = rounded(x, inverse, zero).to_bits() as u8;
-        }
+unsafe fn to_int4<L: Lanes>(x: &[f32], steps: Steps, out: &mut [u8]) {
+    for (x, out) in x.chunks_exact(L::N).zip(out.chunks_exact_mut(L::N)) {
+        // SAFETY: the caller's contract; chunks hold whole vectors.
+        unsafe { L::store_low_bytes(out.as_mut_ptr(), steps.nearest::<L>(L::load(x.as_ptr()))) };
     }
 }
 
 /// Whether the weights would be missed by less with this scale than with the other, as the sums of squares have it.
 #[inline(always)]
-fn is_nearer(x: &[f32], scale: f32, other: f32) -> bool {
-    let (inverse, inverse_of_other) = (inverse_of(scale), inverse_of(other));
-    let mut more = [0.0; AT_ONCE];
-    for x in x.as_chunks::<AT_ONCE>().0 {
-        for (more, &x) in more.iter_mut().zip(x) {
-            *more += missed(x, scale, inverse) - missed(x, other, inverse_of_other);
+unsafe fn is_nearer<L: Lanes>(x: &[f32], scale: f32, other: f32) -> bool {
+    let (one, other) = (Steps::of(scale, INT4_ZERO as f32), Steps::of(other, INT4_ZERO as f32));
+    // SAFETY: the caller's contract; chunks hold whole vectors.
+    unsafe {
+        let mut more: Wide<L> = [L::splat(0.0); 2];
+        for x in x.as_chunks::<AT_ONCE>().0 {
+            for (i, x) in x.chunks_exact(L::N).enumerate() {
+                let x = L::load(x.as_ptr());
+                more[i] = L::add(more[i], L::sub(one.missed::<L>(x), other.missed::<L>(x)));
+            }
         }
+        folded!(lanes_of::<L>(more), |a, b| a + b) < 0.0
     }
-    folded_sum(more) < 0.0
-}
-
-/// The square by which a weight would be missed.
-#[inline(always)]
-fn missed(x: f32, scale: f32, inverse: f32) -> f32 {
-    let zero = INT4_ZERO as f32;
-    let missed = x - (rounded(x, inverse, zero) - (ROUNDER + zero)) * scale;
-    missed * missed
 }

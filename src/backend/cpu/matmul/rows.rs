@@ -22,8 +22,6 @@ pub const BYTE_ROWS: usize = 6;
 const MOST_ROWS: usize = 512;
 /// Columns of a row that share a scale where weights have no groups; and the most that do.
 pub const GROUP: usize = WeightFormat::GROUPS[2];
-/// Columns of a row that are rounded to bf16 at once.
-const ROUNDED: usize = 256;
 
 /// How rows are cut: as evenly as can be, into tiles that fit the registers.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -273,17 +271,23 @@ impl PackTile<'_> {
         self.words[self.cols * rows..].fill(0);
     }
 
+    /// As many words as a vector has at a time, of all rows; then one row's ends after the other's.
     #[inline(always)]
     fn round<L: Lanes>(&mut self) {
-        let (rows, mut rounded) = (self.rows, [0u16; ROUNDED]);
-        for (r, x) in self.x.chunks_exact(self.cols).enumerate() {
-            for (place, x) in x.chunks(ROUNDED).enumerate() {
-                for k in (0..x.len()).step_by(L::N) {
-                    // SAFETY: whole vectors fit what is rounded at once; what is behind the row is 0.
-                    unsafe { L::store_bf16(rounded[k..].as_mut_ptr(), load_some::<L, f32>(x[k..].as_ptr(), x.len() - k)) };
-                }
-                let pairs = &rounded.as_chunks::<2>().0[..x.len().div_ceil(2)];
-                spread(&mut self.words[place * ROUNDED / 2 * rows + r..], rows, pairs.len(), |k| {
+        let (rows, cols) = (self.rows, self.cols);
+        let whole = cols / (2 * L::N) * (2 * L::N);
+        for k in (0..whole).step_by(2 * L::N) {
+            let (x, words) = (&self.x[k..(rows - 1) * cols + k + 2 * L::N], &mut self.words[k / 2 * rows..][..L::N * rows]);
+            // SAFETY: as was just cut, all rows reach so far, and there is a place for so many words of each; a tile has no more rows than a vector lanes.
+            unsafe { L::turn_pairs(x.as_ptr(), cols, rows, words.as_mut_ptr()) };
+        }
+        for (r, x) in self.x.chunks_exact(cols).enumerate() {
+            for k in (whole..cols).step_by(L::N) {
+                let (mut rounded, count) = ([0u16; 16], L::N.min(cols - k));
+                // SAFETY: no vector has more lanes; what is behind the row is 0.
+                unsafe { L::store_bf16(rounded.as_mut_ptr(), load_some::<L, f32>(x[k..].as_ptr(), count)) };
+                let pairs = &rounded.as_chunks::<2>().0[..count.div_ceil(2)];
+                spread(&mut self.words[k / 2 * rows + r..], rows, pairs.len(), |k| {
                     let [low, high] = pairs[k];
                     low as u32 | (high as u32) << 16
                 });
