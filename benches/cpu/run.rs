@@ -47,6 +47,7 @@ impl<'a> Run<'a> {
     /// Loads the model.
     pub fn start(cell: &Cell, engine: &EngineOptions, memory: &'a probes::Memory, arithmetic: Arithmetic) -> Result<Run<'a>> {
         let plan = Engine::plan(engine)?;
+        probes::have_memory_lent(plan.weight_bytes as usize + memory.bytes(), engine.threads.unwrap_or(1));
         let (worker, loaded) = Worker::start(engine)?;
         let mut run = Run { worker, costs: Costs::of(cell, &plan), loaded, plan, memory, arithmetic };
         run.warm_up(16)?;

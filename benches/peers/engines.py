@@ -16,6 +16,7 @@ MODELS, FORMATS = ("S", "M"), ("bf16", "int8", "int4")
 CELLS = [f"{model}-{format}" for model in MODELS for format in FORMATS]
 ROWS = ["prefill 512", "prefill 2048", "decode at 128", "decode at 2048", "batch", "load", "peak memory"]
 LONGEST_RUN = 3600  # seconds
+MEMORY = 6 << 30  # more than any engine takes
 
 
 class RunFailed(Exception):
@@ -94,7 +95,8 @@ class Peer:
             job, answer = Path(work, "job.json"), Path(work, "answer.json")
             job.write_text(json.dumps({
                 "module": f"{self.name}_engine", "model": str(model), "rows": rows, "threads": threads, "seed": seed,
-                "batch": workload[cell.split("-")[0]], "probe": str(HOME / "bandwidth"), "answer": str(answer),
+                "batch": workload[cell.split("-")[0]], "probe": str(HOME / "bandwidth"), "memory": MEMORY,
+                "answer": str(answer),
             }))
             execute([str(python), str(HERE / "worker.py"), str(job)], self.variables(threads), f"{self.title} on {cell}")
             return json.loads(answer.read_text())

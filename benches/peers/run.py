@@ -22,6 +22,7 @@ def arguments(given):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", type=some_of(CELLS), default=CELLS, help="of " + ",".join(CELLS))
     parser.add_argument("--engines", type=some_of(ENGINES), default=list(ENGINES), help="of " + ",".join(ENGINES))
+    parser.add_argument("--rows", type=some_of(ROWS), default=ROWS, help="of " + ",".join(ROWS) + "; ours are all run")
     parser.add_argument("--reps", type=int, default=3, help="repetitions; within each the engines take turns")
     parser.add_argument("--tries", type=int, default=3, help="how often a row that others disturbed is run at most")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -80,7 +81,7 @@ def failed(run):
 def measure(engine, cell, repetition, options, workload):
     """A run whose disturbed rows are run again, some times; the quietest sample of each is kept."""
     run = {"cell": cell, "engine": engine.name, "repetition": repetition, "started": time.strftime("%F %T"), "rows": {}}
-    wanted = ROWS
+    wanted = options.rows
     for _ in range(options.tries):
         try:
             now = engine.run(cell, wanted, options.threads, workload, seed=repetition)

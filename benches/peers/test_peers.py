@@ -42,7 +42,7 @@ class Worker(unittest.TestCase):
             probe, job, answer = (Path(work, name) for name in ("probe", "job", "answer"))
             probe.write_text("#!/bin/sh\necho 20.0\n")
             probe.chmod(0o755)
-            about = {"module": "scripted_engine", "model": "m", "threads": 2, "seed": 1, "batch": [[4, 3], [5, 2]], "probe": str(probe)}
+            about = {"module": "scripted_engine", "model": "m", "threads": 2, "seed": 1, "batch": [[4, 3], [5, 2]], "probe": str(probe), "memory": 1 << 20}
             job.write_text(json.dumps({**about, "rows": rows, "answer": str(answer)}))
             environment = {**os.environ, "PYTHONPATH": work}
             subprocess.run([sys.executable, engines.HERE / "worker.py", job], env=environment, check=True)
@@ -102,6 +102,12 @@ class Driver(unittest.TestCase):
         self.assertEqual({row: rows[row]["value"] for row in rows}, {"prefill 512": 100, "batch": 60, "load": 2})
         self.assertEqual((code, again), (0, 0))
         self.assertIn("60.0*", text)
+
+    def test_rows_may_be_asked_for_alone(self):
+        engine = Scripted("vllm", {"load": sample(1), "batch": sample(60)})
+        _, _, saved, _ = self.run_with([engine], "--rows", "load")
+        self.assertEqual(engine.asked[0][1], ["load"])
+        self.assertEqual(list(saved["runs"][0]["rows"]), ["load"])
 
     def test_an_engine_that_fails_is_named_and_run_again_on_resume(self):
         bad = Scripted("openvino", engines.RunFailed("openvino on S-int8 ended with 1: no such thing"), {"batch": sample(9)})

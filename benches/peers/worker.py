@@ -67,6 +67,7 @@ class Cell:
     def load(self):
         sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
         module = importlib.import_module(self.job["module"])
+        machine.have_memory_lent(self.job["memory"])
         with machine.Watch() as watch:
             start = time.perf_counter()
             engine = module.Engine(self.job["model"], size_of(self.job))

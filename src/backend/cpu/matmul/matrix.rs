@@ -92,7 +92,7 @@ impl Matrix {
         let buffers = (0..threads).map(|_| Ok(Mutex::new(try_vec(each * row_bytes, 0u8)?))).collect::<Result<Vec<_>>>()?;
         for first in (0..rows).step_by(threads * PIECES_AT_ONCE * each) {
             let count = (threads * PIECES_AT_ONCE * each).min(rows - first);
-            matrix.for_panels(machine.pool, first..first + count, each, &|rows, worker, panels| {
+            matrix.for_panels(machine.pool, first..first + count, each, |rows, worker, panels| {
                 let mut buffer = buffers[worker].lock().unwrap_or_else(PoisonError::into_inner);
                 let bytes = &mut buffer[..rows.len() * row_bytes];
                 (source.read)(rows.start, bytes)?;
@@ -109,7 +109,7 @@ impl Matrix {
         pool: &Pool,
         rows: Range<usize>,
         each: usize,
-        f: &(dyn Fn(Range<usize>, usize, &mut [u8]) -> Result<()> + Sync),
+        f: impl Fn(Range<usize>, usize, &mut [u8]) -> Result<()> + Sync,
     ) -> Result<()> {
         let panel_bytes = self.panel_bytes();
         let start = SendPtr(self.pages.bytes_mut()[rows.start / PANEL * panel_bytes..].as_mut_ptr());
