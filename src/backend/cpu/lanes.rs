@@ -375,18 +375,6 @@ impl<const PAIRS: bool> Lanes for Portable<PAIRS> {
         unsafe { Self::fma(Self::low_bf16(a), Self::low_bf16(b), Self::fma(Self::high_bf16(a), Self::high_bf16(b), c)) }
     }
     #[inline(always)]
-    unsafe fn turn_pairs(x: *const f32, pitch: usize, rows: usize, out: *mut u32) {
-        for row in 0..rows {
-            let mut words = [0u32; 8];
-            // SAFETY: the caller's row reaches 16 numbers, and `out` 8 words of each row.
-            unsafe {
-                Self::store_bf16(words.as_mut_ptr().cast(), Self::load(x.add(row * pitch)));
-                Self::store_bf16(words.as_mut_ptr().cast::<u16>().add(8), Self::load(x.add(row * pitch + 8)));
-                (0..8).for_each(|word| *out.add(word * rows + row) = words[word]);
-            }
-        }
-    }
-    #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: [f32; 8]) {
         // SAFETY: the caller's pointer reaches 8 numbers.
         unsafe { p.cast::<[u16; 8]>().write_unaligned(v.map(|x| half::bf16::from_f32(x).to_bits())) }
@@ -855,6 +843,42 @@ mod tests {
                     let exp = if self.for_bf16 { exp_for_bf16::<L>(x) } else { exp::<L>(x) };
                     store_some::<L>(chunk.as_mut_ptr(), exp, chunk.len());
                 }
+            }
+        }
+    }
+
+    struct TurnPairs<'a> {
+        x: &'a [f32], // [rows, pitch]
+        pitch: usize,
+        words: &'a mut [u32],
+    }
+    impl Kernel for TurnPairs<'_> {
+        const PAIRS: bool = true;
+        #[inline(always)]
+        unsafe fn run<L: Lanes>(self) {
+            assert!(self.pitch >= 2 * L::N && self.words.len() >= L::N * self.x.len() / self.pitch);
+            // SAFETY: as was just asserted.
+            unsafe { L::turn_pairs(self.x.as_ptr(), self.pitch, self.x.len() / self.pitch, self.words.as_mut_ptr()) };
+        }
+    }
+
+    #[test]
+    fn pairs_of_some_rows_lie_side_by_side_and_nothing_is_written_beyond_them() {
+        if !Isa::Avx512Bf16.is_present() {
+            return eprintln!("skipped: this machine has no AVX-512 BF16");
+        }
+        const POISON: u32 = 0xdead_beef;
+        let pitch = 37;
+        for rows in 1..=16 {
+            let x: Vec<f32> = (0..rows * pitch).map(|i| (i as f32 * 0.7).sin()).collect();
+            let mut words = vec![POISON; 16 * rows + 16];
+            // SAFETY: the path is present.
+            unsafe { Isa::Avx512Bf16.run(TurnPairs { x: &x, pitch, words: &mut words }) };
+            let bits = |row: usize, k: usize| half::bf16::from_f32(x[row * pitch + k]).to_bits() as u32;
+            for (place, &word) in words.iter().enumerate() {
+                let (k, row) = (place / rows, place % rows);
+                let expected = if k < 16 { bits(row, 2 * k) | bits(row, 2 * k + 1) << 16 } else { POISON };
+                assert_eq!(word, expected, "{rows} rows: word {k} of row {row}");
             }
         }
     }

@@ -27,7 +27,7 @@ use crate::sys::Pages;
 
 /// Rows are read from their source in pieces of about this size for each thread, in whole panels.
 const LOAD_BYTES: usize = 512 << 10;
-/// So many of them for each thread, before whoever loads is told of it.
+/// So many of them for each thread, or smaller ones, before whoever loads is told of it.
 const PIECES_AT_ONCE: usize = 4;
 /// Columns of a row that are converted at once; whole groups are.
 const AT_ONCE: usize = GROUP;
@@ -86,14 +86,19 @@ impl Matrix {
     pub fn load(machine: Machine, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
         let mut matrix = Self::zeroed(rows, cols, format)?;
         let packing = Packing { isa: machine.isa, format: matrix.format, dtype, cols };
-        let row_bytes = cols * dtype.bytes();
-        let each = (LOAD_BYTES / row_bytes.max(1)).clamp(1, rows.max(1)).next_multiple_of(PANEL);
-        let threads = machine.pool.threads();
-        let buffers = (0..threads).map(|_| Ok(Mutex::new(try_vec(each * row_bytes, 0u8)?))).collect::<Result<Vec<_>>>()?;
+        let (threads, row_bytes) = (machine.pool.threads(), cols * dtype.bytes());
+        let fair = rows.div_ceil(threads * PIECES_AT_ONCE).max(1);
+        let each = (LOAD_BYTES / row_bytes.max(1)).clamp(1, fair).next_multiple_of(PANEL);
+        let mut buffers: Vec<Mutex<Vec<u8>>> = Vec::new();
+        buffers.try_reserve_exact(threads)?;
+        buffers.resize_with(threads, Mutex::default);
         for first in (0..rows).step_by(threads * PIECES_AT_ONCE * each) {
             let count = (threads * PIECES_AT_ONCE * each).min(rows - first);
             matrix.for_panels(machine.pool, first..first + count, each, |rows, worker, panels| {
                 let mut buffer = buffers[worker].lock().unwrap_or_else(PoisonError::into_inner);
+                if buffer.is_empty() {
+                    *buffer = try_vec(each * row_bytes, 0u8)?;
+                }
                 let bytes = &mut buffer[..rows.len() * row_bytes];
                 (source.read)(rows.start, bytes)?;
                 packing.pack(bytes, panels).map_err(|row| no_such_number(rows.start + row, format))
