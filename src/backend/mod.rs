@@ -39,9 +39,10 @@ pub enum Activation {
 
 /// Where the rows of a matrix come from.
 pub struct RowSource<'a> {
-    /// Serves the rows from this one on as bytes of the matrix's dtype, little endian. Any thread may ask.
+    /// Serves whole rows, from this one on, as bytes of the matrix's dtype, little endian. Several threads may ask at once, in any order, for each
+    /// row once.
     pub read: &'a (dyn Fn(usize, &mut [u8]) -> Result<()> + Sync),
-    /// Told of bytes that have been read, by the thread that loads; an error ends the loading.
+    /// Told now and then how many bytes more have been read, by the thread that loads, while nobody reads. An error ends the loading.
     pub advance: &'a mut dyn FnMut(usize) -> Result<()>,
 }
 

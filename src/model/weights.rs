@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::checkpoint::{Checkpoint, Tensor};
 use super::mxfp4;
@@ -296,7 +296,7 @@ struct Parts<'a> {
     /// The parts' common type, or f32 where they differ.
     dtype: Dtype,
     /// A part stored as `[in, out]`, read whole: its index and bytes.
-    whole: Mutex<Option<(usize, Vec<u8>)>>,
+    whole: Mutex<Option<(usize, Arc<Vec<u8>>)>>,
 }
 
 /// One part, in its file.
@@ -391,24 +391,33 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// Of a part stored as `[in, out]`. One thread after the other: so no more than one part is held.
+    /// Of a part stored as `[in, out]`.
     fn read_turned(&self, part: usize, first: usize, out: &mut [u8]) -> Result<()> {
-        let (Stored { tensor, dtype, rows, offset, .. }, cols) = (self.parts[part], self.cols);
-        let bytes = dtype.bytes();
-        let mut held = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
-        if held.as_ref().is_none_or(|(index, _)| *index != part) {
-            *held = None;
-            let mut whole = try_vec(rows * cols * bytes, 0u8)?;
-            self.checkpoint.read(tensor, (offset * bytes) as u64, &mut whole)?;
-            *held = Some((part, whole));
-        }
-        let whole = held.as_ref().map_or(&[][..], |(_, whole)| whole);
-        for (row, out) in out.chunks_exact_mut(cols * bytes).enumerate() {
+        let Stored { dtype, rows, .. } = self.parts[part];
+        let (bytes, whole) = (dtype.bytes(), self.whole(part)?);
+        for (row, out) in out.chunks_exact_mut(self.cols * bytes).enumerate() {
             let row = self.order.run_at(rows, first + row).first;
             for (col, element) in out.chunks_exact_mut(bytes).enumerate() {
                 element.copy_from_slice(&whole[(col * rows + row) * bytes..][..bytes]);
             }
         }
         Ok(())
+    }
+
+    /// The bytes of a part, read by whoever comes first. Where two parts meet, both may be held for a moment.
+    fn whole(&self, part: usize) -> Result<Arc<Vec<u8>>> {
+        let mut held = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((index, whole)) = &*held
+            && *index == part
+        {
+            return Ok(whole.clone());
+        }
+        *held = None;
+        let Stored { tensor, dtype, rows, offset, .. } = self.parts[part];
+        let mut bytes = try_vec(rows * self.cols * dtype.bytes(), 0u8)?;
+        self.checkpoint.read(tensor, (offset * dtype.bytes()) as u64, &mut bytes)?;
+        let whole = Arc::new(bytes);
+        *held = Some((part, whole.clone()));
+        Ok(whole)
     }
 }

@@ -28,7 +28,7 @@ pub trait Lanes: Copy + 'static {
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// 2^i, where i is an integer that was added to `ROUNDER`.
     unsafe fn exp2_of_rounded(v: Self::V) -> Self::V;
-    /// The low byte of each lane.
+    /// The low byte of each lane's bits.
     unsafe fn store_low_bytes(p: *mut u8, v: Self::V);
     /// Words of 32 bits, one in each lane.
     type I: Copy;
@@ -52,10 +52,10 @@ pub trait Lanes: Copy + 'static {
     unsafe fn fma_pairs(_a: Self::I, _b: Self::I, _c: Self::V) -> Self::V {
         unreachable!("the path has no pairs")
     }
-    /// Rounds numbers to bf16, two a word: N words of each of up to N rows that lie `pitch` numbers apart. The words become
-    /// `[word][row]`, of which those of rows that are not there are left out.
+    /// Rounds numbers to bf16, two a word: N words of each of some rows, which lie `pitch` numbers apart. The words become
+    /// `[word][row]`.
     /// # Safety
-    /// `rows`, at most N, reach 2 * N numbers each; `out` takes N * `rows` words.
+    /// `rows`, from 1 to N, reach 2 * N numbers each; `out` takes N * `rows` words.
     unsafe fn turn_pairs(_x: *const f32, _pitch: usize, _rows: usize, _out: *mut u32) {
         unreachable!("the path has no pairs")
     }
@@ -577,7 +577,7 @@ mod x86 {
                 }),*]
             };
         }
-        // Of each two vectors the low halves, then the high ones.
+        // Of each two vectors what both have of one kind, then what they have of the other.
         macro_rules! step {
             ($v:ident, $low:expr, $high:expr, $(($a:literal $b:literal))*) => {
                 $(($v[$a], $v[$b]) = ($low($v[$a], $v[$b]), $high($v[$a], $v[$b]));)*
@@ -585,10 +585,10 @@ mod x86 {
         }
         let mut v: [__m512i; 16] =
             turned!(0usize 1usize 2usize 3usize 4usize 5usize 6usize 7usize 8usize 9usize 10usize 11usize 12usize 13usize 14usize 15usize);
-        // Within each quarter of a vector: words of two rows, then of four.
+        // Within each quarter of a vector, low and high: words of two rows, then of four.
         step!(v, _mm512_unpacklo_epi32, _mm512_unpackhi_epi32, (0 1)(2 3)(4 5)(6 7)(8 9)(10 11)(12 13)(14 15));
         step!(v, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64, (0 2)(1 3)(4 6)(5 7)(8 10)(9 11)(12 14)(13 15));
-        // Whole quarters, of eight rows, then of all.
+        // Whole quarters, even and odd: of eight rows, then of all. Of each four words the second and the third have changed places by then.
         step!(v, _mm512_shuffle_i32x4::<0x88>, _mm512_shuffle_i32x4::<0xdd>, (0 4)(1 5)(2 6)(3 7)(8 12)(9 13)(10 14)(11 15));
         step!(v, _mm512_shuffle_i32x4::<0x88>, _mm512_shuffle_i32x4::<0xdd>, (0 8)(1 9)(2 10)(3 11)(4 12)(5 13)(6 14)(7 15));
         let there: __mmask16 = 0xffff >> (16 - rows);
@@ -856,9 +856,10 @@ mod tests {
         const PAIRS: bool = true;
         #[inline(always)]
         unsafe fn run<L: Lanes>(self) {
-            assert!(self.pitch >= 2 * L::N && self.words.len() >= L::N * self.x.len() / self.pitch);
+            let rows = self.x.len() / self.pitch;
+            assert!((1..=L::N).contains(&rows) && self.pitch >= 2 * L::N && self.words.len() >= L::N * rows);
             // SAFETY: as was just asserted.
-            unsafe { L::turn_pairs(self.x.as_ptr(), self.pitch, self.x.len() / self.pitch, self.words.as_mut_ptr()) };
+            unsafe { L::turn_pairs(self.x.as_ptr(), self.pitch, rows, self.words.as_mut_ptr()) };
         }
     }
 

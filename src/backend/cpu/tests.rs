@@ -355,6 +355,67 @@ fn four_bits_miss_no_more_than_round_to_nearest() {
     }
 }
 
+/// Wide rows, of which not all are read until it is told.
+const WIDE: (usize, usize) = (300, 16_384);
+
+/// Numbers of `WIDE` rows; those of `bad` are none.
+fn read_wide(bad: &[usize], first: usize, out: &mut [u8]) {
+    for (row, out) in (first..).zip(out.chunks_exact_mut(4 * WIDE.1)) {
+        for (k, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let number = (row * 31 + k * 17) % 1009;
+            *out = if bad.contains(&row) { f32::NAN } else { number as f32 - 500.0 }.to_le_bytes();
+        }
+    }
+}
+
+#[test]
+fn a_matrix_is_loaded_alike_by_any_number_of_threads() {
+    let (rows, cols) = WIDE;
+    for format in [WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4 { group: 128, offsets: true }] {
+        let loaded = [1, 2, 5].map(|threads| {
+            let (backend, mut told) = (CpuBackend::new(threads, None).unwrap(), Vec::new());
+            let read = |first: usize, out: &mut [u8]| {
+                read_wide(&[], first, out);
+                Ok(())
+            };
+            let mut advance = |bytes| {
+                told.push(bytes);
+                Ok(())
+            };
+            let matrix = backend.matrix(rows, cols, Dtype::F32, format, RowSource { read: &read, advance: &mut advance }).unwrap();
+            assert!(told.len() > 1 && told.iter().sum::<usize>() == 4 * rows * cols, "{threads} threads: {told:?}");
+            crc32fast::hash(backend.packed_bytes(&matrix).unwrap())
+        });
+        assert_eq!(loaded, [loaded[0]; 3], "{format:?}");
+    }
+}
+
+#[test]
+fn of_what_is_wrong_with_a_matrix_the_first_is_told_and_whoever_is_told_may_end_it() {
+    let (rows, cols) = WIDE;
+    let backend = CpuBackend::new(3, None).unwrap();
+    let fault = |bad: &[usize], unread: usize, most_told: usize| {
+        let mut told = 0;
+        let read = |first: usize, out: &mut [u8]| {
+            read_wide(bad, first, out);
+            let here = first..first + out.len() / (4 * cols);
+            if here.contains(&unread) { Err(Error::io(format!("row {unread} cannot be read"))) } else { Ok(()) }
+        };
+        let mut advance = |_| {
+            told += 1;
+            if told > most_told { Err(Error::cancelled("enough")) } else { Ok(()) }
+        };
+        let loaded = backend.matrix(rows, cols, Dtype::F32, WeightFormat::Int8, RowSource { read: &read, advance: &mut advance });
+        loaded.err().unwrap().message().to_string()
+    };
+    for _ in 0..5 {
+        assert!(fault(&[297, 263], usize::MAX, 9).starts_with("row 263 holds"));
+        assert!(fault(&[70, 37], 133, 9).starts_with("row 37 holds"));
+        assert_eq!(fault(&[133], 40, 9), "row 40 cannot be read");
+    }
+    assert_eq!(fault(&[], usize::MAX, 1), "enough");
+}
+
 #[test]
 fn a_weight_that_the_format_lacks_is_refused_with_its_row() {
     let backend = backends().next().unwrap();

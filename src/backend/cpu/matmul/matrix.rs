@@ -25,10 +25,10 @@ use crate::error::{Error, Result, try_vec};
 use crate::options::{Dtype, Isa, WeightFormat};
 use crate::sys::Pages;
 
-/// Rows are read from their source in pieces of about this size for each thread, in whole panels.
+/// A thread reads about so many bytes of rows from their source, whole panels of them, and packs them.
 const LOAD_BYTES: usize = 512 << 10;
-/// So many of them for each thread, or smaller ones, before whoever loads is told of it.
-const PIECES_AT_ONCE: usize = 4;
+/// And all threads together about so many until whoever loads is told, or what each reads at once.
+const TOLD_BYTES: usize = 16 << 20;
 /// Columns of a row that are converted at once; whole groups are.
 const AT_ONCE: usize = GROUP;
 /// And so many rows before that, they are asked for.
@@ -86,44 +86,47 @@ impl Matrix {
     pub fn load(machine: Machine, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
         let mut matrix = Self::zeroed(rows, cols, format)?;
         let packing = Packing { isa: machine.isa, format: matrix.format, dtype, cols };
-        let (threads, row_bytes) = (machine.pool.threads(), cols * dtype.bytes());
-        let fair = rows.div_ceil(threads * PIECES_AT_ONCE).max(1);
-        let each = (LOAD_BYTES / row_bytes.max(1)).clamp(1, fair).next_multiple_of(PANEL);
+        let (threads, row_bytes, panels) = (machine.pool.threads(), cols * dtype.bytes(), rows.div_ceil(PANEL));
+        let rows_of = |panels: &Range<usize>| panels.start * PANEL..rows.min(panels.end * PANEL);
+        // Of small matrices every thread has something.
+        let each = (LOAD_BYTES / (PANEL * row_bytes).max(1)).clamp(1, panels.div_ceil(2 * threads).max(1));
+        let at_once = each * threads.max(TOLD_BYTES / (each * PANEL * row_bytes).max(1));
         let mut buffers: Vec<Mutex<Vec<u8>>> = Vec::new();
         buffers.try_reserve_exact(threads)?;
         buffers.resize_with(threads, Mutex::default);
-        for first in (0..rows).step_by(threads * PIECES_AT_ONCE * each) {
-            let count = (threads * PIECES_AT_ONCE * each).min(rows - first);
-            matrix.for_panels(machine.pool, first..first + count, each, |rows, worker, panels| {
+        for first in (0..panels).step_by(at_once) {
+            let some = first..panels.min(first + at_once);
+            matrix.for_panels(machine.pool, &some, each, |panels, worker, packed| {
+                let rows = rows_of(&panels);
                 let mut buffer = buffers[worker].lock().unwrap_or_else(PoisonError::into_inner);
                 if buffer.is_empty() {
-                    *buffer = try_vec(each * row_bytes, 0u8)?;
+                    *buffer = try_vec(each * PANEL * row_bytes, 0u8)?;
                 }
                 let bytes = &mut buffer[..rows.len() * row_bytes];
                 (source.read)(rows.start, bytes)?;
-                packing.pack(bytes, panels).map_err(|row| no_such_number(rows.start + row, format))
+                packing.pack(bytes, packed).map_err(|row| no_such_number(rows.start + row, format))
             })?;
-            (source.advance)(count * row_bytes)?;
+            (source.advance)(rows_of(&some).len() * row_bytes)?;
         }
         Ok(matrix)
     }
 
-    /// Calls `f` for `each` rows after the other, as many as whole panels have, with the number of the thread and the panels that they lie in.
+    /// Calls `f` for `each` of some panels at a time, with their numbers, that of the thread, and their bytes.
     fn for_panels(
         &mut self,
         pool: &Pool,
-        rows: Range<usize>,
+        panels: &Range<usize>,
         each: usize,
         f: impl Fn(Range<usize>, usize, &mut [u8]) -> Result<()> + Sync,
     ) -> Result<()> {
         let panel_bytes = self.panel_bytes();
-        let start = SendPtr(self.pages.bytes_mut()[rows.start / PANEL * panel_bytes..].as_mut_ptr());
-        pool.try_run(rows.len().div_ceil(each), &|task, worker| {
-            let first = rows.start + task * each;
-            let piece = first..rows.end.min(first + each);
-            let bytes = piece.len().div_ceil(PANEL) * panel_bytes;
-            // SAFETY: each task has its own panels, which lie inside the pages.
-            f(piece, worker, unsafe { std::slice::from_raw_parts_mut(start.get().add(task * each / PANEL * panel_bytes), bytes) })
+        let start = SendPtr(self.pages.bytes_mut()[panels.start * panel_bytes..panels.end * panel_bytes].as_mut_ptr());
+        pool.try_run(panels.len().div_ceil(each), &|task, worker| {
+            let piece = task * each..panels.len().min((task + 1) * each);
+            let first = start.get().wrapping_add(piece.start * panel_bytes);
+            // SAFETY: each task has panels of its own, inside those that were just cut.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(first, piece.len() * panel_bytes) };
+            f(panels.start + piece.start..panels.start + piece.end, worker, bytes)
         })
     }
 
@@ -280,13 +283,13 @@ impl Rows<'_> {
     }
 }
 
-/// The rows of a panel that are there, of which the first is row `first`.
+/// The rows of a panel that are there, of which the first is row `first` of what is packed together.
 struct Convert<'a> {
     format: Format,
     first: usize,
     rows: Rows<'a>,
     panel: &'a mut [u8],
-    /// The first row that the format has no numbers for.
+    /// The first row of that which the format has no numbers for.
     refused: &'a mut usize,
 }
 
@@ -297,7 +300,7 @@ impl Kernel for Convert<'_> {
         let Convert { format, first, rows, panel, refused } = self;
         let at_once = if let Format::Int4 { group, .. } = format { group } else { AT_ONCE };
         let mut numbers = [0.0; AT_ONCE];
-        let mut refuse = |n: usize| *refused = first.saturating_add(n).min(*refused);
+        let mut refuse = |n: usize| *refused = (first + n).min(*refused);
         if format == Format::Int8 {
             for (n, row) in rows.each() {
                 // SAFETY: the features are the caller's.

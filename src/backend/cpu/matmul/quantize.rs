@@ -69,12 +69,14 @@ pub unsafe fn int4_with_offset<L: Lanes>(x: &[f32], out: &mut [u8]) -> (f16, f16
     }
 }
 
-/// Vectors of the weights that are looked at side by side: as many lanes on every path, so that all add up in one order. Of wide ones the first alone.
+/// Vectors of the weights that are looked at side by side: as many lanes on every path, so that all add up in one order. A path of as
+/// many lanes uses the first alone.
 type Wide<L> = [<L as Lanes>::V; 2];
 
 /// What a wide vector holds.
 #[inline(always)]
 unsafe fn lanes_of<L: Lanes>(wide: Wide<L>) -> [f32; AT_ONCE] {
+    const { assert!(L::N == AT_ONCE || 2 * L::N == AT_ONCE, "two vectors hold them") };
     let mut lanes = [0.0; AT_ONCE];
     for (lanes, vector) in lanes.chunks_exact_mut(L::N).zip(wide) {
         // SAFETY: the caller's contract; a chunk has N places.

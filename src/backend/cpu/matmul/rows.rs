@@ -275,10 +275,11 @@ impl PackTile<'_> {
     #[inline(always)]
     fn round<L: Lanes>(&mut self) {
         let (rows, cols) = (self.rows, self.cols);
+        const { assert!(FLOAT_ROWS <= 16, "what turns rows takes no more") };
         let whole = cols / (2 * L::N) * (2 * L::N);
         for k in (0..whole).step_by(2 * L::N) {
             let (x, words) = (&self.x[k..(rows - 1) * cols + k + 2 * L::N], &mut self.words[k / 2 * rows..][..L::N * rows]);
-            // SAFETY: as was just cut, all rows reach so far, and there is a place for so many words of each; a tile has no more rows than a vector lanes.
+            // SAFETY: as was just cut, all rows reach so far, and there is a place for so many words of each; a tile has no more rows than a vector has lanes.
             unsafe { L::turn_pairs(x.as_ptr(), cols, rows, words.as_mut_ptr()) };
         }
         for (r, x) in self.x.chunks_exact(cols).enumerate() {
@@ -287,8 +288,8 @@ impl PackTile<'_> {
                 // SAFETY: no vector has more lanes; what is behind the row is 0.
                 unsafe { L::store_bf16(rounded.as_mut_ptr(), load_some::<L, f32>(x[k..].as_ptr(), count)) };
                 let pairs = &rounded.as_chunks::<2>().0[..count.div_ceil(2)];
-                spread(&mut self.words[k / 2 * rows + r..], rows, pairs.len(), |k| {
-                    let [low, high] = pairs[k];
+                spread(&mut self.words[k / 2 * rows + r..], rows, pairs.len(), |pair| {
+                    let [low, high] = pairs[pair];
                     low as u32 | (high as u32) << 16
                 });
             }
