@@ -224,6 +224,16 @@ fn mlps_that_are_wider_than_all_else() {
 }
 
 #[test]
+fn logits_lie_where_the_layers_have_worked() {
+    let dir = TempDir::new();
+    write_random_model(&dir.0, &of_family("llama"), false, 7);
+    let base = options(&dir.0, Isa::Portable, KvDtype::F32);
+    let of_seqs = |max_seqs| Engine::plan(&EngineOptions { max_batch_tokens: 1024, max_seqs, ..base.clone() }).unwrap();
+    let [few, many] = [1, 64].map(|max_seqs| of_seqs(max_seqs).work_bytes);
+    assert_eq!(few, many, "logits of 64 rows are fewer than queries, keys and values of 1,024");
+}
+
+#[test]
 fn portable_f32() {
     batch_changes_nothing(Isa::Portable, KvDtype::F32);
 }

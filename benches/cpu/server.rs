@@ -9,36 +9,38 @@ use pagedllm::engine::{Engine, Output, Prompt, Request, StepReport};
 use pagedllm::options::{EngineOptions, SamplingParams};
 use pagedllm::sched::FinishReason;
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::Result;
 use crate::common::read_whole;
 use crate::limits::Step;
 use crate::model::{VOCAB, weights_file};
 use crate::worker::{Load, Loaded, Peak, Question, Steps};
+use crate::workload;
 
 pub fn serve() -> Result<()> {
     let mut lines = std::io::stdin().lock().lines();
     let first = lines.next().ok_or("nothing was asked")??;
-    let (mut server, loaded) = say_errors(serde_json::from_str(&first).map_err(Into::into).and_then(Server::load))?;
-    say(&Ok(loaded))?;
+    let mut server = match serde_json::from_str(&first).map_err(Into::into).and_then(Server::load) {
+        Ok((server, loaded)) => {
+            say(Ok(loaded))?;
+            server
+        }
+        Err(error) => return say(Err::<(), _>(error)),
+    };
     for line in lines {
         let Ok(question) = serde_json::from_str(&line?) else { break };
-        say(&Ok(say_errors(server.answer(question))?))?;
+        server.answer(question)?;
     }
     Ok(())
 }
 
-fn say(answer: &std::result::Result<impl Serialize, String>) -> Result<()> {
-    println!("{}", serde_json::to_string(answer)?);
-    Ok(std::io::stdout().flush()?)
-}
-
-fn say_errors<T>(result: Result<T>) -> Result<T> {
-    if let Err(error) = &result {
-        say(&Err::<(), _>(error.to_string()))?;
-    }
-    result
+/// Straight into the pipe: what an answer takes on its way would count as the engine's memory. After an error nothing else is said.
+fn say(answer: Result<impl Serialize>) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, &answer.as_ref().map_err(ToString::to_string))?;
+    out.write_all(b"\n")?;
+    out.flush()?;
+    answer.map(|_| ())
 }
 
 struct Server {
@@ -68,18 +70,14 @@ impl Server {
         Ok((Server { engine, streams: BTreeMap::new(), random: 1, most_blocks: 0 }, loaded))
     }
 
-    fn answer(&mut self, question: Question) -> Result<Value> {
-        Ok(serde_json::to_value(match question {
-            Question::Join { sequences, tokens } => self.join(sequences, tokens)?,
-            Question::Decode { steps } => self.decode(steps)?,
-            Question::Batch { requests } => {
-                let start = Instant::now();
-                requests.iter().try_for_each(|request| self.add(request.prompt, request.output))?;
-                self.steps(start, |server, _| !server.streams.is_empty())?
-            }
-            Question::Leave => return Ok(serde_json::to_value(self.leave()?)?),
-            Question::Memory => return Ok(serde_json::to_value(Peak { bytes: peak_bytes(), blocks: self.most_blocks })?),
-        })?)
+    fn answer(&mut self, question: Question) -> Result<()> {
+        match question {
+            Question::Join { sequences, tokens } => say(self.join(sequences, tokens)),
+            Question::Decode { steps } => say(self.decode(steps)),
+            Question::Batch { requests } => say(self.batch(requests)),
+            Question::Leave => say(self.leave()),
+            Question::Memory => say(Ok(Peak { bytes: peak_bytes(), blocks: self.most_blocks })),
+        }
     }
 
     fn join(&mut self, sequences: u64, tokens: u64) -> Result<Steps> {
@@ -97,6 +95,12 @@ impl Server {
             expect("tokens of a decode step", step.logits, sequences)?;
         }
         Ok(answer)
+    }
+
+    fn batch(&mut self, requests: Vec<workload::Request>) -> Result<Steps> {
+        let start = Instant::now();
+        requests.iter().try_for_each(|request| self.add(request.prompt, request.output))?;
+        self.steps(start, |server, _| !server.streams.is_empty())
     }
 
     fn leave(&mut self) -> Result<()> {

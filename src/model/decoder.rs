@@ -122,12 +122,11 @@ struct Work<B: Backend> {
     delta: B::Buf,  // [rows, hidden or embedding width] what a branch adds
     scratch: Scratch<B>,
     angles: Vec<Angles<B>>,
-    logits: B::Buf, // [logits, vocab]
 }
 
-/// What attention and MLP need on their way. A row has a route to each of its experts.
+/// What attention, MLP and head need on their way. A row has a route to each of its experts.
 pub(super) struct Scratch<B: Backend> {
-    pub wide: B::Buf,    // [rows, qkv], [MLP rows, up] or [routes, up]
+    pub wide: B::Buf,    // [rows, qkv], [MLP rows, up] or [routes, up]; after the layers [logits, vocab]
     pub narrow: B::Buf,  // [rows, attention output or experts], [MLP rows, gated] or [routes, gated]
     pub routed: B::Buf,  // [routes, hidden] or [heads, rows, head]
     pub queries: B::Buf, // [rows, heads over latents]
@@ -168,6 +167,8 @@ pub(super) struct Widths {
     /// Of the middle of MLPs, which goes through `wide` and `narrow` too, but not for all rows at once.
     mlp_wide: usize,
     mlp_narrow: usize,
+    /// Of the logits, which go to `wide` when the layers are done with it.
+    vocab: usize,
     pub routed: usize,
     pub queries: usize,
     /// The most of every layer's.
@@ -183,6 +184,7 @@ impl Widths {
             narrow: 0,
             mlp_wide: 0,
             mlp_narrow: 0,
+            vocab: spec.vocab_size,
             routed: 0,
             queries: 0,
             routing: Routing::softmax(0, 0, false),
@@ -224,9 +226,11 @@ impl Widths {
 }
 
 /// How many numbers `Scratch::wide` and `narrow` hold.
-fn shared_lens<B: Backend>(backend: &B, rows: usize, &Widths { wide, narrow, mlp_wide, mlp_narrow, .. }: &Widths) -> [usize; 2] {
-    let mlp_rows = backend.mlp_rows(rows);
-    [(rows * wide).max(mlp_rows * mlp_wide), (rows * narrow).max(mlp_rows * mlp_narrow)]
+fn shared_lens<B: Backend>(backend: &B, limits: BatchLimits, widths: &Widths) -> [usize; 2] {
+    let &Widths { wide, narrow, mlp_wide, mlp_narrow, vocab, .. } = widths;
+    let mlp_rows = backend.mlp_rows(limits.rows);
+    let of_layers = |each: usize, mlp: usize| (limits.rows * each).max(mlp_rows * mlp);
+    [of_layers(wide, mlp_wide).max(limits.logits * vocab), of_layers(narrow, mlp_narrow)]
 }
 
 /// The largest batch within `limits`, whose sequences have block tables of so many places, in all `groups` of layers together.
@@ -242,10 +246,10 @@ pub fn input_limits(spec: &ModelSpec, limits: BatchLimits, places: usize, groups
 /// Bytes of all activations and working memory of `threads` for batches within `limits`.
 pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits, threads: usize) -> u64 {
     let widths = Widths::of(spec);
-    let [wide, narrow] = shared_lens(backend, limits.rows, &widths);
+    let [wide, narrow] = shared_lens(backend, limits, &widths);
     let Widths { hidden, normed, routed, queries, routing, .. } = widths;
     let angles: usize = spec.ropes.iter().map(Rope::rotated).sum();
-    let floats = limits.rows * (hidden + 2 * normed + routed + queries + angles) + wide + narrow + limits.logits * spec.vocab_size;
+    let floats = limits.rows * (hidden + 2 * normed + routed + queries + angles) + wide + narrow;
     let reserved = spec.layers.iter().map(|layer| backend.reserved_bytes(layer.attention.shape())).max();
     let routes = backend.routes_bytes(limits.rows, routing);
     let packed = backend.reserved_rows_bytes(limits.rows, spec.most_cols());
@@ -256,7 +260,7 @@ pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits
 impl<B: Backend> Decoder<B> {
     pub fn new(backend: B, spec: &ModelSpec, model: LoadedModel<B>, limits: BatchLimits) -> Result<Decoder<B>> {
         let widths = Widths::of(spec);
-        let [wide, narrow] = shared_lens(&backend, limits.rows, &widths);
+        let [wide, narrow] = shared_lens(&backend, limits, &widths);
         let Widths { hidden, normed, routed, queries, routing, .. } = widths;
         let rows = |width: usize| backend.buffer(limits.rows * width);
         spec.layers.iter().try_for_each(|layer| backend.reserve(layer.attention.shape()))?;
@@ -274,7 +278,6 @@ impl<B: Backend> Decoder<B> {
                 routes: backend.routes(limits.rows, routing)?,
             },
             angles: spec.ropes.iter().map(|rope| Angles::new(&backend, rope, limits.rows)).collect::<Result<_>>()?,
-            logits: backend.buffer(limits.logits * spec.vocab_size)?,
         };
         let draw_limits = limits.draws(spec);
         Ok(Decoder { drawing: backend.drawing(draw_limits)?, backend, model, work, inputs: B::Inputs::default(), draw_limits })
@@ -325,7 +328,7 @@ impl<B: Backend> Decoder<B> {
 
     /// The last pass's logits, `[rows, vocab]`: one row for each of its `logit_rows`.
     pub fn logits(&mut self, rows: usize) -> Result<&[f32]> {
-        self.backend.read_rows(&mut self.work.logits, self.model.vocab_size, rows, std::iter::once(0..rows))
+        self.backend.read_rows(&mut self.work.scratch.wide, self.model.vocab_size, rows, std::iter::once(0..rows))
     }
 
     /// What can be drawn of a pass. None: its logits are all there is.
@@ -338,7 +341,7 @@ impl<B: Backend> Decoder<B> {
         if draws.is_empty() {
             return Ok((self.logits(rows)?, &[]));
         }
-        let Decoder { backend, model, work: Work { logits, .. }, drawing, .. } = self;
+        let Decoder { backend, model, work: Work { scratch: Scratch { wide: logits, .. }, .. }, drawing, .. } = self;
         let drawing = drawing.as_mut().ok_or_else(|| Error::internal("tokens were to be drawn where there is no room for draws"))?;
         let vocab = model.vocab_size;
         let drawn = backend.draw(drawing, vocab, logits, draws)?;
@@ -494,7 +497,7 @@ impl<B: Backend> Pass<'_, B> {
     fn head(&self, model: &LoadedModel<B>, logits: usize, work: &mut Work<B>) {
         let Model { hidden_size, embedding, final_norm, head, .. } = model;
         let Head { project, weight, scale, soft_cap } = head;
-        let Work { x, normed, delta, logits: out, .. } = work;
+        let Work { x, normed, delta, scratch: Scratch { wide: out, .. }, .. } = work;
         self.backend.gather(self.inputs, *hidden_size, x, delta);
         let last = Pass { rows: logits, ..*self };
         if let Some(norm) = final_norm {
