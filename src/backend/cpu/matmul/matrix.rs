@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use half::{bf16, f16};
 
 use super::super::SendPtr;
-use super::super::lanes::{Kernel, Lanes, greatest_magnitude, load_some, prefetch, store_some};
+use super::super::lanes::{Element, Kernel, Lanes, greatest_magnitude, load_some, prefetch, store_some};
 use super::super::pool::Pool;
 use super::bytes::STEP_BYTES;
 use super::quantize::{self, INT4_ZERO, INT8_ZERO};
@@ -29,7 +29,7 @@ use crate::sys::Pages;
 const LOAD_BYTES: usize = 512 << 10;
 /// And all threads together about so many until whoever loads is told, or what each reads at once.
 const TOLD_BYTES: usize = 16 << 20;
-/// Columns of a row that are converted at once; whole groups are.
+/// Columns of a row that are converted at once; of int4 whole groups are.
 const AT_ONCE: usize = GROUP;
 /// And so many rows before that, they are asked for.
 const ROWS_AHEAD: usize = 2;
@@ -267,19 +267,29 @@ impl Rows<'_> {
     #[inline(always)]
     unsafe fn read<L: Lanes>(&self, row: &[u8], first: usize, out: &mut [f32]) {
         let size = self.dtype.bytes();
-        let row = row[first * size..][..out.len() * size].as_ptr();
-        for (place, out) in out.chunks_mut(L::N).enumerate() {
-            let (from, count) = (row.wrapping_add(place * L::N * size), out.len());
-            // SAFETY: as was just cut, so many are there; loads need no alignment; the features are the caller's.
-            unsafe {
-                let numbers = match self.dtype {
-                    Dtype::F32 => load_some::<L, f32>(from.cast(), count),
-                    Dtype::F16 => load_some::<L, f16>(from.cast(), count),
-                    Dtype::Bf16 => load_some::<L, bf16>(from.cast(), count),
-                };
-                store_some::<L>(out.as_mut_ptr(), numbers, count);
+        let from = row[first * size..][..out.len() * size].as_ptr();
+        // SAFETY: as was just cut, so many are there; loads need no alignment; the features are the caller's.
+        unsafe {
+            match self.dtype {
+                Dtype::F32 => read_as::<L, f32>(from.cast(), out),
+                Dtype::F16 => read_as::<L, f16>(from.cast(), out),
+                Dtype::Bf16 => read_as::<L, bf16>(from.cast(), out),
             }
         }
+    }
+}
+
+#[inline(always)]
+unsafe fn read_as<L: Lanes, E: Element>(mut from: *const E, out: &mut [f32]) {
+    let mut vectors = out.chunks_exact_mut(L::N);
+    // SAFETY: the caller's: as many are there as `out` has room for.
+    unsafe {
+        for out in &mut vectors {
+            L::store(out.as_mut_ptr(), E::load::<L>(from));
+            from = from.add(L::N);
+        }
+        let rest = vectors.into_remainder();
+        store_some::<L>(rest.as_mut_ptr(), load_some::<L, E>(from, rest.len()), rest.len());
     }
 }
 
@@ -297,8 +307,45 @@ impl Kernel for Convert<'_> {
     /// Some columns of all rows at a time: so what is written stays in the first cache.
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
+        const SMALL: usize = WeightFormat::GROUPS[0];
+        const MIDDLE: usize = WeightFormat::GROUPS[1];
+        // SAFETY: the features are the caller's.
+        unsafe {
+            match self.format {
+                Format::Int4 { group: SMALL, offsets } => self.groups::<L, SMALL>(offsets),
+                Format::Int4 { group: MIDDLE, offsets } => self.groups::<L, MIDDLE>(offsets),
+                Format::Int4 { offsets, .. } => self.groups::<L, GROUP>(offsets),
+                _ => self.columns::<L>(),
+            }
+        }
+    }
+}
+
+impl Convert<'_> {
+    /// In int4. The compiler knows how long a group is: then no vector waits for a count.
+    #[inline(always)]
+    unsafe fn groups<L: Lanes, const N: usize>(self, offsets: bool) {
+        let Convert { first, rows, panel, refused, .. } = self;
+        let mut numbers = [0.0; N];
+        for (group, out) in panel.chunks_exact_mut(group_bytes(N, offsets)).enumerate() {
+            for (n, row) in rows.each() {
+                rows.ask_for(row.as_ptr().wrapping_add(ROWS_AHEAD * row.len()), group * N, N);
+                // SAFETY: the features are the caller's.
+                unsafe {
+                    rows.read::<L>(row, group * N, &mut numbers);
+                    store_int4::<L, N>(out, n, &numbers, offsets);
+                }
+                // Its scales and offsets are in f16.
+                if !f16::from_f32(2.0 * greatest_magnitude(&numbers)).is_finite() {
+                    *refused = (first + n).min(*refused);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn columns<L: Lanes>(self) {
         let Convert { format, first, rows, panel, refused } = self;
-        let at_once = if let Format::Int4 { group, .. } = format { group } else { AT_ONCE };
         let mut numbers = [0.0; AT_ONCE];
         let mut refuse = |n: usize| *refused = (first + n).min(*refused);
         if format == Format::Int8 {
@@ -311,16 +358,13 @@ impl Kernel for Convert<'_> {
                 }
             }
         }
-        for k in (0..rows.cols).step_by(at_once) {
+        for k in (0..rows.cols).step_by(AT_ONCE) {
             for (n, row) in rows.each() {
-                let x = &mut numbers[..at_once.min(rows.cols - k)];
+                let x = &mut numbers[..AT_ONCE.min(rows.cols - k)];
                 rows.ask_for(row.as_ptr().wrapping_add(ROWS_AHEAD * row.len()), k, x.len());
                 // SAFETY: as above.
-                let stored = unsafe {
-                    rows.read::<L>(row, k, x);
-                    store::<L>(format, panel, n, k, x)
-                };
-                if !stored {
+                unsafe { rows.read::<L>(row, k, x) };
+                if !store(format, panel, n, k, x) {
                     refuse(n);
                 }
             }
@@ -356,7 +400,7 @@ fn read_int4(bytes: &[u8], group: usize, offsets: bool, k: usize, n: usize) -> f
 
 /// Stores some numbers of output `n`, from column `k` on, in its panel. False: the format has no such number.
 #[inline(always)]
-unsafe fn store<L: Lanes>(format: Format, panel: &mut [u8], n: usize, k: usize, x: &[f32]) -> bool {
+fn store(format: Format, panel: &mut [u8], n: usize, k: usize, x: &[f32]) -> bool {
     let holds = |finite: bool, x: f32| finite || !x.is_finite();
     let places = (k..).map(|k| place(format, k, n));
     match format {
@@ -378,12 +422,7 @@ unsafe fn store<L: Lanes>(format: Format, panel: &mut [u8], n: usize, k: usize, 
             store_int8(panel, n, k, x);
             true
         }
-        Format::Int4 { group, offsets } => {
-            // SAFETY: the features are the caller's.
-            unsafe { store_int4::<L>(&mut panel[k / group * group_bytes(group, offsets)..], n, x, offsets) };
-            // Its scales and offsets are in f16.
-            f16::from_f32(2.0 * greatest_magnitude(x)).is_finite()
-        }
+        Format::Int4 { .. } => unreachable!("int4 comes in groups"),
     }
 }
 
@@ -398,14 +437,13 @@ fn store_int8(panel: &mut [u8], n: usize, k: usize, x: &[f32]) {
 }
 
 #[inline(always)]
-unsafe fn store_int4<L: Lanes>(out: &mut [u8], n: usize, x: &[f32], offsets: bool) {
-    let mut halves = [0u8; AT_ONCE];
-    let halves = &mut halves[..x.len()];
+unsafe fn store_int4<L: Lanes, const N: usize>(out: &mut [u8], n: usize, x: &[f32; N], offsets: bool) {
+    let mut halves = [0u8; N];
     // SAFETY: the features are the caller's.
     let (scale, offset) = unsafe {
         match offsets {
-            true => quantize::int4_with_offset::<L>(x, halves),
-            false => (quantize::int4::<L>(x, halves), f16::ZERO),
+            true => quantize::int4_with_offset::<L>(x, &mut halves),
+            false => (quantize::int4::<L>(x, &mut halves), f16::ZERO),
         }
     };
     for (halves, step) in halves.as_chunks().0.iter().zip(out.as_chunks_mut::<STEP_BYTES>().0) {
@@ -413,7 +451,7 @@ unsafe fn store_int4<L: Lanes>(out: &mut [u8], n: usize, x: &[f32], offsets: boo
         let eight = u64::from_le_bytes(*halves);
         step.as_chunks_mut().0[n] = (eight as u32 | (eight >> 28) as u32).to_le_bytes();
     }
-    let tail = out[x.len() / 8 * STEP_BYTES..].as_chunks_mut().0;
+    let tail = out[N / 8 * STEP_BYTES..].as_chunks_mut().0;
     tail[n] = scale.to_le_bytes();
     if offsets {
         tail[PANEL + n] = offset.to_le_bytes();
