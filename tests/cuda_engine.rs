@@ -333,6 +333,21 @@ fn no_step_asks_the_device_for_memory() {
     }
 }
 
+/// Logits lie in a buffer that is as large as the widest layer's rows.
+#[test]
+fn of_what_the_layers_work_in_the_logits_alone_are_pinned() {
+    let _one = alone();
+    let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
+    let before = shim.pinned_bytes();
+    let pinned = |max_batch_tokens| {
+        let _engine = Engine::create(&EngineOptions { max_batch_tokens, max_seqs: 4, ..model.options("cuda:0") }).unwrap();
+        shim.pinned_bytes() - before
+    };
+    let (few, many) = (pinned(512), pinned(2048));
+    // Tokens, positions and slots of a row, tables and tiles are; eight heads of 64 numbers are not.
+    assert!(few > 0 && many - few < 1536 * 64, "{few} bytes for 512 rows, {many} for 2,048");
+}
+
 /// Whatever cannot be had when an engine is made, all that it took is given back.
 #[test]
 fn memory_that_a_device_does_not_give_is_an_error_and_nothing_stays_behind() {

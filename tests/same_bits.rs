@@ -225,12 +225,14 @@ fn mlps_that_are_wider_than_all_else() {
 
 #[test]
 fn logits_lie_where_the_layers_have_worked() {
-    let dir = TempDir::new();
-    write_random_model(&dir.0, &of_family("llama"), false, 7);
-    let base = options(&dir.0, Isa::Portable, KvDtype::F32);
-    let of_seqs = |max_seqs| Engine::plan(&EngineOptions { max_batch_tokens: 1024, max_seqs, ..base.clone() }).unwrap();
-    let [few, many] = [1, 64].map(|max_seqs| of_seqs(max_seqs).work_bytes);
-    assert_eq!(few, many, "logits of 64 rows are fewer than queries, keys and values of 1,024");
+    let (dir, (_, mut config)) = (TempDir::new(), of_family("llama"));
+    config["vocab_size"] = json!(1000);
+    write_random_model(&dir.0, &config, false, 7);
+    let of = |max_batch_tokens, max_seqs| EngineOptions { max_batch_tokens, max_seqs, ..options(&dir.0, Isa::Portable, KvDtype::F32) };
+    let bytes = |rows, seqs| Engine::plan(&of(rows, seqs)).unwrap().work_bytes;
+    assert_eq!(bytes(1024, 24), bytes(1024, 1), "the layers of 1,024 rows need more room than 24 rows of logits");
+    assert!(bytes(24, 24) > bytes(24, 1) + 10 * 1000 * 4, "those of 24 need less");
+    assert_same("few rows", &alone(&of(1024, 24)), &together(&of(24, 24)).0);
 }
 
 #[test]

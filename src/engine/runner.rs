@@ -113,7 +113,8 @@ impl<B: Backend> ModelRunner<B> {
         self.decoder.reserve_inputs(limits)?;
         for batch in batches.iter().filter(|batch| batch.rows() > 0) {
             self.decoder.forward(batch, &mut self.kv)?;
-            self.decoder.logits(batch.logit_rows.len())?;
+            // The most that any step has, whatever this one computed: what they are read into must be there, too.
+            self.decoder.logits(limits.most.logits)?;
         }
         Ok(())
     }

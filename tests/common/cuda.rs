@@ -78,6 +78,12 @@ impl Shim {
         self.call(c"shim_live_bytes", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
     }
 
+    /// Memory of the host that devices reach.
+    pub fn pinned_bytes(&self) -> u64 {
+        // SAFETY: as above.
+        self.call(c"shim_pinned_bytes", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
+    }
+
     /// How often somebody asked for memory.
     pub fn asked(&self) -> u64 {
         // SAFETY: as above.

@@ -316,6 +316,13 @@ static CUresult enqueue_and_wait(Context &context, std::function<std::string()> 
 
 // ---- memory
 
+static size_t pinned_bytes() {
+    size_t bytes = 0;
+    for (auto &[address, allocation] : driver.allocations)
+        if (!allocation.on_device) bytes += allocation.bytes;
+    return bytes;
+}
+
 static size_t live_bytes(int device) {
     size_t bytes = 0;
     for (auto &[address, allocation] : driver.allocations)
@@ -898,6 +905,11 @@ API uint64_t shim_live_allocations() {
 // Of all devices.
 API uint64_t shim_live_bytes() {
     return locked([] { return uint64_t(live_bytes(-1)); });
+}
+
+// Of the host.
+API uint64_t shim_pinned_bytes() {
+    return locked([] { return uint64_t(pinned_bytes()); });
 }
 
 // Whether what is waited for comes after all that other streams can do.

@@ -436,7 +436,7 @@ static void memory_is_counted_and_ends_where_it_ends() {
         x = session.allocate(16);
         CHECK(write(3) == 0 && write(4) == SIGSEGV);
         void *pinned;
-        CHECK(!cuMemHostAlloc(&pinned, 8, 0) && !session.launch("add_one", 1, 2, 0, pinned) && !cuMemFreeHost(pinned));
+        CHECK(!cuMemHostAlloc(&pinned, 8, 0) && shim_pinned_bytes() == 8 && !session.launch("add_one", 1, 2, 0, pinned) && !cuMemFreeHost(pinned));
     }
     CHECK(shim_live_allocations() == 0 && current() == nullptr);
 }

@@ -108,14 +108,17 @@ fn the_layout_of_packed_weights_is_that_of_its_name() {
     let (outs, cols) = (70, 128);
     let (bytes, _) = stored(&numbers(outs * cols, 2), Dtype::F32);
     let expected = [2219603078, 64443527, 2261333450, 2644511432, 1536834312, 1263857848];
+    let of_other_groups = [[611903422, 708610732], [134496689, 2986639555]];
+    let int4 = |group| [false, true].map(|offsets| WeightFormat::Int4 { group, offsets });
     for backend in backends() {
-        let sums = WeightFormat::all(64).map(|format| {
+        let sum = |format| {
             let matrix = matrix_in(&backend, &bytes, outs, cols, Dtype::F32, format).unwrap();
             let packed = backend.packed_bytes(&matrix).unwrap();
             assert_eq!(packed.len() as u64, backend.matrix_bytes(outs, cols, format));
             crc32fast::hash(packed)
-        });
-        assert_eq!(sums, expected, "{}", backend.isa().name());
+        };
+        assert_eq!(WeightFormat::all(64).map(sum), expected, "{}", backend.isa().name());
+        assert_eq!([32, 128].map(|group| int4(group).map(sum)), of_other_groups, "{}", backend.isa().name());
     }
 }
 

@@ -183,15 +183,16 @@ impl CudaBackend {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Of the first numbers of a buffer these runs, each from some number on. Where there are none nobody waits.
+    /// Of the first numbers of a buffer these runs, each from some number on. Where there are none nobody waits. What is read is pinned, not the
+    /// whole buffer: only its beginning may ever be.
     fn read_runs<'a>(&self, buf: &'a mut Buf, len: usize, runs: impl Iterator<Item = (Range<usize>, usize)>) -> Result<&'a [f32]> {
         const BYTES: usize = size_of::<f32>();
         if len > buf.len {
             return Err(Error::internal(format!("{len} numbers were to be read of {}", buf.len)));
         }
         let pinned = match &mut buf.read {
-            Some(pinned) => pinned,
-            read => read.insert(self.device.pinned(buf.len * BYTES, "lower max_seqs")?),
+            Some(pinned) if pinned.bytes().len() >= len * BYTES => pinned,
+            read => read.insert(self.device.pinned(len * BYTES, "lower max_seqs")?),
         };
         let mut runs = runs.map(|(run, from)| (run.start * BYTES..run.end * BYTES, from * BYTES)).peekable();
         match runs.peek() {

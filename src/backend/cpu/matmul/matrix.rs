@@ -282,7 +282,7 @@ impl Rows<'_> {
 #[inline(always)]
 unsafe fn read_as<L: Lanes, E: Element>(mut from: *const E, out: &mut [f32]) {
     let mut vectors = out.chunks_exact_mut(L::N);
-    // SAFETY: the caller's: as many are there as `out` has room for.
+    // SAFETY: the caller's: the features, and as many elements as `out` has room for; loads need no alignment.
     unsafe {
         for out in &mut vectors {
             L::store(out.as_mut_ptr(), E::load::<L>(from));

@@ -59,7 +59,10 @@ impl Format {
             WeightFormat::F16 => Ok(Format::F16),
             WeightFormat::Bf16 => Ok(Format::Bf16),
             WeightFormat::Int8 => Ok(Format::Int8),
-            WeightFormat::Int4 { group, offsets } => Ok(Format::Int4 { group, offsets }),
+            WeightFormat::Int4 { group, offsets } if WeightFormat::GROUPS.contains(&group) => Ok(Format::Int4 { group, offsets }),
+            WeightFormat::Int4 { group, .. } => {
+                Err(Error::unsupported(format!("int4 in groups of {group}: choose one of {:?}", WeightFormat::GROUPS)))
+            }
             WeightFormat::Fp8 => Err(Error::unsupported("weight_format fp8 is for CUDA devices: take int8, which a CPU multiplies faster")),
         }
     }
