@@ -1,9 +1,11 @@
 //! Threads that a host does not notice.
 
 use std::io;
+use std::ops::Range;
 use std::os::unix::thread::JoinHandleExt;
 use std::thread::{Builder, JoinHandle};
 
+use super::float::StandardMode;
 use super::quiet;
 use crate::error::{Error, Result};
 
@@ -56,22 +58,44 @@ pub fn pin(thread: &JoinHandle<()>, cpu: usize) -> Result<()> {
 
 /// Starts a thread that no signal handler of the host will run on, that prints nothing when it panics,
 /// and that computes in the standard floating-point mode.
-pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
-    spawn_from(Builder::new().name(name), body)
+pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    let builder = Builder::new().name(name);
+    with_signals_blocked(|| builder.spawn(|| isolated(body)))
 }
 
 /// As `spawn`, with a stack of so many bytes.
-pub fn spawn_deep(name: String, stack: usize, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
-    spawn_from(Builder::new().name(name).stack_size(stack), body)
+pub fn spawn_deep(name: String, stack: usize, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    let builder = Builder::new().name(name).stack_size(stack);
+    with_signals_blocked(|| builder.spawn(|| isolated(body)))
 }
 
-fn spawn_from(builder: Builder, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
-    let body = move || {
-        quiet::this_thread();
-        let _mode = super::float::StandardMode::enter();
-        body();
-    };
-    // A new thread inherits the mask, so this one blocks everything for a moment.
+/// Runs `body` with at least `bytes` of free stack, in the standard floating-point mode: on the calling thread if its
+/// stack has them, otherwise on a temporary thread. The inner error is the message of a panic in `body`.
+pub fn with_stack<T: Send>(bytes: usize, body: impl FnOnce() -> T + Send) -> Result<std::result::Result<T, String>> {
+    if stack_left() >= bytes {
+        let _mode = StandardMode::enter();
+        return Ok(quiet::during(|| quiet::no_panic(body)));
+    }
+    std::thread::scope(|scope| {
+        let builder = Builder::new().name("pagedllm-stack".into()).stack_size(bytes);
+        let thread = with_signals_blocked(|| builder.spawn_scoped(scope, || isolated(|| quiet::no_panic(body))));
+        let thread = thread.map_err(|e| {
+            Error::capacity(format!("cannot start a thread with a stack of {bytes} bytes: {e}; free memory or raise the limit of threads"))
+        })?;
+        // `no_panic` has caught what `body` raised, so the join fails only when the panic's own payload panics.
+        Ok(thread.join().unwrap_or_else(|_| Err("a panic while a panic was handled".into())))
+    })
+}
+
+/// Runs `body` quietly and in the standard floating-point mode, on a thread of the library.
+fn isolated<T>(body: impl FnOnce() -> T) -> T {
+    quiet::this_thread();
+    let _mode = StandardMode::enter();
+    body()
+}
+
+/// Blocks all signals while `start` runs, since a new thread inherits the mask of the thread that starts it.
+fn with_signals_blocked<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: the sets are plain data that the calls fill; the mask is put back below.
     let mut old = unsafe {
         let (mut all, mut old) = (std::mem::zeroed::<libc::sigset_t>(), std::mem::zeroed::<libc::sigset_t>());
@@ -79,8 +103,70 @@ fn spawn_from(builder: Builder, body: impl FnOnce() + Send + 'static) -> std::io
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
         old
     };
-    let thread = builder.spawn(body);
+    let started = start();
     // SAFETY: `old` is this thread's mask of a moment ago.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw mut old, std::ptr::null_mut()) };
-    thread
+    started
+}
+
+thread_local! {
+    // The addresses of this thread's stack; empty if the system does not report them.
+    static STACK: Range<usize> = stack_range();
+}
+
+/// Bytes of stack below the calling function. 0 if the thread runs on a stack that the system did not give it, such as a coroutine's.
+fn stack_left() -> usize {
+    let here = 0u8;
+    let here = &raw const here as usize;
+    STACK.try_with(|stack| if stack.contains(&here) { here - stack.start } else { 0 }).unwrap_or(0)
+}
+
+#[cfg(target_os = "linux")]
+fn stack_range() -> Range<usize> {
+    // SAFETY: `attributes` is plain data that the first call fills and the last one frees; the places are of the right types.
+    unsafe {
+        let mut attributes = std::mem::zeroed::<libc::pthread_attr_t>();
+        if libc::pthread_getattr_np(libc::pthread_self(), &mut attributes) != 0 {
+            return 0..0;
+        }
+        let (mut start, mut len) = (std::ptr::null_mut(), 0);
+        let code = libc::pthread_attr_getstack(&attributes, &mut start, &mut len);
+        libc::pthread_attr_destroy(&mut attributes);
+        if code == 0 { start as usize..(start as usize).saturating_add(len) } else { 0..0 }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn stack_range() -> Range<usize> {
+    0..0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn with_stack_stays_on_a_thread_that_has_the_stack() {
+        let here = std::thread::current().id();
+        assert_eq!(with_stack(16 << 10, || std::thread::current().id()).unwrap(), Ok(here));
+        assert_ne!(with_stack(64 << 20, || std::thread::current().id()).unwrap(), Ok(here));
+    }
+
+    #[test]
+    fn with_stack_gives_the_stack_it_promises() {
+        fn depth(n: usize) -> usize {
+            let frame = std::hint::black_box([n as u8; 1024]);
+            if n == 0 { frame[0] as usize } else { 1 + depth(n - 1) }
+        }
+        let thread = Builder::new().stack_size(64 << 10).spawn(|| with_stack(16 << 20, || depth(4_000))).unwrap();
+        assert_eq!(thread.join().unwrap().unwrap(), Ok(4_000));
+    }
+
+    #[test]
+    fn with_stack_reports_panics_and_stacks_that_the_system_refuses() {
+        let panic = with_stack(64 << 20, || panic!("as planned")).unwrap();
+        assert_eq!(panic.map(|()| 0), Err("as planned".into()));
+        let error = with_stack(usize::MAX / 4, || ()).unwrap_err();
+        assert!(error.message().contains("cannot start a thread with a stack of"), "{error}");
+    }
 }
