@@ -15,8 +15,9 @@ use minijinja::{Environment, ErrorKind, State, UndefinedBehavior, Value};
 use minijinja_contrib::pycompat;
 use serde_json::Value as Json;
 
-use super::{no_panic, python, read_if_there, token_content};
+use super::{python, read_if_there, token_content};
 use crate::error::{Error, Result};
+use crate::sys::threads;
 
 /// Instructions of one rendering, after which it is given up. A message takes some hundred.
 const MAX_FUEL: u64 = 10_000_000;
@@ -27,6 +28,9 @@ const MAX_PROMPT: usize = 64 << 20;
 /// A call of a macro costs about four: enough for macros that descend into a tool's schema, and too
 /// little to use up a thread's stack (the test below has 512 KiB).
 const MAX_RECURSION: usize = 200;
+
+/// Stack for compiling and rendering, both of which recurse. The system lends pages of it as they are touched.
+const STACK_BYTES: usize = 64 << 20;
 
 const NAME: &str = "chat_template";
 
@@ -57,8 +61,7 @@ impl Chat {
             Template::Broken(error) => return Err(error.clone()),
             Template::Absent => return Err(absent()),
         };
-        let variables = self.variables(json)?;
-        no_panic(|| render(environment, variables))
+        threads::with_stack(STACK_BYTES, || render(environment, self.variables(json)?))?
             .map_err(|panic| Error::invalid(format!("the chat template cannot render these messages: {panic}")))?
     }
 
@@ -103,7 +106,7 @@ fn load_template(jinja: &Path, config: &Json) -> Result<Template> {
     } else {
         return Ok(Template::Absent);
     };
-    Ok(match no_panic(|| compile(&source)) {
+    Ok(match threads::with_stack(STACK_BYTES, || compile(&source))? {
         Ok(Ok(environment)) => Template::Ready(Box::new(environment)),
         Ok(Err(e)) => Template::Broken(broken(&place, &describe(&e))),
         Err(panic) => Template::Broken(broken(&place, &panic)),
