@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
@@ -21,6 +21,33 @@ pub fn open(path: &Path) -> Result<Option<File>> {
         return Err(Error::io(format!("{}: not a regular file", path.display())));
     }
     Ok(Some(file))
+}
+
+/// The files of a directory with an extension, by name. None of them if there is no such directory.
+///
+/// # Errors
+/// The directory cannot be read, or has more than `MAX_LISTED` such files.
+pub fn with_extension(dir: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    const MAX_LISTED: usize = 256;
+    let io = |e: std::io::Error| Error::io(format!("{}: cannot be read: {e}", dir.display()));
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => return Ok(Vec::new()),
+        Err(e) => return Err(io(e)),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(io)?.path();
+        if path.extension().is_some_and(|found| found == extension) {
+            found.push(path);
+        }
+        if found.len() > MAX_LISTED {
+            let message = format!("{}: too many .{extension} files (at most {MAX_LISTED}); remove some", dir.display());
+            return Err(Error::model(message));
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// A new file of `bytes` in `dir`, without a name: nobody else can open it, and nothing is left of it when it is closed. It takes

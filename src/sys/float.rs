@@ -63,6 +63,20 @@ fn read() -> u64 {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn write(_: u64) {}
 
+/// Runs `body` as on a thread whose host has set rounding upwards.
+#[cfg(all(test, target_arch = "x86_64"))]
+pub fn rounding_up<T>(body: impl FnOnce() -> T) -> T {
+    struct Restore(u64);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            write(self.0);
+        }
+    }
+    let _restore = Restore(read());
+    write(STANDARD | 0x4000);
+    body()
+}
+
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;

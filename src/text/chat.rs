@@ -1,122 +1,246 @@
-//! Chats to prompts: the model's own Jinja template, rendered as transformers renders it.
+//! Chats to prompts: the model's own Jinja template, rendered as transformers' `apply_chat_template` renders it.
 //!
-//! A template is part of the model, as its weights are. Its mistakes are errors: it can't loop without
-//! end, call itself without end, or write without end, and a panic of the interpreter is caught. But the
-//! interpreter bounds neither the memory of a template's variables nor how deep they are nested, so one
-//! that is written to do harm (a string that doubles in a loop, a namespace that contains itself) can.
-//! No chat can do so: the messages are only as deep and as large as the JSON in which they come.
+//! A template is part of the model, as its weights are, and may be hostile. `jinja` bounds what parsing and
+//! rendering take, and both run on a stack that is deep enough for these bounds.
 
 use std::fmt;
-use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, ErrorKind, State, UndefinedBehavior, Value};
-use minijinja_contrib::pycompat;
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
-use super::{python, read_if_there, token_content};
+use super::jinja::{self, Failure, Kind, Tree};
+use super::{read_if_there, token_content};
 use crate::error::{Error, Result};
-use crate::sys::threads;
+use crate::sys::{files, threads};
 
-/// Instructions of one rendering, after which it is given up. A message takes some hundred.
-const MAX_FUEL: u64 = 10_000_000;
+/// The template that is used where a chat asks for no other.
+const DEFAULT: &str = "default";
+/// The template that is used where a chat has tools.
+const TOOL_USE: &str = "tool_use";
+/// Marks the end of the message that is to be continued. Transformers' word, so that templates treat it alike.
+const CONTINUATION: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// Bytes of one prompt.
-const MAX_PROMPT: usize = 64 << 20;
-
-/// A call of a macro costs about four: enough for macros that descend into a tool's schema, and too
-/// little to use up a thread's stack (the test below has 512 KiB).
-const MAX_RECURSION: usize = 200;
-
-/// Stack for compiling and rendering, both of which recurse. The system lends pages of it as they are touched.
-const STACK_BYTES: usize = 64 << 20;
-
-const NAME: &str = "chat_template";
-
-type Rendered<T> = std::result::Result<T, minijinja::Error>;
-
-/// The model's chat template, with the tokens that it may name.
+/// The model's chat templates, with the tokens that they may name.
 pub(super) struct Chat {
-    template: Template,
-    /// `bos_token`, `eos_token` and the like, as far as the config has them.
-    tokens: Vec<(String, Value)>,
+    templates: Vec<(String, Template)>,
+    /// `bos_token`, `eos_token` and the like, as far as the model has them.
+    tokens: Vec<(String, Json)>,
 }
 
 enum Template {
-    Absent,
     /// It does not compile. Everything else works without it.
     Broken(Error),
-    Ready(Box<Environment<'static>>),
+    Ready(Box<Tree>),
 }
 
 impl Chat {
-    pub fn load(jinja: &Path, config: &Json) -> Result<Chat> {
-        Ok(Chat { template: load_template(jinja, config)?, tokens: special_tokens(config) })
+    pub fn load(dir: &Path, config: &Json) -> Result<Chat> {
+        let templates = find_templates(dir, config)?.into_iter().map(|source| {
+            let compiled = threads::with_stack(jinja::STACK_BYTES, || jinja::parse(&source.text))?;
+            let template = match compiled {
+                Ok(Ok(tree)) => Template::Ready(Box::new(tree)),
+                Ok(Err(failure)) => Template::Broken(broken(&source.file, &failure.to_string())),
+                Err(panic) => Template::Broken(broken(&source.file, &panic)),
+            };
+            Ok((source.name, template))
+        });
+        Ok(Chat { templates: templates.collect::<Result<_>>()?, tokens: special_tokens(config) })
     }
 
     pub fn render(&self, json: &str) -> Result<String> {
-        let environment = match &self.template {
-            Template::Ready(environment) => environment,
-            Template::Broken(error) => return Err(error.clone()),
-            Template::Absent => return Err(absent()),
-        };
-        threads::with_stack(STACK_BYTES, || render(environment, self.variables(json)?))?
-            .map_err(|panic| Error::invalid(format!("the chat template cannot render these messages: {panic}")))?
+        let rendered = threads::with_stack(jinja::STACK_BYTES, || self.render_chat(json))?;
+        rendered.unwrap_or_else(|panic| Err(Error::internal(format!("a defect of the library ended a rendering: {panic}"))))
     }
 
-    /// What the template can read: transformers' variables, then the host's, which win.
-    fn variables(&self, json: &str) -> Result<Value> {
-        let chat: Json = serde_json::from_str(json).map_err(|e| Error::invalid(format!("the chat is not valid JSON: {e}")))?;
-        let given = match chat {
-            Json::Array(_) => [("messages".to_string(), chat)].into_iter().collect(),
-            Json::Object(object) => object,
-            _ => return Err(Error::invalid("the chat is neither an array of messages nor an object that has one")),
+    fn render_chat(&self, json: &str) -> Result<String> {
+        let mut request = Request::parse(json)?;
+        let tree = match self.template(&request)? {
+            Template::Ready(tree) => tree,
+            Template::Broken(error) => return Err(error.clone()),
         };
-        if !given.get("messages").is_some_and(Json::is_array) {
-            return Err(Error::invalid("the chat has no array \"messages\": give [{\"role\": ..., \"content\": ...}]"));
+        if request.flatten_content {
+            request.variables.get_mut("messages").map_or(Ok(()), flatten_content)?;
         }
-        let mut variables = vec![
-            ("tools".to_string(), Value::from(())),
-            ("documents".to_string(), Value::from(())),
-            ("add_generation_prompt".to_string(), Value::from(true)),
-        ];
-        variables.extend(self.tokens.iter().cloned());
-        variables.extend(given.iter().map(|(name, value)| (name.clone(), to_value(value))));
-        Ok(Value::from_pairs(variables))
+        let continued = if request.continue_final_message { Some(mark_final_message(&mut request.variables)?) } else { None };
+        let tokens = self.tokens.iter().map(|(name, token)| (name.as_str(), token));
+        let variables = request.variables.iter().map(|(name, value)| (name.as_str(), value));
+        let prompt = jinja::render(tree, tokens.chain(variables)).map_err(refused)?;
+        match continued {
+            Some(message) => cut_at_continuation(prompt, &message),
+            None => Ok(prompt),
+        }
+    }
+
+    /// The template that a chat selects: by its name, or by having tools.
+    fn template(&self, request: &Request) -> Result<&Template> {
+        let named = |name: &str| self.templates.iter().find(|(known, _)| known == name).map(|(_, template)| template);
+        let names = || self.templates.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+        if self.templates.is_empty() {
+            return Err(absent());
+        }
+        if let Some(name) = &request.template {
+            return named(name).ok_or_else(|| Error::invalid(format!("the model has no chat template \"{name}\"; it has: {}", names())));
+        }
+        let tool_use = if request.has_tools() { named(TOOL_USE) } else { None };
+        tool_use
+            .or_else(|| named(DEFAULT))
+            .ok_or_else(|| Error::invalid(format!("the model has no default chat template; choose one by \"chat_template\": {}", names())))
     }
 }
 
 impl fmt::Debug for Chat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match &self.template {
-            Template::Absent => "Chat(no template)",
-            Template::Broken(_) => "Chat(broken template)",
-            Template::Ready(_) => "Chat",
-        })
+        f.debug_list().entries(self.templates.iter().map(|(name, _)| name)).finish()
     }
 }
 
-fn load_template(jinja: &Path, config: &Json) -> Result<Template> {
-    let (place, source) = if let Some(bytes) = read_if_there(jinja)? {
-        let text = String::from_utf8(bytes);
-        (jinja.display().to_string(), text.map_err(|e| Error::model(format!("{}: {e}", jinja.display())))?)
-    } else if let Some(text) = config_template(&config["chat_template"]) {
-        (jinja.with_file_name("tokenizer_config.json").display().to_string(), text.to_string())
-    } else {
-        return Ok(Template::Absent);
+/// A chat as the host gives it.
+struct Request {
+    /// What the template reads: transformers' variables, then the host's, which win.
+    variables: Map<String, Json>,
+    /// The name of a template.
+    template: Option<String>,
+    continue_final_message: bool,
+    flatten_content: bool,
+}
+
+impl Request {
+    fn parse(json: &str) -> Result<Request> {
+        let chat: Json = serde_json::from_str(json).map_err(|e| Error::invalid(format!("the chat is not valid JSON: {e}")))?;
+        let mut given = match chat {
+            Json::Array(_) => [("messages".to_string(), chat)].into_iter().collect(),
+            Json::Object(object) => object,
+            _ => return Err(Error::invalid("the chat is neither an array of messages nor an object that has one")),
+        };
+        if !given.get("messages").is_some_and(Json::is_array) {
+            return Err(Error::invalid("the chat has no array \"messages\"; give [{\"role\": ..., \"content\": ...}]"));
+        }
+        let continue_final_message = flag(&mut given, "continue_final_message")?;
+        let template = match given.shift_remove("chat_template") {
+            None | Some(Json::Null) => None,
+            Some(Json::String(name)) => Some(name),
+            Some(other) => return Err(Error::invalid(format!("chat_template is {other}; give the name of a template"))),
+        };
+        let flatten_content = match given.shift_remove("chat_template_content_format") {
+            None | Some(Json::Null) => false,
+            Some(Json::String(format)) if format == "openai" => false,
+            Some(Json::String(format)) if format == "string" => true,
+            Some(other) => {
+                return Err(Error::invalid(format!("chat_template_content_format is {other}; give \"string\" or \"openai\"")));
+            }
+        };
+        if continue_final_message && given.get("add_generation_prompt").is_some_and(|flag| *flag == Json::Bool(true)) {
+            return Err(Error::invalid("continue_final_message and add_generation_prompt exclude each other; set one of them"));
+        }
+        let mut variables = Map::new();
+        variables.insert("tools".into(), Json::Null);
+        variables.insert("documents".into(), Json::Null);
+        variables.insert("add_generation_prompt".into(), Json::Bool(!continue_final_message));
+        variables.extend(given);
+        Ok(Request { variables, template, continue_final_message, flatten_content })
+    }
+
+    fn has_tools(&self) -> bool {
+        self.variables.get("tools").is_some_and(|tools| !tools.is_null())
+    }
+}
+
+/// Takes a member that is true or false.
+fn flag(given: &mut Map<String, Json>, name: &str) -> Result<bool> {
+    match given.shift_remove(name) {
+        None | Some(Json::Null) => Ok(false),
+        Some(Json::Bool(flag)) => Ok(flag),
+        Some(other) => Err(Error::invalid(format!("{name} is {other}; give true or false"))),
+    }
+}
+
+/// Replaces content that is a list of text parts by one string, with a newline between the parts.
+fn flatten_content(messages: &mut Json) -> Result<()> {
+    let messages = messages.as_array_mut().into_iter().flatten();
+    for content in messages.filter_map(|message| message.get_mut("content")) {
+        let Some(parts) = content.as_array() else { continue };
+        let texts = parts.iter().map(|part| match part {
+            Json::String(text) => Ok(text.as_str()),
+            part => part["text"].as_str().ok_or_else(|| {
+                Error::invalid(format!(
+                    "a content part has no text (type {}); chat_template_content_format \"string\" takes text parts",
+                    part["type"]
+                ))
+            }),
+        });
+        *content = Json::String(texts.collect::<Result<Vec<_>>>()?.join("\n"));
+    }
+    Ok(())
+}
+
+/// Marks the end of the final message, and returns its text.
+fn mark_final_message(variables: &mut Map<String, Json>) -> Result<String> {
+    let last = variables.get_mut("messages").and_then(Json::as_array_mut).and_then(|messages| messages.last_mut());
+    let text = match last.and_then(|message| message.get_mut("content")) {
+        Some(Json::String(text)) => Some(text),
+        Some(Json::Array(parts)) => parts.iter_mut().rev().find_map(|part| match part.get_mut("text") {
+            Some(Json::String(text)) => Some(text),
+            _ => None,
+        }),
+        _ => None,
     };
-    Ok(match threads::with_stack(STACK_BYTES, || compile(&source))? {
-        Ok(Ok(environment)) => Template::Ready(Box::new(environment)),
-        Ok(Err(e)) => Template::Broken(broken(&place, &describe(&e))),
-        Err(panic) => Template::Broken(broken(&place, &panic)),
+    let Some(text) = text else {
+        return Err(Error::invalid("continue_final_message is set, but the final message has no text; give its content"));
+    };
+    let message = text.clone();
+    text.push_str(CONTINUATION);
+    Ok(message)
+}
+
+/// The prompt up to the end of the final message.
+fn cut_at_continuation(mut prompt: String, message: &str) -> Result<String> {
+    let mark = CONTINUATION.trim_end();
+    let found = prompt.rfind(mark).filter(|_| prompt.contains(message.trim()));
+    let Some(at) = found else {
+        return Err(Error::invalid("continue_final_message is set, but the template does not print the final message as it is"));
+    };
+    let spacing_kept = prompt[at..].starts_with(CONTINUATION);
+    prompt.truncate(at);
+    if !spacing_kept {
+        prompt.truncate(prompt.trim_end().len());
+    }
+    Ok(prompt)
+}
+
+/// A template as it is found.
+struct Source {
+    name: String,
+    file: PathBuf,
+    text: String,
+}
+
+/// The templates of a model. Files win over the config, as in transformers.
+fn find_templates(dir: &Path, config: &Json) -> Result<Vec<Source>> {
+    let default = dir.join("chat_template.jinja");
+    let mut found = Vec::new();
+    found.extend(read_template(DEFAULT.to_string(), default)?);
+    for file in files::with_extension(&dir.join("additional_chat_templates"), "jinja")? {
+        let name = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_string();
+        found.extend(read_template(name, file)?);
+    }
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    let file = dir.join("tokenizer_config.json");
+    let source = |name: &str, text: &str| Source { name: name.to_string(), file: file.clone(), text: text.to_string() };
+    Ok(match &config["chat_template"] {
+        Json::String(text) => vec![source(DEFAULT, text)],
+        Json::Array(entries) => {
+            entries.iter().filter_map(|entry| Some(source(entry["name"].as_str()?, entry["template"].as_str()?))).collect()
+        }
+        _ => Vec::new(),
     })
 }
 
-/// A template, or the one named `default` of a list of them.
-fn config_template(config: &Json) -> Option<&str> {
-    let listed = || config.as_array()?.iter().find(|entry| entry["name"] == "default")?["template"].as_str();
-    config.as_str().or_else(listed)
+fn read_template(name: String, file: PathBuf) -> Result<Option<Source>> {
+    let Some(bytes) = read_if_there(&file)? else { return Ok(None) };
+    let text = String::from_utf8(bytes).map_err(|e| Error::model(format!("{}: {e}", file.display())))?;
+    Ok(Some(Source { name, file, text }))
 }
 
 fn absent() -> Error {
@@ -126,153 +250,21 @@ fn absent() -> Error {
     )
 }
 
-fn broken(place: &str, reason: &str) -> Error {
-    Error::model(format!("{place}: the chat template does not compile: {reason}"))
+fn broken(file: &Path, reason: &str) -> Error {
+    Error::model(format!("{}: the chat template does not compile: {reason}", file.display()))
+}
+
+fn refused(failure: Failure) -> Error {
+    match failure.kind {
+        Kind::Limit => Error::capacity(format!("the chat template exceeds a limit: {failure}")),
+        Kind::Template => Error::invalid(format!("the chat template does not accept these messages: {failure}")),
+    }
 }
 
 /// Every `..._token` of the config.
-fn special_tokens(config: &Json) -> Vec<(String, Value)> {
+fn special_tokens(config: &Json) -> Vec<(String, Json)> {
     let entries = config.as_object().into_iter().flatten().filter(|(name, _)| name.ends_with("_token"));
-    entries.filter_map(|(name, token)| Some((name.clone(), Value::from(token_content(token)?)))).collect()
-}
-
-fn to_value(json: &Json) -> Value {
-    match json {
-        Json::Null => Value::from(()),
-        Json::Bool(b) => Value::from(*b),
-        Json::Number(n) => match (n.as_i64(), n.as_u64()) {
-            (Some(i), _) => Value::from(i),
-            (None, Some(u)) => Value::from(u),
-            (None, None) => Value::from(n.as_f64().unwrap_or(f64::NAN)),
-        },
-        Json::String(s) => Value::from(s.as_str()),
-        Json::Array(items) => items.iter().map(to_value).collect(),
-        Json::Object(members) => Value::from_pairs(members.iter().map(|(k, v)| (k.as_str(), to_value(v)))),
-    }
-}
-
-/// The environment of transformers: `ImmutableSandboxedEnvironment(trim_blocks, lstrip_blocks)` with
-/// loop controls, and what transformers adds.
-fn compile(source: &str) -> Rendered<Environment<'static>> {
-    let mut environment = Environment::new();
-    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
-    environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-    environment.set_debug(false);
-    environment.set_fuel(Some(MAX_FUEL));
-    environment.set_recursion_limit(MAX_RECURSION);
-    environment.set_unknown_method_callback(call_method);
-    environment.add_function("raise_exception", raise_exception);
-    environment.add_function("strftime_now", python::strftime_now);
-    environment.add_filter("tojson", python::tojson);
-    environment.add_template_owned(NAME, without_generation_tags(&with_unix_newlines(source)))?;
-    Ok(environment)
-}
-
-/// Jinja2 reads every kind of line end as `\n`.
-fn with_unix_newlines(source: &str) -> String {
-    source.replace("\r\n", "\n").replace('\r', "\n")
-}
-
-/// `{% generation %}...{% endgeneration %}` marks what an assistant wrote for training, and renders
-/// what is in it: here it is `{% if true %}...{% endif %}`.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(open) = rest.find("{%") {
-        let (before, tag) = rest.split_at(open + 2);
-        out.push_str(before);
-        rest = tag;
-        let body = tag.trim_start_matches(['-', '+']).trim_start();
-        for (name, instead) in [("generation", "if true"), ("endgeneration", "endif")] {
-            let Some(end) = body.strip_prefix(name) else { continue };
-            if end.trim_start().trim_start_matches(['-', '+']).starts_with("%}") {
-                out.push_str(&tag[..tag.len() - body.len()]);
-                out.push_str(instead);
-                rest = end;
-            }
-        }
-    }
-    out.push_str(rest);
-    out
-}
-
-fn render(environment: &Environment<'static>, variables: Value) -> Result<String> {
-    let mut prompt = Prompt::default();
-    let rendered = environment.get_template(NAME).and_then(|template| template.render_captured_to(variables, &mut prompt).map(drop));
-    if let Some(error) = prompt.refused {
-        return Err(error);
-    }
-    rendered.map_err(|e| failed(&e))?;
-    String::from_utf8(prompt.bytes).map_err(|e| Error::invalid(format!("the chat template wrote no UTF-8: {e}")))
-}
-
-fn failed(e: &minijinja::Error) -> Error {
-    if e.kind() == ErrorKind::OutOfFuel {
-        return Error::capacity(format!("the chat template was given up after {MAX_FUEL} instructions"));
-    }
-    Error::invalid(format!("the chat template does not accept these messages: {}", describe(e)))
-}
-
-/// The innermost reason, and the line of the template.
-fn describe(e: &minijinja::Error) -> String {
-    let mut reason = e.detail().map_or_else(|| e.kind().to_string(), str::to_string);
-    let mut source = std::error::Error::source(e);
-    while let Some(inner) = source {
-        reason = format!("{reason}: {inner}");
-        source = inner.source();
-    }
-    match e.line() {
-        Some(line) => format!("{reason} (line {line})"),
-        None => reason,
-    }
-}
-
-/// The rendered text, of a bounded size.
-#[derive(Default)]
-struct Prompt {
-    bytes: Vec<u8>,
-    /// Why no more is taken.
-    refused: Option<Error>,
-}
-
-impl Prompt {
-    fn push(&mut self, bytes: &[u8]) -> Result<()> {
-        if bytes.len() > MAX_PROMPT - self.bytes.len() {
-            return Err(Error::capacity(format!("the chat template wrote more than {MAX_PROMPT} bytes")));
-        }
-        self.bytes.try_reserve(bytes.len())?;
-        self.bytes.extend_from_slice(bytes);
-        Ok(())
-    }
-}
-
-impl io::Write for Prompt {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self.push(bytes) {
-            Ok(()) => Ok(bytes.len()),
-            Err(error) => {
-                self.refused = Some(error);
-                Err(io::ErrorKind::OutOfMemory.into())
-            }
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn raise_exception(message: String) -> Rendered<Value> {
-    Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-}
-
-/// The methods of Python's strings, lists and dictionaries.
-fn call_method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Rendered<Value> {
-    match (value.as_str(), method, args) {
-        (Some(text), "removeprefix", [affix]) => Ok(Value::from(affix.as_str().and_then(|affix| text.strip_prefix(affix)).unwrap_or(text))),
-        (Some(text), "removesuffix", [affix]) => Ok(Value::from(affix.as_str().and_then(|affix| text.strip_suffix(affix)).unwrap_or(text))),
-        _ => pycompat::unknown_method_callback(state, value, method, args),
-    }
+    entries.filter_map(|(name, token)| Some((name.clone(), token_content(token)?.into()))).collect()
 }
 
 #[cfg(test)]
@@ -287,7 +279,7 @@ mod tests {
 
     fn chat(template: &str) -> Chat {
         let config = json!({"chat_template": template, "bos_token": "<s>", "eos_token": {"content": "</s>"}});
-        Chat::load(Path::new("/nowhere/chat_template.jinja"), &config).unwrap()
+        Chat::load(Path::new("/nowhere"), &config).unwrap()
     }
 
     fn rendered(template: &str) -> String {
@@ -308,7 +300,7 @@ mod tests {
         for case in &cases {
             let config = json!({"chat_template": case["template"], "bos_token": case["bos_token"],
                 "eos_token": case["eos_token"]});
-            let chat = Chat::load(Path::new("/nowhere/chat_template.jinja"), &config).unwrap();
+            let chat = Chat::load(Path::new("/nowhere"), &config).unwrap();
             let request = json!({"messages": case["messages"], "tools": case["tools"],
                 "add_generation_prompt": case["add_generation_prompt"]});
             match chat.render(&request.to_string()) {
@@ -332,14 +324,14 @@ mod tests {
     fn template_named_default_is_taken_from_a_list() {
         let list = json!([{"name": "rag", "template": "rag"}, {"name": "default", "template": "yes"}]);
         let config = json!({"chat_template": list});
-        let chat = Chat::load(Path::new("/nowhere/chat_template.jinja"), &config).unwrap();
+        let chat = Chat::load(Path::new("/nowhere"), &config).unwrap();
         assert_eq!(chat.render(USER).unwrap(), "yes");
     }
 
     #[test]
     fn model_without_a_template_says_where_it_would_be() {
         for config in [json!(null), json!({}), json!({"chat_template": 3}), json!({"chat_template": [{"name": "rag"}]})] {
-            let chat = Chat::load(Path::new("/nowhere/chat_template.jinja"), &config).unwrap();
+            let chat = Chat::load(Path::new("/nowhere"), &config).unwrap();
             let error = chat.render(USER).unwrap_err();
             assert_eq!(error.code(), Code::Unsupported);
             assert!(error.message().contains("chat_template.jinja"), "{error}");
@@ -405,21 +397,149 @@ mod tests {
     }
 
     #[test]
-    fn endless_template_is_given_up() {
+    fn endless_template_exceeds_the_budget_of_steps() {
         let template = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a * b %}{% endfor %}{% endfor %}";
-        refused(template, Code::Capacity, "10000000 instructions");
+        refused(template, Code::Capacity, "more than 10000000 steps");
     }
 
     #[test]
-    fn too_long_prompt_is_given_up() {
-        refused("{% set a = 'x' * 1000000 %}{% for i in range(99) %}{{ a }}{% endfor %}", Code::Capacity, "67108864 bytes");
+    fn values_that_grow_exceed_the_budget_of_bytes() {
+        let growing = [
+            "{% set a = 'x' * 1000000 %}{% for i in range(999) %}{{ a }}{% endfor %}",
+            "{% set ns = namespace(a='x') %}{% for i in range(99) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
+            "{% set ns = namespace(a=[1]) %}{% for i in range(99) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
+            "{{ 'x' * 999999999999 }}",
+            "{{ [1] * 999999999999 }}",
+            "{{ ('x' * 100000).replace('x', 'y' * 100000) }}",
+            "{{ 'x'.center(999999999999) }}",
+            "{{ '%999999999999d' % 1 }}",
+            "{{ '{:999999999999}'.format(1) }}",
+            "{{ range(99999)|join('x' * 100000) }}",
+            "{{ [1]|batch(999999999, 0)|list }}",
+            "{{ [1]|slice(999999999, 0)|list }}",
+            "{{ 'a\\tb'.expandtabs(999999999999) }}",
+            "{{ [1]|tojson(indent=999999999999) }}",
+            "{{ 'a\\nb'|indent(999999999999) }}",
+        ];
+        for template in growing {
+            refused(template, Code::Capacity, "limit");
+        }
     }
 
     #[test]
-    fn macro_that_calls_itself_forever_does_not_exhaust_a_small_stack() {
-        let template = "{% macro f(x) %}{% for i in [1] %}{% if true %}{{ f([x] | map('upper') | list) }}{% endif %}{% endfor %}{% endmacro %}{{ f(1) }}";
-        let thread = std::thread::Builder::new().stack_size(512 << 10);
-        let render = || refused(template, Code::InvalidArgument, "recursion limit");
+    fn recursion_and_self_reference_are_errors() {
+        let deep = [
+            "{% macro f(x) %}{% for i in [1] %}{% if true %}{{ f([x] | map('upper') | list) }}{% endif %}{% endfor %}{% endmacro %}{{ f(1) }}",
+            "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+            "{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}",
+            "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
+            "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+        ];
+        let thread = std::thread::Builder::new().stack_size(64 << 10);
+        let render = move || deep.into_iter().for_each(|template| refused(template, Code::Capacity, "limit"));
         thread.spawn(render).unwrap().join().unwrap();
+    }
+
+    #[test]
+    fn long_chains_and_deep_nesting_are_errors_of_the_model() {
+        let chain = |part: &str, n: usize| part.repeat(n);
+        let n = 40_000;
+        let templates = [
+            format!("{{% if 0 %}}{}{{% endif %}}", chain("{% elif 0 %}", 50)) + &" ".repeat(jinja::MAX_SOURCE),
+            format!("{{{{ 1{} }}}}", chain("+1", n)),
+            format!("{{{{ {}1 }}}}", chain("not ", n)),
+            format!("{{{{ a{} }}}}", chain(".b", n)),
+            format!("{{{{ a{} }}}}", chain("|upper", n)),
+            format!("{{{{ {}1{} }}}}", chain("(", n), chain(")", n)),
+            format!("{{{{ {}1{} }}}}", chain("[", n), chain("]", n)),
+            format!("{{{{ {}1 }}}}", chain("-", n)),
+            format!("{{{{ 1{} }}}}", chain(" if 1 else 1", n)),
+            format!("{}{}", chain("{% if 1 %}", n), chain("{% endif %}", n)),
+            format!("{{% set {}a{} = 1 %}}", chain("(", n), chain(")", n)),
+        ];
+        let thread = std::thread::Builder::new().stack_size(64 << 10);
+        let check = move || {
+            for template in &templates {
+                refused(template, Code::Model, "at most");
+            }
+            // Branches do not nest, nor do the parts of a concatenation.
+            let branches = format!("{{% if 0 %}}{}{{% else %}}x{{% endif %}}", "{% elif 0 %}".repeat(n));
+            assert_eq!(rendered(&branches), "x");
+            assert_eq!(rendered(&format!("{{{{ 1{} }}}}", "~1".repeat(n))).len(), n + 1);
+        };
+        thread.spawn(check).unwrap().join().unwrap();
+    }
+
+    #[test]
+    fn tools_select_the_template_for_tools() {
+        let list = |names: &[&str]| json!(names.iter().map(|name| json!({"name": name, "template": name})).collect::<Vec<_>>());
+        let chat = |names: &[&str]| Chat::load(Path::new("/nowhere"), &json!({"chat_template": list(names)})).unwrap();
+        let both = chat(&["default", "tool_use", "rag"]);
+        assert_eq!(both.render(USER).unwrap(), "default");
+        for (json, template) in [
+            (r#"{"messages": [], "tools": []}"#, "tool_use"),
+            (r#"{"messages": [], "tools": null}"#, "default"),
+            (r#"{"messages": [], "tools": [], "chat_template": "rag"}"#, "rag"),
+        ] {
+            assert_eq!(both.render(json).unwrap(), template);
+        }
+        let tools_only = chat(&["tool_use"]);
+        assert_eq!(tools_only.render(r#"{"messages": [], "tools": []}"#).unwrap(), "tool_use");
+        assert!(tools_only.render(USER).unwrap_err().message().contains("tool_use"));
+        let error = both.render(r#"{"messages": [], "chat_template": "no"}"#).unwrap_err();
+        assert!(error.message().contains("it has: default, tool_use, rag"), "{error}");
+    }
+
+    #[test]
+    fn template_files_win_over_the_config_and_have_names() {
+        let dir = model_dir("additional", &[("tokenizer_config.json", r#"{"chat_template": "config"}"#)]);
+        std::fs::create_dir(dir.join("additional_chat_templates")).unwrap();
+        std::fs::write(dir.join("additional_chat_templates/tool_use.jinja"), "tools").unwrap();
+        let text = Text::load(&dir).unwrap();
+        assert_eq!(text.render_chat(r#"{"messages": [], "tools": []}"#).unwrap(), "tools");
+        assert!(text.render_chat(USER).is_err());
+        std::fs::write(dir.join("chat_template.jinja"), "file").unwrap();
+        assert_eq!(Text::load(&dir).unwrap().render_chat(USER).unwrap(), "file");
+    }
+
+    #[test]
+    fn final_message_is_continued_as_in_transformers() {
+        let chat = chat(
+            "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}<end>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
+        );
+        let render = |content: Json| {
+            let messages = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]);
+            chat.render(&json!({"messages": messages, "continue_final_message": true}).to_string())
+        };
+        assert_eq!(render(json!("Sure, ")).unwrap(), "<user>Hi<end><assistant>Sure,");
+        assert!(render(json!(null)).is_err());
+        let kept = Chat::load(Path::new("/nowhere"), &json!({"chat_template": "{{ messages[0].content }}!"})).unwrap();
+        let json = r#"{"messages": [{"role": "assistant", "content": "Sure, "}], "continue_final_message": true}"#;
+        assert_eq!(kept.render(json).unwrap(), "Sure, ");
+        let lost = Chat::load(Path::new("/nowhere"), &json!({"chat_template": "{{ messages[0].content | upper }}!"})).unwrap();
+        assert!(lost.render(json).unwrap_err().message().contains("does not print the final message"));
+        let both = r#"{"messages": [], "continue_final_message": true, "add_generation_prompt": true}"#;
+        assert!(lost.render(both).unwrap_err().message().contains("exclude each other"));
+    }
+
+    #[test]
+    fn parts_are_joined_for_templates_that_take_strings() {
+        let chat = chat("{{ messages[0].content }}");
+        let request = |parts: Json, format: &str| {
+            json!({"messages": [{"role": "user", "content": parts}], "chat_template_content_format": format}).to_string()
+        };
+        let parts = json!([{"type": "text", "text": "a"}, "b"]);
+        assert_eq!(chat.render(&request(parts.clone(), "string")).unwrap(), "a\nb");
+        assert_eq!(chat.render(&request(parts, "openai")).unwrap(), "[{'type': 'text', 'text': 'a'}, 'b']");
+        let error = chat.render(&request(json!([{"type": "image"}]), "string")).unwrap_err();
+        assert!(error.message().contains("a content part has no text"), "{error}");
+        assert!(chat.render(&request(json!([]), "other")).is_err());
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn rounding_mode_of_the_host_does_not_change_a_rendering() {
+        let template = "{{ 0.3 }} {{ 0.1 + 0.2 }} {{ 1e23 }}";
+        assert_eq!(crate::sys::float::rounding_up(|| rendered(template)), "0.3 0.30000000000000004 1e+23");
     }
 }

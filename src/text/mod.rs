@@ -3,7 +3,7 @@
 mod bytes;
 mod chat;
 mod detokenizer;
-mod python;
+mod jinja;
 mod tokenizer;
 
 pub use bytes::TokenBytes;
@@ -36,7 +36,7 @@ impl Text {
     pub fn load(dir: &Path) -> Result<Text> {
         let tokenizer = Tokenizer::load(&dir.join("tokenizer.json"))?;
         let config = read_config(&dir.join("tokenizer_config.json"))?;
-        let chat = Chat::load(&dir.join("chat_template.jinja"), &config)?;
+        let chat = Chat::load(dir, &config)?;
         let eos = token_content(&config["eos_token"]).and_then(|token| tokenizer.token_id(token));
         Ok(Text { tokenizer, eos, chat })
     }
@@ -82,9 +82,11 @@ impl Text {
         self.eos
     }
 
-    /// The prompt of a chat. `json` is an array of messages, or an object `{messages, tools?,
-    /// add_generation_prompt?, ...}`, whose other members are variables of the template.
-    /// `add_generation_prompt` is true where it is not given.
+    /// Renders a chat with the model's template. `json` is an array of messages, or an object with
+    /// `messages` and options: see `pllm_engine_render_chat`.
+    ///
+    /// # Errors
+    /// The JSON is no chat, the model has no template for it, or the template raises an error.
     pub fn render_chat(&self, json: &str) -> Result<String> {
         self.chat.render(json)
     }

@@ -1,0 +1,64 @@
+//! The arguments of a call, bound to parameters as Python binds them.
+
+use super::failure::{Result, fail};
+use super::value::Value;
+
+#[derive(Debug, Default, Clone)]
+pub struct Args {
+    pub positional: Vec<Value>,
+    pub named: Vec<(String, Value)>,
+}
+
+impl Args {
+    /// The arguments by parameter. An empty name is a parameter that can only be given by position.
+    /// The first `required` ones must be given.
+    pub fn bind<const N: usize>(&self, function: &str, parameters: [&str; N], required: usize) -> Result<[Option<Value>; N]> {
+        if self.positional.len() > N {
+            return fail(format!("{function}() takes at most {N} arguments ({} given)", self.positional.len()));
+        }
+        let mut bound = std::array::from_fn(|i| self.positional.get(i).cloned());
+        for (name, value) in &self.named {
+            let Some(index) = parameters.iter().position(|parameter| !name.is_empty() && parameter == name) else {
+                return fail(format!("{function}() got an unexpected keyword argument '{name}'"));
+            };
+            if bound[index].replace(value.clone()).is_some() {
+                return fail(format!("{function}() got multiple values for argument '{name}'"));
+            }
+        }
+        match bound[..required].iter().position(Option::is_none) {
+            Some(missing) => fail(format!("{function}() is missing the required argument {} ({})", missing + 1, parameters[missing])),
+            None => Ok(bound),
+        }
+    }
+
+    /// Fails if there are any arguments.
+    pub fn none(&self, function: &str) -> Result<()> {
+        self.bind::<0>(function, [], 0).map(drop)
+    }
+}
+
+/// An optional argument that `none` leaves at its default.
+pub fn given(argument: Option<Value>) -> Option<Value> {
+    argument.filter(|value| !matches!(value, Value::None))
+}
+
+/// An argument that must be an integer.
+pub fn integer(argument: &Value) -> Result<i128> {
+    match argument.defined()?.as_int() {
+        Some(number) => Ok(number),
+        None => fail(format!("'{}' object cannot be interpreted as an integer", argument.type_name())),
+    }
+}
+
+/// An argument that must be a string.
+pub fn string(argument: &Value) -> Result<&str> {
+    match argument.defined()?.as_str() {
+        Some(text) => Ok(text),
+        None => fail(format!("a str is required, not '{}'", argument.type_name())),
+    }
+}
+
+/// A size that a template asks for. What does not fit the budget is refused where it is used.
+pub fn size(number: i128) -> usize {
+    usize::try_from(number.max(0)).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,200 @@
+//! The filters of a template: `value|name(...)`.
+
+mod numbers;
+mod sequences;
+mod text;
+mod web;
+mod wrap;
+
+use super::arguments::{Args, given, string};
+use super::ast::Operator;
+use super::attributes;
+use super::failure::{Result, fail};
+use super::interpreter::Interpreter;
+use super::value::Value;
+use super::{json, ops};
+
+const NAMES: &[&str] = &[
+    "abs",
+    "attr",
+    "batch",
+    "capitalize",
+    "center",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "e",
+    "escape",
+    "filesizeformat",
+    "first",
+    "float",
+    "forceescape",
+    "format",
+    "groupby",
+    "indent",
+    "int",
+    "items",
+    "join",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "pprint",
+    "random",
+    "reject",
+    "rejectattr",
+    "replace",
+    "reverse",
+    "round",
+    "safe",
+    "select",
+    "selectattr",
+    "slice",
+    "sort",
+    "string",
+    "striptags",
+    "sum",
+    "title",
+    "tojson",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "urlencode",
+    "urlize",
+    "wordcount",
+    "wordwrap",
+    "xmlattr",
+];
+
+pub fn exists(name: &str) -> bool {
+    NAMES.contains(&name)
+}
+
+/// Filters whose result is HTML-safe if their input is.
+const KEEP_SAFE: [&str; 7] = ["capitalize", "center", "lower", "reverse", "trim", "truncate", "upper"];
+
+pub fn apply(interpreter: &mut Interpreter, name: &str, value: Value, args: Args) -> Result<Value> {
+    let keeps_safe = KEEP_SAFE.contains(&name) && matches!(&value, Value::Str(text) if text.is_safe());
+    match apply_plain(interpreter, name, value, args)? {
+        Value::Str(text) if keeps_safe => interpreter.budget().safe_text(text.as_str()),
+        result => Ok(result),
+    }
+}
+
+fn apply_plain(interpreter: &mut Interpreter, name: &str, value: Value, args: Args) -> Result<Value> {
+    interpreter.objects.budget.step()?;
+    match name {
+        "default" | "d" => {
+            let [default, boolean] = args.bind(name, ["default_value", "boolean"], 0)?;
+            let missing = value.is_undefined() || (boolean.is_some_and(|boolean| boolean.is_true()) && !value.is_true());
+            if !missing {
+                return Ok(value);
+            }
+            default.map_or_else(|| interpreter.budget().text(""), Ok)
+        }
+        "attr" => {
+            let [attribute] = args.bind(name, ["name"], 1)?;
+            attributes::only_attribute(interpreter, &value, string(&attribute.unwrap_or(Value::None))?)
+        }
+        "length" | "count" => {
+            args.none(name)?;
+            Ok(Value::Int(ops::len(&interpreter.objects, &value)? as i128))
+        }
+        "string" => {
+            args.none(name)?;
+            if matches!(value, Value::Str(_)) { Ok(value) } else { interpreter.budget().text(interpreter.str(&value)?) }
+        }
+        "tojson" => json::tojson(interpreter, &value, &args),
+        "format" => format(interpreter, &value, args),
+        "abs" | "round" | "int" | "float" | "filesizeformat" => numbers::apply(interpreter, name, &value, &args),
+        "sum" | "min" | "max" | "first" | "last" | "list" | "items" | "reverse" | "batch" | "slice" | "sort" | "unique" | "dictsort"
+        | "groupby" | "map" | "select" | "reject" | "selectattr" | "rejectattr" | "join" => {
+            sequences::apply(interpreter, name, value, args)
+        }
+        "e" | "escape" | "forceescape" | "safe" | "striptags" | "urlencode" | "xmlattr" => web::apply(interpreter, name, &value, &args),
+        "random" | "urlize" | "pprint" => fail(format!("the filter '{name}' is not supported")),
+        name if exists(name) => text::apply(interpreter, name, &value, &args),
+        name => fail(format!("no filter named '{name}'")),
+    }
+}
+
+/// `text|format(...)`: the `%` operator.
+fn format(interpreter: &mut Interpreter, value: &Value, args: Args) -> Result<Value> {
+    let budget = interpreter.budget();
+    let text = if matches!(value, Value::Str(_)) { value.clone() } else { budget.text(interpreter.str(value)?)? };
+    if !args.positional.is_empty() && !args.named.is_empty() {
+        return fail("can't handle positional and keyword arguments at the same time");
+    }
+    let values = if args.named.is_empty() {
+        budget.tuple(args.positional)?
+    } else {
+        let entries = args.named.into_iter().map(|(name, value)| Ok((super::value::Key::new(budget.text(name)?)?, value)));
+        budget.dict(entries.collect::<Result<_>>()?)?
+    };
+    ops::binary(&mut interpreter.objects, Operator::Modulo, &text, &values)
+}
+
+/// What the argument `attribute` of a filter selects: `a.b.0`, or several with commas between them.
+pub struct Getter {
+    paths: Vec<Vec<Value>>,
+    default: Option<Value>,
+}
+
+impl Getter {
+    pub fn new(interpreter: &Interpreter, attribute: Option<Value>, default: Option<Value>, several: bool) -> Result<Getter> {
+        let budget = interpreter.budget();
+        let paths = match given(attribute) {
+            None => vec![Vec::new()],
+            Some(Value::Str(text)) => {
+                let paths: Vec<&str> = if several { text.as_str().split(',').collect() } else { vec![text.as_str()] };
+                let part = |part: &str| match part.parse() {
+                    Ok(index) if part.bytes().all(|c| c.is_ascii_digit()) => Ok(Value::Int(index)),
+                    _ => budget.text(part),
+                };
+                paths.into_iter().map(|path| path.split('.').map(part).collect()).collect::<Result<_>>()?
+            }
+            Some(index) => vec![vec![index]],
+        };
+        Ok(Getter { paths, default: given(default) })
+    }
+
+    /// The selected value of an item.
+    pub fn get(&self, interpreter: &mut Interpreter, item: &Value) -> Result<Value> {
+        self.follow(interpreter, item, &self.paths[0])
+    }
+
+    /// The selected values of an item, as a list that can be compared.
+    pub fn get_all(&self, interpreter: &mut Interpreter, item: &Value, case_sensitive: bool) -> Result<Vec<Value>> {
+        let paths = self.paths.iter();
+        paths.map(|path| self.follow(interpreter, item, path).and_then(|value| fold(interpreter, value, case_sensitive))).collect()
+    }
+
+    fn follow(&self, interpreter: &mut Interpreter, item: &Value, path: &[Value]) -> Result<Value> {
+        let mut value = item.clone();
+        for part in path {
+            value = attributes::item(interpreter, &value, part)?;
+            if let (true, Some(default)) = (value.is_undefined(), &self.default) {
+                value = default.clone();
+            }
+        }
+        Ok(value)
+    }
+}
+
+/// Strings in lower case, unless case counts.
+fn fold(interpreter: &Interpreter, value: Value, case_sensitive: bool) -> Result<Value> {
+    match value.as_str() {
+        Some(text) if !case_sensitive => interpreter.budget().text(text.to_lowercase()),
+        _ => Ok(value),
+    }
+}
+
+/// Whether an optional argument is given and true.
+fn flag(argument: Option<Value>) -> bool {
+    argument.is_some_and(|argument| argument.is_true())
+}

@@ -1,0 +1,108 @@
+//! Filters of strings.
+
+use super::super::arguments::{Args, given, integer, size, string};
+use super::super::budget::Builder;
+use super::super::failure::{Result, fail};
+use super::super::interpreter::Interpreter;
+use super::super::unicode;
+use super::super::value::Value;
+use super::super::{methods, ops};
+use super::{flag, wrap};
+
+pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Args) -> Result<Value> {
+    match name {
+        "indent" => return indent(interpreter, value, args),
+        "truncate" => return truncate(interpreter, value, args),
+        "wordwrap" => return wrap::wordwrap(interpreter, value, args),
+        _ => {}
+    }
+    let text = interpreter.str(value)?;
+    let budget = interpreter.budget();
+    budget.work(text.len())?;
+    match name {
+        "replace" => {
+            let [old, new, count] = args.bind(name, ["old", "new", "count"], 2)?;
+            let old = interpreter.str(&old.unwrap_or(Value::None))?;
+            let new = interpreter.str(&new.unwrap_or(Value::None))?;
+            let count = given(count).map_or(Ok(-1), |count| integer(&count))?;
+            methods::replace(&budget, &text, &old, &new, count)
+        }
+        "trim" => {
+            let [chars] = args.bind(name, ["chars"], 0)?;
+            let chars = given(chars);
+            let chars = chars.as_ref().map(string).transpose()?;
+            budget.text(methods::strip(&text, "strip", chars))
+        }
+        "center" => {
+            let [width] = args.bind(name, ["width"], 0)?;
+            methods::center(&budget, &text, size(width.map_or(Ok(80), |width| integer(&width))?), " ")
+        }
+        _ => {
+            args.none(name)?;
+            match name {
+                "capitalize" => budget.text(unicode::capitalize(&text)),
+                "lower" => budget.text(text.to_lowercase()),
+                "title" => budget.text(title(&text)),
+                "upper" => budget.text(text.to_uppercase()),
+                _ => {
+                    Ok(Value::Int(text.split(|c| c != '_' && !unicode::is_alphanumeric(c)).filter(|word| !word.is_empty()).count() as i128))
+                }
+            }
+        }
+    }
+}
+
+/// Words begin behind white space, hyphens and opening brackets.
+fn title(text: &str) -> String {
+    let begins = |c: char| unicode::is_space(c) || "-({[<".contains(c);
+    let mut out = String::with_capacity(text.len());
+    for word in text.split_inclusive(begins) {
+        let mut chars = word.chars();
+        out.extend(chars.next().into_iter().flat_map(char::to_uppercase));
+        out.push_str(&chars.as_str().to_lowercase());
+    }
+    out
+}
+
+fn indent(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
+    let [width, first, blank] = args.bind("indent", ["width", "first", "blank"], 0)?;
+    let budget = interpreter.budget();
+    let text = string(value)?;
+    let indention = match width {
+        Some(Value::Str(text)) => text.as_str().to_string(),
+        width => {
+            let mut spaces = Builder::new(&budget);
+            spaces.repeat(" ", size(width.map_or(Ok(4), |width| integer(&width))?))?;
+            spaces.finish()
+        }
+    };
+    let (first, blank) = (flag(first), flag(blank));
+    let text = format!("{text}\n");
+    let mut out = Builder::new(&budget);
+    for (i, (line, _)) in methods::lines(&text).enumerate() {
+        out.push(if i > 0 { "\n" } else { "" })?;
+        let indented = if i == 0 { first } else { blank || !line.is_empty() };
+        out.push(if indented { &indention } else { "" })?;
+        out.push(line)?;
+    }
+    if matches!(value, Value::Str(text) if text.is_safe()) { budget.safe_text(out.finish()) } else { budget.text(out.finish()) }
+}
+
+fn truncate(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
+    let [length, kill, end, leeway] = args.bind("truncate", ["length", "killwords", "end", "leeway"], 0)?;
+    let length = size(length.map_or(Ok(255), |length| integer(&length))?);
+    let end = end.as_ref().map_or(Ok("..."), string)?;
+    let leeway = given(leeway).map_or(Ok(5), |leeway| integer(&leeway))?;
+    let end_len = end.chars().count();
+    if length < end_len || leeway < 0 {
+        return fail(format!("truncate: expected length >= {end_len} and leeway >= 0"));
+    }
+    if ops::len(&interpreter.objects, value)? <= length.saturating_add(size(leeway)) {
+        return Ok(value.clone());
+    }
+    let text = string(value)?;
+    let cut = text.char_indices().nth(length - end_len).map_or(text.len(), |(at, _)| at);
+    let cut = &text[..cut];
+    let kept = if flag(kill) { cut } else { cut.rsplit_once(' ').map_or(cut, |(kept, _)| kept) };
+    interpreter.budget().text(format!("{kept}{end}"))
+}

@@ -1,0 +1,107 @@
+//! The filter `wordwrap`: Python's `textwrap.wrap` for each line.
+
+use super::super::arguments::{Args, given, integer, size, string};
+use super::super::budget::Builder;
+use super::super::failure::{Result, fail};
+use super::super::interpreter::Interpreter;
+use super::super::methods;
+use super::super::unicode::is_space;
+use super::super::value::Value;
+
+pub fn wordwrap(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
+    let [width, long, separator, hyphens] = args.bind("wordwrap", ["width", "break_long_words", "wrapstring", "break_on_hyphens"], 0)?;
+    let width = size(width.map_or(Ok(79), |width| integer(&width))?);
+    if width == 0 {
+        return fail("wordwrap: the width must be positive");
+    }
+    let separator = given(separator);
+    let separator = separator.as_ref().map_or(Ok("\n"), string)?;
+    let breaks_long = long.is_none_or(|long| long.is_true());
+    let on_hyphens = hyphens.is_none_or(|hyphens| hyphens.is_true());
+    let budget = interpreter.budget();
+    let mut out = Builder::new(&budget);
+    for (i, (line, _)) in methods::lines(string(value)?).enumerate() {
+        out.push(if i > 0 { separator } else { "" })?;
+        budget.steps(line.len())?;
+        for (k, wrapped) in wrap(line, width, breaks_long, on_hyphens).iter().enumerate() {
+            out.push(if k > 0 { separator } else { "" })?;
+            out.push(wrapped)?;
+        }
+    }
+    budget.text(out.finish())
+}
+
+/// White space between words. What is dropped at the ends of lines is all white space.
+fn separates(c: char) -> bool {
+    "\t\n\x0b\x0c\r ".contains(c)
+}
+
+/// White space and words in turn; words end behind a hyphen within them.
+fn chunks(line: &str, on_hyphens: bool) -> Vec<&str> {
+    let chars: Vec<(usize, char)> = line.char_indices().collect();
+    let letter = |i: usize| chars.get(i).is_some_and(|(_, c)| c.is_alphabetic() || *c == '_');
+    let word = |i: usize| chars.get(i).is_some_and(|(_, c)| c.is_alphanumeric() || *c == '_');
+    let (mut chunks, mut start) = (Vec::new(), 0);
+    for (i, &(at, c)) in chars.iter().enumerate().skip(1) {
+        let before = chars[i - 1].1;
+        let after_hyphen = on_hyphens && i >= 3 && before == '-' && letter(i - 2) && word(i - 3) && word(i) && letter(i + 1);
+        if separates(c) != separates(before) || (after_hyphen && !separates(c)) {
+            chunks.push(&line[start..at]);
+            start = at;
+        }
+    }
+    if start < line.len() {
+        chunks.push(&line[start..]);
+    }
+    chunks
+}
+
+/// The number of characters, if it is at most `width`. A long text is not counted to its end.
+fn fits(text: &str, width: usize) -> Option<usize> {
+    let counted = text.chars().take(width.saturating_add(1)).count();
+    (counted <= width).then_some(counted)
+}
+
+/// The lines of a text as Python's `textwrap` makes them.
+fn wrap(line: &str, width: usize, breaks_long: bool, on_hyphens: bool) -> Vec<String> {
+    let mut pending = chunks(line, on_hyphens);
+    pending.reverse();
+    let is_blank = |chunk: &&str| chunk.chars().all(is_space);
+    let mut lines: Vec<String> = Vec::new();
+    while !pending.is_empty() {
+        if !lines.is_empty() {
+            pending.pop_if(|chunk| is_blank(&*chunk));
+        }
+        let (mut current, mut used) = (Vec::new(), 0);
+        while let Some(len) = pending.last().and_then(|chunk| fits(chunk, width - used)) {
+            used += len;
+            current.extend(pending.pop());
+        }
+        if let Some(long) = pending.pop_if(|chunk| fits(chunk, width).is_none()) {
+            if breaks_long {
+                // An empty piece counts: it is dropped below in place of the white space before it.
+                let (kept, rest) = long.split_at(break_at(long, width - used, on_hyphens));
+                current.push(kept);
+                pending.push(rest);
+            } else if current.is_empty() {
+                current.push(long);
+            } else {
+                pending.push(long);
+            }
+        }
+        current.pop_if(|chunk| is_blank(&*chunk));
+        if !current.is_empty() {
+            lines.push(current.concat());
+        }
+    }
+    lines
+}
+
+/// The byte at which a word is broken that does not fit: behind its last hyphen, if it may be.
+fn break_at(long: &str, space: usize, on_hyphens: bool) -> usize {
+    let end = long.char_indices().nth(space).map_or(long.len(), |(at, _)| at);
+    match long[..end].rfind('-') {
+        Some(at) if on_hyphens && long[..at].chars().any(|c| c != '-') => at + 1,
+        _ => end,
+    }
+}

@@ -1,0 +1,139 @@
+//! The functions that every template can call.
+
+use super::arguments::{Args, given, integer, string};
+use super::failure::{Failure, Result, fail};
+use super::interpreter::Interpreter;
+use super::value::{Key, Range, Value};
+use super::{ops, strftime};
+
+/// Elements of one range, as Jinja's sandbox limits it.
+const MAX_RANGE: usize = 100_000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Global {
+    Range,
+    Dict,
+    Namespace,
+    Cycler,
+    Joiner,
+    Lipsum,
+    RaiseException,
+    StrftimeNow,
+}
+
+impl Global {
+    pub fn named(name: &str) -> Option<Global> {
+        Some(match name {
+            "range" => Global::Range,
+            "dict" => Global::Dict,
+            "namespace" => Global::Namespace,
+            "cycler" => Global::Cycler,
+            "joiner" => Global::Joiner,
+            "lipsum" => Global::Lipsum,
+            "raise_exception" => Global::RaiseException,
+            "strftime_now" => Global::StrftimeNow,
+            _ => return None,
+        })
+    }
+
+    pub fn repr(self) -> &'static str {
+        match self {
+            Global::Range => "<function safe_range>",
+            Global::Dict => "<class 'dict'>",
+            Global::Namespace => "<class 'jinja2.utils.Namespace'>",
+            Global::Cycler => "<class 'jinja2.utils.Cycler'>",
+            Global::Joiner => "<class 'jinja2.utils.Joiner'>",
+            Global::Lipsum => "<function generate_lorem_ipsum>",
+            Global::RaiseException => "<function raise_exception>",
+            Global::StrftimeNow => "<function strftime_now>",
+        }
+    }
+}
+
+pub fn call(interpreter: &mut Interpreter, global: Global, args: Args) -> Result<Value> {
+    match global {
+        Global::Range => range(&args),
+        Global::Dict => dict(interpreter, args),
+        Global::Namespace => match dict(interpreter, args)? {
+            Value::Dict(entries) => interpreter.objects.add_namespace((*entries).clone()),
+            _ => fail("namespace() takes a mapping"),
+        },
+        Global::Cycler if args.positional.is_empty() => fail("at least one item has to be provided"),
+        Global::Cycler => interpreter.objects.add_cycler(args.positional),
+        Global::Joiner => {
+            let [separator] = args.bind("joiner", ["sep"], 0)?;
+            let separator = separator.map_or_else(|| interpreter.budget().text(", "), Ok)?;
+            interpreter.objects.add_joiner(separator)
+        }
+        Global::Lipsum => fail("lipsum() is not supported: its text is random"),
+        Global::RaiseException => {
+            let [message] = args.bind("raise_exception", ["message"], 1)?;
+            Err(Failure::new(interpreter.str(&message.unwrap_or(Value::None))?))
+        }
+        Global::StrftimeNow => {
+            let [format] = args.bind("strftime_now", ["format"], 1)?;
+            let format = format.unwrap_or(Value::None);
+            interpreter.budget().text(strftime::now(string(&format)?)?)
+        }
+    }
+}
+
+fn range(args: &Args) -> Result<Value> {
+    let [first, second, step] = args.bind("range", ["", "", ""], 1)?;
+    let first = integer(&first.unwrap_or(Value::None))?;
+    let (start, stop) = match second {
+        Some(stop) => (first, integer(&stop)?),
+        None => (0, first),
+    };
+    let step = step.map_or(Ok(1), |step| integer(&step))?;
+    if step == 0 {
+        return fail("range() arg 3 must not be zero");
+    }
+    if [start, stop, step].iter().any(|number| number.unsigned_abs() > i64::MAX as u128) {
+        return fail("range() takes numbers of at most 63 bits");
+    }
+    let range = Range { start, stop, step };
+    if range.len() > MAX_RANGE {
+        return fail(format!("range() is too long ({} elements, at most {MAX_RANGE})", range.len()));
+    }
+    Ok(Value::Range(range))
+}
+
+/// `dict(mapping_or_pairs, **named)`
+fn dict(interpreter: &mut Interpreter, args: Args) -> Result<Value> {
+    let positional = Args { positional: args.positional, named: Vec::new() };
+    let [source] = positional.bind("dict", [""], 0)?;
+    let budget = interpreter.budget();
+    let mut entries = match source {
+        None => Default::default(),
+        Some(Value::Dict(dict)) => (*dict).clone(),
+        Some(pairs) => {
+            let mut entries = indexmap::IndexMap::new();
+            for pair in ops::iterate(&mut interpreter.objects, pairs.defined().or(Ok(&pairs))?)? {
+                let pair: Vec<Value> = ops::iterate(&mut interpreter.objects, &pair)?.into();
+                let Ok([key, value]) = <[Value; 2]>::try_from(pair) else { return fail("dict() takes a mapping or pairs") };
+                entries.insert(Key::new(key)?, value);
+            }
+            entries
+        }
+    };
+    for (name, value) in args.named {
+        entries.insert(Key::new(budget.text(name)?)?, value);
+    }
+    budget.dict(entries)
+}
+
+/// The separator, except at the first call.
+pub fn call_joiner(interpreter: &mut Interpreter, index: usize, args: &Args) -> Result<Value> {
+    args.none("joiner")?;
+    let joiner = &mut interpreter.objects.joiners[index];
+    match std::mem::replace(&mut joiner.used, true) {
+        true => Ok(joiner.separator.clone()),
+        false => interpreter.budget().text(""),
+    }
+}
+
+/// `argument` as text, or nothing for `none`.
+pub fn optional_text(argument: Option<Value>) -> Result<Option<String>> {
+    given(argument).map(|value| string(&value).map(str::to_string)).transpose()
+}

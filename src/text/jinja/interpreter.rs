@@ -1,0 +1,428 @@
+//! Runs the statements of a template. Expressions are in `evaluate.rs`.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use serde_json::Value as Json;
+
+use super::arguments::{Args, string};
+use super::ast::{ExprId, For, MacroDef, Modifier, Name, Statement, StatementKind, Target, Tree};
+use super::budget::Budget;
+use super::failure::{Result, fail};
+use super::globals::Global;
+use super::objects::{Loop, Macro, Objects};
+use super::value::{Key, Object, Value};
+use super::{filters, json, ops, repr};
+
+pub struct Interpreter<'a> {
+    pub(super) tree: &'a Tree,
+    pub(super) objects: Objects,
+    /// What the host passes and Jinja defines, by name.
+    globals: Vec<Option<Value>>,
+    scopes: Vec<Scope>,
+    /// The scope of the statement that runs.
+    scope: usize,
+    /// The output, and the texts that macros and blocks collect before they are used.
+    outputs: Vec<String>,
+    /// The statements of `Objects::loops`.
+    loops: Vec<&'a For>,
+}
+
+#[derive(Default)]
+struct Scope {
+    parent: Option<usize>,
+    variables: Vec<(Name, Value)>,
+    /// A macro refers to the scope, so it stays when its block ends.
+    captured: bool,
+}
+
+/// How a list of statements ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flow {
+    Normal,
+    Break,
+    Continue,
+}
+
+impl<'a> Interpreter<'a> {
+    pub fn new<'v>(tree: &'a Tree, variables: impl IntoIterator<Item = (&'v str, &'v Json)>) -> Result<Interpreter<'a>> {
+        let mut interpreter = Interpreter {
+            tree,
+            objects: Objects::default(),
+            globals: tree.names.iter().map(|name| Global::named(name).map(Value::Global)).collect(),
+            scopes: vec![Scope::default()],
+            scope: 0,
+            outputs: vec![String::new()],
+            loops: Vec::new(),
+        };
+        let budget = interpreter.budget();
+        for (name, value) in variables {
+            if let Some(index) = tree.names.iter().position(|known| known == name) {
+                interpreter.globals[index] = Some(json::from_json(&budget, value)?);
+            }
+        }
+        Ok(interpreter)
+    }
+
+    pub fn render(mut self) -> Result<String> {
+        self.run(&self.tree.body)?;
+        Ok(self.outputs.pop().unwrap_or_default())
+    }
+
+    pub(super) fn budget(&self) -> Rc<Budget> {
+        self.objects.budget.clone()
+    }
+
+    pub(super) fn str(&self, value: &Value) -> Result<String> {
+        repr::to_str(&self.objects.budget, &self.objects, value)
+    }
+
+    pub(super) fn lookup(&self, name: Name) -> Value {
+        let mut at = Some(self.scope);
+        while let Some(scope) = at.map(|index| &self.scopes[index]) {
+            if let Some((_, value)) = scope.variables.iter().find(|(known, _)| *known == name) {
+                return value.clone();
+            }
+            at = scope.parent;
+        }
+        self.globals[name.0 as usize].clone().unwrap_or_else(|| Value::undefined(self.tree.name(name)))
+    }
+
+    fn define(&mut self, name: Name, value: Value) {
+        let variables = &mut self.scopes[self.scope].variables;
+        match variables.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, old)) => *old = value,
+            None => variables.push((name, value)),
+        }
+    }
+
+    /// The name, if the template mentions it anywhere.
+    fn known_name(&self, name: &str) -> Option<Name> {
+        self.tree.names.iter().position(|known| known == name).map(|index| Name(index as u32))
+    }
+
+    /// Runs `work` in a new scope below `parent`.
+    fn in_scope<T>(&mut self, parent: usize, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let (outer, count) = (self.scope, self.scopes.len());
+        self.scopes.push(Scope { parent: Some(parent), ..Scope::default() });
+        self.scope = count;
+        let result = work(self);
+        self.scope = outer;
+        while self.scopes.len() > count && self.scopes.last().is_some_and(|scope| !scope.captured) {
+            self.scopes.pop();
+        }
+        result
+    }
+
+    /// Runs `work`, and returns what it prints.
+    fn collect(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<String> {
+        self.outputs.push(String::new());
+        let result = work(self);
+        let text = self.outputs.pop().unwrap_or_default();
+        result.map(|()| text)
+    }
+
+    fn print(&mut self, text: &str) -> Result<()> {
+        let budget = &self.objects.budget;
+        budget.work(text.len())?;
+        budget.check(text.len() + self.outputs.iter().map(String::len).sum::<usize>())?;
+        if let Some(output) = self.outputs.last_mut() {
+            output.push_str(text);
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, statements: &'a [Statement]) -> Result<Flow> {
+        for statement in statements {
+            self.objects.budget.step()?;
+            self.objects.budget.deeper()?;
+            let flow = self.statement(&statement.kind).map_err(|e| e.at(statement.line));
+            self.objects.budget.shallower();
+            let flow = flow?;
+            if flow != Flow::Normal {
+                return Ok(flow);
+            }
+        }
+        Ok(Flow::Normal)
+    }
+
+    fn statement(&mut self, statement: &'a StatementKind) -> Result<Flow> {
+        match statement {
+            StatementKind::Text(text) => self.print(text)?,
+            StatementKind::Print(value) => {
+                let value = self.evaluate(*value)?;
+                match value.as_str() {
+                    Some(text) => self.print(text)?,
+                    None => self.print(&self.str(&value)?)?,
+                }
+            }
+            StatementKind::If { branches, otherwise } => {
+                for (test, body) in branches {
+                    if self.evaluate(*test)?.is_true() {
+                        return self.run(body);
+                    }
+                }
+                return self.run(otherwise);
+            }
+            StatementKind::For(statement) => self.for_loop(statement)?,
+            StatementKind::Set { target, value } => {
+                let value = self.evaluate(*value)?;
+                self.assign(target, value)?;
+            }
+            StatementKind::SetBlock { target, filters, body } => {
+                let value = self.filtered_block(filters, body)?;
+                self.assign(target, value)?;
+            }
+            StatementKind::With { assignments, body } => self.with(assignments, body)?,
+            StatementKind::FilterBlock { filters, body } => {
+                let value = self.filtered_block(filters, body)?;
+                self.print(string(&value)?)?;
+            }
+            StatementKind::Macro(index) => {
+                let value = self.make_macro(*index)?;
+                if let Some(name) = self.tree.macros[*index].name {
+                    self.define(name, value);
+                }
+            }
+            StatementKind::CallBlock { caller, callee, arguments } => {
+                let callee = self.evaluate(*callee)?;
+                let mut args = self.arguments(arguments)?;
+                args.named.push(("caller".into(), self.make_macro(*caller)?));
+                let value = self.call(&callee, args)?;
+                self.print(string(&value)?)?;
+            }
+            StatementKind::Scope { from_root, body } => {
+                let parent = if *from_root { 0 } else { self.scope };
+                return self.in_scope(parent, |interpreter| interpreter.run(body));
+            }
+            StatementKind::Do(value) => drop(self.evaluate(*value)?),
+            StatementKind::Break => return Ok(Flow::Break),
+            StatementKind::Continue => return Ok(Flow::Continue),
+            StatementKind::NeedsLoader(name) => return fail(format!("'{name}' is not available: there is no other template to load")),
+        }
+        Ok(Flow::Normal)
+    }
+
+    fn assign(&mut self, target: &Target, value: Value) -> Result<()> {
+        match target {
+            Target::Name(name) => self.define(*name, value),
+            Target::Attribute(name, attribute) => {
+                let Value::Object(Object::Namespace, index) = self.lookup(*name) else {
+                    return fail(format!("cannot assign attribute '{attribute}' on a non-namespace object"));
+                };
+                let key = Key::new(self.budget().text(attribute.as_str())?)?;
+                self.objects.namespaces[index].insert(key, value);
+            }
+            Target::Tuple(targets) => {
+                let values = ops::iterate(&mut self.objects, value.defined()?)?;
+                if values.len() != targets.len() {
+                    return fail(format!("cannot unpack {} values into {} names", values.len(), targets.len()));
+                }
+                targets.iter().zip(values).try_for_each(|(target, value)| self.assign(target, value))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn with(&mut self, assignments: &'a [(Target, ExprId)], body: &'a [Statement]) -> Result<()> {
+        let values: Vec<Value> = assignments.iter().map(|(_, value)| self.evaluate(*value)).collect::<Result<_>>()?;
+        self.in_scope(self.scope, |interpreter| {
+            assignments.iter().zip(values).try_for_each(|((target, _), value)| interpreter.assign(target, value))?;
+            interpreter.run(body).map(drop)
+        })
+    }
+
+    fn filtered_block(&mut self, modifiers: &'a [Modifier], body: &'a [Statement]) -> Result<Value> {
+        let scope = self.scope;
+        let text = self.collect(|interpreter| interpreter.in_scope(scope, |interpreter| interpreter.run(body).map(drop)))?;
+        let mut value = self.budget().text(text)?;
+        for filter in modifiers {
+            let args = self.arguments(&filter.arguments)?;
+            value = filters::apply(self, &filter.name, value, args)?;
+        }
+        Ok(value)
+    }
+
+    fn for_loop(&mut self, statement: &'a For) -> Result<()> {
+        let iterable = self.evaluate(statement.iterable)?;
+        if !statement.recursive {
+            return self.run_loop(statement, &iterable, self.scope, 0);
+        }
+        let scope = self.scope;
+        let text = self.collect(|interpreter| interpreter.run_loop(statement, &iterable, scope, 0))?;
+        self.print(&text)
+    }
+
+    /// The text of a recursive loop over `iterable`, one level below the loop `index`.
+    pub(super) fn recurse_loop(&mut self, index: usize, iterable: &Value) -> Result<Value> {
+        let (statement, state) = (self.loops[index], &self.objects.loops[index]);
+        let (scope, depth) = (state.scope, state.depth + 1);
+        if !statement.recursive {
+            return fail("the loop must have the 'recursive' marker to be called recursively");
+        }
+        if state.ended {
+            return fail("the loop has ended");
+        }
+        let text = self.collect(|interpreter| interpreter.run_loop(statement, iterable, scope, depth))?;
+        self.budget().text(text)
+    }
+
+    fn run_loop(&mut self, statement: &'a For, iterable: &Value, scope: usize, depth: usize) -> Result<()> {
+        let known = statement.condition.is_none() && !matches!(iterable, Value::Object(..));
+        let length = if known { ops::len(&self.objects, iterable).ok() } else { None };
+        let items = ops::iterate(&mut self.objects, iterable)?;
+        let index = self.objects.add_loop(Loop { items, condition: statement.condition, length, scope, depth, ..Loop::default() })?;
+        self.loops.push(statement);
+        let loop_name = self.known_name("loop");
+        let mut empty = true;
+        while let Some(item) = self.next_item(index)? {
+            empty = false;
+            let flow = self.in_scope(scope, |interpreter| {
+                if let Some(name) = loop_name {
+                    interpreter.define(name, Value::Object(Object::Loop, index));
+                }
+                interpreter.assign(&statement.target, item)?;
+                interpreter.run(&statement.body)
+            })?;
+            if flow == Flow::Break {
+                break;
+            }
+        }
+        self.objects.end_loop(index);
+        if empty {
+            self.in_scope(scope, |interpreter| interpreter.run(&statement.otherwise))?;
+        }
+        Ok(())
+    }
+
+    /// Goes to the loop's next item.
+    fn next_item(&mut self, index: usize) -> Result<Option<Value>> {
+        self.objects.budget.step()?;
+        let next = match self.objects.loops[index].peeked.take() {
+            Some(peeked) => peeked,
+            None => self.pull_item(index)?,
+        };
+        if let Some(item) = &next {
+            let state = &mut self.objects.loops[index];
+            state.started += 1;
+            state.previous = state.current.replace(item.clone());
+        }
+        Ok(next)
+    }
+
+    /// The item after the present one, without going there.
+    pub(super) fn peek_item(&mut self, index: usize) -> Result<Option<Value>> {
+        if self.objects.loops[index].peeked.is_none() {
+            let next = self.pull_item(index)?;
+            self.objects.loops[index].peeked = Some(next);
+        }
+        Ok(self.objects.loops[index].peeked.clone().flatten())
+    }
+
+    /// How many items the loop visits. Evaluates its condition for all that are left.
+    pub(super) fn loop_length(&mut self, index: usize) -> Result<usize> {
+        if let Some(length) = self.objects.loops[index].length {
+            return Ok(length);
+        }
+        let mut items = VecDeque::new();
+        while let Some(item) = self.pull_item(index)? {
+            items.push_back(item);
+        }
+        let state = &mut self.objects.loops[index];
+        let peeked = usize::from(matches!(state.peeked, Some(Some(_))));
+        let length = state.started + peeked + items.len();
+        (state.items, state.condition, state.length) = (items, None, Some(length));
+        Ok(length)
+    }
+
+    /// The next item that meets the loop's condition.
+    fn pull_item(&mut self, index: usize) -> Result<Option<Value>> {
+        loop {
+            let state = &mut self.objects.loops[index];
+            let (condition, scope) = (state.condition, state.scope);
+            let Some(item) = state.items.pop_front() else { return Ok(None) };
+            let Some(condition) = condition else { return Ok(Some(item)) };
+            self.objects.budget.step()?;
+            let target = &self.loops[index].target;
+            let accepted = self.in_scope(scope, |interpreter| {
+                interpreter.assign(target, item.clone())?;
+                Ok(interpreter.evaluate(condition)?.is_true())
+            })?;
+            if accepted {
+                return Ok(Some(item));
+            }
+        }
+    }
+
+    fn make_macro(&mut self, definition: usize) -> Result<Value> {
+        let mut at = Some(self.scope);
+        while let Some(index) = at.filter(|&index| !self.scopes[index].captured) {
+            self.scopes[index].captured = true;
+            at = self.scopes[index].parent;
+        }
+        let name = self.tree.macros[definition].name.map(|name| self.tree.name(name).to_string());
+        self.objects.add_macro(Macro { name, definition, scope: self.scope })
+    }
+
+    pub(super) fn call_macro(&mut self, index: usize, args: Args) -> Result<Value> {
+        let Macro { definition, scope, .. } = self.objects.macros[index];
+        let definition: &'a MacroDef = &self.tree.macros[definition];
+        let text = self.collect(|interpreter| {
+            interpreter.in_scope(scope, |interpreter| {
+                interpreter.bind_macro(definition, args)?;
+                interpreter.run(&definition.body).map(drop)
+            })
+        })?;
+        self.budget().text(text)
+    }
+
+    /// Defines a macro's parameters in the present scope.
+    fn bind_macro(&mut self, definition: &'a MacroDef, mut args: Args) -> Result<()> {
+        let count = definition.parameters.len();
+        let title = definition.name.map_or("the caller", |name| self.tree.name(name));
+        let mut positional: VecDeque<Value> = std::mem::take(&mut args.positional).into();
+        let first_default = count - definition.defaults.len();
+        // A default that reads its own parameter does not see a variable outside.
+        for &parameter in &definition.parameters {
+            let reason = format!("parameter '{}' was not provided", self.tree.name(parameter));
+            self.define(parameter, Value::Undefined(reason.into()));
+        }
+        for (i, &parameter) in definition.parameters.iter().enumerate() {
+            let name = self.tree.name(parameter);
+            let named = args.named.iter().position(|(given, _)| given == name).filter(|_| positional.is_empty());
+            let value = match (positional.pop_front(), named) {
+                (Some(value), _) => value,
+                (None, Some(found)) => args.named.remove(found).1,
+                (None, None) if i >= first_default => self.evaluate(definition.defaults[i - first_default])?,
+                (None, None) => continue,
+            };
+            self.define(parameter, value);
+        }
+        if definition.takes.caller {
+            let found = args.named.iter().position(|(given, _)| given == "caller");
+            let caller = found.map_or_else(|| Value::Undefined("No caller defined".into()), |found| args.named.remove(found).1);
+            self.define_special("caller", caller);
+        }
+        if definition.takes.kwargs {
+            let budget = self.budget();
+            let entries = args.named.drain(..).map(|(name, value)| Ok((Key::new(budget.text(name)?)?, value)));
+            let kwargs = budget.dict(entries.collect::<Result<_>>()?)?;
+            self.define_special("kwargs", kwargs);
+        } else if let Some((name, _)) = args.named.first() {
+            return fail(format!("macro '{title}' takes no keyword argument '{name}'"));
+        }
+        if definition.takes.varargs {
+            let varargs = self.budget().tuple(positional.into())?;
+            self.define_special("varargs", varargs);
+        } else if !positional.is_empty() {
+            return fail(format!("macro '{title}' takes not more than {count} argument(s)"));
+        }
+        Ok(())
+    }
+
+    fn define_special(&mut self, name: &str, value: Value) {
+        if let Some(name) = self.known_name(name) {
+            self.define(name, value);
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! JSON to values, and values to JSON as `json.dumps` writes it.
+
+use std::rc::Rc;
+
+use serde_json::Value as Json;
+
+use super::arguments::{Args, given, integer, size, string};
+use super::budget::{Budget, Builder};
+use super::failure::{Result, fail};
+use super::interpreter::Interpreter;
+use super::number::float_json;
+use super::ops;
+use super::value::{Dict, Key, Value};
+
+/// The value of a host's JSON.
+pub fn from_json(budget: &Rc<Budget>, json: &Json) -> Result<Value> {
+    Ok(match json {
+        Json::Null => Value::None,
+        Json::Bool(flag) => Value::Bool(*flag),
+        Json::Number(number) => match (number.as_i128(), number.as_f64()) {
+            (Some(number), _) => Value::Int(number),
+            (None, number) => Value::Float(number.unwrap_or(f64::NAN)),
+        },
+        Json::String(text) => budget.text(text.as_str())?,
+        Json::Array(items) => budget.list(items.iter().map(|item| from_json(budget, item)).collect::<Result<_>>()?)?,
+        Json::Object(members) => {
+            let entries = members.iter().map(|(name, value)| Ok((Key::new(budget.text(name.as_str())?)?, from_json(budget, value)?)));
+            budget.dict(entries.collect::<Result<_>>()?)?
+        }
+    })
+}
+
+/// The filter `tojson` of transformers: `json.dumps(value, ensure_ascii, indent, separators, sort_keys)`.
+/// Unlike Jinja's own filter it does not escape for HTML.
+pub fn tojson(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
+    let [ascii, indent, separators, sort] = args.bind("tojson", ["ensure_ascii", "indent", "separators", "sort_keys"], 0)?;
+    let indent = match given(indent) {
+        Some(Value::Str(text)) => Some(text.as_str().to_string()),
+        Some(width) => {
+            let width = size(integer(&width)?);
+            interpreter.budget().check(width)?;
+            Some(" ".repeat(width))
+        }
+        None => None,
+    };
+    let (item, key) = match given(separators) {
+        None => (if indent.is_some() { "," } else { ", " }.to_string(), ": ".to_string()),
+        Some(separators) => {
+            let parts: Vec<Value> = ops::iterate(&mut interpreter.objects, &separators)?.into();
+            let [item, key] = &parts[..] else { return fail("separators must be two strings") };
+            (string(item)?.to_string(), string(key)?.to_string())
+        }
+    };
+    let budget = interpreter.budget();
+    let ascii = ascii.is_some_and(|ascii| ascii.is_true());
+    let sort = sort.is_some_and(|sort| sort.is_true());
+    let mut writer = Writer { interpreter, out: Builder::new(&budget), depth: 0, indent, item, key, ascii, sort };
+    writer.value(value)?;
+    let text = writer.out.finish();
+    budget.text(text)
+}
+
+struct Writer<'a, 'i, 't> {
+    interpreter: &'i Interpreter<'t>,
+    out: Builder<'a>,
+    depth: usize,
+    indent: Option<String>,
+    item: String,
+    key: String,
+    ascii: bool,
+    sort: bool,
+}
+
+impl Writer<'_, '_, '_> {
+    fn value(&mut self, value: &Value) -> Result<()> {
+        self.interpreter.objects.budget.step()?;
+        match value {
+            Value::None => self.out.push("null"),
+            Value::Bool(flag) => self.out.push(if *flag { "true" } else { "false" }),
+            Value::Int(number) => self.out.push(&number.to_string()),
+            Value::Float(number) => self.out.push(&float_json(*number)),
+            Value::Str(text) => self.string(text.as_str()),
+            Value::List(items) | Value::Tuple(items) => {
+                self.open("[")?;
+                for (i, item) in items.iter().enumerate() {
+                    self.separate(i == 0)?;
+                    self.value(item)?;
+                }
+                self.close("]", items.is_empty())
+            }
+            Value::Dict(dict) => self.dict(dict),
+            value => fail(format!("Object of type {} is not JSON serializable", value.type_name())),
+        }
+    }
+
+    fn dict(&mut self, dict: &Dict) -> Result<()> {
+        let mut entries: Vec<(&Key, &Value)> = dict.iter().collect();
+        if self.sort {
+            let objects = &self.interpreter.objects;
+            try_sort(&mut entries, |a, b| ops::order(objects, "<", a.0.value(), b.0.value()))?;
+        }
+        self.open("{")?;
+        for (i, (key, value)) in entries.into_iter().enumerate() {
+            self.separate(i == 0)?;
+            match key.value() {
+                Value::Str(text) => self.string(text.as_str())?,
+                Value::None => self.string("null")?,
+                Value::Bool(flag) => self.string(if *flag { "true" } else { "false" })?,
+                Value::Int(number) => self.string(&number.to_string())?,
+                Value::Float(number) => self.string(&float_json(*number))?,
+                key => return fail(format!("keys must be str, int, float, bool or None, not {}", key.type_name())),
+            }
+            let separator = self.key.clone();
+            self.out.push(&separator)?;
+            self.value(value)?;
+        }
+        self.close("}", dict.is_empty())
+    }
+
+    fn open(&mut self, bracket: &str) -> Result<()> {
+        self.depth += 1;
+        self.out.push(bracket)
+    }
+
+    fn separate(&mut self, first: bool) -> Result<()> {
+        if !first {
+            self.out.push(&self.item)?;
+        }
+        self.new_line()
+    }
+
+    fn close(&mut self, bracket: &str, empty: bool) -> Result<()> {
+        self.depth -= 1;
+        if !empty {
+            self.new_line()?;
+        }
+        self.out.push(bracket)
+    }
+
+    fn new_line(&mut self) -> Result<()> {
+        if let Some(indent) = &self.indent {
+            self.out.push("\n")?;
+            self.out.repeat(indent, self.depth)?;
+        }
+        Ok(())
+    }
+
+    fn string(&mut self, text: &str) -> Result<()> {
+        self.out.push("\"")?;
+        for c in text.chars() {
+            match c {
+                '"' => self.out.push("\\\"")?,
+                '\\' => self.out.push("\\\\")?,
+                '\n' => self.out.push("\\n")?,
+                '\r' => self.out.push("\\r")?,
+                '\t' => self.out.push("\\t")?,
+                '\u{8}' => self.out.push("\\b")?,
+                '\u{c}' => self.out.push("\\f")?,
+                c if c < ' ' || (self.ascii && c > '~') => {
+                    for unit in c.encode_utf16(&mut [0; 2]) {
+                        self.out.push(&format!("\\u{unit:04x}"))?;
+                    }
+                }
+                c => self.out.push_char(c)?,
+            }
+        }
+        self.out.push("\"")
+    }
+}
+
+/// Sorts by an order that may fail.
+pub fn try_sort<T>(items: &mut [T], mut order: impl FnMut(&T, &T) -> Result<Option<std::cmp::Ordering>>) -> Result<()> {
+    let mut failure = None;
+    items.sort_by(|a, b| match (&failure, order(a, b)) {
+        (None, Ok(order)) => order.unwrap_or(std::cmp::Ordering::Equal),
+        (None, Err(e)) => {
+            failure = Some(e);
+            std::cmp::Ordering::Equal
+        }
+        _ => std::cmp::Ordering::Equal,
+    });
+    failure.map_or(Ok(()), Err)
+}

@@ -1,0 +1,70 @@
+//! Methods of lists, tuples, ranges and dictionaries.
+
+use super::super::arguments::{Args, integer};
+use super::super::attributes::view_named;
+use super::super::failure::{Result, fail};
+use super::super::interpreter::Interpreter;
+use super::super::ops;
+use super::super::value::{Dict, Key, Value};
+
+pub fn sequence(interpreter: &mut Interpreter, value: &Value, items: &[Value], method: &str, args: &Args) -> Result<Value> {
+    interpreter.objects.budget.steps(items.len())?;
+    match method {
+        "copy" => {
+            args.none(method)?;
+            interpreter.budget().list(items.to_vec())
+        }
+        "count" => {
+            let [wanted] = args.bind(method, [""], 1)?;
+            let wanted = wanted.unwrap_or(Value::None);
+            Ok(Value::Int(items.iter().filter(|item| item.same(&wanted) || item.equals(&wanted)).count() as i128))
+        }
+        _ => {
+            let [wanted, start, stop] = args.bind(method, ["", "", ""], 1)?;
+            let wanted = wanted.unwrap_or(Value::None);
+            let len = items.len() as i128;
+            let bound = |argument: Option<Value>, default: i128| -> Result<usize> {
+                let index = argument.map_or(Ok(default), |argument| integer(&argument))?;
+                Ok((if index < 0 { index + len } else { index }).clamp(0, len) as usize)
+            };
+            let (start, stop) = (bound(start, 0)?, bound(stop, len)?);
+            let found = (start..stop).find(|&i| items[i].same(&wanted) || items[i].equals(&wanted));
+            found.map_or_else(|| fail(format!("the value is not in the {}", value.type_name())), |i| Ok(Value::Int(i as i128)))
+        }
+    }
+}
+
+pub fn dict(interpreter: &mut Interpreter, dict: &Dict, method: &str, args: &Args) -> Result<Value> {
+    if let Some(view) = view_named(method) {
+        args.none(method)?;
+        return Ok(Value::View(view, dict.clone()));
+    }
+    match method {
+        "get" => {
+            let [key, default] = args.bind(method, ["", ""], 1)?;
+            let found = dict.get(&Key::new(key.unwrap_or(Value::None))?).cloned();
+            Ok(found.or(default).unwrap_or(Value::None))
+        }
+        "fromkeys" => {
+            let [keys, value] = args.bind(method, ["", ""], 1)?;
+            let value = value.unwrap_or(Value::None);
+            let keys = ops::iterate(&mut interpreter.objects, &keys.unwrap_or(Value::None))?;
+            let entries = keys.into_iter().map(|key| Ok((Key::new(key)?, value.clone())));
+            interpreter.budget().dict(entries.collect::<Result<_>>()?)
+        }
+        _ => {
+            args.none(method)?;
+            Ok(Value::Dict(dict.clone()))
+        }
+    }
+}
+
+pub fn is_disjoint(interpreter: &mut Interpreter, view: &Value, args: &Args) -> Result<Value> {
+    let [other] = args.bind("isdisjoint", [""], 1)?;
+    for item in ops::iterate(&mut interpreter.objects, &other.unwrap_or(Value::None))? {
+        if ops::contains(&mut interpreter.objects, view, &item)? {
+            return Ok(Value::Bool(false));
+        }
+    }
+    Ok(Value::Bool(true))
+}

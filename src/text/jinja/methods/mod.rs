@@ -1,0 +1,153 @@
+//! The methods of Python's strings, lists, tuples, dictionaries and numbers.
+
+pub use text::{center, lines, replace, strip};
+
+mod containers;
+mod text;
+
+use super::arguments::Args;
+use super::failure::{Result, fail};
+use super::interpreter::Interpreter;
+use super::value::{Object, Value};
+
+const TEXT: &[&str] = &[
+    "capitalize",
+    "casefold",
+    "center",
+    "count",
+    "endswith",
+    "expandtabs",
+    "find",
+    "format",
+    "format_map",
+    "index",
+    "isalnum",
+    "isalpha",
+    "isascii",
+    "isdecimal",
+    "isdigit",
+    "isidentifier",
+    "islower",
+    "isnumeric",
+    "isprintable",
+    "isspace",
+    "istitle",
+    "isupper",
+    "join",
+    "ljust",
+    "lower",
+    "lstrip",
+    "partition",
+    "removeprefix",
+    "removesuffix",
+    "replace",
+    "rfind",
+    "rindex",
+    "rjust",
+    "rpartition",
+    "rsplit",
+    "rstrip",
+    "split",
+    "splitlines",
+    "startswith",
+    "strip",
+    "swapcase",
+    "title",
+    "translate",
+    "upper",
+    "zfill",
+];
+const LIST: &[&str] = &["copy", "count", "index"];
+const TUPLE: &[&str] = &["count", "index"];
+const DICT: &[&str] = &["copy", "fromkeys", "get", "items", "keys", "values"];
+const KEYS: &[&str] = &["isdisjoint"];
+const INT: &[&str] = &["bit_count", "bit_length", "conjugate"];
+const FLOAT: &[&str] = &["conjugate", "is_integer"];
+const CYCLER: &[&str] = &["next", "reset"];
+const LOOP: &[&str] = &["changed", "cycle"];
+
+/// The method of a value, by its name.
+pub fn find(value: &Value, name: &str) -> Option<&'static str> {
+    let methods = match value {
+        Value::Str(_) => TEXT,
+        Value::List(_) => LIST,
+        Value::Tuple(_) | Value::Range(_) => TUPLE,
+        Value::Dict(_) => DICT,
+        Value::View(..) => KEYS,
+        Value::Int(_) | Value::Bool(_) => INT,
+        Value::Float(_) => FLOAT,
+        Value::Object(Object::Cycler, _) => CYCLER,
+        Value::Object(Object::Loop, _) => LOOP,
+        _ => return None,
+    };
+    methods.iter().find(|method| **method == name).copied()
+}
+
+/// Whether the name is a method that changes the value, which the sandbox forbids.
+pub fn is_mutating(value: &Value, name: &str) -> bool {
+    match value {
+        Value::List(_) => ["append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove"].contains(&name),
+        Value::Dict(_) => ["clear", "pop", "popitem", "setdefault", "update"].contains(&name),
+        _ => false,
+    }
+}
+
+/// `value.method(*args)`
+pub fn call(interpreter: &mut Interpreter, value: &Value, method: &str, args: Args) -> Result<Value> {
+    match value {
+        Value::Str(text) => text::call(interpreter, text, method, args),
+        Value::List(items) | Value::Tuple(items) => containers::sequence(interpreter, value, items, method, &args),
+        Value::Range(range) => {
+            let items: Vec<Value> = (0..range.len()).map(|i| range.get(i)).collect();
+            containers::sequence(interpreter, value, &items, method, &args)
+        }
+        Value::Dict(dict) => containers::dict(interpreter, dict, method, &args),
+        Value::View(..) => containers::is_disjoint(interpreter, value, &args),
+        Value::Int(_) | Value::Bool(_) | Value::Float(_) => number(value, method, &args),
+        Value::Object(Object::Cycler, index) => cycler(interpreter, *index, method, &args),
+        Value::Object(Object::Loop, index) => of_loop(interpreter, *index, method, args),
+        value => fail(format!("'{}' object has no method '{method}'", value.type_name())),
+    }
+}
+
+fn number(value: &Value, method: &str, args: &Args) -> Result<Value> {
+    args.none(method)?;
+    Ok(match (method, value) {
+        ("is_integer", Value::Float(number)) => Value::Bool(number.is_finite() && number.fract() == 0.0),
+        ("conjugate", Value::Float(_)) => value.clone(),
+        ("bit_length", value) => Value::Int(128 - value.as_int().unwrap_or(0).unsigned_abs().leading_zeros() as i128),
+        ("bit_count", value) => Value::Int(value.as_int().unwrap_or(0).unsigned_abs().count_ones() as i128),
+        (_, value) => Value::Int(value.as_int().unwrap_or(0)),
+    })
+}
+
+fn cycler(interpreter: &mut Interpreter, index: usize, method: &str, args: &Args) -> Result<Value> {
+    args.none(method)?;
+    let cycler = &mut interpreter.objects.cyclers[index];
+    if method == "reset" {
+        cycler.position = 0;
+        return Ok(Value::None);
+    }
+    let current = cycler.items[cycler.position].clone();
+    cycler.position = (cycler.position + 1) % cycler.items.len();
+    Ok(current)
+}
+
+fn of_loop(interpreter: &mut Interpreter, index: usize, method: &str, args: Args) -> Result<Value> {
+    if !args.named.is_empty() {
+        return fail(format!("loop.{method}() takes no keyword arguments"));
+    }
+    let state = &mut interpreter.objects.loops[index];
+    if method == "cycle" {
+        if args.positional.is_empty() {
+            return fail("no items for cycling given");
+        }
+        let position = state.started.saturating_sub(1) % args.positional.len();
+        return Ok(args.positional[position].clone());
+    }
+    let same = state.last_changed.as_ref().is_some_and(|last| {
+        last.len() == args.positional.len() && last.iter().zip(&args.positional).all(|(a, b)| a.same(b) || a.equals(b))
+    });
+    state.last_changed = Some(args.positional);
+    Ok(Value::Bool(!same))
+}

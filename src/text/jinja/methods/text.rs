@@ -1,0 +1,389 @@
+//! Methods of strings. Positions count characters.
+
+use std::rc::Rc;
+
+use super::super::arguments::{Args, given, integer, size, string};
+use super::super::budget::{Budget, Builder};
+use super::super::failure::{Result, fail};
+use super::super::format::brace;
+use super::super::globals::optional_text;
+use super::super::interpreter::Interpreter;
+use super::super::ops;
+use super::super::unicode;
+use super::super::value::{Key, Text, Value};
+
+pub fn call(interpreter: &mut Interpreter, text: &Text, method: &str, args: Args) -> Result<Value> {
+    if !text.is_safe() {
+        return call_plain(interpreter, text, method, args);
+    }
+    let args = escaped(interpreter, method, args)?;
+    let result = call_plain(interpreter, text, method, args)?;
+    mark_safe(&interpreter.budget(), result)
+}
+
+/// The arguments that a method of an HTML-safe string escapes.
+fn escaped(interpreter: &mut Interpreter, method: &str, mut args: Args) -> Result<Args> {
+    let first = match method {
+        "format" => 0,
+        "replace" => 1,
+        "join" => {
+            let [items] = args.bind(method, [""], 1)?;
+            let items = ops::iterate(&mut interpreter.objects, &items.unwrap_or(Value::None))?;
+            let items = items.iter().map(|item| ops::escaped(&interpreter.objects, item)).collect::<Result<_>>()?;
+            args.positional = vec![interpreter.budget().list(items)?];
+            return Ok(args);
+        }
+        _ => return Ok(args),
+    };
+    for value in args.positional.iter_mut().skip(first).chain(args.named.iter_mut().map(|(_, value)| value)) {
+        *value = ops::escaped(&interpreter.objects, value)?;
+    }
+    Ok(args)
+}
+
+/// The strings of a result as HTML-safe strings.
+fn mark_safe(budget: &Rc<Budget>, value: Value) -> Result<Value> {
+    let all = |items: &[Value]| items.iter().map(|item| mark_safe(budget, item.clone())).collect::<Result<_>>();
+    match &value {
+        Value::Str(text) => budget.safe_text(text.as_str()),
+        Value::List(items) => budget.list(all(items)?),
+        Value::Tuple(items) => budget.tuple(all(items)?),
+        _ => Ok(value),
+    }
+}
+
+fn call_plain(interpreter: &mut Interpreter, text: &Text, method: &str, args: Args) -> Result<Value> {
+    let budget = interpreter.budget();
+    budget.work(text.as_str().len())?;
+    let text = text.as_str();
+    match method {
+        "format" => brace::format(interpreter, text, &args, None),
+        "format_map" => {
+            let [mapping] = args.bind(method, [""], 1)?;
+            brace::format(interpreter, text, &Args::default(), mapping.as_ref())
+        }
+        "join" => join(interpreter, text, &args),
+        "translate" => translate(&budget, text, &args),
+        "split" | "rsplit" => budget.list(split(&budget, text, method == "rsplit", &args)?),
+        "splitlines" => splitlines(&budget, text, &args),
+        "partition" | "rpartition" => partition(&budget, text, method == "rpartition", &args),
+        "replace" => {
+            let [old, new, count] = args.bind(method, ["", "", ""], 2)?;
+            let count = count.map_or(Ok(-1), |count| integer(&count))?;
+            replace(&budget, text, string(&old.unwrap_or(Value::None))?, string(&new.unwrap_or(Value::None))?, count)
+        }
+        "count" | "find" | "rfind" | "index" | "rindex" => find(text, method, &args),
+        "startswith" | "endswith" => affix(text, method, &args),
+        "removeprefix" | "removesuffix" => {
+            let [affix] = args.bind(method, [""], 1)?;
+            let affix = affix.unwrap_or(Value::None);
+            let affix = string(&affix)?;
+            let rest = if method == "removeprefix" { text.strip_prefix(affix) } else { text.strip_suffix(affix) };
+            budget.text(rest.unwrap_or(text))
+        }
+        "strip" | "lstrip" | "rstrip" => {
+            let [chars] = args.bind(method, [""], 0)?;
+            budget.text(strip(text, method, optional_text(chars)?.as_deref()))
+        }
+        "center" | "ljust" | "rjust" | "zfill" | "expandtabs" => padded(&budget, text, method, &args),
+        "isalnum" | "isalpha" | "isascii" | "isdecimal" | "isdigit" | "isidentifier" | "islower" | "isnumeric" | "isprintable"
+        | "isspace" | "istitle" | "isupper" => {
+            args.none(method)?;
+            Ok(Value::Bool(is(text, method)))
+        }
+        _ => {
+            args.none(method)?;
+            budget.text(recased(text, method))
+        }
+    }
+}
+
+fn recased(text: &str, method: &str) -> String {
+    match method {
+        "capitalize" => unicode::capitalize(text),
+        "casefold" => unicode::casefold(text),
+        "lower" => text.to_lowercase(),
+        "swapcase" => unicode::swapcase(text),
+        "title" => unicode::title(text),
+        _ => text.to_uppercase(),
+    }
+}
+
+fn is(text: &str, method: &str) -> bool {
+    let all = |test: fn(char) -> bool| !text.is_empty() && text.chars().all(test);
+    match method {
+        "isalnum" => all(unicode::is_alphanumeric),
+        "isalpha" => all(unicode::is_alpha),
+        "isascii" => text.is_ascii(),
+        "isdecimal" => all(unicode::is_decimal),
+        "isdigit" => all(unicode::is_digit),
+        "isidentifier" => all(|c| c == '_' || c.is_alphanumeric()) && !text.starts_with(|c: char| c.is_numeric()),
+        "islower" => unicode::is_lower(text),
+        "isnumeric" => all(unicode::is_numeric),
+        "isprintable" => text.chars().all(unicode::is_printable),
+        "isspace" => all(unicode::is_space),
+        "istitle" => unicode::is_title(text),
+        _ => unicode::is_upper(text),
+    }
+}
+
+fn join(interpreter: &mut Interpreter, separator: &str, args: &Args) -> Result<Value> {
+    let [items] = args.bind("join", [""], 1)?;
+    let budget = interpreter.budget();
+    let mut out = Builder::new(&budget);
+    for (i, item) in ops::iterate(&mut interpreter.objects, &items.unwrap_or(Value::None))?.iter().enumerate() {
+        let Some(text) = item.as_str() else {
+            return fail(format!("sequence item {i}: expected str instance, {} found", item.type_name()));
+        };
+        out.push(if i > 0 { separator } else { "" })?;
+        out.push(text)?;
+    }
+    budget.text(out.finish())
+}
+
+fn translate(budget: &Rc<Budget>, text: &str, args: &Args) -> Result<Value> {
+    let [table] = args.bind("translate", [""], 1)?;
+    let Some(Value::Dict(table)) = table else { return fail("translate() takes a dictionary") };
+    let mut out = Builder::new(budget);
+    for c in text.chars() {
+        match table.get(&Key::new(Value::Int(c as i128))?) {
+            None => out.push_char(c)?,
+            Some(Value::None) => {}
+            Some(Value::Str(text)) => out.push(text.as_str())?,
+            Some(value) => match value.as_int().and_then(|code| u32::try_from(code).ok()).and_then(char::from_u32) {
+                Some(c) => out.push_char(c)?,
+                None => return fail("character mapping must return integer, none or str"),
+            },
+        }
+    }
+    budget.text(out.finish())
+}
+
+/// `text.replace(old, new, count)`, of all occurrences where the count is negative.
+pub fn replace(budget: &Rc<Budget>, text: &str, old: &str, new: &str, count: i128) -> Result<Value> {
+    let most = if count < 0 { usize::MAX } else { size(count) };
+    let found = text.matches(old).count().min(most);
+    budget.check(found.saturating_mul(new.len()).saturating_add(text.len()))?;
+    budget.steps(found)?;
+    budget.text(text.replacen(old, new, found))
+}
+
+/// `text.split(sep, maxsplit)`
+fn split(budget: &Rc<Budget>, text: &str, from_right: bool, args: &Args) -> Result<Vec<Value>> {
+    let [separator, most] = args.bind("split", ["sep", "maxsplit"], 0)?;
+    let most = most.map_or(Ok(-1), |most| integer(&most))?;
+    let most = if most < 0 { usize::MAX - 1 } else { size(most).min(usize::MAX - 1) };
+    let separator = optional_text(separator)?;
+    let parts: Vec<&str> = match separator.as_deref() {
+        Some("") => return fail("empty separator"),
+        Some(separator) if from_right => {
+            let mut parts: Vec<&str> = text.rsplitn(most + 1, separator).collect();
+            parts.reverse();
+            parts
+        }
+        Some(separator) => text.splitn(most + 1, separator).collect(),
+        None if from_right => words_from_right(text, most),
+        None => words(text, most),
+    };
+    budget.check(parts.len() * (size_of::<Value>() + 80))?;
+    parts.into_iter().map(|part| budget.text(part)).collect()
+}
+
+fn words(text: &str, most: usize) -> Vec<&str> {
+    let mut rest = text.trim_start_matches(unicode::is_space);
+    let mut parts = Vec::new();
+    while !rest.is_empty() {
+        if parts.len() == most {
+            parts.push(rest);
+            break;
+        }
+        let end = rest.find(unicode::is_space).unwrap_or(rest.len());
+        parts.push(&rest[..end]);
+        rest = rest[end..].trim_start_matches(unicode::is_space);
+    }
+    parts
+}
+
+fn words_from_right(text: &str, most: usize) -> Vec<&str> {
+    let mut rest = text.trim_end_matches(unicode::is_space);
+    let mut parts = Vec::new();
+    while !rest.is_empty() {
+        if parts.len() == most {
+            parts.push(rest);
+            break;
+        }
+        let space = rest.char_indices().rev().find(|(_, c)| unicode::is_space(*c));
+        let start = space.map_or(0, |(at, c)| at + c.len_utf8());
+        parts.push(&rest[start..]);
+        rest = rest[..start].trim_end_matches(unicode::is_space);
+    }
+    parts.reverse();
+    parts
+}
+
+/// The lines of a text, with their ends.
+pub fn lines(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let (at, c) = rest.char_indices().find(|(_, c)| unicode::is_line_end(*c)).or((!rest.is_empty()).then_some((rest.len(), '\0')))?;
+        let end = match &rest[at..] {
+            "" => 0,
+            tail if tail.starts_with("\r\n") => 2,
+            _ => c.len_utf8(),
+        };
+        let line = (&rest[..at], &rest[at..at + end]);
+        rest = &rest[at + end..];
+        Some(line)
+    })
+}
+
+fn splitlines(budget: &Rc<Budget>, text: &str, args: &Args) -> Result<Value> {
+    let [keep] = args.bind("splitlines", ["keepends"], 0)?;
+    let keep = keep.is_some_and(|keep| keep.is_true());
+    let lines = lines(text).map(|(line, end)| if keep { &text[offset(text, line)..][..line.len() + end.len()] } else { line });
+    let lines: Vec<Value> = lines.map(|line| budget.text(line)).collect::<Result<_>>()?;
+    budget.list(lines)
+}
+
+fn offset(text: &str, part: &str) -> usize {
+    part.as_ptr() as usize - text.as_ptr() as usize
+}
+
+fn partition(budget: &Rc<Budget>, text: &str, from_right: bool, args: &Args) -> Result<Value> {
+    let [separator] = args.bind("partition", [""], 1)?;
+    let separator = separator.unwrap_or(Value::None);
+    let separator = string(&separator)?;
+    if separator.is_empty() {
+        return fail("empty separator");
+    }
+    let found = if from_right { text.rsplit_once(separator) } else { text.split_once(separator) };
+    let parts = match found {
+        Some((before, after)) => [before, separator, after],
+        None if from_right => ["", "", text],
+        None => [text, "", ""],
+    };
+    budget.tuple(parts.into_iter().map(|part| budget.text(part)).collect::<Result<_>>()?)
+}
+
+/// The part of `text` from character `start` to `stop`, and the number of its first character. Nothing if `start` is beyond the end.
+fn between(text: &str, start: Option<Value>, stop: Option<Value>) -> Result<Option<(&str, usize)>> {
+    let len = text.chars().count() as i128;
+    let bound = |argument: Option<Value>, default: i128| -> Result<i128> {
+        let index = given(argument).map_or(Ok(default), |argument| integer(&argument))?;
+        Ok(if index < 0 { (index + len).max(0) } else { index })
+    };
+    let (start, stop) = (bound(start, 0)?, bound(stop, len)?.min(len));
+    if start > stop {
+        return Ok(None);
+    }
+    let byte = |index: i128| text.char_indices().nth(index as usize).map_or(text.len(), |(at, _)| at);
+    Ok(Some((&text[byte(start)..byte(stop)], start as usize)))
+}
+
+fn find(text: &str, method: &str, args: &Args) -> Result<Value> {
+    let [part, start, stop] = args.bind(method, ["", "", ""], 1)?;
+    let part = part.unwrap_or(Value::None);
+    let part = string(&part)?;
+    let within = between(text, start, stop)?;
+    if method == "count" {
+        let count = within.map_or(0, |(text, _)| text.matches(part).count());
+        return Ok(Value::Int(count as i128));
+    }
+    let found = within.and_then(|(text, first)| {
+        let at = if method.starts_with('r') { text.rfind(part) } else { text.find(part) }?;
+        Some(first + text[..at].chars().count())
+    });
+    match found {
+        Some(at) => Ok(Value::Int(at as i128)),
+        None if method.ends_with("find") => Ok(Value::Int(-1)),
+        None => fail("substring not found"),
+    }
+}
+
+fn affix(text: &str, method: &str, args: &Args) -> Result<Value> {
+    let [affixes, start, stop] = args.bind(method, ["", "", ""], 1)?;
+    let affixes = match affixes.unwrap_or(Value::None) {
+        Value::Tuple(items) => items.to_vec(),
+        value => vec![value],
+    };
+    let within = between(text, start, stop)?;
+    let mut found = false;
+    for affix in &affixes {
+        let affix = string(affix)?;
+        found |= within.is_some_and(|(text, _)| if method == "startswith" { text.starts_with(affix) } else { text.ends_with(affix) });
+    }
+    Ok(Value::Bool(found))
+}
+
+/// `strip`, `lstrip` or `rstrip`, of white space where no characters are given.
+pub fn strip<'a>(text: &'a str, method: &str, chars: Option<&str>) -> &'a str {
+    let stripped = |c: char| chars.map_or_else(|| unicode::is_space(c), |chars| chars.contains(c));
+    let text = if method == "rstrip" { text } else { text.trim_start_matches(stripped) };
+    if method == "lstrip" { text } else { text.trim_end_matches(stripped) }
+}
+
+fn padded(budget: &Rc<Budget>, text: &str, method: &str, args: &Args) -> Result<Value> {
+    if method == "expandtabs" {
+        return expandtabs(budget, text, args);
+    }
+    let parameters = if method == "zfill" { 1 } else { 2 };
+    if args.positional.len() > parameters {
+        return fail(format!("{method}() takes at most {parameters} arguments"));
+    }
+    let [width, fill] = args.bind(method, ["", ""], 1)?;
+    let width = size(integer(&width.unwrap_or(Value::None))?);
+    let fill = fill.map_or(Ok(' '.to_string()), |fill| string(&fill).map(str::to_string))?;
+    if fill.chars().count() != 1 {
+        return fail("the fill character must be exactly one character long");
+    }
+    let padding = width.saturating_sub(text.chars().count());
+    let mut out = Builder::new(budget);
+    match method {
+        "ljust" => out.push(text).and_then(|()| out.repeat(&fill, padding))?,
+        "rjust" => out.repeat(&fill, padding).and_then(|()| out.push(text))?,
+        "zfill" => {
+            let sign = usize::from(text.starts_with(['+', '-']));
+            out.push(&text[..sign])?;
+            out.repeat("0", padding)?;
+            out.push(&text[sign..])?;
+        }
+        _ => return center(budget, text, width, &fill),
+    }
+    budget.text(out.finish())
+}
+
+/// `text.center(width, fill)`: the odd space is on the left where the width is odd.
+pub fn center(budget: &Rc<Budget>, text: &str, width: usize, fill: &str) -> Result<Value> {
+    let padding = width.saturating_sub(text.chars().count());
+    let left = padding / 2 + (padding & width & 1);
+    let mut out = Builder::new(budget);
+    out.repeat(fill, left)?;
+    out.push(text)?;
+    out.repeat(fill, padding - left)?;
+    budget.text(out.finish())
+}
+
+fn expandtabs(budget: &Rc<Budget>, text: &str, args: &Args) -> Result<Value> {
+    let [tab] = args.bind("expandtabs", ["tabsize"], 0)?;
+    let tab = size(tab.map_or(Ok(8), |tab| integer(&tab))?);
+    let mut out = Builder::new(budget);
+    let mut column = 0;
+    for c in text.chars() {
+        match c {
+            '\t' => {
+                let spaces = if tab > 0 { tab - column % tab } else { 0 };
+                out.repeat(" ", spaces)?;
+                column += spaces;
+            }
+            '\n' | '\r' => {
+                out.push_char(c)?;
+                column = 0;
+            }
+            c => {
+                out.push_char(c)?;
+                column += 1;
+            }
+        }
+    }
+    budget.text(out.finish())
+}

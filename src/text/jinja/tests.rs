@@ -1,0 +1,144 @@
+//! The tests of a template: `value is name(...)`.
+
+use super::arguments::Args;
+use super::ast::{Comparison, Operator};
+use super::failure::{Result, fail};
+use super::interpreter::Interpreter;
+use super::value::{Key, Object, Value};
+use super::{filters, ops, unicode};
+
+const NAMES: &[&str] = &[
+    "odd",
+    "even",
+    "divisibleby",
+    "defined",
+    "undefined",
+    "filter",
+    "test",
+    "none",
+    "boolean",
+    "false",
+    "true",
+    "integer",
+    "float",
+    "lower",
+    "upper",
+    "string",
+    "mapping",
+    "number",
+    "sequence",
+    "iterable",
+    "callable",
+    "sameas",
+    "escaped",
+    "in",
+    "==",
+    "eq",
+    "equalto",
+    "!=",
+    "ne",
+    ">",
+    "gt",
+    "greaterthan",
+    "ge",
+    ">=",
+    "<",
+    "lt",
+    "lessthan",
+    "<=",
+    "le",
+];
+
+pub fn exists(name: &str) -> bool {
+    NAMES.contains(&name)
+}
+
+pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Args) -> Result<bool> {
+    if !exists(name) {
+        return fail(format!("no test named '{name}'"));
+    }
+    if let Some(comparison) = comparison(name) {
+        let [other] = args.bind(name, [""], 1)?;
+        return ops::compare(&mut interpreter.objects, comparison, value, &other.unwrap_or(Value::None));
+    }
+    match name {
+        "divisibleby" => {
+            let [number] = args.bind(name, ["num"], 1)?;
+            return remainder_is(interpreter, value, &number.unwrap_or(Value::None), 0);
+        }
+        "sameas" => {
+            let [other] = args.bind(name, ["other"], 1)?;
+            return Ok(value.same(&other.unwrap_or(Value::None)));
+        }
+        "in" => {
+            let [container] = args.bind(name, ["seq"], 1)?;
+            return ops::contains(&mut interpreter.objects, &container.unwrap_or(Value::None), value);
+        }
+        _ => args.none(name)?,
+    }
+    match name {
+        "odd" => remainder_is(interpreter, value, &Value::Int(2), 1),
+        "even" => remainder_is(interpreter, value, &Value::Int(2), 0),
+        "filter" | "test" => {
+            Key::new(value.clone())?;
+            Ok(value.as_str().is_some_and(if name == "filter" { filters::exists } else { exists }))
+        }
+        "lower" => Ok(unicode::is_lower(&interpreter.str(value)?)),
+        "upper" => Ok(unicode::is_upper(&interpreter.str(value)?)),
+        name => Ok(has_type(name, value)),
+    }
+}
+
+fn comparison(name: &str) -> Option<Comparison> {
+    Some(match name {
+        "==" | "eq" | "equalto" => Comparison::Equal,
+        "!=" | "ne" => Comparison::NotEqual,
+        ">" | "gt" | "greaterthan" => Comparison::Greater,
+        ">=" | "ge" => Comparison::GreaterOrEqual,
+        "<" | "lt" | "lessthan" => Comparison::Less,
+        "<=" | "le" => Comparison::LessOrEqual,
+        _ => return None,
+    })
+}
+
+fn remainder_is(interpreter: &mut Interpreter, value: &Value, divisor: &Value, wanted: i128) -> Result<bool> {
+    let remainder = ops::binary(&mut interpreter.objects, Operator::Modulo, value, divisor)?;
+    Ok(remainder.equals(&Value::Int(wanted)))
+}
+
+fn has_type(name: &str, value: &Value) -> bool {
+    match name {
+        "defined" => !value.is_undefined(),
+        "undefined" => value.is_undefined(),
+        "none" => matches!(value, Value::None),
+        "boolean" => matches!(value, Value::Bool(_)),
+        "false" => matches!(value, Value::Bool(false)),
+        "true" => matches!(value, Value::Bool(true)),
+        "integer" => matches!(value, Value::Int(_)),
+        "float" => matches!(value, Value::Float(_)),
+        "string" => matches!(value, Value::Str(_)),
+        "mapping" => matches!(value, Value::Dict(_)),
+        "number" => value.as_float().is_some(),
+        "escaped" => matches!(value, Value::Str(text) if text.is_safe()),
+        // Python asks for a length and for items by index: an undefined value claims to have both.
+        "sequence" => {
+            matches!(value, Value::Undefined(_) | Value::Str(_) | Value::List(_) | Value::Tuple(_) | Value::Dict(_) | Value::Range(_))
+        }
+        "iterable" => matches!(
+            value,
+            Value::Undefined(_)
+                | Value::Str(_)
+                | Value::List(_)
+                | Value::Tuple(_)
+                | Value::Dict(_)
+                | Value::View(..)
+                | Value::Range(_)
+                | Value::Object(Object::Iterator | Object::Loop, _)
+        ),
+        "callable" => matches!(
+            value,
+            Value::Undefined(_) | Value::Global(_) | Value::Method(_) | Value::Object(Object::Macro | Object::Joiner | Object::Loop, _)
+        ),
+        _ => false,
+    }
+}

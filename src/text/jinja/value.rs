@@ -1,0 +1,397 @@
+//! The values of a template: those of Python, and Jinja's own.
+//!
+//! Lists, tuples and dictionaries cannot change, as in transformers' sandbox. What can change (namespaces,
+//! iterators, macros' scopes) lies in the interpreter and is referred to by number, so that values never
+//! form cycles, and all memory is free when a rendering ends.
+
+use std::hash::{Hash, Hasher};
+use std::rc::Rc;
+
+use indexmap::IndexMap;
+
+use super::MAX_VALUE_DEPTH;
+use super::budget::{Budget, Lease};
+use super::failure::{Failure, Result, fail};
+use super::globals::Global;
+
+#[derive(Debug, Clone)]
+pub enum Value {
+    /// Why the value is not defined.
+    Undefined(Rc<str>),
+    None,
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+    Str(Text),
+    List(Items),
+    Tuple(Items),
+    Dict(Dict),
+    /// `dict.keys()`, `dict.values()` and `dict.items()`
+    View(View, Dict),
+    Range(Range),
+    Slice(Rc<[Value; 3]>),
+    Global(Global),
+    Method(Rc<(Value, &'static str)>),
+    /// An object of the interpreter.
+    Object(Object, usize),
+}
+
+/// Objects that change, by the number of their state in the interpreter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Object {
+    Namespace,
+    Iterator,
+    Macro,
+    Loop,
+    Cycler,
+    Joiner,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum View {
+    Keys,
+    Values,
+    Items,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    pub start: i128,
+    pub stop: i128,
+    pub step: i128,
+}
+
+impl Range {
+    pub fn len(&self) -> usize {
+        let span = if self.step > 0 { self.stop - self.start } else { self.start - self.stop };
+        let step = self.step.abs();
+        if span <= 0 { 0 } else { usize::try_from((span - 1) / step + 1).unwrap_or(usize::MAX) }
+    }
+
+    pub fn get(&self, index: usize) -> Value {
+        Value::Int(self.start + self.step * index as i128)
+    }
+}
+
+/// A string. HTML-safe strings (`|escape`, `|safe`) escape what is added to them.
+#[derive(Debug, Clone)]
+pub struct Text(Rc<TextParts>);
+
+#[derive(Debug)]
+struct TextParts {
+    text: Box<str>,
+    safe: bool,
+    _lease: Lease,
+}
+
+impl Text {
+    pub fn as_str(&self) -> &str {
+        &self.0.text
+    }
+
+    pub fn is_safe(&self) -> bool {
+        self.0.safe
+    }
+}
+
+/// The items of a list or a tuple.
+#[derive(Debug, Clone)]
+pub struct Items(Rc<ItemsParts>);
+
+#[derive(Debug)]
+struct ItemsParts {
+    items: Vec<Value>,
+    depth: usize,
+    _lease: Lease,
+}
+
+impl std::ops::Deref for Items {
+    type Target = [Value];
+    fn deref(&self) -> &[Value] {
+        &self.0.items
+    }
+}
+
+impl Items {
+    pub fn same(&self, other: &Items) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct Dict(Rc<DictParts>);
+
+#[derive(Debug)]
+struct DictParts {
+    entries: IndexMap<Key, Value>,
+    depth: usize,
+    _lease: Lease,
+}
+
+impl std::ops::Deref for Dict {
+    type Target = IndexMap<Key, Value>;
+    fn deref(&self) -> &IndexMap<Key, Value> {
+        &self.0.entries
+    }
+}
+
+impl Dict {
+    pub fn same(&self, other: &Dict) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The value of a key that is a string.
+    pub fn get_str(&self, key: &str) -> Option<&Value> {
+        self.0.entries.get(&StrKey(key))
+    }
+}
+
+/// A string that finds a `Key` without becoming a value.
+struct StrKey<'a>(&'a str);
+
+impl Hash for StrKey<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl indexmap::Equivalent<Key> for StrKey<'_> {
+    fn equivalent(&self, key: &Key) -> bool {
+        matches!(&key.0, Value::Str(text) if text.as_str() == self.0)
+    }
+}
+
+/// A value that a dictionary can have as a key: 1, 1.0 and true are the same key.
+#[derive(Debug, Clone)]
+pub struct Key(Value);
+
+impl Key {
+    pub fn new(value: Value) -> Result<Key> {
+        fn hashable(value: &Value) -> bool {
+            match value {
+                Value::List(_) | Value::Dict(_) | Value::Slice(_) => false,
+                Value::View(view, _) => *view == View::Values,
+                Value::Tuple(items) => items.iter().all(hashable),
+                _ => true,
+            }
+        }
+        if hashable(&value) { Ok(Key(value)) } else { fail(format!("unhashable type: '{}'", value.type_name())) }
+    }
+
+    pub fn value(&self) -> &Value {
+        &self.0
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Key) -> bool {
+        self.0.equals(&other.0)
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        hash(&self.0, state);
+    }
+}
+
+fn hash<H: Hasher>(value: &Value, state: &mut H) {
+    match value {
+        Value::Str(text) => text.as_str().hash(state),
+        Value::Bool(flag) => (*flag as i128).hash(state),
+        Value::Int(number) => number.hash(state),
+        Value::Float(number) if number.fract() == 0.0 && number.abs() < 1e38 => (*number as i128).hash(state),
+        Value::Float(number) => number.to_bits().hash(state),
+        Value::Tuple(items) => items.iter().for_each(|item| hash(item, state)),
+        Value::Object(_, number) => number.hash(state),
+        _ => 0.hash(state),
+    }
+}
+
+impl Value {
+    pub fn undefined(name: &str) -> Value {
+        Value::Undefined(format!("'{name}' is undefined").into())
+    }
+
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            Value::Undefined(_) => "Undefined",
+            Value::None => "NoneType",
+            Value::Bool(_) => "bool",
+            Value::Int(_) => "int",
+            Value::Float(_) => "float",
+            Value::Str(text) if text.is_safe() => "Markup",
+            Value::Str(_) => "str",
+            Value::List(_) => "list",
+            Value::Tuple(_) => "tuple",
+            Value::Dict(_) => "dict",
+            Value::View(View::Keys, _) => "dict_keys",
+            Value::View(View::Values, _) => "dict_values",
+            Value::View(View::Items, _) => "dict_items",
+            Value::Range(_) => "range",
+            Value::Slice(_) => "slice",
+            Value::Global(_) => "function",
+            Value::Method(_) => "builtin_function_or_method",
+            Value::Object(Object::Namespace, _) => "Namespace",
+            Value::Object(Object::Iterator, _) => "generator",
+            Value::Object(Object::Macro, _) => "Macro",
+            Value::Object(Object::Loop, _) => "LoopContext",
+            Value::Object(Object::Cycler, _) => "Cycler",
+            Value::Object(Object::Joiner, _) => "Joiner",
+        }
+    }
+
+    /// Fails if the value is undefined, with the reason.
+    pub fn defined(&self) -> Result<&Value> {
+        match self {
+            Value::Undefined(reason) => Err(Failure::new(&**reason)),
+            value => Ok(value),
+        }
+    }
+
+    pub fn is_undefined(&self) -> bool {
+        matches!(self, Value::Undefined(_))
+    }
+
+    pub fn as_str(&self) -> Option<&str> {
+        match self {
+            Value::Str(text) => Some(text.as_str()),
+            _ => None,
+        }
+    }
+
+    /// The value as an index: integers and booleans are.
+    pub fn as_int(&self) -> Option<i128> {
+        match self {
+            Value::Int(number) => Some(*number),
+            Value::Bool(flag) => Some(*flag as i128),
+            _ => None,
+        }
+    }
+
+    pub fn as_float(&self) -> Option<f64> {
+        match self {
+            Value::Float(number) => Some(*number),
+            value => value.as_int().map(|number| number as f64),
+        }
+    }
+
+    pub fn is_true(&self) -> bool {
+        match self {
+            Value::Undefined(_) | Value::None => false,
+            Value::Bool(flag) => *flag,
+            Value::Int(number) => *number != 0,
+            Value::Float(number) => *number != 0.0,
+            Value::Str(text) => !text.as_str().is_empty(),
+            Value::List(items) | Value::Tuple(items) => !items.is_empty(),
+            Value::Dict(dict) | Value::View(_, dict) => !dict.is_empty(),
+            Value::Range(range) => range.len() > 0,
+            _ => true,
+        }
+    }
+
+    /// Python's `==`.
+    pub fn equals(&self, other: &Value) -> bool {
+        match (self, other) {
+            (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
+            (Value::Str(a), Value::Str(b)) => a.as_str() == b.as_str(),
+            (Value::Int(a), Value::Int(b)) => a == b,
+            (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => {
+                a.same(b) || (a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| a.equals(b)))
+            }
+            (Value::Dict(a), Value::Dict(b)) => a.same(b) || equal_dicts(a, b),
+            (Value::View(View::Keys, a), Value::View(View::Keys, b)) => a.len() == b.len() && a.keys().all(|key| b.contains_key(key)),
+            (Value::View(View::Items, a), Value::View(View::Items, b)) => equal_dicts(a, b),
+            (Value::Range(a), Value::Range(b)) => {
+                let same_first = a.len() == 0 || a.start == b.start;
+                a.len() == b.len() && same_first && (a.len() < 2 || a.step == b.step)
+            }
+            (Value::Global(a), Value::Global(b)) => a == b,
+            (Value::Object(a, i), Value::Object(b, k)) => a == b && i == k,
+            (Value::Method(a), Value::Method(b)) => a.1 == b.1 && a.0.equals(&b.0),
+            _ => match (self.as_int(), other.as_int()) {
+                (Some(a), Some(b)) => a == b,
+                _ => self.as_float().zip(other.as_float()).is_some_and(|(a, b)| a == b),
+            },
+        }
+    }
+
+    /// Python's `is`, as far as it does not depend on how Python stores values.
+    pub fn same(&self, other: &Value) -> bool {
+        match (self, other) {
+            (Value::None, Value::None) => true,
+            (Value::Bool(a), Value::Bool(b)) => a == b,
+            (Value::Int(a), Value::Int(b)) => a == b,
+            (Value::Float(a), Value::Float(b)) => a == b,
+            (Value::Str(a), Value::Str(b)) => Rc::ptr_eq(&a.0, &b.0) || a.as_str() == b.as_str(),
+            (Value::List(a), Value::List(b)) => a.same(b),
+            (Value::Tuple(a), Value::Tuple(b)) => a.same(b) || (a.is_empty() && b.is_empty()),
+            (Value::Dict(a), Value::Dict(b)) => a.same(b),
+            (Value::Undefined(a), Value::Undefined(b)) => Rc::ptr_eq(a, b),
+            (Value::Global(_) | Value::Object(..), _) => self.equals(other),
+            _ => false,
+        }
+    }
+
+    /// How deep lists and dictionaries are nested in this value.
+    fn depth(&self) -> usize {
+        match self {
+            Value::List(items) | Value::Tuple(items) => items.0.depth,
+            Value::Dict(dict) | Value::View(_, dict) => dict.0.depth,
+            Value::Method(method) => method.0.depth() + 1,
+            _ => 0,
+        }
+    }
+}
+
+fn equal_dicts(a: &Dict, b: &Dict) -> bool {
+    a.len() == b.len() && a.iter().all(|(key, value)| b.get(key).is_some_and(|other| value.equals(other)))
+}
+
+/// The constructors of values that take memory.
+impl Budget {
+    pub fn text(self: &Rc<Budget>, text: impl Into<Box<str>>) -> Result<Value> {
+        self.text_or_safe(text.into(), false)
+    }
+
+    pub fn safe_text(self: &Rc<Budget>, text: impl Into<Box<str>>) -> Result<Value> {
+        self.text_or_safe(text.into(), true)
+    }
+
+    fn text_or_safe(self: &Rc<Budget>, text: Box<str>, safe: bool) -> Result<Value> {
+        let lease = self.lease(text.len() + 64)?;
+        Ok(Value::Str(Text(Rc::new(TextParts { text, safe, _lease: lease }))))
+    }
+
+    fn items(self: &Rc<Budget>, items: Vec<Value>) -> Result<Items> {
+        self.steps(items.len())?;
+        let lease = self.lease(items.capacity() * size_of::<Value>() + 64)?;
+        let depth = nested(items.iter())?;
+        Ok(Items(Rc::new(ItemsParts { items, depth, _lease: lease })))
+    }
+
+    pub fn list(self: &Rc<Budget>, items: Vec<Value>) -> Result<Value> {
+        self.items(items).map(Value::List)
+    }
+
+    pub fn tuple(self: &Rc<Budget>, items: Vec<Value>) -> Result<Value> {
+        self.items(items).map(Value::Tuple)
+    }
+
+    pub fn dict(self: &Rc<Budget>, entries: IndexMap<Key, Value>) -> Result<Value> {
+        self.steps(entries.len())?;
+        let lease = self.lease(entries.capacity() * (size_of::<(Key, Value)>() + 24) + 128)?;
+        let depth = nested(entries.iter().flat_map(|(key, value)| [key.value(), value]))?;
+        Ok(Value::Dict(Dict(Rc::new(DictParts { entries, depth, _lease: lease }))))
+    }
+}
+
+fn nested<'a>(items: impl Iterator<Item = &'a Value>) -> Result<usize> {
+    let depth = 1 + items.map(Value::depth).max().unwrap_or(0);
+    if depth > MAX_VALUE_DEPTH {
+        return Err(Failure::limit(format!("a value is nested too deep (more than {MAX_VALUE_DEPTH} levels); nest less")));
+    }
+    Ok(depth)
+}
