@@ -73,7 +73,6 @@ pub enum StatementKind {
         from_root: bool,
         body: Vec<Statement>,
     },
-    Do(ExprId),
     Break,
     Continue,
     /// `include`, `import` and the like: there is no other template to load.

@@ -1,7 +1,7 @@
 //! Evaluates expressions and calls.
 
 use super::arguments::Args;
-use super::ast::{Arguments, Constant, Expr, ExprId, Modifier};
+use super::ast::{Arguments, Comparison, Constant, Expr, ExprId, Modifier};
 use super::budget::Builder;
 use super::failure::{Result, fail};
 use super::interpreter::Interpreter;
@@ -44,17 +44,7 @@ impl Interpreter<'_> {
                 ops::binary(&mut self.objects, *operator, &left, &right)
             }
             Expr::Concat(parts) => self.concat(parts),
-            Expr::Compare(first, others) => {
-                let mut left = self.evaluate(*first)?;
-                for (comparison, right) in others {
-                    let right = self.evaluate(*right)?;
-                    if !ops::compare(&mut self.objects, *comparison, &left, &right)? {
-                        return Ok(Value::Bool(false));
-                    }
-                    left = right;
-                }
-                Ok(Value::Bool(true))
-            }
+            Expr::Compare(first, others) => self.comparisons(*first, others).map(Value::Bool),
             Expr::Conditional { test, yes, no } => match (self.evaluate(*test)?.is_true(), no) {
                 (true, _) => self.evaluate(*yes),
                 (false, Some(no)) => self.evaluate(*no),
@@ -64,12 +54,7 @@ impl Interpreter<'_> {
                 let value = self.evaluate(*value)?;
                 attributes::attribute(self, &value, name)
             }
-            Expr::Item(value, index) => {
-                let is_slice = matches!(self.tree.expr(*index), Expr::Slice(..));
-                let (value, index) = (self.evaluate(*value)?, self.evaluate(*index)?);
-                // A slice is Python's own: what has none is an error, not undefined.
-                if is_slice { attributes::slice(self, &value, &index) } else { attributes::item(self, &value, &index) }
-            }
+            Expr::Item(value, index) => self.item(*value, *index),
             Expr::Slice(start, stop, step) => {
                 let mut part = |part: &Option<ExprId>| part.map_or(Ok(Value::None), |part| self.evaluate(part));
                 Ok(Value::Slice([part(start)?, part(stop)?, part(step)?].into()))
@@ -90,6 +75,26 @@ impl Interpreter<'_> {
                 tests::apply(self, name, &value, &args).map(Value::Bool)
             }
         }
+    }
+
+    /// `a < b <= c`: true if each comparison is. What follows a false one is not evaluated.
+    fn comparisons(&mut self, first: ExprId, others: &[(Comparison, ExprId)]) -> Result<bool> {
+        let mut left = self.evaluate(first)?;
+        for &(comparison, right) in others {
+            let right = self.evaluate(right)?;
+            if !ops::compare(&mut self.objects, comparison, &left, &right)? {
+                return Ok(false);
+            }
+            left = right;
+        }
+        Ok(true)
+    }
+
+    fn item(&mut self, value: ExprId, index: ExprId) -> Result<Value> {
+        let is_slice = matches!(self.tree.expr(index), Expr::Slice(..));
+        let (value, index) = (self.evaluate(value)?, self.evaluate(index)?);
+        // A slice is Python's own: a value without slices is an error, not undefined.
+        if is_slice { attributes::slice(self, &value, &index) } else { attributes::item(self, &value, &index) }
     }
 
     fn constant(&self, constant: &Constant) -> Result<Value> {

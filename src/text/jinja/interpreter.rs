@@ -195,7 +195,6 @@ impl<'a> Interpreter<'a> {
                 let parent = if *from_root { 0 } else { self.scope };
                 return self.in_scope(parent, |interpreter| interpreter.run(body));
             }
-            StatementKind::Do(value) => drop(self.evaluate(*value)?),
             StatementKind::Break => return Ok(Flow::Break),
             StatementKind::Continue => return Ok(Flow::Continue),
             StatementKind::NeedsLoader(name) => return fail(format!("'{name}' is not available: there is no other template to load")),

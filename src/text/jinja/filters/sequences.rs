@@ -329,7 +329,8 @@ fn pieces(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Args)
     let count = usize::try_from(count).unwrap_or(0);
     budget.steps(count)?;
     budget.check(count.saturating_mul(128))?;
-    let (size, extra) = if count == 0 { (0, 0) } else { (items.len() / count, items.len() % count) };
+    let size = items.len().checked_div(count).unwrap_or(0);
+    let extra = items.len().checked_rem(count).unwrap_or(0);
     let mut start = 0;
     for i in 0..count {
         let end = start + size + usize::from(i < extra);

@@ -319,7 +319,7 @@ fn finish_number(negative: bool, prefix: &str, whole: &str, rest: &str, group: u
 fn grouped(digits: &str, separator: char, group: usize) -> String {
     let mut out = String::with_capacity(digits.len() * 4 / 3 + 1);
     for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % group == 0 {
+        if i > 0 && (digits.len() - i).is_multiple_of(group) {
             out.push(separator);
         }
         out.push(c);
