@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value as Json};
 
 use super::jinja::{self, Failure, Kind, Tree};
-use super::{read_if_there, token_content};
+use super::read_if_there;
+use super::special_tokens::SpecialTokens;
 use crate::error::{Error, Result};
 use crate::sys::{files, threads};
 
@@ -24,7 +25,7 @@ const CONTINUATION: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 pub(super) struct Chat {
     templates: Vec<(String, Template)>,
     /// `bos_token`, `eos_token` and the like, as far as the model has them.
-    tokens: Vec<(String, Json)>,
+    tokens: SpecialTokens,
 }
 
 enum Template {
@@ -34,7 +35,7 @@ enum Template {
 }
 
 impl Chat {
-    pub fn load(dir: &Path, config: &Json) -> Result<Chat> {
+    pub fn load(dir: &Path, config: &Json, tokens: SpecialTokens) -> Result<Chat> {
         let templates = find_templates(dir, config)?.into_iter().map(|source| {
             let compiled = threads::with_stack(jinja::STACK_BYTES, || jinja::parse(&source.text))?;
             let template = match compiled {
@@ -44,7 +45,7 @@ impl Chat {
             };
             Ok((source.name, template))
         });
-        Ok(Chat { templates: templates.collect::<Result<_>>()?, tokens: special_tokens(config) })
+        Ok(Chat { templates: templates.collect::<Result<_>>()?, tokens })
     }
 
     pub fn render(&self, json: &str) -> Result<String> {
@@ -62,9 +63,8 @@ impl Chat {
             request.variables.get_mut("messages").map_or(Ok(()), flatten_content)?;
         }
         let continued = if request.continue_final_message { Some(mark_final_message(&mut request.variables)?) } else { None };
-        let tokens = self.tokens.iter().map(|(name, token)| (name.as_str(), token));
         let variables = request.variables.iter().map(|(name, value)| (name.as_str(), value));
-        let prompt = jinja::render(tree, tokens.chain(variables)).map_err(refused)?;
+        let prompt = jinja::render(tree, self.tokens.iter().chain(variables)).map_err(refused)?;
         match continued {
             Some(message) => cut_at_continuation(prompt, &message),
             None => Ok(prompt),
@@ -261,12 +261,6 @@ fn refused(failure: Failure) -> Error {
     }
 }
 
-/// Every `..._token` of the config.
-fn special_tokens(config: &Json) -> Vec<(String, Json)> {
-    let entries = config.as_object().into_iter().flatten().filter(|(name, _)| name.ends_with("_token"));
-    entries.filter_map(|(name, token)| Some((name.clone(), token_content(token)?.into()))).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::Text;
@@ -277,9 +271,14 @@ mod tests {
 
     const USER: &str = r#"[{"role": "user", "content": "Hi"}]"#;
 
+    fn load(config: &Json) -> Chat {
+        let dir = Path::new("/nowhere");
+        Chat::load(dir, config, SpecialTokens::load(dir, config, None).unwrap()).unwrap()
+    }
+
     fn chat(template: &str) -> Chat {
         let config = json!({"chat_template": template, "bos_token": "<s>", "eos_token": {"content": "</s>"}});
-        Chat::load(Path::new("/nowhere"), &config).unwrap()
+        load(&config)
     }
 
     fn rendered(template: &str) -> String {
@@ -300,7 +299,7 @@ mod tests {
         for case in &cases {
             let config = json!({"chat_template": case["template"], "bos_token": case["bos_token"],
                 "eos_token": case["eos_token"]});
-            let chat = Chat::load(Path::new("/nowhere"), &config).unwrap();
+            let chat = load(&config);
             let request = json!({"messages": case["messages"], "tools": case["tools"],
                 "add_generation_prompt": case["add_generation_prompt"]});
             match chat.render(&request.to_string()) {
@@ -324,14 +323,14 @@ mod tests {
     fn template_named_default_is_taken_from_a_list() {
         let list = json!([{"name": "rag", "template": "rag"}, {"name": "default", "template": "yes"}]);
         let config = json!({"chat_template": list});
-        let chat = Chat::load(Path::new("/nowhere"), &config).unwrap();
+        let chat = load(&config);
         assert_eq!(chat.render(USER).unwrap(), "yes");
     }
 
     #[test]
     fn model_without_a_template_says_where_it_would_be() {
         for config in [json!(null), json!({}), json!({"chat_template": 3}), json!({"chat_template": [{"name": "rag"}]})] {
-            let chat = Chat::load(Path::new("/nowhere"), &config).unwrap();
+            let chat = load(&config);
             let error = chat.render(USER).unwrap_err();
             assert_eq!(error.code(), Code::Unsupported);
             assert!(error.message().contains("chat_template.jinja"), "{error}");
@@ -473,7 +472,7 @@ mod tests {
     #[test]
     fn tools_select_the_template_for_tools() {
         let list = |names: &[&str]| json!(names.iter().map(|name| json!({"name": name, "template": name})).collect::<Vec<_>>());
-        let chat = |names: &[&str]| Chat::load(Path::new("/nowhere"), &json!({"chat_template": list(names)})).unwrap();
+        let chat = |names: &[&str]| load(&json!({"chat_template": list(names)}));
         let both = chat(&["default", "tool_use", "rag"]);
         assert_eq!(both.render(USER).unwrap(), "default");
         for (json, template) in [
@@ -513,10 +512,10 @@ mod tests {
         };
         assert_eq!(render(json!("Sure, ")).unwrap(), "<user>Hi<end><assistant>Sure,");
         assert!(render(json!(null)).is_err());
-        let kept = Chat::load(Path::new("/nowhere"), &json!({"chat_template": "{{ messages[0].content }}!"})).unwrap();
+        let kept = load(&json!({"chat_template": "{{ messages[0].content }}!"}));
         let json = r#"{"messages": [{"role": "assistant", "content": "Sure, "}], "continue_final_message": true}"#;
         assert_eq!(kept.render(json).unwrap(), "Sure, ");
-        let lost = Chat::load(Path::new("/nowhere"), &json!({"chat_template": "{{ messages[0].content | upper }}!"})).unwrap();
+        let lost = load(&json!({"chat_template": "{{ messages[0].content | upper }}!"}));
         assert!(lost.render(json).unwrap_err().message().contains("does not print the final message"));
         let both = r#"{"messages": [], "continue_final_message": true, "add_generation_prompt": true}"#;
         assert!(lost.render(both).unwrap_err().message().contains("exclude each other"));

@@ -4,6 +4,7 @@ mod bytes;
 mod chat;
 mod detokenizer;
 mod jinja;
+mod special_tokens;
 mod tokenizer;
 
 pub use bytes::TokenBytes;
@@ -17,6 +18,7 @@ use crate::error::{Error, Result, try_concat, try_copy};
 use crate::sys::files;
 use crate::sys::quiet::no_panic;
 use chat::Chat;
+use special_tokens::SpecialTokens;
 use tokenizer::Tokenizer;
 
 /// Larger files are refused rather than read: the largest published tokenizer.json has about 35 MB.
@@ -31,13 +33,15 @@ pub struct Text {
 }
 
 impl Text {
-    /// Reads `tokenizer.json`, and `tokenizer_config.json` and `chat_template.jinja` where they are
-    /// there. As in transformers, `chat_template.jinja` wins over the template in the config.
+    /// Reads `tokenizer.json`, and `tokenizer_config.json`, `special_tokens_map.json` and
+    /// `chat_template.jinja` where they are there. As in transformers, `chat_template.jinja` wins over
+    /// the template in the config.
     pub fn load(dir: &Path) -> Result<Text> {
         let tokenizer = Tokenizer::load(&dir.join("tokenizer.json"))?;
         let config = read_config(&dir.join("tokenizer_config.json"))?;
-        let chat = Chat::load(dir, &config)?;
-        let eos = token_content(&config["eos_token"]).and_then(|token| tokenizer.token_id(token));
+        let tokens = SpecialTokens::load(dir, &config, tokenizer.padding_token())?;
+        let eos = tokens.get("eos_token").and_then(|token| tokenizer.token_id(token));
+        let chat = Chat::load(dir, &config, tokens)?;
         Ok(Text { tokenizer, eos, chat })
     }
 
@@ -77,7 +81,7 @@ impl Text {
         TokenBytes::of(&self.tokenizer, rows)
     }
 
-    /// The token that ends a sequence, where `tokenizer_config.json` names one.
+    /// The token that ends a sequence, where the tokenizer's files name one.
     pub fn eos_token_id(&self) -> Option<u32> {
         self.eos
     }
@@ -99,11 +103,6 @@ fn read_config(path: &Path) -> Result<Json> {
         return Err(Error::model(format!("{}: not a JSON object", path.display())));
     }
     Ok(config)
-}
-
-/// A special token as the config writes it: a string, or an object with its content.
-fn token_content(token: &Json) -> Option<&str> {
-    token.as_str().or_else(|| token["content"].as_str())
 }
 
 /// The bytes of a file, or nothing if there is no such file.
@@ -146,6 +145,24 @@ mod tests {
     pub(super) fn golden_cases(file: &str) -> Vec<Json> {
         let bytes = fs::read(golden_dir().join(file)).unwrap();
         serde_json::from_slice(&bytes).unwrap()
+    }
+
+    /// A file of `tests/goldens/special_tokens`.
+    pub(super) fn special_tokens_golden(file: &str) -> Json {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/special_tokens").join(file);
+        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+    }
+
+    /// Writes the files of a case of `special_tokens_golden`, whose `tokenizer.json` is `base` with other members.
+    pub(super) fn write_case(dir: &Path, base: &Json, files: &Json) {
+        let mut tokenizer = base.clone();
+        for (file, content) in files.as_object().unwrap() {
+            match content.as_object() {
+                Some(members) if file == "tokenizer.json" => tokenizer.as_object_mut().unwrap().extend(members.clone()),
+                _ => fs::write(dir.join(file), content.to_string()).unwrap(),
+            }
+        }
+        fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).unwrap();
     }
 
     #[test]
@@ -219,7 +236,6 @@ mod tests {
             (r#"{"eos_token": "<s>"}"#, Some(2)),
             (r#"{"eos_token": {"content": "<s>", "lstrip": false}}"#, Some(2)),
             (r#"{"eos_token": "</unknown>"}"#, None),
-            (r#"{"eos_token": 7}"#, None),
             (r#"{"eos_token": null}"#, None),
             ("{}", None),
         ];
@@ -227,5 +243,21 @@ mod tests {
             let dir = model_dir("eos", &[("tokenizer_config.json", config)]);
             assert_eq!(Text::load(&dir).unwrap().eos_token_id(), eos, "{config}");
         }
+    }
+
+    #[test]
+    fn special_tokens_map_wins_over_the_config_for_chats_and_for_the_end_of_sequence() {
+        let config = r#"{"bos_token": "<c>", "eos_token": "</c>", "chat_template": "{{ bos_token }}{{ eos_token }}{{ image }}"}"#;
+        let map = r#"{"eos_token": {"content": "<s>"}, "extra_special_tokens": {"image": "<i>"}}"#;
+        let dir = model_dir("map", &[("tokenizer_config.json", config), ("special_tokens_map.json", map)]);
+        let text = Text::load(&dir).unwrap();
+        assert_eq!((text.eos_token_id(), text.render_chat("[]").unwrap().as_str()), (Some(2), "<c><s><i>"));
+    }
+
+    #[test]
+    fn end_token_that_is_no_token_is_an_error() {
+        let error = Text::load(&model_dir("eos", &[("tokenizer_config.json", r#"{"eos_token": 7}"#)])).unwrap_err();
+        assert_eq!(error.code(), Code::Model);
+        assert!(error.message().contains("eos_token is 7"), "{error}");
     }
 }

@@ -12,6 +12,7 @@ use crate::error::{Error, Result, try_copy};
 #[derive(Debug)]
 pub(super) struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    padding_token: Option<String>,
 }
 
 impl Tokenizer {
@@ -19,7 +20,7 @@ impl Tokenizer {
         let bytes = read_if_there(path)?.ok_or_else(|| missing(path))?;
         let broken = |reason: String| Error::model(format!("{}: {reason}", path.display()));
         let parsed = no_panic(|| parse(&bytes)).map_err(|panic| broken(format!("not a valid tokenizer: {panic}")))?;
-        Ok(Tokenizer { inner: parsed.map_err(|e| broken(format!("not a valid tokenizer: {e}")))? })
+        parsed.map_err(|e| broken(format!("not a valid tokenizer: {e}")))
     }
 
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
@@ -72,6 +73,11 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// The token with which `tokenizer.json` pads. The tokenizer itself never pads.
+    pub fn padding_token(&self) -> Option<&str> {
+        self.padding_token.as_deref()
+    }
+
     fn unknown(&self, token: u32) -> Error {
         let size = self.vocab_size();
         Error::invalid(format!("token {token} is not in the tokenizer's vocabulary of {size} tokens"))
@@ -85,8 +91,9 @@ fn part(decoder: &DecoderWrapper, wanted: &dyn Fn(&DecoderWrapper) -> bool) -> b
     }
 }
 
-fn parse(bytes: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
+fn parse(bytes: &[u8]) -> tokenizers::Result<Tokenizer> {
     let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes)?;
+    let padding_token = tokenizer.get_padding().map(|padding| padding.pad_token.clone());
     // What was set when the file was saved would cut or pad prompts here.
     tokenizer.with_truncation(None)?;
     tokenizer.with_padding(None);
@@ -94,7 +101,7 @@ fn parse(bytes: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
         let uncached = without_cache(model)?;
         tokenizer.with_model(uncached);
     }
-    Ok(tokenizer)
+    Ok(Tokenizer { inner: tokenizer, padding_token })
 }
 
 /// The crate remembers the pieces of words per thread and model, and gives neither back when the model goes: a host that

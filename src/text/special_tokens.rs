@@ -1,0 +1,256 @@
+//! The special tokens of a model by name, as a chat template sees them.
+//!
+//! The rule is that of `AutoTokenizer.from_pretrained` in transformers 5.5.4 for a directory with a
+//! `tokenizer.json`; `tests/goldens/special_tokens` holds its results. Later sources win:
+//!
+//! 1. the padding of `tokenizer.json` names `pad_token` if no other file has a member of this name;
+//! 2. `tokenizer_config.json` names the tokens in `NAMED`;
+//! 3. `special_tokens_map.json` does too, and also by null, but only if `tokenizer_config.json` has no
+//!    `added_tokens_decoder`;
+//! 4. other members that end in `_token` name a token each, those of `special_tokens_map.json` first;
+//! 5. `extra_special_tokens` that is an object names tokens by any name, the standard ones included.
+
+use std::path::Path;
+
+use serde_json::{Map, Value as Json};
+
+use super::read_config;
+use crate::error::{Error, Result};
+
+const CONFIG: &str = "tokenizer_config.json";
+const MAP: &str = "special_tokens_map.json";
+const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+const EXTRA: &str = "extra_special_tokens";
+/// The name of `extra_special_tokens` in transformers 4.
+const ADDITIONAL: &str = "additional_special_tokens";
+/// Where transformers collects the tokens with names of their own.
+const SPECIFIC: &str = "model_specific_special_tokens";
+const DECODER: &str = "added_tokens_decoder";
+/// Members of `tokenizer_config.json` that end in `_token` and name no token.
+const FLAGS: [&str; 2] = ["add_bos_token", "add_eos_token"];
+
+/// The special tokens by name: `bos_token`, `eos_token`, and the names that the model adds.
+#[derive(Debug)]
+pub(super) struct SpecialTokens {
+    tokens: Map<String, Json>,
+}
+
+impl SpecialTokens {
+    /// Reads `special_tokens_map.json` in `dir`, and merges it with `config`, the JSON of
+    /// `tokenizer_config.json`. `padding` is the token with which `tokenizer.json` pads.
+    ///
+    /// # Errors
+    /// A token is neither a string nor an AddedToken, or a list or object of tokens is of another type.
+    pub fn load(dir: &Path, config: &Json, padding: Option<&str>) -> Result<SpecialTokens> {
+        let mut settings = from_config(config);
+        match config.get(DECODER) {
+            None => merge(&mut settings, read_config(&dir.join(MAP))?).map_err(|reason| refused(dir, &reason))?,
+            Some(decoder) => check_decoder(decoder).map_err(|reason| refused(dir, &reason))?,
+        }
+        if let Some(padding) = padding {
+            settings.entry("pad_token").or_insert_with(|| padding.into());
+        }
+        let tokens = resolve(settings).map_err(|reason| refused(dir, &reason))?;
+        Ok(SpecialTokens { tokens })
+    }
+
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.tokens.get(name).and_then(Json::as_str)
+    }
+
+    /// The names and the tokens, which are strings.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Json)> {
+        self.tokens.iter().map(|(name, token)| (name.as_str(), token))
+    }
+}
+
+/// The members of `tokenizer_config.json` that name tokens. Tokens with names of their own lie under `SPECIFIC`.
+fn from_config(config: &Json) -> Map<String, Json> {
+    let members = config.as_object().into_iter().flatten();
+    let relevant = members.filter(|(name, _)| names_tokens(name) && !FLAGS.contains(&name.as_str()));
+    let mut settings: Map<String, Json> = relevant.map(|(name, value)| (name.clone(), value.clone())).collect();
+    if let Some(additional) = settings.shift_remove(ADDITIONAL) {
+        settings.entry(EXTRA).or_insert(additional);
+    }
+    let mut specific = Map::new();
+    settings.retain(|name, value| {
+        let is_specific = name.ends_with("_token") && !NAMED.contains(&name.as_str()) && value.is_string();
+        if is_specific {
+            specific.insert(name.clone(), value.take());
+        }
+        !is_specific
+    });
+    specific.extend(take_object(&mut settings, EXTRA));
+    if !specific.is_empty() {
+        settings.insert(SPECIFIC.into(), Json::Object(specific));
+    }
+    settings
+}
+
+fn names_tokens(member: &str) -> bool {
+    member.ends_with("_token") || [EXTRA, ADDITIONAL, SPECIFIC].contains(&member)
+}
+
+/// Takes a member that is an object; leaves one of another type.
+fn take_object(settings: &mut Map<String, Json>, name: &str) -> Map<String, Json> {
+    match settings.get_mut(name).map(Json::take) {
+        Some(Json::Object(object)) => {
+            settings.shift_remove(name);
+            object
+        }
+        Some(other) => {
+            settings.insert(name.into(), other);
+            Map::new()
+        }
+        None => Map::new(),
+    }
+}
+
+/// Merges the members of `special_tokens_map.json` into those of `tokenizer_config.json`. They win, null included.
+fn merge(settings: &mut Map<String, Json>, mut map: Json) -> std::result::Result<(), String> {
+    let Some(map) = map.as_object_mut() else { return Ok(()) };
+    for (name, value) in map.iter_mut().filter(|(name, _)| names_tokens(name)) {
+        let value = match value {
+            Json::Object(token) if name != EXTRA => content(token).ok_or_else(|| not_a_token(name, &Json::Object(token.clone())))?.into(),
+            value => value.take(),
+        };
+        settings.insert(name.clone(), value);
+    }
+    let extra = take_object(settings, EXTRA);
+    if extra.is_empty() {
+        return Ok(());
+    }
+    match settings.entry(SPECIFIC).or_insert_with(|| Json::Object(Map::new())) {
+        Json::Object(specific) => specific.extend(extra),
+        other => return Err(format!("{SPECIFIC} is {other}; give an object of tokens by name")),
+    }
+    Ok(())
+}
+
+fn check_decoder(decoder: &Json) -> std::result::Result<(), String> {
+    let tokens = decoder.as_object().ok_or_else(|| format!("{DECODER} is {decoder}; give an object of AddedTokens by id"))?;
+    match tokens.iter().find(|(_, token)| !token.is_object()) {
+        Some((id, token)) => Err(format!("{DECODER} has {token} for {id}; give an AddedToken")),
+        None => Ok(()),
+    }
+}
+
+fn resolve(mut settings: Map<String, Json>) -> std::result::Result<Map<String, Json>, String> {
+    let specific = match settings.shift_remove(SPECIFIC) {
+        None | Some(Json::Null) => Map::new(),
+        Some(Json::Object(specific)) => specific,
+        Some(other) => return Err(format!("{SPECIFIC} is {other}; give an object of tokens by name")),
+    };
+    let additional = settings.shift_remove(ADDITIONAL);
+    match settings.shift_remove(EXTRA).or(additional) {
+        None | Some(Json::Null | Json::Array(_)) => {}
+        Some(other) => return Err(format!("{EXTRA} is {other}; give an array, or an object of tokens by name")),
+    }
+    let mut tokens = Map::new();
+    for (name, value) in settings {
+        let is_standard = NAMED.contains(&name.as_str());
+        if is_standard && !value.is_null() {
+            let token = required_token(&name, &value)?;
+            tokens.insert(name, token);
+        } else if let Some(token) = added_token(&value) {
+            tokens.insert(name, token.into());
+        }
+    }
+    for (name, value) in specific {
+        let token = required_token(&name, &value)?;
+        tokens.insert(name, token);
+    }
+    Ok(tokens)
+}
+
+/// The text of a token: a string, or an AddedToken as `tokenizer_config.json` holds it.
+fn added_token(value: &Json) -> Option<&str> {
+    match value {
+        Json::String(token) => Some(token),
+        Json::Object(token) if token.get("__type").is_some_and(|kind| kind == "AddedToken") => content(token),
+        _ => None,
+    }
+}
+
+/// The text of a token that must be one. An object without `__type` is taken for an AddedToken, too:
+/// transformers refuses the directory there, so no other meaning is possible.
+fn required_token(name: &str, value: &Json) -> std::result::Result<Json, String> {
+    let untyped = || if value.get("__type").is_none() { value["content"].as_str() } else { None };
+    added_token(value).or_else(untyped).map(Json::from).ok_or_else(|| not_a_token(name, value))
+}
+
+/// The content of an AddedToken, which is empty by default.
+fn content(token: &Map<String, Json>) -> Option<&str> {
+    match token.get("content") {
+        None | Some(Json::Null) => Some(""),
+        Some(content) => content.as_str(),
+    }
+}
+
+fn not_a_token(name: &str, value: &Json) -> String {
+    format!("{name} is {value}; give a string, or an AddedToken with its content")
+}
+
+fn refused(dir: &Path, reason: &str) -> Error {
+    Error::model(format!("{}: in {CONFIG} or {MAP}, {reason}", dir.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{fresh_dir, special_tokens_golden, write_case};
+    use super::super::tokenizer::Tokenizer;
+    use super::*;
+    use crate::error::Code;
+    use serde_json::json;
+
+    /// Cases that transformers refuses, and that have one meaning only: an AddedToken without its type.
+    const TAKEN: [&str; 5] = [
+        "object without a type",
+        "extra tokens by name as objects",
+        "map with extra names as objects",
+        "a list of additional objects",
+        "map with additional objects",
+    ];
+
+    fn tokens(config: Json) -> SpecialTokens {
+        SpecialTokens::load(Path::new("/nowhere"), &config, None).unwrap()
+    }
+
+    #[test]
+    fn golden_special_tokens_are_those_of_transformers() {
+        let golden = special_tokens_golden("special_tokens.json");
+        let cases = golden["cases"].as_array().unwrap();
+        assert!(cases.len() > 100);
+        for case in cases {
+            let name = case["name"].as_str().unwrap();
+            let dir = fresh_dir("special-tokens");
+            write_case(&dir, &golden["tokenizer"], &case["files"]);
+            let tokenizer = Tokenizer::load(&dir.join("tokenizer.json")).unwrap();
+            let loaded = SpecialTokens::load(&dir, &read_config(&dir.join(CONFIG)).unwrap(), tokenizer.padding_token());
+            match loaded {
+                Ok(found) if case["error"] == false => assert_eq!(Json::Object(found.tokens), case["special_tokens_map"], "{name}"),
+                Ok(found) => assert!(TAKEN.contains(&name), "{name}: {found:?}"),
+                Err(error) => {
+                    assert_eq!(error.code(), Code::Model, "{name}: {error}");
+                    assert!(case["error"] == true && !TAKEN.contains(&name), "{name}: {error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn token_is_found_by_its_name() {
+        let tokens = tokens(json!({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "extra_special_tokens": {"image": "<i>"}}));
+        assert_eq!((tokens.get("bos_token"), tokens.get("eos_token")), (Some("<s>"), Some("</s>")));
+        assert_eq!((tokens.get("image"), tokens.get("pad_token")), (Some("<i>"), None));
+        assert_eq!(tokens.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["bos_token", "eos_token", "image"]);
+    }
+
+    #[test]
+    fn refusal_names_the_member_and_its_value() {
+        let error = SpecialTokens::load(Path::new("/nowhere"), &json!({"eos_token": 7}), None).unwrap_err();
+        assert!(error.message().contains("eos_token is 7; give a string"), "{error}");
+        let error = SpecialTokens::load(Path::new("/nowhere"), &json!({"extra_special_tokens": "<x>"}), None).unwrap_err();
+        assert!(error.message().contains("extra_special_tokens is \"<x>\"; give an array"), "{error}");
+    }
+}

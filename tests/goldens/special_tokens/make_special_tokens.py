@@ -1,0 +1,251 @@
+"""Which special tokens, and which token ids, transformers reads from small tokenizer directories.
+
+    python make_special_tokens.py    # with ../requirements.txt: special_tokens.json
+    python make_special_tokens.py    # with requirements-4.57.txt: prompt_ids.json
+
+special_tokens.json   [{name, files, special_tokens_map, error}]: what a chat template of transformers 5 sees.
+                      `error` is true where `AutoTokenizer.from_pretrained` refuses the directory
+prompt_ids.json       [{name, files, text, ids, ids_plain, error, ids_of_5}]: encoded with and without special
+                      tokens by transformers 4.57
+
+`files` holds each file's JSON. The tokenizer.json of each case is BASE with the members that `files` names.
+"""
+
+import copy
+import json
+import os
+import tempfile
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import transformers
+from transformers import AutoTokenizer
+
+HERE = Path(__file__).resolve().parent
+CONFIG, MAP, TOKENIZER = "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"
+FAST = {"tokenizer_class": "PreTrainedTokenizerFast"}
+
+
+def added(number, content, **changes):
+    token = {"id": number, "content": content, "single_word": False, "lstrip": False, "rstrip": False}
+    return {**token, "normalized": False, "special": True, **changes}
+
+
+BASE = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [added(4, "<s>"), added(5, "</s>"), added(6, "<unk>"), added(7, "<pad>")],
+    "normalizer": None,
+    "pre_tokenizer": None,
+    "post_processor": None,
+    "decoder": None,
+    "model": {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3},
+        "merges": [["a", "b"]],
+    },
+}
+
+
+def token(content, **changes):
+    """An AddedToken as tokenizer_config.json holds it."""
+    return {"__type": "AddedToken", **plain(content, **changes)}
+
+
+def plain(content, **changes):
+    """An AddedToken as special_tokens_map.json holds it."""
+    return {"content": content, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, **changes}
+
+
+def decoder_entry(content):
+    return {**plain(content), "special": True}
+
+
+def padding(content):
+    return {
+        "strategy": "BatchLongest",
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 7,
+        "pad_type_id": 0,
+        "pad_token": content,
+    }
+
+
+def config_cases():
+    """Cases in which tokenizer_config.json alone decides."""
+    named = ["bos", "eos", "unk", "sep", "pad", "cls", "mask"]
+    yield "no config", None
+    yield "empty config", {}
+    yield "all named tokens as strings", {f"{name}_token": f"<{name}>" for name in named}
+    yield "all named tokens as AddedToken", {f"{name}_token": token(f"<{name}>") for name in named}
+    yield "AddedToken with lstrip and rstrip", {"mask_token": token("<mask>", lstrip=True, rstrip=True, normalized=True)}
+    yield "AddedToken with special", {"bos_token": token("<s>", special=False)}
+    yield "AddedToken with content alone", {"bos_token": {"__type": "AddedToken", "content": "<s>"}}
+    yield "AddedToken without content", {"bos_token": {"__type": "AddedToken", "lstrip": True}}
+    yield "AddedToken of another type", {"bos_token": {"__type": "Token", "content": "<s>"}}
+    yield "AddedToken with an unknown member", {"bos_token": token("<s>", colour="red")}
+    yield "AddedToken with content that is a number", {"bos_token": token(3)}
+    yield "AddedToken with content null", {"bos_token": token(None)}
+    yield "object without a type", {"bos_token": plain("<s>")}
+    yield "null", {"bos_token": None, "eos_token": "</s>"}
+    yield "empty string", {"bos_token": "", "eos_token": "</s>"}
+    yield "spaces and line feeds", {"bos_token": " <s>\n", "eos_token": "\u2581</s> "}
+    yield "unicode", {"bos_token": "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "eos_token": "\U0001f600"}
+    yield "tokens that the vocabulary lacks", {"bos_token": "<nowhere>", "eos_token": "</nowhere>"}
+    for value in (7, True, 1.5, ["<s>"], [], {}):
+        yield f"bos_token {json.dumps(value)}", {"bos_token": value}
+    yield "add_bos_token is no token", {"add_bos_token": True, "add_eos_token": False, "bos_token": "<s>"}
+    yield "add_bos_token as a string", {"add_bos_token": "<s>", "add_eos_token": "yes"}
+    yield "another name that ends in _token", {"image_token": "<image>", "bos_token": "<s>"}
+    yield "another name as AddedToken", {"image_token": token("<image>")}
+    yield "another name as an object without a type", {"image_token": plain("<image>")}
+    for value in (None, 7, True, ["<image>"], ""):
+        yield f"image_token {json.dumps(value)}", {"image_token": value}
+    yield "names that do not end in _token", {"image_tokens": "<image>", "token": "<t>", "_token": "<u>", "bos_token_id": 4}
+    yield "a list of additional tokens", {"additional_special_tokens": ["<x>", "<s>"]}
+    yield "a list of additional AddedTokens", {"additional_special_tokens": [token("<x>"), token("<y>")]}
+    yield "a list of additional objects", {"additional_special_tokens": [plain("<x>")]}
+    yield "additional tokens null", {"additional_special_tokens": None}
+    yield "additional tokens as a string", {"additional_special_tokens": "<x>"}
+    yield "additional tokens by name", {"additional_special_tokens": {"image_token": "<image>", "boi": "<boi>"}}
+    yield "extra tokens as a list", {"extra_special_tokens": ["<x>", "<y>"]}
+    yield "extra tokens as an empty list", {"extra_special_tokens": []}
+    yield "extra tokens null", {"extra_special_tokens": None}
+    yield "extra tokens as a number", {"extra_special_tokens": 3}
+    yield "extra tokens as a string", {"extra_special_tokens": "<x>"}
+    yield "extra tokens by name", {"extra_special_tokens": {"image_token": "<image>", "boi": "<boi>"}}
+    yield "extra tokens by name as AddedTokens", {"extra_special_tokens": {"image_token": token("<image>", lstrip=True)}}
+    yield "extra tokens by name as objects", {"extra_special_tokens": {"image_token": plain("<image>")}}
+    yield "no extra tokens by name", {"extra_special_tokens": {}}
+    yield "an extra token that is a number", {"extra_special_tokens": {"image_token": 3}}
+    yield "an extra token that is null", {"extra_special_tokens": {"image_token": None}}
+    yield "an extra token that is empty", {"extra_special_tokens": {"image_token": ""}}
+    yield "an extra token with a standard name", {"bos_token": "<s>", "extra_special_tokens": {"bos_token": "<extra>"}}
+    yield "an extra token with a standard name and null", {"bos_token": None, "extra_special_tokens": {"bos_token": "<extra>"}}
+    both = {"extra_special_tokens": ["<x>"], "additional_special_tokens": {"image_token": "<image>"}}
+    yield "extra tokens before additional ones", both
+    yield "null extra tokens before additional ones", {**both, "extra_special_tokens": None}
+    yield "an extra token against a name", {"image_token": "<one>", "extra_special_tokens": {"image_token": "<two>"}}
+    yield "an extra token against a name as AddedToken", {"image_token": token("<one>"), "extra_special_tokens": {"image_token": "<two>"}}
+    yield "model specific tokens", {"model_specific_special_tokens": {"image_token": "<image>"}}
+    yield "model specific tokens as AddedTokens", {"model_specific_special_tokens": {"image_token": token("<image>")}}
+    yield "model specific tokens null", {"model_specific_special_tokens": None}
+    yield "model specific tokens as a list", {"model_specific_special_tokens": ["<image>"]}
+    yield "model specific tokens after a name", {"audio_token": "<audio>", "model_specific_special_tokens": {"image_token": "<i>"}}
+    yield "model specific tokens after an AddedToken", {"audio_token": token("<a>"), "model_specific_special_tokens": {"audio_token": "<i>"}}
+    yield "an init_inputs member", {"init_inputs": [], "bos_token": "<s>"}
+
+
+def map_cases():
+    """Cases in which tokenizer_config.json and special_tokens_map.json compete: config, map."""
+    config = {"bos_token": "<c>", "eos_token": "</c>"}
+    decoder = {"added_tokens_decoder": {"4": decoder_entry("<s>")}}
+    yield "map alone", None, {"bos_token": "<m>", "pad_token": "<pad>"}
+    yield "map before config", config, {"bos_token": "<m>"}
+    yield "map as an object", config, {"bos_token": plain("<m>", lstrip=True)}
+    yield "map as an object with special", config, {"bos_token": {**plain("<m>"), "special": False}}
+    yield "map as an object with content alone", config, {"bos_token": {"content": "<m>"}}
+    yield "map as an object with a type", config, {"bos_token": token("<m>")}
+    yield "map as an object without content", config, {"bos_token": {"lstrip": True}}
+    yield "map as an object with an unknown member", config, {"bos_token": plain("<m>", colour="red")}
+    yield "map null", config, {"bos_token": None}
+    yield "map empty", config, {"bos_token": ""}
+    yield "map a number", config, {"bos_token": 3}
+    yield "map a list", config, {"bos_token": ["<m>"]}
+    yield "map without members", config, {}
+    yield "map after a decoder", {**config, **decoder}, {"bos_token": "<m>", "pad_token": "<pad>"}
+    yield "map after an empty decoder", {**config, "added_tokens_decoder": {}}, {"bos_token": "<m>"}
+    yield "map after a decoder null", {**config, "added_tokens_decoder": None}, {"bos_token": "<m>"}
+    yield "map after a decoder that is a list", {**config, "added_tokens_decoder": []}, {"bos_token": "<m>"}
+    yield "map after a decoder of strings", {**config, "added_tokens_decoder": {"4": "<s>"}}, {"bos_token": "<m>"}
+    yield "map with another name", config, {"image_token": "<image>"}
+    yield "map with another name as an object", config, {"image_token": plain("<image>")}
+    yield "map with another name null", {"image_token": "<c>"}, {"image_token": None}
+    yield "map with another name that is a number", {"image_token": "<c>"}, {"image_token": 5}
+    yield "another name in both", {"image_token": "<c>"}, {"image_token": "<m>"}
+    yield "another name in both, AddedToken in config", {"image_token": token("<c>")}, {"image_token": "<m>"}
+    yield "map with additional tokens", config, {"additional_special_tokens": ["<x>", "<y>"]}
+    yield "map with additional objects", config, {"additional_special_tokens": [plain("<x>")]}
+    yield "map with additional tokens by name", config, {"additional_special_tokens": {"image_token": "<image>"}}
+    yield "map with additional tokens as a string", config, {"additional_special_tokens": "<x>"}
+    yield "map with additional tokens and a config with them", {"additional_special_tokens": ["<x>"]}, {"additional_special_tokens": 3}
+    yield "map with an extra list", config, {"extra_special_tokens": ["<x>", plain("<y>")]}
+    yield "map with extra names", config, {"extra_special_tokens": {"image_token": "<image>"}}
+    yield "map with extra names as objects", config, {"extra_special_tokens": {"image_token": plain("<image>")}}
+    yield "map with extra names as AddedTokens", config, {"extra_special_tokens": {"image_token": token("<image>")}}
+    yield "extra names in both", {"extra_special_tokens": {"a": "<c>", "b": "<c>"}}, {"extra_special_tokens": {"b": "<m>", "c": "<m>"}}
+    yield "extra names in map, list in config", {"extra_special_tokens": ["<x>"]}, {"extra_special_tokens": {"b": "<m>"}}
+    yield "extra list in map, names in config", {"extra_special_tokens": {"a": "<c>"}}, {"extra_special_tokens": ["<x>"]}
+    yield "extra tokens null in map", {"extra_special_tokens": {"a": "<c>"}}, {"extra_special_tokens": None}
+    yield "extra tokens a number in map", config, {"extra_special_tokens": 4}
+    yield "extra names in map with a standard name", config, {"extra_special_tokens": {"bos_token": "<m>"}}
+    yield "extra name in config, standard name in map", {"extra_special_tokens": {"bos_token": "<c>"}}, {"bos_token": "<m>"}
+    yield "model specific tokens in map", config, {"model_specific_special_tokens": ["<x>"]}
+    yield "padding before map", config, {"pad_token": None}
+
+
+def special_cases():
+    for name, config in config_cases():
+        yield name, {} if config is None else {CONFIG: {**FAST, **config}}
+    for name, config, tokens in map_cases():
+        yield name, {MAP: tokens} if config is None else {CONFIG: {**FAST, **config}, MAP: tokens}
+    pad = {TOKENIZER: {"padding": padding("<pad>")}}
+    yield "map is a list", {CONFIG: FAST, MAP: ["<m>"]}
+    yield "config without a class", {CONFIG: {"bos_token": "<s>"}}
+    yield "padding of tokenizer.json", {CONFIG: FAST, **pad}
+    yield "padding of tokenizer.json with another pad_token in config", {CONFIG: {**FAST, "pad_token": "</s>"}, **pad}
+    yield "padding of tokenizer.json with null in config", {CONFIG: {**FAST, "pad_token": None}, **pad}
+    yield "padding of tokenizer.json with null in map", {CONFIG: FAST, MAP: {"pad_token": None}, **pad}
+    yield "padding of tokenizer.json with an extra token", {CONFIG: {**FAST, "extra_special_tokens": {"pad_token": "<x>"}}, **pad}
+    yield "padding of tokenizer.json with an empty token", {TOKENIZER: {"padding": padding("")}}
+    yield "added_tokens.json", {CONFIG: {**FAST, "bos_token": "<new>"}, "added_tokens.json": {"<new>": 8}}
+    decoder = {"added_tokens_decoder": {"4": decoder_entry("<other>")}}
+    yield "a decoder with other content", {CONFIG: {**FAST, "bos_token": "<s>", **decoder}}
+
+
+def write(directory, files):
+    for name, content in {TOKENIZER: {}, **files}.items():
+        content = {**copy.deepcopy(BASE), **content} if name == TOKENIZER else content
+        (Path(directory) / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+def load(files):
+    """The tokenizer that transformers makes of the files, or None if it refuses them."""
+    with tempfile.TemporaryDirectory() as directory:
+        write(directory, files)
+        try:
+            return AutoTokenizer.from_pretrained(directory)
+        except Exception:
+            return None
+
+
+def special_tokens():
+    for name, files in special_cases():
+        tokenizer = load(files)
+        tokens = None if tokenizer is None else dict(tokenizer.special_tokens_map)
+        yield {"name": name, "files": files, "special_tokens_map": tokens, "error": tokenizer is None}
+
+
+def store(name, cases):
+    cases = list(cases)
+    names = [case["name"] for case in cases]
+    assert len(set(names)) == len(names), "two cases have the same name"
+    lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
+    head = json.dumps({"transformers": transformers.__version__, "tokenizer": BASE})[:-1]
+    (HERE / name).write_text(f'{head}, "cases": [\n{lines}\n]}}\n', encoding="utf-8")
+    print(name, len(cases), "cases,", sum(case["error"] for case in cases), "errors")
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    store("special_tokens.json", special_tokens())
