@@ -1,5 +1,6 @@
 //! The model's text side: tokens to text and back, and chats to prompts.
 
+mod boundary_tokens;
 mod bytes;
 mod chat;
 mod detokenizer;
@@ -17,6 +18,7 @@ use serde_json::Value as Json;
 use crate::error::{Error, Result, try_concat, try_copy};
 use crate::sys::files;
 use crate::sys::quiet::no_panic;
+use boundary_tokens::BoundaryTokens;
 use chat::Chat;
 use special_tokens::SpecialTokens;
 use tokenizer::Tokenizer;
@@ -28,6 +30,8 @@ const MAX_FILE_BYTES: u64 = 512 << 20;
 #[derive(Debug)]
 pub struct Text {
     tokenizer: Tokenizer,
+    /// The tokens around a prompt, where `tokenizer.json` does not decide them.
+    boundary: Option<BoundaryTokens>,
     eos: Option<u32>,
     chat: Chat,
 }
@@ -41,14 +45,18 @@ impl Text {
         let config = read_config(&dir.join("tokenizer_config.json"))?;
         let tokens = SpecialTokens::load(dir, &config, tokenizer.padding_token())?;
         let eos = tokens.get("eos_token").and_then(|token| tokenizer.token_id(token));
+        let boundary = BoundaryTokens::load(dir, &config, &tokens, &tokenizer)?;
         let chat = Chat::load(dir, &config, tokens)?;
-        Ok(Text { tokenizer, eos, chat })
+        Ok(Text { tokenizer, boundary, eos, chat })
     }
 
     /// The tokens of `text`. With `add_special`, also what the tokenizer puts around a prompt (such as
     /// the first token); the names of special tokens within the text become these tokens either way.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        self.tokenizer.encode(text, add_special)
+        match &self.boundary {
+            Some(boundary) if add_special => boundary.around(&self.tokenizer.encode(text, false)?),
+            _ => self.tokenizer.encode(text, add_special),
+        }
     }
 
     /// `text` as the tokenizer itself writes it: at the beginning, after a space, and after something else that no token joins to

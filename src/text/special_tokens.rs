@@ -32,6 +32,7 @@ const FLAGS: [&str; 2] = ["add_bos_token", "add_eos_token"];
 /// The special tokens by name: `bos_token`, `eos_token`, and the names that the model adds.
 #[derive(Debug)]
 pub(super) struct SpecialTokens {
+    /// Strings, and null for a standard name that a file sets to null.
     tokens: Map<String, Json>,
 }
 
@@ -58,9 +59,14 @@ impl SpecialTokens {
         self.tokens.get(name).and_then(Json::as_str)
     }
 
+    /// The token of a name. `default` applies where no file has a member of this name, not even null.
+    pub fn get_or<'a>(&'a self, name: &str, default: &'a str) -> Option<&'a str> {
+        self.tokens.get(name).map_or(Some(default), Json::as_str)
+    }
+
     /// The names and the tokens, which are strings.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Json)> {
-        self.tokens.iter().map(|(name, token)| (name.as_str(), token))
+        self.tokens.iter().filter(|(_, token)| token.is_string()).map(|(name, token)| (name.as_str(), token))
     }
 }
 
@@ -148,9 +154,8 @@ fn resolve(mut settings: Map<String, Json>) -> std::result::Result<Map<String, J
     }
     let mut tokens = Map::new();
     for (name, value) in settings {
-        let is_standard = NAMED.contains(&name.as_str());
-        if is_standard && !value.is_null() {
-            let token = required_token(&name, &value)?;
+        if NAMED.contains(&name.as_str()) {
+            let token = if value.is_null() { value } else { required_token(&name, &value)? };
             tokens.insert(name, token);
         } else if let Some(token) = added_token(&value) {
             tokens.insert(name, token.into());
@@ -212,10 +217,6 @@ mod tests {
         "map with additional objects",
     ];
 
-    fn tokens(config: Json) -> SpecialTokens {
-        SpecialTokens::load(Path::new("/nowhere"), &config, None).unwrap()
-    }
-
     #[test]
     fn golden_special_tokens_are_those_of_transformers() {
         let golden = special_tokens_golden("special_tokens.json");
@@ -228,7 +229,10 @@ mod tests {
             let tokenizer = Tokenizer::load(&dir.join("tokenizer.json")).unwrap();
             let loaded = SpecialTokens::load(&dir, &read_config(&dir.join(CONFIG)).unwrap(), tokenizer.padding_token());
             match loaded {
-                Ok(found) if case["error"] == false => assert_eq!(Json::Object(found.tokens), case["special_tokens_map"], "{name}"),
+                Ok(found) if case["error"] == false => {
+                    let found = found.iter().map(|(name, token)| (name.to_string(), token.clone())).collect();
+                    assert_eq!(Json::Object(found), case["special_tokens_map"], "{name}");
+                }
                 Ok(found) => assert!(TAKEN.contains(&name), "{name}: {found:?}"),
                 Err(error) => {
                     assert_eq!(error.code(), Code::Model, "{name}: {error}");
@@ -240,9 +244,12 @@ mod tests {
 
     #[test]
     fn token_is_found_by_its_name() {
-        let tokens = tokens(json!({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "extra_special_tokens": {"image": "<i>"}}));
+        let config = json!({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": null,
+            "extra_special_tokens": {"image": "<i>"}});
+        let tokens = SpecialTokens::load(Path::new("/nowhere"), &config, None).unwrap();
         assert_eq!((tokens.get("bos_token"), tokens.get("eos_token")), (Some("<s>"), Some("</s>")));
         assert_eq!((tokens.get("image"), tokens.get("pad_token")), (Some("<i>"), None));
+        assert_eq!((tokens.get_or("unk_token", "<unk>"), tokens.get_or("pad_token", "<pad>")), (Some("<unk>"), None));
         assert_eq!(tokens.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["bos_token", "eos_token", "image"]);
     }
 

@@ -2,18 +2,20 @@
 
     python make_special_tokens.py    # with ../requirements.txt: special_tokens.json
     python make_special_tokens.py    # with requirements-4.57.txt: prompt_ids.json
+    python make_special_tokens.py --classes    # with either: prints what each tokenizer class does with the flags
 
 special_tokens.json   [{name, files, special_tokens_map, error}]: what a chat template of transformers 5 sees.
                       `error` is true where `AutoTokenizer.from_pretrained` refuses the directory
-prompt_ids.json       [{name, files, text, ids, ids_plain, error, ids_of_5}]: encoded with and without special
-                      tokens by transformers 4.57
+prompt_ids.json       [{name, files, post_processor, ids, ids_plain, error}]: `text` with and without special tokens,
+                      encoded by transformers 4.57, which honours add_bos_token and add_eos_token; post_processor
+                      is a name in `post_processors`
 
-`files` holds each file's JSON. The tokenizer.json of each case is BASE with the members that `files` names.
+`files` holds each file's JSON. A case's tokenizer.json is `tokenizer`, with other members where the case names them.
 """
 
-import copy
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -25,6 +27,25 @@ from transformers import AutoTokenizer
 HERE = Path(__file__).resolve().parent
 CONFIG, MAP, TOKENIZER = "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"
 FAST = {"tokenizer_class": "PreTrainedTokenizerFast"}
+TEXT = "ab<s>c"
+# Each class of transformers 4.57 that sets the tokens around a prompt, and some that do not.
+CLASSES = {
+    "LlamaTokenizerFast": ("<s>", "</s>"),
+    "LlamaTokenizer": ("<s>", "</s>"),
+    "CodeLlamaTokenizerFast": ("<s>", "</s>"),
+    "GemmaTokenizerFast": ("<bos>", "<eos>"),
+    "GemmaTokenizer": ("<bos>", "<eos>"),
+    "CohereTokenizerFast": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"),
+    "GPTNeoXTokenizerFast": ("<|endoftext|>", "<|endoftext|>"),
+    "GPTNeoXTokenizer": ("<|endoftext|>", "<|endoftext|>"),
+    "GPT2TokenizerFast": ("<s>", "</s>"),
+    "GPT2Tokenizer": ("<s>", "</s>"),
+    "Qwen2TokenizerFast": ("<s>", "</s>"),
+    "Qwen2Tokenizer": ("<s>", "</s>"),
+    "CodeGenTokenizerFast": ("<s>", "</s>"),
+    "PreTrainedTokenizerFast": ("<s>", "</s>"),
+    "PreTrainedTokenizer": ("<s>", "</s>"),
+}
 
 
 def added(number, content, **changes):
@@ -213,16 +234,126 @@ def special_cases():
     yield "a decoder with other content", {CONFIG: {**FAST, "bos_token": "<s>", **decoder}}
 
 
-def write(directory, files):
+def template(first, last):
+    """A post-processor that puts tokens around the text; each is a name and an id, or None."""
+    ends = [first, last]
+    pieces = [end and {"SpecialToken": {"id": end[0], "type_id": 0}} for end in ends]
+    single = [piece for piece in (pieces[0], {"Sequence": {"id": "A", "type_id": 0}}, pieces[1]) if piece]
+    tokens = {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in filter(None, ends)}
+    pair = single + [{"Sequence": {"id": "B", "type_id": 1}}]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
+
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+POST_PROCESSORS = {
+    "none": None,
+    "byte level": BYTE_LEVEL,
+    "first": template(("<s>", 4), None),
+    "last": template(None, ("</s>", 5)),
+    "both": template(("<s>", 4), ("</s>", 5)),
+    "byte level and first": {"type": "Sequence", "processors": [BYTE_LEVEL, template(("<s>", 4), None)]},
+}
+
+
+def prompt_base():
+    """A tokenizer.json that has the default tokens of all classes."""
+    names = ["<s>", "</s>", "<unk>", "<pad>", "<bos>", "<eos>", "<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", "<|endoftext|>", "<UNK>"]
+    tokens = [added(4 + number, name) for number, name in enumerate(names)]
+    vocab = {**BASE["model"]["vocab"], **{token["content"]: token["id"] for token in tokens}}
+    return {**BASE, "added_tokens": tokens, "model": {**BASE["model"], "vocab": vocab}}
+
+
+def prompt_files(config, post_processor="none", model_type=None, **others):
+    """The files of a case, and the name of its post-processor."""
+    files = {CONFIG: config, **others}
+    if model_type is not None:
+        files["config.json"] = {"model_type": model_type}
+    return files, post_processor
+
+
+def flags_name(flags):
+    return ", ".join(f"{name} {json.dumps(value)}" for name, value in flags.items()) or "no flags"
+
+
+def prompt_cases():
+    flags = [{}, {"add_bos_token": True}, {"add_bos_token": False}, {"add_bos_token": False, "add_eos_token": True}]
+    for name, (bos, eos) in CLASSES.items():
+        config = {"tokenizer_class": name, "bos_token": bos, "eos_token": eos}
+        for given in flags:
+            for kind in ("byte level", "both"):
+                yield f"{name}, {flags_name(given)}, {kind}", prompt_files({**config, **given}, kind)
+    llama = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    for kind in POST_PROCESSORS:
+        for given in ({}, {"add_bos_token": False}, {"add_bos_token": True, "add_eos_token": True}):
+            yield f"post-processor {kind}, {flags_name(given)}", prompt_files({**llama, **given}, kind)
+    for value in (None, 0, 1, "", "no", [], {}):
+        for flag in ("add_bos_token", "add_eos_token"):
+            yield f"{flag} is {json.dumps(value)}", prompt_files({**llama, flag: value})
+    for name in ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer", "GPTNeoXTokenizer"):
+        both = {"tokenizer_class": name, "add_bos_token": True, "add_eos_token": True}
+        yield f"default tokens of {name}", prompt_files(both)
+        yield f"default tokens of {name} without flags", prompt_files({"tokenizer_class": name})
+    first = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}
+    yield "bos_token is another one", prompt_files({**first, "bos_token": "<bos>"})
+    yield "bos_token is a typed object", prompt_files({**first, "bos_token": token("<bos>")})
+    yield "bos_token is no special token", prompt_files({**first, "bos_token": "c"})
+    yield "bos_token null", prompt_files({**first, "bos_token": None})
+    yield "bos_token null without flags", prompt_files({"tokenizer_class": "LlamaTokenizer", "bos_token": None}, "both")
+    yield "bos_token null, not added", prompt_files({**first, "bos_token": None, "add_bos_token": False}, "both")
+    yield "eos_token null", prompt_files({**first, "eos_token": None, "add_eos_token": True})
+    yield "special_tokens_map.json has another bos_token", prompt_files({**first, "bos_token": "<s>"}, **{MAP: {"bos_token": "<bos>"}})
+    yield "special_tokens_map.json has bos_token null", prompt_files({**first, "bos_token": "<s>"}, **{MAP: {"bos_token": None}})
+    decoder = {"added_tokens_decoder": {"4": decoder_entry("<s>")}}
+    yield "special_tokens_map.json is not read", prompt_files({**first, "bos_token": "<s>", **decoder}, **{MAP: {"bos_token": "<bos>"}})
+    for legacy in (True, False):
+        yield f"legacy {legacy}", prompt_files({**llama, "legacy": legacy, "add_bos_token": False}, "both")
+    no_class = {"bos_token": "<s>", "eos_token": "</s>"}
+    for model_type in ("llama", "mistral", "mixtral", "phi3", "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2"):
+        yield f"model type {model_type} without a class", prompt_files(no_class, model_type=model_type)
+    for model_type in ("gpt_neox", "stablelm", "olmo2", "falcon", "qwen2", "qwen3", "glm4", "smollm3", "gpt_oss", "starcoder2", "opt"):
+        config = {**no_class, "add_bos_token": True}
+        yield f"model type {model_type} without a class", prompt_files(config, model_type=model_type)
+    yield "class before model type", prompt_files({**no_class, **FAST}, model_type="llama")
+    yield "class of deepseek_v3 as released", prompt_files({**llama, "add_bos_token": True, "add_eos_token": False}, "byte level", "deepseek_v3")
+    others = {"config.json": {"model_type": "qwen2", "tokenizer_class": "LlamaTokenizer"}}
+    yield "class of config.json", prompt_files(no_class, **others)
+
+
+def load_prompt(files, post_processor):
+    return load(files, {**prompt_base(), "post_processor": POST_PROCESSORS[post_processor]})
+
+
+def prompt_ids():
+    for name, (files, post_processor) in prompt_cases():
+        tokenizer = load_prompt(files, post_processor)
+        case = {"name": name, "files": files, "post_processor": post_processor, "error": tokenizer is None}
+        if tokenizer is not None:
+            case["ids"] = tokenizer.encode(TEXT)
+            case["ids_plain"] = tokenizer.encode(TEXT, add_special_tokens=False)
+        yield case
+
+
+def print_classes():
+    for name, (bos, eos) in CLASSES.items():
+        config = {"tokenizer_class": name, "bos_token": bos, "eos_token": eos}
+        seen = []
+        for given in ({}, {"add_bos_token": True}, {"add_bos_token": False}, {"add_eos_token": True}):
+            loaded = [load_prompt(*prompt_files({**config, **given}, kind)) for kind in ("byte level", "both")]
+            tokens = [one and " ".join(one.convert_ids_to_tokens(one.encode("c"))) for one in loaded]
+            seen.append(f"{flags_name(given)}: {tokens[0]}, {tokens[1]}")
+        print(name, "|", "; ".join(seen))
+
+
+def write(directory, files, base):
     for name, content in {TOKENIZER: {}, **files}.items():
-        content = {**copy.deepcopy(BASE), **content} if name == TOKENIZER else content
+        content = {**base, **content} if name == TOKENIZER else content
         (Path(directory) / name).write_text(json.dumps(content), encoding="utf-8")
 
 
-def load(files):
+def load(files, base=BASE):
     """The tokenizer that transformers makes of the files, or None if it refuses them."""
     with tempfile.TemporaryDirectory() as directory:
-        write(directory, files)
+        write(directory, files, base)
         try:
             return AutoTokenizer.from_pretrained(directory)
         except Exception:
@@ -236,16 +367,22 @@ def special_tokens():
         yield {"name": name, "files": files, "special_tokens_map": tokens, "error": tokenizer is None}
 
 
-def store(name, cases):
+def store(name, head, cases):
     cases = list(cases)
     names = [case["name"] for case in cases]
     assert len(set(names)) == len(names), "two cases have the same name"
     lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
-    head = json.dumps({"transformers": transformers.__version__, "tokenizer": BASE})[:-1]
+    head = json.dumps({"transformers": transformers.__version__, **head})[:-1]
     (HERE / name).write_text(f'{head}, "cases": [\n{lines}\n]}}\n', encoding="utf-8")
     print(name, len(cases), "cases,", sum(case["error"] for case in cases), "errors")
 
 
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
-    store("special_tokens.json", special_tokens())
+    if "--classes" in sys.argv:
+        print_classes()
+    elif transformers.__version__.startswith("4."):
+        head = {"tokenizer": prompt_base(), "post_processors": POST_PROCESSORS, "text": TEXT}
+        store("prompt_ids.json", head, prompt_ids())
+    else:
+        store("special_tokens.json", {"tokenizer": BASE}, special_tokens())

@@ -1,0 +1,214 @@
+//! The tokens around a prompt where the tokenizer's class decides them, not `tokenizer.json`.
+//!
+//! Some classes of transformers 4 replace the post-processor of `tokenizer.json`: a prompt begins with
+//! `bos_token` and ends with `eos_token` if `add_bos_token` and `add_eos_token` of
+//! `tokenizer_config.json` say so. Models such as DeepSeek V3 rely on it. Transformers 5 ignores both
+//! flags. `tests/goldens/special_tokens` holds the results of transformers 4.57, docs/models.md a table.
+
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use super::read_config;
+use super::special_tokens::SpecialTokens;
+use super::tokenizer::Tokenizer;
+use crate::error::{Error, Result};
+
+const CONFIG: &str = "tokenizer_config.json";
+
+/// A tokenizer class that sets the tokens around a prompt, with its defaults.
+struct Class {
+    name: &'static str,
+    bos: &'static str,
+    eos: &'static str,
+    add_bos: bool,
+    /// The model types whose tokenizer has this class where no file names one.
+    model_types: &'static [&'static str],
+}
+
+const CLASSES: [Class; 5] = [
+    Class {
+        name: "LlamaTokenizer",
+        bos: "<s>",
+        eos: "</s>",
+        add_bos: true,
+        model_types: &["llama", "mistral", "mixtral", "phi3", "deepseek_v2", "deepseek_v3"],
+    },
+    Class { name: "CodeLlamaTokenizer", bos: "<s>", eos: "</s>", add_bos: true, model_types: &[] },
+    Class { name: "GemmaTokenizer", bos: "<bos>", eos: "<eos>", add_bos: true, model_types: &["gemma", "gemma2", "gemma3", "gemma3_text"] },
+    Class { name: "CohereTokenizer", bos: "<BOS_TOKEN>", eos: "<|END_OF_TURN_TOKEN|>", add_bos: true, model_types: &["cohere", "cohere2"] },
+    Class {
+        name: "GPTNeoXTokenizer",
+        bos: "<|endoftext|>",
+        eos: "<|endoftext|>",
+        add_bos: false,
+        model_types: &["gpt_neox", "olmo2", "stablelm"],
+    },
+];
+
+/// The tokens that a prompt begins and ends with, in the place of those of `tokenizer.json`.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct BoundaryTokens {
+    first: Option<u32>,
+    last: Option<u32>,
+}
+
+impl BoundaryTokens {
+    /// Reads the tokens from `config`, the JSON of `tokenizer_config.json` in `dir`. None: those of
+    /// `tokenizer.json` apply, for the class does not replace them.
+    ///
+    /// # Errors
+    /// A flag asks for a token that the tokenizer does not have.
+    pub fn load(dir: &Path, config: &Json, tokens: &SpecialTokens, tokenizer: &Tokenizer) -> Result<Option<BoundaryTokens>> {
+        let Some(class) = find_class(dir, config)? else { return Ok(None) };
+        let bos = tokens.get_or("bos_token", class.bos).and_then(|token| tokenizer.token_id(token));
+        let eos = tokens.get_or("eos_token", class.eos).and_then(|token| tokenizer.token_id(token));
+        let required = |flag: &str, name: &str, token: Option<u32>| {
+            token.map(Some).ok_or_else(|| {
+                let path = dir.join(CONFIG);
+                Error::model(format!(
+                    "{}: {flag} is set, but {name} is not in the vocabulary; name another {name}, or set {flag} to false",
+                    path.display()
+                ))
+            })
+        };
+        let first = match config.get("add_bos_token") {
+            Some(flag) if is_true(flag) => required("add_bos_token", "bos_token", bos)?,
+            Some(_) => None,
+            // Transformers 5 writes `backend`, and leaves the flag out: tokenizer.json has the tokens.
+            None if config.get("backend").is_some() => return Ok(None),
+            None if class.add_bos && bos.is_none() => return Ok(None),
+            None => bos.filter(|_| class.add_bos),
+        };
+        let last = match config.get("add_eos_token") {
+            Some(flag) if is_true(flag) => required("add_eos_token", "eos_token", eos)?,
+            _ => None,
+        };
+        Ok(Some(BoundaryTokens { first, last }))
+    }
+
+    /// `tokens` with the first and the last token.
+    pub fn around(&self, tokens: &[u32]) -> Result<Vec<u32>> {
+        let mut whole = Vec::new();
+        whole.try_reserve_exact(tokens.len() + 2)?;
+        whole.extend(self.first);
+        whole.extend_from_slice(tokens);
+        whole.extend(self.last);
+        Ok(whole)
+    }
+}
+
+/// The tokenizer's class: of `tokenizer_config.json`, of `config.json`, or that of the model type.
+fn find_class(dir: &Path, config: &Json) -> Result<Option<&'static Class>> {
+    if config.is_null() {
+        return Ok(None);
+    }
+    if let Some(name) = config["tokenizer_class"].as_str() {
+        return Ok(class_named(name));
+    }
+    let model = read_config(&dir.join("config.json"))?;
+    if let Some(name) = model["tokenizer_class"].as_str() {
+        return Ok(class_named(name));
+    }
+    let model_type = model["model_type"].as_str().unwrap_or_default();
+    Ok(CLASSES.iter().find(|class| class.model_types.contains(&model_type)))
+}
+
+/// `LlamaTokenizer` and `LlamaTokenizerFast` are the same class here, as for `AutoTokenizer`.
+fn class_named(name: &str) -> Option<&'static Class> {
+    let name = name.strip_suffix("Fast").unwrap_or(name);
+    CLASSES.iter().find(|class| class.name == name)
+}
+
+/// Whether Python takes a value of JSON for true.
+fn is_true(value: &Json) -> bool {
+    match value {
+        Json::Null => false,
+        Json::Bool(value) => *value,
+        Json::Number(number) => number.as_f64() != Some(0.0),
+        Json::String(text) => !text.is_empty(),
+        Json::Array(items) => !items.is_empty(),
+        Json::Object(members) => !members.is_empty(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Text;
+    use super::super::tests::{fresh_dir, special_tokens_golden, write_case};
+    use super::*;
+    use crate::error::Code;
+    use serde_json::json;
+
+    fn ids(case: &Json, key: &str) -> Vec<u32> {
+        serde_json::from_value(case[key].clone()).unwrap()
+    }
+
+    /// The model of a case that has these files, with the vocabulary of the golden cases.
+    fn load(name: &str, post_processor: &str, files: &Json) -> Result<Text> {
+        let golden = special_tokens_golden("prompt_ids.json");
+        let mut tokenizer = golden["tokenizer"].clone();
+        tokenizer["post_processor"] = golden["post_processors"][post_processor].clone();
+        let dir = fresh_dir(name);
+        write_case(&dir, &tokenizer, files);
+        Text::load(&dir)
+    }
+
+    fn encoded(name: &str, post_processor: &str, config: Json) -> Vec<u32> {
+        load(name, post_processor, &json!({"tokenizer_config.json": config})).unwrap().encode("c", true).unwrap()
+    }
+
+    /// Cases that transformers 4 refuses and transformers 5 takes. The tokens of `tokenizer.json` apply.
+    const TAKEN: [&str; 3] = [
+        "bos_token null without flags",
+        "CodeGenTokenizerFast, add_bos_token true, byte level",
+        "CodeGenTokenizerFast, add_bos_token true, both",
+    ];
+
+    #[test]
+    fn golden_prompts_have_the_tokens_of_transformers_4() {
+        let golden = special_tokens_golden("prompt_ids.json");
+        let text = golden["text"].as_str().unwrap();
+        let cases = golden["cases"].as_array().unwrap();
+        assert!(cases.len() > 150);
+        for case in cases {
+            let name = case["name"].as_str().unwrap();
+            match load("boundary", case["post_processor"].as_str().unwrap(), &case["files"]) {
+                Ok(model) if case["error"] == false => {
+                    assert_eq!(model.encode(text, true).unwrap(), ids(case, "ids"), "{name}");
+                    assert_eq!(model.encode(text, false).unwrap(), ids(case, "ids_plain"), "{name}");
+                }
+                Ok(_) => assert!(TAKEN.contains(&name), "{name}"),
+                Err(error) => assert!(case["error"] == true && error.code() == Code::Model, "{name}: {error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn absent_flag_without_a_token_leaves_the_tokens_of_the_tokenizer() {
+        let config = json!({"tokenizer_class": "LlamaTokenizer", "bos_token": null});
+        assert_eq!(encoded("absent-flag", "both", config), [4, 2, 5]);
+    }
+
+    #[test]
+    fn absent_flag_in_files_of_transformers_5_leaves_the_tokens_of_the_tokenizer() {
+        let config = json!({"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "backend": "tokenizers"});
+        assert_eq!(encoded("backend", "none", config.clone()), [2]);
+        let mut flagged = config;
+        flagged["add_bos_token"] = true.into();
+        assert_eq!(encoded("backend", "none", flagged), [4, 2]);
+    }
+
+    #[test]
+    fn directory_without_a_tokenizer_config_has_the_tokens_of_the_tokenizer() {
+        let files = json!({"config.json": {"model_type": "llama"}});
+        assert_eq!(load("no-config", "last", &files).unwrap().encode("c", true).unwrap(), [2, 5]);
+    }
+
+    #[test]
+    fn token_that_the_vocabulary_lacks_is_an_error_where_a_flag_asks_for_it() {
+        let config = json!({"tokenizer_class": "LlamaTokenizer", "add_bos_token": true, "bos_token": "<nowhere>"});
+        let error = load("lacking", "none", &json!({"tokenizer_config.json": config})).unwrap_err();
+        assert!(error.message().contains("add_bos_token is set, but bos_token is not in the vocabulary"), "{error}");
+    }
+}
