@@ -7,7 +7,8 @@
 //! 2. `tokenizer_config.json` names the tokens in `NAMED`;
 //! 3. `special_tokens_map.json` does too, and also by null, but only if `tokenizer_config.json` has no
 //!    `added_tokens_decoder`;
-//! 4. other members that end in `_token` name a token each, those of `special_tokens_map.json` first;
+//! 4. other members that end in `_token` name a token each: AddedTokens of `tokenizer_config.json`, then
+//!    members of `special_tokens_map.json`, then strings of `tokenizer_config.json`;
 //! 5. `extra_special_tokens` that is an object names tokens by any name, the standard ones included.
 
 use std::path::Path;
@@ -117,7 +118,7 @@ fn merge(settings: &mut Map<String, Json>, mut map: Json) -> std::result::Result
     let Some(map) = map.as_object_mut() else { return Ok(()) };
     for (name, value) in map.iter_mut().filter(|(name, _)| names_tokens(name)) {
         let value = match value {
-            Json::Object(token) if name != EXTRA => content(token).ok_or_else(|| not_a_token(name, &Json::Object(token.clone())))?.into(),
+            Json::Object(token) if name != EXTRA => content(token).ok_or_else(|| no_content(name))?.into(),
             value => value.take(),
         };
         settings.insert(name.clone(), value);
@@ -128,15 +129,15 @@ fn merge(settings: &mut Map<String, Json>, mut map: Json) -> std::result::Result
     }
     match settings.entry(SPECIFIC).or_insert_with(|| Json::Object(Map::new())) {
         Json::Object(specific) => specific.extend(extra),
-        other => return Err(format!("{SPECIFIC} is {other}; give an object of tokens by name")),
+        other => return Err(format!("{SPECIFIC} is {}; give an object of tokens by name", shown(other))),
     }
     Ok(())
 }
 
 fn check_decoder(decoder: &Json) -> std::result::Result<(), String> {
-    let tokens = decoder.as_object().ok_or_else(|| format!("{DECODER} is {decoder}; give an object of AddedTokens by id"))?;
+    let tokens = decoder.as_object().ok_or_else(|| format!("{DECODER} is {}; give an object of AddedTokens by id", shown(decoder)))?;
     match tokens.iter().find(|(_, token)| !token.is_object()) {
-        Some((id, token)) => Err(format!("{DECODER} has {token} for {id}; give an AddedToken")),
+        Some((id, token)) => Err(format!("{DECODER} has {} for {id}; give an AddedToken", shown(token))),
         None => Ok(()),
     }
 }
@@ -145,12 +146,12 @@ fn resolve(mut settings: Map<String, Json>) -> std::result::Result<Map<String, J
     let specific = match settings.shift_remove(SPECIFIC) {
         None | Some(Json::Null) => Map::new(),
         Some(Json::Object(specific)) => specific,
-        Some(other) => return Err(format!("{SPECIFIC} is {other}; give an object of tokens by name")),
+        Some(other) => return Err(format!("{SPECIFIC} is {}; give an object of tokens by name", shown(&other))),
     };
     let additional = settings.shift_remove(ADDITIONAL);
     match settings.shift_remove(EXTRA).or(additional) {
         None | Some(Json::Null | Json::Array(_)) => {}
-        Some(other) => return Err(format!("{EXTRA} is {other}; give an array, or an object of tokens by name")),
+        Some(other) => return Err(format!("{EXTRA} is {}; give an array, or an object of tokens by name", shown(&other))),
     }
     let mut tokens = Map::new();
     for (name, value) in settings {
@@ -181,7 +182,11 @@ fn added_token(value: &Json) -> Option<&str> {
 /// transformers refuses the directory there, so no other meaning is possible.
 fn required_token(name: &str, value: &Json) -> std::result::Result<Json, String> {
     let untyped = || if value.get("__type").is_none() { value["content"].as_str() } else { None };
-    added_token(value).or_else(untyped).map(Json::from).ok_or_else(|| not_a_token(name, value))
+    let token = added_token(value).or_else(untyped);
+    token.map(Json::from).ok_or_else(|| match value {
+        Json::Object(_) => no_content(name),
+        _ => format!("{name} is {}; give a string, or an AddedToken with its content", shown(value)),
+    })
 }
 
 /// The content of an AddedToken, which is empty by default.
@@ -192,8 +197,19 @@ fn content(token: &Map<String, Json>) -> Option<&str> {
     }
 }
 
-fn not_a_token(name: &str, value: &Json) -> String {
-    format!("{name} is {value}; give a string, or an AddedToken with its content")
+fn no_content(name: &str) -> String {
+    format!("{name} is an object without a text as its content; give a string, or an AddedToken")
+}
+
+/// A value as a message shows it: files may hold large ones.
+fn shown(value: &Json) -> String {
+    const MAX_SHOWN: usize = 80;
+    match value {
+        Json::Array(items) => format!("an array of {}", items.len()),
+        Json::Object(members) => format!("an object of {}", members.len()),
+        Json::String(text) if text.len() > MAX_SHOWN => format!("a string of {} bytes", text.len()),
+        value => value.to_string(),
+    }
 }
 
 fn refused(dir: &Path, reason: &str) -> Error {
@@ -255,9 +271,19 @@ mod tests {
 
     #[test]
     fn refusal_names_the_member_and_its_value() {
-        let error = SpecialTokens::load(Path::new("/nowhere"), &json!({"eos_token": 7}), None).unwrap_err();
-        assert!(error.message().contains("eos_token is 7; give a string"), "{error}");
-        let error = SpecialTokens::load(Path::new("/nowhere"), &json!({"extra_special_tokens": "<x>"}), None).unwrap_err();
-        assert!(error.message().contains("extra_special_tokens is \"<x>\"; give an array"), "{error}");
+        let cases = [
+            (json!({"eos_token": 7}), "eos_token is 7; give a string"),
+            (json!({"eos_token": ["</s>"]}), "eos_token is an array of 1; give a string"),
+            (json!({"eos_token": {"content": 7}}), "eos_token is an object without a text as its content"),
+            (json!({"extra_special_tokens": "<x>"}), "extra_special_tokens is \"<x>\"; give an array"),
+            (json!({"extra_special_tokens": "x".repeat(1000)}), "extra_special_tokens is a string of 1000 bytes; give"),
+            (json!({"model_specific_special_tokens": []}), "model_specific_special_tokens is an array of 0; give an object"),
+            (json!({"added_tokens_decoder": null}), "added_tokens_decoder is null; give an object"),
+            (json!({"added_tokens_decoder": {"4": "<s>"}}), "added_tokens_decoder has \"<s>\" for 4; give an AddedToken"),
+        ];
+        for (config, reason) in cases {
+            let error = SpecialTokens::load(Path::new("/nowhere"), &config, None).unwrap_err();
+            assert!(error.message().contains(reason), "{error}");
+        }
     }
 }
