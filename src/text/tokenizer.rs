@@ -1,12 +1,21 @@
 //! The tokenizer of `tokenizer.json`: a thin, panic-proof wrapper of the `tokenizers` crate.
 
+mod check;
+
 use std::path::Path;
 
+use serde::de::DeserializeOwned;
+use serde_json::Value as Json;
 use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::{Decoder, DecoderWrapper, ModelWrapper};
+use tokenizers::{
+    AddedToken, Decoder, DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerBuilder,
+};
 
 use super::{no_panic, read_if_there};
 use crate::error::{Error, Result, try_copy};
+
+/// Words whose tokens a Unigram model remembers. A word has less than 256 bytes and takes at most 14 KB.
+const CACHED_WORDS: usize = 1024;
 
 /// What `tokenizer.json` says. It never pads and never truncates.
 #[derive(Debug)]
@@ -18,9 +27,17 @@ pub(super) struct Tokenizer {
 impl Tokenizer {
     pub fn load(path: &Path) -> Result<Tokenizer> {
         let bytes = read_if_there(path)?.ok_or_else(|| missing(path))?;
-        let broken = |reason: String| Error::model(format!("{}: {reason}", path.display()));
-        let parsed = no_panic(|| parse(&bytes)).map_err(|panic| broken(format!("not a valid tokenizer: {panic}")))?;
-        parsed.map_err(|e| broken(format!("not a valid tokenizer: {e}")))
+        let refused = |problem: String| Error::model(format!("{}: {problem}", path.display()));
+        check::check_bytes(&bytes).map_err(refused)?;
+        let file: Json = serde_json::from_slice(&bytes).map_err(|e| refused(format!("not a valid tokenizer: {e}")))?;
+        // The values take several times the room of the text.
+        drop(bytes);
+        check::check(&file).map_err(refused)?;
+        let padding_token = file["padding"]["pad_token"].as_str().map(str::to_string);
+        let built = no_panic(|| build(file)).map_err(|panic| refused(format!("not a valid tokenizer: {panic}")))?;
+        let tokenizer = Tokenizer { inner: built.map_err(refused)?, padding_token };
+        tokenizer.check_added_tokens().map_err(refused)?;
+        Ok(tokenizer)
     }
 
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
@@ -62,7 +79,7 @@ impl Tokenizer {
 
     /// Whether `wanted` holds for a part of the decoder.
     pub fn decodes_with(&self, wanted: &dyn Fn(&DecoderWrapper) -> bool) -> bool {
-        self.inner.get_decoder().is_some_and(|decoder| part(decoder, wanted))
+        self.inner.get_decoder().is_some_and(|decoder| has(decoder, wanted))
     }
 
     pub fn vocab_size(&self) -> usize {
@@ -78,45 +95,94 @@ impl Tokenizer {
         self.padding_token.as_deref()
     }
 
+    /// A token that is normalized may become white space alone only then.
+    fn check_added_tokens(&self) -> std::result::Result<(), String> {
+        for (id, token) in self.inner.get_added_vocabulary().get_added_tokens_decoder() {
+            let normalized = self.inner.id_to_token(*id).unwrap_or_default();
+            if (token.lstrip || token.rstrip) && check::is_blank(&normalized) {
+                return Err(check::blank_token(&format!("added_tokens: token {id}")));
+            }
+        }
+        Ok(())
+    }
+
     fn unknown(&self, token: u32) -> Error {
         let size = self.vocab_size();
         Error::invalid(format!("token {token} is not in the tokenizer's vocabulary of {size} tokens"))
     }
 }
 
-fn part(decoder: &DecoderWrapper, wanted: &dyn Fn(&DecoderWrapper) -> bool) -> bool {
+fn has(decoder: &DecoderWrapper, wanted: &dyn Fn(&DecoderWrapper) -> bool) -> bool {
     match decoder {
-        DecoderWrapper::Sequence(sequence) => sequence.get_decoders().iter().any(|decoder| part(decoder, wanted)),
+        DecoderWrapper::Sequence(sequence) => sequence.get_decoders().iter().any(|decoder| has(decoder, wanted)),
         decoder => wanted(decoder),
     }
 }
 
-fn parse(bytes: &[u8]) -> tokenizers::Result<Tokenizer> {
-    let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes)?;
-    let padding_token = tokenizer.get_padding().map(|padding| padding.pad_token.clone());
-    // What was set when the file was saved would cut or pad prompts here.
-    tokenizer.with_truncation(None)?;
-    tokenizer.with_padding(None);
-    if let ModelWrapper::BPE(model) = tokenizer.get_model() {
-        let uncached = without_cache(model)?;
-        tokenizer.with_model(uncached);
-    }
-    Ok(Tokenizer { inner: tokenizer, padding_token })
+/// Builds the tokenizer from the values that were checked, and from nothing else: the crate would read a field that the file has
+/// twice a second time. Prompts are neither padded nor truncated, whatever the file says.
+fn build(mut file: Json) -> std::result::Result<tokenizers::Tokenizer, String> {
+    let model = model(file["model"].take())?;
+    let tokens: Vec<AddedToken> = part(&mut file, "added_tokens")?.unwrap_or_default();
+    let built = TokenizerBuilder::default()
+        .with_model(model)
+        .with_normalizer(part::<NormalizerWrapper>(&mut file, "normalizer")?)
+        .with_pre_tokenizer(part::<PreTokenizerWrapper>(&mut file, "pre_tokenizer")?)
+        .with_post_processor(part::<PostProcessorWrapper>(&mut file, "post_processor")?)
+        .with_decoder(part::<DecoderWrapper>(&mut file, "decoder")?)
+        .build()
+        .map_err(|e| invalid("tokenizer", e))?;
+    let mut tokenizer = tokenizers::Tokenizer::from(built);
+    tokenizer.add_tokens(tokens).map_err(|e| invalid("added_tokens", e))?;
+    Ok(tokenizer)
 }
 
-/// The crate remembers the pieces of words per thread and model, and gives neither back when the model goes: a host that
-/// opens engines again and again would lose memory. It can only be told so when the model is built.
-fn without_cache(model: &BPE) -> tokenizers::Result<BPE> {
-    let merges = serde_json::from_value(serde_json::to_value(model)?["merges"].take())?;
-    let mut builder = BPE::builder().vocab_and_merges(model.get_vocab().into_iter().collect::<Vocab>(), merges).cache_capacity(0);
-    if let Some(prefix) = &model.continuing_subword_prefix {
-        builder = builder.continuing_subword_prefix(prefix.clone());
+fn part<T: DeserializeOwned>(file: &mut Json, name: &str) -> std::result::Result<Option<T>, String> {
+    match file.get_mut(name) {
+        Some(value) => serde_json::from_value(value.take()).map_err(|e| invalid(name, e)),
+        None => Ok(None),
     }
-    let mut built = builder.build()?;
-    built.dropout = model.dropout;
-    built.unk_token.clone_from(&model.unk_token);
-    built.end_of_word_suffix.clone_from(&model.end_of_word_suffix);
-    (built.fuse_unk, built.byte_fallback, built.ignore_merges) = (model.fuse_unk, model.byte_fallback, model.ignore_merges);
+}
+
+fn invalid(field: &str, e: impl std::fmt::Display) -> String {
+    format!("{field}: not a valid tokenizer: {e}")
+}
+
+fn model(json: Json) -> std::result::Result<ModelWrapper, String> {
+    if check::check_model(&json)? == "BPE" {
+        return Ok(bpe(json)?.into());
+    }
+    let mut model: ModelWrapper = serde_json::from_value(json).map_err(|e| invalid("model", e))?;
+    model.resize_cache(CACHED_WORDS);
+    Ok(model)
+}
+
+/// A BPE model without the crate's cache of words. That cache is one for each thread and model, and stays when the model goes: a
+/// host that opens engines again and again would lose memory. It can only be left out where the model is built.
+fn bpe(mut json: Json) -> std::result::Result<BPE, String> {
+    #[derive(serde::Deserialize)]
+    struct Settings {
+        unk_token: Option<String>,
+        continuing_subword_prefix: Option<String>,
+        end_of_word_suffix: Option<String>,
+        fuse_unk: Option<bool>,
+        byte_fallback: Option<bool>,
+        ignore_merges: Option<bool>,
+    }
+    let merges = check::bpe_merges(&json)?;
+    json["merges"].take();
+    let vocab: Vocab = serde_json::from_value(json["vocab"].take()).map_err(|e| invalid("model.vocab", e))?;
+    let settings: Settings = serde_json::from_value(json).map_err(|e| invalid("model", e))?;
+    let mut builder = BPE::builder().vocab_and_merges(vocab, merges).cache_capacity(0);
+    if let Some(prefix) = settings.continuing_subword_prefix {
+        builder = builder.continuing_subword_prefix(prefix);
+    }
+    let mut built = builder.build().map_err(|e| invalid("model", e))?;
+    built.unk_token = settings.unk_token;
+    built.end_of_word_suffix = settings.end_of_word_suffix;
+    built.fuse_unk = settings.fuse_unk.unwrap_or_default();
+    built.byte_fallback = settings.byte_fallback.unwrap_or_default();
+    built.ignore_merges = settings.ignore_merges.unwrap_or_default();
     Ok(built)
 }
 
@@ -133,7 +199,7 @@ mod tests {
     use super::super::tests::{fresh_dir, golden_cases, golden_dir, model_dir};
     use super::*;
     use crate::error::Code;
-    use serde_json::{Value as Json, json};
+    use serde_json::json;
     use std::collections::HashMap;
 
     fn tokenizer(dir: &Path) -> Tokenizer {

@@ -1,0 +1,219 @@
+//! Checks of normalizers, pre-tokenizers, decoders and post-processors.
+
+use serde_json::Value as Json;
+
+use super::{MAX_AFFIX_BYTES, SAVE_AGAIN, charsmap, count, flag, id, pattern, refusal, shown, string};
+
+/// Parts of one kind, those within sequences included. Each passes over the whole text.
+const MAX_PARTS: usize = 32;
+/// Sequences within sequences: the crate recurses into them.
+const MAX_NESTING: usize = 4;
+/// Pieces of a template, and tokens of one piece.
+const MAX_TEMPLATE: usize = 64;
+/// Bytes of a template's names.
+const MAX_NAME_BYTES: usize = 1024;
+
+/// The parts of a section, with those of sequences in their place.
+struct Parts<'a> {
+    /// The field of a sequence that lists its parts.
+    list: &'static str,
+    found: Vec<(String, &'a str, &'a Json)>,
+}
+
+impl<'a> Parts<'a> {
+    fn read(section: &'a Json, name: &str, list: &'static str) -> Result<Vec<(String, &'a str, &'a Json)>, String> {
+        let mut parts = Parts { list, found: Vec::new() };
+        if !section.is_null() {
+            parts.add(section, name.to_string(), 0)?;
+        }
+        Ok(parts.found)
+    }
+
+    fn add(&mut self, part: &'a Json, field: String, nesting: usize) -> Result<(), String> {
+        let kind = string(&part["type"], &format!("{field}.type"), MAX_NAME_BYTES)?;
+        if kind != "Sequence" {
+            self.found.push((field, kind, part));
+            return Ok(());
+        }
+        if nesting == MAX_NESTING {
+            return Err(refusal(&field, &format!("sequences nest too deep (more than {MAX_NESTING})"), "put their parts into one"));
+        }
+        let Some(parts) = part[self.list].as_array() else {
+            return Err(refusal(&format!("{field}.{}", self.list), "not a list", SAVE_AGAIN));
+        };
+        for (i, part) in parts.iter().enumerate() {
+            if self.found.len() == MAX_PARTS {
+                return Err(refusal(&field, &format!("too many parts (more than {MAX_PARTS})"), "remove some"));
+            }
+            self.add(part, format!("{field}.{}[{i}]", self.list), nesting + 1)?;
+        }
+        Ok(())
+    }
+}
+
+fn unknown(field: &str, kind: &str) -> String {
+    refusal(&format!("{field}.type"), &format!("unknown ({})", shown(&Json::from(kind))), SAVE_AGAIN)
+}
+
+/// Returns how many times longer the normalizers can make a text.
+///
+/// The factors of Unicode's forms are from its FAQ on normalization.
+pub fn normalizers(section: &Json) -> Result<u64, String> {
+    let mut expansion = 1_u64;
+    for (field, kind, part) in Parts::read(section, "normalizer", "normalizers")? {
+        let factor = match kind {
+            "BertNormalizer" | "Bert" => {
+                for name in ["clean_text", "handle_chinese_chars", "lowercase"] {
+                    flag(&part[name], &format!("{field}.{name}"))?;
+                }
+                if !part["strip_accents"].is_null() {
+                    flag(&part["strip_accents"], &format!("{field}.strip_accents"))?;
+                }
+                12
+            }
+            "Strip" | "StripAccents" | "Nmt" => 1,
+            "NFC" | "NFD" => 3,
+            "NFKC" | "NFKD" => 11,
+            "Lowercase" | "ByteLevel" => 2,
+            "Precompiled" => {
+                let field = format!("{field}.precompiled_charsmap");
+                charsmap::check(string(&part["precompiled_charsmap"], &field, usize::MAX)?, &field)?.max(1)
+            }
+            "Replace" => pattern::replacement(part, &field)?,
+            // A text of one byte becomes longer by the whole prefix.
+            "Prepend" => 1 + string(&part["prepend"], &format!("{field}.prepend"), MAX_AFFIX_BYTES)?.len() as u64,
+            _ => return Err(unknown(&field, kind)),
+        };
+        expansion = expansion.saturating_mul(factor);
+    }
+    Ok(expansion)
+}
+
+/// Returns how many times longer the pre-tokenizers can make a text.
+pub fn pre_tokenizers(section: &Json) -> Result<u64, String> {
+    let mut expansion = 1_u64;
+    for (field, kind, part) in Parts::read(section, "pre_tokenizer", "pretokenizers")? {
+        let factor = match kind {
+            "BertPreTokenizer" | "Whitespace" | "WhitespaceSplit" | "Digits" | "Punctuation" | "UnicodeScripts" => 1,
+            "Delimiter" | "CharDelimiterSplit" => 1,
+            "Split" => {
+                pattern::check(&part["pattern"], &format!("{field}.pattern"))?;
+                1
+            }
+            // A prefix for each word, then two bytes for each byte.
+            "ByteLevel" if part["add_prefix_space"] == true => 4,
+            "ByteLevel" => 2,
+            // A prefix for each word, and the replacement of each space.
+            "Metaspace" => 2 * string(&part["replacement"], &format!("{field}.replacement"), 4)?.len() as u64,
+            "FixedLength" => {
+                let length = part.get("length").unwrap_or(&Json::Null);
+                if !length.is_null() {
+                    count(length, &format!("{field}.length"), 1..=1 << 20)?;
+                }
+                1
+            }
+            _ => return Err(unknown(&field, kind)),
+        };
+        expansion = expansion.saturating_mul(factor);
+    }
+    Ok(expansion)
+}
+
+/// Returns how many times longer the decoders can make a text.
+pub fn decoders(section: &Json) -> Result<u64, String> {
+    let mut expansion = 1_u64;
+    for (field, kind, part) in Parts::read(section, "decoder", "decoders")? {
+        let text = |name: &str| string(&part[name], &format!("{field}.{name}"), MAX_AFFIX_BYTES);
+        let factor = match kind {
+            "ByteFallback" | "Fuse" | "Metaspace" => 1,
+            // Bytes that are not UTF-8 become three bytes.
+            "ByteLevel" => 3,
+            "BPEDecoder" => text("suffix").map(|_| 2)?,
+            "WordPiece" => text("prefix").map(|_| 2)?,
+            "CTC" => text("pad_token").and(text("word_delimiter_token")).map(|_| 2)?,
+            "Replace" => pattern::replacement(part, &field)?,
+            "Strip" => {
+                count(&part["start"], &format!("{field}.start"), 0..=1024)?;
+                count(&part["stop"], &format!("{field}.stop"), 0..=1024)?;
+                1
+            }
+            _ => return Err(unknown(&field, kind)),
+        };
+        expansion = expansion.saturating_mul(factor);
+    }
+    Ok(expansion)
+}
+
+/// The crate reads a post-processor by its fields and ignores its type, so the fields are checked wherever they are.
+pub fn post_processors(section: &Json) -> Result<(), String> {
+    for (field, kind, part) in Parts::read(section, "post_processor", "processors")? {
+        if part.get("processors").is_some() {
+            return Err(refusal(&format!("{field}.processors"), &format!("not a field of {kind}"), "remove it"));
+        }
+        for name in ["sep", "cls"] {
+            let Some(token) = part.get(name) else { continue };
+            string(&token[0], &format!("{field}.{name}[0]"), MAX_NAME_BYTES)?;
+            id(&token[1], &format!("{field}.{name}[1]"))?;
+        }
+        if kind == "TemplateProcessing" || part.get("special_tokens").is_some() {
+            template(part, &field)?;
+        }
+        if !["RobertaProcessing", "BertProcessing", "ByteLevel", "TemplateProcessing"].contains(&kind) {
+            return Err(unknown(&field, kind));
+        }
+    }
+    Ok(())
+}
+
+fn template(part: &Json, field: &str) -> Result<(), String> {
+    let tokens = part["special_tokens"].as_object();
+    let Some(tokens) = tokens else { return Err(refusal(&format!("{field}.special_tokens"), "not an object", SAVE_AGAIN)) };
+    for (name, token) in tokens {
+        let field = format!("{field}.special_tokens[{}]", shown(&Json::from(name.as_str())));
+        let (ids, texts) = (token["ids"].as_array(), token["tokens"].as_array());
+        let (Some(ids), Some(texts)) = (ids, texts) else { return Err(refusal(&field, "has no lists of ids and tokens", SAVE_AGAIN)) };
+        if ids.len() != texts.len() || ids.len() > MAX_TEMPLATE {
+            let problem = format!("wrong number of ids and tokens ({} and {}, at most {MAX_TEMPLATE})", ids.len(), texts.len());
+            return Err(refusal(&field, &problem, "list as many tokens as ids"));
+        }
+        for value in ids {
+            id(value, &format!("{field}.ids"))?;
+        }
+        for value in texts {
+            string(value, &format!("{field}.tokens"), MAX_NAME_BYTES)?;
+        }
+    }
+    for (name, sequences) in [("single", &["A"][..]), ("pair", &["A", "B"])] {
+        let field = format!("{field}.{name}");
+        let Some(pieces) = part[name].as_array() else { return Err(refusal(&field, "not a list", SAVE_AGAIN)) };
+        if pieces.len() > MAX_TEMPLATE {
+            let problem = format!("too many pieces ({}, limit {MAX_TEMPLATE})", pieces.len());
+            return Err(refusal(&field, &problem, "remove some"));
+        }
+        check_pieces(pieces, sequences, tokens, &field)?;
+    }
+    Ok(())
+}
+
+/// Each piece is a sequence that the template gets, once, or a special token that it has.
+fn check_pieces(pieces: &[Json], sequences: &[&str], tokens: &serde_json::Map<String, Json>, field: &str) -> Result<(), String> {
+    let mut used = Vec::new();
+    for (i, piece) in pieces.iter().enumerate() {
+        let field = format!("{field}[{i}]");
+        if let Some(token) = piece.get("SpecialToken") {
+            let name = string(&token["id"], &format!("{field}.SpecialToken.id"), MAX_NAME_BYTES)?;
+            if !tokens.contains_key(name) {
+                let problem = format!("not among special_tokens ({})", shown(&token["id"]));
+                return Err(refusal(&format!("{field}.SpecialToken.id"), &problem, "add it there"));
+            }
+        } else {
+            let name = string(&piece["Sequence"]["id"], &format!("{field}.Sequence.id"), MAX_NAME_BYTES)?;
+            if !sequences.contains(&name) || used.contains(&name) {
+                let problem = format!("a sequence that the template does not have, or has had ({})", shown(&piece["Sequence"]["id"]));
+                return Err(refusal(&format!("{field}.Sequence.id"), &problem, SAVE_AGAIN));
+            }
+            used.push(name);
+        }
+    }
+    Ok(())
+}

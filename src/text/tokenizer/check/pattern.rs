@@ -1,0 +1,178 @@
+//! Checks of patterns: the regular expressions that Oniguruma runs.
+//!
+//! Oniguruma recurses as deep as a pattern nests, and backtracks: it gives up after ten million steps at one position.
+
+use serde_json::Value as Json;
+
+use super::{MAX_AFFIX_BYTES, SAVE_AGAIN, refusal, string};
+
+const MAX_BYTES: usize = 4096;
+/// Groups and classes within each other.
+const MAX_NESTING: usize = 16;
+/// Numbers of a quantifier such as `{1,3}`.
+const MAX_REPEATS: u32 = 256;
+const SIMPLIFY: &str = "write a simpler pattern";
+
+/// Checks a pattern: `{"String": text}` or `{"Regex": expression}`.
+pub fn check(pattern: &Json, field: &str) -> Result<(), String> {
+    if let Some(text) = pattern.get("String") {
+        return string(text, &format!("{field}.String"), MAX_BYTES).map(drop);
+    }
+    let field = format!("{field}.Regex");
+    let regex = string(&pattern["Regex"], &field, MAX_BYTES)?;
+    Scan::new(regex).run().map_err(|problem| refusal(&field, &problem, SIMPLIFY))
+}
+
+/// Checks a part `Replace` and returns how many times longer it can make a text.
+pub fn replacement(part: &Json, field: &str) -> Result<u64, String> {
+    check(&part["pattern"], &format!("{field}.pattern"))?;
+    let content = string(&part["content"], &format!("{field}.content"), MAX_AFFIX_BYTES)?.len() as u64;
+    match part["pattern"]["String"].as_str() {
+        Some("") => Err(refusal(&format!("{field}.pattern.String"), "matches between all characters", SAVE_AGAIN)),
+        Some(text) => Ok(content.div_ceil(text.len() as u64).max(1)),
+        // The expression may match between characters, which stay.
+        None => Ok(1 + content),
+    }
+}
+
+/// What has been read of an open group.
+#[derive(Clone, Copy, Default)]
+struct Group {
+    /// A part of the group repeats without limit.
+    unbounded: bool,
+}
+
+/// One pass over an expression, without building it.
+struct Scan<'a> {
+    rest: std::iter::Peekable<std::str::Chars<'a>>,
+    open: Vec<Group>,
+    /// The group that has just ended, if a quantifier would apply to it.
+    last: Group,
+    /// Quantifiers in a row.
+    quantifiers: usize,
+}
+
+impl<'a> Scan<'a> {
+    fn new(regex: &'a str) -> Scan<'a> {
+        Scan { rest: regex.chars().peekable(), open: vec![Group::default()], last: Group::default(), quantifiers: 0 }
+    }
+
+    fn run(mut self) -> Result<(), String> {
+        while let Some(c) = self.rest.next() {
+            match c {
+                '*' | '+' => self.quantifier(true)?,
+                '?' => self.quantifier(false)?,
+                '{' => {
+                    if let Some(unbounded) = self.braces()? {
+                        self.quantifier(unbounded)?;
+                    }
+                }
+                _ => {
+                    self.quantifiers = 0;
+                    self.last = Group::default();
+                    self.atom(c)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn atom(&mut self, c: char) -> Result<(), String> {
+        match c {
+            '\\' => self.escape(),
+            '[' => self.class(),
+            '(' => self.group(),
+            ')' => {
+                if self.open.len() > 1 {
+                    self.last = self.open.pop().unwrap_or_default();
+                    let outer = self.open.last_mut().expect("the outermost group stays open");
+                    outer.unbounded |= self.last.unbounded;
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A quantifier, or the `?` or `+` after one that makes it lazy or possessive.
+    fn quantifier(&mut self, unbounded: bool) -> Result<(), String> {
+        self.quantifiers += 1;
+        if self.quantifiers > 2 {
+            return Err("more than two quantifiers in a row".into());
+        }
+        if unbounded && self.quantifiers == 1 && self.last.unbounded {
+            return Err("an unlimited repetition within an unlimited repetition".into());
+        }
+        if unbounded {
+            self.open.last_mut().expect("the outermost group stays open").unbounded = true;
+        }
+        Ok(())
+    }
+
+    /// Whether `{n,m}` has no upper limit, or nothing if these braces are ordinary characters.
+    fn braces(&mut self) -> Result<Option<bool>, String> {
+        let mut ahead = self.rest.clone();
+        let mut body = String::new();
+        loop {
+            match ahead.next() {
+                Some('}') => break,
+                Some(c) if c.is_ascii_digit() || c == ',' => body.push(c),
+                _ => return Ok(None),
+            }
+        }
+        self.rest = ahead;
+        for number in body.split(',').filter(|number| !number.is_empty()) {
+            if !number.parse().is_ok_and(|number: u32| number <= MAX_REPEATS) {
+                return Err(format!("too many repetitions ({number}, limit {MAX_REPEATS})"));
+            }
+        }
+        Ok(Some(body.ends_with(',')))
+    }
+
+    fn escape(&mut self) -> Result<(), String> {
+        match self.rest.next() {
+            Some('g' | 'k') => Err("calls and back references are not supported (\\g, \\k)".into()),
+            Some(c @ '1'..='9') => Err(format!("back references are not supported (\\{c})")),
+            Some('p' | 'P' | 'x' | 'u' | 'o') if self.rest.peek() == Some(&'{') => {
+                self.rest.by_ref().find(|&c| c == '}');
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn class(&mut self) -> Result<(), String> {
+        let mut depth = 1;
+        while depth > 0 {
+            match self.rest.next() {
+                Some('\\') => self.escape()?,
+                Some('[') => depth += 1,
+                Some(']') => depth -= 1,
+                Some(_) => {}
+                None => return Ok(()),
+            }
+            if depth > MAX_NESTING {
+                return Err(format!("classes nest too deep (more than {MAX_NESTING})"));
+            }
+        }
+        Ok(())
+    }
+
+    fn group(&mut self) -> Result<(), String> {
+        if self.open.len() > MAX_NESTING {
+            return Err(format!("groups nest too deep (more than {MAX_NESTING})"));
+        }
+        self.open.push(Group::default());
+        let mut ahead = self.rest.clone();
+        match (ahead.next(), ahead.next()) {
+            (Some('*'), _) => return Err("callouts are not supported ((*...))".into()),
+            (Some('?'), Some(c @ ('{' | '~' | '('))) => return Err(format!("not supported ((?{c}...)")),
+            (Some('?'), _) => {
+                self.rest.next();
+                self.rest.next();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
