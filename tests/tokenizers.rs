@@ -1,0 +1,363 @@
+//! Tokenizer files that are damaged, and texts that are long: no panic escapes, nothing aborts, and the memory is bounded.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use pagedllm::error::Code;
+use pagedllm::text::Text;
+use serde_json::{Value, json};
+
+/// Counts the bytes that this thread holds, and their maximum.
+struct Counting;
+
+thread_local! {
+    static LIVE: Cell<isize> = const { Cell::new(0) };
+    static PEAK: Cell<isize> = const { Cell::new(0) };
+}
+
+fn count(bytes: isize) {
+    let _ = LIVE.try_with(|live| {
+        live.set(live.get() + bytes);
+        let _ = PEAK.try_with(|peak| peak.set(peak.get().max(live.get())));
+    });
+}
+
+// SAFETY: all calls go to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
+        // SAFETY: the caller's promises are those of the system's allocator.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        count(-(layout.size() as isize));
+        // SAFETY: as above.
+        unsafe { System.dealloc(block, layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // Both blocks exist while the contents are copied.
+        count(size as isize);
+        count(-(layout.size() as isize));
+        // SAFETY: as above.
+        unsafe { System.realloc(block, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// The most bytes that this thread held during `run`, above what it held before.
+fn peak_of<T>(run: impl FnOnce() -> T) -> (T, usize) {
+    let before = LIVE.get();
+    PEAK.set(before);
+    let result = run();
+    (result, (PEAK.get() - before) as usize)
+}
+
+/// SplitMix64: the same damage in every run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        x ^ (x >> 31)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit.max(1) as u64) as usize
+    }
+
+    fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+        &list[self.below(list.len())]
+    }
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A directory for one test, removed at its end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Directory {
+        let path = std::env::temp_dir().join(format!("pagedllm-tokenizers-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Directory(path)
+    }
+
+    fn load(&self, file: &Value) -> Result<Text, pagedllm::error::Error> {
+        fs::write(self.0.join("tokenizer.json"), file.to_string()).unwrap();
+        Text::load(&self.0)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The tokenizers of the repository.
+fn whole_files() -> Vec<(String, Value)> {
+    let mut files = vec![root().join("examples/model/tokenizer.json")];
+    for entry in fs::read_dir(root().join("tests/goldens/tokenizers")).unwrap() {
+        files.push(entry.unwrap().path().join("tokenizer.json"));
+    }
+    files.retain(|path| path.exists());
+    files.sort();
+    let read = |path: PathBuf| (path.display().to_string(), serde_json::from_slice(&fs::read(&path).unwrap()).unwrap());
+    files.into_iter().map(read).collect()
+}
+
+fn sequence(list: &str, parts: &[Value]) -> Value {
+    json!({"type": "Sequence", list: parts})
+}
+
+fn split(regex: &str, behavior: &str) -> Value {
+    json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": behavior, "invert": false})
+}
+
+fn normalizers() -> Vec<Value> {
+    let bert = json!({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null,
+        "lowercase": true});
+    // A map without entries: a trie of one block.
+    let charsmap = format!("AAQAAA{}", "A".repeat(1029 / 3 * 4 - 6));
+    let simple = ["StripAccents", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Nmt", "ByteLevel"].map(|kind| json!({"type": kind}));
+    let mut all = vec![
+        bert,
+        json!({"type": "Strip", "strip_left": true, "strip_right": true}),
+        json!({"type": "Precompiled", "precompiled_charsmap": charsmap}),
+        json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u{2581}"}),
+        json!({"type": "Prepend", "prepend": "\u{2581}"}),
+    ];
+    all.extend(simple);
+    all.push(sequence("normalizers", &all[1..6]));
+    all
+}
+
+fn pre_tokenizers() -> Vec<Value> {
+    let simple = ["BertPreTokenizer", "Whitespace", "WhitespaceSplit", "UnicodeScripts"].map(|kind| json!({"type": kind}));
+    let mut all = vec![
+        json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+        json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true}),
+        json!({"type": "CharDelimiterSplit", "delimiter": "-"}),
+        split(r"\p{N}{1,3}|\s+(?!\S)|[^\s]+", "MergedWithNext"),
+        json!({"type": "Punctuation", "behavior": "MergedWithPrevious"}),
+        json!({"type": "Digits", "individual_digits": true}),
+        json!({"type": "FixedLength", "length": 3}),
+    ];
+    all.extend(simple);
+    all.push(sequence("pretokenizers", &all[2..8]));
+    all
+}
+
+fn decoders() -> Vec<Value> {
+    let mut all = vec![
+        json!({"type": "BPEDecoder", "suffix": "</w>"}),
+        json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+        json!({"type": "WordPiece", "prefix": "##", "cleanup": true}),
+        json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true}),
+        json!({"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": true}),
+        json!({"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "}),
+        json!({"type": "Fuse"}),
+        json!({"type": "Strip", "content": " ", "start": 1, "stop": 1}),
+        json!({"type": "ByteFallback"}),
+    ];
+    all.push(sequence("decoders", &all[4..]));
+    all
+}
+
+fn models() -> Vec<Value> {
+    let tokens = ["<unk>", "a", "b", "ab", "##b", "\u{2581}", "\u{2581}a", "<0x61>", "c</w>", "\u{120}", "\u{120}a", "1", "\u{e9}"];
+    let ids: serde_json::Map<String, Value> = tokens.iter().enumerate().map(|(id, token)| (token.to_string(), json!(id))).collect();
+    let scores: Vec<Value> = tokens.iter().enumerate().map(|(id, token)| json!([token, -(id as f64)])).collect();
+    vec![
+        json!({"type": "BPE", "vocab": ids, "merges": [["a", "b"], ["\u{2581}", "a"]], "unk_token": "<unk>", "byte_fallback": true,
+            "fuse_unk": true, "ignore_merges": false, "dropout": null, "end_of_word_suffix": "</w>", "continuing_subword_prefix": ""}),
+        json!({"type": "BPE", "vocab": ids, "merges": ["a ##b"], "continuing_subword_prefix": "##", "ignore_merges": true}),
+        json!({"type": "WordPiece", "vocab": ids, "unk_token": "<unk>", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100}),
+        json!({"type": "WordLevel", "vocab": ids, "unk_token": "<unk>"}),
+        json!({"type": "Unigram", "vocab": scores, "unk_id": 0, "byte_fallback": true}),
+    ]
+}
+
+fn post_processors() -> Vec<Value> {
+    let piece = |kind: &str, id: &str| json!({kind: {"id": id, "type_id": 0}});
+    let template = json!({"type": "TemplateProcessing", "single": [piece("SpecialToken", "<s>"), piece("Sequence", "A")],
+        "pair": [piece("Sequence", "A"), piece("Sequence", "B")],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}});
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+    vec![
+        sequence("processors", &[byte_level.clone(), template.clone()]),
+        json!({"type": "RobertaProcessing", "sep": ["b", 2], "cls": ["a", 1], "trim_offsets": true, "add_prefix_space": true}),
+        json!({"type": "BertProcessing", "sep": ["b", 2], "cls": ["a", 1]}),
+        byte_level,
+        template,
+    ]
+}
+
+/// Small tokenizers: each kind of part is in one of them.
+fn small_files() -> Vec<(String, Value)> {
+    let (normalizers, pre_tokenizers, decoders) = (normalizers(), pre_tokenizers(), decoders());
+    let (models, post_processors) = (models(), post_processors());
+    let token = |id: usize, content: &str| {
+        json!({"id": id, "content": content, "single_word": id == 20, "lstrip": id != 20, "rstrip": true, "normalized": id != 21,
+            "special": true})
+    };
+    let count = normalizers.len();
+    let file = |i: usize| {
+        let file = json!({"version": "1.0", "truncation": null, "padding": null,
+            "added_tokens": [token(20, "<s>"), token(21, "</s>"), token(22, "\u{e9}<x>")],
+            "normalizer": normalizers[i],
+            "pre_tokenizer": pre_tokenizers[i % pre_tokenizers.len()],
+            "post_processor": post_processors[i % post_processors.len()],
+            "decoder": decoders[i % decoders.len()],
+            "model": models[i % models.len()]});
+        (format!("small {i}"), file)
+    };
+    (0..count).map(file).collect()
+}
+
+/// A value of the file, chosen level by level: the vocabulary is as likely as any other field.
+fn some_value<'a>(random: &mut Random, value: &'a mut Value) -> &'a mut Value {
+    let children = value.as_array().map(Vec::len).or(value.as_object().map(serde_json::Map::len)).unwrap_or_default();
+    if children == 0 || random.below(6) == 0 {
+        return value;
+    }
+    let child = random.below(children);
+    match value {
+        Value::Array(list) => some_value(random, &mut list[child]),
+        Value::Object(fields) => some_value(random, fields.values_mut().nth(child).unwrap()),
+        _ => unreachable!("it has no children"),
+    }
+}
+
+fn any_value(random: &mut Random, others: &[(String, Value)]) -> Value {
+    let numbers = [0_i64, 1, -1, 2, 255, 1 << 16, (1 << 22) - 1, 1 << 31, (1 << 32) - 1, i64::MAX];
+    match random.below(8) {
+        0 => Value::Null,
+        1 => json!(random.below(2) == 0),
+        2 | 3 => json!(random.pick(&numbers)),
+        4 => json!(1e300 * random.below(3) as f64),
+        5 => {
+            let texts = ["", "a", " ", "\u{2581}", "\u{301}", "\u{1f600}\u{0}", "Sequence", "<s>", "(?:a|b)*", "x{1,9}"];
+            Value::from(random.pick(&texts).repeat(*random.pick(&[1, 1, 2, 60, 600])))
+        }
+        6 => json!([random.below(9), "a"]),
+        _ => {
+            let mut other = random.pick(others).1.clone();
+            some_value(random, &mut other).take()
+        }
+    }
+}
+
+fn damage(random: &mut Random, file: &mut Value, others: &[(String, Value)]) {
+    let value = any_value(random, others);
+    let target = some_value(random, file);
+    let choice = random.below(4);
+    match target {
+        Value::Array(list) if choice == 1 && !list.is_empty() => drop(list.remove(random.below(list.len()))),
+        Value::Array(list) if choice == 2 && !list.is_empty() => {
+            let copy = random.pick(list).clone();
+            list.extend(vec![copy; random.below(40)]);
+        }
+        Value::Object(fields) if choice == 1 && !fields.is_empty() => {
+            let key = fields.keys().nth(random.below(fields.len())).unwrap().clone();
+            fields.remove(&key);
+        }
+        Value::Object(fields) if choice == 2 && !fields.is_empty() => {
+            let keys: Vec<String> = fields.keys().cloned().collect();
+            let moved = fields.get(random.pick(&keys)).cloned().unwrap();
+            fields.insert(random.pick(&keys).clone(), moved);
+        }
+        Value::String(text) if choice != 0 => {
+            let at = text.char_indices().map(|(at, _)| at).nth(random.below(text.chars().count())).unwrap_or_default();
+            match choice {
+                1 => text.truncate(at),
+                2 => text.insert(at, *random.pick(&['a', '(', '+', '\\', '[', ' ', '\u{e9}', 'A', '/'])),
+                _ => drop((at < text.len()).then(|| text.remove(at))),
+            }
+        }
+        target => *target = value,
+    }
+}
+
+thread_local! {
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The library catches panics of other crates. Here their messages would fill pages.
+fn quietly<T>(run: impl FnOnce() -> T) -> std::thread::Result<T> {
+    static HOOK: std::sync::Once = std::sync::Once::new();
+    HOOK.call_once(|| {
+        let previous = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !QUIET.get() {
+                previous(info);
+            }
+        }));
+    });
+    QUIET.set(true);
+    let result = catch_unwind(AssertUnwindSafe(run));
+    QUIET.set(false);
+    result
+}
+
+const TEXT: &str =
+    "Hello <s> world 12345</s> abab \u{e9}e\u{301} \u{4e2d}\u{6587}\u{ff0c}\n\n  \u{1f600}\u{2581}a-b\u{fdfa} e\u{e9}<x>'s\u{0}";
+
+/// Loads a file and uses it. Whether each call succeeds does not matter.
+fn exercise(directory: &Directory, file: &Value) -> Result<(), pagedllm::error::Error> {
+    let text = directory.load(file)?;
+    for special in [false, true] {
+        for end in [TEXT.len(), 5, 0] {
+            let Ok(tokens) = text.encode(&TEXT[..end], special) else { continue };
+            let _ = text.decode(&tokens, special);
+        }
+    }
+    for token in 0..40 {
+        let _ = text.decode(&[token, 1, token, 40 - token], token % 2 == 0);
+    }
+    Ok(())
+}
+
+#[test]
+fn damaged_tokenizer_files_never_panic_and_their_memory_is_bounded() {
+    let directory = Directory::new("damaged");
+    let (whole, small) = (whole_files(), small_files());
+    assert!(whole.len() > 3 && small.len() > 12);
+    for (name, file) in whole.iter().chain(&small) {
+        exercise(&directory, file).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+    let mut random = Random(11);
+    let (mut loaded, mut refused) = (0, 0);
+    for round in 0..4000 {
+        let (name, file) = if round % 20 == 0 { random.pick(&whole) } else { random.pick(&small) };
+        let mut file = file.clone();
+        for _ in 0..1 + random.below(3) {
+            damage(&mut random, &mut file, &small);
+        }
+        let (result, peak) = peak_of(|| quietly(|| exercise(&directory, &file)));
+        let what = || format!("{name}, round {round}: {}", file.to_string().chars().take(4000).collect::<String>());
+        match result.unwrap_or_else(|_| panic!("a panic escaped: {}", what())) {
+            Ok(()) => loaded += 1,
+            Err(e) => {
+                assert_eq!(e.code(), Code::Model, "{e}");
+                assert!(e.message().contains("tokenizer.json: "), "{e}");
+                refused += 1;
+            }
+        }
+        assert!(peak < (16 << 20) + 100 * file.to_string().len(), "{peak} bytes: {}", what());
+    }
+    assert!(loaded > 300 && refused > 300, "{loaded} loaded, {refused} refused");
+}
