@@ -1,6 +1,7 @@
 //! The tokenizer of `tokenizer.json`: a thin, panic-proof wrapper of the `tokenizers` crate.
 
 mod check;
+mod cuts;
 
 use std::path::Path;
 
@@ -8,11 +9,13 @@ use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{
-    AddedToken, Decoder, DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerBuilder,
+    AddedToken, Decoder, DecoderWrapper, Encoding, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Token,
+    TokenizerBuilder,
 };
 
 use super::{no_panic, read_if_there};
-use crate::error::{Error, Result, try_copy};
+use crate::error::{Error, Result, try_copy, try_grow};
+use cuts::Cuts;
 
 /// Words whose tokens a Unigram model remembers. A word has less than 256 bytes and takes at most 14 KB.
 const CACHED_WORDS: usize = 1024;
@@ -22,6 +25,9 @@ const CACHED_WORDS: usize = 1024;
 pub(super) struct Tokenizer {
     inner: tokenizers::Tokenizer,
     padding_token: Option<String>,
+    cuts: Cuts,
+    /// What the post-processor writes around a text.
+    special: Special,
 }
 
 impl Tokenizer {
@@ -32,18 +38,55 @@ impl Tokenizer {
         let file: Json = serde_json::from_slice(&bytes).map_err(|e| refused(format!("not a valid tokenizer: {e}")))?;
         // The values take several times the room of the text.
         drop(bytes);
-        check::check(&file).map_err(refused)?;
+        let checked = check::check(&file).map_err(refused)?;
+        let cuts = Cuts::new(&file, checked.expansion).map_err(refused)?;
         let padding_token = file["padding"]["pad_token"].as_str().map(str::to_string);
         let built = no_panic(|| build(file)).map_err(|panic| refused(format!("not a valid tokenizer: {panic}")))?;
-        let tokenizer = Tokenizer { inner: built.map_err(refused)?, padding_token };
-        tokenizer.check_added_tokens().map_err(refused)?;
+        let inner = built.map_err(refused)?;
+        let special = no_panic(|| Special::of(&inner)).unwrap_or_else(Err).map_err(|e| refused(invalid("post_processor", e)))?;
+        let mut tokenizer = Tokenizer { inner, padding_token, cuts, special };
+        tokenizer.take_added_tokens().map_err(refused)?;
         Ok(tokenizer)
     }
 
+    /// The tokens of a text, which is encoded in pieces: the crate holds some hundred bytes for each byte of a piece.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        self.encode_pieces(text, add_special, self.cuts.piece)
+    }
+
+    fn encode_pieces(&self, text: &str, add_special: bool, piece: usize) -> Result<Vec<u32>> {
+        let nothing = Special::default();
+        let special = if add_special { &self.special } else { &nothing };
+        let mut tokens = try_copy(&special.before)?;
+        if special.replaces_text {
+            return Ok(tokens);
+        }
+        let mut start = 0;
+        while start < text.len() {
+            let (end, next) = self.cuts.next(text, start, piece).map_err(|length| self.uncut(length))?;
+            self.encode_piece(&text[start..end], &mut tokens)?;
+            start = next;
+        }
+        try_grow(&mut tokens, special.after.len())?;
+        tokens.extend_from_slice(&special.after);
+        Ok(tokens)
+    }
+
+    fn encode_piece(&self, text: &str, tokens: &mut Vec<u32>) -> Result<()> {
         let failed = |reason: String| Error::invalid(format!("the tokenizer cannot encode this text of {} bytes: {reason}", text.len()));
-        let encoding = no_panic(|| self.inner.encode_fast(text, add_special)).map_err(failed)?;
-        try_copy(encoding.map_err(|e| failed(e.to_string()))?.get_ids())
+        let encoding = no_panic(|| self.inner.encode_fast(text, false)).map_err(failed)?;
+        let encoding = encoding.map_err(|e| failed(e.to_string()))?;
+        try_grow(tokens, encoding.len())?;
+        tokens.extend_from_slice(encoding.get_ids());
+        Ok(())
+    }
+
+    fn uncut(&self, length: usize) -> Error {
+        Error::invalid(format!(
+            "the text has no place where it can be divided for this tokenizer ({length} bytes, limit {}); \
+             send token ids, or a text with white space",
+            self.cuts.max_stretch
+        ))
     }
 
     pub fn decode(&self, tokens: &[u32], skip_special: bool) -> Result<String> {
@@ -95,13 +138,14 @@ impl Tokenizer {
         self.padding_token.as_deref()
     }
 
-    /// A token that is normalized may become white space alone only then.
-    fn check_added_tokens(&self) -> std::result::Result<(), String> {
+    /// Keeps cuts away from added tokens. A token that is normalized may become white space alone only then.
+    fn take_added_tokens(&mut self) -> std::result::Result<(), String> {
         for (id, token) in self.inner.get_added_vocabulary().get_added_tokens_decoder() {
             let normalized = self.inner.id_to_token(*id).unwrap_or_default();
             if (token.lstrip || token.rstrip) && check::is_blank(&normalized) {
                 return Err(check::blank_token(&format!("added_tokens: token {id}")));
             }
+            self.cuts.protect(token, &normalized);
         }
         Ok(())
     }
@@ -109,6 +153,28 @@ impl Tokenizer {
     fn unknown(&self, token: u32) -> Error {
         let size = self.vocab_size();
         Error::invalid(format!("token {token} is not in the tokenizer's vocabulary of {size} tokens"))
+    }
+}
+
+/// The tokens that the post-processor writes before and after a text.
+#[derive(Debug, Default)]
+struct Special {
+    before: Vec<u32>,
+    after: Vec<u32>,
+    /// A template without the text writes `before` alone.
+    replaces_text: bool,
+}
+
+impl Special {
+    fn of(tokenizer: &tokenizers::Tokenizer) -> std::result::Result<Special, String> {
+        const TEXT: u32 = u32::MAX;
+        let text = Encoding::from_tokens(vec![Token::new(TEXT, String::new(), (0, 0))], 0);
+        let processed = tokenizer.post_process(text, None, true).map_err(|e| e.to_string())?;
+        let ids = processed.get_ids();
+        Ok(match ids.iter().position(|&id| id == TEXT) {
+            Some(at) => Special { before: ids[..at].to_vec(), after: ids[at + 1..].to_vec(), replaces_text: false },
+            None => Special { before: ids.to_vec(), after: Vec::new(), replaces_text: true },
+        })
     }
 }
 

@@ -13,42 +13,35 @@ const MAX_TEMPLATE: usize = 64;
 /// Bytes of a template's names.
 const MAX_NAME_BYTES: usize = 1024;
 
-/// The parts of a section, with those of sequences in their place.
-struct Parts<'a> {
-    /// The field of a sequence that lists its parts.
-    list: &'static str,
-    found: Vec<(String, &'a str, &'a Json)>,
+/// The field, the type and the JSON of a part.
+pub type Part<'a> = (String, &'a str, &'a Json);
+
+/// The parts of a section. Those of a sequence, which its field `list` holds, stand in its place.
+pub fn parts<'a>(section: &'a Json, name: &str, list: &str) -> Result<Vec<Part<'a>>, String> {
+    let mut found = Vec::new();
+    if !section.is_null() {
+        add(section, name.to_string(), list, 0, &mut found)?;
+    }
+    Ok(found)
 }
 
-impl<'a> Parts<'a> {
-    fn read(section: &'a Json, name: &str, list: &'static str) -> Result<Vec<(String, &'a str, &'a Json)>, String> {
-        let mut parts = Parts { list, found: Vec::new() };
-        if !section.is_null() {
-            parts.add(section, name.to_string(), 0)?;
-        }
-        Ok(parts.found)
+fn add<'a>(part: &'a Json, field: String, list: &str, nesting: usize, found: &mut Vec<Part<'a>>) -> Result<(), String> {
+    let kind = string(&part["type"], &format!("{field}.type"), MAX_NAME_BYTES)?;
+    if kind != "Sequence" {
+        found.push((field, kind, part));
+        return Ok(());
     }
-
-    fn add(&mut self, part: &'a Json, field: String, nesting: usize) -> Result<(), String> {
-        let kind = string(&part["type"], &format!("{field}.type"), MAX_NAME_BYTES)?;
-        if kind != "Sequence" {
-            self.found.push((field, kind, part));
-            return Ok(());
-        }
-        if nesting == MAX_NESTING {
-            return Err(refusal(&field, &format!("sequences nest too deep (more than {MAX_NESTING})"), "put their parts into one"));
-        }
-        let Some(parts) = part[self.list].as_array() else {
-            return Err(refusal(&format!("{field}.{}", self.list), "not a list", SAVE_AGAIN));
-        };
-        for (i, part) in parts.iter().enumerate() {
-            if self.found.len() == MAX_PARTS {
-                return Err(refusal(&field, &format!("too many parts (more than {MAX_PARTS})"), "remove some"));
-            }
-            self.add(part, format!("{field}.{}[{i}]", self.list), nesting + 1)?;
-        }
-        Ok(())
+    if nesting == MAX_NESTING {
+        return Err(refusal(&field, &format!("sequences nest too deep (more than {MAX_NESTING})"), "put their parts into one"));
     }
+    let Some(parts) = part[list].as_array() else { return Err(refusal(&format!("{field}.{list}"), "not a list", SAVE_AGAIN)) };
+    for (i, part) in parts.iter().enumerate() {
+        if found.len() == MAX_PARTS {
+            return Err(refusal(&field, &format!("too many parts (more than {MAX_PARTS})"), "remove some"));
+        }
+        add(part, format!("{field}.{list}[{i}]"), list, nesting + 1, found)?;
+    }
+    Ok(())
 }
 
 fn unknown(field: &str, kind: &str) -> String {
@@ -60,7 +53,7 @@ fn unknown(field: &str, kind: &str) -> String {
 /// The factors of Unicode's forms are from its FAQ on normalization.
 pub fn normalizers(section: &Json) -> Result<u64, String> {
     let mut expansion = 1_u64;
-    for (field, kind, part) in Parts::read(section, "normalizer", "normalizers")? {
+    for (field, kind, part) in parts(section, "normalizer", "normalizers")? {
         let factor = match kind {
             "BertNormalizer" | "Bert" => {
                 for name in ["clean_text", "handle_chinese_chars", "lowercase"] {
@@ -92,7 +85,7 @@ pub fn normalizers(section: &Json) -> Result<u64, String> {
 /// Returns how many times longer the pre-tokenizers can make a text.
 pub fn pre_tokenizers(section: &Json) -> Result<u64, String> {
     let mut expansion = 1_u64;
-    for (field, kind, part) in Parts::read(section, "pre_tokenizer", "pretokenizers")? {
+    for (field, kind, part) in parts(section, "pre_tokenizer", "pretokenizers")? {
         let factor = match kind {
             "BertPreTokenizer" | "Whitespace" | "WhitespaceSplit" | "Digits" | "Punctuation" | "UnicodeScripts" => 1,
             "Delimiter" | "CharDelimiterSplit" => 1,
@@ -122,7 +115,7 @@ pub fn pre_tokenizers(section: &Json) -> Result<u64, String> {
 /// Returns how many times longer the decoders can make a text.
 pub fn decoders(section: &Json) -> Result<u64, String> {
     let mut expansion = 1_u64;
-    for (field, kind, part) in Parts::read(section, "decoder", "decoders")? {
+    for (field, kind, part) in parts(section, "decoder", "decoders")? {
         let text = |name: &str| string(&part[name], &format!("{field}.{name}"), MAX_AFFIX_BYTES);
         let factor = match kind {
             "ByteFallback" | "Fuse" | "Metaspace" => 1,
@@ -146,7 +139,7 @@ pub fn decoders(section: &Json) -> Result<u64, String> {
 
 /// The crate reads a post-processor by its fields and ignores its type, so the fields are checked wherever they are.
 pub fn post_processors(section: &Json) -> Result<(), String> {
-    for (field, kind, part) in Parts::read(section, "post_processor", "processors")? {
+    for (field, kind, part) in parts(section, "post_processor", "processors")? {
         if part.get("processors").is_some() {
             return Err(refusal(&format!("{field}.processors"), &format!("not a field of {kind}"), "remove it"));
         }
