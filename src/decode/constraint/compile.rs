@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::sync::Arc;
 
+use llguidance::TokenParser;
 use llguidance::api::{GrammarInit, ParserLimits, StopReason, TopLevelGrammar};
-use llguidance::{TokenParser, regex_to_lark};
-use serde_json::{Value as Json, json};
+use serde_json::Value as Json;
 
+use super::pattern::{self, Flags};
+use super::schema::{self, Patterns, Prepared};
 use super::{Compiled, Shared};
 use crate::error::{Error, Result};
 use crate::options::Grammar;
@@ -16,10 +18,6 @@ use crate::sys::threads;
 
 /// The compiler recurses into what a grammar nests. The system lends pages of it as they are touched.
 const STACK_BYTES: usize = 64 << 20;
-
-/// Between the parts of a JSON text: one space or tab, or a line break and its indentation. Without a limit a model that is
-/// unsure of what comes next may write spaces until its tokens run out.
-const WHITESPACE: &str = r"[ \t]|\r?\n[ \t]{0,40}";
 
 /// Bounds on what one grammar may cost: about 20 ms to compile its lexer, 5 ms per mask, 100 MB of lexer states.
 pub(super) fn limits() -> ParserLimits {
@@ -77,13 +75,14 @@ pub(super) fn reason(why: &impl Display) -> String {
 }
 
 fn parser(shared: &Shared, grammar: Grammar) -> Result<TokenParser> {
-    let init = match grammar {
+    let (init, patterns) = match grammar {
         Grammar::JsonSchema(schema) => json_schema(&schema)?,
         Grammar::JsonObject => json_schema(r#"{"type": "object"}"#)?,
-        Grammar::Regex(text) => regex(&text)?,
-        Grammar::Choice(texts) => regex(&alternatives(&texts))?,
-        Grammar::Lark(text) => lark(text)?,
+        Grammar::Regex(text) => (regex(&text)?, Patterns::default()),
+        Grammar::Choice(texts) => (translated_regex(&alternatives(&texts)), Patterns::default()),
+        Grammar::Lark(text) => (lark(text)?, Patterns::default()),
     };
+    let cannot = |why: &dyn Display| cannot(&patterns.restore(&format!("{why:#}")));
     let mut parser = shared.factory.create_parser_from_init_default(init).map_err(|e| cannot(&e))?;
     parser.start_without_prompt();
     // A grammar that wants nothing is complete from the start, and one that allows nothing is refused here.
@@ -96,13 +95,15 @@ fn parser(shared: &Shared, grammar: Grammar) -> Result<TokenParser> {
     Ok(parser)
 }
 
-/// As in JSON Schema and JavaScript, digits and letters (`\d`, `\w`) are those of ASCII.
+/// A pattern of Python's `re` that the whole output matches.
 fn regex(text: &str) -> Result<GrammarInit> {
-    // Which the crate would pass over.
-    if text.bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 1 {
-        return Err(cannot(&"the regular expression ends in a backslash that escapes nothing: leave it out, or write two"));
-    }
-    Ok(GrammarInit::Serialized(TopLevelGrammar::from_lark(format!("start: /{}/", regex_to_lark(text, "dw")))))
+    let language = pattern::python_full_match(text, Flags::default()).map_err(|error| cannot(&error))?;
+    Ok(translated_regex(&language.to_regex()))
+}
+
+/// A regular expression in llguidance's dialect, without a slash.
+fn translated_regex(regex: &str) -> GrammarInit {
+    GrammarInit::Serialized(TopLevelGrammar::from_lark(format!("start: /{regex}/")))
 }
 
 /// The compiler recurses once for each rule of a chain and for each bracket around it; `STACK_BYTES` is enough for so many.
@@ -119,19 +120,11 @@ fn lark(text: String) -> Result<GrammarInit> {
     Ok(GrammarInit::Serialized(TopLevelGrammar::from_lark(text)))
 }
 
-/// The schema with our whitespace. What its own "x-guidance" says goes first.
-fn json_schema(text: &str) -> Result<GrammarInit> {
-    let mut schema: Json = serde_json::from_str(text).map_err(|e| cannot(&format!("the schema is not valid JSON: {e}")))?;
+fn json_schema(text: &str) -> Result<(GrammarInit, Patterns)> {
+    let schema: Json = serde_json::from_str(text).map_err(|e| cannot(&format!("the schema is not valid JSON: {e}")))?;
     check_divisors(&schema)?;
-    if let Some(members) = schema.as_object_mut() {
-        let options = members.entry("x-guidance").or_insert_with(|| json!({}));
-        if let Some(options) = options.as_object_mut()
-            && options.get("whitespace_flexible") != Some(&Json::Bool(false))
-        {
-            options.entry("whitespace_pattern").or_insert_with(|| WHITESPACE.into());
-        }
-    }
-    Ok(GrammarInit::Serialized(TopLevelGrammar::from_json_schema(schema)))
+    let Prepared { schema, patterns } = schema::prepare(schema).map_err(|why| cannot(&why))?;
+    Ok((GrammarInit::Serialized(TopLevelGrammar::from_json_schema(schema)), patterns))
 }
 
 /// A lexer that counts in steps of n has n states or more, and the crate bounds neither the time nor the memory that takes.

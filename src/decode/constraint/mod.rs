@@ -5,6 +5,8 @@
 
 mod cache;
 mod compile;
+mod pattern;
+mod schema;
 mod vocabulary;
 
 use std::sync::{Arc, Mutex, PoisonError};

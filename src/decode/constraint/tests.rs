@@ -159,7 +159,7 @@ fn a_choice_is_one_of_its_texts_and_nothing_else() {
 
 #[test]
 fn a_regex_is_matched_by_the_whole_output() {
-    let constraint = byte_grammars().compile(&Grammar::Regex(r"a/\d?b|(ab){1,2}".into())).unwrap();
+    let constraint = byte_grammars().compile(&Grammar::Regex(r"a/[0-9]?b|(ab){1,2}".into())).unwrap();
     let mut found = Vec::new();
     all_texts(&constraint, Vec::new(), &mut found);
     found.sort();
@@ -277,7 +277,8 @@ fn what_cannot_be_compiled_is_an_error_with_the_reason() {
         (Grammar::JsonSchema("3".into()), "must be an object or boolean"),
         (schema(json!({"type": "strin"})), "Invalid type: strin"),
         (schema(json!({"type": "string", "pattern": "("})), "unclosed group"),
-        (schema(json!({"type": "string", "format": "frob"})), "Unknown format: frob"),
+        (schema(json!({"type": "string", "format": "regex", "x-guidance": {"strict_formats": true}})), "the format \"regex\" cannot be"),
+        (schema(json!({"x-guidance": {"strict_formats": 1}})), "invalid value of strict_formats in x-guidance (1)"),
         (schema(json!({"type": "object", "not": {}})), "Unimplemented keys: [\"not\"]"),
         (schema(json!({"$ref": "https://example.com/s.json"})), "does not fetch"),
         (schema(json!({"$ref": "file:///etc/passwd"})), "does not fetch"),
@@ -289,9 +290,9 @@ fn what_cannot_be_compiled_is_an_error_with_the_reason() {
         (Grammar::Regex("(".into()), "unclosed group"),
         (Grammar::Regex(r"a\".into()), "ends in a backslash"),
         (Grammar::Regex(r"a\\\".into()), "ends in a backslash"),
-        (Grammar::Regex("(".repeat(deep) + "a" + &")".repeat(deep)), "maximum number of nested parentheses"),
+        (Grammar::Regex("(".repeat(deep) + "a" + &")".repeat(deep)), "groups within groups (61, limit 60)"),
         (lark("%llguidance {\"allow_invalid_utf8\": true}\nstart: /.*/"), "the output is text"),
-        (Grammar::Regex(r"(a)\1".into()), "backreferences are not supported"),
+        (Grammar::Regex(r"(a)\1".into()), "a backreference (character 4 of the Python regular expression /(a)\\1/)"),
         (Grammar::Regex(r"[^\s\S]".into()), "allows no text at all"),
         (Grammar::Choice(Vec::new()), "0 texts"),
         (lark("start: a b"), "unknown name"),
@@ -479,4 +480,11 @@ fn constraints_move_between_threads_and_grammars_are_shared() {
     fn shared<T: Send + Sync>() {}
     sent::<Constraint>();
     shared::<Grammars>();
+}
+
+/// Whether the constraint allows this text and an end after it.
+pub(crate) fn writes(constraint: &Constraint, text: &str) -> bool {
+    let mut here = constraint.fork().unwrap();
+    let allowed = text.bytes().all(|byte| here.allows(byte.into()).unwrap() && here.advance(byte.into()).is_ok());
+    allowed && here.allows(END).unwrap()
 }

@@ -1,0 +1,204 @@
+//! Sets of characters.
+
+use std::fmt::Write;
+
+use once_cell::sync::Lazy;
+use unicode_general_category::{GeneralCategory, get_general_category};
+
+/// One character out of a set.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Class {
+    /// Sorted and apart from each other. Surrogates may lie within a range: no text has them.
+    ranges: Vec<(u32, u32)>,
+    /// Names of Unicode properties, and whether the property is negated.
+    properties: Vec<(String, bool)>,
+    negated: bool,
+    /// Characters that differ only in case are in the set too.
+    folded: bool,
+}
+
+pub const MAX_CHAR: u32 = char::MAX as u32;
+const SURROGATES: (u32, u32) = (0xD800, 0xDFFF);
+
+impl Class {
+    pub fn new(ranges: impl IntoIterator<Item = (u32, u32)>) -> Class {
+        let mut class = Class { ranges: ranges.into_iter().collect(), ..Class::default() };
+        class.ranges.sort_unstable();
+        class.ranges.dedup_by(|next, last| {
+            let joined = next.0 <= last.1.saturating_add(1);
+            last.1 = if joined { last.1.max(next.1) } else { last.1 };
+            joined
+        });
+        class
+    }
+
+    pub fn char(c: u32) -> Class {
+        Class::new([(c, c)])
+    }
+
+    pub fn any() -> Class {
+        Class::new([(0, MAX_CHAR)])
+    }
+
+    pub fn with_properties(mut self, properties: Vec<(String, bool)>) -> Class {
+        self.properties = properties;
+        self
+    }
+
+    pub fn folded(mut self, folded: bool) -> Class {
+        self.folded = folded;
+        self
+    }
+
+    pub fn ranges(&self) -> &[(u32, u32)] {
+        &self.ranges
+    }
+
+    pub fn properties(&self) -> &[(String, bool)] {
+        &self.properties
+    }
+
+    /// The other characters. Without properties they are ranges again.
+    pub fn complement(mut self) -> Class {
+        if !self.is_plain() {
+            self.negated = !self.negated;
+            return self;
+        }
+        let mut start = 0;
+        let mut others = Vec::with_capacity(self.ranges.len() + 1);
+        for (low, high) in self.ranges {
+            others.extend((start < low).then(|| (start, low - 1)));
+            start = high + 1;
+        }
+        others.extend((start <= MAX_CHAR).then_some((start, MAX_CHAR)));
+        Class { ranges: others, ..Class::default() }
+    }
+
+    /// Nothing but ranges: `contains` and `chars` are exact.
+    pub fn is_plain(&self) -> bool {
+        self.properties.is_empty() && !self.negated && !self.folded
+    }
+
+    /// Of two plain sets.
+    fn overlaps(&self, other: &Class) -> bool {
+        let mut others = other.ranges.iter().peekable();
+        self.ranges.iter().any(|&(low, high)| {
+            while others.next_if(|other| other.1 < low).is_some() {}
+            others.peek().is_some_and(|other| other.0 <= high)
+        })
+    }
+
+    pub fn contains(&self, c: u32) -> bool {
+        self.ranges.iter().any(|&(low, high)| (low..=high).contains(&c)) != self.negated
+    }
+
+    /// Every character, if there are at most so many.
+    pub fn chars(&self, limit: usize) -> Option<Vec<char>> {
+        let count: u64 = self.ranges.iter().map(|(low, high)| u64::from(high - low) + 1).sum();
+        (self.is_plain() && count <= limit as u64).then(|| {
+            let all = self.ranges.iter().flat_map(|&(low, high)| low..=high);
+            all.filter_map(char::from_u32).collect()
+        })
+    }
+
+    /// In JSON strings llguidance 1.9 takes a set that has every control character, or all but the line feed, for one that has the
+    /// backslash and the quote too. This tells whether the set lacks one of these two, and which control characters it has.
+    pub fn risky_controls(&self) -> Option<u32> {
+        if !self.is_plain() {
+            return Some(u32::MAX);
+        }
+        let controls = (0..32).filter(|&c| self.contains(c)).fold(0, |set, c| set | 1 << c);
+        (!self.contains('\\' as u32) || !self.contains('"' as u32)).then_some(controls)
+    }
+
+    /// Writes the set in the Rust dialect, on request without U+0000.
+    pub fn write(&self, out: &mut String, without_nul: bool) {
+        let ranges = cut(&self.ranges, u32::from(without_nul && self.is_plain()));
+        if self.is_plain() && ranges.len() == 1 && ranges[0].0 == ranges[0].1 {
+            return write_char(out, ranges[0].0);
+        }
+        if self.is_plain() && ranges.is_empty() {
+            return out.push_str(r"[^\x{0}-\x{10FFFF}]");
+        }
+        out.push_str(if self.folded { "(?i:" } else { "" });
+        out.push_str(if without_nul && !self.is_plain() { r"[[^\x{0}]&&" } else { "" });
+        out.push_str(if self.negated { "[^" } else { "[" });
+        let ranges = if self.is_plain() && !without_nul { cut(&shortened(&self.ranges, out), 0) } else { ranges };
+        for (low, high) in ranges {
+            write_char(out, low);
+            if low < high {
+                out.push('-');
+                write_char(out, high);
+            }
+        }
+        for (name, negated) in &self.properties {
+            let _ = write!(out, "\\{}{{{name}}}", if *negated { 'P' } else { 'p' });
+        }
+        out.push(']');
+        out.push_str(if without_nul && !self.is_plain() { "]" } else { "" });
+        out.push_str(if self.folded { ")" } else { "" });
+    }
+
+    /// As many bytes as `write` writes.
+    pub fn size(&self) -> usize {
+        let mut out = String::new();
+        self.write(&mut out, false);
+        out.len()
+    }
+}
+
+/// The ranges without surrogates, and without characters below the least one.
+fn cut(ranges: &[(u32, u32)], least: u32) -> Vec<(u32, u32)> {
+    let mut cut = Vec::with_capacity(ranges.len() + 1);
+    for &(low, high) in ranges {
+        let parts = [(low.max(least), high.min(SURROGATES.0 - 1)), (low.max(SURROGATES.1 + 1), high)];
+        cut.extend(parts.into_iter().filter(|(low, high)| low <= high));
+    }
+    cut
+}
+
+/// Writes large sets by their names, and leaves the ranges beside them.
+fn shortened(ranges: &[(u32, u32)], out: &mut String) -> Vec<(u32, u32)> {
+    const MIN_RANGES: usize = 40;
+    if ranges.len() < MIN_RANGES {
+        return ranges.to_vec();
+    }
+    let names = [(&*WORD, r"\p{L}\p{N}_", r"[^\p{L}\p{N}_]"), (&*DIGITS, r"\p{Nd}", r"\P{Nd}")];
+    let others = Class::new(ranges.iter().copied()).complement();
+    for (set, name, opposite) in names {
+        if !set.overlaps(&others) {
+            out.push_str(name);
+            return Class::new(others.ranges.iter().chain(&set.ranges).copied()).complement().ranges;
+        }
+        let rest = set.clone().complement();
+        if !rest.overlaps(&others) {
+            out.push_str(opposite);
+            return Class::new(others.ranges.iter().chain(&rest.ranges).copied()).complement().ranges;
+        }
+    }
+    ranges.to_vec()
+}
+
+/// Python's `\d`: `str.isdecimal`.
+pub static DIGITS: Lazy<Class> = Lazy::new(|| of_categories(&[GeneralCategory::DecimalNumber]));
+
+/// Python's `\w`: `str.isalnum`, and the underscore.
+pub static WORD: Lazy<Class> = Lazy::new(|| {
+    use GeneralCategory::*;
+    let letters = [LowercaseLetter, UppercaseLetter, TitlecaseLetter, ModifierLetter, OtherLetter];
+    let numbers = [DecimalNumber, LetterNumber, OtherNumber];
+    let both = of_categories(&[&letters[..], &numbers].concat());
+    Class::new(both.ranges.into_iter().chain([('_' as u32, '_' as u32)]))
+});
+
+fn of_categories(categories: &[GeneralCategory]) -> Class {
+    let chars = (0..=MAX_CHAR).filter_map(char::from_u32).filter(|&c| categories.contains(&get_general_category(c)));
+    Class::new(chars.map(|c| (c as u32, c as u32)))
+}
+
+fn write_char(out: &mut String, c: u32) {
+    match char::from_u32(c).filter(char::is_ascii_alphanumeric) {
+        Some(c) => out.push(c),
+        None => drop(write!(out, "\\x{{{c:X}}}")),
+    }
+}

@@ -1,0 +1,32 @@
+//! The keyword "format".
+
+use serde_json::{Map, Value as Json};
+
+/// The formats whose texts llguidance generates.
+const GENERATED: [&str; 10] = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+
+/// The other formats of JSON Schema.
+const KNOWN: [&str; 9] = [
+    "idn-email",
+    "idn-hostname",
+    "iri",
+    "iri-reference",
+    "json-pointer",
+    "regex",
+    "relative-json-pointer",
+    "uri-reference",
+    "uri-template",
+];
+
+/// A format that is not generated is an annotation. If the schema is strict, one that JSON Schema defines is an error.
+pub fn remove_annotation(members: &mut Map<String, Json>, strict: bool) -> Result<(), String> {
+    let Some(Json::String(format)) = members.get("format") else { return Ok(()) };
+    if GENERATED.contains(&&format[..]) {
+        return Ok(());
+    }
+    if strict && KNOWN.contains(&&format[..]) && super::may_be(members, "string") {
+        return Err(format!("the format \"{format}\" cannot be generated; leave it out, or leave strict_formats in x-guidance out"));
+    }
+    members.shift_remove("format");
+    Ok(())
+}
