@@ -4,7 +4,7 @@ use crate::error::Code;
 use crate::sys::quiet;
 use serde_json::{Value as Json, json};
 
-const END: u32 = 256;
+pub(crate) const END: u32 = 256;
 const TOOL: u32 = 257;
 const PADDED: u32 = 258;
 
@@ -31,7 +31,7 @@ fn allowed(constraint: &mut Constraint) -> Vec<u32> {
     (0..mask.len() as u32 * 32).filter(|token| has(mask, *token)).collect()
 }
 
-fn text_of(tokens: &[u32]) -> String {
+pub(crate) fn text_of(tokens: &[u32]) -> String {
     let grammars = byte_grammars();
     let trie = grammars.shared.factory.tok_env().tok_trie();
     let bytes: Vec<u8> = tokens.iter().filter(|token| **token != END).flat_map(|token| trie.token(*token).to_vec()).collect();

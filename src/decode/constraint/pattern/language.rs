@@ -109,6 +109,15 @@ impl Language {
         out
     }
 
+    /// Whether a set of characters has none but such ones.
+    pub fn needs(&self, is: &dyn Fn(u32) -> bool) -> bool {
+        match &self.0.kind {
+            Kind::Class(class) => class.chars(64).is_some_and(|chars| !chars.is_empty() && chars.iter().all(|&c| is(c as u32))),
+            Kind::Concat(parts) | Kind::Or(parts) => parts.iter().any(|part| part.needs(is)),
+            Kind::Repeat(part, ..) => part.needs(is),
+        }
+    }
+
     fn risky_controls(&self) -> u32 {
         match &self.0.kind {
             Kind::Class(class) => class.risky_controls().unwrap_or(0),

@@ -410,7 +410,11 @@ impl Parser<'_> {
                     match self.class_member(start)? {
                         Member::Char(high) if low <= high => ranges.push((low, high)),
                         _ => {
-                            return Err(self.reader.syntax("bad character range", at, "swap its ends, or put a backslash before the \"-\""));
+                            return Err(self.reader.syntax(
+                                "bad character range",
+                                at,
+                                "swap its ends, or put a backslash before the \"-\"",
+                            ));
                         }
                     }
                 }

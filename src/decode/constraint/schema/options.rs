@@ -1,26 +1,53 @@
 //! The schema's own options, "x-guidance".
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value as Json, json};
 
 /// Between the parts of a JSON text: one space or tab, or a line break and its indentation. Without a limit a model that is
 /// unsure of what comes next may write spaces until its tokens run out.
 const WHITESPACE: &str = r"[ \t]|\r?\n[ \t]{0,40}";
 
-/// What is done with the schema before llguidance has it.
-#[derive(Debug, Clone, Copy, Default)]
+/// llguidance's "json_allowed_escapes": what may follow a backslash.
+const ALL_ESCAPES: &str = "nrbtf\\\"u";
+const SHORT_ESCAPES: &str = "nrbtf\\\"";
+
+/// What is done with the schema before llguidance has it, and what llguidance does with strings.
+#[derive(Debug, Clone)]
 pub struct Options {
     pub strict_formats: bool,
+    escapes: String,
+    /// The schema chooses itself how strings are escaped.
+    is_chosen: bool,
 }
 
 impl Options {
     /// Reads our options of a schema, and leaves those of llguidance.
     pub fn take(schema: &mut Json) -> Result<Options, String> {
-        let options = schema.get_mut("x-guidance").and_then(Json::as_object_mut);
-        match options.and_then(|options| options.shift_remove("strict_formats")) {
-            None => Ok(Options::default()),
-            Some(Json::Bool(strict_formats)) => Ok(Options { strict_formats }),
-            Some(other) => Err(format!("invalid value of strict_formats in x-guidance ({other}); give true or false")),
+        let mut taken = Options { strict_formats: false, escapes: ALL_ESCAPES.into(), is_chosen: false };
+        let Some(options) = schema.get_mut("x-guidance").and_then(Json::as_object_mut) else { return Ok(taken) };
+        match options.shift_remove("strict_formats") {
+            None => {}
+            Some(Json::Bool(strict_formats)) => taken.strict_formats = strict_formats,
+            Some(other) => return Err(format!("invalid value of strict_formats in x-guidance ({other}); give true or false")),
         }
+        if let Some(Json::String(escapes)) = options.get("json_allowed_escapes") {
+            (taken.escapes, taken.is_chosen) = (escapes.clone(), true);
+        }
+        taken.is_chosen |= options.get("json_allow_general_unicode_escapes") == Some(&Json::Bool(true));
+        Ok(taken)
+    }
+
+    /// Where names are declared, llguidance 1.9 takes one that is written with code points, "\u0061", for another name than "a". So
+    /// these escapes are not allowed, unless the schema has control characters that JSON cannot write in another way.
+    pub fn choose_escapes(&mut self, declared: &BTreeSet<String>, has_name_patterns: bool, needs_code_points: bool) {
+        if !self.is_chosen && !needs_code_points && (has_name_patterns || !declared.is_empty()) {
+            self.escapes = SHORT_ESCAPES.into();
+        }
+    }
+
+    pub fn escapes(&self) -> &str {
+        &self.escapes
     }
 
     /// Writes llguidance's options. What the schema says itself stays.
@@ -31,5 +58,24 @@ impl Options {
         if options.get("whitespace_flexible") != Some(&Json::Bool(false)) {
             options.entry("whitespace_pattern").or_insert_with(|| WHITESPACE.into());
         }
+        if self.escapes != ALL_ESCAPES {
+            options.entry("json_allowed_escapes").or_insert_with(|| self.escapes.clone().into());
+        }
     }
+}
+
+/// Whether a string of the schema has a control character that JSON writes with its code point only.
+pub fn has_controls(schema: &Json) -> bool {
+    let has = |text: &str| text.chars().any(|c| needs_code_point(c as u32));
+    match schema {
+        Json::String(text) => has(text),
+        Json::Array(values) => values.iter().any(has_controls),
+        Json::Object(members) => members.iter().any(|(name, value)| has(name) || has_controls(value)),
+        _ => false,
+    }
+}
+
+/// A control character without a short escape.
+pub fn needs_code_point(c: u32) -> bool {
+    (c < 0x20 && !matches!(c, 8 | 9 | 10 | 12 | 13)) || c == 0x7F
 }

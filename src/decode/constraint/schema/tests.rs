@@ -1,0 +1,144 @@
+use serde_json::{Map, Value as Json, json};
+
+use crate::decode::constraint::tests::{END, byte_grammars, text_of, writes};
+use crate::decode::constraint::{Constraint, Grammars};
+use crate::decode::{Lane, uniform};
+use crate::options::Grammar;
+
+fn goldens() -> Json {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/goldens/schemas/schemas.json");
+    serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()
+}
+
+fn compile(grammars: &Grammars, schema: &Json) -> Constraint {
+    grammars.compile(&Grammar::JsonSchema(schema.to_string())).unwrap_or_else(|error| panic!("{schema}: {error}"))
+}
+
+/// Whether the value can be written with its members in some order.
+fn can_be_written(constraint: &Constraint, value: &Json) -> bool {
+    let Json::Object(members) = value else { return writes(constraint, &value.to_string()) };
+    let reversed: Map<String, Json> = members.iter().rev().map(|(name, value)| (name.clone(), value.clone())).collect();
+    writes(constraint, &value.to_string()) || writes(constraint, &Json::Object(reversed).to_string())
+}
+
+/// Writes at random, with a preference for what ends strings and objects. Nothing if the text has not ended after so many tokens.
+fn random_text(constraint: &mut Constraint, seed: u64, limit: u64) -> Result<Option<String>, String> {
+    let mut tokens = Vec::new();
+    for i in 0..limit {
+        let mask = constraint.mask().map_err(|error| format!("{error} after {:?}", text_of(&tokens)))?.to_vec();
+        let all: Vec<u32> = (0..mask.len() as u32 * 32).filter(|token| mask[*token as usize / 32] >> (token % 32) & 1 == 1).collect();
+        let short: Vec<u32> =
+            all.iter().copied().filter(|token| b"\"{},:a".contains(&(*token as u8)) && *token < 256 || *token == END).collect();
+        let choices = if !short.is_empty() && uniform(seed, i, Lane::Token) < 0.7 { short } else { all };
+        let token = choices[(uniform(seed + 1000, i, Lane::Token) * choices.len() as f64) as usize];
+        tokens.push(token);
+        if token == END {
+            return Ok(Some(text_of(&tokens)));
+        }
+        constraint.advance(token).map_err(|error| error.to_string())?;
+    }
+    Ok(None)
+}
+
+#[test]
+fn a_schema_describes_what_jsonschema_says() {
+    let grammars = byte_grammars();
+    let goldens = goldens();
+    let mut wrong = Vec::new();
+    for case in ["names", "patterns"].iter().flat_map(|kind| goldens[kind].as_array().unwrap()) {
+        let constraint = compile(&grammars, &case["schema"]);
+        for (kind, expected) in [("valid", true), ("invalid", false)] {
+            let values = case[kind].as_array().unwrap();
+            let differing = values.iter().filter(|value| can_be_written(&constraint, value) != expected);
+            wrong.extend(differing.map(|value| format!("{} with {value}, which is {kind}", case["schema"])));
+        }
+    }
+    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn patterns_of_declared_names_never_run_out_of_tokens() {
+    let grammars = byte_grammars();
+    let goldens = goldens();
+    let schemas = goldens["names"].as_array().unwrap();
+    assert!(schemas.len() >= 20);
+    let mut ended = 0;
+    for schema in schemas.iter().map(|case| &case["schema"]) {
+        let validator = jsonschema::options().build(schema).unwrap();
+        for seed in 0..40 {
+            let text = random_text(&mut compile(&grammars, schema), seed, 80).unwrap_or_else(|error| panic!("{schema}: {error}"));
+            let Some(text) = text else { continue };
+            let value: Json = serde_json::from_str(&text).unwrap();
+            assert!(validator.is_valid(&value), "{schema} does not describe {text}");
+            ended += 1;
+        }
+    }
+    assert!(ended > 400, "only {ended} ended");
+}
+
+#[test]
+fn formats_that_are_not_generated_are_annotations() {
+    let grammars = byte_grammars();
+    for format in goldens()["formats"].as_array().unwrap() {
+        compile(&grammars, &json!({"type": "string", "format": format}));
+        compile(
+            &grammars,
+            &json!({"type": "string", "format": format, "minLength": 1, "x-guidance": {"strict_formats": format != "regex"}}),
+        );
+    }
+    assert!(writes(&compile(&grammars, &json!({"type": "string", "format": "uuid4", "maxLength": 3})), "\"abc\""));
+    assert!(!writes(&compile(&grammars, &json!({"type": "string", "format": "date"})), "\"abc\""));
+}
+
+#[test]
+fn strict_formats_refuse_only_what_json_schema_defines_and_nothing_generates() {
+    let grammars = byte_grammars();
+    for format in ["json-pointer", "uri-template", "iri", "idn-email", "relative-json-pointer"] {
+        let schema =
+            |strict: bool| json!({"properties": {"a": {"type": "string", "format": format}}, "x-guidance": {"strict_formats": strict}});
+        compile(&grammars, &schema(false));
+        let error = grammars.compile(&Grammar::JsonSchema(schema(true).to_string())).err().unwrap();
+        assert!(error.message().contains(&format!("the format \"{format}\" cannot be generated")), "{error}");
+    }
+    compile(&grammars, &json!({"type": "integer", "format": "regex", "x-guidance": {"strict_formats": true}}));
+}
+
+#[test]
+fn a_declared_name_cannot_be_written_in_another_way() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "patternProperties": {"^b": {"type": "null"}}});
+    let constraint = compile(&byte_grammars(), &schema);
+    assert!(writes(&constraint, r#"{"a":1}"#) && writes(&constraint, r#"{"c":1}"#) && writes(&constraint, r#"{"\\u0061":1}"#));
+    assert!(!writes(&constraint, r#"{"\u0061":"x"}"#) && !writes(&constraint, r#"{"\u0062":1}"#));
+}
+
+#[test]
+fn control_characters_of_a_schema_can_be_written() {
+    let grammars = byte_grammars();
+    let constraint = compile(&grammars, &json!({"type": "object", "properties": {"a": {"const": "\u{1}\u{7f}"}}, "required": ["a"]}));
+    assert!(writes(&constraint, "{\"a\":\"\\u0001\\u007f\"}"));
+    let constraint = compile(
+        &grammars,
+        &json!({"properties": {"a": {"type": "string", "pattern": "^\\x01[^b]$"}}, "required": ["a"], "type": "object"}),
+    );
+    assert!(writes(&constraint, r#"{"a":"\u0001\\"}"#) && !writes(&constraint, r#"{"a":"\u0001b"}"#));
+}
+
+#[test]
+fn schemas_outside_of_the_keywords_are_prepared_where_a_reference_leads_there() {
+    let schema = json!({"$ref": "#/components/schemas/a~1b%20c",
+        "components": {"schemas": {"a/b c": {"type": "string", "format": "frob", "pattern": "^[&&]$"}}}});
+    let constraint = compile(&byte_grammars(), &schema);
+    assert!(writes(&constraint, "\"&\"") && !writes(&constraint, "\"a\""));
+}
+
+#[test]
+fn an_error_shows_the_patterns_of_the_schema() {
+    let schema = json!({"type": "object", "patternProperties": {"^a.*": {"type": "integer"}, "z$": {"type": "string"}}});
+    let error = byte_grammars().compile(&Grammar::JsonSchema(schema.to_string())).err().unwrap();
+    assert!(error.message().contains("/^a.*/ and /z$/ are not disjoint"), "{error}");
+    let schema = json!({"type": "object", "properties": {"a": {"pattern": "^(?=b)"}}});
+    let error = byte_grammars().compile(&Grammar::JsonSchema(schema.to_string())).err().unwrap();
+    let expected =
+        "\"pattern\": a lookahead (character 2 of the ECMA-262 regular expression /^(?=b)/); write the texts that match without it";
+    assert!(error.message().contains(expected), "{error}");
+}
