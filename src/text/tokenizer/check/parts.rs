@@ -97,7 +97,7 @@ pub fn pre_tokenizers(section: &Json) -> Result<u64, String> {
             "ByteLevel" if part["add_prefix_space"] == true => 4,
             "ByteLevel" => 2,
             // A prefix for each word, and the replacement of each space.
-            "Metaspace" => 2 * string(&part["replacement"], &format!("{field}.replacement"), 4)?.len() as u64,
+            "Metaspace" => 2 * string(&part["replacement"], &format!("{field}.replacement"), 4)?.len().max(1) as u64,
             "FixedLength" => {
                 let length = part.get("length").unwrap_or(&Json::Null);
                 if !length.is_null() {
