@@ -34,6 +34,9 @@
  * exceptions: one thread steps at a time (a second one gets PLLM_E_BUSY), and freeing something needs that no other call
  * on it is under way. Or the engine steps itself: pllm_engine_start.
  *
+ * Stacks. Every function works on a thread with a stack of at least 64 KiB, whatever the model's files, except calls that load
+ * NVIDIA's driver. What needs more, such as compiling a template or a grammar, runs on a temporary thread of the library.
+ *
  * Processes. In a child made by fork() every call on the parent's engine answers PLLM_E_UNSUPPORTED, except that freeing
  * it is fine; the parent goes on.
  */
@@ -519,6 +522,10 @@ typedef struct {
   float memory_fraction;
   // Must be 0.
   uint32_t reserved2;
+  // Maximum length in bytes of a text prompt, of a chat's JSON and the prompt it renders to, and of a text to tokenize. Longer ones
+  // are refused with PLLM_E_INVALID_ARGUMENT before they are tokenized. 0 (default): 64 for each token of the engine's
+  // max_model_len, at least 1048576.
+  uint64_t max_prompt_bytes;
 } pllm_engine_options;
 
 // Where the bytes go, known before any are taken. Set struct_size before the call.
@@ -1228,7 +1235,8 @@ PLLM_NODISCARD pllm_error *pllm_prefix_pin(const pllm_engine *engine, const pllm
 // May be called from any thread, also while another one steps.
 PLLM_NODISCARD pllm_error *pllm_prefix_unpin(const pllm_engine *engine, uint64_t pin);
 
-// Turns text into token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0.
+// Turns text into token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0. A text of more than max_prompt_bytes (pllm_engine_options) is
+// PLLM_E_INVALID_ARGUMENT.
 PLLM_NODISCARD
 pllm_error *pllm_engine_tokenize(const pllm_engine *engine,
                                  const char *text,
@@ -1244,9 +1252,24 @@ pllm_error *pllm_engine_detokenize(const pllm_engine *engine,
                                    uint32_t flags,
                                    pllm_bytes **out_text);
 
-// Renders a conversation with the model's own chat template. The JSON is an array of messages
-// ([{"role": "user", "content": "..."}]) or an object with "messages" and what else the template reads
-// ("tools", "add_generation_prompt", ...). Add a request with the result without PLLM_TEXT_ADD_SPECIAL.
+// Renders a chat with the model's own template, as `apply_chat_template` of transformers 5.5.4 does. Add a request with the
+// result without PLLM_TEXT_ADD_SPECIAL.
+//
+// messages_json is an array of messages, [{"role": "user", "content": "..."}], or an object with "messages" and any of these
+// members. Each other member is a variable of the template.
+//
+// - "tools", "documents": arrays, null by default.
+// - "add_generation_prompt": true (default) ends the prompt where the assistant's answer begins.
+// - "continue_final_message": true ends the prompt behind the last message's content, so that the model continues it. Excludes
+//   "add_generation_prompt": true. Default false.
+// - "chat_template": the name of one of the model's templates. Default: "tool_use" if "tools" is given and the model has
+//   that template, else "default".
+// - "chat_template_content_format": "string" joins the text parts of a content that is an array by newlines before the
+//   template sees it, for templates that take only strings. Default "openai": content stays as it is.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT if the JSON is no chat, the template raises an error, or the chat or its prompt exceeds
+// max_prompt_bytes; PLLM_E_CAPACITY if the rendering exceeds a limit of docs/models.md; PLLM_E_MODEL if the template does not
+// compile; PLLM_E_UNSUPPORTED if the model has no template.
 PLLM_NODISCARD
 pllm_error *pllm_engine_render_chat(const pllm_engine *engine,
                                     const char *messages_json,

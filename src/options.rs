@@ -273,6 +273,9 @@ pub struct EngineOptions {
     /// Requests that may wait for their first step, and tokens they may have in all, before others are refused.
     pub max_waiting_requests: Option<usize>,
     pub max_waiting_tokens: Option<usize>,
+    /// Bytes of a text prompt, a chat or a text to tokenize at most. None: see `max_prompt_bytes()`.
+    #[serde(skip)]
+    pub max_prompt_bytes: Option<usize>,
     pub preemption: Preemption,
     /// Bytes of the host tier. 0: there is none.
     pub swap_bytes: u64,
@@ -321,6 +324,7 @@ impl Default for EngineOptions {
             memory_fraction: None,
             max_waiting_requests: None,
             max_waiting_tokens: None,
+            max_prompt_bytes: None,
             preemption: Preemption::Recompute,
             swap_bytes: 0,
             swap_dir: None,
@@ -338,6 +342,14 @@ impl EngineOptions {
     const MAX_BATCH_TOKENS: usize = 1 << 20;
     const MAX_SEQS: usize = 1 << 16;
     const MAX_THREADS: usize = 1024;
+    const PROMPT_BYTES_PER_TOKEN: usize = 64;
+    const MIN_DEFAULT_PROMPT_BYTES: usize = 1 << 20;
+
+    /// The limit in bytes of texts that are tokenized, for sequences of at most `max_model_len` tokens.
+    pub fn max_prompt_bytes(&self, max_model_len: usize) -> usize {
+        let default = max_model_len.saturating_mul(Self::PROMPT_BYTES_PER_TOKEN).max(Self::MIN_DEFAULT_PROMPT_BYTES);
+        self.max_prompt_bytes.unwrap_or(default)
+    }
 
     /// The most rows that one sequence has in a step.
     pub fn rows_at_once(&self) -> usize {

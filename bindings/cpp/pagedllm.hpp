@@ -445,6 +445,8 @@ struct Options {
 
     uint64_t max_waiting_requests = detail::options_defaults().max_waiting_requests;
     uint64_t max_waiting_tokens = detail::options_defaults().max_waiting_tokens;
+    // Maximum length in bytes of a text prompt, a chat or a text to tokenize. 0: 64 for each token of max_model_len, at least 1 MiB.
+    uint64_t max_prompt_bytes = detail::options_defaults().max_prompt_bytes;
     const ArenaView *arena = nullptr;  // null: the engine has its own
     uint64_t swap_bytes = detail::options_defaults().swap_bytes;
     std::string swap_path = {};  // empty: the host tier is memory
@@ -644,6 +646,7 @@ inline Status set_policies(pllm_engine_options &c, const Options &options) {
     }
     c.max_waiting_requests = options.max_waiting_requests;
     c.max_waiting_tokens = options.max_waiting_tokens;
+    c.max_prompt_bytes = options.max_prompt_bytes;
     c.swap_bytes = options.swap_bytes;
     set_text(c.swap_path, c.swap_path_len, options.swap_path);
     c.preemption = static_cast<uint32_t>(options.preemption);

@@ -111,6 +111,21 @@ func TestBadOptionsAreErrorsWithTheLibrarysMessage(t *testing.T) {
 	wantMessage(t, err, pagedllm.ErrOutOfMemory, "would not give the memory")
 }
 
+func TestTextsBeyondMaxPromptBytesAreRefused(t *testing.T) {
+	t.Parallel()
+	engine := open(t, hostSteps, func(o *pagedllm.Options) { o.MaxPromptBytes = 100 })
+	longest := strings.Repeat("x", 100)
+	if _, err := engine.Tokenize(longest, false); err != nil {
+		t.Error(err)
+	}
+	_, tokenize := engine.Tokenize(longest+"x", false)
+	_, add := engine.Queue().Add(pagedllm.Request{Prompt: longest + "x"})
+	_, render := engine.RenderChat([]pagedllm.Message{{Role: "user", Content: longest}})
+	for _, err := range []error{tokenize, add, render} {
+		wantMessage(t, err, pagedllm.ErrInvalidArgument, "max_prompt_bytes 100")
+	}
+}
+
 func TestNumbersThatCannotBeHeldAreRefusedAndDoNotWrapAround(t *testing.T) {
 	t.Parallel()
 	for name, field := range map[string]func(*pagedllm.Options) *int{
@@ -131,7 +146,7 @@ func TestNumbersThatCannotBeHeldAreRefusedAndDoNotWrapAround(t *testing.T) {
 		}
 	}
 	for _, options := range []pagedllm.Options{
-		{KVBytes: -1}, {QueueCapacity: -1}, {MaxWaitingRequests: -1}, {MaxWaitingTokens: -1}, {SwapBytes: -1}, {Ageing: -1},
+		{KVBytes: -1}, {QueueCapacity: -1}, {MaxWaitingRequests: -1}, {MaxWaitingTokens: -1}, {MaxPromptBytes: -1}, {SwapBytes: -1}, {Ageing: -1},
 	} {
 		_, err := options.Plan()
 		wantMessage(t, err, pagedllm.ErrInvalidArgument, " is -1: it must be from 0")

@@ -62,6 +62,9 @@ type Options struct {
 	MaxWaitingRequests int
 	// MaxWaitingTokens is how many tokens those may have to compute. 0: no limit.
 	MaxWaitingTokens int
+	// MaxPromptBytes is the maximum length in bytes of a text prompt, a chat or a text to tokenize. 0: 64 for each token of the
+	// engine's MaxModelLen, at least 1 MiB.
+	MaxPromptBytes int64
 	// Arena is the budget from which the KV pool takes its bytes, in place of KVBytes. nil: the engine has its own.
 	Arena *Arena
 	// SwapBytes is the size of the host tier, where requests and kept sequences that have to give way may wait. 0: there is none.
@@ -367,6 +370,7 @@ func (o *Options) toC(args *arguments) (*C.pllm_engine_options, error) {
 func (o *Options) setPolicies(args *arguments, c *C.pllm_engine_options) {
 	args.setUint64(&c.max_waiting_requests, "MaxWaitingRequests", int64(o.MaxWaitingRequests))
 	args.setUint64(&c.max_waiting_tokens, "MaxWaitingTokens", int64(o.MaxWaitingTokens))
+	args.setUint64(&c.max_prompt_bytes, "MaxPromptBytes", o.MaxPromptBytes)
 	args.setUint64(&c.swap_bytes, "SwapBytes", o.SwapBytes)
 	args.setText(&c.swap_path, &c.swap_path_len, o.SwapPath)
 	args.setUint32(&c.ageing_ms, "Ageing in milliseconds", int(wholeMilliseconds(o.Ageing)))

@@ -13,8 +13,8 @@ type Message struct {
 
 // RenderChat renders a conversation with the model's own chat template. The conversation is a []Message, or anything that
 // encoding/json turns into an array of messages or into an object with "messages" and what else the template reads
-// ("tools", "add_generation_prompt", ...); json.RawMessage goes through as it is. Add a request with the result as a
-// RawPrompt.
+// ("tools", "add_generation_prompt", ...); json.RawMessage goes through as it is. The manual lists the options, such as
+// "continue_final_message", at pllm_engine_render_chat. Add a request with the result as a RawPrompt.
 func (e *Engine) RenderChat(conversation any) (string, error) {
 	messages, err := json.Marshal(conversation)
 	if err != nil {

@@ -54,6 +54,9 @@ export interface Options {
   maxWaitingRequests?: number | bigint;
   /** Tokens that those may have to compute. */
   maxWaitingTokens?: number | bigint;
+  /** Maximum length in bytes of a text prompt, a chat or a text to tokenize. Default: 64 for each token of the engine's
+   * maxModelLen, at least 1 MiB. */
+  maxPromptBytes?: number | bigint;
   /** Who comes first: who came first; the higher priority; or whoever is likely to generate the fewest tokens, as many as those
    * before that were allowed about as many. */
   order?: 'firstCome' | 'priority' | 'shortestPredicted';
@@ -590,7 +593,8 @@ export class Engine {
   /** The tokens' text. */
   detokenize(tokens: ArrayLike<number> & Iterable<number>, options?: { skipSpecial?: boolean }): Promise<string>;
   /** Renders a conversation, [{ role: 'user', content: '...' }, ...], with the model's own template; or an object with `messages`
-   * and what else the template reads. The result is a prompt for addSpecial: false. */
+   * and what else the template reads. The manual lists the options, such as `continue_final_message`, at
+   * pllm_engine_render_chat. The result is a prompt for addSpecial: false. */
   renderChat(messages: object): Promise<string>;
 
   /** The model and the limits it is served with. */

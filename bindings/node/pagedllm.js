@@ -76,7 +76,7 @@ const Options = struct(
   [u32, 'preemption order ageingMs batching prefillBudget allocation'], [pointer, 'tracePath'], [u64, 'tracePathLen'],
   [pointer, 'journalPath'], [u64, 'journalPathLen'], [pointer, 'modelName'], [u64, 'modelNameLen'],
   [u32, 'weightFormat weightGroup'], [pointer, 'packedPath'], [u64, 'packedPathLen'],
-  [pointer, 'cpus'], [u64, 'cpusLen'], ['float', 'memoryFraction'], [u32, 'reserved2']);
+  [pointer, 'cpus'], [u64, 'cpusLen'], ['float', 'memoryFraction'], [u32, 'reserved2'], [u64, 'maxPromptBytes']);
 const Dry = struct(
   ['float', 'multiplier base'], [u32, 'allowedLength penaltyLastN'], [texts, 'sequenceBreakers'], [lengths, 'sequenceBreakerLens'],
   [u64, 'sequenceBreakerCount']);

@@ -486,7 +486,8 @@ _Options = _struct(
     batching=c_uint32, prefill_budget=c_uint32, allocation=c_uint32, trace_path=c_char_p, trace_path_len=c_uint64,
     journal_path=c_char_p, journal_path_len=c_uint64, model_name=c_char_p, model_name_len=c_uint64, weight_format=c_uint32,
     weight_group=c_uint32, packed_path=c_char_p, packed_path_len=c_uint64,
-    cpus=c_char_p, cpus_len=c_uint64, memory_fraction=c_float, reserved2=c_uint32)
+    cpus=c_char_p, cpus_len=c_uint64, memory_fraction=c_float, reserved2=c_uint32,
+    max_prompt_bytes=c_uint64)
 _Dry = _struct(
     "_Dry", multiplier=c_float, base=c_float, allowed_length=c_uint32, penalty_last_n=c_uint32, sequence_breakers=_Texts,
     sequence_breaker_lens=_Lengths, sequence_breaker_count=c_uint64)
@@ -1114,6 +1115,8 @@ class Engine:
     seed: seeds the requests that bring none of their own.
     max_waiting_requests: that may wait for their first step before others are refused (Code.CAPACITY); one may always wait.
     max_waiting_tokens: that those may have to compute.
+    max_prompt_bytes: maximum length in bytes of a text prompt, a chat or a text to tokenize. None: 64 for each token of the engine's
+        max_model_len, at least 1 MiB.
     order: who comes first. ageing_ms: the more, the longer who stands behind has to wait.
     batching: what a step is made of. prefill_budget: of prompt tokens, for two of the batchings.
     allocation: for how many of its tokens a request needs room before it begins.
@@ -1134,6 +1137,7 @@ class Engine:
                  max_seqs: Optional[int] = None, max_batch_tokens: Optional[int] = None, prefill_chunk: Optional[int] = None,
                  block_size: Optional[int] = None, kv_dtype: Optional[DType] = None, isa: Optional[Isa] = None,
                  seed: Optional[int] = None, max_waiting_requests: Optional[int] = None, max_waiting_tokens: Optional[int] = None,
+                 max_prompt_bytes: Optional[int] = None,
                  order: Optional[Order] = None, ageing_ms: Optional[int] = None, batching: Optional[Batching] = None,
                  prefill_budget: Optional[int] = None, allocation: Optional[Allocation] = None,
                  preemption: Optional[Preemption] = None, swap_bytes: Optional[int] = None, swap_path: Optional[Path] = None,
@@ -1147,8 +1151,8 @@ class Engine:
         options = _c_options(
             model_path, device=device, kv_bytes=kv_bytes, threads=threads, max_model_len=max_model_len, max_seqs=max_seqs,
             max_batch_tokens=max_batch_tokens, prefill_chunk=prefill_chunk, block_size=block_size, kv_dtype=kv_dtype, isa=isa,
-            seed=seed, max_waiting_requests=max_waiting_requests, max_waiting_tokens=max_waiting_tokens, order=order,
-            ageing_ms=ageing_ms, batching=batching, prefill_budget=prefill_budget, allocation=allocation, preemption=preemption,
+            seed=seed, max_waiting_requests=max_waiting_requests, max_waiting_tokens=max_waiting_tokens,
+            max_prompt_bytes=max_prompt_bytes, order=order, ageing_ms=ageing_ms, batching=batching, prefill_budget=prefill_budget, allocation=allocation, preemption=preemption,
             swap_bytes=swap_bytes, swap_path=swap_path, trace_path=trace_path, journal_path=journal_path,
             model_name=model_name, weight_format=weight_format, weight_group=weight_group, packed_path=packed_path,
             cpus=cpus, queue_capacity=queue_capacity,
@@ -1491,7 +1495,8 @@ class Engine:
 
     def render_chat(self, messages: Union[Sequence[Mapping[str, Any]], Mapping[str, Any]]) -> str:
         """Renders a conversation, [{"role": "user", "content": "..."}, ...], with the model's own template; or a mapping with
-        "messages" and what else the template reads. Add the result with add_special=False."""
+        "messages" and what else the template reads. The manual lists the options, such as "continue_final_message", at
+        pllm_engine_render_chat. Add the result with add_special=False."""
         utf8, text = json.dumps(messages).encode(), c_void_p()
         with self._handle as engine:
             _lib.pllm_engine_render_chat(engine, utf8, len(utf8), byref(text))

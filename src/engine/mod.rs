@@ -186,8 +186,11 @@ impl Parts {
     /// Loads the model onto a backend.
     fn load<B: Backend + 'static>(backend: B, options: &EngineOptions, progress: LoadProgress) -> Result<Parts> {
         let mut files = model_files(options)?;
-        let text = if options.skip_tokenizer { None } else { Some(Text::load(&options.model_dir)?) };
+        let mut text = if options.skip_tokenizer { None } else { Some(Text::load(&options.model_dir)?) };
         let memory = MemoryPlan::of(&files, &backend, options)?;
+        if let Some(text) = &mut text {
+            text.limit_prompts(options.max_prompt_bytes(memory.max_model_len));
+        }
         files.spec.fit(memory.max_model_len);
         let mut info = ModelInfo {
             architecture: files.architecture,

@@ -236,7 +236,7 @@ impl Engine {
     pub(super) fn prompt_tokens(&self, prompt: Prompt, add_special: bool, most: Option<usize>) -> Result<Vec<u32>> {
         let mut tokens = match prompt {
             Prompt::Text(text) if text.is_empty() => Vec::new(),
-            Prompt::Text(text) => self.encode(&text, add_special)?,
+            Prompt::Text(text) => self.text()?.encode(&text, add_special)?,
             Prompt::Tokens(tokens) => tokens,
         };
         self.check_tokens("prompt", &tokens)?;
@@ -254,16 +254,6 @@ impl Engine {
             Some(i) => Err(Error::invalid(format!("{what} token {i} is {}, beyond the vocabulary of {vocab} tokens", tokens[i]))),
             None => Ok(()),
         }
-    }
-
-    /// A text that could never fit is refused before the tokenizer takes a multiple of its size.
-    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        const MOST_BYTES_PER_TOKEN: usize = 1024;
-        let (len, most) = (text.len(), self.info.memory.max_model_len);
-        if len / MOST_BYTES_PER_TOKEN > most {
-            return Err(Error::invalid(format!("prompt is {len} bytes, max_model_len is {most} tokens: shorten the prompt")));
-        }
-        self.text()?.encode(text, add_special)
     }
 
     /// The length at which a sequence that has `len` tokens now ends.

@@ -218,6 +218,10 @@ pub struct pllm_engine_options {
     pub memory_fraction: f32,
     /// Must be 0.
     pub reserved2: u32,
+    /// Maximum length in bytes of a text prompt, of a chat's JSON and the prompt it renders to, and of a text to tokenize. Longer ones
+    /// are refused with PLLM_E_INVALID_ARGUMENT before they are tokenized. 0 (default): 64 for each token of the engine's
+    /// max_model_len, at least 1048576.
+    pub max_prompt_bytes: u64,
 }
 
 /// Told how many bytes of weights have been read, of how many in all, on the thread that creates the engine. Any other
@@ -278,6 +282,7 @@ unsafe impl Versioned for pllm_engine_options {
             cpus_len: PLLM_NUL_TERMINATED,
             memory_fraction: 0.0,
             reserved2: 0,
+            max_prompt_bytes: 0,
         }
     }
 }
@@ -296,8 +301,7 @@ impl pllm_engine_options {
         // SAFETY: the caller's contract.
         let device = if c.device.is_null() { "cpu" } else { unsafe { string("device", c.device, c.device_len) }? };
         known_flags("flags", c.flags, PLLM_ENGINE_SKIP_TOKENIZER | PLLM_ENGINE_NO_PREFIX_CACHE | PLLM_ENGINE_BATCH_INVARIANT)?;
-        known_flags("reserved", c.reserved, 0)?;
-        known_flags("reserved2", c.reserved2, 0)?;
+        [("reserved", c.reserved), ("reserved2", c.reserved2)].into_iter().try_for_each(|(name, value)| known_flags(name, value, 0))?;
         // SAFETY: the caller's contract.
         let model_name = if c.model_name.is_null() { None } else { Some(unsafe { string("model_name", c.model_name, c.model_name_len) }?) };
         // SAFETY: the caller's contract.
@@ -332,6 +336,7 @@ impl pllm_engine_options {
             memory_fraction: (c.memory_fraction != 0.0).then_some(c.memory_fraction),
             max_waiting_requests: limit(c.max_waiting_requests),
             max_waiting_tokens: limit(c.max_waiting_tokens),
+            max_prompt_bytes: limit(c.max_prompt_bytes),
             queue_capacity: match c.queue_capacity {
                 // Programs of the first release know neither the field nor a bound.
                 0 if c.struct_size <= Self::FIRST_SIZE as u64 => usize::MAX,

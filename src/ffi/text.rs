@@ -16,7 +16,8 @@ impl pllm_bytes {
     }
 }
 
-/// Turns text into token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0.
+/// Turns text into token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0. A text of more than max_prompt_bytes (pllm_engine_options) is
+/// PLLM_E_INVALID_ARGUMENT.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_tokenize(
@@ -58,9 +59,24 @@ pub unsafe extern "C" fn pllm_engine_detokenize(
     })
 }
 
-/// Renders a conversation with the model's own chat template. The JSON is an array of messages
-/// ([{"role": "user", "content": "..."}]) or an object with "messages" and what else the template reads
-/// ("tools", "add_generation_prompt", ...). Add a request with the result without PLLM_TEXT_ADD_SPECIAL.
+/// Renders a chat with the model's own template, as `apply_chat_template` of transformers 5.5.4 does. Add a request with the
+/// result without PLLM_TEXT_ADD_SPECIAL.
+///
+/// messages_json is an array of messages, [{"role": "user", "content": "..."}], or an object with "messages" and any of these
+/// members. Each other member is a variable of the template.
+///
+/// - "tools", "documents": arrays, null by default.
+/// - "add_generation_prompt": true (default) ends the prompt where the assistant's answer begins.
+/// - "continue_final_message": true ends the prompt behind the last message's content, so that the model continues it. Excludes
+///   "add_generation_prompt": true. Default false.
+/// - "chat_template": the name of one of the model's templates. Default: "tool_use" if "tools" is given and the model has
+///   that template, else "default".
+/// - "chat_template_content_format": "string" joins the text parts of a content that is an array by newlines before the
+///   template sees it, for templates that take only strings. Default "openai": content stays as it is.
+///
+/// Errors: PLLM_E_INVALID_ARGUMENT if the JSON is no chat, the template raises an error, or the chat or its prompt exceeds
+/// max_prompt_bytes; PLLM_E_CAPACITY if the rendering exceeds a limit of docs/models.md; PLLM_E_MODEL if the template does not
+/// compile; PLLM_E_UNSUPPORTED if the model has no template.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_render_chat(

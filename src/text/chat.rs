@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value as Json};
 
 use super::jinja::{self, Failure, Kind, Tree};
-use super::read_if_there;
 use super::special_tokens::SpecialTokens;
+use super::{on_stack, read_if_there};
 use crate::error::{Error, Result};
 use crate::sys::{files, threads};
 
@@ -49,8 +49,7 @@ impl Chat {
     }
 
     pub fn render(&self, json: &str) -> Result<String> {
-        let rendered = threads::with_stack(jinja::STACK_BYTES, || self.render_chat(json))?;
-        rendered.unwrap_or_else(|panic| Err(Error::internal(format!("a defect of the library ended a rendering: {panic}"))))
+        on_stack(jinja::STACK_BYTES, || self.render_chat(json))
     }
 
     fn render_chat(&self, json: &str) -> Result<String> {

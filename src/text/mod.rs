@@ -16,8 +16,8 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use crate::error::{Error, Result, try_concat, try_copy};
-use crate::sys::files;
 use crate::sys::quiet::no_panic;
+use crate::sys::{files, threads};
 use boundary_tokens::BoundaryTokens;
 use chat::Chat;
 use special_tokens::SpecialTokens;
@@ -25,6 +25,16 @@ use tokenizer::Tokenizer;
 
 /// Larger files are refused rather than read: the largest published tokenizer.json has about 35 MB.
 const MAX_FILE_BYTES: u64 = 512 << 20;
+
+/// The stack on which the files are read. Nested JSON and patterns take some, a chat template most.
+const LOAD_STACK_BYTES: usize = jinja::STACK_BYTES + (1 << 20);
+/// The stack on which the tokenizer works.
+const STACK_BYTES: usize = 1 << 20;
+
+/// Runs `body` with so many bytes of stack, whatever the host's thread has.
+fn on_stack<T: Send>(bytes: usize, body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    threads::with_stack(bytes, body)?.unwrap_or_else(|panic| Err(Error::internal(format!("a panic in the text module: {panic}"))))
+}
 
 /// The model's text side: tokenizer, special tokens and chat template. Immutable and Sync.
 #[derive(Debug)]
@@ -34,6 +44,8 @@ pub struct Text {
     boundary: Option<BoundaryTokens>,
     eos: Option<u32>,
     chat: Chat,
+    /// The length in bytes above which prompts and chats are refused.
+    max_prompt_bytes: usize,
 }
 
 impl Text {
@@ -41,22 +53,46 @@ impl Text {
     /// `chat_template.jinja` where they are there. As in transformers, `chat_template.jinja` wins over
     /// the template in the config.
     pub fn load(dir: &Path) -> Result<Text> {
+        on_stack(LOAD_STACK_BYTES, || Text::read(dir))
+    }
+
+    fn read(dir: &Path) -> Result<Text> {
         let tokenizer = Tokenizer::load(&dir.join("tokenizer.json"))?;
         let config = read_config(&dir.join("tokenizer_config.json"))?;
         let tokens = SpecialTokens::load(dir, &config, tokenizer.padding_token())?;
         let eos = tokens.get("eos_token").and_then(|token| tokenizer.token_id(token));
         let boundary = BoundaryTokens::load(dir, &config, &tokens, &tokenizer)?;
         let chat = Chat::load(dir, &config, tokens)?;
-        Ok(Text { tokenizer, boundary, eos, chat })
+        Ok(Text { tokenizer, boundary, eos, chat, max_prompt_bytes: usize::MAX })
+    }
+
+    /// Refuses prompts and chats of more bytes from now on. The default is no limit.
+    pub fn limit_prompts(&mut self, max_bytes: usize) {
+        self.max_prompt_bytes = max_bytes;
+    }
+
+    /// The tokenizer and the template take a multiple of a text's size, so the size is checked first.
+    fn check_size(&self, what: &str, text: &str) -> Result<()> {
+        let (len, max) = (text.len(), self.max_prompt_bytes);
+        if len > max {
+            return Err(Error::invalid(format!(
+                "the {what} is too long ({len} bytes, max_prompt_bytes {max}); shorten it or raise max_prompt_bytes"
+            )));
+        }
+        Ok(())
     }
 
     /// The tokens of `text`. With `add_special`, also what the tokenizer puts around a prompt (such as
     /// the first token); the names of special tokens within the text become these tokens either way.
+    ///
+    /// # Errors
+    /// The text is longer than `max_prompt_bytes`, or the tokenizer cannot encode it.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        match &self.boundary {
+        self.check_size("text", text)?;
+        on_stack(STACK_BYTES, || match &self.boundary {
             Some(boundary) if add_special => boundary.around(&self.tokenizer.encode(text, false)?),
             _ => self.tokenizer.encode(text, add_special),
-        }
+        })
     }
 
     /// `text` as the tokenizer itself writes it: at the beginning, after a space, and after something else that no token joins to
@@ -76,7 +112,7 @@ impl Text {
     /// The text of `tokens`; bytes that are no UTF-8 become U+FFFD. A token that the vocabulary does
     /// not have is an error.
     pub fn decode(&self, tokens: &[u32], skip_special: bool) -> Result<String> {
-        self.tokenizer.decode(tokens, skip_special)
+        on_stack(STACK_BYTES, || self.tokenizer.decode(tokens, skip_special))
     }
 
     /// How many tokens the tokenizer has, the added ones included. The model may have more rows.
@@ -86,7 +122,7 @@ impl Text {
 
     /// The bytes that each token stands for within a text, for a model whose logits have so many `rows`.
     pub fn token_bytes(&self, rows: usize) -> Result<TokenBytes> {
-        TokenBytes::of(&self.tokenizer, rows)
+        on_stack(STACK_BYTES, || TokenBytes::of(&self.tokenizer, rows))
     }
 
     /// The token that ends a sequence, where the tokenizer's files name one.
@@ -98,9 +134,13 @@ impl Text {
     /// `messages` and options: see `pllm_engine_render_chat`.
     ///
     /// # Errors
-    /// The JSON is no chat, the model has no template for it, or the template raises an error.
+    /// The JSON is no chat, the model has no template for it, the template raises an error, or the chat
+    /// or its prompt are longer than `max_prompt_bytes`.
     pub fn render_chat(&self, json: &str) -> Result<String> {
-        self.chat.render(json)
+        self.check_size("chat", json)?;
+        let prompt = self.chat.render(json)?;
+        self.check_size("chat's prompt", &prompt)?;
+        Ok(prompt)
     }
 }
 
@@ -197,6 +237,74 @@ mod tests {
             }
         }
         assert!(seen > 60, "only {seen}");
+    }
+
+    /// The text of one token after another, as a sequence's outputs show it.
+    fn streamed(text: &Text, tokens: &[u32]) -> String {
+        let (mut stream, mut out) = (Detokenizer::new(false), String::new());
+        tokens.iter().for_each(|&token| stream.push(text, token, &mut out).unwrap());
+        out
+    }
+
+    #[test]
+    fn tokenizers_work_on_a_small_stack() {
+        let nested = |kind: &str, part: &str| {
+            let open = format!(r#"{{"type": "Sequence", "{kind}": ["#);
+            format!("{}{part}{}", open.repeat(4), "]}".repeat(4))
+        };
+        let deepest = format!(
+            r#"{{"version": "1.0", "added_tokens": [], "normalizer": {}, "pre_tokenizer": {}, "decoder": {},
+               "model": {{"type": "BPE", "vocab": {{"a": 0, "b": 1}}, "merges": []}}}}"#,
+            nested("normalizers", r#"{"type": "Lowercase"}"#),
+            nested(
+                "pretokenizers",
+                r#"{"type": "Split", "pattern": {"Regex": "a(?:b|(?:a|(?:b)))"}, "behavior": "Isolated", "invert": false}"#
+            ),
+            nested("decoders", r#"{"type": "Fuse"}"#),
+        );
+        let dir = fresh_dir("deepest");
+        fs::write(dir.join("tokenizer.json"), deepest).unwrap();
+        let dirs = ["byte_level", "llama2", "metaspace"].map(|name| golden_dir().join(name)).into_iter().chain([dir]);
+        let everything = move || {
+            for dir in dirs {
+                let text = Text::load(&dir).unwrap();
+                let tokens = text.encode(&"a b ab\n".repeat(1000), true).unwrap();
+                assert!(text.decode(&tokens, true).unwrap().contains("ab"));
+                assert!(streamed(&text, &tokens[..40]).contains('b'));
+                text.token_bytes(text.vocab_size()).unwrap();
+                text.spellings("ab").unwrap();
+            }
+        };
+        std::thread::Builder::new().stack_size(64 << 10).spawn(everything).unwrap().join().unwrap();
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn hosts_rounding_mode_does_not_change_tokens() {
+        // -0.1 + -0.2 is the score of "ab" in the standard mode, and more than that if sums are rounded up.
+        let tokenizer = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "Unigram", "unk_id": 0,
+            "vocab": [["?", -9.0], ["a", -0.1], ["b", -0.2], ["ab", -0.30000000000000004]]}}"#;
+        let dir = fresh_dir("rounding");
+        fs::write(dir.join("tokenizer.json"), tokenizer).unwrap();
+        let encoded = || Text::load(&dir).unwrap().encode("ab", false).unwrap();
+        assert_eq!(encoded(), [3]);
+        assert_eq!(crate::sys::float::rounding_up(encoded), [3]);
+    }
+
+    #[test]
+    fn text_longer_than_the_limit_is_refused_before_it_is_tokenized() {
+        let template = r#"{"chat_template": "{{ messages[0].content * 3 }}"}"#;
+        let mut text = Text::load(&model_dir("limit", &[("tokenizer_config.json", template)])).unwrap();
+        text.limit_prompts(50);
+        assert_eq!(text.encode(&"a".repeat(50), false).unwrap().len(), 50);
+        let refused = |error: Error, words: &str| {
+            assert_eq!(error.code(), Code::InvalidArgument);
+            assert!(error.message().contains(words), "{error}");
+        };
+        refused(text.encode(&"a".repeat(51), false).unwrap_err(), "the text is too long (51 bytes, max_prompt_bytes 50)");
+        refused(text.render_chat(&" ".repeat(51)).unwrap_err(), "the chat is too long (51 bytes, max_prompt_bytes 50)");
+        let chat = r#"[{"content": "aaaaaaaaaaaaaaaaaaaa"}]"#;
+        refused(text.render_chat(chat).unwrap_err(), "the chat's prompt is too long (60 bytes, max_prompt_bytes 50)");
     }
 
     #[test]

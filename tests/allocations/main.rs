@@ -390,12 +390,21 @@ fn refuse_each(operation: &Operation) -> usize {
     unreachable!()
 }
 
+/// Runs a test on a thread with so much stack that the library needs no temporary thread for text: the allocator counts and
+/// refuses by thread.
+fn on_deep_stack(test: fn()) {
+    let thread = std::thread::Builder::new().stack_size(256 << 20).spawn(test).unwrap();
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
 #[test]
 fn whatever_allocation_is_refused_only_its_own_request_can_fail() {
-    for operation in OPERATIONS {
-        let refused = refuse_each(operation);
-        println!("{}: {refused} allocations were refused, one by one", operation.name);
-    }
+    on_deep_stack(|| {
+        for operation in OPERATIONS {
+            let refused = refuse_each(operation);
+            println!("{}: {refused} allocations were refused, one by one", operation.name);
+        }
+    });
 }
 
 /// As the model's files have them, and in whole numbers: the embedding and the head in 8 bits, the rest in 4.
@@ -411,23 +420,25 @@ fn make_one(weight_format: Option<WeightFormat>) -> Result<()> {
 
 #[test]
 fn an_engine_that_cannot_be_made_leaves_nothing_behind() {
-    for weights in WEIGHTS {
-        make_one(weights).unwrap();
-        let mut refusals = 0;
-        for passed in 0.. {
-            let before = live();
-            let (result, refused) = refusing(passed, || make_one(weights));
-            if !refused {
-                break;
+    on_deep_stack(|| {
+        for weights in WEIGHTS {
+            make_one(weights).unwrap();
+            let mut refusals = 0;
+            for passed in 0.. {
+                let before = live();
+                let (result, refused) = refusing(passed, || make_one(weights));
+                if !refused {
+                    break;
+                }
+                refusals += 1;
+                assert!(matches!(&result, Err(error) if error.code() == Code::OutOfMemory), "{weights:?}, after {passed}: {result:?}");
+                drop(result);
+                assert_eq!(live(), before, "{weights:?}, after {passed}: bytes are lost");
             }
-            refusals += 1;
-            assert!(matches!(&result, Err(error) if error.code() == Code::OutOfMemory), "{weights:?}, after {passed}: {result:?}");
-            drop(result);
-            assert_eq!(live(), before, "{weights:?}, after {passed}: bytes are lost");
+            println!("{weights:?}: {refusals} allocations were refused, one by one");
+            assert!(refusals > 5);
         }
-        println!("{weights:?}: {refusals} allocations were refused, one by one");
-        assert!(refusals > 5);
-    }
+    });
 }
 
 /// The first column of the tables in docs/allocations.md.
@@ -438,25 +449,27 @@ fn listed() -> BTreeSet<String> {
 
 #[test]
 fn large_allocations_that_cannot_fail_are_listed() {
-    let mut found: BTreeSet<Site> = census(|| {
-        WEIGHTS.into_iter().for_each(|weights| make_one(weights).unwrap());
-    });
-    for operation in OPERATIONS {
+    on_deep_stack(|| {
+        let mut found: BTreeSet<Site> = census(|| {
+            WEIGHTS.into_iter().for_each(|weights| make_one(weights).unwrap());
+        });
+        for operation in OPERATIONS {
+            let mut world = World::new();
+            let subject = (operation.before)(&mut world);
+            found.append(&mut census(|| (operation.watched)(&mut world, subject).unwrap()));
+            found.append(&mut census(|| world.drain()));
+        }
         let mut world = World::new();
-        let subject = (operation.before)(&mut world);
-        found.append(&mut census(|| (operation.watched)(&mut world, subject).unwrap()));
-        found.append(&mut census(|| world.drain()));
-    }
-    let mut world = World::new();
-    found.append(&mut census(|| {
-        let grammar = Some(Grammar::JsonSchema(r#"{"type": "object", "properties": {"name": {"type": "string"}}}"#.into()));
-        let sampling = SamplingParams { grammar, ..SamplingParams::default() };
-        add(&mut world, Request::new(long_prompt(3), sampling)).unwrap();
-        world.drain();
-    }));
-    let listed = listed();
-    let unlisted: Vec<&Site> = found.iter().filter(|site| !listed.contains(&site.name())).collect();
-    assert!(unlisted.is_empty(), "make them fallible, or list them in docs/allocations.md: {unlisted:#?}");
-    let found: BTreeSet<String> = found.iter().map(Site::name).collect();
-    assert_eq!(found, listed, "docs/allocations.md lists what is there no more");
+        found.append(&mut census(|| {
+            let grammar = Some(Grammar::JsonSchema(r#"{"type": "object", "properties": {"name": {"type": "string"}}}"#.into()));
+            let sampling = SamplingParams { grammar, ..SamplingParams::default() };
+            add(&mut world, Request::new(long_prompt(3), sampling)).unwrap();
+            world.drain();
+        }));
+        let listed = listed();
+        let unlisted: Vec<&Site> = found.iter().filter(|site| !listed.contains(&site.name())).collect();
+        assert!(unlisted.is_empty(), "make them fallible, or list them in docs/allocations.md: {unlisted:#?}");
+        let found: BTreeSet<String> = found.iter().map(Site::name).collect();
+        assert_eq!(found, listed, "docs/allocations.md lists what is there no more");
+    });
 }

@@ -2230,6 +2230,36 @@ static void the_higher_priority_comes_first(void) {
     pllm_engine_free(engine);
 }
 
+static void texts_beyond_max_prompt_bytes_are_refused(void) {
+    static char text[(1 << 20) + 2];
+    memset(text, ' ', sizeof text - 1);
+    pllm_engine *engine = NULL;
+    pllm_engine_options options = options_for(model_dir);
+    pllm_tokens *tokens = NULL;
+    pllm_bytes *prompt = NULL;
+    pllm_request request;
+    pllm_request_init(&request, sizeof request);
+    request.prompt = text;
+    uint64_t id = 77;
+    options.max_prompt_bytes = 100;
+    if (!OK(pllm_engine_create(&options, &engine))) return;
+    OK(pllm_engine_tokenize(engine, text, 100, 0, &tokens));
+    pllm_tokens_free(tokens);
+    INVALID(pllm_engine_tokenize(engine, text, 101, 0, &tokens));
+    request.prompt_len = 101;
+    INVALID(pllm_engine_add_request(engine, &request, &id));
+    INVALID(pllm_engine_render_chat(engine, text, 101, &prompt));
+    CHECK(id == 77);
+    pllm_engine_free(engine);
+    // The default: 64 bytes for each token of max_model_len, at least 1 MiB.
+    options.max_prompt_bytes = 0;
+    if (!OK(pllm_engine_create(&options, &engine))) return;
+    OK(pllm_engine_tokenize(engine, text, 1 << 20, 0, &tokens));
+    pllm_tokens_free(tokens);
+    INVALID(pllm_engine_tokenize(engine, text, (1 << 20) + 1, 0, &tokens));
+    pllm_engine_free(engine);
+}
+
 static void too_much_that_waits_is_refused_with_the_numbers(void) {
     pllm_engine_options options = options_for(golden_dir);
     pllm_engine *few = NULL, *little = NULL;
@@ -3063,6 +3093,7 @@ int main(int argc, char **argv) {
     with_the_golden();
     with_the_bundled_model();
     the_higher_priority_comes_first();
+    texts_beyond_max_prompt_bytes_are_refused();
     too_much_that_waits_is_refused_with_the_numbers();
     admission_is_told_beforehand_and_adds_nothing();
     admissions_and_arenas_have_the_size_of_some_version();

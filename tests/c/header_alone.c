@@ -56,7 +56,7 @@ ALWAYS(PLLM_TEXT_ADD_SPECIAL == 1 && PLLM_TEXT_SKIP_SPECIAL == 2);
 // Offsets, on machines with pointers of 8 bytes.
 #if UINTPTR_MAX == UINT64_MAX
 
-SIZE(pllm_engine_options, 288);
+SIZE(pllm_engine_options, 296);
 AT(pllm_engine_options, struct_size, 0);
 AT(pllm_engine_options, model_path, 8);
 AT(pllm_engine_options, model_path_len, 16);
@@ -103,6 +103,7 @@ AT(pllm_engine_options, cpus, 264);
 AT(pllm_engine_options, cpus_len, 272);
 AT(pllm_engine_options, memory_fraction, 280);
 AT(pllm_engine_options, reserved2, 284);
+AT(pllm_engine_options, max_prompt_bytes, 288);
 
 SIZE(pllm_plan, 112);
 AT(pllm_plan, struct_size, 0);

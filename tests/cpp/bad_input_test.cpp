@@ -272,6 +272,16 @@ TEST_F(BadInput, as_a_second_stepper_is_busy) {
     EXPECT_TRUE(ok(engine.step()));
     EXPECT_TRUE(ok(engine.start()));
 }
+TEST(BadInputBeyondALimit, is_text_longer_than_max_prompt_bytes) {
+    pagedllm::Options options = light_options();
+    options.max_prompt_bytes = 100;
+    pagedllm::Engine engine = pagedllm::Engine::create(options).value();
+    const std::string longest(100, 'x');
+    EXPECT_TRUE(engine.tokenize(longest));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.tokenize(longest + "x")));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.generate({longest + "x"})));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.render_chat("[{\"role\": \"user\", \"content\": \"" + longest + "\"}]")));
+}
 
 TEST(BadInputWithoutTokenizer, is_text) {
     pagedllm::Options options = light_options();

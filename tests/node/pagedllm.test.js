@@ -818,6 +818,15 @@ describe('scheduling', () => {
 });
 
 describe('admitting', () => {
+  it('refuses texts beyond maxPromptBytes', () => withEngine({ hostSteps: true, maxPromptBytes: 100 }, async (engine) => {
+    const chat = [{ role: 'user', content: 'x'.repeat(100) }];
+    for (const call of [() => engine.tokenize('x'.repeat(101)), () => engine.renderChat(chat),
+      () => engine.add({ ...ENDLESS, prompt: 'x'.repeat(101) })]) {
+      await refused('INVALID_ARGUMENT', 'max_prompt_bytes 100', call);
+    }
+    await engine.tokenize('x'.repeat(100));
+  }));
+
   it('refuses what would only wait', async () => {
     for (const [limit, waits] of [[{ maxWaitingRequests: 1 }, '1 requests wait'], [{ maxWaitingTokens: 5 }, '2 tokens wait']]) {
       await withEngine({ hostSteps: true, ...limit }, async (engine) => {

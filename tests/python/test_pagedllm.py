@@ -1099,6 +1099,13 @@ class Scheduling(Case):
 
 
 class Admitting(Case):
+    def test_texts_beyond_max_prompt_bytes_are_refused(self):
+        with open_engine(host_steps=True, max_prompt_bytes=100) as engine:
+            chat = [{"role": "user", "content": "x" * 100}]
+            for call in (lambda: engine.tokenize("x" * 101), lambda: engine.add("x" * 101, ENDLESS), lambda: engine.render_chat(chat)):
+                self.assertRefused(Code.INVALID_ARGUMENT, "max_prompt_bytes 100", call)
+            engine.tokenize("x" * 100)
+
     def test_what_would_only_wait_is_refused(self):
         for limit, waits in (({"max_waiting_requests": 1}, "1 requests wait"), ({"max_waiting_tokens": 5}, "2 tokens wait")):
             with self.subTest(limit), open_engine(host_steps=True, **limit) as engine:

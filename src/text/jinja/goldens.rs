@@ -48,7 +48,10 @@ fn stored_templates_render_as_in_jinja2() {
 fn random_templates_render_as_in_jinja2() {
     let script = goldens().join("make_templates.py");
     let seed = std::env::var("PAGEDLLM_TEMPLATE_SEED").unwrap_or_else(|_| "2".to_string());
-    let output = Command::new("python3").args([script.to_str().unwrap(), "--random", "2000", &seed]).output();
+    let output = Command::new("python3")
+        .args([script.to_str().unwrap(), "--random", "2000", &seed])
+        .env("PYTHONPATH", Path::new(env!("CARGO_MANIFEST_DIR")).join("build/references"))
+        .output();
     let Some(output) = output.ok().filter(|output| output.status.success()) else {
         return eprintln!("skipped: python3 with jinja2 is needed to make random templates");
     };

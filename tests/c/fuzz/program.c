@@ -360,6 +360,7 @@ static void choose_policies(worker *w, pllm_engine_options *o) {
     if (below(w, 2)) o->prefill_budget = 1 + below(w, 32);
     if (one_in(w, 3)) o->max_waiting_requests = 1 + below(w, 3);
     if (one_in(w, 3)) o->max_waiting_tokens = 1 + byte(w);
+    if (one_in(w, 8)) o->max_prompt_bytes = 1 + byte(w);
 }
 
 static void choose_memory(worker *w, pllm_engine_options *o) {

@@ -101,8 +101,7 @@ pub(in crate::text::tokenizer) fn bpe_merges(model: &Json) -> Result<Vec<(String
     let vocabulary = model["vocab"].as_object();
     let known = |token: &str| vocabulary.is_some_and(|vocabulary| vocabulary.contains_key(token));
     let prefix = model["continuing_subword_prefix"].as_str().unwrap_or_default();
-    let mut merges = Vec::new();
-    merges.try_reserve_exact(list.len()).map_err(|_| refusal("model.merges", "not enough memory", "use a smaller model"))?;
+    let mut merges = Vec::with_capacity(list.len());
     let mut merged = String::new();
     for (i, entry) in list.iter().enumerate() {
         if entry.as_str().is_some_and(|line| line.starts_with("#version")) {
