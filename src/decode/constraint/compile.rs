@@ -8,6 +8,7 @@ use llguidance::TokenParser;
 use llguidance::api::{GrammarInit, ParserLimits, StopReason, TopLevelGrammar};
 use serde_json::Value as Json;
 
+use super::lark;
 use super::pattern::{self, Flags};
 use super::schema::{self, Patterns, Prepared};
 use super::{Compiled, Shared};
@@ -80,7 +81,7 @@ fn parser(shared: &Shared, grammar: Grammar) -> Result<TokenParser> {
         Grammar::JsonObject => json_schema(r#"{"type": "object"}"#)?,
         Grammar::Regex(text) => (regex(&text)?, Patterns::default()),
         Grammar::Choice(texts) => (translated_regex(&alternatives(&texts)), Patterns::default()),
-        Grammar::Lark(text) => (lark(text)?, Patterns::default()),
+        Grammar::Lark(text) => lark(&text)?,
     };
     let cannot = |why: &dyn Display| cannot(&patterns.restore(&format!("{why:#}")));
     let mut parser = shared.factory.create_parser_from_init_default(init).map_err(|e| cannot(&e))?;
@@ -109,7 +110,7 @@ fn translated_regex(regex: &str) -> GrammarInit {
 /// The compiler recurses once for each rule of a chain and for each bracket around it; `STACK_BYTES` is enough for so many.
 const MOST_BRACKETS: usize = 10_000;
 
-fn lark(text: String) -> Result<GrammarInit> {
+fn lark(text: &str) -> Result<(GrammarInit, Patterns)> {
     if text.contains("allow_invalid_utf8") {
         return Err(cannot(&"it asks for allow_invalid_utf8, and the output is text: leave that out"));
     }
@@ -117,18 +118,19 @@ fn lark(text: String) -> Result<GrammarInit> {
     if brackets > MOST_BRACKETS {
         return Err(cannot(&format!("it has {brackets} rules and brackets, at most {MOST_BRACKETS} are compiled: simplify it")));
     }
-    Ok(GrammarInit::Serialized(TopLevelGrammar::from_lark(text)))
+    let (text, patterns) = lark::prepare(text, check_divisors).map_err(|why| cannot(&why))?;
+    Ok((GrammarInit::Serialized(TopLevelGrammar::from_lark(text)), patterns))
 }
 
 fn json_schema(text: &str) -> Result<(GrammarInit, Patterns)> {
     let schema: Json = serde_json::from_str(text).map_err(|e| cannot(&format!("the schema is not valid JSON: {e}")))?;
-    check_divisors(&schema)?;
+    check_divisors(&schema).map_err(|why| cannot(&why))?;
     let Prepared { schema, patterns } = schema::prepare(schema).map_err(|why| cannot(&why))?;
     Ok((GrammarInit::Serialized(TopLevelGrammar::from_json_schema(schema)), patterns))
 }
 
 /// A lexer that counts in steps of n has n states or more, and the crate bounds neither the time nor the memory that takes.
-fn check_divisors(schema: &Json) -> Result<()> {
+fn check_divisors(schema: &Json) -> std::result::Result<(), String> {
     const MOST: u64 = 10_000;
     let mut divisors = BTreeSet::new();
     collect_divisors(schema, &mut divisors);
@@ -137,7 +139,7 @@ fn check_divisors(schema: &Json) -> Result<()> {
     let together = ["allOf", "anyOf", "oneOf", "$ref"].iter().any(|word| mentions(schema, word));
     let largest = if together { product } else { divisors.last().copied().unwrap_or(1) };
     if largest > MOST {
-        return Err(cannot(&format!("its multipleOf has {largest} steps, at most {MOST} are counted: choose a smaller one")));
+        return Err(format!("its multipleOf has {largest} steps, at most {MOST} are counted: choose a smaller one"));
     }
     Ok(())
 }

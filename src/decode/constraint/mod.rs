@@ -5,6 +5,7 @@
 
 mod cache;
 mod compile;
+mod lark;
 mod pattern;
 mod schema;
 mod vocabulary;

@@ -488,3 +488,55 @@ pub(crate) fn writes(constraint: &Constraint, text: &str) -> bool {
     let allowed = text.bytes().all(|byte| here.allows(byte.into()).unwrap() && here.advance(byte.into()).is_ok());
     allowed && here.allows(END).unwrap()
 }
+
+#[test]
+fn regular_expressions_in_lark_are_those_of_python() {
+    let grammars = byte_grammars();
+    let cases = [
+        ("start: /[^&&<>]*/", "a", "&"),
+        ("start: /[]a]+/", "]a]", "["),
+        ("start: /[a-z[]+/", "a[", "&"),
+        (r"start: /[a\/]+/", "a/", "\\"),
+        ("start: /ab/i", "aB", "abc"),
+        ("start: /a.b/s", "a\nb", "ab"),
+        (r"start: /\p{Lu}+/", "É", "é"),
+        ("start: /a b # c\n/x \"!\"", "ab!", "a b !"),
+        ("start: \"/[&&]/\" // /[&&]/ \n", "/[&&]/", "&"),
+        ("start: A\nA: /a/ & /[+--]/ | /()/ \"x\" # \"/\n", "x", "-"),
+        ("start: <[256]> /[&&]/", "", "&"),
+    ];
+    for (grammar, yes, no) in cases {
+        let constraint = grammars.compile(&lark(grammar)).unwrap_or_else(|error| panic!("{grammar}: {error}"));
+        assert!(yes.is_empty() || writes(&constraint, yes), "{grammar} does not allow {yes}");
+        assert!(!writes(&constraint, no), "{grammar} allows {no}");
+    }
+    let error = grammars.compile(&lark("start: A\nA: /a\\b/")).err().unwrap();
+    assert!(error.message().contains(r#"line 2: a word boundary "\b" (character 2 of the Python regular expression /a\b/)"#), "{error}");
+    assert!(grammars.compile(&lark("start: /a/l")).err().unwrap().message().contains("the flag l"));
+}
+
+#[test]
+fn a_schema_within_lark_is_prepared_like_any_other() {
+    let grammars = byte_grammars();
+    let grammar = "start: \"<\" j \">\" j?\nj: %json {\n \"type\": \"object\", \"properties\": {\"a\": {\"type\": \"string\",\n \"format\": \"uuid4\", \
+         \"pattern\": \"^[^&&]*$\"}}, \"patternProperties\": {\"^a$\": {}}, \"additionalProperties\": false}";
+    let constraint = grammars.compile(&lark(grammar)).unwrap();
+    assert!(writes(&constraint, r#"<{"a": "<"}>"#) && !writes(&constraint, r#"<{"a": "&"}>"#));
+    let mut indented = constraint.fork().unwrap();
+    "<{\n".bytes().for_each(|byte| indented.advance(byte.into()).unwrap());
+    assert_eq!((0..100).take_while(|_| indented.advance(b' ' as u32).is_ok()).count(), 40);
+    let mut spaced = constraint.fork().unwrap();
+    "<{".bytes().for_each(|byte| spaced.advance(byte.into()).unwrap());
+    assert_eq!((0..100).take_while(|_| spaced.advance(b' ' as u32).is_ok()).count(), 1);
+    for anything in
+        [lark("start: %json true"), Grammar::JsonSchema("true".into()), schema(json!({"x-guidance": {"whitespace_pattern": null}}))]
+    {
+        let mut spaced = grammars.compile(&anything).unwrap();
+        spaced.advance(b'[' as u32).unwrap();
+        assert_eq!((0..100).take_while(|_| spaced.advance(b' ' as u32).is_ok()).count(), 1, "{anything:?}");
+    }
+    let error = grammars.compile(&lark("start: %json {\"multipleOf\": 1000003}")).err().unwrap();
+    assert!(error.message().contains("1000003 steps"), "{error}");
+    let error = grammars.compile(&lark("start: \"a\"\n  j\nj: %json\n{\"pattern\": \"(\"}\n")).err().unwrap();
+    assert!(error.message().contains("line 3: \"pattern\": unclosed group"), "{error}");
+}

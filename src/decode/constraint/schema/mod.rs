@@ -25,6 +25,10 @@ pub struct Prepared {
 pub struct Patterns(BTreeMap<String, String>);
 
 impl Patterns {
+    pub fn extend(&mut self, others: Patterns) {
+        self.0.extend(others.0);
+    }
+
     /// A message of llguidance, with the patterns as they stand in the schema.
     pub fn restore(&self, message: &str) -> String {
         self.0.iter().fold(message.to_string(), |message, (translation, pattern)| message.replace(translation, pattern))

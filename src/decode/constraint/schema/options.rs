@@ -52,11 +52,15 @@ impl Options {
 
     /// Writes llguidance's options. What the schema says itself stays.
     pub fn put(&self, schema: &mut Json) {
+        if *schema == Json::Bool(true) {
+            *schema = json!({});
+        }
         let Some(members) = schema.as_object_mut() else { return };
         let options = members.entry("x-guidance").or_insert_with(|| json!({}));
         let Some(options) = options.as_object_mut() else { return };
         if options.get("whitespace_flexible") != Some(&Json::Bool(false)) {
-            options.entry("whitespace_pattern").or_insert_with(|| WHITESPACE.into());
+            let pattern = options.entry("whitespace_pattern").or_insert(Json::Null);
+            *pattern = if pattern.is_null() { WHITESPACE.into() } else { pattern.take() };
         }
         if self.escapes != ALL_ESCAPES {
             options.entry("json_allowed_escapes").or_insert_with(|| self.escapes.clone().into());

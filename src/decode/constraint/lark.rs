@@ -1,0 +1,105 @@
+//! Lark grammars as llguidance takes them: regular expressions are Python's, as in Lark, and a schema after "%json" is prepared like
+//! any other.
+
+use serde_json::{Deserializer, Value as Json};
+
+use super::pattern::{self, Flags};
+use super::schema::{self, Patterns, Prepared};
+
+/// What a place of a grammar begins with.
+enum Part<'a> {
+    /// The pattern and its flags.
+    Regex(&'a str, &'a str),
+    /// "%json" and the schema after it.
+    Schema(Json),
+    Other,
+}
+
+/// Rewrites the grammar. Lines stay where they are. `Err` says what is wrong with it.
+pub fn prepare(text: &str, check: impl Fn(&Json) -> Result<(), String>) -> Result<(String, Patterns), String> {
+    let mut out = String::with_capacity(text.len());
+    let mut patterns = Patterns::default();
+    let mut at = 0;
+    while at < text.len() {
+        let (part, length) = part(&text[at..]);
+        let source = &text[at..at + length];
+        let line = || text[..at].matches('\n').count() + 1;
+        match part {
+            Part::Regex(regex, flags) => {
+                let translation = translate(regex, flags).map_err(|why| format!("line {}: {why}", line()))?;
+                // Two slashes would be a comment.
+                out.push_str(&format!("/{}/", if translation.is_empty() { "(?:)" } else { &translation }));
+            }
+            Part::Schema(schema) => {
+                check(&schema)?;
+                let prepared: Prepared = schema::prepare(schema).map_err(|why| format!("line {}: {why}", line()))?;
+                let (json, breaks) = (prepared.schema.to_string(), "\n".repeat(source.matches('\n').count()));
+                out.push_str(&format!("%json {breaks}{json}"));
+                patterns.extend(prepared.patterns);
+            }
+            Part::Other => out.push_str(source),
+        }
+        at += length;
+    }
+    Ok((out, patterns))
+}
+
+fn translate(regex: &str, flags: &str) -> Result<String, String> {
+    if flags.contains('l') {
+        return Err("the flag l of a regular expression is not supported; leave it out".into());
+    }
+    let flags = Flags {
+        ignore_case: flags.contains('i'),
+        multiline: flags.contains('m'),
+        dot_all: flags.contains('s'),
+        verbose: flags.contains('x'),
+        properties: true,
+        ..Flags::default()
+    };
+    pattern::python_full_match(regex, flags).map(|language| language.to_regex()).map_err(|error| error.to_string())
+}
+
+/// The part that comes next and its length in bytes, as llguidance's lexer for grammars cuts it. What that lexer refuses is left to it.
+fn part(text: &str) -> (Part<'_>, usize) {
+    let bytes = text.as_bytes();
+    let first = text.chars().next().map_or(1, char::len_utf8);
+    match bytes[0] {
+        b'#' => (Part::Other, text.find('\n').unwrap_or(text.len())),
+        b'/' if bytes.get(1) == Some(&b'/') => (Part::Other, text.find('\n').unwrap_or(text.len())),
+        b'/' => match closing(bytes, b'/') {
+            Some(end) => {
+                let flags = text[end + 1..].bytes().take_while(|byte| b"imslux".contains(byte)).count();
+                (Part::Regex(&text[1..end], &text[end + 1..end + 1 + flags]), end + 1 + flags)
+            }
+            None => (Part::Other, first),
+        },
+        b'"' => (Part::Other, closing(bytes, b'"').map_or(first, |end| end + 1)),
+        b'<' => (Part::Other, special_token(text).unwrap_or(first)),
+        b'%' => keyword(text).unwrap_or((Part::Other, first)),
+        _ => (Part::Other, first),
+    }
+}
+
+/// Where what the first byte opens is closed. A backslash escapes one character.
+fn closing(bytes: &[u8], close: u8) -> Option<usize> {
+    let mut i = 1;
+    while i < bytes.len() && bytes[i] != close {
+        i += if bytes[i] == b'\\' { 2 } else { 1 };
+    }
+    (i < bytes.len()).then_some(i)
+}
+
+/// The length of a special token, "<name>".
+fn special_token(text: &str) -> Option<usize> {
+    let end = text[1..].find(|c: char| c == '<' || c == '>' || c.is_whitespace())? + 1;
+    (text[end..].starts_with('>') && end > 1).then_some(end + 1)
+}
+
+/// A keyword that is followed by JSON.
+fn keyword(text: &str) -> Option<(Part<'_>, usize)> {
+    let name = ["%json", "%llguidance", "%regex"].into_iter().find(|name| text.starts_with(name))?;
+    let mut values = Deserializer::from_str(&text[name.len()..]).into_iter::<Json>();
+    let value = values.next()?.ok()?;
+    let length = name.len() + values.byte_offset();
+    Some((if name == "%json" { Part::Schema(value) } else { Part::Other }, length))
+}
