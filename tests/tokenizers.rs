@@ -361,3 +361,40 @@ fn damaged_tokenizer_files_never_panic_and_their_memory_is_bounded() {
     }
     assert!(loaded > 300 && refused > 300, "{loaded} loaded, {refused} refused");
 }
+
+/// A text of four MiB: words, numbers, line breaks, and other scripts.
+fn long_text() -> String {
+    let part = "The quick brown fox jumps over 12345 lazy dogs. \u{4e2d}\u{6587}\u{5b57}\u{ff0c}\u{e9}\u{1f600} it's\n\n  done; ";
+    part.repeat((4 << 20) / part.len())
+}
+
+/// What docs/allocations.md states. Measured: 6.6 and 456.
+const MAX_BYTES_PER_BYTE: usize = 16;
+const MAX_BYTES_PER_UNCUT_BYTE: usize = 512;
+
+#[test]
+fn a_long_text_needs_at_most_the_stated_bytes_for_each_byte() {
+    let directory = Directory::new("long");
+    let long = long_text();
+    for (name, file) in whole_files() {
+        let text = directory.load(&file).unwrap();
+        let (tokens, peak) = peak_of(|| text.encode(&long, true).unwrap());
+        let most = long.len() * MAX_BYTES_PER_BYTE;
+        assert!(peak < most, "{name}: {peak} bytes for {} tokens of {} bytes, limit {most}", tokens.len(), long.len());
+    }
+}
+
+/// The memory for a stretch without a place to cut grows in proportion to it.
+#[test]
+fn a_long_word_needs_at_most_the_stated_bytes_for_each_byte() {
+    let directory = Directory::new("word");
+    for (name, file) in whole_files().into_iter().chain(small_files()) {
+        let text = directory.load(&file).unwrap();
+        for part in ["a", "ab", " ", "\n", "1", "\u{4e2d}", "\u{1f600}"] {
+            let word = part.repeat((150 << 10) / part.len());
+            let (result, peak) = peak_of(|| text.encode(&word, true).map(|tokens| tokens.len()));
+            let most = word.len() * MAX_BYTES_PER_UNCUT_BYTE;
+            assert!(peak < most, "{name}: {peak} bytes for {result:?} tokens of {part:?}, limit {most}");
+        }
+    }
+}

@@ -20,7 +20,7 @@ use super::check::{self, Part};
 /// Bytes of a piece once the normalizer and the pre-tokenizer have made it as long as they can.
 const PIECE_BYTES: u64 = 64 << 10;
 /// The same for a stretch without a place to cut.
-const STRETCH_BYTES: u64 = 8 << 20;
+const STRETCH_BYTES: u64 = 4 << 20;
 
 /// Splits by expressions whose matches have these properties: none contains a space after another character that is not white
 /// space, or a line break or `PUNCTUATION` after a letter; all of these characters are matched; nothing looks behind, and only
@@ -122,7 +122,7 @@ impl Cuts {
             rule: rule.unwrap_or(Rule::Whole),
             drop_space: normalized.is_some_and(|normalized| normalized.prefix),
             piece: (PIECE_BYTES / expansion).clamp(1 << 10, 32 << 10) as usize,
-            max_stretch: (STRETCH_BYTES / expansion).max(256 << 10) as usize,
+            max_stretch: (STRETCH_BYTES / expansion).max(16 << 10) as usize,
             joined: HashSet::new(),
             never_before: HashSet::new(),
             never_after: HashSet::new(),

@@ -1,12 +1,14 @@
 //! Checks of `precompiled_charsmap`: a trie as a double array, and the texts its leaves point into.
 
+use std::collections::VecDeque;
+
 use super::refusal;
 
 /// Bytes of the decoded map: that of `nmt_nfkc` has about 240,000.
 const MAX_BYTES: usize = 1 << 20;
 const REMEDY: &str = "convert the SentencePiece model again";
 
-/// Returns the length of the longest replacement. Each character can become one.
+/// Returns how many times longer a replacement is than the bytes it replaces, at most.
 pub fn check(text: &str, field: &str) -> Result<u64, String> {
     if text.len() > MAX_BYTES / 3 * 4 {
         return Err(refusal(field, &format!("too long ({} bytes of base64, limit {})", text.len(), MAX_BYTES / 3 * 4), REMEDY));
@@ -23,15 +25,15 @@ pub fn check(text: &str, field: &str) -> Result<u64, String> {
     let (trie, texts) = rest.split_at(declared / 4 * 4);
     let Ok(texts) = std::str::from_utf8(texts) else { return Err(refusal(field, "the replacements are not UTF-8", REMEDY)) };
     let units: Vec<u32> = trie.as_chunks::<4>().0.iter().map(|unit| u32::from_le_bytes(*unit)).collect();
-    check_trie(&units, texts).map_err(|problem| refusal(field, &problem, REMEDY))?;
-    Ok(texts.split('\0').map(str::len).max().unwrap_or_default() as u64)
+    check_trie(&units, texts).map_err(|problem| refusal(field, &problem, REMEDY))
 }
 
-/// Follows each edge that a text can take. The crate follows them without looking at the bounds.
-fn check_trie(units: &[u32], texts: &str) -> Result<(), String> {
+/// Follows each edge that a text can take, the short ways first. The crate follows them without looking at the bounds.
+fn check_trie(units: &[u32], texts: &str) -> Result<u64, String> {
     let mut seen = vec![false; units.len()];
-    let mut open = vec![offset(units[0])];
-    while let Some(base) = open.pop() {
+    let mut open = VecDeque::from([(offset(units[0]), 1)]);
+    let mut expansion = 1;
+    while let Some((base, depth)) = open.pop_front() {
         if base >= units.len() {
             return Err(format!("a node of the trie is outside of it ({base}, {} units)", units.len()));
         }
@@ -48,14 +50,16 @@ fn check_trie(units: &[u32], texts: &str) -> Result<(), String> {
             let next = base ^ byte ^ offset(unit);
             if unit >> 8 & 1 == 1 {
                 let leaf = units.get(next).map(|leaf| (leaf & !(1 << 31)) as usize);
-                if !leaf.is_some_and(|leaf| texts.is_char_boundary(leaf)) {
+                let Some(replacement) = leaf.and_then(|leaf| texts.get(leaf..)) else {
                     return Err(format!("a leaf of the trie points outside of the replacements ({leaf:?}, {} bytes)", texts.len()));
-                }
+                };
+                let length = replacement.find('\0').unwrap_or(replacement.len()) as u64;
+                expansion = expansion.max(length.div_ceil(depth));
             }
-            open.push(next);
+            open.push_back((next, depth + 1));
         }
     }
-    Ok(())
+    Ok(expansion)
 }
 
 fn offset(unit: u32) -> usize {
