@@ -2,6 +2,7 @@
 //!
 //! Oniguruma recurses as deep as a pattern nests, and backtracks: it gives up after ten million steps at one position.
 
+use onig::{MatchParam, Regex, SearchOptions};
 use serde_json::Value as Json;
 
 use super::{MAX_AFFIX_BYTES, SAVE_AGAIN, refusal, string};
@@ -11,6 +12,12 @@ const MAX_BYTES: usize = 4096;
 const MAX_NESTING: usize = 16;
 /// Numbers of a quantifier such as `{1,3}`.
 const MAX_REPEATS: u32 = 256;
+/// Characters of a text with which a pattern is tried, and the steps back that one search may take in it. Patterns of published
+/// tokenizers take at most about two for each character; one for each pair of characters would be 32,640.
+const PROBE_CHARS: usize = 256;
+const PROBE_STEPS: u32 = 8192;
+/// Characters of a pattern of which texts are made to try it.
+const PROBES: usize = 32;
 const SIMPLIFY: &str = "write a simpler pattern";
 
 /// Checks a pattern: `{"String": text}` or `{"Regex": expression}`.
@@ -20,7 +27,34 @@ pub fn check(pattern: &Json, field: &str) -> Result<(), String> {
     }
     let field = format!("{field}.Regex");
     let regex = string(&pattern["Regex"], &field, MAX_BYTES)?;
-    Scan::new(regex).run().map_err(|problem| refusal(&field, &problem, SIMPLIFY))
+    Scan::new(regex).run().and_then(|()| probe(regex)).map_err(|problem| refusal(&field, &problem, SIMPLIFY))
+}
+
+/// Tries a pattern on runs of characters, on which backtracking takes the longest.
+fn probe(regex: &str) -> Result<(), String> {
+    let compiled = Regex::new(regex).map_err(|e| format!("not a regular expression ({})", e.description()))?;
+    let mut chars: Vec<char> = "aA1 \n.-_é中".chars().collect();
+    for c in regex.chars() {
+        if !chars.contains(&c) && chars.len() < PROBES {
+            chars.push(c);
+        }
+    }
+    let runs = chars.iter().map(|&c| c.to_string().repeat(PROBE_CHARS));
+    let cycle: String = regex.chars().cycle().take(PROBE_CHARS).collect();
+    for mut text in runs.chain([cycle]) {
+        // Oniguruma does not search a text without the characters that each match has, so they follow the run.
+        for end in ["", "\u{1}", regex] {
+            text.push_str(end);
+            let mut limits = MatchParam::default();
+            limits.set_retry_limit_in_match(PROBE_STEPS);
+            let found = compiled.search_with_param(text.as_str(), 0, text.len(), SearchOptions::SEARCH_OPTION_NONE, None, limits);
+            if let Err(e) = found {
+                let run: String = text.chars().take(4).collect();
+                return Err(format!("a search in {PROBE_CHARS} characters ({run:?}..) takes too long ({})", e.description()));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Checks a part `Replace` and returns how many times longer it can make a text.

@@ -132,6 +132,10 @@ fn patterns_that_nest_or_repeat_too_much_are_refused() {
         (r"(?<x>a)\g<x>", "calls and back references"),
         ("(?{x})", "not supported ((?{...)"),
         ("(*FAIL)", "callouts are not supported"),
+        ("a*a*a*b", "a search in 256 characters (\"aaaa\"..) takes too long (retry-limit-in-match over)"),
+        (r"\s*\s*\s*x", "takes too long"),
+        ("(?:a|a)*(?:a|aa)*$.", "takes too long"),
+        ("(", "not a regular expression (end pattern with unmatched parenthesis)"),
         (&deep, "groups nest too deep (more than 16)"),
         (&classes, "classes nest too deep (more than 16)"),
     ];
@@ -143,6 +147,8 @@ fn patterns_that_nest_or_repeat_too_much_are_refused() {
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t)?|\p{N}{1,3}",
+        r"(?<=[a-z])(?=[A-Z])|\p{L}+|\s+",
+        r"\d(?=(\d{3})+(?!\d))|.",
         r"\d{1,3}(?=(?:\d{3})*\b)",
         r" ?[^(\s|[.,!?…。，、।۔،])]+",
     ];
