@@ -398,3 +398,30 @@ fn a_long_word_needs_at_most_the_stated_bytes_for_each_byte() {
         }
     }
 }
+
+/// The crate drops a Unigram model by a recursion as deep as its longest token.
+#[test]
+fn the_longest_unigram_token_fits_on_a_small_stack() {
+    let directory = Directory::new("deep");
+    let unigram = |length: usize| json!({"model": {"type": "Unigram", "vocab": [["<unk>", 0.0], ["x".repeat(length), -1.0]], "unk_id": 0}});
+    let load = || {
+        assert_eq!(directory.load(&unigram(512)).unwrap().encode(&"x".repeat(512), false).unwrap(), [1]);
+        let error = directory.load(&unigram(513)).unwrap_err();
+        assert!(error.message().contains("model.vocab[1][0]: too long (513 bytes, limit 512)"), "{error}");
+    };
+    std::thread::scope(|scope| std::thread::Builder::new().stack_size(512 << 10).spawn_scoped(scope, load).unwrap().join().unwrap());
+}
+
+/// The longest chain of replacements that the check accepts, on the longest text that its factor allows.
+#[test]
+fn the_greatest_expansion_is_bounded() {
+    let directory = Directory::new("expansion");
+    let replace = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aaaa"});
+    let model = json!({"type": "BPE", "vocab": {"a": 0}, "merges": []});
+    let file = json!({"normalizer": sequence("normalizers", &vec![replace; 5]), "pre_tokenizer": split("b", "Isolated"), "model": model});
+    let text = directory.load(&file).unwrap();
+    let (tokens, peak) = peak_of(|| text.encode(&"a".repeat(4096), false).unwrap());
+    assert_eq!(tokens.len(), 4 << 20);
+    assert!(peak < 800 << 20, "{peak} bytes");
+    assert_eq!(text.encode(&"a".repeat(4097), false).unwrap_err().code(), Code::InvalidArgument);
+}

@@ -122,7 +122,7 @@ impl Cuts {
             rule: rule.unwrap_or(Rule::Whole),
             drop_space: normalized.is_some_and(|normalized| normalized.prefix),
             piece: (PIECE_BYTES / expansion).clamp(1 << 10, 32 << 10) as usize,
-            max_stretch: (STRETCH_BYTES / expansion).max(16 << 10) as usize,
+            max_stretch: (STRETCH_BYTES / expansion) as usize,
             joined: HashSet::new(),
             never_before: HashSet::new(),
             never_after: HashSet::new(),
