@@ -3,7 +3,8 @@
 //! The `tokenizers` crate holds some hundred bytes for each byte of a text. A text is therefore cut at places where a cut cannot
 //! change the tokens. `a|b` means a cut between the characters a and b. Each rule below needs all of this:
 //!
-//! - The normalizer treats both sides alone: it is empty, NFC (b is a boundary of NFC), or replaces each space.
+//! - The normalizer treats both sides alone: it is empty, NFC (b is a boundary of NFC), or replaces each space. With NFC, a and b
+//!   are characters that it leaves as they are.
 //! - Either the pre-tokenizer always ends a word at `a|b`, and finds the same words on each side alone (see [`words`]), or no token
 //!   of a BPE model joins a and b (see [`symbols`]).
 //! - No added token contains a and b side by side, and none depends on what lies across the cut (see [`Cuts::protect`]).
@@ -65,6 +66,7 @@ pub(super) struct Cuts {
     rule: Rule,
     /// The normalizer writes a prefix where a piece begins: it stands for the space at the cut, which is left out.
     drop_space: bool,
+    nfc: bool,
     /// Bytes after which the next place is looked for.
     pub piece: usize,
     /// Most bytes without a place to cut.
@@ -120,7 +122,8 @@ impl Cuts {
         });
         Ok(Cuts {
             rule: rule.unwrap_or(Rule::Whole),
-            drop_space: normalized.is_some_and(|normalized| normalized.prefix),
+            drop_space: normalized.as_ref().is_some_and(|normalized| normalized.prefix),
+            nfc: normalized.is_some_and(|normalized| normalized.nfc),
             piece: (PIECE_BYTES / expansion).clamp(1 << 10, 32 << 10) as usize,
             max_stretch: (STRETCH_BYTES / expansion) as usize,
             joined: HashSet::new(),
@@ -183,6 +186,10 @@ impl Cuts {
 
     fn allows(&self, a: char, b: char, after: Option<char>) -> bool {
         if a.is_whitespace() || a == '\u{2581}' || !self.proven(a, b) {
+            return false;
+        }
+        // A mark before the cut may be composed, and so may a sign with the mark after it.
+        if self.nfc && (!(a.is_ascii() || is_letter(a) || PUNCTUATION.contains(a)) || "<=>".contains(b)) {
             return false;
         }
         // The piece after a dropped space begins with the character after it.

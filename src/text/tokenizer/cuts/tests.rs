@@ -218,6 +218,9 @@ fn difficult_tokens(with_spaces_first: bool) -> Json {
         token(10, "the\n", "n"),
         token(11, "é<x>", "n"),
         token(12, "\n\n", ""),
+        token(15, "é b", "n"),
+        token(16, "x≠", "n"),
+        token(17, "か\u{3099}", "nr"),
     ];
     if with_spaces_first {
         tokens.extend([token(13, " <s>", ""), token(14, " мир", "wn")]);
@@ -351,4 +354,18 @@ fn a_long_stretch_without_a_place_to_cut_is_an_error_with_its_length() {
     let error = tokenizer.encode(&text, false).unwrap_err();
     let expected = format!("({} bytes, limit {})", text.len(), tokenizer.cuts.max_stretch);
     assert!(error.message().contains(&expected), "{error}");
+}
+
+/// The tokens are found in the normalized text, where the characters at the cut have become others.
+#[test]
+fn composed_characters_at_a_cut_belong_to_added_tokens() {
+    let gpt2 = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let file = json!({"added_tokens": difficult_tokens(false), "normalizer": {"type": "NFC"}, "pre_tokenizer": gpt2,
+        "model": byte_level_model()});
+    let tokenizer = load("composed", &file);
+    for text in ["one e\u{301} b two", "one x=\u{338} two", "one か\u{3099} two", "one é b two", "one x≠ two"] {
+        for piece in 1..text.len() {
+            assert_eq!(tokenizer.encode_pieces(text, false, piece).unwrap(), whole(&tokenizer, text, false), "{piece} {text:?}");
+        }
+    }
 }
