@@ -73,7 +73,9 @@ impl Tokenizer {
     }
 
     fn encode_piece(&self, text: &str, tokens: &mut Vec<u32>) -> Result<()> {
-        let failed = |reason: String| Error::invalid(format!("the tokenizer cannot encode this text of {} bytes: {reason}", text.len()));
+        let failed = |reason: String| {
+            Error::invalid(format!("the tokenizer cannot encode a part of the text ({} bytes: {reason}); send token ids", text.len()))
+        };
         let encoding = no_panic(|| self.inner.encode_fast(text, false)).map_err(failed)?;
         let encoding = encoding.map_err(|e| failed(e.to_string()))?;
         try_grow(tokens, encoding.len())?;
