@@ -281,24 +281,23 @@ fn is_split(part: &Json, expressions: &[&str]) -> bool {
 
 /// The rule if a BPE model gets the whole text as one word.
 fn symbols(model: &Json, parts: &[Part], normalized: &Normalized) -> Option<Symbols> {
-    let one_word = parts.iter().all(|(_, kind, part)| match *kind {
+    let (space, newline) = match parts {
+        [] => (normalized.space, !normalized.prefix),
         // No space is left for it.
-        "Split" => part["pattern"]["String"] == " " && normalized.space != ' ',
-        _ => false,
-    });
+        [(_, "Split", part)] if part["pattern"]["String"] == " " && normalized.space != ' ' => (normalized.space, !normalized.prefix),
+        // A prefix would be written before a piece that does not begin with a space.
+        [(_, "Metaspace", part)] if part["split"] == false && part["replacement"] == "\u{2581}" && !normalized.prefix => {
+            ('\u{2581}', part["prepend_scheme"] == "never")
+        }
+        _ => return None,
+    };
     let affix = |name: &str| !model[name].as_str().unwrap_or_default().is_empty();
     let plain = !affix("continuing_subword_prefix") && !affix("end_of_word_suffix") && model["ignore_merges"] != true;
     // NFC can compose the character before a cut.
-    if !one_word || !plain || normalized.nfc || model.get("merges").is_none() {
+    if !plain || normalized.nfc || model.get("merges").is_none() {
         return None;
     }
-    let mut found = Symbols {
-        space: normalized.space,
-        newline: !normalized.prefix,
-        single: HashSet::new(),
-        before_space: HashSet::new(),
-        before_newline: HashSet::new(),
-    };
+    let mut found = Symbols { space, newline, single: HashSet::new(), before_space: HashSet::new(), before_newline: HashSet::new() };
     for token in model["vocab"].as_object()?.keys() {
         let mut chars = token.chars();
         if let (Some(c), None) = (chars.next(), chars.next()) {

@@ -311,6 +311,7 @@ fn cuts_within_one_word_are_proven_by_the_vocabulary() {
     let prepend = json!({"type": "Prepend", "prepend": "\u{2581}"});
     let sequence = |parts: &[&Json]| json!({"type": "Sequence", "normalizers": parts});
     let split = json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false});
+    let metaspace = |scheme: &str| json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": scheme, "split": false});
     let mut joining = symbols_model();
     let next = joining["vocab"].as_object().unwrap().len() + 5;
     for (i, (a, b)) in [("e", "\u{2581}"), ("e\u{2581}", "t"), ("o", "\n"), ("\u{2581}", "\u{2581}")].into_iter().enumerate() {
@@ -321,6 +322,9 @@ fn cuts_within_one_word_are_proven_by_the_vocabulary() {
     let cases = [
         (sequence(&[&prepend, &replace]), Json::Null, symbols_model()),
         (sequence(&[&replace, &prepend]), Json::Null, joining.clone()),
+        (Json::Null, metaspace("first"), symbols_model()),
+        (Json::Null, metaspace("always"), joining.clone()),
+        (Json::Null, metaspace("never"), joining.clone()),
         (replace.clone(), split, joining.clone()),
         (replace, Json::Null, joining),
     ];
