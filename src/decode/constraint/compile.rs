@@ -8,10 +8,10 @@ use llguidance::TokenParser;
 use llguidance::api::{GrammarInit, ParserLimits, StopReason, TopLevelGrammar};
 use serde_json::Value as Json;
 
-use super::lark;
 use super::pattern::{self, Flags};
 use super::schema::{self, Patterns, Prepared};
 use super::{Compiled, Shared};
+use super::{failure, lark};
 use crate::error::{Error, Result};
 use crate::options::Grammar;
 use crate::sys::quiet::no_panic;
@@ -89,7 +89,7 @@ fn parser(shared: &Shared, grammar: Grammar) -> Result<TokenParser> {
     // A grammar that wants nothing is complete from the start, and one that allows nothing is refused here.
     if !parser.check_stop().map_err(|e| cannot(&e))? {
         parser.compute_mask().map_err(|e| match parser.stop_reason() {
-            StopReason::NoExtensionBias => cannot(&"it allows no text at all"),
+            StopReason::NoExtensionBias => cannot(&failure::no_token(shared, &mut parser)),
             _ => cannot(&e),
         })?;
     }

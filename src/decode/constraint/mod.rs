@@ -5,6 +5,7 @@
 
 mod cache;
 mod compile;
+mod failure;
 mod lark;
 mod pattern;
 mod schema;
@@ -17,7 +18,7 @@ use llguidance::{ParserFactory, TokenParser};
 
 pub use vocabulary::Vocabulary;
 
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::options::Grammar;
 use crate::sys::quiet::no_panic;
 use cache::Cache;
@@ -208,12 +209,12 @@ impl Constraint {
     pub fn advance(&mut self, token: u32) -> Result<()> {
         self.check()?;
         if self.ended {
-            let why = self.refused(token, "the sequence has ended");
+            let why = failure::after_end(&self.shared, &self.tokens, token);
             self.stray(1, why.clone());
             return Err(why);
         }
         self.tokens.try_reserve(1)?;
-        self.try_twice(|constraint| constraint.consume(token))?;
+        self.try_twice(|constraint| constraint.consume(token)).map_err(|error| self.explained(error, token))?;
         self.tokens.push(token);
         self.fresh = false;
         Ok(())
@@ -226,7 +227,12 @@ impl Constraint {
                 self.advance(token)?;
                 continue;
             }
-            self.stray(tokens.len() - place, self.refused(token, "the host added it"));
+            if self.strayed.is_none() {
+                let why = failure::refused(&self.shared, &mut self.parser, &self.tokens, token, Some("the host added it"));
+                self.stray(tokens.len() - place, why);
+            } else {
+                self.stray(tokens.len() - place, Error::invalid("tokens that the grammar does not allow were added before"));
+            }
             break;
         }
         Ok(())
@@ -249,8 +255,17 @@ impl Constraint {
         Ok(valid.is_ok_and(|valid| valid == 1))
     }
 
-    fn refused(&self, token: u32, why: &str) -> Error {
-        Error::invalid(format!("token {token} after {} others is not what the grammar allows: {why}", self.tokens.len()))
+    /// The error with its cause. The parser has taken a part of the token, so it is brought back to where it stood before.
+    fn explained(&mut self, error: Error, token: u32) -> Error {
+        if error.code() != Code::InvalidArgument || self.replay(self.tokens.len()).is_err() {
+            return error;
+        }
+        let error = match failure::fits(&self.shared, &mut self.parser, token) {
+            true => failure::too_much(&self.shared, &self.tokens, error.message()),
+            false => failure::refused(&self.shared, &mut self.parser, &self.tokens, token, None),
+        };
+        self.failure = Some(error.clone());
+        error
     }
 
     fn consume(&mut self, token: u32) -> Result<()> {
@@ -264,8 +279,8 @@ impl Constraint {
         };
         let Err(why) = no_panic(step).map_err(broken)? else { return Ok(()) };
         match no_panic(|| self.parser.parser.get_error()).map_err(broken)? {
-            Some(limit) => Err(too_much(self.tokens.len(), &limit.message())),
-            None => Err(self.refused(token, &compile::reason(&why))),
+            Some(limit) => Err(failure::too_much(&self.shared, &self.tokens, &limit.message())),
+            None => Err(Error::invalid(compile::reason(&why))),
         }
     }
 
@@ -328,19 +343,12 @@ impl Constraint {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
-    fn stuck(&self, why: &impl std::fmt::Display) -> Error {
-        let (why, tokens) = (compile::reason(why), self.tokens.len());
+    fn stuck(&mut self, why: &impl std::fmt::Display) -> Error {
         if self.parser.stop_reason() == StopReason::NoExtensionBias {
-            return Error::invalid(format!(
-                "after {tokens} tokens the grammar wants what no token of this model can say: allow other characters"
-            ));
+            return failure::stuck(&self.shared, &mut self.parser, &self.tokens);
         }
-        too_much(tokens, &why)
+        failure::too_much(&self.shared, &self.tokens, &compile::reason(why))
     }
-}
-
-fn too_much(tokens: usize, why: &str) -> Error {
-    Error::capacity(format!("after {tokens} tokens the grammar takes more than one step may: {why}; simplify it"))
 }
 
 fn has(set: &[u32], token: u32) -> bool {

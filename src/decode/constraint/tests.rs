@@ -247,7 +247,12 @@ fn a_token_that_the_grammar_forbids_is_an_error_that_stays() {
     constraint.advance(b'y' as u32).unwrap();
     let error = constraint.advance(b'n' as u32).unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument);
-    assert!(error.message().contains("token 110 after 1 others"), "{error}");
+    assert!(
+        error.message().contains(
+            "token 110 (\"n\") is not allowed by the grammar after 1 tokens (\"y\"): its byte 1 is \"n\", and the grammar allows 'e'"
+        ),
+        "{error}"
+    );
     assert_eq!(constraint.mask().unwrap_err(), error);
     assert_eq!(constraint.fork().err(), Some(error));
     let mut constraint = byte_grammars().compile(&Grammar::Choice(vec!["yes".into()])).unwrap();
@@ -539,4 +544,54 @@ fn a_schema_within_lark_is_prepared_like_any_other() {
     assert!(error.message().contains("1000003 steps"), "{error}");
     let error = grammars.compile(&lark("start: \"a\"\n  j\nj: %json\n{\"pattern\": \"(\"}\n")).err().unwrap();
     assert!(error.message().contains("line 3: \"pattern\": unclosed group"), "{error}");
+}
+
+#[test]
+fn a_refused_token_is_named_with_its_byte_and_what_is_allowed() {
+    let grammars = byte_grammars();
+    let cases: [(Grammar, &str, u32, &str); 8] = [
+        (
+            Grammar::Regex("[a-c]x".into()),
+            "",
+            266,
+            "token 266 (\"abc\") is not allowed by the grammar at the start of the output: its byte 2 is \"b\"",
+        ),
+        (Grammar::Regex("é".into()), "", 0xC4, "token 196 (bytes 0xC4)"),
+        (Grammar::Regex("é".into()), "", 0xC4, "its byte 1 is bytes 0xC4, and the grammar allows 0xC3"),
+        (
+            Grammar::Regex("abc".into()),
+            "a",
+            END,
+            "token 256 (\"<end>\") is not allowed by the grammar after 1 tokens (\"a\"): the text is not complete",
+        ),
+        (Grammar::Regex("abc".into()), "a", TOOL, "token 257 (\"<tool>\")"),
+        (Grammar::Regex("abc".into()), "a", TOOL, "it is a special token, and the grammar does not name it here"),
+        (Grammar::Regex("abc".into()), "", 4_000_000_000, "the vocabulary has no such token"),
+        (schema(json!({"type": "boolean"})), "t", b'x' as u32, "its byte 1 is \"x\", and the grammar allows 'r'"),
+    ];
+    for (grammar, before, token, expected) in cases {
+        let mut constraint = grammars.compile(&grammar).unwrap();
+        before.bytes().for_each(|byte| constraint.advance(byte.into()).unwrap());
+        let mut appended = constraint.fork().unwrap();
+        let error = constraint.advance(token).unwrap_err();
+        assert!(error.message().contains(expected), "{error}, expected {expected}");
+        assert_eq!(constraint.mask().unwrap_err(), error);
+        appended.append(&[token, token]).unwrap();
+        let error = appended.mask().unwrap_err();
+        assert!(error.message().contains("the host added it") && error.message().contains(&format!("token {token}")), "{error}");
+        appended.rewind(2).unwrap();
+        assert!(appended.mask().is_ok());
+    }
+}
+
+#[test]
+fn what_no_token_of_the_model_writes_is_named() {
+    let tokens = (b'a'..=b'z').map(|byte| vec![byte]).collect();
+    let grammars = Grammars::new(Vocabulary { tokens, special: Vec::new(), eos: Vec::new() }).unwrap();
+    let error = grammars.compile(&Grammar::Regex("[0-9]x".into())).err().unwrap();
+    assert!(error.message().contains("no token of the model writes what the grammar demands ('0' to '9')"), "{error}");
+    let mut constraint = grammars.compile(&Grammar::Regex("ab[0-9]".into())).unwrap();
+    let error = "ab".bytes().find_map(|byte| constraint.advance(u32::from(byte - b'a')).and_then(|()| constraint.mask().map(drop)).err());
+    let expected = "no token of the model writes what the grammar demands ('0' to '9') after 2 tokens (\"ab\"); allow other texts there";
+    assert!(error.clone().is_some_and(|error| error.message() == expected), "{error:?}");
 }

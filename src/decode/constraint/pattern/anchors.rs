@@ -5,9 +5,10 @@ use super::{Class, Node};
 
 /// What a part of a pattern demands of the place where it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum Demand {
     Anywhere,
-    AtEnd,
+    /// At the end of the text.
+    Last,
     /// At the end, or before a line feed that is the last character.
     BeforeNewline,
 }
@@ -17,7 +18,7 @@ enum End {
 struct Case {
     /// Only at the start of the text.
     start: bool,
-    end: End,
+    end: Demand,
     texts: Language,
 }
 
@@ -32,9 +33,9 @@ pub fn searched(node: &Node) -> Language {
         parts.extend((!case.start).then(Language::anything));
         parts.push(case.texts);
         match case.end {
-            End::Anywhere => parts.push(Language::anything()),
-            End::AtEnd => {}
-            End::BeforeNewline => parts.push(newline.clone()),
+            Demand::Anywhere => parts.push(Language::anything()),
+            Demand::Last => {}
+            Demand::BeforeNewline => parts.push(newline.clone()),
         }
         Language::concat(parts)
     };
@@ -50,9 +51,9 @@ fn cases(node: &Node) -> Cases {
     let anchor = |start, end| vec![Case { start, end, texts: Language::empty_text() }];
     match node {
         Node::Class(class) => vec![anywhere(Language::class(class.clone()))],
-        Node::Start => anchor(true, End::Anywhere),
-        Node::End => anchor(false, End::AtEnd),
-        Node::EndOrNewline => anchor(false, End::BeforeNewline),
+        Node::Start => anchor(true, Demand::Anywhere),
+        Node::End => anchor(false, Demand::Last),
+        Node::EndOrNewline => anchor(false, Demand::BeforeNewline),
         Node::Or(nodes) => merged(nodes.iter().flat_map(cases).collect()),
         Node::Concat(nodes) => concat(nodes),
         Node::Repeat(node, min, max) => repeat(cases(node), *min, *max),
@@ -60,12 +61,12 @@ fn cases(node: &Node) -> Cases {
 }
 
 fn anywhere(texts: Language) -> Case {
-    Case { start: false, end: End::Anywhere, texts }
+    Case { start: false, end: Demand::Anywhere, texts }
 }
 
 /// Cases with the same demands become one.
 fn merged(cases: Cases) -> Cases {
-    let mut groups: Vec<(bool, End, Vec<Language>)> = Vec::new();
+    let mut groups: Vec<(bool, Demand, Vec<Language>)> = Vec::new();
     for case in cases {
         match groups.iter_mut().find(|group| (group.0, group.1) == (case.start, case.end)) {
             Some(group) => group.2.push(case.texts),
@@ -84,7 +85,7 @@ fn concat(nodes: &[Node]) -> Cases {
         let mut next = cases(node);
         if let [case] = &next[..]
             && !case.start
-            && case.end == End::Anywhere
+            && case.end == Demand::Anywhere
         {
             plain.push(case.texts.clone());
             continue;
@@ -117,13 +118,13 @@ fn follow_one(left: &Case, right: &Case) -> Cases {
     let case = |texts: Language, end| Case { start, end, texts: pair(&before, texts) };
     let mut all = Vec::new();
     match left.end {
-        End::Anywhere => all.push(case(right.texts.clone(), right.end)),
-        End::AtEnd => all.extend(right.texts.is_nullable().then(|| case(empty(), End::AtEnd))),
-        End::BeforeNewline => {
-            let end = if right.end == End::AtEnd { End::AtEnd } else { End::BeforeNewline };
+        Demand::Anywhere => all.push(case(right.texts.clone(), right.end)),
+        Demand::Last => all.extend(right.texts.is_nullable().then(|| case(empty(), Demand::Last))),
+        Demand::BeforeNewline => {
+            let end = if right.end == Demand::Last { Demand::Last } else { Demand::BeforeNewline };
             all.extend(right.texts.is_nullable().then(|| case(empty(), end)));
             let newline = Language::class(Class::char('\n' as u32));
-            all.extend(right.texts.has_newline().then(|| case(newline, End::AtEnd)));
+            all.extend(right.texts.has_newline().then(|| case(newline, Demand::Last)));
         }
     }
     all
@@ -136,7 +137,7 @@ fn pair(left: &Language, right: Language) -> Language {
 /// A repetition that demands the start follows nothing but empty ones, and one that demands the end precedes nothing but empty ones
 /// (or a last line feed). So at most one of each kind matters, with plain repetitions between them.
 fn repeat(inner: Cases, min: u32, max: Option<u32>) -> Cases {
-    let is_plain = |case: &Case| !case.start && case.end == End::Anywhere;
+    let is_plain = |case: &Case| !case.start && case.end == Demand::Anywhere;
     let plain = inner.iter().find(|case| is_plain(case)).map_or_else(Language::nothing, |case| case.texts.clone());
     if inner.iter().all(is_plain) || max == Some(0) {
         return vec![anywhere(Language::repeat(&plain, min, max))];
@@ -151,7 +152,7 @@ fn repeat(inner: Cases, min: u32, max: Option<u32>) -> Cases {
         Some(anywhere(Language::repeat(&plain, if fills { 0 } else { min.saturating_sub(anchored) }, max)))
     };
     let of = |start: bool, anchored: bool| -> Cases {
-        inner.iter().filter(|case| case.start == start && (case.end != End::Anywhere) == anchored).cloned().collect()
+        inner.iter().filter(|case| case.start == start && (case.end != Demand::Anywhere) == anchored).cloned().collect()
     };
     let (starts, ends, boths) = (of(true, false), of(false, true), of(true, true));
     let mut all: Cases = vec![anywhere(Language::repeat(&plain, min, max))];

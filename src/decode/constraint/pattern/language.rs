@@ -33,7 +33,7 @@ const NEARLY_ALL_CONTROLS: u32 = !(1 << 0 | 1 << b'\n');
 
 impl Language {
     fn new(kind: Kind, nullable: bool, newline: bool, size: usize) -> Language {
-        Language(Rc::new(Inner { kind, nullable, newline, size: size }))
+        Language(Rc::new(Inner { kind, nullable, newline, size }))
     }
 
     pub fn empty_text() -> Language {

@@ -62,8 +62,9 @@ fn difference(grammars: &Grammars, language: &str, case: &Json) -> Option<String
         return Some(format!("{language} /{pattern}/ is invalid and compiles"));
     }
     let texts = |of: &str| case[of].as_array().unwrap().iter().map(|text| text.as_str().unwrap().to_string()).collect::<Vec<_>>();
-    let missing =
-        texts("yes").into_iter().find(|text| !accepts(&constraint, language, text) && !(language == "ecma" && text.contains('\0')));
+    // Beside the workaround in `to_json_regex`.
+    let is_nul_in_json = |text: &str| language == "ecma" && text.contains('\0');
+    let missing = texts("yes").into_iter().find(|text| !is_nul_in_json(text) && !accepts(&constraint, language, text));
     if let Some(text) = missing {
         return Some(format!("{language} /{pattern}/ matches {text:?}, which is not allowed"));
     }

@@ -27,9 +27,12 @@ const SCHEMAS: [&str; 17] = [
 /// Keywords whose value has a schema under each name.
 const NAMED_SCHEMAS: [&str; 6] = ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
 
+/// Changes one schema. `Err` says what is wrong with it.
+type Visit<'a> = dyn FnMut(&mut Map<String, Json>) -> Result<(), String> + 'a;
+
 /// Calls `visit` for every schema that is an object: those under the keywords of JSON Schema, and those that a "$ref" names. What lies
 /// within a schema comes before it.
-pub fn every_schema(root: &mut Json, visit: &mut dyn FnMut(&mut Map<String, Json>) -> Result<(), String>) -> Result<(), String> {
+pub fn every_schema(root: &mut Json, visit: &mut Visit) -> Result<(), String> {
     let mut walk = Walk { visit, seen: BTreeSet::new(), references: Vec::new() };
     walk.schema(root, String::new())?;
     // A "$ref" may lead to where no keyword does, as "#/components/schemas/Name".
@@ -42,7 +45,7 @@ pub fn every_schema(root: &mut Json, visit: &mut dyn FnMut(&mut Map<String, Json
 }
 
 struct Walk<'a> {
-    visit: &'a mut dyn FnMut(&mut Map<String, Json>) -> Result<(), String>,
+    visit: &'a mut Visit<'a>,
     /// JSON pointers to the schemas that have been visited.
     seen: BTreeSet<String>,
     references: Vec<String>,
