@@ -246,19 +246,33 @@
 // Anything.
 #define PLLM_GRAMMAR_NONE 0
 
-// A JSON text that the schema in grammar (itself a JSON text) describes.
+// A JSON text that the schema in grammar (itself a JSON text) describes. "pattern" and the names of "patternProperties" are
+// regular expressions of ECMA-262, in Unicode mode if they are valid there, otherwise by annex B. Lookarounds, backreferences
+// and word boundaries are errors, and so are the keywords that cannot be generated. A "format" that cannot be generated is an
+// annotation. Properties come in the order of "properties". The object "x-guidance" at the root of the schema has options:
+// "strict_formats" (default false): if true, the formats of JSON Schema that cannot be generated are errors: idn-email,
+// idn-hostname, iri, iri-reference, json-pointer, regex, relative-json-pointer, uri-reference and uri-template.
+// "whitespace_flexible" (default true): if false, no white space between the parts of the text. "whitespace_pattern" (default: one
+// space or tab, or a line break and at most 40 of these): what may stand between two parts, a regular expression of Rust.
+// "item_separator" (default ",") and "key_separator" (default ":"): regular expressions of Rust. "coerce_one_of" (default
+// false): if true, "oneOf" is taken for "anyOf" where the schemas may overlap, which is an error otherwise. "lenient" (default
+// false): if true, keywords that cannot be generated are ignored. "json_allowed_escapes" (default "nrbtf\\\"", with "u" if the schema
+// has no names of properties or demands other control characters): what may follow a backslash within strings.
+// "json_allow_general_unicode_escapes" (default false): if true, strings without a pattern may write any character as \u and digits.
 #define PLLM_GRAMMAR_JSON_SCHEMA 1
 
 // Any JSON object.
 #define PLLM_GRAMMAR_JSON_OBJECT 2
 
-// A text that the regular expression in grammar matches as a whole.
+// A text that the regular expression in grammar matches as a whole: a pattern of Python's re for str. Lookarounds,
+// backreferences, word boundaries, atomic groups, possessive quantifiers, conditions, \N and the anchors of lines are errors.
 #define PLLM_GRAMMAR_REGEX 3
 
 // One of the texts in choices.
 #define PLLM_GRAMMAR_CHOICE 4
 
-// A text that the Lark grammar in grammar describes.
+// A text that the Lark grammar in grammar describes. Its regular expressions are those of Python's re, with \p{Name} for Unicode
+// properties. A schema after %json is read like that of PLLM_GRAMMAR_JSON_SCHEMA, with options of its own.
 #define PLLM_GRAMMAR_LARK 5
 
 // Let the tokenizer add its special tokens, such as BOS. Leave it out for a prompt that a chat template wrote.

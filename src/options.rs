@@ -531,11 +531,11 @@ pub enum Grammar {
     JsonSchema(String),
     /// Any JSON object.
     JsonObject,
-    /// The whole output matches this regular expression.
+    /// The whole output matches this regular expression of Python's `re`.
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// A context-free grammar in llguidance's dialect of Lark.
+    /// A context-free grammar in llguidance's dialect of Lark, with regular expressions of Python's `re`.
     Lark(String),
 }
 

@@ -191,6 +191,31 @@ fn stop_strings_and_the_other_grammars_go_together() {
 }
 
 #[test]
+fn patterns_of_declared_names_end_no_request_with_an_error() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/goldens/schemas/schemas.json");
+    let goldens: Json = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let schemas: Vec<&Json> = goldens["names"].as_array().unwrap().iter().map(|case| &case["schema"]).collect();
+    assert!(schemas.len() >= 20);
+    let engine = engine();
+    let cases: Vec<(&Json, u64)> = schemas.iter().flat_map(|schema| (0..40).map(move |seed| (*schema, seed))).collect();
+    let ends = run(
+        &engine,
+        cases.iter().map(|(schema, seed)| {
+            let mut request = request(Some(Grammar::JsonSchema(schema.to_string())), *seed);
+            (request.sampling.temperature, request.sampling.max_tokens) = (1.5, Some(60));
+            request
+        }),
+    );
+    for ((schema, seed), (text, finish, error)) in cases.iter().zip(&ends) {
+        match finish {
+            FinishReason::Stop => assert!(is_valid(schema, text), "{schema} with seed {seed}: {text}"),
+            FinishReason::Length => {}
+            other => panic!("{other:?} {error:?}: {schema} with seed {seed}: {text}"),
+        }
+    }
+}
+
+#[test]
 fn a_bad_grammar_is_refused_when_the_request_is_added() {
     let engine = engine();
     let error = engine.add_request(request(Some(Grammar::Regex("(".into())), 1)).unwrap_err();
