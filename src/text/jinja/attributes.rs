@@ -2,12 +2,12 @@
 
 use std::rc::Rc;
 
-use super::failure::{Result, fail};
+use super::failure::{Kind, Result, fail};
 use super::interpreter::Interpreter;
 use super::methods;
 use super::number::float_repr;
 use super::ops;
-use super::value::{Key, Object, Value, View};
+use super::value::{Object, Value, View};
 
 /// `value.name`: the attribute, or else the item.
 pub fn attribute(interpreter: &mut Interpreter, value: &Value, name: &str) -> Result<Value> {
@@ -68,8 +68,15 @@ fn own_item(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Resu
     let budget = interpreter.budget();
     if let Value::Dict(dict) = value {
         return Ok(match index {
-            Value::Str(key) => dict.get_str(key.as_str()).cloned(),
-            index => Key::new(index.clone()).ok().and_then(|key| dict.get(&key).cloned()),
+            Value::Str(key) => {
+                budget.scan(key.as_str().len())?;
+                dict.get_str(key.as_str()).cloned()
+            }
+            index => match budget.key(index.clone()) {
+                Ok(key) => dict.get(&key).cloned(),
+                Err(failure) if failure.kind == Kind::Limit => return Err(failure),
+                Err(_) => None,
+            },
         });
     }
     if !matches!(value, Value::Str(_) | Value::List(_) | Value::Tuple(_) | Value::Range(_)) {

@@ -6,8 +6,10 @@ use std::rc::Rc;
 use super::failure::{Failure, Result};
 use super::{MAX_DEPTH, MAX_STEPS, MAX_VALUE_BYTES};
 
-/// Bytes that are read or written for the price of one step.
+/// Bytes that are copied or compared for the price of one step.
 const BYTES_PER_STEP: usize = 256;
+/// Bytes that are looked at one by one, or hashed, for the price of one step.
+pub const SCANNED_BYTES_PER_STEP: usize = 32;
 
 #[derive(Debug, Default)]
 pub struct Budget {
@@ -33,7 +35,12 @@ impl Budget {
         Ok(())
     }
 
-    /// Counts work on `bytes` bytes of text.
+    /// Counts work on `bytes` bytes of text that looks at each.
+    pub fn scan(&self, bytes: usize) -> Result<()> {
+        self.steps(bytes / SCANNED_BYTES_PER_STEP)
+    }
+
+    /// Counts copying or comparing `bytes` bytes of text.
     pub fn work(&self, bytes: usize) -> Result<()> {
         self.steps(bytes / BYTES_PER_STEP)
     }

@@ -5,7 +5,7 @@ use super::ast::{Arguments, Comparison, Constant, Expr, ExprId, Modifier};
 use super::budget::Builder;
 use super::failure::{Result, fail};
 use super::interpreter::Interpreter;
-use super::value::{Key, Object, Value};
+use super::value::{Object, Value};
 use super::{attributes, filters, globals, methods, ops, repr, tests};
 
 impl Interpreter<'_> {
@@ -25,7 +25,7 @@ impl Interpreter<'_> {
             Expr::List(items) => budget.list(self.evaluate_all(items)?),
             Expr::Tuple(items) => budget.tuple(self.evaluate_all(items)?),
             Expr::Dict(items) => {
-                let pairs = items.iter().map(|&(key, value)| Ok((Key::new(self.evaluate(key)?)?, self.evaluate(value)?)));
+                let pairs = items.iter().map(|&(key, value)| Ok((budget.key(self.evaluate(key)?)?, self.evaluate(value)?)));
                 budget.dict(pairs.collect::<Result<_>>()?)
             }
             Expr::Negative(value) => ops::sign(&self.evaluate(*value)?, true),

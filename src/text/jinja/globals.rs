@@ -112,7 +112,7 @@ fn dict(interpreter: &mut Interpreter, args: Args) -> Result<Value> {
             for pair in ops::iterate(&mut interpreter.objects, pairs.defined().or(Ok(&pairs))?)? {
                 let pair: Vec<Value> = ops::iterate(&mut interpreter.objects, &pair)?.into();
                 let Ok([key, value]) = <[Value; 2]>::try_from(pair) else { return fail("dict() takes a mapping or pairs") };
-                entries.insert(Key::new(key)?, value);
+                entries.insert(budget.key(key)?, value);
             }
             entries
         }

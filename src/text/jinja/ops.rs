@@ -102,18 +102,8 @@ pub fn compare(objects: &mut Objects, comparison: Comparison, left: &Value, righ
 
 /// Counts the work of comparing two values.
 fn equal(objects: &Objects, left: &Value, right: &Value) -> Result<bool> {
-    objects.budget.steps(weight(left).min(weight(right)))?;
+    objects.budget.steps(left.weight().min(right.weight()))?;
     Ok(left.equals(right))
-}
-
-/// A measure of how long a value takes to compare.
-fn weight(value: &Value) -> usize {
-    match value {
-        Value::Str(text) => text.as_str().len() / 256,
-        Value::List(items) | Value::Tuple(items) => items.len(),
-        Value::Dict(dict) | Value::View(_, dict) => dict.len(),
-        _ => 0,
-    }
 }
 
 /// The order of two values, or nothing where one is not a number.
@@ -146,12 +136,12 @@ pub fn contains(objects: &mut Objects, container: &Value, item: &Value) -> Resul
     match container {
         Value::Str(text) => match item {
             Value::Str(part) => {
-                objects.budget.work(text.as_str().len())?;
+                objects.budget.scan(text.as_str().len())?;
                 Ok(text.as_str().contains(part.as_str()))
             }
             item => fail(format!("'in <string>' requires string as left operand, not {}", item.type_name())),
         },
-        Value::Dict(dict) | Value::View(View::Keys, dict) => Ok(dict.contains_key(&Key::new(item.clone())?)),
+        Value::Dict(dict) | Value::View(View::Keys, dict) => Ok(dict.contains_key(&objects.budget.key(item.clone())?)),
         Value::Range(range) => Ok(in_range(range, item)),
         container => {
             for candidate in iterate(objects, container)? {
@@ -204,7 +194,7 @@ pub fn len(objects: &Objects, value: &Value) -> Result<usize> {
     Ok(match value {
         Value::Undefined(_) => 0,
         Value::Str(text) => {
-            objects.budget.work(text.as_str().len())?;
+            objects.budget.scan(text.as_str().len())?;
             text.as_str().chars().count()
         }
         Value::List(items) | Value::Tuple(items) => items.len(),

@@ -4,7 +4,7 @@ use super::arguments::Args;
 use super::ast::{Comparison, Operator};
 use super::failure::{Result, fail};
 use super::interpreter::Interpreter;
-use super::value::{Key, Object, Value};
+use super::value::{Object, Value};
 use super::{filters, ops, unicode};
 
 const NAMES: &[&str] = &[
@@ -80,11 +80,14 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Ar
         "odd" => remainder_is(interpreter, value, &Value::Int(2), 1),
         "even" => remainder_is(interpreter, value, &Value::Int(2), 0),
         "filter" | "test" => {
-            Key::new(value.clone())?;
+            interpreter.budget().key(value.clone())?;
             Ok(value.as_str().is_some_and(if name == "filter" { filters::exists } else { exists }))
         }
-        "lower" => Ok(unicode::is_lower(&interpreter.str(value)?)),
-        "upper" => Ok(unicode::is_upper(&interpreter.str(value)?)),
+        "lower" | "upper" => {
+            let text = interpreter.str(value)?;
+            interpreter.budget().scan(text.len())?;
+            Ok(if name == "lower" { unicode::is_lower(&text) } else { unicode::is_upper(&text) })
+        }
         name => Ok(has_type(name, value)),
     }
 }

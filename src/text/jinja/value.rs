@@ -10,7 +10,7 @@ use std::rc::Rc;
 use indexmap::IndexMap;
 
 use super::MAX_VALUE_DEPTH;
-use super::budget::{Budget, Lease};
+use super::budget::{Budget, Lease, SCANNED_BYTES_PER_STEP};
 use super::failure::{Failure, Result, fail};
 use super::globals::Global;
 
@@ -102,6 +102,7 @@ pub struct Items(Rc<ItemsParts>);
 struct ItemsParts {
     items: Vec<Value>,
     depth: usize,
+    weight: usize,
     _lease: Lease,
 }
 
@@ -125,6 +126,7 @@ pub struct Dict(Rc<DictParts>);
 struct DictParts {
     entries: IndexMap<Key, Value>,
     depth: usize,
+    weight: usize,
     _lease: Lease,
 }
 
@@ -335,6 +337,16 @@ impl Value {
         }
     }
 
+    /// Steps that reading the whole value takes. What a value holds twice counts twice, so that it bounds recursion.
+    pub fn weight(&self) -> usize {
+        match self {
+            Value::Str(text) => 1 + text.as_str().len() / SCANNED_BYTES_PER_STEP,
+            Value::List(items) | Value::Tuple(items) => items.0.weight,
+            Value::Dict(dict) | Value::View(_, dict) => dict.0.weight,
+            _ => 1,
+        }
+    }
+
     /// How deep lists and dictionaries are nested in this value.
     fn depth(&self) -> usize {
         match self {
@@ -369,7 +381,8 @@ impl Budget {
         self.steps(items.len())?;
         let lease = self.lease(items.capacity() * size_of::<Value>() + 64)?;
         let depth = nested(items.iter())?;
-        Ok(Items(Rc::new(ItemsParts { items, depth, _lease: lease })))
+        let weight = total_weight(items.iter());
+        Ok(Items(Rc::new(ItemsParts { items, depth, weight, _lease: lease })))
     }
 
     pub fn list(self: &Rc<Budget>, items: Vec<Value>) -> Result<Value> {
@@ -384,8 +397,19 @@ impl Budget {
         self.steps(entries.len())?;
         let lease = self.lease(entries.capacity() * (size_of::<(Key, Value)>() + 24) + 128)?;
         let depth = nested(entries.iter().flat_map(|(key, value)| [key.value(), value]))?;
-        Ok(Value::Dict(Dict(Rc::new(DictParts { entries, depth, _lease: lease }))))
+        let weight = total_weight(entries.iter().flat_map(|(key, value)| [key.value(), value]));
+        Ok(Value::Dict(Dict(Rc::new(DictParts { entries, depth, weight, _lease: lease }))))
     }
+
+    /// A key of a dictionary. Finding or adding it reads all of it.
+    pub fn key(&self, value: Value) -> Result<Key> {
+        self.steps(value.weight())?;
+        Key::new(value)
+    }
+}
+
+fn total_weight<'a>(items: impl Iterator<Item = &'a Value>) -> usize {
+    items.fold(1, |weight: usize, item| weight.saturating_add(item.weight()))
 }
 
 fn nested<'a>(items: impl Iterator<Item = &'a Value>) -> Result<usize> {

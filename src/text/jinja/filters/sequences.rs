@@ -11,7 +11,7 @@ use super::super::json::try_sort;
 use super::super::ops;
 use super::super::repr;
 use super::super::tests;
-use super::super::value::{Key, Object, Value};
+use super::super::value::{Object, Value};
 use super::{Getter, flag, fold};
 
 pub fn apply(interpreter: &mut Interpreter, name: &str, value: Value, args: Args) -> Result<Value> {
@@ -264,7 +264,7 @@ fn unique(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<V
     lazily(interpreter, value, |interpreter, item| {
         let key = getter.get(interpreter, &item)?;
         let key = fold(interpreter, key, case_sensitive)?;
-        Ok(seen.insert(Key::new(key)?).then_some(item))
+        Ok(seen.insert(interpreter.budget().key(key)?).then_some(item))
     })
 }
 

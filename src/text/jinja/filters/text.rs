@@ -18,7 +18,7 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Ar
     }
     let text = interpreter.str(value)?;
     let budget = interpreter.budget();
-    budget.work(text.len())?;
+    budget.scan(text.len())?;
     match name {
         "replace" => {
             let [old, new, count] = args.bind(name, ["old", "new", "count"], 2)?;

@@ -19,6 +19,7 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Ar
         _ => args.none(name)?,
     }
     let text = interpreter.str(value)?;
+    budget.scan(text.len())?;
     match (name, value) {
         ("safe", _) => budget.safe_text(text),
         ("striptags", _) => budget.text(striptags(&text)),
@@ -78,7 +79,9 @@ fn urlencode(interpreter: &mut Interpreter, value: &Value) -> Result<Value> {
             ops::iterate(&mut interpreter.objects, value)?.into()
         }
         value => {
-            quote(&mut out, &interpreter.str(value)?, false)?;
+            let text = interpreter.str(value)?;
+            budget.scan(text.len())?;
+            quote(&mut out, &text, false)?;
             return budget.text(out.finish());
         }
     };
@@ -99,7 +102,12 @@ fn quote(out: &mut Builder, text: &str, in_query: bool) -> Result<()> {
             b' ' if in_query => out.push("+")?,
             b'/' if !in_query => out.push("/")?,
             byte if byte.is_ascii_alphanumeric() || b"_.-~".contains(&byte) => out.push_char(byte as char)?,
-            byte => out.push(&format!("%{byte:02X}"))?,
+            byte => {
+                let hex = |digit: u8| char::from(b"0123456789ABCDEF"[digit as usize]);
+                out.push("%")?;
+                out.push_char(hex(byte >> 4))?;
+                out.push_char(hex(byte & 15))?;
+            }
         }
     }
     Ok(())

@@ -5,7 +5,7 @@ use super::super::attributes::view_named;
 use super::super::failure::{Result, fail};
 use super::super::interpreter::Interpreter;
 use super::super::ops;
-use super::super::value::{Dict, Key, Value};
+use super::super::value::{Dict, Value};
 
 pub fn sequence(interpreter: &mut Interpreter, value: &Value, items: &[Value], method: &str, args: &Args) -> Result<Value> {
     interpreter.objects.budget.steps(items.len())?;
@@ -42,15 +42,16 @@ pub fn dict(interpreter: &mut Interpreter, dict: &Dict, method: &str, args: &Arg
     match method {
         "get" => {
             let [key, default] = args.bind(method, ["", ""], 1)?;
-            let found = dict.get(&Key::new(key.unwrap_or(Value::None))?).cloned();
+            let found = dict.get(&interpreter.budget().key(key.unwrap_or(Value::None))?).cloned();
             Ok(found.or(default).unwrap_or(Value::None))
         }
         "fromkeys" => {
             let [keys, value] = args.bind(method, ["", ""], 1)?;
             let value = value.unwrap_or(Value::None);
             let keys = ops::iterate(&mut interpreter.objects, &keys.unwrap_or(Value::None))?;
-            let entries = keys.into_iter().map(|key| Ok((Key::new(key)?, value.clone())));
-            interpreter.budget().dict(entries.collect::<Result<_>>()?)
+            let budget = interpreter.budget();
+            let entries = keys.into_iter().map(|key| Ok((budget.key(key)?, value.clone())));
+            budget.dict(entries.collect::<Result<_>>()?)
         }
         _ => {
             args.none(method)?;

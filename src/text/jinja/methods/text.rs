@@ -54,7 +54,7 @@ fn mark_safe(budget: &Rc<Budget>, value: Value) -> Result<Value> {
 
 fn call_plain(interpreter: &mut Interpreter, text: &Text, method: &str, args: Args) -> Result<Value> {
     let budget = interpreter.budget();
-    budget.work(text.as_str().len())?;
+    budget.scan(text.as_str().len())?;
     let text = text.as_str();
     match method {
         "format" => brace::format(interpreter, text, &args, None),
