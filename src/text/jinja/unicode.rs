@@ -61,7 +61,7 @@ pub fn is_numeric(c: char) -> bool {
 }
 
 pub fn is_alphanumeric(c: char) -> bool {
-    is_alpha(c) || is_numeric(c)
+    if c.is_ascii() { c.is_ascii_alphanumeric() } else { is_alpha(c) || is_numeric(c) }
 }
 
 fn is_cased(c: char) -> bool {

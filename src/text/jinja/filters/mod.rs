@@ -87,7 +87,8 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: Value, args: Args
 }
 
 fn apply_plain(interpreter: &mut Interpreter, name: &str, value: Value, args: Args) -> Result<Value> {
-    interpreter.objects.budget.step()?;
+    let budget = interpreter.budget();
+    budget.scan(value.as_str().map_or(0, str::len))?;
     match name {
         "default" | "d" => {
             let [default, boolean] = args.bind(name, ["default_value", "boolean"], 0)?;
@@ -95,7 +96,7 @@ fn apply_plain(interpreter: &mut Interpreter, name: &str, value: Value, args: Ar
             if !missing {
                 return Ok(value);
             }
-            default.map_or_else(|| interpreter.budget().text(""), Ok)
+            default.map_or_else(|| budget.text(""), Ok)
         }
         "attr" => {
             let [attribute] = args.bind(name, ["name"], 1)?;
@@ -107,7 +108,7 @@ fn apply_plain(interpreter: &mut Interpreter, name: &str, value: Value, args: Ar
         }
         "string" => {
             args.none(name)?;
-            if matches!(value, Value::Str(_)) { Ok(value) } else { interpreter.budget().text(interpreter.str(&value)?) }
+            if matches!(value, Value::Str(_)) { Ok(value) } else { budget.text(interpreter.str(&value)?) }
         }
         "tojson" => json::tojson(interpreter, &value, &args),
         "format" => format(interpreter, &value, args),
