@@ -157,6 +157,11 @@ fn cut(ranges: &[(u32, u32)], least: u32) -> Vec<(u32, u32)> {
     cut
 }
 
+/// Whether the crate `regex-syntax` has a Unicode property of this name.
+pub fn is_property(name: &str) -> bool {
+    llguidance::derivre::RegexBuilder::new().mk_regex(&format!("\\p{{{name}}}")).is_ok()
+}
+
 /// Writes large sets by their names, and leaves the ranges beside them.
 fn shortened(ranges: &[(u32, u32)], out: &mut String) -> Vec<(u32, u32)> {
     const MIN_RANGES: usize = 40;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::class::MAX_CHAR;
+use super::class::{MAX_CHAR, is_property};
 use super::reader::Reader;
 use super::{Class, MAX_DEPTH, Node, PatternError};
 
@@ -384,6 +384,9 @@ impl<'a> Parser<'a> {
         let name = self.reader.take_while(usize::MAX, |c| c.is_ascii_alphanumeric() || c == '_' || c == '=');
         if !self.reader.take("}") || name.is_empty() {
             return Err(self.reader.syntax("an invalid Unicode property", at, "write \\p{Name} or \\p{Name=Value}"));
+        }
+        if !is_property(&name) {
+            return Err(self.reader.syntax(format!("an unknown Unicode property ({name})"), at, "write a name of Unicode, as \\p{L}"));
         }
         Ok(Member::Set(Class::default().with_properties(vec![(name, letter == 'P')])))
     }

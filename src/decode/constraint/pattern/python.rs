@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::class::{DIGITS, MAX_CHAR, WORD};
+use super::class::{DIGITS, MAX_CHAR, WORD, is_property};
 use super::fold::fold;
 use super::reader::Reader;
 use super::{Class, MAX_DEPTH, Node, PatternError};
@@ -386,6 +386,9 @@ impl Parser<'_> {
         let name = self.reader.take_while(limit, |c| c.is_ascii_alphanumeric() || c == '_' || c == '=');
         if name.is_empty() || (in_braces && !self.reader.take("}")) {
             return Err(self.reader.syntax("an invalid Unicode property", at, "write \\p{Name} or \\p{Name=Value}"));
+        }
+        if !is_property(&name) {
+            return Err(self.reader.syntax(format!("an unknown Unicode property ({name})"), at, "write a name of Unicode, as \\p{L}"));
         }
         Ok(Member::Set(Class::default().with_properties(vec![(name, negated)])))
     }

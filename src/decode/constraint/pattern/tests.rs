@@ -28,7 +28,7 @@ fn compile(grammars: &Grammars, language: &str, pattern: &str) -> crate::error::
 }
 
 /// The constructs that the languages have and this library refuses.
-const UNSUPPORTED: [&str; 11] = [
+const UNSUPPORTED: [&str; 10] = [
     "a lookahead",
     "a lookbehind",
     "a backreference",
@@ -38,7 +38,6 @@ const UNSUPPORTED: [&str; 11] = [
     "a condition",
     "a character by its name",
     "an anchor of lines",
-    "Unicode property not found",
     "in a pattern that is invalid in Unicode mode",
 ];
 

@@ -142,3 +142,23 @@ fn an_error_shows_the_patterns_of_the_schema() {
         "\"pattern\": a lookahead (character 2 of the ECMA-262 regular expression /^(?=b)/); write the texts that match without it";
     assert!(error.message().contains(expected), "{error}");
 }
+
+#[test]
+fn a_text_matches_if_its_decoded_value_does() {
+    let grammars = byte_grammars();
+    // Each with texts of JSON that match and that do not.
+    let cases: [(&str, &[&str], &[&str]); 7] = [
+        ("^[^\"]+$", &[r#""a""#, r#""\\""#, r#""\n""#], &[r#""\"""#, r#""a\"""#]),
+        ("^[^\\\\]+$", &[r#""\"""#, r#""\t""#], &[r#""\\""#, r#""a\\n""#]),
+        ("^\"$", &[r#""\"""#], &[r#""""#, r#""\\""#]),
+        ("^\\\\n$", &[r#""\\n""#], &[r#""\n""#]),
+        ("^\\n$", &[r#""\n""#], &[r#""\\n""#, r#""n""#]),
+        ("^.$", &[r#""\t""#, r#""\\""#, r#""\"""#, "\"\u{e9}\"", "\"\u{1f600}\""], &[r#""\n""#, r#""\r""#, "\"\u{2028}\""]),
+        ("^[\\s\\S]$", &[r#""\n""#, r#""\\""#, r#""\"""#, "\"\u{2028}\""], &[r#""ab""#]),
+    ];
+    for (pattern, yes, no) in cases {
+        let constraint = compile(&grammars, &json!({"type": "string", "pattern": pattern}));
+        assert!(yes.iter().all(|text| writes(&constraint, text)), "{pattern}: {:?}", yes.iter().find(|text| !writes(&constraint, text)));
+        assert!(!no.iter().any(|text| writes(&constraint, text)), "{pattern}: {:?}", no.iter().find(|text| writes(&constraint, text)));
+    }
+}
