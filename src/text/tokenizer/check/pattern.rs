@@ -12,10 +12,14 @@ const MAX_BYTES: usize = 4096;
 const MAX_NESTING: usize = 16;
 /// Numbers of a quantifier such as `{1,3}`.
 const MAX_REPEATS: u32 = 256;
+/// The product of such numbers that apply to each other.
+const MAX_NESTED_REPEATS: u32 = 1024;
 /// Characters of a text with which a pattern is tried, and the steps back that one search may take in it. Patterns of published
 /// tokenizers take at most about two for each character; one for each pair of characters would be 32,640.
 const PROBE_CHARS: usize = 256;
 const PROBE_STEPS: u32 = 8192;
+/// Positions to which a search may be able to step back at once.
+const PROBE_STACK: u32 = 16_384;
 /// Characters of a pattern of which texts are made to try it.
 const PROBES: usize = 32;
 const SIMPLIFY: &str = "write a simpler pattern";
@@ -47,6 +51,7 @@ fn probe(regex: &str) -> Result<(), String> {
             text.push_str(end);
             let mut limits = MatchParam::default();
             limits.set_retry_limit_in_match(PROBE_STEPS);
+            limits.set_match_stack_limit(PROBE_STACK);
             let found = compiled.search_with_param(text.as_str(), 0, text.len(), SearchOptions::SEARCH_OPTION_NONE, None, limits);
             if let Err(e) = found {
                 let run: String = text.chars().take(4).collect();
@@ -74,6 +79,8 @@ pub fn replacement(part: &Json, field: &str) -> Result<u64, String> {
 struct Group {
     /// A part of the group repeats without limit.
     unbounded: bool,
+    /// Most repetitions of a part of the group, as a product over the quantifiers with limits within each other. 0 stands for 1.
+    repeats: u32,
 }
 
 /// One pass over an expression, without building it.
@@ -94,11 +101,11 @@ impl<'a> Scan<'a> {
     fn run(mut self) -> Result<(), String> {
         while let Some(c) = self.rest.next() {
             match c {
-                '*' | '+' => self.quantifier(true)?,
-                '?' => self.quantifier(false)?,
+                '*' | '+' => self.quantifier(None)?,
+                '?' => self.quantifier(Some(1))?,
                 '{' => {
-                    if let Some(unbounded) = self.braces()? {
-                        self.quantifier(unbounded)?;
+                    if let Some(limit) = self.braces()? {
+                        self.quantifier(limit)?;
                     }
                 }
                 _ => {
@@ -121,6 +128,7 @@ impl<'a> Scan<'a> {
                     self.last = self.open.pop().unwrap_or_default();
                     let outer = self.open.last_mut().expect("the outermost group stays open");
                     outer.unbounded |= self.last.unbounded;
+                    outer.repeats = outer.repeats.max(self.last.repeats);
                 }
                 Ok(())
             }
@@ -128,23 +136,28 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// A quantifier, or the `?` or `+` after one that makes it lazy or possessive.
-    fn quantifier(&mut self, unbounded: bool) -> Result<(), String> {
+    /// A quantifier with its upper limit, or the `?` or `+` after one that makes it lazy or possessive.
+    fn quantifier(&mut self, limit: Option<u32>) -> Result<(), String> {
         self.quantifiers += 1;
         if self.quantifiers > 2 {
             return Err("more than two quantifiers in a row".into());
         }
-        if unbounded && self.quantifiers == 1 && self.last.unbounded {
+        if limit.is_none() && self.quantifiers == 1 && self.last.unbounded {
             return Err("an unlimited repetition within an unlimited repetition".into());
         }
-        if unbounded {
-            self.open.last_mut().expect("the outermost group stays open").unbounded = true;
+        self.last.repeats = self.last.repeats.max(1) * limit.unwrap_or(1).max(1);
+        if self.last.repeats > MAX_NESTED_REPEATS {
+            let repeats = self.last.repeats;
+            return Err(format!("too many repetitions within repetitions ({repeats}, limit {MAX_NESTED_REPEATS})"));
         }
+        let outer = self.open.last_mut().expect("the outermost group stays open");
+        outer.unbounded |= limit.is_none();
+        outer.repeats = outer.repeats.max(self.last.repeats);
         Ok(())
     }
 
-    /// Whether `{n,m}` has no upper limit, or nothing if these braces are ordinary characters.
-    fn braces(&mut self) -> Result<Option<bool>, String> {
+    /// The upper limit of `{n,m}`, which is `None` in `{n,}`, or nothing if these braces are ordinary characters.
+    fn braces(&mut self) -> Result<Option<Option<u32>>, String> {
         let mut ahead = self.rest.clone();
         let mut body = String::new();
         loop {
@@ -155,12 +168,14 @@ impl<'a> Scan<'a> {
             }
         }
         self.rest = ahead;
+        let mut limit = None;
         for number in body.split(',').filter(|number| !number.is_empty()) {
-            if !number.parse().is_ok_and(|number: u32| number <= MAX_REPEATS) {
+            limit = number.parse().ok().filter(|&number: &u32| number <= MAX_REPEATS);
+            if limit.is_none() {
                 return Err(format!("too many repetitions ({number}, limit {MAX_REPEATS})"));
             }
         }
-        Ok(Some(body.ends_with(',')))
+        Ok(Some(limit.filter(|_| !body.ends_with(','))))
     }
 
     fn escape(&mut self) -> Result<(), String> {

@@ -127,6 +127,8 @@ fn patterns_that_nest_or_repeat_too_much_are_refused() {
         ("(a+)+", "an unlimited repetition within an unlimited repetition"),
         ("((a|b*)c){2,}", "an unlimited repetition within an unlimited repetition"),
         ("a{1,257}", "too many repetitions (257, limit 256)"),
+        ("(?:(?:a{0,32}b){0,32}c){0,2}", "too many repetitions within repetitions (2048, limit 1024)"),
+        ("((a{256}){4}b){2,}|(c{256}){5}", "too many repetitions within repetitions (1280, limit 1024)"),
         ("a{3}{4}{5}", "more than two quantifiers in a row"),
         (r"(a)\1", "back references are not supported"),
         (r"(?<x>a)\g<x>", "calls and back references"),
@@ -149,12 +151,36 @@ fn patterns_that_nest_or_repeat_too_much_are_refused() {
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t)?|\p{N}{1,3}",
         r"(?<=[a-z])(?=[A-Z])|\p{L}+|\s+",
         r"\d(?=(\d{3})+(?!\d))|.",
+        r"(a{256}){4}b{0,2}c{2,}|{x}{,}",
         r"\d{1,3}(?=(?:\d{3})*\b)",
         r" ?[^(\s|[.,!?…。，、।۔،])]+",
     ];
     for regex in used {
         assert_eq!(scanned(regex), Ok(()), "{regex}");
     }
+}
+
+/// Whether the check accepts them does not matter.
+#[test]
+fn patterns_at_the_limits_need_little_stack() {
+    let within = |open: &str, count: usize, close: &str| format!("{}a{}", open.repeat(count), close.repeat(count));
+    let patterns = [
+        "a|".repeat(2000) + "b",
+        "[a-z]".repeat(800),
+        "a?".repeat(2000),
+        "(a)".repeat(1300),
+        "(?=a)".repeat(800),
+        format!("(?<={})x", "a|bb|ccc|".repeat(400)),
+        "\\p{L}".repeat(800),
+        "a{256}".repeat(600),
+        within("(", 16, ")"),
+        within("(?:", 16, "){2}"),
+        within("(?<!", 16, ")"),
+        within("[^", 16, "]"),
+        within("(?>", 16, ")?"),
+    ];
+    let check = || patterns.iter().for_each(|regex| drop(pattern::check(&json!({"Regex": regex}), "f")));
+    std::thread::scope(|scope| std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, check).unwrap().join().unwrap());
 }
 
 #[test]
