@@ -8,7 +8,7 @@ use super::budget::Builder;
 use super::failure::{Result, fail};
 use super::format::percent;
 use super::objects::Objects;
-use super::value::{Key, Object, Range, Text, Value, View};
+use super::value::{Object, Range, Text, Value, View};
 use super::{arguments, number};
 
 /// `left operator right`
