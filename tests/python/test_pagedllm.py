@@ -1664,7 +1664,7 @@ class BadInput(Case):
             (Code.INVALID_ARGUMENT, "not valid JSON", "Hello", {"grammar": Grammar.json_schema("{")}, {}),
             (Code.INVALID_ARGUMENT, "nonsense", "Hello", {"grammar": Grammar.json_schema({"type": "nonsense"})}, {}),
             (Code.INVALID_ARGUMENT, "UTF-8", "Hello", {"grammar": Grammar.json_schema(b"\xff")}, {}),
-            (Code.INVALID_ARGUMENT, "regex", "Hello", {"grammar": Grammar.regex("(")}, {}),
+            (Code.INVALID_ARGUMENT, "regular expression", "Hello", {"grammar": Grammar.regex("(")}, {}),
             (Code.INVALID_ARGUMENT, "0 texts", "Hello", {"grammar": Grammar.choice([])}, {}),
             (Code.INVALID_ARGUMENT, "nope", "Hello", {"grammar": Grammar.lark("start: nope")}, {}),
             (Code.INVALID_ARGUMENT, "grammar is NULL", "Hello", {"grammar": Grammar(1)}, {}),
@@ -1717,7 +1717,7 @@ class BadInput(Case):
             (Code.INVALID_ARGUMENT, "not to 0", engine.rewind, 0),
             (Code.INVALID_ARGUMENT, "not to 6", engine.rewind, 6),
             (Code.INVALID_ARGUMENT, "length is -1", engine.rewind, -1),
-            (Code.INVALID_ARGUMENT, "regex", engine.generate_resumed, Sampling(grammar=Grammar.regex("("))),
+            (Code.INVALID_ARGUMENT, "regular expression", engine.generate_resumed, Sampling(grammar=Grammar.regex("("))),
             (Code.INVALID_ARGUMENT, "echo", engine.generate_resumed, Sampling(echo=True)),
         ]:
             with self.subTest(message):
