@@ -45,7 +45,9 @@ pub fn only_attribute(interpreter: &mut Interpreter, value: &Value, name: &str) 
 }
 
 fn missing(value: &Value, name: &str) -> Value {
-    Value::Undefined(format!("'{}' has no attribute '{name}'", object_name(value)).into())
+    // The reason lives as long as the value, and a template decides the name's length.
+    let end = name.char_indices().nth(100).map_or(name.len(), |(at, _)| at);
+    Value::Undefined(format!("'{}' has no attribute '{}'", object_name(value), &name[..end]).into())
 }
 
 fn object_name(value: &Value) -> String {

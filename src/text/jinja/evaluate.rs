@@ -1,5 +1,7 @@
 //! Evaluates expressions and calls.
 
+use std::collections::HashSet;
+
 use super::arguments::Args;
 use super::ast::{Arguments, Comparison, Constant, Expr, ExprId, Modifier};
 use super::budget::Builder;
@@ -136,9 +138,9 @@ impl Interpreter<'_> {
                 args.named.push((name.to_string(), value.clone()));
             }
         }
-        if let Some((name, _)) =
-            args.named.iter().enumerate().find(|(i, (name, _))| args.named[..*i].iter().any(|(n, _)| n == name)).map(|(_, n)| n)
-        {
+        self.objects.budget.steps(args.named.len())?;
+        let mut seen = HashSet::new();
+        if let Some((name, _)) = args.named.iter().find(|(name, _)| !seen.insert(name.as_str())) {
             return fail(format!("got multiple values for keyword argument '{name}'"));
         }
         Ok(args)
@@ -146,9 +148,10 @@ impl Interpreter<'_> {
 
     /// `callee(*args)`
     pub(super) fn call(&mut self, callee: &Value, args: Args) -> Result<Value> {
+        let callee = callee.defined()?;
         self.objects.budget.step()?;
         self.objects.budget.deeper()?;
-        let value = match callee.defined()? {
+        let value = match callee {
             Value::Global(global) => globals::call(self, *global, args),
             Value::Method(method) => methods::call(self, &method.0, method.1, args),
             Value::Object(Object::Macro, index) => self.call_macro(*index, args),

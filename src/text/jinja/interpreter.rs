@@ -169,15 +169,15 @@ impl<'a> Interpreter<'a> {
                 let value = self.evaluate(*value)?;
                 self.assign(target, value)?;
             }
-            StatementKind::SetBlock { target, filters, body } => {
-                let value = self.filtered_block(filters, body)?;
-                self.assign(target, value)?;
-            }
-            StatementKind::With { assignments, body } => self.with(assignments, body)?,
-            StatementKind::FilterBlock { filters, body } => {
-                let value = self.filtered_block(filters, body)?;
-                self.print(string(&value)?)?;
-            }
+            StatementKind::SetBlock { target, filters, body } => match self.filtered_block(filters, body)? {
+                Ok(value) => self.assign(target, value)?,
+                Err(flow) => return Ok(flow),
+            },
+            StatementKind::With { assignments, body } => return self.with(assignments, body),
+            StatementKind::FilterBlock { filters, body } => match self.filtered_block(filters, body)? {
+                Ok(value) => self.print(string(&value)?)?,
+                Err(flow) => return Ok(flow),
+            },
             StatementKind::Macro(index) => {
                 let value = self.make_macro(*index)?;
                 if let Some(name) = self.tree.macros[*index].name {
@@ -223,23 +223,31 @@ impl<'a> Interpreter<'a> {
         Ok(())
     }
 
-    fn with(&mut self, assignments: &'a [(Target, ExprId)], body: &'a [Statement]) -> Result<()> {
+    fn with(&mut self, assignments: &'a [(Target, ExprId)], body: &'a [Statement]) -> Result<Flow> {
         let values: Vec<Value> = assignments.iter().map(|(_, value)| self.evaluate(*value)).collect::<Result<_>>()?;
         self.in_scope(self.scope, |interpreter| {
             assignments.iter().zip(values).try_for_each(|((target, _), value)| interpreter.assign(target, value))?;
-            interpreter.run(body).map(drop)
+            interpreter.run(body)
         })
     }
 
-    fn filtered_block(&mut self, modifiers: &'a [Modifier], body: &'a [Statement]) -> Result<Value> {
+    /// The filtered text of a body. A body that leaves its loop has none.
+    fn filtered_block(&mut self, modifiers: &'a [Modifier], body: &'a [Statement]) -> Result<std::result::Result<Value, Flow>> {
         let scope = self.scope;
-        let text = self.collect(|interpreter| interpreter.in_scope(scope, |interpreter| interpreter.run(body).map(drop)))?;
+        let mut flow = Flow::Normal;
+        let text = self.collect(|interpreter| {
+            flow = interpreter.in_scope(scope, |interpreter| interpreter.run(body))?;
+            Ok(())
+        })?;
+        if flow != Flow::Normal {
+            return Ok(Err(flow));
+        }
         let mut value = self.budget().text(text)?;
         for filter in modifiers {
             let args = self.arguments(&filter.arguments)?;
             value = filters::apply(self, &filter.name, value, args)?;
         }
-        Ok(value)
+        Ok(Ok(value))
     }
 
     fn for_loop(&mut self, statement: &'a For) -> Result<()> {

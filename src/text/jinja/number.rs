@@ -225,7 +225,7 @@ pub fn parse_float(text: &str) -> Option<f64> {
         return None;
     }
     let text = underscores.concat();
-    let unsigned = text.trim_start_matches(['+', '-']).to_lowercase();
+    let unsigned = text.trim_start_matches(['+', '-']).to_ascii_lowercase();
     let named = ["inf", "infinity", "nan"].contains(&unsigned.as_str());
     let digits = unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.');
     if (named || digits) && text.len() - unsigned.len() <= 1 { text.parse().ok() } else { None }

@@ -101,7 +101,7 @@ pub fn compare(objects: &mut Objects, comparison: Comparison, left: &Value, righ
 }
 
 /// Counts the work of comparing two values.
-fn equal(objects: &Objects, left: &Value, right: &Value) -> Result<bool> {
+pub fn equal(objects: &Objects, left: &Value, right: &Value) -> Result<bool> {
     objects.budget.steps(left.weight().min(right.weight()))?;
     Ok(left.equals(right))
 }

@@ -6,6 +6,7 @@
 
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use indexmap::IndexMap;
 
@@ -199,15 +200,22 @@ impl Hash for Key {
     }
 }
 
+static NANS: AtomicU64 = AtomicU64::new(0);
+
 fn hash<H: Hasher>(value: &Value, state: &mut H) {
     match value {
         Value::Str(text) => text.as_str().hash(state),
         Value::Bool(flag) => (*flag as i128).hash(state),
         Value::Int(number) => number.hash(state),
         Value::Float(number) if number.fract() == 0.0 && number.abs() < 1e38 => (*number as i128).hash(state),
+        // NaN equals nothing, so that many of them must not share a hash: finding one would compare all.
+        Value::Float(number) if number.is_nan() => NANS.fetch_add(1, Ordering::Relaxed).hash(state),
         Value::Float(number) => number.to_bits().hash(state),
         Value::Tuple(items) => items.iter().for_each(|item| hash(item, state)),
         Value::Object(_, number) => number.hash(state),
+        Value::Range(range) => (range.len(), range.start).hash(state),
+        Value::Method(method) => hash(&method.0, state),
+        Value::Undefined(reason) => reason.hash(state),
         _ => 0.hash(state),
     }
 }

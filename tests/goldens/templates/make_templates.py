@@ -295,6 +295,10 @@ b' }}
 {{ [('{}<'|safe).format('<')] }}
 {{ [('%s<'|safe) % '<'] }}
 {{ [('%s<'|safe) % ('<'|safe,)] }}
+{% for i in range(3) %}{% with a=i %}{% if a==1 %}{% break %}{% endif %}{% endwith %}{{ i }}{% endfor %}
+{% for i in range(3) %}{% filter upper %}a{% if i==1 %}{% break %}{% endif %}{% endfilter %}{{ i }}{% endfor %}
+{% for i in range(3) %}{% set q %}{% if i==1 %}{% continue %}{% endif %}x{% endset %}{{ i }}{{ q }}{% endfor %}
+{{ ['nan'|float, 'nan'|float]|unique|list }} {{ '1İ'|float }} {{ [range(3), range(3), range(4)]|unique|list }}
 {% do l %}
 {{ 1 if }}
 {{ l[ }}

@@ -172,11 +172,13 @@ impl Getter {
     /// The selected values of an item, as a list that can be compared.
     pub fn get_all(&self, interpreter: &mut Interpreter, item: &Value, case_sensitive: bool) -> Result<Vec<Value>> {
         let paths = self.paths.iter();
+        interpreter.objects.budget.work(paths.len() * 1024)?;
         paths.map(|path| self.follow(interpreter, item, path).and_then(|value| fold(interpreter, value, case_sensitive))).collect()
     }
 
     fn follow(&self, interpreter: &mut Interpreter, item: &Value, path: &[Value]) -> Result<Value> {
         let mut value = item.clone();
+        interpreter.objects.budget.steps(path.len())?;
         for part in path {
             value = attributes::item(interpreter, &value, part)?;
             if let (true, Some(default)) = (value.is_undefined(), &self.default) {

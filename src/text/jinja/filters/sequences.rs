@@ -213,7 +213,7 @@ fn sort_by_keys(
     let objects = &interpreter.objects;
     try_sort(&mut items, |(a, _), (b, _)| {
         for (a, b) in a.iter().zip(b) {
-            if !as_list || !a.equals(b) {
+            if !as_list || !ops::equal(objects, a, b)? {
                 return ops::order(objects, "<", a, b);
             }
         }
@@ -280,7 +280,7 @@ fn groupby(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<
     let mut groups: Vec<(Value, Vec<Value>)> = Vec::new();
     for (key, item) in sort_by_keys(interpreter, items, false, false)? {
         match groups.last_mut() {
-            Some((known, items)) if known.equals(&key[0]) => items.push(item),
+            Some((known, items)) if ops::equal(&interpreter.objects, known, &key[0])? => items.push(item),
             _ => groups.push((key[0].clone(), vec![item])),
         }
     }

@@ -17,7 +17,11 @@ pub fn sequence(interpreter: &mut Interpreter, value: &Value, items: &[Value], m
         "count" => {
             let [wanted] = args.bind(method, [""], 1)?;
             let wanted = wanted.unwrap_or(Value::None);
-            Ok(Value::Int(items.iter().filter(|item| item.same(&wanted) || item.equals(&wanted)).count() as i128))
+            let mut count = 0;
+            for item in items {
+                count += i128::from(item.same(&wanted) || ops::equal(&interpreter.objects, item, &wanted)?);
+            }
+            Ok(Value::Int(count))
         }
         _ => {
             let [wanted, start, stop] = args.bind(method, ["", "", ""], 1)?;
@@ -28,8 +32,12 @@ pub fn sequence(interpreter: &mut Interpreter, value: &Value, items: &[Value], m
                 Ok((if index < 0 { index + len } else { index }).clamp(0, len) as usize)
             };
             let (start, stop) = (bound(start, 0)?, bound(stop, len)?);
-            let found = (start..stop).find(|&i| items[i].same(&wanted) || items[i].equals(&wanted));
-            found.map_or_else(|| fail(format!("the value is not in the {}", value.type_name())), |i| Ok(Value::Int(i as i128)))
+            for (i, item) in items.iter().enumerate().take(stop).skip(start) {
+                if item.same(&wanted) || ops::equal(&interpreter.objects, item, &wanted)? {
+                    return Ok(Value::Int(i as i128));
+                }
+            }
+            fail(format!("the value is not in the {}", value.type_name()))
         }
     }
 }

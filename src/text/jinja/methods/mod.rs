@@ -145,9 +145,12 @@ fn of_loop(interpreter: &mut Interpreter, index: usize, method: &str, args: Args
         let position = state.started.saturating_sub(1) % args.positional.len();
         return Ok(args.positional[position].clone());
     }
-    let same = state.last_changed.as_ref().is_some_and(|last| {
-        last.len() == args.positional.len() && last.iter().zip(&args.positional).all(|(a, b)| a.same(b) || a.equals(b))
-    });
-    state.last_changed = Some(args.positional);
-    Ok(Value::Bool(!same))
+    let last = state.last_changed.replace(args.positional.clone());
+    let Some(last) = last.filter(|last| last.len() == args.positional.len()) else { return Ok(Value::Bool(true)) };
+    for (a, b) in last.iter().zip(&args.positional) {
+        if !a.same(b) && !super::ops::equal(&interpreter.objects, a, b)? {
+            return Ok(Value::Bool(true));
+        }
+    }
+    Ok(Value::Bool(false))
 }

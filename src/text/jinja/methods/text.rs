@@ -1,5 +1,6 @@
 //! Methods of strings. Positions count characters.
 
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use super::super::arguments::{Args, given, integer, size, string};
@@ -73,7 +74,7 @@ fn call_plain(interpreter: &mut Interpreter, text: &Text, method: &str, args: Ar
             replace(&budget, text, string(&old.unwrap_or(Value::None))?, string(&new.unwrap_or(Value::None))?, count)
         }
         "count" | "find" | "rfind" | "index" | "rindex" => find(text, method, &args),
-        "startswith" | "endswith" => affix(text, method, &args),
+        "startswith" | "endswith" => affix(&budget, text, method, &args),
         "removeprefix" | "removesuffix" => {
             let [affix] = args.bind(method, [""], 1)?;
             let affix = affix.unwrap_or(Value::None);
@@ -300,7 +301,7 @@ fn find(text: &str, method: &str, args: &Args) -> Result<Value> {
     }
 }
 
-fn affix(text: &str, method: &str, args: &Args) -> Result<Value> {
+fn affix(budget: &Budget, text: &str, method: &str, args: &Args) -> Result<Value> {
     let [affixes, start, stop] = args.bind(method, ["", "", ""], 1)?;
     let affixes = match affixes.unwrap_or(Value::None) {
         Value::Tuple(items) => items.to_vec(),
@@ -308,8 +309,10 @@ fn affix(text: &str, method: &str, args: &Args) -> Result<Value> {
     };
     let within = between(text, start, stop)?;
     let mut found = false;
+    budget.steps(affixes.len())?;
     for affix in &affixes {
         let affix = string(affix)?;
+        budget.work(affix.len())?;
         found |= within.is_some_and(|(text, _)| if method == "startswith" { text.starts_with(affix) } else { text.ends_with(affix) });
     }
     Ok(Value::Bool(found))
@@ -317,7 +320,8 @@ fn affix(text: &str, method: &str, args: &Args) -> Result<Value> {
 
 /// `strip`, `lstrip` or `rstrip`, of white space where no characters are given.
 pub fn strip<'a>(text: &'a str, method: &str, chars: Option<&str>) -> &'a str {
-    let stripped = |c: char| chars.map_or_else(|| unicode::is_space(c), |chars| chars.contains(c));
+    let set: Option<HashSet<char>> = chars.map(|chars| chars.chars().collect());
+    let stripped = |c: char| set.as_ref().map_or_else(|| unicode::is_space(c), |set| set.contains(&c));
     let text = if method == "rstrip" { text } else { text.trim_start_matches(stripped) };
     if method == "lstrip" { text } else { text.trim_end_matches(stripped) }
 }
