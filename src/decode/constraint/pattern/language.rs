@@ -18,6 +18,8 @@ struct Inner {
     newline: bool,
     /// At least as many bytes as the regular expression has.
     size: usize,
+    /// Levels of parts within parts.
+    depth: usize,
 }
 
 #[derive(Debug)]
@@ -28,12 +30,25 @@ enum Kind {
     Repeat(Language, u32, Option<u32>),
 }
 
+/// Levels that the functions here may recurse into.
+const MAX_DEPTH: usize = 1_000;
+
 /// The most control characters of sets without backslash or quote: all but U+0000 and the line feed.
 const NEARLY_ALL_CONTROLS: u32 = !(1 << 0 | 1 << b'\n');
 
 impl Language {
     fn new(kind: Kind, nullable: bool, newline: bool, size: usize) -> Language {
-        Language(Rc::new(Inner { kind, nullable, newline, size }))
+        let deepest = |parts: &[Language]| parts.iter().map(|part| part.0.depth).max().unwrap_or(0);
+        let depth = match &kind {
+            Kind::Class(_) => 0,
+            Kind::Concat(parts) | Kind::Or(parts) => deepest(parts),
+            Kind::Repeat(part, ..) => part.0.depth,
+        };
+        if depth >= MAX_DEPTH {
+            // Too large for every limit, so that the pattern is refused.
+            return Language(Rc::new(Inner { kind: Kind::Class(Class::default()), nullable, newline, size: usize::MAX, depth: 0 }));
+        }
+        Language(Rc::new(Inner { kind, nullable, newline, size, depth: depth + 1 }))
     }
 
     pub fn empty_text() -> Language {
@@ -55,7 +70,12 @@ impl Language {
         Language::new(Kind::Class(class), false, newline, size)
     }
 
-    pub fn concat(parts: Vec<Language>) -> Language {
+    pub fn concat(mut parts: Vec<Language>) -> Language {
+        // Anchors leave empty parts behind, of which a pattern may have many.
+        parts.retain(|part| !matches!(&part.0.kind, Kind::Concat(parts) if parts.is_empty()));
+        if parts.len() == 1 {
+            return parts.swap_remove(0);
+        }
         let nullable = parts.iter().all(Language::is_nullable);
         let needed = parts.iter().filter(|part| !part.is_nullable()).count();
         let newline = match needed {
