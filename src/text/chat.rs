@@ -432,6 +432,9 @@ mod tests {
             "{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}",
             "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
             "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+            "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ [ns.x].count(ns.y) }}",
+            "{% set s = 'x' * 10000000 %}{% for i in range(100000) %}{% if {s: 1}[s] %}{% endif %}{% endfor %}",
+            "{{ ([{'a': 1}] * 100000)|sort(attribute='a' ~ ',a' * 1000) }}",
         ];
         let thread = std::thread::Builder::new().stack_size(64 << 10);
         let render = move || deep.into_iter().for_each(|template| refused(template, Code::Capacity, "limit"));
@@ -454,6 +457,7 @@ mod tests {
             format!("{{{{ 1{} }}}}", chain(" if 1 else 1", n)),
             format!("{}{}", chain("{% if 1 %}", n), chain("{% endif %}", n)),
             format!("{{% set {}a{} = 1 %}}", chain("(", n), chain(")", n)),
+            (0..2000).map(|i| format!("{{% set a{i} = 1 %}}")).collect(),
         ];
         let thread = std::thread::Builder::new().stack_size(64 << 10);
         let check = move || {

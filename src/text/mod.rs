@@ -96,7 +96,7 @@ impl Text {
     }
 
     /// `text` as the tokenizer itself writes it: at the beginning, after a space, and after something else that no token joins to
-    /// it. Whoever cuts it into other pieces writes it in yet other ways.
+    /// it. Other cuts of the text give other spellings.
     pub fn spellings(&self, text: &str) -> Result<Vec<Vec<u32>>> {
         let mut found = vec![self.encode(text, false)?, self.encode(&try_concat(&[" ", text])?, false)?];
         for before in ["\n", "a"] {

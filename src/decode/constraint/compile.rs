@@ -40,7 +40,7 @@ pub(super) fn on_deep_stack(shared: Arc<Shared>, grammar: &Grammar) -> Result<Co
     let grammar = grammar.clone();
     let (answer, question) = crossbeam::channel::bounded(1);
     let work = move || {
-        // Nobody hears of it only if the asking thread is gone.
+        // The send fails only if the thread that waits has ended.
         let _ = answer.send(no_panic(|| parser(&shared, grammar)));
     };
     let thread = threads::spawn_deep("pagedllm-grammar".into(), STACK_BYTES, work)

@@ -1,4 +1,4 @@
-//! Structured output: which tokens a grammar allows next. The grammars are llguidance's; this is the wall around it.
+//! Structured output: which tokens a grammar allows next. llguidance runs the grammars; this module contains its failures.
 //!
 //! Nothing of the crate gets out: a panic in it is an error of the one request, its limits bound time and memory, it prints nothing,
 //! and grammars are compiled on a thread whose stack is deep enough for them.
@@ -355,7 +355,7 @@ fn has(set: &[u32], token: u32) -> bool {
     set.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
 }
 
-/// A panic of the crate: this constraint's end, and nobody else's.
+/// A panic of the crate ends this constraint and no other.
 fn broken(panic: String) -> Error {
     Error::internal(format!("a defect met by this request's grammar ended the request: {}", compile::reason(&panic)))
 }

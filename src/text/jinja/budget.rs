@@ -102,8 +102,14 @@ impl<'a> Builder<'a> {
 
     pub fn push(&mut self, text: &str) -> Result<()> {
         self.budget.check(self.text.len() + text.len())?;
+        let before = self.text.len() / BYTES_PER_STEP;
         self.text.push_str(text);
-        Ok(())
+        self.budget.steps(self.text.len() / BYTES_PER_STEP - before)
+    }
+
+    /// Counts reading `text` character by character.
+    pub fn scan(&self, text: &str) -> Result<()> {
+        self.budget.scan(text.len())
     }
 
     pub fn push_char(&mut self, c: char) -> Result<()> {

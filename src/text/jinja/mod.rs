@@ -42,6 +42,8 @@ use serde_json::Value as Json;
 
 /// Bytes of a template's source.
 pub const MAX_SOURCE: usize = 1 << 20;
+/// Names of variables, macros and attributes that a template assigns. A scope is searched from end to end.
+const MAX_NAMES: usize = 1_000;
 /// Levels of nested blocks.
 const MAX_BLOCK_DEPTH: usize = 64;
 /// Levels of an expression's tree, which operators, attributes and filters in a row add to.

@@ -207,6 +207,7 @@ pub fn len(objects: &Objects, value: &Value) -> Result<usize> {
 /// Escapes text for HTML.
 pub fn escape(objects: &Objects, text: &str) -> Result<String> {
     let mut out = Builder::new(&objects.budget);
+    out.scan(text)?;
     for c in text.chars() {
         match c {
             '&' => out.push("&amp;")?,

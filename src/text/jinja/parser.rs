@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use super::ast::{Arguments, Expr, ExprId, Extras, For, MacroDef, Modifier, Name, Statement, StatementKind, Target, Tree};
 use super::failure::{Failure, Result};
 use super::lexer::{Spanned, Token, tokenize};
-use super::{MAX_BLOCK_DEPTH, MAX_EXPRESSION_DEPTH, MAX_SOURCE, filters, tests};
+use super::{MAX_BLOCK_DEPTH, MAX_EXPRESSION_DEPTH, MAX_NAMES, MAX_SOURCE, filters, tests};
 
 pub fn parse(source: &str) -> Result<Tree> {
     if source.len() > MAX_SOURCE {
@@ -16,6 +16,10 @@ pub fn parse(source: &str) -> Result<Tree> {
     }
     let mut parser = Parser { tokens: tokenize(source)?, ..Parser::default() };
     let body = parser.statements(&[]).map_err(|e| e.at(parser.line()))?;
+    let names = parser.tree.names.len();
+    if names > MAX_NAMES {
+        return Err(Failure::limit(format!("the template has too many names ({names}, at most {MAX_NAMES}); use a dictionary")));
+    }
     Ok(Tree { body, ..parser.tree })
 }
 

@@ -115,6 +115,7 @@ fn push_view(out: &mut Builder, objects: &Objects, view: View, dict: &super::val
 
 /// A string in the quotes that Python chooses, with its escapes.
 fn push_quoted(out: &mut Builder, text: &str) -> Result<()> {
+    out.scan(text)?;
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push_char(quote)?;
     for c in text.chars() {
