@@ -1,11 +1,14 @@
 //! Tokenizer files that are damaged, and texts that are long: no panic escapes, nothing aborts, and the memory is bounded.
 
+mod common;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use common::{Random, on_deep_stack};
 use pagedllm::error::Code;
 use pagedllm::text::Text;
 use serde_json::{Value, json};
@@ -57,26 +60,6 @@ fn peak_of<T>(run: impl FnOnce() -> T) -> (T, usize) {
     PEAK.set(before);
     let result = run();
     (result, (PEAK.get() - before) as usize)
-}
-
-/// SplitMix64: the same damage in every run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        x ^ (x >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit.max(1) as u64) as usize
-    }
-
-    fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
-        &list[self.below(list.len())]
-    }
 }
 
 fn root() -> &'static Path {
@@ -329,12 +312,6 @@ fn exercise(directory: &Directory, file: &Value) -> Result<(), pagedllm::error::
         let _ = text.decode(&[token, 1, token, 40 - token], token % 2 == 0);
     }
     Ok(())
-}
-
-/// Runs a test on a thread with so much stack that the library needs no temporary thread: memory is counted by thread.
-fn on_deep_stack(test: fn()) {
-    let thread = std::thread::Builder::new().stack_size(256 << 20).spawn(test).unwrap();
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
 #[test]

@@ -11,7 +11,7 @@ mod steps;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use common::bundled_model;
+use common::{bundled_model, on_deep_stack};
 use pagedllm::arena::{Arena, ArenaInfo};
 use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
@@ -388,13 +388,6 @@ fn refuse_each(operation: &Operation) -> usize {
         assert_eq!(live(), before, "{}, after {passed}: bytes are lost", operation.name);
     }
     unreachable!()
-}
-
-/// Runs a test on a thread with so much stack that the library needs no temporary thread for text: the allocator counts and
-/// refuses by thread.
-fn on_deep_stack(test: fn()) {
-    let thread = std::thread::Builder::new().stack_size(256 << 20).spawn(test).unwrap();
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
 #[test]

@@ -25,6 +25,12 @@ pub fn goldens() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens")
 }
 
+/// Runs a test on a thread with so much stack that the library needs no temporary thread: memory is counted by thread.
+pub fn on_deep_stack(test: fn()) {
+    let thread = std::thread::Builder::new().stack_size(256 << 20).spawn(test).unwrap();
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
 pub fn bundled_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/model")
 }

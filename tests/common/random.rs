@@ -11,8 +11,13 @@ impl Random {
         z ^ (z >> 31)
     }
 
+    /// From 0 to n - 1. 0 if n is 0.
     pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
+        (self.next() % n.max(1) as u64) as usize
+    }
+
+    pub fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+        &list[self.below(list.len())]
     }
 
     /// Uniform in -1..1.

@@ -326,7 +326,7 @@ b' }}
 
 
 def hand_written():
-    """One template for each entry above; an entry goes on over lines that do not begin one of their own."""
+    """One template for each entry above. A line that does not begin an entry continues the one before it."""
     templates, lines = [], HAND.strip("\n").split("\n")
     joined = {"   {% if true %}   ", "  a", "{% if true -%}", "   b   ", "{{ 'a\nb' }}"}
     pending = ""

@@ -102,7 +102,7 @@ impl Class {
     }
 
     /// In JSON strings llguidance 1.9 takes a set that has every control character, or all but the line feed, for one that has the
-    /// backslash and the quote too. This tells whether the set lacks one of these two, and which control characters it has.
+    /// backslash and the quote too. Returns which control characters the set has if it lacks one of these two.
     pub fn risky_controls(&self) -> Option<u32> {
         if !self.is_plain() {
             return Some(u32::MAX);
