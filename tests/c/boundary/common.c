@@ -114,8 +114,13 @@ void ask(const pllm_engine *engine, const pllm_queue *to, unsigned question, uin
     OK(try_ask(engine, to, question, tokens, a));
 }
 
+// Adds an output to its answer. Requests without one must only succeed.
 static void append(const pllm_output *o) {
     answer *a = (answer *)(uintptr_t)o->user_data;
+    if (!a) {
+        CHECK(o->finish_reason != PLLM_FINISH_ERROR);
+        return;
+    }
     CHECK(a->ends == 0);  // nothing comes after the end
     if (!CHECK(a->tokens_len + o->tokens_len <= COUNT(a->tokens) && a->text_len + o->text_len <= sizeof a->text)) return;
     if (o->tokens) memcpy(a->tokens + a->tokens_len, o->tokens, o->tokens_len * sizeof *o->tokens);
