@@ -1,6 +1,9 @@
 //! The few system calls of the library. A leaf: it imports nothing of the house but the error.
 #![allow(unsafe_code)]
 
+#[cfg(test)]
+#[path = "../../tests/common/counting.rs"]
+pub mod counting;
 pub mod event;
 pub mod files;
 pub mod float;

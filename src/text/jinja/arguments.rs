@@ -1,6 +1,7 @@
 //! The arguments of a call, bound to parameters as Python binds them.
 
-use super::failure::{Result, fail};
+use super::MAX_WIDTH;
+use super::failure::{Failure, Result, fail};
 use super::value::Value;
 
 #[derive(Debug, Default, Clone)]
@@ -61,4 +62,12 @@ pub fn string(argument: &Value) -> Result<&str> {
 /// A size that a template asks for. What does not fit the budget is refused where it is used.
 pub fn size(number: i128) -> usize {
     usize::try_from(number.max(0)).unwrap_or(usize::MAX)
+}
+
+/// A number of characters that a template pads to. Negative ones are none.
+pub fn width(number: i128) -> Result<usize> {
+    if number > MAX_WIDTH as i128 {
+        return Err(Failure::limit(format!("a width is too large ({number}, at most {MAX_WIDTH}); pad less")));
+    }
+    Ok(size(number))
 }

@@ -136,7 +136,7 @@ fn own_attribute(interpreter: &mut Interpreter, value: &Value, name: &str) -> Re
     if let Value::Object(object, index) = value {
         if *object == Object::Namespace {
             let attributes = &interpreter.objects.namespaces[*index];
-            return Ok(attributes.iter().find(|(key, _)| key.value().as_str() == Some(name)).map(|(_, value)| value.clone()));
+            return Ok(super::value::get_str(attributes, name).cloned());
         }
         if let Some(found) = object_attribute(interpreter, *object, *index, name)? {
             return Ok(Some(found));

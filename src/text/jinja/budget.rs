@@ -1,5 +1,8 @@
 //! What one rendering may take: steps, and bytes of values that live at the same time.
 
+#[cfg(test)]
+mod tests;
+
 use std::cell::Cell;
 use std::rc::Rc;
 

@@ -23,7 +23,7 @@ impl Interpreter<'_> {
         let budget = self.budget();
         match self.tree.expr(id) {
             Expr::Constant(constant) => self.constant(constant),
-            Expr::Name(name) => Ok(self.lookup(*name)),
+            Expr::Name(name) => self.lookup(*name),
             Expr::List(items) => budget.list(self.evaluate_all(items)?),
             Expr::Tuple(items) => budget.tuple(self.evaluate_all(items)?),
             Expr::Dict(items) => {

@@ -73,7 +73,9 @@ pub fn call(interpreter: &mut Interpreter, global: Global, args: Args) -> Result
         Global::StrftimeNow => {
             let [format] = args.bind("strftime_now", ["format"], 1)?;
             let format = format.unwrap_or(Value::None);
-            interpreter.budget().text(strftime::now(string(&format)?)?)
+            let format = string(&format)?;
+            interpreter.budget().steps(format.len())?;
+            interpreter.budget().text(strftime::now(format)?)
         }
     }
 }

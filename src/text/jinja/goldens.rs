@@ -32,7 +32,7 @@ fn compare(variables: &Json, cases: &[Json]) {
     assert!(wrong.is_empty(), "{} of {} differ:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
 }
 
-fn on_deep_stack(body: impl FnOnce() + Send) {
+pub fn on_deep_stack(body: impl FnOnce() + Send) {
     threads::with_stack(STACK_BYTES, body).unwrap().unwrap_or_else(|panic| panic!("{panic}"));
 }
 

@@ -14,6 +14,9 @@ use super::objects::{Loop, Macro, Objects};
 use super::value::{Key, Object, Value};
 use super::{filters, json, ops, repr};
 
+/// Variables of a scope that are searched for the price of one step.
+const VARIABLES_PER_STEP: usize = 16;
+
 pub struct Interpreter<'a> {
     pub(super) tree: &'a Tree,
     pub(super) objects: Objects,
@@ -24,6 +27,7 @@ pub struct Interpreter<'a> {
     scope: usize,
     /// The output, and the texts that macros and blocks collect before they are used.
     outputs: Vec<String>,
+    special: SpecialNames,
     /// The statements of `Objects::loops`.
     loops: Vec<&'a For>,
 }
@@ -34,6 +38,21 @@ struct Scope {
     variables: Vec<(Name, Value)>,
     /// A macro refers to the scope, so it stays when its block ends.
     captured: bool,
+}
+
+/// Names that Jinja defines, if the template mentions them.
+struct SpecialNames {
+    of_loop: Option<Name>,
+    caller: Option<Name>,
+    kwargs: Option<Name>,
+    varargs: Option<Name>,
+}
+
+impl SpecialNames {
+    fn new(tree: &Tree) -> SpecialNames {
+        let name = |name: &str| tree.names.iter().position(|known| known == name).map(|index| Name(index as u32));
+        SpecialNames { of_loop: name("loop"), caller: name("caller"), kwargs: name("kwargs"), varargs: name("varargs") }
+    }
 }
 
 /// How a list of statements ended.
@@ -53,6 +72,7 @@ impl<'a> Interpreter<'a> {
             scopes: vec![Scope::default()],
             scope: 0,
             outputs: vec![String::new()],
+            special: SpecialNames::new(tree),
             loops: Vec::new(),
         };
         let budget = interpreter.budget();
@@ -77,15 +97,16 @@ impl<'a> Interpreter<'a> {
         repr::to_str(&self.objects.budget, &self.objects, value)
     }
 
-    pub(super) fn lookup(&self, name: Name) -> Value {
+    pub(super) fn lookup(&self, name: Name) -> Result<Value> {
         let mut at = Some(self.scope);
         while let Some(scope) = at.map(|index| &self.scopes[index]) {
+            self.objects.budget.steps(scope.variables.len() / VARIABLES_PER_STEP)?;
             if let Some((_, value)) = scope.variables.iter().find(|(known, _)| *known == name) {
-                return value.clone();
+                return Ok(value.clone());
             }
             at = scope.parent;
         }
-        self.globals[name.0 as usize].clone().unwrap_or_else(|| Value::undefined(self.tree.name(name)))
+        Ok(self.globals[name.0 as usize].clone().unwrap_or_else(|| Value::undefined(self.tree.name(name))))
     }
 
     fn define(&mut self, name: Name, value: Value) {
@@ -94,11 +115,6 @@ impl<'a> Interpreter<'a> {
             Some((_, old)) => *old = value,
             None => variables.push((name, value)),
         }
-    }
-
-    /// The name, if the template mentions it anywhere.
-    fn known_name(&self, name: &str) -> Option<Name> {
-        self.tree.names.iter().position(|known| known == name).map(|index| Name(index as u32))
     }
 
     /// Runs `work` in a new scope below `parent`.
@@ -206,7 +222,7 @@ impl<'a> Interpreter<'a> {
         match target {
             Target::Name(name) => self.define(*name, value),
             Target::Attribute(name, attribute) => {
-                let Value::Object(Object::Namespace, index) = self.lookup(*name) else {
+                let Value::Object(Object::Namespace, index) = self.lookup(*name)? else {
                     return fail(format!("cannot assign attribute '{attribute}' on a non-namespace object"));
                 };
                 let key = Key::new(self.budget().text(attribute.as_str())?)?;
@@ -280,12 +296,11 @@ impl<'a> Interpreter<'a> {
         let items = ops::iterate(&mut self.objects, iterable)?;
         let index = self.objects.add_loop(Loop { items, condition: statement.condition, length, scope, depth, ..Loop::default() })?;
         self.loops.push(statement);
-        let loop_name = self.known_name("loop");
         let mut empty = true;
         while let Some(item) = self.next_item(index)? {
             empty = false;
             let flow = self.in_scope(scope, |interpreter| {
-                if let Some(name) = loop_name {
+                if let Some(name) = interpreter.special.of_loop {
                     interpreter.define(name, Value::Object(Object::Loop, index));
                 }
                 interpreter.assign(&statement.target, item)?;
@@ -408,27 +423,27 @@ impl<'a> Interpreter<'a> {
         if definition.takes.caller {
             let found = args.named.iter().position(|(given, _)| given == "caller");
             let caller = found.map_or_else(|| Value::Undefined("No caller defined".into()), |found| args.named.remove(found).1);
-            self.define_special("caller", caller);
+            self.define_special(self.special.caller, caller);
         }
         if definition.takes.kwargs {
             let budget = self.budget();
             let entries = args.named.drain(..).map(|(name, value)| Ok((Key::new(budget.text(name)?)?, value)));
             let kwargs = budget.dict(entries.collect::<Result<_>>()?)?;
-            self.define_special("kwargs", kwargs);
+            self.define_special(self.special.kwargs, kwargs);
         } else if let Some((name, _)) = args.named.first() {
             return fail(format!("macro '{title}' takes no keyword argument '{name}'"));
         }
         if definition.takes.varargs {
             let varargs = self.budget().tuple(positional.into())?;
-            self.define_special("varargs", varargs);
+            self.define_special(self.special.varargs, varargs);
         } else if !positional.is_empty() {
             return fail(format!("macro '{title}' takes not more than {count} argument(s)"));
         }
         Ok(())
     }
 
-    fn define_special(&mut self, name: &str, value: Value) {
-        if let Some(name) = self.known_name(name) {
+    fn define_special(&mut self, name: Option<Name>, value: Value) {
+        if let Some(name) = name {
             self.define(name, value);
         }
     }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use serde_json::Value as Json;
 
-use super::arguments::{Args, given, integer, size, string};
+use super::arguments::{self, Args, given, integer, string};
 use super::budget::{Budget, Builder};
 use super::failure::{Result, fail};
 use super::interpreter::Interpreter;
@@ -37,8 +37,7 @@ pub fn tojson(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Resu
     let indent = match given(indent) {
         Some(Value::Str(text)) => Some(text.as_str().to_string()),
         Some(width) => {
-            let width = size(integer(&width)?);
-            interpreter.budget().check(width)?;
+            let width = arguments::width(integer(&width)?)?;
             Some(" ".repeat(width))
         }
         None => None,

@@ -52,6 +52,8 @@ const MAX_EXPRESSION_DEPTH: usize = 500;
 const MAX_STEPS: u64 = 10_000_000;
 /// Bytes of all values that live at the same time, the output included.
 const MAX_VALUE_BYTES: usize = 256 << 20;
+/// Characters of padding: of a width in a format, of `ljust` and its kin, and of an indent.
+const MAX_WIDTH: usize = 1 << 20;
 /// Levels of lists and dictionaries in a value. Those that a chat's JSON may have, and some.
 const MAX_VALUE_DEPTH: usize = 300;
 /// Levels of recursion while rendering: statements, expressions and macros together.

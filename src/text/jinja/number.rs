@@ -63,7 +63,10 @@ pub fn round_int(number: i128, digits: i128) -> Result<i128> {
     if digits >= 0 {
         return Ok(number);
     }
-    let Some(unit) = u32::try_from(-digits).ok().and_then(|digits| 10i128.checked_pow(digits)) else { return Ok(0) };
+    let Some(unit) = digits.checked_neg().and_then(|digits| u32::try_from(digits).ok()).and_then(|digits| 10i128.checked_pow(digits))
+    else {
+        return Ok(0);
+    };
     let (quotient, rest) = (number.div_euclid(unit), number.rem_euclid(unit));
     let up = rest > unit - rest || (rest == unit - rest && quotient % 2 != 0);
     (quotient + i128::from(up)).checked_mul(unit).map_or_else(too_large, Ok)

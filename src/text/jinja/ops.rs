@@ -158,8 +158,9 @@ pub fn contains(objects: &mut Objects, container: &Value, item: &Value) -> Resul
 fn in_range(range: &Range, item: &Value) -> bool {
     let number = item.as_int().or_else(|| item.as_float().filter(|n| n.fract() == 0.0).map(|n| n as i128));
     number.is_some_and(|number| {
-        let offset = number - range.start;
-        offset % range.step == 0 && offset / range.step >= 0 && offset / range.step < range.len() as i128
+        let offset = number.saturating_sub(range.start);
+        let index = offset.checked_div(range.step).filter(|index| index * range.step == offset);
+        index.is_some_and(|index| (0..range.len() as i128).contains(&index))
     })
 }
 

@@ -145,9 +145,7 @@ impl Moment {
         let seconds = time.as_secs();
         let days = seconds / 86_400;
         let (year, month, day) = date(days);
-        let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-        let before = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334][month as usize - 1];
-        let day_of_year = before + day - 1 + u64::from(leap && month > 2);
+        let day_of_year = day_of_year(year, month, day);
         let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
         Moment { seconds, micros: time.subsec_micros(), year, month, day, weekday: (days + 4) % 7, day_of_year, hour, minute, second }
     }
@@ -223,10 +221,16 @@ impl Moment {
     fn iso_week(&self) -> (u64, u64) {
         let days = self.seconds / 86_400;
         let thursday = days + 3 - (self.weekday + 6) % 7;
-        let (year, ..) = date(thursday);
-        let first = (0..366).find(|n| date(thursday - n) == (year, 1, 1)).unwrap_or(0);
-        (year, first / 7 + 1)
+        let (year, month, day) = date(thursday);
+        (year, day_of_year(year, month, day) / 7 + 1)
     }
+}
+
+/// The day of the year, from 0 for the first of January.
+fn day_of_year(year: u64, month: u64, day: u64) -> u64 {
+    let leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let before = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334][month as usize - 1];
+    before + day - 1 + u64::from(leap && month > 2)
 }
 
 /// Year, month and day of a day since 1970, in the Gregorian calendar.

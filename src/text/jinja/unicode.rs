@@ -136,10 +136,10 @@ pub fn title(text: &str) -> String {
 fn push_lower(text: &str, at: usize, c: char, out: &mut String) {
     // These may stand within a word without being cased.
     let ignored = |c: &char| "'.:^`\u{ad}\u{b7}\u{2019}".contains(*c) || get_general_category(*c) == GeneralCategory::NonspacingMark;
-    let before = text[..at].chars().rev().find(|c| !ignored(c)).is_some_and(is_cased);
-    let after = text[at + c.len_utf8()..].chars().find(|c| !ignored(c)).is_some_and(is_cased);
+    let before = || text[..at].chars().rev().find(|c| !ignored(c)).is_some_and(is_cased);
+    let after = || text[at + c.len_utf8()..].chars().find(|c| !ignored(c)).is_some_and(is_cased);
     match c {
-        'Σ' if before && !after => out.push('ς'),
+        'Σ' if before() && !after() => out.push('ς'),
         c => out.extend(c.to_lowercase()),
     }
 }
@@ -156,4 +156,14 @@ pub fn swapcase(text: &str) -> String {
 /// `str.casefold`, without the rarest foldings.
 pub fn casefold(text: &str) -> String {
     text.chars().flat_map(char::to_lowercase).collect::<String>().replace('ß', "ss").replace('ς', "σ")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn marks_that_are_cased_are_not_searched_again_for_each_of_them() {
+        // Quadratic time is minutes here.
+        let text = format!("a{}", "\u{345}".repeat(400_000));
+        assert_eq!(super::title(&text), format!("A{}", "\u{345}".repeat(400_000)));
+    }
 }

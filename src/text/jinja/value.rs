@@ -145,8 +145,13 @@ impl Dict {
 
     /// The value of a key that is a string.
     pub fn get_str(&self, key: &str) -> Option<&Value> {
-        self.0.entries.get(&StrKey(key))
+        get_str(&self.0.entries, key)
     }
+}
+
+/// The value of a key that is a string.
+pub fn get_str<'a>(entries: &'a IndexMap<Key, Value>, key: &str) -> Option<&'a Value> {
+    entries.get(&StrKey(key))
 }
 
 /// A string that finds a `Key` without becoming a value.
@@ -200,7 +205,11 @@ impl Hash for Key {
     }
 }
 
-static NANS: AtomicU64 = AtomicU64::new(0);
+/// The hash of a value that equals nothing, as NaN. Many of them must not share one: finding one would compare all.
+fn unequaled<H: Hasher>(state: &mut H) {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    COUNT.fetch_add(1, Ordering::Relaxed).hash(state);
+}
 
 fn hash<H: Hasher>(value: &Value, state: &mut H) {
     match value {
@@ -208,14 +217,21 @@ fn hash<H: Hasher>(value: &Value, state: &mut H) {
         Value::Bool(flag) => (*flag as i128).hash(state),
         Value::Int(number) => number.hash(state),
         Value::Float(number) if number.fract() == 0.0 && number.abs() < 1e38 => (*number as i128).hash(state),
-        // NaN equals nothing, so that many of them must not share a hash: finding one would compare all.
-        Value::Float(number) if number.is_nan() => NANS.fetch_add(1, Ordering::Relaxed).hash(state),
+        Value::Float(number) if number.is_nan() => unequaled(state),
         Value::Float(number) => number.to_bits().hash(state),
-        Value::Tuple(items) => items.iter().for_each(|item| hash(item, state)),
+        // With the length, tuples that nest the same items in other ways differ.
+        Value::Tuple(items) => {
+            items.len().hash(state);
+            items.iter().for_each(|item| hash(item, state));
+        }
         Value::Object(_, number) => number.hash(state),
-        Value::Range(range) => (range.len(), range.start).hash(state),
+        Value::Range(range) => match range.len() {
+            0 => 0.hash(state),
+            1 => (1, range.start).hash(state),
+            len => (len, range.start, range.step).hash(state),
+        },
         Value::Method(method) => hash(&method.0, state),
-        Value::Undefined(reason) => reason.hash(state),
+        Value::View(View::Values, _) => unequaled(state),
         _ => 0.hash(state),
     }
 }
@@ -351,6 +367,7 @@ impl Value {
             Value::Str(text) => 1 + text.as_str().len() / SCANNED_BYTES_PER_STEP,
             Value::List(items) | Value::Tuple(items) => items.0.weight,
             Value::Dict(dict) | Value::View(_, dict) => dict.0.weight,
+            Value::Method(method) => 1 + method.0.weight(),
             _ => 1,
         }
     }
@@ -426,4 +443,43 @@ fn nested<'a>(items: impl Iterator<Item = &'a Value>) -> Result<usize> {
         return Err(Failure::limit(format!("a value is nested too deep (more than {MAX_VALUE_DEPTH} levels); nest less")));
     }
     Ok(depth)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+    use std::hash::{BuildHasher, RandomState};
+
+    #[test]
+    fn keys_that_differ_have_hashes_that_differ() {
+        let budget = Rc::new(Budget::default());
+        let tuple = |items: Vec<Value>| budget.tuple(items).unwrap();
+        let one = || Value::Int(1);
+        let dict = budget.dict(IndexMap::new()).unwrap();
+        let Value::Dict(dict) = dict else { unreachable!() };
+        let mut keys: Vec<Value> = (1..100).map(|step| Value::Range(Range { start: 0, stop: 2 * step, step })).collect();
+        keys.extend((0..100).map(|_| Value::View(View::Values, dict.clone())));
+        keys.extend((0..100).map(|_| Value::Float(f64::NAN)));
+        keys.extend([tuple(vec![one(), tuple(vec![one()])]), tuple(vec![tuple(vec![one()]), one()]), tuple(vec![one(), one()])]);
+        let state = RandomState::new();
+        let hashes: HashSet<u64> = keys.iter().map(|key| state.hash_one(Key::new(key.clone()).unwrap())).collect();
+        assert_eq!(hashes.len(), keys.len());
+    }
+
+    #[test]
+    fn equal_keys_have_the_same_hash() {
+        let range = |stop, step| Value::Range(Range { start: 0, stop, step });
+        let equal = [
+            [Value::Int(1), Value::Float(1.0)],
+            [Value::Int(0), Value::Bool(false)],
+            [range(1, 1), range(1, 5)],
+            [range(0, 1), Value::Range(Range { start: 7, stop: 7, step: 1 })],
+            [Value::undefined("a"), Value::undefined("b")],
+        ];
+        let state = RandomState::new();
+        for [a, b] in equal.map(|pair| pair.map(|value| Key::new(value).unwrap())) {
+            assert!(a == b && state.hash_one(&a) == state.hash_one(&b), "{a:?} {b:?}");
+        }
+    }
 }

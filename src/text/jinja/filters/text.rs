@@ -1,6 +1,6 @@
 //! Filters of strings.
 
-use super::super::arguments::{Args, given, integer, size, string};
+use super::super::arguments::{self, Args, given, integer, size, string};
 use super::super::budget::Builder;
 use super::super::failure::{Result, fail};
 use super::super::interpreter::Interpreter;
@@ -34,7 +34,8 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Ar
         }
         "center" => {
             let [width] = args.bind(name, ["width"], 0)?;
-            methods::center(&budget, &text, size(width.map_or(Ok(80), |width| integer(&width))?), " ")
+            let width = arguments::width(width.map_or(Ok(80), |width| integer(&width))?)?;
+            methods::center(&budget, &text, width, " ")
         }
         _ => {
             args.none(name)?;
@@ -71,7 +72,7 @@ fn indent(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<V
         Some(Value::Str(text)) => text.as_str().to_string(),
         width => {
             let mut spaces = Builder::new(&budget);
-            spaces.repeat(" ", size(width.map_or(Ok(4), |width| integer(&width))?))?;
+            spaces.repeat(" ", arguments::width(width.map_or(Ok(4), |width| integer(&width))?)?)?;
             spaces.finish()
         }
     };

@@ -1,13 +1,13 @@
 //! `text.format(...)` and format specifications.
 
-use super::super::arguments::{Args, size};
+use super::super::arguments::{self, Args};
 use super::super::attributes;
 use super::super::budget::Builder;
 use super::super::failure::{Result, fail};
 use super::super::interpreter::Interpreter;
 use super::super::repr;
 use super::super::value::Value;
-use super::{MAX_PRECISION, NumberStyle, float_digits, int_digits};
+use super::{NumberStyle, float_digits, int_digits, limited};
 
 /// `format.format(*args)`; `mapping` stands for the keywords of `format_map`.
 pub fn format(interpreter: &mut Interpreter, format: &str, args: &Args, mapping: Option<&Value>) -> Result<Value> {
@@ -198,7 +198,7 @@ fn parse_spec(text: &str) -> Result<Spec> {
         }
         digits.parse().map_or_else(|_| fail("too many decimal digits in format string"), |number| Ok(Some(number)))
     };
-    spec.width = number(&mut at)?.unwrap_or(0);
+    spec.width = arguments::width(number(&mut at)?.map_or(0, |width| width as i128))?;
     if let Some(grouping) = chars.get(at).copied().filter(|c| ",_".contains(*c)) {
         (spec.grouping, at) = (Some(grouping), at + 1);
     }
@@ -270,9 +270,6 @@ fn format_int(number: i128, spec: &Spec, budget: &Shared) -> Result<String> {
 }
 
 fn format_float(number: f64, spec: &Spec, budget: &Shared) -> Result<String> {
-    if spec.precision > Some(MAX_PRECISION) {
-        return fail(format!("precision too big (at most {MAX_PRECISION})"));
-    }
     let (kind, percent) = match spec.kind {
         Some('%') => (Some('f'), "%"),
         Some('n') => (Some('g'), ""),
@@ -280,7 +277,7 @@ fn format_float(number: f64, spec: &Spec, budget: &Shared) -> Result<String> {
         kind => (kind, ""),
     };
     let scaled = if percent.is_empty() { number } else { number * 100.0 };
-    let style = NumberStyle { kind, precision: spec.precision, alternate: spec.alternate };
+    let style = NumberStyle { kind, precision: spec.precision.map(limited).transpose()?, alternate: spec.alternate };
     let text = float_digits(scaled, style);
     let whole = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (whole, rest) = text.split_at(whole);
@@ -302,7 +299,6 @@ fn finish_number(negative: bool, prefix: &str, whole: &str, rest: &str, group: u
         digits = grouped(whole, separator, group);
         if align == '=' && fill == '0' {
             // Zeros are grouped too, and may exceed the width by one.
-            budget.check(size(spec.width as i128))?;
             let free = spec.width.saturating_sub(sign.len() + rest.len());
             let mut zeros = format!("{whole:0>width$}", width = free * group / (group + 1));
             digits = grouped(&zeros, separator, group);

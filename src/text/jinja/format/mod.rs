@@ -3,6 +3,7 @@
 pub mod brace;
 pub mod percent;
 
+use super::failure::{Result, fail};
 use super::number::float_repr;
 
 /// How a number is written, without sign and padding.
@@ -16,7 +17,15 @@ pub struct NumberStyle {
 }
 
 /// The largest precision; more digits than a float has are zeros.
-pub const MAX_PRECISION: usize = 1_100;
+const MAX_PRECISION: usize = 1_100;
+
+/// The precision of a number, if it is not too large.
+pub fn limited(precision: usize) -> Result<usize> {
+    match precision <= MAX_PRECISION {
+        true => Ok(precision),
+        false => fail(format!("a precision is too large ({precision}, at most {MAX_PRECISION}); ask for fewer digits")),
+    }
+}
 
 /// The absolute value of a float.
 pub fn float_digits(number: f64, style: NumberStyle) -> String {

@@ -1,12 +1,12 @@
 //! `text % values`
 
-use super::super::arguments::size;
+use super::super::arguments::{size, width};
 use super::super::budget::Builder;
 use super::super::failure::{Result, fail};
 use super::super::objects::Objects;
 use super::super::value::Value;
 use super::super::{number, repr};
-use super::{MAX_PRECISION, NumberStyle, float_digits, int_digits};
+use super::{NumberStyle, float_digits, int_digits, limited};
 
 /// Formats `format % values`.
 pub fn format(objects: &mut Objects, format: &str, values: &Value) -> Result<Value> {
@@ -81,11 +81,9 @@ impl Formatter<'_> {
                 _ => flags.alternate = true,
             }
         }
-        let mut width = self.count()?.unwrap_or(0);
-        if width < 0 {
-            flags.left = true;
-            width = -width;
-        }
+        let count = self.count()?.unwrap_or(0);
+        flags.left |= count < 0;
+        let width = width(count.saturating_abs())?;
         let mut precision = None;
         if let Some(rest) = self.rest.strip_prefix('.') {
             self.rest = rest;
@@ -100,7 +98,7 @@ impl Formatter<'_> {
             Some(value) => value,
             None => self.next_value()?,
         };
-        self.convert(kind, &value, &flags, size(width), precision)
+        self.convert(kind, &value, &flags, width, precision)
     }
 
     fn mapping_key(&mut self) -> Result<Option<Value>> {
@@ -155,17 +153,14 @@ impl Formatter<'_> {
                     },
                 };
                 let (digits, prefix) = int_digits(number, kind, flags.alternate);
-                let zeros = "0".repeat(precision.unwrap_or(0).min(MAX_PRECISION).saturating_sub(digits.len()));
+                let zeros = "0".repeat(limited(precision.unwrap_or(0))?.saturating_sub(digits.len()));
                 (sign_of(number < 0, flags) + prefix, zeros + &digits, true)
             }
             'e' | 'E' | 'f' | 'F' | 'g' | 'G' => {
                 let Some(number) = value.defined()?.as_float() else {
                     return fail(format!("must be real number, not {}", value.type_name()));
                 };
-                let precision = Some(precision.unwrap_or(6));
-                if precision > Some(MAX_PRECISION) {
-                    return fail(format!("precision too large (at most {MAX_PRECISION})"));
-                }
+                let precision = Some(limited(precision.unwrap_or(6))?);
                 let style = NumberStyle { kind: Some(kind), precision, alternate: flags.alternate };
                 (sign_of(number.is_sign_negative() && !number.is_nan(), flags), float_digits(number, style), true)
             }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::rc::Rc;
 
-use super::super::arguments::{Args, given, integer, size, string};
+use super::super::arguments::{self, Args, given, integer, size, string};
 use super::super::budget::{Budget, Builder};
 use super::super::failure::{Result, fail};
 use super::super::format::brace;
@@ -335,7 +335,7 @@ fn padded(budget: &Rc<Budget>, text: &str, method: &str, args: &Args) -> Result<
         return fail(format!("{method}() takes at most {parameters} arguments"));
     }
     let [width, fill] = args.bind(method, ["", ""], 1)?;
-    let width = size(integer(&width.unwrap_or(Value::None))?);
+    let width = arguments::width(integer(&width.unwrap_or(Value::None))?)?;
     let fill = fill.map_or(Ok(' '.to_string()), |fill| string(&fill).map(str::to_string))?;
     if fill.chars().count() != 1 {
         return fail("the fill character must be exactly one character long");
@@ -369,7 +369,7 @@ pub fn center(budget: &Rc<Budget>, text: &str, width: usize, fill: &str) -> Resu
 
 fn expandtabs(budget: &Rc<Budget>, text: &str, args: &Args) -> Result<Value> {
     let [tab] = args.bind("expandtabs", ["tabsize"], 0)?;
-    let tab = size(tab.map_or(Ok(8), |tab| integer(&tab))?);
+    let tab = arguments::width(tab.map_or(Ok(8), |tab| integer(&tab))?)?;
     let mut out = Builder::new(budget);
     let mut column = 0;
     for c in text.chars() {
