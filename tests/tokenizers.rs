@@ -338,6 +338,27 @@ fn a_long_word_needs_at_most_the_stated_bytes_for_each_byte() {
     }
 }
 
+/// A tokenizer of an unknown shape gets the whole text as one piece.
+#[test]
+fn the_longest_piece_needs_at_most_the_stated_bytes() {
+    let directory = Directory::new("piece");
+    let mut file = whole_files().into_iter().find(|(name, _)| name.contains("byte_level")).unwrap().1;
+    file["pre_tokenizer"] = sequence(
+        "pretokenizers",
+        &[
+            split(r"\w+| |.", "Isolated"),
+            json!({"type": "ByteLevel",
+        "add_prefix_space": false, "trim_offsets": true, "use_regex": false}),
+        ],
+    );
+    let text = directory.load(&file).unwrap();
+    let longest: String = long_text().chars().filter(char::is_ascii).take(1 << 20).collect();
+    let (tokens, peak) = peak_of(|| text.encode(&longest, false).unwrap());
+    assert!(tokens.len() > 1000 && peak < longest.len() * MAX_BYTES_PER_UNCUT_BYTE, "{peak} bytes for {} tokens", tokens.len());
+    let error = text.encode(&(longest + "x"), false).unwrap_err();
+    assert!(error.message().contains("(1048577 bytes, limit 1048576)"), "{error}");
+}
+
 /// The crate drops a Unigram model by a recursion as deep as its longest token.
 #[test]
 fn the_longest_unigram_token_fits_on_a_small_stack() {

@@ -240,22 +240,9 @@ fn say(text: &str, out: &mut String) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::random::Random;
     use super::super::tests::golden_dir;
     use super::*;
-
-    /// A small generator of its own, so that a failure can be repeated.
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, n: usize) -> usize {
-            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (self.0 >> 33) as usize % n
-        }
-
-        fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-            from[self.below(from.len())]
-        }
-    }
 
     fn text(name: &str) -> Text {
         Text::load(&golden_dir().join(name)).unwrap()
@@ -299,7 +286,7 @@ mod tests {
             let prompt = text.encode(PROMPTS[round % PROMPTS.len()], round % 2 == 0).unwrap();
             let any = (0..random.below(60)).map(|_| match random.below(3) {
                 0 => random.below(text.vocab_size()) as u32,
-                _ => random.pick(&singles),
+                _ => *random.pick(&singles),
             });
             let tokens: Vec<u32> = any.collect();
             assert_streams_as_decoded(&text, round % 3 == 0, &prompt, &tokens);
@@ -312,14 +299,14 @@ mod tests {
         for _ in 0..random.below(12) {
             let mut run = Vec::new();
             if random.below(3) == 0 {
-                run.push(random.pick(&[0x80, 0xC0, 0xFF]));
+                run.push(*random.pick(&[0x80, 0xC0, 0xFF]));
                 run.extend((0..random.below(12)).map(|_| random.below(256) as u8));
             } else {
-                let string: String = (0..random.below(6)).map(|_| random.pick(&CHARS)).collect();
+                let string: String = (0..random.below(6)).map(|_| *random.pick(&CHARS)).collect();
                 run.extend(string.as_bytes());
             }
             tokens.extend(bytes(text, &run));
-            tokens.push(random.pick(&[0, 1, 2, 300, 310, 320]));
+            tokens.push(*random.pick(&[0, 1, 2, 300, 310, 320]));
             tokens.push(259 + random.below(text.vocab_size() - 259) as u32);
         }
         tokens
@@ -344,7 +331,7 @@ mod tests {
             let text = text(name);
             let mut random = Random(3);
             for _ in 0..2000 {
-                let limit = random.pick(&[259, text.vocab_size()]);
+                let limit = *random.pick(&[259, text.vocab_size()]);
                 let tokens: Vec<u32> = (0..random.below(90)).map(|_| random.below(limit) as u32).collect();
                 let streamed = stream(&text, true, &[], &tokens);
                 let mut rest = streamed.chars();

@@ -2,6 +2,8 @@
 
 mod check;
 mod cuts;
+mod pipeline;
+mod regex;
 
 use std::path::Path;
 
@@ -9,13 +11,15 @@ use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{
-    AddedToken, Decoder, DecoderWrapper, Encoding, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Token,
-    TokenizerBuilder,
+    AddedToken, Decoder, DecoderWrapper, Encoding, ModelWrapper, PostProcessorWrapper, Token, TokenizerBuilder, TokenizerImpl,
 };
 
 use super::{no_panic, read_if_there};
 use crate::error::{Error, Result, try_copy, try_grow};
 use cuts::Cuts;
+use pipeline::{Normalizers, PreTokenizers};
+
+type Inner = TokenizerImpl<ModelWrapper, Normalizers, PreTokenizers, PostProcessorWrapper, DecoderWrapper>;
 
 /// Words whose tokens a Unigram model remembers. A word has less than 256 bytes and takes at most 14 KB.
 const CACHED_WORDS: usize = 1024;
@@ -23,7 +27,7 @@ const CACHED_WORDS: usize = 1024;
 /// What `tokenizer.json` says. It never pads and never truncates.
 #[derive(Debug)]
 pub(super) struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Inner,
     padding_token: Option<String>,
     cuts: Cuts,
     /// What the post-processor writes around a text.
@@ -168,7 +172,7 @@ struct Special {
 }
 
 impl Special {
-    fn of(tokenizer: &tokenizers::Tokenizer) -> std::result::Result<Special, String> {
+    fn of(tokenizer: &Inner) -> std::result::Result<Special, String> {
         const TEXT: u32 = u32::MAX;
         let text = Encoding::from_tokens(vec![Token::new(TEXT, String::new(), (0, 0))], 0);
         let processed = tokenizer.post_process(text, None, true).map_err(|e| e.to_string())?;
@@ -189,18 +193,17 @@ fn has(decoder: &DecoderWrapper, wanted: &dyn Fn(&DecoderWrapper) -> bool) -> bo
 
 /// Builds the tokenizer from the values that were checked, and from nothing else: the crate would read a field that the file has
 /// twice a second time. Prompts are neither padded nor truncated, whatever the file says.
-fn build(mut file: Json) -> std::result::Result<tokenizers::Tokenizer, String> {
+fn build(mut file: Json) -> std::result::Result<Inner, String> {
     let model = model(file["model"].take())?;
     let tokens: Vec<AddedToken> = part(&mut file, "added_tokens")?.unwrap_or_default();
-    let built = TokenizerBuilder::default()
+    let mut tokenizer = TokenizerBuilder::new()
         .with_model(model)
-        .with_normalizer(part::<NormalizerWrapper>(&mut file, "normalizer")?)
-        .with_pre_tokenizer(part::<PreTokenizerWrapper>(&mut file, "pre_tokenizer")?)
+        .with_normalizer(Normalizers::new(&file["normalizer"])?)
+        .with_pre_tokenizer(PreTokenizers::new(&file["pre_tokenizer"])?)
         .with_post_processor(part::<PostProcessorWrapper>(&mut file, "post_processor")?)
         .with_decoder(part::<DecoderWrapper>(&mut file, "decoder")?)
         .build()
         .map_err(|e| invalid("tokenizer", e))?;
-    let mut tokenizer = tokenizers::Tokenizer::from(built);
     tokenizer.add_tokens(tokens).map_err(|e| invalid("added_tokens", e))?;
     Ok(tokenizer)
 }

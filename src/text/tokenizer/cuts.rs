@@ -21,7 +21,7 @@ use super::check::{self, Part};
 /// Bytes of a piece once the normalizer and the pre-tokenizer have made it as long as they can.
 const PIECE_BYTES: u64 = 64 << 10;
 /// The same for a stretch without a place to cut.
-const STRETCH_BYTES: u64 = 4 << 20;
+const STRETCH_BYTES: u64 = 2 << 20;
 
 /// Splits by expressions whose matches have these properties: none contains a space after another character that is not white
 /// space, or a line break or `PUNCTUATION` after a letter; all of these characters are matched; nothing looks behind, and only
@@ -271,6 +271,11 @@ fn words(parts: &[Part], normalized: &Normalized) -> Option<Rule> {
 /// Metaspace can depend on where a word stands in the text. All others do not.
 fn works_on_words(parts: &[Part]) -> bool {
     parts.iter().all(|(_, kind, _)| *kind != "Metaspace")
+}
+
+/// Whether this part splits by an expression whose searches take time in proportion to the text.
+pub(super) fn is_known_split(part: &Json) -> bool {
+    is_split(part, &WORDS) || is_split(part, &RUNS)
 }
 
 fn is_split(part: &Json, expressions: &[&str]) -> bool {

@@ -124,6 +124,10 @@ pub fn decoders(section: &Json) -> Result<u64, String> {
             "BPEDecoder" => text("suffix").map(|_| 2)?,
             "WordPiece" => text("prefix").map(|_| 2)?,
             "CTC" => text("pad_token").and(text("word_delimiter_token")).map(|_| 2)?,
+            // Its searches would not be bounded.
+            "Replace" if part["pattern"].get("String").is_none() => {
+                return Err(refusal(&format!("{field}.pattern"), "a regular expression in a decoder", "replace a text: {\"String\": ..}"));
+            }
             "Replace" => pattern::replacement(part, &field)?,
             "Strip" => {
                 count(&part["start"], &format!("{field}.start"), 0..=1024)?;

@@ -3,25 +3,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
+use super::super::super::random::Random;
 use super::super::super::tests::{fresh_dir, golden_dir};
 use super::super::Tokenizer;
 use super::*;
-
-/// SplitMix64: the same texts in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((x ^ (x >> 31)) % limit as u64) as usize
-    }
-
-    fn pick<'a, T: ?Sized>(&mut self, list: &[&'a T]) -> &'a T {
-        list[self.below(list.len())]
-    }
-}
 
 /// What texts are made of: scripts, white space, digits, marks, and what contractions, prefixes and numbers begin with.
 const PARTS: &[&str] = &[
@@ -126,7 +111,7 @@ fn random_text(random: &mut Random, tokens: &[String]) -> String {
                 let token = &tokens[random.below(tokens.len())];
                 text.extend(token.chars().take(1 + random.below(token.chars().count())));
             }
-            _ => text.push_str(random.pick(PARTS)),
+            _ => text.push_str(*random.pick(PARTS)),
         }
     }
     text

@@ -1,0 +1,93 @@
+//! The normalizers and pre-tokenizers of a file. Those with an expression of the file's own are run here, with bounded steps. All
+//! others are the crate's.
+
+use serde::de::DeserializeOwned;
+use serde_json::Value as Json;
+use tokenizers::pattern::Invert;
+use tokenizers::{
+    NormalizedString, Normalizer, NormalizerWrapper, PreTokenizedString, PreTokenizer, PreTokenizerWrapper, SplitDelimiterBehavior,
+};
+
+use super::check::{self, Part};
+use super::cuts::is_known_split;
+use super::regex::BoundedRegex;
+
+/// The normalizers, in order.
+#[derive(Debug)]
+pub(super) struct Normalizers(Vec<NormalizerPart>);
+
+#[derive(Debug)]
+enum NormalizerPart {
+    Replace { regex: BoundedRegex, content: String },
+    Other(NormalizerWrapper),
+}
+
+impl Normalizers {
+    pub fn new(section: &Json) -> Result<Option<Normalizers>, String> {
+        let parts = check::parts(section, "normalizer", "normalizers")?;
+        let parts: Result<_, String> = parts.into_iter().map(normalizer).collect();
+        Ok(Some(Normalizers(parts?)).filter(|_| !section.is_null()))
+    }
+}
+
+fn normalizer((field, kind, part): Part) -> Result<NormalizerPart, String> {
+    match part["pattern"]["Regex"].as_str() {
+        Some(regex) if kind == "Replace" => {
+            let content = part["content"].as_str().unwrap_or_default().to_string();
+            Ok(NormalizerPart::Replace { regex: BoundedRegex::new(regex)?, content })
+        }
+        _ => read(&field, part).map(NormalizerPart::Other),
+    }
+}
+
+impl Normalizer for Normalizers {
+    fn normalize(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
+        self.0.iter().try_for_each(|part| match part {
+            NormalizerPart::Replace { regex, content } => text.replace(regex, content),
+            NormalizerPart::Other(other) => other.normalize(text),
+        })
+    }
+}
+
+/// The pre-tokenizers, in order.
+#[derive(Debug)]
+pub(super) struct PreTokenizers(Vec<PreTokenizerPart>);
+
+#[derive(Debug)]
+enum PreTokenizerPart {
+    Split { regex: BoundedRegex, behavior: SplitDelimiterBehavior, invert: bool },
+    Other(PreTokenizerWrapper),
+}
+
+impl PreTokenizers {
+    pub fn new(section: &Json) -> Result<Option<PreTokenizers>, String> {
+        let parts = check::parts(section, "pre_tokenizer", "pretokenizers")?;
+        let parts: Result<_, String> = parts.into_iter().map(pre_tokenizer).collect();
+        Ok(Some(PreTokenizers(parts?)).filter(|_| !section.is_null()))
+    }
+}
+
+fn pre_tokenizer((field, kind, part): Part) -> Result<PreTokenizerPart, String> {
+    match part["pattern"]["Regex"].as_str() {
+        Some(regex) if kind == "Split" && !is_known_split(part) => Ok(PreTokenizerPart::Split {
+            regex: BoundedRegex::new(regex)?,
+            behavior: read(&format!("{field}.behavior"), &part["behavior"])?,
+            invert: read(&format!("{field}.invert"), &part["invert"])?,
+        }),
+        _ => read(&field, part).map(PreTokenizerPart::Other),
+    }
+}
+
+impl PreTokenizer for PreTokenizers {
+    fn pre_tokenize(&self, text: &mut PreTokenizedString) -> tokenizers::Result<()> {
+        self.0.iter().try_for_each(|part| match part {
+            PreTokenizerPart::Split { regex, behavior, invert: true } => text.split(|_, part| part.split(Invert(regex), *behavior)),
+            PreTokenizerPart::Split { regex, behavior, invert: false } => text.split(|_, part| part.split(regex, *behavior)),
+            PreTokenizerPart::Other(other) => other.pre_tokenize(text),
+        })
+    }
+}
+
+fn read<T: DeserializeOwned>(field: &str, value: &Json) -> Result<T, String> {
+    T::deserialize(value).map_err(|e| format!("{field}: not a valid tokenizer: {e}"))
+}

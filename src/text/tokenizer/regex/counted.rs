@@ -1,0 +1,228 @@
+//! Expressions in which Oniguruma counts each repetition.
+
+use std::iter::Peekable;
+use std::str::Chars;
+
+/// Groups and classes within each other: Oniguruma recurses as deep.
+const MAX_NESTING: usize = 16;
+/// Numbers of a quantifier such as `{1,3}`.
+const MAX_REPEATS: u32 = 256;
+/// The product of such numbers that apply to each other.
+const MAX_NESTED_REPEATS: u32 = 1024;
+
+/// No character is in this class, so each try of it is a step that Oniguruma takes back.
+const COUNT: &str = r"[^\d\D]";
+
+/// An expression that matches the same. `x*` becomes `(?:[^\d\D]|x)*`, and other quantifiers likewise.
+pub fn counted(regex: &str) -> Result<String, String> {
+    let mut translator = Translator {
+        rest: regex.chars().peekable(),
+        out: String::with_capacity(2 * regex.len()),
+        open: Vec::new(),
+        last: Element::default(),
+        quantifiers: 0,
+    };
+    translator.run()?;
+    Ok(translator.out)
+}
+
+/// What a quantifier may apply to: a character, a class or a group.
+#[derive(Clone, Copy, Default)]
+struct Element {
+    /// Where it begins in the output.
+    start: usize,
+    /// Most repetitions of a part of it, as a product over the quantifiers with limits within each other. 0 stands for 1.
+    repeats: u32,
+}
+
+struct Translator<'a> {
+    rest: Peekable<Chars<'a>>,
+    out: String,
+    /// Groups that have begun.
+    open: Vec<Element>,
+    /// What has just ended.
+    last: Element,
+    /// Quantifiers in a row.
+    quantifiers: usize,
+}
+
+impl Translator<'_> {
+    fn run(&mut self) -> Result<(), String> {
+        while let Some(c) = self.rest.next() {
+            match c {
+                '*' | '+' => self.quantifier(&c.to_string(), 1)?,
+                '?' => self.quantifier("?", 1)?,
+                '{' => match self.braces()? {
+                    Some((text, repeats)) => self.quantifier(&text, repeats)?,
+                    None => self.element(c)?,
+                },
+                _ => self.element(c)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn element(&mut self, c: char) -> Result<(), String> {
+        self.quantifiers = 0;
+        self.last = Element { start: self.out.len(), repeats: 0 };
+        self.out.push(c);
+        match c {
+            '\\' => self.escape(),
+            '[' => self.class(),
+            '(' => self.group(),
+            ')' => {
+                self.last = self.open.pop().ok_or("an unmatched parenthesis")?;
+                self.repeat_outer();
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A quantifier with its upper limit, or the `?` or `+` after one that makes it lazy or possessive.
+    fn quantifier(&mut self, text: &str, repeats: u32) -> Result<(), String> {
+        self.quantifiers += 1;
+        if self.quantifiers > 2 {
+            return Err("more than two quantifiers in a row".into());
+        }
+        self.last.repeats = self.last.repeats.max(1) * repeats.max(1);
+        if self.last.repeats > MAX_NESTED_REPEATS {
+            let repeats = self.last.repeats;
+            return Err(format!("too many repetitions within repetitions ({repeats}, limit {MAX_NESTED_REPEATS})"));
+        }
+        self.repeat_outer();
+        if self.quantifiers == 1 {
+            self.out.insert_str(self.last.start, &format!("(?:{COUNT}|"));
+            self.out.push(')');
+        }
+        self.out.push_str(text);
+        Ok(())
+    }
+
+    fn repeat_outer(&mut self) {
+        if let Some(outer) = self.open.last_mut() {
+            outer.repeats = outer.repeats.max(self.last.repeats);
+        }
+    }
+
+    /// The rest of `{n,m}` and its larger number, or nothing if these braces are ordinary characters.
+    fn braces(&mut self) -> Result<Option<(String, u32)>, String> {
+        let mut ahead = self.rest.clone();
+        let mut body = String::new();
+        loop {
+            match ahead.next() {
+                Some('}') => break,
+                Some(c) if c.is_ascii_digit() || c == ',' => body.push(c),
+                _ => return Ok(None),
+            }
+        }
+        let mut repeats = 1;
+        for number in body.split(',').filter(|number| !number.is_empty()) {
+            let limited = number.parse().ok().filter(|&number: &u32| number <= MAX_REPEATS);
+            repeats = limited.ok_or_else(|| format!("too many repetitions ({number}, limit {MAX_REPEATS})"))?.max(repeats);
+        }
+        // `{}` and `{,}` are ordinary characters.
+        if body.chars().all(|c| c == ',') {
+            return Ok(None);
+        }
+        self.rest = ahead;
+        Ok(Some((format!("{{{body}}}"), repeats)))
+    }
+
+    fn escape(&mut self) -> Result<(), String> {
+        let Some(c) = self.rest.next() else { return Ok(()) };
+        self.out.push(c);
+        match c {
+            'g' | 'k' => return Err("calls and back references are not supported (\\g, \\k)".into()),
+            '1'..='9' => return Err(format!("back references are not supported (\\{c})")),
+            'c' | 'C' | 'G' | 'K' | 'M' | 'X' | 'Y' | 'y' => return Err(format!("\\{c} is not supported")),
+            'p' | 'P' | 'x' | 'u' | 'o' if self.rest.peek() == Some(&'{') => self.copy_through('}'),
+            'x' => self.copy_digits(2),
+            'u' => self.copy_digits(4),
+            '0' => self.copy_digits(2),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn copy_digits(&mut self, most: usize) {
+        for _ in 0..most {
+            self.out.extend(self.rest.next_if(char::is_ascii_hexdigit));
+        }
+    }
+
+    fn copy_through(&mut self, end: char) {
+        for c in self.rest.by_ref() {
+            self.out.push(c);
+            if c == end {
+                break;
+            }
+        }
+    }
+
+    fn class(&mut self) -> Result<(), String> {
+        let mut depth = 1;
+        self.begin_class();
+        while depth > 0 {
+            let Some(c) = self.rest.next() else { return Ok(()) };
+            self.out.push(c);
+            match c {
+                '\\' => self.escape()?,
+                '[' => {
+                    depth += 1;
+                    self.begin_class();
+                }
+                ']' => depth -= 1,
+                _ => {}
+            }
+            if depth > MAX_NESTING {
+                return Err(format!("classes nest too deep (more than {MAX_NESTING})"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The first character of a class may be the bracket that would end it.
+    fn begin_class(&mut self) {
+        self.out.extend(self.rest.next_if_eq(&'^'));
+        self.out.extend(self.rest.next_if_eq(&']'));
+    }
+
+    fn group(&mut self) -> Result<(), String> {
+        if self.open.len() == MAX_NESTING {
+            return Err(format!("groups nest too deep (more than {MAX_NESTING})"));
+        }
+        if self.rest.peek() == Some(&'*') {
+            return Err("callouts are not supported ((*...))".into());
+        }
+        self.open.push(self.last);
+        if self.rest.next_if_eq(&'?').is_none() {
+            return Ok(());
+        }
+        self.out.push('?');
+        let Some(c) = self.rest.next() else { return Ok(()) };
+        self.out.push(c);
+        match c {
+            ':' | '=' | '!' | '>' => {}
+            '<' if matches!(self.rest.peek(), Some('=' | '!')) => self.out.extend(self.rest.next()),
+            '<' => self.copy_through('>'),
+            '\'' => self.copy_through('\''),
+            'i' | 'm' | 'a' | 's' | '-' => self.options()?,
+            _ => return Err(format!("not supported ((?{c}...)")),
+        }
+        Ok(())
+    }
+
+    /// The rest of `(?i-m:` or `(?i-m)`. The second is a group without content here: it does not change what is repeated.
+    fn options(&mut self) -> Result<(), String> {
+        while let Some(c) = self.rest.next_if(|&c| c != ')') {
+            self.out.push(c);
+            match c {
+                ':' => break,
+                'i' | 'm' | 'a' | 's' | '-' => {}
+                _ => return Err(format!("not supported ((?..{c}...)")),
+            }
+        }
+        Ok(())
+    }
+}

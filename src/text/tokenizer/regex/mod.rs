@@ -1,0 +1,110 @@
+//! Regular expressions of tokenizer files, whose searches take a bounded number of steps.
+//!
+//! Oniguruma can limit the steps that one match takes back. It does not count the characters of a repetition that it never takes
+//! back: `x++`, `(?=x*)`, or `x*y` if no x is a y. So every search runs an equal expression in which each repetition counts (see
+//! [`counted`]), and adds up the steps of all its matches.
+
+mod counted;
+
+use onig::{MatchParam, Regex, SearchOptions};
+use tokenizers::Offsets;
+use tokenizers::pattern::Pattern;
+
+const ONIGERR_RETRY_LIMIT_IN_MATCH_OVER: i32 = -17;
+const MAX_BYTES: usize = 2048;
+/// Steps that one search may take for each byte of its text, and at most. Patterns of published tokenizers take one to ten for a
+/// byte. A step takes about 10 ns.
+const STEPS_PER_BYTE: u64 = 512;
+const MAX_STEPS: u64 = 1 << 28;
+/// Bytes that a short text is longer for this count.
+const SPARE_BYTES: u64 = 16;
+/// Steps that are tried first where a match may begin. Most matches take fewer.
+const FIRST_STEPS: u32 = 64;
+/// Places to step back to, of about 50 bytes each.
+const MAX_STACK: u32 = 2 << 20;
+
+#[derive(Debug)]
+pub(super) struct BoundedRegex {
+    regex: Regex,
+    /// The expression as the file has it, for messages.
+    text: String,
+}
+
+impl BoundedRegex {
+    /// `Err` says what is wrong with the expression.
+    pub fn new(text: &str) -> Result<BoundedRegex, String> {
+        if text.len() > MAX_BYTES {
+            return Err(format!("too long ({} bytes, limit {MAX_BYTES})", text.len()));
+        }
+        let counted = counted::counted(text)?;
+        let invalid = |e: onig::Error| format!("not a regular expression ({})", e.description());
+        Regex::new(text).map_err(invalid)?;
+        Ok(BoundedRegex { regex: Regex::new(&counted).map_err(invalid)?, text: text.to_string() })
+    }
+
+    /// The length of the match at `at`.
+    fn match_at(&self, text: &str, at: usize, steps: &mut Steps) -> Result<Option<usize>, String> {
+        let mut limit = FIRST_STEPS;
+        loop {
+            steps.take(limit.into()).map_err(|total| {
+                let start: String = text.chars().take(8).collect();
+                format!("the pattern {:?} takes more than {total} steps in {} bytes ({start:?}..)", self.text, text.len())
+            })?;
+            let mut param = MatchParam::default();
+            param.set_retry_limit_in_match(limit);
+            param.set_match_stack_limit(MAX_STACK);
+            match self.regex.match_with_param(text, at, SearchOptions::SEARCH_OPTION_NONE, None, param) {
+                Ok(length) => return Ok(length),
+                // Oniguruma does not say how many steps a match has taken. Doubling counts at most four times as many.
+                Err(e) if e.code() == ONIGERR_RETRY_LIMIT_IN_MATCH_OVER => limit = limit.saturating_mul(2),
+                Err(e) => return Err(format!("the pattern {:?} fails in {} bytes ({})", self.text, text.len(), e.description())),
+            }
+        }
+    }
+}
+
+/// Steps that a search still has.
+struct Steps {
+    left: u64,
+    total: u64,
+}
+
+impl Steps {
+    /// Fails with the number of all steps if there are fewer than `count`.
+    fn take(&mut self, count: u64) -> Result<(), u64> {
+        self.left = self.left.checked_sub(count).ok_or(self.total)?;
+        Ok(())
+    }
+}
+
+impl Pattern for &BoundedRegex {
+    /// The same as the crate finds with the expression of the file.
+    fn find_matches(&self, text: &str) -> tokenizers::Result<Vec<(Offsets, bool)>> {
+        if text.is_empty() {
+            return Ok(vec![((0, 0), false)]);
+        }
+        let total = MAX_STEPS.min(STEPS_PER_BYTE * (text.len() as u64 + SPARE_BYTES));
+        let mut steps = Steps { left: total, total };
+        let mut found = Vec::new();
+        let (mut at, mut end) = (0, None);
+        while at <= text.len() {
+            match self.match_at(text, at, &mut steps)? {
+                // An empty match directly after another one does not count.
+                Some(length) if length > 0 || end != Some(at) => {
+                    let before = end.unwrap_or(0);
+                    found.extend((before < at).then_some(((before, at), false)));
+                    at += length;
+                    found.push(((at - length, at), true));
+                    end = Some(at);
+                }
+                _ => at += text[at..].chars().next().map_or(1, char::len_utf8),
+            }
+        }
+        let before = end.unwrap_or(0);
+        found.extend((before < text.len()).then_some(((before, text.len()), false)));
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests;
