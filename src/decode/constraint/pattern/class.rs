@@ -1,7 +1,10 @@
 //! Sets of characters.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::sync::{Mutex, PoisonError};
 
+use llguidance::derivre::RegexBuilder;
 use once_cell::sync::Lazy;
 use unicode_general_category::{GeneralCategory, get_general_category};
 
@@ -157,9 +160,19 @@ fn cut(ranges: &[(u32, u32)], least: u32) -> Vec<(u32, u32)> {
     cut
 }
 
+/// The Unicode properties that have been looked up, by normalized name. The names of Unicode are few, so that the map stays small.
+static PROPERTIES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
 /// Whether the crate `regex-syntax` has a Unicode property of this name.
 pub fn is_property(name: &str) -> bool {
-    llguidance::derivre::RegexBuilder::new().mk_regex(&format!("\\p{{{name}}}")).is_ok()
+    // A lookup builds the tables of the property (0.4 ms), and a pattern may name properties 30,000 times.
+    let key = name.replace('_', "").to_ascii_lowercase();
+    let mut known = PROPERTIES.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_property = known.contains(&key) || RegexBuilder::new().mk_regex(&format!("\\p{{{name}}}")).is_ok();
+    if is_property {
+        known.insert(key);
+    }
+    is_property
 }
 
 /// Writes large sets by their names, and leaves the ranges beside them.
@@ -205,5 +218,20 @@ fn write_char(out: &mut String, c: u32) {
     match char::from_u32(c).filter(char::is_ascii_alphanumeric) {
         Some(c) => out.push(c),
         None => drop(write!(out, "\\x{{{c:X}}}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unicode_property_is_looked_up_once() {
+        let spellings = (0..1000).map(|n| format!("Script=Osma{}nya", "_".repeat(n)));
+        assert!(spellings.chain(["script=OSMANYA".into()]).all(|name| is_property(&name)));
+        let known = PROPERTIES.lock().unwrap();
+        assert_eq!(known.iter().filter(|name| name.contains("osma")).count(), 1);
+        drop(known);
+        assert!(!is_property("Osmanya_of_no_script"));
     }
 }
