@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::class::{MAX_CHAR, is_property};
-use super::reader::Reader;
+use super::reader::{self, Reader};
 use super::{Class, MAX_DEPTH, Node, PatternError};
 
 pub const LANGUAGE: &str = "ECMA-262";
@@ -79,11 +79,7 @@ impl<'a> Parser<'a> {
     }
 
     fn alternatives(&mut self) -> Result<Node, PatternError> {
-        let mut alternatives = vec![self.sequence()?];
-        while self.reader.take("|") {
-            alternatives.push(self.sequence()?);
-        }
-        Ok(if alternatives.len() == 1 { alternatives.swap_remove(0) } else { Node::Or(alternatives) })
+        reader::alternatives(self, |parser| &mut parser.reader, Parser::sequence)
     }
 
     fn sequence(&mut self) -> Result<Node, PatternError> {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::class::{DIGITS, MAX_CHAR, WORD, is_property};
 use super::fold::fold;
-use super::reader::Reader;
+use super::reader::{self, Reader};
 use super::{Class, MAX_DEPTH, Node, PatternError};
 
 pub const LANGUAGE: &str = "Python";
@@ -49,11 +49,7 @@ enum Member {
 
 impl Parser<'_> {
     fn alternatives(&mut self) -> Result<Node, PatternError> {
-        let mut alternatives = vec![self.sequence()?];
-        while self.reader.take("|") {
-            alternatives.push(self.sequence()?);
-        }
-        Ok(if alternatives.len() == 1 { alternatives.swap_remove(0) } else { Node::Or(alternatives) })
+        reader::alternatives(self, |parser| &mut parser.reader, Parser::sequence)
     }
 
     fn sequence(&mut self) -> Result<Node, PatternError> {

@@ -1,6 +1,6 @@
 //! Reads a pattern character by character, and builds errors that name the place.
 
-use super::PatternError;
+use super::{Node, PatternError};
 
 pub struct Reader<'a> {
     pattern: &'a str,
@@ -84,4 +84,17 @@ impl<'a> Reader<'a> {
     fn error(&self, problem: String, at: usize, remedy: &'static str, is_syntax: bool) -> PatternError {
         PatternError { problem, position: at + 1, is_syntax, remedy, language: self.language, pattern: self.pattern.into() }
     }
+}
+
+/// Reads one sequence, or several with bars between them. `sequence` reads one, up to a bar or the end of its group.
+pub fn alternatives<'a, P>(
+    parser: &mut P,
+    reader: fn(&mut P) -> &mut Reader<'a>,
+    sequence: fn(&mut P) -> Result<Node, PatternError>,
+) -> Result<Node, PatternError> {
+    let mut alternatives = vec![sequence(parser)?];
+    while reader(parser).take("|") {
+        alternatives.push(sequence(parser)?);
+    }
+    Ok(if alternatives.len() == 1 { alternatives.swap_remove(0) } else { Node::Or(alternatives) })
 }
