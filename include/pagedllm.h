@@ -538,7 +538,8 @@ typedef struct {
   uint32_t reserved2;
   // Maximum length in bytes of a text prompt, of a chat's JSON and the prompt it renders to, and of a text to tokenize. Longer ones
   // are refused with PLLM_E_INVALID_ARGUMENT before they are tokenized. 0 (default): 64 for each token of the engine's
-  // max_model_len, at least 1048576.
+  // max_model_len, at least 1048576. Tokenizing takes up to 16 bytes of memory for each byte, and up to 512 for each byte of a
+  // stretch without a place to cut (docs/models.md), of 2 MiB at most.
   uint64_t max_prompt_bytes;
 } pllm_engine_options;
 
