@@ -1,35 +1,55 @@
 //! The arguments of a call, bound to parameters as Python binds them.
 
 use super::MAX_WIDTH;
+use super::budget::Buffer;
 use super::failure::{Failure, Result, fail};
-use super::value::Value;
+use super::value::{Text, Value};
 
-#[derive(Debug, Default, Clone)]
+#[derive(Debug)]
 pub struct Args {
-    pub positional: Vec<Value>,
-    pub named: Vec<(String, Value)>,
+    pub positional: Buffer<Value>,
+    pub named: Buffer<(Text, Value)>,
 }
 
 impl Args {
+    pub fn new(positional: Buffer<Value>) -> Args {
+        Args { named: Buffer::new(positional.budget()), positional }
+    }
+
+    pub fn copy(&self) -> Result<Args> {
+        let mut copy = Args::new(Buffer::new(self.positional.budget()));
+        copy.positional.extend(self.positional.iter().cloned())?;
+        copy.named.extend(self.named.iter().cloned())?;
+        Ok(copy)
+    }
+
     /// The arguments by parameter. An empty name is a parameter that can only be given by position.
     /// The first `required` ones must be given.
     pub fn bind<const N: usize>(&self, function: &str, parameters: [&str; N], required: usize) -> Result<[Option<Value>; N]> {
         if self.positional.len() > N {
-            return fail(format!("{function}() takes at most {N} arguments ({} given)", self.positional.len()));
+            return fail(format_args!("{function}() takes at most {N} arguments ({} given)", self.positional.len()));
         }
         let mut bound = std::array::from_fn(|i| self.positional.get(i).cloned());
-        for (name, value) in &self.named {
-            let Some(index) = parameters.iter().position(|parameter| !name.is_empty() && parameter == name) else {
-                return fail(format!("{function}() got an unexpected keyword argument '{name}'"));
+        for (name, value) in self.named.iter() {
+            let name = name.as_str();
+            let Some(index) = parameters.iter().position(|parameter| !name.is_empty() && *parameter == name) else {
+                return fail(format_args!("{function}() got an unexpected keyword argument '{name}'"));
             };
             if bound[index].replace(value.clone()).is_some() {
-                return fail(format!("{function}() got multiple values for argument '{name}'"));
+                return fail(format_args!("{function}() got multiple values for argument '{name}'"));
             }
         }
         match bound[..required].iter().position(Option::is_none) {
-            Some(missing) => fail(format!("{function}() is missing the required argument {} ({})", missing + 1, parameters[missing])),
+            Some(missing) => fail(format_args!("{function}() is missing the required argument {} ({})", missing + 1, parameters[missing])),
             None => Ok(bound),
         }
+    }
+
+    /// Counts reading the strings among the arguments.
+    pub fn scan(&self) -> Result<()> {
+        let values = self.positional.iter().chain(self.named.iter().map(|(_, value)| value));
+        let bytes = values.map(|value| value.as_str().map_or(0, str::len)).fold(0, usize::saturating_add);
+        self.positional.budget().scan(bytes)
     }
 
     /// Fails if there are any arguments.
@@ -47,7 +67,7 @@ pub fn given(argument: Option<Value>) -> Option<Value> {
 pub fn integer(argument: &Value) -> Result<i128> {
     match argument.defined()?.as_int() {
         Some(number) => Ok(number),
-        None => fail(format!("'{}' object cannot be interpreted as an integer", argument.type_name())),
+        None => fail(format_args!("'{}' object cannot be interpreted as an integer", argument.type_name())),
     }
 }
 
@@ -55,7 +75,7 @@ pub fn integer(argument: &Value) -> Result<i128> {
 pub fn string(argument: &Value) -> Result<&str> {
     match argument.defined()?.as_str() {
         Some(text) => Ok(text),
-        None => fail(format!("a str is required, not '{}'", argument.type_name())),
+        None => fail(format_args!("a str is required, not '{}'", argument.type_name())),
     }
 }
 
@@ -67,7 +87,7 @@ pub fn size(number: i128) -> usize {
 /// A number of characters that a template pads to. Negative ones are none.
 pub fn width(number: i128) -> Result<usize> {
     if number > MAX_WIDTH as i128 {
-        return Err(Failure::limit(format!("a width is too large ({number}, at most {MAX_WIDTH}); pad less")));
+        return Err(Failure::limit(format_args!("a width is too large ({number}, at most {MAX_WIDTH}); pad less")));
     }
     Ok(size(number))
 }

@@ -2,12 +2,13 @@
 
 use std::rc::Rc;
 
+use super::budget::{Budget, Buffer, Builder};
 use super::failure::{Kind, Result, fail};
 use super::interpreter::Interpreter;
 use super::methods;
 use super::number::float_repr;
 use super::ops;
-use super::value::{Object, Value, View};
+use super::value::{Object, Range, Text, Value, View};
 
 /// `value.name`: the attribute, or else the item.
 pub fn attribute(interpreter: &mut Interpreter, value: &Value, name: &str) -> Result<Value> {
@@ -15,7 +16,7 @@ pub fn attribute(interpreter: &mut Interpreter, value: &Value, name: &str) -> Re
         return Ok(found);
     }
     let text = interpreter.budget().text(name)?;
-    Ok(own_item(interpreter, value, &text)?.unwrap_or_else(|| missing(value, name)))
+    own_item(interpreter, value, &text)?.map_or_else(|| missing(interpreter, value, name), Ok)
 }
 
 /// `value[index]`: the item, or else the attribute.
@@ -25,9 +26,9 @@ pub fn item(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Resu
     }
     let Some(name) = index.as_str() else {
         let reason = format!("{} has no element {}", object_name(value), short(index));
-        return Ok(Value::Undefined(reason.into()));
+        return interpreter.budget().undefined(&reason);
     };
-    Ok(own_attribute(interpreter, value, name)?.unwrap_or_else(|| missing(value, name)))
+    own_attribute(interpreter, value, name)?.map_or_else(|| missing(interpreter, value, name), Ok)
 }
 
 /// `value[start:stop:step]`
@@ -35,19 +36,22 @@ pub fn slice(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Res
     match (own_item(interpreter, value.defined()?, index)?, value) {
         (Some(found), _) => Ok(found),
         (None, Value::Str(_) | Value::List(_) | Value::Tuple(_) | Value::Range(_)) => fail("slice indices must be integers or none"),
-        (None, value) => fail(format!("'{}' object is not subscriptable by a slice", value.type_name())),
+        (None, value) => fail(format_args!("'{}' object is not subscriptable by a slice", value.type_name())),
     }
 }
 
 /// `value|attr(name)`: the attribute alone.
 pub fn only_attribute(interpreter: &mut Interpreter, value: &Value, name: &str) -> Result<Value> {
-    Ok(own_attribute(interpreter, value.defined()?, name)?.unwrap_or_else(|| missing(value, name)))
+    own_attribute(interpreter, value.defined()?, name)?.map_or_else(|| missing(interpreter, value, name), Ok)
 }
 
-fn missing(value: &Value, name: &str) -> Value {
-    // The reason lives as long as the value, and a template decides the name's length.
-    let end = name.char_indices().nth(100).map_or(name.len(), |(at, _)| at);
-    Value::Undefined(format!("'{}' has no attribute '{}'", object_name(value), &name[..end]).into())
+fn missing(interpreter: &Interpreter, value: &Value, name: &str) -> Result<Value> {
+    interpreter.budget().undefined(&format!("'{}' has no attribute '{}'", object_name(value), shortened(name)))
+}
+
+/// The first 100 characters.
+fn shortened(name: &str) -> &str {
+    name.char_indices().nth(100).map_or(name, |(end, _)| &name[..end])
 }
 
 fn object_name(value: &Value) -> String {
@@ -93,14 +97,10 @@ fn own_item(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Resu
         let indices = ops::slice_indices(parts, len)?;
         budget.steps(indices.len())?;
         return Ok(Some(match value {
-            Value::Str(text) => {
-                let chars: Vec<char> = text.as_str().chars().collect();
-                let sliced: String = indices.iter().map(|&i| chars[i]).collect();
-                if text.is_safe() { budget.safe_text(sliced)? } else { budget.text(sliced)? }
-            }
-            Value::List(items) => budget.list(indices.iter().map(|&i| items[i].clone()).collect())?,
-            Value::Tuple(items) => budget.tuple(indices.iter().map(|&i| items[i].clone()).collect())?,
-            Value::Range(range) => Value::Range(sliced_range(range, parts, indices.len())?),
+            Value::Str(text) => sliced_text(&budget, text, indices, len)?,
+            Value::List(items) => sliced(&budget, items, indices)?.into_list()?,
+            Value::Tuple(items) => sliced(&budget, items, indices)?.into_tuple()?,
+            Value::Range(range) => Value::Range(sliced_range(range, parts, indices)),
             _ => return Ok(None),
         }));
     }
@@ -110,8 +110,9 @@ fn own_item(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Resu
     let Some(index) = usize::try_from(index).ok().filter(|&index| index < len) else { return Ok(None) };
     Ok(match value {
         Value::Str(text) => {
-            let item = text.as_str().chars().nth(index).map(|c| c.to_string());
-            item.map(|item| if text.is_safe() { budget.safe_text(item) } else { budget.text(item) }).transpose()?
+            let mut item = Builder::new(&budget);
+            item.push_char(text.as_str().chars().nth(index).unwrap_or_default())?;
+            Some(item.into_text(text.is_safe())?)
         }
         Value::List(items) | Value::Tuple(items) => items.get(index).cloned(),
         Value::Range(range) => Some(range.get(index)),
@@ -119,35 +120,58 @@ fn own_item(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Resu
     })
 }
 
-fn sliced_range(range: &super::value::Range, parts: &[Value; 3], len: usize) -> Result<super::value::Range> {
+fn sliced(budget: &Rc<Budget>, items: &[Value], indices: Range) -> Result<Buffer<Value>> {
+    let mut sliced = Buffer::with_capacity(budget, indices.len())?;
+    for i in 0..indices.len() {
+        sliced.push(items[indices.at(i) as usize].clone())?;
+    }
+    Ok(sliced)
+}
+
+fn sliced_text(budget: &Rc<Budget>, text: &Text, indices: Range, len: usize) -> Result<Value> {
+    let mut sliced = Builder::new(budget);
+    let step = usize::try_from(indices.step.unsigned_abs()).unwrap_or(usize::MAX);
+    let first = indices.start as usize;
+    let push = |c: char| sliced.push_char(c);
+    match indices.step > 0 {
+        _ if indices.len() == 0 => {}
+        true => text.as_str().chars().skip(first).step_by(step).take(indices.len()).try_for_each(push)?,
+        false => text.as_str().chars().rev().skip(len - 1 - first).step_by(step).take(indices.len()).try_for_each(push)?,
+    }
+    sliced.into_text(text.is_safe())
+}
+
+fn sliced_range(range: &Range, parts: &[Value; 3], indices: Range) -> Range {
     // A step beyond the range selects one item; it must not overflow.
     let step = parts[2].as_int().unwrap_or(1).clamp(-(1 << 60), 1 << 60);
     let whole = range.len() as i128;
-    let first = match ops::slice_indices(parts, range.len())?.first() {
-        Some(&first) => first as i128,
-        None => parts[0].as_int().unwrap_or(0).clamp(-whole, whole).rem_euclid(whole.max(1)),
+    let first = match indices.len() {
+        0 => parts[0].as_int().unwrap_or(0).clamp(-whole, whole).rem_euclid(whole.max(1)),
+        _ => indices.start,
     };
-    let start = range.start + range.step * first;
-    Ok(super::value::Range { start, stop: start + range.step * step * len as i128, step: range.step * step })
+    let start = range.at(first as usize);
+    let step = range.step.saturating_mul(step);
+    Range { start, stop: start.saturating_add(step.saturating_mul(indices.len() as i128)), step }
 }
 
 /// The attribute that Python's `getattr` finds, if the sandbox allows it.
 fn own_attribute(interpreter: &mut Interpreter, value: &Value, name: &str) -> Result<Option<Value>> {
     if let Value::Object(object, index) = value {
         if *object == Object::Namespace {
+            interpreter.objects.budget.scan(name.len())?;
             let attributes = &interpreter.objects.namespaces[*index];
-            return Ok(super::value::get_str(attributes, name).cloned());
+            return Ok(attributes.get_str(name).cloned());
         }
         if let Some(found) = object_attribute(interpreter, *object, *index, name)? {
             return Ok(Some(found));
         }
     }
     if name.starts_with("__") && name.ends_with("__") || methods::is_mutating(value, name) {
-        let reason = format!("access to attribute '{name}' of '{}' object is unsafe", value.type_name());
-        return Ok(Some(Value::Undefined(reason.into())));
+        let reason = format!("access to attribute '{}' of '{}' object is unsafe", shortened(name), value.type_name());
+        return interpreter.budget().undefined(&reason).map(Some);
     }
     if let Some(method) = methods::find(value, name) {
-        return Ok(Some(Value::Method(Rc::new((value.clone(), method)))));
+        return interpreter.budget().method(value.clone(), method).map(Some);
     }
     Ok(data_attribute(value, name))
 }
@@ -180,7 +204,11 @@ fn object_attribute(interpreter: &mut Interpreter, object: Object, index: usize,
             Ok(match name {
                 "current" => Some(cycler.items[cycler.position].clone()),
                 "pos" => Some(Value::Int(cycler.position as i128)),
-                "items" => Some(interpreter.budget().tuple(cycler.items.clone())?),
+                "items" => {
+                    let mut items = Buffer::new(&interpreter.objects.budget);
+                    items.extend(cycler.items.iter().cloned())?;
+                    Some(items.into_tuple()?)
+                }
                 _ => None,
             })
         }
@@ -199,16 +227,16 @@ fn object_attribute(interpreter: &mut Interpreter, object: Object, index: usize,
 fn loop_attribute(interpreter: &mut Interpreter, index: usize, name: &str) -> Result<Option<Value>> {
     let state = &interpreter.objects.loops[index];
     let (started, depth) = (state.started as i128, state.depth as i128);
-    let undefined = |reason: &str| Value::Undefined(reason.into());
+    let budget = interpreter.budget();
     Ok(Some(match name {
         "index" => Value::Int(started),
         "index0" => Value::Int(started - 1),
         "first" => Value::Bool(started == 1),
         "depth" => Value::Int(depth + 1),
         "depth0" => Value::Int(depth),
-        "previtem" => state.previous.clone().filter(|_| started > 1).unwrap_or_else(|| undefined("there is no previous item")),
+        "previtem" => state.previous.clone().filter(|_| started > 1).map_or_else(|| budget.undefined("there is no previous item"), Ok)?,
         "last" => Value::Bool(interpreter.peek_item(index)?.is_none()),
-        "nextitem" => interpreter.peek_item(index)?.unwrap_or_else(|| undefined("there is no next item")),
+        "nextitem" => interpreter.peek_item(index)?.map_or_else(|| budget.undefined("there is no next item"), Ok)?,
         "length" => Value::Int(interpreter.loop_length(index)? as i128),
         "revindex" => Value::Int(interpreter.loop_length(index)? as i128 - started + 1),
         "revindex0" => Value::Int(interpreter.loop_length(index)? as i128 - started),
@@ -221,10 +249,11 @@ fn macro_attribute(interpreter: &mut Interpreter, index: usize, name: &str) -> R
     let known = &interpreter.objects.macros[index];
     let definition = &interpreter.tree.macros[known.definition];
     Ok(Some(match name {
-        "name" => known.name.as_ref().map_or(Ok(Value::None), |name| budget.text(name.as_str()))?,
+        "name" => known.name.clone().map_or(Value::None, Value::Str),
         "arguments" => {
-            let names = definition.parameters.iter().map(|&name| budget.text(interpreter.tree.name(name)));
-            budget.tuple(names.collect::<Result<_>>()?)?
+            let mut names = Buffer::new(&budget);
+            definition.parameters.iter().try_for_each(|&name| names.push(budget.text(interpreter.tree.name(name))?))?;
+            names.into_tuple()?
         }
         "catch_kwargs" => Value::Bool(definition.takes.kwargs),
         "catch_varargs" => Value::Bool(definition.takes.varargs),

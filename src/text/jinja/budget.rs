@@ -19,6 +19,9 @@ pub struct Budget {
     steps: Cell<u64>,
     live_bytes: Cell<usize>,
     depth: Cell<usize>,
+    /// The maximum of `live_bytes`.
+    #[cfg(test)]
+    peak: Cell<usize>,
 }
 
 impl Budget {
@@ -31,7 +34,7 @@ impl Budget {
         let steps = self.steps.get().saturating_add(elements as u64);
         self.steps.set(steps);
         if steps > MAX_STEPS {
-            return Err(Failure::limit(format!(
+            return Err(Failure::limit(format_args!(
                 "rendering takes too long (more than {MAX_STEPS} steps); shorten the chat or the template"
             )));
         }
@@ -59,17 +62,17 @@ impl Budget {
 
     /// Takes `bytes` until the lease is dropped.
     pub fn lease(self: &Rc<Budget>, bytes: usize) -> Result<Lease> {
-        self.check(bytes)?;
         self.work(bytes)?;
-        self.live_bytes.set(self.live_bytes.get() + bytes);
-        Ok(Lease { budget: self.clone(), bytes })
+        let mut lease = Lease { budget: self.clone(), bytes: 0 };
+        lease.resize(bytes)?;
+        Ok(lease)
     }
 
     /// Runs `work` one level deeper, which bounds the stack.
     pub fn deeper(&self) -> Result<()> {
         self.depth.set(self.depth.get() + 1);
         if self.depth.get() > MAX_DEPTH {
-            return Err(Failure::limit(format!("the template recurses too deep (more than {MAX_DEPTH} levels); nest less")));
+            return Err(Failure::limit(format_args!("the template recurses too deep (more than {MAX_DEPTH} levels); nest less")));
         }
         Ok(())
     }
@@ -86,33 +89,54 @@ pub struct Lease {
     bytes: usize,
 }
 
+impl Lease {
+    /// Changes the bytes that are taken.
+    pub fn resize(&mut self, bytes: usize) -> Result<()> {
+        self.budget.check(bytes.saturating_sub(self.bytes))?;
+        self.budget.live_bytes.set(self.budget.live_bytes.get() - self.bytes + bytes);
+        self.bytes = bytes;
+        #[cfg(test)]
+        self.budget.peak.set(self.budget.peak.get().max(self.budget.live_bytes.get()));
+        Ok(())
+    }
+
+    /// Resizes for a block that grows from `old` to `new` bytes. Both exist while `grow` copies.
+    pub fn grow(&mut self, old: usize, new: usize, grow: impl FnOnce()) -> Result<()> {
+        let others = self.bytes - old;
+        self.resize(self.bytes.saturating_add(new))?;
+        grow();
+        self.resize(others + new)
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
         self.budget.live_bytes.set(self.budget.live_bytes.get() - self.bytes);
     }
 }
 
-/// A string under construction whose size a template decides.
-pub struct Builder<'a> {
-    budget: &'a Rc<Budget>,
+/// A string whose size a template decides. Its bytes are leased as it grows.
+#[derive(Debug)]
+pub struct Builder {
     text: String,
+    lease: Lease,
 }
 
-impl<'a> Builder<'a> {
-    pub fn new(budget: &'a Rc<Budget>) -> Builder<'a> {
-        Builder { budget, text: String::new() }
+impl Builder {
+    pub fn new(budget: &Rc<Budget>) -> Builder {
+        Builder { text: String::new(), lease: Lease { budget: budget.clone(), bytes: 0 } }
     }
 
     pub fn push(&mut self, text: &str) -> Result<()> {
-        self.budget.check(self.text.len() + text.len())?;
+        self.reserve(text.len())?;
         let before = self.text.len() / BYTES_PER_STEP;
         self.text.push_str(text);
-        self.budget.steps(self.text.len() / BYTES_PER_STEP - before)
+        self.lease.budget.steps(self.text.len() / BYTES_PER_STEP - before)
     }
 
     /// Counts reading `text` character by character.
     pub fn scan(&self, text: &str) -> Result<()> {
-        self.budget.scan(text.len())
+        self.lease.budget.scan(text.len())
     }
 
     pub fn push_char(&mut self, c: char) -> Result<()> {
@@ -121,17 +145,147 @@ impl<'a> Builder<'a> {
 
     /// Adds `text` `times` times.
     pub fn repeat(&mut self, text: &str, times: usize) -> Result<()> {
-        self.budget.check(text.len().saturating_mul(times).saturating_add(self.text.len()))?;
-        self.budget.work(text.len().saturating_mul(times))?;
+        let bytes = text.len().saturating_mul(times);
+        self.reserve(bytes)?;
+        self.lease.budget.work(bytes)?;
+        let times = if text.is_empty() { 0 } else { times };
         (0..times).for_each(|_| self.text.push_str(text));
         Ok(())
     }
 
-    pub fn len(&self) -> usize {
-        self.text.len()
+    fn reserve(&mut self, more: usize) -> Result<()> {
+        let (len, capacity) = (self.text.len(), self.text.capacity());
+        let needed = len.saturating_add(more);
+        if needed <= capacity {
+            return Ok(());
+        }
+        let new = needed.max(2 * capacity);
+        self.lease.grow(capacity, new, || self.text.reserve_exact(new - len))
     }
 
-    pub fn finish(self) -> String {
-        self.text
+    /// The text without room to grow, with its lease.
+    pub fn finish(mut self) -> Result<(Box<str>, Lease)> {
+        let (len, capacity) = (self.text.len(), self.text.capacity());
+        if len < capacity {
+            self.lease.grow(capacity, len, || self.text.shrink_to_fit())?;
+        }
+        Ok((self.text.into_boxed_str(), self.lease))
     }
 }
+
+impl std::ops::Deref for Builder {
+    type Target = str;
+    fn deref(&self) -> &str {
+        &self.text
+    }
+}
+
+/// A list whose length a template decides. Its bytes are leased as it grows, without those that its items refer to.
+#[derive(Debug)]
+pub struct Buffer<T> {
+    items: Vec<T>,
+    lease: Lease,
+}
+
+impl<T> Buffer<T> {
+    pub fn new(budget: &Rc<Budget>) -> Buffer<T> {
+        Buffer { items: Vec::new(), lease: Lease { budget: budget.clone(), bytes: 0 } }
+    }
+
+    pub fn with_capacity(budget: &Rc<Budget>, capacity: usize) -> Result<Buffer<T>> {
+        let mut buffer = Buffer::new(budget);
+        buffer.reserve(capacity)?;
+        Ok(buffer)
+    }
+
+    /// Counts `bytes` more, for what holds the buffer.
+    pub fn with_overhead(mut self, bytes: usize) -> Result<Buffer<T>> {
+        self.lease.resize(self.lease.bytes.saturating_add(bytes))?;
+        Ok(self)
+    }
+
+    pub fn push(&mut self, item: T) -> Result<()> {
+        self.reserve(1)?;
+        self.items.push(item);
+        Ok(())
+    }
+
+    pub fn extend(&mut self, items: impl ExactSizeIterator<Item = T>) -> Result<()> {
+        self.reserve(items.len())?;
+        self.lease.budget.steps(items.len())?;
+        self.items.extend(items);
+        Ok(())
+    }
+
+    pub fn budget(&self) -> &Rc<Budget> {
+        &self.lease.budget
+    }
+
+    pub fn pop_if(&mut self, test: impl FnOnce(&mut T) -> bool) -> Option<T> {
+        self.items.pop_if(test)
+    }
+
+    pub fn clear(&mut self) {
+        self.items.clear();
+    }
+
+    pub fn remove(&mut self, index: usize) -> T {
+        self.items.remove(index)
+    }
+
+    fn reserve(&mut self, more: usize) -> Result<()> {
+        let (len, capacity) = (self.items.len(), self.items.capacity());
+        let needed = len.saturating_add(more);
+        if needed <= capacity || size_of::<T>() == 0 {
+            return Ok(());
+        }
+        let new = needed.max(2 * capacity);
+        self.lease.grow(capacity * size_of::<T>(), new.saturating_mul(size_of::<T>()), || self.items.reserve_exact(new - len))
+    }
+}
+
+impl<T> std::ops::Deref for Buffer<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.items
+    }
+}
+
+impl<T> std::ops::DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.items
+    }
+}
+
+impl<T> IntoIterator for Buffer<T> {
+    type Item = T;
+    type IntoIter = Drain<T>;
+    fn into_iter(self) -> Drain<T> {
+        Drain { items: self.items.into_iter(), _lease: self.lease }
+    }
+}
+
+/// The items of a buffer that are left.
+#[derive(Debug)]
+pub struct Drain<T> {
+    items: std::vec::IntoIter<T>,
+    _lease: Lease,
+}
+
+impl<T> Iterator for Drain<T> {
+    type Item = T;
+    fn next(&mut self) -> Option<T> {
+        self.items.next()
+    }
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.items.size_hint()
+    }
+}
+
+impl<T> DoubleEndedIterator for Drain<T> {
+    fn next_back(&mut self) -> Option<T> {
+        self.items.next_back()
+    }
+}
+
+impl<T> ExactSizeIterator for Drain<T> {}

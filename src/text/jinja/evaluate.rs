@@ -4,11 +4,33 @@ use std::collections::HashSet;
 
 use super::arguments::Args;
 use super::ast::{Arguments, Comparison, Constant, Expr, ExprId, Modifier};
-use super::budget::Builder;
-use super::failure::{Result, fail};
+use super::budget::{Buffer, Builder, SCANNED_BYTES_PER_STEP};
+use super::failure::{Failure, Result, fail};
 use super::interpreter::Interpreter;
-use super::value::{Object, Value};
+use super::iteration::iterate;
+use super::value::{Entries, Object, Value};
 use super::{attributes, filters, globals, methods, ops, repr, tests};
+
+/// Named arguments of one call. Parameters are searched for among them.
+const MAX_NAMED: usize = 1_000;
+
+/// Fails if two arguments have the same name, or too many have one.
+fn check_names(args: &Args) -> Result<()> {
+    let count = args.named.len();
+    if count > MAX_NAMED {
+        return Err(Failure::limit(format_args!("too many named arguments ({count}, at most {MAX_NAMED}); pass a dictionary")));
+    }
+    let budget = args.named.budget();
+    let mut seen = HashSet::new();
+    for (name, _) in args.named.iter() {
+        let name = name.as_str();
+        budget.steps(1 + name.len() / SCANNED_BYTES_PER_STEP)?;
+        if !seen.insert(name) {
+            return fail(format_args!("got multiple values for keyword argument '{name}'"));
+        }
+    }
+    Ok(())
+}
 
 impl Interpreter<'_> {
     pub(super) fn evaluate(&mut self, id: ExprId) -> Result<Value> {
@@ -24,12 +46,9 @@ impl Interpreter<'_> {
         match self.tree.expr(id) {
             Expr::Constant(constant) => self.constant(constant),
             Expr::Name(name) => self.lookup(*name),
-            Expr::List(items) => budget.list(self.evaluate_all(items)?),
-            Expr::Tuple(items) => budget.tuple(self.evaluate_all(items)?),
-            Expr::Dict(items) => {
-                let pairs = items.iter().map(|&(key, value)| Ok((budget.key(self.evaluate(key)?)?, self.evaluate(value)?)));
-                budget.dict(pairs.collect::<Result<_>>()?)
-            }
+            Expr::List(items) => self.evaluate_all(items)?.into_list(),
+            Expr::Tuple(items) => self.evaluate_all(items)?.into_tuple(),
+            Expr::Dict(items) => self.dict(items),
             Expr::Negative(value) => ops::sign(&self.evaluate(*value)?, true),
             Expr::Positive(value) => ops::sign(&self.evaluate(*value)?, false),
             Expr::Not(value) => Ok(Value::Bool(!self.evaluate(*value)?.is_true())),
@@ -50,7 +69,7 @@ impl Interpreter<'_> {
             Expr::Conditional { test, yes, no } => match (self.evaluate(*test)?.is_true(), no) {
                 (true, _) => self.evaluate(*yes),
                 (false, Some(no)) => self.evaluate(*no),
-                (false, None) => Ok(Value::Undefined("the inline if-expression evaluated to false and no else section was defined".into())),
+                (false, None) => budget.undefined("the inline if-expression evaluated to false and no else section was defined"),
             },
             Expr::Attribute(value, name) => {
                 let value = self.evaluate(*value)?;
@@ -99,18 +118,31 @@ impl Interpreter<'_> {
         if is_slice { attributes::slice(self, &value, &index) } else { attributes::item(self, &value, &index) }
     }
 
+    fn dict(&mut self, items: &[(ExprId, ExprId)]) -> Result<Value> {
+        let budget = self.budget();
+        let mut entries = Entries::new(&budget)?;
+        for &(key, value) in items {
+            entries.insert(budget.key(self.evaluate(key)?)?, self.evaluate(value)?)?;
+        }
+        budget.dict(entries)
+    }
+
     fn constant(&self, constant: &Constant) -> Result<Value> {
         Ok(match constant {
             Constant::None => Value::None,
             Constant::Bool(flag) => Value::Bool(*flag),
             Constant::Int(number) => Value::Int(*number),
             Constant::Float(number) => Value::Float(*number),
-            Constant::Str(text) => return self.budget().text(text.as_str()),
+            Constant::Str(text) => return self.budget().text(text),
         })
     }
 
-    fn evaluate_all(&mut self, items: &[ExprId]) -> Result<Vec<Value>> {
-        items.iter().map(|&item| self.evaluate(item)).collect()
+    fn evaluate_all(&mut self, items: &[ExprId]) -> Result<Buffer<Value>> {
+        let mut values = Buffer::with_capacity(&self.objects.budget, items.len())?;
+        for &item in items {
+            values.push(self.evaluate(item)?)?;
+        }
+        Ok(values)
     }
 
     fn concat(&mut self, parts: &[ExprId]) -> Result<Value> {
@@ -118,31 +150,31 @@ impl Interpreter<'_> {
         let budget = self.budget();
         let mut builder = Builder::new(&budget);
         values.iter().try_for_each(|value| repr::push_str(&mut builder, &self.objects, value))?;
-        budget.text(builder.finish())
+        builder.into_text(false)
     }
 
     /// The arguments of a call, with `*` and `**` unpacked.
     pub(super) fn arguments(&mut self, arguments: &Arguments) -> Result<Args> {
-        let mut args = Args { positional: self.evaluate_all(&arguments.positional)?, named: Vec::new() };
+        let budget = self.budget();
+        let mut args = Args::new(self.evaluate_all(&arguments.positional)?);
         for (name, value) in &arguments.named {
-            args.named.push((name.clone(), self.evaluate(*value)?));
+            let name = budget.new_text(name)?;
+            args.named.push((name, self.evaluate(*value)?))?;
         }
         if let Some(spread) = arguments.spread {
             let spread = self.evaluate(spread)?;
-            args.positional.extend(ops::iterate(&mut self.objects, &spread)?);
+            for value in iterate(&mut self.objects, &spread)? {
+                args.positional.push(value?)?;
+            }
         }
         if let Some(spread) = arguments.spread_named {
             let Value::Dict(entries) = self.evaluate(spread)? else { return fail("the argument after ** must be a mapping") };
             for (key, value) in entries.iter() {
-                let Some(name) = key.value().as_str() else { return fail("keywords must be strings") };
-                args.named.push((name.to_string(), value.clone()));
+                let Value::Str(name) = key.value() else { return fail("keywords must be strings") };
+                args.named.push((name.clone(), value.clone()))?;
             }
         }
-        self.objects.budget.steps(args.named.len())?;
-        let mut seen = HashSet::new();
-        if let Some((name, _)) = args.named.iter().find(|(name, _)| !seen.insert(name.as_str())) {
-            return fail(format!("got multiple values for keyword argument '{name}'"));
-        }
+        check_names(&args)?;
         Ok(args)
     }
 
@@ -153,14 +185,14 @@ impl Interpreter<'_> {
         self.objects.budget.deeper()?;
         let value = match callee {
             Value::Global(global) => globals::call(self, *global, args),
-            Value::Method(method) => methods::call(self, &method.0, method.1, args),
+            Value::Method(method) => methods::call(self, &method.value, method.name, args),
             Value::Object(Object::Macro, index) => self.call_macro(*index, args),
             Value::Object(Object::Joiner, index) => globals::call_joiner(self, *index, &args),
             Value::Object(Object::Loop, index) => {
                 let [iterable] = args.bind("loop", ["iterable"], 1)?;
                 self.recurse_loop(*index, &iterable.unwrap_or(Value::None))
             }
-            callee => fail(format!("'{}' object is not callable", callee.type_name())),
+            callee => fail(format_args!("'{}' object is not callable", callee.type_name())),
         };
         self.objects.budget.shallower();
         value

@@ -1,5 +1,7 @@
 //! Why a template does not compile or render.
 
+use std::fmt::{Display, Write};
+
 /// The kind of a failure decides the error code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -17,15 +19,18 @@ pub struct Failure {
     pub line: Option<u32>,
 }
 
+/// Bytes of a message. Templates build messages of any length, and iterators keep them.
+const MAX_MESSAGE: usize = 4096;
+
 pub type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
-    pub fn new(message: impl Into<String>) -> Failure {
-        Failure { kind: Kind::Template, message: message.into(), line: None }
+    pub fn new(message: impl Display) -> Failure {
+        Failure { kind: Kind::Template, message: Message::of(message), line: None }
     }
 
-    pub fn limit(message: impl Into<String>) -> Failure {
-        Failure { kind: Kind::Limit, message: message.into(), line: None }
+    pub fn limit(message: impl Display) -> Failure {
+        Failure { kind: Kind::Limit, message: Message::of(message), line: None }
     }
 
     /// Adds the line, unless an inner statement has set it.
@@ -44,6 +49,28 @@ impl std::fmt::Display for Failure {
     }
 }
 
-pub fn fail<T>(message: impl Into<String>) -> Result<T> {
+/// Writes as much of a message as is kept.
+struct Message(String);
+
+impl Message {
+    fn of(message: impl Display) -> String {
+        let mut kept = Message(String::new());
+        if write!(kept, "{message}").is_err() {
+            kept.0.push_str("...");
+        }
+        kept.0
+    }
+}
+
+impl Write for Message {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        let room = text.len().min(MAX_MESSAGE - self.0.len());
+        let kept = (0..=room).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+        self.0.push_str(&text[..kept]);
+        if kept < text.len() { Err(std::fmt::Error) } else { Ok(()) }
+    }
+}
+
+pub fn fail<T>(message: impl Display) -> Result<T> {
     Err(Failure::new(message))
 }

@@ -1,10 +1,11 @@
 //! The functions that every template can call.
 
-use super::arguments::{Args, given, integer, string};
+use super::arguments::{Args, integer, string};
 use super::failure::{Failure, Result, fail};
 use super::interpreter::Interpreter;
-use super::value::{Key, Range, Value};
-use super::{ops, strftime};
+use super::iteration::iterate;
+use super::strftime;
+use super::value::{Entries, Key, Range, Value};
 
 /// Elements of one range, as Jinja's sandbox limits it.
 const MAX_RANGE: usize = 100_000;
@@ -55,7 +56,11 @@ pub fn call(interpreter: &mut Interpreter, global: Global, args: Args) -> Result
         Global::Range => range(&args),
         Global::Dict => dict(interpreter, args),
         Global::Namespace => match dict(interpreter, args)? {
-            Value::Dict(entries) => interpreter.objects.add_namespace((*entries).clone()),
+            Value::Dict(dict) => {
+                let mut attributes = Entries::new(&interpreter.objects.budget)?;
+                attributes.extend(&dict)?;
+                interpreter.objects.add_namespace(attributes)
+            }
             _ => fail("namespace() takes a mapping"),
         },
         Global::Cycler if args.positional.is_empty() => fail("at least one item has to be provided"),
@@ -68,14 +73,14 @@ pub fn call(interpreter: &mut Interpreter, global: Global, args: Args) -> Result
         Global::Lipsum => fail("lipsum() is not supported: its text is random"),
         Global::RaiseException => {
             let [message] = args.bind("raise_exception", ["message"], 1)?;
-            Err(Failure::new(interpreter.str(&message.unwrap_or(Value::None))?))
+            Err(Failure::new(&*interpreter.str(&message.unwrap_or(Value::None))?))
         }
         Global::StrftimeNow => {
             let [format] = args.bind("strftime_now", ["format"], 1)?;
             let format = format.unwrap_or(Value::None);
             let format = string(&format)?;
             interpreter.budget().steps(format.len())?;
-            interpreter.budget().text(strftime::now(format)?)
+            interpreter.budget().text(&strftime::now(format)?)
         }
     }
 }
@@ -96,31 +101,29 @@ fn range(args: &Args) -> Result<Value> {
     }
     let range = Range { start, stop, step };
     if range.len() > MAX_RANGE {
-        return fail(format!("range() is too long ({} elements, at most {MAX_RANGE})", range.len()));
+        return fail(format_args!("range() is too long ({} elements, at most {MAX_RANGE})", range.len()));
     }
     Ok(Value::Range(range))
 }
 
 /// `dict(mapping_or_pairs, **named)`
 fn dict(interpreter: &mut Interpreter, args: Args) -> Result<Value> {
-    let positional = Args { positional: args.positional, named: Vec::new() };
-    let [source] = positional.bind("dict", [""], 0)?;
+    let [source] = Args::new(args.positional).bind("dict", [""], 0)?;
     let budget = interpreter.budget();
-    let mut entries = match source {
-        None => Default::default(),
-        Some(Value::Dict(dict)) => (*dict).clone(),
+    let mut entries = Entries::new(&budget)?;
+    match source {
+        None => {}
+        Some(Value::Dict(dict)) => entries.extend(&dict)?,
         Some(pairs) => {
-            let mut entries = indexmap::IndexMap::new();
-            for pair in ops::iterate(&mut interpreter.objects, pairs.defined().or(Ok(&pairs))?)? {
-                let pair: Vec<Value> = ops::iterate(&mut interpreter.objects, &pair)?.into();
-                let Ok([key, value]) = <[Value; 2]>::try_from(pair) else { return fail("dict() takes a mapping or pairs") };
-                entries.insert(budget.key(key)?, value);
+            for pair in iterate(&mut interpreter.objects, &pairs)? {
+                let pair = iterate(&mut interpreter.objects, &pair?)?.collect()?;
+                let [key, value] = &pair[..] else { return fail("dict() takes a mapping or pairs") };
+                entries.insert(budget.key(key.clone())?, value.clone())?;
             }
-            entries
         }
-    };
+    }
     for (name, value) in args.named {
-        entries.insert(Key::new(budget.text(name)?)?, value);
+        entries.insert(Key::new(Value::Str(name))?, value)?;
     }
     budget.dict(entries)
 }
@@ -136,6 +139,6 @@ pub fn call_joiner(interpreter: &mut Interpreter, index: usize, args: &Args) -> 
 }
 
 /// `argument` as text, or nothing for `none`.
-pub fn optional_text(argument: Option<Value>) -> Result<Option<String>> {
-    given(argument).map(|value| string(&value).map(str::to_string)).transpose()
+pub fn optional_text(argument: &Option<Value>) -> Result<Option<&str>> {
+    argument.as_ref().filter(|value| !matches!(value, Value::None)).map(string).transpose()
 }

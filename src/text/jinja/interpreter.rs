@@ -1,17 +1,17 @@
 //! Runs the statements of a template. Expressions are in `evaluate.rs`.
 
-use std::collections::VecDeque;
 use std::rc::Rc;
 
 use serde_json::Value as Json;
 
 use super::arguments::{Args, string};
 use super::ast::{ExprId, For, MacroDef, Modifier, Name, Statement, StatementKind, Target, Tree};
-use super::budget::Budget;
+use super::budget::{Budget, Buffer, Builder, Drain};
 use super::failure::{Result, fail};
 use super::globals::Global;
+use super::iteration::{Iteration, iterate};
 use super::objects::{Loop, Macro, Objects};
-use super::value::{Key, Object, Value};
+use super::value::{Entries, Key, Object, Text, Value};
 use super::{filters, json, ops, repr};
 
 /// Variables of a scope that are searched for the price of one step.
@@ -26,16 +26,15 @@ pub struct Interpreter<'a> {
     /// The scope of the statement that runs.
     scope: usize,
     /// The output, and the texts that macros and blocks collect before they are used.
-    outputs: Vec<String>,
+    outputs: Vec<Builder>,
     special: SpecialNames,
     /// The statements of `Objects::loops`.
     loops: Vec<&'a For>,
 }
 
-#[derive(Default)]
 struct Scope {
     parent: Option<usize>,
-    variables: Vec<(Name, Value)>,
+    variables: Buffer<(Name, Value)>,
     /// A macro refers to the scope, so it stays when its block ends.
     captured: bool,
 }
@@ -55,6 +54,14 @@ impl SpecialNames {
     }
 }
 
+impl Scope {
+    fn new(budget: &Rc<Budget>, parent: Option<usize>) -> Result<Scope> {
+        // The vector of scopes doubles.
+        let variables = Buffer::new(budget).with_overhead(3 * size_of::<Scope>())?;
+        Ok(Scope { parent, variables, captured: false })
+    }
+}
+
 /// How a list of statements ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flow {
@@ -65,17 +72,18 @@ enum Flow {
 
 impl<'a> Interpreter<'a> {
     pub fn new<'v>(tree: &'a Tree, variables: impl IntoIterator<Item = (&'v str, &'v Json)>) -> Result<Interpreter<'a>> {
+        let objects = Objects::new();
+        let budget = objects.budget.clone();
         let mut interpreter = Interpreter {
             tree,
-            objects: Objects::default(),
+            objects,
             globals: tree.names.iter().map(|name| Global::named(name).map(Value::Global)).collect(),
-            scopes: vec![Scope::default()],
+            scopes: vec![Scope::new(&budget, None)?],
             scope: 0,
-            outputs: vec![String::new()],
+            outputs: vec![Builder::new(&budget)],
             special: SpecialNames::new(tree),
             loops: Vec::new(),
         };
-        let budget = interpreter.budget();
         for (name, value) in variables {
             if let Some(index) = tree.names.iter().position(|known| known == name) {
                 interpreter.globals[index] = Some(json::from_json(&budget, value)?);
@@ -86,14 +94,14 @@ impl<'a> Interpreter<'a> {
 
     pub fn render(mut self) -> Result<String> {
         self.run(&self.tree.body)?;
-        Ok(self.outputs.pop().unwrap_or_default())
+        self.outputs.pop().map_or(Ok(String::new()), |output| output.finish().map(|(text, _)| text.into()))
     }
 
     pub(super) fn budget(&self) -> Rc<Budget> {
         self.objects.budget.clone()
     }
 
-    pub(super) fn str(&self, value: &Value) -> Result<String> {
+    pub(super) fn str(&self, value: &Value) -> Result<Builder> {
         repr::to_str(&self.objects.budget, &self.objects, value)
     }
 
@@ -106,21 +114,25 @@ impl<'a> Interpreter<'a> {
             }
             at = scope.parent;
         }
-        Ok(self.globals[name.0 as usize].clone().unwrap_or_else(|| Value::undefined(self.tree.name(name))))
+        match &self.globals[name.0 as usize] {
+            Some(value) => Ok(value.clone()),
+            None => self.budget().undefined(&format!("'{}' is undefined", self.tree.name(name))),
+        }
     }
 
-    fn define(&mut self, name: Name, value: Value) {
+    fn define(&mut self, name: Name, value: Value) -> Result<()> {
         let variables = &mut self.scopes[self.scope].variables;
         match variables.iter_mut().find(|(known, _)| *known == name) {
             Some((_, old)) => *old = value,
-            None => variables.push((name, value)),
+            None => variables.push((name, value))?,
         }
+        Ok(())
     }
 
     /// Runs `work` in a new scope below `parent`.
     fn in_scope<T>(&mut self, parent: usize, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let (outer, count) = (self.scope, self.scopes.len());
-        self.scopes.push(Scope { parent: Some(parent), ..Scope::default() });
+        self.scopes.push(Scope::new(&self.objects.budget, Some(parent))?);
         self.scope = count;
         let result = work(self);
         self.scope = outer;
@@ -131,21 +143,15 @@ impl<'a> Interpreter<'a> {
     }
 
     /// Runs `work`, and returns what it prints.
-    fn collect(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<String> {
-        self.outputs.push(String::new());
+    fn collect(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<Builder> {
+        self.outputs.push(Builder::new(&self.objects.budget));
         let result = work(self);
-        let text = self.outputs.pop().unwrap_or_default();
+        let text = self.outputs.pop().unwrap_or_else(|| Builder::new(&self.objects.budget));
         result.map(|()| text)
     }
 
     fn print(&mut self, text: &str) -> Result<()> {
-        let budget = &self.objects.budget;
-        budget.work(text.len())?;
-        budget.check(text.len() + self.outputs.iter().map(String::len).sum::<usize>())?;
-        if let Some(output) = self.outputs.last_mut() {
-            output.push_str(text);
-        }
-        Ok(())
+        self.outputs.last_mut().map_or(Ok(()), |output| output.push(text))
     }
 
     fn run(&mut self, statements: &'a [Statement]) -> Result<Flow> {
@@ -167,9 +173,8 @@ impl<'a> Interpreter<'a> {
             StatementKind::Text(text) => self.print(text)?,
             StatementKind::Print(value) => {
                 let value = self.evaluate(*value)?;
-                match value.as_str() {
-                    Some(text) => self.print(text)?,
-                    None => self.print(&self.str(&value)?)?,
+                if let Some(output) = self.outputs.last_mut() {
+                    repr::push_str(output, &self.objects, &value)?;
                 }
             }
             StatementKind::If { branches, otherwise } => {
@@ -197,13 +202,14 @@ impl<'a> Interpreter<'a> {
             StatementKind::Macro(index) => {
                 let value = self.make_macro(*index)?;
                 if let Some(name) = self.tree.macros[*index].name {
-                    self.define(name, value);
+                    self.define(name, value)?;
                 }
             }
             StatementKind::CallBlock { caller, callee, arguments } => {
                 let callee = self.evaluate(*callee)?;
                 let mut args = self.arguments(arguments)?;
-                args.named.push(("caller".into(), self.make_macro(*caller)?));
+                let caller = self.make_macro(*caller)?;
+                args.named.push((self.budget().new_text("caller")?, caller))?;
                 let value = self.call(&callee, args)?;
                 self.print(string(&value)?)?;
             }
@@ -213,27 +219,27 @@ impl<'a> Interpreter<'a> {
             }
             StatementKind::Break => return Ok(Flow::Break),
             StatementKind::Continue => return Ok(Flow::Continue),
-            StatementKind::NeedsLoader(name) => return fail(format!("'{name}' is not available: there is no other template to load")),
+            StatementKind::NeedsLoader(name) => return fail(format_args!("'{name}' is not available: there is no other template to load")),
         }
         Ok(Flow::Normal)
     }
 
     fn assign(&mut self, target: &Target, value: Value) -> Result<()> {
         match target {
-            Target::Name(name) => self.define(*name, value),
+            Target::Name(name) => self.define(*name, value)?,
             Target::Attribute(name, attribute) => {
                 let Value::Object(Object::Namespace, index) = self.lookup(*name)? else {
-                    return fail(format!("cannot assign attribute '{attribute}' on a non-namespace object"));
+                    return fail(format_args!("cannot assign attribute '{attribute}' on a non-namespace object"));
                 };
-                let key = Key::new(self.budget().text(attribute.as_str())?)?;
-                self.objects.namespaces[index].insert(key, value);
+                let key = Key::new(self.budget().text(attribute)?)?;
+                self.objects.namespaces[index].insert(key, value)?;
             }
             Target::Tuple(targets) => {
-                let values = ops::iterate(&mut self.objects, value.defined()?)?;
+                let values = iterate(&mut self.objects, value.defined()?)?;
                 if values.len() != targets.len() {
-                    return fail(format!("cannot unpack {} values into {} names", values.len(), targets.len()));
+                    return fail(format_args!("cannot unpack {} values into {} names", values.len(), targets.len()));
                 }
-                targets.iter().zip(values).try_for_each(|(target, value)| self.assign(target, value))?;
+                targets.iter().zip(values).try_for_each(|(target, value)| self.assign(target, value?))?;
             }
         }
         Ok(())
@@ -258,7 +264,7 @@ impl<'a> Interpreter<'a> {
         if flow != Flow::Normal {
             return Ok(Err(flow));
         }
-        let mut value = self.budget().text(text)?;
+        let mut value = text.into_text(false)?;
         for filter in modifiers {
             let args = self.arguments(&filter.arguments)?;
             value = filters::apply(self, &filter.name, value, args)?;
@@ -286,22 +292,22 @@ impl<'a> Interpreter<'a> {
         if state.ended {
             return fail("the loop has ended");
         }
-        let text = self.collect(|interpreter| interpreter.run_loop(statement, iterable, scope, depth))?;
-        self.budget().text(text)
+        self.collect(|interpreter| interpreter.run_loop(statement, iterable, scope, depth))?.into_text(false)
     }
 
     fn run_loop(&mut self, statement: &'a For, iterable: &Value, scope: usize, depth: usize) -> Result<()> {
         let known = statement.condition.is_none() && !matches!(iterable, Value::Object(..));
         let length = if known { ops::len(&self.objects, iterable).ok() } else { None };
-        let items = ops::iterate(&mut self.objects, iterable)?;
-        let index = self.objects.add_loop(Loop { items, condition: statement.condition, length, scope, depth, ..Loop::default() })?;
+        let items = iterate(&mut self.objects, iterable)?;
+        let index =
+            self.objects.add_loop(Loop { items: Some(items), condition: statement.condition, length, scope, depth, ..Loop::default() })?;
         self.loops.push(statement);
         let mut empty = true;
         while let Some(item) = self.next_item(index)? {
             empty = false;
             let flow = self.in_scope(scope, |interpreter| {
                 if let Some(name) = interpreter.special.of_loop {
-                    interpreter.define(name, Value::Object(Object::Loop, index));
+                    interpreter.define(name, Value::Object(Object::Loop, index))?;
                 }
                 interpreter.assign(&statement.target, item)?;
                 interpreter.run(&statement.body)
@@ -346,14 +352,14 @@ impl<'a> Interpreter<'a> {
         if let Some(length) = self.objects.loops[index].length {
             return Ok(length);
         }
-        let mut items = VecDeque::new();
+        let mut items = Buffer::new(&self.objects.budget);
         while let Some(item) = self.pull_item(index)? {
-            items.push_back(item);
+            items.push(item)?;
         }
         let state = &mut self.objects.loops[index];
         let peeked = usize::from(matches!(state.peeked, Some(Some(_))));
         let length = state.started + peeked + items.len();
-        (state.items, state.condition, state.length) = (items, None, Some(length));
+        (state.items, state.condition, state.length) = (Some(Iteration::over(items)), None, Some(length));
         Ok(length)
     }
 
@@ -362,7 +368,7 @@ impl<'a> Interpreter<'a> {
         loop {
             let state = &mut self.objects.loops[index];
             let (condition, scope) = (state.condition, state.scope);
-            let Some(item) = state.items.pop_front() else { return Ok(None) };
+            let Some(item) = state.items.as_mut().and_then(Iteration::next).transpose()? else { return Ok(None) };
             let Some(condition) = condition else { return Ok(Some(item)) };
             self.objects.budget.step()?;
             let target = &self.loops[index].target;
@@ -382,7 +388,7 @@ impl<'a> Interpreter<'a> {
             self.scopes[index].captured = true;
             at = self.scopes[index].parent;
         }
-        let name = self.tree.macros[definition].name.map(|name| self.tree.name(name).to_string());
+        let name = self.tree.macros[definition].name.map(|name| self.budget().new_text(self.tree.name(name))).transpose()?;
         self.objects.add_macro(Macro { name, definition, scope: self.scope })
     }
 
@@ -395,56 +401,75 @@ impl<'a> Interpreter<'a> {
                 interpreter.run(&definition.body).map(drop)
             })
         })?;
-        self.budget().text(text)
+        text.into_text(false)
     }
 
     /// Defines a macro's parameters in the present scope.
-    fn bind_macro(&mut self, definition: &'a MacroDef, mut args: Args) -> Result<()> {
+    fn bind_macro(&mut self, definition: &'a MacroDef, args: Args) -> Result<()> {
+        let budget = self.budget();
         let count = definition.parameters.len();
-        let title = definition.name.map_or("the caller", |name| self.tree.name(name));
-        let mut positional: VecDeque<Value> = std::mem::take(&mut args.positional).into();
         let first_default = count - definition.defaults.len();
+        let mut named = args.named;
+        budget.steps(count * (1 + named.len() / VARIABLES_PER_STEP))?;
+        let mut positional = args.positional.into_iter();
         // A default that reads its own parameter does not see a variable outside.
         for &parameter in &definition.parameters {
-            let reason = format!("parameter '{}' was not provided", self.tree.name(parameter));
-            self.define(parameter, Value::Undefined(reason.into()));
+            let reason = budget.undefined(&format!("parameter '{}' was not provided", self.tree.name(parameter)))?;
+            self.define(parameter, reason)?;
         }
         for (i, &parameter) in definition.parameters.iter().enumerate() {
-            let name = self.tree.name(parameter);
-            let named = args.named.iter().position(|(given, _)| given == name).filter(|_| positional.is_empty());
-            let value = match (positional.pop_front(), named) {
+            let given = if positional.len() == 0 { find(&named, self.tree.name(parameter)) } else { None };
+            let value = match (positional.next(), given) {
                 (Some(value), _) => value,
-                (None, Some(found)) => args.named.remove(found).1,
+                (None, Some(found)) => named.remove(found).1,
                 (None, None) if i >= first_default => self.evaluate(definition.defaults[i - first_default])?,
                 (None, None) => continue,
             };
-            self.define(parameter, value);
+            self.define(parameter, value)?;
         }
         if definition.takes.caller {
-            let found = args.named.iter().position(|(given, _)| given == "caller");
-            let caller = found.map_or_else(|| Value::Undefined("No caller defined".into()), |found| args.named.remove(found).1);
-            self.define_special(self.special.caller, caller);
+            let caller = match find(&named, "caller") {
+                Some(found) => named.remove(found).1,
+                None => budget.undefined("No caller defined")?,
+            };
+            self.define_special(self.special.caller, caller)?;
+        }
+        self.bind_rest(definition, positional, named)
+    }
+
+    /// Defines `varargs` and `kwargs`, or fails if a macro that does not take them gets some.
+    fn bind_rest(&mut self, definition: &MacroDef, positional: Drain<Value>, named: Buffer<(Text, Value)>) -> Result<()> {
+        let budget = self.budget();
+        let title = definition.name.map_or("the caller", |name| self.tree.name(name));
+        if !definition.takes.kwargs
+            && let Some((name, _)) = named.first()
+        {
+            return fail(format_args!("macro '{title}' takes no keyword argument '{}'", name.as_str()));
+        }
+        if !definition.takes.varargs && positional.len() > 0 {
+            return fail(format_args!("macro '{title}' takes not more than {} argument(s)", definition.parameters.len()));
         }
         if definition.takes.kwargs {
-            let budget = self.budget();
-            let entries = args.named.drain(..).map(|(name, value)| Ok((Key::new(budget.text(name)?)?, value)));
-            let kwargs = budget.dict(entries.collect::<Result<_>>()?)?;
-            self.define_special(self.special.kwargs, kwargs);
-        } else if let Some((name, _)) = args.named.first() {
-            return fail(format!("macro '{title}' takes no keyword argument '{name}'"));
+            let mut kwargs = Entries::new(&budget)?;
+            for (name, value) in named {
+                kwargs.insert(Key::new(Value::Str(name))?, value)?;
+            }
+            self.define_special(self.special.kwargs, budget.dict(kwargs)?)?;
         }
         if definition.takes.varargs {
-            let varargs = self.budget().tuple(positional.into())?;
-            self.define_special(self.special.varargs, varargs);
-        } else if !positional.is_empty() {
-            return fail(format!("macro '{title}' takes not more than {count} argument(s)"));
+            let mut varargs = Buffer::new(&budget);
+            varargs.extend(positional)?;
+            self.define_special(self.special.varargs, varargs.into_tuple()?)?;
         }
         Ok(())
     }
 
-    fn define_special(&mut self, name: Option<Name>, value: Value) {
-        if let Some(name) = name {
-            self.define(name, value);
-        }
+    fn define_special(&mut self, name: Option<Name>, value: Value) -> Result<()> {
+        name.map_or(Ok(()), |name| self.define(name, value))
     }
+}
+
+/// The index of a named argument.
+fn find(named: &[(Text, Value)], name: &str) -> Option<usize> {
+    named.iter().position(|(given, _)| given.as_str() == name)
 }

@@ -5,12 +5,14 @@ use std::rc::Rc;
 use serde_json::Value as Json;
 
 use super::arguments::{self, Args, given, integer, string};
-use super::budget::{Budget, Builder};
+use super::budget::{Budget, Buffer, Builder};
 use super::failure::{Result, fail};
 use super::interpreter::Interpreter;
+use super::iteration::iterate;
 use super::number::float_json;
 use super::ops;
-use super::value::{Dict, Key, Value};
+use super::sorting::sorted;
+use super::value::{Dict, Entries, Key, Value};
 
 /// The value of a host's JSON.
 pub fn from_json(budget: &Rc<Budget>, json: &Json) -> Result<Value> {
@@ -21,11 +23,18 @@ pub fn from_json(budget: &Rc<Budget>, json: &Json) -> Result<Value> {
             (Some(number), _) => Value::Int(number),
             (None, number) => Value::Float(number.unwrap_or(f64::NAN)),
         },
-        Json::String(text) => budget.text(text.as_str())?,
-        Json::Array(items) => budget.list(items.iter().map(|item| from_json(budget, item)).collect::<Result<_>>()?)?,
+        Json::String(text) => budget.text(text)?,
+        Json::Array(items) => {
+            let mut list = Buffer::with_capacity(budget, items.len())?;
+            items.iter().try_for_each(|item| list.push(from_json(budget, item)?))?;
+            list.into_list()?
+        }
         Json::Object(members) => {
-            let entries = members.iter().map(|(name, value)| Ok((Key::new(budget.text(name.as_str())?)?, from_json(budget, value)?)));
-            budget.dict(entries.collect::<Result<_>>()?)?
+            let mut entries = Entries::new(budget)?;
+            for (name, value) in members {
+                entries.insert(Key::new(budget.text(name)?)?, from_json(budget, value)?)?;
+            }
+            budget.dict(entries)?
         }
     })
 }
@@ -34,43 +43,42 @@ pub fn from_json(budget: &Rc<Budget>, json: &Json) -> Result<Value> {
 /// Unlike Jinja's own filter it does not escape for HTML.
 pub fn tojson(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
     let [ascii, indent, separators, sort] = args.bind("tojson", ["ensure_ascii", "indent", "separators", "sort_keys"], 0)?;
-    let indent = match given(indent) {
-        Some(Value::Str(text)) => Some(text.as_str().to_string()),
+    let budget = interpreter.budget();
+    let mut spaces = Builder::new(&budget);
+    let indent = given(indent);
+    let indent = match &indent {
+        Some(Value::Str(text)) => Some(text.as_str()),
         Some(width) => {
-            let width = arguments::width(integer(&width)?)?;
-            Some(" ".repeat(width))
+            spaces.repeat(" ", arguments::width(integer(width)?)?)?;
+            Some(&*spaces)
         }
         None => None,
     };
-    let (item, key) = match given(separators) {
-        None => (if indent.is_some() { "," } else { ", " }.to_string(), ": ".to_string()),
-        Some(separators) => {
-            let parts: Vec<Value> = ops::iterate(&mut interpreter.objects, &separators)?.into();
-            let [item, key] = &parts[..] else { return fail("separators must be two strings") };
-            (string(item)?.to_string(), string(key)?.to_string())
-        }
+    let separators = given(separators).map(|separators| iterate(&mut interpreter.objects, &separators)?.collect()).transpose()?;
+    let (item, key) = match separators.as_deref() {
+        None => (if indent.is_some() { "," } else { ", " }, ": "),
+        Some([item, key]) => (string(item)?, string(key)?),
+        Some(_) => return fail("separators must be two strings"),
     };
-    let budget = interpreter.budget();
     let ascii = ascii.is_some_and(|ascii| ascii.is_true());
     let sort = sort.is_some_and(|sort| sort.is_true());
     let mut writer = Writer { interpreter, out: Builder::new(&budget), depth: 0, indent, item, key, ascii, sort };
     writer.value(value)?;
-    let text = writer.out.finish();
-    budget.text(text)
+    writer.out.into_text(false)
 }
 
-struct Writer<'a, 'i, 't> {
-    interpreter: &'i Interpreter<'t>,
-    out: Builder<'a>,
+struct Writer<'a, 't> {
+    interpreter: &'a Interpreter<'t>,
+    out: Builder,
     depth: usize,
-    indent: Option<String>,
-    item: String,
-    key: String,
+    indent: Option<&'a str>,
+    item: &'a str,
+    key: &'a str,
     ascii: bool,
     sort: bool,
 }
 
-impl Writer<'_, '_, '_> {
+impl Writer<'_, '_> {
     fn value(&mut self, value: &Value) -> Result<()> {
         self.interpreter.objects.budget.step()?;
         match value {
@@ -88,15 +96,16 @@ impl Writer<'_, '_, '_> {
                 self.close("]", items.is_empty())
             }
             Value::Dict(dict) => self.dict(dict),
-            value => fail(format!("Object of type {} is not JSON serializable", value.type_name())),
+            value => fail(format_args!("Object of type {} is not JSON serializable", value.type_name())),
         }
     }
 
     fn dict(&mut self, dict: &Dict) -> Result<()> {
-        let mut entries: Vec<(&Key, &Value)> = dict.iter().collect();
+        let objects = &self.interpreter.objects;
+        let mut entries = Buffer::with_capacity(&objects.budget, dict.len())?;
+        entries.extend(dict.iter())?;
         if self.sort {
-            let objects = &self.interpreter.objects;
-            try_sort(&mut entries, |a, b| ops::order(objects, "<", a.0.value(), b.0.value()))?;
+            entries = sorted(entries, |a, b| ops::order(objects, "<", a.0.value(), b.0.value()))?;
         }
         self.open("{")?;
         for (i, (key, value)) in entries.into_iter().enumerate() {
@@ -107,10 +116,9 @@ impl Writer<'_, '_, '_> {
                 Value::Bool(flag) => self.string(if *flag { "true" } else { "false" })?,
                 Value::Int(number) => self.string(&number.to_string())?,
                 Value::Float(number) => self.string(&float_json(*number))?,
-                key => return fail(format!("keys must be str, int, float, bool or None, not {}", key.type_name())),
+                key => return fail(format_args!("keys must be str, int, float, bool or None, not {}", key.type_name())),
             }
-            let separator = self.key.clone();
-            self.out.push(&separator)?;
+            self.out.push(self.key)?;
             self.value(value)?;
         }
         self.close("}", dict.is_empty())
@@ -123,7 +131,7 @@ impl Writer<'_, '_, '_> {
 
     fn separate(&mut self, first: bool) -> Result<()> {
         if !first {
-            self.out.push(&self.item)?;
+            self.out.push(self.item)?;
         }
         self.new_line()
     }
@@ -137,7 +145,7 @@ impl Writer<'_, '_, '_> {
     }
 
     fn new_line(&mut self) -> Result<()> {
-        if let Some(indent) = &self.indent {
+        if let Some(indent) = self.indent {
             self.out.push("\n")?;
             self.out.repeat(indent, self.depth)?;
         }
@@ -145,6 +153,7 @@ impl Writer<'_, '_, '_> {
     }
 
     fn string(&mut self, text: &str) -> Result<()> {
+        self.out.scan(text)?;
         self.out.push("\"")?;
         for c in text.chars() {
             match c {
@@ -165,18 +174,4 @@ impl Writer<'_, '_, '_> {
         }
         self.out.push("\"")
     }
-}
-
-/// Sorts by an order that may fail.
-pub fn try_sort<T>(items: &mut [T], mut order: impl FnMut(&T, &T) -> Result<Option<std::cmp::Ordering>>) -> Result<()> {
-    let mut failure = None;
-    items.sort_by(|a, b| match (&failure, order(a, b)) {
-        (None, Ok(order)) => order.unwrap_or(std::cmp::Ordering::Equal),
-        (None, Err(e)) => {
-            failure = Some(e);
-            std::cmp::Ordering::Equal
-        }
-        _ => std::cmp::Ordering::Equal,
-    });
-    failure.map_or(Ok(()), Err)
 }

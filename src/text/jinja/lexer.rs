@@ -67,7 +67,7 @@ impl<'a> Lexer<'a> {
         read
     }
 
-    fn fail<T>(&self, message: impl Into<String>) -> Result<T> {
+    fn fail<T>(&self, message: impl std::fmt::Display) -> Result<T> {
         Err(Failure::new(message).at(self.line))
     }
 
@@ -186,7 +186,7 @@ impl<'a> Lexer<'a> {
             return self.string(first);
         }
         let Some(symbol) = SYMBOLS.into_iter().find(|symbol| rest.starts_with(symbol)) else {
-            return self.fail(format!("unexpected character {first:?}"));
+            return self.fail(format_args!("unexpected character {first:?}"));
         };
         match symbol {
             "(" => open.push(")"),
@@ -194,8 +194,8 @@ impl<'a> Lexer<'a> {
             "{" => open.push("}"),
             ")" | "]" | "}" => match open.pop() {
                 Some(expected) if expected == symbol => {}
-                Some(expected) => return self.fail(format!("unexpected '{symbol}', expected '{expected}'")),
-                None => return self.fail(format!("unexpected '{symbol}'")),
+                Some(expected) => return self.fail(format_args!("unexpected '{symbol}', expected '{expected}'")),
+                None => return self.fail(format_args!("unexpected '{symbol}'")),
             },
             _ => {}
         }
@@ -227,7 +227,7 @@ impl<'a> Lexer<'a> {
         }
         let digits = self.rest[prefix..len].replace('_', "");
         let Ok(number) = i128::from_str_radix(&digits, radix) else {
-            return self.fail(format!("the integer {digits} is too large; at most 128 bits are supported"));
+            return self.fail(format_args!("the integer {digits} is too large; at most 128 bits are supported"));
         };
         self.push(Token::Int(number));
         self.skip(len);
@@ -241,7 +241,7 @@ impl<'a> Lexer<'a> {
             escaped = c == '\\' && !escaped;
             ends
         });
-        let Some(len) = end else { return self.fail(format!("unexpected character {quote:?}: the string does not end")) };
+        let Some(len) = end else { return self.fail(format_args!("unexpected character {quote:?}: the string does not end")) };
         let text = unescape(&self.rest[1..=len]).map_err(|e| e.at(self.line))?;
         self.push(Token::Str(text));
         self.skip(len + 2);
@@ -341,7 +341,7 @@ fn unescape(text: &str) -> Result<String> {
         let digits = rest.get(skip..skip + len).filter(|digits| digits.chars().all(|c| c.is_digit(radix)));
         let code = digits.and_then(|digits| u32::from_str_radix(digits, radix).ok());
         let Some(decoded) = code.and_then(char::from_u32) else {
-            return Err(Failure::new(format!("the escape \\{c} in a string is truncated or not a Unicode character")));
+            return Err(Failure::new(format_args!("the escape \\{c} in a string is truncated or not a Unicode character")));
         };
         out.push(decoded);
         rest = &rest[skip + len..];

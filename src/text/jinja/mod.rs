@@ -21,6 +21,7 @@ mod globals;
 #[cfg(test)]
 mod goldens;
 mod interpreter;
+mod iteration;
 mod json;
 mod lexer;
 mod methods;
@@ -29,6 +30,7 @@ mod objects;
 mod ops;
 mod parser;
 mod repr;
+mod sorting;
 mod strftime;
 mod tests;
 mod unicode;

@@ -75,7 +75,7 @@ pub fn round_int(number: i128, digits: i128) -> Result<i128> {
 /// `int(float)`.
 pub fn truncate(number: f64) -> Result<i128> {
     if number.is_nan() || number.is_infinite() {
-        return fail(format!("cannot convert float {} to integer", float_repr(number)));
+        return fail(format_args!("cannot convert float {} to integer", float_repr(number)));
     }
     if number.abs() < 1.7e38 { Ok(number as i128) } else { too_large() }
 }
@@ -175,9 +175,17 @@ fn floor_divide(a: f64, b: f64) -> (f64, f64) {
     (floor, rest)
 }
 
+/// Bytes of a number in a text. Python's integers have at most as many digits.
+const MAX_DIGITS: usize = 4_300;
+
+/// The text without white space around it, if it is not too long for a number.
+fn trimmed(text: &str) -> Option<&str> {
+    Some(text.trim_matches(super::unicode::is_space)).filter(|text| text.len() <= MAX_DIGITS)
+}
+
 /// `int(text, base)`.
 pub fn parse_int(text: &str, base: u32) -> Option<i128> {
-    let text = text.trim_matches(super::unicode::is_space);
+    let text = trimmed(text)?;
     let (negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
@@ -220,7 +228,7 @@ fn decimal_digit(c: char) -> Option<u32> {
 
 /// `float(text)`.
 pub fn parse_float(text: &str) -> Option<f64> {
-    let text = text.trim_matches(super::unicode::is_space);
+    let text = trimmed(text)?;
     let underscores = text.split('_').collect::<Vec<_>>();
     let between_digits =
         underscores.windows(2).all(|w| w[0].ends_with(|c: char| c.is_ascii_digit()) && w[1].starts_with(|c: char| c.is_ascii_digit()));

@@ -1,37 +1,37 @@
 //! The state of one rendering that changes: what `Value::Object` refers to.
 
-use std::collections::VecDeque;
 use std::rc::Rc;
 
-use indexmap::IndexMap;
-
 use super::ast::ExprId;
-use super::budget::{Budget, Lease};
+use super::budget::{Budget, Buffer, Lease};
 use super::failure::{Failure, Result};
-use super::value::{Key, Object, Value};
+use super::iteration::Iteration;
+use super::value::{Entries, Object, Text, Value};
 
-#[derive(Default)]
 pub struct Objects {
     pub budget: Rc<Budget>,
-    pub namespaces: Vec<IndexMap<Key, Value>>,
-    pub iterators: Vec<Iterator>,
-    pub macros: Vec<Macro>,
-    pub loops: Vec<Loop>,
-    pub cyclers: Vec<Cycler>,
-    pub joiners: Vec<Joiner>,
-    /// What the objects above take, to the end of the rendering.
-    leases: Vec<Lease>,
+    pub namespaces: Buffer<Entries>,
+    pub iterators: Buffer<Iterator>,
+    pub macros: Buffer<Macro>,
+    pub loops: Buffer<Loop>,
+    pub cyclers: Buffer<Cycler>,
+    pub joiners: Buffer<Joiner>,
 }
 
 /// What a generator of Python yields. Its items are computed at once; an error is raised only when it is reached.
 pub struct Iterator {
-    pub items: VecDeque<Value>,
-    pub failure: Option<Failure>,
+    items: Iteration,
+    failure: Option<KeptFailure>,
+}
+
+struct KeptFailure {
+    failure: Failure,
+    _lease: Lease,
 }
 
 /// A macro, with the scope in which it was defined.
 pub struct Macro {
-    pub name: Option<String>,
+    pub name: Option<Text>,
     /// The index in `Tree::macros`.
     pub definition: usize,
     pub scope: usize,
@@ -40,7 +40,8 @@ pub struct Macro {
 /// The variable `loop`.
 #[derive(Default)]
 pub struct Loop {
-    pub items: VecDeque<Value>,
+    /// None before the loop begins and when it has ended.
+    pub items: Option<Iteration>,
     /// The condition that an item must meet, until all items are known to meet it.
     pub condition: Option<ExprId>,
     /// The scope around the loop.
@@ -55,12 +56,12 @@ pub struct Loop {
     /// The next item, once it was looked at.
     pub peeked: Option<Option<Value>>,
     /// The arguments of the last `loop.changed(...)`.
-    pub last_changed: Option<Vec<Value>>,
+    pub last_changed: Option<Buffer<Value>>,
     pub ended: bool,
 }
 
 pub struct Cycler {
-    pub items: Vec<Value>,
+    pub items: Buffer<Value>,
     pub position: usize,
 }
 
@@ -70,35 +71,46 @@ pub struct Joiner {
 }
 
 impl Objects {
-    /// Charges an object with so many values.
-    fn charge(&mut self, values: usize) -> Result<()> {
-        let lease = self.budget.lease(256 + values * 2 * size_of::<Value>())?;
-        self.leases.push(lease);
-        Ok(())
+    pub fn new() -> Objects {
+        let budget = Rc::<Budget>::default();
+        Objects {
+            namespaces: Buffer::new(&budget),
+            iterators: Buffer::new(&budget),
+            macros: Buffer::new(&budget),
+            loops: Buffer::new(&budget),
+            cyclers: Buffer::new(&budget),
+            joiners: Buffer::new(&budget),
+            budget,
+        }
     }
 
-    pub fn add_namespace(&mut self, attributes: IndexMap<Key, Value>) -> Result<Value> {
-        self.charge(attributes.len())?;
-        self.namespaces.push(attributes);
+    pub fn add_namespace(&mut self, attributes: Entries) -> Result<Value> {
+        self.namespaces.push(attributes)?;
         Ok(Value::Object(Object::Namespace, self.namespaces.len() - 1))
     }
 
-    pub fn add_iterator(&mut self, items: impl IntoIterator<Item = Value>, failure: Option<Failure>) -> Result<Value> {
-        let items: VecDeque<Value> = items.into_iter().collect();
-        self.charge(items.len())?;
-        self.iterators.push(Iterator { items, failure });
+    pub fn add_iterator(&mut self, items: Buffer<Value>) -> Result<Value> {
+        self.add(Iterator { items: Iteration::over(items), failure: None })
+    }
+
+    /// An iterator that yields `items`, and then fails.
+    pub fn add_failing_iterator(&mut self, items: Buffer<Value>, failure: Failure) -> Result<Value> {
+        let failure = KeptFailure { _lease: self.budget.lease(failure.message.len())?, failure };
+        self.add(Iterator { items: Iteration::over(items), failure: Some(failure) })
+    }
+
+    fn add(&mut self, iterator: Iterator) -> Result<Value> {
+        self.iterators.push(iterator)?;
         Ok(Value::Object(Object::Iterator, self.iterators.len() - 1))
     }
 
     pub fn add_macro(&mut self, new: Macro) -> Result<Value> {
-        self.charge(0)?;
-        self.macros.push(new);
+        self.macros.push(new)?;
         Ok(Value::Object(Object::Macro, self.macros.len() - 1))
     }
 
     pub fn add_loop(&mut self, new: Loop) -> Result<usize> {
-        self.charge(new.items.len())?;
-        self.loops.push(new);
+        self.loops.push(new)?;
         Ok(self.loops.len() - 1)
     }
 
@@ -108,31 +120,29 @@ impl Objects {
         self.loops[index] = Loop { started, length, depth, ended: true, ..Loop::default() };
     }
 
-    pub fn add_cycler(&mut self, items: Vec<Value>) -> Result<Value> {
-        self.charge(items.len())?;
-        self.cyclers.push(Cycler { items, position: 0 });
+    pub fn add_cycler(&mut self, items: Buffer<Value>) -> Result<Value> {
+        self.cyclers.push(Cycler { items, position: 0 })?;
         Ok(Value::Object(Object::Cycler, self.cyclers.len() - 1))
     }
 
     pub fn add_joiner(&mut self, separator: Value) -> Result<Value> {
-        self.charge(1)?;
-        self.joiners.push(Joiner { separator, used: false });
+        self.joiners.push(Joiner { separator, used: false })?;
         Ok(Value::Object(Object::Joiner, self.joiners.len() - 1))
     }
 
     /// Takes the items that an iterator has left.
-    pub fn drain(&mut self, iterator: usize) -> Result<VecDeque<Value>> {
+    pub fn drain(&mut self, iterator: usize) -> Result<Iteration> {
         let iterator = &mut self.iterators[iterator];
-        let items = std::mem::take(&mut iterator.items);
-        iterator.failure.take().map_or(Ok(items), Err)
+        let items = std::mem::replace(&mut iterator.items, Iteration::over(Buffer::new(&self.budget)));
+        iterator.failure.take().map_or(Ok(items), |kept| Err(kept.failure))
     }
 
     /// The next item of an iterator.
     pub fn next(&mut self, iterator: usize) -> Result<Option<Value>> {
         let iterator = &mut self.iterators[iterator];
-        match iterator.items.pop_front() {
-            Some(item) => Ok(Some(item)),
-            None => iterator.failure.take().map_or(Ok(None), Err),
+        match iterator.items.next() {
+            Some(item) => item.map(Some),
+            None => iterator.failure.take().map_or(Ok(None), |kept| Err(kept.failure)),
         }
     }
 }

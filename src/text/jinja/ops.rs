@@ -1,12 +1,12 @@
 //! Operators on values.
 
 use std::cmp::Ordering;
-use std::collections::VecDeque;
 
 use super::ast::{Comparison, Operator};
-use super::budget::Builder;
+use super::budget::{Buffer, Builder};
 use super::failure::{Result, fail};
 use super::format::percent;
+use super::iteration::iterate;
 use super::objects::Objects;
 use super::value::{Object, Range, Text, Value, View};
 use super::{arguments, number};
@@ -23,24 +23,16 @@ pub fn binary(objects: &mut Objects, operator: Operator, left: &Value, right: &V
     }
     let budget = objects.budget.clone();
     match (operator, left, right) {
-        (Operator::Add, Value::Str(a), Value::Str(b)) if a.is_safe() || b.is_safe() => {
-            let escaped = |text: &Text| {
-                if text.is_safe() { Ok(text.as_str().to_string()) } else { escape(objects, text.as_str()) }
-            };
-            budget.safe_text(escaped(a)? + &escaped(b)?)
-        }
         (Operator::Add, Value::Str(a), Value::Str(b)) => {
-            budget.check(a.as_str().len() + b.as_str().len())?;
-            budget.text([a.as_str(), b.as_str()].concat())
+            let safe = a.is_safe() || b.is_safe();
+            let mut sum = Builder::new(&budget);
+            for text in [a, b] {
+                if safe && !text.is_safe() { push_escaped(&mut sum, text.as_str())? } else { sum.push(text.as_str())? }
+            }
+            sum.into_text(safe)
         }
-        (Operator::Add, Value::List(a), Value::List(b)) => {
-            budget.check((a.len() + b.len()) * size_of::<Value>())?;
-            budget.list([&a[..], &b[..]].concat())
-        }
-        (Operator::Add, Value::Tuple(a), Value::Tuple(b)) => {
-            budget.check((a.len() + b.len()) * size_of::<Value>())?;
-            budget.tuple([&a[..], &b[..]].concat())
-        }
+        (Operator::Add, Value::List(a), Value::List(b)) => joined(objects, [a, b])?.into_list(),
+        (Operator::Add, Value::Tuple(a), Value::Tuple(b)) => joined(objects, [a, b])?.into_tuple(),
         (Operator::Multiply, _, _) => match (repeatable(left), right.as_int(), repeatable(right), left.as_int()) {
             (true, Some(times), _, _) => repeat(objects, left, arguments::size(times)),
             (_, _, true, Some(times)) => repeat(objects, right, arguments::size(times)),
@@ -48,6 +40,12 @@ pub fn binary(objects: &mut Objects, operator: Operator, left: &Value, right: &V
         },
         _ => unsupported(operator.symbol(), left, right),
     }
+}
+
+fn joined(objects: &Objects, lists: [&[Value]; 2]) -> Result<Buffer<Value>> {
+    let mut sum = Buffer::with_capacity(&objects.budget, lists[0].len() + lists[1].len())?;
+    lists.iter().try_for_each(|list| sum.extend(list.iter().cloned()))?;
+    Ok(sum)
 }
 
 fn repeatable(value: &Value) -> bool {
@@ -60,19 +58,20 @@ fn repeat(objects: &Objects, value: &Value, times: usize) -> Result<Value> {
         Value::Str(text) => {
             let mut builder = Builder::new(budget);
             builder.repeat(text.as_str(), times)?;
-            if text.is_safe() { budget.safe_text(builder.finish()) } else { budget.text(builder.finish()) }
+            builder.into_text(text.is_safe())
         }
         Value::List(items) | Value::Tuple(items) => {
-            budget.check(items.len().saturating_mul(times).saturating_mul(size_of::<Value>()))?;
-            let repeated: Vec<Value> = (0..times).flat_map(|_| items.iter().cloned()).collect();
-            if matches!(value, Value::List(_)) { budget.list(repeated) } else { budget.tuple(repeated) }
+            let mut repeated = Buffer::with_capacity(budget, items.len().saturating_mul(times))?;
+            let times = if items.is_empty() { 0 } else { times };
+            (0..times).try_for_each(|_| repeated.extend(items.iter().cloned()))?;
+            if matches!(value, Value::List(_)) { repeated.into_list() } else { repeated.into_tuple() }
         }
         value => unsupported("*", value, value),
     }
 }
 
 fn unsupported<T>(symbol: &str, left: &Value, right: &Value) -> Result<T> {
-    fail(format!("unsupported operand types for {symbol}: '{}' and '{}'", left.type_name(), right.type_name()))
+    fail(format_args!("unsupported operand types for {symbol}: '{}' and '{}'", left.type_name(), right.type_name()))
 }
 
 /// `-value` or `+value`
@@ -83,7 +82,7 @@ pub fn sign(value: &Value, negative: bool) -> Result<Value> {
             None => fail("an integer is too large; at most 128 bits are supported"),
         },
         (None, Value::Float(number)) => Ok(Value::Float(if negative { -number } else { *number })),
-        _ => fail(format!("bad operand type for unary {}: '{}'", if negative { '-' } else { '+' }, value.type_name())),
+        _ => fail(format_args!("bad operand type for unary {}: '{}'", if negative { '-' } else { '+' }, value.type_name())),
     }
 }
 
@@ -104,6 +103,12 @@ pub fn compare(objects: &mut Objects, comparison: Comparison, left: &Value, righ
 pub fn equal(objects: &Objects, left: &Value, right: &Value) -> Result<bool> {
     objects.budget.steps(left.weight().min(right.weight()))?;
     Ok(left.equals(right))
+}
+
+/// Python's test for an item of a list: `item is wanted or item == wanted`.
+pub fn is_item(objects: &Objects, item: &Value, wanted: &Value) -> Result<bool> {
+    // Equal strings are the same here, so that comparing first charges what `same` compares.
+    Ok(equal(objects, item, wanted)? || item.same(wanted))
 }
 
 /// The order of two values, or nothing where one is not a number.
@@ -127,7 +132,7 @@ pub fn order(objects: &Objects, symbol: &str, left: &Value, right: &Value) -> Re
             }
             Ok(Some(a.len().cmp(&b.len())))
         }
-        _ => fail(format!("'{symbol}' not supported between instances of '{}' and '{}'", left.type_name(), right.type_name())),
+        _ => fail(format_args!("'{symbol}' not supported between instances of '{}' and '{}'", left.type_name(), right.type_name())),
     }
 }
 
@@ -136,17 +141,16 @@ pub fn contains(objects: &mut Objects, container: &Value, item: &Value) -> Resul
     match container {
         Value::Str(text) => match item {
             Value::Str(part) => {
-                objects.budget.scan(text.as_str().len())?;
+                objects.budget.scan(text.as_str().len() + part.as_str().len())?;
                 Ok(text.as_str().contains(part.as_str()))
             }
-            item => fail(format!("'in <string>' requires string as left operand, not {}", item.type_name())),
+            item => fail(format_args!("'in <string>' requires string as left operand, not {}", item.type_name())),
         },
         Value::Dict(dict) | Value::View(View::Keys, dict) => Ok(dict.contains_key(&objects.budget.key(item.clone())?)),
         Value::Range(range) => Ok(in_range(range, item)),
         container => {
             for candidate in iterate(objects, container)? {
-                objects.budget.step()?;
-                if candidate.same(item) || equal(objects, &candidate, item)? {
+                if is_item(objects, &candidate?, item)? {
                     return Ok(true);
                 }
             }
@@ -164,32 +168,6 @@ fn in_range(range: &Range, item: &Value) -> bool {
     })
 }
 
-/// The items that `for` visits. Iterators are used up by it.
-pub fn iterate(objects: &mut Objects, value: &Value) -> Result<VecDeque<Value>> {
-    let budget = objects.budget.clone();
-    let items: VecDeque<Value> = match value {
-        Value::Undefined(_) => VecDeque::new(),
-        Value::Str(text) => {
-            budget.check(text.as_str().len().saturating_mul(size_of::<Value>() + 64))?;
-            text.as_str().chars().map(|c| budget.text(c.to_string())).collect::<Result<_>>()?
-        }
-        Value::List(items) | Value::Tuple(items) => {
-            budget.check(items.len() * size_of::<Value>())?;
-            items.iter().cloned().collect()
-        }
-        Value::Dict(dict) | Value::View(View::Keys, dict) => dict.keys().map(|key| key.value().clone()).collect(),
-        Value::View(View::Values, dict) => dict.values().cloned().collect(),
-        Value::View(View::Items, dict) => {
-            dict.iter().map(|(key, value)| budget.tuple(vec![key.value().clone(), value.clone()])).collect::<Result<_>>()?
-        }
-        Value::Range(range) => (0..range.len()).map(|i| range.get(i)).collect(),
-        Value::Object(Object::Iterator, index) => objects.drain(*index)?,
-        value => return fail(format!("'{}' object is not iterable", value.type_name())),
-    };
-    budget.steps(items.len())?;
-    Ok(items)
-}
-
 /// `len(value)`
 pub fn len(objects: &Objects, value: &Value) -> Result<usize> {
     Ok(match value {
@@ -201,13 +179,12 @@ pub fn len(objects: &Objects, value: &Value) -> Result<usize> {
         Value::List(items) | Value::Tuple(items) => items.len(),
         Value::Dict(dict) | Value::View(_, dict) => dict.len(),
         Value::Range(range) => range.len(),
-        value => return fail(format!("object of type '{}' has no len()", value.type_name())),
+        value => return fail(format_args!("object of type '{}' has no len()", value.type_name())),
     })
 }
 
-/// Escapes text for HTML.
-pub fn escape(objects: &Objects, text: &str) -> Result<String> {
-    let mut out = Builder::new(&objects.budget);
+/// Adds text, escaped for HTML.
+pub fn push_escaped(out: &mut Builder, text: &str) -> Result<()> {
     out.scan(text)?;
     for c in text.chars() {
         match c {
@@ -219,14 +196,25 @@ pub fn escape(objects: &Objects, text: &str) -> Result<String> {
             c => out.push_char(c)?,
         }
     }
-    Ok(out.finish())
+    Ok(())
+}
+
+/// The text as an HTML-safe one.
+pub fn escape(objects: &Objects, text: &str) -> Result<Value> {
+    let mut out = Builder::new(&objects.budget);
+    push_escaped(&mut out, text)?;
+    out.into_text(true)
 }
 
 /// A value as it is added to an HTML-safe string: strings that are not safe are escaped.
 pub fn escaped(objects: &Objects, value: &Value) -> Result<Value> {
     match value {
-        Value::Str(text) if !text.is_safe() => objects.budget.safe_text(escape(objects, text.as_str())?),
-        Value::Tuple(items) => objects.budget.tuple(items.iter().map(|item| escaped(objects, item)).collect::<Result<_>>()?),
+        Value::Str(text) if !text.is_safe() => escape(objects, text.as_str()),
+        Value::Tuple(items) => {
+            let mut all = Buffer::with_capacity(&objects.budget, items.len())?;
+            items.iter().try_for_each(|item| all.push(escaped(objects, item)?))?;
+            all.into_tuple()
+        }
         value => Ok(value.clone()),
     }
 }
@@ -234,15 +222,14 @@ pub fn escaped(objects: &Objects, value: &Value) -> Result<Value> {
 /// `format % values`. An HTML-safe format escapes the values.
 pub fn percent_format(objects: &mut Objects, format: &Text, values: &Value) -> Result<Value> {
     if !format.is_safe() {
-        return percent::format(objects, format.as_str(), values);
+        return percent::format(objects, format.as_str(), values)?.into_text(false);
     }
     let values = escaped(objects, values)?;
-    let formatted = percent::format(objects, format.as_str(), &values)?;
-    objects.budget.safe_text(formatted.as_str().unwrap_or_default())
+    percent::format(objects, format.as_str(), &values)?.into_text(true)
 }
 
 /// The indices that a slice selects of a sequence, as Python's `slice.indices` gives them.
-pub fn slice_indices(parts: &[Value; 3], len: usize) -> Result<Vec<usize>> {
+pub fn slice_indices(parts: &[Value; 3], len: usize) -> Result<Range> {
     let len = len as i128;
     let part = |value: &Value| match value {
         Value::None => Ok(None),
@@ -260,6 +247,5 @@ pub fn slice_indices(parts: &[Value; 3], len: usize) -> Result<Vec<usize>> {
     let clamp = |index: i128| (if index < 0 { index.saturating_add(len) } else { index }).clamp(lowest, highest);
     let start = start.map_or(if step > 0 { lowest } else { highest }, clamp);
     let stop = stop.map_or(if step > 0 { highest } else { lowest }, clamp);
-    let range = Range { start, stop, step };
-    Ok((0..range.len()).map(|i| (start + step * i as i128) as usize).collect())
+    Ok(Range { start, stop, step })
 }

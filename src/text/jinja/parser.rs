@@ -18,7 +18,7 @@ pub fn parse(source: &str) -> Result<Tree> {
     let body = parser.statements(&[]).map_err(|e| e.at(parser.line()))?;
     let names = parser.tree.names.len();
     if names > MAX_NAMES {
-        return Err(Failure::limit(format!("the template has too many names ({names}, at most {MAX_NAMES}); use a dictionary")));
+        return Err(Failure::limit(format_args!("the template has too many names ({names}, at most {MAX_NAMES}); use a dictionary")));
     }
     Ok(Tree { body, ..parser.tree })
 }
@@ -107,10 +107,10 @@ impl Parser {
     }
 
     fn unexpected<T>(&self, expected: &str) -> Result<T> {
-        Err(Failure::new(format!("unexpected {}, expected {expected}", describe(self.peek()))).at(self.line()))
+        Err(Failure::new(format_args!("unexpected {}, expected {expected}", describe(self.peek()))).at(self.line()))
     }
 
-    fn fail<T>(&self, message: impl Into<String>) -> Result<T> {
+    fn fail<T>(&self, message: impl std::fmt::Display) -> Result<T> {
         Err(Failure::new(message).at(self.line()))
     }
 
@@ -131,7 +131,7 @@ impl Parser {
             let line = self.line();
             match self.peek() {
                 Token::End if ends.is_empty() => return Ok(body),
-                Token::End => return self.fail(format!("unexpected end of template, expected {}", ends.join(" or "))),
+                Token::End => return self.fail(format_args!("unexpected end of template, expected {}", ends.join(" or "))),
                 Token::Text(_) => {
                     if let Token::Text(text) = self.advance() {
                         body.push(Statement { line, kind: StatementKind::Text(text) });
@@ -202,11 +202,11 @@ impl Parser {
                 self.scope(&["endautoescape"], false)?
             }
             "block" => self.block_statement()?,
-            "break" | "continue" if self.loops == 0 => return self.fail(format!("'{name}' outside loop")),
+            "break" | "continue" if self.loops == 0 => return self.fail(format_args!("'{name}' outside loop")),
             "break" => StatementKind::Break,
             "continue" => StatementKind::Continue,
             "include" | "import" | "from" | "extends" => self.needs_loader(&name)?,
-            _ => return self.fail(format!("unknown tag '{name}'")),
+            _ => return self.fail(format_args!("unknown tag '{name}'")),
         }))
     }
 
@@ -380,7 +380,7 @@ impl Parser {
     fn modifier_filter(&mut self) -> Result<Modifier> {
         let name = self.dotted_name()?;
         if !self.in_branch && !filters::exists(&name) {
-            return self.fail(format!("no filter named '{name}'"));
+            return self.fail(format_args!("no filter named '{name}'"));
         }
         let arguments = if self.at_symbol("(") { self.arguments()? } else { Arguments::default() };
         Ok(Modifier { name, arguments })
@@ -388,7 +388,7 @@ impl Parser {
 
     fn check_test(&self, name: &str) -> Result<()> {
         if !self.in_branch && !tests::exists(name) {
-            return self.fail(format!("no test named '{name}'"));
+            return self.fail(format_args!("no test named '{name}'"));
         }
         Ok(())
     }
@@ -437,7 +437,7 @@ impl Parser {
         }
         let name = self.expect_name()?;
         if ["true", "false", "none", "True", "False", "None"].contains(&name.as_str()) {
-            return self.fail(format!("cannot assign to '{name}'"));
+            return self.fail(format_args!("cannot assign to '{name}'"));
         }
         let name = self.intern(&name);
         if with_attributes && self.skip_symbol(".") {
@@ -456,7 +456,7 @@ impl Parser {
 }
 
 fn too_deep() -> Failure {
-    Failure::limit(format!("an expression is nested or chained too deep (at most {MAX_EXPRESSION_DEPTH} levels); split it with 'set'"))
+    Failure::limit(format_args!("an expression is nested or chained too deep (at most {MAX_EXPRESSION_DEPTH} levels); split it with 'set'"))
 }
 
 fn names_of(target: &Target) -> Box<dyn Iterator<Item = Name> + '_> {

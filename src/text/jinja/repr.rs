@@ -10,10 +10,10 @@ use super::value::{Object, Value, View};
 use super::{MAX_VALUE_DEPTH, Objects};
 
 /// `str(value)`
-pub fn to_str(budget: &Rc<Budget>, objects: &Objects, value: &Value) -> Result<String> {
+pub fn to_str(budget: &Rc<Budget>, objects: &Objects, value: &Value) -> Result<Builder> {
     let mut builder = Builder::new(budget);
     push_str(&mut builder, objects, value)?;
-    Ok(builder.finish())
+    Ok(builder)
 }
 
 /// Appends `str(value)`.
@@ -26,16 +26,16 @@ pub fn push_str(out: &mut Builder, objects: &Objects, value: &Value) -> Result<(
 }
 
 /// `repr(value)`
-pub fn to_repr(budget: &Rc<Budget>, objects: &Objects, value: &Value) -> Result<String> {
+pub fn to_repr(budget: &Rc<Budget>, objects: &Objects, value: &Value) -> Result<Builder> {
     let mut builder = Builder::new(budget);
     push_repr(&mut builder, objects, value, 0)?;
-    Ok(builder.finish())
+    Ok(builder)
 }
 
 fn push_repr(out: &mut Builder, objects: &Objects, value: &Value, depth: usize) -> Result<()> {
     objects.budget.step()?;
     if depth > MAX_VALUE_DEPTH {
-        return Err(Failure::limit(format!("a printed value contains itself, or is nested more than {MAX_VALUE_DEPTH} levels deep")));
+        return Err(Failure::limit(format_args!("a printed value contains itself, or is nested more than {MAX_VALUE_DEPTH} levels deep")));
     }
     match value {
         Value::Undefined(_) => out.push("Undefined"),
@@ -58,7 +58,7 @@ fn push_repr(out: &mut Builder, objects: &Objects, value: &Value, depth: usize) 
         Value::Range(range) => out.push(&format!("range({}, {}, {})", range.start, range.stop, range.step)),
         Value::Slice(parts) => push_items(out, objects, &parts[..], depth, "slice(", ")"),
         Value::Global(global) => out.push(global.repr()),
-        Value::Method(method) => out.push(&format!("<built-in method {} of {} object>", method.1, method.0.type_name())),
+        Value::Method(method) => out.push(&format!("<built-in method {} of {} object>", method.name, method.value.type_name())),
         Value::Object(Object::Namespace, index) => {
             out.push("<Namespace ")?;
             push_pairs(out, objects, objects.namespaces[*index].iter().map(|(key, value)| (key.value(), value)), depth)?;
@@ -67,7 +67,7 @@ fn push_repr(out: &mut Builder, objects: &Objects, value: &Value, depth: usize) 
         Value::Object(Object::Macro, index) => match &objects.macros[*index].name {
             Some(name) => {
                 out.push("<Macro ")?;
-                push_quoted(out, name)?;
+                push_quoted(out, name.as_str())?;
                 out.push(">")
             }
             None => out.push("<Macro anonymous>"),
@@ -135,7 +135,7 @@ fn push_quoted(out: &mut Builder, text: &str) -> Result<()> {
 }
 
 /// `ascii(value)`
-pub fn to_ascii(budget: &Rc<Budget>, objects: &Objects, value: &Value) -> Result<String> {
+pub fn to_ascii(budget: &Rc<Budget>, objects: &Objects, value: &Value) -> Result<Builder> {
     let repr = to_repr(budget, objects, value)?;
     let mut out = Builder::new(budget);
     for c in repr.chars() {
@@ -146,5 +146,5 @@ pub fn to_ascii(budget: &Rc<Budget>, objects: &Objects, value: &Value) -> Result
             code => out.push(&format!("\\U{code:08x}"))?,
         }
     }
-    Ok(out.finish())
+    Ok(out)
 }

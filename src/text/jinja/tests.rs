@@ -7,7 +7,7 @@ use super::interpreter::Interpreter;
 use super::value::{Object, Value};
 use super::{filters, ops, unicode};
 
-const NAMES: &[&str] = &[
+pub const NAMES: &[&str] = &[
     "odd",
     "even",
     "divisibleby",
@@ -55,7 +55,7 @@ pub fn exists(name: &str) -> bool {
 
 pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Args) -> Result<bool> {
     if !exists(name) {
-        return fail(format!("no test named '{name}'"));
+        return fail(format_args!("no test named '{name}'"));
     }
     if let Some(comparison) = comparison(name) {
         let [other] = args.bind(name, [""], 1)?;
@@ -68,7 +68,9 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Ar
         }
         "sameas" => {
             let [other] = args.bind(name, ["other"], 1)?;
-            return Ok(value.same(&other.unwrap_or(Value::None)));
+            let other = other.unwrap_or(Value::None);
+            // Equal strings are the same here.
+            return Ok(if value.as_str().is_some() { ops::equal(&interpreter.objects, value, &other)? } else { value.same(&other) });
         }
         "in" => {
             let [container] = args.bind(name, ["seq"], 1)?;
@@ -80,7 +82,7 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Ar
         "odd" => remainder_is(interpreter, value, &Value::Int(2), 1),
         "even" => remainder_is(interpreter, value, &Value::Int(2), 0),
         "filter" | "test" => {
-            interpreter.budget().key(value.clone())?;
+            interpreter.objects.budget.steps(value.weight())?;
             Ok(value.as_str().is_some_and(if name == "filter" { filters::exists } else { exists }))
         }
         "lower" | "upper" => {

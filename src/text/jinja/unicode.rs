@@ -155,7 +155,15 @@ pub fn swapcase(text: &str) -> String {
 
 /// `str.casefold`, without the rarest foldings.
 pub fn casefold(text: &str) -> String {
-    text.chars().flat_map(char::to_lowercase).collect::<String>().replace('ß', "ss").replace('ς', "σ")
+    let mut folded = String::with_capacity(text.len());
+    for c in text.chars().flat_map(char::to_lowercase) {
+        match c {
+            'ß' => folded.push_str("ss"),
+            'ς' => folded.push('σ'),
+            c => folded.push(c),
+        }
+    }
+    folded
 }
 
 #[cfg(test)]

@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use indexmap::IndexMap;
 
 use super::MAX_VALUE_DEPTH;
-use super::budget::{Budget, Lease, SCANNED_BYTES_PER_STEP};
+use super::budget::{Budget, Buffer, Builder, Lease, SCANNED_BYTES_PER_STEP};
 use super::failure::{Failure, Result, fail};
 use super::globals::Global;
 
 #[derive(Debug, Clone)]
 pub enum Value {
     /// Why the value is not defined.
-    Undefined(Rc<str>),
+    Undefined(Text),
     None,
     Bool(bool),
     Int(i128),
@@ -32,9 +32,17 @@ pub enum Value {
     Range(Range),
     Slice(Rc<[Value; 3]>),
     Global(Global),
-    Method(Rc<(Value, &'static str)>),
+    Method(Rc<Method>),
     /// An object of the interpreter.
     Object(Object, usize),
+}
+
+/// A method of a value, which is called later.
+#[derive(Debug)]
+pub struct Method {
+    pub value: Value,
+    pub name: &'static str,
+    _lease: Lease,
 }
 
 /// Objects that change, by the number of their state in the interpreter.
@@ -64,13 +72,18 @@ pub struct Range {
 
 impl Range {
     pub fn len(&self) -> usize {
-        let span = if self.step > 0 { self.stop - self.start } else { self.start - self.stop };
-        let step = self.step.abs();
+        let (first, end) = if self.step > 0 { (self.start, self.stop) } else { (self.stop, self.start) };
+        let span = end.saturating_sub(first);
+        let step = self.step.saturating_abs();
         if span <= 0 { 0 } else { usize::try_from((span - 1) / step + 1).unwrap_or(usize::MAX) }
     }
 
+    pub fn at(&self, index: usize) -> i128 {
+        self.start.saturating_add(self.step.saturating_mul(index as i128))
+    }
+
     pub fn get(&self, index: usize) -> Value {
-        Value::Int(self.start + self.step * index as i128)
+        Value::Int(self.at(index))
     }
 }
 
@@ -101,10 +114,9 @@ pub struct Items(Rc<ItemsParts>);
 
 #[derive(Debug)]
 struct ItemsParts {
-    items: Vec<Value>,
+    items: Buffer<Value>,
     depth: usize,
     weight: usize,
-    _lease: Lease,
 }
 
 impl std::ops::Deref for Items {
@@ -125,16 +137,66 @@ pub struct Dict(Rc<DictParts>);
 
 #[derive(Debug)]
 struct DictParts {
-    entries: IndexMap<Key, Value>,
+    entries: Entries,
     depth: usize,
     weight: usize,
-    _lease: Lease,
 }
 
 impl std::ops::Deref for Dict {
+    type Target = Entries;
+    fn deref(&self) -> &Entries {
+        &self.0.entries
+    }
+}
+
+/// The entries of a dictionary or a namespace. Their bytes are leased as they become more.
+#[derive(Debug)]
+pub struct Entries {
+    map: IndexMap<Key, Value>,
+    lease: Lease,
+}
+
+impl Entries {
+    /// Bytes of an entry: key, value, hash, and its place in a table that is at least 7/16 full.
+    const BYTES: usize = size_of::<(Key, Value)>() + 40;
+
+    pub fn new(budget: &Rc<Budget>) -> Result<Entries> {
+        Ok(Entries { map: IndexMap::new(), lease: budget.lease(192)? })
+    }
+
+    pub fn insert(&mut self, key: Key, value: Value) -> Result<()> {
+        self.reserve(1)?;
+        self.map.insert(key, value);
+        Ok(())
+    }
+
+    /// Adds the entries of a dictionary.
+    pub fn extend(&mut self, dict: &Dict) -> Result<()> {
+        self.reserve(dict.len())?;
+        self.map.extend(dict.iter().map(|(key, value)| (key.clone(), value.clone())));
+        Ok(())
+    }
+
+    fn reserve(&mut self, more: usize) -> Result<()> {
+        let capacity = self.map.capacity();
+        if self.map.len() + more > capacity {
+            let grown = 2 * capacity.max(self.map.len() + more) + 3;
+            self.lease.grow(capacity * Self::BYTES, grown * Self::BYTES, || self.map.reserve(more))?;
+            self.lease.grow(grown * Self::BYTES, self.map.capacity() * Self::BYTES, || {})?;
+        }
+        Ok(())
+    }
+
+    /// The value of a key that is a string.
+    pub fn get_str(&self, key: &str) -> Option<&Value> {
+        self.map.get(&StrKey(key))
+    }
+}
+
+impl std::ops::Deref for Entries {
     type Target = IndexMap<Key, Value>;
     fn deref(&self) -> &IndexMap<Key, Value> {
-        &self.0.entries
+        &self.map
     }
 }
 
@@ -142,16 +204,6 @@ impl Dict {
     pub fn same(&self, other: &Dict) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
-
-    /// The value of a key that is a string.
-    pub fn get_str(&self, key: &str) -> Option<&Value> {
-        get_str(&self.0.entries, key)
-    }
-}
-
-/// The value of a key that is a string.
-pub fn get_str<'a>(entries: &'a IndexMap<Key, Value>, key: &str) -> Option<&'a Value> {
-    entries.get(&StrKey(key))
 }
 
 /// A string that finds a `Key` without becoming a value.
@@ -183,7 +235,7 @@ impl Key {
                 _ => true,
             }
         }
-        if hashable(&value) { Ok(Key(value)) } else { fail(format!("unhashable type: '{}'", value.type_name())) }
+        if hashable(&value) { Ok(Key(value)) } else { fail(format_args!("unhashable type: '{}'", value.type_name())) }
     }
 
     pub fn value(&self) -> &Value {
@@ -230,17 +282,13 @@ fn hash<H: Hasher>(value: &Value, state: &mut H) {
             1 => (1, range.start).hash(state),
             len => (len, range.start, range.step).hash(state),
         },
-        Value::Method(method) => hash(&method.0, state),
+        Value::Method(method) => hash(&method.value, state),
         Value::View(View::Values, _) => unequaled(state),
         _ => 0.hash(state),
     }
 }
 
 impl Value {
-    pub fn undefined(name: &str) -> Value {
-        Value::Undefined(format!("'{name}' is undefined").into())
-    }
-
     pub fn type_name(&self) -> &'static str {
         match self {
             Value::Undefined(_) => "Undefined",
@@ -272,7 +320,7 @@ impl Value {
     /// Fails if the value is undefined, with the reason.
     pub fn defined(&self) -> Result<&Value> {
         match self {
-            Value::Undefined(reason) => Err(Failure::new(&**reason)),
+            Value::Undefined(reason) => Err(Failure::new(reason.as_str())),
             value => Ok(value),
         }
     }
@@ -336,7 +384,7 @@ impl Value {
             }
             (Value::Global(a), Value::Global(b)) => a == b,
             (Value::Object(a, i), Value::Object(b, k)) => a == b && i == k,
-            (Value::Method(a), Value::Method(b)) => a.1 == b.1 && a.0.equals(&b.0),
+            (Value::Method(a), Value::Method(b)) => a.name == b.name && a.value.equals(&b.value),
             _ => match (self.as_int(), other.as_int()) {
                 (Some(a), Some(b)) => a == b,
                 _ => self.as_float().zip(other.as_float()).is_some_and(|(a, b)| a == b),
@@ -355,7 +403,7 @@ impl Value {
             (Value::List(a), Value::List(b)) => a.same(b),
             (Value::Tuple(a), Value::Tuple(b)) => a.same(b) || (a.is_empty() && b.is_empty()),
             (Value::Dict(a), Value::Dict(b)) => a.same(b),
-            (Value::Undefined(a), Value::Undefined(b)) => Rc::ptr_eq(a, b),
+            (Value::Undefined(a), Value::Undefined(b)) => Rc::ptr_eq(&a.0, &b.0),
             (Value::Global(_) | Value::Object(..), _) => self.equals(other),
             _ => false,
         }
@@ -367,7 +415,7 @@ impl Value {
             Value::Str(text) => 1 + text.as_str().len() / SCANNED_BYTES_PER_STEP,
             Value::List(items) | Value::Tuple(items) => items.0.weight,
             Value::Dict(dict) | Value::View(_, dict) => dict.0.weight,
-            Value::Method(method) => 1 + method.0.weight(),
+            Value::Method(method) => 1 + method.value.weight(),
             _ => 1,
         }
     }
@@ -377,7 +425,7 @@ impl Value {
         match self {
             Value::List(items) | Value::Tuple(items) => items.0.depth,
             Value::Dict(dict) | Value::View(_, dict) => dict.0.depth,
-            Value::Method(method) => method.0.depth() + 1,
+            Value::Method(method) => method.value.depth() + 1,
             _ => 0,
         }
     }
@@ -389,47 +437,87 @@ fn equal_dicts(a: &Dict, b: &Dict) -> bool {
 
 /// The constructors of values that take memory.
 impl Budget {
-    pub fn text(self: &Rc<Budget>, text: impl Into<Box<str>>) -> Result<Value> {
-        self.text_or_safe(text.into(), false)
+    /// A copy of the text.
+    pub fn text(self: &Rc<Budget>, text: &str) -> Result<Value> {
+        self.new_text(text).map(Value::Str)
     }
 
-    pub fn safe_text(self: &Rc<Budget>, text: impl Into<Box<str>>) -> Result<Value> {
-        self.text_or_safe(text.into(), true)
+    pub fn new_text(self: &Rc<Budget>, text: &str) -> Result<Text> {
+        let lease = self.lease(text.len())?;
+        with_lease(text.into(), lease, false)
     }
 
-    fn text_or_safe(self: &Rc<Budget>, text: Box<str>, safe: bool) -> Result<Value> {
-        let lease = self.lease(text.len() + 64)?;
-        Ok(Value::Str(Text(Rc::new(TextParts { text, safe, _lease: lease }))))
+    /// The text in another case. At most three times as long, it is built in a string that doubles.
+    pub fn recased(self: &Rc<Budget>, text: &str, recase: impl FnOnce(&str) -> String) -> Result<Value> {
+        let lease = self.lease(text.len().saturating_mul(6))?;
+        with_lease(recase(text).into(), lease, false).map(Value::Str)
     }
 
-    fn items(self: &Rc<Budget>, items: Vec<Value>) -> Result<Items> {
-        self.steps(items.len())?;
-        let lease = self.lease(items.capacity() * size_of::<Value>() + 64)?;
-        let depth = nested(items.iter())?;
-        let weight = total_weight(items.iter());
-        Ok(Items(Rc::new(ItemsParts { items, depth, weight, _lease: lease })))
+    pub fn undefined(self: &Rc<Budget>, reason: &str) -> Result<Value> {
+        self.new_text(reason).map(Value::Undefined)
     }
 
-    pub fn list(self: &Rc<Budget>, items: Vec<Value>) -> Result<Value> {
-        self.items(items).map(Value::List)
+    /// `text` as an HTML-safe text.
+    pub fn safe_text(self: &Rc<Budget>, text: &Text) -> Result<Value> {
+        let mut copy = Builder::new(self);
+        copy.push(text.as_str())?;
+        copy.into_text(true)
     }
 
-    pub fn tuple(self: &Rc<Budget>, items: Vec<Value>) -> Result<Value> {
-        self.items(items).map(Value::Tuple)
+    pub fn pair(self: &Rc<Budget>, first: Value, second: Value) -> Result<Value> {
+        let mut pair = Buffer::with_capacity(self, 2)?;
+        pair.push(first)?;
+        pair.push(second)?;
+        pair.into_tuple()
     }
 
-    pub fn dict(self: &Rc<Budget>, entries: IndexMap<Key, Value>) -> Result<Value> {
+    pub fn dict(self: &Rc<Budget>, entries: Entries) -> Result<Value> {
         self.steps(entries.len())?;
-        let lease = self.lease(entries.capacity() * (size_of::<(Key, Value)>() + 24) + 128)?;
         let depth = nested(entries.iter().flat_map(|(key, value)| [key.value(), value]))?;
         let weight = total_weight(entries.iter().flat_map(|(key, value)| [key.value(), value]));
-        Ok(Value::Dict(Dict(Rc::new(DictParts { entries, depth, weight, _lease: lease }))))
+        Ok(Value::Dict(Dict(Rc::new(DictParts { entries, depth, weight }))))
+    }
+
+    pub fn method(self: &Rc<Budget>, value: Value, name: &'static str) -> Result<Value> {
+        let lease = self.lease(size_of::<Method>() + 32)?;
+        Ok(Value::Method(Rc::new(Method { value, name, _lease: lease })))
     }
 
     /// A key of a dictionary. Finding or adding it reads all of it.
     pub fn key(&self, value: Value) -> Result<Key> {
         self.steps(value.weight())?;
         Key::new(value)
+    }
+}
+
+/// `lease` has the bytes of the text; those of what holds it are added.
+fn with_lease(text: Box<str>, mut lease: Lease, safe: bool) -> Result<Text> {
+    lease.resize(text.len() + 80)?;
+    Ok(Text(Rc::new(TextParts { text, safe, _lease: lease })))
+}
+
+impl Builder {
+    /// The text as a value.
+    pub fn into_text(self, safe: bool) -> Result<Value> {
+        let (text, lease) = self.finish()?;
+        with_lease(text, lease, safe).map(Value::Str)
+    }
+}
+
+impl Buffer<Value> {
+    fn into_items(self) -> Result<Items> {
+        self.budget().steps(self.len())?;
+        let depth = nested(self.iter())?;
+        let weight = total_weight(self.iter());
+        Ok(Items(Rc::new(ItemsParts { items: self.with_overhead(112)?, depth, weight })))
+    }
+
+    pub fn into_list(self) -> Result<Value> {
+        self.into_items().map(Value::List)
+    }
+
+    pub fn into_tuple(self) -> Result<Value> {
+        self.into_items().map(Value::Tuple)
     }
 }
 
@@ -440,7 +528,7 @@ fn total_weight<'a>(items: impl Iterator<Item = &'a Value>) -> usize {
 fn nested<'a>(items: impl Iterator<Item = &'a Value>) -> Result<usize> {
     let depth = 1 + items.map(Value::depth).max().unwrap_or(0);
     if depth > MAX_VALUE_DEPTH {
-        return Err(Failure::limit(format!("a value is nested too deep (more than {MAX_VALUE_DEPTH} levels); nest less")));
+        return Err(Failure::limit(format_args!("a value is nested too deep (more than {MAX_VALUE_DEPTH} levels); nest less")));
     }
     Ok(depth)
 }
@@ -454,14 +542,14 @@ mod tests {
     #[test]
     fn keys_that_differ_have_hashes_that_differ() {
         let budget = Rc::new(Budget::default());
-        let tuple = |items: Vec<Value>| budget.tuple(items).unwrap();
+        let tuple = |a: Value, b: Value| budget.pair(a, b).unwrap();
         let one = || Value::Int(1);
-        let dict = budget.dict(IndexMap::new()).unwrap();
+        let dict = budget.dict(Entries::new(&budget).unwrap()).unwrap();
         let Value::Dict(dict) = dict else { unreachable!() };
         let mut keys: Vec<Value> = (1..100).map(|step| Value::Range(Range { start: 0, stop: 2 * step, step })).collect();
         keys.extend((0..100).map(|_| Value::View(View::Values, dict.clone())));
         keys.extend((0..100).map(|_| Value::Float(f64::NAN)));
-        keys.extend([tuple(vec![one(), tuple(vec![one()])]), tuple(vec![tuple(vec![one()]), one()]), tuple(vec![one(), one()])]);
+        keys.extend([tuple(one(), tuple(one(), one())), tuple(tuple(one(), one()), one())]);
         let state = RandomState::new();
         let hashes: HashSet<u64> = keys.iter().map(|key| state.hash_one(Key::new(key.clone()).unwrap())).collect();
         assert_eq!(hashes.len(), keys.len());
@@ -469,13 +557,14 @@ mod tests {
 
     #[test]
     fn equal_keys_have_the_same_hash() {
+        let budget = Rc::new(Budget::default());
         let range = |stop, step| Value::Range(Range { start: 0, stop, step });
         let equal = [
             [Value::Int(1), Value::Float(1.0)],
             [Value::Int(0), Value::Bool(false)],
             [range(1, 1), range(1, 5)],
             [range(0, 1), Value::Range(Range { start: 7, stop: 7, step: 1 })],
-            [Value::undefined("a"), Value::undefined("b")],
+            [budget.undefined("a").unwrap(), budget.undefined("b").unwrap()],
         ];
         let state = RandomState::new();
         for [a, b] in equal.map(|pair| pair.map(|value| Key::new(value).unwrap())) {

@@ -3,27 +3,28 @@
 use super::super::failure::{Failure, Kind};
 use super::super::goldens::on_deep_stack;
 use super::super::interpreter::Interpreter;
-use super::super::{MAX_STEPS, parse};
+use super::super::{MAX_STEPS, filters, methods, parse, tests};
 use crate::sys::counting::peak_of;
 
 struct Cost {
     result: Result<String, Failure>,
     steps: u64,
-    /// The most bytes that were allocated at a time.
+    /// The most bytes that were allocated at a time, and that the budget counted.
     peak: usize,
+    counted: usize,
 }
 
 fn cost(template: &str) -> Cost {
     let tree = parse(template).unwrap_or_else(|e| panic!("{template}: {e}"));
-    let mut steps = 0;
+    let (mut steps, mut counted) = (0, 0);
     let (result, peak) = peak_of(|| {
         let interpreter = Interpreter::new(&tree, [])?;
         let budget = interpreter.budget();
         let result = interpreter.render();
-        steps = budget.steps.get();
+        (steps, counted) = (budget.steps.get(), budget.peak.get());
         result
     });
-    Cost { result, steps, peak }
+    Cost { result, steps, peak, counted }
 }
 
 /// Fails unless the template ends in an error of this kind that contains `reason`, with at most `bytes` at a time.
@@ -82,4 +83,307 @@ fn searching_many_variables_is_charged() {
         let many = cost(&format!("{sets}{{% for i in range(1000) %}}{{{{ unknown }}}}{{% endfor %}}")).steps;
         assert!(many > few + 1000 * 900 / 16 && many < MAX_STEPS, "{many} steps instead of {few}");
     });
+}
+
+/// Expressions on the strings a and b, the lists p and q and the dictionaries m and n, with those whose size each must
+/// charge on its own. Behind `&`, they are compared: the smaller one counts.
+const EXPRESSIONS: &[(&str, &str)] = &[
+    ("a + b", "ab"),
+    ("a ~ b", "ab"),
+    ("a|e + b", "ab"),
+    ("a % b", "a"),
+    ("'%s%s' % (a, b)", "ab"),
+    ("'%r' % a", "a"),
+    ("'%a' % a", "a"),
+    ("'%.5s' % a", "a"),
+    ("'%(x)s' % {'x': a}", "a"),
+    ("a|e % (b, q)", "ab"),
+    ("a * 2", "a"),
+    ("p * 2", "p"),
+    ("p + q", "pq"),
+    ("(p + q)|join", "pq"),
+    ("p|first - 1", ""),
+    ("1 / 2 + 7 // 2 - 2 ** 3", ""),
+    ("a == b", "&ab"),
+    ("a != b", "&ab"),
+    ("a < b", "&ab"),
+    ("a <= b", "&ab"),
+    ("a > b", "&ab"),
+    ("a >= b", "&ab"),
+    ("p == q", "&pq"),
+    ("p < q", "&pq"),
+    ("m == n", "&mn"),
+    ("m.items() == n.items()", "&mn"),
+    ("m.keys() == n.keys()", "&mn"),
+    ("a in b", "ab"),
+    ("a not in b", "ab"),
+    ("a in [b]", "&ab"),
+    ("-1 in p", "p"),
+    ("-1 in m.values()", "m"),
+    ("a in m", "a"),
+    ("{a: b}", "a"),
+    ("{a: 1}[b]", "ab"),
+    ("m[a]", "a"),
+    ("a[1:]", "a"),
+    ("a[::-1]", "a"),
+    ("a[-1]", "a"),
+    ("p[1:]", "p"),
+    ("[p, q]", ""),
+    ("[1].count(*p)", "p"),
+    ("cycler(*p)", "p"),
+    ("dict(m)", "m"),
+    ("dict(p|map('batch', 2)|first)", ""),
+    ("dict(m.items())", "m"),
+    ("namespace(m)", "m"),
+    ("joiner(a)", ""),
+    ("range(p|length)|list", "p"),
+    ("raise_exception(a)", "a"),
+    ("strftime_now(a)", ""),
+    // Methods.
+    ("a.capitalize()", "a"),
+    ("a.casefold()", "a"),
+    ("a.center(150000)", "a"),
+    ("a.count(b)", "ab"),
+    ("a.endswith(b)", "ab"),
+    ("a.endswith((b, b))", "ab"),
+    ("a.expandtabs()", "a"),
+    ("a.find(b)", "ab"),
+    ("a.format(b)", "ab"),
+    ("'{}{:>10}{!r:.3}'.format(a, b, b)", "ab"),
+    ("a.format_map({'x': b})", "a"),
+    ("'{x}{x}'.format_map({'x': b})", "b"),
+    ("a.index(b)", "ab"),
+    ("a.isalnum()", "a"),
+    ("a.isalpha()", "a"),
+    ("a.isascii()", "a"),
+    ("a.isdecimal()", "a"),
+    ("a.isdigit()", "a"),
+    ("a.isidentifier()", "a"),
+    ("a.islower()", "a"),
+    ("a.isnumeric()", "a"),
+    ("a.isprintable()", "a"),
+    ("a.isspace()", "a"),
+    ("a.istitle()", "a"),
+    ("a.isupper()", "a"),
+    ("a.join([b, b])", "ab"),
+    ("a.join([])", "a"),
+    ("','.join(p|map('string'))", "p"),
+    ("(a|e).join([b, b])", "ab"),
+    ("a.ljust(150000)", "a"),
+    ("a.lower()", "a"),
+    ("a.lstrip(b)", "ab"),
+    ("a.partition(b)", "ab"),
+    ("a.removeprefix(b)", "ab"),
+    ("a.removesuffix(b)", "ab"),
+    ("a.replace(b, a)", "ab"),
+    ("a.replace('x', 'yyy')", "a"),
+    ("(a|e).replace(b, b)", "ab"),
+    ("a.rfind(b)", "ab"),
+    ("a.rindex(b)", "ab"),
+    ("a.rjust(150000)", "a"),
+    ("a.rpartition(b)", "ab"),
+    ("a.rsplit('x')", "a"),
+    ("a.rsplit(b)", "ab"),
+    ("(a|replace('x', ' ')).rsplit()", "a"),
+    ("a.rstrip(b)", "ab"),
+    ("a.split('x')", "a"),
+    ("a.split(b)", "ab"),
+    ("(a|replace('x', ' ')).split()", "a"),
+    ("(a|e).split('x')", "a"),
+    ("(a|replace('x', '\n')).splitlines()", "a"),
+    ("a.startswith(b)", "ab"),
+    ("a.strip(b)", "ab"),
+    ("a.swapcase()", "a"),
+    ("a.title()", "a"),
+    ("a.translate({120: 'zz', 121: 65})", "a"),
+    ("a.upper()", "a"),
+    ("('\u{390}' * a|length).upper()", "a"),
+    ("a.zfill(150000)", "a"),
+    ("p.copy()", "p"),
+    ("p.count(-1)", "p"),
+    ("[b, a].count(a)", "&ab"),
+    ("p.index(-1)", "p"),
+    ("range(p|length).index(-1)", "p"),
+    ("range(p|length).count(-1)", "p"),
+    ("m.copy()", ""),
+    ("m.fromkeys(p, b)", "p"),
+    ("m.get(a)", "a"),
+    ("m.items()|list", "m"),
+    ("m.keys()|list", "m"),
+    ("m.values()|list", "m"),
+    ("m.keys().isdisjoint(p|reject)", ""),
+    ("{-1: 1}.keys().isdisjoint(p)", "p"),
+    ("1.bit_count() + 1.bit_length() + 1.conjugate() + 1.5.is_integer()", ""),
+    ("cycler(p).next() or cycler(p).reset()", ""),
+    // Filters.
+    ("1|abs + 1.5|round + (1|filesizeformat)|length", ""),
+    ("a|attr(b)", "ab"),
+    ("p|batch(3, b)|list", "p"),
+    ("[1]|batch(10000)|list", ""),
+    ("[1]|batch(10000, 0)|list", ""),
+    ("a|capitalize", "a"),
+    ("a|center(150000)", "a"),
+    ("a|count", "a"),
+    ("none|d(a) or none|default(a)", "a"),
+    ("m|dictsort", "m"),
+    ("m|dictsort(by='value', reverse=true)", "m"),
+    ("a|e", "a"),
+    ("a|escape", "a"),
+    ("a|forceescape", "a"),
+    ("p|first", ""),
+    ("a|float", "a"),
+    ("a|int", "a"),
+    ("a|format(b)", "ab"),
+    ("'%s'|format(b)", "b"),
+    ("p|groupby('real')", "p"),
+    ("a|indent(4)", "a"),
+    ("a|indent(b)", "ab"),
+    ("a|replace('x', '\n')|indent(4, true, true)", "a"),
+    ("m|items|list", "m"),
+    ("p|join(b)", "pb"),
+    ("p|join(',', attribute='real')", "p"),
+    ("p|last", ""),
+    ("p|length", ""),
+    ("a|length", "a"),
+    ("p|list", "p"),
+    ("a|list", "a"),
+    ("a|lower", "a"),
+    ("p|map('string')|list", "p"),
+    ("p|map(attribute='real')|list", "p"),
+    ("[1, 2]|map('default', *p)|list", "p"),
+    ("[1, 2]|map(a)|list", ""),
+    ("[a, b]|max", "ab"),
+    ("p|max", "p"),
+    ("p|min", "p"),
+    ("p|reject|list", "p"),
+    ("p|rejectattr('real')|list", "p"),
+    ("a|replace(b, a)", "ab"),
+    ("a|reverse", "a"),
+    ("p|reverse|list", "p"),
+    ("a|safe", "a"),
+    ("p|select('odd')|list", "p"),
+    ("p|selectattr('real', 'even')|list", "p"),
+    ("p|slice(3, b)|list", "p"),
+    ("[1]|slice(10000)|list", ""),
+    ("[a, b]|sort", "ab"),
+    ("p|sort", "p"),
+    ("p|sort(reverse=true, attribute='real,imag')", "p"),
+    ("p|map('string')|sort", "p"),
+    ("a|string", "a"),
+    ("p|string", "p"),
+    ("a|striptags", "a"),
+    ("a|replace('x', ' ')|striptags", "a"),
+    ("a|replace('x', '<')|striptags", "a"),
+    ("p|sum", "p"),
+    ("[p, q]|sum(start=[])", "pq"),
+    ("a|title", "a"),
+    ("a|tojson", "a"),
+    ("p|tojson", "p"),
+    ("p|tojson(indent=b)", "pb"),
+    ("[p, 1]|tojson(separators=[b, b])", "pb"),
+    ("m|tojson(indent=2, sort_keys=true)", "m"),
+    ("a|trim(b)", "ab"),
+    ("a|truncate(50000, end=b)", "ab"),
+    ("p|unique|list", "p"),
+    ("a|upper", "a"),
+    ("a|urlencode", "a"),
+    ("m|urlencode", "m"),
+    ("{'a': a}|urlencode", "a"),
+    ("a|wordcount", "a"),
+    ("a|wordwrap(2)", "a"),
+    ("a|replace('x', ' ')|wordwrap(1, true, b)", "ab"),
+    ("a|replace('x', '-')|wordwrap(9)", "a"),
+    ("{'x': a}|xmlattr", "a"),
+    ("a|random or a|urlize or a|pprint", ""),
+    // Tests.
+    ("a is lower or a is upper", "a"),
+    ("a is in b", "ab"),
+    ("a is in p", "p"),
+    ("[a]|select('==', b)|list", "&ab"),
+    ("a is eq b or a is equalto b or a is ne b", "&ab"),
+    ("a is gt b or a is greaterthan b or a is ge b", "&ab"),
+    ("a is lt b or a is lessthan b or a is le b", "&ab"),
+    ("[a]|select('!=', b)|list", "&ab"),
+    ("[a]|select('>', b)|list", "&ab"),
+    ("[a]|select('>=', b)|list", "&ab"),
+    ("[a]|select('<', b)|list", "&ab"),
+    ("[a]|select('<=', b)|list", "&ab"),
+    ("a is sameas b", "&ab"),
+    ("a is filter or a is test", "a"),
+    ("1 is odd or 1 is even or 1 is divisibleby 2", ""),
+    ("a is defined and a is undefined or a is none or a is boolean or a is false or a is true or a is integer", ""),
+    ("a is float or a is string and a is mapping or a is number or a is sequence and a is callable", ""),
+    ("a is iterable and a is escaped", ""),
+];
+/// Bytes of each large string; lists and dictionaries have a tenth as many elements.
+const LARGE: usize = 100_000;
+const NAMES: [char; 6] = ['a', 'b', 'p', 'q', 'm', 'n'];
+
+/// Defines the variables, of which those in `large` are large.
+fn variables(large: &str) -> String {
+    let define = |name: char| {
+        let n = if large.contains(name) { LARGE / 2 } else { 1 };
+        match name {
+            'a' | 'b' => format!("{{% set {name} = 'xy' * {n} %}}"),
+            'p' | 'q' => format!("{{% set {name} = range(({n} / 5)|int)|list %}}"),
+            _ => format!("{{% set {name} = {{}}.fromkeys(range(({n} / 5)|int), 'x') %}}"),
+        }
+    };
+    NAMES.into_iter().map(define).collect()
+}
+
+fn steps_of(expression: &str, large: &str) -> i64 {
+    let variables = variables(large);
+    let without = cost(&variables);
+    assert!(without.result.is_ok(), "{:?}", without.result);
+    cost(&format!("{variables}{{% set result = {expression} %}}")).steps as i64 - without.steps as i64
+}
+
+#[test]
+fn work_on_large_operands_is_charged() {
+    on_deep_stack(|| {
+        let mut wrong = Vec::new();
+        for (expression, sizes) in EXPRESSIONS {
+            let small = steps_of(expression, "");
+            let together = sizes.strip_prefix('&');
+            let cases = together.map_or_else(|| sizes.chars().map(String::from).collect(), |all| vec![all.to_string()]);
+            for large in cases {
+                let steps = steps_of(expression, &large) - small;
+                let least = if large.contains(['a', 'b']) { LARGE / 256 } else { LARGE / 10 / 8 } as i64;
+                if steps < least {
+                    wrong.push(format!("{expression} with large {large}: {steps} steps, less than {least}"));
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    });
+}
+
+#[test]
+fn memory_of_large_operands_is_counted() {
+    on_deep_stack(|| {
+        let mut wrong = Vec::new();
+        for (expression, _) in EXPRESSIONS {
+            let words: Vec<&str> = expression.split(|c: char| !c.is_alphanumeric()).collect();
+            let used: String = NAMES.into_iter().filter(|name| words.contains(&&*name.to_string())).collect();
+            let defined = variables(&used);
+            let cost = cost(&format!("{defined}{{% for i in range(3) %}}{{% set result = {expression} %}}{{{{ result }}}}{{% endfor %}}"));
+            if cost.peak > cost.counted + cost.counted / 20 + 20_000 {
+                wrong.push(format!("{expression}: {} bytes, {} counted", cost.peak, cost.counted));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    });
+}
+
+#[test]
+fn each_method_filter_and_test_has_an_expression() {
+    let all: String = EXPRESSIONS.iter().map(|(expression, _)| format!("{expression} ")).collect();
+    let find = |wanted: String| assert!(all.contains(&wanted), "{wanted}");
+    let methods = [methods::TEXT, methods::LIST, methods::DICT, methods::KEYS, methods::INT, methods::FLOAT, methods::CYCLER].concat();
+    methods.iter().for_each(|name| find(format!(".{name}(")));
+    filters::NAMES.iter().for_each(|name| find(format!("|{name}")));
+    let (named, symbols): (Vec<&str>, Vec<&str>) = tests::NAMES.iter().partition(|name| name.starts_with(char::is_alphabetic));
+    named.iter().for_each(|name| find(format!("is {name}")));
+    symbols.iter().for_each(|name| find(format!("select('{name}', b)")));
 }

@@ -9,12 +9,13 @@ mod wrap;
 use super::arguments::{Args, given, string};
 use super::ast::Operator;
 use super::attributes;
-use super::failure::{Result, fail};
+use super::budget::Buffer;
+use super::failure::{Failure, Result, fail};
 use super::interpreter::Interpreter;
-use super::value::Value;
+use super::value::{Entries, Key, Value};
 use super::{json, ops};
 
-const NAMES: &[&str] = &[
+pub const NAMES: &[&str] = &[
     "abs",
     "attr",
     "batch",
@@ -81,7 +82,7 @@ const KEEP_SAFE: [&str; 7] = ["capitalize", "center", "lower", "reverse", "trim"
 pub fn apply(interpreter: &mut Interpreter, name: &str, value: Value, args: Args) -> Result<Value> {
     let keeps_safe = KEEP_SAFE.contains(&name) && matches!(&value, Value::Str(text) if text.is_safe());
     match apply_plain(interpreter, name, value, args)? {
-        Value::Str(text) if keeps_safe => interpreter.budget().safe_text(text.as_str()),
+        Value::Str(text) if keeps_safe => interpreter.budget().safe_text(&text),
         result => Ok(result),
     }
 }
@@ -89,6 +90,7 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: Value, args: Args
 fn apply_plain(interpreter: &mut Interpreter, name: &str, value: Value, args: Args) -> Result<Value> {
     let budget = interpreter.budget();
     budget.scan(value.as_str().map_or(0, str::len))?;
+    args.scan()?;
     match name {
         "default" | "d" => {
             let [default, boolean] = args.bind(name, ["default_value", "boolean"], 0)?;
@@ -108,7 +110,7 @@ fn apply_plain(interpreter: &mut Interpreter, name: &str, value: Value, args: Ar
         }
         "string" => {
             args.none(name)?;
-            if matches!(value, Value::Str(_)) { Ok(value) } else { budget.text(interpreter.str(&value)?) }
+            if matches!(value, Value::Str(_)) { Ok(value) } else { interpreter.str(&value)?.into_text(false) }
         }
         "tojson" => json::tojson(interpreter, &value, &args),
         "format" => format(interpreter, &value, args),
@@ -118,27 +120,33 @@ fn apply_plain(interpreter: &mut Interpreter, name: &str, value: Value, args: Ar
             sequences::apply(interpreter, name, value, args)
         }
         "e" | "escape" | "forceescape" | "safe" | "striptags" | "urlencode" | "xmlattr" => web::apply(interpreter, name, &value, &args),
-        "random" | "urlize" | "pprint" => fail(format!("the filter '{name}' is not supported")),
+        "random" | "urlize" | "pprint" => fail(format_args!("the filter '{name}' is not supported")),
         name if exists(name) => text::apply(interpreter, name, &value, &args),
-        name => fail(format!("no filter named '{name}'")),
+        name => fail(format_args!("no filter named '{name}'")),
     }
 }
 
 /// `text|format(...)`: the `%` operator.
 fn format(interpreter: &mut Interpreter, value: &Value, args: Args) -> Result<Value> {
     let budget = interpreter.budget();
-    let text = if matches!(value, Value::Str(_)) { value.clone() } else { budget.text(interpreter.str(value)?)? };
+    let text = if matches!(value, Value::Str(_)) { value.clone() } else { interpreter.str(value)?.into_text(false)? };
     if !args.positional.is_empty() && !args.named.is_empty() {
         return fail("can't handle positional and keyword arguments at the same time");
     }
     let values = if args.named.is_empty() {
-        budget.tuple(args.positional)?
+        args.positional.into_tuple()?
     } else {
-        let entries = args.named.into_iter().map(|(name, value)| Ok((super::value::Key::new(budget.text(name)?)?, value)));
-        budget.dict(entries.collect::<Result<_>>()?)?
+        let mut entries = Entries::new(&budget)?;
+        for (name, value) in args.named {
+            entries.insert(Key::new(Value::Str(name))?, value)?;
+        }
+        budget.dict(entries)?
     };
     ops::binary(&mut interpreter.objects, Operator::Modulo, &text, &values)
 }
+
+/// Bytes of the argument `attribute`, whose parts are values.
+const MAX_ATTRIBUTE: usize = 1_024;
 
 /// What the argument `attribute` of a filter selects: `a.b.0`, or several with commas between them.
 pub struct Getter {
@@ -151,6 +159,10 @@ impl Getter {
         let budget = interpreter.budget();
         let paths = match given(attribute) {
             None => vec![Vec::new()],
+            Some(Value::Str(text)) if text.as_str().len() > MAX_ATTRIBUTE => {
+                let len = text.as_str().len();
+                return Err(Failure::limit(format_args!("an attribute is too long ({len} bytes, at most {MAX_ATTRIBUTE}); shorten it")));
+            }
             Some(Value::Str(text)) => {
                 let paths: Vec<&str> = if several { text.as_str().split(',').collect() } else { vec![text.as_str()] };
                 let part = |part: &str| match part.parse() {
@@ -170,10 +182,13 @@ impl Getter {
     }
 
     /// The selected values of an item, as a list that can be compared.
-    pub fn get_all(&self, interpreter: &mut Interpreter, item: &Value, case_sensitive: bool) -> Result<Vec<Value>> {
-        let paths = self.paths.iter();
-        interpreter.objects.budget.work(paths.len() * 1024)?;
-        paths.map(|path| self.follow(interpreter, item, path).and_then(|value| fold(interpreter, value, case_sensitive))).collect()
+    pub fn get_all(&self, interpreter: &mut Interpreter, item: &Value, case_sensitive: bool) -> Result<Value> {
+        let mut values = Buffer::with_capacity(&interpreter.objects.budget, self.paths.len())?;
+        for path in &self.paths {
+            let value = self.follow(interpreter, item, path)?;
+            values.push(fold(interpreter, value, case_sensitive)?)?;
+        }
+        values.into_list()
     }
 
     fn follow(&self, interpreter: &mut Interpreter, item: &Value, path: &[Value]) -> Result<Value> {
@@ -192,7 +207,10 @@ impl Getter {
 /// Strings in lower case, unless case counts.
 fn fold(interpreter: &Interpreter, value: Value, case_sensitive: bool) -> Result<Value> {
     match value.as_str() {
-        Some(text) if !case_sensitive => interpreter.budget().text(text.to_lowercase()),
+        Some(text) if !case_sensitive => {
+            interpreter.objects.budget.scan(text.len())?;
+            interpreter.budget().recased(text, str::to_lowercase)
+        }
         _ => Ok(value),
     }
 }

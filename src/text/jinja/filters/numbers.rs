@@ -14,7 +14,7 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Ar
             match (value.defined()?.as_int(), value) {
                 (Some(number), _) => Ok(Value::Int(number.saturating_abs())),
                 (None, Value::Float(number)) => Ok(Value::Float(number.abs())),
-                _ => fail(format!("bad operand type for abs(): '{}'", value.type_name())),
+                _ => fail(format_args!("bad operand type for abs(): '{}'", value.type_name())),
             }
         }
         "round" => round(value, args),
@@ -39,7 +39,7 @@ fn round(value: &Value, args: &Args) -> Result<Value> {
         return fail("method must be common, ceil or floor");
     }
     let Some(number) = value.defined()?.as_float() else {
-        return fail(format!("type {} doesn't define __round__ method", value.type_name()));
+        return fail(format_args!("type {} doesn't define __round__ method", value.type_name()));
     };
     if method == "common" {
         return match value.as_int() {
@@ -85,11 +85,11 @@ fn filesize(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result
         return budget.text("1 Byte");
     }
     if bytes < base {
-        return budget.text(format!("{} Bytes", number::truncate(bytes)?));
+        return budget.text(&format!("{} Bytes", number::truncate(bytes)?));
     }
     let prefixes =
         if binary { ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB"] } else { ["kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB"] };
     let fits = |i: &usize| bytes < base.powi(*i as i32 + 2);
     let i = (0..prefixes.len()).find(fits).unwrap_or(prefixes.len() - 1);
-    budget.text(format!("{:.1} {}", base * bytes / base.powi(i as i32 + 2), prefixes[i]))
+    budget.text(&format!("{:.1} {}", base * bytes / base.powi(i as i32 + 2), prefixes[i]))
 }

@@ -1,17 +1,16 @@
 //! Filters of lists and other iterables.
 
-use std::collections::VecDeque;
-
 use super::super::arguments::{Args, given, integer};
 use super::super::ast::Operator;
-use super::super::budget::Builder;
-use super::super::failure::{Failure, Result, fail};
+use super::super::budget::{Buffer, Builder};
+use super::super::failure::{Failure, Kind, Result, fail};
 use super::super::interpreter::Interpreter;
-use super::super::json::try_sort;
+use super::super::iteration::iterate;
 use super::super::ops;
 use super::super::repr;
+use super::super::sorting::sorted;
 use super::super::tests;
-use super::super::value::{Object, Value};
+use super::super::value::{Entries, Object, Value, View};
 use super::{Getter, flag, fold};
 
 pub fn apply(interpreter: &mut Interpreter, name: &str, value: Value, args: Args) -> Result<Value> {
@@ -33,39 +32,45 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: Value, args: Args
         "first" => {
             let first = match value {
                 Value::Object(Object::Iterator, index) => interpreter.objects.next(index)?,
-                value => ops::iterate(&mut interpreter.objects, &value)?.pop_front(),
+                value => iterate(&mut interpreter.objects, &value)?.next().transpose()?,
             };
-            Ok(first.unwrap_or_else(|| Value::Undefined("No first item, sequence was empty.".into())))
+            first.map_or_else(|| budget.undefined("No first item, sequence was empty."), Ok)
         }
         "last" => {
             if matches!(value, Value::Object(..)) {
-                return fail(format!("'{}' object is not reversible", value.type_name()));
+                return fail(format_args!("'{}' object is not reversible", value.type_name()));
             }
-            let last = ops::iterate(&mut interpreter.objects, &value)?.pop_back();
-            Ok(last.unwrap_or_else(|| Value::Undefined("No last item, sequence was empty.".into())))
+            let last = iterate(&mut interpreter.objects, &value)?.next_back().transpose()?;
+            last.map_or_else(|| budget.undefined("No last item, sequence was empty."), Ok)
         }
-        "list" => budget.list(ops::iterate(&mut interpreter.objects, &value)?.into()),
+        "list" => iterate(&mut interpreter.objects, &value)?.collect()?.into_list(),
         "items" => match &value {
-            Value::Undefined(_) => interpreter.objects.add_iterator([], None),
+            Value::Undefined(_) => interpreter.objects.add_iterator(Buffer::new(&budget)),
             Value::Dict(dict) => {
-                let pairs = dict.iter().map(|(key, value)| budget.tuple(vec![key.value().clone(), value.clone()]));
-                let pairs = pairs.collect::<Result<Vec<_>>>()?;
-                interpreter.objects.add_iterator(pairs, None)
+                let pairs = iterate(&mut interpreter.objects, &Value::View(View::Items, dict.clone()))?.collect()?;
+                interpreter.objects.add_iterator(pairs)
             }
-            _ => interpreter.objects.add_iterator([], Some(Failure::new("Can only get item pairs from a mapping."))),
+            _ => failing(interpreter, Failure::new("Can only get item pairs from a mapping.")),
         },
         _ => match &value {
-            Value::Str(text) => budget.text(text.as_str().chars().rev().collect::<String>()),
+            Value::Str(text) => {
+                let mut reversed = Builder::new(&budget);
+                text.as_str().chars().rev().try_for_each(|c| reversed.push_char(c))?;
+                reversed.into_text(false)
+            }
             value => {
-                let items = ops::iterate(&mut interpreter.objects, value)?;
-                let reversed = items.into_iter().rev();
-                match value {
-                    Value::Object(..) => budget.list(reversed.collect()),
-                    _ => interpreter.objects.add_iterator(reversed, None),
-                }
+                let mut items = iterate(&mut interpreter.objects, value)?.collect()?;
+                items.reverse();
+                if matches!(value, Value::Object(..)) { items.into_list() } else { interpreter.objects.add_iterator(items) }
             }
         },
     }
+}
+
+/// An iterator that fails at once when it is visited.
+fn failing(interpreter: &mut Interpreter, failure: Failure) -> Result<Value> {
+    let none = Buffer::new(&interpreter.objects.budget);
+    interpreter.objects.add_failing_iterator(none, failure)
 }
 
 /// Applies `work` to each item, for an iterator that raises a failure only when it is reached.
@@ -74,52 +79,44 @@ fn lazily(
     value: &Value,
     mut work: impl FnMut(&mut Interpreter, Value) -> Result<Option<Value>>,
 ) -> Result<Value> {
-    let (mut done, mut failure) = (Vec::new(), None);
-    let items = match ops::iterate(&mut interpreter.objects, value) {
-        Ok(items) => items,
-        Err(e) => {
-            failure = Some(e);
-            VecDeque::new()
-        }
-    };
-    for item in items {
-        match work(interpreter, item) {
-            Ok(item) => done.extend(item),
-            Err(e) => {
-                failure = Some(e);
-                break;
-            }
-        }
+    let mut done = Buffer::new(&interpreter.objects.budget);
+    let result = iterate(&mut interpreter.objects, value).and_then(|mut items| {
+        items.try_for_each(|item| match work(interpreter, item?)? {
+            Some(item) => done.push(item),
+            None => Ok(()),
+        })
+    });
+    match result {
+        Ok(()) => interpreter.objects.add_iterator(done),
+        // A limit is a limit, whether the item is reached or not.
+        Err(e) if e.kind == Kind::Limit => Err(e),
+        Err(e) => interpreter.objects.add_failing_iterator(done, e),
     }
-    // A limit is a limit, whether the item is reached or not.
-    if let Some(e) = failure.take_if(|e| e.kind == super::super::Kind::Limit) {
-        return Err(e);
-    }
-    interpreter.objects.add_iterator(done, failure)
 }
 
 fn map(interpreter: &mut Interpreter, value: &Value, mut args: Args) -> Result<Value> {
     if !value.is_true() {
-        return interpreter.objects.add_iterator([], None);
+        let none = Buffer::new(&interpreter.objects.budget);
+        return interpreter.objects.add_iterator(none);
     }
-    let attribute = args.named.iter().position(|(name, _)| name == "attribute");
+    let attribute = args.named.iter().position(|(name, _)| name.as_str() == "attribute");
     if let Some(found) = attribute.filter(|_| args.positional.is_empty()) {
         let attribute = args.named.remove(found).1;
-        let default = args.named.iter().position(|(name, _)| name == "default").map(|found| args.named.remove(found).1);
+        let default = args.named.iter().position(|(name, _)| name.as_str() == "default").map(|found| args.named.remove(found).1);
         if let Some((name, _)) = args.named.first() {
-            let failure = Failure::new(format!("Unexpected keyword argument '{name}'"));
-            return interpreter.objects.add_iterator([], Some(failure));
+            let failure = Failure::new(format_args!("Unexpected keyword argument '{}'", name.as_str()));
+            return failing(interpreter, failure);
         }
         let getter = Getter::new(interpreter, Some(attribute), default, false)?;
         return lazily(interpreter, value, |interpreter, item| getter.get(interpreter, &item).map(Some));
     }
     if args.positional.is_empty() {
-        return interpreter.objects.add_iterator([], Some(Failure::new("map requires a filter argument")));
+        return failing(interpreter, Failure::new("map requires a filter argument"));
     }
     let filter = args.positional.remove(0);
     lazily(interpreter, value, |interpreter, item| {
         let Some(name) = filter.as_str() else { return fail("the name of a filter must be a string") };
-        super::apply(interpreter, name, item, args.clone()).map(Some)
+        super::apply(interpreter, name, item, args.copy()?).map(Some)
     })
 }
 
@@ -127,11 +124,12 @@ fn select(interpreter: &mut Interpreter, name: &str, value: &Value, mut args: Ar
     let by_attribute = name.ends_with("attr");
     let wanted = name.starts_with("select");
     if !value.is_true() {
-        return interpreter.objects.add_iterator([], None);
+        let none = Buffer::new(&interpreter.objects.budget);
+        return interpreter.objects.add_iterator(none);
     }
     let attribute = match by_attribute {
         true if args.positional.is_empty() => {
-            return interpreter.objects.add_iterator([], Some(Failure::new("Missing parameter for attribute name")));
+            return failing(interpreter, Failure::new("Missing parameter for attribute name"));
         }
         true => Some(args.positional.remove(0)),
         false => None,
@@ -154,15 +152,15 @@ fn select(interpreter: &mut Interpreter, name: &str, value: &Value, mut args: Ar
 fn join(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
     let [separator, attribute] = args.bind("join", ["d", "attribute"], 0)?;
     let getter = Getter::new(interpreter, attribute, None, false)?;
-    let separator = separator.map_or(Ok(String::new()), |separator| interpreter.str(&separator))?;
     let budget = interpreter.budget();
+    let separator = separator.map_or_else(|| Ok(Builder::new(&budget)), |separator| interpreter.str(&separator))?;
     let mut out = Builder::new(&budget);
-    for (i, item) in ops::iterate(&mut interpreter.objects, value)?.into_iter().enumerate() {
-        let item = getter.get(interpreter, &item)?;
+    for (i, item) in iterate(&mut interpreter.objects, value)?.enumerate() {
+        let item = getter.get(interpreter, &item?)?;
         out.push(if i > 0 { &separator } else { "" })?;
         repr::push_str(&mut out, &interpreter.objects, &item)?;
     }
-    budget.text(out.finish())
+    out.into_text(false)
 }
 
 fn sum(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
@@ -172,8 +170,8 @@ fn sum(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Valu
     if matches!(total, Value::Str(_)) {
         return fail("sum() can't sum strings [use ''.join(seq) instead]");
     }
-    for item in ops::iterate(&mut interpreter.objects, value)? {
-        let item = getter.get(interpreter, &item)?;
+    for item in iterate(&mut interpreter.objects, value)? {
+        let item = getter.get(interpreter, &item?)?;
         total = ops::binary(&mut interpreter.objects, Operator::Add, &total, &item)?;
     }
     Ok(total)
@@ -185,7 +183,8 @@ fn extreme(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Args
     let case_sensitive = flag(case_sensitive);
     let wanted = if name == "min" { std::cmp::Ordering::Less } else { std::cmp::Ordering::Greater };
     let mut best: Option<(Value, Value)> = None;
-    for item in ops::iterate(&mut interpreter.objects, value)? {
+    for item in iterate(&mut interpreter.objects, value)? {
+        let item = item?;
         let key = getter.get(interpreter, &item)?;
         let key = fold(interpreter, key, case_sensitive)?;
         let better = match &best {
@@ -196,45 +195,38 @@ fn extreme(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Args
             best = Some((key, item));
         }
     }
-    Ok(best.map_or_else(|| Value::Undefined("No aggregated item, sequence was empty.".into()), |(_, item)| item))
+    best.map_or_else(|| interpreter.budget().undefined("No aggregated item, sequence was empty."), |(_, item)| Ok(item))
 }
 
 /// Sorts items by their keys. Equal items keep their order, also where the order is reversed.
-/// A single key is compared as it is; several are compared as a list, whose equal elements are skipped.
-fn sort_by_keys(
-    interpreter: &mut Interpreter,
-    mut items: Vec<(Vec<Value>, Value)>,
-    reverse: bool,
-    as_list: bool,
-) -> Result<Vec<(Vec<Value>, Value)>> {
+fn sort_by_keys(interpreter: &Interpreter, mut items: Buffer<(Value, Value)>, reverse: bool) -> Result<Buffer<(Value, Value)>> {
     if reverse {
         items.reverse();
     }
-    let objects = &interpreter.objects;
-    try_sort(&mut items, |(a, _), (b, _)| {
-        for (a, b) in a.iter().zip(b) {
-            if !as_list || !ops::equal(objects, a, b)? {
-                return ops::order(objects, "<", a, b);
-            }
-        }
-        Ok(Some(std::cmp::Ordering::Equal))
-    })?;
+    let mut items = sorted(items, |(a, _), (b, _)| ops::order(&interpreter.objects, "<", a, b))?;
     if reverse {
         items.reverse();
     }
     Ok(items)
 }
 
+/// The items without their keys, as a list.
+fn without_keys(items: Buffer<(Value, Value)>) -> Result<Value> {
+    let mut list = Buffer::new(items.budget());
+    list.extend(items.into_iter().map(|(_, item)| item))?;
+    list.into_list()
+}
+
 fn sort(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
     let [reverse, case_sensitive, attribute] = args.bind("sort", ["reverse", "case_sensitive", "attribute"], 0)?;
     let getter = Getter::new(interpreter, attribute, None, true)?;
     let case_sensitive = flag(case_sensitive);
-    let mut items = Vec::new();
-    for item in ops::iterate(&mut interpreter.objects, value)? {
-        items.push((getter.get_all(interpreter, &item, case_sensitive)?, item));
+    let mut items = Buffer::new(&interpreter.objects.budget);
+    for item in iterate(&mut interpreter.objects, value)? {
+        let item = item?;
+        items.push((getter.get_all(interpreter, &item, case_sensitive)?, item))?;
     }
-    let sorted = sort_by_keys(interpreter, items, flag(reverse), true)?;
-    interpreter.budget().list(sorted.into_iter().map(|(_, item)| item).collect())
+    without_keys(sort_by_keys(interpreter, items, flag(reverse))?)
 }
 
 fn dictsort(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
@@ -244,27 +236,30 @@ fn dictsort(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result
         Some("value") => true,
         _ => return fail("You can only sort by either \"key\" or \"value\""),
     };
-    let Value::Dict(dict) = value.defined()? else { return fail(format!("'{}' object has no attribute 'items'", value.type_name())) };
+    let Value::Dict(dict) = value.defined()? else { return fail(format_args!("'{}' object has no attribute 'items'", value.type_name())) };
     let case_sensitive = flag(case_sensitive);
     let budget = interpreter.budget();
-    let mut items = Vec::new();
+    let mut items = Buffer::new(&budget);
     for (key, value) in dict.iter() {
+        budget.step()?;
         let sorted_by = fold(interpreter, if by_value { value.clone() } else { key.value().clone() }, case_sensitive)?;
-        items.push((vec![sorted_by], budget.tuple(vec![key.value().clone(), value.clone()])?));
+        items.push((sorted_by, budget.pair(key.value().clone(), value.clone())?))?;
     }
-    let sorted = sort_by_keys(interpreter, items, flag(reverse), false)?;
-    budget.list(sorted.into_iter().map(|(_, item)| item).collect())
+    without_keys(sort_by_keys(interpreter, items, flag(reverse))?)
 }
 
 fn unique(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
     let [case_sensitive, attribute] = args.bind("unique", ["case_sensitive", "attribute"], 0)?;
     let getter = Getter::new(interpreter, attribute, None, false)?;
     let case_sensitive = flag(case_sensitive);
-    let mut seen = indexmap::IndexSet::new();
+    let mut seen = Entries::new(&interpreter.objects.budget)?;
     lazily(interpreter, value, |interpreter, item| {
         let key = getter.get(interpreter, &item)?;
         let key = fold(interpreter, key, case_sensitive)?;
-        Ok(seen.insert(interpreter.budget().key(key)?).then_some(item))
+        let key = interpreter.objects.budget.key(key)?;
+        let is_new = !seen.contains_key(&key);
+        seen.insert(key, Value::None)?;
+        Ok(is_new.then_some(item))
     })
 }
 
@@ -272,26 +267,31 @@ fn groupby(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<
     let [attribute, default, case_sensitive] = args.bind("groupby", ["attribute", "default", "case_sensitive"], 1)?;
     let getter = Getter::new(interpreter, attribute, default, false)?;
     let case_sensitive = flag(case_sensitive);
-    let mut items = Vec::new();
-    for item in ops::iterate(&mut interpreter.objects, value)? {
+    let budget = interpreter.budget();
+    let mut items = Buffer::new(&budget);
+    for item in iterate(&mut interpreter.objects, value)? {
+        let item = item?;
         let key = getter.get(interpreter, &item)?;
-        items.push((vec![fold(interpreter, key, case_sensitive)?], item));
+        items.push((fold(interpreter, key, case_sensitive)?, item))?;
     }
-    let mut groups: Vec<(Value, Vec<Value>)> = Vec::new();
-    for (key, item) in sort_by_keys(interpreter, items, false, false)? {
+    let mut groups: Buffer<(Value, Buffer<Value>)> = Buffer::new(&budget);
+    for (key, item) in sort_by_keys(interpreter, items, false)? {
         match groups.last_mut() {
-            Some((known, items)) if ops::equal(&interpreter.objects, known, &key[0])? => items.push(item),
-            _ => groups.push((key[0].clone(), vec![item])),
+            Some((known, items)) if ops::equal(&interpreter.objects, known, &key)? => items.push(item)?,
+            _ => {
+                let mut items = Buffer::new(&budget);
+                items.push(item)?;
+                groups.push((key, items))?;
+            }
         }
     }
-    let budget = interpreter.budget();
-    let mut out = Vec::new();
+    let mut out = Buffer::new(&budget);
     for (key, items) in groups {
         // The key as the first item writes it.
         let key = if case_sensitive { key } else { getter.get(interpreter, &items[0])? };
-        out.push(budget.tuple(vec![key, budget.list(items)?])?);
+        out.push(budget.pair(key, items.into_list()?)?)?;
     }
-    budget.list(out)
+    out.into_list()
 }
 
 /// `batch` and `slice`: lists of a number of items, or a number of lists.
@@ -300,44 +300,44 @@ fn pieces(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Args)
     let count = integer(&count.unwrap_or(Value::None))?;
     let fill = given(fill);
     let budget = interpreter.budget();
-    let items: Vec<Value> = match ops::iterate(&mut interpreter.objects, value) {
-        Ok(items) => items.into(),
-        Err(e) => return interpreter.objects.add_iterator([], Some(e)),
+    let items = match iterate(&mut interpreter.objects, value) {
+        Ok(items) => items.collect()?,
+        Err(e) => return failing(interpreter, e),
     };
-    let mut out = Vec::new();
+    let mut out = Buffer::new(&budget);
     if name == "batch" {
         // A count that no list reaches puts all items in one.
         let size = usize::try_from(count).ok().filter(|&size| size > 0);
         let size = size.unwrap_or(if count == 0 { 0 } else { usize::MAX });
         if size == 0 && !items.is_empty() {
             // Python yields an empty list first, and then never reaches the count again.
-            out.push(budget.list(Vec::new())?);
+            out.push(Buffer::new(&budget).into_list()?)?;
         }
         for piece in items.chunks(if size == 0 { usize::MAX } else { size }) {
-            let mut piece = piece.to_vec();
-            if let Some(fill) = fill.clone().filter(|_| size < usize::MAX) {
-                budget.check(size.saturating_mul(size_of::<Value>()))?;
-                piece.resize(size.max(piece.len()), fill);
+            let mut list = Buffer::new(&budget);
+            list.extend(piece.iter().cloned())?;
+            if let Some(fill) = fill.as_ref().filter(|_| size < usize::MAX) {
+                list.extend((0..size.saturating_sub(piece.len())).map(|_| fill.clone()))?;
             }
-            out.push(budget.list(piece)?);
+            out.push(list.into_list()?)?;
         }
-        return interpreter.objects.add_iterator(out, None);
+        return interpreter.objects.add_iterator(out);
     }
     if count == 0 {
-        return interpreter.objects.add_iterator([], Some(Failure::new("integer division or modulo by zero")));
+        return failing(interpreter, Failure::new("integer division or modulo by zero"));
     }
     let count = usize::try_from(count).unwrap_or(0);
     budget.steps(count)?;
-    budget.check(count.saturating_mul(128))?;
     let size = items.len().checked_div(count).unwrap_or(0);
     let extra = items.len().checked_rem(count).unwrap_or(0);
     let mut start = 0;
     for i in 0..count {
         let end = start + size + usize::from(i < extra);
-        let mut piece = items[start..end].to_vec();
-        piece.extend(fill.clone().filter(|_| i >= extra));
-        out.push(budget.list(piece)?);
+        let mut piece = Buffer::new(&budget);
+        piece.extend(items[start..end].iter().cloned())?;
+        fill.iter().filter(|_| i >= extra).try_for_each(|fill| piece.push(fill.clone()))?;
+        out.push(piece.into_list()?)?;
         start = end;
     }
-    interpreter.objects.add_iterator(out, None)
+    interpreter.objects.add_iterator(out)
 }

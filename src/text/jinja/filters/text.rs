@@ -30,7 +30,7 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Ar
             let [chars] = args.bind(name, ["chars"], 0)?;
             let chars = given(chars);
             let chars = chars.as_ref().map(string).transpose()?;
-            budget.text(methods::strip(&text, "strip", chars))
+            budget.text(methods::strip(&budget, &text, "strip", chars)?)
         }
         "center" => {
             let [width] = args.bind(name, ["width"], 0)?;
@@ -40,10 +40,10 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Ar
         _ => {
             args.none(name)?;
             match name {
-                "capitalize" => budget.text(unicode::capitalize(&text)),
-                "lower" => budget.text(text.to_lowercase()),
-                "title" => budget.text(title(&text)),
-                "upper" => budget.text(text.to_uppercase()),
+                "capitalize" => budget.recased(&text, unicode::capitalize),
+                "lower" => budget.recased(&text, str::to_lowercase),
+                "title" => budget.recased(&text, title),
+                "upper" => budget.recased(&text, str::to_uppercase),
                 _ => {
                     Ok(Value::Int(text.split(|c| c != '_' && !unicode::is_alphanumeric(c)).filter(|word| !word.is_empty()).count() as i128))
                 }
@@ -68,24 +68,26 @@ fn indent(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<V
     let [width, first, blank] = args.bind("indent", ["width", "first", "blank"], 0)?;
     let budget = interpreter.budget();
     let text = string(value)?;
-    let indention = match width {
-        Some(Value::Str(text)) => text.as_str().to_string(),
+    let mut spaces = Builder::new(&budget);
+    let indention = match &width {
+        Some(Value::Str(text)) => text.as_str(),
         width => {
-            let mut spaces = Builder::new(&budget);
-            spaces.repeat(" ", arguments::width(width.map_or(Ok(4), |width| integer(&width))?)?)?;
-            spaces.finish()
+            spaces.repeat(" ", arguments::width(width.as_ref().map_or(Ok(4), integer)?)?)?;
+            &*spaces
         }
     };
     let (first, blank) = (flag(first), flag(blank));
-    let text = format!("{text}\n");
+    let mut ended = Builder::new(&budget);
+    ended.push(text)?;
+    ended.push("\n")?;
     let mut out = Builder::new(&budget);
-    for (i, (line, _)) in methods::lines(&text).enumerate() {
+    for (i, (line, _)) in methods::lines(&ended).enumerate() {
         out.push(if i > 0 { "\n" } else { "" })?;
         let indented = if i == 0 { first } else { blank || !line.is_empty() };
-        out.push(if indented { &indention } else { "" })?;
+        out.push(if indented { indention } else { "" })?;
         out.push(line)?;
     }
-    if matches!(value, Value::Str(text) if text.is_safe()) { budget.safe_text(out.finish()) } else { budget.text(out.finish()) }
+    out.into_text(matches!(value, Value::Str(text) if text.is_safe()))
 }
 
 fn truncate(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
@@ -95,7 +97,7 @@ fn truncate(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result
     let leeway = given(leeway).map_or(Ok(5), |leeway| integer(&leeway))?;
     let end_len = end.chars().count();
     if length < end_len || leeway < 0 {
-        return fail(format!("truncate: expected length >= {end_len} and leeway >= 0"));
+        return fail(format_args!("truncate: expected length >= {end_len} and leeway >= 0"));
     }
     if ops::len(&interpreter.objects, value)? <= length.saturating_add(size(leeway)) {
         return Ok(value.clone());
@@ -104,5 +106,8 @@ fn truncate(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result
     let cut = text.char_indices().nth(length - end_len).map_or(text.len(), |(at, _)| at);
     let cut = &text[..cut];
     let kept = if flag(kill) { cut } else { cut.rsplit_once(' ').map_or(cut, |(kept, _)| kept) };
-    interpreter.budget().text(format!("{kept}{end}"))
+    let mut out = Builder::new(&interpreter.objects.budget);
+    out.push(kept)?;
+    out.push(end)?;
+    out.into_text(false)
 }

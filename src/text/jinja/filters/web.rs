@@ -1,12 +1,15 @@
 //! Filters for HTML and URLs.
 
-use super::super::arguments::Args;
-use super::super::budget::Builder;
+use std::rc::Rc;
+
+use super::super::arguments::{Args, string};
+use super::super::budget::{Budget, Builder};
 use super::super::failure::{Result, fail};
 use super::super::interpreter::Interpreter;
-use super::super::ops;
+use super::super::iteration::iterate;
 use super::super::unicode::is_space;
-use super::super::value::{Object, Value};
+use super::super::value::{Object, Value, View};
+use super::super::{methods, ops};
 
 pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Args) -> Result<Value> {
     let budget = interpreter.budget();
@@ -20,30 +23,38 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Ar
     }
     let text = interpreter.str(value)?;
     match (name, value) {
-        ("safe", _) => budget.safe_text(text),
-        ("striptags", _) => budget.text(striptags(&text)),
+        ("safe", _) => text.into_text(true),
+        ("striptags", _) => striptags(&budget, &text),
         ("e" | "escape", Value::Str(known)) if known.is_safe() => Ok(value.clone()),
-        _ => budget.safe_text(ops::escape(&interpreter.objects, &text)?),
+        _ => ops::escape(&interpreter.objects, &text),
     }
 }
 
-fn striptags(text: &str) -> String {
-    let mut plain = text.to_string();
-    for (open, close) in [("<!--", "-->"), ("<", ">")] {
-        let mut out = String::with_capacity(plain.len());
-        let mut rest = plain.as_str();
-        while let Some((before, tag)) = rest.split_once(open) {
-            let Some((_, after)) = tag.split_once(close) else { break };
-            out.push_str(before);
-            rest = after;
-        }
-        out.push_str(rest);
-        plain = out;
+fn striptags(budget: &Rc<Budget>, text: &str) -> Result<Value> {
+    let plain = without(budget, text, "<!--", "-->")?;
+    let plain = without(budget, &plain, "<", ">")?;
+    let mut out = Builder::new(budget);
+    for word in plain.split(is_space).filter(|word| !word.is_empty()) {
+        out.push(if out.is_empty() { "" } else { " " })?;
+        out.push(word)?;
     }
-    let words: Vec<&str> = plain.split(is_space).filter(|word| !word.is_empty()).collect();
-    let text = words.join(" ");
     let entities = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&#34;", "\""), ("&#39;", "'"), ("&nbsp;", "\u{a0}"), ("&amp;", "&")];
-    entities.iter().fold(text, |text, (entity, c)| text.replace(entity, c))
+    let text = out.into_text(false)?;
+    entities.iter().try_fold(text, |text, (entity, c)| methods::replace(budget, string(&text)?, entity, c, -1))
+}
+
+/// The text without what stands between `open` and `close`.
+fn without(budget: &Rc<Budget>, text: &str, open: &str, close: &str) -> Result<Builder> {
+    budget.scan(text.len())?;
+    let mut out = Builder::new(budget);
+    let mut rest = text;
+    while let Some((before, tag)) = rest.split_once(open) {
+        let Some((_, after)) = tag.split_once(close) else { break };
+        out.push(before)?;
+        rest = after;
+    }
+    out.push(rest)?;
+    Ok(out)
 }
 
 fn xmlattr(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
@@ -54,48 +65,45 @@ fn xmlattr(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<
     for (key, value) in dict.iter().filter(|(_, value)| !matches!(value, Value::None | Value::Undefined(_))) {
         let Some(name) = key.value().as_str() else { return fail("an attribute name must be a string") };
         if name.contains(|c: char| c.is_ascii_whitespace() || "\x0b/>=".contains(c)) {
-            return fail(format!("Invalid character in attribute name: '{name}'"));
+            return fail(format_args!("Invalid character in attribute name: '{name}'"));
         }
-        let space = out.len() > 0 || autospace.as_ref().is_none_or(Value::is_true);
+        let space = !out.is_empty() || autospace.as_ref().is_none_or(Value::is_true);
         out.push(if space { " " } else { "" })?;
-        out.push(&ops::escape(&interpreter.objects, name)?)?;
+        ops::push_escaped(&mut out, name)?;
         out.push("=\"")?;
-        out.push(&ops::escape(&interpreter.objects, &interpreter.str(value)?)?)?;
+        ops::push_escaped(&mut out, &interpreter.str(value)?)?;
         out.push("\"")?;
     }
-    budget.text(out.finish())
+    out.into_text(false)
 }
 
 fn urlencode(interpreter: &mut Interpreter, value: &Value) -> Result<Value> {
     let budget = interpreter.budget();
     let mut out = Builder::new(&budget);
     let pairs = match value {
-        Value::Dict(dict) => {
-            let pairs = dict.iter().map(|(key, value)| budget.tuple(vec![key.value().clone(), value.clone()]));
-            pairs.collect::<Result<Vec<_>>>()?
-        }
+        Value::Dict(dict) => iterate(&mut interpreter.objects, &Value::View(View::Items, dict.clone()))?,
         Value::List(_) | Value::Tuple(_) | Value::View(..) | Value::Object(Object::Iterator, _) | Value::Range(_) | Value::Undefined(_) => {
-            ops::iterate(&mut interpreter.objects, value)?.into()
+            iterate(&mut interpreter.objects, value)?
         }
         value => {
             let text = interpreter.str(value)?;
-            budget.scan(text.len())?;
             quote(&mut out, &text, false)?;
-            return budget.text(out.finish());
+            return out.into_text(false);
         }
     };
-    for (i, pair) in pairs.iter().enumerate() {
-        let pair: Vec<Value> = ops::iterate(&mut interpreter.objects, pair)?.into();
+    for (i, pair) in pairs.enumerate() {
+        let pair = iterate(&mut interpreter.objects, &pair?)?.collect()?;
         let [key, value] = &pair[..] else { return fail("urlencode takes a mapping or pairs") };
         out.push(if i > 0 { "&" } else { "" })?;
         quote(&mut out, &interpreter.str(key)?, true)?;
         out.push("=")?;
         quote(&mut out, &interpreter.str(value)?, true)?;
     }
-    budget.text(out.finish())
+    out.into_text(false)
 }
 
 fn quote(out: &mut Builder, text: &str, in_query: bool) -> Result<()> {
+    out.scan(text)?;
     for byte in text.bytes() {
         match byte {
             b' ' if in_query => out.push("+")?,

@@ -1,7 +1,9 @@
 //! The filter `wordwrap`: Python's `textwrap.wrap` for each line.
 
+use std::rc::Rc;
+
 use super::super::arguments::{Args, given, integer, size, string};
-use super::super::budget::Builder;
+use super::super::budget::{Budget, Buffer, Builder};
 use super::super::failure::{Result, fail};
 use super::super::interpreter::Interpreter;
 use super::super::methods;
@@ -23,12 +25,10 @@ pub fn wordwrap(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Re
     for (i, (line, _)) in methods::lines(string(value)?).enumerate() {
         out.push(if i > 0 { separator } else { "" })?;
         budget.steps(line.len())?;
-        for (k, wrapped) in wrap(line, width, breaks_long, on_hyphens).iter().enumerate() {
-            out.push(if k > 0 { separator } else { "" })?;
-            out.push(wrapped)?;
-        }
+        let mut wrapper = Wrapper { out: &mut out, separator, lines: 0 };
+        wrapper.wrap(chunks(&budget, line, on_hyphens)?, width, breaks_long, on_hyphens)?;
     }
-    budget.text(out.finish())
+    out.into_text(false)
 }
 
 /// White space between words. What is dropped at the ends of lines is all white space.
@@ -36,24 +36,28 @@ fn separates(c: char) -> bool {
     "\t\n\x0b\x0c\r ".contains(c)
 }
 
-/// White space and words in turn; words end behind a hyphen within them.
-fn chunks(line: &str, on_hyphens: bool) -> Vec<&str> {
-    let chars: Vec<(usize, char)> = line.char_indices().collect();
+/// White space and words in turn, the last first; words end behind a hyphen within them.
+fn chunks<'a>(budget: &Rc<Budget>, line: &'a str, on_hyphens: bool) -> Result<Buffer<&'a str>> {
+    let mut chars = Buffer::with_capacity(budget, line.chars().count())?;
+    for (at, c) in line.char_indices() {
+        chars.push((at, c))?;
+    }
     let letter = |i: usize| chars.get(i).is_some_and(|(_, c)| c.is_alphabetic() || *c == '_');
     let word = |i: usize| chars.get(i).is_some_and(|(_, c)| c.is_alphanumeric() || *c == '_');
-    let (mut chunks, mut start) = (Vec::new(), 0);
+    let (mut chunks, mut start) = (Buffer::new(budget), 0);
     for (i, &(at, c)) in chars.iter().enumerate().skip(1) {
         let before = chars[i - 1].1;
         let after_hyphen = on_hyphens && i >= 3 && before == '-' && letter(i - 2) && word(i - 3) && word(i) && letter(i + 1);
         if separates(c) != separates(before) || (after_hyphen && !separates(c)) {
-            chunks.push(&line[start..at]);
+            chunks.push(&line[start..at])?;
             start = at;
         }
     }
     if start < line.len() {
-        chunks.push(&line[start..]);
+        chunks.push(&line[start..])?;
     }
-    chunks
+    chunks.reverse();
+    Ok(chunks)
 }
 
 /// The number of characters, if it is at most `width`. A long text is not counted to its end.
@@ -62,39 +66,57 @@ fn fits(text: &str, width: usize) -> Option<usize> {
     (counted <= width).then_some(counted)
 }
 
-/// The lines of a text as Python's `textwrap` makes them.
-fn wrap(line: &str, width: usize, breaks_long: bool, on_hyphens: bool) -> Vec<String> {
-    let mut pending = chunks(line, on_hyphens);
-    pending.reverse();
-    let is_blank = |chunk: &&str| chunk.chars().all(is_space);
-    let mut lines: Vec<String> = Vec::new();
-    while !pending.is_empty() {
-        if !lines.is_empty() {
-            pending.pop_if(|chunk| is_blank(&*chunk));
-        }
-        let (mut current, mut used) = (Vec::new(), 0);
-        while let Some(len) = pending.last().and_then(|chunk| fits(chunk, width - used)) {
-            used += len;
-            current.extend(pending.pop());
-        }
-        if let Some(long) = pending.pop_if(|chunk| fits(chunk, width).is_none()) {
-            if breaks_long {
-                // An empty piece counts: it is dropped below in place of the white space before it.
-                let (kept, rest) = long.split_at(break_at(long, width - used, on_hyphens));
-                current.push(kept);
-                pending.push(rest);
-            } else if current.is_empty() {
-                current.push(long);
-            } else {
-                pending.push(long);
+fn is_blank(chunk: &str) -> bool {
+    chunk.chars().all(is_space)
+}
+
+/// Writes the lines of a text as Python's `textwrap` makes them.
+struct Wrapper<'a> {
+    out: &'a mut Builder,
+    separator: &'a str,
+    lines: usize,
+}
+
+impl Wrapper<'_> {
+    fn wrap(&mut self, mut pending: Buffer<&str>, width: usize, breaks_long: bool, on_hyphens: bool) -> Result<()> {
+        let mut current = Buffer::new(pending.budget());
+        while !pending.is_empty() {
+            if self.lines > 0 {
+                pending.pop_if(|chunk| is_blank(chunk));
             }
+            let mut used = 0;
+            while let Some(len) = pending.last().and_then(|chunk| fits(chunk, width - used)) {
+                used += len;
+                pending.pop_if(|_| true).map_or(Ok(()), |chunk| current.push(chunk))?;
+            }
+            if let Some(long) = pending.pop_if(|chunk| fits(chunk, width).is_none()) {
+                if breaks_long {
+                    // An empty piece counts: it is dropped below in place of the white space before it.
+                    let (kept, rest) = long.split_at(break_at(long, width - used, on_hyphens));
+                    current.push(kept)?;
+                    pending.push(rest)?;
+                } else if current.is_empty() {
+                    current.push(long)?;
+                } else {
+                    pending.push(long)?;
+                }
+            }
+            current.pop_if(|chunk| is_blank(chunk));
+            self.write(&mut current)?;
         }
-        current.pop_if(|chunk| is_blank(&*chunk));
-        if !current.is_empty() {
-            lines.push(current.concat());
-        }
+        Ok(())
     }
-    lines
+
+    /// Writes the pieces of a line, if there are any, and takes them.
+    fn write(&mut self, line: &mut Buffer<&str>) -> Result<()> {
+        if !line.is_empty() {
+            self.out.push(if self.lines > 0 { self.separator } else { "" })?;
+            line.iter().try_for_each(|piece| self.out.push(piece))?;
+            self.lines += 1;
+            line.clear();
+        }
+        Ok(())
+    }
 }
 
 /// The byte at which a word is broken that does not fit: behind its last hyphen, if it may be.

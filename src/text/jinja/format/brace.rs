@@ -3,7 +3,7 @@
 use super::super::arguments::{self, Args};
 use super::super::attributes;
 use super::super::budget::Builder;
-use super::super::failure::{Result, fail};
+use super::super::failure::{Failure, Result, fail};
 use super::super::interpreter::Interpreter;
 use super::super::repr;
 use super::super::value::Value;
@@ -12,8 +12,7 @@ use super::{NumberStyle, float_digits, int_digits, limited};
 /// `format.format(*args)`; `mapping` stands for the keywords of `format_map`.
 pub fn format(interpreter: &mut Interpreter, format: &str, args: &Args, mapping: Option<&Value>) -> Result<Value> {
     let mut formatter = Formatter { interpreter, args, mapping, automatic: 0, manual: false };
-    let text = formatter.format(format, 3)?;
-    formatter.interpreter.budget().text(text)
+    formatter.format(format, 3)?.into_text(false)
 }
 
 struct Formatter<'a, 'b, 't> {
@@ -26,7 +25,7 @@ struct Formatter<'a, 'b, 't> {
 }
 
 impl Formatter<'_, '_, '_> {
-    fn format(&mut self, format: &str, depth: usize) -> Result<String> {
+    fn format(&mut self, format: &str, depth: usize) -> Result<Builder> {
         if depth == 0 {
             return fail("max string recursion exceeded");
         }
@@ -49,11 +48,11 @@ impl Formatter<'_, '_, '_> {
             }
         }
         out.push(rest)?;
-        Ok(out.finish())
+        Ok(out)
     }
 
     /// One field, without its braces: `name!conversion:specification`.
-    fn field(&mut self, field: &str, depth: usize) -> Result<String> {
+    fn field(&mut self, field: &str, depth: usize) -> Result<Builder> {
         self.interpreter.objects.budget.step()?;
         let name_end = name_end(field);
         let (name, rest) = field.split_at(name_end);
@@ -79,7 +78,7 @@ impl Formatter<'_, '_, '_> {
             Some('s') => format_text(&self.interpreter.str(&value)?, &spec, &budget),
             Some('r') => format_text(&repr::to_repr(&budget, objects, &value)?, &spec, &budget),
             Some('a') => format_text(&repr::to_ascii(&budget, objects, &value)?, &spec, &budget),
-            Some(other) => fail(format!("unknown conversion specifier {other}")),
+            Some(other) => fail(format_args!("unknown conversion specifier {other}")),
         }
     }
 
@@ -121,14 +120,17 @@ impl Formatter<'_, '_, '_> {
             self.automatic += usize::from(name.is_empty());
             self.manual |= !name.is_empty();
             let value = self.args.positional.get(index).cloned();
-            return value.map_or_else(|| fail(format!("replacement index {index} out of range for positional args tuple")), Ok);
+            return value.map_or_else(|| fail(format_args!("replacement index {index} out of range for positional args tuple")), Ok);
         }
         let found = match self.mapping {
             Some(Value::Dict(dict)) => dict.get_str(name).cloned(),
             Some(_) => None,
-            None => self.args.named.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone()),
+            None => {
+                self.interpreter.objects.budget.steps(self.args.named.len() / 16)?;
+                self.args.named.iter().find(|(known, _)| known.as_str() == name).map(|(_, value)| value.clone())
+            }
         };
-        found.map_or_else(|| fail(format!("KeyError: '{name}'")), Ok)
+        found.map_or_else(|| fail(format_args!("KeyError: '{name}'")), Ok)
     }
 }
 
@@ -158,6 +160,9 @@ fn name_end(field: &str) -> usize {
     end.unwrap_or(field.len())
 }
 
+/// Bytes of a format specification. The longest that means something is shorter.
+const MAX_SPEC: usize = 256;
+
 #[derive(Default)]
 struct Spec {
     fill: Option<char>,
@@ -172,6 +177,10 @@ struct Spec {
 }
 
 fn parse_spec(text: &str) -> Result<Spec> {
+    if text.len() > MAX_SPEC {
+        let len = text.len();
+        return Err(Failure::limit(format_args!("a format specification is too long ({len} bytes, at most {MAX_SPEC}); shorten it")));
+    }
     let chars: Vec<char> = text.chars().collect();
     let is_align = |i: usize| chars.get(i).is_some_and(|c| "<>=^".contains(*c));
     let mut spec = Spec::default();
@@ -218,7 +227,7 @@ fn parse_spec(text: &str) -> Result<Spec> {
 }
 
 /// `format(value, spec)`
-fn format_value(interpreter: &Interpreter, value: &Value, spec: &str) -> Result<String> {
+fn format_value(interpreter: &Interpreter, value: &Value, spec: &str) -> Result<Builder> {
     let budget = interpreter.budget();
     match value {
         Value::Str(text) => format_text(text.as_str(), spec, &budget),
@@ -226,13 +235,14 @@ fn format_value(interpreter: &Interpreter, value: &Value, spec: &str) -> Result<
         Value::Int(number) => format_int(*number, &parse_spec(spec)?, &budget),
         Value::Bool(flag) => format_int(*flag as i128, &parse_spec(spec)?, &budget),
         Value::Float(number) => format_float(*number, &parse_spec(spec)?, &budget),
-        value => fail(format!("unsupported format string passed to {}.__format__", value.type_name())),
+        value => fail(format_args!("unsupported format string passed to {}.__format__", value.type_name())),
     }
 }
 
 type Shared = std::rc::Rc<super::super::budget::Budget>;
 
-fn format_text(text: &str, spec: &str, budget: &Shared) -> Result<String> {
+fn format_text(text: &str, spec: &str, budget: &Shared) -> Result<Builder> {
+    budget.scan(text.len())?;
     let spec = parse_spec(spec)?;
     if spec.kind.is_some_and(|kind| kind != 's')
         || spec.sign.is_some()
@@ -247,12 +257,12 @@ fn format_text(text: &str, spec: &str, budget: &Shared) -> Result<String> {
     pad("", &text[..kept], spec.align.unwrap_or('<'), fill, spec.width, budget)
 }
 
-fn format_int(number: i128, spec: &Spec, budget: &Shared) -> Result<String> {
+fn format_int(number: i128, spec: &Spec, budget: &Shared) -> Result<Builder> {
     let kind = spec.kind.unwrap_or('d');
     match kind {
         'e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%' => return format_float(number as f64, spec, budget),
         'b' | 'c' | 'd' | 'n' | 'o' | 'x' | 'X' => {}
-        kind => return fail(format!("unknown format code '{kind}' for object of type 'int'")),
+        kind => return fail(format_args!("unknown format code '{kind}' for object of type 'int'")),
     }
     if spec.precision.is_some() {
         return fail("precision not allowed in integer format specifier");
@@ -264,16 +274,16 @@ fn format_int(number: i128, spec: &Spec, budget: &Shared) -> Result<String> {
     let (digits, prefix) = int_digits(number, kind, spec.alternate);
     let size = if "dn".contains(kind) { 3 } else { 4 };
     if spec.grouping == Some(',') && size == 4 {
-        return fail(format!("cannot specify ',' with '{kind}'"));
+        return fail(format_args!("cannot specify ',' with '{kind}'"));
     }
     finish_number(number < 0, prefix, &digits, "", size, spec, budget)
 }
 
-fn format_float(number: f64, spec: &Spec, budget: &Shared) -> Result<String> {
+fn format_float(number: f64, spec: &Spec, budget: &Shared) -> Result<Builder> {
     let (kind, percent) = match spec.kind {
         Some('%') => (Some('f'), "%"),
         Some('n') => (Some('g'), ""),
-        Some(kind) if !"eEfFgG".contains(kind) => return fail(format!("unknown format code '{kind}' for object of type 'float'")),
+        Some(kind) if !"eEfFgG".contains(kind) => return fail(format_args!("unknown format code '{kind}' for object of type 'float'")),
         kind => (kind, ""),
     };
     let scaled = if percent.is_empty() { number } else { number * 100.0 };
@@ -284,7 +294,7 @@ fn format_float(number: f64, spec: &Spec, budget: &Shared) -> Result<String> {
     finish_number(number.is_sign_negative() && !number.is_nan(), "", whole, &format!("{rest}{percent}"), 3, spec, budget)
 }
 
-fn finish_number(negative: bool, prefix: &str, whole: &str, rest: &str, group: usize, spec: &Spec, budget: &Shared) -> Result<String> {
+fn finish_number(negative: bool, prefix: &str, whole: &str, rest: &str, group: usize, spec: &Spec, budget: &Shared) -> Result<Builder> {
     let sign = match (negative, spec.sign) {
         (true, _) => "-",
         (false, Some('+')) => "+",
@@ -323,7 +333,7 @@ fn grouped(digits: &str, separator: char, group: usize) -> String {
     out
 }
 
-fn pad(sign: &str, body: &str, align: char, fill: char, width: usize, budget: &Shared) -> Result<String> {
+fn pad(sign: &str, body: &str, align: char, fill: char, width: usize, budget: &Shared) -> Result<Builder> {
     let padding = width.saturating_sub(sign.chars().count() + body.chars().count());
     let (left, inner, right) = match align {
         '<' => (0, 0, padding),
@@ -338,5 +348,5 @@ fn pad(sign: &str, body: &str, align: char, fill: char, width: usize, budget: &S
     out.repeat(&fill, inner)?;
     out.push(body)?;
     out.repeat(&fill, right)?;
-    Ok(out.finish())
+    Ok(out)
 }

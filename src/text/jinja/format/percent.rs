@@ -9,11 +9,12 @@ use super::super::{number, repr};
 use super::{NumberStyle, float_digits, int_digits, limited};
 
 /// Formats `format % values`.
-pub fn format(objects: &mut Objects, format: &str, values: &Value) -> Result<Value> {
+pub fn format(objects: &mut Objects, format: &str, values: &Value) -> Result<Builder> {
     let budget = objects.budget.clone();
+    budget.scan(format.len())?;
     let positional = match values {
-        Value::Tuple(items) => items.to_vec(),
-        value => vec![value.clone()],
+        Value::Tuple(items) => items,
+        value => std::slice::from_ref(value),
     };
     let mut formatter = Formatter { objects, rest: format, values, positional, next: 0, named: false, out: Builder::new(&budget) };
     while let Some(at) = formatter.rest.find('%') {
@@ -30,18 +31,17 @@ pub fn format(objects: &mut Objects, format: &str, values: &Value) -> Result<Val
     if formatter.next < formatter.positional.len() && !uses_mapping {
         return fail("not all arguments converted during string formatting");
     }
-    let text = formatter.out.finish();
-    budget.text(text)
+    Ok(formatter.out)
 }
 
 struct Formatter<'a> {
     objects: &'a Objects,
     rest: &'a str,
     values: &'a Value,
-    positional: Vec<Value>,
+    positional: &'a [Value],
     next: usize,
     named: bool,
-    out: Builder<'a>,
+    out: Builder,
 }
 
 #[derive(Default)]
@@ -110,7 +110,7 @@ impl Formatter<'_> {
         });
         let Some(end) = end else { return fail("incomplete format key") };
         let Value::Dict(dict) = self.values else { return fail("format requires a mapping") };
-        let Some(value) = dict.get_str(&rest[..end]) else { return fail(format!("KeyError: '{}'", &rest[..end])) };
+        let Some(value) = dict.get_str(&rest[..end]) else { return fail(format_args!("KeyError: '{}'", &rest[..end])) };
         (self.rest, self.named) = (&rest[end + 1..], true);
         Ok(Some(value.clone()))
     }
@@ -140,16 +140,17 @@ impl Formatter<'_> {
                     'r' => repr::to_repr(budget, self.objects, value)?,
                     _ => repr::to_ascii(budget, self.objects, value)?,
                 };
+                budget.scan(text.len())?;
                 let kept = precision.map_or(text.len(), |most| text.char_indices().nth(most).map_or(text.len(), |(at, _)| at));
-                ("".into(), text[..kept].to_string(), false)
+                return self.pad("", &text[..kept], false, flags, width);
             }
-            'c' => ("".into(), character(value)?, false),
+            'c' => (String::new(), character(value)?, false),
             'd' | 'i' | 'u' | 'o' | 'x' | 'X' => {
                 let number = match value.defined()? {
                     Value::Float(number) if "diu".contains(kind) => number::truncate(*number)?,
                     value => match value.as_int() {
                         Some(number) => number,
-                        None => return fail(format!("%{kind} format: a number is required, not {}", value.type_name())),
+                        None => return fail(format_args!("%{kind} format: a number is required, not {}", value.type_name())),
                     },
                 };
                 let (digits, prefix) = int_digits(number, kind, flags.alternate);
@@ -158,24 +159,28 @@ impl Formatter<'_> {
             }
             'e' | 'E' | 'f' | 'F' | 'g' | 'G' => {
                 let Some(number) = value.defined()?.as_float() else {
-                    return fail(format!("must be real number, not {}", value.type_name()));
+                    return fail(format_args!("must be real number, not {}", value.type_name()));
                 };
                 let precision = Some(limited(precision.unwrap_or(6))?);
                 let style = NumberStyle { kind: Some(kind), precision, alternate: flags.alternate };
                 (sign_of(number.is_sign_negative() && !number.is_nan(), flags), float_digits(number, style), true)
             }
-            kind => return fail(format!("unsupported format character '{kind}'")),
+            kind => return fail(format_args!("unsupported format character '{kind}'")),
         };
+        self.pad(&sign, &body, numeric, flags, width)
+    }
+
+    fn pad(&mut self, sign: &str, body: &str, numeric: bool, flags: &Flags, width: usize) -> Result<()> {
         let padding = width.saturating_sub(sign.chars().count() + body.chars().count());
         let zeros = flags.zero && numeric && !flags.left;
         if !flags.left && !zeros {
             self.out.repeat(" ", padding)?;
         }
-        self.out.push(&sign)?;
+        self.out.push(sign)?;
         if zeros {
             self.out.repeat("0", padding)?;
         }
-        self.out.push(&body)?;
+        self.out.push(body)?;
         self.out.repeat(" ", if flags.left { padding } else { 0 })
     }
 }

@@ -4,22 +4,24 @@ use super::super::arguments::{Args, integer};
 use super::super::attributes::view_named;
 use super::super::failure::{Result, fail};
 use super::super::interpreter::Interpreter;
+use super::super::iteration::iterate;
 use super::super::ops;
-use super::super::value::{Dict, Value};
+use super::super::value::{Dict, Entries, Value};
 
-pub fn sequence(interpreter: &mut Interpreter, value: &Value, items: &[Value], method: &str, args: &Args) -> Result<Value> {
-    interpreter.objects.budget.steps(items.len())?;
+pub fn sequence(interpreter: &mut Interpreter, value: &Value, method: &str, args: &Args) -> Result<Value> {
+    let objects = &mut interpreter.objects;
+    let items = iterate(objects, value)?;
     match method {
         "copy" => {
             args.none(method)?;
-            interpreter.budget().list(items.to_vec())
+            items.collect()?.into_list()
         }
         "count" => {
             let [wanted] = args.bind(method, [""], 1)?;
             let wanted = wanted.unwrap_or(Value::None);
             let mut count = 0;
             for item in items {
-                count += i128::from(item.same(&wanted) || ops::equal(&interpreter.objects, item, &wanted)?);
+                count += i128::from(ops::is_item(objects, &item?, &wanted)?);
             }
             Ok(Value::Int(count))
         }
@@ -32,12 +34,12 @@ pub fn sequence(interpreter: &mut Interpreter, value: &Value, items: &[Value], m
                 Ok((if index < 0 { index + len } else { index }).clamp(0, len) as usize)
             };
             let (start, stop) = (bound(start, 0)?, bound(stop, len)?);
-            for (i, item) in items.iter().enumerate().take(stop).skip(start) {
-                if item.same(&wanted) || ops::equal(&interpreter.objects, item, &wanted)? {
+            for (i, item) in items.enumerate().take(stop) {
+                if i >= start && ops::is_item(objects, &item?, &wanted)? {
                     return Ok(Value::Int(i as i128));
                 }
             }
-            fail(format!("the value is not in the {}", value.type_name()))
+            fail(format_args!("the value is not in the {}", value.type_name()))
         }
     }
 }
@@ -56,10 +58,12 @@ pub fn dict(interpreter: &mut Interpreter, dict: &Dict, method: &str, args: &Arg
         "fromkeys" => {
             let [keys, value] = args.bind(method, ["", ""], 1)?;
             let value = value.unwrap_or(Value::None);
-            let keys = ops::iterate(&mut interpreter.objects, &keys.unwrap_or(Value::None))?;
             let budget = interpreter.budget();
-            let entries = keys.into_iter().map(|key| Ok((budget.key(key)?, value.clone())));
-            budget.dict(entries.collect::<Result<_>>()?)
+            let mut entries = Entries::new(&budget)?;
+            for key in iterate(&mut interpreter.objects, &keys.unwrap_or(Value::None))? {
+                entries.insert(budget.key(key?)?, value.clone())?;
+            }
+            budget.dict(entries)
         }
         _ => {
             args.none(method)?;
@@ -70,8 +74,8 @@ pub fn dict(interpreter: &mut Interpreter, dict: &Dict, method: &str, args: &Arg
 
 pub fn is_disjoint(interpreter: &mut Interpreter, view: &Value, args: &Args) -> Result<Value> {
     let [other] = args.bind("isdisjoint", [""], 1)?;
-    for item in ops::iterate(&mut interpreter.objects, &other.unwrap_or(Value::None))? {
-        if ops::contains(&mut interpreter.objects, view, &item)? {
+    for item in iterate(&mut interpreter.objects, &other.unwrap_or(Value::None))? {
+        if ops::contains(&mut interpreter.objects, view, &item?)? {
             return Ok(Value::Bool(false));
         }
     }

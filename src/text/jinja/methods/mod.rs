@@ -10,7 +10,7 @@ use super::failure::{Result, fail};
 use super::interpreter::Interpreter;
 use super::value::{Object, Value};
 
-const TEXT: &[&str] = &[
+pub const TEXT: &[&str] = &[
     "capitalize",
     "casefold",
     "center",
@@ -57,14 +57,14 @@ const TEXT: &[&str] = &[
     "upper",
     "zfill",
 ];
-const LIST: &[&str] = &["copy", "count", "index"];
-const TUPLE: &[&str] = &["count", "index"];
-const DICT: &[&str] = &["copy", "fromkeys", "get", "items", "keys", "values"];
-const KEYS: &[&str] = &["isdisjoint"];
-const INT: &[&str] = &["bit_count", "bit_length", "conjugate"];
-const FLOAT: &[&str] = &["conjugate", "is_integer"];
-const CYCLER: &[&str] = &["next", "reset"];
-const LOOP: &[&str] = &["changed", "cycle"];
+pub const LIST: &[&str] = &["copy", "count", "index"];
+pub const TUPLE: &[&str] = &["count", "index"];
+pub const DICT: &[&str] = &["copy", "fromkeys", "get", "items", "keys", "values"];
+pub const KEYS: &[&str] = &["isdisjoint"];
+pub const INT: &[&str] = &["bit_count", "bit_length", "conjugate"];
+pub const FLOAT: &[&str] = &["conjugate", "is_integer"];
+pub const CYCLER: &[&str] = &["next", "reset"];
+pub const LOOP: &[&str] = &["changed", "cycle"];
 
 /// The method of a value, by its name.
 pub fn find(value: &Value, name: &str) -> Option<&'static str> {
@@ -96,17 +96,13 @@ pub fn is_mutating(value: &Value, name: &str) -> bool {
 pub fn call(interpreter: &mut Interpreter, value: &Value, method: &str, args: Args) -> Result<Value> {
     match value {
         Value::Str(text) => text::call(interpreter, text, method, args),
-        Value::List(items) | Value::Tuple(items) => containers::sequence(interpreter, value, items, method, &args),
-        Value::Range(range) => {
-            let items: Vec<Value> = (0..range.len()).map(|i| range.get(i)).collect();
-            containers::sequence(interpreter, value, &items, method, &args)
-        }
+        Value::List(_) | Value::Tuple(_) | Value::Range(_) => containers::sequence(interpreter, value, method, &args),
         Value::Dict(dict) => containers::dict(interpreter, dict, method, &args),
         Value::View(..) => containers::is_disjoint(interpreter, value, &args),
         Value::Int(_) | Value::Bool(_) | Value::Float(_) => number(value, method, &args),
         Value::Object(Object::Cycler, index) => cycler(interpreter, *index, method, &args),
         Value::Object(Object::Loop, index) => of_loop(interpreter, *index, method, args),
-        value => fail(format!("'{}' object has no method '{method}'", value.type_name())),
+        value => fail(format_args!("'{}' object has no method '{method}'", value.type_name())),
     }
 }
 
@@ -135,7 +131,7 @@ fn cycler(interpreter: &mut Interpreter, index: usize, method: &str, args: &Args
 
 fn of_loop(interpreter: &mut Interpreter, index: usize, method: &str, args: Args) -> Result<Value> {
     if !args.named.is_empty() {
-        return fail(format!("loop.{method}() takes no keyword arguments"));
+        return fail(format_args!("loop.{method}() takes no keyword arguments"));
     }
     let state = &mut interpreter.objects.loops[index];
     if method == "cycle" {
@@ -145,12 +141,11 @@ fn of_loop(interpreter: &mut Interpreter, index: usize, method: &str, args: Args
         let position = state.started.saturating_sub(1) % args.positional.len();
         return Ok(args.positional[position].clone());
     }
-    let last = state.last_changed.replace(args.positional.clone());
-    let Some(last) = last.filter(|last| last.len() == args.positional.len()) else { return Ok(Value::Bool(true)) };
-    for (a, b) in last.iter().zip(&args.positional) {
-        if !a.same(b) && !super::ops::equal(&interpreter.objects, a, b)? {
-            return Ok(Value::Bool(true));
-        }
+    let last = state.last_changed.take();
+    let mut changed = last.as_ref().is_none_or(|last| last.len() != args.positional.len());
+    for (a, b) in last.iter().flat_map(|last| last.iter()).zip(args.positional.iter()) {
+        changed = changed || !super::ops::is_item(&interpreter.objects, a, b)?;
     }
-    Ok(Value::Bool(false))
+    interpreter.objects.loops[index].last_changed = Some(args.positional);
+    Ok(Value::Bool(changed))
 }

@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::rc::Rc;
 
 use super::super::arguments::{self, Args, given, integer, size, string};
-use super::super::budget::{Budget, Builder};
+use super::super::budget::{Budget, Buffer, Builder};
 use super::super::failure::{Result, fail};
 use super::super::format::brace;
 use super::super::globals::optional_text;
 use super::super::interpreter::Interpreter;
+use super::super::iteration::iterate;
 use super::super::ops;
 use super::super::unicode;
 use super::super::value::{Key, Text, Value};
@@ -29,9 +30,11 @@ fn escaped(interpreter: &mut Interpreter, method: &str, mut args: Args) -> Resul
         "replace" => 1,
         "join" => {
             let [items] = args.bind(method, [""], 1)?;
-            let items = ops::iterate(&mut interpreter.objects, &items.unwrap_or(Value::None))?;
-            let items = items.iter().map(|item| ops::escaped(&interpreter.objects, item)).collect::<Result<_>>()?;
-            args.positional = vec![interpreter.budget().list(items)?];
+            let mut all = Buffer::new(&interpreter.objects.budget);
+            for item in iterate(&mut interpreter.objects, &items.unwrap_or(Value::None))? {
+                all.push(ops::escaped(&interpreter.objects, &item?)?)?;
+            }
+            args.positional[0] = all.into_list()?;
             return Ok(args);
         }
         _ => return Ok(args),
@@ -44,28 +47,33 @@ fn escaped(interpreter: &mut Interpreter, method: &str, mut args: Args) -> Resul
 
 /// The strings of a result as HTML-safe strings.
 fn mark_safe(budget: &Rc<Budget>, value: Value) -> Result<Value> {
-    let all = |items: &[Value]| items.iter().map(|item| mark_safe(budget, item.clone())).collect::<Result<_>>();
+    let all = |items: &[Value]| {
+        let mut all = Buffer::with_capacity(budget, items.len())?;
+        items.iter().try_for_each(|item| all.push(mark_safe(budget, item.clone())?))?;
+        Ok(all)
+    };
     match &value {
-        Value::Str(text) => budget.safe_text(text.as_str()),
-        Value::List(items) => budget.list(all(items)?),
-        Value::Tuple(items) => budget.tuple(all(items)?),
+        Value::Str(text) => budget.safe_text(text),
+        Value::List(items) => all(items)?.into_list(),
+        Value::Tuple(items) => all(items)?.into_tuple(),
         _ => Ok(value),
     }
 }
 
 fn call_plain(interpreter: &mut Interpreter, text: &Text, method: &str, args: Args) -> Result<Value> {
     let budget = interpreter.budget();
-    budget.scan(text.as_str().len())?;
     let text = text.as_str();
+    budget.scan(text.len())?;
+    args.scan()?;
     match method {
         "format" => brace::format(interpreter, text, &args, None),
         "format_map" => {
             let [mapping] = args.bind(method, [""], 1)?;
-            brace::format(interpreter, text, &Args::default(), mapping.as_ref())
+            brace::format(interpreter, text, &Args::new(Buffer::new(&budget)), mapping.as_ref())
         }
         "join" => join(interpreter, text, &args),
         "translate" => translate(&budget, text, &args),
-        "split" | "rsplit" => budget.list(split(&budget, text, method == "rsplit", &args)?),
+        "split" | "rsplit" => split(&budget, text, method == "rsplit", &args)?.into_list(),
         "splitlines" => splitlines(&budget, text, &args),
         "partition" | "rpartition" => partition(&budget, text, method == "rpartition", &args),
         "replace" => {
@@ -84,7 +92,7 @@ fn call_plain(interpreter: &mut Interpreter, text: &Text, method: &str, args: Ar
         }
         "strip" | "lstrip" | "rstrip" => {
             let [chars] = args.bind(method, [""], 0)?;
-            budget.text(strip(text, method, optional_text(chars)?.as_deref()))
+            budget.text(strip(&budget, text, method, optional_text(&chars)?)?)
         }
         "center" | "ljust" | "rjust" | "zfill" | "expandtabs" => padded(&budget, text, method, &args),
         "isalnum" | "isalpha" | "isascii" | "isdecimal" | "isdigit" | "isidentifier" | "islower" | "isnumeric" | "isprintable"
@@ -94,19 +102,19 @@ fn call_plain(interpreter: &mut Interpreter, text: &Text, method: &str, args: Ar
         }
         _ => {
             args.none(method)?;
-            budget.text(recased(text, method))
+            budget.recased(text, recase(method))
         }
     }
 }
 
-fn recased(text: &str, method: &str) -> String {
+fn recase(method: &str) -> fn(&str) -> String {
     match method {
-        "capitalize" => unicode::capitalize(text),
-        "casefold" => unicode::casefold(text),
-        "lower" => text.to_lowercase(),
-        "swapcase" => unicode::swapcase(text),
-        "title" => unicode::title(text),
-        _ => text.to_uppercase(),
+        "capitalize" => unicode::capitalize,
+        "casefold" => unicode::casefold,
+        "lower" => str::to_lowercase,
+        "swapcase" => unicode::swapcase,
+        "title" => unicode::title,
+        _ => str::to_uppercase,
     }
 }
 
@@ -132,14 +140,15 @@ fn join(interpreter: &mut Interpreter, separator: &str, args: &Args) -> Result<V
     let [items] = args.bind("join", [""], 1)?;
     let budget = interpreter.budget();
     let mut out = Builder::new(&budget);
-    for (i, item) in ops::iterate(&mut interpreter.objects, &items.unwrap_or(Value::None))?.iter().enumerate() {
+    for (i, item) in iterate(&mut interpreter.objects, &items.unwrap_or(Value::None))?.enumerate() {
+        let item = item?;
         let Some(text) = item.as_str() else {
-            return fail(format!("sequence item {i}: expected str instance, {} found", item.type_name()));
+            return fail(format_args!("sequence item {i}: expected str instance, {} found", item.type_name()));
         };
         out.push(if i > 0 { separator } else { "" })?;
         out.push(text)?;
     }
-    budget.text(out.finish())
+    out.into_text(false)
 }
 
 fn translate(budget: &Rc<Budget>, text: &str, args: &Args) -> Result<Value> {
@@ -157,69 +166,75 @@ fn translate(budget: &Rc<Budget>, text: &str, args: &Args) -> Result<Value> {
             },
         }
     }
-    budget.text(out.finish())
+    out.into_text(false)
 }
 
 /// `text.replace(old, new, count)`, of all occurrences where the count is negative.
 pub fn replace(budget: &Rc<Budget>, text: &str, old: &str, new: &str, count: i128) -> Result<Value> {
     let most = if count < 0 { usize::MAX } else { size(count) };
-    let found = text.matches(old).count().min(most);
-    budget.check(found.saturating_mul(new.len()).saturating_add(text.len()))?;
-    budget.steps(found)?;
-    budget.text(text.replacen(old, new, found))
+    let mut out = Builder::new(budget);
+    let mut end = 0;
+    for (at, found) in text.match_indices(old).take(most) {
+        budget.step()?;
+        out.push(&text[end..at])?;
+        out.push(new)?;
+        end = at + found.len();
+    }
+    out.push(&text[end..])?;
+    out.into_text(false)
 }
 
 /// `text.split(sep, maxsplit)`
-fn split(budget: &Rc<Budget>, text: &str, from_right: bool, args: &Args) -> Result<Vec<Value>> {
+fn split(budget: &Rc<Budget>, text: &str, from_right: bool, args: &Args) -> Result<Buffer<Value>> {
     let [separator, most] = args.bind("split", ["sep", "maxsplit"], 0)?;
     let most = most.map_or(Ok(-1), |most| integer(&most))?;
     let most = if most < 0 { usize::MAX - 1 } else { size(most).min(usize::MAX - 1) };
-    let separator = optional_text(separator)?;
-    let parts: Vec<&str> = match separator.as_deref() {
+    let mut parts = Buffer::new(budget);
+    let mut push = |part: &str| parts.push(budget.text(part)?);
+    match optional_text(&separator)? {
         Some("") => return fail("empty separator"),
-        Some(separator) if from_right => {
-            let mut parts: Vec<&str> = text.rsplitn(most + 1, separator).collect();
-            parts.reverse();
-            parts
-        }
-        Some(separator) => text.splitn(most + 1, separator).collect(),
-        None if from_right => words_from_right(text, most),
-        None => words(text, most),
-    };
-    budget.check(parts.len() * (size_of::<Value>() + 80))?;
-    parts.into_iter().map(|part| budget.text(part)).collect()
-}
-
-fn words(text: &str, most: usize) -> Vec<&str> {
-    let mut rest = text.trim_start_matches(unicode::is_space);
-    let mut parts = Vec::new();
-    while !rest.is_empty() {
-        if parts.len() == most {
-            parts.push(rest);
-            break;
-        }
-        let end = rest.find(unicode::is_space).unwrap_or(rest.len());
-        parts.push(&rest[..end]);
-        rest = rest[end..].trim_start_matches(unicode::is_space);
+        Some(separator) if from_right => text.rsplitn(most + 1, separator).try_for_each(&mut push)?,
+        Some(separator) => text.splitn(most + 1, separator).try_for_each(&mut push)?,
+        None if from_right => words_from_right(text, most).try_for_each(&mut push)?,
+        None => words(text, most).try_for_each(&mut push)?,
     }
-    parts
+    if from_right {
+        parts.reverse();
+    }
+    Ok(parts)
 }
 
-fn words_from_right(text: &str, most: usize) -> Vec<&str> {
+/// The words of a text; behind `most` of them, the rest.
+fn words(text: &str, most: usize) -> impl Iterator<Item = &str> {
+    let mut rest = text.trim_start_matches(unicode::is_space);
+    let mut count = 0;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let end = if count == most { rest.len() } else { rest.find(unicode::is_space).unwrap_or(rest.len()) };
+        let word = &rest[..end];
+        rest = rest[end..].trim_start_matches(unicode::is_space);
+        count += 1;
+        Some(word)
+    })
+}
+
+/// The words of a text from its end on; before `most` of them, the rest.
+fn words_from_right(text: &str, most: usize) -> impl Iterator<Item = &str> {
     let mut rest = text.trim_end_matches(unicode::is_space);
-    let mut parts = Vec::new();
-    while !rest.is_empty() {
-        if parts.len() == most {
-            parts.push(rest);
-            break;
+    let mut count = 0;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
         }
         let space = rest.char_indices().rev().find(|(_, c)| unicode::is_space(*c));
-        let start = space.map_or(0, |(at, c)| at + c.len_utf8());
-        parts.push(&rest[start..]);
+        let start = if count == most { 0 } else { space.map_or(0, |(at, c)| at + c.len_utf8()) };
+        let word = &rest[start..];
         rest = rest[..start].trim_end_matches(unicode::is_space);
-    }
-    parts.reverse();
-    parts
+        count += 1;
+        Some(word)
+    })
 }
 
 /// The lines of a text, with their ends.
@@ -242,8 +257,11 @@ fn splitlines(budget: &Rc<Budget>, text: &str, args: &Args) -> Result<Value> {
     let [keep] = args.bind("splitlines", ["keepends"], 0)?;
     let keep = keep.is_some_and(|keep| keep.is_true());
     let lines = lines(text).map(|(line, end)| if keep { &text[offset(text, line)..][..line.len() + end.len()] } else { line });
-    let lines: Vec<Value> = lines.map(|line| budget.text(line)).collect::<Result<_>>()?;
-    budget.list(lines)
+    let mut parts = Buffer::new(budget);
+    for line in lines {
+        parts.push(budget.text(line)?)?;
+    }
+    parts.into_list()
 }
 
 fn offset(text: &str, part: &str) -> usize {
@@ -263,7 +281,9 @@ fn partition(budget: &Rc<Budget>, text: &str, from_right: bool, args: &Args) -> 
         None if from_right => ["", "", text],
         None => [text, "", ""],
     };
-    budget.tuple(parts.into_iter().map(|part| budget.text(part)).collect::<Result<_>>()?)
+    let mut texts = Buffer::with_capacity(budget, parts.len())?;
+    parts.iter().try_for_each(|part| texts.push(budget.text(part)?))?;
+    texts.into_tuple()
 }
 
 /// The part of `text` from character `start` to `stop`, and the number of its first character. Nothing if `start` is beyond the end.
@@ -303,14 +323,15 @@ fn find(text: &str, method: &str, args: &Args) -> Result<Value> {
 
 fn affix(budget: &Budget, text: &str, method: &str, args: &Args) -> Result<Value> {
     let [affixes, start, stop] = args.bind(method, ["", "", ""], 1)?;
-    let affixes = match affixes.unwrap_or(Value::None) {
-        Value::Tuple(items) => items.to_vec(),
-        value => vec![value],
+    let affixes = affixes.unwrap_or(Value::None);
+    let affixes = match &affixes {
+        Value::Tuple(items) => items,
+        value => std::slice::from_ref(value),
     };
     let within = between(text, start, stop)?;
     let mut found = false;
     budget.steps(affixes.len())?;
-    for affix in &affixes {
+    for affix in affixes {
         let affix = string(affix)?;
         budget.work(affix.len())?;
         found |= within.is_some_and(|(text, _)| if method == "startswith" { text.starts_with(affix) } else { text.ends_with(affix) });
@@ -319,11 +340,20 @@ fn affix(budget: &Budget, text: &str, method: &str, args: &Args) -> Result<Value
 }
 
 /// `strip`, `lstrip` or `rstrip`, of white space where no characters are given.
-pub fn strip<'a>(text: &'a str, method: &str, chars: Option<&str>) -> &'a str {
-    let set: Option<HashSet<char>> = chars.map(|chars| chars.chars().collect());
+pub fn strip<'a>(budget: &Budget, text: &'a str, method: &str, chars: Option<&str>) -> Result<&'a str> {
+    // Hashing a character takes longer than looking at it.
+    budget.scan(4 * (text.len() + chars.map_or(0, str::len)))?;
+    let set = chars.map(|chars| {
+        let mut set = HashSet::new();
+        // Inserted one by one, the set has room for the characters that differ, not for all.
+        for c in chars.chars() {
+            set.insert(c);
+        }
+        set
+    });
     let stripped = |c: char| set.as_ref().map_or_else(|| unicode::is_space(c), |set| set.contains(&c));
     let text = if method == "rstrip" { text } else { text.trim_start_matches(stripped) };
-    if method == "lstrip" { text } else { text.trim_end_matches(stripped) }
+    Ok(if method == "lstrip" { text } else { text.trim_end_matches(stripped) })
 }
 
 fn padded(budget: &Rc<Budget>, text: &str, method: &str, args: &Args) -> Result<Value> {
@@ -332,28 +362,28 @@ fn padded(budget: &Rc<Budget>, text: &str, method: &str, args: &Args) -> Result<
     }
     let parameters = if method == "zfill" { 1 } else { 2 };
     if args.positional.len() > parameters {
-        return fail(format!("{method}() takes at most {parameters} arguments"));
+        return fail(format_args!("{method}() takes at most {parameters} arguments"));
     }
     let [width, fill] = args.bind(method, ["", ""], 1)?;
     let width = arguments::width(integer(&width.unwrap_or(Value::None))?)?;
-    let fill = fill.map_or(Ok(' '.to_string()), |fill| string(&fill).map(str::to_string))?;
+    let fill = fill.as_ref().map_or(Ok(" "), string)?;
     if fill.chars().count() != 1 {
         return fail("the fill character must be exactly one character long");
     }
     let padding = width.saturating_sub(text.chars().count());
     let mut out = Builder::new(budget);
     match method {
-        "ljust" => out.push(text).and_then(|()| out.repeat(&fill, padding))?,
-        "rjust" => out.repeat(&fill, padding).and_then(|()| out.push(text))?,
+        "ljust" => out.push(text).and_then(|()| out.repeat(fill, padding))?,
+        "rjust" => out.repeat(fill, padding).and_then(|()| out.push(text))?,
         "zfill" => {
             let sign = usize::from(text.starts_with(['+', '-']));
             out.push(&text[..sign])?;
             out.repeat("0", padding)?;
             out.push(&text[sign..])?;
         }
-        _ => return center(budget, text, width, &fill),
+        _ => return center(budget, text, width, fill),
     }
-    budget.text(out.finish())
+    out.into_text(false)
 }
 
 /// `text.center(width, fill)`: the odd space is on the left where the width is odd.
@@ -364,7 +394,7 @@ pub fn center(budget: &Rc<Budget>, text: &str, width: usize, fill: &str) -> Resu
     out.repeat(fill, left)?;
     out.push(text)?;
     out.repeat(fill, padding - left)?;
-    budget.text(out.finish())
+    out.into_text(false)
 }
 
 fn expandtabs(budget: &Rc<Budget>, text: &str, args: &Args) -> Result<Value> {
@@ -389,5 +419,5 @@ fn expandtabs(budget: &Rc<Budget>, text: &str, args: &Args) -> Result<Value> {
             }
         }
     }
-    budget.text(out.finish())
+    out.into_text(false)
 }

@@ -1,0 +1,107 @@
+//! The items that `for` visits, made when they are reached, so that visiting a value takes no memory.
+
+use std::rc::Rc;
+
+use super::budget::{Budget, Buffer, Drain};
+use super::failure::{Result, fail};
+use super::objects::Objects;
+use super::ops;
+use super::value::{Dict, Items, Object, Range, Text, Value, View};
+
+/// Yields items from both ends. Each costs a step.
+#[derive(Debug)]
+pub struct Iteration {
+    budget: Rc<Budget>,
+    source: Source,
+    /// The items that are left, by number.
+    left: std::ops::Range<usize>,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// A string, with the bytes of the characters that are left.
+    Text(Text, std::ops::Range<usize>),
+    Items(Items),
+    Entries(View, Dict),
+    Range(Range),
+    Owned(Drain<Value>),
+}
+
+/// The items of a value. Iterators are used up by it.
+pub fn iterate(objects: &mut Objects, value: &Value) -> Result<Iteration> {
+    let source = match value {
+        Value::Undefined(_) => return Ok(Iteration::over(Buffer::new(&objects.budget))),
+        Value::Str(text) => Source::Text(text.clone(), 0..text.as_str().len()),
+        Value::List(items) | Value::Tuple(items) => Source::Items(items.clone()),
+        Value::Dict(dict) => Source::Entries(View::Keys, dict.clone()),
+        Value::View(view, dict) => Source::Entries(*view, dict.clone()),
+        Value::Range(range) => Source::Range(*range),
+        Value::Object(Object::Iterator, index) => return objects.drain(*index),
+        value => return fail(format_args!("'{}' object is not iterable", value.type_name())),
+    };
+    Ok(Iteration { budget: objects.budget.clone(), source, left: 0..ops::len(objects, value)? })
+}
+
+impl Iteration {
+    pub fn over(items: Buffer<Value>) -> Iteration {
+        Iteration { budget: items.budget().clone(), left: 0..items.len(), source: Source::Owned(items.into_iter()) }
+    }
+
+    /// How many items are left.
+    pub fn len(&self) -> usize {
+        self.left.len()
+    }
+
+    /// The items that are left.
+    pub fn collect(self) -> Result<Buffer<Value>> {
+        let mut items = Buffer::with_capacity(&self.budget, self.len())?;
+        for item in self {
+            items.push(item?)?;
+        }
+        Ok(items)
+    }
+
+    fn item(&mut self, number: usize, last: bool) -> Result<Value> {
+        self.budget.step()?;
+        let none = Value::None;
+        match &mut self.source {
+            Source::Text(text, bytes) => {
+                let rest = &text.as_str()[bytes.clone()];
+                let c = if last { rest.chars().next_back() } else { rest.chars().next() };
+                let (c, mut utf8) = (c.unwrap_or_default(), [0; 4]);
+                if last {
+                    bytes.end -= c.len_utf8()
+                } else {
+                    bytes.start += c.len_utf8()
+                }
+                self.budget.text(c.encode_utf8(&mut utf8))
+            }
+            Source::Items(items) => Ok(items[number].clone()),
+            Source::Entries(view, dict) => {
+                let (key, value) = dict.get_index(number).map_or((&none, &none), |(key, value)| (key.value(), value));
+                match view {
+                    View::Keys => Ok(key.clone()),
+                    View::Values => Ok(value.clone()),
+                    View::Items => self.budget.pair(key.clone(), value.clone()),
+                }
+            }
+            Source::Range(range) => Ok(range.get(number)),
+            Source::Owned(items) => Ok(if last { items.next_back() } else { items.next() }.unwrap_or(none)),
+        }
+    }
+}
+
+impl Iterator for Iteration {
+    type Item = Result<Value>;
+    fn next(&mut self) -> Option<Result<Value>> {
+        let number = self.left.next()?;
+        Some(self.item(number, false))
+    }
+}
+
+impl DoubleEndedIterator for Iteration {
+    fn next_back(&mut self) -> Option<Result<Value>> {
+        let number = self.left.next_back()?;
+        Some(self.item(number, true))
+    }
+}
