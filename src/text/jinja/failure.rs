@@ -58,6 +58,7 @@ impl Message {
         if write!(kept, "{message}").is_err() {
             kept.0.push_str("...");
         }
+        kept.0.shrink_to_fit();
         kept.0
     }
 }

@@ -51,3 +51,50 @@ fn merge<T: Clone>(left: &[T], right: &[T], out: &mut [T], order: &mut impl FnMu
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::jinja::failure::fail;
+    use std::rc::Rc;
+
+    fn buffer<T>(items: impl ExactSizeIterator<Item = T>) -> Buffer<T> {
+        let mut buffer = Buffer::new(&Rc::default());
+        buffer.extend(items).unwrap();
+        buffer
+    }
+
+    #[test]
+    fn equal_items_keep_their_order() {
+        for len in 0..200usize {
+            let items = (0..len).map(|i| (i * 7919 % 13, i));
+            let mut wanted: Vec<(usize, usize)> = items.clone().collect();
+            wanted.sort_by_key(|(key, _)| *key);
+            let found = sorted(buffer(items), |(a, _), (b, _)| Ok(Some(a.cmp(b)))).unwrap();
+            assert_eq!(found[..], wanted[..], "{len} items");
+        }
+    }
+
+    #[test]
+    fn order_that_contradicts_itself_keeps_all_items() {
+        let numbers = (0..1000).map(|i| if i % 3 == 0 { f64::NAN } else { f64::from(i * 7919 % 1000) });
+        let bits = |numbers: &mut dyn Iterator<Item = f64>| {
+            let mut bits: Vec<u64> = numbers.map(f64::to_bits).collect();
+            bits.sort();
+            bits
+        };
+        let found = sorted(buffer(numbers.clone()), |a, b| Ok(a.partial_cmp(b))).unwrap();
+        assert_eq!(bits(&mut found.iter().copied()), bits(&mut numbers.into_iter()));
+    }
+
+    #[test]
+    fn first_failure_ends_the_sort() {
+        let mut compared = 0;
+        let order = |a: &i32, b: &i32| {
+            compared += 1;
+            if compared == 5 { fail("no order") } else { Ok(Some(a.cmp(b))) }
+        };
+        assert!(sorted(buffer(0..1000), order).is_err());
+        assert_eq!(compared, 5);
+    }
+}

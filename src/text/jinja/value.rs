@@ -415,7 +415,7 @@ impl Value {
             Value::Str(text) => 1 + text.as_str().len() / SCANNED_BYTES_PER_STEP,
             Value::List(items) | Value::Tuple(items) => items.0.weight,
             Value::Dict(dict) | Value::View(_, dict) => dict.0.weight,
-            Value::Method(method) => 1 + method.value.weight(),
+            Value::Method(method) => method.value.weight().saturating_add(1),
             _ => 1,
         }
     }

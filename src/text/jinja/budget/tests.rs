@@ -67,7 +67,7 @@ fn large_widths_and_precisions_are_refused_before_they_take_memory() {
 
 #[test]
 fn comparing_methods_of_values_that_share_parts_is_charged() {
-    let grow = "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}";
+    let grow = "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(70) %}{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}";
     on_deep_stack(|| {
         for comparison in ["ns.x.count == ns.y.count", "ns.x.count in [ns.y.count]", "{ns.x.count: 1}"] {
             refused(&format!("{grow}{{{{ {comparison} }}}}"), Kind::Limit, "steps", 1 << 20);
@@ -370,6 +370,50 @@ fn memory_of_large_operands_is_counted() {
             let cost = cost(&format!("{defined}{{% for i in range(3) %}}{{% set result = {expression} %}}{{{{ result }}}}{{% endfor %}}"));
             if cost.peak > cost.counted + cost.counted / 20 + 20_000 {
                 wrong.push(format!("{expression}: {} bytes, {} counted", cost.peak, cost.counted));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    });
+}
+
+#[test]
+fn memory_that_statements_keep_is_counted() {
+    // Each keeps megabytes.
+    let long = "y".repeat(20_000);
+    let templates = [
+        "{% for i in range(1000) %}{{ 'x' * 10000 }}{% endfor %}",
+        "{% for i in range(1000) %}{{ i * 7 }}{% endfor %}{{ range(100000)|list }}",
+        "{% set x %}{% for i in range(1000) %}{{ 'x' * 10000 }}{% endfor %}{% endset %}{{ x }}",
+        "{% filter upper %}{% for i in range(1000) %}{{ 'x' * 1000 }}{% endfor %}{% endfilter %}",
+        "{% macro m(x) %}{{ x }}{% if x %}{{ m(x[1:]) }}{% endif %}{% endmacro %}{{ m('x' * 900) }}",
+        "{% macro m() %}{{ kwargs }}{{ varargs }}{% endmacro %}{{ m(*range(9999), **{'a': 'x' * 9999, 'b': 1}) }}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1, *varargs) }}{% endif %}{% endmacro %}{{ m(200, *range(9999)) }}",
+        "{% for x in [[1] * 999] recursive %}{{ x }}{% if loop.depth < 99 %}{{ loop([x]) }}{% endif %}{% endfor %}",
+        "{% for i in range(100) %}{% for j in range(100) %}{{ loop.index }}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) if i %}{{ loop.length if loop.first }}{% endfor %}",
+        "{% for i in range(99) %}{{ loop.changed(*range(9999)) }}{% endfor %}",
+        "{% for i in range(9999) %}{% set x = loop %}{% for j in [1] %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(l=()) %}{% for i in range(9999) %}{% set ns.l = (ns.l, none) %}{% if i % 99 == 0 %}{% set ns.l = () %}{% endif %}{% endfor %}",
+        "{% set ns = namespace(l=[]) %}{% for i in range(999) %}{% set ns.l = ns.l + [ LONG ] %}{% endfor %}",
+        "{% set ns = namespace(l=[]) %}{% for i in range(999) %}{% set ns.l = ns.l + [ns.LONG, 1['__LONG__'], 'a'.upper, [].count] %}{% endfor %}",
+        "{% set ns = namespace(l=[]) %}{% for i in range(999) %}{% set ns.l = ns.l + [[]|first, []|last, []|max, 1 if 0] %}{% endfor %}",
+        "{% for i in range(999) %}{% set x = [1]|map('LONG') %}{% set y = [1]|select('LONG') %}{% endfor %}",
+        "{% for i in range(999) %}{% set x = [1]|map(LONG=1) %}{% set y = [1]|map(attribute='a', LONG=1) %}{% endfor %}",
+        "{% for i in range(999) %}{% macro LONG() %}{% endmacro %}{% endfor %}",
+        "{% for i in range(999) %}{% macro m(LONG) %}{{ LONG }}{% endmacro %}{% set x = m() %}{% endfor %}",
+        "{% for i in range(9999) %}{% set a = i %}{% set b = i %}{% set c = i %}{% set d = i %}{% macro m() %}{% endmacro %}{% endfor %}",
+        "{% for i in range(9999) %}{% with %}{% with %}{% with %}{% macro m() %}{% endmacro %}{% endwith %}{% endwith %}{% endwith %}{% endfor %}",
+        "{% for i in range(9999) %}{% set x = cycler(1, 2) %}{% set y = joiner(i) %}{% set z = namespace(a=1, b=2, c=3, d=4) %}{% endfor %}",
+        "{% for i in range(9999) %}{% set x = [1, 2]|map('string') %}{% set y = {}|items %}{% set z = [1]|reverse %}{% endfor %}",
+        "{% set ns = namespace(l=[]) %}{% for i in range(999) %}{% set ns.l = ns.l + [{}, [], '', (), {1: 2}] %}{% endfor %}",
+        "{% set l = [{}] %}{% for i in range(999) %}{% set x = l|map(attribute='real')|map('string')|list|map('upper')|sort|unique|list %}{% endfor %}",
+    ];
+    on_deep_stack(|| {
+        let mut wrong = Vec::new();
+        for template in templates {
+            let cost = cost(&template.replace("LONG", &long));
+            if cost.peak > cost.counted + cost.counted / 20 + 20_000 {
+                wrong.push(format!("{template}: {} bytes, {} counted", cost.peak, cost.counted));
             }
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -69,6 +69,7 @@ impl Formatter<'_> {
     }
 
     fn conversion(&mut self) -> Result<()> {
+        self.objects.budget.step()?;
         let named = self.mapping_key()?;
         let mut flags = Flags::default();
         while let Some(c) = self.rest.chars().next().filter(|c| "-+ 0#".contains(*c)) {

@@ -154,6 +154,8 @@ fn join(interpreter: &mut Interpreter, separator: &str, args: &Args) -> Result<V
 fn translate(budget: &Rc<Budget>, text: &str, args: &Args) -> Result<Value> {
     let [table] = args.bind("translate", [""], 1)?;
     let Some(Value::Dict(table)) = table else { return fail("translate() takes a dictionary") };
+    // Each character is hashed.
+    budget.steps(text.len() / 8)?;
     let mut out = Builder::new(budget);
     for c in text.chars() {
         match table.get(&Key::new(Value::Int(c as i128))?) {
