@@ -1,6 +1,7 @@
 //! JSON schemas as llguidance takes them: patterns in its dialect, no formats that it cannot generate, options with our defaults.
 
 mod formats;
+mod limits;
 mod names;
 mod options;
 mod walk;
@@ -9,8 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value as Json};
 
-use super::pattern::{self, Language, PatternError};
-use names::NamePattern;
+use super::pattern;
+use limits::Budget;
+use names::Translated;
 use options::Options;
 
 /// A schema for llguidance.
@@ -35,25 +37,29 @@ impl Patterns {
     }
 }
 
-/// Rewrites the schema, without any change of what it describes. `Err` says what is wrong with it.
+/// Rewrites the schema without a change of what it describes. `Err` says what is wrong with it.
 pub fn prepare(mut schema: Json) -> Result<Prepared, String> {
     let mut options = Options::take(&mut schema)?;
+    let mut budget = Budget::new();
     let mut declared = BTreeSet::new();
     names::declared(&schema, &mut declared);
-    let needs_code_points = options::has_controls(&schema);
-    let strict_formats = options.strict_formats;
-    let mut translator = Translator { strict_formats, needs_code_points, has_names: false, translated: BTreeMap::new() };
+    let mut translator = Translator {
+        strict_formats: options.strict_formats,
+        needs_code_points: options::has_controls(&schema),
+        name_patterns: 0,
+        bytes: 0,
+        translated: BTreeMap::new(),
+    };
     walk::every_schema(&mut schema, &mut |members| translator.translate_members(members))?;
-    options.choose_escapes(&declared, translator.has_names, translator.needs_code_points);
-    walk::every_schema(&mut schema, &mut |members| {
-        let patterns = translator.name_patterns(members);
-        if !patterns.is_empty() {
-            names::put(members, patterns, &declared, options.escapes());
-        }
-        Ok(())
-    })?;
+    let Translator { needs_code_points, name_patterns, translated, .. } = translator;
+    options.choose_escapes(&declared, name_patterns > 0, needs_code_points);
+    if name_patterns > 0 {
+        limits::check_members(name_patterns, &declared)?;
+        names::rewrite(&mut schema, &mut declared, &translated, options.escapes(), &mut budget)?;
+        limits::check_pairs(&mut schema, &mut budget)?;
+    }
     options.put(&mut schema);
-    let patterns = translator.translated.into_iter().map(|(translation, (pattern, _))| (translation, pattern));
+    let patterns = translated.into_iter().map(|(translation, (pattern, _))| (translation, pattern));
     Ok(Prepared { schema, patterns: Patterns(patterns.collect()) })
 }
 
@@ -62,10 +68,11 @@ struct Translator {
     strict_formats: bool,
     /// A pattern demands a control character that JSON writes with a code point only.
     needs_code_points: bool,
-    /// There are "patternProperties".
-    has_names: bool,
-    /// By translation: the pattern, and what it matches.
-    translated: BTreeMap<String, (String, Language)>,
+    /// Members of "patternProperties".
+    name_patterns: usize,
+    /// The size of all translations.
+    bytes: usize,
+    translated: Translated,
 }
 
 impl Translator {
@@ -79,13 +86,13 @@ impl Translator {
             members.shift_remove("pattern");
         }
         if let Some(Json::String(text)) = members.get_mut("pattern") {
-            *text = self.translate(text).map_err(|error| format!("\"pattern\": {error}"))?;
+            *text = self.translate(text).map_err(|why| format!("\"pattern\": {why}"))?;
         }
         let Some(Json::Object(patterns)) = members.get_mut("patternProperties") else { return Ok(()) };
-        self.has_names = true;
+        self.name_patterns += patterns.len();
         let mut renamed = Map::new();
         for (text, schema) in std::mem::take(patterns) {
-            let translation = self.translate(&text).map_err(|error| format!("\"patternProperties\": {error}"))?;
+            let translation = self.translate(&text).map_err(|why| format!("\"patternProperties\": {why}"))?;
             let before = renamed.get_mut(&translation).map(std::mem::take);
             renamed.insert(translation, before.map_or_else(|| schema.clone(), |before| both(before, schema.clone())));
         }
@@ -93,24 +100,23 @@ impl Translator {
         Ok(())
     }
 
-    fn translate(&mut self, pattern: &str) -> Result<String, PatternError> {
-        let language = pattern::ecma_search(pattern)?;
+    fn translate(&mut self, pattern: &str) -> Result<String, String> {
+        let language = pattern::ecma_search(pattern).map_err(|error| error.to_string())?;
+        self.bytes += language.size();
+        if self.bytes > MAX_PATTERN_BYTES {
+            let problem = "the translated patterns of the schema are too large together";
+            return Err(format!("{problem} ({} bytes, limit {MAX_PATTERN_BYTES}); simplify them", self.bytes));
+        }
         // llguidance searches. The anchors keep it from adding what the translation has already.
         let translation = format!("^(?:{})$", language.to_json_regex());
         self.needs_code_points |= language.needs(&options::needs_code_point);
         self.translated.insert(translation.clone(), (pattern.into(), language));
         Ok(translation)
     }
-
-    fn name_patterns(&self, members: &Map<String, Json>) -> Vec<NamePattern> {
-        let patterns = members.get("patternProperties").and_then(Json::as_object).into_iter().flatten();
-        let found = patterns.filter_map(|(translation, schema)| {
-            let (_, language) = self.translated.get(translation)?;
-            Some(NamePattern { translation: translation.clone(), language: language.clone(), schema: schema.clone() })
-        });
-        found.collect()
-    }
 }
+
+/// The largest size of all translations of a schema in bytes. llguidance takes about 50 ms for a mebibyte.
+const MAX_PATTERN_BYTES: usize = 4 << 20;
 
 /// Keywords that say nothing about a value and that llguidance refuses.
 const ANNOTATIONS: [&str; 3] = ["contentSchema", "deprecated", "$vocabulary"];

@@ -76,6 +76,56 @@ fn patterns_of_declared_names_never_run_out_of_tokens() {
     assert!(ended > 400, "only {ended} ended");
 }
 
+/// So many members of "patternProperties" that match none of the others' names.
+fn some_patterns(prefix: &str, count: usize) -> Json {
+    Json::Object((0..count).map(|i| (format!("^{prefix}{i}_"), json!({"type": "integer"}))).collect())
+}
+
+fn some_names(count: usize, length: usize) -> Json {
+    Json::Object((0..count).map(|i| (format!("{i:0length$}"), json!({"type": "integer"}))).collect())
+}
+
+#[test]
+fn the_work_for_pattern_properties_is_bounded() {
+    let several = |count: usize| -> Vec<Json> {
+        (0..count).map(|i| json!({"type": "object", "patternProperties": some_patterns(&format!("x{i}"), 10)})).collect()
+    };
+    let objects = |count: usize| vec![json!({"type": "object"}); count];
+    let recursive = json!({"type": "object", "patternProperties": some_patterns("x", 8), "properties": {"a": {"$ref": "#/$defs/t"}}});
+    let hard: Map<String, Json> = (0..30).map(|i| (format!("^([ab]*a[ab]{{{}}}|{i})$", 100 + i), json!({}))).collect();
+    let texts: Map<String, Json> =
+        (0..90u64).map(|i| ((0..60).map(|j| if uniform(i, j, Lane::Token) < 0.5 { 'a' } else { 'b' }).collect(), json!({}))).collect();
+    let cases = [
+        (json!({"patternProperties": some_patterns("x", 101)}), "(101, limit 100)"),
+        (json!({"patternProperties": some_patterns("x", 3000), "properties": some_names(3000, 4)}), "(3000, limit 100)"),
+        (json!({"anyOf": several(11)}), "(110, limit 100)"),
+        (
+            json!({"patternProperties": some_patterns("x", 50), "properties": some_names(4001, 9)}),
+            "(50 members, 40010 bytes of names, product 2000500, limit 2000000)",
+        ),
+        (json!({"anyOf": several(10), "$defs": {"a": {"properties": some_names(3000, 6)}}}), "(100 members, 21000 bytes of names"),
+        (json!({"allOf": ([several(3), objects(100)].concat())}), "(30 patterns, 137 merged schemas, 59730 pairs, limit 20000)"),
+        (json!({"allOf": [{"$ref": "#/$defs/t"}, {"required": ["a"]}], "$defs": {"t": recursive}}), "limit 20000"),
+        (json!({"patternProperties": hard, "properties": texts}), "(limit 5000000 steps)"),
+        (
+            json!({"properties": some_names(10, 1), "patternProperties": {"^[0-9]$": {"enum": vec![1; 11_000]}}}),
+            "(110020 values, 100000 left of 100000)",
+        ),
+    ];
+    let grammars = byte_grammars();
+    for (schema, expected) in cases {
+        let error = grammars.compile(&Grammar::JsonSchema(schema.to_string())).err().unwrap();
+        assert!(error.message().contains(expected), "{error}, expected {expected}");
+    }
+    let patterns: Vec<Json> = (0..10).map(|i| json!({"pattern": format!("{}{i}", ".".repeat(8000))})).collect();
+    let schema = json!({ "anyOf": patterns });
+    let error = grammars.compile(&Grammar::JsonSchema(schema.to_string())).err();
+    assert!(error.as_ref().is_some_and(|error| error.message().contains("too large together")), "{error:?}");
+    // What is just within the bounds.
+    compile(&grammars, &json!({"type": "object", "patternProperties": some_patterns("x", 100), "properties": some_names(300, 9)}));
+    compile(&grammars, &json!({"allOf": ([several(1), objects(100)].concat())}));
+}
+
 #[test]
 fn formats_that_are_not_generated_are_annotations() {
     let grammars = byte_grammars();

@@ -58,7 +58,7 @@ impl Walk<'_> {
             return Ok(());
         }
         if let Some(Json::String(reference)) = members.get("$ref") {
-            self.references.extend(reference.strip_prefix('#').map(decoded));
+            self.references.extend(pointer_of(reference));
         }
         for (keyword, value) in members.iter_mut() {
             let place = format!("{pointer}/{}", escaped(keyword));
@@ -84,6 +84,11 @@ impl Walk<'_> {
 /// A name as a part of a JSON pointer.
 fn escaped(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
+}
+
+/// The JSON pointer of a reference to a part of the same schema.
+pub fn pointer_of(reference: &str) -> Option<String> {
+    reference.strip_prefix('#').map(decoded)
 }
 
 /// The JSON pointer of a fragment.

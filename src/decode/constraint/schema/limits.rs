@@ -1,0 +1,193 @@
+//! Bounds on what "patternProperties" may cost in the call that adds a request.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value as Json};
+
+use super::{may_be, walk};
+
+/// Members of "patternProperties" in the whole schema.
+const MAX_MEMBERS: usize = 100;
+/// Members of "patternProperties" times the bytes of all declared names, which are matched one by one (0.1 us per byte).
+const MAX_MATCHED_BYTES: usize = 2_000_000;
+/// Steps of the regular expressions that are built while names are matched (20 ns each).
+const MAX_STEPS: u64 = 5_000_000;
+/// Values in the schemas that declared names get from "patternProperties" and "propertyNames".
+const MAX_COPIED_VALUES: usize = 100_000;
+/// Pairs of patterns that llguidance compares (15 us each).
+const MAX_PAIRS: u64 = 20_000;
+/// Each question about patterns copies all patterns of an object.
+const MAX_COPIED_BYTES: u64 = 4_000_000_000;
+/// llguidance stops after so many schemas, or after so many schemas within each other.
+const MAX_SCHEMAS: u64 = 50_000;
+const MAX_LEVELS: u64 = 128;
+
+/// What is left of the bounds.
+pub struct Budget {
+    steps: u64,
+    values: usize,
+    bytes: u64,
+    /// The largest object's patterns in bytes.
+    largest: u64,
+}
+
+impl Budget {
+    pub fn new() -> Budget {
+        Budget { steps: MAX_STEPS, values: MAX_COPIED_VALUES, bytes: MAX_COPIED_BYTES, largest: 0 }
+    }
+
+    /// Spends steps of a regular expression.
+    pub fn step(&mut self, steps: u64) -> Result<(), String> {
+        self.steps = self.steps.checked_sub(steps).ok_or_else(|| {
+            format!("the patterns of \"patternProperties\" take too long to match the names of the schema (limit {MAX_STEPS} steps); simplify them")
+        })?;
+        Ok(())
+    }
+
+    /// Spends a copy of an object's patterns.
+    pub fn question(&mut self, bytes: usize) -> Result<(), String> {
+        self.largest = self.largest.max(bytes as u64);
+        self.questions(bytes as u64, 1)
+    }
+
+    fn questions(&mut self, bytes: u64, count: u64) -> Result<(), String> {
+        self.bytes = self.bytes.checked_sub(bytes.saturating_mul(count)).ok_or_else(|| {
+            let problem = "the patterns of \"patternProperties\" are too large to be compared";
+            format!("{problem} ({bytes} bytes, {count} more times, limit {MAX_COPIED_BYTES} bytes); simplify them")
+        })?;
+        Ok(())
+    }
+
+    /// Spends the values of a schema that is copied so many times.
+    pub fn copy(&mut self, schema: &Json, times: usize) -> Result<(), String> {
+        let copied = values(schema).saturating_mul(times);
+        self.values = self.values.checked_sub(copied).ok_or_else(|| {
+            let problem = "the names that \"patternProperties\" or \"propertyNames\" match need too many copies of a schema";
+            format!("{problem} ({copied} values, {} left of {MAX_COPIED_VALUES}); put the schema under \"$defs\"", self.values)
+        })?;
+        Ok(())
+    }
+}
+
+/// How many values there are in a value.
+fn values(value: &Json) -> usize {
+    match value {
+        Json::Object(members) => 1 + members.values().map(values).sum::<usize>(),
+        Json::Array(list) => 1 + list.iter().map(values).sum::<usize>(),
+        _ => 1,
+    }
+}
+
+/// Checks the number of patterns, and the bytes to match with them, before the work begins.
+pub fn check_members(members: usize, declared: &BTreeSet<String>) -> Result<(), String> {
+    if members > MAX_MEMBERS {
+        return Err(format!("too many members of \"patternProperties\" ({members}, limit {MAX_MEMBERS}); join patterns with \"|\""));
+    }
+    let bytes: usize = declared.iter().map(|name| name.len() + 1).sum();
+    let matched = members.saturating_mul(bytes);
+    if matched > MAX_MATCHED_BYTES {
+        let problem = "too many names for the members of \"patternProperties\"";
+        return Err(format!(
+            "{problem} ({members} members, {bytes} bytes of names, product {matched}, limit {MAX_MATCHED_BYTES}); use fewer"
+        ));
+    }
+    Ok(())
+}
+
+/// Checks how often llguidance compares patterns with each other: once for each object, and again for each merge of objects.
+pub fn check_pairs(schema: &mut Json, budget: &mut Budget) -> Result<(), String> {
+    let (mut alone, mut merges, mut patterns) = (0, false, BTreeSet::new());
+    walk::every_schema(schema, &mut |members| {
+        if let Some(Json::Object(own)) = members.get("patternProperties") {
+            alone += pairs(own.len());
+            patterns.extend(own.keys().cloned());
+        }
+        merges |= is_merge(members);
+        Ok(())
+    })?;
+    // Without two patterns there is nothing to compare.
+    let merged = if merges && patterns.len() > 1 { Expansion::merges(schema) } else { 0 };
+    let compared = pairs(patterns.len()).saturating_mul(merged).saturating_add(alone);
+    if compared > MAX_PAIRS {
+        return Err(format!(
+            "too many patterns of \"patternProperties\" to compare with each other ({} patterns, {merged} merged schemas, {compared} pairs, \
+             limit {MAX_PAIRS}); join patterns with \"|\", or leave out \"allOf\" and the keywords beside \"$ref\"",
+            patterns.len()
+        ));
+    }
+    budget.questions(budget.largest, compared)
+}
+
+fn pairs(count: usize) -> u64 {
+    (count * count.saturating_sub(1) / 2) as u64
+}
+
+/// Whether llguidance merges what this schema says of objects out of several parts.
+fn is_merge(members: &Map<String, Json>) -> bool {
+    const PARTS: [&str; 6] = ["allOf", "anyOf", "oneOf", "$ref", "const", "enum"];
+    const ANNOTATIONS: [&str; 11] =
+        ["$comment", "$defs", "$id", "$schema", "default", "definitions", "description", "examples", "readOnly", "title", "writeOnly"];
+    let has_several = members.get("allOf").and_then(Json::as_array).is_some_and(|all| all.len() > 1);
+    let keywords = members.keys().filter(|keyword| !ANNOTATIONS.contains(&&keyword[..])).count();
+    let has_parts = has_several || (keywords > 1 && PARTS.iter().any(|part| members.contains_key(*part)));
+    // What a pattern says is merged with what is said of the properties that match it.
+    let has_nested = || members.contains_key("properties") && members.get("patternProperties").is_some_and(may_have_patterns);
+    may_be(members, "object") && (has_parts || has_nested())
+}
+
+/// Whether one of the named schemas may have "patternProperties".
+fn may_have_patterns(named: &Json) -> bool {
+    fn mentions(value: &Json) -> bool {
+        match value {
+            Json::Object(members) => {
+                members.iter().any(|(keyword, value)| ["$ref", "patternProperties"].contains(&&keyword[..]) || mentions(value))
+            }
+            Json::Array(list) => list.iter().any(mentions),
+            _ => false,
+        }
+    }
+    named.as_object().is_some_and(|named| named.values().any(mentions))
+}
+
+/// Counts schemas, with those that references lead to in the place of each reference.
+struct Expansion<'a> {
+    root: &'a Json,
+    /// By JSON pointer. Nothing while the target is being counted.
+    targets: BTreeMap<String, Option<u64>>,
+    /// A schema contains itself.
+    is_recursive: bool,
+}
+
+impl<'a> Expansion<'a> {
+    /// How many schemas llguidance may merge.
+    fn merges(root: &'a Json) -> u64 {
+        let mut expansion = Expansion { root, targets: BTreeMap::new(), is_recursive: false };
+        let schemas = expansion.schemas(root);
+        schemas.saturating_mul(if expansion.is_recursive { MAX_LEVELS } else { 1 }).min(MAX_SCHEMAS)
+    }
+
+    fn schemas(&mut self, value: &'a Json) -> u64 {
+        match value {
+            Json::Array(list) => list.iter().fold(0, |sum, value| self.schemas(value).saturating_add(sum)),
+            Json::Object(members) => {
+                let reference = members.get("$ref").and_then(Json::as_str).and_then(walk::pointer_of);
+                let target = reference.map_or(0, |pointer| self.target(pointer));
+                let parts = members.iter().filter(|(keyword, _)| !["$defs", "definitions"].contains(&&keyword[..]));
+                parts.fold(target.saturating_add(1), |sum, (_, value)| self.schemas(value).saturating_add(sum))
+            }
+            _ => 0,
+        }
+    }
+
+    fn target(&mut self, pointer: String) -> u64 {
+        if let Some(counted) = self.targets.get(&pointer) {
+            self.is_recursive |= counted.is_none();
+            return counted.unwrap_or(0);
+        }
+        let Some(target) = self.root.pointer(&pointer) else { return 0 };
+        self.targets.insert(pointer.clone(), None);
+        let schemas = self.schemas(target);
+        self.targets.insert(pointer, Some(schemas));
+        schemas
+    }
+}
