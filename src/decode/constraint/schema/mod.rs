@@ -4,6 +4,7 @@ mod formats;
 mod limits;
 mod names;
 mod options;
+mod references;
 mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,6 +42,7 @@ impl Patterns {
 pub fn prepare(mut schema: Json) -> Result<Prepared, String> {
     let mut options = Options::take(&mut schema)?;
     let mut budget = Budget::new();
+    references::keep_targets(&mut schema)?;
     let mut declared = BTreeSet::new();
     names::declared(&schema, &mut declared);
     let mut translator = Translator {

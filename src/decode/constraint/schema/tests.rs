@@ -76,6 +76,68 @@ fn patterns_of_declared_names_never_run_out_of_tokens() {
     assert!(ended > 400, "only {ended} ended");
 }
 
+/// Compares the grammar of each schema with what jsonschema says of the values, and of texts that are generated at random.
+fn assert_same_as_jsonschema(schemas: &[Json], values: &[Json]) {
+    let grammars = byte_grammars();
+    let mut ended = 0;
+    for schema in schemas {
+        let validator = jsonschema::options().build(schema).unwrap();
+        let constraint = compile(&grammars, schema);
+        for value in values {
+            assert_eq!(can_be_written(&constraint, value), validator.is_valid(value), "{schema} with {value}");
+        }
+        for seed in 0..40 {
+            let text = random_text(&mut compile(&grammars, schema), seed, 80).unwrap_or_else(|error| panic!("{schema}: {error}"));
+            let Some(text) = text else { continue };
+            assert!(validator.is_valid(&serde_json::from_str(&text).unwrap()), "{schema} does not describe {text}");
+            ended += 1;
+        }
+    }
+    assert!(ended > schemas.len() * 10, "only {ended} ended");
+}
+
+#[test]
+fn a_reference_to_the_schema_of_a_property_keeps_its_meaning() {
+    let object = |members: Json| {
+        let mut members = members.as_object().unwrap().clone();
+        members.insert("type".into(), "object".into());
+        Json::Object(members)
+    };
+    let schemas = [
+        // A pattern that stays, with a reference from outside and one from within.
+        object(json!({"patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": {"$ref": "#/patternProperties/%5Ea"}})),
+        object(json!({"patternProperties": {"^a/~b?": {"type": "integer"}}, "additionalProperties": false, "required": ["b"],
+            "properties": {"b": {"$ref": "#/patternProperties/%5Ea~1~0b%3F"}}})),
+        object(
+            json!({"patternProperties": {"^a": {"type": ["object", "integer"], "patternProperties": {"^b": {"$ref": "#/patternProperties/%5Ea"}},
+            "additionalProperties": false}}, "additionalProperties": false}),
+        ),
+        object(json!({"patternProperties": {"^a": {"properties": {"b": {"type": "null"}}}}, "additionalProperties": {"anyOf": [
+            {"$ref": "#/patternProperties/%5Ea/properties/b"}, {"type": "integer"}]}})),
+        // A pattern that becomes a declared property.
+        object(
+            json!({"properties": {"a": {"type": "integer"}, "b": {"$ref": "#/patternProperties/%5Ea%24"}, "c": {"$ref": "#/properties/a"}},
+            "patternProperties": {"^a$": {"minimum": 3}}, "additionalProperties": false}),
+        ),
+        // Two patterns with the same translation.
+        object(json!({"patternProperties": {"^[a]": {"type": "integer"}, "^a": {"minimum": 3}}, "additionalProperties": {"anyOf": [
+            {"$ref": "#/patternProperties/%5Ea"}, {"$ref": "#/patternProperties/%5E%5Ba%5D"}]}})),
+        // "additionalProperties" becomes false.
+        object(json!({"patternProperties": {"": {"type": "integer"}}, "additionalProperties": {"type": "null"},
+            "properties": {"b": {"items": {"$ref": "#/additionalProperties"}, "type": ["array", "integer"]}}})),
+        // Definitions of the same name.
+        object(json!({"patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": {"$ref": "#/patternProperties/%5Ea"},
+            "$defs": {"property0": {"type": "null"}}, "properties": {"b": {"$ref": "#/$defs/property0"}}})),
+    ];
+    let mut values =
+        vec![json!({}), json!({"a": {"b": {"b": 1}}}), json!({"a": {"b": "x"}}), json!({"a": {}, "b": null}), json!({"a": {"b": 1}})];
+    for value in [json!(1), json!(5), json!(null), json!("x"), json!([null]), json!([1])] {
+        values.extend(["a", "a/~b", "ab", "b", "c"].map(|name| json!({name: value})));
+        values.push(json!({"a": 7, "b": value}));
+    }
+    assert_same_as_jsonschema(&schemas, &values);
+}
+
 /// So many members of "patternProperties" that match none of the others' names.
 fn some_patterns(prefix: &str, count: usize) -> Json {
     Json::Object((0..count).map(|i| (format!("^{prefix}{i}_"), json!({"type": "integer"}))).collect())
