@@ -4,6 +4,7 @@ mod formats;
 mod limits;
 mod names;
 mod options;
+mod property_names;
 mod references;
 mod walk;
 
@@ -43,6 +44,7 @@ pub fn prepare(mut schema: Json) -> Result<Prepared, String> {
     let mut options = Options::take(&mut schema)?;
     let mut budget = Budget::new();
     references::keep_targets(&mut schema)?;
+    property_names::rewrite(&mut schema, &mut budget)?;
     let mut declared = BTreeSet::new();
     names::declared(&schema, &mut declared);
     let mut translator = Translator {

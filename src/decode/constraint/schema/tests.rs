@@ -138,6 +138,44 @@ fn a_reference_to_the_schema_of_a_property_keeps_its_meaning() {
     assert_same_as_jsonschema(&schemas, &values);
 }
 
+#[test]
+fn names_are_bounded_by_one_keyword() {
+    let object = |names: Json| json!({"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}});
+    let mut schemas = [
+        json!({"enum": ["a", "b"], "type": "string"}),
+        json!({"const": "a", "title": "The name"}),
+        json!({"pattern": "^a"}),
+        json!({"minLength": 2, "type": "string"}),
+        json!({"maxLength": 1}),
+        json!({"minLength": 1, "maxLength": 2}),
+        json!({"type": "string"}),
+        json!(true),
+    ]
+    .map(object)
+    .to_vec();
+    let mut by_reference = object(json!({"$ref": "#/$defs/Name"}));
+    by_reference["$defs"] = json!({"Name": {"enum": ["a", "é"], "title": "Name", "type": "string"}});
+    schemas.push(by_reference);
+    schemas.push(json!({"type": "object", "propertyNames": {"pattern": "^a"}}));
+    schemas.push(json!({"type": "object", "propertyNames": {"enum": ["a", "b", 3]}, "required": ["b"]}));
+    schemas.push(json!({"type": "object", "propertyNames": {"type": "string"}, "properties": {"a": {"type": "null"}}}));
+    let names = ["", "a", "b", "ab", "abc", "é", "éé", "c"];
+    let values: Vec<Json> = names.iter().flat_map(|name| [json!({*name: 1}), json!({*name: "x"}), json!({*name: 2, "b": 1})]).collect();
+    assert_same_as_jsonschema(&schemas, &values);
+}
+
+#[test]
+fn keywords_that_cannot_be_generated_are_refused_or_ignored() {
+    let grammars = byte_grammars();
+    for (keyword, value) in [("uniqueItems", json!(true)), ("propertyNames", json!({"pattern": "a", "minLength": 2})), ("not", json!({}))] {
+        let schema = |lenient: bool| json!({keyword: value, "items": {"type": "integer"}, "x-guidance": {"lenient": lenient}});
+        let error = grammars.compile(&Grammar::JsonSchema(schema(false).to_string())).err().unwrap();
+        assert!(error.message().contains(&format!("Unimplemented keys: [\"{keyword}\"]")), "{error}");
+        assert!(writes(&compile(&grammars, &schema(true)), "[1,1]"));
+        assert!(!writes(&compile(&grammars, &schema(true)), "[true]"));
+    }
+}
+
 /// So many members of "patternProperties" that match none of the others' names.
 fn some_patterns(prefix: &str, count: usize) -> Json {
     Json::Object((0..count).map(|i| (format!("^{prefix}{i}_"), json!({"type": "integer"}))).collect())
@@ -157,6 +195,7 @@ fn the_work_for_pattern_properties_is_bounded() {
     let hard: Map<String, Json> = (0..30).map(|i| (format!("^([ab]*a[ab]{{{}}}|{i})$", 100 + i), json!({}))).collect();
     let texts: Map<String, Json> =
         (0..90u64).map(|i| ((0..60).map(|j| if uniform(i, j, Lane::Token) < 0.5 { 'a' } else { 'b' }).collect(), json!({}))).collect();
+    let copied = json!({"enum": vec![1; 1000]});
     let cases = [
         (json!({"patternProperties": some_patterns("x", 101)}), "(101, limit 100)"),
         (json!({"patternProperties": some_patterns("x", 3000), "properties": some_names(3000, 4)}), "(3000, limit 100)"),
@@ -172,6 +211,10 @@ fn the_work_for_pattern_properties_is_bounded() {
         (
             json!({"properties": some_names(10, 1), "patternProperties": {"^[0-9]$": {"enum": vec![1; 11_000]}}}),
             "(110020 values, 100000 left of 100000)",
+        ),
+        (
+            json!({"propertyNames": {"enum": (0..101).map(|i| i.to_string()).collect::<Vec<_>>()}, "additionalProperties": copied}),
+            "(101202 values, 100000 left of 100000)",
         ),
     ];
     let grammars = byte_grammars();
