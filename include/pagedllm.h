@@ -13,32 +13,32 @@
  *         ...pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs)...
  *     } while (!error && step.unfinished);
  *
- * What holds for every function:
+ * These rules apply to every function:
  *
- * Errors. A function that can fail returns pllm_error *: NULL is success, anything else is yours to free with
- * pllm_error_free. Outputs (out_*) are written only on success. Nothing is printed, no signal is handled, nothing
- * aborts; a defect inside the library comes back as PLLM_E_INTERNAL. Later releases may have more codes and finish
- * reasons: take an unknown code for an error, an unknown finish reason for an end.
+ * Errors. A function that can fail returns pllm_error *. NULL is success; the caller frees any other value with
+ * pllm_error_free. Outputs (out_*) are written only on success. The library prints nothing, handles no signals and
+ * never aborts the process; a defect of the library is PLLM_E_INTERNAL. Later releases can add codes and finish
+ * reasons: treat an unknown code as an error and an unknown finish reason as an end.
  *
- * Pointers. A pointer is NULL or points to what its type says, alive for the whole call. NULL where something is
- * needed is PLLM_E_INVALID_ARGUMENT; freeing NULL is fine. What comes out through a pointer to a pointer is yours to
- * free; a pointer that is returned is borrowed from the first argument.
+ * Pointers. A pointer is NULL or valid for the whole call. NULL for a required argument is PLLM_E_INVALID_ARGUMENT;
+ * freeing NULL is allowed. The caller owns an object that is returned through a pointer to a pointer. A returned
+ * pointer is borrowed from the first argument.
  *
- * Structs. Each begins with struct_size. Structs you fill: call their _init with sizeof, then set fields. Structs that
- * are filled for you: set struct_size to sizeof first. So a program built against an older or a newer header keeps
- * working: what one side does not know is a default, or zero.
+ * Structs. Each struct starts with struct_size. For a struct that the caller fills, call its _init function with
+ * sizeof, then set fields. For a struct that the library fills, set struct_size to sizeof. A program built with an
+ * older or a newer header keeps working: fields that one side does not know have their default, or are zero.
  *
- * Strings are UTF-8 with a length in bytes; the length PLLM_NUL_TERMINATED says that they end with a NUL.
+ * Strings are UTF-8 with a length in bytes. The length PLLM_NUL_TERMINATED marks a NUL-terminated string.
  *
- * Threads. Any function may be called from any thread at any time, also while another thread steps, with two
- * exceptions: one thread steps at a time (a second one gets PLLM_E_BUSY), and freeing something needs that no other call
- * on it is under way. Or the engine steps itself: pllm_engine_start.
+ * Threads. Any thread may call any function at any time, also during a step, with two exceptions: only one thread
+ * steps an engine (a second one gets PLLM_E_BUSY), and no other call on an object may be in progress when it is freed.
+ * pllm_engine_start starts a thread that steps the engine.
  *
- * Stacks. Every function works on a thread with a stack of at least 64 KiB, whatever the model's files, except calls that load
- * NVIDIA's driver. What needs more, such as compiling a template or a grammar, runs on a temporary thread of the library.
+ * Stacks. Every function works on a thread with a stack of at least 64 KiB, whatever the model's files, except calls
+ * that load NVIDIA's driver. Work that needs more stack runs on a temporary thread of the library.
  *
- * Processes. In a child made by fork() every call on the parent's engine answers PLLM_E_UNSUPPORTED, except that freeing
- * it is fine; the parent goes on.
+ * Processes. In a child of fork(), calls on an engine of the parent return PLLM_E_UNSUPPORTED, except that freeing it
+ * is allowed. The parent is not affected.
  */
 
 #ifndef PAGEDLLM_H
@@ -56,176 +56,200 @@
 #endif
 
 
-// The version of the ABI. While it is 0, names may still change between releases.
+// The version of the ABI. While it is 0, names may change between releases.
 #define PLLM_ABI_VERSION 0
 
-// A length that says: the string ends with a NUL.
+// As the length of a string: the string is NUL-terminated.
 #define PLLM_NUL_TERMINATED UINT64_MAX
 
-// An argument is wrong: its value, its range, its encoding.
+// An argument is invalid: a value, a range, a text encoding.
 #define PLLM_E_INVALID_ARGUMENT 1
 
-// No live request or sequence has this id.
+// No live request, sequence or pin has this id.
 #define PLLM_E_NOT_FOUND 2
 
-// A file could not be opened or read.
+// A file cannot be opened, read or written.
 #define PLLM_E_IO 3
 
-// The model's files are damaged, incomplete or contradict each other, or its numbers are not finite.
+// The model's files are damaged, incomplete or contradictory, or its weights are not finite.
 #define PLLM_E_MODEL 4
 
-// Understood, and not offered by this build, model or machine.
+// This build, model or machine does not support the request.
 #define PLLM_E_UNSUPPORTED 5
 
-// The budget of memory, blocks or requests does not allow it.
+// A limit of memory, blocks, requests or queues does not allow it.
 #define PLLM_E_CAPACITY 6
 
-// Another thread is in the middle of what allows one at a time.
+// Another thread is stepping this engine.
 #define PLLM_E_BUSY 7
 
-// The machine would not give the memory.
+// The system has no memory left.
 #define PLLM_E_OUT_OF_MEMORY 8
 
-// A defect of the library. After one in a step, the engine serves no more: every request ends with an output that says
-// so, later calls for work are refused with the same message, and freeing it still works.
+// A defect of the library. If it occurs in a step, the engine has failed: each request ends with
+// PLLM_FINISH_ERROR, later calls return the same error, and pllm_engine_free still works.
 #define PLLM_E_INTERNAL 9
 
-// What this was asked of has been freed: the engine of a queue.
+// The engine that owns this object has been freed.
 #define PLLM_E_CLOSED 10
 
-// The host's own callback asked to stop.
+// The host's progress callback cancelled the call.
 #define PLLM_E_CANCELLED 11
 
-// Let the library choose.
+// Selected by the library.
 #define PLLM_DTYPE_AUTO 0
 
+// 32-bit floating point.
 #define PLLM_DTYPE_F32 1
 
+// bfloat16.
 #define PLLM_DTYPE_BF16 2
 
-// 8 bits a number and, for each head of each token, a scale in f32: about half the bytes of bf16, at a small cost in quality.
+// 8-bit integers with a scale in f32 for each head of each token: about half the bytes of bf16, at
+// a small cost in quality.
 #define PLLM_DTYPE_INT8 3
 
-// Numbers beyond 65504 become 65504, with their sign.
+// 16-bit floating point. Values beyond 65504 are clamped.
 #define PLLM_DTYPE_F16 4
 
-// As INT8, with numbers of 8 bits in floating point (OCP E4M3): small numbers beside great ones keep more, great ones less.
+// 8-bit floating point (OCP E4M3) with the scales of PLLM_DTYPE_INT8. More precise for small
+// values beside large ones, less precise for large values.
 #define PLLM_DTYPE_FP8 5
 
-// The widest instruction path that the machine has: AVX512_BF16 before AVX512_VNNI before AVX512, then those of AVX2.
+// The widest instruction path of the machine: AVX512_BF16, AVX512_VNNI, AVX512, AVX_VNNI, AVX2,
+// PORTABLE.
 #define PLLM_ISA_AUTO 0
 
+// Any CPU.
 #define PLLM_ISA_PORTABLE 1
 
+// AVX2, FMA and F16C.
 #define PLLM_ISA_AVX2 2
 
+// AVX-512 F, BW, DQ and VL.
 #define PLLM_ISA_AVX512 3
 
-// As AVX512_VNNI, but for weights, and K and V, that are kept in bf16: what they are multiplied by is rounded to bf16, too, and summed in f32.
-// Up to twice as fast where many tokens are computed at once; AVX512_VNNI rounds nothing there.
+// As PLLM_ISA_AVX512_VNNI, with AVX-512 BF16: activations that are multiplied by weights or KV in
+// bf16 are rounded to bf16, and the products are summed in f32. Up to twice as fast for prompts.
 #define PLLM_ISA_AVX512_BF16 4
 
-// As AVX2 and AVX512, with AVX-VNNI and AVX-512 VNNI: weights in whole numbers are multiplied faster, and nothing else changes.
+// As PLLM_ISA_AVX2, with AVX-VNNI: products with integer weights are faster, with the same bits.
 #define PLLM_ISA_AVX_VNNI 5
 
+// As PLLM_ISA_AVX512, with AVX-512 VNNI: products with integer weights are faster, with the same
+// bits.
 #define PLLM_ISA_AVX512_VNNI 6
 
-// As the model's files have them. A number that is infinite or not a number is kept.
+// As in the model's files. Infinities and NaNs are kept.
 #define PLLM_WEIGHTS_AS_STORED 0
 
+// 32-bit floating point.
 #define PLLM_WEIGHTS_F32 1
 
+// 16-bit floating point.
 #define PLLM_WEIGHTS_F16 2
 
+// bfloat16.
 #define PLLM_WEIGHTS_BF16 3
 
-// Whole numbers of 8 bits, with a scale for each output. They are multiplied by activations in 8 bits, of which every 128 of a row share a scale.
+// 8-bit integers with a scale for each output. Multiplied by 8-bit activations, which have a scale
+// for every 128 values of a row.
 #define PLLM_WEIGHTS_INT8 4
 
-// Whole numbers of 4 bits, with a scale for each group of weight_group inputs of an output. The embedding and the head are in 8.
+// 4-bit integers with a scale for each group of weight_group inputs of an output. The embedding
+// and the head are in 8 bits.
 #define PLLM_WEIGHTS_INT4 5
 
-// The same, and each group begins at its least weight: a little more exact, for 16 bits more a group.
+// As PLLM_WEIGHTS_INT4, with an offset for each group: a little more precise, for 16 more bits a
+// group.
 #define PLLM_WEIGHTS_INT4_ASYMMETRIC 6
 
-// On CUDA devices: floating point of 8 bits (OCP's E4M3), with a scale for each output; the embedding and the head are as they are stored. Products of
-// many rows are multiplied by activations in it, too, where the device can, each row with a scale; all others, experts' and those with
-// PLLM_ENGINE_BATCH_INVARIANT, by activations in bf16.
+// CUDA only: 8-bit floating point (OCP E4M3) with a scale for each output. The embedding and the
+// head are as stored. Products of many rows multiply by fp8 activations with a scale for each row,
+// if the device supports it. All other products, those of experts and those with
+// PLLM_ENGINE_BATCH_INVARIANT multiply by bf16 activations.
 #define PLLM_WEIGHTS_FP8 7
 
-// No packed_path was given.
+// packed_path was not set.
 #define PLLM_PACKED_UNUSED 0
 
-// The weights were read in their packed form.
+// The packed weights were read from packed_path.
 #define PLLM_PACKED_READ 1
 
-// The weights were packed from the model's files, and their packed form was written.
+// The weights were packed from the model's files and written to packed_path.
 #define PLLM_PACKED_SAVED 2
 
-// The weights were packed from the model's files, and their packed form could not be written.
+// The weights were packed from the model's files and could not be written to packed_path.
 #define PLLM_PACKED_UNSAVED 3
 
-// Serve token ids only: no tokenizer is read, and text calls answer PLLM_E_UNSUPPORTED.
+// Serve token ids only: no tokenizer is loaded, and text calls return PLLM_E_UNSUPPORTED.
 #define PLLM_ENGINE_SKIP_TOKENIZER 1
 
-// Do not keep what was computed for the requests that come after with the same first tokens.
+// Disable the prefix cache.
 #define PLLM_ENGINE_NO_PREFIX_CACHE 2
 
-// On a CUDA device: give a sequence the same bits whatever the batch, as the CPU always does. It costs speed: products of many rows are not
-// left to cuBLASLt, and long sequences are not cut into parts.
+// On a CUDA device: the results of a sequence do not depend on the batch, as on the CPU. Slower:
+// products of many rows do not use cuBLASLt, and attention over long sequences is not split.
 #define PLLM_ENGINE_BATCH_INVARIANT 4
 
-// Who has to give way is computed again.
+// Preempted requests lose their KV blocks and are recomputed when they are rescheduled.
 #define PLLM_PREEMPTION_RECOMPUTE 0
 
-// Their K and V wait in the host tier, where it has room.
+// Preempted requests are swapped to host memory. If it is full, they are recomputed.
 #define PLLM_PREEMPTION_SWAP 1
 
-// Whichever costs less, by what moving and computing have cost so far.
+// Swap or recompute, whichever costs less by the measured times.
 #define PLLM_PREEMPTION_AUTO 2
 
 // First come, first served.
 #define PLLM_ORDER_FIRST_COME 0
 
-// The higher priority of pllm_request first; it may take the place, and the blocks, of what runs. Who has waited for ageing_ms comes
-// before those one level above that come then, so that nobody waits for ever.
+// Highest priority of pllm_request first. It can preempt running requests of lower priority. To
+// prevent starvation, a request that has waited for ageing_ms goes before new requests of the next
+// higher priority.
 #define PLLM_ORDER_PRIORITY 1
 
-// Whoever is likely to generate the fewest tokens first: as many as those before that were allowed about as many. Who has waited
-// for ageing_ms comes before those that come then with a hundred tokens less.
+// Shortest predicted output first. The prediction uses recent requests with a similar max_tokens.
+// To prevent starvation, a request that has waited for ageing_ms goes before new requests that are
+// predicted to be up to 100 tokens shorter.
 #define PLLM_ORDER_SHORTEST_PREDICTED 2
 
-// Prompts, in chunks, and decodes together, in the order of the requests.
+// Each step mixes prompt chunks and decodes, in the order of the requests.
 #define PLLM_BATCHING_MIXED 0
 
-// Prompts alone while there are any, then decodes alone: first tokens come soon. When prefill_budget prompt tokens have held the
-// decodes up, they get a step in between.
+// Each step has either prompts or decodes, and prompts go first: short times to first token. After
+// prefill_budget prompt tokens, the decodes get one step.
 #define PLLM_BATCHING_PREFILL_FIRST 1
 
-// Every decode in every step, beside at most prefill_budget prompt tokens: bounds the time between two tokens.
+// Each step has every decode and at most prefill_budget prompt tokens: bounds the time between
+// tokens.
 #define PLLM_BATCHING_DECODE_FIRST 2
 
-// Nobody joins until all that run have ended. To compare with.
+// Static batching: no request is admitted until the running batch has finished. For baselines.
 #define PLLM_BATCHING_STATIC 3
 
-// For those that it has: blocks are taken as it grows. Where the pool is full, whoever comes last is preempted.
+// Blocks are allocated as a sequence grows. If the pool is full, the last request in the order is
+// preempted.
 #define PLLM_ALLOCATION_ON_DEMAND 0
 
-// For all that it may come to have, so that nobody is preempted because somebody grows. (What is forked or appended while it runs
-// was not foreseen.)
+// A request starts when the pool has blocks for its max_tokens, so that growing sequences cause no
+// preemption. Forks and appended tokens of running sequences are not included.
 #define PLLM_ALLOCATION_MAX_TOKENS 1
 
-// Use the seed field; without this the seed comes from the engine's and the request's id.
+// Use the seed field. Without this flag the seed is derived from the engine's seed and the request
+// id.
 #define PLLM_SAMPLING_SEED 1
 
-// Go on past end-of-sequence tokens.
+// Do not stop at end-of-sequence tokens.
 #define PLLM_SAMPLING_IGNORE_EOS 2
 
-// Report the log probability of every chosen token, and of so many of the most probable ones as top_logprobs says.
+// Report the log probability of each generated token, and of the top_logprobs most probable
+// tokens.
 #define PLLM_SAMPLING_LOGPROBS 4
 
-// The same of the prompt's tokens but the first; prompt_top_logprobs says of how many more. They are told once: by the first of
-// several samples, and not again by a fork.
+// Report the log probability of each prompt token except the first, and of the prompt_top_logprobs
+// most probable tokens. Of several samples, the first reports them. A fork does not report them
+// again.
 #define PLLM_SAMPLING_PROMPT_LOGPROBS 8
 
 // The output begins with the prompt.
@@ -234,16 +258,16 @@
 // The stop string, or the text of the token that ends the sequence, stays in the text.
 #define PLLM_SAMPLING_INCLUDE_STOP 32
 
-// Each output holds what is new.
+// Each output has what is new.
 #define PLLM_OUTPUT_DELTA 0
 
-// Each output holds everything so far.
+// Each output has everything so far.
 #define PLLM_OUTPUT_CUMULATIVE 1
 
-// One output, at the end, holds everything.
+// One output at the end has everything.
 #define PLLM_OUTPUT_FINAL 2
 
-// Anything.
+// No constraint.
 #define PLLM_GRAMMAR_NONE 0
 
 // A JSON text that the schema in grammar (itself a JSON text) describes. "pattern" and the names of "patternProperties" are
@@ -275,433 +299,507 @@
 // properties. A schema after %json is read like that of PLLM_GRAMMAR_JSON_SCHEMA, with options of its own.
 #define PLLM_GRAMMAR_LARK 5
 
-// Let the tokenizer add its special tokens, such as BOS. Leave it out for a prompt that a chat template wrote.
+// The tokenizer adds its special tokens, such as BOS. Do not set it for a prompt that a chat
+// template rendered.
 #define PLLM_TEXT_ADD_SPECIAL 1
 
-// Leave special tokens out of text.
+// Special tokens are left out of the text.
 #define PLLM_TEXT_SKIP_SPECIAL 2
 
-// The request's sequences stay when they end, whatever ended them: pllm_sequence_resume lets them go on,
-// pllm_sequence_free lets them go.
+// The sequences of the request are kept when they end, for any reason, and become idle.
+// pllm_sequence_resume continues one; pllm_sequence_free frees it.
 #define PLLM_REQUEST_KEEP 1
 
-// When no running beam, ended now, would be better than the worst finished one.
+// Stop when the best running beam, if it ended now, would not score higher than the worst finished
+// beam.
 #define PLLM_EARLY_STOPPING_NO 0
 
-// As soon as width beams are finished.
+// Stop as soon as width beams are finished.
 #define PLLM_EARLY_STOPPING_YES 1
 
-// When no running beam can become better than the worst finished one.
+// Stop when no running beam can reach a higher score than the worst finished beam.
 #define PLLM_EARLY_STOPPING_NEVER 2
 
-// More will come.
+// The sequence has not ended.
 #define PLLM_FINISH_NONE 0
 
 // An end-of-sequence token, a stop token or a stop string.
 #define PLLM_FINISH_STOP 1
 
-// max_tokens, or the longest sequence that the engine allows.
+// max_tokens or max_model_len was reached.
 #define PLLM_FINISH_LENGTH 2
 
-// The host asked for it.
+// The host aborted the request.
 #define PLLM_FINISH_ABORT 3
 
-// Its computation failed; the error fields say why.
+// The computation failed. See error and error_code.
 #define PLLM_FINISH_ERROR 4
 
-// Its deadline passed; what it had generated by then is in the outputs.
+// The deadline passed. The outputs have the tokens generated by then.
 #define PLLM_FINISH_DEADLINE 5
 
-// A capacity that suits the queue of one request.
+// A suitable capacity for the queue of one request.
 #define PLLM_QUEUE_CAPACITY 64
 
-// All the tokens that the parent has when the fork is made.
+// The fork has all tokens of its parent.
 #define PLLM_AT_END UINT64_MAX
 
-// Use the seed field; without this the children draw the same random numbers as their parent.
+// Use the seed field. Without this flag the children draw the same random numbers as their parent.
 #define PLLM_FORK_SEED 1
 
-// The children wait to be resumed, even where the parent runs.
+// The children are idle until they are resumed, even if the parent runs.
 #define PLLM_FORK_IDLE 2
 
-// Use the user_data field; without this the children have the parent's.
+// Use the user_data field. Without this flag the children have the user_data of the parent.
 #define PLLM_FORK_USER_DATA 4
 
-// Use the user_data field; without this the sequence's own stays.
+// Use the user_data field. Without this flag the sequence keeps its user_data.
 #define PLLM_RESUME_USER_DATA 2
 
-// Go on as if the sequence had never been idle, with its own parameters, counts, grammar and kind of outputs; of the other
-// fields only queue, user_data, logits_hook (NULL: the one it has), deadline_ms and PLLM_REQUEST_KEEP are looked at. One that ended by its
-// length has to be rewound first: it ends again with PLLM_FINISH_ERROR.
+// Continue as if the sequence had never been idle, with its own parameters, counts, grammar and
+// output kind. Of the other fields only queue, user_data, logits_hook (NULL: keep it), deadline_ms
+// and PLLM_REQUEST_KEEP are used. A sequence that ended by its length must be rewound first;
+// otherwise it ends again with PLLM_FINISH_ERROR.
 #define PLLM_RESUME_CONTINUE 4
 
-// A budget of KV bytes that engines of this process may share, and that may change while they run. Any thread may use it.
+// A memory budget for KV pools. Several engines of a process can share it, and its size can change
+// while they run. Any thread may use it.
 //
-// An engine that needs more than there is asks the others for what they only cache. Those that have requests give it before their next
-// step, so step an engine as long as it has any; of those that have none, the step of the engine that asks takes it.
+// An engine that needs more blocks than are free reclaims blocks that other engines only cache. An
+// engine with requests gives its cached blocks back before its next step, so step every engine
+// that has requests. An engine without requests gives them back at once.
 typedef struct pllm_arena pllm_arena;
 
-// Bytes, here always UTF-8 text. Belongs to the caller.
+// A UTF-8 text. The caller frees it with pllm_bytes_free.
 typedef struct pllm_bytes pllm_bytes;
 
-// An engine: one model, its KV pool and its requests. Any thread may use it; one at a time steps it.
+// An engine: one model, its KV pool and its requests. Any thread may use it; one thread at a time
+// steps it.
 typedef struct pllm_engine pllm_engine;
 
-// What went wrong: a stable code and a message with the numbers and the remedy. Belongs to the caller.
+// An error: a stable code, and a message with the numbers and the remedy. The caller frees it with
+// pllm_error_free.
 typedef struct pllm_error pllm_error;
 
-// A batch of outputs. Belongs to the caller; reading it makes no call into the engine and outlives it.
+// A batch of outputs. The caller frees it with pllm_outputs_free. It stays valid after the engine
+// is freed.
 typedef struct pllm_outputs pllm_outputs;
 
-// A queue of outputs that any thread may poll.
+// A queue of outputs. Any thread may poll it.
 typedef struct pllm_queue pllm_queue;
 
-// Token ids. Belongs to the caller.
+// A list of token ids. The caller frees it with pllm_tokens_free.
 typedef struct pllm_tokens pllm_tokens;
 
-// An arena as it is now. Set struct_size before the call.
+// The state of a budget. Set struct_size before the call.
 typedef struct {
-  // sizeof(pllm_arena_info)
+  // sizeof(pllm_arena_info).
   uint64_t struct_size;
+  // Size of the budget in bytes.
   uint64_t bytes;
-  // What it can be resized to: from least_bytes, for the engines and requests there are, to most_bytes.
+  // Smallest size in bytes to which it can be resized now, given its engines and their requests.
   uint64_t least_bytes;
+  // Largest size in bytes to which it can be resized.
   uint64_t most_bytes;
-  // What the engines hold: more than bytes while they are on their way down.
+  // Bytes that the engines hold. More than bytes while engines are giving blocks back.
   uint64_t held_bytes;
+  // Engines that use the budget.
   uint64_t engines;
 } pllm_arena_info;
 
-// DRY: a token that would make a repetition one longer than length tokens loses multiplier * base ^ (length - allowed_length).
-// Fill it with pllm_dry_init first.
+// The DRY penalty: a token that would extend a repetition of length tokens loses multiplier * base
+// ^ (length - allowed_length). Call pllm_dry_init first.
 typedef struct {
-  // sizeof(pllm_dry)
+  // sizeof(pllm_dry).
   uint64_t struct_size;
-  // Default 0.8. 0: off.
+  // Strength of the penalty. Default 0.8. 0 disables it.
   float multiplier;
-  // Default 1.75.
+  // Base of the exponential growth. Default 1.75.
   float base;
-  // Shorter repetitions are free. Default 2.
+  // Length in tokens of the longest repetition without a penalty. Default 2.
   uint32_t allowed_length;
-  // How many tokens back repetitions are looked for. 0 (default): to the beginning.
+  // Number of last tokens that are searched for repetitions. 0 (default): all.
   uint32_t penalty_last_n;
-  // Texts that end a repetition, within a token or across several. NULL with a count of 0 (default): newline, colon, quotation
-  // mark, asterisk, or none with PLLM_ENGINE_SKIP_TOKENIZER. Another pointer with a count of 0: none.
+  // Texts that end a repetition, within a token or across tokens. NULL with a count of 0
+  // (default): newline, colon, quotation mark and asterisk, or none with
+  // PLLM_ENGINE_SKIP_TOKENIZER. A non-NULL pointer with a count of 0: none.
   const char *const *sequence_breakers;
-  // Length of each of them in bytes; NULL: they end with a NUL.
+  // Length of each text in bytes. NULL: the texts are NUL-terminated.
   const uint64_t *sequence_breaker_lens;
+  // Number of texts.
   uint64_t sequence_breaker_count;
 } pllm_dry;
 
-// Beam search, as generate of Hugging Face transformers does it: release 5, and for several groups release 4. Fill it with
-// pllm_beam_init first. Logit bias, penalties and exclusions of pllm_sampling apply to the log probabilities, in the order in
-// which transformers applies them; frequency and presence penalties and DRY, which it does not have, follow the repetition
-// penalty. Bad words may forbid end tokens, where transformers would ignore that.
+// Parameters of a beam search, as in generate of Hugging Face transformers: release 5, and release
+// 4 for several groups. Call pllm_beam_init first.
+//
+// Logit bias, penalties and exclusions of pllm_sampling apply to the log probabilities, in the
+// order of transformers. Frequency and presence penalties and DRY, which transformers lacks,
+// follow the repetition penalty. Bad words can forbid end tokens, which transformers ignores.
 typedef struct {
-  // sizeof(pllm_beam)
+  // sizeof(pllm_beam).
   uint64_t struct_size;
-  // Beams side by side: 2 to 64. Default 4.
+  // Number of beams, 2 to 64. Default 4.
   uint32_t width;
-  // Groups into which they are divided, each with a search of its own. Default 1.
+  // Number of groups of beams, each with its own search. Default 1.
   uint32_t groups;
-  // Taken off a token's log probability for every beam of an earlier group that chose it in the same step, before the repetition
-  // penalty multiplies what is left. Default 0.
+  // Subtracted from the log probability of a token for each beam of an earlier group that chose
+  // it in the same step, before the repetition penalty. Default 0.
   float diversity_penalty;
-  // Scores are sums of log probabilities divided by the length to this power. Default 1.
+  // The score of a beam is the sum of its log probabilities divided by its length to this power.
+  // Default 1.
   float length_penalty;
-  // PLLM_EARLY_STOPPING_*.
+  // PLLM_EARLY_STOPPING_*. Default PLLM_EARLY_STOPPING_NO.
   uint32_t early_stopping;
   // Must be 0.
   uint32_t reserved;
 } pllm_beam;
 
-// Told how many bytes of weights have been read, of how many in all, on the thread that creates the engine. Any other
-// answer than 0 stops the loading: pllm_engine_create then returns PLLM_E_CANCELLED. It must return (no exception, no
-// longjmp) and call nothing of this library on the engine being made.
+// Reports the bytes of weights that have been read, out of total, on the thread that creates the
+// engine. A result other than 0 cancels the loading: pllm_engine_create returns PLLM_E_CANCELLED.
+// It must return normally: no exception, no longjmp. It must not use the engine that is being
+// created.
 typedef int32_t (*pllm_progress)(void *progress_data, uint64_t done, uint64_t total);
 
-// How an engine is made. Fill it with pllm_engine_options_init first. The strings need to live only during the call.
+// Options of an engine. Call pllm_engine_options_init first. The strings need to be valid only
+// during the call.
 typedef struct {
-  // sizeof(pllm_engine_options)
+  // sizeof(pllm_engine_options).
   uint64_t struct_size;
-  // A model directory as Hugging Face ships it. UTF-8.
+  // Model directory in the layout of Hugging Face. UTF-8.
   const char *model_path;
-  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  // Length of model_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t model_path_len;
-  // Where to run: "cpu", the default (also NULL), or "cuda:0" for the first CUDA device ("cuda" is the same). Of those NVIDIA's driver for CUDA 13
-  // and compute capability 8.0 or newer are needed, and weights in f32, f16, bf16 or fp8.
+  // Device: "cpu" (default, also NULL), or "cuda:0" (also "cuda") for the first CUDA device.
+  // CUDA needs an NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights in
+  // f32, f16, bf16 or fp8.
   const char *device;
-  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  // Length of device in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t device_len;
-  // Bytes of the KV pool. 0: what max_seqs sequences of the full length need, at most 1 GiB.
+  // KV pool size in bytes. 0 (default): enough for max_seqs sequences of max_model_len tokens,
+  // at most 1 GiB.
   uint64_t kv_bytes;
-  // Seeds the requests that bring no seed of their own. Default 0.
+  // Seed for requests without a seed of their own. Default 0.
   uint64_t seed;
   // Tokens per KV block: 8, 16 (default), 32, 64, 128 or 256.
   uint32_t block_size;
-  // How K and V are stored: PLLM_DTYPE_AUTO (default: f32 for models in f32, else bf16), PLLM_DTYPE_F32, PLLM_DTYPE_BF16,
-  // PLLM_DTYPE_INT8, PLLM_DTYPE_F16 or PLLM_DTYPE_FP8.
+  // Data type of KV blocks: PLLM_DTYPE_AUTO (default: f32 for models in f32, else bf16),
+  // PLLM_DTYPE_F32, PLLM_DTYPE_BF16, PLLM_DTYPE_INT8, PLLM_DTYPE_F16 or PLLM_DTYPE_FP8.
   uint32_t kv_dtype;
-  // Longest sequence, prompt and output together. 0 (default): the model's own, or what the pool holds.
+  // Maximum length of a sequence in tokens, prompt and output together. 0 (default): the model's
+  // own maximum, or what the pool holds.
   uint32_t max_model_len;
-  // Most rows (prompt and decode tokens of all sequences) in one step. Default 512.
+  // Maximum number of tokens in one step, prompt and decode tokens of all sequences together.
+  // Default 512.
   uint32_t max_batch_tokens;
-  // Most sequences running at once, at most max_batch_tokens. Default 64.
+  // Maximum number of running sequences, at most max_batch_tokens. Default 64.
   uint32_t max_seqs;
-  // Most prompt tokens of one sequence in one step. 0 (default): max_batch_tokens.
+  // Maximum number of prompt tokens of one sequence in one step. 0 (default): max_batch_tokens.
   uint32_t prefill_chunk;
-  // Threads, the stepping one included. 0 (default): as many as cpus names, or one for each CPU on which the process may run, within a
-  // container's quota.
+  // Number of threads, including the stepping thread. 0 (default): the number of CPUs in cpus,
+  // or of CPUs on which the process may run, within the quota of its container.
   uint32_t threads;
-  // PLLM_ISA_AUTO (default) or a path to force. Bits are the same within one path, not across paths.
+  // Instruction path: PLLM_ISA_*. Default PLLM_ISA_AUTO. Results have the same bits within a
+  // path, not across paths.
   uint32_t isa;
-  // PLLM_ENGINE_* flags.
+  // PLLM_ENGINE_* flags. Default 0.
   uint32_t flags;
   // Must be 0.
   uint32_t reserved;
-  // Outputs that may wait in the engine's own queue before its requests pause. 0 (default): 65536. Programs built with a
-  // header that lacks this field have no bound.
+  // Capacity, in outputs, of the engine's own queue. See pllm_queue_create. 0 (default): 65536.
+  // Unlimited for programs built with a header without this field.
   uint64_t queue_capacity;
-  // Called while weights are loaded. NULL (default): nobody is told.
+  // Called while weights are loaded. NULL (default): not called.
   pllm_progress progress;
-  // Handed to progress.
+  // Passed to progress.
   void *progress_data;
-  // Requests, and resumed and forked sequences, that may wait for their first step before others are refused with
-  // PLLM_E_CAPACITY. 0 (default): as many as memory holds. One may always wait.
+  // Maximum number of requests, including resumed and forked sequences, that wait for their
+  // first step. More are refused with PLLM_E_CAPACITY; one can always wait. 0 (default): no
+  // limit.
   uint64_t max_waiting_requests;
-  // Tokens that those may have to compute. 0 (default): no limit.
+  // Maximum number of tokens that the waiting requests have to compute. 0 (default): no limit.
   uint64_t max_waiting_tokens;
-  // The budget from which the KV pool takes its bytes, in place of kv_bytes. NULL (default): the engine has its own.
+  // Budget from which the KV pool takes its bytes, instead of kv_bytes. NULL (default): a budget
+  // of its own.
   const pllm_arena *arena;
-  // Bytes of the host tier, to which K and V go of requests and kept sequences that have to give way. 0 (default): there is
-  // none.
+  // Size in bytes of the host tier, which holds the KV of swapped requests and idle sequences. 0
+  // (default): none.
   uint64_t swap_bytes;
-  // A directory: the host tier is a file there that has no name, takes room as it is written and is gone with the engine. NULL
-  // (default): it is memory. Where it cannot be written or read later, as on a full disk, who was to move is computed again, and
-  // swap_failures in pllm_stats counts it.
+  // Directory for the host tier. The tier is an unnamed file there, which grows as it is written
+  // and disappears with the engine. NULL (default): the tier is in memory. If the file cannot be
+  // written or read, as on a full disk, the sequence is recomputed and swap_failures of
+  // pllm_stats counts it.
   const char *swap_path;
-  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  // Length of swap_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t swap_path_len;
-  // PLLM_PREEMPTION_*: the default is to recompute. The others need swap_bytes.
+  // PLLM_PREEMPTION_*. Default PLLM_PREEMPTION_RECOMPUTE. The others need swap_bytes.
   uint32_t preemption;
-  // Who comes first: PLLM_ORDER_*.
+  // Order of the waiting requests: PLLM_ORDER_*. Default PLLM_ORDER_FIRST_COME.
   uint32_t order;
-  // Milliseconds, for the orders that have a use for it. 0 (default): 10,000. The more, the longer who stands behind has to wait.
+  // Waiting time in milliseconds after which a request is preferred; see PLLM_ORDER_*. 0
+  // (default): 10,000.
   uint32_t ageing_ms;
-  // What a step is made of: PLLM_BATCHING_*.
+  // Composition of a step: PLLM_BATCHING_*. Default PLLM_BATCHING_MIXED.
   uint32_t batching;
-  // Prompt tokens, for the two batchings that have a use for it. 0 (default): 256 for PLLM_BATCHING_DECODE_FIRST, 2048 for
-  // PLLM_BATCHING_PREFILL_FIRST.
+  // Prompt tokens for PLLM_BATCHING_DECODE_FIRST and PLLM_BATCHING_PREFILL_FIRST. 0 (default):
+  // 256 and 2048.
   uint32_t prefill_budget;
-  // For how many of its tokens a request needs room before it begins: PLLM_ALLOCATION_*.
+  // Number of blocks that a request needs to start: PLLM_ALLOCATION_*. Default
+  // PLLM_ALLOCATION_ON_DEMAND.
   uint32_t allocation;
-  // A file to draw every step into, in the format that Perfetto and chrome://tracing open: what it consisted of, how long each of its
-  // parts took, and when each sequence was queued, prefilled and decoded. UTF-8; what was in the file is gone. Where the disk fails
-  // tracing ends, and no step does: traces_stopped in pllm_stats. NULL (default): none.
+  // File for a trace of every step, in the format of Perfetto and chrome://tracing: the batch,
+  // the times of its phases, and the phases of each sequence. UTF-8. An existing file is
+  // replaced. If the disk fails, the trace ends and traces_stopped of pllm_stats is 1. NULL
+  // (default): none.
   const char *trace_path;
-  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  // Length of trace_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t trace_path_len;
-  // A file to write down what is asked of the engine, and whatever else its steps depend on, so that pagedllm-replay can run them again
-  // bit for bit on a machine with the same instruction path. Prompts are in it, as tokens, and cache salts. UTF-8; what was in the file is gone. Where
-  // the disk fails the journal ends, and no step does: journals_stopped in pllm_stats. NULL (default): none.
+  // File for a journal of all calls and of everything else on which steps depend.
+  // pagedllm-replay repeats them bit for bit on a machine with the same instruction path. It
+  // contains prompts, as tokens, and cache salts. UTF-8. An existing file is replaced. If the
+  // disk fails, the journal ends and journals_stopped of pllm_stats is 1. NULL (default): none.
   const char *journal_path;
-  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  // Length of journal_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t journal_path_len;
-  // What the label model_name of pllm_engine_metrics says. UTF-8. NULL (default): the model directory's name.
+  // Value of the label model_name in pllm_engine_metrics. UTF-8. NULL (default): the name of the
+  // model directory.
   const char *model_name;
-  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  // Length of model_name in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t model_name_len;
-  // How weights are kept: PLLM_WEIGHTS_*. Fewer bits are faster to read and take less memory, and cost quality. What is small and
-  // decides much (the choice among experts, learned positions) stays as the files have it, and so do the matrices by which latents are
-  // read.
+  // Format of the weights in memory: PLLM_WEIGHTS_*. Fewer bits take less memory and time, and
+  // cost quality. Small tensors that affect quality (routers of experts, learned positions) and
+  // the projections of latents stay as stored. Default PLLM_WEIGHTS_AS_STORED.
   uint32_t weight_format;
-  // Inputs of an output that share a scale in 4 bits: 32, 64 or 128. 0 (default): 32. The fewer, the more exact.
+  // Number of inputs that share a scale in 4-bit formats: 32, 64 or 128. Smaller is more
+  // precise. 0 (default): 32.
   uint32_t weight_group;
-  // A directory that keeps weights in their packed form, so that the next engine reads them as fast as the disk and packs nothing: where it has the
-  // form of this very model, weight_format and library, it is read and checked; otherwise the weights are packed and the form is written, or
-  // replaced. Several models and processes may share it; what nobody uses any more stays until somebody removes it. It holds weights: let
-  // nobody write there who may not write the model. A disk that is full, or takes nothing, is no error: packed in pllm_model_info tells. UTF-8.
-  // NULL (default): weights are packed each time.
+  // Directory for packed weights. If it has the packed form of this model, weight_format and
+  // library, the form is checked and read as fast as the disk. Otherwise the weights are packed
+  // and the form is written, or replaced. Several models and processes can share the directory;
+  // unused files are not removed. It contains weights: only users who may write the model should
+  // be able to write there. If it cannot be written, the engine works and packed of
+  // pllm_model_info tells. UTF-8. NULL (default): weights are packed each time.
   const char *packed_path;
-  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  // Length of packed_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t packed_path_len;
-  // CPUs, as taskset -c takes them, such as "0-3,8": each of the engine's threads is pinned to one, in this order. The first is the
-  // stepping thread's: the engine's own is pinned there (pllm_engine_start); one of the program's is left where it is. NULL (default): the
-  // system places them.
+  // List of CPUs in the syntax of taskset -c, such as "0-3,8". Each thread of the engine is
+  // pinned to one of them, in this order. The first is for the stepping thread: the engine's own
+  // thread (pllm_engine_start) is pinned, a thread of the program is not. NULL (default):
+  // threads are not pinned.
   const char *cpus;
-  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  // Length of cpus in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t cpus_len;
-  // The part of a CUDA device's memory that the KV pool takes, of what is free once weights and working memory have their place: from 0.01 to 1, in
-  // place of kv_bytes. 0 (default): as kv_bytes says.
+  // CUDA only: fraction, 0.01 to 1, of the device memory that is free after weights and working
+  // memory, for the KV pool. Replaces kv_bytes. 0 (default): kv_bytes is used.
   float memory_fraction;
   // Must be 0.
   uint32_t reserved2;
-  // Maximum length in bytes of a text prompt, of a chat's JSON and the prompt it renders to, and of a text to tokenize. Longer ones
-  // are refused with PLLM_E_INVALID_ARGUMENT before they are tokenized. 0 (default): 64 for each token of the engine's
-  // max_model_len, at least 1048576. Tokenizing takes up to 16 bytes of memory for each byte, and up to 512 for each byte of a
-  // stretch without a place to cut (docs/models.md), of 2 MiB at most.
+  // Maximum length in bytes of a text prompt, of a chat's JSON and the prompt it renders to, and
+  // of a text to tokenize. A longer one is PLLM_E_INVALID_ARGUMENT. 0 (default): 64 for each
+  // token of max_model_len, at least 1048576. Tokenization takes up to 16 bytes of memory for
+  // each byte of text, and up to 512 for each byte of a stretch of at most 2 MiB without a place
+  // to cut (docs/models.md).
   uint64_t max_prompt_bytes;
 } pllm_engine_options;
 
-// Where the bytes go, known before any are taken. Set struct_size before the call.
+// Memory that an engine would allocate. Set struct_size before the call.
 typedef struct {
-  // sizeof(pllm_plan)
+  // sizeof(pllm_plan).
   uint64_t struct_size;
+  // Bytes of the weights.
   uint64_t weight_bytes;
+  // Bytes of the KV pool.
   uint64_t kv_bytes;
-  // Activations, logits and the kernels' working memory; small tables are not counted.
+  // Bytes of activations, logits and working memory of kernels. Small tables are not included.
   uint64_t work_bytes;
-  // KV blocks, and the tokens each holds.
+  // Number of KV blocks.
   uint64_t blocks;
+  // Tokens per KV block.
   uint64_t block_size;
-  // Bytes of one block: of all layers, or of those of one group.
+  // Bytes of one KV block: of all layers, or of the layers of one group.
   uint64_t block_bytes;
-  // Longest sequence, prompt and output together.
+  // Maximum length of a sequence in tokens, prompt and output together.
   uint64_t max_model_len;
-  // Sequences of that length that fit at once.
+  // Number of sequences of max_model_len tokens that fit at the same time.
   uint64_t full_sequences;
-  // PLLM_DTYPE_F32, PLLM_DTYPE_BF16, PLLM_DTYPE_INT8, PLLM_DTYPE_F16 or PLLM_DTYPE_FP8.
+  // Data type of KV blocks: PLLM_DTYPE_*, not PLLM_DTYPE_AUTO.
   uint64_t kv_dtype;
-  // KV blocks that there can be, should the arena grow.
+  // Maximum number of KV blocks, if the budget grows to its maximum.
   uint64_t most_blocks;
-  // Of the host tier, in memory or in its file, and the blocks it holds.
+  // Bytes of the host tier, in memory or in its file.
   uint64_t swap_bytes;
+  // Number of KV blocks in the host tier.
   uint64_t swap_blocks;
-  // Groups of layers whose K and V are in blocks of their own: a sequence has a block of each for every block_size of its tokens, and
-  // where the layers of a group have a window, only for those that are still looked back on.
+  // Number of layer groups with KV blocks of their own. A sequence has one block of each group
+  // for every block_size tokens. For a group of layers with a window it has only the blocks
+  // inside the window.
   uint64_t kv_groups;
 } pllm_plan;
 
-// The model and the limits it is served with. Set struct_size before the call; pointers live as long as the engine.
+// The model and the limits of its engine. Set struct_size before the call. Pointers are valid
+// until the engine is freed.
 typedef struct {
-  // sizeof(pllm_model_info)
+  // sizeof(pllm_model_info).
   uint64_t struct_size;
-  // As config.json names it, such as "LlamaForCausalLM".
+  // Name in config.json, such as "LlamaForCausalLM". UTF-8.
   const char *architecture;
+  // Length of architecture in bytes.
   uint64_t architecture_len;
-  // The instruction path in use, such as "avx512".
+  // Instruction path, such as "avx512".
   const char *isa;
+  // Length of isa in bytes.
   uint64_t isa_len;
   // Tokens that end a sequence.
   const uint32_t *eos_token_ids;
+  // Number of end-of-sequence tokens.
   uint64_t eos_token_ids_len;
+  // Number of tokens in the vocabulary.
   uint64_t vocab_size;
+  // Number of layers.
   uint64_t layers;
-  // The longest sequence that the model was made for.
+  // Maximum length of a sequence for which the model was made.
   uint64_t max_positions;
-  // The longest that this engine allows.
+  // Maximum length of a sequence in this engine.
   uint64_t max_model_len;
+  // Number of threads.
   uint64_t threads;
-  // What became of packed_path: PLLM_PACKED_*.
+  // Result of packed_path: PLLM_PACKED_*.
   uint64_t packed;
-  // Why the packed form was not read, or not written. Empty where nothing is to be said. For people.
+  // Why the packed weights were not read or not written, for people. Empty if there is nothing
+  // to report.
   const char *packed_reason;
+  // Length of packed_reason in bytes.
   uint64_t packed_reason_len;
 } pllm_model_info;
 
-// Added to the logit of a token.
+// A value that is added to the logit of a token.
 typedef struct {
   uint32_t token;
   float bias;
 } pllm_logit_bias;
 
-// Some token ids.
+// A list of token ids.
 typedef struct {
   const uint32_t *tokens;
   uint64_t tokens_len;
 } pllm_token_list;
 
-// How a request chooses its tokens, what it reports and when it ends. Fill it with pllm_sampling_init first. What applies, in
-// this order: logit bias; repetition, frequency and presence penalty; DRY; exclusions and the grammar; temperature;
-// top-n-sigma, min-p, top-k, typical-p, top-p, XTC, or mirostat in their place; the draw.
+// How a request samples its tokens, what it reports and when it ends. Call pllm_sampling_init
+// first.
+//
+// The parameters apply in this order: logit bias; repetition, frequency and presence penalty; DRY;
+// exclusions and the grammar; temperature; top-n-sigma, min-p, top-k, typical-p, top-p, XTC, or
+// mirostat in their place; the draw.
 typedef struct {
-  // sizeof(pllm_sampling)
+  // sizeof(pllm_sampling).
   uint64_t struct_size;
-  // Used with PLLM_SAMPLING_SEED. A request with a seed gives the same tokens whatever runs beside it.
+  // Seed, used with PLLM_SAMPLING_SEED. A request with a seed generates the same tokens in any
+  // batch.
   uint64_t seed;
-  // Tokens that end the sequence; reported, their text is not.
+  // Tokens that end the sequence. They are reported in tokens, but not in the text.
   const uint32_t *stop_token_ids;
+  // Number of stop tokens.
   uint64_t stop_token_ids_len;
-  // Strings that end the sequence, also across tokens; they do not appear in the text.
+  // Strings that end the sequence, within a token or across tokens. They do not appear in the
+  // text.
   const char *const *stop;
-  // Length of each of them in bytes; NULL: they end with a NUL.
+  // Length of each string in bytes. NULL: the strings are NUL-terminated.
   const uint64_t *stop_lens;
+  // Number of stop strings.
   uint64_t stop_count;
-  // 0 is greedy. Default 1.
+  // Temperature. 0 selects greedy sampling. Default 1.
   float temperature;
-  // Keep the most probable tokens that together reach this probability. Default 1: all.
+  // Keeps the most probable tokens whose probabilities sum to at least this value. Default 1:
+  // all.
   float top_p;
-  // Keep tokens at least this share as probable as the most probable one. Default 0: all.
+  // Keeps tokens whose probability is at least this fraction of the largest. Default 0: all.
   float min_p;
-  // Keep the k most probable tokens. Default 0: all.
+  // Keeps the k most probable tokens. Default 0: all.
   uint32_t top_k;
-  // 0 (default): until the sequence is as long as the engine allows.
+  // Maximum number of generated tokens. 0 (default): up to max_model_len.
   uint32_t max_tokens;
-  // Neither end-of-sequence tokens nor stops count before this many tokens. Default 0.
+  // Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
+  // Default 0.
   uint32_t min_tokens;
-  // PLLM_SAMPLING_* flags.
+  // PLLM_SAMPLING_* flags. Default 0.
   uint32_t flags;
   // Must be 0.
   uint32_t reserved;
-  // Keep the tokens of the most typical surprise that together reach this probability. Default 1: all.
+  // Keeps the tokens with the most typical surprise whose probabilities sum to at least this
+  // value. Default 1: all.
   float typical_p;
-  // Keep tokens whose logit is within so many standard deviations of the largest. Default 0: all.
+  // Keeps tokens whose logit is within this many standard deviations of the largest. Default 0:
+  // all.
   float top_n_sigma;
-  // How often XTC takes the most probable tokens away. Default 0: never.
+  // Probability with which XTC removes the most probable tokens. Default 0: never.
   float xtc_probability;
-  // From which probability on a token counts as a top choice for XTC. Default 0.1.
+  // Probability from which on a token counts as a top choice for XTC. Default 0.1.
   float xtc_threshold;
-  // Mirostat 2: the surprise to keep to, in bits per token. Default 0: off.
+  // Mirostat 2: target surprise in bits per token. Default 0: off.
   float mirostat_tau;
-  // How fast mirostat corrects. Default 0.1.
+  // Mirostat 2: learning rate. Default 0.1.
   float mirostat_eta;
-  // Taken from the logit of every token that has been generated. Default 0.
+  // Subtracted from the logit of each token that has been generated. Default 0.
   float presence_penalty;
-  // Taken from a token's logit for every time it has been generated. Default 0.
+  // Subtracted from the logit of a token for each time it has been generated. Default 0.
   float frequency_penalty;
-  // Divides the logits of all tokens of prompt and output (multiplies those below 0). Default 1: off.
+  // Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
+  // output. Default 1: off.
   float repetition_penalty;
-  // No run of so many tokens comes twice. Default 0: off.
+  // No n-gram of this many tokens occurs twice. Default 0: off.
   uint32_t no_repeat_ngram_size;
-  // With PLLM_SAMPLING_LOGPROBS: the most probable tokens that are reported beside each chosen one. Default 0.
+  // With PLLM_SAMPLING_LOGPROBS: number of most probable tokens reported for each generated
+  // token. Default 0.
   uint32_t top_logprobs;
-  // With PLLM_SAMPLING_PROMPT_LOGPROBS: the same for the prompt. Default 0.
+  // With PLLM_SAMPLING_PROMPT_LOGPROBS: number of most probable tokens reported for each prompt
+  // token. Default 0.
   uint32_t prompt_top_logprobs;
   // PLLM_OUTPUT_DELTA (default), PLLM_OUTPUT_CUMULATIVE or PLLM_OUTPUT_FINAL.
   uint32_t output_kind;
-  // What the output must be: PLLM_GRAMMAR_*. Default PLLM_GRAMMAR_NONE.
+  // Kind of the constraint on the output: PLLM_GRAMMAR_*. Default PLLM_GRAMMAR_NONE.
   uint32_t grammar_kind;
-  // The schema, regular expression or grammar.
+  // The schema, regular expression or grammar, UTF-8.
   const char *grammar;
-  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  // Length of grammar in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t grammar_len;
   // The texts of PLLM_GRAMMAR_CHOICE.
   const char *const *choices;
-  // Length of each of them in bytes; NULL: they end with a NUL.
+  // Length of each text in bytes. NULL: the texts are NUL-terminated.
   const uint64_t *choice_lens;
+  // Number of choices.
   uint64_t choice_count;
-  // NULL (default): DRY is off.
+  // DRY penalty. NULL (default): off.
   const pllm_dry *dry;
+  // Values that are added to logits. NULL (default): none.
   const pllm_logit_bias *logit_bias;
+  // Number of entries in logit_bias.
   uint64_t logit_bias_len;
-  // Texts that the output must not contain, as the tokenizer itself writes them: at the beginning of a text, after a space and
-  // within a word. Other tokens that spell the same text are not kept from coming.
+  // Texts that the output must not contain, as the tokenizer encodes them at the beginning of a
+  // text, after a space and within a word. Other token sequences that spell the same text are
+  // not excluded.
   const char *const *bad_words;
-  // Length of each of them in bytes; NULL: they end with a NUL.
+  // Length of each text in bytes. NULL: the texts are NUL-terminated.
   const uint64_t *bad_word_lens;
+  // Number of bad words.
   uint64_t bad_word_count;
-  // Runs of tokens that the output must not contain.
+  // Token sequences that the output must not contain.
   const pllm_token_list *bad_words_ids;
+  // Number of token sequences.
   uint64_t bad_words_ids_len;
-  // The only tokens that may be chosen. NULL (default): all.
+  // The only tokens that may be sampled. NULL (default): all.
   const uint32_t *allowed_token_ids;
+  // Number of allowed tokens.
   uint64_t allowed_token_ids_len;
 } pllm_sampling;
 
-// Edits logits[0..vocab_size] of the token that follows tokens[0..tokens_len] of the sequence, before anything else does.
-// Called on the thread that steps, once for each token (once for the first of all samples together; again where a step is tried
-// again); what takes long here holds up all. It must return (no exception, no longjmp). It may call what any thread may call; pllm_engine_step answers PLLM_E_BUSY, and pllm_engine_stop,
-// pllm_engine_free and a poll that waits would wait for themselves.
+// Edits logits[0..vocab_size] of the token that follows tokens[0..tokens_len] of the sequence,
+// before all other sampling parameters.
+//
+// Called on the stepping thread, once for each token. For the first token of several samples it is
+// called once for all of them. It is called again if a step is tried again. Its time adds to the
+// step of all sequences. It must return normally: no exception, no longjmp. It may call any
+// function that any thread may call, but pllm_engine_step returns PLLM_E_BUSY, and
+// pllm_engine_stop, pllm_engine_free and a blocking poll would deadlock.
 typedef void (*pllm_logits_hook)(void *hook_data,
                                  uint64_t sequence,
                                  const uint32_t *tokens,
@@ -709,287 +807,347 @@ typedef void (*pllm_logits_hook)(void *hook_data,
                                  float *logits,
                                  uint64_t vocab_size);
 
-// A request. Fill it with pllm_request_init first. What it points to needs to live only during the call, hook_data aside.
+// A request. Call pllm_request_init first. Its pointers, except hook_data, need to be valid only
+// during the call.
 typedef struct {
-  // sizeof(pllm_request)
+  // sizeof(pllm_request).
   uint64_t struct_size;
-  // The prompt as text, UTF-8; NULL where it is given as tokens.
+  // Prompt as UTF-8 text. NULL if the prompt is given as tokens.
   const char *prompt;
-  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  // Length of prompt in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t prompt_len;
-  // The prompt as token ids; NULL where it is given as text.
+  // Prompt as token ids. NULL if the prompt is given as text.
   const uint32_t *prompt_tokens;
+  // Number of prompt tokens.
   uint64_t prompt_tokens_len;
-  // NULL: the defaults of pllm_sampling_init.
+  // Sampling parameters. NULL selects the defaults of pllm_sampling_init.
   const pllm_sampling *sampling;
-  // Comes back in every output.
+  // Returned in each output of the request.
   uint64_t user_data;
-  // Results: samples, or the best beams. Default 1. Sample i is sequence request + i; each has its own last output.
+  // Number of results: samples, or best beams. Default 1. Result i has the sequence id request +
+  // i. Each sequence has its own last output.
   uint32_t n;
-  // PLLM_TEXT_* flags. Default: PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL.
+  // PLLM_TEXT_* flags. Default PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL.
   uint32_t text_flags;
-  // Where its outputs go. NULL (default): the engine's own queue.
+  // Queue for the outputs. NULL (default) selects the engine's own queue.
   const pllm_queue *queue;
-  // Samples to draw. Where they are more than n, the n with the highest log probability are returned, best first, at the end.
-  // 0 (default): n.
+  // Number of samples to generate. If it is larger than n, the n samples with the highest log
+  // probability are returned at the end, best first. 0 (default) selects n.
   uint32_t best_of;
-  // Keep only so many of the prompt's last tokens. 0 (default): all.
+  // Keeps only this many tokens at the end of the prompt. 0 (default) keeps all.
   uint32_t truncate_prompt_tokens;
-  // PLLM_REQUEST_* flags.
+  // PLLM_REQUEST_* flags. Default 0.
   uint32_t flags;
   // Must be 0.
   uint32_t reserved;
-  // NULL (default): samples. Otherwise the request's outputs are the n best beams, best first, all of them at the end, whatever
-  // output_kind says. Beams cannot be combined with best_of, PLLM_REQUEST_KEEP, logits_hook, a temperature (0 and the default
-  // mean nothing here), top_k, top_p, min_p, typical_p, top_n_sigma, XTC, mirostat, a seed, stop strings, top_logprobs,
-  // PLLM_SAMPLING_PROMPT_LOGPROBS, PLLM_SAMPLING_ECHO or a grammar: PLLM_E_INVALID_ARGUMENT.
+  // Beam search. NULL (default) selects sampling. The n best beams are returned at the end, best
+  // first, whatever output_kind is.
+  //
+  // PLLM_E_INVALID_ARGUMENT if it is combined with best_of, PLLM_REQUEST_KEEP, logits_hook, a
+  // temperature other than 0 or the default, top_k, top_p, min_p, typical_p, top_n_sigma, XTC,
+  // mirostat, a seed, stop strings, top_logprobs, PLLM_SAMPLING_PROMPT_LOGPROBS,
+  // PLLM_SAMPLING_ECHO or a grammar.
   const pllm_beam *beam;
-  // Only requests with the same salt share what the prefix cache holds, so that tenants cannot probe each other.
+  // Requests share blocks of the prefix cache only if their salts are equal, so that tenants
+  // cannot probe the prompts of other tenants. NULL (default): the empty salt.
   const uint8_t *cache_salt;
+  // Length of cache_salt in bytes.
   uint64_t cache_salt_len;
-  // NULL (default): nobody edits the logits.
+  // Edits the logits of each token. NULL (default): none.
   pllm_logits_hook logits_hook;
-  // Handed to logits_hook, until the request's last output has been made.
+  // Passed to logits_hook. Must be valid until the last output of the request has been made.
   void *hook_data;
-  // Milliseconds from now, after which it ends with PLLM_FINISH_DEADLINE and what it has by then, wherever it is. 0 (default):
-  // none. A negative one has passed: PLLM_E_INVALID_ARGUMENT.
+  // Deadline in milliseconds from now. When it passes, the request ends with
+  // PLLM_FINISH_DEADLINE and the tokens it has. 0 (default): none. A negative deadline is
+  // PLLM_E_INVALID_ARGUMENT.
   int64_t deadline_ms;
-  // Where the engine's order is PLLM_ORDER_PRIORITY: the higher comes first. -100 to 100, default 0. Forks have their parent's.
+  // Priority, -100 to 100; higher runs first. Used if the order is PLLM_ORDER_PRIORITY. Default
+  // 0. Forks inherit it.
   int32_t priority;
   // Must be 0.
   uint32_t reserved2;
 } pllm_request;
 
-// What would become of a request that was added now. Set struct_size before the call.
+// Predicted admission of a request. Set struct_size before the call.
 typedef struct {
-  // sizeof(pllm_admission)
+  // sizeof(pllm_admission).
   uint64_t struct_size;
-  // 1: pllm_engine_add_request would take it. 0: too much waits, or its queue is not read.
+  // 1 if pllm_engine_add_request would accept the request, 0 if too many requests wait or its
+  // queue is full.
   uint64_t admits;
-  // 1: nobody is before it, and there is room for it: the next step would begin it.
+  // 1 if no request is ahead of it and its blocks are free, so that it would start in the next
+  // step.
   uint64_t fits_now;
-  // Seconds until its first token is expected; negative: no step has shown yet how long steps take.
+  // Predicted seconds until its first token. Negative if no step has been measured yet.
   double first_token_seconds;
-  // Requests before it, and the tokens that these have to compute.
+  // Number of requests ahead of it.
   uint64_t waiting_requests;
+  // Number of tokens that those requests have to compute.
   uint64_t waiting_tokens;
 } pllm_admission;
 
-// What one step did. Set struct_size before the call.
+// Result of one step. Set struct_size before the call.
 typedef struct {
-  // sizeof(pllm_step)
+  // sizeof(pllm_step).
   uint64_t struct_size;
-  // Requests that have not ended: step again while this is not 0, and poll: those whose queue is full wait for that.
+  // Number of requests that have not ended. While it is not 0, step again, and poll the queues:
+  // requests whose queue is full wait for that.
   uint64_t unfinished;
+  // Number of prompt tokens computed.
   uint64_t prefill_tokens;
+  // Number of decode tokens computed.
   uint64_t decode_tokens;
-  // Sequences in the step.
+  // Number of sequences in the step.
   uint64_t sequences;
-  // Sequences passed over because their queue is full.
+  // Number of sequences that were skipped because their queue is full.
   uint64_t paused;
 } pllm_step;
 
-// Counts since the engine was made, and the state after its last step. Set struct_size before the call.
+// Counters since the creation of the engine, and its state after the last step. Set struct_size
+// before the call.
 typedef struct {
-  // sizeof(pllm_stats)
+  // sizeof(pllm_stats).
   uint64_t struct_size;
   // Sequences that wait for their first or next step.
   uint64_t waiting;
+  // Sequences that run.
   uint64_t running;
+  // KV blocks of the pool.
   uint64_t blocks_total;
+  // KV blocks in use.
   uint64_t blocks_used;
-  // Blocks that nobody uses and that the prefix cache still finds; given away when they are needed.
+  // Unused KV blocks that are in the prefix cache. They are evicted when blocks are needed.
   uint64_t blocks_cached;
+  // KV blocks that are neither in use nor cached.
   uint64_t blocks_free;
-  // Share of the slots of the blocks in use, or set aside for those that run, that hold a token's K and V; 1 while there are none.
+  // Fraction of the token slots of all used and reserved blocks that hold K and V of a token. 1
+  // if there are none.
   double slot_utilization;
+  // Steps.
   uint64_t steps;
-  // Prompt tokens computed; those computed again after a preemption count again.
+  // Prompt tokens computed. Tokens that are recomputed after a preemption count again.
   uint64_t prompt_tokens;
+  // Tokens generated.
   uint64_t generated_tokens;
+  // Preemptions.
   uint64_t preemptions;
-  // Requests that ended, by reason.
+  // Requests that ended with PLLM_FINISH_STOP.
   uint64_t finished_stop;
+  // Requests that ended with PLLM_FINISH_LENGTH.
   uint64_t finished_length;
+  // Requests that ended with PLLM_FINISH_ABORT.
   uint64_t finished_abort;
+  // Requests that ended with PLLM_FINISH_ERROR.
   uint64_t finished_error;
-  // Of the waiting: those the last step passed over because their queue is full.
+  // Waiting sequences that the last step skipped because their queue is full.
   uint64_t paused;
-  // Sequences that were kept, and wait to be resumed or freed.
+  // Kept sequences that wait to be resumed or freed.
   uint64_t idle;
-  // Blocks copied because a sequence wrote to one that others share.
+  // Blocks copied because a sequence wrote to a shared block.
   uint64_t blocks_copied;
-  // Prompt tokens looked for in the prefix cache, and those of them that did not have to be computed.
+  // Prompt tokens looked up in the prefix cache.
   uint64_t prefix_queries;
+  // Prompt tokens found in the prefix cache, which were not computed.
   uint64_t prefix_hits;
-  // Requests that ended because their deadline passed.
+  // Requests that ended with PLLM_FINISH_DEADLINE.
   uint64_t finished_deadline;
-  // Requests that were refused because too much waits (max_waiting_requests, max_waiting_tokens, an unread queue).
+  // Requests refused because of max_waiting_requests, max_waiting_tokens or a full queue.
   uint64_t admission_rejections;
-  // Steps that could not be computed and were tried again, in part or as a whole.
+  // Steps that failed and were tried again, in part or as a whole.
   uint64_t steps_failed;
-  // Of the preemptions: those of requests that went to the host tier. The others are computed again.
+  // Preemptions that swapped the request to the host tier. The others were recomputed.
   uint64_t preemptions_swapped;
-  // Sequences whose K and V are in the host tier.
+  // Sequences whose KV is in the host tier.
   uint64_t swapped;
+  // KV blocks of the host tier.
   uint64_t swap_blocks_total;
+  // KV blocks in use in the host tier.
   uint64_t swap_blocks_used;
-  // Blocks that moved to the host tier, and back.
+  // Blocks moved to the host tier.
   uint64_t blocks_swapped_out;
+  // Blocks moved back from the host tier.
   uint64_t blocks_swapped_in;
-  // Moves that failed, as on a full disk: who was to move is computed again.
+  // Moves that failed, as on a full disk. Their sequences were recomputed.
   uint64_t swap_failures;
-  // Tokens that sequences began with and that were found in the prefix cache.
+  // Tokens at the start of sequences that were found in the prefix cache.
   uint64_t prompt_tokens_cached;
-  // 1 where trace_path was given and the disk has failed: the trace has ended.
+  // 1 if trace_path was set and the trace has ended because the disk failed.
   uint64_t traces_stopped;
-  // The same of journal_path.
+  // 1 if journal_path was set and the journal has ended because the disk failed.
   uint64_t journals_stopped;
-  // Times that the KV pool became smaller and the system did not take the memory back, as where the program has locked its memory
-  // (mlockall): the budget is kept, but the process is no smaller.
+  // Times that the KV pool shrank and the system did not take the memory back, as after
+  // mlockall. The budget is kept, but the memory of the process does not shrink.
   uint64_t discard_failures;
-  // Blocks that the sequences would have besides, did every layer look back on all tokens: those that left the windows of the layers
-  // that have one. Those of forks count for each.
+  // Blocks that sequences do not hold because they are outside the windows of their layers.
+  // Blocks of forks count once for each fork.
   uint64_t blocks_out_of_window;
 } pllm_stats;
 
-// A token and its log probability under the model's own distribution.
+// A token and its log probability in the model's own distribution, before sampling parameters
+// apply.
 typedef struct {
   uint32_t token;
   float logprob;
 } pllm_logprob;
 
-// News of one sequence: new tokens, new text, or its end. It and what it points to live as long as its batch.
+// An output of one sequence: new tokens, new text, or its end. The output and its pointers are
+// valid until the batch is freed.
 typedef struct {
-  // Bytes of this struct as the library knows it: a field that lies beyond is not there.
+  // Size of this struct in the library. Fields beyond it do not exist.
   uint64_t struct_size;
+  // Id of the request.
   uint64_t request;
+  // Id of the sequence.
   uint64_t sequence;
-  // The request's own word, returned.
+  // user_data of the request.
   uint64_t user_data;
-  // NULL where there are none.
+  // New tokens. NULL if there are none.
   const uint32_t *tokens;
+  // Number of tokens.
   uint64_t tokens_len;
-  // One per token; NULL where the request did not ask for them.
+  // Log probability of each token. NULL if the request did not ask for them.
   const float *logprobs;
-  // UTF-8, not NUL-terminated, never half a character; NULL where there is none. It may lag behind the tokens.
+  // New text: UTF-8, not NUL-terminated, whole characters only. NULL if there is none. The text
+  // can lag behind the tokens.
   const char *text;
+  // Length of text in bytes.
   uint64_t text_len;
-  // UTF-8, not NUL-terminated: why, where finish_reason is PLLM_FINISH_ERROR, where it is PLLM_FINISH_ABORT because the
-  // engine was freed, and where (PLLM_FINISH_NONE) it could not be exported, or, while it was idle, changed. Else NULL.
+  // Error message: UTF-8, not NUL-terminated. Set if finish_reason is PLLM_FINISH_ERROR, if it
+  // is PLLM_FINISH_ABORT because the engine was freed, and, with PLLM_FINISH_NONE, if an export
+  // or a change of an idle sequence failed. Else NULL.
   const char *error;
+  // Length of error in bytes.
   uint64_t error_len;
+  // Tokens of the prompt.
   uint64_t prompt_tokens;
   // Tokens generated so far.
   uint64_t generated_tokens;
-  // Which of the request's sequences, from 0.
+  // Index of the sequence in its request, from 0.
   uint32_t index;
-  // PLLM_FINISH_*; anything but PLLM_FINISH_NONE makes this the sequence's last output.
+  // PLLM_FINISH_*. Any value but PLLM_FINISH_NONE marks the last output of the sequence.
   uint32_t finish_reason;
-  // PLLM_E_*, or 0. Together with error; PLLM_E_CLOSED where the engine was freed.
+  // PLLM_E_* if error is set, else 0. PLLM_E_CLOSED if the engine was freed.
   int32_t error_code;
+  // 0.
   uint32_t reserved;
-  // The sum of the log probabilities of all generated tokens, where the request asked for log probabilities or for the best
-  // of several samples; of a beam, its score after the length penalty. Else 0.
+  // Sum of the log probabilities of all generated tokens, if the request asked for log
+  // probabilities or for the best of several samples. For a beam: its score after the length
+  // penalty. Else 0.
   double score;
-  // The most probable tokens in place of each of `tokens`, most probable first: top_logprobs_len / tokens_len for each.
-  // NULL where the request did not ask for them.
+  // The most probable tokens at the position of each token, most probable first:
+  // top_logprobs_len / tokens_len for each token. NULL if the request did not ask for them.
   const pllm_logprob *top_logprobs;
+  // Number of entries in top_logprobs.
   uint64_t top_logprobs_len;
-  // Of the prompt's tokens but the first, where the request asked for them; they come in order, before the first token,
-  // and may come in several outputs.
+  // Log probabilities of the prompt tokens except the first, if the request asked for them. They
+  // come in order, before the first generated token, possibly in several outputs.
   const float *prompt_logprobs;
+  // Number of entries in prompt_logprobs.
   uint64_t prompt_logprobs_len;
+  // The most probable tokens at the position of each prompt token, as in top_logprobs.
   const pllm_logprob *prompt_top_logprobs;
+  // Number of entries in prompt_top_logprobs.
   uint64_t prompt_top_logprobs_len;
-  // An exported sequence. NULL in all other outputs.
+  // State of an exported sequence. NULL in all other outputs.
   const uint8_t *blob;
+  // Length of blob in bytes.
   uint64_t blob_len;
-  // In a sequence's last output: seconds from the call that asked for it (added, resumed or forked it) until its first step began,
-  // its first token was there, and its last one was. 0 where it never came to that, and in all other outputs.
+  // In the last output of a sequence: seconds from the call that added, resumed or forked it to
+  // its first step. 0 if it never ran, and in all other outputs.
   double queued_seconds;
+  // In the last output of a sequence: seconds from the same call to its first token, or 0.
   double first_token_seconds;
+  // In the last output of a sequence: seconds from the same call to its last token, or 0.
   double last_token_seconds;
-  // In the last output: how often its blocks were taken from it, and with how many of its first tokens the prefix cache helped.
+  // In the last output of a sequence: number of times it was preempted.
   uint64_t preemptions;
+  // In the last output of a sequence: number of its first tokens that were found in the prefix
+  // cache.
   uint64_t cached_tokens;
 } pllm_output;
 
-// How to fork. Fill it with pllm_fork_init first.
+// Parameters of a fork. Call pllm_fork_init first.
 typedef struct {
-  // sizeof(pllm_fork)
+  // sizeof(pllm_fork).
   uint64_t struct_size;
-  // The tokens that the children share with their parent: 1 to its length, or PLLM_AT_END (default).
+  // Number of tokens that the children share with their parent: 1 to its length, or PLLM_AT_END
+  // (default).
   uint64_t at;
-  // With PLLM_FORK_SEED: each child draws from a stream of its own of this seed, until it is resumed with other parameters.
+  // With PLLM_FORK_SEED: each child draws from its own random stream of this seed, until it is
+  // resumed with other parameters.
   uint64_t seed;
-  // With PLLM_FORK_USER_DATA: comes back in the children's outputs.
+  // With PLLM_FORK_USER_DATA: returned in the outputs of the children.
   uint64_t user_data;
-  // Where the children's outputs go. NULL (default): where the parent's go.
+  // Queue for the outputs of the children. NULL (default) selects the parent's queue.
   const pllm_queue *queue;
-  // Children. Default 1.
+  // Number of children. Default 1.
   uint32_t n;
-  // PLLM_FORK_* flags.
+  // PLLM_FORK_* flags. Default 0.
   uint32_t flags;
 } pllm_fork;
 
-// How an idle sequence goes on. Fill it with pllm_resume_init first.
+// How an idle sequence continues. Call pllm_resume_init first.
 typedef struct {
-  // sizeof(pllm_resume)
+  // sizeof(pllm_resume).
   uint64_t struct_size;
-  // NULL: the defaults of pllm_sampling_init. Counts (max_tokens, min_tokens) and penalties begin anew.
+  // Sampling parameters. NULL selects the defaults of pllm_sampling_init. Counts (max_tokens,
+  // min_tokens) and penalties start anew.
   const pllm_sampling *sampling;
-  // Where its outputs go. NULL (default): where they went before.
+  // Queue for the outputs. NULL (default) keeps the queue of the sequence.
   const pllm_queue *queue;
-  // With PLLM_RESUME_USER_DATA: comes back in its outputs.
+  // With PLLM_RESUME_USER_DATA: returned in the outputs.
   uint64_t user_data;
   // PLLM_REQUEST_KEEP (default), PLLM_RESUME_*.
   uint32_t flags;
   // PLLM_TEXT_SKIP_SPECIAL (default) or 0.
   uint32_t text_flags;
-  // NULL (default): nobody edits the logits.
+  // Edits the logits of each token. NULL (default): none.
   pllm_logits_hook logits_hook;
-  // Handed to logits_hook.
+  // Passed to logits_hook.
   void *hook_data;
-  // As in pllm_request, for this turn.
+  // As in pllm_request, from this call on.
   int64_t deadline_ms;
 } pllm_resume;
 
-// A prompt to keep in the prefix cache. Fill it with pllm_pin_init first.
+// A prompt that is kept in the prefix cache. Call pllm_pin_init first.
 typedef struct {
-  // sizeof(pllm_pin)
+  // sizeof(pllm_pin).
   uint64_t struct_size;
-  // The prompt as text, UTF-8; NULL where it is given as tokens.
+  // Prompt as UTF-8 text. NULL if the prompt is given as tokens.
   const char *prompt;
-  // In bytes, or PLLM_NUL_TERMINATED (the default).
+  // Length of prompt in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t prompt_len;
-  // The prompt as token ids; NULL where it is given as text.
+  // Prompt as token ids. NULL if the prompt is given as text.
   const uint32_t *prompt_tokens;
+  // Number of prompt tokens.
   uint64_t prompt_tokens_len;
   // As in pllm_request.
   const uint8_t *cache_salt;
+  // Length of cache_salt in bytes.
   uint64_t cache_salt_len;
-  // How long it is kept, in milliseconds. 0 (default): until it is unpinned.
+  // Time in milliseconds for which the prompt is kept. 0 (default): until it is unpinned.
   uint64_t time_to_live_ms;
-  // Where a sequence could not go on otherwise, pins with the lowest priority give way. Default 0.
+  // If a sequence cannot continue otherwise, pins are dropped, those with the lowest priority
+  // first. Default 0.
   uint32_t priority;
   // PLLM_TEXT_ADD_SPECIAL (default) or 0.
   uint32_t text_flags;
 } pllm_pin;
 
-// A sequence as of the last step and of the calls since. Set struct_size before the call.
+// A sequence as of the last step and the calls since. Set struct_size before the call.
 typedef struct {
-  // sizeof(pllm_sequence_info)
+  // sizeof(pllm_sequence_info).
   uint64_t struct_size;
-  // The request it came from.
+  // Id of the request that created it.
   uint64_t request;
-  // Its tokens.
+  // Number of its tokens, prompt and output.
   uint64_t len;
-  // Which of the request's sequences, from 0; with best_of not the rank that its result had.
+  // Index of the sequence in its request, from 0. With best_of it is not the rank of the result.
   uint32_t index;
-  // 1: it waits to be resumed or freed. 0: it runs, or waits to.
+  // 1 if it waits to be resumed or freed, 0 if it runs or waits to run.
   uint32_t idle;
-  // 1: it was imported from a machine or an instruction path that cannot give the same bits.
+  // 1 if it was imported from a machine or an instruction path that does not compute the same
+  // bits.
   uint64_t inexact;
 } pllm_sequence_info;
 
@@ -997,244 +1155,288 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// The ABI version of the library that was loaded: compare it with PLLM_ABI_VERSION.
+// Returns the ABI version of the loaded library. Compare it with PLLM_ABI_VERSION.
 uint32_t pllm_abi_version(void);
 
-// The library's version, such as "0.2.0".
+// Returns the version of the library, such as "0.2.0".
 const char *pllm_version(void);
 
-// What this build and machine offer, as JSON: version, backends, instruction paths, model architectures.
+// Returns a JSON object that describes this build and machine: version, backends, instruction
+// paths, model architectures.
 const char *pllm_build_info(void);
 
-// The error's code, one of PLLM_E_*; 0 for NULL (success).
+// Returns the code of an error, one of PLLM_E_*, or 0 for NULL (success).
 int32_t pllm_error_code(const pllm_error *error);
 
-// The error's message: UTF-8, ends with a NUL, lives as long as the error. "" for NULL.
+// Returns the message of an error: UTF-8, NUL-terminated, valid until the error is freed. Returns
+// "" for NULL.
 const char *pllm_error_message(const pllm_error *error);
 
-// Frees an error. NULL is fine.
+// Frees an error. NULL is allowed.
 void pllm_error_free(pllm_error *error);
 
-// Makes a budget of so many bytes, which pllm_arena_resize may later raise to most_bytes (0: no further). Nothing is allocated:
-// engines made with it (pllm_engine_options.arena) map what most_bytes would take, and touch only what they use. Each needs room
-// for its longest sequence (max_model_len). Free it with pllm_arena_free.
-PLLM_NODISCARD
-pllm_error *pllm_arena_create(uint64_t bytes,
-                              uint64_t most_bytes,
-                              pllm_arena **out_arena);
+// Creates a budget of bytes bytes. pllm_arena_resize can later raise it to at most most_bytes (0:
+// to bytes). Nothing is allocated now. Engines created with it (pllm_engine_options.arena) reserve
+// address space for most_bytes and use memory for the blocks they fill. The budget must hold one
+// sequence of max_model_len tokens for each engine.
+//
+// Free it with pllm_arena_free.
+PLLM_NODISCARD pllm_error *pllm_arena_create(uint64_t bytes, uint64_t most_bytes, pllm_arena **out_arena);
 
-// Lets go of the arena; engines that were made with it keep it alive. NULL is fine. Not for what pllm_engine_arena returns.
+// Frees the handle. The budget lives until its last engine is freed. NULL is allowed. Do not free
+// the result of pllm_engine_arena.
 void pllm_arena_free(pllm_arena *arena);
 
-// Changes the budget, at any time, from any thread. More is there at once. Where it becomes less, engines go down together: those
-// in which no step is under way before this returns, others before their next step (pllm_arena_info tells). First goes what is only cached, then
-// idle sequences lose their K and V, then the youngest that run are preempted: nothing ends, and the answers are the same. What is left
-// moves together, and the memory beyond goes back to the system. Less than the longest sequences of the engines and the requests
-// under way need is refused with the number that would do: PLLM_E_CAPACITY.
-PLLM_NODISCARD
-pllm_error *pllm_arena_resize(const pllm_arena *arena,
-                              uint64_t bytes);
+// Changes the size of a budget. A larger size takes effect at once. For a smaller size, the
+// engines first drop cached blocks, then the KV blocks of idle sequences, then preempt the
+// youngest running requests. No request ends, and results do not change. Used blocks are then
+// moved together, and the memory behind them is returned to the system. Engines that are not in a
+// step shrink before this function returns, the others before their next step (see
+// pllm_arena_state).
+//
+// Errors: PLLM_E_CAPACITY, with the smallest possible size, if bytes is too small for the longest
+// sequence of each engine and for the requests in progress. Any thread may call it at any time.
+PLLM_NODISCARD pllm_error *pllm_arena_resize(const pllm_arena *arena, uint64_t bytes);
 
-// The budget, and what the engines hold of it. May be called from any thread.
+// Reads the size of a budget and the bytes that its engines hold. Any thread may call it.
 PLLM_NODISCARD pllm_error *pllm_arena_state(const pllm_arena *arena, pllm_arena_info *out_info);
 
-// The budget of the engine's KV pool, its own or the one that it was made with, borrowed: it lives as long as the engine. NULL for
-// NULL.
+// Returns the budget of the engine's KV pool: its own, or the one it was created with. Borrowed;
+// valid until the engine is freed. Returns NULL for NULL.
 const pllm_arena *pllm_engine_arena(const pllm_engine *engine);
 
-// Fills in the defaults, within struct_size bytes and never beyond them.
+// Writes the defaults into a struct of struct_size bytes.
 void pllm_dry_init(pllm_dry *dry, uint64_t struct_size);
 
-// Fills in the defaults, within struct_size bytes and never beyond them.
+// Writes the defaults into a struct of struct_size bytes.
 void pllm_beam_init(pllm_beam *beam, uint64_t struct_size);
 
-// Fills in the defaults, within struct_size bytes and never beyond them.
+// Writes the defaults into a struct of struct_size bytes.
 void pllm_engine_options_init(pllm_engine_options *options, uint64_t struct_size);
 
-// A dry run of pllm_engine_create: reads the model's headers and says what would be allocated, without allocating it.
+// Computes what pllm_engine_create would allocate, from the headers of the model's files, without
+// allocating it.
+//
+// Errors: as pllm_engine_create.
 PLLM_NODISCARD pllm_error *pllm_engine_plan(const pllm_engine_options *options, pllm_plan *out_plan);
 
-// Opens a model and makes an engine that serves it. Free it with pllm_engine_free.
+// Loads a model and creates an engine for it.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT, PLLM_E_IO, PLLM_E_MODEL, PLLM_E_UNSUPPORTED, PLLM_E_CAPACITY if
+// the options leave too little memory for one sequence, PLLM_E_OUT_OF_MEMORY, PLLM_E_CANCELLED.
+// Free the engine with pllm_engine_free.
 PLLM_NODISCARD pllm_error *pllm_engine_create(const pllm_engine_options *options, pllm_engine **out_engine);
 
-// Ends every request, joins the engine's threads and returns its memory. NULL is fine. No other call on this engine may be
-// under way, polling its own queue included. Queues that were created stay: they give the outputs they hold, a last
-// one for each request that was live among them, and then answer PLLM_E_CLOSED. Batches already polled stay valid.
+// Ends every request, joins the engine's threads and returns its memory. NULL is allowed. No other
+// call on this engine may be in progress, including a poll of its own queue.
+//
+// Queues from pllm_queue_create stay valid. They return the outputs they hold, a last output for
+// each request that was live, and then PLLM_E_CLOSED. Batches that have been polled stay valid.
 void pllm_engine_free(pllm_engine *engine);
 
-// The model and the limits it is served with.
+// Describes the model and the limits of the engine. Any thread may call it.
 PLLM_NODISCARD pllm_error *pllm_engine_info(const pllm_engine *engine, pllm_model_info *out_info);
 
-// Fills in the defaults, within struct_size bytes and never beyond them.
+// Writes the defaults into a struct of struct_size bytes.
 void pllm_request_init(pllm_request *request, uint64_t struct_size);
 
-// Fills in the defaults, within struct_size bytes and never beyond them.
+// Writes the defaults into a struct of struct_size bytes.
 void pllm_sampling_init(pllm_sampling *sampling, uint64_t struct_size);
 
-// Adds a request; it takes part from the next step on. What could never run is refused here, with the numbers.
-// May be called from any thread, also while another one steps. Ids are never reused.
+// Adds a request to the waiting queue. It takes part from the next step on. Request ids are never
+// reused.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY, with the numbers, if the request can never
+// fit, too many requests wait, or its queue is full; PLLM_E_UNSUPPORTED. Any thread may call it,
+// also during a step.
 PLLM_NODISCARD
 pllm_error *pllm_engine_add_request(const pllm_engine *engine,
                                     const pllm_request *request,
                                     uint64_t *out_request);
 
-// What would become of the request if it were added now, without adding it: whether it would be taken, whether it could begin at
-// once, and when its first token is expected, judged by the steps so far, by how long answers have been, by the engine's own policies,
-// and as if nothing of the prompt were in the prefix cache and nobody came later who goes before it. All that waits is played through
-// on the calling thread: some milliseconds where 100,000 wait. What could never run is refused here too; grammars are not compiled. May be called from
-// any thread, also while another one steps.
+// Predicts admission and time to first token for a request without adding it. The prediction
+// simulates the waiting requests with the engine's own policies, the measured step times and the
+// lengths of recent outputs. It assumes that the prompt is not in the prefix cache and that no
+// later request overtakes. It runs on the calling thread and takes some milliseconds with 100,000
+// waiting requests.
+//
+// Errors: as pllm_engine_add_request; grammars are not compiled. Any thread may call it, also
+// during a step.
 PLLM_NODISCARD
 pllm_error *pllm_engine_admit(const pllm_engine *engine,
                               const pllm_request *request,
                               pllm_admission *out_admission);
 
-// Ends a request at the next step; its last output says PLLM_FINISH_ABORT.
-// An id that is unknown or has ended is PLLM_E_NOT_FOUND. May be called from any thread.
+// Aborts a request at the next step. Its last output has PLLM_FINISH_ABORT.
+//
+// Errors: PLLM_E_NOT_FOUND if the id is unknown or the request has ended. Any thread may call it.
 PLLM_NODISCARD pllm_error *pllm_engine_abort(const pllm_engine *engine, uint64_t request);
 
-// Runs one iteration: up to max_batch_tokens rows of all running sequences, one new token for each that is past its
-// prompt. What came of it is in the queue. A second thread that steps meanwhile gets PLLM_E_BUSY. Where a step cannot be
-// computed, it is tried again without those that may be to blame: a request with which no step can be ends with
-// PLLM_FINISH_ERROR, and the others go on. Where that does not help, the call is an error (PLLM_E_OUT_OF_MEMORY) and nothing
-// is lost: the next one tries again. After a second of that the requests in it end with PLLM_FINISH_ERROR, and the engine
-// goes on with the others.
-PLLM_NODISCARD
-pllm_error *pllm_engine_step(const pllm_engine *engine,
-                             pllm_step *out_step);
+// Runs one iteration: it computes up to max_batch_tokens tokens of the scheduled sequences and
+// generates one token for each sequence whose prompt is complete. The results are in the queues.
+//
+// If a step cannot be computed, it is tried again without the requests that may have caused the
+// failure. A request that fails alone ends with PLLM_FINISH_ERROR and the others continue. If no
+// request can be computed, the call returns the error and nothing is lost: the next call tries
+// again. After one second of failures, the requests of the step end with PLLM_FINISH_ERROR.
+//
+// Errors: PLLM_E_BUSY if another thread is stepping this engine; PLLM_E_OUT_OF_MEMORY;
+// PLLM_E_INTERNAL.
+PLLM_NODISCARD pllm_error *pllm_engine_step(const pllm_engine *engine, pllm_step *out_step);
 
-// From now on a thread of the engine's own steps, asleep while there is nothing to do; pllm_engine_step answers
-// PLLM_E_BUSY, and so does a second start. Where steps cannot be computed for a second, the requests in them end with
-// PLLM_FINISH_ERROR and the others go on.
+// Starts a thread of the engine that steps it, and sleeps while there is nothing to do. If steps
+// fail for one second, their requests end with PLLM_FINISH_ERROR and the others continue.
+//
+// Errors: PLLM_E_BUSY if the thread is already running. While it runs, pllm_engine_step returns
+// PLLM_E_BUSY.
 PLLM_NODISCARD pllm_error *pllm_engine_start(const pllm_engine *engine);
 
-// Joins the engine's thread after the step under way. Nothing is lost: requests wait until somebody steps again.
-// Fine where it was not started.
+// Stops the engine's thread after the current step and joins it. No request is lost: they wait
+// until the engine is stepped again. Has no effect if the thread is not running.
 PLLM_NODISCARD pllm_error *pllm_engine_stop(const pllm_engine *engine);
 
-// The engine's own queue, borrowed: it lives as long as the engine. NULL for NULL.
+// Returns the engine's own queue. Borrowed; valid until the engine is freed. Returns NULL for
+// NULL.
 const pllm_queue *pllm_engine_queue(const pllm_engine *engine);
 
-// Counts since the engine was made, and the state after its last step. May be called from any thread.
+// Reads counters since the creation of the engine, and its state after the last step. Any thread
+// may call it.
 PLLM_NODISCARD pllm_error *pllm_engine_stats(const pllm_engine *engine, pllm_stats *out_stats);
 
-// What dashboards ask for: gauges, counters and histograms as of the last step, with the names that vLLM gave them after the prefix
-// "pagedllm_". The text is in the OpenMetrics format, which Prometheus scrapes as
-// "application/openmetrics-text; version=1.0.0; charset=utf-8"; the label model_name is the option of that name. Histograms of
-// times have buckets up to 1, 2.5 and 5 times each power of ten, from 0.5 ms to 2500 s; those of tokens up to the powers of two, from 1 to
-// 2^20. May be called from any thread, and waits for no step. Free it with pllm_bytes_free.
-PLLM_NODISCARD
-pllm_error *pllm_engine_metrics(const pllm_engine *engine,
-                                pllm_bytes **out_text);
+// Writes gauges, counters and histograms, as of the last step, in the OpenMetrics text format
+// ("application/openmetrics-text; version=1.0.0; charset=utf-8"). The names are those of vLLM with
+// the prefix "pagedllm_". The label model_name is the option of that name. Buckets of times have
+// the bounds 1, 2.5 and 5 times each power of ten, from 0.5 ms to 2500 s. Buckets of token counts
+// have the powers of two, from 1 to 2^20.
+//
+// Any thread may call it; it does not wait for a step. Free the text with pllm_bytes_free.
+PLLM_NODISCARD pllm_error *pllm_engine_metrics(const pllm_engine *engine, pllm_bytes **out_text);
 
-// Makes a queue for some of the engine's requests (pllm_request.queue), so that threads, clients or event loops each
-// read their own. capacity: while so many outputs or more wait in it, the requests that write to it pause; no others wait
-// for them and nothing is dropped. A step under way may add one output for each request beyond the capacity, and so may
-// the end of each; once max_seqs outputs are there beyond it, further requests are refused with PLLM_E_CAPACITY. Free it
-// with pllm_queue_free.
-PLLM_NODISCARD
-pllm_error *pllm_queue_create(const pllm_engine *engine,
-                              uint64_t capacity,
-                              pllm_queue **out_queue);
+// Creates a queue for some of the engine's requests (pllm_request.queue), so that each thread,
+// client or event loop reads its own.
+//
+// capacity is a number of outputs. While the queue holds at least that many, the requests that
+// write to it pause. Other requests continue, and no output is dropped. Beyond the capacity, a
+// step in progress can add one output for each request, and the end of a request can add one. Once
+// max_seqs outputs exceed the capacity, new requests for this queue return PLLM_E_CAPACITY.
+//
+// Free it with pllm_queue_free, before or after its engine.
+PLLM_NODISCARD pllm_error *pllm_queue_create(const pllm_engine *engine, uint64_t capacity, pllm_queue **out_queue);
 
-// Frees a queue, before or after its engine; what still writes to it is aborted. NULL is fine. No other call on it may be
-// under way. The engine's own queue is left alone: it goes with the engine.
+// Frees a queue and aborts the requests that write to it. NULL is allowed. No other call on the
+// queue may be in progress. Has no effect on the engine's own queue.
 void pllm_queue_free(pllm_queue *queue);
 
-// A descriptor that is readable while a poll of this queue would not have to wait, for epoll and what is built on it (Linux).
-// Borrowed: it lives as long as the queue. Polling makes it unreadable again; reading it is not needed, and allowed.
-PLLM_NODISCARD
-pllm_error *pllm_queue_event_fd(const pllm_queue *queue,
-                                int32_t *out_fd);
+// Returns an eventfd that is readable while the queue is not empty, for epoll and similar calls
+// (Linux). Borrowed; valid until the queue is freed. Polling the queue resets it; reading it is
+// allowed but not needed.
+PLLM_NODISCARD pllm_error *pllm_queue_event_fd(const pllm_queue *queue, int32_t *out_fd);
 
-// Takes everything that is in the queue, in the order it was made. Waits up to timeout_ms for the first
-// (0: not at all; negative: as long as it takes). When time runs out the batch is empty; that is no error.
-// Once an engine has failed or is freed and its last outputs are taken, polling answers with that error.
-// Free the batch with pllm_outputs_free. May be called from any thread, also while another one steps.
+// Takes all outputs from the queue, in the order in which they were made. If the queue is empty,
+// waits for the first output: up to timeout_ms milliseconds, not at all (0), or without limit
+// (negative). If the time runs out, the batch is empty; this is not an error.
+//
+// Errors: once an engine has failed or is freed, and all its outputs have been taken, the error of
+// the engine or PLLM_E_CLOSED. Any thread may call it, also during a step. Free the batch with
+// pllm_outputs_free.
 PLLM_NODISCARD pllm_error *pllm_queue_poll(const pllm_queue *queue, int64_t timeout_ms, pllm_outputs **out_outputs);
 
-// How many outputs the batch has; 0 for NULL.
+// Returns the number of outputs in a batch, 0 for NULL.
 uint64_t pllm_outputs_len(const pllm_outputs *outputs);
 
-// Output i of the batch, borrowed from it; NULL where there is none. Each output lies struct_size bytes after the one before.
-const pllm_output *pllm_outputs_get(const pllm_outputs *outputs,
-                                    uint64_t i);
+// Returns output i of a batch, or NULL if there is none. Borrowed; valid until the batch is freed.
+// Consecutive outputs are struct_size bytes apart.
+const pllm_output *pllm_outputs_get(const pllm_outputs *outputs, uint64_t i);
 
-// Frees a batch. NULL is fine.
+// Frees a batch. NULL is allowed.
 void pllm_outputs_free(pllm_outputs *outputs);
 
-// Fills in the defaults, within struct_size bytes and never beyond them.
+// Writes the defaults into a struct of struct_size bytes.
 void pllm_fork_init(pllm_fork *fork, uint64_t struct_size);
 
-// Fills in the defaults, within struct_size bytes and never beyond them.
+// Writes the defaults into a struct of struct_size bytes.
 void pllm_resume_init(pllm_resume *resume, uint64_t struct_size);
 
-// Fills in the defaults, within struct_size bytes and never beyond them.
+// Writes the defaults into a struct of struct_size bytes.
 void pllm_pin_init(pllm_pin *pin, uint64_t struct_size);
 
-// Makes how->n sequences (how NULL: one) that begin with the parent's tokens and share its KV blocks; nothing is copied but
-// what is not KV: the place in the random stream, penalty counts, grammar state, stop strings, text. Each child is a request
-// of its own, whose id is the sequence's; the ids are written to out_sequences, which has room for n (nothing is written
-// where the call fails). Children of a sequence that runs run too; those of an idle one wait to be resumed. A parent that ends
-// before the next step, and is not kept, ends its children with PLLM_FINISH_ERROR, also those that wait; for what those were
-// resumed to do, another such output comes. May be called from any thread, also while another one steps.
+// Creates how->n sequences (how NULL: one) with the first tokens of a sequence. They share its KV
+// blocks; the random stream, penalty counts, grammar state, stop strings and text are copied. Each
+// child is a request of its own, and its sequence id is also its request id. The ids are written
+// to out_sequences, an array of n.
+//
+// Children of a running sequence run; children of an idle one are idle. If the parent ends before
+// the next step and is not kept, the children end with PLLM_FINISH_ERROR, including those that
+// wait to be resumed; a child that has been resumed gets one more such output for the resume.
+//
+// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY. Any thread may call it, also
+// during a step.
 PLLM_NODISCARD
 pllm_error *pllm_sequence_fork(const pllm_engine *engine,
                                uint64_t sequence,
                                const pllm_fork *how,
                                uint64_t *out_sequences);
 
-// Adds tokens to the end of a sequence. One that runs goes on after them, from the next step on, and may become longer by as
-// many; an idle one has them computed when it is resumed. A sequence that ends before the next step, and is not kept, is not
-// changed. Where they lead out of its grammar, it ends with PLLM_FINISH_ERROR as soon as it is to go on with that grammar; to
-// rewind it to before them mends that. May be called from any thread, also while another one steps.
+// Appends tokens to a sequence. A running sequence continues after them from the next step on, and
+// its max_tokens grows by their number. An idle sequence computes them when it is resumed. If the
+// sequence ends before the next step and is not kept, it is not changed. If the tokens violate the
+// grammar of the sequence, it ends with PLLM_FINISH_ERROR when it continues with that grammar;
+// rewinding it to before the tokens repairs it.
+//
+// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY. Any thread may call it, also
+// during a step.
 PLLM_NODISCARD
 pllm_error *pllm_sequence_append(const pllm_engine *engine,
                                  uint64_t sequence,
                                  const uint32_t *tokens,
                                  uint64_t tokens_len);
 
-// Cuts a sequence to its first len tokens, 1 or more; also into the prompt. Everything is as it was then, the place in the
-// random stream included; what has been polled stays polled. One that runs goes on from there. May be called from any
-// thread, also while another one steps.
-PLLM_NODISCARD
-pllm_error *pllm_sequence_rewind(const pllm_engine *engine,
-                                 uint64_t sequence,
-                                 uint64_t len);
+// Truncates a sequence to its first len tokens (1 or more), also into the prompt. Its state is as
+// it was then, including the random stream. Outputs that have been polled are not taken back. A
+// running sequence continues from there.
+//
+// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT. Any thread may call it, also during a step.
+PLLM_NODISCARD pllm_error *pllm_sequence_rewind(const pllm_engine *engine, uint64_t sequence, uint64_t len);
 
-// An idle sequence goes on. Only its last token and those that were appended since are computed. how NULL: the defaults.
-// May be called from any thread, also while another one steps.
-PLLM_NODISCARD
-pllm_error *pllm_sequence_resume(const pllm_engine *engine,
-                                 uint64_t sequence,
-                                 const pllm_resume *how);
+// Continues an idle sequence. Only its last token and the tokens appended since are computed. how
+// NULL selects the defaults.
+//
+// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY. Any thread may call it, also
+// during a step.
+PLLM_NODISCARD pllm_error *pllm_sequence_resume(const pllm_engine *engine, uint64_t sequence, const pllm_resume *how);
 
-// Forgets a sequence and gives back its blocks. One that runs ends with PLLM_FINISH_ABORT. Its id is unknown from now on.
-// May be called from any thread, also while another one steps.
-PLLM_NODISCARD
-pllm_error *pllm_sequence_free(const pllm_engine *engine,
-                               uint64_t sequence);
+// Frees a sequence and its blocks. A running sequence ends with PLLM_FINISH_ABORT. Its id is
+// invalid from now on.
+//
+// Errors: PLLM_E_NOT_FOUND. Any thread may call it, also during a step.
+PLLM_NODISCARD pllm_error *pllm_sequence_free(const pllm_engine *engine, uint64_t sequence);
 
-// What is known of a sequence. May be called from any thread, also while another one steps.
+// Reads the state of a sequence.
+//
+// Errors: PLLM_E_NOT_FOUND. Any thread may call it, also during a step.
 PLLM_NODISCARD
 pllm_error *pllm_sequence_get_info(const pllm_engine *engine,
                                    uint64_t sequence,
                                    pllm_sequence_info *out_info);
 
-// Writes a sequence down: its tokens, KV, sampling parameters, random stream, grammar and text. The blob comes after the next
-// step as an output of the sequence (blob, blob_len), into queue (NULL: where its other outputs go); or, where it could not be
-// written or the sequence has ended by then, such an output has error and error_code. It names the model, the layout of the KV and the
-// instruction path, and has a checksum; it holds the conversation in the clear. The logits hook is not part of it:
-// give it again with PLLM_RESUME_CONTINUE.
-// May be called from any thread, also while another one steps.
-PLLM_NODISCARD
-pllm_error *pllm_sequence_export(const pllm_engine *engine,
-                                 uint64_t sequence,
-                                 const pllm_queue *queue);
+// Exports the state of a sequence: tokens, KV blocks, sampling parameters, random stream, grammar
+// and text. The state arrives after the next step as an output of the sequence (blob, blob_len),
+// in queue (NULL: the queue of its other outputs). If the export fails, or the sequence has ended
+// by then, that output has error and error_code.
+//
+// The state names the model, the layout of the KV blocks and the instruction path, and has a
+// checksum. It contains the conversation in plain text. It does not contain the logits hook: pass
+// it again with PLLM_RESUME_CONTINUE.
+//
+// Errors: PLLM_E_NOT_FOUND. Any thread may call it, also during a step.
+PLLM_NODISCARD pllm_error *pllm_sequence_export(const pllm_engine *engine, uint64_t sequence, const pllm_queue *queue);
 
-// Makes an idle sequence from a blob, in this or another process; resumed with PLLM_RESUME_CONTINUE it goes on with the same
-// bits, on a machine that computes the same (see pllm_sequence_info.inexact). A blob that is damaged, of another model, of
-// another block_size or kv_dtype, or of a newer library is an error. queue: where its outputs go (NULL: the engine's own).
-// May be called from any thread, also while another one steps.
+// Creates an idle sequence from an exported state, in this or another process. Resumed with
+// PLLM_RESUME_CONTINUE, it continues with the same bits on a machine that computes the same (see
+// pllm_sequence_info.inexact). queue receives its outputs (NULL: the engine's own queue).
+//
+// Errors: PLLM_E_INVALID_ARGUMENT if the state is damaged, or made with another model, block_size
+// or kv_dtype, or by a newer library; PLLM_E_CAPACITY. Any thread may call it, also during a step.
 PLLM_NODISCARD
 pllm_error *pllm_sequence_import(const pllm_engine *engine,
                                  const uint8_t *blob,
@@ -1242,16 +1444,23 @@ pllm_error *pllm_sequence_import(const pllm_engine *engine,
                                  const pllm_queue *queue,
                                  uint64_t *out_sequence);
 
-// Computes a prompt, from the next step on, and keeps its blocks: requests that begin with the same tokens find them.
-// Undo it with pllm_prefix_unpin. May be called from any thread, also while another one steps.
+// Computes a prompt, from the next step on, and keeps its blocks in the prefix cache: requests
+// that begin with the same tokens reuse them. pllm_prefix_unpin undoes it.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY; PLLM_E_UNSUPPORTED. Any thread may call it,
+// also during a step.
 PLLM_NODISCARD pllm_error *pllm_prefix_pin(const pllm_engine *engine, const pllm_pin *pin, uint64_t *out_pin);
 
-// Lets the prompt's blocks go when others need their place. PLLM_E_NOT_FOUND: the pin has expired, or had to give way.
-// May be called from any thread, also while another one steps.
+// Unpins a prompt: its blocks can be evicted again.
+//
+// Errors: PLLM_E_NOT_FOUND if the pin has expired or was dropped. Any thread may call it, also
+// during a step.
 PLLM_NODISCARD pllm_error *pllm_prefix_unpin(const pllm_engine *engine, uint64_t pin);
 
-// Turns text into token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0. A text of more than max_prompt_bytes (pllm_engine_options) is
-// PLLM_E_INVALID_ARGUMENT.
+// Encodes text as token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT if the text is longer than max_prompt_bytes or cannot be
+// encoded; PLLM_E_UNSUPPORTED if the engine has no tokenizer. Any thread may call it.
 PLLM_NODISCARD
 pllm_error *pllm_engine_tokenize(const pllm_engine *engine,
                                  const char *text,
@@ -1259,7 +1468,10 @@ pllm_error *pllm_engine_tokenize(const pllm_engine *engine,
                                  uint32_t flags,
                                  pllm_tokens **out_tokens);
 
-// Turns token ids into text. flags: PLLM_TEXT_SKIP_SPECIAL or 0.
+// Decodes token ids as text. flags: PLLM_TEXT_SKIP_SPECIAL or 0.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT if an id is unknown; PLLM_E_UNSUPPORTED if the engine has no
+// tokenizer. Any thread may call it.
 PLLM_NODISCARD
 pllm_error *pllm_engine_detokenize(const pllm_engine *engine,
                                    const uint32_t *tokens,
@@ -1267,46 +1479,49 @@ pllm_error *pllm_engine_detokenize(const pllm_engine *engine,
                                    uint32_t flags,
                                    pllm_bytes **out_text);
 
-// Renders a chat with the model's own template, as `apply_chat_template` of transformers 5.5.4 does. Add a request with the
-// result without PLLM_TEXT_ADD_SPECIAL.
+// Renders a chat with the model's chat template, as `apply_chat_template` of transformers 5.5.4
+// does. Add a request with the result without PLLM_TEXT_ADD_SPECIAL.
 //
-// messages_json is an array of messages, [{"role": "user", "content": "..."}], or an object with "messages" and any of these
-// members. Each other member is a variable of the template.
+// messages_json is an array of messages, [{"role": "user", "content": "..."}], or an object with
+// "messages" and any of these members. Each other member is a variable of the template.
 //
 // - "tools", "documents": arrays, null by default.
 // - "add_generation_prompt": true (default) ends the prompt where the assistant's answer begins.
-// - "continue_final_message": true ends the prompt behind the last message's content, so that the model continues it. Excludes
-//   "add_generation_prompt": true. Default false.
-// - "chat_template": the name of one of the model's templates. Default: "tool_use" if "tools" is given and the model has
-//   that template, else "default".
-// - "chat_template_content_format": "string" joins the text parts of a content that is an array by newlines before the
-//   template sees it, for templates that take only strings. Default "openai": content stays as it is.
+// - "continue_final_message": true ends the prompt after the content of the last message, so that
+//   the model continues it. Excludes "add_generation_prompt": true. Default false.
+// - "chat_template": the name of one of the model's templates. Default: "tool_use" if "tools" is
+//   given and the model has that template, else "default".
+// - "chat_template_content_format": "string" joins the text parts of a content that is an array by
+//   newlines before the template sees it, for templates that take only strings. Default "openai":
+//   content is not changed.
 //
-// Errors: PLLM_E_INVALID_ARGUMENT if the JSON is no chat, the template raises an error, or the chat or its prompt exceeds
-// max_prompt_bytes; PLLM_E_CAPACITY if the rendering exceeds a limit of docs/models.md; PLLM_E_MODEL if the template does not
-// compile; PLLM_E_UNSUPPORTED if the model has no template.
+// Errors: PLLM_E_INVALID_ARGUMENT if the JSON is not a chat, the template raises an error, or the
+// chat or its prompt exceeds max_prompt_bytes; PLLM_E_CAPACITY if the rendering exceeds a limit of
+// docs/models.md; PLLM_E_MODEL if the template does not compile; PLLM_E_UNSUPPORTED if the model
+// has no template. Any thread may call it.
 PLLM_NODISCARD
 pllm_error *pllm_engine_render_chat(const pllm_engine *engine,
                                     const char *messages_json,
                                     uint64_t len,
                                     pllm_bytes **out_text);
 
-// The ids, borrowed; NULL for NULL and where there are none.
+// Returns the token ids. Borrowed. Returns NULL for NULL and for an empty list.
 const uint32_t *pllm_tokens_data(const pllm_tokens *tokens);
 
-// How many ids there are; 0 for NULL.
+// Returns the number of token ids, 0 for NULL.
 uint64_t pllm_tokens_len(const pllm_tokens *tokens);
 
-// Frees token ids. NULL is fine.
+// Frees a list of token ids. NULL is allowed.
 void pllm_tokens_free(pllm_tokens *tokens);
 
-// The bytes, borrowed, not NUL-terminated; NULL for NULL and where there are none.
+// Returns the bytes, which are not NUL-terminated. Borrowed. Returns NULL for NULL and for an
+// empty text.
 const char *pllm_bytes_data(const pllm_bytes *bytes);
 
-// How many bytes there are; 0 for NULL.
+// Returns the number of bytes, 0 for NULL.
 uint64_t pllm_bytes_len(const pllm_bytes *bytes);
 
-// Frees bytes. NULL is fine.
+// Frees a text. NULL is allowed.
 void pllm_bytes_free(pllm_bytes *bytes);
 
 #ifdef __cplusplus

@@ -6,10 +6,12 @@ use crate::arena::{Arena, ArenaInfo};
 use crate::error::Result;
 use crate::sys::process::Owner;
 
-/// A budget of KV bytes that engines of this process may share, and that may change while they run. Any thread may use it.
+/// A memory budget for KV pools. Several engines of a process can share it, and its size can change
+/// while they run. Any thread may use it.
 ///
-/// An engine that needs more than there is asks the others for what they only cache. Those that have requests give it before their next
-/// step, so step an engine as long as it has any; of those that have none, the step of the engine that asks takes it.
+/// An engine that needs more blocks than are free reclaims blocks that other engines only cache. An
+/// engine with requests gives its cached blocks back before its next step, so step every engine
+/// that has requests. An engine without requests gives them back at once.
 pub struct pllm_arena {
     arena: Arc<Arena>,
     owner: Owner,
@@ -30,18 +32,21 @@ impl pllm_arena {
     }
 }
 
-/// An arena as it is now. Set struct_size before the call.
+/// The state of a budget. Set struct_size before the call.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct pllm_arena_info {
-    /// sizeof(pllm_arena_info)
+    /// sizeof(pllm_arena_info).
     pub struct_size: u64,
+    /// Size of the budget in bytes.
     pub bytes: u64,
-    /// What it can be resized to: from least_bytes, for the engines and requests there are, to most_bytes.
+    /// Smallest size in bytes to which it can be resized now, given its engines and their requests.
     pub least_bytes: u64,
+    /// Largest size in bytes to which it can be resized.
     pub most_bytes: u64,
-    /// What the engines hold: more than bytes while they are on their way down.
+    /// Bytes that the engines hold. More than bytes while engines are giving blocks back.
     pub held_bytes: u64,
+    /// Engines that use the budget.
     pub engines: u64,
 }
 
@@ -61,9 +66,12 @@ impl From<ArenaInfo> for pllm_arena_info {
     }
 }
 
-/// Makes a budget of so many bytes, which pllm_arena_resize may later raise to most_bytes (0: no further). Nothing is allocated:
-/// engines made with it (pllm_engine_options.arena) map what most_bytes would take, and touch only what they use. Each needs room
-/// for its longest sequence (max_model_len). Free it with pllm_arena_free.
+/// Creates a budget of bytes bytes. pllm_arena_resize can later raise it to at most most_bytes (0:
+/// to bytes). Nothing is allocated now. Engines created with it (pllm_engine_options.arena) reserve
+/// address space for most_bytes and use memory for the blocks they fill. The budget must hold one
+/// sequence of max_model_len tokens for each engine.
+///
+/// Free it with pllm_arena_free.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_arena_create(bytes: u64, most_bytes: u64, out_arena: *mut *mut pllm_arena) -> *mut pllm_error {
@@ -76,7 +84,8 @@ pub unsafe extern "C" fn pllm_arena_create(bytes: u64, most_bytes: u64, out_aren
     })
 }
 
-/// Lets go of the arena; engines that were made with it keep it alive. NULL is fine. Not for what pllm_engine_arena returns.
+/// Frees the handle. The budget lives until its last engine is freed. NULL is allowed. Do not free
+/// the result of pllm_engine_arena.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_arena_free(arena: *mut pllm_arena) {
     guard_or((), || {
@@ -87,11 +96,15 @@ pub unsafe extern "C" fn pllm_arena_free(arena: *mut pllm_arena) {
     });
 }
 
-/// Changes the budget, at any time, from any thread. More is there at once. Where it becomes less, engines go down together: those
-/// in which no step is under way before this returns, others before their next step (pllm_arena_info tells). First goes what is only cached, then
-/// idle sequences lose their K and V, then the youngest that run are preempted: nothing ends, and the answers are the same. What is left
-/// moves together, and the memory beyond goes back to the system. Less than the longest sequences of the engines and the requests
-/// under way need is refused with the number that would do: PLLM_E_CAPACITY.
+/// Changes the size of a budget. A larger size takes effect at once. For a smaller size, the
+/// engines first drop cached blocks, then the KV blocks of idle sequences, then preempt the
+/// youngest running requests. No request ends, and results do not change. Used blocks are then
+/// moved together, and the memory behind them is returned to the system. Engines that are not in a
+/// step shrink before this function returns, the others before their next step (see
+/// pllm_arena_state).
+///
+/// Errors: PLLM_E_CAPACITY, with the smallest possible size, if bytes is too small for the longest
+/// sequence of each engine and for the requests in progress. Any thread may call it at any time.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_arena_resize(arena: *const pllm_arena, bytes: u64) -> *mut pllm_error {
@@ -99,7 +112,7 @@ pub unsafe extern "C" fn pllm_arena_resize(arena: *const pllm_arena, bytes: u64)
     guard(|| unsafe { pllm_arena::get(arena)? }.resize(bytes))
 }
 
-/// The budget, and what the engines hold of it. May be called from any thread.
+/// Reads the size of a budget and the bytes that its engines hold. Any thread may call it.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_arena_state(arena: *const pllm_arena, out_info: *mut pllm_arena_info) -> *mut pllm_error {
@@ -107,8 +120,8 @@ pub unsafe extern "C" fn pllm_arena_state(arena: *const pllm_arena, out_info: *m
     guard(|| unsafe { convert::write(out_info, &pllm_arena::get(arena)?.info().into()) })
 }
 
-/// The budget of the engine's KV pool, its own or the one that it was made with, borrowed: it lives as long as the engine. NULL for
-/// NULL.
+/// Returns the budget of the engine's KV pool: its own, or the one it was created with. Borrowed;
+/// valid until the engine is freed. Returns NULL for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_arena(engine: *const pllm_engine) -> *const pllm_arena {
     // SAFETY: the caller's contract.

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char};
 
 use crate::error::{Error, Result, try_concat};
 
-/// A length that says: the string ends with a NUL.
+/// As the length of a string: the string is NUL-terminated.
 pub const PLLM_NUL_TERMINATED: u64 = u64::MAX;
 
 /// A struct whose first field is `uint64_t struct_size`.

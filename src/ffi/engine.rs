@@ -7,7 +7,8 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::sys::process::Owner;
 
-/// An engine: one model, its KV pool and its requests. Any thread may use it; one at a time steps it.
+/// An engine: one model, its KV pool and its requests. Any thread may use it; one thread at a time
+/// steps it.
 pub struct pllm_engine {
     engine: Engine,
     queue: pllm_queue,
@@ -37,14 +38,17 @@ impl pllm_engine {
     }
 }
 
-/// Fills in the defaults, within struct_size bytes and never beyond them.
+/// Writes the defaults into a struct of struct_size bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_options_init(options: *mut pllm_engine_options, struct_size: u64) {
     // SAFETY: the caller's contract.
     guard_or((), || unsafe { init(options, struct_size) });
 }
 
-/// A dry run of pllm_engine_create: reads the model's headers and says what would be allocated, without allocating it.
+/// Computes what pllm_engine_create would allocate, from the headers of the model's files, without
+/// allocating it.
+///
+/// Errors: as pllm_engine_create.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_plan(options: *const pllm_engine_options, out_plan: *mut pllm_plan) -> *mut pllm_error {
@@ -56,7 +60,11 @@ pub unsafe extern "C" fn pllm_engine_plan(options: *const pllm_engine_options, o
     })
 }
 
-/// Opens a model and makes an engine that serves it. Free it with pllm_engine_free.
+/// Loads a model and creates an engine for it.
+///
+/// Errors: PLLM_E_INVALID_ARGUMENT, PLLM_E_IO, PLLM_E_MODEL, PLLM_E_UNSUPPORTED, PLLM_E_CAPACITY if
+/// the options leave too little memory for one sequence, PLLM_E_OUT_OF_MEMORY, PLLM_E_CANCELLED.
+/// Free the engine with pllm_engine_free.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_create(options: *const pllm_engine_options, out_engine: *mut *mut pllm_engine) -> *mut pllm_error {
@@ -70,9 +78,11 @@ pub unsafe extern "C" fn pllm_engine_create(options: *const pllm_engine_options,
     })
 }
 
-/// Ends every request, joins the engine's threads and returns its memory. NULL is fine. No other call on this engine may be
-/// under way, polling its own queue included. Queues that were created stay: they give the outputs they hold, a last
-/// one for each request that was live among them, and then answer PLLM_E_CLOSED. Batches already polled stay valid.
+/// Ends every request, joins the engine's threads and returns its memory. NULL is allowed. No other
+/// call on this engine may be in progress, including a poll of its own queue.
+///
+/// Queues from pllm_queue_create stay valid. They return the outputs they hold, a last output for
+/// each request that was live, and then PLLM_E_CLOSED. Batches that have been polled stay valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_free(engine: *mut pllm_engine) {
     guard_or((), || {
@@ -87,7 +97,7 @@ pub unsafe extern "C" fn pllm_engine_free(engine: *mut pllm_engine) {
     });
 }
 
-/// The model and the limits it is served with.
+/// Describes the model and the limits of the engine. Any thread may call it.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_info(engine: *const pllm_engine, out_info: *mut pllm_model_info) -> *mut pllm_error {
@@ -95,22 +105,26 @@ pub unsafe extern "C" fn pllm_engine_info(engine: *const pllm_engine, out_info: 
     guard(|| unsafe { convert::write(out_info, &pllm_model_info::from(pllm_engine::get(engine)?.info())) })
 }
 
-/// Fills in the defaults, within struct_size bytes and never beyond them.
+/// Writes the defaults into a struct of struct_size bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_request_init(request: *mut pllm_request, struct_size: u64) {
     // SAFETY: the caller's contract.
     guard_or((), || unsafe { init(request, struct_size) });
 }
 
-/// Fills in the defaults, within struct_size bytes and never beyond them.
+/// Writes the defaults into a struct of struct_size bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sampling_init(sampling: *mut pllm_sampling, struct_size: u64) {
     // SAFETY: the caller's contract.
     guard_or((), || unsafe { init(sampling, struct_size) });
 }
 
-/// Adds a request; it takes part from the next step on. What could never run is refused here, with the numbers.
-/// May be called from any thread, also while another one steps. Ids are never reused.
+/// Adds a request to the waiting queue. It takes part from the next step on. Request ids are never
+/// reused.
+///
+/// Errors: PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY, with the numbers, if the request can never
+/// fit, too many requests wait, or its queue is full; PLLM_E_UNSUPPORTED. Any thread may call it,
+/// also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_add_request(
@@ -129,11 +143,14 @@ pub unsafe extern "C" fn pllm_engine_add_request(
     })
 }
 
-/// What would become of the request if it were added now, without adding it: whether it would be taken, whether it could begin at
-/// once, and when its first token is expected, judged by the steps so far, by how long answers have been, by the engine's own policies,
-/// and as if nothing of the prompt were in the prefix cache and nobody came later who goes before it. All that waits is played through
-/// on the calling thread: some milliseconds where 100,000 wait. What could never run is refused here too; grammars are not compiled. May be called from
-/// any thread, also while another one steps.
+/// Predicts admission and time to first token for a request without adding it. The prediction
+/// simulates the waiting requests with the engine's own policies, the measured step times and the
+/// lengths of recent outputs. It assumes that the prompt is not in the prefix cache and that no
+/// later request overtakes. It runs on the calling thread and takes some milliseconds with 100,000
+/// waiting requests.
+///
+/// Errors: as pllm_engine_add_request; grammars are not compiled. Any thread may call it, also
+/// during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_admit(
@@ -151,8 +168,9 @@ pub unsafe extern "C" fn pllm_engine_admit(
     })
 }
 
-/// Ends a request at the next step; its last output says PLLM_FINISH_ABORT.
-/// An id that is unknown or has ended is PLLM_E_NOT_FOUND. May be called from any thread.
+/// Aborts a request at the next step. Its last output has PLLM_FINISH_ABORT.
+///
+/// Errors: PLLM_E_NOT_FOUND if the id is unknown or the request has ended. Any thread may call it.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_abort(engine: *const pllm_engine, request: u64) -> *mut pllm_error {
@@ -160,12 +178,16 @@ pub unsafe extern "C" fn pllm_engine_abort(engine: *const pllm_engine, request: 
     guard(|| unsafe { pllm_engine::get(engine)? }.abort(request))
 }
 
-/// Runs one iteration: up to max_batch_tokens rows of all running sequences, one new token for each that is past its
-/// prompt. What came of it is in the queue. A second thread that steps meanwhile gets PLLM_E_BUSY. Where a step cannot be
-/// computed, it is tried again without those that may be to blame: a request with which no step can be ends with
-/// PLLM_FINISH_ERROR, and the others go on. Where that does not help, the call is an error (PLLM_E_OUT_OF_MEMORY) and nothing
-/// is lost: the next one tries again. After a second of that the requests in it end with PLLM_FINISH_ERROR, and the engine
-/// goes on with the others.
+/// Runs one iteration: it computes up to max_batch_tokens tokens of the scheduled sequences and
+/// generates one token for each sequence whose prompt is complete. The results are in the queues.
+///
+/// If a step cannot be computed, it is tried again without the requests that may have caused the
+/// failure. A request that fails alone ends with PLLM_FINISH_ERROR and the others continue. If no
+/// request can be computed, the call returns the error and nothing is lost: the next call tries
+/// again. After one second of failures, the requests of the step end with PLLM_FINISH_ERROR.
+///
+/// Errors: PLLM_E_BUSY if another thread is stepping this engine; PLLM_E_OUT_OF_MEMORY;
+/// PLLM_E_INTERNAL.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_step(engine: *const pllm_engine, out_step: *mut pllm_step) -> *mut pllm_error {
@@ -177,9 +199,11 @@ pub unsafe extern "C" fn pllm_engine_step(engine: *const pllm_engine, out_step: 
     })
 }
 
-/// From now on a thread of the engine's own steps, asleep while there is nothing to do; pllm_engine_step answers
-/// PLLM_E_BUSY, and so does a second start. Where steps cannot be computed for a second, the requests in them end with
-/// PLLM_FINISH_ERROR and the others go on.
+/// Starts a thread of the engine that steps it, and sleeps while there is nothing to do. If steps
+/// fail for one second, their requests end with PLLM_FINISH_ERROR and the others continue.
+///
+/// Errors: PLLM_E_BUSY if the thread is already running. While it runs, pllm_engine_step returns
+/// PLLM_E_BUSY.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_start(engine: *const pllm_engine) -> *mut pllm_error {
@@ -187,8 +211,8 @@ pub unsafe extern "C" fn pllm_engine_start(engine: *const pllm_engine) -> *mut p
     guard(|| unsafe { pllm_engine::get(engine)? }.start())
 }
 
-/// Joins the engine's thread after the step under way. Nothing is lost: requests wait until somebody steps again.
-/// Fine where it was not started.
+/// Stops the engine's thread after the current step and joins it. No request is lost: they wait
+/// until the engine is stepped again. Has no effect if the thread is not running.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_stop(engine: *const pllm_engine) -> *mut pllm_error {
@@ -199,14 +223,16 @@ pub unsafe extern "C" fn pllm_engine_stop(engine: *const pllm_engine) -> *mut pl
     })
 }
 
-/// The engine's own queue, borrowed: it lives as long as the engine. NULL for NULL.
+/// Returns the engine's own queue. Borrowed; valid until the engine is freed. Returns NULL for
+/// NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_queue(engine: *const pllm_engine) -> *const pllm_queue {
     // SAFETY: the caller's contract.
     unsafe { engine.as_ref() }.map_or(std::ptr::null(), |engine| &raw const engine.queue)
 }
 
-/// Counts since the engine was made, and the state after its last step. May be called from any thread.
+/// Reads counters since the creation of the engine, and its state after the last step. Any thread
+/// may call it.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_stats(engine: *const pllm_engine, out_stats: *mut pllm_stats) -> *mut pllm_error {
@@ -214,11 +240,13 @@ pub unsafe extern "C" fn pllm_engine_stats(engine: *const pllm_engine, out_stats
     guard(|| unsafe { convert::write(out_stats, &pllm_engine::get(engine)?.stats().into()) })
 }
 
-/// What dashboards ask for: gauges, counters and histograms as of the last step, with the names that vLLM gave them after the prefix
-/// "pagedllm_". The text is in the OpenMetrics format, which Prometheus scrapes as
-/// "application/openmetrics-text; version=1.0.0; charset=utf-8"; the label model_name is the option of that name. Histograms of
-/// times have buckets up to 1, 2.5 and 5 times each power of ten, from 0.5 ms to 2500 s; those of tokens up to the powers of two, from 1 to
-/// 2^20. May be called from any thread, and waits for no step. Free it with pllm_bytes_free.
+/// Writes gauges, counters and histograms, as of the last step, in the OpenMetrics text format
+/// ("application/openmetrics-text; version=1.0.0; charset=utf-8"). The names are those of vLLM with
+/// the prefix "pagedllm_". The label model_name is the option of that name. Buckets of times have
+/// the bounds 1, 2.5 and 5 times each power of ten, from 0.5 ms to 2500 s. Buckets of token counts
+/// have the powers of two, from 1 to 2^20.
+///
+/// Any thread may call it; it does not wait for a step. Free the text with pllm_bytes_free.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_metrics(engine: *const pllm_engine, out_text: *mut *mut pllm_bytes) -> *mut pllm_error {

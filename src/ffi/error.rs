@@ -5,34 +5,35 @@ use std::ffi::{CStr, c_char};
 use super::guard_or;
 use crate::error::{Code, Error};
 
-/// What went wrong: a stable code and a message with the numbers and the remedy. Belongs to the caller.
+/// An error: a stable code, and a message with the numbers and the remedy. The caller frees it with
+/// pllm_error_free.
 pub struct pllm_error {
     code: i32,
     message: Cow<'static, CStr>,
 }
 
-/// An argument is wrong: its value, its range, its encoding.
+/// An argument is invalid: a value, a range, a text encoding.
 pub const PLLM_E_INVALID_ARGUMENT: i32 = 1;
-/// No live request or sequence has this id.
+/// No live request, sequence or pin has this id.
 pub const PLLM_E_NOT_FOUND: i32 = 2;
-/// A file could not be opened or read.
+/// A file cannot be opened, read or written.
 pub const PLLM_E_IO: i32 = 3;
-/// The model's files are damaged, incomplete or contradict each other, or its numbers are not finite.
+/// The model's files are damaged, incomplete or contradictory, or its weights are not finite.
 pub const PLLM_E_MODEL: i32 = 4;
-/// Understood, and not offered by this build, model or machine.
+/// This build, model or machine does not support the request.
 pub const PLLM_E_UNSUPPORTED: i32 = 5;
-/// The budget of memory, blocks or requests does not allow it.
+/// A limit of memory, blocks, requests or queues does not allow it.
 pub const PLLM_E_CAPACITY: i32 = 6;
-/// Another thread is in the middle of what allows one at a time.
+/// Another thread is stepping this engine.
 pub const PLLM_E_BUSY: i32 = 7;
-/// The machine would not give the memory.
+/// The system has no memory left.
 pub const PLLM_E_OUT_OF_MEMORY: i32 = 8;
-/// A defect of the library. After one in a step, the engine serves no more: every request ends with an output that says
-/// so, later calls for work are refused with the same message, and freeing it still works.
+/// A defect of the library. If it occurs in a step, the engine has failed: each request ends with
+/// PLLM_FINISH_ERROR, later calls return the same error, and pllm_engine_free still works.
 pub const PLLM_E_INTERNAL: i32 = 9;
-/// What this was asked of has been freed: the engine of a queue.
+/// The engine that owns this object has been freed.
 pub const PLLM_E_CLOSED: i32 = 10;
-/// The host's own callback asked to stop.
+/// The host's progress callback cancelled the call.
 pub const PLLM_E_CANCELLED: i32 = 11;
 
 const _: () = {
@@ -85,21 +86,22 @@ pub(super) fn into_raw(error: Error) -> *mut pllm_error {
     }
 }
 
-/// The error's code, one of PLLM_E_*; 0 for NULL (success).
+/// Returns the code of an error, one of PLLM_E_*, or 0 for NULL (success).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_error_code(error: *const pllm_error) -> i32 {
     // SAFETY: the caller's contract.
     unsafe { error.as_ref() }.map_or(0, |error| error.code)
 }
 
-/// The error's message: UTF-8, ends with a NUL, lives as long as the error. "" for NULL.
+/// Returns the message of an error: UTF-8, NUL-terminated, valid until the error is freed. Returns
+/// "" for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_error_message(error: *const pllm_error) -> *const c_char {
     // SAFETY: the caller's contract.
     unsafe { error.as_ref() }.map_or(c"".as_ptr(), |error| error.message.as_ptr())
 }
 
-/// Frees an error. NULL is fine.
+/// Frees an error. NULL is allowed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_error_free(error: *mut pllm_error) {
     guard_or((), || {

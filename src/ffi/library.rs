@@ -7,7 +7,7 @@ use super::guard_or;
 use crate::model::FAMILIES;
 use crate::options::Isa;
 
-/// The version of the ABI. While it is 0, names may still change between releases.
+/// The version of the ABI. While it is 0, names may change between releases.
 pub const PLLM_ABI_VERSION: u32 = 0;
 
 const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
@@ -15,19 +15,20 @@ const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_V
     Err(_) => unreachable!(),
 };
 
-/// The ABI version of the library that was loaded: compare it with PLLM_ABI_VERSION.
+/// Returns the ABI version of the loaded library. Compare it with PLLM_ABI_VERSION.
 #[unsafe(no_mangle)]
 pub extern "C" fn pllm_abi_version() -> u32 {
     PLLM_ABI_VERSION
 }
 
-/// The library's version, such as "0.2.0".
+/// Returns the version of the library, such as "0.2.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn pllm_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// What this build and machine offer, as JSON: version, backends, instruction paths, model architectures.
+/// Returns a JSON object that describes this build and machine: version, backends, instruction
+/// paths, model architectures.
 #[unsafe(no_mangle)]
 pub extern "C" fn pllm_build_info() -> *const c_char {
     static INFO: OnceCell<CString> = OnceCell::new();

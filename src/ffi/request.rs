@@ -11,49 +11,58 @@ use crate::engine::{LogitsHook, Prompt, Request};
 use crate::error::{Error, Result, try_concat, try_copy};
 use crate::options::{BeamParams, EarlyStopping};
 
-/// Let the tokenizer add its special tokens, such as BOS. Leave it out for a prompt that a chat template wrote.
+/// The tokenizer adds its special tokens, such as BOS. Do not set it for a prompt that a chat
+/// template rendered.
 pub const PLLM_TEXT_ADD_SPECIAL: u32 = 1;
-/// Leave special tokens out of text.
+/// Special tokens are left out of the text.
 pub const PLLM_TEXT_SKIP_SPECIAL: u32 = 2;
 
-/// The request's sequences stay when they end, whatever ended them: pllm_sequence_resume lets them go on,
-/// pllm_sequence_free lets them go.
+/// The sequences of the request are kept when they end, for any reason, and become idle.
+/// pllm_sequence_resume continues one; pllm_sequence_free frees it.
 pub const PLLM_REQUEST_KEEP: u32 = 1;
 
-/// When no running beam, ended now, would be better than the worst finished one.
+/// Stop when the best running beam, if it ended now, would not score higher than the worst finished
+/// beam.
 pub const PLLM_EARLY_STOPPING_NO: u32 = 0;
-/// As soon as width beams are finished.
+/// Stop as soon as width beams are finished.
 pub const PLLM_EARLY_STOPPING_YES: u32 = 1;
-/// When no running beam can become better than the worst finished one.
+/// Stop when no running beam can reach a higher score than the worst finished beam.
 pub const PLLM_EARLY_STOPPING_NEVER: u32 = 2;
 
-/// Edits logits[0..vocab_size] of the token that follows tokens[0..tokens_len] of the sequence, before anything else does.
-/// Called on the thread that steps, once for each token (once for the first of all samples together; again where a step is tried
-/// again); what takes long here holds up all. It must return (no exception, no longjmp). It may call what any thread may call; pllm_engine_step answers PLLM_E_BUSY, and pllm_engine_stop,
-/// pllm_engine_free and a poll that waits would wait for themselves.
+/// Edits logits[0..vocab_size] of the token that follows tokens[0..tokens_len] of the sequence,
+/// before all other sampling parameters.
+///
+/// Called on the stepping thread, once for each token. For the first token of several samples it is
+/// called once for all of them. It is called again if a step is tried again. Its time adds to the
+/// step of all sequences. It must return normally: no exception, no longjmp. It may call any
+/// function that any thread may call, but pllm_engine_step returns PLLM_E_BUSY, and
+/// pllm_engine_stop, pllm_engine_free and a blocking poll would deadlock.
 pub type pllm_logits_hook = Option<
     unsafe extern "C" fn(hook_data: *mut c_void, sequence: u64, tokens: *const u32, tokens_len: u64, logits: *mut f32, vocab_size: u64),
 >;
 
-/// Beam search, as generate of Hugging Face transformers does it: release 5, and for several groups release 4. Fill it with
-/// pllm_beam_init first. Logit bias, penalties and exclusions of pllm_sampling apply to the log probabilities, in the order in
-/// which transformers applies them; frequency and presence penalties and DRY, which it does not have, follow the repetition
-/// penalty. Bad words may forbid end tokens, where transformers would ignore that.
+/// Parameters of a beam search, as in generate of Hugging Face transformers: release 5, and release
+/// 4 for several groups. Call pllm_beam_init first.
+///
+/// Logit bias, penalties and exclusions of pllm_sampling apply to the log probabilities, in the
+/// order of transformers. Frequency and presence penalties and DRY, which transformers lacks,
+/// follow the repetition penalty. Bad words can forbid end tokens, which transformers ignores.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pllm_beam {
-    /// sizeof(pllm_beam)
+    /// sizeof(pllm_beam).
     pub struct_size: u64,
-    /// Beams side by side: 2 to 64. Default 4.
+    /// Number of beams, 2 to 64. Default 4.
     pub width: u32,
-    /// Groups into which they are divided, each with a search of its own. Default 1.
+    /// Number of groups of beams, each with its own search. Default 1.
     pub groups: u32,
-    /// Taken off a token's log probability for every beam of an earlier group that chose it in the same step, before the repetition
-    /// penalty multiplies what is left. Default 0.
+    /// Subtracted from the log probability of a token for each beam of an earlier group that chose
+    /// it in the same step, before the repetition penalty. Default 0.
     pub diversity_penalty: f32,
-    /// Scores are sums of log probabilities divided by the length to this power. Default 1.
+    /// The score of a beam is the sum of its log probabilities divided by its length to this power.
+    /// Default 1.
     pub length_penalty: f32,
-    /// PLLM_EARLY_STOPPING_*.
+    /// PLLM_EARLY_STOPPING_*. Default PLLM_EARLY_STOPPING_NO.
     pub early_stopping: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -98,61 +107,71 @@ impl pllm_beam {
     }
 }
 
-/// Fills in the defaults, within struct_size bytes and never beyond them.
+/// Writes the defaults into a struct of struct_size bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_beam_init(beam: *mut pllm_beam, struct_size: u64) {
     // SAFETY: the caller's contract.
     super::guard_or((), || unsafe { convert::init(beam, struct_size) });
 }
 
-/// A request. Fill it with pllm_request_init first. What it points to needs to live only during the call, hook_data aside.
+/// A request. Call pllm_request_init first. Its pointers, except hook_data, need to be valid only
+/// during the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pllm_request {
-    /// sizeof(pllm_request)
+    /// sizeof(pllm_request).
     pub struct_size: u64,
-    /// The prompt as text, UTF-8; NULL where it is given as tokens.
+    /// Prompt as UTF-8 text. NULL if the prompt is given as tokens.
     pub prompt: *const c_char,
-    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    /// Length of prompt in bytes, or PLLM_NUL_TERMINATED (default).
     pub prompt_len: u64,
-    /// The prompt as token ids; NULL where it is given as text.
+    /// Prompt as token ids. NULL if the prompt is given as text.
     pub prompt_tokens: *const u32,
+    /// Number of prompt tokens.
     pub prompt_tokens_len: u64,
-    /// NULL: the defaults of pllm_sampling_init.
+    /// Sampling parameters. NULL selects the defaults of pllm_sampling_init.
     pub sampling: *const pllm_sampling,
-    /// Comes back in every output.
+    /// Returned in each output of the request.
     pub user_data: u64,
-    /// Results: samples, or the best beams. Default 1. Sample i is sequence request + i; each has its own last output.
+    /// Number of results: samples, or best beams. Default 1. Result i has the sequence id request +
+    /// i. Each sequence has its own last output.
     pub n: u32,
-    /// PLLM_TEXT_* flags. Default: PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL.
+    /// PLLM_TEXT_* flags. Default PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL.
     pub text_flags: u32,
-    /// Where its outputs go. NULL (default): the engine's own queue.
+    /// Queue for the outputs. NULL (default) selects the engine's own queue.
     pub queue: *const pllm_queue,
-    /// Samples to draw. Where they are more than n, the n with the highest log probability are returned, best first, at the end.
-    /// 0 (default): n.
+    /// Number of samples to generate. If it is larger than n, the n samples with the highest log
+    /// probability are returned at the end, best first. 0 (default) selects n.
     pub best_of: u32,
-    /// Keep only so many of the prompt's last tokens. 0 (default): all.
+    /// Keeps only this many tokens at the end of the prompt. 0 (default) keeps all.
     pub truncate_prompt_tokens: u32,
-    /// PLLM_REQUEST_* flags.
+    /// PLLM_REQUEST_* flags. Default 0.
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// NULL (default): samples. Otherwise the request's outputs are the n best beams, best first, all of them at the end, whatever
-    /// output_kind says. Beams cannot be combined with best_of, PLLM_REQUEST_KEEP, logits_hook, a temperature (0 and the default
-    /// mean nothing here), top_k, top_p, min_p, typical_p, top_n_sigma, XTC, mirostat, a seed, stop strings, top_logprobs,
-    /// PLLM_SAMPLING_PROMPT_LOGPROBS, PLLM_SAMPLING_ECHO or a grammar: PLLM_E_INVALID_ARGUMENT.
+    /// Beam search. NULL (default) selects sampling. The n best beams are returned at the end, best
+    /// first, whatever output_kind is.
+    ///
+    /// PLLM_E_INVALID_ARGUMENT if it is combined with best_of, PLLM_REQUEST_KEEP, logits_hook, a
+    /// temperature other than 0 or the default, top_k, top_p, min_p, typical_p, top_n_sigma, XTC,
+    /// mirostat, a seed, stop strings, top_logprobs, PLLM_SAMPLING_PROMPT_LOGPROBS,
+    /// PLLM_SAMPLING_ECHO or a grammar.
     pub beam: *const pllm_beam,
-    /// Only requests with the same salt share what the prefix cache holds, so that tenants cannot probe each other.
+    /// Requests share blocks of the prefix cache only if their salts are equal, so that tenants
+    /// cannot probe the prompts of other tenants. NULL (default): the empty salt.
     pub cache_salt: *const u8,
+    /// Length of cache_salt in bytes.
     pub cache_salt_len: u64,
-    /// NULL (default): nobody edits the logits.
+    /// Edits the logits of each token. NULL (default): none.
     pub logits_hook: pllm_logits_hook,
-    /// Handed to logits_hook, until the request's last output has been made.
+    /// Passed to logits_hook. Must be valid until the last output of the request has been made.
     pub hook_data: *mut c_void,
-    /// Milliseconds from now, after which it ends with PLLM_FINISH_DEADLINE and what it has by then, wherever it is. 0 (default):
-    /// none. A negative one has passed: PLLM_E_INVALID_ARGUMENT.
+    /// Deadline in milliseconds from now. When it passes, the request ends with
+    /// PLLM_FINISH_DEADLINE and the tokens it has. 0 (default): none. A negative deadline is
+    /// PLLM_E_INVALID_ARGUMENT.
     pub deadline_ms: i64,
-    /// Where the engine's order is PLLM_ORDER_PRIORITY: the higher comes first. -100 to 100, default 0. Forks have their parent's.
+    /// Priority, -100 to 100; higher runs first. Used if the order is PLLM_ORDER_PRIORITY. Default
+    /// 0. Forks inherit it.
     pub priority: i32,
     /// Must be 0.
     pub reserved2: u32,

@@ -6,28 +6,31 @@ use super::structs::{known_flags, some};
 use crate::error::{Error, Result, try_concat, try_copy};
 use crate::options::{Dry, Grammar, Mirostat, OutputKind, SamplingParams};
 
-/// Use the seed field; without this the seed comes from the engine's and the request's id.
+/// Use the seed field. Without this flag the seed is derived from the engine's seed and the request
+/// id.
 pub const PLLM_SAMPLING_SEED: u32 = 1;
-/// Go on past end-of-sequence tokens.
+/// Do not stop at end-of-sequence tokens.
 pub const PLLM_SAMPLING_IGNORE_EOS: u32 = 2;
-/// Report the log probability of every chosen token, and of so many of the most probable ones as top_logprobs says.
+/// Report the log probability of each generated token, and of the top_logprobs most probable
+/// tokens.
 pub const PLLM_SAMPLING_LOGPROBS: u32 = 4;
-/// The same of the prompt's tokens but the first; prompt_top_logprobs says of how many more. They are told once: by the first of
-/// several samples, and not again by a fork.
+/// Report the log probability of each prompt token except the first, and of the prompt_top_logprobs
+/// most probable tokens. Of several samples, the first reports them. A fork does not report them
+/// again.
 pub const PLLM_SAMPLING_PROMPT_LOGPROBS: u32 = 8;
 /// The output begins with the prompt.
 pub const PLLM_SAMPLING_ECHO: u32 = 16;
 /// The stop string, or the text of the token that ends the sequence, stays in the text.
 pub const PLLM_SAMPLING_INCLUDE_STOP: u32 = 32;
 
-/// Each output holds what is new.
+/// Each output has what is new.
 pub const PLLM_OUTPUT_DELTA: u32 = 0;
-/// Each output holds everything so far.
+/// Each output has everything so far.
 pub const PLLM_OUTPUT_CUMULATIVE: u32 = 1;
-/// One output, at the end, holds everything.
+/// One output at the end has everything.
 pub const PLLM_OUTPUT_FINAL: u32 = 2;
 
-/// Anything.
+/// No constraint.
 pub const PLLM_GRAMMAR_NONE: u32 = 0;
 /// A JSON text that the schema in grammar (itself a JSON text) describes. "pattern" and the names of "patternProperties" are
 /// regular expressions of ECMA-262, in Unicode mode if they are valid there, otherwise by annex B. Lookarounds, backreferences
@@ -54,7 +57,7 @@ pub const PLLM_GRAMMAR_CHOICE: u32 = 4;
 /// properties. A schema after %json is read like that of PLLM_GRAMMAR_JSON_SCHEMA, with options of its own.
 pub const PLLM_GRAMMAR_LARK: u32 = 5;
 
-/// Added to the logit of a token.
+/// A value that is added to the logit of a token.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct pllm_logit_bias {
@@ -62,7 +65,7 @@ pub struct pllm_logit_bias {
     pub bias: f32,
 }
 
-/// Some token ids.
+/// A list of token ids.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct pllm_token_list {
@@ -70,26 +73,28 @@ pub struct pllm_token_list {
     pub tokens_len: u64,
 }
 
-/// DRY: a token that would make a repetition one longer than length tokens loses multiplier * base ^ (length - allowed_length).
-/// Fill it with pllm_dry_init first.
+/// The DRY penalty: a token that would extend a repetition of length tokens loses multiplier * base
+/// ^ (length - allowed_length). Call pllm_dry_init first.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pllm_dry {
-    /// sizeof(pllm_dry)
+    /// sizeof(pllm_dry).
     pub struct_size: u64,
-    /// Default 0.8. 0: off.
+    /// Strength of the penalty. Default 0.8. 0 disables it.
     pub multiplier: f32,
-    /// Default 1.75.
+    /// Base of the exponential growth. Default 1.75.
     pub base: f32,
-    /// Shorter repetitions are free. Default 2.
+    /// Length in tokens of the longest repetition without a penalty. Default 2.
     pub allowed_length: u32,
-    /// How many tokens back repetitions are looked for. 0 (default): to the beginning.
+    /// Number of last tokens that are searched for repetitions. 0 (default): all.
     pub penalty_last_n: u32,
-    /// Texts that end a repetition, within a token or across several. NULL with a count of 0 (default): newline, colon, quotation
-    /// mark, asterisk, or none with PLLM_ENGINE_SKIP_TOKENIZER. Another pointer with a count of 0: none.
+    /// Texts that end a repetition, within a token or across tokens. NULL with a count of 0
+    /// (default): newline, colon, quotation mark and asterisk, or none with
+    /// PLLM_ENGINE_SKIP_TOKENIZER. A non-NULL pointer with a count of 0: none.
     pub sequence_breakers: *const *const c_char,
-    /// Length of each of them in bytes; NULL: they end with a NUL.
+    /// Length of each text in bytes. NULL: the texts are NUL-terminated.
     pub sequence_breaker_lens: *const u64,
+    /// Number of texts.
     pub sequence_breaker_count: u64,
 }
 
@@ -128,99 +133,120 @@ impl pllm_dry {
     }
 }
 
-/// Fills in the defaults, within struct_size bytes and never beyond them.
+/// Writes the defaults into a struct of struct_size bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_dry_init(dry: *mut pllm_dry, struct_size: u64) {
     // SAFETY: the caller's contract.
     super::guard_or((), || unsafe { convert::init(dry, struct_size) });
 }
 
-/// How a request chooses its tokens, what it reports and when it ends. Fill it with pllm_sampling_init first. What applies, in
-/// this order: logit bias; repetition, frequency and presence penalty; DRY; exclusions and the grammar; temperature;
-/// top-n-sigma, min-p, top-k, typical-p, top-p, XTC, or mirostat in their place; the draw.
+/// How a request samples its tokens, what it reports and when it ends. Call pllm_sampling_init
+/// first.
+///
+/// The parameters apply in this order: logit bias; repetition, frequency and presence penalty; DRY;
+/// exclusions and the grammar; temperature; top-n-sigma, min-p, top-k, typical-p, top-p, XTC, or
+/// mirostat in their place; the draw.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pllm_sampling {
-    /// sizeof(pllm_sampling)
+    /// sizeof(pllm_sampling).
     pub struct_size: u64,
-    /// Used with PLLM_SAMPLING_SEED. A request with a seed gives the same tokens whatever runs beside it.
+    /// Seed, used with PLLM_SAMPLING_SEED. A request with a seed generates the same tokens in any
+    /// batch.
     pub seed: u64,
-    /// Tokens that end the sequence; reported, their text is not.
+    /// Tokens that end the sequence. They are reported in tokens, but not in the text.
     pub stop_token_ids: *const u32,
+    /// Number of stop tokens.
     pub stop_token_ids_len: u64,
-    /// Strings that end the sequence, also across tokens; they do not appear in the text.
+    /// Strings that end the sequence, within a token or across tokens. They do not appear in the
+    /// text.
     pub stop: *const *const c_char,
-    /// Length of each of them in bytes; NULL: they end with a NUL.
+    /// Length of each string in bytes. NULL: the strings are NUL-terminated.
     pub stop_lens: *const u64,
+    /// Number of stop strings.
     pub stop_count: u64,
-    /// 0 is greedy. Default 1.
+    /// Temperature. 0 selects greedy sampling. Default 1.
     pub temperature: f32,
-    /// Keep the most probable tokens that together reach this probability. Default 1: all.
+    /// Keeps the most probable tokens whose probabilities sum to at least this value. Default 1:
+    /// all.
     pub top_p: f32,
-    /// Keep tokens at least this share as probable as the most probable one. Default 0: all.
+    /// Keeps tokens whose probability is at least this fraction of the largest. Default 0: all.
     pub min_p: f32,
-    /// Keep the k most probable tokens. Default 0: all.
+    /// Keeps the k most probable tokens. Default 0: all.
     pub top_k: u32,
-    /// 0 (default): until the sequence is as long as the engine allows.
+    /// Maximum number of generated tokens. 0 (default): up to max_model_len.
     pub max_tokens: u32,
-    /// Neither end-of-sequence tokens nor stops count before this many tokens. Default 0.
+    /// Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
+    /// Default 0.
     pub min_tokens: u32,
-    /// PLLM_SAMPLING_* flags.
+    /// PLLM_SAMPLING_* flags. Default 0.
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// Keep the tokens of the most typical surprise that together reach this probability. Default 1: all.
+    /// Keeps the tokens with the most typical surprise whose probabilities sum to at least this
+    /// value. Default 1: all.
     pub typical_p: f32,
-    /// Keep tokens whose logit is within so many standard deviations of the largest. Default 0: all.
+    /// Keeps tokens whose logit is within this many standard deviations of the largest. Default 0:
+    /// all.
     pub top_n_sigma: f32,
-    /// How often XTC takes the most probable tokens away. Default 0: never.
+    /// Probability with which XTC removes the most probable tokens. Default 0: never.
     pub xtc_probability: f32,
-    /// From which probability on a token counts as a top choice for XTC. Default 0.1.
+    /// Probability from which on a token counts as a top choice for XTC. Default 0.1.
     pub xtc_threshold: f32,
-    /// Mirostat 2: the surprise to keep to, in bits per token. Default 0: off.
+    /// Mirostat 2: target surprise in bits per token. Default 0: off.
     pub mirostat_tau: f32,
-    /// How fast mirostat corrects. Default 0.1.
+    /// Mirostat 2: learning rate. Default 0.1.
     pub mirostat_eta: f32,
-    /// Taken from the logit of every token that has been generated. Default 0.
+    /// Subtracted from the logit of each token that has been generated. Default 0.
     pub presence_penalty: f32,
-    /// Taken from a token's logit for every time it has been generated. Default 0.
+    /// Subtracted from the logit of a token for each time it has been generated. Default 0.
     pub frequency_penalty: f32,
-    /// Divides the logits of all tokens of prompt and output (multiplies those below 0). Default 1: off.
+    /// Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
+    /// output. Default 1: off.
     pub repetition_penalty: f32,
-    /// No run of so many tokens comes twice. Default 0: off.
+    /// No n-gram of this many tokens occurs twice. Default 0: off.
     pub no_repeat_ngram_size: u32,
-    /// With PLLM_SAMPLING_LOGPROBS: the most probable tokens that are reported beside each chosen one. Default 0.
+    /// With PLLM_SAMPLING_LOGPROBS: number of most probable tokens reported for each generated
+    /// token. Default 0.
     pub top_logprobs: u32,
-    /// With PLLM_SAMPLING_PROMPT_LOGPROBS: the same for the prompt. Default 0.
+    /// With PLLM_SAMPLING_PROMPT_LOGPROBS: number of most probable tokens reported for each prompt
+    /// token. Default 0.
     pub prompt_top_logprobs: u32,
     /// PLLM_OUTPUT_DELTA (default), PLLM_OUTPUT_CUMULATIVE or PLLM_OUTPUT_FINAL.
     pub output_kind: u32,
-    /// What the output must be: PLLM_GRAMMAR_*. Default PLLM_GRAMMAR_NONE.
+    /// Kind of the constraint on the output: PLLM_GRAMMAR_*. Default PLLM_GRAMMAR_NONE.
     pub grammar_kind: u32,
-    /// The schema, regular expression or grammar.
+    /// The schema, regular expression or grammar, UTF-8.
     pub grammar: *const c_char,
-    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    /// Length of grammar in bytes, or PLLM_NUL_TERMINATED (default).
     pub grammar_len: u64,
     /// The texts of PLLM_GRAMMAR_CHOICE.
     pub choices: *const *const c_char,
-    /// Length of each of them in bytes; NULL: they end with a NUL.
+    /// Length of each text in bytes. NULL: the texts are NUL-terminated.
     pub choice_lens: *const u64,
+    /// Number of choices.
     pub choice_count: u64,
-    /// NULL (default): DRY is off.
+    /// DRY penalty. NULL (default): off.
     pub dry: *const pllm_dry,
+    /// Values that are added to logits. NULL (default): none.
     pub logit_bias: *const pllm_logit_bias,
+    /// Number of entries in logit_bias.
     pub logit_bias_len: u64,
-    /// Texts that the output must not contain, as the tokenizer itself writes them: at the beginning of a text, after a space and
-    /// within a word. Other tokens that spell the same text are not kept from coming.
+    /// Texts that the output must not contain, as the tokenizer encodes them at the beginning of a
+    /// text, after a space and within a word. Other token sequences that spell the same text are
+    /// not excluded.
     pub bad_words: *const *const c_char,
-    /// Length of each of them in bytes; NULL: they end with a NUL.
+    /// Length of each text in bytes. NULL: the texts are NUL-terminated.
     pub bad_word_lens: *const u64,
+    /// Number of bad words.
     pub bad_word_count: u64,
-    /// Runs of tokens that the output must not contain.
+    /// Token sequences that the output must not contain.
     pub bad_words_ids: *const pllm_token_list,
+    /// Number of token sequences.
     pub bad_words_ids_len: u64,
-    /// The only tokens that may be chosen. NULL (default): all.
+    /// The only tokens that may be sampled. NULL (default): all.
     pub allowed_token_ids: *const u32,
+    /// Number of allowed tokens.
     pub allowed_token_ids_len: u64,
 }
 

@@ -11,33 +11,35 @@ use super::{guard, guard_or, pllm_engine, pllm_error};
 use crate::engine::{Fork, GoOn, Resume, SequenceInfo};
 use crate::error::try_copy;
 
-/// All the tokens that the parent has when the fork is made.
+/// The fork has all tokens of its parent.
 pub const PLLM_AT_END: u64 = u64::MAX;
 
-/// Use the seed field; without this the children draw the same random numbers as their parent.
+/// Use the seed field. Without this flag the children draw the same random numbers as their parent.
 pub const PLLM_FORK_SEED: u32 = 1;
-/// The children wait to be resumed, even where the parent runs.
+/// The children are idle until they are resumed, even if the parent runs.
 pub const PLLM_FORK_IDLE: u32 = 2;
-/// Use the user_data field; without this the children have the parent's.
+/// Use the user_data field. Without this flag the children have the user_data of the parent.
 pub const PLLM_FORK_USER_DATA: u32 = 4;
 
-/// How to fork. Fill it with pllm_fork_init first.
+/// Parameters of a fork. Call pllm_fork_init first.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pllm_fork {
-    /// sizeof(pllm_fork)
+    /// sizeof(pllm_fork).
     pub struct_size: u64,
-    /// The tokens that the children share with their parent: 1 to its length, or PLLM_AT_END (default).
+    /// Number of tokens that the children share with their parent: 1 to its length, or PLLM_AT_END
+    /// (default).
     pub at: u64,
-    /// With PLLM_FORK_SEED: each child draws from a stream of its own of this seed, until it is resumed with other parameters.
+    /// With PLLM_FORK_SEED: each child draws from its own random stream of this seed, until it is
+    /// resumed with other parameters.
     pub seed: u64,
-    /// With PLLM_FORK_USER_DATA: comes back in the children's outputs.
+    /// With PLLM_FORK_USER_DATA: returned in the outputs of the children.
     pub user_data: u64,
-    /// Where the children's outputs go. NULL (default): where the parent's go.
+    /// Queue for the outputs of the children. NULL (default) selects the parent's queue.
     pub queue: *const pllm_queue,
-    /// Children. Default 1.
+    /// Number of children. Default 1.
     pub n: u32,
-    /// PLLM_FORK_* flags.
+    /// PLLM_FORK_* flags. Default 0.
     pub flags: u32,
 }
 
@@ -50,34 +52,36 @@ unsafe impl Versioned for pllm_fork {
     }
 }
 
-/// Use the user_data field; without this the sequence's own stays.
+/// Use the user_data field. Without this flag the sequence keeps its user_data.
 pub const PLLM_RESUME_USER_DATA: u32 = 2;
-/// Go on as if the sequence had never been idle, with its own parameters, counts, grammar and kind of outputs; of the other
-/// fields only queue, user_data, logits_hook (NULL: the one it has), deadline_ms and PLLM_REQUEST_KEEP are looked at. One that ended by its
-/// length has to be rewound first: it ends again with PLLM_FINISH_ERROR.
+/// Continue as if the sequence had never been idle, with its own parameters, counts, grammar and
+/// output kind. Of the other fields only queue, user_data, logits_hook (NULL: keep it), deadline_ms
+/// and PLLM_REQUEST_KEEP are used. A sequence that ended by its length must be rewound first;
+/// otherwise it ends again with PLLM_FINISH_ERROR.
 pub const PLLM_RESUME_CONTINUE: u32 = 4;
 
-/// How an idle sequence goes on. Fill it with pllm_resume_init first.
+/// How an idle sequence continues. Call pllm_resume_init first.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pllm_resume {
-    /// sizeof(pllm_resume)
+    /// sizeof(pllm_resume).
     pub struct_size: u64,
-    /// NULL: the defaults of pllm_sampling_init. Counts (max_tokens, min_tokens) and penalties begin anew.
+    /// Sampling parameters. NULL selects the defaults of pllm_sampling_init. Counts (max_tokens,
+    /// min_tokens) and penalties start anew.
     pub sampling: *const pllm_sampling,
-    /// Where its outputs go. NULL (default): where they went before.
+    /// Queue for the outputs. NULL (default) keeps the queue of the sequence.
     pub queue: *const pllm_queue,
-    /// With PLLM_RESUME_USER_DATA: comes back in its outputs.
+    /// With PLLM_RESUME_USER_DATA: returned in the outputs.
     pub user_data: u64,
     /// PLLM_REQUEST_KEEP (default), PLLM_RESUME_*.
     pub flags: u32,
     /// PLLM_TEXT_SKIP_SPECIAL (default) or 0.
     pub text_flags: u32,
-    /// NULL (default): nobody edits the logits.
+    /// Edits the logits of each token. NULL (default): none.
     pub logits_hook: pllm_logits_hook,
-    /// Handed to logits_hook.
+    /// Passed to logits_hook.
     pub hook_data: *mut c_void,
-    /// As in pllm_request, for this turn.
+    /// As in pllm_request, from this call on.
     pub deadline_ms: i64,
 }
 
@@ -100,21 +104,22 @@ unsafe impl Versioned for pllm_resume {
     }
 }
 
-/// A sequence as of the last step and of the calls since. Set struct_size before the call.
+/// A sequence as of the last step and the calls since. Set struct_size before the call.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct pllm_sequence_info {
-    /// sizeof(pllm_sequence_info)
+    /// sizeof(pllm_sequence_info).
     pub struct_size: u64,
-    /// The request it came from.
+    /// Id of the request that created it.
     pub request: u64,
-    /// Its tokens.
+    /// Number of its tokens, prompt and output.
     pub len: u64,
-    /// Which of the request's sequences, from 0; with best_of not the rank that its result had.
+    /// Index of the sequence in its request, from 0. With best_of it is not the rank of the result.
     pub index: u32,
-    /// 1: it waits to be resumed or freed. 0: it runs, or waits to.
+    /// 1 if it waits to be resumed or freed, 0 if it runs or waits to run.
     pub idle: u32,
-    /// 1: it was imported from a machine or an instruction path that cannot give the same bits.
+    /// 1 if it was imported from a machine or an instruction path that does not compute the same
+    /// bits.
     pub inexact: u64,
 }
 
@@ -134,25 +139,28 @@ impl From<SequenceInfo> for pllm_sequence_info {
     }
 }
 
-/// A prompt to keep in the prefix cache. Fill it with pllm_pin_init first.
+/// A prompt that is kept in the prefix cache. Call pllm_pin_init first.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pllm_pin {
-    /// sizeof(pllm_pin)
+    /// sizeof(pllm_pin).
     pub struct_size: u64,
-    /// The prompt as text, UTF-8; NULL where it is given as tokens.
+    /// Prompt as UTF-8 text. NULL if the prompt is given as tokens.
     pub prompt: *const c_char,
-    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    /// Length of prompt in bytes, or PLLM_NUL_TERMINATED (default).
     pub prompt_len: u64,
-    /// The prompt as token ids; NULL where it is given as text.
+    /// Prompt as token ids. NULL if the prompt is given as text.
     pub prompt_tokens: *const u32,
+    /// Number of prompt tokens.
     pub prompt_tokens_len: u64,
     /// As in pllm_request.
     pub cache_salt: *const u8,
+    /// Length of cache_salt in bytes.
     pub cache_salt_len: u64,
-    /// How long it is kept, in milliseconds. 0 (default): until it is unpinned.
+    /// Time in milliseconds for which the prompt is kept. 0 (default): until it is unpinned.
     pub time_to_live_ms: u64,
-    /// Where a sequence could not go on otherwise, pins with the lowest priority give way. Default 0.
+    /// If a sequence cannot continue otherwise, pins are dropped, those with the lowest priority
+    /// first. Default 0.
     pub priority: u32,
     /// PLLM_TEXT_ADD_SPECIAL (default) or 0.
     pub text_flags: u32,
@@ -178,33 +186,38 @@ unsafe impl Versioned for pllm_pin {
     }
 }
 
-/// Fills in the defaults, within struct_size bytes and never beyond them.
+/// Writes the defaults into a struct of struct_size bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_fork_init(fork: *mut pllm_fork, struct_size: u64) {
     // SAFETY: the caller's contract.
     guard_or((), || unsafe { init(fork, struct_size) });
 }
 
-/// Fills in the defaults, within struct_size bytes and never beyond them.
+/// Writes the defaults into a struct of struct_size bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_resume_init(resume: *mut pllm_resume, struct_size: u64) {
     // SAFETY: the caller's contract.
     guard_or((), || unsafe { init(resume, struct_size) });
 }
 
-/// Fills in the defaults, within struct_size bytes and never beyond them.
+/// Writes the defaults into a struct of struct_size bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_pin_init(pin: *mut pllm_pin, struct_size: u64) {
     // SAFETY: the caller's contract.
     guard_or((), || unsafe { init(pin, struct_size) });
 }
 
-/// Makes how->n sequences (how NULL: one) that begin with the parent's tokens and share its KV blocks; nothing is copied but
-/// what is not KV: the place in the random stream, penalty counts, grammar state, stop strings, text. Each child is a request
-/// of its own, whose id is the sequence's; the ids are written to out_sequences, which has room for n (nothing is written
-/// where the call fails). Children of a sequence that runs run too; those of an idle one wait to be resumed. A parent that ends
-/// before the next step, and is not kept, ends its children with PLLM_FINISH_ERROR, also those that wait; for what those were
-/// resumed to do, another such output comes. May be called from any thread, also while another one steps.
+/// Creates how->n sequences (how NULL: one) with the first tokens of a sequence. They share its KV
+/// blocks; the random stream, penalty counts, grammar state, stop strings and text are copied. Each
+/// child is a request of its own, and its sequence id is also its request id. The ids are written
+/// to out_sequences, an array of n.
+///
+/// Children of a running sequence run; children of an idle one are idle. If the parent ends before
+/// the next step and is not kept, the children end with PLLM_FINISH_ERROR, including those that
+/// wait to be resumed; a child that has been resumed gets one more such output for the resume.
+///
+/// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY. Any thread may call it, also
+/// during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_fork(
@@ -232,10 +245,14 @@ pub unsafe extern "C" fn pllm_sequence_fork(
     })
 }
 
-/// Adds tokens to the end of a sequence. One that runs goes on after them, from the next step on, and may become longer by as
-/// many; an idle one has them computed when it is resumed. A sequence that ends before the next step, and is not kept, is not
-/// changed. Where they lead out of its grammar, it ends with PLLM_FINISH_ERROR as soon as it is to go on with that grammar; to
-/// rewind it to before them mends that. May be called from any thread, also while another one steps.
+/// Appends tokens to a sequence. A running sequence continues after them from the next step on, and
+/// its max_tokens grows by their number. An idle sequence computes them when it is resumed. If the
+/// sequence ends before the next step and is not kept, it is not changed. If the tokens violate the
+/// grammar of the sequence, it ends with PLLM_FINISH_ERROR when it continues with that grammar;
+/// rewinding it to before the tokens repairs it.
+///
+/// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY. Any thread may call it, also
+/// during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_append(
@@ -248,9 +265,11 @@ pub unsafe extern "C" fn pllm_sequence_append(
     guard(|| unsafe { pllm_engine::get(engine)?.append(sequence, try_copy(slice("tokens", tokens, tokens_len)?)?) })
 }
 
-/// Cuts a sequence to its first len tokens, 1 or more; also into the prompt. Everything is as it was then, the place in the
-/// random stream included; what has been polled stays polled. One that runs goes on from there. May be called from any
-/// thread, also while another one steps.
+/// Truncates a sequence to its first len tokens (1 or more), also into the prompt. Its state is as
+/// it was then, including the random stream. Outputs that have been polled are not taken back. A
+/// running sequence continues from there.
+///
+/// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT. Any thread may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_rewind(engine: *const pllm_engine, sequence: u64, len: u64) -> *mut pllm_error {
@@ -258,8 +277,11 @@ pub unsafe extern "C" fn pllm_sequence_rewind(engine: *const pllm_engine, sequen
     guard(|| unsafe { pllm_engine::get(engine)? }.rewind(sequence, usize::try_from(len).unwrap_or(usize::MAX)))
 }
 
-/// An idle sequence goes on. Only its last token and those that were appended since are computed. how NULL: the defaults.
-/// May be called from any thread, also while another one steps.
+/// Continues an idle sequence. Only its last token and the tokens appended since are computed. how
+/// NULL selects the defaults.
+///
+/// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY. Any thread may call it, also
+/// during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_resume(engine: *const pllm_engine, sequence: u64, how: *const pllm_resume) -> *mut pllm_error {
@@ -289,8 +311,10 @@ pub unsafe extern "C" fn pllm_sequence_resume(engine: *const pllm_engine, sequen
     })
 }
 
-/// Forgets a sequence and gives back its blocks. One that runs ends with PLLM_FINISH_ABORT. Its id is unknown from now on.
-/// May be called from any thread, also while another one steps.
+/// Frees a sequence and its blocks. A running sequence ends with PLLM_FINISH_ABORT. Its id is
+/// invalid from now on.
+///
+/// Errors: PLLM_E_NOT_FOUND. Any thread may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_free(engine: *const pllm_engine, sequence: u64) -> *mut pllm_error {
@@ -298,7 +322,9 @@ pub unsafe extern "C" fn pllm_sequence_free(engine: *const pllm_engine, sequence
     guard(|| unsafe { pllm_engine::get(engine)? }.free(sequence))
 }
 
-/// What is known of a sequence. May be called from any thread, also while another one steps.
+/// Reads the state of a sequence.
+///
+/// Errors: PLLM_E_NOT_FOUND. Any thread may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_get_info(
@@ -314,12 +340,16 @@ pub unsafe extern "C" fn pllm_sequence_get_info(
     })
 }
 
-/// Writes a sequence down: its tokens, KV, sampling parameters, random stream, grammar and text. The blob comes after the next
-/// step as an output of the sequence (blob, blob_len), into queue (NULL: where its other outputs go); or, where it could not be
-/// written or the sequence has ended by then, such an output has error and error_code. It names the model, the layout of the KV and the
-/// instruction path, and has a checksum; it holds the conversation in the clear. The logits hook is not part of it:
-/// give it again with PLLM_RESUME_CONTINUE.
-/// May be called from any thread, also while another one steps.
+/// Exports the state of a sequence: tokens, KV blocks, sampling parameters, random stream, grammar
+/// and text. The state arrives after the next step as an output of the sequence (blob, blob_len),
+/// in queue (NULL: the queue of its other outputs). If the export fails, or the sequence has ended
+/// by then, that output has error and error_code.
+///
+/// The state names the model, the layout of the KV blocks and the instruction path, and has a
+/// checksum. It contains the conversation in plain text. It does not contain the logits hook: pass
+/// it again with PLLM_RESUME_CONTINUE.
+///
+/// Errors: PLLM_E_NOT_FOUND. Any thread may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_export(engine: *const pllm_engine, sequence: u64, queue: *const pllm_queue) -> *mut pllm_error {
@@ -330,10 +360,12 @@ pub unsafe extern "C" fn pllm_sequence_export(engine: *const pllm_engine, sequen
     })
 }
 
-/// Makes an idle sequence from a blob, in this or another process; resumed with PLLM_RESUME_CONTINUE it goes on with the same
-/// bits, on a machine that computes the same (see pllm_sequence_info.inexact). A blob that is damaged, of another model, of
-/// another block_size or kv_dtype, or of a newer library is an error. queue: where its outputs go (NULL: the engine's own).
-/// May be called from any thread, also while another one steps.
+/// Creates an idle sequence from an exported state, in this or another process. Resumed with
+/// PLLM_RESUME_CONTINUE, it continues with the same bits on a machine that computes the same (see
+/// pllm_sequence_info.inexact). queue receives its outputs (NULL: the engine's own queue).
+///
+/// Errors: PLLM_E_INVALID_ARGUMENT if the state is damaged, or made with another model, block_size
+/// or kv_dtype, or by a newer library; PLLM_E_CAPACITY. Any thread may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_import(
@@ -353,8 +385,11 @@ pub unsafe extern "C" fn pllm_sequence_import(
     })
 }
 
-/// Computes a prompt, from the next step on, and keeps its blocks: requests that begin with the same tokens find them.
-/// Undo it with pllm_prefix_unpin. May be called from any thread, also while another one steps.
+/// Computes a prompt, from the next step on, and keeps its blocks in the prefix cache: requests
+/// that begin with the same tokens reuse them. pllm_prefix_unpin undoes it.
+///
+/// Errors: PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY; PLLM_E_UNSUPPORTED. Any thread may call it,
+/// also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_prefix_pin(engine: *const pllm_engine, pin: *const pllm_pin, out_pin: *mut u64) -> *mut pllm_error {
@@ -372,8 +407,10 @@ pub unsafe extern "C" fn pllm_prefix_pin(engine: *const pllm_engine, pin: *const
     })
 }
 
-/// Lets the prompt's blocks go when others need their place. PLLM_E_NOT_FOUND: the pin has expired, or had to give way.
-/// May be called from any thread, also while another one steps.
+/// Unpins a prompt: its blocks can be evicted again.
+///
+/// Errors: PLLM_E_NOT_FOUND if the pin has expired or was dropped. Any thread may call it, also
+/// during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_prefix_unpin(engine: *const pllm_engine, pin: u64) -> *mut pllm_error {

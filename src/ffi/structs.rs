@@ -12,222 +12,262 @@ use crate::options::{
     AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, Preemption, WeightFormat, cpu_list,
 };
 
-/// Let the library choose.
+/// Selected by the library.
 pub const PLLM_DTYPE_AUTO: u32 = 0;
+/// 32-bit floating point.
 pub const PLLM_DTYPE_F32: u32 = 1;
+/// bfloat16.
 pub const PLLM_DTYPE_BF16: u32 = 2;
-/// 8 bits a number and, for each head of each token, a scale in f32: about half the bytes of bf16, at a small cost in quality.
+/// 8-bit integers with a scale in f32 for each head of each token: about half the bytes of bf16, at
+/// a small cost in quality.
 pub const PLLM_DTYPE_INT8: u32 = 3;
-/// Numbers beyond 65504 become 65504, with their sign.
+/// 16-bit floating point. Values beyond 65504 are clamped.
 pub const PLLM_DTYPE_F16: u32 = 4;
-/// As INT8, with numbers of 8 bits in floating point (OCP E4M3): small numbers beside great ones keep more, great ones less.
+/// 8-bit floating point (OCP E4M3) with the scales of PLLM_DTYPE_INT8. More precise for small
+/// values beside large ones, less precise for large values.
 pub const PLLM_DTYPE_FP8: u32 = 5;
 
-/// The widest instruction path that the machine has: AVX512_BF16 before AVX512_VNNI before AVX512, then those of AVX2.
+/// The widest instruction path of the machine: AVX512_BF16, AVX512_VNNI, AVX512, AVX_VNNI, AVX2,
+/// PORTABLE.
 pub const PLLM_ISA_AUTO: u32 = 0;
+/// Any CPU.
 pub const PLLM_ISA_PORTABLE: u32 = 1;
+/// AVX2, FMA and F16C.
 pub const PLLM_ISA_AVX2: u32 = 2;
+/// AVX-512 F, BW, DQ and VL.
 pub const PLLM_ISA_AVX512: u32 = 3;
-/// As AVX512_VNNI, but for weights, and K and V, that are kept in bf16: what they are multiplied by is rounded to bf16, too, and summed in f32.
-/// Up to twice as fast where many tokens are computed at once; AVX512_VNNI rounds nothing there.
+/// As PLLM_ISA_AVX512_VNNI, with AVX-512 BF16: activations that are multiplied by weights or KV in
+/// bf16 are rounded to bf16, and the products are summed in f32. Up to twice as fast for prompts.
 pub const PLLM_ISA_AVX512_BF16: u32 = 4;
-/// As AVX2 and AVX512, with AVX-VNNI and AVX-512 VNNI: weights in whole numbers are multiplied faster, and nothing else changes.
+/// As PLLM_ISA_AVX2, with AVX-VNNI: products with integer weights are faster, with the same bits.
 pub const PLLM_ISA_AVX_VNNI: u32 = 5;
+/// As PLLM_ISA_AVX512, with AVX-512 VNNI: products with integer weights are faster, with the same
+/// bits.
 pub const PLLM_ISA_AVX512_VNNI: u32 = 6;
 
-/// As the model's files have them. A number that is infinite or not a number is kept.
+/// As in the model's files. Infinities and NaNs are kept.
 pub const PLLM_WEIGHTS_AS_STORED: u32 = 0;
+/// 32-bit floating point.
 pub const PLLM_WEIGHTS_F32: u32 = 1;
+/// 16-bit floating point.
 pub const PLLM_WEIGHTS_F16: u32 = 2;
+/// bfloat16.
 pub const PLLM_WEIGHTS_BF16: u32 = 3;
-/// Whole numbers of 8 bits, with a scale for each output. They are multiplied by activations in 8 bits, of which every 128 of a row share a scale.
+/// 8-bit integers with a scale for each output. Multiplied by 8-bit activations, which have a scale
+/// for every 128 values of a row.
 pub const PLLM_WEIGHTS_INT8: u32 = 4;
-/// Whole numbers of 4 bits, with a scale for each group of weight_group inputs of an output. The embedding and the head are in 8.
+/// 4-bit integers with a scale for each group of weight_group inputs of an output. The embedding
+/// and the head are in 8 bits.
 pub const PLLM_WEIGHTS_INT4: u32 = 5;
-/// The same, and each group begins at its least weight: a little more exact, for 16 bits more a group.
+/// As PLLM_WEIGHTS_INT4, with an offset for each group: a little more precise, for 16 more bits a
+/// group.
 pub const PLLM_WEIGHTS_INT4_ASYMMETRIC: u32 = 6;
-/// On CUDA devices: floating point of 8 bits (OCP's E4M3), with a scale for each output; the embedding and the head are as they are stored. Products of
-/// many rows are multiplied by activations in it, too, where the device can, each row with a scale; all others, experts' and those with
-/// PLLM_ENGINE_BATCH_INVARIANT, by activations in bf16.
+/// CUDA only: 8-bit floating point (OCP E4M3) with a scale for each output. The embedding and the
+/// head are as stored. Products of many rows multiply by fp8 activations with a scale for each row,
+/// if the device supports it. All other products, those of experts and those with
+/// PLLM_ENGINE_BATCH_INVARIANT multiply by bf16 activations.
 pub const PLLM_WEIGHTS_FP8: u32 = 7;
 
-/// No packed_path was given.
+/// packed_path was not set.
 pub const PLLM_PACKED_UNUSED: u32 = 0;
-/// The weights were read in their packed form.
+/// The packed weights were read from packed_path.
 pub const PLLM_PACKED_READ: u32 = 1;
-/// The weights were packed from the model's files, and their packed form was written.
+/// The weights were packed from the model's files and written to packed_path.
 pub const PLLM_PACKED_SAVED: u32 = 2;
-/// The weights were packed from the model's files, and their packed form could not be written.
+/// The weights were packed from the model's files and could not be written to packed_path.
 pub const PLLM_PACKED_UNSAVED: u32 = 3;
 
-/// Serve token ids only: no tokenizer is read, and text calls answer PLLM_E_UNSUPPORTED.
+/// Serve token ids only: no tokenizer is loaded, and text calls return PLLM_E_UNSUPPORTED.
 pub const PLLM_ENGINE_SKIP_TOKENIZER: u32 = 1;
-/// Do not keep what was computed for the requests that come after with the same first tokens.
+/// Disable the prefix cache.
 pub const PLLM_ENGINE_NO_PREFIX_CACHE: u32 = 2;
-/// On a CUDA device: give a sequence the same bits whatever the batch, as the CPU always does. It costs speed: products of many rows are not
-/// left to cuBLASLt, and long sequences are not cut into parts.
+/// On a CUDA device: the results of a sequence do not depend on the batch, as on the CPU. Slower:
+/// products of many rows do not use cuBLASLt, and attention over long sequences is not split.
 pub const PLLM_ENGINE_BATCH_INVARIANT: u32 = 4;
 
-/// Who has to give way is computed again.
+/// Preempted requests lose their KV blocks and are recomputed when they are rescheduled.
 pub const PLLM_PREEMPTION_RECOMPUTE: u32 = 0;
-/// Their K and V wait in the host tier, where it has room.
+/// Preempted requests are swapped to host memory. If it is full, they are recomputed.
 pub const PLLM_PREEMPTION_SWAP: u32 = 1;
-/// Whichever costs less, by what moving and computing have cost so far.
+/// Swap or recompute, whichever costs less by the measured times.
 pub const PLLM_PREEMPTION_AUTO: u32 = 2;
 
 /// First come, first served.
 pub const PLLM_ORDER_FIRST_COME: u32 = 0;
-/// The higher priority of pllm_request first; it may take the place, and the blocks, of what runs. Who has waited for ageing_ms comes
-/// before those one level above that come then, so that nobody waits for ever.
+/// Highest priority of pllm_request first. It can preempt running requests of lower priority. To
+/// prevent starvation, a request that has waited for ageing_ms goes before new requests of the next
+/// higher priority.
 pub const PLLM_ORDER_PRIORITY: u32 = 1;
-/// Whoever is likely to generate the fewest tokens first: as many as those before that were allowed about as many. Who has waited
-/// for ageing_ms comes before those that come then with a hundred tokens less.
+/// Shortest predicted output first. The prediction uses recent requests with a similar max_tokens.
+/// To prevent starvation, a request that has waited for ageing_ms goes before new requests that are
+/// predicted to be up to 100 tokens shorter.
 pub const PLLM_ORDER_SHORTEST_PREDICTED: u32 = 2;
 
-/// Prompts, in chunks, and decodes together, in the order of the requests.
+/// Each step mixes prompt chunks and decodes, in the order of the requests.
 pub const PLLM_BATCHING_MIXED: u32 = 0;
-/// Prompts alone while there are any, then decodes alone: first tokens come soon. When prefill_budget prompt tokens have held the
-/// decodes up, they get a step in between.
+/// Each step has either prompts or decodes, and prompts go first: short times to first token. After
+/// prefill_budget prompt tokens, the decodes get one step.
 pub const PLLM_BATCHING_PREFILL_FIRST: u32 = 1;
-/// Every decode in every step, beside at most prefill_budget prompt tokens: bounds the time between two tokens.
+/// Each step has every decode and at most prefill_budget prompt tokens: bounds the time between
+/// tokens.
 pub const PLLM_BATCHING_DECODE_FIRST: u32 = 2;
-/// Nobody joins until all that run have ended. To compare with.
+/// Static batching: no request is admitted until the running batch has finished. For baselines.
 pub const PLLM_BATCHING_STATIC: u32 = 3;
 
-/// For those that it has: blocks are taken as it grows. Where the pool is full, whoever comes last is preempted.
+/// Blocks are allocated as a sequence grows. If the pool is full, the last request in the order is
+/// preempted.
 pub const PLLM_ALLOCATION_ON_DEMAND: u32 = 0;
-/// For all that it may come to have, so that nobody is preempted because somebody grows. (What is forked or appended while it runs
-/// was not foreseen.)
+/// A request starts when the pool has blocks for its max_tokens, so that growing sequences cause no
+/// preemption. Forks and appended tokens of running sequences are not included.
 pub const PLLM_ALLOCATION_MAX_TOKENS: u32 = 1;
 
-/// How an engine is made. Fill it with pllm_engine_options_init first. The strings need to live only during the call.
+/// Options of an engine. Call pllm_engine_options_init first. The strings need to be valid only
+/// during the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pllm_engine_options {
-    /// sizeof(pllm_engine_options)
+    /// sizeof(pllm_engine_options).
     pub struct_size: u64,
-    /// A model directory as Hugging Face ships it. UTF-8.
+    /// Model directory in the layout of Hugging Face. UTF-8.
     pub model_path: *const c_char,
-    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    /// Length of model_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub model_path_len: u64,
-    /// Where to run: "cpu", the default (also NULL), or "cuda:0" for the first CUDA device ("cuda" is the same). Of those NVIDIA's driver for CUDA 13
-    /// and compute capability 8.0 or newer are needed, and weights in f32, f16, bf16 or fp8.
+    /// Device: "cpu" (default, also NULL), or "cuda:0" (also "cuda") for the first CUDA device.
+    /// CUDA needs an NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights in
+    /// f32, f16, bf16 or fp8.
     pub device: *const c_char,
-    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    /// Length of device in bytes, or PLLM_NUL_TERMINATED (default).
     pub device_len: u64,
-    /// Bytes of the KV pool. 0: what max_seqs sequences of the full length need, at most 1 GiB.
+    /// KV pool size in bytes. 0 (default): enough for max_seqs sequences of max_model_len tokens,
+    /// at most 1 GiB.
     pub kv_bytes: u64,
-    /// Seeds the requests that bring no seed of their own. Default 0.
+    /// Seed for requests without a seed of their own. Default 0.
     pub seed: u64,
     /// Tokens per KV block: 8, 16 (default), 32, 64, 128 or 256.
     pub block_size: u32,
-    /// How K and V are stored: PLLM_DTYPE_AUTO (default: f32 for models in f32, else bf16), PLLM_DTYPE_F32, PLLM_DTYPE_BF16,
-    /// PLLM_DTYPE_INT8, PLLM_DTYPE_F16 or PLLM_DTYPE_FP8.
+    /// Data type of KV blocks: PLLM_DTYPE_AUTO (default: f32 for models in f32, else bf16),
+    /// PLLM_DTYPE_F32, PLLM_DTYPE_BF16, PLLM_DTYPE_INT8, PLLM_DTYPE_F16 or PLLM_DTYPE_FP8.
     pub kv_dtype: u32,
-    /// Longest sequence, prompt and output together. 0 (default): the model's own, or what the pool holds.
+    /// Maximum length of a sequence in tokens, prompt and output together. 0 (default): the model's
+    /// own maximum, or what the pool holds.
     pub max_model_len: u32,
-    /// Most rows (prompt and decode tokens of all sequences) in one step. Default 512.
+    /// Maximum number of tokens in one step, prompt and decode tokens of all sequences together.
+    /// Default 512.
     pub max_batch_tokens: u32,
-    /// Most sequences running at once, at most max_batch_tokens. Default 64.
+    /// Maximum number of running sequences, at most max_batch_tokens. Default 64.
     pub max_seqs: u32,
-    /// Most prompt tokens of one sequence in one step. 0 (default): max_batch_tokens.
+    /// Maximum number of prompt tokens of one sequence in one step. 0 (default): max_batch_tokens.
     pub prefill_chunk: u32,
-    /// Threads, the stepping one included. 0 (default): as many as cpus names, or one for each CPU on which the process may run, within a
-    /// container's quota.
+    /// Number of threads, including the stepping thread. 0 (default): the number of CPUs in cpus,
+    /// or of CPUs on which the process may run, within the quota of its container.
     pub threads: u32,
-    /// PLLM_ISA_AUTO (default) or a path to force. Bits are the same within one path, not across paths.
+    /// Instruction path: PLLM_ISA_*. Default PLLM_ISA_AUTO. Results have the same bits within a
+    /// path, not across paths.
     pub isa: u32,
-    /// PLLM_ENGINE_* flags.
+    /// PLLM_ENGINE_* flags. Default 0.
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// Outputs that may wait in the engine's own queue before its requests pause. 0 (default): 65536. Programs built with a
-    /// header that lacks this field have no bound.
+    /// Capacity, in outputs, of the engine's own queue. See pllm_queue_create. 0 (default): 65536.
+    /// Unlimited for programs built with a header without this field.
     pub queue_capacity: u64,
-    /// Called while weights are loaded. NULL (default): nobody is told.
+    /// Called while weights are loaded. NULL (default): not called.
     pub progress: pllm_progress,
-    /// Handed to progress.
+    /// Passed to progress.
     pub progress_data: *mut c_void,
-    /// Requests, and resumed and forked sequences, that may wait for their first step before others are refused with
-    /// PLLM_E_CAPACITY. 0 (default): as many as memory holds. One may always wait.
+    /// Maximum number of requests, including resumed and forked sequences, that wait for their
+    /// first step. More are refused with PLLM_E_CAPACITY; one can always wait. 0 (default): no
+    /// limit.
     pub max_waiting_requests: u64,
-    /// Tokens that those may have to compute. 0 (default): no limit.
+    /// Maximum number of tokens that the waiting requests have to compute. 0 (default): no limit.
     pub max_waiting_tokens: u64,
-    /// The budget from which the KV pool takes its bytes, in place of kv_bytes. NULL (default): the engine has its own.
+    /// Budget from which the KV pool takes its bytes, instead of kv_bytes. NULL (default): a budget
+    /// of its own.
     pub arena: *const pllm_arena,
-    /// Bytes of the host tier, to which K and V go of requests and kept sequences that have to give way. 0 (default): there is
-    /// none.
+    /// Size in bytes of the host tier, which holds the KV of swapped requests and idle sequences. 0
+    /// (default): none.
     pub swap_bytes: u64,
-    /// A directory: the host tier is a file there that has no name, takes room as it is written and is gone with the engine. NULL
-    /// (default): it is memory. Where it cannot be written or read later, as on a full disk, who was to move is computed again, and
-    /// swap_failures in pllm_stats counts it.
+    /// Directory for the host tier. The tier is an unnamed file there, which grows as it is written
+    /// and disappears with the engine. NULL (default): the tier is in memory. If the file cannot be
+    /// written or read, as on a full disk, the sequence is recomputed and swap_failures of
+    /// pllm_stats counts it.
     pub swap_path: *const c_char,
-    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    /// Length of swap_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub swap_path_len: u64,
-    /// PLLM_PREEMPTION_*: the default is to recompute. The others need swap_bytes.
+    /// PLLM_PREEMPTION_*. Default PLLM_PREEMPTION_RECOMPUTE. The others need swap_bytes.
     pub preemption: u32,
-    /// Who comes first: PLLM_ORDER_*.
+    /// Order of the waiting requests: PLLM_ORDER_*. Default PLLM_ORDER_FIRST_COME.
     pub order: u32,
-    /// Milliseconds, for the orders that have a use for it. 0 (default): 10,000. The more, the longer who stands behind has to wait.
+    /// Waiting time in milliseconds after which a request is preferred; see PLLM_ORDER_*. 0
+    /// (default): 10,000.
     pub ageing_ms: u32,
-    /// What a step is made of: PLLM_BATCHING_*.
+    /// Composition of a step: PLLM_BATCHING_*. Default PLLM_BATCHING_MIXED.
     pub batching: u32,
-    /// Prompt tokens, for the two batchings that have a use for it. 0 (default): 256 for PLLM_BATCHING_DECODE_FIRST, 2048 for
-    /// PLLM_BATCHING_PREFILL_FIRST.
+    /// Prompt tokens for PLLM_BATCHING_DECODE_FIRST and PLLM_BATCHING_PREFILL_FIRST. 0 (default):
+    /// 256 and 2048.
     pub prefill_budget: u32,
-    /// For how many of its tokens a request needs room before it begins: PLLM_ALLOCATION_*.
+    /// Number of blocks that a request needs to start: PLLM_ALLOCATION_*. Default
+    /// PLLM_ALLOCATION_ON_DEMAND.
     pub allocation: u32,
-    /// A file to draw every step into, in the format that Perfetto and chrome://tracing open: what it consisted of, how long each of its
-    /// parts took, and when each sequence was queued, prefilled and decoded. UTF-8; what was in the file is gone. Where the disk fails
-    /// tracing ends, and no step does: traces_stopped in pllm_stats. NULL (default): none.
+    /// File for a trace of every step, in the format of Perfetto and chrome://tracing: the batch,
+    /// the times of its phases, and the phases of each sequence. UTF-8. An existing file is
+    /// replaced. If the disk fails, the trace ends and traces_stopped of pllm_stats is 1. NULL
+    /// (default): none.
     pub trace_path: *const c_char,
-    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    /// Length of trace_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub trace_path_len: u64,
-    /// A file to write down what is asked of the engine, and whatever else its steps depend on, so that pagedllm-replay can run them again
-    /// bit for bit on a machine with the same instruction path. Prompts are in it, as tokens, and cache salts. UTF-8; what was in the file is gone. Where
-    /// the disk fails the journal ends, and no step does: journals_stopped in pllm_stats. NULL (default): none.
+    /// File for a journal of all calls and of everything else on which steps depend.
+    /// pagedllm-replay repeats them bit for bit on a machine with the same instruction path. It
+    /// contains prompts, as tokens, and cache salts. UTF-8. An existing file is replaced. If the
+    /// disk fails, the journal ends and journals_stopped of pllm_stats is 1. NULL (default): none.
     pub journal_path: *const c_char,
-    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    /// Length of journal_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub journal_path_len: u64,
-    /// What the label model_name of pllm_engine_metrics says. UTF-8. NULL (default): the model directory's name.
+    /// Value of the label model_name in pllm_engine_metrics. UTF-8. NULL (default): the name of the
+    /// model directory.
     pub model_name: *const c_char,
-    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    /// Length of model_name in bytes, or PLLM_NUL_TERMINATED (default).
     pub model_name_len: u64,
-    /// How weights are kept: PLLM_WEIGHTS_*. Fewer bits are faster to read and take less memory, and cost quality. What is small and
-    /// decides much (the choice among experts, learned positions) stays as the files have it, and so do the matrices by which latents are
-    /// read.
+    /// Format of the weights in memory: PLLM_WEIGHTS_*. Fewer bits take less memory and time, and
+    /// cost quality. Small tensors that affect quality (routers of experts, learned positions) and
+    /// the projections of latents stay as stored. Default PLLM_WEIGHTS_AS_STORED.
     pub weight_format: u32,
-    /// Inputs of an output that share a scale in 4 bits: 32, 64 or 128. 0 (default): 32. The fewer, the more exact.
+    /// Number of inputs that share a scale in 4-bit formats: 32, 64 or 128. Smaller is more
+    /// precise. 0 (default): 32.
     pub weight_group: u32,
-    /// A directory that keeps weights in their packed form, so that the next engine reads them as fast as the disk and packs nothing: where it has the
-    /// form of this very model, weight_format and library, it is read and checked; otherwise the weights are packed and the form is written, or
-    /// replaced. Several models and processes may share it; what nobody uses any more stays until somebody removes it. It holds weights: let
-    /// nobody write there who may not write the model. A disk that is full, or takes nothing, is no error: packed in pllm_model_info tells. UTF-8.
-    /// NULL (default): weights are packed each time.
+    /// Directory for packed weights. If it has the packed form of this model, weight_format and
+    /// library, the form is checked and read as fast as the disk. Otherwise the weights are packed
+    /// and the form is written, or replaced. Several models and processes can share the directory;
+    /// unused files are not removed. It contains weights: only users who may write the model should
+    /// be able to write there. If it cannot be written, the engine works and packed of
+    /// pllm_model_info tells. UTF-8. NULL (default): weights are packed each time.
     pub packed_path: *const c_char,
-    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    /// Length of packed_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub packed_path_len: u64,
-    /// CPUs, as taskset -c takes them, such as "0-3,8": each of the engine's threads is pinned to one, in this order. The first is the
-    /// stepping thread's: the engine's own is pinned there (pllm_engine_start); one of the program's is left where it is. NULL (default): the
-    /// system places them.
+    /// List of CPUs in the syntax of taskset -c, such as "0-3,8". Each thread of the engine is
+    /// pinned to one of them, in this order. The first is for the stepping thread: the engine's own
+    /// thread (pllm_engine_start) is pinned, a thread of the program is not. NULL (default):
+    /// threads are not pinned.
     pub cpus: *const c_char,
-    /// In bytes, or PLLM_NUL_TERMINATED (the default).
+    /// Length of cpus in bytes, or PLLM_NUL_TERMINATED (default).
     pub cpus_len: u64,
-    /// The part of a CUDA device's memory that the KV pool takes, of what is free once weights and working memory have their place: from 0.01 to 1, in
-    /// place of kv_bytes. 0 (default): as kv_bytes says.
+    /// CUDA only: fraction, 0.01 to 1, of the device memory that is free after weights and working
+    /// memory, for the KV pool. Replaces kv_bytes. 0 (default): kv_bytes is used.
     pub memory_fraction: f32,
     /// Must be 0.
     pub reserved2: u32,
-    /// Maximum length in bytes of a text prompt, of a chat's JSON and the prompt it renders to, and of a text to tokenize. Longer ones
-    /// are refused with PLLM_E_INVALID_ARGUMENT before they are tokenized. 0 (default): 64 for each token of the engine's
-    /// max_model_len, at least 1048576. Tokenizing takes up to 16 bytes of memory for each byte, and up to 512 for each byte of a
-    /// stretch without a place to cut (docs/models.md), of 2 MiB at most.
+    /// Maximum length in bytes of a text prompt, of a chat's JSON and the prompt it renders to, and
+    /// of a text to tokenize. A longer one is PLLM_E_INVALID_ARGUMENT. 0 (default): 64 for each
+    /// token of max_model_len, at least 1048576. Tokenization takes up to 16 bytes of memory for
+    /// each byte of text, and up to 512 for each byte of a stretch of at most 2 MiB without a place
+    /// to cut (docs/models.md).
     pub max_prompt_bytes: u64,
 }
 
-/// Told how many bytes of weights have been read, of how many in all, on the thread that creates the engine. Any other
-/// answer than 0 stops the loading: pllm_engine_create then returns PLLM_E_CANCELLED. It must return (no exception, no
-/// longjmp) and call nothing of this library on the engine being made.
+/// Reports the bytes of weights that have been read, out of total, on the thread that creates the
+/// engine. A result other than 0 cancels the loading: pllm_engine_create returns PLLM_E_CANCELLED.
+/// It must return normally: no exception, no longjmp. It must not use the engine that is being
+/// created.
 pub type pllm_progress = Option<unsafe extern "C" fn(progress_data: *mut c_void, done: u64, total: u64) -> i32>;
 
 // SAFETY: repr(C), the fields of 32 bits fill whole words, numbers, pointers and a nullable function only.
@@ -471,34 +511,39 @@ fn policies(c: &pllm_engine_options) -> Result<Policies> {
     })
 }
 
-/// Where the bytes go, known before any are taken. Set struct_size before the call.
+/// Memory that an engine would allocate. Set struct_size before the call.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct pllm_plan {
-    /// sizeof(pllm_plan)
+    /// sizeof(pllm_plan).
     pub struct_size: u64,
+    /// Bytes of the weights.
     pub weight_bytes: u64,
+    /// Bytes of the KV pool.
     pub kv_bytes: u64,
-    /// Activations, logits and the kernels' working memory; small tables are not counted.
+    /// Bytes of activations, logits and working memory of kernels. Small tables are not included.
     pub work_bytes: u64,
-    /// KV blocks, and the tokens each holds.
+    /// Number of KV blocks.
     pub blocks: u64,
+    /// Tokens per KV block.
     pub block_size: u64,
-    /// Bytes of one block: of all layers, or of those of one group.
+    /// Bytes of one KV block: of all layers, or of the layers of one group.
     pub block_bytes: u64,
-    /// Longest sequence, prompt and output together.
+    /// Maximum length of a sequence in tokens, prompt and output together.
     pub max_model_len: u64,
-    /// Sequences of that length that fit at once.
+    /// Number of sequences of max_model_len tokens that fit at the same time.
     pub full_sequences: u64,
-    /// PLLM_DTYPE_F32, PLLM_DTYPE_BF16, PLLM_DTYPE_INT8, PLLM_DTYPE_F16 or PLLM_DTYPE_FP8.
+    /// Data type of KV blocks: PLLM_DTYPE_*, not PLLM_DTYPE_AUTO.
     pub kv_dtype: u64,
-    /// KV blocks that there can be, should the arena grow.
+    /// Maximum number of KV blocks, if the budget grows to its maximum.
     pub most_blocks: u64,
-    /// Of the host tier, in memory or in its file, and the blocks it holds.
+    /// Bytes of the host tier, in memory or in its file.
     pub swap_bytes: u64,
+    /// Number of KV blocks in the host tier.
     pub swap_blocks: u64,
-    /// Groups of layers whose K and V are in blocks of their own: a sequence has a block of each for every block_size of its tokens, and
-    /// where the layers of a group have a window, only for those that are still looked back on.
+    /// Number of layer groups with KV blocks of their own. A sequence has one block of each group
+    /// for every block_size tokens. For a group of layers with a window it has only the blocks
+    /// inside the window.
     pub kv_groups: u64,
 }
 
@@ -538,32 +583,41 @@ impl From<&MemoryPlan> for pllm_plan {
     }
 }
 
-/// The model and the limits it is served with. Set struct_size before the call; pointers live as long as the engine.
+/// The model and the limits of its engine. Set struct_size before the call. Pointers are valid
+/// until the engine is freed.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pllm_model_info {
-    /// sizeof(pllm_model_info)
+    /// sizeof(pllm_model_info).
     pub struct_size: u64,
-    /// As config.json names it, such as "LlamaForCausalLM".
+    /// Name in config.json, such as "LlamaForCausalLM". UTF-8.
     pub architecture: *const c_char,
+    /// Length of architecture in bytes.
     pub architecture_len: u64,
-    /// The instruction path in use, such as "avx512".
+    /// Instruction path, such as "avx512".
     pub isa: *const c_char,
+    /// Length of isa in bytes.
     pub isa_len: u64,
     /// Tokens that end a sequence.
     pub eos_token_ids: *const u32,
+    /// Number of end-of-sequence tokens.
     pub eos_token_ids_len: u64,
+    /// Number of tokens in the vocabulary.
     pub vocab_size: u64,
+    /// Number of layers.
     pub layers: u64,
-    /// The longest sequence that the model was made for.
+    /// Maximum length of a sequence for which the model was made.
     pub max_positions: u64,
-    /// The longest that this engine allows.
+    /// Maximum length of a sequence in this engine.
     pub max_model_len: u64,
+    /// Number of threads.
     pub threads: u64,
-    /// What became of packed_path: PLLM_PACKED_*.
+    /// Result of packed_path: PLLM_PACKED_*.
     pub packed: u64,
-    /// Why the packed form was not read, or not written. Empty where nothing is to be said. For people.
+    /// Why the packed weights were not read or not written, for people. Empty if there is nothing
+    /// to report.
     pub packed_reason: *const c_char,
+    /// Length of packed_reason in bytes.
     pub packed_reason_len: u64,
 }
 
@@ -620,20 +674,23 @@ impl From<&ModelInfo> for pllm_model_info {
     }
 }
 
-/// What would become of a request that was added now. Set struct_size before the call.
+/// Predicted admission of a request. Set struct_size before the call.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct pllm_admission {
-    /// sizeof(pllm_admission)
+    /// sizeof(pllm_admission).
     pub struct_size: u64,
-    /// 1: pllm_engine_add_request would take it. 0: too much waits, or its queue is not read.
+    /// 1 if pllm_engine_add_request would accept the request, 0 if too many requests wait or its
+    /// queue is full.
     pub admits: u64,
-    /// 1: nobody is before it, and there is room for it: the next step would begin it.
+    /// 1 if no request is ahead of it and its blocks are free, so that it would start in the next
+    /// step.
     pub fits_now: u64,
-    /// Seconds until its first token is expected; negative: no step has shown yet how long steps take.
+    /// Predicted seconds until its first token. Negative if no step has been measured yet.
     pub first_token_seconds: f64,
-    /// Requests before it, and the tokens that these have to compute.
+    /// Number of requests ahead of it.
     pub waiting_requests: u64,
+    /// Number of tokens that those requests have to compute.
     pub waiting_tokens: u64,
 }
 
@@ -659,19 +716,22 @@ impl From<Admission> for pllm_admission {
     }
 }
 
-/// What one step did. Set struct_size before the call.
+/// Result of one step. Set struct_size before the call.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct pllm_step {
-    /// sizeof(pllm_step)
+    /// sizeof(pllm_step).
     pub struct_size: u64,
-    /// Requests that have not ended: step again while this is not 0, and poll: those whose queue is full wait for that.
+    /// Number of requests that have not ended. While it is not 0, step again, and poll the queues:
+    /// requests whose queue is full wait for that.
     pub unfinished: u64,
+    /// Number of prompt tokens computed.
     pub prefill_tokens: u64,
+    /// Number of decode tokens computed.
     pub decode_tokens: u64,
-    /// Sequences in the step.
+    /// Number of sequences in the step.
     pub sequences: u64,
-    /// Sequences passed over because their queue is full.
+    /// Number of sequences that were skipped because their queue is full.
     pub paused: u64,
 }
 
@@ -691,69 +751,85 @@ impl From<StepReport> for pllm_step {
     }
 }
 
-/// Counts since the engine was made, and the state after its last step. Set struct_size before the call.
+/// Counters since the creation of the engine, and its state after the last step. Set struct_size
+/// before the call.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct pllm_stats {
-    /// sizeof(pllm_stats)
+    /// sizeof(pllm_stats).
     pub struct_size: u64,
     /// Sequences that wait for their first or next step.
     pub waiting: u64,
+    /// Sequences that run.
     pub running: u64,
+    /// KV blocks of the pool.
     pub blocks_total: u64,
+    /// KV blocks in use.
     pub blocks_used: u64,
-    /// Blocks that nobody uses and that the prefix cache still finds; given away when they are needed.
+    /// Unused KV blocks that are in the prefix cache. They are evicted when blocks are needed.
     pub blocks_cached: u64,
+    /// KV blocks that are neither in use nor cached.
     pub blocks_free: u64,
-    /// Share of the slots of the blocks in use, or set aside for those that run, that hold a token's K and V; 1 while there are none.
+    /// Fraction of the token slots of all used and reserved blocks that hold K and V of a token. 1
+    /// if there are none.
     pub slot_utilization: f64,
+    /// Steps.
     pub steps: u64,
-    /// Prompt tokens computed; those computed again after a preemption count again.
+    /// Prompt tokens computed. Tokens that are recomputed after a preemption count again.
     pub prompt_tokens: u64,
+    /// Tokens generated.
     pub generated_tokens: u64,
+    /// Preemptions.
     pub preemptions: u64,
-    /// Requests that ended, by reason.
+    /// Requests that ended with PLLM_FINISH_STOP.
     pub finished_stop: u64,
+    /// Requests that ended with PLLM_FINISH_LENGTH.
     pub finished_length: u64,
+    /// Requests that ended with PLLM_FINISH_ABORT.
     pub finished_abort: u64,
+    /// Requests that ended with PLLM_FINISH_ERROR.
     pub finished_error: u64,
-    /// Of the waiting: those the last step passed over because their queue is full.
+    /// Waiting sequences that the last step skipped because their queue is full.
     pub paused: u64,
-    /// Sequences that were kept, and wait to be resumed or freed.
+    /// Kept sequences that wait to be resumed or freed.
     pub idle: u64,
-    /// Blocks copied because a sequence wrote to one that others share.
+    /// Blocks copied because a sequence wrote to a shared block.
     pub blocks_copied: u64,
-    /// Prompt tokens looked for in the prefix cache, and those of them that did not have to be computed.
+    /// Prompt tokens looked up in the prefix cache.
     pub prefix_queries: u64,
+    /// Prompt tokens found in the prefix cache, which were not computed.
     pub prefix_hits: u64,
-    /// Requests that ended because their deadline passed.
+    /// Requests that ended with PLLM_FINISH_DEADLINE.
     pub finished_deadline: u64,
-    /// Requests that were refused because too much waits (max_waiting_requests, max_waiting_tokens, an unread queue).
+    /// Requests refused because of max_waiting_requests, max_waiting_tokens or a full queue.
     pub admission_rejections: u64,
-    /// Steps that could not be computed and were tried again, in part or as a whole.
+    /// Steps that failed and were tried again, in part or as a whole.
     pub steps_failed: u64,
-    /// Of the preemptions: those of requests that went to the host tier. The others are computed again.
+    /// Preemptions that swapped the request to the host tier. The others were recomputed.
     pub preemptions_swapped: u64,
-    /// Sequences whose K and V are in the host tier.
+    /// Sequences whose KV is in the host tier.
     pub swapped: u64,
+    /// KV blocks of the host tier.
     pub swap_blocks_total: u64,
+    /// KV blocks in use in the host tier.
     pub swap_blocks_used: u64,
-    /// Blocks that moved to the host tier, and back.
+    /// Blocks moved to the host tier.
     pub blocks_swapped_out: u64,
+    /// Blocks moved back from the host tier.
     pub blocks_swapped_in: u64,
-    /// Moves that failed, as on a full disk: who was to move is computed again.
+    /// Moves that failed, as on a full disk. Their sequences were recomputed.
     pub swap_failures: u64,
-    /// Tokens that sequences began with and that were found in the prefix cache.
+    /// Tokens at the start of sequences that were found in the prefix cache.
     pub prompt_tokens_cached: u64,
-    /// 1 where trace_path was given and the disk has failed: the trace has ended.
+    /// 1 if trace_path was set and the trace has ended because the disk failed.
     pub traces_stopped: u64,
-    /// The same of journal_path.
+    /// 1 if journal_path was set and the journal has ended because the disk failed.
     pub journals_stopped: u64,
-    /// Times that the KV pool became smaller and the system did not take the memory back, as where the program has locked its memory
-    /// (mlockall): the budget is kept, but the process is no smaller.
+    /// Times that the KV pool shrank and the system did not take the memory back, as after
+    /// mlockall. The budget is kept, but the memory of the process does not shrink.
     pub discard_failures: u64,
-    /// Blocks that the sequences would have besides, did every layer look back on all tokens: those that left the windows of the layers
-    /// that have one. Those of forks count for each.
+    /// Blocks that sequences do not hold because they are outside the windows of their layers.
+    /// Blocks of forks count once for each fork.
     pub blocks_out_of_window: u64,
 }
 

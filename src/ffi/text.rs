@@ -4,10 +4,10 @@ use std::ptr::null;
 use super::convert::{not_null, slice, start, string};
 use super::{PLLM_TEXT_ADD_SPECIAL, PLLM_TEXT_SKIP_SPECIAL, guard, guard_or, known_flags, pllm_engine, pllm_error};
 
-/// Token ids. Belongs to the caller.
+/// A list of token ids. The caller frees it with pllm_tokens_free.
 pub struct pllm_tokens(Vec<u32>);
 
-/// Bytes, here always UTF-8 text. Belongs to the caller.
+/// A UTF-8 text. The caller frees it with pllm_bytes_free.
 pub struct pllm_bytes(Vec<u8>);
 
 impl pllm_bytes {
@@ -16,8 +16,10 @@ impl pllm_bytes {
     }
 }
 
-/// Turns text into token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0. A text of more than max_prompt_bytes (pllm_engine_options) is
-/// PLLM_E_INVALID_ARGUMENT.
+/// Encodes text as token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0.
+///
+/// Errors: PLLM_E_INVALID_ARGUMENT if the text is longer than max_prompt_bytes or cannot be
+/// encoded; PLLM_E_UNSUPPORTED if the engine has no tokenizer. Any thread may call it.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_tokenize(
@@ -38,7 +40,10 @@ pub unsafe extern "C" fn pllm_engine_tokenize(
     })
 }
 
-/// Turns token ids into text. flags: PLLM_TEXT_SKIP_SPECIAL or 0.
+/// Decodes token ids as text. flags: PLLM_TEXT_SKIP_SPECIAL or 0.
+///
+/// Errors: PLLM_E_INVALID_ARGUMENT if an id is unknown; PLLM_E_UNSUPPORTED if the engine has no
+/// tokenizer. Any thread may call it.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_detokenize(
@@ -59,24 +64,26 @@ pub unsafe extern "C" fn pllm_engine_detokenize(
     })
 }
 
-/// Renders a chat with the model's own template, as `apply_chat_template` of transformers 5.5.4 does. Add a request with the
-/// result without PLLM_TEXT_ADD_SPECIAL.
+/// Renders a chat with the model's chat template, as `apply_chat_template` of transformers 5.5.4
+/// does. Add a request with the result without PLLM_TEXT_ADD_SPECIAL.
 ///
-/// messages_json is an array of messages, [{"role": "user", "content": "..."}], or an object with "messages" and any of these
-/// members. Each other member is a variable of the template.
+/// messages_json is an array of messages, [{"role": "user", "content": "..."}], or an object with
+/// "messages" and any of these members. Each other member is a variable of the template.
 ///
 /// - "tools", "documents": arrays, null by default.
 /// - "add_generation_prompt": true (default) ends the prompt where the assistant's answer begins.
-/// - "continue_final_message": true ends the prompt behind the last message's content, so that the model continues it. Excludes
-///   "add_generation_prompt": true. Default false.
-/// - "chat_template": the name of one of the model's templates. Default: "tool_use" if "tools" is given and the model has
-///   that template, else "default".
-/// - "chat_template_content_format": "string" joins the text parts of a content that is an array by newlines before the
-///   template sees it, for templates that take only strings. Default "openai": content stays as it is.
+/// - "continue_final_message": true ends the prompt after the content of the last message, so that
+///   the model continues it. Excludes "add_generation_prompt": true. Default false.
+/// - "chat_template": the name of one of the model's templates. Default: "tool_use" if "tools" is
+///   given and the model has that template, else "default".
+/// - "chat_template_content_format": "string" joins the text parts of a content that is an array by
+///   newlines before the template sees it, for templates that take only strings. Default "openai":
+///   content is not changed.
 ///
-/// Errors: PLLM_E_INVALID_ARGUMENT if the JSON is no chat, the template raises an error, or the chat or its prompt exceeds
-/// max_prompt_bytes; PLLM_E_CAPACITY if the rendering exceeds a limit of docs/models.md; PLLM_E_MODEL if the template does not
-/// compile; PLLM_E_UNSUPPORTED if the model has no template.
+/// Errors: PLLM_E_INVALID_ARGUMENT if the JSON is not a chat, the template raises an error, or the
+/// chat or its prompt exceeds max_prompt_bytes; PLLM_E_CAPACITY if the rendering exceeds a limit of
+/// docs/models.md; PLLM_E_MODEL if the template does not compile; PLLM_E_UNSUPPORTED if the model
+/// has no template. Any thread may call it.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_render_chat(
@@ -95,21 +102,21 @@ pub unsafe extern "C" fn pllm_engine_render_chat(
     })
 }
 
-/// The ids, borrowed; NULL for NULL and where there are none.
+/// Returns the token ids. Borrowed. Returns NULL for NULL and for an empty list.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_tokens_data(tokens: *const pllm_tokens) -> *const u32 {
     // SAFETY: the caller's contract.
     unsafe { tokens.as_ref() }.map_or(null(), |tokens| start(&tokens.0))
 }
 
-/// How many ids there are; 0 for NULL.
+/// Returns the number of token ids, 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_tokens_len(tokens: *const pllm_tokens) -> u64 {
     // SAFETY: the caller's contract.
     unsafe { tokens.as_ref() }.map_or(0, |tokens| tokens.0.len() as u64)
 }
 
-/// Frees token ids. NULL is fine.
+/// Frees a list of token ids. NULL is allowed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_tokens_free(tokens: *mut pllm_tokens) {
     guard_or((), || {
@@ -120,21 +127,22 @@ pub unsafe extern "C" fn pllm_tokens_free(tokens: *mut pllm_tokens) {
     });
 }
 
-/// The bytes, borrowed, not NUL-terminated; NULL for NULL and where there are none.
+/// Returns the bytes, which are not NUL-terminated. Borrowed. Returns NULL for NULL and for an
+/// empty text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_bytes_data(bytes: *const pllm_bytes) -> *const c_char {
     // SAFETY: the caller's contract.
     unsafe { bytes.as_ref() }.map_or(null(), |bytes| start(&bytes.0).cast())
 }
 
-/// How many bytes there are; 0 for NULL.
+/// Returns the number of bytes, 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_bytes_len(bytes: *const pllm_bytes) -> u64 {
     // SAFETY: the caller's contract.
     unsafe { bytes.as_ref() }.map_or(0, |bytes| bytes.0.len() as u64)
 }
 
-/// Frees bytes. NULL is fine.
+/// Frees a text. NULL is allowed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_bytes_free(bytes: *mut pllm_bytes) {
     guard_or((), || {
