@@ -447,9 +447,9 @@ impl Budget {
         with_lease(text.into(), lease, false)
     }
 
-    /// The text in another case. At most three times as long, it is built in a string that doubles.
+    /// The text in another case. It is up to three times as long, and copied from a string of up to four times.
     pub fn recased(self: &Rc<Budget>, text: &str, recase: impl FnOnce(&str) -> String) -> Result<Value> {
-        let lease = self.lease(text.len().saturating_mul(6))?;
+        let lease = self.lease(text.len().saturating_mul(7))?;
         with_lease(recase(text).into(), lease, false).map(Value::Str)
     }
 

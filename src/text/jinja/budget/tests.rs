@@ -3,7 +3,7 @@
 use super::super::failure::{Failure, Kind};
 use super::super::goldens::on_deep_stack;
 use super::super::interpreter::Interpreter;
-use super::super::{MAX_STEPS, filters, methods, parse, tests};
+use super::super::{MAX_STEPS, MAX_VALUE_BYTES, filters, methods, parse, tests};
 use crate::sys::counting::peak_of;
 
 struct Cost {
@@ -367,7 +367,7 @@ fn memory_of_large_operands_is_counted() {
             let words: Vec<&str> = expression.split(|c: char| !c.is_alphanumeric()).collect();
             let used: String = NAMES.into_iter().filter(|name| words.contains(&&*name.to_string())).collect();
             let defined = variables(&used);
-            let cost = cost(&format!("{defined}{{% for i in range(3) %}}{{% set result = {expression} %}}{{{{ result }}}}{{% endfor %}}"));
+            let cost = cost(&format!("{defined}{{% for i in range(3) %}}{{% set result = {expression} %}}{{% endfor %}}"));
             if cost.peak > cost.counted + cost.counted / 20 + 20_000 {
                 wrong.push(format!("{expression}: {} bytes, {} counted", cost.peak, cost.counted));
             }
@@ -417,6 +417,37 @@ fn memory_that_statements_keep_is_counted() {
             }
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    });
+}
+
+#[test]
+fn rendering_takes_hardly_more_than_its_budget_of_bytes() {
+    let templates = [
+        "{{ ('a' * 10 ** 8).split('a')|length }}",
+        "{{ (' a' * 10 ** 7).rsplit()|length }}",
+        "{{ ('a\n' * 10 ** 7).splitlines()|length }}",
+        "{{ ('a' * 10 ** 8)|list|length }}",
+        "{{ ('a' * 10 ** 8)[::-1]|length }}",
+        "{{ ('a ' * 10 ** 7)|wordwrap(1)|length }}",
+        "{{ ('a ' * 10 ** 7)|striptags|length }}",
+        "{{ ('\u{390}' * 10 ** 7).upper()|length }}",
+        "{{ ('_' * 10 ** 8)|float }}",
+        "{{ ('a' * 10 ** 8)|e + ('<' * 10 ** 7) }}",
+        "{{ [1]|sort(attribute=',' * 10 ** 8) }}",
+        "{{ '{:{}}'.format(1, ' ' * 10 ** 8) }}",
+        "{{ '%s' % ('a' * 10 ** 8) }}{{ '%s' % ('b' * 10 ** 8) }}",
+        "{{ [[1] * 10 ** 6]|map('list')|first|groupby('real')|length }}",
+        "{{ ([1] * 10 ** 6)|sort|length }}",
+        "{{ [1].count(*[1] * 3 * 10 ** 6) }}",
+        "{{ {}.fromkeys([1] * 10 ** 6)|length }}",
+        "{% for a in [1] * 10 ** 6 %}{% for b in [1] * 10 ** 6 %}{{ 'x' * 1000000 }}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(l=[]) %}{% for i in range(99) %}{% set ns.l = ns.l + [i, {}, unknown, 'x' * 7] + ns.l %}{% endfor %}",
+    ];
+    on_deep_stack(|| {
+        for template in templates {
+            let peak = cost(template).peak;
+            assert!(peak <= MAX_VALUE_BYTES + 100_000, "{template}: {peak} bytes");
+        }
     });
 }
 
