@@ -16,8 +16,9 @@ const MAX_STEPS: u64 = 5_000_000;
 const MAX_COPIED_VALUES: usize = 100_000;
 /// Pairs of patterns that llguidance compares (15 us each).
 const MAX_PAIRS: u64 = 20_000;
-/// Each question about patterns copies all patterns of an object.
+/// Each question about patterns copies all patterns of an object. A question about few bytes takes as long as one about so many.
 const MAX_COPIED_BYTES: u64 = 4_000_000_000;
+const MIN_COPIED_BYTES: u64 = 100_000;
 /// llguidance stops after so many schemas, or after so many schemas within each other.
 const MAX_SCHEMAS: u64 = 50_000;
 const MAX_LEVELS: u64 = 128;
@@ -46,8 +47,14 @@ impl Budget {
 
     /// Spends a copy of an object's patterns.
     pub fn question(&mut self, bytes: usize) -> Result<(), String> {
-        self.largest = self.largest.max(bytes as u64);
-        self.questions(bytes as u64, 1)
+        let bytes = MIN_COPIED_BYTES.max(bytes as u64);
+        self.largest = self.largest.max(bytes);
+        self.questions(bytes, 1)
+    }
+
+    /// Spends the comparison of so many pairs of patterns.
+    pub fn compare(&mut self, pairs: u64) -> Result<(), String> {
+        self.questions(self.largest, pairs)
     }
 
     fn questions(&mut self, bytes: u64, count: u64) -> Result<(), String> {
@@ -95,7 +102,7 @@ pub fn check_members(members: usize, declared: &BTreeSet<String>) -> Result<(), 
 }
 
 /// Checks how often llguidance compares patterns with each other: once for each object, and again for each merge of objects.
-pub fn check_pairs(schema: &mut Json, budget: &mut Budget) -> Result<(), String> {
+pub fn check_pairs(schema: &mut Json) -> Result<u64, String> {
     let (mut alone, mut merges, mut patterns) = (0, false, BTreeSet::new());
     walk::every_schema(schema, &mut |members| {
         if let Some(Json::Object(own)) = members.get("patternProperties") {
@@ -115,7 +122,7 @@ pub fn check_pairs(schema: &mut Json, budget: &mut Budget) -> Result<(), String>
             patterns.len()
         ));
     }
-    budget.questions(budget.largest, compared)
+    Ok(compared)
 }
 
 fn pairs(count: usize) -> u64 {
@@ -123,15 +130,15 @@ fn pairs(count: usize) -> u64 {
 }
 
 /// Whether llguidance merges what this schema says of objects out of several parts.
-fn is_merge(members: &Map<String, Json>) -> bool {
+pub fn is_merge(members: &Map<String, Json>) -> bool {
     const PARTS: [&str; 6] = ["allOf", "anyOf", "oneOf", "$ref", "const", "enum"];
     const ANNOTATIONS: [&str; 11] =
         ["$comment", "$defs", "$id", "$schema", "default", "definitions", "description", "examples", "readOnly", "title", "writeOnly"];
     let has_several = members.get("allOf").and_then(Json::as_array).is_some_and(|all| all.len() > 1);
     let keywords = members.keys().filter(|keyword| !ANNOTATIONS.contains(&&keyword[..])).count();
     let has_parts = has_several || (keywords > 1 && PARTS.iter().any(|part| members.contains_key(*part)));
-    // What a pattern says is merged with what is said of the properties that match it.
-    let has_nested = || members.contains_key("properties") && members.get("patternProperties").is_some_and(may_have_patterns);
+    // What a pattern says is merged with what other keywords say of the properties that match it.
+    let has_nested = || members.get("patternProperties").is_some_and(may_have_patterns);
     may_be(members, "object") && (has_parts || has_nested())
 }
 

@@ -59,8 +59,9 @@ pub fn prepare(mut schema: Json) -> Result<Prepared, String> {
     options.choose_escapes(&declared, name_patterns > 0, needs_code_points);
     if name_patterns > 0 {
         limits::check_members(name_patterns, &declared)?;
+        limits::check_pairs(&mut schema)?;
         names::rewrite(&mut schema, &mut declared, &translated, options.escapes(), &mut budget)?;
-        limits::check_pairs(&mut schema, &mut budget)?;
+        budget.compare(limits::check_pairs(&mut schema)?)?;
     }
     options.put(&mut schema);
     let patterns = translated.into_iter().map(|(translation, (pattern, _))| (translation, pattern));

@@ -5,14 +5,14 @@
 //! declared ones becomes declared properties here, and if every name is taken, "additionalProperties" becomes false.
 //!
 //! Objects of one place may come from several schemas ("allOf", "$ref"), which llguidance merges. So the names that any schema declares
-//! count as declared.
+//! count as declared, and where objects are merged, the patterns of one schema and those of another may take all names together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use llguidance::derivre::{ExprRef, JsonQuoteOptions, Regex, RegexAst, RegexBuilder};
 use serde_json::{Map, Value as Json};
 
-use super::limits::Budget;
+use super::limits::{self, Budget};
 use super::{both, walk};
 use crate::decode::constraint::pattern::Language;
 
@@ -34,9 +34,14 @@ pub fn rewrite(
     escapes: &str,
     budget: &mut Budget,
 ) -> Result<(), String> {
-    let mut objects = Objects { declared, translated, escapes, budget };
+    let mut objects = Objects { declared, translated, escapes, budget, patterns: BTreeSet::new(), is_merged: false };
     walk::every_schema(root, &mut |members| objects.declare_overlapping(members))?;
-    walk::every_schema(root, &mut |members| objects.close(members))
+    walk::every_schema(root, &mut |members| objects.declare_covered(members))?;
+    walk::every_schema(root, &mut |members| {
+        objects.close(members)?;
+        keep_together(members);
+        Ok(())
+    })
 }
 
 /// The objects of one schema.
@@ -46,6 +51,10 @@ struct Objects<'a> {
     translated: &'a Translated,
     escapes: &'a str,
     budget: &'a mut Budget,
+    /// Every pattern that has other names than declared ones.
+    patterns: BTreeSet<String>,
+    /// Some objects are described by several schemas.
+    is_merged: bool,
 }
 
 /// One member of "patternProperties".
@@ -75,8 +84,9 @@ impl Objects<'_> {
         Ok(())
     }
 
-    /// Declares the names of patterns that have no others, and all names that are left if these are declared ones only.
-    fn close(&mut self, members: &mut Map<String, Json>) -> Result<(), String> {
+    /// Patterns that have no other names than declared ones become declared properties.
+    fn declare_covered(&mut self, members: &mut Map<String, Json>) -> Result<(), String> {
+        self.is_merged |= limits::is_merge(members);
         let Some(mut object) = self.object(members)? else { return Ok(()) };
         for mut pattern in std::mem::take(&mut object.patterns) {
             let mut matching = Vec::new();
@@ -88,29 +98,36 @@ impl Objects<'_> {
             if object.is_covered(pattern.matcher.quoted, &matching, &[], self.budget)? {
                 object.declare(members, matching, &pattern.schema, self.budget)?;
             } else {
+                self.patterns.insert(pattern.translation.clone());
                 object.patterns.push(pattern);
             }
-        }
-        let additional = members.get("additionalProperties").cloned().unwrap_or(Json::Bool(true));
-        if additional != Json::Bool(false) {
-            self.close_additional(members, &mut object, additional)?;
         }
         object.write(members);
         Ok(())
     }
 
-    /// Makes "additionalProperties" false if it could describe declared names only, and declares these.
-    fn close_additional(&mut self, members: &mut Map<String, Json>, object: &mut Object, additional: Json) -> Result<(), String> {
+    /// Makes "additionalProperties" false if it could describe no other names than those that are declared or match a pattern of another
+    /// schema, and says of these what it said.
+    fn close(&mut self, members: &mut Map<String, Json>) -> Result<(), String> {
+        let additional = members.get("additionalProperties").cloned().unwrap_or(Json::Bool(true));
+        let Some(mut object) = self.object(members)?.filter(|_| additional != Json::Bool(false)) else { return Ok(()) };
+        let own = object.patterns.len();
+        if self.is_merged {
+            self.add_others(&mut object, &additional)?;
+        }
         let all: BTreeSet<String> = self.declared.union(&object.own).cloned().collect();
-        let mut patterns = object.patterns.iter_mut().map(|pattern| &mut pattern.matcher).collect::<Vec<_>>();
-        if has_free_probe(&all, &mut patterns, self.budget)? {
+        if object.has_free_probe(&all, self.budget)? {
             return Ok(());
         }
+        object.keep_disjoint(own, self.budget)?;
         let all: Vec<String> = all.into_iter().collect();
         let quoted: Vec<ExprRef> = object.patterns.iter().map(|pattern| pattern.matcher.quoted).collect();
-        if !object.is_covered(object.valid, &all, &quoted, self.budget)? {
+        // The patterns of the object itself come first: if they take all names, no others are needed.
+        let enough = if object.is_covered(object.valid, &all, &quoted[..own], self.budget)? { own } else { quoted.len() };
+        if enough > own && !object.is_covered(object.valid, &all, &quoted, self.budget)? {
             return Ok(());
         }
+        object.patterns.truncate(enough);
         let mut others = Vec::new();
         for name in all {
             if !object.own.contains(&name) && !object.matches(&name, self.budget)? {
@@ -118,7 +135,19 @@ impl Objects<'_> {
             }
         }
         object.declare(members, others, &additional, self.budget)?;
+        self.budget.copy(&additional, enough - own)?;
         members.insert("additionalProperties".into(), Json::Bool(false));
+        object.write(members);
+        Ok(())
+    }
+
+    /// Adds the patterns of other schemas, with what this schema says of their names.
+    fn add_others(&mut self, object: &mut Object, additional: &Json) -> Result<(), String> {
+        let own: BTreeSet<String> = object.patterns.iter().map(|pattern| pattern.translation.clone()).collect();
+        for translation in self.patterns.difference(&own) {
+            let matcher = object.compile(translation, self.budget)?;
+            object.patterns.push(Pattern { translation: translation.clone(), schema: additional.clone(), matcher });
+        }
         Ok(())
     }
 
@@ -134,18 +163,20 @@ impl Objects<'_> {
     }
 }
 
-/// Whether one of a few names is not taken.
-fn has_free_probe(taken: &BTreeSet<String>, patterns: &mut [&mut Matcher], budget: &mut Budget) -> Result<bool, String> {
-    for probe in PROBES.into_iter().filter(|probe| !taken.contains(*probe)) {
-        let mut is_free = true;
-        for pattern in patterns.iter_mut() {
-            is_free &= !pattern.matches(probe, budget)?;
-        }
-        if is_free {
-            return Ok(true);
+/// Puts "additionalProperties" behind "patternProperties". llguidance 1.9 forgets the patterns if there is an "anyOf" between them, or
+/// another keyword of this kind.
+fn keep_together(members: &mut Map<String, Json>) {
+    let Some(additional) = members.get("additionalProperties").cloned().filter(|_| members.contains_key("patternProperties")) else {
+        return;
+    };
+    members.shift_remove("additionalProperties");
+    for (keyword, value) in std::mem::take(members) {
+        let is_last = keyword == "patternProperties";
+        members.insert(keyword, value);
+        if is_last {
+            members.insert("additionalProperties".into(), additional.clone());
         }
     }
-    Ok(false)
 }
 
 struct Matcher {
@@ -224,16 +255,49 @@ impl Object {
         Ok(false)
     }
 
+    /// Whether one of a few names is not taken.
+    fn has_free_probe(&mut self, taken: &BTreeSet<String>, budget: &mut Budget) -> Result<bool, String> {
+        for probe in PROBES.into_iter().filter(|probe| !taken.contains(*probe)) {
+            if !self.matches(probe, budget)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Removes the patterns after the first `own` that overlap one before them: llguidance cannot merge these.
+    fn keep_disjoint(&mut self, own: usize, budget: &mut Budget) -> Result<(), String> {
+        let mut i = own;
+        while i < self.patterns.len() {
+            let mut overlaps = false;
+            for before in 0..i {
+                let (one, other) = (self.patterns[before].matcher.quoted, self.patterns[i].matcher.quoted);
+                let both = RegexAst::And(vec![RegexAst::ExprRef(one), RegexAst::ExprRef(other)]);
+                overlaps = overlaps || !self.is_empty(&both, budget)?;
+            }
+            if overlaps {
+                self.patterns.remove(i);
+            } else {
+                i += 1;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether all of these names are among the texts or the others.
     fn is_covered(&self, names: ExprRef, texts: &[String], others: &[ExprRef], budget: &mut Budget) -> Result<bool, String> {
-        budget.question(self.builder.exprset().num_bytes())?;
         let texts = texts.iter().map(|text| RegexAst::Literal(Json::from(&text[..]).to_string()));
         let taken = texts.chain(others.iter().map(|other| RegexAst::ExprRef(*other))).collect();
-        let rest = RegexAst::And(vec![RegexAst::ExprRef(names), RegexAst::Not(Box::new(RegexAst::Or(taken)))]);
+        self.is_empty(&RegexAst::And(vec![RegexAst::ExprRef(names), RegexAst::Not(Box::new(RegexAst::Or(taken)))]), budget)
+    }
+
+    /// Whether there is no such text. False if that takes too much work.
+    fn is_empty(&self, texts: &RegexAst, budget: &mut Budget) -> Result<bool, String> {
+        budget.question(self.builder.exprset().num_bytes())?;
         // A copy, so that the next question does not pay for the texts of this one.
         let mut builder = self.builder.clone();
-        let rest = builder.mk(&rest).and_then(|rest| builder.into_regex_limited(rest, FUEL));
-        Ok(rest.is_ok_and(|mut rest| rest.always_empty()))
+        let regex = builder.mk(texts).and_then(|texts| builder.into_regex_limited(texts, FUEL));
+        Ok(regex.is_ok_and(|mut regex| regex.always_empty()))
     }
 
     /// Adds properties, or adds the schema to what these have to match.

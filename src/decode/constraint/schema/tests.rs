@@ -176,6 +176,51 @@ fn keywords_that_cannot_be_generated_are_refused_or_ignored() {
     }
 }
 
+#[test]
+fn patterns_of_merged_objects_never_run_out_of_tokens() {
+    let integer = json!({"type": "integer"});
+    let object = |name: &str, schema: Json| json!({"type": "object", "patternProperties": {name: schema}});
+    let with = |mut object: Json, keyword: &str, value: Json| {
+        object[keyword] = value;
+        object
+    };
+    let x = || json!({"x": {"type": ["integer", "string"]}});
+    let (a, b, others, not_a) = ("^a", "^b", r"^[^abx]|^x[\s\S]|^$", r"^[^ax]|^x[\s\S]|^$");
+    let first = |schema: &Json| with(object(a, schema.clone()), "properties", x());
+    let text = json!({"type": "string"});
+    let schemas = [
+        json!({"allOf": [first(&json!(false)), object(not_a, json!(false))]}),
+        json!({"allOf": [object(not_a, json!(false)), first(&json!(false))]}),
+        json!({"allOf": [first(&integer), object(not_a, json!(false))]}),
+        json!({"allOf": [first(&json!(false)), object(b, json!(false)), object(others, json!(false))]}),
+        json!({"allOf": [first(&json!(false)), object(b, integer.clone()), object(others, json!(false)), {"required": ["x"]}]}),
+        // Types that exclude each other.
+        json!({"allOf": [
+            with(first(&integer), "additionalProperties", text.clone()),
+            with(object(not_a, json!({"type": "boolean"})), "additionalProperties", text.clone())]}),
+        with(with(object(not_a, json!(false)), "$ref", json!("#/$defs/o")), "$defs", json!({"o": first(&json!(false))})),
+        with(first(&json!(false)), "anyOf", json!([object(not_a, json!(false)), {"required": ["x"]}])),
+        // A name that becomes a property in one schema is a pattern in another one.
+        json!({"allOf": [
+            {"type": "object", "patternProperties": {"^id$": {"minimum": 3}, "^[a-z]+$": integer}},
+            {"type": "object", "patternProperties": {"^id$": {"maximum": 5}}, "additionalProperties": false}]}),
+        // Objects under one name.
+        json!({"type": "object", "properties": {"x": first(&json!(false))}, "patternProperties": {"^x$": object(not_a, json!(false))},
+            "additionalProperties": false}),
+        // "additionalProperties" far from "patternProperties".
+        json!({"type": "object", "patternProperties": {a: true}, "anyOf": [{"required": ["x"]}, {"required": ["a"]}], "properties": x(),
+            "additionalProperties": false}),
+        // Objects that are not merged.
+        json!({"anyOf": [first(&json!(false)), object(not_a, json!(false)), {"type": "integer"}]}),
+    ];
+    let mut values = vec![json!({}), json!(3), json!({"x": {"x": 1}}), json!({"x": {"a": 1}}), json!({"x": {"b": 1}}), json!({"id": 4})];
+    for value in [json!(1), json!("t"), json!(true)] {
+        values.extend(["a", "ab", "b", "c", "", "x", "xx", "id"].map(|name| json!({name: value})));
+        values.extend(["a", "b", "c", "xx"].map(|name| json!({"x": 1, name: value})));
+    }
+    assert_same_as_jsonschema(&schemas, &values);
+}
+
 /// So many members of "patternProperties" that match none of the others' names.
 fn some_patterns(prefix: &str, count: usize) -> Json {
     Json::Object((0..count).map(|i| (format!("^{prefix}{i}_"), json!({"type": "integer"}))).collect())
