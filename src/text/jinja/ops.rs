@@ -8,7 +8,7 @@ use super::failure::{Result, fail};
 use super::format::percent;
 use super::iteration::iterate;
 use super::objects::Objects;
-use super::value::{Object, Range, Text, Value, View};
+use super::value::{Range, Text, Value, View};
 use super::{arguments, number};
 
 /// `left operator right`

@@ -111,7 +111,7 @@ fn random_text(random: &mut Random, tokens: &[String]) -> String {
                 let token = &tokens[random.below(tokens.len())];
                 text.extend(token.chars().take(1 + random.below(token.chars().count())));
             }
-            _ => text.push_str(*random.pick(PARTS)),
+            _ => text.push_str(PARTS[random.below(PARTS.len())]),
         }
     }
     text
