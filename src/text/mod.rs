@@ -207,6 +207,24 @@ mod tests {
         serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
     }
 
+    /// Loads each case of `special_tokens_golden` and checks it, or its error. The reference refuses the cases in `taken`, too.
+    pub(super) fn check_cases<T>(golden: &Json, taken: &[&str], load: impl Fn(&Json) -> Result<T>, check: impl Fn(&str, &Json, T)) {
+        let cases = golden["cases"].as_array().unwrap();
+        assert!(cases.len() > 100);
+        for case in cases {
+            let name = case["name"].as_str().unwrap();
+            let is_taken = taken.contains(&name);
+            match load(case) {
+                Ok(found) if case["error"] == false => check(name, case, found),
+                Ok(_) => assert!(is_taken, "{name} is not refused"),
+                Err(error) => {
+                    let as_wanted = case["error"] == true && !is_taken && error.code() == Code::Model;
+                    assert!(as_wanted, "{name}: {error}");
+                }
+            }
+        }
+    }
+
     /// Writes the files of a case of `special_tokens_golden`, whose `tokenizer.json` is `base` with other members.
     pub(super) fn write_case(dir: &Path, base: &Json, files: &Json) {
         let mut tokenizer = base.clone();

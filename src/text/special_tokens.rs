@@ -218,10 +218,9 @@ fn refused(dir: &Path, reason: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{fresh_dir, special_tokens_golden, write_case};
+    use super::super::tests::{check_cases, fresh_dir, special_tokens_golden, write_case};
     use super::super::tokenizer::Tokenizer;
     use super::*;
-    use crate::error::Code;
     use serde_json::json;
 
     /// Cases that transformers refuses, and that have one meaning only: an AddedToken without its type.
@@ -236,26 +235,16 @@ mod tests {
     #[test]
     fn golden_special_tokens_are_those_of_transformers() {
         let golden = special_tokens_golden("special_tokens.json");
-        let cases = golden["cases"].as_array().unwrap();
-        assert!(cases.len() > 100);
-        for case in cases {
-            let name = case["name"].as_str().unwrap();
+        let load = |case: &Json| {
             let dir = fresh_dir("special-tokens");
             write_case(&dir, &golden["tokenizer"], &case["files"]);
             let tokenizer = Tokenizer::load(&dir.join("tokenizer.json")).unwrap();
-            let loaded = SpecialTokens::load(&dir, &read_config(&dir.join(CONFIG)).unwrap(), tokenizer.padding_token());
-            match loaded {
-                Ok(found) if case["error"] == false => {
-                    let found = found.iter().map(|(name, token)| (name.to_string(), token.clone())).collect();
-                    assert_eq!(Json::Object(found), case["special_tokens_map"], "{name}");
-                }
-                Ok(found) => assert!(TAKEN.contains(&name), "{name}: {found:?}"),
-                Err(error) => {
-                    assert_eq!(error.code(), Code::Model, "{name}: {error}");
-                    assert!(case["error"] == true && !TAKEN.contains(&name), "{name}: {error}");
-                }
-            }
-        }
+            SpecialTokens::load(&dir, &read_config(&dir.join(CONFIG)).unwrap(), tokenizer.padding_token())
+        };
+        check_cases(&golden, &TAKEN, load, |name, case, tokens| {
+            let tokens = tokens.iter().map(|(name, token)| (name.to_string(), token.clone())).collect();
+            assert_eq!(Json::Object(tokens), case["special_tokens_map"], "{name}");
+        });
     }
 
     #[test]
