@@ -7,9 +7,9 @@ use serde_json::{Map, Value as Json};
 use super::{may_be, walk};
 
 /// Members of "patternProperties" in the whole schema.
-const MAX_MEMBERS: usize = 100;
+const MAX_MEMBERS: usize = 64;
 /// Members of "patternProperties" times the bytes of all declared names, which are matched one by one (0.1 us per byte).
-const MAX_MATCHED_BYTES: usize = 2_000_000;
+const MAX_MATCHED_BYTES: usize = 1_000_000;
 /// Steps of the regular expressions that are built while names are matched (20 ns each).
 const MAX_STEPS: u64 = 5_000_000;
 /// Values in the schemas that declared names get from "patternProperties" and "propertyNames".
