@@ -79,8 +79,11 @@ pub fn call(interpreter: &mut Interpreter, global: Global, args: Args) -> Result
             let [format] = args.bind("strftime_now", ["format"], 1)?;
             let format = format.unwrap_or(Value::None);
             let format = string(&format)?;
-            interpreter.budget().steps(format.len())?;
-            interpreter.budget().text(&strftime::now(format)?)
+            let budget = interpreter.budget();
+            budget.steps(format.len())?;
+            // A directive of five bytes writes up to a thousand, in a string that doubles.
+            let _scratch = budget.lease(format.len().saturating_mul(600))?;
+            budget.text(&strftime::now(format)?)
         }
     }
 }

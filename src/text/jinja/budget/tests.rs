@@ -76,6 +76,18 @@ fn comparing_methods_of_values_that_share_parts_is_charged() {
 }
 
 #[test]
+fn looking_for_white_space_again_is_charged() {
+    // The long word begins with no-break spaces, and each line takes one of them.
+    let template = |n: usize| format!("{{{{ ('a ' ~ '\u{a0}' * {n} ~ 'x')|wordwrap(1)|length }}}}");
+    on_deep_stack(|| {
+        let few = cost(&template(2_000)).steps;
+        let many = cost(&template(4_000)).steps;
+        assert!(many > 3 * few, "{many} steps instead of {few}");
+        refused(&template(1_000_000), Kind::Limit, "steps", 100 << 20);
+    });
+}
+
+#[test]
 fn searching_many_variables_is_charged() {
     let sets: String = (0..900).map(|i| format!("{{% set a{i} = 1 %}}")).collect();
     on_deep_stack(|| {
@@ -139,6 +151,8 @@ const EXPRESSIONS: &[(&str, &str)] = &[
     ("range(p|length)|list", "p"),
     ("raise_exception(a)", "a"),
     ("strftime_now(a)", ""),
+    ("strftime_now('%999d' * 9999)", ""),
+    ("'{:01000000,}'.format(1)", ""),
     // Methods.
     ("a.capitalize()", "a"),
     ("a.casefold()", "a"),

@@ -164,6 +164,7 @@ impl Getter {
                 return Err(Failure::limit(format_args!("an attribute is too long ({len} bytes, at most {MAX_ATTRIBUTE}); shorten it")));
             }
             Some(Value::Str(text)) => {
+                budget.steps(text.as_str().len() / 4)?;
                 let paths: Vec<&str> = if several { text.as_str().split(',').collect() } else { vec![text.as_str()] };
                 let part = |part: &str| match part.parse() {
                     Ok(index) if part.bytes().all(|c| c.is_ascii_digit()) => Ok(Value::Int(index)),

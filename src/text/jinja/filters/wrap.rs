@@ -66,8 +66,15 @@ fn fits(text: &str, width: usize) -> Option<usize> {
     (counted <= width).then_some(counted)
 }
 
-fn is_blank(chunk: &str) -> bool {
-    chunk.chars().all(is_space)
+/// Takes the last chunk, if it is all white space.
+fn pop_blank(chunks: &mut Buffer<&str>) -> Result<()> {
+    if let Some(chunk) = chunks.last() {
+        let spaces = chunk.find(|c| !is_space(c)).unwrap_or(chunk.len());
+        // A long word that begins with spaces is looked at for each line.
+        chunks.budget().scan(spaces)?;
+        chunks.pop_if(|chunk| spaces == chunk.len());
+    }
+    Ok(())
 }
 
 /// Writes the lines of a text as Python's `textwrap` makes them.
@@ -82,7 +89,7 @@ impl Wrapper<'_> {
         let mut current = Buffer::new(pending.budget());
         while !pending.is_empty() {
             if self.lines > 0 {
-                pending.pop_if(|chunk| is_blank(chunk));
+                pop_blank(&mut pending)?;
             }
             let mut used = 0;
             while let Some(len) = pending.last().and_then(|chunk| fits(chunk, width - used)) {
@@ -101,7 +108,7 @@ impl Wrapper<'_> {
                     pending.push(long)?;
                 }
             }
-            current.pop_if(|chunk| is_blank(chunk));
+            pop_blank(&mut current)?;
             self.write(&mut current)?;
         }
         Ok(())

@@ -308,9 +308,10 @@ fn finish_number(negative: bool, prefix: &str, whole: &str, rest: &str, group: u
     if let Some(separator) = spec.grouping.filter(|_| !whole.is_empty()) {
         digits = grouped(whole, separator, group);
         if align == '=' && fill == '0' {
+            let _scratch = budget.lease(4 * spec.width)?;
             // Zeros are grouped too, and may exceed the width by one.
             let free = spec.width.saturating_sub(sign.len() + rest.len());
-            let mut zeros = format!("{whole:0>width$}", width = free * group / (group + 1));
+            let mut zeros = "0".repeat((free * group / (group + 1)).saturating_sub(whole.len())) + whole;
             digits = grouped(&zeros, separator, group);
             while sign.len() + digits.len() + rest.len() < spec.width {
                 zeros.insert(0, '0');
