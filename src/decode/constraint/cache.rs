@@ -1,4 +1,4 @@
-//! The grammars compiled last: requests of one kind come with the same one.
+//! The last compiled grammars, since many requests share one grammar.
 
 use std::sync::Arc;
 
@@ -6,9 +6,9 @@ use super::Compiled;
 use crate::options::Grammar;
 
 /// A grammar of a few kilobytes takes about a megabyte when compiled.
-const MOST: usize = 16;
+const MAX_GRAMMARS: usize = 16;
 
-/// The one used last comes last.
+/// A least-recently-used cache. The entry that was used last comes last.
 #[derive(Default)]
 pub struct Cache {
     entries: Vec<(Grammar, Arc<Compiled>)>,
@@ -23,7 +23,7 @@ impl Cache {
 
     pub fn insert(&mut self, grammar: Grammar, compiled: Arc<Compiled>) {
         self.entries.retain(|(known, _)| *known != grammar);
-        if self.entries.len() == MOST {
+        if self.entries.len() == MAX_GRAMMARS {
             self.entries.remove(0);
         }
         self.entries.push((grammar, compiled));

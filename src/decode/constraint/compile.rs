@@ -1,4 +1,4 @@
-//! From a request's grammar to a parser that stands at its beginning.
+//! Compiles the grammar of a request into a parser.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -17,7 +17,7 @@ use crate::options::Grammar;
 use crate::sys::quiet::no_panic;
 use crate::sys::threads;
 
-/// The compiler recurses into what a grammar nests. The system lends pages of it as they are touched.
+/// The compiler recurses into nested grammars. The system commits pages of this stack only when they are used.
 const STACK_BYTES: usize = 64 << 20;
 
 /// Bounds on what one grammar may cost: about 20 ms to compile its lexer, 5 ms per mask, 100 MB of lexer states.
@@ -34,7 +34,7 @@ pub(super) fn limits() -> ParserLimits {
     }
 }
 
-/// Compiles on a thread of its own: the caller's stack may be as small as its host made it.
+/// Compiles on a separate thread, since the caller's stack may be small.
 pub(super) fn on_deep_stack(shared: Arc<Shared>, grammar: &Grammar) -> Result<Compiled> {
     grammar.validate()?;
     let grammar = grammar.clone();
@@ -46,12 +46,12 @@ pub(super) fn on_deep_stack(shared: Arc<Shared>, grammar: &Grammar) -> Result<Co
     let thread = threads::spawn_deep("pagedllm-grammar".into(), STACK_BYTES, work)
         .map_err(|e| Error::capacity(format!("could not start the thread that compiles grammars: {e}")))?;
     let answer = question.recv();
-    // It has said all it had to say.
+    // The answer has arrived, or the thread has ended without one.
     let _ = thread.join();
     match answer {
         Ok(Ok(parser)) => Ok(Compiled::new(parser?)),
         Ok(Err(panic)) => Err(cannot(&panic)),
-        Err(_) => Err(cannot(&"the compiler gave up")),
+        Err(_) => Err(cannot(&"the compiler ended without an answer")),
     }
 }
 
@@ -59,20 +59,20 @@ fn cannot(why: &impl Display) -> Error {
     Error::invalid(format!("the grammar cannot be compiled: {}", reason(why)))
 }
 
-/// The crate's own words, without what it adds for its authors. Where it quotes at length, the reason comes at the end.
+/// The message of the crate without its debugging output. If it is long, the middle is cut, since the reason comes at the end.
 pub(super) fn reason(why: &impl Display) -> String {
-    const MOST: usize = 600;
+    const MAX_BYTES: usize = 600;
     let why = format!("{why:#}");
     let ends = ["\n<backtrace>", "\n<non-verbose", "\n<state>", "\n   1 | start: /"];
     let end = ends.iter().filter_map(|mark| why.find(mark)).min();
     let why = why[..end.unwrap_or(why.len())].trim_end();
-    // Who gave a regex does not know of the grammar around it.
+    // A request with a regular expression has not written the grammar around it.
     let why = why.strip_prefix("at 1(8): invalid regex ").and_then(|why| why.split_once(" (in regex): ")).map_or(why, |(_, why)| why);
-    if why.len() <= MOST {
+    if why.len() <= MAX_BYTES {
         return why.to_string();
     }
     let boundary = |from: usize| (from..=why.len()).find(|&i| why.is_char_boundary(i)).unwrap_or(why.len());
-    format!("{} ... {}", &why[..boundary(MOST / 2)], &why[boundary(why.len() - MOST / 2)..])
+    format!("{} ... {}", &why[..boundary(MAX_BYTES / 2)], &why[boundary(why.len() - MAX_BYTES / 2)..])
 }
 
 fn parser(shared: &Shared, grammar: Grammar) -> Result<TokenParser> {
@@ -86,7 +86,7 @@ fn parser(shared: &Shared, grammar: Grammar) -> Result<TokenParser> {
     let cannot = |why: &dyn Display| cannot(&patterns.restore(&format!("{why:#}")));
     let mut parser = shared.factory.create_parser_from_init_default(init).map_err(|e| cannot(&e))?;
     parser.start_without_prompt();
-    // A grammar that wants nothing is complete from the start, and one that allows nothing is refused here.
+    // A grammar of the empty text is complete from the start. A grammar without any text is refused here.
     if !parser.check_stop().map_err(|e| cannot(&e))? {
         parser.compute_mask().map_err(|e| match parser.stop_reason() {
             StopReason::NoExtensionBias => cannot(&failure::no_token(shared, &mut parser)),
@@ -107,16 +107,16 @@ fn translated_regex(regex: &str) -> GrammarInit {
     GrammarInit::Serialized(TopLevelGrammar::from_lark(format!("start: /{regex}/")))
 }
 
-/// The compiler recurses once for each rule of a chain and for each bracket around it; `STACK_BYTES` is enough for so many.
-const MOST_BRACKETS: usize = 10_000;
+/// The compiler recurses once for each rule of a chain and for each bracket around it. `STACK_BYTES` is enough for so many.
+const MAX_BRACKETS: usize = 10_000;
 
 fn lark(text: &str) -> Result<(GrammarInit, Patterns)> {
     if text.contains("allow_invalid_utf8") {
-        return Err(cannot(&"it asks for allow_invalid_utf8, and the output is text: leave that out"));
+        return Err(cannot(&"allow_invalid_utf8 is not supported, since the output is text; leave it out"));
     }
     let brackets = text.bytes().filter(|byte| matches!(byte, b':' | b'(' | b'[' | b'{')).count();
-    if brackets > MOST_BRACKETS {
-        return Err(cannot(&format!("it has {brackets} rules and brackets, at most {MOST_BRACKETS} are compiled: simplify it")));
+    if brackets > MAX_BRACKETS {
+        return Err(cannot(&format!("too many rules and brackets ({brackets}, limit {MAX_BRACKETS}); simplify the grammar")));
     }
     let (text, patterns) = lark::prepare(text, check_divisors).map_err(|why| cannot(&why))?;
     Ok((GrammarInit::Serialized(TopLevelGrammar::from_lark(text)), patterns))
@@ -129,22 +129,22 @@ fn json_schema(text: &str) -> Result<(GrammarInit, Patterns)> {
     Ok((GrammarInit::Serialized(TopLevelGrammar::from_json_schema(schema)), patterns))
 }
 
-/// A lexer that counts in steps of n has n states or more, and the crate bounds neither the time nor the memory that takes.
+/// A lexer for multiples of n has at least n states, and the crate bounds neither their time nor their memory.
 fn check_divisors(schema: &Json) -> std::result::Result<(), String> {
-    const MOST: u64 = 10_000;
+    const MAX_STEPS: u64 = 10_000;
     let mut divisors = BTreeSet::new();
     collect_divisors(schema, &mut divisors);
-    // Those of schemas that apply together are multiplied.
+    // The divisors of schemas that apply to one value are multiplied.
     let product = divisors.iter().fold(1u64, |product, &divisor| product.saturating_mul(divisor));
     let together = ["allOf", "anyOf", "oneOf", "$ref"].iter().any(|word| mentions(schema, word));
     let largest = if together { product } else { divisors.last().copied().unwrap_or(1) };
-    if largest > MOST {
-        return Err(format!("its multipleOf has {largest} steps, at most {MOST} are counted: choose a smaller one"));
+    if largest > MAX_STEPS {
+        return Err(format!("\"multipleOf\" is too large ({largest} steps, limit {MAX_STEPS}); choose a smaller one"));
     }
     Ok(())
 }
 
-/// The digits of every "multipleOf", without the zeros and the point that only place them.
+/// Collects the digits of every "multipleOf" without the decimal point and trailing zeros.
 fn collect_divisors(schema: &Json, divisors: &mut BTreeSet<u64>) {
     match schema {
         Json::Object(members) => {

@@ -1,4 +1,4 @@
-//! Why a token does not fit, or why none does: which token it is, what stands before it, and what the grammar allows in its place.
+//! Errors for tokens that the grammar does not allow. They name the token, the text before it and what the grammar allows.
 
 use std::fmt::Write;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use super::{Shared, has};
 use crate::error::Error;
 use crate::sys::quiet::no_panic;
 
-/// Of the output, what a message shows.
+/// Bytes of the output that a message shows.
 const MAX_SHOWN_BYTES: usize = 40;
 /// Bytes and ranges of bytes that a message lists.
 const MAX_LISTED: usize = 8;
@@ -19,13 +19,13 @@ const MAX_LISTED: usize = 8;
 /// What the grammar allows next.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Next {
-    /// So many bytes of the probed text fit.
+    /// How many bytes of the probed text the grammar allows.
     fitting: usize,
-    /// The bytes that may follow these.
+    /// The bytes that the grammar allows after these.
     bytes: Vec<u8>,
 }
 
-/// Asks the parser about bytes, whatever the tokens of the model are. Changes nothing.
+/// Finds which bytes the parser allows, independently of the tokens of the model. Does not change the parser.
 struct Probe<'a> {
     tokens: TokEnv,
     text: &'a [u8],
@@ -52,19 +52,19 @@ impl BiasComputer for Probe<'_> {
 
 fn probe(shared: &Shared, parser: &mut TokenParser, text: &[u8]) -> Next {
     let probe = Probe { tokens: shared.factory.tok_env().clone(), text, next: Mutex::default() };
-    // The start is not empty, so that the parser does not keep the answer as its mask.
+    // With a start that is not empty, the parser does not keep the answer as its mask.
     let _ = no_panic(|| parser.parser.compute_bias(&probe, b" "));
     probe.next.into_inner().unwrap_or_default()
 }
 
-/// Whether the grammar allows the bytes of this token, so that another limit is to blame.
+/// Whether the grammar allows the bytes of this token. If so, a limit has caused the error.
 pub(super) fn fits(shared: &Shared, parser: &mut TokenParser, token: u32) -> bool {
     let bytes = shared.factory.tok_env().tok_trie().token(token).to_vec();
     let is_text = has(&shared.known, token) && bytes.first() != Some(&TokTrie::SPECIAL_TOKEN_MARKER);
     is_text && probe(shared, parser, &bytes).fitting == bytes.len()
 }
 
-/// A token that the grammar does not allow after these tokens. The parser stands after them.
+/// The error for a token that the grammar does not allow. `parser` is in the state after the tokens `before`.
 pub(super) fn refused(shared: &Shared, parser: &mut TokenParser, before: &[u32], token: u32, cause: Option<&str>) -> Error {
     let bytes = shared.factory.tok_env().tok_trie().token(token).to_vec();
     let is_special = bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER);
@@ -91,7 +91,7 @@ pub(super) fn refused(shared: &Shared, parser: &mut TokenParser, before: &[u32],
     Error::invalid(format!("{message}: {wrong}, and the grammar allows {}", listed(&next.bytes)))
 }
 
-/// A token after the end of the sequence.
+/// The error for a token after the end of the sequence.
 pub(super) fn after_end(shared: &Shared, before: &[u32], token: u32) -> Error {
     let bytes = shared.factory.tok_env().tok_trie().token(token);
     let bytes = bytes.strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER]).unwrap_or(bytes);
@@ -102,12 +102,12 @@ pub(super) fn after_end(shared: &Shared, before: &[u32], token: u32) -> Error {
     ))
 }
 
-/// No token of the model fits.
+/// The error if no token of the model is allowed.
 pub(super) fn stuck(shared: &Shared, parser: &mut TokenParser, before: &[u32]) -> Error {
     Error::invalid(format!("{} {}; allow other texts there", no_token(shared, parser), place(shared, before)))
 }
 
-/// What the grammar demands and no token of the model writes.
+/// Names the text that the grammar demands and no token of the model has.
 pub(super) fn no_token(shared: &Shared, parser: &mut TokenParser) -> String {
     let next = probe(shared, parser, &[]);
     if next.bytes.is_empty() {
@@ -116,24 +116,24 @@ pub(super) fn no_token(shared: &Shared, parser: &mut TokenParser) -> String {
     format!("no token of the model writes what the grammar demands ({})", listed(&next.bytes))
 }
 
-/// A limit on what one step may cost.
+/// The error if one step exceeds a limit.
 pub(super) fn too_much(shared: &Shared, before: &[u32], why: &str) -> Error {
     Error::capacity(format!("the grammar takes more than one step may {} ({why}); simplify it", place(shared, before)))
 }
 
-/// How many tokens there are, and the end of their text.
+/// The number of tokens, and the end of their text.
 fn place(shared: &Shared, before: &[u32]) -> String {
     if before.is_empty() {
         return "at the start of the output".into();
     }
     let trie = shared.factory.tok_env().tok_trie();
     let bytes: Vec<u8> = before.iter().rev().take(MAX_SHOWN_BYTES).rev().flat_map(|token| trie.token(*token).to_vec()).collect();
-    // A character that the cut would halve is left out.
+    // A character that the cut would divide is left out.
     let from = (bytes.len().saturating_sub(MAX_SHOWN_BYTES)..bytes.len()).find(|&i| bytes[i] & 0xC0 != 0x80).unwrap_or(0);
     format!("after {} tokens ({}{})", before.len(), if from > 0 { "..." } else { "" }, shown(&bytes[from..]))
 }
 
-/// Bytes as text in quotes, or as numbers where they are none.
+/// Bytes as quoted text, or as numbers if they are not UTF-8.
 fn shown(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if text.chars().count() <= MAX_SHOWN_BYTES => format!("{text:?}"),

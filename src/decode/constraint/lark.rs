@@ -6,9 +6,9 @@ use serde_json::{Deserializer, Value as Json};
 use super::pattern::{self, Flags};
 use super::schema::{self, Patterns, Prepared};
 
-/// What a place of a grammar begins with.
+/// A part of a grammar.
 enum Part<'a> {
-    /// The pattern and its flags.
+    /// A regular expression: the pattern and its flags.
     Regex(&'a str, &'a str),
     /// "%json" and the schema after it.
     Schema(Json),
@@ -59,7 +59,8 @@ fn translate(regex: &str, flags: &str) -> Result<String, String> {
     pattern::python_full_match(regex, flags).map(|language| language.to_regex()).map_err(|error| error.to_string())
 }
 
-/// The part that comes next and its length in bytes, as llguidance's lexer for grammars cuts it. What that lexer refuses is left to it.
+/// The first part of the text and its length in bytes, by the rules of llguidance's lexer for grammars. A part that this lexer refuses
+/// is returned as it is.
 fn part(text: &str) -> (Part<'_>, usize) {
     let bytes = text.as_bytes();
     let first = text.chars().next().map_or(1, char::len_utf8);
@@ -80,7 +81,7 @@ fn part(text: &str) -> (Part<'_>, usize) {
     }
 }
 
-/// Where what the first byte opens is closed. A backslash escapes one character.
+/// The position of the closing byte. The first byte is the opening one, and a backslash escapes one character.
 fn closing(bytes: &[u8], close: u8) -> Option<usize> {
     let mut i = 1;
     while i < bytes.len() && bytes[i] != close {
@@ -95,7 +96,7 @@ fn special_token(text: &str) -> Option<usize> {
     (text[end..].starts_with('>') && end > 1).then_some(end + 1)
 }
 
-/// A keyword that is followed by JSON.
+/// A keyword and the JSON after it.
 fn keyword(text: &str) -> Option<(Part<'_>, usize)> {
     let name = ["%json", "%llguidance", "%regex"].into_iter().find(|name| text.starts_with(name))?;
     let mut values = Deserializer::from_str(&text[name.len()..]).into_iter::<Json>();

@@ -1,7 +1,7 @@
-//! Structured output: which tokens a grammar allows next. llguidance runs the grammars; this module contains its failures.
+//! Structured output: which tokens a grammar allows next. The crate llguidance runs the grammars; this module contains its failures.
 //!
-//! Nothing of the crate gets out: a panic in it is an error of the one request, its limits bound time and memory, it prints nothing,
-//! and grammars are compiled on a thread whose stack is deep enough for them.
+//! A panic in the crate is an error of one request. Limits bound its time and memory. It prints nothing. Grammars are compiled on a
+//! thread with a deep stack.
 
 mod cache;
 mod compile;
@@ -29,49 +29,49 @@ pub struct Grammars {
     cache: Mutex<Cache>,
 }
 
-/// What every constraint of an engine has in common.
+/// State that all constraints of an engine share.
 struct Shared {
     factory: ParserFactory,
-    /// One bit per token that a grammar may allow. Rows that no token has are not among them.
+    /// A set of tokens, one bit for each: those that a grammar may allow. Rows without a token are not in it.
     known: Vec<u32>,
-    /// The same for the tokens that end a sequence.
+    /// The set of the tokens that end a sequence.
     ends: Vec<u32>,
 }
 
-/// A grammar as it is before the first token.
+/// A compiled grammar, before the first token.
 struct Compiled {
-    /// Never advanced, so that its lexer has learnt nothing.
+    /// Never advanced: its lexer has only its first states.
     pristine: Mutex<TokenParser>,
-    /// Its requests begin as copies of this one, and share the lexer: what one has learnt the others find.
+    /// Requests begin with copies of this parser. The copies share its lexer, and with it the states that any of them has computed.
     common: Mutex<TokenParser>,
 }
 
-/// A lexer that has learnt so many states is left to those who have it: it is on its way to the limit of 50,000.
-const MOST_COMMON_STATES: usize = 10_000;
+/// A shared lexer with more states gets no new requests: it may soon reach the limit of 50,000.
+const MAX_SHARED_STATES: usize = 10_000;
 
 impl Compiled {
     fn new(parser: TokenParser) -> Compiled {
         Compiled { common: Mutex::new(parser.deep_clone()), pristine: Mutex::new(parser) }
     }
 
-    /// A parser at the beginning, whose lexer is shared.
-    fn together(&self) -> std::result::Result<Box<TokenParser>, String> {
+    /// A parser at the beginning of the grammar that shares its lexer.
+    fn with_shared_lexer(&self) -> std::result::Result<Box<TokenParser>, String> {
         let mut common = self.common.lock().unwrap_or_else(PoisonError::into_inner);
         let stats = no_panic(|| common.parser.lexer_stats());
-        if stats.map_or(true, |stats| stats.error || stats.num_states > MOST_COMMON_STATES) {
-            *common = *self.alone()?;
+        if stats.map_or(true, |stats| stats.error || stats.num_states > MAX_SHARED_STATES) {
+            *common = *self.with_own_lexer()?;
         }
         no_panic(|| Box::new(common.clone()))
     }
 
-    /// A parser at the beginning, with a lexer of its own.
-    fn alone(&self) -> std::result::Result<Box<TokenParser>, String> {
+    /// A parser at the beginning of the grammar with a lexer of its own.
+    fn with_own_lexer(&self) -> std::result::Result<Box<TokenParser>, String> {
         no_panic(|| Box::new(self.pristine.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()))
     }
 }
 
 impl Grammars {
-    /// Takes from milliseconds to a second, by the size of the vocabulary, so it is for the first request that needs it.
+    /// Takes from milliseconds to a second, depending on the size of the vocabulary. So the first request with a grammar calls it.
     pub fn new(vocabulary: Vocabulary) -> Result<Grammars> {
         let (known, ends) = (vocabulary.known()?, vocabulary.ends()?);
         let factory = no_panic(|| vocabulary::factory(vocabulary)).flatten();
@@ -79,14 +79,14 @@ impl Grammars {
         Ok(Grammars { shared: Arc::new(Shared { factory, known, ends }), cache: Mutex::default() })
     }
 
-    /// A constraint at the grammar's beginning. Grammars that were compiled lately are only copied.
+    /// Returns a constraint at the beginning of the grammar. A grammar in the cache is copied instead of compiled.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint> {
         if let Some(compiled) = self.cache().get(grammar) {
             return Constraint::new(self.shared.clone(), compiled);
         }
         let compiled = Arc::new(compile::on_deep_stack(self.shared.clone(), grammar)?);
         let constraint = Constraint::new(self.shared.clone(), compiled.clone())?;
-        // Without memory for a copy it is compiled again next time.
+        // If there is no memory for a copy, the next request compiles the grammar, too.
         if let Ok(grammar) = grammar.try_clone() {
             self.cache().insert(grammar, compiled);
         }
@@ -98,26 +98,26 @@ impl Grammars {
     }
 }
 
-/// Where one sequence is in its grammar. After an error of `mask` or `advance` it answers nothing but that error.
+/// The state of one sequence in its grammar. After an error of `mask` or `advance`, all later calls return that error.
 pub struct Constraint {
     shared: Arc<Shared>,
     compiled: Arc<Compiled>,
     parser: Box<TokenParser>,
-    /// The lexer is not shared, or only with forks.
-    alone: bool,
+    /// Only forks share the lexer.
+    owns_lexer: bool,
     /// Every token so far.
     tokens: Vec<u32>,
-    /// The last token was an end. The parser is not told of it.
+    /// The last token was an end-of-sequence token, which the parser has not seen.
     ended: bool,
-    /// After those, the ones that the grammar does not allow.
+    /// Tokens after these that the grammar does not allow.
     strayed: Option<Box<Strayed>>,
     mask: Vec<u32>,
-    /// The mask is that of the present state.
+    /// The mask belongs to the current state.
     fresh: bool,
     failure: Option<Error>,
 }
 
-/// Tokens that lead out of the grammar, or come after its end. The parser has not seen them, so that they can be taken back.
+/// Tokens that the grammar does not allow, or that follow its end. The parser has not seen them, so that `rewind` can remove them.
 #[derive(Clone)]
 struct Strayed {
     tokens: usize,
@@ -126,12 +126,12 @@ struct Strayed {
 
 impl Constraint {
     fn new(shared: Arc<Shared>, compiled: Arc<Compiled>) -> Result<Constraint> {
-        let parser = compiled.together().map_err(broken)?;
+        let parser = compiled.with_shared_lexer().map_err(broken)?;
         let mut constraint = Constraint {
             shared,
             compiled,
             parser,
-            alone: false,
+            owns_lexer: false,
             tokens: Vec::new(),
             ended: false,
             strayed: None,
@@ -143,7 +143,7 @@ impl Constraint {
         Ok(constraint)
     }
 
-    /// A copy that goes its own way from here.
+    /// Returns an independent copy.
     pub fn fork(&self) -> Result<Constraint> {
         self.check()?;
         let mut tokens = Vec::new();
@@ -156,7 +156,7 @@ impl Constraint {
             shared: self.shared.clone(),
             compiled: self.compiled.clone(),
             parser: no_panic(|| self.parser.clone()).map_err(broken)?,
-            alone: self.alone,
+            owns_lexer: self.owns_lexer,
             tokens,
             ended: self.ended,
             strayed: self.strayed.clone(),
@@ -166,8 +166,8 @@ impl Constraint {
         })
     }
 
-    /// What may come next: one bit per token, bit t % 32 of word t / 32. It is kept until the state changes.
-    /// Where the grammar may end, the tokens that end a sequence are among them; where it must, they alone.
+    /// Returns the set of the tokens that the grammar allows next: bit t % 32 of word t / 32 for token t. It is kept until the state
+    /// changes. If the grammar may end here, the end-of-sequence tokens are in the set. If it must end, the set has no others.
     pub fn mask(&mut self) -> Result<&[u32]> {
         self.check()?;
         if let Some(strayed) = &self.strayed {
@@ -180,10 +180,10 @@ impl Constraint {
         Ok(&self.mask)
     }
 
-    /// Where the lexer is shared, what goes wrong may be another request's doing: then once more, alone.
+    /// Another request may have caused an error of a shared lexer. So the work is repeated with a lexer of its own.
     fn try_twice(&mut self, work: impl Fn(&mut Constraint) -> Result<()>) -> Result<()> {
         let mut outcome = work(self);
-        if outcome.is_err() && !self.alone {
+        if outcome.is_err() && !self.owns_lexer {
             outcome = self.replay(self.tokens.len()).and_then(|()| work(self));
         }
         outcome.inspect_err(|error| self.failure = Some(error.clone()))
@@ -200,12 +200,12 @@ impl Constraint {
         Ok(())
     }
 
-    /// Room for so many tokens more.
+    /// Reserves memory for so many more tokens.
     pub fn reserve(&mut self, tokens: usize) -> Result<()> {
         Ok(self.tokens.try_reserve_exact(tokens)?)
     }
 
-    /// A token was committed.
+    /// Appends a token of the output.
     pub fn advance(&mut self, token: u32) -> Result<()> {
         self.check()?;
         if self.ended {
@@ -220,7 +220,7 @@ impl Constraint {
         Ok(())
     }
 
-    /// The host's own tokens follow. Where they lead out of the grammar there is no mask, until they are taken back.
+    /// Appends tokens of the host. If the grammar does not allow them, `mask` is an error until `rewind` removes them.
     pub fn append(&mut self, tokens: &[u32]) -> Result<()> {
         for (place, &token) in tokens.iter().enumerate() {
             if self.strayed.is_none() && self.allows(token)? {
@@ -231,7 +231,10 @@ impl Constraint {
                 let why = failure::refused(&self.shared, &mut self.parser, &self.tokens, token, Some("the host added it"));
                 self.stray(tokens.len() - place, why);
             } else {
-                self.stray(tokens.len() - place, Error::invalid("tokens that the grammar does not allow were added before"));
+                self.stray(
+                    tokens.len() - place,
+                    Error::invalid("the host appended tokens that the grammar does not allow; remove them first"),
+                );
             }
             break;
         }
@@ -242,7 +245,7 @@ impl Constraint {
         self.strayed.get_or_insert_with(|| Box::new(Strayed { tokens: 0, why })).tokens += tokens;
     }
 
-    /// Whether the grammar allows the token here. Changes nothing.
+    /// Whether the grammar allows the token next. Does not change the state.
     fn allows(&mut self, token: u32) -> Result<bool> {
         self.check()?;
         if self.ended || !has(&self.shared.known, token) {
@@ -255,7 +258,7 @@ impl Constraint {
         Ok(valid.is_ok_and(|valid| valid == 1))
     }
 
-    /// The error with its cause. The parser has taken a part of the token, so it is brought back to where it stood before.
+    /// Adds the cause to the error. The parser has consumed a part of the token, so its state before the token is restored first.
     fn explained(&mut self, error: Error, token: u32) -> Error {
         if error.code() != Code::InvalidArgument || self.replay(self.tokens.len()).is_err() {
             return error;
@@ -284,7 +287,7 @@ impl Constraint {
         }
     }
 
-    /// Takes back the last tokens.
+    /// Removes the last tokens.
     pub fn rewind(&mut self, tokens: usize) -> Result<()> {
         self.check()?;
         let tokens = self.rewind_strayed(tokens);
@@ -292,9 +295,12 @@ impl Constraint {
             return Ok(());
         }
         let Some(left) = self.tokens.len().checked_sub(tokens) else {
-            return Err(Error::invalid(format!("{tokens} tokens cannot be taken back: there are {}", self.tokens.len())));
+            return Err(Error::invalid(format!(
+                "too many tokens to remove ({tokens}, the sequence has {}); remove fewer",
+                self.tokens.len()
+            )));
         };
-        // The parser has not seen the end.
+        // The parser has not seen the end-of-sequence token.
         let seen = tokens - usize::from(self.ended);
         if seen == 0 || no_panic(|| self.parser.rollback(seen)).is_ok_and(|done| done.is_ok()) {
             self.parser.invalidate_bias_cache();
@@ -306,7 +312,7 @@ impl Constraint {
         Ok(())
     }
 
-    /// Takes back what the parser has not seen, and says how many are left to take back.
+    /// Removes tokens that the parser has not seen. Returns how many are left to remove.
     fn rewind_strayed(&mut self, tokens: usize) -> usize {
         let Some(strayed) = &mut self.strayed else { return tokens };
         let back = tokens.min(strayed.tokens);
@@ -317,10 +323,10 @@ impl Constraint {
         tokens - back
     }
 
-    /// Begins anew, alone, and goes as far again: some grammars (those with a stop string within) can't go back.
+    /// Parses the first tokens again with a lexer of its own. Some grammars, as those with a stop string within, have no rollback.
     fn replay(&mut self, tokens: usize) -> Result<()> {
-        self.parser = self.compiled.alone().map_err(broken)?;
-        (self.alone, self.ended) = (true, false);
+        self.parser = self.compiled.with_own_lexer().map_err(broken)?;
+        (self.owns_lexer, self.ended) = (true, false);
         (0..tokens).try_for_each(|i| {
             self.refuel()?;
             self.consume(self.tokens[i])
@@ -328,13 +334,13 @@ impl Constraint {
         self.refuel()
     }
 
-    /// What one step may cost is counted from the mask before it on. Where none is wanted, this computes an empty one.
+    /// Computes an empty mask: llguidance counts the work of a step from the last mask on.
     fn refuel(&mut self) -> Result<()> {
         let nothing = vocabulary::Nothing(self.shared.factory.tok_env().clone());
         no_panic(|| self.parser.parser.compute_bias(&nothing, b" ")).map(drop).map_err(broken)
     }
 
-    /// Nothing but an end can follow.
+    /// Whether only an end-of-sequence token can follow.
     pub fn is_complete(&self) -> bool {
         self.ended || self.parser.stop_reason() == StopReason::NoExtension
     }
@@ -355,9 +361,9 @@ fn has(set: &[u32], token: u32) -> bool {
     set.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
 }
 
-/// A panic of the crate ends this constraint and no other.
+/// The error for a panic of the crate, which ends only this constraint.
 fn broken(panic: String) -> Error {
-    Error::internal(format!("a defect met by this request's grammar ended the request: {}", compile::reason(&panic)))
+    Error::internal(format!("a defect in the grammar of this request ended it: {}", compile::reason(&panic)))
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ pub(crate) fn text_of(tokens: &[u32]) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// Goes on at random for at most so many tokens, or to the end.
+/// Writes at random for at most `most` tokens, or to the end.
 fn walk(constraint: &mut Constraint, seed: u64, most: usize) -> Vec<u32> {
     let mut tokens = Vec::new();
     for i in 0..most {
@@ -81,7 +81,7 @@ fn replayed(grammars: &Grammars, grammar: &Grammar, tokens: &[u32]) -> Vec<u32> 
 }
 
 #[test]
-fn a_fork_goes_its_own_way_and_its_masks_are_those_of_a_replay() {
+fn masks_of_forks_equal_those_of_a_replay() {
     let grammars = byte_grammars();
     for grammar in some_of_all() {
         for seed in 0..10 {
@@ -100,7 +100,7 @@ fn a_fork_goes_its_own_way_and_its_masks_are_those_of_a_replay() {
 }
 
 #[test]
-fn after_a_rewind_masks_are_those_of_a_replay_also_on_another_way() {
+fn masks_after_a_rewind_equal_those_of_a_replay() {
     let grammars = byte_grammars();
     for grammar in some_of_all() {
         for seed in 0..20 {
@@ -121,10 +121,10 @@ fn after_a_rewind_masks_are_those_of_a_replay_also_on_another_way() {
 }
 
 #[test]
-fn more_tokens_than_there_are_cannot_be_taken_back() {
+fn removing_more_tokens_than_there_are_is_an_error() {
     let mut constraint = byte_grammars().compile(&Grammar::JsonObject).unwrap();
     constraint.advance(b'{' as u32).unwrap();
-    assert!(constraint.rewind(2).unwrap_err().message().contains("2 tokens cannot be taken back: there are 1"));
+    assert!(constraint.rewind(2).unwrap_err().message().contains("too many tokens to remove (2, the sequence has 1)"));
     constraint.rewind(1).unwrap();
     assert_eq!(allowed(&mut constraint), [b'{' as u32, 259]);
 }
@@ -196,7 +196,7 @@ fn json_objects_are_objects_and_schemas_are_kept() {
 }
 
 #[test]
-fn whitespace_in_json_does_not_go_on_for_ever() {
+fn whitespace_in_json_is_limited() {
     let mut constraint = byte_grammars().compile(&Grammar::JsonObject).unwrap();
     "{\n".bytes().for_each(|byte| constraint.advance(byte.into()).unwrap());
     let indented = (0..100).take_while(|_| constraint.advance(b' ' as u32).is_ok()).count();
@@ -260,7 +260,7 @@ fn a_token_that_the_grammar_forbids_is_an_error_that_stays() {
 }
 
 #[test]
-fn a_grammar_compiled_before_begins_anew() {
+fn a_cached_grammar_starts_at_its_beginning() {
     let grammars = byte_grammars();
     let grammar = Grammar::Choice(vec!["ab".into()]);
     let mut first = grammars.compile(&grammar).unwrap();
@@ -273,7 +273,7 @@ fn a_grammar_compiled_before_begins_anew() {
 }
 
 #[test]
-fn what_cannot_be_compiled_is_an_error_with_the_reason() {
+fn a_grammar_that_cannot_be_compiled_is_an_error_with_the_reason() {
     let deep = 5_000;
     let chain: String = (0..20_000).map(|i| format!("r{i}:r{}\n", i + 1)).collect();
     let cases = [
@@ -306,7 +306,7 @@ fn what_cannot_be_compiled_is_an_error_with_the_reason() {
         (lark("start: start"), "allows no text at all"),
         (lark("start: <nope>"), "unknown special token"),
         (lark(&format!("start: {}\"a\"{}", "(".repeat(deep), ")".repeat(deep))), "too deeply nested"),
-        (lark(&format!("start: r0\n{chain}r20000:\"a\"")), "at most 10000 are compiled"),
+        (lark(&format!("start: r0\n{chain}r20000:\"a\"")), "too many rules and brackets (20002, limit 10000)"),
         (Grammar::Regex("a".repeat(300_000)), "300000 bytes"),
     ];
     let grammars = byte_grammars();
@@ -321,7 +321,7 @@ fn what_cannot_be_compiled_is_an_error_with_the_reason() {
 #[test]
 fn exponential_regexes_end_at_a_limit_or_cost_little() {
     let grammars = byte_grammars();
-    // Goes on for 300 tokens, or until a limit is met, and tells the lexer's work.
+    // Writes 300 tokens, or until a limit is reached. Returns the work of the lexer.
     let outcome = |grammar: Grammar| -> Result<_> {
         let mut constraint = grammars.compile(&grammar)?;
         for i in 0..300 {
@@ -346,7 +346,7 @@ fn exponential_regexes_end_at_a_limit_or_cost_little() {
 }
 
 #[test]
-fn more_alternatives_than_one_step_may_follow_are_an_error_that_says_so() {
+fn too_many_alternatives_in_one_step_are_an_error() {
     let members: String = (0..1000).map(|i| format!("\"p{i}\": {{\"type\": \"integer\"}},")).collect();
     let grammar = Grammar::JsonSchema(format!("{{\"type\": \"object\", \"properties\": {{{members} \"last\": true}}}}"));
     let mut constraint = byte_grammars().compile(&grammar).unwrap();
@@ -354,7 +354,7 @@ fn more_alternatives_than_one_step_may_follow_are_an_error_that_says_so() {
     assert!(error.message().contains("max is 2000"), "{error}");
 }
 
-/// Some part of it becomes something else.
+/// Changes some part of the value.
 fn mutate(value: &mut Json, random: &mut impl FnMut(usize) -> usize) {
     let odd = [json!(-1), json!(1e308), json!("("), json!({}), json!([]), json!(null), json!(true), json!({"$ref": "#"}), json!(u64::MAX)];
     let words = ["type", "items", "$ref", "anyOf", "allOf", "enum", "pattern", "minLength", "maxItems", "properties", "required", "format"];
@@ -380,7 +380,7 @@ fn mutate(value: &mut Json, random: &mut impl FnMut(usize) -> usize) {
 }
 
 #[test]
-fn thousands_of_spoiled_schemas_do_no_harm() {
+fn thousands_of_mutated_schemas_compile_or_are_refused() {
     let grammars = byte_grammars();
     let rich = json!({"$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}}}, "type": "object",
         "properties": {"a": {"anyOf": [{"type": "string", "pattern": "^[a-z]+$"}, {"$ref": "#/$defs/n"}]},
@@ -414,7 +414,7 @@ fn thousands_of_spoiled_schemas_do_no_harm() {
     assert!(compiled > 200 && refused > 200, "{compiled} compiled, {refused} refused");
 }
 
-/// As if a defect of the crate were met: the lexer is lost to all who share it.
+/// Simulates a defect of the crate, which spoils the lexer for all constraints that share it.
 fn lose_lexer(constraint: &mut Constraint) {
     quiet::during(|| no_panic(|| constraint.parser.parser.test_trigger_lexer_error())).unwrap_err();
     constraint.fresh = false;
@@ -422,7 +422,7 @@ fn lose_lexer(constraint: &mut Constraint) {
 }
 
 #[test]
-fn a_panic_in_one_request_is_not_felt_by_others_with_its_grammar() {
+fn a_panic_in_one_request_does_not_affect_others_with_its_grammar() {
     let grammars = byte_grammars();
     let grammar = Grammar::Choice(vec!["yes".into()]);
     let mut other = grammars.compile(&grammar).unwrap();
@@ -439,9 +439,9 @@ fn a_panic_in_one_request_is_not_felt_by_others_with_its_grammar() {
 }
 
 #[test]
-fn a_panic_that_comes_again_ends_its_request() {
+fn a_repeated_panic_ends_its_request() {
     let mut constraint = byte_grammars().compile(&Grammar::Choice(vec!["yes".into()])).unwrap();
-    constraint.alone = true;
+    constraint.owns_lexer = true;
     lose_lexer(&mut constraint);
     let error = quiet::during(|| constraint.mask().unwrap_err());
     assert_eq!(error.code(), Code::Internal);
@@ -449,7 +449,7 @@ fn a_panic_that_comes_again_ends_its_request() {
 }
 
 #[test]
-fn a_lexer_used_up_by_one_request_does_not_end_the_others() {
+fn an_exhausted_lexer_of_one_request_does_not_end_others() {
     let grammars = byte_grammars();
     let grammar = lark("start: T\nT: /(.*a.{20}b.*)/ & /(.*c.{30}d.*)/ & ~/(.*e.{25}f.*)/ & /[\\w ]{1,200}/");
     let (mut spender, mut other) = (grammars.compile(&grammar).unwrap(), grammars.compile(&grammar).unwrap());
@@ -463,13 +463,13 @@ fn a_lexer_used_up_by_one_request_does_not_end_the_others() {
         assert!(allowed(&mut other).contains(&(b'z' as u32)));
         other.advance(b'z' as u32).unwrap();
     }
-    assert!(other.alone, "the shared lexer is of no use any more");
+    assert!(other.owns_lexer, "the shared lexer is of no use any more");
     assert!(allowed(&mut other).contains(&(b'z' as u32)));
     assert!(allowed(&mut grammars.compile(&grammar).unwrap()).contains(&(b'z' as u32)));
 }
 
 #[test]
-fn vocabularies_that_make_no_sense_are_errors_or_work() {
+fn unusual_vocabularies_work_or_are_errors() {
     let bytes = |n: usize| (0..n).map(|byte| vec![byte as u8]).collect::<Vec<_>>();
     assert!(Grammars::new(Vocabulary { tokens: bytes(3), special: Vec::new(), eos: vec![3] }).is_err());
     let empty = Grammars::new(Vocabulary::default());
@@ -585,7 +585,7 @@ fn a_refused_token_is_named_with_its_byte_and_what_is_allowed() {
 }
 
 #[test]
-fn what_no_token_of_the_model_writes_is_named() {
+fn text_that_no_token_of_the_model_has_is_named() {
     let tokens = (b'a'..=b'z').map(|byte| vec![byte]).collect();
     let grammars = Grammars::new(Vocabulary { tokens, special: Vec::new(), eos: Vec::new() }).unwrap();
     let error = grammars.compile(&Grammar::Regex("[0-9]x".into())).err().unwrap();

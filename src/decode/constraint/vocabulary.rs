@@ -9,22 +9,22 @@ use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilitie
 use super::compile;
 use crate::error::{Error, Result, try_vec};
 
-/// What each row of the model's logits stands for.
+/// The token of each row of the model's logits.
 #[derive(Debug, Clone, Default)]
 pub struct Vocabulary {
-    /// The bytes of each token: of a special one its name. Nothing for a row that no token has: a grammar never allows it.
+    /// The bytes of each token; for a special token its name. Empty for a row without a token, which no grammar allows.
     pub tokens: Vec<Vec<u8>>,
-    /// Tokens that are no text. A grammar allows them only where it names them.
+    /// Whether each token is special, which means that it is no text. A grammar allows special tokens only if it names them.
     pub special: Vec<bool>,
     /// The tokens that end a sequence.
     pub eos: Vec<u32>,
 }
 
 impl Vocabulary {
-    /// The trie counts a token's bytes in ten bits, and no text needs tokens as long.
-    const LONGEST_TOKEN: usize = 1000;
+    /// The trie has ten bits for the length of a token.
+    const MAX_TOKEN_BYTES: usize = 1000;
 
-    /// One bit per token that a grammar may allow.
+    /// The set of the tokens that a grammar may allow, one bit for each.
     pub(super) fn known(&self) -> Result<Vec<u32>> {
         let mut known = try_vec(self.tokens.len().div_ceil(32), 0)?;
         (0..self.tokens.len()).filter(|&i| self.is_known(i)).for_each(|i| known[i / 32] |= 1 << (i % 32));
@@ -37,7 +37,9 @@ impl Vocabulary {
         for &id in &self.eos {
             if id as usize >= self.tokens.len() {
                 let rows = self.tokens.len();
-                return Err(Error::model(format!("end-of-sequence token {id} is beyond the vocabulary of {rows} tokens")));
+                return Err(Error::model(format!(
+                    "end-of-sequence token outside the vocabulary ({id}, {rows} tokens); correct the model's configuration"
+                )));
             }
             ends[id as usize / 32] |= 1 << (id % 32);
         }
@@ -50,12 +52,12 @@ impl Vocabulary {
 
     fn is_known(&self, token: usize) -> bool {
         let bytes = &self.tokens[token];
-        // The trie marks special tokens with a byte that begins no text.
+        // The trie marks special tokens with a byte that no text begins with.
         let confusing = !self.is_special(token) && bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER);
-        !bytes.is_empty() && bytes.len() <= Self::LONGEST_TOKEN && !confusing
+        !bytes.is_empty() && bytes.len() <= Self::MAX_TOKEN_BYTES && !confusing
     }
 
-    /// The tokens as the trie wants them.
+    /// The tokens in the form of the trie.
     fn into_words(mut self) -> Vec<Vec<u8>> {
         for i in 0..self.tokens.len() {
             if !self.is_known(i) {
@@ -68,7 +70,7 @@ impl Vocabulary {
     }
 }
 
-/// Allows nothing, and takes no time for it.
+/// Computes an empty mask without work.
 pub(super) struct Nothing(pub TokEnv);
 
 impl BiasComputer for Nothing {
@@ -81,7 +83,7 @@ impl BiasComputer for Nothing {
     }
 }
 
-/// llguidance's side of a vocabulary. Its tokenizer is only asked where tokens are forced, which nobody here asks for.
+/// The vocabulary in the form of llguidance. Its tokenizer is not used: only forced tokens need it, and they are not requested.
 pub(super) fn factory(vocabulary: Vocabulary) -> std::result::Result<ParserFactory, String> {
     let eos = vocabulary.eos.clone();
     let words = vocabulary.into_words();

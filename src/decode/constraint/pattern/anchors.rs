@@ -1,9 +1,9 @@
-//! Removes anchors: what they demand of the text before and after is kept beside the language.
+//! Removes anchors. What they demand of the text before and after them is kept beside the language.
 
 use super::language::Language;
 use super::{Class, Node};
 
-/// What a part of a pattern demands of the place where it ends.
+/// The demand of a part of a pattern on the position where it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Demand {
     Anywhere,
@@ -79,7 +79,7 @@ fn merged(cases: Cases) -> Cases {
 
 fn concat(nodes: &[Node]) -> Cases {
     let mut all = vec![anywhere(Language::empty_text())];
-    // Parts without anchors stay one list, so that a long pattern is no deep one.
+    // Parts without anchors stay one list, so that a long pattern does not become a deep one.
     let mut plain = Vec::new();
     for node in nodes {
         let mut next = cases(node);

@@ -77,12 +77,12 @@ impl Class {
         Class { ranges: others, ..Class::default() }
     }
 
-    /// Nothing but ranges: `contains` and `chars` are exact.
+    /// Whether the set consists of ranges only, so that `contains` and `chars` are exact.
     pub fn is_plain(&self) -> bool {
         self.properties.is_empty() && !self.negated && !self.folded
     }
 
-    /// Of two plain sets.
+    /// Whether two plain sets have a character in common.
     fn overlaps(&self, other: &Class) -> bool {
         let mut others = other.ranges.iter().peekable();
         self.ranges.iter().any(|&(low, high)| {
@@ -95,7 +95,7 @@ impl Class {
         self.ranges.iter().any(|&(low, high)| (low..=high).contains(&c)) != self.negated
     }
 
-    /// Every character, if there are at most so many.
+    /// Every character, if there are at most `limit`.
     pub fn chars(&self, limit: usize) -> Option<Vec<char>> {
         let count: u64 = self.ranges.iter().map(|(low, high)| u64::from(high - low) + 1).sum();
         (self.is_plain() && count <= limit as u64).then(|| {
@@ -142,7 +142,7 @@ impl Class {
         out.push_str(if self.folded { ")" } else { "" });
     }
 
-    /// As many bytes as `write` writes.
+    /// The number of bytes that `write` writes.
     pub fn size(&self) -> usize {
         let mut out = String::new();
         self.write(&mut out, false);
@@ -150,7 +150,7 @@ impl Class {
     }
 }
 
-/// The ranges without surrogates, and without characters below the least one.
+/// The ranges without surrogates, and without characters below `least`.
 fn cut(ranges: &[(u32, u32)], least: u32) -> Vec<(u32, u32)> {
     let mut cut = Vec::with_capacity(ranges.len() + 1);
     for &(low, high) in ranges {

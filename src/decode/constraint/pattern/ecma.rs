@@ -203,7 +203,7 @@ impl<'a> Parser<'a> {
         if !self.reader.take(")") {
             return Err(self.reader.syntax("unclosed group", at, "write \"\\\\(\" for the character"));
         }
-        // A group of its own, so that a quantifier repeats an anchor within it.
+        // A separate group, so that a quantifier can repeat an anchor within it.
         Ok(Node::Concat(vec![node]))
     }
 
@@ -214,7 +214,7 @@ impl<'a> Parser<'a> {
             return Err(self.reader.syntax("an invalid group name", at, "write (?<name>...) with a name of letters and digits"));
         }
         if !self.names.insert(name) {
-            return Err(self.reader.syntax("a group name that is there already", at, "choose another one"));
+            return Err(self.reader.syntax("a group name that is used twice", at, "choose another name"));
         }
         Ok(())
     }
@@ -273,7 +273,7 @@ impl<'a> Parser<'a> {
         if exists {
             return self.reader.unsupported("a backreference", at, "backreferences are not supported: write out what can be repeated");
         }
-        self.reader.syntax("a backreference to a group that is not there", at, "backreferences are not supported")
+        self.reader.syntax("a backreference to a group that does not exist", at, "backreferences are not supported")
     }
 
     /// What follows a backslash, within and outside of a class.

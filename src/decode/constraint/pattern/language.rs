@@ -129,7 +129,7 @@ impl Language {
         out
     }
 
-    /// Whether a set of characters has none but such ones.
+    /// Whether some set has only characters for which `is` is true.
     pub fn needs(&self, is: &dyn Fn(u32) -> bool) -> bool {
         match &self.0.kind {
             Kind::Class(class) => class.chars(64).is_some_and(|chars| !chars.is_empty() && chars.iter().all(|&c| is(c as u32))),
@@ -180,7 +180,7 @@ impl Language {
         out.push(')');
     }
 
-    /// Every text, if there are at most so many and no set of characters has a Unicode property.
+    /// Every text, if there are at most `limit` texts and no set of characters has a Unicode property.
     pub fn texts(&self, limit: usize) -> Option<BTreeSet<String>> {
         let within = |texts: BTreeSet<String>| (texts.len() <= limit).then_some(texts);
         match &self.0.kind {
@@ -214,7 +214,7 @@ fn repeated(texts: &BTreeSet<String>, min: u32, max: Option<u32>, limit: usize) 
         // Repetitions of the empty text add nothing, and of no text there are none.
         return Some(if min == 0 || !texts.is_empty() { empty } else { BTreeSet::new() });
     }
-    // With a text that is not empty, so many repetitions are so many texts or one text of that length.
+    // With a text that is not empty, n repetitions give at least n texts, or one text of at least n bytes.
     let max = max.filter(|&max| max as usize <= limit)?;
     let mut last = empty;
     let mut all = BTreeSet::new();

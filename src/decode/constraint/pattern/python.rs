@@ -188,7 +188,7 @@ impl Parser<'_> {
         if !self.reader.take(")") {
             return Err(self.unclosed(at));
         }
-        // A group of its own, so that a quantifier repeats an anchor or a repetition within it.
+        // A separate group, so that a quantifier can repeat an anchor or a repetition within it.
         Ok(Some(Node::Concat(vec![node])))
     }
 

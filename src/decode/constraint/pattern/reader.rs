@@ -26,7 +26,7 @@ impl<'a> Reader<'a> {
         self.chars.get(self.at).copied()
     }
 
-    /// The character that many places after the next one.
+    /// The character `ahead` places after the next one.
     pub fn peek_at(&self, ahead: usize) -> Option<char> {
         self.chars.get(self.at + ahead).copied()
     }
@@ -54,7 +54,7 @@ impl<'a> Reader<'a> {
         taken
     }
 
-    /// The value of exactly so many hexadecimal digits, or nothing, and then nothing is read.
+    /// Reads a number of exactly `digits` hexadecimal digits. Otherwise reads nothing.
     pub fn hex(&mut self, digits: usize) -> Option<u32> {
         let start = self.at;
         let text = self.take_while(digits, |c| c.is_ascii_hexdigit());

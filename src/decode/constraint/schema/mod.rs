@@ -1,4 +1,4 @@
-//! JSON schemas as llguidance takes them: patterns in its dialect, no formats that it cannot generate, options with our defaults.
+//! Rewrites JSON schemas for llguidance: patterns in its dialect, no formats that it cannot generate, options with our defaults.
 
 mod formats;
 mod limits;
@@ -20,11 +20,11 @@ use options::Options;
 /// A schema for llguidance.
 pub struct Prepared {
     pub schema: Json,
-    /// The pattern that each translation was made of, for messages.
+    /// For messages.
     pub patterns: Patterns,
 }
 
-/// Translations and the patterns that they were made of.
+/// The pattern of each translation.
 #[derive(Default)]
 pub struct Patterns(BTreeMap<String, String>);
 
@@ -33,7 +33,7 @@ impl Patterns {
         self.0.extend(others.0);
     }
 
-    /// A message of llguidance, with the patterns as they stand in the schema.
+    /// Replaces the translations in a message of llguidance by the patterns of the schema.
     pub fn restore(&self, message: &str) -> String {
         self.0.iter().fold(message.to_string(), |message, (translation, pattern)| message.replace(translation, pattern))
     }
@@ -87,7 +87,7 @@ impl Translator {
         }
         formats::remove_annotation(members, self.strict_formats)?;
         if !may_be(members, "string") {
-            // It says nothing of other values.
+            // "pattern" applies to strings only.
             members.shift_remove("pattern");
         }
         if let Some(Json::String(text)) = members.get_mut("pattern") {
@@ -123,10 +123,10 @@ impl Translator {
 /// The largest size of all translations of a schema in bytes. llguidance takes about 50 ms for a mebibyte.
 const MAX_PATTERN_BYTES: usize = 4 << 20;
 
-/// Keywords that say nothing about a value and that llguidance refuses.
+/// Annotations that llguidance refuses.
 const ANNOTATIONS: [&str; 3] = ["contentSchema", "deprecated", "$vocabulary"];
 
-/// What both schemas describe.
+/// A schema of the values that both schemas describe.
 fn both(one: Json, other: Json) -> Json {
     let is_anything = |schema: &Json| *schema == Json::Bool(true) || schema.as_object().is_some_and(Map::is_empty);
     if is_anything(&one) {

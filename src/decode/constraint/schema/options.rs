@@ -4,25 +4,25 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value as Json, json};
 
-/// Between the parts of a JSON text: one space or tab, or a line break and its indentation. Without a limit a model that is
-/// unsure of what comes next may write spaces until its tokens run out.
+/// Between the parts of a JSON text: one space or tab, or a line break and its indentation. Without a limit, a model may write spaces
+/// until it has no tokens left.
 const WHITESPACE: &str = r"[ \t]|\r?\n[ \t]{0,40}";
 
 /// llguidance's "json_allowed_escapes": what may follow a backslash.
 const ALL_ESCAPES: &str = "nrbtf\\\"u";
 const SHORT_ESCAPES: &str = "nrbtf\\\"";
 
-/// What is done with the schema before llguidance has it, and what llguidance does with strings.
+/// The options that this library applies itself.
 #[derive(Debug, Clone)]
 pub struct Options {
     pub strict_formats: bool,
     escapes: String,
-    /// The schema chooses itself how strings are escaped.
+    /// The schema has an option for the escapes of strings.
     is_chosen: bool,
 }
 
 impl Options {
-    /// Reads our options of a schema, and leaves those of llguidance.
+    /// Reads the options, and removes those that llguidance does not have.
     pub fn take(schema: &mut Json) -> Result<Options, String> {
         let mut taken = Options { strict_formats: false, escapes: ALL_ESCAPES.into(), is_chosen: false };
         let Some(options) = schema.get_mut("x-guidance").and_then(Json::as_object_mut) else { return Ok(taken) };
@@ -38,8 +38,8 @@ impl Options {
         Ok(taken)
     }
 
-    /// Where names are declared, llguidance 1.9 takes one that is written with code points, "\u0061", for another name than "a". So
-    /// these escapes are not allowed, unless the schema has control characters that JSON cannot write in another way.
+    /// Forbids escapes of code points if names are declared: llguidance 1.9 takes "\u0061" for another name than "a". They stay allowed
+    /// if the schema has control characters that JSON cannot write in another way.
     pub fn choose_escapes(&mut self, declared: &BTreeSet<String>, has_name_patterns: bool, needs_code_points: bool) {
         if !self.is_chosen && !needs_code_points && (has_name_patterns || !declared.is_empty()) {
             self.escapes = SHORT_ESCAPES.into();
@@ -50,7 +50,7 @@ impl Options {
         &self.escapes
     }
 
-    /// Writes llguidance's options. What the schema says itself stays.
+    /// Writes the options of llguidance that the schema does not have.
     pub fn put(&self, schema: &mut Json) {
         if *schema == Json::Bool(true) {
             *schema = json!({});

@@ -21,7 +21,7 @@ fn can_be_written(constraint: &Constraint, value: &Json) -> bool {
     writes(constraint, &value.to_string()) || writes(constraint, &Json::Object(reversed).to_string())
 }
 
-/// Writes at random, with a preference for what ends strings and objects. Nothing if the text has not ended after so many tokens.
+/// Writes at random, with a preference for tokens that end strings and objects. Nothing if the text has not ended after `limit` tokens.
 fn random_text(constraint: &mut Constraint, seed: u64, limit: u64) -> Result<Option<String>, String> {
     let mut tokens = Vec::new();
     for i in 0..limit {
@@ -291,7 +291,7 @@ fn formats_that_are_not_generated_are_annotations() {
 }
 
 #[test]
-fn strict_formats_refuse_only_what_json_schema_defines_and_nothing_generates() {
+fn strict_formats_refuse_only_formats_of_json_schema_that_are_not_generated() {
     let grammars = byte_grammars();
     for format in ["json-pointer", "uri-template", "iri", "idn-email", "relative-json-pointer"] {
         let schema =
@@ -324,7 +324,7 @@ fn control_characters_of_a_schema_can_be_written() {
 }
 
 #[test]
-fn schemas_outside_of_the_keywords_are_prepared_where_a_reference_leads_there() {
+fn schemas_under_no_keyword_are_prepared_if_a_reference_names_them() {
     let schema = json!({"$ref": "#/components/schemas/a~1b%20c",
         "components": {"schemas": {"a/b c": {"type": "string", "format": "frob", "pattern": "^[&&]$"}}}});
     let constraint = compile(&byte_grammars(), &schema);

@@ -1,4 +1,4 @@
-//! Where the schemas lie within a schema.
+//! Finds the schemas within a schema.
 
 use std::collections::BTreeSet;
 
@@ -30,12 +30,12 @@ const NAMED_SCHEMAS: [&str; 6] = ["$defs", "definitions", "dependencies", "depen
 /// Changes one schema. `Err` says what is wrong with it.
 type Visit<'a> = dyn FnMut(&mut Map<String, Json>) -> Result<(), String> + 'a;
 
-/// Calls `visit` for every schema that is an object: those under the keywords of JSON Schema, and those that a "$ref" names. What lies
-/// within a schema comes before it.
+/// Calls `visit` for every schema that is an object: those under the keywords of JSON Schema, and those that a "$ref" names. The schemas
+/// within a schema come before it.
 pub fn every_schema(root: &mut Json, visit: &mut Visit) -> Result<(), String> {
     let mut walk = Walk { visit, seen: BTreeSet::new(), references: Vec::new() };
     walk.schema(root, String::new())?;
-    // A "$ref" may lead to where no keyword does, as "#/components/schemas/Name".
+    // A "$ref" may name a schema that is under no keyword, as "#/components/schemas/Name".
     while let Some(pointer) = walk.references.pop() {
         if let Some(schema) = root.pointer_mut(&pointer) {
             walk.schema(schema, pointer)?;
