@@ -4,7 +4,7 @@
 use serde_json::{Deserializer, Value as Json};
 
 use super::pattern::{self, Flags};
-use super::schema::{self, Patterns, Prepared};
+use super::schema::{self, Budget, Patterns, Prepared};
 
 /// A part of a grammar.
 enum Part<'a> {
@@ -19,6 +19,7 @@ enum Part<'a> {
 pub fn prepare(text: &str, check: impl Fn(&Json) -> Result<(), String>) -> Result<(String, Patterns), String> {
     let mut out = String::with_capacity(text.len());
     let mut patterns = Patterns::default();
+    let mut budget = Budget::new();
     let mut at = 0;
     while at < text.len() {
         let (part, length) = part(&text[at..]);
@@ -26,13 +27,13 @@ pub fn prepare(text: &str, check: impl Fn(&Json) -> Result<(), String>) -> Resul
         let line = || text[..at].matches('\n').count() + 1;
         match part {
             Part::Regex(regex, flags) => {
-                let translation = translate(regex, flags).map_err(|why| format!("line {}: {why}", line()))?;
+                let translation = translate(regex, flags, &mut budget).map_err(|why| format!("line {}: {why}", line()))?;
                 // Two slashes would be a comment.
                 out.push_str(&format!("/{}/", if translation.is_empty() { "(?:)" } else { &translation }));
             }
             Part::Schema(schema) => {
                 check(&schema)?;
-                let prepared: Prepared = schema::prepare(schema).map_err(|why| format!("line {}: {why}", line()))?;
+                let prepared: Prepared = schema::prepare(schema, &mut budget).map_err(|why| format!("line {}: {why}", line()))?;
                 let (json, breaks) = (prepared.schema.to_string(), "\n".repeat(source.matches('\n').count()));
                 out.push_str(&format!("%json {breaks}{json}"));
                 patterns.extend(prepared.patterns);
@@ -44,7 +45,7 @@ pub fn prepare(text: &str, check: impl Fn(&Json) -> Result<(), String>) -> Resul
     Ok((out, patterns))
 }
 
-fn translate(regex: &str, flags: &str) -> Result<String, String> {
+fn translate(regex: &str, flags: &str, budget: &mut Budget) -> Result<String, String> {
     if flags.contains('l') {
         return Err("the flag l of a regular expression is not supported; leave it out".into());
     }
@@ -56,7 +57,9 @@ fn translate(regex: &str, flags: &str) -> Result<String, String> {
         properties: true,
         ..Flags::default()
     };
-    pattern::python_full_match(regex, flags).map(|language| language.to_regex()).map_err(|error| error.to_string())
+    let language = pattern::python_full_match(regex, flags).map_err(|error| error.to_string())?;
+    budget.translate(language.size())?;
+    Ok(language.to_regex())
 }
 
 /// The first part of the text and its length in bytes, by the rules of llguidance's lexer for grammars. A part that this lexer refuses

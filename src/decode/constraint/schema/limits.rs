@@ -1,4 +1,4 @@
-//! Bounds on what "patternProperties" may cost in the call that adds a request.
+//! Bounds on what the patterns of a grammar may cost in the call that adds a request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,9 @@ use serde_json::{Map, Value as Json};
 
 use super::{may_be, walk};
 
-/// Members of "patternProperties" in the whole schema.
+/// The largest size of all translated patterns in bytes. llguidance takes about 50 ms for a mebibyte.
+const MAX_PATTERN_BYTES: usize = 4 << 20;
+/// Members of "patternProperties" in the whole grammar.
 const MAX_MEMBERS: usize = 64;
 /// Members of "patternProperties" times the bytes of all declared names, which are matched one by one (0.1 us per byte).
 const MAX_MATCHED_BYTES: usize = 1_000_000;
@@ -23,8 +25,12 @@ const MIN_COPIED_BYTES: u64 = 100_000;
 const MAX_SCHEMAS: u64 = 50_000;
 const MAX_LEVELS: u64 = 128;
 
-/// What is left of the bounds.
+/// What is left of the bounds. A grammar of several schemas has one budget.
 pub struct Budget {
+    pattern_bytes: usize,
+    members: usize,
+    matched: usize,
+    pairs: u64,
     steps: u64,
     values: usize,
     bytes: u64,
@@ -34,7 +40,45 @@ pub struct Budget {
 
 impl Budget {
     pub fn new() -> Budget {
-        Budget { steps: MAX_STEPS, values: MAX_COPIED_VALUES, bytes: MAX_COPIED_BYTES, largest: 0 }
+        Budget {
+            pattern_bytes: 0,
+            members: 0,
+            matched: 0,
+            pairs: 0,
+            steps: MAX_STEPS,
+            values: MAX_COPIED_VALUES,
+            bytes: MAX_COPIED_BYTES,
+            largest: 0,
+        }
+    }
+
+    /// Spends the size of a translated pattern.
+    pub fn translate(&mut self, bytes: usize) -> Result<(), String> {
+        self.pattern_bytes = self.pattern_bytes.saturating_add(bytes);
+        if self.pattern_bytes > MAX_PATTERN_BYTES {
+            let problem = "the translated patterns of the grammar are too large together";
+            return Err(format!("{problem} ({} bytes, limit {MAX_PATTERN_BYTES}); simplify them", self.pattern_bytes));
+        }
+        Ok(())
+    }
+
+    /// Spends the patterns of a schema, and the bytes to match with them, before the work begins.
+    pub fn members(&mut self, members: usize, declared: &BTreeSet<String>) -> Result<(), String> {
+        self.members += members;
+        if self.members > MAX_MEMBERS {
+            let problem = "too many members of \"patternProperties\"";
+            return Err(format!("{problem} ({}, limit {MAX_MEMBERS}); join patterns with \"|\"", self.members));
+        }
+        let bytes: usize = declared.iter().map(|name| name.len() + 1).sum();
+        self.matched = self.matched.saturating_add(members.saturating_mul(bytes));
+        if self.matched > MAX_MATCHED_BYTES {
+            return Err(format!(
+                "too many names for the members of \"patternProperties\" ({members} members, {bytes} bytes of names, product {}, limit \
+                 {MAX_MATCHED_BYTES}); use fewer",
+                self.matched
+            ));
+        }
+        Ok(())
     }
 
     /// Spends steps of a regular expression.
@@ -54,6 +98,11 @@ impl Budget {
 
     /// Spends the comparison of so many pairs of patterns.
     pub fn compare(&mut self, pairs: u64) -> Result<(), String> {
+        self.pairs += pairs;
+        if self.pairs > MAX_PAIRS {
+            let problem = "too many patterns of \"patternProperties\" to compare in several schemas";
+            return Err(format!("{problem} ({} pairs, limit {MAX_PAIRS}); join patterns with \"|\"", self.pairs));
+        }
         self.questions(self.largest, pairs)
     }
 
@@ -83,22 +132,6 @@ fn values(value: &Json) -> usize {
         Json::Array(list) => 1 + list.iter().map(values).sum::<usize>(),
         _ => 1,
     }
-}
-
-/// Checks the number of patterns, and the bytes to match with them, before the work begins.
-pub fn check_members(members: usize, declared: &BTreeSet<String>) -> Result<(), String> {
-    if members > MAX_MEMBERS {
-        return Err(format!("too many members of \"patternProperties\" ({members}, limit {MAX_MEMBERS}); join patterns with \"|\""));
-    }
-    let bytes: usize = declared.iter().map(|name| name.len() + 1).sum();
-    let matched = members.saturating_mul(bytes);
-    if matched > MAX_MATCHED_BYTES {
-        let problem = "too many names for the members of \"patternProperties\"";
-        return Err(format!(
-            "{problem} ({members} members, {bytes} bytes of names, product {matched}, limit {MAX_MATCHED_BYTES}); use fewer"
-        ));
-    }
-    Ok(())
 }
 
 /// Checks how often llguidance compares patterns with each other: once for each object, and again for each merge of objects.

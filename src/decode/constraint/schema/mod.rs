@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value as Json};
 
 use super::pattern;
-use limits::Budget;
+pub use limits::Budget;
 use names::Translated;
 use options::Options;
 
@@ -40,27 +40,26 @@ impl Patterns {
 }
 
 /// Rewrites the schema without a change of what it describes. `Err` says what is wrong with it.
-pub fn prepare(mut schema: Json) -> Result<Prepared, String> {
+pub fn prepare(mut schema: Json, budget: &mut Budget) -> Result<Prepared, String> {
     let mut options = Options::take(&mut schema)?;
-    let mut budget = Budget::new();
     references::keep_targets(&mut schema)?;
-    property_names::rewrite(&mut schema, &mut budget)?;
+    property_names::rewrite(&mut schema, budget)?;
     let mut declared = BTreeSet::new();
     names::declared(&schema, &mut declared);
     let mut translator = Translator {
         strict_formats: options.strict_formats,
         needs_code_points: options::has_controls(&schema),
         name_patterns: 0,
-        bytes: 0,
+        budget,
         translated: BTreeMap::new(),
     };
     walk::every_schema(&mut schema, &mut |members| translator.translate_members(members))?;
     let Translator { needs_code_points, name_patterns, translated, .. } = translator;
     options.choose_escapes(&declared, name_patterns > 0, needs_code_points);
     if name_patterns > 0 {
-        limits::check_members(name_patterns, &declared)?;
+        budget.members(name_patterns, &declared)?;
         limits::check_pairs(&mut schema)?;
-        names::rewrite(&mut schema, &mut declared, &translated, options.escapes(), &mut budget)?;
+        names::rewrite(&mut schema, &mut declared, &translated, options.escapes(), budget)?;
         budget.compare(limits::check_pairs(&mut schema)?)?;
     }
     options.put(&mut schema);
@@ -69,18 +68,17 @@ pub fn prepare(mut schema: Json) -> Result<Prepared, String> {
 }
 
 /// Rewrites keywords one by one.
-struct Translator {
+struct Translator<'a> {
     strict_formats: bool,
     /// A pattern demands a control character that JSON writes with a code point only.
     needs_code_points: bool,
     /// Members of "patternProperties".
     name_patterns: usize,
-    /// The size of all translations.
-    bytes: usize,
+    budget: &'a mut Budget,
     translated: Translated,
 }
 
-impl Translator {
+impl Translator<'_> {
     fn translate_members(&mut self, members: &mut Map<String, Json>) -> Result<(), String> {
         for annotation in ANNOTATIONS {
             members.shift_remove(annotation);
@@ -107,11 +105,7 @@ impl Translator {
 
     fn translate(&mut self, pattern: &str) -> Result<String, String> {
         let language = pattern::ecma_search(pattern).map_err(|error| error.to_string())?;
-        self.bytes += language.size();
-        if self.bytes > MAX_PATTERN_BYTES {
-            let problem = "the translated patterns of the schema are too large together";
-            return Err(format!("{problem} ({} bytes, limit {MAX_PATTERN_BYTES}); simplify them", self.bytes));
-        }
+        self.budget.translate(language.size())?;
         // llguidance searches. The anchors keep it from adding what the translation has already.
         let translation = format!("^(?:{})$", language.to_json_regex());
         self.needs_code_points |= language.needs(&options::needs_code_point);
@@ -119,9 +113,6 @@ impl Translator {
         Ok(translation)
     }
 }
-
-/// The largest size of all translations of a schema in bytes. llguidance takes about 50 ms for a mebibyte.
-const MAX_PATTERN_BYTES: usize = 4 << 20;
 
 /// Annotations that llguidance refuses.
 const ANNOTATIONS: [&str; 3] = ["contentSchema", "deprecated", "$vocabulary"];

@@ -271,6 +271,11 @@ fn the_work_for_pattern_properties_is_bounded() {
     let schema = json!({ "anyOf": patterns });
     let error = grammars.compile(&Grammar::JsonSchema(schema.to_string())).err();
     assert!(error.as_ref().is_some_and(|error| error.message().contains("too large together")), "{error:?}");
+    let in_lark = format!("start: {}", "%json {\"patternProperties\": {\"^a\": {}, \"^b\": {}}}\n".repeat(33));
+    let error = grammars.compile(&Grammar::Lark(in_lark)).err().unwrap();
+    assert!(error.message().contains("line 33: too many members of \"patternProperties\" (66, limit 64)"), "{error}");
+    let error = grammars.compile(&Grammar::Lark(format!("start: {}", format!("/{}/ ", ".".repeat(8000)).repeat(25)))).err().unwrap();
+    assert!(error.message().contains("too large together"), "{error}");
     // What is just within the bounds.
     compile(&grammars, &json!({"type": "object", "patternProperties": some_patterns("x", 64), "properties": some_names(1000, 9)}));
     compile(&grammars, &json!({"allOf": ([several(1), objects(100)].concat())}));
