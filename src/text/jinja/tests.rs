@@ -82,7 +82,7 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Ar
         "odd" => remainder_is(interpreter, value, &Value::Int(2), 1),
         "even" => remainder_is(interpreter, value, &Value::Int(2), 0),
         "filter" | "test" => {
-            interpreter.objects.budget.steps(value.weight())?;
+            interpreter.objects.budget.key(value.clone())?;
             Ok(value.as_str().is_some_and(if name == "filter" { filters::exists } else { exists }))
         }
         "lower" | "upper" => {

@@ -210,6 +210,8 @@ b' }}
 {{ ''.split(',') }} {{ ''.split() }} {{ 'a,b,,c'.split(',') }} {{ 'abc'.split('') }}
 {{ 'abc'.replace('', '-') }} {{ 'aaa'.replace('a', 'b', 2) }} {{ 'abc'.count('') }} {{ 'aXbX'.rfind('X') }}
 {{ s is string }} {{ n is number }} {{ b is number }} {{ b is boolean }} {{ n is integer }} {{ b is integer }} {{ f is float }} {{ o is none }} {{ d is mapping }} {{ l is mapping }} {{ n is odd }} {{ n is even }} {{ 9 is divisibleby 3 }} {{ 'a' is lower }} {{ 'A' is upper }} {{ n is sameas n }} {{ b is true }} {{ c is false }} {{ 1 is in l }} {{ 'upper' is filter }} {{ 'x' is filter }} {{ 'odd' is test }} {{ n is eq 7 }} {{ n is gt 3 }} {{ n is not none }} {{ n is not lt 3 }} {{ 2 is ge(2) }} {{ ('<'|e) is escaped }}
+{{ l is filter }}
+{{ d is test }}
 {{ d|xmlattr }} {{ {'class': 'a"b', 'x': none}|xmlattr }} {{ {'a b': 1}|xmlattr }}
 {{ d|list }} {{ d.keys()|list }} {{ d.values()|list }} {{ d.items()|list }} {{ d.keys() }} {{ d.values() }} {{ d.items() }} {{ 'abc'|list }} {{ d|length }} {{ d|first }} {{ d|last }} {{ d|join(',') }}
 {{ l|attr('count') is callable }} {{ d|attr('x') is defined }} {{ d|attr('items') is defined }}
