@@ -9,7 +9,7 @@ shown=$(nm -D --defined-only "$library" | awk '{print $3}' | sort)
 promised=$(grep -oE '\bpllm_[a-z_]+\(' "$header" | tr -d '(' | sort -u)
 [ "$shown" = "$promised" ] || fail "the library shows other symbols than the header: $(diff <(echo "$shown") <(echo "$promised") | grep '^[<>]' | tr '\n' ' ')"
 
-# An intrinsic that is a function of its own is one that slipped out of its kernel: docs/design.md.
+# An intrinsic that is a function of its own is one that the compiler did not inline into its kernel: docs/design-notes.md.
 slipped=$(nm -C "$library" | grep -E 'core_arch::x86::(avx512|avx2|fma|f16c)' || true)
 [ -z "$slipped" ] || fail "intrinsics are called, not inlined: $slipped"
 
