@@ -33,6 +33,7 @@ impl Formatter<'_, '_, '_> {
         let mut out = Builder::new(&budget);
         let mut rest = format;
         while let Some(at) = rest.find(['{', '}']) {
+            budget.step()?;
             out.push(&rest[..at])?;
             let brace = &rest[at..at + 1];
             rest = &rest[at + 1..];
@@ -53,7 +54,6 @@ impl Formatter<'_, '_, '_> {
 
     /// One field, without its braces: `name!conversion:specification`.
     fn field(&mut self, field: &str, depth: usize) -> Result<Builder> {
-        self.interpreter.objects.budget.step()?;
         let name_end = name_end(field);
         let (name, rest) = field.split_at(name_end);
         let (conversion, spec) = match rest.strip_prefix('!') {
