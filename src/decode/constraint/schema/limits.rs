@@ -125,11 +125,13 @@ impl Budget {
     }
 }
 
-/// How many values there are in a value.
+/// How many values there are in a value. A long text counts as many.
 fn values(value: &Json) -> usize {
+    const TEXT_BYTES: usize = 64;
     match value {
-        Json::Object(members) => 1 + members.values().map(values).sum::<usize>(),
+        Json::Object(members) => 1 + members.iter().map(|(name, value)| name.len() / TEXT_BYTES + values(value)).sum::<usize>(),
         Json::Array(list) => 1 + list.iter().map(values).sum::<usize>(),
+        Json::String(text) => 1 + text.len() / TEXT_BYTES,
         _ => 1,
     }
 }

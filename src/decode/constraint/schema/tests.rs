@@ -258,6 +258,10 @@ fn the_work_for_pattern_properties_is_bounded() {
             "(110020 values, 100000 left of 100000)",
         ),
         (
+            json!({"properties": some_names(100, 2), "patternProperties": {"^[0-9]{2}$": {"title": "t".repeat(100_000)}}}),
+            "(156400 values, 100000 left of 100000)",
+        ),
+        (
             json!({"propertyNames": {"enum": (0..101).map(|i| i.to_string()).collect::<Vec<_>>()}, "additionalProperties": copied}),
             "(101202 values, 100000 left of 100000)",
         ),

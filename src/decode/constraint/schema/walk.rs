@@ -1,6 +1,7 @@
 //! Finds the schemas within a schema.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
 
 use serde_json::{Map, Value as Json};
 
@@ -33,12 +34,13 @@ type Visit<'a> = dyn FnMut(&mut Map<String, Json>) -> Result<(), String> + 'a;
 /// Calls `visit` for every schema that is an object: those under the keywords of JSON Schema, and those that a "$ref" names. The schemas
 /// within a schema come before it.
 pub fn every_schema(root: &mut Json, visit: &mut Visit) -> Result<(), String> {
-    let mut walk = Walk { visit, seen: BTreeSet::new(), references: Vec::new() };
-    walk.schema(root, String::new())?;
+    let mut walk = Walk { visit, keys: RandomState::new(), seen: HashSet::new(), references: Vec::new() };
+    walk.schema(root, 0)?;
     // A "$ref" may name a schema that is under no keyword, as "#/components/schemas/Name".
     while let Some(pointer) = walk.references.pop() {
         if let Some(schema) = root.pointer_mut(&pointer) {
-            walk.schema(schema, pointer)?;
+            let place = walk.place_of(&pointer);
+            walk.schema(schema, place)?;
         }
     }
     Ok(())
@@ -46,31 +48,32 @@ pub fn every_schema(root: &mut Json, visit: &mut Visit) -> Result<(), String> {
 
 struct Walk<'a> {
     visit: &'a mut Visit<'a>,
-    /// JSON pointers to the schemas that have been visited.
-    seen: BTreeSet<String>,
+    keys: RandomState,
+    /// The places of the schemas that have been visited. Hashes, since JSON pointers may be long and many.
+    seen: HashSet<u64>,
     references: Vec<String>,
 }
 
 impl Walk<'_> {
-    fn schema(&mut self, schema: &mut Json, pointer: String) -> Result<(), String> {
+    fn schema(&mut self, schema: &mut Json, place: u64) -> Result<(), String> {
         let Json::Object(members) = schema else { return Ok(()) };
-        if !self.seen.insert(pointer.clone()) {
+        if !self.seen.insert(place) {
             return Ok(());
         }
         if let Some(Json::String(reference)) = members.get("$ref") {
             self.references.extend(pointer_of(reference));
         }
         for (keyword, value) in members.iter_mut() {
-            let place = format!("{pointer}/{}", escaped(keyword));
+            let place = self.within(place, keyword);
             match value {
                 Json::Object(named) if NAMED_SCHEMAS.contains(&&keyword[..]) => {
                     for (name, schema) in named {
-                        self.schema(schema, format!("{place}/{}", escaped(name)))?;
+                        self.schema(schema, self.within(place, name))?;
                     }
                 }
                 Json::Array(list) if SCHEMAS.contains(&&keyword[..]) => {
                     for (i, schema) in list.iter_mut().enumerate() {
-                        self.schema(schema, format!("{place}/{i}"))?;
+                        self.schema(schema, self.within(place, &i.to_string()))?;
                     }
                 }
                 value if SCHEMAS.contains(&&keyword[..]) => self.schema(value, place)?,
@@ -79,11 +82,16 @@ impl Walk<'_> {
         }
         (self.visit)(members)
     }
-}
 
-/// A name as a part of a JSON pointer.
-fn escaped(name: &str) -> String {
-    name.replace('~', "~0").replace('/', "~1")
+    /// The place of a member of the value at a place.
+    fn within(&self, place: u64, name: &str) -> u64 {
+        self.keys.hash_one((place, name))
+    }
+
+    fn place_of(&self, pointer: &str) -> u64 {
+        let names = pointer.split('/').skip(1).map(|part| part.replace("~1", "/").replace("~0", "~"));
+        names.fold(0, |place, name| self.within(place, &name))
+    }
 }
 
 /// The JSON pointer of a reference to a part of the same schema.
