@@ -16,6 +16,8 @@ const MAX_MATCHED_BYTES: usize = 1_000_000;
 const MAX_STEPS: u64 = 5_000_000;
 /// Values in the schemas that declared names get from "patternProperties" and "propertyNames".
 const MAX_COPIED_VALUES: usize = 100_000;
+/// Pairs of properties of one object, in all objects: the time of llguidance grows with them (3,000 properties: 0.7 s).
+const MAX_PROPERTY_PAIRS: u64 = 4_500_000;
 /// Pairs of patterns that llguidance compares (15 us each).
 const MAX_PAIRS: u64 = 20_000;
 /// Each question about patterns copies all patterns of an object. A question about few bytes takes as long as one about so many.
@@ -31,6 +33,7 @@ pub struct Budget {
     members: usize,
     matched: usize,
     pairs: u64,
+    property_pairs: u64,
     steps: u64,
     values: usize,
     bytes: u64,
@@ -45,6 +48,7 @@ impl Budget {
             members: 0,
             matched: 0,
             pairs: 0,
+            property_pairs: 0,
             steps: MAX_STEPS,
             values: MAX_COPIED_VALUES,
             bytes: MAX_COPIED_BYTES,
@@ -79,6 +83,21 @@ impl Budget {
             ));
         }
         Ok(())
+    }
+
+    /// Spends the properties of all objects of a schema.
+    pub fn properties(&mut self, schema: &mut Json) -> Result<(), String> {
+        walk::every_schema(schema, &mut |members| {
+            let count = members.get("properties").and_then(Json::as_object).map_or(0, Map::len);
+            self.property_pairs += pairs(count);
+            if self.property_pairs > MAX_PROPERTY_PAIRS {
+                return Err(format!(
+                    "too many properties in one object ({count} properties, {} pairs in all objects, limit {MAX_PROPERTY_PAIRS}); nest objects",
+                    self.property_pairs
+                ));
+            }
+            Ok(())
+        })
     }
 
     /// Spends steps of a regular expression.

@@ -62,6 +62,7 @@ pub fn prepare(mut schema: Json, budget: &mut Budget) -> Result<Prepared, String
         names::rewrite(&mut schema, &mut declared, &translated, options.escapes(), budget)?;
         budget.compare(limits::check_pairs(&mut schema)?)?;
     }
+    budget.properties(&mut schema)?;
     options.put(&mut schema);
     let patterns = translated.into_iter().map(|(translation, (pattern, _))| (translation, pattern));
     Ok(Prepared { schema, patterns: Patterns(patterns.collect()) })
