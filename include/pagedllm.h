@@ -270,19 +270,36 @@
 // No constraint.
 #define PLLM_GRAMMAR_NONE 0
 
-// A JSON text that the schema in grammar (itself a JSON text) describes. "pattern" and the names of "patternProperties" are
-// regular expressions of ECMA-262, in Unicode mode if they are valid there, otherwise by annex B. Lookarounds, backreferences
-// and word boundaries are errors, and so are the keywords that cannot be generated. A "format" that cannot be generated is an
-// annotation. Properties come in the order of "properties". The object "x-guidance" at the root of the schema has options:
-// "strict_formats" (default false): if true, the formats of JSON Schema that cannot be generated are errors: idn-email,
-// idn-hostname, iri, iri-reference, json-pointer, regex, relative-json-pointer, uri-reference and uri-template.
-// "whitespace_flexible" (default true): if false, no white space between the parts of the text. "whitespace_pattern" (default: one
-// space or tab, or a line break and at most 40 of these): what may stand between two parts, a regular expression of Rust.
-// "item_separator" (default ",") and "key_separator" (default ":"): regular expressions of Rust. "coerce_one_of" (default
-// false): if true, "oneOf" is taken for "anyOf" where the schemas may overlap, which is an error otherwise. "lenient" (default
-// false): if true, keywords that cannot be generated are ignored. "json_allowed_escapes" (default "nrbtf\\\"", with "u" if the schema
-// has no names of properties or demands other control characters): what may follow a backslash within strings.
-// "json_allow_general_unicode_escapes" (default false): if true, strings without a pattern may write any character as \u and digits.
+// A JSON text that the schema in grammar (itself a JSON text) describes. Properties come in the
+// order of "properties".
+// - "pattern" and the names of "patternProperties" are regular expressions of ECMA-262, in Unicode
+//   mode if they are valid there, otherwise by annex B. Lookarounds, backreferences and word
+//   boundaries are errors.
+// - A "format" that cannot be generated is an annotation.
+// - "propertyNames" has one of "enum", "const", "pattern" and the lengths, or a "$ref" to such a
+//   schema, in a schema without "properties" and "patternProperties". Otherwise it is an error.
+// - Keywords that cannot be generated are errors: among others "uniqueItems", "contains", "not",
+//   "if" and "dependentRequired".
+// - A schema has at most 64 members of "patternProperties", and an object at most 3,000 properties.
+//
+// The object "x-guidance" at the root of the schema has these options:
+// - "strict_formats" (default false): if true, the formats of JSON Schema that cannot be generated
+//   are errors: idn-email, idn-hostname, iri, iri-reference, json-pointer, regex,
+//   relative-json-pointer, uri-reference and uri-template.
+// - "lenient" (default false): if true, keywords that cannot be generated are ignored, such as
+//   "uniqueItems" in the schema of a set. The output may then violate them: check it.
+// - "coerce_one_of" (default false): if true, "oneOf" means "anyOf" if its schemas may overlap. If
+//   false, such a "oneOf" is an error.
+// - "whitespace_flexible" (default true): if false, no white space stands between the parts of the
+//   text.
+// - "whitespace_pattern" (default: one space or tab, or a line break and at most 40 of these): what
+//   may stand between two parts, a regular expression of Rust.
+// - "item_separator" (default ","): a regular expression of Rust.
+// - "key_separator" (default ":"): a regular expression of Rust.
+// - "json_allowed_escapes" (default "nrbtf\\\"", with "u" if the schema has no names of properties
+//   or demands other control characters): what may follow a backslash within strings.
+// - "json_allow_general_unicode_escapes" (default false): if true, strings without a pattern may
+//   write any character as \u and digits.
 #define PLLM_GRAMMAR_JSON_SCHEMA 1
 
 // Any JSON object.
