@@ -365,7 +365,8 @@ pub unsafe extern "C" fn pllm_sequence_export(engine: *const pllm_engine, sequen
 /// pllm_sequence_info.inexact). queue receives its outputs (NULL: the engine's own queue).
 ///
 /// Errors: PLLM_E_INVALID_ARGUMENT if the state is damaged, or made with another model, block_size
-/// or kv_dtype, or by a newer library; PLLM_E_CAPACITY. Any thread may call it, also during a step.
+/// or kv_dtype; PLLM_E_UNSUPPORTED if it was made by a newer library; PLLM_E_CAPACITY. Any thread
+/// may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_import(
