@@ -91,7 +91,7 @@ impl Detokenizer {
     }
 
     /// Appends what is still held back when the sequence ends: incomplete bytes become U+FFFD. If the
-    /// sequence goes on after all, `push` goes on from here.
+    /// sequence continues, `push` continues from here.
     pub fn finish(&mut self, text: &Text, out: &mut String) -> Result<()> {
         self.settle_prompt(text)?;
         let full = self.decode(text, &self.window)?;

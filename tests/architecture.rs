@@ -1,0 +1,152 @@
+//! Rules for the source: the imports between modules, the places of `unsafe`, the length of functions, and the language of text.
+
+use std::path::{Path, PathBuf};
+
+/// Each module, and the modules that it may use.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("ffi", &["engine", "sched", "model"]),
+    ("engine", &["sched", "decode", "text", "model", "backend", "kv"]),
+    ("sched", &["kv"]),
+    ("model", &["backend"]),
+    ("kv", &[]),
+    ("decode", &[]),
+    ("text", &[]),
+    ("backend", &[]),
+    ("arena", &[]),
+    ("batch", &[]),
+    ("error", &[]),
+    ("options", &[]),
+    ("sys", &[]),
+];
+/// Modules that every module may use.
+const LEAVES: &[&str] = &["arena", "error", "options", "batch", "sys"];
+const UNSAFE_MODULES: &[&str] = &["ffi", "backend", "sys"];
+const MAX_FUNCTION_LINES: usize = 60;
+
+/// Phrases of the project's former dialect. docs/glossary.md has the terms to use.
+const FORMER_PHRASES: &[&str] = &[
+    "be told",
+    "computed again",
+    "give way",
+    "gives way",
+    "goes on",
+    "has to give",
+    "is told",
+    "lets go",
+    "nobody",
+    "somebody",
+    "told of",
+    "what became of",
+    "what becomes of",
+    "what came of",
+    "what comes of",
+    "whoever",
+];
+/// Text that is checked for them. Other folders follow as their text is rewritten.
+const PLAIN_TEXT: &[&str] = &[
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    "RELEASING.md",
+    "SECURITY.md",
+    "docs",
+    "include",
+    "src/decode/constraint",
+    "src/ffi",
+    "src/text",
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// All files with one of the extensions in a folder, or the file itself.
+fn files(path: &Path, extensions: &[&str], found: &mut Vec<PathBuf>) {
+    if !path.is_dir() {
+        return found.extend(path.extension().is_some_and(|e| extensions.iter().any(|known| e == *known)).then(|| path.to_path_buf()));
+    }
+    for entry in std::fs::read_dir(path).unwrap() {
+        files(&entry.unwrap().path(), extensions, found);
+    }
+}
+
+/// Module, file and text of each source file.
+fn modules() -> Vec<(String, PathBuf, String)> {
+    let src = root().join("src");
+    let mut found = Vec::new();
+    files(&src, &["rs"], &mut found);
+    found.retain(|file| !file.ends_with("lib.rs"));
+    let read = |file: PathBuf| {
+        let first = file.strip_prefix(&src).unwrap().iter().next().unwrap().to_str().unwrap();
+        (first.trim_end_matches(".rs").to_string(), file.clone(), std::fs::read_to_string(&file).unwrap())
+    };
+    found.into_iter().map(read).collect()
+}
+
+#[test]
+fn imports_only_point_down() {
+    for (module, file, text) in modules() {
+        let (_, below) = ARROWS.iter().find(|(name, _)| *name == module).unwrap_or_else(|| panic!("{module} has no place in ARROWS"));
+        for part in text.split("crate::").skip(1) {
+            let used: String = part.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            let allowed = used == module || below.contains(&used.as_str()) || LEAVES.contains(&used.as_str());
+            assert!(allowed, "{} uses {used}, which {module} may not", file.display());
+        }
+    }
+}
+
+/// The compiler denies unsafe code to the whole crate. Only these modules may allow it.
+#[test]
+fn unsafe_code_stays_in_its_modules() {
+    for (module, file, text) in modules() {
+        let allowed = text.contains("allow(unsafe_code") || text.contains("allow(\n    unsafe_code");
+        assert!(!allowed || UNSAFE_MODULES.contains(&module.as_str()), "{} allows unsafe code in {module}", file.display());
+    }
+    let lib = std::fs::read_to_string(root().join("src/lib.rs")).unwrap();
+    assert!(lib.contains("#![deny(unsafe_code)]"));
+}
+
+fn begins_a_function(code: &str) -> bool {
+    let before = code.split("fn ").next().unwrap_or(code);
+    let qualifiers = ["pub", "pub(super)", "pub(crate)", "const", "unsafe", "extern", "\"C\""];
+    code.contains("fn ") && before.split_whitespace().all(|word| qualifiers.contains(&word))
+}
+
+#[test]
+fn functions_have_at_most_60_lines() {
+    let mut seen = 0;
+    for (_, file, text) in modules() {
+        let lines: Vec<&str> = text.lines().collect();
+        for (start, line) in lines.iter().enumerate().filter(|(_, line)| begins_a_function(line.trim_start())) {
+            // rustfmt closes a body at the indentation of its signature. A declaration ends in a semicolon, a short body in a brace.
+            let indent = &line[..line.len() - line.trim_start().len()];
+            let ends = |line: &&str| {
+                line.strip_prefix(indent).is_some_and(|rest| {
+                    rest.starts_with('}') || rest.ends_with(';') && !rest.starts_with(' ') || rest.ends_with("}") && rest.starts_with("fn")
+                })
+            };
+            let length =
+                lines[start..].iter().position(ends).unwrap_or_else(|| panic!("{}:{}: no end found", file.display(), start + 1)) + 1;
+            assert!(length <= MAX_FUNCTION_LINES, "{}:{}: {length} lines", file.display(), start + 1);
+            seen += 1;
+        }
+    }
+    assert!(seen > 300, "only {seen} functions were recognized");
+}
+
+#[test]
+fn text_has_no_phrase_of_the_former_dialect() {
+    let mut found = Vec::new();
+    PLAIN_TEXT.iter().for_each(|path| files(&root().join(path), &["rs", "h", "md"], &mut found));
+    assert!(found.len() > 60, "only {} files were found", found.len());
+    let mut uses = Vec::new();
+    for file in &found {
+        let text = std::fs::read_to_string(file).unwrap();
+        for (line, text) in text.lines().enumerate() {
+            let words: String = text.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" ");
+            let phrases = FORMER_PHRASES.iter().filter(|phrase| words.contains(*phrase));
+            uses.extend(phrases.map(|phrase| format!("{}:{}: {phrase:?}", file.display(), line + 1)));
+        }
+    }
+    assert!(uses.is_empty(), "see docs/glossary.md for the terms to use:\n{}", uses.join("\n"));
+}
