@@ -1,11 +1,14 @@
-//! A budget of KV bytes, for one engine or for several that share it, which the host may change while they run.
+//! A budget of KV bytes for one or several engines. The host may resize it at run time.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
 
-/// Engines take from it what they need, and give back what they do not. Each keeps its floor, with which it can always go on.
+/// A budget of KV bytes that is divided among engines.
+///
+/// Each engine holds a lease. It takes bytes as it needs them and returns bytes that it does not
+/// need. An engine always keeps its minimum, with which its longest sequence can run.
 pub struct Arena {
     state: Mutex<State>,
 }
@@ -14,46 +17,50 @@ struct State {
     bytes: u64,
     most: u64,
     last_id: u64,
-    /// By id: the newest last.
+    /// The engines that share the budget, sorted by id.
     tenants: Vec<Tenant>,
 }
 
-/// Has an engine look at its lease soon. Who calls may be a host's thread, or another engine's, which is in the middle of a step.
+/// A callback that makes an engine check its lease soon.
+///
+/// The caller is a thread of the host, or the thread of another engine in the middle of a step.
 pub type Call = Arc<dyn Fn(Caller) + Send + Sync>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caller {
     Host,
     Engine,
-    /// One that has called before, and begins another step with less than it needs.
+    /// An engine that has called before and starts another step with less memory than it needs.
     StillHungry,
 }
 
 struct Tenant {
     id: u64,
-    /// What its longest sequence needs.
+    /// Bytes that the longest sequence of the engine needs.
     least: u64,
-    /// It holds whole blocks of so many bytes.
+    /// Bytes per block. The engine holds whole blocks.
     block: u64,
-    /// What requests that are on their way need, where it is more.
+    /// Reservations of pending requests, in bytes. The largest one raises the minimum of the
+    /// engine.
     promises: Vec<u64>,
     held: u64,
-    /// To so much it is on its way down.
+    /// Target of a shrink in progress, in bytes. `u64::MAX` if the engine need not shrink.
     ceiling: u64,
-    /// It would like more than there is.
+    /// Whether the engine needs more bytes than it could get.
     hungry: bool,
     call: Option<Call>,
 }
 
-/// An arena as it is now.
+/// The state of a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaInfo {
     pub bytes: u64,
-    /// It can be resized up to this.
+    /// The largest size in bytes to which the budget can be resized.
     pub most_bytes: u64,
-    /// It can be resized down to this, for the engines and requests there are.
+    /// The smallest size in bytes to which the budget can be resized with the current engines and
+    /// requests.
     pub least_bytes: u64,
-    /// What the engines hold; more than `bytes` while they are on their way down.
+    /// Bytes that the engines hold. It exceeds `bytes` while engines are still shrinking.
     pub held_bytes: u64,
     pub engines: usize,
 }
@@ -63,7 +70,7 @@ impl Tenant {
         self.promises.iter().copied().fold(self.least, u64::max)
     }
 
-    /// What it holds, once it is down where it is on its way to.
+    /// Returns the bytes that the engine holds when its shrink is complete.
     fn in_the_end(&self) -> u64 {
         self.held.min(self.ceiling.max(self.floor()))
     }
@@ -78,7 +85,8 @@ impl State {
         self.tenants.iter().filter(move |tenant| tenant.id != id)
     }
 
-    /// The bytes of so many blocks, where the tenant could have them and they need a promise.
+    /// Returns the bytes of `blocks` blocks if they exceed the minimum of the engine, so that they
+    /// need a reservation. Fails if the other engines hold too much.
     fn promisable(&mut self, id: u64, blocks: usize) -> Result<Option<u64>> {
         let theirs: u64 = self.others(id).map(|tenant| tenant.held).sum();
         let (all, engines) = (self.bytes, self.tenants.len());
@@ -97,7 +105,8 @@ impl State {
         self.tenants.iter().map(Tenant::floor).sum()
     }
 
-    /// Where more is held than there is, each goes down by the same share of what it holds above its floor.
+    /// Sets the shrink targets. If the engines hold more than the budget, each loses the same share
+    /// of what it holds above its minimum.
     fn share_the_loss(&mut self) {
         self.tenants.iter_mut().for_each(|tenant| tenant.ceiling = u64::MAX);
         let (held, floors) = (self.tenants.iter().map(|tenant| tenant.held).sum::<u64>(), self.floors());
@@ -114,7 +123,7 @@ impl State {
 }
 
 impl Arena {
-    /// A budget of `bytes`, which may later become as large as `most`.
+    /// Creates a budget of `bytes` that can later grow to `most`.
     pub fn new(bytes: u64, most: u64) -> Result<Arc<Arena>> {
         if bytes == 0 || bytes > most {
             return Err(Error::invalid(format!("an arena of {bytes} bytes that may have up to {most}: give it from 1 to {most}")));
@@ -123,11 +132,12 @@ impl Arena {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is whole between any two statements below.
+        // Each critical section leaves the state consistent, so a poisoned lock is safe to use.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls these engines one after the other, with no lock held: a call may come back here. Nothing is allocated.
+    /// Calls the engines that `which` selects, without holding the lock, since a callback may call
+    /// this budget again. The function does not allocate.
     fn call(&self, caller: Caller, which: impl Fn(&Tenant) -> bool) {
         let mut last = 0;
         let next = |last: u64| {
@@ -152,15 +162,17 @@ impl Arena {
         }
     }
 
-    /// What another engine could have at most, and the most that this will ever be.
+    /// Returns the bytes that a new engine could get now, and the largest size of the budget.
     pub fn room(&self) -> (u64, u64) {
         let state = self.lock();
         (state.bytes.saturating_sub(state.floors()), state.most)
     }
 
-    /// From now on there are so many bytes. Engines that hold more go down: at once those in which no step is under way, the others
-    /// before their next step. What they cache goes first, then idle sequences lose their blocks, then running ones are preempted;
-    /// nothing ends.
+    /// Sets the size of the budget.
+    ///
+    /// Engines that hold too much shrink: at once if no step is running, otherwise before their
+    /// next step. They evict cached blocks first, then take the blocks of idle sequences, then
+    /// preempt running ones. No request ends.
     pub fn resize(&self, bytes: u64) -> Result<()> {
         let mut state = self.lock();
         if bytes > state.most {
@@ -180,7 +192,7 @@ impl Arena {
         Ok(())
     }
 
-    /// One more engine, which holds blocks of so many bytes, and needs the `least` to go on at all.
+    /// Adds an engine with blocks of `block` bytes that needs at least `least` blocks.
     pub fn join(self: &Arc<Arena>, block: u64, least: u64) -> Result<Lease> {
         let (block, least) = (block.max(1), least * block.max(1));
         let mut state = self.lock();
@@ -208,24 +220,24 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// One engine's part of an arena.
+/// The part of a budget that one engine holds.
 pub struct Lease {
     arena: Arc<Arena>,
     id: u64,
 }
 
-/// What an engine does with its part, in blocks.
+/// The block usage of an engine, from which its lease is computed.
 #[derive(Debug, Clone, Copy)]
 pub struct Need {
-    /// That its pool has now.
+    /// Blocks in the pool of the engine.
     pub pool: usize,
-    /// For sequences.
+    /// Blocks that sequences use.
     pub used: usize,
-    /// Kept in case somebody begins alike.
+    /// Blocks that only the prefix cache holds.
     pub cached: usize,
-    /// What the next step may add.
+    /// Blocks that the next step may allocate.
     pub next: usize,
-    /// That step begins now.
+    /// Whether a step starts now.
     pub steps: bool,
 }
 
@@ -234,13 +246,15 @@ impl Lease {
         &self.arena
     }
 
-    /// What is to be done when others need something, or the budget has changed.
+    /// Sets the callback for requests of other engines and for changes of the budget.
     pub fn on_call(&self, call: Call) {
         self.arena.lock().tenant(self.id).call = Some(call);
     }
 
-    /// How many blocks the engine should hold from now on. More than before are its own at once; of fewer it says when it has
-    /// given the rest back.
+    /// Computes how many blocks the engine should hold from now on.
+    ///
+    /// A larger pool is granted at once. For a smaller pool, the engine calls `give_back` after it
+    /// has freed the blocks.
     pub fn settle(&self, need: Need) -> usize {
         let mut state = self.arena.lock();
         let (bytes, alone) = (state.bytes, state.tenants.len() == 1);
@@ -257,10 +271,10 @@ impl Lease {
             (false, false) => held.max(urgent + kept),
         };
         let lasting = wanted.min(bytes.saturating_sub(theirs)).min(tenant.ceiling).max(floor);
-        // What others have yet to give back cannot be taken before.
+        // Blocks that other engines have not returned yet are not available.
         let target = lasting.min(held.max(bytes.saturating_sub(theirs_still)));
         let target = target - target % block;
-        // What was promised and came to nothing is nobody's.
+        // This also returns bytes of reservations that have been released.
         tenant.held = in_bytes(need.pool).max(target);
         if target < in_bytes(need.pool) {
             tenant.ceiling = target;
@@ -272,7 +286,8 @@ impl Lease {
         (target / block) as usize
     }
 
-    /// Only who steps calls again, and once a step: two engines that lack something cannot call each other for ever.
+    /// Repeats a call only for an engine that steps, once per step. Otherwise two engines that both
+    /// lack memory would call each other forever.
     fn call_others(&self, is_now_hungry: bool, is_still_hungry: bool, gave: bool) {
         if is_now_hungry || gave {
             self.arena.call(Caller::Engine, |other| other.id != self.id && (is_now_hungry || other.hungry));
@@ -282,11 +297,11 @@ impl Lease {
         }
     }
 
-    /// The engine holds no more than so many blocks any more.
+    /// Records that the engine holds at most `blocks` blocks.
     pub fn give_back(&self, blocks: usize) {
         let mut state = self.arena.lock();
         let tenant = state.tenant(self.id);
-        // It may have been promised more meanwhile.
+        // A reservation may have raised the minimum in the meantime.
         tenant.held = tenant.held.min(blocks as u64 * tenant.block).max(tenant.floor());
         if tenant.held == tenant.in_the_end() {
             tenant.ceiling = u64::MAX;
@@ -295,7 +310,7 @@ impl Lease {
         self.arena.call(Caller::Engine, |other| other.hungry && other.id != self.id);
     }
 
-    /// The engine holds nothing any more, and never will.
+    /// Returns all bytes of an engine that has failed.
     pub fn give_up(&self) {
         let mut state = self.arena.lock();
         let tenant = state.tenant(self.id);
@@ -305,16 +320,19 @@ impl Lease {
         self.arena.call(Caller::Engine, |other| other.hungry && other.id != self.id);
     }
 
-    /// Whether so many blocks could be promised now, before others give up what they only cache.
+    /// Returns whether `blocks` blocks could be reserved now, without eviction in other engines.
     pub fn could_promise(&self, blocks: usize) -> bool {
         self.arena.lock().promisable(self.id, blocks).is_ok()
     }
 
-    /// Sees to it that the engine can have so many blocks as long as the promise lives. None: it always can. Where others hold too much
-    /// they are called: who has nothing to do gives up at once what it only caches, the others before their next step.
+    /// Reserves `blocks` blocks for the lifetime of the result. Returns `None` if the minimum of
+    /// the engine covers them.
+    ///
+    /// If other engines hold too much, they are called: an engine without work evicts its cached
+    /// blocks at once, the others before their next step.
     pub fn promise(self: &Arc<Lease>, blocks: usize) -> Result<Option<Promise>> {
         self.promise_now(blocks).or_else(|_| {
-            // Until it settles next.
+            // The flag stays set until the next `settle`.
             self.arena.lock().tenant(self.id).hungry = true;
             self.arena.call(Caller::Engine, |other| other.id != self.id);
             self.promise_now(blocks)
@@ -341,7 +359,7 @@ impl Drop for Lease {
     }
 }
 
-/// A request that can go on only with more than the engine's least.
+/// A reservation for a request that needs more than the minimum of its engine.
 pub struct Promise {
     lease: Arc<Lease>,
     bytes: u64,
@@ -363,7 +381,7 @@ mod tests {
 
     use super::*;
 
-    /// An engine, as far as an arena can tell.
+    /// The part of an engine that a budget can observe.
     struct Engine {
         lease: Arc<Lease>,
         pool: Cell<usize>,
@@ -374,14 +392,14 @@ mod tests {
             Engine { lease: Arc::new(arena.join(block, least).unwrap()), pool: Cell::new(least as usize) }
         }
 
-        /// How large its pool should be. A larger one it has at once.
+        /// Returns the target size of the pool. A larger pool is granted at once.
         fn settle(&self, used: usize, cached: usize, next: usize) -> usize {
             let target = self.lease.settle(Need { pool: self.pool.get(), used, cached, next, steps: true });
             self.pool.set(self.pool.get().max(target));
             target
         }
 
-        /// It has become as small.
+        /// Shrinks the pool to `blocks` and returns the rest.
         fn give_back(&self, blocks: usize) {
             self.pool.set(blocks);
             self.lease.give_back(blocks);
@@ -421,13 +439,13 @@ mod tests {
         assert_eq!(first.settle(0, 0, 10), 1000);
         first.give_back(1000);
         let second = Engine::join(&arena, 1, 100);
-        // The first has filled its part with what it caches, and has yet to make room.
+        // The first engine has filled its part with cached blocks and has not evicted them yet.
         assert_eq!(second.settle(90, 0, 50), 100);
         assert_eq!(first.settle(200, 600, 50), 250);
         first.give_back(250);
         assert_eq!(second.settle(90, 0, 50), 140);
         assert_eq!(second.settle(600, 0, 50), 650);
-        // Nobody is hungry: what is there may be kept.
+        // If no engine lacks memory, an engine may keep its cached blocks.
         assert_eq!(first.settle(200, 100, 50), 350);
         assert_eq!(first.settle(200, 300, 50), 350);
         assert_eq!(arena.info().held_bytes, 1000);
@@ -444,7 +462,7 @@ mod tests {
         arena.resize(600).unwrap();
         assert_eq!((first.settle(500, 0, 0), second.settle(500, 0, 0)), (271, 328));
         first.give_back(271);
-        // The second still has its own.
+        // The second engine has not shrunk yet.
         assert_eq!((first.settle(271, 0, 99), arena.info().held_bytes), (271, 771));
         second.give_back(328);
         assert!(arena.resize(299).is_err());

@@ -1,33 +1,33 @@
-//! The one error type: a stable code and a message with the numbers and the remedy.
+//! The error type: a stable code, and a message with the values and the remedy.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// What went wrong, as a number that never changes its meaning (`PLLM_E_*` in the C header).
+/// The kind of an error, as a number that never changes its meaning (`PLLM_E_*` in the C header).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Code {
-    /// An argument is wrong: its value, its range, its encoding.
+    /// An argument has an invalid value, range or encoding.
     InvalidArgument = 1,
     /// No live request or sequence has this id.
     NotFound = 2,
-    /// A file could not be opened or read.
+    /// A file cannot be opened or read.
     Io = 3,
-    /// The model's files are damaged, incomplete or contradict each other.
+    /// The files of the model are damaged, incomplete or inconsistent.
     Model = 4,
-    /// Understood, and not offered by this build, model or machine.
+    /// This build, model or machine does not support the option.
     Unsupported = 5,
-    /// The budget of memory, blocks or requests does not allow it.
+    /// The budget of memory, blocks or requests is exhausted.
     Capacity = 6,
-    /// Another thread is in the middle of what allows one at a time.
+    /// Another thread is stepping this engine.
     Busy = 7,
-    /// The machine would not give the memory.
+    /// The system refused an allocation.
     OutOfMemory = 8,
-    /// A defect of the library: the engine that met it serves no more.
+    /// A defect of the library. The engine that detects it stops.
     Internal = 9,
-    /// What it was asked of has been freed meanwhile.
+    /// The engine that owns this object has been freed.
     Closed = 10,
-    /// The host asked to stop in the middle.
+    /// The host cancelled the operation.
     Cancelled = 11,
 }
 
@@ -88,7 +88,7 @@ impl Error {
         Error::new(Code::Capacity, message)
     }
 
-    /// The message is static, as for out of memory.
+    /// Creates a `Busy` error. The static message needs no allocation.
     pub fn busy() -> Error {
         Error::new(Code::Busy, "another thread, or the engine's own, is stepping this engine: one at a time")
     }
@@ -105,7 +105,7 @@ impl Error {
         Error::new(Code::Cancelled, message)
     }
 
-    /// Out of memory. The message is static: making this error allocates nothing.
+    /// Creates an `OutOfMemory` error. The static message needs no allocation.
     pub fn out_of_memory() -> Error {
         Error::new(Code::OutOfMemory, "the machine would not give the memory: lower the budgets or free some memory")
     }
@@ -118,13 +118,13 @@ impl Error {
         &self.message
     }
 
-    /// The same error, told where it happened: `config.json: num_hidden_layers is 0`.
+    /// Prefixes the message with the location of the error: `config.json: num_hidden_layers is 0`.
     pub fn within(self, place: impl fmt::Display) -> Error {
         Error { code: self.code, message: format!("{place}: {}", self.message).into() }
     }
 }
 
-/// Messages may quote what a file or a request says; no more of it than a person would read.
+/// Truncates a message, since it may quote a file or a request of any size.
 fn shortened(message: Cow<'static, str>) -> Cow<'static, str> {
     const MOST_BYTES: usize = 1000;
     if message.len() <= MOST_BYTES {
@@ -148,7 +148,7 @@ impl From<std::collections::TryReserveError> for Error {
     }
 }
 
-/// A copy of values whose number comes from options, a model file or a request.
+/// Copies a slice whose length depends on options, a model file or a request.
 pub fn try_copy<T: Copy>(values: &[T]) -> Result<Vec<T>> {
     let mut copy = Vec::new();
     copy.try_reserve_exact(values.len())?;
@@ -156,12 +156,13 @@ pub fn try_copy<T: Copy>(values: &[T]) -> Result<Vec<T>> {
     Ok(copy)
 }
 
-/// Room for `more` in a list that grows by and by: for twice as much as it has, or, where there is no memory for that, for just so many.
+/// Reserves space for `more` elements: with amortized growth, or exactly that many if memory is
+/// short.
 pub fn try_grow<T>(list: &mut Vec<T>, more: usize) -> Result<()> {
     Ok(list.try_reserve(more).or_else(|_| list.try_reserve_exact(more))?)
 }
 
-/// Makes `list` a copy of `values`, in the room that it has or, where that is too little, in more.
+/// Makes `list` a copy of `values` and reuses its allocation.
 pub fn try_refill<T: Copy>(list: &mut Vec<T>, values: &[T]) -> Result<()> {
     list.clear();
     list.try_reserve(values.len())?;
@@ -169,7 +170,7 @@ pub fn try_refill<T: Copy>(list: &mut Vec<T>, values: &[T]) -> Result<()> {
     Ok(())
 }
 
-/// The same as `try_copy` for texts, one after the other.
+/// Concatenates strings whose length depends on options, a model file or a request.
 pub fn try_concat(texts: &[&str]) -> Result<String> {
     let mut all = String::new();
     all.try_reserve_exact(texts.iter().map(|text| text.len()).sum())?;
@@ -177,7 +178,7 @@ pub fn try_concat(texts: &[&str]) -> Result<String> {
     Ok(all)
 }
 
-/// Copies of texts.
+/// Copies a list of strings.
 pub fn try_texts(texts: &[String]) -> Result<Vec<String>> {
     let mut copies = Vec::new();
     copies.try_reserve_exact(texts.len())?;
@@ -187,7 +188,7 @@ pub fn try_texts(texts: &[String]) -> Result<Vec<String>> {
     Ok(copies)
 }
 
-/// Grows as long as there is memory.
+/// A string that reports a failed allocation as a formatting error.
 #[derive(Default)]
 pub struct Text(pub String);
 
@@ -199,14 +200,14 @@ impl fmt::Write for Text {
     }
 }
 
-/// What `format!` makes, of things whose size comes from a model file.
+/// Formats values whose size depends on a model file.
 pub fn try_format(what: fmt::Arguments) -> Result<String> {
     let mut text = Text::default();
     fmt::write(&mut text, what).map_err(|_| Error::out_of_memory())?;
     Ok(text.0)
 }
 
-/// A vector of `len` copies of `value`, or an out-of-memory error: for every size that comes from
+/// Returns `len` copies of `value`, or an out-of-memory error. For every size that depends on
 /// options, a model file or a request.
 pub fn try_vec<T: Clone>(len: usize, value: T) -> Result<Vec<T>> {
     let mut vec = Vec::new();

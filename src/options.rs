@@ -1,4 +1,4 @@
-//! What a host may choose: the engine's options and a request's sampling parameters.
+//! The options of an engine and the sampling parameters of a request.
 
 mod policies;
 mod sampling;
@@ -15,29 +15,31 @@ use crate::arena::Arena;
 use crate::error::{Error, Result, try_concat, try_texts};
 use crate::sys::threads::{AllowedCpus, MOST_CPUS};
 
-/// The instruction path of the CPU kernels. Bits are the same within one path, not across paths.
+/// The instruction path of the CPU kernels. Results are bit-identical within one path, not across
+/// paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Isa {
-    /// Plain Rust that the compiler vectorizes for the target's baseline.
+    /// Plain Rust, vectorized by the compiler for the baseline of the target.
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// The same as `Avx512Vnni`, and AVX-512 BF16: weights that are kept in bf16 are multiplied by activations that are rounded to it, K and V
-    /// in bf16 by queries and probabilities that are, and the products are summed in f32. Twice as fast where arithmetic is the limit.
+    /// `Avx512Vnni` and AVX-512 BF16. Activations are rounded to bf16 for the product with bf16
+    /// weights. Queries and probabilities are rounded to bf16 for the product with bf16 K and V.
+    /// Products are summed in f32. Twice as fast if arithmetic is the bottleneck.
     Avx512Bf16,
-    /// The same as `Avx2`, and AVX-VNNI: weights in whole numbers are multiplied four at a time, with the same result.
+    /// `Avx2` and AVX-VNNI: integer weights are multiplied four at a time, with the same result.
     AvxVnni,
-    /// The same as `Avx512`, and AVX-512 VNNI.
+    /// `Avx512` and AVX-512 VNNI.
     Avx512Vnni,
 }
 
 impl Isa {
-    /// From the narrowest to the widest.
+    /// All paths, from the narrowest to the widest.
     pub const ALL: [Isa; 6] = [Isa::Portable, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Vnni, Isa::Avx512Bf16];
 
-    /// The narrowest path that gives the same bits.
+    /// Returns the narrowest path with bit-identical results.
     pub fn bits(self) -> Isa {
         match self {
             Isa::AvxVnni => Isa::Avx2,
@@ -58,7 +60,7 @@ impl Isa {
     }
 }
 
-/// How weights are stored.
+/// The type in which a model file stores weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Dtype {
     F32,
@@ -74,7 +76,7 @@ impl Dtype {
         }
     }
 
-    /// Each number of little-endian bytes, with its place.
+    /// Calls `visit` with the index and the value of each little-endian number in `bytes`.
     pub fn visit(self, bytes: &[u8], mut visit: impl FnMut(usize, f32)) {
         match self {
             Dtype::F32 => bytes.as_chunks().0.iter().enumerate().for_each(|(i, b)| visit(i, f32::from_le_bytes(*b))),
@@ -92,18 +94,19 @@ impl Dtype {
     }
 }
 
-/// How weights are kept. Those in whole numbers are multiplied by rows in whole numbers, of -127 to 127, which are made of activations as they
-/// come.
+/// The type in which weights are kept in memory. Integer weights are multiplied by activations that
+/// are quantized to -127..127 at run time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WeightFormat {
     F32,
     F16,
     Bf16,
-    /// OCP's E4M3, with a scale for each output: floating point of 8 bits, for CUDA devices.
+    /// OCP E4M3, an 8-bit float, with a scale per output. Only for CUDA devices.
     Fp8,
-    /// From -127 to 127, with a scale for each output.
+    /// -127 to 127, with a scale per output.
     Int8,
-    /// 16 steps, with a scale for each group of an output's inputs. With offsets they begin at the least weight of the group.
+    /// 4-bit integers, with a scale per group of inputs of an output. With `offsets`, the range
+    /// starts at the smallest weight of the group.
     Int4 {
         group: usize,
         offsets: bool,
@@ -111,16 +114,16 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
-    /// Of weights that share a scale in int4.
+    /// The allowed group sizes of int4.
     pub const GROUPS: [usize; 3] = [32, 64, 128];
 
-    /// Every format that a CPU multiplies, those of four bits in groups of so many.
+    /// Returns all formats that the CPU supports, with int4 in groups of `group`.
     pub fn all(group: usize) -> [WeightFormat; 6] {
         let int4 = |offsets| WeightFormat::Int4 { group, offsets };
         [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16, WeightFormat::Int8, int4(false), int4(true)]
     }
 
-    /// Whether its weights are whole numbers.
+    /// Returns whether the weights are integers.
     pub fn is_whole(self) -> bool {
         matches!(self, WeightFormat::Int8 | WeightFormat::Int4 { .. })
     }
@@ -148,23 +151,23 @@ impl From<Dtype> for WeightFormat {
     }
 }
 
-/// How K and V are stored.
+/// The type in which K and V are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum KvDtype {
     F32,
     Bf16,
-    /// Whole numbers from -127 to 127; those of one head of one token share a scale in f32.
+    /// -127 to 127, with one f32 scale per head and token.
     Int8,
-    /// What is beyond 65504 is stored as that.
+    /// Values beyond 65504 are clamped.
     F16,
-    /// Numbers of 8 bits with a point that floats (E4M3), up to 448, with scales as in Int8.
+    /// E4M3, an 8-bit float up to 448, with scales as for `Int8`.
     Fp8,
 }
 
 impl KvDtype {
     pub const ALL: [KvDtype; 5] = [KvDtype::F32, KvDtype::Bf16, KvDtype::Int8, KvDtype::F16, KvDtype::Fp8];
 
-    /// Bytes of a number.
+    /// Returns the bytes per number.
     pub fn bytes(self) -> usize {
         match self {
             KvDtype::F32 => 4,
@@ -173,7 +176,7 @@ impl KvDtype {
         }
     }
 
-    /// Bytes of the scale that one head of one token has.
+    /// Returns the bytes of the scale of one head of one token.
     pub fn scale_bytes(self) -> usize {
         match self {
             KvDtype::F32 | KvDtype::Bf16 | KvDtype::F16 => 0,
@@ -181,7 +184,7 @@ impl KvDtype {
         }
     }
 
-    /// Bytes of one head's K, or V, of one token.
+    /// Returns the bytes of K, or of V, of one head of one token.
     pub fn head_bytes(self, head_dim: usize) -> usize {
         head_dim * self.bytes() + self.scale_bytes()
     }
@@ -197,105 +200,118 @@ impl KvDtype {
     }
 }
 
-/// What becomes of the K and V of those who have to give way.
+/// The treatment of the KV blocks of preempted requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Preemption {
-    /// They are dropped, and computed again.
+    /// Preempted requests lose their KV blocks and are recomputed when they are rescheduled.
     #[default]
     Recompute,
-    /// They wait in the host tier, where it has room.
+    /// Preempted requests are swapped to the host tier. If it is full, they are recomputed.
     Swap,
-    /// Whichever costs less, by what moving and computing have cost so far.
+    /// The cheaper of both, by the measured costs of swapping and of recomputation.
     Auto,
 }
 
-/// What a model runs on.
+/// The device that runs a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
     Cpu,
-    /// The CUDA device of this number.
+    /// The CUDA device with this ordinal.
     Cuda(usize),
 }
 
-/// Everything `Engine::create` needs to know. `None` lets the engine choose.
+/// The options of an engine. `None` selects a default.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EngineOptions {
-    /// A model directory as Hugging Face ships it.
+    /// Model directory in the layout of Hugging Face.
     #[serde(skip)]
     pub model_dir: PathBuf,
-    /// Where to run: "cpu".
+    /// Device: "cpu", "cuda" or "cuda:N".
     pub device: String,
-    /// Bytes of the KV pool. None: what `max_seqs` full sequences need, at most 1 GiB.
+    /// Size of the KV pool in bytes. `None` selects the size of `max_seqs` full sequences, at most
+    /// 1 GiB.
     pub kv_bytes: Option<u64>,
-    /// Take the KV pool's bytes from this budget, which other engines may share, instead of `kv_bytes`.
+    /// Budget for the KV pool, instead of `kv_bytes`. Other engines may share it.
     #[serde(skip)]
     pub arena: Option<Arc<Arena>>,
     /// Tokens per KV block: 8, 16, 32, 64, 128 or 256.
     pub block_size: usize,
-    /// How weights are kept. None: as the model's files have them. Embedding and head are kept in int8 where int4 is asked for, and as they are
-    /// where fp8 is; what is small, and decides much (the choice among experts, learned positions), stays as it is, and so do the matrices by which latents are read.
+    /// Weight format. `None` keeps the format of the model files.
+    ///
+    /// With int4, embedding and head are int8. With fp8, they keep their format. Small tensors with
+    /// a large influence (expert routers, learned positions) and the matrices that expand latents
+    /// keep their format too.
     #[serde(default)]
     pub weight_format: Option<WeightFormat>,
-    /// A directory that keeps the packed form of the weights: where it has that of this model, it is read; otherwise it is written once the weights are
-    /// packed. None: they are packed each time.
+    /// Directory for packed weights. Packed weights of this model are read from it. If it has none,
+    /// they are written after packing. `None` packs the weights at every start.
     #[serde(skip)]
     pub packed_dir: Option<PathBuf>,
-    /// How K and V are stored. None: f32 for models stored in f32, else bf16.
+    /// KV cache type. `None` selects f32 for models that are stored in f32, otherwise bf16.
     pub kv_dtype: Option<KvDtype>,
-    /// Longest sequence, prompt and output together. None: the model's own, or what the pool holds.
+    /// Maximum length of a sequence in tokens, prompt and output together. `None` selects the limit
+    /// of the model, or what the pool can hold.
     pub max_model_len: Option<usize>,
-    /// Most rows (prompt and decode tokens of all sequences) in one step.
+    /// Maximum number of tokens (prompt and decode tokens of all sequences) in one step.
     pub max_batch_tokens: usize,
-    /// Most sequences running at once.
+    /// Maximum number of running sequences.
     pub max_seqs: usize,
-    /// Most prompt tokens of one sequence in one step. None: `max_batch_tokens`.
+    /// Maximum number of prompt tokens of one sequence in one step. `None` selects
+    /// `max_batch_tokens`.
     pub prefill_chunk: Option<usize>,
-    /// Threads of the CPU backend, the stepping thread included. None: as many as `cpus`, or one per core.
+    /// Threads of the CPU backend, including the stepping thread. `None` selects the number of
+    /// `cpus`, or one per core.
     pub threads: Option<usize>,
-    /// The CPUs to which the engine's own threads are pinned, one each, the stepping one's first: that one is pinned where it is the engine's.
-    /// None: the system places them.
+    /// CPUs to which the threads of the engine are pinned, one each. The first one is for the
+    /// stepping thread and applies only to the thread of the engine. `None` leaves the placement to
+    /// the system.
     #[serde(skip)]
     pub cpus: Option<Vec<usize>>,
-    /// The instruction path. None: the widest the machine has.
+    /// Instruction path. `None` selects the widest path of the machine.
     pub isa: Option<Isa>,
-    /// Seeds the requests that bring no seed of their own.
+    /// Seed for requests without a seed of their own.
     pub seed: u64,
-    /// Serve token ids only: no tokenizer is read and text calls are refused.
+    /// Whether to serve token ids only. No tokenizer is read, and calls with text fail.
     pub skip_tokenizer: bool,
-    /// Outputs that may wait in the engine's own queue before its requests pause.
+    /// Capacity of the queue of the engine in outputs. Its requests pause while it is full.
     pub queue_capacity: usize,
-    /// Find again what was computed for the same tokens before.
+    /// Whether to reuse the KV blocks of equal prefixes.
     pub prefix_cache: bool,
-    /// A CUDA device gives a sequence the same bits whatever the batch, as the CPU always does. Costs speed.
+    /// Whether results on a CUDA device are independent of the batch, as they always are on the
+    /// CPU. Reduces speed.
     pub batch_invariant: bool,
-    /// The part of a CUDA device's memory for the KV pool, of what weights and working memory leave. None: as `kv_bytes` says.
+    /// Fraction of the memory of a CUDA device for the KV pool, after weights and working memory.
+    /// `None` applies `kv_bytes`.
     pub memory_fraction: Option<f32>,
-    /// Requests that may wait for their first step, and tokens they may have in all, before others are refused.
+    /// Limits for requests that wait for their first step, and for their tokens. Further requests
+    /// are refused. `None` sets no limit.
     pub max_waiting_requests: Option<usize>,
     pub max_waiting_tokens: Option<usize>,
-    /// Bytes of a text prompt, a chat or a text to tokenize at most. None: see `max_prompt_bytes()`.
+    /// Maximum size in bytes of a text prompt, a chat or a text to tokenize. `None` selects the
+    /// default of `max_prompt_bytes()`.
     #[serde(skip)]
     pub max_prompt_bytes: Option<usize>,
     pub preemption: Preemption,
-    /// Bytes of the host tier. 0: there is none.
+    /// Size of the host tier in bytes. 0 disables it.
     pub swap_bytes: u64,
-    /// A directory: the host tier is a file there, which has no name and is gone with the engine. None: it is memory.
+    /// Directory for the host tier. The tier is an unlinked file there and disappears with the
+    /// engine. `None` keeps the tier in memory.
     #[serde(skip)]
     pub swap_dir: Option<PathBuf>,
-    /// Who comes first, what a step is made of, and for how much a request needs room.
+    /// Order, batching and allocation policies of the scheduler.
     pub policies: Policies,
-    /// A file to draw every step into, in Chrome's trace event format.
+    /// File for a trace of all steps in Chrome's trace event format.
     #[serde(skip)]
     pub trace_path: Option<PathBuf>,
-    /// A file to write down what is asked for, so that it can be replayed.
+    /// File for a journal of all inputs, from which the steps can be replayed.
     #[serde(skip)]
     pub journal_path: Option<PathBuf>,
-    /// What the metrics call the model. None: as its directory is called.
+    /// Name of the model in the metrics. `None` selects the name of the model directory.
     #[serde(skip)]
     pub model_name: Option<String>,
 }
 
-/// A request's priority is from minus this to this; without one it is 0.
+/// The limit of the priority of a request, which ranges from `-MOST_PRIORITY` to `MOST_PRIORITY`.
 pub const MOST_PRIORITY: i32 = 100;
 
 impl Default for EngineOptions {
@@ -345,18 +361,18 @@ impl EngineOptions {
     const PROMPT_BYTES_PER_TOKEN: usize = 64;
     const MIN_DEFAULT_PROMPT_BYTES: usize = 1 << 20;
 
-    /// The limit in bytes of texts that are tokenized, for sequences of at most `max_model_len` tokens.
+    /// Returns the limit in bytes for texts that are tokenized.
     pub fn max_prompt_bytes(&self, max_model_len: usize) -> usize {
         let default = max_model_len.saturating_mul(Self::PROMPT_BYTES_PER_TOKEN).max(Self::MIN_DEFAULT_PROMPT_BYTES);
         self.max_prompt_bytes.unwrap_or(default)
     }
 
-    /// The most rows that one sequence has in a step.
+    /// Returns the maximum number of tokens of one sequence in one step.
     pub fn rows_at_once(&self) -> usize {
         self.prefill_chunk.map_or(self.max_batch_tokens, |chunk| chunk.min(self.max_batch_tokens))
     }
 
-    /// What the model runs on.
+    /// Parses `device`.
     pub fn device(&self) -> Result<Device> {
         let digits = |name: &&str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
         let ordinal = |name: &str| name.strip_prefix("cuda:").filter(digits)?.parse().ok();
@@ -369,7 +385,8 @@ impl EngineOptions {
         }
     }
 
-    /// Threads that compute. A device that is not the CPU needs none but the one that steps.
+    /// Returns the number of compute threads. Other devices than the CPU use only the stepping
+    /// thread.
     pub fn thread_count(&self) -> usize {
         if !matches!(self.device(), Ok(Device::Cpu)) {
             return 1;
@@ -415,7 +432,8 @@ impl EngineOptions {
         self.validate_swapping()
     }
 
-    /// The CPU's memory is the host's, who says how much of it he lends. Its bits never depend on the batch.
+    /// Validates options for the CPU. A fraction of its memory is not supported, since the host
+    /// shares it.
     fn validate_on_cpu(&self) -> Result<()> {
         if let Some(fraction) = self.memory_fraction {
             return Err(Error::unsupported(format!(
@@ -430,11 +448,11 @@ impl EngineOptions {
         }
     }
 
-    /// What is said of the CPU's work is a mistake where there is none.
+    /// Validates options for a CUDA device. Options of the CPU backend are rejected.
     fn validate_on_cuda(&self) -> Result<()> {
         let refused = |what: &str| Err(Error::unsupported(format!("device is {:?} and {what}", self.device)));
         if let Some(fraction) = self.memory_fraction {
-            // NaN is not within.
+            // NaN fails this comparison.
             if !(0.01..=1.0).contains(&fraction) {
                 return Err(Error::invalid(format!("memory_fraction is {fraction}: it must be from 0.01 to 1")));
             }
@@ -452,7 +470,7 @@ impl EngineOptions {
         }
     }
 
-    /// Each is one that there is, and another; there are as many as threads.
+    /// Checks that `cpus` names allowed, distinct CPUs, one for each thread.
     fn validate_cpus(&self, cpus: &[usize]) -> Result<()> {
         if self.thread_count() != cpus.len() {
             let threads = self.thread_count();
@@ -478,7 +496,7 @@ impl EngineOptions {
         Ok(())
     }
 
-    /// A tier that nobody uses, or nobody could, is a mistake.
+    /// Rejects a host tier that the preemption mode would not use, and the reverse.
     fn validate_swapping(&self) -> Result<()> {
         match (self.preemption, self.swap_bytes, &self.swap_dir) {
             (Preemption::Recompute, bytes @ 1.., _) => Err(Error::invalid(format!(
@@ -493,7 +511,7 @@ impl EngineOptions {
     }
 }
 
-/// CPUs as `taskset -c` takes them: numbers and ranges, such as 0-3,8.
+/// Parses a list of CPUs in the syntax of `taskset -c`: numbers and ranges, such as 0-3,8.
 pub fn cpu_list(text: &str) -> Result<Vec<usize>> {
     let wrong = |what: &str| Error::invalid(format!("cpus is {text:?}: {what}; write numbers and ranges, such as 0-3,8"));
     let number = |text: &str| {
@@ -524,14 +542,14 @@ fn within(name: &str, value: usize, most: usize) -> Result<()> {
     Err(Error::invalid(format!("{name} is {value}: it must be from 1 to {most}")))
 }
 
-/// What a request's output must look like.
+/// A description of the allowed outputs of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Grammar {
-    /// A JSON text that this schema (a JSON text itself) describes.
+    /// A JSON text that matches this JSON schema.
     JsonSchema(String),
     /// Any JSON object.
     JsonObject,
-    /// The whole output matches this regular expression of Python's `re`.
+    /// A text that matches this regular expression of Python's `re` completely.
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
@@ -540,7 +558,7 @@ pub enum Grammar {
 }
 
 impl Grammar {
-    /// Compiling one that large may take seconds.
+    /// The limit in bytes. The compilation of a grammar of this size can take seconds.
     const MOST_BYTES: usize = 256 << 10;
 
     pub fn try_clone(&self) -> Result<Grammar> {
@@ -570,31 +588,32 @@ impl Grammar {
     }
 }
 
-/// When a beam search has found enough. Except for `Yes` the finished beams must be as many as the width, and
-/// the question is what a running beam can still reach.
+/// The condition that ends a beam search. Except for `Yes`, as many beams as the width must be
+/// finished, and the condition compares the best score that a running beam can reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum EarlyStopping {
-    /// As soon as as many beams as the width are finished.
+    /// Ends when as many beams as the width are finished.
     Yes,
-    /// When the best running beam, ended now, would be no better than the worst finished one. With a positive length
-    /// penalty it might still have become better.
+    /// Ends when the best running beam would not beat the worst finished one if it ended now. With
+    /// a positive length penalty it could still improve.
     #[default]
     No,
-    /// When no running beam can become better than the worst finished one.
+    /// Ends when no running beam can still beat the worst finished one.
     Never,
 }
 
-/// Beam search: several continuations side by side, the best ones returned.
+/// The parameters of a beam search.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BeamParams {
-    /// Beams that run side by side: 2 to 64.
+    /// Number of beams, 2 to 64.
     pub width: u32,
-    /// Groups into which the beams are divided, each with a search of its own.
+    /// Number of groups into which the beams are divided. Each group is a search of its own.
     pub groups: u32,
-    /// Taken off a token's log probability for every beam of an earlier group that chose it in the same step.
+    /// Penalty on the log probability of a token, for each beam of an earlier group that chose it
+    /// in the same step.
     pub diversity_penalty: f32,
-    /// A finished beam's score is the sum of its log probabilities divided by its length to this power:
-    /// above 0 favours long ones, below 0 short ones.
+    /// Exponent of the length by which the sum of log probabilities is divided. Values above 0
+    /// favour long beams, values below 0 short ones.
     pub length_penalty: f32,
     pub early_stopping: EarlyStopping,
 }
@@ -608,10 +627,10 @@ impl Default for BeamParams {
 impl BeamParams {
     pub const MOST_BEAMS: u32 = 64;
     const MOST_DIVERSITY: f32 = 1e6;
-    /// Lengths to this power, times a sum of log probabilities, are still well within f32.
+    /// With this limit, a length to this power times a sum of log probabilities fits f32.
     const MOST_LENGTH_PENALTY: f32 = 5.0;
 
-    /// Whether these can be searched for the `n` best.
+    /// Checks whether the search can return the `n` best beams.
     pub fn validate(&self, n: usize) -> Result<()> {
         let BeamParams { width, groups, diversity_penalty, length_penalty, .. } = *self;
         if !(2..=Self::MOST_BEAMS).contains(&width) {
@@ -623,7 +642,7 @@ impl BeamParams {
         if groups == 0 || width % groups != 0 {
             return Err(Error::invalid(format!("{width} beams cannot be divided into {groups} groups of equal size")));
         }
-        // Comparisons are written so that NaN fails them.
+        // NaN fails these comparisons.
         if !(0.0..=Self::MOST_DIVERSITY).contains(&diversity_penalty) {
             let most = Self::MOST_DIVERSITY;
             return Err(Error::invalid(format!("diversity_penalty is {diversity_penalty}: it must be from 0 to {most}")));

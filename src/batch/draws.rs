@@ -1,23 +1,25 @@
-//! Tokens to be drawn where the logits lie, as flat data. `decode` writes what is asked for, a backend draws; neither knows the other.
+//! Sampling on the device, as flat data. `decode` writes the parameters and a backend samples.
+//! Neither module depends on the other.
 
 use std::ops::Range;
 
 use crate::error::Result;
 
-/// Most probable tokens that a draw can tell of.
+/// The largest number of top tokens that one sample can report.
 pub const MOST_TOPS: usize = 20;
-/// Instead of a number of them: no log probability is asked for.
+/// The value of `Draw::logprobs` if no log probability is wanted.
 pub const NO_LOGPROBS: u32 = u32::MAX;
-/// Instead of where a mask lies: all tokens are allowed.
+/// The value of `Draw::mask` if all tokens are allowed.
 pub const NO_MASK: u32 = u32::MAX;
 
-/// How a row's token is drawn: by the rules that most requests have, which mean what `decode` says. As `kernels/draw.cu` has it.
+/// The sampling parameters of one row, with the meaning that `decode` defines. The layout matches
+/// `kernels/draw.cu`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub struct Draw {
-    /// Of the step's logits.
+    /// Index of the row in the logits of the step.
     pub row: u32,
-    /// Of so many of the most probable tokens too, or `NO_LOGPROBS`.
+    /// Number of top tokens to report with the log probability, or `NO_LOGPROBS`.
     pub logprobs: u32,
     pub top_k: u32,
     pub temperature: f32,
@@ -26,48 +28,51 @@ pub struct Draw {
     pub repetition_penalty: f32,
     pub frequency_penalty: f32,
     pub presence_penalty: f32,
-    /// How far along all shares, as a fraction of 2^64: the high half, then the low one.
+    /// The random number as a fraction of 2^64: the high half, then the low half.
     pub fraction: [u32; 2],
-    /// Where its edits begin: biases, and behind them how often tokens have come.
+    /// Index of the first edit of this row. `biases` edits with a bias come first, then `counts`
+    /// edits with a token count.
     pub edits: u32,
     pub biases: u32,
     pub counts: u32,
-    /// Where its mask begins, or `NO_MASK`: a bit for each token, the lowest first, that says whether it is allowed.
+    /// Index of the first word of the mask, or `NO_MASK`. Bit i of the mask, lowest first, is set
+    /// if token i is allowed.
     pub mask: u32,
 }
 
-/// What becomes of one token's logit.
+/// A change of the logit of one token.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[repr(C)]
 pub struct Edit {
     pub token: u32,
-    /// A bias, or how often the token was generated: the bits of an f32, or a number.
+    /// The bits of an f32 bias, or the number of times that the token was generated.
     pub value: u32,
-    /// Where the backend keeps what the logit was.
+    /// Space in which the backend saves the original logit.
     pub before: f32,
 }
 
-/// How many numbers `Draws` has room for.
+/// The capacities of `Draws`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrawLimits {
     pub draws: usize,
     pub edits: usize,
-    /// Words of 32 bits.
+    /// Size of all masks in words of 32 bits.
     pub mask: usize,
 }
 
-/// Edits that a draw has room for: a bias for each of some hundred tokens, or a penalty for each of some pages' words. Were the room shared, it would
-/// depend on the others in a step where a token is drawn.
+/// The largest number of edits of one sample: a few hundred biases, or the penalties of some pages
+/// of text. The limit is per sample. With a shared limit, the other sequences of the step would
+/// decide whether a token is sampled on the device.
 pub const MOST_EDITS: usize = 4096;
 
 impl DrawLimits {
-    /// For a draw from each of so many rows, each with a mask.
+    /// Returns the limits for one sample per row, each with a mask.
     pub fn of(rows: usize, vocab: usize) -> DrawLimits {
         DrawLimits { draws: rows, edits: rows * MOST_EDITS, mask: rows * vocab.div_ceil(32) }
     }
 }
 
-/// The draws of a step, by rising row, with what some of them need besides.
+/// The samples of a step in ascending order of rows, with their edits and masks.
 #[derive(Debug, Default)]
 pub struct Draws {
     pub draws: Vec<Draw>,
@@ -94,7 +99,7 @@ impl Draws {
         self.draws.is_empty()
     }
 
-    /// The rows of `rows` from which nothing is drawn, in runs.
+    /// Returns the ranges of the first `rows` rows that are not sampled.
     pub fn other_rows(&self, rows: usize) -> impl Iterator<Item = Range<usize>> {
         let ends = self.draws.iter().map(|draw| draw.row as usize).chain(std::iter::once(rows));
         let starts = std::iter::once(0).chain(self.draws.iter().map(|draw| draw.row as usize + 1));
@@ -102,18 +107,20 @@ impl Draws {
     }
 }
 
-/// What came of a draw. As `kernels/draw.cu` has it.
+/// The result of one sample. The layout matches `kernels/draw.cu`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub struct Drawn {
     pub outcome: Outcome,
     pub token: u32,
-    /// The token's own logit, as the model gave it, where a log probability was asked for; and the greatest of all.
+    /// The logit of the sampled token as the model computed it. Valid if a log probability was
+    /// requested. `greatest` is the largest logit of the row.
     pub logit: f32,
     pub greatest: f32,
-    /// The sum of e^(logit - greatest) over all tokens, in units of 2^-40. 0 where no log probability was asked for.
+    /// The sum of e^(logit - greatest) over all tokens, in units of 2^-40. 0 if no log probability
+    /// was requested.
     pub powers: u64,
-    /// The most probable tokens with their logits, the best first.
+    /// The most probable tokens with their logits, the most probable first.
     pub tops: [Top; MOST_TOPS],
 }
 
@@ -132,19 +139,20 @@ impl Outcome {
     pub const TOKEN: Outcome = Outcome(0);
     /// The logits hold NaN or infinity.
     pub const NOT_FINITE: Outcome = Outcome(1);
-    /// Every token is excluded.
+    /// No token is allowed.
     pub const EXCLUDED: Outcome = Outcome(2);
 }
 
 impl Drawn {
-    /// What a logit less this is a log probability.
+    /// Returns the logarithm of the softmax denominator. A logit minus this value is a log
+    /// probability.
     pub fn normalizer(&self) -> f64 {
         const UNIT: f64 = 1.0 / (1u64 << 40) as f64;
         f64::from(self.greatest) + libm::log(self.powers as f64 * UNIT)
     }
 }
 
-/// As `kernels/draw.cu` counts.
+/// The sizes in `kernels/draw.cu`.
 const _: () = assert!(size_of::<Draw>() == 60 && size_of::<Edit>() == 12 && size_of::<Drawn>() == 24 + 8 * MOST_TOPS);
 
 #[cfg(test)]

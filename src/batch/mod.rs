@@ -1,51 +1,56 @@
-//! One forward pass as flat data. The scheduler writes it, the backend reads it; neither knows the other.
+//! The input of one forward pass as flat data. The scheduler writes it and the backend reads it.
+//! Neither module depends on the other.
 
 pub mod draws;
 
 use crate::error::Result;
 
-/// The rows (tokens) of many sequences back to back: prefill chunks and decode tokens mixed, no padding.
+/// The tokens (rows) of all sequences of a step back to back, without padding. Prefill chunks and
+/// decode tokens are mixed.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Batch {
-    pub tokens: Vec<u32>,       // [rows]
-    pub positions: Vec<u32>,    // [rows] place of the token in its sequence
-    pub slots: Vec<u32>,        // [rows, groups] where its K and V go in the layers of each group: block * block_size + offset
+    pub tokens: Vec<u32>,    // [rows]
+    pub positions: Vec<u32>, // [rows] position of each token in its sequence
+    /// [rows, groups] The KV slot of each token in the layers of each group: block * block_size +
+    /// offset.
+    pub slots: Vec<u32>,
     pub spans: Vec<Span>,       // [sequences]
-    pub tables: Vec<u32>,       // [places, groups] the spans' block tables, back to back
-    pub logit_rows: Vec<u32>,   // [logits] rows whose logits are wanted
-    pub copies: Vec<BlockCopy>, // block copies to make first, in any order
-    /// [rows, groups] Where K and V of the token go that is chosen from each row, or `NOWHERE`: it is the sequence's last. Nothing where what
-    /// comes after this step cannot be foreseen: that each of its rows is followed by such a token, and nobody joins.
+    pub tables: Vec<u32>,       // [places, groups] block tables of the spans, back to back
+    pub logit_rows: Vec<u32>,   // [logits] rows whose logits are computed
+    pub copies: Vec<BlockCopy>, // block copies that precede the computation, in any order
+    /// [rows, groups] The KV slot of the token that each row samples, or `NOWHERE` if it is the
+    /// last token of the sequence. Empty if the next step cannot be predicted. The prediction
+    /// requires that every row samples such a token and that no other sequence joins.
     pub next_slots: Vec<u32>,
 }
 
-/// Instead of a slot: K and V are not kept.
+/// The value of a slot if K and V are not stored.
 pub const NOWHERE: u32 = u32::MAX;
 
-/// All of a block's K and V, in every layer.
+/// A copy of all K and V of a block, in the layers of its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockCopy {
     pub from: u32,
     pub to: u32,
 }
 
-/// A block's place on the device and in the host tier: all of its K and V, in every layer.
+/// A block on the device and its block in the host tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockMove {
     pub device: u32,
     pub host: u32,
 }
 
-/// The last of a sequence's blocks, which may not be full.
+/// The last blocks of a sequence, which may be partly filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tail {
     pub blocks: usize,
-    /// The first slots of each that hold a token's K and V.
+    /// Number of filled slots in each of these blocks.
     pub slots: usize,
 }
 
-/// Moves between the tiers, made before anything is computed: all that go out, and then all that come back. No block is
-/// written twice.
+/// Transfers between the tiers, made before the computation: first all that go to the host tier,
+/// then all that return. No block is written twice.
 #[derive(Debug, Default)]
 pub struct Moves {
     pub out: Vec<BlockMove>,
@@ -58,18 +63,19 @@ impl Moves {
     }
 }
 
-/// One sequence's part of a batch.
+/// The tokens of one sequence in a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     pub first_row: u32,
     pub rows: u32,
-    /// Where its block table begins in `Batch::tables`; it covers every position up to the last row's. What no row looks back on
-    /// is some block: where it is gone, the sequence's newest of the group.
+    /// Index of the first entry of the block table in `Batch::tables`. The table covers all
+    /// positions up to the last row. An entry outside the window of all rows refers to the newest
+    /// block of its group.
     pub table: u32,
 }
 
 impl Batch {
-    /// Makes room for the largest batch, so that no step has to.
+    /// Reserves space for the largest batch, so that no step allocates.
     pub fn reserve(&mut self, rows: usize, sequences: usize, blocks: usize, groups: usize) -> Result<()> {
         self.tokens.try_reserve(rows)?;
         self.positions.try_reserve(rows)?;
@@ -81,7 +87,7 @@ impl Batch {
         Ok(self.logit_rows.try_reserve(sequences)?)
     }
 
-    /// Becomes a copy of `other`.
+    /// Makes this batch a copy of `other`.
     pub fn copy_from(&mut self, other: &Batch) -> Result<()> {
         self.clear();
         let sequences = other.spans.len().max(other.logit_rows.len()).max(other.copies.len());
@@ -101,7 +107,7 @@ impl Batch {
         self.tokens.len()
     }
 
-    /// Groups of layers that have K and V in blocks of their own.
+    /// Returns the number of layer groups, which have KV blocks of their own.
     pub fn groups(&self) -> usize {
         self.slots.len().checked_div(self.rows()).map_or(1, |groups| groups.max(1))
     }

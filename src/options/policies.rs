@@ -1,4 +1,4 @@
-//! How an engine chooses among its requests.
+//! The scheduling policies of an engine.
 
 use std::time::Duration;
 
@@ -7,38 +7,41 @@ use serde::{Deserialize, Serialize};
 use super::within;
 use crate::error::{Error, Result};
 
-/// Who comes first.
+/// The rank of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum OrderPolicy {
     #[default]
     FirstCome,
-    /// The higher priority. One level is worth as much as having come so much earlier.
+    /// Higher priority first. One level outweighs `ageing` of waiting time.
     Priority { ageing: Duration },
-    /// Whoever is likely to generate fewer tokens. A hundred tokens are worth as much as having come so much earlier.
+    /// Shortest predicted output first. 100 tokens outweigh `ageing` of waiting time.
     ShortestPredicted { ageing: Duration },
 }
 
-/// What a step is made of.
+/// The composition of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum BatchingPolicy {
-    /// Prompts, in chunks, and decodes together, in the order of the requests.
+    /// Prompt chunks and decodes together, in the order of the requests.
     #[default]
     Mixed,
-    /// Prompts alone, and decodes alone: these when no prompt is left, or when so many prompt tokens have held them up.
+    /// Prompts and decodes in separate steps. Decodes run if no prompt is left, or after
+    /// `threshold` prompt tokens.
     PrefillFirst { threshold: usize },
-    /// Every decode, and at most so many prompt tokens.
+    /// All decodes, and at most `budget` prompt tokens.
     DecodeFirst { budget: usize },
-    /// As `Mixed`, but nobody joins until all that run have ended.
+    /// Static batching: as `Mixed`, but no request is admitted until the running batch has
+    /// finished.
     Static,
 }
 
-/// For how many of its tokens a request needs room before it begins.
+/// The number of tokens for which a request needs KV blocks before it starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum AllocationPolicy {
-    /// For those it has. Where all have grown so much that the pool is full, the last one goes, and comes back.
+    /// The current tokens. If the pool is full later, the request with the lowest rank is
+    /// preempted.
     #[default]
     OnDemand,
-    /// For all it may come to have: nobody has to go because somebody grows.
+    /// The maximum number of tokens. The growth of a running request causes no preemption.
     MaxTokens,
 }
 

@@ -1,100 +1,107 @@
-//! A request's sampling parameters. The definitions they follow are cited where they are computed, in `decode`.
+//! The sampling parameters of a request. `decode` cites their definitions.
 
 use serde::{Deserialize, Serialize};
 
 use super::Grammar;
 use crate::error::{Error, Result, try_copy, try_texts};
 
-/// How one request chooses its tokens, what it reports and when it ends. Everything is off by default.
+/// The parameters of token selection, of the reports and of the end of a request. By default all
+/// filters, penalties and reports are off.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SamplingParams {
-    /// 0 is greedy: whatever narrows or steers a draw is then passed over.
+    /// Sampling temperature. 0 selects greedy decoding and ignores the filters below.
     pub temperature: f32,
-    /// Keep the k most probable tokens. 0: all.
+    /// Number of most probable tokens to keep. 0 keeps all.
     pub top_k: u32,
-    /// Keep the most probable tokens that together reach this probability. 1: all.
+    /// Keeps the most probable tokens whose probabilities add up to this value. 1 keeps all.
     pub top_p: f32,
-    /// Keep tokens at least this share as probable as the most probable one. 0: all.
+    /// Keeps tokens with at least this fraction of the largest probability. 0 keeps all.
     pub min_p: f32,
-    /// Keep the tokens of the most typical surprise that together reach this probability. 1: all.
+    /// Keeps the tokens with the most typical surprise whose probabilities add up to this value. 1
+    /// keeps all.
     pub typical_p: f32,
-    /// Keep tokens whose logit is within so many standard deviations of the largest. 0: all.
+    /// Keeps tokens whose logit is within this number of standard deviations of the largest. 0
+    /// keeps all.
     pub top_n_sigma: f32,
-    /// How often XTC takes the most probable tokens away. 0: never.
+    /// Probability with which XTC removes the most probable tokens. 0 disables XTC.
     pub xtc_probability: f32,
-    /// From which probability on a token counts as a top choice for XTC.
+    /// Probability from which XTC counts a token as a top choice, 0 to 0.5.
     pub xtc_threshold: f32,
-    /// Steers the text's surprise instead of narrowing the draw by the six above.
+    /// Mirostat, which controls the surprise of the text instead of the filters above.
     pub mirostat: Option<Mirostat>,
-    /// Taken from the logit of every token that has been generated.
+    /// Value subtracted from the logit of every generated token.
     pub presence_penalty: f32,
-    /// Taken from a token's logit for every time it has been generated.
+    /// Value subtracted from the logit of a token for each time that it was generated.
     pub frequency_penalty: f32,
-    /// Divides the logits of all tokens of the prompt and the output (multiplies those below 0). 1: off.
+    /// Divisor of the positive logits of all tokens of prompt and output. Negative logits are
+    /// multiplied. 1 disables it.
     pub repetition_penalty: f32,
-    /// No run of so many tokens comes twice, those of the prompt included. 0: off.
+    /// Length of token runs that must not repeat, including those of the prompt. 0 disables it.
     pub no_repeat_ngram_size: u32,
-    /// Punishes what would go on repeating the text.
+    /// DRY, a penalty for tokens that extend a repetition.
     pub dry: Option<Dry>,
-    /// Added to the logits of these tokens; a token named twice gets both.
+    /// Values added to the logits of these tokens. If a token occurs twice, both values apply.
     pub logit_bias: Vec<(u32, f32)>,
     /// Texts that the output must not contain.
     pub bad_words: Vec<String>,
     /// Sequences of tokens that the output must not contain.
     pub bad_words_ids: Vec<Vec<u32>>,
-    /// The only tokens that may be chosen. Empty: all.
+    /// The only tokens that may be sampled. Empty allows all.
     pub allowed_token_ids: Vec<u32>,
-    /// None: derived from the engine's seed and the request's id.
+    /// Seed. `None` derives it from the seed of the engine and the request id.
     pub seed: Option<u64>,
-    /// None: until the sequence is as long as the engine allows.
+    /// Maximum number of output tokens. `None` is limited by `max_model_len` only.
     pub max_tokens: Option<usize>,
-    /// No end-of-sequence token, stop token or stop string counts before this many tokens.
+    /// Number of tokens before which end-of-sequence tokens, stop tokens and stop strings are
+    /// ignored.
     pub min_tokens: usize,
-    /// Go on past end-of-sequence tokens.
+    /// Whether to continue after end-of-sequence tokens.
     pub ignore_eos: bool,
     pub stop_token_ids: Vec<u32>,
     pub stop: Vec<String>,
-    /// The stop string, or the text of the stop token, stays in the output.
+    /// Whether the output contains the stop string, or the text of the stop token.
     pub include_stop: bool,
-    /// Report the log probability of every chosen token and of so many of the most probable ones beside it.
+    /// Number of most probable tokens to report beside the log probability of each output token.
+    /// `None` reports nothing.
     pub logprobs: Option<u32>,
-    /// The same of every token of the prompt but the first.
+    /// As `logprobs`, for all tokens of the prompt except the first.
     pub prompt_logprobs: Option<u32>,
-    /// The output begins with the prompt.
+    /// Whether the output begins with the prompt.
     pub echo: bool,
     pub output: OutputKind,
-    /// The output follows this grammar from its first token on.
+    /// Grammar that the output matches from its first token on.
     pub grammar: Option<Grammar>,
 }
 
-/// What each output of a sequence holds.
+/// The contents of each output of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum OutputKind {
-    /// What is new.
+    /// The new tokens and text.
     #[default]
     Delta,
-    /// Everything so far.
+    /// All tokens and text so far.
     Cumulative,
-    /// Everything, once, at the end.
+    /// All tokens and text, in one output at the end.
     Final,
 }
 
-/// Don't Repeat Yourself: a token that would make a repetition one longer than `length` tokens loses
-/// `multiplier * base ^ (length - allowed_length)`.
+/// Don't Repeat Yourself: a token that would extend a repetition of `length` tokens loses
+/// `multiplier * base ^ (length - allowed_length)` if `length >= allowed_length`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Dry {
     pub multiplier: f32,
     pub base: f32,
-    /// Repetitions shorter than this are free.
+    /// Repetitions shorter than this have no penalty.
     pub allowed_length: u32,
-    /// How far back repetitions are looked for. None: to the beginning.
+    /// Number of last tokens in which repetitions are searched. `None` searches all.
     pub penalty_last_n: Option<usize>,
-    /// Texts that end a repetition. None: `DEFAULT_BREAKERS`, or none where there is no tokenizer.
+    /// Texts that end a repetition. `None` selects `DEFAULT_BREAKERS`, or no text without a
+    /// tokenizer.
     pub sequence_breakers: Option<Vec<String>>,
 }
 
 impl Default for Dry {
-    /// The values its author recommends.
+    /// The values that the author of DRY recommends.
     fn default() -> Self {
         Dry { multiplier: 0.8, base: 1.75, allowed_length: 2, penalty_last_n: None, sequence_breakers: None }
     }
@@ -103,9 +110,9 @@ impl Default for Dry {
 /// Mirostat 2.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Mirostat {
-    /// The surprise to keep to, in bits per token.
+    /// Target surprise in bits per token.
     pub tau: f32,
-    /// How fast it is corrected.
+    /// Learning rate of the correction.
     pub eta: f32,
 }
 
@@ -170,12 +177,12 @@ impl SamplingParams {
         })
     }
 
-    /// Most alternatives reported beside a token.
+    /// The maximum number of reported alternatives per token.
     pub const MOST_LOGPROBS: u32 = 128;
     const MOST_TEMPERATURE: f32 = 1e4;
-    /// Stop strings, stop tokens or bad words.
+    /// The maximum number of stop strings, stop tokens or bad words.
     const MOST_STOPS: usize = 1024;
-    /// Tokens of one bad word, or of a run that must not come twice.
+    /// The maximum length in tokens of a bad word, or of a run that must not repeat.
     const MOST_NGRAM: usize = 256;
 
     pub fn greedy() -> Self {
@@ -191,13 +198,13 @@ impl SamplingParams {
         at_most("prompt_logprobs", self.prompt_logprobs, Self::MOST_LOGPROBS)
     }
 
-    /// Whatever depends on how often a token has come.
+    /// Returns whether a parameter depends on how often a token has occurred.
     pub fn counts_tokens(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
     fn validate_draw(&self) -> Result<()> {
-        // Comparisons are written so that NaN fails them.
+        // NaN fails these comparisons.
         if !(self.temperature >= 0.0 && self.temperature <= Self::MOST_TEMPERATURE) {
             return Err(Error::invalid(format!("temperature is {}: it must be from 0 (greedy) to 10000", self.temperature)));
         }
