@@ -553,7 +553,8 @@ pub enum Grammar {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// A context-free grammar in llguidance's dialect of Lark, with regular expressions of Python's `re`.
+    /// A context-free grammar in llguidance's dialect of Lark, with regular expressions of Python's
+    /// `re`.
     Lark(String),
 }
 

@@ -1,8 +1,8 @@
-//! A descriptor that is readable while something waits: what epoll, libuv, Asio and Go's netpoller can sleep on.
+//! An eventfd for event loops such as epoll, libuv, Asio and Go's netpoller.
 
 use std::io;
 
-/// Closed on drop; not inherited over exec.
+/// An eventfd that is closed on drop and not inherited over exec.
 #[cfg(target_os = "linux")]
 pub struct EventFd(std::os::fd::OwnedFd);
 
@@ -15,7 +15,7 @@ impl EventFd {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is open and nobody else's.
+        // SAFETY: the descriptor is open and has no other owner.
         Ok(EventFd(unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) }))
     }
 
@@ -23,18 +23,19 @@ impl EventFd {
         std::os::fd::AsRawFd::as_raw_fd(&self.0)
     }
 
-    /// Makes it readable.
+    /// Makes the descriptor readable.
     pub fn signal(&self) {
         let one = 1u64;
-        // It can fail only where the counter is full, and then it is readable.
+        // The call fails only if the counter is full. In that case the descriptor is readable
+        // already.
         // SAFETY: eight readable bytes.
         unsafe { libc::write(self.fd(), (&raw const one).cast(), 8) };
     }
 
-    /// Makes it wait for the next signal.
+    /// Makes the descriptor unreadable until the next signal.
     pub fn clear(&self) {
         let mut count = 0u64;
-        // It can fail only where there is nothing to clear.
+        // The call fails only if there is nothing to clear.
         // SAFETY: eight writable bytes.
         unsafe { libc::read(self.fd(), (&raw mut count).cast(), 8) };
     }

@@ -1,4 +1,5 @@
-//! Files as a library must open them: a pipe, a device or a directory in a model file's place is an error, not a wait.
+//! File access for a library: a pipe, a device or a directory in place of a file is an error and
+//! never blocks.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
@@ -8,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 
-/// Opens a regular file. None: there is no such file.
+/// Opens a regular file. Returns `None` if it does not exist.
 pub fn open(path: &Path) -> Result<Option<File>> {
     let io = |e: std::io::Error| Error::io(format!("{}: cannot be read: {e}", path.display()));
-    // O_NONBLOCK: opening a pipe would otherwise wait for its writer. It means nothing for regular files.
+    // O_NONBLOCK: without it, opening a pipe would wait for its writer. Regular files ignore it.
     let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -23,7 +24,8 @@ pub fn open(path: &Path) -> Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// The files of a directory with an extension, by name. None of them if there is no such directory.
+/// Returns the files of a directory with an extension, sorted by name. A missing directory has
+/// none.
 ///
 /// # Errors
 /// The directory cannot be read, or has more than `MAX_LISTED` such files.
@@ -50,8 +52,8 @@ pub fn with_extension(dir: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// A new file of `bytes` in `dir`, without a name: nobody else can open it, and nothing is left of it when it is closed. It takes
-/// room on the disk as it is written.
+/// Creates an unlinked file of `bytes` in `dir`. No other process can open it, and it disappears
+/// when it is closed. Disk space is allocated when the file is written.
 pub fn nameless(dir: &Path, bytes: u64) -> Result<File> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let io = |e: std::io::Error| Error::io(format!("{}: no file of {bytes} bytes can be made there: {e}", dir.display()));
@@ -64,7 +66,8 @@ pub fn nameless(dir: &Path, bytes: u64) -> Result<File> {
     Ok(file)
 }
 
-/// A file of the owner's alone, empty. A pipe is refused: it could hold up whoever writes, or kill him.
+/// Creates or truncates a file with mode 0600. A pipe is rejected, since a write to it could block
+/// or raise SIGPIPE.
 pub fn create(path: &Path) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NONBLOCK).open(path)?;
@@ -74,7 +77,8 @@ pub fn create(path: &Path) -> std::io::Result<File> {
     }
 }
 
-/// A file of the owner's alone, empty, that nobody else writes who asks in this way. What a process left there that was killed is gone.
+/// Creates or truncates a file with mode 0600 and locks it against other calls of this function.
+/// The contents that a killed process left there are discarded.
 pub fn create_locked(path: &Path) -> Result<File> {
     let io = |what: &str| Error::io(format!("{}: cannot be written: {what}", path.display()));
     let mut options = OpenOptions::new();
@@ -88,7 +92,8 @@ pub fn create_locked(path: &Path) -> Result<File> {
         Err(TryLockError::WouldBlock) => return Err(io("another engine is writing it")),
         Err(TryLockError::Error(e)) => return Err(io(&e.to_string())),
     }
-    // Whoever had the lock may have given the file another name, under which others read it.
+    // The previous owner of the lock may have renamed the file. Readers may then use it under the
+    // new name.
     if !is_at(&file, path) {
         return Err(io("another engine has just written it"));
     }
@@ -96,23 +101,24 @@ pub fn create_locked(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Whether it is the file that has this name now.
+/// Returns whether `path` refers to this file.
 pub fn is_at(file: &File, path: &Path) -> bool {
     let place = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
     let (file, there) = (file.metadata().map(place), std::fs::symlink_metadata(path).map(place));
     matches!((file, there), (Ok(file), Ok(there)) if file == there)
 }
 
-/// Writes all of it at the file's end, which is at `len`.
+/// Appends all bytes to a file of length `len`.
 pub fn append(file: &mut File, len: u64, bytes: &[u8]) -> Result<()> {
     within_limit(len + bytes.len() as u64)?;
     file.write_all(bytes).map_err(|e| Error::io(format!("the file cannot be written: {e}")))
 }
 
-/// Beyond its limit the process would be killed, not told.
+/// Checks the file size limit of the process. A write beyond it raises SIGXFSZ, which kills the
+/// process.
 fn within_limit(bytes: u64) -> Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is ours, and whole.
+    // SAFETY: `limit` is an initialized local struct.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } == 0;
     if known && limit.rlim_cur != libc::RLIM_INFINITY && bytes > limit.rlim_cur {
         let most = limit.rlim_cur;
@@ -123,7 +129,7 @@ fn within_limit(bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Reads a whole file of at most `most` bytes. None: there is no such file.
+/// Reads a whole file of at most `most` bytes. Returns `None` if it does not exist.
 pub fn read(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     let Some(file) = open(path)? else { return Ok(None) };
     let io = |e: std::io::Error| Error::io(format!("{}: cannot be read: {e}", path.display()));
@@ -131,7 +137,7 @@ pub fn read(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     if len <= most {
         bytes.try_reserve_exact(len as usize + 1)?;
-        // The file may have grown since its length was asked for.
+        // The file may have grown since its length was read.
         file.take(most + 1).read_to_end(&mut bytes).map_err(io)?;
     }
     let len = len.max(bytes.len() as u64);

@@ -1,6 +1,8 @@
-//! The bits must not depend on the host's floating-point mode: rounding direction, flushing of subnormals.
+//! Protection of the results from the floating-point mode of the host: rounding direction and
+//! flushing of subnormals.
 
-/// While it lives, this thread rounds to nearest and keeps subnormals; then the host's mode is back.
+/// A guard that sets round-to-nearest and keeps subnormals on this thread. Its drop restores the
+/// mode of the host.
 #[must_use]
 pub struct StandardMode {
     saved: u64,
@@ -20,7 +22,7 @@ impl Drop for StandardMode {
     }
 }
 
-/// All exceptions masked, round to nearest, no flushing.
+/// All exceptions masked, round to nearest, no flushing of subnormals.
 #[cfg(target_arch = "x86_64")]
 const STANDARD: u64 = 0x1F80;
 #[cfg(not(target_arch = "x86_64"))]
@@ -29,7 +31,7 @@ const STANDARD: u64 = 0;
 #[cfg(target_arch = "x86_64")]
 fn read() -> u64 {
     let mut mode = 0u32;
-    // SAFETY: stores the SSE control register to a place of ours.
+    // SAFETY: stores the SSE control register to a local variable.
     unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut mode, options(nostack, preserves_flags)) };
     mode as u64
 }
@@ -37,7 +39,7 @@ fn read() -> u64 {
 #[cfg(target_arch = "x86_64")]
 fn write(mode: u64) {
     let mode = mode as u32;
-    // SAFETY: `mode` is a value that was read from the register, or the standard one.
+    // SAFETY: `mode` was read from the register, or is the standard value.
     unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const mode, options(nostack, preserves_flags)) };
 }
 
@@ -51,7 +53,7 @@ fn read() -> u64 {
 
 #[cfg(target_arch = "aarch64")]
 fn write(mode: u64) {
-    // SAFETY: `mode` is a value that was read from the register, or the standard one.
+    // SAFETY: `mode` was read from the register, or is the standard value.
     unsafe { std::arch::asm!("msr fpcr, {}", in(reg) mode, options(nomem, nostack, preserves_flags)) };
 }
 
@@ -63,7 +65,7 @@ fn read() -> u64 {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn write(_: u64) {}
 
-/// Runs `body` as on a thread whose host has set rounding upwards.
+/// Runs `body` with rounding towards infinity, as on a thread whose host has set it.
 #[cfg(all(test, target_arch = "x86_64"))]
 pub fn rounding_up<T>(body: impl FnOnce() -> T) -> T {
     struct Restore(u64);

@@ -1,4 +1,5 @@
-//! The few system calls of the library. A leaf: it imports nothing of the house but the error.
+//! The system calls of the library. This module imports nothing from the library except the error
+//! type.
 #![allow(unsafe_code)]
 
 #[cfg(test)]
@@ -17,34 +18,35 @@ use std::ptr::NonNull;
 
 use crate::error::{Error, Result};
 
-/// Zeroed memory straight from the system: page-aligned, in huge pages where they help, given back
-/// on drop. The system lends a page when it is first touched, so an unused KV block costs nothing.
+/// Zeroed, page-aligned memory from the system, with huge pages if they help. It is unmapped on
+/// drop. The system allocates a page at the first access, so an unused KV block costs nothing.
 pub struct Pages {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: Pages owns its memory; sharing follows the ordinary rules of & and &mut.
+// SAFETY: Pages owns its memory. Sharing follows the ordinary rules of & and &mut.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
 
-/// No page is larger, unless it is a huge one, which the system can split.
+/// The largest page size, except huge pages, which the system can split.
 const PAGE: usize = 64 << 10;
 
-/// Below this size a huge page would waste more than it saves.
+/// The size from which huge pages are used. Below it they would waste more than they save.
 const HUGE_FROM: usize = 4 << 20;
 
-/// And below this one, where the end may never be touched: what a huge page takes of it, up to 2 MiB, is not to weigh.
+/// The same for memory whose end may never be accessed, so that the up to 2 MiB of the last huge
+/// page are negligible.
 const PARTLY_HUGE_FROM: usize = 64 << 20;
 
 impl Pages {
-    /// All of which may well be used.
+    /// Maps memory that will be used completely.
     pub fn zeroed(len: usize) -> Result<Pages> {
         Self::map(len, HUGE_FROM)
     }
 
-    /// Which will be used from the beginning on, as far as need be.
+    /// Maps memory that will be used from the start up to an unknown point.
     pub fn partly_used(len: usize) -> Result<Pages> {
         Self::map(len, PARTLY_HUGE_FROM)
     }
@@ -53,7 +55,8 @@ impl Pages {
         if len == 0 {
             return Ok(Pages::default());
         }
-        // SAFETY: an anonymous private mapping at an address of the system's choice touches no memory of ours.
+        // SAFETY: an anonymous private mapping at an address that the system chooses affects no
+        // existing memory.
         let start = unsafe {
             libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
         };
@@ -61,7 +64,7 @@ impl Pages {
             return Err(Error::out_of_memory());
         }
         #[cfg(target_os = "linux")]
-        // SAFETY: the range is the mapping just made; the call is a hint and its failure harmless.
+        // SAFETY: the range is the new mapping. The call is a hint, and its failure is harmless.
         unsafe {
             libc::madvise(start, len, if len >= huge_from { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE })
         };
@@ -70,14 +73,15 @@ impl Pages {
         Ok(Pages { start, len })
     }
 
-    /// Gives the pages from byte `from` on back to the system; whoever touches them again finds zeros. The system may keep them, as where
-    /// the host has locked its memory: then they hold what they held.
+    /// Returns the pages from byte `from` on to the system, so that they read as zeros again. The
+    /// system may refuse, for example if the host has locked its memory. Then the contents stay.
     pub fn discard(&mut self, from: usize) -> Result<()> {
         let from = from.next_multiple_of(PAGE);
         if from >= self.len {
             return Ok(());
         }
-        // SAFETY: a page-aligned part of our live mapping, which nobody else borrows; private anonymous pages come back zeroed.
+        // SAFETY: a page-aligned part of the live mapping, without other borrows. Private anonymous
+        // pages come back zeroed.
         match unsafe { libc::madvise(self.start.as_ptr().add(from).cast(), self.len - from, libc::MADV_DONTNEED) } {
             0 => Ok(()),
             _ => Err(Error::io(format!("the system did not take {} bytes back: {}", self.len - from, std::io::Error::last_os_error()))),
@@ -85,7 +89,7 @@ impl Pages {
     }
 
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: start..start+len is our live mapping (or empty), always initialized.
+        // SAFETY: start..start+len is the live mapping (or empty) and always initialized.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -95,7 +99,7 @@ impl Pages {
     }
 }
 
-/// None.
+/// An empty range.
 impl Default for Pages {
     fn default() -> Pages {
         Pages { start: NonNull::<u64>::dangling().cast(), len: 0 }
@@ -105,7 +109,7 @@ impl Default for Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: the mapping is ours and nothing borrows it any more.
+            // SAFETY: this object owns the mapping, and no borrow of it exists.
             unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
         }
     }
@@ -113,14 +117,15 @@ impl Drop for Pages {
 
 /// A plain number.
 /// # Safety
-/// Any bits of its size are one, none of them can be changed through a shared reference, and it is aligned to no more than a u64.
+/// Every bit pattern of its size is valid, it has no interior mutability, and its alignment is at
+/// most that of u64.
 pub unsafe trait Number {}
-// SAFETY: so it is.
+// SAFETY: f32 fulfils the contract.
 unsafe impl Number for f32 {}
-// SAFETY: so it is.
+// SAFETY: u32 fulfils the contract.
 unsafe impl Number for u32 {}
 
-/// Numbers in pages of their own, at first zeros.
+/// An array of numbers in pages of its own, initially zero.
 #[derive(Default)]
 pub struct Numbers<T> {
     pages: Pages,
@@ -128,12 +133,12 @@ pub struct Numbers<T> {
 }
 
 impl<T: Number> Numbers<T> {
-    /// As `Pages::zeroed`.
+    /// Allocates as `Pages::zeroed` does.
     pub fn zeroed(len: usize) -> Result<Numbers<T>> {
         Ok(Numbers { pages: Pages::zeroed(Self::bytes(len)?)?, kind: PhantomData })
     }
 
-    /// As `Pages::partly_used`.
+    /// Allocates as `Pages::partly_used` does.
     pub fn partly_used(len: usize) -> Result<Numbers<T>> {
         Ok(Numbers { pages: Pages::partly_used(Self::bytes(len)?)?, kind: PhantomData })
     }
@@ -146,7 +151,8 @@ impl<T: Number> Numbers<T> {
 impl<T: Number> Deref for Numbers<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: pages begin where a page does (or are none, at an address for a u64), hold so many, and any bits are a number.
+        // SAFETY: the start is page-aligned (or dangling and aligned for u64), the length covers
+        // the pages, and every bit pattern is a number.
         unsafe { std::slice::from_raw_parts(self.pages.start.as_ptr().cast(), self.pages.len / size_of::<T>()) }
     }
 }
@@ -175,7 +181,7 @@ mod tests {
     fn memory_that_the_system_does_not_take_back_is_told() {
         let mut pages = Pages::zeroed(2 * PAGE).unwrap();
         pages.bytes_mut().fill(7);
-        // SAFETY: the second page of our mapping.
+        // SAFETY: the second page of the mapping.
         let locked = unsafe { libc::mlock(pages.start.as_ptr().add(PAGE).cast(), PAGE) };
         assert_eq!(locked, 0, "this test locks {PAGE} bytes");
         let error = pages.discard(PAGE).unwrap_err();
@@ -194,7 +200,7 @@ mod tests {
         if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
             return eprintln!("skipped: this system has no huge pages");
         }
-        // The flags of the mapping, as the system tells them.
+        // The flags of the mapping, as the system reports them.
         let is_huge = |pages: &Pages| {
             let start = pages.start.as_ptr() as usize;
             let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();

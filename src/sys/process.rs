@@ -1,8 +1,8 @@
-//! Which process something belongs to: threads and locks do not survive a fork.
+//! The process that owns an engine. Threads and locks do not survive a fork.
 
 use crate::error::{Error, Result};
 
-/// The process that made it.
+/// The id of the process that created an object.
 #[derive(Debug, Clone, Copy)]
 pub struct Owner(u32);
 
@@ -11,7 +11,8 @@ impl Owner {
         Owner(std::process::id())
     }
 
-    /// An error in a forked child, before any lock is touched that the parent may have held.
+    /// Fails in a forked child. Call it before any lock that the parent may have held during the
+    /// fork.
     pub fn check(self) -> Result<()> {
         let this = std::process::id();
         if this == self.0 {

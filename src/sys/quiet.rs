@@ -1,4 +1,4 @@
-//! A panic inside the library is an error to its caller, not text on the host's stderr.
+//! Panics as errors: a panic in the library prints nothing on the stderr of the host.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -10,12 +10,12 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From now on a panic on this thread prints nothing, where the hook is installed.
+/// Suppresses panic messages of this thread from now on, if the hook is installed.
 pub fn this_thread() {
     QUIET.set(true);
 }
 
-/// Runs `f` with this thread quiet.
+/// Runs `f` without panic messages of this thread.
 pub fn during<T>(f: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {
@@ -27,20 +27,20 @@ pub fn during<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// What a caught panic said.
+/// Returns the message of a caught panic.
 pub fn said(panic: &(dyn Any + Send)) -> &str {
     let string = panic.downcast_ref::<String>().map(String::as_str);
     string.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic")
 }
 
-/// Runs third-party code that may panic on what its authors did not foresee: `Err` says what the panic said. What it left half
-/// done is only ever a cache or is dropped.
+/// Runs third-party code and returns the message of its panic as an error. Use it only if the state
+/// that a panic leaves inconsistent is a cache or is dropped.
 pub fn no_panic<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| said(&*panic).to_string())
 }
 
-/// Puts a hook before the present one that swallows what quiet threads would print.
-/// A cdylib has a standard library of its own, so a host's hook (were it written in Rust) is not touched.
+/// Installs a panic hook that discards the messages of quiet threads and forwards all others. A
+/// cdylib has a standard library of its own, so the hook of a host in Rust is not changed.
 pub fn install() {
     static INSTALLED: OnceCell<()> = OnceCell::new();
     INSTALLED.get_or_init(|| {

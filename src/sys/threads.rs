@@ -1,4 +1,4 @@
-//! Threads that a host does not notice.
+//! Threads that do not affect the host.
 
 use std::io;
 use std::ops::Range;
@@ -9,15 +9,15 @@ use super::float::StandardMode;
 use super::quiet;
 use crate::error::{Error, Result};
 
-/// CPUs that a set has a place for.
+/// The number of CPUs that a `cpu_set_t` can represent.
 pub const MOST_CPUS: usize = libc::CPU_SETSIZE as usize;
 
-/// The CPUs on which this thread may run: what a container, or the host's own pinning, leaves of the machine.
+/// The CPUs on which this thread may run, as limited by a container or by the host.
 pub struct AllowedCpus(libc::cpu_set_t);
 
 impl AllowedCpus {
     pub fn read() -> Result<AllowedCpus> {
-        // SAFETY: the set is plain data, whole, and of the size that is told; 0 is this thread.
+        // SAFETY: the set is initialized plain data of the given size. 0 is this thread.
         let (set, code) = unsafe {
             let mut set = std::mem::zeroed::<libc::cpu_set_t>();
             let code = libc::sched_getaffinity(0, size_of_val(&set), &mut set);
@@ -32,7 +32,7 @@ impl AllowedCpus {
     }
 
     pub fn has(&self, cpu: usize) -> bool {
-        // SAFETY: the set has a place for it.
+        // SAFETY: `cpu` is within the set.
         cpu < MOST_CPUS && unsafe { libc::CPU_ISSET(cpu, &self.0) }
     }
 
@@ -41,10 +41,10 @@ impl AllowedCpus {
     }
 }
 
-/// From now on the thread runs on this CPU alone.
+/// Pins the thread to one CPU.
 pub fn pin(thread: &JoinHandle<()>, cpu: usize) -> Result<()> {
     assert!(cpu < MOST_CPUS, "CPU {cpu} has no place in a set");
-    // SAFETY: the set is plain data of the size that is told; the handle keeps the thread's id valid.
+    // SAFETY: the set is plain data of the given size. The handle keeps the id of the thread valid.
     let code = unsafe {
         let mut set = std::mem::zeroed::<libc::cpu_set_t>();
         libc::CPU_SET(cpu, &mut set);
@@ -56,21 +56,22 @@ pub fn pin(thread: &JoinHandle<()>, cpu: usize) -> Result<()> {
     }
 }
 
-/// Starts a thread that no signal handler of the host will run on, that prints nothing when it panics,
-/// and that computes in the standard floating-point mode.
+/// Starts a thread that runs no signal handler of the host, prints nothing when it panics, and
+/// computes in the standard floating-point mode.
 pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let builder = Builder::new().name(name);
     with_signals_blocked(|| builder.spawn(|| isolated(body)))
 }
 
-/// As `spawn`, with a stack of so many bytes.
+/// Starts a thread as `spawn` does, with a stack of `stack` bytes.
 pub fn spawn_deep(name: String, stack: usize, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let builder = Builder::new().name(name).stack_size(stack);
     with_signals_blocked(|| builder.spawn(|| isolated(body)))
 }
 
-/// Runs `body` with at least `bytes` of free stack, in the standard floating-point mode: on the calling thread if its
-/// stack has them, otherwise on a temporary thread. The inner error is the message of a panic in `body`.
+/// Runs `body` with at least `bytes` of free stack, in the standard floating-point mode: on the
+/// calling thread if its stack has them, otherwise on a temporary thread. The inner error is the
+/// message of a panic in `body`.
 pub fn with_stack<T: Send>(bytes: usize, body: impl FnOnce() -> T + Send) -> Result<std::result::Result<T, String>> {
     if stack_left() >= bytes {
         let _mode = StandardMode::enter();
@@ -82,7 +83,8 @@ pub fn with_stack<T: Send>(bytes: usize, body: impl FnOnce() -> T + Send) -> Res
         let thread = thread.map_err(|e| {
             Error::capacity(format!("cannot start a thread with a stack of {bytes} bytes: {e}; free memory or raise the limit of threads"))
         })?;
-        // `no_panic` has caught what `body` raised, so the join fails only when the panic's own payload panics.
+        // `no_panic` has caught the panic of `body`. The join fails only if the drop of that
+        // panic's payload panics.
         Ok(thread.join().unwrap_or_else(|_| Err("a panic while a panic was handled".into())))
     })
 }
@@ -94,9 +96,10 @@ fn isolated<T>(body: impl FnOnce() -> T) -> T {
     body()
 }
 
-/// Blocks all signals while `start` runs, since a new thread inherits the mask of the thread that starts it.
+/// Blocks all signals while `start` runs, since a new thread inherits the signal mask of its
+/// creator.
 fn with_signals_blocked<T>(start: impl FnOnce() -> T) -> T {
-    // SAFETY: the sets are plain data that the calls fill; the mask is put back below.
+    // SAFETY: the sets are plain data that the calls fill. The mask is restored below.
     let mut old = unsafe {
         let (mut all, mut old) = (std::mem::zeroed::<libc::sigset_t>(), std::mem::zeroed::<libc::sigset_t>());
         libc::sigfillset(&mut all);
@@ -104,17 +107,18 @@ fn with_signals_blocked<T>(start: impl FnOnce() -> T) -> T {
         old
     };
     let started = start();
-    // SAFETY: `old` is this thread's mask of a moment ago.
+    // SAFETY: `old` is the previous mask of this thread.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw mut old, std::ptr::null_mut()) };
     started
 }
 
 thread_local! {
-    // The addresses of this thread's stack; empty if the system does not report them.
+    // The addresses of the stack of this thread. Empty if the system does not report them.
     static STACK: Range<usize> = stack_range();
 }
 
-/// Bytes of stack below the calling function. 0 if the thread runs on a stack that the system did not give it, such as a coroutine's.
+/// Returns the bytes of stack below the calling function. 0 if the thread runs on a stack that the
+/// system did not provide, such as that of a coroutine.
 fn stack_left() -> usize {
     let here = 0u8;
     let here = &raw const here as usize;
@@ -123,7 +127,8 @@ fn stack_left() -> usize {
 
 #[cfg(target_os = "linux")]
 fn stack_range() -> Range<usize> {
-    // SAFETY: `attributes` is plain data that the first call fills and the last one frees; the places are of the right types.
+    // SAFETY: `attributes` is plain data that the first call fills and the last one frees. The
+    // output arguments have the right types.
     unsafe {
         let mut attributes = std::mem::zeroed::<libc::pthread_attr_t>();
         if libc::pthread_getattr_np(libc::pthread_self(), &mut attributes) != 0 {
