@@ -4,24 +4,24 @@ use super::{BlockId, NoSpace};
 use crate::batch::BlockCopy;
 use crate::error::{Result, try_vec};
 
-/// Free list and reference counts of one tier.
+/// The free list and the reference counts of one tier.
 #[derive(Debug)]
 pub struct BlockAllocator {
-    free: Vec<BlockId>, // the last is given out next
-    refs: Vec<u32>,     // [capacity] 0 while free or cached
-    resting: Vec<u32>,  // [capacity] of the references, those of tables that rest
-    /// Blocks that only resting tables refer to.
+    free: Vec<BlockId>, // the last element is allocated next
+    refs: Vec<u32>,     // [capacity] 0 while the block is free or cached
+    resting: Vec<u32>,  // [capacity] number of `refs` from reclaimable tables
+    /// Number of blocks that only reclaimable tables refer to.
     idle: usize,
-    /// Blocks that there are now: those with lower numbers.
+    /// Current number of blocks. Blocks with higher numbers do not exist.
     total: usize,
-    marks: Vec<Cell<u32>>, // [capacity] the last count that came by
+    marks: Vec<Cell<u32>>, // [capacity] value of `count` when the block was marked
     count: Cell<u32>,
 }
 
 impl BlockAllocator {
     pub fn new(blocks: usize) -> Result<BlockAllocator> {
         let mut free = try_vec(blocks, 0)?;
-        // Low numbers first, so that an idle pool's pages stay untouched.
+        // Low numbers are allocated first, so that the pages of unused blocks stay untouched.
         free.iter_mut().enumerate().for_each(|(i, block)| *block = (blocks - 1 - i) as BlockId);
         let (refs, resting, marks) = (try_vec(blocks, 0)?, try_vec(blocks, 0)?, try_vec(blocks, Cell::new(0))?);
         Ok(BlockAllocator { free, refs, resting, idle: 0, total: blocks, marks, count: Cell::new(0) })
@@ -31,26 +31,26 @@ impl BlockAllocator {
         self.total
     }
 
-    /// The most blocks that there can be.
+    /// Returns the maximum number of blocks.
     pub fn capacity(&self) -> usize {
         self.refs.len()
     }
 
-    /// There are `total` blocks from now on, of which those that are new are free.
+    /// Sets the number of blocks to `total`. New blocks are free.
     pub fn grow(&mut self, total: usize) {
-        // Low numbers go first; there is room for all.
+        // Low numbers are allocated first. The list has capacity for all blocks.
         self.free.splice(0..0, (self.total as BlockId..total as BlockId).rev());
         self.total = total;
     }
 
-    /// There are no more than `total` blocks from now on, and those that `moves` name as their new place are not free any more.
+    /// Reduces the number of blocks to `total`. The target blocks of `moves` are no longer free.
     pub fn shrink(&mut self, total: usize, moves: &[BlockCopy]) {
         self.total = total;
-        // The new places are the lowest free ones, in order.
+        // The targets are the lowest free blocks in ascending order.
         self.free.retain(|&block| (block as usize) < total && moves.binary_search_by_key(&block, |copy| copy.to).is_err());
     }
 
-    /// Block `to`, which nobody has, takes the place of `from`.
+    /// Transfers the references of block `from` to the unused block `to`.
     pub fn relocate(&mut self, from: BlockId, to: BlockId) {
         let (from, to) = (from as usize, to as usize);
         self.refs[to] = std::mem::take(&mut self.refs[from]);
@@ -65,7 +65,7 @@ impl BlockAllocator {
         self.refs[block as usize]
     }
 
-    /// A block that nobody refers to yet.
+    /// Removes a block from the free list, without a reference.
     pub fn take(&mut self) -> std::result::Result<BlockId, NoSpace> {
         self.free.pop().ok_or(NoSpace)
     }
@@ -77,7 +77,7 @@ impl BlockAllocator {
         }
     }
 
-    /// How many blocks only resting tables refer to.
+    /// Returns the number of blocks that only reclaimable tables refer to.
     pub fn idle(&self) -> usize {
         self.idle
     }
@@ -87,7 +87,8 @@ impl BlockAllocator {
         self.refs[block as usize] += 1;
     }
 
-    /// Gives up a reference of a table that does not rest. True when that was the last one.
+    /// Releases a reference of a table that is not reclaimable. Returns true if it was the last
+    /// one.
     pub fn release(&mut self, block: BlockId) -> bool {
         assert!(self.refs(block) > self.resting[block as usize], "block {block} is released twice");
         self.refs[block as usize] -= 1;
@@ -95,7 +96,7 @@ impl BlockAllocator {
         self.refs(block) == 0
     }
 
-    /// The table of one of its references rests from now on.
+    /// Records that the table of one reference is reclaimable from now on.
     pub fn rest(&mut self, block: BlockId) {
         self.resting[block as usize] += 1;
         self.idle += self.is_idle(block) as usize;
@@ -106,7 +107,7 @@ impl BlockAllocator {
         self.resting[block as usize] -= 1;
     }
 
-    /// From now on no block is marked.
+    /// Clears the marks of all blocks.
     pub fn unmark(&self) {
         self.count.set(self.count.get().wrapping_add(1));
         if self.count.get() == 0 {
@@ -115,7 +116,7 @@ impl BlockAllocator {
         }
     }
 
-    /// Marks the block; true where it was not. So that what several tables have counts once.
+    /// Marks a block. Returns true if it was not marked, so that shared blocks are counted once.
     pub fn mark(&self, block: BlockId) -> bool {
         self.marks[block as usize].replace(self.count.get()) != self.count.get()
     }
@@ -128,8 +129,8 @@ impl BlockAllocator {
         self.refs(block) > 0 && self.refs(block) == self.resting[block as usize]
     }
 
-    /// Panics unless `owners`, and of them the `resting`, are what the counts say, and every block is referred to, cached or
-    /// free. For tests.
+    /// Panics unless the counts match `owners` and `resting`, and every block is referenced, cached
+    /// or free. For tests.
     pub fn check(&self, owners: &[u32], resting: &[u32], cached: impl Fn(BlockId) -> bool) {
         assert_eq!(owners, self.refs, "owners and reference counts differ");
         assert_eq!(resting, self.resting, "owners that rest and their counts differ");

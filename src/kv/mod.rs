@@ -1,4 +1,5 @@
-//! Which block holds which tokens: reference counts, copy-on-write, block tables, the prefix index, and two tiers. Knows no bytes.
+//! The block manager: reference counts, copy on write, block tables, the prefix cache and the host
+//! tier. It does not know the contents of blocks.
 
 mod allocator;
 mod paging;
@@ -21,12 +22,13 @@ use crate::error::{Result, try_vec};
 
 pub type BlockId = u32;
 
-/// Blocks that `tokens` need: the one place that knows.
+/// Returns the number of blocks for `tokens` tokens.
 pub fn blocks_for(tokens: usize, block_size: usize) -> usize {
     tokens.div_ceil(block_size)
 }
 
-/// The first of the range from which on it `is` so, or its end.
+/// Returns the first element of the range for which the monotonic predicate `is` holds, or the end
+/// of the range.
 fn first(range: Range<usize>, is: impl Fn(usize) -> bool) -> usize {
     let (mut start, mut end) = (range.start, range.end);
     while start < end {
@@ -36,26 +38,26 @@ fn first(range: Range<usize>, is: impl Fn(usize) -> bool) -> usize {
     end
 }
 
-/// The pool cannot give what was asked for; nothing has changed.
+/// The pool has too few available blocks. The failed call has changed nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoSpace;
 
-/// What a table has for a block that is gone: no token will look back on it.
+/// The null block: an entry whose block is out of the window, so that no token attends to it.
 pub const GONE: BlockId = BlockId::MAX;
 
-/// One sequence's blocks, in the order of its tokens: at each place, a run of tokens, one for each group of layers. A group's first
-/// ones may be gone.
+/// The blocks of one sequence in the order of its tokens. A place is a run of `block_size` tokens
+/// with one entry per layer group. The first entries of a group can be null.
 #[derive(Debug, Default)]
 pub struct BlockTable {
     blocks: Vec<BlockId>, // [places, groups]
     places: usize,
     rests: bool,
-    /// Its blocks are the host tier's.
+    /// Whether the blocks are in the host tier.
     swapped: bool,
 }
 
 impl BlockTable {
-    /// It will not have to allocate until it has more than so many entries.
+    /// Reserves capacity for `entries` entries.
     pub fn reserve(&mut self, entries: usize) -> Result<()> {
         Ok(self.blocks.try_reserve_exact(entries.saturating_sub(self.blocks.len()))?)
     }
@@ -65,12 +67,12 @@ impl BlockTable {
         &self.blocks
     }
 
-    /// Runs of tokens that it has blocks for.
+    /// Returns the number of token runs for which the table has blocks.
     pub fn places(&self) -> usize {
         self.places
     }
 
-    /// None: it is gone.
+    /// Returns the block of an entry. `None` means that the entry is null.
     fn at(&self, entry: usize) -> Option<BlockId> {
         Some(self.blocks[entry]).filter(|&block| block != GONE)
     }
@@ -79,40 +81,43 @@ impl BlockTable {
         self.blocks.iter().copied().filter(|&block| block != GONE)
     }
 
-    /// Some of its tokens' K and V are nowhere any more.
+    /// Returns whether K and V of some tokens have been dropped.
     pub fn has_gone(&self) -> bool {
         self.blocks.contains(&GONE)
     }
 
-    /// Nobody works with it: it may be asked to give its blocks up.
+    /// Returns whether the table is reclaimable: its sequence does not run, so its blocks may be
+    /// taken.
     #[inline]
     pub fn rests(&self) -> bool {
         self.rests
     }
 
-    /// It lies in the host tier: nothing can be computed with it until it comes back.
+    /// Returns whether the table is in the host tier. It must return to the device before the
+    /// sequence can be computed.
     #[inline]
     pub fn swapped(&self) -> bool {
         self.swapped
     }
 }
 
-/// Grows, shares, moves and frees block tables over the device's blocks and those of a host tier.
+/// Manages block tables over the blocks of the device and of the host tier.
 ///
-/// A block with several owners, or one that the prefix index can find, is never written: its writer gets a copy, or, where it
-/// is the only owner, the index forgets the block.
+/// A block with several owners, or one that the prefix cache can find, is never written. A writer
+/// gets a copy of a shared block. If the writer is the only owner, the block is removed from the
+/// prefix cache instead.
 #[derive(Debug)]
 pub struct BlockManager {
     allocator: BlockAllocator,
-    /// None: prefixes are not kept.
+    /// Prefix cache. `None` if it is disabled.
     prefix: Option<PrefixIndex>,
     host: HostTier,
     paging: Paging,
     size: BlockSize,
-    filled: Vec<u16>, // [blocks] slots that hold a token's K and V, 0 while free
-    /// Their sum over the used blocks.
+    filled: Vec<u16>, // [blocks] filled slots, 0 while free
+    /// Sum of `filled` over the used blocks.
     filled_slots: usize,
-    /// Entries of tables whose block is gone.
+    /// Number of null entries in all tables.
     gone: usize,
 }
 
@@ -131,7 +136,7 @@ impl BlockManager {
         self.size.tokens()
     }
 
-    /// Blocks that so many tokens fill.
+    /// Returns the number of blocks that `tokens` tokens fill completely.
     #[inline]
     pub fn full(&self, tokens: usize) -> usize {
         self.size.full(tokens)
@@ -145,18 +150,19 @@ impl BlockManager {
         self.allocator.free()
     }
 
-    /// Blocks that nobody refers to and that the prefix index can still find.
+    /// Returns the number of unreferenced blocks that the prefix cache can find.
     pub fn cached_blocks(&self) -> usize {
         self.prefix.as_ref().map_or(0, PrefixIndex::unused)
     }
 
-    /// Blocks that can be given out: the free, and the cached.
+    /// Returns the number of blocks that can be allocated: free and cached ones.
     #[inline]
     pub fn available(&self) -> usize {
         self.free_blocks() + self.cached_blocks()
     }
 
-    /// Blocks that would become available if all resting tables were freed.
+    /// Returns the number of blocks that would become available if all reclaimable tables were
+    /// freed.
     pub fn idle_blocks(&self) -> usize {
         self.allocator.idle()
     }
@@ -165,12 +171,14 @@ impl BlockManager {
         self.total() - self.available()
     }
 
-    /// Slots of the used blocks that hold a token's K and V; a slot that several sequences share counts once.
+    /// Returns the number of filled slots in used blocks. A slot that several sequences share
+    /// counts once.
     pub fn filled_slots(&self) -> usize {
         self.filled_slots
     }
 
-    /// Blocks that tables would have if no layer had a window; those of forks count for each.
+    /// Returns the number of blocks that tables would additionally hold without windows. Blocks of
+    /// forks count once per fork.
     pub fn gone_blocks(&self) -> usize {
         self.gone
     }
@@ -179,10 +187,11 @@ impl BlockManager {
         self.prefix.is_some()
     }
 
-    /// Makes the positions of `write` writable: new blocks at the end, and a copy of a block that others read. The copies that
-    /// must be made first are appended to `copies`. All or nothing.
+    /// Makes the positions of `write` writable: allocates blocks at the end and copies shared
+    /// blocks. All or nothing.
     ///
-    /// What is copied from keeps its reference until `settle` or `undo`.
+    /// Appends the copies to `copies`; they must precede the writes. The source of a copy keeps its
+    /// reference until `settle` or `undo`.
     #[inline]
     pub fn prepare(
         &mut self,
@@ -217,20 +226,22 @@ impl BlockManager {
         Ok(())
     }
 
-    /// The entries of a table at these places.
+    /// Returns the table entries at `places`.
     #[inline]
     fn entries(&self, places: Range<usize>) -> Range<usize> {
         places.start * self.paging.groups()..places.end * self.paging.groups()
     }
 
-    /// Whether what is written from position `first` on must go to a copy of the block at `entry`: others read it. Those that
-    /// `copies` gives a copy of their own have it back should the step fail, so that what they computed must stay until then.
+    /// Returns whether a write from position `first` on needs a copy of the block at `entry`.
+    ///
+    /// If `copies` already copies the block for another table, that table gets the block back when
+    /// the step fails. Its computed tokens must therefore not be overwritten.
     #[inline]
     fn must_copy(&self, table: &BlockTable, entry: usize, first: usize, copies: &[BlockCopy]) -> bool {
         let block = table.blocks[entry];
         let refs = self.allocator.refs(block);
         if refs == 1 {
-            return false; // what is copied from has a reference more
+            return false; // the source of a copy has an additional reference
         }
         let place = entry / self.paging.groups();
         let copied = copies.iter().filter(|copy| copy.from == block).count() as u32;
@@ -238,7 +249,7 @@ impl BlockManager {
         refs > 1 + copied || (copied > 0 && overwrites)
     }
 
-    /// The block will be written to: where it is full and can be found, nobody shall find it any more.
+    /// Removes a full block from the prefix cache before it is overwritten.
     fn forget(&mut self, block: BlockId) {
         if let Some(prefix) = &mut self.prefix
             && self.filled[block as usize] as usize == self.size.tokens()
@@ -254,19 +265,19 @@ impl BlockManager {
         Ok(block)
     }
 
-    /// Gives up the cached block that was used least recently.
+    /// Evicts the least recently used cached block.
     fn evict(&mut self) -> std::result::Result<BlockId, NoSpace> {
         let block = self.prefix.as_mut().and_then(PrefixIndex::evict).ok_or(NoSpace)?;
         self.host.vacate(block);
         Ok(block)
     }
 
-    /// The copies were made: nobody needs to hold what they were made from.
+    /// Releases the sources of completed copies.
     pub fn settle(&mut self, copies: &[BlockCopy]) {
         copies.iter().for_each(|copy| self.release(copy.from));
     }
 
-    /// The copy was not made: the table has its old block again, if it has the new one.
+    /// Reverts a copy that was not made: the table gets its old block back, if it has the new one.
     pub fn undo(&mut self, copy: BlockCopy, table: &mut BlockTable) {
         if let Some(block) = table.blocks.iter_mut().find(|block| **block == copy.to) {
             *block = copy.from;
@@ -274,7 +285,7 @@ impl BlockManager {
         }
     }
 
-    /// K and V of the positions are now stored.
+    /// Records that K and V of the positions are stored.
     #[inline]
     pub fn fill(&mut self, table: &BlockTable, positions: Range<usize>) {
         let tokens = self.size.tokens();
@@ -290,7 +301,7 @@ impl BlockManager {
         }
     }
 
-    /// `child`, which is empty and has room for them, shares the blocks of the first `tokens`.
+    /// Makes the empty table `child` share the blocks of the first `tokens` tokens.
     pub fn fork(&mut self, table: &BlockTable, tokens: usize, child: &mut BlockTable) {
         assert!(child.blocks.is_empty() && !child.rests, "a child begins with what its parent has");
         child.places = self.size.blocks_for(tokens);
@@ -303,7 +314,7 @@ impl BlockManager {
         }
     }
 
-    /// Cuts the table to the blocks of the first `tokens`.
+    /// Truncates the table to the blocks of the first `tokens` tokens.
     pub fn truncate(&mut self, table: &mut BlockTable, tokens: usize) {
         let entries = self.paging.entries(tokens);
         while table.blocks.len() > entries {
@@ -316,7 +327,7 @@ impl BlockManager {
         self.host.leave(table);
     }
 
-    /// Lets go of the blocks that nobody will look back on once `computed` tokens are computed.
+    /// Releases the blocks that are out of the window after `computed` tokens.
     #[inline]
     pub fn slide(&mut self, table: &mut BlockTable, computed: usize) {
         if !self.paging.slides() {
@@ -328,7 +339,7 @@ impl BlockManager {
                 let entry = place * self.paging.groups() + group;
                 let block = std::mem::replace(&mut table.blocks[entry], GONE);
                 if block == GONE {
-                    break; // and so are all before it
+                    break; // all entries before it are null too
                 }
                 self.let_go(block, table);
                 self.gone += 1;
@@ -336,7 +347,7 @@ impl BlockManager {
         }
     }
 
-    /// Whether a sequence cut to `len` tokens would look back on blocks that are gone.
+    /// Returns whether a sequence truncated to `len` tokens would attend to null entries.
     pub fn looks_back_on_gone(&self, table: &BlockTable, len: usize) -> bool {
         self.paging.windows().iter().enumerate().any(|(group, &window)| {
             let first = self.paging.out_of(window, len);
@@ -348,7 +359,7 @@ impl BlockManager {
         self.truncate(table, 0);
     }
 
-    /// The table rests: its blocks are counted as such, until it is woken. Meanwhile it gets no others.
+    /// Marks the table reclaimable. A reclaimable table must not get further blocks.
     pub fn rest(&mut self, table: &mut BlockTable) {
         assert!(!std::mem::replace(&mut table.rests, true), "a table rests once");
         table.held().for_each(|block| self.allocator.rest(block));
@@ -359,7 +370,7 @@ impl BlockManager {
         table.held().for_each(|block| self.allocator.wake(block));
     }
 
-    /// A reference less to a block of the table's.
+    /// Releases a reference of the table to a block.
     fn let_go(&mut self, block: BlockId, table: &BlockTable) {
         if table.swapped {
             return self.host.release(block);
@@ -384,7 +395,8 @@ impl BlockManager {
         }
     }
 
-    /// The blocks that a sequence of `computed` tokens looks back on, in the order of its table; None: some are not on the device.
+    /// Returns the blocks that are visible to a sequence of `computed` tokens, in table order.
+    /// `None` means that some are not on the device.
     pub fn looked_back_on(&self, table: &BlockTable, computed: usize) -> Result<Option<Vec<BlockId>>> {
         if table.swapped || self.looks_back_on_gone(table, computed) {
             return Ok(None);
@@ -396,13 +408,14 @@ impl BlockManager {
         Ok(Some(blocks))
     }
 
-    /// Whether nobody looks back on a table's entry once `computed` tokens are computed.
+    /// Returns whether an entry is out of the window after `computed` tokens.
     fn is_out(&self, entry: usize, computed: usize) -> bool {
         let groups = self.paging.groups();
         entry / groups < self.paging.out_of(self.paging.windows()[entry % groups], computed)
     }
 
-    /// An empty table gets blocks for what a sequence of `computed` tokens looks back on. All or nothing.
+    /// Allocates the blocks that are visible to a sequence of `computed` tokens, for an empty
+    /// table. All or nothing.
     pub fn adopt(&mut self, table: &mut BlockTable, computed: usize) -> std::result::Result<(), NoSpace> {
         assert!(table.blocks.is_empty(), "what it has is another's");
         if self.paging.looked_back_on(computed) > self.available() {
@@ -418,8 +431,8 @@ impl BlockManager {
         Ok(())
     }
 
-    /// Gives the table the blocks of `chains` from `place` on, as far as all that look back on them can go on, instead of what it has
-    /// there, and says for how many places.
+    /// Replaces the table from `place` on with cached blocks of `chains`, as far as a sequence can
+    /// continue after them. Returns the number of places that were found.
     pub fn reuse(&mut self, table: &mut BlockTable, place: usize, chains: &[Chain]) -> usize {
         let end = self.known(place, chains);
         if end == place {
@@ -441,14 +454,15 @@ impl BlockManager {
         end - place
     }
 
-    /// As many of the first places of `chains` as one that has those before `from` can go on after: of the others, all groups' blocks can
-    /// be found that are then looked back on.
+    /// Returns the end of the longest prefix of `chains` after which a sequence can continue. The
+    /// table already has the places before `from`. All groups must have the other blocks that are
+    /// visible at this end.
     fn known(&self, from: usize, chains: &[Chain]) -> usize {
         let mut end = chains.len();
         for group in (0..self.paging.groups()).filter(|&group| self.paging.windows()[group].is_none()) {
             end = (from..end).find(|&place| self.find(group, &chains[place]).is_none()).unwrap_or(end);
         }
-        // A block that a window lacks is in that of every end up to there.
+        // A block that is missing in a window is missing for every end at which it is visible.
         let lacking = |end: usize| {
             let lacks =
                 |group| (self.first_kept(group, end).max(from)..end).rev().find(|&place| self.find(group, &chains[place]).is_none());
@@ -460,7 +474,7 @@ impl BlockManager {
         end.max(from)
     }
 
-    /// The first place that the group keeps of a sequence of which the first `places` are computed.
+    /// Returns the first place that is visible to the group after `places` computed places.
     fn first_kept(&self, group: usize, places: usize) -> usize {
         self.paging.out_of(self.paging.windows()[group], places * self.size.tokens())
     }
@@ -469,7 +483,7 @@ impl BlockManager {
         self.prefix.as_ref()?.find(&chain.of_group(group))
     }
 
-    /// One more table has the block, which is full.
+    /// Adds a reference of a table to a full block.
     fn acquire(&mut self, block: BlockId) {
         if let Some(prefix) = self.prefix.as_mut().filter(|prefix| prefix.is_unused(block)) {
             prefix.revive(block);
@@ -478,13 +492,13 @@ impl BlockManager {
         self.allocator.acquire(block);
     }
 
-    /// The table's blocks at `place` are full and can from now on be found by their chain. Where another block with the same tokens
-    /// can be, the table takes that one, and its own goes.
+    /// Inserts the full blocks at `place` into the prefix cache. If the cache already has a block
+    /// with the same tokens, the table uses that block and releases its own.
     pub fn index(&mut self, table: &mut BlockTable, place: usize, chains: &[Chain]) {
         for group in 0..self.paging.groups() {
             let entry = place * self.paging.groups() + group;
             let (Some(own), Some(prefix)) = (table.at(entry), &mut self.prefix) else { continue };
-            // With a window, what comes later can be of use without what comes before.
+            // With a window, a block is useful without its predecessors.
             let before = place.checked_sub(1).filter(|_| self.paging.windows()[group].is_none());
             let found = prefix.find_or_insert(chains[place].of_group(group), before.map(|before| chains[before].of_group(group)), own);
             if found != own {
@@ -495,17 +509,20 @@ impl BlockManager {
         }
     }
 
-    /// Whether a block would become available if the table were freed alone. Forks share what comes first: the last is asked first.
+    /// Returns whether the table has a block that no other table shares. Forks share their first
+    /// blocks, so the last ones are checked first.
     pub fn has_own(&self, table: &BlockTable) -> bool {
         table.held().rev().any(|block| self.allocator.refs(block) == 1)
     }
 
-    /// Blocks that writing `write`, of which a step computes at most `rows`, takes from the pool, once the table is on the device.
+    /// Returns the number of blocks that a write of `write` takes from the pool when the table is
+    /// on the device. A step computes at most `rows` tokens of it.
     #[inline]
     pub fn needed(&self, table: &BlockTable, write: Range<usize>, rows: usize) -> usize {
         let (held, end) = (table.places, self.size.blocks_for(write.end));
         let refs = |block| if table.swapped { self.host.refs(block) } else { self.allocator.refs(block) };
-        // What leaves the window is given back, unless others have it too: they have the first blocks.
+        // Blocks that leave the window are released, unless they are shared. Shared blocks come
+        // first in the table.
         let missing = |(group, &window): (usize, &Option<usize>)| {
             let own = |place: usize| table.at(place * self.paging.groups() + group).is_some_and(|block| refs(block) == 1);
             let kept = if window.is_some() { held - first(self.paging.out_of(window, write.start).min(held)..held, own) } else { 0 };
@@ -516,7 +533,8 @@ impl BlockManager {
         self.paging.windows().iter().enumerate().map(missing).sum::<usize>() + shared.count()
     }
 
-    /// Where the token at `position` lies, for each group of layers: block * block_size + offset.
+    /// Returns the slot of the token at `position` for each layer group: block * block_size +
+    /// offset.
     #[inline]
     pub fn slots(&self, table: &BlockTable, position: usize) -> impl Iterator<Item = u32> {
         let first = self.size.full(position) * self.paging.groups();
@@ -524,7 +542,7 @@ impl BlockManager {
         table.blocks[first..first + self.paging.groups()].iter().map(move |block| block * tokens + offset)
     }
 
-    /// Panics unless the tables account for every used block exactly as often as it is counted. For tests.
+    /// Panics unless the reference counts match the tables. For tests.
     pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) {
         let capacity = self.allocator.capacity();
         let (mut owners, mut resting) = (vec![0; capacity], vec![0; capacity]);
@@ -553,7 +571,8 @@ impl BlockManager {
         }
     }
 
-    /// Panics where one of the table's first blocks is found by another chain than its own of `chains`. For tests.
+    /// Panics if one of the first blocks of the table is found by another hash than its own. For
+    /// tests.
     pub fn check_found(&self, table: &BlockTable, chains: &[Chain]) {
         let Some(prefix) = self.prefix.as_ref().filter(|_| !table.swapped) else { return };
         let groups = self.paging.groups();
@@ -563,7 +582,7 @@ impl BlockManager {
         }
     }
 
-    /// Panics unless nobody else reads what `write` writes, once `copies` are made. For tests.
+    /// Panics if another table reads what `write` writes after `copies`. For tests.
     pub fn check_writable(&self, table: &BlockTable, write: Range<usize>, copies: &[BlockCopy]) {
         for entry in self.entries(self.size.full(write.start)..self.size.blocks_for(write.end)) {
             let block = table.blocks[entry];
@@ -573,7 +592,7 @@ impl BlockManager {
         }
     }
 
-    /// Panics where a cached block would go before one that is found through it. For tests.
+    /// Panics if a cached block would be evicted before a block that depends on it. For tests.
     #[cfg(test)]
     pub fn check_order(&self, before: impl Fn(&Chain) -> Option<Chain>) {
         self.prefix.iter().for_each(|prefix| prefix.check_order(&before));

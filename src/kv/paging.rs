@@ -1,27 +1,31 @@
-//! How the K and V of sequences are cut into blocks: by their tokens, and by groups of layers.
+//! The division of KV into blocks: by tokens and by layer groups.
 
 use std::sync::Arc;
 
 use super::first;
 use super::size::BlockSize;
 
-/// Layers that look back equally far form groups of equally many, and a block holds the K and V that so many tokens have in the
-/// layers of one group. So any block can be any group's, and what a window has left behind serves whoever needs it.
+/// The block size and the layer groups.
+///
+/// Layers with the same window form groups of equal size. A block holds K and V of `block_size`
+/// tokens in the layers of one group. All blocks have the same size, so a block that leaves the
+/// window of one group can be allocated to any other group.
 #[derive(Debug, Clone)]
 pub struct Paging {
     size: BlockSize,
-    windows: Arc<[Option<usize>]>, // [groups]
+    windows: Arc<[Option<usize>]>, // [groups] window of each group
     slides: bool,
 }
 
 impl Paging {
-    /// `windows`: of each group, how many positions a token looks back on, its own included. None: on all.
+    /// Creates a paging. `windows` holds, for each group, the number of positions that a token
+    /// attends to, including its own. `None` means all positions.
     pub fn new(block_size: usize, windows: &[Option<usize>]) -> Paging {
         assert!(!windows.is_empty(), "a model has layers");
         Paging { size: BlockSize::new(block_size), windows: windows.into(), slides: windows.iter().any(Option::is_some) }
     }
 
-    /// All layers look back on all.
+    /// Creates a paging in which all layers attend to all positions.
     pub fn plain(block_size: usize) -> Paging {
         Paging::new(block_size, &[None])
     }
@@ -39,7 +43,7 @@ impl Paging {
         self.windows.len()
     }
 
-    /// Some layers look back on some positions only.
+    /// Returns whether a group has a window.
     #[inline]
     pub fn slides(&self) -> bool {
         self.slides
@@ -49,49 +53,53 @@ impl Paging {
         &self.windows
     }
 
-    /// Blocks of a table of so many tokens, those that are gone included.
+    /// Returns the number of entries in a table of `tokens` tokens, including null entries.
     #[inline]
     pub fn entries(&self, tokens: usize) -> usize {
         self.size.blocks_for(tokens) * self.groups()
     }
 
-    /// Blocks that a sequence has at once, at most, until it has so many tokens, of which a step computes at most `rows`.
+    /// Returns the maximum number of blocks that a sequence holds at once until it has `tokens`
+    /// tokens, if a step computes at most `rows` of them.
     pub fn most(&self, tokens: usize, rows: usize) -> usize {
         self.most_of(1, 0, tokens, rows)
     }
 
-    /// As `most`, of `branches` sequences together whose first `shared` tokens are the same.
+    /// Returns the same maximum for `branches` sequences that share their first `shared` tokens.
     pub fn most_of(&self, branches: usize, shared: usize, tokens: usize, rows: usize) -> usize {
         let (shared, all) = (self.size.full(shared), self.size.blocks_for(tokens));
         let together = shared + branches * all.saturating_sub(shared);
         self.windows.iter().map(|window| together.min(branches.saturating_mul(self.span(*window, rows)))).sum()
     }
 
-    /// Blocks that one that has as many tokens as its parent, and shares its blocks, needs until it has `tokens`, beside those that are full.
+    /// Returns the blocks beyond the shared full ones that a fork of `shared` tokens needs until it
+    /// has `tokens` tokens.
     pub fn more(&self, shared: usize, tokens: usize) -> usize {
         let more = self.size.blocks_for(tokens).saturating_sub(self.size.full(shared));
         self.windows.iter().map(|window| more.min(self.span(*window, 1))).sum()
     }
 
-    /// Blocks that one of `computed` tokens looks back on.
+    /// Returns the number of blocks that are visible to a sequence with `computed` tokens.
     pub fn looked_back_on(&self, computed: usize) -> usize {
         let all = self.size.blocks_for(computed);
         self.windows.iter().map(|window| all - self.out_of(*window, computed)).sum()
     }
 
-    /// The longest sequence, of at most `longest` tokens, that never has more than so many blocks.
+    /// Returns the length of the longest sequence, at most `longest`, that never holds more than
+    /// `blocks` blocks.
     pub fn fitting(&self, blocks: usize, longest: usize, rows: usize) -> usize {
         first(1..longest + 1, |tokens| self.most(tokens, rows) > blocks) - 1
     }
 
-    /// Blocks of a group that a step of so many rows may look at or write.
+    /// Returns the maximum number of blocks of a group that a step of `rows` tokens reads or
+    /// writes.
     #[inline]
     pub(super) fn span(&self, window: Option<usize>, rows: usize) -> usize {
         window.map_or(usize::MAX, |window| self.size.blocks_for(window + rows - 1) + 1)
     }
 
-    /// Blocks of the first tokens that layers with this window can do without when `computed` tokens are computed: the last of these may
-    /// be computed once more.
+    /// Returns the number of leading blocks that are out of the window after `computed` tokens. The
+    /// last of these tokens may be recomputed, so its window is kept.
     #[inline]
     pub(super) fn out_of(&self, window: Option<usize>, computed: usize) -> usize {
         window.map_or(0, |window| self.size.full(computed.saturating_sub(window)))
@@ -107,7 +115,8 @@ mod tests {
         let all = Paging::new(16, &[None]);
         assert_eq!((all.most(100, 64), all.entries(100)), (7, 7));
         let mixed = Paging::new(16, &[None, Some(32), Some(32)]);
-        // 32 positions before and with the first of the rows, and 15 more rows, may touch four blocks.
+        // The window of the first of 16 rows covers 32 positions. With 15 more rows it can touch
+        // four blocks.
         assert_eq!((mixed.most(1600, 16), mixed.entries(1600)), (100 + 4 + 4, 300));
         assert_eq!(mixed.most(20, 16), 6, "no more than there are tokens");
     }

@@ -1,5 +1,5 @@
-//! Which full blocks hold which prefixes: found by the hash of all tokens up to the block's end, evicted least recently used
-//! and leaf first.
+//! The prefix cache: finds full blocks by the hash of all tokens up to their end. Eviction is least
+//! recently used, leaf first.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,25 +9,28 @@ use sha2::{Digest, Sha256};
 use super::BlockId;
 use crate::error::{Result, try_vec};
 
-/// Tokens that are hashed in one go.
+/// Tokens that are passed to the hash function at once.
 const AT_ONCE: usize = 16;
 
-/// Names a full block by its tokens and all before them. Nobody can make two prefixes that have the same one.
+/// The hash of a full block: of its tokens and of all tokens before them. SHA-256 excludes
+/// collisions that an attacker could construct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Chain([u8; 32]);
 
 impl Chain {
-    /// The start of all chains of one model and one tenant's salt: what differs in either shares nothing.
+    /// Returns the initial hash for a model and a salt. Sequences with different models or salts
+    /// share no blocks.
     pub fn root(model: &[u8; 32], salt: &[u8]) -> Chain {
         Chain(Sha256::new().chain_update(model).chain_update(b"salt").chain_update(salt).finalize().into())
     }
 
-    /// The start of one sequence's chain, which no salt can name: it shares with its forks alone.
+    /// Returns the initial hash for one sequence. No salt can produce it, so that the sequence
+    /// shares blocks only with its forks.
     pub fn private(model: &[u8; 32], sequence: u64) -> Chain {
         Chain(Sha256::new().chain_update(model).chain_update(b"sequence").chain_update(sequence.to_le_bytes()).finalize().into())
     }
 
-    /// The chain one block further.
+    /// Returns the hash of the next block, which holds `tokens`.
     pub fn next(&self, tokens: &[u32]) -> Chain {
         let mut hash = Sha256::new().chain_update(self.0);
         for tokens in tokens.chunks(AT_ONCE) {
@@ -38,30 +41,33 @@ impl Chain {
         Chain(hash.finalize().into())
     }
 
-    /// Names the block that a group of layers has for the same tokens.
+    /// Returns the hash of the block of a layer group for the same tokens.
     pub fn of_group(mut self, group: usize) -> Chain {
         self.0.iter_mut().zip((group as u32).to_le_bytes()).for_each(|(byte, number)| *byte ^= number);
         self
     }
 }
 
-/// The blocks that can be found again. Those that nobody refers to are kept until their place is needed.
+/// The full blocks that can be found by their hash. Unreferenced blocks are cached until they are
+/// evicted.
 ///
-/// Where layers look back on all, a block is of use only behind the one before it. So a block that is let go of makes all before it
-/// the more recently used, and the least recently used one is always a leaf. With a window each is of use behind those few that it
-/// looks back on, and goes when it is its turn.
+/// Without a window, a block is useful only after its predecessor. When a block becomes
+/// unreferenced, its unreferenced predecessors move to the recent end of the list, so that the
+/// least recently used block is always a leaf. With a window, a block is useful without its
+/// predecessors and keeps its own place in the list.
 #[derive(Debug)]
 pub struct PrefixIndex {
     blocks: HashMap<Chain, BlockId>,
-    chains: Vec<Option<Chain>>, // [blocks]
-    before: Vec<Option<Chain>>, // [blocks] that of the block without which it is of no use
+    chains: Vec<Option<Chain>>, // [blocks] hash of each block
+    // [blocks] hash of the predecessor without which the block is useless
+    before: Vec<Option<Chain>>,
     unused: Lru,
 }
 
 impl PrefixIndex {
     pub fn new(blocks: usize) -> Result<PrefixIndex> {
         let mut map = HashMap::new();
-        // A map that is full to the half never grows for what comes and goes.
+        // A map that is at most half full is rehashed in place and does not allocate.
         map.try_reserve(2 * blocks)?;
         Ok(PrefixIndex { blocks: map, chains: try_vec(blocks, None)?, before: try_vec(blocks, None)?, unused: Lru::new(blocks)? })
     }
@@ -74,12 +80,13 @@ impl PrefixIndex {
         self.chain(block).is_some()
     }
 
-    /// What finds the block.
+    /// Returns the hash of the block.
     pub fn chain(&self, block: BlockId) -> Option<Chain> {
         self.chains[block as usize]
     }
 
-    /// The block that `chain` finds. Where there is none it is `block` from now on, of use after the one that `before` finds.
+    /// Returns the block with this hash. If there is none, inserts `block` with the predecessor
+    /// `before`.
     pub fn find_or_insert(&mut self, chain: Chain, before: Option<Chain>, block: BlockId) -> BlockId {
         match self.blocks.entry(chain) {
             Entry::Occupied(found) => *found.get(),
@@ -91,14 +98,15 @@ impl PrefixIndex {
         }
     }
 
-    /// The block's content will change.
+    /// Removes the block from the index, since its content changes.
     pub fn forget(&mut self, block: BlockId) {
         if let Some(chain) = self.chains[block as usize].take() {
             self.blocks.remove(&chain);
         }
     }
 
-    /// Nobody refers to the block any more.
+    /// Records that the block is unreferenced. Moves the block, and then its unreferenced
+    /// predecessors, to the most recently used end of the list.
     pub fn retire(&mut self, block: BlockId) {
         let mut next = Some(block);
         while let Some(block) = next {
@@ -109,12 +117,12 @@ impl PrefixIndex {
         }
     }
 
-    /// Somebody refers to it again.
+    /// Records that the block is referenced again.
     pub fn revive(&mut self, block: BlockId) {
         self.unused.remove(block);
     }
 
-    /// Blocks that nobody refers to.
+    /// Returns the number of unreferenced blocks.
     pub fn unused(&self) -> usize {
         self.unused.len
     }
@@ -123,7 +131,7 @@ impl PrefixIndex {
         self.unused.contains(block)
     }
 
-    /// Block `to`, which the index does not know, takes the place of `from`.
+    /// Transfers the entry of block `from` to block `to`, which is not in the index.
     pub fn relocate(&mut self, from: BlockId, to: BlockId) {
         let chain = self.chains[from as usize].take();
         if let Some(chain) = chain {
@@ -135,7 +143,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Gives up the block that was used least recently.
+    /// Removes and returns the least recently used unreferenced block.
     pub fn evict(&mut self) -> Option<BlockId> {
         let block = self.unused.oldest()?;
         self.unused.remove(block);
@@ -143,14 +151,15 @@ impl PrefixIndex {
         Some(block)
     }
 
-    /// Panics unless both directions agree. For tests.
+    /// Panics unless both directions of the index agree. For tests.
     pub fn check(&self) {
         let held = self.chains.iter().flatten().count();
         assert_eq!(held, self.blocks.len(), "every chain has its block");
         self.blocks.iter().for_each(|(chain, &block)| assert_eq!(self.chains[block as usize], Some(*chain)));
     }
 
-    /// Panics where a block would be evicted while one that is found through it stays; `before`: a chain's predecessor.
+    /// Panics if a block would be evicted before a block that depends on it. `before` returns the
+    /// predecessor of a hash.
     #[cfg(test)]
     pub fn check_order(&self, before: impl Fn(&Chain) -> Option<Chain>) {
         let unused: Vec<BlockId> = std::iter::successors(self.unused.oldest(), |&block| self.unused.next(block)).collect();
@@ -163,10 +172,11 @@ impl PrefixIndex {
     }
 }
 
-/// Block numbers in the order they were pushed: a doubly linked list inside fixed arrays.
+/// Block numbers in insertion order: a doubly linked list in fixed arrays.
 #[derive(Debug)]
 struct Lru {
-    /// [blocks + 1] the neighbours of each block; the last entry is both ends. A block outside the list is its own neighbour.
+    /// [blocks + 1] The neighbours of each block. The last entry is both ends of the list. A block
+    /// outside the list is its own neighbour.
     before: Vec<u32>,
     after: Vec<u32>,
     len: usize,
@@ -265,7 +275,7 @@ mod tests {
             Chain::root(&[0; 32], b"tenant").next(&[1, 2]),
             Chain::private(&[0; 32], 0).next(&[1, 2]),
             Chain::private(&[0; 32], 1).next(&[1, 2]),
-            // As if the salt were to name a sequence.
+            // A salt that imitates the hash of a sequence.
             Chain::root(&[0; 32], &[&b"sequence"[..], &[0; 8]].concat()).next(&[1, 2]),
         ];
         assert!(others.iter().all(|other| *other != one));

@@ -1,12 +1,15 @@
-//! A pool that grows and shrinks: blocks in use move to lower numbers, so that the last ones can go.
+//! Resizing of the pool. Before a shrink, blocks in use move to lower numbers.
 
 use super::{BlockId, BlockManager, BlockTable};
 use crate::batch::BlockCopy;
 use crate::error::Result;
 
 impl BlockManager {
-    /// Gives up cached blocks until no more than `total` blocks hold anything, and lists the moves after which all of these have
-    /// numbers below `total`. No more than that may be used. Changes nothing else: `shrink` does, once the moves are made.
+    /// Evicts cached blocks until at most `total` blocks hold data, and lists the moves after which
+    /// these blocks have numbers below `total`.
+    ///
+    /// At most `total` blocks may be in use. `shrink` must be called after the moves have been
+    /// made.
     pub fn plan_moves(&mut self, total: usize, moves: &mut Vec<BlockCopy>) -> Result<()> {
         moves.clear();
         assert!(self.used_blocks() <= total, "what is in use stays");
@@ -26,7 +29,7 @@ impl BlockManager {
         Ok(())
     }
 
-    /// The moves are made, and there are no more than `total` blocks.
+    /// Applies the moves of `plan_moves` and reduces the pool to `total` blocks.
     pub fn shrink<'a>(&mut self, total: usize, moves: &[BlockCopy], tables: impl Iterator<Item = &'a mut BlockTable>) {
         for &BlockCopy { from, to } in moves {
             self.allocator.relocate(from, to);
@@ -43,12 +46,12 @@ impl BlockManager {
         self.allocator.shrink(total, moves);
     }
 
-    /// There are `total` blocks, of which those that are new are free.
+    /// Grows the pool to `total` blocks. New blocks are free.
     pub fn grow(&mut self, total: usize) {
         self.allocator.grow(total);
     }
 
-    /// The most blocks that there can be.
+    /// Returns the maximum number of blocks.
     pub fn capacity(&self) -> usize {
         self.allocator.capacity()
     }

@@ -1,6 +1,7 @@
-//! How many tokens a block holds, and what follows from it.
+//! Arithmetic of the block size.
 
-/// Tokens of a block: a power of two, so that those who look for the slots of thousands of tokens divide nothing.
+/// The number of tokens per block. It is a power of two, so that slot computations need no
+/// division.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockSize {
     shift: u32,
@@ -17,19 +18,20 @@ impl BlockSize {
         1 << self.shift
     }
 
-    /// Blocks that so many tokens need.
+    /// Returns the number of blocks for `tokens` tokens.
     #[inline]
     pub fn blocks_for(self, tokens: usize) -> usize {
         self.full(tokens + self.tokens() - 1)
     }
 
-    /// Blocks that so many tokens fill; and, in a table, the place of the block that holds this position.
+    /// Returns the number of blocks that `tokens` tokens fill completely. For a position, this is
+    /// the place of its block in the table.
     #[inline]
     pub fn full(self, tokens: usize) -> usize {
         tokens >> self.shift
     }
 
-    /// Where in its block the position lies.
+    /// Returns the offset of a position in its block.
     #[inline]
     pub fn offset(self, position: usize) -> usize {
         position & (self.tokens() - 1)

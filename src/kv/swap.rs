@@ -1,10 +1,11 @@
-//! The host tier: where the tables of those lie who had to leave the device and do not want to compute everything again.
+//! The host tier: KV blocks of sequences that were swapped out instead of recomputed.
 //!
-//! A table lies in one tier, whole; what others have on the device too is copied all the same, and each tier counts for itself.
-//! Two blocks that hold the same in both tiers are twins for as long as that is so, and a table that moves takes the twin where
-//! there is one. So a block that many share moves once and is shared again when it comes back, and one that nobody has overwritten
-//! meanwhile does not move back at all. Who writes to a block parts it from its twin: in either tier copy-on-write is what it is
-//! without the other.
+//! A table is completely in one tier. Blocks that other tables use on the device are copied too,
+//! and each tier has its own reference counts. Two blocks with the same contents, one in each tier,
+//! are mirrored blocks. A table that moves uses the mirrored block if there is one. A shared block
+//! is therefore copied once and is shared again after its return. A block that was not overwritten
+//! on the device is not copied back. A write to a block ends the mirroring, so copy on write in one
+//! tier is independent of the other tier.
 
 use super::{BlockAllocator, BlockId, BlockManager, BlockTable, NoSpace};
 use crate::batch::{BlockMove, Moves};
@@ -14,20 +15,21 @@ use crate::error::{Result, try_vec};
 pub(super) struct HostTier {
     allocator: BlockAllocator,
     filled: Vec<u16>, // [host blocks]
-    /// The tables that lie here.
+    /// Number of tables in the host tier.
     tables: usize,
-    twin_of_device: Vec<Option<BlockId>>, // [device blocks]
-    twin_of_host: Vec<Option<BlockId>>,   // [host blocks]
-    /// Decided, and not made yet. What comes back keeps a reference until then.
+    twin_of_device: Vec<Option<BlockId>>, // [device blocks] mirrored host block
+    twin_of_host: Vec<Option<BlockId>>,   // [host blocks] mirrored device block
+    /// Transfers that are planned but not made. A host block in `moves.back` keeps a reference
+    /// until then.
     moves: Moves,
 }
 
-/// What tables hold, each block counted once.
+/// The contents of a set of tables. Each block counts once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// Blocks that would have to be copied to the other tier.
+    /// Number of blocks that a swap would copy to the other tier.
     pub blocks: usize,
-    /// Tokens that would have to be computed again.
+    /// Number of tokens that would be recomputed instead.
     pub tokens: usize,
 }
 
@@ -50,17 +52,17 @@ impl HostTier {
         (self.twin_of_device[device as usize], self.twin_of_host[host as usize]) = (Some(host), Some(device));
     }
 
-    /// Where the host tier has, or will have, what the device's block holds.
+    /// Returns the host block that has, or will have, the contents of the device block.
     fn copy_of(&self, device: BlockId) -> Option<BlockId> {
-        // A block that is still to come back has no twin where somebody was about to write to it.
+        // A block whose return is pending may have lost its mirrored block to a planned write.
         let coming = || self.moves.back.iter().find(|back| back.device == device).map(|back| back.host);
         self.twin_of_device[device as usize].or_else(coming)
     }
 
-    /// The device's block will hold something else.
+    /// Ends the mirroring of a device block before its contents change.
     pub fn part(&mut self, device: BlockId) {
         if self.used() == 0 {
-            return; // nothing has a twin
+            return; // no block is mirrored
         }
         if let Some(host) = self.twin_of_device[device as usize].take() {
             self.twin_of_host[host as usize] = None;
@@ -71,7 +73,7 @@ impl HostTier {
         self.twin_of_host[host as usize].into_iter().for_each(|device| self.part(device));
     }
 
-    /// The device's block has another number.
+    /// Transfers the mirroring of device block `from` to `to`.
     pub fn relocate(&mut self, from: BlockId, to: BlockId) {
         assert!(self.moves.is_empty(), "blocks get other numbers when all moves are made");
         if let Some(host) = self.twin_of_device[from as usize].take() {
@@ -79,7 +81,7 @@ impl HostTier {
         }
     }
 
-    /// Nobody has the device's block any more: what was to come to it need not.
+    /// Records that the device block is unreferenced. A pending transfer to it is cancelled.
     pub fn vacate(&mut self, device: BlockId) {
         self.part(device);
         if let Some(place) = self.moves.back.iter().position(|back| back.device == device) {
@@ -97,13 +99,13 @@ impl HostTier {
         self.allocator.give_back(host);
     }
 
-    /// One more table shares the blocks of one that lies here.
+    /// Adds a table that shares the blocks of a table in this tier.
     pub fn share(&mut self, table: &BlockTable) {
         table.held().for_each(|block| self.allocator.acquire(block));
         self.tables += 1;
     }
 
-    /// A table without blocks lies nowhere.
+    /// Removes an empty table from this tier.
     pub fn leave(&mut self, table: &mut BlockTable) {
         if table.swapped && table.blocks.is_empty() {
             table.swapped = false;
@@ -119,7 +121,7 @@ impl HostTier {
         self.allocator.total() - self.allocator.free()
     }
 
-    /// Panics unless the tables account for every block here. For tests.
+    /// Panics unless the reference counts match the tables. For tests.
     pub fn check(&self, owners: &mut [u32], tables: usize) {
         self.moves.back.iter().for_each(|back| owners[back.host as usize] += 1);
         self.allocator.check(owners, &vec![0; owners.len()], |_| false);
@@ -134,7 +136,7 @@ impl HostTier {
 }
 
 impl BlockManager {
-    /// Adds a host tier of so many blocks.
+    /// Adds a host tier of `blocks` blocks.
     pub fn with_host(self, blocks: usize) -> Result<BlockManager> {
         Ok(BlockManager { host: HostTier::new(self.capacity(), blocks)?, ..self })
     }
@@ -147,18 +149,18 @@ impl BlockManager {
         self.host.used()
     }
 
-    /// Tables that lie in the host tier.
+    /// Returns the number of tables in the host tier.
     pub fn swapped(&self) -> usize {
         self.host.tables
     }
 
-    /// What swapping these tables out would move.
+    /// Returns what a swap of these tables to the host tier would copy.
     pub fn load_out<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> Load {
         let mut load = Load { blocks: 0, tokens: 0 };
         self.allocator.unmark();
         for table in tables.filter(|table| !table.swapped) {
             for entry in 0..table.blocks.len() {
-                // The first group looks back the farthest: it tells how many tokens there are.
+                // The number of tokens is read from the first group, which has the largest window.
                 let tells = entry.is_multiple_of(self.paging.groups());
                 match table.at(entry) {
                     None => load.tokens += if tells { self.size.tokens() } else { 0 },
@@ -173,7 +175,7 @@ impl BlockManager {
         load
     }
 
-    /// Blocks that bringing these tables back would take from the pool.
+    /// Returns the number of blocks that the return of these tables takes from the pool.
     pub fn needed_back<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> usize {
         if self.host.tables == 0 {
             return 0;
@@ -191,7 +193,7 @@ impl BlockManager {
         self.host.allocator.free()
     }
 
-    /// The table, whose load there must be room for, lies in the host tier from now on.
+    /// Moves the table to the host tier, which must have space for its load.
     pub fn swap_out(&mut self, table: &mut BlockTable) -> std::result::Result<(), NoSpace> {
         assert!(!table.swapped && !table.rests, "a table is swapped out once, and awake");
         for entry in 0..table.blocks.len() {
@@ -215,7 +217,7 @@ impl BlockManager {
         Ok(())
     }
 
-    /// The table, for which there must be enough blocks, lies on the device from now on.
+    /// Moves the table to the device, which must have enough available blocks.
     pub fn swap_in(&mut self, table: &mut BlockTable) -> std::result::Result<(), NoSpace> {
         assert!(table.swapped, "only what was swapped out comes back");
         for entry in 0..table.blocks.len() {
@@ -230,7 +232,7 @@ impl BlockManager {
                     let device = self.take()?;
                     self.filled[device as usize] = self.host.filled[host as usize];
                     self.filled_slots += self.filled[device as usize] as usize;
-                    // The table's reference is the move's from now on.
+                    // The reference of the table becomes the reference of the transfer.
                     self.host.moves.back.push(BlockMove { device, host });
                     self.host.join(device, host);
                     device
@@ -242,12 +244,13 @@ impl BlockManager {
         Ok(())
     }
 
-    /// To be made before the device writes or computes anything, and then `settle_moves`.
+    /// Returns the planned transfers. The caller makes them before the device writes or computes,
+    /// and then calls `settle_moves`.
     pub fn moves(&self) -> &Moves {
         &self.host.moves
     }
 
-    /// Marks the blocks that hold nothing, since they could not be moved: nobody finds them any more.
+    /// Marks the blocks whose transfer failed as lost and removes them from the prefix cache.
     pub fn spoil(&mut self, out_failed: bool, back_failed: bool) {
         self.allocator.unmark();
         self.host.allocator.unmark();
@@ -264,13 +267,13 @@ impl BlockManager {
         self.host.moves = moves;
     }
 
-    /// Whether the table has blocks that were marked by `spoil`.
+    /// Returns whether the table has blocks that `spoil` has marked.
     pub fn is_spoilt(&self, table: &BlockTable) -> bool {
         let tier = if table.swapped { &self.host.allocator } else { &self.allocator };
         table.held().any(|block| tier.is_marked(block))
     }
 
-    /// The moves have been tried, and who lost by them has been told.
+    /// Clears the planned transfers after they have been tried and lost tables have been freed.
     pub fn settle_moves(&mut self) {
         self.host.moves.out.clear();
         while let Some(back) = self.host.moves.back.pop() {
@@ -278,7 +281,7 @@ impl BlockManager {
         }
     }
 
-    /// The block is not what its chain says.
+    /// Removes a block with wrong contents from the prefix cache.
     pub(super) fn unfind(&mut self, block: BlockId) {
         let Some(prefix) = &mut self.prefix else { return };
         prefix.forget(block);

@@ -2,7 +2,7 @@ use super::*;
 
 const SIZE: usize = 4;
 
-/// One sequence's table over a manager, as the paper draws them.
+/// A sequence: a block table and its number of tokens.
 struct Owner {
     table: BlockTable,
     len: usize,
@@ -29,7 +29,7 @@ impl Pool {
         owner
     }
 
-    /// Writes `n` more tokens, and returns the copies that took.
+    /// Writes `n` more tokens and returns the copies.
     fn write(&mut self, owner: &mut Owner, n: usize) -> std::result::Result<Vec<BlockCopy>, NoSpace> {
         self.manager.prepare(&mut owner.table, owner.len..owner.len + n, &mut self.copies)?;
         let copies = std::mem::take(&mut self.copies);
@@ -45,7 +45,7 @@ impl Pool {
         Owner { table, len }
     }
 
-    /// How many blocks had to be copied.
+    /// Swaps a table out and returns the number of copied blocks.
     fn swap_out(&mut self, owner: &mut Owner) -> usize {
         self.manager.swap_out(&mut owner.table).unwrap();
         let moves = self.manager.moves().out.len();
@@ -100,7 +100,7 @@ fn slots_follow_the_table() {
     assert_eq!([slot(&a, 3), slot(&b, 0), slot(&a, 4)], [3, 4, 8]);
 }
 
-/// Figure 8 of the PagedAttention paper: two samples of one prompt of seven tokens, in blocks of four.
+/// Figure 8 of the PagedAttention paper: two samples of a prompt of seven tokens, blocks of four.
 #[test]
 fn figure_8_two_samples_share_their_prompt_and_the_first_to_write_copies_the_last_block() {
     let mut pool = Pool::new(8, false);
@@ -110,18 +110,18 @@ fn figure_8_two_samples_share_their_prompt_and_the_first_to_write_copies_the_las
     assert_eq!(pool.refs(&a1), [2, 2]);
     assert_eq!((pool.manager.used_blocks(), pool.manager.filled_slots()), (2, 7));
 
-    // A1 writes first: its logical block 1 gets a copy, and the old one has one owner left.
+    // A1 writes first: its logical block 1 is copied, and the old block has one owner left.
     let shared = a1.table.blocks()[1];
     assert_eq!(pool.write(&mut a1, 1).unwrap(), [BlockCopy { from: shared, to: a1.table.blocks()[1] }]);
     assert_eq!((pool.refs(&a1), pool.refs(&a2)), (vec![2, 1], vec![2, 1]));
-    // A2 then writes where it is.
+    // A2 then writes in place.
     assert_eq!(pool.write(&mut a2, 1).unwrap(), []);
     assert_eq!(a2.table.blocks()[1], shared);
     assert_eq!((pool.manager.used_blocks(), pool.manager.filled_slots()), (3, 4 + 4 + 4));
     pool.check(&[&a1, &a2]);
 }
 
-/// In one step: the plan's own hold on the copied block does not make the second writer copy too.
+/// Within one step, the reference of a planned copy does not make the second writer copy too.
 #[test]
 fn of_two_writers_in_one_step_only_the_first_copies() {
     let mut pool = Pool::new(8, false);
@@ -131,18 +131,19 @@ fn of_two_writers_in_one_step_only_the_first_copies() {
     manager.prepare(&mut a1.table, 7..8, copies).unwrap();
     manager.prepare(&mut a2.table, 7..8, copies).unwrap();
     assert_eq!(copies.len(), 1);
-    // The step fails: everything is as it was.
+    // The step fails: the previous state is restored.
     let copy = copies.pop().unwrap();
     manager.undo(copy, &mut a1.table);
     assert_eq!((pool.refs(&a1), pool.manager.used_blocks()), (vec![2, 2], 2));
     pool.check(&[&a1, &a2]);
 }
 
-/// Figure 9: beam search with k = 4. Beams share by blocks; candidates 0 and 3 go, and the next ones come from 1 and 2.
+/// Figure 9: beam search with k = 4. Beams share blocks. Candidates 0 and 3 are dropped, and the
+/// next ones come from 1 and 2.
 #[test]
 fn figure_9_beams_that_are_dropped_return_the_blocks_that_only_they_had() {
     let mut pool = Pool::new(32, false);
-    // Block 0 of all four; block 1 of 0, 1 and 2, block 2 of 3; and so on, as drawn.
+    // As drawn: block 0 belongs to all four, block 1 to 0, 1 and 2, block 2 to 3, and so on.
     let mut root = pool.owner(SIZE);
     let mut left = pool.fork(&root, SIZE);
     pool.write(&mut left, SIZE).unwrap();
@@ -167,10 +168,10 @@ fn figure_9_beams_that_are_dropped_return_the_blocks_that_only_they_had() {
     let next2 = pool.fork(&beam2, beam2.len);
     let before = pool.manager.used_blocks();
     [&mut beam0, &mut beam3].into_iter().for_each(|owner| pool.manager.free(&mut owner.table));
-    // 0 had two blocks to itself and 3 had three.
+    // Beam 0 has two blocks of its own, beam 3 has three.
     assert_eq!(before - pool.manager.used_blocks(), 5);
     assert_eq!(pool.refs(&beam1), [4, 4, 4, 2]);
-    // Each pair writes: one copy per pair, and no other block is touched.
+    // Each pair writes: one copy per pair, and no other block is changed.
     let mut beams = [beam1, next1, beam2, next2];
     let copies: usize = beams.iter_mut().map(|beam| pool.write(beam, 1).unwrap().len()).sum();
     assert_eq!(copies, 2);
@@ -241,7 +242,7 @@ fn groups_of_layers_have_blocks_of_their_own_from_one_pool() {
     assert_eq!((pool.manager.used_blocks(), pool.manager.gone_blocks(), owner.table.has_gone()), (4, 2, true));
     let slots: Vec<u32> = pool.manager.slots(&owner.table, 2 * SIZE + 1).collect();
     assert_eq!(slots, [4 * SIZE as u32 + 1, 5 * SIZE as u32 + 1]);
-    // What the window of a shorter one would need is not there.
+    // The window of a shorter sequence would need null entries.
     let looks_back = |len| pool.manager.looks_back_on_gone(&owner.table, len);
     assert_eq!([3 * SIZE, 3 * SIZE - 1].map(looks_back), [false, true]);
     let mut fork = pool.fork(&owner, 3 * SIZE);
@@ -259,7 +260,7 @@ fn groups_of_layers_have_blocks_of_their_own_from_one_pool() {
     assert_eq!((pool.manager.used_blocks(), pool.manager.gone_blocks()), (0, 0));
 }
 
-/// A prefix can be gone on from only where every group has what is looked back on.
+/// A sequence can continue after a prefix only if every group has the visible blocks.
 #[test]
 fn a_prefix_ends_where_all_groups_have_what_their_windows_need() {
     let mut pool = Pool::windowed(16, true, &[None, Some(SIZE)]);
@@ -276,11 +277,12 @@ fn a_prefix_ends_where_all_groups_have_what_their_windows_need() {
         places
     };
     assert_eq!([3, 2, 1].map(|end| found(&mut pool, &chains[..end])), [3, 2, 1]);
-    // The windowed block of the second place goes: whoever ends there begins anew, whoever goes on beyond does not miss it.
+    // Without the windowed block of the second place, no prefix can end there. Longer prefixes do
+    // not need the block.
     let second = pool.manager.find(1, &chains[1]).unwrap();
     pool.manager.unfind(second);
     assert_eq!([3, 2, 1].map(|end| found(&mut pool, &chains[..end])), [3, 1, 1]);
-    // A block of all positions goes: nobody gets further.
+    // Without a block of the group that attends to all positions, no longer prefix is found.
     let second = pool.manager.find(0, &chains[1]).unwrap();
     pool.manager.unfind(second);
     assert_eq!([3, 2, 1].map(|end| found(&mut pool, &chains[..end])), [1, 1, 1]);
@@ -311,7 +313,7 @@ fn a_block_that_the_index_can_find_is_forgotten_before_it_is_written() {
     pool.check(&[&owner]);
 }
 
-/// A step that fails halfway may have written: what its writers get back afterwards must still be there.
+/// A failed step may have written to blocks. Blocks that return to their tables must be intact.
 #[test]
 fn nobody_writes_over_what_others_get_back_should_the_step_fail() {
     let mut pool = Pool::new(8, false);
@@ -339,7 +341,7 @@ fn a_table_that_ends_within_a_block_goes_on_with_what_is_found_there() {
     assert_eq!(pool.manager.reuse(&mut other.table, 1, &chains), 2);
     assert_eq!(other.table.blocks()[1..], owner.table.blocks()[1..]);
     assert_eq!((pool.manager.used_blocks(), pool.manager.filled_slots()), (4, 4 * SIZE));
-    // Its own block, too, is found where it is let go of.
+    // A block is also found after its own table has released it.
     pool.manager.free(&mut owner.table);
     assert_eq!(pool.manager.reuse(&mut other.table, 1, &chains), 2);
     pool.check(&[&other]);
@@ -381,12 +383,12 @@ fn who_writes_meanwhile_does_not_write_for_those_in_the_other_tier() {
     let mut stays = pool.owner(7);
     let (mut goes, mut child) = (pool.fork(&stays, 7), pool.fork(&stays, 6));
     assert_eq!([&mut goes, &mut child].map(|owner| pool.swap_out(owner)), [2, 0]);
-    // Alone on the device, it writes where it is.
+    // The only table on the device writes in place.
     assert_eq!(pool.write(&mut stays, 1).unwrap(), []);
     pool.check(&[&stays, &goes, &child]);
     assert_eq!(pool.swap_in(&mut goes), 1, "the first block is as it was");
     assert_eq!(pool.refs(&stays), [2, 1]);
-    // The other of those that went shares with the first one back until one of them writes.
+    // The second table to return shares with the first until one of them writes.
     assert_eq!((pool.swap_in(&mut child), pool.refs(&goes)), (0, vec![3, 2]));
     assert_eq!(pool.write(&mut child, 1).unwrap().len(), 1);
     pool.check(&[&stays, &goes, &child]);
@@ -414,7 +416,7 @@ fn what_was_to_come_back_and_goes_again_at_once_stays_what_it_was() {
     let mut owner = pool.owner(7);
     pool.swap_out(&mut owner);
     pool.manager.swap_in(&mut owner.table).unwrap();
-    // Somebody was about to write to it when it had to go.
+    // The sequence had a planned write when it was swapped out.
     pool.manager.prepare(&mut owner.table, 7..8, &mut pool.copies).unwrap();
     assert_eq!(pool.manager.load_out(std::iter::once(&owner.table)).blocks, 0);
     pool.manager.swap_out(&mut owner.table).unwrap();
