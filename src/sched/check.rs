@@ -38,7 +38,7 @@ impl Scheduler {
         }
     }
 
-    /// Who holds blocks rests unless it runs or is a pin's, and has its place among those that give way.
+    /// Panics unless exactly the sequences that hold device blocks and do not run are reclaimable.
     fn check_resting(&self) {
         let (mut resting, mut hosted) = (0, 0);
         for slot in self.known_slots() {
@@ -63,7 +63,7 @@ impl Scheduler {
         assert_eq!(self.hosted.len(), hosted, "whoever has a place in the host tier is idle there");
     }
 
-    /// Every sequence is a member of its group, idle, or pinned, and is found by its id.
+    /// Panics unless every sequence is found by its id and is a member of a group, idle, or pinned.
     fn check_places(&self) {
         let mut members: Vec<Slot> = Vec::new();
         for group in self.groups.values() {

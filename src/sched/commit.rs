@@ -1,11 +1,12 @@
-//! What a step that ran, or failed, has changed.
+//! The end of a step: commit or rollback.
 
 use super::group::Group;
 use super::slab::Slot;
 use super::{Branching, Choice, Event, FinishReason, Part, Scheduler, SeqId, StepPlan};
 
 impl Scheduler {
-    /// The step ran: lengths advance, beams are dropped, sequences fork, tokens are appended, finished sequences leave.
+    /// Applies a completed step: lengths advance, beams are dropped, sequences fork, tokens are
+    /// appended, and finished sequences leave.
     pub fn commit(&mut self, plan: StepPlan, choices: &[Choice], events: &mut Vec<Event>) {
         events.clear();
         self.blocks.settle(&plan.batch.copies);
@@ -19,7 +20,8 @@ impl Scheduler {
             self.drop_beams(&plan, choices, events);
         }
         self.fork_chosen(choices, events);
-        // Mostly each of the sampled goes on as itself, and they are chosen for in the order of their parts.
+        // In most steps, choices are in the order of the sampled parts, and each continues its own
+        // sequence. The slot of the part is therefore tried first.
         let guesses = plan.sampled().map(|part| part.slot).chain(std::iter::repeat(Slot::NONE));
         for ((choice, Choice { child, verdict, .. }), guess) in choices.iter().enumerate().zip(guesses) {
             let Some(slot) = self.sequences.find_near(guess, *child) else { continue };
@@ -41,7 +43,8 @@ impl Scheduler {
         self.end_in(slot);
     }
 
-    /// The part's rows are computed, and what they filled can be found from now on.
+    /// Records that the tokens of the part are computed, and inserts full blocks into the prefix
+    /// cache.
     fn advance(&mut self, part: &Part) {
         let block_size = self.blocks.block_size();
         let computed = part.first + part.rows;
@@ -52,7 +55,8 @@ impl Scheduler {
             *from = computed.max(*from);
         }
         if part.samples {
-            // The prompt is told. What may follow it was chosen or appended.
+            // The log probabilities of the prompt are complete. Later tokens are sampled or
+            // appended.
             sequence.logits_from = None;
         }
         let full = self.blocks.full(part.first)..self.blocks.full(computed);
@@ -61,17 +65,18 @@ impl Scheduler {
             let (table, chains) = sequence.table_and_chains();
             full.for_each(|place| self.blocks.index(table, place, chains));
         }
-        // Who begins as a pin does, and be it all that there is of him, goes on after a full block before its last token.
+        // A sequence with the same prompt as a pin continues after a full block before its last
+        // token. The window at this point must therefore be kept.
         let least = if sequence.pinned { (sequence.tokens.len() - 1) / block_size * block_size } else { computed };
         self.blocks.slide(&mut sequence.table, computed.min(least));
-        // A pin: it has come to its end and chooses nothing.
+        // A pin without pending tokens is complete. It samples nothing.
         if !part.samples && sequence.pending() == 0 {
             let group = sequence.group.take();
             self.leave(part.slot, group);
         }
     }
 
-    /// Beams that were sampled and do not go on as themselves. What they were made of is there for those that come into being.
+    /// Drops the sampled beams that no choice continues in place. New beams reuse their memory.
     fn drop_beams(&mut self, plan: &StepPlan, choices: &[Choice], events: &mut Vec<Event>) {
         for choice in choices.iter().filter(|choice| choice.parent == choice.child) {
             if let Some(slot) = self.sequences.find(choice.child) {
@@ -93,7 +98,7 @@ impl Scheduler {
         }
     }
 
-    /// Children come into being before any token is appended.
+    /// Forks sequences before any token is appended.
     fn fork_chosen(&mut self, choices: &[Choice], events: &mut Vec<Event>) {
         for (choice, Choice { parent, child, .. }) in choices.iter().enumerate().filter(|(_, choice)| choice.parent != choice.child) {
             events.push(match self.fork_member(*parent, *child) {
@@ -103,7 +108,7 @@ impl Scheduler {
         }
     }
 
-    /// A new member of the parent's group, which begins as the parent is now. None: there is nothing to make it of.
+    /// Adds a fork of `parent` to its group. Returns `None` if there is no memory for it.
     fn fork_member(&mut self, parent: SeqId, child: SeqId) -> Option<()> {
         let slot = self.sequences.find(parent)?;
         let group = self.sequences[slot].group?;
@@ -120,8 +125,8 @@ impl Scheduler {
         Some(())
     }
 
-    /// The step failed: no length has changed. Blocks it reserved stay with their sequences, for the next try, but for those of tokens that
-    /// were foreseen.
+    /// Reverts a failed step. No length has changed. Reserved blocks stay with their sequences for
+    /// the next attempt, except those for predicted tokens.
     pub fn rollback(&mut self, mut plan: StepPlan) {
         plan.parts.iter().for_each(|part| self.give_back_foreseen(part.slot));
         let mut copies = std::mem::take(&mut plan.batch.copies);

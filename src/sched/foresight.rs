@@ -1,4 +1,5 @@
-//! What the next step will be, where that can be known before this one's tokens are: a device that works ahead begins with it.
+//! Prediction of the next step, so that a device can start it before the host has processed the
+//! tokens of the current one.
 
 use super::plan::push_table;
 use super::slab::Slot;
@@ -7,8 +8,11 @@ use crate::batch::NOWHERE;
 use crate::kv::blocks_for;
 
 impl Scheduler {
-    /// Says of a plan where the tokens go that will be chosen in it, if all that comes next is one more row of each sequence, and there is
-    /// room: their blocks are taken one step early.
+    /// Writes the KV slots of the tokens that this step samples to the plan, and allocates their
+    /// blocks one step early.
+    ///
+    /// The prediction requires that the next step computes one more token of each sequence, and
+    /// enough blocks.
     pub fn foresee(&mut self, plan: &mut StepPlan) {
         if !self.goes_on_alike(plan) {
             return;
@@ -36,16 +40,16 @@ impl Scheduler {
         }
     }
 
-    /// Whether the next step has the same sequences as this one, as far as they do not end, and each goes on by a row.
+    /// Returns whether the next step has the same unfinished sequences, with one token each.
     fn goes_on_alike(&mut self, plan: &StepPlan) -> bool {
         let StepPlan { batch, parts, has_beams, is_closed } = plan;
         let one_row_each = parts.iter().all(|part| part.rows == 1 && part.samples && part.logits == 1);
         let all = one_row_each && !has_beams && batch.copies.is_empty() && parts.len() == self.running();
-        // Who could have joined an open step is in it.
+        // An open step has already admitted the sequences that could join.
         all && (!is_closed || !self.somebody_may_join())
     }
 
-    /// Whether an open step would have to be planned for those that do not run.
+    /// Returns whether an open step could admit or resume another sequence.
     fn somebody_may_join(&mut self) -> bool {
         let Some(first) = self.waiting.first() else { return self.looks_again };
         if self.looks_again || self.running.last().is_some_and(|&youngest| first < youngest) {
@@ -55,7 +59,7 @@ impl Scheduler {
         has_seat && self.may_join(first) && self.fits(first, self.running.len(), self.promised())
     }
 
-    /// Once more, for there are more blocks.
+    /// Writes the block tables again, since they have grown.
     fn write_tables(&self, plan: &mut StepPlan) {
         let StepPlan { batch, parts, .. } = plan;
         batch.tables.clear();
@@ -65,7 +69,7 @@ impl Scheduler {
         }
     }
 
-    /// A token that was foreseen did not come: its block is nobody's.
+    /// Releases the block of a predicted token that was not sampled.
     pub(super) fn give_back_foreseen(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot];
         let len = sequence.tokens.len();

@@ -4,44 +4,46 @@ use super::sequence::Sequence;
 use super::slab::{Slab, Slot};
 use crate::error::Result;
 
-/// Which group, and where it stands: the smaller one comes first. In the default order that is who came first.
+/// The identity and the position of a group. Smaller ids rank first. In the default order, the rank
+/// is the order of arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GroupId {
     rank: u64,
-    number: u64, // each has its own
+    number: u64, // unique per group
     slot: Slot,
 }
 
 impl GroupId {
-    /// After all there can be.
+    /// An id that ranks after all groups.
     pub const MAX: GroupId = GroupId { rank: u64::MAX, number: u64::MAX, slot: Slot::NONE };
 
-    /// Where the order of the policy puts it: the same for all, where that goes by age.
+    /// Returns the rank that the order policy computed. It is the same for all groups in first-come
+    /// order.
     pub fn rank(self) -> u64 {
         self.rank
     }
 
-    /// The last one is the smallest.
+    /// Returns a key that sorts the groups in reverse order.
     pub fn reversed(self) -> (u64, u64) {
         (u64::MAX - self.rank, u64::MAX - self.number)
     }
 }
 
-/// Into how many sequences a request branches at its first token.
+/// The number of sequences that a request forks into at its first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Branching {
-    /// One stream.
+    /// One sequence.
     One,
-    /// So many samples, which end one by one.
+    /// Samples, which end independently.
     Samples(usize),
-    /// So many beams: a beam that is sampled and not chosen is dropped.
+    /// Beams. A sampled beam that is not chosen is dropped.
     Beams(usize),
-    /// None: its tokens are computed and stay where they can be found.
+    /// No sampling: the tokens are computed and stay in the prefix cache.
     Pin,
 }
 
 impl Branching {
-    /// Most sequences at once.
+    /// Returns the maximum number of concurrent sequences.
     pub fn width(self) -> usize {
         match self {
             Branching::One | Branching::Pin => 1,
@@ -50,7 +52,7 @@ impl Branching {
     }
 }
 
-/// Where a group stands.
+/// The queue of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Queue {
     Waiting,
@@ -58,20 +60,21 @@ pub enum Queue {
     Paused,
 }
 
-/// A request's sequences: they run, wait and are preempted together.
+/// The sequences of one request, which run, wait and are preempted together.
 #[derive(Debug)]
 pub struct Group {
     pub branching: Branching,
     pub members: Vec<Slot>,
-    /// What its next branches are made of, so that none has to wait for memory. A beam that is dropped comes back here.
+    /// Preallocated sequences for future forks, so that no step waits for memory. A dropped beam
+    /// returns to this list.
     pub shells: Vec<Sequence>,
     pub queue: Queue,
-    /// It has run, if only to wait again.
+    /// Whether the group has run before.
     pub begun: bool,
 }
 
 impl Group {
-    /// Rows of a step that it may come to need.
+    /// Returns the maximum number of sequences of the group in a step.
     pub fn width(&self) -> usize {
         self.branching.width().max(self.members.len())
     }
@@ -81,7 +84,7 @@ impl Group {
     }
 }
 
-/// What the groups of a queue come to.
+/// The totals over all groups of a queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     pub members: usize,
@@ -103,11 +106,12 @@ impl Tally {
     }
 }
 
-/// The groups there are, and what those of each queue come to: counted as they change, since nobody should have to walk over all.
+/// All groups, and the totals of each queue. The totals are updated with each change, since a scan
+/// would be too slow.
 #[derive(Debug, Default)]
 pub struct Groups {
     slab: Slab<Group>,
-    last: u64, // counts those that came
+    last: u64, // number of groups inserted so far
     tallies: [Tally; 3],
 }
 
@@ -116,7 +120,7 @@ impl Groups {
         self.slab.try_reserve(more)
     }
 
-    /// A group that comes now.
+    /// Inserts a group that arrives now.
     pub fn insert(&mut self, rank: u64, group: Group) -> GroupId {
         self.last += 1;
         self.tallies[group.queue as usize].add(group.tally());
@@ -129,7 +133,7 @@ impl Groups {
         group
     }
 
-    /// The only way to change a group: the tallies follow.
+    /// Changes a group and updates the totals. Groups must not be changed in another way.
     pub fn change<T>(&mut self, id: GroupId, change: impl FnOnce(&mut Group) -> T) -> T {
         let group = &mut self.slab[id.slot];
         self.tallies[group.queue as usize].subtract(group.tally());
@@ -138,7 +142,8 @@ impl Groups {
         result
     }
 
-    /// The members, for who changes everything but them; to be given back.
+    /// Takes the member list out of the group, so that a caller can iterate over it while it
+    /// changes other parts of the scheduler. `give_back` returns it.
     pub fn lend(&mut self, id: GroupId) -> Vec<Slot> {
         std::mem::take(&mut self.slab[id.slot].members)
     }
@@ -155,7 +160,7 @@ impl Groups {
         self.slab.len()
     }
 
-    /// How many there may be before anything is allocated. For tests.
+    /// Returns how many groups fit without an allocation. For tests.
     #[cfg(test)]
     pub fn room(&self) -> usize {
         self.slab.room()
@@ -165,7 +170,7 @@ impl Groups {
         self.slab.values()
     }
 
-    /// Panics unless the tallies are those of the groups. For tests.
+    /// Panics unless the totals match the groups. For tests.
     pub fn check(&self) {
         for queue in [Queue::Waiting, Queue::Running, Queue::Paused] {
             let mut tally = Tally::default();

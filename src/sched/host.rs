@@ -1,4 +1,4 @@
-//! What the host asks for, between steps.
+//! Commands of the host, applied between steps.
 
 use super::group::{Group, Queue};
 use super::slab::Slot;
@@ -6,24 +6,24 @@ use super::{Branching, Claim, GroupId, Past, Scheduler, SeqId, Sequence};
 use crate::error::{Error, Result};
 use crate::kv::{Chain, Paging};
 
-/// A request, as far as the scheduler needs to know it.
+/// The part of a request that the scheduler needs.
 #[derive(Debug)]
 pub struct Arrival {
     pub prompt: Vec<u32>,
-    /// The length at which it ends, prompt included.
+    /// Length in tokens at which the sequence ends, prompt included.
     pub max_len: usize,
     pub branching: Branching,
-    /// For orders that go by it; the higher comes first.
+    /// Priority for the order policies that use it. Higher values rank first.
     pub priority: i32,
-    /// Its sequences stay, idle, when they end.
+    /// Whether its sequences stay idle when they end.
     pub keep: bool,
-    /// Logits are wanted of every row of the prompt.
+    /// Whether the logits of all rows of the prompt are computed.
     pub prompt_logits: bool,
-    /// Where its chain of full blocks begins: it shares prefixes with all that begin there.
+    /// Initial block hash. Sequences with the same value share prefixes.
     pub root: Chain,
 }
 
-/// A request with the memory that its sequences need until they end.
+/// A request with the preallocated memory of its sequences.
 #[derive(Debug)]
 pub struct Newcomer {
     sequence: Sequence,
@@ -33,13 +33,13 @@ pub struct Newcomer {
 }
 
 impl Arrival {
-    /// A prompt that is to be computed and stays where it can be found.
+    /// Creates the request for a pin: its prompt is computed and stays in the prefix cache.
     pub fn pin(prompt: Vec<u32>, root: Chain) -> Arrival {
         let max_len = prompt.len();
         Arrival { prompt, max_len, branching: Branching::Pin, priority: 0, keep: false, prompt_logits: false, root }
     }
 
-    /// Reserves all that its sequences will need, on whatever thread this is called.
+    /// Allocates all memory that the sequences need. Runs on the thread of the caller.
     pub fn prepare(self, paging: &Paging) -> Result<Newcomer> {
         let Arrival { prompt, max_len, branching, priority, keep, prompt_logits, root } = self;
         let mut sequence = Sequence::new(0, prompt, max_len, root, paging)?;
@@ -68,14 +68,15 @@ impl Newcomer {
         self.sequence.priority
     }
 
-    /// Tokens that each of its sequences may generate.
+    /// Returns the maximum number of tokens that each sequence may generate.
     pub fn most(&self) -> usize {
         self.sequence.most()
     }
 }
 
 impl Scheduler {
-    /// Takes a request. Its first sequence has this id; those it branches into have the next ones.
+    /// Adds a request to the waiting queue. Its first sequence gets `id`. Its forks get the
+    /// following ids.
     pub fn add(&mut self, id: SeqId, newcomer: Newcomer) -> Result<()> {
         let Newcomer { mut sequence, branching, members, shells } = newcomer;
         let most = self.blocks.paging().most(sequence.max_len, self.options.rows_at_once());
@@ -87,8 +88,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Computes a prompt and keeps its blocks; where a sequence could not go
-    /// on otherwise, pins of the lowest priority give way.
+    /// Adds a pin: computes a prompt and keeps its blocks. If a sequence cannot continue otherwise,
+    /// the pin with the lowest priority is removed.
     pub fn pin(&mut self, id: SeqId, newcomer: Newcomer, priority: u32) -> Result<()> {
         self.add(id, newcomer)?;
         let (slot, place) = (self.slot(id)?, self.pins.partition_point(|&(other, _)| other <= priority));
@@ -96,8 +97,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Makes room for `more` sequences in every list that one can be in, and in a step for the tables of as many as it can take, of
-    /// `max_len` tokens each, shared or not.
+    /// Reserves space for `more` sequences in all lists, and in a step for the block tables of as
+    /// many sequences as it can hold, with `max_len` tokens each.
     fn reserve(&mut self, more: usize, max_len: usize) -> Result<()> {
         let tables = self.options.max_seqs.min(self.options.max_batch_tokens).saturating_mul(self.blocks.paging().entries(max_len));
         self.spare.clear();
@@ -106,7 +107,7 @@ impl Scheduler {
         let more = more + queues.map(|queue| self.groups.tally(queue).shells).iter().sum::<usize>();
         let most = self.sequences.len() + more;
         self.sequences.try_reserve(more)?;
-        // Those that have branched may have to part, so that each is a group.
+        // Forks of one group may be split into groups of their own.
         self.groups.try_reserve(most.saturating_sub(self.groups.len()))?;
         self.waiting.try_reserve(most)?;
         self.aside.try_reserve(most)?;
@@ -117,7 +118,7 @@ impl Scheduler {
         Ok(self.pins.try_reserve(most.saturating_sub(self.pins.len()))?)
     }
 
-    /// The sequence is the first member of a new group, which comes now.
+    /// Adds the sequence as the first member of a new group that arrives now.
     fn enqueue(&mut self, slot: Slot, mut group: Group) {
         self.wake(slot);
         group.members.push(slot);
@@ -130,7 +131,7 @@ impl Scheduler {
         self.rest(slot);
     }
 
-    /// As `enqueue`, in a group that is to stay one of one.
+    /// Adds the sequence in a new group that never forks.
     pub(super) fn enqueue_alone(&mut self, slot: Slot) -> Result<()> {
         let mut members = Vec::new();
         members.try_reserve_exact(1)?;
@@ -138,9 +139,10 @@ impl Scheduler {
         Ok(())
     }
 
-    /// `child` shares the first `len` tokens of `parent` (None: all) and their blocks. It runs where the parent does, unless `idle`.
+    /// Forks `parent` to `child`, which shares the first `len` tokens (`None`: all) and their
+    /// blocks. The child runs if the parent does, unless `idle` is set.
     pub fn fork(&mut self, parent: SeqId, len: Option<usize>, child: SeqId, idle: bool) -> Result<()> {
-        // Its table is no longer than the parent's.
+        // The table of the child is not longer than that of the parent.
         self.reserve(1, 0)?;
         let slot = self.slot(parent)?;
         let of = &self.sequences[slot];
@@ -162,7 +164,8 @@ impl Scheduler {
         }
     }
 
-    /// A sequence, made of `shell`, that shares the first `len` tokens of `parent`, and the blocks of those that are computed.
+    /// Builds a sequence from `shell` that shares the first `len` tokens of `parent`, and the
+    /// blocks of the computed ones.
     pub(super) fn branch(&mut self, parent: Slot, len: usize, child: SeqId, shell: Sequence) -> Result<Sequence> {
         let of = &self.sequences[parent];
         let mut forked = of.branch(shell, child, len, self.blocks.paging())?;
@@ -171,14 +174,16 @@ impl Scheduler {
         Ok(forked)
     }
 
-    /// Queues a sequence that is whole: its last token gives the logits of the next.
+    /// Adds a sequence to the waiting queue. Its last token is recomputed for the logits of the
+    /// next one.
     fn begin(&mut self, slot: Slot) -> Result<()> {
         let sequence = &mut self.sequences[slot];
         sequence.computed = sequence.computed.min(sequence.tokens.len() - 1);
         self.enqueue_alone(slot)
     }
 
-    /// More tokens at the end; a running sequence goes on after them, and may become longer by so many.
+    /// Appends tokens. A running sequence continues after them, and its maximum length grows by
+    /// their number.
     pub fn append(&mut self, id: SeqId, tokens: &[u32], longest: usize) -> Result<()> {
         let slot = self.slot(id)?;
         let paging = self.blocks.paging();
@@ -199,7 +204,7 @@ impl Scheduler {
         self.reserve(0, sequence.max_len)
     }
 
-    /// Cuts the sequence to its first `len` tokens.
+    /// Truncates the sequence to its first `len` tokens.
     pub fn rewind(&mut self, id: SeqId, len: usize) -> Result<()> {
         let block_size = self.blocks.block_size();
         let slot = self.slot(id)?;
@@ -220,7 +225,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Gives back the blocks beyond the first `computed` tokens; who rests without any gives way no more.
+    /// Releases the blocks beyond the first `computed` tokens, and updates the reclaimable sets.
     fn truncate(&mut self, slot: Slot, computed: usize) {
         let rests = self.sequences[slot].table.rests() || self.sequences[slot].idle;
         self.wake(slot);
@@ -230,7 +235,7 @@ impl Scheduler {
         }
     }
 
-    /// An idle sequence goes on, until it has `max_len` tokens.
+    /// Continues an idle sequence until it has `max_len` tokens.
     pub fn resume(&mut self, id: SeqId, max_len: usize, keep: bool) -> Result<()> {
         self.reserve(1, max_len)?;
         let slot = self.slot(id)?;
@@ -252,7 +257,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a sequence between steps: it becomes idle if it is to be kept, else it is gone.
+    /// Ends a sequence between steps. It becomes idle if it is kept, otherwise it is removed.
     pub fn end(&mut self, id: SeqId) {
         if let Some(slot) = self.sequences.find(id) {
             self.end_in(slot);
@@ -263,7 +268,7 @@ impl Scheduler {
         self.wake(slot);
         let sequence = &mut self.sequences[slot];
         let (group, keep) = (sequence.group.take(), sequence.keep);
-        // Blocks that were reserved for a step that did not come.
+        // Releases blocks that were reserved for a step that was not run.
         self.blocks.truncate(&mut sequence.table, sequence.computed);
         self.leave(slot, group);
         match keep {
@@ -273,7 +278,7 @@ impl Scheduler {
         }
     }
 
-    /// Forgets a sequence, whatever it does, and lets go of its blocks.
+    /// Removes a sequence in any state and releases its blocks.
     pub fn remove(&mut self, id: SeqId) -> Option<Sequence> {
         self.sequences.find(id).map(|slot| self.take_out(slot))
     }
@@ -290,7 +295,7 @@ impl Scheduler {
         sequence
     }
 
-    /// The group has one member less, and is gone without any.
+    /// Removes a member from its group. An empty group is removed.
     pub(super) fn leave(&mut self, slot: Slot, group: Option<GroupId>) {
         let Some(id) = group else { return };
         self.groups.change(id, |group| group.members.retain(|&other| other != slot));
@@ -304,8 +309,10 @@ impl Scheduler {
         }
     }
 
-    /// Takes an idle sequence of which `computed` tokens have been computed elsewhere. They go to the blocks that it then looks back on;
-    /// where there is no room for these, all will be computed again.
+    /// Adds an idle sequence with `computed` tokens whose KV was computed elsewhere.
+    ///
+    /// Allocates the blocks that are visible at this length. If the pool has too few, all tokens
+    /// are recomputed.
     pub fn import(
         &mut self,
         id: SeqId,

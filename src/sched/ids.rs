@@ -1,10 +1,10 @@
-//! Maps by ids that the engine gave out itself.
+//! Hash maps with ids of the engine as keys.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Ids are counted up, so that no host can choose them to collide: one multiplication is enough, where the default hash would be a
-/// good part of a step.
+/// A map with a cheap hash. The ids are a counter, so a host cannot choose colliding ids. One
+/// multiplication is enough. The default hash would take a significant part of a step.
 pub type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -17,8 +17,9 @@ impl Hasher for IdHasher {
 
     fn write_u64(&mut self, id: u64) {
         let product = (self.0 ^ id >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        // Sixteen in a row lie side by side, as those that run came one after the other: a step looks at few pages, however many
-        // wait. The map takes the place from the lowest bits, and tells neighbours apart by the highest.
+        // Sixteen consecutive ids are adjacent in the map. Running sequences often have consecutive
+        // ids, so a step accesses few pages however many sequences wait. The map derives the bucket
+        // from the lowest bits and distinguishes neighbours by the highest.
         self.0 = ((product ^ product >> 32) & !15 | id & 15) ^ id << 60;
     }
 

@@ -1,11 +1,13 @@
-//! How many tokens turns choose, as far as those that ended by themselves tell.
+//! Prediction of output lengths from the sequences that have ended by themselves.
 
-/// Hosts ask alike for what is alike: turns that might have chosen about as many tokens (up to the same power of two) are of one
-/// kind, and the next one of a kind chooses about as many as those before it. Where nearly all of a kind choose as many as they may,
-/// hosts know the length beforehand, and what they say is believed.
+/// The output length predictor.
+///
+/// Turns with a similar limit (the same power of two) form a kind. The prediction for a turn is
+/// based on recent turns of its kind. If most turns of a kind reach their limit, the limit itself
+/// is the prediction.
 #[derive(Debug, Clone, Copy)]
 pub struct Lengths {
-    /// The last ones that ended, of any kind.
+    /// Output lengths of the last turns of any kind: a ring buffer.
     last: [u32; LISTED],
     kinds: [u8; LISTED],
     ended: usize,
@@ -14,14 +16,15 @@ pub struct Lengths {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Kind {
-    /// Running averages, where newer ones count more: of what was chosen, and of how many chose as many as they might.
+    /// Moving averages: `chosen` of the output length, `reached` of the fraction that reached its
+    /// limit.
     chosen: f64,
     reached: f64,
 }
 
 const LISTED: usize = 256;
 const KINDS: usize = 33;
-/// Some sixteen turns are remembered.
+/// Weight of the newest turn. About sixteen turns are remembered.
 const NEWEST: f64 = 1.0 / 16.0;
 
 fn kind(most: usize) -> usize {
@@ -35,7 +38,7 @@ impl Default for Lengths {
 }
 
 impl Lengths {
-    /// A turn that might have chosen `most` tokens ended by itself after `chosen`.
+    /// Records that a turn with the limit `most` ended by itself after `chosen` tokens.
     pub fn observe(&mut self, most: usize, chosen: usize) {
         let kind = kind(most);
         let (chosen, reached) = (chosen.min(u32::MAX as usize), f64::from(chosen >= most));
@@ -46,25 +49,28 @@ impl Lengths {
         known.reached += (reached - known.reached) * NEWEST;
     }
 
-    /// Of the last ones, those of a kind.
+    /// Returns the recorded lengths of a kind.
     fn of(&self, kind: usize) -> impl Iterator<Item = usize> {
         let listed = self.ended.min(LISTED);
         self.last[..listed].iter().zip(&self.kinds).filter(move |&(_, &other)| other as usize == kind).map(|(&chosen, _)| chosen as usize)
     }
 
-    /// What is known of a turn's kind, unless it is what hosts say.
+    /// Returns the averages of the kind, unless its limits predict the length.
     fn guess(&self, most: usize) -> Option<Kind> {
         self.known[kind(most)].filter(|known| known.reached <= 0.5)
     }
 
-    /// Tokens still to come, at least 1, of a turn that has chosen `chosen` of `most`: as many as of those that were longer than it is
-    /// already. Where nothing is known of its kind, it may choose all.
+    /// Returns the expected number of remaining tokens, at least 1, of a turn that has generated
+    /// `chosen` of at most `most` tokens.
+    ///
+    /// The expectation is the average of the recorded turns that were longer than `chosen`. Without
+    /// a record, it is the limit.
     pub fn expect(&self, most: usize, chosen: usize) -> usize {
         let expected = self.guess(most).map_or(most, |known| {
             let longer = self.of(kind(most)).filter(|&length| length > chosen);
             match longer.fold((0, 0), |(count, sum), length| (count + 1, sum + length)) {
                 (0, _) if known.chosen > chosen as f64 => known.chosen as usize,
-                // Longer than all: as long again.
+                // The turn is longer than all records: its length is expected to double.
                 (0, _) => 2 * chosen,
                 (count, sum) => sum / count,
             }
@@ -72,7 +78,7 @@ impl Lengths {
         expected.min(most).saturating_sub(chosen).max(1)
     }
 
-    /// The lengths of many that have not begun.
+    /// Returns a generator of lengths for many turns that have not started.
     pub fn drawn(&self) -> Drawn {
         let mut drawn = Drawn { lengths: *self, by_kind: [0; LISTED], starts: [0; KINDS + 1], next: [0; KINDS] };
         let mut at = 0;
@@ -87,11 +93,12 @@ impl Lengths {
     }
 }
 
-/// Together those that have not begun are as different as those that ended: each is expected to be as long as another one of its kind.
+/// A generator that assigns to each new turn the length of another recorded turn of its kind, so
+/// that the lengths have the recorded distribution.
 pub struct Drawn {
     lengths: Lengths,
     by_kind: [u32; LISTED],
-    /// Where each kind begins, and how many were drawn of it.
+    /// Start of each kind in `by_kind`, and number of lengths generated per kind.
     starts: [usize; KINDS + 1],
     next: [usize; KINDS],
 }
@@ -121,7 +128,7 @@ mod tests {
         (0..200).for_each(|_| lengths.observe(600, 80));
         assert_eq!(lengths.expect(1000, 0), 79);
         assert_eq!(lengths.expect(30, 0), 30, "it is allowed less, and is of another kind");
-        // Others ended since, and the list has none of its kind any more.
+        // Turns of other kinds have replaced all records of this kind.
         (0..LISTED).for_each(|_| lengths.observe(60, 20));
         assert_eq!(lengths.expect(1000, 0), 79);
         assert_eq!((lengths.expect(1000, 100), lengths.expect(150, 100)), (100, 50), "it is longer than any before it");

@@ -1,4 +1,5 @@
-//! Who runs next, and with which blocks. Pure: no model, no bytes, no clock.
+//! The scheduler: selects the sequences of each step and their KV blocks. It does not know models,
+//! the contents of blocks, or clocks.
 
 mod check;
 mod commit;
@@ -45,59 +46,66 @@ pub struct SchedulerOptions {
     pub max_batch_tokens: usize,
     pub max_seqs: usize,
     pub prefill_chunk: usize,
-    /// Where the blocks of those go who have to give way.
+    /// Treatment of the KV blocks of preempted requests.
     pub preemption: Preemption,
 }
 
 impl SchedulerOptions {
-    /// The most rows that one sequence has in a step.
+    /// Returns the maximum number of tokens of one sequence in one step.
     pub fn rows_at_once(&self) -> usize {
         self.prefill_chunk.min(self.max_batch_tokens)
     }
 }
 
-/// One iteration at a time. The unit is the group: a request's sequences. Groups stand in an order, by default that in which
-/// they came; where a comment calls one older or younger than another, it comes before or after it in this order. The oldest group
-/// can always go on: it may take the blocks of every younger one, and none is admitted that alone would not fit the pool.
+/// The scheduler, which plans one step at a time.
 ///
-/// A group whose reader is behind is not ready. It pauses: it leaves the running and keeps its blocks until somebody
-/// needs them, so that it holds up nobody, and costs a step nothing. When it is ready again, and `look_again` has said that somebody
-/// may be, it goes before whoever is younger.
+/// The unit of scheduling is the group: the sequences of one request. The order policy ranks the
+/// groups, by default by arrival. In comments, an older group ranks before a younger one. The
+/// oldest group can always continue: it may take the blocks of all younger groups, and every
+/// admitted group fits the pool alone.
 ///
-/// Who has to give way waits in the host tier, or is computed again: a group as a whole, and before any that came later.
+/// A group whose queue is full is not ready and pauses. It leaves the running list and keeps its
+/// blocks until other groups need them. Paused groups cost a step nothing. After `look_again`, the
+/// next step resumes the paused groups that are ready, in their rank.
 ///
-/// Idle sequences are in no group. They keep their blocks until somebody needs them, and their tokens until they are removed.
+/// A preempted group is swapped to the host tier or recomputed, as a whole. It is rescheduled
+/// before younger groups.
+///
+/// Idle sequences belong to no group. They keep their blocks until other sequences need them, and
+/// their tokens until they are removed.
 pub struct Scheduler {
     options: SchedulerOptions,
     blocks: BlockManager,
     policies: Policies,
     sequences: Sequences,
     groups: Groups,
-    now: u64, // in microseconds: when what comes now has come
+    now: u64, // arrival time in microseconds for new requests
     waiting: OrderedSet<GroupId>,
-    running: Vec<GroupId>, // the oldest first
+    running: Vec<GroupId>, // in rank order
     paused: OrderedSet<GroupId>,
-    looks_again: bool,          // some of the paused may be ready
-    aside: OrderedSet<GroupId>, // they wait too, while a step of others is planned; between steps there are none
+    looks_again: bool, // some paused groups may be ready
+    /// Waiting groups that are excluded while a step of selected groups is planned. Empty between
+    /// steps.
+    aside: OrderedSet<GroupId>,
     idle: usize,
-    last_idle: u64,            // counts those that became idle
-    resting: Resting,          // in groups that do not run
-    resting_idle: Resting,     // in none
-    hosted: OrderedSet<Place>, // idle, in the host tier
-    pins: Vec<(u32, Slot)>,    // by priority, the lowest first
+    last_idle: u64,            // number of sequences that have become idle so far
+    resting: Resting,          // reclaimable sequences of groups that do not run
+    resting_idle: Resting,     // reclaimable idle sequences
+    hosted: OrderedSet<Place>, // idle sequences in the host tier
+    pins: Vec<(u32, Slot)>,    // in ascending order of priority
     preemptions: u64,
     preemptions_swapped: u64,
-    swapping: u64, // preemptions whose moves are still to be made
+    swapping: u64, // preemptions whose transfers are pending
     costs: Costs,
     lengths: Lengths,
     prefix: PrefixCounts,
-    spare: StepPlan, // the last plan's buffers
+    spare: StepPlan, // the buffers of the last plan
     turns: Vec<Turn>,
-    /// What the step that is being planned may still hold.
+    /// What the step that is being planned may still contain.
     portion: Portion,
 }
 
-/// Tokens that were looked for in the prefix index, and those that were there.
+/// The number of tokens that were looked up in the prefix cache, and the number found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PrefixCounts {
     pub queries: u64,
@@ -112,7 +120,7 @@ impl PrefixCounts {
 }
 
 impl Scheduler {
-    /// With the default policies.
+    /// Creates a scheduler with the default policies.
     pub fn new(options: SchedulerOptions, blocks: BlockManager) -> Result<Scheduler> {
         Scheduler::with_policies(options, blocks, Policies::new(&options::Policies::default()))
     }
@@ -158,7 +166,7 @@ impl Scheduler {
         self.sequences.get(id)
     }
 
-    /// As `find`, for whoever wants to be told.
+    /// Returns a sequence, or an error that names its id.
     pub fn get(&self, id: SeqId) -> Result<&Sequence> {
         self.find(id).ok_or_else(|| unknown(id))
     }
@@ -167,14 +175,14 @@ impl Scheduler {
         self.sequences.find(id).ok_or_else(|| unknown(id))
     }
 
-    /// The sequences that run together with this one, itself included.
+    /// Returns the members of the group of this sequence, including itself.
     pub fn members(&self, id: SeqId) -> impl DoubleEndedIterator<Item = SeqId> {
         let group = self.sequences.get(id).and_then(|sequence| sequence.group);
         let members = group.map_or(&[][..], |group| &self.groups[group].members);
         members.iter().map(|&slot| self.sequences[slot].id)
     }
 
-    /// Sequences in groups that do not run, the paused ones included.
+    /// Returns the number of sequences in waiting or paused groups.
     pub fn waiting(&self) -> usize {
         self.groups.tally(Queue::Waiting).members + self.paused()
     }
@@ -183,18 +191,20 @@ impl Scheduler {
         self.groups.tally(Queue::Running).members
     }
 
-    /// Sequences that the last step passed over because they were not ready.
+    /// Returns the number of sequences in paused groups.
     pub fn paused(&self) -> usize {
         self.groups.tally(Queue::Paused).members
     }
 
-    /// Sequences that run, the oldest group's first.
+    /// Returns the running sequences, the oldest group first.
     pub fn running_sequences(&self) -> impl Iterator<Item = &Sequence> {
         self.members_of(self.running.iter().copied())
     }
 
-    /// Sequences that ran, and wait to go on, as far as they could run at once. By age they come before all that have not run; otherwise
-    /// some of these may stand between them, and no more are looked at than could run.
+    /// Returns the preempted sequences that wait, at most as many as could run at once.
+    ///
+    /// In first-come order, they precede all sequences that have not run. In other orders, new
+    /// sequences may be between them, and only the first `max_seqs` waiting groups are examined.
     pub fn preempted_sequences(&self) -> impl Iterator<Item = &Sequence> {
         let by_age = self.waiting.first().is_none_or(|id| id.rank() == 0);
         let most = self.options.max_seqs;
@@ -208,7 +218,8 @@ impl Scheduler {
         groups.flat_map(|id| &self.groups[id].members).map(|&slot| &self.sequences[slot])
     }
 
-    /// Sequences, and KV blocks, that the next request may have beside all that the running need.
+    /// Returns the sequences and KV blocks that are available to the next request, after the needs
+    /// of the running groups.
     pub fn spare(&self) -> (usize, usize) {
         let needed = self.running.iter().map(|&id| self.needed(id)).sum::<usize>() + self.watermark();
         (self.options.max_seqs - self.width(), (self.blocks.available() + self.blocks.idle_blocks()).saturating_sub(needed))
@@ -218,12 +229,12 @@ impl Scheduler {
         self.idle
     }
 
-    /// Blocks that are set aside for those that run, though nothing is in them yet.
+    /// Returns the blocks that are reserved for running groups but not allocated.
     pub fn reserved_blocks(&self) -> usize {
         self.policies.allocation.reserved(&mut self.running.iter().map(|&id| self.needed(id)))
     }
 
-    /// What comes from now on has come at this time, in microseconds.
+    /// Sets the arrival time in microseconds for the following requests.
     pub fn set_time(&mut self, now: u64) {
         self.now = now;
     }
@@ -232,22 +243,22 @@ impl Scheduler {
         self.preemptions
     }
 
-    /// Of the preemptions: those of groups that went to the host tier.
+    /// Returns the number of preemptions that swapped to the host tier.
     pub fn preemptions_swapped(&self) -> u64 {
         self.preemptions_swapped
     }
 
-    /// What becomes of those who have to give way.
+    /// Returns the treatment of the KV blocks of preempted requests.
     pub fn preemption(&self) -> Preemption {
         self.options.preemption
     }
 
-    /// How many tokens turns choose.
+    /// Returns the output length predictor.
     pub fn lengths(&self) -> &Lengths {
         &self.lengths
     }
 
-    /// The sequence ends by itself now.
+    /// Records the output length of a sequence that ends by itself.
     pub fn learn(&mut self, id: SeqId) {
         if let Some(sequence) = self.sequences.get(id) {
             self.lengths.observe(sequence.most(), sequence.generated);

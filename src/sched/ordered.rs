@@ -1,4 +1,5 @@
-//! A set in order that allocates nothing once it has room: a treap in a slab, whose nodes are also linked in order.
+//! An ordered set that does not allocate within its capacity: a treap in a slab, whose nodes are
+//! also linked in order.
 
 use crate::error::Result;
 
@@ -7,7 +8,7 @@ pub struct OrderedSet<K> {
     nodes: Vec<Node<K>>,
     root: u32,
     first: u32,
-    /// The first of the nodes that hold nothing; the others follow it by `after`.
+    /// The first unused node. Unused nodes are linked by `after`.
     free: u32,
     len: usize,
     random: u32,
@@ -16,7 +17,8 @@ pub struct OrderedSet<K> {
 #[derive(Debug, Clone, Copy)]
 struct Node<K> {
     key: K,
-    /// Larger than those of the nodes below it. Chance keeps the tree flat, whatever comes in whichever order.
+    /// Random priority of the treap, larger than those of the nodes below. It keeps the tree
+    /// balanced for any order of insertion.
     weight: u32,
     left: u32,
     right: u32,
@@ -24,7 +26,7 @@ struct Node<K> {
     after: u32,
 }
 
-/// No node.
+/// The index of a missing node.
 const NONE: u32 = u32::MAX;
 
 impl<K> Default for OrderedSet<K> {
@@ -34,7 +36,7 @@ impl<K> Default for OrderedSet<K> {
 }
 
 impl<K: Copy + Ord> OrderedSet<K> {
-    /// Makes room for `most` keys in all.
+    /// Reserves space for `most` keys in total.
     pub fn try_reserve(&mut self, most: usize) -> Result<()> {
         Ok(self.nodes.try_reserve(most.saturating_sub(self.nodes.len()))?)
     }
@@ -47,7 +49,7 @@ impl<K: Copy + Ord> OrderedSet<K> {
         self.key(self.first)
     }
 
-    /// In order.
+    /// Iterates over the keys in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = K> {
         let node = |place: u32| self.nodes.get(place as usize);
         std::iter::successors(node(self.first), move |before| node(before.after)).map(|node| node.key)
@@ -57,7 +59,7 @@ impl<K: Copy + Ord> OrderedSet<K> {
         self.find(key).0 != NONE
     }
 
-    /// False: it is there already.
+    /// Inserts a key. Returns false if the set already contains it.
     pub fn insert(&mut self, key: K) -> bool {
         let (found, before) = self.find(key);
         if found != NONE {
@@ -72,7 +74,7 @@ impl<K: Copy + Ord> OrderedSet<K> {
         true
     }
 
-    /// False: it is not there.
+    /// Removes a key. Returns false if the set does not contain it.
     pub fn remove(&mut self, key: K) -> bool {
         let (node, _) = self.find(key);
         if node == NONE {
@@ -92,7 +94,7 @@ impl<K: Copy + Ord> OrderedSet<K> {
         Some(first)
     }
 
-    /// Asks about each key, in order, and lets go of those for which `keep` says so.
+    /// Calls `keep` for each key in order, and removes the keys for which it returns false.
     pub fn retain(&mut self, mut keep: impl FnMut(K) -> bool) {
         let mut next = self.first;
         while let Some(key) = self.key(next) {
@@ -107,7 +109,7 @@ impl<K: Copy + Ord> OrderedSet<K> {
         self.nodes.get(node as usize).map(|node| node.key)
     }
 
-    /// The node that holds the key, and the one that comes before the key.
+    /// Returns the node of the key, and the node that precedes the key.
     fn find(&self, key: K) -> (u32, u32) {
         let (mut next, mut before) = (self.root, NONE);
         while next != NONE {
@@ -134,14 +136,14 @@ impl<K: Copy + Ord> OrderedSet<K> {
         place
     }
 
-    /// Puts the node behind `before`.
+    /// Links the node after `before`.
     fn link(&mut self, before: u32, node: u32) {
         let after = if before == NONE { self.first } else { self.nodes[before as usize].after };
         self.join(before, node);
         self.join(node, after);
     }
 
-    /// From now on one comes right after the other.
+    /// Makes two nodes adjacent in the linked list.
     fn join(&mut self, before: u32, after: u32) {
         match before {
             NONE => self.first = after,
@@ -152,7 +154,7 @@ impl<K: Copy + Ord> OrderedSet<K> {
         }
     }
 
-    /// The tree cut in two: those before the key, and the others.
+    /// Splits the tree into the keys before `key` and the others.
     fn split(&mut self, tree: u32, key: K) -> (u32, u32) {
         let Some(&node) = self.nodes.get(tree as usize) else { return (NONE, NONE) };
         if node.key < key {
@@ -166,7 +168,7 @@ impl<K: Copy + Ord> OrderedSet<K> {
         }
     }
 
-    /// One tree of two, of which the first holds what comes before all of the second.
+    /// Merges two trees. All keys of `left` precede those of `right`.
     fn merge(&mut self, left: u32, right: u32) -> u32 {
         let (Some(&one), Some(&other)) = (self.nodes.get(left as usize), self.nodes.get(right as usize)) else {
             return if left == NONE { right } else { left };
@@ -180,7 +182,7 @@ impl<K: Copy + Ord> OrderedSet<K> {
         }
     }
 
-    /// The tree without the key, which is in it.
+    /// Returns the tree without the key, which it must contain.
     fn without(&mut self, tree: u32, key: K) -> u32 {
         let Node { key: here, left, right, .. } = self.nodes[tree as usize];
         match key.cmp(&here) {
@@ -200,7 +202,7 @@ mod tests {
     use super::*;
 
     impl<K: Copy + Ord + std::fmt::Debug> OrderedSet<K> {
-        /// Panics unless the tree, the links and the count agree; returns its depth.
+        /// Panics unless the tree is ordered and balanced by weight. Returns its depth.
         fn check(&self, tree: u32, least: Option<K>, most: Option<K>) -> usize {
             if tree == NONE {
                 return 0;

@@ -5,18 +5,18 @@ use super::slab::Slot;
 use crate::batch::{Batch, Span};
 use crate::kv::{BlockId, BlockManager, GONE, Paging};
 
-/// Why a sequence ended.
+/// The reason why a sequence ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FinishReason {
     /// An end-of-sequence token, a stop token or a stop string.
     Stop,
-    /// `max_tokens`, or the longest sequence the engine allows.
+    /// `max_tokens`, or the maximum length of a sequence.
     Length,
-    /// The host asked for it.
+    /// The host aborted it.
     Abort,
-    /// Its computation failed; the output carries the message.
+    /// Its computation failed. The output has the message.
     Error,
-    /// The time that the host gave it has passed.
+    /// Its deadline has passed.
     Deadline,
 }
 
@@ -32,38 +32,38 @@ impl FinishReason {
     }
 }
 
-/// One iteration as data. Consumed once, by `commit` or by `rollback`.
+/// The plan of one step as data. `commit` or `rollback` consumes it.
 #[must_use]
 #[derive(Debug, Default)]
 pub struct StepPlan {
     pub batch: Batch,
     pub parts: Vec<Part>,
-    /// Some of the parts are beams: those that no choice goes on with are dropped.
+    /// Whether some parts are beams. Beams that no choice continues are dropped.
     pub has_beams: bool,
-    /// Whoever waited was not asked to join.
+    /// Whether the plan contains only running groups: no waiting group was considered.
     pub(super) is_closed: bool,
 }
 
-/// One sequence's share of a plan.
+/// One scheduled sequence of a plan.
 #[derive(Debug, Clone, Copy)]
 pub struct Part {
     pub seq: SeqId,
     pub(super) slot: Slot,
-    /// Position of its first row's token.
+    /// Position of its first token in the step.
     pub first: usize,
     pub rows: usize,
-    /// Of them, counted from the end: those whose logits come back.
+    /// Number of rows whose logits are computed, counted from the end.
     pub logits: usize,
-    /// Its last row reads the newest token, so that its logits choose the next one.
+    /// Whether the last row is the newest token, so that its logits select the next one.
     pub samples: bool,
-    /// Tokens generated so far.
+    /// Number of tokens generated so far.
     pub generated: usize,
-    /// It has waited for this step since it was added, forked or resumed.
+    /// Whether this is its first step since it was added, forked or resumed.
     pub begins: bool,
 }
 
 impl Part {
-    /// One row, of a sequence that has begun to choose tokens.
+    /// Returns whether the part is a decode: one row of a sequence that has generated tokens.
     pub fn decodes(&self) -> bool {
         self.rows == 1 && self.generated > 0
     }
@@ -76,8 +76,8 @@ impl StepPlan {
         (self.has_beams, self.is_closed) = (false, false);
     }
 
-    /// Appends the tokens of `sequence`, which lies in `slot`, at `positions`; `samples`: the logits of the last one choose the next
-    /// token.
+    /// Appends the tokens of `sequence`, which is in `slot`, at `positions`. If `samples` is set,
+    /// the logits of the last one select the next token.
     pub(super) fn push(&mut self, slot: Slot, sequence: &Sequence, positions: Range<usize>, samples: bool, blocks: &BlockManager) {
         let batch = &mut self.batch;
         let (first_row, rows) = (batch.rows() as u32, positions.len());
@@ -106,13 +106,14 @@ impl StepPlan {
         });
     }
 
-    /// The parts that choose a token.
+    /// Returns the parts that sample a token.
     pub fn sampled(&self) -> impl Iterator<Item = &Part> {
         self.parts.iter().filter(|part| part.samples)
     }
 }
 
-/// In place of what is gone stands the newest of the group, which no table has twice otherwise.
+/// Appends a block table. Null entries are replaced with the newest block of their group, which
+/// occurs only once otherwise.
 pub(super) fn push_table(tables: &mut Vec<u32>, table: &[BlockId], paging: &Paging) {
     if !paging.slides() {
         return tables.extend_from_slice(table);
@@ -121,12 +122,12 @@ pub(super) fn push_table(tables: &mut Vec<u32>, table: &[BlockId], paging: &Pagi
     tables.extend(table.iter().zip(newest).map(|(&block, &newest)| if block == GONE { newest } else { block }));
 }
 
-/// What was decided for one row of logits. Two with the same parent make it fork.
+/// The decision for one row of logits. Two choices with the same parent fork it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Choice {
-    /// Whose logits chose.
+    /// The sequence whose logits were sampled.
     pub parent: SeqId,
-    /// Who goes on with the token: the parent itself, or a new sequence that shares all its tokens so far.
+    /// The sequence that gets the token: the parent itself, or a new fork of it.
     pub child: SeqId,
     pub verdict: Verdict,
 }
@@ -136,19 +137,21 @@ pub enum Verdict {
     Token(u32),
     /// This token ends the sequence.
     Stop(u32),
-    /// No token could be chosen.
+    /// No token could be sampled.
     Fail,
 }
 
-/// What a commit did.
+/// A change that a commit has made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// The child of choice `choice` shares its parent's blocks.
+    /// The child of choice `choice` shares the blocks of its parent.
     Forked { choice: usize },
-    /// A beam that does not go on as itself is gone. Where a fork has its id, that is another one.
+    /// A beam that was not continued in place is removed. A fork with the same id is a new
+    /// sequence.
     Dropped { seq: SeqId },
-    /// Choice `choice` was applied, and may have ended its sequence, of which this was the past.
+    /// Choice `choice` was applied. `finish` is set if it ended the sequence. `past` are the
+    /// statistics of the sequence.
     Advanced { choice: usize, finish: Option<FinishReason>, past: Past },
-    /// Choice `choice` wanted a fork for which the machine had no memory.
+    /// Choice `choice` needed a fork for which there was no memory.
     Failed { choice: usize },
 }

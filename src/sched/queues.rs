@@ -1,12 +1,14 @@
-//! Who runs: the older before the younger, and whoever is ready.
+//! The queues of the scheduler: older groups before younger ones, if they are ready.
 
 use super::group::{Group, Queue};
 use super::slab::Slot;
 use super::{GroupId, Portion, Running, Scheduler, SeqId, Sequence, StepPlan};
 
 impl Scheduler {
-    /// Reserves blocks and writes the next step down; None when there is nothing to do. `ready` is asked about a group's
-    /// first member, and of those that have paused only after `look_again`.
+    /// Plans the next step and reserves its blocks. Returns `None` if there is nothing to do.
+    ///
+    /// `ready` is called with the first member of a group. Paused groups are checked only after
+    /// `look_again`.
     pub fn schedule(&mut self, ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
         if std::mem::take(&mut self.looks_again) {
             self.end_pauses(&ready);
@@ -14,7 +16,8 @@ impl Scheduler {
         self.write_step(&ready)
     }
 
-    /// As `schedule`, of nobody but those that run, if there is anything to do for them: what was foreseen of this step is under way.
+    /// Plans a step of the running groups only, since the device has already started the predicted
+    /// step. If they have nothing to do, plans an ordinary step.
     pub fn schedule_foreseen(&mut self, ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
         let mut plan = std::mem::take(&mut self.spare);
         plan.clear();
@@ -29,12 +32,13 @@ impl Scheduler {
         self.schedule(ready)
     }
 
-    /// Some that have paused may be ready by now: the next step asks.
+    /// Makes the next step check the paused groups.
     pub fn look_again(&mut self) {
         self.looks_again = true;
     }
 
-    /// As `schedule`, of the groups of these sequences alone: who else runs waits, and nobody else is asked.
+    /// Plans a step of the groups of these sequences only. All other groups wait and are not
+    /// checked.
     pub fn schedule_among(&mut self, seqs: &[SeqId], ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
         self.set_others_aside(seqs);
         let plan = self.write_step(&ready);
@@ -133,7 +137,7 @@ impl Scheduler {
         place
     }
 
-    /// The first of the waiting that is ready; those before it pause.
+    /// Returns the first waiting group that is ready. Groups before it pause.
     fn first_waiting(&mut self, ready: &impl Fn(SeqId) -> bool) -> Option<GroupId> {
         while let Some(id) = self.waiting.first() {
             if self.is_ready(id, ready) {
@@ -145,12 +149,12 @@ impl Scheduler {
         None
     }
 
-    /// Whether the step may begin with it, or go on.
+    /// Returns whether the step may start or continue the group.
     pub(super) fn may_join(&self, id: GroupId) -> bool {
         self.portion.newcomers || self.groups[id].begun
     }
 
-    /// Members take the blocks that the prefix index still has of what they have not computed.
+    /// Attaches cached blocks to the members, for tokens that are not computed.
     fn find_prefixes(&mut self, id: GroupId) {
         let block_size = self.blocks.block_size();
         for &slot in &self.groups[id].members {
@@ -158,7 +162,8 @@ impl Scheduler {
             if !self.blocks.keeps_prefixes() || sequence.table.swapped() {
                 continue;
             }
-            // The last token is computed in any case: its logits choose the next one. And so is every other whose logits are wanted.
+            // The last token is always computed, since its logits select the next one. So is every
+            // token whose logits are wanted.
             let useful = sequence.logits_from.unwrap_or(usize::MAX).min(sequence.tokens.len() - 1);
             let (before, place) = (sequence.computed, sequence.computed / block_size);
             sequence.chains(useful / block_size, block_size);
@@ -173,7 +178,8 @@ impl Scheduler {
         }
     }
 
-    /// Whoever is older than some that run takes the place of the youngest, which keep their blocks while they wait.
+    /// Replaces the youngest running groups with waiting groups that are older. The replaced groups
+    /// keep their blocks while they wait.
     fn let_the_older_in(&mut self, ready: &impl Fn(SeqId) -> bool) {
         while let (Some(oldest), Some(&youngest)) = (self.waiting.first(), self.running.last()) {
             if oldest > youngest || !self.may_join(oldest) {
@@ -194,8 +200,9 @@ impl Scheduler {
         }
     }
 
-    /// Lets as many of the youngest rest as it takes for the group to fit beside the others, and says how many these are. None: it
-    /// would not fit beside those that are older.
+    /// Marks the youngest running groups reclaimable until the group fits beside the others.
+    /// Returns how many groups keep running. Returns `None` if the group does not fit beside older
+    /// groups.
     fn step_aside(&mut self, id: GroupId) -> Option<usize> {
         let mut stay = self.running.len();
         let (mut width, mut promised) = (self.width(), self.promised());
@@ -213,7 +220,7 @@ impl Scheduler {
         Some(stay)
     }
 
-    /// Rows that the running may come to need in one step.
+    /// Returns the maximum number of sequences of the running groups in a step.
     pub(super) fn width(&self) -> usize {
         self.groups.tally(Queue::Running).width
     }
@@ -228,7 +235,7 @@ impl Scheduler {
 
     fn admit(&mut self, plan: &mut StepPlan, ready: &impl Fn(SeqId) -> bool) {
         let before = self.preemptions;
-        // What it takes to count these is spent where somebody waits.
+        // `promised` is expensive, so it is computed only if a group waits.
         let Some(first) = self.first_waiting(ready) else { return };
         let (mut next, mut width) = (Some(first), self.width());
         let mut promised = None;
@@ -252,8 +259,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether the group has the room that it needs, above the watermark, beside `others` that run and are promised so many blocks.
-    /// What those that do not run still hold counts as free.
+    /// Returns whether the group fits, with the watermark, beside `others` running groups that need
+    /// `promised` blocks. Reclaimable blocks count as free.
     pub(super) fn fits(&mut self, id: GroupId, others: usize, promised: usize) -> bool {
         if others == 0 {
             return true;
@@ -262,7 +269,7 @@ impl Scheduler {
         if needed <= self.blocks.available() {
             return true;
         }
-        // Its own are not to be taken from it.
+        // The blocks of the group itself must not be reclaimed for it.
         self.wake_all(id);
         let reclaimable = self.blocks.idle_blocks();
         self.rest_all(id);
@@ -273,12 +280,13 @@ impl Scheduler {
         self.policies.allocation.watermark(self.blocks.total())
     }
 
-    /// Blocks that those that run will take from the pool.
+    /// Returns the number of blocks that the running groups still take from the pool.
     pub(super) fn promised(&self) -> usize {
         self.running.iter().map(|&id| self.needed(id)).sum()
     }
 
-    /// Blocks that the group takes from the pool until all the tokens that it needs room for are computed.
+    /// Returns the number of blocks that the group takes from the pool for the tokens that the
+    /// allocation policy requires.
     pub(super) fn needed(&self, id: GroupId) -> usize {
         let Group { branching, members, .. } = &self.groups[id];
         let sequences = || members.iter().map(|&slot| &self.sequences[slot]);
@@ -292,7 +300,8 @@ impl Scheduler {
         back + sequences().map(needed).sum::<usize>() + self.needed_unborn(unborn, members[0])
     }
 
-    /// Blocks that so many branches will need, which begin where `parent` is: those after the last that they share.
+    /// Returns the number of blocks that `branches` future forks of `parent` need beyond the shared
+    /// full ones.
     fn needed_unborn(&self, branches: usize, parent: Slot) -> usize {
         if branches == 0 {
             return 0;

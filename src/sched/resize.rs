@@ -1,12 +1,15 @@
-//! A pool of another size: who gives way when it shrinks.
+//! Resizing of the pool.
 
 use super::{GroupId, Scheduler};
 use crate::batch::BlockCopy;
 use crate::error::Result;
 
 impl Scheduler {
-    /// Between steps: sees to it that no more than `total` blocks are in use, and lists the moves after which they have the lowest
-    /// numbers. What is only cached goes first, then what idle and waiting sequences hold, then the youngest who run are preempted.
+    /// Reduces the number of used blocks to `total` between steps, and lists the moves to the
+    /// lowest block numbers.
+    ///
+    /// Cached blocks are evicted first. Then idle and waiting sequences lose their blocks. Then the
+    /// youngest running groups are preempted.
     pub fn make_smaller(&mut self, total: usize, moves: &mut Vec<BlockCopy>) -> Result<()> {
         while self.blocks.used_blocks() > total && self.someone_gives_way() {}
         self.blocks.plan_moves(total, moves)
@@ -23,11 +26,11 @@ impl Scheduler {
         if runs {
             self.preempt_youngest();
         }
-        // What rests together with somebody who ran is nobody else's now.
+        // Without a running group, shared blocks of reclaimable sequences become available too.
         runs || self.one_gives_way()
     }
 
-    /// The moves are made.
+    /// Applies the completed moves.
     pub fn shrink(&mut self, total: usize, moves: &[BlockCopy]) {
         self.blocks.shrink(total, moves, self.sequences.values_mut().map(|sequence| &mut sequence.table));
     }
@@ -36,7 +39,8 @@ impl Scheduler {
         self.blocks.grow(total);
     }
 
-    /// Blocks that the next step may take from the pool, those of a prompt that waits included: none where nobody has anything to do.
+    /// Returns the number of blocks that the next step may take from the pool, including the prompt
+    /// of the first waiting group. 0 if no group can run.
     pub fn next_need(&self) -> usize {
         if self.running.is_empty() && self.waiting.first().is_none() && self.paused.first().is_none() {
             return 0;

@@ -1,4 +1,4 @@
-//! Sequences that do not run and hold blocks: they give way, one after the other, where somebody needs these.
+//! Reclaimable sequences: they do not run and hold device blocks, which can be taken from them.
 
 use super::ordered::OrderedSet;
 use super::sequence::Sequence;
@@ -6,20 +6,21 @@ use super::slab::Slot;
 use super::{GroupId, Scheduler, SeqId};
 use crate::error::Result;
 
-/// In the order in which they are asked to give way.
+/// Reclaimable sequences in the order of reclamation.
 #[derive(Debug, Default)]
 pub(super) struct Resting {
-    /// Not asked yet, since they rest.
+    /// Sequences that have not been checked for blocks of their own.
     fresh: OrderedSet<Place>,
-    /// When they were asked, others had all their blocks too, so that these would have cost more than they gave.
+    /// Sequences that shared all blocks when they were checked, so that taking their blocks would
+    /// have freed none.
     sharing: OrderedSet<Place>,
 }
 
-/// When a sequence is asked, and where it lies.
+/// The order key, the id and the slot of a sequence.
 pub(super) type Place = ((u64, u64), SeqId, Slot);
 
 impl Resting {
-    /// Makes room for `most` in all.
+    /// Reserves space for `most` sequences.
     pub fn try_reserve(&mut self, most: usize) -> Result<()> {
         self.fresh.try_reserve(most)?;
         self.sharing.try_reserve(most)
@@ -35,7 +36,8 @@ impl Resting {
         }
     }
 
-    /// The first that has a block of its own, or, where none has, the first. Nobody is asked about twice.
+    /// Returns the first sequence with a block of its own, or the first one if none has. Each
+    /// sequence is checked once.
     fn next(&mut self, has_own: impl Fn(Slot) -> bool) -> Option<Slot> {
         while let Some(place) = self.fresh.first() {
             if has_own(place.2) {
@@ -47,26 +49,27 @@ impl Resting {
         self.sharing.first().map(|(.., slot)| slot)
     }
 
-    /// For tests.
+    /// Returns whether exactly one list contains the sequence. For tests.
     pub fn contains(&self, place: Place) -> bool {
         self.fresh.contains(place) != self.sharing.contains(place)
     }
 
-    /// For tests.
+    /// Returns the number of sequences. For tests.
     pub fn len(&self) -> usize {
         self.fresh.len() + self.sharing.len()
     }
 }
 
 impl Sequence {
-    /// The longest idle give way first, and of those in a group the youngest.
+    /// Returns the order key: the longest idle sequence first, or the youngest group first.
     pub(super) fn place(&self, slot: Slot) -> Place {
         (self.group.map_or((self.idle_since, 0), GroupId::reversed), self.id, slot)
     }
 }
 
 impl Scheduler {
-    /// The sequence does not run; what blocks it holds may be taken from it. In the host tier, only from those that are idle.
+    /// Marks the sequence reclaimable if it holds blocks. In the host tier, only idle sequences are
+    /// reclaimable.
     pub(super) fn rest(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot];
         if sequence.table.swapped() {
@@ -83,7 +86,8 @@ impl Scheduler {
         resting.insert(sequence.place(slot));
     }
 
-    /// It keeps its blocks, or is about to lose them, or its place.
+    /// Removes the sequence from the reclaimable sets, before it runs, loses its blocks, or changes
+    /// its order key.
     pub(super) fn wake(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot];
         if sequence.table.swapped() {
@@ -97,7 +101,7 @@ impl Scheduler {
         resting.remove(sequence.place(slot));
     }
 
-    /// The sequence is idle from now on.
+    /// Makes the sequence idle and reclaimable.
     pub(super) fn lie_idle(&mut self, slot: Slot) {
         self.last_idle += 1;
         self.sequences[slot].idle_since = self.last_idle;
@@ -105,7 +109,7 @@ impl Scheduler {
         self.rest(slot);
     }
 
-    /// Whether it is idle from now on, and is counted as such.
+    /// Sets the idle flag and updates the count.
     pub(super) fn be_idle(&mut self, slot: Slot, idle: bool) {
         let before = std::mem::replace(&mut self.sequences[slot].idle, idle);
         self.idle = self.idle + idle as usize - before as usize;
@@ -119,14 +123,15 @@ impl Scheduler {
         (0..self.groups[group].members.len()).for_each(|place| self.wake(self.groups[group].members[place]));
     }
 
-    /// Makes a block available that only those that do not run hold.
+    /// Makes a block available by taking blocks of reclaimable sequences.
     pub(super) fn reclaim(&mut self) -> bool {
         let before = self.blocks.available();
         while self.blocks.idle_blocks() > 0 && self.blocks.available() == before && self.one_gives_way() {}
         self.blocks.available() > before
     }
 
-    /// Takes the blocks of one that does not run: of an idle sequence, or, where none holds any, of a group's.
+    /// Takes the blocks of one reclaimable sequence, or of one group if no idle sequence has
+    /// blocks.
     pub(super) fn one_gives_way(&mut self) -> bool {
         let has_own = |slot| self.blocks.has_own(&self.sequences[slot].table);
         if let Some(slot) = self.resting_idle.next(has_own) {

@@ -1,16 +1,19 @@
-//! Blocks for a step, and who gives way where none are free.
+//! Allocation of blocks for a step, and preemption if the pool has too few.
 
 use super::slab::Slot;
 use super::{Branching, GroupId, Scheduler, StepPlan, Turn};
 use crate::batch::BlockCopy;
 
 impl Scheduler {
-    /// What the group, which runs, takes from the pool, taken from those that do not run and then from the youngest that does, where
-    /// `take` finds too little. False when it was itself the youngest and had to go, or to part with a member.
+    /// Calls `take` until it succeeds. After each failure, takes blocks of reclaimable sequences,
+    /// then of the youngest running group.
+    ///
+    /// Returns false if the group itself was the youngest and was preempted or lost a member.
     pub(super) fn make_room(&mut self, id: GroupId, mut take: impl FnMut(&mut Scheduler) -> bool) -> bool {
         while !take(self) {
             let alone = self.running.len() == 1;
-            // What those that rest have in common with the last one to run has to be copied as long as they have it.
+            // The last running group also needs the blocks that it shares with reclaimable
+            // sequences, since it would copy them otherwise.
             if self.reclaim() || (alone && (self.one_gives_way() || self.unpin_lowest(id))) {
                 continue;
             }
@@ -21,8 +24,10 @@ impl Scheduler {
         true
     }
 
-    /// The last of several samples leaves the group, and waits to go on by itself. What shared a prompt when it was admitted may
-    /// have been rewound or appended to since, so that all together would never fit the pool; each alone does.
+    /// Moves the last of several samples to a waiting group of its own.
+    ///
+    /// After admission, rewinds and appends may have ended the sharing of the prompt, so that the
+    /// samples no longer fit the pool together. Each one fits alone.
     fn part(&mut self, id: GroupId) -> bool {
         let group = &self.groups[id];
         let &[_, .., last] = group.members.as_slice() else { return false };
@@ -35,7 +40,7 @@ impl Scheduler {
         true
     }
 
-    /// Blocks for the turns, all or nothing.
+    /// Allocates blocks for the turns, all or nothing.
     pub(super) fn prepare(&mut self, turns: &[Turn], plan: &mut StepPlan) -> bool {
         let copies = &mut plan.batch.copies;
         let before = copies.len();
@@ -50,7 +55,7 @@ impl Scheduler {
         true
     }
 
-    /// Takes back the copies from `first` on; they were for `sequences`.
+    /// Reverts the copies from index `first` on, which were made for `sequences`.
     pub(super) fn undo_copies(&mut self, first: usize, sequences: impl Iterator<Item = Slot> + Clone, copies: &mut Vec<BlockCopy>) {
         for copy in copies.drain(first..).rev() {
             for slot in sequences.clone() {
@@ -66,7 +71,7 @@ impl Scheduler {
         id
     }
 
-    /// Lets go of the pin that matters least, unless it is the one that is being computed.
+    /// Removes the pin with the lowest priority, except one that is being computed by `group`.
     pub(super) fn unpin_lowest(&mut self, group: GroupId) -> bool {
         let lowest = self.pins.iter().find(|(_, slot)| self.sequences[*slot].group != Some(group)).map(|&(_, slot)| slot);
         lowest.map(|slot| self.take_out(slot)).is_some()

@@ -3,56 +3,56 @@ use super::plan::{FinishReason, Verdict};
 use crate::error::Result;
 use crate::kv::{BlockTable, Chain, Paging, blocks_for};
 
-/// Never reused.
+/// The id of a sequence. Ids are never reused.
 pub type SeqId = u64;
 
-/// The tokens of one stream and the blocks that hold their K and V.
+/// The tokens of one sequence and the blocks that hold their K and V.
 #[derive(Debug, Default)]
 pub struct Sequence {
     pub id: SeqId,
-    /// None: it is idle, or a pin that is computed.
+    /// Group of the sequence. `None` if it is idle or a computed pin.
     pub group: Option<GroupId>,
-    /// What it brought, or its parent.
+    /// Priority of the request, or of the parent.
     pub priority: i32,
-    /// It is in no group, and waits for the host to resume or free it.
+    /// Whether it belongs to no group and waits for the host to resume or free it.
     pub idle: bool,
-    /// The larger, the shorter it has been idle.
+    /// Value of a counter when it became idle. Larger values are more recent.
     pub idle_since: u64,
-    /// It chooses no tokens: its blocks stay until it is removed, or has to give way.
+    /// Whether it is a pin: it samples nothing, and its blocks stay until it is removed.
     pub pinned: bool,
     pub tokens: Vec<u32>,
-    /// Tokens chosen since it began or was resumed.
+    /// Number of tokens generated since it started or was resumed.
     pub generated: usize,
-    /// Tokens whose K and V are stored.
+    /// Number of tokens whose K and V are stored.
     pub computed: usize,
     pub max_len: usize,
-    /// What its length was raised by, in order.
+    /// Extensions of `max_len` by appended tokens, in order.
     appended: Vec<Appended>,
-    /// A step has computed some of it since it was added, forked or resumed.
+    /// Whether a step has computed a part of it since it was added, forked or resumed.
     pub begun: bool,
-    /// It goes on as itself, as the step that is being committed has chosen.
+    /// Whether a choice of the current commit continues it in place.
     pub chosen: bool,
-    /// It stays, idle, when it ends.
+    /// Whether it stays idle when it ends.
     pub keep: bool,
-    /// Logits are wanted of every row from this position on; None: of the last one only.
+    /// First position whose logits are wanted. `None` selects the last row only.
     pub logits_from: Option<usize>,
     pub past: Past,
     pub table: BlockTable,
-    /// Where its chain of full blocks begins, and the chain as far as it is known.
+    /// Initial block hash, and the hashes of full blocks as far as they are computed.
     root: Chain,
     chains: Vec<Chain>,
 }
 
-/// What became of a sequence since it began or was resumed, for who wants to know.
+/// Statistics of a sequence since it started or was resumed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Past {
-    /// How often its blocks were taken from it.
+    /// Number of preemptions.
     pub preemptions: u64,
-    /// Tokens that it began with and that were found in the prefix index.
+    /// Number of prompt tokens that the prefix cache had.
     pub cached: u64,
 }
 
-/// Tokens that were appended at `at` raised `max_len` by `more`.
+/// A record that tokens appended at `at` raised `max_len` by `more`.
 #[derive(Debug, Clone, Copy)]
 struct Appended {
     at: usize,
@@ -60,14 +60,14 @@ struct Appended {
 }
 
 impl Sequence {
-    /// Reserves all that the step path would otherwise have to allocate.
+    /// Creates a sequence and reserves all memory that a step would otherwise allocate.
     pub fn new(id: SeqId, prompt: Vec<u32>, max_len: usize, root: Chain, paging: &Paging) -> Result<Sequence> {
         let mut sequence = Sequence { id, tokens: prompt, root, ..Sequence::default() };
         sequence.allow(max_len, paging)?;
         Ok(sequence)
     }
 
-    /// Lets it grow to `max_len` tokens.
+    /// Raises the maximum length to `max_len` tokens.
     pub fn allow(&mut self, max_len: usize, paging: &Paging) -> Result<()> {
         let blocks = blocks_for(max_len, paging.block_size());
         self.tokens.try_reserve_exact(max_len.saturating_sub(self.tokens.len()))?;
@@ -77,12 +77,12 @@ impl Sequence {
         Ok(())
     }
 
-    /// One that is nobody's yet, with what a branch of `max_len` tokens will need.
+    /// Creates an unused sequence with the memory that a fork of `max_len` tokens needs.
     pub fn shell(max_len: usize, paging: &Paging) -> Result<Sequence> {
         Sequence::new(0, Vec::new(), max_len, Chain::default(), paging)
     }
 
-    /// A shell has room for a branch of `parent` still, which has become longer.
+    /// Extends an unused sequence so that it can hold a fork of `parent`, which has become longer.
     pub fn keep_up_with(&mut self, parent: &Sequence, paging: &Paging) -> Result<()> {
         self.appended.clear();
         self.appended.try_reserve(parent.appended.len())?;
@@ -91,7 +91,8 @@ impl Sequence {
         self.allow(parent.max_len, paging)
     }
 
-    /// The same stream, cut to its first `len` tokens, with no blocks yet; made of a shell, or of one that nobody needs any more.
+    /// Returns a fork with the first `len` tokens and without blocks. It reuses the memory of
+    /// `shell`, an unused or dropped sequence.
     pub fn branch(&self, shell: Sequence, id: SeqId, len: usize, paging: &Paging) -> Result<Sequence> {
         let Sequence { tokens, chains, appended, table, .. } = shell;
         let mut child = Sequence {
@@ -121,18 +122,18 @@ impl Sequence {
         Ok(child)
     }
 
-    /// Tokens still to be computed; one while decoding.
+    /// Returns the number of tokens to compute. It is 1 during decoding.
     #[inline]
     pub fn pending(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
-    /// Tokens that it might choose in all, in this turn.
+    /// Returns the maximum number of tokens that the sequence can generate in this turn.
     pub fn most(&self) -> usize {
         self.max_len.saturating_sub(self.tokens.len()) + self.generated
     }
 
-    /// Appends the chosen token and says whether that was the end.
+    /// Appends the sampled token. Returns the finish reason if the sequence ends.
     #[inline]
     pub fn apply(&mut self, verdict: Verdict) -> Option<FinishReason> {
         let (token, stops) = match verdict {
@@ -149,7 +150,7 @@ impl Sequence {
         }
     }
 
-    /// Forgets the tokens from `len` on. Those before it that are computed stay so.
+    /// Truncates the sequence to `len` tokens. Computed tokens before `len` stay computed.
     pub fn cut(&mut self, len: usize, block_size: usize) {
         self.generated = self.generated.saturating_sub(self.tokens.len() - len);
         self.tokens.truncate(len);
@@ -159,7 +160,7 @@ impl Sequence {
         self.take_back(len);
     }
 
-    /// What was appended from `len` on no longer makes it longer.
+    /// Reverts the extensions of `max_len` by tokens that were appended from `len` on.
     fn take_back(&mut self, len: usize) {
         while let Some(Appended { at, more }) = self.appended.last_mut() {
             let kept = (*more).min(len.saturating_sub(*at));
@@ -172,7 +173,8 @@ impl Sequence {
         }
     }
 
-    /// More tokens at the end, which do not count as chosen: it may become longer by so many, up to `longest`.
+    /// Appends tokens that do not count as generated. The maximum length grows by their number, up
+    /// to `longest`.
     pub fn append(&mut self, tokens: &[u32], longest: usize, paging: &Paging) -> Result<()> {
         let (at, len) = (self.tokens.len(), self.tokens.len() + tokens.len());
         let max_len = self.max_len.saturating_add(tokens.len()).clamp(len, longest);
@@ -184,7 +186,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// The chains of its first `blocks` blocks, which its tokens fill.
+    /// Returns the hashes of the first `blocks` blocks, which must be full.
     pub fn chains(&mut self, blocks: usize, block_size: usize) -> &[Chain] {
         for place in self.chains.len()..blocks {
             let before = self.chains.last().unwrap_or(&self.root);
@@ -198,7 +200,8 @@ impl Sequence {
         (&mut self.table, &self.chains)
     }
 
-    /// Tokens at the beginning that both have, where these are more than `least`. Neither's last one counts: it is to be computed.
+    /// Returns the length of the common prefix if it exceeds `least`. The last token of each
+    /// sequence is excluded, since it must be computed.
     pub fn common(&self, other: &Sequence, least: usize) -> Option<usize> {
         let most = self.tokens.len().min(other.tokens.len()) - 1;
         if least >= most || self.tokens[least] != other.tokens[least] {
@@ -208,7 +211,7 @@ impl Sequence {
         (common > least).then_some(common)
     }
 
-    /// The chains that have been needed so far.
+    /// Returns the hashes that have been computed so far.
     pub fn known_chains(&self) -> &[Chain] {
         &self.chains
     }
@@ -227,7 +230,7 @@ impl Sequence {
         assert!(self.chains.len() <= self.tokens.len() / block_size, "only full blocks have a chain");
     }
 
-    /// Panics unless the chains are those of its tokens. For tests.
+    /// Panics unless the hashes match the tokens. For tests.
     #[cfg(test)]
     pub fn check_chains(&self, block_size: usize) {
         let mut chain = self.root;

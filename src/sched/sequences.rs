@@ -1,4 +1,5 @@
-//! The sequences there are. Whoever is outside names them by id; here each has a slot, where a step finds it without searching.
+//! The table of sequences. Other modules use ids. The scheduler uses slots, so that a step needs no
+//! lookup by id.
 
 use std::ops::{Index, IndexMut};
 
@@ -13,9 +14,10 @@ pub struct Sequences {
 }
 
 impl Sequences {
-    /// Makes room for `more`, whatever comes and goes.
+    /// Reserves space for `more` sequences.
     pub fn try_reserve(&mut self, more: usize) -> Result<()> {
-        // A map that is at most half full puts itself in order where it is; a fuller one might grow at any time.
+        // A map that is at most half full is rehashed in place. A fuller one could allocate at any
+        // insertion.
         self.slots.try_reserve(self.len() + 2 * more)?;
         self.slab.try_reserve(more)
     }
@@ -37,7 +39,7 @@ impl Sequences {
         self.slots.get(&id).copied()
     }
 
-    /// As `find`, for one that probably lies in the slot `guess`.
+    /// Finds a sequence that is probably in the slot `guess`.
     #[inline]
     pub fn find_near(&self, guess: Slot, id: SeqId) -> Option<Slot> {
         match self.slab.get(guess) {
@@ -54,12 +56,12 @@ impl Sequences {
         self.slab.len()
     }
 
-    /// Two of them, the second to be changed.
+    /// Returns two sequences, the second one mutable.
     pub fn two(&mut self, one: Slot, other: Slot) -> (&Sequence, &mut Sequence) {
         self.slab.two(one, other)
     }
 
-    /// Slots, of which some may be empty.
+    /// Returns all slots, including empty ones.
     pub fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
         self.slab.slots()
     }

@@ -1,22 +1,22 @@
-//! Things that keep their place: whoever knows the slot finds what lies in it at once.
+//! A slab: an array whose elements keep their index.
 
 use std::ops::{Index, IndexMut};
 
 use crate::error::Result;
 
-/// Where something lies in its slab, until it is taken out.
+/// The index of an element in its slab, valid until the element is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Slot(u32);
 
 impl Slot {
-    /// Where nothing lies.
+    /// An index without an element.
     pub const NONE: Slot = Slot(u32::MAX);
 }
 
 #[derive(Debug)]
 pub struct Slab<T> {
     slots: Vec<Option<T>>,
-    free: Vec<Slot>, // the last is taken next
+    free: Vec<Slot>, // the last one is used next
 }
 
 impl<T> Default for Slab<T> {
@@ -26,21 +26,21 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Makes room for `more`: for them and all that there are, nothing will have to be allocated.
+    /// Reserves space for `more` elements, and for the free list of all elements.
     pub fn try_reserve(&mut self, more: usize) -> Result<()> {
         let new = more.saturating_sub(self.free.len());
         self.slots.try_reserve(new)?;
-        // All may be taken out.
+        // All elements may be removed.
         Ok(self.free.try_reserve(self.len() + more)?)
     }
 
-    /// How many fit before anything is allocated. For tests.
+    /// Returns how many elements fit without an allocation. For tests.
     #[cfg(test)]
     pub fn room(&self) -> usize {
         self.slots.capacity()
     }
 
-    /// Where the next one goes.
+    /// Returns the slot of the next insertion.
     pub fn next(&self) -> Slot {
         self.free.last().copied().unwrap_or(Slot(self.slots.len() as u32))
     }
@@ -69,7 +69,7 @@ impl<T> Slab<T> {
         self.slots.get(slot.0 as usize)?.as_ref()
     }
 
-    /// All slots that were ever used.
+    /// Returns all slots that have been used, including empty ones.
     pub fn slots(&self) -> impl Iterator<Item = Slot> + use<T> {
         (0..self.slots.len() as u32).map(Slot)
     }
@@ -82,7 +82,7 @@ impl<T> Slab<T> {
         self.slots.iter_mut().flatten()
     }
 
-    /// What lies in two slots, the second to be changed.
+    /// Returns two elements, the second one mutable.
     pub fn two(&mut self, one: Slot, other: Slot) -> (&T, &mut T) {
         let [one, other] = self.slots.get_disjoint_mut([one.0 as usize, other.0 as usize]).expect("two slots, and not the same");
         (one.as_ref().expect("a slot in use"), other.as_mut().expect("a slot in use"))

@@ -1,4 +1,4 @@
-//! Who has to go, and where to: to the host tier and back, or to be computed again.
+//! Preemption: swap to the host tier, or recomputation.
 
 use super::group::Queue;
 use super::slab::Slot;
@@ -7,18 +7,18 @@ use crate::batch::Moves;
 use crate::kv::Load;
 use crate::options::Preemption;
 
-/// What moving and computing cost, in seconds, as far as it has been measured: 0 where it has not. The only thing that the
-/// scheduler is told of time.
+/// The measured costs in seconds, 0 if not measured. The scheduler knows no other durations.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Costs {
-    /// Of a block that moves from one tier to the other.
+    /// Transfer of one block between the tiers.
     pub block: f64,
-    /// Of a prompt token that is computed.
+    /// Computation of one prompt token.
     pub token: f64,
 }
 
 impl Costs {
-    /// Whether moving out and back costs no more than computing again. What was never tried is.
+    /// Returns whether a swap in both directions costs no more than recomputation. Without
+    /// measurement, a swap is preferred.
     fn favour_swapping(&self, load: Load) -> bool {
         self.token == 0.0 || 2.0 * load.blocks as f64 * self.block <= load.tokens as f64 * self.token
     }
@@ -36,8 +36,10 @@ impl Scheduler {
         self.groups.give_back(id, members);
     }
 
-    /// Takes the blocks of these, all or nothing: into the host tier, or else what they computed will be computed again, unless
-    /// the prefix index can still find it. True: they are in the host tier.
+    /// Takes the blocks of these sequences, all or nothing. Returns true if they were swapped to
+    /// the host tier.
+    ///
+    /// Otherwise their tokens are recomputed, except those that the prefix cache still has.
     pub(super) fn give_way(&mut self, slots: &[Slot]) -> bool {
         let swaps = self.swap_out(slots);
         if !swaps {
@@ -47,7 +49,7 @@ impl Scheduler {
         swaps
     }
 
-    /// One that is idle has nothing to go on with.
+    /// Counts a preemption, except for an idle sequence.
     pub(super) fn count_preemption(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot];
         sequence.past.preemptions += sequence.group.is_some() as u64;
@@ -77,12 +79,14 @@ impl Scheduler {
         self.blocks.load_out(slots.iter().map(|slot| &self.sequences[*slot].table))
     }
 
-    /// Room in the host tier for what these would move there. Where there is too little, those that have been idle the longest lose theirs.
+    /// Frees enough host blocks for the swap of these sequences, by taking those of the longest
+    /// idle sequences. Returns false if the tier is too small.
     fn make_host_room(&mut self, slots: &[Slot]) -> bool {
         if self.load_out(slots).blocks > self.blocks.host_total() {
             return false;
         }
-        // What they had in common with these has to move then, too.
+        // Each iteration recomputes the load: blocks that were mirrored by the removed sequence
+        // must now be copied.
         while self.load_out(slots).blocks > self.blocks.host_free() {
             let Some((.., longest)) = self.hosted.first() else { return false };
             self.take_blocks(longest);
@@ -90,14 +94,14 @@ impl Scheduler {
         true
     }
 
-    /// Blocks that were reserved for a step that did not come hold nothing.
+    /// Blocks that were reserved for a step that was not run have no contents.
     fn cut_to_computed(&mut self, slot: Slot) {
         self.wake(slot);
         let sequence = &mut self.sequences[slot];
         self.blocks.truncate(&mut sequence.table, sequence.computed);
     }
 
-    /// What the sequence computed is lost, wherever it lies.
+    /// Drops the computed state of the sequence in either tier.
     pub(super) fn take_blocks(&mut self, slot: Slot) {
         self.wake(slot);
         let sequence = &mut self.sequences[slot];
@@ -105,7 +109,7 @@ impl Scheduler {
         sequence.computed = 0;
     }
 
-    /// Brings back of the group what lies in the host tier, all or nothing. False: there are not enough blocks.
+    /// Swaps the group in, all or nothing. Returns false if there are too few blocks.
     pub(super) fn bring_back(&mut self, id: GroupId) -> bool {
         let members = self.groups.lend(id);
         let back = self.swap_in(&members);
@@ -113,7 +117,7 @@ impl Scheduler {
         back
     }
 
-    /// Brings back one sequence, where there are blocks for it that nobody holds.
+    /// Swaps one sequence in if enough blocks are available.
     pub fn fetch(&mut self, id: SeqId) {
         let Some(slot) = self.sequences.find(id) else { return };
         let runs = self.sequences[slot].group.is_some_and(|group| self.groups[group].queue == Queue::Running);
@@ -138,12 +142,13 @@ impl Scheduler {
                 self.blocks.swap_in(table).expect("it was counted before");
             }
         }
-        // Once all have what was counted: one block may turn out to be there already.
+        // Blocks are indexed only after all sequences have their blocks, since an indexed block may
+        // replace another one.
         slots.iter().for_each(|&slot| self.index_all(slot));
         true
     }
 
-    /// What is full can be found again.
+    /// Inserts the full blocks of the sequence into the prefix cache.
     fn index_all(&mut self, slot: Slot) {
         let block_size = self.blocks.block_size();
         let sequence = &mut self.sequences[slot];
@@ -155,13 +160,14 @@ impl Scheduler {
         }
     }
 
-    /// What has to move before the device writes or computes anything. Whoever moves it says so with `moved`.
+    /// Returns the transfers that must precede the computation. The caller reports their result
+    /// with `moved`.
     pub fn moves(&self) -> &Moves {
         self.blocks.moves()
     }
 
-    /// The moves were made, or have failed. What could not be moved is lost, and will be computed again. A plan that counts on what
-    /// did not come back must have been rolled back before.
+    /// Records the result of the transfers. Lost sequences are recomputed. Before the call, roll
+    /// back a plan that uses blocks whose return has failed.
     pub fn moved(&mut self, out: bool, back: bool) {
         self.preemptions_swapped += if out { self.swapping } else { 0 };
         self.swapping = 0;

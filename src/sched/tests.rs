@@ -25,7 +25,7 @@ pub fn going_on(seq: SeqId, verdict: Verdict) -> Choice {
     Choice { parent: seq, child: seq, verdict }
 }
 
-/// Runs a step whose every choice is `verdict`; returns the plan's rows per sequence.
+/// Runs a step with `verdict` for every choice. Returns the tokens per sequence.
 fn step(scheduler: &mut Scheduler, verdict: Verdict) -> Vec<(SeqId, usize)> {
     step_with(scheduler, verdict, |_| true)
 }
@@ -54,7 +54,8 @@ fn prefill_chunks_and_decode_tokens_share_a_step() {
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 1)]);
 }
 
-/// As an engine steps whose device works ahead: what was foreseen of this step, where there is anything.
+/// Plans a step like an engine whose device works ahead, and returns the predicted slots. If
+/// `is_ahead` is set, the device has started this step.
 fn foreseen_step(s: &mut Scheduler, is_ahead: bool) -> (StepPlan, Vec<(SeqId, u32)>) {
     let mut plan = if is_ahead { s.schedule_foreseen(|_| true) } else { s.schedule(|_| true) }.unwrap();
     s.foresee(&mut plan);
@@ -210,7 +211,7 @@ fn the_youngest_is_preempted_and_comes_back_before_the_waiting() {
     (1..=3).for_each(|id| add(&mut s, id, vec![0; 15], 32));
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 15), (2, 15)]);
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1), (2, 1)]);
-    // Both now need a third block and one is free: the younger goes and keeps its tokens.
+    // Both need a third block and one is free: the younger is preempted and keeps its tokens.
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1)]);
     assert_eq!((s.preemptions(), s.waiting(), s.get(2).unwrap().tokens.len()), (1, 2, 17));
     s.remove(1);
@@ -261,19 +262,19 @@ fn a_sequence_that_is_not_ready_keeps_its_blocks_and_goes_on_where_it_was() {
 
 #[test]
 fn a_sequence_that_is_not_ready_holds_up_nobody() {
-    // One place in the batch, and a pool that holds one of them: the older is not ready.
+    // One place in the batch and a pool for one sequence. The older one is not ready.
     let mut s = scheduler(4, 8, 64, 1, 64);
     add(&mut s, 1, vec![0; 20], 32);
     step(&mut s, Verdict::Token(9));
     add(&mut s, 2, vec![0; 20], 32);
     assert_eq!(step_with(&mut s, Verdict::Token(9), |id| id != 1), [(2, 20)]);
-    // Its blocks went to the other, its tokens stay.
+    // The other sequence took its blocks. Its tokens stay.
     assert_eq!((s.preemptions(), s.get(1).unwrap().tokens.len(), s.get(1).unwrap().computed), (1, 21, 0));
 }
 
 #[test]
 fn a_sequence_that_is_ready_again_goes_before_the_younger() {
-    // Room for one at a time, and blocks for both.
+    // Places for one sequence at a time, and blocks for both.
     let mut s = scheduler(64, 8, 64, 1, 64);
     (1..=2).for_each(|id| add(&mut s, id, vec![0; 20], 60));
     step(&mut s, Verdict::Token(9));
@@ -307,7 +308,7 @@ fn nothing_runs_while_nobody_is_ready() {
     assert_eq!(step(&mut s, Verdict::Token(9)).len(), 3);
 }
 
-/// How often a step asks whether somebody is ready. It fails.
+/// Returns how often a failing step calls `ready`.
 fn asks(s: &mut Scheduler, among: Option<&[SeqId]>, ready: impl Fn(SeqId) -> bool) -> usize {
     let asked = std::cell::Cell::new(0);
     let ready = |seq| {
@@ -387,7 +388,7 @@ fn of_several_searches_each_keeps_the_beams_that_go_on_in_whichever_order() {
     assert_eq!(choose(&[(2, 2), (12, 12)]), [3, 1, 11, 13], "nobody goes on by what was chosen a step ago");
 }
 
-/// Long random traces: invariants after every operation, and every sequence comes to its end.
+/// Long random traces: all invariants hold after every operation, and every sequence ends.
 #[test]
 fn invariants_hold_over_long_random_traces() {
     for seed in 0..20u64 {
@@ -451,14 +452,14 @@ impl Random {
 
 #[test]
 fn admission_leaves_room_for_prompts_half_computed_and_for_the_watermark() {
-    // 100 blocks of 16; each prompt needs 60: two would have to take blocks from each other.
+    // 100 blocks of 16. Each prompt needs 60, so two would take blocks from each other.
     let mut s = scheduler(100, 16, 64, 8, 32);
     (1..=4).for_each(|id| add(&mut s, id, vec![0; 960], 961));
     while !step(&mut s, Verdict::Token(1)).is_empty() {
         assert!(s.running() <= 1);
     }
     assert_eq!(s.preemptions(), 0);
-    // 99 blocks of prompt beside one of 1 would fit 100, but not above the watermark of 1.
+    // A prompt of 99 blocks and one of 1 block fit 100 blocks, but not with the watermark of 1.
     let mut s = scheduler(100, 16, 4096, 8, 4096);
     add(&mut s, 1, vec![0; 10], 20);
     add(&mut s, 2, vec![0; 99 * 16], 99 * 16 + 1);
@@ -495,7 +496,7 @@ fn a_sequence_is_resumed_only_where_it_has_room_for_a_token() {
     s.check();
 }
 
-/// Two samples of a prompt of 16 tokens: the first step has made them.
+/// Adds two samples of a prompt of 16 tokens. The first step forks them.
 fn two_samples(s: &mut Scheduler, max_len: usize, prompt_logits: bool) {
     let arrival = Arrival {
         prompt: vec![0; 16],
@@ -524,7 +525,7 @@ fn samples_that_caught_up_by_sharing_choose_in_the_same_step() {
 
 #[test]
 fn samples_that_no_longer_fit_together_go_on_one_after_the_other() {
-    // Two blocks of prompt and one for each. After that, three for each.
+    // Two blocks of prompt and one for each sample. Later, three for each.
     let mut s = scheduler(4, 8, 64, 8, 64);
     two_samples(&mut s, 24, false);
     for id in [1, 2] {
@@ -549,7 +550,7 @@ fn who_wanted_the_prompts_logits_shares_prefixes_again_once_it_has_them() {
     assert_eq!(s.blocks().used_blocks(), 4, "two of the prompt, and one for each");
 }
 
-/// `n` idle forks of sequence 1, which has 16 tokens.
+/// Creates idle forks of sequence 1, which has 16 tokens.
 fn idle_forks(s: &mut Scheduler, children: std::ops::Range<SeqId>) {
     children.for_each(|child| s.fork(1, None, child, true).unwrap());
     s.check();
@@ -557,7 +558,7 @@ fn idle_forks(s: &mut Scheduler, children: std::ops::Range<SeqId>) {
 
 #[test]
 fn idle_sequences_give_way_one_by_one_and_those_that_share_with_the_running_keep_what_they_have() {
-    // Two blocks of 1, which its forks have too; and two of another idle sequence.
+    // Sequence 1 shares two blocks with its forks. Another idle sequence has two.
     let mut s = scheduler(9, 8, 64, 8, 64);
     add(&mut s, 1, vec![0; 16], 40);
     step(&mut s, Verdict::Token(9));
@@ -566,7 +567,7 @@ fn idle_sequences_give_way_one_by_one_and_those_that_share_with_the_running_keep
     assert_eq!((s.idle(), s.blocks().idle_blocks(), s.blocks().free_blocks()), (5, 2, 5));
     add(&mut s, 2, vec![1; 33], 40);
     step(&mut s, Verdict::Token(9));
-    // They are younger than the forks, but only they have something to give.
+    // They are younger than the forks, but only they have blocks of their own.
     assert_eq!((s.get(20).unwrap().computed, s.running()), (0, 2));
     assert!((10..14).all(|child| s.get(child).unwrap().computed == 16), "what the running have costs nothing");
     assert_eq!((s.blocks().idle_blocks(), s.preemptions()), (0, 0));
@@ -585,7 +586,7 @@ fn blocks_that_only_idle_sequences_share_count_as_free_and_are_given_back_at_onc
     assert_eq!((s.idle(), s.blocks().idle_blocks(), s.blocks().available()), (101, 0, 0));
 }
 
-/// Far from a second, where each had to be looked for among all.
+/// A linear search among the idle sequences would take much longer than a second.
 #[test]
 fn ten_thousands_of_idle_sequences_cost_each_its_own() {
     let begun = std::time::Instant::now();
@@ -631,7 +632,7 @@ fn what_is_appended_and_rewound_again_makes_nothing_longer() {
     s.check();
 }
 
-/// Steps, and notes of which rows logits are wanted, the last one aside, which chooses.
+/// Runs a step and records the rows whose logits are wanted, except the last, which is sampled.
 fn told(s: &mut Scheduler, rows: &mut Vec<(SeqId, usize)>) {
     let Some(plan) = s.schedule(|_| true) else { return };
     for part in &plan.parts {
@@ -678,7 +679,8 @@ fn no_row_of_a_prompt_is_told_twice_whatever_is_rewound() {
     s.rewind(1, 12).unwrap();
     s.append(1, &[2; 10], 60).unwrap();
     (0..6).for_each(|_| told(&mut s, &mut rows));
-    // What was appended in the midst of the prompt is computed with it. Nothing of what comes after the first choice is.
+    // Tokens appended within the prompt are reported with it. Tokens after the first sampled one
+    // are not.
     assert_eq!(rows, (0..8).chain(6..25).map(|row| (1, row)).collect::<Vec<_>>());
 }
 
@@ -689,7 +691,7 @@ fn what_is_appended_to_a_sequence_is_looked_for_among_the_prefixes_when_it_begin
     let prompt: Vec<u32> = (0..50).collect();
     add(&mut s, 1, prompt.clone(), 51);
     step(&mut s, Verdict::Token(9));
-    // A full block, and some of the next one.
+    // One full block, and a part of the next one.
     for (id, len) in [(2, 8), (3, 13)] {
         let (prompt, branching, root) = (prompt[..len].to_vec(), Branching::One, Chain::default());
         take(&mut s, id, Arrival { prompt, max_len: len + 1, branching, priority: 0, keep: true, prompt_logits: false, root });
@@ -709,7 +711,7 @@ fn prompt_from(len: usize) -> Vec<u32> {
     (len as u32..50).collect()
 }
 
-/// A pool of blocks of 8 and a host tier.
+/// A pool with blocks of 8 and a host tier.
 fn swapping(preemption: Preemption, blocks: usize, host_blocks: usize) -> Scheduler {
     let options = SchedulerOptions { max_batch_tokens: 128, max_seqs: 8, prefill_chunk: 128, preemption };
     Scheduler::new(options, BlockManager::new(blocks, Paging::plain(8), false).unwrap().with_host(host_blocks).unwrap()).unwrap()
@@ -722,7 +724,7 @@ fn a_group_that_was_swapped_out_goes_on_where_it_was_and_nobody_newer_comes_firs
     step(&mut s, Verdict::Token(9));
     step(&mut s, Verdict::Token(9));
     add(&mut s, 3, vec![0; 2], 32);
-    // Both need a third block and one is free: the younger goes.
+    // Both need a third block and one is free: the younger is preempted.
     assert_eq!(step(&mut s, Verdict::Token(9)), [(1, 1)]);
     assert_eq!((s.preemptions(), s.preemptions_swapped(), s.blocks().swapped(), s.blocks().host_used()), (1, 1, 1, 2));
     for _ in 0..5 {
@@ -752,7 +754,7 @@ fn samples_that_had_to_go_come_back_sharing_what_they_shared() {
             rows.extend(step(&mut s, Verdict::Token(9)));
         }
         assert_eq!((s.blocks().used_blocks(), s.blocks().host_used()), (before, 0));
-        // The prompt once, and what each chose.
+        // The prompt once, and the sampled token of each.
         assert_eq!(rows.iter().map(|(_, rows)| rows).sum::<usize>(), computed + 2, "{rows:?}");
     }
 }
@@ -796,7 +798,7 @@ fn who_could_not_be_moved_out_or_back_is_computed_again() {
 
 #[test]
 fn auto_takes_what_has_cost_less_so_far() {
-    // 17 tokens each, in 4 blocks that move out and back; the prompt's 16 are shared.
+    // 17 tokens each, in 4 blocks that are copied out and back. The 16 prompt tokens are shared.
     let cases = [((0.0, 0.0), true), ((1.0, 0.0), true), ((1.0, 1.0), true), ((2.25, 1.0), true), ((2.3, 1.0), false), ((1.0, 0.1), false)];
     for ((block, token), swaps) in cases {
         let mut s = swapping(Preemption::Auto, 16, 16);
@@ -834,7 +836,7 @@ fn where_the_host_tier_is_full_the_longest_idle_leave_it() {
     assert_eq!(step(&mut s, Verdict::Token(9)), [(4, 47)]);
     assert_eq!([1, 2, 3].map(|id| s.get(id).unwrap().computed), [0, 16, 16]);
     assert_eq!((s.blocks().swapped(), s.blocks().host_used()), (2, 4));
-    // A group goes before any of them.
+    // A group that must be preempted has precedence over idle sequences in the host tier.
     let mut s = swapping(Preemption::Swap, 7, 4);
     s.import(1, vec![7; 16], 16, 40, None, Chain::default()).unwrap();
     (2..=3).for_each(|id| add(&mut s, id, vec![id as u32; 23], 40));
@@ -852,7 +854,7 @@ fn what_came_back_can_be_found_again() {
     };
     take(&mut s, 1, arrival(7, 16, 17));
     step(&mut s, Verdict::Token(9));
-    // Takes the place of all that could be found.
+    // This request replaces all cached blocks.
     take(&mut s, 2, arrival(8, 31, 32));
     step(&mut s, Verdict::Token(9));
     s.resume(1, 18, false).unwrap();
@@ -876,7 +878,7 @@ fn blocks_that_were_reserved_for_a_step_that_failed_do_not_move() {
     assert_eq!((s.preemptions(), s.preemptions_swapped(), s.blocks().used_blocks()), (1, 0, 0));
 }
 
-/// Blocks of 8, of a group of layers that looks back on all and of one that does so on 8 positions.
+/// A pool with blocks of 8, and two layer groups: one without a window, one with a window of 8.
 fn mixed(blocks: usize, prefixes: bool) -> Scheduler {
     let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 8, prefill_chunk: 16, preemption: Preemption::Recompute };
     Scheduler::new(options, BlockManager::new(blocks, Paging::new(8, &[None, Some(8)]), prefixes).unwrap()).unwrap()
@@ -885,7 +887,7 @@ fn mixed(blocks: usize, prefixes: bool) -> Scheduler {
 #[test]
 fn samples_and_beams_that_come_back_compute_their_beginning_once_whatever_the_windows() {
     for branching in [Branching::Samples(3), Branching::Beams(3)] {
-        // No more than they were promised.
+        // The pool has exactly the blocks that the paging promises.
         let mut s = mixed(Paging::new(8, &[None, Some(8)]).most_of(3, 90, 120, 16), false);
         add_branching(&mut s, 1, (0..90).collect(), 120, branching);
         let mut last = None;
@@ -909,7 +911,7 @@ fn samples_and_beams_that_come_back_compute_their_beginning_once_whatever_the_wi
             steps += 1;
             assert!(steps < 200);
         }
-        // The prompt, and twelve of each one's own.
+        // The prompt once, and twelve tokens of each sequence.
         assert!((90..130).contains(&rows), "{branching:?}: {rows} rows");
         assert_eq!(s.preemptions(), 1, "{branching:?}");
     }
@@ -922,7 +924,7 @@ fn what_others_have_too_is_not_counted_as_given_back() {
     step(&mut s, Verdict::Token(9));
     step(&mut s, Verdict::Token(9));
     let needed = |s: &Scheduler| s.blocks.needed(&s.get(1).unwrap().table, 24..200, 1);
-    // 22 blocks more for those that look back on all; of the window, which takes two, one is there.
+    // 22 more blocks for the group without a window. The window takes two, and one is allocated.
     assert_eq!(needed(&s), 22 + 1);
     s.fork(1, None, 2, true).unwrap();
     assert_eq!(needed(&s), 22 + 2, "and now another's, too");
@@ -935,7 +937,7 @@ fn a_pin_serves_its_own_prompt_whatever_the_windows() {
         let pin = Arrival::pin(vec![3; len], Chain::default()).prepare(s.blocks.paging()).unwrap();
         s.pin(1, pin, 0).unwrap();
         while !step(&mut s, Verdict::Token(9)).is_empty() {}
-        // What it does not hold is needed by somebody else.
+        // Another request needs the blocks that the pin does not hold.
         let (branching, root) = (Branching::One, Chain::root(&[1; 32], b""));
         take(&mut s, 3, Arrival { prompt: vec![5; 48], max_len: 49, branching, priority: 0, keep: false, prompt_logits: false, root });
         while s.get(3).is_ok() {

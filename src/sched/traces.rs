@@ -1,5 +1,6 @@
-//! Long random traces of everything that may happen to sequences, beside a dense model of it: what each slot of both tiers holds,
-//! and what each sequence's tokens are. A wrong table, a missing copy or a prefix that is not one shows as a wrong content.
+//! Long random traces of all operations on sequences, checked against a dense model of the contents
+//! of each slot of both tiers and of the tokens of each sequence. A wrong table, a missing copy or
+//! a wrong prefix shows as wrong contents.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use crate::batch::NOWHERE;
 use crate::kv::{Chain, GONE, Paging};
 use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy};
 
-/// What a slot holds: the hash of all tokens up to it.
+/// The contents of a slot: the hash of all tokens up to its own.
 type Content = u64;
 const SEEDS: u64 = 60;
 const GARBAGE: Content = 0;
@@ -19,7 +20,7 @@ struct Trace {
     s: Scheduler,
     random: Random,
     policies: options::Policies,
-    /// In microseconds.
+    /// Time in microseconds.
     now: u64,
     longest: usize,
     /// [groups]
@@ -28,17 +29,17 @@ struct Trace {
     slots: Vec<Content>,
     /// [host blocks * block_size]
     host: Vec<Content>,
-    /// What every sequence must hold.
+    /// Expected tokens of each sequence.
     tokens: HashMap<SeqId, Vec<u32>>,
     last_id: SeqId,
-    /// The request of each beam.
+    /// Request of each beam.
     beams: HashMap<SeqId, SeqId>,
-    /// The blocks that a request of beams may need at once.
+    /// Maximum number of blocks of each request with beams.
     needs: HashMap<SeqId, usize>,
-    /// Each known chain's predecessor.
+    /// Predecessor of each known block hash.
     before: HashMap<Chain, Chain>,
     events: Vec<Event>,
-    /// A device has begun with what the last step foresaw.
+    /// Whether the device has started the predicted step.
     is_ahead: bool,
 }
 
@@ -85,7 +86,7 @@ impl Trace {
         self.s.blocks.block_size()
     }
 
-    /// Few different tokens, so that many sequences begin alike.
+    /// Returns tokens with few distinct values, so that many sequences have common prefixes.
     fn some_tokens(&mut self, n: usize) -> Vec<u32> {
         let odd = self.random.below(3) == 0;
         (0..n).map(|i| if odd && self.random.below(16) == 0 { 1 + i as u32 % 2 } else { 0 }).collect()
@@ -95,7 +96,7 @@ impl Trace {
         Chain::root(&[0; 32], &[self.random.below(4) as u8 / 3])
     }
 
-    /// A sequence that the host may name.
+    /// Returns a random sequence that the host may use in a call.
     fn any(&mut self, idle: bool) -> Option<SeqId> {
         let free = |seq: &&SeqId| match self.sequence(seq).group {
             Some(group) => !idle && matches!(self.s.groups[group].branching, Branching::One | Branching::Samples(_)),
@@ -205,7 +206,7 @@ impl Trace {
         }
         known.sort_unstable();
         let id = known[self.random.below(known.len())];
-        // Beams go together.
+        // Beams are removed together.
         let gone = if self.beams.contains_key(&id) { self.s.members(id).collect() } else { vec![id] };
         for id in gone {
             self.s.remove(id);
@@ -225,7 +226,7 @@ impl Trace {
         self.s.pin(self.last_id, newcomer, self.random.below(3) as u32).unwrap();
     }
 
-    /// The pool becomes larger or smaller, but not so small that those on their way could not go on.
+    /// Resizes the pool, with enough blocks for the pending requests.
     fn resize(&mut self) {
         let least = self.beams.iter().filter(|(beam, _)| self.tokens.contains_key(beam)).map(|(_, request)| self.needs[request]);
         let alone = self.s.blocks.paging().most(self.longest, self.s.options.rows_at_once());
@@ -238,11 +239,11 @@ impl Trace {
         self.s.make_smaller(total, &mut moves).unwrap();
         let (out, back) = self.make_moves(true);
         self.s.moved(out, back);
-        // Pins that had to give way are gone.
+        // Removed pins are deleted from the model.
         self.forget_the_gone();
         self.check();
         if self.random.below(4) == 0 {
-            return; // the moves failed
+            return; // the transfers failed
         }
         moves.iter().for_each(|copy| self.copy(copy.from, copy.to));
         let end = total * self.block_size();
@@ -251,7 +252,7 @@ impl Trace {
         assert_eq!(self.s.blocks.total(), total);
     }
 
-    /// As an export does.
+    /// Swaps a sequence in, as an export does.
     fn fetch(&mut self) {
         let Some(id) = self.any(false) else { return };
         if self.sequence(&id).table.swapped() {
@@ -261,7 +262,8 @@ impl Trace {
         }
     }
 
-    /// What a runner would: those out first, and then those back. Where they fail, nobody knows what is there.
+    /// Makes the transfers like a runner: first those out, then those back. If a transfer fails,
+    /// the contents of its target are undefined.
     fn make_moves(&mut self, chance: bool) -> (bool, bool) {
         let (size, moves) = (self.block_size(), self.s.moves());
         let hosts: HashSet<u32> = moves.out.iter().map(|out| out.host).collect();
@@ -286,7 +288,7 @@ impl Trace {
         (moves.out.is_empty() || works[0], moves.back.is_empty() || works[1])
     }
 
-    /// As the engine does.
+    /// Plans a step like the engine.
     fn plan(&mut self, ready: impl Fn(SeqId) -> bool, chance: bool) -> Option<StepPlan> {
         self.s.look_again();
         let is_ahead = std::mem::take(&mut self.is_ahead);
@@ -316,7 +318,7 @@ impl Trace {
         let (block, token) = (self.random.below(4) as f64, self.random.below(3) as f64);
         self.s.set_costs(Costs { block, token });
         let plan = self.plan(ready, true);
-        // Pins that had to give way are gone.
+        // Removed pins are deleted from the model.
         self.forget_the_gone();
         let Some(plan) = plan else {
             assert!(!everybody || self.s.groups.len() == 0, "somebody could go on: {}", self.state());
@@ -333,7 +335,7 @@ impl Trace {
         self.check_portions(&plan);
         self.check_plan(&plan);
         if self.random.below(8) == 0 {
-            // Nobody knows how far it came.
+            // The failed step has computed an unknown part.
             let done = self.random.below(plan.parts.len() + 1);
             plan.batch.copies.iter().for_each(|copy| self.copy(copy.from, copy.to));
             plan.batch.slots[..plan.batch.slots.len() * done / plan.parts.len()]
@@ -348,14 +350,16 @@ impl Trace {
         self.commit(plan, true);
     }
 
-    /// What is computed of tokens that may not come is nobody's, wherever it lies.
+    /// Overwrites the predicted slots, since tokens that are not sampled have undefined contents
+    /// there.
     fn work_ahead(&mut self, plan: &StepPlan) {
         self.is_ahead = !plan.batch.next_slots.is_empty();
         assert!(!plan.is_closed || !self.is_ahead, "those that have paused may be ready: the next step is open");
         plan.batch.next_slots.iter().filter(|slot| **slot != NOWHERE).for_each(|&slot| self.slots[slot as usize] = GARBAGE);
     }
 
-    /// Where nobody has to wait for a batch to end, nobody waits for younger ones alone.
+    /// Checks that a waiting group is not older than all running groups, except with static
+    /// batching.
     fn check_order(&self) {
         let (Some(oldest), Some(&youngest)) = (self.s.waiting.first(), self.s.running.last()) else { return };
         if oldest < youngest && self.s.portion.newcomers {
@@ -381,7 +385,7 @@ impl Trace {
         assert!(batch.rows() > 0 && batch.rows() <= self.s.options.max_batch_tokens);
         assert!(batch.logit_rows.len() <= self.s.options.max_seqs, "{} rows of logits", batch.logit_rows.len());
         assert!(plan.parts.len() <= self.s.options.max_seqs);
-        // Both have been reserved for the most there can be.
+        // The buffers were reserved for these maxima.
         let most = plan.parts.len() * self.windows.len();
         assert!(batch.copies.len() <= most, "only a part's first row can lie in blocks that others read");
         assert!(batch.tables.len() <= plan.parts.len() * self.s.blocks.paging().entries(self.longest));
@@ -404,7 +408,7 @@ impl Trace {
         self.check_foreseen(plan);
     }
 
-    /// Each token that may come has a place of its own, where it will be, unless it is the last.
+    /// Checks that each predicted token has the slot that it will get, unless it is the last one.
     fn check_foreseen(&self, plan: &StepPlan) {
         for (part, slots) in plan.parts.iter().zip(plan.batch.next_slots.chunks_exact(self.windows.len())) {
             let (sequence, next) = (self.sequence(&part.seq), part.first + 1);
@@ -418,7 +422,7 @@ impl Trace {
         }
     }
 
-    /// Does what a device would: copies, then writes, then reads all that attention reads.
+    /// Executes the plan like a device: copies, then writes, then all reads of attention.
     fn run(&mut self, plan: &StepPlan) {
         plan.batch.copies.iter().for_each(|copy| self.copy(copy.from, copy.to));
         for (span, part) in plan.batch.spans.iter().zip(&plan.parts) {
@@ -496,7 +500,7 @@ impl Trace {
         }
     }
 
-    /// The first child of a beam stays where it is; the others take the places of beams without one.
+    /// Chooses beams: the first child stays in place, the others replace beams without children.
     fn choose_beams(&mut self, members: &[SeqId], n: usize, choices: &mut Vec<Choice>) {
         let request = self.beams[&members[0]];
         let wanted = if self.random.below(12) == 0 { 0 } else { 1 + self.random.below(n) };
@@ -510,7 +514,7 @@ impl Trace {
         }
     }
 
-    /// Which chain comes before which.
+    /// Records the predecessor of each block hash.
     fn learn_chains(&mut self, seqs: &[SeqId]) {
         for sequence in seqs.iter().filter_map(|&seq| self.s.sequences.get(seq)) {
             sequence.check_chains(self.s.blocks.block_size());
@@ -532,7 +536,7 @@ impl Trace {
         self.check_contents();
     }
 
-    /// In either tier everybody's past is there, run or not.
+    /// Checks the contents of all computed tokens in both tiers.
     fn check_contents(&self) {
         for sequence in self.s.sequences.values() {
             let (contents, table, size) = (contents(&sequence.tokens), &sequence.table, self.block_size());
@@ -564,7 +568,7 @@ impl Trace {
         )
     }
 
-    /// Everything comes to its end, and nothing is left.
+    /// Runs until all sequences have ended, and checks that nothing is left.
     fn drain(&mut self) {
         let mut steps = 0;
         while let Some(plan) = self.plan(|_| true, false) {
@@ -585,7 +589,7 @@ impl Trace {
     }
 }
 
-/// Of all layers, or of up to four groups.
+/// Returns random windows for one to three layer groups.
 fn some_windows(random: &mut Random, block_size: usize) -> Vec<Option<usize>> {
     let mut windows = vec![(random.below(3) == 0).then(|| 1 + random.below(3 * block_size))];
     for _ in 1..random.below(4) {
@@ -611,7 +615,7 @@ fn some_policies(random: &mut Random) -> options::Policies {
     }
 }
 
-/// What the slots of these tokens must hold.
+/// Returns the expected contents of the slots of these tokens.
 fn contents(tokens: &[u32]) -> Vec<Content> {
     let next = |hash: &mut Content, token: &u32| {
         *hash = (*hash ^ *token as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) | 1;

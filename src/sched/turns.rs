@@ -1,9 +1,9 @@
-//! What a group's members compute in a step.
+//! The tokens that the members of a group compute in a step.
 
 use super::slab::Slot;
 use super::{Branching, GroupId, Scheduler, Sequence, StepPlan};
 
-/// A member's rows in the step that is being planned.
+/// The tokens of one member in the step that is being planned.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Turn {
     pub slot: Slot,
@@ -11,23 +11,24 @@ pub(super) struct Turn {
     pub samples: bool,
 }
 
-/// A member waits for another to have computed the first tokens, which both have.
+/// A member that waits until another one has computed their `common` first tokens.
 struct Waits {
     on: Slot,
     common: usize,
 }
 
 impl Scheduler {
-    /// Plans the rows of `running[place]`, as far as the step still holds them. The group may have to go instead.
+    /// Plans the tokens of `running[place]` within the limits of the step. The group may be
+    /// preempted instead.
     pub(super) fn plan_group(&mut self, place: usize, plan: &mut StepPlan) {
         let id = self.running[place];
-        // Where it has one member less, the others may fit.
+        // After the group has lost a member, the others may fit.
         while self.running.get(place) == Some(&id) && !self.try_plan(id, plan) {}
     }
 
-    /// False where the group had to go, or to part with a member.
+    /// Returns false if the group was preempted or lost a member.
     fn try_plan(&mut self, id: GroupId, plan: &mut StepPlan) -> bool {
-        // Mostly nobody lies in the host tier.
+        // In most steps, no table is in the host tier.
         if self.blocks.swapped() > 0 && !self.make_room(id, |s| s.bring_back(id)) {
             return false;
         }
@@ -37,7 +38,7 @@ impl Scheduler {
         }
     }
 
-    /// One alone goes on as far as it can.
+    /// Plans the only member of a group, with as many tokens as the step allows.
     fn plan_alone(&mut self, id: GroupId, slot: Slot, plan: &mut StepPlan) -> bool {
         plan.has_beams |= matches!(self.groups[id].branching, Branching::Beams(_));
         let Some(turn) = self.turn_alone(slot, plan) else { return true };
@@ -48,8 +49,8 @@ impl Scheduler {
         prepared
     }
 
-    /// Several choose together, one row each, once each has computed all that it has; who came back after a preemption shares
-    /// again what it shared before.
+    /// Plans several members. They sample in the same step, one row each, when each has computed
+    /// all other tokens. After a preemption, the members share their common prefix again.
     fn plan_together(&mut self, id: GroupId, plan: &mut StepPlan) -> bool {
         plan.has_beams |= matches!(self.groups[id].branching, Branching::Beams(_));
         let (members, mut turns) = (self.groups.lend(id), std::mem::take(&mut self.turns));
@@ -82,19 +83,21 @@ impl Scheduler {
         }
         let room = self.options.max_batch_tokens - plan.batch.rows();
         let logits = self.options.max_seqs - plan.batch.logit_rows.len();
-        // They may have caught up without computing anything, by sharing alone.
+        // Members may have caught up by sharing alone, without computing a token.
         if turns.is_empty() && self.portion.decodes && members.len() <= room.min(logits) && may_choose(self) {
             turns.extend(members.iter().map(|&slot| Turn { slot, rows: 1, samples: true }));
         }
     }
 
-    /// Rows that the step still has for sequences that lack more than their last token.
+    /// Returns how many tokens the step can still hold for sequences that lack more than one token.
     pub(super) fn prompt_room(&self, plan: &StepPlan) -> usize {
         self.portion.prompt_rows.min(self.options.max_batch_tokens - plan.batch.rows())
     }
 
-    /// Members compute what they have, all but the last token. A member that begins as an older one does waits for that one to
-    /// have computed what both have, and takes its blocks.
+    /// Plans the missing tokens of the members, except their last ones.
+    ///
+    /// If a member has a common prefix with an earlier one, it waits until that one has computed
+    /// the prefix, and then shares its blocks.
     fn catch_up(&mut self, members: &[Slot], mut room: usize, plan: &StepPlan, turns: &mut Vec<Turn>) {
         for (place, &slot) in members.iter().enumerate() {
             if let Err(Waits { on, common }) = self.share(slot, &members[..place]) {
@@ -110,7 +113,8 @@ impl Scheduler {
         }
     }
 
-    /// Whoever is waited for computes no more than what is waited for: beyond that its windows may let go of what the other needs.
+    /// Limits the turn of `slot` to the first `common` tokens. Beyond them, its windows could
+    /// release blocks that the waiting member needs.
     fn stop_at(&self, common: usize, slot: Slot, turns: &mut [Turn], room: &mut usize) {
         if !self.blocks.paging().slides() {
             return;
@@ -122,7 +126,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes what one of the `older` has computed of what this one also has, unless it is about to.
+    /// Shares the blocks of the longest common prefix with one of the `older` members. Returns
+    /// `Waits` if that prefix is not computed yet.
     fn share(&mut self, slot: Slot, older: &[Slot]) -> Result<(), Waits> {
         let sequence = &self.sequences[slot];
         if sequence.pending() == 1 {
@@ -130,7 +135,7 @@ impl Scheduler {
         }
         let (mut common, mut best) = (sequence.computed, None);
         for &other in older {
-            // Most do not even have the one token more that would make them the best.
+            // Most members do not have the next token in common, so they cannot improve the result.
             if let Some(more) = sequence.common(&self.sequences[other], common) {
                 (common, best) = (more, Some(other));
             }
@@ -149,11 +154,12 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Rows of the sequence in a step that has room for so many.
+    /// Returns the number of tokens of the sequence in a step that can hold `room` tokens.
     fn rows_for(&self, sequence: &Sequence, room: usize, plan: &StepPlan) -> usize {
         let rows = sequence.pending().min(self.options.prefill_chunk).min(room);
         let Some(from) = sequence.logits_from else { return rows };
-        // Every running sequence has a row of logits; who wants more has those that nobody may need.
+        // Each running sequence has one row of logits. Additional rows go to sequences that want
+        // the logits of their prompt.
         let taken: usize = plan.parts.iter().map(|part| part.logits.saturating_sub(1)).sum();
         let logits =
             (self.options.max_seqs - self.width() + 1).saturating_sub(taken).min(self.options.max_seqs - plan.batch.logit_rows.len());

@@ -1,7 +1,7 @@
 use super::{Batching, Portion, Running};
 
-/// Every decode has its row in every step, beside at most `budget` rows of prompts: this bounds how long a step takes, and so the
-/// time between two tokens.
+/// Decodes first: each step contains all decodes and at most `budget` prompt tokens. This bounds
+/// the duration of a step and thus the time between two tokens.
 pub struct DecodeFirst {
     pub budget: usize,
 }

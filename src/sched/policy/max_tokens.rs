@@ -1,7 +1,7 @@
 use super::Allocation;
 
-/// Room for all that a sequence may come to have: whoever was admitted can grow to its end, and nobody has to go for it.
-/// What the host adds to a running sequence, by a fork or more tokens, was not foreseen.
+/// Reserves blocks for the maximum length of a sequence, so that its growth causes no preemption.
+/// Forks and appended tokens of running sequences are not part of the reservation.
 pub struct MaxTokens;
 
 impl Allocation for MaxTokens {

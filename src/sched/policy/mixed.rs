@@ -1,6 +1,6 @@
 use super::{Batching, Portion, Running};
 
-/// Prompts, in chunks, and decodes together, in the order of the groups.
+/// Prompt chunks and decodes together, in the order of the groups.
 pub struct Mixed;
 
 impl Batching for Mixed {

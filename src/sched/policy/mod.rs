@@ -1,5 +1,4 @@
-//! Who comes first, what a step is made of, and for how much a group needs room: three questions that the scheduler asks. Each
-//! answer is a file.
+//! The policies of the scheduler: order, batching and allocation. Each policy is a file.
 
 mod decode_first;
 mod first_come;
@@ -14,39 +13,40 @@ mod static_batch;
 use super::{Branching, Scheduler};
 use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy};
 
-/// Who comes first. Whoever comes first can always go on, at the cost of all that come later.
+/// The order of groups. The first group can always continue, at the expense of all later ones.
 pub trait Order: Send + Sync {
-    /// Where a group stands, from the moment it comes to its end: the smaller, the earlier; among equals, who came first. So that
-    /// nobody waits for ever, it must grow with the time.
+    /// Returns the rank of a group, fixed from its arrival to its end. Smaller values are scheduled
+    /// first, and equal values in order of arrival. To exclude starvation, the rank must grow with
+    /// time.
     fn rank(&self, claim: &Claim) -> u64;
 }
 
-/// What an order may go by.
+/// The inputs of an order policy.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim {
-    /// When it came, in microseconds.
+    /// Arrival time in microseconds.
     pub at: u64,
     pub priority: i32,
-    /// Tokens that it is likely to generate.
+    /// Predicted number of output tokens.
     pub expected: usize,
 }
 
-/// What a step is made of.
+/// The composition of steps.
 pub trait Batching: Send {
     fn portion(&self, running: Running) -> Portion;
 
-    /// A step ran, with so many rows of either kind.
+    /// Records that a step with these numbers of tokens has run.
     fn ran(&mut self, _prompt_rows: usize, _decode_rows: usize) {}
 }
 
-/// What a step may hold. Where nothing comes of it, the step holds whatever it can.
+/// The limits of a step. If no sequence fits them, the step is planned without limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Portion {
-    /// Sequences that have all but their last token computed take their row.
+    /// Whether sequences with one pending token may be scheduled.
     pub decodes: bool,
-    /// Most rows of the others together.
+    /// Maximum number of tokens of all other sequences.
     pub prompt_rows: usize,
-    /// Groups that have not run yet may begin.
+    /// Whether groups that have not run may start.
     pub newcomers: bool,
 }
 
@@ -54,7 +54,7 @@ impl Portion {
     pub const WHATEVER: Portion = Portion { decodes: true, prompt_rows: usize::MAX, newcomers: true };
 }
 
-/// Those that run, as a step begins.
+/// A view of the running groups at the start of a step.
 #[derive(Clone, Copy)]
 pub struct Running<'a>(pub(super) &'a Scheduler);
 
@@ -63,7 +63,7 @@ impl Running<'_> {
         self.0.running.is_empty()
     }
 
-    /// Rows of those that decode.
+    /// Returns the number of decode tokens.
     pub fn decodes(self) -> usize {
         let Scheduler { groups, sequences, running, .. } = self.0;
         let decodes = running
@@ -73,25 +73,27 @@ impl Running<'_> {
         decodes.map(|group| group.members.len()).sum()
     }
 
-    /// Most rows of a step.
+    /// Returns the maximum number of tokens in a step.
     pub fn most_rows(self) -> usize {
         self.0.options.max_batch_tokens
     }
 }
 
-/// For how much a group needs room.
+/// The number of blocks that a group needs to start.
 pub trait Allocation: Send {
-    /// A sequence of `len` tokens that may have `max_len` needs room for so many.
+    /// Returns the number of tokens for which a sequence of `len` tokens, at most `max_len`, needs
+    /// blocks.
     fn length(&self, len: usize, max_len: usize) -> usize;
 
-    /// Of `total` blocks, those that admission leaves free.
+    /// Returns how many of `total` blocks admission leaves free.
     fn watermark(&self, total: usize) -> usize;
 
-    /// Blocks that nobody else may have, though nothing is in them yet: of what `needs` says of each that runs.
+    /// Returns the number of blocks that are reserved for running groups but not allocated. `needs`
+    /// are the missing blocks of each group.
     fn reserved(&self, needs: &mut dyn Iterator<Item = usize>) -> usize;
 }
 
-/// The answers that an engine was made with.
+/// The policies of an engine.
 pub struct Policies {
     pub order: Box<dyn Order>,
     pub batching: Box<dyn Batching>,

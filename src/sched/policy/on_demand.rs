@@ -1,9 +1,9 @@
 use super::Allocation;
 
-/// Room for the tokens that a sequence has: blocks are taken as it grows, and nothing is set aside.
+/// Allocates blocks for the current tokens of a sequence, without a reservation for its growth.
 pub struct OnDemand;
 
-/// So that those already running need not go at once, admission leaves 1 block in 100 free.
+/// Admission leaves 1 block in 100 free, so that a new group does not cause a preemption at once.
 const WATERMARK_PARTS: usize = 100;
 
 impl Allocation for OnDemand {

@@ -1,10 +1,10 @@
 use super::{Batching, Portion, Running};
 
-/// Steps of prompts alone while there are any, then steps of decodes alone. When `threshold` rows of prompts have held the decodes
-/// up, they get a step in between.
+/// Prompts first: steps contain only prompts while there are any, then only decodes. After
+/// `threshold` prompt tokens, the decodes get a step in between.
 pub struct PrefillFirst {
     threshold: usize,
-    /// Rows of prompts since decodes last had a step.
+    /// Prompt tokens since the last step with decodes.
     since: usize,
 }
 

@@ -3,7 +3,8 @@ use std::time::Duration;
 use super::{Claim, Order};
 use crate::options::MOST_PRIORITY;
 
-/// The higher priority first. Who has waited for `ageing` comes before those one level above that come then.
+/// Higher priority first. A request that has waited for `ageing` ranks like a new one that is one
+/// level higher.
 pub struct Priority {
     pub ageing: Duration,
 }

@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use super::{Claim, Order};
 
-/// Whoever is likely to generate the fewest tokens first (`Lengths` says how many). Who has waited for `ageing` comes before those
-/// that come then with a hundred tokens less.
+/// Shortest predicted output first, as `Lengths` predicts. A request that has waited for `ageing`
+/// ranks like a new one that is 100 tokens shorter.
 pub struct ShortestPredicted {
     pub ageing: Duration,
 }

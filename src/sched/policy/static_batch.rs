@@ -1,6 +1,7 @@
 use super::{Batching, Portion, Running};
 
-/// Batches of requests: nobody joins one that runs. What systems did before Orca, and what the PagedAttention paper compares with.
+/// Static batching: no group is admitted until the running batch has finished. Systems before Orca
+/// worked this way, and the PagedAttention paper compares with it.
 pub struct Static;
 
 impl Batching for Static {

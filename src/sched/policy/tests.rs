@@ -25,7 +25,7 @@ fn add(s: &mut Scheduler, id: SeqId, prompt: usize, max_len: usize, priority: i3
     take(s, id, Arrival { prompt, max_len, branching, priority, keep: false, prompt_logits: false, root });
 }
 
-/// Runs a step; returns its rows by sequence.
+/// Runs a step and returns its tokens per sequence.
 fn step(s: &mut Scheduler) -> Vec<(SeqId, usize)> {
     let Some(plan) = s.schedule(|_| true) else { return Vec::new() };
     let mut rows: Vec<_> = plan.parts.iter().map(|part| (part.seq, part.rows)).collect();
@@ -78,7 +78,7 @@ fn a_low_priority_under_a_constant_stream_of_high_ones_runs_when_it_has_waited_l
     let (mut began, mut next) = (None, 2);
     for ms in 0..200 {
         s.set_time(ms * MS);
-        add(&mut s, next, 8, 9, 2); // one step each, and one comes every step
+        add(&mut s, next, 8, 9, 2); // one request per step, each needs one step
         next += 1;
         if step(&mut s).iter().any(|(seq, _)| *seq == 1) && began.is_none() {
             began = Some(ms);
@@ -104,12 +104,13 @@ fn forks_and_what_is_resumed_have_the_priority_that_the_first_one_brought() {
 fn the_shorter_goes_first_by_what_its_like_have_generated() {
     let order = OrderPolicy::ShortestPredicted { ageing: Duration::from_secs(10) };
     let mut s = scheduler(256, 64, 1, Options { order, ..Options::default() });
-    add(&mut s, 1, 8, 508, 0); // allowed 500, and the last to go
+    add(&mut s, 1, 8, 508, 0); // limited to 500 tokens and the last in order
     add(&mut s, 2, 8, 108, 0);
     assert_eq!(step(&mut s), [(2, 8)]);
     (0..99).for_each(|_| drop(step(&mut s)));
     assert_eq!(step(&mut s), [(1, 8)], "the other has come to its end");
-    // It stops after five: those that may generate as many are no longer thought long.
+    // It stops after five tokens, so requests with the same limit are no longer predicted to be
+    // long.
     for _ in 0..4 {
         let plan = s.schedule(|_| true).unwrap();
         s.commit(plan, &[going_on(1, Verdict::Token(9))], &mut Vec::new());
@@ -174,7 +175,8 @@ fn nobody_joins_a_static_batch_until_all_of_it_have_ended() {
     assert_eq!(step(&mut s), [(3, 4)]);
 }
 
-/// Requests that come one after the other into a small pool; how often one was preempted, and the most that ran at once.
+/// Adds requests to a small pool one after the other. Returns the number of preemptions and the
+/// largest number of running sequences.
 fn preemptions(allocation: AllocationPolicy, batching: BatchingPolicy) -> (u64, usize) {
     let mut random = Random(7);
     let mut s = scheduler(32, 64, 16, Options { allocation, batching, ..Options::default() });
@@ -208,12 +210,13 @@ fn samples_to_come_have_their_room_reserved() {
     let (prompt, branching, root) = (vec![0; 12], Branching::Samples(3), Chain::default());
     take(&mut s, 1, Arrival { prompt, max_len: 40, branching, priority: 0, keep: false, prompt_logits: false, root });
     add(&mut s, 10, 8, 32, 0);
-    // A block of prompt that all share, and four more for each of three; then there is none for a fourth of the other.
+    // One block of the shared prompt, and four more for each of three samples. No block is left for
+    // the fourth block of the other request.
     assert_eq!(step(&mut s), [(1, 12)]);
     assert_eq!(s.blocks().used_blocks() + s.reserved_blocks(), 13);
 }
 
-/// The quickest of twenty times: nobody else's work is in it.
+/// Returns the shortest of twenty durations, which other processes disturb least.
 fn quickest(mut act: impl FnMut()) -> Duration {
     let time = || {
         let begun = Instant::now();
@@ -223,7 +226,8 @@ fn quickest(mut act: impl FnMut()) -> Duration {
     std::iter::repeat_with(time).take(20).min().expect("it was done")
 }
 
-/// What five hundred steps take of four that run, and what a hundred who come and go in between, while so many wait.
+/// Measures 500 steps of four running requests, and 100 arrivals and removals, while `waiting`
+/// requests wait.
 fn cost_beside(waiting: u64) -> (Duration, Duration) {
     let mut random = Random(3);
     let mut s = scheduler(64, 64, 4, by_priority(1));
@@ -255,7 +259,7 @@ fn cost_beside(waiting: u64) -> (Duration, Duration) {
 #[test]
 fn fifty_thousand_that_wait_cost_those_that_run_and_come_what_five_hundred_do() {
     let (few, many) = (cost_beside(500), cost_beside(50_000));
-    // A hundred times as much, where each had to be looked for among all.
+    // A linear search among the waiting requests would take a hundred times as long.
     assert!(many.0 < 10 * few.0, "500 steps: {:?}, not {:?}", many.0, few.0);
     assert!(many.1 < 10 * few.1, "100 that come and go: {:?}, not {:?}", many.1, few.1);
 }
