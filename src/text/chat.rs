@@ -255,6 +255,7 @@ fn broken(file: &Path, reason: &str) -> Error {
 
 fn refused(failure: Failure) -> Error {
     match failure.kind {
+        Kind::Memory => Error::out_of_memory(),
         Kind::Limit => Error::capacity(format!("the chat template exceeds a limit: {failure}")),
         Kind::Template => Error::invalid(format!("the chat template does not accept these messages: {failure}")),
     }

@@ -80,7 +80,7 @@ fn own_item(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Resu
             }
             index => match budget.key(index.clone()) {
                 Ok(key) => dict.get(&key).cloned(),
-                Err(failure) if failure.kind == Kind::Limit => return Err(failure),
+                Err(failure) if failure.kind != Kind::Template => return Err(failure),
                 Err(_) => None,
             },
         });

@@ -100,12 +100,14 @@ impl Lease {
         Ok(())
     }
 
-    /// Resizes for a block that grows from `old` to `new` bytes. Both exist while `grow` copies.
-    pub fn grow(&mut self, old: usize, new: usize, grow: impl FnOnce()) -> Result<()> {
-        let others = self.bytes - old;
-        self.resize(self.bytes.saturating_add(new))?;
-        grow();
-        self.resize(others + new)
+    /// Resizes for a block that `grow` changes from `old` to `new` bytes. Both exist while it copies. Its errors mean that
+    /// there is no memory, and that the block is as before.
+    pub fn grow<E>(&mut self, old: usize, new: usize, grow: impl FnOnce() -> std::result::Result<(), E>) -> Result<()> {
+        let before = self.bytes;
+        self.resize(before.saturating_add(new))?;
+        let grown = grow().map_err(|_| Failure::out_of_memory());
+        self.resize(if grown.is_ok() { before - old + new } else { before })?;
+        grown
     }
 }
 
@@ -160,14 +162,21 @@ impl Builder {
             return Ok(());
         }
         let new = needed.max(2 * capacity);
-        self.lease.grow(capacity, new, || self.text.reserve_exact(new - len))
+        self.lease.grow(capacity, new, || self.text.try_reserve_exact(new - len))
     }
 
     /// The text without room to grow, with its lease.
     pub fn finish(mut self) -> Result<(Box<str>, Lease)> {
         let (len, capacity) = (self.text.len(), self.text.capacity());
         if len < capacity {
-            self.lease.grow(capacity, len, || self.text.shrink_to_fit())?;
+            self.lease.grow(capacity, len, || {
+                // Shrinking in place could abort.
+                let mut exact = String::new();
+                exact.try_reserve_exact(len)?;
+                exact.push_str(&self.text);
+                self.text = exact;
+                Ok::<(), std::collections::TryReserveError>(())
+            })?;
         }
         Ok((self.text.into_boxed_str(), self.lease))
     }
@@ -240,7 +249,7 @@ impl<T> Buffer<T> {
             return Ok(());
         }
         let new = needed.max(2 * capacity);
-        self.lease.grow(capacity * size_of::<T>(), new.saturating_mul(size_of::<T>()), || self.items.reserve_exact(new - len))
+        self.lease.grow(capacity * size_of::<T>(), new.saturating_mul(size_of::<T>()), || self.items.try_reserve_exact(new - len))
     }
 }
 

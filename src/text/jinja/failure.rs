@@ -9,6 +9,8 @@ pub enum Kind {
     Template,
     /// The template exceeds a limit of this library.
     Limit,
+    /// The system has no memory left.
+    Memory,
 }
 
 #[derive(Debug, Clone)]
@@ -31,6 +33,10 @@ impl Failure {
 
     pub fn limit(message: impl Display) -> Failure {
         Failure { kind: Kind::Limit, message: Message::of(message), line: None }
+    }
+
+    pub fn out_of_memory() -> Failure {
+        Failure { kind: Kind::Memory, message: String::new(), line: None }
     }
 
     /// Adds the line, unless an inner statement has set it.

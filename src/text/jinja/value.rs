@@ -4,6 +4,7 @@
 //! iterators, macros' scopes) lies in the interpreter and is referred to by number, so that values never
 //! form cycles, and all memory is free when a rendering ends.
 
+use std::convert::Infallible;
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -181,8 +182,8 @@ impl Entries {
         let capacity = self.map.capacity();
         if self.map.len() + more > capacity {
             let grown = 2 * capacity.max(self.map.len() + more) + 3;
-            self.lease.grow(capacity * Self::BYTES, grown * Self::BYTES, || self.map.reserve(more))?;
-            self.lease.grow(grown * Self::BYTES, self.map.capacity() * Self::BYTES, || {})?;
+            self.lease.grow(capacity * Self::BYTES, grown * Self::BYTES, || self.map.try_reserve(more))?;
+            self.lease.grow(grown * Self::BYTES, self.map.capacity() * Self::BYTES, || Ok::<(), Infallible>(()))?;
         }
         Ok(())
     }

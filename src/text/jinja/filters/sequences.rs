@@ -89,7 +89,7 @@ fn lazily(
     match result {
         Ok(()) => interpreter.objects.add_iterator(done),
         // A limit is a limit, whether the item is reached or not.
-        Err(e) if e.kind == Kind::Limit => Err(e),
+        Err(e) if e.kind != Kind::Template => Err(e),
         Err(e) => interpreter.objects.add_failing_iterator(done, e),
     }
 }
