@@ -1,4 +1,4 @@
-//! Whether a request would be let in, and when it would be served, without adding it.
+//! Admission: predicts whether and when a request would be served, without adding it.
 
 use std::time::Duration;
 
@@ -9,24 +9,30 @@ use super::request::Request;
 use super::waiting::Waits;
 use crate::error::Result;
 
-/// What would become of a request that was added now.
+/// The predicted admission of a request that would be added now.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Admission {
-    /// The queue has room for it.
+    /// Whether the waiting queue has space for the request.
     pub admits: bool,
-    /// Nobody is before it, and there is a place and room for its prompt: the next step would begin it.
+    /// Whether the next step would start the request: no request is before it, and there are places
+    /// and blocks for it.
     pub fits_now: bool,
-    /// When its first token is expected, from now on. None: no step has shown yet how long steps take.
+    /// Predicted time to first token. `None` if no step has been measured yet.
     pub first_token: Option<Duration>,
-    /// Requests before it, and the tokens that these have to compute before their first step ends.
+    /// Number of requests before it, and the number of tokens that they must compute before they
+    /// start to decode.
     pub waiting_requests: usize,
     pub waiting_tokens: usize,
 }
 
 impl Engine {
-    /// As of the last step, as if nothing of its prompt were in the prefix cache, and as if nobody came after it who goes before it.
-    /// What could never run is refused; grammars are not looked at. All that waits is copied, piece by piece, and played through on the
-    /// caller's thread: with a hundred thousand waiting that takes milliseconds, in which nobody is held up.
+    /// Predicts admission and time to first token for a request without adding it.
+    ///
+    /// The prediction uses the state after the last step. It assumes that the prefix cache has no
+    /// block of the prompt, and that no later request overtakes this one. A request that can never
+    /// run is refused. Grammars are not checked. The function copies the waiting queue in pieces
+    /// and simulates it on the thread of the caller. With 100,000 waiting requests this takes
+    /// milliseconds and blocks no other thread.
     pub fn admit(&self, queue: &Queue, mut request: Request) -> Result<Admission> {
         let (prompt, max_len, branching) = self.checked(queue, &mut request)?;
         let (prompt, width) = (prompt.len(), branching.width());

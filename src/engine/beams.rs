@@ -1,4 +1,4 @@
-//! One request's beam search: the rows it decides on, what each beam's past means for them, and how it ends.
+//! The beam search of one request: its log probabilities, its decisions and its end.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub struct Beams {
     search: BeamSearch,
     width: usize,
     memories: Vec<Memory>, // [width]
-    rows: Vec<f32>,        // [width, vocab] log probabilities; empty until the search first runs
+    rows: Vec<f32>,        // [width, vocab] log probabilities, empty before the first step
     scratch: BeamScratch,
     step: BeamStep,
 }
@@ -34,13 +34,13 @@ impl Beams {
         self.width
     }
 
-    /// The first beam has the prompt behind it.
+    /// Initializes the sampling history of the first beam with the prompt.
     pub fn begin(&mut self, rules: &Rules, prompt: &[u32]) -> Result<()> {
         self.memories[0] = Memory::new(rules, prompt, prompt.len())?;
         Ok(())
     }
 
-    /// Takes in the logits of the beam in `slot`.
+    /// Stores the log probabilities of the beam in `slot`.
     pub fn read(&mut self, slot: usize, logits: &[f32]) -> Result<()> {
         if self.rows.is_empty() {
             self.rows = try_vec(self.width * logits.len(), 0.0)?;
@@ -49,7 +49,7 @@ impl Beams {
         Ok(())
     }
 
-    /// What follows from the rows that were read; changes nothing that `commit` does not.
+    /// Computes the next beams from the stored rows. `commit` applies them.
     pub fn decide<'a>(
         &mut self,
         sampler: &mut Sampler,
@@ -69,7 +69,8 @@ impl Beams {
     }
 
     pub fn commit(&mut self, rules: &Rules) -> Result<()> {
-        // First children stay where their parent was, with its memory; the others' slots are nobody's parent.
+        // The first child of a beam keeps the slot and the history of its parent. The slots of
+        // other children belong to no parent of this step.
         for next in self.step.next.iter().filter(|next| next.slot != next.parent) {
             self.memories[next.slot] = self.memories[next.parent].try_clone()?;
         }
@@ -95,7 +96,7 @@ impl Core {
 
     pub(super) fn commit_beams(&mut self, plan: &StepPlan) {
         for part in plan.sampled() {
-            // Once for each search: its first beam speaks for all.
+            // Once per search: the first beam stands for all.
             let Some(request) = request_of_beam(&self.beams, part.seq) else { continue };
             if self.scheduler.members(part.seq).next() != Some(part.seq) || self.stuck.iter().any(|(stuck, _)| *stuck == request) {
                 continue;
@@ -112,7 +113,7 @@ impl Core {
         }
     }
 
-    /// Searches that are done give their results, and those that cannot go on give the reason.
+    /// Ends completed searches with their results, and failed ones with their errors.
     pub(super) fn end_beams(&mut self) {
         for (request, error) in std::mem::take(&mut self.stuck) {
             self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
@@ -145,7 +146,7 @@ impl Core {
     }
 }
 
-/// The request that the beam `seq` belongs to, if it is one.
+/// Returns the request of the beam `seq`, or `None` if `seq` is not a beam.
 pub fn request_of_beam(beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<u64> {
     let (&request, beams) = beams.range(..=seq).next_back()?;
     (seq - request < beams.width() as u64).then_some(request)

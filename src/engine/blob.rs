@@ -1,4 +1,4 @@
-//! A sequence as bytes: what it is, its K and V as they are stored, and a checksum over all of it.
+//! The serialized state of a sequence: header, K and V as stored, and a checksum.
 
 use std::borrow::Cow;
 use std::io;
@@ -15,7 +15,7 @@ const MAGIC: &[u8; 8] = b"PLLMSEQ\0";
 const VERSION: u32 = 1;
 const CHECKSUM: usize = 32;
 
-/// A sequence outside of any engine.
+/// The state of a sequence outside of an engine.
 pub struct Blob<'a> {
     pub header: Header<'a>,
     pub kv: Vec<u8>,
@@ -23,37 +23,37 @@ pub struct Blob<'a> {
 
 #[derive(Default, Serialize, Deserialize)]
 pub struct Header<'a> {
-    /// The model's fingerprint.
+    /// Fingerprint of the model.
     pub model: [u8; 32],
-    /// How K and V are stored.
+    /// Storage layout of K and V.
     pub layout: String,
     pub block_size: usize,
-    /// The instruction path that computed them; none for a runner without one.
+    /// Instruction path that computed K and V. Empty for a runner without one.
     pub isa: String,
     pub tokens: Cow<'a, [u32]>,
-    /// Tokens whose K and V are in the blob.
+    /// Number of tokens whose K and V are included.
     pub computed: usize,
     pub prompt_len: usize,
     pub max_len: usize,
     pub seed: u64,
-    /// Mirostat's state at each position from the first on, the next one included.
+    /// First position with a Mirostat state, and the states from there to the next position.
     pub mirostat: Option<(usize, Vec<Bits>)>,
     pub params: Cow<'a, SamplingParams>,
     pub skip_special: bool,
-    /// The log probability of each generated token.
+    /// Log probability of each generated token.
     pub history: Vec<Bits>,
     pub asides: Cow<'a, [Aside]>,
-    /// What outputs that are not deltas will say again.
+    /// Log probabilities that cumulative outputs repeat.
     pub logprobs: Listed,
     pub prompt_logprobs: Listed,
-    /// Logits are still wanted of the prompt's rows from this one on.
+    /// First row of the prompt whose logits are still wanted.
     pub logits_from: Option<usize>,
 }
 
-/// A number in bits, since JSON has no infinity.
+/// The bits of an f32, since JSON has no infinity.
 pub type Bits = u32;
 
-/// Log probabilities.
+/// Log probabilities in serialized form.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Listed {
     tokens: Vec<Bits>,
@@ -61,10 +61,10 @@ pub struct Listed {
 }
 
 impl Blob<'_> {
-    /// magic, version, length of the header, header, K and V, checksum
+    /// Serializes the state: magic, version, header length, header, K and V, checksum.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let mut header = Bytes::default();
-        // Nothing else can fail.
+        // A failed allocation is the only possible error.
         serde_json::to_writer(&mut header, &self.header).map_err(|_| Error::out_of_memory())?;
         let Bytes(header) = header;
         let mut bytes = Vec::new();
@@ -102,7 +102,7 @@ impl Blob<'_> {
 }
 
 impl Header<'_> {
-    /// A checksum can be made for anything.
+    /// Checks the invariants of the header. A valid checksum does not exclude invalid contents.
     fn check(&self) -> std::result::Result<(), &'static str> {
         let generated = self.tokens.len().saturating_sub(self.prompt_len);
         let SamplingParams { logprobs, prompt_logprobs, .. } = *self.params;
@@ -142,7 +142,8 @@ impl Listed {
         Ok(Logprobs { tokens: numbers(&self.tokens)?, top })
     }
 
-    /// Whether it has no more for each token than were asked for, as many for each, and nothing where nothing was.
+    /// Returns whether the list has the same number of alternatives for each token, at most as many
+    /// as requested, and is empty if nothing was requested.
     fn is_of(&self, asked: Option<u32>) -> bool {
         match (asked, self.tokens.len()) {
             (Some(k), len @ 1..) => self.top.len().is_multiple_of(len) && self.top.len() / len <= k as usize,
@@ -166,7 +167,7 @@ fn try_map<T: Copy, U>(from: &[T], map: impl Fn(T) -> U) -> Result<Vec<U>> {
     Ok(to)
 }
 
-/// Grows as long as there is memory.
+/// A buffer that reports a failed allocation as an I/O error.
 #[derive(Default)]
 struct Bytes(Vec<u8>);
 

@@ -1,13 +1,13 @@
-//! The time, as the engine reads it: one that a simulation or a replay can turn itself.
+//! The clock of the engine, which simulations and replays can replace.
 
 use std::time::{Duration, Instant};
 
 pub trait Clock: Send + Sync {
-    /// Since some moment that stays the same.
+    /// Returns the time since a fixed origin.
     fn now(&self) -> Duration;
 }
 
-/// The machine's own, which never goes back.
+/// The monotonic clock of the system.
 pub struct SystemClock {
     began: Instant,
 }

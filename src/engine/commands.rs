@@ -1,4 +1,4 @@
-//! What the host has asked for since the last step, done before the next one.
+//! Commands of the host, applied before the next step.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use crate::error::{Error, Result};
 use crate::kv::Chain;
 use crate::sched::FinishReason;
 
-/// The instruction path of K and V that were not all computed on one.
+/// The instruction path of a sequence whose K and V were computed on several paths.
 const MIXED: &str = "mixed";
 
-/// A prompt whose blocks stay until then.
+/// A prompt whose blocks stay in the prefix cache until `until`.
 pub struct Pin {
     id: u64,
     pub(super) until: Option<Duration>,
@@ -71,7 +71,7 @@ impl Core {
                 self.forget(seq);
             }
             Command::Export { seq, open } => {
-                // The sequence goes on, whatever came of it.
+                // The sequence continues, whether the export succeeds or not.
                 let Open { outbox, last, .. } = *open;
                 let output = self.export(seq).unwrap_or_else(|error| Output { error: Some(error), ..last });
                 self.push(&outbox, output);
@@ -95,7 +95,7 @@ impl Core {
         }
     }
 
-    /// Whatever else it is, it is no pin from now on.
+    /// Removes a pin, if `id` is one.
     pub(super) fn unpin(&mut self, id: u64) {
         if let Some(place) = self.pins.iter().position(|pin| pin.id == id) {
             self.let_pin_go(place);
@@ -160,7 +160,8 @@ impl Core {
         (stream.request, stream.sequence, stream.index, stream.user_data) = (id, id, 0, user_data);
         stream.outbox = outbox.clone();
         stream.timing = Timing::new(asked);
-        // A parent that has ended since it was asked to fork has children that have ended.
+        // The parent may have ended after the host asked for the fork. Its children have then ended
+        // too.
         let has_ended = !idle && self.scheduler.find(id).is_some_and(|sequence| sequence.group.is_none());
         let output = has_ended.then(|| stream.close(FinishReason::Abort, true, self.shared.text.as_deref(), Output::default()));
         self.streams.insert(id, stream);
@@ -181,7 +182,7 @@ impl Core {
         Ok(stream)
     }
 
-    /// Sequences that have ended meanwhile, and were not kept, have nothing to be appended to.
+    /// Appends tokens. Does nothing if the sequence has ended and was not kept.
     fn append(&mut self, seq: u64, tokens: &[u32]) -> Result<()> {
         let Some(stream) = self.streams.get_mut(&seq) else { return Ok(()) };
         let before = self.scheduler.get(seq)?.tokens.len();
@@ -189,7 +190,7 @@ impl Core {
             self.scheduler.rewind(seq, before)?;
             return Err(error);
         }
-        // All of them or none.
+        // All or nothing.
         stream.append(tokens, self.shared.text.as_deref()).or_else(|error| self.rewind(seq, before).and(Err(error)))
     }
 
@@ -210,7 +211,7 @@ impl Core {
         self.scheduler.resume(seq, max_len, keep)
     }
 
-    /// As if it had never been idle.
+    /// Continues an idle sequence with its previous parameters and sampling state.
     fn go_on(
         &mut self,
         seq: u64,
@@ -238,7 +239,7 @@ impl Core {
         self.bring_back(seq);
         let stream = self.streams.get(&seq).ok_or_else(gone)?;
         let sequence = self.scheduler.get(seq)?;
-        // Where what is looked back on is not there, all will be computed again.
+        // If visible blocks are missing, all tokens are recomputed after the import.
         let there = self.scheduler.blocks().looked_back_on(&sequence.table, sequence.computed)?;
         let (computed, blocks) = there.map_or((0, Vec::new()), |blocks| (sequence.computed, blocks));
         let header = stream.export(Header {
@@ -267,7 +268,7 @@ impl Core {
         stream.inexact = header.isa != self.isa;
         let root = Chain::private(&self.model, id);
         self.scheduler.import(id, header.tokens.into_owned(), header.computed, header.max_len, header.logits_from, root)?;
-        // Others may have made room for it.
+        // Other sequences may have been swapped out to free the blocks.
         self.move_blocks();
         let sequence = self.scheduler.get(id)?;
         let blocks = self.scheduler.blocks().looked_back_on(&sequence.table, sequence.computed)?.unwrap_or_default();
@@ -279,12 +280,13 @@ impl Core {
         Ok(())
     }
 
-    /// Its length is another one. A sequence for which the command failed ends with the error.
+    /// Updates the known length after a command. If the command failed, reports the error: a
+    /// running sequence ends, an idle one stays idle.
     fn changed(&mut self, seq: u64, result: Result<()>) {
         if let Err(error) = result {
             let idle = self.scheduler.find(seq).is_some_and(|sequence| sequence.group.is_none());
             match self.streams.get(&seq).filter(|_| idle) {
-                // It stays idle, and says so.
+                // The sequence stays idle. The output has only the error.
                 Some(stream) => {
                     let (outbox, output) = (stream.outbox.clone(), Output { error: Some(error), ..stream.output() });
                     self.push(&outbox, output);
@@ -300,7 +302,7 @@ impl Core {
         self.shared.registry.grown(len.into_iter());
     }
 
-    /// Pins whose time has passed go, and those that had to give way are forgotten.
+    /// Removes pins that have expired, and those that the scheduler has removed.
     fn let_pins_expire(&mut self) {
         let mut next = 0;
         while let Some(pin) = self.pins.get(next) {
@@ -312,7 +314,8 @@ impl Core {
     }
 }
 
-/// What came of K and V on their way out of the engine, or in: a journal knows better.
+/// Returns the result of a transfer of K and V out of or into the engine. In a replay, the journal
+/// overrides it.
 fn exchanged(journal: &mut Option<Journal>, result: Result<()>) -> Result<()> {
     match journal {
         Some(journal) => journal.exchanged(result),

@@ -1,4 +1,4 @@
-//! The stepping side of an engine: take commands, schedule, run, decide, commit, deliver.
+//! The core of the engine: takes commands, schedules, runs, samples, commits and delivers outputs.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,78 +37,80 @@ use crate::sched::{Choice, Event, FinishReason, GroupId, IdMap, Past, Scheduler,
 use crate::sys::float::StandardMode;
 use crate::text::Text;
 
-/// What only the stepping thread touches, and what it shares with the others.
+/// The state of the stepping thread, and the state that it shares with other threads.
 pub struct Core {
     pub(super) scheduler: Scheduler,
-    /// How often readers had made room when the scheduler was last told.
+    /// Value of `Wakeup::rooms` when the paused groups were last checked.
     pub(super) rooms: u64,
     pub(super) runner: Box<dyn Runner>,
-    /// The engine's part of its arena, and the moves of blocks when that becomes smaller.
+    /// Lease of the engine, and the block moves of a shrink.
     pub(super) lease: Arc<Lease>,
     pub(super) moves: Vec<BlockCopy>,
     vocab_size: usize,
-    /// What chains of blocks begin with.
+    /// Fingerprint of the model, the start of all block hashes.
     pub(super) model: [u8; 32],
-    /// The instruction path that computes K and V.
+    /// Instruction path that computes K and V.
     pub(super) isa: &'static str,
-    /// Most tokens of a sequence.
+    /// Maximum length of a sequence in tokens.
     pub(super) longest: usize,
     pub(super) streams: IdMap<u64, Stream>,
-    /// By request, whose id is the first beam's; the others have the next ones.
+    /// Beam searches by request. The id of the first beam is that of the request. The other beams
+    /// have the following ids.
     pub(super) beams: BTreeMap<u64, Box<Beams>>,
-    /// Requests that draw more samples than they return.
+    /// Best-of groups, by request.
     pub(super) contests: IdMap<u64, Contest>,
     pub(super) pins: Vec<Pin>,
     pub(super) deadlines: Deadlines,
     sampler: Sampler,
-    /// Started by the first request with a grammar.
+    /// Worker for grammar masks. The first request with a grammar starts it.
     masker: Option<Masker>,
     /// Sequences whose grammar failed, until they end.
     lost: Vec<(u64, Error)>,
-    /// Logits that a host edits.
+    /// Logits that a logits hook edits.
     edited: Vec<f32>,
-    /// What the runner is to draw. None: it draws nothing.
+    /// Samples to draw on the device. `None` if the runner cannot sample.
     draws: Option<Draws>,
     pub(super) commands: VecDeque<Command>,
     choices: Vec<Choice>,
-    /// One for each choice.
+    /// One decision per choice.
     decisions: Vec<Decision>,
     tops: Tops,
     prompts: Prompts,
-    /// Requests whose beams cannot go on.
+    /// Requests whose beam search has failed.
     pub(super) stuck: Vec<(u64, Error)>,
     events: Vec<Event>,
-    /// The groups in the last step that could not be computed, by their first sequence.
+    /// Groups of the last failed step, identified by their first sequence.
     pub(super) suspects: Vec<u64>,
     pub(super) trouble: Option<Trouble>,
-    /// Requests whose outputs could not be left in their queue.
+    /// Requests with outputs that could not be queued for lack of memory.
     unheard: Vec<(u64, Error)>,
-    /// Answers that could not be, either, and that end nothing.
+    /// Answers that could not be queued for lack of memory and end no request. They are retried.
     later: Vec<(Arc<Outbox>, Output)>,
-    /// An output that has been told: the next one is told in its lists.
+    /// An output whose buffers the next output reuses.
     pub(super) blank: Output,
-    /// Whose readers are to be told at the end of the step.
+    /// Queues whose readers must be notified at the end of the step.
     unannounced: Vec<Arc<Outbox>>,
     pub(super) counts: Stats,
     pub(super) meter: Meter,
     pub(super) insight: Insight,
-    /// Who writes down, or says, what comes from outside of a step.
+    /// Journal that records or replays the inputs of steps.
     pub(super) journal: Option<Journal>,
-    /// When the step under way began: read once, so that all it decides by time can be decided again.
+    /// Start time of the current step. It is read once per step, so that a replay can repeat all
+    /// decisions that depend on it.
     pub(super) now: Duration,
     pub(super) shared: Shared,
 }
 
-/// What the host's threads see of the stepping one.
+/// The state that the threads of the host share with the stepping thread.
 #[derive(Clone)]
 pub struct Shared {
     pub text: Option<Arc<Text>>,
     pub registry: Arc<Registry>,
-    /// As of the last step.
+    /// Statistics after the last step.
     pub published: Arc<Mutex<Published>>,
     pub outlook: Arc<Mutex<Outlook>>,
     pub clock: Arc<dyn Clock>,
-    /// The arena wants the engine to look at its lease.
+    /// Whether the budget has asked the engine to check its lease.
     pub called: Arc<AtomicBool>,
     pub governors: Arc<Governors>,
 }
@@ -187,9 +189,10 @@ impl Core {
         Ok(core)
     }
 
-    /// One iteration.
+    /// Runs one step.
     pub fn step(&mut self) -> Result<StepReport> {
-        // With the core in hand: a thread that comes while another one fails must not step what is left.
+        // The check needs the lock: a thread that waited for the lock while another one failed must
+        // not step.
         self.shared.registry.check()?;
         let _mode = StandardMode::enter();
         self.now = self.shared.clock.now();
@@ -203,8 +206,8 @@ impl Core {
         result.map(|report| StepReport { unfinished: self.shared.registry.unfinished(), ..report })
     }
 
-    /// A step of these groups, by their first sequence, or of all that are ready. Where it fails, those that took part are the
-    /// suspects and nothing has changed.
+    /// Plans, runs and commits a step of these groups (by their first sequence), or of all ready
+    /// groups. If it fails, `suspects` are its groups, and nothing else has changed.
     pub(super) fn attempt(&mut self, groups: Option<&[u64]>) -> Result<StepReport> {
         let plan = self.plan(groups);
         self.insight.lap(Phase::Schedule);
@@ -215,7 +218,7 @@ impl Core {
         self.shared.outlook().step = Some((load, began));
         let fault = self.journal.as_mut().and_then(Journal::fault);
         if fault.is_some() {
-            self.runner.forget_foreseen(); // as where it is not only told of
+            self.runner.forget_foreseen(); // as after a real failure
         }
         if let Err(error) = fault.map_or_else(|| self.run(&plan), Err) {
             self.journal.iter_mut().for_each(|journal| journal.failed(&error));
@@ -235,7 +238,7 @@ impl Core {
         Ok(report)
     }
 
-    /// Turns of which a step has computed some wait no more.
+    /// Removes the turns that this step started from the waiting queue.
     fn begin(&mut self, plan: &StepPlan) {
         for part in plan.parts.iter().filter(|part| part.begins) {
             if let Some(stream) = stream_of_mut(&mut self.streams, &self.beams, part.seq) {
@@ -245,11 +248,11 @@ impl Core {
         }
     }
 
-    /// Computes the plan and decides on tokens. Changes no lengths.
+    /// Computes the plan and samples tokens. Changes no lengths.
     fn run(&mut self, plan: &StepPlan) -> Result<()> {
         self.start_masks(plan);
         let ticket = self.runner.submit(plan);
-        // Taken back even where nothing is computed: a step that failed is tried again.
+        // Collected even after an error, since a failed step is retried.
         collect_masks(&mut self.masker, &mut self.streams, &mut self.lost);
         let ticket = ticket?;
         let computed = match &mut self.draws {
@@ -294,7 +297,7 @@ impl Core {
         Ok(())
     }
 
-    /// What grammars allow is found out beside the forward pass.
+    /// Starts the computation of the grammar masks, in parallel with the forward pass.
     fn start_masks(&mut self, plan: &StepPlan) {
         for part in plan.sampled() {
             if let Some(constraint) = self.streams.get_mut(&part.seq).and_then(|stream| stream.constraint.take()) {
@@ -313,7 +316,7 @@ impl Core {
         self.tell_prompts();
         for event in &events {
             match *event {
-                // What beams chose is told when their search is done.
+                // Tokens of beams are delivered when the search has finished.
                 Event::Forked { choice } | Event::Advanced { choice, .. } if self.is_beam(&choices[choice]) => {}
                 Event::Forked { choice } => self.branch(&choices[choice]),
                 Event::Advanced { choice, finish, past } => self.deliver(&choices[choice], &decisions[choice], finish, past),
@@ -341,7 +344,7 @@ impl Core {
         self.prompts = prompts;
     }
 
-    /// A first token that was chosen several times makes several streams of one.
+    /// Creates the stream of a sample when the first token of its parent is sampled several times.
     fn branch(&mut self, choice: &Choice) {
         let room = self.streams.try_reserve(1).map_err(Error::from);
         let Some(unborn) = self.streams.get_mut(&choice.parent).map(|parent| parent.unborn.pop()) else { return };
@@ -379,7 +382,7 @@ impl Core {
         self.finish(&outbox, output);
     }
 
-    /// Turns a committed choice into an output; a stop string found in its text ends the sequence.
+    /// Turns a committed choice into an output. A stop string in its text ends the sequence.
     fn deliver(&mut self, choice: &Choice, decision: &Decision, finish: Option<FinishReason>, past: Past) {
         let Some(stream) = self.streams.get_mut(&choice.child) else { return };
         stream.branches = 1;
@@ -402,7 +405,7 @@ impl Core {
             None => self.push(&outbox, output),
             Some(finish) => {
                 if finish == FinishReason::Stop {
-                    // By a stop string: of other ends the scheduler knows, and has let it go.
+                    // The scheduler knows about other ends and has removed the sequence already.
                     self.scheduler.learn(choice.child);
                 }
                 self.let_go(choice.child);
@@ -415,13 +418,13 @@ impl Core {
         self.journal.iter_mut().for_each(|journal| journal.says(&output));
         match outbox.push(&mut output) {
             Ok(first) => self.told(outbox, first, output),
-            // It tells of something that is over, and can be told as well when there is memory again.
+            // The output answers a completed command and can be delivered later.
             Err(_) if output.error.is_some() || !output.blob.is_empty() => self.later.push((outbox.clone(), output)),
             Err(error) => self.unheard.push((output.request, error)),
         }
     }
 
-    /// As `push`, of a sequence's last one.
+    /// Queues the last output of a sequence.
     pub(super) fn push_last(&mut self, outbox: &Arc<Outbox>, mut output: Output) {
         self.journal.iter_mut().for_each(|journal| journal.says(&output));
         let first = outbox.push_last(&mut output);
@@ -433,7 +436,7 @@ impl Core {
         self.blank = output.emptied();
     }
 
-    /// What there was no memory for is tried again.
+    /// Retries outputs that could not be queued for lack of memory.
     fn tell_later(&mut self) {
         let Core { later, unannounced, .. } = self;
         later.retain_mut(|(outbox, output)| {
@@ -443,7 +446,7 @@ impl Core {
         });
     }
 
-    /// What a reader could not be told of ends, and says so.
+    /// Ends the requests whose outputs could not be queued.
     pub(super) fn end_unheard(&mut self) {
         while let Some((request, error)) = self.unheard.pop() {
             self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
@@ -460,7 +463,7 @@ impl Core {
         self.shared.registry.check().is_err()
     }
 
-    /// Lets the other threads see where the engine stands now.
+    /// Publishes the state of the engine to the other threads.
     pub(super) fn publish(&mut self) -> Stats {
         let stats = self.stats();
         let published = Published { stats, histograms: self.insight.histograms };
@@ -532,7 +535,7 @@ impl Core {
     }
 }
 
-/// The stream that speaks for `seq`. None: a pin, which nobody reads.
+/// Returns the stream that delivers the outputs of `seq`. `None` for a pin, which has no outputs.
 pub(super) fn stream_of<'a>(streams: &'a IdMap<u64, Stream>, beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<&'a Stream> {
     streams.get(&seq).or_else(|| streams.get(&request_of_beam(beams, seq)?))
 }

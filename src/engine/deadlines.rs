@@ -1,4 +1,4 @@
-//! Turns that the host gave a time: whoever has not ended by then ends with what there is.
+//! Deadlines: a turn that has not ended by its deadline ends with the tokens it has.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,7 +8,8 @@ use super::core::Core;
 use crate::error::Result;
 use crate::sched::FinishReason;
 
-/// What will be due, the earliest first. What has ended before its time stays listed until then, and is nobody's any more.
+/// A heap of deadlines, the earliest first. Entries of turns that ended earlier stay until their
+/// time and have no effect.
 #[derive(Default)]
 pub struct Deadlines {
     heap: BinaryHeap<Reverse<(Duration, u64)>>,
@@ -21,7 +22,7 @@ impl Deadlines {
         Ok(())
     }
 
-    /// A request that is due at `now`, once for each time that it was added.
+    /// Removes and returns a request whose deadline has passed, once per entry.
     fn take_due(&mut self, now: Duration) -> Option<u64> {
         self.first().filter(|&first| first <= now)?;
         self.heap.pop().map(|Reverse((_, request))| request)
@@ -32,11 +33,11 @@ impl Deadlines {
     }
 }
 
-/// Beside two for each stream, so many are listed without a look at whether they are still somebody's.
+/// Number of entries, beyond two per stream, from which stale entries are removed.
 const UNCHECKED: usize = 64;
 
 impl Core {
-    /// A turn of the request has this time, if the host gave it one.
+    /// Adds the deadline of a turn of the request.
     pub(super) fn watch(&mut self, request: u64, deadline: Option<Duration>) -> Result<()> {
         let Some(deadline) = deadline else { return Ok(()) };
         if self.deadlines.heap.len() >= UNCHECKED + 2 * self.streams.len() {
@@ -47,7 +48,7 @@ impl Core {
         self.deadlines.add(deadline, request)
     }
 
-    /// Ends the turns whose time has passed.
+    /// Ends the turns whose deadline has passed.
     pub(super) fn end_overdue(&mut self) {
         let now = self.now;
         while let Some(request) = self.deadlines.take_due(now) {
@@ -56,7 +57,7 @@ impl Core {
         }
     }
 
-    /// How long the engine may sleep although nobody calls: until the first deadline, or the end of a pin.
+    /// Returns how long the engine may sleep: until the first deadline or the end of a pin.
     pub fn rest_at_most(&self) -> Option<Duration> {
         let pins = self.pins.iter().filter_map(|pin| pin.until);
         let first = pins.chain(self.deadlines.first()).min()?;

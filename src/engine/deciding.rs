@@ -1,4 +1,4 @@
-//! From a step's logits to its choices. Changes no lengths.
+//! Sampling: from the logits of a step to its choices. Changes no lengths.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +10,19 @@ use crate::decode::{self, Chosen, Constraint, Context, Masker, NoChoice, Sampler
 use crate::error::{Error, Result};
 use crate::sched::{Choice, IdMap, Part, Scheduler, StepPlan, Verdict};
 
-/// What is to be told of a choice once it is committed.
+/// The result for one row, delivered after the commit.
 pub type Decision = Result<Advance>;
 
-/// The most probable tokens in place of those that were chosen, one list after the other.
+/// The most probable tokens for all sampled rows, one list after the other.
 #[derive(Default)]
 pub struct Tops {
     pub all: Vec<(u32, f32)>,
-    /// Of one row, while they are looked for.
+    /// Buffer for one row.
     row: Vec<(u32, f32)>,
 }
 
 impl Tops {
-    /// The token's log probability; those of the `k` most probable ones are added.
+    /// Returns the log probability of `token`, and appends those of the `k` most probable tokens.
     fn add(&mut self, logits: &[f32], token: u32, k: usize) -> Result<f32> {
         let logprob = logprob_and_top(logits, token, k, &mut self.row)?;
         self.all.try_reserve(self.row.len())?;
@@ -30,7 +30,7 @@ impl Tops {
         Ok(logprob)
     }
 
-    /// The same of a token that was drawn.
+    /// Does the same for a token that the device has sampled.
     fn add_drawn(&mut self, drawn: &Drawn, k: usize) -> Result<f32> {
         let tops = drawn.tops.get(..k).ok_or_else(|| Error::internal(format!("{k} tokens were to be told of a draw")))?;
         self.all.try_reserve(k)?;
@@ -39,12 +39,12 @@ impl Tops {
     }
 }
 
-/// Log probabilities of prompts, in the step that is under way.
+/// The log probabilities of prompt tokens that this step computed.
 #[derive(Default)]
 pub struct Prompts {
     logprobs: Vec<f32>,
     tops: Tops,
-    /// Whose they are, and where they end.
+    /// The end of each sequence in both lists: (sequence, log probabilities, top tokens).
     ends: Vec<(u64, usize, usize)>,
 }
 
@@ -55,14 +55,14 @@ impl Prompts {
         self.ends.clear();
     }
 
-    /// Each sequence's, and the most probable tokens in place of its own.
+    /// Returns the log probabilities and the top tokens of each sequence.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &[f32], &[(u32, f32)])> {
         let starts = std::iter::once((0, 0)).chain(self.ends.iter().map(|&(_, logprobs, top)| (logprobs, top)));
         self.ends.iter().zip(starts).map(|(end, start)| (end.0, &self.logprobs[start.0..end.1], &self.tops.all[start.1..end.2]))
     }
 }
 
-/// What decides, while the runner's logits are borrowed.
+/// The state of one sampling pass, while the logits of the runner are borrowed.
 pub struct Deciding<'a> {
     pub scheduler: &'a Scheduler,
     pub streams: &'a mut IdMap<u64, Stream>,
@@ -78,7 +78,8 @@ pub struct Deciding<'a> {
 }
 
 impl Deciding<'_> {
-    /// `rows` are the logits of the part's last rows, but where the runner has drawn its token: then nothing is known of these.
+    /// Samples one part. `rows` are the logits of its last rows. They are undefined if the device
+    /// has sampled the token.
     pub fn part(&mut self, part: &Part, rows: &[f32], vocab: usize, drawn: Option<&Drawn>) -> Result<()> {
         if let Some(drawn) = drawn {
             return self.drawn(part, drawn);
@@ -97,7 +98,7 @@ impl Deciding<'_> {
         }
     }
 
-    /// Log probabilities of the prompt's tokens, each from the logits of the row before it.
+    /// Computes the log probabilities of prompt tokens, each from the logits of the previous row.
     fn prompt(&mut self, part: &Part, rows: &[f32], vocab: usize) -> Result<()> {
         let Some(stream) = self.streams.get(&part.seq) else { return Ok(()) };
         let Some(k) = stream.rules.params.prompt_logprobs else { return Ok(()) };
@@ -117,13 +118,13 @@ impl Deciding<'_> {
         Ok(())
     }
 
-    /// A token, or, at the end of a prompt, one for each sample.
+    /// Samples one token, or one per sample at the end of a prompt.
     fn samples(&mut self, part: &Part, logits: &[f32]) -> Result<()> {
         let tokens = &self.scheduler.get(part.seq)?.tokens;
         let stream = self.streams.get_mut(&part.seq).ok_or_else(|| Error::internal("a sequence without a stream was sampled"))?;
         let edited = edit(stream, tokens, logits, self.edited)?;
         let lost = self.lost.iter().find(|(seq, _)| *seq == part.seq).map(|(_, error)| error.clone());
-        // Its mask is there already.
+        // The mask has been computed before the logits.
         let mut constraint = stream.constraint.take();
         let allowed = lost.map_or(Ok(()), Err).and_then(|()| constraint.as_mut().map(Constraint::mask).transpose());
         for i in 0..stream.branches {
@@ -141,7 +142,7 @@ impl Deciding<'_> {
         Ok(())
     }
 
-    /// A token that the runner has drawn.
+    /// Takes the token that the device has sampled.
     fn drawn(&mut self, part: &Part, drawn: &Drawn) -> Result<()> {
         let stream = self.streams.get(&part.seq).ok_or_else(|| Error::internal("a sequence without a stream was sampled"))?;
         let decision = match decode::chosen(drawn) {
@@ -158,7 +159,8 @@ impl Deciding<'_> {
         Ok(())
     }
 
-    /// A beam's row; with the last of them, the search decides. What fails here ends this request alone.
+    /// Stores the row of a beam. After the last beam, the search decides. An error ends only this
+    /// request.
     fn beam(&mut self, request: u64, seq: u64, logits: &[f32]) {
         if self.stuck.iter().any(|(stuck, _)| *stuck == request) {
             return;
@@ -185,7 +187,8 @@ impl Deciding<'_> {
     }
 }
 
-/// Plans what the runner can draw by itself: one token, of which nobody else wants to know the logits.
+/// Plans sampling on the device for sequences that need one token and whose logits are not used
+/// otherwise.
 pub fn plan_draws(
     draws: &mut Draws,
     plan: &StepPlan,
@@ -203,7 +206,7 @@ pub fn plan_draws(
         let Some(stream) = streams.get_mut(&part.seq).filter(|stream| is_one && stream.draws_alone()) else { continue };
         let tokens = &scheduler.get(part.seq)?.tokens;
         let mut constraint = stream.constraint.take();
-        // A mask that fails, fails again where the token is chosen.
+        // If the mask fails here, it fails again in `samples`, which reports the error.
         if let Ok(allowed) = constraint.as_mut().map(Constraint::mask).transpose() {
             let Stream { rules, memory, prompt_len, generated, seed, .. } = &*stream;
             let seed = branch_seed(*seed, 0);
@@ -217,7 +220,7 @@ pub fn plan_draws(
 }
 
 pub fn collect_masks(masker: &mut Option<Masker>, streams: &mut IdMap<u64, Stream>, lost: &mut Vec<(u64, Error)>) {
-    // Whose step is tried again has still no grammar.
+    // A sequence whose step is retried still has no grammar, so its error stays.
     lost.retain(|(seq, _)| streams.contains_key(seq));
     while let Some(masked) = masker.as_mut().and_then(Masker::collect) {
         match masked.constraint {
@@ -237,7 +240,7 @@ fn verdict(stream: &Stream, decision: &Decision) -> Verdict {
     }
 }
 
-/// Where a hook edits the logits, it is the hook that made them what they are.
+/// Attributes non-finite logits to the logits hook if there is one.
 fn blame(why: NoChoice, stream: &Stream) -> Error {
     match why {
         NoChoice::NotFinite if stream.hook.is_some() => {
@@ -247,7 +250,7 @@ fn blame(why: NoChoice, stream: &Stream) -> Error {
     }
 }
 
-/// The logits as the host's hook leaves them.
+/// Returns the logits after the logits hook.
 fn edit<'a>(stream: &Stream, tokens: &[u32], logits: &'a [f32], edited: &'a mut Vec<f32>) -> Result<&'a [f32]> {
     let Some(hook) = &stream.hook else { return Ok(logits) };
     edited.clear();

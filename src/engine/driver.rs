@@ -1,4 +1,4 @@
-//! The library's own stepping thread: it steps while there is work, and sleeps while there is none.
+//! The stepping thread of the library: it steps while there is work and sleeps otherwise.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,20 +10,20 @@ use super::core::Core;
 use crate::error::{Error, Result};
 use crate::sys::threads;
 
-/// Between a step that failed and the next.
+/// Delay after a failed step.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
-/// Wakes the sleeping driver. A call before it sleeps is not lost.
+/// Wakes the sleeping stepping thread. A wake-up before the sleep is not lost.
 #[derive(Default)]
 pub struct Wakeup {
     called: Mutex<bool>,
     changed: Condvar,
-    /// How often a reader has made room in a queue that was full.
+    /// Number of times that a reader has emptied a full queue.
     rooms: AtomicU64,
 }
 
 impl Wakeup {
-    /// A queue is not full any more: whoever asks after this is told.
+    /// Records that a queue is no longer full, and wakes the stepping thread.
     pub fn made_room(&self) {
         self.rooms.fetch_add(1, Ordering::Release);
         self.wake();
@@ -49,7 +49,7 @@ impl Wakeup {
     }
 }
 
-/// Dropping it ends its thread, after the step under way.
+/// The stepping thread. Its drop joins the thread after the current step.
 pub struct Driver {
     stop: Arc<AtomicBool>,
     wakeup: Arc<Wakeup>,
@@ -57,14 +57,15 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// On this CPU, if one is named.
+    /// Starts the thread, pinned to `cpu` if one is given.
     pub fn start(core: Arc<Mutex<Core>>, wakeup: Arc<Wakeup>, cpu: Option<usize>) -> Result<Driver> {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, calls) = (stop.clone(), wakeup.clone());
         let thread = threads::spawn("pagedllm-driver".into(), move || {
-            // Held for good: who steps beside it is told that the engine is busy.
+            // The lock is held for the lifetime of the thread, so that steps of the host return
+            // `Busy`.
             let mut core = core.lock().unwrap_or_else(PoisonError::into_inner);
-            // A step catches its own panics; this is for what lies between them.
+            // A step catches its own panics. This catches panics between steps.
             if catch_unwind(AssertUnwindSafe(|| drive(&mut core, &calls, &stopped))).is_err() {
                 core.fail_hard();
             }
@@ -74,7 +75,7 @@ impl Driver {
         });
         let thread = thread.map_err(|e| Error::capacity(format!("could not start the engine's thread: {e}")))?;
         let driver = Driver { stop, wakeup, thread: Some(thread) };
-        // Where that fails the driver is dropped, which ends its thread.
+        // If the pinning fails, the drop of `driver` ends the thread.
         driver.thread.iter().zip(cpu).try_for_each(|(thread, cpu)| threads::pin(thread, cpu))?;
         Ok(driver)
     }
@@ -85,7 +86,7 @@ impl Drop for Driver {
         self.stop.store(true, Ordering::Release);
         self.wakeup.wake();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // a step's panic has been caught and told
+            let _ = thread.join(); // panics of steps are caught and reported
         }
     }
 }
@@ -95,7 +96,8 @@ fn drive(core: &mut Core, wakeup: &Wakeup, stop: &AtomicBool) {
         match core.step() {
             Ok(report) if report.sequences == 0 => wakeup.wait(core.rest_at_most()),
             Ok(_) => {}
-            Err(_) if core.has_failed() => return, // every request has ended and every queue says why
+            // all requests have ended and all queues report the error
+            Err(_) if core.has_failed() => return,
             Err(_) => {
                 let again = Instant::now() + RETRY_AFTER;
                 while Instant::now() < again && !stop.load(Ordering::Acquire) {

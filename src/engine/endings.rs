@@ -1,4 +1,4 @@
-//! How sequences, requests and the engine itself end: every one that was asked to run has exactly one last output.
+//! The end of sequences, requests and the engine. Each turn has exactly one last output.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use crate::error::Error;
 use crate::sched::FinishReason;
 use crate::sys::quiet;
 
-/// Samples of which the best are returned, once all have ended.
+/// A best-of group: samples of which the best are returned when all have ended.
 pub struct Contest {
     pub wanted: usize,
-    /// Those that have not ended.
+    /// Number of samples that have not ended.
     pub open: usize,
     pub ends: Vec<Output>,
 }
 
 impl Core {
-    /// The sequence ends: it stays, idle, if it is to be kept.
+    /// Ends a sequence. It stays idle if it is kept.
     pub(super) fn let_go(&mut self, seq: u64) {
         self.scheduler.end(seq);
         if self.scheduler.find(seq).is_none() {
@@ -30,7 +30,8 @@ impl Core {
         }
     }
 
-    /// The last output of one of a request's sequences: told at once, or, of a contest, when all have ended.
+    /// Delivers the last output of a sequence: at once, or for a best-of group when all samples
+    /// have ended.
     pub(super) fn finish(&mut self, outbox: &Arc<Outbox>, output: Output) {
         let request = output.request;
         let Some(contest) = self.contests.get_mut(&request) else { return self.end(outbox, output) };
@@ -56,7 +57,8 @@ impl Core {
         }
     }
 
-    /// The one place where a sequence's outputs end: its last one is on its way. What the scheduler still has stays, idle.
+    /// Delivers the last output of a turn. All turns end here. A sequence that the scheduler still
+    /// has stays idle.
     pub(super) fn end(&mut self, outbox: &Arc<Outbox>, output: Output) {
         self.counts.count(output.finish);
         self.insight.ended(&output);
@@ -65,7 +67,8 @@ impl Core {
         self.push_last(outbox, output);
     }
 
-    /// As `end`, and the same for those of the request's sequences that have not come into being.
+    /// Ends a sequence as `end` does, together with the sequences of its request that have not been
+    /// forked yet.
     pub(super) fn end_with_siblings(&mut self, outbox: &Arc<Outbox>, output: Output) {
         while let Some(index) = self.shared.registry.open(output.request, Some(output.index)) {
             self.end(outbox, output.of(index));
@@ -73,7 +76,8 @@ impl Core {
         self.end(outbox, output);
     }
 
-    /// An idle sequence could not be made. The host may have resumed it already: that turn has a last output of its own.
+    /// Reports that an idle sequence could not be created. If the host has already resumed it, that
+    /// turn has a last output of its own.
     pub(super) fn never_made(&mut self, outbox: &Arc<Outbox>, output: Output) {
         self.forget(output.sequence);
         self.shared.registry.forget(output.sequence);
@@ -81,7 +85,7 @@ impl Core {
         self.push(outbox, output);
     }
 
-    /// Ends one sequence between steps, if it runs.
+    /// Ends one running sequence between steps.
     pub(super) fn end_sequence(&mut self, seq: u64, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
         let runs = self.scheduler.find(seq).filter(|sequence| sequence.group.is_some());
         let Some((stays, past)) = runs.map(|sequence| (sequence.keep, sequence.past)) else { return };
@@ -91,7 +95,8 @@ impl Core {
         let branched = stream.branches == 1;
         let output = complete(stream.close(finish, stays, self.shared.text.as_deref(), std::mem::take(&mut self.blank)));
         if !branched {
-            // It has ended for all of them: what may go on is one.
+            // The sequence has not forked yet, so this ends all samples. At most one of them is
+            // kept.
             stream.stay_alone();
             self.contests.remove(&output.request);
             self.let_go(seq);
@@ -101,12 +106,12 @@ impl Core {
         self.finish(&outbox, output);
     }
 
-    /// Ends all of a request's sequences that run.
+    /// Ends all running sequences of a request.
     pub(super) fn end_request(&mut self, request: u64, finish: FinishReason, complete: impl Fn(Output) -> Output) {
         self.end_those(request, |_| true, finish, complete);
     }
 
-    /// Ends those of a request's sequences that run and that `which` names.
+    /// Ends the running sequences of a request that `which` selects.
     pub(super) fn end_those(
         &mut self,
         request: u64,
@@ -132,7 +137,8 @@ impl Core {
         }
     }
 
-    /// A defect: nothing of the core can be trusted, so every request ends and later calls are told.
+    /// Handles a defect: the state of the core may be inconsistent, so all requests end and later
+    /// calls return the error.
     pub(super) fn fail(&mut self, panic: Box<dyn Any + Send>) -> Error {
         let what = quiet::said(&*panic);
         let error = Error::internal(format!("a defect of libpagedllm stopped this engine: {what}; free it and create another"));
@@ -140,12 +146,12 @@ impl Core {
         error
     }
 
-    /// The device is lost: every request ends with the error, and later calls are told of it.
+    /// Handles the loss of the device: all requests end with the error, and later calls return it.
     pub(super) fn stop(&mut self, error: &Error) {
         self.end_all(error, |output| output.failed(error.clone()));
     }
 
-    /// The engine is being freed: every request ends and every reader is told.
+    /// Closes the engine: all requests end, and all readers are notified.
     pub fn close(&mut self) {
         let error = Error::closed("the engine has been freed");
         self.end_all(&error, |output| Output { finish: Some(FinishReason::Abort), error: Some(error.clone()), ..output });
@@ -153,7 +159,7 @@ impl Core {
         self.publish();
     }
 
-    /// A defect outside a step: nothing but the registry is trusted any more.
+    /// Handles a defect outside of a step, using only the registry.
     pub fn fail_hard(&self) {
         let registry = &self.shared.registry;
         let error = Error::internal("a defect of libpagedllm stopped this engine's thread; free it and create another");
@@ -167,7 +173,7 @@ impl Core {
     fn end_all(&mut self, error: &Error, complete: impl Fn(Output) -> Output) {
         let registry = self.shared.registry.clone();
         registry.fail(error, |outbox, last| {
-            // A turn that no step has seen is not the stream's yet.
+            // A turn that no step has processed is not part of the stream yet.
             let runs = self.scheduler.find(last.sequence).is_some_and(|sequence| sequence.group.is_some());
             let output = match self.streams.remove(&last.sequence).filter(|_| runs) {
                 Some(mut stream) => stream.close(FinishReason::Error, false, None, Output::default()),

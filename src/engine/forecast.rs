@@ -1,5 +1,5 @@
-//! How long a request would wait for its first token: the steps ahead of it, played through at the pace of those that ran, by the
-//! engine's own policies.
+//! Forecast of the time to first token: simulates the next steps with the policies of the engine
+//! and the measured step times.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,37 +11,37 @@ use crate::kv::Paging;
 use crate::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
 use crate::sched::{Claim, Lengths, order};
 
-/// A stream that has begun, as the last step left it.
+/// A sequence that has started, as of the last step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pending {
-    /// Tokens that it has to compute before it can choose the next one.
+    /// Number of tokens to compute before the next token is sampled.
     pub prefill: usize,
-    /// Tokens before those.
+    /// Number of computed tokens.
     pub computed: usize,
-    /// Tokens that it has chosen, and that it may choose in all.
+    /// Number of generated tokens, and their maximum.
     pub chosen: usize,
     pub most: usize,
-    /// Where it stands in the engine's order: the smaller, the earlier.
+    /// Rank in the order of the scheduler. Smaller values come first.
     pub rank: u64,
 }
 
-/// Everything that a forecast depends on, as of the last step.
+/// A snapshot of the scheduler after the last step.
 #[derive(Debug, Default)]
 pub struct Outlook {
     pub pace: Pace,
     pub lengths: Lengths,
-    /// Streams that run, the oldest first.
+    /// Running sequences, the oldest first.
     pub running: Vec<Pending>,
-    /// Streams that ran, and wait to go on.
+    /// Preempted sequences.
     pub preempted: Vec<Pending>,
-    /// Streams and KV blocks that may be added, beside all that the running have to compute.
+    /// Sequences and KV blocks that are available after the needs of the running sequences.
     pub places: usize,
     pub spare_blocks: usize,
-    /// Of a step that is under way: what it computes, and when it began.
+    /// The current step: its load and its start time.
     pub step: Option<(Load, Duration)>,
 }
 
-/// The limits within which steps are composed, and the rules.
+/// The limits and policies that determine the composition of steps.
 #[derive(Debug, Clone)]
 pub struct Capacity {
     pub seqs: usize,
@@ -51,34 +51,34 @@ pub struct Capacity {
     pub policies: Policies,
 }
 
-/// A request that might be added.
+/// A request that could be added.
 #[derive(Debug, Clone, Copy)]
 pub struct Newcomer {
     pub waits: Waits,
-    /// Streams that it needs places for.
+    /// Number of sequences that it needs places for.
     pub width: usize,
 }
 
-/// What would become of it.
+/// The result of a forecast.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Forecast {
-    /// What waits before it.
+    /// Requests that wait before it.
     pub before: Waiting,
-    /// The next step would begin it.
+    /// Whether the next step would start it.
     pub fits_now: bool,
-    /// In seconds. None: no step has been seen.
+    /// Time to first token in seconds. `None` if no step has been measured.
     pub first_token: Option<f64>,
 }
 
-/// The longer the wait, the coarser it is played: so many times as many steps at once.
+/// Granularity: after every `FINENESS` simulated steps, the number of steps per turn grows by one.
 const FINENESS: usize = 32;
-/// Three thousand million steps, of which no multiple that is counted is too large for a number.
+/// Maximum number of turns. They simulate about 3e9 steps, which no product of counts overflows.
 const MOST_TURNS: usize = 600;
-/// Tokens of a stream of which nothing is known.
+/// Assumed maximum length of a sequence without a known one.
 const LONGEST: usize = 1 << 20;
 
 impl Outlook {
-    /// Room for so many streams that run, and so many that ran.
+    /// Reserves space for `streams` running and `streams` preempted sequences.
     pub fn reserve(&mut self, streams: usize) -> Result<()> {
         self.running.try_reserve(streams)?;
         Ok(self.preempted.try_reserve(streams)?)
@@ -88,7 +88,7 @@ impl Outlook {
         Ok(Outlook { running: try_copy(&self.running)?, preempted: try_copy(&self.preempted)?, ..*self })
     }
 
-    /// Of a request that comes now, when `waiting` wait, in the order in which they came.
+    /// Forecasts a request that arrives now. `waiting` is in order of arrival.
     pub fn forecast(&self, capacity: &Capacity, waiting: &[Waits], newcomer: Newcomer, now: Duration) -> Result<Forecast> {
         let Policies { order: policy, allocation, .. } = capacity.policies;
         let rules = order(policy);
@@ -100,7 +100,7 @@ impl Outlook {
         let rank = if ranked { claim(&newcomer.waits) } else { 0 };
         let begun = |stream: &Pending| Stream::begun(stream, &self.lengths, allocation);
         let (mut before, mut drawn, mut line) = (Waiting::default(), self.lengths.drawn(), Vec::new());
-        // Those that run may come to stand in it, too.
+        // Preempted running sequences can enter the queue too.
         line.try_reserve(self.preempted.len() + waiting.len() + self.running.len() + 1)?;
         line.extend(self.preempted.iter().filter(|stream| stream.rank <= rank).map(begun));
         let fits = line.is_empty();
@@ -112,7 +112,7 @@ impl Outlook {
             }
         }
         if ranked {
-            // Among equals, who came first.
+            // Equal ranks keep the order of arrival.
             line.iter_mut().enumerate().for_each(|(place, stream)| stream.place = place);
             line.sort_unstable_by_key(|stream| (stream.rank, stream.place));
         }
@@ -130,7 +130,8 @@ impl Outlook {
         Ok(Forecast { before, fits_now, first_token })
     }
 
-    /// For one before which nobody waits. Those that run after it would make room for it.
+    /// Returns whether a request fits if no other request is before it. Younger running sequences
+    /// would be preempted for it.
     fn has_room(&self, capacity: &Capacity, newcomer: Newcomer, rank: u64) -> bool {
         let Policies { allocation, batching, .. } = capacity.policies;
         let blocks = |stream: Stream| capacity.paging.most(stream.held(), stream.prefill.clamp(1, capacity.chunk));
@@ -143,17 +144,17 @@ impl Outlook {
     }
 }
 
-/// A stream as it is played.
+/// A simulated sequence.
 #[derive(Debug, Clone, Copy)]
 struct Stream {
     prefill: usize,
     computed: usize,
-    /// Tokens that it is expected to choose.
+    /// Expected number of tokens still to generate.
     output: usize,
-    /// Tokens for which it needs room from its beginning to its end.
+    /// Number of tokens for which it reserves blocks at its start.
     reserved: usize,
     rank: u64,
-    /// In the line of those who wait, when it was drawn up.
+    /// Position in the waiting queue, to order equal ranks.
     place: usize,
     newcomer: bool,
 }
@@ -180,13 +181,13 @@ impl Stream {
         self.prefill == 0 && self.output == 0
     }
 
-    /// Tokens for which it has room.
+    /// Returns the number of tokens for which it holds blocks.
     fn held(&self) -> usize {
         self.reserved.max(self.computed + self.prefill)
     }
 }
 
-/// What a turn may still hold.
+/// The remaining capacity of a turn, which simulates one or several steps.
 struct Room {
     rows: usize,
     prompt_rows: usize,
@@ -194,29 +195,30 @@ struct Room {
     decodes: bool,
 }
 
-/// Steps to come.
+/// A simulation of the next steps.
 struct Play<'a> {
     capacity: &'a Capacity,
     costs: StepCosts,
-    /// Of the request in question. Who comes after it and has to go does not come back before it.
+    /// Rank of the forecast request. Preempted sequences with a higher rank are dropped, since they
+    /// resume after it.
     rank: u64,
-    /// The oldest first.
+    /// In rank order, the oldest first.
     running: Vec<Stream>,
-    /// In the engine's order; the last one is the request in question.
+    /// In rank order. The last one is the forecast request.
     queue: VecDeque<Stream>,
-    /// Less than 0: somebody has to go.
+    /// Negative if sequences must be preempted.
     spare_blocks: i64,
-    /// Whether any may begin.
+    /// Whether sequences that have not run may start.
     newcomers: bool,
-    /// Rows of prompts since decodes last had a step, where prompts go first.
+    /// Prompt tokens since the last step with decodes, for the prefill-first policy.
     held_up: usize,
     steps: usize,
     seconds: f64,
 }
 
 impl Play<'_> {
-    /// The last of the queue is the last to enter, and prefills last of all: its first token comes with the step after which
-    /// nobody before it has anything left to prefill.
+    /// Simulates until the first token of the forecast request. It is admitted last and prefills
+    /// last, so this is the step after which no sequence before it has tokens to prefill.
     fn until_first_token(&mut self) -> f64 {
         for _ in 0..MOST_TURNS {
             self.admit();
@@ -234,7 +236,7 @@ impl Play<'_> {
         if self.capacity.policies.batching != BatchingPolicy::Static {
             return steps;
         }
-        // No further than to the end of the batch.
+        // A turn ends at the latest with the running batch.
         let left = |stream: &Stream| stream.output + stream.prefill.div_ceil(self.capacity.chunk);
         steps.min(self.running.iter().map(left).max().unwrap_or(1)).max(1)
     }
@@ -265,7 +267,7 @@ impl Play<'_> {
         self.newcomers || !stream.newcomer
     }
 
-    /// The first in the queue, if there is room for it.
+    /// Removes and returns the first waiting sequence, if there are blocks for it.
     fn next(&mut self) -> Option<Stream> {
         let first = self.queue.front()?;
         let blocks = self.blocks(first.held());
@@ -276,7 +278,7 @@ impl Play<'_> {
         self.queue.pop_front()
     }
 
-    /// So many steps. Whoever ends gives its place to the next at once.
+    /// Simulates `steps` steps. A sequence that ends is replaced by the next one at once.
     fn turn(&mut self, steps: usize) {
         let mut load = Load { steps, ..Load::default() };
         let mut room = self.room(steps);
@@ -301,7 +303,7 @@ impl Play<'_> {
         let prompt_rows = prompt_rows - room.prompt_rows;
         self.held_up = if room.decodes { 0 } else { self.held_up + prompt_rows };
         if room.decodes && room.prompts && matches!(self.capacity.policies.batching, BatchingPolicy::PrefillFirst { .. }) {
-            // They have steps of their own.
+            // Prefills take steps of their own.
             load.steps += prompt_rows.div_ceil(self.capacity.rows);
         }
         self.steps += steps;
@@ -317,7 +319,7 @@ impl Play<'_> {
                 let decodes = self.running.iter().filter(|stream| stream.prefill == 0).count();
                 Room { prompt_rows: budget.min(rows.saturating_sub(decodes).max(1)) * steps, ..whatever }
             }
-            // Of several at once, some are the ones' and some the others'.
+            // A turn of several steps contains steps of both kinds.
             BatchingPolicy::PrefillFirst { .. } if steps > 1 => whatever,
             BatchingPolicy::PrefillFirst { threshold } => {
                 let prompts = self.held_up < threshold && self.running.iter().any(|stream| stream.prefill > 0);
@@ -326,7 +328,7 @@ impl Play<'_> {
         }
     }
 
-    /// Up to `most` steps of one stream. Says how many.
+    /// Simulates up to `most` steps of one sequence. Returns their number.
     fn advance(&mut self, place: usize, most: usize, room: &mut Room, load: &mut Load) -> usize {
         let chunk = self.capacity.chunk;
         let before = self.blocks(self.running[place].held());
@@ -340,7 +342,7 @@ impl Play<'_> {
             (room.rows, room.prompt_rows) = (room.rows - rows, room.prompt_rows - rows);
             (stream.computed, stream.prefill) = (stream.computed + rows, stream.prefill - rows);
             stream.newcomer = false;
-            // The last row of a prompt chooses.
+            // The last row of a prompt samples a token.
             stream.output -= (stream.prefill == 0) as usize;
             return if stream.prefill > 0 { most } else { rows.div_ceil(chunk).max(1) };
         }
@@ -356,7 +358,7 @@ impl Play<'_> {
         chosen
     }
 
-    /// Where there are fewer blocks than are needed, the youngest go, and compute again what they had.
+    /// Preempts the youngest sequences while blocks are missing. They are recomputed.
     fn preempt(&mut self) {
         while self.spare_blocks < 0 && self.running.len() > 1 {
             self.last_goes();
@@ -391,7 +393,7 @@ mod tests {
         Outlook { pace: learned(), running, places, spare_blocks, ..Outlook::default() }
     }
 
-    /// It has computed so many, and decodes up to so many more.
+    /// A decoding sequence with `computed` tokens that generates up to `most` more.
     fn decodes(computed: usize, most: usize) -> Pending {
         Pending { computed, most, ..Pending::default() }
     }
@@ -427,7 +429,7 @@ mod tests {
         let told = first_token(&outlook, &[], 10);
         let decode = seconds(load(&[(1, 10); 4]));
         assert!((20.0 * decode..24.0 * decode).contains(&told), "{told}, a step takes {decode}");
-        // With one more before it, it waits for the second end.
+        // One more request before it: it waits for the second end.
         let told = first_token(&outlook, &[waits(10, 500)], 10);
         assert!((50.0 * decode..70.0 * decode).contains(&told), "{told}, a step takes {decode}");
     }
@@ -435,7 +437,7 @@ mod tests {
     #[test]
     fn a_crowd_before_it_is_played_in_ever_larger_steps() {
         let outlook = outlook(vec![decodes(10, 10); 4], 100);
-        // Four at a time, each for a prefill and 100 steps, among three that decode.
+        // Four at a time, each with a prefill and 100 steps beside three decodes.
         let each = 100.0 * seconds(load(&[(1, 60); 4])) / 4.0;
         for crowd in [100, 1000, 100_000] {
             let (told, right) = (first_token(&outlook, &vec![waits(10, 100); crowd], 10), crowd as f64 * each);
@@ -459,7 +461,7 @@ mod tests {
     fn who_comes_first_is_what_the_order_says() {
         let ageing = Duration::from_secs(10);
         let by_priority = with(Policies { order: OrderPolicy::Priority { ageing }, ..Policies::default() });
-        // They have the ranks that the scheduler gave them.
+        // The ranks that the scheduler would compute.
         let running: Vec<Pending> = vec![Pending { rank: 1_000_000_000, ..decodes(10, 100) }; 4];
         let outlook = outlook(running, 100);
         let at = |priority| Waits::new(10, 100, priority, Duration::ZERO);
@@ -471,7 +473,7 @@ mod tests {
         let calm = forecast(&outlook, &by_priority, &crowd, at(0));
         assert!(!calm.fits_now && calm.before == Waiting { requests: 20, tokens: 200 }, "{calm:?}");
         assert!(calm.first_token.unwrap() > 100.0 * step, "{calm:?}");
-        // The shortest first: all others may choose more.
+        // The shortest first: all others may generate more tokens.
         let shortest = with(Policies { order: OrderPolicy::ShortestPredicted { ageing }, ..Policies::default() });
         let told = |most| forecast(&outlook, &shortest, &[waits(10, 100); 20], waits(10, most)).before.requests;
         assert_eq!((told(50), told(200)), (0, 20));
@@ -480,7 +482,7 @@ mod tests {
     #[test]
     fn who_needs_room_for_all_it_may_choose_waits_for_it() {
         let reserves = with(Policies { allocation: AllocationPolicy::MaxTokens, ..Policies::default() });
-        // Room for 320 tokens more.
+        // Blocks for 320 more tokens.
         let outlook = outlook(vec![decodes(160, 100)], 20);
         let told = |most| forecast(&outlook, &reserves, &[], waits(20, most));
         assert!(told(300).fits_now && told(300).first_token.unwrap() < 0.1);
@@ -495,12 +497,12 @@ mod tests {
             forecast(&outlook, &capacity, &[], waits(prompt, 9)).first_token.unwrap()
         };
         let near = |told: f64, right: f64| assert!((told / right - 1.0).abs() < 0.05, "{told} for {right}");
-        // In pieces of 10, each beside a decode.
+        // In chunks of 10 tokens, each beside a decode.
         near(told(BatchingPolicy::DecodeFirst { budget: 10 }, 40), (0..4).map(|i| seconds(load(&[(10, 10 * i), (1, 10 + i)]))).sum());
-        // Alone, and after 30 rows a decode comes in between.
+        // Alone, with a decode step after 30 tokens.
         let alone = seconds(load(&[(30, 0)])) + seconds(load(&[(1, 10)])) + seconds(load(&[(20, 30)]));
         near(told(BatchingPolicy::PrefillFirst { threshold: 30 }, 50), alone);
-        // Nobody joins one that runs.
+        // No sequence joins a running batch.
         assert!(told(BatchingPolicy::Static, 40) > 990.0 * seconds(load(&[(1, 20)])));
         assert!(told(BatchingPolicy::Mixed, 40) < 0.1);
     }

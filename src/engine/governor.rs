@@ -1,4 +1,5 @@
-//! Keeps the engine within its part of the arena: before each step, after the last one, and when others call.
+//! Keeps the KV pool within the lease of the engine: before each step, after the last one, and when
+//! other engines need memory.
 
 use std::cmp::Ordering;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +14,7 @@ use crate::arena::{Call, Caller, Need};
 use crate::error::Error;
 
 impl Core {
-    /// The pool becomes as large as the lease lets it. `steps`: for a step that begins now.
+    /// Resizes the pool as the lease allows. `steps` is set if a step starts now.
     pub(super) fn govern(&mut self, steps: bool) {
         self.shared.called.store(false, SeqCst);
         if let Some(told) = self.journal.as_mut().and_then(Journal::pool) {
@@ -27,7 +28,7 @@ impl Core {
         self.resize(total, true);
     }
 
-    /// `works`: not so where a journal says that the device failed to.
+    /// Resizes the pool. `works` is false if a journal replays a failure of the device.
     pub(super) fn resize(&mut self, total: usize, works: bool) {
         match total.cmp(&self.scheduler.blocks().total()) {
             Ordering::Less => self.shrink(total, works),
@@ -38,11 +39,12 @@ impl Core {
         self.journal.iter_mut().for_each(|journal| journal.resized(total, worked));
     }
 
-    /// What there is no room for gives way. Where that fails, the pool stays as it is, and the next step tries again.
+    /// Shrinks the pool and preempts sequences if necessary. If it fails, the pool keeps its size,
+    /// and the next step tries again.
     fn shrink(&mut self, total: usize, works: bool) {
         let mut moves = std::mem::take(&mut self.moves);
         let smaller = self.scheduler.make_smaller(total, &mut moves);
-        // Who gave way may be on the way to the host tier.
+        // Preempted sequences may have transfers to the host tier.
         self.move_blocks();
         let moved = smaller.and_then(|()| match works {
             true => self.runner.shrink(&moves, total),
@@ -55,7 +57,7 @@ impl Core {
         self.moves = moves;
     }
 
-    /// Nobody steps, and others need room.
+    /// Checks the lease on behalf of another engine, while this engine does not step.
     pub(super) fn answer_call(&mut self) {
         if !self.has_failed() {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.govern(false))) {
@@ -68,37 +70,38 @@ impl Core {
         }
     }
 
-    /// It has failed, and computes nothing any more.
+    /// Returns all memory of a failed engine.
     fn give_up(&mut self) {
         self.shared.called.store(false, SeqCst);
-        // Nobody knows what the defect has left of the runner: where its memory does not go, the lease stays.
+        // After a defect the runner may be inconsistent. If its memory cannot be freed, the lease
+        // stays.
         if let Ok(Ok(())) = catch_unwind(AssertUnwindSafe(|| self.runner.shrink(&[], 0))) {
             self.lease.give_up();
         }
     }
 }
 
-/// Between two looks at whether they are gone.
+/// Interval at which a stepping thread checks for active governors.
 const A_LITTLE: Duration = Duration::from_micros(50);
 
-/// Who looks at an engine's lease between its steps.
+/// Counts the threads that check the lease of an engine between its steps.
 #[derive(Default)]
 pub struct Governors {
     begun: AtomicU64,
     over: AtomicU64,
-    /// Those who wait until they are gone, to step: they see to it themselves.
+    /// Number of threads that wait to step. They check the lease themselves.
     steppers: AtomicU64,
 }
 
 impl Governors {
-    /// How many there were so far, if none is at it now.
+    /// Returns the number of completed checks, or `None` if one is active.
     pub fn gone(&self) -> Option<u64> {
-        // In this order: whoever begins later is not counted as gone.
+        // `over` must be read first, so that a check that starts later is not counted as completed.
         let over = self.over.load(SeqCst);
         (self.begun.load(SeqCst) == over).then_some(over)
     }
 
-    /// Waits a little; meanwhile nobody else begins.
+    /// Sleeps briefly. Meanwhile no further check starts.
     pub fn wait(&self) {
         self.steppers.fetch_add(1, SeqCst);
         std::thread::sleep(A_LITTLE);
@@ -112,7 +115,7 @@ impl Governors {
     }
 }
 
-/// Counts one more when it is dropped, as by a panic.
+/// A guard that counts a completed check when it is dropped, also by a panic.
 struct Over<'a>(&'a AtomicU64);
 
 impl Drop for Over<'_> {
@@ -121,9 +124,13 @@ impl Drop for Over<'_> {
     }
 }
 
-/// What the arena calls. An engine that has something to do will be stepped by its host or its driver, and looks at its lease then: it
-/// is only told to, and only once, so that no engine's step does another one's work. One that has nothing to do is stepped by
-/// nobody. There the caller itself does it: it waits for the room. So does a host that changes the budget, wherever no step is under way.
+/// Creates the callback for the budget.
+///
+/// An engine with requests is stepped by its host or its own thread and then checks its lease. The
+/// callback only wakes it, once per need, so that the step of one engine does not do the work of
+/// another. An engine without requests is not stepped. The calling thread checks its lease, since
+/// it waits for the memory. A host that resizes the budget also does this for every engine that is
+/// not stepping.
 pub fn on_call(core: &Arc<Mutex<Core>>, shared: &Shared) -> Call {
     let (core, called, governors) = (Arc::downgrade(core), shared.called.clone(), shared.governors.clone());
     let registry = Arc::downgrade(&shared.registry);
@@ -133,10 +140,10 @@ pub fn on_call(core: &Arc<Mutex<Core>>, shared: &Shared) -> Call {
         if again && registry.unfinished() > 0 {
             return;
         }
-        // Before anything else is looked at: whoever steps, or ends its last request, looks at this afterwards.
+        // This must come first: a thread that steps, or ends the last request, reads it afterwards.
         called.store(true, SeqCst);
         let will_step = governors.steppers.load(SeqCst) > 0 || (caller != Caller::Host && registry.unfinished() > 0);
-        // A driver looks at its lease once more before it sleeps.
+        // The stepping thread checks its lease once more before it sleeps.
         let tell = || {
             if !again {
                 registry.wakeup.wake()
@@ -153,8 +160,10 @@ pub fn on_call(core: &Arc<Mutex<Core>>, shared: &Shared) -> Call {
     })
 }
 
-/// After a step: what it was called for meanwhile, unless somebody else steps again. After the last one even uncalled: what it has
-/// freed no other step will give back.
+/// Answers the calls that arrived during a step, unless another thread is stepping already.
+///
+/// After the last request, the lease is checked even without a call, since no further step would
+/// return the freed blocks.
 pub fn answer_calls(core: &Mutex<Core>, shared: &Shared) {
     if shared.registry.unfinished() == 0 {
         shared.called.store(true, SeqCst);

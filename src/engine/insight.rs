@@ -1,4 +1,4 @@
-//! What is measured while the engine works. Nothing is decided by it.
+//! Telemetry: measurements of the running engine. No decision depends on them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::sched::{Past, StepPlan};
 
 pub struct Insight {
     pub histograms: Histograms,
-    /// Tokens that sequences began with and that did not have to be computed.
+    /// Number of prompt tokens that the prefix cache had.
     pub cached_tokens: u64,
     trace: Option<Trace>,
     clock: Arc<dyn Clock>,
-    /// When the step's tokens were there.
+    /// Time at which the tokens of the step were sampled.
     told: Duration,
 }
 
@@ -28,7 +28,7 @@ impl Insight {
         Insight { histograms: Histograms::default(), cached_tokens: 0, trace, clock, told: Duration::ZERO }
     }
 
-    /// Traces that the disk did not take.
+    /// Returns 1 if the trace has stopped because of a disk error.
     pub fn traces_stopped(&self) -> u64 {
         self.trace.as_ref().is_some_and(Trace::has_stopped) as u64
     }
@@ -39,7 +39,7 @@ impl Insight {
         }
     }
 
-    /// `phase` is what the step has done since the last call.
+    /// Ends a phase of the step. `phase` covers the time since the last call.
     pub fn lap(&mut self, phase: Phase) {
         if let Some(trace) = &mut self.trace {
             trace.lap(phase, self.clock.now());
@@ -52,7 +52,7 @@ impl Insight {
         }
     }
 
-    /// A step with it begins.
+    /// Records the first step of a turn.
     pub fn begins(&mut self, stream: &mut Stream, now: Duration) {
         let timing = &mut stream.timing;
         if timing.queued.is_some() {
@@ -64,7 +64,7 @@ impl Insight {
         }
     }
 
-    /// The plan was computed, and tokens are chosen.
+    /// Records a computed plan. Its tokens have been sampled.
     pub fn computed(&mut self, plan: &StepPlan) {
         self.told = self.clock.now();
         self.histograms.step(plan.batch.rows());
@@ -73,7 +73,7 @@ impl Insight {
         }
     }
 
-    /// The stream has one more of them.
+    /// Records one token of the stream.
     pub fn token(&mut self, stream: &mut Stream, past: Past) {
         let timing = &mut stream.timing;
         timing.set_past(past);
@@ -81,7 +81,7 @@ impl Insight {
         self.histograms.token(tick);
         let Tick::First(_) = tick else { return };
         if stream.index == 0 {
-            // Samples share what their request found: it counts once.
+            // Samples share the cached blocks of their request, which counts once.
             self.cached_tokens += timing.cached_tokens;
         }
         if let Some(trace) = &mut self.trace {
@@ -89,7 +89,7 @@ impl Insight {
         }
     }
 
-    /// The last output of a sequence.
+    /// Records the last output of a sequence.
     pub fn ended(&mut self, last: &Output) {
         self.histograms.ended(last);
         if let Some(trace) = &mut self.trace {

@@ -1,4 +1,4 @@
-//! Where the bytes go, known before any are taken.
+//! The memory plan: all large allocations of an engine, known before they are made.
 
 use crate::backend::{Backend, InputLimits};
 use crate::error::{Error, Result};
@@ -10,21 +10,22 @@ use crate::options::{Dtype, EngineOptions, KvDtype};
 pub struct MemoryPlan {
     pub weight_bytes: u64,
     pub kv_bytes: u64,
-    /// Activations, logits and the kernels' working memory; not the small tables of sampler, scheduler and tokenizer.
+    /// Activations, logits and working memory of the kernels. The small tables of sampler,
+    /// scheduler and tokenizer are not included.
     pub work_bytes: u64,
     pub blocks: usize,
-    /// What the pool can grow to.
+    /// Maximum number of blocks to which the pool can grow.
     pub most_blocks: usize,
     pub block_size: usize,
-    /// Groups of layers that have blocks of their own.
+    /// Number of layer groups, which have KV blocks of their own.
     pub groups: usize,
-    /// Bytes of one block: of all layers of a group.
+    /// Bytes per block, for all layers of a group.
     pub block_bytes: u64,
     pub kv_dtype: KvDtype,
     pub max_model_len: usize,
-    /// Sequences of `max_model_len` that fit at once.
+    /// Number of sequences of `max_model_len` tokens that fit the pool at once.
     pub full_sequences: usize,
-    /// Of the host tier, in memory or in its file.
+    /// Size of the host tier in bytes, in memory or in its file.
     pub swap_bytes: u64,
     pub swap_blocks: usize,
 }
@@ -69,12 +70,12 @@ pub fn limits(options: &EngineOptions) -> BatchLimits {
     BatchLimits { rows: options.max_batch_tokens, logits: options.max_seqs }
 }
 
-/// The largest batch, where sequences may have so many tokens.
+/// Returns the size of the largest batch with sequences of up to `longest` tokens.
 pub fn inputs(files: &ModelFiles, options: &EngineOptions, paging: &Paging, longest: usize) -> InputLimits {
     input_limits(&files.spec, limits(options), paging.entries(longest), paging.groups())
 }
 
-/// The longest sequence that options and model allow, the pool aside.
+/// Returns the maximum length that the options and the model allow, without regard to the pool.
 pub fn longest(options: &EngineOptions, max_positions: usize) -> Result<usize> {
     match options.max_model_len {
         None => Ok(max_positions),
@@ -86,10 +87,11 @@ pub fn longest(options: &EngineOptions, max_positions: usize) -> Result<usize> {
     }
 }
 
-/// What the driver takes for code, lists and rounding, and what no plan counts.
+/// Memory that the driver needs for code, lists and rounding, beyond the plan.
 const DRIVER_BYTES: u64 = 256 << 20;
 
-/// What of a device's memory the pool is to take, if that was asked for: a part of what is left when all else has its place.
+/// Returns the part of the device memory for the pool, if `memory_fraction` is set: a fraction of
+/// what other allocations leave.
 fn share_of_the_device<B: Backend>(options: &EngineOptions, backend: &B, others: u64) -> Result<Option<u64>> {
     let (Some(fraction), Some(free)) = (options.memory_fraction, backend.free_bytes()?) else { return Ok(None) };
     let others = others.saturating_add(DRIVER_BYTES);
@@ -99,17 +101,17 @@ fn share_of_the_device<B: Backend>(options: &EngineOptions, backend: &B, others:
     Ok(Some((left as f64 * f64::from(fraction)) as u64))
 }
 
-/// The blocks that there are, and the most that there can be.
+/// Returns the number of blocks of the pool, and its maximum.
 fn blocks(options: &EngineOptions, share: Option<u64>, paging: &Paging, longest: usize, block_bytes: u64) -> (usize, usize) {
     let all = (paging.most(longest, options.rows_at_once()) * options.max_seqs) as u64;
     let own = options.kv_bytes.or(share).unwrap_or(EngineOptions::DEFAULT_KV_BYTES.min(all.saturating_mul(block_bytes)));
     let (now, most) = options.arena.as_ref().map_or((own, own), |arena| arena.room());
-    // A slot's number must fit 32 bits.
+    // Slot numbers must fit 32 bits.
     let blocks = |bytes: u64| (bytes / block_bytes).min(u32::MAX as u64 / options.block_size as u64) as usize;
     (blocks(now), blocks(most))
 }
 
-/// Far more than any machine has room for, and few enough for the tables that count them.
+/// More than any machine has memory for, and few enough for the tables of the host tier.
 const MOST_SWAP_BLOCKS: u64 = 1 << 24;
 
 fn swap_blocks(options: &EngineOptions, block_bytes: u64) -> Result<usize> {
@@ -126,7 +128,8 @@ fn swap_blocks(options: &EngineOptions, block_bytes: u64) -> Result<usize> {
     Ok(blocks as usize)
 }
 
-/// A sequence of the longest length must fit the pool alone: then none can starve.
+/// Returns the maximum length that the pool can hold. A sequence of this length must fit the pool
+/// alone, so that no request starves.
 fn fit(options: &EngineOptions, paging: &Paging, longest: usize, blocks: usize, block_bytes: u64) -> Result<usize> {
     let holds = paging.fitting(blocks, longest, options.rows_at_once());
     let too_small = |len: usize| {

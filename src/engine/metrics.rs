@@ -1,4 +1,4 @@
-//! What dashboards ask of an engine, in the text that Prometheus reads. The names, after the prefix, are those that vLLM gave them.
+//! Metrics in the OpenMetrics text format. The names after the prefix are those of vLLM.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -19,21 +19,21 @@ use crate::sched::FinishReason;
 
 const BOUNDS: usize = 21;
 
-/// Buckets of all that takes time, in seconds: one scale, so that one can be held against another.
+/// Bucket bounds of all durations in seconds. They use one scale, so that they can be compared.
 const SECONDS: [f64; BOUNDS] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0];
 
-/// Buckets of all that counts tokens: the powers of two up to the most rows that a step can have.
+/// Bucket bounds of all token counts: powers of two up to the maximum of `max_batch_tokens`.
 const TOKENS: [f64; BOUNDS] = [
     1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0,
     262144.0, 524288.0, 1048576.0,
 ];
 
-/// Plain numbers, which only the stepping thread counts up: nobody waits for anybody, and nothing is allocated.
+/// A histogram of plain numbers, updated only by the stepping thread without locks or allocations.
 #[derive(Debug, Clone, Copy)]
 pub struct Histogram {
     bounds: &'static [f64; BOUNDS],
-    /// Of those up to each bound and above the one before, and of those above all.
+    /// Number of values per bucket. The last entry counts values above all bounds.
     counts: [u64; BOUNDS + 1],
     sum: f64,
 }
@@ -95,7 +95,7 @@ impl Histograms {
         }
     }
 
-    /// A sequence has ended. Of one that never began, or has no token, there are no times to tell.
+    /// Records the end of a sequence. Durations are missing if it never started or has no token.
     pub fn ended(&mut self, last: &Output) {
         let Timing { queued, first_token, last_token, .. } = last.timing;
         self.prompt_tokens.observe(last.prompt_tokens as f64);
@@ -121,14 +121,14 @@ impl Histograms {
     }
 }
 
-/// Everything there is to tell, as of one step.
+/// All metrics after one step.
 #[derive(Debug)]
 pub struct Snapshot {
     pub stats: Stats,
     pub histograms: Histograms,
-    /// Which others may share: they tell the same of it.
+    /// Budget of the engine. Engines that share it report the same values.
     pub arena: ArenaInfo,
-    /// The labels of cache_config_info.
+    /// Labels of cache_config_info.
     pub config: [(&'static str, String); 5],
 }
 
@@ -144,13 +144,13 @@ impl Snapshot {
         ]
     }
 
-    /// `model`: the label by which the engines of one process are told apart.
+    /// Formats the metrics. `model` is the label that distinguishes the engines of a process.
     pub fn text(self, model: String) -> Result<String> {
         let labels = [("model_name".into(), Cow::Owned(model))];
         let mut registry = Registry::with_prefix_and_labels("pagedllm", labels.into_iter());
         registry.register_collector(Box::new(self));
         let mut out = Text::default();
-        // Nothing else can fail.
+        // A failed allocation is the only possible error.
         text::encode(&mut out, &registry).map_err(|_| Error::out_of_memory())?;
         Ok(out.0)
     }

@@ -1,4 +1,5 @@
-//! The engine: commands in, steps, outputs out. Any thread may add, abort and poll; one at a time steps.
+//! The engine: requests in, steps, outputs out. Any thread may add, abort and poll. One thread at a
+//! time may step.
 
 mod admission;
 mod beams;
@@ -72,7 +73,7 @@ use crate::sched::{Policies, Scheduler, SchedulerOptions};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
 
-/// The model and the limits it is served with.
+/// The model and the limits of the engine.
 #[derive(Debug, Clone)]
 pub struct ModelInfo {
     pub architecture: &'static str,
@@ -83,77 +84,82 @@ pub struct ModelInfo {
     pub isa: Option<Isa>,
     pub threads: usize,
     pub memory: MemoryPlan,
-    /// Tokens of a block, and the groups of layers that have blocks of their own.
+    /// Block size and layer groups.
     pub paging: Paging,
-    /// Differs between models that compute anything else.
+    /// Fingerprint of the model. It differs between models that compute different results.
     pub fingerprint: [u8; 32],
-    /// What became of the packed form of its weights.
+    /// Result of reading or writing packed weights.
     pub packed: PackedReport,
 }
 
 impl ModelInfo {
-    /// Of the instruction path whose bits it has.
+    /// Returns the name of the instruction path that determines the bits of the results.
     fn isa_name(&self) -> &'static str {
         self.isa.map_or("", |isa| isa.bits().name())
     }
 }
 
-/// What one step did.
+/// The result of one step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepReport {
-    /// Requests that have not ended, those not yet started included.
+    /// Number of requests that have not ended, including those that have not started.
     pub unfinished: u64,
     pub prefill_tokens: u64,
     pub decode_tokens: u64,
-    /// Sequences in the step.
+    /// Number of sequences in the step.
     pub sequences: u64,
-    /// Sequences passed over because their queue is full.
+    /// Number of sequences that were not scheduled because their queue is full.
     pub paused: u64,
 }
 
-/// Counts since the engine was made, and the state after the last step.
+/// Counters since the creation of the engine, and its state after the last step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Stats {
     pub waiting: u64,
     pub running: u64,
-    /// Of the waiting: those the last step passed over because their queue is full.
+    /// Number of waiting sequences that the last step skipped because their queue is full.
     pub paused: u64,
-    /// Sequences that were kept, and wait to be resumed or freed.
+    /// Number of idle sequences, which wait to be resumed or freed.
     pub idle: u64,
     pub blocks_total: u64,
     pub blocks_used: u64,
-    /// Kept for reuse, and given away when they are needed.
+    /// Blocks of the prefix cache without an owner, which are evicted when needed.
     pub blocks_cached: u64,
     pub blocks_free: u64,
-    /// Share of the slots of the blocks in use, or set aside for those that run, that hold a token's K and V; 1 while there are none.
+    /// Fraction of slots that hold a token, in blocks that are used or reserved for running
+    /// sequences. 1 if there are no such blocks.
     pub slot_utilization: f64,
     pub steps: u64,
-    /// Steps that could not be computed and were tried again, in part or as a whole.
+    /// Number of steps that failed and were retried, in part or as a whole.
     pub steps_failed: u64,
     pub prompt_tokens: u64,
-    /// Tokens that sequences began with and that were found in the prefix cache.
+    /// Number of prompt tokens that the prefix cache had.
     pub prompt_tokens_cached: u64,
     pub generated_tokens: u64,
     pub preemptions: u64,
-    /// Of the preemptions: those of groups that went to the host tier. The others are computed again.
+    /// Number of preemptions that swapped to the host tier. The others are recomputed.
     pub preemptions_swapped: u64,
-    /// Sequences whose blocks are in the host tier.
+    /// Number of sequences in the host tier.
     pub swapped: u64,
-    /// Blocks of the host tier.
+    /// Size of the host tier in blocks.
     pub swap_blocks_total: u64,
     pub swap_blocks_used: u64,
-    /// Blocks that moved to the host tier, and back.
+    /// Number of blocks swapped out and in.
     pub blocks_swapped_out: u64,
     pub blocks_swapped_in: u64,
-    /// Moves that failed, as on a full disk: those who were to move are computed again.
+    /// Number of failed transfers, for example on a full disk. The affected sequences are
+    /// recomputed.
     pub swap_failures: u64,
-    /// Times that the pool became smaller and the system did not take the memory back, as where the host has locked it.
+    /// Number of shrinks after which the system did not take the memory back, for example because
+    /// the host has locked it.
     pub discard_failures: u64,
-    /// Blocks that the sequences would have besides, did every layer look back on all; those of forks count for each.
+    /// Number of blocks that the sequences would additionally hold without windows. Blocks of forks
+    /// count once per fork.
     pub blocks_out_of_window: u64,
-    /// Blocks copied because a sequence wrote to one that others share.
+    /// Number of blocks copied because a sequence wrote to a shared one.
     pub blocks_copied: u64,
-    /// Tokens looked for in the prefix cache, and those that were there and did not have to be computed.
+    /// Number of tokens looked up in the prefix cache, and the number found, which were not
+    /// computed.
     pub prefix_queries: u64,
     pub prefix_hits: u64,
     pub finished_stop: u64,
@@ -161,14 +167,15 @@ pub struct Stats {
     pub finished_abort: u64,
     pub finished_error: u64,
     pub finished_deadline: u64,
-    /// Requests that were refused because too much waited, or too many outputs were unread.
+    /// Number of requests refused because of `max_waiting_requests`, `max_waiting_tokens` or a full
+    /// queue.
     pub admission_rejections: u64,
-    /// Traces and journals that the disk did not take: 0 or 1 of each.
+    /// Number of traces and journals that have stopped because of a disk error: 0 or 1 each.
     pub traces_stopped: u64,
     pub journals_stopped: u64,
 }
 
-/// What an engine is made of.
+/// The parts of a new engine.
 struct Parts {
     info: ModelInfo,
     text: Option<Text>,
@@ -183,7 +190,7 @@ impl Parts {
         Ok(parts)
     }
 
-    /// Loads the model onto a backend.
+    /// Loads the model for a backend.
     fn load<B: Backend + 'static>(backend: B, options: &EngineOptions, progress: LoadProgress) -> Result<Parts> {
         let mut files = model_files(options)?;
         let mut text = if options.skip_tokenizer { None } else { Some(Text::load(&options.model_dir)?) };
@@ -227,38 +234,39 @@ impl Parts {
     }
 }
 
+/// An engine: one model with its KV pool and its requests.
 pub struct Engine {
     info: ModelInfo,
-    /// The model's, for dashboards.
+    /// Name of the model in metrics.
     name: String,
     eos: Arc<[u32]>,
     seed: u64,
     capacity: Capacity,
     keeps_prefixes: bool,
-    /// What is asked for is written down.
+    /// Whether a journal records all inputs.
     journals: bool,
-    /// How the runner stores K and V.
+    /// Storage layout of K and V.
     layout: String,
     shared: Shared,
     core: Arc<Mutex<Core>>,
     lease: Arc<Lease>,
     driver: Mutex<Option<Driver>>,
-    /// Where it runs, if that was chosen.
+    /// CPU to which the stepping thread of the engine is pinned.
     driver_cpu: Option<usize>,
     queue: Arc<Queue>,
-    /// Made when the first request needs one.
+    /// Created by the first request with a grammar.
     grammars: OnceCell<Grammars>,
-    /// What each token stands for: the same.
+    /// Bytes of each token, created by the first request that needs them.
     token_bytes: OnceCell<Arc<Vec<Vec<u8>>>>,
 }
 
 impl Engine {
-    /// A dry run: reads the model's headers, allocates nothing of size.
+    /// Computes the memory plan from the headers of the model files, without large allocations.
     pub fn plan(options: &EngineOptions) -> Result<MemoryPlan> {
         options.validate()?;
         let files = model_files(options)?;
         match options.device()? {
-            // One thread: sizes are all that is asked of it.
+            // One thread is enough to compute sizes.
             Device::Cpu => MemoryPlan::of(&files, &CpuBackend::new(1, options.isa)?, options),
             Device::Cuda(ordinal) => MemoryPlan::of(&files, &CudaBackend::new(ordinal, options.batch_invariant)?, options),
         }
@@ -268,7 +276,8 @@ impl Engine {
         Engine::load(options, &mut |_, _| true)
     }
 
-    /// As `create`; `progress` sees (bytes read, bytes in all) as the weights come, and stops the loading with `false`.
+    /// Creates an engine. `progress` is called with (bytes read, total bytes) while the weights
+    /// load, and cancels the loading if it returns false.
     pub fn load(options: &EngineOptions, progress: LoadProgress) -> Result<Engine> {
         let Parts { info, text, runner } = Engine::parts(options, progress)?;
         Engine::with_runner(options, info, text, runner)
@@ -284,12 +293,12 @@ impl Engine {
         }
     }
 
-    /// An engine over any runner: the real one, or one whose logits a test dictates.
+    /// Creates an engine with any runner: that of a model, or one whose logits a test sets.
     pub fn with_runner(options: &EngineOptions, info: ModelInfo, text: Option<Text>, runner: Box<dyn Runner>) -> Result<Engine> {
         Engine::with_clock(options, info, text, runner, Arc::new(SystemClock::default()))
     }
 
-    /// As `with_runner`; every decision that depends on the time depends on this clock.
+    /// Creates an engine as `with_runner` does. All decisions that depend on time use this clock.
     pub fn with_clock(
         options: &EngineOptions,
         info: ModelInfo,
@@ -340,7 +349,8 @@ impl Engine {
         let core = Core::new(scheduler, runner, lease.clone(), &info, options, shared.clone(), journal)?;
         let core = Arc::new(Mutex::new(core));
         lease.on_call(governor::on_call(&core, &shared));
-        // Once it can be called: whatever the arena wants from now on, it hears of.
+        // The callback is set now, so calls of the budget are not lost. Earlier changes are handled
+        // here.
         core.lock().unwrap_or_else(PoisonError::into_inner).answer_call();
         let queue = Arc::new(Queue::new(shared.registry.new_outbox(options.queue_capacity, options.max_seqs)?, &shared.registry));
         Ok(Engine {
@@ -367,12 +377,13 @@ impl Engine {
         &self.info
     }
 
-    /// The engine's own queue: where requests write that name no other.
+    /// Returns the queue of the engine, for requests without a queue of their own.
     pub fn queue(&self) -> &Arc<Queue> {
         &self.queue
     }
 
-    /// A queue of its own for some of the requests. Those that write to it pause while `capacity` outputs or more wait in it.
+    /// Creates a queue. Requests that write to it pause while it contains `capacity` outputs or
+    /// more.
     pub fn create_queue(&self, capacity: usize) -> Result<Queue> {
         if capacity == 0 {
             return Err(Error::invalid("the queue's capacity is 0: nothing could ever be written to it"));
@@ -380,7 +391,8 @@ impl Engine {
         Ok(Queue::new(self.shared.registry.new_outbox(capacity, self.capacity.seqs)?, &self.shared.registry))
     }
 
-    /// The budget of its KV pool: its own, or the one that it was made with.
+    /// Returns the budget of the KV pool: the shared one of the options, or one of this engine
+    /// alone.
     pub fn arena(&self) -> &Arc<Arena> {
         self.lease.arena()
     }
@@ -406,7 +418,8 @@ impl Engine {
         self.published().stats
     }
 
-    /// What there is to measure, as of the last step, in the OpenMetrics text format. No step is waited for.
+    /// Formats the metrics after the last step in the OpenMetrics text format, without waiting for
+    /// a step.
     pub fn metrics(&self) -> Result<String> {
         let Published { stats, histograms } = self.published();
         let (arena, config) = (self.arena().info(), Snapshot::config(&self.info, self.keeps_prefixes));
@@ -426,19 +439,20 @@ impl Engine {
         core.journal.iter().for_each(|journal| journal.check(|sequence| core.scheduler.find(sequence).is_some()));
     }
 
-    /// Ok unless an earlier call met a defect.
+    /// Fails if an earlier call has detected a defect.
     pub fn check(&self) -> Result<()> {
         self.shared.registry.check()
     }
 
-    /// Ends a request at the next step; its last output says `Abort`.
+    /// Ends a request at the next step. Its last output has the finish reason `Abort`.
     pub fn abort(&self, request: u64) -> Result<()> {
         self.shared.registry.abort(request)
     }
 
-    /// One iteration. A second thread that steps meanwhile gets `Busy`, and so does every one while the engine steps itself.
+    /// Runs one step. Returns `Busy` if another thread is stepping, or if the engine has a stepping
+    /// thread.
     pub fn step(&self) -> Result<StepReport> {
-        // A driver that was only just started may not hold the core yet.
+        // The stepping thread may have started without holding the lock of the core yet.
         if self.driver.try_lock().map_or(true, |driver| driver.is_some()) {
             return Err(Error::busy());
         }
@@ -447,7 +461,8 @@ impl Engine {
         result
     }
 
-    /// Busy while another thread steps. Who only sees to the lease is waited for: its host knows nothing of it.
+    /// Locks the core for a step. Returns `Busy` while another thread steps. Waits for threads that
+    /// only check the lease, since the host does not know about them.
     fn core_to_step(&self) -> Result<MutexGuard<'_, Core>> {
         loop {
             let before = self.shared.governors.gone();
@@ -460,7 +475,7 @@ impl Engine {
         }
     }
 
-    /// From now on a thread of the engine's own steps, and sleeps while there is nothing to do.
+    /// Starts a thread of the engine that steps it and sleeps while there is nothing to do.
     pub fn start(&self) -> Result<()> {
         self.check()?;
         let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
@@ -471,7 +486,7 @@ impl Engine {
         Ok(())
     }
 
-    /// After the step under way the host steps again. Nothing is lost: requests wait where they are.
+    /// Stops the stepping thread after its current step. Requests stay where they are.
     pub fn stop(&self) {
         let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
         *driver = None;
@@ -486,7 +501,7 @@ impl Drop for Engine {
     }
 }
 
-/// Has a device with memory of its own take all that it ever will.
+/// Makes a device allocate all the memory that it will ever need.
 fn rehearse<B: Backend>(runner: &mut ModelRunner<B>, files: &ModelFiles, options: &EngineOptions, info: &ModelInfo) -> Result<()> {
     let MemoryPlan { most_blocks: blocks, block_size, max_model_len, swap_blocks, .. } = info.memory;
     let (rows, sequences) = (options.max_batch_tokens, options.max_seqs);
@@ -507,12 +522,12 @@ fn model_files(options: &EngineOptions) -> Result<ModelFiles> {
     Ok(files)
 }
 
-/// The model directory's.
+/// Returns the name of the model directory.
 fn name_of(model_dir: &Path, info: &ModelInfo) -> String {
     model_dir.file_name().map_or_else(|| info.architecture.into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// The model's own, or what its tokenizer names.
+/// Returns the end-of-sequence tokens of the model, or else those of its tokenizer.
 fn eos_token_ids(files: &ModelFiles, text: Option<&Text>) -> Vec<u32> {
     let mut ids = files.eos_token_ids.clone();
     if ids.is_empty() {

@@ -4,43 +4,45 @@ use super::timing::Timing;
 use crate::error::{Error, Result, try_concat, try_copy, try_grow};
 use crate::sched::FinishReason;
 
-/// News of one sequence: new tokens, new text, or its end.
+/// An output: new tokens, new text, or the end of one sequence.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Output {
     pub request: u64,
     pub sequence: u64,
-    /// Which of the request's results, from 0.
+    /// Index of the result within the request, from 0.
     pub index: u32,
-    /// The request's own word, returned.
+    /// Number that the host passed with the request.
     pub user_data: u64,
     pub tokens: Vec<u32>,
-    /// Of `tokens`, where the request asked for them.
+    /// Log probabilities of `tokens`, if the request wants them.
     pub logprobs: Logprobs,
-    /// Of the prompt's tokens but the first, where the request asked for them; as they become known.
+    /// Log probabilities of the prompt tokens except the first, if the request wants them. They
+    /// arrive as prefill chunks are computed.
     pub prompt_logprobs: Logprobs,
-    /// Valid UTF-8, never half a character; it may lag behind the tokens.
+    /// Valid UTF-8 with complete characters only. It may lag behind the tokens.
     pub text: String,
-    /// None: more will come.
+    /// Finish reason. `None` if more outputs follow.
     pub finish: Option<FinishReason>,
-    /// Why, where `finish` is `Error`.
+    /// Error message if `finish` is `Error`.
     pub error: Option<Error>,
     pub prompt_tokens: u64,
     pub generated_tokens: u64,
-    /// The sum of the log probabilities of all generated tokens, under the distribution they were chosen from by the model;
-    /// of a beam, its score.
+    /// Sum of the log probabilities of all generated tokens under the distribution of the model.
+    /// For a beam, its score.
     pub score: f64,
-    /// An exported sequence.
+    /// State of an exported sequence.
     pub blob: Vec<u8>,
-    /// In the last one.
+    /// Times of the turn, in its last output only.
     pub timing: Timing,
 }
 
-/// Log probabilities under the model's own distribution, token by token.
+/// Log probabilities under the distribution of the model, token by token.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Logprobs {
-    /// Of the tokens themselves.
+    /// Log probabilities of the tokens themselves.
     pub tokens: Vec<f32>,
-    /// Of the most probable tokens in each one's place, so many for each, most probable first.
+    /// The most probable alternatives of each token with their log probabilities, the same number
+    /// for each token, the most probable first.
     pub top: Vec<(u32, f32)>,
 }
 
@@ -50,7 +52,7 @@ impl Logprobs {
         try_grow(&mut self.top, top)
     }
 
-    /// Adds what room was made for.
+    /// Appends values for which space has been reserved.
     fn extend(&mut self, tokens: &[f32], top: &[(u32, f32)]) {
         self.tokens.extend_from_slice(tokens);
         self.top.extend_from_slice(top);
@@ -60,7 +62,7 @@ impl Logprobs {
         Ok(Logprobs { tokens: try_copy(&self.tokens)?, top: try_copy(&self.top)? })
     }
 
-    /// Keeps those of the first `len` tokens.
+    /// Keeps the values of the first `len` tokens.
     pub fn truncate(&mut self, len: usize) {
         if len < self.tokens.len() {
             self.top.truncate(self.top.len() / self.tokens.len() * len);
@@ -69,7 +71,7 @@ impl Logprobs {
     }
 }
 
-/// What an output tells, wherever that lies.
+/// A view of the contents of an output.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Told<'a> {
     pub tokens: &'a [u32],
@@ -87,7 +89,7 @@ impl<'a> Told<'a> {
     }
 }
 
-/// What one or several outputs tell, one after the other.
+/// The concatenated contents of one or several outputs.
 #[derive(Debug, Default)]
 pub struct Content {
     pub tokens: Vec<u32>,
@@ -97,7 +99,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// All of it or nothing.
+    /// Appends contents, all or nothing.
     pub fn add(&mut self, told: Told) -> Result<()> {
         try_grow(&mut self.tokens, told.tokens.len())?;
         self.logprobs.reserve(told.logprobs.len(), told.top.len())?;
@@ -111,7 +113,7 @@ impl Content {
         Ok(())
     }
 
-    /// The lists keep their room.
+    /// Removes the contents and keeps the capacity of the lists.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.logprobs.truncate(0);
@@ -125,12 +127,12 @@ impl Content {
 }
 
 impl Output {
-    /// All that it tells.
+    /// Returns a view of the contents.
     pub fn told(&self) -> Told<'_> {
         Told::of(&self.tokens, &self.logprobs, &self.prompt_logprobs, &self.text)
     }
 
-    /// It tells this, and nothing else. Where there is no memory for that, it tells nothing.
+    /// Replaces the contents. If there is no memory for them, the output is left without contents.
     pub fn tell(&mut self, told: Told) -> Result<()> {
         let mut content = self.take_content();
         content.clear();
@@ -139,7 +141,7 @@ impl Output {
         result
     }
 
-    /// Nothing is left of it but the room of its lists.
+    /// Returns an empty output that reuses the lists of this one.
     pub fn emptied(mut self) -> Output {
         let mut content = self.take_content();
         content.clear();
@@ -148,7 +150,7 @@ impl Output {
         self
     }
 
-    /// All but what it tells, which stays.
+    /// Returns everything except the contents, which stay in place.
     pub fn take_head(&mut self) -> Output {
         let content = self.take_content();
         let head = take(self);
@@ -156,7 +158,7 @@ impl Output {
         head
     }
 
-    /// This output, and what another one tells.
+    /// Moves the contents of `other` into this output.
     pub fn with_content_of(mut self, other: &mut Output) -> Output {
         self.put(other.take_content());
         self
@@ -171,19 +173,19 @@ impl Output {
         Content { tokens: self.tokens, logprobs: self.logprobs, prompt_logprobs: self.prompt_logprobs, text: self.text } = content;
     }
 
-    /// This output, made the last one of a sequence that failed. What it already holds is not lost.
+    /// Turns this output into the last one of a failed sequence. Its contents are kept.
     pub fn failed(self, error: Error) -> Output {
         Output { finish: Some(FinishReason::Error), error: Some(error), ..self }
     }
 
-    /// The same of another of the request's sequences, which has nothing to tell yet.
+    /// Returns the same output without contents, for another sequence of the request.
     pub fn of(&self, index: u32) -> Output {
         let Output { request, user_data, finish, prompt_tokens, generated_tokens, score, .. } = *self;
         let (sequence, error) = (request + index as u64, self.error.clone());
         Output { request, sequence, index, user_data, finish, error, prompt_tokens, generated_tokens, score, ..Output::default() }
     }
 
-    /// The same prompt as it was told, for another of the request's sequences.
+    /// Returns a copy of an echoed prompt for another sequence of the request.
     pub fn try_echo(&self) -> Result<Output> {
         let (tokens, logprobs, text) = (try_copy(&self.tokens)?, self.logprobs.try_clone()?, try_concat(&[&self.text])?);
         Ok(Output { tokens, logprobs, text, ..self.of(self.index) })

@@ -1,18 +1,18 @@
-//! What things have taken so far, by the clock: steps, prompt tokens, and blocks that move from tier to tier. What is long ago counts
-//! less and less, so that a machine that has become faster or slower is soon believed.
+//! Measured durations of steps, prompt tokens and block transfers. Older measurements have less
+//! weight, so that the estimates follow changes of the speed.
 
 use std::time::Duration;
 
 use crate::sched::{Costs, StepPlan};
 
-/// The weighted least squares of seconds = the sum of what each feature takes.
+/// A weighted least-squares fit: seconds = the sum of feature * cost.
 #[derive(Debug, Clone, Copy)]
 struct Fit<const N: usize> {
     moments: [[f64; N]; N],
     seconds: [f64; N],
 }
 
-/// What is older than the newest by one step counts for beside it: half after 700.
+/// Weight of a measurement relative to the next newer one. It halves after 700 steps.
 const FADING: f64 = 0.999;
 
 impl<const N: usize> Default for Fit<N> {
@@ -33,7 +33,8 @@ impl<const N: usize> Fit<N> {
         }
     }
 
-    /// `doubt`: a little weight on 0 for each, so that there is always an answer.
+    /// Solves the fit. `doubt` is the weight of a prior of 0 for each cost, which keeps the system
+    /// regular.
     fn solve(&self, doubt: impl Fn(f64) -> f64) -> [f64; N] {
         let (mut a, mut b) = (self.moments, self.seconds);
         (0..N).for_each(|i| a[i][i] += doubt(a[i][i]));
@@ -53,26 +54,27 @@ impl<const N: usize> Fit<N> {
     }
 }
 
-/// What a step costs: seconds = fixed + rows * per_row + positions * per_position + products * per_product.
+/// A model of the step time: seconds = fixed + rows * per_row + positions * per_position + products
+/// * per_product.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pace(Fit<UNKNOWNS>);
 
 const UNKNOWNS: usize = 4;
-/// Brings the four to like sizes.
+/// Scales of the features, which make them similar in size.
 const SCALES: [f64; UNKNOWNS] = [1.0, 1e-2, 1e-4, 1e-5];
-/// Steps that were all alike have an answer too.
+/// The prior makes the system regular even if all steps had the same load.
 const DAMPING: f64 = 1e-6;
 
-/// The size of a step, or of several.
+/// The load of one or several steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Load {
     pub steps: usize,
     pub rows: usize,
-    /// Of the rows: those of sequences that have several. Counted of a plan only.
+    /// Number of tokens of sequences with several tokens in the step. Counted only for plans.
     pub prompt_rows: usize,
-    /// Positions whose K and V are read, of each sequence once a step.
+    /// Number of positions whose K and V are read, once per sequence and step.
     pub positions: usize,
-    /// The same, once for each row.
+    /// Number of positions that are read, once per row.
     pub products: usize,
 }
 
@@ -86,7 +88,8 @@ impl Load {
         load
     }
 
-    /// A stream that computes so many rows in each of these steps, after the `first` positions.
+    /// Adds a sequence that computes `rows` tokens in each of `steps` steps, after `first`
+    /// positions.
     pub fn add(&mut self, steps: usize, rows: usize, first: usize) {
         let looked_back_on = steps * first + rows * steps * (steps + 1) / 2;
         self.rows += rows * steps;
@@ -106,14 +109,14 @@ impl Pace {
         self.0.observe(load.features(), took);
     }
 
-    /// None: no step has been seen.
+    /// Solves the model. Returns `None` before the first measurement.
     pub fn solve(&self) -> Option<StepCosts> {
         let weight = self.0.moments[0][0];
         (weight > 0.0).then(|| StepCosts(self.0.solve(|moment| DAMPING * (weight + moment))))
     }
 }
 
-/// Seconds for each of a step's features.
+/// Seconds per unit of each feature.
 pub struct StepCosts([f64; UNKNOWNS]);
 
 impl StepCosts {
@@ -122,7 +125,7 @@ impl StepCosts {
     }
 }
 
-/// Everything that is measured.
+/// All measurements.
 #[derive(Debug, Default)]
 pub struct Meter {
     pub pace: Pace,
@@ -130,15 +133,18 @@ pub struct Meter {
     moves: Fit<1>,
 }
 
-/// A rate that has faded to this many squared things is as good as unknown, and its things as good as free: so what once seemed
-/// dear is tried again some day.
+/// The prior of a rate, in squared units. If the weight of the measurements fades below it, the
+/// cost is estimated as almost zero. An operation that once seemed expensive is therefore tried
+/// again.
 const FORGOTTEN: f64 = 1e-2;
 
 impl Meter {
-    /// A step was computed. Of one that does several things, prompts take their share of the rows.
+    /// Records a step. If it also contains decodes, its duration is divided in proportion to the
+    /// rows.
     pub fn stepped(&mut self, load: Load, took: Duration) {
         self.pace.observe(load, took);
-        // Moves fade with every step: nobody moves what seems dear, so nobody would measure it again.
+        // Transfers fade with every step: if they seem expensive, none are made, and no measurement
+        // would correct the estimate.
         self.moves.fade(FADING);
         if load.prompt_rows > 0 {
             let prompts = load.prompt_rows as f64;
@@ -161,7 +167,7 @@ impl Meter {
 pub mod tests {
     use super::*;
 
-    /// What a step costs on the machine of these tests.
+    /// The true cost of a step in these tests.
     pub fn seconds(load: Load) -> f64 {
         0.01 + 1e-4 * load.rows as f64 + 1e-5 * load.positions as f64 + 1e-6 * load.products as f64
     }

@@ -1,25 +1,26 @@
-//! Outputs that wait for their reader, in a few flat lists: once these have grown, another output allocates nothing.
+//! Outputs in flat lists. When the lists have grown, a further output needs no allocation.
 
 use std::collections::VecDeque;
 
 use super::outputs::{Content, Output, Told};
 use crate::error::{Result, try_grow};
 
-/// Outputs in the order they were made.
+/// Outputs in the order of their creation.
 #[derive(Debug, Default)]
 pub struct Page {
     heads: Vec<Head>,
     content: Content,
 }
 
-/// An output, all but what it tells; that lies in the page's lists, from the end of the one before it to here.
+/// An output without its contents. The contents are in the lists of the page, between the end of
+/// the previous output and `end`.
 #[derive(Debug)]
 struct Head {
     output: Output,
     end: End,
 }
 
-/// A place in each of the lists.
+/// The end of an output in each list.
 #[derive(Debug, Clone, Copy, Default)]
 struct End {
     tokens: usize,
@@ -44,7 +45,7 @@ impl Page {
         self.content.clear();
     }
 
-    /// Room for so many outputs of a token and its text.
+    /// Reserves space for `outputs` outputs with one token and its text.
     pub fn reserve(&mut self, outputs: usize) -> Result<()> {
         const TEXT: usize = 16;
         self.heads.try_reserve(outputs)?;
@@ -53,19 +54,20 @@ impl Page {
         Ok(self.content.text.try_reserve(outputs * TEXT)?)
     }
 
-    /// Room for so many outputs that tell nothing.
+    /// Reserves space for `outputs` outputs without contents.
     pub fn reserve_heads(&mut self, outputs: usize) -> Result<()> {
         try_grow(&mut self.heads, outputs)
     }
 
-    /// It has room for many times more than it holds, and than are owed.
+    /// Returns whether the capacity is many times larger than the current and the pending outputs
+    /// require.
     pub fn is_oversized(&self, owed: usize) -> bool {
         const USUAL: usize = 64;
         self.heads.capacity() > 16 * self.len().max(owed).max(USUAL)
     }
 
-    /// Adds the output, whose lists keep their room, and leaves room for so many that tell nothing. Where there is no memory for what it
-    /// tells, nothing has changed.
+    /// Appends the output, which keeps the capacity of its lists, and reserves space for `owed`
+    /// outputs without contents. If there is no memory, nothing changes.
     pub fn add(&mut self, output: &mut Output, owed: usize) -> Result<()> {
         self.reserve_heads(1 + owed)?;
         self.content.add(output.told())?;
@@ -73,18 +75,18 @@ impl Page {
         Ok(())
     }
 
-    /// Adds the output, of which nothing is told, where room was left for it.
+    /// Appends the output without its contents, in reserved space.
     pub fn add_mute(&mut self, output: &mut Output) {
         self.heads.push(Head { output: output.take_head(), end: self.end() });
     }
 
-    /// Each output, all but what it tells, and that.
+    /// Returns each output without its contents, and a view of its contents.
     pub fn iter(&self) -> impl Iterator<Item = (&Output, Told<'_>)> {
         let starts = std::iter::once(End::default()).chain(self.heads.iter().map(|head| head.end));
         self.heads.iter().zip(starts).map(|(head, start)| (&head.output, self.between(start, head.end)))
     }
 
-    /// Empties the page into outputs of their own. Where there is no memory for them, nothing has changed.
+    /// Moves all outputs out of the page. If there is no memory, nothing changes.
     pub fn take_outputs(&mut self) -> Result<VecDeque<Output>> {
         let mut outputs = VecDeque::new();
         outputs.try_reserve_exact(self.len())?;

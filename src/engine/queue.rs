@@ -1,4 +1,4 @@
-//! Where outputs wait for their reader. The engine writes to an `Outbox`; its reader holds the `Queue`.
+//! Output queues. The engine writes to an `Outbox`, and the reader holds the `Queue`.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 use crate::sched::FinishReason;
 use crate::sys::event::EventFd;
 
-/// Outputs in the order they were made. Any thread may poll; requests whose queue is full pause.
-/// Dropping it aborts what still writes to it.
+/// A queue of outputs in the order of their creation. Any thread may poll it. Requests pause while
+/// their queue is full. The drop of the queue aborts the requests that write to it.
 pub struct Queue {
     outbox: Arc<Outbox>,
     registry: Weak<Registry>,
@@ -34,12 +34,13 @@ impl Queue {
         std::ptr::eq(self.registry.as_ptr(), Arc::as_ptr(registry))
     }
 
-    /// Everything there is; waits up to `timeout` (None: as long as it takes) for the first. Empty: time ran out.
+    /// Returns all outputs. If there are none, waits up to `timeout` (`None`: without limit).
+    /// Returns an empty list if the time has expired.
     pub fn poll(&self, timeout: Option<Duration>) -> Result<VecDeque<Output>> {
         self.outbox.take(timeout, |state| state.outputs.take_outputs())
     }
 
-    /// As `poll`, as they lie there; where `make_room` for them fails, they stay in the queue.
+    /// Returns all outputs as a page. If `make_room` fails, the outputs stay in the queue.
     pub fn poll_page(&self, timeout: Option<Duration>, make_room: impl FnOnce(&Page) -> Result<()>) -> Result<Outputs> {
         let (page, owed) = self.outbox.take(timeout, |state| {
             make_room(&state.outputs)?;
@@ -50,7 +51,7 @@ impl Queue {
         Ok(Outputs { page, owed, home: self.outbox.clone() })
     }
 
-    /// A descriptor that is readable while a poll would not have to wait.
+    /// Returns an eventfd that is readable while the queue is not empty or is closed.
     pub fn event_fd(&self) -> Result<i32> {
         self.outbox.event_fd()
     }
@@ -65,10 +66,10 @@ impl Drop for Queue {
     }
 }
 
-/// Outputs that were taken from a queue. Dropped, they leave it their room for others.
+/// Outputs taken from a queue. Their drop returns the page to the queue for reuse.
 pub struct Outputs {
     page: Page,
-    /// Outputs that were to come when these were taken.
+    /// Number of pending last outputs when the page was taken.
     owed: usize,
     home: Arc<Outbox>,
 }
@@ -87,36 +88,40 @@ impl Drop for Outputs {
     }
 }
 
+/// The sending half of a queue.
 pub struct Outbox {
     capacity: usize,
-    /// Beyond the capacity: what steps under way and requests that end early may add before new requests are refused.
+    /// Number of outputs beyond the capacity, for the current step and for requests that end early,
+    /// before new requests are refused.
     slack: usize,
     state: Mutex<State>,
-    /// A page that was read and is empty again.
+    /// An empty page for reuse.
     spare: Mutex<Option<Page>>,
     changed: Condvar,
-    /// As many outputs as the capacity, or more. Written under the lock, read without it.
+    /// Whether the queue contains at least `capacity` outputs. Written under the lock, read without
+    /// it.
     full: AtomicBool,
-    /// Who sleeps while all queues are full.
+    /// Wakes the stepping thread, which may sleep while all queues are full.
     writer: Arc<Wakeup>,
 }
 
 #[derive(Default)]
 struct State {
     outputs: Page,
-    /// Sequences that will have a last output here. There is room to say at least that each has ended.
+    /// Number of sequences whose last output is pending. Space for one output each, without
+    /// contents, is reserved.
     owed: usize,
-    /// Readers have not been told of the newest outputs.
+    /// Whether readers have not been notified of the newest outputs.
     unannounced: bool,
-    /// The reader is gone: outputs go nowhere.
+    /// Whether the reader is gone. Outputs are then discarded.
     abandoned: bool,
-    /// Why no more will come.
+    /// Error that readers get after the last output.
     closed: Option<Error>,
     event: Option<EventFd>,
 }
 
 impl Outbox {
-    /// With room for some outputs, so that the first steps need not make it.
+    /// Creates a queue with space for some outputs, so that the first steps do not allocate.
     pub fn new(capacity: usize, slack: usize, writer: Arc<Wakeup>) -> Result<Outbox> {
         const USUAL: usize = 64;
         let (mut state, mut spare) = (State::default(), Page::default());
@@ -130,12 +135,12 @@ impl Outbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its requests pause until the reader has taken what there is.
+    /// Returns whether the requests of this queue must pause.
     pub fn is_full(&self) -> bool {
         self.full.load(Ordering::Acquire)
     }
 
-    /// Ok unless so much is unread that no request may be added.
+    /// Fails if the queue has so many unread outputs that no request may be added.
     pub fn check_room(&self) -> Result<()> {
         let unread = self.lock().outputs.len();
         if unread < self.capacity.saturating_add(self.slack) {
@@ -147,7 +152,7 @@ impl Outbox {
         )))
     }
 
-    /// So many more sequences will have a last output here.
+    /// Reserves space for the last outputs of `sequences` sequences.
     pub fn owe(&self, sequences: usize) -> Result<()> {
         let mut state = self.lock();
         let owed = state.owed + sequences;
@@ -156,12 +161,12 @@ impl Outbox {
         Ok(())
     }
 
-    /// So many of them will have none.
+    /// Releases the reservation for `sequences` last outputs that will not come.
     pub fn forgive(&self, sequences: usize) {
         self.lock().owed -= sequences;
     }
 
-    /// Ok unless the reader is gone.
+    /// Fails if the reader is gone.
     pub fn check_open(&self) -> Result<()> {
         match self.lock().abandoned {
             true => Err(Error::invalid("the sequence's queue has been freed: name another one")),
@@ -169,13 +174,14 @@ impl Outbox {
         }
     }
 
-    /// Leaves an output, whose lists keep their room. True when readers must now be told by `announce`, once for any number of
-    /// outputs. Where there is no memory for it, nothing has changed.
+    /// Appends an output, which keeps the capacity of its lists. Returns true if the caller must
+    /// call `announce`. If there is no memory, nothing changes.
     pub fn push(&self, output: &mut Output) -> Result<bool> {
         self.write(|state| state.outputs.add(output, state.owed))
     }
 
-    /// As `push`, of one that is owed: where there is no memory for all that it tells, at least that the sequence has ended.
+    /// Appends the last output of a sequence, as `push` does. If there is no memory for its
+    /// contents, the output reports an error instead.
     pub fn push_last(&self, output: &mut Output) -> bool {
         let written = self.write(|state| {
             debug_assert!(state.owed > 0, "each is owed");
@@ -199,7 +205,8 @@ impl Outbox {
         Ok(!std::mem::replace(&mut state.unannounced, true))
     }
 
-    /// Never waits: in a forked child whoever held the lock may not be there.
+    /// Takes the spare page. The function never blocks, since in a forked child the owner of the
+    /// lock may not exist.
     fn spare_page(&self) -> Page {
         self.spare.try_lock().ok().and_then(|mut spare| spare.take()).unwrap_or_default()
     }
@@ -217,13 +224,13 @@ impl Outbox {
     pub fn announce(&self) {
         let mut state = self.lock();
         state.unannounced = false;
-        // A quick reader may have them already.
+        // A fast reader may have taken the outputs already.
         if !state.outputs.is_empty() {
             self.wake_readers(&state);
         }
     }
 
-    /// No more will come: who polls gets what there is, then `error`.
+    /// Closes the queue: readers get the remaining outputs, then `error`.
     pub fn close(&self, error: &Error) {
         let mut state = self.lock();
         state.closed.get_or_insert_with(|| error.clone());
@@ -241,18 +248,18 @@ impl Outbox {
         let mut state = self.lock();
         state.abandoned = true;
         state.outputs = Page::default();
-        state.event = None; // closed now, not when the last request lets go of the outbox
+        state.event = None; // closed now, since requests may hold the outbox longer
         self.free_up();
     }
 
-    /// There is room again. Whoever paused is told after it is so.
+    /// Clears the full flag. Paused requests are notified afterwards.
     fn free_up(&self) {
         if self.full.swap(false, Ordering::AcqRel) {
             self.writer.made_room();
         }
     }
 
-    /// What `take` makes of the outputs, which leave the queue unless it fails.
+    /// Passes the outputs to `take`, which removes them from the queue unless it fails.
     fn take<T>(&self, timeout: Option<Duration>, take: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
         let state = self.lock();
         let none = |state: &mut State| state.outputs.is_empty() && state.closed.is_none();
@@ -262,13 +269,13 @@ impl Outbox {
             None => self.changed.wait_while(state, none).unwrap_or_else(PoisonError::into_inner),
         };
         if let Some(error) = state.closed.as_ref().filter(|_| state.outputs.is_empty()) {
-            state.event.iter().for_each(EventFd::signal); // a host may have read it
+            state.event.iter().for_each(EventFd::signal); // the host may have read the eventfd
             return Err(error.clone());
         }
         let was_empty = state.outputs.is_empty();
         let outputs = take(&mut state)?;
         if let Some(event) = state.event.as_ref().filter(|_| !was_empty) {
-            // A host may have read the descriptor; where a poll finds the end it must be readable again.
+            // The host may have read the eventfd. If the queue is closed, it must stay readable.
             if state.closed.is_some() { event.signal() } else { event.clear() }
         }
         self.free_up();
@@ -365,7 +372,7 @@ mod tests {
             }
             drop(queue.poll_page(None, |_| Ok(())).unwrap());
         }
-        // Two take turns: it was the first one's again.
+        // Two pages alternate. The spare one was the large page of the first poll.
         assert!(queue.outbox.spare.lock().unwrap().is_none());
     }
 

@@ -1,5 +1,5 @@
-//! The requests that have not ended, the sequences there are, and the commands for them: what other threads touch, under one
-//! short lock.
+//! The table of live requests and sequences, and the commands for them. All threads use it, under
+//! one lock that is held briefly.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use crate::arena::Promise;
 use crate::error::{Error, Result};
 use crate::sched::{IdMap, Newcomer};
 
-/// What the next step will do first.
+/// A command that the next step applies.
 pub enum Command {
     Add { id: u64, work: Box<Work> },
     Abort { request: u64 },
@@ -37,23 +37,24 @@ pub enum Command {
     Unpin { id: u64 },
 }
 
-/// A sequence that a fork is to make.
+/// A sequence that a fork creates.
 pub struct Child {
     pub id: u64,
-    /// None: it draws the same random numbers as its parent.
+    /// Seed of the child. `None` selects the random numbers of the parent.
     pub seed: Option<u64>,
     pub user_data: u64,
     pub outbox: Arc<Outbox>,
-    /// When the host asked for it.
+    /// Time of the call.
     pub asked: Duration,
 }
 
+/// The live requests, the known sequences and the pending commands.
 pub struct Registry {
     limits: QueueLimits,
-    /// Most tokens of a sequence.
+    /// Maximum length of a sequence in tokens.
     longest: usize,
     state: Mutex<State>,
-    /// Wakes the driver: there are commands.
+    /// Wakes the stepping thread when there are commands.
     pub wakeup: Arc<Wakeup>,
 }
 
@@ -62,15 +63,15 @@ struct State {
     last_id: u64,
     live: IdMap<u64, Live>,
     sequences: IdMap<u64, Known>,
-    /// Pins, by id.
+    /// Ids of the pins.
     pins: Vec<u64>,
     inbox: VecDeque<Command>,
-    /// How often it was emptied.
+    /// Number of times that the inbox was emptied.
     round: u64,
     waiting: Line,
-    /// Requests that were refused for lack of room in a queue.
+    /// Number of requests that were refused because a queue was full.
     rejections: u64,
-    /// All that have a reader.
+    /// All outboxes with a reader.
     outboxes: Vec<Weak<Outbox>>,
     failure: Option<Error>,
 }
@@ -79,49 +80,50 @@ struct State {
 #[derive(Default)]
 struct Live {
     open: Vec<Open>,
-    /// Its sequences have its own id and those after it: so many at most, of those that have not ended.
+    /// Its running sequences have ids from that of the request to `width` - 1 above it.
     width: u64,
     aborting: bool,
-    /// Kept as long as it lives: that there is room for its sequences.
+    /// Reservation of KV blocks, kept for the lifetime of the request.
     _promise: Option<Promise>,
 }
 
-/// One of its sequences whose last output is still to come.
+/// A turn whose last output is pending.
 #[derive(Clone)]
 pub struct Open {
-    /// Where it goes.
+    /// Receiver of the last output.
     pub outbox: Arc<Outbox>,
-    /// What it says if the sequence ends before it has begun.
+    /// The last output if the turn ends before it starts.
     pub last: Output,
-    /// Its place among those that wait. None once a step has computed some of it, and of those that begin with another.
+    /// Ticket in the waiting queue. `None` after its first step, and for samples that start with
+    /// another one.
     place: Option<Place>,
 }
 
-/// A sequence as of the last committed step, and of the commands since.
+/// A sequence after the last step and the commands since then.
 #[derive(Clone)]
 pub struct Known {
     pub request: u64,
     pub index: u32,
-    /// Its tokens.
+    /// Number of tokens.
     pub len: usize,
-    /// It waits for the host to resume or free it.
+    /// Whether it waits for the host to resume or free it.
     pub idle: bool,
-    /// One of several that are chosen together: it cannot be taken out of them.
+    /// Whether it is a beam. Beams are chosen together and cannot be used alone.
     pub beam: bool,
-    /// Its K and V come from another instruction path: its bits are not those of this one.
+    /// Whether K and V come from another instruction path, so that results are not bit-identical.
     pub inexact: bool,
-    /// Tokens that were appended while it was idle.
+    /// Number of tokens that were appended while it was idle.
     pub fresh: usize,
-    /// Its request's, or its parent's.
+    /// Priority of the request, or of the parent.
     pub priority: i32,
-    /// The round of the inbox in which its length was last changed.
+    /// Value of `round` when a command last changed its length.
     changed: u64,
     pub outbox: Arc<Outbox>,
     pub user_data: u64,
 }
 
 impl Known {
-    /// One that has not run.
+    /// Creates an entry for a sequence that has not run.
     pub fn new(request: u64, index: u32, len: usize, outbox: Arc<Outbox>, user_data: u64) -> Known {
         let (idle, beam, inexact) = (false, false, false);
         Known { request, index, len, idle, beam, inexact, fresh: 0, priority: 0, changed: 0, outbox, user_data }
@@ -133,12 +135,12 @@ impl Known {
         Open { outbox: self.outbox.clone(), last: last.of(index), place: None }
     }
 
-    /// One that begins as this one does.
+    /// Creates an entry for a fork.
     fn child(&self, id: u64, len: usize, outbox: Arc<Outbox>, user_data: u64) -> Known {
         Known { inexact: self.inexact, priority: self.priority, ..Known::new(id, 0, len, outbox, user_data) }
     }
 
-    /// What it waits for, as one that the host has asked at that time to choose up to so many tokens.
+    /// Returns the waiting entry for a turn that starts at `at` and generates up to `most` tokens.
     fn waits(&self, most: usize, at: Duration) -> Waits {
         Waits::new(self.fresh.max(1), most, self.priority, at)
     }
@@ -149,7 +151,7 @@ impl State {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Whether so much more may wait, of which the outputs go to `outbox`. A refusal is counted.
+    /// Checks whether more requests may wait and whether `outbox` has space. Counts a refusal.
     fn check_room(&mut self, limits: QueueLimits, outbox: &Outbox, requests: usize, tokens: usize) -> Result<()> {
         let result = outbox.check_room().and_then(|()| self.waiting.total().check(limits, requests, tokens));
         self.rejections += result.is_err() as u64;
@@ -199,9 +201,9 @@ impl State {
         Ok(Box::new(open))
     }
 
-    /// The sequence runs from now on, and owes a last output.
+    /// Starts a turn of the sequence: reserves its last output and adds it to the waiting queue.
     fn open(&mut self, known: &Known, most: usize, at: Duration) -> Result<Open> {
-        // What can fail comes first.
+        // Everything that can fail comes first.
         self.live.try_reserve(1)?;
         self.waiting.reserve()?;
         let mut made = Live::default();
@@ -211,12 +213,12 @@ impl State {
         live.width = live.width.max(known.index as u64 + 1);
         let open = Open { place: Some(self.waiting.enter(known.waits(most, at))), ..known.open() };
         live.open.push(open.clone());
-        // An abort from before this does not reach it.
+        // An earlier abort does not apply to this turn.
         live.aborting = false;
         Ok(open)
     }
 
-    /// What `open` did for a request is undone.
+    /// Reverts `open` for a request.
     fn never_open(&mut self, id: u64) {
         for open in self.live.remove(&id).into_iter().flat_map(|live| live.open) {
             self.waiting.leave(open.place);
@@ -232,11 +234,11 @@ impl Registry {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is whole between any two statements below.
+        // Each critical section leaves the state consistent, so a poisoned lock is safe to use.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ok unless the engine has failed.
+    /// Fails if the engine has failed.
     pub fn check(&self) -> Result<()> {
         self.lock().check()
     }
@@ -250,7 +252,7 @@ impl Registry {
         Ok(outbox)
     }
 
-    /// Runs `act` on the state of an engine that has not failed; what it left in the inbox is announced.
+    /// Runs `act` on the state if the engine has not failed, then wakes the stepping thread.
     fn command<T>(&self, act: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
         let mut state = self.lock();
         state.check()?;
@@ -261,8 +263,8 @@ impl Registry {
         Ok(result)
     }
 
-    /// Gives a request its id, and the following ones to the sequences it may branch into, and leaves its command. Ids follow
-    /// the order of commands.
+    /// Adds a request: assigns its id and the following ids for its forks, and appends its command.
+    /// Ids have the order of commands.
     pub fn add(&self, mut work: Box<Work>, seed_of: impl Fn(u64) -> u64) -> Result<u64> {
         self.command(|state| {
             state.live.try_reserve(1)?;
@@ -294,7 +296,8 @@ impl Registry {
         self.command(|state| state.abort(request))
     }
 
-    /// Gives `n` children their ids and leaves the command to make them; `child` says how, and sees the parent.
+    /// Assigns ids to `n` children and appends the command that creates them. `child` returns the
+    /// parameters of each child.
     pub fn fork(
         &self,
         parent: u64,
@@ -330,7 +333,7 @@ impl Registry {
                 let (outbox, user_data) = (child.outbox.clone(), child.user_data);
                 let made = Known { idle, ..known.child(child.id, at, outbox, user_data) };
                 if !idle && let Err(error) = state.open(&made, self.longest - at, child.asked) {
-                    // All or none.
+                    // All or nothing.
                     ids.iter().for_each(|&id| state.never_open(id));
                     return Err(error);
                 }
@@ -345,7 +348,7 @@ impl Registry {
         self.command(|state| {
             let round = state.round;
             let known = state.sequence(seq)?;
-            // One that runs needs room for the token it will choose.
+            // A running sequence needs space for the token that it samples next.
             let most = if known.idle { self.longest } else { self.longest - 1 };
             if tokens.len() > most.saturating_sub(known.len) {
                 return Err(Error::invalid(format!(
@@ -404,7 +407,7 @@ impl Registry {
         })
     }
 
-    /// A command of a journal: it was checked when it was first asked for.
+    /// Appends a command of a journal, which was checked when it was recorded.
     pub fn replay(&self, command: Command) -> Result<()> {
         self.command(|state| {
             state.inbox.push_back(command);
@@ -412,7 +415,7 @@ impl Registry {
         })
     }
 
-    /// As `replay`. The parent may have ended since it was asked to fork.
+    /// Appends a fork of a journal. The parent may have ended after the original call.
     pub fn replay_fork(&self, parent: u64, len: Option<usize>, forked: &[Forked], idle: bool, outbox: &Arc<Outbox>) -> Result<()> {
         self.command(|state| {
             let known = state.sequences.get(&parent).cloned().unwrap_or_else(|| Known::new(parent, 0, 0, outbox.clone(), 0));
@@ -433,7 +436,7 @@ impl Registry {
         })
     }
 
-    /// As `replay`. The sequence may have ended since it was asked for.
+    /// Appends an export of a journal. The sequence may have ended after the original call.
     pub fn replay_export(&self, seq: u64, outbox: &Arc<Outbox>) -> Result<()> {
         self.command(|state| {
             let known = state.sequences.get(&seq).map(Known::open);
@@ -443,7 +446,7 @@ impl Registry {
         })
     }
 
-    /// The id is unknown from now on.
+    /// Frees a sequence. Its id is unknown from now on.
     pub fn free(&self, seq: u64) -> Result<()> {
         self.command(|state| {
             state.sequence(seq)?;
@@ -459,7 +462,7 @@ impl Registry {
         state.sequences.get(&seq).cloned().ok_or_else(|| unknown(seq))
     }
 
-    /// The blob follows as an output.
+    /// Exports a sequence. Its state follows as an output.
     pub fn export(&self, seq: u64, outbox: Option<&Arc<Outbox>>) -> Result<()> {
         self.command(|state| {
             let known = state.sequence(seq)?;
@@ -504,29 +507,30 @@ impl Registry {
         })
     }
 
-    /// The reader of an outbox is gone: what still writes to it ends.
+    /// Removes a queue whose reader is gone, and ends the turns that write to it.
     pub fn forget_queue(&self, outbox: &Arc<Outbox>) {
         let mut state = self.lock();
         state.outboxes.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(outbox)));
-        // Whoever writes to it holds it too.
+        // Writers hold a reference too.
         if Arc::strong_count(outbox) == 1 {
             return;
         }
         let mut orphans = Vec::new();
         for (&request, live) in &state.live {
             let writes = |open: &&Open| Arc::ptr_eq(&open.outbox, outbox);
-            // Without memory they run to their end, unheard.
+            // Without memory for the command, the sequence runs to its end, and its outputs are
+            // discarded.
             if orphans.try_reserve(live.open.len()).is_err() {
                 continue;
             }
             match live.open.iter().all(|open| writes(&open)) {
                 true => orphans.push(Command::Abort { request }),
-                // The others were resumed elsewhere.
+                // Other sequences of the request were resumed with another queue.
                 false => orphans.extend(live.open.iter().filter(writes).map(|open| Command::End { seq: open.last.sequence })),
             }
         }
         for orphan in &orphans {
-            // Without memory for the command the sequence runs to its end, unheard.
+            // As above, without memory the sequence runs to its end.
             let _ = match *orphan {
                 Command::Abort { request } => state.abort(request),
                 Command::End { seq } => state.end(seq),
@@ -539,14 +543,14 @@ impl Registry {
         }
     }
 
-    /// Swaps the commands so far for the empty `inbox`.
+    /// Swaps the pending commands with the empty `inbox`.
     pub fn take_commands(&self, inbox: &mut VecDeque<Command>) {
         let mut state = self.lock();
         state.round += 1;
         std::mem::swap(&mut state.inbox, inbox);
     }
 
-    /// A sequence came into being by itself, as one of a request's samples.
+    /// Adds a sequence that was created by a step, as one of the samples of a request.
     pub fn born(&self, seq: u64, known: Known) -> Result<()> {
         let mut state = self.lock();
         state.sequences.try_reserve(1)?;
@@ -555,19 +559,19 @@ impl Registry {
         Ok(())
     }
 
-    /// The sequences have so many tokens now.
+    /// Updates the lengths of sequences after a step.
     pub fn grown(&self, lens: impl Iterator<Item = (u64, usize)>) {
         let mut state = self.lock();
         let State { sequences, round, .. } = &mut *state;
         for (seq, len) in lens {
-            // What the host has asked for since counts already.
+            // The length already includes commands that the step has not applied.
             if let Some(known) = sequences.get_mut(&seq).filter(|known| known.changed != *round) {
                 known.len = len;
             }
         }
     }
 
-    /// The last output of a request's sequence is on its way; `kept`: the sequence stays.
+    /// Records the end of a turn. If the sequence is kept, `kept` is its length.
     pub fn ended(&self, output: &Output, kept: Option<usize>) {
         let mut state = self.lock();
         match kept {
@@ -588,18 +592,19 @@ impl Registry {
         }
     }
 
-    /// The first of the request's sequences, beside this one, whose last output is still to come: its index.
+    /// Returns the index of the first sequence of the request with a pending last output, except
+    /// `beside`.
     pub fn open(&self, request: u64, beside: Option<u32>) -> Option<u32> {
         let state = self.lock();
         state.live.get(&request)?.open.iter().map(|open| open.last.index).find(|&index| Some(index) != beside)
     }
 
-    /// Ids that hold all sequences of the request that run.
+    /// Returns a range that contains the ids of all running sequences of the request.
     pub fn ids(&self, request: u64) -> Range<u64> {
         request..request + self.lock().live.get(&request).map_or(0, |live| live.width)
     }
 
-    /// A sequence that nobody may use is gone.
+    /// Removes a sequence that was never created or is not returned.
     pub fn forget(&self, seq: u64) {
         self.lock().sequences.remove(&seq);
     }
@@ -608,7 +613,7 @@ impl Registry {
         self.lock().pins.retain(|&other| other != id);
     }
 
-    /// A step has computed some of the sequence's turn.
+    /// Removes a turn from the waiting queue after its first step.
     pub fn begun(&self, request: u64, seq: u64) {
         let mut state = self.lock();
         let State { live, waiting, .. } = &mut *state;
@@ -617,14 +622,16 @@ impl Registry {
         }
     }
 
-    /// Whether a request with so many tokens would be let in beside what waits.
+    /// Returns whether a request with `tokens` tokens would be admitted to the waiting queue.
     pub fn would_admit(&self, outbox: &Outbox, tokens: usize) -> bool {
         outbox.check_room().and_then(|()| self.lock().waiting.total().check(self.limits, 1, tokens)).is_ok()
     }
 
-    /// All that waits, in the order in which it came. However much that is, the lock is held for no more than `AT_ONCE` entries (100 KB
-    /// to copy, some microseconds): a host that asks holds up neither the stepping thread nor other hosts. What comes or goes
-    /// between two pieces may be in it or not.
+    /// Returns all waiting entries in order of arrival.
+    ///
+    /// The lock is held for at most `AT_ONCE` entries (100 KB, some microseconds), so that the call
+    /// delays neither the stepping thread nor other callers. Entries that come or go during the
+    /// call may be missing or included.
     pub fn waiting(&self) -> Result<Vec<Waits>> {
         const AT_ONCE: usize = 4096;
         let (mut all, mut last) = (Vec::new(), None);
@@ -646,8 +653,8 @@ impl Registry {
         self.lock().live.len() as u64
     }
 
-    /// From now on every command is refused with `error`. Says where the outputs of each live request go, and what would be
-    /// the last one of each of its sequences if they have not begun.
+    /// Makes all later commands fail with `error`. Calls `last` for each pending turn, with its
+    /// queue and its last output if it has not started.
     pub fn fail(&self, error: &Error, mut last: impl FnMut(Arc<Outbox>, Output)) {
         let mut state = self.lock();
         state.failure.get_or_insert_with(|| error.clone());
@@ -656,7 +663,8 @@ impl Registry {
         state.waiting = Line::default();
         let mut live = std::mem::take(&mut state.live);
         drop(state);
-        // In an order that a replay has too, where there is memory to find it.
+        // Sorted by id, so that a replay has the same order. Without memory for the ids, the order
+        // is undefined.
         let mut ids = Vec::new();
         if ids.try_reserve_exact(live.len()).is_ok() {
             ids.extend(live.keys().copied());
@@ -667,7 +675,7 @@ impl Registry {
         live.into_values().for_each(end);
     }
 
-    /// After `fail`, and after the last outputs: every queue says that no more will come.
+    /// Closes all queues, after `fail` and the last outputs.
     pub fn close_queues(&self, error: &Error) {
         let outboxes = self.lock().outboxes.clone();
         outboxes.iter().filter_map(Weak::upgrade).for_each(|outbox| outbox.close(error));

@@ -1,9 +1,10 @@
-//! The largest steps, once before the first one: what they take has then been taken, and what does not fit is known when an engine is created.
+//! Warm-up: the largest steps run once when an engine is created. They make all allocations of the
+//! device, so that a lack of memory is detected early.
 
 use crate::batch::{Batch, BlockCopy, Span};
 use crate::error::Result;
 
-/// Room that steps have.
+/// The limits of the steps of an engine.
 #[derive(Debug, Clone, Copy)]
 pub struct Stage {
     pub rows: usize,
@@ -11,22 +12,22 @@ pub struct Stage {
     pub blocks: usize,
     pub block_size: usize,
     pub groups: usize,
-    /// Most tokens of a sequence.
+    /// Maximum length of a sequence in tokens.
     pub longest: usize,
 }
 
-/// As many rows of prompts, and as many decodes, as a step can have, and a copy of a block.
+/// Returns the largest prefill step, with a block copy, and the largest decode step.
 pub fn largest_batches(stage: Stage) -> Result<[Batch; 2]> {
     let mut prompts = Rehearsal::new(stage)?;
     while prompts.add(stage.longest) {}
-    // Copies come before all else, and nothing is in these blocks yet.
+    // The copies precede the computation, and these blocks are empty.
     prompts.batch.copies.extend((stage.blocks > 0).then(|| BlockCopy { from: 0, to: stage.blocks as u32 - 1 }));
     let mut decodes = Rehearsal::new(stage)?;
     while decodes.add(1) {}
     Ok([prompts, decodes].map(|rehearsal| rehearsal.batch))
 }
 
-/// A step of one row. None: there is no room for a sequence.
+/// Returns a step with one decode. `None` if no sequence fits.
 pub fn one_decode(stage: Stage) -> Result<Option<Batch>> {
     let mut decode = Rehearsal::new(stage)?;
     Ok(decode.add(1).then_some(decode.batch))
@@ -35,7 +36,7 @@ pub fn one_decode(stage: Stage) -> Result<Option<Batch>> {
 struct Rehearsal {
     stage: Stage,
     batch: Batch,
-    /// That are taken.
+    /// Number of allocated blocks.
     blocks: usize,
 }
 
@@ -46,7 +47,7 @@ impl Rehearsal {
         Ok(Rehearsal { stage, batch, blocks: 0 })
     }
 
-    /// A sequence that begins, of at most so many rows. False: there is no room.
+    /// Adds a new sequence of at most `rows` tokens. Returns false if nothing fits.
     fn add(&mut self, rows: usize) -> bool {
         let Stage { block_size, groups, .. } = self.stage;
         let spare_blocks = (self.stage.blocks - self.blocks) / groups;

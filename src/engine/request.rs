@@ -1,4 +1,4 @@
-//! What a request asks for, and the checks that turn it into work.
+//! Requests, and the checks that prepare them for the scheduler.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,34 +15,35 @@ use crate::kv::Chain;
 use crate::options::{BeamParams, Dry, MOST_PRIORITY, OutputKind, SamplingParams};
 use crate::sched::{Arrival, Branching, Newcomer};
 
-/// What a request asks for.
+/// The parameters of a request.
 #[derive(Clone)]
 pub struct Request {
     pub prompt: Prompt,
     pub sampling: SamplingParams,
-    /// Results: samples, or the best beams.
+    /// Number of results: samples, or the best beams.
     pub n: u32,
-    /// Samples to draw, of which the `n` with the highest log probability are results. None: `n`.
+    /// Number of samples, of which the `n` with the highest log probability are returned. `None`
+    /// selects `n`.
     pub best_of: Option<u32>,
-    /// Search for the most probable continuations instead of sampling.
+    /// Parameters of beam search, which replaces sampling.
     pub beam: Option<BeamParams>,
-    /// Where the engine's order goes by priority: the higher comes first. -100 to 100.
+    /// Priority for order policies that use it, -100 to 100. Higher values rank first.
     pub priority: i32,
-    /// Its sequences stay when they end, and can be resumed.
+    /// Whether its sequences stay idle when they end, so that they can be resumed.
     pub keep: bool,
-    /// Keep only so many of the prompt's last tokens.
+    /// Number of last prompt tokens to keep.
     pub truncate_prompt_tokens: Option<usize>,
-    /// Only requests with the same salt find each other's prefixes.
+    /// Salt of the prefix cache. Only requests with the same salt share prefixes.
     pub salt: Vec<u8>,
-    /// Edits the logits before anything else does.
+    /// Hook that edits the logits before all other processing.
     pub hook: Option<LogitsHook>,
-    /// It ends when so much time has passed since it was added, with what it has by then.
+    /// Time after which the request ends with the tokens it has.
     pub deadline: Option<Duration>,
-    /// Comes back in every output.
+    /// Number that each output returns.
     pub user_data: u64,
-    /// Let the tokenizer add its special tokens (such as BOS) to a text prompt.
+    /// Whether the tokenizer adds its special tokens (such as BOS) to a text prompt.
     pub add_special: bool,
-    /// Leave special tokens out of the output's text.
+    /// Whether the text of the output omits special tokens.
     pub skip_special: bool,
 }
 
@@ -72,28 +73,29 @@ impl Request {
         }
     }
 
-    /// Samples to draw.
+    /// Returns the number of samples to draw.
     fn samples(&self) -> u32 {
         self.best_of.unwrap_or(self.n)
     }
 }
 
-/// A request that was checked.
+/// A checked request.
 pub struct Work {
-    /// Its sequences, with all that they will need.
+    /// The sequences with all memory that they need.
     pub newcomer: Newcomer,
-    /// Results that the host waits for.
+    /// Number of results that the host expects.
     pub wanted: usize,
     pub stream: Stream,
     pub beams: Option<Box<Beams>>,
-    /// Where its sequences may need more than one of the longest: that it will be there.
+    /// Reservation of KV blocks, if the sequences can need more than one sequence of maximum
+    /// length.
     pub promise: Option<Promise>,
-    /// What a journal needs to ask for it again.
+    /// The request in the form that a journal records.
     pub again: Option<Box<Wanted>>,
 }
 
 impl Work {
-    /// It is this request from now on. `seed`: for one that brought none.
+    /// Assigns the id. `seed` applies if the request has no seed of its own.
     pub fn name(&mut self, id: u64, seed: u64) {
         let stream = &mut self.stream;
         (stream.request, stream.sequence) = (id, id);
@@ -102,12 +104,12 @@ impl Work {
 }
 
 impl Engine {
-    /// Checks a request, and hands it to the next step. What could never run is refused here.
+    /// Checks a request and queues it for the next step. A request that can never run is refused.
     pub fn add_request(&self, request: Request) -> Result<u64> {
         self.add_request_to(&self.queue, request)
     }
 
-    /// As `add_request`; its outputs go to `queue`.
+    /// Adds a request whose outputs go to `queue`.
     pub fn add_request_to(&self, queue: &Queue, mut request: Request) -> Result<u64> {
         let (prompt, max_len, branching) = self.checked(queue, &mut request)?;
         let mut again = if self.journals { Some(Box::new(Wanted::of(&request)?)) } else { None };
@@ -122,7 +124,8 @@ impl Engine {
         let newcomer = arrival.prepare(&self.info.paging)?;
         let ranked = request.best_of.is_some_and(|samples| samples > request.n);
         if ranked {
-            sampling.output = OutputKind::Final; // nobody knows before the end which are returned, and in which order
+            // the results and their order are known only at the end
+            sampling.output = OutputKind::Final;
         }
         let turn = self.turn(sampling, queue.outbox().clone(), request.hook, request.user_data, request.skip_special, keep)?;
         let deadline = self.deadline(turn.asked, request.deadline)?;
@@ -137,7 +140,8 @@ impl Engine {
         self.shared.registry.add(work, |id| self.seed_of(id))
     }
 
-    /// The prompt's tokens, the length at which the request ends, and into what it branches. What could never run is refused.
+    /// Checks a request. Returns the prompt tokens, the maximum length and the branching. A request
+    /// that can never run is refused.
     pub(super) fn checked(&self, queue: &Queue, request: &mut Request) -> Result<(Vec<u32>, usize, Branching)> {
         self.check()?;
         self.check_queue(queue)?;
@@ -187,7 +191,7 @@ impl Engine {
         }
     }
 
-    /// How many sequences the request becomes; what contradicts itself is refused.
+    /// Returns the number of sequences of the request. Contradictory parameters are refused.
     fn branching(&self, request: &Request) -> Result<Branching> {
         let (n, samples) = (request.n, request.samples());
         if n == 0 {
@@ -213,7 +217,7 @@ impl Engine {
         Ok(branching)
     }
 
-    /// Whether the request's sequences, all of the full length, would fit the pool alone.
+    /// Checks whether the sequences of the request fit the empty pool at full length.
     fn check_room(&self, prompt: usize, max_len: usize, branching: Branching) -> Result<()> {
         let memory = &self.info.memory;
         let most = self.most_blocks(prompt, max_len, branching);
@@ -227,12 +231,12 @@ impl Engine {
         )))
     }
 
-    /// Blocks of a request's sequences, all of the full length.
+    /// Returns the number of blocks of the sequences of a request at full length.
     pub(super) fn most_blocks(&self, prompt: usize, max_len: usize, branching: Branching) -> usize {
         self.info.paging.most_of(branching.width(), prompt, max_len, self.capacity.chunk)
     }
 
-    /// The prompt as tokens; of them the last `most`.
+    /// Returns the prompt as tokens, truncated to the last `most`.
     pub(super) fn prompt_tokens(&self, prompt: Prompt, add_special: bool, most: Option<usize>) -> Result<Vec<u32>> {
         let mut tokens = match prompt {
             Prompt::Text(text) if text.is_empty() => Vec::new(),
@@ -256,7 +260,7 @@ impl Engine {
         }
     }
 
-    /// The length at which a sequence that has `len` tokens now ends.
+    /// Returns the length at which a sequence of `len` tokens ends.
     pub(super) fn max_len(&self, len: usize, sampling: &SamplingParams) -> Result<usize> {
         let most = self.info.memory.max_model_len;
         if len == 0 {
@@ -279,7 +283,7 @@ impl Engine {
         Ok(sampling.max_tokens.map_or(most, |tokens| len.saturating_add(tokens).min(most)))
     }
 
-    /// How a sequence is to go on; its seed is the sampling parameters' own, or 0.
+    /// Builds the parameters of a turn. Its seed is that of the sampling parameters, or 0.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn turn(
         &self,
@@ -297,7 +301,7 @@ impl Engine {
         Ok(Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, keep, deadline: None, asked })
     }
 
-    /// When so much time has passed since `asked`. One that no clock will ever show is none.
+    /// Returns the deadline after `time`. `None` if the time cannot be represented.
     pub(super) fn deadline(&self, asked: Duration, time: Option<Duration>) -> Result<Option<Duration>> {
         match time {
             Some(Duration::ZERO) => Err(Error::invalid("the deadline has passed already: give the request some time, or do not add it")),
@@ -320,20 +324,21 @@ impl Engine {
         Ok(Rules { eos: self.eos_of(&params), bad_words, token_bytes, params })
     }
 
-    /// Breakers that are not given become the default ones, where there is text to find them in; and the bytes to find them in.
+    /// Sets the default sequence breakers if none are given and there is a tokenizer. Returns the
+    /// bytes of all tokens if breakers are used.
     fn settle_breakers(&self, dry: &mut Dry) -> Result<Arc<Vec<Vec<u8>>>> {
         let defaults: &[&str] = if self.shared.text.is_some() { &Dry::DEFAULT_BREAKERS } else { &[] };
         let breakers = dry.sequence_breakers.get_or_insert_with(|| defaults.iter().map(|&text| text.into()).collect());
         if breakers.is_empty() || !dry.is_on() { Ok(Arc::default()) } else { self.token_bytes() }
     }
 
-    /// Odd multipliers keep neighbouring ids and seeds apart.
+    /// Derives the seed of a request. Odd multipliers separate neighbouring ids and seeds.
     pub(super) fn seed_of(&self, id: u64) -> u64 {
         self.seed.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ id.wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
 }
 
-/// Stream `i` of one seed: the first draws the seed's own numbers.
+/// Returns the seed of sample `i`. Sample 0 uses the seed of the request.
 pub fn branch_seed(seed: u64, i: usize) -> u64 {
     seed.wrapping_add((i as u64).wrapping_mul(0xA076_1D64_78BD_642F))
 }

@@ -1,4 +1,4 @@
-//! A step that could not be computed is tried again, without those that may be to blame.
+//! Retries of failed steps, without the groups that may have caused the failure.
 
 use std::time::Duration;
 
@@ -9,34 +9,34 @@ use super::trace::Phase;
 use crate::error::{Error, Result};
 use crate::sched::FinishReason;
 
-/// For how long, and over how many steps, nobody's absence may help before the engine gives the requests up.
+/// Retry timeout: the time and the number of failed steps after which the requests end.
 const PATIENCE: Duration = Duration::from_secs(1);
 const TRIES: u32 = 3;
 
-/// Steps of which nothing could be computed, whoever was left out, since this one.
+/// A series of steps in which no group could be computed.
 pub struct Trouble {
     since: Duration,
     steps: u32,
-    /// Who came after this one was not in the first of them.
+    /// Largest group id in the first step of the series. Later groups have a timeout of their own.
     latest: u64,
 }
 
-/// What came of trying the groups of a failed step apart.
+/// The result of retrying the groups of a failed step separately.
 struct Trial {
-    /// By those that could go on.
+    /// Result of the groups that succeeded.
     done: StepReport,
     culprits: Vec<(u64, Error)>,
-    /// The last one.
+    /// The last error.
     error: Error,
-    /// Failures before the first success.
+    /// Number of failures before the first success.
     fruitless: u32,
 }
 
-/// After so many failures nobody is tried any more: it is not the requests.
+/// Number of failures without a success after which the retry stops: the cause is not a request.
 const MOST_FRUITLESS: u32 = 100;
 
 impl Core {
-    /// A step of all that are ready. What can be computed is committed, the rest is as it was before.
+    /// Runs a step of all ready groups. Commits what can be computed. The rest stays unchanged.
     pub(super) fn advance(&mut self) -> Result<StepReport> {
         self.tell_costs();
         self.take_commands();
@@ -57,7 +57,7 @@ impl Core {
         result
     }
 
-    /// Those whose queues were full are looked at only where a reader has made room since: there may be many.
+    /// Checks the paused groups only if a reader has emptied a full queue, since there may be many.
     fn look_for_room(&mut self) {
         let rooms = self.shared.registry.wakeup.rooms();
         let changed = std::mem::replace(&mut self.rooms, rooms) != rooms;
@@ -66,7 +66,8 @@ impl Core {
         }
     }
 
-    /// Who cannot go on alone, while others can, ends with the error.
+    /// Retries the groups of a failed step separately. If some succeed, those that failed alone end
+    /// with their error.
     fn go_on_without_culprits(&mut self, error: Error) -> Result<StepReport> {
         let groups = std::mem::take(&mut self.suspects);
         let mut trial = Trial { done: StepReport::default(), culprits: Vec::new(), error, fruitless: 0 };
@@ -79,8 +80,8 @@ impl Core {
         Ok(trial.done)
     }
 
-    /// These groups failed together: each half is tried without the other. One that is alone gets another chance, since a fault
-    /// that does not come again is nobody's.
+    /// Tries both halves of groups that failed together. A group that fails alone gets one more
+    /// attempt, since a transient failure has no cause in the request.
     fn try_apart(&mut self, groups: &[u64], trial: &mut Trial) {
         if let &[alone] = groups {
             if !self.try_some(groups, trial) {
@@ -96,7 +97,7 @@ impl Core {
         }
     }
 
-    /// A step of these groups alone. False: it failed.
+    /// Runs a step of these groups. Returns false if it failed.
     fn try_some(&mut self, groups: &[u64], trial: &mut Trial) -> bool {
         match self.attempt(Some(groups)) {
             Ok(report) => {
@@ -114,8 +115,9 @@ impl Core {
         }
     }
 
-    /// Nothing is lost, and the next step tries again; but not for ever. Whether these requests are to blame or the device cannot be
-    /// told: it is asked again with whoever comes next.
+    /// Records a step in which no group succeeded. The next step tries again. After the timeout,
+    /// the groups of the step end, since the failure may be caused by them or by the device. Later
+    /// groups are tried without them.
     fn bear(&mut self, error: &Error) {
         let latest = self.suspects.iter().copied().max().unwrap_or(0);
         let trouble = self.trouble.get_or_insert(Trouble { since: self.now, steps: 0, latest });
@@ -127,12 +129,12 @@ impl Core {
         self.trouble = None;
         let error = Error::new(error.code(), format!("no step could be computed with it for {PATIENCE:?}: {}", error.message()));
         let groups = std::mem::take(&mut self.suspects);
-        // Whoever came since has its own second.
+        // Groups that arrived after the first failure have a timeout of their own.
         groups.iter().filter(|group| **group <= latest).for_each(|&group| self.end_group(group, &error));
         self.suspects = groups;
     }
 
-    /// Ends what goes on together; `group` is the first of it.
+    /// Ends the sequences of a group. `group` is its first sequence.
     fn end_group(&mut self, group: u64, error: &Error) {
         self.unpin(group);
         match request_of_beam(&self.beams, group) {

@@ -1,4 +1,4 @@
-//! The seam between deciding what to compute and computing it.
+//! The interface between scheduling and computation.
 
 use crate::backend::{Backend, BatchSize, InputLimits};
 use crate::batch::draws::{DrawLimits, Drawn, Draws};
@@ -8,88 +8,95 @@ use crate::kv::BlockId;
 use crate::model::{Decoder, KvCache};
 use crate::sched::StepPlan;
 
-/// Computes plans. The engine's runner has a model; a test's runner may dictate the logits.
+/// Computes plans. The runner of an engine has a model. A test can replace it by one with given
+/// logits.
 pub trait Runner: Send {
     /// Starts a step.
     fn submit(&mut self, plan: &StepPlan) -> Result<Ticket>;
-    /// Finishes it: `[sampled parts, vocab]` logits.
+    /// Waits for the step. Returns its logits: `[logit rows, vocab]`.
     fn wait(&mut self, ticket: Ticket) -> Result<&[f32]>;
 
-    /// How many tokens of a step it can draw by itself. None: whoever reads the logits chooses.
+    /// Returns the limits of sampling on the device. `None` if only the host samples.
     fn draw_limits(&self) -> Option<DrawLimits> {
         None
     }
 
-    /// Whether it may begin with the step that a plan of so many rows foresees before it is asked for it.
+    /// Returns whether the device may start the predicted step after a plan of `_rows` tokens.
     fn works_ahead(&self, _rows: usize) -> bool {
         false
     }
 
-    /// Whether it has begun with what the last plan foresaw.
+    /// Returns whether the device has started the step that the last plan predicted.
     fn is_ahead(&self) -> bool {
         false
     }
 
-    /// That will not come.
+    /// Cancels the predicted step.
     fn forget_foreseen(&mut self) {}
 
-    /// As `wait`, with a token drawn from each row that `draws` names. What these rows then hold is nobody's business.
+    /// Waits for the step as `wait` does, and samples a token for each row in `draws`. The logits
+    /// of these rows are undefined afterwards.
     fn wait_and_draw(&mut self, ticket: Ticket, _draws: &Draws) -> Result<Computed<'_>> {
         Ok(Computed { logits: self.wait(ticket)?, drawn: &[] })
     }
 
-    /// Whether no step can be computed any more, whoever is in it.
+    /// Returns whether the device is lost, so that no step can be computed any more.
     fn is_lost(&self) -> bool {
         false
     }
 
-    /// Copies blocks to the host tier. After an error nothing is known of any of them there.
+    /// Copies blocks to the host tier. After an error, the contents of all target blocks are
+    /// undefined.
     fn swap_out(&mut self, _moves: &[BlockMove]) -> Result<()> {
         Ok(())
     }
 
-    /// Copies blocks back.
+    /// Copies blocks back to the device.
     fn swap_in(&mut self, _moves: &[BlockMove]) -> Result<()> {
         Ok(())
     }
 
-    /// Appends the K and V of a sequence's blocks, as they are stored, to `out`. A runner without any has nothing to say.
+    /// Appends the stored K and V of the blocks to `out`. A runner without KV appends nothing.
     fn read_blocks(&self, _blocks: &[BlockId], _tail: Tail, _out: &mut Vec<u8>) -> Result<()> {
         Ok(())
     }
 
-    /// Takes them back.
+    /// Restores K and V from bytes that `read_blocks` returned.
     fn write_blocks(&mut self, _blocks: &[BlockId], _bytes: &[u8]) -> Result<()> {
         Ok(())
     }
 
-    /// Makes the moves, which read no block that they write, and gives back the memory of all blocks from `blocks` on.
+    /// Makes the moves, which read no block that they write, and frees the memory of all blocks
+    /// from `blocks` on.
     fn shrink(&mut self, _moves: &[BlockCopy], _blocks: usize) -> Result<()> {
         Ok(())
     }
 
-    /// How often the memory of blocks was not taken back: they are gone all the same, and the process is no smaller.
+    /// Returns how often the system did not take the memory of freed blocks back. The blocks are
+    /// free in any case.
     fn discard_failures(&self) -> u64 {
         0
     }
 
-    /// How K and V are stored: blocks that one runner reads are right in another that says the same.
+    /// Returns the storage layout of K and V. Blocks can be exchanged between runners with the same
+    /// layout.
     fn layout(&self) -> String {
         String::new()
     }
 }
 
-/// What came of a step.
+/// The result of a step.
 pub struct Computed<'a> {
-    pub logits: &'a [f32], // [rows of logits, vocab], of which those that were drawn from hold anything
+    /// [logit rows, vocab] The logits. The rows of sampled tokens are undefined.
+    pub logits: &'a [f32],
     pub drawn: &'a [Drawn],
 }
 
-/// A step that was started and not yet finished.
+/// A step that was started and has not finished.
 #[must_use]
 #[derive(Debug)]
 pub struct Ticket {
-    /// Rows of logits to come.
+    /// Number of logit rows of the step.
     pub logits: usize,
 }
 
@@ -108,23 +115,24 @@ impl<B: Backend> ModelRunner<B> {
         self.decoder.backend()
     }
 
-    /// Makes room for the largest batch, and computes these: then steps take nothing more of a device's memory. K and V become anything.
+    /// Runs the largest batches, so that later steps allocate no device memory. K and V are
+    /// undefined afterwards.
     pub fn rehearse(&mut self, limits: &InputLimits, batches: &[Batch]) -> Result<()> {
         self.decoder.reserve_inputs(limits)?;
         for batch in batches.iter().filter(|batch| batch.rows() > 0) {
             self.decoder.forward(batch, &mut self.kv)?;
-            // The most that any step has, whatever this one computed: what they are read into must be there, too.
+            // Reading the maximum number of logits also allocates their host buffer.
             self.decoder.logits(limits.most.logits)?;
         }
         Ok(())
     }
 
-    /// Has the device keep its decode steps; `batch` is one of them, of one row.
+    /// Makes the device record its decode steps. `batch` is a decode step with one token.
     pub fn keep_steps(&mut self, most: &BatchSize, batch: &Batch) -> Result<()> {
         self.decoder.keep_steps(most, batch, &mut self.kv)
     }
 
-    /// The same with a block that goes to the host tier and comes back.
+    /// Swaps a block out and in, for the same purpose.
     pub fn rehearse_swap(&mut self) -> Result<()> {
         let there_and_back = [BlockMove { device: 0, host: 0 }];
         self.swap_out(&there_and_back)?;
@@ -187,9 +195,9 @@ impl<B: Backend> Runner for ModelRunner<B> {
     fn shrink(&mut self, moves: &[BlockCopy], blocks: usize) -> Result<()> {
         self.forget_foreseen();
         self.kv.copy(self.decoder.backend(), moves);
-        // Nothing is read, but what has gone wrong is told.
+        // Waits for the copies and reports their errors. No logits are read.
         self.decoder.logits(0)?;
-        // What was moved is where it belongs: there is no way back, and no need of one.
+        // The moves are complete and need not be reverted if the discard fails.
         self.discard_failures += self.kv.discard(self.decoder.backend(), blocks).is_err() as u64;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Sequences as values: what a host may do with one, at any time.
+//! Operations of the host on sequences.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,46 +14,48 @@ use crate::kv::Chain;
 use crate::options::SamplingParams;
 use crate::sched::Arrival;
 
-/// How to fork.
+/// The parameters of a fork.
 #[derive(Clone, Default)]
 pub struct Fork<'a> {
-    /// The tokens that the children share with their parent. None: all, as of the step that makes them.
+    /// Number of tokens that the children share with the parent. `None` selects all tokens at the
+    /// time of the step.
     pub at: Option<usize>,
-    /// The children stay idle until they are resumed, even where the parent runs.
+    /// Whether the children stay idle until they are resumed, even if the parent runs.
     pub idle: bool,
-    /// Each child draws from a stream of its own of this seed. None: all draw the same numbers as the parent.
+    /// Seed from which each child gets random numbers of its own. `None` selects those of the
+    /// parent.
     pub seed: Option<u64>,
-    /// Where their outputs go. None: where the parent's go.
+    /// Queue of the children. `None` selects the queue of the parent.
     pub queue: Option<&'a Queue>,
-    /// None: the parent's.
+    /// User data of the children. `None` selects those of the parent.
     pub user_data: Option<u64>,
 }
 
-/// How an idle sequence goes on.
+/// The parameters of the next turn of an idle sequence.
 #[derive(Clone)]
 pub struct Resume<'a> {
     pub sampling: SamplingParams,
-    /// It stays again when it ends.
+    /// Whether the sequence stays idle again when it ends.
     pub keep: bool,
     pub queue: Option<&'a Queue>,
     pub user_data: Option<u64>,
     pub skip_special: bool,
     pub hook: Option<LogitsHook>,
-    /// The turn ends when so much time has passed, with what it has by then.
+    /// Time after which the turn ends with the tokens it has.
     pub deadline: Option<Duration>,
 }
 
-/// How an idle sequence goes on as if it had never been idle.
+/// The parameters that can change when an idle sequence continues with its previous ones.
 #[derive(Clone, Default)]
 pub struct GoOn<'a> {
     pub keep: bool,
-    /// None: where its outputs went before.
+    /// Queue. `None` selects the previous one.
     pub queue: Option<&'a Queue>,
-    /// None: its own.
+    /// User data. `None` selects the previous ones.
     pub user_data: Option<u64>,
-    /// None: the one it has.
+    /// Logits hook. `None` selects the previous one.
     pub hook: Option<LogitsHook>,
-    /// As in `Resume`.
+    /// Time after which the turn ends with the tokens it has.
     pub deadline: Option<Duration>,
 }
 
@@ -63,21 +65,23 @@ impl Resume<'_> {
     }
 }
 
-/// A sequence as of the last step, and of the calls since.
+/// The state of a sequence after the last step and the calls since then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SequenceInfo {
     pub request: u64,
     pub index: u32,
-    /// Its tokens.
+    /// Number of tokens.
     pub len: usize,
-    /// It waits to be resumed or freed.
+    /// Whether it waits to be resumed or freed.
     pub idle: bool,
-    /// Its K and V come from another instruction path: it works, and its bits are not those of this one.
+    /// Whether K and V come from another instruction path. The sequence works, but its results are
+    /// not bit-identical.
     pub inexact: bool,
 }
 
 impl Engine {
-    /// Makes `n` sequences that share the parent's blocks; each is a request of its own, whose id is the sequence's.
+    /// Creates `n` sequences that share the blocks of the parent. Each is a request whose id is
+    /// that of the sequence.
     pub fn fork(&self, seq: u64, n: usize, how: &Fork) -> Result<Vec<u64>> {
         if n == 0 {
             return Err(Error::invalid("n is 0: ask for at least one child"));
@@ -104,18 +108,18 @@ impl Engine {
         self.shared.registry.fork(seq, how.at, how.idle, n, child)
     }
 
-    /// Adds tokens to the end; a sequence that runs goes on after them.
+    /// Appends tokens. A running sequence continues after them.
     pub fn append(&self, seq: u64, tokens: Vec<u32>) -> Result<()> {
         self.check_tokens("appended", &tokens)?;
         self.shared.registry.append(seq, tokens)
     }
 
-    /// Cuts the sequence to its first `len` tokens; one that runs goes on from there.
+    /// Truncates the sequence to its first `len` tokens. A running sequence continues from there.
     pub fn rewind(&self, seq: u64, len: usize) -> Result<()> {
         self.shared.registry.rewind(seq, len)
     }
 
-    /// An idle sequence goes on.
+    /// Resumes an idle sequence with new parameters.
     pub fn resume(&self, seq: u64, how: Resume) -> Result<()> {
         self.check()?;
         self.check_sampling(&how.sampling)?;
@@ -138,7 +142,7 @@ impl Engine {
         })
     }
 
-    /// An idle sequence goes on as if it had never been idle: with its own parameters, counts and grammar.
+    /// Continues an idle sequence with its previous parameters, counts and grammar.
     pub fn go_on(&self, seq: u64, how: GoOn) -> Result<()> {
         how.queue.map_or(Ok(()), |queue| self.check_queue(queue))?;
         let asked = self.shared.clock.now();
@@ -146,19 +150,21 @@ impl Engine {
         self.shared.registry.go_on(seq, how, asked, deadline)
     }
 
-    /// Writes a sequence down; the blob, or why there is none, comes as an output of it into `queue` (None: where its others go).
+    /// Exports a sequence. Its state, or an error, follows as an output in `queue` (`None`: the
+    /// queue of the sequence).
     pub fn export(&self, seq: u64, queue: Option<&Queue>) -> Result<()> {
         queue.map_or(Ok(()), |queue| self.check_queue(queue))?;
         self.shared.registry.export(seq, queue.map(Queue::outbox))
     }
 
-    /// An idle sequence from a blob of this or another process. Its outputs go to `queue`.
+    /// Imports a sequence that this or another process has exported. It is idle, and its outputs go
+    /// to `queue`.
     pub fn import(&self, queue: &Queue, bytes: &[u8]) -> Result<u64> {
         self.check()?;
         self.check_queue(queue)?;
         let blob = Blob::decode(bytes)?;
         self.check_blob(&blob.header, blob.kv.len())?;
-        // The blob stays whole: a journal writes it down.
+        // The blob stays complete, since a journal records it.
         let params = blob.header.params.try_clone()?;
         let header = &blob.header;
         let turn = self.turn(params, queue.outbox().clone(), None, 0, header.skip_special, false)?;
@@ -199,7 +205,7 @@ impl Engine {
         self.check_sampling(&header.params)
     }
 
-    /// Forgets a sequence, whatever it does, and gives back its blocks. One that runs ends with `Abort`.
+    /// Frees a sequence in any state. A running sequence ends with `Abort`.
     pub fn free(&self, seq: u64) -> Result<()> {
         self.shared.registry.free(seq)
     }
@@ -209,8 +215,8 @@ impl Engine {
         Ok(SequenceInfo { request: known.request, index: known.index, len: known.len, idle: known.idle, inexact: known.inexact })
     }
 
-    /// Computes a prompt and keeps its blocks until it is unpinned or `time` has passed. Where a sequence could not go on
-    /// otherwise, the pin with the lowest priority gives way.
+    /// Computes a prompt and keeps its blocks until it is unpinned or `time` has passed. If a
+    /// sequence cannot continue otherwise, the pin with the lowest priority is removed.
     pub fn pin(&self, prompt: Prompt, add_special: bool, salt: &[u8], priority: u32, time: Option<Duration>) -> Result<u64> {
         self.check()?;
         if !self.keeps_prefixes {
@@ -233,5 +239,6 @@ impl Engine {
     }
 }
 
-/// Sees the sequence's id and its tokens, and edits the logits of the next one. Runs on the thread that steps.
+/// A logits hook: gets the id and the tokens of a sequence and edits the logits of its next token.
+/// It runs on the stepping thread.
 pub type Hook = Arc<dyn Fn(u64, &[u32], &mut [f32]) + Send + Sync>;

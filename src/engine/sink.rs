@@ -1,4 +1,4 @@
-//! A file that grows while the engine works. Where the disk fails it stops, and no step does.
+//! A buffered output file. After a disk error, the file stops growing and the engine continues.
 
 use std::fs::File;
 use std::io::Write;
@@ -8,21 +8,22 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::sys::files;
 
-/// What is gathered is written once it is so much, or so old.
+/// Size and age at which the buffer is written.
 const MOST_BYTES: usize = 64 << 10;
 const MOST_AGE: Duration = Duration::from_secs(1);
 
+/// A buffered file for a trace or a journal.
 pub struct Sink {
-    /// None: the disk has failed.
+    /// The file. `None` after a disk error.
     file: Option<File>,
-    /// Bytes written.
+    /// Number of bytes written.
     len: u64,
     buffer: Vec<u8>,
     written: Duration,
 }
 
 impl Sink {
-    /// Whatever was in the file is gone.
+    /// Creates or truncates the file.
     pub fn create(path: &Path) -> Result<Sink> {
         let file = files::create(path)
             .map_err(|e| Error::io(format!("{}: cannot be written: {e}; name another file, or none", path.display())))?;
@@ -35,7 +36,7 @@ impl Sink {
         self.file.is_none()
     }
 
-    /// Gathers bytes; where there is no memory for them, nothing is written any more.
+    /// Appends bytes to the buffer. Without memory for them, the sink stops.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.file.is_none() {
             return;
@@ -46,13 +47,13 @@ impl Sink {
         }
     }
 
-    /// As `push`, for text.
+    /// Appends formatted text.
     pub fn print(&mut self, text: std::fmt::Arguments) {
-        // Writing to memory fails where there is none, and then the sink has stopped.
+        // The write fails only without memory, and then the sink has stopped.
         let _ = self.write_fmt(text);
     }
 
-    /// Writes what has gathered, if it is time.
+    /// Writes the buffer if it is large or old enough.
     pub fn settle(&mut self, now: Duration) {
         if self.buffer.len() >= MOST_BYTES || now.saturating_sub(self.written) >= MOST_AGE {
             self.written = now;

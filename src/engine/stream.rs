@@ -1,4 +1,5 @@
-//! What the engine keeps of one sequence beside its tokens: how to choose, and how to turn tokens into text.
+//! The state of a sequence beside its tokens: sampling state, detokenizer, stop strings and
+//! outputs.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -19,25 +20,26 @@ use crate::options::OutputKind;
 use crate::sched::FinishReason;
 use crate::text::{Detokenizer, Text};
 
-/// How a sequence goes on from where it is, until it ends the next time.
+/// A turn: the parameters of a sequence from its start or resume to its next end.
 pub struct Turn {
     pub user_data: u64,
-    /// Where its outputs go.
+    /// Receiver of the outputs.
     pub outbox: Arc<Outbox>,
     pub rules: Arc<Rules>,
     pub seed: u64,
-    /// What its text must be.
+    /// Grammar that the text must match.
     pub constraint: Option<Constraint>,
-    /// The host's own word on the logits.
+    /// Hook of the host that edits the logits.
     pub hook: Option<LogitsHook>,
     pub skip_special: bool,
     pub keep: bool,
-    /// When it ends, wherever it is, on the engine's clock.
+    /// Time at which the turn ends, on the clock of the engine.
     pub deadline: Option<Duration>,
-    /// When the host asked for it.
+    /// Time of the call.
     pub asked: Duration,
 }
 
+/// The state of one sequence in the engine.
 pub struct Stream {
     pub request: u64,
     pub sequence: u64,
@@ -45,60 +47,61 @@ pub struct Stream {
     pub user_data: u64,
     pub outbox: Arc<Outbox>,
     pub rules: Arc<Rules>,
-    /// The n-th number of this seed chooses the n-th token.
+    /// Seed. The n-th random number of the seed selects the n-th token.
     pub seed: u64,
     pub memory: Memory,
-    /// Away while its mask is computed.
+    /// Grammar state. `None` while the worker computes its mask.
     pub constraint: Option<Constraint>,
     pub hook: Option<LogitsHook>,
     pub deadline: Option<Duration>,
-    /// Streams that its first token makes of it, itself included.
+    /// Number of samples that the first token forks, including this stream.
     pub branches: usize,
-    /// What the others will be made of.
+    /// Preallocated streams for the other samples.
     pub unborn: Vec<Stream>,
-    /// It is compared with the request's others by its score.
+    /// Whether it is part of a best-of group.
     pub ranked: bool,
-    /// The tokens it began with, in this turn.
+    /// Number of tokens at the start of this turn.
     pub prompt_len: usize,
     pub generated: usize,
     detokenizer: Detokenizer,
     stops: StopMatcher,
-    /// Of each generated token, where they are wanted.
+    /// Log probability of each generated token, 0 if not requested.
     history: Vec<f32>,
     score: f64,
-    /// Generated tokens whose text is not told as a chosen one's is, in order.
+    /// Ranges of generated tokens whose text is treated specially, in order.
     asides: Vec<Aside>,
-    /// Some of its K and V come from another instruction path.
+    /// Whether a part of its K and V comes from another instruction path.
     pub inexact: bool,
-    /// What an output that is not a delta holds so far.
+    /// Contents so far, if outputs are not deltas.
     said: Content,
-    /// The prompt as it was told, for samples yet to come.
+    /// The echoed prompt, for samples that are not forked yet.
     echoed: Option<Box<Output>>,
-    /// New text before the stop strings have had their say.
+    /// New text before the search for stop strings.
     fresh: String,
     pub timing: Timing,
 }
 
-/// Some of the generated tokens, counted from the prompt's end.
+/// A range of generated tokens, counted from the end of the prompt.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Aside {
     from: usize,
     to: usize,
-    /// They ended the sequence, and are not shown. If not: the host added them, and stop strings do not count in them.
+    /// Whether the tokens ended the sequence, so that their text is hidden. Otherwise the host
+    /// appended them, and stop strings in them are ignored.
     hidden: bool,
 }
 
-/// A token and what is told of it.
+/// A sampled token and the data that its output reports.
 #[derive(Debug, Clone, Default)]
 pub struct Advance {
     pub chosen: Chosen,
     pub logprob: f32,
-    /// Where the most probable tokens in its place are, among those of all that were chosen in the step.
+    /// Range of the most probable alternatives in the list of the step.
     pub top: Range<usize>,
 }
 
 impl Stream {
-    /// A stream that will generate at most `most` tokens after the prompt, and is nobody's yet.
+    /// Creates a stream without an id that generates at most `most` tokens after the prompt.
     pub fn new(turn: Turn, prompt: &[u32], most: usize) -> Result<Stream> {
         let mut stream = Stream::blank(turn.outbox.clone(), turn.rules.clone());
         stream.resume(turn, prompt, most)?;
@@ -136,7 +139,7 @@ impl Stream {
         }
     }
 
-    /// It will become so many streams, all of which are made now, so that no step has to.
+    /// Preallocates the streams of `branches` samples, so that no step allocates them.
     pub fn will_branch(&mut self, branches: usize, most: usize) -> Result<()> {
         self.branches = branches;
         self.unborn.try_reserve_exact(branches - 1)?;
@@ -149,9 +152,9 @@ impl Stream {
         Ok(())
     }
 
-    /// Room for all that `most` more tokens leave here, so that no step has to make it.
+    /// Reserves memory for `most` more tokens, so that no step allocates it.
     fn reserve(&mut self, most: usize) -> Result<()> {
-        const TEXT: usize = 64; // more than most tokens have
+        const TEXT: usize = 64; // longer than the text of most tokens
         self.memory.reserve(&self.rules, most)?;
         self.history.try_reserve_exact(most)?;
         self.constraint.as_mut().map_or(Ok(()), |constraint| constraint.reserve(most))?;
@@ -165,10 +168,10 @@ impl Stream {
         Ok(())
     }
 
-    /// Begins a turn after `tokens`, of at most `most` more.
+    /// Starts a turn of at most `most` tokens after `tokens`.
     pub fn resume(&mut self, turn: Turn, tokens: &[u32], most: usize) -> Result<()> {
         let Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, deadline, asked, keep: _ } = turn;
-        // Where there is no memory the stream stays what it was, and can be exported.
+        // If there is no memory, the stream is unchanged and can be exported.
         let memory = Memory::new(&rules, tokens, tokens.len())?;
         self.timing = Timing::new(asked);
         (self.user_data, self.outbox, self.seed, self.constraint, self.hook) = (user_data, outbox, seed, constraint, hook);
@@ -185,14 +188,14 @@ impl Stream {
         self.reserve(most)
     }
 
-    /// A copy of everything, for a sequence that goes on from the same tokens.
+    /// Returns a copy for a fork.
     pub fn fork(&self) -> Result<Stream> {
         let mut child = Stream::blank(self.outbox.clone(), self.rules.clone());
         child.copy(self)?;
         Ok(child)
     }
 
-    /// Becomes a copy of everything that `other` is, but for what that will branch into.
+    /// Copies everything from `other`, except its future samples.
     pub fn copy(&mut self, other: &Stream) -> Result<()> {
         (self.request, self.sequence, self.index, self.user_data) = (other.request, other.sequence, other.index, other.user_data);
         (self.outbox, self.rules, self.seed) = (other.outbox.clone(), other.rules.clone(), other.seed);
@@ -211,7 +214,7 @@ impl Stream {
         Ok(())
     }
 
-    /// The sequence has been cut to `tokens`: everything is as it was when it had these.
+    /// Restores the state that the stream had after `tokens`, to which the sequence was truncated.
     pub fn rewind(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
         self.prompt_len = self.prompt_len.min(tokens.len());
         let generated = tokens.len() - self.prompt_len;
@@ -233,7 +236,7 @@ impl Stream {
         self.retell(tokens, text)
     }
 
-    /// Text and stop strings as of `tokens`.
+    /// Restores the text and the stop-string state after `tokens`.
     fn retell(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
         self.stops = StopMatcher::new(self.rules.clone());
         self.detokenizer.prime(&tokens[..self.prompt_len]);
@@ -263,13 +266,13 @@ impl Stream {
         Ok(())
     }
 
-    /// Tokens that nobody chose follow; they count as if they had been.
+    /// Appends tokens of the host. They count as generated tokens.
     pub fn append(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
         self.memory.reserve(&self.rules, tokens.len())?;
         self.asides.try_reserve(1)?;
         self.history.try_reserve(tokens.len())?;
         if let Some(constraint) = &mut self.constraint {
-            // What went wrong there is told when a mask is wanted.
+            // An error of the grammar is reported when a mask is needed.
             let _ = constraint.append(tokens);
         }
         self.memory.extend(&self.rules, tokens)?;
@@ -292,7 +295,7 @@ impl Stream {
         Ok(())
     }
 
-    /// What is told of tokens that nobody chose: 0, so that there is one for each token.
+    /// Returns log probabilities of 0 for appended tokens, so that each token has one.
     fn unknown(&self, tokens: &[u32]) -> Result<Logprobs> {
         let Some(k) = self.rules.params.logprobs else { return Ok(Logprobs::default()) };
         let mut unknown = Logprobs { tokens: try_vec(tokens.len(), 0.0)?, top: Vec::new() };
@@ -305,13 +308,13 @@ impl Stream {
         self.rules.params.output != OutputKind::Delta
     }
 
-    /// It is none of several samples any more.
+    /// Excludes the stream from forks and from its best-of group.
     pub fn stay_alone(&mut self) {
         (self.branches, self.ranked, self.echoed) = (1, false, None);
         self.unborn.clear();
     }
 
-    /// What of it goes into a blob.
+    /// Adds the state of the stream to the header of an export.
     pub fn export<'a>(&'a self, header: Header<'a>) -> Result<Header<'a>> {
         Ok(Header {
             prompt_len: self.prompt_len,
@@ -327,7 +330,7 @@ impl Stream {
         })
     }
 
-    /// A stream that goes on where an exported one was.
+    /// Creates a stream with the state of an exported one.
     pub fn restore(id: u64, turn: Turn, header: &Header, text: Option<&Text>) -> Result<Stream> {
         let (prompt, generated) = header.tokens.split_at(header.prompt_len);
         let mut stream = Stream::new(turn, prompt, generated.len())?;
@@ -343,7 +346,7 @@ impl Stream {
         stream.score = sum(&stream.history);
         (stream.said.logprobs, stream.said.prompt_logprobs) = (header.logprobs.logprobs()?, header.prompt_logprobs.logprobs()?);
         stream.said_again(&header.tokens)?;
-        // Hosts read one for each token.
+        // Hosts read one log probability per token.
         let wanted = stream.rules.params.logprobs.map_or(0, |_| stream.said.tokens.len());
         if stream.said.logprobs.tokens.len() != wanted {
             return Err(Error::invalid("the exported sequence has other log probabilities than its tokens: it is damaged"));
@@ -359,27 +362,28 @@ impl Stream {
         Ok(())
     }
 
-    /// What other threads know of it.
+    /// Returns the entry of the sequence for the registry.
     pub fn known(&self, len: usize) -> Known {
         Known::new(self.request, self.index, len, self.outbox.clone(), self.user_data)
     }
 
-    /// Whether anybody wants to know the log probabilities of its tokens.
+    /// Returns whether the log probabilities of its tokens are needed.
     pub fn scores(&self) -> bool {
         self.rules.params.logprobs.is_some() || self.ranked
     }
 
-    /// Whether a runner may draw its next token: nobody wants to see the logits, and one is all there is to draw.
+    /// Returns whether the device may sample the next token: no hook reads the logits, and there is
+    /// only one sample.
     pub fn draws_alone(&self) -> bool {
         self.hook.is_none() && self.branches == 1
     }
 
-    /// An output with nothing in it yet.
+    /// Returns an output without contents.
     pub fn output(&self) -> Output {
         self.output_in(Output::default())
     }
 
-    /// The same, in the lists of `blank`, which is empty.
+    /// Returns an output without contents that reuses the lists of `blank`.
     fn output_in(&self, blank: Output) -> Output {
         Output {
             request: self.request,
@@ -393,13 +397,14 @@ impl Stream {
         }
     }
 
-    /// The last output of a sequence that ends without a new token. Text held back comes out. One that stays may go on as if
-    /// nothing had been: half a character stays half, and what could begin a stop string still can.
+    /// Returns the last output of a turn that ends without a new token, with the text that was held
+    /// back. If the sequence stays, its detokenizer and stop-string state do not change, so that it
+    /// can continue.
     pub fn close(&mut self, finish: FinishReason, stays: bool, text: Option<&Text>, blank: Output) -> Output {
         let mut output = Output { finish: Some(finish), ..self.output_in(blank) };
         self.fresh.clear();
         if let Some(text) = text.filter(|_| !stays) {
-            // Whatever can still be said is said; an end is never refused.
+            // Errors are ignored, since an end is never refused.
             let _ = self.detokenizer.finish(text, &mut self.fresh);
         }
         match self.stops.reserve(&self.fresh, &mut output.text) {
@@ -410,7 +415,7 @@ impl Stream {
         self.tell(output)
     }
 
-    /// The prompt, for a request that wants its output to begin with it.
+    /// Returns the prompt as an output, for a request with `echo`.
     pub fn echo(&mut self, prompt: &[u32], text: Option<&Text>) -> Result<Option<Output>> {
         let output = self.echo_of(prompt, text)?;
         self.echoed = (self.branches > 1).then(|| output.try_echo().map(Box::new)).transpose()?;
@@ -426,20 +431,21 @@ impl Stream {
         Ok(output)
     }
 
-    /// The same for a sample that has just come into being, where outputs are deltas: the others have it from its parent.
+    /// Returns the echoed prompt for a sample that was just forked, if outputs are deltas.
+    /// Otherwise it has the prompt from its parent.
     pub fn echo_again(&mut self) -> Option<Output> {
         let Output { tokens, logprobs, text, .. } = *self.echoed.take()?;
         (!self.accumulates()).then(|| Output { tokens, logprobs, text, ..self.output() })
     }
 
-    /// Log probabilities of some of the prompt's tokens.
+    /// Returns an output with log probabilities of prompt tokens.
     pub fn tell_prompt(&mut self, logprobs: &[f32], top: &[(u32, f32)], blank: Output) -> Result<Option<Output>> {
         let mut output = self.output_in(blank);
         output.tell(Told { prompt_logprobs: logprobs, prompt_top: top, ..Told::default() })?;
         self.try_tell(output)
     }
 
-    /// One of the results of a beam search.
+    /// Returns a result of a beam search as an output.
     pub fn hypothesis(&self, index: u32, hypothesis: &Hypothesis, text: Option<&Text>) -> Result<Output> {
         let finish = match hypothesis.ended {
             Ended::AtEos => FinishReason::Stop,
@@ -464,8 +470,8 @@ impl Stream {
         Ok(output)
     }
 
-    /// The output for a token just committed, in the lists of `blank`; `top`: the most probable in its place. A stop string ends
-    /// the sequence here.
+    /// Returns the output for a committed token, in the lists of `blank`. `top` are its most
+    /// probable alternatives. A stop string can end the sequence here.
     pub fn advance(
         &mut self,
         advance: &Advance,
@@ -489,7 +495,7 @@ impl Stream {
         }
     }
 
-    /// True: the grammar's text is complete.
+    /// Updates the sampling state. Returns true if the grammar is complete.
     fn remember(&mut self, advance: &Advance) -> Result<bool> {
         self.history.try_reserve(1)?;
         self.history.push(advance.logprob);
@@ -506,7 +512,8 @@ impl Stream {
     fn write(&mut self, token: u32, complete: bool, text: &Text, output: &mut Output) -> Result<()> {
         self.fresh.clear();
         let stopped = output.finish == Some(FinishReason::Stop);
-        // The token that ends a sequence is reported; its text only where that was asked for.
+        // The token that ends a sequence is reported. Its text is reported only with
+        // `include_stop`.
         match stopped && !self.rules.params.include_stop {
             true => self.asides.push(Aside { from: self.generated - 1, to: self.generated, hidden: true }),
             false => self.detokenizer.push(text, token, &mut self.fresh)?,
@@ -530,7 +537,7 @@ impl Stream {
         Ok(())
     }
 
-    /// As `tell`, of what no sequence ends with.
+    /// Prepares an output that is not the last one. Returns `None` if the host does not get it.
     fn try_tell(&mut self, output: Output) -> Result<Option<Output>> {
         match self.tell(output) {
             Output { error: Some(error), .. } => Err(error),
@@ -538,7 +545,8 @@ impl Stream {
         }
     }
 
-    /// `output` as the host gets to see it: it, or all so far. Where there is no memory for it, it is the last one.
+    /// Converts an output to the requested kind: as it is, or with all contents so far. Without
+    /// memory for the contents, it becomes the last output with an error.
     fn tell(&mut self, mut output: Output) -> Output {
         if output.finish.is_some() {
             output.timing = self.timing;
@@ -553,13 +561,14 @@ impl Stream {
         }
     }
 
-    /// Whether the host gets to see it, rather than all at the end.
+    /// Returns whether the host gets this output. With `OutputKind::Final` it gets only the last
+    /// one.
     pub fn is_heard(&self, output: &Output) -> bool {
         self.rules.params.output != OutputKind::Final || output.finish.is_some()
     }
 }
 
-/// An empty `Iterator::sum` would be minus zero.
+/// Sums from 0.0, since `Iterator::sum` of no values is -0.0.
 fn sum(logprobs: &[f32]) -> f64 {
     logprobs.iter().fold(0.0, |sum, &logprob| sum + logprob as f64)
 }

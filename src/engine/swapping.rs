@@ -1,12 +1,13 @@
-//! Blocks on their way between the tiers, and what that costs.
+//! Transfers of blocks between the tiers, and their costs.
 
 use super::core::{Core, stream_of};
 use crate::options::Preemption;
 use crate::sched::StepPlan;
 
 impl Core {
-    /// The next step, of these groups alone or of all that are ready, with every block where the plan counts on it. Who could not
-    /// be brought back will be computed again, and then there is another plan.
+    /// Plans the next step, of these groups or of all ready ones, and makes the transfers that it
+    /// needs. If a transfer back to the device fails, the affected sequences are recomputed, and
+    /// the step is planned again.
     pub(super) fn plan(&mut self, groups: Option<&[u64]>) -> Option<StepPlan> {
         loop {
             let (streams, beams, journal) = (&self.streams, &self.beams, &self.journal);
@@ -14,7 +15,7 @@ impl Core {
             let ready = |seq| journal.as_ref().map_or_else(|| has_room(seq), |journal| journal.ready(has_room(seq)));
             let mut plan = match groups {
                 Some(groups) => self.scheduler.schedule_among(groups, ready),
-                // Who came meanwhile joins the step after this one.
+                // New requests join the step after the predicted one.
                 None if self.runner.is_ahead() => self.scheduler.schedule_foreseen(ready),
                 None => self.scheduler.schedule(ready),
             };
@@ -31,13 +32,13 @@ impl Core {
         }
     }
 
-    /// Makes the moves that were decided between steps.
+    /// Makes the transfers that were planned between steps.
     pub(super) fn move_blocks(&mut self) {
         let (out, back) = self.try_moves();
         self.scheduler.moved(out, back);
     }
 
-    /// Brings a sequence back from the host tier, if there is room.
+    /// Swaps a sequence in if enough blocks are available.
     pub(super) fn bring_back(&mut self, seq: u64) {
         if self.scheduler.find(seq).is_some_and(|sequence| sequence.table.swapped()) {
             self.scheduler.fetch(seq);
@@ -45,19 +46,20 @@ impl Core {
         }
     }
 
-    /// Makes the moves that were decided: whether those out could be made, and those back.
+    /// Makes the planned transfers. Returns whether those to the host tier and those back
+    /// succeeded.
     fn try_moves(&mut self) -> (bool, bool) {
         let moves = self.scheduler.moves();
         if moves.is_empty() {
             return (true, true);
         }
-        // Blocks will not hold what they held; and what is measured is the moves.
+        // The predicted step would read blocks that change, and would distort the measurement.
         self.runner.forget_foreseen();
         let began = self.shared.clock.now();
         let out = moves.out.is_empty() || self.runner.swap_out(&moves.out).is_ok();
         let back = moves.back.is_empty() || self.runner.swap_in(&moves.back).is_ok();
         let (out, back) = self.journal.as_mut().map_or((out, back), |journal| journal.moved(out, back));
-        // What fails at once is not cheap.
+        // A failed transfer has no meaningful duration.
         if out && back {
             self.meter.moved(moves.out.len() + moves.back.len(), self.shared.clock.now().saturating_sub(began));
         }
@@ -67,7 +69,7 @@ impl Core {
         (out, back)
     }
 
-    /// The one place where the scheduler is told of time.
+    /// Passes the measured costs to the scheduler, which has no other knowledge of time.
     pub(super) fn tell_costs(&mut self) {
         let measured = (self.scheduler.preemption() == Preemption::Auto).then(|| self.meter.costs());
         let costs = self.journal.as_mut().map_or(measured, |journal| journal.costs(measured));

@@ -1,31 +1,31 @@
-//! When things happened to a sequence, counted from the call that asked for it.
+//! The times of a turn, relative to the call that started it.
 
 use std::time::Duration;
 
 use crate::sched::Past;
 
-/// How a sequence's turn went.
+/// The times and statistics of a turn.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timing {
-    /// When the host asked for it, by the engine's clock. The others count from here.
+    /// Time of the call, on the clock of the engine. The other times are relative to it.
     pub asked: Duration,
-    /// Until the first step that it took part in began. None: it never did.
+    /// Time to the start of its first step. `None` if it never started.
     pub queued: Option<Duration>,
-    /// Until its first token was there. None: it has none.
+    /// Time to its first token. `None` if it has none.
     pub first_token: Option<Duration>,
     pub last_token: Option<Duration>,
-    /// How often its blocks were taken from it.
+    /// Number of preemptions.
     pub preemptions: u64,
-    /// Tokens that it began with and that were found in the prefix cache.
+    /// Number of prompt tokens that the prefix cache had.
     pub cached_tokens: u64,
 }
 
-/// A token is there.
+/// The latency of a new token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tick {
-    /// The first one, so long after the call.
+    /// Time from the call to the first token.
     First(Duration),
-    /// So long after the one before it.
+    /// Time from the previous token.
     Next(Duration),
 }
 

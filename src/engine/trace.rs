@@ -1,4 +1,5 @@
-//! Where the time goes, for people to look at: a file in Chrome's trace event format, which Perfetto opens.
+//! The trace: a file in Chrome's trace event format for Perfetto, with the times of steps and
+//! sequences.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,15 +10,15 @@ use super::{Output, Stats, StepReport};
 use crate::error::Result;
 use crate::sched::{FinishReason, StepPlan};
 
-/// What a step consists of, one after the other; where it is tried again, some of it several times.
+/// The phases of a step in order. If a step is retried, some occur several times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Commands are taken, and what is due by the clock is done.
+    /// Commands are applied, and expired deadlines are handled.
     Commands,
     Schedule,
     /// The model computes.
     Run,
-    /// Tokens are chosen.
+    /// Tokens are sampled.
     Decide,
     Commit,
 }
@@ -34,19 +35,20 @@ impl Phase {
     }
 }
 
-/// More tries than that of one step are not drawn.
+/// Maximum number of recorded phases per step.
 const MOST_LAPS: usize = 1024;
 
+/// A trace file.
 pub struct Trace {
     sink: Sink,
-    /// When the step under way began, and when the last of its phases so far ended.
+    /// Start of the current step, and end of its last phase.
     began: Duration,
     mark: Duration,
     laps: Vec<(Phase, Duration, Duration)>,
     copies: usize,
-    /// Preemptions so far.
+    /// Number of preemptions so far.
     preemptions: u64,
-    /// Whether the file has an event already, which a comma must follow.
+    /// Whether the file contains an event, so that the next one needs a comma.
     begun: bool,
 }
 
@@ -56,7 +58,8 @@ impl Trace {
         laps.try_reserve_exact(MOST_LAPS)?;
         let zero = Duration::ZERO;
         let mut trace = Trace { sink: Sink::create(path)?, began: zero, mark: zero, laps, copies: 0, preemptions: 0, begun: false };
-        // An array that is never closed is fine too, so that the file can be read whenever the process ends.
+        // The format allows an array without its end, so the file is readable even if the process
+        // is killed.
         trace.sink.push(b"[\n");
         trace.event(format_args!(r#"{{"name":"process_name","ph":"M","pid":1,"tid":1,"args":{{"name":"pagedllm"}}}}"#));
         trace.event(format_args!(r#"{{"name":"thread_name","ph":"M","pid":1,"tid":1,"args":{{"name":"steps"}}}}"#));
@@ -79,7 +82,7 @@ impl Trace {
         self.laps.clear();
     }
 
-    /// `phase` is what the step has done since the last call.
+    /// Ends a phase of the step. `phase` covers the time since the last call.
     pub fn lap(&mut self, phase: Phase, now: Duration) {
         let since = std::mem::replace(&mut self.mark, now);
         if self.laps.len() < MOST_LAPS {
@@ -91,7 +94,8 @@ impl Trace {
         self.copies += plan.batch.copies.len();
     }
 
-    /// The step is over; without a report it failed. One that had nothing to compute is not drawn.
+    /// Records a completed step. A failed step has no report. A step without sequences is not
+    /// recorded.
     pub fn end(&mut self, report: Option<&StepReport>, stats: &Stats, now: Duration) {
         let preemptions = stats.preemptions - std::mem::replace(&mut self.preemptions, stats.preemptions);
         if report.is_none_or(|report| report.sequences > 0) {
@@ -109,20 +113,20 @@ impl Trace {
             }
         }
         match report {
-            // Nothing to do: who steps may be about to sleep.
+            // The stepping thread may sleep now, so the buffer is written.
             Some(StepReport { sequences: 0, .. }) => self.sink.flush_now(),
             _ => self.sink.settle(now),
         }
     }
 
-    /// What a sequence did from then until then; drawn when it is over.
+    /// Records a completed phase of a sequence.
     pub fn span(&mut self, name: &str, sequence: u64, from: Duration, to: Duration) {
         for (kind, ts) in [("b", micros(from)), ("e", micros(to))] {
             self.event(format_args!(r#"{{"name":"{name}","cat":"sequence","ph":"{kind}","id":{sequence},"pid":1,"tid":1,"ts":{ts}}}"#));
         }
     }
 
-    /// The last output of a sequence: what it was doing is over.
+    /// Records the last output of a sequence, and its last phase.
     pub fn ended(&mut self, last: &Output, now: Duration) {
         let Timing { asked, queued, first_token, preemptions, cached_tokens, .. } = last.timing;
         let (name, since) = match (queued, first_token) {
@@ -145,7 +149,7 @@ impl Drop for Trace {
     }
 }
 
-/// Microseconds, in which the format counts, to the nanosecond.
+/// Converts to microseconds, the unit of the format, with the resolution of nanoseconds.
 fn micros(time: Duration) -> f64 {
     time.as_nanos() as f64 / 1000.0
 }

@@ -1,4 +1,4 @@
-//! What waits for its first step, and how much of it there may be.
+//! The waiting queue and its limits.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::options::EngineOptions;
 
-/// Beyond these a host is told to come back later. The largest number: no limit.
+/// The limits of the waiting queue. The maximum value means no limit.
 #[derive(Debug, Clone, Copy)]
 pub struct QueueLimits {
     pub requests: usize,
@@ -22,7 +22,7 @@ impl QueueLimits {
     }
 }
 
-/// Turns that were asked for and of which no step has computed anything, and the tokens that these have to compute.
+/// The number of turns that have not had a step, and of the tokens that they must compute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Waiting {
     pub requests: usize,
@@ -30,7 +30,8 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Whether `requests` more, with `tokens` in all, may wait. Where nothing waits, one may in any case.
+    /// Checks whether `requests` more requests with `tokens` tokens in total may wait. An empty
+    /// queue accepts any single request.
     pub fn check(&self, limits: QueueLimits, requests: usize, tokens: usize) -> Result<()> {
         if self.requests == 0 && requests == 1 {
             return Ok(());
@@ -61,15 +62,15 @@ impl Waiting {
     }
 }
 
-/// A turn that waits, as small as it can be: there may be many.
+/// A waiting turn. The type is small, since there may be many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waits {
-    /// Tokens that it has to compute, at least 1.
+    /// Number of tokens to compute, at least 1.
     pub tokens: u32,
-    /// Tokens that it may choose.
+    /// Maximum number of tokens to generate.
     pub most: u32,
     pub priority: i32,
-    /// When it came, in microseconds.
+    /// Arrival time in microseconds.
     pub at: u64,
 }
 
@@ -80,12 +81,12 @@ impl Waits {
     }
 }
 
-/// Where one stands in the line: the numbers rise, and are given once.
+/// A ticket of the waiting queue. Tickets ascend and are not reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place(u64);
 
-/// All that wait, in the order in which they came. Whoever leaves from between others leaves a gap; there are never more gaps than
-/// turns and `GAPS`.
+/// The waiting queue in order of arrival. A removed entry leaves a gap. There are at most twice as
+/// many places as entries, plus `GAPS`.
 #[derive(Debug, Default)]
 pub struct Line {
     places: VecDeque<(Place, Option<Waits>)>,
@@ -100,12 +101,12 @@ impl Line {
         self.total
     }
 
-    /// Room for one more.
+    /// Reserves space for one more entry.
     pub fn reserve(&mut self) -> Result<()> {
         Ok(self.places.try_reserve(1)?)
     }
 
-    /// Room was made for it.
+    /// Appends an entry, for which space has been reserved.
     pub fn enter(&mut self, waits: Waits) -> Place {
         self.given += 1;
         let place = Place(self.given);
@@ -114,7 +115,7 @@ impl Line {
         place
     }
 
-    /// Allocates nothing: whoever begins in a step leaves by this.
+    /// Removes an entry without allocating, since it is called in a step.
     pub fn leave(&mut self, place: Option<Place>) {
         let Some(Ok(at)) = place.map(|place| self.places.binary_search_by_key(&place, |&(place, _)| place)) else { return };
         let Some(waits) = self.places[at].1.take() else { return };
@@ -127,7 +128,8 @@ impl Line {
         }
     }
 
-    /// Appends those of the next `most` places after `last`, and says which was the last of them. None: there are no more.
+    /// Appends the entries among the `most` places after `last`. Returns the last of these places.
+    /// `None` if there are no more.
     pub fn copy(&self, last: Option<Place>, most: usize, to: &mut Vec<Waits>) -> Option<Place> {
         let from = last.map_or(0, |last| self.places.partition_point(|&(place, _)| place <= last));
         let piece = self.places.range(from..self.places.len().min(from + most));
@@ -175,7 +177,7 @@ mod tests {
         let mut line = Line::default();
         let places: Vec<Place> = (1..=1000).map(|tokens| line.enter(waits(tokens))).collect();
         let mut left: Vec<u32> = (1..=1000).collect();
-        // From between, from the front, and from the end.
+        // From the middle, from the front, and from the end.
         for i in (0..1000).step_by(3).chain(0..100).chain(700..1000) {
             line.leave(Some(places[i]));
             line.leave(Some(places[i]));

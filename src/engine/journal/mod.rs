@@ -1,8 +1,9 @@
-//! A journal: what the host asked for, and all that a step learned from outside of it, so that the same steps can be run again
-//! elsewhere, bit for bit. The tokens themselves are not in it, only what tells whether they are the same.
+//! The journal: all inputs of an engine, from which its steps can be repeated bit for bit. It has
+//! no output tokens, only digests that show whether they are the same.
 //!
-//! A step learns from outside: the commands, the time, which queues are full when it asks, and whether the device failed: at a plan, at
-//! moves between the tiers, at an export or import.
+//! The inputs of a step are the commands, the time, which queues are full when the scheduler checks
+//! them, and the failures of the device: of plans, of transfers between the tiers, of exports and
+//! imports.
 
 mod reader;
 mod recorder;
@@ -25,7 +26,7 @@ use super::registry::Command;
 use crate::error::{Error, Result};
 use crate::sched::Costs;
 
-/// Between a step and its outside.
+/// The journal of an engine, between a step and its inputs.
 pub struct Journal {
     witness: Witness,
     role: Role,
@@ -33,7 +34,8 @@ pub struct Journal {
 
 enum Role {
     Records(Recorder),
-    /// What the step under way is told instead of what is; and the next of these that it will meet.
+    /// A replay. `told` are the recorded inputs of the current step. `next_refusal` is the index of
+    /// the next recorded refusal.
     Replays {
         told: Step,
         next_refusal: Cell<usize>,
@@ -41,7 +43,7 @@ enum Role {
 }
 
 impl Journal {
-    /// Of an engine that runs so many sequences at once.
+    /// Creates the journal of an engine that runs up to `seqs` sequences at once.
     pub fn recorded(recorder: Recorder, seqs: usize) -> Result<Journal> {
         Ok(Journal { witness: Witness::new(seqs)?, role: Role::Records(recorder) })
     }
@@ -50,7 +52,7 @@ impl Journal {
         Journal { witness: Witness::default(), role: Role::Replays { told: Step::default(), next_refusal: Cell::new(0) } }
     }
 
-    /// A journal that the disk did not take.
+    /// Returns whether the recording has stopped because of a disk error.
     pub fn has_stopped(&self) -> bool {
         matches!(&self.role, Role::Records(recorder) if recorder.has_stopped())
     }
@@ -59,7 +61,7 @@ impl Journal {
         self.witness.begin(now);
     }
 
-    /// The step takes a command.
+    /// Records a command of the step.
     pub fn takes(&mut self, command: &Command) {
         self.witness.touched = true;
         if let Command::Free { seq } = command {
@@ -70,7 +72,8 @@ impl Journal {
         }
     }
 
-    /// Whether a group may take part, as far as its queue is concerned; or whether any of those that have paused may.
+    /// Records whether a group may be scheduled, or whether the paused groups must be checked. A
+    /// replay returns the recorded answer.
     pub fn ready(&self, is_ready: bool) -> bool {
         let ask = self.witness.ask();
         let ready = match &self.role {
@@ -87,24 +90,24 @@ impl Journal {
         ready
     }
 
-    /// Before a plan is computed: how the device failed it, where it is told and not found out.
+    /// Counts an attempt to compute a plan. A replay returns the recorded failure of this attempt.
     pub fn fault(&mut self) -> Option<Error> {
         let attempt = self.witness.attempt();
         let Role::Replays { told, .. } = &self.role else { return None };
         told.faults.iter().find(|fault| fault.attempt == attempt).map(Fault::error)
     }
 
-    /// The plan could not be computed.
+    /// Records that the plan could not be computed.
     pub fn failed(&mut self, error: &Error) {
         self.witness.failed(error);
     }
 
-    /// A pin has expired: nothing but the clock says when.
+    /// Records that a pin has expired, since only the clock determines the time.
     pub fn touched(&mut self) {
         self.witness.touched = true;
     }
 
-    /// What a step makes of its pool, where that is told and not found out.
+    /// Returns the recorded resize of the step in a replay, otherwise `None`.
     pub fn pool(&mut self) -> Option<Option<Resized>> {
         let Role::Replays { told, .. } = &mut self.role else { return None };
         let place = told.resized.iter().position(|resized| !resized.between);
@@ -115,7 +118,7 @@ impl Journal {
         self.witness.resized(blocks, worked);
     }
 
-    /// Blocks were moved between the tiers: what came of it, or what is said to have come of it.
+    /// Records the result of transfers between the tiers. A replay adds the recorded failures.
     pub fn moved(&mut self, out: bool, back: bool) -> (bool, bool) {
         let number = self.witness.moves();
         let (out, back) = match &self.role {
@@ -131,7 +134,7 @@ impl Journal {
         (out, back)
     }
 
-    /// A sequence's K and V were read to be exported, or written as they were imported: what came of it, or is said to have come of it.
+    /// Records the result of an export or import of K and V. A replay returns the recorded failure.
     pub fn exchanged(&mut self, result: Result<()>) -> Result<()> {
         let number = self.witness.exchange();
         let result = match &self.role {
@@ -144,7 +147,7 @@ impl Journal {
         result
     }
 
-    /// What moving and computing cost: as measured, or as it is said to have been.
+    /// Records the costs of swapping and recomputation. A replay returns the recorded ones.
     pub fn costs(&mut self, measured: Option<Costs>) -> Option<Costs> {
         let costs = match &self.role {
             Role::Records(_) => measured,
@@ -160,17 +163,18 @@ impl Journal {
         self.witness.says(output);
     }
 
-    /// The sequence is gone, and what was just said of it, if anything, was the last.
+    /// Removes the digest of a sequence, after its last output.
     pub fn forget(&mut self, sequence: u64) {
         self.witness.forget(sequence);
     }
 
-    /// Panics if it keeps anything of a sequence that is gone. For tests.
+    /// Panics if the journal keeps the digest of an unknown sequence. For tests.
     pub fn check(&self, is_known: impl Fn(u64) -> bool) {
         self.witness.remembered().for_each(|sequence| assert!(is_known(sequence), "sequence {sequence} is gone and the journal keeps it"));
     }
 
-    /// The step is over. One that did nothing, and saw nothing that the one before did not, leaves no trace.
+    /// Ends the record of a step. A step that did nothing and had the same inputs as the previous
+    /// one is not written.
     pub fn end(&mut self, result: &Result<StepReport>) {
         let idle = result.as_ref().is_ok_and(|report| report.sequences == 0);
         let worth = self.witness.end(idle);
@@ -182,19 +186,19 @@ impl Journal {
         recorder.settle(self.witness.step.now, idle);
     }
 
-    /// The engine is being freed.
+    /// Writes the final record when the engine is freed.
     pub fn close(&mut self) {
         if let Role::Records(recorder) = &mut self.role {
             recorder.close();
         }
     }
 
-    /// What the next step is told.
+    /// Sets the recorded inputs of the next step.
     fn tell(&mut self, step: Step) {
         self.role = Role::Replays { told: step, next_refusal: Cell::new(0) };
     }
 
-    /// What the last step said, and which sequences ended in it.
+    /// Returns the record of the last step, and the sequences that ended in it.
     fn seen(&self) -> (&Step, &[Ended]) {
         (&self.witness.step, &self.witness.ended)
     }

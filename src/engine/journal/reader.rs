@@ -1,4 +1,4 @@
-//! Reads a journal, as far as it goes.
+//! The reader of a journal.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -11,27 +11,28 @@ use super::records::{Asked, Ended, Header, MAGIC, Record, Step, VERSION};
 use crate::error::{Error, Result};
 use crate::sys::files;
 
-/// A journal that can be read.
+/// An open journal.
 pub struct JournalFile {
     pub header: Header,
     file: BufReader<File>,
-    /// Bytes read so far.
+    /// Number of bytes read.
     read: u64,
     ending: Option<Ending>,
 }
 
-/// How a journal ends.
+/// The end of a journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
     /// The engine was freed.
     Closed,
-    /// Its last record is whole, and more would have come: the process was killed, or the journal's disk has failed.
+    /// The last record is complete, but the engine was not freed: the process was killed, or the
+    /// disk has failed.
     Open,
-    /// So many bytes can be read; what follows is damaged or cut off.
+    /// Only `bytes` bytes are readable. The rest is damaged or truncated.
     Torn { bytes: u64 },
 }
 
-/// A step, what was asked before it, and what ended in it.
+/// A step, with the commands before it and the sequences that ended in it.
 #[derive(Default)]
 pub struct Recorded {
     pub asked: Vec<Asked<'static>>,
@@ -65,7 +66,7 @@ impl JournalFile {
         Ok(JournalFile { header, file, read: start.len() as u64 + bytes, ending: None })
     }
 
-    /// The next step; None: there is no whole one any more.
+    /// Returns the next step. `None` if there is no further complete one.
     pub fn next_step(&mut self) -> Option<Recorded> {
         let mut recorded = Recorded::default();
         while self.ending.is_none() {
@@ -80,7 +81,7 @@ impl JournalFile {
         None
     }
 
-    /// How it ended; None: there is more to be read.
+    /// Returns the end of the journal. `None` if it has not been reached.
     pub fn ending(&self) -> Option<&Ending> {
         self.ending.as_ref()
     }
@@ -98,14 +99,15 @@ impl JournalFile {
     }
 }
 
-/// The content of one record, and how many bytes it takes. None: it is not whole.
+/// Reads one record. Returns its contents and its size in bytes. `None` if it is incomplete or
+/// damaged.
 fn frame(file: &mut BufReader<File>) -> Option<(Vec<u8>, u64)> {
     let mut start = [0; 4 + CHECKSUM];
     file.read_exact(&mut start).ok()?;
     let (len, sum) = start.split_first_chunk::<4>()?;
     let len = u32::from_le_bytes(*len) as u64;
     let mut payload = Vec::new();
-    // As much as there is: a length that is damaged asks for no memory.
+    // `take` limits the read to the existing bytes, so a damaged length causes no large allocation.
     file.take(len).read_to_end(&mut payload).ok()?;
     (payload.len() as u64 == len && checksum(&payload) == *sum).then_some((payload, start.len() as u64 + len))
 }

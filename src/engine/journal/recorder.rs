@@ -1,4 +1,4 @@
-//! Writes a journal: length, checksum and content of one record after the other.
+//! The writer of a journal. Each record has a length, a checksum and contents.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::records::{Asked, Ended, Header, MAGIC, Step, VERSION};
 use crate::engine::sink::Sink;
 use crate::error::{Error, Result};
 
-/// Bytes of a record's checksum.
+/// Size of a checksum in bytes.
 pub const CHECKSUM: usize = 8;
 
 pub struct Recorder {
@@ -18,7 +18,7 @@ pub struct Recorder {
     scratch: Vec<u8>,
 }
 
-/// As `Record`, of what is borrowed: the two are written alike.
+/// `Record` with borrowed contents. Both have the same serialized form.
 #[derive(Serialize)]
 enum Borrowed<'a> {
     Asked(&'a Asked<'a>),
@@ -64,7 +64,7 @@ impl Recorder {
         self.sink.flush_now();
     }
 
-    /// After a step; `idle`: whoever steps may be about to sleep.
+    /// Writes buffered records after a step. If `idle` is set, the stepping thread may sleep now.
     pub fn settle(&mut self, now: Duration, idle: bool) {
         match idle {
             true => self.sink.flush_now(),
@@ -87,7 +87,7 @@ impl Recorder {
         }
     }
 
-    /// Frames what is in `scratch`.
+    /// Appends the record in `scratch` to the file.
     fn write(&mut self) {
         self.sink.push(&(self.scratch.len() as u32).to_le_bytes());
         self.sink.push(&checksum(&self.scratch));

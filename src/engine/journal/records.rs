@@ -1,4 +1,4 @@
-//! What stands in a journal.
+//! The records of a journal.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -14,20 +14,20 @@ use crate::options::{BeamParams, EngineOptions, SamplingParams};
 pub const MAGIC: &[u8; 8] = b"PLLMJRNL";
 pub const VERSION: u32 = 1;
 
-/// With what kind of engine it was written. In JSON, so that other versions can say at least this much of it.
+/// The engine that wrote the journal. The header is JSON, so that other versions can read it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Header {
-    /// The library's version.
+    /// Version of the library.
     pub library: String,
     pub options: EngineOptions,
-    /// The model's fingerprint.
+    /// Fingerprint of the model.
     pub model: [u8; 32],
-    /// The instruction path; empty for a runner without one.
+    /// Instruction path. Empty for a runner without one.
     pub isa: String,
     pub threads: usize,
-    /// How K and V are stored.
+    /// Storage layout of K and V.
     pub layout: String,
-    /// The most that the pool could have, and the bytes of one.
+    /// Maximum number of blocks of the pool, and bytes per block.
     pub blocks: usize,
     pub block_bytes: u64,
     pub block_size: usize,
@@ -50,7 +50,7 @@ impl Header {
         }
     }
 
-    /// Ok where an engine of this kind computes what the recorded one did.
+    /// Checks whether an engine on this machine computes what the recorded one did.
     pub fn check(&self, info: &ModelInfo, layout: &str) -> Result<()> {
         let here = Header::new(&self.options, info, layout);
         let hex = |hash: &[u8; 32]| hash[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -84,54 +84,54 @@ impl Header {
 pub enum Record {
     Asked(Asked<'static>),
     Ended(Ended),
-    /// What was asked and what ended since the one before belongs to it.
+    /// A step. The commands and ended sequences since the previous step belong to it.
     Step(Step),
     /// The engine was freed.
     Closed,
 }
 
-/// What a step learned from outside, commands aside, and what tells whether it said the same.
+/// The inputs of a step except its commands, and the digest of its outputs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// From 1; those in which nothing happened do not count.
+    /// Number of the step, from 1. Steps that are not written do not count.
     pub number: u64,
     pub now: Duration,
-    /// Which of the groups that were asked for, in order, were not ready since their queue was full.
+    /// Indices of the readiness checks of the step that failed because a queue was full.
     pub refused: Vec<u32>,
     pub faults: Vec<Fault>,
     pub resized: Vec<Resized>,
-    /// Moves between the tiers that failed.
+    /// Failed transfers between the tiers.
     pub stuck: Vec<Stuck>,
-    /// Sequences whose K and V the device did not give, or take.
+    /// Failed transfers of K and V for exports and imports.
     pub unmoved: Vec<Fault>,
-    /// What moving and computing cost, in the bits of seconds, where the scheduler was told.
+    /// Costs of swapping and recomputation as the bits of seconds, if they were set.
     pub costs: Option<(u64, u64)>,
-    /// Over all outputs of the step, in any order.
+    /// Digest of all outputs of the step, independent of their order.
     pub said: u64,
 }
 
-/// The pool was made larger or smaller, or should have been.
+/// A resize of the pool, or a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Resized {
     pub blocks: usize,
-    /// Before the step began.
+    /// Whether it happened before the step began.
     pub between: bool,
     pub worked: bool,
 }
 
-/// Blocks could not be moved to the host tier, or back.
+/// A failed transfer between the tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Stuck {
-    /// Which moves since the last step, from 1.
+    /// Number of the transfer since the last step, from 1.
     pub number: u32,
     pub out: bool,
     pub back: bool,
 }
 
-/// An attempt to compute a plan failed, or one to export or import.
+/// A failed attempt to compute a plan, to export or to import.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Fault {
-    /// Which of the step's, from 1.
+    /// Number of the attempt in the step, from 1.
     pub attempt: u32,
     pub code: i32,
     pub message: String,
@@ -147,7 +147,7 @@ impl Fault {
     }
 }
 
-/// A sequence had its last output.
+/// The end of a turn.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Ended {
     pub request: u64,
@@ -155,11 +155,12 @@ pub struct Ended {
     pub finish: Cow<'static, str>,
     pub generated: u64,
     pub score: u64,
-    /// Over all that was said of it.
+    /// Digest of all outputs of the turn.
     pub digest: [u8; 32],
 }
 
-/// What a host asked for, as it is asked again. What is large is borrowed where it is written down.
+/// A command of the host, in the form in which it is repeated. Large contents are borrowed when a
+/// command is recorded.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Asked<'a> {
     Add {
@@ -221,13 +222,13 @@ pub enum Asked<'a> {
     Unpin {
         id: u64,
     },
-    /// A command that could not be written down.
+    /// A command that could not be recorded.
     Lost {
         why: String,
     },
 }
 
-/// A request, its prompt as tokens.
+/// A request with its prompt as tokens.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Wanted {
     pub prompt: Vec<u32>,
@@ -237,7 +238,7 @@ pub struct Wanted {
     pub beam: Option<BeamParams>,
     pub keep: bool,
     pub salt: Vec<u8>,
-    /// The host edited its logits, which cannot be written down.
+    /// Whether a logits hook edited its logits. The hook cannot be recorded.
     pub hooked: bool,
     pub user_data: u64,
     pub priority: i32,
@@ -245,7 +246,7 @@ pub struct Wanted {
     pub skip_special: bool,
 }
 
-/// A turn of an idle sequence.
+/// The parameters of the next turn of an idle sequence.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WantedTurn<'a> {
     pub sampling: Cow<'a, SamplingParams>,
@@ -265,7 +266,8 @@ pub struct Forked {
 }
 
 impl Wanted {
-    /// But for the tokens, which are known later; what is left out here becomes part of them.
+    /// Copies the request without its prompt, whose tokens are set later. The omitted parameters
+    /// only affect the prompt.
     pub fn of(request: &Request) -> Result<Wanted> {
         let Request {
             sampling,

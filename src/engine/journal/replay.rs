@@ -1,4 +1,4 @@
-//! Runs a journal's steps again, and says whether they said the same.
+//! Replay: runs the steps of a journal again and compares their outputs.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -18,31 +18,31 @@ use crate::error::{Error, Result};
 use crate::options::{EngineOptions, Isa};
 use crate::text::Text;
 
-/// What a replay found.
+/// The result of a replay.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Summary {
     pub steps: u64,
     pub requests: u64,
-    /// Sequences that ended, each compared with what the journal says of it.
+    /// Number of sequences that ended and were compared with the journal.
     pub sequences: u64,
     pub tokens: u64,
-    /// None: everything was said again, bit for bit.
+    /// The first difference. `None` if all outputs were bit-identical.
     pub difference: Option<Difference>,
-    /// Requests whose logits the host edited. What it did is not in the journal, so from the first of them on a difference
-    /// proves nothing.
+    /// Requests with a logits hook. Hooks are not in the journal, so a difference after the first
+    /// of these requests proves nothing.
     pub hooked: Vec<u64>,
-    /// None: the replay stopped before it.
+    /// End of the journal. `None` if the replay stopped before it.
     pub ending: Option<Ending>,
 }
 
-/// Where a replay first differed.
+/// The first difference of a replay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     pub step: u64,
     pub what: String,
 }
 
-/// The time, as the journal has it.
+/// A clock that shows the times of the journal.
 #[derive(Default)]
 struct Written(AtomicU64);
 
@@ -66,14 +66,14 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Loads the model that the journal was written with.
+    /// Loads the model with which the journal was written.
     pub fn load(file: JournalFile, model_dir: &Path) -> Result<Replay> {
         let options = EngineOptions { model_dir: model_dir.into(), ..file.options()? };
         let Parts { info, text, runner } = Engine::parts(&options, &mut |_, _| true)?;
         Replay::over(file, info, text, runner)
     }
 
-    /// Over any runner.
+    /// Creates a replay with any runner.
     pub fn over(file: JournalFile, info: ModelInfo, text: Option<Text>, runner: Box<dyn Runner>) -> Result<Replay> {
         file.header.check(&info, &runner.layout())?;
         let clock = Arc::new(Written::default());
@@ -81,7 +81,7 @@ impl Replay {
         Ok(Replay { engine, file, clock, summary: Summary::default() })
     }
 
-    /// Runs all steps, or until one differs.
+    /// Runs all steps, or until the first difference.
     pub fn run(mut self) -> Result<Summary> {
         while let Some(recorded) = self.file.next_step() {
             if let Err(what) = self.step(recorded) {
@@ -105,7 +105,7 @@ impl Replay {
         }
         self.clock.turn(step.now);
         let result = self.engine.step();
-        // Nobody reads the outputs: what they say is compared as they are made.
+        // The outputs are compared when they are created, so the queue is only emptied.
         let _ = self.engine.queue().poll(Some(Duration::ZERO));
         self.compare(&step, &ended).map_err(|what| match result {
             Err(error) if step.faults.is_empty() => format!("{what}; the step failed: {error}"),
@@ -195,7 +195,7 @@ impl Replay {
 }
 
 impl JournalFile {
-    /// Those of the engine that wrote it, but for what only concerns its host.
+    /// Returns the options of the recorded engine, without those that concern only its host.
     fn options(&self) -> Result<EngineOptions> {
         let Header { isa, threads, blocks, block_bytes, max_model_len, .. } = &self.header;
         let path = Isa::ALL.into_iter().find(|path| path.name() == isa);
@@ -221,7 +221,7 @@ impl JournalFile {
     }
 }
 
-/// The request as it was made.
+/// Builds the request from its record.
 fn request_of(wanted: Wanted) -> Request {
     let Wanted { prompt, sampling, n, best_of, beam, keep, salt, hooked: _, user_data, priority, deadline, skip_special } = wanted;
     Request { n, best_of, beam, keep, salt, user_data, priority, deadline, skip_special, ..Request::new(Prompt::Tokens(prompt), sampling) }

@@ -1,4 +1,4 @@
-//! What one step saw of its outside, and what it said.
+//! The record of the current step: its inputs and the digests of its outputs.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -15,34 +15,34 @@ use crate::sched::FinishReason;
 pub struct Witness {
     pub step: Step,
     pub ended: Vec<Ended>,
-    /// Something has changed that the outside brought about.
+    /// Whether a command, a resize, a failed transfer or an output makes the step worth recording.
     pub touched: bool,
-    /// Of how many groups it was asked whether they are ready, and which of these were not.
+    /// Number of readiness checks in the step, and the indices of those that failed.
     asks: Cell<u32>,
     refused: RefCell<Vec<u32>>,
     attempts: u32,
     in_step: bool,
-    /// Since the last step.
+    /// Resizes since the last step.
     between: Vec<Resized>,
-    /// Moves between the tiers since then, and those that failed.
+    /// Number of transfers since the last step, and those that failed.
     moves: u32,
     stuck: Vec<Stuck>,
-    /// Exports and imports in this step.
+    /// Number of exports and imports in this step.
     exchanges: u32,
-    /// Of all that has been said of each sequence since it last ended. None of those that are gone.
+    /// Digest of all outputs of each sequence since its last end, for existing sequences only.
     said: HashMap<u64, [u8; 32]>,
-    /// Steps so far, those that did nothing not counted.
+    /// Number of written steps.
     steps: u64,
-    /// What the last step was refused, and whether it did nothing else.
+    /// Failed readiness checks of the last step, and whether that step did nothing else.
     refused_before: Vec<u32>,
     quiet_before: bool,
 }
 
 impl Witness {
-    /// With room for what `seqs` sequences that run at once say, so that a step makes none.
+    /// Reserves space for the outputs of `seqs` concurrent sequences, so that no step allocates.
     pub fn new(seqs: usize) -> Result<Witness> {
         let mut witness = Witness::default();
-        // A map that is full to the half never grows for what comes and goes.
+        // A map that is at most half full is rehashed in place and does not allocate.
         witness.said.try_reserve(2 * seqs)?;
         witness.ended.try_reserve(seqs)?;
         Ok(witness)
@@ -69,7 +69,7 @@ impl Witness {
         self.refused.borrow_mut().push(ask);
     }
 
-    /// The number of the attempt that begins.
+    /// Returns the number of the attempt that starts.
     pub fn attempt(&mut self) -> u32 {
         self.attempts += 1;
         self.attempts
@@ -79,7 +79,7 @@ impl Witness {
         self.step.faults.push(Fault::new(self.attempts, error));
     }
 
-    /// The number of the export or import that was tried.
+    /// Returns the number of the export or import.
     pub fn exchange(&mut self) -> u32 {
         self.exchanges += 1;
         self.exchanges
@@ -91,7 +91,7 @@ impl Witness {
         self.touched = true;
     }
 
-    /// The number of the moves that were made.
+    /// Returns the number of the transfer.
     pub fn moves(&mut self) -> u32 {
         self.moves += 1;
         self.moves
@@ -121,17 +121,17 @@ impl Witness {
         self.touched = true;
     }
 
-    /// The sequence is let go of: nothing more is owed of it.
+    /// Removes the digest of a sequence that has no further outputs.
     pub fn forget(&mut self, sequence: u64) {
         self.said.remove(&sequence);
     }
 
-    /// Of which sequences it keeps what was said.
+    /// Returns the sequences with a digest.
     pub fn remembered(&self) -> impl Iterator<Item = u64> {
         self.said.keys().copied()
     }
 
-    /// Whether the step is worth writing down.
+    /// Ends the step. Returns whether it must be written.
     pub fn end(&mut self, idle: bool) -> bool {
         (self.in_step, self.moves) = (false, 0);
         self.step.stuck.clear();
@@ -149,7 +149,8 @@ impl Witness {
     }
 }
 
-/// Of all that a host sees of an output but how long it took, and of what was said before.
+/// Returns the digest of the previous outputs and of everything that a host sees of this one,
+/// except its times.
 fn digest(before: &[u8; 32], output: &Output) -> [u8; 32] {
     let mut sha = Sha256::new();
     sha.update(before);
@@ -166,7 +167,8 @@ fn digest(before: &[u8; 32], output: &Output) -> [u8; 32] {
         numbers(&mut tokens.iter().map(|logprob| logprob.to_bits().into()));
         numbers(&mut top.iter().flat_map(|(token, logprob)| [u64::from(*token), logprob.to_bits().into()]));
     }
-    // Of a blob its size: where its last block is not full, what lies in the rest of it is nobody's.
+    // Only the size of a sequence state is included, since the unused slots of its last block are
+    // undefined.
     let Output { sequence, index, generated_tokens, score, blob, .. } = output;
     numbers(&mut [*sequence, (*index).into(), *generated_tokens, score.to_bits(), blob.len() as u64].into_iter());
     let error = output.error.as_ref().map_or("", Error::message);
