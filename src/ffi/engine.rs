@@ -122,9 +122,9 @@ pub unsafe extern "C" fn pllm_sampling_init(sampling: *mut pllm_sampling, struct
 /// Adds a request to the waiting queue. It takes part from the next step on. Request ids are never
 /// reused.
 ///
-/// Errors: PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY, with the numbers, if the request can never
-/// fit, too many requests wait, or its queue is full; PLLM_E_UNSUPPORTED. Any thread may call it,
-/// also during a step.
+/// Errors: PLLM_E_INVALID_ARGUMENT, also if the prompt does not fit max_model_len; PLLM_E_CAPACITY,
+/// with the numbers, if the request can never fit the pool, too many requests wait, or its queue is
+/// full; PLLM_E_UNSUPPORTED. Any thread may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_add_request(

@@ -282,8 +282,8 @@ pub unsafe extern "C" fn pllm_queue_event_fd(queue: *const pllm_queue, out_fd: *
 /// (negative). If the time runs out, the batch is empty; this is not an error.
 ///
 /// Errors: once an engine has failed or is freed, and all its outputs have been taken, the error of
-/// the engine or PLLM_E_CLOSED. Any thread may call it, also during a step. Free the batch with
-/// pllm_outputs_free.
+/// the engine or PLLM_E_CLOSED; PLLM_E_OUT_OF_MEMORY, with the outputs still in the queue. Any
+/// thread may call it, also during a step. Free the batch with pllm_outputs_free.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_queue_poll(

@@ -105,8 +105,8 @@ pub const PLLM_ORDER_SHORTEST_PREDICTED: u32 = 2;
 
 /// Each step mixes prompt chunks and decodes, in the order of the requests.
 pub const PLLM_BATCHING_MIXED: u32 = 0;
-/// Each step has either prompts or decodes, and prompts go first: short times to first token. After
-/// prefill_budget prompt tokens, the decodes get one step.
+/// Each step has either prompts or decodes, and prompts go first. After prefill_budget prompt
+/// tokens, the decodes get one step.
 pub const PLLM_BATCHING_PREFILL_FIRST: u32 = 1;
 /// Each step has every decode and at most prefill_budget prompt tokens: bounds the time between
 /// tokens.
@@ -680,8 +680,8 @@ impl From<&ModelInfo> for pllm_model_info {
 pub struct pllm_admission {
     /// sizeof(pllm_admission).
     pub struct_size: u64,
-    /// 1 if pllm_engine_add_request would accept the request, 0 if too many requests wait or its
-    /// queue is full.
+    /// 1 if pllm_engine_add_request would accept the request, 0 if too many requests wait, its
+    /// queue is full, or a shared budget cannot reserve its blocks.
     pub admits: u64,
     /// 1 if no request is ahead of it and its blocks are free, so that it would start in the next
     /// step.
@@ -781,13 +781,13 @@ pub struct pllm_stats {
     pub generated_tokens: u64,
     /// Preemptions.
     pub preemptions: u64,
-    /// Requests that ended with PLLM_FINISH_STOP.
+    /// Results that ended with PLLM_FINISH_STOP: one for each sequence of a request.
     pub finished_stop: u64,
-    /// Requests that ended with PLLM_FINISH_LENGTH.
+    /// Results that ended with PLLM_FINISH_LENGTH: one for each sequence of a request.
     pub finished_length: u64,
-    /// Requests that ended with PLLM_FINISH_ABORT.
+    /// Results that ended with PLLM_FINISH_ABORT: one for each sequence of a request.
     pub finished_abort: u64,
-    /// Requests that ended with PLLM_FINISH_ERROR.
+    /// Results that ended with PLLM_FINISH_ERROR: one for each sequence of a request.
     pub finished_error: u64,
     /// Waiting sequences that the last step skipped because their queue is full.
     pub paused: u64,
@@ -799,7 +799,7 @@ pub struct pllm_stats {
     pub prefix_queries: u64,
     /// Prompt tokens found in the prefix cache, which were not computed.
     pub prefix_hits: u64,
-    /// Requests that ended with PLLM_FINISH_DEADLINE.
+    /// Results that ended with PLLM_FINISH_DEADLINE: one for each sequence of a request.
     pub finished_deadline: u64,
     /// Requests refused because of max_waiting_requests, max_waiting_tokens or a full queue.
     pub admission_rejections: u64,
