@@ -15,7 +15,7 @@ use crate::sched::FinishReason;
 use crate::sys::event::EventFd;
 
 /// A queue of outputs in the order of their creation. Any thread may poll it. Requests pause while
-/// their queue is full. The drop of the queue aborts the requests that write to it.
+/// their queue is full. Dropping the queue aborts the requests that write to it.
 pub struct Queue {
     outbox: Arc<Outbox>,
     registry: Weak<Registry>,
@@ -66,7 +66,7 @@ impl Drop for Queue {
     }
 }
 
-/// Outputs taken from a queue. Their drop returns the page to the queue for reuse.
+/// Outputs taken from a queue. Dropping them returns the page to the queue for reuse.
 pub struct Outputs {
     page: Page,
     /// Number of pending last outputs when the page was taken.
@@ -372,7 +372,8 @@ mod tests {
             }
             drop(queue.poll_page(None, |_| Ok(())).unwrap());
         }
-        // Two pages alternate. The spare one was the large page of the first poll.
+        // Two pages alternate. The third poll used the large page of the first one, which was then
+        // freed.
         assert!(queue.outbox.spare.lock().unwrap().is_none());
     }
 
