@@ -13,6 +13,7 @@ pub struct Arena {
     state: Mutex<State>,
 }
 
+/// The state of a budget, under its lock.
 struct State {
     bytes: u64,
     most: u64,
@@ -26,6 +27,7 @@ struct State {
 /// The caller is a thread of the host, or the thread of another engine in the middle of a step.
 pub type Call = Arc<dyn Fn(Caller) + Send + Sync>;
 
+/// The caller of an engine's callback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caller {
     Host,
@@ -34,6 +36,7 @@ pub enum Caller {
     StillHungry,
 }
 
+/// An engine that shares the budget.
 struct Tenant {
     id: u64,
     /// Bytes that the longest sequence of the engine needs.

@@ -51,12 +51,14 @@ impl Code {
     }
 }
 
+/// An error of the library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     code: Code,
     message: Cow<'static, str>,
 }
 
+/// The result of a function that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

@@ -124,6 +124,7 @@ pub struct Drawn {
     pub tops: [Top; MOST_TOPS],
 }
 
+/// A token with its logit.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[repr(C)]
 pub struct Top {
@@ -131,6 +132,7 @@ pub struct Top {
     pub logit: f32,
 }
 
+/// The status of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Outcome(pub u32);

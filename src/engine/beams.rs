@@ -8,6 +8,7 @@ use crate::error::{Error, Result, try_vec};
 use crate::options::BeamParams;
 use crate::sched::{Choice, FinishReason, Past, StepPlan};
 
+/// The beam search of one request.
 pub struct Beams {
     search: BeamSearch,
     width: usize,

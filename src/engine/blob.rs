@@ -21,6 +21,7 @@ pub struct Blob<'a> {
     pub kv: Vec<u8>,
 }
 
+/// The header of a sequence state.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Header<'a> {
     /// Fingerprint of the model.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+/// A monotonic clock.
 pub trait Clock: Send + Sync {
     /// Returns the time since a fixed origin.
     fn now(&self) -> Duration;

@@ -121,6 +121,7 @@ impl Shared {
     }
 }
 
+/// The statistics that other threads can read during a step.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Published {
     pub stats: Stats,

@@ -13,6 +13,7 @@ use super::{Stats, StepReport};
 use crate::error::Result;
 use crate::sched::{Past, StepPlan};
 
+/// The histograms and the trace of an engine.
 pub struct Insight {
     pub histograms: Histograms,
     /// Number of prompt tokens that the prefix cache had.

@@ -6,6 +6,7 @@ use crate::kv::Paging;
 use crate::model::{BatchLimits, KvLayout, KvPool, ModelFiles, input_limits, work_bytes};
 use crate::options::{Dtype, EngineOptions, KvDtype};
 
+/// The large allocations of an engine, and the limits that follow from them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryPlan {
     pub weight_bytes: u64,

@@ -53,6 +53,7 @@ impl Histogram {
     }
 }
 
+/// The histograms of an engine.
 #[derive(Debug, Clone, Copy)]
 pub struct Histograms {
     prompt_tokens: Histogram,

@@ -105,6 +105,7 @@ pub struct Outbox {
     writer: Arc<Wakeup>,
 }
 
+/// The contents of a queue, under its lock.
 #[derive(Default)]
 struct State {
     outputs: Page,

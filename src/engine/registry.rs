@@ -58,6 +58,7 @@ pub struct Registry {
     pub wakeup: Arc<Wakeup>,
 }
 
+/// The contents of the registry, under its lock.
 #[derive(Default)]
 struct State {
     last_id: u64,

@@ -33,6 +33,7 @@ pub fn one_decode(stage: Stage) -> Result<Option<Batch>> {
     Ok(decode.add(1).then_some(decode.batch))
 }
 
+/// A batch under construction for the warm-up.
 struct Rehearsal {
     stage: Stage,
     batch: Batch,

@@ -47,6 +47,7 @@ pub struct Request {
     pub skip_special: bool,
 }
 
+/// The prompt of a request, as text or as tokens.
 #[derive(Debug, Clone)]
 pub enum Prompt {
     Text(String),

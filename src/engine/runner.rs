@@ -100,6 +100,7 @@ pub struct Ticket {
     pub logits: usize,
 }
 
+/// A runner that computes a model on a backend.
 pub struct ModelRunner<B: Backend> {
     decoder: Decoder<B>,
     kv: KvCache<B>,

@@ -20,6 +20,7 @@ pub use swap::Load;
 use crate::batch::BlockCopy;
 use crate::error::{Result, try_vec};
 
+/// The index of a block in its tier.
 pub type BlockId = u32;
 
 /// Returns the number of blocks for `tokens` tokens.

@@ -11,6 +11,7 @@ use super::{BlockAllocator, BlockId, BlockManager, BlockTable, NoSpace};
 use crate::batch::{BlockMove, Moves};
 use crate::error::{Result, try_vec};
 
+/// The blocks and tables of the host tier, and the planned transfers.
 #[derive(Debug)]
 pub(super) struct HostTier {
     allocator: BlockAllocator,

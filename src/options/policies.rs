@@ -45,6 +45,7 @@ pub enum AllocationPolicy {
     MaxTokens,
 }
 
+/// The order, batching and allocation policies of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Policies {
     pub order: OrderPolicy,

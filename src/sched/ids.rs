@@ -7,6 +7,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// multiplication is enough. The default hash would take a significant part of a step.
 pub type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
 
+/// The hasher of `IdMap`.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct IdHasher(u64);
 

@@ -14,6 +14,7 @@ pub struct Lengths {
     known: [Option<Kind>; KINDS],
 }
 
+/// The averages of the turns with similar limits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Kind {
     /// Moving averages: `chosen` of the output length, `reached` of the fraction that reached its

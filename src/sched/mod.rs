@@ -41,6 +41,7 @@ use crate::error::{Error, Result};
 use crate::kv::BlockManager;
 use crate::options::{self, Preemption};
 
+/// The limits of steps, and the preemption mode.
 #[derive(Debug, Clone, Copy)]
 pub struct SchedulerOptions {
     pub max_batch_tokens: usize,

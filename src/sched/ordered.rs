@@ -3,6 +3,7 @@
 
 use crate::error::Result;
 
+/// A set of keys in ascending order.
 #[derive(Debug, Clone)]
 pub struct OrderedSet<K> {
     nodes: Vec<Node<K>>,
@@ -14,6 +15,7 @@ pub struct OrderedSet<K> {
     random: u32,
 }
 
+/// A node of the treap and of the linked list.
 #[derive(Debug, Clone, Copy)]
 struct Node<K> {
     key: K,

@@ -132,6 +132,7 @@ pub struct Choice {
     pub verdict: Verdict,
 }
 
+/// The outcome of sampling for one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     Token(u32),

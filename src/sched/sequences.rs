@@ -7,6 +7,7 @@ use super::slab::{Slab, Slot};
 use super::{IdMap, SeqId, Sequence};
 use crate::error::Result;
 
+/// The sequences of the scheduler, by slot and by id.
 #[derive(Debug, Default)]
 pub struct Sequences {
     slab: Slab<Sequence>,

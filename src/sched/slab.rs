@@ -13,6 +13,7 @@ impl Slot {
     pub const NONE: Slot = Slot(u32::MAX);
 }
 
+/// An array whose elements keep their index.
 #[derive(Debug)]
 pub struct Slab<T> {
     slots: Vec<Option<T>>,

@@ -41,6 +41,7 @@ impl EventFd {
     }
 }
 
+/// A type without values, since only Linux has eventfd.
 #[cfg(not(target_os = "linux"))]
 pub enum EventFd {}
 

@@ -32,6 +32,7 @@ pub struct Journal {
     role: Role,
 }
 
+/// The direction of a journal.
 enum Role {
     Records(Recorder),
     /// A replay. `told` are the recorded inputs of the current step. `next_refusal` is the index of

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 /// Size of a checksum in bytes.
 pub const CHECKSUM: usize = 8;
 
+/// The writer of a journal.
 pub struct Recorder {
     sink: Sink,
     scratch: Vec<u8>,

@@ -80,6 +80,7 @@ impl Header {
     }
 }
 
+/// A record of a journal.
 #[derive(Serialize, Deserialize)]
 pub enum Record {
     Asked(Asked<'static>),
@@ -257,6 +258,7 @@ pub struct WantedTurn<'a> {
     pub skip_special: bool,
 }
 
+/// A child of a fork.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Forked {
     pub id: u64,

@@ -58,6 +58,7 @@ impl Clock for Written {
     }
 }
 
+/// A replay of a journal on an engine of its own.
 pub struct Replay {
     engine: Engine,
     file: JournalFile,

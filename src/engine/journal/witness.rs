@@ -11,6 +11,7 @@ use crate::engine::outputs::{Logprobs, Output};
 use crate::error::{Error, Result};
 use crate::sched::FinishReason;
 
+/// The inputs and the digests of the current step.
 #[derive(Default)]
 pub struct Witness {
     pub step: Step,
