@@ -97,8 +97,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Reserves space for `more` sequences in all lists, and in a step for the block tables of as
-    /// many sequences as it can hold, with `max_len` tokens each.
+    /// Reserves space for `more` sequences in all lists, and for the block tables of the largest
+    /// step, with `max_len` tokens per sequence.
     fn reserve(&mut self, more: usize, max_len: usize) -> Result<()> {
         let tables = self.options.max_seqs.min(self.options.max_batch_tokens).saturating_mul(self.blocks.paging().entries(max_len));
         self.spare.clear();

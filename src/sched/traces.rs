@@ -1,6 +1,6 @@
-//! Long random traces of all operations on sequences, checked against a dense model of the contents
-//! of each slot of both tiers and of the tokens of each sequence. A wrong table, a missing copy or
-//! a wrong prefix shows as wrong contents.
+//! Long random traces of all operations on sequences. A dense model predicts the contents of each
+//! slot of both tiers and the tokens of each sequence. A wrong table, a missing copy or a wrong
+//! prefix shows as wrong contents.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
