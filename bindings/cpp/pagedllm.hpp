@@ -1,5 +1,5 @@
 /*
- * libpagedllm for C++17: RAII handles over pagedllm.h, in this one header. Link with -lpagedllm.
+ * libpagedllm for C++17: a header-only RAII wrapper of pagedllm.h. Link with -lpagedllm.
  *
  *     pagedllm::Options options;
  *     options.model_path = "models/mine";
@@ -7,24 +7,27 @@
  *     auto answer = engine.generate({"Once upon a time"}).value();
  *     std::cout << answer.text << "\n";
  *
- * What holds for everything here; the rest is as pagedllm.h says:
+ * These rules apply to everything in this header; pagedllm.h has the others.
  *
- * Errors. A call that can fail returns Result<T> (Status where there is nothing to hand out): ask ok() and use * and ->, or call
- * value(), which throws Exception. With -fno-exceptions value() does not exist, so that no failure can be passed over;
- * -fno-rtti is fine, too. Besides value(), only the standard library throws here: std::bad_alloc, and std::system_error where
- * generate_async finds no thread.
+ * Errors. A call that can fail returns Result<T>, or Status if there is no value. Test it with ok()
+ * and use * and ->, or call value(), which throws Exception. With -fno-exceptions value() does not
+ * exist, so that every error must be tested. -fno-rtti is supported. Besides value(), only the
+ * standard library throws: std::bad_alloc, and std::system_error if generate_async cannot start a
+ * thread.
  *
- * Ownership. Engine, Arena, Queue, Outputs, Stream, Sequence and Pin are move-only and free what they own. One that has been moved
- * from may be destroyed and assigned to; its calls answer Code::invalid_argument, its ranges are empty.
+ * Ownership. Engine, Arena, Queue, Outputs, Stream, Sequence and Pin are move-only and free what
+ * they own. A moved-from object can be destroyed and assigned to. Its other calls return
+ * Code::invalid_argument, and its ranges are empty.
  *
- * Views. std::string_view and Span going in need to live only during the call. Coming out, they live as long as what they came
- * from: an Output as its Outputs, an Info as its Engine.
+ * Views. A std::string_view or Span argument needs to be valid only during the call. A returned view
+ * is valid as long as its source: an Output as long as its Outputs, an Info as long as its Engine.
  *
- * Threads. An engine computes on a thread of its own, asleep while there is nothing to do, unless Options::host_steps is set. Any
- * thread may call anything on one Engine, Arena, Queue or Sequence at any time. A Stream and an Outputs are for one thread at a
- * time. Moving, assigning or destroying an object while another call on it is under way is the caller's mistake, as with any C++
- * object; a call on a Sequence or a Pin is one on its engine, too. All of them may outlive their engine: what was under way ends
- * as aborted, what comes after as Code::closed.
+ * Threads. Unless Options::host_steps is set, a thread of the engine steps it, and sleeps while
+ * there is nothing to do. Any thread may call any function of an Engine, Arena, Queue or Sequence at
+ * any time. Only one thread at a time may use a Stream or an Outputs. While a call on an object is
+ * in progress, no thread may move, assign or destroy the object. A call on a Sequence or a Pin is
+ * also a call on its engine. All of these objects can outlive their engine: requests in progress end
+ * as aborted, and later calls return Code::closed.
  */
 
 #ifndef PAGEDLLM_HPP
@@ -56,17 +59,17 @@
 
 namespace pagedllm {
 
-// With and without exceptions the same names mean different types, so that a program that mixes both and hands these objects
-// from one to the other does not link, instead of going wrong.
+// The names have different types with and without exceptions. A program that passes these objects
+// between code compiled with exceptions and code compiled without fails to link.
 #ifdef __cpp_exceptions
 inline namespace with_exceptions {
 #else
 inline namespace without_exceptions {
 #endif
 
-// ---- errors ----------------------------------------------------------------------------------------------------------
+// ---- errors -------------------------------------------------------------------------------------
 
-// PLLM_E_*. A newer library may answer with numbers that have no name here.
+// PLLM_E_*. A newer library can return codes without a name here.
 enum class Code : int32_t {
     invalid_argument = PLLM_E_INVALID_ARGUMENT,
     not_found = PLLM_E_NOT_FOUND,
@@ -81,14 +84,14 @@ enum class Code : int32_t {
     cancelled = PLLM_E_CANCELLED,
 };
 
-// What went wrong, with the numbers and the remedy.
+// An error: a code, and a message with the numbers and the remedy.
 struct Error {
     Code code;
     std::string message;
 };
 
 #ifdef __cpp_exceptions
-// What value() throws.
+// The exception that value() throws.
 class Exception : public std::runtime_error {
 public:
     explicit Exception(const Error &error) : std::runtime_error(error.message), code_(error.code) {}
@@ -99,7 +102,7 @@ private:
 };
 #endif
 
-// A value, or why there is none.
+// A value or an error.
 template <class T>
 class [[nodiscard]] Result {
 public:
@@ -109,21 +112,22 @@ public:
     [[nodiscard]] bool ok() const noexcept { return state_.index() == 0; }
     [[nodiscard]] explicit operator bool() const noexcept { return ok(); }
 
-    // Only where ok(). From a temporary the value is moved out, so that a range-for over `*call()` is safe.
+    // Requires ok(). On a temporary, the value is moved out, so that a range-for over `*call()` is
+    // safe.
     [[nodiscard]] T &operator*() & noexcept { return *get(); }
     [[nodiscard]] const T &operator*() const & noexcept { return *get(); }
     [[nodiscard]] T operator*() && { return std::move(*get()); }
     [[nodiscard]] T *operator->() noexcept { return get(); }
     [[nodiscard]] const T *operator->() const noexcept { return get(); }
 
-    // Only where not ok().
+    // Requires !ok().
     [[nodiscard]] const Error &error() const noexcept {
         assert(!ok());
         return *std::get_if<1>(&state_);
     }
 
 #ifdef __cpp_exceptions
-    // The value; throws Exception where there is none.
+    // Returns the value. Throws Exception if there is none.
     T &value() & { return check(), *get(); }
     const T &value() const & { return check(), *get(); }
     T value() && { return check(), std::move(*get()); }
@@ -147,7 +151,7 @@ private:
     std::variant<T, Error> state_;
 };
 
-// Done, or why not.
+// Success or an error.
 template <>
 class [[nodiscard]] Result<void> {
 public:
@@ -157,14 +161,14 @@ public:
     [[nodiscard]] bool ok() const noexcept { return error_.code == success; }
     [[nodiscard]] explicit operator bool() const noexcept { return ok(); }
 
-    // Only where not ok().
+    // Requires !ok().
     [[nodiscard]] const Error &error() const noexcept {
         assert(!ok());
         return error_;
     }
 
 #ifdef __cpp_exceptions
-    // Throws Exception where it was not done.
+    // Throws Exception if the call failed.
     void value() const {
         if (!ok()) throw Exception(error_);
     }
@@ -178,10 +182,10 @@ private:
 
 using Status = Result<void>;
 
-// ---- spans -----------------------------------------------------------------------------------------------------------
+// ---- spans --------------------------------------------------------------------------------------
 
-// A view of an array. Converts from whatever has data() and size(), and to std::span where there is one. (Not std::span itself,
-// so that the files of a program may be compiled as C++17 and C++20.)
+// A view of an array. Converts from any type with data() and size(), and to std::span in C++20. It
+// is not std::span itself, so that files of one program can be compiled as C++17 and as C++20.
 template <class T>
 class Span {
 public:
@@ -204,7 +208,7 @@ private:
     size_t size_ = 0;
 };
 
-// ---- between C and C++ -----------------------------------------------------------------------------------------------
+// ---- conversions between C and C++ --------------------------------------------------------------
 
 namespace detail {
 
@@ -219,14 +223,14 @@ struct Free {
 template <class T, auto free>
 using Handle = std::unique_ptr<T, Free<free>>;
 
-// Takes the error over.
+// Converts an error and frees it.
 inline Status status(pllm_error *error) {
     if (!error) return {};
     Handle<pllm_error, pllm_error_free> owned(error);
     return Error{Code(pllm_error_code(error)), pllm_error_message(error)};
 }
 
-// The struct that `fill` fills.
+// Returns the struct that `fill` fills.
 template <class T, class Fill>
 Result<T> filled(Fill fill) {
     T value{};
@@ -235,7 +239,7 @@ Result<T> filled(Fill fill) {
     return value;
 }
 
-// What `make` makes, owned.
+// Returns the object that `make` creates, as an owning handle.
 template <class T, auto free, class Make>
 Result<Handle<T, free>> made(Make make) {
     T *raw = nullptr;
@@ -243,7 +247,7 @@ Result<Handle<T, free>> made(Make make) {
     return Handle<T, free>(raw);
 }
 
-// The library's own defaults.
+// Returns the library's defaults.
 template <class T, auto init>
 const T &defaults() {
     static const T value = [] {
@@ -265,7 +269,8 @@ inline const pllm_pin &pin_defaults() { return defaults<pllm_pin, pllm_pin_init>
 
 inline std::string_view view(const char *text, uint64_t len) noexcept { return {text, static_cast<size_t>(len)}; }
 
-// What an older library gives of a record; the rest is zero.
+// Copies the fields that the library provides. An older library provides fewer; the others are
+// zero.
 inline pllm_output known(const pllm_output &record) noexcept {
     pllm_output c{};
     std::memcpy(&c, &record, std::min(static_cast<size_t>(record.struct_size), sizeof c));
@@ -284,15 +289,15 @@ inline Result<std::string> copied(const Result<Handle<pllm_bytes, pllm_bytes_fre
 
 }  // namespace detail
 
-// ---- the library -----------------------------------------------------------------------------------------------------
+// ---- library ------------------------------------------------------------------------------------
 
-// The version of the library that was loaded, such as "0.2.0".
+// Returns the version of the loaded library, such as "0.2.0".
 [[nodiscard]] inline std::string_view version() { return pllm_version(); }
 
-// What it offers on this machine, as JSON.
+// Returns a JSON object that describes this build and machine, as pllm_build_info does.
 [[nodiscard]] inline std::string_view build_info() { return pllm_build_info(); }
 
-// Whether the library that was loaded speaks the ABI that the program was built for. Engine::create asks this, too.
+// Checks that the loaded library has the ABI version of the header. Engine::create calls it.
 inline Status check_abi(uint32_t header = PLLM_ABI_VERSION) {
     const uint32_t library = pllm_abi_version();
     if (library == header) return {};
@@ -300,16 +305,17 @@ inline Status check_abi(uint32_t header = PLLM_ABI_VERSION) {
                                         pllm_version() + " has ABI " + std::to_string(library) + ": build it with its header"};
 }
 
-// ---- arenas ----------------------------------------------------------------------------------------------------------
+// ---- memory budgets -----------------------------------------------------------------------------
 
-// Plain numbers, as pagedllm.h describes them.
+// As pllm_arena_info.
 using ArenaInfo = pllm_arena_info;
 
-// A budget of KV bytes that somebody else owns and keeps alive: an Arena, or the Engine for its own.
+// A memory budget that an Arena or an Engine owns. Valid as long as its owner.
 class ArenaView {
 public:
-    // Changes the budget while its engines run: nothing ends, and the answers are the same. Code::capacity: the engines and
-    // requests there are need more, and the message says how much.
+    // Changes the size of the budget while its engines run. No request ends, and results do not
+    // change. If the engines and their requests need more than `bytes`, the call returns
+    // Code::capacity with the smallest possible size.
     Status resize(uint64_t bytes) const { return detail::status(pllm_arena_resize(arena_, bytes)); }
 
     Result<ArenaInfo> state() const {
@@ -318,7 +324,8 @@ public:
 
     [[nodiscard]] const pllm_arena *native() const noexcept { return arena_; }
 
-    // Of an arena that was named. One that has been moved from is an error: NULL would mean the engine's own.
+    // Returns the handle. A budget that has been moved from is an error, because NULL selects a
+    // budget of the engine's own.
     Result<const pllm_arena *> named() const {
         if (!arena_) return Error{Code::invalid_argument, "the arena has been moved from: name another"};
         return arena_;
@@ -331,13 +338,14 @@ protected:
     const pllm_arena *arena_;
 };
 
-// A budget of KV bytes that engines may share. Those that were made with it keep it, also where this is destroyed before them.
+// A memory budget for KV pools, which several engines can share. It can be destroyed before its
+// engines: they keep the budget.
 //
 //     pagedllm::Arena arena = pagedllm::Arena::create(1 << 30).value();
 //     options.arena = &arena;
 class Arena : public ArenaView {
 public:
-    // resize may later raise it to `most_bytes`; 0: no further.
+    // Creates a budget that resize can later raise to at most `most_bytes` (0: to `bytes`).
     static Result<Arena> create(uint64_t bytes, uint64_t most_bytes = 0) {
         auto arena = detail::made<pllm_arena, pllm_arena_free>(
             [&](pllm_arena **out) { return pllm_arena_create(bytes, most_bytes, out); });
@@ -359,7 +367,7 @@ private:
     Owned owned_;
 };
 
-// ---- what goes in ----------------------------------------------------------------------------------------------------
+// ---- options and requests -----------------------------------------------------------------------
 
 enum class Dtype : uint32_t {
     automatic = PLLM_DTYPE_AUTO,
@@ -371,16 +379,17 @@ enum class Dtype : uint32_t {
 };
 
 enum class Isa : uint32_t {
-    automatic = PLLM_ISA_AUTO, // the widest that the machine has
+    automatic = PLLM_ISA_AUTO,  // the widest instruction path of the machine
     portable = PLLM_ISA_PORTABLE,
     avx2 = PLLM_ISA_AVX2,
     avx512 = PLLM_ISA_AVX512,
-    avx512_bf16 = PLLM_ISA_AVX512_BF16, // what is kept in bf16 is multiplied by numbers that are rounded to it
+    // Activations that are multiplied by weights or KV in bf16 are rounded to bf16.
+    avx512_bf16 = PLLM_ISA_AVX512_BF16,
     avx_vnni = PLLM_ISA_AVX_VNNI,
     avx512_vnni = PLLM_ISA_AVX512_VNNI,
 };
 
-// How weights are kept.
+// Format of the weights in memory.
 enum class Weights : uint32_t {
     as_stored = PLLM_WEIGHTS_AS_STORED,
     f32 = PLLM_WEIGHTS_F32,
@@ -392,21 +401,21 @@ enum class Weights : uint32_t {
     fp8 = PLLM_WEIGHTS_FP8,
 };
 
-// What becomes of those who have to give way.
+// Treatment of preempted requests.
 enum class Preemption : uint32_t {
     recompute = PLLM_PREEMPTION_RECOMPUTE,
     swap = PLLM_PREEMPTION_SWAP,
     automatic = PLLM_PREEMPTION_AUTO,
 };
 
-// Who comes first.
+// Order of the waiting requests.
 enum class Order : uint32_t {
     first_come = PLLM_ORDER_FIRST_COME,
     priority = PLLM_ORDER_PRIORITY,
     shortest_predicted = PLLM_ORDER_SHORTEST_PREDICTED,
 };
 
-// What a step is made of.
+// Composition of a step.
 enum class Batching : uint32_t {
     mixed = PLLM_BATCHING_MIXED,
     prefill_first = PLLM_BATCHING_PREFILL_FIRST,
@@ -414,13 +423,14 @@ enum class Batching : uint32_t {
     static_ = PLLM_BATCHING_STATIC,
 };
 
-// For how many of its tokens a request needs room before it begins.
+// Number of blocks that a request needs to start.
 enum class Allocation : uint32_t { on_demand = PLLM_ALLOCATION_ON_DEMAND, max_tokens = PLLM_ALLOCATION_MAX_TOKENS };
 
-// How an engine is made; each field as in pllm_engine_options, which has the defaults.
+// Options of an engine. Each field is described in pllm_engine_options and has its default.
 struct Options {
     std::string model_path;
-    std::string device;  // "cpu", or "cuda:0" for the first CUDA device; empty: the library's default
+    // "cpu", or "cuda:0" for the first CUDA device. Empty: the library's default.
+    std::string device;
     uint64_t kv_bytes = detail::options_defaults().kv_bytes;
     uint64_t seed = detail::options_defaults().seed;
     uint32_t block_size = detail::options_defaults().block_size;
@@ -435,21 +445,25 @@ struct Options {
     bool skip_tokenizer = (detail::options_defaults().flags & PLLM_ENGINE_SKIP_TOKENIZER) != 0;
     bool no_prefix_cache = (detail::options_defaults().flags & PLLM_ENGINE_NO_PREFIX_CACHE) != 0;
     bool batch_invariant = (detail::options_defaults().flags & PLLM_ENGINE_BATCH_INVARIANT) != 0;
-    float memory_fraction = detail::options_defaults().memory_fraction;  // of a CUDA device's, in place of kv_bytes
-    // False: Engine::create also starts the engine's own thread. True: only what the host steps is computed.
+    // CUDA only: fraction of the device memory that is free after weights and working memory, for
+    // the KV pool. Replaces kv_bytes. 0: kv_bytes is used.
+    float memory_fraction = detail::options_defaults().memory_fraction;
+    // If false, Engine::create starts the engine's own thread. If true, the host steps the engine.
     bool host_steps = false;
 
-    // Told (bytes of weights read, bytes in all) on the thread that calls Engine::create; false cancels. What it throws cancels,
-    // too, and comes out of Engine::create.
+    // Reports the bytes of weights that have been read, out of total, on the thread that calls
+    // Engine::create. The result false cancels the loading. An exception cancels it as well, and
+    // Engine::create rethrows it.
     std::function<bool(uint64_t done, uint64_t total)> progress = nullptr;
 
     uint64_t max_waiting_requests = detail::options_defaults().max_waiting_requests;
     uint64_t max_waiting_tokens = detail::options_defaults().max_waiting_tokens;
-    // Maximum length in bytes of a text prompt, a chat or a text to tokenize. 0: 64 for each token of max_model_len, at least 1 MiB.
+    // Maximum length in bytes of a text prompt, of a chat's JSON and the prompt it renders to, and
+    // of a text to tokenize. 0: 64 for each token of max_model_len, at least 1048576.
     uint64_t max_prompt_bytes = detail::options_defaults().max_prompt_bytes;
-    const ArenaView *arena = nullptr;  // null: the engine has its own
+    const ArenaView *arena = nullptr;  // null: a budget of the engine's own
     uint64_t swap_bytes = detail::options_defaults().swap_bytes;
-    std::string swap_path = {};  // empty: the host tier is memory
+    std::string swap_path = {};  // empty: the host tier is in memory
     Preemption preemption = Preemption(detail::options_defaults().preemption);
     Order order = Order(detail::options_defaults().order);
     std::chrono::milliseconds ageing{detail::options_defaults().ageing_ms};
@@ -458,14 +472,18 @@ struct Options {
     Allocation allocation = Allocation(detail::options_defaults().allocation);
     std::string trace_path = {};    // empty: none
     std::string journal_path = {};  // empty: none
-    std::string model_name = {};    // in metrics; empty: the model directory's name
+    // Label model_name of the metrics; empty: the name of the model directory.
+    std::string model_name = {};
     Weights weight_format = Weights(detail::options_defaults().weight_format);
     uint32_t weight_group = detail::options_defaults().weight_group;
-    std::string packed_path = {};  // a directory that keeps packed weights; empty: they are packed each time
-    std::string cpus = {};         // to which threads are pinned, such as "0-3,8"; empty: the system places them
+    // Directory for packed weights; empty: weights are packed each time.
+    std::string packed_path = {};
+    // CPUs to which threads are pinned, such as "0-3,8"; empty: threads are not pinned.
+    std::string cpus = {};
 };
 
-// What each output holds: what is new, everything so far, or, once and at the end, everything.
+// Content of each output: the new part, everything so far, or one output with everything at the
+// end.
 enum class OutputKind : uint32_t { delta = PLLM_OUTPUT_DELTA, cumulative = PLLM_OUTPUT_CUMULATIVE, final = PLLM_OUTPUT_FINAL };
 
 enum class GrammarKind : uint32_t {
@@ -477,11 +495,13 @@ enum class GrammarKind : uint32_t {
     lark = PLLM_GRAMMAR_LARK,
 };
 
-// What the output must be; anything, where nothing is said: `sampling.grammar = pagedllm::Grammar::regex("[0-9]+")`.
+// A constraint on the output. Default: none.
+//
+//     sampling.grammar = pagedllm::Grammar::regex("[0-9]+");
 struct Grammar {
     GrammarKind kind = GrammarKind::none;
     std::string text = {};                  // the schema, regular expression or Lark grammar
-    std::vector<std::string> choices = {};  // one of these, where kind is choice
+    std::vector<std::string> choices = {};  // the allowed texts if kind is choice
 
     static Grammar json_schema(std::string schema) { return {GrammarKind::json_schema, std::move(schema)}; }
     static Grammar json_object() { return {GrammarKind::json_object}; }
@@ -490,19 +510,21 @@ struct Grammar {
     static Grammar lark(std::string grammar) { return {GrammarKind::lark, std::move(grammar)}; }
 };
 
-// Each field as in pllm_dry, which has the defaults.
+// The DRY penalty. Each field is described in pllm_dry and has its default.
 struct Dry {
     float multiplier = detail::dry_defaults().multiplier;
     float base = detail::dry_defaults().base;
     uint32_t allowed_length = detail::dry_defaults().allowed_length;
     uint32_t penalty_last_n = detail::dry_defaults().penalty_last_n;
-    std::optional<std::vector<std::string>> sequence_breakers = {};  // nullopt: the library's
+    // nullopt: the library's default.
+    std::optional<std::vector<std::string>> sequence_breakers = {};
 };
 
-// {token, bias}
+// A value that is added to the logit of a token: {token, bias}.
 using LogitBias = pllm_logit_bias;
 
-// How a request chooses its tokens, what it reports and when it ends; each field as in pllm_sampling, which has the defaults.
+// How a request samples its tokens, what it reports and when it ends. Each field is described in
+// pllm_sampling and has its default.
 struct Sampling {
     float temperature = detail::sampling_defaults().temperature;
     float top_p = detail::sampling_defaults().top_p;
@@ -518,8 +540,9 @@ struct Sampling {
     bool prompt_logprobs = (detail::sampling_defaults().flags & PLLM_SAMPLING_PROMPT_LOGPROBS) != 0;
     bool echo = (detail::sampling_defaults().flags & PLLM_SAMPLING_ECHO) != 0;
     bool include_stop = (detail::sampling_defaults().flags & PLLM_SAMPLING_INCLUDE_STOP) != 0;
-    uint32_t top_logprobs = detail::sampling_defaults().top_logprobs;                // with logprobs
-    uint32_t prompt_top_logprobs = detail::sampling_defaults().prompt_top_logprobs;  // with prompt_logprobs
+    uint32_t top_logprobs = detail::sampling_defaults().top_logprobs;  // requires logprobs
+    // Requires prompt_logprobs.
+    uint32_t prompt_top_logprobs = detail::sampling_defaults().prompt_top_logprobs;
     OutputKind output_kind = OutputKind(detail::sampling_defaults().output_kind);
     Grammar grammar = {};
     float typical_p = detail::sampling_defaults().typical_p;
@@ -545,7 +568,7 @@ enum class EarlyStopping : uint32_t {
     never = PLLM_EARLY_STOPPING_NEVER,
 };
 
-// Each field as in pllm_beam, which has the defaults.
+// Parameters of a beam search. Each field is described in pllm_beam and has its default.
 struct Beam {
     uint32_t width = detail::beam_defaults().width;
     uint32_t groups = detail::beam_defaults().groups;
@@ -554,69 +577,78 @@ struct Beam {
     EarlyStopping early_stopping = EarlyStopping(detail::beam_defaults().early_stopping);
 };
 
-// Edits the logits of the next token of a sequence, on the thread that steps, which waits for it; a lambda without captures
-// converts to one. What it may call meanwhile, pllm_logits_hook says.
+// Edits the logits of the next token of a sequence, on the stepping thread. A lambda without
+// captures converts to it. pllm_logits_hook lists the functions that it may call.
 using LogitsHook = void (*)(void *hook_data, uint64_t sequence, const uint32_t *tokens, uint64_t tokens_len, float *logits,
                             uint64_t vocab_size) noexcept;
 
-// Text or token ids; a view of them.
+// A view of a prompt: text or token ids.
 using Prompt = std::variant<std::string_view, Span<const uint32_t>>;
 
-// A request: `{"text"}`, `{tokens, sampling}`, or field by field. Each field as in pllm_request, which has the defaults.
+// A request: `{"text"}`, `{tokens, sampling}`, or field by field. Each field is described in
+// pllm_request and has its default.
 struct Request {
     Prompt prompt;
     Sampling sampling = {};
     uint64_t user_data = detail::request_defaults().user_data;
     uint32_t n = detail::request_defaults().n;
-    // False for a prompt that render_chat wrote.
+    // Set it to false for a prompt that render_chat rendered.
     bool add_special = (detail::request_defaults().text_flags & PLLM_TEXT_ADD_SPECIAL) != 0;
     bool skip_special = (detail::request_defaults().text_flags & PLLM_TEXT_SKIP_SPECIAL) != 0;
     uint32_t best_of = detail::request_defaults().best_of;
     std::optional<Beam> beam = std::nullopt;
-    // Its sequences stay when they end: take each over with Engine::sequence(output.sequence).
+    // The sequences of the request are kept when they end. Engine::sequence(output.sequence) takes
+    // ownership of one.
     bool keep = (detail::request_defaults().flags & PLLM_REQUEST_KEEP) != 0;
     uint32_t truncate_prompt_tokens = detail::request_defaults().truncate_prompt_tokens;
-    // A view. Only requests with the same salt share what the prefix cache holds.
+    // A view. Requests share blocks of the prefix cache only if their salts are equal.
     std::string_view cache_salt = {};
     LogitsHook logits_hook = nullptr;
-    void *hook_data = nullptr;  // lives until the request's last output has been made
-    // From now on; then it ends with FinishReason::deadline and what it has. 0: none. One that has passed is refused.
+    void *hook_data = nullptr;  // valid until the last output of the request has been made
+    // Time from now after which the request ends with FinishReason::deadline and the tokens it has.
+    // 0: none. A negative deadline is Code::invalid_argument.
     std::chrono::milliseconds deadline{detail::request_defaults().deadline_ms};
     int32_t priority = detail::request_defaults().priority;
 };
 
 class QueueView;
 
-// How to fork. Each field as in pllm_fork, which has the defaults.
+// Parameters of a fork. Each field is described in pllm_fork and has its default.
 struct Fork {
-    // The tokens that the children share with their parent. Nothing: all that it has when the fork is made.
+    // Number of tokens that the children share with their parent. nullopt: all.
     std::optional<uint64_t> at = std::nullopt;
-    // Each child draws from a stream of its own of this seed. Nothing: all draw the same numbers as their parent.
+    // Each child draws from its own random stream of this seed. nullopt: the children draw the same
+    // random numbers as their parent.
     std::optional<uint64_t> seed = std::nullopt;
-    std::optional<uint64_t> user_data = std::nullopt;  // nothing: the parent's
-    const QueueView *queue = nullptr;                  // where the children's outputs go; null: where the parent's go
+    std::optional<uint64_t> user_data = std::nullopt;  // nullopt: the parent's
+    const QueueView *queue = nullptr;  // queue of the children's outputs; null: the parent's queue
     bool idle = (detail::fork_defaults().flags & PLLM_FORK_IDLE) != 0;
 };
 
-// How an idle sequence goes on. Each field as in pllm_resume, which has the defaults.
+// How an idle sequence continues. Each field is described in pllm_resume and has its default.
 struct Resume {
     Sampling sampling = {};
     bool keep = (detail::resume_defaults().flags & PLLM_REQUEST_KEEP) != 0;
-    std::optional<uint64_t> user_data = std::nullopt;  // nothing: as before
+    std::optional<uint64_t> user_data = std::nullopt;  // nullopt: the sequence keeps its user_data
     bool skip_special = (detail::resume_defaults().text_flags & PLLM_TEXT_SKIP_SPECIAL) != 0;
     LogitsHook logits_hook = nullptr;
-    void *hook_data = nullptr;  // lives until the last output has been made
-    // As if it had never been idle, with its own parameters, counts, grammar and outputs. Of the other fields only keep, user_data
-    // and deadline count then; and sampling.output_kind where outputs are collected, as by generate: it must be the sequence's own.
+    void *hook_data = nullptr;  // valid until the last output has been made
+    // Continue as if the sequence had never been idle, with its own parameters, counts, grammar and
+    // output kind. Of the other fields, only keep, user_data, logits_hook, hook_data and deadline
+    // are used. For generate and collect, sampling.output_kind must be the output kind of the
+    // sequence.
     bool go_on = (detail::resume_defaults().flags & PLLM_RESUME_CONTINUE) != 0;
-    std::chrono::milliseconds deadline{detail::resume_defaults().deadline_ms};  // as in Request, for this turn
+    // As in Request, from this call on.
+    std::chrono::milliseconds deadline{detail::resume_defaults().deadline_ms};
 };
 
-// A prompt to keep in the prefix cache: `{"text"}`, or field by field. Each field as in pllm_pin, which has the defaults.
+// A prompt that is kept in the prefix cache: `{"text"}`, or field by field. Each field is described
+// in pllm_pin and has its default.
 struct Prefix {
     Prompt prompt;
     std::string_view cache_salt = {};
-    std::chrono::milliseconds time_to_live{detail::pin_defaults().time_to_live_ms};  // 0: until it is unpinned
+    // 0: until it is unpinned.
+    std::chrono::milliseconds time_to_live{detail::pin_defaults().time_to_live_ms};
     uint32_t priority = detail::pin_defaults().priority;
     bool add_special = (detail::pin_defaults().text_flags & PLLM_TEXT_ADD_SPECIAL) != 0;
 };
@@ -625,14 +657,14 @@ namespace detail {
 
 inline uint32_t flag(bool on, uint32_t bit) noexcept { return on ? bit : 0; }
 
-// A text that is none where it is empty.
+// Sets a text unless it is empty.
 inline void set_text(const char *&data, uint64_t &len, const std::string &text) noexcept {
     if (text.empty()) return;
     data = text.data();
     len = text.size();
 }
 
-// How memory is shared out, and who comes first.
+// Sets the fields of memory limits, preemption and scheduling policies.
 inline Status set_policies(pllm_engine_options &c, const Options &options) {
     const int64_t ageing = options.ageing.count();
     if (ageing < 0 || ageing > int64_t{UINT32_MAX}) {
@@ -657,7 +689,7 @@ inline Status set_policies(pllm_engine_options &c, const Options &options) {
     return {};
 }
 
-// The C struct of what it was made from, which outlives it.
+// Returns the C struct of options. It points into `options`, which must outlive it.
 inline Result<pllm_engine_options> c_options(const Options &options) {
     pllm_engine_options c = options_defaults();
     c.model_path = options.model_path.data();
@@ -688,7 +720,8 @@ inline Result<pllm_engine_options> c_options(const Options &options) {
     return c;
 }
 
-// Stands between the library and Options::progress: nothing that is thrown may cross the C frames.
+// Passes the library's progress reports to Options::progress. It catches exceptions, which must not
+// cross C frames.
 class ProgressCall {
 public:
     explicit ProgressCall(const Options &options) : progress_(options.progress) {}
@@ -727,10 +760,10 @@ private:
 #endif
 };
 
-// Strings as C takes them: where they are, and how long.
+// Pointers and lengths of strings, as the C API takes them.
 class CStrings {
 public:
-    // Tells the C struct of strings that outlive it.
+    // Sets the fields of a C struct. The strings must outlive it.
     void install(const std::vector<std::string> &strings, const char *const *&data, const uint64_t *&lens, uint64_t &count) {
         for (const std::string &string : strings) {
             data_.push_back(string.data());
@@ -746,7 +779,7 @@ private:
     std::vector<uint64_t> lens_;
 };
 
-// The C structs of sampling parameters, which outlive them.
+// The C structs of a Sampling, which must outlive them.
 class CSampling {
 public:
     explicit CSampling(const Sampling &sampling) : c_(sampling_defaults()) {
@@ -791,7 +824,7 @@ private:
         if (!sampling.dry->sequence_breakers) return;
         breakers_.install(*sampling.dry->sequence_breakers, dry_.sequence_breakers, dry_.sequence_breaker_lens,
                           dry_.sequence_breaker_count);
-        // No breakers are a list, too: NULL would say that they are not given.
+        // An empty list is not NULL: NULL selects the default breakers.
         static constexpr const char *none[1] = {};
         if (!dry_.sequence_breakers) dry_.sequence_breakers = none;
     }
@@ -804,7 +837,7 @@ private:
                     flag(sampling.prompt_logprobs, PLLM_SAMPLING_PROMPT_LOGPROBS) | flag(sampling.echo, PLLM_SAMPLING_ECHO);
     }
 
-    // What the output may be, and where it ends.
+    // Sets the fields of limits, stops, grammar and exclusions.
     void constrain(const Sampling &sampling) {
         c_.max_tokens = sampling.max_tokens;
         c_.min_tokens = sampling.min_tokens;
@@ -834,10 +867,10 @@ private:
     std::vector<pllm_token_list> bad_words_ids_;
 };
 
-// Into a pllm_request or a pllm_pin.
+// Sets the prompt of a pllm_request or a pllm_pin.
 template <class C>
 void set_prompt(C &c, const Prompt &prompt) noexcept {
-    // An empty prompt is one, too: NULL would say that there is none.
+    // An empty prompt is not NULL: NULL means that no prompt is given.
     static constexpr uint32_t no_tokens[1] = {};
     if (const auto *text = std::get_if<std::string_view>(&prompt)) {
         c.prompt = text->data() ? text->data() : "";
@@ -854,7 +887,7 @@ void set_salt(C &c, std::string_view salt) noexcept {
     c.cache_salt_len = salt.size();
 }
 
-// The C structs of a request, which outlives them.
+// The C structs of a request, which must outlive them.
 class CRequest {
 public:
     explicit CRequest(const Request &request) : request_(request_defaults()), sampling_(request.sampling) {
@@ -898,7 +931,7 @@ private:
     pllm_beam beam_{};
 };
 
-// The C structs of a resumption, which outlives them.
+// The C structs of a pllm_resume. The Resume must outlive them.
 class CResume {
 public:
     explicit CResume(const Resume &resume) : resume_(resume_defaults()), sampling_(resume.sampling) {
@@ -928,7 +961,7 @@ inline pllm_pin c_pin(const Prefix &prefix) noexcept {
     pllm_pin c = pin_defaults();
     set_prompt(c, prefix.prompt);
     set_salt(c, prefix.cache_salt);
-    // One that would have run out already runs out at once.
+    // 0 means no limit. A negative time to live becomes the shortest one instead.
     const int64_t milliseconds = prefix.time_to_live.count();
     c.time_to_live_ms = milliseconds < 0 ? 1 : static_cast<uint64_t>(milliseconds);
     c.priority = prefix.priority;
@@ -938,35 +971,35 @@ inline pllm_pin c_pin(const Prefix &prefix) noexcept {
 
 }  // namespace detail
 
-// ---- what comes out --------------------------------------------------------------------------------------------------
+// ---- results ------------------------------------------------------------------------------------
 
-// Plain numbers, as pagedllm.h describes them.
+// As the structs of pagedllm.h.
 using Plan = pllm_plan;
 using Step = pllm_step;
 using Stats = pllm_stats;
 using SequenceInfo = pllm_sequence_info;
 using Logprob = pllm_logprob;
 
-// As far as the library measures time.
+// Time in seconds, as the library measures it.
 using Seconds = std::chrono::duration<double>;
 
-// What would become of a request that was added now; each field as in pllm_admission.
+// Predicted admission of a request. Each field is described in pllm_admission.
 struct Admission {
     bool admits;
     bool fits_now;
-    std::optional<Seconds> first_token;  // nothing: no step has shown yet how long steps take
+    std::optional<Seconds> first_token;  // nullopt: no step has been measured yet
     uint64_t waiting_requests;
     uint64_t waiting_tokens;
 };
 
-// How long a sequence took, from the call that asked for it. 0 where it never came to that.
+// Times of a sequence from the call that added, resumed or forked it. 0 if the event did not occur.
 struct Timing {
-    Seconds queued{0};       // until its first step began
-    Seconds first_token{0};  // until that was there
-    Seconds last_token{0};
+    Seconds queued{0};       // to its first step
+    Seconds first_token{0};  // to its first token
+    Seconds last_token{0};   // to its last token
 };
 
-// What became of Options::packed_path.
+// Result of Options::packed_path.
 enum class Packed : uint64_t {
     unused = PLLM_PACKED_UNUSED,
     read = PLLM_PACKED_READ,
@@ -974,7 +1007,7 @@ enum class Packed : uint64_t {
     unsaved = PLLM_PACKED_UNSAVED,
 };
 
-// The model and the limits it is served with; lives as long as its Engine.
+// The model and the limits of its engine. Valid until the Engine is destroyed.
 struct Info {
     std::string_view architecture;
     std::string_view isa;
@@ -985,7 +1018,7 @@ struct Info {
     uint64_t max_model_len;
     uint64_t threads;
     Packed packed;
-    std::string_view packed_reason;  // why it was not read, or not written
+    std::string_view packed_reason;  // why the packed weights were not read or not written
 };
 
 enum class FinishReason : uint32_t {
@@ -997,43 +1030,50 @@ enum class FinishReason : uint32_t {
     deadline = PLLM_FINISH_DEADLINE,
 };
 
-// News of one sequence: new tokens, new text, or its end. It is a view; it lives as long as its Outputs.
+// An output of one sequence: new tokens, new text, or its end. A view; valid as long as its
+// Outputs.
 struct Output {
     uint64_t request;
     uint64_t sequence;
     uint64_t user_data;
     Span<const uint32_t> tokens;
-    Span<const float> logprobs;  // one per token; empty where the request did not ask for them
-    std::string_view text;       // never half a character; it may lag behind the tokens
-    FinishReason finish;         // anything but none makes this the sequence's last one
-    Code error_code;             // why: where finish is error, the engine was freed, or there is no blob that was asked for; else 0
+    Span<const float> logprobs;  // one for each token; empty if the request did not ask for them
+    std::string_view text;       // whole characters only; it can lag behind the tokens
+    FinishReason finish;         // any value but none marks the last output of the sequence
+    // Set if finish is error, if the engine was freed, or if an export or a change failed; else 0.
+    Code error_code;
     std::string_view error_message;
     uint64_t prompt_tokens;
     uint64_t generated_tokens;  // so far
-    uint32_t index;             // which of the request's sequences, from 0
+    uint32_t index;             // index of the sequence in its request, from 0
     double score;
-    // The most probable tokens in place of each of `tokens`, as many for each; top_logprobs_of tells them apart.
+    // The most probable tokens at the position of each token, the same number for each. See
+    // top_logprobs_of.
     Span<const Logprob> top_logprobs;
-    Span<const float> prompt_logprobs;  // of the prompt's tokens but the first, before the first token and in any number of outputs
+    // Log probabilities of the prompt tokens except the first. They come before the first generated
+    // token, possibly in several outputs.
+    Span<const float> prompt_logprobs;
     Span<const Logprob> prompt_top_logprobs;
-    Span<const uint8_t> blob;  // of Sequence::export_to: then there is nothing else to tell. Empty in all other outputs
-    // In the last one; else zero.
+    // State of a sequence from Sequence::export_to. Empty in all other outputs.
+    Span<const uint8_t> blob;
+    // Set in the last output of a sequence; zero in all others.
     Timing timing;
-    uint64_t preemptions;    // how often its blocks were taken from it
-    uint64_t cached_tokens;  // with how many of its first tokens the prefix cache helped
+    uint64_t preemptions;    // number of times the sequence was preempted
+    uint64_t cached_tokens;  // number of its first tokens that were found in the prefix cache
 
     explicit Output(const pllm_output &record) noexcept : Output(0, detail::known(record)) {}
 
     [[nodiscard]] bool is_last() const noexcept { return finish != FinishReason::none; }
 
-    // The most probable tokens in place of tokens[i], or of the i-th that prompt_logprobs tells of, most probable first.
+    // Returns the most probable tokens at the position of tokens[i], or of prompt_logprobs[i], most
+    // probable first.
     [[nodiscard]] Span<const Logprob> top_logprobs_of(size_t i) const noexcept { return share(top_logprobs, i, tokens.size()); }
     [[nodiscard]] Span<const Logprob> prompt_top_logprobs_of(size_t i) const noexcept {
         return share(prompt_top_logprobs, i, prompt_logprobs.size());
     }
 
 private:
-    // Share i of so many equal ones.
+    // Returns part i of `shares` parts of equal size.
     static Span<const Logprob> share(Span<const Logprob> all, size_t i, size_t shares) noexcept {
         assert(i < shares);
         const size_t size = all.size() / shares;
@@ -1063,7 +1103,8 @@ private:
           cached_tokens(c.cached_tokens) {}
 };
 
-// A batch of outputs, in the order they were made. Owns what they view; outlives queue and engine.
+// A batch of outputs in the order in which they were made. It owns the memory of its Output views
+// and stays valid after the queue and the engine are freed.
 class Outputs {
 public:
     class Iterator {
@@ -1108,28 +1149,28 @@ private:
     Batch batch_;
 };
 
-// All that came of one sequence.
+// Everything that one sequence generated.
 struct Completion {
     std::string text;
     std::vector<uint32_t> tokens;
-    std::vector<float> logprobs;  // one per token, where the request asked for them
+    std::vector<float> logprobs;  // one for each token if the request asked for them
     FinishReason finish = FinishReason::none;
     uint64_t prompt_tokens = 0;
     uint64_t generated_tokens = 0;
-    uint64_t sequence = 0;  // where it is kept: what Engine::sequence takes
+    uint64_t sequence = 0;  // argument of Engine::sequence if the sequence is kept
     double score = 0;
-    std::vector<Logprob> top_logprobs;  // as many for each token
+    std::vector<Logprob> top_logprobs;  // the same number for each token
     std::vector<float> prompt_logprobs;
-    std::vector<Logprob> prompt_top_logprobs;  // as many for each of prompt_logprobs
-    Status status;                             // what went wrong with it, if anything did
+    std::vector<Logprob> prompt_top_logprobs;  // the same number for each of prompt_logprobs
+    Status status;                             // the error of the sequence, if any
     Timing timing;
     uint64_t preemptions = 0;
     uint64_t cached_tokens = 0;
 
-    // Takes the next output in.
+    // Adds the next output.
     void add(const Output &output, OutputKind kind) {
-        if (!output.blob.empty()) return;  // no news of the text
-        if (kind != OutputKind::delta) {  // this one has it all
+        if (!output.blob.empty()) return;  // an exported state is not part of the text
+        if (kind != OutputKind::delta) {   // this output has everything so far
             text.clear();
             tokens.clear();
             logprobs.clear();
@@ -1161,18 +1202,19 @@ private:
     }
 };
 
-// ---- queues ----------------------------------------------------------------------------------------------------------
+// ---- queues -------------------------------------------------------------------------------------
 
-// A timeout that never runs out.
+// A timeout without limit.
 inline constexpr std::chrono::milliseconds forever{-1};
 
-// A queue that somebody else owns and keeps alive: a Queue, or the Engine for its own.
+// A queue that a Queue or an Engine owns. Valid as long as its owner.
 class QueueView {
 public:
-    // Takes everything that is there, waiting up to `timeout` for the first. Empty: time ran out. Once the engine has failed or
-    // is gone and its last outputs are taken, this is that error.
+    // Takes all outputs from the queue. If it is empty, waits up to `timeout` for the first output.
+    // If the time runs out, the batch is empty. Once the engine has failed or is freed, and all
+    // outputs have been taken, the call returns that error.
     Result<Outputs> poll(std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) const {
-        // A deadline that has passed is no wait, not an endless one.
+        // The library waits without limit for every negative timeout; here only `forever` does.
         const int64_t milliseconds = timeout == forever ? -1 : std::max<int64_t>(timeout.count(), 0);
         auto batch = detail::made<pllm_outputs, pllm_outputs_free>(
             [&](pllm_outputs **out) { return pllm_queue_poll(queue_, milliseconds, out); });
@@ -1180,8 +1222,8 @@ public:
         return Outputs(std::move(*batch));
     }
 
-    // Readable while a poll would not have to wait; for epoll and what is built on it. It stays the queue's: do not close it,
-    // dup() it for an owner that does.
+    // Returns an eventfd that is readable while the queue is not empty. The queue owns it: do not
+    // close it. Give a dup() of it to an owner that closes it.
     Result<int> event_fd() const {
         int32_t fd = -1;
         if (Status got = detail::status(pllm_queue_event_fd(queue_, &fd)); !got) return got.error();
@@ -1190,7 +1232,8 @@ public:
 
     [[nodiscard]] const pllm_queue *native() const noexcept { return queue_; }
 
-    // Of a queue that was named. One that has been moved from is an error: NULL would mean another one.
+    // Returns the handle. A queue that has been moved from is an error, because NULL selects
+    // another queue.
     Result<const pllm_queue *> named() const {
         if (!queue_) return Error{Code::invalid_argument, "the queue has been moved from: name another"};
         return queue_;
@@ -1203,7 +1246,7 @@ protected:
     const pllm_queue *queue_;
 };
 
-// A queue for some of an engine's requests. Destroying it aborts what still writes to it.
+// A queue for some of the engine's requests. Destroying it aborts the requests that write to it.
 class Queue : public QueueView {
 public:
     Queue(Queue &&other) noexcept : QueueView(std::exchange(other.queue_, nullptr)), owned_(std::move(other.owned_)) {}
@@ -1229,16 +1272,17 @@ private:
     Owned owned_;
 };
 
-// One request and its outputs, as they come:
+// A request and its outputs, in order:
 //
 //     auto stream = engine.stream({"Once upon a time"}).value();
 //     for (pagedllm::Output output : stream) std::cout << output.text << std::flush;
 //     stream.status().value();
 //
-// It ends when all of the request's sequences have; Output::index tells them apart. What is forked from one of them without a
-// queue of its own writes here, too, for as long. Destroying the stream before its end aborts the request, at the engine's next
-// step. Reading waits for what the engine's own thread computes, or another one of the host's. Moving a stream ends the use of
-// its iterators.
+// The stream ends when all sequences of the request have ended. Output::index distinguishes them.
+// Until then, forks of these sequences without a queue of their own write to this stream as well.
+// Destroying the stream before its end aborts the request at the next step. Reading blocks until a
+// step of another thread makes outputs: the engine's own thread or a thread of the host. Moving a
+// stream invalidates its iterators.
 class Stream {
 public:
     class Iterator {
@@ -1266,8 +1310,8 @@ public:
         std::optional<Output> output_;
     };
 
-    // The next output, waiting for it; it lives until the next call. Nothing: there are no more, or status() says what went
-    // wrong.
+    // Waits for the next output and returns it. It is valid until the next call. Returns nullopt at
+    // the end or after an error; see status().
     [[nodiscard]] std::optional<Output> next() {
         while (left_ > 0) {
             if (read_ < batch_.size()) return read(batch_[read_++]);
@@ -1279,17 +1323,18 @@ public:
         return std::nullopt;
     }
 
-    // Reads on from the next output.
+    // Continues with the next output.
     [[nodiscard]] Iterator begin() { return Iterator(this); }
     [[nodiscard]] Iterator end() const noexcept { return {}; }
 
-    // What went wrong first, if anything did so far. A request that was aborted went well.
+    // Returns the error of the request or of the queue, or success. An aborted request is not an
+    // error.
     [[nodiscard]] const Status &status() const noexcept { return status_; }
 
-    // Its id: what Engine::abort takes.
+    // Returns the id of the request, for Engine::abort.
     [[nodiscard]] uint64_t request() const noexcept { return request_; }
 
-    // Reads what is left, to the end, of a request for one result.
+    // Reads the remaining outputs of a request for one result.
     Result<Completion> collect() {
         if (Status one = only_one(results_); !one) return one.error();
         Result<std::vector<Completion>> all = collect_all();
@@ -1297,12 +1342,13 @@ public:
         return std::move(all->front());
     }
 
-    // Reads what is left, to the end, of each of the request's sequences, in the order of their indices. Each has a status of its
-    // own.
+    // Reads the remaining outputs of each sequence of the request, in the order of their indices.
+    // Each result has a status of its own.
     Result<std::vector<Completion>> collect_all() {
         std::vector<Completion> all(results_);
         for (const Output &output : *this) {
-            const size_t which = output.index - first_;  // beyond all, for one before the first
+            // Wraps around for an index before the first.
+            const size_t which = output.index - first_;
             if (output.request == request_ && which < all.size()) all[which].add(output, kind_);
         }
         if (failed_) return status_.error();
@@ -1312,7 +1358,7 @@ public:
 private:
     friend class Engine;
     friend class Sequence;
-    // Nothing is thrown away in silence.
+    // A call for one result must not drop the others silently.
     static Status only_one(uint32_t n) {
         if (n <= 1) return {};
         return Error{Code::invalid_argument, "n is " + std::to_string(n) + ": generate_all or collect_all gives them all"};
@@ -1338,27 +1384,27 @@ private:
 
     Queue queue_;
     uint64_t request_;
-    uint32_t first_;    // index of the results
-    uint32_t results_;  // how many there are
-    uint32_t left_;     // of them, to end
+    uint32_t first_;    // index of the first result
+    uint32_t results_;  // number of results
+    uint32_t left_;     // number of results that have not ended
     OutputKind kind_;
     Outputs batch_;
-    size_t read_ = 0;  // of the batch
+    size_t read_ = 0;  // number of outputs of the batch that have been read
     bool failed_ = false;
     Status status_;
 };
 
-// ---- sequences -------------------------------------------------------------------------------------------------------
+// ---- sequences ----------------------------------------------------------------------------------
 
 namespace detail {
 
-// An engine as its sequences and pins know it: they may outlive it.
+// A reference to an engine that its sequences and pins share. They can outlive the engine.
 class EngineRef {
 public:
-    EngineRef() = default;  // knows none
+    EngineRef() = default;  // refers to no engine
     explicit EngineRef(pllm_engine *engine) : engine_(std::make_shared<std::atomic<pllm_engine *>>(engine)) {}
 
-    // Of what has been moved from, NULL: the library says what is wrong then.
+    // After a move, the call receives NULL and the library returns an error.
     template <class Call>
     Status use(Call call) const {
         pllm_engine *engine = engine_ ? engine_->load() : nullptr;
@@ -1374,7 +1420,7 @@ private:
     std::shared_ptr<std::atomic<pllm_engine *>> engine_;
 };
 
-// Frees an engine, and lets those know who may outlive it.
+// Marks the engine as freed for its sequences and pins, then frees it.
 struct FreeEngine {
     EngineRef known;
     void operator()(pllm_engine *engine) const noexcept {
@@ -1383,7 +1429,7 @@ struct FreeEngine {
     }
 };
 
-// What an engine knows by a number, owned.
+// An owned object of an engine that has an id: a sequence or a pin.
 template <auto free>
 class Owned {
 public:
@@ -1420,8 +1466,9 @@ private:
 
 }  // namespace detail
 
-// A sequence of tokens and what was computed for them, owned: destroying it frees it, and aborts it where it runs. One that ended
-// without being kept is gone already; then there is nothing to free. Make no second one of the same id.
+// An owned sequence: its tokens and their KV blocks. Destroying it frees the sequence, and aborts
+// it if it is running. If a sequence ended without being kept, there is nothing to free. Only one
+// Sequence may own an id.
 //
 //     pagedllm::Request request{prompt};
 //     request.keep = true;
@@ -1432,15 +1479,16 @@ class Sequence {
 public:
     [[nodiscard]] uint64_t id() const noexcept { return owned_.id(); }
 
-    // A sequence that begins with this one's tokens. It runs where this one does, else it waits to be resumed. This one's queue
-    // may be gone, that of generate among them: then name another.
+    // Creates a sequence with the first tokens of this one. Children of a running sequence run;
+    // children of an idle one are idle. If the queue of this sequence is freed, as the queue of
+    // generate is, set Fork::queue.
     Result<Sequence> fork(const Fork &how = {}) const {
         auto children = fork_many(1, how);
         if (!children) return children.error();
         return std::move(children->front());
     }
 
-    // Several of them at once.
+    // Creates n sequences at once.
     Result<std::vector<Sequence>> fork_many(uint32_t n, const Fork &how = {}) const {
         pllm_fork c = detail::fork_defaults();
         c.n = n;
@@ -1454,7 +1502,8 @@ public:
             if (!queue) return queue.error();
             c.queue = *queue;
         }
-        // Not a vector, which would write to all of it: the library refuses far smaller numbers than n may be.
+        // A vector would initialize all n elements. The library rejects large n before it writes an
+        // id.
         const std::unique_ptr<uint64_t[]> ids(new (std::nothrow) uint64_t[n]);
         if (!ids) return Error{Code::out_of_memory, "no memory for the ids of " + std::to_string(n) + " children: ask for fewer"};
         const Status forked =
@@ -1466,28 +1515,30 @@ public:
         return children;
     }
 
-    // Adds tokens to its end. Where it runs it goes on after them, from the next step on; else they are computed when it resumes.
+    // Appends tokens. A running sequence continues after them from the next step on. An idle
+    // sequence computes them when it is resumed.
     Status append(Span<const uint32_t> tokens) {
         return use([&](pllm_engine *engine) { return pllm_sequence_append(engine, id(), tokens.data(), tokens.size()); });
     }
 
-    // Cuts it to its first `len` tokens; everything is as it was then.
+    // Truncates the sequence to its first `len` tokens. Its state is as it was then.
     Status rewind(uint64_t len) {
         return use([&](pllm_engine *engine) { return pllm_sequence_rewind(engine, id(), len); });
     }
 
-    // It goes on from where it is; its outputs go where they went before. It must be idle: that it is from its last output on.
+    // Continues an idle sequence; its queue stays the same. A sequence is idle from its last output
+    // on.
     Status resume(const Resume &how = {}) { return resume(how, nullptr); }
 
-    // As resume; its outputs go to `queue`: one of its engine's.
+    // As resume, with outputs to `queue`, a queue of the same engine.
     Status resume(const Resume &how, const QueueView &queue) {
         const auto named = queue.named();
         if (!named) return named.error();
         return resume(how, *named);
     }
 
-    // Resumes it with a queue of its own, and reads it as it comes. Destroying the stream before its end makes it idle again, or
-    // frees it where it is not kept.
+    // Resumes the sequence with a queue of its own and returns its outputs as a stream. Destroying
+    // the stream before its end makes the sequence idle again, or frees it if it is not kept.
     Result<Stream> stream(const Resume &how = {}, uint64_t capacity = PLLM_QUEUE_CAPACITY) {
         Result<SequenceInfo> now = info();
         if (!now) return now.error();
@@ -1497,15 +1548,17 @@ public:
         return Stream(std::move(*queue), now->request, now->index, 1, how.sampling.output_kind);
     }
 
-    // Resumes it, and waits until it ends.
+    // Resumes the sequence and waits until it ends.
     Result<Completion> generate(const Resume &how = {}) {
         Result<Stream> resumed = stream(how);
         if (!resumed) return resumed.error();
         return resumed->collect();
     }
 
-    // Writes it down, as of the engine's next step, and waits for that: Engine::import_sequence makes it anew, in this or another
-    // process. This one goes on undisturbed. The bytes hold the conversation in the clear; a logits hook is not part of them.
+    // Exports the state of the sequence after the engine's next step and waits for it.
+    // Engine::import_sequence creates a sequence from it, in this or another process. This sequence
+    // is not affected. The state contains the conversation in plain text. It does not contain the
+    // logits hook.
     Result<std::vector<uint8_t>> export_blob() const {
         if (Result<SequenceInfo> known = info(); !known) return known.error();
         Result<Queue> queue = Queue::create(owned_.engine().native(), 1);
@@ -1514,15 +1567,15 @@ public:
         return blob_of(queue->poll(forever));
     }
 
-    // As export_blob, without waiting: the bytes (Output::blob), or why there are none, come as an output of it in `queue`: one of
-    // its engine's.
+    // As export_blob, without waiting. The state (Output::blob) or an error arrives as an output of
+    // the sequence in `queue`, a queue of the same engine.
     Status export_to(const QueueView &queue) const {
         const auto named = queue.named();
         if (!named) return named.error();
         return use([&](pllm_engine *engine) { return pllm_sequence_export(engine, id(), *named); });
     }
 
-    // As of the last step, and of the calls since.
+    // Reads the state of the sequence as of the last step and the calls since.
     Result<SequenceInfo> info() const {
         SequenceInfo info{};
         info.struct_size = sizeof info;
@@ -1531,10 +1584,12 @@ public:
         return info;
     }
 
-    // As destroying it, and says whether there was something to free. Afterwards it is as if it had been moved from.
+    // Frees the sequence as the destructor does, and returns the error of that call. Afterwards
+    // this object is in the moved-from state.
     Status free() { return owned_.free_now(); }
 
-    // Lets it live on, for who knows its id. Afterwards it is as if it had been moved from.
+    // Gives up ownership and returns the id; the sequence is not freed. Afterwards this object is
+    // in the moved-from state.
     uint64_t release() noexcept { return owned_.release(); }
 
 private:
@@ -1551,7 +1606,7 @@ private:
         return use([&](pllm_engine *engine) { return pllm_sequence_resume(engine, id(), c.to(queue)); });
     }
 
-    // One output comes: the blob, or why there is none.
+    // Returns the state or the error of the only output.
     static Result<std::vector<uint8_t>> blob_of(const Result<Outputs> &outputs) {
         if (!outputs) return outputs.error();
         const Output output = (*outputs)[0];
@@ -1562,16 +1617,18 @@ private:
     detail::Owned<pllm_sequence_free> owned_;
 };
 
-// A prompt that stays in the prefix cache, until its time is over or this is destroyed. Where a sequence could not go on
-// otherwise, it may have to give way earlier.
+// A prompt that is kept in the prefix cache until its time to live is over or this object is
+// destroyed. If a sequence cannot continue otherwise, the pin is dropped earlier.
 class Pin {
 public:
     [[nodiscard]] uint64_t id() const noexcept { return owned_.id(); }
 
-    // As destroying it, and says whether it was still there. Afterwards it is as if it had been moved from.
+    // Unpins the prompt as the destructor does, and returns the error of that call. Afterwards this
+    // object is in the moved-from state.
     Status unpin() { return owned_.free_now(); }
 
-    // Lets it stay until its time is over. Afterwards it is as if it had been moved from.
+    // Gives up ownership and returns the id; the prompt stays pinned until its time to live is
+    // over. Afterwards this object is in the moved-from state.
     uint64_t release() noexcept { return owned_.release(); }
 
 private:
@@ -1581,19 +1638,19 @@ private:
     detail::Owned<pllm_prefix_unpin> owned_;
 };
 
-// ---- the engine ------------------------------------------------------------------------------------------------------
+// ---- engines ------------------------------------------------------------------------------------
 
-// An engine: one model, its requests and their sequences. Destroying it ends them all.
+// An engine: one model, its KV pool and its requests. Destroying it ends every request.
 class Engine {
 public:
-    // A dry run of create: what would be allocated, without allocating it.
+    // Computes what create would allocate, without allocating it.
     static Result<Plan> plan(const Options &options) {
         const auto c = detail::c_options(options);
         if (!c) return c.error();
         return detail::filled<Plan>([&](Plan *out) { return pllm_engine_plan(&*c, out); });
     }
 
-    // Opens a model and makes an engine that serves it.
+    // Loads a model and creates an engine for it.
     static Result<Engine> create(const Options &options) {
         if (Status same = check_abi(); !same) return same.error();
         auto c = detail::c_options(options);
@@ -1608,7 +1665,7 @@ public:
         return made;
     }
 
-    // Takes over an engine that was made in C, or by a library that makes its own. It is not started here.
+    // Takes ownership of an engine that was created with the C API. The engine is not started.
     [[nodiscard]] static Engine adopt(pllm_engine *engine) { return Engine(Made(engine)); }
 
     Result<Info> info() const {
@@ -1630,56 +1687,64 @@ public:
         return detail::filled<Stats>([&](Stats *out) { return pllm_engine_stats(native(), out); });
     }
 
-    // What dashboards ask for, as text in the OpenMetrics format.
+    // Returns gauges, counters and histograms in the OpenMetrics text format, as
+    // pllm_engine_metrics does.
     Result<std::string> metrics() const {
         return detail::copied(detail::made<pllm_bytes, pllm_bytes_free>(
             [&](pllm_bytes **out) { return pllm_engine_metrics(native(), out); }));
     }
 
-    // The budget of the KV pool, Options::arena or the engine's own; lives as long as the engine.
+    // Returns the budget of the KV pool: Options::arena or the engine's own. Valid as long as the
+    // engine.
     [[nodiscard]] ArenaView arena() const noexcept { return ArenaView(pllm_engine_arena(native())); }
 
-    // What would become of a request with outputs to `queue`, without adding it. Any thread may ask, also while another steps.
+    // Predicts admission and time to first token for a request with outputs to `queue`, without
+    // adding it. Any thread may call it, also during a step.
     Result<Admission> admit(const Request &request, const QueueView &queue) const {
         const auto named = queue.named();
         if (!named) return named.error();
         return admit(request, *named);
     }
 
-    // The same, with outputs to the engine's own queue.
+    // As above, with outputs to the engine's own queue.
     Result<Admission> admit(const Request &request) const { return admit(request, nullptr); }
 
-    // Adds a request and returns its id. Its outputs go to `queue`: one of this engine's.
+    // Adds a request and returns its id. `queue`, a queue of this engine, receives its outputs.
     Result<uint64_t> add(const Request &request, const QueueView &queue) {
         const auto named = queue.named();
         if (!named) return named.error();
         return add(request, *named);
     }
 
-    // Adds a request; its outputs go to the engine's own queue.
+    // Adds a request with outputs to the engine's own queue.
     Result<uint64_t> add(const Request &request) { return add(request, nullptr); }
 
-    // Ends a request at the next step; the last output of each of its sequences says FinishReason::abort.
+    // Aborts a request at the next step. The last output of each sequence has FinishReason::abort.
+    // If the id is unknown or the request has ended, the call returns Code::not_found.
     Status abort(uint64_t request) { return detail::status(pllm_engine_abort(native(), request)); }
 
-    // Runs one iteration. Code::busy: another thread is stepping, or the engine's own.
+    // Runs one iteration. If another thread is stepping this engine, the call returns Code::busy.
     Result<Step> step() {
         return detail::filled<Step>([&](Step *out) { return pllm_engine_step(native(), out); });
     }
 
-    // From now on a thread of the engine's own steps. Code::busy: it does already.
+    // Starts the engine's own thread, which steps it. If it is already running, the call returns
+    // Code::busy.
     Status start() { return detail::status(pllm_engine_start(native())); }
 
-    // Joins that thread after the step under way; requests wait until somebody steps again.
+    // Stops the engine's own thread after the current step and joins it. Requests wait until the
+    // engine is stepped again.
     Status stop() { return detail::status(pllm_engine_stop(native())); }
 
-    // The engine's own queue; lives as long as the engine.
+    // Returns the engine's own queue. Valid as long as the engine.
     [[nodiscard]] QueueView queue() const noexcept { return QueueView(pllm_engine_queue(native())); }
 
-    // A queue for some of the requests, which pause while `capacity` outputs wait in it; no others do, and nothing is dropped.
+    // Creates a queue for some of the engine's requests. While it holds `capacity` outputs, the
+    // requests that write to it pause. Other requests continue, and no output is dropped.
     Result<Queue> create_queue(uint64_t capacity) { return Queue::create(native(), capacity); }
 
-    // Adds a request with a queue of its own, and reads it as it comes. It pauses while `capacity` outputs wait to be read.
+    // Adds a request with a queue of its own and returns its outputs as a stream. The request
+    // pauses while `capacity` outputs are unread.
     Result<Stream> stream(const Request &request, uint64_t capacity = PLLM_QUEUE_CAPACITY) {
         Result<Queue> queue = create_queue(capacity);
         if (!queue) return queue.error();
@@ -1688,23 +1753,25 @@ public:
         return Stream(std::move(*queue), *id, 0, request.n, request.sampling.output_kind);
     }
 
-    // A request for one result from beginning to end, waiting for it. Any number of threads may be in it at once.
+    // Runs a request for one result and waits for its end. Any number of threads may call it at
+    // once.
     Result<Completion> generate(const Request &request) {
         Result<Stream> requested = stream_of_one(request);
         if (!requested) return requested.error();
         return requested->collect();
     }
 
-    // As generate, for any n: result i is that of index i, with a status of its own.
+    // As generate, for any n. Result i has index i and a status of its own.
     Result<std::vector<Completion>> generate_all(const Request &request) {
         Result<Stream> requested = stream(request);
         if (!requested) return requested.error();
         return requested->collect_all();
     }
 
-    // As generate, in a thread of its own (std::async): one for each call under way, which sleeps while the request runs. For
-    // many at once, give them queues and an event loop. The request is added before this returns, so what it views may go.
-    // Destroying the future waits for the end; so, to be rid of it sooner, use stream.
+    // As generate, on a thread of its own (std::async) that sleeps while the request runs. For many
+    // requests at once, use queues and an event loop. The request is added before the call returns,
+    // so its views need to be valid only during the call. Destroying the future waits for the end
+    // of the request. To abort a request earlier, use stream.
     [[nodiscard]] std::future<Result<Completion>> generate_async(const Request &request) {
         return std::async(std::launch::async, [requested = stream_of_one(request)]() mutable -> Result<Completion> {
             if (!requested) return requested.error();
@@ -1712,7 +1779,7 @@ public:
         });
     }
 
-    // As generate_all, in the same way.
+    // As generate_all, on a thread of its own. See generate_async.
     [[nodiscard]] std::future<Result<std::vector<Completion>>> generate_all_async(const Request &request) {
         return std::async(std::launch::async, [requested = stream(request)]() mutable -> Result<std::vector<Completion>> {
             if (!requested) return requested.error();
@@ -1720,21 +1787,24 @@ public:
         });
     }
 
-    // Takes over a sequence: that of a request that is kept (Output::sequence, Completion::sequence), or one that was released.
+    // Takes ownership of a sequence: of a kept one (Output::sequence, Completion::sequence) or of a
+    // released one.
     [[nodiscard]] Sequence sequence(uint64_t id) const noexcept { return Sequence(known(), id); }
 
-    // Makes an idle sequence of what was exported, in this or another process. Resumed with Resume::go_on it goes on with the same
-    // bits, on a machine that computes the same: SequenceInfo::inexact is 0 then. Its outputs go to `queue`: one of this engine's.
+    // Creates an idle sequence from an exported state, in this or another process. Resumed with
+    // Resume::go_on, it continues with the same bits if SequenceInfo::inexact is 0. `queue`, a
+    // queue of this engine, receives its outputs.
     Result<Sequence> import_sequence(Span<const uint8_t> blob, const QueueView &queue) {
         const auto named = queue.named();
         if (!named) return named.error();
         return import_sequence(blob, *named);
     }
 
-    // The same; its outputs go to the engine's own queue.
+    // As above, with outputs to the engine's own queue.
     Result<Sequence> import_sequence(Span<const uint8_t> blob) { return import_sequence(blob, nullptr); }
 
-    // Computes a prompt, from the next step on, and keeps its blocks for the requests that begin with the same tokens.
+    // Computes a prompt, from the next step on, and keeps its blocks in the prefix cache. Requests
+    // that begin with the same tokens reuse them.
     Result<Pin> pin(const Prefix &prefix) {
         uint64_t id = 0;
         const pllm_pin c = detail::c_pin(prefix);
@@ -1757,15 +1827,15 @@ public:
         }));
     }
 
-    // Renders a conversation (JSON, as pllm_engine_render_chat describes it) with the model's chat template. Its request is
-    // made with add_special = false.
+    // Renders a chat (JSON as in pllm_engine_render_chat) with the model's chat template. Add a
+    // request with the result and add_special = false.
     Result<std::string> render_chat(std::string_view messages_json) const {
         return detail::copied(detail::made<pllm_bytes, pllm_bytes_free>([&](pllm_bytes **out) {
             return pllm_engine_render_chat(native(), messages_json.data(), messages_json.size(), out);
         }));
     }
 
-    // For what this header does not offer.
+    // Returns the C handle, for functions that this header does not have.
     [[nodiscard]] pllm_engine *native() const noexcept { return engine_.get(); }
 
 private:
