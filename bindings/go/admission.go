@@ -5,23 +5,26 @@ import "C"
 
 import "time"
 
-// An Admission is what would become of a request that was added now.
+// An Admission is the predicted admission of a request.
 type Admission struct {
-	// Admits: it would be taken. Else too much waits, or its queue is not read.
+	// Admits is true if Add would accept the request. It is false if too many requests wait or the
+	// queue is full.
 	Admits bool
-	// FitsNow: nobody is before it, and there is room for it: the next step would begin it.
+	// FitsNow is true if no request is ahead of it and its blocks are free, so that it would start
+	// in the next step.
 	FitsNow bool
-	// FirstToken is how long its first token is expected to take. nil: no step has shown yet how long steps take.
+	// FirstToken is the predicted time until its first token. nil: no step has been measured yet.
 	FirstToken *time.Duration
-	// WaitingRequests are before it, with so many WaitingTokens to compute.
+	// WaitingRequests is the number of requests ahead of it, and WaitingTokens the number of tokens
+	// that they have to compute.
 	WaitingRequests, WaitingTokens int
 }
 
-// Admit says what would become of the request if it were added now, without adding it. A request that would be refused in any
-// case is refused here, too.
+// Admit predicts admission and time to first token for a request without adding it. It returns the
+// errors that Add would return, except for grammars, which are not compiled.
 func (e *Engine) Admit(request Request) (Admission, error) { return e.Queue().Admit(request) }
 
-// Admit is Engine.Admit for a request whose outputs would go to this queue.
+// Admit is Engine.Admit for a request with outputs to this queue.
 func (q *Queue) Admit(request Request) (admission Admission, err error) {
 	var args arguments
 	defer args.Unpin()

@@ -5,17 +5,18 @@ import "C"
 
 import "runtime"
 
-// An Arena is a budget of KV bytes that engines may share (Options.Arena), and that may change while they run. Any number of
-// goroutines may use it.
+// An Arena is a memory budget for KV pools. Several engines can share it (Options.Arena), and its
+// size can change while they run. Any number of goroutines may use it.
 type Arena struct {
-	// arena is nil where the engine lends its own.
+	// arena is nil for the budget of an engine.
 	arena  *shared[*C.pllm_arena]
 	engine *Engine
 }
 
-// NewArena makes a budget of so many bytes, which Resize may later raise to mostBytes (0: no further). Nothing is allocated:
-// engines touch only what they use. Each needs room for its longest sequence. Close the arena when no more engines are to be
-// opened with it: those that were keep the budget.
+// NewArena creates a budget of the given size. Resize can later raise it to at most mostBytes (0:
+// to bytes). Nothing is allocated now: engines use memory for the blocks they fill. The budget must
+// hold one sequence of MaxModelLen tokens for each engine. Close the arena when no more engines
+// will be opened with it; its engines keep the budget.
 func NewArena(bytes, mostBytes int64) (*Arena, error) {
 	var args arguments
 	var cBytes, cMost C.uint64_t
@@ -34,12 +35,14 @@ func NewArena(bytes, mostBytes int64) (*Arena, error) {
 	return a, nil
 }
 
-// Arena returns the budget of the engine's KV pool: Options.Arena, or the engine's own. It closes with the engine.
+// Arena returns the budget of the engine's KV pool: Options.Arena or the engine's own. Closing the
+// engine closes it.
 func (e *Engine) Arena() *Arena { return &Arena{engine: e} }
 
-// Close lets go of the arena; engines that were opened with it keep the budget, and Engine.Arena still gives it. It waits for
-// calls under way, an Open with the arena among them. It may be called at any time, from any goroutine, and again. What
-// Engine.Arena returned refuses it: it closes with the engine.
+// Close frees the handle. Engines that were opened with the arena keep the budget, and Engine.Arena
+// still returns it. Close waits for calls in progress, including an Open with the arena. It may be
+// called at any time, from any goroutine, more than once. For the result of Engine.Arena it returns
+// ErrInvalidArgument.
 func (a *Arena) Close() error {
 	if a.engine != nil {
 		return &Error{ErrInvalidArgument, "this is an engine's arena: it closes with the engine"}
@@ -50,7 +53,7 @@ func (a *Arena) Close() error {
 
 // use makes a call on the arena.
 func (a *Arena) use(call func(*C.pllm_arena) error) error {
-	// The net under a forgotten arena, or its engine, must not close what is being used.
+	// The cleanup of an unreachable arena or engine must not close it during the call.
 	defer runtime.KeepAlive(a)
 	if a.engine == nil {
 		return a.arena.use(call)
@@ -58,10 +61,11 @@ func (a *Arena) use(call func(*C.pllm_arena) error) error {
 	return a.engine.engine.use(func(engine *C.pllm_engine) error { return call(C.pllm_engine_arena(engine)) })
 }
 
-// Resize changes the budget. Nothing ends because of it, and the answers are the same: what is only cached goes first, then idle
-// sequences lose what was computed for them, then the youngest that run are preempted. The memory beyond goes back to the
-// system, of an engine that is stepping before its next step. Less than the engines and the requests there are need is
-// ErrCapacity, with the number that would do.
+// Resize changes the size of the budget. No request ends, and results do not change. For a smaller
+// size, the engines first drop cached blocks, then the KV blocks of idle sequences, then preempt
+// the youngest running requests. The memory is returned to the system, by an engine in a step
+// before its next step. If the size is too small for the engines and the requests in progress, the
+// call returns ErrCapacity with the smallest possible size.
 func (a *Arena) Resize(bytes int64) error {
 	var args arguments
 	var c C.uint64_t
@@ -71,17 +75,19 @@ func (a *Arena) Resize(bytes int64) error {
 	return a.use(func(arena *C.pllm_arena) error { return check(C.pllm_arena_resize(arena, c)) })
 }
 
-// An ArenaState is an arena as it is now.
+// An ArenaState is the state of a budget.
 type ArenaState struct {
 	Bytes int64
-	// LeastBytes is what Resize can lower it to, for the engines and requests there are; MostBytes what it can raise it to.
+	// LeastBytes is the smallest size to which the budget can be resized now, given its engines and
+	// their requests. MostBytes is the largest.
 	LeastBytes, MostBytes int64
-	// HeldBytes is what the engines hold: more than Bytes while they are on their way down.
+	// HeldBytes is the number of bytes that the engines hold. It exceeds Bytes while engines are
+	// giving blocks back.
 	HeldBytes int64
 	Engines   int
 }
 
-// State returns the budget, and what the engines hold of it.
+// State returns the size of the budget and the bytes that its engines hold.
 func (a *Arena) State() (state ArenaState, err error) {
 	err = a.use(func(arena *C.pllm_arena) error {
 		c := C.pllm_arena_info{struct_size: C.sizeof_pllm_arena_info}

@@ -12,8 +12,9 @@ import (
 	"unsafe"
 )
 
-// arguments turns Go values into a C struct's fields. A field whose Go value is zero keeps the library's default. What it
-// points to stays where it is until the pinner lets go; err is the first value that C cannot hold.
+// arguments converts Go values to the fields of a C struct. A zero value keeps the library's
+// default. Memory that the fields point to stays pinned until Unpin. err is the error for the first
+// value that does not fit the C type.
 type arguments struct {
 	runtime.Pinner
 	err error
@@ -43,7 +44,7 @@ func (a *arguments) setFloat(field *C.float, value float64) {
 	}
 }
 
-// setFloatFrom tells 0 from nothing.
+// setFloatFrom sets a field for which 0 is not the default. nil keeps the default.
 func setFloatFrom(field *C.float, value *float64) {
 	if value != nil {
 		*field = C.float(*value)
@@ -60,7 +61,7 @@ func (a *arguments) inRange(name string, value, least, most int64) bool {
 	return false
 }
 
-// nothing is what an empty string points to: in C, NULL would mean that there is none.
+// nothing is the address of an empty string. NULL would mean that no string is given.
 var nothing [1]byte
 
 func (a *arguments) text(s string) (*C.char, C.uint64_t) {
@@ -72,14 +73,14 @@ func (a *arguments) text(s string) (*C.char, C.uint64_t) {
 	return (*C.char)(unsafe.Pointer(data)), C.uint64_t(len(s))
 }
 
-// setText leaves what is empty out.
+// setText sets a text unless it is empty.
 func (a *arguments) setText(data **C.char, len *C.uint64_t, s string) {
 	if s != "" {
 		*data, *len = a.text(s)
 	}
 }
 
-// texts is NULL for no slice, but not for one without elements.
+// texts returns NULL for a nil slice, but not for an empty one.
 func (a *arguments) texts(all []string) (**C.char, *C.uint64_t, C.uint64_t) {
 	if all == nil {
 		return nil, nil, 0
@@ -94,7 +95,7 @@ func (a *arguments) texts(all []string) (**C.char, *C.uint64_t, C.uint64_t) {
 	return unsafe.SliceData(data), unsafe.SliceData(lens), C.uint64_t(len(all))
 }
 
-// tokens is NULL for no slice, but not for one without elements.
+// tokens returns NULL for a nil slice, but not for an empty one.
 func (a *arguments) tokens(ids []uint32) (*C.uint32_t, C.uint64_t) {
 	if ids == nil {
 		return nil, 0
@@ -104,7 +105,7 @@ func (a *arguments) tokens(ids []uint32) (*C.uint32_t, C.uint64_t) {
 	return (*C.uint32_t)(unsafe.Pointer(data)), C.uint64_t(len(ids))
 }
 
-// prompt is one of the two, or both where both are given: the library says what is wrong then.
+// prompt converts the text, the token ids, or both if both are given, which the library refuses.
 func (a *arguments) prompt(prompt string, ids []uint32) (text *C.char, len C.uint64_t, tokens *C.uint32_t, count C.uint64_t) {
 	if ids == nil || prompt != "" {
 		text, len = a.text(prompt)
@@ -118,7 +119,7 @@ func (a *arguments) bytes(all []byte) (*C.uint8_t, C.uint64_t) {
 	return (*C.uint8_t)(data), len
 }
 
-// array is NULL where there are none.
+// array returns NULL for an empty slice.
 func array[T any](a *arguments, all []T) (*T, C.uint64_t) {
 	if len(all) == 0 {
 		return nil, 0
@@ -133,7 +134,7 @@ func setFlag(flags *C.uint32_t, on bool, flag C.uint32_t) {
 	}
 }
 
-// wholeMilliseconds rounds away from 0, which would mean that there is no limit.
+// wholeMilliseconds rounds away from 0, because 0 means no limit.
 func wholeMilliseconds(d time.Duration) int64 {
 	milliseconds := d.Milliseconds()
 	switch rest := d - time.Duration(milliseconds)*time.Millisecond; {
@@ -149,7 +150,7 @@ func goDuration(seconds C.double) time.Duration {
 	return time.Duration(float64(seconds) * float64(time.Second))
 }
 
-// goText copies a string of C's.
+// goText copies a C string.
 func goText(data *C.char, len C.uint64_t) string {
 	return string(unsafe.Slice((*byte)(unsafe.Pointer(data)), len))
 }
@@ -166,7 +167,7 @@ func goFloats(data *C.float, len C.uint64_t) []float32 {
 	return slices.Clone(unsafe.Slice((*float32)(data), len))
 }
 
-// goLogProbs copies as many alternatives for each of so many tokens.
+// goLogProbs copies the alternatives, the same number for each token.
 func goLogProbs(data *C.pllm_logprob, len C.uint64_t, tokens int) [][]LogProb {
 	if tokens == 0 || int(len) < tokens {
 		return nil

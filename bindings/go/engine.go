@@ -17,9 +17,10 @@ type Engine struct {
 	queueCapacity int
 }
 
-// Open loads a model and starts to serve it. Close the engine when it is no longer needed. A context that is done stops the
-// loading of weights at the next piece; what comes before it, the tokenizer and the configuration, is read to its end. After
-// Open has returned, the context means nothing to the engine.
+// Open loads a model, creates an engine and, unless Options.HostSteps is set, starts it. Close the
+// engine when it is no longer needed. If the context is done, the loading of weights stops; the
+// configuration and the tokenizer are read to their end. After Open has returned, the context has
+// no effect on the engine.
 func Open(ctx context.Context, options Options) (*Engine, error) {
 	engine, err := load(ctx, &options)
 	if err != nil {
@@ -38,7 +39,7 @@ func Open(ctx context.Context, options Options) (*Engine, error) {
 	return engine, nil
 }
 
-// newEngine takes over an engine of C's: it is freed when the result is closed, or with the error.
+// newEngine takes ownership of a C engine. It is freed when the result is closed, or on an error.
 func newEngine(c *C.pllm_engine, queueCapacity int) (*Engine, error) {
 	engine := &shared[*C.pllm_engine]{name: "engine", object: c, free: func(c *C.pllm_engine) { C.pllm_engine_free(c) }}
 	info, err := infoOf(c)
@@ -56,45 +57,48 @@ func newEngine(c *C.pllm_engine, queueCapacity int) (*Engine, error) {
 	return e, nil
 }
 
-// closeEngine takes the parts, for the net under a forgotten engine must not reach the engine.
+// closeEngine takes the parts of an engine, because the cleanup of an unreachable Engine must not
+// refer to it.
 func closeEngine(engine *shared[*C.pllm_engine], own *mailbox) {
 	own.close()
 	engine.close()
 }
 
-// Close ends every request, waits for calls under way, and returns the engine's memory. Streams and polls in progress end
-// with ErrClosed, and so does every later call; queues made with NewQueue first give what they hold. It may be called at any
-// time, from any goroutine, and again: it returns nil once the engine is closed.
+// Close ends every request, waits for calls in progress and returns the engine's memory. Streams
+// and polls in progress, and later calls, return ErrClosed. Queues made with NewQueue first return
+// the outputs they hold. Close may be called at any time, from any goroutine, more than once. It
+// returns nil when the engine is closed.
 func (e *Engine) Close() error {
 	closeEngine(e.engine, e.own)
 	return nil
 }
 
-// Start has a thread of the engine's own step from now on, asleep while there is nothing to do. Where it steps already,
-// Start is ErrBusy.
+// Start starts a thread of the engine that steps it, and sleeps while there is nothing to do. If
+// the thread is already running, Start returns ErrBusy.
 func (e *Engine) Start() error {
 	return e.engine.use(func(c *C.pllm_engine) error { return check(C.pllm_engine_start(c)) })
 }
 
-// Stop ends that thread after the step under way. Nothing is lost: requests wait until somebody steps again. It is fine where
-// the engine was not started.
+// Stop stops the engine's thread after the current step and joins it. No request is lost: they wait
+// until the engine is stepped again. Stop has no effect if the thread is not running.
 func (e *Engine) Stop() error {
 	return e.engine.use(func(c *C.pllm_engine) error { return check(C.pllm_engine_stop(c)) })
 }
 
-// A StepReport says what one step did.
+// A StepReport is the result of one step.
 type StepReport struct {
-	// Unfinished requests have not ended: step again while there are any.
+	// Unfinished is the number of requests that have not ended. While it is not 0, step again.
 	Unfinished int
-	// PrefillTokens and DecodeTokens were computed, of so many Sequences.
+	// PrefillTokens and DecodeTokens are the numbers of tokens computed, and Sequences the number
+	// of sequences in the step.
 	PrefillTokens, DecodeTokens, Sequences int
-	// Paused sequences were passed over because their queue is full.
+	// Paused is the number of sequences that were skipped because their queue is full.
 	Paused int
 }
 
-// Step runs one iteration, with one new token for each running sequence that is past its prompt. What came of it is in the
-// queues. Only one goroutine at a time steps: while another does, or the engine was started, it is ErrBusy. It computes on
-// its goroutine's thread until the iteration is done.
+// Step runs one iteration and generates one token for each sequence whose prompt is complete. The
+// results are in the queues. If another goroutine or the engine's own thread is stepping the
+// engine, Step returns ErrBusy. It blocks its thread until the iteration has ended.
 func (e *Engine) Step() (report StepReport, err error) {
 	err = e.engine.use(func(c *C.pllm_engine) error {
 		step := C.pllm_step{struct_size: C.sizeof_pllm_step}
@@ -113,53 +117,65 @@ func (e *Engine) Step() (report StepReport, err error) {
 	return report, err
 }
 
-// Abort ends a request at the next step; the last output of each of its sequences says FinishAbort. An id that is unknown or has
-// ended is ErrNotFound.
+// Abort aborts a request at the next step. The last output of each sequence has FinishAbort. If the
+// id is unknown or the request has ended, Abort returns ErrNotFound.
 func (e *Engine) Abort(request RequestID) error {
 	return e.engine.use(func(c *C.pllm_engine) error { return check(C.pllm_engine_abort(c, C.uint64_t(request))) })
 }
 
-// Stats are counts since the engine was made, and the state after its last step.
+// Stats are counters since the creation of the engine, and its state after the last step.
 type Stats struct {
-	// Waiting sequences wait for their first or next step; Paused are those of them whose queue is full.
+	// Waiting sequences wait for their first or next step, and Running sequences run. Paused counts
+	// the waiting sequences that the last step skipped because their queue is full.
 	Waiting, Running, Paused int
-	// Idle sequences were kept, and wait to be resumed or closed.
+	// Idle is the number of kept sequences that wait to be resumed or closed.
 	Idle int
-	// BlocksCached are those that nobody uses and that the prefix cache still finds; they are given away when they are needed.
+	// BlocksCached is the number of unused blocks in the prefix cache. They are evicted when blocks
+	// are needed. BlocksFree blocks are neither in use nor cached.
 	BlocksTotal, BlocksUsed, BlocksCached, BlocksFree int
-	// SlotUtilization is the share of the slots of the blocks in use, or set aside for those that run, that hold a token's K and V;
-	// 1 while there are none.
+	// SlotUtilization is the fraction of the token slots of all used and reserved blocks that hold
+	// K and V of a token. 1 if there are none.
 	SlotUtilization float64
 	Steps           int
-	// PromptTokens counts those computed, again where they were computed again after a preemption.
+	// PromptTokens counts computed prompt tokens. Tokens that are recomputed after a preemption
+	// count again.
 	PromptTokens, GeneratedTokens, Preemptions int
-	// PreemptionsSwapped are those of them that went to the host tier; the others are computed again.
+	// PreemptionsSwapped counts preemptions that swapped the request to the host tier. The others
+	// were recomputed.
 	PreemptionsSwapped int
-	// Swapped sequences have their K and V in the host tier.
+	// Swapped is the number of sequences whose KV is in the host tier, which has SwapBlocksTotal
+	// blocks.
 	Swapped, SwapBlocksTotal, SwapBlocksUsed int
-	// BlocksSwappedOut moved to the host tier, BlocksSwappedIn back. Who was to move when SwapFailures failed is computed again.
+	// BlocksSwappedOut counts blocks moved to the host tier, and BlocksSwappedIn blocks moved back.
+	// SwapFailures counts failed moves, whose sequences were recomputed.
 	BlocksSwappedOut, BlocksSwappedIn, SwapFailures int
-	// BlocksCopied counts those copied because a sequence wrote to one that others share.
+	// BlocksCopied counts blocks copied because a sequence wrote to a shared block.
 	BlocksCopied int
-	// PrefixQueries are prompt tokens looked for in the prefix cache, PrefixHits those that did not have to be computed.
+	// PrefixQueries counts prompt tokens looked up in the prefix cache, and PrefixHits those found
+	// there, which were not computed.
 	PrefixQueries, PrefixHits int
-	// PromptTokensCached are tokens that sequences began with and that were found in the prefix cache.
+	// PromptTokensCached counts tokens at the start of sequences that were found in the prefix
+	// cache.
 	PromptTokensCached int
-	// Requests that ended, by reason.
+	// Numbers of requests that have ended, by finish reason.
 	FinishedStop, FinishedLength, FinishedAbort, FinishedError, FinishedDeadline int
-	// AdmissionRejections are requests that were refused because too much waits.
+	// AdmissionRejections counts requests refused because of MaxWaitingRequests, MaxWaitingTokens
+	// or a full queue.
 	AdmissionRejections int
-	// StepsFailed could not be computed and were tried again, in part or as a whole.
+	// StepsFailed counts steps that failed and were tried again, in part or as a whole.
 	StepsFailed int
-	// TraceStopped and JournalStopped: the disk has failed, and the file of Options.TracePath or JournalPath has ended.
+	// TraceStopped and JournalStopped are true if the file of Options.TracePath or
+	// Options.JournalPath has ended because the disk failed.
 	TraceStopped, JournalStopped bool
-	// DiscardFailures are times that the KV pool became smaller and the system did not take the memory back.
+	// DiscardFailures counts the times that the KV pool shrank and the system did not take the
+	// memory back.
 	DiscardFailures int
-	// BlocksOutOfWindow are those that the sequences would have besides, did every layer look back on all tokens.
+	// BlocksOutOfWindow counts the blocks that sequences do not hold because they are outside the
+	// windows of their layers.
 	BlocksOutOfWindow int
 }
 
-// Stats returns the engine's counts.
+// Stats returns the engine's counters and state.
 func (e *Engine) Stats() (stats Stats, err error) {
 	err = e.engine.use(func(c *C.pllm_engine) error {
 		s := C.pllm_stats{struct_size: C.sizeof_pllm_stats}
@@ -192,33 +208,36 @@ func (e *Engine) Stats() (stats Stats, err error) {
 	return stats, err
 }
 
-// Metrics returns what dashboards ask for, as of the last step: text in the OpenMetrics format, which is served to Prometheus as
-// "application/openmetrics-text; version=1.0.0; charset=utf-8".
+// Metrics returns gauges, counters and histograms, as of the last step, in the OpenMetrics text
+// format ("application/openmetrics-text; version=1.0.0; charset=utf-8").
 func (e *Engine) Metrics() (string, error) {
 	return e.makeText(func(engine *C.pllm_engine, out **C.pllm_bytes) *C.pllm_error {
 		return C.pllm_engine_metrics(engine, out)
 	})
 }
 
-// Info is the model and the limits it is served with.
+// Info is the model and the limits of its engine.
 type Info struct {
-	// Architecture is what config.json names it, such as "LlamaForCausalLM".
+	// Architecture is the name in config.json, such as "LlamaForCausalLM".
 	Architecture string
-	// ISA is the instruction path in use, such as "avx512".
+	// ISA is the instruction path, such as "avx512".
 	ISA string
-	// EOSTokens end a sequence.
+	// EOSTokens are the tokens that end a sequence.
 	EOSTokens []uint32
 	VocabSize int
 	Layers    int
-	// MaxPositions is the longest sequence that the model was made for, MaxModelLen the longest that this engine allows.
+	// MaxPositions is the maximum length of a sequence for which the model was made, and
+	// MaxModelLen the maximum length in this engine.
 	MaxPositions, MaxModelLen int
 	Threads                   int
-	// Packed is what became of Options.PackedPath, and PackedReason why the packed form was not read, or not written.
+	// Packed is the result of Options.PackedPath, and PackedReason why the packed weights were not
+	// read or not written.
 	Packed       PackedForm
 	PackedReason string
 }
 
-// Info returns what Open found. It never changes, and stays after Close.
+// Info describes the model and the limits of the engine. It does not change, and is valid after
+// Close.
 func (e *Engine) Info() Info {
 	info := e.info
 	info.EOSTokens = slices.Clone(info.EOSTokens)
@@ -244,8 +263,9 @@ func infoOf(engine *C.pllm_engine) (Info, error) {
 	}, nil
 }
 
-// Version is the library's version, such as "0.2.0".
+// Version returns the version of the library, such as "0.2.0".
 func Version() string { return C.GoString(C.pllm_version()) }
 
-// BuildInfo is what this build and machine offer, as JSON: version, backends, instruction paths, model architectures.
+// BuildInfo returns a JSON object that describes this build and machine: version, backends,
+// instruction paths, model architectures.
 func BuildInfo() string { return C.GoString(C.pllm_build_info()) }

@@ -60,7 +60,7 @@ func TestProgressEndsWithAllBytes(t *testing.T) {
 	}
 }
 
-// What each option refuses, and the words of the library that say so.
+// Each invalid option, and a part of the library's message for it.
 func TestBadOptionsAreErrorsWithTheLibrarysMessage(t *testing.T) {
 	t.Parallel()
 	damaged := t.TempDir()
@@ -368,7 +368,7 @@ func TestSixtyFourGoroutinesShareAnEngine(t *testing.T) {
 	}
 }
 
-// Everything that a closed engine can be asked.
+// everyCall calls every function of a closed engine and its queue.
 func everyCall(engine *pagedllm.Engine, queue *pagedllm.Queue) map[string]error {
 	errs := map[string]error{"Start": engine.Start(), "Stop": engine.Stop(), "Abort": engine.Abort(1)}
 	_, errs["Step"] = engine.Step()
@@ -443,7 +443,7 @@ func TestCloseEndsWhatIsInProgress(t *testing.T) {
 		}
 		for range 4 {
 			run(func(begun func()) error {
-				for { // in case it ends by itself
+				for { // the stream can reach its end before the engine is closed
 					for _, err := range engine.Stream(background, endless) {
 						begun()
 						if err != nil {
@@ -472,7 +472,7 @@ func TestCloseEndsWhatIsInProgress(t *testing.T) {
 			})
 		}
 		begun.Wait()
-		for range 3 { // and three close it at once
+		for range 3 { // three goroutines close it at once
 			done.Add(1)
 			go func() {
 				defer done.Done()
@@ -511,7 +511,8 @@ func TestCodesAreErrorsWithNames(t *testing.T) {
 	}
 }
 
-// A model whose numbers are not finite: the request ends with the library's reason, and the engine goes on.
+// The weights of this model are not finite: the request ends with an error, and the engine
+// continues.
 func TestAFailedComputationIsTheRequestsError(t *testing.T) {
 	t.Parallel()
 	engine := open(t, skipTokenizer, func(o *pagedllm.Options) { o.ModelPath = modelOf(t, 1, 0xff) })

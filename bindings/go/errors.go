@@ -9,8 +9,8 @@ import (
 	"io/fs"
 )
 
-// An Error is what the library or this package has to say: what kind of failure it is, and a message with the numbers and
-// the remedy. All errors of this package are of this type, except a context's own.
+// An Error is an error of the library or of this package: a stable code, and a message with the
+// numbers and the remedy. All errors of this package have this type, except those of contexts.
 type Error struct {
 	Code    Code
 	Message string
@@ -18,35 +18,38 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Code.Error() + ": " + e.Message }
 
-// Unwrap returns the code, so that errors.Is(err, ErrCapacity) tells kinds apart.
+// Unwrap returns the code, so that errors.Is(err, ErrCapacity) distinguishes kinds.
 func (e *Error) Unwrap() error { return e.Code }
 
-// A Code is a kind of failure. The codes are errors themselves, to be compared with errors.Is. ErrClosed also is
-// fs.ErrClosed, and ErrUnsupported is errors.ErrUnsupported.
+// A Code is a kind of error. The codes are errors themselves, for errors.Is. ErrClosed is also
+// fs.ErrClosed, and ErrUnsupported is also errors.ErrUnsupported.
 type Code int32
 
 const (
-	// ErrInvalidArgument: an argument is wrong: its value, its range, its encoding.
+	// ErrInvalidArgument: an argument is invalid: a value, a range, a text encoding.
 	ErrInvalidArgument Code = C.PLLM_E_INVALID_ARGUMENT
-	// ErrNotFound: no live request or sequence has this id.
+	// ErrNotFound: no live request, sequence or pin has this id.
 	ErrNotFound Code = C.PLLM_E_NOT_FOUND
-	// ErrIO: a file could not be opened or read.
+	// ErrIO: a file cannot be opened, read or written.
 	ErrIO Code = C.PLLM_E_IO
-	// ErrModel: the model's files are damaged, incomplete or contradict each other, or its numbers are not finite.
+	// ErrModel: the model's files are damaged, incomplete or contradictory, or its weights are not
+	// finite.
 	ErrModel Code = C.PLLM_E_MODEL
-	// ErrUnsupported: understood, and not offered by this build, model or machine.
+	// ErrUnsupported: this build, model or machine does not support the request.
 	ErrUnsupported Code = C.PLLM_E_UNSUPPORTED
-	// ErrCapacity: the budget of memory, blocks, requests or descriptors does not allow it.
+	// ErrCapacity: a limit of memory, blocks, requests, queues or file descriptors does not allow
+	// it.
 	ErrCapacity Code = C.PLLM_E_CAPACITY
-	// ErrBusy: somebody else is in the middle of what allows one at a time.
+	// ErrBusy: another thread is stepping this engine.
 	ErrBusy Code = C.PLLM_E_BUSY
-	// ErrOutOfMemory: the machine would not give the memory.
+	// ErrOutOfMemory: the system has no memory left.
 	ErrOutOfMemory Code = C.PLLM_E_OUT_OF_MEMORY
-	// ErrInternal: a defect of the library. After one in a step the engine serves no more; closing it still works.
+	// ErrInternal: a defect of the library. If it occurs in a step, the engine has failed; closing
+	// it still works.
 	ErrInternal Code = C.PLLM_E_INTERNAL
-	// ErrClosed: the engine, the queue or the sequence has been closed.
+	// ErrClosed: the engine, the arena, the queue or the sequence has been closed.
 	ErrClosed Code = C.PLLM_E_CLOSED
-	// ErrCancelled: the loading was stopped. Open answers with the context's error instead.
+	// ErrCancelled: the loading was cancelled. Open returns the error of the context instead.
 	ErrCancelled Code = C.PLLM_E_CANCELLED
 )
 
@@ -64,7 +67,7 @@ var codeNames = map[Code]string{
 	ErrCancelled:       "cancelled",
 }
 
-// String names the code, such as "capacity".
+// String returns the name of the code, such as "capacity".
 func (c Code) String() string {
 	if name, ok := codeNames[c]; ok {
 		return name
@@ -74,12 +77,12 @@ func (c Code) String() string {
 
 func (c Code) Error() string { return "pagedllm: " + c.String() }
 
-// Is makes errors.Is match the standard library's name for the same thing.
+// Is matches ErrClosed with fs.ErrClosed and ErrUnsupported with errors.ErrUnsupported.
 func (c Code) Is(target error) bool {
 	return c == ErrClosed && target == fs.ErrClosed || c == ErrUnsupported && target == errors.ErrUnsupported
 }
 
-// check turns the library's error into Go's, and frees it.
+// check converts an error of the library and frees it.
 func check(e *C.pllm_error) error {
 	if e == nil {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
-// The model that is bundled with the library.
+// The model of the repository.
 var options = pagedllm.Options{ModelPath: "../../examples/model", KVBytes: 16 << 20}
 
 func Example() {
@@ -76,7 +76,7 @@ func ExampleEngine_Stream() {
 		}
 		fmt.Print(output.Text)
 		if output.GeneratedTokens == 7 {
-			break // and the request is aborted
+			break // aborts the request
 		}
 	}
 	// Output: 1, 2, 3
@@ -95,7 +95,7 @@ func ExampleEngine_Generate_timeout() {
 	// Output: true
 }
 
-// One conversation goes on in two ways; what they share is computed once.
+// Two forks continue one conversation. Their common tokens are computed once.
 func ExampleSequence_Fork() {
 	engine, err := pagedllm.Open(context.Background(), options)
 	if err != nil {
@@ -139,7 +139,7 @@ func ExampleSequence_Fork() {
 	// 12
 }
 
-// A host that steps by itself decides when the engine computes.
+// The host steps the engine.
 func ExampleEngine_Step() {
 	hostSteps := options
 	hostSteps.HostSteps = true
@@ -174,7 +174,7 @@ func ExampleEngine_Step() {
 	// 4 length
 }
 
-// One goroutine that serves many requests tells them apart by UserData.
+// One goroutine serves many requests and distinguishes them by UserData.
 func ExampleQueue_Poll() {
 	engine, err := pagedllm.Open(context.Background(), options)
 	if err != nil {

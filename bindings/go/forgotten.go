@@ -4,7 +4,8 @@ package pagedllm
 
 import "runtime"
 
-// whenForgotten has release called some time after object became unreachable. release must not reach object.
+// whenForgotten calls release after object has become unreachable. release must not refer to
+// object.
 func whenForgotten[T any](object *T, release func()) {
 	runtime.AddCleanup(object, func(release func()) { release() }, release)
 }

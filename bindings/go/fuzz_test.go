@@ -11,7 +11,7 @@ import (
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
-// wantRefusal wants an error that says what is wrong with the input, and nothing worse.
+// wantRefusal requires an error about the input, not ErrInternal or ErrClosed.
 func wantRefusal(t *testing.T, err error) {
 	t.Helper()
 	var e *pagedllm.Error
@@ -54,7 +54,7 @@ func FuzzDetokenize(f *testing.F) {
 	})
 }
 
-// tokensOf makes token ids that are mostly in the vocabulary.
+// tokensOf returns token ids, most of them in the vocabulary.
 func tokensOf(bytes []byte) []uint32 {
 	tokens := make([]uint32, 0, len(bytes)/2)
 	for pair := range slices.Chunk(bytes, 2) {

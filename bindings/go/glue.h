@@ -1,4 +1,5 @@
-// What the Go package does in C: fewer calls across the border, and a load-progress callback that never enters Go.
+// Parts of the Go package in C, for fewer cgo calls and for a progress callback that does not call
+// into Go.
 #ifndef PAGEDLLM_GO_GLUE_H
 #define PAGEDLLM_GO_GLUE_H
 
@@ -6,12 +7,12 @@
 #include <stdlib.h>
 
 typedef struct {
-    pllm_outputs *outputs;  // NULL where there are none
+    pllm_outputs *outputs;  // NULL if there are none
     const pllm_output *first;
     uint64_t len;
 } output_batch;
 
-// Everything that is in the queue, without waiting.
+// Takes all outputs from the queue without waiting.
 static inline pllm_error *take_outputs(const pllm_queue *queue, output_batch *out) {
     pllm_outputs *outputs;
     pllm_error *error = pllm_queue_poll(queue, 0, &outputs);
@@ -26,10 +27,10 @@ static inline pllm_error *take_outputs(const pllm_queue *queue, output_batch *ou
     return 0;
 }
 
-// For the ids of n children; NULL where there is no memory. Pages that nobody writes to take none.
+// Allocates the ids of n children. NULL if there is no memory. Unwritten pages use no memory.
 static inline uint64_t *room_for_ids(uint32_t n) { return malloc((n + (uint64_t)1) * sizeof(uint64_t)); }
 
-// Shared by the thread that loads and the goroutine that watches.
+// Shared by the loading thread and the goroutine that watches it.
 typedef struct {
     uint64_t done, total;
     uint32_t cancelled;

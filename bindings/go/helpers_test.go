@@ -20,11 +20,11 @@ var (
 	france     = "What is the capital of France?"
 	paris      = "The capital of France is Paris."
 	greedy     = pagedllm.Sampling{Temperature: pagedllm.Ptr(0.0)}
-	// endless goes on while somebody reads it, up to the engine's longest sequence.
+	// endless generates tokens up to MaxModelLen, as fast as they are read.
 	endless = pagedllm.Request{Prompt: "Once", Sampling: pagedllm.Sampling{IgnoreEOS: true, Seed: pagedllm.Ptr(uint64(1))}}
 )
 
-// small are options that make engines cheap, and let no request run far ahead of its reader.
+// small returns options for a small engine, in which no request runs far ahead of its reader.
 func small() pagedllm.Options {
 	return pagedllm.Options{ModelPath: model, Threads: 1, KVBytes: 16 << 20, QueueCapacity: 8}
 }
@@ -32,7 +32,7 @@ func small() pagedllm.Options {
 func hostSteps(o *pagedllm.Options)     { o.HostSteps = true }
 func skipTokenizer(o *pagedllm.Options) { o.SkipTokenizer = true }
 
-// open makes an engine that lives as long as the test.
+// open opens an engine and closes it at the end of the test.
 func open(t testing.TB, changes ...func(*pagedllm.Options)) *pagedllm.Engine {
 	t.Helper()
 	options := small()
@@ -47,7 +47,7 @@ func open(t testing.TB, changes ...func(*pagedllm.Options)) *pagedllm.Engine {
 	return engine
 }
 
-// chat is a request for the greedy answer to a question.
+// chat returns a request for the greedy answer to a question.
 func chat(t testing.TB, engine *pagedllm.Engine, question string) pagedllm.Request {
 	t.Helper()
 	prompt, err := engine.RenderChat([]pagedllm.Message{{Role: "user", Content: question}})
@@ -82,7 +82,7 @@ func wantErr(t testing.TB, err, want error) {
 	}
 }
 
-// wantMessage wants the library's own words.
+// wantMessage requires an error with the code whose message contains the words.
 func wantMessage(t testing.TB, err error, code pagedllm.Code, words string) {
 	t.Helper()
 	var e *pagedllm.Error
@@ -91,7 +91,7 @@ func wantMessage(t testing.TB, err error, code pagedllm.Code, words string) {
 	}
 }
 
-// eventually waits for what another thread does.
+// eventually waits until another thread has made the condition true.
 func eventually(t testing.TB, what string, happens func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !happens(); time.Sleep(time.Millisecond) {
@@ -101,7 +101,7 @@ func eventually(t testing.TB, what string, happens func() bool) {
 	}
 }
 
-// eventuallyIdle wants that nothing runs, and that nobody uses a block.
+// eventuallyIdle waits until no request runs or waits and no block is in use.
 func eventuallyIdle(t testing.TB, engine *pagedllm.Engine) {
 	t.Helper()
 	eventually(t, "nobody uses a block", func() bool {
@@ -116,7 +116,7 @@ func parked() int {
 	return bytes.Count(stacks[:runtime.Stack(stacks, true)], []byte(" [IO wait"))
 }
 
-// kernelThreads are the threads that the operating system counts.
+// kernelThreads counts the threads of the process.
 func kernelThreads(t testing.TB) int { return countEntries(t, "/proc/self/task") }
 
 func openDescriptors(t testing.TB) int { return countEntries(t, "/proc/self/fd") }

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// loading is shared by the thread that loads, which never calls into Go, and the goroutine that watches it.
+// loading is shared by the loading thread, which never calls into Go, and the goroutine that
+// watches it.
 type loading C.load_state
 
 func (l *loading) cancel() { atomic.StoreUint32((*uint32)(&l.cancelled), 1) }
@@ -22,14 +23,14 @@ func (l *loading) tell(progress func(done, total int64)) {
 	}
 }
 
-// load waits for the engine that another goroutine makes, and tells of its progress meanwhile.
+// load starts a goroutine that creates the engine, reports its progress and waits for its end.
 func load(ctx context.Context, options *Options) (*Engine, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	state := new(loading)
 	defer context.AfterFunc(ctx, state.cancel)()
-	// Where Progress panics, nobody takes the engine: it is not made, or forgotten and so freed.
+	// If Progress panics, the loading is cancelled, or the engine is closed by its cleanup.
 	defer state.cancel()
 	type result struct {
 		engine *Engine

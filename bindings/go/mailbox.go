@@ -13,17 +13,18 @@ import (
 	"unsafe"
 )
 
-// mailbox waits for a C queue's outputs on the runtime's network poller: a goroutine parks, no thread does.
+// mailbox waits for the outputs of a C queue on the network poller of the runtime. A goroutine that
+// waits blocks no thread.
 type mailbox struct {
 	queue *shared[*C.pllm_queue]
-	// readable is our own descriptor of the queue's event: readable while a take would find something.
+	// readable is a duplicate of the queue's eventfd: it is readable while the queue is not empty.
 	readable *os.File
 	event    syscall.RawConn
-	// turn is held by the goroutine that waits, for the descriptor has one deadline.
+	// turn is held by the goroutine that waits, because the descriptor has only one deadline.
 	turn chan struct{}
 }
 
-// newMailbox takes over the queue: it is closed with the mailbox, or with the error.
+// newMailbox takes ownership of the queue. It is closed with the mailbox, or on an error.
 func newMailbox(queue *shared[*C.pllm_queue]) (*mailbox, error) {
 	m := &mailbox{queue: queue, turn: make(chan struct{}, 1)}
 	if err := queue.use(m.listen); err != nil {
@@ -33,8 +34,9 @@ func newMailbox(queue *shared[*C.pllm_queue]) (*mailbox, error) {
 	return m, nil
 }
 
-// opening is held by the goroutine that opens descriptors. When their table must grow, the kernel lets all who open one wait
-// for it: were they many, that many threads would be.
+// opening is held by the goroutine that opens descriptors. While the kernel grows the descriptor
+// table, every thread that opens a descriptor blocks. The lock keeps the number of these threads at
+// one.
 var opening sync.Mutex
 
 func (m *mailbox) listen(queue *C.pllm_queue) error {
@@ -44,13 +46,14 @@ func (m *mailbox) listen(queue *C.pllm_queue) error {
 	if err := check(C.pllm_queue_event_fd(queue, &fd)); err != nil {
 		return err
 	}
-	// The library closes its descriptor with the queue; Go's poller wants one that it closes itself.
+	// The library closes its descriptor with the queue. The Go poller needs one that it closes
+	// itself.
 	own, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_DUPFD_CLOEXEC, 0)
 	if errno != 0 {
 		return &Error{ErrCapacity, "no descriptor for the queue: " + errno.Error() + "; raise the limit (ulimit -n)"}
 	}
 	m.readable = os.NewFile(own, "pagedllm queue")
-	// NewFile does not say where the poller has no room, and nobody could wait then.
+	// NewFile does not report that the poller cannot watch the descriptor; SetReadDeadline does.
 	if err := m.readable.SetReadDeadline(time.Time{}); err != nil {
 		return &Error{ErrCapacity, "the queue's descriptor cannot be waited for: " + err.Error()}
 	}
@@ -59,13 +62,13 @@ func (m *mailbox) listen(queue *C.pllm_queue) error {
 	return err
 }
 
-// close wakes who waits, then frees the queue.
+// close wakes the waiting goroutines, then frees the queue.
 func (m *mailbox) close() {
 	m.readable.Close()
 	m.queue.close()
 }
 
-// take returns what is there, if anything.
+// take returns all outputs of the queue without waiting.
 func (m *mailbox) take() (outputs []Output, err error) {
 	err = m.queue.use(func(queue *C.pllm_queue) error {
 		outputs, err = takeOutputs(queue)
@@ -74,7 +77,7 @@ func (m *mailbox) take() (outputs []Output, err error) {
 	return outputs, err
 }
 
-// wait returns what is there, at least one output.
+// wait waits for the first output and returns all outputs of the queue.
 func (m *mailbox) wait(ctx context.Context) (outputs []Output, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -86,7 +89,8 @@ func (m *mailbox) wait(ctx context.Context) (outputs []Output, err error) {
 		return nil, ctx.Err()
 	}
 	defer m.interruptWhenDone(ctx)()
-	// The poller reports an event once. None is lost: Read arms it before it calls the function, and taking resets the event.
+	// The poller reports an event once. No event is lost: Read arms the poller before it calls the
+	// function, and taking the outputs resets the event.
 	interrupted := m.event.Read(func(uintptr) bool {
 		outputs, err = m.take()
 		return len(outputs) > 0 || err != nil
@@ -101,7 +105,7 @@ func (m *mailbox) wait(ctx context.Context) (outputs []Output, err error) {
 	}
 }
 
-// interruptWhenDone wakes the goroutine that waits for the event once ctx is done, until the returned function is called.
+// interruptWhenDone interrupts the wait when ctx is done, until the returned function is called.
 func (m *mailbox) interruptWhenDone(ctx context.Context) (stop func()) {
 	interrupted := make(chan struct{})
 	unregister := context.AfterFunc(ctx, func() {
@@ -138,7 +142,7 @@ func copyOutputs(batch C.output_batch) []Output {
 	return outputs
 }
 
-// goOutput copies a record of size bytes, which an older or a newer library may have made: what it lacks is zero.
+// goOutput copies an output of size bytes. An older library has fewer fields; the others are zero.
 func goOutput(record unsafe.Pointer, size uintptr) Output {
 	var c C.pllm_output
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&c)), unsafe.Sizeof(c)), unsafe.Slice((*byte)(record), size))

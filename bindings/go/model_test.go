@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// modelOf makes a model directory: the bundled model's shape with so many layers, and weights whose every byte is fill.
+// modelOf writes a model directory with the shape of the bundled model, the given number of layers,
+// and weights of which each byte is fill.
 func modelOf(t *testing.T, layers int, fill byte) string {
 	t.Helper()
 	directory := t.TempDir()
@@ -57,7 +58,8 @@ func modelOf(t *testing.T, layers int, fill byte) string {
 		file.Write(bytes.Repeat([]byte{fill}, end))
 	}
 	write(t, directory, "model.safetensors", file.Bytes())
-	if err := os.Truncate(filepath.Join(directory, "model.safetensors"), size); err != nil { // zeros cost no disk
+	// The file is sparse.
+	if err := os.Truncate(filepath.Join(directory, "model.safetensors"), size); err != nil {
 		t.Fatal(err)
 	}
 	return directory

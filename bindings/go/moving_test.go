@@ -19,7 +19,7 @@ func export(t *testing.T, sequence *pagedllm.Sequence) []byte {
 	return blob
 }
 
-// imported is an idle sequence, with its outputs in a queue of its own.
+// imported imports an idle sequence with outputs to a queue of its own.
 func imported(t *testing.T, engine *pagedllm.Engine, blob []byte) (*pagedllm.Sequence, *pagedllm.Queue) {
 	t.Helper()
 	queue := newQueue(t, engine, 64)
@@ -31,10 +31,10 @@ func imported(t *testing.T, engine *pagedllm.Engine, blob []byte) (*pagedllm.Seq
 	return sequence, queue
 }
 
-// goOn is as if it had never been idle.
+// goOn continues a sequence as if it had never been idle.
 var goOn = pagedllm.Resume{Continue: true}
 
-// readToTheEnd is what comes in the queue until the sequence ends.
+// readToTheEnd reads outputs from the queue until the sequence ends.
 func readToTheEnd(t *testing.T, sequence *pagedllm.Sequence, queue *pagedllm.Queue) (all pagedllm.Completion) {
 	t.Helper()
 	for all.FinishReason == pagedllm.FinishNone {
@@ -68,7 +68,8 @@ func TestASequenceThatMovesGoesOnAsIfItHadStayed(t *testing.T) {
 		whole.Tokens = append(whole.Tokens, output.Tokens...)
 		whole.LogProbs = append(whole.LogProbs, output.LogProbs...)
 		whole.PromptTokens = output.PromptTokens
-		if blob == nil { // it waits for its reader, not far ahead
+		// The request pauses because its queue is full, a few tokens ahead of its reader.
+		if blob == nil {
 			running := from.Sequence(output.Sequence)
 			blob = export(t, running)
 			running.Release()
@@ -129,7 +130,8 @@ func TestABlobMakesAnyNumberOfSequences(t *testing.T) {
 	}
 }
 
-// afterEight is what is left of a request for 40 tokens when 8 have been told, as a blob, and all of them.
+// afterEight returns the state of a sequence after 8 of 40 generated tokens, and the result with
+// all of them.
 func afterEight(t *testing.T, kind pagedllm.OutputKind) ([]byte, pagedllm.Completion) {
 	t.Helper()
 	engine := open(t)
@@ -148,7 +150,7 @@ func TestASequenceThatMovedGoesOnInAStreamOrAQueueWithUserDataOfItsOwn(t *testin
 	engine := open(t)
 	blob, whole := afterEight(t, pagedllm.OutputDelta)
 	how := pagedllm.Resume{Continue: true, LastTurn: true, UserData: pagedllm.Ptr(uint64(11))}
-	how.Sampling.MaxTokens = 1 // has no say
+	how.Sampling.MaxTokens = 1 // has no effect with Continue
 	streamed, queue := imported(t, engine, blob)
 	var rest pagedllm.Completion
 	for output, err := range streamed.Stream(background, how) {
@@ -266,7 +268,7 @@ func TestAnExportWaitsForAStepAsLongAsItsContextLets(t *testing.T) {
 	wantMessage(t, sequence.Resume(goOn), pagedllm.ErrInvalidArgument, "runs already")
 	ctx, cancel := context.WithTimeout(background, 10*time.Millisecond)
 	defer cancel()
-	for range 2 { // in time, and too late
+	for range 2 { // the second context is done before the call
 		_, err := sequence.Export(ctx)
 		wantErr(t, err, context.DeadlineExceeded)
 	}
@@ -287,14 +289,14 @@ func TestClosingTheEngineEndsAnExport(t *testing.T) {
 		_, err := sequence.Export(background)
 		ended <- err
 	}()
-	time.Sleep(time.Millisecond) // mostly it waits by now
+	time.Sleep(time.Millisecond) // the export is probably waiting now
 	engine.Close()
 	if err := <-ended; !isClosed(err) {
 		t.Error(err)
 	}
 }
 
-// What was asked for in time says why it cannot be had, in place of saying nothing.
+// An export of a sequence that ends before the next step returns an error.
 func TestAnExportOfASequenceThatEndsBeforeTheStepIsAnError(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)

@@ -8,254 +8,290 @@ import (
 	"time"
 )
 
-// Options say how an engine is made. Only ModelPath is needed: every other field's zero value is the library's default. A
-// number that is negative or larger than the library can take is ErrInvalidArgument.
+// Options are the options of an engine. Only ModelPath is required: the zero value of each other
+// field selects the library's default. A number that is negative or too large is
+// ErrInvalidArgument.
 type Options struct {
-	// ModelPath is a model directory as Hugging Face ships it.
+	// ModelPath is the model directory in the layout of Hugging Face.
 	ModelPath string
-	// Device is where to run: "cpu", the default, or "cuda:0" for the first CUDA device.
+	// Device is "cpu" (default), or "cuda:0" for the first CUDA device.
 	Device string
-	// Weights is how weights are kept. WeightsAsStored: as the model's files have them.
+	// Weights is the format of the weights in memory. Default WeightsAsStored.
 	Weights Weights
-	// WeightGroup is the inputs of an output that share a scale in 4 bits: 32, 64 or 128. 0: 32.
+	// WeightGroup is the number of inputs that share a scale in 4-bit formats: 32, 64 or 128. 0:
+	// 32.
 	WeightGroup int
-	// PackedPath is a directory that keeps weights in their packed form, so that the next Open reads them as fast as the disk.
-	// Info.Packed tells what became of it. "": they are packed each time.
+	// PackedPath is a directory for packed weights, from which a later Open reads them as fast as
+	// the disk. Info.Packed has the result. "": weights are packed each time.
 	PackedPath string
-	// KVBytes is the size of the KV pool. 0: what MaxSeqs sequences of the full length need, at most 1 GiB, or what Arena has.
+	// KVBytes is the size of the KV pool in bytes. 0: enough for MaxSeqs sequences of MaxModelLen
+	// tokens, at most 1 GiB, or the size of Arena.
 	KVBytes int64
-	// KVType is how K and V are stored. DTypeAuto: F32 for models in f32, else BF16.
+	// KVType is the data type of KV blocks. DTypeAuto: F32 for models in f32, else BF16.
 	KVType DType
-	// BlockSize is the tokens per KV block: 8, 16, 32, 64, 128 or 256. 0: 16.
+	// BlockSize is the number of tokens per KV block: 8, 16, 32, 64, 128 or 256. 0: 16.
 	BlockSize int
-	// MaxModelLen is the longest sequence, prompt and output together. 0: the model's own, or what the pool holds.
+	// MaxModelLen is the maximum length of a sequence in tokens, prompt and output together. 0: the
+	// model's own maximum, or what the pool holds.
 	MaxModelLen int
-	// MaxBatchTokens is the most rows (prompt and decode tokens of all sequences) in one step. 0: 512.
+	// MaxBatchTokens is the maximum number of tokens in one step, prompt and decode tokens of all
+	// sequences together. 0: 512.
 	MaxBatchTokens int
-	// MaxSeqs is the most sequences running at once, at most MaxBatchTokens. 0: 64.
+	// MaxSeqs is the maximum number of running sequences, at most MaxBatchTokens. 0: 64.
 	MaxSeqs int
-	// PrefillChunk is the most prompt tokens of one sequence in one step. 0: MaxBatchTokens.
+	// PrefillChunk is the maximum number of prompt tokens of one sequence in one step. 0:
+	// MaxBatchTokens.
 	PrefillChunk int
-	// Threads is how many compute, the stepping one included. 0: as many as CPUs names, or one per core.
+	// Threads is the number of threads, including the stepping thread. 0: the number of CPUs in
+	// CPUs, or of CPUs on which the process may run, within the quota of its container.
 	Threads int
-	// CPUs are those to which the engine's threads are pinned, as taskset -c takes them, such as "0-3,8": the stepping one's first. "":
-	// the system places them.
+	// CPUs is a list of CPUs in the syntax of taskset -c, such as "0-3,8". Each thread of the
+	// engine is pinned to one of them, in this order; the first is for the stepping thread. "":
+	// threads are not pinned.
 	CPUs string
-	// ISA forces an instruction path. Bits are the same within one path, not across paths.
+	// ISA is the instruction path. Results have the same bits within a path, not across paths.
 	ISA ISA
-	// Seed seeds the requests that bring none of their own.
+	// Seed is the seed for requests without a seed of their own.
 	Seed uint64
-	// SkipTokenizer serves token ids only: no tokenizer is read, and calls with text are ErrUnsupported.
+	// SkipTokenizer serves token ids only: no tokenizer is loaded, and text calls return
+	// ErrUnsupported.
 	SkipTokenizer bool
-	// NoPrefixCache does not keep what was computed for the requests that come after with the same first tokens.
+	// NoPrefixCache disables the prefix cache.
 	NoPrefixCache bool
-	// BatchInvariant: a CUDA device gives a sequence the same bits whatever the batch, as the CPU always does. It costs speed.
+	// BatchInvariant makes the results of a sequence on a CUDA device independent of the batch, as
+	// on the CPU. It is slower.
 	BatchInvariant bool
-	// MemoryFraction is the part of a CUDA device's memory that the KV pool takes, of what weights and working memory leave: from 0.01 to 1, in
-	// place of KVBytes. 0: as KVBytes says.
+	// MemoryFraction is, for CUDA only, the fraction of the device memory that is free after
+	// weights and working memory, for the KV pool: 0.01 to 1. It replaces KVBytes. 0: KVBytes is
+	// used.
 	MemoryFraction float64
-	// QueueCapacity is how many outputs may wait unread before the requests that write to a queue pause. 0: 65536 in the engine's
-	// own queue, and 64 in that of each stream.
+	// QueueCapacity is the number of unread outputs at which the requests that write to a queue
+	// pause. 0: 65536 for the engine's own queue, and 64 for the queue of each stream.
 	QueueCapacity int
-	// MaxWaitingRequests is how many requests, and resumed and forked sequences, may wait for their first step before others are
-	// refused with ErrCapacity. 0: as many as memory holds. One may always wait.
+	// MaxWaitingRequests is the maximum number of requests, including resumed and forked sequences,
+	// that wait for their first step. More are refused with ErrCapacity; one can always wait. 0: no
+	// limit.
 	MaxWaitingRequests int
-	// MaxWaitingTokens is how many tokens those may have to compute. 0: no limit.
+	// MaxWaitingTokens is the maximum number of tokens that the waiting requests have to compute.
+	// 0: no limit.
 	MaxWaitingTokens int
-	// MaxPromptBytes is the maximum length in bytes of a text prompt, a chat or a text to tokenize. 0: 64 for each token of the
-	// engine's MaxModelLen, at least 1 MiB.
+	// MaxPromptBytes is the maximum length in bytes of a text prompt, of a chat's JSON and the
+	// prompt it renders to, and of a text to tokenize. 0: 64 for each token of MaxModelLen, at
+	// least 1048576.
 	MaxPromptBytes int64
-	// Arena is the budget from which the KV pool takes its bytes, in place of KVBytes. nil: the engine has its own.
+	// Arena is the budget from which the KV pool takes its bytes, instead of KVBytes. nil: a budget
+	// of the engine's own.
 	Arena *Arena
-	// SwapBytes is the size of the host tier, where requests and kept sequences that have to give way may wait. 0: there is none.
+	// SwapBytes is the size in bytes of the host tier, which holds the KV of swapped requests and
+	// idle sequences. 0: none.
 	SwapBytes int64
-	// SwapPath is a directory for the host tier's file, which has no name and is gone with the engine. "": it is memory.
+	// SwapPath is a directory for the host tier, an unnamed file that disappears with the engine.
+	// "": the host tier is in memory.
 	SwapPath string
-	// Preemption is what becomes of those who have to give way. All but PreemptionRecompute need SwapBytes.
+	// Preemption is the treatment of preempted requests. The values except PreemptionRecompute need
+	// SwapBytes.
 	Preemption Preemption
-	// Order is who comes first.
+	// Order is the order of the waiting requests.
 	Order Order
-	// Ageing is for the orders other than first come: who has waited for so long comes before those that come then and stand
-	// little before it. In whole milliseconds. 0: 10 s.
+	// Ageing is the waiting time after which a request is preferred, in whole milliseconds; see
+	// OrderPriority and OrderShortestPredicted. 0: 10 s.
 	Ageing time.Duration
-	// Batching is what a step is made of.
+	// Batching is the composition of a step.
 	Batching Batching
-	// PrefillBudget is the prompt tokens that BatchingPrefillFirst and BatchingDecodeFirst speak of. 0: 2048 and 256.
+	// PrefillBudget is the number of prompt tokens for BatchingPrefillFirst and
+	// BatchingDecodeFirst. 0: 2048 and 256.
 	PrefillBudget int
-	// Allocation is for how many of its tokens a request needs room before it begins.
+	// Allocation is the number of blocks that a request needs to start.
 	Allocation Allocation
-	// TracePath is a file to draw every step into, for Perfetto or chrome://tracing. What was in it is gone. "": none.
+	// TracePath is a file for a trace of every step, in the format of Perfetto and
+	// chrome://tracing. An existing file is replaced. "": none.
 	TracePath string
-	// JournalPath is a file to write down what is asked of the engine, prompts included, so that pagedllm-replay can run it again
-	// bit for bit. What was in it is gone. "": none.
+	// JournalPath is a file for a journal of all inputs of the engine. pagedllm-replay repeats its
+	// steps bit for bit. It contains prompts. An existing file is replaced. "": none.
 	JournalPath string
-	// ModelName is the label model_name in Engine.Metrics. "": the model directory's name.
+	// ModelName is the value of the label model_name in Engine.Metrics. "": the name of the model
+	// directory.
 	ModelName string
-	// HostSteps leaves the stepping to the host, which calls Engine.Step, or Engine.Start later on. By default the engine is
-	// started by Open and steps itself.
+	// HostSteps is true if the host steps the engine with Engine.Step, or starts it later with
+	// Engine.Start. By default, Open starts the engine's own thread.
 	HostSteps bool
-	// Progress, if not nil, is told how many bytes of weights have been read, of how many in all: now and then, and once more
-	// at the end. It runs on the goroutine that called Open; cancel Open's context to stop the loading.
+	// Progress, if not nil, reports the bytes of weights that have been read, out of total, from
+	// time to time and once at the end. It runs on the goroutine that called Open. To cancel the
+	// loading, cancel the context of Open.
 	Progress func(done, total int64)
 }
 
-// DType is how numbers are stored.
+// DType is a data type of KV blocks.
 type DType uint32
 
 const (
-	// DTypeAuto lets the library choose.
+	// DTypeAuto is selected by the library.
 	DTypeAuto DType = C.PLLM_DTYPE_AUTO
-	// F32 is IEEE single precision.
+	// F32 is 32-bit floating point.
 	F32 DType = C.PLLM_DTYPE_F32
-	// BF16 is the upper half of F32.
+	// BF16 is bfloat16.
 	BF16 DType = C.PLLM_DTYPE_BF16
-	// INT8, for K and V, is 8 bits a number and a scale for each head of each token: about half the bytes of BF16.
+	// INT8 is 8-bit integers with a scale for each head of each token: about half the bytes of
+	// BF16, at a small cost in quality.
 	INT8 DType = C.PLLM_DTYPE_INT8
-	// F16 is IEEE half precision; numbers beyond 65504 become 65504, with their sign.
+	// F16 is 16-bit floating point. Values beyond 65504 are clamped.
 	F16 DType = C.PLLM_DTYPE_F16
-	// FP8, for K and V, is as INT8, with numbers of 8 bits in floating point (OCP E4M3).
+	// FP8 is 8-bit floating point (OCP E4M3) with the scales of INT8.
 	FP8 DType = C.PLLM_DTYPE_FP8
 )
 
-// String names the type as models do, such as "bf16".
+// String returns the name of the type, such as "bf16".
 func (d DType) String() string { return nameOf(d, "auto", "f32", "bf16", "int8", "f16", "fp8") }
 
-// Weights is how weights are kept. Fewer bits are faster to read and take less memory, and cost quality.
+// Weights is a format of the weights in memory. Fewer bits take less memory and time, and cost
+// quality.
 type Weights uint32
 
 const (
-	// WeightsAsStored keeps them as the model's files have them.
+	// WeightsAsStored is the format of the model's files.
 	WeightsAsStored Weights = C.PLLM_WEIGHTS_AS_STORED
-	// WeightsF32 is IEEE single precision.
+	// WeightsF32 is 32-bit floating point.
 	WeightsF32 Weights = C.PLLM_WEIGHTS_F32
-	// WeightsF16 is IEEE half precision.
+	// WeightsF16 is 16-bit floating point.
 	WeightsF16 Weights = C.PLLM_WEIGHTS_F16
-	// WeightsBF16 is the upper half of single precision.
+	// WeightsBF16 is bfloat16.
 	WeightsBF16 Weights = C.PLLM_WEIGHTS_BF16
-	// WeightsInt8 is whole numbers of 8 bits with a scale for each output, multiplied by activations in 8 bits.
+	// WeightsInt8 is 8-bit integers with a scale for each output, multiplied by 8-bit activations.
 	WeightsInt8 Weights = C.PLLM_WEIGHTS_INT8
-	// WeightsInt4 is whole numbers of 4 bits with a scale for each group of inputs; embedding and head are in 8.
+	// WeightsInt4 is 4-bit integers with a scale for each group of WeightGroup inputs of an output.
+	// The embedding and the head are in 8 bits.
 	WeightsInt4 Weights = C.PLLM_WEIGHTS_INT4
-	// WeightsInt4Asymmetric: and each group begins at its least weight.
+	// WeightsInt4Asymmetric is WeightsInt4 with an offset for each group: a little more precise.
 	WeightsInt4Asymmetric Weights = C.PLLM_WEIGHTS_INT4_ASYMMETRIC
-	// WeightsFP8 is floating point of 8 bits with a scale for each output, on CUDA devices; embedding and head are as stored.
+	// WeightsFP8 is, for CUDA only, 8-bit floating point with a scale for each output. The
+	// embedding and the head are as stored.
 	WeightsFP8 Weights = C.PLLM_WEIGHTS_FP8
 )
 
-// String names the format, such as "int8".
+// String returns the name of the format, such as "int8".
 func (w Weights) String() string {
 	return nameOf(w, "as_stored", "f32", "f16", "bf16", "int8", "int4", "int4_asymmetric", "fp8")
 }
 
-// PackedForm is what became of Options.PackedPath.
+// PackedForm is the result of Options.PackedPath.
 type PackedForm uint32
 
 const (
-	// PackedUnused: none was given.
+	// PackedUnused: PackedPath was not set.
 	PackedUnused PackedForm = C.PLLM_PACKED_UNUSED
-	// PackedRead: the weights were read in their packed form.
+	// PackedRead: the packed weights were read from PackedPath.
 	PackedRead PackedForm = C.PLLM_PACKED_READ
-	// PackedSaved: the weights were packed from the model's files, and their packed form was written.
+	// PackedSaved: the weights were packed from the model's files and written to PackedPath.
 	PackedSaved PackedForm = C.PLLM_PACKED_SAVED
-	// PackedUnsaved: the same, and it could not be written.
+	// PackedUnsaved: the weights were packed from the model's files and could not be written to
+	// PackedPath.
 	PackedUnsaved PackedForm = C.PLLM_PACKED_UNSAVED
 )
 
-// String names what became of it, such as "read".
+// String returns the name of the result, such as "read".
 func (p PackedForm) String() string { return nameOf(p, "unused", "read", "saved", "unsaved") }
 
 // ISA is an instruction path of the CPU kernels.
 type ISA uint32
 
 const (
-	// ISAAuto is the widest that the machine has.
+	// ISAAuto is the widest instruction path of the machine.
 	ISAAuto ISA = C.PLLM_ISA_AUTO
-	// Portable runs everywhere.
+	// Portable is for any CPU.
 	Portable ISA = C.PLLM_ISA_PORTABLE
-	// AVX2 is for x86 with AVX2, FMA and F16C.
+	// AVX2 is AVX2, FMA and F16C.
 	AVX2 ISA = C.PLLM_ISA_AVX2
-	// AVX512 is for x86 with AVX-512 F, BW, DQ and VL.
+	// AVX512 is AVX-512 F, BW, DQ and VL.
 	AVX512 ISA = C.PLLM_ISA_AVX512
-	// AVX512BF16 multiplies what is kept in bf16, weights or K and V, by numbers that are rounded to it. ISAAuto takes it where it is.
+	// AVX512BF16 is AVX512VNNI with AVX-512 BF16: activations that are multiplied by weights or KV
+	// in bf16 are rounded to bf16. ISAAuto selects it if the machine has it.
 	AVX512BF16 ISA = C.PLLM_ISA_AVX512_BF16
-	// AVXVNNI is AVX2 with AVX-VNNI: weights in whole numbers are multiplied faster.
+	// AVXVNNI is AVX2 with AVX-VNNI: products with integer weights are faster, with the same bits.
 	AVXVNNI ISA = C.PLLM_ISA_AVX_VNNI
-	// AVX512VNNI is AVX512 with AVX-512 VNNI: the same.
+	// AVX512VNNI is AVX512 with AVX-512 VNNI: products with integer weights are faster, with the
+	// same bits.
 	AVX512VNNI ISA = C.PLLM_ISA_AVX512_VNNI
 )
 
-// String names the path as Info does, such as "avx512".
+// String returns the name of the path, such as "avx512".
 func (i ISA) String() string {
 	return nameOf(i, "auto", "portable", "avx2", "avx512", "avx512_bf16", "avx_vnni", "avx512_vnni")
 }
 
-// Preemption is what becomes of those who have to give way.
+// Preemption is the treatment of preempted requests.
 type Preemption uint32
 
 const (
-	// PreemptionRecompute: they are computed again.
+	// PreemptionRecompute: preempted requests lose their KV blocks and are recomputed when they are
+	// rescheduled.
 	PreemptionRecompute Preemption = C.PLLM_PREEMPTION_RECOMPUTE
-	// PreemptionSwap: their K and V wait in the host tier, where it has room.
+	// PreemptionSwap: preempted requests are swapped to host memory. If it is full, they are
+	// recomputed.
 	PreemptionSwap Preemption = C.PLLM_PREEMPTION_SWAP
-	// PreemptionAuto: whichever costs less, by what moving and computing have cost so far.
+	// PreemptionAuto: swap or recompute, whichever costs less by the measured times.
 	PreemptionAuto Preemption = C.PLLM_PREEMPTION_AUTO
 )
 
-// String names it, such as "swap".
+// String returns the name of the value, such as "swap".
 func (p Preemption) String() string { return nameOf(p, "recompute", "swap", "auto") }
 
-// Order is who comes first.
+// Order is the order of the waiting requests.
 type Order uint32
 
 const (
 	// OrderFirstCome: first come, first served.
 	OrderFirstCome Order = C.PLLM_ORDER_FIRST_COME
-	// OrderPriority: the higher Request.Priority; it may take the place, and the blocks, of what runs. Who has waited for
-	// Options.Ageing comes before those one level above that come then, so that nobody waits for ever.
+	// OrderPriority: highest Request.Priority first. It can preempt running requests of lower
+	// priority. To prevent starvation, a request that has waited for Options.Ageing goes before new
+	// requests of the next higher priority.
 	OrderPriority Order = C.PLLM_ORDER_PRIORITY
-	// OrderShortestPredicted: whoever is likely to generate the fewest tokens, judged by those before that were allowed about as
-	// many. Who has waited for Options.Ageing comes before those that come then with a hundred tokens less.
+	// OrderShortestPredicted: shortest predicted output first. The prediction uses recent requests
+	// with a similar MaxTokens. To prevent starvation, a request that has waited for Options.Ageing
+	// goes before new requests that are predicted to be up to 100 tokens shorter.
 	OrderShortestPredicted Order = C.PLLM_ORDER_SHORTEST_PREDICTED
 )
 
-// String names the order, such as "priority".
+// String returns the name of the order, such as "priority".
 func (o Order) String() string { return nameOf(o, "first_come", "priority", "shortest_predicted") }
 
-// Batching is what a step is made of.
+// Batching is the composition of a step.
 type Batching uint32
 
 const (
-	// BatchingMixed: prompts, in chunks, and decodes together, in the order of the requests.
+	// BatchingMixed: each step mixes prompt chunks and decodes, in the order of the requests.
 	BatchingMixed Batching = C.PLLM_BATCHING_MIXED
-	// BatchingPrefillFirst: prompts alone while there are any, then decodes alone: first tokens come soon. When
-	// Options.PrefillBudget prompt tokens have held the decodes up, they get a step in between.
+	// BatchingPrefillFirst: each step has either prompts or decodes, and prompts go first: short
+	// times to first token. After Options.PrefillBudget prompt tokens, the decodes get one step.
 	BatchingPrefillFirst Batching = C.PLLM_BATCHING_PREFILL_FIRST
-	// BatchingDecodeFirst: every decode in every step, beside at most Options.PrefillBudget prompt tokens: bounds the time between
-	// two tokens.
+	// BatchingDecodeFirst: each step has every decode and at most Options.PrefillBudget prompt
+	// tokens: bounds the time between tokens.
 	BatchingDecodeFirst Batching = C.PLLM_BATCHING_DECODE_FIRST
-	// BatchingStatic: nobody joins until all that run have ended. To compare with.
+	// BatchingStatic: static batching; no request is admitted until the running batch has finished.
+	// For baselines.
 	BatchingStatic Batching = C.PLLM_BATCHING_STATIC
 )
 
-// String names it, such as "mixed".
+// String returns the name of the value, such as "mixed".
 func (b Batching) String() string {
 	return nameOf(b, "mixed", "prefill_first", "decode_first", "static")
 }
 
-// Allocation is for how many of its tokens a request needs room before it begins.
+// Allocation is the number of blocks that a request needs to start.
 type Allocation uint32
 
 const (
-	// AllocationOnDemand: for those that it has. Where the pool is full later, whoever comes last is preempted.
+	// AllocationOnDemand: blocks are allocated as a sequence grows. If the pool is full, the last
+	// request in the order is preempted.
 	AllocationOnDemand Allocation = C.PLLM_ALLOCATION_ON_DEMAND
-	// AllocationMaxTokens: for all that it may come to have, so that nobody is preempted because somebody grows.
+	// AllocationMaxTokens: a request starts when the pool has blocks for its MaxTokens, so that
+	// growing sequences cause no preemption.
 	AllocationMaxTokens Allocation = C.PLLM_ALLOCATION_MAX_TOKENS
 )
 
-// String names it, such as "on_demand".
+// String returns the name of the value, such as "on_demand".
 func (a Allocation) String() string { return nameOf(a, "on_demand", "max_tokens") }
 
-// nameOf names a value that counts from 0.
+// nameOf returns the name of a value. The values count from 0.
 func nameOf[T ~uint32](value T, names ...string) string {
 	if int64(value) < int64(len(names)) {
 		return names[value]
@@ -263,28 +299,33 @@ func nameOf[T ~uint32](value T, names ...string) string {
 	return fmt.Sprintf("%d", uint32(value))
 }
 
-// A Plan says where the bytes go.
+// A Plan is the memory that an engine would allocate.
 type Plan struct {
 	WeightBytes int64
 	KVBytes     int64
-	// WorkBytes are activations, logits and the kernels' working memory; small tables are not counted.
+	// WorkBytes is the size of activations, logits and working memory of kernels. Small tables are
+	// not included.
 	WorkBytes int64
-	// Blocks is the number of KV blocks, BlockSize the tokens in each, BlockBytes its size across all layers.
+	// Blocks is the number of KV blocks, BlockSize the tokens per block, and BlockBytes the bytes
+	// of one block: of all layers, or of the layers of one group.
 	Blocks, BlockSize int
 	BlockBytes        int64
-	// MaxModelLen is the longest sequence, prompt and output together; FullSequences of that length fit at once.
+	// MaxModelLen is the maximum length of a sequence in tokens, prompt and output together.
+	// FullSequences sequences of this length fit at the same time.
 	MaxModelLen, FullSequences int
 	KVType                     DType
-	// MostBlocks there can be, should the arena grow.
+	// MostBlocks is the maximum number of KV blocks, if the budget grows to its maximum.
 	MostBlocks int
-	// SwapBytes is the host tier's size, SwapBlocks the KV blocks it holds.
+	// SwapBytes is the size of the host tier in bytes, and SwapBlocks the number of KV blocks in
+	// it.
 	SwapBytes  int64
 	SwapBlocks int
-	// KVGroups are groups of layers whose K and V are in blocks of their own.
+	// KVGroups is the number of layer groups with KV blocks of their own.
 	KVGroups int
 }
 
-// Plan is a dry run of Open: it reads the model's headers and says what would be allocated, without allocating it.
+// Plan computes what Open would allocate, from the headers of the model's files, without allocating
+// it.
 func (o Options) Plan() (Plan, error) {
 	plan := C.pllm_plan{struct_size: C.sizeof_pllm_plan}
 	err := o.use(func(options *C.pllm_engine_options) error { return check(C.pllm_engine_plan(options, &plan)) })
@@ -308,7 +349,7 @@ func (o Options) Plan() (Plan, error) {
 	}, nil
 }
 
-// use makes a call with the options as C has them.
+// use makes a call with the options as a C struct.
 func (o *Options) use(call func(*C.pllm_engine_options) error) error {
 	var args arguments
 	defer args.Unpin()
@@ -366,7 +407,7 @@ func (o *Options) toC(args *arguments) (*C.pllm_engine_options, error) {
 	return c, args.err
 }
 
-// setPolicies says how memory is shared out, and who comes first.
+// setPolicies sets the fields of memory limits, preemption and scheduling policies.
 func (o *Options) setPolicies(args *arguments, c *C.pllm_engine_options) {
 	args.setUint64(&c.max_waiting_requests, "MaxWaitingRequests", int64(o.MaxWaitingRequests))
 	args.setUint64(&c.max_waiting_tokens, "MaxWaitingTokens", int64(o.MaxWaitingTokens))

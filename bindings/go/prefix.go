@@ -5,24 +5,28 @@ import "C"
 
 import "time"
 
-// A Prefix is a prompt to keep in the prefix cache. Every field's zero value is the library's default; a prompt is needed.
+// A Prefix is a prompt that is kept in the prefix cache. Only a prompt is required: the zero value
+// of each other field selects the library's default.
 type Prefix struct {
 	// Prompt, PromptTokens, RawPrompt and CacheSalt are as in Request.
 	Prompt       string
 	PromptTokens []uint32
 	RawPrompt    bool
 	CacheSalt    []byte
-	// TimeToLive is how long it is kept, in whole milliseconds. 0: until it is unpinned.
+	// TimeToLive is the time for which the prompt is kept, in whole milliseconds. 0: until it is
+	// unpinned.
 	TimeToLive time.Duration
-	// Priority: where a sequence could not go on otherwise, pins with the lowest one give way.
+	// Priority orders the pins: if a sequence cannot continue otherwise, pins are dropped, those
+	// with the lowest priority first.
 	Priority int
 }
 
-// A PinID names a pinned prompt of one engine. Ids are never reused.
+// A PinID is the id of a pinned prompt of one engine. Ids are never reused.
 type PinID uint64
 
-// Pin computes a prompt, from the next step on, and keeps its blocks: requests that begin with the same tokens find them. It
-// stays until Unpin, its time is over, or the engine is closed.
+// Pin computes a prompt, from the next step on, and keeps its blocks in the prefix cache: requests
+// that begin with the same tokens reuse them. The pin stays until Unpin, the end of its TimeToLive,
+// or Close.
 func (e *Engine) Pin(prefix Prefix) (PinID, error) {
 	var args arguments
 	defer args.Unpin()
@@ -43,7 +47,8 @@ func (e *Engine) Pin(prefix Prefix) (PinID, error) {
 	return PinID(id), err
 }
 
-// Unpin lets the prompt's blocks go when others need their place. It is ErrNotFound where the pin has expired, or had to give way.
+// Unpin unpins a prompt: its blocks can be evicted again. If the pin has expired or was dropped,
+// Unpin returns ErrNotFound.
 func (e *Engine) Unpin(pin PinID) error {
 	return e.engine.use(func(engine *C.pllm_engine) error { return check(C.pllm_prefix_unpin(engine, C.uint64_t(pin))) })
 }

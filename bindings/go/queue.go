@@ -10,52 +10,58 @@ import (
 	"time"
 )
 
-// An Output is news of one sequence: new tokens, new text, or its end.
+// An Output is an output of one sequence: new tokens, new text, or its end.
 type Output struct {
 	Request RequestID
-	// Sequence is what Engine.Sequence takes, where the request is kept.
+	// Sequence is the id of the sequence, for Engine.Sequence if the request has Keep.
 	Sequence SequenceID
-	// Index is which of the request's sequences it is, from 0.
+	// Index is the index of the sequence in its request, from 0.
 	Index int
-	// UserData is the request's own.
+	// UserData is the UserData of the request.
 	UserData uint64
-	// Tokens are the new ones.
+	// Tokens are the new tokens.
 	Tokens []uint32
-	// LogProbs holds one per token; nil where the request did not ask for them.
+	// LogProbs has the log probability of each token. nil if the request did not ask for them.
 	LogProbs []float32
-	// TopLogProbs holds, for each token, the most probable ones in its place, most probable first; nil where the request did
-	// not ask for them.
+	// TopLogProbs has the most probable tokens at the position of each token, most probable first.
+	// nil if the request did not ask for them.
 	TopLogProbs [][]LogProb
-	// PromptLogProbs are of the prompt's tokens but the first, where the request asked for them. They come in order, before the
-	// first token, and may come in several outputs. PromptTopLogProbs holds the most probable ones for each.
+	// PromptLogProbs has the log probabilities of the prompt tokens except the first, if the
+	// request asked for them. They come in order, before the first generated token, possibly in
+	// several outputs. PromptTopLogProbs has the most probable tokens at the position of each.
 	PromptLogProbs    []float32
 	PromptTopLogProbs [][]LogProb
-	// Text is the new text, never half a character. It may lag behind the tokens.
+	// Text is the new text, whole characters only. It can lag behind the tokens.
 	Text string
-	// FinishReason, if not FinishNone, makes this the sequence's last output.
+	// FinishReason marks the last output of the sequence if it is not FinishNone.
 	FinishReason FinishReason
-	// Err is an *Error where FinishReason is FinishError, and where it is FinishAbort because the engine was closed; else nil.
+	// Err is an *Error if FinishReason is FinishError, or FinishAbort because the engine was
+	// closed; else nil.
 	Err error
-	// PromptTokens of the request, and its GeneratedTokens so far.
+	// PromptTokens is the number of prompt tokens, and GeneratedTokens the number generated so far.
 	PromptTokens, GeneratedTokens int
-	// Score is the sum of the log probabilities of all generated tokens, where the request asked for them or for the best of
-	// several samples; of a beam, its score after the length penalty. Else 0.
+	// Score is the sum of the log probabilities of all generated tokens, if the request asked for
+	// log probabilities or for the best of several samples. For a beam: its score after the length
+	// penalty. Else 0.
 	Score float64
-	// Timing, Preemptions and CachedTokens come with the sequence's last output, and are zero in all others. Preemptions is how
-	// often its blocks were taken from it, CachedTokens with how many of its first tokens the prefix cache helped.
+	// Timing, Preemptions and CachedTokens are set in the last output of a sequence, and zero in
+	// all others. Preemptions is the number of times it was preempted. CachedTokens is the number
+	// of its first tokens that were found in the prefix cache.
 	Timing                    Timing
 	Preemptions, CachedTokens int
-	// blob is what Sequence.Export waits for, in a queue of its own.
+	// blob is the state of an exported sequence. Sequence.Export receives it in a queue of its own.
 	blob []byte
 }
 
-// Timing is how long a sequence took, from the call that asked for it: added, resumed or forked it. 0 where it never came to that.
+// Timing has the times of a sequence from the call that added, resumed or forked it. 0 if the event
+// did not occur.
 type Timing struct {
-	// Queued is until its first step began, FirstToken and LastToken until those were there.
+	// Queued is the time to its first step, FirstToken to its first token, and LastToken to its
+	// last token.
 	Queued, FirstToken, LastToken time.Duration
 }
 
-// A LogProb is a token and its log probability under the model's own distribution.
+// A LogProb is a token and its log probability in the model's own distribution.
 type LogProb struct {
 	Token   uint32
 	LogProb float32
@@ -65,37 +71,39 @@ type LogProb struct {
 type FinishReason uint32
 
 const (
-	// FinishNone: more will come.
+	// FinishNone: the sequence has not ended.
 	FinishNone FinishReason = C.PLLM_FINISH_NONE
 	// FinishStop: an end-of-sequence token, a stop token or a stop string.
 	FinishStop FinishReason = C.PLLM_FINISH_STOP
-	// FinishLength: MaxTokens, or the longest sequence that the engine allows.
+	// FinishLength: MaxTokens or MaxModelLen was reached.
 	FinishLength FinishReason = C.PLLM_FINISH_LENGTH
-	// FinishAbort: the host asked for it.
+	// FinishAbort: the host aborted the request.
 	FinishAbort FinishReason = C.PLLM_FINISH_ABORT
-	// FinishError: its computation failed; Output.Err says why.
+	// FinishError: the computation failed. See Output.Err.
 	FinishError FinishReason = C.PLLM_FINISH_ERROR
-	// FinishDeadline: its Deadline passed; what it had generated by then is in the outputs.
+	// FinishDeadline: the Deadline passed. The outputs have the tokens generated by then.
 	FinishDeadline FinishReason = C.PLLM_FINISH_DEADLINE
 )
 
-// String names the reason, such as "length".
+// String returns the name of the reason, such as "length".
 func (r FinishReason) String() string {
 	return nameOf(r, "none", "stop", "length", "abort", "error", "deadline")
 }
 
-// A Queue is where outputs wait for their reader. Use one where a single goroutine serves many requests; for one request
-// at a time, Engine.Stream is simpler. Any number of goroutines may use it, and each output goes to one of them.
+// A Queue is a queue of outputs. Use it to serve many requests from one goroutine; for one request
+// at a time, Engine.Stream is simpler. Any number of goroutines may use it. Each output goes to one
+// of them.
 type Queue struct {
 	engine  *Engine
 	mailbox *mailbox
 }
 
-// Queue returns the engine's own queue. It closes with the engine.
+// Queue returns the engine's own queue. Closing the engine closes it.
 func (e *Engine) Queue() *Queue { return &Queue{e, e.own} }
 
-// NewQueue makes a queue. While capacity outputs or more wait in it, the requests that write to it pause; no others wait for
-// them and nothing is dropped. Close it when it is no longer needed.
+// NewQueue creates a queue for some of the engine's requests. While the queue holds at least
+// capacity outputs, the requests that write to it pause. Other requests continue, and no output is
+// dropped. Close the queue when it is no longer needed.
 func (e *Engine) NewQueue(capacity int) (*Queue, error) {
 	if capacity < 0 {
 		return nil, &Error{ErrInvalidArgument, fmt.Sprintf("the queue's capacity is %d: it must be positive", capacity)}
@@ -117,9 +125,9 @@ func (e *Engine) NewQueue(capacity int) (*Queue, error) {
 	return q, nil
 }
 
-// Close aborts the requests that still write to the queue and frees it, with the outputs that nobody took. Polls in progress
-// end with ErrClosed, and so does every later call. It may be called at any time, from any goroutine, and again. The
-// engine's own queue refuses it: it closes with the engine.
+// Close aborts the requests that write to the queue and frees the queue and its outputs. Polls in
+// progress and later calls return ErrClosed. Close may be called at any time, from any goroutine,
+// more than once. For the engine's own queue it returns ErrInvalidArgument.
 func (q *Queue) Close() error {
 	if q.mailbox == q.engine.own {
 		return &Error{ErrInvalidArgument, "this is the engine's own queue: it closes with the engine"}
@@ -128,8 +136,8 @@ func (q *Queue) Close() error {
 	return nil
 }
 
-// Add adds a request whose outputs go to this queue. It takes part from the next step on. What could never run is refused
-// here, with the numbers.
+// Add adds a request with outputs to this queue. It takes part from the next step on. If the
+// request can never fit, Add returns ErrCapacity with the numbers.
 func (q *Queue) Add(request Request) (RequestID, error) {
 	var args arguments
 	defer args.Unpin()
@@ -145,7 +153,7 @@ func (q *Queue) Add(request Request) (RequestID, error) {
 	return RequestID(id), err
 }
 
-// use makes a call on the engine, with the queue.
+// use makes a call on the engine and the queue.
 func (q *Queue) use(call func(*C.pllm_engine, *C.pllm_queue) error) error {
 	defer runtime.KeepAlive(q)
 	return q.engine.engine.use(func(engine *C.pllm_engine) error {
@@ -153,10 +161,11 @@ func (q *Queue) use(call func(*C.pllm_engine, *C.pllm_queue) error) error {
 	})
 }
 
-// Resume has an idle sequence go on, with its outputs in this queue: see Sequence.Resume.
+// Resume continues an idle sequence with outputs to this queue. See Sequence.Resume.
 func (q *Queue) Resume(sequence *Sequence, how Resume) error { return sequence.resume(&how, q) }
 
-// Import makes an idle sequence of an exported one, with its outputs in this queue: see Engine.Import.
+// Import creates an idle sequence from an exported state, with outputs to this queue. See
+// Engine.Import.
 func (q *Queue) Import(blob []byte) (*Sequence, error) {
 	var args arguments
 	defer args.Unpin()
@@ -171,16 +180,17 @@ func (q *Queue) Import(blob []byte) (*Sequence, error) {
 	return q.engine.Sequence(SequenceID(id)), nil
 }
 
-// Poll takes everything that is in the queue, in the order it was made, and waits for the first; while it waits it occupies no
-// thread. A context that is done ends it with the context's error, and nothing is lost. Once the engine has failed or is
-// closed, and the last outputs are taken, it answers with that error.
+// Poll takes all outputs from the queue, in the order in which they were made. If the queue is
+// empty, Poll waits for the first output and blocks no thread. If the context is done, Poll returns
+// its error, and no output is lost. Once the engine has failed or is closed, and all outputs have
+// been taken, Poll returns that error.
 func (q *Queue) Poll(ctx context.Context) ([]Output, error) {
-	// The net under forgotten queues must not close one that is being polled.
+	// The cleanup of an unreachable queue must not close it during the poll.
 	defer runtime.KeepAlive(q)
 	return q.mailbox.wait(ctx)
 }
 
-// TryPoll is Poll without the waiting: where there is nothing, it returns nothing.
+// TryPoll is Poll without waiting. If the queue is empty, it returns no outputs.
 func (q *Queue) TryPoll() ([]Output, error) {
 	defer runtime.KeepAlive(q)
 	return q.mailbox.take()

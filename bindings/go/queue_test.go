@@ -11,7 +11,7 @@ import (
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
-// ask is a request of a known length.
+// ask returns a request that generates the given number of tokens.
 func ask(tokens int) pagedllm.Request {
 	return pagedllm.Request{Prompt: "Once", Sampling: pagedllm.Sampling{MaxTokens: tokens, IgnoreEOS: true}}
 }
@@ -60,7 +60,7 @@ func TestOneReaderServesManyRequests(t *testing.T) {
 	}
 }
 
-// Each step lights the event once: were a wakeup lost, a poll would wait for ever.
+// Each step signals the event once. If a wakeup were lost, a poll would wait without limit.
 func TestNoWakeupIsLost(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
@@ -139,7 +139,7 @@ func TestAPollersContextEndsItsOwnPollAlone(t *testing.T) {
 		patient <- result{outputs, err}
 	}()
 	var impatient sync.WaitGroup
-	for i := range 8 { // some of them hold the turn, others wait for it
+	for i := range 8 { // some hold the turn, the others wait for it
 		impatient.Add(1)
 		go func() {
 			defer impatient.Done()
@@ -159,7 +159,7 @@ func TestAPollersContextEndsItsOwnPollAlone(t *testing.T) {
 	}
 }
 
-// A context that is done while outputs come must lose none of them.
+// If the context is done while outputs arrive, no output is lost.
 func TestCancellingAPollLosesNothing(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
@@ -298,7 +298,7 @@ func TestAQueueThatIsOnlyWaitedForIsNotTakenForForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	polled := make(chan error, 1)
-	// The last use of the queue is the poll that waits.
+	// The poll in progress is the last use of the queue.
 	go func(queue *pagedllm.Queue) {
 		_, err := queue.Poll(context.Background())
 		polled <- err

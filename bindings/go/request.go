@@ -8,67 +8,78 @@ import (
 	"time"
 )
 
-// A Request is a prompt and what to make of it. Its zero value's every field is the library's default; a prompt is needed.
+// A Request is a prompt with its parameters. Only a prompt is required: the zero value of each
+// other field selects the library's default.
 type Request struct {
-	// Prompt is the prompt as text. It must be empty where PromptTokens is given.
+	// Prompt is the prompt as text. It must be empty if PromptTokens is given.
 	Prompt string
-	// PromptTokens is the prompt as token ids; nil where it is given as text.
+	// PromptTokens is the prompt as token ids. nil if it is given as text.
 	PromptTokens []uint32
-	// RawPrompt says that Prompt brings its own special tokens, as RenderChat writes them: the tokenizer adds none, such as
-	// BOS.
+	// RawPrompt is true if the tokenizer must not add its special tokens, such as BOS. Set it for a
+	// prompt that RenderChat rendered.
 	RawPrompt bool
-	// ShowSpecial shows special tokens in the output's text.
+	// ShowSpecial keeps special tokens in the text.
 	ShowSpecial bool
-	// Sampling says how tokens are chosen, what is reported and when it ends.
+	// Sampling is how the request samples its tokens, what it reports and when it ends.
 	Sampling Sampling
-	// N is how many results there are: samples, or the best beams. 0: 1. Each has its own Index and its own last output.
+	// N is the number of results: samples, or best beams. 0: 1. Each has its own Index and its own
+	// last output.
 	N int
-	// BestOf samples are drawn, and the N with the highest log probability returned, best first, at the end. 0: N.
+	// BestOf is the number of samples to generate. If it is larger than N, the N samples with the
+	// highest log probability are returned at the end, best first. 0: N.
 	BestOf int
-	// Beam, if not nil, searches for the most probable continuations instead of sampling: the results are the N best, at the end.
+	// Beam selects beam search instead of sampling. The N best beams are returned at the end, best
+	// first. nil: sampling.
 	Beam *Beam
-	// Keep has its sequences stay when they end, whatever ended them: Engine.Sequence takes each over.
+	// Keep keeps the sequences of the request when they end, for any reason. Engine.Sequence takes
+	// ownership of one.
 	Keep bool
-	// TruncatePrompt keeps only so many of the prompt's last tokens. 0: all.
+	// TruncatePrompt is the number of tokens at the end of the prompt that are kept. 0: all.
 	TruncatePrompt int
-	// CacheSalt: only requests with the same salt share what the prefix cache holds, so that tenants cannot probe each other.
+	// CacheSalt separates tenants: requests share blocks of the prefix cache only if their salts
+	// are equal.
 	CacheSalt []byte
-	// UserData comes back in every output.
+	// UserData is returned in each output.
 	UserData uint64
-	// Deadline, from now on and in whole milliseconds: when it has passed the request ends with FinishDeadline and what it has by
-	// then, wherever it is, which is no error. A context that is done is one. 0: none.
+	// Deadline is the time from now, in whole milliseconds, after which the request ends with
+	// FinishDeadline and the tokens it has. This is not an error. 0: none.
 	Deadline time.Duration
-	// Priority, where Options.Order is OrderPriority: the higher comes first. From -100 to 100.
+	// Priority is used if Options.Order is OrderPriority: -100 to 100; higher runs first.
 	Priority int
 }
 
-// Beam says how to search, as generate of Hugging Face transformers does it. Every field's zero value is the library's default.
+// Beam has the parameters of a beam search, as in generate of Hugging Face transformers. The zero
+// value of each field selects the library's default.
 type Beam struct {
-	// Width is the beams side by side: 2 to 64. 0: 4.
+	// Width is the number of beams, 2 to 64. 0: 4.
 	Width int
-	// Groups divide them, each with a search of its own. 0: 1.
+	// Groups is the number of groups of beams, each with its own search. 0: 1.
 	Groups int
-	// DiversityPenalty is taken off a token's log probability for every beam of an earlier group that chose it in the same step.
+	// DiversityPenalty is subtracted from the log probability of a token for each beam of an
+	// earlier group that chose it in the same step.
 	DiversityPenalty float64
-	// LengthPenalty: scores are sums of log probabilities divided by the length to this power. nil: 1.
+	// LengthPenalty is an exponent: the score of a beam is the sum of its log probabilities divided
+	// by its length to this power. nil: 1.
 	LengthPenalty *float64
-	// EarlyStopping says when enough has been found.
+	// EarlyStopping is when the search ends.
 	EarlyStopping EarlyStopping
 }
 
-// EarlyStopping is when a beam search ends, once as many beams are finished as it is wide.
+// EarlyStopping is when a beam search ends.
 type EarlyStopping uint32
 
 const (
-	// EarlyStoppingNo: when no running beam, ended now, would be better than the worst finished one.
+	// EarlyStoppingNo: stop when the best running beam, if it ended now, would not score higher
+	// than the worst finished beam.
 	EarlyStoppingNo EarlyStopping = C.PLLM_EARLY_STOPPING_NO
-	// EarlyStoppingYes: at once.
+	// EarlyStoppingYes: stop as soon as Width beams are finished.
 	EarlyStoppingYes EarlyStopping = C.PLLM_EARLY_STOPPING_YES
-	// EarlyStoppingNever: when no running beam can become better than the worst finished one.
+	// EarlyStoppingNever: stop when no running beam can reach a higher score than the worst
+	// finished beam.
 	EarlyStoppingNever EarlyStopping = C.PLLM_EARLY_STOPPING_NEVER
 )
 
-// A RequestID names a request of one engine. Ids are never reused.
+// A RequestID is the id of a request of one engine. Ids are never reused.
 type RequestID uint64
 
 func (r *Request) toC(args *arguments) (*C.pllm_request, error) {
@@ -96,7 +107,7 @@ func (r *Request) toC(args *arguments) (*C.pllm_request, error) {
 	return c, args.err
 }
 
-// results is how many there are to be.
+// results returns the number of results.
 func (r *Request) results() int { return cmp.Or(r.N, 1) }
 
 func (b *Beam) toC(args *arguments) *C.pllm_beam {

@@ -5,136 +5,147 @@ import "C"
 
 import "math"
 
-// Sampling says how a request chooses its tokens, what it reports and when it ends. Every field's zero value is the library's
-// default. Where 0 itself means something else the field is a pointer, made with [Ptr]:
+// Sampling is how a request samples its tokens, what it reports and when it ends. The zero value of
+// each field selects the library's default. If 0 has a meaning of its own, the field is a pointer,
+// made with [Ptr]:
 //
 //	pagedllm.Sampling{Temperature: pagedllm.Ptr(0.0), MaxTokens: 100} // greedy
 //
-// What applies, in this order: LogitBias; the repetition, frequency and presence penalties; DRY; exclusions and the grammar;
-// Temperature; TopNSigma, MinP, TopK, TypicalP, TopP and XTC, or mirostat in their place; the draw.
+// The parameters apply in this order: LogitBias; repetition, frequency and presence penalty; DRY;
+// exclusions and the grammar; Temperature; TopNSigma, MinP, TopK, TypicalP, TopP, XTC, or mirostat
+// in their place; the draw.
 type Sampling struct {
-	// Temperature of 0 is greedy. nil: 1.
+	// Temperature is the temperature. 0 selects greedy sampling. nil: 1.
 	Temperature *float64
-	// TopP keeps the most probable tokens that together reach this probability. 0: all.
+	// TopP keeps the most probable tokens whose probabilities sum to at least this value. 0: all.
 	TopP float64
-	// MinP keeps tokens at least this share as probable as the most probable one. 0: all.
+	// MinP keeps tokens whose probability is at least this fraction of the largest. 0: all.
 	MinP float64
 	// TopK keeps the k most probable tokens. 0: all.
 	TopK int
-	// TypicalP keeps the tokens of the most typical surprise that together reach this probability. 0: all.
+	// TypicalP keeps the tokens with the most typical surprise whose probabilities sum to at least
+	// this value. 0: all.
 	TypicalP float64
-	// TopNSigma keeps tokens whose logit is within so many standard deviations of the largest. 0: all.
+	// TopNSigma keeps tokens whose logit is within this many standard deviations of the largest. 0:
+	// all.
 	TopNSigma float64
-	// XTCProbability is how often XTC takes the most probable tokens away.
+	// XTCProbability is the probability with which XTC removes the most probable tokens. 0: never.
 	XTCProbability float64
-	// XTCThreshold is from which probability on a token counts as a top choice for XTC. nil: 0.1.
+	// XTCThreshold is the probability from which on a token counts as a top choice for XTC. nil:
+	// 0.1.
 	XTCThreshold *float64
-	// MirostatTau is the surprise that mirostat 2 keeps to, in bits per token. 0: mirostat is off.
+	// MirostatTau is the target surprise of mirostat 2 in bits per token. 0: off.
 	MirostatTau float64
-	// MirostatEta is how fast mirostat corrects. 0: 0.1.
+	// MirostatEta is the learning rate of mirostat 2. 0: 0.1.
 	MirostatEta float64
-	// PresencePenalty is taken from the logit of every token that has been generated.
+	// PresencePenalty is subtracted from the logit of each token that has been generated.
 	PresencePenalty float64
-	// FrequencyPenalty is taken from a token's logit for every time it has been generated.
+	// FrequencyPenalty is subtracted from the logit of a token for each time it has been generated.
 	FrequencyPenalty float64
-	// RepetitionPenalty divides the logits of all tokens of prompt and output, and multiplies those below 0. 0: 1, which is off.
+	// RepetitionPenalty divides positive logits, and multiplies negative logits, of all tokens of
+	// the prompt and the output. 0: 1, which is off.
 	RepetitionPenalty float64
-	// NoRepeatNgramSize: no run of so many tokens comes twice. 0: off.
+	// NoRepeatNgramSize is a number of tokens: no n-gram of this size occurs twice. 0: off.
 	NoRepeatNgramSize int
-	// DRY, if not nil, punishes what would go on repeating the text.
+	// DRY is the DRY penalty. nil: off.
 	DRY *DRY
-	// LogitBias is added to the logits of these tokens.
+	// LogitBias has values that are added to the logits of these tokens.
 	LogitBias map[uint32]float64
-	// BadWords are texts that the output must not contain, BadTokens runs of tokens.
+	// BadWords are texts that the output must not contain, and BadTokens token sequences.
 	BadWords  []string
 	BadTokens [][]uint32
-	// AllowedTokens are the only ones that may be chosen. None: all may.
+	// AllowedTokens are the only tokens that may be sampled. nil: all.
 	AllowedTokens []uint32
-	// Grammar says what the output must be.
+	// Grammar is the constraint on the output.
 	Grammar Grammar
-	// Seed: a request with a seed gives the same tokens whatever runs beside it. nil: one made of the engine's seed and the
-	// request's id.
+	// Seed is the seed of the request. A request with a seed generates the same tokens in any
+	// batch. nil: the seed is derived from the engine's seed and the request id.
 	Seed *uint64
-	// MaxTokens ends it after so many tokens. 0: when the sequence is as long as the engine allows.
+	// MaxTokens is the maximum number of generated tokens. 0: up to MaxModelLen.
 	MaxTokens int
-	// MinTokens: neither end-of-sequence tokens nor stops count before this many tokens.
+	// MinTokens is the number of tokens before which neither end-of-sequence tokens nor stops end
+	// the sequence.
 	MinTokens int
-	// Stop are strings that end it, also across tokens; they do not appear in the text.
+	// Stop are strings that end the sequence, within a token or across tokens. They do not appear
+	// in the text.
 	Stop []string
-	// StopTokens are tokens that end it; reported, their text is not.
+	// StopTokens are tokens that end the sequence. They are reported in Tokens, but not in the
+	// text.
 	StopTokens []uint32
-	// IncludeStop leaves the stop string, or the text of the token that ends the sequence, in the text.
+	// IncludeStop keeps the stop string, or the text of the token that ends the sequence, in the
+	// text.
 	IncludeStop bool
-	// IgnoreEOS goes on past end-of-sequence tokens.
+	// IgnoreEOS does not stop at end-of-sequence tokens.
 	IgnoreEOS bool
-	// LogProbs reports the log probability of every chosen token, and TopLogProbs those of so many of the most probable ones
-	// beside it.
+	// LogProbs reports the log probability of each generated token, and of the TopLogProbs most
+	// probable tokens.
 	LogProbs    bool
 	TopLogProbs int
-	// PromptLogProbs and PromptTopLogProbs do the same for the prompt's tokens but the first.
+	// PromptLogProbs reports the log probability of each prompt token except the first, and of the
+	// PromptTopLogProbs most probable tokens.
 	PromptLogProbs    bool
 	PromptTopLogProbs int
 	// Echo begins the output with the prompt.
 	Echo bool
-	// OutputKind says what each output holds.
+	// OutputKind is the content of each output.
 	OutputKind OutputKind
 }
 
-// DRY: a token that would make a repetition one longer than length tokens loses Multiplier * Base ^ (length - AllowedLength).
-// Every field's zero value is the library's default.
+// DRY is the DRY penalty: a token that would extend a repetition of length tokens loses Multiplier
+// * Base ^ (length - AllowedLength). The zero value of each field selects the library's default.
 type DRY struct {
-	// Multiplier: nil: 0.8.
+	// Multiplier is the strength of the penalty. 0 disables it. nil: 0.8.
 	Multiplier *float64
-	// Base: 0: 1.75.
+	// Base is the base of the exponential growth. 0: 1.75.
 	Base float64
-	// AllowedLength: shorter repetitions are free. nil: 2.
+	// AllowedLength is the length in tokens of the longest repetition without a penalty. nil: 2.
 	AllowedLength *int
-	// LastTokens is how many tokens back repetitions are looked for. 0: to the beginning.
+	// LastTokens is the number of last tokens that are searched for repetitions. 0: all.
 	LastTokens int
-	// SequenceBreakers are texts that end a repetition. nil: newline, colon, quotation mark, asterisk, or none where the
-	// tokenizer was skipped; empty: none.
+	// SequenceBreakers are texts that end a repetition. nil: newline, colon, quotation mark and
+	// asterisk, or none with Options.SkipTokenizer. Empty: none.
 	SequenceBreakers []string
 }
 
-// OutputKind is what each output holds.
+// OutputKind is the content of each output.
 type OutputKind uint32
 
 const (
-	// OutputDelta is what is new.
+	// OutputDelta: each output has what is new.
 	OutputDelta OutputKind = C.PLLM_OUTPUT_DELTA
-	// OutputCumulative is everything so far.
+	// OutputCumulative: each output has everything so far.
 	OutputCumulative OutputKind = C.PLLM_OUTPUT_CUMULATIVE
-	// OutputFinal is everything, in one output at the end.
+	// OutputFinal: one output at the end has everything.
 	OutputFinal OutputKind = C.PLLM_OUTPUT_FINAL
 )
 
-// A Grammar is what an output must be: made by JSONSchema, JSONObject, Regex, Choice or Lark. The zero Grammar allows
-// anything.
+// A Grammar is a constraint on the output. JSONSchema, JSONObject, Regex, Choice and Lark create
+// it. The zero Grammar is no constraint.
 type Grammar struct {
 	kind    uint32
 	text    string
 	choices []string
 }
 
-// JSONSchema is a JSON text that the schema, itself a JSON text, describes.
+// JSONSchema allows the JSON texts that the schema, itself a JSON text, describes.
 func JSONSchema(schema string) Grammar {
 	return Grammar{kind: C.PLLM_GRAMMAR_JSON_SCHEMA, text: schema}
 }
 
-// JSONObject is any JSON object.
+// JSONObject allows any JSON object.
 func JSONObject() Grammar { return Grammar{kind: C.PLLM_GRAMMAR_JSON_OBJECT} }
 
-// Regex is a text that the regular expression matches as a whole.
+// Regex allows the texts that the regular expression matches as a whole.
 func Regex(expression string) Grammar { return Grammar{kind: C.PLLM_GRAMMAR_REGEX, text: expression} }
 
-// Choice is one of the texts.
+// Choice allows one of the texts.
 func Choice(texts ...string) Grammar { return Grammar{kind: C.PLLM_GRAMMAR_CHOICE, choices: texts} }
 
-// Lark is a text that the Lark grammar describes.
+// Lark allows the texts that the Lark grammar describes.
 func Lark(grammar string) Grammar { return Grammar{kind: C.PLLM_GRAMMAR_LARK, text: grammar} }
 
-// Ptr returns a pointer to a value, for the fields of [Sampling] that tell 0 from nothing. From Go 1.26 on, new does the
-// same.
+// Ptr returns a pointer to a value, for fields for which 0 is not the default. From Go 1.26 on, new
+// does the same.
 func Ptr[T any](value T) *T { return &value }
 
 func (s *Sampling) toC(args *arguments) *C.pllm_sampling {
@@ -176,7 +187,7 @@ func (s *Sampling) penalize(c *C.pllm_sampling, args *arguments) {
 	}
 }
 
-// constrain says which tokens may come.
+// constrain sets the fields of logit bias, exclusions and grammar.
 func (s *Sampling) constrain(c *C.pllm_sampling, args *arguments) {
 	var biases []C.pllm_logit_bias
 	for token, bias := range s.LogitBias {

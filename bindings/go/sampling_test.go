@@ -142,7 +142,7 @@ func TestBeamsComeBestFirstAndTheFirstIsAtLeastAsGoodAsGreedy(t *testing.T) {
 			t.Errorf("%d: %+v", i, beam)
 		}
 	}
-	// A length penalty of 0 is one, and leaves sums of log probabilities.
+	// A length penalty of 0 is not the default: the scores are sums of log probabilities.
 	request.Beam.LengthPenalty = pagedllm.Ptr(0.0)
 	if sums := generateAll(t, engine, request); sums[0].Score >= beams[0].Score {
 		t.Errorf("%v is not below %v", sums[0].Score, beams[0].Score)
@@ -315,7 +315,7 @@ func TestThePromptIsTruncatedFromTheLeft(t *testing.T) {
 	}
 }
 
-// Each field, beyond what it may be: the library's message names the one that it got.
+// Each field has an invalid value. The message of the library names the field and the value.
 func TestEverySamplingFieldReachesTheLibrary(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
@@ -485,7 +485,8 @@ func TestAPinIsGoneWhenItsTimeIsOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The first step computes the prompt, unless it comes too late even for that; the second finds that the pin's time is over.
+	// The first step computes the prompt, unless the pin has expired before. The second step finds
+	// the pin expired.
 	for range 2 {
 		if _, err := engine.Step(); err != nil {
 			t.Fatal(err)

@@ -9,16 +9,17 @@ import "C"
 
 import "time"
 
-// OpenScripted is for benches/polling, whose library has an engine without a model: it takes a step every pace.
+// OpenScripted opens the engine without a model of benches/polling. Each of its steps takes one
+// pace.
 func OpenScripted(pace time.Duration) (*Engine, error) {
 	return newEngine(C.bench_engine_create(C.uint64_t(pace.Microseconds())), 64)
 }
 
-// ScriptedDriverCPU is the CPU time of the stepping thread so far.
+// ScriptedDriverCPU returns the CPU time of the stepping thread so far.
 func ScriptedDriverCPU() time.Duration { return time.Duration(C.bench_driver_cpu_ns()) }
 
-// CopyTime is what it takes to copy what is in the queue into Go, without the calls that fetch and free it: all that would be left to do if
-// the records lay in a ring mapped into the process.
+// CopyTime returns the time to copy the outputs of the queue to Go, without the calls that fetch
+// and free them. It is the time that a ring of outputs in memory of the process would still need.
 func (q *Queue) CopyTime() (spent time.Duration, err error) {
 	err = q.mailbox.queue.use(func(queue *C.pllm_queue) error {
 		var batch C.output_batch

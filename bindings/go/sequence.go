@@ -16,34 +16,37 @@ import (
 	"unsafe"
 )
 
-// A SequenceID names a sequence of one engine. Ids are never reused, and no sequence has that of a request, but for a request's
-// first sequence and one that was forked or imported: those have the request's own.
+// A SequenceID is the id of a sequence of one engine. Ids are never reused. The first sequence of a
+// request, a fork and an imported sequence have the id of their request. No other sequence has the
+// id of a request.
 type SequenceID uint64
 
-// A Sequence is tokens and what was computed for them: a value that can be forked, added to, cut back and resumed. It is idle
-// while nothing of it is being generated. Close it when it is no longer needed.
+// A Sequence is a sequence: its tokens and their KV blocks. It can be forked, appended to, rewound
+// and resumed. An idle sequence waits to be resumed or closed. Close it when it is no longer
+// needed.
 type Sequence struct {
 	engine *Engine
 	id     SequenceID
-	// owned until it is closed or released.
+	// owned is true until the sequence is closed or released.
 	owned *atomic.Bool
 }
 
-// Sequence takes over a sequence of a request with Keep, or one that was released. Take over each one only once.
+// Sequence takes ownership of a sequence of a request with Keep, or of a released one. Only one
+// Sequence may own an id.
 func (e *Engine) Sequence(id SequenceID) *Sequence {
 	s := &Sequence{e, id, new(atomic.Bool)}
 	s.owned.Store(true)
-	engine, owned := e.engine, s.owned // not s, for the net under it must not reach it
+	engine, owned := e.engine, s.owned // not s, because its cleanup must not refer to it
 	whenForgotten(s, func() { freeSequence(engine, id, owned) })
 	return s
 }
 
-// ID returns the sequence's id, also after Close.
+// ID returns the id of the sequence. It is valid after Close.
 func (s *Sequence) ID() SequenceID { return s.id }
 
-// Close frees the sequence; one that runs ends with FinishAbort. It may be called at any time, from any goroutine, and again.
-// Where the sequence has gone by itself, because it ended without being kept, Close is ErrNotFound; where the engine was closed,
-// nil.
+// Close frees the sequence. A running sequence ends with FinishAbort. Close may be called at any
+// time, from any goroutine, more than once. If the sequence ended without being kept, Close returns
+// ErrNotFound. If the engine is closed, Close returns nil.
 func (s *Sequence) Close() error {
 	defer runtime.KeepAlive(s)
 	return freeSequence(s.engine.engine, s.id, s.owned)
@@ -60,13 +63,14 @@ func freeSequence(engine *shared[*C.pllm_engine], id SequenceID, owned *atomic.B
 	return err
 }
 
-// Release has the sequence live on without s, for who knows its id. s is as if it had been closed.
+// Release gives up ownership and returns the id; the sequence is not freed. Afterwards s behaves
+// like a closed sequence.
 func (s *Sequence) Release() SequenceID {
 	s.owned.Store(false)
 	return s.id
 }
 
-// use makes a call on the sequence's engine.
+// use makes a call on the engine of the sequence.
 func (s *Sequence) use(call func(*C.pllm_engine) error) error {
 	defer runtime.KeepAlive(s)
 	if !s.owned.Load() {
@@ -75,7 +79,7 @@ func (s *Sequence) use(call func(*C.pllm_engine) error) error {
 	return s.engine.engine.use(call)
 }
 
-// useWith is use with a queue as well, or NULL for nil.
+// useWith is use with a queue, or NULL for nil.
 func (s *Sequence) useWith(queue *Queue, call func(*C.pllm_engine, *C.pllm_queue) error) error {
 	defer runtime.KeepAlive(queue)
 	return s.use(func(engine *C.pllm_engine) error {
@@ -86,22 +90,24 @@ func (s *Sequence) useWith(queue *Queue, call func(*C.pllm_engine, *C.pllm_queue
 	})
 }
 
-// A Fork says how to fork. Every field's zero value is the library's default.
+// A Fork has the parameters of a fork. The zero value of each field selects the library's default.
 type Fork struct {
-	// At is how many tokens the children share with their parent. 0: all that it has when the fork is made.
+	// At is the number of tokens that the children share with their parent. 0: all.
 	At int
-	// Seed has each child draw from a stream of its own of this seed. nil: all draw the same random numbers as their parent.
+	// Seed gives each child its own random stream of this seed. nil: the children draw the same
+	// random numbers as their parent.
 	Seed *uint64
-	// UserData comes back in the children's outputs. nil: the parent's.
+	// UserData is returned in the outputs of the children. nil: the UserData of the parent.
 	UserData *uint64
-	// Queue is where the children's outputs go. nil: where the parent's go.
+	// Queue is the queue for the outputs of the children. nil: the queue of the parent.
 	Queue *Queue
-	// Idle has the children wait to be resumed, even where the parent runs.
+	// Idle makes the children idle until they are resumed, even if the parent runs.
 	Idle bool
 }
 
-// Fork makes a sequence that begins with the tokens of s and shares what was computed for them. It runs where s does, and else
-// waits to be resumed. Where the queue of s is gone, as that of a Stream or of Generate is when they end, name another one.
+// Fork creates a sequence with the first tokens of s; they share its KV blocks. Children of a
+// running sequence run; children of an idle one are idle. If the queue of s is closed, as the queue
+// of Stream or Generate is at their end, set Fork.Queue.
 func (s *Sequence) Fork(how Fork) (*Sequence, error) {
 	children, err := s.ForkMany(1, how)
 	if err != nil {
@@ -110,7 +116,7 @@ func (s *Sequence) Fork(how Fork) (*Sequence, error) {
 	return children[0], nil
 }
 
-// ForkMany makes n of them at once.
+// ForkMany creates n sequences at once.
 func (s *Sequence) ForkMany(n int, how Fork) ([]*Sequence, error) {
 	c := new(C.pllm_fork)
 	C.pllm_fork_init(c, C.sizeof_pllm_fork)
@@ -120,7 +126,7 @@ func (s *Sequence) ForkMany(n int, how Fork) ([]*Sequence, error) {
 	var children []*Sequence
 	err := s.useWith(how.Queue, func(engine *C.pllm_engine, queue *C.pllm_queue) error {
 		c.queue = queue
-		// Go would not survive it if there were no memory for the ids; C does.
+		// If Go cannot allocate, the process ends. malloc returns NULL instead.
 		ids := C.room_for_ids(c.n)
 		if ids == nil {
 			return &Error{ErrOutOfMemory, fmt.Sprintf("no memory for the ids of %d children: ask for fewer", n)}
@@ -155,8 +161,8 @@ func (f *Fork) toC(n int, c *C.pllm_fork) error {
 	return args.err
 }
 
-// Append adds tokens to the end. Where the sequence runs it goes on after them, from the next step on, and may become longer by
-// as many; where it is idle they are computed when it is resumed.
+// Append appends tokens. A running sequence continues after them from the next step on, and its
+// MaxTokens grows by their number. An idle sequence computes them when it is resumed.
 func (s *Sequence) Append(tokens []uint32) error {
 	var args arguments
 	defer args.Unpin()
@@ -166,8 +172,9 @@ func (s *Sequence) Append(tokens []uint32) error {
 	})
 }
 
-// Rewind cuts the sequence to its first tokens, at least one, also into the prompt. Everything is as it was then, the place in
-// the random stream included; what has been polled stays polled. A sequence that runs goes on from there.
+// Rewind truncates the sequence to its first tokens (1 or more), also into the prompt. Its state is
+// as it was then, including the random stream. Outputs that have been polled are not taken back. A
+// running sequence continues from there.
 func (s *Sequence) Rewind(tokens int) error {
 	if tokens < 0 {
 		return &Error{ErrInvalidArgument, fmt.Sprintf("a sequence cannot be rewound to %d tokens: keep at least one", tokens)}
@@ -177,25 +184,28 @@ func (s *Sequence) Rewind(tokens int) error {
 	})
 }
 
-// A Resume says how an idle sequence goes on. Every field's zero value is the library's default.
+// A Resume is how an idle sequence continues. The zero value of each field selects the library's
+// default.
 type Resume struct {
-	// Sampling says how tokens are chosen, and when it ends again. Counts (MaxTokens, MinTokens) and penalties begin anew.
+	// Sampling has the sampling parameters. Counts (MaxTokens, MinTokens) and penalties start anew.
 	Sampling Sampling
-	// UserData comes back in its outputs. nil: as before.
+	// UserData is returned in the outputs. nil: the sequence keeps its UserData.
 	UserData *uint64
-	// LastTurn has the sequence go when it ends. By default it stays, and can be resumed again.
+	// LastTurn frees the sequence when it ends. By default it is kept and can be resumed again.
 	LastTurn bool
-	// ShowSpecial shows special tokens in the output's text.
+	// ShowSpecial keeps special tokens in the text.
 	ShowSpecial bool
-	// Continue has it go on as if it had never been idle, with its own parameters, counts, grammar and outputs. Of the other fields
-	// only UserData, LastTurn and Deadline count then; and for Generate Sampling.OutputKind: it must be the sequence's own.
+	// Continue continues as if the sequence had never been idle, with its own parameters, counts,
+	// grammar and output kind. Of the other fields, only UserData, LastTurn and Deadline are used.
+	// For Generate, Sampling.OutputKind must be the output kind of the sequence.
 	Continue bool
-	// Deadline is as in Request, for this turn.
+	// Deadline is as in Request, from this call on.
 	Deadline time.Duration
 }
 
-// Resume has an idle sequence go on; only tokens that were appended since are computed. Its outputs go where they went before:
-// Queue.Resume names another queue, Stream and Generate make one. A sequence is idle from its last output on.
+// Resume continues an idle sequence. Only its last token and the tokens appended since are
+// computed. Its queue stays the same: Queue.Resume selects another queue, and Stream and Generate
+// create one. A sequence is idle from its last output on.
 func (s *Sequence) Resume(how Resume) error { return s.resume(&how, nil) }
 
 func (s *Sequence) resume(how *Resume, queue *Queue) error {
@@ -230,9 +240,9 @@ func (r *Resume) toC(args *arguments) (*C.pllm_resume, error) {
 	return c, args.err
 }
 
-// Stream resumes the sequence when the loop over it begins, and gives its outputs as Engine.Stream does. Leaving the loop early
-// aborts what is being generated, and so does ctx: from the engine's next step on the sequence is idle again, unless this was
-// its last turn.
+// Stream resumes the sequence when the loop over it begins, and returns its outputs as
+// Engine.Stream does. Leaving the loop early, or a context that is done, aborts the generation.
+// From the engine's next step on the sequence is idle again, unless LastTurn is set.
 func (s *Sequence) Stream(ctx context.Context, how Resume) iter.Seq2[Output, error] {
 	return func(yield func(Output, error) bool) {
 		queue, info, err := s.ask(ctx, &how)
@@ -245,7 +255,7 @@ func (s *Sequence) Stream(ctx context.Context, how Resume) iter.Seq2[Output, err
 	}
 }
 
-// Generate resumes the sequence and waits until it ends. When ctx is done, and in all other respects, it does as Stream does.
+// Generate resumes the sequence and waits until it ends. Contexts and errors are as in Stream.
 func (s *Sequence) Generate(ctx context.Context, how Resume) (Completion, error) {
 	defer runtime.KeepAlive(s)
 	queue, info, err := s.ask(ctx, &how)
@@ -256,7 +266,7 @@ func (s *Sequence) Generate(ctx context.Context, how Resume) (Completion, error)
 	return all[0], err
 }
 
-// ask resumes with a queue of its own.
+// ask resumes the sequence with a queue of its own.
 func (s *Sequence) ask(ctx context.Context, how *Resume) (*Queue, SequenceInfo, error) {
 	info, err := s.Info()
 	if err != nil {
@@ -266,44 +276,47 @@ func (s *Sequence) ask(ctx context.Context, how *Resume) (*Queue, SequenceInfo, 
 	return queue, info, err
 }
 
-// Export writes the sequence down, as of the engine's next step, and waits for that: Engine.Import makes it anew, in this or
-// another process. The sequence goes on undisturbed. The bytes hold the conversation in the clear.
+// Export returns the state of the sequence after the engine's next step. Engine.Import creates a
+// sequence from it, in this or another process. The sequence itself is not affected. The state
+// contains the conversation in plain text.
 func (s *Sequence) Export(ctx context.Context) ([]byte, error) {
 	queue, err := s.engine.queueFor(ctx, s.exportTo)
 	if err != nil {
 		return nil, err
 	}
 	defer queue.Close()
-	output, _, err := queue.next(ctx, nil) // the only one: the blob, or why there is none
+	output, _, err := queue.next(ctx, nil) // the only output: the state or an error
 	return output.blob, cmp.Or(err, output.Err)
 }
 
-// exportTo has the blob come as an output.
+// exportTo exports the state as an output in queue.
 func (s *Sequence) exportTo(queue *Queue) error {
 	return s.useWith(queue, func(engine *C.pllm_engine, queue *C.pllm_queue) error {
 		return check(C.pllm_sequence_export(engine, C.uint64_t(s.id), queue))
 	})
 }
 
-// Import makes an idle sequence of what Export wrote, in this or another process, for an engine of the same model, BlockSize and
-// KVType. Resume.Continue has it go on with the same bits, unless SequenceInfo.Inexact. Its outputs go to the engine's own queue;
-// Queue.Import names another one.
+// Import creates an idle sequence from the state that Export returned, in this or another process,
+// for an engine with the same model, BlockSize and KVType. With Resume.Continue it continues with
+// the same bits, unless SequenceInfo.Inexact is true. Its outputs go to the engine's own queue;
+// Queue.Import selects another queue.
 func (e *Engine) Import(blob []byte) (*Sequence, error) { return e.Queue().Import(blob) }
 
-// SequenceInfo is a sequence as of the last step, and of the calls since.
+// SequenceInfo is a sequence as of the last step and the calls since.
 type SequenceInfo struct {
-	// Request is the one it came from, Index which of the request's sequences it is, from 0.
+	// Request is the request that created it, and Index its index in the request, from 0.
 	Request RequestID
 	Index   int
-	// Len is its number of tokens.
+	// Len is the number of its tokens, prompt and output.
 	Len int
-	// Idle: it waits to be resumed or closed. Otherwise it runs, or waits to.
+	// Idle is true if it waits to be resumed or closed, and false if it runs or waits to run.
 	Idle bool
-	// Inexact: it was imported from a machine or an instruction path that cannot give the same bits.
+	// Inexact is true if it was imported from a machine or an instruction path that does not
+	// compute the same bits.
 	Inexact bool
 }
 
-// Info says what is known of the sequence.
+// Info reads the state of the sequence.
 func (s *Sequence) Info() (info SequenceInfo, err error) {
 	err = s.use(func(engine *C.pllm_engine) error {
 		c := C.pllm_sequence_info{struct_size: C.sizeof_pllm_sequence_info}

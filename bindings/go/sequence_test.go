@@ -10,7 +10,7 @@ import (
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
-// keep asks for so many greedy tokens and takes over the sequence.
+// keep generates the given number of greedy tokens and takes ownership of the kept sequence.
 func keep(t *testing.T, engine *pagedllm.Engine, tokens int) (*pagedllm.Sequence, pagedllm.Completion) {
 	t.Helper()
 	request := chat(t, engine, france)
@@ -22,7 +22,7 @@ func keep(t *testing.T, engine *pagedllm.Engine, tokens int) (*pagedllm.Sequence
 	return sequence, completion
 }
 
-// more are so many greedy tokens.
+// more returns a Resume that generates the given number of greedy tokens.
 func more(tokens int) pagedllm.Resume {
 	return pagedllm.Resume{Sampling: pagedllm.Sampling{Temperature: pagedllm.Ptr(0.0), MaxTokens: tokens, LogProbs: true}}
 }
@@ -36,7 +36,7 @@ func resume(t *testing.T, sequence *pagedllm.Sequence, how pagedllm.Resume) page
 	return completion
 }
 
-// fork names the engine's queue, for that of what has been generated is gone.
+// fork sets the engine's queue, because the queue of a finished Generate is closed.
 func fork(t *testing.T, engine *pagedllm.Engine, parent *pagedllm.Sequence, at int) *pagedllm.Sequence {
 	t.Helper()
 	child, err := parent.Fork(pagedllm.Fork{At: at, Queue: engine.Queue()})
@@ -56,7 +56,7 @@ func infoOf(t *testing.T, sequence *pagedllm.Sequence) pagedllm.SequenceInfo {
 	return info
 }
 
-// wantSame wants the same bits.
+// wantSame requires the tokens of want from index from on, with the same bits.
 func wantSame(t *testing.T, got, want pagedllm.Completion, from int) {
 	t.Helper()
 	if !slices.Equal(got.Tokens, want.Tokens[from:]) || !slices.Equal(got.LogProbs, want.LogProbs[from:]) {
@@ -95,13 +95,13 @@ func TestAForkBeginsAtAnEarlierPosition(t *testing.T) {
 	}
 }
 
-// draw is a request whose tokens a seed decides.
+// draw returns a request with a seed.
 func draw(tokens int) pagedllm.Request {
 	sampling := pagedllm.Sampling{Temperature: pagedllm.Ptr(1.5), Seed: pagedllm.Ptr(uint64(7)), MaxTokens: tokens, IgnoreEOS: true}
 	return pagedllm.Request{Prompt: "Once upon", Sampling: sampling}
 }
 
-// step computes so many steps, or with 0 all, which are not many.
+// step runs the given number of steps. 0: until no request is unfinished.
 func step(t *testing.T, engine *pagedllm.Engine, steps int) {
 	t.Helper()
 	for i := 0; i < steps || steps == 0; i++ {
@@ -116,7 +116,7 @@ func step(t *testing.T, engine *pagedllm.Engine, steps int) {
 	}
 }
 
-// tokensBySequence are all that wait in the queue, by sequence.
+// tokensBySequence takes all outputs from the queue and returns their tokens by sequence.
 func tokensBySequence(t *testing.T, queue *pagedllm.Queue) map[pagedllm.SequenceID][]uint32 {
 	t.Helper()
 	tokens := map[pagedllm.SequenceID][]uint32{}
@@ -210,14 +210,14 @@ func TestAResumedSequenceComputesOnlyWhatWasAppended(t *testing.T) {
 		t.Fatal(err)
 	}
 	answer := resume(t, sequence, more(0))
-	// The last token of a turn is chosen, but not computed before the next.
+	// The last token of a turn is sampled, but computed only in the next turn.
 	if computed := statsOf(t, engine).PromptTokens - before; computed < len(question) || computed > len(question)+1 {
 		t.Errorf("%d tokens are appended, %d computed", len(question), computed)
 	}
 	if answer.PromptTokens != 27+len(question) {
 		t.Errorf("%+v", answer)
 	}
-	// As if all had been one prompt.
+	// The result equals that of one prompt with the whole conversation.
 	conversation := chat(t, engine, france).Prompt + paris + "<|end|><|user|>\nWhat does a cow say?<|end|>\n<|assistant|>\n"
 	whole := generate(t, engine, pagedllm.Request{Prompt: conversation, RawPrompt: true, Sampling: more(0).Sampling})
 	if whole.Text != answer.Text || whole.PromptTokens != answer.PromptTokens {
@@ -342,7 +342,7 @@ func TestAQueueTakesWhatIsResumedIntoIt(t *testing.T) {
 	}
 	_, err := sequence.Info()
 	wantErr(t, err, pagedllm.ErrNotFound)
-	wantErr(t, sequence.Close(), pagedllm.ErrNotFound) // it has gone by itself
+	wantErr(t, sequence.Close(), pagedllm.ErrNotFound) // it ended without being kept
 	if err := sequence.Close(); err != nil {
 		t.Error(err)
 	}
@@ -377,7 +377,7 @@ func TestWhatCannotBeDoneWithASequenceIsAnError(t *testing.T) {
 		{errQueue, pagedllm.ErrInvalidArgument},
 		{errHot, pagedllm.ErrInvalidArgument},
 		{errEcho, pagedllm.ErrInvalidArgument},
-		{sequence.Resume(more(1)), pagedllm.ErrInvalidArgument}, // its queue is gone
+		{sequence.Resume(more(1)), pagedllm.ErrInvalidArgument}, // its queue is closed
 		{other.Queue().Resume(sequence, more(1)), pagedllm.ErrInvalidArgument},
 		{sequence.Rewind(0), pagedllm.ErrInvalidArgument},
 		{sequence.Rewind(-1), pagedllm.ErrInvalidArgument},
@@ -431,7 +431,7 @@ func TestClosingASequenceEndsItAndItsLaterUseIsAnError(t *testing.T) {
 	eventuallyIdle(t, engine)
 }
 
-// sequenceCalls is everything that a closed sequence can be asked.
+// sequenceCalls calls every function of a closed sequence.
 func sequenceCalls(s *pagedllm.Sequence) map[string]error {
 	errs := map[string]error{"Append": s.Append([]uint32{5}), "Rewind": s.Rewind(1), "Resume": s.Resume(pagedllm.Resume{})}
 	_, errs["Export"] = s.Export(background)

@@ -21,7 +21,7 @@ func newArena(t *testing.T, bytes, mostBytes int64) *pagedllm.Arena {
 	return arena
 }
 
-// in has an engine's pool come from an arena.
+// in sets the arena of an engine.
 func in(arena *pagedllm.Arena) func(*pagedllm.Options) {
 	return func(o *pagedllm.Options) { o.Arena, o.KVBytes = arena, 0 }
 }
@@ -35,7 +35,7 @@ func stateOf(t *testing.T, arena *pagedllm.Arena) pagedllm.ArenaState {
 	return state
 }
 
-// takeAll returns what is in the engine's own queue.
+// takeAll takes all outputs from the engine's own queue.
 func takeAll(t *testing.T, engine *pagedllm.Engine) []pagedllm.Output {
 	t.Helper()
 	outputs, err := engine.Queue().TryPoll()
@@ -150,7 +150,7 @@ func TestEachTurnHasADeadlineOfItsOwn(t *testing.T) {
 	request := chat(t, engine, france)
 	request.Keep, request.Deadline = true, time.Hour
 	sequence := engine.Sequence(generate(t, engine, request).Sequence)
-	// Less than a millisecond is no more than one, and not none.
+	// A deadline of less than a millisecond is rounded up to one, not down to none.
 	how := pagedllm.Resume{Sampling: pagedllm.Sampling{IgnoreEOS: true}, Deadline: 1}
 	completion, err := sequence.Generate(background, how)
 	if err != nil || completion.FinishReason != pagedllm.FinishDeadline {

@@ -2,16 +2,17 @@ package pagedllm
 
 import "sync"
 
-// shared is a C object that calls use side by side. Closing waits for the calls under way and frees it, once.
+// shared is a C object for concurrent calls. close waits for the calls in progress and frees it
+// once.
 type shared[P comparable] struct {
 	name string
 	free func(P)
 
 	mu     sync.RWMutex
-	object P // zero once it is freed
+	object P // zero after it has been freed
 }
 
-// use makes a call on the object, which lives until the call has returned. It is not reentrant.
+// use makes a call on the object, which is not freed during the call. It is not reentrant.
 func (s *shared[P]) use(call func(P) error) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -7,13 +7,16 @@ import (
 	"strings"
 )
 
-// Stream adds a request when the loop over it begins, and gives its outputs as they come; looping again asks again. Each
-// sequence of the request ends with an output whose FinishReason is set, and the loop with the last of them, or with an error.
-// Leaving the loop early aborts the request, and so does ctx: once it is done, its error is the next element and the last one.
-// When the engine is closed the last element's error is ErrClosed. Where a sequence's computation failed, its last output comes
-// together with its error.
+// Stream adds a request when the loop over it begins, and returns its outputs as they are
+// generated. A second loop adds a second request. The last output of each sequence has a
+// FinishReason. The loop ends after the last output of all sequences, or with an error.
 //
-// A reader may fall behind by Options.QueueCapacity outputs before its request pauses. Waiting occupies no thread.
+// Leaving the loop early aborts the request. If the context is done, the request is aborted, and
+// the last element has the error of the context. If the engine is closed, the error of the last
+// element is ErrClosed. If the computation of a sequence failed, its last output comes with its
+// error.
+//
+// While Options.QueueCapacity outputs are unread, the request pauses. Waiting blocks no thread.
 func (e *Engine) Stream(ctx context.Context, request Request) iter.Seq2[Output, error] {
 	return func(yield func(Output, error) bool) {
 		queue, id, err := e.ask(ctx, request)
@@ -34,7 +37,7 @@ func (e *Engine) ask(ctx context.Context, request Request) (queue *Queue, id Req
 	return queue, id, err
 }
 
-// queueFor makes a queue for what begin begins.
+// queueFor creates a queue and passes it to begin. If begin fails, the queue is closed.
 func (e *Engine) queueFor(ctx context.Context, begin func(*Queue) error) (*Queue, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -50,8 +53,8 @@ func (e *Engine) queueFor(ctx context.Context, begin func(*Queue) error) (*Queue
 	return queue, nil
 }
 
-// stream gives what comes of so many sequences of a request, and closes the queue. What is forked from them, and writes to the
-// same queue, is among it as long as they last.
+// stream returns the outputs in the queue until the given number of sequences of the request have
+// ended, and closes the queue. These include the outputs of forks that write to the same queue.
 func (q *Queue) stream(ctx context.Context, request RequestID, sequences int) iter.Seq2[Output, error] {
 	return func(yield func(Output, error) bool) {
 		defer q.Close()
@@ -77,7 +80,7 @@ func (q *Queue) stream(ctx context.Context, request RequestID, sequences int) it
 	}
 }
 
-// next is the first of the pending outputs, and those after it; where none are pending, it waits for more.
+// next returns the first pending output and the rest. If none are pending, it waits for more.
 func (q *Queue) next(ctx context.Context, pending []Output) (Output, []Output, error) {
 	err := ctx.Err()
 	if err == nil && len(pending) == 0 {
@@ -89,31 +92,34 @@ func (q *Queue) next(ctx context.Context, pending []Output) (Output, []Output, e
 	return pending[0], pending[1:], nil
 }
 
-// A Completion is all that came of one sequence.
+// A Completion is everything that one sequence generated.
 type Completion struct {
 	Text   string
 	Tokens []uint32
-	// LogProbs, TopLogProbs, PromptLogProbs, PromptTopLogProbs, Score, Timing, Preemptions and CachedTokens are as in Output.
+	// LogProbs, TopLogProbs, PromptLogProbs, PromptTopLogProbs, Score, Timing, Preemptions and
+	// CachedTokens are as in Output.
 	LogProbs          []float32
 	TopLogProbs       [][]LogProb
 	PromptLogProbs    []float32
 	PromptTopLogProbs [][]LogProb
 	Score             float64
-	// FinishReason is FinishNone where an error came before the end.
+	// FinishReason is FinishNone if an error occurred before the end.
 	FinishReason FinishReason
-	// Err is an *Error where FinishReason is FinishError, and where it is FinishAbort because the engine was closed; else nil.
+	// Err is an *Error if FinishReason is FinishError, or FinishAbort because the engine was
+	// closed; else nil.
 	Err          error
 	PromptTokens int
-	// Sequence is what Engine.Sequence takes, where the request is kept.
+	// Sequence is the id of the sequence, for Engine.Sequence if the request has Keep.
 	Sequence                  SequenceID
 	Timing                    Timing
 	Preemptions, CachedTokens int
 }
 
-// Generate runs one request to its end. When ctx is done, and in all other respects, it does as Stream does. An error comes
-// with what was generated before it. It is for one result: with a larger Request.N, use GenerateAll.
+// Generate runs a request for one result and waits for its end. Contexts and errors are as in
+// Stream. With an error it also returns the tokens and the text generated before. If Request.N is
+// larger than 1, use GenerateAll.
 func (e *Engine) Generate(ctx context.Context, request Request) (Completion, error) {
-	if request.N > 1 { // nothing is thrown away in silence
+	if request.N > 1 { // do not drop results silently
 		return Completion{}, &Error{ErrInvalidArgument, fmt.Sprintf("N is %d: GenerateAll gives them all", request.N)}
 	}
 	all, err := e.GenerateAll(ctx, request)
@@ -123,8 +129,8 @@ func (e *Engine) Generate(ctx context.Context, request Request) (Completion, err
 	return all[0], err
 }
 
-// GenerateAll is Generate for any Request.N: it gives the results in the order of their indices. Where some failed, the error is
-// the first one's.
+// GenerateAll is Generate for any Request.N. It returns the results in the order of their indices.
+// If several fail, the error is the one that occurred first.
 func (e *Engine) GenerateAll(ctx context.Context, request Request) ([]Completion, error) {
 	queue, id, err := e.ask(ctx, request)
 	if err != nil {
@@ -133,7 +139,7 @@ func (e *Engine) GenerateAll(ctx context.Context, request Request) ([]Completion
 	return queue.collect(ctx, id, 0, request.results(), request.Sampling.OutputKind)
 }
 
-// collect reads to the end what comes of n sequences of a request, whose indices begin with first.
+// collect reads all outputs of n sequences of a request, from index first on.
 func (q *Queue) collect(ctx context.Context, request RequestID, first, n int, kind OutputKind) ([]Completion, error) {
 	all, texts := make([]Completion, n), make([]strings.Builder, n)
 	var failure error
@@ -141,7 +147,7 @@ func (q *Queue) collect(ctx context.Context, request RequestID, first, n int, ki
 		ours := output.Request == request && output.Index >= first && output.Index < first+n
 		if ours {
 			i := output.Index - first
-			if kind != OutputDelta { // this one has it all
+			if kind != OutputDelta { // this output has everything so far
 				all[i] = Completion{}
 				texts[i].Reset()
 			}
@@ -158,7 +164,7 @@ func (q *Queue) collect(ctx context.Context, request RequestID, first, n int, ki
 	return all, failure
 }
 
-// add takes the next output in, but for its text.
+// add adds the next output, except its text.
 func (c *Completion) add(output *Output) {
 	c.Tokens = append(c.Tokens, output.Tokens...)
 	c.LogProbs = append(c.LogProbs, output.LogProbs...)

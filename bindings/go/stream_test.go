@@ -105,7 +105,7 @@ func TestCancellingInTheLoopAbortsTheRequestAndItsErrorComesOnceAndLast(t *testi
 	eventuallyIdle(t, engine)
 }
 
-// Nobody steps, so nothing but the context can end it.
+// The engine is not stepped, so that only the context can end the stream.
 func TestCancellingEndsAStreamThatWaits(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
@@ -196,7 +196,7 @@ func TestASlowReaderHoldsUpOnlyItself(t *testing.T) {
 	}
 }
 
-// What each request refuses, and the words of the library that say so.
+// Each invalid request, and a part of the library's message for it.
 func TestBadRequestsAreErrorsWithTheLibrarysMessage(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
@@ -304,7 +304,7 @@ func TestLogProbsComeOnePerToken(t *testing.T) {
 		t.Fatalf("%+v", completion)
 	}
 	for _, p := range completion.LogProbs {
-		if !(p <= 0 && p > -1) { // the model is sure of its answer
+		if !(p <= 0 && p > -1) { // the model is certain of this answer
 			t.Errorf("%v", completion.LogProbs)
 		}
 	}

@@ -5,16 +5,17 @@ import "C"
 
 import "encoding/json"
 
-// A Message is one turn of a conversation: the role, such as "user", and what was said.
+// A Message is one message of a chat: the role, such as "user", and the content.
 type Message struct {
 	Role    string `json:"role"`
 	Content string `json:"content"`
 }
 
-// RenderChat renders a conversation with the model's own chat template. The conversation is a []Message, or anything that
-// encoding/json turns into an array of messages or into an object with "messages" and what else the template reads
-// ("tools", "add_generation_prompt", ...); json.RawMessage goes through as it is. The manual lists the options, such as
-// "continue_final_message", at pllm_engine_render_chat. Add a request with the result as a RawPrompt.
+// RenderChat renders a chat with the model's chat template. The conversation is a []Message, or a
+// value that encoding/json encodes as an array of messages or as an object with "messages" and
+// variables of the template ("tools", "add_generation_prompt", ...). A json.RawMessage is passed
+// unchanged. pllm_engine_render_chat documents the members. Add a request with the result and
+// RawPrompt.
 func (e *Engine) RenderChat(conversation any) (string, error) {
 	messages, err := json.Marshal(conversation)
 	if err != nil {
@@ -28,7 +29,8 @@ func (e *Engine) RenderChat(conversation any) (string, error) {
 	})
 }
 
-// Tokenize turns text into token ids. addSpecial lets the tokenizer add its special tokens, such as BOS.
+// Tokenize encodes text as token ids. If addSpecial is true, the tokenizer adds its special tokens,
+// such as BOS.
 func (e *Engine) Tokenize(text string, addSpecial bool) (tokens []uint32, err error) {
 	var args arguments
 	defer args.Unpin()
@@ -49,7 +51,7 @@ func (e *Engine) Tokenize(text string, addSpecial bool) (tokens []uint32, err er
 	return tokens, err
 }
 
-// Detokenize turns token ids into text. skipSpecial leaves special tokens out.
+// Detokenize decodes token ids as text. If skipSpecial is true, special tokens are left out.
 func (e *Engine) Detokenize(tokens []uint32, skipSpecial bool) (string, error) {
 	var args arguments
 	defer args.Unpin()

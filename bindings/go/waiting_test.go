@@ -10,7 +10,8 @@ import (
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
-// The tests in this file count what the whole process has, so they do not run in parallel.
+// The tests in this file count threads and descriptors of the process, so they do not run in
+// parallel.
 
 func TestAThousandWaitingStreamsPinNoThreads(t *testing.T) {
 	const streams = 1000
@@ -64,7 +65,7 @@ func TestWithoutDescriptorsAQueueIsACapacityError(t *testing.T) {
 		defer file.Close()
 		files = append(files, file)
 	}
-	for free := range 2 { // a queue needs two
+	for free := range 2 { // a queue needs two descriptors
 		_, err := engine.NewQueue(1)
 		wantMessage(t, err, pagedllm.ErrCapacity, "ulimit -n")
 		_, err = engine.Generate(background, endless)
@@ -74,7 +75,7 @@ func TestWithoutDescriptorsAQueueIsACapacityError(t *testing.T) {
 	generate(t, engine, pagedllm.Request{Prompt: "Once", Sampling: pagedllm.Sampling{MaxTokens: 1}})
 }
 
-// unchanged runs work and wants the same number of goroutines and descriptors after it as before.
+// unchanged runs work and requires the same number of goroutines and descriptors as before.
 func unchanged(t *testing.T, work func()) {
 	t.Helper()
 	goroutines, descriptors := runtime.NumGoroutine(), openDescriptors(t)
@@ -87,7 +88,7 @@ func unchanged(t *testing.T, work func()) {
 func TestStreamsLeaveNoGoroutineAndNoDescriptor(t *testing.T) {
 	engine := open(t)
 	request := chat(t, engine, france)
-	generate(t, engine, request) // what the runtime makes once is there
+	generate(t, engine, request) // the runtime allocates what it needs once
 	unchanged(t, func() {
 		for range 20 {
 			generate(t, engine, request)
@@ -170,10 +171,10 @@ func TestAnEngineIsKeptByItsQueue(t *testing.T) {
 	}
 }
 
-// openQueue returns the own queue of an engine that nobody else holds.
+// openQueue returns the own queue of an engine to which the test holds no other reference.
 func openQueue(t *testing.T) *pagedllm.Queue { return openUnheld(t).Queue() }
 
-// openUnheld makes an engine that only its caller holds.
+// openUnheld opens an engine without a cleanup, so that only the caller refers to it.
 func openUnheld(t *testing.T) *pagedllm.Engine {
 	engine, err := pagedllm.Open(background, small())
 	if err != nil {
