@@ -1,38 +1,44 @@
-"""libpagedllm for Python: LLM serving inside your own process. One module over ctypes, nothing to install beside the library.
+"""libpagedllm for Python: LLM serving inside your own process.
+
+This is one module over ctypes. It needs nothing except the library.
 
     import pagedllm
 
     with pagedllm.Engine("models/mine") as engine:
         print(engine.generate("Once upon a time").text)
-        for output in engine.stream("Once upon a time", pagedllm.Sampling(temperature=0, max_tokens=100)):
+        sampling = pagedllm.Sampling(temperature=0, max_tokens=100)
+        for output in engine.stream("Once upon a time", sampling):
             print(output.text, end="", flush=True)
 
         async def answer():
             async for output in engine.astream("Once upon a time"):
                 print(output.text, end="", flush=True)
 
-What holds for everything here; the rest is as pagedllm.h says:
+These rules apply to everything in this module; pagedllm.h has the others.
 
-Errors. What the library refuses raises Error, with its code and its message. Using what was closed is Code.CLOSED.
+Errors. A call that fails raises Error with a code and a message. A call on a closed object raises
+Code.CLOSED.
 
-Threads. Any thread, or any number of asyncio tasks, may call anything on one Engine, Queue or Arena at any time; one iterator of
-outputs is for one thread or task at a time. Calls release the GIL.
+Threads. Any thread and any number of asyncio tasks may call any method of an Engine, Queue or Arena
+at any time. Only one thread or task at a time may use an iterator of outputs. Calls release the
+GIL.
 
-Sequences. A request's id is that of its first sequence, too; with n of them the others have the ids after it. While one runs, or
-is kept, it may be forked, appended to, rewound, resumed and moved to another engine: its tokens are computed once, however often
-they are used.
+Sequences. The id of a request is also the id of its first sequence; the other sequences of a
+request with n results have the ids after it. A running or kept sequence can be forked, appended to,
+rewound, resumed and moved to another engine. Forks share the KV blocks of their common tokens.
 
-Closing. close() may be called at any time, from any thread, and again. It ends the object at once: iterators in progress
-and other calls raise Code.CLOSED. Its memory goes back when the last call under way on it has returned.
-What is not closed is closed when it is garbage.
+Closing. close() may be called at any time, from any thread, more than once. It takes effect at
+once: iterators in progress and later calls raise Code.CLOSED. The memory is freed when the last
+call in progress has returned. The garbage collector closes objects that are unreachable.
 
-Defaults. Whatever is None is left to the library.
+Defaults. The value None selects the library's default.
 
-Processes. In a child made by os.fork (multiprocessing's "fork") every call on the parent's engine raises Code.UNSUPPORTED; the
-parent goes on.
+Processes. In a child of os.fork (multiprocessing's "fork"), every call on an engine of the parent
+raises Code.UNSUPPORTED. The parent is not affected.
 
-The library is looked for in the environment's PAGEDLLM_LIBRARY (a file), next to this module, in target/release of the
-repository or lib of the installed tree that this module lies in, and then where the system's loader looks for libpagedllm.so.0.
+The library is the first of: the file in the environment variable PAGEDLLM_LIBRARY; libpagedllm.so
+next to this module; target/release of the repository, or lib of the installation, that contains
+this module; and libpagedllm.so.0, as the system's loader finds it.
 """
 
 import array
@@ -59,11 +65,11 @@ __all__ = ["Admission", "Allocation", "Arena", "ArenaInfo", "Batching", "Beam", 
            "Output", "OutputKind", "Plan", "Preemption", "Queue", "Sampling", "SequenceInfo", "Stats", "Step", "Weights",
            "build_info", "plan", "version"]
 
-# ---- what comes out --------------------------------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------------------
 
 
 class Code(enum.IntEnum):
-    """Why a call was refused: PLLM_E_*."""
+    """Code of an error: PLLM_E_*."""
     INVALID_ARGUMENT = 1
     NOT_FOUND = 2
     IO = 3
@@ -78,10 +84,11 @@ class Code(enum.IntEnum):
 
 
 class Error(Exception):
-    """What the library refused: a stable code, and a message with the numbers and the remedy."""
+    """An error of the library: a stable code, and a message with the numbers and the remedy."""
 
     def __init__(self, code: int, message: str) -> None:
-        self.code = Code(code) if code in list(Code) else code  # a plain int where only a newer library knows it
+        # An int for a code that only a newer library knows.
+        self.code = Code(code) if code in list(Code) else code
         self.message = message
         super().__init__(self.code, message)
 
@@ -91,13 +98,13 @@ class Error(Exception):
 
 class FinishReason(enum.IntEnum):
     """Why a sequence ended: PLLM_FINISH_*."""
-    NONE = 0  # it has not: more will come
+    NONE = 0  # the sequence has not ended
     STOP = 1
     LENGTH = 2
     ABORT = 3
     ERROR = 4
-    DEADLINE = 5  # its deadline passed
-    OTHER = -1  # one that only a newer library knows
+    DEADLINE = 5  # the deadline passed
+    OTHER = -1  # a reason that only a newer library knows
 
     @classmethod
     def _missing_(cls, value: object) -> "FinishReason":
@@ -105,49 +112,59 @@ class FinishReason(enum.IntEnum):
 
 
 class Logprob(NamedTuple):
-    """A token and its log probability under the model's own distribution."""
+    """A token and its log probability in the model's own distribution."""
     token: int
     logprob: float
 
 
 @dataclass(frozen=True)
 class Output:
-    """News of one sequence: new tokens, new text, or its end. The text may lag behind the tokens."""
+    """An output of one sequence: new tokens, new text, or its end. Text can lag behind the tokens.
+    """
     request: int
     text: str
     tokens: List[int]
-    logprobs: Optional[List[float]]  # one per token, where Sampling.logprobs asked for them
-    finish_reason: FinishReason  # anything but NONE makes this the sequence's last one
-    error: Optional[Error]  # with FinishReason.ERROR
+    logprobs: Optional[List[float]]  # one for each token, with Sampling.logprobs
+    finish_reason: FinishReason  # any value but NONE marks the last output
+    error: Optional[Error]  # with FinishReason.ERROR, or if the engine was closed
     prompt_tokens: int
     generated_tokens: int  # so far
     user_data: int
     sequence: int
-    index: int  # which of the request's sequences, from 0
-    score: float  # the sum of the log probabilities, where they or best_of were asked for; of a beam, its score
-    top_logprobs: Optional[List[List[Logprob]]]  # for each token, most probable first, where Sampling.top_logprobs asked for them
-    prompt_logprobs: Optional[List[float]]  # of the prompt's tokens but the first, before the first token; in one output or more
+    index: int  # index of the sequence in its request, from 0
+    # Sum of the log probabilities of all generated tokens, with Sampling.logprobs or best_of. For a
+    # beam: its score after the length penalty. Else 0.
+    score: float
+    # The most probable tokens at the position of each token, most probable first, with
+    # Sampling.top_logprobs.
+    top_logprobs: Optional[List[List[Logprob]]]
+    # Log probabilities of the prompt tokens except the first, with Sampling.prompt_logprobs. They
+    # come before the first generated token, possibly in several outputs.
+    prompt_logprobs: Optional[List[float]]
     prompt_top_logprobs: Optional[List[List[Logprob]]]
-    # In a sequence's last output; 0 in all others, and where it never came to that. No two are alike in it, so it is not compared.
-    queued_seconds: float = field(compare=False)  # from the call that asked for it (added, resumed or forked it) to its first step,
-    first_token_seconds: float = field(compare=False)  # to its first token,
-    last_token_seconds: float = field(compare=False)  # and to its last one
-    preemptions: int = field(compare=False)  # how often its blocks were taken from it
-    cached_tokens: int = field(compare=False)  # with how many of its first tokens the prefix cache helped
+    # Set in the last output of a sequence. 0 in all others, and if the event did not occur. Not
+    # compared, because times differ between runs.
+    # Seconds from the call that added, resumed or forked the sequence to its first step.
+    queued_seconds: float = field(compare=False)
+    first_token_seconds: float = field(compare=False)  # seconds to its first token
+    last_token_seconds: float = field(compare=False)  # seconds to its last token
+    preemptions: int = field(compare=False)  # number of times it was preempted
+    # Number of its first tokens that were found in the prefix cache.
+    cached_tokens: int = field(compare=False)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """All that a sequence generated. Engine.abort cuts it short with FinishReason.ABORT, a deadline with FinishReason.DEADLINE."""
+    """Everything that one sequence generated, until its end, an abort or its deadline."""
     request: int
     text: str
     tokens: List[int]
-    logprobs: Optional[List[float]]  # one per token, where Sampling.logprobs asked for them
+    logprobs: Optional[List[float]]  # one for each token, with Sampling.logprobs
     finish_reason: FinishReason
     prompt_tokens: int
     sequence: int
-    index: int  # which of the request's sequences, from 0
-    score: float  # as in Output, and so is what follows
+    index: int  # index of the sequence in its request, from 0
+    score: float  # this and the next fields are as in Output
     top_logprobs: Optional[List[List[Logprob]]]
     prompt_logprobs: Optional[List[float]]
     prompt_top_logprobs: Optional[List[List[Logprob]]]
@@ -160,25 +177,27 @@ class Completion:
 
 @dataclass(frozen=True)
 class SequenceInfo:
-    """A sequence as of the last step and of the calls since."""
-    request: int  # the request it came from
-    length: int  # its tokens
-    index: int  # which of the request's sequences, from 0
-    idle: bool  # it waits to be resumed or freed; otherwise it runs, or waits to
-    inexact: bool = False  # it was imported from a machine or an instruction path that cannot give the same bits
+    """A sequence as of the last step and the calls since."""
+    request: int  # id of the request that created it
+    length: int  # number of its tokens, prompt and output
+    index: int  # index of the sequence in its request, from 0
+    idle: bool  # True if it waits to be resumed or freed, False if it runs or waits to run.
+    # True if it was imported from a machine or an instruction path that does not compute the same
+    # bits.
+    inexact: bool = False
 
 
 class Step(NamedTuple):
-    """What one step did."""
-    unfinished: int  # requests that have not ended: step again while there are any
+    """Result of one step."""
+    unfinished: int  # requests that have not ended; while it is not 0, step again
     prefill_tokens: int
     decode_tokens: int
-    sequences: int  # in the step
-    paused: int  # passed over because their queue is full
+    sequences: int  # sequences in the step
+    paused: int  # sequences that were skipped because their queue is full
 
 
 class Stats(NamedTuple):
-    """Counts since the engine was made, and the state after its last step."""
+    """Counters since the creation of the engine, and its state after the last step."""
     waiting: int
     running: int
     blocks_total: int
@@ -195,47 +214,49 @@ class Stats(NamedTuple):
     finished_abort: int
     finished_error: int
     paused: int
-    idle: int  # sequences that were kept, and wait to be resumed or freed
-    blocks_copied: int  # because a sequence wrote to one that others share
-    prefix_queries: int  # prompt tokens looked for in the prefix cache,
-    prefix_hits: int  # and those of them that did not have to be computed
+    idle: int  # kept sequences that wait to be resumed or freed
+    blocks_copied: int  # blocks copied because a sequence wrote to a shared block
+    prefix_queries: int  # prompt tokens looked up in the prefix cache
+    prefix_hits: int  # prompt tokens found in the prefix cache, which were not computed
     finished_deadline: int
-    admission_rejections: int  # requests that were refused because too much waits
-    steps_failed: int  # steps that could not be computed and were tried again, in part or as a whole
-    preemptions_swapped: int  # of the preemptions: those to the host tier
-    swapped: int  # sequences whose K and V are in the host tier
+    admission_rejections: int  # requests refused because too many wait or their queue is full
+    steps_failed: int  # steps that failed and were tried again, in part or as a whole
+    preemptions_swapped: int  # preemptions that swapped the request to the host tier
+    swapped: int  # sequences whose KV is in the host tier
     swap_blocks_total: int
     swap_blocks_used: int
-    blocks_swapped_out: int  # to the host tier,
-    blocks_swapped_in: int  # and back
-    swap_failures: int  # moves that failed, as on a full disk: who was to move is computed again
-    prompt_tokens_cached: int  # tokens that sequences began with and that were found in the prefix cache
-    traces_stopped: int  # 1: the disk has failed, and the trace has ended
-    journals_stopped: int  # the same of the journal
-    discard_failures: int  # times that the KV pool became smaller and the system did not take the memory back
-    blocks_out_of_window: int  # that the sequences would have besides, did every layer look back on all tokens
+    blocks_swapped_out: int  # blocks moved to the host tier
+    blocks_swapped_in: int  # blocks moved back from the host tier
+    swap_failures: int  # moves that failed, as on a full disk; their sequences were recomputed
+    prompt_tokens_cached: int  # tokens at the start of sequences found in the prefix cache
+    traces_stopped: int  # 1 if the trace has ended because the disk failed
+    journals_stopped: int  # 1 if the journal has ended because the disk failed
+    # Times that the KV pool shrank and the system did not take the memory back.
+    discard_failures: int
+    # Blocks that sequences do not hold because of the windows of their layers.
+    blocks_out_of_window: int
 
 
 class Admission(NamedTuple):
-    """What would become of a request that was added now."""
-    admits: bool  # it would be taken; otherwise too much waits, or its queue is not read
-    fits_now: bool  # nobody is before it, and there is room for it: the next step would begin it
-    first_token_seconds: Optional[float]  # until its first token is expected; None: no step has shown yet how long steps take
-    waiting_requests: int  # before it,
-    waiting_tokens: int  # and the tokens that these have to compute
+    """Predicted admission of a request."""
+    admits: bool  # False if too many requests wait or the queue is full
+    fits_now: bool  # no request is ahead of it and its blocks are free
+    first_token_seconds: Optional[float]  # None: no step has been measured yet
+    waiting_requests: int  # requests ahead of it
+    waiting_tokens: int  # tokens that those requests have to compute
 
 
 class ArenaInfo(NamedTuple):
-    """An arena as it is now."""
+    """The state of a budget."""
     bytes: int
-    least_bytes: int  # what it can be resized to, for the engines and requests there are,
-    most_bytes: int  # and up to what
-    held_bytes: int  # by the engines: more than bytes while they are on their way down
+    least_bytes: int  # smallest size to which it can be resized now
+    most_bytes: int  # largest size to which it can be resized
+    held_bytes: int  # held by the engines; more than bytes while they give blocks back
     engines: int
 
 
 class Plan(NamedTuple):
-    """Where an engine's bytes go, known before any are taken."""
+    """Memory that an engine would allocate."""
     weight_bytes: int
     kv_bytes: int
     work_bytes: int
@@ -245,217 +266,263 @@ class Plan(NamedTuple):
     max_model_len: int
     full_sequences: int
     kv_dtype: int  # a DType
-    most_blocks: int  # KV blocks that there can be, should the arena grow
-    swap_bytes: int  # of the host tier, in memory or in its file,
-    swap_blocks: int  # and the blocks it holds
-    kv_groups: int  # groups of layers whose K and V are in blocks of their own
+    most_blocks: int  # maximum number of KV blocks, if the budget grows to its maximum
+    swap_bytes: int  # bytes of the host tier, in memory or in its file
+    swap_blocks: int  # KV blocks in the host tier
+    kv_groups: int  # layer groups with KV blocks of their own
 
 
 class Packed(enum.IntEnum):
-    """What became of packed_path."""
-    UNUSED = 0  # none was given
-    READ = 1  # the weights were read in their packed form
-    SAVED = 2  # they were packed from the model's files, and their packed form was written
-    UNSAVED = 3  # the same, and it could not be written
+    """Result of packed_path."""
+    UNUSED = 0  # packed_path was not set
+    READ = 1  # the packed weights were read from packed_path
+    SAVED = 2  # the weights were packed from the model's files and written to packed_path
+    UNSAVED = 3  # the weights were packed and could not be written to packed_path
 
 
 class Info(NamedTuple):
-    """The model and the limits it is served with."""
+    """The model and the limits of its engine."""
     architecture: str
     isa: str
     eos_token_ids: List[int]
     vocab_size: int
     layers: int
-    max_positions: int  # the longest sequence that the model was made for
-    max_model_len: int  # the longest that this engine allows
+    max_positions: int  # maximum length of a sequence for which the model was made
+    max_model_len: int  # maximum length of a sequence in this engine
     threads: int
     packed: Packed
-    packed_reason: str  # why it was not read, or not written
+    packed_reason: str  # why the packed weights were not read or not written
 
 
-# ---- what goes in ----------------------------------------------------------------------------------------------------
+# ---- options and requests ------------------------------------------------------------------------
 
 
 class DType(enum.IntEnum):
-    """How K and V are stored."""
+    """Data type of KV blocks."""
     AUTO = 0
     F32 = 1
     BF16 = 2
-    INT8 = 3  # and a scale for each head of each token: about half the bytes of BF16, at a small cost in quality
-    F16 = 4  # numbers beyond 65504 become 65504, with their sign
-    FP8 = 5  # as INT8, in floating point (OCP E4M3)
+    # With a scale for each head of each token: about half the bytes of BF16, at a small cost in
+    # quality.
+    INT8 = 3
+    F16 = 4  # values beyond 65504 are clamped
+    FP8 = 5  # 8-bit floating point (OCP E4M3) with the scales of INT8
 
 
 class Isa(enum.IntEnum):
-    """An instruction path. Bits are the same within one path, not across paths."""
+    """Instruction path. Results have the same bits within a path, not across paths."""
     AUTO = 0
     PORTABLE = 1
     AVX2 = 2
     AVX512 = 3
-    AVX512_BF16 = 4  # what is kept in bf16, weights or K and V, is multiplied by numbers that are rounded to it; AUTO takes it where it is
-    AVX_VNNI = 5  # as AVX2 and AVX512, and faster for weights in whole numbers
+    # Activations that are multiplied by weights or KV in bf16 are rounded to bf16. AUTO selects it
+    # if the machine has it.
+    AVX512_BF16 = 4
+    # AVX2 or AVX512 with VNNI: products with integer weights are faster, with the same bits.
+    AVX_VNNI = 5
     AVX512_VNNI = 6
 
 
 class Weights(enum.IntEnum):
-    """How weights are kept. Fewer bits are faster to read and take less memory, and cost quality."""
+    """Format of the weights in memory. Fewer bits take less memory and time, and cost quality."""
     AS_STORED = 0
     F32 = 1
     F16 = 2
     BF16 = 3
-    INT8 = 4  # with a scale for each output; multiplied by activations in 8 bits
-    INT4 = 5  # with a scale for each group of inputs; embedding and head are in 8
-    INT4_ASYMMETRIC = 6  # and each group begins at its least weight
-    FP8 = 7  # on CUDA devices: floating point with a scale for each output; embedding and head are as stored
+    INT8 = 4  # with a scale for each output; multiplied by 8-bit activations
+    INT4 = 5  # With a scale for each group of inputs. The embedding and the head are in 8 bits.
+    INT4_ASYMMETRIC = 6  # INT4 with an offset for each group
+    FP8 = 7  # CUDA only: with a scale for each output. The embedding and the head are as stored.
 
 
 class Preemption(enum.IntEnum):
-    """What becomes of who has to give way."""
-    RECOMPUTE = 0  # they are computed again
-    SWAP = 1  # their K and V wait in the host tier, where it has room
-    AUTO = 2  # whichever costs less, by what moving and computing have cost so far
+    """Treatment of preempted requests."""
+    RECOMPUTE = 0  # they lose their KV blocks and are recomputed when they are rescheduled
+    SWAP = 1  # they are swapped to host memory; if it is full, they are recomputed
+    AUTO = 2  # swap or recompute, whichever costs less by the measured times
 
 
 class Order(enum.IntEnum):
-    """Who comes first."""
+    """Order of the waiting requests."""
     FIRST_COME = 0
-    PRIORITY = 1  # the higher priority; who has waited for ageing_ms comes before those one level above that come then
-    SHORTEST_PREDICTED = 2  # who is likely to generate the fewest tokens, as many as those before that were allowed about as many
+    # Highest priority first. A request that has waited for ageing_ms goes before new requests of
+    # the next higher priority.
+    PRIORITY = 1
+    # Shortest predicted output first, by recent requests with a similar max_tokens. A request that
+    # has waited for ageing_ms goes before new requests that are predicted to be up to 100 tokens
+    # shorter.
+    SHORTEST_PREDICTED = 2
 
 
 class Batching(enum.IntEnum):
-    """What a step is made of."""
-    MIXED = 0  # prompts, in chunks, and decodes together, in the order of the requests
-    PREFILL_FIRST = 1  # prompts alone while there are any, with a step of decodes after prefill_budget prompt tokens
-    DECODE_FIRST = 2  # every decode in every step, beside at most prefill_budget prompt tokens
-    STATIC = 3  # nobody joins until all that run have ended; to compare with
+    """Composition of a step."""
+    MIXED = 0  # prompt chunks and decodes, in the order of the requests
+    # Either prompts or decodes, and prompts go first. After prefill_budget prompt tokens, the
+    # decodes get one step.
+    PREFILL_FIRST = 1
+    DECODE_FIRST = 2  # every decode and at most prefill_budget prompt tokens
+    STATIC = 3  # No request is admitted until the running batch has finished. For baselines.
 
 
 class Allocation(enum.IntEnum):
-    """For how many of its tokens a request needs room before it begins."""
-    ON_DEMAND = 0  # those that it has; where the pool is full, whoever comes last is preempted
-    MAX_TOKENS = 1  # all that it may come to have, so that nobody is preempted because somebody grows
+    """Number of blocks that a request needs to start."""
+    # Blocks are allocated as a sequence grows. If the pool is full, the last request in the order
+    # is preempted.
+    ON_DEMAND = 0
+    # A request starts when the pool has blocks for its max_tokens, so that growing sequences cause
+    # no preemption.
+    MAX_TOKENS = 1
 
 
 class OutputKind(enum.IntEnum):
-    """What each output holds."""
+    """Content of each output."""
     DELTA = 0  # what is new
     CUMULATIVE = 1  # everything so far
-    FINAL = 2  # there is one, at the end, and it holds everything
+    FINAL = 2  # one output at the end has everything
 
 
 class EarlyStopping(enum.IntEnum):
     """When a beam search ends."""
-    NO = 0  # when no running beam, ended now, would be better than the worst finished one
+    # When the best running beam, if it ended now, would not score higher than the worst finished
+    # beam.
+    NO = 0
     YES = 1  # as soon as Beam.width beams are finished
-    NEVER = 2  # when no running beam can become better than the worst finished one
+    NEVER = 2  # when no running beam can reach a higher score than the worst finished beam
 
 
 Text = Union[str, bytes]  # bytes are UTF-8
 Path = Union[str, bytes, "os.PathLike[Any]"]
-Prompt = Union[Text, Sequence[int]]  # text, or token ids
+Prompt = Union[Text, Sequence[int]]  # text or token ids
 Bytes = Union[bytes, bytearray, memoryview]
 
-# Called as hook(sequence, tokens, logits) for every token, before anything else is done to the logits, which it edits in place:
-# logits is a memoryview of floats, one for each token of the vocabulary, tokens one of the sequence's token ids; both end with the
-# call (numpy.frombuffer(logits, "f") is no copy). It runs on the thread that steps and takes the GIL: what takes long here holds
-# up all. What it raises goes to sys.unraisablehook; the logits are then as it left them. The function is held until the engine
-# is freed: use one for many requests. It may call what any thread may, but not step, stop, or wait for outputs.
+# Edits the logits of each token before all other sampling parameters: hook(sequence, tokens,
+# logits). tokens is a memoryview of the sequence's token ids. logits is a writable memoryview of
+# floats, one for each token of the vocabulary; numpy.frombuffer(logits, "f") does not copy it. Both
+# are valid only during the call.
+#
+# The hook runs on the stepping thread and takes the GIL: its time adds to the step of all
+# sequences. An exception goes to sys.unraisablehook, and the logits stay as the hook left them. The
+# engine keeps the function until it is freed: use one function for many requests. It may call any
+# function except step, stop and calls that wait for outputs.
 LogitsHook = Callable[[int, memoryview, memoryview], Any]
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """What the output must be. Made by one of the methods below."""
+    """A constraint on the output. The methods below create it."""
     kind: int  # PLLM_GRAMMAR_*
     text: Optional[Text] = None
     choices: Sequence[Text] = ()
 
     @classmethod
     def json_schema(cls, schema: Union[Text, Mapping[str, Any], bool]) -> "Grammar":
-        """A JSON text that the schema describes."""
+        """Allow the JSON texts that the schema describes."""
         return cls(1, schema if isinstance(schema, (str, bytes)) else json.dumps(schema))
 
     @classmethod
     def json_object(cls) -> "Grammar":
-        """Any JSON object."""
+        """Allow any JSON object."""
         return cls(2)
 
     @classmethod
     def regex(cls, expression: Text) -> "Grammar":
-        """A text that the regular expression matches as a whole."""
+        """Allow the texts that the regular expression matches as a whole."""
         return cls(3, expression)
 
     @classmethod
     def choice(cls, choices: Sequence[Text]) -> "Grammar":
-        """One of these texts."""
+        """Allow one of these texts."""
         return cls(4, choices=choices)
 
     @classmethod
     def lark(cls, grammar: Text) -> "Grammar":
-        """A text that the Lark grammar describes."""
+        """Allow the texts that the Lark grammar describes."""
         return cls(5, grammar)
 
 
 @dataclass(frozen=True)
 class Dry:
-    """A token that would make a repetition one longer than length tokens loses multiplier * base ** (length - allowed_length)."""
+    """The DRY penalty for repetitions.
+
+    A token that would extend a repetition of length tokens loses multiplier * base ** (length -
+    allowed_length).
+    """
     multiplier: Optional[float] = None
     base: Optional[float] = None
-    allowed_length: Optional[int] = None  # shorter repetitions are free
-    penalty_last_n: Optional[int] = None  # how many tokens back repetitions are looked for; 0: to the beginning
-    sequence_breakers: Optional[Sequence[Text]] = None  # texts that end a repetition; None: the library's, empty: none do
+    allowed_length: Optional[int] = None  # length of the longest repetition without a penalty
+    penalty_last_n: Optional[int] = None  # number of last tokens that are searched; 0: all
+    # Texts that end a repetition. None: the library's default. Empty: none.
+    sequence_breakers: Optional[Sequence[Text]] = None
 
 
 @dataclass(frozen=True)
 class Beam:
-    """Beam search, as generate of Hugging Face transformers does it."""
-    width: Optional[int] = None  # beams side by side
-    groups: Optional[int] = None  # into which they are divided, each with a search of its own
-    diversity_penalty: Optional[float] = None  # for every beam of an earlier group that chose the token in the same step
-    length_penalty: Optional[float] = None  # scores are sums of log probabilities divided by the length to this power
+    """Parameters of a beam search, as in generate of Hugging Face transformers."""
+    width: Optional[int] = None  # number of beams
+    groups: Optional[int] = None  # number of groups of beams, each with its own search
+    # Subtracted from the log probability of a token for each beam of an earlier group that chose it
+    # in the same step.
+    diversity_penalty: Optional[float] = None
+    # The score of a beam is the sum of its log probabilities divided by its length to this power.
+    length_penalty: Optional[float] = None
     early_stopping: Optional[EarlyStopping] = None
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a request chooses its tokens and when it ends. None: the library's default."""
-    temperature: Optional[float] = None  # 0 is greedy
-    top_p: Optional[float] = None  # keep the most probable tokens that together reach this probability
-    min_p: Optional[float] = None  # keep tokens at least this share as probable as the most probable one
-    top_k: Optional[int] = None  # keep the k most probable tokens
+    """How a request samples its tokens, what it reports and when it ends. None: the default."""
+    temperature: Optional[float] = None  # 0 selects greedy sampling
+    # Keeps the most probable tokens whose probabilities sum to at least this value.
+    top_p: Optional[float] = None
+    # Keeps tokens whose probability is at least this fraction of the largest.
+    min_p: Optional[float] = None
+    top_k: Optional[int] = None  # keeps the k most probable tokens
     max_tokens: Optional[int] = None
-    min_tokens: Optional[int] = None  # neither end-of-sequence tokens nor stops count before this many tokens
-    seed: Optional[int] = None  # with one, the same tokens come whatever runs beside it
-    stop: Union[Text, Sequence[Text]] = ()  # strings that end it, also across tokens; they do not appear in the text
-    stop_token_ids: Sequence[int] = ()  # tokens that end it; reported, their text is not
-    include_stop: Optional[bool] = None  # the stop string, or the text of the token that ends it, stays in the text
-    ignore_eos: Optional[bool] = None  # go on past end-of-sequence tokens
-    logprobs: Optional[bool] = None  # report the log probability of every chosen token
-    top_logprobs: Optional[int] = None  # and of so many of the most probable ones beside it
-    prompt_logprobs: Optional[bool] = None  # the same of the prompt's tokens but the first
+    # Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
+    min_tokens: Optional[int] = None
+    seed: Optional[int] = None  # with a seed, the tokens are the same in any batch
+    # Strings that end the sequence, within a token or across tokens. They do not appear in the
+    # text.
+    stop: Union[Text, Sequence[Text]] = ()
+    # Tokens that end the sequence. They are reported in tokens, but not in the text.
+    stop_token_ids: Sequence[int] = ()
+    # Keeps the stop string, or the text of the token that ends the sequence, in the text.
+    include_stop: Optional[bool] = None
+    ignore_eos: Optional[bool] = None  # does not stop at end-of-sequence tokens
+    logprobs: Optional[bool] = None  # reports the log probability of each generated token
+    top_logprobs: Optional[int] = None  # and of this number of most probable tokens
+    prompt_logprobs: Optional[bool] = None  # reports that of each prompt token except the first
     prompt_top_logprobs: Optional[int] = None
     echo: Optional[bool] = None  # the output begins with the prompt
-    output_kind: Optional[OutputKind] = None  # what each output holds
-    grammar: Optional[Grammar] = None  # what the output must be
-    typical_p: Optional[float] = None  # keep the tokens of the most typical surprise that together reach this probability
-    top_n_sigma: Optional[float] = None  # keep tokens whose logit is within so many standard deviations of the largest
-    xtc_probability: Optional[float] = None  # how often XTC takes the most probable tokens away
-    xtc_threshold: Optional[float] = None  # from which probability on a token counts as a top choice for XTC
-    mirostat_tau: Optional[float] = None  # Mirostat 2: the surprise to keep to, in bits per token
-    mirostat_eta: Optional[float] = None  # how fast mirostat corrects
-    presence_penalty: Optional[float] = None  # taken from the logit of every token that has been generated
-    frequency_penalty: Optional[float] = None  # taken from a token's logit for every time it has been generated
-    repetition_penalty: Optional[float] = None  # divides the logits of all tokens of prompt and output
-    no_repeat_ngram_size: Optional[int] = None  # no run of so many tokens comes twice
+    output_kind: Optional[OutputKind] = None  # content of each output
+    grammar: Optional[Grammar] = None  # constraint on the output
+    # Keeps the tokens with the most typical surprise whose probabilities sum to at least this
+    # value.
+    typical_p: Optional[float] = None
+    # Keeps tokens whose logit is within this many standard deviations of the largest.
+    top_n_sigma: Optional[float] = None
+    # Probability with which XTC removes the most probable tokens.
+    xtc_probability: Optional[float] = None
+    # Probability from which on a token counts as a top choice for XTC.
+    xtc_threshold: Optional[float] = None
+    mirostat_tau: Optional[float] = None  # Mirostat 2: target surprise in bits per token
+    mirostat_eta: Optional[float] = None  # Mirostat 2: learning rate
+    # Subtracted from the logit of each token that has been generated.
+    presence_penalty: Optional[float] = None
+    # Subtracted from the logit of a token for each time it has been generated.
+    frequency_penalty: Optional[float] = None
+    # Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
+    # output.
+    repetition_penalty: Optional[float] = None
+    no_repeat_ngram_size: Optional[int] = None  # no n-gram of this size occurs twice
     dry: Optional[Dry] = None
     logit_bias: Optional[Mapping[int, float]] = None  # added to the logits of these tokens
     bad_words: Sequence[Text] = ()  # texts that the output must not contain
-    bad_words_ids: Sequence[Sequence[int]] = ()  # runs of tokens that it must not contain
-    allowed_token_ids: Sequence[int] = ()  # the only tokens that may be chosen; none: all
+    bad_words_ids: Sequence[Sequence[int]] = ()  # token sequences that it must not contain
+    allowed_token_ids: Sequence[int] = ()  # the only tokens that may be sampled; empty: all
 
 
-# ---- the library -----------------------------------------------------------------------------------------------------
+# ---- library -------------------------------------------------------------------------------------
 
 _ABI_VERSION = 0
 _QUEUE_CAPACITY = 64  # PLLM_QUEUE_CAPACITY
@@ -616,20 +683,20 @@ _lib = _load()
 
 
 def version() -> str:
-    """The version of the library that was loaded, such as "0.2.0"."""
+    """Return the version of the loaded library, such as "0.2.0"."""
     return _lib.pllm_version().decode()
 
 
 def build_info() -> Dict[str, Any]:
-    """What it offers on this machine: version, backends, instruction paths, model architectures."""
+    """Return a description of this build and machine, as pllm_build_info does."""
     return json.loads(_lib.pllm_build_info())
 
 
-# ---- between C and Python --------------------------------------------------------------------------------------------
+# ---- conversions between C and Python ------------------------------------------------------------
 
 
 def _assign(struct: ctypes.Structure, **values: Any) -> None:
-    """Sets the fields that are not None. ctypes would cut an int to the field's size."""
+    """Set the fields that are not None. Without the check, ctypes would truncate integers."""
     for name, value in values.items():
         if value is None:
             continue
@@ -663,7 +730,7 @@ def _assign_prompt(struct: ctypes.Structure, prompt: Prompt) -> None:
 
 
 def _made(kind: Type[ctypes.Structure], init: Callable[..., None], **values: Any) -> Any:
-    """A struct with the library's defaults, but for the values that are not None."""
+    """Return a struct with the library's defaults, except the values that are not None."""
     struct = kind()
     init(byref(struct), sizeof(struct))
     _assign(struct, **values)
@@ -679,18 +746,18 @@ def _u64(name: str, value: int) -> int:
 def _deadline_ms(seconds: Optional[float]) -> Optional[int]:
     if seconds is None:
         return None
-    if not 0 < seconds < math.inf:  # in C, 0 is none; here it has passed
+    if not 0 < seconds < math.inf:  # in C, 0 means no deadline
         raise Error(Code.INVALID_ARGUMENT, f"deadline is {seconds}: give the seconds that are left, or None for no deadline")
     return math.ceil(seconds * 1000)
 
 
 def _flag(flags: int, flag: int, on: Optional[bool]) -> int:
-    """`flags` with `flag` set or cleared; None leaves it."""
+    """Return `flags` with `flag` set or cleared. None leaves it unchanged."""
     return flags if on is None else flags | flag if on else flags & ~flag
 
 
 def _utf8(text: Text) -> bytes:
-    """What is not Unicode goes on as it is: the library says what is wrong with it."""
+    """Encode text as UTF-8. Surrogates are passed through: the library reports the error."""
     return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
 
 
@@ -757,7 +824,7 @@ def _c_sampling(sampling: Sampling) -> Any:
             (_SAMPLING_PROMPT_LOGPROBS, sampling.prompt_logprobs, sampling.prompt_top_logprobs),
             (_SAMPLING_IGNORE_EOS, sampling.ignore_eos, None), (_SAMPLING_ECHO, sampling.echo, None),
             (_SAMPLING_INCLUDE_STOP, sampling.include_stop, None)):
-        given = None if number is None else True  # whoever gives the number means the flag that goes with it
+        given = None if number is None else True  # a number implies its flag
         c.flags = _flag(c.flags, flag, given if asked is None else asked)
     for name in ("stop_token_ids", "allowed_token_ids"):
         if getattr(sampling, name):
@@ -804,7 +871,7 @@ def _c_request(prompt: Prompt, sampling: Optional[Sampling], *, beam: Optional[B
 
 
 def _logprobs(address: Optional[int], length: int, tokens: int) -> Optional[List[List[Logprob]]]:
-    """As many for each of the tokens."""
+    """Return the alternatives, the same number for each of the tokens."""
     if not address:
         return None
     flat = [Logprob(one.token, one.logprob) for one in (_Logprob * length).from_address(address)]
@@ -814,7 +881,8 @@ def _logprobs(address: Optional[int], length: int, tokens: int) -> Optional[List
 
 def _c_output(address: int) -> Any:
     c = _Output()
-    ctypes.memmove(byref(c), address, min(c_uint64.from_address(address).value, sizeof(c)))  # an older library's is shorter
+    # The struct of an older library is shorter.
+    ctypes.memmove(byref(c), address, min(c_uint64.from_address(address).value, sizeof(c)))
     return c
 
 
@@ -837,12 +905,13 @@ def _py_output(address: int) -> Output:
 
 
 def _blob(address: int) -> bytes:
-    """What an export gave."""
+    """Return the state of an exported sequence."""
     c = _c_output(address)
     error = _c_error(c)
     if error is not None:
         raise error
-    return bytes((ctypes.c_ubyte * c.blob_len).from_address(c.blob))  # string_at would cut its length to an int
+    # string_at would truncate the length to an int.
+    return bytes((ctypes.c_ubyte * c.blob_len).from_address(c.blob))
 
 
 def _completion(outputs: Sequence[Output], sampling: Optional[Sampling]) -> Completion:
@@ -851,7 +920,7 @@ def _completion(outputs: Sequence[Output], sampling: Optional[Sampling]) -> Comp
         outputs = outputs[-1:]
 
     def joined(name: str) -> Any:
-        """None where no output has any."""
+        """Concatenate the lists of a field. None if no output has the field."""
         lists = [values for values in (getattr(output, name) for output in outputs) if values is not None]
         return [value for values in lists for value in values] if lists else None
 
@@ -865,23 +934,26 @@ def _completion(outputs: Sequence[Output], sampling: Optional[Sampling]) -> Comp
 
 
 def _completions(outputs: Sequence[Output], sampling: Optional[Sampling]) -> List[Completion]:
-    """One for each sequence, by index."""
+    """Return one completion for each sequence, by index."""
     by_index: Dict[int, List[Output]] = {}
     for output in outputs:
         by_index.setdefault(output.index, []).append(output)
     return [_completion(by_index[index], sampling) for index in sorted(by_index)]
 
 
-# ---- handles ---------------------------------------------------------------------------------------------------------
+# ---- handles -------------------------------------------------------------------------------------
 
 
 class _Handle:
-    """Something of the library's. `with handle as pointer` uses it; it is freed once it is closed and nobody uses it: by close(),
-    or by the last user. So nobody waits, and a signal handler may close what its own thread is in the middle of using."""
+    """An object of the library, for `with handle as pointer`.
+
+    It is freed after close() when no call uses it: by close(), or by the last user. So close() does
+    not wait, and a signal handler can close an object that its own thread is using.
+    """
 
     def __init__(self, what: str, pointer: int, free: Callable[[int], None]) -> None:
         self._what, self._pointer, self._free = what, pointer, free
-        self._lock = threading.RLock()  # a signal handler may come in
+        self._lock = threading.RLock()  # reentrant, because a signal handler can run at any point
         self._users = 0
         self._closed = False
         self._process = os.getpid()
@@ -889,7 +961,8 @@ class _Handle:
     def __enter__(self) -> int:
         self._forget_the_parents_threads()
         with self._lock:
-            self._users += 1  # first, so that a signal handler that closes from here on does not free it
+            # First, so that a signal handler that closes the handle from here on does not free it.
+            self._users += 1
             if not self._closed:
                 return self._pointer
         self.__exit__()
@@ -916,20 +989,21 @@ class _Handle:
             self._free(pointer)
 
     def _forget_the_parents_threads(self) -> None:
-        """In a forked child, those that hold the lock or use the handle are not there."""
+        """Reset the state in a forked child, which has no other threads."""
         if self._process != os.getpid():
             self._lock, self._users, self._process = threading.RLock(), 0, os.getpid()
 
 
 class _Hooks:
-    """The host's functions that edit logits, as C calls them. They are kept until the engine is freed, as forks call them, too."""
+    """The callbacks for logits hooks. They live as long as the engine, because forks use them."""
 
-    # Python takes down a thread that calls into it when it has ended, and the library's with it: so the steps stop before.
+    # After the interpreter has ended, Python ends a thread that calls into it, which would end the
+    # stepping thread. So the engines are stopped before.
     _in_use: "weakref.WeakSet[_Handle]" = weakref.WeakSet()
 
     def __init__(self) -> None:
         self._callbacks: Dict[LogitsHook, Any] = {}
-        self._calling: Optional[int] = None  # the thread that is inside of one
+        self._calling: Optional[int] = None  # id of the thread in a hook
 
     def callback(self, hook: Optional[LogitsHook], engine: _Handle) -> Any:
         if hook is None:
@@ -948,7 +1022,7 @@ class _Hooks:
         return call
 
     def free_engine(self, pointer: int) -> None:
-        """It waits for the thread that steps: so, where a hook closes the engine, or its garbage, on another one."""
+        """Free the engine. This waits for the stepping thread, so a hook uses a new thread."""
         if self._calling == threading.get_ident():
             threading.Thread(target=self.free_engine, args=(pointer,)).start()
         else:
@@ -969,22 +1043,27 @@ def _view(kind: str, address: int, length: int) -> memoryview:
 
 
 class Queue:
-    """Where the outputs of some requests arrive: Engine.queue, or one from Engine.create_queue.
+    """A queue of outputs: Engine.queue, or one from Engine.create_queue.
 
-    As a context manager it is closed at the end. Its fileno() makes it something that selectors and event loops wait for."""
+    A with statement closes it at its end. Its fileno() works with selectors and event loops.
+    """
 
-    # How long a poll is inside the library at a time, so that signals are handled and close() takes effect.
+    # Maximum time of one library call, so that signals are handled and close() takes effect.
     _POLL_MS = 100
 
     def __init__(self, handle: _Handle, pointer: int, engine: "Optional[Engine]") -> None:
         self._handle = handle
         self._pointer = pointer
-        self._engine = engine  # None for an engine's own queue; else kept from becoming garbage while somebody reads
+        # None for the engine's own queue. Else it keeps the engine alive while the queue is in use.
+        self._engine = engine
 
     def poll(self, timeout: Optional[float] = None) -> List[Output]:
-        """Takes everything that is in the queue, in the order it was made. Waits up to `timeout` seconds for the first (0: not
-        at all; None: as long as it takes); when time runs out the list is empty. Once the engine is closed or has failed, and
-        the last outputs are taken, it raises."""
+        """Take all outputs from the queue, in the order in which they were made.
+
+        If the queue is empty, wait up to `timeout` seconds for the first output (0: not at all;
+        None: without limit). If the time runs out, the list is empty. Once the engine has failed or
+        is closed, and all outputs have been taken, the call raises that error.
+        """
         return self._take(_py_output, timeout)
 
     def _take(self, read: Callable[[int], Any], timeout: Optional[float]) -> List[Any]:
@@ -1005,15 +1084,17 @@ class Queue:
             _lib.pllm_outputs_free(batch)
 
     def fileno(self) -> int:
-        """A descriptor that is readable while poll() would not wait. It lives as long as the queue; polling is what makes it
-        unreadable again."""
+        """Return an eventfd that is readable while the queue is not empty.
+
+        It is valid until the queue is closed. Polling the queue resets it.
+        """
         fd = c_int32()
         with self._handle:
             _lib.pllm_queue_event_fd(self._pointer, byref(fd))
         return fd.value
 
     def close(self) -> None:
-        """Aborts what still writes to the queue, and closes it. An engine's own queue is closed with its engine, not here."""
+        """Close the queue and abort the requests that write to it. No effect on Engine.queue."""
         if self._engine is not None:
             self._handle.close()
 
@@ -1024,7 +1105,7 @@ class Queue:
         self.close()
 
     async def _readable(self) -> None:
-        """Waits on the event loop, without a thread."""
+        """Wait on the event loop, without a thread."""
         loop, fd = asyncio.get_running_loop(), self.fileno()
         readable = asyncio.Event()
         loop.add_reader(fd, readable.set)
@@ -1035,12 +1116,16 @@ class Queue:
 
 
 class Arena:
-    """A budget of KV bytes that engines of this process may share, and that may change while they run: Engine.arena, or one that is
-    made here for Engine(..., arena=it). Nothing is allocated for it: engines map what most_bytes would take, and touch only what
-    they use. Each needs room for its longest sequence (max_model_len).
+    """A memory budget for KV pools. Engines can share it, and its size can change while they run.
 
-    most_bytes: what it may be raised to later; None: no further.
-    As a context manager it is closed at the end."""
+    It is Engine.arena, or created here for Engine(..., arena=budget). Nothing is allocated for it:
+    engines reserve address space for most_bytes and use memory for the blocks they fill. The budget
+    must hold one sequence of max_model_len tokens for each engine.
+
+    most_bytes: maximum size to which it can be resized later. None: bytes.
+
+    A with statement closes it at its end.
+    """
 
     def __init__(self, bytes: int, most_bytes: Optional[int] = None) -> None:
         made = c_void_p()
@@ -1052,26 +1137,30 @@ class Arena:
 
     @classmethod
     def _of(cls, engine: _Handle, pointer: int) -> "Arena":
-        """The engine's: it lives as long."""
+        """Return the budget of an engine. It is valid as long as the engine."""
         arena = cls.__new__(cls)
         arena._handle, arena._pointer, arena._borrowed = engine, pointer, True
         return arena
 
     def resize(self, bytes: int) -> None:
-        """Changes the budget, at any time. More is there at once. Where it becomes less, engines go down together: those that
-        nobody steps before this returns, others before their next step. First goes what is only cached, then idle sequences lose
-        their K and V, then the youngest that run are preempted: nothing ends, and the answers are the same. The memory beyond goes
-        back to the system. Less than ArenaInfo.least_bytes, or more than most_bytes, is Code.CAPACITY."""
+        """Change the size of the budget. No request ends, and results do not change.
+
+        A larger size takes effect at once. For a smaller size, the engines first drop cached
+        blocks, then the KV blocks of idle sequences, then preempt the youngest running requests.
+        Engines that are not in a step shrink before this method returns, the others before their
+        next step. The memory is returned to the system. A size below ArenaInfo.least_bytes or above
+        most_bytes raises Code.CAPACITY.
+        """
         with self._handle:
             _lib.pllm_arena_resize(self._pointer, _u64("bytes", bytes))
 
     def state(self) -> ArenaInfo:
-        """The budget, and what the engines hold of it."""
+        """Return the size of the budget and the bytes that its engines hold."""
         with self._handle:
             return _record(ArenaInfo, _filled(_ArenaInfo, _lib.pllm_arena_state, self._pointer))
 
     def close(self) -> None:
-        """Lets go of it; engines that were made with it keep the budget. Engine.arena ends with its engine, not here."""
+        """Free the handle. Its engines keep the budget. No effect on Engine.arena."""
         if not self._borrowed:
             self._handle.close()
 
@@ -1082,12 +1171,14 @@ class Arena:
         self.close()
 
 
-# ---- the engine ------------------------------------------------------------------------------------------------------
+# ---- engines -------------------------------------------------------------------------------------
 
 
 def plan(model_path: Path, *, arena: Optional[Arena] = None, **options: Any) -> Plan:
-    """What an Engine with these options would allocate; host_steps and progress are none of them. It reads the model's headers, and
-    allocates nothing of it."""
+    """Compute what an Engine with these options would allocate, without allocating it.
+
+    host_steps and progress are not options of this function.
+    """
     c = _c_options(model_path, **options)
     with _held(arena):
         c.arena = _pointer(arena)
@@ -1095,42 +1186,63 @@ def plan(model_path: Path, *, arena: Optional[Arena] = None, **options: Any) -> 
 
 
 class Engine:
-    """One model, its KV pool and its requests. As a context manager it is closed at the end.
+    """One model, its KV pool and its requests. A with statement closes it at its end.
 
-    model_path: a model directory as Hugging Face ships it.
-    device: where to run: "cpu", or "cuda:0" for the first CUDA device. memory_fraction: the part of its memory that the KV pool takes, of what
-        weights and working memory leave, in place of kv_bytes. batch_invariant: it gives a sequence the same bits whatever the batch, as the
-        CPU always does; that costs speed.
-    kv_bytes: bytes of the KV pool. arena: the budget from which it takes them instead, which engines may share.
-    threads: threads that compute. cpus: those to which they are pinned, such as "0-3,8", the stepping one's first. None: the system places
-        them.
-    max_model_len: longest sequence, prompt and output together.
-    max_seqs: most sequences running at once.
-    max_batch_tokens: most rows (prompt and decode tokens of all sequences) in one step.
-    prefill_chunk: most prompt tokens of one sequence in one step.
-    weight_format: how weights are kept. weight_group: inputs of an output that share a scale in 4 bits: 32, 64 or 128.
-    packed_path: a directory that keeps weights in their packed form, so that the next engine reads them as fast as the disk; info().packed
-        tells what became of it. None: they are packed each time.
-    block_size: tokens per KV block. kv_dtype: how K and V are stored. isa: an instruction path to force.
-    seed: seeds the requests that bring none of their own.
-    max_waiting_requests: that may wait for their first step before others are refused (Code.CAPACITY); one may always wait.
-    max_waiting_tokens: that those may have to compute.
-    max_prompt_bytes: maximum length in bytes of a text prompt, a chat or a text to tokenize. None: 64 for each token of the engine's
-        max_model_len, at least 1 MiB.
-    order: who comes first. ageing_ms: the more, the longer who stands behind has to wait.
-    batching: what a step is made of. prefill_budget: of prompt tokens, for two of the batchings.
-    allocation: for how many of its tokens a request needs room before it begins.
-    preemption: what becomes of who has to give way. swap_bytes: of the host tier, to which their K and V go.
-    swap_path: a directory; the host tier is a file there that has no name and is gone with the engine. None: it is memory.
-    trace_path: a file to draw every step into, for Perfetto or chrome://tracing.
-    journal_path: a file to write down all that steps depend on, prompts included, so that pagedllm-replay can run them again
-        bit for bit. Both files are begun anew; where the disk fails they end, and no step does.
-    model_name: the label of that name in metrics(). None: the model directory's name.
-    queue_capacity: outputs that may wait in Engine.queue before its requests pause.
-    skip_tokenizer: serve token ids only. prefix_cache: keep what was computed for requests that begin with the same tokens.
-    host_steps: you call step(), or start() later on. Otherwise the library's own thread steps from the start.
-    progress: called as progress(done, total), in bytes of weights, now and then. What it raises stops the loading and is raised
-        here. It runs on a thread made for the loading: so Ctrl-C stops the loading, too."""
+    model_path: model directory in the layout of Hugging Face.
+    device: "cpu", or "cuda:0" for the first CUDA device.
+    memory_fraction: CUDA only: fraction of the device memory that is free after weights and working
+        memory, for the KV pool. Replaces kv_bytes.
+    batch_invariant: makes the results of a sequence on a CUDA device independent of the batch, as
+        on the CPU. It is slower.
+    kv_bytes: size of the KV pool in bytes.
+    arena: budget from which the KV pool takes its bytes, instead of kv_bytes.
+    threads: number of threads, including the stepping thread.
+    cpus: list of CPUs to which the threads are pinned, such as "0-3,8"; the first is for the
+        stepping thread. None: threads are not pinned.
+    max_model_len: maximum length of a sequence in tokens, prompt and output together.
+    max_seqs: maximum number of running sequences.
+    max_batch_tokens: maximum number of tokens in one step, prompt and decode tokens of all
+        sequences together.
+    prefill_chunk: maximum number of prompt tokens of one sequence in one step.
+    weight_format: format of the weights in memory.
+    weight_group: number of inputs that share a scale in 4-bit formats: 32, 64 or 128.
+    packed_path: directory for packed weights, from which a later engine reads them as fast as the
+        disk. info().packed has the result. None: weights are packed each time.
+    block_size: tokens per KV block.
+    kv_dtype: data type of KV blocks.
+    isa: instruction path.
+    seed: seed for requests without a seed of their own.
+    max_waiting_requests: maximum number of requests that wait for their first step. More are
+        refused with Code.CAPACITY; one can always wait.
+    max_waiting_tokens: maximum number of tokens that the waiting requests have to compute.
+    max_prompt_bytes: maximum length in bytes of a text prompt, of a chat's JSON and the prompt it
+        renders to, and of a text to tokenize. None: 64 for each token of max_model_len, at least
+        1048576.
+    order: order of the waiting requests.
+    ageing_ms: waiting time in milliseconds after which a request is preferred; see Order.
+    batching: composition of a step.
+    prefill_budget: prompt tokens for Batching.PREFILL_FIRST and Batching.DECODE_FIRST.
+    allocation: number of blocks that a request needs to start.
+    preemption: treatment of preempted requests. SWAP and AUTO need swap_bytes.
+    swap_bytes: size in bytes of the host tier, which holds the KV of swapped requests and idle
+        sequences.
+    swap_path: directory for the host tier, an unnamed file that disappears with the engine. None:
+        the host tier is in memory.
+    trace_path: file for a trace of every step, in the format of Perfetto and chrome://tracing. An
+        existing file is replaced. If the disk fails, the trace ends.
+    journal_path: file for a journal of all inputs of the engine. pagedllm-replay repeats its steps
+        bit for bit. It contains prompts. An existing file is replaced. If the disk fails, the
+        journal ends.
+    model_name: value of the label model_name in metrics(). None: the name of the model directory.
+    queue_capacity: capacity, in outputs, of Engine.queue. While it is full, its requests pause.
+    skip_tokenizer: serve token ids only.
+    prefix_cache: False disables the prefix cache.
+    host_steps: if True, call step(), or start() later. If False, a thread of the engine steps it
+        from the start.
+    progress: called as progress(done, total) with bytes of weights. An exception cancels the
+        loading, and this constructor raises it. The model is loaded on another thread, so that
+        Ctrl-C cancels the loading as well.
+    """
 
     def __init__(self, model_path: Path, *, device: Optional[str] = None, kv_bytes: Optional[int] = None,
                  arena: Optional[Arena] = None, threads: Optional[int] = None, max_model_len: Optional[int] = None,
@@ -1165,7 +1277,7 @@ class Engine:
             self.start()
 
     def close(self) -> None:
-        """Ends every request and returns the engine's memory; queues that were created first give what they hold."""
+        """End every request and free the engine. Its queues first return the outputs they hold."""
         self._handle.close()
 
     def __enter__(self) -> "Engine":
@@ -1177,33 +1289,42 @@ class Engine:
     # -- requests
 
     def generate(self, prompt: Prompt, sampling: Optional[Sampling] = None, **request: Any) -> Completion:
-        """Waits for all that the prompt gives; `request`: further keywords of add(). Of several results it is the first. Ctrl-C, or
-        whatever else ends the wait, aborts the request."""
+        """Run a request and return its first result. `request`: further keywords of add().
+
+        If an exception such as Ctrl-C ends the wait, the request is aborted.
+        """
         return self.generate_all(prompt, sampling, **request)[0]
 
     def generate_all(self, prompt: Prompt, sampling: Optional[Sampling] = None, **request: Any) -> List[Completion]:
-        """generate() of all n results, by index."""
+        """Run a request and return all n results, by index. See generate()."""
         return _collected(self.stream(prompt, sampling, **request), sampling)
 
     def stream(self, prompt: Prompt, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
                **request: Any) -> Generator[Output, None, None]:
-        """Adds a request now, and gives its outputs as they come; `request`: further keywords of add(). It pauses, and no other
-        does, while `capacity` outputs wait to be read. Closing the generator, or letting go of it, aborts the request, and forks of
-        its sequences that were given no queue of their own. A request whose computation fails raises its Error."""
+        """Add a request now and return its outputs as they are generated.
+
+        While `capacity` outputs are unread, the request pauses; other requests continue. Closing or
+        deleting the generator aborts the request, and the forks of its sequences without a queue of
+        their own. If the computation of the request fails, the generator raises its Error.
+        `request`: further keywords of add().
+        """
         return self._read(*self._added(capacity, prompt, sampling, request))
 
     async def agenerate(self, prompt: Prompt, sampling: Optional[Sampling] = None, **request: Any) -> Completion:
-        """generate() for asyncio. Cancelling it aborts the request."""
+        """Run generate() in asyncio. Cancelling the task aborts the request."""
         return (await self.agenerate_all(prompt, sampling, **request))[0]
 
     async def agenerate_all(self, prompt: Prompt, sampling: Optional[Sampling] = None, **request: Any) -> List[Completion]:
-        """generate_all() for asyncio. Cancelling it aborts the request."""
+        """Run generate_all() in asyncio. Cancelling the task aborts the request."""
         return await _acollected(self.astream(prompt, sampling, **request), sampling)
 
     def astream(self, prompt: Prompt, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
                 **request: Any) -> AsyncGenerator[Output, None]:
-        """stream() for asyncio: waits on the running event loop, without a thread. Cancelling the task that reads aborts the
-        request, and so does aclose(); leaving the `async for` does so a turn of the loop later."""
+        """Run stream() in asyncio. It waits on the running event loop, without a thread.
+
+        Cancelling the task that reads, or aclose(), aborts the request. Leaving the `async for`
+        loop aborts it in the next iteration of the event loop.
+        """
         return self._aread(*self._added(capacity, prompt, sampling, request))
 
     def add(self, prompt: Prompt, sampling: Optional[Sampling] = None, *, queue: Optional[Queue] = None,
@@ -1211,19 +1332,26 @@ class Engine:
             keep: Optional[bool] = None, truncate_prompt_tokens: Optional[int] = None, cache_salt: Optional[Text] = None,
             deadline: Optional[float] = None, priority: Optional[int] = None, logits_hook: Optional[LogitsHook] = None,
             add_special: Optional[bool] = None, skip_special: Optional[bool] = None) -> int:
-        """Adds a request and returns its id. Its outputs go to `queue`, by default Engine.queue.
+        """Add a request and return its id. `queue`, by default Engine.queue, receives its outputs.
 
-        add_special: let the tokenizer add its special tokens, such as BOS; False for a prompt that render_chat wrote.
-        skip_special: leave special tokens out of the text. user_data: comes back in every output.
-        n: results, each with its index and its own last output; result i is sequence request + i.
-        best_of: samples to draw, of which the n with the highest log probability are returned, best first, at the end.
-        beam: return the n best beams instead, at the end.
-        keep: its sequences stay when they end, whatever ended them, until free().
-        truncate_prompt_tokens: keep only so many of the prompt's last tokens.
-        cache_salt: only requests with the same one share what the prefix cache holds, so that tenants cannot probe each other.
-        deadline: seconds from now, after which it ends with FinishReason.DEADLINE and what it has by then, wherever it is.
-        priority: with Order.PRIORITY the higher comes first; -100 to 100, by default 0.
-        logits_hook: edits the logits before every token; see LogitsHook."""
+        add_special: the tokenizer adds its special tokens, such as BOS. Set it to False for a
+            prompt that render_chat rendered.
+        skip_special: special tokens are left out of the text.
+        user_data: returned in each output.
+        n: number of results, each with its index and its own last output. Result i has the sequence
+            id request + i.
+        best_of: number of samples to generate. The n samples with the highest log probability are
+            returned at the end, best first.
+        beam: beam search instead of sampling. The n best beams are returned at the end, best first.
+        keep: the sequences are kept when they end, for any reason, until free().
+        truncate_prompt_tokens: number of tokens at the end of the prompt that are kept.
+        cache_salt: requests share blocks of the prefix cache only if their salts are equal, so that
+            tenants cannot probe the prompts of other tenants.
+        deadline: seconds from now after which the request ends with FinishReason.DEADLINE and the
+            tokens it has.
+        priority: with Order.PRIORITY: -100 to 100, default 0; higher runs first.
+        logits_hook: edits the logits of each token; see LogitsHook.
+        """
         added = c_uint64()
         self._ask(_lib.pllm_engine_add_request, added, prompt, sampling, queue=queue, user_data=user_data, n=n, best_of=best_of,
                   beam=beam, keep=keep, truncate_prompt_tokens=truncate_prompt_tokens, cache_salt=cache_salt, deadline=deadline,
@@ -1231,9 +1359,12 @@ class Engine:
         return added.value
 
     def admit(self, prompt: Prompt, sampling: Optional[Sampling] = None, **request: Any) -> Admission:
-        """What would become of the request if it were added now, without adding it, judged by the steps so far, by how long answers
-        have been, and as if nothing of the prompt were in the prefix cache; `request`: further keywords of add(). What add() would
-        refuse in any case is refused here too."""
+        """Predict admission and time to first token for a request without adding it.
+
+        The prediction uses the measured step times and the lengths of recent outputs. It assumes
+        that the prompt is not in the prefix cache. It raises the errors that add() would raise,
+        except for grammars, which are not compiled. `request`: further keywords of add().
+        """
         told = _Admission(sizeof(_Admission))
         self._ask(_lib.pllm_engine_admit, told, prompt, sampling, **request)
         first = told.first_token_seconds
@@ -1249,7 +1380,10 @@ class Engine:
             call(engine, byref(request), byref(answer))
 
     def abort(self, request: int) -> None:
-        """Ends a request at the next step; its last output says FinishReason.ABORT. One that has ended is Code.NOT_FOUND."""
+        """Abort a request at the next step. Its last output has FinishReason.ABORT.
+
+        If the request has ended, the call raises Code.NOT_FOUND.
+        """
         with self._handle as engine:
             _lib.pllm_engine_abort(engine, _u64("request", request))
 
@@ -1260,7 +1394,7 @@ class Engine:
         return queue, self.add(prompt, sampling, queue=queue, **request), 1 if n is None else n
 
     def _read(self, queue: Queue, request: int, sequences: int) -> Generator[Output, None, None]:
-        """Until so many of the request's sequences have ended."""
+        """Return outputs until the given number of sequences of the request have ended."""
         with queue:
             while True:
                 for output in queue.poll():
@@ -1283,47 +1417,68 @@ class Engine:
                         return
                 await queue._readable()
 
-    # -- sequences that run or were kept
+    # -- running and kept sequences
 
     def fork(self, sequence: int, n: int = 1, *, at: Optional[int] = None, seed: Optional[int] = None, idle: Optional[bool] = None,
              user_data: Optional[int] = None, queue: Optional[Queue] = None) -> List[int]:
-        """Makes n sequences that begin with the same tokens; nothing is computed again. Each is a request of its own, whose id is
-        the sequence's. Those of a sequence that runs run, too; those of an idle one wait to be resumed.
+        """Create n sequences with the first tokens of a sequence and return their ids.
 
-        at: the tokens that they share with their parent; by default all. seed: each draws other random numbers; otherwise all
-        draw the same as their parent. idle: they wait to be resumed, even where the parent runs.
-        user_data, queue: by default the parent's. A queue that is closed, as that of stream() is when it has ended, takes none."""
+        They share its KV blocks. Each child is a request of its own, whose id is its sequence id.
+        Children of a running sequence run; children of an idle one are idle.
+
+        at: number of tokens that the children share with their parent. None: all.
+        seed: each child draws from its own random stream of this seed. None: the children draw the
+            same random numbers as their parent.
+        idle: the children are idle until they are resumed, even if the parent runs.
+        user_data: returned in the outputs of the children. None: that of the parent.
+        queue: queue for the outputs of the children. None: that of the parent, which must be open;
+            the queue of stream() is closed at its end.
+        """
         how = _made(_Fork, _lib.pllm_fork_init, n=n, at=at, seed=seed, user_data=user_data)
         flags = _flag(how.flags, _FORK_SEED, None if seed is None else True)
         how.flags = _flag(_flag(flags, _FORK_IDLE, idle), _FORK_USER_DATA, None if user_data is None else True)
-        made = (c_uint64 * min(n, self.stats().blocks_total))()  # more than there are blocks are refused, and need no room
+        # The library rejects a larger n before it writes an id.
+        made = (c_uint64 * min(n, self.stats().blocks_total))()
         with self._handle as engine, _held(queue):
             how.queue = _pointer(queue)
             _lib.pllm_sequence_fork(engine, _u64("sequence", sequence), byref(how), made)
         return list(made)
 
     def append(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Adds tokens to the end of a sequence. One that runs goes on after them, from the next step on; an idle one has them
-        computed when it is resumed."""
+        """Append tokens to a sequence.
+
+        A running sequence continues after them from the next step on. An idle sequence computes
+        them when it is resumed.
+        """
         ids = _token_ids(tokens)
         with self._handle as engine:
             _lib.pllm_sequence_append(engine, _u64("sequence", sequence), ids, len(ids))
 
     def rewind(self, sequence: int, length: int) -> None:
-        """Cuts a sequence to its first `length` tokens, also into the prompt. Everything is as it was then, the place in the random
-        stream included; outputs that were read stay read. One that runs goes on from there."""
+        """Truncate a sequence to its first `length` tokens, also into the prompt.
+
+        Its state is as it was then, including the random stream. Outputs that have been read are
+        not taken back. A running sequence continues from there.
+        """
         with self._handle as engine:
             _lib.pllm_sequence_rewind(engine, _u64("sequence", sequence), _u64("length", length))
 
     def resume(self, sequence: int, sampling: Optional[Sampling] = None, *, queue: Optional[Queue] = None,
                user_data: Optional[int] = None, keep: Optional[bool] = None, deadline: Optional[float] = None, go_on: bool = False,
                skip_special: Optional[bool] = None, logits_hook: Optional[LogitsHook] = None) -> None:
-        """An idle sequence goes on: only tokens that were appended since are computed. Counts (max_tokens, min_tokens) and
-        penalties begin anew. keep: False lets it go when it ends; otherwise it stays. queue, user_data: by default as before.
-        deadline: as in add(), for this turn.
+        """Continue an idle sequence.
 
-        go_on: as if it had never been idle, with its own sampling, counts, grammar and hook; none of these is given then. It need
-        not have ended: an idle fork, or one that was imported, goes on in the middle."""
+        Only its last token and the tokens appended since are computed. Counts (max_tokens,
+        min_tokens) and penalties start anew.
+
+        queue: queue for the outputs. None: the queue of the sequence.
+        user_data: returned in the outputs. None: the sequence keeps its user_data.
+        keep: False frees the sequence when it ends. By default it is kept.
+        deadline: as in add(), from this call on.
+        go_on: continue as if the sequence had never been idle, with its own sampling, counts,
+            grammar and hook. sampling, skip_special and logits_hook must not be given. The sequence
+            need not have ended: idle forks and imported sequences continue where they are.
+        """
         if go_on and not (sampling is skip_special is logits_hook is None):
             raise TypeError("with go_on, sampling, skip_special and logits_hook are the sequence's own: give none")
         how = _made(_Resume, _lib.pllm_resume_init, user_data=user_data, deadline_ms=_deadline_ms(deadline),
@@ -1338,31 +1493,33 @@ class Engine:
             _lib.pllm_sequence_resume(engine, _u64("sequence", sequence), byref(how))
 
     def generate_resumed(self, sequence: int, sampling: Optional[Sampling] = None, **how: Any) -> Completion:
-        """generate() for a sequence that was kept; `how`: further keywords of resume() but go_on, as only the sequence itself knows
-        then what kind its outputs are of."""
+        """Run generate() for a kept sequence. `how`: further keywords of resume() except go_on.
+
+        go_on is not possible, because only the sequence knows the kind of its outputs.
+        """
         return _collected(self.stream_resumed(sequence, sampling, go_on=False, **how), sampling)[0]
 
     def stream_resumed(self, sequence: int, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
                        **how: Any) -> Generator[Output, None, None]:
-        """stream() for a sequence that was kept; `how`: further keywords of resume()."""
+        """Run stream() for a kept sequence. `how`: further keywords of resume()."""
         return self._read(*self._resumed(capacity, sequence, sampling, how))
 
     async def agenerate_resumed(self, sequence: int, sampling: Optional[Sampling] = None, **how: Any) -> Completion:
-        """generate_resumed() for asyncio."""
+        """Run generate_resumed() in asyncio."""
         return (await _acollected(self.astream_resumed(sequence, sampling, go_on=False, **how), sampling))[0]
 
     def astream_resumed(self, sequence: int, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
                         **how: Any) -> AsyncGenerator[Output, None]:
-        """stream_resumed() for asyncio."""
+        """Run stream_resumed() in asyncio."""
         return self._aread(*self._resumed(capacity, sequence, sampling, how))
 
     def free(self, sequence: int) -> None:
-        """Forgets a sequence and gives back its memory. One that runs ends with FinishReason.ABORT."""
+        """Free a sequence and its blocks. A running sequence ends with FinishReason.ABORT."""
         with self._handle as engine:
             _lib.pllm_sequence_free(engine, _u64("sequence", sequence))
 
     def sequence_info(self, sequence: int) -> SequenceInfo:
-        """What is known of a sequence. One that has ended and was not kept is Code.NOT_FOUND."""
+        """Read the state of a sequence. If it ended without being kept, raise Code.NOT_FOUND."""
         c = _SequenceInfo(sizeof(_SequenceInfo))
         with self._handle as engine:
             _lib.pllm_sequence_get_info(engine, _u64("sequence", sequence), byref(c))
@@ -1375,27 +1532,34 @@ class Engine:
         self.resume(sequence, sampling, queue=queue, **how)
         return queue, request, 1
 
-    # -- sequences that move
+    # -- export and import
 
     def export_sequence(self, sequence: int) -> bytes:
-        """Writes a sequence down as it is at the next step, and waits for that: its tokens, what was computed for them, its
-        parameters, its place in the random stream, grammar and text; no logits hook. It goes on, or stays idle, as before, and its
-        readers notice nothing. The bytes hold the conversation in the clear. One that ends before that step, and was not kept, is
-        Code.NOT_FOUND."""
+        """Return the state of a sequence after the next step.
+
+        The state has the tokens, KV blocks, sampling parameters, random stream, grammar and text,
+        but not the logits hook. It contains the conversation in plain text. The sequence is not
+        affected. If the sequence ends before that step and is not kept, the call raises
+        Code.NOT_FOUND.
+        """
         with self._exported(sequence) as queue:
             return queue._take(_blob, None)[0]
 
     async def aexport_sequence(self, sequence: int) -> bytes:
-        """export_sequence() for asyncio."""
+        """Run export_sequence() in asyncio."""
         with self._exported(sequence) as queue:
             while not (blobs := queue._take(_blob, 0)):
                 await queue._readable()
             return blobs[0]
 
     def import_sequence(self, blob: Bytes, *, queue: Optional[Queue] = None) -> int:
-        """Makes an idle sequence from what export_sequence() gave in this or another process, and returns its id. Resumed with
-        go_on, it says what comes after that, with the same bits unless it is SequenceInfo.inexact. Its outputs go to `queue`, by
-        default Engine.queue. What is damaged, of another model, block_size or kv_dtype is refused."""
+        """Create an idle sequence from the state of export_sequence() and return its id.
+
+        The state can come from another process. Resumed with go_on, the sequence continues with the
+        same bits unless SequenceInfo.inexact is True. `queue`, by default Engine.queue, receives
+        its outputs. If the state is damaged, or made with another model, block_size or kv_dtype,
+        the call raises an Error.
+        """
         data = blob if isinstance(blob, bytes) else bytes(memoryview(blob))
         made = c_uint64()
         queue = self.queue if queue is None else queue
@@ -1404,20 +1568,28 @@ class Engine:
         return made.value
 
     def _exported(self, sequence: int) -> Queue:
-        """Where the blob arrives, and nothing else."""
+        """Return a queue that receives only the state."""
         queue = self.create_queue(1)
         with self._handle as engine:
             _lib.pllm_sequence_export(engine, _u64("sequence", sequence), queue._pointer)
         return queue
 
-    # -- the prefix cache
+    # -- prefix cache
 
     def pin(self, prompt: Prompt, *, cache_salt: Optional[Text] = None, time_to_live_ms: Optional[int] = None,
             priority: Optional[int] = None, add_special: Optional[bool] = None) -> int:
-        """Computes a prompt, from the next step on, and keeps it for requests that begin with the same tokens. Returns its id.
+        """Keep a prompt in the prefix cache and return the id of the pin.
 
-        time_to_live_ms: by default until it is unpinned. priority: where a sequence could not go on otherwise, pins with the
-        lowest one give way. cache_salt, add_special: as in add()."""
+        The prompt is computed from the next step on. Requests that begin with the same tokens reuse
+        the blocks.
+
+        time_to_live_ms: time in milliseconds for which the prompt is kept. None: until it is
+            unpinned.
+        priority: if a sequence cannot continue otherwise, pins are dropped, those with the lowest
+            priority first.
+        cache_salt: as in add().
+        add_special: as in add().
+        """
         c = _made(_Pin, _lib.pllm_pin_init, time_to_live_ms=time_to_live_ms, priority=priority)
         _assign_prompt(c, prompt)
         if cache_salt is not None:
@@ -1429,25 +1601,28 @@ class Engine:
         return pinned.value
 
     def unpin(self, pin: int) -> None:
-        """Lets the prompt go when others need its place. Code.NOT_FOUND: the pin has expired, or had to give way."""
+        """Unpin a prompt. If the pin has expired or was dropped, raise Code.NOT_FOUND."""
         with self._handle as engine:
             _lib.pllm_prefix_unpin(engine, _u64("pin", pin))
 
     # -- stepping
 
     def step(self) -> Step:
-        """Runs one iteration, with one new token for each running sequence that is past its prompt. While another thread steps,
-        or the library's own does, it is Code.BUSY."""
+        """Run one iteration and generate one token for each sequence whose prompt is complete.
+
+        If another thread or the engine's own thread is stepping the engine, the call raises
+        Code.BUSY.
+        """
         with self._handle as engine:
             return _record(Step, _filled(_Step, _lib.pllm_engine_step, engine))
 
     def start(self) -> None:
-        """From now on the library's own thread steps, asleep while there is nothing to do. Where it does already: Code.BUSY."""
+        """Start the engine's own thread. If it is already running, raise Code.BUSY."""
         with self._handle as engine:
             _lib.pllm_engine_start(engine)
 
     def stop(self) -> None:
-        """Ends that thread after the step under way. Nothing is lost: requests wait until somebody steps again."""
+        """Stop the engine's own thread after the current step. Requests wait for the next step."""
         with self._handle as engine:
             _lib.pllm_engine_stop(engine)
 
@@ -1455,30 +1630,30 @@ class Engine:
 
     @property
     def queue(self) -> Queue:
-        """The engine's own queue, for requests that were added without one."""
+        """Return the engine's own queue, for requests that are added without a queue."""
         with self._handle as engine:
             return Queue(self._handle, _lib.pllm_engine_queue(engine), None)
 
     def create_queue(self, capacity: int) -> Queue:
-        """A queue for some of the requests. They pause, and no others do, while `capacity` outputs wait in it."""
+        """Create a queue for some requests. While it holds `capacity` outputs, they pause."""
         made = c_void_p()
         with self._handle as engine:
             _lib.pllm_queue_create(engine, _u64("capacity", capacity), byref(made))
         pointer = made.value or 0
         return Queue(_Handle("queue", pointer, _lib.pllm_queue_free), pointer, self)
 
-    # -- memory
+    # -- memory budgets
 
     @property
     def arena(self) -> Arena:
-        """The budget of the KV pool: the one that it was made with, or its own."""
+        """Return the budget of the KV pool: the arena of the constructor or the engine's own."""
         with self._handle as engine:
             return Arena._of(self._handle, _lib.pllm_engine_arena(engine))
 
     # -- text
 
     def tokenize(self, text: Text, *, add_special: bool = False) -> List[int]:
-        """The text's token ids."""
+        """Encode text as token ids."""
         utf8, tokens = _utf8(text), c_void_p()
         with self._handle as engine:
             _lib.pllm_engine_tokenize(engine, utf8, len(utf8), _flag(0, _TEXT_ADD_SPECIAL, add_special), byref(tokens))
@@ -1488,25 +1663,28 @@ class Engine:
             _lib.pllm_tokens_free(tokens)
 
     def detokenize(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
-        """The tokens' text."""
+        """Decode token ids as text."""
         ids, text = _token_ids(tokens), c_void_p()
         with self._handle as engine:
             _lib.pllm_engine_detokenize(engine, ids, len(ids), _flag(0, _TEXT_SKIP_SPECIAL, skip_special), byref(text))
         return _taken(text)
 
     def render_chat(self, messages: Union[Sequence[Mapping[str, Any]], Mapping[str, Any]]) -> str:
-        """Renders a conversation, [{"role": "user", "content": "..."}, ...], with the model's own template; or a mapping with
-        "messages" and what else the template reads. The manual lists the options, such as "continue_final_message", at
-        pllm_engine_render_chat. Add the result with add_special=False."""
+        """Render a chat, [{"role": "user", "content": "..."}, ...], with the model's chat template.
+
+        A mapping has "messages" and variables of the template. pllm_engine_render_chat documents
+        the members, such as "continue_final_message". Add a request with the result and
+        add_special=False.
+        """
         utf8, text = json.dumps(messages).encode(), c_void_p()
         with self._handle as engine:
             _lib.pllm_engine_render_chat(engine, utf8, len(utf8), byref(text))
         return _taken(text)
 
-    # -- insight
+    # -- statistics
 
     def info(self) -> Info:
-        """The model and the limits it is served with."""
+        """Return the model and the limits of the engine."""
         with self._handle as engine:
             c = _filled(_Info, _lib.pllm_engine_info, engine)
             return Info(
@@ -1516,14 +1694,17 @@ class Engine:
                 packed_reason=_text(c.packed_reason, c.packed_reason_len))
 
     def stats(self) -> Stats:
-        """Counts since the engine was made, and the state after its last step."""
+        """Return counters since the creation of the engine, and its state after the last step."""
         with self._handle as engine:
             return _record(Stats, _filled(_Stats, _lib.pllm_engine_stats, engine))
 
     def metrics(self) -> str:
-        """What dashboards ask for, as of the last step, in the OpenMetrics format, which Prometheus scrapes as
-        "application/openmetrics-text; version=1.0.0; charset=utf-8": gauges, counters and histograms, with the names that vLLM gave
-        them after the prefix "pagedllm_". It waits for no step."""
+        """Return metrics, as of the last step, in the OpenMetrics text format.
+
+        They are gauges, counters and histograms. The content type is "application/openmetrics-text;
+        version=1.0.0; charset=utf-8". The names are those of vLLM with the prefix "pagedllm_". The
+        call does not wait for a step.
+        """
         text = c_void_p()
         with self._handle as engine:
             _lib.pllm_engine_metrics(engine, byref(text))
@@ -1532,7 +1713,7 @@ class Engine:
 
 def _create(options: Any, arena: Optional[Arena], progress: Optional[Callable[[int, int], Any]],
             free: Callable[[int], None]) -> _Handle:
-    """Loads on a thread of its own. On this one, ctypes would lose a KeyboardInterrupt that arrives in the callback."""
+    """Create an engine on another thread. ctypes would lose a KeyboardInterrupt in the callback."""
     cancelled = threading.Event()
     raised: List[BaseException] = []
 
@@ -1574,7 +1755,7 @@ async def _acollected(outputs: AsyncGenerator[Output, None], sampling: Optional[
 
 
 def _held(thing: Union[Queue, Arena, None]) -> ContextManager[Any]:
-    """It is not freed meanwhile."""
+    """Keep an object from being freed in a with statement."""
     return contextlib.nullcontext() if thing is None else thing._handle
 
 
