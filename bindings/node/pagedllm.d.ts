@@ -1,113 +1,168 @@
-/** Why a call was refused. A newer library may have codes without a name here: `PLLM_E_` and a number. */
+/** Code of an error. A newer library can have codes without a name here: `PLLM_E_` and a number. */
 export type Code =
   | 'PLLM_E_INVALID_ARGUMENT' | 'PLLM_E_NOT_FOUND' | 'PLLM_E_IO' | 'PLLM_E_MODEL' | 'PLLM_E_UNSUPPORTED' | 'PLLM_E_CAPACITY'
   | 'PLLM_E_BUSY' | 'PLLM_E_OUT_OF_MEMORY' | 'PLLM_E_INTERNAL' | 'PLLM_E_CLOSED' | 'PLLM_E_CANCELLED' | (string & {});
 
-/** What the library refused: a stable code, and a message with the numbers and the remedy. What was closed is PLLM_E_CLOSED. */
+/**
+ * An error of the library: a stable code, and a message with the numbers and the remedy. A call on
+ * a closed object throws PLLM_E_CLOSED.
+ */
 export class PagedllmError extends Error {
   readonly code: Code;
 }
 
-/** How an engine is made. What is left out is the library's default. */
+/** Options of an engine. An option that is left out has the library's default. */
 export interface Options {
-  /** A model directory as Hugging Face ships it. */
+  /** Model directory in the layout of Hugging Face. */
   modelPath: string | Uint8Array;
-  /** Where to run: 'cpu', or 'cuda:0' for the first CUDA device. */
+  /** Device: 'cpu', or 'cuda:0' for the first CUDA device. */
   device?: string | Uint8Array;
-  /** Bytes of the KV pool. */
+  /** Size of the KV pool in bytes. */
   kvBytes?: number | bigint;
-  /** The budget from which the KV pool takes its bytes instead; engines may share it. */
+  /** Budget from which the KV pool takes its bytes, instead of kvBytes. Engines can share it. */
   arena?: Arena;
-  /** How weights are kept: as the model's files have them, or in another format. Fewer bits are faster to read and take less memory, and
-   * cost quality. 'int8' has a scale for each output, 'int4' one for each group of its inputs; 'int4Asymmetric' lets a group begin at
-   * its least weight. 'fp8', for CUDA devices, is floating point with a scale for each output. */
+  /**
+   * Format of the weights in memory. Fewer bits take less memory and time, and cost quality. 'int8'
+   * has a scale for each output, and 'int4' a scale for each group of its inputs. 'int4Asymmetric'
+   * also has an offset for each group. 'fp8' is for CUDA only and has a scale for each output.
+   */
   weightFormat?: 'asStored' | 'f32' | 'f16' | 'bf16' | 'int8' | 'int4' | 'int4Asymmetric' | 'fp8';
-  /** Inputs of an output that share a scale in 4 bits: 32, 64 or 128. */
+  /** Number of inputs that share a scale in 4-bit formats: 32, 64 or 128. */
   weightGroup?: number;
-  /** A directory that keeps weights in their packed form, so that the next engine reads them as fast as the disk; info().packed tells what
-   * became of it. Left out: they are packed each time. */
+  /**
+   * Directory for packed weights, from which a later engine reads them as fast as the disk.
+   * info().packed has the result. By default, weights are packed each time.
+   */
   packedPath?: string | Uint8Array;
-  /** How K and V are stored. 'int8' has a scale for each head of each token: about half the bytes of 'bf16', at a small cost in
-   * quality; 'fp8' is as that, in floating point (OCP E4M3). In 'f16' numbers beyond 65504 become 65504, with their sign. */
+  /**
+   * Data type of KV blocks. 'int8' has a scale for each head of each token: about half the bytes of
+   * 'bf16', at a small cost in quality. 'fp8' (OCP E4M3) has the same scales. 'f16' clamps values
+   * beyond 65504.
+   */
   kvDtype?: 'auto' | 'f32' | 'bf16' | 'int8' | 'f16' | 'fp8';
   /** Tokens per KV block. */
   blockSize?: number;
-  /** Longest sequence, prompt and output together. */
+  /** Maximum length of a sequence in tokens, prompt and output together. */
   maxModelLen?: number;
-  /** Most rows (prompt and decode tokens of all sequences) in one step. */
+  /** Maximum number of tokens in one step, prompt and decode tokens of all sequences together. */
   maxBatchTokens?: number;
-  /** Most sequences running at once. */
+  /** Maximum number of running sequences. */
   maxSeqs?: number;
-  /** Most prompt tokens of one sequence in one step. */
+  /** Maximum number of prompt tokens of one sequence in one step. */
   prefillChunk?: number;
-  /** Threads that compute. */
+  /** Number of threads, including the stepping thread. */
   threads?: number;
-  /** The CPUs to which they are pinned, as taskset -c takes them, such as '0-3,8': the stepping one's first. Left out: the system places
-   * them. */
+  /**
+   * List of CPUs in the syntax of taskset -c, such as '0-3,8', to which the threads are pinned, in
+   * this order. The first is for the stepping thread. By default, threads are not pinned.
+   */
   cpus?: string;
-  /** An instruction path to force: 'auto' takes the widest that the machine has. Bits are the same within one path, not across paths. With
-   * 'avx512_bf16' what is kept in bf16, weights or K and V, is multiplied by numbers that are rounded to it. */
+  /**
+   * Instruction path. 'auto' is the widest of the machine. Results have the same bits within a
+   * path, not across paths. With 'avx512_bf16', activations that are multiplied by weights or KV in
+   * bf16 are rounded to bf16.
+   */
   isa?: 'auto' | 'portable' | 'avx2' | 'avx512' | 'avx512_bf16' | 'avx_vnni' | 'avx512_vnni';
-  /** Seeds the requests that bring no seed of their own. */
+  /** Seed for requests without a seed of their own. */
   seed?: number | bigint;
-  /** Requests that may wait for their first step before others are refused (PLLM_E_CAPACITY); one may always wait. */
+  /**
+   * Maximum number of requests that wait for their first step. More are refused with
+   * PLLM_E_CAPACITY; one can always wait.
+   */
   maxWaitingRequests?: number | bigint;
-  /** Tokens that those may have to compute. */
+  /** Maximum number of tokens that the waiting requests have to compute. */
   maxWaitingTokens?: number | bigint;
-  /** Maximum length in bytes of a text prompt, a chat or a text to tokenize. Default: 64 for each token of the engine's
-   * maxModelLen, at least 1 MiB. */
+  /**
+   * Maximum length in bytes of a text prompt, of a chat's JSON and the prompt it renders to, and of
+   * a text to tokenize. Default: 64 for each token of maxModelLen, at least 1048576.
+   */
   maxPromptBytes?: number | bigint;
-  /** Who comes first: who came first; the higher priority; or whoever is likely to generate the fewest tokens, as many as those
-   * before that were allowed about as many. */
+  /**
+   * Order of the waiting requests: first come, first served; highest priority first; or shortest
+   * predicted output first. The prediction uses recent requests with a similar maxTokens.
+   */
   order?: 'firstCome' | 'priority' | 'shortestPredicted';
-  /** The more, the longer who stands behind has to wait: who has waited so long comes before those one priority above, or with
-   * a hundred tokens less, that come then. */
+  /**
+   * Waiting time in milliseconds after which a request is preferred. It then goes before new
+   * requests of the next higher priority, or that are predicted to be up to 100 tokens shorter.
+   */
   ageingMs?: number;
-  /** What a step is made of: prompts, in chunks, and decodes together; prompts alone while there are any, with a step of
-   * decodes after prefillBudget prompt tokens; every decode in every step, beside at most prefillBudget prompt tokens; or, to
-   * compare with, nobody joins until all that run have ended. */
+  /**
+   * Composition of a step.
+   *
+   * - 'mixed': prompt chunks and decodes, in the order of the requests.
+   * - 'prefillFirst': either prompts or decodes, and prompts go first. After prefillBudget prompt
+   *   tokens, the decodes get one step.
+   * - 'decodeFirst': every decode and at most prefillBudget prompt tokens.
+   * - 'static': no request is admitted until the running batch has finished. For baselines.
+   */
   batching?: 'mixed' | 'prefillFirst' | 'decodeFirst' | 'static';
-  /** Prompt tokens, for the two batchings that have a use for it. */
+  /** Prompt tokens for 'prefillFirst' and 'decodeFirst'. */
   prefillBudget?: number;
-  /** For how many of its tokens a request needs room before it begins: those that it has, so that whoever comes last is
-   * preempted where the pool is full; or all that it may come to have. */
+  /**
+   * Number of blocks that a request needs to start. 'onDemand': blocks are allocated as a sequence
+   * grows; if the pool is full, the last request in the order is preempted. 'maxTokens': a request
+   * starts when the pool has blocks for its maxTokens.
+   */
   allocation?: 'onDemand' | 'maxTokens';
-  /** What becomes of who has to give way: computed again; their K and V wait in the host tier; or whichever costs less. */
+  /**
+   * Treatment of preempted requests: they are recomputed, swapped to host memory, or whichever
+   * costs less.
+   */
   preemption?: 'recompute' | 'swap' | 'auto';
-  /** Bytes of the host tier. */
+  /** Size in bytes of the host tier, which holds the KV of swapped requests and idle sequences. */
   swapBytes?: number | bigint;
-  /** A directory: the host tier is a file there that has no name and is gone with the engine. Left out: it is memory. */
+  /**
+   * Directory for the host tier, an unnamed file that disappears with the engine. By default, the
+   * host tier is in memory.
+   */
   swapPath?: string | Uint8Array;
-  /** A file to draw every step into, for Perfetto or chrome://tracing. It is begun anew; where the disk fails it ends, and no step
-   * does. */
+  /**
+   * File for a trace of every step, in the format of Perfetto and chrome://tracing. An existing
+   * file is replaced. If the disk fails, the trace ends.
+   */
   tracePath?: string | Uint8Array;
-  /** A file to write down all that steps depend on, prompts included, so that pagedllm-replay can run them again bit for bit. It is
-   * begun anew; where the disk fails it ends, and no step does. */
+  /**
+   * File for a journal of all inputs of the engine. pagedllm-replay repeats its steps bit for bit.
+   * It contains prompts. An existing file is replaced. If the disk fails, the journal ends.
+   */
   journalPath?: string | Uint8Array;
-  /** The label model_name of metrics(). Left out: the model directory's name. */
+  /** Value of the label model_name in metrics(). Default: the name of the model directory. */
   modelName?: string | Uint8Array;
-  /** Outputs that may wait in Engine.queue before its requests pause. */
+  /** Capacity, in outputs, of Engine.queue. While it is full, its requests pause. */
   queueCapacity?: number | bigint;
   /** Serve token ids only. */
   skipTokenizer?: boolean;
-  /** false: do not keep what was computed for requests that begin with the same tokens. */
+  /** false disables the prefix cache. */
   prefixCache?: boolean;
-  /** A CUDA device gives a sequence the same bits whatever the batch, as the CPU always does. It costs speed. */
+  /**
+   * Makes the results of a sequence on a CUDA device independent of the batch, as on the CPU. It is
+   * slower.
+   */
   batchInvariant?: boolean;
-  /** The part of a CUDA device's memory that the KV pool takes, of what weights and working memory leave: from 0.01 to 1, in place of kvBytes. */
+  /**
+   * CUDA only: fraction, 0.01 to 1, of the device memory that is free after weights and working
+   * memory, for the KV pool. Replaces kvBytes.
+   */
   memoryFraction?: number;
 }
 
 export interface OpenOptions extends Options {
-  /** You call step(), or start() later on. Otherwise the library's own thread steps from the start. */
+  /**
+   * If true, call step(), or start() later. By default, a thread of the engine steps it from the
+   * start.
+   */
   hostSteps?: boolean;
-  /** Told how many bytes of weights are read, of how many. The loading waits for it; what it throws stops it, and rejects. */
+  /**
+   * Reports the bytes of weights that have been read, out of total. The loading waits for it. An
+   * exception cancels the loading and rejects the promise.
+   */
   progress?: (done: number, total: number) => void;
-  /** Stops the loading; means nothing to the engine once it is open. */
+  /** Cancels the loading. It has no effect on the engine after that. */
   signal?: AbortSignal;
 }
 
-/** What the output must be: one of these. */
+/** A constraint on the output: one of these. */
 export type Grammar =
   /** A JSON text that the schema describes. */
   | { jsonSchema: object | boolean | string | Uint8Array }
@@ -120,240 +175,309 @@ export type Grammar =
   /** A text that the Lark grammar describes. */
   | { lark: string | Uint8Array };
 
-/** DRY: a token that would make a repetition one longer than length tokens loses multiplier * base ** (length - allowedLength). */
+/**
+ * The DRY penalty: a token that would extend a repetition of length tokens loses multiplier * base
+ * ** (length - allowedLength).
+ */
 export interface Dry {
   multiplier?: number;
   base?: number;
-  /** Shorter repetitions are free. */
+  /** Length of the longest repetition without a penalty. */
   allowedLength?: number;
-  /** How many tokens back repetitions are looked for. 0: to the beginning. */
+  /** Number of last tokens that are searched for repetitions. 0: all. */
   penaltyLastN?: number;
-  /** Texts that end a repetition. Left out: the library's; empty: none do. */
+  /** Texts that end a repetition. Default: those of the library. Empty: none. */
   sequenceBreakers?: (string | Uint8Array)[];
 }
 
-/** Beam search, as generate of Hugging Face transformers does it. */
+/** Parameters of a beam search, as in generate of Hugging Face transformers. */
 export interface Beam {
-  /** Beams side by side. */
+  /** Number of beams. */
   width?: number;
-  /** Groups into which they are divided, each with a search of its own. */
+  /** Number of groups of beams, each with its own search. */
   groups?: number;
-  /** Taken off a token's log probability for every beam of an earlier group that chose it in the same step. */
+  /**
+   * Subtracted from the log probability of a token for each beam of an earlier group that chose it
+   * in the same step.
+   */
   diversityPenalty?: number;
-  /** Scores are sums of log probabilities divided by the length to this power. */
+  /**
+   * The score of a beam is the sum of its log probabilities divided by its length to this power.
+   */
   lengthPenalty?: number;
-  /** 'no': when no running beam, ended now, would be better than the worst finished one; 'yes': as soon as `width` beams are
-   * finished; 'never': when no running beam can become better than the worst finished one. */
+  /**
+   * When the search ends. 'no': when the best running beam, if it ended now, would not score higher
+   * than the worst finished beam. 'yes': as soon as `width` beams are finished. 'never': when no
+   * running beam can reach a higher score than the worst finished beam.
+   */
   earlyStopping?: 'no' | 'yes' | 'never';
 }
 
-/** How tokens are chosen, what is reported and when it ends. What is left out is the library's default. */
+/**
+ * How a request samples its tokens, what it reports and when it ends. A parameter that is left out
+ * has the library's default.
+ */
 export interface Sampling {
-  /** 0 is greedy. */
+  /** 0 selects greedy sampling. */
   temperature?: number;
-  /** Keep the most probable tokens that together reach this probability. */
+  /** Keeps the most probable tokens whose probabilities sum to at least this value. */
   topP?: number;
-  /** Keep tokens at least this share as probable as the most probable one. */
+  /** Keeps tokens whose probability is at least this fraction of the largest. */
   minP?: number;
-  /** Keep the k most probable tokens. */
+  /** Keeps the k most probable tokens. */
   topK?: number;
-  /** Keep the tokens of the most typical surprise that together reach this probability. */
+  /**
+   * Keeps the tokens with the most typical surprise whose probabilities sum to at least this value.
+   */
   typicalP?: number;
-  /** Keep tokens whose logit is within so many standard deviations of the largest. */
+  /** Keeps tokens whose logit is within this many standard deviations of the largest. */
   topNSigma?: number;
-  /** How often XTC takes the most probable tokens away. */
+  /** Probability with which XTC removes the most probable tokens. */
   xtcProbability?: number;
-  /** From which probability on a token counts as a top choice for XTC. */
+  /** Probability from which on a token counts as a top choice for XTC. */
   xtcThreshold?: number;
-  /** Mirostat 2: the surprise to keep to, in bits per token. */
+  /** Mirostat 2: target surprise in bits per token. */
   mirostatTau?: number;
-  /** How fast mirostat corrects. */
+  /** Mirostat 2: learning rate. */
   mirostatEta?: number;
-  /** Taken from the logit of every token that has been generated. */
+  /** Subtracted from the logit of each token that has been generated. */
   presencePenalty?: number;
-  /** Taken from a token's logit for every time it has been generated. */
+  /** Subtracted from the logit of a token for each time it has been generated. */
   frequencyPenalty?: number;
-  /** Divides the logits of all tokens of prompt and output. */
+  /**
+   * Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
+   * output.
+   */
   repetitionPenalty?: number;
-  /** No run of so many tokens comes twice. */
+  /** No n-gram of this many tokens occurs twice. */
   noRepeatNgramSize?: number;
   dry?: Dry;
-  /** Added to the logits of these token ids. */
+  /** Values that are added to the logits of these token ids. */
   logitBias?: Record<number, number>;
   /** Texts that the output must not contain. */
   badWords?: string | Uint8Array | (string | Uint8Array)[];
-  /** Runs of tokens that it must not contain. */
+  /** Token sequences that the output must not contain. */
   badWordsIds?: (ArrayLike<number> & Iterable<number>)[];
-  /** The only tokens that may be chosen. None: all. */
+  /** The only tokens that may be sampled. Default: all. */
   allowedTokenIds?: ArrayLike<number> & Iterable<number>;
-  /** What the output must be. */
+  /** Constraint on the output. */
   grammar?: Grammar;
   maxTokens?: number;
-  /** Neither end-of-sequence tokens nor stops count before this many tokens. */
+  /** Number of tokens before which neither end-of-sequence tokens nor stops end the sequence. */
   minTokens?: number;
-  /** With one, the same tokens come whatever runs beside it. */
+  /** A request with a seed generates the same tokens in any batch. */
   seed?: number | bigint;
-  /** Strings that end it, also across tokens; they do not appear in the text. */
+  /**
+   * Strings that end the sequence, within a token or across tokens. They do not appear in the text.
+   */
   stop?: string | Uint8Array | (string | Uint8Array)[];
-  /** Tokens that end it; reported, their text is not. */
+  /** Tokens that end the sequence. They are reported in tokens, but not in the text. */
   stopTokenIds?: ArrayLike<number> & Iterable<number>;
-  /** The stop string, or the text of the token that ends it, stays in the text. */
+  /** Keeps the stop string, or the text of the token that ends the sequence, in the text. */
   includeStop?: boolean;
-  /** Go on past end-of-sequence tokens. */
+  /** Does not stop at end-of-sequence tokens. */
   ignoreEos?: boolean;
-  /** Report the log probability of every chosen token. */
+  /** Reports the log probability of each generated token. */
   logprobs?: boolean;
-  /** And of so many of the most probable ones beside it. */
+  /** Reports that of this number of most probable tokens as well. */
   topLogprobs?: number;
-  /** The same of the prompt's tokens but the first. */
+  /** Reports the log probability of each prompt token except the first. */
   promptLogprobs?: boolean;
   promptTopLogprobs?: number;
   /** The output begins with the prompt. */
   echo?: boolean;
-  /** Each output holds what is new ('delta'), or everything so far; or there is one, at the end, that holds everything. */
+  /**
+   * Content of each output: what is new, everything so far, or one output at the end with
+   * everything.
+   */
   outputKind?: 'delta' | 'cumulative' | 'final';
-  /** Leave special tokens out of the text. */
+  /** Leaves special tokens out of the text. */
   skipSpecial?: boolean;
-  /** Comes back in every output. */
+  /** Returned in each output. */
   userData?: number | bigint;
-  /** The sequences stay when they end, whatever ended them, until free(). By default a request's are not kept, a resumed one is. */
+  /**
+   * The sequences are kept when they end, for any reason, until free(). Default: false for a new
+   * request, true for a resumed sequence.
+   */
   keep?: boolean;
-  /** Milliseconds from now, after which it ends with 'deadline' and what it has by then, wherever it is. */
+  /** Milliseconds from now after which the sequence ends with 'deadline' and the tokens it has. */
   deadlineMs?: number;
 }
 
-/** A prompt, and what to make of it. What is left out is the library's default. */
+/** A prompt with its parameters. A parameter that is left out has the library's default. */
 export interface Request extends Sampling {
-  /** The prompt as text; a Uint8Array is UTF-8. */
+  /** Prompt as text; a Uint8Array is UTF-8. */
   prompt?: string | Uint8Array;
-  /** Or as token ids. */
+  /** Prompt as token ids. */
   promptTokens?: ArrayLike<number> & Iterable<number>;
-  /** Let the tokenizer add its special tokens, such as BOS; false for a prompt that renderChat wrote. */
+  /**
+   * The tokenizer adds its special tokens, such as BOS. Set it to false for a prompt that
+   * renderChat rendered.
+   */
   addSpecial?: boolean;
-  /** Keep only so many of the prompt's last tokens. */
+  /** Number of tokens at the end of the prompt that are kept. */
   truncatePromptTokens?: number;
-  /** Results, each with its index and its own last output; result i is sequence request + i. */
+  /**
+   * Number of results, each with its index and its own last output. Result i has the sequence id
+   * request + i.
+   */
   n?: number;
-  /** Samples to draw, of which the n with the highest log probability are returned, best first, at the end. */
+  /**
+   * Number of samples to generate. The n samples with the highest log probability are returned at
+   * the end, best first.
+   */
   bestOf?: number;
-  /** Return the n best beams instead, at the end. */
+  /** Beam search instead of sampling. The n best beams are returned at the end, best first. */
   beam?: Beam;
-  /** Only requests with the same one share what the prefix cache holds, so that tenants cannot probe each other. */
+  /**
+   * Requests share blocks of the prefix cache only if their salts are equal, so that tenants cannot
+   * probe the prompts of other tenants.
+   */
   cacheSalt?: string | Uint8Array;
-  /** With order: 'priority' the higher comes first. -100 to 100, by default 0. */
+  /** With order: 'priority': -100 to 100, default 0; higher runs first. */
   priority?: number;
 }
 
-/** How an idle sequence goes on as if it had never been idle: with its own sampling, counts and grammar. It need not have ended: an
- * idle fork, or one that was imported, goes on in the middle. */
+/**
+ * Continues an idle sequence as if it had never been idle, with its own sampling, counts and
+ * grammar. The sequence need not have ended: idle forks and imported sequences continue where they
+ * are.
+ */
 export interface GoOn extends Pick<Sampling, 'userData' | 'keep' | 'deadlineMs'> {
   goOn: true;
 }
 
-/** A prompt to keep in the prefix cache. */
+/** A prompt that is kept in the prefix cache. */
 export interface Pin extends Pick<Request, 'prompt' | 'promptTokens' | 'addSpecial' | 'cacheSalt'> {
-  /** How long it is kept, in milliseconds. By default until it is unpinned. */
+  /** Time in milliseconds for which the prompt is kept. Default: until it is unpinned. */
   timeToLiveMs?: number | bigint;
-  /** Where a sequence could not go on otherwise, pins with the lowest priority give way. */
+  /**
+   * If a sequence cannot continue otherwise, pins are dropped, those with the lowest priority
+   * first.
+   */
   priority?: number;
 }
 
 export interface ForkOptions {
-  /** Children; by default one. */
+  /** Number of children. Default 1. */
   n?: number;
-  /** The tokens that they share with their parent; by default all. */
+  /** Number of tokens that the children share with their parent. Default: all. */
   at?: number | bigint;
-  /** Each draws other random numbers. Without it, all draw the same as their parent. */
+  /**
+   * Each child draws from its own random stream of this seed. Without a seed, the children draw the
+   * same random numbers as their parent.
+   */
   seed?: number | bigint;
-  /** They wait to be resumed, even where the parent runs. */
+  /** The children are idle until they are resumed, even if the parent runs. */
   idle?: boolean;
-  /** By default the parent's. */
+  /** Returned in the outputs of the children. Default: that of the parent. */
   userData?: number | bigint;
-  /** Where their outputs go, by default where the parent's go. A queue that is closed, as a stream's is when it has ended, takes
-   * none. */
+  /**
+   * Queue for the outputs of the children. Default: the queue of the parent, which must be open;
+   * the queue of a stream is closed at its end.
+   */
   queue?: Queue;
 }
 
-/** Why a sequence ended; null: it has not. 'other': a reason that only a newer library knows. */
+/**
+ * Why a sequence ended. null: it has not ended. 'other': a reason that only a newer library knows.
+ */
 export type FinishReason = 'stop' | 'length' | 'abort' | 'error' | 'deadline' | 'other' | null;
 
-/** A token and its log probability under the model's own distribution. */
+/** A token and its log probability in the model's own distribution. */
 export interface Logprob {
   token: number;
   logprob: number;
 }
 
-/** What a sequence generated: all of it, or what is new. */
+/** What a sequence generated: everything, or what is new. */
 export interface Generated {
   request: number | bigint;
   text: string;
   tokens: number[];
-  /** One per token, where the request asked for them. */
+  /** One for each token. null if the request did not ask for them. */
   logprobs: number[] | null;
   finishReason: FinishReason;
   promptTokens: number;
   sequence: number | bigint;
-  /** Which of the request's sequences, from 0. */
+  /** Index of the sequence in its request, from 0. */
   index: number;
-  /** The sum of the log probabilities, where they or bestOf were asked for; of a beam, its score. */
+  /**
+   * Sum of the log probabilities of all generated tokens, with logprobs or bestOf. For a beam: its
+   * score after the length penalty. Else 0.
+   */
   score: number;
-  /** For each token, most probable first, where the request asked for them. */
+  /**
+   * The most probable tokens at the position of each token, most probable first. null if the
+   * request did not ask for them.
+   */
   topLogprobs: Logprob[][] | null;
-  /** Of the prompt's tokens but the first, before the first token; in one output or more. */
+  /**
+   * Log probabilities of the prompt tokens except the first. They come before the first generated
+   * token, possibly in several outputs.
+   */
   promptLogprobs: number[] | null;
   promptTopLogprobs: Logprob[][] | null;
-  /** In a sequence's last output, and so is what follows; 0 in all others, and where it never came to that. From the call that
-   * asked for it (added, resumed or forked it) until its first step began. */
+  /**
+   * Time from the call that added, resumed or forked the sequence to its first step. This and the
+   * next fields are set in the last output of a sequence. They are 0 in all others, and if the
+   * event did not occur.
+   */
   queuedMs: number;
-  /** Until its first token was there. */
+  /** Time to its first token. */
   firstTokenMs: number;
-  /** Until its last token was there. */
+  /** Time to its last token. */
   lastTokenMs: number;
-  /** How often its blocks were taken from it. */
+  /** Number of times it was preempted. */
   preemptions: number;
-  /** With how many of its first tokens the prefix cache helped. */
+  /** Number of its first tokens that were found in the prefix cache. */
   cachedTokens: number;
 }
 
-/** News of one sequence: new tokens, new text, or its end, which is the one whose finishReason is not null. The text may lag behind
- * the tokens. */
+/**
+ * An output of one sequence: new tokens, new text, or its end. A finishReason other than null marks
+ * the last output. The text can lag behind the tokens.
+ */
 export interface Output extends Generated {
-  /** With 'error'. */
+  /** Set with 'error', or if the engine was closed. */
   error: PagedllmError | null;
-  /** So far. */
+  /** Tokens generated so far. */
   generatedTokens: number;
   userData: number | bigint;
 }
 
-/** All that a sequence generated. Engine.abort cuts it short with 'abort', a deadline with 'deadline'. */
+/** Everything that one sequence generated, until its end, an abort or its deadline. */
 export interface Completion extends Generated {}
 
-/** A sequence as of the last step and of the calls since. */
+/** A sequence as of the last step and the calls since. */
 export interface SequenceInfo {
-  /** The request it came from. */
+  /** Id of the request that created it. */
   request: number | bigint;
-  /** Its tokens. */
+  /** Number of its tokens, prompt and output. */
   length: number;
-  /** Which of the request's sequences, from 0. */
+  /** Index of the sequence in its request, from 0. */
   index: number;
-  /** It waits to be resumed or freed. Otherwise it runs, or waits to. */
+  /** true if it waits to be resumed or freed, false if it runs or waits to run. */
   idle: boolean;
-  /** It was imported from a machine or an instruction path that cannot give the same bits. */
+  /**
+   * true if it was imported from a machine or an instruction path that does not compute the same
+   * bits.
+   */
   inexact: boolean;
 }
 
-/** What one step did. */
+/** Result of one step. */
 export interface Step {
-  /** Requests that have not ended: step again while there are any. */
+  /** Number of requests that have not ended. While it is not 0, step again. */
   unfinished: number;
   prefillTokens: number;
   decodeTokens: number;
   sequences: number;
-  /** Sequences passed over because their queue is full. */
+  /** Number of sequences that were skipped because their queue is full. */
   paused: number;
 }
 
-/** Counts since the engine was made, and the state after its last step. */
+/** Counters since the creation of the engine, and its state after the last step. */
 export interface Stats {
   waiting: number;
   running: number;
@@ -371,65 +495,73 @@ export interface Stats {
   finishedAbort: number;
   finishedError: number;
   paused: number;
-  /** Sequences that were kept, and wait to be resumed or freed. */
+  /** Kept sequences that wait to be resumed or freed. */
   idle: number;
-  /** Because a sequence wrote to one that others share. */
+  /** Blocks copied because a sequence wrote to a shared block. */
   blocksCopied: number;
-  /** Prompt tokens looked for in the prefix cache, and those of them that did not have to be computed. */
+  /**
+   * Prompt tokens looked up in the prefix cache, and those found there, which were not computed.
+   */
   prefixQueries: number;
   prefixHits: number;
   finishedDeadline: number;
-  /** Requests that were refused because too much waits. */
+  /** Requests refused because of maxWaitingRequests, maxWaitingTokens or a full queue. */
   admissionRejections: number;
-  /** Steps that could not be computed and were tried again, in part or as a whole. */
+  /** Steps that failed and were tried again, in part or as a whole. */
   stepsFailed: number;
-  /** Of the preemptions: those to the host tier. */
+  /** Preemptions that swapped the request to the host tier. The others were recomputed. */
   preemptionsSwapped: number;
-  /** Sequences whose K and V are in the host tier. */
+  /** Sequences whose KV is in the host tier. */
   swapped: number;
   swapBlocksTotal: number;
   swapBlocksUsed: number;
-  /** Blocks that moved to the host tier, and back. */
+  /** Blocks moved to the host tier, and blocks moved back. */
   blocksSwappedOut: number;
   blocksSwappedIn: number;
-  /** Moves that failed, as on a full disk: who was to move is computed again. */
+  /** Moves that failed, as on a full disk. Their sequences were recomputed. */
   swapFailures: number;
-  /** Tokens that sequences began with and that were found in the prefix cache. */
+  /** Tokens at the start of sequences that were found in the prefix cache. */
   promptTokensCached: number;
-  /** 1: the disk has failed, and the trace, or the journal, has ended. */
+  /** 1 if the trace, or the journal, has ended because the disk failed. */
   tracesStopped: number;
   journalsStopped: number;
-  /** Times that the KV pool became smaller and the system did not take the memory back. */
+  /** Times that the KV pool shrank and the system did not take the memory back. */
   discardFailures: number;
-  /** Blocks that the sequences would have besides, did every layer look back on all tokens. */
+  /** Blocks that sequences do not hold because they are outside the windows of their layers. */
   blocksOutOfWindow: number;
 }
 
-/** What would become of a request that was added now. */
+/** Predicted admission of a request. */
 export interface Admission {
-  /** It would be taken. Otherwise too much waits, or its queue is not read. */
+  /** false if too many requests wait or its queue is full. */
   admits: boolean;
-  /** Nobody is before it, and there is room for it: the next step would begin it. */
+  /**
+   * true if no request is ahead of it and its blocks are free, so that it would start in the next
+   * step.
+   */
   fitsNow: boolean;
-  /** Until its first token is expected; null: no step has shown yet how long steps take. */
+  /** Predicted time until its first token. null: no step has been measured yet. */
   firstTokenMs: number | null;
-  /** Requests before it, and the tokens that these have to compute. */
+  /** Number of requests ahead of it, and of tokens that those requests have to compute. */
   waitingRequests: number;
   waitingTokens: number;
 }
 
-/** An arena as it is now. */
+/** The state of a budget. */
 export interface ArenaInfo {
   bytes: number;
-  /** What it can be resized to: from leastBytes, for the engines and requests there are, to mostBytes. */
+  /**
+   * Smallest and largest size to which the budget can be resized now. The smallest depends on its
+   * engines and their requests.
+   */
   leastBytes: number;
   mostBytes: number;
-  /** By the engines: more than bytes while they are on their way down. */
+  /** Bytes that the engines hold. More than bytes while engines are giving blocks back. */
   heldBytes: number;
   engines: number;
 }
 
-/** Where an engine's bytes go, known before any are taken. */
+/** Memory that an engine would allocate. */
 export interface Plan {
   weightBytes: number;
   kvBytes: number;
@@ -440,174 +572,248 @@ export interface Plan {
   maxModelLen: number;
   fullSequences: number;
   kvDtype: 'f32' | 'bf16' | 'int8' | 'f16' | 'fp8';
-  /** KV blocks that there can be, should the arena grow. */
+  /** Maximum number of KV blocks, if the budget grows to its maximum. */
   mostBlocks: number;
-  /** Of the host tier, in memory or in its file, and the blocks it holds. */
+  /** Bytes of the host tier, in memory or in its file, and the KV blocks in it. */
   swapBytes: number;
   swapBlocks: number;
-  /** Groups of layers whose K and V are in blocks of their own. */
+  /** Number of layer groups with KV blocks of their own. */
   kvGroups: number;
 }
 
-/** The model and the limits it is served with. */
+/** The model and the limits of its engine. */
 export interface Info {
   architecture: string;
   isa: string;
   eosTokenIds: number[];
   vocabSize: number;
   layers: number;
-  /** The longest sequence that the model was made for. */
+  /** Maximum length of a sequence for which the model was made. */
   maxPositions: number;
-  /** The longest that this engine allows. */
+  /** Maximum length of a sequence in this engine. */
   maxModelLen: number;
   threads: number;
-  /** What became of packedPath: none was given; the weights were read in their packed form; or they were packed from the model's files,
-   * and the form was written, or could not be. */
+  /**
+   * Result of packedPath: it was not set; the packed weights were read from it; or they were packed
+   * from the model's files and were written to it, or could not be written.
+   */
   packed: 'unused' | 'read' | 'saved' | 'unsaved';
-  /** Why the packed form was not read, or not written. */
+  /** Why the packed weights were not read or not written. */
   packedReason: string;
 }
 
-/** Where the outputs of some requests arrive. */
+/** A queue of outputs. */
 export class Queue {
   private constructor();
-  /** Takes everything that is in the queue, in the order it was made, without waiting. Once the engine is closed or has failed,
-   * and the last outputs are taken, it throws. */
+  /**
+   * Takes all outputs from the queue, in the order in which they were made, without waiting. Once
+   * the engine has failed or is closed, and all outputs have been taken, it throws that error.
+   */
   poll(): Output[];
-  /** Fulfilled when poll() may have something, or has an error to throw. Waits on the event loop, without a thread. */
+  /**
+   * Fulfilled when poll() may return outputs or throw an error. It waits on the event loop, without
+   * a thread.
+   */
   readable(): Promise<void>;
-  /** Aborts what still writes to the queue, and closes it; readable() is fulfilled. Not for Engine.queue, which is closed with its
-   * engine. */
+  /**
+   * Closes the queue and aborts the requests that write to it; readable() is fulfilled. Do not call
+   * it on Engine.queue, which is closed with its engine.
+   */
   close(): void;
 }
 
-/** A budget of KV bytes that engines of this process may share, and that may change while they run. */
+/** A memory budget for KV pools. Engines can share it, and its size can change while they run. */
 export class Arena {
   private constructor();
-  /** Makes one that may later be raised to mostBytes; by default no further. Nothing is allocated: engines map what mostBytes
-   * would take, and touch only what they use. Each needs room for its longest sequence (maxModelLen). */
+  /**
+   * Creates a budget. resize() can later raise it to at most mostBytes (default: bytes). Nothing is
+   * allocated now: engines reserve address space for mostBytes and use memory for the blocks they
+   * fill. The budget must hold one sequence of maxModelLen tokens for each engine.
+   */
   static create(bytes: number | bigint, mostBytes?: number | bigint): Arena;
-  /** Changes the budget, at any time, on libuv's pool. More is there at once. Where it becomes less, engines go down together:
-   * those that nobody steps before this is fulfilled, others before their next step. First goes what is only cached, then idle
-   * sequences lose their K and V, then the youngest that run are preempted: nothing ends, and the answers are the same. The
-   * memory beyond goes back to the system. Less than leastBytes, or more than mostBytes, is PLLM_E_CAPACITY. */
+  /**
+   * Changes the size of the budget, on libuv's thread pool. No request ends, and results do not
+   * change. A larger size takes effect at once. For a smaller size, the engines first drop cached
+   * blocks, then the KV blocks of idle sequences, then preempt the youngest running requests.
+   * Engines that are not in a step shrink before the promise is fulfilled, the others before their
+   * next step. The memory is returned to the system. A size below leastBytes or above mostBytes is
+   * PLLM_E_CAPACITY.
+   */
   resize(bytes: number | bigint): Promise<void>;
-  /** The budget, and what the engines hold of it. */
+  /** Returns the size of the budget and the bytes that its engines hold. */
   state(): ArenaInfo;
-  /** Lets go of it; engines that were made with it keep the budget. Not for Engine.arena, which ends with its engine. */
+  /** Frees the handle. Its engines keep the budget. No effect on Engine.arena. */
   close(): void;
 }
 
 /**
- * One model, its KV pool and its requests. Any number of requests may be under way at once.
+ * One model, its KV pool and its requests. Any number of requests can be in progress at once.
  *
- * What is refused rejects or throws a PagedllmError; arguments of the wrong type are a TypeError.
- * An engine that is not closed lives as long as the process. It does not keep the process alive; a stream that waits does.
+ * A call that fails rejects or throws a PagedllmError. An argument of the wrong type is a
+ * TypeError. An engine that is not closed lives until the process ends. It does not keep the
+ * process alive, but a stream that waits does.
  */
 export class Engine {
   private constructor();
 
-  /** Loads a model, on a thread of libuv's pool, and starts to serve it. On the main thread only. */
+  /**
+   * Loads a model on libuv's thread pool, creates an engine and, unless hostSteps is set, starts
+   * it. On the main thread only.
+   */
   static open(options: OpenOptions): Promise<Engine>;
-  /** What an engine with these options would allocate. Reads the model's headers, and allocates nothing of it. */
+  /** Computes what an engine with these options would allocate, without allocating it. */
   static plan(options: Options): Promise<Plan>;
 
-  /** Ends every request and returns the engine's memory; fulfilled when it is back. Streams under way and later
-   * calls end with PLLM_E_CLOSED. May be called at any time, and again. */
+  /**
+   * Ends every request and frees the engine; fulfilled when its memory is returned. Streams in
+   * progress and later calls end with PLLM_E_CLOSED. It may be called at any time, more than once.
+   */
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
 
-  /** All that the request gives; of several results the first. Aborting the signal aborts the request and rejects with the signal's
-   * reason. */
+  /**
+   * Runs a request and returns its first result. Aborting the signal aborts the request and rejects
+   * with the reason of the signal.
+   */
   generate(request: Request, options?: { signal?: AbortSignal }): Promise<Completion>;
-  /** generate() of all n results, by index. */
+  /** Runs a request and returns all n results, by index. See generate(). */
   generateAll(request: Request, options?: { signal?: AbortSignal }): Promise<Completion[]>;
-  /** Adds a request when it is first read, and gives its outputs as they come. It pauses, and no other does, while `capacity`
-   * outputs (64) wait to be read. Leaving the loop aborts the request, and forks of its sequences that were given no queue of
-   * their own. So does the signal, at once; the next read rejects with its reason. A request whose computation fails rejects
-   * with its error. */
+  /**
+   * Adds a request when it is first read, and returns its outputs as they are generated. While
+   * `capacity` outputs (default 64) are unread, the request pauses; other requests continue.
+   * Leaving the loop aborts the request, and the forks of its sequences without a queue of their
+   * own. The signal aborts them at once, and the next read rejects with its reason. If the
+   * computation of the request fails, the stream rejects with its error.
+   */
   stream(request: Request, options?: { signal?: AbortSignal; capacity?: number | bigint }): AsyncGenerator<Output, void, void>;
-  /** Adds a request whose outputs go to a queue, by default Engine.queue, and gives its id. Requests are tokenized on libuv's pool
-   * and added in the order of the calls. */
+  /**
+   * Adds a request and returns its id. `queue`, by default Engine.queue, receives its outputs.
+   * Requests are tokenized on libuv's thread pool and added in the order of the calls.
+   */
   add(request: Request & { queue?: Queue }): Promise<number | bigint>;
-  /** What would become of the request if it were added now, without adding it, judged by the steps so far, by how long answers
-   * have been, and as if nothing of the prompt were in the prefix cache. What add() would refuse in any case is refused here
-   * too. Calls are taken in their order, with those of add(). */
+  /**
+   * Predicts admission and time to first token for a request without adding it. The prediction uses
+   * the measured step times and the lengths of recent outputs. It assumes that the prompt is not in
+   * the prefix cache. It rejects with the errors of add(), except for grammars, which are not
+   * compiled. Calls run in their order, together with those of add().
+   */
   admit(request: Request & { queue?: Queue }): Promise<Admission>;
-  /** Ends a request at the next step; its last output says 'abort'. One that has ended is PLLM_E_NOT_FOUND. */
+  /**
+   * Aborts a request at the next step. Its last output has 'abort'. If it has ended:
+   * PLLM_E_NOT_FOUND.
+   */
   abort(request: number | bigint): void;
 
-  /** Makes sequences that begin with the same tokens; nothing is computed again. Each is a request of its own, whose id is the
-   * sequence's. Those of a sequence that runs run, too; those of an idle one wait to be resumed. */
+  /**
+   * Creates sequences with the first tokens of a sequence; they share its KV blocks. Each child is
+   * a request of its own, whose id is its sequence id. Children of a running sequence run; children
+   * of an idle one are idle.
+   */
   fork(sequence: number | bigint, how?: ForkOptions): (number | bigint)[];
-  /** Adds tokens to the end of a sequence. One that runs goes on after them, from the next step on; an idle one has them computed
-   * when it is resumed. */
+  /**
+   * Appends tokens to a sequence. A running sequence continues after them from the next step on. An
+   * idle sequence computes them when it is resumed.
+   */
   append(sequence: number | bigint, tokens: ArrayLike<number> & Iterable<number>): void;
-  /** Cuts a sequence to its first `length` tokens, also into the prompt. Everything is as it was then, the place in the random
-   * stream included; outputs that were read stay read. One that runs goes on from there. */
+  /**
+   * Truncates a sequence to its first `length` tokens, also into the prompt. Its state is as it was
+   * then, including the random stream. Outputs that have been read are not taken back. A running
+   * sequence continues from there.
+   */
   rewind(sequence: number | bigint, length: number | bigint): void;
-  /** An idle sequence goes on: only tokens that were appended since are computed. Counts (maxTokens, minTokens) and penalties
-   * begin anew, but with goOn. Its outputs go to `queue`, by default where they went before. Calls are taken in their order, with
-   * those of add(). */
+  /**
+   * Continues an idle sequence. Only its last token and the tokens appended since are computed.
+   * Without goOn, counts (maxTokens, minTokens) and penalties start anew. `queue` receives its
+   * outputs; by default its queue stays the same. Calls run in their order, together with those of
+   * add().
+   */
   resume(sequence: number | bigint, how?: (Sampling | GoOn) & { queue?: Queue }): Promise<void>;
-  /** generate() for a sequence that was kept. */
+  /** Runs generate() for a kept sequence. */
   generateResumed(sequence: number | bigint, how?: Sampling, options?: { signal?: AbortSignal }): Promise<Completion>;
-  /** stream() for a sequence that was kept, or imported. */
+  /** Runs stream() for a kept or an imported sequence. */
   streamResumed(sequence: number | bigint, how?: Sampling | GoOn, options?: { signal?: AbortSignal; capacity?: number | bigint }):
     AsyncGenerator<Output, void, void>;
-  /** Forgets a sequence and gives back its memory. One that runs ends with 'abort'. */
+  /** Frees a sequence and its blocks. A running sequence ends with 'abort'. */
   free(sequence: number | bigint): void;
-  /** What is known of a sequence. One that has ended and was not kept is PLLM_E_NOT_FOUND. */
+  /** Reads the state of a sequence. If it ended without being kept: PLLM_E_NOT_FOUND. */
   sequenceInfo(sequence: number | bigint): SequenceInfo;
 
-  /** Writes a sequence down as it is at the next step: its tokens, what was computed for them, its parameters, its place in the
-   * random stream, grammar and text. It goes on, or stays idle, as before, and its readers notice nothing. The bytes hold the
-   * conversation in the clear. One that ends before that step, and was not kept, is PLLM_E_NOT_FOUND. */
+  /**
+   * Returns the state of a sequence after the next step: tokens, KV blocks, sampling parameters,
+   * random stream, grammar and text. It contains the conversation in plain text. The sequence is
+   * not affected. If it ends before that step and is not kept: PLLM_E_NOT_FOUND.
+   */
   exportSequence(sequence: number | bigint): Promise<Uint8Array>;
-  /** Makes an idle sequence from what exportSequence() gave in this or another process, and gives its id. Resumed with goOn it says
-   * what comes after that, with the same bits unless it is `inexact`. Its outputs go to `queue`, by default Engine.queue. What is
-   * damaged, of another model, blockSize or kvDtype is refused. Calls are taken in their order, with those of add(). */
+  /**
+   * Creates an idle sequence from the state that exportSequence() returned, in this or another
+   * process, and returns its id. Resumed with goOn, it continues with the same bits unless it is
+   * `inexact`. `queue`, by default Engine.queue, receives its outputs. A state that is damaged, or
+   * made with another model, blockSize or kvDtype, is refused. Calls run in their order, together
+   * with those of add().
+   */
   importSequence(blob: Uint8Array, options?: { queue?: Queue }): Promise<number | bigint>;
 
-  /** Computes a prompt, from the next step on, and keeps it for requests that begin with the same tokens. Gives the pin's id. */
+  /**
+   * Computes a prompt, from the next step on, and keeps its blocks in the prefix cache. Returns the
+   * id of the pin.
+   */
   pin(prompt: Pin): Promise<number | bigint>;
-  /** Lets the prompt go when others need its place. PLLM_E_NOT_FOUND: the pin has expired, or had to give way. */
+  /**
+   * Unpins a prompt: its blocks can be evicted again. If the pin has expired or was dropped:
+   * PLLM_E_NOT_FOUND.
+   */
   unpin(pin: number | bigint): void;
 
-  /** Runs one iteration, on libuv's pool. While another runs, or the library's own thread steps, it is PLLM_E_BUSY. */
+  /**
+   * Runs one iteration, on libuv's thread pool. If another step or the engine's own thread is
+   * running: PLLM_E_BUSY.
+   */
   step(): Promise<Step>;
-  /** From now on the library's own thread steps. Where it does already: PLLM_E_BUSY. */
+  /** Starts the engine's own thread. If it is already running: PLLM_E_BUSY. */
   start(): void;
-  /** Ends that thread after the step under way. Nothing is lost: requests wait until somebody steps again. */
+  /**
+   * Stops the engine's own thread after the current step. Requests wait until the engine is stepped
+   * again.
+   */
   stop(): Promise<void>;
 
-  /** The engine's own queue, for requests that were added without one. */
+  /** The engine's own queue, for requests that are added without a queue. */
   get queue(): Queue;
-  /** A queue for some of the requests. They pause, and no others do, while `capacity` outputs wait in it. */
+  /**
+   * Creates a queue for some requests. While it holds `capacity` outputs, they pause; others
+   * continue.
+   */
   createQueue(capacity: number | bigint): Queue;
-  /** The budget of the KV pool: the one that it was made with, or its own. */
+  /** The budget of the KV pool: the arena of the options or the engine's own. */
   get arena(): Arena;
 
-  /** The text's token ids. */
+  /** Encodes text as token ids. */
   tokenize(text: string | Uint8Array, options?: { addSpecial?: boolean }): Promise<number[]>;
-  /** The tokens' text. */
+  /** Decodes token ids as text. */
   detokenize(tokens: ArrayLike<number> & Iterable<number>, options?: { skipSpecial?: boolean }): Promise<string>;
-  /** Renders a conversation, [{ role: 'user', content: '...' }, ...], with the model's own template; or an object with `messages`
-   * and what else the template reads. The manual lists the options, such as `continue_final_message`, at
-   * pllm_engine_render_chat. The result is a prompt for addSpecial: false. */
+  /**
+   * Renders a chat, [{ role: 'user', content: '...' }, ...], with the model's chat template. An
+   * object has `messages` and variables of the template. pllm_engine_render_chat documents the
+   * members, such as `continue_final_message`. The result is a prompt for addSpecial: false.
+   */
   renderChat(messages: object): Promise<string>;
 
-  /** The model and the limits it is served with. */
+  /** Returns the model and the limits of the engine. */
   info(): Info;
-  /** Counts since the engine was made, and the state after its last step. */
+  /** Returns counters since the creation of the engine, and its state after the last step. */
   stats(): Stats;
-  /** What dashboards ask for, as of the last step, in the OpenMetrics format, which Prometheus scrapes as
-   * 'application/openmetrics-text; version=1.0.0; charset=utf-8': gauges, counters and histograms, with the names that vLLM
-   * gave them after the prefix 'pagedllm_'. It waits for no step. */
+  /**
+   * Returns gauges, counters and histograms, as of the last step, in the OpenMetrics text format
+   * ('application/openmetrics-text; version=1.0.0; charset=utf-8'). The names are those of vLLM
+   * with the prefix 'pagedllm_'. The call does not wait for a step.
+   */
   metrics(): string;
 }
 
-/** The version of the library that was loaded, such as "0.2.0". */
+/** Returns the version of the loaded library, such as "0.2.0". */
 export function version(): string;
-/** What it offers on this machine: version, backends, instruction paths, model architectures. */
+/**
+ * Returns a description of this build and machine: version, backends, instruction paths, model
+ * architectures.
+ */
 export function buildInfo(): Record<string, unknown>;

@@ -1,23 +1,29 @@
 'use strict';
 /*
- * libpagedllm for Node: LLM serving inside your own process. One file over koffi. pagedllm.d.ts says what each call does.
+ * libpagedllm for Node: LLM serving inside your own process. One file over koffi. pagedllm.d.ts
+ * documents each call.
  *
  *     const { Engine } = require('pagedllm');
  *     const engine = await Engine.open({ modelPath: 'models/mine' });
- *     for await (const output of engine.stream({ prompt: 'Once upon a time', maxTokens: 100 })) process.stdout.write(output.text);
+ *     const request = { prompt: 'Once upon a time', maxTokens: 100 };
+ *     for await (const output of engine.stream(request)) process.stdout.write(output.text);
  *     await engine.close();
  *
- * How it waits. The library steps on its own thread. Each stream has a queue, so that a slow reader pauses its own request and no
- * other; libuv watches the queue's event descriptor (koffi.node.poll), and polling it takes what is there without waiting.
- * So a stream costs a descriptor, no thread, and the event loop is never blocked. The price: koffi's poll is young, and not yet
- * in its manual (hence the pinned version); a worker thread that is terminated while koffi polls takes the process down, so
- * engines are for the main thread; and for Linux, as the descriptor is.
+ * Waiting. A thread of the engine steps it. Each stream has a queue, so that a slow reader pauses
+ * only its own request. libuv watches the eventfd of the queue (koffi.node.poll), and polling the
+ * queue takes its outputs without waiting. A stream needs a descriptor and no thread, and the event
+ * loop never blocks.
  *
- * What computes for longer than a moment (loading, tokenizing, a host's own steps, closing) runs on libuv's thread pool.
- * Requests are added one after the other, in the order of the calls: they never take more than one of the pool's threads.
+ * Limits. koffi.node.poll is new and not yet in the manual of koffi, so its version is pinned. If a
+ * worker thread is terminated while koffi polls, the process crashes, so engines are for the main
+ * thread. eventfd exists only on Linux.
  *
- * pagedllm.h's logits hook is not offered: it is called on the thread that steps, for every token, and JavaScript runs on another,
- * so that each token of all requests would wait for a turn of the event loop.
+ * Thread pool. Loading, tokenizing, a host's own steps and closing run on libuv's thread pool.
+ * Requests are added one after the other, in the order of the calls, so that they use only one
+ * thread of the pool.
+ *
+ * Logits hooks are not available. The stepping thread would call the hook for every token, and
+ * JavaScript runs on another thread, so each token of all requests would wait for the event loop.
  */
 const fs = require('node:fs');
 const path = require('node:path');
@@ -56,9 +62,9 @@ class PagedllmError extends Error {
 }
 const [INVALID_ARGUMENT, UNSUPPORTED, CLOSED] = ['INVALID_ARGUMENT', 'UNSUPPORTED', 'CLOSED'].map((name) => CODES.indexOf(name));
 
-// ---- the library ------------------------------------------------------------------------------------------------------
+// ---- library ------------------------------------------------------------------------------------
 
-// A struct of pagedllm.h: 'type: names' in the order of its fields.
+// A struct of pagedllm.h: 'type: names', in the order of its fields.
 function struct(...fields) {
   const members = { structSize: 'uint64_t' };
   for (const [type, names] of fields) for (const name of names.split(' ')) members[name] = type;
@@ -168,7 +174,7 @@ function declare(library) {
   declare(pointer, [pointer], 'engine_queue', 'engine_arena', 'tokens_data', 'bytes_data');
   declare(u64, [pointer], 'outputs_len', 'tokens_len', 'bytes_len');
   declare(pointer, [pointer, u64], 'outputs_get');
-  // From here on each returns a pllm_error *.
+  // The following functions return a pllm_error *.
   declare(pointer, [koffi.pointer(Options), filled(Plan)], 'engine_plan');
   declare(pointer, [koffi.pointer(Options), out(pointer)], 'engine_create');
   declare(pointer, [pointer, filled(Info)], 'engine_info');
@@ -204,7 +210,8 @@ function check(error) {
   throw thrown;
 }
 
-// Calls on a thread of the pool. koffi hands buffers over as bare pointers: what the call is given is kept until it returns.
+// Makes a call on a thread of the pool. koffi passes buffers as bare pointers, so the arguments are
+// kept until the call returns.
 const inUse = new Set();
 function onPool(call, ...args) {
   inUse.add(args);
@@ -217,7 +224,7 @@ function onPool(call, ...args) {
   });
 }
 
-// ---- between C and JavaScript -----------------------------------------------------------------------------------------
+// ---- conversions between C and JavaScript -------------------------------------------------------
 
 function made(type, init) {
   const value = { structSize: koffi.sizeof(type) };
@@ -225,7 +232,7 @@ function made(type, init) {
   return value;
 }
 
-// The struct that a call fills, without its size.
+// Returns the struct that a call fills, without its size.
 function filled(type, call, ...subject) {
   const value = { structSize: koffi.sizeof(type) };
   check(call(...subject, value));
@@ -242,7 +249,7 @@ function withoutSize({ structSize, ...fields }) {
   return fields;
 }
 
-// Sets the numbers that are given. koffi would cut one to the field's size.
+// Sets the numbers that are given. Without the check, koffi would truncate them.
 function assign(value, type, numbers) {
   for (const [name, number] of Object.entries(numbers)) {
     if (number === undefined) continue;
@@ -272,7 +279,7 @@ function integer(name, number, cut, bits, sign) {
   return number;
 }
 
-// What is left of the clock has fractions, and in C 0 is no deadline; here it has passed.
+// Rounds up, because remaining times have fractions. In C, 0 means no deadline.
 function deadline(ms) {
   if (ms === undefined) return undefined;
   if (typeof ms !== 'number') throw new TypeError('deadlineMs must be a number');
@@ -290,8 +297,8 @@ function named(names, name, value) {
   return number;
 }
 
-// Texts, blobs and token ids are copied, as a thread of the pool reads them, and end with a zero that is not counted, as koffi
-// gives an empty buffer no address.
+// Texts, states and token ids are copied, because a thread of the pool reads them. An uncounted
+// zero follows them, because koffi passes an empty buffer as NULL.
 function utf8(name, text) {
   if (typeof text === 'string') return Buffer.from(`${text}\0`);
   if (text instanceof Uint8Array) return copied(text);
@@ -317,7 +324,7 @@ function assignCopied(value, name, copied) {
   value[`${name}Len`] = lengthOf(copied);
 }
 
-// With a last one that is not counted: of an empty array koffi makes NULL, which says that there is none.
+// An uncounted element follows the texts: koffi passes an empty array as NULL, which means no list.
 function assignTexts(value, name, singular, texts) {
   const copied = [texts].flat().map((text) => utf8(name, text));
   value[name] = [...copied, null];
@@ -372,7 +379,7 @@ function toBeam({ earlyStopping, ...numbers }) {
 function toSampling({ stop, stopTokenIds, allowedTokenIds, badWords, badWordsIds, logitBias, dry, grammar, outputKind, ignoreEos,
   includeStop, echo, logprobs, promptLogprobs, ...numbers }) {
   const sampling = made(Sampling, lib.sampling_init);
-  const given = (number) => (number === undefined ? undefined : true); // who gives the number means the flag that goes with it
+  const given = (number) => (number === undefined ? undefined : true); // a number implies its flag
   for (const [bit, on] of [
     [SAMPLING_SEED, given(numbers.seed)],
     [SAMPLING_IGNORE_EOS, ignoreEos],
@@ -428,14 +435,14 @@ function assignGrammar(sampling, grammar) {
 const text = (address, length) => (address ? koffi.decode.string(address, length) : '');
 const numbers = (address, type, length) => (address ? Array.from(koffi.decode(address, type, length)) : []);
 
-// As many for each of the tokens.
+// Returns the alternatives, the same number for each of the tokens.
 function logprobsOf(address, length, tokens) {
   if (!address) return null;
   const each = length / tokens, all = koffi.decode(address, Logprob, length);
   return Array.from({ length: tokens }, (_, i) => all.slice(i * each, (i + 1) * each));
 }
 
-// Of the library's bytes, which are freed.
+// Returns the text of a pllm_bytes and frees it.
 function taken(bytes) {
   const result = text(lib.bytes_data(bytes), lib.bytes_len(bytes));
   lib.bytes_free(bytes);
@@ -471,14 +478,14 @@ function toOutput(address) {
   };
 }
 
-// What an export gave.
+// Returns the state of an exported sequence.
 function toBlob(address) {
   const output = koffi.decode(address, Output), error = errorOf(output);
   if (error) throw error;
   return new Uint8Array(koffi.view(output.blob, output.blobLen)).slice();
 }
 
-// One for each sequence, by index.
+// Returns one completion for each sequence, by index.
 async function completionsOf(stream, { outputKind }) {
   const byIndex = [];
   for await (const output of stream) (byIndex[output.index] ??= []).push(output);
@@ -512,9 +519,9 @@ function completionOf(outputs) {
   };
 }
 
-// ---- handles ----------------------------------------------------------------------------------------------------------
+// ---- handles ------------------------------------------------------------------------------------
 
-// Something of the library's, freed once it is closed and no call on the pool uses it.
+// An object of the library. It is freed after close() when no call on the pool uses it.
 class Handle {
   #what;
   #pointer;
@@ -535,7 +542,7 @@ class Handle {
     return this.#pointer;
   }
 
-  // Keeps the pointer alive until what `use` returns is settled.
+  // Keeps the pointer alive until the promise of `use` is settled.
   async during(use) {
     const pointer = this.pointer;
     this.#uses++;
@@ -547,7 +554,7 @@ class Handle {
     }
   }
 
-  // Fulfilled when it is freed.
+  // Fulfilled when the object is freed.
   close() {
     if (!this.#closed) {
       this.#closed = true;
@@ -563,11 +570,11 @@ class Handle {
 
 class Queue {
   #handle;
-  #watch = null; // koffi's, from the first wait on
-  #readable = null; // the promise that is awaited, and what fulfils it
+  #watch = null; // the koffi watcher, from the first wait on
+  #readable = null; // the promise that readers await; #wake fulfils it
   #wake;
 
-  // Not for you: Engine.createQueue makes queues.
+  // Internal: Engine.createQueue creates queues.
   constructor(what, pointer, free) {
     this.#handle = new Handle(what, pointer, free);
   }
@@ -576,7 +583,7 @@ class Queue {
     return this.take(toOutput);
   }
 
-  // For Engine: poll(), with each output read like this.
+  // Internal, for Engine: takes all outputs and reads each with `read`.
   take(read) {
     const batch = [null];
     check(lib.queue_poll(this.#handle.pointer, 0, batch));
@@ -597,24 +604,25 @@ class Queue {
   }
 
   close() {
-    this.#watch?.close(); // before its descriptor goes
+    this.#watch?.close(); // before its descriptor is closed
     this.#watch = null;
     this.#woken();
     this.#handle.close();
   }
 
-  // For Engine: the pointer, alive until what `use` returns is settled.
+  // Internal, for Engine: keeps the pointer alive until the promise of `use` is settled.
   during(use) {
     return this.#handle.during(use);
   }
 
-  // For Engine, for a call that returns at once.
+  // Internal, for Engine: the pointer, for synchronous calls.
   get pointer() {
     return this.#handle.pointer;
   }
 
   #startWatch(pointer) {
-    // koffi calls from outside of Node's callback scopes, whose end is what runs promises' reactions; an immediate has one.
+    // koffi calls back outside of Node's callback scopes, at whose end promise reactions run. An
+    // immediate has such a scope.
     const onReadable = () => {
       this.#watch?.stop();
       setImmediate(() => this.#woken());
@@ -636,7 +644,7 @@ class Queue {
 
 class Arena {
   #handle;
-  #borrowed; // an engine's, which lives as long as the engine's handle; null where the handle is its own
+  #borrowed; // the budget of an engine, alive as long as the engine's handle; else null
 
   static create(bytes, mostBytes = bytes) {
     const pointer = [null];
@@ -644,7 +652,7 @@ class Arena {
     return new Arena(new Handle('arena', pointer[0], lib.arena_free));
   }
 
-  // Not for you: Arena.create and Engine.arena make arenas.
+  // Internal: Arena.create and Engine.arena create arenas.
   constructor(handle, borrowed = null) {
     this.#handle = handle;
     this.#borrowed = borrowed;
@@ -664,7 +672,7 @@ class Arena {
     if (!this.#borrowed) this.#handle.close();
   }
 
-  // For Engine: the pointer, alive until what `use` returns is settled.
+  // Internal, for Engine: keeps the pointer alive until the promise of `use` is settled.
   during(use) {
     return this.#handle.during((pointer) => use(this.#borrowed ?? pointer));
   }
@@ -676,7 +684,7 @@ function withArena(arena, use) {
   return arena.during(use);
 }
 
-// ---- the engine -------------------------------------------------------------------------------------------------------
+// ---- engines ------------------------------------------------------------------------------------
 
 class Engine {
   #handle;
@@ -724,7 +732,7 @@ class Engine {
     return { ...plan, kvDtype: DTYPES[plan.kvDtype] };
   }
 
-  // Not for you: Engine.open makes engines.
+  // Internal: Engine.open creates engines.
   constructor(pointer) {
     this.#handle = new Handle('engine', pointer, (pointer) => onPool(lib.engine_free, pointer));
     this.#queue = new Queue('engine', lib.engine_queue(pointer), () => {});
@@ -748,7 +756,8 @@ class Engine {
     yield* this.#outputs(options, Number(n), (queue) => this.add({ ...request, queue }));
   }
 
-  // Of the request that `begin` makes write to a queue, until so many of its sequences have ended.
+  // Yields the outputs of the request that `begin` adds, until the given number of its sequences
+  // have ended. The outputs include those of forks that write to the same queue.
   async *#outputs({ signal, capacity = QUEUE_CAPACITY }, sequences, begin) {
     signal?.throwIfAborted();
     const queue = this.createQueue(capacity);
@@ -767,7 +776,7 @@ class Engine {
         await queue.readable();
       }
     } catch (error) {
-      throw signal?.aborted ? signal.reason : error; // an aborted signal closes the queue
+      throw signal?.aborted ? signal.reason : error; // aborting the signal closes the queue
     } finally {
       signal?.removeEventListener('abort', close);
       queue.close();
@@ -789,7 +798,7 @@ class Engine {
     return { admits: admits !== 0, fitsNow: fitsNow !== 0, firstTokenMs, ...waiting };
   }
 
-  // Calls on the pool, one after the other, with a struct that names the queue.
+  // Makes calls on the pool one after the other, with a struct that names the queue.
   #inOrder(queue, c, call) {
     const turn = () => this.#handle.during((engine) => {
       const called = (queue) => call(engine, { ...c, queue });
@@ -811,7 +820,7 @@ class Engine {
     how.queue = queue ? queue.pointer : null;
     how.flags = flag(flag(how.flags, FORK_IDLE, idle), FORK_SEED, seed === undefined ? undefined : true);
     how.flags = flag(how.flags, FORK_USER_DATA, userData === undefined ? undefined : true);
-    // More than there are blocks are refused, and need no room.
+    // The library rejects a larger n before it writes an id.
     const children = new BigUint64Array(Math.min(Number(n), this.stats().blocksTotal) || 1);
     check(lib.sequence_fork(engine, unsigned('sequence', sequence, 64), how, children));
     return Array.from(children, (id) => (id > Number.MAX_SAFE_INTEGER ? id : Number(id)));
@@ -864,7 +873,7 @@ class Engine {
   }
 
   async exportSequence(sequence) {
-    const queue = this.createQueue(1); // where the blob arrives, and nothing else
+    const queue = this.createQueue(1); // receives only the state
     try {
       check(lib.sequence_export(this.#handle.pointer, unsigned('sequence', sequence, 64), queue.pointer));
       for (;;) {
