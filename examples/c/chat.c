@@ -1,5 +1,6 @@
-// A conversation that is kept between its turns: each computes only what is new. It goes on in two ways at once, and at last
-// answers in JSON.
+// A conversation in a kept sequence, so that each turn computes only its new tokens. The
+// conversation is forked into two continuations, and its last answer is JSON.
+//
 // usage: chat MODEL_DIR
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +16,7 @@ static void check(pllm_error *error) {
     exit(1);
 }
 
-// Steps until everybody has answered, and prints the answers.
+// Steps until no request is unfinished, and prints the answers.
 static void listen(void) {
     pllm_stats before = {.struct_size = sizeof before}, after = before;
     pllm_step step = {.struct_size = sizeof step};
@@ -33,7 +34,7 @@ static void listen(void) {
     printf("  (prompt tokens computed: %d)\n", (int)(after.prompt_tokens - before.prompt_tokens));
 }
 
-// The next turn, as the bundled model's chat template writes it: only its own tokens are handed over.
+// Appends and resumes the next turn, in the format of the bundled model's chat template.
 static void ask(uint64_t conversation, const char *question, const pllm_sampling *sampling) {
     char turn[256];
     snprintf(turn, sizeof turn, "\n<|user|>\n%s<|end|>\n<|assistant|>\n", question);
@@ -60,7 +61,7 @@ int main(int argc, char **argv) {
     options.model_path = argc > 1 ? argv[1] : "examples/model";
     check(pllm_engine_create(&options, &engine));
     sampling.temperature = 0;
-    sampling.output_kind = PLLM_OUTPUT_FINAL;  // whole answers, not their pieces
+    sampling.output_kind = PLLM_OUTPUT_FINAL;  // one output for each answer
     request.prompt = "<s><|user|>\nMy name is Clara.<|end|>\n<|assistant|>\n";
     request.text_flags = PLLM_TEXT_SKIP_SPECIAL;
     request.sampling = &sampling;

@@ -1,4 +1,4 @@
-// Three prompts at once, streamed as their text comes; the second is aborted after a few tokens.
+// Streams the answers to three prompts at once. The second request is aborted after a few tokens.
 // usage: hello MODEL_DIR
 #include <stdio.h>
 #include <stdlib.h>

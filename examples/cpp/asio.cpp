@@ -1,4 +1,6 @@
-// Several streams served by one Asio loop, each with a queue of its own, while the engine steps in the background.
+// Serves several requests from one Asio loop, each with a queue of its own. The engine steps in the
+// background.
+//
 // usage: asio MODEL_DIR      (standalone Asio: compile with -DASIO_STANDALONE)
 #include <unistd.h>
 
@@ -14,14 +16,16 @@
 static const char *const questions[] = {"What is the capital of France?", "What is 7 + 5?", "What does a cow say?",
                                         "Count from 1 to 10.", "How do you say hello in Japanese?"};
 
-// A descriptor of our own for what the queue's one stands for: Asio closes what it is given, and that one is the queue's.
+// Returns a duplicate of the queue's descriptor. Asio closes the descriptor it gets, and the queue
+// owns the original.
 static int duplicate(int fd) {
     const int ours = dup(fd);
     if (ours < 0) throw std::system_error(errno, std::generic_category());
     return ours;
 }
 
-// A client: its question, where its outputs come, and its answer so far. Its handlers hold its address while the loop runs.
+// A client: its question, its queue and its answer so far. Its handlers keep its address, so it
+// must not move while the loop runs.
 class Client {
 public:
     Client(asio::io_context &loop, pagedllm::Engine &engine, const std::string &question)
@@ -46,7 +50,7 @@ private:
         });
     }
 
-    // Takes what has come, without waiting. True: that was all of it.
+    // Takes the available outputs without waiting. Returns true if the answer is complete.
     bool read_on() {
         bool ended = false;
         for (const pagedllm::Output &output : queue_.poll().value()) {

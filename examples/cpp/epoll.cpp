@@ -1,4 +1,6 @@
-// Several streams served by one loop over epoll, each with a queue of its own, while the engine steps in the background.
+// Serves several requests from one epoll loop, each with a queue of its own. The engine steps in
+// the background.
+//
 // usage: epoll MODEL_DIR
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -14,7 +16,7 @@
 static const char *const questions[] = {"What is the capital of France?", "What is 7 + 5?", "What does a cow say?",
                                         "Count from 1 to 10.", "How do you say hello in Japanese?"};
 
-// A client: its question, where its outputs come, and its answer so far.
+// A client: its question, its queue and its answer so far.
 struct Client {
     std::string question;
     pagedllm::Queue queue;
@@ -31,7 +33,7 @@ static Client ask(pagedllm::Engine &engine, const std::string &question) {
     return client;
 }
 
-// Takes what has come, without waiting. True: that was all of it.
+// Takes the available outputs without waiting. Returns true if the answer is complete.
 static bool read_on(Client &client) {
     bool ended = false;
     for (const pagedllm::Output &output : client.queue.poll().value()) {

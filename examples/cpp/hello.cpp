@@ -1,4 +1,4 @@
-// Three prompts at once, streamed as their text comes; the second is aborted after a few tokens.
+// Streams the answers to three prompts at once. The second request is aborted after a few tokens.
 // usage: hello MODEL_DIR
 #include <cstdio>
 #include <iostream>
@@ -7,7 +7,7 @@
 
 #include "pagedllm.hpp"
 
-// One line on stderr, redrawn in place.
+// Draws a progress bar in one line of stderr.
 static bool draw_progress(uint64_t done, uint64_t total) {
     const size_t width = 40, filled = static_cast<size_t>(total ? width * done / total : width);
     const std::string bar = std::string(filled, '#') + std::string(width - filled, '.');
@@ -33,7 +33,7 @@ static void run(const char *model) {
     pagedllm::Options options;
     options.model_path = model;
     options.progress = draw_progress;
-    options.host_steps = true;  // so that the answers come in the same order every time
+    options.host_steps = true;  // for the same order of outputs in every run
     auto engine = pagedllm::Engine::create(options).value();
     std::fputc('\n', stderr);
     pagedllm::Sampling greedy;

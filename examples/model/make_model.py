@@ -1,11 +1,11 @@
-"""Makes the demonstration model in this directory, from nothing, on one CPU core.
+"""Make the demonstration model in this directory, on one CPU core.
 
-    python make_model.py            # writes its text, trains tokenizer and model, checks, saves
-    python make_model.py --check    # asks the saved model the questions in CHECKS again
-    python make_model.py --survey   # asks it a few hundred of the kinds it was trained on
-    python make_model.py --text     # writes text of that kind that it was not trained on
+    python make_model.py            # write the text, train tokenizer and model, check, save
+    python make_model.py --check    # ask the saved model the questions in CHECKS
+    python make_model.py --survey   # ask it a few hundred questions like those in the training
+    python make_model.py --text     # write similar text that is not in the training
 
-The text is written by the functions under "what the model knows"; nothing is downloaded.
+The functions in the section "questions and answers" write the text. Nothing is downloaded.
 """
 
 import argparse
@@ -28,7 +28,7 @@ VOCAB = 1024
 TOKENIZER_CHATS = 20_000
 STEPS = 3200
 BATCH = 32  # chats
-POOL = 40  # batches sorted by length together, so that little is spent on padding
+POOL = 40  # batches that are sorted by length together, to reduce padding
 WARMUP = 100
 PEAK_RATE = 2e-3
 MAX_ANSWER = 160  # tokens
@@ -43,7 +43,7 @@ TEMPLATE = (
 )
 
 
-# --- what the model knows -------------------------------------------------------
+# --- questions and answers ---------------------------------------------------------
 # Each function makes one question and its answer.
 
 CAPITALS = dict(
@@ -109,7 +109,7 @@ UNKNOWN = [
     "Who is the president?", "How do I fix my car?", "Can you write a poem?", "What is the news?",
     "How tall is the tower?", "Why is the world round?", "Who wrote this book?",
 ]  # fmt: skip
-HELD_OUT = ("Anna", 31, "Paris")  # asked in CHECKS, so never seen in training
+HELD_OUT = ("Anna", 31, "Paris")  # asked in CHECKS, so not part of the training
 
 
 def a(noun):
@@ -254,7 +254,7 @@ def story(rng):
 
 
 def name_memory(rng):
-    """Three turns: the name is said, something else comes between, the name is asked for."""
+    """Make three turns: one gives the name, one is about something else, one asks for the name."""
     name = rng.choice(NAMES)
     turns = [(f"My name is {name}.", f"Nice to meet you, {name}!"), question(rng)]
     return turns + [("What is my name?", f"Your name is {name}.")]
@@ -291,12 +291,12 @@ def chat(rng):
 
 
 def sentence(rng):
-    """Plain text, so that a sentence can be continued without a chat."""
+    """Make plain text, for continuations without a chat."""
     kind = rng.choice([capital, sound, color, opposite, baby, calendar, story])
     return " ".join(kind(rng)[1] for _ in range(1 if kind is story else rng.randint(1, 3)))
 
 
-# --- the tokenizer ----------------------------------------------------------------
+# --- tokenizer ---------------------------------------------------------------------
 
 
 def tokenizer_text(rng):
@@ -306,8 +306,8 @@ def tokenizer_text(rng):
 
 
 def train_tokenizer(rng):
-    # Numbers are words of their own, without the space before them: a number is
-    # then the same token wherever it stands.
+    # Numbers are separate words without the space before them: a number then has the same token at
+    # every position.
     words = r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
@@ -336,7 +336,7 @@ def train_tokenizer(rng):
     )
 
 
-# --- the training -------------------------------------------------------------------
+# --- training ----------------------------------------------------------------------
 
 
 def model_config():
@@ -348,7 +348,7 @@ def model_config():
 
 
 def chat_example(tokenizer, messages):
-    """Token ids, and which of them are learned: what the assistant says, up to its end."""
+    """Encode a chat. Return token ids, and whether each is learned: the answers and their ends."""
     ids, learned = [tokenizer.bos_token_id], [False]
     for message in messages:
         answers = message["role"] == "assistant"
@@ -403,8 +403,8 @@ def train(model, tokenizer, rng):
     start, seen = time.time(), 0
     for step, group in zip(range(STEPS), batches(tokenizer, rng)):
         ids, labels = tensors(group, tokenizer.pad_token_id)
-        # The padding is at the right, where causal attention does not look.
-        with torch.autocast("cpu", torch.bfloat16):  # twice as fast where the core has it
+        # The padding is on the right, where causal attention does not read it.
+        with torch.autocast("cpu", torch.bfloat16):  # twice as fast if the core supports it
             loss = model(ids, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -418,19 +418,19 @@ def train(model, tokenizer, rng):
     return model
 
 
-# --- the questions it must get right --------------------------------------------------
+# --- checks ------------------------------------------------------------------------
 
 PEOPLE = json.dumps(dict(zip(["name", "age", "city"], HELD_OUT)))
 
 
 def ask(*contents):
-    """A chat in which user and assistant take turns."""
+    """Make a chat in which user and assistant take turns."""
     return [
         {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)
     ]
 
 
-# A chat, and an expression that the whole answer has to match.
+# A chat, and a regular expression for the whole answer.
 CHECKS = [
     (ask("Hello!"), r"Hello! How can I help you today\?"),
     (ask("What is the capital of France?"), r"The capital of France is Paris\."),
@@ -459,7 +459,7 @@ CHECKS = [
 
 
 def greedy(model, prompt, stops):
-    """The tokens of the answer with its stop token, and the smallest lead of a chosen token."""
+    """Return the answer's tokens with its stop token, and the smallest lead of a chosen token."""
     tokens, lead = list(prompt), math.inf
     for _ in range(MAX_ANSWER):
         with torch.no_grad():
@@ -499,11 +499,11 @@ def check():
 
 
 def survey(count=700):
-    """How often the model is right on questions like those it was trained on, kind by kind."""
+    """Print how often the model is right on questions like those in the training, by kind."""
     model, tokenizer = load()
     rng = random.Random(SEED + 2)
     for kind in KINDS:
-        if kind is story:  # has no one right answer
+        if kind is story:  # has no single right answer
             continue
         asked = dict(kind(rng) for _ in range(count // len(KINDS)))
         right = sum(
@@ -513,11 +513,11 @@ def survey(count=700):
         print(f"{kind.__name__:12} {right} of {len(asked)}")
 
 
-# --- text to measure it on ------------------------------------------------------------
+# --- held-out text -----------------------------------------------------------------
 
 
 def text(rng):
-    """A whole chat or sentence, with its special tokens, drawn as in training."""
+    """Make a whole chat or sentence with its special tokens, as in the training."""
     if rng.random() < 0.12:
         return BOS + sentence(rng) + EOS
     turns = (f"<|{message['role']}|>\n{message['content']}{END}\n" for message in chat(rng))
@@ -530,7 +530,7 @@ def write_text(count=200):
     (HERE / "held_out.json").write_text(json.dumps(texts, indent=0, ensure_ascii=False) + "\n")
 
 
-# --- the files ------------------------------------------------------------------------
+# --- files -------------------------------------------------------------------------
 
 
 def save(model, tokenizer):
@@ -539,14 +539,16 @@ def save(model, tokenizer):
         bos_token_id=tokenizer.bos_token_id, eos_token_id=stops, do_sample=False
     )
     model.to(torch.bfloat16).save_pretrained(HERE)
-    (HERE / "model.safetensors").chmod(0o644)  # safetensors writes it for the owner alone
+    (HERE / "model.safetensors").chmod(0o644)  # safetensors makes it readable only for its owner
     tokenizer.save_pretrained(HERE)
     widen_tokenizer_config()
 
 
 def widen_tokenizer_config():
-    """For readers older than this transformers, which know neither its class name nor the
-    separate file for the chat template."""
+    """Extend the configuration for older versions of transformers.
+
+    They know neither the class name of this version nor the separate file for the chat template.
+    """
     path = HERE / "tokenizer_config.json"
     config = json.loads(path.read_text())
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}

@@ -1,11 +1,13 @@
 'use strict';
-// Three prompts at once, streamed as their text comes; the second is aborted after a few tokens.
-// usage: hello.js MODEL_DIR   (PAGEDLLM_LIBRARY names another library than target/release's)
+// Streams the answers to three prompts at once. The second request is aborted after a few tokens.
+// usage: hello.js MODEL_DIR
+// (PAGEDLLM_LIBRARY selects another library than that of target/release)
 const { Engine } = require('../../bindings/node/pagedllm.js');
 
 async function ask(engine, question) {
   const prompt = await engine.renderChat([{ role: 'user', content: question }]);
-  const request = await engine.add({ prompt, addSpecial: false, temperature: 0 }); // the template has written the special tokens
+  // The template has written the special tokens.
+  const request = await engine.add({ prompt, addSpecial: false, temperature: 0 });
   console.log(`[${request}] ${question}`);
   return request;
 }

@@ -1,5 +1,8 @@
-"""Three prompts at once, streamed as their text comes; the second is aborted after a few tokens.
-usage: hello.py MODEL_DIR   (PAGEDLLM_LIBRARY names another library than target/release's)"""
+"""Stream the answers to three prompts at once. The second is aborted after a few tokens.
+
+usage: hello.py MODEL_DIR
+(PAGEDLLM_LIBRARY selects another library than that of target/release)
+"""
 import pathlib
 import sys
 
@@ -9,7 +12,8 @@ from pagedllm import Engine, Error, Sampling  # noqa: E402
 
 def ask(engine: Engine, question: str) -> int:
     prompt = engine.render_chat([{"role": "user", "content": question}])
-    request = engine.add(prompt, Sampling(temperature=0), add_special=False)  # the template has written the special tokens
+    # The template has written the special tokens.
+    request = engine.add(prompt, Sampling(temperature=0), add_special=False)
     print(f"[{request}] {question}")
     return request
 

@@ -1,6 +1,12 @@
-"""A tree of continuations of one prompt: every step, each branch forks into a few, which all go on a little; the least probable are
-let go. In the end the best branch is rewound, to see what the model says from there without drawing lots.
-usage: researcher.py MODEL_DIR   (PAGEDLLM_LIBRARY names another library than target/release's)"""
+"""Grow a tree of continuations of one prompt and keep the most probable branches.
+
+In each round, every branch is forked into several children, which generate a few tokens. The least
+probable branches are freed. At the end, the best branch is rewound to the start and continued with
+greedy sampling.
+
+usage: researcher.py MODEL_DIR
+(PAGEDLLM_LIBRARY selects another library than that of target/release)
+"""
 import pathlib
 import sys
 from typing import Dict, List, NamedTuple
@@ -14,12 +20,12 @@ DEPTH, CHILDREN, KEPT, TOKENS = 4, 3, 2, 8
 
 class Branch(NamedTuple):
     sequence: int
-    score: float  # the sum of its tokens' log probabilities
+    score: float  # sum of the log probabilities of its tokens
     text: str
 
 
 def run(engine: Engine) -> Dict[int, List[Output]]:
-    """Steps until every sequence waits, and gives what each has said."""
+    """Step until no request is unfinished. Return the outputs of each sequence."""
     said: Dict[int, List[Output]] = {}
     unfinished = 1
     while unfinished:
@@ -30,7 +36,7 @@ def run(engine: Engine) -> Dict[int, List[Output]]:
 
 
 def grown(engine: Engine, branch: Branch, seed: int) -> List[Branch]:
-    """The branch in several ways. They share all that is computed; what is new is drawn from seeds of their own."""
+    """Fork a branch into children with seeds of their own. They share the KV blocks of the branch."""
     children = engine.fork(branch.sequence, CHILDREN, idle=True)
     for i, child in enumerate(children):
         engine.resume(child, Sampling(temperature=1.6, max_tokens=TOKENS, logprobs=True, ignore_eos=True, seed=seed + i))

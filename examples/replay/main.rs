@@ -1,4 +1,4 @@
-//! pagedllm-replay: runs a journal's steps again, and says whether they said the same.
+//! pagedllm-replay: repeats the steps of a journal and compares their outputs.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-// Three prompts at once, streamed as their text comes; the second is aborted after a few tokens.
+// Streams the answers to three prompts at once. The second request is aborted after a few tokens.
 // usage: hello MODEL_DIR
 package main
 
@@ -27,7 +27,8 @@ func ask(engine *pagedllm.Engine, question string) pagedllm.RequestID {
 }
 
 func main() {
-	options := pagedllm.Options{ModelPath: "examples/model", HostSteps: true} // so that the order is always the same
+	// For the same order of outputs in every run.
+	options := pagedllm.Options{ModelPath: "examples/model", HostSteps: true}
 	if len(os.Args) > 1 {
 		options.ModelPath = os.Args[1]
 	}

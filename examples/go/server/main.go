@@ -1,4 +1,5 @@
-// Answers over HTTP, streamed as Server-Sent Events. A client that goes away takes its request with it.
+// Serves answers over HTTP as Server-Sent Events. If a client disconnects, its request is aborted.
+//
 // usage: server MODEL_DIR [ADDRESS]
 //
 //	curl -N 'localhost:8080/ask?question=What+is+the+capital+of+France?'
@@ -17,7 +18,7 @@ import (
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
-// An event is what a client sees of an output; finish is "none" until the last one.
+// An event is the part of an output that a client receives. Finish is "none" until the last event.
 type event struct {
 	Text   string `json:"text"`
 	Finish string `json:"finish"`
@@ -39,7 +40,7 @@ func ask(engine *pagedllm.Engine) http.HandlerFunc {
 				next.Error = err.Error()
 			}
 			if send(w, next) != nil {
-				return // and the request is aborted
+				return // aborts the request
 			}
 		}
 	}
@@ -69,7 +70,7 @@ func main() {
 	}
 	server := http.Server{Addr: address, Handler: ask(engine)}
 	context.AfterFunc(interrupted, func() {
-		engine.Close() // ends every stream, and with it every answer
+		engine.Close() // ends every stream
 		server.Close()
 	})
 	log.Printf("listening on http://%s/ask?question=...", address)

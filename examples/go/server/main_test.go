@@ -34,7 +34,7 @@ func serve(t *testing.T, handler http.Handler) *httptest.Server {
 	return server
 }
 
-// request asks the server, and returns its events one after the other; ok is false after the last.
+// request sends a question and returns a function for its events. ok is false after the last event.
 func request(t *testing.T, ctx context.Context, server *httptest.Server, question string) (next func() (e event, ok bool)) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+"/ask?question="+url.QueryEscape(question), nil)
@@ -64,7 +64,7 @@ func request(t *testing.T, ctx context.Context, server *httptest.Server, questio
 	}
 }
 
-// stepOnce steps until there was a request to take part; the channel closes then.
+// stepOnce steps until a step has computed a sequence, then closes the channel.
 func stepOnce(t *testing.T, engine *pagedllm.Engine) (stepped <-chan struct{}) {
 	done := make(chan struct{})
 	go func() {
@@ -83,7 +83,7 @@ func stepOnce(t *testing.T, engine *pagedllm.Engine) (stepped <-chan struct{}) {
 }
 
 func TestAClientThatVanishesTakesItsRequestWithIt(t *testing.T) {
-	engine := open(t, true) // so that the answer cannot end before its client goes
+	engine := open(t, true) // the answer cannot end before the client disconnects
 	handled := make(chan struct{})
 	server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer close(handled)
