@@ -103,8 +103,9 @@ pub unsafe extern "C" fn pllm_arena_free(arena: *mut pllm_arena) {
 /// step shrink before this function returns, the others before their next step (see
 /// pllm_arena_state).
 ///
-/// Errors: PLLM_E_CAPACITY, with the smallest possible size, if bytes is too small for the longest
-/// sequence of each engine and for the requests in progress. Any thread may call it at any time.
+/// Errors: PLLM_E_CAPACITY, with the numbers, if bytes is above most_bytes, or too small for the
+/// longest sequence of each engine and for the requests in progress. Any thread may call it at any
+/// time.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_arena_resize(arena: *const pllm_arena, bytes: u64) -> *mut pllm_error {

@@ -48,7 +48,7 @@ pub unsafe extern "C" fn pllm_engine_options_init(options: *mut pllm_engine_opti
 /// Computes what pllm_engine_create would allocate, from the headers of the model's files, without
 /// allocating it.
 ///
-/// Errors: as pllm_engine_create.
+/// Errors: as pllm_engine_create, except PLLM_E_CANCELLED.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_plan(options: *const pllm_engine_options, out_plan: *mut pllm_plan) -> *mut pllm_error {
@@ -149,8 +149,9 @@ pub unsafe extern "C" fn pllm_engine_add_request(
 /// later request overtakes. It runs on the calling thread and takes some milliseconds with 100,000
 /// waiting requests.
 ///
-/// Errors: as pllm_engine_add_request; grammars are not compiled. Any thread may call it, also
-/// during a step.
+/// Errors: as pllm_engine_add_request for a request that can never run. Too many waiting requests
+/// and a full queue are no errors here: see pllm_admission.admits. Grammars are not compiled. Any
+/// thread may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_admit(
@@ -202,7 +203,8 @@ pub unsafe extern "C" fn pllm_engine_step(engine: *const pllm_engine, out_step: 
 /// Starts a thread of the engine that steps it, and sleeps while there is nothing to do. If steps
 /// fail for one second, their requests end with PLLM_FINISH_ERROR and the others continue.
 ///
-/// Errors: PLLM_E_BUSY if the thread is already running. While it runs, pllm_engine_step returns
+/// Errors: PLLM_E_BUSY if the thread is already running; PLLM_E_CAPACITY if the system starts no
+/// thread; the error of an engine that has failed. While it runs, pllm_engine_step returns
 /// PLLM_E_BUSY.
 #[must_use]
 #[unsafe(no_mangle)]

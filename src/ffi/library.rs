@@ -27,7 +27,7 @@ pub extern "C" fn pllm_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// Returns a JSON object that describes this build and machine: version, backends, instruction
+/// Returns a JSON object that describes this build and machine: version, CPU backends, instruction
 /// paths, model architectures.
 #[unsafe(no_mangle)]
 pub extern "C" fn pllm_build_info() -> *const c_char {

@@ -266,6 +266,8 @@ pub unsafe extern "C" fn pllm_queue_free(queue: *mut pllm_queue) {
 /// Returns an eventfd that is readable while the queue is not empty, for epoll and similar calls
 /// (Linux). Borrowed; valid until the queue is freed. Polling the queue resets it; reading it is
 /// allowed but not needed.
+///
+/// Errors: PLLM_E_CAPACITY if the process has no descriptor left.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_queue_event_fd(queue: *const pllm_queue, out_fd: *mut i32) -> *mut pllm_error {

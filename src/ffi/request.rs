@@ -134,7 +134,8 @@ pub struct pllm_request {
     /// Returned in each output of the request.
     pub user_data: u64,
     /// Number of results: samples, or best beams. Default 1. Result i has the sequence id request +
-    /// i. Each sequence has its own last output.
+    /// i; with best_of, result i is one of the ids request to request + best_of - 1. Each sequence
+    /// has its own last output.
     pub n: u32,
     /// PLLM_TEXT_* flags. Default PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL.
     pub text_flags: u32,

@@ -42,7 +42,8 @@ pub const PLLM_GRAMMAR_NONE: u32 = 0;
 ///   schema, in a schema without "properties" and "patternProperties". Otherwise it is an error.
 /// - Keywords that cannot be generated are errors: among others "uniqueItems", "contains", "not",
 ///   "if" and "dependentRequired".
-/// - A schema has at most 64 members of "patternProperties", and an object at most 3,000 properties.
+/// - A grammar has at most 64 members of "patternProperties". An object has at most about 500 optional
+///   properties, or 3,000 that are required. Objects with more of them together can be refused.
 ///
 /// The object "x-guidance" at the root of the schema has these options:
 /// - "strict_formats" (default false): if true, the formats of JSON Schema that cannot be generated

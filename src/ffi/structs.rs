@@ -194,7 +194,8 @@ pub struct pllm_engine_options {
     pub swap_path: *const c_char,
     /// Length of swap_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub swap_path_len: u64,
-    /// PLLM_PREEMPTION_*. Default PLLM_PREEMPTION_RECOMPUTE. The others need swap_bytes.
+    /// PLLM_PREEMPTION_*. Default PLLM_PREEMPTION_RECOMPUTE. The others need swap_bytes, and
+    /// swap_bytes needs one of the others.
     pub preemption: u32,
     /// Order of the waiting requests: PLLM_ORDER_*. Default PLLM_ORDER_FIRST_COME.
     pub order: u32,
@@ -244,15 +245,15 @@ pub struct pllm_engine_options {
     pub packed_path: *const c_char,
     /// Length of packed_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub packed_path_len: u64,
-    /// List of CPUs in the syntax of taskset -c, such as "0-3,8". Each thread of the engine is
-    /// pinned to one of them, in this order. The first is for the stepping thread: the engine's own
-    /// thread (pllm_engine_start) is pinned, a thread of the program is not. NULL (default):
-    /// threads are not pinned.
+    /// List of CPUs in the syntax of taskset -c, such as "0-3,8", one for each of threads. Each
+    /// thread of the engine is pinned to one of them, in this order. The first is for the stepping
+    /// thread: the engine's own thread (pllm_engine_start) is pinned, a thread of the program is
+    /// not. NULL (default): threads are not pinned.
     pub cpus: *const c_char,
     /// Length of cpus in bytes, or PLLM_NUL_TERMINATED (default).
     pub cpus_len: u64,
     /// CUDA only: fraction, 0.01 to 1, of the device memory that is free after weights and working
-    /// memory, for the KV pool. Replaces kv_bytes. 0 (default): kv_bytes is used.
+    /// memory, for the KV pool. Cannot be combined with kv_bytes. 0 (default): kv_bytes is used.
     pub memory_fraction: f32,
     /// Must be 0.
     pub reserved2: u32,

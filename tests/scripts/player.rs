@@ -379,7 +379,7 @@ impl Player {
 
     fn import(&mut self, call: &Json) -> Json {
         known(call, "import as engine queue");
-        let Some(state) = self.states.get(text(&call["import"])) else { return json!("there is no such state") };
+        let state = self.states.get(text(&call["import"])).unwrap_or_else(|| panic!("no state has arrived for {call}"));
         let mut id = 0;
         let (data, len, queue) = (state.as_ptr(), state.len() as u64, self.queue_of(call));
         // SAFETY: the state lives during the call.

@@ -68,7 +68,7 @@ impl Budget {
         Ok(lease)
     }
 
-    /// Runs `work` one level deeper, which bounds the stack.
+    /// Enters one level of recursion, which is bounded.
     pub fn deeper(&self) -> Result<()> {
         self.depth.set(self.depth.get() + 1);
         if self.depth.get() > MAX_DEPTH {

@@ -10,7 +10,7 @@ use tokenizers::{
 
 use super::check::{self, Part};
 use super::cuts::is_known_split;
-use super::regex::BoundedRegex;
+use super::regex::{BoundedRegex, Steps};
 
 /// The normalizers, in order.
 #[derive(Debug)]
@@ -42,8 +42,9 @@ fn normalizer((field, kind, part): Part) -> Result<NormalizerPart, String> {
 
 impl Normalizer for Normalizers {
     fn normalize(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
+        let steps = Steps::new();
         self.0.iter().try_for_each(|part| match part {
-            NormalizerPart::Replace { regex, content } => text.replace(regex, content),
+            NormalizerPart::Replace { regex, content } => text.replace(regex.bounded(&steps), content),
             NormalizerPart::Other(other) => other.normalize(text),
         })
     }
@@ -80,9 +81,12 @@ fn pre_tokenizer((field, kind, part): Part) -> Result<PreTokenizerPart, String> 
 
 impl PreTokenizer for PreTokenizers {
     fn pre_tokenize(&self, text: &mut PreTokenizedString) -> tokenizers::Result<()> {
+        let steps = Steps::new();
         self.0.iter().try_for_each(|part| match part {
-            PreTokenizerPart::Split { regex, behavior, invert: true } => text.split(|_, part| part.split(Invert(regex), *behavior)),
-            PreTokenizerPart::Split { regex, behavior, invert: false } => text.split(|_, part| part.split(regex, *behavior)),
+            PreTokenizerPart::Split { regex, behavior, invert } => text.split(|_, part| match *invert {
+                true => part.split(Invert(regex.bounded(&steps)), *behavior),
+                false => part.split(regex.bounded(&steps), *behavior),
+            }),
             PreTokenizerPart::Other(other) => other.pre_tokenize(text),
         })
     }

@@ -92,7 +92,7 @@ impl Budget {
             self.property_pairs += pairs(count);
             if self.property_pairs > MAX_PROPERTY_PAIRS {
                 return Err(format!(
-                    "too many properties in one object ({count} properties, {} pairs in all objects, limit {MAX_PROPERTY_PAIRS}); nest objects",
+                    "too many properties in the objects of the grammar ({count} in one, {} pairs in all, limit {MAX_PROPERTY_PAIRS}); nest objects",
                     self.property_pairs
                 ));
             }

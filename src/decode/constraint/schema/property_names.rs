@@ -34,7 +34,11 @@ pub fn rewrite(root: &mut Json, budget: &mut Budget) -> Result<(), String> {
 fn rewrite_members(members: &mut Map<String, Json>, targets: &BTreeMap<String, Option<Names>>, budget: &mut Budget) -> Result<(), String> {
     let Some(schema) = members.get("propertyNames") else { return Ok(()) };
     let reference = schema.get("$ref").and_then(Json::as_str);
-    let names = reference.map_or_else(|| described(schema), |reference| targets.get(reference).cloned().flatten());
+    let names = match reference {
+        // Keywords beside the reference would bound the names further.
+        Some(reference) => targets.get(reference).cloned().flatten().filter(|_| is_alone(schema)),
+        None => described(schema),
+    };
     let has_others = members.contains_key("properties") || members.contains_key("patternProperties");
     let Some(names) = names.filter(|names| !has_others || matches!(names, Names::Any)) else { return Ok(()) };
     members.shift_remove("propertyNames");
@@ -52,6 +56,13 @@ fn rewrite_members(members: &mut Map<String, Json>, targets: &BTreeMap<String, O
         Names::Matching(pattern) => drop(members.insert("patternProperties".into(), json!({ pattern: schema }))),
     }
     Ok(())
+}
+
+/// Whether nothing stands beside "$ref" but annotations.
+fn is_alone(schema: &Json) -> bool {
+    let mut others = schema.clone();
+    others.as_object_mut().map(|members| members.shift_remove("$ref"));
+    matches!(described(&others), Some(Names::Any))
 }
 
 /// The names that the schema describes. Nothing if it has more than one keyword that bounds them, or another one.

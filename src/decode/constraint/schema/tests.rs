@@ -167,8 +167,14 @@ fn names_are_bounded_by_one_keyword() {
 #[test]
 fn keywords_that_cannot_be_generated_are_refused_or_ignored() {
     let grammars = byte_grammars();
-    for (keyword, value) in [("uniqueItems", json!(true)), ("propertyNames", json!({"pattern": "a", "minLength": 2})), ("not", json!({}))] {
-        let schema = |lenient: bool| json!({keyword: value, "items": {"type": "integer"}, "x-guidance": {"lenient": lenient}});
+    let cases = [
+        ("uniqueItems", json!(true)),
+        ("propertyNames", json!({"pattern": "a", "minLength": 2})),
+        ("propertyNames", json!({"$ref": "#/$defs/n", "maxLength": 3})),
+        ("not", json!({})),
+    ];
+    for (keyword, value) in cases {
+        let schema = |lenient: bool| json!({keyword: value, "items": {"type": "integer"}, "$defs": {"n": {"pattern": "a"}}, "x-guidance": {"lenient": lenient}});
         let error = grammars.compile(&Grammar::JsonSchema(schema(false).to_string())).err().unwrap();
         assert!(error.message().contains(&format!("Unimplemented keys: [\"{keyword}\"]")), "{error}");
         assert!(writes(&compile(&grammars, &schema(true)), "[1,1]"));

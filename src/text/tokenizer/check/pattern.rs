@@ -9,6 +9,9 @@ const MAX_BYTES: usize = 4096;
 
 /// Checks a pattern: `{"String": text}` or `{"Regex": expression}`.
 pub fn check(pattern: &Json, field: &str) -> Result<(), String> {
+    if pattern.as_object().map_or(0, serde_json::Map::len) != 1 {
+        return Err(refusal(field, "not an object with one member (\"String\" or \"Regex\")", SAVE_AGAIN));
+    }
     if let Some(text) = pattern.get("String") {
         return string(text, &format!("{field}.String"), MAX_BYTES).map(drop);
     }

@@ -131,7 +131,15 @@ fn a_pattern_is_a_text_or_an_expression_that_can_be_bounded() {
     let message = checked(json!({"Regex": "("})).unwrap_err();
     assert!(message.starts_with("f.Regex: not a regular expression (") && message.ends_with("; write a simpler pattern"), "{message}");
     assert!(checked(json!({"String": "x".repeat(4097)})).unwrap_err().contains("f.String: too long (4097 bytes, limit 4096)"));
-    assert!(checked(json!({})).unwrap_err().contains("f.Regex: missing"));
+    assert!(checked(json!({"Other": "a"})).unwrap_err().contains("f.Regex: missing"));
+    for pattern in [json!({}), json!("a"), json!({"String": "a", "Regex": "b"})] {
+        let part = json!({"type": "Replace", "pattern": pattern, "content": "b"});
+        for section in ["normalizer", "decoder"] {
+            let message = refused(&json!({section: part, "model": bpe()}));
+            assert!(message.contains(".pattern: "), "{message}");
+        }
+        assert!(checked(pattern).unwrap_err().contains("f: not an object with one member"));
+    }
 }
 
 #[test]

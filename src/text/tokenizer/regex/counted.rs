@@ -12,14 +12,20 @@ const MAX_NESTED_REPEATS: u32 = 1024;
 
 /// No character is in this class, so each try of it is a step that Oniguruma takes back.
 const COUNT: &str = r"[^\d\D]";
+/// Characters, classes and groups in a row of which no step is counted, and the most if there is no place to count one.
+const UNCOUNTED: usize = 8;
+const MAX_UNCOUNTED: usize = 64;
 
-/// An expression that matches the same. `x*` becomes `(?:[^\d\D]|x)*`, and other quantifiers likewise.
+/// An expression that matches the same. `x*` becomes `(?:[^\d\D]|x)*`, and other quantifiers likewise. Long rows get a
+/// `(?:[^\d\D]|)`, which matches nothing, here and there.
 pub fn counted(regex: &str) -> Result<String, String> {
     let mut translator = Translator {
         rest: regex.chars().peekable(),
         out: String::with_capacity(2 * regex.len()),
         open: Vec::new(),
         last: Element::default(),
+        before: None,
+        uncounted: 0,
         quantifiers: 0,
     };
     translator.run()?;
@@ -42,6 +48,10 @@ struct Translator<'a> {
     open: Vec<Element>,
     /// What has just ended.
     last: Element,
+    /// The character before, if it is one.
+    before: Option<char>,
+    /// Elements since the last place that counts a step.
+    uncounted: usize,
     /// Quantifiers in a row.
     quantifiers: usize,
 }
@@ -64,6 +74,7 @@ impl Translator<'_> {
 
     fn element(&mut self, c: char) -> Result<(), String> {
         self.quantifiers = 0;
+        self.count(c)?;
         self.last = Element { start: self.out.len(), repeats: 0 };
         self.out.push(c);
         match c {
@@ -79,6 +90,24 @@ impl Translator<'_> {
         }
     }
 
+    /// Counts a step before `next`, if enough elements were not counted.
+    fn count(&mut self, next: char) -> Result<(), String> {
+        self.uncounted += 1;
+        // Without case, one character can match two that are side by side: ff, fi, fl, ss, st.
+        let joins = |c: char| !c.is_ascii() || "fsFS".contains(c);
+        // A parenthesis may end a group of options, which has no content.
+        let is_apart = next.is_ascii() && next != ')' && !self.before.is_some_and(joins);
+        self.before = (!"\\[()|".contains(next)).then_some(next);
+        if self.uncounted > UNCOUNTED && is_apart {
+            self.out.push_str(&format!("(?:{COUNT}|)"));
+            self.uncounted = 0;
+        }
+        if self.uncounted > MAX_UNCOUNTED {
+            return Err(format!("too many characters in a row (more than {MAX_UNCOUNTED} of f, s or beyond ASCII)"));
+        }
+        Ok(())
+    }
+
     /// A quantifier with its upper limit, or the `?` or `+` after one that makes it lazy or possessive.
     fn quantifier(&mut self, text: &str, repeats: u32) -> Result<(), String> {
         self.quantifiers += 1;
@@ -91,7 +120,8 @@ impl Translator<'_> {
             return Err(format!("too many repetitions within repetitions ({repeats}, limit {MAX_NESTED_REPEATS})"));
         }
         self.repeat_outer();
-        if self.quantifiers == 1 {
+        // Oniguruma drops `{1}`, and joins the characters around it.
+        if self.quantifiers == 1 && !["{1}", "{1,1}"].contains(&text) {
             self.out.insert_str(self.last.start, &format!("(?:{COUNT}|"));
             self.out.push(')');
         }
@@ -116,14 +146,14 @@ impl Translator<'_> {
                 _ => return Ok(None),
             }
         }
+        // `{}`, `{,}` and `{1,2,3}` are ordinary characters.
+        if body.chars().all(|c| c == ',') || body.matches(',').count() > 1 {
+            return Ok(None);
+        }
         let mut repeats = 1;
         for number in body.split(',').filter(|number| !number.is_empty()) {
             let limited = number.parse().ok().filter(|&number: &u32| number <= MAX_REPEATS);
             repeats = limited.ok_or_else(|| format!("too many repetitions ({number}, limit {MAX_REPEATS})"))?.max(repeats);
-        }
-        // `{}` and `{,}` are ordinary characters.
-        if body.chars().all(|c| c == ',') {
-            return Ok(None);
         }
         self.rest = ahead;
         Ok(Some((format!("{{{body}}}"), repeats)))
@@ -137,17 +167,17 @@ impl Translator<'_> {
             '1'..='9' => return Err(format!("back references are not supported (\\{c})")),
             'c' | 'C' | 'G' | 'K' | 'M' | 'X' | 'Y' | 'y' => return Err(format!("\\{c} is not supported")),
             'p' | 'P' | 'x' | 'u' | 'o' if self.rest.peek() == Some(&'{') => self.copy_through('}'),
-            'x' => self.copy_digits(2),
-            'u' => self.copy_digits(4),
-            '0' => self.copy_digits(2),
+            'x' => self.copy_digits(2, 16),
+            'u' => self.copy_digits(4, 16),
+            '0' => self.copy_digits(2, 8),
             _ => {}
         }
         Ok(())
     }
 
-    fn copy_digits(&mut self, most: usize) {
-        for _ in 0..most {
-            self.out.extend(self.rest.next_if(char::is_ascii_hexdigit));
+    fn copy_digits(&mut self, max: usize, radix: u32) {
+        for _ in 0..max {
+            self.out.extend(self.rest.next_if(|c| c.is_digit(radix)));
         }
     }
 

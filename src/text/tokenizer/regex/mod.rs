@@ -6,18 +6,19 @@
 
 mod counted;
 
+use std::cell::Cell;
+
 use onig::{MatchParam, Regex, SearchOptions};
 use tokenizers::Offsets;
 use tokenizers::pattern::Pattern;
 
 const ONIGERR_RETRY_LIMIT_IN_MATCH_OVER: i32 = -17;
 const MAX_BYTES: usize = 2048;
-/// Steps that one search may take for each byte of its text, and at most. Patterns of published tokenizers take one to ten for a
-/// byte. A step takes about 10 ns.
+/// Steps that searches may take together: so many, and more for each byte of their texts, up to a maximum. Patterns of published
+/// tokenizers take one to ten for a byte. A step takes 10 to 50 ns.
+const MIN_STEPS: u64 = 1 << 22;
 const STEPS_PER_BYTE: u64 = 512;
 const MAX_STEPS: u64 = 1 << 28;
-/// Bytes that a short text is longer for this count.
-const SPARE_BYTES: u64 = 16;
 /// Steps that are tried first where a match may begin. Most matches take fewer.
 const FIRST_STEPS: u32 = 64;
 /// Places to step back to, of about 50 bytes each.
@@ -42,53 +43,76 @@ impl BoundedRegex {
         Ok(BoundedRegex { regex: Regex::new(&counted).map_err(invalid)?, text: text.to_string() })
     }
 
+    /// A pattern that takes its steps from `steps`.
+    pub fn bounded<'a>(&'a self, steps: &'a Steps) -> Search<'a> {
+        Search { regex: self, steps }
+    }
+}
+
+/// Steps of all searches of one call.
+#[derive(Debug)]
+pub(super) struct Steps {
+    allowed: Cell<u64>,
+    taken: Cell<u64>,
+}
+
+impl Steps {
+    pub fn new() -> Steps {
+        Steps { allowed: Cell::new(MIN_STEPS), taken: Cell::new(0) }
+    }
+
+    fn allow(&self, bytes: usize) {
+        self.allowed.set(MAX_STEPS.min(self.allowed.get().saturating_add(STEPS_PER_BYTE.saturating_mul(bytes as u64))));
+    }
+
+    fn take(&self, count: u32) -> Result<(), String> {
+        let taken = self.taken.get() + u64::from(count);
+        self.taken.set(taken);
+        if taken > self.allowed.get() {
+            return Err(format!("takes more than {} steps", self.allowed.get()));
+        }
+        Ok(())
+    }
+}
+
+/// An expression with the steps that it may take.
+#[derive(Clone, Copy)]
+pub(super) struct Search<'a> {
+    regex: &'a BoundedRegex,
+    steps: &'a Steps,
+}
+
+impl Search<'_> {
     /// The length of the match at `at`.
-    fn match_at(&self, text: &str, at: usize, steps: &mut Steps) -> Result<Option<usize>, String> {
+    fn match_at(&self, text: &str, at: usize) -> Result<Option<usize>, String> {
+        let failed = |problem: &str| format!("the pattern {:?} {problem} in {} bytes", self.regex.text, text.len());
         let mut limit = FIRST_STEPS;
         loop {
-            steps.take(limit.into()).map_err(|total| {
-                let start: String = text.chars().take(8).collect();
-                format!("the pattern {:?} takes more than {total} steps in {} bytes ({start:?}..)", self.text, text.len())
-            })?;
+            self.steps.take(limit).map_err(|problem| failed(&problem))?;
             let mut param = MatchParam::default();
             param.set_retry_limit_in_match(limit);
             param.set_match_stack_limit(MAX_STACK);
-            match self.regex.match_with_param(text, at, SearchOptions::SEARCH_OPTION_NONE, None, param) {
+            match self.regex.regex.match_with_param(text, at, SearchOptions::SEARCH_OPTION_NONE, None, param) {
                 Ok(length) => return Ok(length),
                 // Oniguruma does not say how many steps a match has taken. Doubling counts at most four times as many.
                 Err(e) if e.code() == ONIGERR_RETRY_LIMIT_IN_MATCH_OVER => limit = limit.saturating_mul(2),
-                Err(e) => return Err(format!("the pattern {:?} fails in {} bytes ({})", self.text, text.len(), e.description())),
+                Err(e) => return Err(failed(&format!("fails ({})", e.description()))),
             }
         }
     }
 }
 
-/// Steps that a search still has.
-struct Steps {
-    left: u64,
-    total: u64,
-}
-
-impl Steps {
-    /// Fails with the number of all steps if there are fewer than `count`.
-    fn take(&mut self, count: u64) -> Result<(), u64> {
-        self.left = self.left.checked_sub(count).ok_or(self.total)?;
-        Ok(())
-    }
-}
-
-impl Pattern for &BoundedRegex {
+impl Pattern for Search<'_> {
     /// The same as the crate finds with the expression of the file.
     fn find_matches(&self, text: &str) -> tokenizers::Result<Vec<(Offsets, bool)>> {
         if text.is_empty() {
             return Ok(vec![((0, 0), false)]);
         }
-        let total = MAX_STEPS.min(STEPS_PER_BYTE * (text.len() as u64 + SPARE_BYTES));
-        let mut steps = Steps { left: total, total };
+        self.steps.allow(text.len());
         let mut found = Vec::new();
         let (mut at, mut end) = (0, None);
         while at <= text.len() {
-            match self.match_at(text, at, &mut steps)? {
+            match self.match_at(text, at)? {
                 // An empty match directly after another one does not count.
                 Some(length) if length > 0 || end != Some(at) => {
                     let before = end.unwrap_or(0);
