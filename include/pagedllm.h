@@ -16,9 +16,12 @@
  * These rules apply to every function:
  *
  * Errors. A function that can fail returns pllm_error *. NULL is success; the caller frees any other value with
- * pllm_error_free. Outputs (out_*) are written only on success. The library prints nothing, handles no signals and
- * never aborts the process; a defect of the library is PLLM_E_INTERNAL. Later releases can add codes and finish
- * reasons: treat an unknown code as an error and an unknown finish reason as an end.
+ * pllm_error_free. Outputs (out_*) are written only on success. A defect of the library is PLLM_E_INTERNAL. Later
+ * releases can add codes and finish reasons: treat an unknown code as an error and an unknown finish reason as an
+ * end.
+ *
+ * Side effects. The library prints nothing, handles no signals and does not abort the process, unless the system
+ * refuses memory for a small allocation (docs/allocations.md).
  *
  * Pointers. A pointer is NULL or valid for the whole call. NULL for a required argument is PLLM_E_INVALID_ARGUMENT;
  * freeing NULL is allowed. The caller owns an object that is returned through a pointer to a pointer. A returned
@@ -27,6 +30,7 @@
  * Structs. Each struct starts with struct_size. For a struct that the caller fills, call its _init function with
  * sizeof, then set fields. For a struct that the library fills, set struct_size to sizeof. A program built with an
  * older or a newer header keeps working: fields that one side does not know have their default, or are zero.
+ * Unknown flags and reserved fields that are not 0 are PLLM_E_UNSUPPORTED.
  *
  * Strings are UTF-8 with a length in bytes. The length PLLM_NUL_TERMINATED marks a NUL-terminated string.
  *
@@ -217,8 +221,8 @@
 // Each step mixes prompt chunks and decodes, in the order of the requests.
 #define PLLM_BATCHING_MIXED 0
 
-// Each step has either prompts or decodes, and prompts go first: short times to first token. After
-// prefill_budget prompt tokens, the decodes get one step.
+// Each step has either prompts or decodes, and prompts go first. After prefill_budget prompt
+// tokens, the decodes get one step.
 #define PLLM_BATCHING_PREFILL_FIRST 1
 
 // Each step has every decode and at most prefill_budget prompt tokens: bounds the time between
@@ -280,7 +284,8 @@
 //   schema, in a schema without "properties" and "patternProperties". Otherwise it is an error.
 // - Keywords that cannot be generated are errors: among others "uniqueItems", "contains", "not",
 //   "if" and "dependentRequired".
-// - A schema has at most 64 members of "patternProperties", and an object at most 3,000 properties.
+// - A grammar has at most 64 members of "patternProperties". An object has at most about 500 optional
+//   properties, or 3,000 that are required. Objects with more of them together can be refused.
 //
 // The object "x-guidance" at the root of the schema has these options:
 // - "strict_formats" (default false): if true, the formats of JSON Schema that cannot be generated
@@ -549,7 +554,8 @@ typedef struct {
   const char *swap_path;
   // Length of swap_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t swap_path_len;
-  // PLLM_PREEMPTION_*. Default PLLM_PREEMPTION_RECOMPUTE. The others need swap_bytes.
+  // PLLM_PREEMPTION_*. Default PLLM_PREEMPTION_RECOMPUTE. The others need swap_bytes, and
+  // swap_bytes needs one of the others.
   uint32_t preemption;
   // Order of the waiting requests: PLLM_ORDER_*. Default PLLM_ORDER_FIRST_COME.
   uint32_t order;
@@ -599,15 +605,15 @@ typedef struct {
   const char *packed_path;
   // Length of packed_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t packed_path_len;
-  // List of CPUs in the syntax of taskset -c, such as "0-3,8". Each thread of the engine is
-  // pinned to one of them, in this order. The first is for the stepping thread: the engine's own
-  // thread (pllm_engine_start) is pinned, a thread of the program is not. NULL (default):
-  // threads are not pinned.
+  // List of CPUs in the syntax of taskset -c, such as "0-3,8", one for each of threads. Each
+  // thread of the engine is pinned to one of them, in this order. The first is for the stepping
+  // thread: the engine's own thread (pllm_engine_start) is pinned, a thread of the program is
+  // not. NULL (default): threads are not pinned.
   const char *cpus;
   // Length of cpus in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t cpus_len;
   // CUDA only: fraction, 0.01 to 1, of the device memory that is free after weights and working
-  // memory, for the KV pool. Replaces kv_bytes. 0 (default): kv_bytes is used.
+  // memory, for the KV pool. Cannot be combined with kv_bytes. 0 (default): kv_bytes is used.
   float memory_fraction;
   // Must be 0.
   uint32_t reserved2;
@@ -842,7 +848,8 @@ typedef struct {
   // Returned in each output of the request.
   uint64_t user_data;
   // Number of results: samples, or best beams. Default 1. Result i has the sequence id request +
-  // i. Each sequence has its own last output.
+  // i; with best_of, result i is one of the ids request to request + best_of - 1. Each sequence
+  // has its own last output.
   uint32_t n;
   // PLLM_TEXT_* flags. Default PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL.
   uint32_t text_flags;
@@ -889,8 +896,8 @@ typedef struct {
 typedef struct {
   // sizeof(pllm_admission).
   uint64_t struct_size;
-  // 1 if pllm_engine_add_request would accept the request, 0 if too many requests wait or its
-  // queue is full.
+  // 1 if pllm_engine_add_request would accept the request, 0 if too many requests wait, its
+  // queue is full, or a shared budget cannot reserve its blocks.
   uint64_t admits;
   // 1 if no request is ahead of it and its blocks are free, so that it would start in the next
   // step.
@@ -948,13 +955,13 @@ typedef struct {
   uint64_t generated_tokens;
   // Preemptions.
   uint64_t preemptions;
-  // Requests that ended with PLLM_FINISH_STOP.
+  // Results that ended with PLLM_FINISH_STOP: one for each sequence of a request.
   uint64_t finished_stop;
-  // Requests that ended with PLLM_FINISH_LENGTH.
+  // Results that ended with PLLM_FINISH_LENGTH: one for each sequence of a request.
   uint64_t finished_length;
-  // Requests that ended with PLLM_FINISH_ABORT.
+  // Results that ended with PLLM_FINISH_ABORT: one for each sequence of a request.
   uint64_t finished_abort;
-  // Requests that ended with PLLM_FINISH_ERROR.
+  // Results that ended with PLLM_FINISH_ERROR: one for each sequence of a request.
   uint64_t finished_error;
   // Waiting sequences that the last step skipped because their queue is full.
   uint64_t paused;
@@ -966,7 +973,7 @@ typedef struct {
   uint64_t prefix_queries;
   // Prompt tokens found in the prefix cache, which were not computed.
   uint64_t prefix_hits;
-  // Requests that ended with PLLM_FINISH_DEADLINE.
+  // Results that ended with PLLM_FINISH_DEADLINE: one for each sequence of a request.
   uint64_t finished_deadline;
   // Requests refused because of max_waiting_requests, max_waiting_tokens or a full queue.
   uint64_t admission_rejections;
@@ -1178,7 +1185,7 @@ uint32_t pllm_abi_version(void);
 // Returns the version of the library, such as "0.2.0".
 const char *pllm_version(void);
 
-// Returns a JSON object that describes this build and machine: version, backends, instruction
+// Returns a JSON object that describes this build and machine: version, CPU backends, instruction
 // paths, model architectures.
 const char *pllm_build_info(void);
 
@@ -1211,8 +1218,9 @@ void pllm_arena_free(pllm_arena *arena);
 // step shrink before this function returns, the others before their next step (see
 // pllm_arena_state).
 //
-// Errors: PLLM_E_CAPACITY, with the smallest possible size, if bytes is too small for the longest
-// sequence of each engine and for the requests in progress. Any thread may call it at any time.
+// Errors: PLLM_E_CAPACITY, with the numbers, if bytes is above most_bytes, or too small for the
+// longest sequence of each engine and for the requests in progress. Any thread may call it at any
+// time.
 PLLM_NODISCARD pllm_error *pllm_arena_resize(const pllm_arena *arena, uint64_t bytes);
 
 // Reads the size of a budget and the bytes that its engines hold. Any thread may call it.
@@ -1234,7 +1242,7 @@ void pllm_engine_options_init(pllm_engine_options *options, uint64_t struct_size
 // Computes what pllm_engine_create would allocate, from the headers of the model's files, without
 // allocating it.
 //
-// Errors: as pllm_engine_create.
+// Errors: as pllm_engine_create, except PLLM_E_CANCELLED.
 PLLM_NODISCARD pllm_error *pllm_engine_plan(const pllm_engine_options *options, pllm_plan *out_plan);
 
 // Loads a model and creates an engine for it.
@@ -1263,9 +1271,9 @@ void pllm_sampling_init(pllm_sampling *sampling, uint64_t struct_size);
 // Adds a request to the waiting queue. It takes part from the next step on. Request ids are never
 // reused.
 //
-// Errors: PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY, with the numbers, if the request can never
-// fit, too many requests wait, or its queue is full; PLLM_E_UNSUPPORTED. Any thread may call it,
-// also during a step.
+// Errors: PLLM_E_INVALID_ARGUMENT, also if the prompt does not fit max_model_len; PLLM_E_CAPACITY,
+// with the numbers, if the request can never fit the pool, too many requests wait, or its queue is
+// full; PLLM_E_UNSUPPORTED. Any thread may call it, also during a step.
 PLLM_NODISCARD
 pllm_error *pllm_engine_add_request(const pllm_engine *engine,
                                     const pllm_request *request,
@@ -1277,8 +1285,9 @@ pllm_error *pllm_engine_add_request(const pllm_engine *engine,
 // later request overtakes. It runs on the calling thread and takes some milliseconds with 100,000
 // waiting requests.
 //
-// Errors: as pllm_engine_add_request; grammars are not compiled. Any thread may call it, also
-// during a step.
+// Errors: as pllm_engine_add_request for a request that can never run. Too many waiting requests
+// and a full queue are no errors here: see pllm_admission.admits. Grammars are not compiled. Any
+// thread may call it, also during a step.
 PLLM_NODISCARD
 pllm_error *pllm_engine_admit(const pllm_engine *engine,
                               const pllm_request *request,
@@ -1304,7 +1313,8 @@ PLLM_NODISCARD pllm_error *pllm_engine_step(const pllm_engine *engine, pllm_step
 // Starts a thread of the engine that steps it, and sleeps while there is nothing to do. If steps
 // fail for one second, their requests end with PLLM_FINISH_ERROR and the others continue.
 //
-// Errors: PLLM_E_BUSY if the thread is already running. While it runs, pllm_engine_step returns
+// Errors: PLLM_E_BUSY if the thread is already running; PLLM_E_CAPACITY if the system starts no
+// thread; the error of an engine that has failed. While it runs, pllm_engine_step returns
 // PLLM_E_BUSY.
 PLLM_NODISCARD pllm_error *pllm_engine_start(const pllm_engine *engine);
 
@@ -1347,6 +1357,8 @@ void pllm_queue_free(pllm_queue *queue);
 // Returns an eventfd that is readable while the queue is not empty, for epoll and similar calls
 // (Linux). Borrowed; valid until the queue is freed. Polling the queue resets it; reading it is
 // allowed but not needed.
+//
+// Errors: PLLM_E_CAPACITY if the process has no descriptor left.
 PLLM_NODISCARD pllm_error *pllm_queue_event_fd(const pllm_queue *queue, int32_t *out_fd);
 
 // Takes all outputs from the queue, in the order in which they were made. If the queue is empty,
@@ -1354,8 +1366,8 @@ PLLM_NODISCARD pllm_error *pllm_queue_event_fd(const pllm_queue *queue, int32_t 
 // (negative). If the time runs out, the batch is empty; this is not an error.
 //
 // Errors: once an engine has failed or is freed, and all its outputs have been taken, the error of
-// the engine or PLLM_E_CLOSED. Any thread may call it, also during a step. Free the batch with
-// pllm_outputs_free.
+// the engine or PLLM_E_CLOSED; PLLM_E_OUT_OF_MEMORY, with the outputs still in the queue. Any
+// thread may call it, also during a step. Free the batch with pllm_outputs_free.
 PLLM_NODISCARD pllm_error *pllm_queue_poll(const pllm_queue *queue, int64_t timeout_ms, pllm_outputs **out_outputs);
 
 // Returns the number of outputs in a batch, 0 for NULL.
@@ -1453,7 +1465,8 @@ PLLM_NODISCARD pllm_error *pllm_sequence_export(const pllm_engine *engine, uint6
 // pllm_sequence_info.inexact). queue receives its outputs (NULL: the engine's own queue).
 //
 // Errors: PLLM_E_INVALID_ARGUMENT if the state is damaged, or made with another model, block_size
-// or kv_dtype, or by a newer library; PLLM_E_CAPACITY. Any thread may call it, also during a step.
+// or kv_dtype; PLLM_E_UNSUPPORTED if it was made by a newer library; PLLM_E_CAPACITY. Any thread
+// may call it, also during a step.
 PLLM_NODISCARD
 pllm_error *pllm_sequence_import(const pllm_engine *engine,
                                  const uint8_t *blob,
