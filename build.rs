@@ -1,11 +1,12 @@
-//! Compiles the kernels of CUDA devices, where there is nvcc; and names the library as programs remember it: the number changes when the ABI
-//! breaks, never before 1.0 without notice.
+//! Compiles the CUDA kernels if nvcc is available, and sets the soname of the shared library. The
+//! number in the soname changes with every ABI break, and before 1.0 never without notice.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Machine code for Ampere, Ada and Hopper, and what drivers compile for whatever comes later.
+/// nvcc targets of release builds: machine code for Ampere, Ada and Hopper, and PTX that drivers
+/// compile for later architectures.
 const TARGETS: [&str; 5] = [
     "arch=compute_80,code=sm_80",
     "arch=compute_86,code=sm_86",
@@ -14,10 +15,11 @@ const TARGETS: [&str; 5] = [
     "arch=compute_80,code=compute_80",
 ];
 
-/// For tests, which are built often: drivers compile it when it is loaded.
+/// nvcc target of other builds, which are made often: PTX that the driver compiles at load time.
 const TARGETS_OF_TESTS: [&str; 1] = ["arch=compute_80,code=compute_80"];
 
-/// Where `make cuda-toolkit` puts it; that touches this file, since cargo does not look for what was not there.
+/// Path of the nvcc that `make cuda-toolkit` installs. That target also touches this file, because
+/// cargo does not rerun the script when a missing file appears.
 const OWN_TOOLKIT: &str = "target/cuda-toolkit/bin/nvcc";
 
 fn main() {
@@ -25,19 +27,22 @@ fn main() {
     compile_kernels();
     if env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
         println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libpagedllm.so.0");
-        // Rust's thread-local keys are not given back when a library is unloaded: dlclose leaves this one where it is.
+        // `nodelete` makes dlclose keep the library mapped: Rust does not release thread-local keys
+        // when a library is unloaded.
         println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
-        // What other crates offer to C is not ours to show.
+        // Symbols that dependencies export to C are not part of this library's ABI.
         println!("cargo:rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");
-        // benches/polling stands in for the library, so it goes by its name.
+        // benches/polling replaces the library at run time and therefore needs its soname.
         println!("cargo:rustc-link-arg-examples=-Wl,-soname,libpagedllm.so.0");
     }
 }
 
-/// Set, it makes a kernel that keeps in memory what should be in registers an error. Other compilers than ours may need to.
+/// Environment variable that turns register spills in kernels into errors. It is optional because
+/// other versions of nvcc may spill where the version of CI does not.
 const DENY_SPILLS: &str = "PAGEDLLM_DENY_SPILLS";
 
-/// Without nvcc the file is empty, and whoever asks for a CUDA device is told so.
+/// Compiles kernels/all.cu to `$OUT_DIR/kernels.fatbin`. Without nvcc the file is empty, and
+/// opening a CUDA device fails with an error.
 fn compile_kernels() {
     println!("cargo:rerun-if-changed=kernels");
     ["NVCC", "CUDA_HOME", DENY_SPILLS].iter().for_each(|variable| println!("cargo:rerun-if-env-changed={variable}"));
@@ -56,7 +61,8 @@ fn compile_kernels() {
     }
 }
 
-/// $NVCC, where it is empty none; otherwise that of $CUDA_HOME, that on the path, or our own.
+/// Returns the nvcc to use: `$NVCC`, then `$CUDA_HOME/bin/nvcc`, then nvcc on the path, then
+/// `OWN_TOOLKIT`. If `$NVCC` is set to the empty string, the result is None.
 fn nvcc() -> Option<PathBuf> {
     if let Some(named) = env::var_os("NVCC").map(PathBuf::from) {
         assert!(named.as_os_str().is_empty() || named.is_file(), "$NVCC is {}, which is no file", named.display());

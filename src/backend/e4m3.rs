@@ -1,6 +1,8 @@
-//! Numbers of 8 bits in floating point: OCP's E4M3. A sign, four bits of exponent, three of fraction; from 2^-9 to 448, and no infinities.
+//! 8-bit floating-point numbers in OCP E4M3: one sign bit, four exponent bits, three fraction bits.
+//! Magnitudes range from 2^-9 to 448; there are no infinities.
 //!
-//! The code that OCP calls NaN is never stored: what is not finite shows in its scale. Read, it is 480, as all paths and devices have it.
+//! The code that OCP defines as NaN is never stored: the scale of a group carries non-finite
+//! numbers. Decoding that code gives 480, on all CPU paths and devices.
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
@@ -9,11 +11,11 @@ pub struct E4m3(pub u8);
 impl E4m3 {
     pub const MOST: f32 = 448.0;
 
-    /// The nearest there is, of two the even one; beyond the greatest that, and 0 of NaN.
+    /// Rounds to the nearest code, ties to even. Saturates at the largest magnitude. NaN becomes 0.
     #[inline(always)]
     pub fn nearest(x: f32) -> E4m3 {
         const LEAST_NORMAL: f32 = 0.015625;
-        // The last place of so great a number is that of those that are less than normal.
+        // The spacing of f32 at this number equals the spacing of E4M3 subnormals.
         const LAST_PLACE: f32 = 16384.0;
         if x.is_nan() {
             return E4m3(0);
@@ -22,14 +24,15 @@ impl E4m3 {
         let code = match size < LEAST_NORMAL {
             true => (size + LAST_PLACE).to_bits() - LAST_PLACE.to_bits(),
             false => {
-                let bits = size.to_bits() - (120 << 23); // of the exponent's offset
+                let bits = size.to_bits() - (120 << 23); // difference of the exponent biases
                 (bits + 0x7_ffff + (bits >> 20 & 1)) >> 20
             }
         };
         E4m3(code as u8 | (x.to_bits() >> 24 & 0x80) as u8)
     }
 
-    /// In f16, whose exponent counts from 8 further down, the same bits are 2^-8 of the number.
+    /// Decodes through f16. The exponent bias of f16 is larger by 8, so the same bits represent
+    /// 2^-8 times the number.
     #[inline(always)]
     pub fn to_f32(self) -> f32 {
         half::f16::from_bits((self.0 as i8 as u16) << 7 & 0xbfff).to_f32() * 256.0
@@ -40,7 +43,7 @@ impl E4m3 {
 mod tests {
     use super::*;
 
-    /// What a code says, by the definition.
+    /// Decodes a code by the definition of the format.
     fn value(code: u8) -> f32 {
         let (exponent, fraction) = ((code >> 3 & 15) as i32, (code & 7) as f32);
         let size = if exponent == 0 { fraction / 8.0 * 2f32.powi(-6) } else { (1.0 + fraction / 8.0) * 2f32.powi(exponent - 7) };

@@ -1,4 +1,5 @@
-//! The ops of a transformer over paged buffers, as a trait. Knows no sequences and no model names.
+//! The transformer ops over paged KV buffers, as the trait `Backend`. The module knows neither
+//! sequences nor model names.
 #![allow(unsafe_code)]
 
 pub mod cpu;
@@ -13,18 +14,18 @@ use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, KvDtype, WeightFormat};
 
-/// The matrix of a head.
+/// Function from the index of a head to its matrix.
 pub type MatrixOf<'a, M> = &'a (dyn Fn(usize) -> &'a M + Sync);
 
-/// A matrix, and what is added to what it is multiplied by.
+/// A weight matrix and the optional bias of its product.
 pub type WithBias<'a, M, B> = (&'a M, Option<&'a B>);
 
-/// The matrix of an expert, and its bias.
+/// Function from the index of an expert to its matrix and bias.
 pub type ExpertOf<'a, M, B> = &'a dyn Fn(usize) -> WithBias<'a, M, B>;
 
-/// An MLP's two matrices, and what happens between them.
+/// The two matrices of an MLP and the activation between them.
 pub struct MlpOf<'a, M, B> {
-    pub up: WithBias<'a, M, B>, // [width, hidden], or twice as many rows where it is gated
+    pub up: WithBias<'a, M, B>, // [width, hidden], or [2 * width, hidden] if gated
     pub activation: Activation,
     pub width: usize,
     pub down: WithBias<'a, M, B>, // [hidden, width]
@@ -33,53 +34,57 @@ pub struct MlpOf<'a, M, B> {
 #[derive(Clone, Copy)]
 pub enum Activation {
     Plain(Act),
-    /// Of the two halves of what comes up.
+    /// Applied to the two halves of the output of `up`.
     Gated(Glu),
 }
 
-/// Where the rows of a matrix come from.
+/// Source of the rows of a matrix.
 pub struct RowSource<'a> {
-    /// Serves whole rows, from this one on, as bytes of the matrix's dtype, little endian. Several threads may ask at once, in any order, for each
-    /// row once.
+    /// Reads whole rows, starting at the given row, as little-endian bytes of the matrix's dtype.
+    /// Several threads may call it concurrently, in any order. Each row is read once.
     pub read: &'a (dyn Fn(usize, &mut [u8]) -> Result<()> + Sync),
-    /// Told now and then how many bytes more have been read, by the thread that loads, while nobody reads. An error ends the loading.
+    /// Reports how many more bytes have been read. The loading thread calls it from time to time,
+    /// while no thread reads. An error aborts the load.
     pub advance: &'a mut dyn FnMut(usize) -> Result<()>,
 }
 
-/// Serves the packed bytes of a matrix: its piece of this number, of `PACKED_PIECE` bytes or, at its end, fewer. Any thread may ask.
+/// Reads one piece of a packed matrix, by the number of the piece. A piece has `PACKED_PIECE`
+/// bytes; the last one may be shorter. Any thread may call it.
 pub type PackedSource<'a> = &'a (dyn Fn(usize, &mut [u8]) -> Result<()> + Sync);
 
-/// What a core's own cache holds: so what has been read is checked there.
+/// Bytes per piece of a packed matrix. A piece fits the L2 cache of a core, so its checksum is
+/// computed while the piece is cached.
 pub const PACKED_PIECE: usize = 256 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     Relu,
     Silu,
-    /// x * Phi(x), by the error function.
+    /// x * Phi(x), with the exact error function.
     Gelu,
-    /// Gelu by its tanh approximation.
+    /// The tanh approximation of `Gelu`.
     GeluTanh,
 }
 
-/// How a gate and what it lets through become one.
+/// Gated activation of an MLP.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Glu {
     /// act(gate) * up
     Of(Act),
-    /// gate * sigmoid(alpha * gate) * (up + 1), where the gate is at most `limit`, and what goes through it not further than that from 0.
+    /// gate * sigmoid(alpha * gate) * (up + 1), with `gate` clamped to at most `limit` and `up` to
+    /// [-limit, limit].
     Clamped { alpha: f32, limit: f32 },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum NormKind {
-    /// x / rms(x) * w, or * (1 + w) with `unit_offset`.
+    /// x / rms(x) * w, or x / rms(x) * (1 + w) with `unit_offset`.
     Rms { unit_offset: bool },
     /// (x - mean) / std * w + b.
     Layer,
 }
 
-/// A norm with its weights.
+/// A normalization with its parameters.
 pub struct NormOf<'a, Buf> {
     pub kind: NormKind,
     pub eps: f32,
@@ -87,14 +92,15 @@ pub struct NormOf<'a, Buf> {
     pub bias: Option<&'a Buf>,
 }
 
-/// How heads are turned: their first `rotated` dimensions, pair by pair, by the angles of their row.
+/// Rotary position embedding: rotates the first `rotated` dimensions of each head, in pairs, by the
+/// angles of the row.
 pub struct Turn<'a, Buf> {
     pub rotated: usize,
     pub pairs: Pairs,
     pub angles: &'a Buf, // [rows, rotated]
 }
 
-// A derived copy would ask the same of `Buf`.
+// `derive(Clone, Copy)` would require the same of `Buf`.
 impl<Buf> Clone for NormOf<'_, Buf> {
     fn clone(&self) -> Self {
         *self
@@ -108,53 +114,55 @@ impl<Buf> Clone for Turn<'_, Buf> {
 }
 impl<Buf> Copy for Turn<'_, Buf> {}
 
-/// Which two dimensions of a head a rotary position turns together.
+/// Pairing of the dimensions that a rotary embedding rotates together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pairs {
-    /// i and i + half of the rotated ones.
+    /// i and i + rotated / 2.
     Halves,
     /// 2i and 2i + 1.
     Neighbours,
 }
 
-/// How rows choose among the experts of a layer.
+/// Routing of rows to the experts of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routing {
     pub experts: usize,
-    /// Each row goes to so many.
+    /// Experts per row.
     pub top_k: usize,
     pub scores: Scores,
-    /// The weights of those that a row goes to add up to 1, before they are scaled.
+    /// If true, the weights of a row's chosen experts are normalized to a sum of 1, before `scale`
+    /// is applied.
     pub normalized: bool,
     pub scale: f32,
     pub groups: Option<ExpertGroups>,
 }
 
-/// What logits become, from which the weights are taken.
+/// Function from router logits to scores, which determine the experts and their weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scores {
-    /// All together add up to 1.
+    /// Softmax over all experts.
     Softmax,
-    /// Each by itself; those that choose are corrected by the layer's numbers, those that weigh are not.
+    /// Sigmoid of each logit. The correction of the layer is added for the choice of experts, but
+    /// not for their weights.
     Sigmoid,
 }
 
-/// Experts in groups of equally many, which a row chooses first.
+/// Groups of equally many experts. A row chooses groups first, and then experts within them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertGroups {
-    /// At most `MOST`.
+    /// Number of groups, at most `MOST`.
     pub count: usize,
-    /// A row goes to experts of so many.
+    /// Number of groups that a row chooses.
     pub chosen: usize,
     pub score: GroupScore,
 }
 
-/// How good a group of experts is for a row.
+/// Score of a group of experts for a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupScore {
-    /// As its best one.
+    /// The best score in the group.
     Best,
-    /// As its two best together.
+    /// The sum of the two best scores in the group.
     BestTwo,
 }
 
@@ -168,35 +176,38 @@ impl Routing {
     }
 }
 
-/// Where the values of a head are.
+/// Location of the values of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Values {
-    /// Beside its keys, and as wide.
+    /// Stored beside the keys, with the same width.
     Own,
-    /// They are the first so many dimensions of its keys.
+    /// The first n dimensions of the keys.
     OfKeys(usize),
 }
 
-/// The shape of one attention layer, over rows of `[heads + 2 * kv_heads, head_dim]`: queries, keys, values. Where the values are the
-/// keys', rows hold queries alone, and what is stored comes in rows of its own.
+/// The shape of one attention layer, over rows of `[heads + 2 * kv_heads, head_dim]`: queries,
+/// keys, values. With `Values::OfKeys`, rows hold queries only, and the keys to store come in a
+/// separate buffer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
     pub values: Values,
-    /// What the dot product of query and key is multiplied by.
+    /// Factor of the dot product of query and key.
     pub scale: f32,
-    /// A row sees this many positions, its own included. None: all before it.
+    /// Sliding window in positions, including the row's own. None: all preceding positions are
+    /// visible.
     pub window: Option<usize>,
     /// Scores become cap * tanh(score / cap).
     pub soft_cap: Option<f32>,
-    /// A score falls with the distance of its key: by this, times the head's slope, for each position.
+    /// ALiBi: a score decreases by this factor times the slope of the head, per position of
+    /// distance to the key.
     pub alibi: Option<f32>,
 }
 
 impl AttentionShape {
-    /// One that sees all before it, and has values beside its keys.
+    /// Creates a shape with full causal attention and values beside the keys.
     pub fn new(heads: usize, kv_heads: usize, head_dim: usize, scale: f32) -> AttentionShape {
         AttentionShape { heads, kv_heads, head_dim, values: Values::Own, scale, window: None, soft_cap: None, alibi: None }
     }
@@ -209,8 +220,9 @@ impl AttentionShape {
         self.kv_heads * self.head_dim
     }
 
-    /// How steeply a head's scores fall: as powers of 2^(-8 / heads) where the heads number a power of two; otherwise those of the next
-    /// lower power, and then every other one of the next higher.
+    /// Returns the ALiBi slope of a head. If the number of heads is a power of two, slopes are
+    /// powers of 2^(-8 / heads). Otherwise the first slopes are those of the next lower power of
+    /// two, and the others are every other slope of the next higher one.
     pub fn slope(&self, head: usize) -> f32 {
         let whole = 1 << self.heads.ilog2();
         let exponent = match head.checked_sub(whole) {
@@ -224,12 +236,12 @@ impl AttentionShape {
         self.q_width() + 2 * self.kv_width()
     }
 
-    /// Of a row of queries, with what is beside them.
+    /// Returns the width of a row of `qkv` as stored in memory.
     pub fn row_width(&self) -> usize {
         if self.values == Values::Own { self.qkv_width() } else { self.q_width() }
     }
 
-    /// Of a head's values.
+    /// Returns the width of a head's values.
     pub fn value_dim(&self) -> usize {
         match self.values {
             Values::Own => self.head_dim,
@@ -237,13 +249,14 @@ impl AttentionShape {
         }
     }
 
-    /// Of what attention gives for a row.
+    /// Returns the width of the attention output of a row.
     pub fn out_width(&self) -> usize {
         self.heads * self.value_dim()
     }
 }
 
-/// Parts of a row: `count` strips of `dim` numbers, the first at `first`, each `pitch` after the one before it; rows are `stride` apart.
+/// Strided parts of a row: `count` strips of `dim` numbers. The first begins at `first`, and
+/// consecutive strips are `pitch` apart. Rows are `stride` apart.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Strips {
     pub first: usize,
@@ -253,7 +266,8 @@ pub struct Strips {
     pub stride: usize,
 }
 
-/// The heads of a row that an op works on: `count` heads of `dim` from `first`, in rows `stride` apart.
+/// The heads of a row that an op processes: `count` heads of `dim` numbers, beginning at `first`.
+/// Rows are `stride` apart.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Heads {
     pub first: usize,
@@ -272,18 +286,19 @@ pub struct KvShape {
     pub dtype: KvDtype,
 }
 
-/// How large a batch is.
+/// The size of a batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchSize {
     pub rows: usize,
     pub sequences: usize,
     pub logits: usize,
-    /// Places in block tables, those of all groups together.
+    /// Block-table entries, summed over all groups.
     pub places: usize,
     pub groups: usize,
 }
 
-/// Rows that ops are to be made of, and those of them whose logits come back. A device may compute more than a batch has.
+/// Number of rows that ops process, and number of those rows whose logits are read. A device may
+/// process more rows than the batch has, as padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     pub rows: usize,
@@ -296,65 +311,72 @@ impl Extent {
     }
 }
 
-/// The largest batch that a step can have.
+/// The largest batch of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InputLimits {
     pub most: BatchSize,
-    /// How many heads share a KV head, of each kind of layer.
+    /// Query heads per KV head, for each kind of layer.
     pub heads_per_kv: Vec<u32>,
 }
 
-/// Shapes are given as `[rows, columns]`; a `Buf` holds f32 and is at least as long as its shape says.
-/// Each row's result depends on that row alone, in one fixed order of operations: the batch cannot change it.
+/// The operations of a device. Shapes are given as `[rows, columns]`. A `Buf` holds f32 and is at
+/// least as long as its shape requires.
+///
+/// Each row's result depends on that row only, in one fixed order of operations. It does not depend
+/// on the rest of the batch.
 pub trait Backend: Send + Sync {
     type Buf: Send + Sync;
     type Matrix: Send + Sync;
     type Kv: Send;
     type Inputs: Send + Default;
-    /// The host tier: blocks of all layers that do not fit the device.
+    /// The host tier: KV blocks, with all layers, that are swapped out of device memory.
     type Host: Send;
-    /// Which rows go to which experts.
+    /// The assignment of rows to experts.
     type Routes: Send;
-    /// Where tokens are drawn from logits.
+    /// State of on-device sampling.
     type Drawing: Send;
 
     fn buffer(&self, len: usize) -> Result<Self::Buf>;
     fn vector(&self, values: &[f32]) -> Result<Self::Buf>;
-    /// A matrix of `[rows, cols]`, which comes in `dtype` and is stored in `format`, packed as this backend likes it. A number that the format
-    /// does not have is an error; a group of a format divides `cols`.
+    /// Creates a matrix of `[rows, cols]` from numbers in `dtype`, and stores it in `format`,
+    /// packed in the backend's own layout. If the format cannot represent a number, the call
+    /// returns an error. The group size of a format divides `cols`.
     fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Self::Matrix>;
-    /// The bytes of one, as they are packed: as many as `matrix_bytes` says.
+    /// Returns the packed bytes of a matrix. Their number is `matrix_bytes`.
     fn packed_bytes<'a>(&'a self, matrix: &'a Self::Matrix) -> Result<&'a [u8]>;
-    /// The same matrix again.
+    /// Creates a matrix from its packed bytes.
     fn matrix_of_packed(&self, rows: usize, cols: usize, format: WeightFormat, source: PackedSource) -> Result<Self::Matrix>;
-    /// How matrices are packed: bytes of one are right for a backend that says the same.
+    /// Returns the name of the packed layout. Packed bytes are valid for every backend with the
+    /// same name.
     fn matrix_layout(&self) -> &'static str;
     fn kv(&self, shape: KvShape) -> Result<Self::Kv>;
 
-    /// Bytes that `matrix` and `kv` will take; exact, so that a plan can be made before anything is allocated.
+    /// Returns the exact number of bytes that `matrix` allocates, so that memory can be planned
+    /// before it is allocated. `kv_block_bytes` does the same for one block of `kv`.
     fn matrix_bytes(&self, rows: usize, cols: usize, format: WeightFormat) -> u64;
     fn kv_block_bytes(&self, shape: &KvShape) -> u64;
 
-    /// Whether nothing can be computed any more, whatever is asked for.
+    /// Returns true if the device has failed and every further operation fails too.
     fn is_lost(&self) -> bool;
 
-    /// Bytes of a memory of its own that nobody has taken. None: its memory is the host's.
+    /// Returns the unallocated bytes of device memory. None: the backend uses host memory.
     fn free_bytes(&self) -> Result<Option<u64>>;
 
-    /// Makes room for attention of this shape, so that no step has to.
+    /// Allocates working memory for attention of this shape, so that no step allocates.
     fn reserve(&self, shape: &AttentionShape) -> Result<()>;
-    /// What that takes for each thread.
+    /// Returns the bytes that `reserve` allocates per thread.
     fn reserved_bytes(&self, shape: &AttentionShape) -> u64;
 
-    /// Makes room for products of so many rows of at most so many columns.
+    /// Allocates working memory for products of up to `rows` rows with up to `cols` columns.
     fn reserve_rows(&self, rows: usize, cols: usize) -> Result<()>;
     fn reserved_rows_bytes(&self, rows: usize, cols: usize) -> u64;
 
-    /// Room for the routes of so many rows, at most so many experts, and each row's at most `top_k`; no step makes more.
+    /// Allocates routes for up to `rows` rows. `most` bounds the number of experts and `top_k`. No
+    /// step allocates more.
     fn routes(&self, rows: usize, most: Routing) -> Result<Self::Routes>;
     fn routes_bytes(&self, rows: usize, most: Routing) -> u64;
 
-    /// Makes room for batches, so that no step has to.
+    /// Allocates input buffers for batches up to the limits, so that no step allocates.
     fn reserve_inputs(&self, _limits: &InputLimits, _inputs: &mut Self::Inputs) -> Result<()> {
         Ok(())
     }
@@ -362,7 +384,8 @@ pub trait Backend: Send + Sync {
         0
     }
 
-    /// Room for draws; no step makes more. None: whoever reads the logits draws.
+    /// Allocates the state of on-device sampling; no step allocates more. None: the backend does
+    /// not sample, and the caller samples from the logits.
     fn drawing(&self, _limits: DrawLimits) -> Result<Option<Self::Drawing>> {
         Ok(None)
     }
@@ -370,28 +393,31 @@ pub trait Backend: Send + Sync {
         0
     }
 
-    /// Takes a batch, and says of how many rows the ops are to be that follow.
+    /// Uploads a batch. Returns the extent that the following ops have to use.
     fn upload(&self, batch: &Batch, inputs: &mut Self::Inputs) -> Result<Extent>;
-    /// All ops of the batch have been given: a device that waited for the last may begin.
+    /// Marks the end of a batch's ops. A device that has deferred their execution starts it.
     fn begin(&self) {}
-    /// As `upload`, of the next of the decode steps that the device wants to have seen, so that it need not be told each op again: of some number of
-    /// rows, within this room. What it computes is nobody's; the batch is one of a row. None: it has seen them all.
+    /// Uploads a batch for the next decode size that the device captures in advance, so that later
+    /// steps of that size replay the captured ops. `_most` bounds the sizes. `_batch` is a decode
+    /// batch of one row; its results are discarded. None: all sizes are captured.
     fn keep(&self, _most: &BatchSize, _batch: &Batch, _inputs: &mut Self::Inputs) -> Result<Option<Extent>> {
         Ok(None)
     }
-    /// Whether the `next_slots` of a decode step of so many rows are of any use.
+    /// Returns true if the backend uses the `next_slots` of a decode step with this many rows.
     fn works_ahead(&self, _rows: usize) -> bool {
         false
     }
-    /// Whether the step that was foreseen of the last one is under way.
+    /// Returns true if the lookahead step, predicted from the last step, is in flight.
     fn is_ahead(&self) -> bool {
         false
     }
-    /// It will not come, or blocks will not hold what they held: waits for what is under way, and forgets it.
+    /// Cancels the lookahead step: waits for the step in flight and discards it. Required if the
+    /// predicted step does not follow, or if blocks are about to change.
     fn forget_foreseen(&self) {}
-    /// The first numbers of a buffer, once they are computed.
+    /// Waits for the ops that compute the buffer. Returns its first `len` numbers.
     fn read<'a>(&'a self, buf: &'a mut Self::Buf, len: usize) -> Result<&'a [f32]>;
-    /// As `read`, of the step's rows of logits, which are of `width`, those in these runs alone. What the others hold is anything.
+    /// Like `read`, for the logits of a step: `rows` rows of `width` numbers. Only the rows in
+    /// `_runs` are valid; the contents of the others are unspecified.
     fn read_rows<'a>(
         &'a self,
         buf: &'a mut Self::Buf,
@@ -401,29 +427,33 @@ pub trait Backend: Send + Sync {
     ) -> Result<&'a [f32]> {
         self.read(buf, rows * width)
     }
-    /// Draws a token from each of the rows of `vocab` logits that `draws` names, and edits these rows on the way.
+    /// Samples a token from each row of `vocab` logits that `draws` names. Modifies these rows.
     fn draw<'a>(&'a self, _drawing: &'a mut Self::Drawing, _vocab: usize, _logits: &mut Self::Buf, _draws: &Draws) -> Result<&'a [Drawn]> {
         Err(Error::internal("tokens were to be drawn by a backend that draws none"))
     }
 
-    /// Room for blocks of `block_bytes`, all their layers together: in memory, or in a file in `dir` that has no name.
+    /// Allocates a host tier of `blocks` blocks with `block_bytes` each, all layers included. The
+    /// memory is anonymous, or, if `dir` is set, an unnamed file in `dir`.
     fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Self::Host>;
-    /// Copies whole blocks, all layers of each, to the host tier. No host block is there twice. After an error nothing is known of
-    /// those that were to be written.
+    /// Copies whole blocks, with all layers, to the host tier. Each host block occurs at most once.
+    /// After an error, the contents of the destination blocks are undefined.
     fn swap_out(&self, moves: &[BlockMove], layers: &[Self::Kv], host: &mut Self::Host) -> Result<()>;
-    /// Copies them back. No device block is there twice.
+    /// Copies whole blocks from the host tier to the device. Each device block occurs at most once.
     fn swap_in(&self, moves: &[BlockMove], host: &mut Self::Host, layers: &mut [Self::Kv]) -> Result<()>;
 
-    /// Copies whole blocks in every layer. No block is both read and written.
+    /// Copies whole blocks in every layer. No block is both a source and a destination.
     fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Self::Kv]);
-    /// Gives the memory of all blocks from this one on back. What they held is lost, also where that fails.
+    /// Returns the memory of all blocks from index `from` on to the system. Their contents are
+    /// lost, even if the call fails.
     fn discard_blocks(&self, from: usize, layer: &mut Self::Kv) -> Result<()>;
-    /// Appends the bytes of these blocks, as they are stored, to `out`. Of those of the tail only the slots that hold something, and zeros for
-    /// the others: what is in them may be somebody else's.
+    /// Appends the stored bytes of these blocks to `out`. For the tail block, only the filled slots
+    /// are copied and the others are zero, because unused slots may hold data of other requests.
     fn read_blocks(&self, blocks: &[u32], tail: Tail, layer: &Self::Kv, out: &mut Vec<u8>) -> Result<()>;
-    /// Takes them back, from the beginning of `bytes`, and returns the rest.
+    /// Writes these blocks from the beginning of `bytes`, the output of `read_blocks`. Returns the
+    /// remaining bytes.
     fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Self::Kv, bytes: &'a [u8]) -> Result<&'a [u8]>;
-    /// How K and V of a layer are stored: bytes read from one are right in another that says the same.
+    /// Returns a description of the layer's KV layout. Bytes of `read_blocks` are valid for every
+    /// layer with the same description.
     fn kv_layout(&self, layer: &Self::Kv) -> String;
 
     /// out[r] = table[tokens[r]] * scale
@@ -432,8 +462,8 @@ pub trait Backend: Send + Sync {
     fn add_positions(&self, inputs: &Self::Inputs, table: &Self::Matrix, offset: usize, x: &mut Self::Buf);
     /// out[r] = w * x[r] + bias
     fn matmul(&self, rows: usize, x: &Self::Buf, w: &Self::Matrix, bias: Option<&Self::Buf>, out: &mut Self::Buf);
-    /// out[r] = down * activation(up * x[r]). `wide` and `narrow` are for what lies between, of as many rows as `mlp_rows` says; where nothing is gated,
-    /// `narrow` is not touched.
+    /// out[r] = down * activation(up * x[r]). `wide` and `narrow` hold intermediate results of
+    /// `mlp_rows` rows. `narrow` is used only by gated activations.
     fn mlp(
         &self,
         rows: usize,
@@ -456,13 +486,14 @@ pub trait Backend: Send + Sync {
             }
         }
     }
-    /// How many of so many rows are in the middle of an MLP at once: never fewer of more. Whoever says fewer than all has an `mlp` of its own.
+    /// Returns how many of `rows` rows an MLP processes at once; the result does not decrease as
+    /// `rows` grows. A backend that returns fewer than `rows` overrides `mlp`.
     fn mlp_rows(&self, rows: usize) -> usize {
         rows
     }
-    /// x += scale * y, over `len` numbers
+    /// x += scale * y, over `len` numbers.
     fn add(&self, len: usize, scale: f32, x: &mut Self::Buf, y: &Self::Buf);
-    /// out[r] = norm(x[r]), rows of `width`
+    /// out[r] = norm(x[r]), rows of `width`.
     fn norm(&self, rows: usize, width: usize, norm: NormOf<Self::Buf>, x: &Self::Buf, out: &mut Self::Buf);
     /// x[r] += scale * y[r], out[r] = norm(x[r])
     #[allow(clippy::too_many_arguments)]
@@ -476,13 +507,16 @@ pub trait Backend: Send + Sync {
         x: &mut Self::Buf,
         out: &mut Self::Buf,
     );
-    /// x = norm(x) of each head. Weights and bias are one head's, for all, or all heads', one after the other.
+    /// x = norm(x) for each head. Weight and bias have the size of one head and apply to all heads,
+    /// or the size of all heads together.
     fn norm_heads(&self, rows: usize, heads: Heads, norm: NormOf<Self::Buf>, x: &mut Self::Buf);
-    /// out[r] = [cos..., sin...] of position[r] * frequency, times `amplitude`, for all that `frequencies` holds
+    /// out[r] = [cos..., sin...] of position[r] * frequency, times `amplitude`, for all
+    /// `frequencies`.
     fn angles(&self, inputs: &Self::Inputs, frequencies: &Self::Buf, amplitude: f32, out: &mut Self::Buf);
     fn rope(&self, rows: usize, heads: Heads, turn: Turn<Self::Buf>, x: &mut Self::Buf);
-    /// Turns the queries and keys of each row of `qkv`, and writes its K and V to its slot of the group of layers. Where the values are the keys',
-    /// its rows are these, and turn elsewhere.
+    /// Rotates the queries and keys of each row of `qkv`, and writes its K and V to the row's slot
+    /// in the tables of `group`. With `Values::OfKeys`, `qkv` holds the keys only, and the caller
+    /// rotates them.
     fn store_kv(
         &self,
         inputs: &Self::Inputs,
@@ -492,8 +526,8 @@ pub trait Backend: Send + Sync {
         qkv: &mut Self::Buf,
         kv: &mut Self::Kv,
     );
-    /// out[r] = attention of the row's queries over K and V as they are stored, up to the row's own position. `sinks`: a score more for
-    /// each head, behind which there is nothing.
+    /// out[r] = attention of the row's queries over the stored K and V, up to the row's own
+    /// position. `sinks`: one additional score per head, without a value.
     #[allow(clippy::too_many_arguments)]
     fn attention(
         &self,
@@ -509,29 +543,32 @@ pub trait Backend: Send + Sync {
     fn split_strips(&self, rows: usize, strips: Strips, x: &Self::Buf, out: &mut Self::Buf);
     /// out[r][strip h] = x[h][r]
     fn join_strips(&self, rows: usize, strips: Strips, x: &Self::Buf, out: &mut Self::Buf);
-    /// out[h][r] = w * x[h][r] with the matrix that `matrix` gives for h, of `count`
+    /// out[h][r] = matrix(h) * x[h][r], for h in 0..count.
     fn matmul_strips(&self, rows: usize, count: usize, x: &Self::Buf, matrix: MatrixOf<Self::Matrix>, out: &mut Self::Buf);
-    /// x = act(x), over `len` numbers
+    /// x = act(x), over `len` numbers.
     fn activate(&self, len: usize, act: Act, x: &mut Self::Buf);
     /// out[r] = glu(x[r][..width], x[r][width..])
     fn gate(&self, rows: usize, width: usize, glu: Glu, x: &Self::Buf, out: &mut Self::Buf);
-    /// Chooses each row's experts, those of its best scores, and their weights. `logits` is `[rows, experts]`, `correction` `[experts]`.
+    /// Chooses the experts with the best scores for each row, and computes their weights. `logits`
+    /// is `[rows, experts]`, `correction` is `[experts]`.
     fn route(&self, rows: usize, routing: Routing, correction: Option<&Self::Buf>, logits: &Self::Buf, routes: &mut Self::Routes);
-    /// out[i] = x[row of route i], rows of `width`. Routes to the same expert are neighbours.
+    /// out[i] = x[row of route i], rows of `width`. Routes to the same expert are adjacent.
     fn gather_routes(&self, routes: &Self::Routes, width: usize, x: &Self::Buf, out: &mut Self::Buf);
-    /// out[i] = w * x[i] + bias with what `expert` gives for the expert of route i: one product per expert that has rows.
+    /// out[i] = w * x[i] + bias, with w and bias of route i's expert: one product per expert that
+    /// has rows.
     fn matmul_routes(&self, routes: &Self::Routes, x: &Self::Buf, expert: ExpertOf<Self::Matrix, Self::Buf>, out: &mut Self::Buf);
-    /// out[r] = the sum of x[i] * weight over the routes of row r, the best first; rows of `width`
+    /// out[r] = sum of x[i] * weight over the routes of row r, in order of descending score; rows
+    /// of `width`.
     fn combine_routes(&self, routes: &Self::Routes, width: usize, x: &Self::Buf, out: &mut Self::Buf);
-    /// x[r] += sigmoid(gates[r]) * y[r], rows of `width`
+    /// x[r] += sigmoid(gates[r]) * y[r], rows of `width`.
     fn add_gated(&self, rows: usize, width: usize, gates: &Self::Buf, x: &mut Self::Buf, y: &Self::Buf);
-    /// out[i] = x[logit_rows[i]], rows of `width`
+    /// out[i] = x[logit_rows[i]], rows of `width`.
     fn gather(&self, inputs: &Self::Inputs, width: usize, x: &Self::Buf, out: &mut Self::Buf);
-    /// x = cap * tanh(x / cap) where there is a cap, after x *= scale; over `len` numbers
+    /// x *= scale, then x = cap * tanh(x / cap) if there is a cap; over `len` numbers.
     fn scale_and_cap(&self, len: usize, scale: f32, soft_cap: Option<f32>, x: &mut Self::Buf);
 }
 
-/// Of a matrix: a format does not have what this row holds.
+/// Returns the error for a row with a number that the format cannot represent.
 fn no_such_number(row: usize, format: WeightFormat) -> Error {
     Error::model(format!("row {row} holds a number that is infinite, not a number or too large for weight_format {}", format.name()))
 }
@@ -547,7 +584,7 @@ mod tests {
             (0..heads).map(|head| shape.slope(head)).collect()
         };
         assert_eq!(slopes(4), [0.25, 0.0625, 0.015625, 0.00390625]);
-        // Those of 4, then the first and the third of 8.
+        // The slopes of 4 heads, then the first and the third slope of 8 heads.
         assert_eq!(slopes(6), [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]);
     }
 }

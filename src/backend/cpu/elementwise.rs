@@ -1,12 +1,13 @@
-//! The ops that touch each number once: norms, activations, rotary positions, sums.
+//! Elementwise ops: norms, activations, rotary positions, sums.
 
 use super::Buf;
 use super::lanes::{self, Kernel, Lanes, load_some, store_some};
 use crate::backend::{Act, Glu, NormKind, NormOf, Pairs, Turn};
 
-// Macros and not functions with closures: a closure that is not inlined is compiled without the path's features.
+// These are macros instead of functions with closures: a closure that is not inlined is compiled
+// without the CPU features of the path.
 
-/// Replaces each vector `v` of `x` by the expression.
+/// Replaces each vector `v` of `x` by the value of the expression.
 macro_rules! map {
     ($lanes:ident, $x:expr, |$v:ident| $f:expr) => {
         for chunk in $x.chunks_mut($lanes::N) {
@@ -16,7 +17,7 @@ macro_rules! map {
     };
 }
 
-/// The sum of an expression of each vector of `x`: one partial sum per lane, then the lanes folded.
+/// Sums an expression over the vectors of `x`: one partial sum per lane, then the sum of the lanes.
 macro_rules! sum_of {
     ($lanes:ident, $x:expr, |$v:ident| $f:expr) => {{
         let chunks = $x.chunks_exact($lanes::N);
@@ -37,7 +38,7 @@ macro_rules! sum_of {
     }};
 }
 
-/// A norm is (x - mean) * factor * (weight + offset) + bias.
+/// The coefficients of a norm: (x - mean) * factor * (weight + offset) + bias.
 struct Scaling {
     mean: f32,
     factor: f32,
@@ -48,7 +49,7 @@ impl Scaling {
     #[inline(always)]
     unsafe fn of<L: Lanes>(kind: NormKind, eps: f32, x: &[f32]) -> Scaling {
         let width = x.len() as f32;
-        // SAFETY: the features are the caller's.
+        // SAFETY: the caller guarantees the CPU features of `L`.
         unsafe {
             let (mean, offset) = match kind {
                 NormKind::Layer => (sum_of!(L, x, |v| v) / width, 0.0),
@@ -63,7 +64,7 @@ impl Scaling {
     }
 }
 
-/// A norm of as many numbers as it has weights.
+/// A norm whose width is the length of its weights.
 #[derive(Clone, Copy)]
 pub struct Norm<'a> {
     pub kind: NormKind,
@@ -89,7 +90,7 @@ impl Kernel for NormRow<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
         let (width, norm) = (self.x.len(), self.norm);
-        // SAFETY: the features are the caller's; every slice is `width` long.
+        // SAFETY: the caller guarantees the CPU features of `L`. Every slice has `width` elements.
         unsafe {
             let Scaling { mean, factor, offset } = Scaling::of::<L>(norm.kind, norm.eps, self.x);
             for start in (0..width).step_by(L::N) {
@@ -116,7 +117,7 @@ pub struct NormHead<'a> {
 impl Kernel for NormHead<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        // SAFETY: the features are the caller's.
+        // SAFETY: the caller guarantees the CPU features of `L`.
         unsafe {
             let Scaling { mean, factor, offset } = Scaling::of::<L>(self.norm.kind, self.norm.eps, self.x);
             for (x, weight) in self.x.iter_mut().zip(self.norm.weight) {
@@ -153,7 +154,7 @@ pub struct Activate<'a> {
 impl Kernel for Activate<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        // SAFETY: the features are the caller's.
+        // SAFETY: the caller guarantees the CPU features of `L`.
         unsafe { map!(L, self.x, |x| activated::<L>(self.act, x)) }
     }
 }
@@ -172,7 +173,8 @@ impl Kernel for Gate<'_> {
         let Gate { glu, gate, up, out } = self;
         assert!(gate.len() == out.len() && up.len() == out.len());
         for ((out, gate), up) in out.chunks_mut(L::N).zip(gate.chunks(L::N)).zip(up.chunks(L::N)) {
-            // SAFETY: the features are the caller's; all three are equally long.
+            // SAFETY: the caller guarantees the CPU features of `L`. All three slices have the same
+            // length.
             unsafe {
                 let (gate, up) = (load_some::<L, f32>(gate.as_ptr(), out.len()), load_some::<L, f32>(up.as_ptr(), out.len()));
                 let gated = match glu {
@@ -187,13 +189,13 @@ impl Kernel for Gate<'_> {
 
 #[inline(always)]
 unsafe fn activated<L: Lanes>(act: Act, x: L::V) -> L::V {
-    // SAFETY: the features are the caller's.
+    // SAFETY: the caller guarantees the CPU features of `L`.
     unsafe {
         match act {
-            Act::Relu => L::max(L::splat(0.0), x), // a NaN stays one
+            Act::Relu => L::max(L::splat(0.0), x), // propagates NaN
             Act::Silu => L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(x))),
             Act::GeluTanh => {
-                // x * (1 + tanh(u)) / 2 is x / (1 + e^(-2u))
+                // x * (1 + tanh(u)) / 2 = x / (1 + e^(-2u))
                 let cube = L::mul(L::mul(x, x), x);
                 let u = L::mul(L::fma(cube, L::splat(0.044_715), x), L::splat(1.595_769));
                 L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(u)))
@@ -213,30 +215,30 @@ unsafe fn activated<L: Lanes>(act: Act, x: L::V) -> L::V {
 /// min(x, limit) / (1 + e^(-alpha * min(x, limit)))
 #[inline(always)]
 unsafe fn clamped_swish<L: Lanes>(alpha: f32, limit: f32, x: L::V) -> L::V {
-    // SAFETY: the features are the caller's.
+    // SAFETY: the caller guarantees the CPU features of `L`.
     unsafe {
-        let x = L::min(L::splat(limit), x); // a NaN stays one
+        let x = L::min(L::splat(limit), x); // propagates NaN
         L::div(x, L::add(L::splat(1.0), exp_of_minus::<L>(L::mul(x, L::splat(alpha)))))
     }
 }
 
-/// x, but from -limit to limit, plus 1
+/// clamp(x, -limit, limit) + 1
 #[inline(always)]
 unsafe fn clamped_plus_one<L: Lanes>(limit: f32, x: L::V) -> L::V {
-    // SAFETY: the features are the caller's.
+    // SAFETY: the caller guarantees the CPU features of `L`.
     unsafe { L::add(L::min(L::splat(limit), L::max(L::splat(-limit), x)), L::splat(1.0)) }
 }
 
 #[inline(always)]
 unsafe fn exp_of_minus<L: Lanes>(x: L::V) -> L::V {
-    // SAFETY: the features are the caller's.
+    // SAFETY: the caller guarantees the CPU features of `L`.
     unsafe { lanes::exp::<L>(L::sub(L::splat(0.0), x)) }
 }
 
 /// x = cap * tanh(x / cap)
 #[inline(always)]
 pub unsafe fn soft_cap<L: Lanes>(x: &mut [f32], cap: f32) {
-    // SAFETY: the features are the caller's.
+    // SAFETY: the caller guarantees the CPU features of `L`.
     unsafe {
         map!(L, x, |x| {
             // tanh(u) = 1 - 2 / (1 + e^(2u))
@@ -257,7 +259,7 @@ pub struct ScaleAndCap<'a> {
 impl Kernel for ScaleAndCap<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        // SAFETY: the features are the caller's.
+        // SAFETY: the caller guarantees the CPU features of `L`.
         unsafe {
             map!(L, self.x, |x| L::mul(x, L::splat(self.scale)));
             if let Some(cap) = self.soft_cap {
@@ -267,7 +269,7 @@ impl Kernel for ScaleAndCap<'_> {
     }
 }
 
-/// Some heads of a row, each turned.
+/// Rotates consecutive heads of one row.
 pub struct TurnHeads<'a> {
     pub heads: &'a mut [f32], // [heads, dim]
     pub dim: usize,
@@ -286,7 +288,7 @@ impl Kernel for TurnHeads<'_> {
     }
 }
 
-/// Turns pair i of one head by the angle whose cosine and sine are at i and i + count.
+/// Rotates pair i of one head by the angle with cosine angles[i] and sine angles[i + count].
 #[inline(always)]
 fn rotate(head: &mut [f32], pairs: Pairs, angles: &[f32]) {
     let count = angles.len() / 2;

@@ -1,4 +1,5 @@
-//! Where blocks go that do not fit the KV pool: more memory, or a file. Each has its place there, all layers one after the other.
+//! The host tier of the CPU backend: swapped-out KV blocks in memory or in a file. Each block has a
+//! fixed offset there, with all layers one after the other.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,7 +19,7 @@ pub struct Host {
 
 enum Store {
     Memory(Pages),
-    /// And room for one block on its way.
+    /// The file, and a buffer for one block.
     File(File, Vec<u8>),
 }
 
@@ -41,7 +42,8 @@ impl Host {
                 pool.run(moves.len(), &|task, _| {
                     let place = moves[task].host as usize * bytes;
                     assert!(place + bytes <= end, "host block {} is outside the tier", moves[task].host);
-                    // SAFETY: inside the pages, and no host block is there twice.
+                    // SAFETY: the range is inside the pages, and each host block occurs at most
+                    // once.
                     gather(layers, moves[task].device, unsafe { std::slice::from_raw_parts_mut(start.get().add(place), bytes) });
                 });
                 Ok(())
@@ -74,7 +76,7 @@ impl Host {
     }
 }
 
-/// All layers' K and V of a block.
+/// Copies K and V of one block, of all layers, to `to`.
 fn gather(layers: &[Kv], block: u32, to: &mut [u8]) {
     layers.iter().fold(to, |to, layer| layer.pack(block, to));
 }
@@ -95,7 +97,7 @@ mod tests {
 
     const BLOCKS: usize = 6;
 
-    /// Of different width, and a block's bytes over all of them.
+    /// Returns layers of different widths, and the bytes of a block over all of them.
     fn layers(dtype: KvDtype) -> (Vec<Kv>, u64) {
         let shape = |kv_heads| KvShape { blocks: BLOCKS, block_size: 8, kv_heads, head_dim: 3, values: Values::Own, dtype };
         let layers: Vec<Kv> = [2, 1, 4].map(|kv_heads| Kv::new(shape(kv_heads)).unwrap()).into();

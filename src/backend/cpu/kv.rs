@@ -1,8 +1,10 @@
-//! K and V of one layer, in blocks.
+//! The KV cache of one layer, in blocks.
 //!
-//! A block holds head after head; a head its numbers, then in int8 and fp8 a scale in f32 for each token. K's numbers lie as
-//! `[dim][token]`, those of V as `[token][dim]`: `attention` says why. In bf16 two that are summed one after the other lie together: K's as
-//! `[dim / 2][token][2]`, V's as `[token / 2][dim][2]`. What a block holds lies together, so that whoever copies one need not know what is in it.
+//! A block holds its heads one after the other. A head holds its numbers, then, in int8 and fp8,
+//! one f32 scale per token. K is stored as `[dim][token]`, V as `[token][dim]`; `attention`
+//! explains why. In bf16, two numbers that are summed consecutively are adjacent: K as `[dim /
+//! 2][token][2]`, V as `[token / 2][dim][2]`. The K of a block is contiguous, and so is its V, so
+//! blocks can be copied without knowledge of their contents.
 
 use std::marker::PhantomData;
 
@@ -37,7 +39,7 @@ impl Kv {
         self.k.discard(from * k).and(self.v.discard(from * v))
     }
 
-    /// Appends K and then V of the blocks; zeros for the slots of the tail that hold nothing.
+    /// Appends K and then V of the blocks, with zeros for the unused slots of the tail.
     pub fn read(&self, blocks: &[u32], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
         let [k, v] = halves(&self.shape);
         out.try_reserve((k + v) * blocks.len())?;
@@ -60,12 +62,12 @@ impl Kv {
         Ok(from)
     }
 
-    /// Of a block.
+    /// Returns the bytes of a block of this layer.
     pub fn bytes(&self) -> usize {
         halves(&self.shape).iter().sum()
     }
 
-    /// Copies K and then V of one block into `to`, and returns what is left of it.
+    /// Copies K and then V of one block to `to`. Returns the rest of `to`.
     pub fn pack<'a>(&self, block: u32, mut to: &'a mut [u8]) -> &'a mut [u8] {
         for (pages, bytes) in [&self.k, &self.v].into_iter().zip(halves(&self.shape)) {
             let (part, rest) = to.split_at_mut(bytes);
@@ -75,7 +77,7 @@ impl Kv {
         to
     }
 
-    /// Takes them back from the beginning of `from`, and returns the rest.
+    /// Copies K and then V of one block from the beginning of `from`. Returns the rest of `from`.
     pub fn unpack<'a>(&mut self, block: u32, mut from: &'a [u8]) -> &'a [u8] {
         for (pages, bytes) in [&mut self.k, &mut self.v].into_iter().zip(halves(&self.shape)) {
             let (part, rest) = from.split_at(bytes);
@@ -102,24 +104,24 @@ impl Kv {
         halves(shape).iter().sum::<usize>() as u64
     }
 
-    /// Where the K, and the V, of one head of a block begin.
+    /// Returns the addresses of K and V of one head of a block.
     pub fn head<E: Cached>(&self, block: usize, head: usize) -> [Head<E>; 2] {
         [&self.k, &self.v].map(|pages| Head::of(&self.shape, pages.bytes().as_ptr().cast_mut(), block, head))
     }
 }
 
-/// Bytes of a block's K, and of its V. Where the values are the keys', these lie where values do.
+/// Returns the bytes of a block's K and of its V. With `Values::OfKeys`, the keys are stored in V.
 fn halves(shape: &KvShape) -> [usize; 2] {
     let bytes = shape.block_size * shape.kv_heads * shape.dtype.head_bytes(shape.head_dim);
     [if shape.values == Values::Own { bytes } else { 0 }, bytes]
 }
 
-/// Whether the numbers lie in pairs. A head of an odd number of dimensions has none, and nor have keys whose first dimensions are the values.
+/// Returns true if the numbers are stored in pairs: bf16 with an even head_dim and separate values.
 pub(super) fn in_pairs(shape: &KvShape) -> bool {
     shape.dtype == KvDtype::Bf16 && shape.values == Values::Own && shape.head_dim.is_multiple_of(2)
 }
 
-/// Calls a function for the type of which the numbers of a shape are.
+/// Calls a function that is generic over the element type, with the element type of the shape.
 macro_rules! with_cached {
     ($shape:expr, $f:ident($($argument:expr),*)) => {
         match $shape.dtype {
@@ -134,7 +136,7 @@ macro_rules! with_cached {
 }
 pub(super) use with_cached;
 
-/// Zeroes the slots from `filled` on of a block's K or, `by_token`, V.
+/// Clears the slots from `filled` on in a block's K, or in its V if `by_token`.
 fn blank(shape: &KvShape, by_token: bool, filled: usize, half: &mut [u8]) {
     with_cached!(shape, blank_as(shape, by_token, filled, half));
 }
@@ -157,8 +159,8 @@ fn blank_as<E: Cached>(shape: &KvShape, by_token: bool, filled: usize, half: &mu
 /// K or V of one head of one block.
 #[derive(Clone, Copy)]
 pub struct Head<E> {
-    pub numbers: *mut E,  // as `Cached::key` and `Cached::value` say
-    pub scales: *mut f32, // [block_size], and nothing where the type has none
+    pub numbers: *mut E,  // laid out by `Cached::key` or `Cached::value`
+    pub scales: *mut f32, // [block_size]; out of bounds if the type has no scales
 }
 
 impl<E: Cached> Head<E> {
@@ -166,25 +168,27 @@ impl<E: Cached> Head<E> {
     fn of(shape: &KvShape, pages: *mut u8, block: usize, head: usize) -> Head<E> {
         let KvShape { block_size, kv_heads, head_dim, dtype, .. } = *shape;
         let numbers = pages.wrapping_add((block * kv_heads + head) * block_size * dtype.head_bytes(head_dim)).cast::<E>();
-        // Aligned: a block has a multiple of 8 tokens.
+        // Aligned for f32, because a block has a multiple of 8 tokens.
         Head { numbers, scales: numbers.wrapping_add(block_size * head_dim).cast() }
     }
 }
 
-/// What numbers are stored as, and where in a head of a block.
+/// An element type of the KV cache, and the position of its elements in a head of a block.
 pub trait Cached: Copy + Send + Sync + 'static {
-    /// Where they are multiples of a scale that each head of each token has: the greatest that there is.
+    /// Largest storable magnitude, for types whose numbers are multiples of a scale per head and
+    /// token.
     const MOST: Option<f32> = None;
     const SCALED: bool = Self::MOST.is_some();
-    /// Numbers that lie together, of those that are summed one after the other: dimensions of K, tokens of V.
+    /// Adjacent numbers of one sum: dimensions of K, or tokens of V.
     const DEPTH: usize = 1;
-    /// The nearest there is.
+    /// Rounds to the nearest number of the type.
     fn nearest(x: f32) -> Self;
-    /// Of the numbers from `p` on, `count` (at most N) that are `DEPTH` apart, from that at `k` on.
+    /// Loads `count` (at most N) numbers that are `DEPTH` apart, the first of them at `p + k`.
+    ///
     /// # Safety
-    /// As for `Lanes`; they are there, and N where `count` is N.
+    /// As for `Lanes`. The numbers exist, and N of them if `count` is N.
     unsafe fn load<L: Lanes>(p: *const Self, k: usize, count: usize) -> L::V;
-    /// The places of a number of K, and of one of V.
+    /// Returns the index of an element of K. `value` does the same for V.
     #[inline(always)]
     fn key(token: usize, dim: usize, block_size: usize) -> usize {
         (dim / Self::DEPTH * block_size + token) * Self::DEPTH + dim % Self::DEPTH
@@ -195,7 +199,7 @@ pub trait Cached: Copy + Send + Sync + 'static {
     }
 }
 
-/// A number in bf16 that lies beside the next one of its sum.
+/// A bf16 number that is stored beside the next summand.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Paired(bf16);
@@ -204,7 +208,8 @@ impl Cached for Paired {
     const DEPTH: usize = 2;
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const Paired, k: usize, count: usize) -> L::V {
-        // SAFETY: the caller's contract; a block's numbers are aligned to a page, and pairs to a pair.
+        // SAFETY: the caller upholds this function's contract. A block's numbers are page-aligned,
+        // and pairs are aligned to their size.
         unsafe {
             let pairs = load_some_words::<L>(p.cast(), count);
             if k == 0 { L::low_bf16(pairs) } else { L::high_bf16(pairs) }
@@ -216,12 +221,12 @@ impl Cached for Paired {
     }
 }
 
-/// `load` of those that lie alone.
+/// Implements `load` for types with a DEPTH of 1.
 macro_rules! load_alone {
     () => {
         #[inline(always)]
         unsafe fn load<L: Lanes>(p: *const Self, _k: usize, count: usize) -> L::V {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller upholds this function's contract.
             unsafe { load_some::<L, Self>(p, count) }
         }
     };
@@ -245,11 +250,11 @@ impl Cached for bf16 {
 
 impl Cached for f16 {
     load_alone!();
-    /// What is beyond the greatest becomes it; infinity would make NaN of all that is seen with it.
+    /// Saturates: an infinity would turn every result that depends on it into NaN.
     #[inline(always)]
     fn nearest(x: f32) -> f16 {
         const MOST: f32 = 65504.0;
-        f16::from_f32(x.clamp(-MOST, MOST)) // NaN stays NaN
+        f16::from_f32(x.clamp(-MOST, MOST)) // propagates NaN
     }
 }
 
@@ -271,7 +276,8 @@ impl Cached for i8 {
     }
 }
 
-/// Takes a layer's K and then V of these blocks from where `place` finds them.
+/// Copies K and then V of these blocks of one layer from the host tier. `place` returns the layer's
+/// bytes of a host block.
 pub fn copy_from_host<'a>(pool: &Pool, moves: &[BlockMove], place: impl Fn(u32) -> &'a [u8] + Sync, layer: &mut Kv) {
     let (sizes, blocks) = (halves(&layer.shape), layer.shape.blocks);
     let pages = [SendPtr(layer.k.bytes_mut().as_mut_ptr()), SendPtr(layer.v.bytes_mut().as_mut_ptr())];
@@ -280,12 +286,12 @@ pub fn copy_from_host<'a>(pool: &Pool, moves: &[BlockMove], place: impl Fn(u32) 
         assert!((device as usize) < blocks, "a move to block {device} is outside the pool of {blocks} blocks");
         let (bytes, before) = (sizes[half], half * sizes[0]);
         let from = &place(host)[before..][..bytes];
-        // SAFETY: the block is inside the pages, and no block is there twice.
+        // SAFETY: the block is inside the pages, and each device block occurs at most once.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), pages[half].get().add(device as usize * bytes), bytes) };
     });
 }
 
-/// Copies whole blocks, in every layer.
+/// Copies whole blocks in every layer.
 pub fn copy_blocks(pool: &Pool, copies: &[BlockCopy], layers: &mut [Kv]) {
     for Kv { shape, k, v } in layers {
         let sizes = halves(shape);
@@ -295,16 +301,17 @@ pub fn copy_blocks(pool: &Pool, copies: &[BlockCopy], layers: &mut [Kv]) {
             let (from, to) = (from as usize, to as usize);
             assert!(from.max(to) < shape.blocks, "a copy from block {from} to {to} is outside the pool of {} blocks", shape.blocks);
             let (start, bytes) = (pages[task % 2].get(), sizes[task % 2]);
-            // SAFETY: both blocks are inside the pages, and the copies of one step read no block that they write.
+            // SAFETY: both blocks are inside the pages. No block is both a source and a destination
+            // of a step's copies.
             unsafe { std::ptr::copy_nonoverlapping(start.add(from * bytes), start.add(to * bytes), bytes) };
         });
     }
 }
 
-/// Rows that a task stores, at the most.
+/// Maximum number of rows per task of `store`.
 const MOST_STORED: usize = 16;
 
-/// What `store` works on.
+/// The arguments of `store`, except the buffers that it modifies.
 #[derive(Clone, Copy)]
 pub struct StoreArgs<'a> {
     pub inputs: &'a Inputs,
@@ -313,7 +320,8 @@ pub struct StoreArgs<'a> {
     pub turn: Option<Turn<'a, Buf>>,
 }
 
-/// Turns the queries and keys of each row of `qkv`, and writes its K and V to its slot of the group.
+/// Rotates the queries and keys of each row of `qkv`, and writes its K and V to the row's slot in
+/// `group`.
 pub fn store(machine: Machine, args: StoreArgs, qkv: &mut Buf, kv: &mut Kv) {
     let shape = kv.shape;
     with_cached!(&shape, store_as(machine, args, qkv, kv));
@@ -325,11 +333,12 @@ fn store_as<E: Cached>(Machine { isa, pool }: Machine, args: StoreArgs, qkv: &mu
     let rows = args.inputs.batch.rows();
     let width = if args.shape.values == Values::Own { args.shape.qkv_width() } else { args.shape.kv_width() };
     let qkv = SendPtr(qkv[..rows * width].as_mut_ptr());
-    // Rows of one sequence are neighbours in the lines of K: each thread takes some that follow each other.
+    // The keys of consecutive tokens share cache lines, so each task takes consecutive rows.
     let at_once = rows.div_ceil(4 * pool.threads()).clamp(1, MOST_STORED);
     pool.run(rows.div_ceil(at_once), &|task, _| {
         for row in task * at_once..rows.min((task + 1) * at_once) {
-            // SAFETY: rows are disjoint and inside `qkv`; they have different slots, of which the kernel checks that they are there; the path is present.
+            // SAFETY: rows are disjoint and inside `qkv`. Their slots are distinct, and the kernel
+            // checks that they exist. The CPU supports `isa`.
             unsafe {
                 let qkv = std::slice::from_raw_parts_mut(qkv.get().add(row * width), width);
                 isa.run(StoreRow::<E> { args, row, qkv, kv: shape, k, v, element: PhantomData });
@@ -368,13 +377,14 @@ impl<E: Cached> Kernel for StoreRow<'_, E> {
             Values::Own => {
                 let (turned, values) = qkv.split_at_mut(shape.q_width() + shape.kv_width());
                 if let Some(turn) = turn {
-                    // SAFETY: the features are the caller's.
+                    // SAFETY: the caller guarantees the CPU features of `L`.
                     unsafe { TurnHeads { heads: &mut *turned, dim: head_dim, turn, row }.run::<L>() };
                 }
                 (&turned[shape.q_width()..], &*values)
             }
         };
-        // SAFETY: block, heads and token are inside the pool's shape, and the slot is this row's alone.
+        // SAFETY: block, heads and token are inside the pool's shape, and no other row has this
+        // slot.
         unsafe {
             for (head, numbers) in keys.chunks_exact(head_dim).enumerate() {
                 Head::<E>::of(kv, k.get(), block, head).write(numbers, token, |dim| E::key(token, dim, block_size));
@@ -387,33 +397,34 @@ impl<E: Cached> Kernel for StoreRow<'_, E> {
 }
 
 impl<E: Cached> Head<E> {
-    /// Writes one token's numbers, each to its place.
+    /// Writes one token's numbers to the positions that `place` returns.
+    ///
     /// # Safety
-    /// They are within the head, and this thread's alone.
+    /// The positions are inside the head, and no other thread accesses them.
     #[inline(always)]
     unsafe fn write(&self, numbers: &[f32], token: usize, place: impl Fn(usize) -> usize) {
         const AT_ONCE: usize = 64;
         let scale = E::MOST.map_or(1.0, |most| scale_of(numbers, most));
-        let divisor = if scale == 0.0 { 1.0 } else { scale }; // 0 times anything is 0
+        let divisor = if scale == 0.0 { 1.0 } else { scale }; // all numbers are stored as 0 * scale
         for (part, numbers) in numbers.chunks(AT_ONCE).enumerate() {
             let mut nearest = [E::nearest(0.0); AT_ONCE];
             for (nearest, number) in nearest.iter_mut().zip(numbers) {
                 *nearest = E::nearest(if E::SCALED { number / divisor } else { *number });
             }
             for (i, &nearest) in nearest[..numbers.len()].iter().enumerate() {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller upholds this function's contract.
                 unsafe { self.numbers.add(place(part * AT_ONCE + i)).write(nearest) };
             }
         }
         if E::SCALED {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller upholds this function's contract.
             unsafe { self.scales.add(token).write(scale) };
         }
     }
 }
 
-/// What makes `most` of the number that is farthest from 0. Where one is not finite it is NaN, and so is all that is
-/// computed with it; where all are so small that a scale would be no normal number, it is 0.
+/// Returns the scale that maps the largest magnitude to `most`. If a number is not finite, the
+/// scale is NaN, and so is every result computed with it. If the scale would be subnormal, it is 0.
 #[inline(always)]
 fn scale_of(numbers: &[f32], most: f32) -> f32 {
     let scale = greatest_magnitude(numbers) / most;

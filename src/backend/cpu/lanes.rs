@@ -1,13 +1,14 @@
-//! One vocabulary of vector instructions, so that a kernel is written once and compiled for every path.
+//! A portable vector instruction set: a kernel is written once and compiled for every CPU path.
 //!
-//! A kernel is a struct with its arguments, `run::<L>` its body. `Isa::run` picks `L` and calls the
-//! body inside a function compiled for that path's features; everything below is inlined into it.
+//! A kernel is a struct with its arguments, and `run::<L>` is its body. `Isa::run` selects `L` and
+//! calls the body inside a function that is compiled with the path's CPU features. Everything below
+//! is inlined into that function.
 
 use crate::backend::e4m3::E4m3;
 use crate::options::Isa;
 
-/// A vector of f32. Its methods may be called only where the path's features are present.
-#[allow(clippy::missing_safety_doc)] // one contract for all: the features are present, pointers reach N elements
+/// A vector of f32. Its methods require that the CPU has the features of the path.
+#[allow(clippy::missing_safety_doc)] // one contract for all: the CPU has the features, and pointers are valid for N elements
 pub trait Lanes: Copy + 'static {
     const N: usize;
     type V: Copy;
@@ -26,49 +27,52 @@ pub trait Lanes: Copy + 'static {
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
     /// a * b + c
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// 2^i, where i is an integer that was added to `ROUNDER`.
+    /// 2^i, where v is `ROUNDER` plus the integer i.
     unsafe fn exp2_of_rounded(v: Self::V) -> Self::V;
-    /// The low byte of each lane's bits.
+    /// Stores the low byte of each lane.
     unsafe fn store_low_bytes(p: *mut u8, v: Self::V);
-    /// Words of 32 bits, one in each lane.
+    /// A vector of 32-bit words.
     type I: Copy;
     unsafe fn splat_word(x: u32) -> Self::I;
     unsafe fn load_words(p: *const u32) -> Self::I;
-    /// The bits that both have.
+    /// Bitwise and.
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
-    /// Signed ones as numbers.
+    /// Converts signed integers to f32.
     unsafe fn to_f32(words: Self::I) -> Self::V;
-    /// The first and the second of each pair in bf16.
+    /// Converts the first bf16 of each pair. `high_bf16` converts the second.
     unsafe fn low_bf16(words: Self::I) -> Self::V;
     unsafe fn high_bf16(words: Self::I) -> Self::V;
-    /// The low and the high half of each byte, as bytes.
+    /// Extracts the low four bits of each byte, as bytes. `high_halves` extracts the high four
+    /// bits.
     unsafe fn low_halves(words: Self::I) -> Self::I;
     unsafe fn high_halves(words: Self::I) -> Self::I;
-    /// sum + the products of each lane's four bytes, of which `a`'s have no sign.
+    /// sum + the products of each lane's four bytes; `a` is unsigned, `b` signed.
     unsafe fn dot_bytes(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
-    /// Whether the path multiplies numbers in bf16, two at a time.
+    /// True if the path multiplies pairs of bf16.
     const PAIRS: bool = false;
-    /// a * b + c, where each lane of a and b is a pair in bf16: both products are added.
+    /// a * b + c, where each lane of a and b is a pair of bf16: both products are added.
     unsafe fn fma_pairs(_a: Self::I, _b: Self::I, _c: Self::V) -> Self::V {
         unreachable!("the path has no pairs")
     }
-    /// Rounds numbers to bf16, two a word: N words of each of some rows, which lie `pitch` numbers apart. The words become
-    /// `[word][row]`.
+    /// Rounds `rows` rows of 2 * N numbers to bf16, two per word, and transposes the words to
+    /// `[word][row]`. Rows are `pitch` numbers apart.
+    ///
     /// # Safety
-    /// `rows`, from 1 to N, reach 2 * N numbers each; `out` takes N * `rows` words.
+    /// `rows` is in 1..=N. Each row has 2 * N numbers, and `out` has space for N * `rows` words.
     unsafe fn turn_pairs(_x: *const f32, _pitch: usize, _rows: usize, _out: *mut u32) {
         unreachable!("the path has no pairs")
     }
-    /// Rounds N numbers to bf16, to the nearest and of two to the even one.
+    /// Rounds N numbers to bf16, ties to even.
     unsafe fn store_bf16(_p: *mut u16, _v: Self::V) {
         unreachable!("the path has no pairs")
     }
 }
 
-/// Adding and subtracting 1.5 * 2^23 rounds a small float to an integer, which then sits in the low bits.
+/// Adding and subtracting 1.5 * 2^23 rounds a small f32 to an integer. The integer is then in the
+/// low bits.
 pub const ROUNDER: f32 = 12_582_912.0;
 
-/// A storage type that loads as f32 lanes.
+/// A storage type that is loaded as f32 lanes.
 pub trait Element: Copy + Send + Sync + 'static {
     /// # Safety
     /// As for `Lanes`.
@@ -79,7 +83,7 @@ pub trait Element: Copy + Send + Sync + 'static {
 impl Element for f32 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const f32) -> L::V {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { L::load(p) }
     }
     #[inline(always)]
@@ -91,19 +95,19 @@ impl Element for f32 {
 impl Element for half::bf16 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const half::bf16) -> L::V {
-        // SAFETY: the caller's contract; bf16 is a transparent u16.
+        // SAFETY: the caller upholds this function's contract; bf16 is a transparent u16.
         unsafe { L::load_bf16(p.cast()) }
     }
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        f32::from_bits((self.to_bits() as u32) << 16) // as vectors do, also of what is no number
+        f32::from_bits((self.to_bits() as u32) << 16) // same result as the vector paths, also for NaN
     }
 }
 
 impl Element for half::f16 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const half::f16) -> L::V {
-        // SAFETY: the caller's contract; f16 is a transparent u16.
+        // SAFETY: the caller upholds this function's contract; f16 is a transparent u16.
         unsafe { L::load_f16(p.cast()) }
     }
     #[inline(always)]
@@ -115,7 +119,7 @@ impl Element for half::f16 {
 impl Element for E4m3 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const E4m3) -> L::V {
-        // SAFETY: the caller's contract; E4m3 is a transparent u8.
+        // SAFETY: the caller upholds this function's contract; E4m3 is a transparent u8.
         unsafe { L::load_e4m3(p.cast()) }
     }
     #[inline(always)]
@@ -127,7 +131,7 @@ impl Element for E4m3 {
 impl Element for i8 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const i8) -> L::V {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { L::load_i8(p) }
     }
     #[inline(always)]
@@ -138,11 +142,13 @@ impl Element for i8 {
 
 /// A kernel with its arguments.
 pub trait Kernel {
-    /// Whether it works on numbers in bf16, or multiplies bytes: only then it is compiled for the paths that do so in one instruction.
+    /// `PAIRS`: the kernel multiplies pairs of bf16. `BYTES`: the kernel multiplies bytes. Only
+    /// such kernels are compiled for the paths with instructions for it.
     const PAIRS: bool = false;
     const BYTES: bool = false;
     /// # Safety
-    /// The machine has the features of `L`; the kernel's own pointers are as it documents.
+    /// The CPU has the features of `L`, and the kernel's pointers are valid as the kernel
+    /// documents.
     unsafe fn run<L: Lanes>(self);
 }
 
@@ -171,21 +177,22 @@ impl Isa {
         }
     }
 
-    /// The widest path this machine has.
+    /// Returns the widest path that the CPU supports.
     pub fn detect() -> Isa {
         Isa::ALL.into_iter().rfind(|isa| isa.is_present()).unwrap_or(Isa::Portable)
     }
 
-    /// Whether its vectors are of 512 bits.
+    /// Returns true if vectors have 512 bits.
     pub(super) fn is_512(self) -> bool {
         matches!(self, Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16)
     }
 
     /// # Safety
-    /// `self.is_present()`, and the kernel's pointers are as it documents.
+    /// `self.is_present()`, and the kernel's pointers are valid as the kernel documents.
     #[inline]
     pub(super) unsafe fn run<K: Kernel>(self, kernel: K) {
-        // SAFETY: the caller's contract is each branch's.
+        // SAFETY: the caller guarantees that `self` is present, so each branch's CPU features are
+        // too.
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
@@ -207,40 +214,40 @@ impl Isa {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512bf16,avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) {
-    // SAFETY: this function's features are those of the lanes.
+    // SAFETY: this function enables all CPU features of the lane type.
     unsafe { kernel.run::<x86::Avx512Bf16>() }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn run_avx512_vnni<K: Kernel>(kernel: K) {
-    // SAFETY: this function's features are those of the lanes.
+    // SAFETY: this function enables all CPU features of the lane type.
     unsafe { kernel.run::<x86::Avx512Vnni>() }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avxvnni,avx2,fma,f16c")]
 unsafe fn run_avx_vnni<K: Kernel>(kernel: K) {
-    // SAFETY: this function's features are those of the lanes.
+    // SAFETY: this function enables all CPU features of the lane type.
     unsafe { kernel.run::<x86::AvxVnni>() }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn run_avx512<K: Kernel>(kernel: K) {
-    // SAFETY: this function's features are those of the lanes.
+    // SAFETY: this function enables all CPU features of the lane type.
     unsafe { kernel.run::<x86::Avx512>() }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn run_avx2<K: Kernel>(kernel: K) {
-    // SAFETY: this function's features are those of the lanes.
+    // SAFETY: this function enables all CPU features of the lane type.
     unsafe { kernel.run::<x86::Avx2>() }
 }
 
-/// Eight floats in an array: the compiler makes of it what the target's baseline has. With `PAIRS` it also multiplies in bf16, in plain code:
-/// so that what is written for pairs can be tested on any machine.
+/// Eight floats in an array, compiled for the target's baseline. With `PAIRS`, it also emulates
+/// multiplication of bf16 pairs, so that kernels for pairs can be tested on every CPU.
 #[derive(Clone, Copy)]
 pub struct Portable<const PAIRS: bool = false>;
 
@@ -258,32 +265,32 @@ impl<const PAIRS: bool> Lanes for Portable<PAIRS> {
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> [f32; 8] {
-        // SAFETY: the caller's pointer reaches 8 elements.
+        // SAFETY: the caller's pointer is valid for 8 elements.
         unsafe { p.cast::<[f32; 8]>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> [f32; 8] {
-        // SAFETY: the caller's pointer reaches 8 elements.
+        // SAFETY: the caller's pointer is valid for 8 elements.
         each(|i| f32::from_bits((unsafe { p.add(i).read_unaligned() } as u32) << 16))
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> [f32; 8] {
-        // SAFETY: the caller's pointer reaches 8 elements.
+        // SAFETY: the caller's pointer is valid for 8 elements.
         each(|i| half::f16::from_bits(unsafe { p.add(i).read_unaligned() }).to_f32())
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> [f32; 8] {
-        // SAFETY: the caller's pointer reaches 8 elements.
+        // SAFETY: the caller's pointer is valid for 8 elements.
         each(|i| unsafe { p.add(i).read() } as f32)
     }
     #[inline(always)]
     unsafe fn load_e4m3(p: *const u8) -> [f32; 8] {
-        // SAFETY: the caller's pointer reaches 8 elements.
+        // SAFETY: the caller's pointer is valid for 8 elements.
         each(|i| E4m3(unsafe { p.add(i).read() }).to_f32())
     }
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: [f32; 8]) {
-        // SAFETY: the caller's pointer reaches 8 elements.
+        // SAFETY: the caller's pointer is valid for 8 elements.
         unsafe { p.cast::<[f32; 8]>().write_unaligned(v) }
     }
     #[inline(always)]
@@ -312,7 +319,8 @@ impl<const PAIRS: bool> Lanes for Portable<PAIRS> {
     }
     #[inline(always)]
     unsafe fn fma(a: [f32; 8], b: [f32; 8], c: [f32; 8]) -> [f32; 8] {
-        // Two roundings: without the instruction a fused one would be a library call per element.
+        // Two roundings: without an FMA instruction, a fused operation would be a library call per
+        // element.
         each(|i| a[i] * b[i] + c[i])
     }
     #[inline(always)]
@@ -321,7 +329,7 @@ impl<const PAIRS: bool> Lanes for Portable<PAIRS> {
     }
     #[inline(always)]
     unsafe fn store_low_bytes(p: *mut u8, v: [f32; 8]) {
-        // SAFETY: the caller's pointer reaches 8 bytes.
+        // SAFETY: the caller's pointer is valid for 8 bytes.
         unsafe { p.cast::<[u8; 8]>().write(v.map(|x| x.to_bits() as u8)) }
     }
     type I = [u32; 8];
@@ -331,7 +339,7 @@ impl<const PAIRS: bool> Lanes for Portable<PAIRS> {
     }
     #[inline(always)]
     unsafe fn load_words(p: *const u32) -> [u32; 8] {
-        // SAFETY: the caller's pointer reaches 8 words.
+        // SAFETY: the caller's pointer is valid for 8 words.
         unsafe { p.cast::<[u32; 8]>().read_unaligned() }
     }
     #[inline(always)]
@@ -371,12 +379,12 @@ impl<const PAIRS: bool> Lanes for Portable<PAIRS> {
     const PAIRS: bool = PAIRS;
     #[inline(always)]
     unsafe fn fma_pairs(a: [u32; 8], b: [u32; 8], c: [f32; 8]) -> [f32; 8] {
-        // SAFETY: plain code.
+        // SAFETY: the portable path requires no CPU features.
         unsafe { Self::fma(Self::low_bf16(a), Self::low_bf16(b), Self::fma(Self::high_bf16(a), Self::high_bf16(b), c)) }
     }
     #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: [f32; 8]) {
-        // SAFETY: the caller's pointer reaches 8 numbers.
+        // SAFETY: the caller's pointer is valid for 8 numbers.
         unsafe { p.cast::<[u16; 8]>().write_unaligned(v.map(|x| half::bf16::from_f32(x).to_bits())) }
     }
 }
@@ -392,7 +400,8 @@ mod x86 {
          e4m3: |$s:ident| $e4m3:expr, exp2: |$e:ident| $exp2:expr, low_bytes: |$t:ident, $w:ident| $low_bytes:expr $(, $more:tt)?) => {
             #[derive(Clone, Copy)]
             pub struct $name;
-            // For all bodies: the trait's contract gives the features and the reach of the pointers.
+            // All bodies rely on the trait's contract, which guarantees the CPU features and the
+            // validity of pointers.
             #[allow(clippy::undocumented_unsafe_blocks)]
             impl Lanes for $name {
                 const N: usize = $n;
@@ -506,7 +515,8 @@ mod x86 {
         };
     }
 
-    /// In one instruction, or as products of numbers of 16 bits: those at even places and those at odd ones.
+    /// Implements `dot_bytes` with one instruction, or with 16-bit products of the even bytes and
+    /// of the odd bytes.
     macro_rules! dot {
         (($i:ty, $dot:ident)) => {
             #[inline(always)]
@@ -536,7 +546,7 @@ mod x86 {
         f16: |p| _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())),
         i8: |p| _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))),
         e4m3: |p| {
-            // As `E4m3::to_f32`.
+            // The algorithm of `E4m3::to_f32`.
             let halves = _mm256_and_si256(_mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast()))), _mm256_set1_epi16(0xbfffu16 as i16));
             _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0))
         },
@@ -545,7 +555,7 @@ mod x86 {
         };
     }
 
-    /// What AVX-512 BF16 adds.
+    /// Operations of AVX-512 BF16.
     macro_rules! pairs {
         (bf16) => {
             const PAIRS: bool = true;
@@ -564,20 +574,22 @@ mod x86 {
         };
     }
 
-    /// Four steps of shuffles turn 16 rows of 16 words; each step is a line for each vector, so that all stay in registers.
+    /// Transposes 16 rows of 16 words in four steps of shuffles. Each step is written out per
+    /// vector, so that all vectors stay in registers.
     #[inline]
     #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl")]
     unsafe fn turn_pairs(x: *const f32, pitch: usize, rows: usize, out: *mut u32) {
         macro_rules! turned {
             ($($r:literal)*) => {
-                // SAFETY: the caller's rows reach 32 numbers; the last one stands for those that are not there.
+                // SAFETY: each of the caller's rows has 32 numbers. The last row replaces missing
+                // ones.
                 [$(unsafe {
                     let x = x.add($r.min(rows - 1) * pitch);
                     std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x.add(16)), _mm512_loadu_ps(x)))
                 }),*]
             };
         }
-        // Of each two vectors what both have of one kind, then what they have of the other.
+        // Replaces each pair of vectors by the results of the two shuffles.
         macro_rules! step {
             ($v:ident, $low:expr, $high:expr, $(($a:literal $b:literal))*) => {
                 $(($v[$a], $v[$b]) = ($low($v[$a], $v[$b]), $high($v[$a], $v[$b]));)*
@@ -585,16 +597,17 @@ mod x86 {
         }
         let mut v: [__m512i; 16] =
             turned!(0usize 1usize 2usize 3usize 4usize 5usize 6usize 7usize 8usize 9usize 10usize 11usize 12usize 13usize 14usize 15usize);
-        // Within each quarter of a vector, low and high: words of two rows, then of four.
+        // Unpack low and high within each 128-bit quarter: words of two rows, then of four.
         step!(v, _mm512_unpacklo_epi32, _mm512_unpackhi_epi32, (0 1)(2 3)(4 5)(6 7)(8 9)(10 11)(12 13)(14 15));
         step!(v, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64, (0 2)(1 3)(4 6)(5 7)(8 10)(9 11)(12 14)(13 15));
-        // Whole quarters, even and odd: of eight rows, then of all. Of each four words the second and the third have changed places by then.
+        // Shuffle whole quarters, even and odd: words of eight rows, then of all. Of each four
+        // words, the second and the third end up swapped.
         step!(v, _mm512_shuffle_i32x4::<0x88>, _mm512_shuffle_i32x4::<0xdd>, (0 4)(1 5)(2 6)(3 7)(8 12)(9 13)(10 14)(11 15));
         step!(v, _mm512_shuffle_i32x4::<0x88>, _mm512_shuffle_i32x4::<0xdd>, (0 8)(1 9)(2 10)(3 11)(4 12)(5 13)(6 14)(7 15));
         let there: __mmask16 = 0xffff >> (16 - rows);
         macro_rules! stored {
             ($(($word:literal $from:literal))*) => {
-                // SAFETY: the caller's place takes so many words.
+                // SAFETY: the caller's buffer has space for these words.
                 $(unsafe { _mm512_mask_storeu_epi32(out.add($word * rows).cast(), there, v[$from]) };)*
             };
         }
@@ -632,7 +645,7 @@ mod x86 {
         },
         exp2: |v| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(v)), _mm256_castps_si256(_mm256_set1_ps(1.0)))),
         low_bytes: |p, v| {
-            // Those of each half lie together then, at its beginning.
+            // The bytes of each 128-bit half are then adjacent, at its beginning.
             let bytes = _mm256_shuffle_epi8(_mm256_castps_si256(v), _mm256_set1_epi32(0x0c08_0400));
             p.cast::<[i32; 2]>().write_unaligned([_mm256_extract_epi32::<0>(bytes), _mm256_extract_epi32::<4>(bytes)])
         });
@@ -655,11 +668,12 @@ mod x86 {
     avx2!(AvxVnni, (__m256i, _mm256_dpbusd_avx_epi32));
 }
 
-/// Asks for the cache line at `p`, which need not be there: nothing is read, so nothing can fault.
+/// Prefetches the cache line at `p`. The address may be invalid: a prefetch does not fault.
 #[inline(always)]
 pub fn prefetch<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: SSE is in the target's baseline; a hint, whatever the address.
+    // SAFETY: SSE is in the target's baseline, and a prefetch is a hint that is valid for every
+    // address.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast())
     };
@@ -667,19 +681,20 @@ pub fn prefetch<T>(p: *const T) {
     let _ = p;
 }
 
-/// e^x to about 2 units in the last place, from underflow (flushed to about 1e-38) to overflow (about 1e38).
+/// e^x to about 2 units in the last place. Results saturate at about 1e-38 and 1e38.
 #[inline(always)]
 pub unsafe fn exp<L: Lanes>(x: L::V) -> L::V {
-    // SAFETY: the caller's contract is that of `Lanes`.
+    // SAFETY: the caller upholds the contract of `Lanes`.
     unsafe {
-        // The bounds come first: of a number and a NaN, max and min give the second.
+        // The bounds are the first operands, because max and min return the second operand if one
+        // is NaN.
         let x = L::min(L::splat(88.3), L::max(L::splat(-87.3), x));
-        // x = n * ln 2 + r, with ln 2 in two parts so that r keeps its bits
+        // x = n * ln 2 + r, with ln 2 in two parts so that r keeps its precision
         let rounded = L::fma(x, L::splat(std::f32::consts::LOG2_E), L::splat(ROUNDER));
         let n = L::sub(rounded, L::splat(ROUNDER));
         let r = L::fma(n, L::splat(-0.693_359_4), x);
         let r = L::fma(n, L::splat(2.121_944_4e-4), r);
-        // Taylor terms with their last coefficients fitted to |r| <= ln 2 / 2
+        // Taylor coefficients, the last ones fitted to |r| <= ln 2 / 2
         let mut p = L::splat(1.987_569_1e-4);
         for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
             p = L::fma(p, r, L::splat(c));
@@ -689,13 +704,15 @@ pub unsafe fn exp<L: Lanes>(x: L::V) -> L::V {
     }
 }
 
-/// e^x of an `x` that is not above 0, within 1 in 9,000: for what is rounded to bf16, which misses by 1 in 512, with half the operations.
+/// e^x for x <= 0, with a relative error of 1 / 9,000 and half the operations of `exp`. That
+/// suffices for results that are rounded to bf16, whose error is 1 / 512.
 #[inline(always)]
 pub unsafe fn exp_for_bf16<L: Lanes>(x: L::V) -> L::V {
-    // SAFETY: the caller's contract is that of `Lanes`.
+    // SAFETY: the caller upholds the contract of `Lanes`.
     unsafe {
-        let x = L::max(L::splat(-87.3), x); // a NaN stays one
-        // e^x = 2^n * 2^f, and 2^f is 1 at 0, so that the greatest score's share is 1
+        let x = L::max(L::splat(-87.3), x); // propagates NaN
+        // e^x = 2^n * 2^f. The polynomial for 2^f is exactly 1 at 0, so the probability of the
+        // greatest score is exactly 1.
         let rounded = L::fma(x, L::splat(std::f32::consts::LOG2_E), L::splat(ROUNDER));
         let f = L::fma(x, L::splat(std::f32::consts::LOG2_E), L::sub(L::splat(ROUNDER), rounded));
         let mut p = L::splat(5.500_896_3e-2);
@@ -706,10 +723,10 @@ pub unsafe fn exp_for_bf16<L: Lanes>(x: L::V) -> L::V {
     }
 }
 
-/// Loads up to `L::N` elements, the rest zero: for the short ends of rows.
+/// Loads up to `L::N` elements, with zeros for the rest: for the ends of rows.
 #[inline(always)]
 pub unsafe fn load_some<L: Lanes, E: Element>(p: *const E, count: usize) -> L::V {
-    // SAFETY: the caller's pointer reaches `count` elements, and N where count is at least N.
+    // SAFETY: the caller's pointer is valid for min(count, N) elements.
     unsafe {
         if count >= L::N {
             return E::load::<L>(p);
@@ -722,10 +739,10 @@ pub unsafe fn load_some<L: Lanes, E: Element>(p: *const E, count: usize) -> L::V
     }
 }
 
-/// The same of words.
+/// Like `load_some`, for words.
 #[inline(always)]
 pub unsafe fn load_some_words<L: Lanes>(p: *const u32, count: usize) -> L::I {
-    // SAFETY: as above.
+    // SAFETY: the caller's pointer is valid for min(count, N) words.
     unsafe {
         if count >= L::N {
             return L::load_words(p);
@@ -736,13 +753,13 @@ pub unsafe fn load_some_words<L: Lanes>(p: *const u32, count: usize) -> L::I {
     }
 }
 
-/// Rounds a row to bf16, into the first half of its own place.
+/// Rounds a row to bf16, into the first half of its own memory.
 #[inline(always)]
 pub unsafe fn round_in_place<L: Lanes>(row: &mut [f32]) {
     let from = row.as_mut_ptr();
     let to = from.cast::<u16>();
     let whole = row.len() / L::N * L::N;
-    // SAFETY: a vector is read before its place, or one before it, is written.
+    // SAFETY: each vector is read before the memory that it occupies is overwritten.
     unsafe {
         for i in (0..whole).step_by(L::N) {
             L::store_bf16(to.add(i), L::load(from.add(i)));
@@ -758,7 +775,7 @@ pub unsafe fn round_in_place<L: Lanes>(row: &mut [f32]) {
 /// Stores the first `count` (at most N) lanes.
 #[inline(always)]
 pub unsafe fn store_some<L: Lanes>(p: *mut f32, v: L::V, count: usize) {
-    // SAFETY: the caller's pointer reaches `count` elements.
+    // SAFETY: the caller's pointer is valid for min(count, N) elements.
     unsafe {
         if count >= L::N {
             return L::store(p, v);
@@ -769,7 +786,8 @@ pub unsafe fn store_some<L: Lanes>(p: *mut f32, v: L::V, count: usize) {
     }
 }
 
-/// Folds a vector's lanes: one half onto the other, until one is left. A new array each time: one that is changed would live in memory.
+/// Reduces a vector's lanes pairwise: combines its halves until one lane is left. Each step has its
+/// own array, because a modified array would be kept in memory.
 macro_rules! folded {
     ($lanes:expr, |$a:ident, $b:ident| $f:expr) => {{
         let lanes: [f32; 16] = $lanes;
@@ -799,11 +817,12 @@ pub unsafe fn sum<L: Lanes>(v: L::V) -> f32 {
     folded!(lanes, |a, b| a + b)
 }
 
-/// The greatest of `least` and whole vectors `x`, NaN left out.
+/// Returns the maximum of `least` and of the whole vectors in `x`. Ignores NaN.
 #[inline(always)]
 pub unsafe fn greatest<L: Lanes>(x: &[f32], least: f32) -> f32 {
     let mut lanes = [least; 16];
-    // SAFETY: the caller's contract; no path has more than 16 lanes, and `max` gives its second where the first is NaN.
+    // SAFETY: the caller upholds the contract of `Lanes`; no path has more than 16 lanes. `max`
+    // returns its second operand if the first is NaN.
     unsafe {
         let mut most = L::splat(least);
         for chunk in x.chunks_exact(L::N) {
@@ -814,10 +833,10 @@ pub unsafe fn greatest<L: Lanes>(x: &[f32], least: f32) -> f32 {
     folded!(lanes, |a, b| if b > a { b } else { a })
 }
 
-/// The greatest absolute value; not finite where one is not.
+/// Returns the greatest absolute value. If a number is not finite, neither is the result.
 #[inline(always)]
 pub fn greatest_magnitude(x: &[f32]) -> f32 {
-    // As bits: what is not finite is greater than all that is.
+    // Compared as bits: infinities and NaN are greater than every finite number.
     let mut most = 0;
     for x in x {
         most = most.max(x.to_bits() & 0x7fff_ffff);
@@ -837,7 +856,7 @@ mod tests {
         #[inline(always)]
         unsafe fn run<L: Lanes>(self) {
             for chunk in self.x.chunks_mut(L::N) {
-                // SAFETY: load_some and store_some stay inside the chunk.
+                // SAFETY: `load_some` and `store_some` stay inside the chunk.
                 unsafe {
                     let x = load_some::<L, f32>(chunk.as_ptr(), chunk.len());
                     let exp = if self.for_bf16 { exp_for_bf16::<L>(x) } else { exp::<L>(x) };
@@ -858,7 +877,7 @@ mod tests {
         unsafe fn run<L: Lanes>(self) {
             let rows = self.x.len() / self.pitch;
             assert!((1..=L::N).contains(&rows) && self.pitch >= 2 * L::N && self.words.len() >= L::N * rows);
-            // SAFETY: as was just asserted.
+            // SAFETY: the assertion above checks the contract of `turn_pairs`.
             unsafe { L::turn_pairs(self.x.as_ptr(), self.pitch, rows, self.words.as_mut_ptr()) };
         }
     }
@@ -873,7 +892,7 @@ mod tests {
         for rows in 1..=16 {
             let x: Vec<f32> = (0..rows * pitch).map(|i| (i as f32 * 0.7).sin()).collect();
             let mut words = vec![POISON; 16 * rows + 16];
-            // SAFETY: the path is present.
+            // SAFETY: the CPU supports the path.
             unsafe { Isa::Avx512Bf16.run(TurnPairs { x: &x, pitch, words: &mut words }) };
             let bits = |row: usize, k: usize| half::bf16::from_f32(x[row * pitch + k]).to_bits() as u32;
             for (place, &word) in words.iter().enumerate() {
@@ -888,7 +907,7 @@ mod tests {
     fn exp_of_nan_is_nan_on_every_path() {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
             let mut x = [f32::NAN; 17];
-            // SAFETY: the path is present.
+            // SAFETY: the CPU supports the path.
             unsafe { isa.run(Exp { for_bf16: false, x: &mut x }) };
             assert!(x.iter().all(|x| x.is_nan()));
         }
@@ -899,7 +918,7 @@ mod tests {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
             let xs: Vec<f32> = (-8700..8800).map(|i| i as f32 * 0.01).collect();
             let mut ys = xs.clone();
-            // SAFETY: the path is present.
+            // SAFETY: the CPU supports the path.
             unsafe { isa.run(Exp { for_bf16: false, x: &mut ys }) };
             for (x, y) in xs.iter().zip(&ys) {
                 let exact = (*x as f64).exp();
@@ -913,7 +932,7 @@ mod tests {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
             let xs: Vec<f32> = (0..87_000).map(|i| i as f32 * -0.001).chain([f32::NEG_INFINITY, f32::NAN]).collect();
             let mut ys = xs.clone();
-            // SAFETY: the path is present.
+            // SAFETY: the CPU supports the path.
             unsafe { isa.run(Exp { for_bf16: true, x: &mut ys }) };
             assert_eq!(ys[0], 1.0, "{}", isa.name());
             assert!(ys.pop().is_some_and(f32::is_nan) && ys.pop().is_some_and(|least| (0.0..1.3e-38).contains(&least)), "{}", isa.name());
@@ -929,7 +948,7 @@ mod tests {
         #[inline(always)]
         unsafe fn run<L: Lanes>(self) {
             for (from, to) in self.0.chunks(L::N).zip(self.1.chunks_mut(L::N)) {
-                // SAFETY: load_some and store_some stay inside the chunks.
+                // SAFETY: `load_some` and `store_some` stay inside the chunks.
                 unsafe { store_some::<L>(to.as_mut_ptr(), load_some::<L, E4m3>(from.as_ptr(), from.len()), from.len()) };
             }
         }
@@ -939,10 +958,10 @@ mod tests {
     fn every_number_of_8_bits_is_read_alike_on_every_path() {
         let codes: Vec<E4m3> = (0..=255).map(E4m3).collect();
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
-            // The second time in vectors that are not whole.
+            // The second iteration has vectors that are not full.
             for first in [0, 3] {
                 let mut read = vec![f32::NAN; codes.len() - first];
-                // SAFETY: the path is present.
+                // SAFETY: the CPU supports the path.
                 unsafe { isa.run(ReadE4m3(&codes[first..], &mut read)) };
                 for (code, read) in codes[first..].iter().zip(read) {
                     assert_eq!(read.to_bits(), code.to_f32().to_bits(), "{} {code:?}: {read}", isa.name());

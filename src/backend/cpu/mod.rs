@@ -1,4 +1,5 @@
-//! The CPU backend: packed weights, paged attention, and a pool of threads that cannot change the bits.
+//! The CPU backend: packed weights, paged attention and a thread pool. Results do not depend on the
+//! number of threads.
 
 mod attention;
 mod elementwise;
@@ -34,10 +35,11 @@ use crate::error::{Error, Result};
 use crate::options::{Dtype, Isa, WeightFormat};
 use crate::sys::Numbers;
 
-/// Of more rows than this, some at a time are in the middle of an MLP, so that it takes little memory. The weights are read anew for each such part:
-/// on two cores that is hidden by that many rows' arithmetic, and not slower than all rows at once (nor than 256).
+/// Maximum number of rows that an MLP processes at once, which bounds its memory. The weights are
+/// read again for each part. On two cores, the arithmetic of this many rows hides these reads: it
+/// is as fast as all rows at once, and as 256 rows.
 const MLP_ROWS: usize = 128;
-/// Numbers per task of an op over a flat run of them.
+/// Numbers per task of an elementwise op.
 const FLAT: usize = 4096;
 
 pub struct CpuBackend {
@@ -48,17 +50,17 @@ pub struct CpuBackend {
     matmuls: AtomicU64,
 }
 
-/// Weights of one dimension, and activations.
+/// One-dimensional weights, and activations.
 pub type Buf = Numbers<f32>;
 
-/// A batch and what this backend derives from it once per step.
+/// A batch and the data that this backend derives from it once per step.
 #[derive(Default)]
 pub struct Inputs {
     batch: Batch,
     tiles: Vec<Tile>,
 }
 
-/// A pointer that tasks of one kernel share; each writes its own part.
+/// A pointer that the tasks of one kernel share; each writes its own part.
 struct SendPtr<T>(*mut T);
 
 impl<T> Clone for SendPtr<T> {
@@ -67,9 +69,9 @@ impl<T> Clone for SendPtr<T> {
     }
 }
 impl<T> Copy for SendPtr<T> {}
-// SAFETY: whoever writes through it says why the parts are disjoint.
+// SAFETY: every use states why the parts that it accesses are disjoint.
 unsafe impl<T> Send for SendPtr<T> {}
-// SAFETY: as above.
+// SAFETY: every use states why the parts that it accesses are disjoint.
 unsafe impl<T> Sync for SendPtr<T> {}
 
 impl<T> SendPtr<T> {
@@ -83,7 +85,8 @@ impl CpuBackend {
         CpuBackend::with_pool(isa, || Pool::new(threads))
     }
 
-    /// With a thread for each of these CPUs; the first one's is the caller's, who sees to it himself.
+    /// Creates a backend with one thread per CPU in `cpus`. The first CPU is for the calling
+    /// thread, which the caller pins itself.
     pub fn pinned(cpus: &[usize], isa: Option<Isa>) -> Result<CpuBackend> {
         CpuBackend::with_pool(isa, || Pool::pinned(cpus))
     }
@@ -110,18 +113,20 @@ impl CpuBackend {
         self.pool.threads()
     }
 
-    /// Matrix products so far: batching means one per weight and step, or, of many rows, one of an MLP's for each `MLP_ROWS`.
+    /// Returns the number of matrix products so far. Tests use it to check batching: one product
+    /// per weight and step, except that an MLP has one per `MLP_ROWS` rows.
     pub fn matmuls(&self) -> u64 {
         self.matmuls.load(Ordering::Relaxed)
     }
 
     fn kernel<K: Kernel>(&self, kernel: K) {
-        // SAFETY: `new` refused a path that this machine lacks; the kernels of `elementwise` work on slices.
+        // SAFETY: `new` rejects paths that the CPU does not support, and the kernels of
+        // `elementwise` work on slices.
         unsafe { self.isa.run(kernel) }
     }
 
     fn packed(&self) -> MutexGuard<'_, PackedRows> {
-        // A panic ends the engine; what is packed is written anew for each product.
+        // The data is valid after a panic, because every product writes it anew.
         self.packed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -129,7 +134,7 @@ impl CpuBackend {
         Machine { isa: self.isa, pool: &self.pool }
     }
 
-    /// out[r] = w * x[r] + bias
+    /// out[r] = w * x[r] + bias.
     fn linear(&self, rows: usize, x: &[f32], (w, bias): WithBias<Matrix, Buf>, out: &mut [f32]) {
         self.product(matmul::Strips { rows, count: 1, x, matrix: &|_| w, bias: bias.map(|bias| &bias[..]), out });
     }
@@ -139,11 +144,12 @@ impl CpuBackend {
         matmul::product(self.machine(), &mut self.packed(), strips);
     }
 
-    /// Calls `f(row, &mut out[row])` for each row of `width`, rows shared among the threads.
+    /// Calls `f(row, &mut out[row])` for each row of `width`, with rows distributed over the
+    /// threads.
     fn rows(&self, rows: usize, width: usize, out: &mut Buf, f: impl Fn(usize, &mut [f32]) + Sync) {
         let out = &mut out[..rows * width];
         let out = SendPtr(out.as_mut_ptr());
-        let per_task = (8192 / width.max(1)).clamp(1, rows.max(1)); // tasks worth waking a thread for
+        let per_task = (8192 / width.max(1)).clamp(1, rows.max(1)); // large enough to be worth waking a thread
         self.pool.run(rows.div_ceil(per_task), &|task, _| {
             for row in task * per_task..rows.min((task + 1) * per_task) {
                 // SAFETY: rows are disjoint and inside `out`.
@@ -152,7 +158,7 @@ impl CpuBackend {
         });
     }
 
-    /// Calls `f(index, head)` for each of the heads of each row.
+    /// Calls `f(index, head)` for each head of each row.
     fn heads(&self, rows: usize, heads: Heads, x: &mut Buf, f: impl Fn(usize, &mut [f32]) + Sync) {
         self.rows(rows, heads.stride, x, |_, x| {
             let all = x[heads.first..][..heads.count * heads.dim].chunks_exact_mut(heads.dim);
@@ -314,7 +320,8 @@ impl Backend for CpuBackend {
             let (first, end) = (part * rows / parts, (part + 1) * rows / parts);
             let (rows, out) = (end - first, &mut out[first * down.0.rows..]);
             self.linear(rows, &x[first * up.0.cols..], up, wide);
-            // Gates computed by the tasks of the product, panel by panel, cost the tiles of the next panels more than they saved.
+            // Computing gates panel by panel inside the product's tasks was slower: it cost the
+            // following tiles more than it saved.
             match activation {
                 Activation::Plain(act) => {
                     self.activate(rows * width, act, wide);
@@ -345,7 +352,7 @@ impl Backend for CpuBackend {
         let norm = Norm::of(norm, width);
         let x = SendPtr(x[..rows * width].as_mut_ptr());
         self.rows(rows, width, out, |row, out| {
-            // SAFETY: rows are disjoint, inside `x`, and each is one task's.
+            // SAFETY: rows are disjoint and inside `x`, and each belongs to one task.
             let x = unsafe { std::slice::from_raw_parts_mut(x.get().add(row * width), width) };
             self.kernel(Add { scale, y: &y[row * width..][..width], x: &mut *x });
             self.kernel(NormRow { norm, x, out });

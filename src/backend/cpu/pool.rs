@@ -1,4 +1,5 @@
-//! The engine's own threads: they share out the tasks of one kernel, spin for a moment, then sleep.
+//! The engine's thread pool: threads share the tasks of one kernel, spin briefly for the next
+//! kernel, and then sleep.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -11,21 +12,22 @@ use crossbeam::utils::CachePadded;
 use crate::error::{Error, Result};
 use crate::sys;
 
-/// How often a thread looks for work before it sleeps: some tens of microseconds, longer than the gap between two kernels of a step.
+/// Number of polls before a thread sleeps: some tens of microseconds, longer than the gap between
+/// two kernels of a step.
 const SPINS: u32 = 2_000;
 
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// One kernel at a time.
+    /// Serializes kernels.
     running: Mutex<()>,
 }
 
 struct Shared {
-    /// Counts the kernels given out; a change is the signal to start.
+    /// Number of kernels started; a change is the signal to start.
     epoch: CachePadded<AtomicU64>,
     next_task: CachePadded<AtomicUsize>,
-    /// Workers that have not yet finished the current kernel.
+    /// Workers that have not finished the current kernel.
     busy: CachePadded<AtomicUsize>,
     state: Mutex<State>,
     wake: Condvar,
@@ -45,21 +47,22 @@ struct Job {
     tasks: usize,
 }
 
-// SAFETY: the pointee is Sync, and `Pool::run` keeps it alive until every worker is done with it.
+// SAFETY: the pointee is Sync, and `Pool::run` keeps it alive until every worker has finished.
 unsafe impl Send for Job {}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic is carried to the caller of `run`; the lock's data stays whole.
+    // The data is valid after a panic: `run` propagates panics of tasks to its caller.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pool {
-    /// A pool of `threads`, the caller of `run` included.
+    /// Creates a pool of `threads` threads, including the caller of `run`.
     pub fn new(threads: usize) -> Result<Pool> {
         Pool::start(threads, |_| None)
     }
 
-    /// With a thread for each of these CPUs; that of the first is the caller's, which is his to place.
+    /// Creates a pool with one thread per CPU in `cpus`. The first CPU is for the calling thread,
+    /// which the caller pins itself.
     pub fn pinned(cpus: &[usize]) -> Result<Pool> {
         Pool::start(cpus.len(), |worker| Some(cpus[worker]))
     }
@@ -76,7 +79,7 @@ impl Pool {
         for worker in 1..threads {
             let shared = pool.shared.clone();
             let thread = sys::threads::spawn(format!("pagedllm-{worker}"), move || shared.work(worker));
-            // On failure the pool is dropped, which joins the threads already there.
+            // On failure, dropping the pool joins the threads that were started.
             let thread =
                 thread.map_err(|e| Error::capacity(format!("could not start thread {worker} of {threads}: {e}; lower `threads`")))?;
             let pinned = cpu(worker).map_or(Ok(()), |cpu| sys::threads::pin(&thread, cpu));
@@ -90,13 +93,15 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `run(task, worker)` once for every task below `tasks`, on any thread in any order, and returns when all are done.
+    /// Calls `run(task, worker)` once for every task below `tasks`, on any thread in any order.
+    /// Returns when all calls have returned.
     pub fn run(&self, tasks: usize, run: &(dyn Fn(usize, usize) + Sync)) {
         if tasks <= 1 || self.workers.is_empty() {
             return (0..tasks).for_each(|task| run(task, 0));
         }
         let _one_at_a_time = lock(&self.running);
-        // SAFETY: only the lifetime is changed; `busy` reaching zero below ends every use of the pointer.
+        // SAFETY: only the lifetime changes. No worker uses the pointer after `busy` reaches zero,
+        // which is awaited below.
         let run: &'static (dyn Fn(usize, usize) + Sync) = unsafe { std::mem::transmute(run) };
         let job = Job { run, tasks };
         let sleeping = {
@@ -121,7 +126,8 @@ impl Pool {
         }
     }
 
-    /// Calls `run` as above, until a task fails: of those that fail the first is told, whatever the threads. All before it have run, and few after it.
+    /// Like `run`, for fallible tasks. Returns the error of the first failing task in task order,
+    /// independent of the threads. All tasks before it have run; most tasks after it are skipped.
     pub fn try_run(&self, tasks: usize, run: &(dyn Fn(usize, usize) -> Result<()> + Sync)) -> Result<()> {
         let failed: Mutex<Option<(usize, Error)>> = Mutex::new(None);
         let is_after = |failed: &Option<(usize, Error)>, task| failed.as_ref().is_some_and(|(first, _)| *first < task);
@@ -151,7 +157,7 @@ impl Drop for Pool {
     }
 }
 
-/// Waits a little; yields the core after a while, so that more threads than cores still make progress.
+/// Spins, and yields the core after a while, so that more threads than cores make progress.
 fn relax(spins: &mut u32) {
     *spins += 1;
     match *spins {
@@ -188,7 +194,7 @@ impl Shared {
             if task >= job.tasks {
                 return;
             }
-            // SAFETY: `Pool::run` waits for every worker before the closure dies.
+            // SAFETY: `Pool::run` waits for every worker before the closure is dropped.
             unsafe { (*job.run)(task, worker) };
         }
     }

@@ -1,29 +1,29 @@
-//! Rows on their way to experts: who goes where, in the order in which the experts work.
+//! The routing of rows to experts, sorted by expert.
 
 use super::SendPtr;
 use super::pool::Pool;
 use crate::backend::{ExpertGroups, GroupScore, Routing, Scores};
 use crate::error::{Result, try_vec};
 
-/// That one task chooses for.
+/// Rows per task.
 const ROWS: usize = 16;
 
 pub struct Routes {
     rows: usize,
     experts: usize,
     top_k: usize,
-    choices: Vec<Choice>, // [rows, top_k], the best of a row first
-    sources: Vec<u32>,    // [routes], the row of each
+    choices: Vec<Choice>, // [rows, top_k], by descending score within a row
+    sources: Vec<u32>,    // [routes], the row of each route
     starts: Vec<u32>,     // [experts + 1], the first route to each expert
 }
 
 #[derive(Clone, Copy, Default)]
 struct Choice {
     expert: u32,
-    /// What it was chosen for.
+    /// The score that selected the expert.
     score: f32,
     weight: f32,
-    /// Its place among the routes.
+    /// Index among the routes.
     route: u32,
 }
 
@@ -45,7 +45,8 @@ impl Routes {
         (routes * (size_of::<Choice>() + size_of::<u32>()) + (most.experts + 1) * size_of::<u32>()) as u64
     }
 
-    /// `logits` is `[rows, experts]`, `correction` `[experts]`.
+    /// Chooses experts and weights for all rows. `logits` is `[rows, experts]`, `correction` is
+    /// `[experts]`.
     pub fn choose(&mut self, pool: &Pool, rows: usize, routing: Routing, correction: Option<&[f32]>, logits: &[f32]) {
         let Routing { experts, top_k, .. } = routing;
         (self.rows, self.experts, self.top_k) = (rows, experts, top_k);
@@ -65,7 +66,8 @@ impl Routes {
         self.line_up();
     }
 
-    /// Gives each choice its place: by expert, then by row. `starts` moves on by what was placed, and back.
+    /// Assigns a route to each choice, ordered by expert and then by row: a counting sort. `starts`
+    /// serves as the write positions and is restored at the end.
     fn line_up(&mut self) {
         for (i, choice) in self.choices[..self.rows * self.top_k].iter_mut().enumerate() {
             let next = &mut self.starts[choice.expert as usize];
@@ -77,7 +79,7 @@ impl Routes {
         self.starts[0] = 0;
     }
 
-    /// The routes to an expert.
+    /// Returns the routes to an expert.
     pub fn to(&self, expert: usize) -> std::ops::Range<usize> {
         self.starts[expert] as usize..self.starts[expert + 1] as usize
     }
@@ -86,12 +88,12 @@ impl Routes {
         self.experts
     }
 
-    /// The row of each route.
+    /// Returns the row of each route.
     pub fn sources(&self) -> &[u32] {
         &self.sources[..self.rows * self.top_k]
     }
 
-    /// The routes of a row with their weights, the best first.
+    /// Returns the routes of a row with their weights, by descending score.
     pub fn of(&self, row: usize) -> impl Iterator<Item = (usize, f32)> {
         self.choices[row * self.top_k..][..self.top_k].iter().map(|choice| (choice.route as usize, choice.weight))
     }
@@ -101,7 +103,7 @@ impl Routes {
     }
 }
 
-/// One row's way.
+/// The routing input of one row.
 struct Row<'a> {
     routing: Routing,
     correction: Option<&'a [f32]>, // [experts]
@@ -109,7 +111,7 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// By what an expert is chosen. A softmax has the order of its logits.
+    /// Returns the score that selects an expert. Softmax is monotonic, so the logit suffices.
     fn score(&self, expert: usize) -> f32 {
         match self.routing.scores {
             Scores::Softmax => self.logits[expert],
@@ -117,10 +119,11 @@ impl Row<'_> {
         }
     }
 
-    /// The best, the best first; among equals the first.
+    /// Chooses the experts with the highest scores, in descending order; among equals, the lower
+    /// index wins.
     fn choose(&self, choices: &mut [Choice]) {
         let groups = self.routing.groups.map(|groups| (self.routing.experts / groups.count, self.choose_groups(groups)));
-        // What an expert of another group counts for.
+        // The score of experts in groups that were not chosen, as in the reference implementation.
         let nothing = if self.routing.scores == Scores::Softmax { f32::NEG_INFINITY } else { 0.0 };
         let mut count = 0;
         for expert in 0..self.logits.len() {
@@ -136,7 +139,7 @@ impl Row<'_> {
         }
     }
 
-    /// The groups that the row goes to, a bit for each.
+    /// Returns the chosen groups as a bit mask.
     fn choose_groups(&self, ExpertGroups { count, chosen, score: of_group }: ExpertGroups) -> u64 {
         let size = self.routing.experts / count;
         let mut scores = [0.0; ExpertGroups::MOST];
@@ -177,7 +180,7 @@ impl Row<'_> {
             (Scores::Softmax, false) => (0..self.logits.len()).map(weight).sum(),
             (Scores::Sigmoid, false) => 1.0,
             (Scores::Softmax, true) => choices.iter().map(|choice| choice.weight).sum(),
-            // None of them may be more than nothing.
+            // The epsilon avoids a division by zero if all weights are 0.
             (Scores::Sigmoid, true) => choices.iter().map(|choice| choice.weight).sum::<f32>() + 1e-20,
         };
         choices.iter_mut().for_each(|choice| choice.weight = choice.weight / sum * scale);
@@ -193,7 +196,7 @@ mod tests {
     use super::*;
 
     fn routes(rows: usize, routing: Routing, logits: &[f32]) -> Routes {
-        // Larger than they need be, and used before.
+        // Routes with more capacity than needed, and with data of an earlier call.
         let mut routes = Routes::new(rows + 3, Routing { experts: routing.experts + 2, top_k: routing.top_k + 1, ..routing }).unwrap();
         let pool = Pool::new(2).unwrap();
         let more = Routing { experts: routing.experts + 2, groups: None, ..routing };
@@ -207,7 +210,7 @@ mod tests {
         let logits = [0.0, 3.0, 1.0, 5.0, 2.0, 2.0, 0.0, 9.0, 1.0];
         let routes = routes(3, Routing::softmax(3, 2, false), &logits);
         let to: Vec<Vec<u32>> = (0..3).map(|expert| routes.to(expert).map(|route| routes.sources()[route]).collect()).collect();
-        // Row 1 has two equals: the first comes first.
+        // Row 1 has two equal logits: the lower index comes first.
         assert_eq!(to, [vec![1], vec![0, 1, 2], vec![0, 2]]);
         let experts: Vec<Vec<usize>> = (0..3)
             .map(|row| routes.of(row).map(|(route, _)| (0..3).position(|expert| routes.to(expert).contains(&route)).unwrap()).collect())
@@ -228,12 +231,13 @@ mod tests {
         }
     }
 
-    /// The numbers of DeepSeek V3's paper in small: groups by their best two, corrected scores choose, plain ones weigh.
+    /// The routing of DeepSeek V3 in small: groups are scored by their best two, corrected scores
+    /// choose experts, uncorrected scores weigh them.
     #[test]
     fn groups_are_chosen_first_and_a_correction_chooses_but_does_not_weigh() {
         let groups = Some(ExpertGroups { count: 3, chosen: 2, score: GroupScore::BestTwo });
         let routing = Routing { scores: Scores::Sigmoid, scale: 2.5, groups, ..Routing::softmax(6, 2, true) };
-        // The best expert is alone in its group: its neighbour makes the group the worst.
+        // The best expert has a very poor neighbour, which makes their group the worst.
         let logits = [3.0, -9.0, 1.0, 0.5, 0.0, 0.2];
         let pool = Pool::new(1).unwrap();
         let mut routes = Routes::new(1, routing).unwrap();

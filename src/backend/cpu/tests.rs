@@ -1,4 +1,4 @@
-//! Every kernel against a plain f64 reference, on ragged shapes, on every path this machine has.
+//! Compares every kernel with an f64 reference, on odd shapes and on every path of this CPU.
 
 use super::*;
 use crate::backend::e4m3::E4m3;
@@ -6,7 +6,8 @@ use crate::backend::{NormKind, PACKED_PIECE, Pairs, Values};
 use crate::batch::{Span, Tail};
 use crate::options::KvDtype;
 
-/// Rows and columns of products for which there is room: fewer rows than some have, so that these are packed in pieces.
+/// Rows and columns that products reserve. Some products have more rows, so that they are packed in
+/// pieces.
 const ROOM: (usize, usize) = (16, 640);
 
 fn backends() -> impl Iterator<Item = CpuBackend> {
@@ -18,7 +19,7 @@ fn backends() -> impl Iterator<Item = CpuBackend> {
     Isa::ALL.into_iter().filter(|isa| isa.is_present()).map(with_room)
 }
 
-/// Numbers in -1..1 that look random.
+/// Returns pseudo-random numbers in -1..=1.
 fn numbers(len: usize, seed: u64) -> Vec<f32> {
     let number = |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(seed.wrapping_mul(0xBF58_476D_1CE4_E5B9)) >> 33) as u32;
     (0..len as u64).map(|i| (number(i * i + 1 + seed) % 20_001) as f32 / 10_000.0 - 1.0).collect()
@@ -28,7 +29,7 @@ fn buf(backend: &CpuBackend, values: &[f32]) -> Buf {
     backend.vector(values).unwrap()
 }
 
-/// An output that must be written everywhere.
+/// Returns an output filled with NaN, to detect elements that are not written.
 fn poisoned(backend: &CpuBackend, len: usize) -> Buf {
     buf(backend, &vec![f32::NAN; len])
 }
@@ -84,7 +85,7 @@ fn matmul_is_right_on_every_shape_storage_and_path() {
                 let (w, rounded) = matrix(&backend, &numbers(outs * cols, 2), outs, cols, dtype);
                 let mut out = poisoned(&backend, rows * outs);
                 backend.matmul(rows, &buf(&backend, &x), &w, Some(&buf(&backend, &bias)), &mut out);
-                // What is multiplied in bf16 is rounded to it.
+                // Factors of bf16 products are rounded to bf16.
                 let pairs = backend.isa() == Isa::Avx512Bf16 && dtype == Dtype::Bf16;
                 let x = if pairs { stored(&x, dtype).1 } else { x };
                 let dot = |r: usize, n: usize| (0..cols).map(|k| x[r * cols + k] as f64 * rounded[n * cols + k] as f64).sum::<f64>();
@@ -95,13 +96,14 @@ fn matmul_is_right_on_every_shape_storage_and_path() {
     }
 }
 
-/// Those that matrices of so many columns can have.
+/// Returns the formats that matrices with this many columns support.
 fn formats_for(cols: usize, group: usize) -> impl Iterator<Item = WeightFormat> {
     let fits = move |format: &WeightFormat| !matches!(format, WeightFormat::Int4 { .. }) || cols.is_multiple_of(group);
     WeightFormat::all(group).into_iter().filter(fits)
 }
 
-/// Packed weights are kept on disks: where this fails, bytes of before are read as other numbers, so `Matrix::LAYOUT` counts up.
+/// Packed weights are cached on disk. If this test fails, cached bytes would be misread, so
+/// increase the version in `Matrix::LAYOUT`.
 #[test]
 fn the_layout_of_packed_weights_is_that_of_its_name() {
     assert_eq!(Matrix::LAYOUT, "cpu panels of 32, 2");
@@ -125,7 +127,7 @@ fn the_layout_of_packed_weights_is_that_of_its_name() {
 #[test]
 fn a_matrix_comes_back_from_its_packed_bytes_and_pieces_that_cannot_be_had_are_an_error() {
     let backend = CpuBackend::new(3, None).unwrap();
-    // Several pieces, of which the last is short.
+    // Several pieces, the last one short.
     let (outs, cols) = (1100, 300);
     let (matrix, _) = matrix(&backend, &numbers(outs * cols, 5), outs, cols, Dtype::Bf16);
     let packed = backend.packed_bytes(&matrix).unwrap();
@@ -145,7 +147,7 @@ fn a_matrix_comes_back_from_its_packed_bytes_and_pieces_that_cannot_be_had_are_a
     }
 }
 
-/// As the rows of a product in whole numbers are multiplied: groups of columns from -127 to 127, to the nearest.
+/// Quantizes rows as integer products do: groups of columns to -127..=127, to the nearest.
 fn in_whole_numbers(x: &[f32], cols: usize, group: usize) -> Vec<f64> {
     let of_group = |x: &[f32]| {
         let most = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
@@ -155,7 +157,7 @@ fn in_whole_numbers(x: &[f32], cols: usize, group: usize) -> Vec<f64> {
     x.chunks_exact(cols).flat_map(|row| row.chunks(group).flat_map(of_group)).collect()
 }
 
-/// The matrix as it is stored, row by row.
+/// Returns the matrix as stored, row by row.
 fn as_stored(w: &Matrix) -> Vec<f64> {
     let mut row = vec![0.0; w.cols];
     let mut read = |n| {
@@ -174,7 +176,7 @@ fn a_product_is_right_in_every_format_on_every_path() {
             (7, 128, 65, 64),
             (13, 256, 32, 128),
             (45, 192, 70, 64),
-            // Some tiles go through some panels in several stretches.
+            // Shapes with several tiles per panel and several stretches.
             (16, 640, 600, 32),
             (16, 640, 600, 64),
             (16, 640, 600, 128),
@@ -207,8 +209,9 @@ fn a_product_is_right_in_every_format_on_every_path() {
 
 #[test]
 fn a_row_alone_has_the_bits_of_the_row_among_others() {
-    // Few tiles go through a panel together, of many each alone: where the one becomes the other depends on rows of a tile, which are 12, 6 or 3. The
-    // last of a row's groups may be short.
+    // The number of tiles decides whether they are multiplied with a panel together or alone. The
+    // threshold depends on the rows per tile, which are 12, 6 or 3. The last group of a row may be
+    // short.
     let edges = [12, 6, 3].map(|most| [8 * most, 8 * most + 1].map(|rows| (rows, 96, 70)));
     let cases = [(41, 640, 300), (100, 96, 70), (41, 574, 70)].into_iter().chain(edges.into_iter().flatten());
     let all = WeightFormat::GROUPS.into_iter().flat_map(|group| cases.clone().map(move |case| (group, case)));
@@ -255,7 +258,7 @@ fn the_widest_path_that_is_there_is_taken_unasked() {
 
 #[test]
 fn gates_of_what_is_no_number_are_none() {
-    const WIDTH: usize = 37; // also in the end that is no whole vector
+    const WIDTH: usize = 37; // includes an end that is not a whole vector
     let clamped = Glu::Clamped { alpha: 1.702, limit: 7.0 };
     let all = [Act::Relu, Act::Silu, Act::Gelu, Act::GeluTanh].map(Glu::Of).into_iter().chain([clamped]);
     for (backend, glu) in backends().flat_map(|backend| all.clone().map(move |glu| (backend.isa(), glu))) {
@@ -268,7 +271,7 @@ fn gates_of_what_is_no_number_are_none() {
             let bad: Vec<usize> = (0..WIDTH).filter(|i| out[*i].is_nan()).collect();
             assert_eq!(bad, [place % WIDTH], "{} {glu:?}: NaN at {place}", backend.isa().name());
         }
-        // What is limited is so on both sides.
+        // The clamp bounds both sides.
         let mut out = poisoned(&backend, 2);
         backend.gate(1, 2, glu, &buf(&backend, &[f32::INFINITY, 1.0, 1.0, f32::INFINITY]), &mut out);
         let expected = if glu == clamped {
@@ -320,14 +323,15 @@ fn groups_that_do_not_divide_the_columns_are_refused() {
     assert!(error.message().contains("groups of 64 of 96 columns"), "{error}");
 }
 
-/// The greatest difference that a format may make to a weight, as a share of the greatest of its group, or of its row.
+/// Bounds the quantization error of each format, relative to the greatest magnitude of the group or
+/// row.
 #[test]
 fn weights_are_as_near_as_their_format_allows() {
     let backend = backends().next().unwrap();
     let (rows, cols) = (40, 256);
     let weights = numbers(rows * cols, 9);
     let bytes = stored(&weights, Dtype::F32).0;
-    // Half a step, and what rounding its scale adds.
+    // Half a step, plus the rounding of the scale.
     for (format, most) in WeightFormat::all(32).into_iter().zip([0.0, 1.0 / 2048.0, 1.0 / 256.0, 0.5 / 127.0, 1.0 / 8.0, 1.0 / 15.0]) {
         let w = as_stored(&matrix_in(&backend, &bytes, rows, cols, Dtype::F32, format).unwrap());
         for (found, x) in w.iter().zip(&weights) {
@@ -337,7 +341,7 @@ fn weights_are_as_near_as_their_format_allows() {
     }
 }
 
-/// What round-to-nearest from -7 to 7 misses, which is how groups of four bits are usually made.
+/// Compares with round-to-nearest to -7..=7, the usual quantization of 4-bit groups.
 #[test]
 fn four_bits_miss_no_more_than_round_to_nearest() {
     let backend = backends().next().unwrap();
@@ -358,10 +362,10 @@ fn four_bits_miss_no_more_than_round_to_nearest() {
     }
 }
 
-/// Wide rows, of which not all are read until it is told.
+/// Rows and columns of a matrix that needs several rounds of reading.
 const WIDE: (usize, usize) = (300, 16_384);
 
-/// Numbers of `WIDE` rows; those of `bad` are none.
+/// Generates rows of a matrix with the width of `WIDE`. Rows in `bad` are NaN.
 fn read_wide(bad: &[usize], first: usize, out: &mut [u8]) {
     for (row, out) in (first..).zip(out.chunks_exact_mut(4 * WIDE.1)) {
         for (k, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
@@ -430,7 +434,7 @@ fn a_weight_that_the_format_lacks_is_refused_with_its_row() {
     for format in WeightFormat::all(32) {
         let whole = format.is_whole();
         for bad in [f32::NAN, f32::INFINITY] {
-            // What is in floating point is carried as it is.
+            // Floating-point formats store non-finite numbers unchanged.
             assert_eq!(refusal(bad, format).map(|error| error.contains("row 41 holds a number")), whole.then_some(true), "{format:?}");
         }
         let large = matches!(format, WeightFormat::F16 | WeightFormat::Int4 { .. });
@@ -456,7 +460,7 @@ fn an_embedding_row_is_the_row_of_the_table() {
     }
 }
 
-/// What is kept of one head's K, or V, of one token.
+/// Returns K or V of one head and token, as the cache stores it.
 fn kept(numbers: &[f32], dtype: KvDtype) -> Vec<f32> {
     let most = numbers.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     match dtype {
@@ -474,16 +478,16 @@ fn kept(numbers: &[f32], dtype: KvDtype) -> Vec<f32> {
     }
 }
 
-/// A case of attention: two sequences, one in the middle of its prompt, one decoding.
+/// A test case of attention with two sequences: one in the middle of its prompt, one decoding.
 struct Case {
     shape: AttentionShape,
-    /// Of each head, or none.
+    /// [heads], or empty.
     sinks: Vec<f32>,
     block_size: usize,
     dtype: KvDtype,
-    /// By the path of pairs in plain code.
+    /// Emulates the path with pairs.
     plain_pairs: bool,
-    /// Each row as if it were the only one of its sequence.
+    /// Computes each row in a batch of its own.
     alone: bool,
 }
 
@@ -491,7 +495,7 @@ const CONTEXTS: [usize; 2] = [301, 140];
 const ROWS: [usize; 2] = [19, 1];
 
 impl Case {
-    /// Stores all K and V, then asks for the last rows of each sequence.
+    /// Stores all K and V, and then computes attention for the last rows of each sequence.
     fn run(&self, backend: &CpuBackend) -> (Vec<f32>, Vec<f64>) {
         let Case { shape, sinks, block_size, dtype, .. } = self;
         backend.reserve(shape).unwrap();
@@ -505,10 +509,10 @@ impl Case {
             dtype: *dtype,
         };
         let mut kv = backend.kv(kv_shape).unwrap();
-        // What a slot holds before it is written is nobody's business: NaN.
+        // Slots may hold anything before they are written: fill them with NaN.
         let stale = vec![0xff; 2 * per_sequence * kv.bytes()];
         kv.write(&Vec::from_iter(0..2 * per_sequence as u32), &stale).unwrap();
-        // The sequences' blocks alternate, from the end of the pool.
+        // The sequences' blocks alternate, starting at the end of the pool.
         let tables: Vec<u32> = (0..2).flat_map(|s| (0..per_sequence).map(move |b| (2 * (per_sequence - b) - 1 - s) as u32)).collect();
         let slot = |s: usize, p: usize| tables[s * per_sequence + p / block_size] * *block_size as u32 + (p % block_size) as u32;
         let own = shape.values == Values::Own;
@@ -552,13 +556,13 @@ impl Case {
         attention::attention_in_plain_pairs(&backend.pool, &backend.scratch, args, out);
     }
 
-    /// Whether queries and probabilities are rounded to bf16.
+    /// Returns true if queries and probabilities are rounded to bf16.
     fn in_pairs(&self, backend: &CpuBackend) -> bool {
         let pairs = self.dtype == KvDtype::Bf16 && self.shape.values == Values::Own && self.shape.head_dim.is_multiple_of(2);
         pairs && (self.plain_pairs || backend.isa() == Isa::Avx512Bf16)
     }
 
-    /// One row, all heads, in f64 over K and V as they are stored.
+    /// Computes one row for all heads in f64, over K and V as stored.
     fn reference<'a>(&self, position: usize, at: impl Fn(usize) -> &'a [f32]) -> Vec<f64> {
         let AttentionShape { heads, kv_heads, head_dim, values, scale, window, soft_cap, alibi } = self.shape;
         let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
@@ -604,7 +608,7 @@ fn attention_is_right_and_the_same_row_by_row_over_any_blocks_heads_windows_caps
         (shape(4, 2, 16), vec![5.0, -3.0, 0.0, 12.0]),
         (AttentionShape { window: Some(20), ..shape(2, 1, 24) }, vec![40.0, 1.0]),
         (latent(4, 40, 32), plain()),
-        // More than one task's heads, and no multiple of anything.
+        // More heads than a task takes, and odd dimensions.
         (latent(34, 27, 19), plain()),
         (AttentionShape { window: Some(40), ..latent(3, 80, 64) }, vec![0.0, 2.0, -1.0]),
     ];
@@ -656,7 +660,7 @@ fn strips_are_split_multiplied_and_joined() {
     }
 }
 
-/// A layer's cache and its rows of `[q, k, v]`, row by row in consecutive slots.
+/// A layer's cache and its rows of `[q, k, v]`, in consecutive slots.
 struct Cached {
     shape: AttentionShape,
     kv: kv::Kv,
@@ -688,7 +692,7 @@ impl Cached {
         cached
     }
 
-    /// What the last of `qkv`'s rows sees over these blocks.
+    /// Computes attention of the last row of `qkv` over these blocks.
     fn attend(&mut self, backend: &CpuBackend, qkv: &[f32], blocks: &[u32]) -> Vec<f32> {
         let width = self.shape.qkv_width();
         let position = (qkv.len() / width - 1) as u32;
@@ -700,7 +704,7 @@ impl Cached {
         out.to_vec()
     }
 
-    /// K and V of one head of a token in the first block, read from the bytes that an export holds.
+    /// Returns K and V of one head of a token in the first block, decoded from exported bytes.
     fn stored(&self, token: usize, head: usize) -> [Vec<f32>; 2] {
         let mut bytes = Vec::new();
         self.kv.read(&[0], Tail { blocks: 0, slots: 0 }, &mut bytes).unwrap();
@@ -723,13 +727,13 @@ fn with_scales() -> impl Iterator<Item = (CpuBackend, KvDtype)> {
     [KvDtype::Int8, KvDtype::Fp8].into_iter().flat_map(|dtype| backends().map(move |backend| (backend, dtype)))
 }
 
-/// The bound of rounding to the nearest of 255 numbers: half of a 127th of the greatest. In fp8, half of the last of four bits, or where
-/// numbers are less than normal half of the least.
+/// The bound is half a step of rounding to the nearest. In int8, a step is 1/127 of the greatest
+/// magnitude. In fp8, it is the last of four significant bits, or the smallest subnormal.
 #[test]
 fn bytes_keep_each_number_to_within_half_a_last_place() {
     for (backend, dtype) in with_scales() {
         let (shape, rows) = (Cached::SHAPE, 9);
-        // Heads of very different size: each has its own scale.
+        // Heads with very different magnitudes: each has its own scale.
         let size = |i: usize| [1e-30, 1.0, 3e4, 1e30][i / shape.head_dim % 4];
         let qkv: Vec<f32> = numbers(rows * shape.qkv_width(), 8).iter().enumerate().map(|(i, x)| x * size(i)).collect();
         let cached = Cached::new(&backend, dtype, &qkv);
@@ -757,7 +761,7 @@ fn bytes_keep_each_number_to_within_half_a_last_place() {
 fn bytes_keep_zeros_and_show_what_is_no_number() {
     let shape = Cached::SHAPE;
     let (width, dims) = (shape.qkv_width(), shape.head_dim);
-    // Rows from this one on see the number that stands in its second head.
+    // Index of the row whose second head gets a number that is not finite.
     const BAD: usize = 5;
     for (backend, dtype) in with_scales() {
         let mut qkv = numbers(9 * width, 8);
@@ -839,7 +843,7 @@ fn heads_are_normed_in_place_and_their_neighbours_left_alone() {
     for backend in backends() {
         let x = numbers(2 * 50, 1);
         let heads = Heads { first: 20, count: 2, dim: 10, stride: 50 };
-        // One weight for both heads, or one for each.
+        // One weight for both heads, or one per head.
         for (weight, bias) in [(numbers(10, 2), None), (numbers(20, 2), Some(numbers(20, 3)))] {
             let mut out = buf(&backend, &x);
             let (weights, biases) = (buf(&backend, &weight), bias.as_ref().map(|bias| buf(&backend, bias)));
@@ -872,7 +876,7 @@ fn rope_turns_the_rotated_dimensions_of_each_head_by_position() {
         backend.angles(&inputs, &buf(&backend, &frequencies), 1.0, &mut angles);
         for (pairs, first, second) in [(Pairs::Halves, [0, 1], [2, 3]), (Pairs::Neighbours, [0, 2], [1, 3])] {
             let mut out = buf(&backend, &x);
-            // Two heads of 6 dimensions, of which 4 turn; 6 more columns that are no heads.
+            // Two heads of 6 dimensions, of which 4 are rotated, and 6 other columns.
             backend.rope(2, Heads { first: 0, count: 2, dim: 6, stride: 18 }, Turn { rotated: 4, pairs, angles: &angles }, &mut out);
             assert_eq!(out[..18], x[..18], "position 0 does not turn");
             for head in [18, 24] {
@@ -892,7 +896,7 @@ fn rope_turns_the_rotated_dimensions_of_each_head_by_position() {
 #[test]
 fn what_is_done_in_one_go_has_the_bits_of_its_parts() {
     for backend in backends() {
-        // More rows than are in the middle of an MLP at once, and gates that fill their panels or don't.
+        // More rows than an MLP processes at once, and widths that fill their panels or not.
         for (rows, [cols, width, outputs]) in [(3, [20, 64, 9]), (2 * MLP_ROWS + 1, [64, 96, 40]), (5, [40, 37, 33])] {
             let x = buf(&backend, &numbers(rows * cols, 1));
             let formats =

@@ -1,19 +1,22 @@
-//! Paged attention, one kernel for prefill and decode.
+//! Paged attention, with one kernel for prefill and decode.
 //!
-//! K lies as `[block][kv_head][dim][token]`: a vector holds one dimension of several tokens, and a score
-//! is summed over dimensions in order (`scores`). V lies as `[block][kv_head][token][dim]`: a vector holds several
-//! dimensions of one token, and the output is summed over tokens in order (`values`). Softmax runs online over spans of
-//! 128 positions counted from the sequence's start. So each query's result is one fixed sequence of
-//! operations, whatever the chunk, the tile, the block size or the number of threads.
+//! K is stored as `[block][kv_head][dim][token]`: a vector holds one dimension of several tokens,
+//! and a score is summed over dimensions in order (`scores`). V is stored as
+//! `[block][kv_head][token][dim]`: a vector holds several dimensions of one token, and the output
+//! is summed over tokens in order (`values`). Softmax runs online over spans of 128 positions,
+//! counted from the start of the sequence. So each query's result is one fixed sequence of
+//! operations, independent of the chunk, the tile, the block size and the number of threads.
 //!
-//! In bf16 two dimensions of K, and two tokens of V, lie together: one load gives both. Where the path multiplies pairs, queries and
-//! probabilities are rounded to bf16 as well, and a pair is one operation: half of those in f32.
+//! In bf16, two dimensions of K and two tokens of V are adjacent, so that one load yields both. On
+//! paths that multiply pairs, queries and probabilities are rounded to bf16 as well. A pair is then
+//! one operation, which halves the number of operations of f32.
 //!
-//! Where the values of a head are the first dimensions of its keys, both lie once, as values do; then a score is summed over the vectors
-//! of a key's dimensions, and these at the end.
+//! With `Values::OfKeys`, keys and values are stored once, in the layout of values. A score is then
+//! accumulated per vector lane over the dimensions of a key, and the lanes are summed at the end.
 //!
-//! Numbers that have a scale are summed as they are stored: a score is scaled when its sum is made, and a
-//! probability before it is summed over. So a scale costs one product for each query and token, not one for each number.
+//! Numbers with a scale are summed as stored: the scale multiplies the finished score, or the
+//! probability before it is summed over. So a scale costs one product per query and token instead
+//! of one per number.
 
 mod scores;
 mod values;
@@ -35,23 +38,23 @@ use crate::error::{Result, try_vec};
 
 /// Positions per step of the online softmax.
 const SPAN: usize = 128;
-/// Tokens of the smallest blocks there are.
+/// Tokens of the smallest supported block.
 const LEAST_BLOCK: usize = 8;
-/// Most parts of a span.
+/// Maximum number of blocks in a span.
 const PARTS: usize = SPAN / LEAST_BLOCK;
-/// Rows of one sequence that share one pass over K and V, with all query heads of a KV head.
+/// Rows of one sequence that share one pass over K and V, for all query heads of a KV head.
 const TILE_ROWS: usize = 8;
 
-/// Some rows of one sequence: the unit of work, once per KV head.
+/// Consecutive rows of one sequence: the unit of work, once per group of heads.
 #[derive(Debug, Clone, Copy)]
 pub struct Tile {
     first_row: usize,
     rows: usize,
-    /// The sequence's block table begins here.
+    /// Index of the sequence's first entry in the block tables.
     table: usize,
 }
 
-/// Cuts the batch's rows into tiles of one sequence each.
+/// Divides the batch's rows into tiles of one sequence each.
 pub fn cut_tiles(batch: &Batch, tiles: &mut Vec<Tile>) -> Result<()> {
     tiles.clear();
     tiles.try_reserve(batch.rows())?;
@@ -64,19 +67,19 @@ pub fn cut_tiles(batch: &Batch, tiles: &mut Vec<Tile>) -> Result<()> {
     Ok(())
 }
 
-/// One thread's working memory. A query is one head of one row of the tile.
+/// The working memory of one thread. A query is one head of one row of the tile.
 pub struct Scratch {
-    queries: Vec<f32>, // [queries, head_dim], scaled; in the first half of each row where they are rounded to bf16
-    scores: Vec<f32>,  // [queries, SPAN], then probabilities, in the same way
+    queries: Vec<f32>, // [queries, head_dim], scaled; if rounded to bf16, the first half of each row
+    scores: Vec<f32>,  // [queries, SPAN], then probabilities, rounded in the same way
     sums: Vec<f32>,    // [queries, value_dim]
     max: Vec<f32>,     // [queries]
-    shrink: Vec<f32>,  // [queries], by what a step multiplies the sums before it
+    shrink: Vec<f32>,  // [queries], factor of the previous sums in a step
     weight: Vec<f32>,  // [queries]
-    slope: Vec<f32>,   // [queries], of ALiBi
+    slope: Vec<f32>,   // [queries], ALiBi slope
     range: Vec<Range>, // [queries]
 }
 
-/// The positions that a query sees.
+/// The range of positions that a query attends to.
 #[derive(Debug, Clone, Copy, Default)]
 struct Range {
     first: usize,
@@ -84,7 +87,8 @@ struct Range {
 }
 
 impl Range {
-    /// The part inside `start..start + len`, counted from `start`; empty ranges have `first >= end`.
+    /// Returns the part inside `start..start + len`, relative to `start`. An empty range has `first
+    /// >= end`.
     fn within(self, start: usize, len: usize) -> Range {
         Range { first: self.first.max(start) - start, end: self.end.clamp(start, start + len) - start }
     }
@@ -94,7 +98,7 @@ impl Range {
         self.first <= token && token < self.end
     }
 
-    /// The bits of those of a pair's two tokens that are inside.
+    /// Returns a mask with 16 bits per token, set for those tokens of the pair that are inside.
     #[inline(always)]
     fn of_pair(self, pair: usize) -> u32 {
         let low = if self.contains(2 * pair) { 0xffff } else { 0 };
@@ -126,7 +130,7 @@ impl Scratch {
         }
     }
 
-    /// Makes room for `shape` too.
+    /// Grows the buffers so that they suffice for `shape` too.
     pub fn fit(&mut self, shape: &AttentionShape) -> Result<()> {
         let queries = Self::queries(shape).max(self.max.len());
         let wide = (Self::queries(shape) * shape.head_dim).max(self.sums.len());
@@ -150,22 +154,23 @@ pub fn attention(machine: Machine, scratch: &[Mutex<Scratch>], args: Args, out: 
 }
 
 fn run<E: Cached>(Machine { isa, pool }: Machine, scratch: &[Mutex<Scratch>], args: Args, out: SendPtr<f32>) {
-    // SAFETY: the path is present.
+    // SAFETY: the CPU supports `isa`, which `Isa::run` requires.
     each_task::<E>(pool, scratch, args, out, &|attend| unsafe { isa.run(attend) });
 }
 
-/// The same in pairs, on any machine.
+/// Runs the attention in bf16 pairs on the portable path, on any CPU.
 #[cfg(test)]
 pub fn attention_in_plain_pairs(pool: &Pool, scratch: &[Mutex<Scratch>], args: Args, out: &mut Buf) {
     let out = SendPtr(out.as_mut_ptr());
-    // SAFETY: the portable path needs nothing.
+    // SAFETY: the portable path requires no CPU features.
     each_task::<Paired>(pool, scratch, args, out, &|attend| unsafe { attend.run::<lanes::Portable<true>>() });
 }
 
 #[derive(Clone, Copy)]
 pub struct Args<'a> {
     pub inputs: &'a Inputs,
-    /// Of so many groups of layers, whose block tables lie side by side.
+    /// Index of the group of layers, less than `groups`. The block tables of all groups are
+    /// interleaved.
     pub group: usize,
     pub groups: usize,
     pub shape: &'a AttentionShape,
@@ -182,13 +187,14 @@ fn each_task<E: Cached>(pool: &Pool, scratch: &[Mutex<Scratch>], args: Args, out
         let mut scratch = scratch[worker].lock().unwrap_or_else(PoisonError::into_inner);
         let (tile, first_head) = (args.inputs.tiles[task / groups], task % groups * most);
         let group = most.min(heads - first_head);
-        // Tasks write disjoint heads and rows of `out`.
+        // Tasks write disjoint rows and heads of `out`.
         run(Attend { args, out, tile, group, first_head, scratch: &mut scratch, element: PhantomData });
     });
 }
 
-/// Heads of one KV head that one task takes. Where one is all heads', they are more than one thread's work: then so many as are `fair`,
-/// within bounds.
+/// Returns how many heads of one KV head a task processes. With `Values::OfKeys`, all heads share
+/// one KV head, which is too much work for one thread. A task then takes `fair` heads, within
+/// bounds.
 fn heads_at_once(shape: &AttentionShape, fair: usize) -> usize {
     const MANY: usize = 16;
     match shape.values {
@@ -197,7 +203,7 @@ fn heads_at_once(shape: &AttentionShape, fair: usize) -> usize {
     }
 }
 
-/// One tile's rows through some heads of one KV head.
+/// The rows of one tile and some heads of one KV head.
 struct Attend<'a, E> {
     args: Args<'a>,
     out: SendPtr<f32>, // [rows, out_width]
@@ -208,14 +214,14 @@ struct Attend<'a, E> {
     element: PhantomData<E>,
 }
 
-/// Where the K and V of the positions `start..start + len` lie, in parts of `run` tokens.
+/// Addresses of K and V of the positions `start..start + len`, in parts of `run` tokens.
 struct Span<E> {
     start: usize,
     len: usize,
     run: usize,
-    keys: [*const E; PARTS],   // [head_dim / DEPTH][block_size][DEPTH] from the part's first token on
+    keys: [*const E; PARTS],   // [head_dim / DEPTH][block_size][DEPTH], starting at the part's first token
     values: [*const E; PARTS], // [run / DEPTH][head_dim][DEPTH]
-    /// Nothing where the type has none.
+    /// Null if the element type has no scales.
     key_scales: [*const f32; PARTS], // [run]
     value_scales: [*const f32; PARTS], // [run]
 }
@@ -230,14 +236,15 @@ impl<E> Span<E> {
 
 impl<E: Cached> Kernel for Attend<'_, E> {
     const PAIRS: bool = E::DEPTH == 2;
-    // No closures here: a closure that is not inlined is compiled without the path's features, instruction by instruction.
+    // No closures here: a closure that is not inlined is compiled without the CPU features of the
+    // path.
     #[inline(always)]
     unsafe fn run<L: Lanes>(mut self) {
         self.begin::<L>();
         let queries = self.queries();
-        let first = self.scratch.range[0].first; // rows ascend, so the first row sees the earliest
+        let first = self.scratch.range[0].first; // positions ascend with the rows, so the first row has the earliest
         let end = self.scratch.range[queries - 1].end;
-        // In place: they are too large to be copied each time.
+        // References are swapped because the structs are too large to copy each time.
         let (mut span, mut next) = (&mut Span::none(), &mut Span::none());
         self.find(span, first / SPAN * SPAN, end);
         while span.len > 0 {
@@ -250,7 +257,7 @@ impl<E: Cached> Kernel for Attend<'_, E> {
                     self.scale_shares::<L>(query, span);
                 }
                 if Self::in_pairs::<L>() {
-                    // SAFETY: the features are the caller's.
+                    // SAFETY: the caller guarantees the CPU features of `L`.
                     unsafe { lanes::round_in_place::<L>(&mut self.scratch.scores[query * SPAN..][..SPAN]) };
                 }
             }
@@ -262,7 +269,7 @@ impl<E: Cached> Kernel for Attend<'_, E> {
 }
 
 impl<E: Cached> Attend<'_, E> {
-    /// Whether queries and probabilities are rounded to bf16, and multiplied two at a time.
+    /// Returns true if queries and probabilities are rounded to bf16 and multiplied in pairs.
     #[inline(always)]
     fn in_pairs<L: Lanes>() -> bool {
         L::PAIRS && E::DEPTH == 2
@@ -280,7 +287,7 @@ impl<E: Cached> Attend<'_, E> {
         (self.tile.first_row + query / self.group, self.first_head + query % self.group)
     }
 
-    /// Copies the scaled queries, and clears the sums.
+    /// Copies and scales the queries, and clears the sums.
     #[inline(always)]
     fn begin<L: Lanes>(&mut self) {
         let AttentionShape { head_dim, scale, window, alibi, .. } = *self.args.shape;
@@ -291,12 +298,12 @@ impl<E: Cached> Attend<'_, E> {
                 *to = from * scale;
             }
             if Self::in_pairs::<L>() {
-                // SAFETY: the features are the caller's.
+                // SAFETY: the caller guarantees the CPU features of `L`.
                 unsafe { lanes::round_in_place::<L>(&mut self.scratch.queries[query * head_dim..][..head_dim]) };
             }
             let end = self.args.inputs.batch.positions[row] as usize + 1;
             self.scratch.range[query] = Range { first: end.saturating_sub(window.unwrap_or(end)), end };
-            // A sink is a score that has been seen before all others.
+            // A sink acts as a score that precedes all others.
             let sink = self.args.sinks.map(|sinks| sinks[head]);
             self.scratch.max[query] = sink.unwrap_or(f32::NEG_INFINITY);
             self.scratch.weight[query] = if sink.is_some() { 1.0 } else { 0.0 };
@@ -308,8 +315,8 @@ impl<E: Cached> Attend<'_, E> {
         self.scratch.sums[..len].fill(0.0);
     }
 
-    /// Makes a span of the positions from `start`, a multiple of SPAN, up to `end`; of none where `start` is beyond it. What is behind its parts
-    /// stays as it was.
+    /// Sets `span` to the positions from `start`, a multiple of SPAN, to at most `end`. If `start`
+    /// is not less than `end`, the span is empty. Array entries after the last part are unchanged.
     #[inline(always)]
     fn find(&self, span: &mut Span<E>, start: usize, end: usize) {
         let KvShape { block_size, head_dim, .. } = self.args.kv.shape;
@@ -327,7 +334,8 @@ impl<E: Cached> Attend<'_, E> {
         }
     }
 
-    /// Each query's greatest score so far, of those that it sees, and by what its sums shrink for it.
+    /// Updates each query's maximum over the visible scores, and computes the factor that rescales
+    /// its sums.
     #[inline(always)]
     fn raise<L: Lanes>(&mut self, span: usize) {
         let queries = self.queries();
@@ -344,7 +352,7 @@ impl<E: Cached> Attend<'_, E> {
                     *score -= self.scratch.slope[query] * (position - (span + token)) as f32;
                 }
             }
-            // SAFETY: SPAN is a multiple of every path's lanes.
+            // SAFETY: SPAN is a multiple of every path's lanes, as `greatest` requires.
             unsafe {
                 if let Some(cap) = self.args.shape.soft_cap {
                     elementwise::soft_cap::<L>(&mut scores[first..end], cap);
@@ -357,7 +365,7 @@ impl<E: Cached> Attend<'_, E> {
             }
         }
         for (shrink, max) in self.scratch.shrink[..queries].chunks_mut(L::N).zip(self.scratch.max[..queries].chunks(L::N)) {
-            // SAFETY: `load_some` and `store_some` bound the ends.
+            // SAFETY: `load_some` and `store_some` do not access memory beyond the given lengths.
             unsafe {
                 let old = load_some::<L, f32>(shrink.as_ptr(), shrink.len());
                 let fallen = L::sub(old, load_some::<L, f32>(max.as_ptr(), max.len()));
@@ -366,7 +374,7 @@ impl<E: Cached> Attend<'_, E> {
         }
     }
 
-    /// One query's step of the online softmax: its scores become probabilities against the greatest of them.
+    /// One step of the online softmax for one query: replaces scores by exp(score - maximum).
     #[inline(always)]
     fn soften<L: Lanes>(&mut self, query: usize, span: usize) {
         let Range { first, end } = self.scratch.range[query].within(span, SPAN);
@@ -375,7 +383,8 @@ impl<E: Cached> Attend<'_, E> {
         }
         let scores = &mut self.scratch.scores[query * SPAN..][..SPAN];
         let (most, shrink) = (self.scratch.max[query], self.scratch.shrink[query]);
-        // SAFETY: SPAN is a multiple of every path's lanes; `load_some` and `store_some` bound the sums' ends.
+        // SAFETY: SPAN is a multiple of every path's lanes. `load_some` and `store_some` do not
+        // access memory beyond the end of the sums.
         unsafe {
             for chunk in scores.chunks_exact_mut(L::N) {
                 let below = L::sub(L::load(chunk.as_ptr()), L::splat(most));
@@ -401,13 +410,14 @@ impl<E: Cached> Attend<'_, E> {
         }
     }
 
-    /// probability[query][token] *= the scale of the token's V
+    /// probability[query][token] *= scale of the token's V
     #[inline(always)]
     fn scale_shares<L: Lanes>(&mut self, query: usize, span: &Span<E>) {
         let width = L::N.min(span.run);
         let mut token = 0;
         while token < span.len {
-            // SAFETY: a block's scales, and the query's scores, reach `width` tokens from each vector's first.
+            // SAFETY: a block's scales and the query's scores have `width` valid tokens from each
+            // vector's first.
             unsafe {
                 let scale = load_some::<L, f32>(span.value_scales[token / span.run].add(token % span.run), width);
                 let shares = self.scratch.scores.as_mut_ptr().add(query * SPAN + token);
@@ -424,7 +434,7 @@ impl<E: Cached> Attend<'_, E> {
         for query in 0..self.queries() {
             let (row, head) = self.row_and_head(query);
             let sums = &self.scratch.sums[query * value_dim..][..value_dim];
-            // SAFETY: row and head are inside `out`, and this task's alone.
+            // SAFETY: row and head are inside `out`, and only this task writes them.
             unsafe {
                 let out = self.out.get().add(row * out_width + head * value_dim);
                 let weight = L::splat(self.scratch.weight[query]);

@@ -1,4 +1,4 @@
-//! Scores: each query times the keys of a span.
+//! Attention scores: the dot products of each query with the keys of a span.
 
 use std::ptr::null;
 
@@ -7,21 +7,22 @@ use super::super::lanes::{self, Lanes, load_some, load_some_words, store_some};
 use super::{Attend, LEAST_BLOCK, LINE, SPAN, Span};
 use crate::backend::{KvShape, Values};
 
-/// Steps of the keys for which is asked together.
+/// Steps over the keys that are prefetched together.
 const ASKED_AT_ONCE: usize = 4;
 
-/// What is asked for while scores are summed, a few lines at a time: blocks lie scattered, so the hardware cannot guess, and all lines at once
-/// would wait for each other.
+/// Addresses to prefetch while scores are computed, a few lines at a time. Blocks are scattered, so
+/// the hardware prefetcher cannot predict them, and prefetching all lines at once would stall.
 #[derive(Clone, Copy)]
 struct Ahead<E> {
-    /// Of the same tokens in this span.
+    /// V of the same tokens in this span.
     values: *const E,
-    /// Of those at the same place in the next one.
+    /// K of the tokens at the same offset in the next span.
     keys: *const E,
 }
 
 impl<E: Cached> Ahead<E> {
-    /// From the step `first` on: keys have a row for each, and the values of a vector of tokens are shared out among all.
+    /// Prefetches for the steps from `first` on. Keys have `row` elements per step. The values of
+    /// the vector of tokens are distributed evenly over all steps, `values` elements each.
     #[inline(always)]
     fn ask(self, first: usize, row: usize, values: usize) {
         let line = LINE / size_of::<E>();
@@ -35,18 +36,19 @@ impl<E: Cached> Ahead<E> {
 }
 
 impl<E: Cached> Attend<'_, E> {
-    /// scores[query][token] = query . K, for all tokens of the span
+    /// scores[query][token] = query . K, for all tokens of the span.
     #[inline(always)]
     pub(super) fn score<L: Lanes>(&mut self, span: &Span<E>, next: &Span<E>) {
         if self.args.shape.values != Values::Own {
-            // SAFETY: the span's rows are stored.
+            // SAFETY: all rows of the span are stored, as `score_rows` requires.
             return unsafe { self.score_rows::<L>(span, next) };
         }
-        // A block may be half a vector of the widest path, and is no less than that of the others.
+        // A block may be half a vector on the widest path. On the other paths it is at least one
+        // vector.
         let halves = L::N > LEAST_BLOCK && span.run == LEAST_BLOCK;
         let mut token = 0;
         while token < span.len {
-            // SAFETY: all vectors begin in the span.
+            // SAFETY: every vector begins inside the span, as `score_tokens` requires.
             unsafe {
                 if halves {
                     self.score_tokens::<L, 1, true>(span, next, token);
@@ -62,7 +64,8 @@ impl<E: Cached> Attend<'_, E> {
         }
     }
 
-    /// The same where keys lie as values do, `[token][dim]`: each score is a sum over the vectors of a row. Asks for the next span's rows.
+    /// Computes the scores if keys have the layout of values, `[token][dim]`: each score is summed
+    /// over the vectors of a row. Prefetches the next span's rows.
     #[inline(always)]
     unsafe fn score_rows<L: Lanes>(&mut self, span: &Span<E>, next: &Span<E>) {
         const R: usize = 4;
@@ -76,7 +79,7 @@ impl<E: Cached> Attend<'_, E> {
             }
             let tokens = R.min(span.len - token);
             let mut query = 0;
-            // SAFETY: query + R <= queries; the tokens are in the span.
+            // SAFETY: query + R <= queries, and the tokens are in the span.
             unsafe {
                 while query + R <= queries && tokens == R {
                     self.score_tile_of_rows::<L, R, R>(span, token, query);
@@ -92,11 +95,13 @@ impl<E: Cached> Attend<'_, E> {
         }
     }
 
-    /// `Q` queries by `T` tokens. Each score is one fixed sequence of operations, whatever the tile.
+    /// Computes the scores of `Q` queries by `T` tokens. Each score is one fixed sequence of
+    /// operations, independent of the tile.
     #[inline(always)]
     unsafe fn score_tile_of_rows<L: Lanes, const Q: usize, const T: usize>(&mut self, span: &Span<E>, token: usize, query: usize) {
         let head_dim = self.args.shape.head_dim;
-        // SAFETY: the caller's contract; `load_some` bounds the rows' ends.
+        // SAFETY: the caller guarantees that queries and tokens exist. `load_some` does not read
+        // beyond the rows' ends.
         unsafe {
             let mut keys = [span.values[0]; T];
             for (t, key) in keys.iter_mut().enumerate() {
@@ -129,7 +134,8 @@ impl<E: Cached> Attend<'_, E> {
         }
     }
 
-    /// Scores of all queries against `C` vectors of tokens, or half of one. The first of them look ahead.
+    /// Computes the scores of all queries for `C` vectors of tokens, or for half a vector. The
+    /// first tile of queries also prefetches.
     #[inline(always)]
     unsafe fn score_tokens<L: Lanes, const C: usize, const HALF: bool>(&mut self, span: &Span<E>, next: &Span<E>, token: usize) {
         let queries = self.queries();
@@ -141,7 +147,7 @@ impl<E: Cached> Attend<'_, E> {
         macro_rules! tiles_of {
             ($rows:literal) => {
                 while queries - query >= $rows {
-                    // SAFETY: query + R <= queries; the tokens are the caller's.
+                    // SAFETY: query + $rows <= queries. The caller guarantees the tokens.
                     unsafe {
                         match query {
                             0 => self.score_tile::<L, $rows, C, HALF, true>(span, token, query, ahead),
@@ -162,7 +168,8 @@ impl<E: Cached> Attend<'_, E> {
     #[inline(always)]
     fn ahead(&self, span: &Span<E>, next: &Span<E>, token: usize) -> Ahead<E> {
         let values = span.values[token / span.run].wrapping_add(token % span.run * self.args.shape.head_dim);
-        // Where the next span ends sooner this one's keys, which are here.
+        // If the next span is shorter, prefetch this span's keys again: they are cached, so it
+        // costs nothing.
         let of_keys = if token < next.len { next } else { span };
         if E::SCALED {
             lanes::prefetch(span.value_scales[token / span.run]);
@@ -180,10 +187,12 @@ impl<E: Cached> Attend<'_, E> {
         ahead: [Ahead<E>; C],
     ) {
         let KvShape { block_size, head_dim, .. } = self.args.kv.shape;
-        // Known to the compiler: a loop that could also load less would not keep its sums in registers.
+        // A compile-time constant: with a variable width, the compiler does not keep the sums in
+        // registers.
         let width = if HALF { LEAST_BLOCK } else { L::N };
         let (steps, row) = (head_dim / E::DEPTH, block_size * E::DEPTH);
-        // SAFETY: a block's keys reach `width` tokens from each vector's first; queries and scores are in the scratch.
+        // SAFETY: a block's keys have `width` valid tokens from each vector's first. Queries and
+        // scores are in the scratch.
         unsafe {
             let mut keys = [span.keys[0]; C];
             for (c, keys) in keys.iter_mut().enumerate() {
@@ -224,7 +233,8 @@ impl<E: Cached> Attend<'_, E> {
         }
     }
 
-    /// Adds what one step of the keys gives: `query` holds the first query's numbers for it, and those of each other `pitch` further on.
+    /// Adds the products of one step over the keys. `query` points to the first query's numbers of
+    /// this step; consecutive queries are `pitch` apart.
     #[inline(always)]
     unsafe fn add_step<L: Lanes, const R: usize, const C: usize>(
         sums: &mut [[L::V; C]; R],
@@ -233,7 +243,7 @@ impl<E: Cached> Attend<'_, E> {
         keys: [*const E; C],
         width: usize,
     ) {
-        // SAFETY: that of `score_tile`.
+        // SAFETY: the contract of `score_tile` covers these accesses.
         unsafe {
             if Self::in_pairs::<L>() {
                 let mut key = [L::splat_word(0); C];

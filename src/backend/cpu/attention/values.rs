@@ -1,11 +1,12 @@
-//! Sums: probabilities times the values of a span.
+//! Attention output: the sums of probabilities times the values of a span.
 
 use super::super::kv::Cached;
 use super::super::lanes::{Lanes, load_some, load_some_words, store_some};
 use super::{Attend, Range, SPAN, Span};
 
 impl<E: Cached> Attend<'_, E> {
-    /// sums[query] += probability . V, for each query over its own tokens of the span.
+    /// sums[query] += probability . V, for each query over the tokens of the span that it attends
+    /// to.
     #[inline(always)]
     pub(super) fn accumulate<L: Lanes>(&mut self, span: &Span<E>) {
         let (queries, mut query) = (self.queries(), 0);
@@ -25,7 +26,8 @@ impl<E: Cached> Attend<'_, E> {
         }
     }
 
-    /// The tokens that all of `R` queries see go together, in whole steps; those before and after, one query at a time.
+    /// Adds the values of `R` queries. Tokens that all queries attend to are processed together, in
+    /// whole steps. Tokens before and after are processed one query at a time.
     #[inline(always)]
     fn accumulate_tile<L: Lanes, const R: usize>(&mut self, span: &Span<E>, query: usize) {
         let mut ranges = [Range::default(); R];
@@ -46,7 +48,7 @@ impl<E: Cached> Attend<'_, E> {
         }
     }
 
-    /// One query's own tokens may begin or end within a step.
+    /// Adds the values of one query. Its range of tokens may begin or end within a step.
     #[inline(always)]
     fn add_own_values<L: Lanes>(&mut self, span: &Span<E>, query: usize, Range { first, end }: Range) {
         let whole = Range { first: first.next_multiple_of(E::DEPTH), end: end / E::DEPTH * E::DEPTH };
@@ -59,7 +61,8 @@ impl<E: Cached> Attend<'_, E> {
         }
     }
 
-    /// `WHOLE`: of each step all tokens. The loop over steps then has no branch, and keeps its sums in registers.
+    /// Adds the values of a range of tokens. With `WHOLE`, every step includes all of its tokens:
+    /// the loop over steps then has no branch and keeps its sums in registers.
     #[inline(always)]
     fn add_values<L: Lanes, const R: usize, const WHOLE: bool>(&mut self, span: &Span<E>, query: usize, tokens: Range) {
         if tokens.first >= tokens.end {
@@ -67,7 +70,7 @@ impl<E: Cached> Attend<'_, E> {
         }
         let head_dim = self.args.shape.value_dim();
         let mut dim = 0;
-        // SAFETY: dimensions are inside the head, tokens inside the span, query + R <= queries.
+        // SAFETY: dimensions are inside the head, tokens inside the span, and query + R <= queries.
         unsafe {
             if L::N == 16 {
                 while dim + 4 * L::N <= head_dim {
@@ -86,7 +89,8 @@ impl<E: Cached> Attend<'_, E> {
         }
     }
 
-    /// `R` queries by `C` vectors of dimensions from `dim`, the last of them `width - (C - 1) * N` long.
+    /// Adds `R` queries by `C` vectors of dimensions from `dim`. The last vector has `width - (C -
+    /// 1) * N` dimensions.
     #[inline(always)]
     unsafe fn add_values_at<L: Lanes, const R: usize, const C: usize, const WHOLE: bool>(
         &mut self,
@@ -97,7 +101,8 @@ impl<E: Cached> Attend<'_, E> {
         width: usize,
     ) {
         let (head_dim, value_dim) = (self.args.kv.shape.head_dim, self.args.shape.value_dim());
-        // SAFETY: the caller's contract; `width` bounds the short end of a head.
+        // SAFETY: the caller guarantees dimensions, tokens and queries. `width` bounds the short
+        // end of a head.
         unsafe {
             let shares = self.scratch.scores.as_ptr().add(query * SPAN);
             let out = self.scratch.sums.as_mut_ptr().add(query * value_dim + dim);
@@ -136,7 +141,8 @@ impl<E: Cached> Attend<'_, E> {
         }
     }
 
-    /// Adds what the `k`th token of a step gives; `shares` holds the first query's probability, and those of the others behind it.
+    /// Adds the product of the `k`th token of a step. `shares` points to the first query's
+    /// probability; those of consecutive queries are SPAN apart.
     #[inline(always)]
     unsafe fn add_value<L: Lanes, const R: usize, const C: usize>(
         sums: &mut [[L::V; C]; R],
@@ -145,7 +151,7 @@ impl<E: Cached> Attend<'_, E> {
         k: usize,
         width: usize,
     ) {
-        // SAFETY: that of `add_values_at`.
+        // SAFETY: the contract of `add_values_at` covers these accesses.
         unsafe {
             let mut value = [L::splat(0.0); C];
             for (c, value) in value.iter_mut().enumerate() {
@@ -160,8 +166,8 @@ impl<E: Cached> Attend<'_, E> {
         }
     }
 
-    /// Adds what two tokens give. What is stored for one that isn't seen may be anything, and a probability of 0 doesn't make 0 of it: only the
-    /// bits of `seen` count.
+    /// Adds the products of two tokens. The mask `seen` clears the stored bits of a token outside
+    /// the range: they are arbitrary, and a probability of 0 times NaN or infinity is not 0.
     #[inline(always)]
     unsafe fn add_pair_of_values<L: Lanes, const R: usize, const C: usize>(
         sums: &mut [[L::V; C]; R],
@@ -170,7 +176,7 @@ impl<E: Cached> Attend<'_, E> {
         seen: u32,
         width: usize,
     ) {
-        // SAFETY: that of `add_values_at`.
+        // SAFETY: the contract of `add_values_at` covers these accesses.
         unsafe {
             let mut value = [L::splat_word(0); C];
             for (c, value) in value.iter_mut().enumerate() {

@@ -1,7 +1,8 @@
-//! Tiles of weights in whole numbers.
+//! Tiles of integer weights.
 //!
-//! Rows come in whole numbers too, each group of their columns with a scale of its own (`rows`). Within a group sums are exact, in 32 bits: so
-//! every path has the same. Groups are then added up in f32, first to last.
+//! Rows are quantized to integers too, with a scale per group of columns (`rows`). Sums within a
+//! group are exact, in 32 bits, and therefore identical on every path. The groups' results are then
+//! added in f32, in order.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -10,26 +11,30 @@ use std::ops::Range;
 use super::super::lanes::{Kernel, Lanes, prefetch};
 use super::{AHEAD, Args, BYTE_ROWS, Kept, LINE, PANEL, Stretch, Tiled, each_tile, for_sums};
 
-/// Bytes of four columns of a panel, a byte each; or of eight, half a byte each.
+/// Bytes of one step of a panel: four columns in int8, or eight columns in int4.
 pub const STEP_BYTES: usize = PANEL * 4;
 
-/// How whole numbers are stored.
+/// An integer storage format of weights.
 pub trait Whole: Copy + 'static {
-    /// Words of a row that a step takes.
+    /// Words of a row per step.
     const WORDS: usize;
-    /// Whether a group has an offset for each output. Otherwise sums begin with the row's correction.
+    /// True if each group has an offset per output. Otherwise sums start at the row's correction.
     const OFFSETS: bool;
-    /// Bytes behind the weights of each group of a panel: its scales and offsets.
+    /// Bytes of scales and offsets after the weights of each group of a panel.
     const TAIL: usize;
-    /// The bytes for word `k` of a step.
+    /// Returns the weights' bytes that belong to word `k` of a step.
+    ///
     /// # Safety
     /// As for `Lanes`.
     unsafe fn bytes<L: Lanes>(step: L::I, k: usize) -> L::I;
-    /// What vector `c` of a group's sums stands for, before it is scaled as the row is; `correction` is the row's, the tail the group's.
+    /// Converts vector `c` of a group's sums to f32, before it is scaled by the row's scale.
+    /// `correction` is the row's, `tail` the group's.
+    ///
     /// # Safety
-    /// As for `Lanes`.
+    /// As for `Lanes`. `tail` is valid for `TAIL` bytes.
     unsafe fn value<L: Lanes>(dots: L::I, correction: u32, tail: *const u8, c: usize) -> L::V;
-    /// All groups' sum, before it is stored; `end` lies behind the panel's last group.
+    /// Finishes the sum over all groups. `_end` points behind the panel's last group.
+    ///
     /// # Safety
     /// As for `Lanes`.
     unsafe fn finish<L: Lanes>(sum: L::V, _end: *const u8, _c: usize) -> L::V {
@@ -37,7 +42,7 @@ pub trait Whole: Copy + 'static {
     }
 }
 
-/// A byte each, with one scale for each output, behind all groups.
+/// One byte per weight, with one scale per output after all groups.
 #[derive(Clone, Copy)]
 pub struct Int8;
 
@@ -51,17 +56,18 @@ impl Whole for Int8 {
     }
     #[inline(always)]
     unsafe fn value<L: Lanes>(dots: L::I, _correction: u32, _tail: *const u8, _c: usize) -> L::V {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { L::to_f32(dots) }
     }
     #[inline(always)]
     unsafe fn finish<L: Lanes>(sum: L::V, end: *const u8, c: usize) -> L::V {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { L::mul(sum, L::load(end.cast::<f32>().add(c * L::N))) }
     }
 }
 
-/// Half a byte each; each group of each output has a scale in f16, and an offset where weights need not lie around 0.
+/// Half a byte per weight. Each group of each output has a scale in f16, and, with `OFFSETS`, an
+/// offset in f16 for asymmetric quantization.
 #[derive(Clone, Copy)]
 pub struct Int4<const OFFSETS: bool>;
 
@@ -71,13 +77,13 @@ impl<const OFFSETS: bool> Whole for Int4<OFFSETS> {
     const TAIL: usize = if OFFSETS { PANEL * 4 } else { PANEL * 2 };
     #[inline(always)]
     unsafe fn bytes<L: Lanes>(step: L::I, k: usize) -> L::I {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { if k == 0 { L::low_halves(step) } else { L::high_halves(step) } }
     }
     #[inline(always)]
     unsafe fn value<L: Lanes>(dots: L::I, correction: u32, tail: *const u8, c: usize) -> L::V {
         let scales = tail.cast::<u16>();
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let value = L::mul(L::to_f32(dots), L::load_f16(scales.add(c * L::N)));
             match OFFSETS {
@@ -88,7 +94,7 @@ impl<const OFFSETS: bool> Whole for Int4<OFFSETS> {
     }
 }
 
-/// A task: all rows times some panels.
+/// A task: all rows times a range of panels.
 pub struct Bytes<'a, W> {
     args: Args<'a>,
     panels: Range<usize>,
@@ -105,7 +111,8 @@ impl<W: Whole> Kernel for Bytes<'_, W> {
     const BYTES: bool = true;
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        // SAFETY: they are its own.
+        // SAFETY: the arguments and panels are those of this kernel, and their contract is that of
+        // `run`.
         unsafe { each_tile::<L, _>(&self, &self.args, &self.panels) };
     }
 }
@@ -115,9 +122,10 @@ impl<W: Whole> Tiled for Bytes<'_, W> {
     #[inline(always)]
     unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize, stretch: Stretch, kept: &mut Kept) {
         let rows = self.args.rows;
-        // SAFETY: the caller's contract; rows were packed to whole steps and groups.
+        // SAFETY: the caller guarantees panel, rows and stretch. Rows were packed to whole steps
+        // and groups.
         unsafe {
-            let groups = stretch.first / rows.group_words; // those before
+            let groups = stretch.first / rows.group_words; // preceding groups
             let mut weights = self.args.w.panel(panel).add(stretch.first / W::WORDS * STEP_BYTES + groups * W::TAIL);
             let mut x = rows.words(first_row).add(stretch.first * R);
             let (mut scales, mut corrections) = (rows.scales(first_row).add(groups * R), rows.corrections(first_row).add(groups * R));
@@ -152,9 +160,10 @@ impl<W: Whole> Tiled for Bytes<'_, W> {
     }
 }
 
-/// dots[r][c] += the products of so many words
+/// dots[r][c] += the products of `words` words.
+///
 /// # Safety
-/// As for `Lanes`; weights and x reach so far.
+/// As for `Lanes`. `weights` and `x` are valid for `words` words.
 #[inline(always)]
 unsafe fn dots_of<L: Lanes, W: Whole, const R: usize, const C: usize>(
     weights: *const u8,
@@ -162,7 +171,7 @@ unsafe fn dots_of<L: Lanes, W: Whole, const R: usize, const C: usize>(
     words: usize,
     dots: &mut [[L::I; C]; R],
 ) {
-    // SAFETY: the caller's contract: weights and x reach so far.
+    // SAFETY: the caller guarantees that `weights` and `x` are valid for `words` words.
     unsafe {
         let (mut weights, mut x) = (weights, x);
         for _ in 0..words / W::WORDS {

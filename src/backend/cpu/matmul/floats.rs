@@ -1,4 +1,4 @@
-//! Tiles of weights in floating point.
+//! Tiles of floating-point weights.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -9,13 +9,14 @@ use half::{bf16, f16};
 use super::super::lanes::{Kernel, Lanes, prefetch};
 use super::{AHEAD, Args, FLOAT_ROWS, Kept, LINE, PANEL, Stretch, Tiled, each_tile};
 
-/// A type in which weights are stored.
+/// A floating-point storage format of weights.
 pub trait Stored: Copy + 'static {
-    /// Columns of the matrix that lie together.
+    /// Number of adjacent columns of the matrix.
     const DEPTH: usize;
-    /// Of `DEPTH` columns of a panel.
+    /// Bytes of `DEPTH` columns of a panel.
     const STEP_BYTES: usize;
-    /// Column `k` of a step, of which `weights` is the first vector that is wanted; `c` is how many vectors that is from the first.
+    /// Loads vector `c` of column `k` of a step. `weights` points to the step.
+    ///
     /// # Safety
     /// As for `Lanes`.
     unsafe fn column<L: Lanes>(weights: *const u8, k: usize, c: usize) -> L::V;
@@ -26,7 +27,7 @@ impl Stored for f32 {
     const STEP_BYTES: usize = PANEL * 4;
     #[inline(always)]
     unsafe fn column<L: Lanes>(weights: *const u8, _k: usize, c: usize) -> L::V {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { L::load(weights.cast::<f32>().add(c * L::N)) }
     }
 }
@@ -36,18 +37,18 @@ impl Stored for f16 {
     const STEP_BYTES: usize = PANEL * 2;
     #[inline(always)]
     unsafe fn column<L: Lanes>(weights: *const u8, _k: usize, c: usize) -> L::V {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { L::load_f16(weights.cast::<u16>().add(c * L::N)) }
     }
 }
 
-/// In pairs: one load gives two columns, each an operation away from f32.
+/// Stored in pairs: one load yields two columns, and each needs one operation to become f32.
 impl Stored for bf16 {
     const DEPTH: usize = 2;
     const STEP_BYTES: usize = PANEL * 4;
     #[inline(always)]
     unsafe fn column<L: Lanes>(weights: *const u8, k: usize, c: usize) -> L::V {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let pairs = L::load_words(weights.cast::<u32>().add(c * L::N));
             if k == 0 { L::low_bf16(pairs) } else { L::high_bf16(pairs) }
@@ -55,7 +56,7 @@ impl Stored for bf16 {
     }
 }
 
-/// A task: all rows times some panels, in f32.
+/// A task: all rows times a range of panels, in f32.
 pub struct Floats<'a, S> {
     args: Args<'a>,
     panels: Range<usize>,
@@ -71,7 +72,8 @@ impl<'a, S> Floats<'a, S> {
 impl<S: Stored> Kernel for Floats<'_, S> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        // SAFETY: they are its own.
+        // SAFETY: the arguments and panels are those of this kernel, and their contract is that of
+        // `run`.
         unsafe { each_tile::<L, _>(&self, &self.args, &self.panels) };
     }
 }
@@ -80,7 +82,7 @@ impl<S: Stored> Tiled for Floats<'_, S> {
     const MOST_ROWS: usize = FLOAT_ROWS;
     #[inline(always)]
     unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize, stretch: Stretch, kept: &mut Kept) {
-        // SAFETY: the caller's contract; rows were packed to whole steps.
+        // SAFETY: the caller guarantees panel, rows and stretch. Rows were packed to whole steps.
         unsafe {
             let mut weights = self.args.w.panel(panel).add(stretch.first / S::DEPTH * S::STEP_BYTES);
             let mut x = self.args.rows.words(first_row).add(stretch.first * R).cast::<f32>();
@@ -113,7 +115,7 @@ impl<S: Stored> Tiled for Floats<'_, S> {
     }
 }
 
-/// A task: all rows, rounded to bf16, times some panels of pairs.
+/// A task: all rows, rounded to bf16, times a range of panels of bf16 pairs.
 pub struct Pairs<'a> {
     pub args: Args<'a>,
     pub panels: Range<usize>,
@@ -123,9 +125,11 @@ impl Kernel for Pairs<'_> {
     const PAIRS: bool = true;
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        // Only the path of pairs is given such rows: for the others nothing of what follows is compiled.
+        // Only the path with pairs receives such rows. For the other paths, the body is not
+        // compiled.
         if L::PAIRS {
-            // SAFETY: they are its own.
+            // SAFETY: the arguments and panels are those of this kernel, and their contract is that
+            // of `run`.
             unsafe { each_tile::<L, _>(&self, &self.args, &self.panels) };
         }
     }
@@ -136,7 +140,7 @@ impl Tiled for Pairs<'_> {
     #[inline(always)]
     unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize, stretch: Stretch, kept: &mut Kept) {
         const STEP_BYTES: usize = PANEL * 4;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller guarantees panel, rows and stretch.
         unsafe {
             let mut weights = self.args.w.panel(panel).add(stretch.first * STEP_BYTES);
             let mut x = self.args.rows.words(first_row).add(stretch.first * R);

@@ -1,12 +1,13 @@
-//! A matrix in panels.
+//! A weight matrix, packed in panels.
 //!
-//! | Format | A panel of 32 outputs |
-//! | --- | --- |
-//! | f32, f16 | `[k][32]` |
-//! | bf16 | `[k / 2][32][2]`, the last of an odd number beside a zero |
-//! | int8 | `[k / 4][32][4]` bytes, with 128 for 0; then `[32]` scales in f32 |
-//! | int4 | for each group: `[k / 8][32][4]` bytes, of which the low halves are four columns and the high ones the next four, with 8 for 0; then `[32]` scales in f16 |
-//! | int4 with offsets | the same, and 0 for the least of a group; behind its scales `[32]` offsets in f16 |
+//! Layout of a panel of 32 outputs:
+//! - f32, f16: `[k][32]`.
+//! - bf16: `[k / 2][32][2]`. An odd last column is padded with a zero.
+//! - int8: `[k / 4][32][4]` bytes, where 128 represents 0, and then `[32]` scales in f32.
+//! - int4: for each group, `[k / 8][32][4]` bytes, where 8 represents 0, and then `[32]` scales in
+//!   f16. The low halves of four bytes are four columns, and the high halves the next four.
+//! - int4 with offsets: as int4, but 0 represents the minimum of a group. After its scales, a group
+//!   has `[32]` offsets in f16.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -25,13 +26,15 @@ use crate::error::{Error, Result, try_vec};
 use crate::options::{Dtype, Isa, WeightFormat};
 use crate::sys::Pages;
 
-/// A thread reads about so many bytes of rows from their source, whole panels of them, and packs them.
+/// Approximate bytes of rows that a thread reads from the source and packs at once, in whole
+/// panels.
 const LOAD_BYTES: usize = 512 << 10;
-/// And all threads together about so many until whoever loads is told, or what each reads at once.
+/// Approximate bytes that all threads read between two calls of `advance`, unless one round of all
+/// threads is more.
 const TOLD_BYTES: usize = 16 << 20;
-/// Columns of a row that are converted at once; of int4 whole groups are.
+/// Columns of a row that are converted at once. In int4, whole groups are converted.
 const AT_ONCE: usize = GROUP;
-/// And so many rows before that, they are asked for.
+/// Prefetch distance in rows.
 const ROWS_AHEAD: usize = 2;
 
 pub struct Matrix {
@@ -51,24 +54,25 @@ fn panel_bytes(format: Format, cols: usize) -> usize {
     }
 }
 
-/// Of a panel's group in int4.
+/// Returns the bytes of a group of a panel in int4.
 fn group_bytes(group: usize, offsets: bool) -> usize {
     group / 8 * STEP_BYTES + PANEL * size_of::<f16>() * (1 + offsets as usize)
 }
 
-/// Where in its panel column `k` of output `n` lies, in elements of floating point.
+/// Returns the index of column `k` of output `n` in its panel, for floating-point formats.
 #[inline(always)]
 fn place(format: Format, k: usize, n: usize) -> usize {
     if format == Format::Bf16 { (k / 2 * PANEL + n) * 2 + k % 2 } else { k * PANEL + n }
 }
 
 impl Matrix {
-    /// What the table above says, of every path alike. Its number counts up with every change there, and with every change of how numbers are
-    /// rounded: packed weights are kept on disks.
+    /// The name of the layout above, which is the same on every path. Its version
+    /// increases with every change of the layout or of the rounding, because packed weights are
+    /// cached on disk.
     pub const LAYOUT: &str = "cpu panels of 32, 2";
 
     pub fn bytes(rows: usize, cols: usize, format: WeightFormat) -> u64 {
-        // What cannot be packed is refused when it is loaded.
+        // Loading reports formats that cannot be packed.
         Format::of(format).map_or(0, |format| rows.div_ceil(PANEL) as u64 * panel_bytes(format, cols) as u64)
     }
 
@@ -82,13 +86,14 @@ impl Matrix {
         Ok(Matrix { rows, cols, format: Format::of(format)?, pages })
     }
 
-    /// Reads rows of `dtype`, and stores them in `format`: each thread those that it reads, while they are in its core's cache.
+    /// Reads rows of `dtype` and packs them in `format`. Each thread packs the rows that it reads,
+    /// while they are in its core's cache.
     pub fn load(machine: Machine, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
         let mut matrix = Self::zeroed(rows, cols, format)?;
         let packing = Packing { isa: machine.isa, format: matrix.format, dtype, cols };
         let (threads, row_bytes, panels) = (machine.pool.threads(), cols * dtype.bytes(), rows.div_ceil(PANEL));
         let rows_of = |panels: &Range<usize>| panels.start * PANEL..rows.min(panels.end * PANEL);
-        // Of small matrices every thread has something.
+        // Small matrices are divided so that every thread has work.
         let each = (LOAD_BYTES / (PANEL * row_bytes).max(1)).clamp(1, panels.div_ceil(2 * threads).max(1));
         let at_once = each * threads.max(TOLD_BYTES / (each * PANEL * row_bytes).max(1));
         let mut buffers: Vec<Mutex<Vec<u8>>> = Vec::new();
@@ -111,7 +116,8 @@ impl Matrix {
         Ok(matrix)
     }
 
-    /// Calls `f` for `each` of some panels at a time, with their numbers, that of the thread, and their bytes.
+    /// Calls `f` for groups of `each` panels with their indices, the thread's index and the panels'
+    /// bytes.
     fn for_panels(
         &mut self,
         pool: &Pool,
@@ -124,20 +130,20 @@ impl Matrix {
         pool.try_run(panels.len().div_ceil(each), &|task, worker| {
             let piece = task * each..panels.len().min((task + 1) * each);
             let first = start.get().wrapping_add(piece.start * panel_bytes);
-            // SAFETY: each task has panels of its own, inside those that were just cut.
+            // SAFETY: tasks have disjoint panels, inside the slice that is cut above.
             let bytes = unsafe { std::slice::from_raw_parts_mut(first, piece.len() * panel_bytes) };
             f(panels.start + piece.start..panels.start + piece.end, worker, bytes)
         })
     }
 
-    /// Takes back what `packed` gave.
+    /// Reads a matrix from the output of `packed`.
     pub fn of_packed(pool: &Pool, rows: usize, cols: usize, format: WeightFormat, source: PackedSource) -> Result<Matrix> {
         let mut matrix = Self::zeroed(rows, cols, format)?;
         let bytes = matrix.pages.bytes().len();
         let start = SendPtr(matrix.pages.bytes_mut().as_mut_ptr());
         pool.try_run(bytes.div_ceil(PACKED_PIECE), &|piece, _| {
             let first = piece * PACKED_PIECE;
-            // SAFETY: pieces are disjoint, and inside the pages.
+            // SAFETY: pieces are disjoint and inside the pages.
             source(piece, unsafe { std::slice::from_raw_parts_mut(start.get().add(first), PACKED_PIECE.min(bytes - first)) })
         })?;
         Ok(matrix)
@@ -155,12 +161,12 @@ impl Matrix {
         self.pages.bytes()[panel * self.panel_bytes()..].as_ptr()
     }
 
-    /// out = row `n` as f32, times `scale`
+    /// out = scale * row `n`, as f32.
     pub fn read_row(&self, n: usize, scale: f32, out: &mut [f32]) {
         self.visit_row(n, |k, value| out[k] = value * scale);
     }
 
-    /// out += row `n`
+    /// out += row `n`.
     pub fn add_row(&self, n: usize, out: &mut [f32]) {
         self.visit_row(n, |k, value| out[k] += value);
     }
@@ -185,7 +191,7 @@ impl Matrix {
     }
 }
 
-/// How rows of a file become panels.
+/// Conversion of rows of a file to panels.
 struct Packing {
     isa: Isa,
     format: Format,
@@ -194,7 +200,8 @@ struct Packing {
 }
 
 impl Packing {
-    /// Packs some rows, of which the first is the first of a panel; or tells of the first of them with a number that the format cannot store.
+    /// Packs rows, starting at the first row of a panel. If the format cannot represent a number,
+    /// the error is the index of the first such row.
     fn pack(&self, rows: &[u8], panels: &mut [u8]) -> std::result::Result<(), usize> {
         let (cols, row_bytes, mut refused) = (self.cols, self.cols * self.dtype.bytes(), usize::MAX);
         let panels = panels.chunks_exact_mut(panel_bytes(self.format, cols).max(1));
@@ -204,7 +211,7 @@ impl Packing {
                 (Format::F32, Dtype::F32) | (Format::Bf16, Dtype::Bf16) => copy::<4>(bytes, row_bytes, panel),
                 (format, dtype) => {
                     let rows = Rows { dtype, cols, bytes };
-                    // SAFETY: the path is present.
+                    // SAFETY: the CPU supports the path.
                     unsafe { self.isa.run(Convert { format, first: index * PANEL, rows, panel, refused: &mut refused }) }
                 }
             }
@@ -213,8 +220,8 @@ impl Packing {
     }
 }
 
-/// Packs a panel's rows as they are, N bytes of one beside those of the next. A cache line of each at a time: so what is read and what is written stays in
-/// the first cache.
+/// Packs a panel's rows without conversion, interleaving elements of N bytes. Processes one cache
+/// line of each row at a time, so that source and destination stay in the L1 cache.
 fn copy<const N: usize>(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
     let panel = panel.as_chunks_mut::<N>().0;
     for line in (0..row_bytes).step_by(LINE) {
@@ -224,7 +231,7 @@ fn copy<const N: usize>(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
             for (place, element) in elements.iter().enumerate() {
                 panel[first + place * PANEL] = *element;
             }
-            // The last of an odd number of columns is shorter, and lies beside zeros.
+            // An odd last column has fewer than N bytes; its padding is zero.
             if !last.is_empty() {
                 panel[first + elements.len() * PANEL][..last.len()].copy_from_slice(last);
             }
@@ -244,7 +251,7 @@ impl Rows<'_> {
         self.bytes.chunks_exact(self.cols * self.dtype.bytes()).enumerate()
     }
 
-    /// So many columns of a row will be read: no machine sees by itself that it goes from row to row.
+    /// Prefetches columns of a row: hardware prefetchers do not follow accesses from row to row.
     #[inline(always)]
     fn ask_for(&self, row: *const u8, first: usize, count: usize) {
         let size = self.dtype.bytes();
@@ -256,19 +263,20 @@ impl Rows<'_> {
         let (mut most, mut numbers) = (0, [0.0; AT_ONCE]);
         for k in (0..self.cols).step_by(AT_ONCE) {
             let x = &mut numbers[..AT_ONCE.min(self.cols - k)];
-            // SAFETY: the features are the caller's.
+            // SAFETY: the caller guarantees the CPU features of `L`.
             unsafe { self.read::<L>(row, k, x) };
-            most = greatest_magnitude(x).to_bits().max(most); // as bits: what is not finite is the greatest
+            most = greatest_magnitude(x).to_bits().max(most); // compared as bits: non-finite numbers are the greatest
         }
         f32::from_bits(most)
     }
 
-    /// The columns of a row from `first` on, as many as there is room for.
+    /// Reads columns of a row as f32, from `first` on, until `out` is full.
     #[inline(always)]
     unsafe fn read<L: Lanes>(&self, row: &[u8], first: usize, out: &mut [f32]) {
         let size = self.dtype.bytes();
         let from = row[first * size..][..out.len() * size].as_ptr();
-        // SAFETY: as was just cut, so many are there; loads need no alignment; the features are the caller's.
+        // SAFETY: the slice above bounds the reads, and loads need no alignment. The caller
+        // guarantees the CPU features of `L`.
         unsafe {
             match self.dtype {
                 Dtype::F32 => read_as::<L, f32>(from.cast(), out),
@@ -282,7 +290,8 @@ impl Rows<'_> {
 #[inline(always)]
 unsafe fn read_as<L: Lanes, E: Element>(mut from: *const E, out: &mut [f32]) {
     let mut vectors = out.chunks_exact_mut(L::N);
-    // SAFETY: the caller's: the features, and as many elements as `out` has room for; loads need no alignment.
+    // SAFETY: the caller guarantees the CPU features of `L` and as many elements as `out` holds.
+    // Loads need no alignment.
     unsafe {
         for out in &mut vectors {
             L::store(out.as_mut_ptr(), E::load::<L>(from));
@@ -293,23 +302,24 @@ unsafe fn read_as<L: Lanes, E: Element>(mut from: *const E, out: &mut [f32]) {
     }
 }
 
-/// The rows of a panel that are there, of which the first is row `first` of what is packed together.
+/// The rows of one panel. `first` is the index of the panel's first row in the call of `pack`.
 struct Convert<'a> {
     format: Format,
     first: usize,
     rows: Rows<'a>,
     panel: &'a mut [u8],
-    /// The first row of that which the format has no numbers for.
+    /// Minimum index of a row that the format cannot represent.
     refused: &'a mut usize,
 }
 
 impl Kernel for Convert<'_> {
-    /// Some columns of all rows at a time: so what is written stays in the first cache.
+    /// Converts a range of columns of all rows at a time, so that the destination stays in the L1
+    /// cache.
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
         const SMALL: usize = WeightFormat::GROUPS[0];
         const MIDDLE: usize = WeightFormat::GROUPS[1];
-        // SAFETY: the features are the caller's.
+        // SAFETY: the caller guarantees the CPU features of `L`.
         unsafe {
             match self.format {
                 Format::Int4 { group: SMALL, offsets } => self.groups::<L, SMALL>(offsets),
@@ -322,7 +332,8 @@ impl Kernel for Convert<'_> {
 }
 
 impl Convert<'_> {
-    /// In int4. The compiler knows how long a group is: then no vector waits for a count.
+    /// Converts to int4. The group size is a compile-time constant, so that loops over a group are
+    /// unrolled without remainders.
     #[inline(always)]
     unsafe fn groups<L: Lanes, const N: usize>(self, offsets: bool) {
         let Convert { first, rows, panel, refused, .. } = self;
@@ -330,12 +341,12 @@ impl Convert<'_> {
         for (group, out) in panel.chunks_exact_mut(group_bytes(N, offsets)).enumerate() {
             for (n, row) in rows.each() {
                 rows.ask_for(row.as_ptr().wrapping_add(ROWS_AHEAD * row.len()), group * N, N);
-                // SAFETY: the features are the caller's.
+                // SAFETY: the caller guarantees the CPU features of `L`.
                 unsafe {
                     rows.read::<L>(row, group * N, &mut numbers);
                     store_int4::<L, N>(out, n, &numbers, offsets);
                 }
-                // Its scales and offsets are in f16.
+                // The scales and offsets of a group are in f16.
                 if !f16::from_f32(2.0 * greatest_magnitude(&numbers)).is_finite() {
                     *refused = (first + n).min(*refused);
                 }
@@ -350,7 +361,7 @@ impl Convert<'_> {
         let mut refuse = |n: usize| *refused = (first + n).min(*refused);
         if format == Format::Int8 {
             for (n, row) in rows.each() {
-                // SAFETY: the features are the caller's.
+                // SAFETY: the caller guarantees the CPU features of `L`.
                 let scale = quantize::int8_scale(unsafe { rows.greatest_magnitude::<L>(row) });
                 scales_of_int8(panel)[n] = scale.to_le_bytes();
                 if !scale.is_finite() {
@@ -362,7 +373,7 @@ impl Convert<'_> {
             for (n, row) in rows.each() {
                 let x = &mut numbers[..AT_ONCE.min(rows.cols - k)];
                 rows.ask_for(row.as_ptr().wrapping_add(ROWS_AHEAD * row.len()), k, x.len());
-                // SAFETY: as above.
+                // SAFETY: the caller guarantees the CPU features of `L`.
                 unsafe { rows.read::<L>(row, k, x) };
                 if !store(format, panel, n, k, x) {
                     refuse(n);
@@ -372,7 +383,7 @@ impl Convert<'_> {
     }
 }
 
-/// The scales of a panel's outputs.
+/// Returns the scales of a panel's outputs.
 fn scales_of_int8(panel: &mut [u8]) -> &mut [[u8; 4]] {
     let scales = panel.len() - PANEL * size_of::<f32>();
     panel[scales..].as_chunks_mut().0
@@ -382,12 +393,12 @@ fn place_int8(k: usize, n: usize) -> usize {
     k / 4 * STEP_BYTES + n * 4 + k % 4
 }
 
-/// The byte of column `k` of a group, and how far up in it.
+/// Returns the byte of column `k` of a group, and the bit position in it.
 fn place_int4(k: usize, n: usize) -> (usize, usize) {
     (k / 8 * STEP_BYTES + n * 4 + k % 4, k % 8 / 4 * 4)
 }
 
-/// Column `k` of a group.
+/// Decodes column `k` of a group.
 fn read_int4(bytes: &[u8], group: usize, offsets: bool, k: usize, n: usize) -> f32 {
     let ((byte, shift), tail) = (place_int4(k, n), &bytes[group / 8 * STEP_BYTES..].as_chunks::<2>().0);
     let number = |place: usize| f16::from_le_bytes(tail[place]).to_f32();
@@ -398,7 +409,8 @@ fn read_int4(bytes: &[u8], group: usize, offsets: bool, k: usize, n: usize) -> f
     }
 }
 
-/// Stores some numbers of output `n`, from column `k` on, in its panel. False: the format has no such number.
+/// Stores consecutive columns of output `n`, from `k` on, in its panel. Returns false if the format
+/// cannot represent a number.
 #[inline(always)]
 fn store(format: Format, panel: &mut [u8], n: usize, k: usize, x: &[f32]) -> bool {
     let holds = |finite: bool, x: f32| finite || !x.is_finite();
@@ -428,7 +440,7 @@ fn store(format: Format, panel: &mut [u8], n: usize, k: usize, x: &[f32]) -> boo
 
 #[inline(always)]
 fn store_int8(panel: &mut [u8], n: usize, k: usize, x: &[f32]) {
-    let mut bytes = [INT8_ZERO as u8; AT_ONCE]; // the last four may be fewer
+    let mut bytes = [INT8_ZERO as u8; AT_ONCE]; // pads the last word
     quantize::int8(x, f32::from_le_bytes(scales_of_int8(panel)[n]), &mut bytes);
     let fours = panel.as_chunks_mut::<4>().0;
     for (word, four) in bytes.as_chunks::<4>().0[..x.len().div_ceil(4)].iter().enumerate() {
@@ -439,7 +451,7 @@ fn store_int8(panel: &mut [u8], n: usize, k: usize, x: &[f32]) {
 #[inline(always)]
 unsafe fn store_int4<L: Lanes, const N: usize>(out: &mut [u8], n: usize, x: &[f32; N], offsets: bool) {
     let mut halves = [0u8; N];
-    // SAFETY: the features are the caller's.
+    // SAFETY: the caller guarantees the CPU features of `L`.
     let (scale, offset) = unsafe {
         match offsets {
             true => quantize::int4_with_offset::<L>(x, &mut halves),
@@ -447,7 +459,7 @@ unsafe fn store_int4<L: Lanes, const N: usize>(out: &mut [u8], n: usize, x: &[f3
         }
     };
     for (halves, step) in halves.as_chunks().0.iter().zip(out.as_chunks_mut::<STEP_BYTES>().0) {
-        // Four columns, and above them the next four.
+        // Low halves: four columns. High halves: the next four.
         let eight = u64::from_le_bytes(*halves);
         step.as_chunks_mut().0[n] = (eight as u32 | (eight >> 28) as u32).to_le_bytes();
     }

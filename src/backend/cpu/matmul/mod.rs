@@ -1,8 +1,10 @@
-//! Packed weights and the one matrix product.
+//! Packed weights and the matrix product.
 //!
-//! Weights lie in panels of 32 outputs, which every path streams in order (`matrix`). Rows are packed once for each product, as the weights
-//! want them: in tiles of some rows that lie side by side (`rows`). A tile times a panel is summed over k from first to last whatever the tile, in registers
-//! (`floats`, `bytes`) and, between two stretches of a panel, in memory: one row and a thousand rows give the same bits.
+//! Weights are stored in panels of 32 outputs, which every path streams in order (`matrix`). Rows
+//! are packed once per product, in the format that the weights require, in tiles of a few
+//! interleaved rows (`rows`). A tile times a panel is summed over k in order, whatever the tile: in
+//! registers (`floats`, `bytes`), and between two stretches of a panel in memory. So one row and a
+//! thousand rows give the same bits.
 
 mod bytes;
 mod floats;
@@ -28,21 +30,22 @@ pub use matrix::Matrix;
 pub use rows::PackedRows;
 use rows::{BYTE_ROWS, FLOAT_ROWS, GROUP, Packed, RowFormat, Tiles};
 
-/// Outputs of a panel.
+/// Outputs per panel.
 const PANEL: usize = 32;
-/// What a task's panels should weigh, so that they stay in a core's own cache while all rows pass.
+/// Target size of a task's panels. They fit the L2 cache of a core while all rows pass.
 const TASK_BYTES: usize = 384 << 10;
-/// How far ahead of itself a product asks for weights.
+/// Prefetch distance of a product in bytes of weights.
 const AHEAD: usize = 8192;
-/// So many tiles go through a panel together, so many words at a time: what they share, the weights, and their sums stay in the first cache.
+/// Maximum number of tiles that a panel is multiplied with together, in stretches of `STRETCH`
+/// words. The weights of a stretch and the tiles' sums stay in the L1 cache.
 const TILES_TOGETHER: usize = 8;
 const STRETCH: usize = 64;
-// Of whole groups, and so of whole steps.
+// A stretch consists of whole groups and therefore of whole steps.
 const _: () = assert!(STRETCH.is_multiple_of(GROUP / 4));
-/// Of the machine's first cache.
+/// Bytes of a cache line.
 pub const LINE: usize = 64;
 
-/// How a matrix's weights are packed.
+/// The packed format of a matrix's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     F32,
@@ -68,14 +71,14 @@ impl Format {
     }
 }
 
-/// What all products of a backend share.
+/// CPU path and thread pool, which all products of a backend share.
 #[derive(Clone, Copy)]
 pub struct Machine<'a> {
     pub isa: Isa,
     pub pool: &'a Pool,
 }
 
-/// `count` strips of `rows` rows, each times a matrix of its own; all are of one shape.
+/// `count` strips of `rows` rows, each multiplied by its own matrix. All matrices have one shape.
 pub struct Strips<'a, 'm> {
     pub rows: usize,
     pub count: usize,
@@ -85,7 +88,7 @@ pub struct Strips<'a, 'm> {
     pub out: &'a mut [f32],      // [count, rows, width]
 }
 
-/// out[s][r][n] = sum over k of x[s][r][k] * w[s][n][k], plus bias[n]
+/// out[s][r][n] = sum over k of x[s][r][k] * w[s][n][k], plus bias[n].
 pub fn product(machine: Machine, packed: &mut PackedRows, strips: Strips) {
     let Strips { rows, count, x, matrix, bias, out } = strips;
     let (cols, width) = ((matrix)(0).cols, (matrix)(0).rows);
@@ -110,13 +113,13 @@ pub fn product(machine: Machine, packed: &mut PackedRows, strips: Strips) {
     }
 }
 
-/// As many rows, of as many strips, as are packed at once.
+/// The rows and strips that are packed at once.
 struct Piece {
     first_strip: usize,
     strips: usize,
     first_row: usize,
     rows: usize,
-    /// Of each strip.
+    /// Rows of each strip in total.
     of_rows: usize,
 }
 
@@ -160,7 +163,7 @@ struct Args<'a> {
     tiles: Tiles,
 }
 
-/// A matrix's panels, some for each task.
+/// A division of a matrix's panels into tasks.
 #[derive(Clone, Copy)]
 struct Panels {
     count: usize,
@@ -168,7 +171,7 @@ struct Panels {
 }
 
 impl Panels {
-    /// `tasks`: so many are enough for every thread.
+    /// Divides the panels into tasks. `tasks` is the number of tasks that suffices for all threads.
     fn of(w: &Matrix, tasks: usize) -> Panels {
         let count = w.rows.div_ceil(PANEL);
         Panels { count, each: (TASK_BYTES / w.panel_bytes().max(1)).clamp(1, count.div_ceil(tasks).max(1)) }
@@ -183,9 +186,10 @@ impl Panels {
     }
 }
 
-/// All rows times some panels.
+/// Multiplies all rows by a range of panels.
 fn some_panels(isa: Isa, args: Args, panels: Range<usize>) {
-    // SAFETY: the path is present; tasks write disjoint columns of `out`; rows were packed as the format wants them.
+    // SAFETY: the CPU supports `isa`. Tasks write disjoint columns of `out`. Rows were packed in
+    // the format that the weights require.
     unsafe {
         match args.w.format {
             Format::F32 => isa.run(Floats::<f32>::new(args, panels)),
@@ -199,18 +203,20 @@ fn some_panels(isa: Isa, args: Args, panels: Range<usize>) {
     }
 }
 
-/// What computes a tile of a product.
+/// A kernel that computes tiles of a product.
 trait Tiled {
-    /// Of a tile of 16 lanes, as `Tiles` cuts them.
+    /// Maximum number of rows of a tile on paths with 16 lanes, as `Tiles` divides rows.
     const MOST_ROWS: usize;
-    /// `R` rows by a stretch of one panel of `C` vectors.
+    /// Multiplies `R` rows by a stretch of one panel of `C` vectors.
+    ///
     /// # Safety
-    /// The features of `L` are present; rows, panel and stretch are inside the shapes that the kernel was given; what lies before the stretch is in
-    /// `kept`.
+    /// The CPU has the features of `L`. Rows, panel and stretch are inside the shapes of the
+    /// kernel's arguments. `kept` holds the sums of the preceding stretches.
     unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize, stretch: Stretch, kept: &mut Kept);
 }
 
-/// Something for each of a tile's sums, line by line: a loop over them becomes a memcpy, and then they live in memory.
+/// Evaluates an expression for each of a tile's sums, fully unrolled. The compiler would turn a
+/// loop over the sums into a memcpy, which forces them into memory.
 macro_rules! for_sums {
     ($rows:ident, $columns:ident, |$r:ident, $c:ident| $each:expr) => {{
         const { assert!($rows <= 12 && $columns <= 4, "some sums would be left out") };
@@ -235,23 +241,25 @@ macro_rules! for_sums {
 }
 use for_sums;
 
-/// Room for a tile's sums, which are filled in place: returned, they are copied through memory.
+/// Uninitialized storage for a tile's sums. It is filled in place: as return values, the sums would
+/// be copied through memory.
 type Sums<L, const R: usize, const C: usize> = MaybeUninit<[[<L as Lanes>::V; C]; R]>;
 
-/// The sums of a tile's rows between two stretches of a panel.
+/// A tile's partial sums between two stretches of a panel.
 #[repr(align(64))]
 struct Kept(MaybeUninit<[[f32; PANEL]; FLOAT_ROWS]>);
 
-/// What the first stretch begins with.
+/// The initial sums of the first stretch.
 static ZEROS: Kept = Kept(MaybeUninit::new([[0.0; PANEL]; FLOAT_ROWS]));
 
 impl Kept {
     /// # Safety
-    /// As for `Lanes`; as many were kept.
+    /// As for `Lanes`. At least `R` rows of sums were stored.
     #[inline(always)]
     unsafe fn load<'a, L: Lanes, const R: usize, const C: usize>(&self, sums: &'a mut Sums<L, R, C>) -> &'a mut [[L::V; C]; R] {
         let (kept, places) = (self.0.as_ptr().cast::<f32>(), sums.as_mut_ptr());
-        // SAFETY: a tile has at most so many rows, and a panel so many outputs; each sum is written; the rest is the caller's.
+        // SAFETY: a tile has at most `FLOAT_ROWS` rows and a panel `PANEL` outputs, and the macro
+        // writes each sum. The caller guarantees the CPU features and that the sums were stored.
         unsafe {
             for_sums!(R, C, |r, c| (*places)[r][c] = L::load(kept.add(r * PANEL + c * L::N)));
             sums.assume_init_mut()
@@ -263,25 +271,26 @@ impl Kept {
     #[inline(always)]
     unsafe fn store<L: Lanes, const R: usize, const C: usize>(&mut self, sums: &[[L::V; C]; R]) {
         let kept = self.0.as_mut_ptr().cast::<f32>();
-        // SAFETY: as for `load`.
+        // SAFETY: bounded as in `load`; the caller guarantees the CPU features of `L`.
         unsafe { for_sums!(R, C, |r, c| L::store(kept.add(r * PANEL + c * L::N), sums[r][c])) };
     }
 }
 
-/// Some words of a panel's columns.
+/// A range of words of a panel's columns.
 #[derive(Clone, Copy)]
 struct Stretch {
     first: usize,
     len: usize,
-    /// Nothing of the panel comes after it.
+    /// True if the stretch is the last of the panel.
     last: bool,
 }
 
 impl Stretch {
-    /// What a tile's sums begin with. The compiler may not know that these are zeros: it would have two beginnings, and bring sums from one to the other
-    /// through memory.
+    /// Loads a tile's initial sums. `black_box` hides from the compiler that they may be zeros: it
+    /// would create two variants and merge their sums through memory.
+    ///
     /// # Safety
-    /// As for `Lanes`; what lies before the stretch is in `kept`.
+    /// As for `Lanes`. `kept` holds the sums of the preceding stretches.
     #[inline(always)]
     unsafe fn begin<'a, L: Lanes, const R: usize, const C: usize>(
         self,
@@ -289,22 +298,26 @@ impl Stretch {
         sums: &'a mut Sums<L, R, C>,
     ) -> &'a mut [[L::V; C]; R] {
         let before = black_box(if self.first > 0 { kept } else { &ZEROS });
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { before.load::<L, R, C>(sums) }
     }
 }
 
-/// All tiles of some panels. Few tiles go through a panel together, stretch by stretch: so one is multiplied while the next comes from memory.
-/// Of many, each goes alone. Each number of rows is its own unrolled loop.
+/// Multiplies all tiles by a range of panels. If there are few tiles, a panel is multiplied with
+/// all of them, stretch by stretch, so that one stretch is computed while the next is loaded from
+/// memory. If there are many tiles, each is multiplied alone. Each number of rows has its own
+/// unrolled loop.
+///
 /// # Safety
-/// As for `Tiled::tile`: arguments and panels are those that the kernel was given.
+/// As for `Tiled::tile`. Arguments and panels are those of the kernel.
 #[inline(always)]
 unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, args: &Args, panels: &Range<usize>) {
     let (tiles, words) = (args.tiles, args.rows.depth());
     macro_rules! tile_of {
         ($rows:expr, $panel:expr, $stretch:expr, $kept:expr, $columns:literal: $($count:literal)*) => {
             match $rows.len() {
-                // SAFETY: the caller's contract; stretches follow each other, and each tile has a place of its own.
+                // SAFETY: the caller upholds the contract of `tile`. Stretches are consecutive, and
+                // each tile has its own partial sums.
                 $($count => unsafe { kernel.tile::<L, $count, $columns>($panel, $rows.start, $stretch, $kept) },)*
                 rows => unreachable!("a tile of {rows} rows"),
             }
@@ -334,7 +347,8 @@ unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, args: &Args, panels: &Range<
 }
 
 impl Args<'_> {
-    /// Writes a tile of `out`; that of a panel which not all outputs fill through `kept`.
+    /// Writes a tile of `out`. If the panel has fewer than `PANEL` outputs, the tile is written
+    /// through `kept`.
     #[inline(always)]
     unsafe fn store<L: Lanes, const R: usize, const C: usize>(
         &self,
@@ -345,7 +359,8 @@ impl Args<'_> {
     ) {
         let Args { w, bias, out, .. } = *self;
         let first = panel * PANEL;
-        // SAFETY: the caller's tile is inside `out`, and as many biases as outputs are there.
+        // SAFETY: the caller guarantees that the tile is inside `out`. There are as many biases as
+        // outputs.
         unsafe {
             if w.rows - first < PANEL {
                 kept.store::<L, R, C>(sums);
@@ -362,14 +377,14 @@ impl Args<'_> {
     }
 
     /// # Safety
-    /// So many rows were kept; they are inside `out` from `first_row` on.
+    /// `rows` rows are in `kept`, and `out` contains them from `first_row` on.
     #[cold]
     #[inline(never)]
     unsafe fn store_end(&self, first: usize, first_row: usize, rows: usize, kept: &Kept) {
         let Args { w, bias, out, .. } = *self;
         for row in 0..rows {
             for n in first..w.rows {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller guarantees the rows in `kept` and in `out`.
                 unsafe {
                     let sum = *kept.0.as_ptr().cast::<f32>().add(row * PANEL + n - first);
                     *out.get().add((first_row + row) * w.rows + n) = bias.map_or(sum, |bias| sum + bias[n]);

@@ -1,19 +1,19 @@
-//! Numbers as whole numbers with a scale.
+//! Quantization of numbers to scaled integers.
 
 use half::f16;
 
 use super::super::lanes::{Lanes, ROUNDER, folded, greatest_magnitude};
 
-/// What is stored for 0.
+/// Stored code of the number 0.
 pub const INT8_ZERO: u32 = 128;
 pub const INT4_ZERO: u32 = 8;
 
-/// Weights that are looked at side by side; it divides every group.
+/// Weights that are processed side by side. Divides every group size.
 const AT_ONCE: usize = 16;
-/// Below it everything is 0: its scale would have no inverse.
+/// Numbers below are quantized to 0, because the inverse of their scale would overflow.
 const LEAST: f32 = 1e-30;
 
-/// Activations that share a scale, which is returned: from -127 to 127, to the nearest.
+/// Quantizes activations that share a scale to -127..=127, to the nearest. Returns the scale.
 #[inline(always)]
 pub fn signed(x: &[f32], out: &mut [u8]) -> f32 {
     let most = greatest_magnitude(x);
@@ -24,13 +24,13 @@ pub fn signed(x: &[f32], out: &mut [u8]) -> f32 {
     scale
 }
 
-/// Of a row of weights of which this is the greatest magnitude, from -127 to 127.
+/// Returns the scale of a row of weights, from its greatest magnitude to 127.
 #[inline(always)]
 pub fn int8_scale(most: f32) -> f32 {
     most / 127.0
 }
 
-/// Some weights of such a row, around `INT8_ZERO`.
+/// Quantizes weights of such a row, with `INT8_ZERO` added.
 #[inline(always)]
 pub fn int8(x: &[f32], scale: f32, out: &mut [u8]) {
     let inverse = inverse_of(scale);
@@ -39,13 +39,15 @@ pub fn int8(x: &[f32], scale: f32, out: &mut [u8]) {
     }
 }
 
-/// A group of weights from 0 to 15 around `INT4_ZERO`: with the scale that reaches the greatest on either side, or the one that reaches one
-/// step further on its side, whichever is nearer to the weights.
+/// Quantizes a group of weights to 0..=15, with `INT4_ZERO` as 0. Of two scales, it chooses the one
+/// with the smaller squared error: one maps the greatest magnitude to 7 steps, the other to 8 steps
+/// on the negative side.
+///
 /// # Safety
-/// As for `Lanes`, here and below.
+/// As for `Lanes`. The same applies to all functions below.
 #[inline(always)]
 pub unsafe fn int4<L: Lanes>(x: &[f32], out: &mut [u8]) -> f16 {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller upholds this function's contract.
     unsafe {
         let (least, most) = ends::<L>(x);
         let furthest = if most > -least { most } else { least };
@@ -56,10 +58,10 @@ pub unsafe fn int4<L: Lanes>(x: &[f32], out: &mut [u8]) -> f16 {
     }
 }
 
-/// A group of weights from 0 to 15, of which 0 is the least weight: (scale, offset).
+/// Quantizes a group of weights to 0..=15, where 0 represents the minimum. Returns (scale, offset).
 #[inline(always)]
 pub unsafe fn int4_with_offset<L: Lanes>(x: &[f32], out: &mut [u8]) -> (f16, f16) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller upholds this function's contract.
     unsafe {
         let (least, most) = ends::<L>(x);
         let (scale, offset) = (f16::from_f32((most - least) / 15.0), f16::from_f32(least));
@@ -69,26 +71,27 @@ pub unsafe fn int4_with_offset<L: Lanes>(x: &[f32], out: &mut [u8]) -> (f16, f16
     }
 }
 
-/// Vectors of the weights that are looked at side by side: as many lanes on every path, so that all add up in one order. A path of as
-/// many lanes uses the first alone.
+/// The vectors of the `AT_ONCE` weights that are processed side by side. The number of lanes is the
+/// same on every path, so that sums have the same order. A path with 16 lanes uses the first vector
+/// only.
 type Wide<L> = [<L as Lanes>::V; 2];
 
-/// What a wide vector holds.
+/// Stores the lanes of a wide vector to an array.
 #[inline(always)]
 unsafe fn lanes_of<L: Lanes>(wide: Wide<L>) -> [f32; AT_ONCE] {
     const { assert!(L::N == AT_ONCE || 2 * L::N == AT_ONCE, "two vectors hold them") };
     let mut lanes = [0.0; AT_ONCE];
     for (lanes, vector) in lanes.chunks_exact_mut(L::N).zip(wide) {
-        // SAFETY: the caller's contract; a chunk has N places.
+        // SAFETY: the caller upholds this function's contract; a chunk has space for N lanes.
         unsafe { L::store(lanes.as_mut_ptr(), vector) };
     }
     lanes
 }
 
-/// The least and the greatest.
+/// Returns minimum and maximum.
 #[inline(always)]
 unsafe fn ends<L: Lanes>(x: &[f32]) -> (f32, f32) {
-    // SAFETY: the caller's contract; chunks hold whole vectors.
+    // SAFETY: the caller upholds this function's contract; chunks hold whole vectors.
     unsafe {
         let (mut least, mut most): (Wide<L>, Wide<L>) = ([L::splat(f32::INFINITY); 2], [L::splat(f32::NEG_INFINITY); 2]);
         for x in x.as_chunks::<AT_ONCE>().0 {
@@ -107,12 +110,12 @@ fn inverse_of(scale: f32) -> f32 {
     if scale.abs() < LEAST { 0.0 } else { 1.0 / scale }
 }
 
-/// Sixteen numbers, a scale apart.
+/// A uniform quantization grid of sixteen numbers.
 #[derive(Clone, Copy)]
 struct Steps {
     scale: f32,
     inverse: f32,
-    /// Which of them stands for 0; it need not be whole.
+    /// The position of 0 on the grid; it need not be an integer.
     zero: f32,
 }
 
@@ -122,20 +125,20 @@ impl Steps {
         Steps { scale, inverse: inverse_of(scale), zero }
     }
 
-    /// The nearest to each weight: from 0 to 15, in the low bits.
+    /// Returns the nearest grid position of each weight, from 0 to 15, in the low bits.
     #[inline(always)]
     unsafe fn nearest<L: Lanes>(self, x: L::V) -> L::V {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let place = L::add(L::mul(x, L::splat(self.inverse)), L::splat(self.zero));
             L::add(L::min(L::max(place, L::splat(0.0)), L::splat(15.0)), L::splat(ROUNDER))
         }
     }
 
-    /// The square by which each weight would be missed.
+    /// Returns the squared quantization error of each weight.
     #[inline(always)]
     unsafe fn missed<L: Lanes>(self, x: L::V) -> L::V {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let from_zero = L::sub(self.nearest::<L>(x), L::splat(ROUNDER + self.zero));
             let missed = L::sub(x, L::mul(from_zero, L::splat(self.scale)));
@@ -147,16 +150,16 @@ impl Steps {
 #[inline(always)]
 unsafe fn to_int4<L: Lanes>(x: &[f32], steps: Steps, out: &mut [u8]) {
     for (x, out) in x.chunks_exact(L::N).zip(out.chunks_exact_mut(L::N)) {
-        // SAFETY: the caller's contract; chunks hold whole vectors.
+        // SAFETY: the caller upholds this function's contract; chunks hold whole vectors.
         unsafe { L::store_low_bytes(out.as_mut_ptr(), steps.nearest::<L>(L::load(x.as_ptr()))) };
     }
 }
 
-/// Whether the weights would be missed by less with this scale than with the other, as the sums of squares have it.
+/// Returns true if `scale` has a smaller sum of squared errors than `other`.
 #[inline(always)]
 unsafe fn is_nearer<L: Lanes>(x: &[f32], scale: f32, other: f32) -> bool {
     let (one, other) = (Steps::of(scale, INT4_ZERO as f32), Steps::of(other, INT4_ZERO as f32));
-    // SAFETY: the caller's contract; chunks hold whole vectors.
+    // SAFETY: the caller upholds this function's contract; chunks hold whole vectors.
     unsafe {
         let mut more: Wide<L> = [L::splat(0.0); 2];
         for x in x.as_chunks::<AT_ONCE>().0 {

@@ -1,7 +1,8 @@
-//! Rows as a product wants them.
+//! Rows, packed for a product.
 //!
-//! A tile's rows lie side by side, `[word][row]`: a word is what is multiplied at once, a number in f32, two in bf16 or four whole ones. So a
-//! product reads on and on, however far apart the rows were; and what is rounded is rounded once.
+//! A tile's rows are interleaved, `[word][row]`. A word is the unit of multiplication: one number
+//! in f32, two in bf16, or four integers. So a product reads memory sequentially, however far apart
+//! the rows were, and each number is rounded once.
 
 use std::ops::Range;
 
@@ -13,17 +14,21 @@ use crate::error::{Result, try_vec};
 use crate::options::{Isa, WeightFormat};
 use crate::sys::Numbers;
 
-/// Rows of a tile. With the vectors of a panel they have 24 sums of 16 lanes, or 12 of 8: what the register file holds beside weights and rows.
+/// Maximum number of rows of a tile with 16 lanes. With the vectors of a panel, a tile has 24 sums
+/// of 16 lanes, or 12 sums of 8 lanes (`NARROW_ROWS`). The register file holds them together with
+/// weights and rows.
 pub const FLOAT_ROWS: usize = 12;
 const NARROW_ROWS: usize = 3;
-/// Whole numbers have two sums each: a group's, and all groups'.
+/// Maximum number of rows of an integer tile with 16 lanes. Integer products have two sums each:
+/// the group's and the total.
 pub const BYTE_ROWS: usize = 6;
-/// So many are packed at once, so that the packed ones stay small and weights need not be read again too often.
+/// Maximum number of rows that are packed at once. It limits the memory of packed rows, and is
+/// large enough that weights are rarely read again.
 const MOST_ROWS: usize = 512;
-/// Columns of a row that share a scale where weights have no groups; and the most that do.
+/// Columns of a row that share a scale if weights have no groups; also the largest group.
 pub const GROUP: usize = WeightFormat::GROUPS[2];
 
-/// How rows are cut: as evenly as can be, into tiles that fit the registers.
+/// A division of rows into tiles that fit the registers, as evenly as possible.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tiles {
     rows: usize,
@@ -51,14 +56,15 @@ impl Tiles {
     }
 }
 
-/// What rows become.
+/// The format of packed rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RowFormat {
-    /// f32, of which so many are a step.
+    /// f32, with `step` words per step of the product.
     Floats { step: usize },
-    /// Two in bf16 a word.
+    /// Two bf16 numbers per word.
     Pairs,
-    /// Four whole numbers a word; so many columns share a scale. Weights lie around `zero`, or have offsets.
+    /// Four integers per word, with one scale per `group` columns. `zero` is the code of a weight
+    /// of 0, or None if weights have offsets.
     Bytes { group: usize, zero: Option<u32> },
 }
 
@@ -73,7 +79,7 @@ impl RowFormat {
         }
     }
 
-    /// Words of a row.
+    /// Returns the words of a row.
     fn depth(self, cols: usize) -> usize {
         match self {
             RowFormat::Floats { step } => cols.next_multiple_of(step),
@@ -87,15 +93,15 @@ impl RowFormat {
     }
 }
 
-/// Room for packed rows.
+/// Storage for packed rows.
 #[derive(Default)]
 pub struct PackedRows {
-    words: Numbers<u32>, // of which most formats leave the end untouched
+    words: Numbers<u32>, // most formats do not use all of it
     scales: Vec<f32>,
     corrections: Vec<u32>,
 }
 
-/// A strip's packed rows.
+/// The packed rows of one strip.
 #[derive(Clone, Copy)]
 pub struct Packed<'a> {
     words: &'a [u32],       // [tile][depth][rows of the tile]
@@ -105,14 +111,14 @@ pub struct Packed<'a> {
     pub group_words: usize,
 }
 
-/// Of one row.
+/// Lengths of one row.
 #[derive(Clone, Copy)]
 struct Lens {
     words: usize,
     groups: usize,
 }
 
-/// Those of all strips.
+/// The packed rows of all strips.
 pub struct PackedStrips<'a> {
     all: Packed<'a>,
     rows: usize,
@@ -133,12 +139,12 @@ impl PackedStrips<'_> {
 }
 
 impl Packed<'_> {
-    /// Words of a row.
+    /// Returns the words of a row.
     pub fn depth(&self) -> usize {
         self.lens.words
     }
 
-    /// Those of the tile that begins with this row.
+    /// Returns the words of the tile that begins with this row.
     pub fn words(&self, first_row: usize) -> *const u32 {
         self.words[first_row * self.lens.words..].as_ptr()
     }
@@ -147,15 +153,16 @@ impl Packed<'_> {
         self.scales[first_row * self.lens.groups..].as_ptr()
     }
 
-    /// What the sums of a group begin with, because its weights do not lie around 0; or, for those with offsets, what these are multiplied
-    /// by: the sum of the row's numbers, in f32.
+    /// Returns the corrections of the tile that begins with this row. Weights without offsets: the
+    /// initial value of a group's sum, which compensates for the code of 0. Weights with offsets:
+    /// the factor of the offsets, which is the sum of the row's integers in f32.
     pub fn corrections(&self, first_row: usize) -> *const u32 {
         self.corrections[first_row * self.lens.groups..].as_ptr()
     }
 }
 
 impl Lens {
-    /// The most, whatever the format.
+    /// Returns the maximum over all formats.
     fn most(cols: usize) -> Lens {
         Lens { words: cols.next_multiple_of(2), groups: cols.div_ceil(WeightFormat::GROUPS[0]) }
     }
@@ -167,13 +174,13 @@ impl Lens {
 }
 
 impl PackedRows {
-    /// What so many rows take.
+    /// Returns the bytes that `reserve` allocates.
     pub fn bytes(rows: usize, cols: usize) -> u64 {
         let Lens { words, groups } = Lens::most(cols);
         (rows.min(MOST_ROWS) * (4 * words + 8 * groups)) as u64
     }
 
-    /// Makes room for so many rows, too.
+    /// Allocates storage for at least this many rows.
     pub fn reserve(&mut self, rows: usize, cols: usize) -> Result<()> {
         let (rows, Lens { words, groups }) = (rows.min(MOST_ROWS), Lens::most(cols));
         if rows * words > self.words.len() {
@@ -185,7 +192,7 @@ impl PackedRows {
         Ok(())
     }
 
-    /// Rows of so many columns for which there is room.
+    /// Returns how many rows of this width fit the storage.
     pub fn most_rows(&self, cols: usize) -> usize {
         let Lens { words, groups } = Lens::most(cols.max(1));
         let most = (self.words.len() / words).min(self.scales.len() / groups);
@@ -193,7 +200,8 @@ impl PackedRows {
         most
     }
 
-    /// Packs `strips` times the rows of `tiles`, which `x` gives as `[rows, cols]`.
+    /// Packs the rows of `tiles` for each of `strips` strips. `x` returns the rows of a strip,
+    /// `[rows, cols]`.
     pub fn pack<'a>(
         &'a mut self,
         Machine { isa, pool }: Machine,
@@ -211,7 +219,8 @@ impl PackedRows {
         pool.run(strips * tiles.count, &|task, _| {
             let (strip, tile) = (task / tiles.count, tiles.rows(task % tiles.count));
             let (first, rows) = (strip * tiles.rows + tile.start, tile.len());
-            // SAFETY: tiles are disjoint, and inside what was just cut to their size; the path is present.
+            // SAFETY: tiles are disjoint and inside the slices that are cut above. The CPU supports
+            // `isa`.
             unsafe {
                 isa.run(PackTile {
                     format,
@@ -228,15 +237,16 @@ impl PackedRows {
     }
 }
 
-/// Those of some rows, each of `len`.
+/// Returns the part of consecutive rows of `len` elements each.
+///
 /// # Safety
-/// They are there, and nobody else's.
+/// The rows exist, and no other reference to them does.
 unsafe fn part<'a, T>(all: SendPtr<T>, first: usize, rows: usize, len: usize) -> &'a mut [T] {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller upholds this function's contract.
     unsafe { std::slice::from_raw_parts_mut(all.get().add(first * len), rows * len) }
 }
 
-/// One tile's rows.
+/// The rows of one tile.
 struct PackTile<'a> {
     format: RowFormat,
     cols: usize,
@@ -253,7 +263,7 @@ impl Kernel for PackTile<'_> {
     unsafe fn run<L: Lanes>(mut self) {
         match self.format {
             RowFormat::Floats { .. } => self.copy(),
-            // Only the path of pairs asks for them.
+            // Only the path with pairs selects this format.
             RowFormat::Pairs if L::PAIRS => self.round::<L>(),
             RowFormat::Pairs => unreachable!("the path has no pairs"),
             RowFormat::Bytes { group, zero } => self.quantize(group, zero),
@@ -271,7 +281,8 @@ impl PackTile<'_> {
         self.words[self.cols * rows..].fill(0);
     }
 
-    /// As many words as a vector has at a time, of all rows; then one row's ends after the other's.
+    /// Rounds and transposes one vector of words of all rows at a time, and then the ends of the
+    /// rows one by one.
     #[inline(always)]
     fn round<L: Lanes>(&mut self) {
         let (rows, cols) = (self.rows, self.cols);
@@ -279,13 +290,15 @@ impl PackTile<'_> {
         let whole = cols / (2 * L::N) * (2 * L::N);
         for k in (0..whole).step_by(2 * L::N) {
             let (x, words) = (&self.x[k..(rows - 1) * cols + k + 2 * L::N], &mut self.words[k / 2 * rows..][..L::N * rows]);
-            // SAFETY: as was just cut, all rows reach so far, and there is a place for so many words of each; a tile has no more rows than a vector has lanes.
+            // SAFETY: the slices above bound the rows and the words. A tile has at most as many
+            // rows as a vector has lanes.
             unsafe { L::turn_pairs(x.as_ptr(), cols, rows, words.as_mut_ptr()) };
         }
         for (r, x) in self.x.chunks_exact(cols).enumerate() {
             for k in (whole..cols).step_by(L::N) {
                 let (mut rounded, count) = ([0u16; 16], L::N.min(cols - k));
-                // SAFETY: no vector has more lanes; what is behind the row is 0.
+                // SAFETY: no vector has more than 16 lanes, and `load_some` reads `count` numbers
+                // only.
                 unsafe { L::store_bf16(rounded.as_mut_ptr(), load_some::<L, f32>(x[k..].as_ptr(), count)) };
                 let pairs = &rounded.as_chunks::<2>().0[..count.div_ceil(2)];
                 spread(&mut self.words[k / 2 * rows + r..], rows, pairs.len(), |pair| {
@@ -300,7 +313,7 @@ impl PackTile<'_> {
     fn quantize(&mut self, group: usize, zero: Option<u32>) {
         for r in 0..self.rows {
             for (place, x) in self.x[r * self.cols..][..self.cols].chunks(group).enumerate() {
-                // Of known lengths: each is its own unrolled loop.
+                // Constant lengths: each has its own unrolled loop.
                 match x.len() {
                     128 => self.quantize_group(r, place, group, &x[..128], zero),
                     64 => self.quantize_group(r, place, group, &x[..64], zero),
@@ -313,7 +326,7 @@ impl PackTile<'_> {
 
     #[inline(always)]
     fn quantize_group(&mut self, r: usize, place: usize, group: usize, x: &[f32], zero: Option<u32>) {
-        let (rows, mut bytes) = (self.rows, [0u8; GROUP]); // the last word may have less than four
+        let (rows, mut bytes) = (self.rows, [0u8; GROUP]); // pads the last word
         self.scales[place * rows + r] = quantize::signed(x, &mut bytes[..x.len()]);
         let total: i32 = bytes[..x.len()].iter().map(|byte| *byte as i8 as i32).sum();
         self.corrections[place * rows + r] = match zero {
@@ -325,12 +338,12 @@ impl PackTile<'_> {
     }
 }
 
-/// Every `rows`th word from the first on becomes `word(k)`, for the first `count`.
+/// Writes `word(k)` to every `rows`th word, for k in 0..count.
 #[inline(always)]
 fn spread(words: &mut [u32], rows: usize, count: usize, word: impl Fn(usize) -> u32) {
     assert!(count == 0 || (count - 1) * rows < words.len());
     for k in 0..count {
-        // SAFETY: as was just asserted.
+        // SAFETY: the assertion above bounds the index.
         unsafe { *words.get_unchecked_mut(k * rows) = word(k) };
     }
 }
