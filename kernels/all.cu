@@ -1,4 +1,4 @@
-// All kernels, for one fatbin.
+// All kernels, compiled into one fatbin.
 #include "attention.cu"
 #include "cache.cu"
 #include "draw.cu"

@@ -1,21 +1,28 @@
-// Attention over K and V in blocks, as they are stored.
+// Attention over K and V in blocks, in the format of the KV cache.
 //
-// K and V of a layer lie as [block][K, V][kv_head][token][dim]; where the values are the first dimensions of the keys, as
-// [block][kv_head][token][dim]. In int8 and fp8, behind the numbers of each head of each half lies a scale in f32 for each token.
+// K and V of a layer are stored as [block][K, V][kv_head][token][dim]. If the values are the first
+// dimensions of the keys, they are stored as [block][kv_head][token][dim]. In int8 and fp8, the
+// numbers of each head of K and of V are followed by one f32 scale per token.
 //
-// A query is one head of one row. Those of the heads that share a KV head, of all rows of a sequence, are numbered row by row. A tile is
-// some of them, so that what is read of K and V serves all. Grids are (tiles, kv_heads, z):
+// A query is one head of one row. The queries of all heads that share a KV head, over all rows of a
+// sequence, are numbered row by row. A tile is a range of them, so that K and V are read once for
+// the tile. Grids are (tiles, kv_heads, z):
 //
-//   kernel                       a tile's queries  z               threads            dynamic shared memory
-//   attention_prefill_<T>_<DIM>  64                1               128                PREFILL_STAGES * STAGE_BYTES
-//   attention_decode_<T>_<DIM>   16, of one row    splits          32 * DECODE_WARPS  DECODE_STAGES * STAGE_BYTES; of 256 in bytes 16 KiB more
-//   attention_merge              16, of one row    min(16, group)  any number         none
-//   attention_plain_<T>          64                any number      128                none
+//     kernel                       a tile's queries  z                threads
+//     attention_prefill_<T>_<DIM>  64                1                128
+//     attention_decode_<T>_<DIM>   16, of one row    splits           32 * DECODE_WARPS
+//     attention_merge              16, of one row    min(16, group)   any number
+//     attention_plain_<T>          64                any number       128
 //
-// where group = heads / kv_heads, the heads that share a KV head. A tile of no rows is passed over.
+// group = heads / kv_heads, the heads that share a KV head. A tile without rows is skipped. Prefill
+// needs PREFILL_STAGES * STAGE_BYTES of dynamic shared memory. Decode needs DECODE_STAGES *
+// STAGE_BYTES, and 16 KiB more of static shared memory for DIM 256 in int8 and fp8. The others need
+// none.
 //
-// Softmax runs online over tokens counted from the sequence's first, whichever a tile begins with. Tokens that a query does not see leave
-// its sums as they were, to the bit (in 16 bits only where what they hold are numbers). So no query's result depends on those beside it in a tile, nor on how its sequence was cut into steps.
+// Softmax runs online over tokens, counted from the start of the sequence, independent of the tile.
+// Tokens that a query does not attend to leave its sums unchanged, bit for bit (in 16-bit formats,
+// only if their stored numbers are finite). So a query's result depends neither on the other
+// queries of its tile nor on how its sequence was divided into steps.
 #include "tensor.cuh"
 
 #define LOG2_E 1.44269504088896f
@@ -23,39 +30,40 @@
 #define PREFILL_WARPS 4
 #define PREFILL_STAGES 2
 #define DECODE_QUERIES 16
-#define LEAST_PART 256u // tokens of a sequence that are worth a block of threads
+#define LEAST_PART 256u // minimum number of tokens of a split, so that a thread block has enough work
 #define PLAIN_QUERIES 64
 #define PLAIN_WARPS 4
 #define PLAIN_MOST_DIM 576
-#define ALL_POSITIONS 0x80000000u // more than a sequence has
+#define ALL_POSITIONS 0x80000000u // greater than any sequence length
 
 struct AttentionTile {
     u32 first_row, rows; // of the sequence, in this step
-    u32 table;           // where its block table begins
+    u32 table;           // index of the sequence's first entry in `tables`
     u32 first_query;
 };
 
-// What all attention kernels are given.
+// The arguments of all attention kernels.
 struct Attention {
     float *out;                 // [rows, heads, value_dim]
-    const float *qkv;           // [rows, row_width], of which the first are queries: [heads, head_dim]
+    const float *qkv;           // [rows, row_width], each row beginning with the queries: [heads, head_dim]
     const u8 *kv;               // blocks
     const AttentionTile *tiles; // [gridDim.x]
     const u32 *positions;       // [rows]
     const u32 *tables;          // [places, table_groups]
-    const float *slopes;        // [heads] or null: a score falls by so much for each position between
-    const float *sinks;         // [heads] or null: scores that have been seen before all others, without a value
+    const float *slopes;        // [heads] or null: ALiBi slopes, by which a score decreases per position of distance
+    const float *sinks;         // [heads] or null: scores that precede all others, without a value
     u32 row_width, heads, kv_heads;
-    u32 head_dim, value_dim; // fewer values than dimensions: they are those of the keys
-    u32 block_shift;         // log2 of the tokens of a block
+    u32 head_dim, value_dim; // value_dim < head_dim: the values are the first dimensions of the keys
+    u32 block_shift;         // log2 of the tokens per block
     u32 table_groups, table_group;
-    u32 window;            // a query sees so many positions, its own included
-    float scale, soft_cap; // 0: none
+    u32 window;            // number of positions that a query attends to, including its own
+    float scale, soft_cap; // soft_cap is 0 if there is none
 
     __device__ __forceinline__ u32 group() const { return heads / kv_heads; }
 };
 
-// Parameters of kernels in their one order. Between and behind these some take more. `window` is 0 where a query sees all before it.
+// Kernel parameters in their common order. Some kernels take more between and after them. `window`
+// is 0 for full causal attention.
 #define ATTENTION_POINTERS                                                                                           \
     float *out, const float *qkv, const u8 *kv, const AttentionTile *tiles, const u32 *positions, const u32 *tables, \
         const float *slopes, const float *sinks, u32 row_width, u32 heads, u32 kv_heads
@@ -64,7 +72,7 @@ struct Attention {
     Attention{out, qkv, kv, tiles, positions, tables, slopes, sinks, row_width, heads, kv_heads, head_dim, value_dim, block_shift, \
               table_groups, table_group, window == 0 ? ALL_POSITIONS : window, scale, soft_cap}
 
-// 2^x by the special function unit; exact where x is 0.
+// 2^x by the special function unit; exact for x = 0.
 __device__ __forceinline__ float exp2_of(float x) {
 #ifdef __CUDACC__
     float power;
@@ -75,7 +83,7 @@ __device__ __forceinline__ float exp2_of(float x) {
 #endif
 }
 
-// A query, and the positions that it sees.
+// A query and the range of positions that it attends to.
 struct Query {
     u32 row, head, first, last;
 };
@@ -85,24 +93,24 @@ __device__ __forceinline__ Query query_of(const Attention &a, const AttentionTil
     return {row, blockIdx.y * a.group() + number % a.group(), last + 1 - min(last + 1, a.window), last};
 }
 
-// How many queries a tile has, of at most `most`.
+// Returns the number of queries of a tile, at most `most`.
 __device__ __forceinline__ u32 queries_of(const AttentionTile &tile, u32 group, u32 most) {
     return min(most, tile.rows * group - tile.first_query);
 }
 
-// A score as soft cap and distance make it.
+// Applies ALiBi and the soft cap to a score.
 __device__ __forceinline__ float bent(const Attention &a, float score, float slope, u32 query, u32 token) {
     score -= slope * float(int(query - token));
     return a.soft_cap > 0.0f ? a.soft_cap * tanhf(score * (1.0f / a.soft_cap)) : score;
 }
 
-// What is stored of one KV head of a sequence.
+// The cached K and V of one KV head of a sequence.
 struct StoredHead {
     const u8 *kv;                 // blocks
     const u32 *tables;            // [places, table_groups]
-    u32 table, table_groups;      // where the sequence's first block stands, and how far behind it the next
-    u32 block_shift, block_bytes; // of both halves and all heads
-    u32 keys_at, values_behind;   // bytes from a block's beginning to the head's K, and from there to its V
+    u32 table, table_groups;      // index of the sequence's first block, and the distance to the next
+    u32 block_shift, block_bytes; // block_bytes: K and V of all heads
+    u32 keys_at, values_behind;   // byte offset of the head's K in a block, and of its V from its K
 
     __device__ __forceinline__ u32 block(u32 token) const { return tables[table + (token >> block_shift) * table_groups]; }
     __device__ __forceinline__ u32 slot(u32 token) const { return token & ((1u << block_shift) - 1); }
@@ -116,12 +124,13 @@ __device__ __forceinline__ StoredHead stored_head(const Attention &a, const Atte
     return head;
 }
 
-// A mean of values weighted by 2^score, of some tokens: sum and weight against the greatest score.
+// A partial softmax over some tokens: the values weighted by 2^(score - most) as `sum`, the weights
+// as `weight`, and the maximum score as `most`.
 struct Mean {
     float most, weight, sum;
 
     __device__ __forceinline__ void add(Mean part) {
-        if (part.most == NO_NUMBER && part.weight == 0.0f) return; // of no tokens
+        if (part.most == NO_NUMBER && part.weight == 0.0f) return; // no tokens
         float before = most;
         most = fmaxf(before, part.most);
         float kept = exp2_of(before - most), share = exp2_of(part.most - most);
@@ -130,7 +139,7 @@ struct Mean {
     }
 };
 
-// What comes before all tokens.
+// Returns the initial partial softmax, before all tokens: the sink, if there is one.
 __device__ __forceinline__ Mean mean_of_none(const float *sinks, u32 head) {
     if (sinks) return {sinks[head] * LOG2_E, 1.0f, 0.0f};
     return {NO_NUMBER, 0.0f, 0.0f};
@@ -138,8 +147,9 @@ __device__ __forceinline__ Mean mean_of_none(const float *sinks, u32 head) {
 
 // ---- on tensor cores
 
-// As what K and V are multiplied that are stored as T. Bytes become bf16, which has all their numbers and reaches as far as f32: so neither a query nor
-// a weight times a scale can become too great for it, and what becomes 0 is so small that f32 would hardly have it.
+// The type in which K and V of storage type T are multiplied. 8-bit types are converted to bf16,
+// which represents all their values and has the range of f32. So queries, and weights times a
+// scale, do not overflow, and they underflow only near the limit of f32.
 template <class T> struct Factor {
     typedef T Type;
     static constexpr bool SCALED = false, NARROW = false;
@@ -148,61 +158,64 @@ template <> struct Factor<signed char> {
     typedef bf16 Type;
     static constexpr bool SCALED = true, NARROW = false;
 };
-// Reaches from 2^-24 to 65504 only: queries are brought there.
+// f16 has a range of 2^-24 to 65504 only, so queries are scaled into it.
 template <> struct Factor<f16> {
     typedef f16 Type;
     static constexpr bool SCALED = false, NARROW = true;
 };
 template <> struct Factor<e4m3> : Factor<signed char> {};
 
-// Of one head's K, or V, of a token.
+// Returns the bytes of K or V of one head and token.
 template <class T> __device__ __forceinline__ u32 token_bytes(u32 dim) { return dim * sizeof(T) + (Factor<T>::SCALED ? sizeof(float) : 0); }
 
-// K and V in shared memory, as they are stored: the numbers of both, and where they have scales these behind them.
+// K and V in shared memory, in their storage format: the numbers of both, followed by the scales of
+// both if the type has scales.
 template <class T, u32 DIM> struct AttentionShared {
-    static constexpr u32 TOKENS = DIM <= 128 ? 64 : 32; // that a block reads at a time
-    static constexpr u32 CHUNKS = DIM * sizeof(T) / 16; // of a row, as they are copied
-    static constexpr u32 PITCH = (CHUNKS | 1) * 16 / sizeof(T); // an odd number of chunks: eight rows in a column lie in different banks
+    static constexpr u32 TOKENS = DIM <= 128 ? 64 : 32; // tokens that a thread block reads at a time
+    static constexpr u32 CHUNKS = DIM * sizeof(T) / 16; // 16-byte chunks per row, the unit of copying
+    static constexpr u32 PITCH = (CHUNKS | 1) * 16 / sizeof(T); // an odd number of chunks, so that eight consecutive rows are in different banks
     static constexpr u32 TOKEN_BYTES = PITCH * sizeof(T) + (Factor<T>::SCALED ? sizeof(float) : 0);
     static constexpr u32 STAGE_BYTES = 2 * TOKENS * TOKEN_BYTES;
-    // On a multiprocessor; 0: as many as the compiler finds right. Of these it finds two, for the sake of a few registers; those that queries in f16 and
-    // bytes take besides are too many for three.
+    // Thread blocks per multiprocessor for launch bounds; 0: the compiler decides. For these widths
+    // the compiler would choose two blocks because of a few registers, where three are possible. In
+    // f16 and the 8-bit types, scaled queries need too many registers for three.
     static constexpr u32 PREFILL_BLOCKS = DIM == 112 || DIM == 128 ? (Factor<T>::NARROW || Factor<T>::SCALED ? 2 : 3) : 0;
-    // Decode has little to compute, and ends when all has been read: no sooner than the bytes of K and V at 4.8 TB/s, on an H200. Over 132
-    // multiprocessors, with 1 us from asking to having, that is 36 KiB on their way to each at any time. A block has up to 72 KiB on
-    // their way, and two or three share a multiprocessor.
+    // Decode is bound by memory bandwidth, which is 4.8 TB/s on an H200. With 132 multiprocessors
+    // and a latency of 1 us, 36 KiB must be in flight per multiprocessor at all times. A thread
+    // block has up to 72 KiB in flight, and two or three blocks share a multiprocessor.
     static constexpr u32 DECODE_STAGES = 72 * 1024 / STAGE_BYTES;
     static constexpr u32 DECODE_WARPS = TOKENS / 16;
 };
 
-// K and V on their way to shared memory: the threads of a warp or of a block copy TOKENS of them at a time, up to STAGES times ahead.
+// Asynchronous copies of K and V to shared memory. The threads of a warp or of a block copy TOKENS
+// tokens at a time, up to STAGES stages ahead.
 template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES> struct KvStream {
     typedef AttentionShared<T, DIM> Shared;
     static constexpr u32 CHUNKS = Shared::CHUNKS, PITCH = Shared::PITCH, STAGE = 2 * TOKENS * Shared::TOKEN_BYTES / sizeof(T);
     static constexpr u32 IN_CHUNK = 16 / sizeof(T);
-    T *stages; // [STAGES], each [(K, V), TOKENS, PITCH] and, where there are scales, those: [(K, V), TOKENS]
+    T *stages; // [STAGES], each [(K, V), TOKENS, PITCH], followed by the scales, if any: [(K, V), TOKENS]
     StoredHead head;
-    u32 first, end;  // the tokens that there are
-    u32 token, step; // to copy next, and from there to the one after it
-    u32 stage;       // to take next
+    u32 first, end;  // range of valid tokens
+    u32 token, step; // first token of the next copy, and the distance to the copy after it
+    u32 stage;       // next stage to consume
 
     __device__ __forceinline__ void begin() {
         stage = 0;
         for (u32 i = 0; i < STAGES - 1; i++) copy_next(i);
     }
 
-    // K, and V behind them, of the next tokens.
+    // Returns K of the next tokens. V follows K.
     __device__ __forceinline__ const T *next() {
-        meet(); // all are done with the last ones, whose room is free
+        meet(); // all threads have finished with the last stage, whose memory is reused
         copy_next(stage == 0 ? STAGES - 1 : stage - 1);
         copy_async_wait<STAGES - 1>();
-        meet(); // all have copied
+        meet(); // all threads have copied
         const T *ready = stages + stage * STAGE;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
         return ready;
     }
 
-    // Commits also where there is nothing left, so that the same number is waited for.
+    // Commits even if no tokens are left, so that the number of groups to wait for is constant.
     __device__ __forceinline__ void copy_next(u32 to) {
         if (token < end) copy(stages + to * STAGE);
         copy_async_commit();
@@ -214,12 +227,13 @@ template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES> struct KvStream
         else __syncthreads();
     }
 
-    // Tokens that nobody sees become zeros: whatever lies in their place, even times 0, might be NaN.
+    // Copies tokens to a stage. Tokens outside the range are zeroed: their memory might hold NaN,
+    // which remains NaN when multiplied by 0.
     __device__ __forceinline__ void copy(T *to) const {
         constexpr u32 COUNT = div_ceil(TOKENS * CHUNKS, THREADS);
         u32 blocks[COUNT];
 #pragma unroll
-        for (u32 i = 0; i < COUNT; i++) { // before any copy: so they are looked up at the same time
+        for (u32 i = 0; i < COUNT; i++) { // looked up before any copy, so that the lookups overlap
             u32 wanted = token + (threadIdx.x % THREADS + i * THREADS) / CHUNKS;
             blocks[i] = head.block(min(max(wanted, first), end - 1));
         }
@@ -244,24 +258,25 @@ template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES> struct KvStream
     }
 };
 
-// 16 queries of a warp on their way through K and V, TOKENS at a time. As tensor cores have it, a lane knows of two queries, lane / 4 and
-// the one 8 behind it.
+// The state of a warp's 16 queries while it iterates over K and V, TOKENS at a time. In the layout
+// of tensor core fragments, a lane holds parts of two queries: lane / 4 and lane / 4 + 8.
 template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
     typedef typename Factor<T>::Type Number;
     static constexpr u32 PITCH = AttentionShared<T, DIM>::PITCH;
     static constexpr bool SCALED = Factor<T>::SCALED;
-    // Whether queries are read from shared memory, for what widens bytes of so wide heads has no registers left.
+    // True if queries are kept in shared memory: converting the bytes of heads this wide leaves no
+    // registers for them.
     static constexpr bool SHARES = SCALED && DIM == 256 && TOKENS == 16;
-    u32 queries[SHARES ? 1 : DIM / 16][4]; // of mma: a
-    float sums[DIM / 8][4];   // of mma: d
-    float most[2], weight[2]; // the greatest score, times log2 of e; this lane's part of the weight
+    u32 queries[SHARES ? 1 : DIM / 16][4]; // fragment a of mma
+    float sums[DIM / 8][4];   // fragment d of mma
+    float most[2], weight[2]; // the maximum score times log2(e); this lane's part of the weight
     float slope[2];
-    float restore[2];         // where numbers are narrow: what brings a query's products back to their size
-    u32 last[2];             // position that a query sees
-    u32 all_first, all_last; // positions that all see
-    float power;             // a score times this is the log2 of its weight
+    float restore[2];         // narrow types only: the factor that restores the scale of a query's scores
+    u32 last[2];             // last position that a query attends to
+    u32 all_first, all_last; // positions that all queries attend to
+    float power;             // score * power is the log2 of the weight
 
-    // From query `number` on, of `count`; the last one stands in for those behind it.
+    // Starts with query `number` of `count`. Queries beyond the last one duplicate it.
     __device__ __forceinline__ void begin(const Attention &a, const AttentionTile &tile, const float *sinks, u32 number, u32 count) {
         u32 end = tile.first_query + count - 1;
         all_first = query_of(a, tile, min(number + 15, end)).first;
@@ -284,7 +299,8 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         for (u32 i = 0; i < DIM / 8 * 4; i++) sums[i / 4][i % 4] = 0.0f;
     }
 
-    // The power of two that brings a query's greatest number to between 1 and 2, as near as powers of f32 come; and its inverse.
+    // Computes the power of two that scales a query's largest magnitude to between 1 and 2, within
+    // the range of f32, and its inverse.
     static __device__ __forceinline__ void narrow(const float *query /* [DIM] */, float &factor, float &restore) {
         float most = 0.0f;
 #pragma unroll
@@ -313,14 +329,14 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
 
     __device__ __forceinline__ u32 &query_register(u32 i, u32 which) {
         if constexpr (SHARES) {
-            __shared__ __align__(16) u32 all[AttentionShared<T, DIM>::DECODE_WARPS][DIM / 16][WARP][4]; // each thread reads what it wrote
+            __shared__ __align__(16) u32 all[AttentionShared<T, DIM>::DECODE_WARPS][DIM / 16][WARP][4]; // each thread reads only what it wrote
             return all[warp_in_block()][i][lane_in_warp()][which];
         } else return queries[i][which];
     }
 
     __device__ __forceinline__ void attend(const Attention &a, const T *keys /* [TOKENS, PITCH] */, u32 token) {
-        float scores[TOKENS / 8][4] = {}; // of mma: d
-        const float *scales = reinterpret_cast<const float *>(keys + 2 * TOKENS * PITCH); // [(K, V), TOKENS], where there are any
+        float scores[TOKENS / 8][4] = {}; // fragment d of mma
+        const float *scales = reinterpret_cast<const float *>(keys + 2 * TOKENS * PITCH); // [(K, V), TOKENS], if the type has scales
         if constexpr (SCALED) multiply_bytes_of_keys(scores, keys, scales);
         else multiply_keys(scores, keys);
         if constexpr (Factor<T>::NARROW) restore_size(scores);
@@ -350,7 +366,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
                                                            const float *scales /* [TOKENS] */) {
         const T *mine = keys + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 16;
 #pragma unroll
-        for (u32 k = 0; k < DIM / 16; k += 2) { // of an odd number the last has a neighbour that counts for nothing
+        for (u32 k = 0; k < DIM / 16; k += 2) { // if DIM / 16 is odd, the upper half of the last load is unused
 #pragma unroll
             for (u32 n = 0; n < TOKENS / 16; n++) {
                 u32 b[4];
@@ -377,7 +393,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         for (u32 i = 0; i < TOKENS / 2; i++) scores[i / 4][i % 4] *= restore[i % 4 / 2];
     }
 
-    // Of score i of matrix n the token, counted from the first.
+    // Returns the token of score i of matrix n, relative to the first token.
     static __device__ __forceinline__ u32 column(u32 n, u32 i) { return n * 8 + lane_in_warp() % 4 * 2 + i % 2; }
 
     __device__ __forceinline__ void bend(float (&scores)[TOKENS / 8][4], const Attention &a, u32 token) {
@@ -389,7 +405,8 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         }
     }
 
-    // What is later than a query lies, as unsigned numbers wrap, farther back than any window.
+    // Masks scores outside the window. For tokens after the query, the unsigned difference wraps to
+    // a value beyond every window.
     __device__ __forceinline__ void hide(float (&scores)[TOKENS / 8][4], u32 window, u32 token) {
 #pragma unroll
         for (u32 n = 0; n < TOKENS / 8; n++) {
@@ -399,7 +416,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         }
     }
 
-    // Scores become weights against the greatest so far.
+    // Replaces scores by weights relative to the maximum so far.
     __device__ __forceinline__ void soften(float (&scores)[TOKENS / 8][4]) {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
@@ -409,7 +426,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
             here = fmaxf(here, __shfl_xor_sync(ALL_LANES, here, 1));
             here = fmaxf(here, __shfl_xor_sync(ALL_LANES, here, 2));
             most[half] = fmaxf(before, here * power);
-            float base = most[half] == NO_NUMBER ? 0.0f : most[half]; // while a query has seen nothing, all its weights are 0
+            float base = most[half] == NO_NUMBER ? 0.0f : most[half]; // if no token has been visible yet, all weights are 0
             float kept = exp2_of(before - base);
             weight[half] *= kept;
 #pragma unroll
@@ -440,7 +457,8 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         }
     }
 
-    // Weights take the scales. Of matrices of sums each first one has a register's even dimensions, and each second one its odd ones.
+    // Adds the values of an 8-bit type. The weights are multiplied by the scales. Even matrices of
+    // sums hold the even dimensions of a register, odd matrices the odd dimensions.
     __device__ __forceinline__ void add_bytes_of_values(const float (&weights)[TOKENS / 8][4], const T *values /* [TOKENS, PITCH] */,
                                                         const float *scales /* [TOKENS] */) {
         const T *mine = values + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 16;
@@ -451,7 +469,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
             for (u32 i = 0; i < 4; i++) {
                 float2 two = *reinterpret_cast<const float2 *>(scales + column(2 * k + i / 2, 0));
                 const float *pair = &weights[2 * k + i / 2][i % 2 * 2];
-                // What a query does not see may have a scale that is no number.
+                // The scale of a token outside the window may be NaN.
                 a[i] = pack2<Number>(pair[0] == 0.0f ? 0.0f : pair[0] * two.x, pair[1] == 0.0f ? 0.0f : pair[1] * two.y);
             }
 #pragma unroll
@@ -471,7 +489,8 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         }
     }
 
-    // The sums of two dimensions that are neighbours, as a query has pair n of a lane's; and where they are.
+    // Returns the sums of two adjacent dimensions: the lane's pair n of a query. `first_of_two`
+    // returns the first of these dimensions.
     __device__ __forceinline__ float2 two_sums(u32 n, u32 half) const {
         if constexpr (SCALED) return make_float2(sums[n / 2 * 2][2 * half + n % 2], sums[n / 2 * 2 + 1][2 * half + n % 2]);
         return make_float2(sums[n][2 * half], sums[n][2 * half + 1]);
@@ -481,7 +500,8 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         return n * 8 + lane_in_warp() % 4 * 2;
     }
 
-    // A lane's dimensions of a query's sums, times `factor`. Where a sum has become -0, tokens that are not seen may make it 0: so all are 0.
+    // Writes a lane's dimensions of a query's sums, times `factor`. Adding 0 normalizes -0, whose
+    // sign would depend on tokens outside the window.
     __device__ __forceinline__ void write_sums(float *to /* [DIM] */, u32 half, float factor) const {
 #pragma unroll
         for (u32 n = 0; n < DIM / 8; n++) {
@@ -490,7 +510,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         }
     }
 
-    // Of all four lanes that know of a query.
+    // Returns a query's weight, summed over its four lanes.
     __device__ __forceinline__ float whole_weight(u32 half) const {
         float sum = weight[half];
         sum += __shfl_xor_sync(ALL_LANES, sum, 1);
@@ -498,10 +518,11 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
     }
 };
 
-// Tiles that see most come last in a sequence, and begin first: so the device is busy to the end.
+// Tiles with the longest context are last in a sequence and start first, which balances the load at
+// the end.
 __device__ __forceinline__ AttentionTile prefill_tile(const Attention &a) { return a.tiles[gridDim.x - 1 - blockIdx.x]; }
 
-// Looks at the tile again, so that nothing of it takes registers meanwhile.
+// Writes the result. Loads the tile again, so that it occupies no registers in the main loop.
 template <u32 DIM, class Queries> __device__ __forceinline__ void write_prefill(const Attention &a, const Queries &queries) {
     AttentionTile tile = prefill_tile(a);
 #pragma unroll
@@ -531,7 +552,7 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_prefill(const
     write_prefill<DIM>(a, queries);
 }
 
-// What the warps of a block have of its queries, in the room of K and V.
+// The partial results of a block's warps, in the shared memory of K and V.
 template <class T, u32 DIM> struct SharedMeans {
     static constexpr u32 WARPS = AttentionShared<T, DIM>::DECODE_WARPS, PITCH = DIM + 8;
     float sums[WARPS][16][PITCH], most[WARPS][16], weight[WARPS][16];
@@ -541,7 +562,7 @@ template <class T, u32 DIM> struct SharedMeans {
         for (u32 half = 0; half < 2; half++) {
             u32 warp = warp_in_block(), query = lane_in_warp() / 4 + 8 * half;
             queries.write_sums(sums[warp][query], half, 1.0f);
-            weight[warp][query] = queries.whole_weight(half); // the same from all four lanes
+            weight[warp][query] = queries.whole_weight(half); // the four lanes write the same value
             most[warp][query] = queries.most[half];
         }
     }
@@ -553,21 +574,24 @@ template <class T, u32 DIM> struct SharedMeans {
     }
 };
 
-// Where the splits of a query of this block's tile begin. Of each: sums, greatest score, weight.
+// Returns the offset of the splits of a query of this block's tile. Each split has sums, maximum
+// score and weight.
 __device__ __forceinline__ u64 partial_of(u32 kv_heads, u32 group, u32 query, u32 splits, u32 dim) {
     u64 first_of_tile = (u64(blockIdx.x) * kv_heads + blockIdx.y) * min(u32(DECODE_QUERIES), group);
     return (first_of_tile + query) * splits * (dim + 2);
 }
 
-// How the longest sequence is cut, of `longest` tokens or somewhat less, so that there are at most `splits` parts: in multiples of 64, and in
-// none that is not worth a block of threads. A sequence's bits depend on `len`, and not on how many parts lie behind its end.
+// The division of the longest sequence into at most `splits` parts, for split-K decode. The length
+// of a part is a multiple of 64 and at least LEAST_PART. A sequence's result depends on `len`, but
+// not on the number of parts beyond its end.
 struct Cut {
     u32 len, parts;
     __device__ __forceinline__ Cut(u32 longest, u32 splits)
         : len(max(LEAST_PART, (longest + 64 * splits - 1) / (64 * splits) * 64)), parts((longest + len - 1) / len) {}
 };
 
-// out of one part; of several a part of `partial`, for attention_merge.
+// Writes `out` if there is one part, and otherwise this block's part of `partial` for
+// attention_merge.
 template <class T, u32 DIM>
 __device__ __forceinline__ void write_decode(const Attention &a, const AttentionTile &tile, const SharedMeans<T, DIM> &means, u32 parts,
                                              float *partial /* [tiles, kv_heads, min(16, group), splits, DIM + 2] */) {
@@ -587,15 +611,15 @@ __device__ __forceinline__ void write_decode(const Attention &a, const Attention
     }
 }
 
-// Warps take turns at 16 tokens, each with K and V of its own.
+// Warps process 16 tokens each in turn, and each warp has its own copies of K and V.
 template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const Attention &a, float *partial, u32 longest) {
     typedef AttentionShared<T, DIM> Shared;
     constexpr u32 STAGES = Shared::DECODE_STAGES;
-    DYNAMIC_SHARED(T, stages); // of each warp its own
+    DYNAMIC_SHARED(T, stages); // divided among the warps
     AttentionTile tile = a.tiles[blockIdx.x];
     Cut cut(longest, gridDim.z);
     if (tile.rows == 0 || blockIdx.z >= cut.parts) return;
-    Query seen = query_of(a, tile, tile.first_query); // as by all of the row
+    Query seen = query_of(a, tile, tile.first_query); // the same for all queries of the row
     u32 first = max(seen.first, blockIdx.z * cut.len), end = min(seen.last + 1, (blockIdx.z + 1) * cut.len);
     u32 token = first / Shared::TOKENS * Shared::TOKENS + warp_in_block() * 16;
     typedef KvStream<T, DIM, 16, WARP, STAGES> Stream;
@@ -607,7 +631,7 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const 
     queries.begin(a, tile, nullptr, tile.first_query, queries_of(tile, a.group(), DECODE_QUERIES));
     for (; token < end; token += Shared::TOKENS) queries.attend(a, stream.next(), token);
 
-    __syncthreads(); // all are done with K and V, in whose room the means are
+    __syncthreads(); // all warps have finished with K and V, whose memory the partial results reuse
     static_assert(sizeof(SharedMeans<T, DIM>) <= STAGES * Shared::STAGE_BYTES, "all means have room");
     SharedMeans<T, DIM> &means = *reinterpret_cast<SharedMeans<T, DIM> *>(stages);
     means.put(queries);
@@ -615,7 +639,8 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const 
     write_decode(a, tile, means, cut.parts, partial);
 }
 
-// out = the mean over parts, and the sink; of one part nothing is left to do.
+// out = the combination of all parts and the sink. If there is one part, attention_decode has
+// written the result.
 extern "C" __global__ void attention_merge(float *out /* [rows, heads, dim] */,
                                            const float *partial /* [tiles, kv_heads, min(16, group), splits, dim + 2] */,
                                            const AttentionTile *tiles /* [tiles] */, const float *sinks /* [heads] or null */,
@@ -638,13 +663,13 @@ extern "C" __global__ void attention_merge(float *out /* [rows, heads, dim] */,
 
 // ---- for heads of any width, and K and V of any type
 
-// A token's numbers, and what they are multiplied by.
+// A token's numbers and their scale.
 template <class T> struct StoredToken {
     const T *numbers; // [dim]
     float scale;
 };
 
-// K and V as plain kernels read them.
+// The cached K and V of one KV head, for the plain kernels.
 template <class T> struct PlainHead {
     StoredHead head;
     u32 dim;
@@ -660,12 +685,13 @@ template <class T> struct PlainHead {
     }
 };
 
-// One query of a warp on its way through K and V. Lanes share the dimensions, and then the scores of 32 tokens.
+// The state of a warp's query while it iterates over K and V. Lanes divide the dimensions, and then
+// the scores of 32 tokens.
 template <class T> struct PlainQuery {
     static constexpr u32 COUNT = PLAIN_MOST_DIM / WARP;
     Query seen;
-    float query[COUNT], sums[COUNT]; // of dimensions lane, lane + 32, ...
-    float most, weight;              // the greatest score, times log2 of e
+    float query[COUNT], sums[COUNT]; // dimensions lane, lane + 32, ...
+    float most, weight;              // the maximum score times log2(e)
 
     __device__ __forceinline__ void begin(const Attention &a, const Query &of) {
         const float *from = a.qkv + u64(of.row) * a.row_width + of.head * a.head_dim;
@@ -680,10 +706,10 @@ template <class T> struct PlainQuery {
         }
     }
 
-    // Tokens from this one on, a multiple of 32, of which it sees some.
+    // Processes 32 tokens starting at `token`, a multiple of 32. At least one of them is visible.
     __device__ __forceinline__ void attend(const Attention &a, const PlainHead<T> &head, u32 token) {
         u32 begin = max(seen.first, token), end = min(seen.last + 1, token + WARP);
-        float score = NO_NUMBER; // of lane's token
+        float score = NO_NUMBER; // of this lane's token
         for (u32 i = begin; i < end; i++) {
             float product = dot(a, head.keys(i));
             if (i - token == lane_in_warp()) score = product;
@@ -704,7 +730,7 @@ template <class T> struct PlainQuery {
         return warp_sum(sum) * key.scale;
     }
 
-    // A score becomes a weight against the greatest so far.
+    // Replaces a score by its weight relative to the maximum so far.
     __device__ __forceinline__ float soften(float score) {
         float before = most;
         most = fmaxf(before, warp_max(score));
@@ -725,7 +751,7 @@ template <class T> struct PlainQuery {
     }
 
     __device__ __forceinline__ void put(const Attention &a, float *to /* [value_dim] */, float *mosts, float *weights /* [warps] */) const {
-        mosts[warp_in_block()] = most; // the same from all lanes
+        mosts[warp_in_block()] = most; // all lanes write the same value
         weights[warp_in_block()] = weight;
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) {
@@ -735,7 +761,7 @@ template <class T> struct PlainQuery {
     }
 };
 
-// A block takes every gridDim.z-th query of its tile; for each its warps take turns at 32 tokens.
+// A block processes every gridDim.z-th query of its tile. Its warps process 32 tokens each in turn.
 template <class T> __device__ __forceinline__ void attend_plain(const Attention &a) {
     __shared__ float sums[PLAIN_WARPS][PLAIN_MOST_DIM], most[PLAIN_WARPS], weight[PLAIN_WARPS];
     AttentionTile tile = a.tiles[blockIdx.x];
@@ -754,11 +780,11 @@ template <class T> __device__ __forceinline__ void attend_plain(const Attention 
             for (u32 warp = 0; warp < PLAIN_WARPS; warp++) mean.add({most[warp], weight[warp], sums[warp][dim]});
             to[dim] = mean.sum / mean.weight;
         }
-        __syncthreads(); // all has been read
+        __syncthreads(); // all partial results have been read
     }
 }
 
-// ---- kernels by name
+// ---- kernel definitions
 
 #define ATTENTION_ON_TENSOR_CORES(name, T, DIM)                                                                                         \
     extern "C" __global__ void __launch_bounds__(PREFILL_WARPS *WARP, AttentionShared<T, DIM>::PREFILL_BLOCKS)                          \
@@ -766,7 +792,7 @@ template <class T> __device__ __forceinline__ void attend_plain(const Attention 
         attend_prefill<T, DIM>(ATTENTION_OF(DIM, DIM));                                                                                 \
     }                                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(AttentionShared<T, DIM>::DECODE_WARPS *WARP)                                           \
-        attention_decode_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS, float *partial /* as attention_merge reads it */,        \
+        attention_decode_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS, float *partial /* layout: see attention_merge */,        \
                                         const u32 *longest /* [1] */) {                                                                 \
         attend_decode<T, DIM>(ATTENTION_OF(DIM, DIM), partial, *longest);                                                               \
     }

@@ -1,12 +1,14 @@
-// Rotary positions, K and V on their way into blocks, and blocks on their way elsewhere.
+// Rotary positions, writes of K and V to the cache, and block moves.
 //
-// K and V of a layer lie as [block][K, V][kv_head][token][dim]; where the values are the first dimensions of the keys, as
-// [block][kv_head][token][dim]. In int8 and fp8, behind the numbers of each head of each half lies a scale in f32 for each token.
+// K and V of a layer are stored as [block][K, V][kv_head][token][dim]. If the values are the first
+// dimensions of the keys, they are stored as [block][kv_head][token][dim]. In int8 and fp8, the
+// numbers of each head of K and of V are followed by one f32 scale per token.
 #include "common.cuh"
 
 enum Pairs { HALVES, NEIGHBOURS };
 
-// Turns a head: pair i by the angle whose cosine and sine are at i and i + rotated / 2. The lanes of a warp share the pairs.
+// Rotates a head: pair i by the angle whose cosine is at i and whose sine is at i + rotated / 2.
+// The lanes of a warp divide the pairs.
 __device__ void turn(float *head /* [dim] */, const float *angles /* [rotated] */, u32 rotated, u32 pairs) {
     u32 count = rotated / 2;
     for (u32 i = lane_in_warp(); i < count; i += WARP) {
@@ -28,20 +30,21 @@ extern "C" __global__ void angles(float *out /* [rows, 2 * count] */, const u32 
     }
 }
 
-// Turns heads of `dim` from `first` on; a warp per head. Grid: rows, heads.
+// Rotates heads of `dim` numbers, starting at `first`, with one warp per head. Grid: rows, heads.
 extern "C" __global__ void rope(float *x /* [rows, stride] */, const float *angles /* [rows, rotated] */, u32 first, u32 dim, u32 stride,
                                 u32 rotated, u32 pairs) {
     turn(x + u64(blockIdx.x) * stride + first + u64(blockIdx.y) * dim, angles + u64(blockIdx.x) * rotated, rotated, pairs);
 }
 
-// What K and V are stored as: the nearest there is. In f16 what is beyond the greatest becomes it: infinity would make NaN of all that is seen with it.
+// Rounds to the nearest number of the storage type. f16 saturates, because an infinity would turn
+// every result that depends on it into NaN.
 template <class T> __device__ T kept(float x) { return from_float<T>(x); }
 template <> __device__ f16 kept<f16>(float x) {
     const float most = 65504.0f;
     return from_float<f16>(x == x ? fminf(fmaxf(x, -most), most) : x);
 }
 
-// One token's K, or V, of one head, into its block; by a warp.
+// Writes K or V of one token and head to its block, by one warp.
 template <class T> struct Stored {
     static __host__ __device__ constexpr u32 head_bytes(u32 block_size, u32 dim) { return block_size * dim * sizeof(T); }
     static __device__ void write(u8 *head, const float *numbers /* [dim] */, u32 token, u32, u32 dim) {
@@ -50,17 +53,18 @@ template <class T> struct Stored {
     }
 };
 
-// Multiples of a scale, of which the greatest is `most`.
+// Storage as multiples of a scale, with `most` as the largest multiple.
 template <class T> struct StoredMultiples {
     static __host__ __device__ constexpr u32 head_bytes(u32 block_size, u32 dim) { return block_size * (dim + sizeof(float)); }
     static __device__ void write(u8 *head, const float *numbers /* [dim] */, u32 token, u32 block_size, u32 dim, float most) {
-        float scale = scale_of(numbers, dim, most), divisor = scale == 0.0f ? 1.0f : scale; // 0 times anything is 0
+        float scale = scale_of(numbers, dim, most), divisor = scale == 0.0f ? 1.0f : scale; // all numbers are stored as 0 * scale
         T *to = reinterpret_cast<T *>(head) + u64(token) * dim;
         for (u32 i = lane_in_warp(); i < dim; i += WARP) to[i] = kept<T>(numbers[i] / divisor);
         if (lane_in_warp() == 0) reinterpret_cast<float *>(head + u64(block_size) * dim)[token] = scale;
     }
-    // What makes `most` of the number that is farthest from 0. Where one is not finite it is NaN, and so is all that is computed with it; where all
-    // are so small that a scale would be no normal number, it is 0.
+    // Returns the scale that maps the largest magnitude to `most`. If a number is not finite, the
+    // scale is NaN, and so is every result computed with it. If the scale would be subnormal, it is
+    // 0.
     static __device__ float scale_of(const float *numbers /* [dim] */, u32 dim, float most) {
         float greatest = 0.0f;
         for (u32 i = lane_in_warp(); i < dim; i += WARP) greatest = greater_size(greatest, numbers[i]);
@@ -80,7 +84,8 @@ template <> struct Stored<e4m3> : StoredMultiples<e4m3> {
     }
 };
 
-// Turns queries and keys of a row, where there are angles, and writes its keys and values to its slot. A warp per head at a time. Grid: rows.
+// Rotates queries and keys of a row, if there are angles, and writes its keys and values to its
+// slot. Each warp processes one head at a time. Grid: rows.
 template <class T>
 __device__ void store_kv(u8 *kv, float *qkv, const float *angles, const u32 *slots, u32 heads, u32 kv_heads, u32 halves, u32 dim, u32 rotated,
                          u32 pairs, u32 block_shift, u32 table_groups, u32 table_group) {
@@ -90,7 +95,7 @@ __device__ void store_kv(u8 *kv, float *qkv, const float *angles, const u32 *slo
     for (u32 head = warp_in_block(); head < all; head += blockDim.x / WARP) {
         float *numbers = qkv + (u64(row) * all + head) * dim;
         if (angles && head < heads + kv_heads) turn(numbers, angles + u64(row) * rotated, rotated, pairs);
-        __syncwarp(); // other lanes read what has been turned
+        __syncwarp(); // other lanes read the rotated numbers
         if (head >= heads && slot != NOWHERE) Stored<T>::write(block + u64(head - heads) * head_bytes, numbers, slot & (block_size - 1), block_size, dim);
     }
 }
@@ -108,8 +113,8 @@ STORE_KV(int8, signed char)
 STORE_KV(f16, f16)
 STORE_KV(fp8, e4m3)
 
-// Copies whole blocks, all levels of each, from one tier to another or within one: those of level l of a tier lie from bases[l] on, strides[l] bytes
-// apart. Bytes are multiples of 4. Grid: moves, levels.
+// Copies whole blocks, with all their levels, between tiers or within one. Level l of a tier begins
+// at bases[l], with strides[l] bytes between blocks. Sizes are multiples of 4. Grid: moves, levels.
 extern "C" __global__ void move_blocks(u8 *const *to_bases /* [levels] */, const u64 *to_strides /* [levels] */,
                                        u8 *const *from_bases /* [levels] */, const u64 *from_strides /* [levels] */,
                                        const u64 *bytes /* [levels] */, const u32 *moves /* [moves, (from, to)] */) {

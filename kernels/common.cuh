@@ -1,20 +1,24 @@
-// What all kernels share: number types, sums over a warp and a block, and how a kernel is written so that it also runs on the host.
+// Definitions that all kernels share: number types, sums over warps and blocks, and a host
+// emulation.
 //
-// Every kernel is `extern "C" __global__ void name(...)` of plain pointers and scalars of 32 or 64 bits; the shape of what a pointer points to stands
-// beside it. Activations are f32, matrices and K and V what they are stored as. A result depends on its own row alone, and is summed in one
-// fixed order: nothing here adds atomically.
+// Every kernel is `extern "C" __global__ void name(...)` with plain pointers and scalars of 32 or
+// 64 bits. The shape of a buffer is stated beside its pointer. Activations are f32; matrices, K and
+// V have their storage types. A row's result depends on that row only, and sums have one fixed
+// order: no kernel uses floating-point atomics.
 //
-// The same files compile for the host against tests/cuda/shim.h, where threads are fibers. So kernels use of CUDA only: threadIdx, blockIdx,
-// blockDim, gridDim (x, y, z), __syncthreads, __syncwarp, __shfl_sync, __shfl_xor_sync, __ballot_sync, static `__shared__` arrays,
-// DYNAMIC_SHARED, plain math functions, and what tensor.cuh offers. All threads of a block, or all lanes of a warp, reach each of these that
-// waits; and none returns before the others of its block have passed the last.
+// The same files compile for the host with tests/cuda/shim.h, which emulates threads with fibers.
+// So kernels use only these features of CUDA: threadIdx, blockIdx, blockDim, gridDim (x, y, z),
+// __syncthreads, __syncwarp, __shfl_sync, __shfl_xor_sync, __ballot_sync, static `__shared__`
+// arrays, DYNAMIC_SHARED, plain math functions, and the functions of tensor.cuh. All threads of a
+// block, or all lanes of a warp, execute each synchronizing call. No thread returns before all
+// threads of its block have passed the last one.
 #pragma once
 
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
-// The block's dynamic shared memory, aligned to 16 bytes, as an array of `type`.
+// Declares the block's dynamic shared memory, aligned to 16 bytes, as an array of `type`.
 #define DYNAMIC_SHARED(type, name)                                \
     extern __shared__ __align__(16) unsigned char dynamic_shared_[]; \
     type *name = reinterpret_cast<type *>(dynamic_shared_)
@@ -25,14 +29,14 @@
 #define WARP 32
 #define ALL_LANES 0xffffffffu
 #define NO_NUMBER (-INFINITY)
-#define NOWHERE 0xffffffffu // the slot of a row whose K and V are not kept
+#define NOWHERE 0xffffffffu // the slot of a row whose K and V are not stored
 
 typedef uint8_t u8;
 typedef uint16_t u16;
 typedef uint32_t u32;
 typedef uint64_t u64;
 
-// Numbers of 16 bits. Their bits are what memory holds.
+// 16-bit floating-point numbers, as their bits.
 struct bf16 {
     u16 bits;
 };
@@ -40,8 +44,9 @@ struct f16 {
     u16 bits;
 };
 
-// A number of 8 bits in floating point, OCP's E4M3: a sign, four bits of exponent, three of fraction; from 2^-9 to 448, and no infinities. The code
-// that OCP calls NaN is never stored; read, it is 480.
+// An 8-bit floating-point number in OCP E4M3: one sign bit, four exponent bits, three fraction
+// bits. Magnitudes range from 2^-9 to 448; there are no infinities. The code that OCP defines as
+// NaN is never stored; it decodes to 480.
 struct e4m3 {
     u8 bits;
 };
@@ -81,10 +86,11 @@ __device__ __forceinline__ float to_float(f16 x) {
 
 __device__ __forceinline__ float to_float(signed char x) { return float(x); }
 
-// In f16, whose exponent counts from 8 further down, the same bits are 2^-8 of the number.
+// Decodes through f16. The exponent bias of f16 is larger by 8, so the same bits represent 2^-8
+// times the number.
 __device__ __forceinline__ float to_float(e4m3 x) { return to_float(f16{u16((x.bits & 0x80) << 8 | (x.bits & 0x7f) << 7)}) * 256.0f; }
 
-// The nearest there is; of two the even one.
+// Rounds to the nearest number of type T, ties to even.
 template <class T> __device__ __forceinline__ T from_float(float x);
 
 template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
@@ -105,20 +111,20 @@ template <> __device__ __forceinline__ f16 from_float<f16>(float x) {
 #endif
 }
 
-// Of whole numbers, and of those in E4M3, what is beyond the greatest becomes it, and NaN 0.
+// Integers and E4M3 saturate, and NaN becomes 0.
 template <> __device__ __forceinline__ signed char from_float<signed char>(float x) {
     return x == x ? static_cast<signed char>(rintf(fminf(fmaxf(x, -127.0f), 127.0f))) : 0;
 }
 
 template <> __device__ __forceinline__ e4m3 from_float<e4m3>(float x) {
-    const u32 last_place = 0x46800000; // of so great a number, 16384, it is that of those that are less than normal
+    const u32 last_place = 0x46800000; // 16384, at which the spacing of f32 equals that of E4M3 subnormals
     float size = fminf(fabsf(x), E4M3_MOST);
-    u32 bits = float_to_bits(size) - (120 << 23); // of the exponent's offset
+    u32 bits = float_to_bits(size) - (120 << 23); // difference of the exponent biases
     u32 code = size < 0.015625f ? float_to_bits(size + bits_to_float(last_place)) - last_place : (bits + 0x7ffff + (bits >> 20 & 1)) >> 20;
     return x == x ? e4m3{u8(code | (float_to_bits(x) >> 24 & 0x80))} : e4m3{0};
 }
 
-// Two numbers as they lie in memory, the first in the low half.
+// Packs two numbers into a word, the first in the low half.
 template <class T> __device__ __forceinline__ u32 pack2(float low, float high) {
     return u32(from_float<T>(low).bits) | u32(from_float<T>(high).bits) << 16;
 }
@@ -142,7 +148,7 @@ __host__ __device__ constexpr u32 div_ceil(u32 a, u32 b) { return (a + b - 1) / 
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// The sum over the lanes of a warp, in each of them; the same bits in all.
+// Returns the sum over the lanes of a warp, with the same bits in all lanes.
 __device__ __forceinline__ float warp_sum(float x) {
     for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
     return x;
@@ -153,27 +159,29 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The sum over a block of whole warps, at most 32, in each of its threads. All of them call it.
+// Returns the sum over a block of at most 32 whole warps, in all its threads. All threads have to
+// call it.
 __device__ __forceinline__ float block_sum(float x) {
     __shared__ float parts[WARP];
     x = warp_sum(x);
-    __syncthreads(); // the last sum has been read
+    __syncthreads(); // all threads have read the previous sum
     if (lane_in_warp() == 0) parts[warp_in_block()] = x;
     __syncthreads();
     return warp_sum(lane_in_warp() < blockDim.x / WARP ? parts[lane_in_warp()] : 0.0f);
 }
 
-// The size that is farther from 0; of a number that is none it is infinite, so that it is not lost.
+// Returns the larger magnitude. NaN counts as infinity, so that it is not lost.
 __device__ __forceinline__ float greater_size(float most, float x) {
     float size = fabsf(x);
     return size <= most ? most : size == size ? size : INFINITY;
 }
 
-// The greatest over such a block, in the same way.
+// Returns the maximum over a block of at most 32 whole warps, in all its threads. All threads have
+// to call it.
 __device__ __forceinline__ float block_max(float x) {
     __shared__ float parts[WARP];
     x = warp_max(x);
-    __syncthreads(); // the last one has been read
+    __syncthreads(); // all threads have read the previous maximum
     if (lane_in_warp() == 0) parts[warp_in_block()] = x;
     __syncthreads();
     return warp_max(lane_in_warp() < blockDim.x / WARP ? parts[lane_in_warp()] : NO_NUMBER);

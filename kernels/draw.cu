@@ -1,25 +1,26 @@
-// Tokens drawn where the logits lie, so that these need not leave the device. One block draws a row's token.
+// Sampling on the device, so that logits need not be copied to the host. One block samples one row.
 //
-// Each step is that of the host's sampler (src/decode), with the same roundings: what differs is how shares are added up. Here they are whole numbers
-// of 2^-40, whose sum is the same in any order.
+// Each step and its roundings are those of the host's sampler (src/decode), except for the
+// summation of probabilities. Here, they are integers in units of 2^-40, whose sum does not depend
+// on the order.
 #include "common.cuh"
 
 #define DRAW_THREADS 512
 #define DRAW_WARPS (DRAW_THREADS / WARP)
 #define MOST_TOPS 20
-#define NOTHING 0xffffffffu  // no log probability is asked for, no mask is there
+#define NOTHING 0xffffffffu  // value of `logprobs` and `mask` if there are none
 #define UNIT 1099511627776.0f // 2^40
 
 struct Draw {
     u32 row, logprobs, top_k;
     float temperature, min_p, top_p, repetition_penalty, frequency_penalty, presence_penalty;
-    u32 fraction_high, fraction_low; // of all shares, that lie before the token or in it
-    u32 edits, biases, counts, mask; // where edits begin, how many there are of each kind, where the mask begins
+    u32 fraction_high, fraction_low; // the random number as a fraction of 2^64
+    u32 edits, biases, counts, mask; // index of the first edit, number of edits of each kind, index of the mask's first word
 };
 
 struct Edit {
     u32 token, value;
-    float before; // what the logit was
+    float before; // original logit
 };
 
 struct Top {
@@ -33,14 +34,14 @@ struct Drawn {
     Outcome outcome;
     u32 token;
     float logit, greatest;
-    u64 powers; // the sum of e^(logit - greatest), in units of 2^-40
+    u64 powers; // sum of e^(logit - greatest), in units of 2^-40
     Top tops[MOST_TOPS];
 };
 
-// As src/batch/draws.rs counts.
+// The layouts match those in src/batch/draws.rs.
 static_assert(sizeof(Draw) == 60 && sizeof(Edit) == 12 && sizeof(Drawn) == 24 + 8 * MOST_TOPS, "what the host writes and reads");
 
-// Never fused: the host rounds after each.
+// Multiplication and addition that are not fused into an FMA, because the host rounds after each.
 __device__ __forceinline__ float product_of(float a, float b) {
 #ifdef __CUDACC__
     return __fmul_rn(a, b);
@@ -56,7 +57,7 @@ __device__ __forceinline__ float sum_of(float a, float b) {
 #endif
 }
 
-// e^x for x up to 0, as `exp` of src/decode/rows.rs has it, to the bit.
+// e^x for x <= 0, bit-identical to `exp` in src/decode/rows.rs.
 __device__ __forceinline__ float power_of(float x) {
     const float LEAST = -87.0f, ROUNDER = 12582912.0f;
     float bounded = fmaxf(x, LEAST), rounded = sum_of(product_of(bounded, 1.44269504088896f), ROUNDER), n = rounded - ROUNDER;
@@ -69,7 +70,7 @@ __device__ __forceinline__ float power_of(float x) {
     return x < LEAST ? 0.0f : product_of(power, scale);
 }
 
-// Numbers that are ordered as the floats are, -0 before 0.
+// Maps a float to an integer with the same order, with -0 before 0.
 __device__ __forceinline__ u32 key_of(float x) {
     u32 bits = float_to_bits(x);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -84,14 +85,14 @@ __device__ __forceinline__ u64 high_product(u64 a, u64 b) {
 #endif
 }
 
-// COUNT sums over the block, in each of its threads.
+// Computes COUNT sums over the block, in each of its threads.
 template <u32 COUNT> __device__ void block_sums(u64 (&sums)[COUNT]) {
     __shared__ u64 parts[DRAW_WARPS][COUNT];
 #pragma unroll
     for (u32 i = 0; i < COUNT; i++) {
         for (int step = WARP / 2; step > 0; step /= 2) sums[i] += __shfl_xor_sync(ALL_LANES, sums[i], step);
     }
-    __syncthreads(); // the last ones have been read
+    __syncthreads(); // all threads have read the previous sums
     if (lane_in_warp() == 0) {
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) parts[warp_in_block()][i] = sums[i];
@@ -115,14 +116,15 @@ __device__ u64 block_greatest(u64 x) {
     return x;
 }
 
-// A row of logits, and what of it may be drawn. All threads of the block call its functions together.
+// A row of logits and the set of its candidate tokens. All threads of the block call its functions
+// together.
 struct Row {
     float *logits; // [vocab]
     u32 vocab;
     float greatest, temperature, min_p;
-    u32 least_key, equals_end; // tokens of a lower key are left out, and from this one on those that have it
+    u32 least_key, equals_end; // excluded: tokens with a lower key, and tokens with this key from index equals_end on
 
-    // `weight` gives a token's, as a u64.
+    // Returns the sum of `weight(token)`, a u64, over all tokens.
     template <class Weight> __device__ u64 total(Weight weight) const {
         u64 sum[1] = {0};
         for (u32 token = threadIdx.x; token < vocab; token += DRAW_THREADS) sum[0] += weight(token);
@@ -130,7 +132,8 @@ struct Row {
         return sum[0];
     }
 
-    // The best token that comes after `last`, as rank and token: the greatest logit, of equals the first. -0 becomes 0, which it equals.
+    // Returns the best token after `last`, as rank and token: the greatest logit, and among equals
+    // the lowest token. Adding 0 turns -0 into 0, which is equal.
     __device__ u64 best_after(u64 last) const {
         u64 best = 0;
         for (u32 token = threadIdx.x; token < vocab; token += DRAW_THREADS) {
@@ -145,7 +148,7 @@ struct Row {
         return key > least_key || (key == least_key && token < equals_end);
     }
 
-    // What a logit's token is worth: the best one is worth 1.
+    // Returns the unnormalized probability of a logit; that of the best token is 1.
     __device__ __forceinline__ float share_of(float logit) const {
         float share = power_of(sum_of(logit, -greatest) / temperature);
         return share >= min_p ? share : 0.0f;
@@ -153,11 +156,12 @@ struct Row {
     __device__ __forceinline__ u64 share(u32 token) const { return is_kept(token) ? u64(share_of(logits[token]) * UNIT) : 0; }
     __device__ __forceinline__ u64 is_candidate(u32 token) const { return is_kept(token) && share_of(logits[token]) > 0.0f; }
 
-    // The greatest key such that tokens of this or a greater one weigh `wanted` or more, which all together do: four bits at a time.
+    // Returns the greatest key for which the tokens with at least this key have a total weight of
+    // at least `wanted`. The total of all tokens must reach `wanted`. Searches four bits at a time.
     template <class Weight> __device__ u32 threshold(u64 wanted, Weight weight) const {
         u32 key = 0;
         for (int shift = 28; shift >= 0; shift -= 4) {
-            u64 sums[15] = {}; // of tokens whose keys are no less than key + (i + 1 << shift)
+            u64 sums[15] = {}; // weights of tokens with keys of at least key + ((i + 1) << shift)
             for (u32 token = threadIdx.x; token < vocab; token += DRAW_THREADS) {
                 u32 own = key_of(logits[token]);
                 if (own < key) continue;
@@ -175,8 +179,9 @@ struct Row {
         return key;
     }
 
-    // The first token at which the weights from the first on come to more than `target`, which all together do. Each warp adds up a run
-    // of tokens; the one whose run holds the place looks for it.
+    // Returns the first token at which the cumulative weight exceeds `target`. The total of all
+    // tokens must exceed it. Each warp sums a range of tokens, and the warp whose range contains
+    // the position searches it.
     template <class Weight> __device__ u32 locate(u64 target, Weight weight) const {
         __shared__ u64 runs[DRAW_WARPS];
         __shared__ u32 found;
@@ -198,7 +203,7 @@ struct Row {
         return found;
     }
 
-    // The same within a run, by the lanes of a warp.
+    // Searches a range of tokens, by the lanes of a warp.
     template <class Weight> __device__ u32 find(u64 target, u32 first, u32 end, Weight weight) const {
         for (u32 start = first;; start += WARP) {
             u32 token = start + lane_in_warp();
@@ -214,7 +219,8 @@ struct Row {
         }
     }
 
-    // Leaves out what is worse than `key`, and of those that have it all but the first `count`.
+    // Excludes tokens with lower keys than `key`, and all but the first `count` candidates with
+    // this key.
     __device__ void keep(u32 key, u64 count) {
         u32 last = locate(count - 1, [&](u32 token) { return u64(key_of(logits[token]) == key && is_candidate(token)); });
         least_key = key, equals_end = last + 1;
@@ -233,12 +239,12 @@ struct Row {
         u64 all = total(weighed), wanted = min(max(u64(ceil(double(p) * double(all))), u64(1)), all);
         u32 key = threshold(wanted, weighed);
         u64 above = total([&](u32 token) { return key_of(logits[token]) > key ? share(token) : 0; });
-        u64 each = u64(share_of(float_of_key(key)) * UNIT); // not 0: with these what is wanted is reached
+        u64 each = u64(share_of(float_of_key(key)) * UNIT); // not 0, because these tokens are needed to reach `wanted`
         keep(key, (wanted - above + each - 1) / each);
     }
 };
 
-// Changes a logit, but makes no token impossible, and none possible.
+// Changes a logit to a finite value, unless the token is impossible.
 __device__ __forceinline__ void set_logit(float &logit, float value) {
     if (logit > NO_NUMBER) logit = fminf(fmaxf(value, -3.40282347e38f), 3.40282347e38f);
 }
@@ -264,9 +270,10 @@ __device__ void edit(const Draw &draw, Edit *edits, const u32 *masks, float *log
     __syncthreads();
 }
 
-// What the model gave the token: the first of its edits knows. All threads of the block look.
+// Returns the logit that the model computed. If the token has edits, its first edit has saved it.
+// All threads of the block call it.
 __device__ float logit_before(const Draw &draw, const Edit *edits, const float *logits, u32 token) {
-    u32 count = draw.biases + draw.counts, left = 0; // from the one that was found on
+    u32 count = draw.biases + draw.counts, left = 0; // number of edits from the matching one to the end
     for (u32 i = threadIdx.x; i < count; i += DRAW_THREADS) {
         if (edits[i].token == token) left = max(left, count - i);
     }
@@ -277,7 +284,7 @@ __device__ float logit_before(const Draw &draw, const Edit *edits, const float *
 __device__ __forceinline__ u32 token_of(u64 rank) { return ~u32(rank); }
 __device__ __forceinline__ float logit_of(u64 rank) { return float_of_key(u32(rank >> 32)); }
 
-// What is told of all tokens: the sum of their powers, and the most probable ones.
+// Reports the sum of e^(logit - greatest) and the most probable tokens, for log probabilities.
 __device__ void tell(const Draw &draw, const Row &row, Drawn *drawn) {
     u64 powers = row.total([&](u32 token) { return u64(power_of(sum_of(row.logits[token], -row.greatest)) * UNIT); });
     if (threadIdx.x == 0) drawn->powers = powers;
@@ -288,7 +295,7 @@ __device__ void tell(const Draw &draw, const Row &row, Drawn *drawn) {
     }
 }
 
-// Grid: draws. Their rows are edited in place. 512 threads.
+// Grid: draws. 512 threads. Edits the rows in place.
 extern "C" __global__ void __launch_bounds__(DRAW_THREADS) draw_rows(Drawn *all /* [draws] */, float *logits /* [rows, vocab] */,
                                                                      const Draw *draws /* [draws] */, Edit *edits, const u32 *masks, u32 vocab) {
     const Draw draw = draws[blockIdx.x];
@@ -299,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS) draw_rows(Drawn *all 
     u64 best = row.best_after(~u64(0));
     row.greatest = logit_of(best);
     if (threadIdx.x == 0) *drawn = Drawn{strange ? NOT_FINITE : TOKEN, 0, 0.0f, row.greatest, 0, {}};
-    if (strange) return; // all threads of the block do
+    if (strange) return; // uniform over the block
     __syncthreads();
     if (draw.logprobs != NOTHING) tell(draw, row, drawn);
     if (draw.biases + draw.counts > 0 || draw.mask != NOTHING) {
@@ -323,8 +330,9 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS) draw_rows(Drawn *all 
     }
 }
 
-// Makes of a step's inputs those of the step that follows it with the tokens that were drawn, if that is a row more of each sequence. A token that
-// could not be drawn is any. A sequence whose token goes nowhere has ended: it stays where it is, for its block table ends there. One block.
+// Replaces a step's inputs by those of the next step: one row per sequence, with the sampled
+// tokens. If sampling failed, the token is arbitrary. A sequence whose slot is NOWHERE has ended.
+// It keeps its position, because its block table ends there. One block.
 extern "C" __global__ void go_on(u32 *tokens /* [rows] */, u32 *positions /* [rows] */, u32 *slots /* [rows, groups] */, u32 *longest /* [1] */,
                                  const u32 *next_slots /* [rows, groups] */, const Drawn *drawn /* [rows] */, u32 rows, u32 groups,
                                  u32 next_longest) {

@@ -1,7 +1,7 @@
-// The ops that touch each number once: sums, activations, gates, caps, and rows that move.
+// Elementwise ops: sums, activations, gates, soft caps, and row copies.
 #include "common.cuh"
 
-// What threads of a one-dimensional grid share: each takes every number whose place is its own, counted by the size of the grid.
+// Distributes `count` numbers over the threads of a one-dimensional grid (grid-stride loop).
 #define FOR_EACH(i, count) \
     for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x, end_ = (count); i < end_; i += u64(gridDim.x) * blockDim.x)
 
@@ -9,10 +9,10 @@ enum Act { RELU, SILU, GELU, GELU_TANH };
 
 __device__ __forceinline__ float activated(u32 act, float x) {
     switch (act) {
-    case RELU: return x < 0.0f ? 0.0f : x; // a NaN stays one
+    case RELU: return x < 0.0f ? 0.0f : x; // propagates NaN
     case SILU: return x / (1.0f + expf(-x));
     case GELU: return x * 0.5f * (1.0f + erff(x * 0.70710678f));
-    default: return x / (1.0f + expf(-1.595769f * (x + 0.044715f * x * x * x))); // x * (1 + tanh(u)) / 2 is x / (1 + e^(-2u))
+    default: return x / (1.0f + expf(-1.595769f * (x + 0.044715f * x * x * x))); // x * (1 + tanh(u)) / 2 = x / (1 + e^(-2u))
     }
 }
 
@@ -21,7 +21,8 @@ extern "C" __global__ void activate(float *x /* [count] */, u64 count, u32 act) 
     FOR_EACH(i, count) x[i] = activated(act, x[i]);
 }
 
-// Where what a thread works on lies in rows of `width`: its row and its column, which end where there is none. Grid: rows, columns by the block.
+// Defines row and column of a thread for data in rows of `width`. Threads beyond the last column
+// return. Grid: rows, columns / blockDim.
 #define ROW_AND_COLUMN(width)                                                      \
     u64 row = blockIdx.x, column = u64(blockIdx.y) * blockDim.x + threadIdx.x; \
     if (column >= (width)) return
@@ -33,12 +34,13 @@ extern "C" __global__ void gate(float *out /* [rows, width] */, const float *x /
     out[row * width + column] = activated(act, both[0]) * both[width];
 }
 
-// out = gate * sigmoid(alpha * gate) * (up + 1), where the gate is at most `limit`, and `up` not further than that from 0.
+// out = gate * sigmoid(alpha * gate) * (up + 1), with `gate` clamped to at most `limit` and `up` to
+// [-limit, limit].
 extern "C" __global__ void gate_clamped(float *out /* [rows, width] */, const float *x /* [rows, gate and up, width] */, u32 width, float alpha,
                                         float limit) {
     ROW_AND_COLUMN(width);
     const float *both = x + row * 2 * width + column;
-    float gate = both[0] > limit ? limit : both[0]; // a NaN stays one
+    float gate = both[0] > limit ? limit : both[0]; // propagates NaN
     float up = both[width] > limit ? limit : both[width] < -limit ? -limit : both[width];
     out[row * width + column] = gate / (1.0f + expf(-alpha * gate)) * (up + 1.0f);
 }
@@ -48,13 +50,13 @@ extern "C" __global__ void add(float *x /* [count] */, const float *y /* [count]
     FOR_EACH(i, count) x[i] += scale * y[i];
 }
 
-// x += sigmoid(gates of the row) * y
+// x += sigmoid(gate of the row) * y
 extern "C" __global__ void add_gated(float *x /* [rows, width] */, const float *y /* [rows, width] */, const float *gates /* [rows] */, u32 width) {
     ROW_AND_COLUMN(width);
     x[row * width + column] += sigmoid(gates[row]) * y[row * width + column];
 }
 
-// x = cap * tanh(x * scale / cap), or x * scale where the cap is 0
+// x = cap * tanh(x * scale / cap), or x * scale if the cap is 0
 extern "C" __global__ void scale_and_cap(float *x /* [count] */, u64 count, float scale, float cap) {
     FOR_EACH(i, count) {
         float scaled = x[i] * scale;
@@ -62,7 +64,8 @@ extern "C" __global__ void scale_and_cap(float *x /* [count] */, u64 count, floa
     }
 }
 
-// Parts of a row: strip h is `dim` numbers from first + h * pitch; rows are `stride` apart. out[h][r] = strip h of row r. Grid: strips and rows, columns.
+// out[h][r] = strip h of row r. Strip h has `dim` numbers, starting at first + h * pitch; rows are
+// `stride` apart. Grid: strips * rows, columns.
 extern "C" __global__ void split_strips(float *out /* [strips, rows, dim] */, const float *x /* [rows, stride] */, u32 rows, u32 first, u32 dim,
                                         u32 pitch, u32 stride) {
     ROW_AND_COLUMN(dim);
@@ -70,7 +73,7 @@ extern "C" __global__ void split_strips(float *out /* [strips, rows, dim] */, co
     out[row * dim + column] = x[u64(blockIdx.x % rows) * stride + first + u64(strip) * pitch + column];
 }
 
-// strip h of row r = x[h][r]. Grid: as above.
+// strip h of row r = x[h][r]. Grid: strips * rows, columns.
 extern "C" __global__ void join_strips(float *out /* [rows, stride] */, const float *x /* [strips, rows, dim] */, u32 rows, u32 first, u32 dim,
                                        u32 pitch, u32 stride) {
     ROW_AND_COLUMN(dim);
@@ -78,7 +81,7 @@ extern "C" __global__ void join_strips(float *out /* [rows, stride] */, const fl
     out[u64(blockIdx.x % rows) * stride + first + u64(strip) * pitch + column] = x[row * dim + column];
 }
 
-// out[i] = x[row i of those wanted]
+// out[i] = x[wanted[i]]
 extern "C" __global__ void gather(float *out /* [count, width] */, const float *x /* [rows, width] */, const u32 *wanted /* [count] */, u32 width) {
     ROW_AND_COLUMN(width);
     out[row * width + column] = x[u64(wanted[row]) * width + column];

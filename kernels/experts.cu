@@ -1,4 +1,4 @@
-// Rows on their way to experts: who goes where, in the order in which the experts work, there and back.
+// Routing of rows to experts: choice of experts, sorting by expert, gather and combine.
 #include "common.cuh"
 
 enum Scores { SOFTMAX, SIGMOID };
@@ -8,7 +8,7 @@ enum GroupScore { BEST, BEST_TWO };
 #define MOST_EXPERTS 512
 #define MOST_GROUPS 64
 
-// What experts are chosen by: a softmax has the order of its logits.
+// The scores that select experts. Softmax is monotonic, so its logits suffice.
 struct RowScores {
     const float *logits;     // [experts]
     const float *correction; // [experts] or null
@@ -18,38 +18,41 @@ struct RowScores {
         if (kind == SOFTMAX) return logits[expert];
         return sigmoid(logits[expert]) + (correction ? correction[expert] : 0.0f);
     }
-    // What an expert weighs before all are scaled; `most` is the largest logit of those chosen.
+    // Returns the weight of an expert before normalization. `most` is the largest logit of the
+    // chosen experts.
     __device__ float weight(u32 expert, float most) const {
         return kind == SOFTMAX ? expf(logits[expert] - most) : sigmoid(logits[expert]);
     }
 };
 
-// How experts of a row's groups are scored, and how many groups a row goes to.
+// The groups of experts: their number, how many a row chooses, and how they are scored.
 struct RowGroups {
     u32 count, chosen, score;
 };
 
-// What a warp writes down of its row.
+// The working memory of a warp for its row.
 struct RowNotes {
     u32 orders[MOST_EXPERTS];
     u32 group_orders[MOST_GROUPS];
-    u32 experts[MOST_EXPERTS]; // chosen, the best first
+    u32 experts[MOST_EXPERTS]; // chosen, by descending score
     float weights[MOST_EXPERTS];
 };
 
-// Numbers in the order of floats; NaN has its place, too.
+// Maps a float, including NaN, to an integer with the same order.
 __device__ __forceinline__ u32 order_of(float x) {
     u32 bits = float_to_bits(x);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// A place and its order as one number, no two the same: of equals the first is more. None is ALL_RANKS or more.
+// An order and an index as one unique number; among equal orders, the lower index has the higher
+// rank. All ranks are below ALL_RANKS.
 #define ALL_RANKS (~u64(0))
 #define LAST_PLACE 0x7fffffffu
 __device__ __forceinline__ u64 rank_of(u32 order, u32 place) { return u64(order) << 32 | (LAST_PLACE - place); }
 __device__ __forceinline__ u32 place_of_rank(u64 rank) { return LAST_PLACE - u32(rank); }
 
-// The best rank of a warp's row that is less than `last`. So each call finds the next best, and none twice.
+// Returns the highest rank of a warp's row below `last`, so that successive calls return descending
+// ranks.
 __device__ u64 next_best(const u32 *orders /* [count] */, u32 count, u64 last) {
     u64 best = 0;
     for (u32 place = lane_in_warp(); place < count; place += WARP) {
@@ -63,7 +66,8 @@ __device__ u64 next_best(const u32 *orders /* [count] */, u32 count, u64 last) {
     return best;
 }
 
-// A lane looks at the experts of a group in their order, as the two best depend on it where a score is NaN.
+// Scores a group. One lane visits its experts in order, because the two best scores depend on the
+// order if one is NaN.
 __device__ float score_of_group(const RowScores &scores, u32 group, u32 size, u32 how) {
     float first = NO_NUMBER, second = NO_NUMBER;
     for (u32 expert = group * size; expert < (group + 1) * size; expert++) {
@@ -74,7 +78,7 @@ __device__ float score_of_group(const RowScores &scores, u32 group, u32 size, u3
     return how == BEST ? first : first + second;
 }
 
-// The groups that a row goes to, a bit for each.
+// Returns the chosen groups as a bit mask.
 __device__ u64 choose_groups(RowNotes &notes, const RowScores &scores, RowGroups groups, u32 experts) {
     for (u32 group = lane_in_warp(); group < groups.count; group += WARP)
         notes.group_orders[group] = order_of(score_of_group(scores, group, experts / groups.count, groups.score));
@@ -87,11 +91,11 @@ __device__ u64 choose_groups(RowNotes &notes, const RowScores &scores, RowGroups
     return bits;
 }
 
-// The best `top_k` experts of a row.
+// Chooses the `top_k` best experts of a row.
 __device__ void choose_experts(RowNotes &notes, const RowScores &scores, RowGroups groups, u32 experts, u32 top_k) {
     u32 size = groups.count ? experts / groups.count : experts;
     u64 chosen = groups.count ? choose_groups(notes, scores, groups, experts) : 1;
-    float nothing = scores.kind == SOFTMAX ? NO_NUMBER : 0.0f; // what an expert of another group counts for
+    float nothing = scores.kind == SOFTMAX ? NO_NUMBER : 0.0f; // score of experts in groups that were not chosen, as in the reference implementation
     for (u32 expert = lane_in_warp(); expert < experts; expert += WARP)
         notes.orders[expert] = order_of(chosen >> expert / size & 1 ? scores.of(expert) : nothing);
     __syncwarp();
@@ -103,7 +107,8 @@ __device__ void choose_experts(RowNotes &notes, const RowScores &scores, RowGrou
     __syncwarp();
 }
 
-// What the chosen weigh, and what that is divided by. Those of the chosen are added up by each lane, the best first.
+// Computes the weights of the chosen experts, and returns their divisor. Each lane sums the weights
+// of the chosen experts in the same order, by descending score.
 __device__ float weigh(RowNotes &notes, const RowScores &scores, u32 experts, u32 top_k, bool normalized) {
     float most = NO_NUMBER, sum = 0.0f;
     for (u32 i = 0; i < top_k; i++) most = fmaxf(most, scores.logits[notes.experts[i]]);
@@ -111,15 +116,15 @@ __device__ float weigh(RowNotes &notes, const RowScores &scores, u32 experts, u3
     __syncwarp();
     if (normalized) {
         for (u32 i = 0; i < top_k; i++) sum += notes.weights[i];
-        return scores.kind == SOFTMAX ? sum : sum + 1e-20f; // none of them may be more than nothing
+        return scores.kind == SOFTMAX ? sum : sum + 1e-20f; // avoids a division by zero if all weights are 0
     }
     if (scores.kind == SIGMOID) return 1.0f;
     for (u32 expert = lane_in_warp(); expert < experts; expert += WARP) sum += scores.weight(expert, most);
     return warp_sum(sum);
 }
 
-// Chooses each row's experts, the best first, among equals the first, and their weights. A warp per row; blocks of ROUTE_WARPS.
-// `groups` is 0 where experts are in none.
+// Chooses each row's experts, by descending score and then by ascending index, and computes their
+// weights. One warp per row, ROUTE_WARPS warps per block. `groups` is 0 if there are no groups.
 extern "C" __global__ void route(u32 *experts_of /* [rows, top_k] */, float *weights /* [rows, top_k] */,
                                  const float *logits /* [rows, experts] */, const float *correction /* [experts] or null */, u32 rows,
                                  u32 experts, u32 top_k, u32 scores, u32 normalized, float scale, u32 groups, u32 groups_chosen,
@@ -127,7 +132,7 @@ extern "C" __global__ void route(u32 *experts_of /* [rows, top_k] */, float *wei
     __shared__ RowNotes notes_of_block[ROUTE_WARPS];
     RowNotes &notes = notes_of_block[warp_in_block()];
     u32 row = blockIdx.x * ROUTE_WARPS + warp_in_block();
-    if (row >= rows) return; // warps don't wait for each other
+    if (row >= rows) return; // warps do not synchronize with each other
     RowScores own = {logits + u64(row) * experts, correction, scores};
     choose_experts(notes, own, RowGroups{groups, groups_chosen, group_score}, experts, top_k);
     float sum = weigh(notes, own, experts, top_k, normalized);
@@ -139,8 +144,9 @@ extern "C" __global__ void route(u32 *experts_of /* [rows, top_k] */, float *wei
 
 #define SORT_WARPS 8
 
-// Lines the routes up by expert, then by row. A block of SORT_WARPS warps per expert, each of which has a part of the choices: first it
-// counts those of experts before its own and those of its own, then it gives these their places.
+// Sorts the routes by expert, and then by row. One block of SORT_WARPS warps per expert; each warp
+// has a part of the choices. It counts choices of lower experts and of its own expert, and then
+// writes the latter to their positions.
 extern "C" __global__ void sort_routes(u32 *starts /* [experts + 1] */, u32 *__restrict__ sources /* [routes], the row of each */,
                                        u32 *__restrict__ places /* [rows, top_k], the route of each choice */,
                                        const u32 *__restrict__ experts_of /* [rows, top_k] */, u32 rows, u32 experts, u32 top_k) {
@@ -200,7 +206,7 @@ extern "C" __global__ void gather_routes(float *out /* [routes, width] */, const
     else copy_row<float>(to, from, width);
 }
 
-// out[r] = the sum of x[place] * weight over the choices of row r, the best first. Grid: rows.
+// out[r] = sum of x[place] * weight over the choices of row r, by descending score. Grid: rows.
 extern "C" __global__ void combine_routes(float *out /* [rows, width] */, const float *x /* [routes, width] */,
                                           const u32 *places /* [rows, top_k] */, const float *weights /* [rows, top_k] */, u32 width,
                                           u32 top_k) {

@@ -1,32 +1,35 @@
 // The matrix product: out[r][n] = sum over k of x[r][k] * w[n][k], plus bias[n].
 //
-// A block computes a tile of rows and outs in steps along k. Steps of w are copied to shared memory as they are stored, several ahead:
-// a product of few rows costs what it costs to read w once. x is one step ahead in registers, and becomes what w is stored as on its way
-// to shared memory. Where w is in fp8, x becomes bf16, whose range is that of f32, and so does w on its way to the tensor cores; behind the
-// rows of w lies a scale in f32 for each, by which its sums are multiplied in the end.
+// A block computes a tile of rows and outs in steps along k. Steps of w are copied to shared memory
+// in their storage type, several stages ahead, so the time of a product of few rows is that of
+// reading w once. x is one step ahead in registers, and is converted to the type of w when it is
+// stored to shared memory. If w is in fp8, x is converted to bf16, which has the range of f32, and
+// w is converted to bf16 before the tensor cores multiply it. The rows of an fp8 matrix are
+// followed by one f32 scale per row, which multiplies the finished sums.
 //
-// Whatever the tile, each number of out is summed over k from first to last by the same instructions, and no sum is split among blocks or
-// warps: so a row alone has the same bits as among a thousand. Behind the last k both operands are zeros, which change no sum.
+// Whatever the tile, each element of out is summed over k in order, by the same instructions, and
+// no sum is split among blocks or warps. So a row has the same bits alone and among a thousand.
+// After the last k both operands are zeros, which do not change the sums.
 #include "tensor.cuh"
 
-// ROWS x OUTS numbers, of which each warp computes WARP_ROWS x WARP_OUTS. A step takes STEP_BYTES of each row of x as it lies in shared memory;
-// of steps of w there is room for STAGES.
+// A tile of ROWS x OUTS elements, of which each warp computes WARP_ROWS x WARP_OUTS. A step has
+// STEP_BYTES of each row of x in shared memory. Shared memory holds STAGES steps of w.
 template <u32 ROWS_, u32 OUTS_, u32 WARP_ROWS_, u32 WARP_OUTS_, u32 STEP_BYTES_, u32 STAGES_> struct MatmulTile {
     static constexpr u32 ROWS = ROWS_, OUTS = OUTS_, WARP_ROWS = WARP_ROWS_, WARP_OUTS = WARP_OUTS_;
     static constexpr u32 STEP_BYTES = STEP_BYTES_, STAGES = STAGES_;
     static constexpr u32 THREADS = ROWS / WARP_ROWS * (OUTS / WARP_OUTS) * WARP;
-    // What warps compute is put together of 16 x 8 numbers, as tensor cores give them.
+    // A warp's part in tensor core fragments of 16 x 8 elements.
     static constexpr u32 HIGH = WARP_ROWS / 16, WIDE = WARP_OUTS / 8;
 };
 
-// Few rows: small tiles, so that all multiprocessors read weights, and 40 KiB of them on their way to each.
+// Few rows: small tiles, so that all multiprocessors read weights, with 40 KiB in flight for each.
 typedef MatmulTile<16, 32, 16, 8, 256, 6> MatmulTile16;
-typedef MatmulTile<16, 32, 16, 8, 512, 6> MatmulTile16OfBytes; // as many bytes of weights
+typedef MatmulTile<16, 32, 16, 8, 512, 6> MatmulTile16OfBytes; // the same number of bytes of weights
 typedef MatmulTile<64, 64, 32, 32, 128, 4> MatmulTile64;
-// Many rows: as many sums per number read as registers can hold.
+// Many rows: as many sums per loaded number as registers can hold.
 typedef MatmulTile<128, 128, 64, 64, 64, 4> MatmulTile128;
 
-// What a product of a matrix in T multiplies: what x becomes.
+// The type in which a product with a matrix in T is computed, to which x is converted.
 template <class T> struct MultipliedAs {
     typedef T Number;
 };
@@ -34,23 +37,24 @@ template <> struct MultipliedAs<e4m3> {
     typedef bf16 Number;
 };
 
-// A step in shared memory. Rows lie 16 bytes further apart than they need: so eight rows in a column lie in different banks.
+// A step in shared memory. The pitch of rows is 16 bytes larger than the row, so that eight
+// consecutive rows are in different banks.
 template <class Tile, class T> struct StepOf {
     typedef typename MultipliedAs<T>::Number X;
     static constexpr u32 NUMBERS = Tile::STEP_BYTES / sizeof(X);
     static constexpr u32 X_PITCH = NUMBERS + 16 / sizeof(X), W_PITCH = NUMBERS + 16 / sizeof(T);
 };
 
-// Tiles of rows that run together over the same weights.
+// Tiles of rows that are scheduled together for the same weights.
 #define MATMUL_BAND 8
 
-// Numbers of a row in memory, zeros behind its cols: whole pieces of 16 bytes.
+// Returns the elements of a row in memory, a multiple of 16 bytes, padded with zeros.
 template <class T> __device__ __forceinline__ u32 pitch_of(u32 cols) {
     constexpr u32 EACH = sizeof(T) == 1 ? 16 : 8;
     return div_ceil(cols, EACH) * EACH;
 }
 
-// What a block multiplies.
+// The operands of a block's product.
 template <class T> struct Product {
     float *out;        // [rows, outs]
     const float *x;    // [rows, cols]
@@ -59,7 +63,7 @@ template <class T> struct Product {
     u32 rows, outs, cols, pitch;
 };
 
-// Moves on to the one of blockIdx.z: a strip of x with a matrix of its own, or the rows of an expert.
+// Returns the product of blockIdx.z: a strip of x with its own matrix, or the rows of an expert.
 template <class T>
 __device__ __forceinline__ Product<T> product_of_block(Product<T> all, const T *const *ws, const float *const *biases, const u32 *starts) {
     if (!ws) return all;
@@ -72,12 +76,13 @@ __device__ __forceinline__ Product<T> product_of_block(Product<T> all, const T *
 }
 
 struct MatmulPlace {
-    u32 row, out; // the first of each
+    u32 row, out; // first row and first out
     bool there;
 };
 
-// Blocks begin in the order of their numbers. These go down a band of tiles of rows before they go on to the next outs: so weights come
-// from memory once for the whole band, whose x stays in L2.
+// Returns the tile of a block. Blocks start in the order of their numbers: a band of tiles of rows
+// first, and then the next outs. So weights are read from memory once per band, while the band's x
+// stays in L2.
 template <class Tile> __device__ __forceinline__ MatmulPlace place_of_block(u32 rows) {
     u32 outs_tiles = gridDim.x, rows_tiles = div_ceil(rows, Tile::ROWS), block = blockIdx.y * gridDim.x + blockIdx.x;
     u32 above = block / (MATMUL_BAND * outs_tiles) * MATMUL_BAND, within = block % (MATMUL_BAND * outs_tiles);
@@ -86,7 +91,7 @@ template <class Tile> __device__ __forceinline__ MatmulPlace place_of_block(u32 
     return MatmulPlace{(above + within % height) * Tile::ROWS, within / height * Tile::OUTS, within < height * outs_tiles};
 }
 
-// Begins to copy a step of w to shared memory; behind its ends there are zeros.
+// Starts the copy of a step of w to shared memory, padded with zeros.
 template <class Tile, class T>
 __device__ __forceinline__ void copy_w(T *to /* [OUTS, W_PITCH] */, const Product<T> &p, u32 first_out, u32 first_k) {
     typedef StepOf<Tile, T> Step;
@@ -101,7 +106,7 @@ __device__ __forceinline__ void copy_w(T *to /* [OUTS, W_PITCH] */, const Produc
     }
 }
 
-// A thread's share of a step of x.
+// A thread's part of a step of x.
 template <class Tile, class T> struct ShareOfX {
     typedef StepOf<Tile, T> Step;
     static constexpr u32 ACROSS = Step::NUMBERS / 4, DOWN = Tile::THREADS / ACROSS, COUNT = Tile::ROWS / DOWN;
@@ -110,7 +115,7 @@ template <class Tile, class T> struct ShareOfX {
     static __device__ __forceinline__ u32 across() { return threadIdx.x % ACROSS * 4; }
     static __device__ __forceinline__ u32 down(u32 i) { return threadIdx.x / ACROSS + i * DOWN; }
 
-    // Behind the ends of x there are zeros.
+    // Loads the part, padded with zeros.
     __device__ __forceinline__ void load(const Product<T> &p, u32 first_row, u32 first_k) {
         u32 k = first_k + across();
         const float *from = p.x + u64(first_row + down(0)) * p.cols + k;
@@ -120,7 +125,7 @@ template <class Tile, class T> struct ShareOfX {
                 bool there = first_row + down(i) < p.rows && k < p.cols;
                 numbers[i] = there ? *reinterpret_cast<const float4 *>(from + i * DOWN * p.cols) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             }
-        } else { // rows begin anywhere
+        } else { // rows are not aligned
 #pragma unroll
             for (u32 i = 0; i < COUNT; i++) {
                 const float *row = from + i * DOWN * p.cols;
@@ -146,8 +151,8 @@ template <class Tile, class T> struct ShareOfX {
     template <class Half> static __device__ __forceinline__ void store_4(Half *to, float4 x) {
         *reinterpret_cast<uint2 *>(to) = make_uint2(pack2<Half>(x.x, x.y), pack2<Half>(x.z, x.w));
     }
-    // Of 16 numbers those lie where a lane of `mma_16816` has them, to which ldmatrix gives w's four bytes of the same k: the even ones of these, then
-    // the odd ones.
+    // Permutes 16 numbers to match the bytes of w. ldmatrix gives a lane four consecutive bytes of
+    // w, the even ones of which form one operand and the odd ones the other.
     static __device__ __forceinline__ void store_4_beside_bytes(bf16 *to, float4 x) {
         *reinterpret_cast<u32 *>(to) = pack2<bf16>(x.x, x.z);
         *reinterpret_cast<u32 *>(to + 8) = pack2<bf16>(x.y, x.w);
@@ -160,7 +165,7 @@ __device__ __forceinline__ void add_step(float (&sums)[Tile::HIGH][Tile::WIDE][4
                                          const T *w /* [WARP_OUTS, W_PITCH] */) {
     constexpr u32 STEP = StepOf<Tile, T>::NUMBERS, PITCH = StepOf<Tile, T>::X_PITCH; // of both
     const T *x_lane = x + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 8; // 16 rows of 16 numbers
-    const T *w_lane = w + lane_in_warp() % 8 * PITCH + lane_in_warp() / 8 * 8;   // 8 rows of 32
+    const T *w_lane = w + lane_in_warp() % 8 * PITCH + lane_in_warp() / 8 * 8;   // 8 rows of 32 numbers
 #pragma unroll
     for (u32 k = 0; k < STEP; k += 32) {
         u32 a[2][Tile::HIGH][4];
@@ -179,12 +184,13 @@ __device__ __forceinline__ void add_step(float (&sums)[Tile::HIGH][Tile::WIDE][4
     }
 }
 
-// The same, where w is in fp8: what ldmatrix takes for a number of 16 bits are two of them.
+// add_step for w in fp8: each 16-bit element of ldmatrix holds two numbers.
 template <class Tile>
 __device__ __forceinline__ void add_step_fp8(float (&sums)[Tile::HIGH][Tile::WIDE][4], const bf16 *x /* [WARP_ROWS, X_PITCH] */,
                                              const e4m3 *w /* [WARP_OUTS, W_PITCH] */) {
     typedef StepOf<Tile, e4m3> Step;
-    // Four matrices of 8 outs of 16 numbers: so many wide, where the warp is, and so many deep.
+    // The four matrices of an ldmatrix, each 8 outs of 16 numbers: WIDE of them along the outs,
+    // DEEP along k.
     constexpr u32 WIDE = Tile::WIDE % 2 == 0 ? 2 : 1, DEEP = 4 / WIDE;
     const bf16 *x_lane = x + lane_in_warp() % 16 * Step::X_PITCH + lane_in_warp() / 16 * 8;
     const e4m3 *w_lane = w + (lane_in_warp() / 8 / DEEP * 8 + lane_in_warp() % 8) * Step::W_PITCH + lane_in_warp() / 8 % DEEP * 16;
@@ -208,7 +214,7 @@ __device__ __forceinline__ void add_step_fp8(float (&sums)[Tile::HIGH][Tile::WID
     }
 }
 
-// The sum of four more products, one after the other.
+// Adds four products to a sum, in order.
 __device__ __forceinline__ float add_dot(float sum, float4 a, float4 b) {
     sum = fmaf(a.x, b.x, sum);
     sum = fmaf(a.y, b.y, sum);
@@ -216,7 +222,7 @@ __device__ __forceinline__ float add_dot(float sum, float4 a, float4 b) {
     return fmaf(a.w, b.w, sum);
 }
 
-// The same in f32, where each lane has the sums that tensor cores would give it.
+// add_step in f32, in which each lane computes the sums of its tensor core fragment.
 template <class Tile>
 __device__ __forceinline__ void add_step_f32(float (&sums)[Tile::HIGH][Tile::WIDE][4], const float *x /* [WARP_ROWS, X_PITCH] */,
                                              const float *w /* [WARP_OUTS, W_PITCH] */) {
@@ -240,14 +246,14 @@ __device__ __forceinline__ void add_step_f32(float (&sums)[Tile::HIGH][Tile::WID
     }
 }
 
-// What the sums of an out and of the next are multiplied by.
+// Returns the scales of an out and of the next one.
 template <class T> __device__ __forceinline__ float2 scales_of(const Product<T> &, u32) { return make_float2(1.0f, 1.0f); }
 __device__ __forceinline__ float2 scales_of(const Product<e4m3> &p, u32 out) {
     const float *scales = reinterpret_cast<const float *>(p.w + u64(p.outs) * p.pitch);
     return make_float2(out < p.outs ? scales[out] : 0.0f, out + 1 < p.outs ? scales[out + 1] : 0.0f);
 }
 
-// out = sums * scales + bias, of a warp whose first row and out these are.
+// out = sums * scales + bias, for a warp that starts at this row and out.
 template <class Tile, class T>
 __device__ __forceinline__ void write_sums(const float (&sums)[Tile::HIGH][Tile::WIDE][4], const Product<T> &p, u32 first_row,
                                            u32 first_out) {
@@ -278,7 +284,7 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
     typedef typename Step::X X;
     constexpr u32 STEP = Step::NUMBERS, STAGES = Tile::STAGES;
     DYNAMIC_SHARED(T, w);                                               // [STAGES, OUTS, W_PITCH]
-    X *x = reinterpret_cast<X *>(w + STAGES * Tile::OUTS * Step::W_PITCH); // [2, ROWS, X_PITCH]: one is read while the next is written
+    X *x = reinterpret_cast<X *>(w + STAGES * Tile::OUTS * Step::W_PITCH); // [2, ROWS, X_PITCH], double buffered
     u32 steps = div_ceil(p.cols, STEP);
     u32 warp_row = warp_in_block() / (Tile::OUTS / Tile::WARP_OUTS) * Tile::WARP_ROWS;
     u32 warp_out = warp_in_block() % (Tile::OUTS / Tile::WARP_OUTS) * Tile::WARP_OUTS;
@@ -287,7 +293,7 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
 
     auto begin_w = [&](u32 step) {
         if (step < steps) copy_w<Tile>(w + step % STAGES * Tile::OUTS * Step::W_PITCH, p, place.out, step * STEP);
-        copy_async_commit(); // empty at the end, so that the same number is waited for
+        copy_async_commit(); // empty at the end, so that the number of groups to wait for is constant
     };
     for (u32 step = 0; step < STAGES - 1; step++) begin_w(step);
     share.load(p, place.row, 0);
@@ -296,7 +302,7 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
         share.store(x_step);
         share.load(p, place.row, (step + 1) * STEP);
         copy_async_wait<STAGES - 2>();
-        __syncthreads(); // the step is there, and all are done with the last one, whose room is free
+        __syncthreads(); // the step has arrived, and all warps have finished with the last one, whose memory is reused
         begin_w(step + STAGES - 1);
         const X *x_warp = x_step + warp_row * Step::X_PITCH;
         const T *w_warp = w + (step % STAGES * Tile::OUTS + warp_out) * Step::W_PITCH;
@@ -307,18 +313,19 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
     write_sums<Tile>(sums, p, place.row + warp_row, place.out + warp_out);
 }
 
-// Without `ws` one product: of all rows with `w`, and `bias` where it is not null. With `ws` one for each blockIdx.z, with the matrix
-// ws[z]: of strip z of x, or, with `starts`, of the rows of x from starts[z] to starts[z + 1], which are an expert's, with biases[z], where
-// neither is null. `rows` are those of the product or of a strip.
-// Grid: tiles of outs, tiles of rows (of an expert: of the most that one may have), products.
-// Dynamic shared memory: steps of STAGES * OUTS rows of w, and of 2 * ROWS of x.
+// Without `ws`: one product of all rows with `w`, and with `bias` unless it is null. With `ws`: one
+// product per blockIdx.z, with the matrix ws[z] and the bias biases[z], if there is one. Its rows
+// are strip z of x, or, with `starts`, rows starts[z] to starts[z + 1] of x, which belong to expert
+// z. `rows` is the number of rows of the product or of a strip. Grid: tiles of outs, tiles of rows
+// (for experts: of the maximum number of rows), products. Dynamic shared memory: steps of STAGES *
+// OUTS rows of w, and of 2 * ROWS rows of x.
 #define MATMUL(name, T, Tile)                                                           \
     extern "C" __global__ void __launch_bounds__(Tile::THREADS) matmul_##name(          \
         float *out /* [rows, outs], [strips, rows, outs] or [routes, outs] */,          \
         const float *x /* [rows, cols], [strips, rows, cols] or [routes, cols] */,      \
-        const T *w /* a matrix; null with ws */,                                        \
+        const T *w /* a matrix; null if there are ws */,                                        \
         const float *bias /* [outs] or null */,                                         \
-        const T *const *ws /* [products] of a matrix, or null */,                       \
+        const T *const *ws /* [products] matrices, or null */,                       \
         const float *const *biases /* [products] of [outs] or null; or null */,         \
         const u32 *starts /* [products + 1] or null */, u32 rows, u32 outs, u32 cols) { \
         Product<T> all = {out, x, w, bias, rows, outs, cols, pitch_of<T>(cols)};        \
@@ -327,7 +334,8 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
         if (place.there) multiply<Tile>(own, place);                                    \
     }
 
-// x as a matrix is stored, zeros behind its cols, for a product that wants it so. Grid: rows.
+// Converts x to the storage type of a matrix, padded with zeros, as an operand for cuBLASLt. Grid:
+// rows.
 template <class T> __device__ void store_rounded(T *out, const float *x, u32 cols) {
     u32 pitch = pitch_of<T>(cols);
     for (u32 k = threadIdx.x * 2; k < pitch; k += blockDim.x * 2) {
@@ -341,7 +349,8 @@ template <class T> __device__ void store_rounded(T *out, const float *x, u32 col
         store_rounded(out, x, cols);                                                                                 \
     }
 
-// The same in fp8, each row with a scale of its own. The least numbers are zeros: their scale would have no inverse. Grid: rows.
+// Converts x to fp8, with one scale per row. Rows below 1e-30 become zeros, because the inverse of
+// their scale would overflow. Grid: rows.
 extern "C" __global__ void to_fp8(e4m3 *out /* [rows, pitch] */, float *scales /* [rows] */, const float *x /* [rows, cols] */, u32 cols) {
     const float *row = x + u64(blockIdx.x) * cols;
     float most = 0.0f;
@@ -357,8 +366,8 @@ extern "C" __global__ void to_fp8(e4m3 *out /* [rows, pitch] */, float *scales /
     }
 }
 
-// What is missing of a product in fp8 where only its bytes were multiplied: out = out * scales + bias. Without `row_scales` only the bias is.
-// Grid: rows, columns by the block.
+// Completes a product in fp8: out = out * scales + bias. Without `row_scales`, it adds only the
+// bias. Grid: rows, columns / blockDim.
 extern "C" __global__ void scale_product(float *out /* [rows, outs] */, const float *row_scales /* [rows] or null */,
                                          const float *out_scales /* [outs] */, const float *bias /* [outs] or null */, u32 outs) {
     u32 column = blockIdx.y * blockDim.x + threadIdx.x;

@@ -1,10 +1,10 @@
-// Norms, with the residual sum that comes before them. A block per row, or per head of a row; how many threads it has depends on the width alone,
-// and so does the order in which its numbers are summed.
+// Norms, with an optional preceding residual addition. One block per row, or per head of a row. The
+// number of threads, and so the order of summation, depends on the width only.
 #include "common.cuh"
 
 enum NormKind { RMS, RMS_UNIT_OFFSET, LAYER };
 
-// A norm is (x - mean) * factor * (weight + offset) + bias.
+// The coefficients of a norm: (x - mean) * factor * (weight + offset) + bias.
 struct Scaling {
     float mean, factor, offset;
 };
@@ -21,7 +21,7 @@ __device__ Scaling scaling_of(const float *x /* [width] */, u32 width, u32 kind,
     return Scaling{mean, 1.0f / sqrtf(squares / float(width) + eps), kind == RMS_UNIT_OFFSET ? 1.0f : 0.0f};
 }
 
-// Each thread reads and writes the numbers that are its own, so `out` may be `x`.
+// Writes a normalized row. Each thread reads and writes the same elements, so `out` may be `x`.
 __device__ void write_normed(float *out /* [width] */, const float *x /* [width] */, const float *weight /* [width] */,
                              const float *bias /* [width] or null */, u32 width, Scaling by) {
     for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
@@ -44,11 +44,12 @@ extern "C" __global__ void add_norm(float *out /* [rows, width] */, float *x /* 
     float *row = x + u64(blockIdx.x) * width;
     const float *more = y + u64(blockIdx.x) * width;
     for (u32 i = threadIdx.x; i < width; i += blockDim.x) row[i] += scale * more[i];
-    // What a thread reads of the row is what it wrote.
+    // No synchronization: each thread reads only elements that it wrote.
     write_normed(out + u64(blockIdx.x) * width, row, weight, bias, width, scaling_of(row, width, kind, eps));
 }
 
-// x = norm(x) of heads of `dim` from `first` on. Weights and bias are one head's, for all, or those of `own` heads. Grid: rows, heads.
+// x = norm(x) for heads of `dim` numbers, starting at `first`. Weight and bias have `own` heads:
+// one for all heads, or one per head. Grid: rows, heads.
 extern "C" __global__ void norm_heads(float *x /* [rows, stride] */, const float *weight /* [own, dim] */,
                                       const float *bias /* [own, dim] or null */, u32 first, u32 dim, u32 stride, u32 own, u32 kind, float eps) {
     float *head = x + u64(blockIdx.x) * stride + first + u64(blockIdx.y) * dim;

@@ -1,13 +1,17 @@
-// What only tensor cores and the copy unit can do, each as one function. On the host tests/cuda/shim.h has the same in plain code.
+// Tensor core and asynchronous copy instructions, each as one function. tests/cuda/shim.h provides
+// host versions.
 #pragma once
 #include "common.cuh"
 
 #ifdef __CUDACC__
 
-// d += a * b, of a warp: a is [16, 16], b [16, 8], d [16, 8] in f32. With g = lane / 4 and t = lane % 4, each register of two numbers, the first low:
-// a[0] is row g, columns 2t and 2t + 1; a[1] row g + 8; a[2] row g, columns 2t + 8 and 2t + 9; a[3] row g + 8, those.
-// b[0] is rows 2t and 2t + 1 of column g; b[1] rows 2t + 8 and 2t + 9.
-// d[0], d[1] are row g, columns 2t and 2t + 1; d[2], d[3] row g + 8.
+// d += a * b by a warp: a is [16, 16], b is [16, 8], d is [16, 8] in f32.
+//
+// With g = lane / 4 and t = lane % 4, each register has two numbers, the first in the low half.
+// a[0]: row g, columns 2t and 2t + 1; a[1]: row g + 8, the same columns. a[2]: row g, columns 2t +
+// 8 and 2t + 9; a[3]: row g + 8, the same columns. b[0]: rows 2t and 2t + 1 of column g; b[1]: rows
+// 2t + 8 and 2t + 9. d[0], d[1]: row g, columns 2t and 2t + 1; d[2], d[3]: row g + 8, the same
+// columns.
 template <class T> __device__ __forceinline__ void mma_16816(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]);
 
 template <> __device__ __forceinline__ void mma_16816<bf16>(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
@@ -22,15 +26,16 @@ template <> __device__ __forceinline__ void mma_16816<f16>(float (&d)[4], const 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// a * b + c, of each of two numbers in bf16.
+// a * b + c for each of two bf16 numbers.
 __device__ __forceinline__ u32 fma_bf16x2(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
 
-// Four matrices of 8 rows of 16 bytes in shared memory: lane l gives the address of row l % 8 of matrix l / 8. Register m of a lane is, of matrix
-// m, row lane / 4, numbers 2 * (lane % 4) and the next; transposed: numbers lane / 4 of the rows 2 * (lane % 4) and the next.
+// Loads four matrices of 8 rows of 16 bytes from shared memory. Lane l passes the address of row l
+// % 8 of matrix l / 8. Register m of a lane holds numbers 2 * (lane % 4) and the next of row lane /
+// 4 of matrix m. Transposed, it holds number lane / 4 of rows 2 * (lane % 4) and the next.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], const void *row) {
     u32 address = static_cast<u32>(__cvta_generic_to_shared(row));
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -47,8 +52,9 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(u32 (&r)[4], const void *
                  : "memory");
 }
 
-// Begins to copy 16 bytes to shared memory, or 4, both addresses aligned to as many; zeros where there is nothing to copy. What was begun since the last
-// commit is a group; wait<n> waits until at most n groups of this thread are under way. Others see it after __syncthreads.
+// Starts a copy of 16 or 4 bytes to shared memory, or fills it with zeros if `there` is false. Both
+// addresses are aligned to the size. Copies since the last commit form a group. wait<n> waits until
+// at most n groups of this thread are pending. Other threads see the data after __syncthreads.
 __device__ __forceinline__ void copy_async_16(void *shared, const void *global, bool there) {
     u32 address = static_cast<u32>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(there ? 16 : 0) : "memory");
@@ -67,10 +73,12 @@ template <int n> __device__ __forceinline__ void copy_async_wait() { asm volatil
 #include "shim_tensor.h"
 #endif
 
-// Four bytes as numbers in bf16, which has all of them: pairs[0] those at even places, pairs[1] those at odd ones.
+// Converts four bytes to bf16, which represents all their values: pairs[0] holds bytes 0 and 2,
+// pairs[1] bytes 1 and 3.
 template <class T> __device__ __forceinline__ void widen(u32 (&pairs)[2], u32 four);
 
-// 128 and the low seven bits, less 128, or less 256 where there is a sign: it stands where an exponent ends, and doubles.
+// 128 plus the low seven bits, minus 128, or minus 256 if the sign bit is set: setting the sign bit
+// increments the exponent of 128, which doubles it.
 template <> __device__ __forceinline__ void widen<signed char>(u32 (&pairs)[2], u32 four) {
     const u32 number_128 = 0x43004300, minus_1 = 0xbf80bf80;
 #pragma unroll
@@ -80,7 +88,8 @@ template <> __device__ __forceinline__ void widen<signed char>(u32 (&pairs)[2], 
     }
 }
 
-// Two numbers, the upper bytes of the halves of `pair`. In bf16, whose exponent counts from 120 further down, the same bits are 2^-120 of the number.
+// Converts two numbers, the upper bytes of the halves of `pair`. The exponent bias of bf16 is
+// larger by 120, so the same bits represent 2^-120 times the number.
 __device__ __forceinline__ u32 e4m3x2_to_bf16x2(u32 pair) {
     const u32 number_2_to_120 = 0x7b807b80, minus_0 = 0x80008000;
     return fma_bf16x2((pair >> 4 & 0x07f007f0) | (pair & 0x80008000), number_2_to_120, minus_0);

@@ -1,6 +1,9 @@
-//! The step that comes next, begun before it is asked for: while the host decides what becomes of the tokens that were drawn, and writes the next
-//! plan down, the device goes on with them. Where the plan is what was foreseen, or that without some of its rows, it has been computed already;
-//! where not, it is computed as any other. What was computed in vain lies behind the ends of sequences, where nobody looks.
+//! Lookahead execution of the next decode step. While the host processes the sampled tokens and
+//! plans the next step, the device already computes it with these tokens.
+//!
+//! If the next batch is the predicted one, or the predicted one without some of its rows, it is
+//! already computed. Otherwise, it is computed like any other batch. Superfluous results are stored
+//! beyond the ends of sequences, where they are not read.
 
 use std::ops::Range;
 
@@ -12,19 +15,20 @@ use crate::batch::draws::{Drawn, Outcome};
 use crate::batch::{Batch, NOWHERE};
 use crate::error::Result;
 
-/// Of the one block of threads that makes the next inputs.
+/// Threads of the single block that prepares the next inputs.
 const THREADS: u32 = 256;
 
 #[derive(Default)]
 pub struct Ahead {
-    /// The batch that was computed last, if it foresaw what follows; then, that.
+    /// The last batch, if it predicts its successor. Once the successor is in flight: the
+    /// successor.
     batch: Batch,
     next: Next,
-    /// Rows of the device's step in which those of the batch are. Empty: in these, one by one.
+    /// For each row of the batch, its row in the step in flight. Empty: the rows are identical.
     rows: Vec<u32>,
 }
 
-/// What can be said of what follows.
+/// The state of the prediction.
 #[derive(Debug, Clone, Copy, Default)]
 enum Next {
     #[default]
@@ -33,7 +37,7 @@ enum Next {
     UnderWay,
 }
 
-/// Where the inputs of a step lie on the device, and how many rows it is made.
+/// The addresses of a step's inputs on the device, and its padded number of rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Places {
     rows: usize,
@@ -45,13 +49,14 @@ pub struct Places {
 }
 
 impl Ahead {
-    /// Makes room for the largest batch of which anything can be foreseen.
+    /// Reserves memory for the largest batch with a prediction.
     pub fn reserve(&mut self, most: &BatchSize) -> Result<()> {
         self.batch.reserve(most.logits, most.sequences, most.places, most.groups)?;
         Ok(self.rows.try_reserve(most.logits)?)
     }
 
-    /// A batch has come. True: it has been computed, or soon will be.
+    /// Returns true if the batch is the step in flight, or a subset of its rows. Call it once per
+    /// batch.
     pub fn has(&mut self, batch: &Batch) -> bool {
         self.rows.clear();
         let next = std::mem::take(&mut self.next);
@@ -62,12 +67,13 @@ impl Ahead {
         found
     }
 
-    /// What is under way is no use. True: something was.
+    /// Discards the prediction. Returns true if a step was in flight.
     pub fn forget(&mut self) -> bool {
         matches!(std::mem::take(&mut self.next), Next::UnderWay)
     }
 
-    /// The batch is the last one from now on, of which `inputs` has been made, for a step of so many rows that is kept.
+    /// Makes `batch` the base of the next prediction. `inputs` are its inputs, and `kept` is the
+    /// padded number of rows of its captured graph.
     pub fn look_at(&mut self, batch: &Batch, inputs: &Inputs, kept: Option<usize>) -> Result<()> {
         let Some(rows) = kept.filter(|_| !batch.next_slots.is_empty()) else { return Ok(()) };
         self.batch.copy_from(batch)?;
@@ -82,18 +88,19 @@ impl Ahead {
         Ok(())
     }
 
-    /// In which row of the device's step the batch's row is.
+    /// Returns the row of the device's step that holds a row of the batch.
     pub fn row(&self, row: usize) -> usize {
         self.rows.get(row).map_or(row, |&row| row as usize)
     }
 
-    /// The same of a run of rows: runs of them, and where each begins.
+    /// Returns the same for a range of rows, as ranges with their first rows in the device's step.
     pub fn runs(&self, run: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
         let (whole, single) = if self.rows.is_empty() { (Some((run.clone(), run.start)), 0..0) } else { (None, run) };
         whole.into_iter().chain(single.map(|row| (row..row + 1, self.row(row))))
     }
 
-    /// Queues what makes the next step's inputs, if `draws` are those of all rows, and says how many rows it is made.
+    /// Launches the preparation of the next step's inputs if `draws` covers all rows. Returns the
+    /// padded number of rows of the next step.
     pub fn go_on(&self, device: &Device, draws: usize, drawn: Address) -> Option<usize> {
         let Next::Foreseen(Places { rows: kept, tokens, positions, slots, next_slots, longest }) = self.next else { return None };
         if draws != self.batch.rows() {
@@ -107,7 +114,7 @@ impl Ahead {
         Some(kept)
     }
 
-    /// The next step is under way, with these tokens.
+    /// Records that the next step is in flight with these tokens.
     pub fn went_on(&mut self, drawn: &[Drawn]) {
         let Batch { tokens, positions, slots, next_slots, .. } = &mut self.batch;
         for ((token, position), drawn) in tokens.iter_mut().zip(positions).zip(drawn) {
@@ -122,7 +129,7 @@ impl Ahead {
         matches!(self.next, Next::UnderWay)
     }
 
-    /// Finds each row of the batch in what is under way, in their order.
+    /// Looks up each row of the batch in the step in flight, in order.
     fn find_rows(&mut self, batch: &Batch) -> bool {
         let Ahead { batch: ours, rows, .. } = self;
         if !decodes(batch) || batch.groups() != ours.groups() || rows.try_reserve(batch.rows()).is_err() {
@@ -153,8 +160,8 @@ fn table_of(batch: &Batch, row: usize) -> &[u32] {
     &batch.tables[batch.spans[row].table as usize..end]
 }
 
-/// Whether what the first table has the second has too, but for what is gone: there stands the newest. Of the newest itself, where K and V of the row go,
-/// slots tell.
+/// Returns true if the table `now` extends `before`. Entries outside the window are replaced by the
+/// newest block. The newest block itself, to which the row's K and V go, is compared by its slot.
 fn continues(before: &[u32], now: &[u32], groups: usize) -> bool {
     let Some(newest) = now.len().checked_sub(groups.max(1)).map(|first| &now[first..]) else { return before.is_empty() };
     let is_same = |((i, before), now): ((usize, &u32), &u32)| before == now || *now == newest[i % groups];
@@ -167,7 +174,8 @@ mod tests {
     use crate::batch::Span;
     use crate::batch::draws::MOST_TOPS;
 
-    /// Rows of sequences with blocks of 4, at these positions; the blocks of the first are 10, 11, ..., of the second 20, ...
+    /// Creates rows of sequences with blocks of 4 tokens at these positions. The blocks of sequence
+    /// 1 are 10, 11, ..., those of sequence 2 are 20, 21, ...
     fn batch(positions: &[(u32, u32)]) -> Batch {
         let mut batch = Batch::default();
         for (row, &(sequence, position)) in positions.iter().enumerate() {
@@ -187,7 +195,8 @@ mod tests {
         Drawn { outcome: Outcome::TOKEN, token, logit: 0.0, greatest: 0.0, powers: 0, tops: [Default::default(); MOST_TOPS] }
     }
 
-    /// What is under way once sequences 1, 2 and 3 are at 3, 7 and 5, and each drew what its next token is in `batch`.
+    /// Returns the state after sequences 1, 2 and 3 at positions 3, 7 and 5 have sampled the tokens
+    /// that `batch` has next.
     fn ahead() -> Ahead {
         let mut ahead = Ahead { batch: batch(&[(1, 3), (2, 7), (3, 5)]), ..Ahead::default() };
         ahead.went_on(&[drawn(104), drawn(208), drawn(306)]);

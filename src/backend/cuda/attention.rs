@@ -1,4 +1,4 @@
-//! Which kernels attend to what, and in how many parts.
+//! Selection of attention kernels, and the number of splits.
 
 use super::device::{Address, Device, Memory, Shape, launch};
 use super::inputs::{DECODE_TILE, Inputs, PREFILL_TILE, Part};
@@ -9,10 +9,10 @@ use crate::backend::{AttentionShape, Values};
 use crate::error::Error;
 use crate::options::KvDtype;
 
-/// Of a block of any kernel here.
+/// Threads per block, except in decode on tensor cores.
 const THREADS: u32 = 128;
 
-/// What attention of a layer works on.
+/// The arguments of a layer's attention.
 pub struct Args<'a> {
     pub inputs: &'a Inputs,
     pub group: usize,
@@ -28,17 +28,18 @@ pub fn heads_per_kv(shape: &AttentionShape) -> u32 {
     (shape.heads / shape.kv_heads) as u32
 }
 
-/// Blocks of threads that keep the whole device busy: three of them share a multiprocessor.
+/// Returns the number of thread blocks that occupy the device: three per multiprocessor.
 fn wave(device: &Device) -> u32 {
     3 * device.multiprocessors
 }
 
-/// Bytes of the sums, greatest score and weight of each query of each part of a sequence, as many as there can be.
+/// Returns the maximum bytes of partial results: sums, maximum score and weight for each query of
+/// each split.
 pub fn partial_bytes(device: &Device, shape: &AttentionShape) -> u64 {
     u64::from(wave(device)) * u64::from(heads_per_kv(shape).min(DECODE_TILE)) * (shape.head_dim as u64 + 2) * size_of::<f32>() as u64
 }
 
-/// Launches a kernel of attention over some tiles. What is in brackets, not all of them take.
+/// Launches an attention kernel over some tiles. Only some kernels take the arguments in brackets.
 macro_rules! attend {
     ($args:ident, $device:ident, $function:expr, $shape:expr, $tiles:expr, [$($dims:expr),*], [$($parts:expr),*]) => {{
         let Args { inputs, group, shape, slopes, sinks, qkv, kv, out } = $args;
@@ -80,20 +81,22 @@ impl Args<'_> {
                 self.prefill(device, tensor, tiles.prefill);
                 self.decode(device, tensor, tiles.decode, partial);
             }
-            // Where a row is to have the same bits whatever the batch, it is attended to in the same way.
+            // In batch-invariant mode, one kernel processes all rows, so that a row has the same
+            // bits in every batch.
             (Some(tensor), None) => self.prefill(device, tensor, tiles.all),
             (None, _) => self.plain(device, tiles.all),
         }
     }
 
-    /// Sequences with more than one row, or all.
+    /// Sequences with more than one row, or all sequences.
     fn prefill(&self, device: &Device, TensorAttention { prefill, .. }: TensorAttention, tiles: Part) {
         let shared = prefill_shared(self.kv.shape.dtype, self.shape.head_dim);
         let shape = Shape { shared, ..self.shape_of(tiles, 1, THREADS) };
         attend!(self, device, prefill, shape, tiles, [], []);
     }
 
-    /// Sequences with one row. Where these are too few for the device, each is cut into parts, which are merged.
+    /// Sequences with one row. If they are too few to occupy the device, each is split, and the
+    /// parts are merged.
     fn decode(&self, device: &Device, TensorAttention { decode, .. }: TensorAttention, tiles: Part, partial: &Memory) {
         let splits = self.splits(device, tiles);
         let (head_dim, longest) = (self.shape.head_dim, self.inputs.address(self.inputs.longest));
@@ -121,25 +124,27 @@ impl Args<'_> {
         attend!(self, device, device.kernels.plain_attention(self.kv.shape.dtype), shape, tiles, [head_dim, value_dim], []);
     }
 
-    /// Blocks of threads for each tile and KV head, and for each of `more`.
+    /// Returns a grid of tiles, KV heads and `more`.
     fn shape_of(&self, tiles: Part, more: u32, threads: u32) -> Shape {
         Shape::new((tiles.count, self.shape.kv_heads as u32, more), threads)
     }
 
-    /// As many parts of each sequence as keep the device busy. Kernels make fewer of short ones.
+    /// Returns the number of splits per sequence that occupies the device. Kernels use fewer for
+    /// short sequences.
     fn splits(&self, device: &Device, tiles: Part) -> u32 {
         let blocks = (tiles.count * self.shape.kv_heads as u32).max(1);
         (wave(device) / blocks).max(1)
     }
 }
 
-/// Tokens of K and V that a kernel of tensor cores reads at a time, and their bytes in shared memory: as `kernels/attention.cu` has them.
+/// Tokens of K and V that a tensor core kernel reads at a time. This function and `stage_bytes`
+/// match `kernels/attention.cu`.
 fn tokens_at_once(head_dim: usize) -> u32 {
     if head_dim <= 128 { 64 } else { 32 }
 }
 
 fn stage_bytes(dtype: KvDtype, head_dim: usize) -> u32 {
-    // Rows of an odd number of 16 bytes.
+    // Rows have an odd number of 16-byte chunks.
     let token = ((head_dim * dtype.bytes() / 16) | 1) * 16 + dtype.scale_bytes();
     2 * tokens_at_once(head_dim) * token as u32
 }

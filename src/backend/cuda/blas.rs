@@ -1,9 +1,11 @@
-//! Products of many rows by cuBLASLt, where the machine has it: it knows its devices better than we do.
+//! Products of many rows by cuBLASLt, if it is installed, because it is tuned for each device.
 //!
-//! Which of its algorithms computes a product depends on the number of rows, and so do the bits.
+//! The algorithm, and so the bits of a result, depends on the number of rows.
 //!
-//! Weights in fp8 it multiplies by rows in fp8, each of which has a scale of its own, so that it depends on no other. On Hopper cuBLASLt applies the
-//! scales of rows and of outputs to its sums; elsewhere, and for the bias, which it would add in bf16, a kernel does.
+//! Weights in fp8 are multiplied by rows in fp8 with one scale per row, so that a row does not
+//! depend on other rows. On Hopper, cuBLASLt applies the scales of rows and outputs. On other
+//! devices, a kernel applies them. A kernel also adds the bias, because cuBLASLt would add it in
+//! bf16.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -22,10 +24,10 @@ use super::{grid_shape, grow, row_shape};
 use crate::error::Result;
 use crate::options::Dtype;
 
-/// What NVIDIA advises for Hopper, and enough for the others.
+/// Workspace in bytes: NVIDIA's recommendation for Hopper, which suffices for other devices.
 const WORKSPACE: u64 = 32 << 20;
 
-/// As cuBLAS numbers it: cudarc has the name elsewhere.
+/// The value of CUBLAS_OP_T; cudarc defines the name in another module.
 const TRANSPOSED: i32 = 1;
 
 type Called<T> = std::result::Result<T, CublasError>;
@@ -39,18 +41,20 @@ pub struct Blas {
 #[derive(Default)]
 struct Room {
     workspace: Option<Memory>,
-    /// Rows as matrices are stored, on their way into a product; behind those in fp8 their scales.
+    /// Rows in the storage type of the matrix, as input of a product. In fp8, they are followed by
+    /// their scales.
     rounded: Option<Memory>,
-    /// By what they compute. None: it does not know how.
+    /// Algorithms by kind of product. None: cuBLASLt does not support it.
     ways: HashMap<Kind, Option<Way>>,
 }
 
-// SAFETY: a handle may be used by several threads, says its documentation; what describes products is used by who holds the lock.
+// SAFETY: the cuBLASLt documentation permits concurrent use of a handle. Descriptors are used only
+// under the lock of `room`.
 unsafe impl Send for Blas {}
-// SAFETY: as above.
+// SAFETY: as for Send, the handle permits concurrent use and the lock protects the descriptors.
 unsafe impl Sync for Blas {}
 
-/// Products that are computed in one way: of up to so many rows, for which it is chosen.
+/// A class of products that use one algorithm. `rows` is the upper bound for which it is selected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Kind {
     rows: usize,
@@ -66,20 +70,21 @@ struct Way {
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-/// out = w * x + bias
+/// out = w * x + bias.
 #[derive(Clone, Copy)]
 pub struct Product<'a> {
     pub rows: usize,
     pub x: Address, // [rows, cols], f32
     pub w: &'a Matrix,
-    pub bias: Address, // [outs] or nowhere
+    pub bias: Address, // [outs] or null
     pub out: Address,  // [rows, outs], f32
 }
 
 impl Blas {
-    /// None: the machine has no cuBLASLt, or one that does not work here.
+    /// Opens cuBLASLt. None: it is not installed, or does not work on this device.
     pub fn open(device: &Device) -> Option<Blas> {
-        // SAFETY: opens the library, which its makers mean to be opened. cudarc panics where it looks for one in vain.
+        // SAFETY: loading the library runs only its initializers, for which it is designed. The
+        // check is needed because cudarc panics if the library is missing.
         if !unsafe { sys::is_culib_present() } {
             return None;
         }
@@ -91,14 +96,15 @@ impl Blas {
         WORKSPACE + rounded_bytes(Stored::As(Dtype::Bf16), rows, cols)
     }
 
-    /// Makes room for products of so many rows of at most so many columns.
+    /// Allocates memory for products of up to `rows` rows with up to `cols` columns.
     pub fn reserve(&self, device: &Device, rows: usize, cols: usize) -> Result<()> {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         grow(device, &mut room.workspace, WORKSPACE)?;
         grow(device, &mut room.rounded, rounded_bytes(Stored::As(Dtype::Bf16), rows, cols)).map(|_| ())
     }
 
-    /// Queues a product. False: it does not know how, or there is no room.
+    /// Queues a product. Returns false if cuBLASLt does not support it or the reserved memory is
+    /// too small.
     pub fn multiply(&self, device: &Device, product: Product) -> bool {
         let Product { rows, x, w, .. } = product;
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,14 +121,15 @@ impl Blas {
         product.round(device, x);
         let (queued, scaled) = (self.context.within(|| self.queue(device, &product, workspace, way)), way.operation.scales);
         if !matches!(queued, Ok(Ok(()))) {
-            *known = None; // it is not asked again
+            *known = None; // not tried again
             return false;
         }
         product.finish(device, scaled);
         true
     }
 
-    /// How products like this one are computed: where they have scales with these, if it can.
+    /// Selects an algorithm for this kind of product: with scales in the epilogue if supported, for
+    /// fp8.
     fn find(&self, product: &Product) -> Called<Way> {
         let find = |scales| {
             let (operation, layouts) = (Operation::new(product.epilogue_bias() != Address::NULL, scales)?, Layouts::new(product)?);
@@ -136,15 +143,17 @@ impl Blas {
         }
     }
 
-    /// Its matrices lie column by column: ours, row by row, are theirs transposed. So it computes transposed(out) = transposed(w) * x, w being
-    /// transposed once more.
+    /// Queues the product. cuBLASLt stores matrices by column, so our row-major matrices are its
+    /// transposed ones: it computes transposed(out) = transposed(w) * x, with w transposed once
+    /// more.
     fn queue(&self, device: &Device, product: &Product, workspace: &Memory, way: &Way) -> Called<()> {
         let &Product { rows, x, w, out, .. } = product;
         let Way { operation, layouts, algorithm } = way;
         operation.point(product)?;
         layouts.set_rows(rows)?;
         let (one, zero) = (1.0f32, 0.0f32);
-        // SAFETY: the layouts are those of the buffers, which the ops of `mod.rs` have made so large; alpha and beta are read before the call returns.
+        // SAFETY: the layouts match the buffers, whose sizes the ops in `mod.rs` guarantee. alpha
+        // and beta are read before the call returns.
         unsafe {
             result::matmul(
                 self.handle,
@@ -169,7 +178,7 @@ impl Blas {
 
     fn algorithm(&self, operation: &Operation, Layouts { w, x, out }: &Layouts) -> Called<sys::cublasLtMatmulAlgo_t> {
         let preference = Preference::new()?;
-        // SAFETY: all of them are alive.
+        // SAFETY: all handles are alive.
         let found = unsafe { result::get_matmul_algo_heuristic(self.handle, operation.handle, w.0, x.0, out.0, out.0, preference.0) }?;
         Ok(found.algo)
     }
@@ -177,7 +186,7 @@ impl Blas {
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it any more.
+        // SAFETY: `self` is the last user of the handle.
         let _ = self.context.within(|| unsafe { result::destroy_handle(self.handle) });
     }
 }
@@ -192,17 +201,17 @@ impl Product<'_> {
         Kind { rows, outs: self.w.rows, cols: self.w.cols, stored: self.w.stored, bias }
     }
 
-    /// The bias that cuBLASLt adds.
+    /// Returns the bias that cuBLASLt adds, or null.
     fn epilogue_bias(&self) -> Address {
         if self.w.stored == Stored::Fp8 { Address::NULL } else { self.bias }
     }
 
-    /// Where the scales of rounded rows are.
+    /// Returns the address of the scales of converted rows.
     fn row_scales(&self) -> Address {
         self.x.at((self.rows * self.w.stored.row_bytes(self.w.cols)) as u64)
     }
 
-    /// Makes of rows what the weights are.
+    /// Converts rows to the storage type of the weights.
     fn round(&self, device: &Device, rows: Address) {
         let (kernels, cols, shape) = (&device.kernels, self.w.cols as u32, row_shape(self.rows, self.w.cols));
         match self.w.stored {
@@ -212,7 +221,7 @@ impl Product<'_> {
         }
     }
 
-    /// Does what cuBLASLt has not done.
+    /// Applies the scales and the bias that cuBLASLt has not applied.
     fn finish(&self, device: &Device, scaled: bool) {
         let Product { rows, w, bias, out, .. } = *self;
         if w.stored == Stored::Fp8 && (!scaled || bias != Address::NULL) {
@@ -223,7 +232,8 @@ impl Product<'_> {
     }
 }
 
-/// Of a product's matrices. What is behind the columns of w and x are zeros, and multiplied, too: so all dimensions are aligned.
+/// The layouts of a product's matrices. The zero padding of rows of w and x is multiplied too, so
+/// that all dimensions are aligned.
 struct Layouts {
     w: Layout,
     x: Layout,
@@ -259,21 +269,21 @@ fn data_type(stored: Stored) -> cudaDataType {
 struct Layout(sys::cublasLtMatrixLayout_t);
 
 impl Layout {
-    /// Column after column.
+    /// Creates a column-major layout.
     fn new(dtype: cudaDataType, rows: usize, cols: usize) -> Called<Layout> {
         result::create_matrix_layout(dtype, rows as u64, cols as u64, rows as i64).map(Layout)
     }
 
     fn set_cols(&self, cols: usize) -> Called<()> {
         let (attribute, cols) = (sys::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_COLS, cols as u64);
-        // SAFETY: the layout is alive, and this attribute a u64.
+        // SAFETY: the layout is alive, and this attribute is a u64.
         unsafe { result::set_matrix_layout_attribute(self.0, attribute, from_ref(&cols).cast(), size_of::<u64>()) }
     }
 }
 
 impl Drop for Layout {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and dropped once.
+        // SAFETY: `new` created it, and it is destroyed once.
         let _ = unsafe { result::destroy_matrix_layout(self.0) };
     }
 }
@@ -281,12 +291,12 @@ impl Drop for Layout {
 struct Operation {
     handle: sys::cublasLtMatmulDesc_t,
     bias: bool,
-    /// Whether sums are multiplied by the scales of rows and outputs.
+    /// True if cuBLASLt applies the scales of rows and outputs.
     scales: bool,
 }
 
 impl Operation {
-    /// The first matrix transposed.
+    /// Creates a descriptor with the first matrix transposed.
     fn new(bias: bool, scales: bool) -> Called<Operation> {
         use sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
         use sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as OUTER;
@@ -303,7 +313,7 @@ impl Operation {
         Ok(operation)
     }
 
-    /// Where a product's vectors are.
+    /// Sets the addresses of a product's bias and scales.
     fn point(&self, product: &Product) -> Called<()> {
         if self.bias {
             self.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias.0)?;
@@ -316,14 +326,14 @@ impl Operation {
     }
 
     fn set<T: Copy>(&self, attribute: cublasLtMatmulDescAttributes_t, value: T) -> Called<()> {
-        // SAFETY: the description is alive, and the value of the attribute's type.
+        // SAFETY: the descriptor is alive, and the value has the attribute's type.
         unsafe { result::set_matmul_desc_attribute(self.handle, attribute, from_ref(&value).cast(), size_of_val(&value)) }
     }
 }
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and dropped once.
+        // SAFETY: `new` created it, and it is destroyed once.
         let _ = unsafe { result::destroy_matmul_desc(self.handle) };
     }
 }
@@ -334,7 +344,7 @@ impl Preference {
     fn new() -> Called<Preference> {
         let preference = Preference(result::create_matmul_pref()?);
         let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        // SAFETY: the preference is alive, and this attribute a u64.
+        // SAFETY: the preference is alive, and this attribute is a u64.
         unsafe { result::set_matmul_pref_attribute(preference.0, attribute, from_ref(&WORKSPACE).cast(), size_of::<u64>()) }?;
         Ok(preference)
     }
@@ -342,7 +352,7 @@ impl Preference {
 
 impl Drop for Preference {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and dropped once.
+        // SAFETY: `new` created it, and it is destroyed once.
         let _ = unsafe { result::destroy_matmul_pref(self.0) };
     }
 }

@@ -1,7 +1,8 @@
-//! One device by its driver: memory, launches, copies, and what went wrong there.
+//! A device, accessed through the driver API: memory, launches, copies and errors.
 //!
-//! The driver works behind the host's back: a launch only says that work was queued. So ops that fail are remembered, nothing is launched
-//! after the first, and `check` tells of it where somebody can hear: when a batch comes, and when results are read.
+//! The driver runs asynchronously: a launch only reports that work was queued. So errors are
+//! recorded, nothing is launched after the first one, and `check` reports it to callers that return
+//! a Result: when a batch is uploaded and when results are read.
 
 use std::ffi::{CString, c_int, c_void};
 use std::ops::Range;
@@ -15,19 +16,19 @@ use super::context::{Called, Context, Event, Stream};
 use super::kernels::Kernels;
 use crate::error::{Code, Error, Result};
 
-/// The oldest driver that knows the kernels' machine code.
+/// The minimum driver version for the kernels' machine code.
 const LEAST_DRIVER: c_int = 13_000;
 
 /// A kernel of the device's module.
 #[derive(Debug, Clone, Copy)]
 pub struct Function(sys::CUfunction);
 
-// SAFETY: a handle of the driver, which any thread may use.
+// SAFETY: the driver permits the use of its handles from any thread.
 unsafe impl Send for Function {}
-// SAFETY: as above.
+// SAFETY: the driver permits the use of its handles from any thread.
 unsafe impl Sync for Function {}
 
-/// Blocks, threads of each, and bytes of shared memory that a launch asks for.
+/// The launch configuration: blocks, threads per block, and bytes of dynamic shared memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
     pub grid: (u32, u32, u32),
@@ -54,7 +55,7 @@ impl Address {
     }
 }
 
-/// What kernels take.
+/// A type of kernel arguments.
 pub trait Argument: Copy {}
 impl Argument for Address {}
 impl Argument for u32 {}
@@ -65,7 +66,7 @@ pub fn argument<T: Argument>(value: &T) -> *mut c_void {
     std::ptr::from_ref(value).cast_mut().cast()
 }
 
-/// Launches a kernel with arguments of exactly the types that it takes.
+/// Launches a kernel. The arguments must have exactly the types of its parameters.
 macro_rules! launch {
     ($device:expr, $function:expr, $shape:expr, $($argument:expr),+ $(,)?) => {
         $device.launch($function, $shape, &mut [$($crate::backend::cuda::device::argument(&$argument)),+])
@@ -73,7 +74,7 @@ macro_rules! launch {
 }
 pub(super) use launch;
 
-/// Bytes on the device.
+/// Device memory.
 pub struct Memory {
     context: Arc<Context>,
     address: Address,
@@ -93,36 +94,38 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // SAFETY: allocated in this context, and dropped once. Who gives back what may still be in use waits first.
+            // SAFETY: allocated in this context, and freed once. Callers that free memory in use
+            // wait for the device first.
             let _ = self.context.calling(|| unsafe { result::free_sync(self.address.0) });
         }
     }
 }
 
-/// Bytes of the host that the device reaches by itself.
+/// Pinned host memory, which the device can access.
 pub struct Pinned {
     context: Arc<Context>,
     start: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: it owns its bytes; sharing follows the rules of & and &mut.
+// SAFETY: `Pinned` owns its bytes, and access follows the rules of & and &mut.
 unsafe impl Send for Pinned {}
-// SAFETY: as above.
+// SAFETY: `Pinned` owns its bytes, and access follows the rules of & and &mut.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated so large, and zeroed at first.
+        // SAFETY: the allocation has `bytes` bytes, which were zeroed.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above; &mut self makes it the only reference.
+        // SAFETY: the allocation has `bytes` bytes, which were zeroed. &mut self guarantees
+        // exclusive access.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 
-    /// With unified addressing the device knows it by the same address.
+    /// Returns the address. With unified addressing, it is the same on the device.
     pub fn address(&self) -> Address {
         Address(self.start as u64)
     }
@@ -131,33 +134,34 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // SAFETY: allocated in this context, and dropped once.
+            // SAFETY: allocated in this context, and freed once.
             let _ = self.context.calling(|| unsafe { result::free_host(self.start.cast()) });
         }
     }
 }
 
-/// A step that was recorded.
+/// A captured step.
 pub struct Graph {
     context: Arc<Context>,
     handle: sys::CUgraphExec,
 }
 
-// SAFETY: a handle of the driver, used by one thread at a time: whoever plays it holds the lock of all.
+// SAFETY: the driver permits the use of the handle from any thread, one at a time. Launches happen
+// under the lock of `Steps`.
 unsafe impl Send for Graph {}
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made by `end_recording`, and dropped once.
+        // SAFETY: `end_recording` created it, and it is destroyed once.
         let _ = self.context.calling(|| unsafe { result::graph::exec_destroy(self.handle) });
     }
 }
 
-/// What went wrong, until it is told.
+/// The first error that has not been reported.
 #[derive(Default)]
 struct Trouble {
     first: Option<Error>,
-    /// Nothing can be computed in this context any more.
+    /// True if the context is unusable.
     lost: bool,
 }
 
@@ -166,12 +170,12 @@ pub struct Device {
     pub kernels: Kernels,
     pub multiprocessors: u32,
     trouble: Mutex<Trouble>,
-    /// Ops are not queued.
+    /// True if ops are skipped instead of queued.
     skips: AtomicBool,
 }
 
 impl Device {
-    /// `image` is the kernels' code.
+    /// Opens a device. `image` is the fatbin of the kernels.
     pub fn open(ordinal: usize, image: &[u8]) -> Result<Device> {
         check_driver(ordinal)?;
         let count = result::device::get_count().map_err(|e| failed("it was asked for devices", e))?;
@@ -184,7 +188,8 @@ impl Device {
         let multiprocessors = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let context = Context::new(device).map_err(opening)?;
         let load = || {
-            // SAFETY: the image is a fatbin, which outlives the call; the driver copies what it needs.
+            // SAFETY: the image is a fatbin that outlives the call, and the driver copies what it
+            // needs.
             let module = unsafe { result::module::load_data(image.as_ptr().cast()) }.map_err(|e| failed("the kernels were loaded", e))?;
             Kernels::load(|name| function(module, name))
         };
@@ -195,37 +200,39 @@ impl Device {
     pub fn memory(&self, bytes: u64) -> Result<Memory> {
         let mut address = 0;
         if bytes > 0 {
-            // SAFETY: the memory is owned by what is returned.
+            // SAFETY: the returned `Memory` owns the allocation.
             let given = self.context.calling(|| unsafe { result::malloc_sync(bytes as usize) });
             address = given.map_err(|e| self.no_memory(bytes, e))?;
         }
         Ok(Memory { context: self.context.clone(), address: Address(address), bytes })
     }
 
-    /// `remedy` is what to do where the machine does not give so much.
+    /// Allocates pinned memory. `remedy` is the advice of the error if the allocation fails.
     pub fn pinned(&self, bytes: usize, remedy: &str) -> Result<Pinned> {
         let mut start: *mut u8 = std::ptr::dangling_mut::<u64>().cast();
         if bytes > 0 {
-            // SAFETY: the memory is owned by what is returned, and written before it is read.
+            // SAFETY: the returned `Pinned` owns the allocation, which is written before it is
+            // read.
             let given = self.context.calling(|| unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) });
             start = given.map_err(|e| no_pinned_memory(bytes, remedy, e))?.cast();
-            // SAFETY: so many bytes were just allocated.
+            // SAFETY: the allocation has `bytes` bytes.
             unsafe { start.write_bytes(0, bytes) };
         }
         Ok(Pinned { context: self.context.clone(), start, bytes })
     }
 
-    /// Whether ops are skipped, since something else stands for them.
+    /// Sets whether ops are skipped, because a captured graph or an earlier result replaces them.
     pub fn skip(&self, whether: bool) {
         self.skips.store(whether, Relaxed);
     }
 
-    /// Whether an op is to be queued.
+    /// Returns true if ops are queued.
     pub fn takes_ops(&self) -> bool {
         !self.skips.load(Relaxed) && self.is_sound()
     }
 
-    /// From now on what is queued is recorded, and does not run. False: something failed, which `check` tells.
+    /// Starts the capture of ops, which do not run. Returns false after an error, which `check`
+    /// reports.
     pub fn begin_recording(&self) -> bool {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as the context.
@@ -236,19 +243,20 @@ impl Device {
         self.is_sound()
     }
 
-    /// What was queued since. None: something failed, which `check` tells.
+    /// Ends the capture and returns its graph. Returns None after an error, which `check` reports.
     pub fn end_recording(&self) -> Option<Graph> {
         let make = |graph| {
-            // SAFETY: the graph was just recorded, and is destroyed once it has been made ready.
+            // SAFETY: the graph was just captured, and is destroyed after the instantiation.
             let made = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) };
-            // SAFETY: as above.
+            // SAFETY: the graph was just captured and is not used afterwards.
             unsafe { result::graph::destroy(graph) }.and(made)
         };
         // SAFETY: the stream lives as long as the context.
         let end = || unsafe { result::stream::end_capture(self.stream()) };
-        // A stream that still records takes nothing else: where the end fails, it is made again, and what comes of it is nothing.
+        // A stream in capture mode rejects other work. If ending the capture fails, it is ended
+        // again and the result is discarded.
         let again = || {
-            // SAFETY: the graph was just recorded.
+            // SAFETY: the graph was just captured and is not used afterwards.
             let _ = end().and_then(|graph| unsafe { result::graph::destroy(graph) });
         };
         let made = self.context.calling(|| end().inspect_err(|_| again()).and_then(make));
@@ -258,34 +266,37 @@ impl Device {
         graph.filter(|_| self.is_sound())
     }
 
-    /// What it takes of the device is taken now, and not where it is first played.
+    /// Uploads a graph, so that its device memory is allocated now and not at its first launch.
     fn upload(&self, graph: &Graph) {
-        // SAFETY: the graph is of this context, as the stream is.
+        // SAFETY: graph and stream belong to this context.
         let uploaded = self.context.calling(|| unsafe { result::graph::upload(graph.handle, self.stream()) });
         self.remember("a recorded step was sent", uploaded);
     }
 
-    /// Queues what was recorded.
+    /// Launches a captured graph.
     pub fn play(&self, graph: &Graph) {
         if self.is_sound() {
-            // SAFETY: the graph is of this context, and what its kernels read and write is where it was.
+            // SAFETY: the graph belongs to this context, and the buffers of its kernels have not
+            // moved.
             let queued = self.context.calling(|| unsafe { result::graph::launch(graph.handle, self.stream()) });
             self.remember("a recorded step was launched", queued);
         }
     }
 
-    /// Queues a kernel, unless something failed before.
+    /// Queues a kernel, unless an error is pending or ops are skipped.
     pub fn launch(&self, Function(function): Function, Shape { grid, threads, shared }: Shape, arguments: &mut [*mut c_void]) {
         if grid.0 == 0 || grid.1 == 0 || grid.2 == 0 || !self.takes_ops() {
             return;
         }
-        // SAFETY: the function is of this context's module; the ops of `mod.rs` pass what its signature says, and buffers as long as it says.
+        // SAFETY: the function belongs to this context's module. The ops of `mod.rs` pass the
+        // arguments of its signature, and buffers of the sizes that it states.
         let launch = || unsafe { result::launch_kernel(function, grid, (threads, 1, 1), shared, self.stream(), arguments) };
         let queued = self.context.calling(launch);
         self.remember("a kernel was launched", queued);
     }
 
-    /// Queues a copy of these bytes to the same place on the device. They are pinned, and stay as they are until somebody has waited for them.
+    /// Queues a copy of these bytes to the same offset on the device. The bytes must not change
+    /// before the copy has been waited for.
     pub fn send(&self, stream: Stream, to: &Memory, from: &Pinned, bytes: Range<usize>) {
         if bytes.is_empty() || !self.is_sound() {
             return;
@@ -294,13 +305,14 @@ impl Device {
             return self.refuse(Error::internal(format!("bytes {bytes:?} were to be sent, from {} to {}", from.bytes, to.bytes)));
         }
         let place = to.address.at(bytes.start as u64);
-        // SAFETY: both are so long.
+        // SAFETY: the check above bounds both ranges.
         let send = || unsafe { result::memcpy_htod_async(place.0, &from.bytes()[bytes], self.context.stream(stream)) };
         let queued = self.context.calling(send);
         self.remember("a batch was sent", queued);
     }
 
-    /// Queues a copy of the first bytes of the device's memory. They are nobody's until somebody has waited for them.
+    /// Queues a copy of the first bytes of device memory. They must not be read before the copy has
+    /// been waited for.
     pub fn fetch(&self, stream: Stream, from: &Memory, to: &mut Pinned, bytes: usize) {
         if bytes == 0 || !self.is_sound() {
             return;
@@ -308,7 +320,7 @@ impl Device {
         if bytes as u64 > from.bytes || bytes > to.bytes {
             return self.refuse(Error::internal(format!("{bytes} bytes were to be fetched, from {} to {}", from.bytes, to.bytes)));
         }
-        // SAFETY: both are so long.
+        // SAFETY: the check above bounds both ranges.
         let fetch = || unsafe { result::memcpy_dtoh_async(&mut to.bytes_mut()[..bytes], from.address.0, self.context.stream(stream)) };
         let queued = self.context.calling(fetch);
         self.remember("results were fetched", queued);
@@ -318,22 +330,22 @@ impl Device {
         Event::new(&self.context).map_err(|e| failed("an event was made", e))
     }
 
-    /// The event is behind all that was queued so far in this stream.
+    /// Records the event after all work queued so far in this stream.
     pub fn record(&self, event: &Event, stream: Stream) {
         self.remember("an event was recorded", event.record(stream));
     }
 
-    /// What is queued next in this stream comes after the event.
+    /// Makes later work of this stream wait for the event.
     pub fn hold_up(&self, stream: Stream, event: &Event) {
         self.remember("a stream was held up", event.hold_up(stream));
     }
 
-    /// Waits for an event, and tells what went wrong.
+    /// Waits for an event, and reports pending errors.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
         self.told("an event was waited for", event.wait())
     }
 
-    /// Copies bytes to an offset, and waits for it.
+    /// Copies bytes to an offset, and waits for the copy.
     pub fn write(&self, to: &Memory, offset: u64, from: &[u8]) -> Result<()> {
         if offset + from.len() as u64 > to.bytes {
             return Err(Error::internal(format!("{} bytes were to be written at {offset} of {}", from.len(), to.bytes)));
@@ -341,17 +353,19 @@ impl Device {
         if from.is_empty() {
             return self.check();
         }
-        // SAFETY: the range was checked; the bytes are borrowed until the stream has been waited for.
+        // SAFETY: the check above bounds the range. The bytes are borrowed until the stream has
+        // been waited for.
         let write =
             || unsafe { result::memcpy_htod_async(to.address.0 + offset, from, self.stream()) }.and_then(|()| self.context.synchronize());
         let written = self.context.calling(write);
         self.told("the device was written to", written)
     }
 
-    /// Copies runs of bytes, each from so far behind an address, and waits for all that was queued before.
+    /// Copies ranges of bytes, each from an offset behind an address, and waits for all work queued
+    /// so far.
     ///
     /// # Safety
-    /// Behind the address lie as many bytes as the runs reach.
+    /// The device memory at the address contains all ranges at their offsets.
     pub unsafe fn read(&self, from: Address, to: &mut [u8], mut runs: impl Iterator<Item = (Range<usize>, usize)>) -> Result<()> {
         self.check()?;
         let read = || {
@@ -359,7 +373,8 @@ impl Device {
                 let place = from.at(behind as u64).0;
                 match &mut to[run] {
                     [] => Ok(()),
-                    // SAFETY: the caller's contract; the bytes are borrowed until the stream has been waited for.
+                    // SAFETY: the caller guarantees the ranges. The bytes are borrowed until the
+                    // stream has been waited for.
                     to => unsafe { result::memcpy_dtoh_async(to, place, self.stream()) },
                 }
             });
@@ -370,14 +385,14 @@ impl Device {
         self.told("results were read", copied)
     }
 
-    /// Waits for all that was queued, and tells what went wrong.
+    /// Waits for all queued work, and reports pending errors.
     pub fn wait(&self) -> Result<()> {
         let waited = self.context.calling(|| self.context.synchronize());
         self.remember("the device was waited for", waited);
         self.check()
     }
 
-    /// Tells what went wrong since it was last asked. A device that is lost says so each time.
+    /// Reports and clears the pending error. If the device is lost, every call reports it.
     pub fn check(&self) -> Result<()> {
         let mut trouble = self.trouble();
         let first = if trouble.lost { trouble.first.clone() } else { trouble.first.take() };
@@ -388,7 +403,7 @@ impl Device {
         &self.context
     }
 
-    /// Where kernels are queued.
+    /// Returns the stream of kernels.
     pub fn stream(&self) -> sys::CUstream {
         self.context.stream(Stream::Compute)
     }
@@ -398,7 +413,7 @@ impl Device {
         Ok(free as u64)
     }
 
-    /// Nothing is launched until this has been told.
+    /// Records an error. Nothing is launched until it has been reported.
     pub fn refuse(&self, error: Error) {
         self.trouble().first.get_or_insert(error);
     }
@@ -419,12 +434,12 @@ impl Device {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether nothing works in the context any more.
+    /// Returns true if the context is unusable.
     pub fn is_lost(&self) -> bool {
         self.trouble().lost
     }
 
-    /// Whether nothing is wrong that has not been told.
+    /// Returns true if no error is pending.
     pub fn is_sound(&self) -> bool {
         self.trouble().first.is_none()
     }
@@ -450,9 +465,10 @@ fn no_device(ordinal: usize, count: c_int) -> Error {
     ))
 }
 
-/// That there is one, and that it is new enough. cudarc panics where it looks for one in vain.
+/// Checks that a driver is installed and new enough. The presence check is needed because cudarc
+/// panics if the library is missing.
 fn check_driver(ordinal: usize) -> Result<()> {
-    // SAFETY: opens the library, which its makers mean to be opened.
+    // SAFETY: loading the library runs only its initializers, for which it is designed.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::unsupported(format!(
             "device is cuda:{ordinal} and this machine has no CUDA driver (libcuda.so): install NVIDIA's, or choose \"cpu\""
@@ -463,7 +479,7 @@ fn check_driver(ordinal: usize) -> Result<()> {
         _ => failed("the driver was started", e),
     })?;
     let mut version = 0;
-    // SAFETY: the place is written, not read.
+    // SAFETY: the driver writes to the pointer and does not read it.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("the driver was asked for its version", e))?;
     let name = |version: c_int| format!("{}.{}", version / 1000, version % 1000 / 10);
     if version < LEAST_DRIVER {
@@ -473,7 +489,8 @@ fn check_driver(ordinal: usize) -> Result<()> {
     Ok(())
 }
 
-/// The kernels copy behind the processor's back, and multiply numbers in bf16: from 8.0 on devices can.
+/// Checks the compute capability: the kernels need asynchronous copies and bf16 tensor cores, which
+/// exist since 8.0.
 fn check_capability(ordinal: usize, device: sys::CUdevice) -> Result<()> {
     let major = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
@@ -487,33 +504,35 @@ fn check_capability(ordinal: usize, device: sys::CUdevice) -> Result<()> {
 }
 
 fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<u32> {
-    // SAFETY: the device is one of the driver's.
+    // SAFETY: the driver returned the device.
     let value = unsafe { result::device::get_attribute(device, which) };
     value.map(|value| value.max(0) as u32).map_err(|e| failed("the device was asked for its size", e))
 }
 
 fn function(module: sys::CUmodule, name: &str) -> Result<Function> {
     let symbol = CString::new(name).map_err(|_| Error::internal("a kernel's name has a zero in it"))?;
-    // SAFETY: the module was loaded in the current context, and is never unloaded before it.
+    // SAFETY: the module was loaded in the current context, and is not unloaded before the context
+    // is destroyed.
     let function = unsafe { result::module::get_function(module, symbol) };
     let function = function.map_err(|e| Error::internal(format!("the kernel {name} is missing: {}", describe(e))))?;
-    // Now, and not where it is first launched: its code takes memory.
-    // SAFETY: as above.
+    // Loaded now and not at its first launch, because its code takes memory. SAFETY: the function
+    // was just obtained from the module.
     unsafe { sys::cuFuncLoad(function) }.result().map_err(|e| failed("a kernel was loaded", e))?;
     Ok(Function(function))
 }
 
 impl Function {
-    /// Lets launches ask for more shared memory than the 48 KiB that all may.
+    /// Permits launches with more than the default 48 KiB of dynamic shared memory.
     pub fn allow_shared(self, bytes: u32) -> Result<()> {
         let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: the function is of a module in the current context.
+        // SAFETY: the function belongs to a module in the current context.
         let allowed = unsafe { result::function::set_function_attribute(self.0, which, bytes as c_int) };
         allowed.map_err(|e| failed("shared memory was asked for", e))
     }
 }
 
-/// Whether nothing works in the context from then on, as the driver's documentation says.
+/// Returns true for errors after which the context is unusable, according to the driver's
+/// documentation.
 fn is_sticky(result: CUresult) -> bool {
     use CUresult::*;
     matches!(
@@ -559,7 +578,7 @@ fn failed(what: &str, e: DriverError) -> Error {
     }
 }
 
-/// Of errors after which nothing works in a context.
+/// Returns the error for an unusable context.
 fn lost(what: &str, e: DriverError) -> Error {
     Error::internal(format!(
         "the CUDA driver failed when {what}: {}; this engine computes nothing any more: free it, and create another",

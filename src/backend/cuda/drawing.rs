@@ -1,5 +1,6 @@
-//! Tokens drawn on the device: what is asked for goes there in one copy, what came of it comes back in another, and the logits stay. Both go beside
-//! what the device computes: before the draws a step, of which nothing is asked yet, and behind them the next one.
+//! On-device sampling: one copy transfers the parameters to the device, another transfers the
+//! tokens back, and the logits stay on the device. Both copies run concurrently with computation:
+//! the first with the step before sampling, the second with the next step.
 
 use super::Buf;
 use super::context::{Event, Stream};
@@ -7,7 +8,7 @@ use super::device::{Address, Device, Memory, Pinned, Shape, launch};
 use crate::batch::draws::{Draw, DrawLimits, Drawn, Draws, Edit};
 use crate::error::{Error, Result};
 
-/// As `kernels/draw.cu` has it.
+/// Block size of the kernel in `kernels/draw.cu`.
 const THREADS: u32 = 512;
 const REMEDY: &str = "lower max_seqs";
 
@@ -16,24 +17,25 @@ pub struct Drawing {
     staging: Pinned,
     drawn: Memory,
     read: Pinned,
-    /// Behind the copy to the device, the draws, and the copy from there.
+    /// Events after the copy to the device, after sampling, and after the copy to the host.
     events: [Event; 3],
 }
 
-/// Plain numbers, of 32 bits or two of them, with nothing between: any bytes are some.
+/// A type of plain numbers.
 ///
 /// # Safety
-/// They are.
+/// The type consists of 32-bit or 64-bit numbers without padding, and is valid for every bit
+/// pattern.
 unsafe trait Numbers: Copy {}
-// SAFETY: as the trait says.
+// SAFETY: 32-bit numbers without padding.
 unsafe impl Numbers for Draw {}
-// SAFETY: as above.
+// SAFETY: 32-bit numbers without padding.
 unsafe impl Numbers for Edit {}
-// SAFETY: as above.
+// SAFETY: a 32-bit number.
 unsafe impl Numbers for u32 {}
 
 fn bytes_of<T: Numbers>(numbers: &[T]) -> &[u8] {
-    // SAFETY: numbers without padding, borrowed as long as their bytes.
+    // SAFETY: the numbers have no padding, and the bytes are borrowed as long as the numbers.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 
@@ -53,13 +55,14 @@ impl Drawing {
         })
     }
 
-    /// On the device.
+    /// Returns the bytes on the device.
     pub fn bytes(limits: DrawLimits) -> u64 {
         (asked_bytes(limits) + limits.draws * size_of::<Drawn>()) as u64
     }
 
-    /// From rows of `logits`, of which `row` says where on the device they are. `go_on` is told where the tokens will be, and queues what is to be
-    /// computed next: nobody waits for it.
+    /// Samples from rows of `logits`; `row` maps a row of the batch to its row on the device.
+    /// `go_on` receives the address of the results, and queues the next step before the host waits
+    /// for the tokens.
     pub fn draw(
         &mut self,
         device: &Device,
@@ -85,13 +88,15 @@ impl Drawing {
         device.fetch(Stream::Copies, &self.drawn, &mut self.read, bytes);
         device.record(fetched, Stream::Copies);
         go_on(drawn);
-        // Where something failed nobody knows what is still on its way to `read`.
+        // After an error, a copy to `read` may still be in flight.
         device.wait_for(fetched).or_else(|error| device.wait().and(Err(error)))?;
-        // SAFETY: so many were just read, aligned to a page; all their fields are numbers.
+        // SAFETY: this many results were just copied to page-aligned memory. All fields are
+        // numbers, valid for every bit pattern.
         Ok(unsafe { std::slice::from_raw_parts(self.read.bytes().as_ptr().cast(), asked.draws.len()) })
     }
 
-    /// Queues what is asked for, part behind part, and tells where each will be.
+    /// Queues the copy of draws, edits and masks, one after the other. Returns their addresses on
+    /// the device.
     fn stage(&mut self, device: &Device, Draws { draws, edits, masks }: &Draws, row: impl Fn(usize) -> usize) -> Result<[Address; 3]> {
         let mut end = 0;
         let mut push = |bytes: &[u8]| {

@@ -1,13 +1,13 @@
-//! Rows of weights in fp8: OCP's E4M3, each row with a scale in f32.
+//! Rows of weights in fp8: OCP E4M3, with one f32 scale per row.
 
 use crate::backend::e4m3::E4m3;
 
-/// Below it everything is 0: its scale would have no inverse.
+/// Rows below are quantized to 0, because the inverse of their scale would overflow.
 const LEAST: f32 = 1e-30;
 
-/// Stores a row, and returns its scale. None: a number is infinite or none.
+/// Stores a row and returns its scale. None: a number is not finite.
 pub fn store_row(row: &[f32], out: &mut [u8]) -> Option<f32> {
-    // Bits of magnitudes have the order of these; what is not finite has the greatest.
+    // Compared as bits: magnitudes keep their order, and non-finite numbers are the greatest.
     let most = f32::from_bits(row.iter().map(|x| x.abs().to_bits()).max().unwrap_or(0));
     if !most.is_finite() {
         return None;

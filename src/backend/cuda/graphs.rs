@@ -1,8 +1,9 @@
-//! Decode steps that are recorded once and then played. One is hundreds of launches, each of which costs the host more than the device needs
-//! for it where few sequences run; what was recorded is one.
+//! CUDA graphs of decode steps, which are captured once and launched repeatedly. A step consists of
+//! hundreds of launches. With few sequences, a launch costs the host more time than its kernel
+//! costs the device; a graph is a single launch.
 //!
-//! They are recorded when an engine is created, each for a number of rows. A step of fewer rows is made one of so many: then the same kernels read and
-//! write the same places.
+//! Graphs are captured when an engine is created, for several numbers of rows. A step with fewer
+//! rows is padded to one of these sizes, so that the same kernels access the same addresses.
 
 use std::collections::BTreeMap;
 
@@ -10,45 +11,46 @@ use super::device::{Device, Graph};
 use crate::backend::BatchSize;
 use crate::batch::Batch;
 
-/// Of more rows a step is long enough for its launches.
+/// Steps with more rows are long enough to hide their launches.
 const MOST_ROWS: usize = 256;
 
-/// The numbers of rows, in this room. The more there are the less is computed in vain; each takes some memory of the device, and the time to record it.
+/// Returns the numbers of rows to capture, within `most`. More sizes mean less padding, but each
+/// takes device memory and time to capture.
 fn kept_rows(most: &BatchSize) -> Vec<usize> {
     let most = most.rows.min(most.logits).min(MOST_ROWS);
     let few = (1..8).chain((8..64).step_by(8)).chain((64..128).step_by(16)).chain((128..MOST_ROWS).step_by(32));
     few.take_while(|&rows| rows < most).chain((most > 0).then_some(most)).collect()
 }
 
-/// Whether each sequence has one row, and all of these are wanted.
+/// Returns true if each sequence has one row and all logits are wanted.
 pub fn decodes(batch: &Batch) -> bool {
     batch.spans.iter().all(|span| span.rows == 1) && batch.logit_rows.len() == batch.rows() && batch.copies.is_empty()
 }
 
 #[derive(Default)]
 pub struct Graphs {
-    /// By their rows.
+    /// Graphs by number of rows.
     kept: BTreeMap<usize, Graph>,
-    /// Of so many rows the last one ran that is to be kept.
+    /// Number of rows of the last warm-up run before a capture.
     ran: usize,
     now: Now,
 }
 
-/// What becomes of the ops of the step that is under way.
+/// The handling of the current step's ops.
 #[derive(Debug, Clone, Copy, Default)]
 enum Now {
     #[default]
     Run,
-    /// To be played later.
+    /// They are captured.
     Recorded(usize),
-    /// They are skipped: what was recorded stands for them.
+    /// They are skipped, and a captured graph is launched instead.
     Played(usize),
-    /// They are skipped: what they would do is done already.
+    /// They are skipped, because lookahead has already computed their results.
     Done,
 }
 
 impl Graphs {
-    /// How many rows the step is that stands for a batch.
+    /// Returns the padded number of rows of a graph for a batch.
     pub fn rows_for(&self, batch: &Batch) -> Option<usize> {
         let (&rows, _) = self.kept.range(batch.rows()..).next()?;
         decodes(batch).then_some(rows)
@@ -58,12 +60,13 @@ impl Graphs {
         self.kept.range(rows..).next().is_some()
     }
 
-    /// How many rows the next step is that is to be kept.
+    /// Returns the next number of rows to capture.
     pub fn next_rows(&self, most: &BatchSize) -> Option<usize> {
         kept_rows(most).into_iter().find(|rows| !self.kept.contains_key(rows))
     }
 
-    /// The ops of a step of so many rows follow, to be recorded; `runs_first`: where they have run once.
+    /// Starts the capture of a step with this many rows. If `runs_first` is set, the first call
+    /// runs the ops instead, as a warm-up, and the second call captures them.
     pub fn begin_recording(&mut self, device: &Device, rows: usize, runs_first: bool) {
         if runs_first && self.ran != rows {
             self.ran = rows;
@@ -72,19 +75,19 @@ impl Graphs {
         }
     }
 
-    /// The ops of a step follow for which one stands of so many rows, which is kept.
+    /// Starts a step that the graph of `rows` rows replaces.
     pub fn begin(&mut self, device: &Device, rows: usize) {
         device.skip(true);
         self.now = Now::Played(rows);
     }
 
-    /// Those of a step follow that has been computed.
+    /// Starts a step whose results are already computed.
     pub fn pass_over(&mut self, device: &Device) {
         device.skip(true);
         self.now = Now::Done;
     }
 
-    /// All its ops have been queued, or recorded, or skipped.
+    /// Ends the ops of a step.
     pub fn end(&mut self, device: &Device) {
         match std::mem::take(&mut self.now) {
             Now::Run => {}
@@ -107,7 +110,7 @@ impl Graphs {
         }
     }
 
-    /// Where a step ended before it was read, what was recorded of it is nothing.
+    /// Discards an unfinished step, which ended before its results were read.
     pub fn abandon(&mut self, device: &Device) {
         match std::mem::take(&mut self.now) {
             Now::Run => {}
@@ -116,7 +119,7 @@ impl Graphs {
         }
     }
 
-    /// What they read of a batch lies elsewhere from now on.
+    /// Discards all graphs, because the addresses of the inputs have changed.
     pub fn forget(&mut self) {
         self.kept.clear();
     }

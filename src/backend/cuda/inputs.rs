@@ -1,4 +1,4 @@
-//! A batch on the device: all that the kernels of a step read of it, in one copy.
+//! A batch on the device: everything that the kernels of a step read, in one copy.
 
 use super::context::{Event, Stream};
 use super::device::{Address, Device, Memory, Pinned};
@@ -6,28 +6,28 @@ use crate::backend::{BatchSize, Extent};
 use crate::batch::{Batch, NOWHERE, Span};
 use crate::error::Result;
 
-/// Queries that a block of threads attends for, in prefill and in decode. A query is a head of a row.
+/// Queries per tile of attention, in prefill and in decode. A query is one head of one row.
 pub const PREFILL_TILE: u32 = 64;
 pub const DECODE_TILE: u32 = 16;
-/// Of a tile, which are read at once.
+/// Numbers per tile, which a kernel reads at once.
 const TILE_NUMBERS: usize = 4;
 
-/// Where a part of the batch begins, in numbers, and how many of its elements there are.
+/// A part of the batch: its offset in numbers and its count of elements.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Part {
     first: usize,
     pub count: u32,
 }
 
-/// The tiles of attention for layers in which so many heads share a KV head.
+/// The attention tiles of layers with this many heads per KV head.
 #[derive(Debug, Clone, Copy)]
 pub struct Tiles {
     heads_per_kv: u32,
-    /// Of sequences that have more than one row in the batch.
+    /// Sequences with more than one row in the batch.
     pub prefill: Part,
-    /// Of the others.
+    /// Sequences with one row.
     pub decode: Part,
-    /// Of both, in tiles of prefill.
+    /// All sequences, in prefill tiles.
     pub all: Part,
 }
 
@@ -35,30 +35,31 @@ pub struct Tiles {
 pub struct Inputs {
     memory: Option<Memory>,
     staging: Option<Pinned>,
-    /// Behind the copy of `staging` to the device.
+    /// Event after the copy of `staging` to the device.
     sent: Option<Event>,
-    /// What of `staging` is filled, in numbers.
+    /// Used length of `staging` in numbers.
     len: usize,
     pub rows: u32,
     pub groups: u32,
     pub tokens: Part,
     pub positions: Part,
     pub slots: Part,
-    /// In a step whose shape is kept.
+    /// Filled only in steps with a captured graph.
     pub next_slots: Part,
     pub tables: Part,
     pub logit_rows: Part,
     pub tiles: Vec<Tiles>,
-    /// One number: positions that the longest of the sequences with one row looks back on, or somewhat more.
+    /// One number: the context length of the longest sequence with one row, rounded up.
     pub longest: Part,
 }
 
 impl Inputs {
-    /// Takes a batch; `heads_per_kv` are those of all layers, each once. `kept`: it is made of so many rows of one sequence each, of which those
-    /// that the batch lacks compute nothing that is kept. Then all but the block tables lies where it lies for any batch.
+    /// Copies a batch to the device. `heads_per_kv` has the distinct values of all layers. `kept`:
+    /// the batch is padded to this many sequences of one row, and padding rows store nothing. The
+    /// offsets of all parts except the block tables then do not depend on the batch.
     pub fn take(&mut self, device: &Device, batch: &Batch, heads_per_kv: &[u32], kept: Option<usize>) -> Result<Extent> {
         if let Some(sent) = &self.sent {
-            device.wait_for(sent)?; // what is there has been read
+            device.wait_for(sent)?; // the previous contents have been copied
         }
         let (of, extent) = (Extent::of(batch), made(batch, kept));
         let (missing, groups) = (extent.rows - of.rows, batch.groups());
@@ -95,7 +96,7 @@ impl Inputs {
         Ok(())
     }
 
-    /// Where a part lies on the device.
+    /// Returns the address of a part on the device.
     pub fn address(&self, part: Part) -> Address {
         self.memory.as_ref().map_or(Address::NULL, |memory| memory.address().at((part.first * size_of::<u32>()) as u64))
     }
@@ -104,24 +105,24 @@ impl Inputs {
         self.tiles.iter().copied().find(|tiles| tiles.heads_per_kv == heads_per_kv)
     }
 
-    /// What a batch takes on the device, at most.
+    /// Returns the maximum bytes of a batch on the device.
     pub fn bytes(BatchSize { rows, sequences, logits, places, groups }: BatchSize, heads_per_kv: &[u32]) -> usize {
         let tiles: usize = heads_per_kv.iter().map(|&heads| tile_numbers(rows, sequences, heads as usize)).sum();
         (rows * (2 + groups) + logits * (1 + groups) + 1 + places + tiles) * size_of::<u32>()
     }
 
-    /// What this batch takes, or the step of so many rows that it is made.
+    /// Returns the bytes of this batch, padded to `kept` rows.
     pub fn bytes_of(batch: &Batch, kept: Option<usize>, heads_per_kv: &[u32]) -> usize {
         let Extent { rows, logits } = made(batch, kept);
         let sequences = batch.spans.len() + rows - batch.rows();
         Inputs::bytes(BatchSize { rows, sequences, logits, places: batch.tables.len(), groups: batch.groups() }, heads_per_kv)
     }
 
-    /// Makes room for so many bytes. True: there was less.
+    /// Grows the buffers to at least this many bytes. Returns true if they were reallocated.
     pub fn fit(&mut self, device: &Device, bytes: usize) -> Result<bool> {
         let small = self.staging.as_ref().is_none_or(|staging| staging.bytes().len() < bytes);
         if small {
-            device.wait()?; // nothing uses what is given back
+            device.wait()?; // no work uses the buffers that are freed
             (self.memory, self.staging) = (None, None);
             self.memory = Some(device.memory(bytes as u64)?);
             self.staging = Some(device.pinned(bytes, "lower max_batch_tokens or max_seqs")?);
@@ -129,7 +130,7 @@ impl Inputs {
         Ok(small)
     }
 
-    /// And so many more.
+    /// Appends numbers, and then `more` times the number `each`.
     fn push(&mut self, numbers: &[u32], more: usize, each: u32) -> Part {
         let part = Part { first: self.len, count: (numbers.len() + more) as u32 };
         numbers.iter().for_each(|&number| self.push_number(number));
@@ -137,7 +138,8 @@ impl Inputs {
         part
     }
 
-    /// A tile is (first row, rows, block table, first query) of a sequence's part of the batch; those of the `missing` have no rows.
+    /// Appends tiles: (first row, rows, block table, first query) of a sequence's part of the
+    /// batch. Tiles of padding rows have no rows.
     fn push_tiles<'a>(&mut self, spans: impl Iterator<Item = &'a Span>, heads_per_kv: u32, queries: u32, missing: usize) -> Part {
         self.len = self.len.next_multiple_of(TILE_NUMBERS);
         let mut part = Part { first: self.len, count: 0 };
@@ -161,12 +163,13 @@ impl Inputs {
     }
 }
 
-/// What a batch is made: a step of so many rows that is kept, or what it is.
+/// Returns the extent of a batch, padded to `kept` rows.
 fn made(batch: &Batch, kept: Option<usize>) -> Extent {
     kept.map_or(Extent::of(batch), |rows| Extent { rows, logits: rows })
 }
 
-/// Rounded up, so that it seldom changes: how sequences are cut depends on it, and so do the bits of what is computed of them.
+/// Returns the longest context of decode, rounded up so that it rarely changes: the division of
+/// sequences into splits, and so the bits of results, depends on it.
 fn longest_decode(batch: &Batch) -> u32 {
     rounded_up(batch.spans.iter().filter(is_decode).map(|span| batch.positions[span.first_row as usize] + 1))
 }
@@ -179,7 +182,8 @@ fn is_decode(span: &&Span) -> bool {
     span.rows == 1
 }
 
-/// Of the tiles of prefill, of decode, and of both: those of one are no more than its queries fill, and one for each sequence.
+/// Returns the numbers of all prefill, decode and combined tiles. Their count is at most that of
+/// full tiles plus one per sequence.
 fn tile_numbers(rows: usize, sequences: usize, heads_per_kv: usize) -> usize {
     let tiles = (rows * heads_per_kv).div_ceil(DECODE_TILE.min(PREFILL_TILE) as usize) + sequences;
     3 * TILE_NUMBERS + 2 * TILE_NUMBERS * tiles

@@ -1,4 +1,4 @@
-//! The kernels by name, as `kernels/` has them.
+//! The kernels of `kernels/`, by name.
 
 use super::attention;
 use super::device::Function;
@@ -14,7 +14,7 @@ macro_rules! kernels {
         }
 
         impl Kernels {
-            /// `find` knows a kernel by its name.
+            /// Loads all kernels. `find` returns a kernel by its name.
             pub fn load(find: impl Fn(&str) -> Result<Function>) -> Result<Kernels> {
                 let tensor = |(dtype, dim): (KvDtype, usize)| {
                     let find = |what| find(&format!("attention_{what}_{}_{dim}", dtype.name()));
@@ -39,13 +39,13 @@ kernels! {
     store_kv_bf16, store_kv_f16, store_kv_f32, store_kv_fp8, store_kv_int8, to_bf16, to_f16, to_fp8,
 }
 
-/// Widths of heads that tensor cores attend to.
+/// Head widths with tensor core kernels.
 pub const HEAD_DIMS: [usize; 6] = [64, 80, 96, 112, 128, 256];
 
-/// What K and V are then stored as.
+/// KV types with tensor core kernels.
 const TENSOR_DTYPES: [KvDtype; 4] = [KvDtype::Bf16, KvDtype::F16, KvDtype::Int8, KvDtype::Fp8];
 
-/// The kernels that tensor cores run, for a width of heads.
+/// The tensor core kernels for a KV type and head width.
 #[derive(Clone, Copy)]
 pub struct TensorAttention {
     pub prefill: Function,
@@ -53,7 +53,7 @@ pub struct TensorAttention {
 }
 
 impl Kernels {
-    /// Some ask for more than all may.
+    /// Permits the shared memory that exceeds the default limit.
     fn allow_shared(&self) -> Result<()> {
         for &(dtype, dim, TensorAttention { prefill, decode }) in &self.tensor {
             prefill.allow_shared(attention::prefill_shared(dtype, dim))?;
@@ -65,7 +65,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// For few, some and many rows.
+    /// Returns the kernels for few, some and many rows.
     pub fn products(&self, stored: Stored) -> [(Function, Tile); 3] {
         let [few, some, many] = match stored {
             Stored::As(Dtype::F32) => [self.matmul_f32_16, self.matmul_f32_64, self.matmul_f32_128],
@@ -77,7 +77,7 @@ impl Kernels {
         [(few, tile), (some, Tile::SOME), (many, Tile::MANY)]
     }
 
-    /// None: K and V are stored as something else, or heads have another width.
+    /// Returns the tensor core kernels. None: no kernel for this KV type or head width.
     pub fn tensor_attention(&self, dtype: KvDtype, head_dim: usize) -> Option<TensorAttention> {
         self.tensor.iter().find(|(of, dim, _)| (*of, *dim) == (dtype, head_dim)).map(|(_, _, kernels)| *kernels)
     }

@@ -1,7 +1,9 @@
-//! K and V of one layer, in blocks, and where blocks go that do not fit the device.
+//! The KV cache of one layer, in blocks, and the host tier.
 //!
-//! A block holds its keys and then its values; each head after head; a head token after token, then in int8 and fp8 a scale in f32 for each token. Where
-//! the values are the keys', it holds these alone. What a block holds lies together, so that whoever copies one need not know what is in it.
+//! A block holds its keys and then its values, each head by head, and each head token by token. In
+//! int8 and fp8, a head is followed by one f32 scale per token. With `Values::OfKeys`, a block
+//! holds only the keys. A block is contiguous, so it can be copied without knowledge of its
+//! contents.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -19,10 +21,10 @@ pub struct Kv {
     memory: Memory,
 }
 
-/// What `kernels/attention.cu` has room for.
+/// The limit of `kernels/attention.cu`.
 const MOST_HEAD_DIM: usize = 576;
 
-/// Halves of a block: its keys and its values.
+/// Returns the halves of a block: keys and values, or keys only.
 pub fn halves(shape: &KvShape) -> usize {
     if shape.values == Values::Own { 2 } else { 1 }
 }
@@ -50,7 +52,7 @@ impl Kv {
         block_bytes(&self.shape)
     }
 
-    /// Appends blocks; zeros for the slots of the tail that hold nothing.
+    /// Appends blocks, with zeros for the unused slots of the tail.
     pub fn read(&self, device: &Device, blocks: &[u32], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
         let bytes = self.block_bytes();
         let (start, all) = (out.len(), blocks.len() * bytes as usize);
@@ -58,7 +60,7 @@ impl Kv {
         out.resize(start + all, 0);
         for (i, &block) in blocks.iter().enumerate() {
             let part = &mut out[start + i * bytes as usize..][..bytes as usize];
-            // SAFETY: the block is inside the pool, and so long.
+            // SAFETY: `block` checks that the block is inside the pool, so it has `bytes` bytes.
             unsafe { device.read(self.block(block)?, part, std::iter::once((0..bytes as usize, 0)))? };
             if blocks.len() - i <= tail.blocks {
                 self.blank(tail.slots, part);
@@ -86,7 +88,7 @@ impl Kv {
         Ok(self.address().at(u64::from(block) * self.block_bytes()))
     }
 
-    /// Zeroes what is in the slots from `filled` on of a block.
+    /// Clears the slots of a block from `filled` on.
     fn blank(&self, filled: usize, block: &mut [u8]) {
         let KvShape { block_size, head_dim, dtype, .. } = self.shape;
         let (numbers, scale) = (head_dim * dtype.bytes(), dtype.scale_bytes());
@@ -107,15 +109,15 @@ impl Kv {
     }
 }
 
-/// Moves of blocks on their way to the device.
+/// A buffer for block moves, from which kernels read them.
 pub struct MoveList {
     memory: Memory,
     staging: Pinned,
-    /// How many are there, which kernels may still read.
+    /// Number of moves in the buffer, which kernels may still read.
     sent: usize,
 }
 
-/// Moves that are sent at a time.
+/// Capacity in moves.
 const MOVES: usize = 4096;
 const MOVE_BYTES: usize = size_of::<[u32; 2]>();
 
@@ -125,7 +127,8 @@ impl MoveList {
         Ok(MoveList { memory: device.memory(bytes as u64)?, staging: device.pinned(bytes, "choose device \"cpu\"")?, sent: 0 })
     }
 
-    /// Queues the next of them, as (from, to), behind those of before: how many, and where they will be. Where there is no room, the device is waited for.
+    /// Queues the copy of the next moves, as (from, to), after the previous ones. Returns their
+    /// number and address. If the buffer is full, waits for the device first.
     pub fn send(&mut self, device: &Device, moves: &mut impl ExactSizeIterator<Item = (u32, u32)>) -> Result<(u32, Address)> {
         if self.sent + moves.len() > MOVES {
             device.wait()?;
@@ -143,7 +146,7 @@ impl MoveList {
     }
 }
 
-/// Blocks that left the device: all levels of each, one after the other.
+/// The host tier: blocks with all their levels, one after the other.
 pub struct Host {
     pub block_bytes: u64,
     pub blocks: usize,
@@ -151,9 +154,9 @@ pub struct Host {
 }
 
 enum Store {
-    /// The device reads and writes it by itself.
+    /// Pinned memory, which the device accesses directly.
     Memory(Pinned),
-    /// And room for one block on its way.
+    /// The file, and a buffer for one block.
     File(File, Pinned),
 }
 
@@ -167,7 +170,8 @@ impl Host {
         Ok(Host { block_bytes, blocks, store })
     }
 
-    /// Moves blocks out: `copy` copies them, as (from, to), from the device to where they are to lie from the address on.
+    /// Moves blocks to the host tier. `copy` copies them from the device to the tier that begins at
+    /// the given address.
     pub fn take(&mut self, moves: &[BlockMove], mut copy: impl FnMut(&[BlockMove], Address) -> Result<()>) -> Result<()> {
         self.check(moves)?;
         match &mut self.store {
@@ -179,7 +183,8 @@ impl Host {
         }
     }
 
-    /// Moves blocks back, in the same way.
+    /// Moves blocks back to the device. `copy` copies them from the tier that begins at the given
+    /// address.
     pub fn give(&mut self, moves: &[BlockMove], mut copy: impl FnMut(&[BlockMove], Address) -> Result<()>) -> Result<()> {
         self.check(moves)?;
         match &mut self.store {

@@ -1,4 +1,5 @@
-//! Matrices on the device: rows of numbers as they are stored, each aligned to 16 bytes; in fp8 the rows' scales lie behind them.
+//! Matrices on the device: rows in their storage type, each aligned to 16 bytes. In fp8, the rows
+//! are followed by their scales.
 
 use half::{bf16, f16};
 
@@ -12,7 +13,7 @@ use crate::options::{Dtype, WeightFormat};
 /// Bytes that are read from a file at a time.
 const LOAD_BYTES: usize = 16 << 20;
 
-/// What a matrix's numbers are. The device multiplies numbers in floating point.
+/// The storage type of a matrix. All types are floating-point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stored {
     As(Dtype),
@@ -32,7 +33,7 @@ impl Stored {
         }
     }
 
-    /// Numbers that a row takes: zeros are behind its own.
+    /// Returns the numbers that a row occupies, including zero padding.
     pub fn pitch(self, cols: usize) -> usize {
         cols.next_multiple_of(if self == Stored::Fp8 { 16 } else { 8 })
     }
@@ -41,7 +42,7 @@ impl Stored {
         self.pitch(cols) * if let Stored::As(dtype) = self { dtype.bytes() } else { 1 }
     }
 
-    /// Of a row's scale.
+    /// Returns the bytes of a row's scale.
     pub fn scale_bytes(self) -> usize {
         if self == Stored::Fp8 { size_of::<f32>() } else { 0 }
     }
@@ -56,11 +57,11 @@ pub struct Matrix {
 
 impl Matrix {
     pub fn bytes(rows: usize, cols: usize, format: WeightFormat) -> u64 {
-        // What cannot be stored is refused when it is loaded.
+        // Loading reports formats that cannot be stored.
         Stored::of(format).map_or(0, |stored| rows as u64 * (stored.row_bytes(cols) + stored.scale_bytes()) as u64)
     }
 
-    /// Reads rows of `dtype`, and stores them in `format`.
+    /// Reads rows of `dtype` and stores them in `format`.
     pub fn load(device: &Device, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
         let stored = Stored::of(format)?;
         let matrix = Matrix { rows, cols, stored, memory: device.memory(Self::bytes(rows, cols, format))? };
@@ -95,7 +96,7 @@ impl Matrix {
         self.memory.address()
     }
 
-    /// Where the rows' scales are, if they have any.
+    /// Returns the address of the rows' scales, if they have scales.
     pub fn scales(&self) -> Address {
         self.address().at((self.rows * self.stored.row_bytes(self.cols)) as u64)
     }
@@ -104,7 +105,7 @@ impl Matrix {
         self.stored.pitch(self.cols)
     }
 
-    /// The one of three kernels that takes its numbers: of f32, f16, bf16.
+    /// Selects the kernel for the storage type from those for f32, f16 and bf16.
     pub fn pick(&self, functions: [Function; 3]) -> Result<Function> {
         let [f32, f16, bf16] = functions;
         match self.stored {
@@ -115,7 +116,8 @@ impl Matrix {
         }
     }
 
-    /// The kernel for so many rows, and how it is launched for `count` products of at most `most` rows. Whichever is taken, a row has the same bits.
+    /// Returns the kernel for this many rows, and its launch configuration for `count` products of
+    /// at most `most` rows. A row has the same bits with every kernel.
     pub fn product(&self, kernels: &Kernels, rows: usize, most: usize, count: usize) -> (Function, Shape) {
         let all = kernels.products(self.stored);
         let (function, tile) = all.into_iter().find(|(_, tile)| rows <= tile.rows).unwrap_or(all[2]);
@@ -124,14 +126,14 @@ impl Matrix {
     }
 }
 
-/// What a block of threads multiplies at a time, as `kernels/matmul.cu` has it.
+/// The tile of a thread block, as defined in `kernels/matmul.cu`.
 #[derive(Debug, Clone, Copy)]
 pub struct Tile {
     rows: usize,
     outs: usize,
-    /// Bytes of a step of a row of activations.
+    /// Bytes per step of a row of activations.
     step: usize,
-    /// Steps of weights that there is room for.
+    /// Steps of weights in shared memory.
     stages: usize,
 }
 
@@ -142,20 +144,21 @@ impl Tile {
     pub const SOME: Tile = Tile { rows: 64, outs: 64, step: 128, stages: 4 };
     pub const MANY: Tile = Tile { rows: 128, outs: 128, step: 64, stages: 4 };
     const THREADS: u32 = 128;
-    /// Bytes between a step of a row and the next one's.
+    /// Padding bytes between rows in shared memory.
     const BETWEEN: usize = 16;
 
-    /// Bytes of the steps of weights on their way, and of two of the rows. Beside weights in fp8 these are in bf16.
+    /// Returns the bytes of shared memory: all stages of weights, and two steps of rows. With
+    /// weights in fp8, rows are in bf16.
     pub fn shared(self, stored: Stored) -> u32 {
         let of_weights = if stored == Stored::Fp8 { self.step / 2 } else { self.step };
         (self.stages * self.outs * (of_weights + Self::BETWEEN) + 2 * self.rows * (self.step + Self::BETWEEN)) as u32
     }
 }
 
-/// The format does not have it.
+/// The error for a number that the format cannot represent.
 struct NoSuchNumber;
 
-/// A row of one type as one of another; `to` may be longer, and ends in zeros then.
+/// Converts a row. `to` may be longer than the row, and is then padded with zeros.
 fn convert(from: Dtype, to: Dtype, row: &[u8], out: &mut [u8]) -> std::result::Result<(), NoSuchNumber> {
     if from == to {
         out[..row.len()].copy_from_slice(row);

@@ -1,7 +1,8 @@
-//! The CUDA backend: kernels of `kernels/`, launched one after the other on one stream; another carries draws to the device, and tokens back.
+//! The CUDA backend: kernels of `kernels/` that are launched in order on one stream. A second
+//! stream copies sampling parameters to the device and tokens back.
 //!
-//! Activations are f32; matrices, and K and V, are what they are stored as. An op only queues its kernel: what goes wrong is told where a batch
-//! comes and where results are read (`device`).
+//! Activations are f32. Matrices, K and V have their storage types. An op only queues its kernel;
+//! errors are reported when a batch is uploaded and when results are read (`device`).
 
 mod ahead;
 mod attention;
@@ -41,31 +42,32 @@ use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, WeightFormat};
 
-/// What build.rs made of `kernels/`. Empty: there was no nvcc.
+/// The fatbin that build.rs compiled from `kernels/`. Empty if nvcc was missing.
 static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"));
 
 const WARP: usize = 32;
-/// Threads of a block that touches each number once.
+/// Threads per block of elementwise kernels.
 const FLAT: u32 = 256;
-/// Products of more rows than this are cuBLASLt's.
+/// Products of more rows use cuBLASLt.
 const MANY_ROWS: usize = 64;
 
 pub struct CudaBackend {
-    /// For products of many rows. None: the machine has none, and ours compute them.
+    /// For products of many rows. None: cuBLASLt is not available, and own kernels compute them.
     blas: Option<Blas>,
     device: Device,
-    /// Nothing may depend on the batch: neither how a product is computed, nor how a sequence is cut.
+    /// Batch-invariant mode: results do not depend on the batch, so neither product algorithms nor
+    /// splits of sequences vary.
     invariant: bool,
-    /// How many heads share a KV head, of each kind of layer.
+    /// Query heads per KV head, for each kind of layer.
     heads_per_kv: Mutex<Vec<u32>>,
-    /// What parts of a long sequence give, until they are merged.
+    /// Partial attention results of split sequences, before they are merged.
     partial: Mutex<Option<Memory>>,
     tables: Tables,
     steps: Mutex<Steps>,
     moves: Mutex<MoveList>,
 }
 
-/// The step that is under way, and what is kept of others.
+/// The step in flight, and the captured graphs.
 #[derive(Default)]
 struct Steps {
     graphs: Graphs,
@@ -76,7 +78,7 @@ struct Steps {
 pub struct Buf {
     memory: Memory,
     len: usize,
-    /// Where they come when they are read.
+    /// Pinned memory for reads.
     read: Option<Pinned>,
 }
 
@@ -86,13 +88,13 @@ impl Buf {
     }
 }
 
-/// Where the bias is, or nowhere.
+/// Returns the address of a buffer, or null.
 fn address_of(buf: Option<&Buf>) -> Address {
     buf.map_or(Address::NULL, Buf::address)
 }
 
-/// Lists of addresses and sizes that kernels read, made when they are first needed, and again where they have changed: an address may come to
-/// stand for something else.
+/// Device-side lists of addresses and sizes. A list is created at its first use, and again if its
+/// contents change, because an address may be reused.
 #[derive(Default)]
 struct Tables(Mutex<HashMap<Key, Table>>);
 
@@ -102,7 +104,7 @@ struct Table {
 }
 
 impl Tables {
-    /// The list of that name, on the device.
+    /// Returns the address of the list with this key.
     fn get(&self, device: &Device, key: Key, numbers: impl Iterator<Item = u64> + Clone) -> Result<Address> {
         let mut tables = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(table) = tables.get(&key).filter(|table| table.numbers.iter().copied().eq(numbers.clone())) {
@@ -118,29 +120,30 @@ impl Tables {
     }
 }
 
-/// What a list names, by the address of the first.
+/// The identity of a list, by the address of its first object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Key {
-    /// Where levels begin in the tier that begins there.
+    /// Base addresses of the levels of the tier at this address.
     Bases(Address),
-    /// How far blocks of each level are apart in it.
+    /// Strides of the levels of the tier at this address.
     Strides(Address),
-    /// Bytes of each level of a block of the pool that begins there.
+    /// Bytes per block of each level of the pool at this address.
     Levels(Address),
     Matrices(Address),
     Biases(Address),
-    /// Of ALiBi, for so many heads, and by how much in bits.
+    /// ALiBi slopes, by number of heads and bits of the factor.
     Slopes(usize, u32),
 }
 
 impl Drop for CudaBackend {
     fn drop(&mut self) {
-        // What is given back next may still be in use.
+        // Queued work may still use the memory that is freed next.
         let _ = self.device.wait();
     }
 }
 
-/// A tier's blocks, as `move_blocks` finds them: where each level's begin, and how far they are apart.
+/// A tier of blocks, as `move_blocks` accesses it: lists with the base and the stride of each
+/// level.
 #[derive(Clone, Copy)]
 struct Tier {
     bases: Address,
@@ -148,7 +151,7 @@ struct Tier {
 }
 
 impl CudaBackend {
-    /// On the device of this number. `invariant`: a row has the same bits whatever the batch.
+    /// Opens the device with this ordinal. `invariant`: a row has the same bits in every batch.
     pub fn new(ordinal: usize, invariant: bool) -> Result<CudaBackend> {
         if IMAGE.is_empty() {
             return Err(Error::unsupported(
@@ -169,7 +172,8 @@ impl CudaBackend {
         })
     }
 
-    /// Launches a kernel whose threads share `count` numbers.
+    /// Returns the launch configuration of a kernel that distributes `count` numbers over its
+    /// threads.
     fn flat(&self, count: usize) -> Shape {
         let blocks = count.div_ceil(FLAT as usize).min(32 * self.device.multiprocessors as usize);
         Shape::new((blocks as u32, 1, 1), FLAT)
@@ -183,8 +187,9 @@ impl CudaBackend {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Of the first numbers of a buffer these runs, each from some number on. Where there are none nobody waits. What is read is pinned, not the
-    /// whole buffer: only its beginning may ever be.
+    /// Reads ranges of the first `len` numbers of a buffer; each range comes with its offset on the
+    /// device. Without ranges, it does not wait. The pinned memory has the size of the reads,
+    /// because most buffers are never read completely.
     fn read_runs<'a>(&self, buf: &'a mut Buf, len: usize, runs: impl Iterator<Item = (Range<usize>, usize)>) -> Result<&'a [f32]> {
         const BYTES: usize = size_of::<f32>();
         if len > buf.len {
@@ -197,10 +202,11 @@ impl CudaBackend {
         let mut runs = runs.map(|(run, from)| (run.start * BYTES..run.end * BYTES, from * BYTES)).peekable();
         match runs.peek() {
             None => self.device.check()?,
-            // SAFETY: the buffer is so long.
+            // SAFETY: `len` is at most `buf.len`, and the offsets are rows of the same buffer.
             Some(_) => unsafe { self.device.read(buf.memory.address(), pinned.bytes_mut(), runs)? },
         }
-        // SAFETY: pinned memory begins as zeros, aligned to a page, and every bit pattern is a float.
+        // SAFETY: pinned memory is zeroed when it is allocated, page-aligned, and every bit pattern
+        // is a valid float.
         Ok(unsafe { std::slice::from_raw_parts(pinned.bytes().as_ptr().cast(), len) })
     }
 
@@ -208,7 +214,8 @@ impl CudaBackend {
         self.heads_per_kv.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Products of rows that come in parts: `rows` in each or, where `starts` say how many, about so many.
+    /// Launches products of rows in parts, each with its own matrix: `each` rows per part or, with
+    /// `starts`, about `each`.
     fn product(&self, Rows { each, most, parts }: Rows, x: &Buf, first: &Matrix, lists: Lists, bias: Option<&Buf>, out: &mut Buf) {
         let (function, shape) = first.product(&self.device.kernels, each, most, parts);
         let Lists { matrices, biases, starts } = lists;
@@ -217,12 +224,14 @@ impl CudaBackend {
         launch!(self.device, function, shape, out, x, w, bias, matrices, biases, starts, rows, outs, cols);
     }
 
-    /// The one of three kernels that reads a table, of f32, f16, bf16. Where there is none the next `check` says so.
+    /// Selects the kernel that reads a table from those for f32, f16 and bf16. If there is none,
+    /// the next `check` reports an error.
     fn of_table(&self, table: &Matrix, kernels: [Function; 3]) -> Option<Function> {
         table.pick(kernels).map_err(|error| self.device.refuse(error)).ok()
     }
 
-    /// The list of some matrices' addresses. Where it cannot be made the next `check` says so, and nothing is launched meanwhile.
+    /// Returns the address of a list. If it cannot be created, the next `check` reports the error,
+    /// and nothing is launched before.
     fn list(&self, key: Key, numbers: impl Iterator<Item = u64> + Clone) -> Address {
         self.tables.get(&self.device, key, numbers).unwrap_or_else(|error| {
             self.device.refuse(error);
@@ -230,7 +239,7 @@ impl CudaBackend {
         })
     }
 
-    /// Queues copies of blocks, all levels of each.
+    /// Queues copies of blocks, with all levels of each.
     fn move_blocks(&self, mut moves: impl ExactSizeIterator<Item = (u32, u32)>, layers: &[Kv], from: Tier, to: Tier) -> Result<()> {
         let (device, Some(first)) = (&self.device, layers.first()) else { return Ok(()) };
         let bytes = self.tables.get(device, Key::Levels(first.address()), layers.iter().map(Kv::block_bytes))?;
@@ -251,7 +260,8 @@ impl CudaBackend {
         })
     }
 
-    /// Blocks that begin at an address of the host, in each of which all levels lie one after the other.
+    /// Returns the tier of blocks that begins at a host address, with all levels of a block one
+    /// after the other.
     fn host_tier(&self, start: Address, layers: &[Kv]) -> Result<Tier> {
         let all: u64 = layers.iter().map(Kv::block_bytes).sum();
         let next = |at: &mut u64, kv: &Kv| Some(std::mem::replace(at, *at + kv.block_bytes()));
@@ -262,17 +272,17 @@ impl CudaBackend {
     }
 }
 
-/// Makes it at least so large. What was in it is gone.
+/// Grows memory to at least `bytes`. Its contents are lost.
 fn grow<'a>(device: &Device, memory: &'a mut Option<Memory>, bytes: u64) -> Result<&'a Memory> {
     if memory.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
-        device.wait()?; // nothing uses what is given back
+        device.wait()?; // no queued work uses the memory that is freed
         *memory = None;
         *memory = Some(device.memory(bytes)?);
     }
     memory.as_ref().ok_or_else(Error::out_of_memory)
 }
 
-/// The rows of products: about so many in each, and at most.
+/// The rows of products in parts: the expected and the maximum number per part.
 struct Rows {
     each: usize,
     most: usize,
@@ -285,7 +295,7 @@ impl Rows {
     }
 }
 
-/// The matrices of a product in parts, their biases, and where the rows of each begin.
+/// The matrices and biases of a product in parts, and the first row of each part.
 struct Lists {
     matrices: Address,
     biases: Address,
@@ -320,12 +330,13 @@ fn pairs_number(pairs: Pairs) -> u32 {
     }
 }
 
-/// A block of threads for each row, of whole warps. How many depends on the row's width alone, and so does the order of its sums.
+/// Returns one block of whole warps per row. The number of threads, and so the order of summation,
+/// depends on the width only.
 fn row_shape(rows: usize, width: usize) -> Shape {
     Shape::new((rows as u32, 1, 1), row_threads(width))
 }
 
-/// A thread for each number of rows of `width`.
+/// Returns one thread per number of rows of `width`.
 fn grid_shape(rows: usize, width: usize) -> Shape {
     Shape::new((rows as u32, width.div_ceil(FLAT as usize) as u32, 1), FLAT)
 }
@@ -350,7 +361,7 @@ impl Backend for CudaBackend {
 
     fn vector(&self, values: &[f32]) -> Result<Buf> {
         let buf = self.buffer(values.len())?;
-        // SAFETY: the bytes of the numbers, borrowed as long as these.
+        // SAFETY: the slice covers the numbers, and is borrowed as long as they are.
         let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) };
         self.device.write(&buf.memory, 0, bytes)?;
         Ok(buf)
@@ -463,7 +474,7 @@ impl Backend for CudaBackend {
         Ok(extent)
     }
 
-    /// If the step was recorded before, it is played.
+    /// Launches the captured graph if the step has one.
     fn begin(&self) {
         self.steps().graphs.end(&self.device);
     }
@@ -471,10 +482,10 @@ impl Backend for CudaBackend {
     fn keep(&self, most: &BatchSize, batch: &Batch, inputs: &mut Inputs) -> Result<Option<Extent>> {
         let mut steps = self.steps();
         steps.graphs.abandon(&self.device);
-        self.device.check()?; // how the last one went
+        self.device.check()?; // reports the errors of the last capture
         let Some(rows) = steps.graphs.next_rows(most) else { return self.device.wait().map(|()| None) };
         let extent = inputs.take(&self.device, batch, &self.heads_per_kv(), Some(rows))?;
-        // What cuBLASLt does for the first time for so many rows may be nothing that can be recorded.
+        // The first cuBLASLt call for a number of rows may not be capturable.
         let is_new = rows > MANY_ROWS && self.blas.is_some();
         steps.graphs.begin_recording(&self.device, rows, is_new);
         Ok(Some(extent))
@@ -490,13 +501,14 @@ impl Backend for CudaBackend {
 
     fn forget_foreseen(&self) {
         if self.steps().ahead.forget() {
-            // What went wrong in it concerns nobody, unless the device is lost; and then it says so again.
+            // Errors of the discarded step do not matter, unless the device is lost; in that case
+            // every later call reports it.
             let _ = self.device.wait();
         }
     }
 
     fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
-        self.begin(); // whoever gave single ops may not have
+        self.begin(); // callers of single ops may not have called it
         self.read_runs(buf, len, std::iter::once((0..len, 0)))
     }
 
@@ -664,7 +676,7 @@ impl Backend for CudaBackend {
     fn attention(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf) {
         let slopes = shape.alibi.map_or(Address::NULL, |steepness| {
             let bits = |head: usize| u64::from((steepness * shape.slope(head.min(shape.heads - 1))).to_bits());
-            // Two to a number, the first in its low half.
+            // Two f32 per u64, the first in the low half.
             let pairs = (0..shape.heads.div_ceil(2)).map(|pair| bits(2 * pair) | bits(2 * pair + 1) << 32);
             self.list(Key::Slopes(shape.heads, steepness.to_bits()), pairs)
         });
@@ -719,7 +731,7 @@ impl Backend for CudaBackend {
         let biases = bias
             .map_or(Address::NULL, |bias| self.list(Key::Biases(bias.address()), (0..routes.experts).map(|e| address_of(expert(e).1).0)));
         let lists = Lists { matrices, biases, starts: routes.starts.address() };
-        // A row goes to an expert once.
+        // Each row chooses an expert at most once, so an expert has at most `routes.rows` rows.
         let rows = Rows { each: routes.len().div_ceil(routes.experts), most: routes.rows, parts: routes.experts };
         self.product(rows, x, first, lists, None, out);
     }

@@ -1,25 +1,25 @@
-//! Rows on their way to experts: who goes where, in the order in which the experts work.
+//! The routing of rows to experts, sorted by expert.
 
 use super::WARP;
 use super::device::{Address, Device, Memory, Shape, launch};
 use crate::backend::{GroupScore, Routing, Scores};
 use crate::error::{Error, Result};
 
-/// As `kernels/experts.cu` has them: rows, a warp each, for which a block of threads chooses; warps that sort the routes to an expert; and what it has
-/// room for.
+/// Constants of `kernels/experts.cu`: warps per block of `route`, one row each; warps per block of
+/// `sort_routes`; and the maximum number of experts.
 const ROUTE_WARPS: usize = 4;
 const SORT_WARPS: usize = 8;
 const MOST_EXPERTS: usize = 512;
 
 pub struct Routes {
-    /// Of the step.
+    /// Rows of the current step.
     pub rows: usize,
     pub experts: usize,
     pub top_k: usize,
-    pub choices: Memory, // [rows, top_k] experts, the best of a row first
+    pub choices: Memory, // [rows, top_k] experts, by descending score within a row
     pub weights: Memory, // [rows, top_k]
     pub places: Memory,  // [rows, top_k] the route of each choice
-    pub sources: Memory, // [routes] the row of each
+    pub sources: Memory, // [routes] the row of each route
     pub starts: Memory,  // [experts + 1] the first route to each expert
 }
 
@@ -49,7 +49,8 @@ impl Routes {
         ((4 * rows * most.top_k + most.experts + 1) * size_of::<u32>()) as u64
     }
 
-    /// `logits` is `[rows, experts]`, `correction` `[experts]` or nowhere.
+    /// Chooses experts and weights for all rows. `logits` is `[rows, experts]`, `correction` is
+    /// `[experts]` or null.
     pub fn choose(&mut self, device: &Device, rows: usize, routing: Routing, correction: Address, logits: Address) {
         (self.rows, self.experts, self.top_k) = (rows, routing.experts, routing.top_k);
         let (choices, weights, places) = (self.choices.address(), self.weights.address(), self.places.address());
