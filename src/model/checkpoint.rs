@@ -1,5 +1,5 @@
-//! Tensors in safetensors files, read range by range: nothing is mapped, so a file that shrinks under
-//! us is an error and not a signal.
+//! Tensors in safetensors files. Files are read by range instead of mapped, so that a truncated
+//! file causes an error and not a signal.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -16,13 +16,14 @@ use crate::error::{Error, Result, try_vec};
 use crate::options::Dtype;
 use crate::sys::files;
 
-/// The safetensors format's own bound on a header.
+/// The maximum header size of the safetensors format.
 const MOST_HEADER_BYTES: u64 = 100 << 20;
 
 pub struct Checkpoint {
     files: Vec<Shard>,
     tensors: HashMap<String, Tensor>,
-    /// Checkpoints of a whole model and of its base model differ by this in their names.
+    /// Prefix of tensor names that checkpoints of a whole model have and those of its base model
+    /// lack.
     prefix: &'static str,
 }
 
@@ -53,7 +54,7 @@ impl Checkpoint {
     fn open_shards(&mut self, dir: &Path, index: &Config) -> Result<()> {
         let map = index.get("weight_map").and_then(Value::as_object);
         let map = map.ok_or_else(|| Error::model("model.safetensors.index.json: weight_map is missing"))?;
-        // Sorted, so that the same damage is always the same message.
+        // Sorted, so that error messages are deterministic.
         let mut shards = BTreeMap::new();
         for (tensor, shard) in map {
             let shard = shard.as_str().filter(|name| !name.contains('/') && !name.is_empty());
@@ -96,7 +97,7 @@ impl Checkpoint {
         self.tensors.get(&format!("{}{name}", self.prefix)).or_else(|| self.tensors.get(name))
     }
 
-    /// The tensor of this name and shape, and how its numbers are stored.
+    /// Returns the tensor with this name and shape, and its dtype.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<(&Tensor, Dtype)> {
         let tensor = self.shaped(name, shape)?;
         match tensor.dtype {
@@ -107,7 +108,7 @@ impl Checkpoint {
         }
     }
 
-    /// The tensor of this name and shape, whose elements are bytes.
+    /// Returns the tensor with this name and shape, whose elements are bytes.
     pub fn bytes(&self, name: &str, shape: &[usize]) -> Result<&Tensor> {
         let tensor = self.shaped(name, shape)?;
         match tensor.dtype {
@@ -132,18 +133,19 @@ impl Checkpoint {
         Ok(tensor)
     }
 
-    /// Fills `out` with the tensor's bytes from `start`.
+    /// Fills `out` with the tensor's bytes from `start` on.
     pub fn read(&self, tensor: &Tensor, start: u64, out: &mut [u8]) -> Result<()> {
         let shard = &self.files[tensor.file];
         let read = shard.file.read_exact_at(out, tensor.offset + start);
         read.map_err(|e| Error::io(format!("{}: {} bytes at {}: {e}", shard.path.display(), out.len(), tensor.offset + start)))
     }
 
-    /// A hash of `what`, of every tensor's name, type and shape, and of the beginning, middle and end of its numbers.
+    /// Returns a hash of `what`, of every tensor's name, dtype and shape, and of samples of its
+    /// numbers.
     pub fn fingerprint(&self, what: &str) -> Result<[u8; 32]> {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
-            // Lengths keep neighbours apart.
+            // Lengths delimit adjacent fields.
             hash.update((bytes.len() as u64).to_le_bytes());
             hash.update(bytes);
         };
@@ -155,7 +157,7 @@ impl Checkpoint {
         Ok(hash.finalize().into())
     }
 
-    /// A hash of the files' names and sizes, and of when they were last changed.
+    /// Returns a hash of the names, sizes and modification times of the files.
     pub fn times(&self) -> Result<[u8; 32]> {
         let mut hash = Sha256::new();
         for Shard { path, file } in &self.files {
@@ -170,7 +172,7 @@ impl Checkpoint {
         Ok(hash.finalize().into())
     }
 
-    /// Visits the beginning, the middle and the end of a tensor's numbers.
+    /// Visits the first, middle and last bytes of a tensor.
     fn sample(&self, tensor: &Tensor, mut visit: impl FnMut(&[u8])) -> Result<()> {
         let bytes = (tensor.shape.iter().product::<usize>() * tensor.dtype.bitsize()).div_ceil(8);
         let sample = bytes.min(1024);
@@ -182,7 +184,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Whether two tensors hold the same, as far as samples tell.
+    /// Returns true if the dtypes, shapes and samples of two tensors are equal.
     pub fn are_alike(&self, one: &Tensor, other: &Tensor) -> Result<bool> {
         if (one.dtype, &one.shape) != (other.dtype, &other.shape) {
             return Ok(false);
@@ -195,8 +197,8 @@ impl Checkpoint {
         Ok(hash(one)? == hash(other)?)
     }
 
-    /// Weights and biases of layers, without what models keep there beside them (masks, frequencies), in the order of their names, each
-    /// behind the number of its layer.
+    /// Returns the weights and biases of layers in the order of their names, each with its layer.
+    /// Excludes other tensors that some checkpoints store with them (masks, frequencies).
     pub fn of_layers(&self) -> Result<Vec<(&str, usize)>> {
         let mut names = try_vec(0, ("", 0))?;
         names.try_reserve_exact(self.tensors.len())?;
@@ -207,13 +209,13 @@ impl Checkpoint {
         Ok(names)
     }
 
-    /// All numbers of the tensor of this name and shape, as f32.
+    /// Reads all numbers of the tensor with this name and shape, as f32.
     pub fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let (tensor, dtype) = self.tensor(name, shape)?;
         self.read_f32(tensor, dtype, 0, shape.iter().product())
     }
 
-    /// So many of a tensor's numbers from `start` on, as f32.
+    /// Reads `len` numbers of a tensor from `start` on, as f32.
     pub fn read_f32(&self, tensor: &Tensor, dtype: Dtype, start: usize, len: usize) -> Result<Vec<f32>> {
         let mut bytes = try_vec(len * dtype.bytes(), 0u8)?;
         self.read(tensor, (start * dtype.bytes()) as u64, &mut bytes)?;
@@ -223,14 +225,15 @@ impl Checkpoint {
     }
 }
 
-/// The number of the layer whose weight or bias it is.
+/// Returns the layer of a weight or bias.
 fn layer_of(name: &str) -> Option<usize> {
     let mut path = name.strip_prefix("decoder.").unwrap_or(name).split('.');
     let layer = path.next().filter(|first| matches!(*first, "layers" | "h")).and(path.next())?.parse::<u32>().ok()?;
     (name.ends_with(".weight") || name.ends_with(".bias")).then_some(layer as usize)
 }
 
-/// The header, and where the data begins. The crate checks offsets, overlaps and sizes.
+/// Returns the header and the offset of the data. The safetensors crate checks offsets, overlaps
+/// and sizes.
 fn read_header(file: &File) -> Result<(Metadata, u64)> {
     let io = |e: std::io::Error| Error::io(e.to_string());
     let file_len = file.metadata().map_err(io)?.len();

@@ -1,4 +1,4 @@
-//! A model's JSON files, read with a range on every number.
+//! JSON files of a model, with range checks of all numbers.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use serde_json::{Map, Value};
 use crate::error::{Error, Result};
 use crate::sys::files;
 
-/// JSON files of a model are small; more than this is something else.
+/// Maximum file size. JSON files of models are much smaller.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// One JSON object. Its errors name the file and the field.
+/// A JSON object. Its errors name the file and the field.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
     file: String,
@@ -37,17 +37,17 @@ impl Config {
         }
     }
 
-    /// The field, unless it is absent or null.
+    /// Returns the field, unless it is absent or null.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.fields.get(name).filter(|value| !value.is_null())
     }
 
-    /// Whether it is there and not null.
+    /// Returns true if the field is present and not null.
     pub fn has(&self, name: &str) -> bool {
         self.get(name).is_some()
     }
 
-    /// Whether it is there and null.
+    /// Returns true if the field is present and null.
     pub fn is_null(&self, name: &str) -> bool {
         self.fields.get(name).is_some_and(Value::is_null)
     }
@@ -58,7 +58,7 @@ impl Config {
         Error::model(format!("{}: {name} is {value}: {what}", self.file))
     }
 
-    /// A required whole number from 1 to `most`.
+    /// Returns a required integer from 1 to `most`.
     pub fn count(&self, name: &str, most: usize) -> Result<usize> {
         let value = self.get(name).and_then(Value::as_u64).filter(|&n| (1..=most as u64).contains(&n));
         value.map(|n| n as usize).ok_or_else(|| self.wrong(name, &format!("it must be a whole number from 1 to {most}")))
@@ -68,7 +68,7 @@ impl Config {
         if self.get(name).is_some() { self.count(name, most) } else { Ok(default) }
     }
 
-    /// As `count_or`; it may be 0.
+    /// Like `count_or`, but permits 0.
     pub fn whole_or(&self, name: &str, most: usize, default: usize) -> Result<usize> {
         match self.get(name) {
             Some(Value::Number(number)) if number.as_u64() == Some(0) => Ok(0),
@@ -76,7 +76,7 @@ impl Config {
         }
     }
 
-    /// A required number above 0.
+    /// Returns a required number above 0.
     pub fn positive(&self, name: &str) -> Result<f64> {
         let value = self.get(name).and_then(Value::as_f64).filter(is_positive);
         value.ok_or_else(|| self.wrong(name, "it must be a number above 0"))
@@ -102,7 +102,7 @@ impl Config {
         }
     }
 
-    /// With these fields where it has none.
+    /// Adds these fields if they are absent.
     pub fn or(mut self, fields: &[(&str, usize)]) -> Config {
         for &(name, value) in fields {
             self.fields.entry(name).or_insert_with(|| value.into());
@@ -110,7 +110,7 @@ impl Config {
         self
     }
 
-    /// With this field as it is here.
+    /// Sets a field.
     pub fn with(mut self, name: &str, value: usize) -> Config {
         self.fields.insert(name.into(), value.into());
         self
@@ -124,7 +124,7 @@ impl Config {
         }
     }
 
-    /// A required array of so many numbers above 0.
+    /// Returns a required array of `count` numbers above 0.
     pub fn positives(&self, name: &str, count: usize) -> Result<Vec<f64>> {
         let values = self.list(name)?.map_or(&[][..], Vec::as_slice);
         let numbers: Vec<f64> = values.iter().filter_map(Value::as_f64).filter(is_positive).collect();
@@ -134,7 +134,7 @@ impl Config {
         }
     }
 
-    /// A nested object.
+    /// Returns a nested object.
     pub fn object(&self, name: &str) -> Result<Option<Config>> {
         match self.get(name) {
             None => Ok(None),
@@ -143,13 +143,13 @@ impl Config {
         }
     }
 
-    /// The strings of an array; a name that is not there is an empty one.
+    /// Returns the strings of an array, which is empty if the field is absent.
     pub fn texts(&self, name: &str) -> Vec<&str> {
         let values = self.get(name).and_then(Value::as_array);
         values.map_or(Vec::new(), |values| values.iter().filter_map(Value::as_str).collect())
     }
 
-    /// A token id or an array of them.
+    /// Returns the ids of a field that is a token id or an array of token ids.
     pub fn token_ids(&self, name: &str) -> Result<Vec<u32>> {
         let one = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let ids = match self.get(name) {
@@ -161,7 +161,7 @@ impl Config {
     }
 }
 
-/// And no less so when it is rounded to f32.
+/// Returns true if the number is above 0 and remains normal when it is rounded to f32.
 fn is_positive(number: &f64) -> bool {
     *number > 0.0 && (*number as f32).is_normal()
 }

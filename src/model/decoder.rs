@@ -1,4 +1,4 @@
-//! The one forward pass: it interprets a spec, layer by layer, on any backend.
+//! The forward pass: interprets a spec, layer by layer, on any backend.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::KvDtype;
 
-/// Paged K and V of every layer.
+/// The paged KV cache of all layers.
 pub struct KvCache<B: Backend> {
     levels: Vec<B::Kv>,
     places: Vec<LayerPlace>, // [layers]
@@ -29,7 +29,7 @@ impl<B: Backend> KvCache<B> {
         Ok(KvCache { levels, groups: layout.windows.len(), places: layout.places().to_vec(), host: None })
     }
 
-    /// Adds room for blocks that leave the device: in memory, or in a file of `dir`.
+    /// Adds a host tier for swapped-out blocks: in memory, or in a file in `dir`.
     pub fn add_host_tier(&mut self, backend: &B, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<()> {
         self.host = Some(backend.host(blocks, block_bytes, dir)?);
         Ok(())
@@ -43,7 +43,7 @@ impl<B: Backend> KvCache<B> {
         backend.swap_in(moves, self.host.as_mut().ok_or_else(no_host)?, &mut self.levels)
     }
 
-    /// The bytes of a sequence's blocks, level after level.
+    /// Appends the bytes of a sequence's blocks, level by level.
     pub fn read(&self, backend: &B, blocks: &[u32], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
         self.levels.iter().try_for_each(|level| backend.read_blocks(blocks, tail, level, out))
     }
@@ -52,17 +52,18 @@ impl<B: Backend> KvCache<B> {
         self.levels.iter_mut().try_fold(bytes, |bytes, level| backend.write_blocks(blocks, level, bytes)).map(|_| ())
     }
 
-    /// Copies whole blocks. A device that works ahead tells what went wrong when something is read.
+    /// Copies whole blocks. An asynchronous device reports errors at the next read.
     pub fn copy(&mut self, backend: &B, copies: &[BlockCopy]) {
         backend.copy_blocks(copies, &mut self.levels);
     }
 
-    /// Gives back the memory of all blocks from `blocks` on, on all levels, whatever comes of it on one.
+    /// Returns the memory of all blocks from index `blocks` on to the system, on all levels. An
+    /// error on one level does not skip the others.
     pub fn discard(&mut self, backend: &B, blocks: usize) -> Result<()> {
         self.levels.iter_mut().map(|level| backend.discard_blocks(blocks, level)).fold(Ok(()), Result::and)
     }
 
-    /// How all layers store K and V.
+    /// Returns a description of the KV layout of all layers.
     pub fn layout(&self, backend: &B) -> String {
         let levels = self.levels.iter().map(|level| backend.kv_layout(level)).collect::<Vec<_>>().join("; ");
         if self.groups == 1 { levels } else { format!("{} groups of {levels}", self.groups) }
@@ -73,7 +74,7 @@ fn no_host() -> Error {
     Error::internal("blocks were to be swapped and there is no host tier")
 }
 
-/// The size of a KV cache, without its bytes.
+/// The size of a KV cache.
 #[derive(Debug, Clone, Copy)]
 pub struct KvPool {
     pub blocks: usize,
@@ -87,13 +88,13 @@ impl KvPool {
         KvShape { blocks: self.blocks, block_size: self.block_size, kv_heads, head_dim, values, dtype: self.dtype }
     }
 
-    /// Bytes of one block: of all layers of a group.
+    /// Returns the bytes of one block: one layer of each level.
     pub fn block_bytes<B: Backend>(&self, backend: &B, spec: &ModelSpec) -> u64 {
         KvLayout::of(spec).of_levels(&spec.layers).map(|layer| backend.kv_block_bytes(&self.shape(layer))).sum()
     }
 }
 
-/// The largest batch: what the activations are sized for.
+/// The largest batch, which determines the size of the activations.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchLimits {
     pub rows: usize,
@@ -115,25 +116,26 @@ pub struct Decoder<B: Backend> {
     draw_limits: DrawLimits,
 }
 
-/// The activations, each as wide as the widest layer needs.
+/// The activations. Each buffer has the width of the widest layer.
 struct Work<B: Backend> {
     x: B::Buf,      // [rows, hidden] the residual stream
     normed: B::Buf, // [rows, hidden or embedding width]
-    delta: B::Buf,  // [rows, hidden or embedding width] what a branch adds
+    delta: B::Buf,  // [rows, hidden or embedding width] output of a branch
     scratch: Scratch<B>,
     angles: Vec<Angles<B>>,
 }
 
-/// What attention, MLP and head need on their way. A row has a route to each of its experts.
+/// Intermediate results of attention, MLP and head. A row has one route per expert that it is
+/// routed to.
 pub(super) struct Scratch<B: Backend> {
-    pub wide: B::Buf,    // [rows, qkv], [MLP rows, up] or [routes, up]; after the layers [logits, vocab]
+    pub wide: B::Buf,    // [rows, qkv], [MLP rows, up] or [routes, up]; in the head [logits, vocab]
     pub narrow: B::Buf,  // [rows, attention output or experts], [MLP rows, gated] or [routes, gated]
     pub routed: B::Buf,  // [routes, hidden] or [heads, rows, head]
-    pub queries: B::Buf, // [rows, heads over latents]
+    pub queries: B::Buf, // [rows, queries over latents of all heads]
     routes: B::Routes,
 }
 
-/// Of one rope, for all rows.
+/// The rotary angles of all rows, for one rotary embedding.
 pub(super) struct Angles<B: Backend> {
     pub rotated: usize,
     pub pairs: Pairs,
@@ -164,14 +166,14 @@ pub(super) struct Widths {
     normed: usize,
     wide: usize,
     narrow: usize,
-    /// Of the middle of MLPs, which goes through `wide` and `narrow` too, but not for all rows at once.
+    /// Intermediate width of MLPs. They use `wide` and `narrow` too, but for fewer rows at once.
     mlp_wide: usize,
     mlp_narrow: usize,
-    /// Of the logits, which go to `wide` when the layers are done with it.
+    /// Width of the logits, which use `wide` after the layers.
     vocab: usize,
     pub routed: usize,
     pub queries: usize,
-    /// The most of every layer's.
+    /// The maximum over all layers.
     routing: Routing,
 }
 
@@ -225,7 +227,7 @@ impl Widths {
     }
 }
 
-/// How many numbers `Scratch::wide` and `narrow` hold.
+/// Returns the lengths of `Scratch::wide` and `Scratch::narrow`.
 fn shared_lens<B: Backend>(backend: &B, limits: BatchLimits, widths: &Widths) -> [usize; 2] {
     let &Widths { wide, narrow, mlp_wide, mlp_narrow, vocab, .. } = widths;
     let mlp_rows = backend.mlp_rows(limits.rows);
@@ -233,7 +235,8 @@ fn shared_lens<B: Backend>(backend: &B, limits: BatchLimits, widths: &Widths) ->
     [of_layers(wide, mlp_wide).max(limits.logits * vocab), of_layers(narrow, mlp_narrow)]
 }
 
-/// The largest batch within `limits`, whose sequences have block tables of so many places, in all `groups` of layers together.
+/// Returns the largest batch within `limits`. The block tables of a sequence have `places` entries,
+/// summed over all groups.
 pub fn input_limits(spec: &ModelSpec, limits: BatchLimits, places: usize, groups: usize) -> InputLimits {
     let shapes = spec.layers.iter().map(|layer| layer.attention.shape());
     let mut heads_per_kv: Vec<u32> = shapes.map(|shape| (shape.heads / shape.kv_heads) as u32).collect();
@@ -243,7 +246,8 @@ pub fn input_limits(spec: &ModelSpec, limits: BatchLimits, places: usize, groups
     InputLimits { most: BatchSize { rows, sequences: logits, logits, places: logits * places, groups }, heads_per_kv }
 }
 
-/// Bytes of all activations and working memory of `threads` for batches within `limits`.
+/// Returns the bytes of all activations, and of the working memory of `threads` threads, for
+/// batches within `limits`.
 pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits, threads: usize) -> u64 {
     let widths = Widths::of(spec);
     let [wide, narrow] = shared_lens(backend, limits, &widths);
@@ -287,12 +291,12 @@ impl<B: Backend> Decoder<B> {
         &self.backend
     }
 
-    /// Makes room for the largest batch: then no step has to.
+    /// Reserves memory for the largest batch, so that no step allocates.
     pub fn reserve_inputs(&mut self, limits: &InputLimits) -> Result<()> {
         self.backend.reserve_inputs(limits, &mut self.inputs)
     }
 
-    /// One pass over the batch.
+    /// Runs the forward pass of a batch.
     pub fn forward(&mut self, batch: &Batch, kv: &mut KvCache<B>) -> Result<()> {
         if batch.groups() != kv.groups {
             return Err(Error::internal(format!(
@@ -307,7 +311,8 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// Shows the device the decode steps that it wants to keep, within this room; the batch is one of a row.
+    /// Lets the device capture the decode steps that it replays later, within `most`. `batch` has
+    /// one row.
     pub fn keep_steps(&mut self, most: &BatchSize, batch: &Batch, kv: &mut KvCache<B>) -> Result<()> {
         while let Some(extent) = self.backend.keep(most, batch, &mut self.inputs)? {
             self.pass(extent, kv);
@@ -326,17 +331,19 @@ impl<B: Backend> Decoder<B> {
         backend.begin();
     }
 
-    /// The last pass's logits, `[rows, vocab]`: one row for each of its `logit_rows`.
+    /// Returns the logits of the last pass, `[rows, vocab]`: one row per entry of `logit_rows`.
     pub fn logits(&mut self, rows: usize) -> Result<&[f32]> {
         self.backend.read_rows(&mut self.work.scratch.wide, self.model.vocab_size, rows, std::iter::once(0..rows))
     }
 
-    /// What can be drawn of a pass. None: its logits are all there is.
+    /// Returns the limits of on-device sampling. None: the device does not sample, and only logits
+    /// are available.
     pub fn draw_limits(&self) -> Option<DrawLimits> {
         self.drawing.is_some().then_some(self.draw_limits)
     }
 
-    /// As `logits`, and a token from each row that `draws` names; what the logits of these are is left open.
+    /// Returns the logits, and a sampled token for each row that `draws` names. The logits of these
+    /// rows are unspecified.
     pub fn logits_and_draws(&mut self, rows: usize, draws: &Draws) -> Result<(&[f32], &[Drawn])> {
         if draws.is_empty() {
             return Ok((self.logits(rows)?, &[]));
@@ -349,13 +356,13 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
-/// A layer's K and V, in the blocks of its group.
+/// The KV cache of a layer's level, and the group of its block tables.
 pub(super) struct LayerKv<'a, B: Backend> {
     pub group: usize,
     pub kv: &'a mut B::Kv,
 }
 
-/// One batch on its way through the model.
+/// The forward pass of one batch.
 pub(super) struct Pass<'a, B: Backend> {
     pub backend: &'a B,
     pub inputs: &'a B::Inputs,
@@ -433,7 +440,7 @@ impl<B: Backend> Pass<'_, B> {
         }
     }
 
-    /// Reads `x`, writes `out`; K and V of the rows go to the cache on the way.
+    /// Reads `x` and writes `out`. Stores K and V of the rows in the cache.
     #[allow(clippy::too_many_arguments)]
     fn attention(
         &self,
@@ -469,7 +476,7 @@ impl<B: Backend> Pass<'_, B> {
         }
     }
 
-    /// Rows that go to the same expert go together.
+    /// Rows of the same expert are multiplied together.
     fn experts(&self, experts: &Experts<LoadedLinear<B>, B::Buf>, x: &B::Buf, scratch: &mut Scratch<B>, out: &mut B::Buf) {
         let Experts { router, correction, routing, glu, experts, shared } = experts;
         let Scratch { wide, narrow, routed, routes, .. } = scratch;
@@ -493,7 +500,7 @@ impl<B: Backend> Pass<'_, B> {
         }
     }
 
-    /// Only the rows whose logits are wanted go through the head.
+    /// Computes the logits of the rows that need them.
     fn head(&self, model: &LoadedModel<B>, logits: usize, work: &mut Work<B>) {
         let Model { hidden_size, embedding, final_norm, head, .. } = model;
         let Head { project, weight, scale, soft_cap } = head;
@@ -518,7 +525,7 @@ impl<B: Backend> Pass<'_, B> {
         self.backend.matmul(self.rows, x, &linear.weight, linear.bias.as_ref(), out);
     }
 
-    /// out = down of what the activation makes of up, which goes through `wide` and `narrow`.
+    /// out = down(activation(up(x))), with `wide` and `narrow` as intermediate buffers.
     fn up_and_down(
         &self,
         up: &LoadedLinear<B>,
@@ -535,7 +542,7 @@ impl<B: Backend> Pass<'_, B> {
         self.backend.norm(self.rows, norm.spec.width(), norm.with_weights(), x, out);
     }
 
-    /// Adds `y` to `x`, and norms the sum.
+    /// x += branch_scale * y; out = norm(x).
     fn add_norm(&self, x: &mut B::Buf, y: &B::Buf, layer: &LoadedLayer<B>, norm: &LoadedNorm<B>, out: &mut B::Buf) {
         self.backend.add_norm(self.rows, norm.spec.width(), layer.branch_scale, y, norm.with_weights(), x, out);
     }

@@ -1,12 +1,14 @@
-//! Which layers share the blocks of a sequence, and where in a block each one's K and V lie.
+//! The division of layers into groups that share block tables, and the position of each layer's K
+//! and V in a block.
 
 use super::spec::{Layer, ModelSpec};
 
-/// Layers with the same window form groups of equally many, one block table for each. A block holds one layer of a group on each of
-/// its levels, so that a block of any group has the same bytes.
+/// Layers with the same window are divided into groups of equal size, with one block table per
+/// group. A block stores one layer of its group per level, so blocks of all groups have the same
+/// size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvLayout {
-    /// [groups] how many positions a token looks back on. None: on all.
+    /// [groups] window in positions. None: full attention.
     pub windows: Vec<Option<usize>>,
     pub levels: usize,
     places: Vec<LayerPlace>, // [layers]
@@ -18,9 +20,10 @@ pub struct LayerPlace {
     pub level: usize,
 }
 
-/// Each has an entry in every table at every run of tokens.
+/// Maximum number of groups; each has an entry in every block table per block of tokens.
 const MOST_GROUPS: usize = 16;
-/// Where layers do not come in equal groups, some of what blocks hold is nobody's: one part in so many is little, and in so many too much.
+/// If layers do not form equal groups, a part of each block is unused. 1/LITTLE of the layers is an
+/// acceptable part, 1/TOO_MUCH the maximum.
 const LITTLE: usize = 16;
 const TOO_MUCH: usize = 4;
 
@@ -35,7 +38,8 @@ impl KvLayout {
         KvLayout::group(&windows, alike)
     }
 
-    /// `alike`: the K and V of all layers have the same shape, so that any two may lie in the same place.
+    /// Computes the layout. `alike`: all layers have the same KV shape, so that any two may share a
+    /// level.
     fn group(layers: &[Option<usize>], alike: bool) -> KvLayout {
         let mut kinds: Vec<Option<usize>> = Vec::new();
         for window in layers {
@@ -43,7 +47,7 @@ impl KvLayout {
                 kinds.push(*window);
             }
         }
-        // Who looks back the farthest has the most blocks: of those none is to be in vain.
+        // Layers with the largest window have the most blocks. Their groups have no padding.
         kinds.sort_by_key(|window| std::cmp::Reverse(window.unwrap_or(usize::MAX)));
         if kinds.len() < 2 || !alike {
             return KvLayout::together(layers.len(), kinds.first().copied().flatten());
@@ -53,7 +57,7 @@ impl KvLayout {
         let divides = |levels: &usize| counts[0].is_multiple_of(*levels) && groups_of(*levels) <= MOST_GROUPS;
         let padding = |levels: usize| groups_of(levels) * levels - layers.len();
         let candidates = || (1..=counts[0]).rev().filter(divides);
-        // Few groups, if that costs little; else what costs the least.
+        // The fewest groups with little padding, or else the groups with the least padding.
         let little = candidates().find(|&levels| padding(levels) <= layers.len() / LITTLE);
         let least = candidates().min_by_key(|&levels| padding(levels)).filter(|&levels| padding(levels) <= layers.len() / TOO_MUCH);
         let Some(levels) = little.or(least) else { return KvLayout::together(layers.len(), kinds[0]) };
@@ -71,7 +75,7 @@ impl KvLayout {
         KvLayout { windows, levels, places }
     }
 
-    /// One group: each layer on its own level.
+    /// Returns a layout with one group: each layer has its own level.
     fn together(layers: usize, window: Option<usize>) -> KvLayout {
         KvLayout { windows: vec![window], levels: layers, places: (0..layers).map(|level| LayerPlace { group: 0, level }).collect() }
     }
@@ -80,7 +84,7 @@ impl KvLayout {
         &self.places
     }
 
-    /// A layer whose K and V lie on each level.
+    /// Returns one layer of each level.
     pub fn of_levels<'a, L>(&'a self, layers: &'a [L]) -> impl Iterator<Item = &'a L> {
         let on = |level| self.places.iter().position(|place| place.level == level).map(|layer| &layers[layer]);
         (0..self.levels).filter_map(on)
@@ -91,7 +95,8 @@ impl KvLayout {
 mod tests {
     use super::*;
 
-    /// Groups, and levels, of a model in which each `every`th layer looks back on all.
+    /// Returns the numbers of groups and levels of a model in which every `every`th layer has full
+    /// attention.
     fn alternating(layers: usize, every: usize) -> (usize, usize) {
         let windows: Vec<_> = (1..=layers).map(|layer| (layer % every > 0).then_some(512)).collect();
         let layout = KvLayout::group(&windows, true);
@@ -125,7 +130,7 @@ mod tests {
             let layout = KvLayout::group(&windows, true);
             (layout.windows.len(), layout.levels)
         };
-        // Qwen2, of which the last layer slides.
+        // Qwen2, if its last layer has a window.
         assert_eq!(one_of(28, Some(4096), None), (10, 3));
         assert_eq!(one_of(61, None, Some(4096)), (1, 61), "60 tables for one layer that looks back on all");
         assert_eq!(one_of(12, None, Some(4096)), (12, 1));

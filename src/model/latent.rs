@@ -1,17 +1,18 @@
-//! Attention over latents: what is cached of a token is one vector for all heads, and stays as it is.
+//! Latent attention (MLA): the cache holds one latent vector per token for all heads, which is not
+//! expanded.
 
 use super::decoder::{Angles, LayerKv, Pass, Scratch, Widths};
 use super::spec::{LatentAttention, LatentQueries};
 use super::weights::{LoadedLinear, LoadedNorm};
 use crate::backend::{Backend, Heads, Strips};
 
-/// How wide things are, for a row.
+/// The dimensions of a row.
 struct Dims {
     heads: usize,
-    /// Of a head's query: what does not turn, and what does.
+    /// Unrotated dimensions of a head's query. `rotated` is the number of rotated ones.
     unrotated: usize,
     rotated: usize,
-    /// Of a kept vector: what does not turn. What does is as wide as a query's.
+    /// Unrotated dimensions of a latent. It has as many rotated dimensions as a query.
     rank: usize,
 }
 
@@ -21,7 +22,8 @@ impl Dims {
         Dims { heads: shape.heads, unrotated: *unrotated, rotated: shape.head_dim - rank, rank }
     }
 
-    /// Of each head's query, `dim` numbers of `pitch`, behind `first` others.
+    /// Returns the strips of a row with one strip per head: `dim` numbers, `pitch` apart, starting
+    /// at `first`.
     fn strips(&self, first: usize, dim: usize, pitch: usize, stride: usize) -> Strips {
         Strips { first, count: self.heads, dim, pitch, stride }
     }
@@ -42,7 +44,7 @@ impl Widths {
 }
 
 impl<B: Backend> Pass<'_, B> {
-    /// Reads `x`, writes `out`; the rows' latents go to the cache on the way.
+    /// Reads `x` and writes `out`. Stores the rows' latents in the cache.
     #[allow(clippy::too_many_arguments)]
     pub fn latent_attention(
         &self,
@@ -63,7 +65,8 @@ impl<B: Backend> Pass<'_, B> {
         self.linear(&attention.out, &scratch.wide, out);
     }
 
-    /// wide = each head's query: of all what does not turn, and then of all what does, turned.
+    /// wide = the queries: the unrotated parts of all heads, and then the rotated parts of all
+    /// heads.
     fn queries(
         &self,
         attention: &LatentAttention<LoadedLinear<B>, LoadedNorm<B>>,
@@ -84,7 +87,7 @@ impl<B: Backend> Pass<'_, B> {
         self.backend.rope(self.rows, turned, angles.turn(), wide);
     }
 
-    /// narrow = what is kept of each row.
+    /// narrow = the latent and the rotated key of each row.
     fn latents(
         &self,
         attention: &LatentAttention<LoadedLinear<B>, LoadedNorm<B>>,
@@ -98,7 +101,8 @@ impl<B: Backend> Pass<'_, B> {
         self.backend.rope(self.rows, Heads { first: rank, count: 1, dim: rotated, stride: rank + rotated }, angles.turn(), narrow);
     }
 
-    /// queries = the latent that each head's query looks for, with what of it turns.
+    /// queries = the queries in latent space: each head's unrotated part multiplied by its key
+    /// matrix, followed by its rotated part.
     fn look_for_latents(
         &self,
         attention: &LatentAttention<LoadedLinear<B>, LoadedNorm<B>>,
@@ -114,7 +118,7 @@ impl<B: Backend> Pass<'_, B> {
         self.backend.join_strips(self.rows, dims.strips(rank, rotated, latent, heads * latent), routed, queries);
     }
 
-    /// wide = each head's values, of the latents that attention has summed there.
+    /// wide = each head's values, expanded from the attention output in latent space.
     fn values(&self, attention: &LatentAttention<LoadedLinear<B>, LoadedNorm<B>>, Scratch { wide, narrow, routed, .. }: &mut Scratch<B>) {
         let dims = Dims::of(attention);
         let (Dims { heads, rank, .. }, values) = (&dims, attention.values[0].rows);

@@ -1,4 +1,4 @@
-//! A model: an architecture as data, its weights, and the one decoder that interprets them.
+//! Models: an architecture as data, its weights, and the decoder that interprets them.
 
 mod arch;
 mod checkpoint;
@@ -28,13 +28,13 @@ use crate::backend::Backend;
 use crate::error::{Code, Error, Result, try_format};
 use crate::options::{Dtype, WeightFormat};
 
-/// A model directory, opened and checked but not loaded.
+/// A model directory, opened and validated but not loaded.
 pub struct ModelFiles {
     pub architecture: &'static str,
     pub spec: ModelSpec,
-    /// How its weights are stored.
+    /// Storage type of the weights.
     pub dtype: Dtype,
-    /// How they are kept. None: as they are stored.
+    /// Format of the loaded weights. None: their storage type.
     pub weight_format: Option<WeightFormat>,
     /// Tokens that end a sequence.
     pub eos_token_ids: Vec<u32>,
@@ -60,13 +60,14 @@ impl ModelFiles {
         Ok(ModelFiles { architecture: family.architecture, spec, dtype, weight_format: None, eos_token_ids, checkpoint })
     }
 
-    /// Bytes of the packed weights; finds missing or misshapen tensors on the way.
+    /// Returns the bytes of the packed weights. Reports missing or misshapen tensors.
     pub fn weight_bytes<B: Backend>(&self, backend: &B) -> Result<u64> {
         weights::bytes(backend, &self.spec, &self.checkpoint, self.weight_format)
     }
 
-    /// A hash of the architecture, of how weights are kept, of every tensor's name, type and shape, and of samples of its numbers: two models that
-    /// compute anything else differ in it.
+    /// Returns a hash of the architecture, of the weight format, of every tensor's name, dtype and
+    /// shape, and of samples of its numbers. It distinguishes models that compute different
+    /// results.
     pub fn fingerprint(&self) -> Result<[u8; 32]> {
         self.checkpoint.fingerprint(&try_format(format_args!("{} {:?} {:?}", self.architecture, self.spec, self.weight_format))?)
     }
@@ -76,7 +77,8 @@ impl ModelFiles {
         Decoder::new(backend, &self.spec, model, limits)
     }
 
-    /// As `load`, from the packed form in this directory. Where there is none, or it is not of this model, or damaged, the form is written.
+    /// Like `load`, from the packed form in this directory. If it is absent, damaged or of another
+    /// model, the weights are loaded from the model's files and the packed form is written.
     pub fn load_packed<B: Backend>(
         &self,
         dir: &Path,
@@ -92,13 +94,14 @@ impl ModelFiles {
         let (model, report) = match read {
             Ok(model) => (model, PackedReport { form: PackedForm::Read, reason: String::new() }),
             Err(e) if matches!(e.code(), Code::Cancelled | Code::OutOfMemory) => return Err(e),
-            // Should the model's files be to blame, they are so once more.
+            // If the model's files cause the error, loading from them reports it again.
             Err(why) => self.load_and_save(&place, &backend, why, progress)?,
         };
         Ok((Decoder::new(backend, &self.spec, model, limits)?, report))
     }
 
-    /// `why`: the form could not be read.
+    /// Loads the weights from the model's files and writes the packed form. `why` is the reason why
+    /// the form could not be read.
     fn load_and_save<B: Backend>(
         &self,
         place: &Place,
@@ -127,7 +130,7 @@ impl ModelFiles {
     }
 }
 
-/// Weights that were quantized are stored in forms of their own, of which one is read here: experts in four bits.
+/// Rejects quantized weights, except experts in MXFP4.
 fn refuse_quantized(config: &Config, spec: &ModelSpec) -> Result<()> {
     let Some(quantization) = config.object("quantization_config")? else { return Ok(()) };
     let method: String = quantization.text_or("quant_method", "unknown")?.chars().take(80).collect();
@@ -139,7 +142,8 @@ fn refuse_quantized(config: &Config, spec: &ModelSpec) -> Result<()> {
     )))
 }
 
-/// generation_config.json speaks first, as in transformers. Ids beyond the vocabulary can never be sampled.
+/// Returns the end-of-sequence tokens. generation_config.json has precedence, as in transformers.
+/// Ids beyond the vocabulary are dropped, because they cannot be sampled.
 fn eos_token_ids(dir: &Path, config: &Config, vocab_size: usize) -> Result<Vec<u32>> {
     let generation = Config::load_optional(dir, "generation_config.json")?;
     let mut ids = match &generation {

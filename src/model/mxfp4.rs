@@ -1,17 +1,18 @@
-//! Matrices in MXFP4: numbers of four bits, 32 of them with a power of two in common.
+//! Matrices in MXFP4: 4-bit numbers in blocks of 32 with a common power of two as scale.
 
 use half::bf16;
 
 use super::checkpoint::{Checkpoint, Tensor};
 use crate::error::{Error, Result, try_vec};
 
-/// Numbers that share a scale.
+/// Numbers per scale.
 const BLOCK: usize = 32;
 
-/// What four bits say: a sign, two bits of exponent, one of mantissa.
+/// The values of FP4 E2M1: one sign bit, two exponent bits, one mantissa bit.
 const NUMBERS: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-/// The numbers and scales of `name`, if it is stored so: `{name}_blocks` and `{name}_scales`, for `[matrices, rows, cols]`.
+/// Returns the numbers and scales of `name` if it is stored in MXFP4: `{name}_blocks` and
+/// `{name}_scales`, for `[matrices, rows, cols]`.
 pub fn find<'a>(checkpoint: &'a Checkpoint, name: &str, [count, rows, cols]: [usize; 3]) -> Result<Option<(&'a Tensor, &'a Tensor)>> {
     let (blocks, scales) = (format!("{name}_blocks"), format!("{name}_scales"));
     if checkpoint.find(&blocks).or(checkpoint.find(&scales)).is_none() {
@@ -24,10 +25,11 @@ pub fn find<'a>(checkpoint: &'a Checkpoint, name: &str, [count, rows, cols]: [us
     Ok(Some((blocks, checkpoint.bytes(&scales, &[count, rows, cols / BLOCK])?)))
 }
 
-/// The largest scale whose numbers bf16 holds; the largest byte of all says that there is none.
+/// The largest scale whose numbers fit bf16. The byte 255 represents NaN.
 const MOST: u8 = 252;
 
-/// Rows of a matrix in its file: from element `start` on, of so many columns, `step` rows apart.
+/// Rows of a matrix in its file. The first begins at element `start`, and consecutive rows are
+/// `step` rows apart.
 pub struct Rows<'a> {
     pub blocks: &'a Tensor,
     pub scales: &'a Tensor,
@@ -37,7 +39,8 @@ pub struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// Fills `out` with whole rows in bf16, which holds each number exactly. What lies between them is read, too: in one go.
+    /// Fills `out` with whole rows in bf16, which represents each number exactly. Reads the rows in
+    /// between too, in one call.
     pub fn read(&self, checkpoint: &Checkpoint, out: &mut [u8]) -> Result<()> {
         let (packed_row, scales_row) = (self.cols / 2, self.cols / BLOCK);
         let rows = (out.len() / size_of::<bf16>() / self.cols).saturating_sub(1) * self.step + 1;
@@ -63,7 +66,7 @@ fn unpack_row(packed: &[u8], powers: &[u8], out: &mut [u8]) -> Result<()> {
         }
         let scale = (power as f32 - 127.0).exp2();
         let numbers = NUMBERS.map(|number| bf16::from_f32(number * scale).to_le_bytes());
-        // The lower four bits of a byte come first.
+        // The low four bits of a byte come first.
         for (pair, out) in pairs.iter().zip(out.as_chunks_mut::<4>().0) {
             let ([a, b], [c, d]) = (numbers[(pair & 15) as usize], numbers[(pair >> 4) as usize]);
             *out = [a, b, c, d];
@@ -88,7 +91,7 @@ mod tests {
         assert_eq!(unpacked(0x31, 127).unwrap(), [0.5, 1.5]);
         assert_eq!(unpacked(0xF7, 130).unwrap(), [48.0, -48.0]);
         assert_eq!(unpacked(0x19, 120).unwrap(), [-0.5 / 128.0, 0.5 / 128.0]);
-        // The ends: what bf16 has left of the smallest, and the largest that it holds.
+        // The extremes: subnormals of bf16, and its largest power.
         assert_eq!(unpacked(0x21, 0).unwrap(), [2f32.powi(-128), 2f32.powi(-127)]);
         assert_eq!(unpacked(0x77, 252).unwrap(), [6.0 * 2f32.powi(125); 2]);
         assert!(unpacked(0x77, 253).unwrap_err().message().contains("byte 253"));

@@ -1,13 +1,14 @@
-//! The packed form of a model's matrices, kept in a directory: what loading made of the model's files, so that the next loading only reads it.
+//! The packed form of a model's matrices: a cache file with the packed weights, so that the next
+//! load only reads it.
 //!
-//! | Part | Bytes |
-//! | --- | --- |
-//! | what it is of: lines of text, and zeros | `HEADER_BYTES` |
-//! | the matrices, in the order of loading | as many as the backend says |
-//! | a CRC-32 for each piece of each matrix | 4 for each piece |
+//! Its parts, in this order:
+//! - The identity: lines of text, padded with zeros to `HEADER_BYTES`.
+//! - The matrices, in the order of loading. The backend determines their sizes.
+//! - A CRC-32 (4 bytes) for each piece of each matrix.
 //!
-//! It is a cache. Who reads it knows every size and all of the header beforehand, from the model's files: nothing in it is believed, and where
-//! anything is otherwise, or a piece is not what it was, the model's files are read.
+//! The reader derives every size and the whole header from the model's files, and trusts nothing in
+//! the form. If anything differs, or the checksum of a piece is wrong, the weights are loaded from
+//! the model's files.
 
 use std::fmt::Write;
 use std::fs::{self, File};
@@ -24,34 +25,34 @@ use crate::error::{Error, Result, Text, try_format, try_vec};
 use crate::options::WeightFormat;
 use crate::sys::files;
 
-/// Of what stands around the matrices; theirs is the backend's.
+/// Version of the file format. The backend has its own version of the matrix layout.
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 512;
 const SUM_BYTES: usize = size_of::<u32>();
 
-/// What became of the packed form when a model was loaded.
+/// The use of the packed form in a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PackedForm {
-    /// No directory was named.
+    /// No directory was configured.
     #[default]
     Unused,
-    /// The weights are from it.
+    /// The weights were read from it.
     Read,
-    /// The weights are from the model's files, and the form was written.
+    /// The weights were loaded from the model's files, and the form was written.
     Saved,
-    /// The weights are from the model's files, and the form could not be written.
+    /// The weights were loaded from the model's files, and the form could not be written.
     Unsaved,
 }
 
-/// And why.
+/// The use of the packed form, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PackedReport {
     pub form: PackedForm,
-    /// Why it was not read, and why not written; empty where it was read.
+    /// Why it was not read, and why it was not written. Empty if it was read.
     pub reason: String,
 }
 
-/// Where the form of a model lies, and how it must look.
+/// The path of a model's packed form, and its expected header and sizes.
 pub struct Place {
     path: PathBuf,
     header: Vec<u8>, // [HEADER_BYTES]
@@ -91,7 +92,7 @@ impl Place {
         HEADER_BYTES as u64 + self.matrix_bytes + (self.pieces * SUM_BYTES) as u64
     }
 
-    /// The form, where there is one of just this model. What it holds is checked as it is read.
+    /// Opens the form if it matches this model. Its contents are checked as they are read.
     pub fn open(&self) -> Result<Reader> {
         let file = files::open(&self.path)?.ok_or_else(|| Error::not_found("there was none yet"))?;
         let io = |e: std::io::Error| self.error(&format!("cannot be read: {e}"));
@@ -110,7 +111,7 @@ impl Place {
         Ok(Reader { path: self.path.clone(), file, sums, offset: HEADER_BYTES as u64, piece: 0 })
     }
 
-    /// How a header differs from the one that is wanted.
+    /// Describes how a header differs from the expected one.
     fn otherwise(&self, header: &[u8; HEADER_BYTES]) -> &'static str {
         const LINES: [&str; 5] = [
             "is no packed form",
@@ -128,7 +129,7 @@ impl Place {
         Error::io(format!("{} {what}", self.path.display()))
     }
 
-    /// Begins a new form beside the one that there may be.
+    /// Starts a new form. An existing one is kept until the new one is finished.
     pub fn create(&self) -> Result<Writer<'_>> {
         let mut sums = Vec::new();
         sums.try_reserve_exact(self.pieces * SUM_BYTES)?;
@@ -146,17 +147,17 @@ fn hex(hash: &[u8]) -> Result<String> {
     Ok(text.0)
 }
 
-/// Of so many bytes of a matrix.
+/// Returns the number of pieces of a matrix.
 fn pieces_of(bytes: u64) -> usize {
     bytes.div_ceil(PACKED_PIECE as u64) as usize
 }
 
-/// Gives the matrices back, in the order in which they were written.
+/// A reader of the matrices, in the order in which they were written.
 pub struct Reader {
     path: PathBuf,
     file: File,
     sums: Vec<u8>, // [pieces] of SUM_BYTES
-    /// Where the next matrix begins, in the file and in `sums`.
+    /// Offset of the next matrix in the file. `piece` is its index in `sums`.
     offset: u64,
     piece: usize,
 }
@@ -182,8 +183,8 @@ impl Reader {
     }
 }
 
-/// A form that is not whole yet, under another name. It is gone if it is dropped before it is finished, or, where the process is killed, is
-/// written anew by whoever saves next.
+/// An unfinished form, under a temporary name. Dropping it deletes the file. If the process is
+/// killed, the next writer overwrites the file.
 pub struct Writer<'a> {
     place: &'a Place,
     unfinished: PathBuf,
@@ -202,7 +203,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// It becomes the form. What a crash of the machine may leave of it has other checksums, so nobody waits for the disk.
+    /// Renames the file to the form's name. Does not sync it to disk: checksums detect what a crash
+    /// of the machine may lose.
     pub fn finish(mut self) -> Result<()> {
         let sums = std::mem::take(&mut self.sums);
         self.append(&sums)?;
@@ -219,7 +221,7 @@ impl Writer<'_> {
 
 impl Drop for Writer<'_> {
     fn drop(&mut self) {
-        // Once it is renamed, nothing has this name, or another writer's file, which stays.
+        // After a rename, the temporary name may belong to another writer, whose file must stay.
         if files::is_at(&self.file, &self.unfinished) {
             let _ = fs::remove_file(&self.unfinished);
         }

@@ -1,7 +1,7 @@
-//! An architecture as data. Sum types, so that a combination that makes no sense cannot be written down.
+//! An architecture as data. Sum types exclude invalid combinations.
 //!
-//! The types are generic over their leaves: a spec holds the names and shapes of its weights
-//! (`Linear`, `Norm`, `Vector`), a loaded model holds the weights themselves, in the same structure.
+//! The types are generic over their leaves. A spec has names and shapes of its weights (`Linear`,
+//! `Norm`, `Vector`), a loaded model the weights themselves, in the same structure.
 
 use std::convert::Infallible;
 
@@ -12,13 +12,14 @@ pub use crate::backend::{Act, AttentionShape, Glu, NormKind, Pairs, Routing};
 pub struct Model<L = Linear, N = Norm, V = Vector> {
     pub vocab_size: usize,
     pub hidden_size: usize,
-    /// The longest sequence it was made for.
+    /// Maximum sequence length in positions.
     pub max_positions: usize,
     pub embedding: Embedding<L>,
-    /// The rotary embeddings that layers refer to by index.
+    /// The rotary embeddings, to which layers refer by index.
     pub ropes: Vec<Rope>,
     pub layers: Vec<Layer<L, N, V>>,
-    /// Layers that the checkpoint has behind these, for uses of its own.
+    /// Number of layers in the checkpoint after these, which inference does not use (multi-token
+    /// prediction).
     pub spare_layers: usize,
     pub final_norm: Option<N>,
     pub head: Head<L>,
@@ -27,13 +28,13 @@ pub struct Model<L = Linear, N = Norm, V = Vector> {
 pub type ModelSpec = Model;
 
 impl ModelSpec {
-    /// Whether a tensor holds all experts of a layer.
+    /// Returns true if one tensor holds all experts of a layer.
     pub fn has_experts_in_one_tensor(&self) -> bool {
         let in_one = |expert: &Expert| matches!(expert.down.parts[0].source, Source::Expert { .. });
         self.layers.iter().any(|layer| matches!(&layer.mlp, Mlp::Experts(experts) if experts.experts.iter().any(in_one)))
     }
 
-    /// Of any of its matrices.
+    /// Returns the maximum number of columns of a matrix.
     pub fn most_cols(&self) -> usize {
         let mut most = 0;
         let widest = |linear: &Linear, _| {
@@ -44,7 +45,7 @@ impl ModelSpec {
         most
     }
 
-    /// Settles what depends on how long sequences may become.
+    /// Selects the rotary frequencies for sequences of at most `longest` positions.
     pub fn fit(&mut self, longest: usize) {
         self.ropes.iter_mut().for_each(|rope| rope.fit(longest));
     }
@@ -53,9 +54,9 @@ impl ModelSpec {
 #[derive(Debug, Clone)]
 pub struct Embedding<L = Linear> {
     pub tokens: L,
-    /// Token embeddings are multiplied by this.
+    /// Factor of the token embeddings.
     pub scale: f32,
-    /// From the embedding's width to the hidden size, where they differ.
+    /// Projection from the embedding's width to the hidden size, if they differ.
     pub project: Option<L>,
     pub positions: Option<LearnedPositions<L>>,
 }
@@ -63,23 +64,24 @@ pub struct Embedding<L = Linear> {
 #[derive(Debug, Clone)]
 pub struct LearnedPositions<L = Linear> {
     pub table: L,
-    /// Position p is row p + offset.
+    /// Row of position 0 in the table.
     pub offset: usize,
 }
 
-/// Rotary positions: pairs of dimensions turn at these frequencies (radians per position).
+/// A rotary embedding: pairs of dimensions are rotated by these frequencies (radians per position).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     pub frequencies: Vec<f32>, // [rotated dimensions / 2]
     pub amplitude: f32,
     pub pairs: Pairs,
-    /// By how much longer sequences may be than the config's positions.
+    /// Factor by which sequences may exceed the config's positions.
     pub stretch: f64,
     pub long: Option<Long>,
 }
 
-/// What becomes of frequencies where sequences may be longer than `beyond`. They depend on how long any may be, and not on how long
-/// one is: K in the cache stays right, and a sequence's bits do not depend on its neighbours.
+/// Frequencies for sequences longer than `beyond` positions. They depend on the maximum length of
+/// the engine instead of the length of a sequence. So cached K stays valid, and a sequence's
+/// results do not depend on other sequences.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Long {
     pub beyond: usize,
@@ -88,9 +90,9 @@ pub struct Long {
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Longer {
-    /// They are these.
+    /// Explicit frequencies.
     Other(Vec<f32>),
-    /// Their base grows with the length.
+    /// A base that grows with the length.
     Dynamic { theta: f64, factor: f64 },
 }
 
@@ -100,12 +102,12 @@ impl Rope {
         (0..dims / 2).map(|i| (1.0 / theta.powf((2 * i) as f64 / dims as f64)) as f32).collect()
     }
 
-    /// The longest sequence of a model whose config says `positions`.
+    /// Returns the maximum sequence length of a model whose config has `positions`.
     pub fn reach(&self, positions: usize) -> usize {
         positions.max((positions as f64 * self.stretch) as usize)
     }
 
-    /// For sequences of at most `longest` positions.
+    /// Selects the frequencies for sequences of at most `longest` positions.
     pub fn fit(&mut self, longest: usize) {
         let dims = self.rotated();
         let Some(Long { how, beyond }) = self.long.take_if(|long| longest > long.beyond) else { return };
@@ -118,7 +120,7 @@ impl Rope {
         };
     }
 
-    /// Dimensions of a head that turn.
+    /// Returns the number of rotated dimensions of a head.
     pub fn rotated(&self) -> usize {
         2 * self.frequencies.len()
     }
@@ -127,20 +129,20 @@ impl Rope {
 #[derive(Debug, Clone)]
 pub struct Layer<L = Linear, N = Norm, V = Vector> {
     pub residual: Residual<N>,
-    /// What attention and MLP add to the residual stream is multiplied by this.
+    /// Factor of the outputs of attention and MLP before they are added to the residual stream.
     pub branch_scale: f32,
     pub attention: Attention<L, N, V>,
     pub mlp: Mlp<L, V>,
 }
 
-/// Where a layer's norms stand around its two residual sums.
+/// The positions of a layer's norms relative to its two residual additions.
 #[derive(Debug, Clone)]
 pub enum Residual<N = Norm> {
     /// x += attention(norm(x)); x += mlp(norm(x))
     PreNorm { attention: N, mlp: N },
     /// x = norm(x + attention(x)); x = norm(x + mlp(x))
     PostNorm { attention: N, mlp: N },
-    /// x += attention(norm(x)) + mlp(norm(x)); one norm for both where `mlp` has none
+    /// x += attention(norm(x)) + mlp(norm(x)), with one norm for both if `mlp` is None
     Parallel { attention: N, mlp: Option<N> },
     /// x += norm(attention(x)); x += norm(mlp(x))
     BranchNorm { attention: N, mlp: N },
@@ -154,44 +156,47 @@ pub enum Attention<L = Linear, N = Norm, V = Vector> {
     Latent(LatentAttention<L, N>),
 }
 
-/// Keys and values of heads.
+/// Attention with keys and values per KV head.
 #[derive(Debug, Clone)]
 pub struct HeadAttention<L = Linear, N = Norm, V = Vector> {
     pub shape: AttentionShape,
-    /// Queries, keys and values, stacked: one product.
+    /// Queries, keys and values, stacked into one product.
     pub qkv: L,
     pub out: L,
-    /// Norms of the queries and of the keys.
+    /// Norms of queries and keys.
     pub qk_norm: Option<QkNorm<N>>,
-    /// Index into `Model::ropes`.
+    /// Index into `Model::ropes`. None: no rotary embedding.
     pub rope: Option<usize>,
-    /// Of each head, a score of nothing: it takes part in the softmax, and adds nothing.
+    /// [heads] Attention sinks: scores without a value, which take part in the softmax.
     pub sinks: Option<V>,
 }
 
-/// What is kept of a token is one vector for all heads, from which each would make its key and value, and a rotated key that all share.
-/// Nobody makes them: what would make the keys is applied to the queries, and what would make the values to the sums.
+/// Latent attention (MLA). The cache holds one latent per token for all heads, and a rotated key
+/// that all heads share. Keys and values of heads are not computed: the key matrices are applied to
+/// the queries, and the value matrices to the attention output.
 #[derive(Debug, Clone)]
 pub struct LatentAttention<L = Linear, N = Norm> {
-    /// Of queries over what is kept: its values are the first dimensions of its keys, those that do not turn.
+    /// Shape of attention over latents. The values are the first dimensions of the keys, which are
+    /// not rotated.
     pub shape: AttentionShape,
-    /// Dimensions of a head's query that do not turn.
+    /// Unrotated dimensions of a head's query.
     pub unrotated: usize,
     pub queries: LatentQueries<L, N>,
-    /// From the hidden size to what is kept.
+    /// Projection from the hidden size to the latent and the rotated key.
     pub latent: L,
-    /// Over what of it does not turn.
+    /// Norm of the unrotated part of the latent.
     pub norm: N,
     /// Index into `Model::ropes`.
     pub rope: usize,
-    /// [heads] from the unrotated part of a query to the kept vector that it looks for.
+    /// [heads] Matrix from the unrotated part of a query to latent space.
     pub keys: Vec<L>,
-    /// [heads] from a sum of kept vectors to one of values.
+    /// [heads] Matrix from the attention output in latent space to values.
     pub values: Vec<L>,
     pub out: L,
 }
 
-/// Of all heads what does not turn, and then of all heads what does.
+/// The query projection. Its output has the unrotated parts of all heads, followed by the rotated
+/// parts of all heads.
 #[derive(Debug, Clone)]
 pub enum LatentQueries<L = Linear, N = Norm> {
     Direct(L),
@@ -236,7 +241,7 @@ pub struct QkNorm<N = Norm> {
     pub k: N,
 }
 
-/// What one norm is taken over.
+/// The numbers over which a norm is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNormOver {
     EachHead,
@@ -247,17 +252,17 @@ pub enum QkNormOver {
 pub enum Mlp<L = Linear, V = Vector> {
     /// down(act(up(x)))
     Plain { up: L, act: Act, down: L },
-    /// down(act(gate(x)) * up(x)); gate and up are stacked: one product
+    /// down(act(gate(x)) * up(x)), with gate and up stacked into one product
     Gated { gate_up: L, act: Act, down: L },
-    /// Of many gated ones each row takes those that its router likes best.
+    /// Gated MLPs, of which each row uses those with the best router scores.
     Experts(Experts<L, V>),
 }
 
 #[derive(Debug, Clone)]
 pub struct Experts<L = Linear, V = Vector> {
-    /// From the hidden size to one logit per expert.
+    /// Projection from the hidden size to one logit per expert.
     pub router: L,
-    /// Of each expert, what is added to its score when rows choose.
+    /// [experts] Correction of the scores in the choice of experts.
     pub correction: Option<V>,
     pub routing: Routing,
     pub glu: Glu,
@@ -267,44 +272,45 @@ pub struct Experts<L = Linear, V = Vector> {
 
 #[derive(Debug, Clone)]
 pub struct Expert<L = Linear> {
-    /// Gate and up are stacked: one product.
+    /// Gate and up, stacked into one product.
     pub gate_up: L,
     pub down: L,
 }
 
-/// One that every row takes: expert(x) is added, or sigmoid(gate(x)) * expert(x).
+/// An expert that every row uses: adds expert(x), or sigmoid(gate(x)) * expert(x).
 #[derive(Debug, Clone)]
 pub struct SharedExpert<L = Linear> {
     pub expert: Expert<L>,
     pub gate: Option<L>,
 }
 
-/// From the last hidden state to logits.
+/// The projection from the last hidden state to logits.
 #[derive(Debug, Clone)]
 pub struct Head<L = Linear> {
-    /// From the hidden size to the embedding's width, where they differ.
+    /// Projection from the hidden size to the embedding's width, if they differ.
     pub project: Option<L>,
-    /// None: the token embedding, tied.
+    /// None: tied to the token embedding.
     pub weight: Option<L>,
     pub scale: f32,
     pub soft_cap: Option<f32>,
 }
 
-/// What a matrix is there for.
+/// The role of a matrix, which determines its weight format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Within a layer, or between it and what comes before and after all layers.
+    /// A matrix within a layer, or a projection before or after all layers.
     Inner,
-    /// One row for each token of the vocabulary.
+    /// A matrix with one row per token of the vocabulary.
     Vocabulary,
-    /// Much hangs on each of its numbers, or it is of a head alone: it stays as it is stored.
+    /// A matrix that keeps its storage type, because it is sensitive to rounding or belongs to a
+    /// single head.
     Exact,
 }
 
-/// Where a matrix of `[rows of all parts, cols]` and its bias are found in the checkpoint.
+/// The location of a matrix of `[rows of all parts, cols]` and its bias in the checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Linear {
-    /// Stacked one below the other.
+    /// Stacked along the rows.
     pub parts: Vec<Part>,
     pub cols: usize,
     pub bias: bool,
@@ -319,40 +325,43 @@ pub struct Part {
     pub source: Source,
 }
 
-/// Which tensors hold a part.
+/// The tensors of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// `{name}.weight` and `{name}.bias`, which hold nothing else.
+    /// `{name}.weight` and `{name}.bias`, which belong to this part only.
     Own,
-    /// `{name}` and `{name}_bias`, in which all experts lie one behind the other.
+    /// `{name}` and `{name}_bias`, which hold all experts one after the other.
     Expert { index: usize, count: usize },
-    /// `{name}.weight`, of whose `of` rows, as they lie in the file, those from `first` on.
+    /// `{name}.weight`, rows from `first` on, of `of` rows in the file.
     Rows { first: usize, of: usize },
 }
 
-/// How a part lies in its file.
+/// The layout of a part in its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// `[out, in]`, as torch's Linear.
+    /// `[out, in]`, like Linear in PyTorch.
     OutIn,
-    /// `[in, out]`, as GPT-2's Conv1D.
+    /// `[in, out]`, like Conv1D in GPT-2.
     InOut,
 }
 
-/// In which order a part's rows lie in its file.
+/// The order of a part's rows in its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowOrder {
-    /// As they are loaded.
+    /// The order of the loaded matrix.
     Same,
-    /// For each KV head, those of its queries, its key and its value; loaded, they are those of all queries, all keys, all values.
+    /// For each KV head: its queries, key and value. Loaded order: all queries, all keys, all
+    /// values.
     ByKvHead { queries: usize, head_dim: usize },
-    /// One of the first half, one of the second.
+    /// Rows of the first and of the second half alternate.
     Alternating,
-    /// For each head, what does not turn and what does; loaded, the first of all heads and then the second of all.
+    /// For each head: unrotated and rotated rows. Loaded order: unrotated rows of all heads,
+    /// rotated rows of all heads.
     ByHead { unrotated: usize, rotated: usize },
 }
 
-/// Rows of a part that are loaded one after the other, and lie in the file from `first` on, `step` apart.
+/// Rows of a part that are consecutive in the loaded matrix. In the file, they begin at `first` and
+/// are `step` apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     pub first: usize,
@@ -361,7 +370,8 @@ pub struct Run {
 }
 
 impl RowOrder {
-    /// Where in the file the rows of a part of `rows` lie that are loaded from `row` on.
+    /// Returns the longest run in the file that begins at loaded row `row` of a part with `rows`
+    /// rows.
     pub fn run_at(self, rows: usize, row: usize) -> Run {
         let run = |(first, rows)| Run { first, rows, step: 1 };
         let half = rows / 2;
@@ -407,7 +417,7 @@ impl Part {
         }
     }
 
-    /// Of the whole tensor, where the part has `shape` in it.
+    /// Returns the shape of the whole tensor. `shape` is that of the part.
     pub fn tensor_shape(&self, shape: &[usize]) -> Vec<usize> {
         match self.source {
             Source::Own => shape.to_vec(),
@@ -416,7 +426,7 @@ impl Part {
         }
     }
 
-    /// Elements of its tensor that come before it.
+    /// Returns the number of elements of the tensor before the part.
     pub fn offset(&self, shape: &[usize]) -> usize {
         match self.source {
             Source::Own => 0,
@@ -451,25 +461,25 @@ impl Linear {
         self.parts.iter().map(|part| part.rows).sum()
     }
 
-    /// Of each part, as it lies in its file.
+    /// Returns the shape of a part in its file.
     pub fn stored_shape(&self, part: &Part) -> [usize; 2] {
         if self.layout == Layout::InOut { [self.cols, part.rows] } else { [part.rows, self.cols] }
     }
 }
 
-/// Numbers that are a tensor of their own.
+/// A one-dimensional tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Vector {
     pub name: String,
     pub len: usize,
 }
 
-/// The weights of a norm, and its bias.
+/// The weight and bias of a norm.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Norm {
-    /// Where its numbers are found, one part after the other: names without ".weight".
+    /// Names of the tensors without ".weight", which are concatenated.
     pub parts: Vec<String>,
-    /// Of each part.
+    /// Shape of each part.
     pub shape: Vec<usize>,
     pub kind: NormKind,
     pub eps: f32,
@@ -491,7 +501,8 @@ impl Norm {
 }
 
 impl HeadAttention {
-    /// Separate q, k and v of `layer`, as most families name them: `{layer}.{q,k,v}_proj`.
+    /// Returns separate q, k and v projections, stacked; most families name them
+    /// `{layer}.{q,k,v}_proj`.
     pub fn stacked_qkv(layer: &str, names: [&str; 3], shape: &AttentionShape, hidden: usize) -> Linear {
         let widths = [shape.q_width(), shape.kv_width(), shape.kv_width()];
         Linear::stack(names.iter().zip(widths).map(|(name, width)| Part::own(format!("{layer}.{name}"), width)).collect(), hidden)
@@ -499,7 +510,8 @@ impl HeadAttention {
 }
 
 impl Model {
-    /// The same structure with each leaf replaced by what `linear`, `norm` and `vector` make of it.
+    /// Returns the same structure with each leaf replaced by the result of `linear`, `norm` or
+    /// `vector`.
     pub fn try_map<L, N, V, E>(
         &self,
         mut linear: impl FnMut(&Linear, Role) -> Result<L, E>,
@@ -522,7 +534,7 @@ impl Model {
     }
 }
 
-/// What each leaf of a layer becomes.
+/// The functions that replace the leaves of a layer.
 struct Leaves<'a, L, N, V, E> {
     linear: &'a mut dyn FnMut(&Linear, Role) -> Result<L, E>,
     norm: &'a mut dyn FnMut(&Norm) -> Result<N, E>,
@@ -657,7 +669,7 @@ impl Head {
 mod tests {
     use super::*;
 
-    /// Where each row lies, and whether the next ones lie where a run says.
+    /// Returns the file position of each row, and checks that runs are consistent with it.
     fn places(order: RowOrder, rows: usize) -> Vec<usize> {
         let first = |row| order.run_at(rows, row).first;
         for row in 0..rows {
@@ -672,7 +684,7 @@ mod tests {
     fn rows_are_found_where_they_lie() {
         assert_eq!(places(RowOrder::Same, 3), [0, 1, 2]);
         assert_eq!(places(RowOrder::Alternating, 6), [0, 2, 4, 1, 3, 5]);
-        // Two heads of 3 dimensions, of which the last turns.
+        // Two heads of 3 dimensions, the last of which is rotated.
         assert_eq!(places(RowOrder::ByHead { unrotated: 2, rotated: 1 }, 6), [0, 1, 3, 4, 2, 5]);
         // Two KV heads of one dimension: q0 q1 k0 v0 q2 q3 k1 v1.
         assert_eq!(places(RowOrder::ByKvHead { queries: 2, head_dim: 1 }, 8), [0, 1, 4, 5, 2, 6, 3, 7]);

@@ -1,4 +1,4 @@
-//! From names in a spec to packed weights on a backend.
+//! Loading of weights: from names in a spec to packed matrices on a backend.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -20,7 +20,7 @@ pub struct LoadedLinear<B: Backend> {
 }
 
 impl<B: Backend> LoadedLinear<B> {
-    /// Its matrix, and its bias.
+    /// Returns the matrix and the bias.
     pub fn parts(&self) -> (&B::Matrix, Option<&B::Buf>) {
         (&self.weight, self.bias.as_ref())
     }
@@ -41,18 +41,19 @@ impl<B: Backend> LoadedNorm<B> {
 
 pub type LoadedModel<B> = Model<LoadedLinear<B>, LoadedNorm<B>, <B as Backend>::Buf>;
 
-/// Told of (bytes of matrices read so far, of all) while weights are loaded; `false` stops the loading.
+/// Callback that receives (bytes of matrices read so far, total bytes) during a load. Returning
+/// `false` cancels the load.
 pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 
-/// Where packed matrices come from.
+/// The source of packed matrices.
 pub enum Origin<'a, B: Backend> {
-    /// The model's files; whoever wants to see each, once it is packed, does.
+    /// The model's files. The callback receives each packed matrix.
     Files(&'a mut dyn FnMut(&B::Matrix)),
-    /// Their packed form.
+    /// The packed form.
     Packed(Reader),
 }
 
-/// Loads every weight. The largest thing it needs beside the packed weights is one tensor.
+/// Loads all weights. The memory peak is the packed weights plus one tensor.
 pub fn load<'a, B: Backend>(
     backend: &'a B,
     spec: &ModelSpec,
@@ -76,7 +77,7 @@ pub fn load<'a, B: Backend>(
     )
 }
 
-/// Visits every matrix in the order of loading, with what it is kept in.
+/// Visits every matrix in the order of loading, with its weight format.
 pub fn for_matrices(
     spec: &ModelSpec,
     checkpoint: &Checkpoint,
@@ -107,7 +108,7 @@ impl Meter<'_> {
     }
 }
 
-/// Checks that every tensor is there in its shape, and adds up what the packed weights will take.
+/// Checks the name and shape of every tensor. Returns the bytes of the packed weights.
 pub fn bytes<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint, asked: Option<WeightFormat>) -> Result<u64> {
     let total = Cell::new(0);
     let add = |bytes: Result<u64>| bytes.map(|bytes| total.set(total.get() + bytes));
@@ -119,18 +120,19 @@ pub fn bytes<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint,
     Ok(total.get())
 }
 
-/// What matrices of a role are stored in where this is asked for. None: as they are.
+/// Returns the weight format for a role if `asked` is requested. None: the storage type.
 fn for_role(asked: Option<WeightFormat>, role: Role) -> Option<WeightFormat> {
     match (asked, role) {
         (_, Role::Exact) => None,
-        // Every token goes through them, and the head decides between tokens that are near each other.
+        // Every token passes through these matrices, and the head decides between tokens with close
+        // logits.
         (Some(WeightFormat::Int4 { .. }), Role::Vocabulary) => Some(WeightFormat::Int8),
         (Some(WeightFormat::Fp8), Role::Vocabulary) => None,
         (asked, _) => asked,
     }
 }
 
-/// What a matrix is kept in; an error where it cannot be what is wanted.
+/// Returns the format of a matrix, or an error if the wanted format is not applicable.
 fn format_of(linear: &Linear, stored: Dtype, wanted: Option<WeightFormat>) -> Result<WeightFormat> {
     match wanted {
         Some(WeightFormat::Int4 { group, .. }) if !linear.cols.is_multiple_of(group) => {
@@ -164,7 +166,8 @@ fn norm_bytes(norm: &Norm, checkpoint: &Checkpoint) -> Result<u64> {
     Ok((vectors.len() * norm.width() * size_of::<f32>()) as u64)
 }
 
-/// Refuses weights of layers that nothing asks for: the config is of another model than the file.
+/// Rejects checkpoints with weights of layers that the spec does not use: the config belongs to
+/// another model.
 pub fn refuse_unused(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<()> {
     let used = RefCell::new(HashSet::new());
     let add = |weight: String, bias: Option<String>| {
@@ -190,7 +193,8 @@ pub fn refuse_unused(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<()> {
     }
 }
 
-/// The head of a model whose config ties it to the embedding and whose file has another, as transformers has it.
+/// Returns the separate head of a model whose config ties it to the embedding but whose file has a
+/// different one, as transformers does.
 pub fn own_head(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Option<Linear>> {
     let embedding = &spec.embedding.tokens;
     let (None, Some(tokens)) = (&spec.head.weight, checkpoint.find(&embedding.parts[0].weight())) else { return Ok(None) };
@@ -204,7 +208,7 @@ pub fn own_head(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Option<Line
     Ok(None)
 }
 
-/// How the model's matrices are stored: the type of its token embedding.
+/// Returns the storage type of the model's matrices: that of its token embedding.
 pub fn storage(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Dtype> {
     Ok(Parts::find(&spec.embedding.tokens, checkpoint)?.dtype)
 }
@@ -277,7 +281,7 @@ fn load_bias<B: Backend>(backend: &B, linear: &Linear, checkpoint: &Checkpoint) 
     linear.bias.then(|| backend.vector(&bias)).transpose()
 }
 
-/// Visits the biases of the parts, if it has any.
+/// Visits the biases of the parts, if there are any.
 fn bias_of(linear: &Linear, checkpoint: &Checkpoint, mut visit: impl FnMut(&Part, &Tensor, Dtype) -> Result<()>) -> Result<()> {
     for part in linear.parts.iter().filter(|_| linear.bias) {
         let (tensor, dtype) = checkpoint.tensor(&part.bias(), &part.tensor_shape(&[part.rows]))?;
@@ -286,28 +290,28 @@ fn bias_of(linear: &Linear, checkpoint: &Checkpoint, mut visit: impl FnMut(&Part
     Ok(())
 }
 
-/// The tensors that make up one matrix, served row by row in one type.
+/// The tensors of one matrix, read by row with a common dtype.
 struct Parts<'a> {
     checkpoint: &'a Checkpoint,
     parts: Vec<Stored<'a>>,
     cols: usize,
     layout: Layout,
     order: RowOrder,
-    /// The parts' common type, or f32 where they differ.
+    /// The parts' common dtype, or f32 if they differ.
     dtype: Dtype,
-    /// A part stored as `[in, out]`, read whole: its index and bytes.
+    /// A part stored as `[in, out]`, read completely: its index and bytes.
     whole: Mutex<Option<(usize, Arc<Vec<u8>>)>>,
 }
 
-/// One part, in its file.
+/// A part in its file.
 #[derive(Clone, Copy)]
 struct Stored<'a> {
     tensor: &'a Tensor,
-    /// Where the numbers are of four bits, their scales.
+    /// The scales, if the numbers are in MXFP4.
     scales: Option<&'a Tensor>,
     dtype: Dtype,
     rows: usize,
-    /// Elements of the tensor before it.
+    /// Elements of the tensor before the part.
     offset: usize,
 }
 
@@ -334,12 +338,12 @@ impl<'a> Parts<'a> {
         Ok(Parts { checkpoint, parts, cols, layout, order, dtype, whole: Mutex::default() })
     }
 
-    /// Of so many rows.
+    /// Returns the bytes of this many rows.
     fn bytes(&self, rows: usize) -> usize {
         rows * self.cols * self.dtype.bytes()
     }
 
-    /// Fills `out` with whole rows from row `first`.
+    /// Fills `out` with whole rows from row `first` on.
     fn read_rows(&self, first: usize, out: &mut [u8]) -> Result<()> {
         let row_bytes = self.cols * self.dtype.bytes();
         let (mut start, mut filled) = (0, 0);
@@ -367,7 +371,7 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// As the part's numbers are stored; those of four bits in bf16.
+    /// Reads rows in the dtype of the part; MXFP4 is read as bf16.
     fn read_stored(&self, part: usize, first: usize, out: &mut [u8]) -> Result<()> {
         let (Stored { tensor, scales, dtype, rows, offset }, cols) = (self.parts[part], self.cols);
         let bytes = dtype.bytes();
@@ -377,7 +381,7 @@ impl<'a> Parts<'a> {
         let (row_bytes, mut row, mut out) = (cols * bytes, first, out);
         while !out.is_empty() {
             let run = self.order.run_at(rows, row);
-            // Rows that lie apart come one by one.
+            // Rows that are not adjacent in the file are read one by one.
             let at_once = if run.step == 1 || scales.is_some() { run.rows } else { 1 };
             let (now, rest) = out.split_at_mut(out.len().min(at_once * row_bytes));
             let start = offset + run.first * cols;
@@ -391,7 +395,7 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// Of a part stored as `[in, out]`.
+    /// Reads rows of a part stored as `[in, out]`.
     fn read_turned(&self, part: usize, first: usize, out: &mut [u8]) -> Result<()> {
         let Stored { dtype, rows, .. } = self.parts[part];
         let (bytes, whole) = (dtype.bytes(), self.whole(part)?);
@@ -404,7 +408,8 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// The bytes of a part, read by whoever comes first. Where two parts meet, both may be held for a moment.
+    /// Returns the bytes of a part. The first thread that needs them reads them. At the boundary of
+    /// two parts, both may be in memory briefly.
     fn whole(&self, part: usize) -> Result<Arc<Vec<u8>>> {
         let mut held = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((index, whole)) = &*held

@@ -1,5 +1,5 @@
-//! What most families share: LLaMA's model, under the field names of most configs. A family reads it with its own defaults, and says
-//! what differs.
+//! The parts that most families share: the LLaMA model, with the field names of most configs. A
+//! family reads it with its own defaults and overrides what differs.
 
 use serde_json::Value;
 
@@ -9,13 +9,14 @@ use super::rope::{RopeDefaults, rope};
 use super::{act, head_dim, most, standard_scale};
 use crate::error::{Error, Result};
 
-/// What a config means where it is silent, and what it calls what families call differently.
+/// Defaults of a family for absent config fields, and the names of fields that differ between
+/// families.
 pub struct Defaults {
     pub tied: bool,
-    /// None: the width divided by the heads.
+    /// None: hidden size / number of heads.
     pub head_dim: Option<usize>,
     pub positions: usize,
-    /// Where the config calls them otherwise, or says them by other means.
+    /// Set by families whose config has another field for it. The same applies to `inner`.
     pub kv_heads: Option<usize>,
     pub inner: Option<usize>,
     pub act: (&'static str, &'static str),
@@ -41,7 +42,7 @@ pub struct Base {
     pub positions: usize,
     pub inner: usize,
     pub shape: AttentionShape,
-    /// Of each layer.
+    /// [layers]
     pub windows: Vec<Option<usize>>,
     pub act: Act,
     pub rope: Rope,
@@ -54,12 +55,12 @@ pub struct Base {
     pub embedding_scale: f32,
 }
 
-/// Which matrices have one.
+/// The matrices that have a bias.
 #[derive(Clone, Copy)]
 pub struct Biases {
-    /// Of queries, keys and values.
+    /// Projections of queries, keys and values.
     pub qkv: bool,
-    /// Of what attention gives.
+    /// Output projection of attention.
     pub out: bool,
     pub mlp: bool,
 }
@@ -72,12 +73,12 @@ impl Biases {
         if all { Biases::ALL } else { Biases::NONE }
     }
 
-    /// `attention_bias` says it of all of attention.
+    /// Reads `attention_bias`, which applies to all matrices of attention.
     pub fn of_attention(config: &Config) -> Result<Biases> {
         Ok(Biases { mlp: false, ..Biases::all_or_none(config.flag_or("attention_bias", false)?) })
     }
 
-    /// And `mlp_bias` of the MLP.
+    /// Reads `attention_bias` and `mlp_bias`.
     pub fn read(config: &Config) -> Result<Biases> {
         Ok(Biases { mlp: config.flag_or("mlp_bias", false)?, ..Biases::of_attention(config)? })
     }
@@ -122,17 +123,18 @@ impl Base {
         })
     }
 
-    /// With a window for those layers of which `layer_types` says it, or, where that is absent, `slides(layer)`.
+    /// Sets the window of the layers that `layer_types` selects or, if it is absent,
+    /// `slides(layer)`.
     pub fn with_windows(self, config: &Config, window: Option<usize>, slides: impl Fn(usize) -> bool) -> Result<Base> {
         Ok(Base { windows: windows(config, self.layers, window, slides)?, ..self })
     }
 
-    /// A norm over the hidden size.
+    /// Returns a norm over the hidden size.
     pub fn norm(&self, name: impl Into<String>) -> Norm {
         Norm::new(name, self.hidden, self.norm_kind, self.eps).bias(self.norm_bias)
     }
 
-    /// x += attention(norm(x)); x += mlp(norm(x)), the norms under their usual names.
+    /// x += attention(norm(x)); x += mlp(norm(x)), with the usual names of the norms.
     pub fn pre_norm(&self, layer: usize) -> Residual {
         let norm = |name| self.norm(format!("layers.{layer}.{name}"));
         Residual::PreNorm { attention: norm("input_layernorm"), mlp: norm("post_attention_layernorm") }
@@ -142,7 +144,7 @@ impl Base {
         AttentionShape { window: self.windows[layer], ..self.shape }
     }
 
-    /// Norms before and behind each branch, in the order in which they act.
+    /// Returns norms before and after each branch. The four names are in the order of execution.
     pub fn sandwich(&self, layer: usize, [attention, after_attention, mlp, after_mlp]: [&str; 4]) -> Residual {
         let norm = |name| self.norm(format!("layers.{layer}.{name}"));
         Residual::Sandwich {
@@ -153,7 +155,7 @@ impl Base {
         }
     }
 
-    /// Attention and MLP side by side, behind one norm.
+    /// Returns attention and MLP in parallel, after one norm.
     pub fn side_by_side(&self, layer: usize) -> Residual {
         Residual::Parallel { attention: self.norm(format!("layers.{layer}.input_layernorm")), mlp: None }
     }
@@ -170,7 +172,8 @@ impl Base {
         }
     }
 
-    /// What each KV head has, its queries, key and value, is together in `query_key_value`.
+    /// Returns attention with `query_key_value`, whose rows are grouped by KV head: its queries,
+    /// key and value.
     pub fn attention_by_kv_head(&self, layer: usize, name: &str) -> HeadAttention {
         let (shape, hidden) = (self.shape_of(layer), self.hidden);
         let order = RowOrder::ByKvHead { queries: shape.heads / shape.kv_heads, head_dim: shape.head_dim };
@@ -181,13 +184,13 @@ impl Base {
         }
     }
 
-    /// Norms of each head of the queries and keys, whose weights all heads share.
+    /// Returns norms of each head of queries and keys, with weights shared by all heads.
     pub fn qk_norm(&self, layer: usize, [q, k]: [&str; 2]) -> QkNorm {
         let norm = |name| Norm::new(format!("layers.{layer}.self_attn.{name}"), self.shape.head_dim, self.norm_kind, self.eps);
         QkNorm { over: QkNormOver::EachHead, q: norm(q).bias(self.norm_bias), k: norm(k).bias(self.norm_bias) }
     }
 
-    /// The same with weights of each head's own, in a tensor for all heads.
+    /// Like `qk_norm`, but with weights per head, in one tensor for all heads.
     pub fn qk_norm_by_head(&self, layer: usize, names: [&str; 2]) -> QkNorm {
         let of_heads = |norm: Norm, heads| Norm { shape: vec![heads, self.shape.head_dim], bias: false, ..norm };
         let QkNorm { over, q, k } = self.qk_norm(layer, names);
@@ -201,7 +204,7 @@ impl Base {
         Mlp::Gated { gate_up: gate_up.bias(self.biases.mlp), act: self.act, down: down.bias(self.biases.mlp) }
     }
 
-    /// Gate and up in one matrix.
+    /// Returns a gated MLP with gate and up in one matrix.
     pub fn fused_mlp(&self, layer: usize) -> Mlp {
         let linear = |name, rows, cols| Linear::new(format!("layers.{layer}.mlp.{name}"), rows, cols).bias(self.biases.mlp);
         Mlp::Gated {
@@ -211,7 +214,7 @@ impl Base {
         }
     }
 
-    /// An MLP without a gate, its two matrices under these names.
+    /// Returns an MLP without a gate. The two names are those of its matrices.
     pub fn plain_mlp(&self, layer: usize, [up, down]: [&str; 2]) -> Mlp {
         let linear = |name, rows, cols| Linear::new(format!("layers.{layer}.mlp.{name}"), rows, cols).bias(self.biases.mlp);
         Mlp::Plain { up: linear(up, self.inner, self.hidden), act: self.act, down: linear(down, self.hidden, self.inner) }
@@ -226,7 +229,7 @@ impl Base {
         }
     }
 
-    /// The whole model of such layers, what is around them under its usual names.
+    /// Returns a model of these layers, with the usual names of the other tensors.
     pub fn model(&self, layer: impl Fn(usize) -> Layer) -> ModelSpec {
         ModelSpec {
             vocab_size: self.vocab_size,
@@ -252,7 +255,8 @@ impl Base {
     }
 }
 
-/// The window of each layer: `layer_types` says which have one, or, where that is absent, `slides(layer)`.
+/// Returns the window of each layer. `layer_types` or, if it is absent, `slides(layer)` selects the
+/// layers with a window.
 fn windows(config: &Config, layers: usize, window: Option<usize>, slides: impl Fn(usize) -> bool) -> Result<Vec<Option<usize>>> {
     let Some(types) = list_of_layers(config, "layer_types", layers)? else {
         return Ok((0..layers).map(|layer| window.filter(|_| slides(layer))).collect());
@@ -273,7 +277,7 @@ fn windows(config: &Config, layers: usize, window: Option<usize>, slides: impl F
     types.iter().enumerate().map(of).collect()
 }
 
-/// A list of the config that has an entry for each layer, if it is there.
+/// Returns a config list with one entry per layer, if it is present.
 pub fn list_of_layers<'a>(config: &'a Config, name: &str, layers: usize) -> Result<Option<&'a Vec<Value>>> {
     let list = config.list(name)?;
     match list.filter(|list| list.len() != layers) {
@@ -282,7 +286,7 @@ pub fn list_of_layers<'a>(config: &'a Config, name: &str, layers: usize) -> Resu
     }
 }
 
-/// The config's sliding window: none where it is null, the family's where it is absent.
+/// Returns the config's sliding window: None if it is null, and the default if it is absent.
 pub fn sliding_window(config: &Config, default: Option<usize>) -> Result<Option<usize>> {
     match config.has("sliding_window") {
         true => Ok(Some(config.count("sliding_window", most::POSITIONS)?)),
@@ -290,18 +294,18 @@ pub fn sliding_window(config: &Config, default: Option<usize>) -> Result<Option<
     }
 }
 
-/// The same in families whose configs have a window that counts only with `use_sliding_window`.
+/// Like `sliding_window`, for families whose window applies only with `use_sliding_window`.
 pub fn optional_window(config: &Config, default: Option<usize>) -> Result<Option<usize>> {
     if config.flag_or("use_sliding_window", false)? { sliding_window(config, default) } else { Ok(None) }
 }
 
-/// The same in families of which some layers always slide.
+/// Like `sliding_window`, for families in which some layers always have a window.
 pub fn required_window(config: &Config, default: usize) -> Result<Option<usize>> {
     let window = sliding_window(config, Some(default))?;
     window.map(Some).ok_or_else(|| Error::model("config.json: sliding_window is null: in this family some layers slide"))
 }
 
-/// What nothing here can do is not passed over.
+/// Rejects configs with unsupported flags instead of ignoring them.
 pub fn refuse_true(config: &Config, flags: &[&str]) -> Result<()> {
     for &flag in flags {
         if config.flag_or(flag, false)? {

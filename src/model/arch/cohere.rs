@@ -1,5 +1,6 @@
-//! Cohere's Command R: attention and MLP side by side behind one norm without a bias, neighbouring dimensions turn together, logits
-//! scaled. Its second generation has windows, and no ropes in layers that see everything.
+//! Cohere Command R: attention and MLP in parallel after one norm without bias, rotary pairs of
+//! adjacent dimensions, scaled logits. The second generation has sliding windows, and no rotary
+//! embedding in layers with full attention.
 
 use super::super::config::Config;
 use super::super::spec::{Head, HeadAttention, Layer, ModelSpec, NormKind, Pairs};
@@ -28,7 +29,7 @@ fn base(config: &Config, theta: f64) -> Result<Base> {
     let biases = Biases::of_attention(config)?;
     let mut base = Base { norm_kind: NormKind::Layer, biases, ..Base::read(config, &defaults)? };
     base.rope.pairs = Pairs::Neighbours;
-    // The first files say here, and not among the positions, how long the model may see.
+    // Early configs have the context length in this field instead of `max_position_embeddings`.
     base.positions = base.positions.max(config.count_or("model_max_length", most::POSITIONS, 1)?);
     Ok(base)
 }

@@ -1,4 +1,5 @@
-//! DeepSeek V2 and V3: attention over latents, and experts of which each row takes a few from a few groups, and all rows the shared ones.
+//! DeepSeek V2 and V3: latent attention, and experts. Each row is routed to a few experts of a few
+//! groups, and all rows use the shared experts.
 
 use super::super::config::Config;
 use super::super::spec::*;
@@ -9,7 +10,7 @@ use super::{most, standard_scale};
 use crate::backend::{ExpertGroups, GroupScore, Scores, Values};
 use crate::error::{Error, Result};
 
-/// Of the norms inside attention, whatever the config says of the others.
+/// Epsilon of the norms inside attention, independent of the config's epsilon.
 const EPS: f32 = 1e-6;
 
 pub fn spec2(config: &Config) -> Result<ModelSpec> {
@@ -42,7 +43,7 @@ pub fn spec3(config: &Config) -> Result<ModelSpec> {
 }
 
 fn spec(config: &Config, defaults: &Defaults, router: Router, pairs: Pairs) -> Result<ModelSpec> {
-    // Whatever a config says of `head_dim`, a head turns by these.
+    // `head_dim` of the config is ignored: this field has the number of rotated dimensions.
     let rotated = config.count("qk_rope_head_dim", most::HEAD_DIM)?;
     let base = Base::read(&config.clone().with("head_dim", rotated), defaults)?;
     let base = Base { rope: Rope { pairs, ..base.rope }, ..base };
@@ -62,7 +63,7 @@ fn spec(config: &Config, defaults: &Defaults, router: Router, pairs: Pairs) -> R
 
 struct Latent {
     heads: usize,
-    /// Dimensions of a head's query that do not turn, and those that do.
+    /// Unrotated dimensions of a head's query. `rotated` is the number of rotated ones.
     unrotated: usize,
     rotated: usize,
     values: usize,
@@ -94,7 +95,8 @@ impl Latent {
         let norm = |name, width| Norm::new(named(name), width, base.norm_kind, EPS);
         let order = RowOrder::ByHead { unrotated, rotated };
         let queries = |name, cols| Linear::new(named(name), heads * (unrotated + rotated), cols).order(order);
-        // For each head, the rows that make its key of a latent, and then those that make its value.
+        // kv_b_proj has for each head the rows that expand a latent to its key, and then those that
+        // expand it to its value.
         let of_head =
             |first, rows| Part { name: named("kv_b_proj"), rows, source: Source::Rows { first, of: heads * (unrotated + values) } };
         let first = |head| head * (unrotated + values);
@@ -122,7 +124,7 @@ impl Latent {
 struct Sparse {
     routing: Routing,
     inner: usize,
-    /// Experts that all rows take, as one.
+    /// Total width of the shared experts, which are merged into one.
     shared: Option<usize>,
 }
 
@@ -148,13 +150,13 @@ impl Sparse {
     }
 }
 
-/// What tells the routers of the two generations apart.
+/// The routing parameters that differ between the two generations.
 struct Router {
     scores: Scores,
     normalized: bool,
-    /// Where the config does not say it.
+    /// Default of `routed_scaling_factor`.
     scale: f64,
-    /// How good a group is; None: there are none.
+    /// Score of a group of experts. None: there are no groups.
     groups: Option<GroupScore>,
 }
 
@@ -167,7 +169,8 @@ impl Router {
     }
 }
 
-/// What the config says there, which is the first of those that are supported where it says nothing.
+/// Returns the config's value. The default is the first supported value; unsupported values are an
+/// error.
 fn must_be_one_of<'a>(config: &'a Config, name: &str, supported: &[&'a str]) -> Result<&'a str> {
     let said = config.text_or(name, supported[0])?;
     if !supported.contains(&said) {

@@ -1,11 +1,11 @@
-//! What families with experts share.
+//! The parts that families with experts share.
 
 use super::super::config::Config;
 use super::super::spec::{Expert, Linear, Part, Routing};
 use super::most;
 use crate::error::{Error, Result};
 
-/// What the matrices of an expert are called.
+/// Names of an expert's matrices.
 #[derive(Clone, Copy)]
 pub struct Names {
     pub gate: &'static str,
@@ -20,13 +20,14 @@ pub fn expert(name: &str, names: Names, hidden: usize, inner: usize) -> Expert {
     Expert { gate_up: Linear::stack(stacked, hidden), down: Linear::new(format!("{name}.{}", names.down), hidden, inner) }
 }
 
-/// Families and versions of transformers count experts under two names.
+/// Reads the routing. The number of experts has one of two field names, depending on the family and
+/// the version of transformers.
 pub fn routing(config: &Config, layers: usize, normalized: bool) -> Result<Routing> {
     let experts = if config.has("num_local_experts") { "num_local_experts" } else { "num_experts" };
     routing_among(config, experts, layers, normalized)
 }
 
-/// `experts`: the field that counts them.
+/// Reads the routing. `experts` is the name of the field with the number of experts.
 pub fn routing_among(config: &Config, experts: &str, layers: usize, normalized: bool) -> Result<Routing> {
     let count = config.count(experts, most::EXPERTS)?;
     most::parts(layers, count, experts)?;

@@ -1,5 +1,5 @@
-//! Falcon: what each KV head has is together in one matrix; the first form has one KV head, the second several; attention and MLP side
-//! by side, behind one norm or two.
+//! Falcon: queries, keys and values in one matrix, grouped by KV head. The first form has one KV
+//! head, the second several. Attention and MLP are parallel, after one norm or two.
 
 use super::super::config::Config;
 use super::super::spec::{Embedding, Head, HeadAttention, Layer, Linear, Mlp, ModelSpec, NormKind, Residual};
@@ -31,18 +31,18 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     })
 }
 
-/// What tells the Falcons apart.
+/// The parameters in which Falcon models differ.
 struct Form {
     kv_heads: usize,
-    /// In place of a rope.
+    /// True if ALiBi replaces the rotary embedding.
     alibi: bool,
     norms: Norms,
 }
 
 enum Norms {
-    /// Attention, then MLP.
+    /// Attention, then MLP, each after its own norm.
     InTurn,
-    /// Side by side.
+    /// Attention and MLP in parallel, after one norm.
     One,
     Two,
 }

@@ -1,4 +1,5 @@
-//! Gemma: LLaMA with scaled embeddings, norms around 1, wide heads and a GELU gate.
+//! Gemma: LLaMA with scaled embeddings, norm weights with an offset of 1, wide heads and a GELU
+//! gate.
 
 use super::super::config::Config;
 use super::super::spec::{ModelSpec, NormKind};
@@ -8,14 +9,14 @@ use crate::error::Result;
 pub const ACT: (&str, &str) = ("hidden_activation", "gelu_pytorch_tanh");
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
-    // The first files say `gelu` and mean its approximation: the models were made with that.
+    // Early configs have `gelu`, but the models were trained with its tanh approximation.
     let named = !config.has(ACT.0) && config.text_or("hidden_act", "gelu")? != "gelu";
     let act = if named { ("hidden_act", ACT.1) } else { ACT };
     let base = base(config, Defaults { act, positions: 8192, ..DEFAULTS })?;
     Ok(base.model(|i| base.layer(i)))
 }
 
-/// What all generations of Gemma share.
+/// Reads what all generations of Gemma share.
 pub fn base(config: &Config, defaults: Defaults) -> Result<Base> {
     refuse_true(config, &["use_bidirectional_attention"])?;
     let base = Base::read(config, &Defaults { tied: true, head_dim: Some(256), ..defaults })?;

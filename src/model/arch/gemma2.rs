@@ -1,4 +1,5 @@
-//! Gemma 2: norms before and behind each branch, every other layer through a window, soft caps on scores and logits.
+//! Gemma 2: norms before and after each branch, a window in every other layer, soft caps of scores
+//! and logits.
 
 use super::super::config::Config;
 use super::super::spec::{Head, Layer, ModelSpec};
@@ -6,7 +7,7 @@ use super::base::{Base, DEFAULTS, Defaults, required_window};
 use super::{gemma, most, standard_scale};
 use crate::error::Result;
 
-/// A layer's norms, in the order in which they act.
+/// A layer's norms, in the order of execution.
 pub const NORMS: [&str; 4] = ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"];
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
@@ -18,14 +19,14 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     Ok(ModelSpec { head: Head { soft_cap, ..model.head }, ..model })
 }
 
-/// What Gemma 2 and 3 share.
+/// Reads what Gemma 2 and 3 share.
 pub fn base(config: &Config, defaults: Defaults) -> Result<Base> {
     let mut base = gemma::base(config, Defaults { act: gemma::ACT, ..defaults })?;
     base.shape.scale = standard_scale(config.count_or("query_pre_attn_scalar", most::WIDTH, 256)?);
     Ok(base)
 }
 
-/// A cap that is null is none; where the field is absent it is the default.
+/// Reads a soft cap. If the field is null, there is none; if it is absent, the default applies.
 pub fn soft_cap(config: &Config, name: &str, default: Option<f64>) -> Result<Option<f32>> {
     match config.has(name) {
         true => Ok(Some(config.positive(name)? as f32)),

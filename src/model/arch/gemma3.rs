@@ -1,5 +1,5 @@
-//! Gemma 3, its text model: as Gemma 2 with norms over queries and keys in place of soft caps, five of six layers through a window
-//! and with a rope of their own.
+//! Gemma 3, text model: Gemma 2 with norms of queries and keys instead of soft caps. Five of six
+//! layers have a window and a separate rotary embedding.
 
 use super::super::config::Config;
 use super::super::spec::{Head, HeadAttention, Layer, ModelSpec};
@@ -25,7 +25,8 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     Ok(ModelSpec { ropes: vec![base.rope.clone(), local], head: Head { soft_cap, ..model.head }, ..model })
 }
 
-/// Of files that see pictures, too: their text model, whose config is one of several, and leaves out what the first of them had.
+/// Reads the text model of a multimodal checkpoint. Its config is nested, and omits fields that
+/// have the values of the first model.
 pub fn spec_of_text(config: &Config) -> Result<ModelSpec> {
     let text = config.object("text_config")?.ok_or_else(|| Error::model("config.json: text_config is absent"))?;
     spec(&text.or(&[

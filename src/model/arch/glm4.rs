@@ -1,4 +1,5 @@
-//! GLM-4: norms before and behind each branch, half of each head turns, neighbouring dimensions together.
+//! GLM-4: norms before and after each branch. Half of each head is rotated, in pairs of adjacent
+//! dimensions.
 
 use super::super::config::Config;
 use super::super::spec::{Layer, ModelSpec, Pairs};

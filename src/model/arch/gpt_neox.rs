@@ -1,5 +1,5 @@
-//! GPT-NeoX and Pythia: queries, keys and values of each head together in one matrix, a quarter of each head turns, attention and MLP
-//! side by side, each behind a norm of its own.
+//! GPT-NeoX and Pythia: queries, keys and values in one matrix, grouped by head. A quarter of each
+//! head is rotated. Attention and MLP are parallel, each after its own norm.
 
 use super::super::config::Config;
 use super::super::spec::{Embedding, Head, Layer, Linear, ModelSpec, NormKind, Residual};

@@ -1,4 +1,5 @@
-//! gpt-oss: heads with a sink, every other layer with a window, and experts that lie in one tensor, in four bits or in more.
+//! gpt-oss: attention sinks, a window in every other layer, and experts. The experts of a layer are
+//! in one tensor, in MXFP4 or 16 bits.
 
 use super::super::config::Config;
 use super::super::spec::*;

@@ -1,4 +1,4 @@
-//! Granite: LLaMA with a multiplier at the embedding, at scores, at what branches add, and a divisor of the logits.
+//! Granite: LLaMA with multipliers of embeddings, scores and branches, and a divisor of the logits.
 
 use super::super::config::Config;
 use super::super::spec::{Head, ModelSpec};

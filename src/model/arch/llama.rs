@@ -1,4 +1,4 @@
-//! LLaMA 1, 2 and 3, and what keeps their shape.
+//! LLaMA 1, 2 and 3, and models with the same architecture.
 
 use super::super::config::Config;
 use super::super::spec::ModelSpec;

@@ -1,4 +1,4 @@
-//! Mistral: LLaMA, and its layers may look through a window.
+//! Mistral: LLaMA with an optional sliding window.
 
 use super::super::config::Config;
 use super::super::spec::ModelSpec;

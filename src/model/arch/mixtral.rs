@@ -1,4 +1,4 @@
-//! Mixtral: Mistral with experts in place of its MLP.
+//! Mixtral: Mistral with experts instead of the MLP.
 
 use super::super::config::Config;
 use super::super::spec::{Experts, Glu, Layer, Linear, Mlp, ModelSpec};

@@ -1,4 +1,4 @@
-//! The families: each a function from Hugging Face's config to a `ModelSpec`.
+//! The model families. Each is a function from a Hugging Face config to a `ModelSpec`.
 
 mod base;
 mod cohere;
@@ -32,7 +32,7 @@ use super::config::Config;
 use super::spec::{Act, ModelSpec};
 use crate::error::{Error, Result};
 
-/// A family: what config.json calls it, what its checkpoints put before tensor names, and its spec.
+/// A model family: its names in config.json, the prefix of its tensor names, and its spec.
 pub struct Family {
     pub architecture: &'static str,
     pub model_type: &'static str,
@@ -76,7 +76,8 @@ pub const FAMILIES: &[Family] = &[
     Family { architecture: "DeepseekV3ForCausalLM", model_type: "deepseek_v3", prefix: "model.", spec: deepseek::spec3 },
 ];
 
-/// Bounds on what a config may say; real models are far below, and products of these cannot overflow.
+/// Bounds on config values. Real models are far below, and products of these bounds do not
+/// overflow.
 mod most {
     pub const LAYERS: usize = 1024;
     pub const WIDTH: usize = 1 << 18;
@@ -88,7 +89,8 @@ mod most {
     /// Tensors of one kind in a model.
     const PARTS: usize = 1 << 17;
 
-    /// Their names are made before anybody looks for them, so there must not be too many.
+    /// Limits the number of tensors, because the spec contains all names before the checkpoint is
+    /// checked.
     pub fn parts(layers: usize, each: usize, what: &str) -> crate::error::Result<()> {
         match layers * each <= PARTS {
             true => Ok(()),
@@ -99,7 +101,7 @@ mod most {
     }
 }
 
-/// The family that `config` names.
+/// Returns the family that the config names.
 pub fn family(config: &Config) -> Result<&'static Family> {
     let architectures = config.texts("architectures");
     let model_type = config.text_or("model_type", "")?;
@@ -125,7 +127,7 @@ fn act(config: &Config, field: &str, default: &str) -> Result<Act> {
     }
 }
 
-/// Width of a head where the config gives only the number of heads.
+/// Returns the width of a head if the config has only the number of heads.
 fn head_dim(width: usize, heads: usize) -> Result<usize> {
     if !width.is_multiple_of(heads) {
         return Err(Error::model(format!("config.json: a hidden size of {width} does not divide among {heads} attention heads")));
@@ -133,7 +135,7 @@ fn head_dim(width: usize, heads: usize) -> Result<usize> {
     Ok(width / heads)
 }
 
-/// 1 / sqrt(head_dim), as torch computes it.
+/// 1 / sqrt(head_dim), rounded as in PyTorch.
 fn standard_scale(head_dim: usize) -> f32 {
     (1.0 / (head_dim as f64).sqrt()) as f32
 }

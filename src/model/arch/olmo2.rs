@@ -1,4 +1,4 @@
-//! OLMo 2: norms behind the branches alone, and over all queries and all keys together.
+//! OLMo 2: norms after the branches only, and norms over all queries and all keys together.
 
 use super::super::config::Config;
 use super::super::spec::{HeadAttention, Layer, ModelSpec, Norm, QkNorm, QkNormOver, Residual};

@@ -1,13 +1,14 @@
-//! OPT: learned positions from row 2; the 350M form has its norms behind and its embeddings projected.
+//! OPT: learned positions, starting at row 2. The 350M model has post-norms and projected
+//! embeddings.
 
 use super::super::config::Config;
 use super::super::spec::*;
 use super::{act, head_dim, most, standard_scale};
 use crate::error::Result;
 
-/// transformers fixes this one: the config has no field for it.
+/// Fixed in transformers; the config has no field for it.
 const EPS: f32 = 1e-5;
-/// Rows of the position table that no position uses.
+/// Number of unused rows at the beginning of the position table.
 const POSITION_OFFSET: usize = 2;
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {

@@ -1,4 +1,5 @@
-//! Phi-1 and Phi-2: attention and MLP side by side behind one norm, a part of each head turns, biases everywhere, in the head too.
+//! Phi-1 and Phi-2: attention and MLP in parallel after one norm, partially rotated heads, biases
+//! in all matrices, including the head.
 
 use super::super::config::Config;
 use super::super::spec::{Head, HeadAttention, Layer, Linear, ModelSpec, NormKind};

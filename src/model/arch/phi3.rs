@@ -1,4 +1,4 @@
-//! Phi-3 and Phi-4: LLaMA with queries, keys and values in one matrix, gate and up in another, and long ropes.
+//! Phi-3 and Phi-4: LLaMA with fused QKV, fused gate and up, and LongRoPE.
 
 use super::super::config::Config;
 use super::super::spec::{HeadAttention, Layer, Linear, ModelSpec};

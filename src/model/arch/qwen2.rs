@@ -1,4 +1,5 @@
-//! Qwen2 and 2.5: LLaMA with biases of queries, keys and values, and windows from some layer on.
+//! Qwen2 and Qwen2.5: LLaMA with biases of queries, keys and values, and optional windows in the
+//! last layers.
 
 use super::super::config::Config;
 use super::super::spec::ModelSpec;
@@ -11,7 +12,8 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     Ok(base.model(|i| base.layer(i)))
 }
 
-/// What Qwen2 and 3 share: the layers from `max_window_layers` on slide, where any do.
+/// Reads what Qwen2 and Qwen3 share. If windows are enabled, layers from `max_window_layers` on
+/// have one.
 pub fn base(config: &Config, defaults: Defaults) -> Result<Base> {
     let base = Base::read(config, &Defaults { positions: 32_768, ..defaults })?;
     let first = config.whole_or("max_window_layers", most::LAYERS, 28)?;

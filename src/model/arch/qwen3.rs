@@ -1,4 +1,4 @@
-//! Qwen3: LLaMA with a norm over each head of the queries and keys.
+//! Qwen3: LLaMA with a norm of each head of queries and keys.
 
 use super::super::config::Config;
 use super::super::spec::{HeadAttention, Layer, ModelSpec};

@@ -1,4 +1,5 @@
-//! Qwen2-MoE and Qwen3-MoE: Qwen with experts in most layers; in the first generation all rows share one more.
+//! Qwen2-MoE and Qwen3-MoE: Qwen with experts in most layers. The first generation also has a
+//! shared expert.
 
 use super::super::config::Config;
 use super::super::spec::{Experts, Glu, HeadAttention, Layer, Linear, Mlp, ModelSpec, Routing, SharedExpert};
@@ -26,7 +27,7 @@ pub fn spec3(config: &Config) -> Result<ModelSpec> {
     Ok(base.model(|i| Layer { attention: attention(i).into(), mlp: sparse.mlp(&base, i, None), ..base.layer(i) }))
 }
 
-/// Which layers have experts, and which.
+/// The experts, and the layers that have them.
 struct Sparse {
     routing: Routing,
     inner: usize,

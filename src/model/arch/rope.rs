@@ -1,4 +1,4 @@
-//! Rotary frequencies from a config, as transformers computes them; both of its spellings:
+//! Rotary frequencies from a config, as transformers computes them. Reads both formats:
 //! `rope_theta` with `rope_scaling` (version 4) and `rope_parameters` (version 5).
 
 use std::f64::consts::TAU;
@@ -8,15 +8,15 @@ use super::super::spec::{Long, Longer, Pairs, Rope};
 use super::most;
 use crate::error::{Error, Result};
 
-/// What a family's configs call the base and the part of a head that turns, and mean where they are silent.
+/// Field names and defaults of a family, for the base and for the rotated part of a head.
 #[derive(Clone, Copy)]
 pub struct RopeDefaults {
     pub theta: (&'static str, f64),
-    /// None: all of a head turns, in every model of the family.
+    /// None: every model of the family rotates whole heads.
     pub part: Option<(&'static str, f64)>,
 }
 
-/// The rope of all layers, or of those that see everything.
+/// Reads the rotary embedding of all layers, or of those with full attention.
 pub fn rope(config: &Config, head_dim: usize, defaults: &RopeDefaults) -> Result<Rope> {
     if config.has("rope_parameters") && config.has("rope_scaling") {
         return Err(Error::model("config.json: rope_parameters and rope_scaling are both given: put what the second says into the first"));
@@ -28,13 +28,13 @@ pub fn rope(config: &Config, head_dim: usize, defaults: &RopeDefaults) -> Result
     Source { config, parameters: parameters.unwrap_or_default(), head_dim, defaults }.rope()
 }
 
-/// The rope of layers that look through a window, in models that have two.
+/// Reads the rotary embedding of layers with a window, in models with two embeddings.
 pub fn local_rope(config: &Config, head_dim: usize, defaults: &RopeDefaults) -> Result<Rope> {
     let parameters = config.object("rope_parameters")?.unwrap_or_default().object("sliding_attention")?;
     Source { config, parameters: parameters.unwrap_or_default(), head_dim, defaults }.rope()
 }
 
-/// What scores are multiplied by beside their usual scale, where a stretched model says so by `mscale_all_dim`.
+/// Returns the additional factor of scores in a YaRN model with `mscale_all_dim`.
 pub fn score_scale(config: &Config) -> Result<f32> {
     let name = if config.has("rope_parameters") { "rope_parameters" } else { "rope_scaling" };
     let parameters = config.object(name)?.unwrap_or_default();
@@ -49,17 +49,17 @@ pub fn score_scale(config: &Config) -> Result<f32> {
     Ok(scale)
 }
 
-/// A factor that is 0 is none.
+/// Returns true if a factor is present and not 0.
 fn is_given(parameters: &Config, name: &str) -> bool {
     parameters.get(name).is_some_and(|value| value.as_f64() != Some(0.0))
 }
 
-/// What a model that was stretched by `factor` makes of its scores.
+/// The YaRN attention factor of a model whose context was extended by `factor`.
 fn yarn_scale(factor: f64, m: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 }
 }
 
-/// Where the numbers of one rope are found.
+/// The config objects from which a rotary embedding is read.
 struct Source<'a> {
     config: &'a Config,
     parameters: Config,
@@ -85,7 +85,7 @@ impl Source<'_> {
                 rope.long = Some(Long { beyond, how: Longer::Dynamic { theta, factor } });
             }
             "llama3" => self.llama3(&mut rope.frequencies)?,
-            // Early files of Phi-3 say so.
+            // Early configs of Phi-3 use this name for longrope.
             "yarn" if parameters.has("short_factor") => self.longrope(&mut rope)?,
             "yarn" => self.yarn(theta, &mut rope)?,
             "longrope" | "su" => self.longrope(&mut rope)?,
@@ -102,12 +102,12 @@ impl Source<'_> {
         Ok(rope)
     }
 
-    /// Among the rope's parameters, or beside them under the family's name.
+    /// Reads a number from the RoPE parameters, or else from the family's field of the config.
     fn positive(&self, name: &str, (named, default): (&str, f64)) -> Result<f64> {
         self.parameters.positive_or(name, self.config.positive_or(named, default)?)
     }
 
-    /// How many dimensions of a head turn.
+    /// Returns the number of rotated dimensions of a head.
     fn rotated(&self) -> Result<usize> {
         const NAME: &str = "partial_rotary_factor";
         let part = self.positive(NAME, self.defaults.part.unwrap_or((NAME, 1.0)))?;
@@ -128,14 +128,15 @@ impl Source<'_> {
         self.parameters.positive("factor")
     }
 
-    /// The length that the model had before it was stretched; some configs have it beside the rope's parameters.
+    /// Returns the context length before the extension. Some configs have it outside of the RoPE
+    /// parameters.
     fn original(&self) -> Result<f64> {
         const NAME: &str = "original_max_position_embeddings";
         let from = if self.config.has(NAME) { self.config } else { &self.parameters };
         from.positive(NAME)
     }
 
-    /// By how much the model was stretched, where nothing says it.
+    /// Returns the factor of the context extension, derived from the lengths if it is absent.
     fn stretch(&self) -> Result<f64> {
         match self.parameters.has("factor") {
             true => self.factor(),
@@ -143,7 +144,7 @@ impl Source<'_> {
         }
     }
 
-    /// Long waves are stretched by `factor`, short ones kept, those between blended.
+    /// Divides low frequencies by `factor`, keeps high ones, and interpolates between.
     fn llama3(&self, frequencies: &mut [f32]) -> Result<()> {
         let (low, high) = (self.parameters.positive("low_freq_factor")?, self.parameters.positive("high_freq_factor")?);
         let (factor, original) = (self.factor()?, self.original()?);
@@ -154,15 +155,15 @@ impl Source<'_> {
         }
         for frequency in frequencies {
             let f = *frequency as f64;
-            let waves = original * f / TAU; // whole turns within the original context
+            let waves = original * f / TAU; // full rotations within the original context
             let kept = ((waves - low) / (high - low)).clamp(0.0, 1.0);
             *frequency = ((1.0 - kept) * f / factor + kept * f) as f32;
         }
         Ok(())
     }
 
-    /// Dimensions that turn often within the original context are kept, those that turn rarely stretched, those between blended by
-    /// their number.
+    /// YaRN: keeps dimensions with many rotations within the original context, divides the
+    /// frequencies of those with few, and interpolates between, linearly in the dimension.
     fn yarn(&self, theta: f64, rope: &mut Rope) -> Result<()> {
         let (factor, original, dims) = (self.stretch()?, self.original()?, rope.rotated() as f64);
         let (fast, slow) = (self.parameters.positive_or("beta_fast", 32.0)?, self.parameters.positive_or("beta_slow", 1.0)?);
@@ -194,7 +195,8 @@ impl Source<'_> {
         self.parameters.positive_or("attention_factor", amplitude)
     }
 
-    /// Each frequency has a divisor of its own: one for models that are used up to their original length, and one for longer.
+    /// LongRoPE: each frequency has its own divisor, one for contexts up to the original length,
+    /// and one for longer contexts.
     fn longrope(&self, rope: &mut Rope) -> Result<()> {
         let (count, original, factor) = (rope.frequencies.len(), self.original()?, self.stretch()?);
         let mut long = rope.frequencies.clone();

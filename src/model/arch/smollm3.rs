@@ -1,4 +1,4 @@
-//! SmolLM3: LLaMA in which every fourth layer knows no positions.
+//! SmolLM3: LLaMA without rotary embedding in every fourth layer.
 
 use super::super::config::Config;
 use super::super::spec::{HeadAttention, Layer, ModelSpec};
@@ -16,7 +16,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     Ok(base.model(|i| Layer { attention: HeadAttention { rope: turns[i].then_some(0), ..base.attention(i) }.into(), ..base.layer(i) }))
 }
 
-/// `no_rope_layers` says 1 of a layer that has a rope.
+/// Returns the layers with a rotary embedding. In `no_rope_layers`, 1 means that the layer has one.
 fn layers_that_turn(config: &Config, layers: usize) -> Result<Vec<bool>> {
     let Some(list) = list_of_layers(config, "no_rope_layers", layers)? else {
         let interval = config.count_or("no_rope_layer_interval", most::LAYERS, 4)?;

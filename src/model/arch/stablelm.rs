@@ -1,5 +1,5 @@
-//! StableLM: LLaMA with layer norms and a quarter of each head that turns; the 12B form has its branches side by side and a norm of
-//! its own for each head.
+//! StableLM: LLaMA with layer norms, in which a quarter of each head is rotated. The 12B model has
+//! parallel branches and a separate norm per head.
 
 use super::super::config::Config;
 use super::super::spec::{HeadAttention, Layer, ModelSpec, NormKind, QkNorm};
@@ -28,7 +28,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     }))
 }
 
-/// Each head's in a tensor of its own.
+/// Returns norms of queries and keys with one tensor per head.
 fn norms_of_heads(base: &Base, layer: usize) -> QkNorm {
     let parts = |name, heads| (0..heads).map(|head| format!("layers.{layer}.self_attn.{name}.norms.{head}")).collect();
     let mut norms = base.qk_norm(layer, ["", ""]);

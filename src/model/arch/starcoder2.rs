@@ -1,4 +1,5 @@
-//! StarCoder2: grouped queries and ropes, with layer norms, biases and an MLP without a gate.
+//! StarCoder2: grouped-query attention with rotary embeddings, layer norms, biases and an MLP
+//! without a gate.
 
 use super::super::config::Config;
 use super::super::spec::{Layer, ModelSpec, NormKind};
