@@ -1,4 +1,4 @@
-//! Draws that a device makes by itself, from logits that stay where they are.
+//! Sampling on a device, from logits that stay in its memory.
 
 use super::exclude;
 use super::random::{Lane, fraction};
@@ -6,8 +6,8 @@ use super::sampler::{Chosen, Context, NoChoice, Rules};
 use crate::batch::draws::{Draw, Drawn, Draws, Edit, MOST_EDITS, MOST_TOPS, NO_LOGPROBS, NO_MASK, Outcome};
 use crate::options::{Dry, SamplingParams};
 
-/// Plans the draw of a sequence's next token from a row of `vocab` logits, of which `logprobs` are to be told. False: its rules ask for more than a
-/// device does.
+/// Plans the sampling of a sequence's next token from a row of `vocab` logits, with `logprobs` top
+/// log probabilities. Returns false if the device does not support the parameters.
 pub fn plan_draw(draws: &mut Draws, row: u32, vocab: usize, logprobs: Option<u32>, rules: &Rules, context: &Context) -> bool {
     let params = &rules.params;
     let (biases, counts) = (&params.logit_bias, if params.counts_tokens() { context.memory.counts() } else { &[] });
@@ -21,7 +21,7 @@ pub fn plan_draw(draws: &mut Draws, row: u32, vocab: usize, logprobs: Option<u32
     let biased = &mut draws.edits[first_edit..];
     biased.sort_unstable_by_key(|edit| edit.token);
     if biased.windows(2).any(|two| two[0].token == two[1].token) {
-        draws.edits.truncate(first_edit); // one after the other, and a device edits all at once
+        draws.edits.truncate(first_edit); // biases of one token add up in order, but a device applies all edits in parallel
         return false;
     }
     let known = counts.iter().filter(|count| (count.token as usize) < vocab);
@@ -50,14 +50,15 @@ pub fn plan_draw(draws: &mut Draws, row: u32, vocab: usize, logprobs: Option<u32
     true
 }
 
-/// Whether these are all rules that a device knows. What narrows a draw plays no part where the largest logit wins.
+/// Returns true if a device supports these parameters. Truncation is irrelevant for greedy
+/// sampling.
 fn is_simple(params: &SamplingParams) -> bool {
     let is_plain = params.typical_p >= 1.0 && params.top_n_sigma == 0.0 && params.xtc_probability == 0.0 && params.mirostat.is_none();
     let dry = params.dry.as_ref().is_some_and(Dry::is_on);
     (is_plain || params.temperature == 0.0 && params.mirostat.is_none()) && !dry
 }
 
-/// What was drawn.
+/// Returns the sampled token.
 pub fn chosen(drawn: &Drawn) -> Result<Chosen, NoChoice> {
     match drawn.outcome {
         Outcome::TOKEN => Ok(Chosen { token: drawn.token, surprise: None }),
@@ -66,7 +67,7 @@ pub fn chosen(drawn: &Drawn) -> Result<Chosen, NoChoice> {
     }
 }
 
-/// The log probability of a token whose logit this is.
+/// Returns the log probability of a token with this logit.
 pub fn logprob_of(drawn: &Drawn, logit: f32) -> f32 {
     (f64::from(logit) - drawn.normalizer()) as f32
 }

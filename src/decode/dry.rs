@@ -1,20 +1,21 @@
-//! DRY, "Don't Repeat Yourself" (P. E. Weidmann, text-generation-webui pull request 5677): a token that would go on
-//! with a repetition is punished exponentially in the repetition's length.
+//! DRY, "Don't Repeat Yourself" (P. E. Weidmann, text-generation-webui pull request 5677): a token
+//! that would extend a repetition gets a penalty that grows exponentially with the repetition's
+//! length.
 
 use std::collections::TryReserveError;
 
 use super::penalties::shift;
 use crate::options::Dry;
 
-/// However strong the punishment, the token can still be chosen where no other is left.
+/// Maximum penalty: finite, so that the token remains possible if no other is left.
 const MOST: f64 = 1e30;
 
-/// Working memory, as long as the longest sequence that was looked at.
+/// Working memory, as long as the longest sequence so far.
 #[derive(Default)]
 pub struct Scratch {
-    /// See `find_matches`.
+    /// Result of `find_matches`.
     matches: Vec<u32>,
-    /// A token, and the length of the repetition it would go on with.
+    /// Tokens, each with the length of the repetition that it would extend.
     repeats: Vec<(u32, u32)>,
 }
 
@@ -25,8 +26,8 @@ impl Scratch {
     }
 }
 
-/// `token_bytes`: what each token stands for, where the breakers are looked for. A repetition does not reach across one, and a
-/// token that has one in it is never punished.
+/// Applies the penalty. `token_bytes` are the texts of tokens, which are searched for breakers. A
+/// repetition ends at a breaker, and tokens that contain one have no penalty.
 pub fn apply(logits: &mut [f32], scratch: &mut Scratch, dry: &Dry, token_bytes: &[Vec<u8>], tokens: &[u32]) -> Result<(), TryReserveError> {
     let breakers = Breakers { texts: dry.sequence_breakers.as_deref().unwrap_or_default(), token_bytes };
     let window = &tokens[tokens.len().saturating_sub(dry.penalty_last_n.unwrap_or(usize::MAX))..];
@@ -43,7 +44,8 @@ pub fn apply(logits: &mut [f32], scratch: &mut Scratch, dry: &Dry, token_bytes: 
     Ok(())
 }
 
-/// The tokens that followed an earlier occurrence of the end of the window, each once, with its longest occurrence.
+/// Collects the tokens that followed an earlier occurrence of the window's end, each once, with the
+/// longest occurrence.
 fn collect(window: &[u32], scratch: &mut Scratch, shortest: u32, limit: u32) -> Result<(), TryReserveError> {
     let Scratch { matches, repeats } = scratch;
     repeats.clear();
@@ -59,14 +61,15 @@ fn collect(window: &[u32], scratch: &mut Scratch, shortest: u32, limit: u32) -> 
     Ok(())
 }
 
-/// For each `back` from 1: how many tokens before the last `back` ones are the same as at the window's end.
-/// That is the Z function (Gusfield 1997) of the window read backwards, in linear time. `matches[0]` is 0.
+/// Computes for each `back` from 1 how many tokens before the last `back` ones equal the window's
+/// end. This is the Z function (Gusfield 1997) of the reversed window, in linear time. `matches[0]`
+/// is 0.
 fn find_matches(window: &[u32], matches: &mut Vec<u32>) -> Result<(), TryReserveError> {
     matches.clear();
     matches.try_reserve(window.len())?;
     matches.extend(window.first().map(|_| 0));
     let from_end = |back: usize| window[window.len() - 1 - back];
-    // The stretch that is known to equal the end and reaches back furthest.
+    // The known match that extends furthest back.
     let (mut start, mut end) = (0, 0);
     for back in 1..window.len() {
         let mut length = if back < end { (matches[back - start] as usize).min(end - back) } else { 0 };
@@ -81,21 +84,23 @@ fn find_matches(window: &[u32], matches: &mut Vec<u32>) -> Result<(), TryReserve
     Ok(())
 }
 
-/// Where breakers are in a text, however it is cut into tokens: most come within longer tokens, such as `":` or ` "`. llama.cpp
-/// (`get_overlapping_token_sequences`, after koboldcpp's pull request 982) likewise takes every token whose text has a breaker
-/// in it, and those that end in its beginning where the rest follows; of the rest it knows one spelling, here any will do.
+/// The positions of breakers in a text, independent of its tokenization. Most breakers are parts of
+/// longer tokens, such as `":` or ` "`. llama.cpp (`get_overlapping_token_sequences`, after
+/// koboldcpp's pull request 982) also uses every token whose text contains a breaker, and tokens
+/// that end with its beginning if the rest follows. It knows one tokenization of the rest; this
+/// function accepts any.
 struct Breakers<'a> {
     texts: &'a [String],
     token_bytes: &'a [Vec<u8>],
 }
 
 impl Breakers<'_> {
-    /// Tokens at the end of the window after the last breaker, as far as `longest` of them.
+    /// Returns the number of tokens after the last breaker in the window, at most `longest`.
     fn unbroken(&self, window: &[u32], longest: usize) -> usize {
         (0..longest).find(|back| self.end_in_last(&window[..window.len() - back])).unwrap_or(longest)
     }
 
-    /// Whether any of them ends in the last of the tokens.
+    /// Returns true if a breaker ends in the last token.
     fn end_in_last(&self, tokens: &[u32]) -> bool {
         let Some((&last, before)) = tokens.split_last() else { return false };
         let last = self.bytes(last);
@@ -121,7 +126,7 @@ mod tests {
         Dry { multiplier: 1.0, base: 2.0, allowed_length, penalty_last_n: None, sequence_breakers: None }
     }
 
-    /// Of tokens that stand for their own digit.
+    /// Returns the penalties of tokens whose texts are their digits.
     fn penalties(dry: &Dry, breakers: &[&str], tokens: &[u32]) -> Vec<(u32, f32)> {
         penalties_of(&["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"], dry, breakers, tokens)
     }

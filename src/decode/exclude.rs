@@ -1,4 +1,4 @@
-//! Tokens that must not come next.
+//! Exclusion of tokens.
 
 use super::sampler::{Context, Rules};
 use super::truncate::Candidate;
@@ -13,23 +13,26 @@ pub fn applies(rules: &Rules, context: &Context) -> bool {
         || !rules.bad_words.is_empty()
 }
 
-/// `scratch` is room for as many candidates as there are logits.
+/// Excludes tokens by setting their logits to minus infinity. `scratch` has capacity for as many
+/// candidates as there are logits.
 pub fn apply(logits: &mut [f32], scratch: &mut Vec<Candidate>, rules: &Rules, context: &Context) {
     exclude(&mut Logits { logits, scratch }, rules, context);
 }
 
-/// The same as a mask of all tokens, which are `vocab`: one bit per token, 32 to a word, the lowest bit first.
+/// Computes the exclusions as a mask of `vocab` tokens: one bit per token, 32 per word, lowest bit
+/// first.
 pub fn mask(mask: &mut [u32], vocab: usize, rules: &Rules, context: &Context) {
     mask.fill(u32::MAX);
     exclude(&mut Mask { mask, vocab }, rules, context);
 }
 
-/// What tokens are taken from.
+/// A set of tokens from which tokens are removed.
 trait Choices {
-    /// A tokenizer may know tokens that the model has no logit for.
+    /// Removes a token. The tokenizer may have tokens without a logit.
     fn forbid(&mut self, token: u32);
     fn keep(&mut self, allowed: &[u32]);
-    /// One bit per token, 32 to a word, the lowest bit first. Tokens beyond the last word are not allowed.
+    /// Keeps the tokens of a mask: one bit per token, 32 per word, lowest bit first. Tokens beyond
+    /// the last word are removed.
     fn keep_masked(&mut self, allowed: &[u32]);
 }
 
@@ -107,7 +110,8 @@ impl Choices for Mask<'_> {
     }
 }
 
-/// The last token of a bad word, where the others have just come (transformers' NoBadWordsLogitsProcessor).
+/// Removes the last token of a bad word if the sequence ends with the others
+/// (NoBadWordsLogitsProcessor of transformers).
 fn forbid_completion(choices: &mut impl Choices, tokens: &[u32], word: &[u32]) {
     if let Some((&last, before)) = word.split_last()
         && tokens.ends_with(before)
@@ -116,7 +120,7 @@ fn forbid_completion(choices: &mut impl Choices, tokens: &[u32], word: &[u32]) {
     }
 }
 
-/// Whatever would end a run of `n` tokens that has come before (transformers' NoRepeatNGramLogitsProcessor).
+/// Removes every token that would repeat an n-gram (NoRepeatNGramLogitsProcessor of transformers).
 fn forbid_repeats(choices: &mut impl Choices, tokens: &[u32], n: usize) {
     if n == 0 || tokens.len() < n {
         return;

@@ -1,5 +1,5 @@
-//! Sampling against transformers and against the published definitions: tests/goldens/sampling/make_sampling.py says
-//! what the cases hold.
+//! Compares sampling with transformers and with the published definitions.
+//! tests/goldens/sampling/make_sampling.py documents the cases.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::{Chosen, Context, Memory, Rules, Sampler, mirostat};
 use crate::options::{Dry, Mirostat, SamplingParams};
 
 const CASES: &str = include_str!("../../tests/goldens/sampling/cases.json");
-/// Of 1, or of the number itself where it is larger.
+/// Absolute for numbers up to 1, relative for larger ones.
 const TOLERANCE: f32 = 1e-5;
 
 fn number(value: &Value) -> f32 {
@@ -34,7 +34,7 @@ fn sequences(value: &Value) -> Vec<Vec<u32>> {
     value.as_array().map(|sequences| sequences.iter().map(tokens).collect()).unwrap_or_default()
 }
 
-/// Each token as a character of its own: then breakers of text are breakers of tokens.
+/// Maps each token to one character, so that text breakers correspond to token breakers.
 fn text(tokens: &[u32]) -> String {
     tokens.iter().filter_map(|&token| char::from_u32(token)).collect()
 }
@@ -88,7 +88,7 @@ fn assert_near(found: &[f32], expected: &[f32], what: &str) {
     }
 }
 
-/// For every case: what it is about, its rules, and the sequence so far.
+/// Calls `check` for every case with its name, its rules and its sequence.
 fn check_all(mut check: impl FnMut(&Value, &str, &Rules, &Context)) {
     let cases: Value = serde_json::from_str(CASES).unwrap();
     let cases = cases.as_array().unwrap();
@@ -98,7 +98,7 @@ fn check_all(mut check: impl FnMut(&Value, &str, &Rules, &Context)) {
         rules.params.validate(32).unwrap();
         let mut memory = Memory::new(&rules, &tokens, prompt_len).unwrap();
         if let (Some(mirostat), Some(mu)) = (rules.params.mirostat, case["mu"].as_f64()) {
-            // One token of the right surprise brings mirostat to the state that the case begins with.
+            // A token with a suitable surprise sets the state of mirostat to that of the case.
             let surprise = mirostat.tau - (mu as f32 - mirostat::first_mu(mirostat)) / mirostat.eta;
             memory = Memory::new(&rules, &tokens[..tokens.len() - 1], prompt_len.min(tokens.len() - 1)).unwrap();
             memory.advance(&rules, &Chosen { token: tokens[tokens.len() - 1], surprise: Some(surprise) }).unwrap();

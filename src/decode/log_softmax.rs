@@ -1,13 +1,14 @@
-//! Logits as log probabilities, fast enough for a whole vocabulary per beam: loops that the compiler vectorizes.
+//! Log probabilities from logits, fast enough for a whole vocabulary per beam: the compiler
+//! vectorizes the loops.
 
 use super::rows::largest;
 
 const LANES: usize = 16;
-/// So many are summed in f32 before f64 takes over.
+/// Numbers that are summed in f32, before the sums are added in f64.
 const CHUNK: usize = 32 * LANES;
 
-/// Writes the log probability of every token under the softmax of `logits`, as many as there are in `out`.
-/// Excluded tokens stay at minus infinity, also where all are. What is not a number stays so.
+/// Writes the log probability of every token under the softmax of `logits`, for all tokens of
+/// `out`. Excluded tokens remain minus infinity, even if all are excluded. NaN remains NaN.
 pub fn log_softmax(logits: &[f32], out: &mut [f32]) {
     let max = largest(logits);
     if max == f32::NEG_INFINITY {
@@ -31,16 +32,17 @@ fn sum_of_exps(chunk: &[f32], max: f32) -> f64 {
     lanes.iter().map(|&x| x as f64).sum::<f64>() + rest.iter().map(|&x| exp_of_negative(x - max) as f64).sum::<f64>()
 }
 
-/// e to the x up to two steps of f32, for x up to 0; 1e-38 where it is less than that. Without a branch or a call.
+/// e^x for x <= 0, to two units in the last place. Saturates at 1e-38. Contains no branches or
+/// calls, so that it is vectorized.
 fn exp_of_negative(x: f32) -> f32 {
-    const LN_2_HIGH: f32 = 355.0 / 512.0; // so few bits that its products with whole numbers of this size are exact
+    const LN_2_HIGH: f32 = 355.0 / 512.0; // few significant bits, so that its products with integers of this range are exact
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    const ROUNDER: f32 = 12_582_912.0; // 1.5 * 2^23: what it is added to loses its fraction, and lies in the sum's lowest bits
+    const ROUNDER: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer, which is then in the lowest bits
     let x = if x > -87.0 { x } else { -87.0 };
     let rounded = x * std::f32::consts::LOG2_E + ROUNDER;
     let power = rounded - ROUNDER;
     let rest = (x - power * LN_2_HIGH) - power * LN_2_LOW;
-    // The series of e to the rest, which is at most half of ln 2.
+    // The Taylor series of e^rest, for |rest| <= ln 2 / 2.
     let mut series = 1.0 / 5040.0;
     for factor in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
         series = series * rest + factor;

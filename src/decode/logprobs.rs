@@ -1,14 +1,16 @@
-//! Log probabilities under the model's own distribution: no temperature, no penalty, nothing excluded.
+//! Log probabilities under the model's own distribution, without temperature, penalties and
+//! exclusions.
 
 use super::rows;
 use crate::error::Result;
 
-/// Log probability of `token`.
+/// Returns the log probability of `token`.
 pub fn logprob(logits: &[f32], token: u32) -> f32 {
     (logits[token as usize] as f64 - normalizer(logits)) as f32
 }
 
-/// The `k` most probable tokens with their log probabilities, the most probable first; of equals, the lower token id.
+/// Writes the `k` most probable tokens with their log probabilities to `out`, by descending
+/// probability and then ascending token id.
 pub fn top_logprobs(logits: &[f32], k: usize, out: &mut Vec<(u32, f32)>) -> Result<()> {
     select_top(logits, k, out)?;
     if !out.is_empty() {
@@ -17,7 +19,7 @@ pub fn top_logprobs(logits: &[f32], k: usize, out: &mut Vec<(u32, f32)>) -> Resu
     Ok(())
 }
 
-/// Both at once, for little more than the price of one.
+/// Computes both at once, at little more than the cost of one.
 pub fn logprob_and_top(logits: &[f32], token: u32, k: usize, out: &mut Vec<(u32, f32)>) -> Result<f32> {
     select_top(logits, k, out)?;
     let normalizer = normalizer(logits);
@@ -25,7 +27,7 @@ pub fn logprob_and_top(logits: &[f32], token: u32, k: usize, out: &mut Vec<(u32,
     Ok((logits[token as usize] as f64 - normalizer) as f32)
 }
 
-/// The logarithm of the sum of all exponentials.
+/// Returns the logarithm of the sum of all exponentials.
 fn normalizer(logits: &[f32]) -> f64 {
     let max = rows::largest(logits);
     max as f64 + libm::log(rows::sum_of_powers(logits, max))
@@ -35,19 +37,20 @@ fn normalize(tokens: &mut [(u32, f32)], normalizer: f64) {
     tokens.iter_mut().for_each(|(_, logit)| *logit = (*logit as f64 - normalizer) as f32);
 }
 
-/// The `k` largest logits in order, in one pass with room for twice as many.
+/// Selects the `k` largest logits in order, in one pass with a buffer of 2 * k.
 fn select_top(logits: &[f32], k: usize, out: &mut Vec<(u32, f32)>) -> Result<()> {
     let k = k.min(logits.len());
-    // -0 becomes 0, which it equals.
+    // Adding 0 turns -0 into 0, which is equal.
     let by_rank = |a: &(u32, f32), b: &(u32, f32)| (b.1 + 0.0).total_cmp(&(a.1 + 0.0)).then(a.0.cmp(&b.0));
     out.clear();
     if k == 0 {
         return Ok(());
     }
     out.try_reserve(2 * k)?;
-    let mut least = f32::NEG_INFINITY; // to be among the best of those seen
+    let mut least = f32::NEG_INFINITY; // lower bound of the k best logits so far
     for (token, &logit) in logits.iter().enumerate() {
-        // Of equals the first stays. NaN passes, rather than leave fewer than k.
+        // Among equals, the first stays. NaN passes the filter, so that there are never fewer than
+        // k.
         if out.len() >= k && logit <= least {
             continue;
         }
@@ -80,7 +83,7 @@ mod tests {
     #[test]
     fn the_top_ones_are_those_of_a_full_sort() {
         for seed in 0..50 {
-            // Few different values, so that there are many equals.
+            // Few distinct values, so that many are equal.
             let logits: Vec<f32> = (0..300).map(|i| (uniform(seed, i, Lane::Token) * 40.0).floor() as f32 / 8.0).collect();
             let mut sorted: Vec<(u32, f32)> = (0..300).map(|token| (token, logprob(&logits, token))).collect();
             sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));

@@ -1,4 +1,4 @@
-//! Masks are computed beside the forward pass, on one thread of their own.
+//! Computation of token masks, concurrent with the forward pass, on one thread.
 
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
@@ -10,17 +10,18 @@ use crate::error::{Error, Result};
 use crate::sys::quiet::no_panic;
 use crate::sys::threads;
 
-/// Computes masks. Its thread starts with the first; where that could not be started, or has died, whoever collects computes
-/// them. Dropping it ends the thread, after the mask under way.
+/// The service that computes masks. Its thread starts with the first mask. If the thread could not
+/// be started, or has died, `collect` computes them. Dropping the masker ends the thread after its
+/// current mask.
 pub struct Masker {
     jobs: Option<Sender<Job>>,
-    /// The jobs that the thread has not begun: whoever waits for masks helps with them.
+    /// Jobs that the thread has not started. Threads that wait for masks process them too.
     waiting: Receiver<Job>,
     done: Receiver<Masked>,
-    /// What the thread answers with, until it is started.
+    /// Sender for the thread, until it is started.
     answers: Option<Sender<Masked>>,
     thread: Option<JoinHandle<()>>,
-    /// Whose masks are not collected yet.
+    /// Sequences whose masks have not been collected.
     pending: VecDeque<u64>,
 }
 
@@ -29,7 +30,8 @@ struct Job {
     constraint: Constraint,
 }
 
-/// A constraint that has its mask, or that says why there is none; an error where a defect lost it.
+/// A constraint with its mask, or with the reason why it has none. An error if a defect destroyed
+/// the constraint.
 pub struct Masked {
     pub seq: u64,
     pub constraint: Result<Constraint>,
@@ -37,7 +39,7 @@ pub struct Masked {
 
 impl Job {
     fn run(mut self) -> Masked {
-        // Asked again, it answers the same.
+        // The result of `mask` is kept in the constraint and returned by the next call.
         let masked = no_panic(|| drop(self.constraint.mask()));
         Masked { seq: self.seq, constraint: masked.map(|()| self.constraint).map_err(|panic| lost(&panic)) }
     }
@@ -56,14 +58,14 @@ impl Default for Masker {
 }
 
 impl Masker {
-    /// Begins to compute the mask of a sequence's constraint. `collect` gives it back.
+    /// Starts the computation of the mask of a sequence's constraint. `collect` returns it.
     pub fn submit(&mut self, seq: u64, constraint: Constraint) {
         if let Some(answers) = self.answers.take() {
             self.start(answers);
         }
         self.pending.push_back(seq);
         if let Some(jobs) = &self.jobs {
-            // We hold a receiver, so that nothing is refused.
+            // `self.waiting` is a receiver of this channel, so the send cannot fail.
             let _ = jobs.send(Job { seq, constraint });
         }
     }
@@ -73,14 +75,15 @@ impl Masker {
         let work = move || {
             for masked in jobs.iter().map(Job::run) {
                 if answers.send(masked).is_err() {
-                    break; // nobody waits for it any more
+                    break; // the masker has been dropped
                 }
             }
         };
         self.thread = threads::spawn("pagedllm-masks".into(), work).ok();
     }
 
-    /// The next mask that is ready, or one computed here and now, in no particular order. None: all have been collected.
+    /// Returns the next computed mask, in no particular order, or computes one. None: all masks
+    /// have been collected.
     pub fn collect(&mut self) -> Option<Masked> {
         if self.pending.is_empty() {
             return None;
@@ -88,7 +91,7 @@ impl Masker {
         let ready = self.done.try_recv().or_else(|_| self.waiting.try_recv().map(Job::run));
         let masked = match ready.ok().or_else(|| self.done.recv().ok()) {
             Some(masked) => masked,
-            // The thread is gone, and so is what it was at.
+            // The thread has died, and its current job is lost.
             None => Masked { seq: self.pending[0], constraint: Err(lost("the thread that computes masks has died")) },
         };
         self.pending.retain(|&seq| seq != masked.seq);
@@ -99,7 +102,7 @@ impl Masker {
 impl Drop for Masker {
     fn drop(&mut self) {
         self.jobs = None;
-        // What was not collected is not wanted.
+        // Uncollected masks are discarded.
         while self.waiting.try_recv().is_ok() {}
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -139,7 +142,7 @@ mod tests {
         assert!(masker.collect().is_none());
     }
 
-    /// As if its thread could not be started.
+    /// Returns a masker whose thread could not be started.
     fn alone() -> Masker {
         let mut masker = Masker::default();
         masker.answers = None;

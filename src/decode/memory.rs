@@ -1,29 +1,31 @@
-//! What one sequence's past means for its next token.
+//! The sampling state of a sequence that depends on its past tokens.
 
 use super::mirostat;
 use super::sampler::{Chosen, Rules};
 use crate::error::{Result, try_refill};
 
-/// A summary of a sequence's tokens, as far as its rules need one. Plain data in two flat vectors: a fork copies it.
+/// A summary of a sequence's tokens, as far as its parameters require it. It is plain data in two
+/// flat vectors, which a fork copies.
 ///
-/// It follows from the tokens and the prompt's length alone, mirostat's state excepted: that also depends on how
-/// surprising each chosen token was. All that follows the prompt counts as generated, the host's own tokens too; to
-/// have them count as prompt, `rewind` with a longer prompt.
+/// It is a function of the tokens and the prompt's length, except for the state of mirostat, which
+/// also depends on the surprise of each sampled token. All tokens after the prompt count as
+/// generated, including tokens that the host appended. To count them as prompt, call `rewind` with
+/// a longer prompt.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Memory {
-    /// By token id. Empty where no penalty counts tokens.
+    /// Counts by token id. Empty if no penalty counts tokens.
     counts: Vec<Count>,
-    /// The position that `mus` begins with.
+    /// Position of the first element of `mus`.
     first: usize,
-    /// Mirostat's state in force at each position, the next one included. Empty without mirostat.
+    /// State of mirostat at each position, including the next one. Empty without mirostat.
     mus: Vec<f32>,
 }
 
-/// One token that has come.
+/// The count of one token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Count {
     pub token: u32,
-    /// How often after the prompt.
+    /// Number of occurrences after the prompt.
     pub generated: u32,
 }
 
@@ -35,7 +37,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Makes room for so many tokens more, so that `advance` need not.
+    /// Reserves memory for `more` tokens, so that `advance` does not allocate.
     pub fn reserve(&mut self, rules: &Rules, more: usize) -> Result<()> {
         if rules.params.counts_tokens() {
             self.counts.try_reserve(more)?;
@@ -46,21 +48,21 @@ impl Memory {
         Ok(())
     }
 
-    /// As `clone`, for whoever would rather hear that memory ran out.
+    /// Like `clone`, but returns an error if memory runs out.
     pub fn try_clone(&self) -> Result<Memory> {
         let mut copy = Memory::default();
         copy.copy(self)?;
         Ok(copy)
     }
 
-    /// Becomes the same as `other`, in the room that there is.
+    /// Makes this a copy of `other`, in the existing memory if it suffices.
     pub fn copy(&mut self, other: &Memory) -> Result<()> {
         self.first = other.first;
         try_refill(&mut self.counts, &other.counts)?;
         try_refill(&mut self.mus, &other.mus)
     }
 
-    /// A chosen token joins the sequence.
+    /// Adds a sampled token to the sequence.
     pub fn advance(&mut self, rules: &Rules, chosen: &Chosen) -> Result<()> {
         self.reserve(rules, 1)?;
         if rules.params.counts_tokens() {
@@ -76,7 +78,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Tokens that nobody chose join the sequence.
+    /// Adds tokens that were not sampled to the sequence.
     pub fn extend(&mut self, rules: &Rules, tokens: &[u32]) -> Result<()> {
         self.reserve(rules, tokens.len())?;
         if rules.params.counts_tokens() {
@@ -88,7 +90,8 @@ impl Memory {
         Ok(())
     }
 
-    /// The sequence has been cut, and these tokens are left; or its prompt is counted otherwise.
+    /// Updates the state after the sequence was truncated to `tokens`, or after the prompt's length
+    /// has changed.
     pub fn rewind(&mut self, rules: &Rules, tokens: &[u32], prompt_len: usize) -> Result<()> {
         if rules.params.counts_tokens() {
             self.counts.try_reserve(tokens.len())?;
@@ -100,13 +103,14 @@ impl Memory {
                 self.mus.try_reserve((since + 1).saturating_sub(self.mus.len()))?;
                 self.mus.resize(since + 1, mu);
             }
-            // Cut to before the first position it knows, mirostat begins anew.
+            // If the sequence was truncated to before the first known position, mirostat starts
+            // anew.
             _ => self.start_mirostat(rules, tokens.len())?,
         }
         Ok(())
     }
 
-    /// As `new`, for a sequence whose mirostat was written down.
+    /// Like `new`, for a sequence with a saved state of mirostat.
     pub fn restore(rules: &Rules, tokens: &[u32], prompt_len: usize, mirostat: Option<(usize, Vec<f32>)>) -> Result<Memory> {
         let mut memory = Memory::new(rules, tokens, prompt_len)?;
         if let Some((first, mus)) = mirostat {
@@ -115,7 +119,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// The first position that mirostat's state is known of, and the state at each from there on.
+    /// Returns the first position with a known state of mirostat, and the states from there on.
     pub fn mirostat(&self) -> Option<(usize, &[f32])> {
         (!self.mus.is_empty()).then_some((self.first, &self.mus))
     }
@@ -124,7 +128,7 @@ impl Memory {
         &self.counts
     }
 
-    /// Mirostat's state for the next token.
+    /// Returns the state of mirostat for the next token.
     pub(super) fn mu(&self) -> Option<f32> {
         self.mus.last().copied()
     }
@@ -134,7 +138,7 @@ impl Memory {
             return Ok(());
         }
         let (prompt, generated) = tokens.split_at(prompt_len.min(tokens.len()));
-        // The other penalties do not look at the prompt.
+        // The other penalties ignore the prompt.
         if rules.params.repetition_penalty != 1.0 {
             self.count(prompt, 0)?;
         }

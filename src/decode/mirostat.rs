@@ -1,5 +1,5 @@
-//! Mirostat 2 (Basu et al., ICLR 2021): tokens more surprising than `mu` are left out, and `mu` follows what was
-//! drawn so that the surprise per token stays near `tau` bits.
+//! Mirostat 2 (Basu et al., ICLR 2021): excludes tokens with a surprise of more than `mu` bits.
+//! Each sampled token updates `mu`, so that the surprise per token stays near `tau` bits.
 
 use super::truncate::{Candidate, by_rank, total};
 use crate::options::Mirostat;
@@ -8,12 +8,12 @@ pub fn first_mu(mirostat: Mirostat) -> f32 {
     2.0 * mirostat.tau
 }
 
-/// After a token of this surprise. None: nothing was drawn.
+/// Returns the state after a token with this surprise. None: no token was sampled.
 pub fn next_mu(mirostat: Mirostat, mu: f32, surprise: Option<f32>) -> f32 {
     surprise.map_or(mu, |surprise| mu - mirostat.eta * (surprise - mirostat.tau))
 }
 
-/// Keeps the candidates whose surprise is at most `mu` bits; the most probable one always.
+/// Keeps the candidates with a surprise of at most `mu` bits, and always the most probable one.
 pub fn keep_expected(candidates: &mut Vec<Candidate>, mu: f32) {
     let least = total(candidates) * libm::exp2(-mu as f64);
     let Some(&best) = candidates.iter().min_by(|a, b| by_rank(a, b)) else { return };
@@ -23,7 +23,7 @@ pub fn keep_expected(candidates: &mut Vec<Candidate>, mu: f32) {
     }
 }
 
-/// In bits, among the candidates that were left.
+/// Returns the surprise in bits of a candidate among the remaining ones.
 pub fn surprise(chosen: &Candidate, candidates: &[Candidate]) -> f32 {
     libm::log2(total(candidates) / chosen.share as f64) as f32
 }

@@ -1,4 +1,4 @@
-//! From logits to a token: pure functions of the logits, the request's parameters and the sequence so far.
+//! Sampling: pure functions of the logits, the request's parameters and the sequence so far.
 
 mod beam;
 mod constraint;

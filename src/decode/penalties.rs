@@ -1,9 +1,10 @@
-//! What is added to or taken from the logits of single tokens.
+//! Biases and penalties of single tokens.
 
 use super::memory::Memory;
 use crate::options::SamplingParams;
 
-/// Adds `change` to a logit without ever making the token impossible, or one that is impossible possible.
+/// Adds `change` to a logit. The result stays finite if the logit is; an excluded token stays
+/// excluded.
 pub fn shift(logit: &mut f32, change: f32) {
     set(logit, *logit + change);
 }
@@ -14,7 +15,8 @@ fn set(logit: &mut f32, value: f32) {
     }
 }
 
-/// Logit bias, as OpenAI's API and (for single tokens) transformers' SequenceBiasLogitsProcessor define it.
+/// Applies logit bias, as OpenAI's API and (for single tokens) SequenceBiasLogitsProcessor of
+/// transformers define it.
 pub fn apply_bias(logits: &mut [f32], bias: &[(u32, f32)]) {
     for &(token, bias) in bias {
         if let Some(logit) = logits.get_mut(token as usize) {
@@ -23,8 +25,8 @@ pub fn apply_bias(logits: &mut [f32], bias: &[(u32, f32)]) {
     }
 }
 
-/// Repetition penalty over prompt and output (CTRL, Keskar et al. 2019), then frequency and presence penalty over
-/// the output alone (OpenAI's API; vLLM).
+/// Applies the repetition penalty over prompt and output (CTRL, Keskar et al. 2019), then frequency
+/// and presence penalty over the output only (OpenAI's API; vLLM).
 pub fn apply(logits: &mut [f32], params: &SamplingParams, memory: &Memory) {
     for count in memory.counts() {
         let Some(logit) = logits.get_mut(count.token as usize) else { continue };
@@ -45,7 +47,7 @@ mod tests {
     fn penalties_count_what_they_are_defined_to_count() {
         let params = SamplingParams { repetition_penalty: 2.0, presence_penalty: 0.5, frequency_penalty: 0.25, ..Default::default() };
         let rules = Rules { params, ..Rules::default() };
-        let memory = Memory::new(&rules, &[0, 1, 2, 2, 2, 1], 2).unwrap(); // 0: prompt; 1: both; 2: output; 3: nowhere
+        let memory = Memory::new(&rules, &[0, 1, 2, 2, 2, 1], 2).unwrap(); // 0: prompt; 1: both; 2: output; 3: neither
         let mut logits = [4.0, -4.0, 4.0, 4.0];
         apply(&mut logits, &rules.params, &memory);
         assert_eq!(logits, [2.0, -8.75, 0.75, 4.0]);

@@ -1,5 +1,5 @@
-//! A counter-based generator (Philox 4x32-10, Salmon et al., SC 2011): the number at (seed, position)
-//! needs no state, so neither the batch nor a preemption can change it.
+//! A counter-based random generator (Philox 4x32-10, Salmon et al., SC 2011). The number at (seed,
+//! position) requires no state, so it depends neither on the batch nor on preemptions.
 
 const MULTIPLIERS: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -19,20 +19,20 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// What a number is drawn for. Two purposes never share one.
+/// The purpose of a random number. Numbers of different purposes are independent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
     Token = 0,
-    /// Whether XTC applies.
+    /// Decides whether XTC applies.
     Xtc = 1,
 }
 
-/// Uniform in [0, 1), 53 bits, for one purpose at one position of one stream.
+/// Returns a uniform number in [0, 1) with 53 bits, for one purpose at one position of a seed.
 pub fn uniform(seed: u64, position: u64, lane: Lane) -> f64 {
     fraction(seed, position, lane) as f64 / (1u64 << 53) as f64
 }
 
-/// The same number, in units of 2^-53.
+/// Returns the same number in units of 2^-53.
 pub fn fraction(seed: u64, position: u64, lane: Lane) -> u64 {
     let counter = [position as u32, (position >> 32) as u32, lane as u32, 0];
     let [a, b, ..] = philox(counter, [seed as u32, (seed >> 32) as u32]);
@@ -43,7 +43,7 @@ pub fn fraction(seed: u64, position: u64, lane: Lane) -> u64 {
 mod tests {
     use super::*;
 
-    /// The known answers that Random123 publishes for philox4x32-10.
+    /// The known answers of Random123 for philox4x32-10.
     #[test]
     fn the_generator_gives_the_published_answers() {
         assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);

@@ -1,10 +1,11 @@
-//! Passes over a whole row of logits, in loops that the compiler turns into vector code.
+//! Passes over a whole row of logits, in loops that the compiler vectorizes.
 
 const LANES: usize = 8;
-/// Where a comparison waits for the one before, or a whole part is looked at before anything is done with it.
+/// Lanes of loops with dependent comparisons, and of loops that test a whole part before processing
+/// it.
 const MANY_LANES: usize = 32;
 
-/// Neither NaN nor plus infinity is among them.
+/// Returns true if the row has neither NaN nor plus infinity.
 pub fn are_logits(row: &[f32]) -> bool {
     row.iter().fold(true, |good, &logit| good & (logit < f32::INFINITY))
 }
@@ -13,7 +14,7 @@ pub fn reaches(row: &[f32], floor: f32) -> bool {
     row.iter().fold(false, |found, &logit| found | (logit >= floor))
 }
 
-/// Minus infinity where there is none.
+/// Returns the largest logit, or minus infinity for an empty row.
 pub fn largest(row: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; MANY_LANES];
@@ -27,14 +28,14 @@ pub fn largest(row: &[f32]) -> f32 {
     lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| larger(a, b))
 }
 
-/// Where the first of these is.
+/// Returns the index of the first logit that equals `wanted`.
 pub fn first(row: &[f32], wanted: f32) -> Option<usize> {
     let is_in = |part: &[f32]| part.iter().fold(false, |found, &logit| found | (logit == wanted));
     let part = row.chunks(MANY_LANES).position(is_in)? * MANY_LANES;
     row[part..].iter().position(|&logit| logit == wanted).map(|place| part + place)
 }
 
-/// The sum of e^(logit - max).
+/// Returns the sum of e^(logit - max).
 pub fn sum_of_powers(row: &[f32], max: f32) -> f64 {
     let mut lanes = [0.0; LANES];
     let chunks = row.chunks_exact(LANES);
@@ -47,22 +48,23 @@ pub fn sum_of_powers(row: &[f32], max: f32) -> f64 {
     lanes.iter().sum::<f64>() + rest
 }
 
-/// e^x for x up to 0, as closely as an f32 can say; 0 for what is too small to matter to any sum.
+/// e^x for x <= 0, to the precision of f32. Returns 0 for x below -87, which is negligible in every
+/// sum.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     const LEAST: f32 = -87.0;
-    // Adding this leaves the nearest integer in the last bits.
+    // Adding it rounds to the nearest integer, which is then in the lowest bits.
     const ROUNDER: f32 = 12_582_912.0; // 1.5 * 2^23
-    // ln 2 in two parts: the first times a small integer is exact.
+    // ln 2 in two parts: products of the first part with small integers are exact.
     const LN2_HIGH: f32 = 0.693_359_4; // 355 / 512
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let rounded = x.max(LEAST) * std::f32::consts::LOG2_E + ROUNDER;
     let n = rounded - ROUNDER;
     let r = x.max(LEAST) - n * LN2_HIGH - n * LN2_LOW;
-    // e^r for |r| up to ln 2 / 2, by its series.
+    // The Taylor series of e^r, for |r| <= ln 2 / 2.
     let series = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
     let power = series.iter().fold(1.0 / 5040.0, |sum, coefficient| sum * r + coefficient);
-    // 2^n, put together from its bits.
+    // 2^n, assembled from its bits.
     let scale = f32::from_bits((rounded.to_bits() << 23).wrapping_add(1.0f32.to_bits()));
     if x < LEAST { 0.0 } else { power * scale }
 }

@@ -1,21 +1,23 @@
-//! From logits to a token. What applies, in this order:
-//!
-//! 1. logit bias, and what groups of beams take off for diversity (sums both; `beam` does it before anything else),
+//! Sampling of a token from logits. The steps, in this order:
+//! 1. logit bias, and the diversity penalty of beam groups (both are sums; `beam` applies the
+//!    penalty before all other steps),
 //! 2. repetition penalty, then frequency and presence penalty,
 //! 3. DRY,
-//! 4. exclusions: allowed tokens, bad words, repeated n-grams, ends before `min_tokens`, the grammar's mask,
-//! 5. where the temperature is 0, the largest logit wins; else temperature,
-//! 6. top-n-sigma, min-p, top-k, typical-p, top-p, XTC; or in their place mirostat,
-//! 7. the draw.
+//! 4. exclusions: allowed tokens, bad words, repeated n-grams, end tokens before `min_tokens`, the
+//!    grammar's mask,
+//! 5. temperature; if it is 0, the largest logit wins,
+//! 6. top-n-sigma, min-p, top-k, typical-p, top-p, XTC; or mirostat instead,
+//! 7. the random choice.
 //!
-//! Bias comes before penalties and penalties before temperature as in transformers, vLLM and llama.cpp. Temperature
-//! comes before the truncation as in transformers and vLLM, so it decides how many tokens are kept.
+//! Bias precedes penalties and penalties precede temperature, as in transformers, vLLM and
+//! llama.cpp. Temperature precedes truncation, as in transformers and vLLM, so it affects how many
+//! tokens are kept.
 //!
-//! Steps 1 to 4 are also what beams are given, on log probabilities. transformers' `_get_logits_processor`
-//! (generation/utils.py) appends SequenceBias, HammingDiversity, RepetitionPenalty, NoRepeatNGram, NoBadWords and
-//! MinNewTokensLength in release 4.52, and in release 5.5 the same without HammingDiversity: a diversity penalty is
-//! multiplied by the repetition penalty, and the order among exclusions is all the same. It has neither frequency and
-//! presence penalty nor DRY.
+//! Beam search applies steps 1 to 4 to log probabilities. `_get_logits_processor` of transformers
+//! (generation/utils.py) appends SequenceBias, HammingDiversity, RepetitionPenalty, NoRepeatNGram,
+//! NoBadWords and MinNewTokensLength in release 4.52; release 5.5 omits HammingDiversity. So the
+//! repetition penalty multiplies the diversity penalty, and the order of exclusions is irrelevant.
+//! transformers has no frequency and presence penalties and no DRY.
 
 use std::collections::TryReserveError;
 use std::sync::Arc;
@@ -27,15 +29,15 @@ use super::{dry, exclude, mirostat, penalties, rows};
 use crate::error::{self, Error, try_vec};
 use crate::options::{Dry, SamplingParams};
 
-/// What ends one sequence and how its tokens are chosen.
+/// The sampling parameters and end conditions of a sequence.
 #[derive(Debug, Clone, Default)]
 pub struct Rules {
     pub params: SamplingParams,
-    /// The model's end-of-sequence tokens; empty with `ignore_eos`.
+    /// End-of-sequence tokens of the model. Empty with `ignore_eos`.
     pub eos: Arc<[u32]>,
-    /// `params.bad_words` as tokens, in every spelling of the tokenizer.
+    /// `params.bad_words` as tokens, in all tokenizations.
     pub bad_words: Vec<Vec<u32>>,
-    /// What each token stands for, where DRY looks for its breakers.
+    /// Text of each token, in which DRY searches for breakers.
     pub token_bytes: Arc<Vec<Vec<u8>>>,
 }
 
@@ -44,40 +46,41 @@ impl Rules {
         self.eos.contains(&token) || self.params.stop_token_ids.contains(&token)
     }
 
-    /// Whether a sequence that has generated so many tokens may not end with the next one.
+    /// Returns true if a sequence with `generated` tokens must not end with the next token.
     pub fn must_go_on(&self, generated: usize) -> bool {
         generated < self.params.min_tokens
     }
 }
 
-/// Where a sequence stands.
+/// The state of a sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct Context<'a> {
-    /// The prompt, then what was generated.
+    /// The prompt, followed by the generated tokens.
     pub tokens: &'a [u32],
     pub prompt_len: usize,
-    /// Tokens that count for `min_tokens`.
+    /// Number of tokens that count towards `min_tokens`.
     pub generated: usize,
-    /// The n-th number of this seed chooses the n-th token.
+    /// Seed. The n-th random number of the seed samples the n-th token.
     pub seed: u64,
     pub memory: &'a Memory,
-    /// A grammar's word: one bit per token, the lowest bit of the first word for token 0. Tokens beyond are not allowed.
+    /// The grammar's mask: one bit per token, lowest bit first. Tokens beyond the mask are
+    /// excluded.
     pub allowed: Option<&'a [u32]>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Chosen {
     pub token: u32,
-    /// In bits, where mirostat wants to know.
+    /// Surprise in bits, with mirostat only.
     pub surprise: Option<f32>,
 }
 
-/// Why no token can be chosen.
+/// The reason why no token can be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoChoice {
-    /// The logits hold NaN or infinity.
+    /// The logits contain NaN or infinity.
     NotFinite,
-    /// Every token is excluded.
+    /// All tokens are excluded.
     Excluded,
     OutOfMemory,
 }
@@ -103,7 +106,7 @@ impl From<NoChoice> for Error {
     }
 }
 
-/// Working memory for one row of logits, as long as the vocabulary.
+/// Working memory for one row of logits, with the length of the vocabulary.
 pub struct Sampler {
     processed: Vec<f32>,
     candidates: Vec<Candidate>,
@@ -119,7 +122,7 @@ impl Sampler {
         })
     }
 
-    /// Bias, penalties and exclusions (steps 1 to 4), in place.
+    /// Applies bias, penalties and exclusions (steps 1 to 4) in place.
     pub fn process(&mut self, logits: &mut [f32], rules: &Rules, context: &Context) -> Result<(), NoChoice> {
         let params = &rules.params;
         penalties::apply_bias(logits, &params.logit_bias);
@@ -133,7 +136,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// The next token. Changes nothing: `Memory::advance` is told when the token joins the sequence.
+    /// Samples the next token. Changes no state of the sequence: `Memory::advance` records the
+    /// token when it is appended.
     pub fn choose(&mut self, logits: &[f32], rules: &Rules, context: &Context) -> Result<Chosen, NoChoice> {
         let changed = self.rewrite(logits, rules, context)?;
         let logits = if changed { &self.processed } else { logits };
@@ -148,7 +152,8 @@ impl Sampler {
         Ok(Chosen { token: chosen.token, surprise })
     }
 
-    /// As `process`, in `processed`. False: nothing applies, and `processed` holds nothing of these logits.
+    /// Like `process`, into `processed`. Returns false if no step applies; `processed` is then not
+    /// written.
     fn rewrite(&mut self, logits: &[f32], rules: &Rules, context: &Context) -> Result<bool, NoChoice> {
         if !rows::are_logits(logits) {
             return Err(NoChoice::NotFinite);
@@ -166,7 +171,7 @@ impl Sampler {
     }
 }
 
-/// Step 6, but for what `weigh` has left out already.
+/// Applies step 6, except for the parts that `weigh` has applied.
 pub(super) fn narrow(candidates: &mut Vec<Candidate>, logits: &[f32], rules: &Rules, context: &Context) {
     let params = &rules.params;
     if let Some(mirostat) = params.mirostat {
@@ -202,7 +207,7 @@ mod tests {
         choose(&mut Sampler::new(logits.len()).unwrap(), logits, rules, tokens, generated).map(|chosen| chosen.token)
     }
 
-    /// How often each token comes out of many draws.
+    /// Returns the frequency of each token over many samples.
     fn frequencies(logits: &[f32], params: SamplingParams) -> Vec<f64> {
         let (mut sampler, rules) = (Sampler::new(logits.len()).unwrap(), rules(params));
         let tokens = vec![0; DRAWS];
@@ -222,7 +227,7 @@ mod tests {
         );
     }
 
-    /// Logits whose softmax is 0.5, 0.25, 0.15, 0.1.
+    /// Returns logits whose softmax is 0.15, 0.5, 0.1, 0.25.
     fn known() -> Vec<f32> {
         [0.15f32, 0.5, 0.1, 0.25].iter().map(|p| p.ln()).collect()
     }
@@ -250,7 +255,8 @@ mod tests {
 
     #[test]
     fn xtc_applies_as_often_as_it_is_asked_to() {
-        // Where it applies, 0.25 is the least of the top choices: what is left is 0.15, 0.1 and 0.25 of 0.5.
+        // When XTC applies, 0.25 is the least probable of the top choices: 0.15, 0.1 and 0.25 of a
+        // total of 0.5 remain.
         let mixed = [0.15, 0.5, 0.1, 0.25].map(|p| 0.6 * p);
         let without = [0.3, 0.0, 0.2, 0.5].map(|p| 0.4 * p);
         let expected: Vec<f64> = mixed.iter().zip(without).map(|(a, b)| a + b).collect();
@@ -365,7 +371,7 @@ mod tests {
         assert_eq!(rooms(&sampler), before);
     }
 
-    /// Random parameters: nothing panics, nothing excluded is chosen, and the same choice comes twice.
+    /// Random parameters: no panics, no excluded tokens, and reproducible choices.
     #[test]
     fn any_combination_chooses_a_possible_token() {
         const VOCAB: usize = 50;

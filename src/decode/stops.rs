@@ -1,4 +1,4 @@
-//! Stop strings over a stream of text that arrives in arbitrary pieces.
+//! Detection of stop strings in a stream of text that arrives in arbitrary pieces.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,12 +6,13 @@ use std::sync::Arc;
 use super::sampler::Rules;
 use crate::error::Result;
 
-/// Holds back text that may turn out to be the beginning of a stop string. Plain data: a fork copies it.
+/// A matcher that withholds text that may be the beginning of a stop string. It is plain data,
+/// which a fork copies.
 #[derive(Debug, Clone, Default)]
 pub struct StopMatcher {
     rules: Arc<Rules>,
     held: String,
-    /// So many of its bytes were told all the same.
+    /// Number of bytes of `held` that have been emitted anyway.
     told: usize,
 }
 
@@ -20,19 +21,21 @@ impl StopMatcher {
         StopMatcher { rules, held: String::new(), told: 0 }
     }
 
-    /// Makes room for what may become of `text`: some of it held, or appended to `out` with what was held before.
+    /// Reserves memory for `text`, of which a part may be held, and a part appended to `out` with
+    /// previously held text.
     pub fn reserve(&mut self, text: &str, out: &mut String) -> Result<()> {
         self.held.try_reserve(text.len())?;
         Ok(out.try_reserve(self.held.len() + text.len())?)
     }
 
-    /// Room for `text` more bytes than can ever be held back.
+    /// Reserves memory for `text` more bytes than the longest stop string, the maximum that can be
+    /// held.
     pub fn reserve_held(&mut self, text: usize) -> Result<()> {
         let longest = self.stops().iter().map(String::len).max().unwrap_or(0);
         Ok(self.held.try_reserve(longest + text)?)
     }
 
-    /// Becomes the same as `other`, in the room that there is.
+    /// Makes this a copy of `other`, in the existing memory if it suffices.
     pub fn copy(&mut self, other: &StopMatcher) -> Result<()> {
         self.rules.clone_from(&other.rules);
         self.held.clear();
@@ -46,8 +49,9 @@ impl StopMatcher {
         &self.rules.params.stop
     }
 
-    /// Takes new text and appends to `out` what is certain to come before any stop string.
-    /// True: a stop string is complete; what follows it is dropped, and so is the string unless it is to be included.
+    /// Adds text, and appends to `out` what certainly precedes every stop string. Returns true if a
+    /// stop string is complete. Text after it is dropped, and so is the stop string unless
+    /// `include_stop` is set.
     pub fn push(&mut self, text: &str, out: &mut String) -> bool {
         if self.stops().is_empty() {
             out.push_str(text);
@@ -64,43 +68,45 @@ impl StopMatcher {
         true
     }
 
-    /// The first `len` bytes are told, as far as they were not.
+    /// Releases the first `len` bytes, and emits those that were not emitted before.
     fn let_go(&mut self, len: usize, out: &mut String) {
         out.push_str(&self.held[self.told.min(len)..len]);
         self.held.drain(..len);
         self.told = self.told.saturating_sub(len);
     }
 
-    /// Tells what is held back, and goes on holding it: the stream may go on.
+    /// Emits the held text, but keeps holding it, because the stream may continue.
     pub fn tell_held(&mut self, out: &mut String) {
         out.push_str(&self.held[self.told..]);
         self.told = self.held.len();
     }
 
-    /// As `push`, while stop strings do not count yet.
+    /// Like `push`, while stop strings are not yet active.
     pub fn pass(&mut self, text: &str, out: &mut String) {
         self.finish(out);
         out.push_str(text);
     }
 
-    /// The stream ended: what was held back is ordinary text after all.
+    /// Ends the stream: the held text is ordinary text.
     pub fn finish(&mut self, out: &mut String) {
         self.let_go(self.held.len(), out);
     }
 
-    /// The stop string that ends first, so that pieces of any size find the same one; of those, the longest.
+    /// Returns the stop string that ends first, so that the result does not depend on the pieces.
+    /// Of several, returns the longest.
     fn first_complete(&self) -> Option<Range<usize>> {
         let found = self.stops().iter().filter_map(|stop| self.held.find(stop.as_str()).map(|start| start..start + stop.len()));
         found.min_by_key(|stop| (stop.end, stop.start))
     }
 
-    /// Length of the longest end of the held text that begins some stop string.
+    /// Returns the length of the longest suffix of the held text that is a prefix of a stop string.
     fn longest_beginning(&self) -> usize {
         let begins = |stop: &String| {
             let most = (stop.len() - 1).min(self.held.len());
             (1..=most).rev().find(|&n| self.held.as_bytes().ends_with(&stop.as_bytes()[..n])).unwrap_or(0)
         };
-        // A stop string starts with a character's first byte, so the cut is at a boundary.
+        // A stop string starts with the first byte of a character, so the cut is at a character
+        // boundary.
         self.stops().iter().map(begins).max().unwrap_or(0)
     }
 }
@@ -195,7 +201,7 @@ mod tests {
         assert_eq!(out, "xa");
     }
 
-    /// However text is cut into pieces, the result is that of the whole.
+    /// The result does not depend on how the text is divided into pieces.
     #[test]
     fn the_cut_into_pieces_does_not_matter() {
         let text = "naïve 日本 «stop» and more 日本語 stop here";

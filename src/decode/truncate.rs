@@ -1,4 +1,5 @@
-//! The candidates of a draw, and what narrows them. Every function leaves at least one, in the order of their ids.
+//! The candidates of sampling, and their truncation. Every function keeps at least one candidate,
+//! and the order by id.
 
 use std::cmp::Ordering;
 
@@ -8,24 +9,24 @@ use crate::options::SamplingParams;
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Candidate {
     pub token: u32,
-    /// What it is ranked by, its logit as a rule.
+    /// The number by which candidates are ranked, usually the logit.
     pub rank: f32,
-    /// Probability, not normalized: the best candidate had 1 before any was left out.
+    /// Unnormalized probability, relative to the best candidate before truncation, which has 1.
     pub share: f32,
 }
 
-/// The first of the largest logits. None: there is none above minus infinity.
+/// Returns the first of the largest logits. None: all are minus infinity.
 pub fn argmax(logits: &[f32]) -> Option<(u32, f32)> {
     let max = rows::largest(logits);
     let first = rows::first(logits, max)?;
     (max > f32::NEG_INFINITY).then_some((first as u32, max))
 }
 
-/// Logits that are looked at together.
+/// Number of logits that are compared at once.
 const PART: usize = 64;
 
-/// Candidates with their share after temperature, without those that top-n-sigma and min-p leave out, and without most of
-/// those that top-k will. `max` is the largest logit.
+/// Computes the candidates with their probabilities after temperature. Omits those that top-n-sigma
+/// and min-p exclude, and most of those that top-k excludes. `max` is the largest logit.
 pub fn weigh(candidates: &mut Vec<Candidate>, logits: &[f32], max: f32, params: &SamplingParams) {
     let floor = floor(candidates, logits, max, params);
     let mut shares = [0.0; PART];
@@ -38,7 +39,7 @@ pub fn weigh(candidates: &mut Vec<Candidate>, logits: &[f32], max: f32, params: 
             *share = rows::exp((logit - max) / params.temperature);
         }
         for (i, (&rank, &share)) in logits.iter().zip(&shares).enumerate() {
-            // min-p (Nguyen et al. 2024) compares with the most probable token, whose share is 1.
+            // min-p (Nguyen et al. 2024) is relative to the most probable token, whose share is 1.
             if share > 0.0 && share >= params.min_p && rank >= floor {
                 candidates.push(Candidate { token: (part * PART + i) as u32, rank, share });
             }
@@ -46,15 +47,15 @@ pub fn weigh(candidates: &mut Vec<Candidate>, logits: &[f32], max: f32, params: 
     }
 }
 
-/// No candidate has a smaller logit.
+/// Returns a lower bound of the candidates' logits.
 fn floor(scratch: &mut Vec<Candidate>, logits: &[f32], max: f32, params: &SamplingParams) -> f32 {
-    // A little lower than exact, since shares decide.
+    // Slightly lower than exact, because the exact test compares shares.
     let min_p = max + params.temperature * (libm::logf(params.min_p) - 1e-3);
     let sigma = if params.top_n_sigma > 0.0 { sigma_floor(logits, max, params.top_n_sigma) } else { f32::NEG_INFINITY };
     top_k_floor(scratch, logits, params.top_k as usize).max(min_p).max(sigma)
 }
 
-/// The k-th largest of the parts' maxima: so many logits are no smaller.
+/// Returns the k-th largest of the parts' maxima. At least k logits reach it.
 fn top_k_floor(scratch: &mut Vec<Candidate>, logits: &[f32], k: usize) -> f32 {
     if k == 0 || k > logits.len().div_ceil(PART) {
         return f32::NEG_INFINITY;
@@ -64,8 +65,8 @@ fn top_k_floor(scratch: &mut Vec<Candidate>, logits: &[f32], k: usize) -> f32 {
     scratch.select_nth_unstable_by(k - 1, by_rank).1.rank
 }
 
-/// Top-n-sigma (Tang et al. 2024): n standard deviations of the possible tokens' logits below the largest one.
-/// Temperature would scale both sides alike, so it plays no part.
+/// Top-n-sigma (Tang et al. 2024): n standard deviations of the possible tokens' logits below the
+/// largest logit. Temperature scales both sides equally and cancels out.
 fn sigma_floor(logits: &[f32], max: f32, n: f32) -> f32 {
     let possible = || logits.iter().filter(|&&logit| logit > f32::NEG_INFINITY).map(|&logit| logit as f64);
     let count = possible().count() as f64;
@@ -74,7 +75,7 @@ fn sigma_floor(logits: &[f32], max: f32, n: f32) -> f32 {
     (max as f64 - n as f64 * variance.sqrt()) as f32
 }
 
-/// More probable first; of equals, the lower token id.
+/// Orders candidates by descending rank, then by ascending token id.
 pub fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
     b.rank.total_cmp(&a.rank).then(a.token.cmp(&b.token))
 }
@@ -91,23 +92,25 @@ pub fn keep_top_k(candidates: &mut Vec<Candidate>, k: usize) {
     }
 }
 
-/// Top-p (Holtzman et al. 2020): the fewest candidates that together reach `p`, the best ones first.
+/// Top-p (Holtzman et al. 2020): keeps the fewest candidates whose total probability reaches `p`,
+/// best first.
 pub fn keep_top_p(candidates: &mut Vec<Candidate>, p: f32) {
     if p >= 1.0 {
         return;
     }
     let total = total(candidates);
-    // All those with less than this add up to less than 1 - p, so they are not needed.
+    // All candidates with less than this add up to less than 1 - p, so they are not needed.
     let negligible = (1.0 - p as f64) * total / candidates.len() as f64;
     candidates.retain(|candidate| candidate.share as f64 >= negligible);
     keep_first(candidates, p as f64 * total);
 }
 
-/// The fewest candidates whose shares reach `wanted`, by rank. Found by halves: only the one that holds the last of them
-/// is looked at again.
+/// Keeps the fewest candidates by rank whose shares reach `wanted`. Selects by halves, and
+/// continues only in the half that contains the last needed one.
 fn keep_first(candidates: &mut Vec<Candidate>, wanted: f64) {
     const FEW: usize = 64;
-    // All before `start` are needed and add up to `sum`; none from `end` on is.
+    // All candidates before `start` are needed, and their sum is `sum`. None from `end` on is
+    // needed.
     let (mut start, mut end, mut sum) = (0, candidates.len(), 0.0);
     while end - start > FEW {
         let middle = start + (end - start) / 2;
@@ -130,8 +133,9 @@ fn keep_first(candidates: &mut Vec<Candidate>, wanted: f64) {
     sort_by_token(candidates);
 }
 
-/// Locally typical sampling (Meister et al. 2023): as top-p, with those first whose surprise is closest to the expected one.
-/// `logits` are what the candidates were made of, the best of which is still among them.
+/// Locally typical sampling (Meister et al. 2023): like top-p, but ordered by the distance of the
+/// surprise to the expected surprise. `logits` are those of the candidates, the best of which must
+/// still be present.
 pub fn keep_typical(candidates: &mut Vec<Candidate>, logits: &[f32], params: &SamplingParams) {
     if params.typical_p >= 1.0 {
         return;
@@ -147,8 +151,8 @@ pub fn keep_typical(candidates: &mut Vec<Candidate>, logits: &[f32], params: &Sa
     candidates.iter_mut().for_each(|candidate| candidate.rank = logits[candidate.token as usize]);
 }
 
-/// XTC, "Exclude Top Choices" (P. E. Weidmann, text-generation-webui pull request 6335): of the candidates at least as
-/// probable as `threshold`, only the least probable one stays.
+/// XTC, "Exclude Top Choices" (P. E. Weidmann, text-generation-webui pull request 6335): of the
+/// candidates at least as probable as `threshold`, keeps only the least probable one.
 pub fn drop_top_choices(candidates: &mut Vec<Candidate>, threshold: f32) {
     let least = threshold as f64 * total(candidates);
     let is_top = |candidate: &Candidate| candidate.share as f64 >= least;
@@ -160,7 +164,7 @@ fn sort_by_token(candidates: &mut [Candidate]) {
     candidates.sort_unstable_by_key(|candidate| candidate.token);
 }
 
-/// The candidate at `uniform` (from 0 to 1) of the way through all shares.
+/// Returns the candidate at the fraction `uniform` (0 to 1) of the cumulative shares.
 pub fn draw(candidates: &[Candidate], uniform: f64) -> Candidate {
     let mut left = uniform * total(candidates);
     for candidate in candidates {
@@ -195,7 +199,7 @@ mod tests {
         (0..5000).map(|i| (uniform(3, i, Lane::Token) * 6.0) as f32).collect()
     }
 
-    /// The definition, with a full sort.
+    /// Top-p by its definition, with a full sort.
     fn top_p_with_a_sort(candidates: &[Candidate], p: f32) -> Vec<u32> {
         let mut sorted = candidates.to_vec();
         sorted.sort_by(by_rank);
@@ -224,7 +228,7 @@ mod tests {
     #[test]
     fn the_shortcuts_for_top_k_and_min_p_leave_nothing_out_that_counts() {
         for (seed, spread) in [(5, 6.0), (6, 60.0), (7, 0.01)] {
-            // Rounded, so that there are many equals.
+            // Rounded, so that many are equal.
             let logits: Vec<f32> = (0..5000).map(|i| (uniform(seed, i, Lane::Token) * spread * 8.0).round() as f32 / 8.0).collect();
             let all = weighed(&logits, &SamplingParams::default());
             for k in [1, 2, 40, 79, 80, 1000, 9999] {
@@ -246,7 +250,7 @@ mod tests {
 
     #[test]
     fn typical_leaves_what_is_too_probable_out_as_well() {
-        // The expected surprise is 1.1: that of 0.28 is 1.3, of 0.5 it is 0.7.
+        // The expected surprise is 1.1. The surprise of 0.28 is 1.3, that of 0.5 is 0.7.
         let mut candidates = with_probabilities(&[0.02, 0.5, 0.28, 0.2]);
         let params = SamplingParams { typical_p: 0.25, ..Default::default() };
         keep_typical(&mut candidates, &[0.02f32, 0.5, 0.28, 0.2].map(f32::ln), &params);

@@ -1,34 +1,35 @@
-//! The best continuations of a group of beams, without sorting all of them.
+//! Selection of the best continuations of a group of beams, without a full sort.
 
 use std::cmp::Ordering;
 
 use crate::decode::rows::largest;
 use crate::error::Result;
 
-/// Tokens that are looked at together.
+/// Tokens whose maximum is compared at once.
 const CHUNK: usize = 256;
 
-/// One token after one beam.
+/// A continuation of a beam by one token.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Candidate {
-    /// The beam's place in its group.
+    /// Index of the beam in its group.
     pub beam: usize,
     pub token: u32,
-    /// Sum of the log probabilities, this token's included.
+    /// Sum of the log probabilities, including this token's.
     pub score: f32,
 }
 
-/// Better first; of equals the earlier beam, then the lower token id.
+/// Orders candidates by descending score, then by ascending beam and token id.
 fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
     b.score.total_cmp(&a.score).then(a.beam.cmp(&b.beam)).then(a.token.cmp(&b.token))
 }
 
-/// The best `wanted` candidates of those offered. It holds twice as many and throws away the worse half when it is full.
+/// The best `wanted` candidates of those offered. The buffer has twice the size; when it is full,
+/// the worse half is discarded.
 #[derive(Default)]
 pub(super) struct Best {
     kept: Vec<Candidate>,
     wanted: usize,
-    /// `wanted` candidates at least this good are known.
+    /// Score that at least `wanted` candidates reach.
     bar: f32,
 }
 
@@ -40,10 +41,11 @@ impl Best {
         Ok(())
     }
 
-    /// Offers every token after one beam. Beams come in order: what only equals the bar comes later than what set it.
+    /// Offers every continuation of one beam. Beams must come in order: a candidate that only
+    /// equals `bar` then ranks after those that set it.
     pub fn offer(&mut self, beam: usize, score: f32, row: &[f32]) {
         for (chunk, values) in row.chunks(CHUNK).enumerate() {
-            // Most tokens are refused before anyone looks at them.
+            // Skips most tokens without visiting each.
             if score + largest(values) <= self.bar {
                 continue;
             }
@@ -65,7 +67,8 @@ impl Best {
         }
     }
 
-    /// Best first. Fewer than wanted where there are no more: minus infinity is no candidate.
+    /// Returns the candidates, best first. There are fewer than `wanted` if other tokens are
+    /// excluded (minus infinity).
     pub fn ranked(&mut self) -> &[Candidate] {
         self.kept.sort_unstable_by(by_rank);
         self.kept.truncate(self.wanted);

@@ -1,7 +1,9 @@
-//! Beam search: several continuations of one prompt side by side. Its rules are those of `generate` in Hugging Face
-//! transformers: of release 5 for one group of beams, of release 4 for several (5 has none).
+//! Beam search: several continuations of one prompt in parallel. It follows `generate` of Hugging
+//! Face transformers: release 5 for one group of beams, release 4 for several groups, which release
+//! 5 does not support.
 //!
-//! Beams live in slots, so that a scheduler can keep one sequence per slot: a step says what becomes of each.
+//! Beams have slots, so that the scheduler can keep one sequence per slot. A step tells the
+//! scheduler how to change each slot.
 
 mod candidates;
 #[cfg(test)]
@@ -17,13 +19,13 @@ use crate::options::{BeamParams, EarlyStopping};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Beam {
     pub slot: usize,
-    /// Sum of its log probabilities, as the processors left them.
+    /// Sum of the log probabilities after the logits processors.
     pub score: f32,
-    /// Its last token's node. None: nothing is generated yet.
+    /// Node of the last token. None: no token has been generated.
     node: Option<u32>,
 }
 
-/// A token of a running beam, and the one before it. Beams share the nodes of their common past.
+/// A token of a running beam, and its predecessor. Beams share the nodes of their common prefix.
 #[derive(Debug, Clone, Copy)]
 struct Node {
     token: u32,
@@ -31,70 +33,73 @@ struct Node {
     parent: Option<u32>,
 }
 
-/// A beam of the next step: `token` after the beam in slot `parent`.
+/// A beam of the next step: `token` appended to the beam in slot `parent`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Next {
-    /// Where it lives from now on. The first child of a parent stays where the parent was; where the two differ, the slot
-    /// was free or is in `dropped`, and the parent's sequence, as it was before this step, is to be forked into it.
+    /// Slot of the beam. The first child of a parent keeps the parent's slot. If `slot` differs
+    /// from `parent`, the slot was free or is in `dropped`, and the parent's sequence, without this
+    /// step's token, must be forked into it.
     pub slot: usize,
     pub parent: usize,
     pub token: u32,
-    /// What the model says of the token.
+    /// Log probability of the token under the model.
     pub logprob: f32,
-    /// Sum of the log probabilities, as the processors left them.
+    /// Sum of the log probabilities after the logits processors.
     pub score: f32,
     group: usize,
     parent_node: Option<u32>,
 }
 
-/// Why a hypothesis goes no further.
+/// The reason why a hypothesis ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     AtEos,
     AtLength,
 }
 
-/// A beam that ends with `token` after the beam in slot `parent`. It is returned if it stays among the best.
+/// A beam that ends with `token` appended to the beam in slot `parent`. It is a result if it stays
+/// among the best.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ending {
     pub parent: usize,
     pub token: u32,
     pub logprob: f32,
-    /// After the length penalty.
+    /// Score after the length penalty.
     pub score: f32,
     pub ended: Ended,
     group: usize,
     parent_node: Option<u32>,
 }
 
-/// What one step decided. Its buffers can be used again.
+/// The result of one step. Its buffers are reusable.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct BeamStep {
-    /// The beams of the next step, by group, best first. There may be fewer than the width where tokens are excluded.
+    /// Beams of the next step, by group, best first. There are fewer than the width if tokens are
+    /// excluded.
     pub next: Vec<Next>,
-    /// Slots whose beam has no child. `next` may give them to others.
+    /// Slots of beams without a child. `next` may reuse them.
     pub dropped: Vec<usize>,
     pub finished: Vec<Ending>,
-    /// Nothing goes on: `next` is empty.
+    /// True if the search has ended. `next` is then empty.
     pub done: bool,
 }
 
-/// Working memory for `decide`, for any number of searches in turn.
+/// Working memory of `decide`, which several searches can use in turn.
 #[derive(Default)]
 pub struct BeamScratch {
     best: Best,
-    /// For each token that a beam of the groups before the present one chose in this step: what that takes off.
+    /// Tokens that beams of the preceding groups chose in this step, with their diversity penalty.
     diversity: Vec<(u32, f32)>,
-    /// [vocab] of one beam, as the processors leave them.
+    /// [vocab] Log probabilities of one beam after the processors.
     row: Vec<f32>,
     scores: Vec<f32>,
 }
 
-/// A result: the generated tokens, the one that ended it included.
+/// A result: the generated tokens, including the one that ended it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hypothesis {
     pub tokens: Vec<u32>,
-    /// What the model says of each token.
+    /// Log probability of each token under the model.
     pub logprobs: Vec<f32>,
     /// Sum of the log probabilities after the length penalty.
     pub score: f32,
@@ -115,17 +120,17 @@ impl Rows<'_> {
 
 #[derive(Debug, Default)]
 struct Group {
-    /// Best first. None are left when the group is done.
+    /// Running beams, best first. Empty if the group is done.
     running: Vec<Beam>,
-    /// Best first, at most as many as the group has beams.
+    /// Finished beams, best first, at most as many as the group has beams.
     finished: Vec<Ending>,
 }
 
-/// What the logits processors make of the log probabilities of every token after the beam in a slot. Minus infinity excludes
-/// a token.
+/// A function that applies the logits processors to the log probabilities of all continuations of
+/// the beam in a slot. Minus infinity excludes a token.
 pub type Process<'a> = dyn FnMut(usize, &mut [f32]) -> Result<()> + 'a;
 
-/// One request's beams: plain data. `decide` says what a step does, `commit` does it.
+/// The beams of one request, as plain data. `decide` computes a step, and `commit` applies it.
 #[derive(Debug)]
 pub struct BeamSearch {
     params: BeamParams,
@@ -138,8 +143,8 @@ pub struct BeamSearch {
 }
 
 impl BeamSearch {
-    /// A search for the `n` best continuations of up to `max_new_tokens`, that end with a token of `eos` or at that length.
-    /// It begins with one beam: the prompt's, in slot 0.
+    /// Creates a search for the `n` best continuations of up to `max_new_tokens` tokens, which end
+    /// with a token of `eos` or at that length. It starts with one beam, the prompt, in slot 0.
     pub fn new(params: &BeamParams, n: usize, eos: &[u32], max_new_tokens: usize) -> Result<BeamSearch> {
         params.validate(n)?;
         if max_new_tokens == 0 {
@@ -163,7 +168,7 @@ impl BeamSearch {
         Ok(search)
     }
 
-    /// Tokens that every running beam has generated.
+    /// Returns the number of tokens that every running beam has generated.
     pub fn generated(&self) -> usize {
         self.generated
     }
@@ -172,14 +177,14 @@ impl BeamSearch {
         self.groups.iter().all(|group| group.running.is_empty())
     }
 
-    /// The beams that want a row for the next step.
+    /// Returns the beams that need a row in the next step.
     pub fn running(&self) -> impl Iterator<Item = &Beam> {
         let beams = self.groups.iter().flat_map(|group| &group.running);
-        // Before the first step all groups stand on the prompt.
+        // Before the first step, all groups share the prompt.
         beams.take(if self.generated == 0 { 1 } else { usize::MAX })
     }
 
-    /// Writes the generated tokens of a running beam to `tokens`, the first one first.
+    /// Writes the generated tokens of a running beam to `tokens`, in order.
     pub fn tokens_of(&self, beam: &Beam, tokens: &mut Vec<u32>) -> Result<()> {
         tokens.clear();
         tokens.try_reserve(self.generated)?;
@@ -188,8 +193,9 @@ impl BeamSearch {
         Ok(())
     }
 
-    /// Decides one step; changes nothing. `rows` are the model's log probabilities of every token after the beam in each
-    /// slot, [width, vocab]; those of slots that no beam runs in are not read.
+    /// Computes one step without changing the search. `rows` are the model's log probabilities of
+    /// all continuations of the beam in each slot, [width, vocab]. Rows of unused slots are not
+    /// read.
     pub fn decide(&self, rows: &[f32], process: &mut Process, scratch: &mut BeamScratch, step: &mut BeamStep) -> Result<()> {
         let rows = self.check(rows)?;
         step.reserve(self.params.width as usize)?;
@@ -204,7 +210,8 @@ impl BeamSearch {
         Ok(())
     }
 
-    /// Does what `decide` decided for this very state, or, where memory runs out, nothing.
+    /// Applies a step that `decide` computed for the current state. If memory runs out, nothing
+    /// changes.
     pub fn commit(&mut self, step: &BeamStep) -> Result<()> {
         self.nodes.try_reserve(step.next.len())?;
         self.generated += 1;
@@ -223,8 +230,8 @@ impl BeamSearch {
         Ok(())
     }
 
-    /// The n best of what has finished, best first: the results once the search is done. There are fewer than n where so
-    /// many tokens were excluded that beams had nowhere to go.
+    /// Returns the n best finished hypotheses, best first: the results once the search is done.
+    /// There are fewer than n if exclusions left beams without continuations.
     pub fn best(&self) -> Result<Vec<Hypothesis>> {
         let mut finished = Vec::new();
         finished.try_reserve_exact(self.params.width as usize)?;
@@ -260,7 +267,8 @@ impl BeamSearch {
         Ok(rows)
     }
 
-    /// Enough candidates that the best of each beam's own are among them even where every end token comes first.
+    /// Returns a number of candidates that includes enough continuations for all beams, even if
+    /// every end token ranks first.
     fn candidates_wanted(&self) -> usize {
         self.group_size() * (1 + self.eos.len().max(1))
     }
@@ -269,7 +277,8 @@ impl BeamSearch {
         let running = &self.groups[group].running;
         let taken_off = |token| (token, -self.params.diversity_penalty);
         if running.is_empty() {
-            // transformers goes on to fill a group that is done with its padding: the first end token, where nothing else is set.
+            // transformers continues to fill a group that is done with padding: by default the
+            // first end token.
             scratch.diversity.extend(self.eos.iter().take(1).cycle().take(self.group_size()).copied().map(taken_off));
             return Ok(());
         }
@@ -277,7 +286,7 @@ impl BeamSearch {
         for (place, beam) in running.iter().enumerate() {
             scratch.row.clear();
             scratch.row.extend_from_slice(rows.after(beam));
-            // Before the processors: the first lines of sampler.rs say what comes after what.
+            // Before the processors, in the order that sampler.rs documents.
             penalties::apply_bias(&mut scratch.row, &scratch.diversity);
             process(beam.slot, &mut scratch.row)?;
             scratch.best.offer(place, beam.score, &scratch.row);
@@ -291,7 +300,8 @@ impl BeamSearch {
             None => true,
         };
         let last = self.generated + 1 == self.max_new_tokens;
-        // Release 5 lets what would go on end at the last step; release 4 does too, unless the group has enough.
+        // At the last step, release 5 turns running beams into results. Release 4 does too, unless
+        // the group has enough results.
         if last && !(enough && self.params.groups > 1) {
             let BeamStep { next, finished, .. } = step;
             finished.extend(next[first_next..].iter().map(|next| self.ending(next, Ended::AtLength)));
@@ -302,7 +312,8 @@ impl BeamSearch {
         Ok(())
     }
 
-    /// Candidates with an end token finish, if they are among the best; the best others go on.
+    /// Candidates with an end token finish if they rank among the best. The best other candidates
+    /// continue.
     fn divide(&self, group: usize, candidates: &[Candidate], rows: &Rows, step: &mut BeamStep) {
         let (size, first_next) = (self.group_size(), step.next.len());
         for (rank, candidate) in candidates.iter().enumerate() {
@@ -336,14 +347,15 @@ impl BeamSearch {
         (score as f64 / libm::pow(length as f64, self.params.length_penalty as f64)) as f32
     }
 
-    /// The sum that the question is about whether any running beam can still become one of the best. Release 4 also asks
-    /// it of a candidate that has just finished.
+    /// Returns the sum that determines whether a running beam can still become a result. Release 4
+    /// also considers candidates that have just finished.
     fn best_hope(&self, candidates: &[Candidate], next: &[Next]) -> Option<f32> {
         let running = next.first()?.score;
         Some(if self.params.groups > 1 { candidates[0].score } else { running })
     }
 
-    /// Whether the group can stop: `hope` cannot displace the worst of as many finished hypotheses as the group has beams.
+    /// Returns true if the group can stop: `hope` cannot displace the worst of its finished
+    /// hypotheses, and there are as many as the group has beams.
     fn has_enough(&self, group: usize, endings: &[Ending], hope: f32, scores: &mut Vec<f32>) -> bool {
         scores.clear();
         scores.extend(self.groups[group].finished.iter().chain(endings).map(|ending| ending.score));
@@ -357,7 +369,7 @@ impl BeamSearch {
         worst >= self.normalized(hope, length)
     }
 
-    /// The tokens up to `node`, the last one first.
+    /// Iterates over the tokens up to `node`, in reverse order.
     fn backwards(&self, node: Option<u32>) -> impl Iterator<Item = &Node> {
         let at = |node: Option<u32>| self.nodes.get(node? as usize);
         std::iter::successors(at(node), move |node| at(node.parent))
@@ -390,16 +402,18 @@ impl Group {
     }
 }
 
-/// After those that are as good: who came first stays first.
+/// Inserts an ending after those with an equal or better score, so that the order of equals is
+/// stable.
 fn insert_by_score(finished: &mut Vec<Ending>, ending: &Ending) {
     let place = finished.partition_point(|other| other.score >= ending.score);
     finished.insert(place, *ending);
 }
 
-/// Gives every beam of the next step a slot of its own. A parent's first child stays; the others take the lowest free slots.
+/// Assigns a slot to each beam of the next step. A parent's first child keeps its slot; the others
+/// take the lowest free slots.
 fn assign_slots(next: &mut [Next]) {
-    let mut taken = 0u64; // a bit for each slot: there are at most 64
-    let mut moving = 0u64; // a bit for each place in `next`
+    let mut taken = 0u64; // one bit per slot, at most 64
+    let mut moving = 0u64; // one bit per index in `next`
     for (place, next) in next.iter_mut().enumerate() {
         next.slot = next.parent;
         match taken & 1 << next.parent {
@@ -424,7 +438,7 @@ impl BeamStep {
         self.finished.clear();
         self.next.try_reserve(width)?;
         self.dropped.try_reserve(width)?;
-        Ok(self.finished.try_reserve(2 * width)?) // at the last step: by token, and by length
+        Ok(self.finished.try_reserve(2 * width)?) // at the last step, endings by token and by length
     }
 }
 

@@ -6,7 +6,7 @@ use crate::error::Code;
 
 const NONE: f32 = f32::NEG_INFINITY;
 
-/// Log probabilities that depend on the last token alone; the first row is the prompt's.
+/// Log probabilities that depend only on the last token. The first row is the prompt's.
 struct Table(Vec<Vec<f32>>);
 
 impl Table {
@@ -29,7 +29,7 @@ fn params(width: u32) -> BeamParams {
     BeamParams { width, ..Default::default() }
 }
 
-/// What a scheduler would hold for each slot.
+/// The tokens of each slot, as a scheduler holds them.
 type Slots = Vec<Option<Vec<u32>>>;
 
 fn advance(slots: &mut Slots, step: &BeamStep) {
@@ -38,11 +38,12 @@ fn advance(slots: &mut Slots, step: &BeamStep) {
         assert!(slots[next.slot].is_none(), "slot {} is taken", next.slot);
         slots[next.slot] = slots[next.parent].clone();
     }
-    // Forks come first: a parent's own token is not its other children's.
+    // Forks precede the tokens: a parent's own token does not belong to its other children.
     step.next.iter().for_each(|next| slots[next.slot].as_mut().unwrap().push(next.token));
 }
 
-/// Runs to the end, or to as many steps, calling `look` with the search before each step, and the step.
+/// Runs a search to its end, or for `steps` steps. Calls `look` before each commit with the search
+/// and the step.
 fn run(search: &mut BeamSearch, table: &Table, steps: usize, mut look: impl FnMut(&BeamSearch, &BeamStep)) {
     let (mut scratch, mut step) = (BeamScratch::default(), BeamStep::default());
     let mut slots: Slots = vec![None; search.params.width as usize];
@@ -72,7 +73,7 @@ fn found(params: &BeamParams, n: usize, eos: &[u32], max: usize, table: &Table) 
     search.best().unwrap()
 }
 
-/// Every sequence that ends with an end token or at the length, and its sum.
+/// Returns every sequence that ends with an end token or at the maximum length, with its sum.
 fn every_sequence(table: &Table, eos: &[u32], max: usize) -> Vec<(Vec<u32>, f32)> {
     let (mut all, mut open) = (Vec::new(), vec![(Vec::new(), 0.0)]);
     while let Some((tokens, score)) = open.pop() {
@@ -112,7 +113,7 @@ fn a_width_that_holds_every_sequence_finds_the_best_of_all() {
 #[test]
 fn the_best_candidates_without_a_full_sort_are_those_with_one() {
     for seed in 0..40 {
-        // Few different values, so that many are equal.
+        // Few distinct values, so that many are equal.
         let row = |beam: u64| -> Vec<f32> {
             (0..300).map(|i| -(uniform(seed, 300 * beam + i, Lane::Token) * 40.0).floor() as f32 / 8.0).collect()
         };
@@ -123,7 +124,7 @@ fn the_best_candidates_without_a_full_sort_are_those_with_one() {
                 all.push((scores[beam] + logprob, beam, token as u32));
             }
         }
-        all.sort_by(|a, b| b.0.total_cmp(&a.0)); // stable: equals stay in the order of beams and tokens
+        all.sort_by(|a, b| b.0.total_cmp(&a.0)); // stable sort: equals keep the order of beams and tokens
         for wanted in [1, 2, 9, 64, 1000] {
             let mut best = Best::default();
             best.start(wanted).unwrap();
@@ -134,7 +135,7 @@ fn the_best_candidates_without_a_full_sort_are_those_with_one() {
     }
 }
 
-/// Searches of many kinds on random tables.
+/// Runs searches with many parameters on random tables.
 fn random_searches(look: impl Fn(&BeamSearch, &BeamStep)) {
     for seed in 0..200 {
         let pick = |what: u64, most: usize| (uniform(seed, what, Lane::Token) * most as f64) as usize;
@@ -214,7 +215,8 @@ fn deciding_changes_nothing_and_used_buffers_do_not_matter() {
     assert_eq!((search.generated(), search.running().count()), (1, 4));
 }
 
-/// Token 1 ends, best after nothing and after 2. What goes on after 0 first costs little for its length, then much.
+/// Token 1 ends the sequence; it ranks best in the first step and after 2. The continuation of 0
+/// costs little at first, and much later.
 fn goes_on() -> Table {
     Table(vec![
         vec![-1.0, -0.9, -1.1, -9.0],
@@ -294,7 +296,8 @@ fn a_later_group_pays_for_what_earlier_ones_chose() {
 
 #[test]
 fn a_group_that_is_done_counts_as_choosing_the_first_end_token() {
-    // Token 1 ends, best after 0. The first group is there in its second step, the second one in its third.
+    // Token 1 ends the sequence, best after 0. The first group finishes in the second step, the
+    // second group in the third.
     let table = Table(vec![vec![-0.2, -9.0, -1.0], vec![-1.5, -0.1, -3.0], vec![NONE; 3], vec![-0.1, -9.0, -6.0]]);
     let third_step_of_the_second = |diversity_penalty| {
         let params = BeamParams { groups: 2, diversity_penalty, early_stopping: EarlyStopping::Yes, ..params(2) };
@@ -339,7 +342,7 @@ fn rows_that_do_not_fit_the_beams_are_an_error() {
     assert_eq!(decide(&search, &rows), Err(Code::Internal));
 }
 
-/// As transformers 4 does it, where HammingDiversity comes before the other processors.
+/// As in transformers 4, in which HammingDiversity precedes the other processors.
 #[test]
 fn processors_are_given_what_diversity_has_left_and_logprobs_are_still_the_models() {
     let table = Table(vec![vec![-1.0, -1.5, -1.75, -9.0]; 5]);
@@ -372,7 +375,8 @@ fn searches_too_large_to_keep_and_those_for_nothing_are_refused() {
 
 #[test]
 fn at_the_last_step_open_beams_are_results_unless_groups_have_enough() {
-    // Token 1 ends, second best; in the step in which it fills the results there is a better beam that could go on.
+    // Token 1 ends the sequence and ranks second. In the step in which it completes the results, a
+    // better beam could continue.
     let table = Table(vec![vec![-0.5, -0.75, -3.0]; 4]);
     let yes = BeamParams { early_stopping: EarlyStopping::Yes, ..params(2) };
     let tokens = |params: &BeamParams| found(params, 2, &[1], 2, &table).into_iter().map(|best| best.tokens).collect::<Vec<_>>();
