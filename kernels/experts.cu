@@ -95,7 +95,7 @@ __device__ u64 choose_groups(RowNotes &notes, const RowScores &scores, RowGroups
 __device__ void choose_experts(RowNotes &notes, const RowScores &scores, RowGroups groups, u32 experts, u32 top_k) {
     u32 size = groups.count ? experts / groups.count : experts;
     u64 chosen = groups.count ? choose_groups(notes, scores, groups, experts) : 1;
-    float nothing = scores.kind == SOFTMAX ? NO_NUMBER : 0.0f; // score of experts in groups that were not chosen, as in the reference implementation
+    float nothing = scores.kind == SOFTMAX ? NO_NUMBER : 0.0f; // score of experts in groups that were not chosen
     for (u32 expert = lane_in_warp(); expert < experts; expert += WARP)
         notes.orders[expert] = order_of(chosen >> expert / size & 1 ? scores.of(expert) : nothing);
     __syncwarp();

@@ -160,7 +160,7 @@ fn blank_as<E: Cached>(shape: &KvShape, by_token: bool, filled: usize, half: &mu
 #[derive(Clone, Copy)]
 pub struct Head<E> {
     pub numbers: *mut E,  // laid out by `Cached::key` or `Cached::value`
-    pub scales: *mut f32, // [block_size]; out of bounds if the type has no scales
+    pub scales: *mut f32, // [block_size], valid only if the type has scales
 }
 
 impl<E: Cached> Head<E> {

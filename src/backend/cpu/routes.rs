@@ -123,7 +123,7 @@ impl Row<'_> {
     /// index wins.
     fn choose(&self, choices: &mut [Choice]) {
         let groups = self.routing.groups.map(|groups| (self.routing.experts / groups.count, self.choose_groups(groups)));
-        // The score of experts in groups that were not chosen, as in the reference implementation.
+        // The score of experts in groups that were not chosen.
         let nothing = if self.routing.scores == Scores::Softmax { f32::NEG_INFINITY } else { 0.0 };
         let mut count = 0;
         for expert in 0..self.logits.len() {

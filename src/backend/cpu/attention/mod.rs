@@ -221,7 +221,7 @@ struct Span<E> {
     run: usize,
     keys: [*const E; PARTS],   // [head_dim / DEPTH][block_size][DEPTH], starting at the part's first token
     values: [*const E; PARTS], // [run / DEPTH][head_dim][DEPTH]
-    /// Null if the element type has no scales.
+    /// Valid only if the element type has scales.
     key_scales: [*const f32; PARTS], // [run]
     value_scales: [*const f32; PARTS], // [run]
 }
