@@ -24,9 +24,7 @@ enum NormalizerPart {
 
 impl Normalizers {
     pub fn new(section: &Json) -> Result<Option<Normalizers>, String> {
-        let parts = check::parts(section, "normalizer", "normalizers")?;
-        let parts: Result<_, String> = parts.into_iter().map(normalizer).collect();
-        Ok(Some(Normalizers(parts?)).filter(|_| !section.is_null()))
+        Ok(each(section, "normalizer", "normalizers", normalizer)?.map(Normalizers))
     }
 }
 
@@ -62,9 +60,7 @@ enum PreTokenizerPart {
 
 impl PreTokenizers {
     pub fn new(section: &Json) -> Result<Option<PreTokenizers>, String> {
-        let parts = check::parts(section, "pre_tokenizer", "pretokenizers")?;
-        let parts: Result<_, String> = parts.into_iter().map(pre_tokenizer).collect();
-        Ok(Some(PreTokenizers(parts?)).filter(|_| !section.is_null()))
+        Ok(each(section, "pre_tokenizer", "pretokenizers", pre_tokenizer)?.map(PreTokenizers))
     }
 }
 
@@ -90,6 +86,14 @@ impl PreTokenizer for PreTokenizers {
             PreTokenizerPart::Other(other) => other.pre_tokenize(text),
         })
     }
+}
+
+/// Builds each part of a section. Nothing if the file does not have the section.
+fn each<T>(section: &Json, name: &str, list: &str, build: impl Fn(Part) -> Result<T, String>) -> Result<Option<Vec<T>>, String> {
+    if section.is_null() {
+        return Ok(None);
+    }
+    check::parts(section, name, list)?.into_iter().map(build).collect::<Result<_, _>>().map(Some)
 }
 
 fn read<T: DeserializeOwned>(field: &str, value: &Json) -> Result<T, String> {
