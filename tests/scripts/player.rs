@@ -304,9 +304,7 @@ impl Player {
     fn fork(&mut self, call: &Json) -> Json {
         known(call, "fork as at seed idle engine queue");
         let names: Vec<&str> = call["as"].as_array().unwrap().iter().map(text).collect();
-        let mut how: pllm_fork = sized();
-        // SAFETY: the struct has the size that is given.
-        unsafe { pllm_fork_init(&mut how, size_of::<pllm_fork>() as u64) };
+        let mut how = structs::with_defaults(pllm_fork_init);
         how.n = names.len() as u32;
         how.queue = self.queue_of(call);
         if let Some(at) = call["at"].as_u64() {
@@ -341,9 +339,7 @@ impl Player {
     fn resume(&mut self, call: &Json) -> Json {
         known(call, "resume continue sampling deadline_ms forget engine queue");
         let mut keep = Keep::default();
-        let mut how: pllm_resume = sized();
-        // SAFETY: the struct has the size that is given.
-        unsafe { pllm_resume_init(&mut how, size_of::<pllm_resume>() as u64) };
+        let mut how = structs::with_defaults(pllm_resume_init);
         how.sampling = structs::sampling(&call["sampling"], &mut keep);
         how.queue = self.queue_of(call);
         how.deadline_ms = call["deadline_ms"].as_i64().unwrap_or(0);

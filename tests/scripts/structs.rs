@@ -51,6 +51,16 @@ fn number(value: &Json) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("not a number: {value}"))
 }
 
+/// A struct of the C API with its defaults, which its function `init` writes.
+pub fn with_defaults<T>(init: unsafe extern "C" fn(*mut T, u64)) -> T {
+    // SAFETY: these structs hold integers, floats and pointers, and have the size that is given.
+    unsafe {
+        let mut value = std::mem::zeroed::<T>();
+        init(&mut value, size_of::<T>() as u64);
+        value
+    }
+}
+
 /// Sets the fields that the JSON names. All others keep their defaults.
 macro_rules! set {
     ($to:ident, $from:expr, $($field:ident: $type:ty),* $(,)?) => {
@@ -77,12 +87,7 @@ pub fn sampling(json: &Json, keep: &mut Keep) -> *const pllm_sampling {
         return std::ptr::null();
     }
     known(json, SAMPLING);
-    // SAFETY: the struct has the size that is given.
-    let mut c = unsafe {
-        let mut c = std::mem::zeroed::<pllm_sampling>();
-        pllm_sampling_init(&mut c, size_of::<pllm_sampling>() as u64);
-        c
-    };
+    let mut c = with_defaults(pllm_sampling_init);
     set!(c, json, temperature: f32, top_p: f32, min_p: f32, top_k: u32, max_tokens: u32, min_tokens: u32, typical_p: f32,
         top_n_sigma: f32, xtc_probability: f32, xtc_threshold: f32, mirostat_tau: f32, mirostat_eta: f32, presence_penalty: f32,
         frequency_penalty: f32, repetition_penalty: f32, no_repeat_ngram_size: u32);
@@ -129,12 +134,7 @@ fn exclusions(json: &Json, c: &mut pllm_sampling, keep: &mut Keep) {
         (c.allowed_token_ids, c.allowed_token_ids_len) = keep.list(tokens(&json["allowed_token_ids"]));
     }
     let Some(json) = json.get("dry") else { return };
-    // SAFETY: the struct has the size that is given.
-    let mut dry = unsafe {
-        let mut dry = std::mem::zeroed::<pllm_dry>();
-        pllm_dry_init(&mut dry, size_of::<pllm_dry>() as u64);
-        dry
-    };
+    let mut dry = with_defaults(pllm_dry_init);
     set!(dry, json, multiplier: f32, base: f32, allowed_length: u32, penalty_last_n: u32);
     c.dry = keep.one(dry);
 }
@@ -161,12 +161,7 @@ fn grammar(json: &Json, c: &mut pllm_sampling, keep: &mut Keep) {
 
 fn beam(json: &Json, keep: &mut Keep) -> *const pllm_beam {
     known(json, "width groups diversity_penalty length_penalty early_stopping");
-    // SAFETY: the struct has the size that is given.
-    let mut c = unsafe {
-        let mut c = std::mem::zeroed::<pllm_beam>();
-        pllm_beam_init(&mut c, size_of::<pllm_beam>() as u64);
-        c
-    };
+    let mut c = with_defaults(pllm_beam_init);
     set!(c, json, width: u32, groups: u32, diversity_penalty: f32, length_penalty: f32);
     c.early_stopping = match json["early_stopping"].as_str() {
         None | Some("no") => PLLM_EARLY_STOPPING_NO,
@@ -189,12 +184,7 @@ const REQUEST: &str = "prompt tokens n best_of truncate_prompt_tokens priority d
 /// `queue` is where the outputs go.
 pub fn request(json: &Json, others: &str, queue: *const pllm_queue, keep: &mut Keep) -> pllm_request {
     known(json, &format!("{REQUEST} {others}"));
-    // SAFETY: the struct has the size that is given.
-    let mut c = unsafe {
-        let mut c = std::mem::zeroed::<pllm_request>();
-        pllm_request_init(&mut c, size_of::<pllm_request>() as u64);
-        c
-    };
+    let mut c = with_defaults(pllm_request_init);
     set!(c, json, n: u32, best_of: u32, truncate_prompt_tokens: u32, priority: i32, deadline_ms: i64);
     if let Some(prompt) = json["prompt"].as_str() {
         c.prompt = keep.text(prompt);
@@ -218,12 +208,7 @@ pub fn request(json: &Json, others: &str, queue: *const pllm_queue, keep: &mut K
 
 pub fn pin(json: &Json, keep: &mut Keep) -> pllm_pin {
     known(json, "pin prompt tokens priority time_to_live_ms salt engine");
-    // SAFETY: the struct has the size that is given.
-    let mut c = unsafe {
-        let mut c = std::mem::zeroed::<pllm_pin>();
-        pllm_pin_init(&mut c, size_of::<pllm_pin>() as u64);
-        c
-    };
+    let mut c = with_defaults(pllm_pin_init);
     set!(c, json, priority: u32, time_to_live_ms: u64);
     if let Some(prompt) = json["prompt"].as_str() {
         c.prompt = keep.text(prompt);
@@ -246,12 +231,7 @@ pub fn options(model: &str, isa: u32, json: &Json, keep: &mut Keep) -> pllm_engi
     if !json.is_null() {
         known(json, OPTIONS);
     }
-    // SAFETY: the struct has the size that is given.
-    let mut c = unsafe {
-        let mut c = std::mem::zeroed::<pllm_engine_options>();
-        pllm_engine_options_init(&mut c, size_of::<pllm_engine_options>() as u64);
-        c
-    };
+    let mut c = with_defaults(pllm_engine_options_init);
     c.model_path = keep.text(model);
     (c.isa, c.threads) = (isa, 2);
     let json = &by_number(json);
