@@ -2,8 +2,8 @@
 //! Face transformers: release 5 for one group of beams, release 4 for several groups, which release
 //! 5 does not support.
 //!
-//! Beams have slots, so that the scheduler can keep one sequence per slot. A step tells the
-//! scheduler how to change each slot.
+//! Beams have slots, so that the scheduler can keep one sequence per slot. A step returns
+//! the change of each slot.
 
 mod candidates;
 #[cfg(test)]
