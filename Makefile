@@ -42,7 +42,8 @@ setup:
 lib:
 	@scripts/setup.sh demo
 	cargo build --release --locked
-	@ln -sf libpagedllm.so $(LIBDIR)/libpagedllm.so.0
+	@ln -sf libpagedllm.so $(LIBDIR)/libpagedllm.so.1
+	@rm -f $(LIBDIR)/libpagedllm.so.0
 
 $(BUILD)/%_c: examples/c/%.c include/pagedllm.h | lib
 	@mkdir -p $(BUILD)
@@ -91,10 +92,11 @@ test-c: $(BUILD)/abi_test $(BUILD)/libuv_test $(BUILD)/hello_c
 
 test-abi: lib
 	tests/abi/check.py
-	@# A program built against the first release's header, whose structs are smaller, answers alike.
+	@# A program built against the first header of this ABI version gives the same answers.
 	@mkdir -p $(BUILD)
-	$(CC) -std=c11 -O2 -Itests/abi/0.1.0 examples/c/hello.c -o $(BUILD)/hello_0.1.0 $(LINK)
-	$(BUILD)/hello_0.1.0 $(MODEL) | diff - examples/hello.expected
+	$(CC) -std=c11 -O2 -Itests/abi/0.3.0 examples/c/hello.c -o $(BUILD)/hello_0.3.0 $(LINK)
+	$(BUILD)/hello_0.3.0 $(MODEL) | diff - examples/hello.expected
+	tests/abi/soname.sh $(LIBDIR)
 	tests/abi/symbols.sh $(LIB) $(GLIBC_FLOOR)
 
 # What stands in for a CUDA device.

@@ -26,14 +26,14 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     compile_kernels();
     if env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
-        println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libpagedllm.so.0");
+        println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libpagedllm.so.1");
         // `nodelete` makes dlclose keep the library mapped: Rust does not release thread-local keys
         // when a library is unloaded.
         println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
         // Symbols that dependencies export to C are not part of this library's ABI.
         println!("cargo:rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");
         // benches/polling replaces the library at run time and therefore needs its soname.
-        println!("cargo:rustc-link-arg-examples=-Wl,-soname,libpagedllm.so.0");
+        println!("cargo:rustc-link-arg-examples=-Wl,-soname,libpagedllm.so.1");
     }
 }
 

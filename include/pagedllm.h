@@ -60,8 +60,9 @@
 #endif
 
 
-// The version of the ABI. While it is 0, names may change between releases.
-#define PLLM_ABI_VERSION 0
+// Version of the ABI, and of the soname libpagedllm.so.1. Programs that were built with another version
+// must be rebuilt.
+#define PLLM_ABI_VERSION 1
 
 // As the length of a string: the string is NUL-terminated.
 #define PLLM_NUL_TERMINATED UINT64_MAX
@@ -206,7 +207,7 @@
 #define PLLM_PREEMPTION_AUTO 2
 
 // First come, first served.
-#define PLLM_ORDER_FIRST_COME 0
+#define PLLM_ORDER_FCFS 0
 
 // Highest priority of pllm_request first. It can preempt running requests of lower priority. To
 // prevent starvation, a request that has waited for ageing_ms goes before new requests of the next
@@ -364,7 +365,7 @@
 #define PLLM_QUEUE_CAPACITY 64
 
 // The fork has all tokens of its parent.
-#define PLLM_AT_END UINT64_MAX
+#define PLLM_FORK_AT_END UINT64_MAX
 
 // Use the seed field. Without this flag the children draw the same random numbers as their parent.
 #define PLLM_FORK_SEED 1
@@ -390,7 +391,7 @@
 // An engine that needs more blocks than are free reclaims blocks that other engines only cache. An
 // engine with requests gives its cached blocks back before its next step, so step every engine
 // that has requests. An engine without requests gives them back at once.
-typedef struct pllm_arena pllm_arena;
+typedef struct pllm_budget pllm_budget;
 
 // A UTF-8 text. The caller frees it with pllm_bytes_free.
 typedef struct pllm_bytes pllm_bytes;
@@ -415,19 +416,19 @@ typedef struct pllm_tokens pllm_tokens;
 
 // The state of a budget. Set struct_size before the call.
 typedef struct {
-  // sizeof(pllm_arena_info).
+  // sizeof(pllm_budget_info).
   uint64_t struct_size;
   // Size of the budget in bytes.
   uint64_t bytes;
   // Smallest size in bytes to which it can be resized now, given its engines and their requests.
-  uint64_t least_bytes;
+  uint64_t min_bytes;
   // Largest size in bytes to which it can be resized.
-  uint64_t most_bytes;
+  uint64_t max_bytes;
   // Bytes that the engines hold. More than bytes while engines are giving blocks back.
   uint64_t held_bytes;
   // Engines that use the budget.
   uint64_t engines;
-} pllm_arena_info;
+} pllm_budget_info;
 
 // The DRY penalty: a token that would extend a repetition of length tokens loses multiplier * base
 // ^ (length - allowed_length). Call pllm_dry_init first.
@@ -543,7 +544,7 @@ typedef struct {
   uint64_t max_waiting_tokens;
   // Budget from which the KV pool takes its bytes, instead of kv_bytes. NULL (default): a budget
   // of its own.
-  const pllm_arena *arena;
+  const pllm_budget *budget;
   // Size in bytes of the host tier, which holds the KV of swapped requests and idle sequences. 0
   // (default): none.
   uint64_t swap_bytes;
@@ -557,7 +558,7 @@ typedef struct {
   // PLLM_PREEMPTION_*. Default PLLM_PREEMPTION_RECOMPUTE. The others need swap_bytes, and
   // swap_bytes needs one of the others.
   uint32_t preemption;
-  // Order of the waiting requests: PLLM_ORDER_*. Default PLLM_ORDER_FIRST_COME.
+  // Order of the waiting requests: PLLM_ORDER_*. Default PLLM_ORDER_FCFS.
   uint32_t order;
   // Waiting time in milliseconds after which a request is preferred; see PLLM_ORDER_*. 0
   // (default): 10,000.
@@ -584,7 +585,7 @@ typedef struct {
   const char *journal_path;
   // Length of journal_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t journal_path_len;
-  // Value of the label model_name in pllm_engine_metrics. UTF-8. NULL (default): the name of the
+  // Value of the label model_name in pllm_engine_get_metrics. UTF-8. NULL (default): the name of the
   // model directory.
   const char *model_name;
   // Length of model_name in bytes, or PLLM_NUL_TERMINATED (default).
@@ -648,7 +649,7 @@ typedef struct {
   // Data type of KV blocks: PLLM_DTYPE_*, not PLLM_DTYPE_AUTO.
   uint64_t kv_dtype;
   // Maximum number of KV blocks, if the budget grows to its maximum.
-  uint64_t most_blocks;
+  uint64_t max_blocks;
   // Bytes of the host tier, in memory or in its file.
   uint64_t swap_bytes;
   // Number of KV blocks in the host tier.
@@ -840,9 +841,9 @@ typedef struct {
   // Length of prompt in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t prompt_len;
   // Prompt as token ids. NULL if the prompt is given as text.
-  const uint32_t *prompt_tokens;
+  const uint32_t *prompt_token_ids;
   // Number of prompt tokens.
-  uint64_t prompt_tokens_len;
+  uint64_t prompt_token_ids_len;
   // Sampling parameters. NULL selects the defaults of pllm_sampling_init.
   const pllm_sampling *sampling;
   // Returned in each output of the request.
@@ -1073,9 +1074,9 @@ typedef struct {
   // Number of entries in prompt_top_logprobs.
   uint64_t prompt_top_logprobs_len;
   // State of an exported sequence. NULL in all other outputs.
-  const uint8_t *blob;
-  // Length of blob in bytes.
-  uint64_t blob_len;
+  const uint8_t *sequence_state;
+  // Length of sequence_state in bytes.
+  uint64_t sequence_state_len;
   // In the last output of a sequence: seconds from the call that added, resumed or forked it to
   // its first step. 0 if it never ran, and in all other outputs.
   double queued_seconds;
@@ -1094,7 +1095,7 @@ typedef struct {
 typedef struct {
   // sizeof(pllm_fork).
   uint64_t struct_size;
-  // Number of tokens that the children share with their parent: 1 to its length, or PLLM_AT_END
+  // Number of tokens that the children share with their parent: 1 to its length, or PLLM_FORK_AT_END
   // (default).
   uint64_t at;
   // With PLLM_FORK_SEED: each child draws from its own random stream of this seed, until it is
@@ -1142,9 +1143,9 @@ typedef struct {
   // Length of prompt in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t prompt_len;
   // Prompt as token ids. NULL if the prompt is given as text.
-  const uint32_t *prompt_tokens;
+  const uint32_t *prompt_token_ids;
   // Number of prompt tokens.
-  uint64_t prompt_tokens_len;
+  uint64_t prompt_token_ids_len;
   // As in pllm_request.
   const uint8_t *cache_salt;
   // Length of cache_salt in bytes.
@@ -1182,7 +1183,7 @@ extern "C" {
 // Returns the ABI version of the loaded library. Compare it with PLLM_ABI_VERSION.
 uint32_t pllm_abi_version(void);
 
-// Returns the version of the library, such as "0.2.0".
+// Returns the version of the library, such as "0.3.0".
 const char *pllm_version(void);
 
 // Returns a JSON object that describes this build and machine: version, CPU backends, instruction
@@ -1199,36 +1200,36 @@ const char *pllm_error_message(const pllm_error *error);
 // Frees an error. NULL is allowed.
 void pllm_error_free(pllm_error *error);
 
-// Creates a budget of bytes bytes. pllm_arena_resize can later raise it to at most most_bytes (0:
-// to bytes). Nothing is allocated now. Engines created with it (pllm_engine_options.arena) reserve
-// address space for most_bytes and use memory for the blocks they fill. The budget must hold one
+// Creates a budget of bytes bytes. pllm_budget_resize can later raise it to at most max_bytes (0:
+// to bytes). Nothing is allocated now. Engines created with it (pllm_engine_options.budget) reserve
+// address space for max_bytes and use memory for the blocks they fill. The budget must hold one
 // sequence of max_model_len tokens for each engine.
 //
-// Free it with pllm_arena_free.
-PLLM_NODISCARD pllm_error *pllm_arena_create(uint64_t bytes, uint64_t most_bytes, pllm_arena **out_arena);
+// Free it with pllm_budget_free.
+PLLM_NODISCARD pllm_error *pllm_budget_create(uint64_t bytes, uint64_t max_bytes, pllm_budget **out_budget);
 
 // Frees the handle. The budget lives until its last engine is freed. NULL is allowed. Do not free
-// the result of pllm_engine_arena.
-void pllm_arena_free(pllm_arena *arena);
+// the result of pllm_engine_budget.
+void pllm_budget_free(pllm_budget *budget);
 
 // Changes the size of a budget. A larger size takes effect at once. For a smaller size, the
 // engines first drop cached blocks, then the KV blocks of idle sequences, then preempt the
 // youngest running requests. No request ends, and results do not change. Used blocks are then
 // moved together, and the memory behind them is returned to the system. Engines that are not in a
 // step shrink before this function returns, the others before their next step (see
-// pllm_arena_state).
+// pllm_budget_get_info).
 //
-// Errors: PLLM_E_CAPACITY, with the numbers, if bytes is above most_bytes, or too small for the
+// Errors: PLLM_E_CAPACITY, with the numbers, if bytes is above max_bytes, or too small for the
 // longest sequence of each engine and for the requests in progress. Any thread may call it at any
 // time.
-PLLM_NODISCARD pllm_error *pllm_arena_resize(const pllm_arena *arena, uint64_t bytes);
+PLLM_NODISCARD pllm_error *pllm_budget_resize(const pllm_budget *budget, uint64_t bytes);
 
 // Reads the size of a budget and the bytes that its engines hold. Any thread may call it.
-PLLM_NODISCARD pllm_error *pllm_arena_state(const pllm_arena *arena, pllm_arena_info *out_info);
+PLLM_NODISCARD pllm_error *pllm_budget_get_info(const pllm_budget *budget, pllm_budget_info *out_info);
 
 // Returns the budget of the engine's KV pool: its own, or the one it was created with. Borrowed;
 // valid until the engine is freed. Returns NULL for NULL.
-const pllm_arena *pllm_engine_arena(const pllm_engine *engine);
+const pllm_budget *pllm_engine_budget(const pllm_engine *engine);
 
 // Writes the defaults into a struct of struct_size bytes.
 void pllm_dry_init(pllm_dry *dry, uint64_t struct_size);
@@ -1260,7 +1261,7 @@ PLLM_NODISCARD pllm_error *pllm_engine_create(const pllm_engine_options *options
 void pllm_engine_free(pllm_engine *engine);
 
 // Describes the model and the limits of the engine. Any thread may call it.
-PLLM_NODISCARD pllm_error *pllm_engine_info(const pllm_engine *engine, pllm_model_info *out_info);
+PLLM_NODISCARD pllm_error *pllm_engine_get_model_info(const pllm_engine *engine, pllm_model_info *out_info);
 
 // Writes the defaults into a struct of struct_size bytes.
 void pllm_request_init(pllm_request *request, uint64_t struct_size);
@@ -1289,9 +1290,9 @@ pllm_error *pllm_engine_add_request(const pllm_engine *engine,
 // and a full queue are no errors here: see pllm_admission.admits. Grammars are not compiled. Any
 // thread may call it, also during a step.
 PLLM_NODISCARD
-pllm_error *pllm_engine_admit(const pllm_engine *engine,
-                              const pllm_request *request,
-                              pllm_admission *out_admission);
+pllm_error *pllm_engine_predict_admission(const pllm_engine *engine,
+                                          const pllm_request *request,
+                                          pllm_admission *out_admission);
 
 // Aborts a request at the next step. Its last output has PLLM_FINISH_ABORT.
 //
@@ -1328,7 +1329,7 @@ const pllm_queue *pllm_engine_queue(const pllm_engine *engine);
 
 // Reads counters since the creation of the engine, and its state after the last step. Any thread
 // may call it.
-PLLM_NODISCARD pllm_error *pllm_engine_stats(const pllm_engine *engine, pllm_stats *out_stats);
+PLLM_NODISCARD pllm_error *pllm_engine_get_stats(const pllm_engine *engine, pllm_stats *out_stats);
 
 // Writes gauges, counters and histograms, as of the last step, in the OpenMetrics text format
 // ("application/openmetrics-text; version=1.0.0; charset=utf-8"). The names are those of vLLM with
@@ -1337,7 +1338,7 @@ PLLM_NODISCARD pllm_error *pllm_engine_stats(const pllm_engine *engine, pllm_sta
 // have the powers of two, from 1 to 2^20.
 //
 // Any thread may call it; it does not wait for a step. Free the text with pllm_bytes_free.
-PLLM_NODISCARD pllm_error *pllm_engine_metrics(const pllm_engine *engine, pllm_bytes **out_text);
+PLLM_NODISCARD pllm_error *pllm_engine_get_metrics(const pllm_engine *engine, pllm_bytes **out_text);
 
 // Creates a queue for some of the engine's requests (pllm_request.queue), so that each thread,
 // client or event loop reads its own.
@@ -1359,7 +1360,7 @@ void pllm_queue_free(pllm_queue *queue);
 // allowed but not needed.
 //
 // Errors: PLLM_E_CAPACITY if the process has no descriptor left.
-PLLM_NODISCARD pllm_error *pllm_queue_event_fd(const pllm_queue *queue, int32_t *out_fd);
+PLLM_NODISCARD pllm_error *pllm_queue_get_event_fd(const pllm_queue *queue, int32_t *out_fd);
 
 // Takes all outputs from the queue, in the order in which they were made. If the queue is empty,
 // waits for the first output: up to timeout_ms milliseconds, not at all (0), or without limit
@@ -1449,7 +1450,7 @@ pllm_error *pllm_sequence_get_info(const pllm_engine *engine,
                                    pllm_sequence_info *out_info);
 
 // Exports the state of a sequence: tokens, KV blocks, sampling parameters, random stream, grammar
-// and text. The state arrives after the next step as an output of the sequence (blob, blob_len),
+// and text. The state arrives after the next step as an output of the sequence (sequence_state, sequence_state_len),
 // in queue (NULL: the queue of its other outputs). If the export fails, or the sequence has ended
 // by then, that output has error and error_code.
 //
@@ -1469,8 +1470,8 @@ PLLM_NODISCARD pllm_error *pllm_sequence_export(const pllm_engine *engine, uint6
 // may call it, also during a step.
 PLLM_NODISCARD
 pllm_error *pllm_sequence_import(const pllm_engine *engine,
-                                 const uint8_t *blob,
-                                 uint64_t blob_len,
+                                 const uint8_t *state,
+                                 uint64_t state_len,
                                  const pllm_queue *queue,
                                  uint64_t *out_sequence);
 

@@ -13,8 +13,8 @@ mkdir -p "$prefix"/{include,lib/pkgconfig,lib/cmake/pagedllm,share/doc/pagedllm,
 # The shared library, without its line tables.
 strip --strip-unneeded -o "$work/libpagedllm.so" "$built/libpagedllm.so"
 install -m 755 "$work/libpagedllm.so" "$prefix/lib/libpagedllm.so.$version"
-ln -sf "libpagedllm.so.$version" "$prefix/lib/libpagedllm.so.0"
-ln -sf libpagedllm.so.0 "$prefix/lib/libpagedllm.so"
+ln -sf "libpagedllm.so.$version" "$prefix/lib/libpagedllm.so.1"
+ln -sf libpagedllm.so.1 "$prefix/lib/libpagedllm.so"
 
 # The static one: a single object that shows the ABI and hides the rest, so that it cannot clash with another Rust library in the same program.
 functions=$(grep -oE '\bpllm_[a-z_]+\(' include/pagedllm.h | tr -d '(' | sort -u)

@@ -2,9 +2,9 @@
 
 #![deny(unsafe_code)]
 
-pub mod arena; // a budget of KV bytes for one or several engines
 pub mod backend;
 pub mod batch; // the input of one forward pass as flat data
+pub mod budget; // a budget of KV bytes for one or several engines
 pub mod decode; // sampling: from logits to a token
 pub mod engine; // requests, steps and outputs
 pub mod error; // the error type: a code and a message with the values and the remedy

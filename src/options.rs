@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub use policies::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
 pub use sampling::{Dry, Mirostat, OutputKind, SamplingParams};
 
-use crate::arena::Arena;
+use crate::budget::Budget;
 use crate::error::{Error, Result, try_concat, try_texts};
 use crate::sys::threads::{AllowedCpus, MOST_CPUS};
 
@@ -233,7 +233,7 @@ pub struct EngineOptions {
     pub kv_bytes: Option<u64>,
     /// Budget for the KV pool, instead of `kv_bytes`. Other engines may share it.
     #[serde(skip)]
-    pub arena: Option<Arc<Arena>>,
+    pub budget: Option<Arc<Budget>>,
     /// Tokens per KV block: 8, 16, 32, 64, 128 or 256.
     pub block_size: usize,
     /// Weight format. `None` keeps the format of the model files.
@@ -320,7 +320,7 @@ impl Default for EngineOptions {
             model_dir: PathBuf::new(),
             device: "cpu".into(),
             kv_bytes: None,
-            arena: None,
+            budget: None,
             block_size: 16,
             weight_format: None,
             packed_dir: None,
@@ -403,8 +403,8 @@ impl EngineOptions {
         if !(8..=256).contains(&self.block_size) || !self.block_size.is_power_of_two() {
             return Err(Error::invalid(format!("block_size is {}: choose 8, 16, 32, 64, 128 or 256", self.block_size)));
         }
-        if self.arena.is_some() && self.kv_bytes.is_some() {
-            return Err(Error::invalid("kv_bytes and an arena are both given: the arena's bytes are the pool's, so leave kv_bytes out"));
+        if self.budget.is_some() && self.kv_bytes.is_some() {
+            return Err(Error::invalid("kv_bytes and a budget are both given: the budget's bytes are the pool's, so leave kv_bytes out"));
         }
         within("max_batch_tokens", self.max_batch_tokens, Self::MAX_BATCH_TOKENS)?;
         within("max_seqs", self.max_seqs, Self::MAX_SEQS)?;
@@ -456,8 +456,8 @@ impl EngineOptions {
             if !(0.01..=1.0).contains(&fraction) {
                 return Err(Error::invalid(format!("memory_fraction is {fraction}: it must be from 0.01 to 1")));
             }
-            if self.kv_bytes.is_some() || self.arena.is_some() {
-                return Err(Error::invalid("memory_fraction is given, and kv_bytes or an arena: say one of them"));
+            if self.kv_bytes.is_some() || self.budget.is_some() {
+                return Err(Error::invalid("memory_fraction is given, and kv_bytes or a budget: say one of them"));
             }
         }
         match self.weight_format {

@@ -300,7 +300,7 @@ fn turns_and_forks_that_wait_count_as_requests_do() {
 #[test]
 fn what_would_become_of_a_request_is_told_without_adding_it() {
     let house = house(EngineOptions { max_seqs: 2, max_waiting_requests: Some(1), ..EngineOptions::default() });
-    let admit = |prompt| house.engine.admit(house.engine.queue(), request(prompt, 5)).unwrap();
+    let admit = |prompt| house.engine.predict_admission(house.engine.queue(), request(prompt, 5)).unwrap();
     let told = admit(8);
     assert!((told.admits, told.fits_now, told.first_token) == (true, true, None), "no step has run: {told:?}");
     house.add(request(8, 100));
@@ -314,7 +314,7 @@ fn what_would_become_of_a_request_is_told_without_adding_it() {
     let told = admit(8);
     assert!(told.admits && !told.fits_now, "both places are taken: {told:?}");
     assert_eq!(house.engine.step().unwrap().unfinished, 2, "nothing was added");
-    let error = house.engine.admit(house.engine.queue(), request(300, 5)).unwrap_err();
+    let error = house.engine.predict_admission(house.engine.queue(), request(300, 5)).unwrap_err();
     assert!(error.message().contains("max_model_len is 256"), "{error}");
 }
 
@@ -328,7 +328,7 @@ fn the_first_token_comes_when_it_was_told() {
     }
     // Nothing of it is in the prefix cache.
     let long = || Request::new(Prompt::Tokens(vec![2; 200]), greedy(5));
-    let told = house.engine.admit(house.engine.queue(), long()).unwrap().first_token.unwrap();
+    let told = house.engine.predict_admission(house.engine.queue(), long()).unwrap().first_token.unwrap();
     let id = house.add(long());
     let mut steps = 0;
     let mut outputs = Vec::new();
@@ -344,7 +344,8 @@ fn the_first_token_comes_when_it_was_told() {
 #[test]
 fn a_machine_that_has_become_slower_is_believed() {
     let house = house(EngineOptions { prefill_chunk: Some(32), ..EngineOptions::default() });
-    let told = || house.engine.admit(house.engine.queue(), Request::new(Prompt::Tokens(vec![2; 200]), greedy(5))).unwrap().first_token;
+    let told =
+        || house.engine.predict_admission(house.engine.queue(), Request::new(Prompt::Tokens(vec![2; 200]), greedy(5))).unwrap().first_token;
     let work = |turns| {
         for _ in 0..turns {
             house.add(request(8, 200));
@@ -398,7 +399,7 @@ fn a_turn_that_waits_is_expected_to_end_at_the_longest() {
     house.run();
     let kept = house.add(Request { keep: true, ..request(10, 5) });
     house.run();
-    let first = || house.engine.admit(house.engine.queue(), request(10, 5)).unwrap().first_token.unwrap();
+    let first = || house.engine.predict_admission(house.engine.queue(), request(10, 5)).unwrap().first_token.unwrap();
     let most = STEP * 256;
     house.engine.resume(kept, Resume::new(SamplingParams::default())).unwrap();
     assert!(first() < most, "resumed without an end: {:?}", first());

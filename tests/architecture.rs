@@ -12,14 +12,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("decode", &[]),
     ("text", &[]),
     ("backend", &[]),
-    ("arena", &[]),
+    ("budget", &[]),
     ("batch", &[]),
     ("error", &[]),
     ("options", &[]),
     ("sys", &[]),
 ];
 /// Modules that every module may use.
-const LEAVES: &[&str] = &["arena", "error", "options", "batch", "sys"];
+const LEAVES: &[&str] = &["budget", "error", "options", "batch", "sys"];
 const UNSAFE_MODULES: &[&str] = &["ffi", "backend", "sys"];
 const MAX_FUNCTION_LINES: usize = 60;
 

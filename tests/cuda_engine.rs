@@ -557,9 +557,9 @@ fn nothing_is_taken_for_what_was_foreseen_of_another() {
     let seq = other.add_request(twin).unwrap();
     outputs(&other);
     other.export(seq, None).unwrap();
-    let blob = outputs(&other).into_iter().find(|output| !output.blob.is_empty()).unwrap().blob;
+    let state = outputs(&other).into_iter().find(|output| !output.sequence_state.is_empty()).unwrap().sequence_state;
     let go_on = |engine: &Engine| {
-        let seq = engine.import(engine.queue(), &blob).unwrap();
+        let seq = engine.import(engine.queue(), &state).unwrap();
         engine.resume(seq, Resume { keep: false, ..Resume::new(request(0, 1, 6).sampling) }).unwrap();
         outputs(engine).iter().filter(|output| output.sequence == seq).flat_map(|output| output.tokens.clone()).collect::<Vec<u32>>()
     };

@@ -215,7 +215,7 @@ fn move_one(engine: &Engine) -> (Answers, u64) {
         outputs.extend(step());
     }
     let mut told = |outputs: &mut Vec<Output>| {
-        let (of_moves, others) = step().into_iter().partition(|output| !output.blob.is_empty() || output.error.is_some());
+        let (of_moves, others) = step().into_iter().partition(|output| !output.sequence_state.is_empty() || output.error.is_some());
         outputs.extend::<Vec<Output>>(others);
         let told: Vec<Output> = of_moves;
         told.iter().filter_map(|output| output.error.as_ref()).for_each(|error| {
@@ -224,16 +224,16 @@ fn move_one(engine: &Engine) -> (Answers, u64) {
         });
         told.into_iter().next()
     };
-    let blob = loop {
+    let state = loop {
         engine.export(kept, None).unwrap();
         let output = told(&mut outputs).unwrap();
         assert_eq!((output.sequence, output.finish), (kept, None), "it stays, whatever came of it");
         if output.error.is_none() {
-            break output.blob;
+            break output.sequence_state;
         }
     };
     let copy = loop {
-        let id = engine.import(engine.queue(), &blob).unwrap();
+        let id = engine.import(engine.queue(), &state).unwrap();
         match told(&mut outputs) {
             None => break id,
             Some(output) => assert_eq!((output.sequence, engine.sequence(id).unwrap_err().code()), (id, Code::NotFound)),
@@ -287,13 +287,13 @@ fn shrink(dir: &TempDir, preemption: Preemption, expected: &Answers, fail: impl 
     let seen = || (faults.ops.seen.load(SeqCst), faults.swaps.seen.load(SeqCst));
     let before = seen();
     fail(&faults);
-    engine.arena().resize(FEW_BLOCKS as u64 * block_bytes).unwrap();
+    engine.budget().resize(FEW_BLOCKS as u64 * block_bytes).unwrap();
     let after = seen();
     engine.check_invariants();
     assert_eq!(drain(&engine), *expected);
     let stats = engine.stats();
     assert_eq!((stats.blocks_total, stats.swapped, stats.swap_blocks_used), (FEW_BLOCKS as u64, 0, 0));
-    assert!(stats.preemptions > 0 && engine.arena().info().held_bytes == FEW_BLOCKS as u64 * block_bytes);
+    assert!(stats.preemptions > 0 && engine.budget().info().held_bytes == FEW_BLOCKS as u64 * block_bytes);
     (after.0 - before.0, after.1 - before.1)
 }
 

@@ -224,7 +224,7 @@ fn metrics_tell_the_state_and_what_was_cached_and_refused() {
 }
 
 #[test]
-fn metrics_tell_of_the_host_tier_of_the_arena_and_of_the_model_as_the_host_calls_it() {
+fn metrics_tell_of_the_host_tier_of_the_budget_and_of_the_model_as_the_host_calls_it() {
     let (clock, mut info) = (Arc::new(Turned::default()), common::model_info(VOCAB, 10, 64, vec![]));
     info.memory.swap_blocks = 20;
     let named = EngineOptions {
@@ -259,9 +259,9 @@ fn metrics_tell_of_the_host_tier_of_the_arena_and_of_the_model_as_the_host_calls
         ("kv_cache_blocks", 10.0),
         ("kv_cache_blocks_cached", 0.0),
         ("kv_cache_blocks_out_of_window", 0.0),
-        ("arena_bytes", 10.0),
-        ("arena_held_bytes", 10.0),
-        ("arena_engines", 1.0),
+        ("budget_bytes", 10.0),
+        ("budget_held_bytes", 10.0),
+        ("budget_engines", 1.0),
     ];
     expected.into_iter().for_each(|(name, value)| assert_eq!(metrics.number(name), value, "{name}"));
     run(&engine);

@@ -64,7 +64,7 @@ fn request(random: &mut Random) -> Request {
 }
 
 /// Anything a host may do, on ids that may have ended.
-fn act(engine: &Engine, queue: &Queue, random: &mut Random, ids: &mut Vec<u64>, blobs: &mut Vec<Vec<u8>>) {
+fn act(engine: &Engine, queue: &Queue, random: &mut Random, ids: &mut Vec<u64>, states: &mut Vec<Vec<u8>>) {
     let id = if ids.is_empty() { 1 } else { ids[random.below(ids.len())] };
     let tokens = vec![random.below(120) as u32; 1 + random.below(12)];
     let sampling = SamplingParams { max_tokens: Some(1 + random.below(12)), ..Default::default() };
@@ -83,7 +83,7 @@ fn act(engine: &Engine, queue: &Queue, random: &mut Random, ids: &mut Vec<u64>, 
         11 => engine.go_on(id, GoOn { queue: Some(queue), keep: true, ..Default::default() }),
         12 => engine.free(id),
         13 => engine.export(id, Some(queue)),
-        14 => blobs.pop().map_or(Ok(()), |blob| engine.import(queue, &blob).map(|id| ids.push(id))),
+        14 => states.pop().map_or(Ok(()), |state| engine.import(queue, &state).map(|id| ids.push(id))),
         _ => engine.pin(Prompt::Tokens(tokens), true, b"", 0, Some(Duration::from_millis(3))).map(|pin| {
             if random.below(2) == 0 {
                 let _ = engine.unpin(pin);
@@ -96,13 +96,13 @@ fn act(engine: &Engine, queue: &Queue, random: &mut Random, ids: &mut Vec<u64>, 
 fn host(engine: &Engine, seed: u64) {
     let mut random = Random(seed);
     let queue = engine.create_queue(3).unwrap();
-    let (mut ids, mut blobs) = (Vec::new(), Vec::new());
+    let (mut ids, mut states) = (Vec::new(), Vec::new());
     for _ in 0..400 {
-        act(engine, &queue, &mut random, &mut ids, &mut blobs);
+        act(engine, &queue, &mut random, &mut ids, &mut states);
         std::thread::sleep(Duration::from_micros(200));
         if random.below(2) == 0 {
             let outputs = queue.poll(Some(Duration::from_millis(random.below(3) as u64))).unwrap();
-            blobs.extend(outputs.into_iter().map(|output| output.blob).filter(|blob| !blob.is_empty()));
+            states.extend(outputs.into_iter().map(|output| output.sequence_state).filter(|state| !state.is_empty()));
         }
     }
 }
@@ -122,7 +122,7 @@ fn session(model: &Path, journal: PathBuf, seed: u64) -> Stats {
                 for (point, after) in [(&faults.ops, 20), (&faults.swaps, 5), (&faults.exports, 3)] {
                     point.fails_at.store(point.seen.load(SeqCst) + after, SeqCst);
                 }
-                let _ = engine.arena().resize((BLOCKS - random.below(20)) as u64 * engine.info().memory.block_bytes);
+                let _ = engine.budget().resize((BLOCKS - random.below(20)) as u64 * engine.info().memory.block_bytes);
                 std::thread::sleep(Duration::from_millis(2));
             }
         });
@@ -244,7 +244,7 @@ fn a_journal_of_anything_else_is_refused_with_the_numbers() {
     };
     refused(|info| info.fingerprint = [1; 32], "of model 00000000..., this is 01010101...");
     refused(|info| info.isa = Some(Isa::Portable), "instruction path \"\", this engine computes on \"portable\"");
-    refused(|info| info.memory.most_blocks = 41, "41");
+    refused(|info| info.memory.max_blocks = 41, "41");
     let whole = std::fs::read(&journal).unwrap();
     let opened = |bytes: &[u8]| {
         std::fs::write(&journal, bytes).unwrap();

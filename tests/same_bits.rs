@@ -93,7 +93,7 @@ fn together(options: &EngineOptions) -> (Answers, u64) {
 
 fn every_policy() -> Vec<Policies> {
     let ageing = Duration::from_millis(5);
-    let orders = [OrderPolicy::FirstCome, OrderPolicy::Priority { ageing }, OrderPolicy::ShortestPredicted { ageing }];
+    let orders = [OrderPolicy::Fcfs, OrderPolicy::Priority { ageing }, OrderPolicy::ShortestPredicted { ageing }];
     let batchings = [
         BatchingPolicy::Mixed,
         BatchingPolicy::PrefillFirst { threshold: 100 },

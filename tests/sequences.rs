@@ -700,14 +700,14 @@ fn mirostat_and_the_hosts_hook_move_too() {
     let engine = model.engine();
     let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampling) }).unwrap();
     let said = answers(&drain(&engine)).remove(&id).unwrap();
-    let blob = exported(&engine, id);
+    let state = exported(&engine, id);
     for back in [1, 10, 30] {
         let other = model.engine();
-        let seq = other.import(other.queue(), &blob).unwrap();
+        let seq = other.import(other.queue(), &state).unwrap();
         other.rewind(seq, 60 - back).unwrap();
         other.go_on(seq, GoOn::default()).unwrap();
         assert_eq!(answers(&drain(&other)).remove(&seq).unwrap(), said[40 - back..], "rewound by {back}");
-        let seq = other.import(other.queue(), &blob).unwrap();
+        let seq = other.import(other.queue(), &state).unwrap();
         other.rewind(seq, 60 - back).unwrap();
         let hook: LogitsHook = Arc::new(|_, _, logits| logits[7] = 1e4);
         other.go_on(seq, GoOn { hook: Some(hook), ..GoOn::default() }).unwrap();
@@ -874,7 +874,11 @@ fn exported(engine: &Engine, seq: u64) -> Vec<u8> {
     engine.export(seq, None).unwrap();
     engine.step().unwrap();
     let outputs = engine.queue().poll(Some(Duration::ZERO)).unwrap();
-    outputs.into_iter().find(|output| output.sequence == seq && !output.blob.is_empty()).expect("the blob is an output").blob
+    outputs
+        .into_iter()
+        .find(|output| output.sequence == seq && !output.sequence_state.is_empty())
+        .expect("the state is an output")
+        .sequence_state
 }
 
 #[test]
@@ -893,9 +897,9 @@ fn a_sequence_that_moves_to_another_engine_goes_on_with_the_same_bits() {
         let idle = from.fork(id, 1, &Fork { idle: true, ..Default::default() }).unwrap()[0];
         from.step().unwrap();
         let told = from.sequence(idle).unwrap().len - len;
-        let blob = exported(&from, idle);
+        let state = exported(&from, idle);
         drop(from);
-        let seq = to.import(to.queue(), &blob).unwrap();
+        let seq = to.import(to.queue(), &state).unwrap();
         to.go_on(seq, GoOn::default()).unwrap();
         let after = answers(&drain(&to)).remove(&seq).unwrap();
         assert_eq!(after, whole[told..]);
@@ -925,7 +929,7 @@ fn an_exported_sequence_says_nothing_of_those_who_had_its_blocks_before() {
 }
 
 #[test]
-fn a_blob_comes_where_it_is_wanted_and_so_does_what_is_said_from_then_on() {
+fn a_state_comes_where_it_is_wanted_and_so_does_what_is_said_from_then_on() {
     let model = Model::llama();
     let engine = model.engine();
     let (shelf, elsewhere) = (engine.create_queue(8).unwrap(), engine.create_queue(64).unwrap());
@@ -934,9 +938,9 @@ fn a_blob_comes_where_it_is_wanted_and_so_does_what_is_said_from_then_on() {
     engine.export(id, Some(&shelf)).unwrap();
     engine.abort(id).unwrap();
     said.extend(answers(&drain(&engine)).remove(&id).unwrap_or_default());
-    let blobs = shelf.poll(Some(Duration::ZERO)).unwrap();
-    let blob = &blobs[0];
-    assert_eq!((blobs.len(), blob.sequence, blob.user_data, blob.finish, blob.blob.is_empty()), (1, id, 1, None, false));
+    let states = shelf.poll(Some(Duration::ZERO)).unwrap();
+    let state = &states[0];
+    assert_eq!((states.len(), state.sequence, state.user_data, state.finish, state.sequence_state.is_empty()), (1, id, 1, None, false));
     engine.go_on(id, GoOn { queue: Some(&elsewhere), user_data: Some(2), ..GoOn::default() }).unwrap();
     assert!(drain(&engine).is_empty(), "the engine's own queue hears no more of it");
     let outputs: Vec<Output> = elsewhere.poll(Some(Duration::ZERO)).unwrap().into();
@@ -971,11 +975,11 @@ fn what_was_said_of_the_prompt_moves_too_and_what_was_still_to_be_said() {
     for n in [0, 2, 12] {
         let id = engine.add_request(Request { keep: true, ..request(prompt(60), sampling.clone()) }).unwrap();
         steps(&engine, n);
-        let blob = exported(&engine, id);
+        let state = exported(&engine, id);
         drain(&engine);
         engine.free(id).unwrap();
         let other = model.engine();
-        let seq = other.import(other.queue(), &blob).unwrap();
+        let seq = other.import(other.queue(), &state).unwrap();
         other.go_on(seq, GoOn::default()).unwrap();
         let there = drain(&other).pop().unwrap();
         assert_eq!(there.prompt_logprobs.tokens.len(), 59);
@@ -990,20 +994,20 @@ fn an_import_that_finds_no_room_is_computed_again_and_one_from_another_path_says
     let engine = model.engine();
     let id = engine.add_request(Request { keep: true, ..request(prompt(60), sampled(3, 20)) }).unwrap();
     drain(&engine);
-    let blob = exported(&engine, id);
+    let state = exported(&engine, id);
     let all = [prompt(60), tokens(&alone(&model, &prompt(60), sampled(3, 20)))].concat();
 
     let tight = model.engine_of(24, 150);
     let busy = tight.add_request(request(prompt(110), sampled(1, 30))).unwrap();
     steps(&tight, 1);
-    let seq = tight.import(tight.queue(), &blob).unwrap();
+    let seq = tight.import(tight.queue(), &state).unwrap();
     tight.resume(seq, Resume { keep: false, ..Resume::new(sampled(9, 10)) }).unwrap();
     let told = answers(&drain(&tight));
     assert_eq!(told[&seq], alone(&model, &all, sampled(9, 10)));
     assert_eq!(told[&busy].len() + 1, 30);
 
     let other = Engine::create(&EngineOptions { isa: Some(Isa::Portable), ..model.options.clone() }).unwrap();
-    let seq = other.import(other.queue(), &blob).unwrap();
+    let seq = other.import(other.queue(), &state).unwrap();
     let same = other.info().isa == engine.info().isa;
     assert_eq!((other.sequence(seq).unwrap().inexact, engine.sequence(id).unwrap().inexact), (!same, false));
     other.resume(seq, Resume::new(sampled(9, 10))).unwrap();
@@ -1020,41 +1024,43 @@ fn an_import_that_finds_no_room_is_computed_again_and_one_from_another_path_says
 }
 
 #[test]
-fn a_blob_that_is_damaged_foreign_or_newer_is_an_error_and_nothing_else() {
+fn a_state_that_is_damaged_foreign_or_newer_is_an_error_and_nothing_else() {
     let model = Model::llama();
     let engine = model.engine();
     let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 10)) }).unwrap();
     drain(&engine);
-    let blob = exported(&engine, id);
+    let state = exported(&engine, id);
     let import = |bytes: &[u8]| engine.import(engine.queue(), bytes);
-    for len in [0, 1, 8, 12, 31, 32, 40, blob.len() / 2, blob.len() - 1] {
-        assert_eq!(code(import(&blob[..len]), "bytes are no exported sequence"), Code::InvalidArgument, "{len}");
+    for len in [0, 1, 8, 12, 31, 32, 40, state.len() / 2, state.len() - 1] {
+        assert_eq!(code(import(&state[..len]), "not an exported sequence"), Code::InvalidArgument, "{len}");
     }
-    for i in (0..blob.len()).step_by(97) {
-        let mut bent = blob.clone();
+    for i in (0..state.len()).step_by(97) {
+        let mut bent = state.clone();
         bent[i] ^= 1 << (i % 8);
         assert!(import(&bent).is_err(), "byte {i}");
     }
-    let mut newer = blob.clone();
-    newer[8] = 2;
-    assert_eq!(code(import(&newer), "format 2"), Code::Unsupported);
+    for (version, age) in [(1, "an earlier release (format 1, this library reads 2)"), (3, "a newer release (format 3")] {
+        let mut other = state.clone();
+        other[8] = version;
+        assert_eq!(code(import(&other), age), Code::Unsupported);
+    }
 
     let foreign = {
         let dir = TempDir::new();
         write_random_model(&dir.0, &configs(512).pop().unwrap().1, false, 6);
         Engine::create(&EngineOptions { model_dir: dir.0.clone(), ..model.options.clone() }).unwrap()
     };
-    assert_eq!(code(foreign.import(foreign.queue(), &blob), "is of model"), Code::InvalidArgument);
+    assert_eq!(code(foreign.import(foreign.queue(), &state), "is of model"), Code::InvalidArgument);
     let wider = Engine::create(&EngineOptions { block_size: 16, ..model.options.clone() }).unwrap();
-    assert_eq!(code(wider.import(wider.queue(), &blob), "this engine has blocks of 16"), Code::InvalidArgument);
+    assert_eq!(code(wider.import(wider.queue(), &state), "this engine has blocks of 16"), Code::InvalidArgument);
     let shorter = model.engine_of(24, 28);
-    assert_eq!(code(shorter.import(shorter.queue(), &blob), "max_model_len is 28"), Code::InvalidArgument);
+    assert_eq!(code(shorter.import(shorter.queue(), &state), "max_model_len is 28"), Code::InvalidArgument);
     engine.check().unwrap();
 }
 
 /// Whoever can write a checksum can write anything before it.
 #[test]
-fn a_forged_blob_is_an_error_or_a_sequence_and_never_a_defect() {
+fn a_forged_state_is_an_error_or_a_sequence_and_never_a_defect() {
     use sha2::{Digest, Sha256};
     let model = Model::llama();
     let engine = model.engine();
@@ -1063,12 +1069,12 @@ fn a_forged_blob_is_an_error_or_a_sequence_and_never_a_defect() {
     steps(&engine, 10);
     let idle = engine.fork(id, 1, &Fork { idle: true, ..Default::default() }).unwrap()[0];
     drain(&engine);
-    let blob = exported(&engine, idle);
+    let state = exported(&engine, idle);
     let mut random = common::Random(4);
-    let header = u64::from_le_bytes(blob[12..20].try_into().unwrap()) as usize;
+    let header = u64::from_le_bytes(state[12..20].try_into().unwrap()) as usize;
     let mut taken = 0;
     for _ in 0..2000 {
-        let mut forged = blob[..blob.len() - 32].to_vec();
+        let mut forged = state[..state.len() - 32].to_vec();
         for _ in 0..=random.below(3) {
             // Mostly digits, so that what parses is wrong in its numbers.
             let place = 20 + random.below(header);

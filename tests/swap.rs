@@ -177,7 +177,7 @@ fn swapping_changes_no_bit_of_int8() {
 fn what_lies_in_the_host_tier_can_be_exported() {
     let model = Model::new(KvDtype::F32);
     let engine = Engine::create(&model.swapping(Preemption::Swap, 200, None)).unwrap();
-    let blob = |seq: u64| {
+    let state = |seq: u64| {
         engine.export(seq, None).unwrap();
         engine.step().unwrap();
         engine
@@ -185,17 +185,17 @@ fn what_lies_in_the_host_tier_can_be_exported() {
             .poll(Some(Duration::ZERO))
             .unwrap()
             .iter()
-            .find_map(|output| (!output.blob.is_empty()).then(|| output.blob.clone()))
+            .find_map(|output| (!output.sequence_state.is_empty()).then(|| output.sequence_state.clone()))
             .unwrap()
     };
     let request = Request { keep: true, ..Request::new(Prompt::Tokens(prompt(60, 1)), sampled(1, 20)) };
     let seq = engine.add_request(request).unwrap();
     drain(&engine, &mut Answers::new());
-    let expected = blob(seq);
+    let expected = state(seq);
     engine.add_request(Request::new(Prompt::Tokens(prompt(140, 2)), sampled(2, 20))).unwrap();
     drain(&engine, &mut Answers::new());
     assert_eq!(engine.stats().swapped, 1);
-    assert!(blob(seq) == expected, "the same bytes");
+    assert!(state(seq) == expected, "the same bytes");
     assert_eq!(engine.stats().swapped, 0, "it came back for that");
 }
 

@@ -48,7 +48,7 @@ struct Server {
     /// Those that have not ended, in the order in which they came.
     streams: BTreeMap<u64, Stream>,
     random: u64,
-    most_blocks: u64,
+    max_blocks: u64,
 }
 
 /// One sequence's tokens.
@@ -67,7 +67,7 @@ impl Server {
         let start = Instant::now();
         let engine = Engine::create(&EngineOptions { model_dir, trace_path, ..options })?;
         let loaded = Loaded { read_seconds, load_seconds: start.elapsed().as_secs_f64() };
-        Ok((Server { engine, streams: BTreeMap::new(), random: 1, most_blocks: 0 }, loaded))
+        Ok((Server { engine, streams: BTreeMap::new(), random: 1, max_blocks: 0 }, loaded))
     }
 
     fn answer(&mut self, question: Question) -> Result<()> {
@@ -76,7 +76,7 @@ impl Server {
             Question::Decode { steps } => say(self.decode(steps)),
             Question::Batch { requests } => say(self.batch(requests)),
             Question::Leave => say(self.leave()),
-            Question::Memory => say(Ok(Peak { bytes: peak_bytes(), blocks: self.most_blocks })),
+            Question::Memory => say(Ok(Peak { bytes: peak_bytes(), blocks: self.max_blocks })),
         }
     }
 
@@ -135,7 +135,7 @@ impl Server {
 
     fn step(&mut self) -> Result<Step> {
         let report = self.engine.step()?;
-        self.most_blocks = self.most_blocks.max(self.engine.stats().blocks_used);
+        self.max_blocks = self.max_blocks.max(self.engine.stats().blocks_used);
         let mut step = self.computed(&report)?;
         for output in self.engine.queue().poll(Some(Duration::ZERO))? {
             step.logits += self.hear(output)?;

@@ -6,8 +6,8 @@ cargo build --release --locked --example scripted
 out=$PWD/build/polling
 mkdir -p "$out"
 # The library with one more door takes the library's place.
-cp target/release/examples/libscripted.so "$out/libpagedllm.so.0"
-ln -sf libpagedllm.so.0 "$out/libpagedllm.so"
+cp target/release/examples/libscripted.so "$out/libpagedllm.so.1"
+ln -sf libpagedllm.so.1 "$out/libpagedllm.so"
 link="-L$out -lpagedllm -Wl,-rpath,$out"
 c++ -std=c++17 -O2 -Wall -Wextra -Werror -Iinclude -Ibindings/cpp benches/polling/poll.cpp -o "$out/poll_cpp" $link -pthread
 (cd benches/polling/go && CGO_CFLAGS="-I$PWD/../../../include -O2" CGO_LDFLAGS="-L$out -Wl,-rpath,$out" go build -tags pagedllm_scripted -o "$out/poll_go" .)

@@ -70,7 +70,7 @@ pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
         block_bytes: 0,
         kv_dtype: KvDtype::F32,
         max_model_len: MAX_LEN,
-        most_blocks: blocks,
+        max_blocks: blocks,
         full_sequences: MAX_SEQS,
         swap_bytes: 0,
         swap_blocks: 0,

@@ -60,7 +60,7 @@ fn serve(simulation: &Simulation, jobs: &[Job]) -> Result<(Vec<f64>, Vec<f64>)> 
         while let Some(job) = jobs.get(told.len()).filter(|job| job.at <= now()) {
             let sampling = SamplingParams { max_tokens: Some(job.max_tokens), ..SamplingParams::greedy() };
             let request = Request { priority: job.priority, ..Request::new(Prompt::Tokens(vec![0; job.prompt]), sampling) };
-            let from_now = engine.admit(engine.queue(), request)?.first_token.unwrap_or_default();
+            let from_now = engine.predict_admission(engine.queue(), request)?.first_token.unwrap_or_default();
             let id = simulation.add(job)?;
             first = if told.is_empty() { id } else { first };
             told.push((now() + from_now - job.at).as_secs_f64());
@@ -110,8 +110,7 @@ const OTHERS: [(&str, Policies); 6] = [
     ("static", Policies { batching: BatchingPolicy::Static, ..DEFAULT }),
     ("max_tokens", Policies { allocation: AllocationPolicy::MaxTokens, ..DEFAULT }),
 ];
-const DEFAULT: Policies =
-    Policies { order: OrderPolicy::FirstCome, batching: BatchingPolicy::Mixed, allocation: AllocationPolicy::OnDemand };
+const DEFAULT: Policies = Policies { order: OrderPolicy::Fcfs, batching: BatchingPolicy::Mixed, allocation: AllocationPolicy::OnDemand };
 
 /// From an idle machine to one that falls behind.
 const RATES: [f64; 3] = [1.0, 3.0, 6.0];
@@ -173,7 +172,7 @@ fn cost(waiting: usize) -> Result<(Duration, Duration)> {
             let request = Request::new(Prompt::Tokens(vec![0; 100]), SamplingParams { max_tokens: Some(100), ..SamplingParams::greedy() });
             longest.store(0, Ordering::Relaxed);
             let begun = Instant::now();
-            engine.admit(engine.queue(), request)?;
+            engine.predict_admission(engine.queue(), request)?;
             let call = begun.elapsed();
             std::thread::sleep(Duration::from_millis(1));
             Ok((call, Duration::from_nanos(longest.load(Ordering::Relaxed))))

@@ -13,7 +13,7 @@ const RATES: [f64; 2] = [2.0, 3.0];
 const SEED: u64 = 5;
 
 const ORDERS: [(&str, OrderPolicy); 3] = [
-    ("first come", OrderPolicy::FirstCome),
+    ("first come", OrderPolicy::Fcfs),
     ("priority", OrderPolicy::Priority { ageing: Policies::DEFAULT_AGEING }),
     ("shortest predicted", OrderPolicy::ShortestPredicted { ageing: Policies::DEFAULT_AGEING }),
 ];

@@ -26,7 +26,7 @@ fn longest(job: &Job) -> usize {
 }
 
 const ON_DEMAND: Policies =
-    Policies { order: pagedllm::options::OrderPolicy::FirstCome, batching: BatchingPolicy::Mixed, allocation: AllocationPolicy::OnDemand };
+    Policies { order: pagedllm::options::OrderPolicy::Fcfs, batching: BatchingPolicy::Mixed, allocation: AllocationPolicy::OnDemand };
 const RESERVED: Policies = Policies { allocation: AllocationPolicy::MaxTokens, ..ON_DEMAND };
 const STATIC: Policies = Policies { batching: BatchingPolicy::Static, ..RESERVED };
 

@@ -211,7 +211,7 @@ fn model_info(options: &EngineOptions, machine: Machine) -> ModelInfo {
         kv_bytes: 0,
         work_bytes: 0,
         blocks,
-        most_blocks: blocks,
+        max_blocks: blocks,
         block_size,
         groups: 1,
         block_bytes: 0,

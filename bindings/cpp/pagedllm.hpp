@@ -15,15 +15,15 @@
  * standard library throws: std::bad_alloc, and std::system_error if generate_async cannot start a
  * thread.
  *
- * Ownership. Engine, Arena, Queue, Outputs, Stream, Sequence and Pin are move-only and free what
+ * Ownership. Engine, Budget, Queue, Outputs, Stream, Sequence and Pin are move-only and free what
  * they own. A moved-from object can be destroyed and assigned to. Its other calls return
  * Code::invalid_argument, and its ranges are empty.
  *
  * Views. A std::string_view or Span argument needs to be valid only during the call. A returned view
- * is valid as long as its source: an Output as long as its Outputs, an Info as long as its Engine.
+ * is valid as long as its source: an Output as long as its Outputs, a ModelInfo as long as its Engine.
  *
  * Threads. Unless Options::host_steps is set, a thread of the engine steps it, and sleeps while
- * there is nothing to do. Any thread may call any function of an Engine, Arena, Queue or Sequence at
+ * there is nothing to do. Any thread may call any function of an Engine, Budget, Queue or Sequence at
  * any time. Only one thread at a time may use a Stream or an Outputs. While a call on an object is
  * in progress, no thread may move, assign or destroy the object. A call on a Sequence or a Pin is
  * also a call on its engine. All of these objects can outlive their engine: requests in progress end
@@ -291,7 +291,7 @@ inline Result<std::string> copied(const Result<Handle<pllm_bytes, pllm_bytes_fre
 
 // ---- library ------------------------------------------------------------------------------------
 
-// Returns the version of the loaded library, such as "0.2.0".
+// Returns the version of the loaded library, such as "0.3.0".
 [[nodiscard]] inline std::string_view version() { return pllm_version(); }
 
 // Returns a JSON object that describes this build and machine, as pllm_build_info does.
@@ -307,62 +307,62 @@ inline Status check_abi(uint32_t header = PLLM_ABI_VERSION) {
 
 // ---- memory budgets -----------------------------------------------------------------------------
 
-// As pllm_arena_info.
-using ArenaInfo = pllm_arena_info;
+// As pllm_budget_info.
+using BudgetInfo = pllm_budget_info;
 
-// A memory budget that an Arena or an Engine owns. Valid as long as its owner.
-class ArenaView {
+// A memory budget that a Budget or an Engine owns. Valid as long as its owner.
+class BudgetView {
 public:
     // Changes the size of the budget while its engines run. No request ends, and results do not
     // change. If the engines and their requests need more than `bytes`, the call returns
     // Code::capacity with the smallest possible size.
-    Status resize(uint64_t bytes) const { return detail::status(pllm_arena_resize(arena_, bytes)); }
+    Status resize(uint64_t bytes) const { return detail::status(pllm_budget_resize(budget_, bytes)); }
 
-    Result<ArenaInfo> state() const {
-        return detail::filled<ArenaInfo>([&](ArenaInfo *out) { return pllm_arena_state(arena_, out); });
+    Result<BudgetInfo> info() const {
+        return detail::filled<BudgetInfo>([&](BudgetInfo *out) { return pllm_budget_get_info(budget_, out); });
     }
 
-    [[nodiscard]] const pllm_arena *native() const noexcept { return arena_; }
+    [[nodiscard]] const pllm_budget *native() const noexcept { return budget_; }
 
     // Returns the handle. A budget that has been moved from is an error, because NULL selects a
     // budget of the engine's own.
-    Result<const pllm_arena *> named() const {
-        if (!arena_) return Error{Code::invalid_argument, "the arena has been moved from: name another"};
-        return arena_;
+    Result<const pllm_budget *> named() const {
+        if (!budget_) return Error{Code::invalid_argument, "the budget has been moved from: name another"};
+        return budget_;
     }
 
 protected:
     friend class Engine;
-    explicit ArenaView(const pllm_arena *arena) noexcept : arena_(arena) {}
+    explicit BudgetView(const pllm_budget *budget) noexcept : budget_(budget) {}
 
-    const pllm_arena *arena_;
+    const pllm_budget *budget_;
 };
 
 // A memory budget for KV pools, which several engines can share. It can be destroyed before its
 // engines: they keep the budget.
 //
-//     pagedllm::Arena arena = pagedllm::Arena::create(1 << 30).value();
-//     options.arena = &arena;
-class Arena : public ArenaView {
+//     pagedllm::Budget budget = pagedllm::Budget::create(1 << 30).value();
+//     options.budget = &budget;
+class Budget : public BudgetView {
 public:
-    // Creates a budget that resize can later raise to at most `most_bytes` (0: to `bytes`).
-    static Result<Arena> create(uint64_t bytes, uint64_t most_bytes = 0) {
-        auto arena = detail::made<pllm_arena, pllm_arena_free>(
-            [&](pllm_arena **out) { return pllm_arena_create(bytes, most_bytes, out); });
-        if (!arena) return arena.error();
-        return Arena(std::move(*arena));
+    // Creates a budget that resize can later raise to at most `max_bytes` (0: to `bytes`).
+    static Result<Budget> create(uint64_t bytes, uint64_t max_bytes = 0) {
+        auto budget = detail::made<pllm_budget, pllm_budget_free>(
+            [&](pllm_budget **out) { return pllm_budget_create(bytes, max_bytes, out); });
+        if (!budget) return budget.error();
+        return Budget(std::move(*budget));
     }
 
-    Arena(Arena &&other) noexcept : ArenaView(std::exchange(other.arena_, nullptr)), owned_(std::move(other.owned_)) {}
-    Arena &operator=(Arena &&other) noexcept {
-        arena_ = std::exchange(other.arena_, nullptr);
+    Budget(Budget &&other) noexcept : BudgetView(std::exchange(other.budget_, nullptr)), owned_(std::move(other.owned_)) {}
+    Budget &operator=(Budget &&other) noexcept {
+        budget_ = std::exchange(other.budget_, nullptr);
         owned_ = std::move(other.owned_);
         return *this;
     }
 
 private:
-    using Owned = detail::Handle<pllm_arena, pllm_arena_free>;
-    explicit Arena(Owned owned) noexcept : ArenaView(owned.get()), owned_(std::move(owned)) {}
+    using Owned = detail::Handle<pllm_budget, pllm_budget_free>;
+    explicit Budget(Owned owned) noexcept : BudgetView(owned.get()), owned_(std::move(owned)) {}
 
     Owned owned_;
 };
@@ -410,7 +410,7 @@ enum class Preemption : uint32_t {
 
 // Order of the waiting requests.
 enum class Order : uint32_t {
-    first_come = PLLM_ORDER_FIRST_COME,
+    fcfs = PLLM_ORDER_FCFS,
     priority = PLLM_ORDER_PRIORITY,
     shortest_predicted = PLLM_ORDER_SHORTEST_PREDICTED,
 };
@@ -461,7 +461,7 @@ struct Options {
     // Maximum length in bytes of a text prompt, of a chat's JSON and the prompt it renders to, and
     // of a text to tokenize. 0: 64 for each token of max_model_len, at least 1048576.
     uint64_t max_prompt_bytes = detail::options_defaults().max_prompt_bytes;
-    const ArenaView *arena = nullptr;  // null: a budget of the engine's own
+    const BudgetView *budget = nullptr;  // null: a budget of the engine's own
     uint64_t swap_bytes = detail::options_defaults().swap_bytes;
     std::string swap_path = {};  // empty: the host tier is in memory
     Preemption preemption = Preemption(detail::options_defaults().preemption);
@@ -637,7 +637,7 @@ struct Resume {
     // output kind. Of the other fields, only keep, user_data, logits_hook, hook_data and deadline
     // are used. For generate and collect, sampling.output_kind must be the output kind of the
     // sequence.
-    bool go_on = (detail::resume_defaults().flags & PLLM_RESUME_CONTINUE) != 0;
+    bool continue_generation = (detail::resume_defaults().flags & PLLM_RESUME_CONTINUE) != 0;
     // As in Request, from this call on.
     std::chrono::milliseconds deadline{detail::resume_defaults().deadline_ms};
 };
@@ -671,10 +671,10 @@ inline Status set_policies(pllm_engine_options &c, const Options &options) {
         return Error{Code::invalid_argument, "ageing is " + std::to_string(ageing) + " ms: it must be from 0 to 4294967295 ms"};
     }
     c.ageing_ms = static_cast<uint32_t>(ageing);
-    if (options.arena) {
-        const auto arena = options.arena->named();
-        if (!arena) return arena.error();
-        c.arena = *arena;
+    if (options.budget) {
+        const auto budget = options.budget->named();
+        if (!budget) return budget.error();
+        c.budget = *budget;
     }
     c.max_waiting_requests = options.max_waiting_requests;
     c.max_waiting_tokens = options.max_waiting_tokens;
@@ -876,8 +876,8 @@ void set_prompt(C &c, const Prompt &prompt) noexcept {
         c.prompt = text->data() ? text->data() : "";
         c.prompt_len = text->size();
     } else if (const auto *tokens = std::get_if<Span<const uint32_t>>(&prompt)) {
-        c.prompt_tokens = tokens->data() ? tokens->data() : no_tokens;
-        c.prompt_tokens_len = tokens->size();
+        c.prompt_token_ids = tokens->data() ? tokens->data() : no_tokens;
+        c.prompt_token_ids_len = tokens->size();
     }
 }
 
@@ -938,7 +938,7 @@ public:
         resume_.sampling = sampling_.native();
         resume_.user_data = resume.user_data.value_or(0);
         resume_.flags = flag(resume.keep, PLLM_REQUEST_KEEP) | flag(resume.user_data.has_value(), PLLM_RESUME_USER_DATA) |
-                        flag(resume.go_on, PLLM_RESUME_CONTINUE);
+                        flag(resume.continue_generation, PLLM_RESUME_CONTINUE);
         resume_.text_flags = flag(resume.skip_special, PLLM_TEXT_SKIP_SPECIAL);
         resume_.logits_hook = resume.logits_hook;
         resume_.hook_data = resume.hook_data;
@@ -1008,7 +1008,7 @@ enum class Packed : uint64_t {
 };
 
 // The model and the limits of its engine. Valid until the Engine is destroyed.
-struct Info {
+struct ModelInfo {
     std::string_view architecture;
     std::string_view isa;
     Span<const uint32_t> eos_token_ids;
@@ -1055,7 +1055,7 @@ struct Output {
     Span<const float> prompt_logprobs;
     Span<const Logprob> prompt_top_logprobs;
     // State of a sequence from Sequence::export_to. Empty in all other outputs.
-    Span<const uint8_t> blob;
+    Span<const uint8_t> sequence_state;
     // Set in the last output of a sequence; zero in all others.
     Timing timing;
     uint64_t preemptions;    // number of times the sequence was preempted
@@ -1097,7 +1097,7 @@ private:
           top_logprobs(detail::view(c.top_logprobs, c.top_logprobs_len)),
           prompt_logprobs(detail::view(c.prompt_logprobs, c.prompt_logprobs_len)),
           prompt_top_logprobs(detail::view(c.prompt_top_logprobs, c.prompt_top_logprobs_len)),
-          blob(detail::view(c.blob, c.blob_len)),
+          sequence_state(detail::view(c.sequence_state, c.sequence_state_len)),
           timing{Seconds(c.queued_seconds), Seconds(c.first_token_seconds), Seconds(c.last_token_seconds)},
           preemptions(c.preemptions),
           cached_tokens(c.cached_tokens) {}
@@ -1169,7 +1169,7 @@ struct Completion {
 
     // Adds the next output.
     void add(const Output &output, OutputKind kind) {
-        if (!output.blob.empty()) return;  // an exported state is not part of the text
+        if (!output.sequence_state.empty()) return;  // an exported state is not part of the text
         if (kind != OutputKind::delta) {   // this output has everything so far
             text.clear();
             tokens.clear();
@@ -1226,7 +1226,7 @@ public:
     // close it. Give a dup() of it to an owner that closes it.
     Result<int> event_fd() const {
         int32_t fd = -1;
-        if (Status got = detail::status(pllm_queue_event_fd(queue_, &fd)); !got) return got.error();
+        if (Status got = detail::status(pllm_queue_get_event_fd(queue_, &fd)); !got) return got.error();
         return fd;
     }
 
@@ -1492,7 +1492,7 @@ public:
     Result<std::vector<Sequence>> fork_many(uint32_t n, const Fork &how = {}) const {
         pllm_fork c = detail::fork_defaults();
         c.n = n;
-        c.at = how.at.value_or(PLLM_AT_END);
+        c.at = how.at.value_or(PLLM_FORK_AT_END);
         c.seed = how.seed.value_or(0);
         c.user_data = how.user_data.value_or(0);
         c.flags = detail::flag(how.seed.has_value(), PLLM_FORK_SEED) | detail::flag(how.idle, PLLM_FORK_IDLE) |
@@ -1559,15 +1559,15 @@ public:
     // Engine::import_sequence creates a sequence from it, in this or another process. This sequence
     // is not affected. The state contains the conversation in plain text. It does not contain the
     // logits hook.
-    Result<std::vector<uint8_t>> export_blob() const {
+    Result<std::vector<uint8_t>> export_state() const {
         if (Result<SequenceInfo> known = info(); !known) return known.error();
         Result<Queue> queue = Queue::create(owned_.engine().native(), 1);
         if (!queue) return queue.error();
         if (Status asked = export_to(*queue); !asked) return asked.error();
-        return blob_of(queue->poll(forever));
+        return state_of(queue->poll(forever));
     }
 
-    // As export_blob, without waiting. The state (Output::blob) or an error arrives as an output of
+    // As export_state, without waiting. The state (Output::sequence_state) or an error arrives as an output of
     // the sequence in `queue`, a queue of the same engine.
     Status export_to(const QueueView &queue) const {
         const auto named = queue.named();
@@ -1607,11 +1607,11 @@ private:
     }
 
     // Returns the state or the error of the only output.
-    static Result<std::vector<uint8_t>> blob_of(const Result<Outputs> &outputs) {
+    static Result<std::vector<uint8_t>> state_of(const Result<Outputs> &outputs) {
         if (!outputs) return outputs.error();
         const Output output = (*outputs)[0];
         if (output.error_code != Code{}) return Error{output.error_code, std::string(output.error_message)};
-        return std::vector<uint8_t>(output.blob.begin(), output.blob.end());
+        return std::vector<uint8_t>(output.sequence_state.begin(), output.sequence_state.end());
     }
 
     detail::Owned<pllm_sequence_free> owned_;
@@ -1668,10 +1668,10 @@ public:
     // Takes ownership of an engine that was created with the C API. The engine is not started.
     [[nodiscard]] static Engine adopt(pllm_engine *engine) { return Engine(Made(engine)); }
 
-    Result<Info> info() const {
-        auto c = detail::filled<pllm_model_info>([&](pllm_model_info *out) { return pllm_engine_info(native(), out); });
+    Result<ModelInfo> model_info() const {
+        auto c = detail::filled<pllm_model_info>([&](pllm_model_info *out) { return pllm_engine_get_model_info(native(), out); });
         if (!c) return c.error();
-        return Info{detail::view(c->architecture, c->architecture_len),
+        return ModelInfo{detail::view(c->architecture, c->architecture_len),
                     detail::view(c->isa, c->isa_len),
                     detail::view(c->eos_token_ids, c->eos_token_ids_len),
                     c->vocab_size,
@@ -1684,30 +1684,30 @@ public:
     }
 
     Result<Stats> stats() const {
-        return detail::filled<Stats>([&](Stats *out) { return pllm_engine_stats(native(), out); });
+        return detail::filled<Stats>([&](Stats *out) { return pllm_engine_get_stats(native(), out); });
     }
 
     // Returns gauges, counters and histograms in the OpenMetrics text format, as
-    // pllm_engine_metrics does.
+    // pllm_engine_get_metrics does.
     Result<std::string> metrics() const {
         return detail::copied(detail::made<pllm_bytes, pllm_bytes_free>(
-            [&](pllm_bytes **out) { return pllm_engine_metrics(native(), out); }));
+            [&](pllm_bytes **out) { return pllm_engine_get_metrics(native(), out); }));
     }
 
-    // Returns the budget of the KV pool: Options::arena or the engine's own. Valid as long as the
+    // Returns the budget of the KV pool: Options::budget or the engine's own. Valid as long as the
     // engine.
-    [[nodiscard]] ArenaView arena() const noexcept { return ArenaView(pllm_engine_arena(native())); }
+    [[nodiscard]] BudgetView budget() const noexcept { return BudgetView(pllm_engine_budget(native())); }
 
     // Predicts admission and time to first token for a request with outputs to `queue`, without
     // adding it. Any thread may call it, also during a step.
-    Result<Admission> admit(const Request &request, const QueueView &queue) const {
+    Result<Admission> predict_admission(const Request &request, const QueueView &queue) const {
         const auto named = queue.named();
         if (!named) return named.error();
-        return admit(request, *named);
+        return predict_admission(request, *named);
     }
 
     // As above, with outputs to the engine's own queue.
-    Result<Admission> admit(const Request &request) const { return admit(request, nullptr); }
+    Result<Admission> predict_admission(const Request &request) const { return predict_admission(request, nullptr); }
 
     // Adds a request and returns its id. `queue`, a queue of this engine, receives its outputs.
     Result<uint64_t> add(const Request &request, const QueueView &queue) {
@@ -1792,16 +1792,16 @@ public:
     [[nodiscard]] Sequence sequence(uint64_t id) const noexcept { return Sequence(known(), id); }
 
     // Creates an idle sequence from an exported state, in this or another process. Resumed with
-    // Resume::go_on, it continues with the same bits if SequenceInfo::inexact is 0. `queue`, a
+    // Resume::continue_generation, it continues with the same bits if SequenceInfo::inexact is 0. `queue`, a
     // queue of this engine, receives its outputs.
-    Result<Sequence> import_sequence(Span<const uint8_t> blob, const QueueView &queue) {
+    Result<Sequence> import_sequence(Span<const uint8_t> state, const QueueView &queue) {
         const auto named = queue.named();
         if (!named) return named.error();
-        return import_sequence(blob, *named);
+        return import_sequence(state, *named);
     }
 
     // As above, with outputs to the engine's own queue.
-    Result<Sequence> import_sequence(Span<const uint8_t> blob) { return import_sequence(blob, nullptr); }
+    Result<Sequence> import_sequence(Span<const uint8_t> state) { return import_sequence(state, nullptr); }
 
     // Computes a prompt, from the next step on, and keeps its blocks in the prefix cache. Requests
     // that begin with the same tokens reuse them.
@@ -1855,19 +1855,19 @@ private:
         return id;
     }
 
-    Result<Admission> admit(const Request &request, const pllm_queue *queue) const {
+    Result<Admission> predict_admission(const Request &request, const pllm_queue *queue) const {
         detail::CRequest request_c(request);
         auto c = detail::filled<pllm_admission>(
-            [&](pllm_admission *out) { return pllm_engine_admit(native(), request_c.to(queue), out); });
+            [&](pllm_admission *out) { return pllm_engine_predict_admission(native(), request_c.to(queue), out); });
         if (!c) return c.error();
         const std::optional<Seconds> first_token =
             c->first_token_seconds < 0 ? std::nullopt : std::optional<Seconds>(c->first_token_seconds);
         return Admission{c->admits != 0, c->fits_now != 0, first_token, c->waiting_requests, c->waiting_tokens};
     }
 
-    Result<Sequence> import_sequence(Span<const uint8_t> blob, const pllm_queue *queue) {
+    Result<Sequence> import_sequence(Span<const uint8_t> state, const pllm_queue *queue) {
         uint64_t id = 0;
-        Status imported = detail::status(pllm_sequence_import(native(), blob.data(), blob.size(), queue, &id));
+        Status imported = detail::status(pllm_sequence_import(native(), state.data(), state.size(), queue, &id));
         if (!imported) return imported.error();
         return Sequence(known(), id);
     }

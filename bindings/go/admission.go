@@ -20,12 +20,14 @@ type Admission struct {
 	WaitingRequests, WaitingTokens int
 }
 
-// Admit predicts admission and time to first token for a request without adding it. It returns the
+// PredictAdmission predicts admission and time to first token for a request without adding it. It returns the
 // errors that Add would return, except for grammars, which are not compiled.
-func (e *Engine) Admit(request Request) (Admission, error) { return e.Queue().Admit(request) }
+func (e *Engine) PredictAdmission(request Request) (Admission, error) {
+	return e.Queue().PredictAdmission(request)
+}
 
-// Admit is Engine.Admit for a request with outputs to this queue.
-func (q *Queue) Admit(request Request) (admission Admission, err error) {
+// PredictAdmission is Engine.PredictAdmission for a request with outputs to this queue.
+func (q *Queue) PredictAdmission(request Request) (admission Admission, err error) {
 	var args arguments
 	defer args.Unpin()
 	c, err := request.toC(&args)
@@ -35,7 +37,7 @@ func (q *Queue) Admit(request Request) (admission Admission, err error) {
 	err = q.use(func(engine *C.pllm_engine, queue *C.pllm_queue) error {
 		c.queue = queue
 		told := C.pllm_admission{struct_size: C.sizeof_pllm_admission}
-		if err := check(C.pllm_engine_admit(engine, c, &told)); err != nil {
+		if err := check(C.pllm_engine_predict_admission(engine, c, &told)); err != nil {
 			return err
 		}
 		admission = Admission{

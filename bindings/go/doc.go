@@ -17,9 +17,9 @@
 //
 // # Limits
 //
-// The KV pool takes its bytes from a memory budget, an [Arena]. Engines can share it, and
-// [Arena.Resize] changes it while they run. Options set the order of requests, the treatment of
-// preempted requests and the number of waiting requests. [Engine.Admit] predicts the admission of a
+// The KV pool takes its bytes from a memory budget, a [Budget]. Engines can share it, and
+// [Budget.Resize] changes it while they run. Options set the order of requests, the treatment of
+// preempted requests and the number of waiting requests. [Engine.PredictAdmission] predicts the admission of a
 // request. [Engine.Metrics] returns metrics for Prometheus.
 //
 // # Defaults
@@ -52,7 +52,7 @@
 // # Closing
 //
 // [Engine.Close] may be called at any time, from any goroutine, more than once. It waits for calls
-// in progress; calls that wait and streams end with [ErrClosed]. An engine, arena, queue or
+// in progress; calls that wait and streams end with [ErrClosed]. An engine, budget, queue or
 // sequence that is unreachable is closed after the garbage collector has found it.
 //
 // # Building

@@ -13,7 +13,7 @@ import (
 type Engine struct {
 	engine        *shared[*C.pllm_engine]
 	own           *mailbox
-	info          Info
+	info          ModelInfo
 	queueCapacity int
 }
 
@@ -179,7 +179,7 @@ type Stats struct {
 func (e *Engine) Stats() (stats Stats, err error) {
 	err = e.engine.use(func(c *C.pllm_engine) error {
 		s := C.pllm_stats{struct_size: C.sizeof_pllm_stats}
-		if err := check(C.pllm_engine_stats(c, &s)); err != nil {
+		if err := check(C.pllm_engine_get_stats(c, &s)); err != nil {
 			return err
 		}
 		stats = Stats{
@@ -212,12 +212,12 @@ func (e *Engine) Stats() (stats Stats, err error) {
 // format ("application/openmetrics-text; version=1.0.0; charset=utf-8").
 func (e *Engine) Metrics() (string, error) {
 	return e.makeText(func(engine *C.pllm_engine, out **C.pllm_bytes) *C.pllm_error {
-		return C.pllm_engine_metrics(engine, out)
+		return C.pllm_engine_get_metrics(engine, out)
 	})
 }
 
-// Info is the model and the limits of its engine.
-type Info struct {
+// ModelInfo is the model and the limits of its engine.
+type ModelInfo struct {
 	// Architecture is the name in config.json, such as "LlamaForCausalLM".
 	Architecture string
 	// ISA is the instruction path, such as "avx512".
@@ -236,20 +236,20 @@ type Info struct {
 	PackedReason string
 }
 
-// Info describes the model and the limits of the engine. It does not change, and is valid after
+// ModelInfo describes the model and the limits of the engine. It does not change, and is valid after
 // Close.
-func (e *Engine) Info() Info {
+func (e *Engine) ModelInfo() ModelInfo {
 	info := e.info
 	info.EOSTokens = slices.Clone(info.EOSTokens)
 	return info
 }
 
-func infoOf(engine *C.pllm_engine) (Info, error) {
+func infoOf(engine *C.pllm_engine) (ModelInfo, error) {
 	info := C.pllm_model_info{struct_size: C.sizeof_pllm_model_info}
-	if err := check(C.pllm_engine_info(engine, &info)); err != nil {
-		return Info{}, err
+	if err := check(C.pllm_engine_get_model_info(engine, &info)); err != nil {
+		return ModelInfo{}, err
 	}
-	return Info{
+	return ModelInfo{
 		Architecture: goText(info.architecture, info.architecture_len),
 		ISA:          goText(info.isa, info.isa_len),
 		EOSTokens:    goTokens(info.eos_token_ids, info.eos_token_ids_len),
@@ -263,7 +263,7 @@ func infoOf(engine *C.pllm_engine) (Info, error) {
 	}, nil
 }
 
-// Version returns the version of the library, such as "0.2.0".
+// Version returns the version of the library, such as "0.3.0".
 func Version() string { return C.GoString(C.pllm_version()) }
 
 // BuildInfo returns a JSON object that describes this build and machine: version, backends,

@@ -17,13 +17,13 @@ import (
 func TestOpenSaysWhatItServes(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
-	info := engine.Info()
+	info := engine.ModelInfo()
 	if info.Architecture != "LlamaForCausalLM" || info.VocabSize != 1024 || info.Layers != 4 || info.Threads != 1 ||
 		info.MaxPositions != 1024 || info.MaxModelLen != 1024 || len(info.EOSTokens) != 2 || info.ISA == "" {
 		t.Errorf("%+v", info)
 	}
 	info.EOSTokens[0]++
-	if engine.Info().EOSTokens[0] == info.EOSTokens[0] {
+	if engine.ModelInfo().EOSTokens[0] == info.EOSTokens[0] {
 		t.Error("a caller can change the engine's own")
 	}
 	if !strings.Contains(pagedllm.BuildInfo(), pagedllm.Version()) {
@@ -44,7 +44,7 @@ func TestAPlanIsWhatOpenTakes(t *testing.T) {
 		t.Errorf("%+v", plan)
 	}
 	engine := open(t, func(o *pagedllm.Options) { *o = options })
-	if stats := statsOf(t, engine); stats.BlocksTotal != plan.Blocks || engine.Info().MaxModelLen != plan.MaxModelLen {
+	if stats := statsOf(t, engine); stats.BlocksTotal != plan.Blocks || engine.ModelInfo().MaxModelLen != plan.MaxModelLen {
 		t.Errorf("planned %+v, made %+v", plan, stats)
 	}
 }
@@ -182,7 +182,7 @@ func TestPackedWeightsAreKeptAndReadAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		info := engine.Info()
+		info := engine.ModelInfo()
 		engine.Close()
 		if info.Packed != want.form || info.PackedReason != want.reason {
 			t.Errorf("%v, %q: want %v, %q", info.Packed, info.PackedReason, want.form, want.reason)
@@ -374,9 +374,9 @@ func everyCall(engine *pagedllm.Engine, queue *pagedllm.Queue) map[string]error 
 	_, errs["Step"] = engine.Step()
 	_, errs["Stats"] = engine.Stats()
 	_, errs["Metrics"] = engine.Metrics()
-	_, errs["Admit"] = engine.Admit(endless)
-	_, errs["State"] = engine.Arena().State()
-	errs["Resize"] = engine.Arena().Resize(1 << 24)
+	_, errs["PredictAdmission"] = engine.PredictAdmission(endless)
+	_, errs["Budget.Info"] = engine.Budget().Info()
+	errs["Resize"] = engine.Budget().Resize(1 << 24)
 	_, errs["Tokenize"] = engine.Tokenize("x", false)
 	_, errs["Detokenize"] = engine.Detokenize(nil, false)
 	_, errs["RenderChat"] = engine.RenderChat([]pagedllm.Message{})
@@ -411,7 +411,7 @@ func TestUseAfterCloseIsAnError(t *testing.T) {
 			t.Errorf("%s: %v", call, err)
 		}
 	}
-	if engine.Info().Layers != 4 {
+	if engine.ModelInfo().Layers != 4 {
 		t.Error("what Open found is gone")
 	}
 	for range 2 {
@@ -518,7 +518,7 @@ func TestAFailedComputationIsTheRequestsError(t *testing.T) {
 	engine := open(t, skipTokenizer, func(o *pagedllm.Options) { o.ModelPath = modelOf(t, 1, 0xff) })
 	for range 2 {
 		var elements int
-		for output, err := range engine.Stream(background, pagedllm.Request{PromptTokens: []uint32{5, 6, 7}}) {
+		for output, err := range engine.Stream(background, pagedllm.Request{PromptTokenIDs: []uint32{5, 6, 7}}) {
 			elements++
 			wantMessage(t, err, pagedllm.ErrModel, "finite")
 			if output.FinishReason != pagedllm.FinishError || output.Err != err {

@@ -47,7 +47,7 @@ const (
 	// ErrInternal: a defect of the library. If it occurs in a step, the engine has failed; closing
 	// it still works.
 	ErrInternal Code = C.PLLM_E_INTERNAL
-	// ErrClosed: the engine, the arena, the queue or the sequence has been closed.
+	// ErrClosed: the engine, the budget, the queue or the sequence has been closed.
 	ErrClosed Code = C.PLLM_E_CLOSED
 	// ErrCancelled: the loading was cancelled. Open returns the error of the context instead.
 	ErrCancelled Code = C.PLLM_E_CANCELLED

@@ -44,7 +44,7 @@ func ExampleOpen() {
 	}
 	defer engine.Close()
 	fmt.Println(loaded, "bytes are loaded")
-	fmt.Println(engine.Info().Architecture)
+	fmt.Println(engine.ModelInfo().Architecture)
 	// Output:
 	// 5242880 bytes are loaded
 	// LlamaForCausalLM

@@ -91,7 +91,7 @@ func FuzzRequest(f *testing.F) {
 		seed uint64, stop string, flags uint8) {
 		request := pagedllm.Request{Prompt: prompt, RawPrompt: flags&1 != 0, ShowSpecial: flags&2 != 0, UserData: seed}
 		if flags&4 != 0 {
-			request.PromptTokens = tokensOf(tokens)
+			request.PromptTokenIDs = tokensOf(tokens)
 		}
 		request.Sampling = pagedllm.Sampling{Temperature: &temperature, TopP: topP, MinP: minP, TopK: topK, MaxTokens: maxTokens,
 			MinTokens: minTokens, IgnoreEOS: flags&8 != 0, LogProbs: flags&16 != 0}

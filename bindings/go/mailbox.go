@@ -43,7 +43,7 @@ func (m *mailbox) listen(queue *C.pllm_queue) error {
 	opening.Lock()
 	defer opening.Unlock()
 	var fd C.int32_t
-	if err := check(C.pllm_queue_event_fd(queue, &fd)); err != nil {
+	if err := check(C.pllm_queue_get_event_fd(queue, &fd)); err != nil {
 		return err
 	}
 	// The library closes its descriptor with the queue. The Go poller needs one that it closes
@@ -161,7 +161,7 @@ func goOutput(record unsafe.Pointer, size uintptr) Output {
 		Timing:          Timing{goDuration(c.queued_seconds), goDuration(c.first_token_seconds), goDuration(c.last_token_seconds)},
 		Preemptions:     int(c.preemptions),
 		CachedTokens:    int(c.cached_tokens),
-		blob:            goBytes(c.blob, c.blob_len),
+		sequenceState:   goBytes(c.sequence_state, c.sequence_state_len),
 	}
 	if c.logprobs != nil {
 		output.LogProbs = goFloats(c.logprobs, c.tokens_len)

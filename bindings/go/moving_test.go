@@ -12,18 +12,18 @@ import (
 
 func export(t *testing.T, sequence *pagedllm.Sequence) []byte {
 	t.Helper()
-	blob, err := sequence.Export(background)
+	state, err := sequence.Export(background)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return blob
+	return state
 }
 
 // imported imports an idle sequence with outputs to a queue of its own.
-func imported(t *testing.T, engine *pagedllm.Engine, blob []byte) (*pagedllm.Sequence, *pagedllm.Queue) {
+func imported(t *testing.T, engine *pagedllm.Engine, state []byte) (*pagedllm.Sequence, *pagedllm.Queue) {
 	t.Helper()
 	queue := newQueue(t, engine, 64)
-	sequence, err := queue.Import(blob)
+	sequence, err := queue.Import(state)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,8 +31,8 @@ func imported(t *testing.T, engine *pagedllm.Engine, blob []byte) (*pagedllm.Seq
 	return sequence, queue
 }
 
-// goOn continues a sequence as if it had never been idle.
-var goOn = pagedllm.Resume{Continue: true}
+// unchanged continues a sequence as if it had never been idle.
+var unchanged = pagedllm.Resume{Continue: true}
 
 // readToTheEnd reads outputs from the queue until the sequence ends.
 func readToTheEnd(t *testing.T, sequence *pagedllm.Sequence, queue *pagedllm.Queue) (all pagedllm.Completion) {
@@ -60,7 +60,7 @@ func TestASequenceThatMovesGoesOnAsIfItHadStayed(t *testing.T) {
 	request := draw(40)
 	request.Sampling.LogProbs = true
 	var whole pagedllm.Completion
-	var blob []byte
+	var state []byte
 	for output, err := range from.Stream(background, request) {
 		if err != nil {
 			t.Fatal(err)
@@ -69,19 +69,19 @@ func TestASequenceThatMovesGoesOnAsIfItHadStayed(t *testing.T) {
 		whole.LogProbs = append(whole.LogProbs, output.LogProbs...)
 		whole.PromptTokens = output.PromptTokens
 		// The request pauses because its queue is full, a few tokens ahead of its reader.
-		if blob == nil {
+		if state == nil {
 			running := from.Sequence(output.Sequence)
-			blob = export(t, running)
+			state = export(t, running)
 			running.Release()
 		}
 	}
-	sequence, queue := imported(t, to, blob)
+	sequence, queue := imported(t, to, state)
 	info := infoOf(t, sequence)
 	told := info.Len - whole.PromptTokens
 	if !info.Idle || info.Inexact || told < 1 || told > 20 {
 		t.Fatalf("%d of %d tokens were told: %+v", told, len(whole.Tokens), info)
 	}
-	if err := sequence.Resume(goOn); err != nil {
+	if err := sequence.Resume(unchanged); err != nil {
 		t.Fatal(err)
 	}
 	rest := readToTheEnd(t, sequence, queue)
@@ -100,14 +100,14 @@ func TestASequenceThatMovesGoesOnAsIfItHadStayed(t *testing.T) {
 	}
 }
 
-func TestABlobMakesAnyNumberOfSequences(t *testing.T) {
+func TestAStateMakesAnyNumberOfSequences(t *testing.T) {
 	t.Parallel()
 	from, to := open(t), open(t)
 	parent, whole := keep(t, from, 11)
 	trunk := fork(t, from, parent, 20)
-	blob := export(t, trunk)
+	state := export(t, trunk)
 	for range 3 {
-		sequence, err := to.Import(blob)
+		sequence, err := to.Import(state)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +116,7 @@ func TestABlobMakesAnyNumberOfSequences(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	last, _ := imported(t, to, blob)
+	last, _ := imported(t, to, state)
 	rest := resume(t, last, pagedllm.Resume{Continue: true, LastTurn: true})
 	wantSame(t, rest, whole, 4)
 	if rest.Text != "rance is Paris." {
@@ -148,10 +148,10 @@ func afterEight(t *testing.T, kind pagedllm.OutputKind) ([]byte, pagedllm.Comple
 func TestASequenceThatMovedGoesOnInAStreamOrAQueueWithUserDataOfItsOwn(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
-	blob, whole := afterEight(t, pagedllm.OutputDelta)
+	state, whole := afterEight(t, pagedllm.OutputDelta)
 	how := pagedllm.Resume{Continue: true, LastTurn: true, UserData: pagedllm.Ptr(uint64(11))}
 	how.Sampling.MaxTokens = 1 // has no effect with Continue
-	streamed, queue := imported(t, engine, blob)
+	streamed, queue := imported(t, engine, state)
 	var rest pagedllm.Completion
 	for output, err := range streamed.Stream(background, how) {
 		if err != nil || output.UserData != 11 {
@@ -164,7 +164,7 @@ func TestASequenceThatMovedGoesOnInAStreamOrAQueueWithUserDataOfItsOwn(t *testin
 	_, err := streamed.Info()
 	wantErr(t, err, pagedllm.ErrNotFound)
 
-	queued, err := engine.Import(blob)
+	queued, err := engine.Import(state)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,9 +179,9 @@ func TestASequenceThatMovedIsCollectedAsItsOutputsAre(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	for _, kind := range []pagedllm.OutputKind{pagedllm.OutputDelta, pagedllm.OutputCumulative, pagedllm.OutputFinal} {
-		blob, whole := afterEight(t, kind)
-		sequence, _ := imported(t, engine, blob)
-		how := goOn
+		state, whole := afterEight(t, kind)
+		sequence, _ := imported(t, engine, state)
+		how := unchanged
 		how.Sampling.OutputKind = kind
 		rest := resume(t, sequence, how)
 		if kind == pagedllm.OutputDelta {
@@ -200,7 +200,7 @@ func TestASequenceOfAnotherInstructionPathIsInexact(t *testing.T) {
 	from, to := open(t), open(t, func(o *pagedllm.Options) { o.ISA = pagedllm.Portable })
 	parent, _ := keep(t, from, 4)
 	sequence, _ := imported(t, to, export(t, parent))
-	if info := infoOf(t, sequence); info.Inexact != (from.Info().ISA != to.Info().ISA) {
+	if info := infoOf(t, sequence); info.Inexact != (from.ModelInfo().ISA != to.ModelInfo().ISA) {
 		t.Errorf("%+v", info)
 	}
 	if infoOf(t, parent).Inexact {
@@ -208,29 +208,29 @@ func TestASequenceOfAnotherInstructionPathIsInexact(t *testing.T) {
 	}
 }
 
-func TestADamagedBlobIsAnErrorAndTheEngineGoesOn(t *testing.T) {
+func TestADamagedStateIsAnErrorAndTheEngineGoesOn(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	sequence, _ := keep(t, engine, 4)
-	blob := export(t, sequence)
-	for _, len := range []int{0, 1, 40, len(blob) / 2, len(blob) - 1} {
-		_, err := engine.Import(blob[:len])
-		wantMessage(t, err, pagedllm.ErrInvalidArgument, "no exported sequence")
+	state := export(t, sequence)
+	for _, len := range []int{0, 1, 40, len(state) / 2, len(state) - 1} {
+		_, err := engine.Import(state[:len])
+		wantMessage(t, err, pagedllm.ErrInvalidArgument, "not an exported sequence")
 	}
 	_, err := engine.Import(nil)
-	wantMessage(t, err, pagedllm.ErrInvalidArgument, "no exported sequence")
-	for _, place := range []int{0, 40, len(blob) / 2, len(blob) - 1} {
-		bent := slices.Clone(blob)
+	wantMessage(t, err, pagedllm.ErrInvalidArgument, "not an exported sequence")
+	for _, place := range []int{0, 40, len(state) / 2, len(state) - 1} {
+		bent := slices.Clone(state)
 		bent[place] ^= 4
 		_, err := engine.Import(bent)
 		wantMessage(t, err, pagedllm.ErrInvalidArgument, "damaged")
 	}
-	newer := slices.Clone(blob)
+	newer := slices.Clone(state)
 	newer[8]++
 	_, err = engine.Import(newer)
 	wantMessage(t, err, pagedllm.ErrUnsupported, "use a newer one")
 	wider := open(t, func(o *pagedllm.Options) { o.BlockSize = 32 })
-	_, err = wider.Import(blob)
+	_, err = wider.Import(state)
 	wantMessage(t, err, pagedllm.ErrInvalidArgument, "block_size")
 	if got := resume(t, sequence, more(7)); got.Text != "rance is Paris." {
 		t.Errorf("%+v", got)
@@ -241,19 +241,19 @@ func TestWhatCannotBeMovedIsAnError(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	sequence, _ := keep(t, engine, 4)
-	blob := export(t, sequence)
+	state := export(t, sequence)
 	_, err := engine.Sequence(1 << 40).Export(background)
 	wantMessage(t, err, pagedllm.ErrNotFound, "")
-	wantMessage(t, engine.Sequence(1<<40).Resume(goOn), pagedllm.ErrNotFound, "")
-	wantMessage(t, sequence.Resume(goOn), pagedllm.ErrInvalidArgument, "queue")
+	wantMessage(t, engine.Sequence(1<<40).Resume(unchanged), pagedllm.ErrNotFound, "")
+	wantMessage(t, sequence.Resume(unchanged), pagedllm.ErrInvalidArgument, "queue")
 
 	closed := newQueue(t, engine, 4)
 	closed.Close()
-	wantMessage(t, closed.Resume(sequence, goOn), pagedllm.ErrClosed, "queue")
-	_, err = closed.Import(blob)
+	wantMessage(t, closed.Resume(sequence, unchanged), pagedllm.ErrClosed, "queue")
+	_, err = closed.Import(state)
 	wantMessage(t, err, pagedllm.ErrClosed, "queue")
 	engine.Close()
-	_, err = engine.Import(blob)
+	_, err = engine.Import(state)
 	wantMessage(t, err, pagedllm.ErrClosed, "engine")
 	_, err = sequence.Export(background)
 	wantMessage(t, err, pagedllm.ErrClosed, "engine")
@@ -265,7 +265,7 @@ func TestAnExportWaitsForAStepAsLongAsItsContextLets(t *testing.T) {
 	id := add(t, engine.Queue(), draw(20))
 	step(t, engine, 5)
 	sequence := engine.Sequence(pagedllm.SequenceID(id))
-	wantMessage(t, sequence.Resume(goOn), pagedllm.ErrInvalidArgument, "runs already")
+	wantMessage(t, sequence.Resume(unchanged), pagedllm.ErrInvalidArgument, "runs already")
 	ctx, cancel := context.WithTimeout(background, 10*time.Millisecond)
 	defer cancel()
 	for range 2 { // the second context is done before the call

@@ -22,10 +22,10 @@ type Options struct {
 	// 32.
 	WeightGroup int
 	// PackedPath is a directory for packed weights, from which a later Open reads them as fast as
-	// the disk. Info.Packed has the result. "": weights are packed each time.
+	// the disk. ModelInfo.Packed has the result. "": weights are packed each time.
 	PackedPath string
 	// KVBytes is the size of the KV pool in bytes. 0: enough for MaxSeqs sequences of MaxModelLen
-	// tokens, at most 1 GiB, or the size of Arena.
+	// tokens, at most 1 GiB, or the size of Budget.
 	KVBytes int64
 	// KVType is the data type of KV blocks. DTypeAuto: F32 for models in f32, else BF16.
 	KVType DType
@@ -79,9 +79,9 @@ type Options struct {
 	// prompt it renders to, and of a text to tokenize. 0: 64 for each token of MaxModelLen, at
 	// least 1048576.
 	MaxPromptBytes int64
-	// Arena is the budget from which the KV pool takes its bytes, instead of KVBytes. nil: a budget
+	// Budget is the budget from which the KV pool takes its bytes, instead of KVBytes. nil: a budget
 	// of the engine's own.
-	Arena *Arena
+	Budget *Budget
 	// SwapBytes is the size in bytes of the host tier, which holds the KV of swapped requests and
 	// idle sequences. 0: none.
 	SwapBytes int64
@@ -239,8 +239,8 @@ func (p Preemption) String() string { return nameOf(p, "recompute", "swap", "aut
 type Order uint32
 
 const (
-	// OrderFirstCome: first come, first served.
-	OrderFirstCome Order = C.PLLM_ORDER_FIRST_COME
+	// OrderFCFS: first come, first served.
+	OrderFCFS Order = C.PLLM_ORDER_FCFS
 	// OrderPriority: highest Request.Priority first. It can preempt running requests of lower
 	// priority. To prevent starvation, a request that has waited for Options.Ageing goes before new
 	// requests of the next higher priority.
@@ -252,7 +252,7 @@ const (
 )
 
 // String returns the name of the order, such as "priority".
-func (o Order) String() string { return nameOf(o, "first_come", "priority", "shortest_predicted") }
+func (o Order) String() string { return nameOf(o, "fcfs", "priority", "shortest_predicted") }
 
 // Batching is the composition of a step.
 type Batching uint32
@@ -314,8 +314,8 @@ type Plan struct {
 	// FullSequences sequences of this length fit at the same time.
 	MaxModelLen, FullSequences int
 	KVType                     DType
-	// MostBlocks is the maximum number of KV blocks, if the budget grows to its maximum.
-	MostBlocks int
+	// MaxBlocks is the maximum number of KV blocks, if the budget grows to its maximum.
+	MaxBlocks int
 	// SwapBytes is the size of the host tier in bytes, and SwapBlocks the number of KV blocks in
 	// it.
 	SwapBytes  int64
@@ -342,7 +342,7 @@ func (o Options) Plan() (Plan, error) {
 		MaxModelLen:   int(plan.max_model_len),
 		FullSequences: int(plan.full_sequences),
 		KVType:        DType(plan.kv_dtype),
-		MostBlocks:    int(plan.most_blocks),
+		MaxBlocks:     int(plan.max_blocks),
 		SwapBytes:     int64(plan.swap_bytes),
 		SwapBlocks:    int(plan.swap_blocks),
 		KVGroups:      int(plan.kv_groups),
@@ -357,11 +357,11 @@ func (o *Options) use(call func(*C.pllm_engine_options) error) error {
 	if err != nil {
 		return err
 	}
-	if o.Arena == nil {
+	if o.Budget == nil {
 		return call(options)
 	}
-	return o.Arena.use(func(arena *C.pllm_arena) error {
-		options.arena = arena
+	return o.Budget.use(func(budget *C.pllm_budget) error {
+		options.budget = budget
 		return call(options)
 	})
 }

@@ -8,11 +8,11 @@ import "time"
 // A Prefix is a prompt that is kept in the prefix cache. Only a prompt is required: the zero value
 // of each other field selects the library's default.
 type Prefix struct {
-	// Prompt, PromptTokens, RawPrompt and CacheSalt are as in Request.
-	Prompt       string
-	PromptTokens []uint32
-	RawPrompt    bool
-	CacheSalt    []byte
+	// Prompt, PromptTokenIDs, RawPrompt and CacheSalt are as in Request.
+	Prompt         string
+	PromptTokenIDs []uint32
+	RawPrompt      bool
+	CacheSalt      []byte
 	// TimeToLive is the time for which the prompt is kept, in whole milliseconds. 0: until it is
 	// unpinned.
 	TimeToLive time.Duration
@@ -32,7 +32,7 @@ func (e *Engine) Pin(prefix Prefix) (PinID, error) {
 	defer args.Unpin()
 	c := new(C.pllm_pin)
 	C.pllm_pin_init(c, C.sizeof_pllm_pin)
-	c.prompt, c.prompt_len, c.prompt_tokens, c.prompt_tokens_len = args.prompt(prefix.Prompt, prefix.PromptTokens)
+	c.prompt, c.prompt_len, c.prompt_token_ids, c.prompt_token_ids_len = args.prompt(prefix.Prompt, prefix.PromptTokenIDs)
 	c.cache_salt, c.cache_salt_len = args.bytes(prefix.CacheSalt)
 	args.setUint64(&c.time_to_live_ms, "TimeToLive in milliseconds", wholeMilliseconds(prefix.TimeToLive))
 	args.setUint32(&c.priority, "Priority", prefix.Priority)

@@ -49,8 +49,8 @@ type Output struct {
 	// of its first tokens that were found in the prefix cache.
 	Timing                    Timing
 	Preemptions, CachedTokens int
-	// blob is the state of an exported sequence. Sequence.Export receives it in a queue of its own.
-	blob []byte
+	// sequenceState is the state of an exported sequence. Sequence.Export receives it in a queue of its own.
+	sequenceState []byte
 }
 
 // Timing has the times of a sequence from the call that added, resumed or forked it. 0 if the event
@@ -166,10 +166,10 @@ func (q *Queue) Resume(sequence *Sequence, how Resume) error { return sequence.r
 
 // Import creates an idle sequence from an exported state, with outputs to this queue. See
 // Engine.Import.
-func (q *Queue) Import(blob []byte) (*Sequence, error) {
+func (q *Queue) Import(state []byte) (*Sequence, error) {
 	var args arguments
 	defer args.Unpin()
-	data, len := args.bytes(blob)
+	data, len := args.bytes(state)
 	var id C.uint64_t
 	err := q.use(func(engine *C.pllm_engine, queue *C.pllm_queue) error {
 		return check(C.pllm_sequence_import(engine, data, len, queue, &id))

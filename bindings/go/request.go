@@ -11,10 +11,10 @@ import (
 // A Request is a prompt with its parameters. Only a prompt is required: the zero value of each
 // other field selects the library's default.
 type Request struct {
-	// Prompt is the prompt as text. It must be empty if PromptTokens is given.
+	// Prompt is the prompt as text. It must be empty if PromptTokenIDs is given.
 	Prompt string
-	// PromptTokens is the prompt as token ids. nil if it is given as text.
-	PromptTokens []uint32
+	// PromptTokenIDs is the prompt as token ids. nil if it is given as text.
+	PromptTokenIDs []uint32
 	// RawPrompt is true if the tokenizer must not add its special tokens, such as BOS. Set it for a
 	// prompt that RenderChat rendered.
 	RawPrompt bool
@@ -85,7 +85,7 @@ type RequestID uint64
 func (r *Request) toC(args *arguments) (*C.pllm_request, error) {
 	c := new(C.pllm_request)
 	C.pllm_request_init(c, C.sizeof_pllm_request)
-	c.prompt, c.prompt_len, c.prompt_tokens, c.prompt_tokens_len = args.prompt(r.Prompt, r.PromptTokens)
+	c.prompt, c.prompt_len, c.prompt_token_ids, c.prompt_token_ids_len = args.prompt(r.Prompt, r.PromptTokenIDs)
 	if r.RawPrompt {
 		c.text_flags &^= C.PLLM_TEXT_ADD_SPECIAL
 	}

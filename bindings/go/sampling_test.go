@@ -309,7 +309,7 @@ func TestWhichTokensMayComeIsKeptTo(t *testing.T) {
 func TestThePromptIsTruncatedFromTheLeft(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
-	request := pagedllm.Request{PromptTokens: []uint32{9, 8, 7, 6, 5}, TruncatePrompt: 3, Sampling: pagedllm.Sampling{MaxTokens: 1, Echo: true}}
+	request := pagedllm.Request{PromptTokenIDs: []uint32{9, 8, 7, 6, 5}, TruncatePrompt: 3, Sampling: pagedllm.Sampling{MaxTokens: 1, Echo: true}}
 	if completion := generate(t, engine, request); completion.PromptTokens != 3 || !slices.Equal(completion.Tokens[:3], []uint32{7, 6, 5}) {
 		t.Errorf("%+v", completion)
 	}
@@ -501,8 +501,8 @@ func TestWhatCannotBePinnedIsAnError(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	for _, bad := range []pagedllm.Prefix{
-		{}, {Prompt: "x", PromptTokens: []uint32{1}}, {PromptTokens: []uint32{1024}}, {Prompt: "\xff"},
-		{Prompt: "x", TimeToLive: -1e9}, {Prompt: "x", TimeToLive: -1}, {Prompt: "x", Priority: -1}, {PromptTokens: make([]uint32, 5000)},
+		{}, {Prompt: "x", PromptTokenIDs: []uint32{1}}, {PromptTokenIDs: []uint32{1024}}, {Prompt: "\xff"},
+		{Prompt: "x", TimeToLive: -1e9}, {Prompt: "x", TimeToLive: -1}, {Prompt: "x", Priority: -1}, {PromptTokenIDs: make([]uint32, 5000)},
 	} {
 		_, err := engine.Pin(bad)
 		wantMessage(t, err, pagedllm.ErrInvalidArgument, "")

@@ -286,7 +286,7 @@ func (s *Sequence) Export(ctx context.Context) ([]byte, error) {
 	}
 	defer queue.Close()
 	output, _, err := queue.next(ctx, nil) // the only output: the state or an error
-	return output.blob, cmp.Or(err, output.Err)
+	return output.sequenceState, cmp.Or(err, output.Err)
 }
 
 // exportTo exports the state as an output in queue.
@@ -300,7 +300,7 @@ func (s *Sequence) exportTo(queue *Queue) error {
 // for an engine with the same model, BlockSize and KVType. With Resume.Continue it continues with
 // the same bits, unless SequenceInfo.Inexact is true. Its outputs go to the engine's own queue;
 // Queue.Import selects another queue.
-func (e *Engine) Import(blob []byte) (*Sequence, error) { return e.Queue().Import(blob) }
+func (e *Engine) Import(state []byte) (*Sequence, error) { return e.Queue().Import(state) }
 
 // SequenceInfo is a sequence as of the last step and the calls since.
 type SequenceInfo struct {

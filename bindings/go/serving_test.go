@@ -12,23 +12,23 @@ import (
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
-func newArena(t *testing.T, bytes, mostBytes int64) *pagedllm.Arena {
+func newBudget(t *testing.T, bytes, maxBytes int64) *pagedllm.Budget {
 	t.Helper()
-	arena, err := pagedllm.NewArena(bytes, mostBytes)
+	budget, err := pagedllm.NewBudget(bytes, maxBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return arena
+	return budget
 }
 
-// in sets the arena of an engine.
-func in(arena *pagedllm.Arena) func(*pagedllm.Options) {
-	return func(o *pagedllm.Options) { o.Arena, o.KVBytes = arena, 0 }
+// in sets the budget of an engine.
+func in(budget *pagedllm.Budget) func(*pagedllm.Options) {
+	return func(o *pagedllm.Options) { o.Budget, o.KVBytes = budget, 0 }
 }
 
-func stateOf(t *testing.T, arena *pagedllm.Arena) pagedllm.ArenaState {
+func stateOf(t *testing.T, budget *pagedllm.Budget) pagedllm.BudgetInfo {
 	t.Helper()
-	state, err := arena.State()
+	state, err := budget.Info()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,48 +45,48 @@ func takeAll(t *testing.T, engine *pagedllm.Engine) []pagedllm.Output {
 	return outputs
 }
 
-func TestAnArenaIsSharedByEnginesWhichKeepItsBudget(t *testing.T) {
+func TestABudgetIsSharedByEnginesWhichKeepItsBudget(t *testing.T) {
 	t.Parallel()
-	arena := newArena(t, 16<<20, 32<<20)
-	first, second := open(t, in(arena)), open(t, in(arena))
-	if state := stateOf(t, arena); state.Bytes != 16<<20 || state.MostBytes != 32<<20 || state.Engines != 2 ||
-		state.LeastBytes == 0 || state.HeldBytes == 0 {
+	budget := newBudget(t, 16<<20, 32<<20)
+	first, second := open(t, in(budget)), open(t, in(budget))
+	if state := stateOf(t, budget); state.Bytes != 16<<20 || state.MaxBytes != 32<<20 || state.Engines != 2 ||
+		state.MinBytes == 0 || state.HeldBytes == 0 {
 		t.Errorf("%+v", state)
 	}
 	for range 2 {
-		if err := arena.Close(); err != nil {
+		if err := budget.Close(); err != nil {
 			t.Error(err)
 		}
 	}
-	_, err := arena.State()
-	wantMessage(t, err, pagedllm.ErrClosed, "arena")
-	wantErr(t, arena.Resize(8<<20), pagedllm.ErrClosed)
-	_, err = pagedllm.Open(background, pagedllm.Options{ModelPath: model, Arena: arena})
+	_, err := budget.Info()
+	wantMessage(t, err, pagedllm.ErrClosed, "budget")
+	wantErr(t, budget.Resize(8<<20), pagedllm.ErrClosed)
+	_, err = pagedllm.Open(background, pagedllm.Options{ModelPath: model, Budget: budget})
 	wantErr(t, err, pagedllm.ErrClosed)
 	if text := generate(t, second, chat(t, second, france)).Text; text != paris {
 		t.Errorf("%q", text)
 	}
-	if state := stateOf(t, first.Arena()); state.Engines != 2 || state.MostBytes != 32<<20 {
+	if state := stateOf(t, first.Budget()); state.Engines != 2 || state.MaxBytes != 32<<20 {
 		t.Errorf("%+v", state)
 	}
 }
 
-func TestAnArenaIsResizedWhileItsEngineAnswers(t *testing.T) {
+func TestABudgetIsResizedWhileItsEngineAnswers(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps, func(o *pagedllm.Options) { o.MaxModelLen, o.QueueCapacity = 256, 64 })
-	arena, blocks := engine.Arena(), statsOf(t, engine).BlocksTotal
+	budget, blocks := engine.Budget(), statsOf(t, engine).BlocksTotal
 	add(t, engine.Queue(), chat(t, engine, france))
 	step(t, engine, 1)
-	least := stateOf(t, arena).LeastBytes
-	if err := arena.Resize(least); err != nil {
+	least := stateOf(t, budget).MinBytes
+	if err := budget.Resize(least); err != nil {
 		t.Fatal(err)
 	}
-	if state := stateOf(t, arena); state.Bytes != least || statsOf(t, engine).BlocksTotal >= blocks {
+	if state := stateOf(t, budget); state.Bytes != least || statsOf(t, engine).BlocksTotal >= blocks {
 		t.Errorf("%+v, of %d blocks %d are left", state, blocks, statsOf(t, engine).BlocksTotal)
 	}
-	wantErr(t, arena.Resize(least-1), pagedllm.ErrCapacity)
-	wantErr(t, arena.Resize(17<<20), pagedllm.ErrCapacity)
-	wantMessage(t, arena.Resize(-1), pagedllm.ErrInvalidArgument, "bytes is -1")
+	wantErr(t, budget.Resize(least-1), pagedllm.ErrCapacity)
+	wantErr(t, budget.Resize(17<<20), pagedllm.ErrCapacity)
+	wantMessage(t, budget.Resize(-1), pagedllm.ErrInvalidArgument, "bytes is -1")
 	step(t, engine, 0)
 	var text strings.Builder
 	for _, output := range takeAll(t, engine) {
@@ -97,30 +97,30 @@ func TestAnArenaIsResizedWhileItsEngineAnswers(t *testing.T) {
 	}
 }
 
-func TestAnEnginesOwnArenaServesAnotherAndClosesWithTheEngine(t *testing.T) {
+func TestAnEnginesOwnBudgetServesAnotherAndClosesWithTheEngine(t *testing.T) {
 	t.Parallel()
 	first := open(t)
-	arena := first.Arena()
-	open(t, in(arena))
-	if state := stateOf(t, arena); state.Engines != 2 {
+	budget := first.Budget()
+	open(t, in(budget))
+	if state := stateOf(t, budget); state.Engines != 2 {
 		t.Errorf("%+v", state)
 	}
-	wantMessage(t, arena.Close(), pagedllm.ErrInvalidArgument, "closes with the engine")
+	wantMessage(t, budget.Close(), pagedllm.ErrInvalidArgument, "closes with the engine")
 	first.Close()
-	_, err := arena.State()
+	_, err := budget.Info()
 	wantErr(t, err, pagedllm.ErrClosed)
-	_, err = pagedllm.NewArena(-1, 0)
+	_, err = pagedllm.NewBudget(-1, 0)
 	wantMessage(t, err, pagedllm.ErrInvalidArgument, "bytes is -1")
-	_, err = pagedllm.NewArena(2, 1)
+	_, err = pagedllm.NewBudget(2, 1)
 	wantErr(t, err, pagedllm.ErrInvalidArgument)
 }
 
-func TestAnEngineIsKeptByItsArenaAndAnArenasBudgetByItsEngine(t *testing.T) {
-	engine := open(t, func(o *pagedllm.Options) { in(newArena(t, 16<<20, 0))(o) })
-	arena := openUnheld(t).Arena()
+func TestAnEngineIsKeptByItsBudgetAndABudgetsBudgetByItsEngine(t *testing.T) {
+	engine := open(t, func(o *pagedllm.Options) { in(newBudget(t, 16<<20, 0))(o) })
+	budget := openUnheld(t).Budget()
 	runtime.GC()
 	runtime.GC()
-	if stateOf(t, engine.Arena()).Bytes != 16<<20 || stateOf(t, arena).Engines != 1 {
+	if stateOf(t, engine.Budget()).Bytes != 16<<20 || stateOf(t, budget).Engines != 1 {
 		t.Error("what is in use has been closed")
 	}
 }
@@ -169,7 +169,7 @@ func TestADeadlineThatHasPassedIsRefused(t *testing.T) {
 
 func TestThePriorityComesFirstWhereTheEngineGoesByIt(t *testing.T) {
 	t.Parallel()
-	for order, expected := range map[pagedllm.Order][]uint64{pagedllm.OrderFirstCome: {0, 1}, pagedllm.OrderPriority: {1, 0}} {
+	for order, expected := range map[pagedllm.Order][]uint64{pagedllm.OrderFCFS: {0, 1}, pagedllm.OrderPriority: {1, 0}} {
 		engine := open(t, hostSteps, func(o *pagedllm.Options) { o.Order, o.MaxSeqs, o.QueueCapacity = order, 1, 64 })
 		for i := range 2 {
 			request := chat(t, engine, france)
@@ -198,19 +198,19 @@ func TestAdmitTellsWhatWouldBecomeOfARequest(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps, func(o *pagedllm.Options) { o.MaxWaitingRequests, o.QueueCapacity = 1, 64 })
 	request := chat(t, engine, france)
-	admit := func() pagedllm.Admission {
+	predict := func() pagedllm.Admission {
 		t.Helper()
-		admission, err := engine.Admit(request)
+		admission, err := engine.PredictAdmission(request)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return admission
 	}
-	if empty := admit(); empty != (pagedllm.Admission{Admits: true, FitsNow: true}) {
+	if empty := predict(); empty != (pagedllm.Admission{Admits: true, FitsNow: true}) {
 		t.Errorf("%+v", empty)
 	}
 	add(t, engine.Queue(), request)
-	if full := admit(); full.Admits || full.FitsNow || full.WaitingRequests != 1 || full.WaitingTokens == 0 {
+	if full := predict(); full.Admits || full.FitsNow || full.WaitingRequests != 1 || full.WaitingTokens == 0 {
 		t.Errorf("%+v", full)
 	}
 	_, err := engine.Queue().Add(request)
@@ -219,13 +219,13 @@ func TestAdmitTellsWhatWouldBecomeOfARequest(t *testing.T) {
 		t.Errorf("%+v", stats)
 	}
 	step(t, engine, 0)
-	if idle := admit(); !idle.Admits || !idle.FitsNow || idle.FirstToken == nil || *idle.FirstToken <= 0 {
+	if idle := predict(); !idle.Admits || !idle.FitsNow || idle.FirstToken == nil || *idle.FirstToken <= 0 {
 		t.Errorf("%+v", idle)
 	}
 	if report, err := engine.Step(); err != nil || report.Unfinished != 0 {
 		t.Errorf("something was added: %+v, %v", report, err)
 	}
-	_, err = engine.Admit(pagedllm.Request{})
+	_, err = engine.PredictAdmission(pagedllm.Request{})
 	wantErr(t, err, pagedllm.ErrInvalidArgument)
 }
 
@@ -247,7 +247,7 @@ func TestOptionsOfPoliciesAndTiersReachTheLibrary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if plan.KVType != pagedllm.INT8 || plan.BlockBytes >= plain.BlockBytes || plan.MostBlocks != plan.Blocks ||
+	if plan.KVType != pagedllm.INT8 || plan.BlockBytes >= plain.BlockBytes || plan.MaxBlocks != plan.Blocks ||
 		plan.SwapBlocks == 0 || plan.SwapBytes == 0 || plan.SwapBytes > 1<<20 {
 		t.Errorf("%+v", plan)
 	}

@@ -206,11 +206,11 @@ func TestBadRequestsAreErrorsWithTheLibrarysMessage(t *testing.T) {
 		words   string
 	}{
 		{pagedllm.Request{}, "prompt is empty"},
-		{pagedllm.Request{PromptTokens: []uint32{}}, "prompt is empty"},
-		{pagedllm.Request{Prompt: "x", PromptTokens: []uint32{1}}, "both given"},
+		{pagedllm.Request{PromptTokenIDs: []uint32{}}, "prompt is empty"},
+		{pagedllm.Request{Prompt: "x", PromptTokenIDs: []uint32{1}}, "both given"},
 		{pagedllm.Request{Prompt: "caf\xe9"}, "not UTF-8"},
-		{pagedllm.Request{PromptTokens: []uint32{1 << 31}}, "beyond the vocabulary"},
-		{pagedllm.Request{PromptTokens: make([]uint32, 5000)}, "prompt is 5000 tokens"},
+		{pagedllm.Request{PromptTokenIDs: []uint32{1 << 31}}, "beyond the vocabulary"},
+		{pagedllm.Request{PromptTokenIDs: make([]uint32, 5000)}, "prompt is 5000 tokens"},
 		{pagedllm.Request{Prompt: "x", Sampling: pagedllm.Sampling{Temperature: pagedllm.Ptr(-1.0)}}, "temperature is -1"},
 		{pagedllm.Request{Prompt: "x", Sampling: pagedllm.Sampling{Temperature: &nan}}, "temperature is NaN"},
 		{pagedllm.Request{Prompt: "x", Sampling: pagedllm.Sampling{Temperature: pagedllm.Ptr(1e300)}}, "temperature is inf"},
@@ -250,7 +250,7 @@ func TestTextCallsWithoutATokenizerAreUnsupported(t *testing.T) {
 	wantErr(t, err, pagedllm.ErrUnsupported)
 	_, err = engine.Generate(background, pagedllm.Request{Prompt: "x"})
 	wantErr(t, err, pagedllm.ErrUnsupported)
-	request := pagedllm.Request{PromptTokens: []uint32{5, 6}, Sampling: pagedllm.Sampling{MaxTokens: 3, IgnoreEOS: true}}
+	request := pagedllm.Request{PromptTokenIDs: []uint32{5, 6}, Sampling: pagedllm.Sampling{MaxTokens: 3, IgnoreEOS: true}}
 	if completion := generate(t, engine, request); completion.Text != "" || len(completion.Tokens) != 3 {
 		t.Errorf("%+v", completion)
 	}

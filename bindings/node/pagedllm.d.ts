@@ -20,7 +20,7 @@ export interface Options {
   /** Size of the KV pool in bytes. */
   kvBytes?: number | bigint;
   /** Budget from which the KV pool takes its bytes, instead of kvBytes. Engines can share it. */
-  arena?: Arena;
+  budget?: Budget;
   /**
    * Format of the weights in memory. Fewer bits take less memory and time, and cost quality. 'int8'
    * has a scale for each output, and 'int4' a scale for each group of its inputs. 'int4Asymmetric'
@@ -81,7 +81,7 @@ export interface Options {
    * Order of the waiting requests: first come, first served; highest priority first; or shortest
    * predicted output first. The prediction uses recent requests with a similar maxTokens.
    */
-  order?: 'firstCome' | 'priority' | 'shortestPredicted';
+  order?: 'fcfs' | 'priority' | 'shortestPredicted';
   /**
    * Waiting time in milliseconds after which a request is preferred. It then goes before new
    * requests of the next higher priority, or that are predicted to be up to 100 tokens shorter.
@@ -309,7 +309,7 @@ export interface Request extends Sampling {
   /** Prompt as text; a Uint8Array is UTF-8. */
   prompt?: string | Uint8Array;
   /** Prompt as token ids. */
-  promptTokens?: ArrayLike<number> & Iterable<number>;
+  promptTokenIds?: ArrayLike<number> & Iterable<number>;
   /**
    * The tokenizer adds its special tokens, such as BOS. Set it to false for a prompt that
    * renderChat rendered.
@@ -343,12 +343,12 @@ export interface Request extends Sampling {
  * grammar. The sequence need not have ended: idle forks and imported sequences continue where they
  * are.
  */
-export interface GoOn extends Pick<Sampling, 'userData' | 'keep' | 'deadlineMs'> {
-  goOn: true;
+export interface ResumeContinue extends Pick<Sampling, 'userData' | 'keep' | 'deadlineMs'> {
+  continueGeneration: true;
 }
 
 /** A prompt that is kept in the prefix cache. */
-export interface Pin extends Pick<Request, 'prompt' | 'promptTokens' | 'addSpecial' | 'cacheSalt'> {
+export interface Pin extends Pick<Request, 'prompt' | 'promptTokenIds' | 'addSpecial' | 'cacheSalt'> {
   /** Time in milliseconds for which the prompt is kept. Default: until it is unpinned. */
   timeToLiveMs?: number | bigint;
   /**
@@ -548,14 +548,14 @@ export interface Admission {
 }
 
 /** The state of a budget. */
-export interface ArenaInfo {
+export interface BudgetInfo {
   bytes: number;
   /**
    * Smallest and largest size to which the budget can be resized now. The smallest depends on its
    * engines and their requests.
    */
-  leastBytes: number;
-  mostBytes: number;
+  minBytes: number;
+  maxBytes: number;
   /** Bytes that the engines hold. More than bytes while engines are giving blocks back. */
   heldBytes: number;
   engines: number;
@@ -573,7 +573,7 @@ export interface Plan {
   fullSequences: number;
   kvDtype: 'f32' | 'bf16' | 'int8' | 'f16' | 'fp8';
   /** Maximum number of KV blocks, if the budget grows to its maximum. */
-  mostBlocks: number;
+  maxBlocks: number;
   /** Bytes of the host tier, in memory or in its file, and the KV blocks in it. */
   swapBytes: number;
   swapBlocks: number;
@@ -582,7 +582,7 @@ export interface Plan {
 }
 
 /** The model and the limits of its engine. */
-export interface Info {
+export interface ModelInfo {
   architecture: string;
   isa: string;
   eosTokenIds: number[];
@@ -623,26 +623,26 @@ export class Queue {
 }
 
 /** A memory budget for KV pools. Engines can share it, and its size can change while they run. */
-export class Arena {
+export class Budget {
   private constructor();
   /**
-   * Creates a budget. resize() can later raise it to at most mostBytes (default: bytes). Nothing is
-   * allocated now: engines reserve address space for mostBytes and use memory for the blocks they
+   * Creates a budget. resize() can later raise it to at most maxBytes (default: bytes). Nothing is
+   * allocated now: engines reserve address space for maxBytes and use memory for the blocks they
    * fill. The budget must hold one sequence of maxModelLen tokens for each engine.
    */
-  static create(bytes: number | bigint, mostBytes?: number | bigint): Arena;
+  static create(bytes: number | bigint, maxBytes?: number | bigint): Budget;
   /**
    * Changes the size of the budget, on libuv's thread pool. No request ends, and results do not
    * change. A larger size takes effect at once. For a smaller size, the engines first drop cached
    * blocks, then the KV blocks of idle sequences, then preempt the youngest running requests.
    * Engines that are not in a step shrink before the promise is fulfilled, the others before their
-   * next step. The memory is returned to the system. A size below leastBytes or above mostBytes is
+   * next step. The memory is returned to the system. A size below minBytes or above maxBytes is
    * PLLM_E_CAPACITY.
    */
   resize(bytes: number | bigint): Promise<void>;
   /** Returns the size of the budget and the bytes that its engines hold. */
-  state(): ArenaInfo;
-  /** Frees the handle. Its engines keep the budget. No effect on Engine.arena. */
+  info(): BudgetInfo;
+  /** Frees the handle. Its engines keep the budget. No effect on Engine.budget. */
   close(): void;
 }
 
@@ -697,7 +697,7 @@ export class Engine {
    * the prefix cache. It rejects with the errors of add(), except for grammars, which are not
    * compiled. Calls run in their order, together with those of add().
    */
-  admit(request: Request & { queue?: Queue }): Promise<Admission>;
+  predictAdmission(request: Request & { queue?: Queue }): Promise<Admission>;
   /**
    * Aborts a request at the next step. Its last output has 'abort'. If it has ended:
    * PLLM_E_NOT_FOUND.
@@ -723,15 +723,15 @@ export class Engine {
   rewind(sequence: number | bigint, length: number | bigint): void;
   /**
    * Continues an idle sequence. Only its last token and the tokens appended since are computed.
-   * Without goOn, counts (maxTokens, minTokens) and penalties start anew. `queue` receives its
+   * Without continueGeneration, counts (maxTokens, minTokens) and penalties start anew. `queue` receives its
    * outputs; by default its queue stays the same. Calls run in their order, together with those of
    * add().
    */
-  resume(sequence: number | bigint, how?: (Sampling | GoOn) & { queue?: Queue }): Promise<void>;
+  resume(sequence: number | bigint, how?: (Sampling | ResumeContinue) & { queue?: Queue }): Promise<void>;
   /** Runs generate() for a kept sequence. */
   generateResumed(sequence: number | bigint, how?: Sampling, options?: { signal?: AbortSignal }): Promise<Completion>;
   /** Runs stream() for a kept or an imported sequence. */
-  streamResumed(sequence: number | bigint, how?: Sampling | GoOn, options?: { signal?: AbortSignal; capacity?: number | bigint }):
+  streamResumed(sequence: number | bigint, how?: Sampling | ResumeContinue, options?: { signal?: AbortSignal; capacity?: number | bigint }):
     AsyncGenerator<Output, void, void>;
   /** Frees a sequence and its blocks. A running sequence ends with 'abort'. */
   free(sequence: number | bigint): void;
@@ -746,12 +746,12 @@ export class Engine {
   exportSequence(sequence: number | bigint): Promise<Uint8Array>;
   /**
    * Creates an idle sequence from the state that exportSequence() returned, in this or another
-   * process, and returns its id. Resumed with goOn, it continues with the same bits unless it is
+   * process, and returns its id. Resumed with continueGeneration, it continues with the same bits unless it is
    * `inexact`. `queue`, by default Engine.queue, receives its outputs. A state that is damaged, or
    * made with another model, blockSize or kvDtype, is refused. Calls run in their order, together
    * with those of add().
    */
-  importSequence(blob: Uint8Array, options?: { queue?: Queue }): Promise<number | bigint>;
+  importSequence(state: Uint8Array, options?: { queue?: Queue }): Promise<number | bigint>;
 
   /**
    * Computes a prompt, from the next step on, and keeps its blocks in the prefix cache. Returns the
@@ -784,8 +784,8 @@ export class Engine {
    * continue.
    */
   createQueue(capacity: number | bigint): Queue;
-  /** The budget of the KV pool: the arena of the options or the engine's own. */
-  get arena(): Arena;
+  /** The budget of the KV pool: the budget of the options or the engine's own. */
+  get budget(): Budget;
 
   /** Encodes text as token ids. */
   tokenize(text: string | Uint8Array, options?: { addSpecial?: boolean }): Promise<number[]>;
@@ -799,7 +799,7 @@ export class Engine {
   renderChat(messages: object): Promise<string>;
 
   /** Returns the model and the limits of the engine. */
-  info(): Info;
+  modelInfo(): ModelInfo;
   /** Returns counters since the creation of the engine, and its state after the last step. */
   stats(): Stats;
   /**
@@ -810,7 +810,7 @@ export class Engine {
   metrics(): string;
 }
 
-/** Returns the version of the loaded library, such as "0.2.0". */
+/** Returns the version of the loaded library, such as "0.3.0". */
 export function version(): string;
 /**
  * Returns a description of this build and machine: version, backends, instruction paths, model

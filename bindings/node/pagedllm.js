@@ -30,7 +30,7 @@ const path = require('node:path');
 const { isMainThread } = require('node:worker_threads');
 const koffi = require('koffi');
 
-const ABI_VERSION = 0;
+const ABI_VERSION = 1;
 const QUEUE_CAPACITY = 64; // PLLM_QUEUE_CAPACITY
 const CODES = ['', 'INVALID_ARGUMENT', 'NOT_FOUND', 'IO', 'MODEL', 'UNSUPPORTED', 'CAPACITY', 'BUSY', 'OUT_OF_MEMORY', 'INTERNAL',
   'CLOSED', 'CANCELLED'];
@@ -40,7 +40,7 @@ const ISAS = ['auto', 'portable', 'avx2', 'avx512', 'avx512_bf16', 'avx_vnni', '
 const WEIGHTS = ['asStored', 'f32', 'f16', 'bf16', 'int8', 'int4', 'int4Asymmetric', 'fp8'];
 const PACKED = ['unused', 'read', 'saved', 'unsaved'];
 const PREEMPTIONS = ['recompute', 'swap', 'auto'];
-const ORDERS = ['firstCome', 'priority', 'shortestPredicted'];
+const ORDERS = ['fcfs', 'priority', 'shortestPredicted'];
 const BATCHINGS = ['mixed', 'prefillFirst', 'decodeFirst', 'static'];
 const ALLOCATIONS = ['onDemand', 'maxTokens'];
 const OUTPUT_KINDS = ['delta', 'cumulative', 'final'];
@@ -77,7 +77,7 @@ const Progress = koffi.pointer(koffi.proto('int32_t', [pointer, u64, u64]));
 const Options = struct(
   [pointer, 'modelPath'], [u64, 'modelPathLen'], [pointer, 'device'], [u64, 'deviceLen kvBytes seed'],
   [u32, 'blockSize kvDtype maxModelLen maxBatchTokens maxSeqs prefillChunk threads isa flags reserved'], [u64, 'queueCapacity'],
-  [Progress, 'progress'], [pointer, 'progressData'], [u64, 'maxWaitingRequests maxWaitingTokens'], [pointer, 'arena'],
+  [Progress, 'progress'], [pointer, 'progressData'], [u64, 'maxWaitingRequests maxWaitingTokens'], [pointer, 'budget'],
   [u64, 'swapBytes'], [pointer, 'swapPath'], [u64, 'swapPathLen'],
   [u32, 'preemption order ageingMs batching prefillBudget allocation'], [pointer, 'tracePath'], [u64, 'tracePathLen'],
   [pointer, 'journalPath'], [u64, 'journalPathLen'], [pointer, 'modelName'], [u64, 'modelNameLen'],
@@ -100,7 +100,7 @@ const Sampling = struct(
   [lengths, 'badWordLens'], [u64, 'badWordCount'], [koffi.pointer(TokenList), 'badWordsIds'], [u64, 'badWordsIdsLen'],
   [pointer, 'allowedTokenIds'], [u64, 'allowedTokenIdsLen']);
 const Request = struct(
-  [pointer, 'prompt'], [u64, 'promptLen'], [pointer, 'promptTokens'], [u64, 'promptTokensLen'],
+  [pointer, 'prompt'], [u64, 'promptLen'], [pointer, 'promptTokenIds'], [u64, 'promptTokenIdsLen'],
   [koffi.pointer(Sampling), 'sampling'], [u64, 'userData'], [u32, 'n textFlags'], [pointer, 'queue'],
   [u32, 'bestOf truncatePromptTokens flags reserved'], [koffi.pointer(Beam), 'beam'], [pointer, 'cacheSalt'], [u64, 'cacheSaltLen'],
   [pointer, 'logitsHook hookData'], [i64, 'deadlineMs'], [i32, 'priority'], [u32, 'reserved2']);
@@ -108,14 +108,14 @@ const Output = struct(
   [u64, 'request sequence userData'], [pointer, 'tokens'], [u64, 'tokensLen'], [pointer, 'logprobs text'], [u64, 'textLen'],
   [pointer, 'error'], [u64, 'errorLen promptTokens generatedTokens'], [u32, 'index finishReason'], ['int32_t', 'errorCode'],
   [u32, 'reserved'], ['double', 'score'], [pointer, 'topLogprobs'], [u64, 'topLogprobsLen'], [pointer, 'promptLogprobs'],
-  [u64, 'promptLogprobsLen'], [pointer, 'promptTopLogprobs'], [u64, 'promptTopLogprobsLen'], [pointer, 'blob'], [u64, 'blobLen'],
+  [u64, 'promptLogprobsLen'], [pointer, 'promptTopLogprobs'], [u64, 'promptTopLogprobsLen'], [pointer, 'sequenceState'], [u64, 'sequenceStateLen'],
   ['double', 'queuedSeconds firstTokenSeconds lastTokenSeconds'], [u64, 'preemptions cachedTokens']);
 const Fork = struct([u64, 'at seed userData'], [pointer, 'queue'], [u32, 'n flags']);
 const Resume = struct(
   [koffi.pointer(Sampling), 'sampling'], [pointer, 'queue'], [u64, 'userData'], [u32, 'flags textFlags'],
   [pointer, 'logitsHook hookData'], [i64, 'deadlineMs']);
 const Pin = struct(
-  [pointer, 'prompt'], [u64, 'promptLen'], [pointer, 'promptTokens'], [u64, 'promptTokensLen'], [pointer, 'cacheSalt'],
+  [pointer, 'prompt'], [u64, 'promptLen'], [pointer, 'promptTokenIds'], [u64, 'promptTokenIdsLen'], [pointer, 'cacheSalt'],
   [u64, 'cacheSaltLen timeToLiveMs'], [u32, 'priority textFlags']);
 const SequenceInfo = struct([u64, 'request len'], [u32, 'index idle'], [u64, 'inexact']);
 const Step = struct([u64, 'unfinished prefillTokens decodeTokens sequences paused']);
@@ -126,20 +126,20 @@ const Stats = struct(
   [u64, 'swapBlocksTotal swapBlocksUsed blocksSwappedOut blocksSwappedIn swapFailures promptTokensCached tracesStopped'],
   [u64, 'journalsStopped discardFailures blocksOutOfWindow']);
 const Plan = struct(
-  [u64, 'weightBytes kvBytes workBytes blocks blockSize blockBytes maxModelLen fullSequences kvDtype mostBlocks'],
+  [u64, 'weightBytes kvBytes workBytes blocks blockSize blockBytes maxModelLen fullSequences kvDtype maxBlocks'],
   [u64, 'swapBytes swapBlocks kvGroups']);
 const Admission = struct([u64, 'admits fitsNow'], ['double', 'firstTokenSeconds'], [u64, 'waitingRequests waitingTokens']);
-const ArenaInfo = struct([u64, 'bytes leastBytes mostBytes heldBytes engines']);
-const Info = struct(
+const BudgetInfo = struct([u64, 'bytes minBytes maxBytes heldBytes engines']);
+const ModelInfo = struct(
   [pointer, 'architecture'], [u64, 'architectureLen'], [pointer, 'isa'], [u64, 'isaLen'], [pointer, 'eosTokenIds'],
   [u64, 'eosTokenIdsLen vocabSize layers maxPositions maxModelLen threads packed'], [pointer, 'packedReason'], [u64, 'packedReasonLen']);
 
 const lib = declare(load());
 
 function load() {
-  const places = ['libpagedllm.so', '../../target/release/libpagedllm.so', '../../../lib/libpagedllm.so.0'];
+  const places = ['libpagedllm.so', '../../target/release/libpagedllm.so', '../../../lib/libpagedllm.so.1'];
   const files = places.map((place) => path.join(__dirname, place));
-  const file = process.env.PAGEDLLM_LIBRARY || files.find((file) => fs.existsSync(file)) || 'libpagedllm.so.0';
+  const file = process.env.PAGEDLLM_LIBRARY || files.find((file) => fs.existsSync(file)) || 'libpagedllm.so.1';
   let library;
   try {
     library = koffi.load(file);
@@ -170,21 +170,21 @@ function declare(library) {
   declare('void', [filled(Resume), u64], 'resume_init');
   declare('void', [filled(Pin), u64], 'pin_init');
   declare('void', [pointer], 'engine_free', 'queue_free', 'outputs_free', 'tokens_free', 'bytes_free', 'error_free',
-    'arena_free');
-  declare(pointer, [pointer], 'engine_queue', 'engine_arena', 'tokens_data', 'bytes_data');
+    'budget_free');
+  declare(pointer, [pointer], 'engine_queue', 'engine_budget', 'tokens_data', 'bytes_data');
   declare(u64, [pointer], 'outputs_len', 'tokens_len', 'bytes_len');
   declare(pointer, [pointer, u64], 'outputs_get');
   // The following functions return a pllm_error *.
   declare(pointer, [koffi.pointer(Options), filled(Plan)], 'engine_plan');
   declare(pointer, [koffi.pointer(Options), out(pointer)], 'engine_create');
-  declare(pointer, [pointer, filled(Info)], 'engine_info');
+  declare(pointer, [pointer, filled(ModelInfo)], 'engine_get_model_info');
   declare(pointer, [pointer, filled(Step)], 'engine_step');
-  declare(pointer, [pointer, filled(Stats)], 'engine_stats');
-  declare(pointer, [pointer, out(pointer)], 'engine_metrics');
+  declare(pointer, [pointer, filled(Stats)], 'engine_get_stats');
+  declare(pointer, [pointer, out(pointer)], 'engine_get_metrics');
   declare(pointer, [pointer], 'engine_start', 'engine_stop');
-  declare(pointer, [pointer, u64], 'engine_abort', 'sequence_free', 'prefix_unpin', 'arena_resize');
-  declare(pointer, [u64, u64, out(pointer)], 'arena_create');
-  declare(pointer, [pointer, filled(ArenaInfo)], 'arena_state');
+  declare(pointer, [pointer, u64], 'engine_abort', 'sequence_free', 'prefix_unpin', 'budget_resize');
+  declare(pointer, [u64, u64, out(pointer)], 'budget_create');
+  declare(pointer, [pointer, filled(BudgetInfo)], 'budget_get_info');
   declare(pointer, [pointer, u64, koffi.pointer(Fork), pointer], 'sequence_fork');
   declare(pointer, [pointer, u64, pointer, u64], 'sequence_append');
   declare(pointer, [pointer, u64, u64], 'sequence_rewind');
@@ -194,9 +194,9 @@ function declare(library) {
   declare(pointer, [pointer, u64, filled(SequenceInfo)], 'sequence_get_info');
   declare(pointer, [pointer, koffi.pointer(Pin), out(u64)], 'prefix_pin');
   declare(pointer, [pointer, koffi.pointer(Request), out(u64)], 'engine_add_request');
-  declare(pointer, [pointer, koffi.pointer(Request), filled(Admission)], 'engine_admit');
+  declare(pointer, [pointer, koffi.pointer(Request), filled(Admission)], 'engine_predict_admission');
   declare(pointer, [pointer, u64, out(pointer)], 'queue_create');
-  declare(pointer, [pointer, out('int32_t')], 'queue_event_fd');
+  declare(pointer, [pointer, out('int32_t')], 'queue_get_event_fd');
   declare(pointer, [pointer, 'int64_t', out(pointer)], 'queue_poll');
   declare(pointer, [pointer, pointer, u64, u32, out(pointer)], 'engine_tokenize', 'engine_detokenize');
   declare(pointer, [pointer, pointer, u64, out(pointer)], 'engine_render_chat');
@@ -332,9 +332,9 @@ function assignTexts(value, name, singular, texts) {
   value[`${singular}Count`] = copied.length;
 }
 
-function assignPrompt(value, prompt, promptTokens) {
+function assignPrompt(value, prompt, promptTokenIds) {
   if (prompt !== undefined) assignCopied(value, 'prompt', utf8('prompt', prompt));
-  if (promptTokens !== undefined) assignCopied(value, 'promptTokens', tokenIds('promptTokens', promptTokens));
+  if (promptTokenIds !== undefined) assignCopied(value, 'promptTokenIds', tokenIds('promptTokenIds', promptTokenIds));
 }
 
 function toOptions({ modelPath, device, swapPath, tracePath, journalPath, packedPath, modelName, cpus, weightFormat, kvDtype, isa,
@@ -356,10 +356,10 @@ function toOptions({ modelPath, device, swapPath, tracePath, journalPath, packed
   return options;
 }
 
-function toRequest({ prompt, promptTokens, userData, n, bestOf, beam, keep, truncatePromptTokens, cacheSalt, deadlineMs, priority,
+function toRequest({ prompt, promptTokenIds, userData, n, bestOf, beam, keep, truncatePromptTokens, cacheSalt, deadlineMs, priority,
   addSpecial, skipSpecial, ...sampling }) {
   const request = made(Request, lib.request_init);
-  assignPrompt(request, prompt, promptTokens);
+  assignPrompt(request, prompt, promptTokenIds);
   if (cacheSalt !== undefined) assignCopied(request, 'cacheSalt', utf8('cacheSalt', cacheSalt));
   if (beam !== undefined) request.beam = toBeam(beam);
   request.flags = flag(request.flags, REQUEST_KEEP, keep);
@@ -479,10 +479,10 @@ function toOutput(address) {
 }
 
 // Returns the state of an exported sequence.
-function toBlob(address) {
+function toState(address) {
   const output = koffi.decode(address, Output), error = errorOf(output);
   if (error) throw error;
-  return new Uint8Array(koffi.view(output.blob, output.blobLen)).slice();
+  return new Uint8Array(koffi.view(output.sequenceState, output.sequenceStateLen)).slice();
 }
 
 // Returns one completion for each sequence, by index.
@@ -631,7 +631,7 @@ class Queue {
       this.#watch.start(onReadable);
     } else {
       const fd = [0];
-      check(lib.queue_event_fd(pointer, fd));
+      check(lib.queue_get_event_fd(pointer, fd));
       this.#watch = koffi.node.poll(fd[0], onReadable);
     }
   }
@@ -642,17 +642,17 @@ class Queue {
   }
 }
 
-class Arena {
+class Budget {
   #handle;
   #borrowed; // the budget of an engine, alive as long as the engine's handle; else null
 
-  static create(bytes, mostBytes = bytes) {
+  static create(bytes, maxBytes = bytes) {
     const pointer = [null];
-    check(lib.arena_create(unsigned('bytes', bytes, 64), unsigned('mostBytes', mostBytes, 64), pointer));
-    return new Arena(new Handle('arena', pointer[0], lib.arena_free));
+    check(lib.budget_create(unsigned('bytes', bytes, 64), unsigned('maxBytes', maxBytes, 64), pointer));
+    return new Budget(new Handle('budget', pointer[0], lib.budget_free));
   }
 
-  // Internal: Arena.create and Engine.arena create arenas.
+  // Internal: Budget.create and Engine.budget create budgets.
   constructor(handle, borrowed = null) {
     this.#handle = handle;
     this.#borrowed = borrowed;
@@ -660,12 +660,12 @@ class Arena {
 
   async resize(bytes) {
     unsigned('bytes', bytes, 64);
-    return this.during(async (arena) => check(await onPool(lib.arena_resize, arena, bytes)));
+    return this.during(async (budget) => check(await onPool(lib.budget_resize, budget, bytes)));
   }
 
-  state() {
+  info() {
     const { pointer } = this.#handle;
-    return filled(ArenaInfo, lib.arena_state, this.#borrowed ?? pointer);
+    return filled(BudgetInfo, lib.budget_get_info, this.#borrowed ?? pointer);
   }
 
   close() {
@@ -678,10 +678,10 @@ class Arena {
   }
 }
 
-function withArena(arena, use) {
-  if (arena === undefined) return use(null);
-  if (!(arena instanceof Arena)) throw new TypeError('arena must be an Arena');
-  return arena.during(use);
+function withBudget(budget, use) {
+  if (budget === undefined) return use(null);
+  if (!(budget instanceof Budget)) throw new TypeError('budget must be a Budget');
+  return budget.during(use);
 }
 
 // ---- engines ------------------------------------------------------------------------------------
@@ -691,7 +691,7 @@ class Engine {
   #queue;
   #lastAdded = Promise.resolve();
 
-  static async open({ hostSteps = false, progress, signal, arena, ...given }) {
+  static async open({ hostSteps = false, progress, signal, budget, ...given }) {
     if (!isMainThread) throw new PagedllmError(UNSUPPORTED, 'this is a worker thread: open the engine on the main thread');
     signal?.throwIfAborted();
     const options = toOptions(given);
@@ -709,7 +709,7 @@ class Engine {
       };
     }
     const pointer = [null];
-    const error = await withArena(arena, (arena) => onPool(lib.engine_create, { ...options, arena }, pointer));
+    const error = await withBudget(budget, (budget) => onPool(lib.engine_create, { ...options, budget }, pointer));
     if (error && thrown) {
       lib.error_free(error);
       throw thrown.error;
@@ -726,9 +726,9 @@ class Engine {
     return engine;
   }
 
-  static async plan({ arena, ...given }) {
+  static async plan({ budget, ...given }) {
     const options = toOptions(given);
-    const plan = await withArena(arena, (arena) => filledOnPool(Plan, lib.engine_plan, { ...options, arena }));
+    const plan = await withBudget(budget, (budget) => filledOnPool(Plan, lib.engine_plan, { ...options, budget }));
     return { ...plan, kvDtype: DTYPES[plan.kvDtype] };
   }
 
@@ -791,9 +791,9 @@ class Engine {
     });
   }
 
-  async admit({ queue, ...request }) {
+  async predictAdmission({ queue, ...request }) {
     const { admits, fitsNow, firstTokenSeconds, ...waiting } = await this.#inOrder(queue, toRequest(request), (engine, c) =>
-      filledOnPool(Admission, lib.engine_admit, engine, c));
+      filledOnPool(Admission, lib.engine_predict_admission, engine, c));
     const firstTokenMs = firstTokenSeconds < 0 ? null : firstTokenSeconds * 1000;
     return { admits: admits !== 0, fitsNow: fitsNow !== 0, firstTokenMs, ...waiting };
   }
@@ -835,14 +835,14 @@ class Engine {
     check(lib.sequence_rewind(this.#handle.pointer, unsigned('sequence', sequence, 64), unsigned('length', length, 64)));
   }
 
-  async resume(sequence, { queue, userData, keep, deadlineMs, goOn, skipSpecial, ...sampling } = {}) {
-    if (goOn && Object.values({ skipSpecial, ...sampling }).some((given) => given !== undefined)) {
-      throw new TypeError("with goOn, only queue, userData, keep and deadlineMs may be given: the rest is the sequence's own");
+  async resume(sequence, { queue, userData, keep, deadlineMs, continueGeneration, skipSpecial, ...sampling } = {}) {
+    if (continueGeneration && Object.values({ skipSpecial, ...sampling }).some((given) => given !== undefined)) {
+      throw new TypeError("with continueGeneration, only queue, userData, keep and deadlineMs may be given: the rest is the sequence's own");
     }
     const how = made(Resume, lib.resume_init);
     how.sampling = toSampling(sampling);
     how.flags = flag(flag(how.flags, REQUEST_KEEP, keep), RESUME_USER_DATA, userData === undefined ? undefined : true);
-    how.flags = flag(how.flags, RESUME_CONTINUE, goOn);
+    how.flags = flag(how.flags, RESUME_CONTINUE, continueGeneration);
     how.textFlags = flag(how.textFlags, TEXT_SKIP_SPECIAL, skipSpecial);
     assign(how, Resume, { userData, deadlineMs: deadline(deadlineMs) });
     unsigned('sequence', sequence, 64);
@@ -858,7 +858,7 @@ class Engine {
   }
 
   async generateResumed(sequence, how = {}, { signal } = {}) {
-    if (how.goOn) throw new TypeError('goOn is for streamResumed: only the sequence itself knows what kind its outputs are of');
+    if (how.continueGeneration) throw new TypeError('continueGeneration is for streamResumed: only the sequence itself knows what kind its outputs are of');
     return (await completionsOf(this.streamResumed(sequence, how, { signal }), how))[0];
   }
 
@@ -877,8 +877,8 @@ class Engine {
     try {
       check(lib.sequence_export(this.#handle.pointer, unsigned('sequence', sequence, 64), queue.pointer));
       for (;;) {
-        const [blob] = queue.take(toBlob);
-        if (blob) return blob;
+        const [state] = queue.take(toState);
+        if (state) return state;
         await queue.readable();
       }
     } finally {
@@ -886,8 +886,8 @@ class Engine {
     }
   }
 
-  async importSequence(blob, { queue } = {}) {
-    const data = bytes('blob', blob);
+  async importSequence(state, { queue } = {}) {
+    const data = bytes('state', state);
     return this.#inOrder(queue, {}, async (engine, { queue }) => {
       const id = [0];
       check(await onPool(lib.sequence_import, engine, data, lengthOf(data), queue, id));
@@ -895,9 +895,9 @@ class Engine {
     });
   }
 
-  async pin({ prompt, promptTokens, cacheSalt, addSpecial, ...numbers }) {
+  async pin({ prompt, promptTokenIds, cacheSalt, addSpecial, ...numbers }) {
     const pin = made(Pin, lib.pin_init);
-    assignPrompt(pin, prompt, promptTokens);
+    assignPrompt(pin, prompt, promptTokenIds);
     if (cacheSalt !== undefined) assignCopied(pin, 'cacheSalt', utf8('cacheSalt', cacheSalt));
     pin.textFlags = flag(pin.textFlags, TEXT_ADD_SPECIAL, addSpecial);
     assign(pin, Pin, numbers);
@@ -929,8 +929,8 @@ class Engine {
     return this.#queue;
   }
 
-  get arena() {
-    return new Arena(this.#handle, lib.engine_arena(this.#handle.pointer));
+  get budget() {
+    return new Budget(this.#handle, lib.engine_budget(this.#handle.pointer));
   }
 
   createQueue(capacity) {
@@ -968,8 +968,8 @@ class Engine {
     });
   }
 
-  info() {
-    const info = filled(Info, lib.engine_info, this.#handle.pointer);
+  modelInfo() {
+    const info = filled(ModelInfo, lib.engine_get_model_info, this.#handle.pointer);
     const { architectureLen, isaLen, eosTokenIdsLen, packedReasonLen, ...rest } = info;
     return {
       ...rest,
@@ -982,12 +982,12 @@ class Engine {
   }
 
   stats() {
-    return filled(Stats, lib.engine_stats, this.#handle.pointer);
+    return filled(Stats, lib.engine_get_stats, this.#handle.pointer);
   }
 
   metrics() {
     const bytes = [null];
-    check(lib.engine_metrics(this.#handle.pointer, bytes));
+    check(lib.engine_get_metrics(this.#handle.pointer, bytes));
     return taken(bytes[0]);
   }
 }
@@ -996,4 +996,4 @@ if (Symbol.asyncDispose) Engine.prototype[Symbol.asyncDispose] = Engine.prototyp
 const version = () => lib.version();
 const buildInfo = () => JSON.parse(lib.build_info());
 
-module.exports = { Arena, Engine, Queue, PagedllmError, version, buildInfo };
+module.exports = { Budget, Engine, Queue, PagedllmError, version, buildInfo };

@@ -19,7 +19,7 @@ These rules apply to everything in this module; pagedllm.h has the others.
 Errors. A call that fails raises Error with a code and a message. A call on a closed object raises
 Code.CLOSED.
 
-Threads. Any thread and any number of asyncio tasks may call any method of an Engine, Queue or Arena
+Threads. Any thread and any number of asyncio tasks may call any method of an Engine, Queue or Budget
 at any time. Only one thread or task at a time may use an iterator of outputs. Calls release the
 GIL.
 
@@ -38,7 +38,7 @@ raises Code.UNSUPPORTED. The parent is not affected.
 
 The library is the first of: the file in the environment variable PAGEDLLM_LIBRARY; libpagedllm.so
 next to this module; target/release of the repository, or lib of the installation, that contains
-this module; and libpagedllm.so.0, as the system's loader finds it.
+this module; and libpagedllm.so.1, as the system's loader finds it.
 """
 
 import array
@@ -60,8 +60,8 @@ from dataclasses import dataclass, field
 from typing import (Any, AsyncGenerator, Callable, ContextManager, Dict, Generator, Iterable, List, Mapping, NamedTuple, Optional,
                     Sequence, Tuple, Type, TypeVar, Union)
 
-__all__ = ["Admission", "Allocation", "Arena", "ArenaInfo", "Batching", "Beam", "Code", "Completion", "DType", "Dry",
-           "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "Info", "Isa", "LogitsHook", "Logprob", "Order",
+__all__ = ["Admission", "Allocation", "Budget", "BudgetInfo", "Batching", "Beam", "Code", "Completion", "DType", "Dry",
+           "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "ModelInfo", "Isa", "LogitsHook", "Logprob", "Order",
            "Output", "OutputKind", "Plan", "Preemption", "Queue", "Sampling", "SequenceInfo", "Stats", "Step", "Weights",
            "build_info", "plan", "version"]
 
@@ -246,11 +246,11 @@ class Admission(NamedTuple):
     waiting_tokens: int  # tokens that those requests have to compute
 
 
-class ArenaInfo(NamedTuple):
+class BudgetInfo(NamedTuple):
     """The state of a budget."""
     bytes: int
-    least_bytes: int  # smallest size to which it can be resized now
-    most_bytes: int  # largest size to which it can be resized
+    min_bytes: int  # smallest size to which it can be resized now
+    max_bytes: int  # largest size to which it can be resized
     held_bytes: int  # held by the engines; more than bytes while they give blocks back
     engines: int
 
@@ -266,7 +266,7 @@ class Plan(NamedTuple):
     max_model_len: int
     full_sequences: int
     kv_dtype: int  # a DType
-    most_blocks: int  # maximum number of KV blocks, if the budget grows to its maximum
+    max_blocks: int  # maximum number of KV blocks, if the budget grows to its maximum
     swap_bytes: int  # bytes of the host tier, in memory or in its file
     swap_blocks: int  # KV blocks in the host tier
     kv_groups: int  # layer groups with KV blocks of their own
@@ -280,7 +280,7 @@ class Packed(enum.IntEnum):
     UNSAVED = 3  # the weights were packed and could not be written to packed_path
 
 
-class Info(NamedTuple):
+class ModelInfo(NamedTuple):
     """The model and the limits of its engine."""
     architecture: str
     isa: str
@@ -524,7 +524,7 @@ class Sampling:
 
 # ---- library -------------------------------------------------------------------------------------
 
-_ABI_VERSION = 0
+_ABI_VERSION = 1
 _QUEUE_CAPACITY = 64  # PLLM_QUEUE_CAPACITY
 _ENGINE_SKIP_TOKENIZER, _ENGINE_NO_PREFIX_CACHE, _ENGINE_BATCH_INVARIANT = 1, 2, 4
 _SAMPLING_SEED, _SAMPLING_IGNORE_EOS, _SAMPLING_LOGPROBS, _SAMPLING_PROMPT_LOGPROBS = 1, 2, 4, 8
@@ -548,7 +548,7 @@ _Options = _struct(
     "_Options", model_path=c_char_p, model_path_len=c_uint64, device=c_char_p, device_len=c_uint64, kv_bytes=c_uint64,
     seed=c_uint64, block_size=c_uint32, kv_dtype=c_uint32, max_model_len=c_uint32, max_batch_tokens=c_uint32, max_seqs=c_uint32,
     prefill_chunk=c_uint32, threads=c_uint32, isa=c_uint32, flags=c_uint32, reserved=c_uint32, queue_capacity=c_uint64,
-    progress=_Progress, progress_data=c_void_p, max_waiting_requests=c_uint64, max_waiting_tokens=c_uint64, arena=c_void_p,
+    progress=_Progress, progress_data=c_void_p, max_waiting_requests=c_uint64, max_waiting_tokens=c_uint64, budget=c_void_p,
     swap_bytes=c_uint64, swap_path=c_char_p, swap_path_len=c_uint64, preemption=c_uint32, order=c_uint32, ageing_ms=c_uint32,
     batching=c_uint32, prefill_budget=c_uint32, allocation=c_uint32, trace_path=c_char_p, trace_path_len=c_uint64,
     journal_path=c_char_p, journal_path_len=c_uint64, model_name=c_char_p, model_name_len=c_uint64, weight_format=c_uint32,
@@ -586,7 +586,7 @@ _Sampling = _struct(
     bad_words=_Texts, bad_word_lens=_Lengths, bad_word_count=c_uint64, bad_words_ids=ctypes.POINTER(_TokenList),
     bad_words_ids_len=c_uint64, allowed_token_ids=_TokenIds, allowed_token_ids_len=c_uint64)
 _Request = _struct(
-    "_Request", prompt=c_char_p, prompt_len=c_uint64, prompt_tokens=_TokenIds, prompt_tokens_len=c_uint64,
+    "_Request", prompt=c_char_p, prompt_len=c_uint64, prompt_token_ids=_TokenIds, prompt_token_ids_len=c_uint64,
     sampling=ctypes.POINTER(_Sampling), user_data=c_uint64, n=c_uint32, text_flags=c_uint32, queue=c_void_p, best_of=c_uint32,
     truncate_prompt_tokens=c_uint32, flags=c_uint32, reserved=c_uint32, beam=ctypes.POINTER(_Beam), cache_salt=c_char_p,
     cache_salt_len=c_uint64, logits_hook=_LogitsHook, hook_data=c_void_p, deadline_ms=c_int64, priority=c_int32, reserved2=c_uint32)
@@ -595,7 +595,7 @@ _Output = _struct(
     text=c_void_p, text_len=c_uint64, error=c_void_p, error_len=c_uint64, prompt_tokens=c_uint64, generated_tokens=c_uint64,
     index=c_uint32, finish_reason=c_uint32, error_code=c_int32, reserved=c_uint32, score=c_double, top_logprobs=c_void_p,
     top_logprobs_len=c_uint64, prompt_logprobs=c_void_p, prompt_logprobs_len=c_uint64, prompt_top_logprobs=c_void_p,
-    prompt_top_logprobs_len=c_uint64, blob=c_void_p, blob_len=c_uint64, queued_seconds=c_double, first_token_seconds=c_double,
+    prompt_top_logprobs_len=c_uint64, sequence_state=c_void_p, sequence_state_len=c_uint64, queued_seconds=c_double, first_token_seconds=c_double,
     last_token_seconds=c_double, preemptions=c_uint64, cached_tokens=c_uint64)
 _Fork = _struct(
     "_Fork", at=c_uint64, seed=c_uint64, user_data=c_uint64, queue=c_void_p, n=c_uint32, flags=c_uint32)
@@ -603,7 +603,7 @@ _Resume = _struct(
     "_Resume", sampling=ctypes.POINTER(_Sampling), queue=c_void_p, user_data=c_uint64, flags=c_uint32, text_flags=c_uint32,
     logits_hook=_LogitsHook, hook_data=c_void_p, deadline_ms=c_int64)
 _Pin = _struct(
-    "_Pin", prompt=c_char_p, prompt_len=c_uint64, prompt_tokens=_TokenIds, prompt_tokens_len=c_uint64, cache_salt=c_char_p,
+    "_Pin", prompt=c_char_p, prompt_len=c_uint64, prompt_token_ids=_TokenIds, prompt_token_ids_len=c_uint64, cache_salt=c_char_p,
     cache_salt_len=c_uint64, time_to_live_ms=c_uint64, priority=c_uint32, text_flags=c_uint32)
 _SequenceInfo = _struct("_SequenceInfo", request=c_uint64, len=c_uint64, index=c_uint32, idle=c_uint32, inexact=c_uint64)
 _Info = _struct(
@@ -611,17 +611,17 @@ _Info = _struct(
     eos_token_ids_len=c_uint64, vocab_size=c_uint64, layers=c_uint64, max_positions=c_uint64, max_model_len=c_uint64,
     threads=c_uint64, packed=c_uint64, packed_reason=c_void_p, packed_reason_len=c_uint64)
 _DOUBLES = ("slot_utilization", "first_token_seconds")
-_Step, _Stats, _Plan, _Admission, _ArenaInfo = (
+_Step, _Stats, _Plan, _Admission, _BudgetInfo = (
     _struct("_" + record.__name__, **{name: c_double if name in _DOUBLES else c_uint64 for name in record._fields})
-    for record in (Step, Stats, Plan, Admission, ArenaInfo))
+    for record in (Step, Stats, Plan, Admission, BudgetInfo))
 
 
 def _load() -> ctypes.CDLL:
     here = pathlib.Path(__file__).resolve().parent
     named = os.environ.get("PAGEDLLM_LIBRARY")
     root = here.parents[1]
-    files = (here / "libpagedllm.so", root / "target" / "release" / "libpagedllm.so", root.parent / "lib" / "libpagedllm.so.0")
-    path = named or next((str(file) for file in files if file.exists()), "libpagedllm.so.0")
+    files = (here / "libpagedllm.so", root / "target" / "release" / "libpagedllm.so", root.parent / "lib" / "libpagedllm.so.1")
+    path = named or next((str(file) for file in files if file.exists()), "libpagedllm.so.1")
     try:
         lib = ctypes.CDLL(path)
     except OSError as error:
@@ -648,21 +648,21 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     functions(c_char_p, [pointer], "error_message")
     functions(None, [pointer, size], "engine_options_init", "sampling_init", "request_init", "dry_init", "beam_init", "fork_init",
               "resume_init", "pin_init")
-    functions(None, [pointer], "engine_free", "queue_free", "outputs_free", "tokens_free", "bytes_free", "error_free", "arena_free")
-    functions(pointer, [pointer], "engine_queue", "engine_arena", "tokens_data", "bytes_data")
+    functions(None, [pointer], "engine_free", "queue_free", "outputs_free", "tokens_free", "bytes_free", "error_free", "budget_free")
+    functions(pointer, [pointer], "engine_queue", "engine_budget", "tokens_data", "bytes_data")
     functions(size, [pointer], "outputs_len", "tokens_len", "bytes_len")
     functions(pointer, [pointer, size], "outputs_get")
     fallible([pointer], "engine_start", "engine_stop")
-    fallible([pointer, pointer], "engine_plan", "engine_create", "engine_info", "engine_step", "engine_stats", "engine_metrics",
-             "queue_event_fd", "arena_state")
-    fallible([pointer, size], "engine_abort", "sequence_free", "prefix_unpin", "arena_resize")
-    fallible([size, size, pointer], "arena_create")
+    fallible([pointer, pointer], "engine_plan", "engine_create", "engine_get_model_info", "engine_step", "engine_get_stats", "engine_get_metrics",
+             "queue_get_event_fd", "budget_get_info")
+    fallible([pointer, size], "engine_abort", "sequence_free", "prefix_unpin", "budget_resize")
+    fallible([size, size, pointer], "budget_create")
     fallible([pointer, size, size], "sequence_rewind")
     fallible([pointer, size, pointer], "sequence_export", "sequence_resume", "sequence_get_info")
     fallible([pointer, size, pointer, pointer], "sequence_fork")
     fallible([pointer, size, _TokenIds, size], "sequence_append")
     fallible([pointer, c_char_p, size, pointer, pointer], "sequence_import")
-    fallible([pointer, pointer, pointer], "engine_add_request", "engine_admit", "prefix_pin")
+    fallible([pointer, pointer, pointer], "engine_add_request", "engine_predict_admission", "prefix_pin")
     fallible([pointer, size, pointer], "queue_create")
     fallible([pointer, c_int64, pointer], "queue_poll")
     fallible([pointer, c_char_p, size, pointer], "engine_render_chat")
@@ -683,7 +683,7 @@ _lib = _load()
 
 
 def version() -> str:
-    """Return the version of the loaded library, such as "0.2.0"."""
+    """Return the version of the loaded library, such as "0.3.0"."""
     return _lib.pllm_version().decode()
 
 
@@ -726,7 +726,7 @@ def _assign_prompt(struct: ctypes.Structure, prompt: Prompt) -> None:
     if isinstance(prompt, (str, bytes)):
         _assign_text(struct, "prompt", _utf8(prompt))
     else:
-        _assign_tokens(struct, "prompt_tokens", prompt)
+        _assign_tokens(struct, "prompt_token_ids", prompt)
 
 
 def _made(kind: Type[ctypes.Structure], init: Callable[..., None], **values: Any) -> Any:
@@ -777,7 +777,7 @@ def _numbers(kind: Any, address: Optional[int], length: int) -> List[Any]:
     return (kind * length).from_address(address)[:] if address else []
 
 
-_Record = TypeVar("_Record", Step, Stats, Plan, ArenaInfo)
+_Record = TypeVar("_Record", Step, Stats, Plan, BudgetInfo)
 
 
 def _filled(kind: Type[ctypes.Structure], fill: Callable[..., None], argument: Any) -> Any:
@@ -904,14 +904,14 @@ def _py_output(address: int) -> Output:
         preemptions=c.preemptions, cached_tokens=c.cached_tokens)
 
 
-def _blob(address: int) -> bytes:
+def _state(address: int) -> bytes:
     """Return the state of an exported sequence."""
     c = _c_output(address)
     error = _c_error(c)
     if error is not None:
         raise error
     # string_at would truncate the length to an int.
-    return bytes((ctypes.c_ubyte * c.blob_len).from_address(c.blob))
+    return bytes((ctypes.c_ubyte * c.sequence_state_len).from_address(c.sequence_state))
 
 
 def _completion(outputs: Sequence[Output], sampling: Optional[Sampling]) -> Completion:
@@ -1090,7 +1090,7 @@ class Queue:
         """
         fd = c_int32()
         with self._handle:
-            _lib.pllm_queue_event_fd(self._pointer, byref(fd))
+            _lib.pllm_queue_get_event_fd(self._pointer, byref(fd))
         return fd.value
 
     def close(self) -> None:
@@ -1115,32 +1115,32 @@ class Queue:
             loop.remove_reader(fd)
 
 
-class Arena:
+class Budget:
     """A memory budget for KV pools. Engines can share it, and its size can change while they run.
 
-    It is Engine.arena, or created here for Engine(..., arena=budget). Nothing is allocated for it:
-    engines reserve address space for most_bytes and use memory for the blocks they fill. The budget
+    It is Engine.budget, or created here for Engine(..., budget=budget). Nothing is allocated for it:
+    engines reserve address space for max_bytes and use memory for the blocks they fill. The budget
     must hold one sequence of max_model_len tokens for each engine.
 
-    most_bytes: maximum size to which it can be resized later. None: bytes.
+    max_bytes: maximum size to which it can be resized later. None: bytes.
 
     A with statement closes it at its end.
     """
 
-    def __init__(self, bytes: int, most_bytes: Optional[int] = None) -> None:
+    def __init__(self, bytes: int, max_bytes: Optional[int] = None) -> None:
         made = c_void_p()
-        most = bytes if most_bytes is None else most_bytes
-        _lib.pllm_arena_create(_u64("bytes", bytes), _u64("most_bytes", most), byref(made))
+        most = bytes if max_bytes is None else max_bytes
+        _lib.pllm_budget_create(_u64("bytes", bytes), _u64("max_bytes", most), byref(made))
         self._pointer = made.value or 0
-        self._handle = _Handle("arena", self._pointer, _lib.pllm_arena_free)
+        self._handle = _Handle("budget", self._pointer, _lib.pllm_budget_free)
         self._borrowed = False
 
     @classmethod
-    def _of(cls, engine: _Handle, pointer: int) -> "Arena":
+    def _of(cls, engine: _Handle, pointer: int) -> "Budget":
         """Return the budget of an engine. It is valid as long as the engine."""
-        arena = cls.__new__(cls)
-        arena._handle, arena._pointer, arena._borrowed = engine, pointer, True
-        return arena
+        budget = cls.__new__(cls)
+        budget._handle, budget._pointer, budget._borrowed = engine, pointer, True
+        return budget
 
     def resize(self, bytes: int) -> None:
         """Change the size of the budget. No request ends, and results do not change.
@@ -1148,23 +1148,23 @@ class Arena:
         A larger size takes effect at once. For a smaller size, the engines first drop cached
         blocks, then the KV blocks of idle sequences, then preempt the youngest running requests.
         Engines that are not in a step shrink before this method returns, the others before their
-        next step. The memory is returned to the system. A size below ArenaInfo.least_bytes or above
-        most_bytes raises Code.CAPACITY.
+        next step. The memory is returned to the system. A size below BudgetInfo.min_bytes or above
+        max_bytes raises Code.CAPACITY.
         """
         with self._handle:
-            _lib.pllm_arena_resize(self._pointer, _u64("bytes", bytes))
+            _lib.pllm_budget_resize(self._pointer, _u64("bytes", bytes))
 
-    def state(self) -> ArenaInfo:
+    def info(self) -> BudgetInfo:
         """Return the size of the budget and the bytes that its engines hold."""
         with self._handle:
-            return _record(ArenaInfo, _filled(_ArenaInfo, _lib.pllm_arena_state, self._pointer))
+            return _record(BudgetInfo, _filled(_BudgetInfo, _lib.pllm_budget_get_info, self._pointer))
 
     def close(self) -> None:
-        """Free the handle. Its engines keep the budget. No effect on Engine.arena."""
+        """Free the handle. Its engines keep the budget. No effect on Engine.budget."""
         if not self._borrowed:
             self._handle.close()
 
-    def __enter__(self) -> "Arena":
+    def __enter__(self) -> "Budget":
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -1174,14 +1174,14 @@ class Arena:
 # ---- engines -------------------------------------------------------------------------------------
 
 
-def plan(model_path: Path, *, arena: Optional[Arena] = None, **options: Any) -> Plan:
+def plan(model_path: Path, *, budget: Optional[Budget] = None, **options: Any) -> Plan:
     """Compute what an Engine with these options would allocate, without allocating it.
 
     host_steps and progress are not options of this function.
     """
     c = _c_options(model_path, **options)
-    with _held(arena):
-        c.arena = _pointer(arena)
+    with _held(budget):
+        c.budget = _pointer(budget)
         return _record(Plan, _filled(_Plan, _lib.pllm_engine_plan, byref(c)))
 
 
@@ -1195,7 +1195,7 @@ class Engine:
     batch_invariant: makes the results of a sequence on a CUDA device independent of the batch, as
         on the CPU. It is slower.
     kv_bytes: size of the KV pool in bytes.
-    arena: budget from which the KV pool takes its bytes, instead of kv_bytes.
+    budget: budget from which the KV pool takes its bytes, instead of kv_bytes.
     threads: number of threads, including the stepping thread.
     cpus: list of CPUs to which the threads are pinned, such as "0-3,8"; the first is for the
         stepping thread. None: threads are not pinned.
@@ -1207,7 +1207,7 @@ class Engine:
     weight_format: format of the weights in memory.
     weight_group: number of inputs that share a scale in 4-bit formats: 32, 64 or 128.
     packed_path: directory for packed weights, from which a later engine reads them as fast as the
-        disk. info().packed has the result. None: weights are packed each time.
+        disk. model_info().packed has the result. None: weights are packed each time.
     block_size: tokens per KV block.
     kv_dtype: data type of KV blocks.
     isa: instruction path.
@@ -1245,7 +1245,7 @@ class Engine:
     """
 
     def __init__(self, model_path: Path, *, device: Optional[str] = None, kv_bytes: Optional[int] = None,
-                 arena: Optional[Arena] = None, threads: Optional[int] = None, max_model_len: Optional[int] = None,
+                 budget: Optional[Budget] = None, threads: Optional[int] = None, max_model_len: Optional[int] = None,
                  max_seqs: Optional[int] = None, max_batch_tokens: Optional[int] = None, prefill_chunk: Optional[int] = None,
                  block_size: Optional[int] = None, kv_dtype: Optional[DType] = None, isa: Optional[Isa] = None,
                  seed: Optional[int] = None, max_waiting_requests: Optional[int] = None, max_waiting_tokens: Optional[int] = None,
@@ -1272,7 +1272,7 @@ class Engine:
             skip_tokenizer=skip_tokenizer, prefix_cache=prefix_cache, memory_fraction=memory_fraction,
             batch_invariant=batch_invariant)
         self._hooks = _Hooks()
-        self._handle = _create(options, arena, progress, self._hooks.free_engine)
+        self._handle = _create(options, budget, progress, self._hooks.free_engine)
         if not host_steps:
             self.start()
 
@@ -1358,7 +1358,7 @@ class Engine:
                   priority=priority, logits_hook=logits_hook, add_special=add_special, skip_special=skip_special)
         return added.value
 
-    def admit(self, prompt: Prompt, sampling: Optional[Sampling] = None, **request: Any) -> Admission:
+    def predict_admission(self, prompt: Prompt, sampling: Optional[Sampling] = None, **request: Any) -> Admission:
         """Predict admission and time to first token for a request without adding it.
 
         The prediction uses the measured step times and the lengths of recent outputs. It assumes
@@ -1366,7 +1366,7 @@ class Engine:
         except for grammars, which are not compiled. `request`: further keywords of add().
         """
         told = _Admission(sizeof(_Admission))
-        self._ask(_lib.pllm_engine_admit, told, prompt, sampling, **request)
+        self._ask(_lib.pllm_engine_predict_admission, told, prompt, sampling, **request)
         first = told.first_token_seconds
         return Admission(admits=bool(told.admits), fits_now=bool(told.fits_now), first_token_seconds=None if first < 0 else first,
                          waiting_requests=told.waiting_requests, waiting_tokens=told.waiting_tokens)
@@ -1464,7 +1464,7 @@ class Engine:
             _lib.pllm_sequence_rewind(engine, _u64("sequence", sequence), _u64("length", length))
 
     def resume(self, sequence: int, sampling: Optional[Sampling] = None, *, queue: Optional[Queue] = None,
-               user_data: Optional[int] = None, keep: Optional[bool] = None, deadline: Optional[float] = None, go_on: bool = False,
+               user_data: Optional[int] = None, keep: Optional[bool] = None, deadline: Optional[float] = None, continue_generation: bool = False,
                skip_special: Optional[bool] = None, logits_hook: Optional[LogitsHook] = None) -> None:
         """Continue an idle sequence.
 
@@ -1475,29 +1475,29 @@ class Engine:
         user_data: returned in the outputs. None: the sequence keeps its user_data.
         keep: False frees the sequence when it ends. By default it is kept.
         deadline: as in add(), from this call on.
-        go_on: continue as if the sequence had never been idle, with its own sampling, counts,
+        continue_generation: continue as if the sequence had never been idle, with its own sampling, counts,
             grammar and hook. sampling, skip_special and logits_hook must not be given. The sequence
             need not have ended: idle forks and imported sequences continue where they are.
         """
-        if go_on and not (sampling is skip_special is logits_hook is None):
-            raise TypeError("with go_on, sampling, skip_special and logits_hook are the sequence's own: give none")
+        if continue_generation and not (sampling is skip_special is logits_hook is None):
+            raise TypeError("with continue_generation, sampling, skip_special and logits_hook are the sequence's own: give none")
         how = _made(_Resume, _lib.pllm_resume_init, user_data=user_data, deadline_ms=_deadline_ms(deadline),
                     logits_hook=self._hooks.callback(logits_hook, self._handle))
         if sampling is not None:
             how.sampling = ctypes.pointer(_c_sampling(sampling))
         how.flags = _flag(_flag(how.flags, _REQUEST_KEEP, keep), _RESUME_USER_DATA, None if user_data is None else True)
-        how.flags = _flag(how.flags, _RESUME_CONTINUE, go_on)
+        how.flags = _flag(how.flags, _RESUME_CONTINUE, continue_generation)
         how.text_flags = _flag(how.text_flags, _TEXT_SKIP_SPECIAL, skip_special)
         with self._handle as engine, _held(queue):
             how.queue = _pointer(queue)
             _lib.pllm_sequence_resume(engine, _u64("sequence", sequence), byref(how))
 
     def generate_resumed(self, sequence: int, sampling: Optional[Sampling] = None, **how: Any) -> Completion:
-        """Run generate() for a kept sequence. `how`: further keywords of resume() except go_on.
+        """Run generate() for a kept sequence. `how`: further keywords of resume() except continue_generation.
 
-        go_on is not possible, because only the sequence knows the kind of its outputs.
+        continue_generation is not possible, because only the sequence knows the kind of its outputs.
         """
-        return _collected(self.stream_resumed(sequence, sampling, go_on=False, **how), sampling)[0]
+        return _collected(self.stream_resumed(sequence, sampling, continue_generation=False, **how), sampling)[0]
 
     def stream_resumed(self, sequence: int, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
                        **how: Any) -> Generator[Output, None, None]:
@@ -1506,7 +1506,7 @@ class Engine:
 
     async def agenerate_resumed(self, sequence: int, sampling: Optional[Sampling] = None, **how: Any) -> Completion:
         """Run generate_resumed() in asyncio."""
-        return (await _acollected(self.astream_resumed(sequence, sampling, go_on=False, **how), sampling))[0]
+        return (await _acollected(self.astream_resumed(sequence, sampling, continue_generation=False, **how), sampling))[0]
 
     def astream_resumed(self, sequence: int, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
                         **how: Any) -> AsyncGenerator[Output, None]:
@@ -1543,24 +1543,24 @@ class Engine:
         Code.NOT_FOUND.
         """
         with self._exported(sequence) as queue:
-            return queue._take(_blob, None)[0]
+            return queue._take(_state, None)[0]
 
     async def aexport_sequence(self, sequence: int) -> bytes:
         """Run export_sequence() in asyncio."""
         with self._exported(sequence) as queue:
-            while not (blobs := queue._take(_blob, 0)):
+            while not (states := queue._take(_state, 0)):
                 await queue._readable()
-            return blobs[0]
+            return states[0]
 
-    def import_sequence(self, blob: Bytes, *, queue: Optional[Queue] = None) -> int:
+    def import_sequence(self, state: Bytes, *, queue: Optional[Queue] = None) -> int:
         """Create an idle sequence from the state of export_sequence() and return its id.
 
-        The state can come from another process. Resumed with go_on, the sequence continues with the
+        The state can come from another process. Resumed with continue_generation, the sequence continues with the
         same bits unless SequenceInfo.inexact is True. `queue`, by default Engine.queue, receives
         its outputs. If the state is damaged, or made with another model, block_size or kv_dtype,
         the call raises an Error.
         """
-        data = blob if isinstance(blob, bytes) else bytes(memoryview(blob))
+        data = state if isinstance(state, bytes) else bytes(memoryview(state))
         made = c_uint64()
         queue = self.queue if queue is None else queue
         with self._handle as engine, queue._handle:
@@ -1645,10 +1645,10 @@ class Engine:
     # -- memory budgets
 
     @property
-    def arena(self) -> Arena:
-        """Return the budget of the KV pool: the arena of the constructor or the engine's own."""
+    def budget(self) -> Budget:
+        """Return the budget of the KV pool: the budget of the constructor or the engine's own."""
         with self._handle as engine:
-            return Arena._of(self._handle, _lib.pllm_engine_arena(engine))
+            return Budget._of(self._handle, _lib.pllm_engine_budget(engine))
 
     # -- text
 
@@ -1683,11 +1683,11 @@ class Engine:
 
     # -- statistics
 
-    def info(self) -> Info:
+    def model_info(self) -> ModelInfo:
         """Return the model and the limits of the engine."""
         with self._handle as engine:
-            c = _filled(_Info, _lib.pllm_engine_info, engine)
-            return Info(
+            c = _filled(_Info, _lib.pllm_engine_get_model_info, engine)
+            return ModelInfo(
                 architecture=_text(c.architecture, c.architecture_len), isa=_text(c.isa, c.isa_len),
                 eos_token_ids=_numbers(c_uint32, c.eos_token_ids, c.eos_token_ids_len), vocab_size=c.vocab_size, layers=c.layers,
                 max_positions=c.max_positions, max_model_len=c.max_model_len, threads=c.threads, packed=Packed(c.packed),
@@ -1696,7 +1696,7 @@ class Engine:
     def stats(self) -> Stats:
         """Return counters since the creation of the engine, and its state after the last step."""
         with self._handle as engine:
-            return _record(Stats, _filled(_Stats, _lib.pllm_engine_stats, engine))
+            return _record(Stats, _filled(_Stats, _lib.pllm_engine_get_stats, engine))
 
     def metrics(self) -> str:
         """Return metrics, as of the last step, in the OpenMetrics text format.
@@ -1707,11 +1707,11 @@ class Engine:
         """
         text = c_void_p()
         with self._handle as engine:
-            _lib.pllm_engine_metrics(engine, byref(text))
+            _lib.pllm_engine_get_metrics(engine, byref(text))
         return _taken(text)
 
 
-def _create(options: Any, arena: Optional[Arena], progress: Optional[Callable[[int, int], Any]],
+def _create(options: Any, budget: Optional[Budget], progress: Optional[Callable[[int, int], Any]],
             free: Callable[[int], None]) -> _Handle:
     """Create an engine on another thread. ctypes would lose a KeyboardInterrupt in the callback."""
     cancelled = threading.Event()
@@ -1728,8 +1728,8 @@ def _create(options: Any, arena: Optional[Arena], progress: Optional[Callable[[i
     def load() -> _Handle:
         made = c_void_p()
         options.progress = _Progress(tell)
-        with _held(arena):
-            options.arena = _pointer(arena)
+        with _held(budget):
+            options.budget = _pointer(budget)
             _lib.pllm_engine_create(byref(options), byref(made))
         return _Handle("engine", made.value or 0, free)
 
@@ -1754,12 +1754,12 @@ async def _acollected(outputs: AsyncGenerator[Output, None], sampling: Optional[
     return _completions([output async for output in outputs], sampling)
 
 
-def _held(thing: Union[Queue, Arena, None]) -> ContextManager[Any]:
+def _held(thing: Union[Queue, Budget, None]) -> ContextManager[Any]:
     """Keep an object from being freed in a with statement."""
     return contextlib.nullcontext() if thing is None else thing._handle
 
 
-def _pointer(thing: Union[Queue, Arena, None]) -> Optional[int]:
+def _pointer(thing: Union[Queue, Budget, None]) -> Optional[int]:
     return None if thing is None else thing._pointer
 
 

@@ -20,10 +20,10 @@ static void check(pllm_error *error) {
 static void listen(void) {
     pllm_stats before = {.struct_size = sizeof before}, after = before;
     pllm_step step = {.struct_size = sizeof step};
-    check(pllm_engine_stats(engine, &before));
+    check(pllm_engine_get_stats(engine, &before));
     do check(pllm_engine_step(engine, &step));
     while (step.unfinished);
-    check(pllm_engine_stats(engine, &after));
+    check(pllm_engine_get_stats(engine, &after));
     pllm_outputs *outputs;
     check(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
     for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++) {

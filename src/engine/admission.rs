@@ -33,11 +33,11 @@ impl Engine {
     /// run is refused. Grammars are not checked. The function copies the waiting queue in pieces
     /// and simulates it on the thread of the caller. With 100,000 waiting requests this takes
     /// milliseconds and blocks no other thread.
-    pub fn admit(&self, queue: &Queue, mut request: Request) -> Result<Admission> {
+    pub fn predict_admission(&self, queue: &Queue, mut request: Request) -> Result<Admission> {
         let (prompt, max_len, branching) = self.checked(queue, &mut request)?;
         let (prompt, width) = (prompt.len(), branching.width());
         let admits = self.shared.registry.would_admit(queue.outbox(), prompt)
-            && self.lease.could_promise(self.most_blocks(prompt, max_len, branching));
+            && self.lease.could_promise(self.max_blocks(prompt, max_len, branching));
         let waiting = self.shared.registry.waiting()?;
         let (now, outlook) = (self.shared.clock.now(), self.shared.outlook().try_clone()?);
         let newcomer = Newcomer { waits: Waits::new(prompt, max_len - prompt, request.priority, now), width };

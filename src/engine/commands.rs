@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use super::LogitsHook;
-use super::blob::{Blob, Header};
 use super::core::Core;
 use super::endings::Contest;
 use super::journal::Journal;
 use super::outputs::Output;
 use super::registry::{Child, Command, Open};
 use super::request::Work;
+use super::sequence_state::{Header, SequenceState};
 use super::stream::{Stream, Turn};
 use super::timing::Timing;
 use crate::batch::Tail;
@@ -79,9 +79,9 @@ impl Core {
                     journal.forget(seq);
                 }
             }
-            Command::Import { id, turn, blob } => {
+            Command::Import { id, turn, sequence_state } => {
                 let outbox = turn.outbox.clone();
-                if let Err(error) = self.import(id, *turn, *blob) {
+                if let Err(error) = self.import(id, *turn, *sequence_state) {
                     self.never_made(&outbox, Output { request: id, sequence: id, ..Output::default() }.failed(error));
                 }
             }
@@ -258,12 +258,12 @@ impl Core {
         let tail = Tail { blocks: self.scheduler.blocks().paging().groups(), slots };
         let read = self.runner.read_blocks(&blocks, tail, &mut kv);
         exchanged(&mut self.journal, read)?;
-        Ok(Output { blob: Blob { header, kv }.encode()?, ..stream.output() })
+        Ok(Output { sequence_state: SequenceState { header, kv }.encode()?, ..stream.output() })
     }
 
-    fn import(&mut self, id: u64, turn: Turn, blob: Blob<'static>) -> Result<()> {
+    fn import(&mut self, id: u64, turn: Turn, sequence_state: SequenceState<'static>) -> Result<()> {
         self.streams.try_reserve(1)?;
-        let Blob { header, kv } = blob;
+        let SequenceState { header, kv } = sequence_state;
         let mut stream = Stream::restore(id, turn, &header, self.shared.text.as_deref())?;
         stream.inexact = header.isa != self.isa;
         let root = Chain::private(&self.model, id);

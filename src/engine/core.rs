@@ -27,9 +27,9 @@ use super::runner::{Computed, Runner};
 use super::stream::Stream;
 use super::trace::{Phase, Trace};
 use super::{ModelInfo, Stats, StepReport};
-use crate::arena::Lease;
 use crate::batch::BlockCopy;
 use crate::batch::draws::Draws;
+use crate::budget::Lease;
 use crate::decode::{Masker, Sampler};
 use crate::error::{Error, Result};
 use crate::options::EngineOptions;
@@ -420,7 +420,7 @@ impl Core {
         match outbox.push(&mut output) {
             Ok(first) => self.told(outbox, first, output),
             // The output answers a completed command and can be delivered later.
-            Err(_) if output.error.is_some() || !output.blob.is_empty() => self.later.push((outbox.clone(), output)),
+            Err(_) if output.error.is_some() || !output.sequence_state.is_empty() => self.later.push((outbox.clone(), output)),
             Err(error) => self.unheard.push((output.request, error)),
         }
     }

@@ -96,7 +96,7 @@ impl Outlook {
             let expected = self.lengths.expect(waits.most as usize, 0);
             rules.rank(&Claim { at: waits.at, priority: waits.priority, expected })
         };
-        let ranked = policy != OrderPolicy::FirstCome;
+        let ranked = policy != OrderPolicy::Fcfs;
         let rank = if ranked { claim(&newcomer.waits) } else { 0 };
         let begun = |stream: &Pending| Stream::begun(stream, &self.lengths, allocation);
         let (mut before, mut drawn, mut line) = (Waiting::default(), self.lengths.drawn(), Vec::new());
@@ -297,7 +297,7 @@ impl Play<'_> {
             place += 1;
         }
         self.running.retain(|stream| !stream.has_ended());
-        if self.capacity.policies.order != OrderPolicy::FirstCome {
+        if self.capacity.policies.order != OrderPolicy::Fcfs {
             self.running.sort_by_key(|stream| stream.rank);
         }
         let prompt_rows = prompt_rows - room.prompt_rows;
@@ -384,7 +384,7 @@ mod tests {
     const SEQS: usize = 4;
 
     fn capacity() -> Capacity {
-        let policies = Policies { order: OrderPolicy::FirstCome, batching: BatchingPolicy::Mixed, allocation: AllocationPolicy::OnDemand };
+        let policies = Policies { order: OrderPolicy::Fcfs, batching: BatchingPolicy::Mixed, allocation: AllocationPolicy::OnDemand };
         Capacity { seqs: SEQS, rows: 64, chunk: 64, paging: Paging::plain(16), policies }
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::core::{Core, Shared};
 use super::journal::Journal;
-use crate::arena::{Call, Caller, Need};
+use crate::budget::{Call, Caller, Need};
 use crate::error::Error;
 
 impl Core {

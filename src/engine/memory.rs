@@ -16,7 +16,7 @@ pub struct MemoryPlan {
     pub work_bytes: u64,
     pub blocks: usize,
     /// Maximum number of blocks to which the pool can grow.
-    pub most_blocks: usize,
+    pub max_blocks: usize,
     pub block_size: usize,
     /// Number of layer groups, which have KV blocks of their own.
     pub groups: usize,
@@ -42,7 +42,7 @@ impl MemoryPlan {
         let inputs = backend.reserved_inputs_bytes(&inputs(files, options, &paging, longest));
         let work_bytes = work_bytes(backend, &files.spec, limits(options), options.thread_count()) + inputs;
         let share = share_of_the_device(options, backend, weight_bytes + work_bytes)?;
-        let (blocks, most_blocks) = blocks(options, share, &paging, longest, block_bytes);
+        let (blocks, max_blocks) = blocks(options, share, &paging, longest, block_bytes);
         let swap_blocks = swap_blocks(options, block_bytes)?;
         let max_model_len = fit(options, &paging, longest, blocks, block_bytes)?;
         Ok(MemoryPlan {
@@ -50,7 +50,7 @@ impl MemoryPlan {
             kv_bytes: blocks as u64 * block_bytes,
             work_bytes,
             blocks,
-            most_blocks,
+            max_blocks,
             block_size,
             groups: paging.groups(),
             block_bytes,
@@ -106,7 +106,7 @@ fn share_of_the_device<B: Backend>(options: &EngineOptions, backend: &B, others:
 fn blocks(options: &EngineOptions, share: Option<u64>, paging: &Paging, longest: usize, block_bytes: u64) -> (usize, usize) {
     let all = (paging.most(longest, options.rows_at_once()) * options.max_seqs) as u64;
     let own = options.kv_bytes.or(share).unwrap_or(EngineOptions::DEFAULT_KV_BYTES.min(all.saturating_mul(block_bytes)));
-    let (now, most) = options.arena.as_ref().map_or((own, own), |arena| arena.room());
+    let (now, most) = options.budget.as_ref().map_or((own, own), |budget| budget.room());
     // Slot numbers must fit 32 bits.
     let blocks = |bytes: u64| (bytes / block_bytes).min(u32::MAX as u64 / options.block_size as u64) as usize;
     (blocks(now), blocks(most))

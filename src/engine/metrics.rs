@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 
 use super::timing::{Tick, Timing};
 use super::{ModelInfo, Output, Stats};
-use crate::arena::ArenaInfo;
+use crate::budget::BudgetInfo;
 use crate::error::{Error, Result, Text};
 use crate::sched::FinishReason;
 
@@ -128,7 +128,7 @@ pub struct Snapshot {
     pub stats: Stats,
     pub histograms: Histograms,
     /// Budget of the engine. Engines that share it report the same values.
-    pub arena: ArenaInfo,
+    pub budget: BudgetInfo,
     /// Labels of cache_config_info.
     pub config: [(&'static str, String); 5],
 }
@@ -138,7 +138,7 @@ impl Snapshot {
         let memory = &info.memory;
         [
             ("block_size", memory.block_size.to_string()),
-            ("num_blocks", memory.most_blocks.to_string()),
+            ("num_blocks", memory.max_blocks.to_string()),
             ("cache_dtype", memory.kv_dtype.name().into()),
             ("max_model_len", memory.max_model_len.to_string()),
             ("enable_prefix_caching", if keeps_prefixes { "True" } else { "False" }.into()),
@@ -178,9 +178,9 @@ impl Snapshot {
                 "KV blocks that the sequences would have besides, did every layer look back on all tokens",
                 blocks_out_of_window as f64,
             ),
-            ("arena_bytes", "The budget from which the KV blocks are taken, in bytes", self.arena.bytes as f64),
-            ("arena_held_bytes", "What the engines that share it hold of it", self.arena.held_bytes as f64),
-            ("arena_engines", "Engines that share it", self.arena.engines as f64),
+            ("budget_bytes", "The budget from which the KV blocks are taken, in bytes", self.budget.bytes as f64),
+            ("budget_held_bytes", "What the engines that share it hold of it", self.budget.held_bytes as f64),
+            ("budget_engines", "Engines that share it", self.budget.engines as f64),
         ]
     }
 

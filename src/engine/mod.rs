@@ -3,7 +3,6 @@
 
 mod admission;
 mod beams;
-mod blob;
 mod clock;
 mod commands;
 mod core;
@@ -26,6 +25,7 @@ mod rehearsal;
 mod request;
 mod retry;
 mod runner;
+mod sequence_state;
 mod sequences;
 mod sink;
 mod stream;
@@ -60,10 +60,10 @@ pub use timing::Timing;
 
 use once_cell::sync::OnceCell;
 
-use crate::arena::{Arena, Lease};
 use crate::backend::Backend;
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::CudaBackend;
+use crate::budget::{Budget, Lease};
 use crate::decode::{Grammars, Vocabulary};
 use crate::error::{Error, Result};
 use crate::kv::{BlockManager, Paging};
@@ -212,7 +212,7 @@ impl Parts {
             fingerprint: files.fingerprint()?,
             packed: PackedReport::default(),
         };
-        let pool = KvPool { blocks: memory.most_blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
+        let pool = KvPool { blocks: memory.max_blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
         let mut kv = KvCache::new(&backend, &files.spec, pool)?;
         if memory.swap_blocks > 0 {
             kv.add_host_tier(&backend, memory.swap_blocks, memory.block_bytes, options.swap_dir.as_deref())?;
@@ -327,12 +327,12 @@ impl Engine {
             prefill_chunk: options.rows_at_once(),
             preemption: options.preemption,
         };
-        let MemoryPlan { blocks, most_blocks, block_bytes, max_model_len, swap_blocks, .. } = info.memory;
+        let MemoryPlan { blocks, max_blocks, block_bytes, max_model_len, swap_blocks, .. } = info.memory;
         let (block_bytes, rows_at_once) = (block_bytes.max(1), scheduler_options.rows_at_once());
-        let own = || Arena::new(blocks as u64 * block_bytes, most_blocks as u64 * block_bytes);
+        let own = || Budget::new(blocks as u64 * block_bytes, max_blocks as u64 * block_bytes);
         let lease =
-            Arc::new(options.arena.clone().map_or_else(own, Ok)?.join(block_bytes, info.paging.most(max_model_len, rows_at_once) as u64)?);
-        let blocks = BlockManager::new(most_blocks, info.paging.clone(), options.prefix_cache)?.with_host(swap_blocks)?;
+            Arc::new(options.budget.clone().map_or_else(own, Ok)?.join(block_bytes, info.paging.most(max_model_len, rows_at_once) as u64)?);
+        let blocks = BlockManager::new(max_blocks, info.paging.clone(), options.prefix_cache)?.with_host(swap_blocks)?;
         let scheduler = Scheduler::with_policies(scheduler_options, blocks, Policies::new(&options.policies))?;
         let shared = Shared {
             text: text.map(Arc::new),
@@ -393,8 +393,8 @@ impl Engine {
 
     /// Returns the budget of the KV pool: the shared one of the options, or one of this engine
     /// alone.
-    pub fn arena(&self) -> &Arc<Arena> {
-        self.lease.arena()
+    pub fn budget(&self) -> &Arc<Budget> {
+        self.lease.budget()
     }
 
     pub fn text(&self) -> Result<&Text> {
@@ -422,8 +422,8 @@ impl Engine {
     /// a step.
     pub fn metrics(&self) -> Result<String> {
         let Published { stats, histograms } = self.published();
-        let (arena, config) = (self.arena().info(), Snapshot::config(&self.info, self.keeps_prefixes));
-        Snapshot { stats, histograms, arena, config }.text(self.name.clone())
+        let (budget, config) = (self.budget().info(), Snapshot::config(&self.info, self.keeps_prefixes));
+        Snapshot { stats, histograms, budget, config }.text(self.name.clone())
     }
 
     fn published(&self) -> Published {
@@ -503,7 +503,7 @@ impl Drop for Engine {
 
 /// Makes a device allocate all the memory that it will ever need.
 fn rehearse<B: Backend>(runner: &mut ModelRunner<B>, files: &ModelFiles, options: &EngineOptions, info: &ModelInfo) -> Result<()> {
-    let MemoryPlan { most_blocks: blocks, block_size, max_model_len, swap_blocks, .. } = info.memory;
+    let MemoryPlan { max_blocks: blocks, block_size, max_model_len, swap_blocks, .. } = info.memory;
     let (rows, sequences) = (options.max_batch_tokens, options.max_seqs);
     let stage = Stage { rows, sequences, blocks, block_size, groups: info.paging.groups(), longest: max_model_len };
     let limits = memory::inputs(files, options, &info.paging, memory::longest(options, files.spec.max_positions)?);

@@ -31,7 +31,7 @@ pub struct Output {
     /// For a beam, its score.
     pub score: f64,
     /// State of an exported sequence.
-    pub blob: Vec<u8>,
+    pub sequence_state: Vec<u8>,
     /// Times of the turn, in its last output only.
     pub timing: Timing,
 }

@@ -142,7 +142,7 @@ mod tests {
             prompt_logprobs: logprobs(i as usize % 2),
             text: "é".repeat(i as usize),
             error: (i == 2).then(|| Error::invalid("why")),
-            blob: vec![i as u8; (i == 3) as usize],
+            sequence_state: vec![i as u8; (i == 3) as usize],
             ..Output::default()
         }
     }
@@ -168,6 +168,6 @@ mod tests {
         let mut reused = output(5);
         page.add(&mut reused, 0).unwrap();
         assert_eq!(places(&page), before);
-        assert!(reused.tokens.capacity() >= 5 && reused.blob.is_empty());
+        assert!(reused.tokens.capacity() >= 5 && reused.sequence_state.is_empty());
     }
 }

@@ -7,16 +7,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::LogitsHook;
-use super::blob::Blob;
 use super::driver::Wakeup;
 use super::journal::Forked;
 use super::outputs::Output;
 use super::queue::{Outbox, Queue};
 use super::request::Work;
+use super::sequence_state::SequenceState;
 use super::sequences::GoOn;
 use super::stream::Turn;
 use super::waiting::{Line, Place, QueueLimits, Waits};
-use crate::arena::Promise;
+use crate::budget::Promise;
 use crate::error::{Error, Result};
 use crate::sched::{IdMap, Newcomer};
 
@@ -32,7 +32,7 @@ pub enum Command {
     Free { seq: u64 },
     GoOn { seq: u64, keep: bool, hook: Option<LogitsHook>, deadline: Option<Duration>, open: Box<Open>, asked: Duration },
     Export { seq: u64, open: Box<Open> },
-    Import { id: u64, turn: Box<Turn>, blob: Box<Blob<'static>> },
+    Import { id: u64, turn: Box<Turn>, sequence_state: Box<SequenceState<'static>> },
     Pin { id: u64, newcomer: Box<Newcomer>, priority: u32, salt: Vec<u8>, until: Option<Duration> },
     Unpin { id: u64 },
 }
@@ -475,14 +475,14 @@ impl Registry {
         })
     }
 
-    pub fn import(&self, turn: Turn, blob: Blob<'static>, inexact: bool) -> Result<u64> {
+    pub fn import(&self, turn: Turn, sequence_state: SequenceState<'static>, inexact: bool) -> Result<u64> {
         self.command(|state| {
             state.sequences.try_reserve(1)?;
             state.last_id += 1;
             let id = state.last_id;
-            let (outbox, user_data, len) = (turn.outbox.clone(), turn.user_data, blob.header.tokens.len());
+            let (outbox, user_data, len) = (turn.outbox.clone(), turn.user_data, sequence_state.header.tokens.len());
             state.sequences.insert(id, Known { idle: true, inexact, ..Known::new(id, 0, len, outbox, user_data) });
-            state.inbox.push_back(Command::Import { id, turn: Box::new(turn), blob: Box::new(blob) });
+            state.inbox.push_back(Command::Import { id, turn: Box::new(turn), sequence_state: Box::new(sequence_state) });
             Ok(id)
         })
     }

@@ -8,7 +8,7 @@ use super::journal::Wanted;
 use super::queue::{Outbox, Queue};
 use super::stream::{Stream, Turn};
 use super::{Engine, LogitsHook};
-use crate::arena::Promise;
+use crate::budget::Promise;
 use crate::decode::Rules;
 use crate::error::{Error, Result, try_copy};
 use crate::kv::Chain;
@@ -114,7 +114,7 @@ impl Engine {
     pub fn add_request_to(&self, queue: &Queue, mut request: Request) -> Result<u64> {
         let (prompt, max_len, branching) = self.checked(queue, &mut request)?;
         let mut again = if self.journals { Some(Box::new(Wanted::of(&request)?)) } else { None };
-        let promise = self.lease.promise(self.most_blocks(prompt.len(), max_len, branching))?;
+        let promise = self.lease.promise(self.max_blocks(prompt.len(), max_len, branching))?;
         let beams = request.beam.as_ref().map(|params| self.beams(params, request.n, &request.sampling, max_len - prompt.len()));
         let beams = beams.transpose()?.map(Box::new);
         let root = Chain::root(&self.info.fingerprint, &request.salt);
@@ -221,19 +221,19 @@ impl Engine {
     /// Checks whether the sequences of the request fit the empty pool at full length.
     fn check_room(&self, prompt: usize, max_len: usize, branching: Branching) -> Result<()> {
         let memory = &self.info.memory;
-        let most = self.most_blocks(prompt, max_len, branching);
-        if most <= memory.most_blocks {
+        let most = self.max_blocks(prompt, max_len, branching);
+        if most <= memory.max_blocks {
             return Ok(());
         }
         Err(Error::capacity(format!(
             "{} sequences of {max_len} tokens that share a prompt of {prompt} need {most} KV blocks and the pool has {}: lower max_tokens or n, or raise kv_bytes",
             branching.width(),
-            memory.most_blocks
+            memory.max_blocks
         )))
     }
 
     /// Returns the number of blocks of the sequences of a request at full length.
-    pub(super) fn most_blocks(&self, prompt: usize, max_len: usize, branching: Branching) -> usize {
+    pub(super) fn max_blocks(&self, prompt: usize, max_len: usize, branching: Branching) -> usize {
         self.info.paging.most_of(branching.width(), prompt, max_len, self.capacity.chunk)
     }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::blob::{Blob, Header};
 use super::queue::Queue;
 use super::registry::{Child, Known};
 use super::request::{Prompt, branch_seed};
+use super::sequence_state::{Header, SequenceState};
 use super::stream::Turn;
 use super::{Engine, LogitsHook};
 use crate::error::{Error, Result, try_copy};
@@ -162,18 +162,18 @@ impl Engine {
     pub fn import(&self, queue: &Queue, bytes: &[u8]) -> Result<u64> {
         self.check()?;
         self.check_queue(queue)?;
-        let blob = Blob::decode(bytes)?;
-        self.check_blob(&blob.header, blob.kv.len())?;
-        // The blob stays complete, since a journal records it.
-        let params = blob.header.params.try_clone()?;
-        let header = &blob.header;
+        let sequence_state = SequenceState::decode(bytes)?;
+        self.check_state(&sequence_state.header, sequence_state.kv.len())?;
+        // The sequence_state stays complete, since a journal records it.
+        let params = sequence_state.header.params.try_clone()?;
+        let header = &sequence_state.header;
         let turn = self.turn(params, queue.outbox().clone(), None, 0, header.skip_special, false)?;
         let turn = Turn { seed: header.seed, ..turn };
         let inexact = header.isa != self.info.isa_name();
-        self.shared.registry.import(turn, blob, inexact)
+        self.shared.registry.import(turn, sequence_state, inexact)
     }
 
-    fn check_blob(&self, header: &Header, kv: usize) -> Result<()> {
+    fn check_state(&self, header: &Header, kv: usize) -> Result<()> {
         let memory = &self.info.memory;
         if header.model != self.info.fingerprint {
             let hex = |hash: &[u8; 32]| hash[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>();

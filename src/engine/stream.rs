@@ -9,10 +9,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::LogitsHook;
-use super::blob::{Header, Listed, bits, numbers};
 use super::outputs::{Content, Logprobs, Output, Told};
 use super::queue::Outbox;
 use super::registry::Known;
+use super::sequence_state::{Header, Listed, bits, numbers};
 use super::timing::Timing;
 use crate::decode::{Chosen, Constraint, Ended, Hypothesis, Memory, Rules, StopMatcher};
 use crate::error::{Error, Result, try_copy, try_refill, try_vec};

@@ -1,6 +1,6 @@
 use super::convert::{self, borrow, init, not_null, out_size};
 use super::{
-    guard, guard_or, pllm_admission, pllm_arena, pllm_bytes, pllm_engine_options, pllm_error, pllm_model_info, pllm_plan, pllm_queue,
+    guard, guard_or, pllm_admission, pllm_budget, pllm_bytes, pllm_engine_options, pllm_error, pllm_model_info, pllm_plan, pllm_queue,
     pllm_request, pllm_sampling, pllm_stats, pllm_step,
 };
 use crate::engine::Engine;
@@ -12,7 +12,7 @@ use crate::sys::process::Owner;
 pub struct pllm_engine {
     engine: Engine,
     queue: pllm_queue,
-    arena: pllm_arena,
+    budget: pllm_budget,
     owner: Owner,
 }
 
@@ -20,12 +20,12 @@ impl pllm_engine {
     /// Hands an engine to C. Also for hosts in Rust that make their own runner.
     pub fn into_raw(engine: Engine) -> *mut pllm_engine {
         let queue = pllm_queue::new(engine.queue().clone(), true);
-        let arena = pllm_arena::new(engine.arena().clone());
-        Box::into_raw(Box::new(pllm_engine { engine, queue, arena, owner: Owner::this_process() }))
+        let budget = pllm_budget::new(engine.budget().clone());
+        Box::into_raw(Box::new(pllm_engine { engine, queue, budget, owner: Owner::this_process() }))
     }
 
-    pub(super) fn arena(&self) -> *const pllm_arena {
-        &raw const self.arena
+    pub(super) fn budget(&self) -> *const pllm_budget {
+        &raw const self.budget
     }
 
     /// # Safety
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn pllm_engine_free(engine: *mut pllm_engine) {
 /// Describes the model and the limits of the engine. Any thread may call it.
 #[must_use]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pllm_engine_info(engine: *const pllm_engine, out_info: *mut pllm_model_info) -> *mut pllm_error {
+pub unsafe extern "C" fn pllm_engine_get_model_info(engine: *const pllm_engine, out_info: *mut pllm_model_info) -> *mut pllm_error {
     // SAFETY: the caller's contract.
     guard(|| unsafe { convert::write(out_info, &pllm_model_info::from(pllm_engine::get(engine)?.info())) })
 }
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn pllm_engine_add_request(
 /// thread may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pllm_engine_admit(
+pub unsafe extern "C" fn pllm_engine_predict_admission(
     engine: *const pllm_engine,
     request: *const pllm_request,
     out_admission: *mut pllm_admission,
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn pllm_engine_admit(
         out_size(out_admission)?;
         let (request, queue) = pllm_request::to_request(request)?;
         let queue = if queue.is_null() { engine.queue() } else { pllm_queue::get(queue)? };
-        convert::write(out_admission, &engine.admit(queue, request)?.into())
+        convert::write(out_admission, &engine.predict_admission(queue, request)?.into())
     })
 }
 
@@ -237,7 +237,7 @@ pub unsafe extern "C" fn pllm_engine_queue(engine: *const pllm_engine) -> *const
 /// may call it.
 #[must_use]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pllm_engine_stats(engine: *const pllm_engine, out_stats: *mut pllm_stats) -> *mut pllm_error {
+pub unsafe extern "C" fn pllm_engine_get_stats(engine: *const pllm_engine, out_stats: *mut pllm_stats) -> *mut pllm_error {
     // SAFETY: the caller's contract.
     guard(|| unsafe { convert::write(out_stats, &pllm_engine::get(engine)?.stats().into()) })
 }
@@ -251,7 +251,7 @@ pub unsafe extern "C" fn pllm_engine_stats(engine: *const pllm_engine, out_stats
 /// Any thread may call it; it does not wait for a step. Free the text with pllm_bytes_free.
 #[must_use]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pllm_engine_metrics(engine: *const pllm_engine, out_text: *mut *mut pllm_bytes) -> *mut pllm_error {
+pub unsafe extern "C" fn pllm_engine_get_metrics(engine: *const pllm_engine, out_text: *mut *mut pllm_bytes) -> *mut pllm_error {
     // SAFETY: the caller's contract.
     guard(|| unsafe {
         let engine = pllm_engine::get(engine)?;

@@ -7,8 +7,9 @@ use super::guard_or;
 use crate::model::FAMILIES;
 use crate::options::Isa;
 
-/// The version of the ABI. While it is 0, names may change between releases.
-pub const PLLM_ABI_VERSION: u32 = 0;
+/// Version of the ABI, and of the soname libpagedllm.so.1. Programs that were built with another version
+/// must be rebuilt.
+pub const PLLM_ABI_VERSION: u32 = 1;
 
 const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
     Ok(version) => version,
@@ -21,7 +22,7 @@ pub extern "C" fn pllm_abi_version() -> u32 {
     PLLM_ABI_VERSION
 }
 
-/// Returns the version of the library, such as "0.2.0".
+/// Returns the version of the library, such as "0.3.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn pllm_version() -> *const c_char {
     VERSION.as_ptr()

@@ -4,7 +4,7 @@
 // The contract of every entry point is the same, and the header states it once, in C's words: cbindgen.toml.
 #![allow(clippy::missing_safety_doc)]
 
-mod arena;
+mod budget;
 mod convert;
 pub use convert::PLLM_NUL_TERMINATED;
 mod engine;
@@ -17,7 +17,7 @@ mod sequences;
 mod structs;
 mod text;
 
-pub use arena::*;
+pub use budget::*;
 pub use engine::*;
 pub use error::*;
 pub use library::*;

@@ -110,9 +110,9 @@ pub struct pllm_output {
     /// Number of entries in prompt_top_logprobs.
     pub prompt_top_logprobs_len: u64,
     /// State of an exported sequence. NULL in all other outputs.
-    pub blob: *const u8,
-    /// Length of blob in bytes.
-    pub blob_len: u64,
+    pub sequence_state: *const u8,
+    /// Length of sequence_state in bytes.
+    pub sequence_state_len: u64,
     /// In the last output of a sequence: seconds from the call that added, resumed or forked it to
     /// its first step. 0 if it never ran, and in all other outputs.
     pub queued_seconds: f64,
@@ -214,8 +214,8 @@ fn record(output: &Output, told: Told, top: &mut Vec<pllm_logprob>) -> pllm_outp
         prompt_logprobs_len: told.prompt_logprobs.len() as u64,
         prompt_top_logprobs,
         prompt_top_logprobs_len,
-        blob: start(&output.blob),
-        blob_len: output.blob.len() as u64,
+        sequence_state: start(&output.sequence_state),
+        sequence_state_len: output.sequence_state.len() as u64,
         queued_seconds: seconds(timing.queued),
         first_token_seconds: seconds(timing.first_token),
         last_token_seconds: seconds(timing.last_token),
@@ -270,7 +270,7 @@ pub unsafe extern "C" fn pllm_queue_free(queue: *mut pllm_queue) {
 /// Errors: PLLM_E_CAPACITY if the process has no descriptor left.
 #[must_use]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pllm_queue_event_fd(queue: *const pllm_queue, out_fd: *mut i32) -> *mut pllm_error {
+pub unsafe extern "C" fn pllm_queue_get_event_fd(queue: *const pllm_queue, out_fd: *mut i32) -> *mut pllm_error {
     // SAFETY: the caller's contract.
     guard(|| unsafe {
         let queue = pllm_queue::get(queue)?;

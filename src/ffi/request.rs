@@ -126,9 +126,9 @@ pub struct pllm_request {
     /// Length of prompt in bytes, or PLLM_NUL_TERMINATED (default).
     pub prompt_len: u64,
     /// Prompt as token ids. NULL if the prompt is given as text.
-    pub prompt_tokens: *const u32,
+    pub prompt_token_ids: *const u32,
     /// Number of prompt tokens.
-    pub prompt_tokens_len: u64,
+    pub prompt_token_ids_len: u64,
     /// Sampling parameters. NULL selects the defaults of pllm_sampling_init.
     pub sampling: *const pllm_sampling,
     /// Returned in each output of the request.
@@ -187,8 +187,8 @@ unsafe impl Versioned for pllm_request {
             struct_size: size_of::<Self>() as u64,
             prompt: null(),
             prompt_len: PLLM_NUL_TERMINATED,
-            prompt_tokens: null(),
-            prompt_tokens_len: 0,
+            prompt_token_ids: null(),
+            prompt_token_ids_len: 0,
             sampling: null(),
             user_data: 0,
             n: 1,
@@ -223,7 +223,7 @@ impl pllm_request {
         // SAFETY: the caller's contract, for all that it points to.
         let request = unsafe {
             Request {
-                prompt: prompt(c.prompt, c.prompt_len, c.prompt_tokens, c.prompt_tokens_len)?,
+                prompt: prompt(c.prompt, c.prompt_len, c.prompt_token_ids, c.prompt_token_ids_len)?,
                 sampling: pllm_sampling::to_params(c.sampling)?,
                 n: c.n,
                 best_of: (c.best_of > 0).then_some(c.best_of),
@@ -257,9 +257,9 @@ pub(super) unsafe fn prompt(text: *const c_char, len: u64, tokens: *const u32, t
         // SAFETY: the caller's contract.
         (false, true) => Ok(Prompt::Text(try_concat(&[unsafe { string("prompt", text, len) }?])?)),
         // SAFETY: the caller's contract.
-        (true, false) => Ok(Prompt::Tokens(try_copy(unsafe { slice("prompt_tokens", tokens, tokens_len) }?)?)),
-        (true, true) => Err(Error::invalid("prompt and prompt_tokens are both NULL: give one of them")),
-        (false, false) => Err(Error::invalid("prompt and prompt_tokens are both given: give one of them")),
+        (true, false) => Ok(Prompt::Tokens(try_copy(unsafe { slice("prompt_token_ids", tokens, tokens_len) }?)?)),
+        (true, true) => Err(Error::invalid("prompt and prompt_token_ids are both NULL: give one of them")),
+        (false, false) => Err(Error::invalid("prompt and prompt_token_ids are both given: give one of them")),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::engine::{Fork, GoOn, Resume, SequenceInfo};
 use crate::error::try_copy;
 
 /// The fork has all tokens of its parent.
-pub const PLLM_AT_END: u64 = u64::MAX;
+pub const PLLM_FORK_AT_END: u64 = u64::MAX;
 
 /// Use the seed field. Without this flag the children draw the same random numbers as their parent.
 pub const PLLM_FORK_SEED: u32 = 1;
@@ -27,7 +27,7 @@ pub const PLLM_FORK_USER_DATA: u32 = 4;
 pub struct pllm_fork {
     /// sizeof(pllm_fork).
     pub struct_size: u64,
-    /// Number of tokens that the children share with their parent: 1 to its length, or PLLM_AT_END
+    /// Number of tokens that the children share with their parent: 1 to its length, or PLLM_FORK_AT_END
     /// (default).
     pub at: u64,
     /// With PLLM_FORK_SEED: each child draws from its own random stream of this seed, until it is
@@ -48,7 +48,7 @@ unsafe impl Versioned for pllm_fork {
     const NAME: &'static str = "pllm_fork";
     const FIRST_SIZE: usize = 48;
     fn defaults() -> Self {
-        pllm_fork { struct_size: size_of::<Self>() as u64, at: PLLM_AT_END, seed: 0, user_data: 0, queue: null(), n: 1, flags: 0 }
+        pllm_fork { struct_size: size_of::<Self>() as u64, at: PLLM_FORK_AT_END, seed: 0, user_data: 0, queue: null(), n: 1, flags: 0 }
     }
 }
 
@@ -150,9 +150,9 @@ pub struct pllm_pin {
     /// Length of prompt in bytes, or PLLM_NUL_TERMINATED (default).
     pub prompt_len: u64,
     /// Prompt as token ids. NULL if the prompt is given as text.
-    pub prompt_tokens: *const u32,
+    pub prompt_token_ids: *const u32,
     /// Number of prompt tokens.
-    pub prompt_tokens_len: u64,
+    pub prompt_token_ids_len: u64,
     /// As in pllm_request.
     pub cache_salt: *const u8,
     /// Length of cache_salt in bytes.
@@ -175,8 +175,8 @@ unsafe impl Versioned for pllm_pin {
             struct_size: size_of::<Self>() as u64,
             prompt: null(),
             prompt_len: PLLM_NUL_TERMINATED,
-            prompt_tokens: null(),
-            prompt_tokens_len: 0,
+            prompt_token_ids: null(),
+            prompt_token_ids_len: 0,
             cache_salt: null(),
             cache_salt_len: 0,
             time_to_live_ms: 0,
@@ -233,7 +233,7 @@ pub unsafe extern "C" fn pllm_sequence_fork(
         let c = if how.is_null() { pllm_fork::defaults() } else { convert::read(how)? };
         known_flags("fork flags", c.flags, PLLM_FORK_SEED | PLLM_FORK_IDLE | PLLM_FORK_USER_DATA)?;
         let how = Fork {
-            at: (c.at != PLLM_AT_END).then_some(usize::try_from(c.at).unwrap_or(usize::MAX)),
+            at: (c.at != PLLM_FORK_AT_END).then_some(usize::try_from(c.at).unwrap_or(usize::MAX)),
             idle: c.flags & PLLM_FORK_IDLE != 0,
             seed: (c.flags & PLLM_FORK_SEED != 0).then_some(c.seed),
             queue: if c.queue.is_null() { None } else { Some(pllm_queue::get(c.queue)?) },
@@ -341,7 +341,7 @@ pub unsafe extern "C" fn pllm_sequence_get_info(
 }
 
 /// Exports the state of a sequence: tokens, KV blocks, sampling parameters, random stream, grammar
-/// and text. The state arrives after the next step as an output of the sequence (blob, blob_len),
+/// and text. The state arrives after the next step as an output of the sequence (sequence_state, sequence_state_len),
 /// in queue (NULL: the queue of its other outputs). If the export fails, or the sequence has ended
 /// by then, that output has error and error_code.
 ///
@@ -371,8 +371,8 @@ pub unsafe extern "C" fn pllm_sequence_export(engine: *const pllm_engine, sequen
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_import(
     engine: *const pllm_engine,
-    blob: *const u8,
-    blob_len: u64,
+    state: *const u8,
+    state_len: u64,
     queue: *const pllm_queue,
     out_sequence: *mut u64,
 ) -> *mut pllm_error {
@@ -381,7 +381,7 @@ pub unsafe extern "C" fn pllm_sequence_import(
         let engine = pllm_engine::get(engine)?;
         not_null("out_sequence", out_sequence)?;
         let queue = if queue.is_null() { engine.queue() } else { pllm_queue::get(queue)? };
-        out_sequence.write(engine.import(queue, slice("blob", blob, blob_len)?)?);
+        out_sequence.write(engine.import(queue, slice("state", state, state_len)?)?);
         Ok(())
     })
 }
@@ -400,7 +400,7 @@ pub unsafe extern "C" fn pllm_prefix_pin(engine: *const pllm_engine, pin: *const
         not_null("out_pin", out_pin)?;
         let c = convert::read(pin)?;
         known_flags("text flags", c.text_flags, PLLM_TEXT_ADD_SPECIAL)?;
-        let prompt = prompt(c.prompt, c.prompt_len, c.prompt_tokens, c.prompt_tokens_len)?;
+        let prompt = prompt(c.prompt, c.prompt_len, c.prompt_token_ids, c.prompt_token_ids_len)?;
         let salt = slice("cache_salt", c.cache_salt, c.cache_salt_len)?;
         let time = (c.time_to_live_ms > 0).then(|| Duration::from_millis(c.time_to_live_ms));
         out_pin.write(engine.pin(prompt, c.text_flags & PLLM_TEXT_ADD_SPECIAL != 0, salt, c.priority, time)?);

@@ -4,7 +4,7 @@ use std::ptr::{null, null_mut};
 use std::time::Duration;
 
 use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, start, string};
-use super::pllm_arena;
+use super::pllm_budget;
 use crate::engine::{Admission, MemoryPlan, ModelInfo, Stats, StepReport};
 use crate::error::{Error, Result};
 use crate::model::PackedForm;
@@ -93,7 +93,7 @@ pub const PLLM_PREEMPTION_SWAP: u32 = 1;
 pub const PLLM_PREEMPTION_AUTO: u32 = 2;
 
 /// First come, first served.
-pub const PLLM_ORDER_FIRST_COME: u32 = 0;
+pub const PLLM_ORDER_FCFS: u32 = 0;
 /// Highest priority of pllm_request first. It can preempt running requests of lower priority. To
 /// prevent starvation, a request that has waited for ageing_ms goes before new requests of the next
 /// higher priority.
@@ -183,7 +183,7 @@ pub struct pllm_engine_options {
     pub max_waiting_tokens: u64,
     /// Budget from which the KV pool takes its bytes, instead of kv_bytes. NULL (default): a budget
     /// of its own.
-    pub arena: *const pllm_arena,
+    pub budget: *const pllm_budget,
     /// Size in bytes of the host tier, which holds the KV of swapped requests and idle sequences. 0
     /// (default): none.
     pub swap_bytes: u64,
@@ -197,7 +197,7 @@ pub struct pllm_engine_options {
     /// PLLM_PREEMPTION_*. Default PLLM_PREEMPTION_RECOMPUTE. The others need swap_bytes, and
     /// swap_bytes needs one of the others.
     pub preemption: u32,
-    /// Order of the waiting requests: PLLM_ORDER_*. Default PLLM_ORDER_FIRST_COME.
+    /// Order of the waiting requests: PLLM_ORDER_*. Default PLLM_ORDER_FCFS.
     pub order: u32,
     /// Waiting time in milliseconds after which a request is preferred; see PLLM_ORDER_*. 0
     /// (default): 10,000.
@@ -224,7 +224,7 @@ pub struct pllm_engine_options {
     pub journal_path: *const c_char,
     /// Length of journal_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub journal_path_len: u64,
-    /// Value of the label model_name in pllm_engine_metrics. UTF-8. NULL (default): the name of the
+    /// Value of the label model_name in pllm_engine_get_metrics. UTF-8. NULL (default): the name of the
     /// model directory.
     pub model_name: *const c_char,
     /// Length of model_name in bytes, or PLLM_NUL_TERMINATED (default).
@@ -300,12 +300,12 @@ unsafe impl Versioned for pllm_engine_options {
             progress_data: null_mut(),
             max_waiting_requests: 0,
             max_waiting_tokens: 0,
-            arena: null(),
+            budget: null(),
             swap_bytes: 0,
             swap_path: null(),
             swap_path_len: PLLM_NUL_TERMINATED,
             preemption: PLLM_PREEMPTION_RECOMPUTE,
-            order: PLLM_ORDER_FIRST_COME,
+            order: PLLM_ORDER_FCFS,
             ageing_ms: 0,
             batching: PLLM_BATCHING_MIXED,
             prefill_budget: 0,
@@ -352,7 +352,7 @@ impl pllm_engine_options {
             model_dir: model_path.into(),
             device: device.into(),
             // SAFETY: the caller's contract.
-            arena: if c.arena.is_null() { None } else { Some(unsafe { pllm_arena::get(c.arena) }?.clone()) },
+            budget: if c.budget.is_null() { None } else { Some(unsafe { pllm_budget::get(c.budget) }?.clone()) },
             kv_bytes: (c.kv_bytes > 0).then_some(c.kv_bytes),
             block_size: c.block_size as usize,
             weight_format: weight_format(c.weight_format, c.weight_group)?,
@@ -492,7 +492,7 @@ fn policies(c: &pllm_engine_options) -> Result<Policies> {
     let rows = some(c.prefill_budget);
     Ok(Policies {
         order: match c.order {
-            PLLM_ORDER_FIRST_COME => OrderPolicy::FirstCome,
+            PLLM_ORDER_FCFS => OrderPolicy::Fcfs,
             PLLM_ORDER_PRIORITY => OrderPolicy::Priority { ageing },
             PLLM_ORDER_SHORTEST_PREDICTED => OrderPolicy::ShortestPredicted { ageing },
             other => return Err(Error::invalid(format!("order is {other}: it must be one of PLLM_ORDER_*"))),
@@ -537,7 +537,7 @@ pub struct pllm_plan {
     /// Data type of KV blocks: PLLM_DTYPE_*, not PLLM_DTYPE_AUTO.
     pub kv_dtype: u64,
     /// Maximum number of KV blocks, if the budget grows to its maximum.
-    pub most_blocks: u64,
+    pub max_blocks: u64,
     /// Bytes of the host tier, in memory or in its file.
     pub swap_bytes: u64,
     /// Number of KV blocks in the host tier.
@@ -564,7 +564,7 @@ impl From<&MemoryPlan> for pllm_plan {
             kv_bytes: plan.kv_bytes,
             work_bytes: plan.work_bytes,
             blocks: plan.blocks as u64,
-            most_blocks: plan.most_blocks as u64,
+            max_blocks: plan.max_blocks as u64,
             block_size: plan.block_size as u64,
             block_bytes: plan.block_bytes,
             max_model_len: plan.max_model_len as u64,

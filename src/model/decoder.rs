@@ -256,7 +256,7 @@ pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits
     let floats = limits.rows * (hidden + 2 * normed + routed + queries + angles) + wide + narrow;
     let reserved = spec.layers.iter().map(|layer| backend.reserved_bytes(layer.attention.shape())).max();
     let routes = backend.routes_bytes(limits.rows, routing);
-    let packed = backend.reserved_rows_bytes(limits.rows, spec.most_cols());
+    let packed = backend.reserved_rows_bytes(limits.rows, spec.max_cols());
     let drawing = backend.drawing_bytes(limits.draws(spec));
     (floats * size_of::<f32>()) as u64 + routes + packed + drawing + reserved.unwrap_or(0) * threads as u64
 }
@@ -268,7 +268,7 @@ impl<B: Backend> Decoder<B> {
         let Widths { hidden, normed, routed, queries, routing, .. } = widths;
         let rows = |width: usize| backend.buffer(limits.rows * width);
         spec.layers.iter().try_for_each(|layer| backend.reserve(layer.attention.shape()))?;
-        backend.reserve_rows(limits.rows, spec.most_cols())?;
+        backend.reserve_rows(limits.rows, spec.max_cols())?;
         let work = Work {
             x: rows(hidden)?,
             normed: rows(normed)?,

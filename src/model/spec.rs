@@ -35,7 +35,7 @@ impl ModelSpec {
     }
 
     /// Returns the maximum number of columns of a matrix.
-    pub fn most_cols(&self) -> usize {
+    pub fn max_cols(&self) -> usize {
         let mut most = 0;
         let widest = |linear: &Linear, _| {
             most = most.max(linear.cols);

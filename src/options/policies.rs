@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum OrderPolicy {
     #[default]
-    FirstCome,
+    Fcfs,
     /// Higher priority first. One level outweighs `ageing` of waiting time.
     Priority { ageing: Duration },
     /// Shortest predicted output first. 100 tokens outweigh `ageing` of waiting time.

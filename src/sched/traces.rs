@@ -601,7 +601,7 @@ fn some_windows(random: &mut Random, block_size: usize) -> Vec<Option<usize>> {
 fn some_policies(random: &mut Random) -> options::Policies {
     let ageing = Duration::from_millis(1 + random.below(100) as u64);
     let rows = 1 + random.below(40);
-    let orders = [OrderPolicy::FirstCome, OrderPolicy::Priority { ageing }, OrderPolicy::ShortestPredicted { ageing }];
+    let orders = [OrderPolicy::Fcfs, OrderPolicy::Priority { ageing }, OrderPolicy::ShortestPredicted { ageing }];
     let batchings = [
         BatchingPolicy::Mixed,
         BatchingPolicy::PrefillFirst { threshold: rows },

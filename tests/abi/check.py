@@ -35,8 +35,8 @@ def stub(header, folder):
     bodies = "".join(f"{result} {name}({parameters}) {{ __builtin_trap(); }}\n" for result, name, parameters in functions(header))
     (folder / "pagedllm.h").write_text(header)
     (folder / "stub.c").write_text('#include "pagedllm.h"\n' + bodies)
-    library = folder / "libpagedllm.so.0"
-    command = ["cc", "-g", "-shared", "-fPIC", "-w", "-Wl,-soname,libpagedllm.so.0", "stub.c", "-o", str(library)]
+    library = folder / f"libpagedllm.so.{constants(header)['PLLM_ABI_VERSION']}"
+    command = ["cc", "-g", "-shared", "-fPIC", "-w", f"-Wl,-soname,{library.name}", "stub.c", "-o", str(library)]
     subprocess.run(command, cwd=folder, check=True)
     return library
 

@@ -14,7 +14,8 @@ slipped=$(nm -C "$library" | grep -E 'core_arch::x86::(avx512|avx2|fma|f16c)' ||
 [ -z "$slipped" ] || fail "intrinsics are called, not inlined: $slipped"
 
 soname=$(readelf -d "$library" | sed -n 's/.*soname: \[\(.*\)\]/\1/p')
-[ "$soname" = libpagedllm.so.0 ] || fail "soname is $soname"
+expected=libpagedllm.so.$(sed -n 's/^#define PLLM_ABI_VERSION //p' "$header")
+[ "$soname" = "$expected" ] || fail "the soname is $soname, PLLM_ABI_VERSION demands $expected"
 
 needs=$(objdump -T "$library" | grep -oE 'GLIBC_[0-9.]+' | sed 's/GLIBC_//' | sort -V | tail -n 1)
 [ "$(printf '%s\n%s\n' "$needs" "$floor" | sort -V | tail -n 1)" = "$floor" ] || fail "it asks for glibc $needs, and $floor is promised"

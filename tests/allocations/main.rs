@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use common::{bundled_model, on_deep_stack};
-use pagedllm::arena::{Arena, ArenaInfo};
+use pagedllm::budget::{Budget, BudgetInfo};
 use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::options::{BeamParams, EngineOptions, Grammar, OutputKind, Preemption, SamplingParams, WeightFormat};
@@ -56,7 +56,7 @@ struct Told {
 struct World {
     engine: Engine,
     told: BTreeMap<u64, Told>,
-    blob: Vec<u8>,
+    state: Vec<u8>,
 }
 
 const BYSTANDERS: [u64; 2] = [1, 2];
@@ -67,7 +67,7 @@ impl World {
     }
 
     fn of(options: &EngineOptions) -> World {
-        let mut world = World { engine: Engine::create(options).unwrap(), told: BTreeMap::new(), blob: Vec::new() };
+        let mut world = World { engine: Engine::create(options).unwrap(), told: BTreeMap::new(), state: Vec::new() };
         for seed in BYSTANDERS {
             let sampling = SamplingParams { temperature: 0.8, logprobs: Some(2), ..lasting(60, seed) };
             // Short: what they hold is too small to be refused, and computing it takes its time.
@@ -93,8 +93,8 @@ impl World {
     }
 
     fn hear(&mut self, output: Output) {
-        if !output.blob.is_empty() {
-            self.blob = output.blob;
+        if !output.sequence_state.is_empty() {
+            self.sequence_state = output.sequence_state;
             return;
         }
         let told = self.told.entry(output.sequence).or_default();
@@ -252,12 +252,12 @@ const OPERATIONS: &[Operation] = &[
             let seq = world.kept();
             world.engine.export(seq, None).unwrap();
             world.steps(2).unwrap();
-            assert!(world.blob.len() > 100_000);
+            assert!(world.sequence_state.len() > 100_000);
             seq
         },
         watched: |world, _| {
-            let blob = std::mem::take(&mut world.blob);
-            let id = world.engine.import(world.engine.queue(), &blob)?;
+            let state = std::mem::take(&mut world.sequence_state);
+            let id = world.engine.import(world.engine.queue(), &state)?;
             world.steps(2)?;
             if let Some(told) = world.told.get(&id) {
                 // It was refused, and says so.
@@ -278,20 +278,20 @@ const OPERATIONS: &[Operation] = &[
             0
         },
         watched: |world, _| {
-            world.engine.admit(world.engine.queue(), Request { n: 4, ..Request::new(long_prompt(3), demanding()) })?;
-            world.engine.admit(world.engine.queue(), Request::new(Prompt::Text(long_text()), lasting(5, 3))).map(drop)
+            world.engine.predict_admission(world.engine.queue(), Request { n: 4, ..Request::new(long_prompt(3), demanding()) })?;
+            world.engine.predict_admission(world.engine.queue(), Request::new(Prompt::Text(long_text()), lasting(5, 3))).map(drop)
         },
     },
     Operation { name: "metrics", before: nothing, watched: |world, _| world.engine.metrics().map(drop) },
     Operation {
-        name: "resize the arena",
+        name: "resize the budget",
         before: World::kept,
         watched: |world, _| {
-            let arena = world.engine.arena().clone();
-            let ArenaInfo { bytes, least_bytes, .. } = arena.info();
-            arena.resize(least_bytes)?;
+            let budget = world.engine.budget().clone();
+            let BudgetInfo { bytes, min_bytes, .. } = budget.info();
+            budget.resize(min_bytes)?;
             world.steps(2)?;
-            arena.resize(bytes)?;
+            budget.resize(bytes)?;
             world.steps(2)
         },
     },
@@ -305,11 +305,11 @@ const OPERATIONS: &[Operation] = &[
             kept
         },
         watched: |world, kept| {
-            let arena = world.engine.arena().clone();
-            let ArenaInfo { bytes, least_bytes, .. } = arena.info();
-            arena.resize(least_bytes)?;
+            let budget = world.engine.budget().clone();
+            let BudgetInfo { bytes, min_bytes, .. } = budget.info();
+            budget.resize(min_bytes)?;
             world.steps(2)?;
-            arena.resize(bytes)?;
+            budget.resize(bytes)?;
             world.engine.resume(kept, Resume::new(lasting(5, 3)))?;
             world.steps(10)?;
             let stats = world.engine.stats();
@@ -337,9 +337,9 @@ const OPERATIONS: &[Operation] = &[
             world.engine.pin(long_prompt(9), false, &[7; 3000], 1, None)?;
             world.engine.export(seq, None)?;
             add(world, Request { n: 4, salt: vec![7; 3000], ..Request::new(long_prompt(3), demanding()) })?;
-            let blob = std::mem::take(&mut world.blob);
-            if !blob.is_empty() {
-                world.engine.import(world.engine.queue(), &blob)?;
+            let state = std::mem::take(&mut world.sequence_state);
+            if !state.is_empty() {
+                world.engine.import(world.engine.queue(), &state)?;
             }
             world.steps(2)
         },
@@ -403,11 +403,11 @@ fn whatever_allocation_is_refused_only_its_own_request_can_fail() {
 /// As the model's files have them, and in whole numbers: the embedding and the head in 8 bits, the rest in 4.
 const WEIGHTS: [Option<WeightFormat>; 2] = [None, Some(WeightFormat::Int4 { group: 32, offsets: true })];
 
-/// An engine of a new arena, which keeps a journal and a trace.
+/// An engine of a new budget, which keeps a journal and a trace.
 fn make_one(weight_format: Option<WeightFormat>) -> Result<()> {
-    let (arena, nowhere) = (Arena::new(3 << 20, 4 << 20)?, || Some("/dev/null".into()));
+    let (budget, nowhere) = (Budget::new(3 << 20, 4 << 20)?, || Some("/dev/null".into()));
     let options =
-        EngineOptions { arena: Some(arena), kv_bytes: None, weight_format, journal_path: nowhere(), trace_path: nowhere(), ..options() };
+        EngineOptions { budget: Some(budget), kv_bytes: None, weight_format, journal_path: nowhere(), trace_path: nowhere(), ..options() };
     Engine::plan(&options).and_then(|_| Engine::create(&options)).map(drop)
 }
 

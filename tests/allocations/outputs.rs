@@ -31,7 +31,7 @@ fn an_export_is_answered_when_there_is_memory_again() {
     engine.step().unwrap();
     let outputs = poll(&engine);
     assert_eq!(outputs.len(), 200, "each is answered once");
-    assert!(outputs.iter().all(|output| output.finish.is_none() && output.error.is_some() == output.blob.is_empty()));
+    assert!(outputs.iter().all(|output| output.finish.is_none() && output.error.is_some() == output.sequence_state.is_empty()));
 }
 
 #[test]

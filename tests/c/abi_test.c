@@ -121,8 +121,8 @@ static const uint32_t PROMPT[] = {5, 6, 7, 8};
 static pllm_request token_request(const pllm_sampling *sampling) {
     pllm_request request;
     pllm_request_init(&request, sizeof request);
-    request.prompt_tokens = PROMPT;
-    request.prompt_tokens_len = COUNT(PROMPT);
+    request.prompt_token_ids = PROMPT;
+    request.prompt_token_ids_len = COUNT(PROMPT);
     request.sampling = sampling;
     return request;
 }
@@ -142,7 +142,7 @@ typedef struct {
 } answer;
 
 static void take(answer *a, const pllm_output *o) {
-    CHECK(o->struct_size == sizeof *o && o->index == 0 && o->reserved == 0 && o->blob == NULL && o->blob_len == 0);
+    CHECK(o->struct_size == sizeof *o && o->index == 0 && o->reserved == 0 && o->sequence_state == NULL && o->sequence_state_len == 0);
     CHECK(a->finish_reason == PLLM_FINISH_NONE);  // nothing comes after the end
     CHECK(a->tokens_len + o->tokens_len <= COUNT(a->tokens) && a->text_len + o->text_len < sizeof a->text);
     CHECK((o->tokens != NULL) == (o->tokens_len > 0) && (o->text != NULL) == (o->text_len > 0));
@@ -198,7 +198,7 @@ static int same(const answer *a, const answer *b) {
 
 static pllm_stats stats_of(const pllm_engine *engine) {
     pllm_stats stats = {.struct_size = sizeof stats};
-    OK(pllm_engine_stats(engine, &stats));
+    OK(pllm_engine_get_stats(engine, &stats));
     return stats;
 }
 
@@ -214,7 +214,7 @@ static int idle(const pllm_engine *engine) {
     X(MODEL_PATH) X(DEVICE) X(SWAP_PATH) X(PACKED_PATH) X(CPUS) X(TRACE_PATH) X(JOURNAL_PATH) X(PROMPT_TEXT) X(PROMPT_TOKENS) X(STOP_TOKENS)           \
     X(STOPS) X(STOP_LENS) X(GRAMMAR) X(CHOICES) X(CHOICE_LENS) X(BREAKERS) X(BREAKER_LENS) X(LOGIT_BIAS) X(BAD_WORDS)           \
     X(BAD_WORD_LENS) X(BAD_LISTS) X(BAD_LIST) X(ALLOWED) X(CACHE_SALT) X(APPEND) X(PIN_TEXT) X(PIN_TOKENS) X(PIN_SALT)          \
-    X(BLOB) X(TOKENIZE) X(DETOKENIZE) X(CHAT)
+    X(STATE) X(TOKENIZE) X(DETOKENIZE) X(CHAT)
 #define AS_CASE(name) name,
 #define AS_NAME(name) #name,
 enum { HUGE_CASES_ARE(AS_CASE) HUGE_CASES };
@@ -233,7 +233,7 @@ static pllm_error *pin_with_length(const pllm_engine *engine, int what, uint64_t
     uint64_t id;
     pllm_pin_init(&pin, sizeof pin);
     if (what != PIN_TOKENS) pin.prompt = text, pin.prompt_len = what == PIN_TEXT ? len : PLLM_NUL_TERMINATED;
-    if (what == PIN_TOKENS) pin.prompt_tokens = tokens, pin.prompt_tokens_len = len;
+    if (what == PIN_TOKENS) pin.prompt_token_ids = tokens, pin.prompt_token_ids_len = len;
     if (what == PIN_SALT) pin.cache_salt = (const uint8_t *)text, pin.cache_salt_len = len;
     return pllm_prefix_pin(engine, &pin, &id);
 }
@@ -263,7 +263,7 @@ static pllm_error *ask_with_length(const pllm_engine *engine, int what, uint64_t
     sampling.stop_count = 1;
     switch (what) {
         case PROMPT_TEXT: request.prompt_len = len; break;
-        case PROMPT_TOKENS: request.prompt = NULL; request.prompt_tokens = tokens; request.prompt_tokens_len = len; break;
+        case PROMPT_TOKENS: request.prompt = NULL; request.prompt_token_ids = tokens; request.prompt_token_ids_len = len; break;
         case STOP_TOKENS: sampling.stop_token_ids = tokens; sampling.stop_token_ids_len = len; break;
         case STOPS: sampling.stop_count = len; break;
         case STOP_LENS: sampling.stop_lens = &len; break;
@@ -288,7 +288,7 @@ static pllm_error *ask_with_length(const pllm_engine *engine, int what, uint64_t
         case PIN_TEXT:
         case PIN_TOKENS:
         case PIN_SALT: return pin_with_length(engine, what, len, text, tokens);
-        case BLOB: return pllm_sequence_import(engine, (const uint8_t *)text, len, NULL, &id);
+        case STATE: return pllm_sequence_import(engine, (const uint8_t *)text, len, NULL, &id);
         case TOKENIZE: return pllm_engine_tokenize(engine, text, len, 0, &(pllm_tokens *){NULL});
         case DETOKENIZE: return pllm_engine_detokenize(engine, tokens, len, 0, &(pllm_bytes *){NULL});
         default: return pllm_engine_render_chat(engine, text, len, &(pllm_bytes *){NULL});
@@ -353,7 +353,7 @@ static void null_is_free_and_empty(void) {
     pllm_outputs_free(NULL);
     pllm_tokens_free(NULL);
     pllm_bytes_free(NULL);
-    pllm_arena_free(NULL);
+    pllm_budget_free(NULL);
     pllm_engine_options_init(NULL, sizeof(pllm_engine_options));
     pllm_request_init(NULL, sizeof(pllm_request));
     pllm_sampling_init(NULL, sizeof(pllm_sampling));
@@ -367,7 +367,7 @@ static void null_is_free_and_empty(void) {
     CHECK(pllm_outputs_len(NULL) == 0 && pllm_outputs_get(NULL, 0) == NULL);
     CHECK(pllm_tokens_len(NULL) == 0 && pllm_tokens_data(NULL) == NULL);
     CHECK(pllm_bytes_len(NULL) == 0 && pllm_bytes_data(NULL) == NULL);
-    CHECK(pllm_engine_queue(NULL) == NULL && pllm_engine_arena(NULL) == NULL);
+    CHECK(pllm_engine_queue(NULL) == NULL && pllm_engine_budget(NULL) == NULL);
 }
 
 static void null_engines_and_options_are_refused_and_outputs_stay(const pllm_engine *engine) {
@@ -380,14 +380,14 @@ static void null_engines_and_options_are_refused_and_outputs_stay(const pllm_eng
     INVALID(pllm_engine_plan(&options, NULL));
     INVALID(pllm_engine_create(NULL, &out));
     INVALID(pllm_engine_create(&options, NULL));
-    INVALID(pllm_engine_info(NULL, (pllm_model_info *)(void *)bytes));
-    INVALID(pllm_engine_info(engine, NULL));
+    INVALID(pllm_engine_get_model_info(NULL, (pllm_model_info *)(void *)bytes));
+    INVALID(pllm_engine_get_model_info(engine, NULL));
     INVALID(pllm_engine_step(NULL, (pllm_step *)(void *)bytes));
     uint64_t steps = stats_of(engine).steps;
     INVALID(pllm_engine_step(engine, NULL));
     CHECK(stats_of(engine).steps == steps);
-    INVALID(pllm_engine_stats(NULL, (pllm_stats *)(void *)bytes));
-    INVALID(pllm_engine_stats(engine, NULL));
+    INVALID(pllm_engine_get_stats(NULL, (pllm_stats *)(void *)bytes));
+    INVALID(pllm_engine_get_stats(engine, NULL));
     CHECK(out == UNTOUCHED && all(bytes, 8, sizeof bytes, POISON));
     options.model_path = NULL;
     INVALID(pllm_engine_create(&options, &out));
@@ -405,11 +405,11 @@ static void null_requests_are_refused_and_outputs_stay(const pllm_engine *engine
     INVALID(pllm_engine_add_request(NULL, &request, &id));
     INVALID(pllm_engine_add_request(engine, NULL, &id));
     INVALID(pllm_engine_add_request(engine, &request, NULL));
-    neither.prompt_tokens = NULL;
+    neither.prompt_token_ids = NULL;
     INVALID(pllm_engine_add_request(engine, &neither, &id));
     both.prompt = "hello";
     INVALID(pllm_engine_add_request(engine, &both, &id));
-    no_length.prompt_tokens_len = 0;
+    no_length.prompt_token_ids_len = 0;
     INVALID(pllm_engine_add_request(engine, &no_length, &id));
     sampling.stop_token_ids_len = 1;
     INVALID(pllm_engine_add_request(engine, &request, &id));
@@ -543,9 +543,9 @@ static pllm_error *write_plan(const pllm_engine *engine, place *at) {
     pllm_engine_options options = options_for(golden_dir);
     return pllm_engine_plan(&options, (pllm_plan *)(void *)at);
 }
-static pllm_error *write_info(const pllm_engine *engine, place *at) { return pllm_engine_info(engine, (pllm_model_info *)(void *)at); }
+static pllm_error *write_info(const pllm_engine *engine, place *at) { return pllm_engine_get_model_info(engine, (pllm_model_info *)(void *)at); }
 static pllm_error *write_step(const pllm_engine *engine, place *at) { return pllm_engine_step(engine, (pllm_step *)(void *)at); }
-static pllm_error *write_stats(const pllm_engine *engine, place *at) { return pllm_engine_stats(engine, (pllm_stats *)(void *)at); }
+static pllm_error *write_stats(const pllm_engine *engine, place *at) { return pllm_engine_get_stats(engine, (pllm_stats *)(void *)at); }
 
 static void a_struct_to_be_written_has_the_size_of_some_version(const pllm_engine *engine, use_fn *write, uint64_t first, uint64_t known) {
     static place whole, at;
@@ -686,14 +686,14 @@ static void wrong_sampling_is_refused(const pllm_engine *engine) {
 static void wrong_prompts_are_refused(const pllm_engine *engine) {
     static const uint32_t many[5000] = {1};
     pllm_request request = token_request(NULL);
-    request.prompt_tokens = (const uint32_t[]){1, UINT32_MAX};
-    request.prompt_tokens_len = 2;
+    request.prompt_token_ids = (const uint32_t[]){1, UINT32_MAX};
+    request.prompt_token_ids_len = 2;
     INVALID(add(engine, &request));
-    request.prompt_tokens = many;
-    request.prompt_tokens_len = COUNT(many);
+    request.prompt_token_ids = many;
+    request.prompt_token_ids_len = COUNT(many);
     INVALID(add(engine, &request));
-    request.prompt_tokens = (const uint32_t *)(uintptr_t)((uintptr_t)many + 1);  // not aligned
-    request.prompt_tokens_len = 3;
+    request.prompt_token_ids = (const uint32_t *)(uintptr_t)((uintptr_t)many + 1);  // not aligned
+    request.prompt_token_ids_len = 3;
     INVALID(add(engine, &request));
     request = text_request("", NULL);
     INVALID(add(engine, &request));
@@ -980,7 +980,7 @@ static void info_and_plan_agree(const pllm_engine *engine) {
     pllm_plan plan = {.struct_size = sizeof plan};
     pllm_model_info info = {.struct_size = sizeof info};
     OK(pllm_engine_plan(&options, &plan));
-    OK(pllm_engine_info(engine, &info));
+    OK(pllm_engine_get_model_info(engine, &info));
     CHECK(info.architecture_len == strlen("LlamaForCausalLM") && !memcmp(info.architecture, "LlamaForCausalLM", info.architecture_len));
     CHECK(info.isa_len > 0 && info.vocab_size == 1024 && info.layers == 4 && info.max_positions == 1024 && info.threads == 2);
     CHECK(info.eos_token_ids_len == 2 && info.eos_token_ids[0] == 5 && info.eos_token_ids[1] == 1);
@@ -1081,8 +1081,8 @@ static void init_pin(void *to, uint64_t size) { pllm_pin_init(to, size); }
 static pllm_pin token_pin(void) {
     pllm_pin pin;
     pllm_pin_init(&pin, sizeof pin);
-    pin.prompt_tokens = PROMPT;
-    pin.prompt_tokens_len = COUNT(PROMPT);
+    pin.prompt_token_ids = PROMPT;
+    pin.prompt_token_ids_len = COUNT(PROMPT);
     return pin;
 }
 
@@ -1137,7 +1137,7 @@ static void null_sequences_and_pins_are_refused_and_outputs_stay(const pllm_engi
     INVALID(pllm_prefix_pin(engine, NULL, &out));
     INVALID(pllm_prefix_pin(engine, &pin, NULL));
     INVALID(pllm_prefix_unpin(NULL, 1));
-    neither.prompt_tokens = NULL;
+    neither.prompt_token_ids = NULL;
     INVALID(pllm_prefix_pin(engine, &neither, &out));
     both.prompt = "hello";
     INVALID(pllm_prefix_pin(engine, &both, &out));
@@ -1301,10 +1301,10 @@ static void wrong_uses_of_a_sequence_are_refused(const pllm_engine *engine) {
     RESUME(sampling = &sampling, INVALID);
 #define PIN(assignment, refusal) (pin = token_pin(), pin.assignment, refusal(pllm_prefix_pin(engine, &pin, out)))
     PIN(text_flags = PLLM_TEXT_SKIP_SPECIAL, UNSUPPORTED);
-    PIN(prompt_tokens_len = 0, INVALID);
-    PIN(prompt_tokens = beyond, INVALID);
-    pin.prompt_tokens = many;
-    pin.prompt_tokens_len = COUNT(many);
+    PIN(prompt_token_ids_len = 0, INVALID);
+    PIN(prompt_token_ids = beyond, INVALID);
+    pin.prompt_token_ids = many;
+    pin.prompt_token_ids_len = COUNT(many);
     INVALID(pllm_prefix_pin(engine, &pin, out));
     for (size_t i = 0; i < COUNT(out); i++) CHECK(out[i] == 77);
     CHECK(info_of(engine, id).idle == 1 && info_of(engine, id).len == len);
@@ -1508,8 +1508,8 @@ static void what_is_kept_goes_on_as_one_prompt_would(const pllm_engine *engine) 
         {pllm_tokens_data(prompt), pllm_tokens_len(prompt)}, {a.tokens, a.tokens_len}, {pllm_tokens_data(next), pllm_tokens_len(next)}};
     for (size_t i = 0; i < COUNT(parts); len += parts[i++].len) memcpy(all_tokens + len, parts[i].tokens, parts[i].len * sizeof *all_tokens);
     whole = token_request(&sampling);
-    whole.prompt_tokens = all_tokens;
-    whole.prompt_tokens_len = len;
+    whole.prompt_token_ids = all_tokens;
+    whole.prompt_token_ids_len = len;
     CHECK(same(run(engine, &whole), &b));
     pllm_tokens_free(prompt);
     pllm_tokens_free(next);
@@ -1594,8 +1594,8 @@ static pllm_outputs *only_output(const pllm_queue *queue, const pllm_output **o)
     return outputs;
 }
 
-static int is_a_blob(const pllm_output *o, uint64_t sequence) {
-    return o->sequence == sequence && o->blob && o->blob_len > 0 && o->finish_reason == PLLM_FINISH_NONE && !o->error && !o->tokens &&
+static int is_a_state(const pllm_output *o, uint64_t sequence) {
+    return o->sequence == sequence && o->sequence_state && o->sequence_state_len > 0 && o->finish_reason == PLLM_FINISH_NONE && !o->error && !o->tokens &&
            !o->text && !o->logprobs && !o->top_logprobs && !o->prompt_logprobs;
 }
 
@@ -1606,9 +1606,9 @@ static writing written(const pllm_engine *engine, uint64_t sequence) {
     OK(pllm_sequence_export(engine, sequence, queue));
     step_of(engine);
     pllm_outputs *outputs = only_output(queue, &o);
-    if (!CHECK(is_a_blob(o, sequence))) exit(1);
-    w.bytes = memcpy(malloc(o->blob_len), o->blob, o->blob_len);
-    w.len = o->blob_len;
+    if (!CHECK(is_a_state(o, sequence))) exit(1);
+    w.bytes = memcpy(malloc(o->sequence_state_len), o->sequence_state, o->sequence_state_len);
+    w.len = o->sequence_state_len;
     pllm_outputs_free(outputs);
     pllm_queue_free(queue);
     return w;
@@ -1685,7 +1685,7 @@ static void ends_with_an_error(const pllm_queue *queue, uint64_t sequence, const
     const pllm_output *o;
     pllm_outputs *outputs = only_output(queue, &o);
     CHECK(o->sequence == sequence && o->finish_reason == PLLM_FINISH_ERROR && o->user_data == said->user_data);
-    CHECK(o->error_code == PLLM_E_INVALID_ARGUMENT && o->error_len > 9 && !o->tokens && !o->text && !o->blob);
+    CHECK(o->error_code == PLLM_E_INVALID_ARGUMENT && o->error_len > 9 && !o->tokens && !o->text && !o->sequence_state);
     CHECK(o->prompt_tokens == said->prompt_tokens && o->generated_tokens == said->generated_tokens && said->generated_tokens > 0);
     pllm_outputs_free(outputs);
 }
@@ -1763,7 +1763,7 @@ static void what_has_nothing_more_to_say_cannot_go_on(const pllm_engine *engine)
     CHECK(idle(engine));
 }
 
-static void a_blob_comes_where_it_is_wanted(const pllm_engine *engine) {
+static void a_state_comes_where_it_is_wanted(const pllm_engine *engine) {
     pllm_sampling sampling = drawn();
     pllm_request request = text_request(STORY, &sampling);
     pllm_queue *queue = new_queue(engine, 1);
@@ -1777,10 +1777,10 @@ static void a_blob_comes_where_it_is_wanted(const pllm_engine *engine) {
     step_of(engine);
     pllm_outputs *elsewhere = only_output(queue, &there);
     OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
-    CHECK(is_a_blob(there, id) && pllm_outputs_len(outputs) == 3 && pllm_outputs_get(outputs, 2)->tokens_len == 1);
+    CHECK(is_a_state(there, id) && pllm_outputs_len(outputs) == 3 && pllm_outputs_get(outputs, 2)->tokens_len == 1);
     for (uint64_t i = 0; i < 2; i++) {
         const pllm_output *here = pllm_outputs_get(outputs, i);
-        CHECK(is_a_blob(here, id) && here->blob_len == there->blob_len && !memcmp(here->blob, there->blob, there->blob_len));
+        CHECK(is_a_state(here, id) && here->sequence_state_len == there->sequence_state_len && !memcmp(here->sequence_state, there->sequence_state, there->sequence_state_len));
     }
     pllm_outputs_free(outputs);
     pllm_outputs_free(elsewhere);
@@ -1791,7 +1791,7 @@ static void a_blob_comes_where_it_is_wanted(const pllm_engine *engine) {
 }
 
 // Unless it is kept: then there is something to write down.
-static void a_sequence_that_ends_before_it_is_written_down_says_so_where_the_blob_is_wanted(const pllm_engine *engine) {
+static void a_sequence_that_ends_before_it_is_written_down_says_so_where_the_state_is_wanted(const pllm_engine *engine) {
     for (int keep = 0; keep < 2; keep++) {
         pllm_sampling sampling = drawn();
         pllm_request request = text_request(STORY, &sampling);
@@ -1808,7 +1808,7 @@ static void a_sequence_that_ends_before_it_is_written_down_says_so_where_the_blo
         step_of(engine);
         pllm_outputs *outputs = only_output(queue, &o);
         CHECK(o->request == id && o->sequence == id && o->user_data == 4711 && o->finish_reason == PLLM_FINISH_NONE);
-        CHECK(keep ? is_a_blob(o, id) : !o->blob && !o->blob_len && o->error_code == PLLM_E_NOT_FOUND && o->error && o->error_len > 9);
+        CHECK(keep ? is_a_state(o, id) : !o->sequence_state && !o->sequence_state_len && o->error_code == PLLM_E_NOT_FOUND && o->error && o->error_len > 9);
         collect(engine, id, &a);  // its own outputs know nothing of it
         CHECK(a.finish_reason == PLLM_FINISH_ABORT && a.tokens_len == 1);
         if (keep) forget(engine, id);
@@ -1881,7 +1881,7 @@ static void what_is_said_of_a_prompt_moves_with_it(void) {
     pllm_engine_free(engine);
 }
 
-static void null_blobs_are_refused_and_outputs_stay(const pllm_engine *engine) {
+static void null_state_are_refused_and_outputs_stay(const pllm_engine *engine) {
     const uint64_t id = keep_one(engine, 3);
     writing w = write_down(engine, id, &(answer){0}), again = write_down(engine, id, &(answer){0});
     uint64_t out = 77;
@@ -1907,7 +1907,7 @@ static void refuse_damaged(const pllm_engine *engine, const uint8_t *bytes, uint
     CHECK(out == 77);
 }
 
-static void a_damaged_blob_is_refused(const pllm_engine *engine) {
+static void a_damaged_state_is_refused(const pllm_engine *engine) {
     enum { PLACES = 64, BEGINNING = 24 };
     const uint64_t id = keep_one(engine, 20);
     writing w = write_down(engine, id, &(answer){0});
@@ -1930,13 +1930,13 @@ static void a_damaged_blob_is_refused(const pllm_engine *engine) {
     step_of(engine);
     CHECK(stats_of(engine).idle == 1);
     forget(engine, id);
-    OK(pllm_sequence_free(engine, read_back(engine, &w)));  // the blob itself is sound
+    OK(pllm_sequence_free(engine, read_back(engine, &w)));  // the state itself is sound
     step_of(engine);
     free(w.bytes);
     CHECK(idle(engine));
 }
 
-static void a_blob_is_refused_where_it_does_not_belong(const pllm_engine *engine) {
+static void a_state_is_refused_where_it_does_not_belong(const pllm_engine *engine) {
     const uint64_t id = keep_one(engine, 20);
     writing w = write_down(engine, id, &(answer){0});
     pllm_engine *golden = open_engine(golden_dir), *other = NULL;
@@ -2089,8 +2089,8 @@ static void prompts_that_begin_alike_are_computed_once(const pllm_engine *engine
     pllm_pin pin = token_pin();
     uint64_t id = 0;
     sampling.max_tokens = 1;
-    pin.prompt_tokens = request.prompt_tokens = prompt;
-    pin.prompt_tokens_len = request.prompt_tokens_len = COUNT(prompt);
+    pin.prompt_token_ids = request.prompt_token_ids = prompt;
+    pin.prompt_token_ids_len = request.prompt_token_ids_len = COUNT(prompt);
     pllm_stats before = stats_of(engine);
     run(engine, &request);
     pllm_stats once = stats_of(engine);
@@ -2129,7 +2129,7 @@ static int no_room(pllm_error *error, const char *says, const char *call, int li
 
 static pllm_admission admission_of(const pllm_engine *engine, const pllm_request *request) {
     pllm_admission admission = {.struct_size = sizeof admission};
-    OK(pllm_engine_admit(engine, request, &admission));
+    OK(pllm_engine_predict_admission(engine, request, &admission));
     return admission;
 }
 
@@ -2303,11 +2303,11 @@ static void admission_is_told_beforehand_and_adds_nothing(void) {
     memset(bytes, POISON, sizeof bytes);
     *(uint64_t *)(void *)bytes = sizeof bytes;
     pllm_admission *out = (pllm_admission *)(void *)bytes;
-    INVALID(pllm_engine_admit(NULL, &request, out));
-    INVALID(pllm_engine_admit(engine, NULL, out));
-    INVALID(pllm_engine_admit(engine, &request, NULL));
+    INVALID(pllm_engine_predict_admission(NULL, &request, out));
+    INVALID(pllm_engine_predict_admission(engine, NULL, out));
+    INVALID(pllm_engine_predict_admission(engine, &request, NULL));
     request.n = 0;
-    INVALID(pllm_engine_admit(engine, &request, out));
+    INVALID(pllm_engine_predict_admission(engine, &request, out));
     CHECK(all(bytes, 8, sizeof bytes, POISON));
     pllm_engine_free(engine);
 }
@@ -2320,69 +2320,69 @@ static pllm_plan plan_of(const pllm_engine_options *options) {
     return plan;
 }
 
-static pllm_arena_info state_of(const pllm_arena *arena) {
-    pllm_arena_info info = {.struct_size = sizeof info};
-    OK(pllm_arena_state(arena, &info));
+static pllm_budget_info state_of(const pllm_budget *budget) {
+    pllm_budget_info info = {.struct_size = sizeof info};
+    OK(pllm_budget_get_info(budget, &info));
     return info;
 }
 
-static pllm_engine *open_on(const pllm_arena *arena) {
+static pllm_engine *open_on(const pllm_budget *budget) {
     pllm_engine_options options = options_for(golden_dir);
     pllm_engine *engine = NULL;
-    options.arena = arena;
+    options.budget = budget;
     options.kv_bytes = 0;
     if (!OK(pllm_engine_create(&options, &engine))) exit(1);
     return engine;
 }
 
-static void wrong_arenas_are_refused(void) {
-    pllm_arena *arena = UNTOUCHED;
-    pllm_arena_info info = {.struct_size = sizeof info};
-    INVALID(pllm_arena_create(0, 0, &arena));
-    INVALID(pllm_arena_create(0, 100, &arena));
-    INVALID(pllm_arena_create(100, 99, &arena));
-    INVALID(pllm_arena_create(100, 100, NULL));
-    INVALID(pllm_arena_resize(NULL, 100));
-    INVALID(pllm_arena_state(NULL, &info));
-    CHECK(arena == UNTOUCHED);
-    OK(pllm_arena_create(100, 0, &arena));
-    INVALID(pllm_arena_state(arena, NULL));
-    CHECK(state_of(arena).bytes == 100 && state_of(arena).most_bytes == 100 && state_of(arena).engines == 0);
+static void wrong_budgets_are_refused(void) {
+    pllm_budget *budget = UNTOUCHED;
+    pllm_budget_info info = {.struct_size = sizeof info};
+    INVALID(pllm_budget_create(0, 0, &budget));
+    INVALID(pllm_budget_create(0, 100, &budget));
+    INVALID(pllm_budget_create(100, 99, &budget));
+    INVALID(pllm_budget_create(100, 100, NULL));
+    INVALID(pllm_budget_resize(NULL, 100));
+    INVALID(pllm_budget_get_info(NULL, &info));
+    CHECK(budget == UNTOUCHED);
+    OK(pllm_budget_create(100, 0, &budget));
+    INVALID(pllm_budget_get_info(budget, NULL));
+    CHECK(state_of(budget).bytes == 100 && state_of(budget).max_bytes == 100 && state_of(budget).engines == 0);
     pllm_engine_options options = options_for(golden_dir);
     pllm_engine *engine = UNTOUCHED;
-    options.arena = arena;
+    options.budget = budget;
     INVALID(pllm_engine_create(&options, &engine));  // with kv_bytes besides
     options.kv_bytes = 0;
     CAPACITY(pllm_engine_create(&options, &engine));
-    CHECK(engine == UNTOUCHED && state_of(arena).engines == 0);
-    pllm_arena_free(arena);
+    CHECK(engine == UNTOUCHED && state_of(budget).engines == 0);
+    pllm_budget_free(budget);
 }
 
-static void an_arena_becomes_no_smaller_than_its_engine_needs_and_no_larger_than_it_was_made_for(void) {
+static void an_budget_becomes_no_smaller_than_its_engine_needs_and_no_larger_than_it_was_made_for(void) {
     pllm_engine_options options = options_for(golden_dir);
     const pllm_plan plan = plan_of(&options);
     const uint64_t block = plan.block_bytes, least = plan.max_model_len / plan.block_size * block;
-    pllm_arena *arena = NULL;
-    OK(pllm_arena_create(4 * least, 8 * least, &arena));
-    pllm_engine *engine = open_on(arena);
-    pllm_arena_info info = state_of(arena);
-    CHECK(info.bytes == 4 * least && info.least_bytes == least && info.most_bytes == 8 * least && info.engines == 1);
+    pllm_budget *budget = NULL;
+    OK(pllm_budget_create(4 * least, 8 * least, &budget));
+    pllm_engine *engine = open_on(budget);
+    pllm_budget_info info = state_of(budget);
+    CHECK(info.bytes == 4 * least && info.min_bytes == least && info.max_bytes == 8 * least && info.engines == 1);
     CHECK(info.held_bytes >= least && info.held_bytes <= info.bytes);
     char number[32];
     snprintf(number, sizeof number, "%llu", (unsigned long long)least);
-    NO_ROOM(pllm_arena_resize(arena, least - 1), number);
-    CAPACITY(pllm_arena_resize(arena, 8 * least + 1));
-    CAPACITY(pllm_arena_resize(arena, 0));
-    CHECK(state_of(arena).bytes == 4 * least);
-    OK(pllm_arena_resize(arena, least));
-    CHECK(state_of(arena).held_bytes == least && stats_of(engine).blocks_total == least / block);
-    OK(pllm_arena_resize(arena, 8 * least));
+    NO_ROOM(pllm_budget_resize(budget, least - 1), number);
+    CAPACITY(pllm_budget_resize(budget, 8 * least + 1));
+    CAPACITY(pllm_budget_resize(budget, 0));
+    CHECK(state_of(budget).bytes == 4 * least);
+    OK(pllm_budget_resize(budget, least));
+    CHECK(state_of(budget).held_bytes == least && stats_of(engine).blocks_total == least / block);
+    OK(pllm_budget_resize(budget, 8 * least));
     pllm_request request = token_request(NULL);
     run(engine, &request);
     CHECK(stats_of(engine).blocks_total == 8 * least / block);
     pllm_engine_free(engine);
-    CHECK(state_of(arena).engines == 0 && state_of(arena).held_bytes == 0);
-    pllm_arena_free(arena);
+    CHECK(state_of(budget).engines == 0 && state_of(budget).held_bytes == 0);
+    pllm_budget_free(budget);
 }
 
 // The same request, several times at once.
@@ -2411,47 +2411,47 @@ static void all_say(const pllm_engine *engine, chorus *c, const answer *expected
     CHECK(stats_of(engine).preemptions == c->preemptions);
 }
 
-static void two_engines_on_one_arena_answer_as_one_alone_would(void) {
+static void two_engines_on_one_budget_answer_as_one_alone_would(void) {
     pllm_sampling sampling = many_tokens();
     pllm_request request = token_request(&sampling);
     pllm_engine *alone = open_engine(golden_dir);
     const answer expected = *run(alone, &request);
-    const uint64_t least = state_of(pllm_engine_arena(alone)).least_bytes;
+    const uint64_t least = state_of(pllm_engine_budget(alone)).min_bytes;
     pllm_engine_free(alone);
-    pllm_arena *arena = NULL;
-    OK(pllm_arena_create(6 * least, 0, &arena));
-    pllm_engine *const engines[SHARERS] = {open_on(arena), open_on(arena)};
-    CHECK(state_of(arena).engines == SHARERS && state_of(arena).least_bytes == SHARERS * least);
+    pllm_budget *budget = NULL;
+    OK(pllm_budget_create(6 * least, 0, &budget));
+    pllm_engine *const engines[SHARERS] = {open_on(budget), open_on(budget)};
+    CHECK(state_of(budget).engines == SHARERS && state_of(budget).min_bytes == SHARERS * least);
     static chorus choruses[SHARERS];
     for (int e = 0; e < SHARERS; e++) add_chorus(engines[e], &request, &choruses[e]);
     uint64_t unfinished = 1;
     for (unsigned round = 0; unfinished; round++) {
-        if (round % 10 == 5) OK(pllm_arena_resize(arena, (round / 10 % 2 ? 6 : 2) * least));
+        if (round % 10 == 5) OK(pllm_budget_resize(budget, (round / 10 % 2 ? 6 : 2) * least));
         unfinished = 0;
         for (int e = 0; e < SHARERS; e++) unfinished += step_of(engines[e]).unfinished;
-        CHECK(state_of(arena).held_bytes <= state_of(arena).bytes);
+        CHECK(state_of(budget).held_bytes <= state_of(budget).bytes);
     }
     for (int e = 0; e < SHARERS; e++) all_say(engines[e], &choruses[e], &expected);
     CHECK(choruses[0].preemptions + choruses[1].preemptions > 0);
     // The engines keep it alive.
-    pllm_arena_free(arena);
-    CHECK(state_of(pllm_engine_arena(engines[0])).engines == SHARERS);
+    pllm_budget_free(budget);
+    CHECK(state_of(pllm_engine_budget(engines[0])).engines == SHARERS);
     pllm_engine_free(engines[1]);
-    CHECK(state_of(pllm_engine_arena(engines[0])).engines == 1 && same(run(engines[0], &request), &expected));
+    CHECK(state_of(pllm_engine_budget(engines[0])).engines == 1 && same(run(engines[0], &request), &expected));
     pllm_engine_free(engines[0]);
 }
 
-static void an_engine_s_own_arena_is_borrowed_and_can_be_resized(const pllm_engine *engine) {
-    const pllm_arena *arena = pllm_engine_arena(engine);
+static void an_engine_s_own_budget_is_borrowed_and_can_be_resized(const pllm_engine *engine) {
+    const pllm_budget *budget = pllm_engine_budget(engine);
     pllm_sampling sampling = greedy();
     pllm_request request = token_request(&sampling);
     const answer before = *run(engine, &request);
-    CHECK(arena && arena == pllm_engine_arena(engine));
-    const pllm_arena_info info = state_of(arena);
-    CHECK(info.engines == 1 && info.most_bytes == info.bytes);
-    OK(pllm_arena_resize(arena, info.least_bytes));
-    CHECK(state_of(arena).held_bytes == info.least_bytes && same(run(engine, &request), &before));
-    OK(pllm_arena_resize(arena, info.bytes));
+    CHECK(budget && budget == pllm_engine_budget(engine));
+    const pllm_budget_info info = state_of(budget);
+    CHECK(info.engines == 1 && info.max_bytes == info.bytes);
+    OK(pllm_budget_resize(budget, info.min_bytes));
+    CHECK(state_of(budget).held_bytes == info.min_bytes && same(run(engine, &request), &before));
+    OK(pllm_budget_resize(budget, info.bytes));
     CHECK(same(run(engine, &request), &before) && idle(engine));
 }
 
@@ -2507,7 +2507,7 @@ static void packed_weights_are_kept_and_read_again(void) {
         pllm_engine *engine = NULL;
         if (!OK(pllm_engine_create(&options, &engine))) return;
         pllm_model_info info = {.struct_size = sizeof info};
-        OK(pllm_engine_info(engine, &info));
+        OK(pllm_engine_get_model_info(engine, &info));
         CHECK(info.packed == packed && (info.packed_reason_len > 0) == (packed == PLLM_PACKED_SAVED));
         pllm_sampling sampling = greedy();
         pllm_request request = text_request(FRANCE, &sampling);
@@ -2534,17 +2534,17 @@ static void k_and_v_in_8_bits_take_less_room(void) {
 
 static pllm_error *write_admission(const pllm_engine *engine, place *at) {
     pllm_request request = token_request(NULL);
-    return pllm_engine_admit(engine, &request, (pllm_admission *)(void *)at);
+    return pllm_engine_predict_admission(engine, &request, (pllm_admission *)(void *)at);
 }
 
-static pllm_error *write_arena(const pllm_engine *engine, place *at) {
-    return pllm_arena_state(pllm_engine_arena(engine), (pllm_arena_info *)(void *)at);
+static pllm_error *write_budget(const pllm_engine *engine, place *at) {
+    return pllm_budget_get_info(pllm_engine_budget(engine), (pllm_budget_info *)(void *)at);
 }
 
-static void admissions_and_arenas_have_the_size_of_some_version(void) {
+static void admissions_and_budgets_have_the_size_of_some_version(void) {
     pllm_engine *engine = open_engine(golden_dir);
     a_struct_to_be_written_has_the_size_of_some_version(engine, write_admission, 48, sizeof(pllm_admission));
-    a_struct_to_be_written_has_the_size_of_some_version(engine, write_arena, 48, sizeof(pllm_arena_info));
+    a_struct_to_be_written_has_the_size_of_some_version(engine, write_budget, 48, sizeof(pllm_budget_info));
     pllm_engine_free(engine);
 }
 
@@ -2552,15 +2552,15 @@ static void admissions_and_arenas_have_the_size_of_some_version(void) {
 
 static void metrics_are_a_text_that_says_what_runs(const pllm_engine *engine) {
     pllm_bytes *text = UNTOUCHED;
-    INVALID(pllm_engine_metrics(NULL, &text));
-    INVALID(pllm_engine_metrics(engine, NULL));
+    INVALID(pllm_engine_get_metrics(NULL, &text));
+    INVALID(pllm_engine_get_metrics(engine, NULL));
     CHECK(text == UNTOUCHED);
     pllm_sampling sampling = many_tokens();
     pllm_request request = token_request(&sampling);
     uint64_t id = 0;
     OK(pllm_engine_add_request(engine, &request, &id));
     step_of(engine);
-    if (!OK(pllm_engine_metrics(engine, &text))) return;
+    if (!OK(pllm_engine_get_metrics(engine, &text))) return;
     const char *data = pllm_bytes_data(text), running[] = "\npagedllm_num_requests_running{model_name=\"model\"} 1", end[] = "\n# EOF\n";
     uint64_t len = pllm_bytes_len(text);
     CHECK(memmem(data, len, running, strlen(running)) != NULL);
@@ -2730,7 +2730,7 @@ static void *add_abort_poll_and_look(void *argument) {
             pllm_error_free(error);
         }
         pllm_stats stats = {.struct_size = sizeof stats};
-        error = pllm_engine_stats(c->engine, &stats);
+        error = pllm_engine_get_stats(c->engine, &stats);
         if (error || stats.blocks_used + stats.blocks_cached + stats.blocks_free != stats.blocks_total) atomic_fetch_add(&c->wrong, 1);
         pllm_error_free(error);
         if (i % 5 == 0) poll_and_count(c, 0);
@@ -3049,12 +3049,12 @@ static void with_the_bundled_model(void) {
     a_sequence_that_moves_says_what_it_would_have_said(engine);
     to_go_on_asks_for_nothing_but_where_whose_and_whether_to_keep(engine);
     what_has_nothing_more_to_say_cannot_go_on(engine);
-    a_blob_comes_where_it_is_wanted(engine);
-    a_sequence_that_ends_before_it_is_written_down_says_so_where_the_blob_is_wanted(engine);
+    a_state_comes_where_it_is_wanted(engine);
+    a_sequence_that_ends_before_it_is_written_down_says_so_where_the_state_is_wanted(engine);
     what_is_said_of_a_prompt_moves_with_it();
-    null_blobs_are_refused_and_outputs_stay(engine);
-    a_damaged_blob_is_refused(engine);
-    a_blob_is_refused_where_it_does_not_belong(engine);
+    null_state_are_refused_and_outputs_stay(engine);
+    a_damaged_state_is_refused(engine);
+    a_state_is_refused_where_it_does_not_belong(engine);
     what_is_imported_writes_to_the_queue_that_was_named(engine);
     what_is_reported_adds_up_in_every_kind_of_output(engine);
     a_hook_chooses_every_token(engine);
@@ -3063,7 +3063,7 @@ static void with_the_bundled_model(void) {
     a_deadline_that_has_passed_is_refused(engine);
     a_deadline_ends_a_turn_with_what_it_has(engine);
     a_priority_out_of_range_is_refused(engine);
-    an_engine_s_own_arena_is_borrowed_and_can_be_resized(engine);
+    an_engine_s_own_budget_is_borrowed_and_can_be_resized(engine);
     metrics_are_a_text_that_says_what_runs(engine);
     two_engines_do_not_know_each_other(engine);
     nothing_is_printed(engine);
@@ -3096,10 +3096,10 @@ int main(int argc, char **argv) {
     texts_beyond_max_prompt_bytes_are_refused();
     too_much_that_waits_is_refused_with_the_numbers();
     admission_is_told_beforehand_and_adds_nothing();
-    admissions_and_arenas_have_the_size_of_some_version();
-    wrong_arenas_are_refused();
-    an_arena_becomes_no_smaller_than_its_engine_needs_and_no_larger_than_it_was_made_for();
-    two_engines_on_one_arena_answer_as_one_alone_would();
+    admissions_and_budgets_have_the_size_of_some_version();
+    wrong_budgets_are_refused();
+    an_budget_becomes_no_smaller_than_its_engine_needs_and_no_larger_than_it_was_made_for();
+    two_engines_on_one_budget_answer_as_one_alone_would();
     what_is_swapped_out_goes_on_as_if_it_had_stayed(NULL);
     k_and_v_in_8_bits_take_less_room();
     weights_in_whole_numbers_take_less_room();

@@ -67,14 +67,14 @@ int main(int argc, char **argv) {
     for (int i = 0; i < STREAMS; i++) {
         int32_t fd;
         check(pllm_queue_create(engine, 4, &streams[i].queue));
-        check(pllm_queue_event_fd(streams[i].queue, &fd));
+        check(pllm_queue_get_event_fd(streams[i].queue, &fd));
         must(uv_poll_init(loop, &streams[i].poll, fd) == 0, "libuv takes the descriptor");
         streams[i].poll.data = &streams[i];
         must(uv_poll_start(&streams[i].poll, UV_READABLE, on_readable) == 0, "libuv waits on it");
         pllm_request request;
         pllm_request_init(&request, sizeof request);
-        request.prompt_tokens = prompt;
-        request.prompt_tokens_len = 3;
+        request.prompt_token_ids = prompt;
+        request.prompt_token_ids_len = 3;
         request.sampling = &sampling;
         request.queue = streams[i].queue;
         uint64_t id;

@@ -42,7 +42,7 @@ pub fn model_info(vocab_size: usize, blocks: usize, max_model_len: usize, eos_to
         kv_bytes: 0,
         work_bytes: 0,
         blocks,
-        most_blocks: blocks,
+        max_blocks: blocks,
         block_size: 8,
         groups: 1,
         block_bytes: 0,

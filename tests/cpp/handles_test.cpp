@@ -19,7 +19,7 @@ constexpr bool is_move_only = !std::is_copy_constructible_v<T> && !std::is_copy_
                               std::is_nothrow_move_constructible_v<T> && std::is_nothrow_move_assignable_v<T>;
 static_assert(is_move_only<pagedllm::Engine> && is_move_only<pagedllm::Queue>);
 static_assert(is_move_only<pagedllm::Outputs> && is_move_only<pagedllm::Stream>);
-static_assert(is_move_only<pagedllm::Sequence> && is_move_only<pagedllm::Pin> && is_move_only<pagedllm::Arena>);
+static_assert(is_move_only<pagedllm::Sequence> && is_move_only<pagedllm::Pin> && is_move_only<pagedllm::Budget>);
 static_assert(!std::is_convertible_v<std::vector<uint64_t>, pagedllm::Span<const uint32_t>>);
 static_assert(!std::is_convertible_v<const std::vector<uint32_t> &, pagedllm::Span<uint32_t>>);
 
@@ -134,13 +134,13 @@ TEST(Engine, that_has_been_moved_from_answers_with_an_error) {
     const pagedllm::Queue queue = other.create_queue(4).value();
     const pagedllm::Request request{"hello"};
     EXPECT_EQ(engine.native(), nullptr);
-    EXPECT_TRUE(fails(Code::invalid_argument, engine.info()));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.model_info()));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.stats()));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.metrics()));
-    EXPECT_TRUE(fails(Code::invalid_argument, engine.arena().state()));
-    EXPECT_TRUE(fails(Code::invalid_argument, engine.arena().resize(1 << 24)));
-    EXPECT_TRUE(fails(Code::invalid_argument, engine.admit(request)));
-    EXPECT_TRUE(fails(Code::invalid_argument, engine.admit(request, queue)));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.budget().info()));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.budget().resize(1 << 24)));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.predict_admission(request)));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.predict_admission(request, queue)));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.start()));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.stop()));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.step()));

@@ -52,7 +52,7 @@ TEST(Engine, is_as_it_was_planned) {
     const pagedllm::Options options = light_options();
     const pagedllm::Plan plan = pagedllm::Engine::plan(options).value();
     const pagedllm::Engine engine = pagedllm::Engine::create(options).value();
-    const pagedllm::Info info = engine.info().value();
+    const pagedllm::ModelInfo info = engine.model_info().value();
     const pagedllm::Stats stats = engine.stats().value();
     EXPECT_LE(plan.kv_bytes, options.kv_bytes);
     EXPECT_EQ(plan.blocks, stats.blocks_total);
@@ -85,9 +85,9 @@ TEST(Engine, takes_every_option_to_the_library) {
     EXPECT_EQ(plan.kv_dtype, PLLM_DTYPE_F32);
     options.host_steps = true;
     pagedllm::Engine engine = pagedllm::Engine::create(options).value();
-    EXPECT_EQ(engine.info().value().isa, "portable");
-    EXPECT_EQ(engine.info().value().max_model_len, 96u);
-    EXPECT_EQ(engine.info().value().threads, 2u);
+    EXPECT_EQ(engine.model_info().value().isa, "portable");
+    EXPECT_EQ(engine.model_info().value().max_model_len, 96u);
+    EXPECT_EQ(engine.model_info().value().threads, 2u);
     const std::vector<uint32_t> prompt(20, 7);
     pagedllm::Request request{prompt};
     request.sampling.ignore_eos = true;

@@ -69,10 +69,10 @@ static void sequences_go_on_and_several_results_come(pagedllm::Engine &engine) {
     if (!branch) return;
     pagedllm::Resume how;
     how.sampling.temperature = 0;
-    const auto blob = branch->export_blob();
-    CHECK(blob.ok());
-    if (!blob) return;
-    auto moved = engine.import_sequence(*blob);
+    const auto state = branch->export_state();
+    CHECK(state.ok());
+    if (!state) return;
+    auto moved = engine.import_sequence(*state);
     CHECK(moved.ok());
     if (!moved) return;
     CHECK(moved->generate(how)->text == "rance is Paris.");

@@ -32,7 +32,7 @@ static pagedllm::Resume endlessly() {
 // As if it had never been idle.
 static pagedllm::Resume going_on() {
     pagedllm::Resume how;
-    how.go_on = true;
+    how.continue_generation = true;
     return how;
 }
 
@@ -150,7 +150,7 @@ TEST_F(Sequences, belong_to_who_holds_them) {
     EXPECT_TRUE(fails(Code::invalid_argument, first.resume()));
     EXPECT_TRUE(fails(Code::invalid_argument, first.stream()));
     EXPECT_TRUE(fails(Code::invalid_argument, first.generate()));
-    EXPECT_TRUE(fails(Code::invalid_argument, first.export_blob()));
+    EXPECT_TRUE(fails(Code::invalid_argument, first.export_state()));
     EXPECT_TRUE(fails(Code::invalid_argument, first.export_to(engine.queue())));
     EXPECT_TRUE(fails(Code::invalid_argument, first.free()));
     first = std::move(second);
@@ -174,11 +174,11 @@ TEST_F(Sequences, that_run_end_when_they_are_freed) {
 TEST_F(Sequences, outlive_their_engine) {
     pagedllm::Sequence sequence = engine.sequence(whole.sequence), never_touched = keep(2);
     pagedllm::Pin pin = engine.pin({prompt}).value();
-    const auto blob = sequence.export_blob().value();
+    const auto state = sequence.export_state().value();
     const pagedllm::Queue queue = engine.create_queue(4).value();
     { const pagedllm::Engine gone = std::move(engine); }
-    EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence(blob)));
-    EXPECT_TRUE(fails(Code::closed, sequence.export_blob()));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence(state)));
+    EXPECT_TRUE(fails(Code::closed, sequence.export_state()));
     EXPECT_TRUE(fails(Code::closed, sequence.export_to(queue)));
     EXPECT_TRUE(fails(Code::closed, sequence.info()));
     EXPECT_TRUE(fails(Code::closed, sequence.fork()));
@@ -201,7 +201,7 @@ TEST_F(Sequences, refuse_what_cannot_be) {
         EXPECT_TRUE(fails(Code::invalid_argument, sequence.fork(how)));
         EXPECT_TRUE(fails(Code::invalid_argument, sequence.rewind(at)));
     }
-    const auto blob = sequence.export_blob().value();
+    const auto state = sequence.export_state().value();
     pagedllm::Engine other = open_engine();
     pagedllm::Queue others = other.create_queue(4).value(), moved = std::move(others);
     for (const pagedllm::Queue *wrong : {&moved, &others}) {
@@ -211,7 +211,7 @@ TEST_F(Sequences, refuse_what_cannot_be) {
         EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(more(1), *wrong)));
         EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(going_on(), *wrong)));
         EXPECT_TRUE(fails(Code::invalid_argument, sequence.export_to(*wrong)));
-        EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence(blob, *wrong)));
+        EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence(state, *wrong)));
     }
     EXPECT_TRUE(fails(Code::invalid_argument, sequence.append(beyond)));
     EXPECT_TRUE(fails(Code::invalid_argument, sequence.append(many)));
@@ -228,7 +228,7 @@ TEST_F(Sequences, refuse_what_cannot_be) {
     EXPECT_TRUE(fails(Code::not_found, unknown.resume(more(1), queue)));
     EXPECT_TRUE(fails(Code::not_found, unknown.generate()));
     EXPECT_TRUE(fails(Code::not_found, unknown.resume(going_on(), queue)));
-    EXPECT_TRUE(fails(Code::not_found, unknown.export_blob()));
+    EXPECT_TRUE(fails(Code::not_found, unknown.export_state()));
     EXPECT_TRUE(fails(Code::not_found, unknown.export_to(queue)));
     EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(going_on())));  // the queue of generate is gone
     EXPECT_TRUE(fails(Code::not_found, unknown.free()));
@@ -334,13 +334,13 @@ TEST(SequencesThatMove, go_on_as_if_they_had_stayed) {
     std::vector<uint32_t> whole(first.tokens.begin(), first.tokens.end());
     const uint64_t prompt = first.prompt_tokens;
     pagedllm::Sequence running = from.sequence(first.sequence);
-    const auto blob = running.export_blob().value();
+    const auto state = running.export_state().value();
     running.release();  // the stream reads it to its end
     const pagedllm::Completion rest = stream.collect().value();
     whole.insert(whole.end(), rest.tokens.begin(), rest.tokens.end());
 
     const pagedllm::Queue queue = to.create_queue(1).value();  // and so does this one: it runs until it is read
-    pagedllm::Sequence moved = to.import_sequence(blob, queue).value();
+    pagedllm::Sequence moved = to.import_sequence(state, queue).value();
     const pagedllm::SequenceInfo info = moved.info().value();
     EXPECT_EQ(info.idle, 1u);
     EXPECT_EQ(info.inexact, 0u);
@@ -354,7 +354,7 @@ TEST(SequencesThatMove, go_on_as_if_they_had_stayed) {
     EXPECT_EQ(moved.generate(more(2)).value().tokens.size(), 2u);
 }
 
-// What is left to be said, as a blob.
+// What is left to be said, as a state.
 static std::vector<uint8_t> exported_after(uint64_t tokens, pagedllm::Engine &from, const pagedllm::Request &request) {
     pagedllm::Sequence sequence = from.sequence(from.add(request).value());
     for (uint64_t i = 0; i < tokens; i++) from.step().value();
@@ -364,19 +364,19 @@ static std::vector<uint8_t> exported_after(uint64_t tokens, pagedllm::Engine &fr
     step_to_the_end(from);
     const pagedllm::Outputs outputs = queue.poll().value();
     EXPECT_EQ(outputs.size(), 1u);
-    return {outputs[0].blob.begin(), outputs[0].blob.end()};
+    return {outputs[0].sequence_state.begin(), outputs[0].sequence_state.end()};
 }
 
 TEST(SequencesThatMove, go_on_in_a_stream_or_a_queue_and_with_user_data_of_their_own) {
     pagedllm::Engine from = host_stepped_engine(), to = open_engine();
-    const auto blob = exported_after(8, from, drawing(drawn));
+    const auto state = exported_after(8, from, drawing(drawn));
     const auto whole = read_to_the_end(from.queue()).tokens;
     pagedllm::Resume how = going_on();
     how.keep = false;
     how.user_data = 11;
     how.sampling.max_tokens = 1;  // has no say
 
-    pagedllm::Sequence streamed = to.import_sequence(blob).value();
+    pagedllm::Sequence streamed = to.import_sequence(state).value();
     std::vector<uint32_t> tail;
     for (const pagedllm::Output &output : streamed.stream(how).value()) {
         EXPECT_EQ(output.sequence, streamed.id());
@@ -387,7 +387,7 @@ TEST(SequencesThatMove, go_on_in_a_stream_or_a_queue_and_with_user_data_of_their
     EXPECT_TRUE(fails(Code::not_found, streamed.free()));
 
     const pagedllm::Queue queue = to.create_queue(64).value();
-    pagedllm::Sequence queued = to.import_sequence(blob).value();
+    pagedllm::Sequence queued = to.import_sequence(state).value();
     EXPECT_TRUE(ok(queued.resume(how, queue)));
     expect_tail(read_to_the_end(queue).tokens, drawn - 8, whole);
 }
@@ -396,10 +396,10 @@ TEST(SequencesThatMove, are_collected_as_their_outputs_are) {
     pagedllm::Engine from = host_stepped_engine(), to = open_engine();
     pagedllm::Request request = drawing(drawn);
     request.sampling.output_kind = pagedllm::OutputKind::cumulative;
-    const auto blob = exported_after(8, from, request);
+    const auto state = exported_after(8, from, request);
     pagedllm::Resume how = going_on();
     how.sampling.output_kind = request.sampling.output_kind;
-    const pagedllm::Completion all = to.import_sequence(blob)->generate(how).value();
+    const pagedllm::Completion all = to.import_sequence(state)->generate(how).value();
     const pagedllm::Outputs outputs = from.queue().poll().value();
     const pagedllm::Output whole = outputs[outputs.size() - 1];
     EXPECT_EQ(all.tokens, std::vector<uint32_t>(whole.tokens.begin(), whole.tokens.end()));
@@ -414,19 +414,19 @@ TEST(SequencesThatMove, may_come_as_an_output_where_their_text_does) {
     step_to_the_end(from);
     const pagedllm::Outputs outputs = from.queue().poll().value();
     pagedllm::Sequence moved = to.sequence(0);
-    int blobs = 0;
+    int states = 0;
     for (const pagedllm::Output &output : outputs) {
-        if (output.blob.empty()) continue;
-        blobs++;
+        if (output.sequence_state.empty()) continue;
+        states++;
         EXPECT_EQ(output.sequence, running.id());
         EXPECT_TRUE(output.tokens.empty() && output.text.empty() && !output.is_last());
-        moved = to.import_sequence(output.blob).value();
+        moved = to.import_sequence(output.sequence_state).value();
     }
-    ASSERT_EQ(blobs, 1);
+    ASSERT_EQ(states, 1);
     expect_tail(moved.generate(going_on()).value().tokens, drawn - 8, tokens_of(outputs, running.id()));
 }
 
-TEST(SequencesThatMove, say_why_there_is_no_blob_when_they_ended_before_the_step) {
+TEST(SequencesThatMove, say_why_there_is_no_state_when_they_ended_before_the_step) {
     pagedllm::Engine engine = host_stepped_engine();
     const uint64_t request = engine.add(drawing(drawn)).value();
     const pagedllm::Sequence sequence = engine.sequence(request);
@@ -434,7 +434,7 @@ TEST(SequencesThatMove, say_why_there_is_no_blob_when_they_ended_before_the_step
     const pagedllm::Queue queue = engine.create_queue(4).value();
     EXPECT_TRUE(ok(engine.abort(request)));
     EXPECT_TRUE(ok(sequence.export_to(queue)));
-    auto waiting = std::async(std::launch::async, [&] { return sequence.export_blob(); });
+    auto waiting = std::async(std::launch::async, [&] { return sequence.export_state(); });
     while (waiting.wait_for(1ms) != std::future_status::ready) engine.step().value();
     EXPECT_TRUE(fails(Code::not_found, waiting.get()));
     const pagedllm::Outputs outputs = queue.poll().value();
@@ -442,7 +442,7 @@ TEST(SequencesThatMove, say_why_there_is_no_blob_when_they_ended_before_the_step
     EXPECT_EQ(outputs[0].error_code, Code::not_found);
     EXPECT_FALSE(outputs[0].error_message.empty());
     EXPECT_EQ(outputs[0].sequence, sequence.id());
-    EXPECT_TRUE(outputs[0].blob.empty() && !outputs[0].is_last());
+    EXPECT_TRUE(outputs[0].sequence_state.empty() && !outputs[0].is_last());
 }
 
 TEST(SequencesThatMove, leave_no_trace_in_what_is_collected) {
@@ -452,43 +452,43 @@ TEST(SequencesThatMove, leave_no_trace_in_what_is_collected) {
     record.text = "said so far";
     record.text_len = 11;
     all.add(pagedllm::Output(record), pagedllm::OutputKind::cumulative);
-    const uint8_t blob[1] = {};
+    const uint8_t state[1] = {};
     record.text = nullptr;
     record.text_len = 0;
-    record.blob = blob;
-    record.blob_len = 1;
+    record.sequence_state = state;
+    record.sequence_state_len = 1;
     all.add(pagedllm::Output(record), pagedllm::OutputKind::cumulative);
     EXPECT_EQ(all.text, "said so far");
-    record.struct_size = offsetof(pllm_output, blob);  // of a library that knows of none
-    EXPECT_TRUE(pagedllm::Output(record).blob.empty());
+    record.struct_size = offsetof(pllm_output, sequence_state);  // of a library that knows of none
+    EXPECT_TRUE(pagedllm::Output(record).sequence_state.empty());
 }
 
 TEST_F(Sequences, are_inexact_on_another_instruction_path) {
     pagedllm::Options options = light_options();
     options.isa = pagedllm::Isa::portable;
     pagedllm::Engine other = pagedllm::Engine::create(options).value();
-    const pagedllm::Sequence moved = other.import_sequence(keep(4).export_blob().value()).value();
-    EXPECT_EQ(moved.info().value().inexact != 0, engine.info()->isa != "portable");
+    const pagedllm::Sequence moved = other.import_sequence(keep(4).export_state().value()).value();
+    EXPECT_EQ(moved.info().value().inexact != 0, engine.model_info()->isa != "portable");
 }
 
-TEST_F(Sequences, do_not_come_out_of_a_damaged_blob) {
+TEST_F(Sequences, do_not_come_out_of_a_damaged_state) {
     pagedllm::Sequence sequence = keep(4);
-    const std::vector<uint8_t> blob = sequence.export_blob().value();
-    for (const size_t size : {size_t(0), size_t(1), size_t(40), blob.size() / 2, blob.size() - 1})
-        EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence({blob.data(), size}))) << size;
+    const std::vector<uint8_t> state = sequence.export_state().value();
+    for (const size_t size : {size_t(0), size_t(1), size_t(40), state.size() / 2, state.size() - 1})
+        EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence({state.data(), size}))) << size;
     EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence({})));
-    for (const size_t place : {size_t(0), size_t(40), blob.size() / 2, blob.size() - 1}) {
-        std::vector<uint8_t> bent = blob;
+    for (const size_t place : {size_t(0), size_t(40), state.size() / 2, state.size() - 1}) {
+        std::vector<uint8_t> bent = state;
         bent[place] ^= 4;
         EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence(bent))) << place;
     }
-    std::vector<uint8_t> newer = blob;
+    std::vector<uint8_t> newer = state;
     newer[8]++;
     EXPECT_TRUE(fails(Code::unsupported, engine.import_sequence(newer)));
     pagedllm::Options options = light_options();
     options.block_size = 32;
-    EXPECT_TRUE(fails(Code::invalid_argument, pagedllm::Engine::create(options)->import_sequence(blob)));
-    pagedllm::Sequence moved = engine.import_sequence(blob).value();
+    EXPECT_TRUE(fails(Code::invalid_argument, pagedllm::Engine::create(options)->import_sequence(state)));
+    pagedllm::Sequence moved = engine.import_sequence(state).value();
     expect_rest(moved, 20);
     expect_rest(sequence, 20);
 }

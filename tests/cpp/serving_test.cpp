@@ -6,7 +6,7 @@
 
 #include "support.hpp"
 
-using pagedllm::Arena;
+using pagedllm::Budget;
 using pagedllm::Engine;
 
 static pagedllm::Options host_stepped_options() {
@@ -15,71 +15,71 @@ static pagedllm::Options host_stepped_options() {
     return options;
 }
 
-// Their pool is an arena's: the test names it.
-static pagedllm::Options options_of_an_arena() {
+// Their pool is a budget's: the test names it.
+static pagedllm::Options options_of_a_budget() {
     pagedllm::Options options = host_stepped_options();
     options.kv_bytes = 0;
     return options;
 }
 
-TEST(Arena, is_shared_by_engines_and_outlived_by_them) {
-    pagedllm::Options options = options_of_an_arena();
-    std::optional<Arena> arena = Arena::create(16 << 20, 32 << 20).value();
-    options.arena = &*arena;
-    EXPECT_GT(Engine::plan(options).value().most_blocks, Engine::plan(options).value().blocks);
+TEST(Budget, is_shared_by_engines_and_outlived_by_them) {
+    pagedllm::Options options = options_of_a_budget();
+    std::optional<Budget> budget = Budget::create(16 << 20, 32 << 20).value();
+    options.budget = &*budget;
+    EXPECT_GT(Engine::plan(options).value().max_blocks, Engine::plan(options).value().blocks);
     Engine first = Engine::create(options).value(), second = Engine::create(options).value();
-    const pagedllm::ArenaInfo info = arena->state().value();
+    const pagedllm::BudgetInfo info = budget->info().value();
     EXPECT_EQ(info.bytes, 16u << 20);
-    EXPECT_EQ(info.most_bytes, 32u << 20);
+    EXPECT_EQ(info.max_bytes, 32u << 20);
     EXPECT_EQ(info.engines, 2u);
-    arena.reset();
+    budget.reset();
     const std::string prompt = chat(france.question);
     second.add(asking(prompt)).value();
     step_to_the_end(second);
     EXPECT_EQ(read_to_the_end(second.queue()).text, france.answer);
-    EXPECT_EQ(first.arena().state().value().engines, 2u);
+    EXPECT_EQ(first.budget().info().value().engines, 2u);
 }
 
-TEST(Arena, is_resized_while_its_engine_answers) {
+TEST(Budget, is_resized_while_its_engine_answers) {
     pagedllm::Options options = host_stepped_options();
     options.max_model_len = 256;
     Engine engine = Engine::create(options).value();
-    const pagedllm::ArenaView arena = engine.arena();
+    const pagedllm::BudgetView budget = engine.budget();
     const std::string prompt = chat(france.question);
     engine.add(asking(prompt)).value();
     engine.step().value();
     const uint64_t blocks = engine.stats().value().blocks_total;
-    const uint64_t least = arena.state().value().least_bytes;
-    ASSERT_TRUE(ok(arena.resize(least)));
-    EXPECT_EQ(arena.state().value().bytes, least);
+    const uint64_t least = budget.info().value().min_bytes;
+    ASSERT_TRUE(ok(budget.resize(least)));
+    EXPECT_EQ(budget.info().value().bytes, least);
     EXPECT_LT(engine.stats().value().blocks_total, blocks);
-    EXPECT_TRUE(fails(Code::capacity, arena.resize(least - 1)));
-    EXPECT_TRUE(fails(Code::capacity, arena.resize(options.kv_bytes + 1)));
+    EXPECT_TRUE(fails(Code::capacity, budget.resize(least - 1)));
+    EXPECT_TRUE(fails(Code::capacity, budget.resize(options.kv_bytes + 1)));
     step_to_the_end(engine);
     EXPECT_EQ(read_to_the_end(engine.queue()).text, france.answer);
 }
 
-TEST(Arena, of_one_engine_serves_another) {
-    pagedllm::Options options = options_of_an_arena();
+TEST(Budget, of_one_engine_serves_another) {
+    pagedllm::Options options = options_of_a_budget();
     const Engine first = Engine::create(options).value();
-    const pagedllm::ArenaView arena = first.arena();
-    options.arena = &arena;
+    const pagedllm::BudgetView budget = first.budget();
+    options.budget = &budget;
     const Engine second = Engine::create(options).value();
-    EXPECT_EQ(arena.state().value().engines, 2u);
+    EXPECT_EQ(budget.info().value().engines, 2u);
 }
 
-TEST(Arena, that_has_been_moved_from_answers_with_an_error_and_is_not_taken_for_the_engines_own) {
-    pagedllm::Options options = options_of_an_arena();
-    Arena first = Arena::create(16 << 20).value(), second = std::move(first);
-    options.arena = &first;
-    EXPECT_TRUE(fails(Code::invalid_argument, first.state()));
+TEST(Budget, that_has_been_moved_from_answers_with_an_error_and_is_not_taken_for_the_engines_own) {
+    pagedllm::Options options = options_of_a_budget();
+    Budget first = Budget::create(16 << 20).value(), second = std::move(first);
+    options.budget = &first;
+    EXPECT_TRUE(fails(Code::invalid_argument, first.info()));
     EXPECT_TRUE(fails(Code::invalid_argument, first.resize(8 << 20)));
     EXPECT_TRUE(fails(Code::invalid_argument, Engine::plan(options)));
     EXPECT_TRUE(fails(Code::invalid_argument, Engine::create(options)));
     first = std::move(second);
     EXPECT_TRUE(ok(Engine::create(options)));
     EXPECT_TRUE(ok(first.resize(8 << 20)));
-    EXPECT_TRUE(fails(Code::invalid_argument, Arena::create(2, 1)));
+    EXPECT_TRUE(fails(Code::invalid_argument, Budget::create(2, 1)));
 }
 
 TEST(Deadline, ends_an_answer_with_what_it_has) {
@@ -123,7 +123,7 @@ TEST(Deadline, that_has_passed_is_refused) {
     pagedllm::Request request{"Once"};
     request.deadline = -1ms;
     EXPECT_TRUE(fails(Code::invalid_argument, engine.add(request)));
-    EXPECT_TRUE(fails(Code::invalid_argument, engine.admit(request)));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.predict_admission(request)));
 }
 
 // The order in which two requests, the second of them of a higher priority, end.
@@ -148,7 +148,7 @@ static std::vector<uint64_t> order_of_ends(pagedllm::Order order) {
 }
 
 TEST(Priority, comes_first_where_the_engine_goes_by_it) {
-    EXPECT_EQ(order_of_ends(pagedllm::Order::first_come), (std::vector<uint64_t>{0, 1}));
+    EXPECT_EQ(order_of_ends(pagedllm::Order::fcfs), (std::vector<uint64_t>{0, 1}));
     EXPECT_EQ(order_of_ends(pagedllm::Order::priority), (std::vector<uint64_t>{1, 0}));
     Engine engine = Engine::create(host_stepped_options()).value();
     pagedllm::Request request{"Once"};
@@ -161,13 +161,13 @@ TEST(Admission, tells_what_would_become_of_a_request) {
     options.max_waiting_requests = 1;
     Engine engine = Engine::create(options).value();
     const std::string prompt = chat(france.question);
-    const pagedllm::Admission empty = engine.admit(asking(prompt)).value();
+    const pagedllm::Admission empty = engine.predict_admission(asking(prompt)).value();
     EXPECT_TRUE(empty.admits && empty.fits_now);
     EXPECT_FALSE(empty.first_token.has_value()) << "no step has run";
     EXPECT_EQ(empty.waiting_requests, 0u);
 
     engine.add(asking(prompt)).value();
-    const pagedllm::Admission full = engine.admit(asking(prompt)).value();
+    const pagedllm::Admission full = engine.predict_admission(asking(prompt)).value();
     EXPECT_FALSE(full.admits || full.fits_now);
     EXPECT_EQ(full.waiting_requests, 1u);
     EXPECT_EQ(full.waiting_tokens, engine.tokenize(prompt, false).value().size());
@@ -176,7 +176,7 @@ TEST(Admission, tells_what_would_become_of_a_request) {
 
     step_to_the_end(engine);
     const pagedllm::Queue queue = engine.create_queue(4).value();
-    const pagedllm::Admission idle = engine.admit(asking(prompt), queue).value();
+    const pagedllm::Admission idle = engine.predict_admission(asking(prompt), queue).value();
     EXPECT_TRUE(idle.admits && idle.fits_now);
     ASSERT_TRUE(idle.first_token.has_value());
     EXPECT_GT(idle.first_token->count(), 0);
@@ -214,13 +214,13 @@ TEST(Options, of_policies_and_tiers_reach_the_library) {
 TEST(Options, with_a_packed_path_keep_weights_and_read_them_again) {
     using pagedllm::Packed;
     pagedllm::Options options = host_stepped_options();
-    EXPECT_EQ(Engine::create(options).value().info().value().packed, Packed::unused);
+    EXPECT_EQ(Engine::create(options).value().model_info().value().packed, Packed::unused);
     options.packed_path = testing::TempDir() + "pagedllm_packed_" + std::to_string(std::random_device()());
     EXPECT_TRUE(fails(Code::io, Engine::create(options)));
     std::filesystem::create_directory(options.packed_path);
     for (const Packed packed : {Packed::saved, Packed::read}) {
         const Engine engine = Engine::create(options).value();
-        const pagedllm::Info info = engine.info().value();
+        const pagedllm::ModelInfo info = engine.model_info().value();
         EXPECT_EQ(info.packed, packed);
         EXPECT_EQ(info.packed_reason, packed == Packed::saved ? "there was none yet" : "");
     }

@@ -13,7 +13,7 @@ const { Worker } = require('node:worker_threads');
 
 const MODULE = path.join(__dirname, '../../bindings/node/pagedllm.js');
 const MODEL = path.join(__dirname, '../../examples/model');
-const { Arena, Engine, PagedllmError, version, buildInfo } = require(MODULE);
+const { Budget, Engine, PagedllmError, version, buildInfo } = require(MODULE);
 
 const SMALL = { modelPath: MODEL, threads: 1, kvBytes: 16 << 20 };
 const EXPECTED = JSON.parse(fs.readFileSync(path.join(MODEL, 'expected.json')))
@@ -95,7 +95,7 @@ describe('generating', () => {
   it('takes a prompt as token ids and as bytes', async () => {
     const promptTokens = await engine.tokenize(STORY.prompt);
     assert.equal(await engine.detokenize(promptTokens), STORY.prompt);
-    for (const prompt of [{ promptTokens }, { promptTokens: Uint32Array.from(promptTokens) },
+    for (const prompt of [{ promptTokenIds: promptTokens }, { promptTokenIds: Uint32Array.from(promptTokens) },
       { prompt: Buffer.from(STORY.prompt), addSpecial: false }]) {
       const completion = await engine.generate({ ...prompt, temperature: 0 });
       assert.deepEqual([completion.text, completion.promptTokens], [STORY.answer, promptTokens.length]);
@@ -186,7 +186,7 @@ describe('generating', () => {
   }));
 
   it('tells what is known of engine and library', async () => {
-    const info = engine.info(), plan = await Engine.plan(SMALL), stats = engine.stats();
+    const info = engine.modelInfo(), plan = await Engine.plan(SMALL), stats = engine.stats();
     assert.deepEqual([info.architecture, info.vocabSize, info.layers, info.threads, info.eosTokenIds],
       ['LlamaForCausalLM', 1024, 4, 1, [5, 1]]);
     assert.deepEqual([plan.kvBytes, plan.blockSize, plan.maxModelLen, plan.kvDtype], [16 << 20, 16, info.maxModelLen, 'bf16']);
@@ -419,7 +419,7 @@ describe('sequences', () => {
     const tokens = (await finish())[kept];
     assert.equal(engine.stats().promptTokens - promptTokens, question.length + 1); // and the last token, which nothing came after
     const whole = [...await engine.tokenize(STORY.prompt), ...begun, ...question];
-    const alone = await engine.add({ promptTokens: whole, temperature: 0, maxTokens: 30 });
+    const alone = await engine.add({ promptTokenIds: whole, temperature: 0, maxTokens: 30 });
     assert.deepEqual((await finish())[alone], tokens);
     assert.deepEqual([engine.stats().idle, queue.poll()], [2, []]);
     engine.free(kept);
@@ -472,8 +472,8 @@ describe('moving', () => {
   }
 
   // A stream of what it says in the other engine, from when it is first read.
-  async function* moved(blob, options) {
-    yield* other.streamResumed(await other.importSequence(blob), { goOn: true, keep: false }, options);
+  async function* moved(state, options) {
+    yield* other.streamResumed(await other.importSequence(state), { continueGeneration: true, keep: false }, options);
   }
 
   // What never moved said it too, from some place on to its end.
@@ -488,10 +488,10 @@ describe('moving', () => {
 
   it('lets a sequence go on elsewhere with the same tokens', async () => {
     const [stream, sequence] = await begin();
-    const blob = await engine.exportSequence(sequence);
+    const state = await engine.exportSequence(sequence);
     await stream.return();
     await idle();
-    for (const copy of [blob, Buffer.from(blob)]) {
+    for (const copy of [state, Buffer.from(state)]) {
       const moving = moved(copy, { capacity: 1 });
       const first = (await moving.next()).value;
       copy.fill(0); // it is read no more
@@ -502,11 +502,11 @@ describe('moving', () => {
 
   it('is noticed by nobody who reads meanwhile', async () => {
     const [stream, sequence, begun] = await begin();
-    const blobs = await Promise.all([1, 2, 3].map(() => engine.exportSequence(sequence)));
+    const states = await Promise.all([1, 2, 3].map(() => engine.exportSequence(sequence)));
     const outputs = [...begun, ...await collect(stream)];
     assert.deepEqual(outputs.flatMap((output) => output.tokens), whole.tokens);
     assert.equal(textOf(outputs), whole.text);
-    for (const outputs of await Promise.all(blobs.map((blob) => collect(moved(blob))))) isTheRest(outputs);
+    for (const outputs of await Promise.all(states.map((state) => collect(moved(state))))) isTheRest(outputs);
     await idle();
     const { finishedAbort, finishedError } = engine.stats();
     assert.deepEqual([finishedAbort, finishedError], [0, 0]);
@@ -514,27 +514,27 @@ describe('moving', () => {
 
   it('takes a kept sequence whose stream has ended', async () => {
     const kept = await engine.generate({ ...STORY.request, maxTokens: 9, keep: true });
-    const blob = await engine.exportSequence(kept.sequence);
-    assert.deepEqual(await engine.exportSequence(kept.sequence), blob);
-    const copy = await other.importSequence(blob);
+    const state = await engine.exportSequence(kept.sequence);
+    assert.deepEqual(await engine.exportSequence(kept.sequence), state);
+    const copy = await other.importSequence(state);
     assert.deepEqual(other.sequenceInfo(copy),
       { request: copy, length: kept.promptTokens + 9, index: 0, idle: true, inexact: false });
     const { promptTokens } = other.stats();
     const rest = await other.generateResumed(copy, { temperature: 0, keep: false });
     assert.deepEqual([...kept.tokens, ...rest.tokens], STORY.token_ids);
     assert.equal(other.stats().promptTokens - promptTokens, 1); // the last token, which nothing came after yet
-    await refused('INVALID_ARGUMENT', 'rewind', () => collect(moved(blob))); // it may not become longer
+    await refused('INVALID_ARGUMENT', 'rewind', () => collect(moved(state))); // it may not become longer
   });
 
   it('keeps what goes on unless that is not wanted', async () => {
     const [, sequence] = await begin();
-    const blob = await engine.exportSequence(sequence);
-    const kept = await other.importSequence(blob), gone = await other.importSequence(blob);
-    isTheRest(await collect(other.streamResumed(kept, { goOn: true })));
-    isTheRest(await collect(other.streamResumed(gone, { goOn: true, keep: false })));
+    const state = await engine.exportSequence(sequence);
+    const kept = await other.importSequence(state), gone = await other.importSequence(state);
+    isTheRest(await collect(other.streamResumed(kept, { continueGeneration: true })));
+    isTheRest(await collect(other.streamResumed(gone, { continueGeneration: true, keep: false })));
     assert.equal(other.sequenceInfo(kept).idle, true);
     await soon(() => other.stats().idle === 1, 'the other is gone');
-    await assert.rejects(collect(moved(blob, { signal: AbortSignal.abort() })), { name: 'AbortError' });
+    await assert.rejects(collect(moved(state, { signal: AbortSignal.abort() })), { name: 'AbortError' });
   });
 
   it('lets an idle fork go on as if it had never been idle', async () => {
@@ -542,7 +542,7 @@ describe('moving', () => {
     const { queue } = engine;
     for (const [how, userData] of [[{}, 3], [{ userData: 4 }, 4]]) {
       const [fork] = engine.fork(sequence, { idle: true, queue });
-      const outputs = await collect(engine.streamResumed(fork, { goOn: true, keep: false, ...how }));
+      const outputs = await collect(engine.streamResumed(fork, { continueGeneration: true, keep: false, ...how }));
       isTheRest(outputs);
       assert.ok(outputs.every((output) => output.userData === userData));
     }
@@ -551,12 +551,12 @@ describe('moving', () => {
 
   it('lets a sequence go on into the queue that is named, or its own', async () => {
     const [, sequence] = await begin();
-    const blob = await engine.exportSequence(sequence);
+    const state = await engine.exportSequence(sequence);
     const own = other.createQueue(1000), named = other.createQueue(1000);
     for (const [queue, to] of [[undefined, own], [named, named]]) {
-      const copy = await other.importSequence(blob, { queue: own }), outputs = [];
-      await other.resume(copy, { goOn: true, queue });
-      await refused('INVALID_ARGUMENT', 'runs already', () => other.resume(copy, { goOn: true }));
+      const copy = await other.importSequence(state, { queue: own }), outputs = [];
+      await other.resume(copy, { continueGeneration: true, queue });
+      await refused('INVALID_ARGUMENT', 'runs already', () => other.resume(copy, { continueGeneration: true }));
       while (!outputs.at(-1)?.finishReason) {
         await to.readable();
         outputs.push(...to.poll());
@@ -571,18 +571,18 @@ describe('moving', () => {
     const [, sequence] = await begin();
     const copy = await other.importSequence(await engine.exportSequence(sequence));
     for (const wrong of [{ temperature: 0 }, { grammar: { regex: 'a' } }, { skipSpecial: true }, { maxTokn: 1 }]) {
-      await assert.rejects(other.resume(copy, { goOn: true, ...wrong }), TypeError);
+      await assert.rejects(other.resume(copy, { continueGeneration: true, ...wrong }), TypeError);
     }
-    await assert.rejects(other.generateResumed(copy, { goOn: true }), TypeError);
-    isTheRest(await collect(other.streamResumed(copy, { goOn: true, temperature: undefined })));
+    await assert.rejects(other.generateResumed(copy, { continueGeneration: true }), TypeError);
+    isTheRest(await collect(other.streamResumed(copy, { continueGeneration: true, temperature: undefined })));
   });
 
   it('says what cannot be exact', async () => {
     const [, sequence] = await begin();
-    const blob = await engine.exportSequence(sequence);
+    const state = await engine.exportSequence(sequence);
     await withEngine({ isa: 'portable' }, async (portable) => {
-      const copy = await portable.importSequence(blob);
-      assert.equal(portable.sequenceInfo(copy).inexact, portable.info().isa !== engine.info().isa);
+      const copy = await portable.importSequence(state);
+      assert.equal(portable.sequenceInfo(copy).inexact, portable.modelInfo().isa !== engine.modelInfo().isa);
       assert.equal((await portable.generateResumed(copy, { maxTokens: 3, ignoreEos: true })).finishReason, 'length');
     });
   });
@@ -607,28 +607,28 @@ describe('moving', () => {
 
   it('refuses what is damaged, and the engine goes on', async () => {
     const [, sequence] = await begin();
-    const blob = Buffer.from(await engine.exportSequence(sequence));
-    const flipped = (at) => { const copy = Buffer.from(blob); copy[at] ^= 1; return copy; };
-    const damaged = [Buffer.alloc(0), Buffer.alloc(1), blob.subarray(0, -1), blob.subarray(0, blob.length / 2), blob.subarray(1),
-      Buffer.concat([blob, Buffer.alloc(1)]), Buffer.alloc(blob.length),
-      ...[0, 12, 20, 100, blob.length >> 1, blob.length - 1].map(flipped)];
+    const state = Buffer.from(await engine.exportSequence(sequence));
+    const flipped = (at) => { const copy = Buffer.from(state); copy[at] ^= 1; return copy; };
+    const damaged = [Buffer.alloc(0), Buffer.alloc(1), state.subarray(0, -1), state.subarray(0, state.length / 2), state.subarray(1),
+      Buffer.concat([state, Buffer.alloc(1)]), Buffer.alloc(state.length),
+      ...[0, 12, 20, 100, state.length >> 1, state.length - 1].map(flipped)];
     for (const bad of damaged) {
-      const message = `these ${bad.length} bytes are no exported sequence, or are damaged`;
+      const message = `not an exported sequence (${bad.length} bytes)`;
       await refused('INVALID_ARGUMENT', message, () => other.importSequence(bad));
     }
-    const newer = Buffer.from(blob);
+    const newer = Buffer.from(state);
     newer[8] = 9;
     await refused('UNSUPPORTED', 'format 9', () => other.importSequence(newer));
-    for (const wrong of [undefined, null, 7, 'blob', [1, 2], new Uint16Array(2)]) {
+    for (const wrong of [undefined, null, 7, 'state', [1, 2], new Uint16Array(2)]) {
       await assert.rejects(other.importSequence(wrong), TypeError);
     }
     for (const [options, message] of [[{ blockSize: 32 }, 'block_size'], [{ kvDtype: 'f32' }, 'kv_dtype'],
       [{ maxModelLen: 64 }, 'max_model_len is 64']]) {
-      await withEngine(options, (different) => refused('INVALID_ARGUMENT', message, () => different.importSequence(blob)));
+      await withEngine(options, (different) => refused('INVALID_ARGUMENT', message, () => different.importSequence(state)));
     }
-    await refused('INVALID_ARGUMENT', 'another engine', () => other.importSequence(blob, { queue: engine.queue }));
+    await refused('INVALID_ARGUMENT', 'another engine', () => other.importSequence(state, { queue: engine.queue }));
     assert.equal(other.stats().idle, 0);
-    isTheRest(await collect(moved(blob)));
+    isTheRest(await collect(moved(state)));
   });
 
   it('takes along what was said of the prompt, and what was still to be said of it', async () => {
@@ -724,7 +724,7 @@ describe('scheduling', () => {
       await withEngine({ hostSteps: true, ...options }, async (engine) => {
         await engine.add(ENDLESS);
         await engine.step();
-        await engine.add({ promptTokens: new Uint32Array(100).fill(70) });
+        await engine.add({ promptTokenIds: new Uint32Array(100).fill(70) });
         const { prefillTokens, decodeTokens } = await engine.step();
         assert.deepEqual([prefillTokens, decodeTokens], expected);
       });
@@ -752,7 +752,7 @@ describe('scheduling', () => {
       assert.deepEqual([plan.swapBytes, plan.swapBlocks], [200 * blockBytes, 200]);
       await withEngine({ hostSteps: true, ...options }, async (engine) => {
         const asked = Promise.all(Array.from({ length: 8 }, (_, i) => engine.generate({ ...request, cacheSalt: `${i}` })));
-        while ((await engine.admit(ENDLESS)).waitingRequests < 8) await sleep(1);
+        while ((await engine.predictAdmission(ENDLESS)).waitingRequests < 8) await sleep(1);
         engine.start();
         const answers = await asked;
         for (const { tokens, text } of answers) assert.deepEqual([tokens, text], [alone.tokens, alone.text]);
@@ -790,13 +790,13 @@ describe('scheduling', () => {
     const packedPath = fs.mkdtempSync(path.join(os.tmpdir(), 'pagedllm-packed-'));
     for (const [packed, packedReason] of [['saved', 'there was none yet'], ['read', '']]) {
       await withEngine({ packedPath }, async (engine) => {
-        const info = engine.info();
+        const info = engine.modelInfo();
         assert.deepEqual([info.packed, info.packedReason], [packed, packedReason]);
         assert.ok((await engine.generate(STORY.request)).text.includes('upon a time'));
       });
     }
     fs.rmSync(packedPath, { recursive: true });
-    assert.deepEqual([engine.info().packed, engine.info().packedReason], ['unused', '']);
+    assert.deepEqual([engine.modelInfo().packed, engine.modelInfo().packedReason], ['unused', '']);
     await assert.rejects(Engine.open({ ...SMALL, packedPath }), { code: 'PLLM_E_IO' });
   });
 
@@ -807,7 +807,7 @@ describe('scheduling', () => {
     assert.equal((await engine.step()).unfinished, 0);
     const outputs = engine.queue.poll();
     assert.deepEqual(outputs.map(({ tokens, finishReason }) => [tokens.length, finishReason]), [[1, null], [0, 'deadline']]);
-    for (const how of [{ ignoreEos: true }, { goOn: true }]) {
+    for (const how of [{ ignoreEos: true }, { continueGeneration: true }]) {
       await engine.resume(request, { ...how, deadlineMs: 50 });
       await sleep(60);
       await engine.step();
@@ -830,7 +830,7 @@ describe('admitting', () => {
   it('refuses what would only wait', async () => {
     for (const [limit, waits] of [[{ maxWaitingRequests: 1 }, '1 requests wait'], [{ maxWaitingTokens: 5 }, '2 tokens wait']]) {
       await withEngine({ hostSteps: true, ...limit }, async (engine) => {
-        const other = { promptTokens: [70, 70, 70, 70] };
+        const other = { promptTokenIds: [70, 70, 70, 70] };
         await engine.add(ENDLESS);
         await refused('CAPACITY', waits, () => engine.add(other));
         assert.equal(engine.stats().admissionRejections, 1);
@@ -842,93 +842,93 @@ describe('admitting', () => {
 
   const narrow = { hostSteps: true, maxSeqs: 1, maxWaitingRequests: 1 };
   it('tells what would become of a request, without adding it', () => withEngine(narrow, async (engine) => {
-    assert.deepEqual(await engine.admit(ENDLESS),
+    assert.deepEqual(await engine.predictAdmission(ENDLESS),
       { admits: true, fitsNow: true, firstTokenMs: null, waitingRequests: 0, waitingTokens: 0 });
-    const [, told] = await Promise.all([engine.add(ENDLESS), engine.admit({ ...ENDLESS, userData: 1, keep: true })]);
+    const [, told] = await Promise.all([engine.add(ENDLESS), engine.predictAdmission({ ...ENDLESS, userData: 1, keep: true })]);
     assert.deepEqual(told, { admits: false, fitsNow: false, firstTokenMs: null, waitingRequests: 1, waitingTokens: 2 });
     for (let i = 0; i < 3; i++) await engine.step();
-    const later = await engine.admit(STORY.request);
+    const later = await engine.predictAdmission(STORY.request);
     assert.deepEqual([later.admits, later.fitsNow], [true, false]);
     assert.ok(later.firstTokenMs > 0);
     assert.deepEqual([engine.stats().waiting, engine.stats().admissionRejections], [0, 0]);
-    await refused('INVALID_ARGUMENT', '5000 tokens', () => engine.admit({ promptTokens: new Uint32Array(5000).fill(70) }));
-    await assert.rejects(engine.admit({ prompt: 'Hello', deadLine: 1 }), TypeError);
+    await refused('INVALID_ARGUMENT', '5000 tokens', () => engine.predictAdmission({ promptTokenIds: new Uint32Array(5000).fill(70) }));
+    await assert.rejects(engine.predictAdmission({ prompt: 'Hello', deadLine: 1 }), TypeError);
   }));
 });
 
-describe('arenas', () => {
-  let arena, block;
+describe('budgets', () => {
+  let budget, block;
   beforeEach(async () => {
     block = (await Engine.plan(SMALL)).blockBytes;
-    arena = Arena.create(200 * block, 400 * block);
+    budget = Budget.create(200 * block, 400 * block);
   });
-  afterEach(() => arena.close());
-  const withArena = (arena, use) => withEngine({ kvBytes: undefined, arena }, use);
+  afterEach(() => budget.close());
+  const withBudget = (budget, use) => withEngine({ kvBytes: undefined, budget }, use);
 
   it('are shared by engines', async () => {
-    const plan = await Engine.plan({ ...SMALL, kvBytes: undefined, arena });
-    assert.deepEqual([plan.blocks, plan.mostBlocks, plan.kvBytes], [200, 400, 200 * block]);
-    assert.deepEqual(arena.state(), { bytes: 200 * block, leastBytes: 0, mostBytes: 400 * block, heldBytes: 0, engines: 0 });
-    await withArena(arena, async (first) => {
-      await withArena(arena, async (second) => {
+    const plan = await Engine.plan({ ...SMALL, kvBytes: undefined, budget });
+    assert.deepEqual([plan.blocks, plan.maxBlocks, plan.kvBytes], [200, 400, 200 * block]);
+    assert.deepEqual(budget.info(), { bytes: 200 * block, minBytes: 0, maxBytes: 400 * block, heldBytes: 0, engines: 0 });
+    await withBudget(budget, async (first) => {
+      await withBudget(budget, async (second) => {
         const ask = (engine) => Promise.all(EXPECTED.map(async ({ request }) => (await engine.generate(request)).text));
         assert.deepEqual(await Promise.all([ask(first), ask(second)]), [ANSWERS, ANSWERS]);
-        const state = arena.state();
-        assert.deepEqual([state.engines, state.leastBytes], [2, 128 * block]);
-        assert.deepEqual(second.arena.state(), state);
+        const state = budget.info();
+        assert.deepEqual([state.engines, state.minBytes], [2, 128 * block]);
+        assert.deepEqual(second.budget.info(), state);
       });
-      assert.equal(arena.state().engines, 1);
+      assert.equal(budget.info().engines, 1);
     });
   });
 
-  it('change while answers are made, and change none', () => withArena(arena, async (engine) => {
+  it('change while answers are made, and change none', () => withBudget(budget, async (engine) => {
     const answers = Promise.all([...EXPECTED, ...EXPECTED, ...EXPECTED].map(({ request }) => engine.generate(request)));
     for (const blocks of [64, 400, 100, 64, 300]) {
-      await arena.resize(blocks * block);
+      await budget.resize(blocks * block);
       await sleep(20);
     }
     assert.deepEqual((await answers).map(({ text }) => text), [...ANSWERS, ...ANSWERS, ...ANSWERS]);
-    assert.equal(arena.state().bytes, 300 * block);
+    assert.equal(budget.info().bytes, 300 * block);
     await soon(() => engine.stats().blocksTotal === 300, 'the engine has what there is');
   }));
 
   it('are there in every engine, and end with it', async () => {
-    const own = engine.arena;
+    const own = engine.budget;
     own.close();
     await own.resize(SMALL.kvBytes / 2);
     await soon(() => engine.stats().blocksTotal === 256, 'the pool has become smaller');
-    await withArena(own, (other) => assert.equal(other.arena.state().engines, 2));
+    await withBudget(own, (other) => assert.equal(other.budget.info().engines, 2));
     await engine.close();
-    await refused('CLOSED', 'the engine is closed', () => own.state());
+    await refused('CLOSED', 'the engine is closed', () => own.info());
     await refused('CLOSED', 'the engine is closed', () => own.resize(1));
   });
 
-  it('live on in their engines when they are closed', () => withArena(arena, async (engine) => {
-    arena.close();
-    arena.close();
-    for (const call of [() => arena.state(), () => arena.resize(1), () => withArena(arena, () => {}),
-      () => Engine.plan({ ...SMALL, arena })]) {
-      await refused('CLOSED', 'the arena is closed', call);
+  it('live on in their engines when they are closed', () => withBudget(budget, async (engine) => {
+    budget.close();
+    budget.close();
+    for (const call of [() => budget.info(), () => budget.resize(1), () => withBudget(budget, () => {}),
+      () => Engine.plan({ ...SMALL, budget })]) {
+      await refused('CLOSED', 'the budget is closed', call);
     }
     assert.equal((await engine.generate(STORY.request)).text, STORY.answer);
-    assert.equal(engine.arena.state().bytes, 200 * block);
+    assert.equal(engine.budget.info().bytes, 200 * block);
   }));
 
-  it('are refused where they cannot be', () => withArena(arena, async () => {
+  it('are refused where they cannot be', () => withBudget(budget, async () => {
     for (const [code, message, call] of [
-      ['INVALID_ARGUMENT', '0 bytes', () => Arena.create(0)],
-      ['INVALID_ARGUMENT', 'may have up to 4', () => Arena.create(5, 4)],
-      ['INVALID_ARGUMENT', 'bytes is -1', () => Arena.create(-1)],
-      ['INVALID_ARGUMENT', 'mostBytes is', () => Arena.create(1, 2n ** 64n)],
-      ['CAPACITY', 'made for up to', () => arena.resize(401 * block)],
-      ['CAPACITY', `need ${64 * block} bytes to go on`, () => arena.resize(63 * block)],
-      ['INVALID_ARGUMENT', 'bytes is -1', () => arena.resize(-1)],
-      ['INVALID_ARGUMENT', 'both given', () => Engine.open({ ...SMALL, arena })],
+      ['INVALID_ARGUMENT', '0 bytes', () => Budget.create(0)],
+      ['INVALID_ARGUMENT', 'may have up to 4', () => Budget.create(5, 4)],
+      ['INVALID_ARGUMENT', 'bytes is -1', () => Budget.create(-1)],
+      ['INVALID_ARGUMENT', 'maxBytes is', () => Budget.create(1, 2n ** 64n)],
+      ['CAPACITY', 'made for up to', () => budget.resize(401 * block)],
+      ['CAPACITY', `need ${64 * block} bytes to go on`, () => budget.resize(63 * block)],
+      ['INVALID_ARGUMENT', 'bytes is -1', () => budget.resize(-1)],
+      ['INVALID_ARGUMENT', 'both given', () => Engine.open({ ...SMALL, budget })],
     ]) {
       await refused(code, message, call);
     }
-    await assert.rejects(Engine.open({ ...SMALL, arena: {} }), TypeError);
-    const { bytes, engines } = arena.state();
+    await assert.rejects(Engine.open({ ...SMALL, budget: {} }), TypeError);
+    const { bytes, engines } = budget.info();
     assert.deepEqual([bytes, engines], [200 * block, 1]);
   }));
 });
@@ -942,7 +942,7 @@ describe('insight', () => {
     assert.ok(queuedMs > 0 && queuedMs < firstTokenMs && firstTokenMs < lastTokenMs && lastTokenMs < took, String(lastTokenMs));
     assert.ok(lastTokenMs > took / 1000, 'milliseconds');
     for (const output of outputs) assert.deepEqual([output.queuedMs, output.firstTokenMs, output.lastTokenMs], [0, 0, 0]);
-    const long = { promptTokens: new Uint32Array(40).fill(70), maxTokens: 1 };
+    const long = { promptTokenIds: new Uint32Array(40).fill(70), maxTokens: 1 };
     assert.equal((await engine.generate(long)).cachedTokens, 0);
     assert.equal((await engine.generate(long)).cachedTokens, 32);
     await soon(() => engine.stats().promptTokensCached === 32, 'they are counted');
@@ -983,12 +983,12 @@ describe('insight', () => {
 
 describe('waiting', () => {
   it('reads two hundred streams at once without a thread for them', () => withEngine({ hostSteps: true }, async (engine) => {
-    let mostThreads = 0;
+    let maxThreads = 0;
     const stepUntil = async (done) => {
       for (let steps = 0; !done(); steps++) {
         assert.ok(steps < 10_000, 'it does not end');
         await engine.step();
-        mostThreads = Math.max(mostThreads, threads());
+        maxThreads = Math.max(maxThreads, threads());
       }
     };
     const first = engine.generate(EXPECTED[0].request).then(() => true);
@@ -997,10 +997,10 @@ describe('waiting', () => {
     const threadsBefore = threads(), descriptorsBefore = descriptors();
     const texts = Promise.all(Array.from({ length: 200 }, async (_, i) => textOf(await collect(engine.stream(EXPECTED[i % EXPECTED.length].request)))));
     await soon(() => descriptors() >= descriptorsBefore + 200, 'each is waited for by its own descriptor'); // nobody steps: none can end
-    mostThreads = threads();
+    maxThreads = threads();
     await stepUntil(() => engine.stats().finishedStop === 201);
     assert.deepEqual(await texts, Array.from({ length: 200 }, (_, i) => ANSWERS[i % ANSWERS.length]));
-    assert.equal(mostThreads, threadsBefore);
+    assert.equal(maxThreads, threadsBefore);
     await soon(() => descriptors() <= descriptorsBefore, 'the step under way has let go of the last queue');
   }));
 
@@ -1210,15 +1210,15 @@ describe('bad input', () => {
     const hello = { prompt: 'Hello' };
     for (const [code, message, request, options] of [
       ['INVALID_ARGUMENT', 'the prompt is empty', { prompt: '', addSpecial: false }],
-      ['INVALID_ARGUMENT', 'the prompt is empty', { promptTokens: [] }],
+      ['INVALID_ARGUMENT', 'the prompt is empty', { promptTokenIds: [] }],
       ['INVALID_ARGUMENT', 'give one of them', {}],
-      ['INVALID_ARGUMENT', '', { prompt: 'Hello', promptTokens: [70] }],
-      ['INVALID_ARGUMENT', '5000 tokens', { promptTokens: new Uint32Array(5000).fill(70) }],
+      ['INVALID_ARGUMENT', '', { prompt: 'Hello', promptTokenIds: [70] }],
+      ['INVALID_ARGUMENT', '5000 tokens', { promptTokenIds: new Uint32Array(5000).fill(70) }],
       ['INVALID_ARGUMENT', 'not UTF-8: byte 2', { prompt: Buffer.from('ab\xff', 'latin1') }],
-      ['INVALID_ARGUMENT', '70000, beyond the vocabulary of 1024', { promptTokens: [70000] }],
-      ['INVALID_ARGUMENT', '32 bits', { promptTokens: [2 ** 32] }],
-      ['INVALID_ARGUMENT', '32 bits', { promptTokens: [-1] }],
-      ['INVALID_ARGUMENT', '32 bits', { promptTokens: [1.5] }],
+      ['INVALID_ARGUMENT', '70000, beyond the vocabulary of 1024', { promptTokenIds: [70000] }],
+      ['INVALID_ARGUMENT', '32 bits', { promptTokenIds: [2 ** 32] }],
+      ['INVALID_ARGUMENT', '32 bits', { promptTokenIds: [-1] }],
+      ['INVALID_ARGUMENT', '32 bits', { promptTokenIds: [1.5] }],
       ['INVALID_ARGUMENT', 'temperature is NaN', { ...hello, temperature: NaN }],
       ['INVALID_ARGUMENT', 'temperature', { ...hello, temperature: 1e300 }],
       ['INVALID_ARGUMENT', 'top_p', { ...hello, topP: -0.5 }],
@@ -1271,7 +1271,7 @@ describe('bad input', () => {
     ]) {
       await refused(code, message, () => collect(engine.stream(request, options)));
     }
-    for (const wrong of [{ prompt: 7 }, { promptTokens: 'Hello' }, { ...hello, maxToken: 1 }, { ...hello, maxTokens: '1' },
+    for (const wrong of [{ prompt: 7 }, { promptTokenIds: 'Hello' }, { ...hello, maxToken: 1 }, { ...hello, maxTokens: '1' },
       { ...hello, deadlineMs: '1' }, { ...hello, priority: 'high' },
       { ...hello, outputKind: 'all' }, { ...hello, grammar: {} }, { ...hello, grammar: { regexp: 'a' } },
       { ...hello, grammar: { regex: 'a', lark: 'b' } }, { ...hello, grammar: { regex: 7 } }, { ...hello, beam: { widht: 2 } },
@@ -1288,7 +1288,7 @@ describe('bad input', () => {
   it('is refused in calls on sequences, with code and reason', async () => {
     const calls = [(id) => engine.fork(id), (id) => engine.append(id, [1]), (id) => engine.rewind(id, 1), (id) => engine.resume(id),
       (id) => engine.free(id), (id) => engine.sequenceInfo(id), (id) => engine.unpin(id),
-      (id) => engine.resume(id, { goOn: true }), (id) => engine.exportSequence(id)];
+      (id) => engine.resume(id, { continueGeneration: true }), (id) => engine.exportSequence(id)];
     const ended = (await engine.generate({ prompt: 'Hello', maxTokens: 1 })).sequence;
     for (const call of calls) {
       for (const unknown of [0, ended, 4711, 2n ** 64n - 1n]) await refused('NOT_FOUND', String(unknown), () => call(unknown));
@@ -1308,7 +1308,7 @@ describe('bad input', () => {
       ['INVALID_ARGUMENT', 'cannot fork at 6', () => engine.fork(sequence, { at: 6, queue })],
       ['INVALID_ARGUMENT', 'queue has been freed', () => engine.fork(sequence)],
       ['INVALID_ARGUMENT', 'queue has been freed', () => engine.resume(sequence)],
-      ['INVALID_ARGUMENT', 'queue has been freed', () => engine.resume(sequence, { goOn: true })],
+      ['INVALID_ARGUMENT', 'queue has been freed', () => engine.resume(sequence, { continueGeneration: true })],
       ['INVALID_ARGUMENT', '1024', () => engine.append(sequence, [1024])],
       ['INVALID_ARGUMENT', '2000 more do not fit', () => engine.append(sequence, new Uint32Array(2000))],
       ['INVALID_ARGUMENT', 'not to 0', () => engine.rewind(sequence, 0)],
@@ -1316,9 +1316,9 @@ describe('bad input', () => {
       ['INVALID_ARGUMENT', 'length is -1', () => engine.rewind(sequence, -1)],
       ['INVALID_ARGUMENT', 'regular expression', () => engine.generateResumed(sequence, { grammar: { regex: '(' } })],
       ['INVALID_ARGUMENT', 'echo', () => engine.generateResumed(sequence, { echo: true })],
-      ['INVALID_ARGUMENT', 'empty', () => engine.pin({ promptTokens: [] })],
+      ['INVALID_ARGUMENT', 'empty', () => engine.pin({ promptTokenIds: [] })],
       ['INVALID_ARGUMENT', 'give one of them', () => engine.pin({})],
-      ['INVALID_ARGUMENT', '9999', () => engine.pin({ promptTokens: [9999] })],
+      ['INVALID_ARGUMENT', '9999', () => engine.pin({ promptTokenIds: [9999] })],
       ['INVALID_ARGUMENT', 'timeToLiveMs is -1', () => engine.pin({ prompt: 'x', timeToLiveMs: -1 })],
     ]) {
       await refused(code, message, call);
@@ -1354,14 +1354,14 @@ describe('closing', () => {
     await engine.close();
     await engine.close();
     for (const call of [
-      () => engine.stats(), () => engine.info(), () => engine.step(), () => engine.start(), () => engine.stop(), () => own.poll(),
+      () => engine.stats(), () => engine.modelInfo(), () => engine.step(), () => engine.start(), () => engine.stop(), () => own.poll(),
       () => own.readable(), () => engine.queue, () => engine.abort(1), () => engine.add({ prompt: 'x' }),
       () => engine.generate({ prompt: 'x' }), () => engine.stream({ prompt: 'x' }).next(), () => engine.createQueue(1),
       () => engine.tokenize('x'), () => engine.detokenize([1]), () => engine.renderChat([]),
       () => engine.fork(1), () => engine.append(1, [1]), () => engine.rewind(1, 1), () => engine.resume(1), () => engine.free(1),
       () => engine.sequenceInfo(1), () => engine.generateResumed(1), () => engine.pin({ prompt: 'x' }), () => engine.unpin(1),
-      () => engine.exportSequence(1), () => engine.importSequence(Buffer.from('x')), () => engine.admit({ prompt: 'x' }),
-      () => engine.metrics(), () => engine.arena,
+      () => engine.exportSequence(1), () => engine.importSequence(Buffer.from('x')), () => engine.predictAdmission({ prompt: 'x' }),
+      () => engine.metrics(), () => engine.budget,
     ]) {
       await refused('CLOSED', 'the engine is closed', call);
     }

@@ -29,7 +29,7 @@ MODEL = ROOT / "examples" / "model"
 sys.path.insert(0, str(MODULE))
 
 import pagedllm  # noqa: E402
-from pagedllm import (Allocation, Arena, Batching, Beam, Code, DType, Dry, Engine, Error, FinishReason, Grammar,  # noqa: E402
+from pagedllm import (Allocation, Budget, Batching, Beam, Code, DType, Dry, Engine, Error, FinishReason, Grammar,  # noqa: E402
                       Order, OutputKind, Preemption, Sampling, SequenceInfo, Weights)
 
 SMALL = {"threads": 1, "kv_bytes": 16 << 20}
@@ -169,7 +169,7 @@ class Generating(Case):
         self.assertEqual(self.engine.generate(STORY["prompt"], GREEDY, add_special=False).text, STORY["answer"])
 
     def test_what_is_known_of_engine_and_library_is_told(self):
-        info, plan, stats = self.engine.info(), pagedllm.plan(MODEL, **SMALL), self.engine.stats()
+        info, plan, stats = self.engine.model_info(), pagedllm.plan(MODEL, **SMALL), self.engine.stats()
         self.assertEqual((info.architecture, info.vocab_size, info.layers, info.threads), ("LlamaForCausalLM", 1024, 4, 1))
         self.assertEqual(info.eos_token_ids, [5, 1])
         self.assertEqual((plan.kv_bytes, plan.block_size, plan.max_model_len), (16 << 20, 16, info.max_model_len))
@@ -566,9 +566,9 @@ class Sequences(Case):
         self.assertEqual([token for output in pieces for token in output.tokens], whole[5:10])
         self.assertEqual(self.engine.generate_resumed(begun.sequence, GREEDY, keep=False).tokens, whole[10:])
 
-        async def go_on():
+        async def resumed():
             return await asyncio.gather(*(self.engine.agenerate_resumed(one, GREEDY, keep=False) for one in again))
-        self.assertEqual([one.tokens for one in asyncio.run(go_on())], [whole[5:]] * 3)
+        self.assertEqual([one.tokens for one in asyncio.run(resumed())], [whole[5:]] * 3)
         self.assertIdle()
 
     def test_a_running_sequence_that_is_freed_says_so(self):
@@ -614,9 +614,9 @@ class Moving(Case):
             return await exporting
         return asyncio.run(export())
 
-    def moved(self, blob):
+    def moved(self, state):
         """A stream of what it says in the other engine."""
-        return self.other.stream_resumed(self.other.import_sequence(blob), go_on=True, keep=False)
+        return self.other.stream_resumed(self.other.import_sequence(state), continue_generation=True, keep=False)
 
     def assertTheRest(self, outputs, of=None):
         """What never moved said it too, from some place on to its end."""
@@ -629,23 +629,23 @@ class Moving(Case):
 
     def test_a_sequence_that_moves_goes_on_with_the_same_tokens(self):
         stream, sequence, _ = self.begin(20)
-        blob = self.engine.export_sequence(sequence)
+        state = self.engine.export_sequence(sequence)
         stream.close()
         self.assertIdle()
         for kind in (bytes, bytearray, memoryview):
-            self.assertTheRest(self.moved(kind(blob)))
+            self.assertTheRest(self.moved(kind(state)))
         self.assertSoon(lambda: self.other.stats().idle == 0, "none of them stays")
         self.assertIdle(self.other)
 
     def test_who_is_read_meanwhile_notices_nothing(self):
         stream, sequence, begun = self.begin(5)
-        blobs = [self.engine.export_sequence(sequence) for _ in range(3)]
+        states = [self.engine.export_sequence(sequence) for _ in range(3)]
         outputs = begun + list(stream)
         self.assertEqual([token for output in outputs for token in output.tokens], self.whole.tokens)
         self.assertEqual("".join(output.text for output in outputs), self.whole.text)
         self.assertEqual({len(output.tokens) for output in outputs}, {1})
-        for blob in blobs:
-            self.assertTheRest(self.moved(blob))
+        for state in states:
+            self.assertTheRest(self.moved(state))
         self.assertIdle()
         stats = self.engine.stats()
         self.assertEqual((stats.finished_abort, stats.finished_error), (0, 0))
@@ -654,9 +654,9 @@ class Moving(Case):
         async def move():
             stream = self.engine.astream(STORY["prompt"], self.DRAWN, capacity=1, add_special=False)
             sequence = (await stream.__anext__()).sequence
-            blob = await self.engine.aexport_sequence(sequence)
+            state = await self.engine.aexport_sequence(sequence)
             await stream.aclose()
-            return [output async for output in self.other.astream_resumed(self.other.import_sequence(blob), go_on=True)]
+            return [output async for output in self.other.astream_resumed(self.other.import_sequence(state), continue_generation=True)]
 
         async def main():
             return await asyncio.gather(*(move() for _ in range(8)))
@@ -668,8 +668,8 @@ class Moving(Case):
         sampling = dataclasses.replace(self.DRAWN, grammar=Grammar.regex("[a-f0-9 ]{60}"), top_logprobs=2)
         whole = self.other.generate("Hello", sampling)
         stream = self.engine.stream("Hello", sampling, capacity=1)
-        blob = self.engine.export_sequence(next(stream).sequence)
-        rest = list(self.moved(blob))
+        state = self.engine.export_sequence(next(stream).sequence)
+        rest = list(self.moved(state))
         tokens = [token for output in rest for token in output.tokens]
         self.assertEqual(tokens, whole.tokens[-len(tokens):])
         self.assertEqual([top for output in rest for top in output.top_logprobs or []], whole.top_logprobs[-len(tokens):])
@@ -677,35 +677,35 @@ class Moving(Case):
 
     def test_a_kept_sequence_moves_when_its_stream_has_ended(self):
         kept = self.engine.generate(STORY["prompt"], Sampling(temperature=0, max_tokens=9), keep=True, add_special=False)
-        blob = self.engine.export_sequence(kept.sequence)
-        self.assertEqual(self.engine.export_sequence(kept.sequence), blob)
+        state = self.engine.export_sequence(kept.sequence)
+        self.assertEqual(self.engine.export_sequence(kept.sequence), state)
         self.assertSoon(lambda: self.engine.stats().idle == 1, "nothing stays of the exports")
-        moved = self.other.import_sequence(blob)
+        moved = self.other.import_sequence(state)
         length = kept.prompt_tokens + 9
         self.assertEqual(self.other.sequence_info(moved), SequenceInfo(moved, length, 0, True, False))
         before = self.other.stats().prompt_tokens
         rest = self.other.generate_resumed(moved, GREEDY, keep=False)
         self.assertEqual(kept.tokens + rest.tokens, STORY["token_ids"])
         self.assertEqual(self.other.stats().prompt_tokens - before, 1)  # the last token, which nothing came after yet
-        self.assertRefused(Code.INVALID_ARGUMENT, "rewind", list, self.moved(blob))  # it may not become longer
+        self.assertRefused(Code.INVALID_ARGUMENT, "rewind", list, self.moved(state))  # it may not become longer
 
     def test_what_goes_on_is_kept_unless_that_is_not_wanted(self):
         stream, sequence, _ = self.begin(5)
-        blob = self.engine.export_sequence(sequence)
-        moved = self.other.import_sequence(blob)
-        self.assertTheRest(self.other.stream_resumed(moved, go_on=True))
+        state = self.engine.export_sequence(sequence)
+        moved = self.other.import_sequence(state)
+        self.assertTheRest(self.other.stream_resumed(moved, continue_generation=True))
         self.assertTrue(self.other.sequence_info(moved).idle)
         self.other.free(moved)
-        self.assertTheRest(self.other.stream_resumed(self.other.import_sequence(blob), go_on=True, keep=False))
+        self.assertTheRest(self.other.stream_resumed(self.other.import_sequence(state), continue_generation=True, keep=False))
         self.assertSoon(lambda: self.other.stats().idle == 0, "both are gone")
 
     def test_an_idle_fork_goes_on_as_if_it_had_never_been_idle(self):
         stream, sequence, _ = self.begin(5, user_data=3)
         for how, user_data in (({}, 3), ({"user_data": 4}, 4)):
             fork, = self.engine.fork(sequence, idle=True, queue=self.engine.queue)
-            going_on = self.engine.stream_resumed(fork, go_on=True, keep=False, **how)
+            going_on = self.engine.stream_resumed(fork, continue_generation=True, keep=False, **how)
             begun = next(going_on)
-            self.assertRefused(Code.INVALID_ARGUMENT, "runs already", self.engine.resume, fork, go_on=True)
+            self.assertRefused(Code.INVALID_ARGUMENT, "runs already", self.engine.resume, fork, continue_generation=True)
             outputs = [begun, *going_on]
             self.assertTheRest(outputs)
             self.assertEqual({output.user_data for output in outputs}, {user_data})
@@ -713,10 +713,10 @@ class Moving(Case):
 
     def test_what_goes_on_writes_to_the_queue_that_is_named_or_to_its_own(self):
         stream, sequence, _ = self.begin(5)
-        blob = self.engine.export_sequence(sequence)
+        state = self.engine.export_sequence(sequence)
         with self.other.create_queue(1000) as own, self.other.create_queue(1000) as named:
             for queue, to in ((None, own), (named, named)):
-                self.other.resume(self.other.import_sequence(blob, queue=own), go_on=True, keep=False, queue=queue)
+                self.other.resume(self.other.import_sequence(state, queue=own), continue_generation=True, keep=False, queue=queue)
                 outputs = []
                 while not outputs or not outputs[-1].finish_reason:
                     outputs += to.poll()
@@ -727,11 +727,11 @@ class Moving(Case):
         moved = self.other.import_sequence(self.engine.export_sequence(sequence))
         for wrong in ({"sampling": GREEDY}, {"skip_special": True}, {"logits_hook": print}):
             with self.assertRaisesRegex(TypeError, "the sequence's own"):
-                self.other.resume(moved, go_on=True, **wrong)
+                self.other.resume(moved, continue_generation=True, **wrong)
         for generate in (self.other.generate_resumed, lambda *how, **more: asyncio.run(self.other.agenerate_resumed(*how, **more))):
-            with self.assertRaisesRegex(TypeError, "go_on"):
-                generate(moved, go_on=True)
-        self.assertTheRest(self.other.stream_resumed(moved, go_on=True))
+            with self.assertRaisesRegex(TypeError, "continue_generation"):
+                generate(moved, continue_generation=True)
+        self.assertTheRest(self.other.stream_resumed(moved, continue_generation=True))
 
     def test_an_export_that_nobody_waits_for_any_more_disturbs_nobody(self):
         async def give_up(engine, sequence):
@@ -767,10 +767,10 @@ class Moving(Case):
 
     def test_a_sequence_of_another_instruction_path_goes_on_and_says_that_it_is_inexact(self):
         stream, sequence, _ = self.begin(5)
-        blob = self.engine.export_sequence(sequence)
+        state = self.engine.export_sequence(sequence)
         with open_engine(isa=pagedllm.Isa.PORTABLE) as portable:
-            moved = portable.import_sequence(blob)
-            self.assertEqual(portable.sequence_info(moved).inexact, portable.info().isa != self.engine.info().isa)
+            moved = portable.import_sequence(state)
+            self.assertEqual(portable.sequence_info(moved).inexact, portable.model_info().isa != self.engine.model_info().isa)
             self.assertEqual(portable.generate_resumed(moved, Sampling(max_tokens=3, ignore_eos=True)).finish_reason,
                              FinishReason.LENGTH)
 
@@ -792,29 +792,29 @@ class Moving(Case):
             engine.close()
             self.assertRefused(Code.CLOSED, "", exported.result)
 
-    def test_a_damaged_blob_is_refused_and_the_engine_goes_on(self):
+    def test_a_damaged_state_is_refused_and_the_engine_goes_on(self):
         stream, sequence, _ = self.begin(3)
-        blob = self.engine.export_sequence(sequence)
-        damaged = [b"", b"\0", blob[:-1], blob[:len(blob) // 2], blob[1:], blob + b"\0", bytes(len(blob))]
-        for at in (0, 12, 20, 100, len(blob) // 2, len(blob) - 1):
-            damaged.append(blob[:at] + bytes([blob[at] ^ 1]) + blob[at + 1:])
+        state = self.engine.export_sequence(sequence)
+        damaged = [b"", b"\0", state[:-1], state[:len(state) // 2], state[1:], state + b"\0", bytes(len(state))]
+        for at in (0, 12, 20, 100, len(state) // 2, len(state) - 1):
+            damaged.append(state[:at] + bytes([state[at] ^ 1]) + state[at + 1:])
         for bad in damaged:
-            self.assertRefused(Code.INVALID_ARGUMENT, f"these {len(bad)} bytes are no exported sequence, or are damaged",
+            self.assertRefused(Code.INVALID_ARGUMENT, f"not an exported sequence ({len(bad)} bytes)",
                                self.other.import_sequence, bad)
-        newer = blob[:8] + b"\x09" + blob[9:]
+        newer = state[:8] + b"\x09" + state[9:]
         self.assertRefused(Code.UNSUPPORTED, "format 9", self.other.import_sequence, newer)
-        for wrong in (None, 7, "blob", [1, 2]):
+        for wrong in (None, 7, "state", [1, 2]):
             with self.assertRaises(TypeError):
                 self.other.import_sequence(wrong)
         for options in ({"block_size": 32}, {"kv_dtype": DType.F32}):
             with open_engine(**options) as different:
-                self.assertRefused(Code.INVALID_ARGUMENT, "block_size and kv_dtype", different.import_sequence, blob)
+                self.assertRefused(Code.INVALID_ARGUMENT, "block_size and kv_dtype", different.import_sequence, state)
         with open_engine(max_model_len=64) as short:
-            self.assertRefused(Code.INVALID_ARGUMENT, "max_model_len is 64", short.import_sequence, blob)
-        self.assertRefused(Code.INVALID_ARGUMENT, "another engine", self.other.import_sequence, blob, queue=self.engine.queue)
+            self.assertRefused(Code.INVALID_ARGUMENT, "max_model_len is 64", short.import_sequence, state)
+        self.assertRefused(Code.INVALID_ARGUMENT, "another engine", self.other.import_sequence, state, queue=self.engine.queue)
         self.assertEqual(self.other.stats().idle, 0)
         self.assertIdle(self.other)
-        self.assertTheRest(self.moved(blob))
+        self.assertTheRest(self.moved(state))
 
 
 class Prefixes(Case):
@@ -955,7 +955,7 @@ class Hooks(Case):
     def test_a_forgotten_engine_with_a_hook_is_freed(self):
         def forget():
             engine = open_engine()
-            next(engine.stream("Hello", ENDLESS, logits_hook=lambda *_: engine.info()))
+            next(engine.stream("Hello", ENDLESS, logits_hook=lambda *_: engine.model_info()))
         before = descriptors()
         forget()
         self.assertSoon(lambda: gc.collect() >= 0 and descriptors() <= before, "the engine is gone")
@@ -1026,7 +1026,7 @@ class Scheduling(Case):
                 with open_engine(host_steps=True, **options) as engine, ThreadPoolExecutor(8) as pool:
                     asked = pool.map(lambda salt: engine.generate(
                         STORY["prompt"], sampling, cache_salt=str(salt), add_special=False), range(8))
-                    self.assertSoon(lambda: engine.admit("Hello").waiting_requests == 8, "all wait")
+                    self.assertSoon(lambda: engine.predict_admission("Hello").waiting_requests == 8, "all wait")
                     engine.start()
                     answers = list(asked)
                     self.assertSoon(lambda: engine.stats().finished_length == 8, "all are counted")
@@ -1058,7 +1058,7 @@ class Scheduling(Case):
     def test_threads_are_pinned_where_they_are_asked_to(self):
         cpus = sorted(os.sched_getaffinity(0))
         with open_engine(threads=None, cpus=",".join(map(str, cpus))) as engine:
-            self.assertEqual(engine.info().threads, len(cpus))
+            self.assertEqual(engine.model_info().threads, len(cpus))
             self.assertIn("upon a time", engine.generate(STORY["prompt"], GREEDY, add_special=False).text)
         self.assertEqual(sorted(os.sched_getaffinity(0)), cpus)
 
@@ -1067,10 +1067,10 @@ class Scheduling(Case):
         with tempfile.TemporaryDirectory() as path:
             for packed, reason in ((Packed.SAVED, "there was none yet"), (Packed.READ, "")):
                 with open_engine(packed_path=path) as engine:
-                    self.assertEqual((engine.info().packed, engine.info().packed_reason), (packed, reason))
+                    self.assertEqual((engine.model_info().packed, engine.model_info().packed_reason), (packed, reason))
                     self.assertIn("upon a time", engine.generate(STORY["prompt"], GREEDY, add_special=False).text)
         with open_engine() as engine:
-            self.assertEqual((engine.info().packed, engine.info().packed_reason), (Packed.UNUSED, ""))
+            self.assertEqual((engine.model_info().packed, engine.model_info().packed_reason), (Packed.UNUSED, ""))
         self.assertRefused(Code.IO, "does not exist or is not a directory", open_engine, packed_path="/nonexistent")
 
     def test_a_deadline_ends_a_request_with_what_it_has(self):
@@ -1082,8 +1082,8 @@ class Scheduling(Case):
             outputs = engine.queue.poll(0)
             self.assertEqual([len(output.tokens) for output in outputs], [1, 1, 0])
             self.assertEqual(outputs[-1].finish_reason, FinishReason.DEADLINE)
-            for go_on in (False, True):
-                engine.resume(request, None if go_on else ENDLESS, deadline=0.1, go_on=go_on)
+            for continue_generation in (False, True):
+                engine.resume(request, None if continue_generation else ENDLESS, deadline=0.1, continue_generation=continue_generation)
                 time.sleep(0.11)
                 engine.step()
                 self.assertEqual(engine.queue.poll(0)[-1].finish_reason, FinishReason.DEADLINE)
@@ -1117,99 +1117,99 @@ class Admitting(Case):
 
     def test_what_would_become_of_a_request_is_told_without_adding_it(self):
         with open_engine(host_steps=True, max_seqs=1, max_waiting_requests=1) as engine:
-            self.assertEqual(engine.admit("Hello"), (True, True, None, 0, 0))
+            self.assertEqual(engine.predict_admission("Hello"), (True, True, None, 0, 0))
             engine.add("Hello", ENDLESS)
-            self.assertEqual(engine.admit("Hello", ENDLESS, user_data=1, keep=True), (False, False, None, 1, 2))
+            self.assertEqual(engine.predict_admission("Hello", ENDLESS, user_data=1, keep=True), (False, False, None, 1, 2))
             for _ in range(3):
                 engine.step()
-            told = engine.admit("Hello", GREEDY)
+            told = engine.predict_admission("Hello", GREEDY)
             self.assertEqual((told.admits, told.fits_now), (True, False))
             self.assertGreater(told.first_token_seconds, 0)
             self.assertEqual((engine.stats().waiting, engine.stats().admission_rejections), (0, 0))
-            self.assertRefused(Code.INVALID_ARGUMENT, "5000 tokens", engine.admit, [70] * 5000)
+            self.assertRefused(Code.INVALID_ARGUMENT, "5000 tokens", engine.predict_admission, [70] * 5000)
             with open_engine() as other:
-                self.assertRefused(Code.INVALID_ARGUMENT, "queue", engine.admit, "Hello", queue=other.create_queue(1))
+                self.assertRefused(Code.INVALID_ARGUMENT, "queue", engine.predict_admission, "Hello", queue=other.create_queue(1))
             with self.assertRaises(TypeError):
-                engine.admit("Hello", dead_line=1)
+                engine.predict_admission("Hello", dead_line=1)
 
 
-class Arenas(Case):
+class Budgets(Case):
     def setUp(self):
         super().setUp()
         self.block = pagedllm.plan(MODEL, **SMALL).block_bytes
-        self.arena = Arena(200 * self.block, 400 * self.block)
-        self.addCleanup(self.arena.close)
+        self.budget = Budget(200 * self.block, 400 * self.block)
+        self.addCleanup(self.budget.close)
 
-    def open(self, arena=None, **options):
-        engine = open_engine(kv_bytes=None, arena=arena or self.arena, **options)
+    def open(self, budget=None, **options):
+        engine = open_engine(kv_bytes=None, budget=budget or self.budget, **options)
         self.addCleanup(engine.close)
         return engine
 
-    def test_engines_share_an_arena(self):
-        plan = pagedllm.plan(MODEL, arena=self.arena)
-        self.assertEqual((plan.blocks, plan.most_blocks, plan.kv_bytes), (200, 400, 200 * self.block))
-        self.assertEqual(self.arena.state(), (200 * self.block, 0, 400 * self.block, 0, 0))
+    def test_engines_share_a_budget(self):
+        plan = pagedllm.plan(MODEL, budget=self.budget)
+        self.assertEqual((plan.blocks, plan.max_blocks, plan.kv_bytes), (200, 400, 200 * self.block))
+        self.assertEqual(self.budget.info(), (200 * self.block, 0, 400 * self.block, 0, 0))
         engines = [self.open(), self.open()]
         with ThreadPoolExecutor(8) as pool:
             asked = [pool.submit(engine.generate, case["prompt"], GREEDY, add_special=False)
                      for case in EXPECTED for engine in engines]
             self.assertEqual([one.result().text for one in asked], [case["answer"] for case in EXPECTED for _ in engines])
-        state = self.arena.state()
-        self.assertEqual((state.engines, state.least_bytes), (2, 128 * self.block))
-        self.assertEqual(engines[0].arena.state(), state)
+        state = self.budget.info()
+        self.assertEqual((state.engines, state.min_bytes), (2, 128 * self.block))
+        self.assertEqual(engines[0].budget.info(), state)
         engines[0].close()
-        self.assertEqual(self.arena.state().engines, 1)
-        self.assertRefused(Code.CLOSED, "the engine is closed", lambda: engines[0].arena)
+        self.assertEqual(self.budget.info().engines, 1)
+        self.assertRefused(Code.CLOSED, "the engine is closed", lambda: engines[0].budget)
 
     def test_a_budget_that_changes_while_answers_are_made_changes_none(self):
         engine = self.open()
         with ThreadPoolExecutor(8) as pool:
             asked = [pool.submit(engine.generate, case["prompt"], GREEDY, add_special=False) for case in EXPECTED * 5]
             for blocks in (64, 400, 100, 64, 300):
-                self.arena.resize(blocks * self.block)
+                self.budget.resize(blocks * self.block)
                 time.sleep(0.02)
             self.assertEqual([one.result().text for one in asked], [case["answer"] for case in EXPECTED * 5])
-        self.assertEqual(self.arena.state().bytes, 300 * self.block)
+        self.assertEqual(self.budget.info().bytes, 300 * self.block)
         self.assertSoon(lambda: engine.stats().blocks_total == 300, "the engine has what there is")
 
     def test_an_engine_has_a_budget_of_its_own_too(self):
-        arena = self.engine.arena
-        self.assertEqual(arena.state()[0::2], (SMALL["kv_bytes"], SMALL["kv_bytes"], 1))
-        arena.close()
-        arena.resize(SMALL["kv_bytes"] // 2)
+        budget = self.engine.budget
+        self.assertEqual(budget.info()[0::2], (SMALL["kv_bytes"], SMALL["kv_bytes"], 1))
+        budget.close()
+        budget.resize(SMALL["kv_bytes"] // 2)
         self.assertSoon(lambda: self.engine.stats().blocks_total == 256, "the pool has become smaller")
-        with self.open(arena) as other:
-            self.assertEqual(other.arena.state().engines, 2)
+        with self.open(budget) as other:
+            self.assertEqual(other.budget.info().engines, 2)
         self.engine.close()
-        self.assertRefused(Code.CLOSED, "the engine is closed", arena.state)
-        self.assertRefused(Code.CLOSED, "the engine is closed", self.open, arena)
+        self.assertRefused(Code.CLOSED, "the engine is closed", budget.state)
+        self.assertRefused(Code.CLOSED, "the engine is closed", self.open, budget)
 
-    def test_a_closed_or_forgotten_arena_lives_on_in_its_engines(self):
-        with Arena(64 * self.block) as arena:
-            engine = self.open(arena)
-        for call in (arena.state, lambda: arena.resize(1), lambda: self.open(arena), lambda: pagedllm.plan(MODEL, arena=arena)):
-            self.assertRefused(Code.CLOSED, "the arena is closed", call)
-        forgotten = self.open(Arena(64 * self.block))
+    def test_a_closed_or_forgotten_budget_lives_on_in_its_engines(self):
+        with Budget(64 * self.block) as budget:
+            engine = self.open(budget)
+        for call in (budget.state, lambda: budget.resize(1), lambda: self.open(budget), lambda: pagedllm.plan(MODEL, budget=budget)):
+            self.assertRefused(Code.CLOSED, "the budget is closed", call)
+        forgotten = self.open(Budget(64 * self.block))
         gc.collect()
         for one in (engine, forgotten):
             self.assertEqual(one.generate(STORY["prompt"], GREEDY, add_special=False).text, STORY["answer"])
-            self.assertEqual(one.arena.state().bytes, 64 * self.block)
+            self.assertEqual(one.budget.info().bytes, 64 * self.block)
 
     def test_budgets_that_cannot_be_are_refused(self):
         self.open()
         for code, message, call in [
-            (Code.INVALID_ARGUMENT, "0 bytes", lambda: Arena(0)),
-            (Code.INVALID_ARGUMENT, "may have up to 4", lambda: Arena(5, 4)),
-            (Code.INVALID_ARGUMENT, "bytes is -1", lambda: Arena(-1)),
-            (Code.INVALID_ARGUMENT, "most_bytes is", lambda: Arena(1, 2**64)),
-            (Code.CAPACITY, "made for up to", lambda: self.arena.resize(401 * self.block)),
-            (Code.CAPACITY, f"need {64 * self.block} bytes to go on", lambda: self.arena.resize(63 * self.block)),
-            (Code.INVALID_ARGUMENT, "bytes is -1", lambda: self.arena.resize(-1)),
-            (Code.INVALID_ARGUMENT, "both given", lambda: open_engine(arena=self.arena)),
+            (Code.INVALID_ARGUMENT, "0 bytes", lambda: Budget(0)),
+            (Code.INVALID_ARGUMENT, "may have up to 4", lambda: Budget(5, 4)),
+            (Code.INVALID_ARGUMENT, "bytes is -1", lambda: Budget(-1)),
+            (Code.INVALID_ARGUMENT, "max_bytes is", lambda: Budget(1, 2**64)),
+            (Code.CAPACITY, "made for up to", lambda: self.budget.resize(401 * self.block)),
+            (Code.CAPACITY, f"need {64 * self.block} bytes to go on", lambda: self.budget.resize(63 * self.block)),
+            (Code.INVALID_ARGUMENT, "bytes is -1", lambda: self.budget.resize(-1)),
+            (Code.INVALID_ARGUMENT, "both given", lambda: open_engine(budget=self.budget)),
         ]:
             with self.subTest(message):
                 self.assertRefused(code, message, call)
-        self.assertEqual(self.arena.state()[0::4], (200 * self.block, 1))
+        self.assertEqual(self.budget.info()[0::4], (200 * self.block, 1))
 
 
 class Insight(Case):
@@ -1477,20 +1477,20 @@ class Asyncio(Case):
 
     def test_two_hundred_streams_wait_without_a_thread(self):
         before, fds = threads(), descriptors()
-        most_threads = 0
+        max_threads = 0
 
         async def read(case):
-            nonlocal most_threads
+            nonlocal max_threads
             text = ""
             async for output in self.engine.astream(case["prompt"], GREEDY, add_special=False):
                 text += output.text
-                most_threads = max(most_threads, threads())
+                max_threads = max(max_threads, threads())
             return text == case["answer"]
 
         async def main():
             self.assertEqual(set(await asyncio.gather(*(read(EXPECTED[i % len(EXPECTED)]) for i in range(200)))), {True})
         self.run_async(main())
-        self.assertLessEqual(most_threads, before)
+        self.assertLessEqual(max_threads, before)
         self.assertSoon(lambda: descriptors() <= fds, "the step under way has let go of the last queue")
         self.assertIdle()
 
@@ -1692,7 +1692,7 @@ class BadInput(Case):
         engine = self.engine
         calls = (engine.fork, lambda one: engine.append(one, [1]), lambda one: engine.rewind(one, 1), engine.resume, engine.free,
                  engine.sequence_info, engine.unpin, engine.export_sequence,
-                 lambda one: engine.resume(one, go_on=True), lambda one: asyncio.run(engine.aexport_sequence(one)))
+                 lambda one: engine.resume(one, continue_generation=True), lambda one: asyncio.run(engine.aexport_sequence(one)))
         ended = engine.generate("Hello", Sampling(max_tokens=1)).sequence
         for call in calls:
             for unknown in (0, ended, 4711, 2**64 - 1):
@@ -1710,7 +1710,7 @@ class BadInput(Case):
             (Code.INVALID_ARGUMENT, "cannot fork at 6", lambda one: engine.fork(one, at=6, queue=engine.queue)),
             (Code.INVALID_ARGUMENT, "queue has been freed", engine.fork),
             (Code.INVALID_ARGUMENT, "queue has been freed", engine.resume),
-            (Code.INVALID_ARGUMENT, "queue has been freed", lambda one: engine.resume(one, go_on=True)),
+            (Code.INVALID_ARGUMENT, "queue has been freed", lambda one: engine.resume(one, continue_generation=True)),
             (Code.INVALID_ARGUMENT, "1024", engine.append, [1024]),
             (Code.INVALID_ARGUMENT, "32 bits", engine.append, [-1]),
             (Code.INVALID_ARGUMENT, "2000 more do not fit", engine.append, [70] * 2000),
@@ -1766,7 +1766,7 @@ class Closing(Case):
                      lambda: engine.free(1), lambda: engine.sequence_info(1), lambda: engine.generate_resumed(1),
                      lambda: engine.astream_resumed(1), lambda: engine.pin("x"), lambda: engine.unpin(1),
                      lambda: engine.export_sequence(1), lambda: asyncio.run(engine.aexport_sequence(1)),
-                     lambda: engine.import_sequence(b"x"), lambda: engine.admit("x"), engine.metrics, lambda: engine.arena):
+                     lambda: engine.import_sequence(b"x"), lambda: engine.predict_admission("x"), engine.metrics, lambda: engine.budget):
             self.assertRefused(Code.CLOSED, "the engine is closed", call)
         self.assertRefused(Code.CLOSED, "", queue.poll)
         queue.close()
@@ -1823,7 +1823,7 @@ def in_the_child(engine, queue, pipe):
         except Error as error:
             return int(error.code)
     calls = (engine.stats, engine.step, lambda: engine.generate("x"), lambda: queue.poll(0), lambda: engine.queue.poll(0),
-             engine.metrics, lambda: engine.admit("x"), lambda: engine.arena.state())
+             engine.metrics, lambda: engine.predict_admission("x"), lambda: engine.budget.info())
     pipe.send([code(call) for call in calls])
     queue.close()
     engine.close()

@@ -82,10 +82,10 @@ def main(replay, model):
         says(whole[:-100], 3, "the journal is damaged or cut off after ")
         middle = len(whole) // 2
         says(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1:], 3, "the journal is damaged or cut off after ")
-        says(whole[:8] + struct.pack("<I", 99) + whole[12:], 2, "the journal has format 99, this library ")
+        says(whole[:8] + struct.pack("<I", 99) + whole[12:], 2, "journal of another release (format 99, library ")
         says(of_another_model(whole), 2, ": name the directory of the one it was written with")
-        says(whole[:20], 2, "this is no journal, or its beginning is damaged")
-        says(b"", 2, "this is no journal, or its beginning is damaged")
+        says(whole[:20], 2, "not a journal, or its start is damaged")
+        says(b"", 2, "not a journal, or its start is damaged")
         missing = subprocess.run([replay, folder / "nowhere", model], stderr=subprocess.PIPE, text=True)
         assert missing.returncode == 2 and "there is no such file" in missing.stderr, missing
     finally:

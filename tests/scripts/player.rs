@@ -32,7 +32,7 @@ pub struct Player {
     path: InstructionPath,
     dir: PathBuf,
     engines: BTreeMap<String, OneEngine>,
-    budgets: BTreeMap<String, *mut pllm_arena>,
+    budgets: BTreeMap<String, *mut pllm_budget>,
     queues: BTreeMap<String, (*mut pllm_queue, bool)>,
     sequences: BTreeMap<String, u64>,
     pins: BTreeMap<String, u64>,
@@ -142,7 +142,7 @@ impl Player {
         }
         for budget in std::mem::take(&mut self.budgets).into_values() {
             // SAFETY: as above.
-            unsafe { pllm_arena_free(budget) };
+            unsafe { pllm_budget_free(budget) };
         }
         self.record.to_json()
     }
@@ -183,7 +183,7 @@ impl Player {
             let mut keep = Keep::default();
             let mut options = structs::options(model.to_str().unwrap(), self.path.c, &call["options"], &mut keep);
             if let Some(name) = call["options"]["budget"].as_str() {
-                options.arena = self.budgets[name];
+                options.budget = self.budgets[name];
             }
             if call["options"]["swap_directory"] == true {
                 options.swap_path = keep.text(self.dir.to_str().unwrap());
@@ -226,7 +226,7 @@ impl Player {
         let request = structs::request(call, "admit engine queue", self.queue_of(call), &mut keep);
         let mut admission: pllm_admission = sized();
         // SAFETY: what the request points to lives in `keep`.
-        match code(unsafe { pllm_engine_admit(self.engine(call), &request, &mut admission) }) {
+        match code(unsafe { pllm_engine_predict_admission(self.engine(call), &request, &mut admission) }) {
             0 => json!({"admits": admission.admits, "fits_now": admission.fits_now, "waiting_requests": admission.waiting_requests,
                 "waiting_tokens": admission.waiting_tokens}),
             code => json!({ "code": code }),
@@ -270,10 +270,10 @@ impl Player {
         let name = name.cloned().unwrap_or_else(|| panic!("an output of the unknown sequence {}", output.sequence));
         // SAFETY: the caller's contract.
         unsafe { self.record.sequences.entry(name).or_default().take(output) };
-        let expected = self.exports.get_mut(&output.sequence).filter(|_| !output.blob.is_null() || output.error_code != 0);
-        if let Some(state) = expected.and_then(VecDeque::pop_front).filter(|_| !output.blob.is_null()) {
+        let expected = self.exports.get_mut(&output.sequence).filter(|_| !output.sequence_state.is_null() || output.error_code != 0);
+        if let Some(state) = expected.and_then(VecDeque::pop_front).filter(|_| !output.sequence_state.is_null()) {
             // SAFETY: the caller's contract.
-            let bytes = unsafe { std::slice::from_raw_parts(output.blob, output.blob_len as usize) };
+            let bytes = unsafe { std::slice::from_raw_parts(output.sequence_state, output.sequence_state_len as usize) };
             self.states.insert(state, bytes.to_vec());
         }
     }
@@ -415,7 +415,7 @@ impl Player {
         let mut budget = null_mut();
         let number = |name: &str| call[name].as_u64().unwrap_or(0);
         // SAFETY: there is room for the result.
-        let outcome = result(unsafe { pllm_arena_create(number("bytes"), number("max_bytes"), &mut budget) });
+        let outcome = result(unsafe { pllm_budget_create(number("bytes"), number("max_bytes"), &mut budget) });
         self.budgets.insert(text(&call["budget"]).into(), budget);
         outcome
     }
@@ -425,10 +425,10 @@ impl Player {
         known(call, "resize bytes");
         let name = text(&call["resize"]);
         // SAFETY: the engine lives.
-        let of_engine = || unsafe { pllm_engine_arena(self.engines[name].raw) };
+        let of_engine = || unsafe { pllm_engine_budget(self.engines[name].raw) };
         let budget = self.budgets.get(name).map_or_else(of_engine, |budget| budget.cast_const());
         // SAFETY: the budget lives.
-        result(unsafe { pllm_arena_resize(budget, call["bytes"].as_u64().unwrap()) })
+        result(unsafe { pllm_budget_resize(budget, call["bytes"].as_u64().unwrap()) })
     }
 
     /// Outputs of the queue are taken from the call "read" on.
@@ -485,7 +485,7 @@ impl Player {
         known(call, "stats engine");
         let mut stats: pllm_stats = sized();
         // SAFETY: the engine lives.
-        assert_eq!(code(unsafe { pllm_engine_stats(self.engine(call), &mut stats) }), 0);
+        assert_eq!(code(unsafe { pllm_engine_get_stats(self.engine(call), &mut stats) }), 0);
         let counts = [
             ("waiting", stats.waiting),
             ("running", stats.running),

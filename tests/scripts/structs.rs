@@ -190,7 +190,7 @@ pub fn request(json: &Json, others: &str, queue: *const pllm_queue, keep: &mut K
         c.prompt = keep.text(prompt);
     }
     if let Some(list) = json.get("tokens") {
-        (c.prompt_tokens, c.prompt_tokens_len) = keep.list(tokens(list));
+        (c.prompt_token_ids, c.prompt_token_ids_len) = keep.list(tokens(list));
     }
     if json["plain_text"] == true {
         c.text_flags = 0;
@@ -214,7 +214,7 @@ pub fn pin(json: &Json, keep: &mut Keep) -> pllm_pin {
         c.prompt = keep.text(prompt);
     }
     if let Some(list) = json.get("tokens") {
-        (c.prompt_tokens, c.prompt_tokens_len) = keep.list(tokens(list));
+        (c.prompt_token_ids, c.prompt_token_ids_len) = keep.list(tokens(list));
     }
     if let Some(salt) = json["salt"].as_str() {
         (c.cache_salt, c.cache_salt_len) = keep.list(salt.as_bytes().to_vec());
@@ -260,7 +260,7 @@ fn by_number(json: &Json) -> Json {
         ("weights_bf16", PLLM_WEIGHTS_BF16),
         ("recompute", PLLM_PREEMPTION_RECOMPUTE),
         ("swap", PLLM_PREEMPTION_SWAP),
-        ("first_come", PLLM_ORDER_FIRST_COME),
+        ("fcfs", PLLM_ORDER_FCFS),
         ("priority", PLLM_ORDER_PRIORITY),
         ("shortest_predicted", PLLM_ORDER_SHORTEST_PREDICTED),
         ("mixed", PLLM_BATCHING_MIXED),

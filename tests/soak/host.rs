@@ -229,8 +229,8 @@ impl<'a> Host<'a> {
     }
 
     fn import(&mut self) {
-        let Some(blob) = self.on_the_way.lock().unwrap().pop() else { return };
-        if let Some(id) = self.asked(self.engine.import(&self.queue, &blob)) {
+        let Some(state) = self.on_the_way.lock().unwrap().pop() else { return };
+        if let Some(id) = self.asked(self.engine.import(&self.queue, &state)) {
             self.tally.moved += 1;
             self.possible.insert(id, 1);
             self.sequences.push(id);
@@ -278,10 +278,10 @@ impl<'a> Host<'a> {
     }
 
     fn hear(&mut self, output: Output) {
-        if !output.blob.is_empty() {
-            let mut blobs = self.on_the_way.lock().unwrap();
-            blobs.truncate(3);
-            return blobs.push(output.blob);
+        if !output.sequence_state.is_empty() {
+            let mut states = self.on_the_way.lock().unwrap();
+            states.truncate(3);
+            return states.push(output.sequence_state);
         }
         let Some(finish) = output.finish else { return };
         self.tally.ended += 1;

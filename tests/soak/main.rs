@@ -1,4 +1,4 @@
-//! Life under pressure: hosts add, abort, fork, append, resume, move and free, on several engines that share an arena; its budget changes;
+//! Life under pressure: hosts add, abort, fork, append, resume, move and free, on several engines that share a budget; its budget changes;
 //! the engines follow policies drawn by lot, one keeps a journal, and their devices and swap files fail at random. Afterwards nothing is
 //! left: no block, no byte, no request without its end. PLLM_SOAK_SECONDS says for how long (default 5), PLLM_SOAK_SEED which lots.
 
@@ -16,15 +16,15 @@ use common::faulty::{Faults, Faulty};
 use common::{Random, TempDir, configs, model_info, write_random_model};
 use counting::{live_bytes, resident_bytes, share_one_heap};
 use host::{Host, Tally};
-use pagedllm::arena::{Arena, ArenaInfo};
 use pagedllm::backend::cpu::CpuBackend;
+use pagedllm::budget::{Budget, BudgetInfo};
 use pagedllm::engine::journal::{Ending, JournalFile, Replay};
 use pagedllm::engine::{Engine, ModelInfo, ModelRunner, Runner};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{AllocationPolicy, BatchingPolicy, EngineOptions, KvDtype, OrderPolicy, Policies, Preemption};
 
 const BLOCK: usize = 8;
-/// Of the arena, and so the most of each engine.
+/// Of the budget, and so the most of each engine.
 const BLOCKS: usize = 96;
 const SWAP_BLOCKS: usize = 24;
 const ENGINES: usize = 3;
@@ -45,7 +45,7 @@ fn one_of<T: Copy>(random: &mut Random, all: &[T]) -> T {
 /// What is drawn by lot for an engine. One swaps whatever the lot.
 fn lots(place: usize, random: &mut Random) -> EngineOptions {
     let ageing = Duration::from_millis(20);
-    let orders = [OrderPolicy::FirstCome, OrderPolicy::Priority { ageing }, OrderPolicy::ShortestPredicted { ageing }];
+    let orders = [OrderPolicy::Fcfs, OrderPolicy::Priority { ageing }, OrderPolicy::ShortestPredicted { ageing }];
     let batchings = [
         BatchingPolicy::Mixed,
         BatchingPolicy::PrefillFirst { threshold: 64 },
@@ -88,15 +88,15 @@ fn device(model: &Path, blocks: usize) -> (ModelInfo, Box<dyn Runner>, Arc<Fault
 }
 
 /// Changes the budget until it is told to stop, and then gives all of it back.
-fn squeeze(arena: &Arena, stop: &AtomicBool) {
+fn squeeze(budget: &Budget, stop: &AtomicBool) {
     let mut random = Random(99);
-    let most = arena.info().most_bytes;
+    let most = budget.info().max_bytes;
     while !stop.load(SeqCst) {
         // Less than what the requests on their way need is refused.
-        let _ = arena.resize(1 + random.below(most as usize) as u64);
+        let _ = budget.resize(1 + random.below(most as usize) as u64);
         std::thread::sleep(Duration::from_millis(20));
     }
-    arena.resize(most).unwrap();
+    budget.resize(most).unwrap();
 }
 
 /// (seconds, bytes) while the hosts are at it, the first half aside: until then the heap becomes as large as they need it.
@@ -124,10 +124,10 @@ fn slope(samples: &[(f64, f64)]) -> f64 {
 fn live(model: &Path, journal: &Path, time: Duration, seed: u64) -> (Tally, Vec<(f64, f64)>) {
     let mut random = Random(seed);
     let block_bytes = device(model, 1).0.memory.block_bytes;
-    let arena = Arena::new(BLOCKS as u64 * block_bytes, BLOCKS as u64 * block_bytes).unwrap();
+    let budget = Budget::new(BLOCKS as u64 * block_bytes, BLOCKS as u64 * block_bytes).unwrap();
     let engine = |place| {
-        let (arena, journal_path) = (Some(arena.clone()), (place == 0).then(|| journal.into()));
-        let options = EngineOptions { arena, journal_path, ..lots(place, &mut random) };
+        let (budget, journal_path) = (Some(budget.clone()), (place == 0).then(|| journal.into()));
+        let options = EngineOptions { budget, journal_path, ..lots(place, &mut random) };
         let (info, runner, faults) = device(model, BLOCKS);
         for (point, one_in) in [(&faults.ops, 20_000), (&faults.swaps, 50), (&faults.exports, 50)] {
             point.one_in.store(one_in, SeqCst);
@@ -149,7 +149,7 @@ fn live(model: &Path, journal: &Path, time: Duration, seed: u64) -> (Tally, Vec<
                 scope.spawn(move || Host::new(engine, on_the_way, seed).live(stop))
             })
             .collect();
-        let squeezer = scope.spawn(|| squeeze(&arena, &squeezed));
+        let squeezer = scope.spawn(|| squeeze(&budget, &squeezed));
         let samples = watch(time);
         squeezed.store(true, SeqCst);
         squeezer.join().unwrap();
@@ -159,9 +159,9 @@ fn live(model: &Path, journal: &Path, time: Duration, seed: u64) -> (Tally, Vec<
     });
     engines.iter().for_each(Engine::stop);
     engines.iter().for_each(|engine| tally += end(engine));
-    assert_eq!(arena.info().least_bytes, (ENGINES * MAX_MODEL_LEN / BLOCK) as u64 * block_bytes, "nobody is promised anything any more");
+    assert_eq!(budget.info().min_bytes, (ENGINES * MAX_MODEL_LEN / BLOCK) as u64 * block_bytes, "nobody is promised anything any more");
     drop(engines);
-    let ArenaInfo { held_bytes, engines, .. } = arena.info();
+    let BudgetInfo { held_bytes, engines, .. } = budget.info();
     assert_eq!((held_bytes, engines), (0, 0), "all was given back");
     (tally, samples)
 }

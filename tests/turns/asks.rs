@@ -6,7 +6,7 @@ use pagedllm::engine::{Fork, GoOn, LogitsHook, Prompt, Request, Resume, Sequence
 use pagedllm::options::{Grammar, Mirostat, OutputKind, SamplingParams};
 
 use super::script::Script;
-use super::{Asked, BLOBS, Export, Host, LAGGING, Name, Sequence, Trace, Turn, refused};
+use super::{Asked, Export, Host, LAGGING, Name, STATES, Sequence, Trace, Turn, refused};
 
 /// Follows from the tokens alone.
 fn hook() -> LogitsHook {
@@ -248,16 +248,16 @@ impl Trace {
 
     pub fn export(&mut self, name: Name, info: SequenceInfo) {
         let Host { engine, queues, exports, .. } = &mut self.hosts[name.0];
-        engine.export(name.1, queues[BLOBS].as_ref()).unwrap();
+        engine.export(name.1, queues[STATES].as_ref()).unwrap();
         exports.push_back(Export { name, len: info.len, sequence: self.sequences[&name].clone() });
         self.log(format!("{name:?}: export at {}", info.len));
     }
 
-    pub fn import(&mut self, export: Export, blob: &[u8]) {
+    pub fn import(&mut self, export: Export, state: &[u8]) {
         let host = self.random.below(2);
         let queue = self.some_queue(host);
         let Host { engine, queues, .. } = &self.hosts[host];
-        let id = engine.import(queues[queue].as_ref().unwrap(), blob).unwrap_or_else(|error| panic!("{:?}: {error}", export.name));
+        let id = engine.import(queues[queue].as_ref().unwrap(), state).unwrap_or_else(|error| panic!("{:?}: {error}", export.name));
         assert_eq!(engine.sequence(id).unwrap().len, export.len, "an imported sequence is as long as the exported one");
         let sequence = Sequence { queue, user_data: 0, ranked: false, ahead: false, ..export.sequence };
         self.log(format!("{host}: import {id} of {:?}", export.name));

@@ -24,8 +24,8 @@ use script::{Script, length};
 const TRACES: u64 = 200;
 const ACTS: usize = 100;
 const LONGEST: usize = 96;
-/// The queue that blobs come to, and one that is seldom read; the others are read after every step.
-const BLOBS: usize = 0;
+/// The queue that states come to, and one that is seldom read; the others are read after every step.
+const STATES: usize = 0;
 const LAGGING: usize = 1;
 
 /// A sequence: which engine, and its id there.
@@ -239,8 +239,8 @@ impl Trace {
             assert_ne!(error.code(), Code::Internal, "{output:?}");
             self.log(format!("{name:?}: {error}"));
         }
-        if queue == BLOBS {
-            return self.hear_blob(host, output);
+        if queue == STATES {
+            return self.hear_state(host, output);
         }
         let unmade = output.error.as_ref().is_some_and(|error| error.code() == Code::NotFound);
         if unmade && self.unborn.get(&name) == Some(&queue) {
@@ -267,12 +267,12 @@ impl Trace {
         }
     }
 
-    fn hear_blob(&mut self, host: usize, output: Output) {
-        let export = self.hosts[host].exports.pop_front().expect("a blob that nobody asked for");
+    fn hear_state(&mut self, host: usize, output: Output) {
+        let export = self.hosts[host].exports.pop_front().expect("a state that nobody asked for");
         assert_eq!((host, output.sequence, output.finish), (export.name.0, export.name.1, None));
         match output.error {
             Some(error) => assert_eq!(error.code(), Code::NotFound, "{error}"),
-            None => self.import(export, &output.blob),
+            None => self.import(export, &output.sequence_state),
         }
     }
 

@@ -13,7 +13,7 @@ import (
 	pagedllm "github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
-var request = pagedllm.Request{PromptTokens: []uint32{1}}
+var request = pagedllm.Request{PromptTokenIDs: []uint32{1}}
 
 func must[T any](value T, err error) T {
 	if err != nil {

@@ -151,8 +151,8 @@ impl BeamSearch {
             return Err(Error::invalid("max_tokens is 0: ask for at least one token"));
         }
         let width = params.width as usize;
-        let most_nodes = width.saturating_mul(max_new_tokens);
-        if most_nodes > u32::MAX as usize {
+        let max_nodes = width.saturating_mul(max_new_tokens);
+        if max_nodes > u32::MAX as usize {
             return Err(Error::invalid(format!(
                 "{width} beams of up to {max_new_tokens} tokens are too many to keep: lower max_tokens or the width"
             )));

@@ -48,7 +48,7 @@ impl JournalFile {
     }
 
     fn begin(mut file: BufReader<File>) -> Result<JournalFile> {
-        let damaged = || Error::invalid("this is no journal, or its beginning is damaged");
+        let damaged = || Error::invalid("not a journal, or its start is damaged");
         let mut start = [0; MAGIC.len() + 4];
         file.read_exact(&mut start).map_err(|_| damaged())?;
         let version =
@@ -57,12 +57,12 @@ impl JournalFile {
         if version != VERSION {
             let library = serde_json::from_slice::<Value>(&header).ok().and_then(|header| Some(header["library"].as_str()?.to_string()));
             return Err(Error::unsupported(format!(
-                "the journal has format {version}, this library ({}) reads {VERSION}: replay it with release {}, which wrote it",
+                "journal of another release (format {version}, library {} reads {VERSION}); replay it with release {}, which wrote it",
                 env!("CARGO_PKG_VERSION"),
                 library.unwrap_or_else(|| "unknown".into())
             )));
         }
-        let header = serde_json::from_slice(&header).map_err(|e| Error::invalid(format!("the journal's header cannot be read: {e}")))?;
+        let header = serde_json::from_slice(&header).map_err(|e| Error::invalid(format!("the journal's header is damaged: {e}")))?;
         Ok(JournalFile { header, file, read: start.len() as u64 + bytes, ending: None })
     }
 

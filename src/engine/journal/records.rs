@@ -12,7 +12,8 @@ use crate::error::{Code, Error, Result, try_copy};
 use crate::options::{BeamParams, EngineOptions, SamplingParams};
 
 pub const MAGIC: &[u8; 8] = b"PLLMJRNL";
-pub const VERSION: u32 = 1;
+/// Version of the format. Release 0.3.0 began version 2.
+pub const VERSION: u32 = 2;
 
 /// The engine that wrote the journal. The header is JSON, so that other versions can read it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -43,7 +44,7 @@ impl Header {
             isa: info.isa_name().into(),
             threads: info.threads,
             layout: layout.into(),
-            blocks: info.memory.most_blocks,
+            blocks: info.memory.max_blocks,
             block_bytes: info.memory.block_bytes,
             block_size: info.memory.block_size,
             max_model_len: info.memory.max_model_len,
@@ -211,7 +212,7 @@ pub enum Asked<'a> {
     Import {
         id: u64,
         at: Duration,
-        blob: Vec<u8>,
+        sequence_state: Vec<u8>,
     },
     Pin {
         id: u64,
@@ -343,8 +344,8 @@ impl Asked<'_> {
             }
             Command::Free { seq } => Asked::Free { seq: *seq },
             Command::Export { seq, .. } => Asked::Export { seq: *seq },
-            Command::Import { id, turn, blob } => match blob.encode() {
-                Ok(blob) => Asked::Import { id: *id, at: turn.asked, blob },
+            Command::Import { id, turn, sequence_state } => match sequence_state.encode() {
+                Ok(sequence_state) => Asked::Import { id: *id, at: turn.asked, sequence_state },
                 Err(error) => Asked::Lost { why: format!("sequence {id} was imported: {error}") },
             },
             Command::Pin { id, newcomer, priority, salt, until } => {

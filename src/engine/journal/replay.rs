@@ -171,9 +171,9 @@ impl Replay {
                 self.hooked(seq, hooked);
                 self.engine.go_on(seq, GoOn { keep, user_data: Some(user_data), deadline, ..GoOn::default() })
             }
-            Asked::Import { id, at, blob } => {
+            Asked::Import { id, at, sequence_state } => {
                 self.clock.turn(at);
-                same(id, self.engine.import(self.engine.queue(), &blob)?)
+                same(id, self.engine.import(self.engine.queue(), &sequence_state)?)
             }
             Asked::Pin { id, tokens, priority, salt, until } => {
                 same(id, self.engine.pin_tokens(tokens.into_owned(), priority, salt.into_owned(), until)?)

@@ -170,8 +170,8 @@ fn digest(before: &[u8; 32], output: &Output) -> [u8; 32] {
     }
     // Only the size of a sequence state is included, since the unused slots of its last block are
     // undefined.
-    let Output { sequence, index, generated_tokens, score, blob, .. } = output;
-    numbers(&mut [*sequence, (*index).into(), *generated_tokens, score.to_bits(), blob.len() as u64].into_iter());
+    let Output { sequence, index, generated_tokens, score, sequence_state, .. } = output;
+    numbers(&mut [*sequence, (*index).into(), *generated_tokens, score.to_bits(), sequence_state.len() as u64].into_iter());
     let error = output.error.as_ref().map_or("", Error::message);
     for text in [output.text.as_str(), output.finish.map_or("", FinishReason::name), error] {
         sha.update(text);

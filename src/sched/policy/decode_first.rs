@@ -8,7 +8,7 @@ pub struct DecodeFirst {
 
 impl Batching for DecodeFirst {
     fn portion(&self, running: Running) -> Portion {
-        let prompt_rows = self.budget.min(running.most_rows() - running.decodes());
+        let prompt_rows = self.budget.min(running.max_rows() - running.decodes());
         Portion { prompt_rows, ..Portion::WHATEVER }
     }
 }

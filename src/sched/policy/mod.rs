@@ -1,7 +1,7 @@
 //! The policies of the scheduler: order, batching and allocation. Each policy is a file.
 
 mod decode_first;
-mod first_come;
+mod fcfs;
 mod max_tokens;
 mod mixed;
 mod on_demand;
@@ -74,7 +74,7 @@ impl Running<'_> {
     }
 
     /// Returns the maximum number of tokens in a step.
-    pub fn most_rows(self) -> usize {
+    pub fn max_rows(self) -> usize {
         self.0.options.max_batch_tokens
     }
 }
@@ -120,7 +120,7 @@ impl Policies {
 
 pub fn order(policy: OrderPolicy) -> Box<dyn Order> {
     match policy {
-        OrderPolicy::FirstCome => Box::new(first_come::FirstCome),
+        OrderPolicy::Fcfs => Box::new(fcfs::Fcfs),
         OrderPolicy::Priority { ageing } => Box::new(priority::Priority { ageing }),
         OrderPolicy::ShortestPredicted { ageing } => Box::new(shortest::ShortestPredicted { ageing }),
     }

@@ -118,8 +118,8 @@ static void move(const pllm_engine *engine, pllm_queue *queue) {
     check(pllm_sequence_export(engine, id, NULL));
     check(pllm_queue_poll(queue, -1, &outputs));
     const pllm_output *o = pllm_outputs_get(outputs, 0);
-    pllm_error_free(pllm_sequence_import(engine, o->blob, o->blob_len - 1, queue, &id));
-    for (int i = 0; i < 2; i++) check(pllm_sequence_import(engine, o->blob, o->blob_len, queue, &id));
+    pllm_error_free(pllm_sequence_import(engine, o->sequence_state, o->sequence_state_len - 1, queue, &id));
+    for (int i = 0; i < 2; i++) check(pllm_sequence_import(engine, o->sequence_state, o->sequence_state_len, queue, &id));
     pllm_outputs_free(outputs);
     check(pllm_sequence_rewind(engine, id, 5));
     pllm_resume_init(&how, sizeof how);

@@ -68,7 +68,7 @@ pllm_engine *open_engine(const char *path) {
 
 pllm_stats stats_of(const pllm_engine *engine) {
     pllm_stats stats = {.struct_size = sizeof stats};
-    OK(pllm_engine_stats(engine, &stats));
+    OK(pllm_engine_get_stats(engine, &stats));
     return stats;
 }
 
@@ -80,7 +80,7 @@ pllm_queue *new_queue(const pllm_engine *engine, uint64_t capacity) {
 
 int event_fd(const pllm_queue *queue) {
     int32_t fd = -1;
-    OK(pllm_queue_event_fd(queue, &fd));
+    OK(pllm_queue_get_event_fd(queue, &fd));
     return fd;
 }
 

@@ -131,7 +131,7 @@ static void without_descriptors_the_engine_goes_on(void) {
     nothing = limit;
     nothing.rlim_cur = 0;
     CHECK(setrlimit(RLIMIT_NOFILE, &nothing) == 0);
-    FAILS(PLLM_E_CAPACITY, "ulimit", pllm_queue_event_fd(queue, &fd));
+    FAILS(PLLM_E_CAPACITY, "ulimit", pllm_queue_get_event_fd(queue, &fd));
     pllm_engine_options options = options_for(model_dir);
     FAILS(PLLM_E_IO, "config.json", pllm_engine_create(&options, &none));
     CHECK(fd == -77 && none == NULL);

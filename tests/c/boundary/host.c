@@ -195,7 +195,7 @@ static void use_sampling(pllm_engine *engine) {
         if (i == COUNT(grammars)) sampling.stop = stops, sampling.stop_count = COUNT(stops);
         if (i == COUNT(grammars) + 1) beam.width = 2, request.beam = &beam, sampling.temperature = 0;
         pllm_admission admission = {.struct_size = sizeof admission};
-        OK(pllm_engine_admit(engine, &request, &admission));
+        OK(pllm_engine_predict_admission(engine, &request, &admission));
         uint64_t id;
         OK(pllm_engine_add_request(engine, &request, &id));
     }
@@ -237,7 +237,7 @@ static void use_sequences(pllm_engine *engine) {
     OK(pllm_sequence_resume(engine, id, &resume));
     step_to_the_end(engine);
     pllm_bytes *metrics = NULL;
-    OK(pllm_engine_metrics(engine, &metrics));
+    OK(pllm_engine_get_metrics(engine, &metrics));
     pllm_bytes_free(metrics);
     stats_of(engine);
 }

@@ -118,18 +118,18 @@ static void await(const pllm_queue *queue, const answer *a) {
     while (!a->ends) take(queue, -1);
 }
 
-// The same sequence once more, by way of a blob.
+// The same sequence once more, by way of a state.
 static uint64_t copy_of(const pllm_engine *engine, const pllm_queue *queue, uint64_t sequence) {
-    pllm_queue *blobs = new_queue(engine, 1);
+    pllm_queue *states = new_queue(engine, 1);
     pllm_outputs *outputs = NULL;
     uint64_t copy = 0;
-    OK(pllm_sequence_export(engine, sequence, blobs));
-    OK(pllm_queue_poll(blobs, -1, &outputs));
+    OK(pllm_sequence_export(engine, sequence, states));
+    OK(pllm_queue_poll(states, -1, &outputs));
     const pllm_output *o = pllm_outputs_get(outputs, 0);
-    CHECK(pllm_outputs_len(outputs) == 1 && o->sequence == sequence && o->blob && o->finish_reason == PLLM_FINISH_NONE);
-    OK(pllm_sequence_import(engine, o->blob, o->blob_len, queue, &copy));
+    CHECK(pllm_outputs_len(outputs) == 1 && o->sequence == sequence && o->sequence_state && o->finish_reason == PLLM_FINISH_NONE);
+    OK(pllm_sequence_import(engine, o->sequence_state, o->sequence_state_len, queue, &copy));
     pllm_outputs_free(outputs);
-    pllm_queue_free(blobs);
+    pllm_queue_free(states);
     return copy;
 }
 
@@ -142,7 +142,7 @@ static void take_every_turn(const pllm_engine *engine, pllm_queue *queue, unsign
     CHECK(first.tokens_len == FIRST && look_at(engine, id).idle == 1);
     const uint64_t copy = copy_of(engine, queue, id);
     CHECK(look_at(engine, copy).len == len && look_at(engine, copy).idle == 1);
-    fork_of(engine, id, PLLM_AT_END, NULL, &child);
+    fork_of(engine, id, PLLM_FORK_AT_END, NULL, &child);
     fork_of(engine, id, len - 5, NULL, &shorter);
     CHECK(look_at(engine, shorter.id).len == len - 5);
     uint64_t ids[2] = {child.id, shorter.id};
@@ -315,7 +315,7 @@ static void a_fork_whose_parent_ends_first_says_so(void) {
     ask(engine, NULL, 0, 100, &a);
     step(engine, 3);
     OK(pllm_engine_abort(engine, a.id));
-    fork_of(engine, a.id, PLLM_AT_END, NULL, &child);
+    fork_of(engine, a.id, PLLM_FORK_AT_END, NULL, &child);
     step_to_the_end(engine);
     CHECK(a.finish_reason == PLLM_FINISH_ABORT && child.ends == 1 && child.finish_reason == PLLM_FINISH_ERROR);
     is_unknown(engine, child.id);
@@ -330,7 +330,7 @@ static void a_fork_whose_parent_ends_first_and_stays_stays_too(void) {
     ask_and_keep(engine, NULL, 0, FIRST, 1, &a);
     step(engine, 3);
     OK(pllm_engine_abort(engine, a.id));
-    fork_of(engine, a.id, PLLM_AT_END, NULL, &child);
+    fork_of(engine, a.id, PLLM_FORK_AT_END, NULL, &child);
     CHECK(steps_to_the_end(engine, 50) < 50);
     take(pllm_engine_queue(engine), 0);
     CHECK(child.ends == 1 && look_at(engine, child.id).idle == 1);
@@ -421,7 +421,7 @@ static void freeing_a_queue_ends_the_forks_that_write_to_it_and_nobody_else(void
     pllm_engine_free(engine);
 }
 
-static void a_queue_that_goes_before_its_blobs_come_takes_nothing_along(void) {
+static void a_queue_that_goes_before_its_state_come_takes_nothing_along(void) {
     enum { LONG = 300 };
     undisturbed(1, LONG);
     for (int started = 0; started < 2; started++) {
@@ -430,9 +430,9 @@ static void a_queue_that_goes_before_its_blobs_come_takes_nothing_along(void) {
         ask(engine, NULL, 1, LONG, &a);
         if (started) OK(pllm_engine_start(engine));
         for (int i = 0; i < 20; i++) {
-            pllm_queue *blobs = new_queue(engine, 1);
-            OK(pllm_sequence_export(engine, a.id, blobs));
-            pllm_queue_free(blobs);
+            pllm_queue *states = new_queue(engine, 1);
+            OK(pllm_sequence_export(engine, a.id, states));
+            pllm_queue_free(states);
             if (!started) step(engine, 1);
         }
         if (!started) step_to_the_end(engine);
@@ -568,8 +568,8 @@ static void samples_that_outgrow_the_pool_together_end_all_the_same(void) {
         uint64_t id = 0;
         if (!OK(pllm_engine_create(&options, &engine))) return;
         pllm_request_init(&request, sizeof request);
-        request.prompt_tokens = prompt;
-        request.prompt_tokens_len = PROMPT;
+        request.prompt_token_ids = prompt;
+        request.prompt_token_ids_len = PROMPT;
         request.sampling = &sampling;
         request.n = SAMPLES;
         OK(pllm_engine_add_request(engine, &request, &id));
@@ -593,8 +593,8 @@ static void a_prompt_of_any_length_may_be_pinned(void) {
             pllm_pin pin;
             uint64_t id = 0;
             pllm_pin_init(&pin, sizeof pin);
-            pin.prompt_tokens = prompt;
-            pin.prompt_tokens_len = len;
+            pin.prompt_token_ids = prompt;
+            pin.prompt_token_ids_len = len;
             pin.cache_salt = (const uint8_t *)&len;
             pin.cache_salt_len = prefilled ? 0 : sizeof len;
             OK(pllm_prefix_pin(engine, &pin, &id));
@@ -629,7 +629,7 @@ static void meddle(void *data, uint64_t sequence, const uint32_t *tokens, uint64
     CHECK(code_of(pllm_queue_poll(m->queue, 0, &outputs)) == 0);
     pllm_outputs_free(outputs);
     if (call == 2) ask(m->engine, NULL, 0, 5, &m->extra);
-    if (call == 3) fork_of(m->engine, sequence, PLLM_AT_END, NULL, &m->child);
+    if (call == 3) fork_of(m->engine, sequence, PLLM_FORK_AT_END, NULL, &m->child);
     if (call == 4) CHECK(code_of(pllm_engine_abort(m->engine, 1u << 30)) == PLLM_E_NOT_FOUND);
     const uint32_t next = (tokens[tokens_len - 1] + 1) % (uint32_t)vocab_size;
     for (uint64_t i = 0; i < vocab_size; i++) logits[i] = i == next ? 0 : -INFINITY;
@@ -646,8 +646,8 @@ static void a_hook_that_edits_may_call_what_any_thread_may(void) {
         answer a = {0};
         m = (meddler){.engine = engine, .queue = unused};
         pllm_request_init(&request, sizeof request);
-        request.prompt_tokens = (const uint32_t[]){500};
-        request.prompt_tokens_len = 1;
+        request.prompt_token_ids = (const uint32_t[]){500};
+        request.prompt_token_ids_len = 1;
         request.sampling = &sampling;
         request.user_data = (uintptr_t)&a;
         request.logits_hook = meddle;
@@ -705,7 +705,7 @@ const test_case sequence_cases[] = {
     CASE(a_request_for_several_that_ended_before_its_first_token_goes_on_alone),
     CASE(a_length_is_right_whatever_came_between),
     CASE(freeing_a_queue_ends_the_forks_that_write_to_it_and_nobody_else),
-    CASE(a_queue_that_goes_before_its_blobs_come_takes_nothing_along),
+    CASE(a_queue_that_goes_before_its_state_come_takes_nothing_along),
     CASE(a_sample_that_was_resumed_elsewhere_ends_there_with_its_engine),
     CASE(a_sample_that_was_resumed_elsewhere_ends_with_that_queue_and_no_other),
     CASE(an_abort_is_not_lost_to_a_sample_that_is_resumed_after_it),

@@ -34,7 +34,7 @@ static void look_around(const pllm_engine *engine) {
     pllm_tokens *tokens = NULL;
     pllm_stats stats = stats_of(engine);
     CHECK(stats.blocks_used + stats.blocks_cached + stats.blocks_free == stats.blocks_total);
-    OK(pllm_engine_info(engine, &info));
+    OK(pllm_engine_get_model_info(engine, &info));
     OK(pllm_engine_tokenize(engine, "What does a cow say?", PLLM_NUL_TERMINATED, 0, &tokens));
     CHECK(pllm_tokens_len(tokens) > 0);
     pllm_tokens_free(tokens);

@@ -1,7 +1,7 @@
 // Programs built with an older header, or with a newer one than the library's.
 #include "boundary.h"
 
-// ---- older: the structs as the first release had them ------------------------------------------------------------------
+// ---- older: shorter structs, as a program of an earlier release passes them ------------------------
 
 typedef struct {
     uint64_t struct_size;
@@ -27,8 +27,8 @@ typedef struct {
     uint64_t struct_size;
     const char *prompt;
     uint64_t prompt_len;
-    const uint32_t *prompt_tokens;
-    uint64_t prompt_tokens_len;
+    const uint32_t *prompt_token_ids;
+    uint64_t prompt_token_ids_len;
     const old_sampling *sampling;
     uint64_t user_data;
     uint32_t n, text_flags;
@@ -58,10 +58,10 @@ typedef struct {
     uint64_t eos_token_ids_len, vocab_size, layers, max_positions, max_model_len, threads;
 } old_info;
 
-_Static_assert(sizeof(old_options) == 96 && sizeof(old_sampling) == 88 && sizeof(old_request) == 64, "the first sizes");
-_Static_assert(sizeof(old_step) == 40 && sizeof(old_stats) == 128 && sizeof(old_plan) == 80 && sizeof(old_info) == 96, "the first sizes");
+_Static_assert(sizeof(old_options) == 96 && sizeof(old_sampling) == 88 && sizeof(old_request) == 64, "the sizes of the shorter structs");
+_Static_assert(sizeof(old_step) == 40 && sizeof(old_stats) == 128 && sizeof(old_plan) == 80 && sizeof(old_info) == 96, "the sizes of the shorter structs");
 
-// A struct of the first release, and behind it what an old program keeps there.
+// A short struct, and behind it bytes of the program that the library must not touch.
 enum { CANARY = 0x5C, CANARIES = 64 };
 #define OLD(type)                        \
     struct {                             \
@@ -125,7 +125,7 @@ static void a_program_built_with_the_first_header_runs(void) {
     GUARD(info);
     GUARD(step);
     GUARD(stats);
-    OK(pllm_engine_info(engine, (pllm_model_info *)(void *)&info));
+    OK(pllm_engine_get_model_info(engine, (pllm_model_info *)(void *)&info));
     UNHARMED(info);
     CHECK(info.it.vocab_size == 1024 && info.it.threads == 1);
     old_program_asks(engine, TOKENS, &a);
@@ -135,7 +135,7 @@ static void a_program_built_with_the_first_header_runs(void) {
         take(pllm_engine_queue(engine), 0);
     } while (step.it.unfinished);
     CHECK(is_whole(&a, 0, TOKENS));
-    OK(pllm_engine_stats(engine, (pllm_stats *)(void *)&stats));
+    OK(pllm_engine_get_stats(engine, (pllm_stats *)(void *)&stats));
     UNHARMED(stats);
     CHECK(stats.it.finished_length == 1 && stats.it.generated_tokens == TOKENS && stats.it.blocks_used == 0);
     pllm_engine_free(engine);
@@ -245,9 +245,9 @@ static void a_newer_program_finds_zero_in_what_is_not_known_yet(void) {
     pllm_engine_options options = options_for(model_dir);
     pllm_engine *engine = open_engine(model_dir);
     FILLED_WITH_ZERO(pllm_plan, pllm_engine_plan(&options, out));
-    FILLED_WITH_ZERO(pllm_model_info, pllm_engine_info(engine, out));
+    FILLED_WITH_ZERO(pllm_model_info, pllm_engine_get_model_info(engine, out));
     FILLED_WITH_ZERO(pllm_step, pllm_engine_step(engine, out));
-    FILLED_WITH_ZERO(pllm_stats, pllm_engine_stats(engine, out));
+    FILLED_WITH_ZERO(pllm_stats, pllm_engine_get_stats(engine, out));
     pllm_engine_free(engine);
 }
 

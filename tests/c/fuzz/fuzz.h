@@ -24,17 +24,17 @@
     SURE(pllm_abi_version) SURE(pllm_version) SURE(pllm_build_info)                                                        \
     SURE(pllm_error_code) SURE(pllm_error_message) SURE(pllm_error_free)                                                   \
     SURE(pllm_engine_options_init) FALLIBLE(pllm_engine_plan) FALLIBLE(pllm_engine_create) SURE(pllm_engine_free)          \
-    FALLIBLE(pllm_engine_info) SURE(pllm_request_init) SURE(pllm_sampling_init)                                            \
-    FALLIBLE(pllm_engine_add_request) FALLIBLE(pllm_engine_admit) FALLIBLE(pllm_engine_abort)                              \
-    FALLIBLE(pllm_arena_create) SURE(pllm_arena_free) FALLIBLE(pllm_arena_resize) FALLIBLE(pllm_arena_state)               \
+    FALLIBLE(pllm_engine_get_model_info) SURE(pllm_request_init) SURE(pllm_sampling_init)                                            \
+    FALLIBLE(pllm_engine_add_request) FALLIBLE(pllm_engine_predict_admission) FALLIBLE(pllm_engine_abort)                              \
+    FALLIBLE(pllm_budget_create) SURE(pllm_budget_free) FALLIBLE(pllm_budget_resize) FALLIBLE(pllm_budget_get_info)               \
     FALLIBLE(pllm_engine_step) FALLIBLE(pllm_engine_start) FALLIBLE(pllm_engine_stop)                                      \
     SURE(pllm_dry_init) SURE(pllm_beam_init) SURE(pllm_fork_init) SURE(pllm_resume_init) SURE(pllm_pin_init)               \
     FALLIBLE(pllm_sequence_fork) FALLIBLE(pllm_sequence_append) FALLIBLE(pllm_sequence_rewind)                             \
     FALLIBLE(pllm_sequence_resume) FALLIBLE(pllm_sequence_free) FALLIBLE(pllm_sequence_get_info)                           \
     FALLIBLE(pllm_prefix_pin) FALLIBLE(pllm_prefix_unpin)                                                                  \
     FALLIBLE(pllm_sequence_export) FALLIBLE(pllm_sequence_import)                                                          \
-    SURE(pllm_engine_queue) FALLIBLE(pllm_engine_stats) FALLIBLE(pllm_engine_metrics) SURE(pllm_engine_arena)              \
-    FALLIBLE(pllm_queue_create) SURE(pllm_queue_free) FALLIBLE(pllm_queue_event_fd) FALLIBLE(pllm_queue_poll)              \
+    SURE(pllm_engine_queue) FALLIBLE(pllm_engine_get_stats) FALLIBLE(pllm_engine_get_metrics) SURE(pllm_engine_budget)              \
+    FALLIBLE(pllm_queue_create) SURE(pllm_queue_free) FALLIBLE(pllm_queue_get_event_fd) FALLIBLE(pllm_queue_poll)              \
     SURE(pllm_outputs_len) SURE(pllm_outputs_get) SURE(pllm_outputs_free)                                                  \
     FALLIBLE(pllm_engine_tokenize) FALLIBLE(pllm_engine_detokenize) FALLIBLE(pllm_engine_render_chat)                      \
     SURE(pllm_tokens_data) SURE(pllm_tokens_len) SURE(pllm_tokens_free)                                                    \
@@ -76,7 +76,7 @@ enum { FUNCTIONS(AS_NUMBER, AS_NUMBER) FUNCTION_COUNT };
     X(a_deadline_passes_unasked, "had no deadline")                                    \
     X(an_answer_is_another, "another answer")                                          \
     X(admission_promises_too_much, "admit said")                                       \
-    X(an_arena_keeps_its_bytes, "an arena that was resized")                           \
+    X(an_budget_keeps_its_bytes, "a budget that was resized")                           \
     X(a_descriptor_stays, "descriptors")                                               \
     X(a_thread_stays, "threads")                                                       \
     X(a_block_stays_used, "blocks_used")                                               \
@@ -84,7 +84,7 @@ enum { FUNCTIONS(AS_NUMBER, AS_NUMBER) FUNCTION_COUNT };
     X(a_call_hangs, "has been under way")                                              \
     X(a_string_is_read_past_its_end, "AddressSanitizer: SEGV")                         \
     X(a_run_is_not_repeatable, "the same program gave other results")                  \
-    X(a_function_never_fails, "pllm_queue_event_fd never failed")
+    X(a_function_never_fails, "pllm_queue_get_event_fd never failed")
 #define SABOTAGE_NUMBER(name, report) name,
 enum { no_sabotage, SABOTAGES(SABOTAGE_NUMBER) };
 
@@ -235,7 +235,7 @@ bool ledger_begin(account *a, const turn *t);
 void ledger_begun(account *a, bool accepted);
 
 // The last exported sequence that came as an output, copied to `to`; 0 where there is none, or none that fits.
-uint64_t ledger_blob(unsigned char *to, uint64_t room);
+uint64_t ledger_state(unsigned char *to, uint64_t room);
 void ledger_output(unsigned engine, unsigned queue, const pllm_output *o);
 void ledger_queue_gone(unsigned queue);
 

@@ -14,10 +14,10 @@ static unsigned pins_len;
 static unsigned last_user_data;
 static bool racing;
 
-static unsigned char last_blob[1 << 20];
-static uint64_t last_blob_len;
+static unsigned char last_state[1 << 20];
+static uint64_t last_state_len;
 
-void ledger_clear(void) { requests_len = pins_len = last_user_data = last_blob_len = 0, racing = false; }
+void ledger_clear(void) { requests_len = pins_len = last_user_data = last_state_len = 0, racing = false; }
 
 void ledger_race(bool now) { racing = now; }
 
@@ -158,8 +158,8 @@ static void check_shape(const pllm_output *o) {
     EXPECT(is_utf8(o->text, o->text_len), "an output's text is not UTF-8, or ends with half a character");
     EXPECT(is_utf8(o->error, o->error_len), "an output's error is not UTF-8");
     EXPECT(o->error_code != PLLM_E_INTERNAL, "a defect was met: %.*s", (int)o->error_len, o->error);
-    EXPECT((o->blob != NULL) == (o->blob_len > 0), "an output's blob and blob_len disagree");
-    EXPECT(!o->blob || (!o->tokens && !o->text && o->finish_reason == PLLM_FINISH_NONE), "an output with a blob says more");
+    EXPECT((o->sequence_state != NULL) == (o->sequence_state_len > 0), "an output's state and state_len disagree");
+    EXPECT(!o->sequence_state || (!o->tokens && !o->text && o->finish_reason == PLLM_FINISH_NONE), "an output with a state says more");
 }
 
 static void check_probabilities(const float *list, uint64_t len) {
@@ -242,15 +242,15 @@ static void count(const request *r, turn *t, const pllm_output *o) {
     EXPECT(t->ends == 0 || t->loose || o->generated_tokens <= t->generated, "generated_tokens went beyond that of the last output");
 }
 
-static void keep_blob(const pllm_output *o) {
-    last_blob_len = o->blob_len <= sizeof last_blob ? o->blob_len : 0;
-    memcpy(last_blob, o->blob, last_blob_len);
+static void keep_state(const pllm_output *o) {
+    last_state_len = o->sequence_state_len <= sizeof last_state ? o->sequence_state_len : 0;
+    memcpy(last_state, o->sequence_state, last_state_len);
 }
 
-uint64_t ledger_blob(unsigned char *to, uint64_t room) {
+uint64_t ledger_state(unsigned char *to, uint64_t room) {
     pthread_mutex_lock(&lock);
-    uint64_t len = last_blob_len <= room ? last_blob_len : 0;
-    memcpy(to, last_blob, len);
+    uint64_t len = last_state_len <= room ? last_state_len : 0;
+    memcpy(to, last_state, len);
     pthread_mutex_unlock(&lock);
     return len;
 }
@@ -258,8 +258,8 @@ uint64_t ledger_blob(unsigned char *to, uint64_t room) {
 void ledger_output(unsigned engine, unsigned queue, const pllm_output *o) {
     pthread_mutex_lock(&lock);
     check_shape(o);
-    if (o->blob || was_not_exported(o)) {
-        if (o->blob) keep_blob(o);
+    if (o->sequence_state || was_not_exported(o)) {
+        if (o->sequence_state) keep_state(o);
         pthread_mutex_unlock(&lock);
         return;
     }

@@ -30,7 +30,7 @@ typedef struct {
 
 static struct {
     engine_slot engines[ENGINES];
-    pllm_arena *arenas[ARENAS];  // NULL: the slot is free
+    pllm_budget *budgets[ARENAS];  // NULL: the slot is free
     queue_slot queues[QUEUES];
     atomic_uint last_number;
     bool racing;     // many threads: engines and shared queues stay, the order of outputs is not known
@@ -369,8 +369,8 @@ static void choose_memory(worker *w, pllm_engine_options *o) {
         o->preemption = world.may_start && below(w, 2) ? PLLM_PREEMPTION_AUTO : PLLM_PREEMPTION_SWAP;
         o->swap_bytes = (uint64_t)(1 + below(w, 16)) << (12 + below(w, 5));
     }
-    o->arena = one_in(w, 3) ? world.arenas[below(w, ARENAS)] : NULL;
-    if (o->arena) o->kv_bytes = 0;
+    o->budget = one_in(w, 3) ? world.budgets[below(w, ARENAS)] : NULL;
+    if (o->budget) o->kv_bytes = 0;
 }
 
 // Most of these are refused; those that are not stay small, unless nothing is made.
@@ -435,13 +435,13 @@ static void plan(worker *w) {
     if (!judge_struct(&out, code, &plan)) return;
     w->hash = mix_bytes(w->hash, &plan, sizeof plan);
     EXPECT(plan.max_model_len <= plan.blocks * plan.block_size && plan.full_sequences >= 1 &&
-               plan.kv_bytes == plan.blocks * plan.block_bytes && plan.most_blocks >= plan.blocks,
+               plan.kv_bytes == plan.blocks * plan.block_bytes && plan.max_blocks >= plan.blocks,
            "a plan's numbers contradict each other");
 }
 
 static void learn(worker *w, engine_slot *e) {
     pllm_model_info info = {.struct_size = sizeof info};
-    EXPECT(TRY(pllm_engine_info, e->engine, &info) == 0, "a new engine says nothing of its model");
+    EXPECT(TRY(pllm_engine_get_model_info, e->engine, &info) == 0, "a new engine says nothing of its model");
     e->vocab = (uint32_t)info.vocab_size;
     e->max_model_len = info.max_model_len;
 }
@@ -472,7 +472,7 @@ static void info(worker *w) {
     engine_slot *e = any_engine(w);
     pllm_model_info info;
     output_struct out = any_output_struct(w, 96, sizeof info);
-    int32_t code = TRY(pllm_engine_info, e->engine, out.at);
+    int32_t code = TRY(pllm_engine_get_model_info, e->engine, out.at);
     EXPECT(e->engine ? !code == is_possible(&out) : code == PLLM_E_INVALID_ARGUMENT, "info of an engine: code %d", code);
     if (!judge_struct(&out, code, &info)) return;
     EXPECT(is_utf8(info.architecture, info.architecture_len) && is_utf8(info.isa, info.isa_len), "the model's info is not UTF-8");
@@ -503,7 +503,7 @@ static void stats(worker *w) {
     engine_slot *e = any_engine(w);
     pllm_stats stats;
     output_struct out = any_output_struct(w, 128, sizeof stats);
-    int32_t code = TRY(pllm_engine_stats, e->engine, out.at);
+    int32_t code = TRY(pllm_engine_get_stats, e->engine, out.at);
     EXPECT(e->engine ? !code == is_possible(&out) : code == PLLM_E_INVALID_ARGUMENT, "stats of an engine: code %d", code);
     if (!judge_struct(&out, code, &stats)) return;
     w->hash = mix_bytes(w->hash, &stats, sizeof stats);
@@ -782,8 +782,8 @@ static void choose_prompt(worker *w, const engine_slot *e, pllm_request *q, turn
     }
     if (!as_text || both) {
         argument tokens = any_tokens(w, e->vocab);
-        q->prompt_tokens = tokens.data;
-        q->prompt_tokens_len = tokens.len;
+        q->prompt_token_ids = tokens.data;
+        q->prompt_token_ids_len = tokens.len;
         if (tokens.data) t->prompt_tokens = tokens.len;
     }
 }
@@ -873,7 +873,7 @@ static bool choose_a_question(worker *w, const engine_slot *e, pllm_request *q, 
     s.output_kind = below(w, 3);
     filled(at, &sampling_type, &s, declared);
     note_sampling(t, &s);
-    t->prompt_tokens = q->prompt_tokens_len;
+    t->prompt_tokens = q->prompt_token_ids_len;
     q->sampling = at;
     return true;
 }
@@ -885,25 +885,25 @@ static bool nobody_steps(void) {
     return !steps;
 }
 
-// What pllm_engine_admit says of a request, where nothing can come in between.
+// What pllm_engine_predict_admission says of a request, where nothing can come in between.
 typedef struct {
     bool holds;
     int32_t code;
     pllm_admission is;
 } prospect;
 
-// Nobody steps the engine but this program, nor another one that shares its arena.
+// Nobody steps the engine but this program, nor another one that shares its budget.
 static bool nothing_comes_between(worker *w, const engine_slot *e) {
-    pllm_arena_info info = {.struct_size = sizeof info};
+    pllm_budget_info info = {.struct_size = sizeof info};
     if (!e->engine || e->started || world.racing) return false;
-    EXPECT(TRY(pllm_arena_state, CALL(pllm_engine_arena, e->engine), &info) == 0, "an engine's arena has no state");
+    EXPECT(TRY(pllm_budget_get_info, CALL(pllm_engine_budget, e->engine), &info) == 0, "an engine's budget has no state");
     return info.engines == 1 || nobody_steps();
 }
 
 static prospect ask_admission(worker *w, const engine_slot *e, const pllm_request *request) {
     prospect p = {.holds = nothing_comes_between(w, e)};
     output_struct out = any_output_struct(w, 48, sizeof p.is);
-    p.code = TRY(pllm_engine_admit, e->engine, request, out.at);
+    p.code = TRY(pllm_engine_predict_admission, e->engine, request, out.at);
     EXPECT(p.code || e->engine, "a request was admitted by NULL");
     judge_struct(&out, p.code, &p.is);
     bool possible = p.is.admits <= 1 && p.is.fits_now <= p.is.admits && !isnan(p.is.first_token_seconds);
@@ -1197,7 +1197,7 @@ static void fork_one(worker *w) {
     ledger_let_go(parent);
 }
 
-// ---- blobs --------------------------------------------------------------------------------------------------------------
+// ---- states --------------------------------------------------------------------------------------------------------------
 
 static void export_one(worker *w) {
     const engine_slot *e = any_engine(w);
@@ -1214,14 +1214,14 @@ static void export_one(worker *w) {
 static void import_one(worker *w) {
     static _Thread_local unsigned char bytes[1 << 20];
     const engine_slot *e = any_engine(w);
-    uint64_t len = ledger_blob(bytes, sizeof bytes);
+    uint64_t len = ledger_state(bytes, sizeof bytes);
     bool bent = below(w, 4);
     if (bent && len) bytes[(uint64_t)below(w, 256) * len / 256] ^= (unsigned char)(1 + below(w, 255));
     if (one_in(w, 8)) len = len * below(w, 256) / 256, bent = true;
     output_place *out = any_output_place(w);
     int32_t code = TRY(pllm_sequence_import, e->engine, one_in(w, 32) ? NULL : bytes, len, NULL, out ? &out->number : NULL);
     judge_output(out, code, sizeof out->number);
-    EXPECT(code || !bent, "a blob that was bent was taken");
+    EXPECT(code || !bent, "a state that was bent was taken");
     if (code) return;
     code = TRY(pllm_sequence_free, e->engine, out->number);
     EXPECT(!code || world.racing, "an imported sequence could not be freed: %d", code);
@@ -1238,7 +1238,7 @@ static void pin_one(worker *w) {
     pllm_request_init(&prompt, sizeof prompt);
     choose_prompt(w, e, &prompt, &(turn){0});
     q.prompt = prompt.prompt, q.prompt_len = prompt.prompt_len;
-    q.prompt_tokens = prompt.prompt_tokens, q.prompt_tokens_len = prompt.prompt_tokens_len;
+    q.prompt_token_ids = prompt.prompt_token_ids, q.prompt_token_ids_len = prompt.prompt_token_ids_len;
     choose_salt(w, &q.cache_salt, &q.cache_salt_len);
     q.priority = below(w, 4);
     // What depends on the time does not repeat.
@@ -1396,7 +1396,7 @@ static void look_at_descriptor(worker *w, queue_slot *q, int fd) {
 static void event_descriptor(worker *w) {
     queue_slot *q = live_queue(w);
     output_place *out = any_output_place(w);
-    int32_t code = TRY(pllm_queue_event_fd, q->queue, out ? &out->fd : NULL);
+    int32_t code = TRY(pllm_queue_get_event_fd, q->queue, out ? &out->fd : NULL);
     judge_output(out, code, sizeof out->fd);
     EXPECT(!code == (q->queue && out), "the event descriptor: %d", code);
     if (code) return;
@@ -1453,7 +1453,7 @@ static bool waits_for_any(const engine_slot *e) {
 
 static void check_idle(worker *w, engine_slot *e) {
     pllm_stats s = {.struct_size = sizeof s};
-    EXPECT(TRY(pllm_engine_stats, e->engine, &s) == 0, "stats failed");
+    EXPECT(TRY(pllm_engine_get_stats, e->engine, &s) == 0, "stats failed");
     if (sabotage == a_block_stays_used) s.blocks_used++, s.blocks_free--;
     if (sabotage == an_idle_sequence_is_not_given_back) s.idle++;
     EXPECT(s.swapped == 0 && s.swap_blocks_used == 0, "nothing is unfinished or kept, and the host tier is in use");
@@ -1509,85 +1509,85 @@ static void free_engine(worker *w) {
     else free_engine_slot(w, &world.engines[below(w, ENGINES)]);
 }
 
-// ---- arenas ------------------------------------------------------------------------------------------------------------
+// ---- budgets ------------------------------------------------------------------------------------------------------------
 
 // One of those that may be shared, one that an engine has, or NULL.
-static const pllm_arena *any_arena(worker *w) {
+static const pllm_budget *any_budget(worker *w) {
     unsigned i = below(w, 32);
     if (i == 31) return NULL;
-    const pllm_arena *arena = world.arenas[i % ARENAS];
-    return arena && i < 16 ? arena : CALL(pllm_engine_arena, any_engine(w)->engine);
+    const pllm_budget *budget = world.budgets[i % ARENAS];
+    return budget && i < 16 ? budget : CALL(pllm_engine_budget, any_engine(w)->engine);
 }
 
-static void create_arena(worker *w) {
+static void create_budget(worker *w) {
     unsigned i = below(w, ARENAS);
-    if (world.arenas[i]) return;
+    if (world.budgets[i]) return;
     // None is made of these: an engine would map all that it might come to have.
     bool odd = one_in(w, 4);
     uint64_t bytes = odd ? odd_u64(w) : (uint64_t)(1 + below(w, 16)) << (13 + below(w, 6));
     uint64_t most = odd ? odd_u64(w) : bytes * below(w, 4);
     output_place *out = any_output_place(w);
-    int32_t code = TRY(pllm_arena_create, bytes, most, out ? (pllm_arena **)&out->pointer : NULL);
+    int32_t code = TRY(pllm_budget_create, bytes, most, out ? (pllm_budget **)&out->pointer : NULL);
     judge_output(out, code, sizeof out->pointer);
-    EXPECT(!code == (out && bytes && (!most || most >= bytes)), "an arena of %llu to %llu bytes: %d", LLU(bytes), LLU(most), code);
+    EXPECT(!code == (out && bytes && (!most || most >= bytes)), "a budget of %llu to %llu bytes: %d", LLU(bytes), LLU(most), code);
     if (code) return;
-    if (odd) CALL(pllm_arena_free, out->pointer);
-    else world.arenas[i] = out->pointer;
+    if (odd) CALL(pllm_budget_free, out->pointer);
+    else world.budgets[i] = out->pointer;
 }
 
 // Engines that were made with it keep it alive.
-static void free_arena(worker *w) {
+static void free_budget(worker *w) {
     unsigned i = below(w, ARENAS);
-    if (one_in(w, 4)) CALL(pllm_arena_free, NULL);
-    CALL(pllm_arena_free, world.arenas[i]);
-    world.arenas[i] = NULL;
+    if (one_in(w, 4)) CALL(pllm_budget_free, NULL);
+    CALL(pllm_budget_free, world.budgets[i]);
+    world.budgets[i] = NULL;
 }
 
-static void free_arenas(worker *w) {
-    for (int i = 0; i < ARENAS; i++) CALL(pllm_arena_free, world.arenas[i]), world.arenas[i] = NULL;
+static void free_budgets(worker *w) {
+    for (int i = 0; i < ARENAS; i++) CALL(pllm_budget_free, world.budgets[i]), world.budgets[i] = NULL;
 }
 
-static void look_at_arena(worker *w) {
-    const pllm_arena *arena = any_arena(w);
-    pllm_arena_info info;
+static void look_at_budget(worker *w) {
+    const pllm_budget *budget = any_budget(w);
+    pllm_budget_info info;
     output_struct out = any_output_struct(w, 48, sizeof info);
-    int32_t code = TRY(pllm_arena_state, arena, out.at);
-    EXPECT(!code == (arena && is_possible(&out)), "the state of an arena: code %d", code);
+    int32_t code = TRY(pllm_budget_get_info, budget, out.at);
+    EXPECT(!code == (budget && is_possible(&out)), "the state of a budget: code %d", code);
     if (!judge_struct(&out, code, &info)) return;
-    EXPECT(info.bytes >= info.least_bytes && info.bytes <= info.most_bytes && info.engines <= ENGINES, "an arena's state is impossible");
+    EXPECT(info.bytes >= info.min_bytes && info.bytes <= info.max_bytes && info.engines <= ENGINES, "a budget's state is impossible");
     // One that stepped itself and was stopped goes down before its next step.
     EXPECT(world.may_start || info.held_bytes <= info.bytes, "nobody steps, and engines hold %llu of %llu bytes", LLU(info.held_bytes),
            LLU(info.bytes));
     w->hash = mix_bytes(w->hash, &info, sizeof info);
 }
 
-static uint64_t any_budget(worker *w, const pllm_arena_info *now) {
-    uint64_t room = now->most_bytes - now->least_bytes;
+static uint64_t any_size(worker *w, const pllm_budget_info *now) {
+    uint64_t room = now->max_bytes - now->min_bytes;
     switch (below(w, 8)) {
     case 0: return odd_u64(w);
-    case 1: return now->least_bytes - below(w, 2);
-    case 2: return now->most_bytes + below(w, 2);
-    default: return now->least_bytes + room / 255 * byte(w);
+    case 1: return now->min_bytes - below(w, 2);
+    case 2: return now->max_bytes + below(w, 2);
+    default: return now->min_bytes + room / 255 * byte(w);
     }
 }
 
-static void resize_arena(worker *w) {
-    const pllm_arena *arena = any_arena(w);
-    pllm_arena_info before = {.struct_size = sizeof before}, after = before;
-    int32_t code = TRY(pllm_arena_state, arena, &before);
-    EXPECT(!code == !!arena, "the state of an arena: code %d", code);
-    uint64_t bytes = any_budget(w, &before);
-    code = TRY(pllm_arena_resize, arena, bytes);
-    EXPECT(arena ? code == 0 || code == PLLM_E_CAPACITY : code == PLLM_E_INVALID_ARGUMENT, "an arena was to have %llu bytes: %d",
+static void resize_budget(worker *w) {
+    const pllm_budget *budget = any_budget(w);
+    pllm_budget_info before = {.struct_size = sizeof before}, after = before;
+    int32_t code = TRY(pllm_budget_get_info, budget, &before);
+    EXPECT(!code == !!budget, "the state of a budget: code %d", code);
+    uint64_t bytes = any_size(w, &before);
+    code = TRY(pllm_budget_resize, budget, bytes);
+    EXPECT(budget ? code == 0 || code == PLLM_E_CAPACITY : code == PLLM_E_INVALID_ARGUMENT, "a budget was to have %llu bytes: %d",
            LLU(bytes), code);
-    if (!arena || !nobody_steps()) return;
-    bool possible = bytes && bytes >= before.least_bytes && bytes <= before.most_bytes;
-    EXPECT(!code == possible, "an arena of %llu to %llu bytes was to have %llu: %d", LLU(before.least_bytes), LLU(before.most_bytes),
+    if (!budget || !nobody_steps()) return;
+    bool possible = bytes && bytes >= before.min_bytes && bytes <= before.max_bytes;
+    EXPECT(!code == possible, "a budget of %llu to %llu bytes was to have %llu: %d", LLU(before.min_bytes), LLU(before.max_bytes),
            LLU(bytes), code);
-    EXPECT(TRY(pllm_arena_state, arena, &after) == 0, "an arena has no state");
-    if (sabotage == an_arena_keeps_its_bytes) after.bytes = before.bytes;
+    EXPECT(TRY(pllm_budget_get_info, budget, &after) == 0, "a budget has no state");
+    if (sabotage == an_budget_keeps_its_bytes) after.bytes = before.bytes;
     EXPECT(after.bytes == (code ? before.bytes : bytes) && (world.may_start || after.held_bytes <= after.bytes),
-           "an arena that was resized from %llu to %llu bytes (%d) has %llu, and %llu are held", LLU(before.bytes), LLU(bytes), code,
+           "a budget that was resized from %llu to %llu bytes (%d) has %llu, and %llu are held", LLU(before.bytes), LLU(bytes), code,
            LLU(after.bytes), LLU(after.held_bytes));
 }
 
@@ -1603,7 +1603,7 @@ static void add_question(worker *w, const engine_slot *e) {
     r->engine = e->number, r->vocab = e->vocab, r->max_model_len = e->max_model_len, r->has_text = e->has_text;
     q.sampling = &s;
     q.user_data = t.user_data;
-    t.prompt_tokens = q.prompt_tokens_len;
+    t.prompt_tokens = q.prompt_token_ids_len;
     note_sampling(&t, &s);
     note_branching(r, &q, 0);
     note_turns(r, t);
@@ -1617,24 +1617,24 @@ static void add_question(worker *w, const engine_slot *e) {
 // Several run side by side, then there is less room than they have: some give way, and all say what they would have said.
 static void squeeze(worker *w) {
     const engine_slot *e = any_engine(w);
-    pllm_arena_info info = {.struct_size = sizeof info};
+    pllm_budget_info info = {.struct_size = sizeof info};
     pllm_step step = {.struct_size = sizeof step};
     if (!e->engine) return;
-    const pllm_arena *arena = CALL(pllm_engine_arena, e->engine);
+    const pllm_budget *budget = CALL(pllm_engine_budget, e->engine);
     for (unsigned n = 2 + below(w, 4); n > 0; n--) add_question(w, e);
     for (unsigned n = 1 + below(w, 8); n > 0; n--) {
         int32_t code = TRY(pllm_engine_step, e->engine, &step);
         EXPECT(world.racing || code == (e->started ? PLLM_E_BUSY : 0), "step failed with %d", code);
     }
-    EXPECT(TRY(pllm_arena_state, arena, &info) == 0, "an engine's arena has no state");
-    int32_t code = TRY(pllm_arena_resize, arena, info.least_bytes);
-    EXPECT(!nobody_steps() || code == 0, "an arena could not have its least bytes: %d", code);
+    EXPECT(TRY(pllm_budget_get_info, budget, &info) == 0, "an engine's budget has no state");
+    int32_t code = TRY(pllm_budget_resize, budget, info.min_bytes);
+    EXPECT(!nobody_steps() || code == 0, "a budget could not have its least bytes: %d", code);
 }
 
-static void ask_for_the_arena(worker *w) {
+static void ask_for_the_budget(worker *w) {
     const engine_slot *e = any_engine(w);
-    const pllm_arena *arena = CALL(pllm_engine_arena, e->engine);
-    EXPECT(!arena == !e->engine && arena == CALL(pllm_engine_arena, e->engine), "an engine's arena changed");
+    const pllm_budget *budget = CALL(pllm_engine_budget, e->engine);
+    EXPECT(!budget == !e->engine && budget == CALL(pllm_engine_budget, e->engine), "an engine's budget changed");
 }
 
 // ---- text and the rest -------------------------------------------------------------------------------------------------
@@ -1643,7 +1643,7 @@ static void ask_for_the_arena(worker *w) {
 static void metrics(worker *w) {
     const engine_slot *e = any_engine(w);
     output_place *out = any_output_place(w);
-    int32_t code = TRY(pllm_engine_metrics, e->engine, out ? (pllm_bytes **)&out->pointer : NULL);
+    int32_t code = TRY(pllm_engine_get_metrics, e->engine, out ? (pllm_bytes **)&out->pointer : NULL);
     judge_output(out, code, sizeof out->pointer);
     EXPECT(!code == (e->engine && out), "metrics of an engine: code %d", code);
     if (code) return;
@@ -1717,7 +1717,7 @@ static void ask_null(worker *w) {
     EXPECT(CALL(pllm_tokens_len, NULL) == 0 && CALL(pllm_tokens_data, NULL) == NULL, "there are tokens in NULL");
     EXPECT(CALL(pllm_bytes_len, NULL) == 0 && CALL(pllm_bytes_data, NULL) == NULL, "there are bytes in NULL");
     EXPECT(CALL(pllm_engine_queue, NULL) == NULL, "NULL has a queue");
-    EXPECT(CALL(pllm_engine_arena, NULL) == NULL, "NULL has an arena");
+    EXPECT(CALL(pllm_engine_budget, NULL) == NULL, "NULL has a budget");
     uint64_t size = odd_u64(w);
     CALL(pllm_engine_options_init, NULL, size);
     CALL(pllm_request_init, NULL, size);
@@ -1752,8 +1752,8 @@ static const operation operations[] = {
     {ask_null, 1, false},  {render_chat, 3, false},    {release_one, 3, false},     {ask_for_the_queue, 1, false},
     {ask_the_library, 1, false}, {fork_one, 6, false}, {append_to_one, 4, false},  {rewind_one, 4, false},
     {resume_one, 7, false}, {free_sequence, 2, false}, {look_at_sequence, 3, false}, {pin_one, 2, false}, {unpin_one, 2, false},
-    {export_one, 2, false}, {import_one, 2, false}, {admit, 2, false}, {metrics, 2, false}, {create_arena, 2, true},
-    {free_arena, 1, true},  {resize_arena, 6, false}, {squeeze, 4, false}, {look_at_arena, 2, false}, {ask_for_the_arena, 1, false},
+    {export_one, 2, false}, {import_one, 2, false}, {admit, 2, false}, {metrics, 2, false}, {create_budget, 2, true},
+    {free_budget, 1, true},  {resize_budget, 6, false}, {squeeze, 4, false}, {look_at_budget, 2, false}, {ask_for_the_budget, 1, false},
 };
 
 static const operation *any_operation(worker *w) {
@@ -1800,9 +1800,9 @@ static void race_all(worker *w) {
 }
 
 static void free_everything(worker *w) {
-    if (below(w, 2)) free_arenas(w);  // before those that were made with them
+    if (below(w, 2)) free_budgets(w);  // before those that were made with them
     for (int i = 0; i < ENGINES; i++) free_engine_slot(w, &world.engines[i]);
-    free_arenas(w);
+    free_budgets(w);
     for (int i = 0; i < QUEUES; i++) free_queue_slot(w, &world.queues[i]);
     release_all(w);
     leave(w);

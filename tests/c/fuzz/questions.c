@@ -17,8 +17,8 @@ static void expect_success(pllm_error *error) {
 }
 
 static void ask(unsigned question, pllm_request *q, pllm_sampling *s) {
-    q->prompt_tokens = prompts[question];
-    q->prompt_tokens_len = prompt_lens[question];
+    q->prompt_token_ids = prompts[question];
+    q->prompt_token_ids_len = prompt_lens[question];
     s->flags = PLLM_SAMPLING_SEED | PLLM_SAMPLING_IGNORE_EOS;
     s->seed = question;
     s->temperature = question % 2 ? 1 : 0;

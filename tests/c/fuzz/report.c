@@ -53,7 +53,7 @@ void print_counts(uint64_t programs) {
 
 bool everything_was_tried(void) {
     bool all = true;
-    if (sabotage == a_function_never_fails) run->failed[N_pllm_queue_event_fd] = 0;
+    if (sabotage == a_function_never_fails) run->failed[N_pllm_queue_get_event_fd] = 0;
     for (int f = 0; f < FUNCTION_COUNT; f++) {
         if (run->succeeded[f] == 0) printf("FINDING: %s never succeeded\n", function_names[f]), all = false;
         if (function_fallible[f] && run->failed[f] == 0) printf("FINDING: %s never failed\n", function_names[f]), all = false;

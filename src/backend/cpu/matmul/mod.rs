@@ -97,7 +97,7 @@ pub fn product(machine: Machine, packed: &mut PackedRows, strips: Strips) {
     if rows * count * width == 0 {
         return;
     }
-    let most = packed.most_rows(cols);
+    let most = packed.max_rows(cols);
     let strips_at_once = (most / rows).max(1);
     for first_strip in (0..count).step_by(strips_at_once) {
         for first_row in (0..rows).step_by(most) {

@@ -193,7 +193,7 @@ impl PackedRows {
     }
 
     /// Returns how many rows of this width fit the storage.
-    pub fn most_rows(&self, cols: usize) -> usize {
+    pub fn max_rows(&self, cols: usize) -> usize {
         let Lens { words, groups } = Lens::most(cols.max(1));
         let most = (self.words.len() / words).min(self.scales.len() / groups);
         assert!(most > 0, "no room was made for rows of {cols} columns");

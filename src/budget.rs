@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 ///
 /// Each engine holds a lease. It takes bytes as it needs them and returns bytes that it does not
 /// need. An engine always keeps its minimum, with which its longest sequence can run.
-pub struct Arena {
+pub struct Budget {
     state: Mutex<State>,
 }
 
@@ -56,13 +56,13 @@ struct Tenant {
 
 /// The state of a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ArenaInfo {
+pub struct BudgetInfo {
     pub bytes: u64,
     /// The largest size in bytes to which the budget can be resized.
-    pub most_bytes: u64,
+    pub max_bytes: u64,
     /// The smallest size in bytes to which the budget can be resized with the current engines and
     /// requests.
-    pub least_bytes: u64,
+    pub min_bytes: u64,
     /// Bytes that the engines hold. It exceeds `bytes` while engines are still shrinking.
     pub held_bytes: u64,
     pub engines: usize,
@@ -97,7 +97,7 @@ impl State {
         let bytes = blocks as u64 * tenant.block;
         if bytes > tenant.least && bytes > tenant.in_the_end() && bytes > all.saturating_sub(theirs) {
             return Err(Error::capacity(format!(
-                "the request's sequences may need {bytes} bytes of K and V at once, and of the arena's {all} the other {} engines hold {theirs}: ask again when they hold less, lower max_tokens or n, or make the arena larger",
+                "the request's sequences may need {bytes} bytes of K and V at once, and of the budget's {all} the other {} engines hold {theirs}: ask again when they hold less, lower max_tokens or n, or make the budget larger",
                 engines - 1
             )));
         }
@@ -125,13 +125,13 @@ impl State {
     }
 }
 
-impl Arena {
+impl Budget {
     /// Creates a budget of `bytes` that can later grow to `most`.
-    pub fn new(bytes: u64, most: u64) -> Result<Arc<Arena>> {
+    pub fn new(bytes: u64, most: u64) -> Result<Arc<Budget>> {
         if bytes == 0 || bytes > most {
-            return Err(Error::invalid(format!("an arena of {bytes} bytes that may have up to {most}: give it from 1 to {most}")));
+            return Err(Error::invalid(format!("a budget of {bytes} bytes that may have up to {most}: give it from 1 to {most}")));
         }
-        Ok(Arc::new(Arena { state: Mutex::new(State { bytes, most, last_id: 0, tenants: Vec::new() }) }))
+        Ok(Arc::new(Budget { state: Mutex::new(State { bytes, most, last_id: 0, tenants: Vec::new() }) }))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -154,12 +154,12 @@ impl Arena {
         }
     }
 
-    pub fn info(&self) -> ArenaInfo {
+    pub fn info(&self) -> BudgetInfo {
         let state = self.lock();
-        ArenaInfo {
+        BudgetInfo {
             bytes: state.bytes,
-            most_bytes: state.most,
-            least_bytes: state.floors(),
+            max_bytes: state.most,
+            min_bytes: state.floors(),
             held_bytes: state.tenants.iter().map(|tenant| tenant.held).sum(),
             engines: state.tenants.len(),
         }
@@ -179,12 +179,12 @@ impl Arena {
     pub fn resize(&self, bytes: u64) -> Result<()> {
         let mut state = self.lock();
         if bytes > state.most {
-            return Err(Error::capacity(format!("the arena was made for up to {} bytes: it cannot have {bytes}", state.most)));
+            return Err(Error::capacity(format!("the budget was made for up to {} bytes: it cannot have {bytes}", state.most)));
         }
         let least = state.floors();
         if bytes < least.max(1) {
             return Err(Error::capacity(format!(
-                "{} engines with the requests they have need {least} bytes to go on, for their longest sequences: the arena cannot shrink to {bytes}",
+                "{} engines with the requests they have need {least} bytes to go on, for their longest sequences: the budget cannot shrink to {bytes}",
                 state.tenants.len()
             )));
         }
@@ -196,13 +196,13 @@ impl Arena {
     }
 
     /// Adds an engine with blocks of `block` bytes that needs at least `least` blocks.
-    pub fn join(self: &Arc<Arena>, block: u64, least: u64) -> Result<Lease> {
+    pub fn join(self: &Arc<Budget>, block: u64, least: u64) -> Result<Lease> {
         let (block, least) = (block.max(1), least * block.max(1));
         let mut state = self.lock();
         let floors = state.floors();
         if least > state.bytes.saturating_sub(floors) {
             return Err(Error::capacity(format!(
-                "the engine needs {least} bytes for its longest sequence, and of the arena's {} others need {floors}: make it larger, or max_model_len smaller",
+                "the engine needs {least} bytes for its longest sequence, and of the budget's {} others need {floors}: make it larger, or max_model_len smaller",
                 state.bytes
             )));
         }
@@ -213,11 +213,11 @@ impl Arena {
         state.share_the_loss();
         drop(state);
         self.call(Caller::Host, |_| true);
-        Ok(Lease { arena: self.clone(), id })
+        Ok(Lease { budget: self.clone(), id })
     }
 }
 
-impl fmt::Debug for Arena {
+impl fmt::Debug for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.info().fmt(f)
     }
@@ -225,7 +225,7 @@ impl fmt::Debug for Arena {
 
 /// The part of a budget that one engine holds.
 pub struct Lease {
-    arena: Arc<Arena>,
+    budget: Arc<Budget>,
     id: u64,
 }
 
@@ -245,13 +245,13 @@ pub struct Need {
 }
 
 impl Lease {
-    pub fn arena(&self) -> &Arc<Arena> {
-        &self.arena
+    pub fn budget(&self) -> &Arc<Budget> {
+        &self.budget
     }
 
     /// Sets the callback for requests of other engines and for changes of the budget.
     pub fn on_call(&self, call: Call) {
-        self.arena.lock().tenant(self.id).call = Some(call);
+        self.budget.lock().tenant(self.id).call = Some(call);
     }
 
     /// Computes how many blocks the engine should hold from now on.
@@ -259,7 +259,7 @@ impl Lease {
     /// A larger pool is granted at once. For a smaller pool, the engine calls `give_back` after it
     /// has freed the blocks.
     pub fn settle(&self, need: Need) -> usize {
-        let mut state = self.arena.lock();
+        let mut state = self.budget.lock();
         let (bytes, alone) = (state.bytes, state.tenants.len() == 1);
         let they_are_hungry = state.others(self.id).any(|tenant| tenant.hungry);
         let theirs: u64 = state.others(self.id).map(Tenant::in_the_end).sum();
@@ -293,16 +293,16 @@ impl Lease {
     /// lack memory would call each other forever.
     fn call_others(&self, is_now_hungry: bool, is_still_hungry: bool, gave: bool) {
         if is_now_hungry || gave {
-            self.arena.call(Caller::Engine, |other| other.id != self.id && (is_now_hungry || other.hungry));
+            self.budget.call(Caller::Engine, |other| other.id != self.id && (is_now_hungry || other.hungry));
         }
         if is_still_hungry && !is_now_hungry {
-            self.arena.call(Caller::StillHungry, |other| other.id != self.id);
+            self.budget.call(Caller::StillHungry, |other| other.id != self.id);
         }
     }
 
     /// Records that the engine holds at most `blocks` blocks.
     pub fn give_back(&self, blocks: usize) {
-        let mut state = self.arena.lock();
+        let mut state = self.budget.lock();
         let tenant = state.tenant(self.id);
         // A reservation may have raised the minimum in the meantime.
         tenant.held = tenant.held.min(blocks as u64 * tenant.block).max(tenant.floor());
@@ -310,22 +310,22 @@ impl Lease {
             tenant.ceiling = u64::MAX;
         }
         drop(state);
-        self.arena.call(Caller::Engine, |other| other.hungry && other.id != self.id);
+        self.budget.call(Caller::Engine, |other| other.hungry && other.id != self.id);
     }
 
     /// Returns all bytes of an engine that has failed.
     pub fn give_up(&self) {
-        let mut state = self.arena.lock();
+        let mut state = self.budget.lock();
         let tenant = state.tenant(self.id);
         tenant.promises.clear();
         (tenant.least, tenant.held, tenant.ceiling, tenant.hungry) = (0, 0, u64::MAX, false);
         drop(state);
-        self.arena.call(Caller::Engine, |other| other.hungry && other.id != self.id);
+        self.budget.call(Caller::Engine, |other| other.hungry && other.id != self.id);
     }
 
     /// Returns whether `blocks` blocks could be reserved now, without eviction in other engines.
     pub fn could_promise(&self, blocks: usize) -> bool {
-        self.arena.lock().promisable(self.id, blocks).is_ok()
+        self.budget.lock().promisable(self.id, blocks).is_ok()
     }
 
     /// Reserves `blocks` blocks for the lifetime of the result. Returns `None` if the minimum of
@@ -336,14 +336,14 @@ impl Lease {
     pub fn promise(self: &Arc<Lease>, blocks: usize) -> Result<Option<Promise>> {
         self.promise_now(blocks).or_else(|_| {
             // The flag stays set until the next `settle`.
-            self.arena.lock().tenant(self.id).hungry = true;
-            self.arena.call(Caller::Engine, |other| other.id != self.id);
+            self.budget.lock().tenant(self.id).hungry = true;
+            self.budget.call(Caller::Engine, |other| other.id != self.id);
             self.promise_now(blocks)
         })
     }
 
     fn promise_now(self: &Arc<Lease>, blocks: usize) -> Result<Option<Promise>> {
-        let mut state = self.arena.lock();
+        let mut state = self.budget.lock();
         let Some(bytes) = state.promisable(self.id, blocks)? else { return Ok(None) };
         let tenant = state.tenant(self.id);
         tenant.promises.try_reserve(1)?;
@@ -355,10 +355,10 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut state = self.arena.lock();
+        let mut state = self.budget.lock();
         state.tenants.retain(|tenant| tenant.id != self.id);
         drop(state);
-        self.arena.call(Caller::Host, |other| other.hungry);
+        self.budget.call(Caller::Host, |other| other.hungry);
     }
 }
 
@@ -370,7 +370,7 @@ pub struct Promise {
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        let mut state = self.lease.arena.lock();
+        let mut state = self.lease.budget.lock();
         let promises = &mut state.tenant(self.lease.id).promises;
         if let Some(place) = promises.iter().position(|&other| other == self.bytes) {
             promises.swap_remove(place);
@@ -391,8 +391,8 @@ mod tests {
     }
 
     impl Engine {
-        fn join(arena: &Arc<Arena>, block: u64, least: u64) -> Engine {
-            Engine { lease: Arc::new(arena.join(block, least).unwrap()), pool: Cell::new(least as usize) }
+        fn join(budget: &Arc<Budget>, block: u64, least: u64) -> Engine {
+            Engine { lease: Arc::new(budget.join(block, least).unwrap()), pool: Cell::new(least as usize) }
         }
 
         /// Returns the target size of the pool. A larger pool is granted at once.
@@ -411,37 +411,37 @@ mod tests {
 
     #[test]
     fn who_is_alone_has_everything() {
-        let arena = Arena::new(1000, 2000).unwrap();
-        let lease = Engine::join(&arena, 1, 100);
+        let budget = Budget::new(1000, 2000).unwrap();
+        let lease = Engine::join(&budget, 1, 100);
         assert_eq!(lease.settle(0, 0, 10), 1000);
-        arena.resize(1500).unwrap();
+        budget.resize(1500).unwrap();
         assert_eq!(lease.settle(0, 0, 10), 1500);
-        arena.resize(300).unwrap();
-        assert_eq!((lease.settle(900, 0, 10), arena.info().held_bytes), (300, 1500));
+        budget.resize(300).unwrap();
+        assert_eq!((lease.settle(900, 0, 10), budget.info().held_bytes), (300, 1500));
         lease.give_back(300);
-        assert_eq!(arena.info(), ArenaInfo { bytes: 300, most_bytes: 2000, least_bytes: 100, held_bytes: 300, engines: 1 });
+        assert_eq!(budget.info(), BudgetInfo { bytes: 300, max_bytes: 2000, min_bytes: 100, held_bytes: 300, engines: 1 });
     }
 
     #[test]
     fn a_budget_that_cannot_be_is_refused_with_the_one_that_could() {
         for (bytes, most) in [(0, 0), (0, 9), (10, 9)] {
-            assert!(Arena::new(bytes, most).unwrap_err().message().contains("give it from 1"));
+            assert!(Budget::new(bytes, most).unwrap_err().message().contains("give it from 1"));
         }
-        let arena = Arena::new(1000, 2000).unwrap();
-        let (_first, _second) = (Engine::join(&arena, 1, 300), Engine::join(&arena, 1, 400));
-        assert!(arena.resize(699).unwrap_err().message().contains("need 700 bytes to go on"));
-        assert!(arena.resize(2001).unwrap_err().message().contains("up to 2000"));
-        assert!(arena.join(1, 301).err().unwrap().message().contains("others need 700"));
-        arena.resize(700).unwrap();
+        let budget = Budget::new(1000, 2000).unwrap();
+        let (_first, _second) = (Engine::join(&budget, 1, 300), Engine::join(&budget, 1, 400));
+        assert!(budget.resize(699).unwrap_err().message().contains("need 700 bytes to go on"));
+        assert!(budget.resize(2001).unwrap_err().message().contains("up to 2000"));
+        assert!(budget.join(1, 301).err().unwrap().message().contains("others need 700"));
+        budget.resize(700).unwrap();
     }
 
     #[test]
     fn what_one_does_not_use_another_can_have() {
-        let arena = Arena::new(1000, 1000).unwrap();
-        let first = Engine::join(&arena, 1, 100);
+        let budget = Budget::new(1000, 1000).unwrap();
+        let first = Engine::join(&budget, 1, 100);
         assert_eq!(first.settle(0, 0, 10), 1000);
         first.give_back(1000);
-        let second = Engine::join(&arena, 1, 100);
+        let second = Engine::join(&budget, 1, 100);
         // The first engine has filled its part with cached blocks and has not evicted them yet.
         assert_eq!(second.settle(90, 0, 50), 100);
         assert_eq!(first.settle(200, 600, 50), 250);
@@ -451,40 +451,40 @@ mod tests {
         // If no engine lacks memory, an engine may keep its cached blocks.
         assert_eq!(first.settle(200, 100, 50), 350);
         assert_eq!(first.settle(200, 300, 50), 350);
-        assert_eq!(arena.info().held_bytes, 1000);
+        assert_eq!(budget.info().held_bytes, 1000);
         drop(second);
         assert_eq!(first.settle(200, 300, 50), 1000);
     }
 
     #[test]
     fn all_share_a_loss_and_keep_their_floors() {
-        let arena = Arena::new(1000, 1000).unwrap();
-        let (first, second) = (Engine::join(&arena, 1, 100), Engine::join(&arena, 1, 100));
+        let budget = Budget::new(1000, 1000).unwrap();
+        let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
         let promise = second.lease.promise(200).unwrap();
         assert_eq!((first.settle(500, 0, 0), second.settle(500, 0, 0)), (500, 500));
-        arena.resize(600).unwrap();
+        budget.resize(600).unwrap();
         assert_eq!((first.settle(500, 0, 0), second.settle(500, 0, 0)), (271, 328));
         first.give_back(271);
         // The second engine has not shrunk yet.
-        assert_eq!((first.settle(271, 0, 99), arena.info().held_bytes), (271, 771));
+        assert_eq!((first.settle(271, 0, 99), budget.info().held_bytes), (271, 771));
         second.give_back(328);
-        assert!(arena.resize(299).is_err());
+        assert!(budget.resize(299).is_err());
         drop(promise);
-        arena.resize(200).unwrap();
+        budget.resize(200).unwrap();
         assert_eq!((first.settle(271, 0, 0), second.settle(328, 0, 0)), (100, 100));
     }
 
     #[test]
     fn blocks_are_held_whole() {
-        let arena = Arena::new(1000, 1000).unwrap();
-        let lease = Engine::join(&arena, 300, 1);
-        assert_eq!((lease.settle(0, 0, 1), arena.info().held_bytes), (3, 900));
+        let budget = Budget::new(1000, 1000).unwrap();
+        let lease = Engine::join(&budget, 300, 1);
+        assert_eq!((lease.settle(0, 0, 1), budget.info().held_bytes), (3, 900));
     }
 
     #[test]
     fn a_promise_is_given_only_where_it_can_be_kept() {
-        let arena = Arena::new(1000, 1000).unwrap();
-        let (first, second) = (Engine::join(&arena, 1, 100), Engine::join(&arena, 1, 100));
+        let budget = Budget::new(1000, 1000).unwrap();
+        let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
         assert!(first.lease.promise(100).unwrap().is_none());
         second.settle(500, 0, 0);
         assert!(first.lease.promise(501).err().unwrap().message().contains("hold 500"));
@@ -495,8 +495,8 @@ mod tests {
 
     #[test]
     fn a_promise_that_comes_to_nothing_is_given_back() {
-        let arena = Arena::new(1000, 1000).unwrap();
-        let (first, second) = (Engine::join(&arena, 1, 100), Engine::join(&arena, 1, 100));
+        let budget = Budget::new(1000, 1000).unwrap();
+        let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
         drop(first.lease.promise(500).unwrap());
         assert_eq!((second.settle(900, 0, 0), first.settle(0, 0, 0)), (500, 100));
         assert_eq!(second.settle(900, 0, 0), 900);
@@ -504,8 +504,8 @@ mod tests {
 
     #[test]
     fn what_is_promised_on_the_way_down_is_there() {
-        let arena = Arena::new(1000, 1000).unwrap();
-        let (first, second) = (Engine::join(&arena, 1, 100), Engine::join(&arena, 1, 100));
+        let budget = Budget::new(1000, 1000).unwrap();
+        let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
         assert_eq!(first.settle(0, 800, 100), 900);
         assert_eq!(second.settle(900, 0, 0), 100);
         assert_eq!(first.settle(0, 800, 100), 100);
@@ -514,13 +514,13 @@ mod tests {
         assert!(second.lease.promise(850).err().unwrap().message().contains("hold 400"));
         assert_eq!((second.settle(900, 0, 0), first.settle(0, 0, 0)), (600, 400));
         drop(promise);
-        assert_eq!(arena.info().least_bytes, 200);
+        assert_eq!(budget.info().min_bytes, 200);
     }
 
     #[test]
     fn who_stays_hungry_calls_again_before_each_step() {
-        let arena = Arena::new(1000, 1000).unwrap();
-        let (first, second) = (Engine::join(&arena, 1, 100), Engine::join(&arena, 1, 100));
+        let budget = Budget::new(1000, 1000).unwrap();
+        let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
         let calls = Arc::new(Mutex::new(Vec::new()));
         let heard = calls.clone();
         first.lease.on_call(Arc::new(move |caller| heard.lock().unwrap().push(caller)));
@@ -532,23 +532,23 @@ mod tests {
 
     #[test]
     fn who_gives_up_leaves_all_to_the_others() {
-        let arena = Arena::new(1000, 1000).unwrap();
-        let (first, second) = (Engine::join(&arena, 1, 100), Engine::join(&arena, 1, 100));
+        let budget = Budget::new(1000, 1000).unwrap();
+        let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
         let promise = first.lease.promise(800).unwrap();
         assert_eq!(first.settle(900, 0, 0), 900);
         first.lease.give_up();
         drop(promise);
-        assert_eq!(arena.info(), ArenaInfo { bytes: 1000, most_bytes: 1000, least_bytes: 100, held_bytes: 100, engines: 2 });
+        assert_eq!(budget.info(), BudgetInfo { bytes: 1000, max_bytes: 1000, min_bytes: 100, held_bytes: 100, engines: 2 });
         assert_eq!(second.settle(1000, 0, 0), 1000);
     }
 
     #[test]
     fn who_was_to_go_down_and_need_not_any_more_stays() {
-        let arena = Arena::new(1000, 1000).unwrap();
-        let engine = Engine::join(&arena, 1, 100);
+        let budget = Budget::new(1000, 1000).unwrap();
+        let engine = Engine::join(&budget, 1, 100);
         assert_eq!(engine.settle(0, 0, 0), 1000);
-        arena.resize(300).unwrap();
-        arena.resize(1000).unwrap();
+        budget.resize(300).unwrap();
+        budget.resize(1000).unwrap();
         assert_eq!(engine.settle(0, 0, 0), 1000);
     }
 }

@@ -1,9 +1,9 @@
 use super::{Claim, Order};
 
 /// First come, first served.
-pub struct FirstCome;
+pub struct Fcfs;
 
-impl Order for FirstCome {
+impl Order for Fcfs {
     fn rank(&self, _: &Claim) -> u64 {
         0
     }

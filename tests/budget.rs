@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{Random, TempDir, configs, write_random_model};
-use pagedllm::arena::Arena;
 use pagedllm::batch::BlockCopy;
+use pagedllm::budget::Budget;
 use pagedllm::engine::{Engine, Output, Prompt, Request, Resume, Runner, Ticket};
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, SamplingParams};
@@ -106,17 +106,17 @@ fn a_budget_that_changes_ends_nobody_and_changes_no_bit() {
                 return;
             }
             let bytes = random.below(81) as u64 * block;
-            let least = engine.arena().info().least_bytes;
-            match engine.arena().resize(bytes) {
+            let least = engine.budget().info().min_bytes;
+            match engine.budget().resize(bytes) {
                 Ok(()) => {
                     assert!(bytes >= least);
-                    let (stats, info) = (engine.stats(), engine.arena().info());
+                    let (stats, info) = (engine.stats(), engine.budget().info());
                     assert_eq!((stats.blocks_total * block, info.held_bytes), (bytes, bytes), "nobody steps: it is done");
                     assert!(stats.blocks_used + stats.blocks_cached + stats.blocks_free == stats.blocks_total);
                 }
                 Err(error) => {
                     assert!(error.code() == Code::Capacity && error.message().contains(&format!("need {least} bytes")), "{error}");
-                    engine.arena().resize(least).unwrap();
+                    engine.budget().resize(least).unwrap();
                 }
             }
         });
@@ -151,13 +151,13 @@ fn the_memory_beyond_the_budget_goes_back_to_the_system() {
     let stats = engine.stats();
     let held = (stats.blocks_used + stats.blocks_cached) * block;
     assert!(held > 2000 * block, "the pool is full: {stats:?}");
-    engine.arena().resize(300 * block).unwrap();
+    engine.budget().resize(300 * block).unwrap();
     let freed = full.saturating_sub(resident());
     let expected = held - 300 * block;
     // Pages at the edges of two arrays in each of two layers stay, and the process has other things to do.
     assert!(freed > expected - (1 << 20), "{freed} of {expected} bytes went back");
     // More is there at once.
-    engine.arena().resize(2048 * block).unwrap();
+    engine.budget().resize(2048 * block).unwrap();
     assert_eq!(engine.stats().blocks_total, 2048);
     fill(9);
     run();
@@ -166,22 +166,22 @@ fn the_memory_beyond_the_budget_goes_back_to_the_system() {
 }
 
 #[test]
-fn engines_share_an_arena_and_what_one_does_not_use_another_has() {
+fn engines_share_a_budget_and_what_one_does_not_use_another_has() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = model(128);
     let block = block_bytes(&dir);
-    let arena = Arena::new(100 * block, 200 * block).unwrap();
-    let options = EngineOptions { arena: Some(arena.clone()), ..options(&dir) };
+    let budget = Budget::new(100 * block, 200 * block).unwrap();
+    let options = EngineOptions { budget: Some(budget.clone()), ..options(&dir) };
     let plan = Engine::plan(&options).unwrap();
-    assert_eq!((plan.blocks, plan.most_blocks, plan.kv_bytes), (100, 200, 100 * block));
-    let alone = serve(&Engine::create(&EngineOptions { arena: None, kv_bytes: Some(100 * block), ..options.clone() }).unwrap(), |_| {});
+    assert_eq!((plan.blocks, plan.max_blocks, plan.kv_bytes), (100, 200, 100 * block));
+    let alone = serve(&Engine::create(&EngineOptions { budget: None, kv_bytes: Some(100 * block), ..options.clone() }).unwrap(), |_| {});
     let first = Engine::create(&options).unwrap();
     assert_eq!(serve(&first, |_| {}), alone);
     let cached = first.stats().blocks_cached + first.stats().blocks_used;
     assert!(cached > 50, "the first keeps what it computed: {cached}");
     let second = Engine::create(&options).unwrap();
     // The first is idle, and still makes room.
-    assert_eq!(serve(&second, |_| assert!(arena.info().held_bytes <= 100 * block)), alone);
+    assert_eq!(serve(&second, |_| assert!(budget.info().held_bytes <= 100 * block)), alone);
     assert!(
         first.stats().blocks_total < 60 && second.stats().blocks_total > 40,
         "{} and {}",
@@ -212,7 +212,7 @@ fn engines_share_an_arena_and_what_one_does_not_use_another_has() {
         let both = [&first, &second].map(|engine| scope.spawn(|| answers(engine)));
         for bytes in [60, 100, 40, 200, 50, 100].map(|blocks| blocks * block) {
             // Beams on their way may need more.
-            let _ = arena.resize(bytes);
+            let _ = budget.resize(bytes);
             std::thread::sleep(Duration::from_millis(30));
         }
         for answers in both {
@@ -220,13 +220,13 @@ fn engines_share_an_arena_and_what_one_does_not_use_another_has() {
         }
     });
     let begun = Instant::now();
-    while arena.info().held_bytes > arena.info().bytes {
-        assert!(begun.elapsed() < Duration::from_secs(20), "somebody keeps what is not there: {arena:?}");
+    while budget.info().held_bytes > budget.info().bytes {
+        assert!(begun.elapsed() < Duration::from_secs(20), "somebody keeps what is not there: {budget:?}");
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(first);
-    assert_eq!(arena.info().engines, 1);
-    arena.resize(200 * block).unwrap();
+    assert_eq!(budget.info().engines, 1);
+    budget.resize(200 * block).unwrap();
     while second.stats().blocks_total < 200 {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -265,18 +265,18 @@ fn budgets_that_cannot_be_are_refused_with_the_one_that_could() {
         let error = Engine::create(&options).err().unwrap();
         assert!(error.code() == code && error.message().contains(why), "{error}, expected {why}");
     };
-    let arena = Arena::new(40 * block, 40 * block).unwrap();
-    let shared = || EngineOptions { arena: Some(arena.clone()), ..options(&dir) };
-    refused(EngineOptions { kv_bytes: Some(1), ..shared() }, Code::InvalidArgument, "kv_bytes and an arena are both given");
+    let budget = Budget::new(40 * block, 40 * block).unwrap();
+    let shared = || EngineOptions { budget: Some(budget.clone()), ..options(&dir) };
+    refused(EngineOptions { kv_bytes: Some(1), ..shared() }, Code::InvalidArgument, "kv_bytes and a budget are both given");
     refused(EngineOptions { max_model_len: Some(129), ..shared() }, Code::InvalidArgument, "max_model_len is 129");
-    let tiny = Arena::new(block, block).unwrap();
-    refused(EngineOptions { arena: Some(tiny), ..options(&dir) }, Code::Capacity, "one sequence may have 128");
+    let tiny = Budget::new(block, block).unwrap();
+    refused(EngineOptions { budget: Some(tiny), ..options(&dir) }, Code::Capacity, "one sequence may have 128");
     let (first, _second) = (Engine::create(&shared()).unwrap(), Engine::create(&shared()).unwrap());
     // 16 blocks each: a third would not have them.
     refused(shared(), Code::Capacity, "one sequence may have 128");
-    let error = arena.resize(31 * block).unwrap_err();
+    let error = budget.resize(31 * block).unwrap_err();
     assert!(error.message().contains(&format!("need {} bytes to go on", 32 * block)), "{error}");
-    // Four samples that may need 64 blocks, of which the arena never had so many; and two that need 30, which are the other's.
+    // Four samples that may need 64 blocks, of which the budget never had so many; and two that need 30, which are the other's.
     let wide = |n, max_tokens| {
         let sampling = SamplingParams { max_tokens: Some(max_tokens), ..SamplingParams::greedy() };
         Request { n, ..Request::new(Prompt::Tokens(vec![1; 8]), sampling) }
@@ -286,20 +286,20 @@ fn budgets_that_cannot_be_are_refused_with_the_one_that_could() {
     let error = first.add_request(wide(2, 112)).unwrap_err();
     assert!(error.code() == Code::Capacity && error.message().contains("hold"), "{error}");
     first.add_request(wide(2, 88)).unwrap();
-    assert_eq!(arena.info().least_bytes, 39 * block, "it is promised as long as the request lives");
+    assert_eq!(budget.info().min_bytes, 39 * block, "it is promised as long as the request lives");
     while first.step().unwrap().unfinished > 0 {}
-    assert_eq!(arena.info().least_bytes, 32 * block);
+    assert_eq!(budget.info().min_bytes, 32 * block);
 }
 
-/// Shrinks its engine's arena while it computes.
+/// Shrinks its engine's budget while it computes.
 struct Squeezing {
-    arena: Arc<OnceLock<Arc<Arena>>>,
+    budget: Arc<OnceLock<Arc<Budget>>>,
     logits: Vec<f32>,
 }
 
 impl Runner for Squeezing {
     fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<Ticket> {
-        self.arena.get().unwrap().resize(10).unwrap();
+        self.budget.get().unwrap().resize(10).unwrap();
         self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
         Ok(Ticket { logits: plan.batch.logit_rows.len() })
     }
@@ -310,17 +310,17 @@ impl Runner for Squeezing {
 }
 
 #[test]
-fn what_an_arena_wants_during_the_last_step_is_done_after_it() {
+fn what_a_budget_wants_during_the_last_step_is_done_after_it() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let arena = Arc::new(OnceLock::new());
-    let runner = Squeezing { arena: arena.clone(), logits: Vec::new() };
+    let budget = Arc::new(OnceLock::new());
+    let runner = Squeezing { budget: budget.clone(), logits: Vec::new() };
     // Blocks of one byte.
     let engine = Engine::with_runner(&EngineOptions::default(), common::model_info(8, 64, 64, vec![]), None, Box::new(runner)).unwrap();
-    arena.get_or_init(|| engine.arena().clone());
+    budget.get_or_init(|| engine.budget().clone());
     let sampling = SamplingParams { max_tokens: Some(1), ..SamplingParams::greedy() };
     engine.add_request(Request::new(Prompt::Tokens(vec![1; 40]), sampling)).unwrap();
     assert_eq!(engine.step().unwrap().unfinished, 0);
-    assert_eq!((engine.arena().info().held_bytes, engine.stats().blocks_total), (10, 10));
+    assert_eq!((engine.budget().info().held_bytes, engine.stats().blocks_total), (10, 10));
 }
 
 /// A pool that takes its time to become smaller.
@@ -348,9 +348,9 @@ impl Runner for Lending {
     }
 }
 
-/// One engine on an arena of 64 blocks of one byte, and how often its pool became smaller.
-fn tenant(arena: &Arc<Arena>, takes: Duration) -> (Engine, Arc<AtomicUsize>) {
-    let options = EngineOptions { arena: Some(arena.clone()), max_batch_tokens: 16, max_seqs: 4, ..EngineOptions::default() };
+/// One engine on a budget of 64 blocks of one byte, and how often its pool became smaller.
+fn tenant(budget: &Arc<Budget>, takes: Duration) -> (Engine, Arc<AtomicUsize>) {
+    let options = EngineOptions { budget: Some(budget.clone()), max_batch_tokens: 16, max_seqs: 4, ..EngineOptions::default() };
     let runner = Lending { takes, ..Lending::default() };
     let shrinks = runner.shrinks.clone();
     (Engine::with_runner(&options, common::model_info(8, 64, 64, vec![]), None, Box::new(runner)).unwrap(), shrinks)
@@ -369,15 +369,15 @@ fn finish_all(engine: &Engine) {
 #[test]
 fn a_step_does_the_work_of_no_engine_that_is_stepped_itself() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let arena = Arena::new(64, 64).unwrap();
-    let (lender, shrinks) = tenant(&arena, Duration::ZERO);
-    // What it caches fills the arena.
+    let budget = Budget::new(64, 64).unwrap();
+    let (lender, shrinks) = tenant(&budget, Duration::ZERO);
+    // What it caches fills the budget.
     let fill = || {
         (0..8).for_each(|first| ask(&lender, first, 60, 1));
         finish_all(&lender);
     };
     fill();
-    let (borrower, _) = tenant(&arena, Duration::ZERO);
+    let (borrower, _) = tenant(&budget, Duration::ZERO);
     ask(&lender, 3, 9, 50);
     lender.step().unwrap();
     (0..2).for_each(|first| ask(&borrower, first, 50, 10));
@@ -398,19 +398,19 @@ fn a_step_does_the_work_of_no_engine_that_is_stepped_itself() {
     assert_eq!(borrower.stats().preemptions, 0);
 }
 
-/// Two engines of the model in `dir` on an arena of 80 blocks, whose longest sequences need 8.
-fn pair(dir: &TempDir, max_seqs: usize) -> (Arc<Arena>, Engine, Engine) {
+/// Two engines of the model in `dir` on a budget of 80 blocks, whose longest sequences need 8.
+fn pair(dir: &TempDir, max_seqs: usize) -> (Arc<Budget>, Engine, Engine) {
     let bytes = 80 * block_bytes(dir);
-    let arena = Arena::new(bytes, bytes).unwrap();
+    let budget = Budget::new(bytes, bytes).unwrap();
     let options = EngineOptions {
-        arena: Some(arena.clone()),
+        budget: Some(budget.clone()),
         max_model_len: Some(64),
         max_seqs,
         max_batch_tokens: 400,
         prefix_cache: false,
         ..options(dir)
     };
-    (arena, Engine::create(&options).unwrap(), Engine::create(&options).unwrap())
+    (budget, Engine::create(&options).unwrap(), Engine::create(&options).unwrap())
 }
 
 fn ask_many(engine: &Engine, count: u32, prompt: u32, max_tokens: usize) {
@@ -472,25 +472,25 @@ impl Runner for Failing {
 #[test]
 fn an_engine_that_has_failed_leaves_its_part_to_the_others() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let arena = Arena::new(100, 100).unwrap();
-    let options = EngineOptions { arena: Some(arena.clone()), max_batch_tokens: 16, max_seqs: 4, ..EngineOptions::default() };
+    let budget = Budget::new(100, 100).unwrap();
+    let options = EngineOptions { budget: Some(budget.clone()), max_batch_tokens: 16, max_seqs: 4, ..EngineOptions::default() };
     for drives in [false, true] {
         let info = common::model_info(8, 64, 30, vec![]);
         let failing = Engine::with_runner(&options, info, None, Box::new(Failing)).unwrap();
-        let (other, _) = tenant(&arena, Duration::ZERO);
+        let (other, _) = tenant(&budget, Duration::ZERO);
         ask(&failing, 1, 20, 4);
         match drives {
             true => failing.start().unwrap(),
             false => assert_eq!(failing.step().unwrap_err().code(), Code::Internal),
         }
         let begun = Instant::now();
-        while arena.info().least_bytes > 8 {
-            assert!(begun.elapsed() < Duration::from_secs(20), "it keeps its part: {arena:?}");
+        while budget.info().min_bytes > 8 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it keeps its part: {budget:?}");
             std::thread::sleep(Duration::from_millis(1));
         }
         (0..4).for_each(|first| ask(&other, first, 50, 10));
         other.step().unwrap();
-        assert_eq!(other.stats().blocks_total, arena.info().held_bytes);
+        assert_eq!(other.stats().blocks_total, budget.info().held_bytes);
         finish_all(&other);
     }
 }
@@ -498,13 +498,13 @@ fn an_engine_that_has_failed_leaves_its_part_to_the_others() {
 #[test]
 fn a_host_that_steps_is_never_told_that_its_engine_is_busy_with_its_lease() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let arena = Arena::new(64, 64).unwrap();
-    let (engine, shrinks) = tenant(&arena, Duration::from_millis(1));
+    let budget = Budget::new(64, 64).unwrap();
+    let (engine, shrinks) = tenant(&budget, Duration::from_millis(1));
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::SeqCst) {
-                [20, 64].into_iter().for_each(|bytes| arena.resize(bytes).unwrap());
+                [20, 64].into_iter().for_each(|bytes| budget.resize(bytes).unwrap());
             }
         });
         for first in 0..60 {

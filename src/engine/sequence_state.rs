@@ -12,11 +12,12 @@ use crate::error::{Error, Result, try_copy};
 use crate::options::SamplingParams;
 
 const MAGIC: &[u8; 8] = b"PLLMSEQ\0";
-const VERSION: u32 = 1;
+/// Version of the format. Release 0.3.0 began version 2.
+const VERSION: u32 = 2;
 const CHECKSUM: usize = 32;
 
 /// The state of a sequence outside of an engine.
-pub struct Blob<'a> {
+pub struct SequenceState<'a> {
     pub header: Header<'a>,
     pub kv: Vec<u8>,
 }
@@ -61,7 +62,7 @@ pub struct Listed {
     top: Vec<(u32, Bits)>,
 }
 
-impl Blob<'_> {
+impl SequenceState<'_> {
     /// Serializes the state: magic, version, header length, header, K and V, checksum.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let mut header = Bytes::default();
@@ -79,26 +80,32 @@ impl Blob<'_> {
         Ok(bytes)
     }
 
-    pub fn decode(bytes: &[u8]) -> Result<Blob<'static>> {
-        let damaged = |what: &str| Error::invalid(format!("these {} bytes are no exported sequence, or are damaged: {what}", bytes.len()));
+    pub fn decode(bytes: &[u8]) -> Result<SequenceState<'static>> {
+        let damaged = |what: &str| {
+            Error::invalid(format!(
+                "not an exported sequence ({} bytes): {what}; pass the bytes of pllm_output.sequence_state unchanged",
+                bytes.len()
+            ))
+        };
         let (body, checksum) = bytes.split_at(bytes.len().saturating_sub(CHECKSUM));
-        let rest = body.strip_prefix(MAGIC).ok_or_else(|| damaged("they do not begin as one"))?;
-        let (version, rest) = rest.split_first_chunk::<4>().ok_or_else(|| damaged("they are too few"))?;
+        let rest = body.strip_prefix(MAGIC).ok_or_else(|| damaged("bad magic"))?;
+        let (version, rest) = rest.split_first_chunk::<4>().ok_or_else(|| damaged("too short"))?;
         let version = u32::from_le_bytes(*version);
-        if version > VERSION {
+        if version != VERSION {
+            let age = if version < VERSION { "an earlier" } else { "a newer" };
             return Err(Error::unsupported(format!(
-                "the exported sequence has format {version}, this library reads up to {VERSION}: use a newer one"
+                "sequence state of {age} release (format {version}, this library reads {VERSION}); import it with the release that exported it"
             )));
         }
         if Sha256::digest(body)[..] != *checksum {
-            return Err(damaged("the checksum differs"));
+            return Err(damaged("bad checksum"));
         }
-        let (len, rest) = rest.split_first_chunk::<8>().ok_or_else(|| damaged("they are too few"))?;
+        let (len, rest) = rest.split_first_chunk::<8>().ok_or_else(|| damaged("too short"))?;
         let len = usize::try_from(u64::from_le_bytes(*len)).unwrap_or(usize::MAX);
-        let (header, kv) = rest.split_at_checked(len).ok_or_else(|| damaged("the header is cut short"))?;
+        let (header, kv) = rest.split_at_checked(len).ok_or_else(|| damaged("the header is truncated"))?;
         let header: Header<'static> = serde_json::from_slice(header).map_err(|e| damaged(&format!("the header: {e}")))?;
         header.check().map_err(damaged)?;
-        Ok(Blob { header, kv: try_copy(kv)? })
+        Ok(SequenceState { header, kv: try_copy(kv)? })
     }
 }
 
@@ -108,14 +115,17 @@ impl Header<'_> {
         let generated = self.tokens.len().saturating_sub(self.prompt_len);
         let SamplingParams { logprobs, prompt_logprobs, .. } = *self.params;
         let sound = [
-            (!self.tokens.is_empty(), "it has no tokens"),
-            ((1..=self.tokens.len()).contains(&self.prompt_len), "its prompt is longer than it is"),
-            (self.computed <= self.tokens.len(), "more is computed than there is"),
-            (self.history.len() == generated, "its history has another length"),
-            (self.logprobs.is_of(logprobs) && self.prompt_logprobs.is_of(prompt_logprobs), "it lists what was not asked for"),
-            (self.prompt_logprobs.tokens.len() < self.prompt_len, "it lists more than its prompt"),
-            (self.logits_from.is_none_or(|from| from <= self.tokens.len()), "it asks for more logits than it has tokens"),
-            (self.mirostat_is_sound(), "its mirostat has another length, or is no number"),
+            (!self.tokens.is_empty(), "no tokens"),
+            ((1..=self.tokens.len()).contains(&self.prompt_len), "prompt_len exceeds the tokens"),
+            (self.computed <= self.tokens.len(), "more tokens are computed than exist"),
+            (self.history.len() == generated, "the history has another length than the generated tokens"),
+            (
+                self.logprobs.is_of(logprobs) && self.prompt_logprobs.is_of(prompt_logprobs),
+                "log probabilities that its parameters do not request",
+            ),
+            (self.prompt_logprobs.tokens.len() < self.prompt_len, "more prompt log probabilities than prompt tokens"),
+            (self.logits_from.is_none_or(|from| from <= self.tokens.len()), "logits_from exceeds the tokens"),
+            (self.mirostat_is_sound(), "the Mirostat states have another length or are not finite"),
         ];
         sound.into_iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, what)| Err(what))
     }

@@ -1,0 +1,1562 @@
+/*
+ * libpagedllm: LLM serving inside your own process.
+ *
+ *     pllm_engine_options options;
+ *     pllm_engine_options_init(&options, sizeof options);
+ *     options.model_path = "models/mine";
+ *     pllm_engine *engine;
+ *     pllm_error *error = pllm_engine_create(&options, &engine);
+ *     ...pllm_engine_add_request...
+ *     pllm_step step = {sizeof step};
+ *     do {
+ *         error = pllm_engine_step(engine, &step);
+ *         ...pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs)...
+ *     } while (!error && step.unfinished);
+ *
+ * These rules apply to every function:
+ *
+ * Errors. A function that can fail returns pllm_error *. NULL is success; the caller frees any other value with
+ * pllm_error_free. Outputs (out_*) are written only on success. A defect of the library is PLLM_E_INTERNAL. Later
+ * releases can add codes and finish reasons: treat an unknown code as an error and an unknown finish reason as an
+ * end.
+ *
+ * Side effects. The library prints nothing, handles no signals and does not abort the process, unless the system
+ * refuses memory for a small allocation (docs/allocations.md).
+ *
+ * Pointers. A pointer is NULL or valid for the whole call. NULL for a required argument is PLLM_E_INVALID_ARGUMENT;
+ * freeing NULL is allowed. The caller owns an object that is returned through a pointer to a pointer. A returned
+ * pointer is borrowed from the first argument.
+ *
+ * Structs. Each struct starts with struct_size. For a struct that the caller fills, call its _init function with
+ * sizeof, then set fields. For a struct that the library fills, set struct_size to sizeof. A program built with an
+ * older or a newer header keeps working: fields that one side does not know have their default, or are zero.
+ * Unknown flags and reserved fields that are not 0 are PLLM_E_UNSUPPORTED.
+ *
+ * Strings are UTF-8 with a length in bytes. The length PLLM_NUL_TERMINATED marks a NUL-terminated string.
+ *
+ * Threads. Any thread may call any function at any time, also during a step, with two exceptions: only one thread
+ * steps an engine (a second one gets PLLM_E_BUSY), and no other call on an object may be in progress when it is freed.
+ * pllm_engine_start starts a thread that steps the engine.
+ *
+ * Stacks. Every function works on a thread with a stack of at least 64 KiB, whatever the model's files, except calls
+ * that load NVIDIA's driver. Work that needs more stack runs on a temporary thread of the library.
+ *
+ * Processes. In a child of fork(), calls on an engine of the parent return PLLM_E_UNSUPPORTED, except that freeing it
+ * is allowed. The parent is not affected.
+ */
+
+#ifndef PAGEDLLM_H
+#define PAGEDLLM_H
+
+/* Generated from src/ffi by cbindgen: change it there and run `make header`. */
+
+#include <stdint.h>
+#if defined(__cplusplus) && __cplusplus >= 201703L
+#define PLLM_NODISCARD [[nodiscard]]
+#elif defined(__GNUC__)
+#define PLLM_NODISCARD __attribute__((warn_unused_result))
+#else
+#define PLLM_NODISCARD
+#endif
+
+
+// Version of the ABI, and of the soname libpagedllm.so.1. Programs that were built with another version
+// must be rebuilt.
+#define PLLM_ABI_VERSION 1
+
+// As the length of a string: the string is NUL-terminated.
+#define PLLM_NUL_TERMINATED UINT64_MAX
+
+// An argument is invalid: a value, a range, a text encoding.
+#define PLLM_E_INVALID_ARGUMENT 1
+
+// No live request, sequence or pin has this id.
+#define PLLM_E_NOT_FOUND 2
+
+// A file cannot be opened, read or written.
+#define PLLM_E_IO 3
+
+// The model's files are damaged, incomplete or contradictory, or its weights are not finite.
+#define PLLM_E_MODEL 4
+
+// This build, model or machine does not support the request.
+#define PLLM_E_UNSUPPORTED 5
+
+// A limit of memory, blocks, requests or queues does not allow it.
+#define PLLM_E_CAPACITY 6
+
+// Another thread is stepping this engine.
+#define PLLM_E_BUSY 7
+
+// The system has no memory left.
+#define PLLM_E_OUT_OF_MEMORY 8
+
+// A defect of the library. If it occurs in a step, the engine has failed: each request ends with
+// PLLM_FINISH_ERROR, later calls return the same error, and pllm_engine_free still works.
+#define PLLM_E_INTERNAL 9
+
+// The engine that owns this object has been freed.
+#define PLLM_E_CLOSED 10
+
+// The host's progress callback cancelled the call.
+#define PLLM_E_CANCELLED 11
+
+// Selected by the library.
+#define PLLM_DTYPE_AUTO 0
+
+// 32-bit floating point.
+#define PLLM_DTYPE_F32 1
+
+// bfloat16.
+#define PLLM_DTYPE_BF16 2
+
+// 8-bit integers with a scale in f32 for each head of each token: about half the bytes of bf16, at
+// a small cost in quality.
+#define PLLM_DTYPE_INT8 3
+
+// 16-bit floating point. Values beyond 65504 are clamped.
+#define PLLM_DTYPE_F16 4
+
+// 8-bit floating point (OCP E4M3) with the scales of PLLM_DTYPE_INT8. More precise for small
+// values beside large ones, less precise for large values.
+#define PLLM_DTYPE_FP8 5
+
+// The widest instruction path of the machine: AVX512_BF16, AVX512_VNNI, AVX512, AVX_VNNI, AVX2,
+// PORTABLE.
+#define PLLM_ISA_AUTO 0
+
+// Any CPU.
+#define PLLM_ISA_PORTABLE 1
+
+// AVX2, FMA and F16C.
+#define PLLM_ISA_AVX2 2
+
+// AVX-512 F, BW, DQ and VL.
+#define PLLM_ISA_AVX512 3
+
+// As PLLM_ISA_AVX512_VNNI, with AVX-512 BF16: activations that are multiplied by weights or KV in
+// bf16 are rounded to bf16, and the products are summed in f32. Up to twice as fast for prompts.
+#define PLLM_ISA_AVX512_BF16 4
+
+// As PLLM_ISA_AVX2, with AVX-VNNI: products with integer weights are faster, with the same bits.
+#define PLLM_ISA_AVX_VNNI 5
+
+// As PLLM_ISA_AVX512, with AVX-512 VNNI: products with integer weights are faster, with the same
+// bits.
+#define PLLM_ISA_AVX512_VNNI 6
+
+// As in the model's files. Infinities and NaNs are kept.
+#define PLLM_WEIGHTS_AS_STORED 0
+
+// 32-bit floating point.
+#define PLLM_WEIGHTS_F32 1
+
+// 16-bit floating point.
+#define PLLM_WEIGHTS_F16 2
+
+// bfloat16.
+#define PLLM_WEIGHTS_BF16 3
+
+// 8-bit integers with a scale for each output. Multiplied by 8-bit activations, which have a scale
+// for every 128 values of a row.
+#define PLLM_WEIGHTS_INT8 4
+
+// 4-bit integers with a scale for each group of weight_group inputs of an output. The embedding
+// and the head are in 8 bits.
+#define PLLM_WEIGHTS_INT4 5
+
+// As PLLM_WEIGHTS_INT4, with an offset for each group: a little more precise, for 16 more bits a
+// group.
+#define PLLM_WEIGHTS_INT4_ASYMMETRIC 6
+
+// CUDA only: 8-bit floating point (OCP E4M3) with a scale for each output. The embedding and the
+// head are as stored. Products of many rows multiply by fp8 activations with a scale for each row,
+// if the device supports it. All other products, those of experts and those with
+// PLLM_ENGINE_BATCH_INVARIANT multiply by bf16 activations.
+#define PLLM_WEIGHTS_FP8 7
+
+// packed_path was not set.
+#define PLLM_PACKED_UNUSED 0
+
+// The packed weights were read from packed_path.
+#define PLLM_PACKED_READ 1
+
+// The weights were packed from the model's files and written to packed_path.
+#define PLLM_PACKED_SAVED 2
+
+// The weights were packed from the model's files and could not be written to packed_path.
+#define PLLM_PACKED_UNSAVED 3
+
+// Serve token ids only: no tokenizer is loaded, and text calls return PLLM_E_UNSUPPORTED.
+#define PLLM_ENGINE_SKIP_TOKENIZER 1
+
+// Disable the prefix cache.
+#define PLLM_ENGINE_NO_PREFIX_CACHE 2
+
+// On a CUDA device: the results of a sequence do not depend on the batch, as on the CPU. Slower:
+// products of many rows do not use cuBLASLt, and attention over long sequences is not split.
+#define PLLM_ENGINE_BATCH_INVARIANT 4
+
+// Preempted requests lose their KV blocks and are recomputed when they are rescheduled.
+#define PLLM_PREEMPTION_RECOMPUTE 0
+
+// Preempted requests are swapped to host memory. If it is full, they are recomputed.
+#define PLLM_PREEMPTION_SWAP 1
+
+// Swap or recompute, whichever costs less by the measured times.
+#define PLLM_PREEMPTION_AUTO 2
+
+// First come, first served.
+#define PLLM_ORDER_FCFS 0
+
+// Highest priority of pllm_request first. It can preempt running requests of lower priority. To
+// prevent starvation, a request that has waited for ageing_ms goes before new requests of the next
+// higher priority.
+#define PLLM_ORDER_PRIORITY 1
+
+// Shortest predicted output first. The prediction uses recent requests with a similar max_tokens.
+// To prevent starvation, a request that has waited for ageing_ms goes before new requests that are
+// predicted to be up to 100 tokens shorter.
+#define PLLM_ORDER_SHORTEST_PREDICTED 2
+
+// Each step mixes prompt chunks and decodes, in the order of the requests.
+#define PLLM_BATCHING_MIXED 0
+
+// Each step has either prompts or decodes, and prompts go first. After prefill_budget prompt
+// tokens, the decodes get one step.
+#define PLLM_BATCHING_PREFILL_FIRST 1
+
+// Each step has every decode and at most prefill_budget prompt tokens: bounds the time between
+// tokens.
+#define PLLM_BATCHING_DECODE_FIRST 2
+
+// Static batching: no request is admitted until the running batch has finished. For baselines.
+#define PLLM_BATCHING_STATIC 3
+
+// Blocks are allocated as a sequence grows. If the pool is full, the last request in the order is
+// preempted.
+#define PLLM_ALLOCATION_ON_DEMAND 0
+
+// A request starts when the pool has blocks for its max_tokens, so that growing sequences cause no
+// preemption. Forks and appended tokens of running sequences are not included.
+#define PLLM_ALLOCATION_MAX_TOKENS 1
+
+// Use the seed field. Without this flag the seed is derived from the engine's seed and the request
+// id.
+#define PLLM_SAMPLING_SEED 1
+
+// Do not stop at end-of-sequence tokens.
+#define PLLM_SAMPLING_IGNORE_EOS 2
+
+// Report the log probability of each generated token, and of the top_logprobs most probable
+// tokens.
+#define PLLM_SAMPLING_LOGPROBS 4
+
+// Report the log probability of each prompt token except the first, and of the prompt_top_logprobs
+// most probable tokens. Of several samples, the first reports them. A fork does not report them
+// again.
+#define PLLM_SAMPLING_PROMPT_LOGPROBS 8
+
+// The output begins with the prompt.
+#define PLLM_SAMPLING_ECHO 16
+
+// The stop string, or the text of the token that ends the sequence, stays in the text.
+#define PLLM_SAMPLING_INCLUDE_STOP 32
+
+// Each output has what is new.
+#define PLLM_OUTPUT_DELTA 0
+
+// Each output has everything so far.
+#define PLLM_OUTPUT_CUMULATIVE 1
+
+// One output at the end has everything.
+#define PLLM_OUTPUT_FINAL 2
+
+// No constraint.
+#define PLLM_GRAMMAR_NONE 0
+
+// A JSON text that the schema in grammar (itself a JSON text) describes. Properties come in the
+// order of "properties".
+// - "pattern" and the names of "patternProperties" are regular expressions of ECMA-262, in Unicode
+//   mode if they are valid there, otherwise by annex B. Lookarounds, backreferences and word
+//   boundaries are errors.
+// - A "format" that cannot be generated is an annotation.
+// - "propertyNames" has one of "enum", "const", "pattern" and the lengths, or a "$ref" to such a
+//   schema, in a schema without "properties" and "patternProperties". Otherwise it is an error.
+// - Keywords that cannot be generated are errors: among others "uniqueItems", "contains", "not",
+//   "if" and "dependentRequired".
+// - A grammar has at most 64 members of "patternProperties". An object has at most about 500 optional
+//   properties, or 3,000 that are required. Objects with more of them together can be refused.
+//
+// The object "x-guidance" at the root of the schema has these options:
+// - "strict_formats" (default false): if true, the formats of JSON Schema that cannot be generated
+//   are errors: idn-email, idn-hostname, iri, iri-reference, json-pointer, regex,
+//   relative-json-pointer, uri-reference and uri-template.
+// - "lenient" (default false): if true, keywords that cannot be generated are ignored, such as
+//   "uniqueItems" in the schema of a set. The output may then violate them: check it.
+// - "coerce_one_of" (default false): if true, "oneOf" means "anyOf" if its schemas may overlap. If
+//   false, such a "oneOf" is an error.
+// - "whitespace_flexible" (default true): if false, no white space stands between the parts of the
+//   text.
+// - "whitespace_pattern" (default: one space or tab, or a line break and at most 40 of these): what
+//   may stand between two parts, a regular expression of Rust.
+// - "item_separator" (default ","): a regular expression of Rust.
+// - "key_separator" (default ":"): a regular expression of Rust.
+// - "json_allowed_escapes" (default "nrbtf\\\"", with "u" if the schema has no names of properties
+//   or demands other control characters): what may follow a backslash within strings.
+// - "json_allow_general_unicode_escapes" (default false): if true, strings without a pattern may
+//   write any character as \u and digits.
+#define PLLM_GRAMMAR_JSON_SCHEMA 1
+
+// Any JSON object.
+#define PLLM_GRAMMAR_JSON_OBJECT 2
+
+// A text that the regular expression in grammar matches as a whole: a pattern of Python's re for str. Lookarounds,
+// backreferences, word boundaries, atomic groups, possessive quantifiers, conditions, \N and the anchors of lines are errors.
+#define PLLM_GRAMMAR_REGEX 3
+
+// One of the texts in choices.
+#define PLLM_GRAMMAR_CHOICE 4
+
+// A text that the Lark grammar in grammar describes. Its regular expressions are those of Python's re, with \p{Name} for Unicode
+// properties. A schema after %json is read like that of PLLM_GRAMMAR_JSON_SCHEMA, with options of its own.
+#define PLLM_GRAMMAR_LARK 5
+
+// The tokenizer adds its special tokens, such as BOS. Do not set it for a prompt that a chat
+// template rendered.
+#define PLLM_TEXT_ADD_SPECIAL 1
+
+// Special tokens are left out of the text.
+#define PLLM_TEXT_SKIP_SPECIAL 2
+
+// The sequences of the request are kept when they end, for any reason, and become idle.
+// pllm_sequence_resume continues one; pllm_sequence_free frees it.
+#define PLLM_REQUEST_KEEP 1
+
+// Stop when the best running beam, if it ended now, would not score higher than the worst finished
+// beam.
+#define PLLM_EARLY_STOPPING_NO 0
+
+// Stop as soon as width beams are finished.
+#define PLLM_EARLY_STOPPING_YES 1
+
+// Stop when no running beam can reach a higher score than the worst finished beam.
+#define PLLM_EARLY_STOPPING_NEVER 2
+
+// The sequence has not ended.
+#define PLLM_FINISH_NONE 0
+
+// An end-of-sequence token, a stop token or a stop string.
+#define PLLM_FINISH_STOP 1
+
+// max_tokens or max_model_len was reached.
+#define PLLM_FINISH_LENGTH 2
+
+// The host aborted the request.
+#define PLLM_FINISH_ABORT 3
+
+// The computation failed. See error and error_code.
+#define PLLM_FINISH_ERROR 4
+
+// The deadline passed. The outputs have the tokens generated by then.
+#define PLLM_FINISH_DEADLINE 5
+
+// A suitable capacity for the queue of one request.
+#define PLLM_QUEUE_CAPACITY 64
+
+// The fork has all tokens of its parent.
+#define PLLM_FORK_AT_END UINT64_MAX
+
+// Use the seed field. Without this flag the children draw the same random numbers as their parent.
+#define PLLM_FORK_SEED 1
+
+// The children are idle until they are resumed, even if the parent runs.
+#define PLLM_FORK_IDLE 2
+
+// Use the user_data field. Without this flag the children have the user_data of the parent.
+#define PLLM_FORK_USER_DATA 4
+
+// Use the user_data field. Without this flag the sequence keeps its user_data.
+#define PLLM_RESUME_USER_DATA 2
+
+// Continue as if the sequence had never been idle, with its own parameters, counts, grammar and
+// output kind. Of the other fields only queue, user_data, logits_hook (NULL: keep it), deadline_ms
+// and PLLM_REQUEST_KEEP are used. A sequence that ended by its length must be rewound first;
+// otherwise it ends again with PLLM_FINISH_ERROR.
+#define PLLM_RESUME_CONTINUE 4
+
+// A memory budget for KV pools. Several engines of a process can share it, and its size can change
+// while they run. Any thread may use it.
+//
+// An engine that needs more blocks than are free reclaims blocks that other engines only cache. An
+// engine with requests gives its cached blocks back before its next step, so step every engine
+// that has requests. An engine without requests gives them back at once.
+typedef struct pllm_budget pllm_budget;
+
+// A UTF-8 text. The caller frees it with pllm_bytes_free.
+typedef struct pllm_bytes pllm_bytes;
+
+// An engine: one model, its KV pool and its requests. Any thread may use it; one thread at a time
+// steps it.
+typedef struct pllm_engine pllm_engine;
+
+// An error: a stable code, and a message with the numbers and the remedy. The caller frees it with
+// pllm_error_free.
+typedef struct pllm_error pllm_error;
+
+// A batch of outputs. The caller frees it with pllm_outputs_free. It stays valid after the engine
+// is freed.
+typedef struct pllm_outputs pllm_outputs;
+
+// A queue of outputs. Any thread may poll it.
+typedef struct pllm_queue pllm_queue;
+
+// A list of token ids. The caller frees it with pllm_tokens_free.
+typedef struct pllm_tokens pllm_tokens;
+
+// The state of a budget. Set struct_size before the call.
+typedef struct {
+  // sizeof(pllm_budget_info).
+  uint64_t struct_size;
+  // Size of the budget in bytes.
+  uint64_t bytes;
+  // Smallest size in bytes to which it can be resized now, given its engines and their requests.
+  uint64_t min_bytes;
+  // Largest size in bytes to which it can be resized.
+  uint64_t max_bytes;
+  // Bytes that the engines hold. More than bytes while engines are giving blocks back.
+  uint64_t held_bytes;
+  // Engines that use the budget.
+  uint64_t engines;
+} pllm_budget_info;
+
+// The DRY penalty: a token that would extend a repetition of length tokens loses multiplier * base
+// ^ (length - allowed_length). Call pllm_dry_init first.
+typedef struct {
+  // sizeof(pllm_dry).
+  uint64_t struct_size;
+  // Strength of the penalty. Default 0.8. 0 disables it.
+  float multiplier;
+  // Base of the exponential growth. Default 1.75.
+  float base;
+  // Length in tokens of the longest repetition without a penalty. Default 2.
+  uint32_t allowed_length;
+  // Number of last tokens that are searched for repetitions. 0 (default): all.
+  uint32_t penalty_last_n;
+  // Texts that end a repetition, within a token or across tokens. NULL with a count of 0
+  // (default): newline, colon, quotation mark and asterisk, or none with
+  // PLLM_ENGINE_SKIP_TOKENIZER. A non-NULL pointer with a count of 0: none.
+  const char *const *sequence_breakers;
+  // Length of each text in bytes. NULL: the texts are NUL-terminated.
+  const uint64_t *sequence_breaker_lens;
+  // Number of texts.
+  uint64_t sequence_breaker_count;
+} pllm_dry;
+
+// Parameters of a beam search, as in generate of Hugging Face transformers: release 5, and release
+// 4 for several groups. Call pllm_beam_init first.
+//
+// Logit bias, penalties and exclusions of pllm_sampling apply to the log probabilities, in the
+// order of transformers. Frequency and presence penalties and DRY, which transformers lacks,
+// follow the repetition penalty. Bad words can forbid end tokens, which transformers ignores.
+typedef struct {
+  // sizeof(pllm_beam).
+  uint64_t struct_size;
+  // Number of beams, 2 to 64. Default 4.
+  uint32_t width;
+  // Number of groups of beams, each with its own search. Default 1.
+  uint32_t groups;
+  // Subtracted from the log probability of a token for each beam of an earlier group that chose
+  // it in the same step, before the repetition penalty. Default 0.
+  float diversity_penalty;
+  // The score of a beam is the sum of its log probabilities divided by its length to this power.
+  // Default 1.
+  float length_penalty;
+  // PLLM_EARLY_STOPPING_*. Default PLLM_EARLY_STOPPING_NO.
+  uint32_t early_stopping;
+  // Must be 0.
+  uint32_t reserved;
+} pllm_beam;
+
+// Reports the bytes of weights that have been read, out of total, on the thread that creates the
+// engine. A result other than 0 cancels the loading: pllm_engine_create returns PLLM_E_CANCELLED.
+// It must return normally: no exception, no longjmp. It must not use the engine that is being
+// created.
+typedef int32_t (*pllm_progress)(void *progress_data, uint64_t done, uint64_t total);
+
+// Options of an engine. Call pllm_engine_options_init first. The strings need to be valid only
+// during the call.
+typedef struct {
+  // sizeof(pllm_engine_options).
+  uint64_t struct_size;
+  // Model directory in the layout of Hugging Face. UTF-8.
+  const char *model_path;
+  // Length of model_path in bytes, or PLLM_NUL_TERMINATED (default).
+  uint64_t model_path_len;
+  // Device: "cpu" (default, also NULL), or "cuda:0" (also "cuda") for the first CUDA device.
+  // CUDA needs an NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights in
+  // f32, f16, bf16 or fp8.
+  const char *device;
+  // Length of device in bytes, or PLLM_NUL_TERMINATED (default).
+  uint64_t device_len;
+  // KV pool size in bytes. 0 (default): enough for max_seqs sequences of max_model_len tokens,
+  // at most 1 GiB.
+  uint64_t kv_bytes;
+  // Seed for requests without a seed of their own. Default 0.
+  uint64_t seed;
+  // Tokens per KV block: 8, 16 (default), 32, 64, 128 or 256.
+  uint32_t block_size;
+  // Data type of KV blocks: PLLM_DTYPE_AUTO (default: f32 for models in f32, else bf16),
+  // PLLM_DTYPE_F32, PLLM_DTYPE_BF16, PLLM_DTYPE_INT8, PLLM_DTYPE_F16 or PLLM_DTYPE_FP8.
+  uint32_t kv_dtype;
+  // Maximum length of a sequence in tokens, prompt and output together. 0 (default): the model's
+  // own maximum, or what the pool holds.
+  uint32_t max_model_len;
+  // Maximum number of tokens in one step, prompt and decode tokens of all sequences together.
+  // Default 512.
+  uint32_t max_batch_tokens;
+  // Maximum number of running sequences, at most max_batch_tokens. Default 64.
+  uint32_t max_seqs;
+  // Maximum number of prompt tokens of one sequence in one step. 0 (default): max_batch_tokens.
+  uint32_t prefill_chunk;
+  // Number of threads, including the stepping thread. 0 (default): the number of CPUs in cpus,
+  // or of CPUs on which the process may run, within the quota of its container.
+  uint32_t threads;
+  // Instruction path: PLLM_ISA_*. Default PLLM_ISA_AUTO. Results have the same bits within a
+  // path, not across paths.
+  uint32_t isa;
+  // PLLM_ENGINE_* flags. Default 0.
+  uint32_t flags;
+  // Must be 0.
+  uint32_t reserved;
+  // Capacity, in outputs, of the engine's own queue. See pllm_queue_create. 0 (default): 65536.
+  // Unlimited for programs built with a header without this field.
+  uint64_t queue_capacity;
+  // Called while weights are loaded. NULL (default): not called.
+  pllm_progress progress;
+  // Passed to progress.
+  void *progress_data;
+  // Maximum number of requests, including resumed and forked sequences, that wait for their
+  // first step. More are refused with PLLM_E_CAPACITY; one can always wait. 0 (default): no
+  // limit.
+  uint64_t max_waiting_requests;
+  // Maximum number of tokens that the waiting requests have to compute. 0 (default): no limit.
+  uint64_t max_waiting_tokens;
+  // Budget from which the KV pool takes its bytes, instead of kv_bytes. NULL (default): a budget
+  // of its own.
+  const pllm_budget *budget;
+  // Size in bytes of the host tier, which holds the KV of swapped requests and idle sequences. 0
+  // (default): none.
+  uint64_t swap_bytes;
+  // Directory for the host tier. The tier is an unnamed file there, which grows as it is written
+  // and disappears with the engine. NULL (default): the tier is in memory. If the file cannot be
+  // written or read, as on a full disk, the sequence is recomputed and swap_failures of
+  // pllm_stats counts it.
+  const char *swap_path;
+  // Length of swap_path in bytes, or PLLM_NUL_TERMINATED (default).
+  uint64_t swap_path_len;
+  // PLLM_PREEMPTION_*. Default PLLM_PREEMPTION_RECOMPUTE. The others need swap_bytes, and
+  // swap_bytes needs one of the others.
+  uint32_t preemption;
+  // Order of the waiting requests: PLLM_ORDER_*. Default PLLM_ORDER_FCFS.
+  uint32_t order;
+  // Waiting time in milliseconds after which a request is preferred; see PLLM_ORDER_*. 0
+  // (default): 10,000.
+  uint32_t ageing_ms;
+  // Composition of a step: PLLM_BATCHING_*. Default PLLM_BATCHING_MIXED.
+  uint32_t batching;
+  // Prompt tokens for PLLM_BATCHING_DECODE_FIRST and PLLM_BATCHING_PREFILL_FIRST. 0 (default):
+  // 256 and 2048.
+  uint32_t prefill_budget;
+  // Number of blocks that a request needs to start: PLLM_ALLOCATION_*. Default
+  // PLLM_ALLOCATION_ON_DEMAND.
+  uint32_t allocation;
+  // File for a trace of every step, in the format of Perfetto and chrome://tracing: the batch,
+  // the times of its phases, and the phases of each sequence. UTF-8. An existing file is
+  // replaced. If the disk fails, the trace ends and traces_stopped of pllm_stats is 1. NULL
+  // (default): none.
+  const char *trace_path;
+  // Length of trace_path in bytes, or PLLM_NUL_TERMINATED (default).
+  uint64_t trace_path_len;
+  // File for a journal of all calls and of everything else on which steps depend.
+  // pagedllm-replay repeats them bit for bit on a machine with the same instruction path. It
+  // contains prompts, as tokens, and cache salts. UTF-8. An existing file is replaced. If the
+  // disk fails, the journal ends and journals_stopped of pllm_stats is 1. NULL (default): none.
+  const char *journal_path;
+  // Length of journal_path in bytes, or PLLM_NUL_TERMINATED (default).
+  uint64_t journal_path_len;
+  // Value of the label model_name in pllm_engine_get_metrics. UTF-8. NULL (default): the name of the
+  // model directory.
+  const char *model_name;
+  // Length of model_name in bytes, or PLLM_NUL_TERMINATED (default).
+  uint64_t model_name_len;
+  // Format of the weights in memory: PLLM_WEIGHTS_*. Fewer bits take less memory and time, and
+  // cost quality. Small tensors that affect quality (routers of experts, learned positions) and
+  // the projections of latents stay as stored. Default PLLM_WEIGHTS_AS_STORED.
+  uint32_t weight_format;
+  // Number of inputs that share a scale in 4-bit formats: 32, 64 or 128. Smaller is more
+  // precise. 0 (default): 32.
+  uint32_t weight_group;
+  // Directory for packed weights. If it has the packed form of this model, weight_format and
+  // library, the form is checked and read as fast as the disk. Otherwise the weights are packed
+  // and the form is written, or replaced. Several models and processes can share the directory;
+  // unused files are not removed. It contains weights: protect it against writing as the model is
+  // protected. If it cannot be written, the engine works and packed of pllm_model_info reports
+  // it. UTF-8. NULL (default): weights are packed each time.
+  const char *packed_path;
+  // Length of packed_path in bytes, or PLLM_NUL_TERMINATED (default).
+  uint64_t packed_path_len;
+  // List of CPUs in the syntax of taskset -c, such as "0-3,8", one for each of threads. Each
+  // thread of the engine is pinned to one of them, in this order. The first is for the stepping
+  // thread: the engine's own thread (pllm_engine_start) is pinned, a thread of the program is
+  // not. NULL (default): threads are not pinned.
+  const char *cpus;
+  // Length of cpus in bytes, or PLLM_NUL_TERMINATED (default).
+  uint64_t cpus_len;
+  // CUDA only: fraction, 0.01 to 1, of the device memory that is free after weights and working
+  // memory, for the KV pool. Cannot be combined with kv_bytes. 0 (default): kv_bytes is used.
+  float memory_fraction;
+  // Must be 0.
+  uint32_t reserved2;
+  // Maximum length in bytes of a text prompt, of a chat's JSON and the prompt it renders to, and
+  // of a text to tokenize. A longer one is PLLM_E_INVALID_ARGUMENT. 0 (default): 64 for each
+  // token of max_model_len, at least 1048576. Tokenization takes up to 16 bytes of memory for
+  // each byte of text, and up to 512 for each byte of a stretch of at most 2 MiB without a place
+  // to cut (docs/models.md).
+  uint64_t max_prompt_bytes;
+} pllm_engine_options;
+
+// Memory that an engine would allocate. Set struct_size before the call.
+typedef struct {
+  // sizeof(pllm_plan).
+  uint64_t struct_size;
+  // Bytes of the weights.
+  uint64_t weight_bytes;
+  // Bytes of the KV pool.
+  uint64_t kv_bytes;
+  // Bytes of activations, logits and working memory of kernels. Small tables are not included.
+  uint64_t work_bytes;
+  // Number of KV blocks.
+  uint64_t blocks;
+  // Tokens per KV block.
+  uint64_t block_size;
+  // Bytes of one KV block: of all layers, or of the layers of one group.
+  uint64_t block_bytes;
+  // Maximum length of a sequence in tokens, prompt and output together.
+  uint64_t max_model_len;
+  // Number of sequences of max_model_len tokens that fit at the same time.
+  uint64_t full_sequences;
+  // Data type of KV blocks: PLLM_DTYPE_*, not PLLM_DTYPE_AUTO.
+  uint64_t kv_dtype;
+  // Maximum number of KV blocks, if the budget grows to its maximum.
+  uint64_t max_blocks;
+  // Bytes of the host tier, in memory or in its file.
+  uint64_t swap_bytes;
+  // Number of KV blocks in the host tier.
+  uint64_t swap_blocks;
+  // Number of layer groups with KV blocks of their own. A sequence has one block of each group
+  // for every block_size tokens. For a group of layers with a window it has only the blocks
+  // inside the window.
+  uint64_t kv_groups;
+} pllm_plan;
+
+// The model and the limits of its engine. Set struct_size before the call. Pointers are valid
+// until the engine is freed.
+typedef struct {
+  // sizeof(pllm_model_info).
+  uint64_t struct_size;
+  // Name in config.json, such as "LlamaForCausalLM". UTF-8.
+  const char *architecture;
+  // Length of architecture in bytes.
+  uint64_t architecture_len;
+  // Instruction path, such as "avx512".
+  const char *isa;
+  // Length of isa in bytes.
+  uint64_t isa_len;
+  // Tokens that end a sequence.
+  const uint32_t *eos_token_ids;
+  // Number of end-of-sequence tokens.
+  uint64_t eos_token_ids_len;
+  // Number of tokens in the vocabulary.
+  uint64_t vocab_size;
+  // Number of layers.
+  uint64_t layers;
+  // Maximum length of a sequence for which the model was made.
+  uint64_t max_positions;
+  // Maximum length of a sequence in this engine.
+  uint64_t max_model_len;
+  // Number of threads.
+  uint64_t threads;
+  // Result of packed_path: PLLM_PACKED_*.
+  uint64_t packed;
+  // Why the packed weights were not read or not written, for people. Empty if there is nothing
+  // to report.
+  const char *packed_reason;
+  // Length of packed_reason in bytes.
+  uint64_t packed_reason_len;
+} pllm_model_info;
+
+// A value that is added to the logit of a token.
+typedef struct {
+  uint32_t token;
+  float bias;
+} pllm_logit_bias;
+
+// A list of token ids.
+typedef struct {
+  const uint32_t *tokens;
+  uint64_t tokens_len;
+} pllm_token_list;
+
+// How a request samples its tokens, what it reports and when it ends. Call pllm_sampling_init
+// first.
+//
+// The parameters apply in this order: logit bias; repetition, frequency and presence penalty; DRY;
+// exclusions and the grammar; temperature; top-n-sigma, min-p, top-k, typical-p, top-p, XTC, or
+// mirostat in their place; the draw.
+typedef struct {
+  // sizeof(pllm_sampling).
+  uint64_t struct_size;
+  // Seed, used with PLLM_SAMPLING_SEED. A request with a seed generates the same tokens in any
+  // batch.
+  uint64_t seed;
+  // Tokens that end the sequence. They are reported in tokens, but not in the text.
+  const uint32_t *stop_token_ids;
+  // Number of stop tokens.
+  uint64_t stop_token_ids_len;
+  // Strings that end the sequence, within a token or across tokens. They do not appear in the
+  // text.
+  const char *const *stop;
+  // Length of each string in bytes. NULL: the strings are NUL-terminated.
+  const uint64_t *stop_lens;
+  // Number of stop strings.
+  uint64_t stop_count;
+  // Temperature. 0 selects greedy sampling. Default 1.
+  float temperature;
+  // Keeps the most probable tokens whose probabilities sum to at least this value. Default 1:
+  // all.
+  float top_p;
+  // Keeps tokens whose probability is at least this fraction of the largest. Default 0: all.
+  float min_p;
+  // Keeps the k most probable tokens. Default 0: all.
+  uint32_t top_k;
+  // Maximum number of generated tokens. 0 (default): up to max_model_len.
+  uint32_t max_tokens;
+  // Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
+  // Default 0.
+  uint32_t min_tokens;
+  // PLLM_SAMPLING_* flags. Default 0.
+  uint32_t flags;
+  // Must be 0.
+  uint32_t reserved;
+  // Keeps the tokens with the most typical surprise whose probabilities sum to at least this
+  // value. Default 1: all.
+  float typical_p;
+  // Keeps tokens whose logit is within this many standard deviations of the largest. Default 0:
+  // all.
+  float top_n_sigma;
+  // Probability with which XTC removes the most probable tokens. Default 0: never.
+  float xtc_probability;
+  // Probability from which on a token counts as a top choice for XTC. Default 0.1.
+  float xtc_threshold;
+  // Mirostat 2: target surprise in bits per token. Default 0: off.
+  float mirostat_tau;
+  // Mirostat 2: learning rate. Default 0.1.
+  float mirostat_eta;
+  // Subtracted from the logit of each token that has been generated. Default 0.
+  float presence_penalty;
+  // Subtracted from the logit of a token for each time it has been generated. Default 0.
+  float frequency_penalty;
+  // Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
+  // output. Default 1: off.
+  float repetition_penalty;
+  // No n-gram of this many tokens occurs twice. Default 0: off.
+  uint32_t no_repeat_ngram_size;
+  // With PLLM_SAMPLING_LOGPROBS: number of most probable tokens reported for each generated
+  // token. Default 0.
+  uint32_t top_logprobs;
+  // With PLLM_SAMPLING_PROMPT_LOGPROBS: number of most probable tokens reported for each prompt
+  // token. Default 0.
+  uint32_t prompt_top_logprobs;
+  // PLLM_OUTPUT_DELTA (default), PLLM_OUTPUT_CUMULATIVE or PLLM_OUTPUT_FINAL.
+  uint32_t output_kind;
+  // Kind of the constraint on the output: PLLM_GRAMMAR_*. Default PLLM_GRAMMAR_NONE.
+  uint32_t grammar_kind;
+  // The schema, regular expression or grammar, UTF-8.
+  const char *grammar;
+  // Length of grammar in bytes, or PLLM_NUL_TERMINATED (default).
+  uint64_t grammar_len;
+  // The texts of PLLM_GRAMMAR_CHOICE.
+  const char *const *choices;
+  // Length of each text in bytes. NULL: the texts are NUL-terminated.
+  const uint64_t *choice_lens;
+  // Number of choices.
+  uint64_t choice_count;
+  // DRY penalty. NULL (default): off.
+  const pllm_dry *dry;
+  // Values that are added to logits. NULL (default): none.
+  const pllm_logit_bias *logit_bias;
+  // Number of entries in logit_bias.
+  uint64_t logit_bias_len;
+  // Texts that the output must not contain, as the tokenizer encodes them at the beginning of a
+  // text, after a space and within a word. Other token sequences that spell the same text are
+  // not excluded.
+  const char *const *bad_words;
+  // Length of each text in bytes. NULL: the texts are NUL-terminated.
+  const uint64_t *bad_word_lens;
+  // Number of bad words.
+  uint64_t bad_word_count;
+  // Token sequences that the output must not contain.
+  const pllm_token_list *bad_words_ids;
+  // Number of token sequences.
+  uint64_t bad_words_ids_len;
+  // The only tokens that may be sampled. NULL (default): all.
+  const uint32_t *allowed_token_ids;
+  // Number of allowed tokens.
+  uint64_t allowed_token_ids_len;
+} pllm_sampling;
+
+// Edits logits[0..vocab_size] of the token that follows tokens[0..tokens_len] of the sequence,
+// before all other sampling parameters.
+//
+// Called on the stepping thread, once for each token. For the first token of several samples it is
+// called once for all of them. It is called again if a step is tried again. Its time adds to the
+// step of all sequences. It must return normally: no exception, no longjmp. It may call any
+// function that any thread may call, but pllm_engine_step returns PLLM_E_BUSY, and
+// pllm_engine_stop, pllm_engine_free and a blocking poll would deadlock.
+typedef void (*pllm_logits_hook)(void *hook_data,
+                                 uint64_t sequence,
+                                 const uint32_t *tokens,
+                                 uint64_t tokens_len,
+                                 float *logits,
+                                 uint64_t vocab_size);
+
+// A request. Call pllm_request_init first. Its pointers, except hook_data, need to be valid only
+// during the call.
+typedef struct {
+  // sizeof(pllm_request).
+  uint64_t struct_size;
+  // Prompt as UTF-8 text. NULL if the prompt is given as tokens.
+  const char *prompt;
+  // Length of prompt in bytes, or PLLM_NUL_TERMINATED (default).
+  uint64_t prompt_len;
+  // Prompt as token ids. NULL if the prompt is given as text.
+  const uint32_t *prompt_token_ids;
+  // Number of prompt tokens.
+  uint64_t prompt_token_ids_len;
+  // Sampling parameters. NULL selects the defaults of pllm_sampling_init.
+  const pllm_sampling *sampling;
+  // Returned in each output of the request.
+  uint64_t user_data;
+  // Number of results: samples, or best beams. Default 1. Result i has the sequence id request +
+  // i; with best_of, result i is one of the ids request to request + best_of - 1. Each sequence
+  // has its own last output.
+  uint32_t n;
+  // PLLM_TEXT_* flags. Default PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL.
+  uint32_t text_flags;
+  // Queue for the outputs. NULL (default) selects the engine's own queue.
+  const pllm_queue *queue;
+  // Number of samples to generate. If it is larger than n, the n samples with the highest log
+  // probability are returned at the end, best first. 0 (default) selects n.
+  uint32_t best_of;
+  // Keeps only this many tokens at the end of the prompt. 0 (default) keeps all.
+  uint32_t truncate_prompt_tokens;
+  // PLLM_REQUEST_* flags. Default 0.
+  uint32_t flags;
+  // Must be 0.
+  uint32_t reserved;
+  // Beam search. NULL (default) selects sampling. The n best beams are returned at the end, best
+  // first, whatever output_kind is.
+  //
+  // PLLM_E_INVALID_ARGUMENT if it is combined with best_of, PLLM_REQUEST_KEEP, logits_hook, a
+  // temperature other than 0 or the default, top_k, top_p, min_p, typical_p, top_n_sigma, XTC,
+  // mirostat, a seed, stop strings, top_logprobs, PLLM_SAMPLING_PROMPT_LOGPROBS,
+  // PLLM_SAMPLING_ECHO or a grammar.
+  const pllm_beam *beam;
+  // Requests share blocks of the prefix cache only if their salts are equal, so that tenants
+  // cannot probe the prompts of other tenants. NULL (default): the empty salt.
+  const uint8_t *cache_salt;
+  // Length of cache_salt in bytes.
+  uint64_t cache_salt_len;
+  // Edits the logits of each token. NULL (default): none.
+  pllm_logits_hook logits_hook;
+  // Passed to logits_hook. Must be valid until the last output of the request has been made.
+  void *hook_data;
+  // Deadline in milliseconds from now. When it passes, the request ends with
+  // PLLM_FINISH_DEADLINE and the tokens it has. 0 (default): none. A negative deadline is
+  // PLLM_E_INVALID_ARGUMENT.
+  int64_t deadline_ms;
+  // Priority, -100 to 100; higher runs first. Used if the order is PLLM_ORDER_PRIORITY. Default
+  // 0. Forks inherit it.
+  int32_t priority;
+  // Must be 0.
+  uint32_t reserved2;
+} pllm_request;
+
+// Predicted admission of a request. Set struct_size before the call.
+typedef struct {
+  // sizeof(pllm_admission).
+  uint64_t struct_size;
+  // 1 if pllm_engine_add_request would accept the request, 0 if too many requests wait, its
+  // queue is full, or a shared budget cannot reserve its blocks.
+  uint64_t admits;
+  // 1 if no request is ahead of it and its blocks are free, so that it would start in the next
+  // step.
+  uint64_t fits_now;
+  // Predicted seconds until its first token. Negative if no step has been measured yet.
+  double first_token_seconds;
+  // Number of requests ahead of it.
+  uint64_t waiting_requests;
+  // Number of tokens that those requests have to compute.
+  uint64_t waiting_tokens;
+} pllm_admission;
+
+// Result of one step. Set struct_size before the call.
+typedef struct {
+  // sizeof(pllm_step).
+  uint64_t struct_size;
+  // Number of requests that have not ended. While it is not 0, step again, and poll the queues:
+  // requests whose queue is full wait for that.
+  uint64_t unfinished;
+  // Number of prompt tokens computed.
+  uint64_t prefill_tokens;
+  // Number of decode tokens computed.
+  uint64_t decode_tokens;
+  // Number of sequences in the step.
+  uint64_t sequences;
+  // Number of sequences that were skipped because their queue is full.
+  uint64_t paused;
+} pllm_step;
+
+// Counters since the creation of the engine, and its state after the last step. Set struct_size
+// before the call.
+typedef struct {
+  // sizeof(pllm_stats).
+  uint64_t struct_size;
+  // Sequences that wait for their first or next step.
+  uint64_t waiting;
+  // Sequences that run.
+  uint64_t running;
+  // KV blocks of the pool.
+  uint64_t blocks_total;
+  // KV blocks in use.
+  uint64_t blocks_used;
+  // Unused KV blocks that are in the prefix cache. They are evicted when blocks are needed.
+  uint64_t blocks_cached;
+  // KV blocks that are neither in use nor cached.
+  uint64_t blocks_free;
+  // Fraction of the token slots of all used and reserved blocks that hold K and V of a token. 1
+  // if there are none.
+  double slot_utilization;
+  // Steps.
+  uint64_t steps;
+  // Prompt tokens computed. Tokens that are recomputed after a preemption count again.
+  uint64_t prompt_tokens;
+  // Tokens generated.
+  uint64_t generated_tokens;
+  // Preemptions.
+  uint64_t preemptions;
+  // Results that ended with PLLM_FINISH_STOP: one for each sequence of a request.
+  uint64_t finished_stop;
+  // Results that ended with PLLM_FINISH_LENGTH: one for each sequence of a request.
+  uint64_t finished_length;
+  // Results that ended with PLLM_FINISH_ABORT: one for each sequence of a request.
+  uint64_t finished_abort;
+  // Results that ended with PLLM_FINISH_ERROR: one for each sequence of a request.
+  uint64_t finished_error;
+  // Waiting sequences that the last step skipped because their queue is full.
+  uint64_t paused;
+  // Kept sequences that wait to be resumed or freed.
+  uint64_t idle;
+  // Blocks copied because a sequence wrote to a shared block.
+  uint64_t blocks_copied;
+  // Prompt tokens looked up in the prefix cache.
+  uint64_t prefix_queries;
+  // Prompt tokens found in the prefix cache, which were not computed.
+  uint64_t prefix_hits;
+  // Results that ended with PLLM_FINISH_DEADLINE: one for each sequence of a request.
+  uint64_t finished_deadline;
+  // Requests refused because of max_waiting_requests, max_waiting_tokens or a full queue.
+  uint64_t admission_rejections;
+  // Steps that failed and were tried again, in part or as a whole.
+  uint64_t steps_failed;
+  // Preemptions that swapped the request to the host tier. The others were recomputed.
+  uint64_t preemptions_swapped;
+  // Sequences whose KV is in the host tier.
+  uint64_t swapped;
+  // KV blocks of the host tier.
+  uint64_t swap_blocks_total;
+  // KV blocks in use in the host tier.
+  uint64_t swap_blocks_used;
+  // Blocks moved to the host tier.
+  uint64_t blocks_swapped_out;
+  // Blocks moved back from the host tier.
+  uint64_t blocks_swapped_in;
+  // Moves that failed, as on a full disk. Their sequences were recomputed.
+  uint64_t swap_failures;
+  // Tokens at the start of sequences that were found in the prefix cache.
+  uint64_t prompt_tokens_cached;
+  // 1 if trace_path was set and the trace has ended because the disk failed.
+  uint64_t traces_stopped;
+  // 1 if journal_path was set and the journal has ended because the disk failed.
+  uint64_t journals_stopped;
+  // Times that the KV pool shrank and the system did not take the memory back, as after
+  // mlockall. The budget is kept, but the memory of the process does not shrink.
+  uint64_t discard_failures;
+  // Blocks that sequences do not hold because they are outside the windows of their layers.
+  // Blocks of forks count once for each fork.
+  uint64_t blocks_out_of_window;
+} pllm_stats;
+
+// A token and its log probability in the model's own distribution, before sampling parameters
+// apply.
+typedef struct {
+  uint32_t token;
+  float logprob;
+} pllm_logprob;
+
+// An output of one sequence: new tokens, new text, or its end. The output and its pointers are
+// valid until the batch is freed.
+typedef struct {
+  // Size of this struct in the library. Fields beyond it do not exist.
+  uint64_t struct_size;
+  // Id of the request.
+  uint64_t request;
+  // Id of the sequence.
+  uint64_t sequence;
+  // user_data of the request.
+  uint64_t user_data;
+  // New tokens. NULL if there are none.
+  const uint32_t *tokens;
+  // Number of tokens.
+  uint64_t tokens_len;
+  // Log probability of each token. NULL if the request did not ask for them.
+  const float *logprobs;
+  // New text: UTF-8, not NUL-terminated, whole characters only. NULL if there is none. The text
+  // can lag behind the tokens.
+  const char *text;
+  // Length of text in bytes.
+  uint64_t text_len;
+  // Error message: UTF-8, not NUL-terminated. Set if finish_reason is PLLM_FINISH_ERROR, if it
+  // is PLLM_FINISH_ABORT because the engine was freed, and, with PLLM_FINISH_NONE, if an export
+  // or a change of an idle sequence failed. Else NULL.
+  const char *error;
+  // Length of error in bytes.
+  uint64_t error_len;
+  // Tokens of the prompt.
+  uint64_t prompt_tokens;
+  // Tokens generated so far.
+  uint64_t generated_tokens;
+  // Index of the sequence in its request, from 0.
+  uint32_t index;
+  // PLLM_FINISH_*. Any value but PLLM_FINISH_NONE marks the last output of the sequence.
+  uint32_t finish_reason;
+  // PLLM_E_* if error is set, else 0. PLLM_E_CLOSED if the engine was freed.
+  int32_t error_code;
+  // 0.
+  uint32_t reserved;
+  // Sum of the log probabilities of all generated tokens, if the request asked for log
+  // probabilities or for the best of several samples. For a beam: its score after the length
+  // penalty. Else 0.
+  double score;
+  // The most probable tokens at the position of each token, most probable first:
+  // top_logprobs_len / tokens_len for each token. NULL if the request did not ask for them.
+  const pllm_logprob *top_logprobs;
+  // Number of entries in top_logprobs.
+  uint64_t top_logprobs_len;
+  // Log probabilities of the prompt tokens except the first, if the request asked for them. They
+  // come in order, before the first generated token, possibly in several outputs.
+  const float *prompt_logprobs;
+  // Number of entries in prompt_logprobs.
+  uint64_t prompt_logprobs_len;
+  // The most probable tokens at the position of each prompt token, as in top_logprobs.
+  const pllm_logprob *prompt_top_logprobs;
+  // Number of entries in prompt_top_logprobs.
+  uint64_t prompt_top_logprobs_len;
+  // State of an exported sequence. NULL in all other outputs.
+  const uint8_t *sequence_state;
+  // Length of sequence_state in bytes.
+  uint64_t sequence_state_len;
+  // In the last output of a sequence: seconds from the call that added, resumed or forked it to
+  // its first step. 0 if it never ran, and in all other outputs.
+  double queued_seconds;
+  // In the last output of a sequence: seconds from the same call to its first token, or 0.
+  double first_token_seconds;
+  // In the last output of a sequence: seconds from the same call to its last token, or 0.
+  double last_token_seconds;
+  // In the last output of a sequence: number of times it was preempted.
+  uint64_t preemptions;
+  // In the last output of a sequence: number of its first tokens that were found in the prefix
+  // cache.
+  uint64_t cached_tokens;
+} pllm_output;
+
+// Parameters of a fork. Call pllm_fork_init first.
+typedef struct {
+  // sizeof(pllm_fork).
+  uint64_t struct_size;
+  // Number of tokens that the children share with their parent: 1 to its length, or PLLM_FORK_AT_END
+  // (default).
+  uint64_t at;
+  // With PLLM_FORK_SEED: each child draws from its own random stream of this seed, until it is
+  // resumed with other parameters.
+  uint64_t seed;
+  // With PLLM_FORK_USER_DATA: returned in the outputs of the children.
+  uint64_t user_data;
+  // Queue for the outputs of the children. NULL (default) selects the parent's queue.
+  const pllm_queue *queue;
+  // Number of children. Default 1.
+  uint32_t n;
+  // PLLM_FORK_* flags. Default 0.
+  uint32_t flags;
+} pllm_fork;
+
+// How an idle sequence continues. Call pllm_resume_init first.
+typedef struct {
+  // sizeof(pllm_resume).
+  uint64_t struct_size;
+  // Sampling parameters. NULL selects the defaults of pllm_sampling_init. Counts (max_tokens,
+  // min_tokens) and penalties start anew.
+  const pllm_sampling *sampling;
+  // Queue for the outputs. NULL (default) keeps the queue of the sequence.
+  const pllm_queue *queue;
+  // With PLLM_RESUME_USER_DATA: returned in the outputs.
+  uint64_t user_data;
+  // PLLM_REQUEST_KEEP (default), PLLM_RESUME_*.
+  uint32_t flags;
+  // PLLM_TEXT_SKIP_SPECIAL (default) or 0.
+  uint32_t text_flags;
+  // Edits the logits of each token. NULL (default): none.
+  pllm_logits_hook logits_hook;
+  // Passed to logits_hook.
+  void *hook_data;
+  // As in pllm_request, from this call on.
+  int64_t deadline_ms;
+} pllm_resume;
+
+// A prompt that is kept in the prefix cache. Call pllm_pin_init first.
+typedef struct {
+  // sizeof(pllm_pin).
+  uint64_t struct_size;
+  // Prompt as UTF-8 text. NULL if the prompt is given as tokens.
+  const char *prompt;
+  // Length of prompt in bytes, or PLLM_NUL_TERMINATED (default).
+  uint64_t prompt_len;
+  // Prompt as token ids. NULL if the prompt is given as text.
+  const uint32_t *prompt_token_ids;
+  // Number of prompt tokens.
+  uint64_t prompt_token_ids_len;
+  // As in pllm_request.
+  const uint8_t *cache_salt;
+  // Length of cache_salt in bytes.
+  uint64_t cache_salt_len;
+  // Time in milliseconds for which the prompt is kept. 0 (default): until it is unpinned.
+  uint64_t time_to_live_ms;
+  // If a sequence cannot continue otherwise, pins are dropped, those with the lowest priority
+  // first. Default 0.
+  uint32_t priority;
+  // PLLM_TEXT_ADD_SPECIAL (default) or 0.
+  uint32_t text_flags;
+} pllm_pin;
+
+// A sequence as of the last step and the calls since. Set struct_size before the call.
+typedef struct {
+  // sizeof(pllm_sequence_info).
+  uint64_t struct_size;
+  // Id of the request that created it.
+  uint64_t request;
+  // Number of its tokens, prompt and output.
+  uint64_t len;
+  // Index of the sequence in its request, from 0. With best_of it is not the rank of the result.
+  uint32_t index;
+  // 1 if it waits to be resumed or freed, 0 if it runs or waits to run.
+  uint32_t idle;
+  // 1 if it was imported from a machine or an instruction path that does not compute the same
+  // bits.
+  uint64_t inexact;
+} pllm_sequence_info;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Returns the ABI version of the loaded library. Compare it with PLLM_ABI_VERSION.
+uint32_t pllm_abi_version(void);
+
+// Returns the version of the library, such as "0.3.0".
+const char *pllm_version(void);
+
+// Returns a JSON object that describes this build and machine: version, CPU backends, instruction
+// paths, model architectures.
+const char *pllm_build_info(void);
+
+// Returns the code of an error, one of PLLM_E_*, or 0 for NULL (success).
+int32_t pllm_error_code(const pllm_error *error);
+
+// Returns the message of an error: UTF-8, NUL-terminated, valid until the error is freed. Returns
+// "" for NULL.
+const char *pllm_error_message(const pllm_error *error);
+
+// Frees an error. NULL is allowed.
+void pllm_error_free(pllm_error *error);
+
+// Creates a budget of bytes bytes. pllm_budget_resize can later raise it to at most max_bytes (0:
+// to bytes). Nothing is allocated now. Engines created with it (pllm_engine_options.budget) reserve
+// address space for max_bytes and use memory for the blocks they fill. The budget must hold one
+// sequence of max_model_len tokens for each engine.
+//
+// Free it with pllm_budget_free.
+PLLM_NODISCARD pllm_error *pllm_budget_create(uint64_t bytes, uint64_t max_bytes, pllm_budget **out_budget);
+
+// Frees the handle. The budget lives until its last engine is freed. NULL is allowed. Do not free
+// the result of pllm_engine_budget.
+void pllm_budget_free(pllm_budget *budget);
+
+// Changes the size of a budget. A larger size takes effect at once. For a smaller size, the
+// engines first drop cached blocks, then the KV blocks of idle sequences, then preempt the
+// youngest running requests. No request ends, and results do not change. Used blocks are then
+// moved together, and the memory behind them is returned to the system. Engines that are not in a
+// step shrink before this function returns, the others before their next step (see
+// pllm_budget_get_info).
+//
+// Errors: PLLM_E_CAPACITY, with the numbers, if bytes is above max_bytes, or too small for the
+// longest sequence of each engine and for the requests in progress. Any thread may call it at any
+// time.
+PLLM_NODISCARD pllm_error *pllm_budget_resize(const pllm_budget *budget, uint64_t bytes);
+
+// Reads the size of a budget and the bytes that its engines hold. Any thread may call it.
+PLLM_NODISCARD pllm_error *pllm_budget_get_info(const pllm_budget *budget, pllm_budget_info *out_info);
+
+// Returns the budget of the engine's KV pool: its own, or the one it was created with. Borrowed;
+// valid until the engine is freed. Returns NULL for NULL.
+const pllm_budget *pllm_engine_budget(const pllm_engine *engine);
+
+// Writes the defaults into a struct of struct_size bytes.
+void pllm_dry_init(pllm_dry *dry, uint64_t struct_size);
+
+// Writes the defaults into a struct of struct_size bytes.
+void pllm_beam_init(pllm_beam *beam, uint64_t struct_size);
+
+// Writes the defaults into a struct of struct_size bytes.
+void pllm_engine_options_init(pllm_engine_options *options, uint64_t struct_size);
+
+// Computes what pllm_engine_create would allocate, from the headers of the model's files, without
+// allocating it.
+//
+// Errors: as pllm_engine_create, except PLLM_E_CANCELLED.
+PLLM_NODISCARD pllm_error *pllm_engine_plan(const pllm_engine_options *options, pllm_plan *out_plan);
+
+// Loads a model and creates an engine for it.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT, PLLM_E_IO, PLLM_E_MODEL, PLLM_E_UNSUPPORTED, PLLM_E_CAPACITY if
+// the options leave too little memory for one sequence, PLLM_E_OUT_OF_MEMORY, PLLM_E_CANCELLED.
+// Free the engine with pllm_engine_free.
+PLLM_NODISCARD pllm_error *pllm_engine_create(const pllm_engine_options *options, pllm_engine **out_engine);
+
+// Ends every request, joins the engine's threads and returns its memory. NULL is allowed. No other
+// call on this engine may be in progress, including a poll of its own queue.
+//
+// Queues from pllm_queue_create stay valid. They return the outputs they hold, a last output for
+// each request that was live, and then PLLM_E_CLOSED. Batches that have been polled stay valid.
+void pllm_engine_free(pllm_engine *engine);
+
+// Describes the model and the limits of the engine. Any thread may call it.
+PLLM_NODISCARD pllm_error *pllm_engine_get_model_info(const pllm_engine *engine, pllm_model_info *out_info);
+
+// Writes the defaults into a struct of struct_size bytes.
+void pllm_request_init(pllm_request *request, uint64_t struct_size);
+
+// Writes the defaults into a struct of struct_size bytes.
+void pllm_sampling_init(pllm_sampling *sampling, uint64_t struct_size);
+
+// Adds a request to the waiting queue. It takes part from the next step on. Request ids are never
+// reused.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT, also if the prompt does not fit max_model_len; PLLM_E_CAPACITY,
+// with the numbers, if the request can never fit the pool, too many requests wait, or its queue is
+// full; PLLM_E_UNSUPPORTED. Any thread may call it, also during a step.
+PLLM_NODISCARD
+pllm_error *pllm_engine_add_request(const pllm_engine *engine,
+                                    const pllm_request *request,
+                                    uint64_t *out_request);
+
+// Predicts admission and time to first token for a request without adding it. The prediction
+// simulates the waiting requests with the engine's own policies, the measured step times and the
+// lengths of recent outputs. It assumes that the prompt is not in the prefix cache and that no
+// later request overtakes. It runs on the calling thread and takes some milliseconds with 100,000
+// waiting requests.
+//
+// Errors: as pllm_engine_add_request for a request that can never run. Too many waiting requests
+// and a full queue are no errors here: see pllm_admission.admits. Grammars are not compiled. Any
+// thread may call it, also during a step.
+PLLM_NODISCARD
+pllm_error *pllm_engine_predict_admission(const pllm_engine *engine,
+                                          const pllm_request *request,
+                                          pllm_admission *out_admission);
+
+// Aborts a request at the next step. Its last output has PLLM_FINISH_ABORT.
+//
+// Errors: PLLM_E_NOT_FOUND if the id is unknown or the request has ended. Any thread may call it.
+PLLM_NODISCARD pllm_error *pllm_engine_abort(const pllm_engine *engine, uint64_t request);
+
+// Runs one iteration: it computes up to max_batch_tokens tokens of the scheduled sequences and
+// generates one token for each sequence whose prompt is complete. The results are in the queues.
+//
+// If a step cannot be computed, it is tried again without the requests that may have caused the
+// failure. A request that fails alone ends with PLLM_FINISH_ERROR and the others continue. If no
+// request can be computed, the call returns the error and nothing is lost: the next call tries
+// again. After one second of failures, the requests of the step end with PLLM_FINISH_ERROR.
+//
+// Errors: PLLM_E_BUSY if another thread is stepping this engine; PLLM_E_OUT_OF_MEMORY;
+// PLLM_E_INTERNAL.
+PLLM_NODISCARD pllm_error *pllm_engine_step(const pllm_engine *engine, pllm_step *out_step);
+
+// Starts a thread of the engine that steps it, and sleeps while there is nothing to do. If steps
+// fail for one second, their requests end with PLLM_FINISH_ERROR and the others continue.
+//
+// Errors: PLLM_E_BUSY if the thread is already running; PLLM_E_CAPACITY if the system starts no
+// thread; the error of an engine that has failed. While it runs, pllm_engine_step returns
+// PLLM_E_BUSY.
+PLLM_NODISCARD pllm_error *pllm_engine_start(const pllm_engine *engine);
+
+// Stops the engine's thread after the current step and joins it. No request is lost: they wait
+// until the engine is stepped again. Has no effect if the thread is not running.
+PLLM_NODISCARD pllm_error *pllm_engine_stop(const pllm_engine *engine);
+
+// Returns the engine's own queue. Borrowed; valid until the engine is freed. Returns NULL for
+// NULL.
+const pllm_queue *pllm_engine_queue(const pllm_engine *engine);
+
+// Reads counters since the creation of the engine, and its state after the last step. Any thread
+// may call it.
+PLLM_NODISCARD pllm_error *pllm_engine_get_stats(const pllm_engine *engine, pllm_stats *out_stats);
+
+// Writes gauges, counters and histograms, as of the last step, in the OpenMetrics text format
+// ("application/openmetrics-text; version=1.0.0; charset=utf-8"). The names are those of vLLM with
+// the prefix "pagedllm_". The label model_name is the option of that name. Buckets of times have
+// the bounds 1, 2.5 and 5 times each power of ten, from 0.5 ms to 2500 s. Buckets of token counts
+// have the powers of two, from 1 to 2^20.
+//
+// Any thread may call it; it does not wait for a step. Free the text with pllm_bytes_free.
+PLLM_NODISCARD pllm_error *pllm_engine_get_metrics(const pllm_engine *engine, pllm_bytes **out_text);
+
+// Creates a queue for some of the engine's requests (pllm_request.queue), so that each thread,
+// client or event loop reads its own.
+//
+// capacity is a number of outputs. While the queue holds at least that many, the requests that
+// write to it pause. Other requests continue, and no output is dropped. Beyond the capacity, a
+// step in progress can add one output for each request, and the end of a request can add one. Once
+// max_seqs outputs exceed the capacity, new requests for this queue return PLLM_E_CAPACITY.
+//
+// Free it with pllm_queue_free, before or after its engine.
+PLLM_NODISCARD pllm_error *pllm_queue_create(const pllm_engine *engine, uint64_t capacity, pllm_queue **out_queue);
+
+// Frees a queue and aborts the requests that write to it. NULL is allowed. No other call on the
+// queue may be in progress. Has no effect on the engine's own queue.
+void pllm_queue_free(pllm_queue *queue);
+
+// Returns an eventfd that is readable while the queue is not empty, for epoll and similar calls
+// (Linux). Borrowed; valid until the queue is freed. Polling the queue resets it; reading it is
+// allowed but not needed.
+//
+// Errors: PLLM_E_CAPACITY if the process has no descriptor left.
+PLLM_NODISCARD pllm_error *pllm_queue_get_event_fd(const pllm_queue *queue, int32_t *out_fd);
+
+// Takes all outputs from the queue, in the order in which they were made. If the queue is empty,
+// waits for the first output: up to timeout_ms milliseconds, not at all (0), or without limit
+// (negative). If the time runs out, the batch is empty; this is not an error.
+//
+// Errors: once an engine has failed or is freed, and all its outputs have been taken, the error of
+// the engine or PLLM_E_CLOSED; PLLM_E_OUT_OF_MEMORY, with the outputs still in the queue. Any
+// thread may call it, also during a step. Free the batch with pllm_outputs_free.
+PLLM_NODISCARD pllm_error *pllm_queue_poll(const pllm_queue *queue, int64_t timeout_ms, pllm_outputs **out_outputs);
+
+// Returns the number of outputs in a batch, 0 for NULL.
+uint64_t pllm_outputs_len(const pllm_outputs *outputs);
+
+// Returns output i of a batch, or NULL if there is none. Borrowed; valid until the batch is freed.
+// Consecutive outputs are struct_size bytes apart.
+const pllm_output *pllm_outputs_get(const pllm_outputs *outputs, uint64_t i);
+
+// Frees a batch. NULL is allowed.
+void pllm_outputs_free(pllm_outputs *outputs);
+
+// Writes the defaults into a struct of struct_size bytes.
+void pllm_fork_init(pllm_fork *fork, uint64_t struct_size);
+
+// Writes the defaults into a struct of struct_size bytes.
+void pllm_resume_init(pllm_resume *resume, uint64_t struct_size);
+
+// Writes the defaults into a struct of struct_size bytes.
+void pllm_pin_init(pllm_pin *pin, uint64_t struct_size);
+
+// Creates how->n sequences (how NULL: one) with the first tokens of a sequence. They share its KV
+// blocks; the random stream, penalty counts, grammar state, stop strings and text are copied. Each
+// child is a request of its own, and its sequence id is also its request id. The ids are written
+// to out_sequences, an array of n.
+//
+// Children of a running sequence run; children of an idle one are idle. If the parent ends before
+// the next step and is not kept, the children end with PLLM_FINISH_ERROR, including those that
+// wait to be resumed; a child that has been resumed gets one more such output for the resume.
+//
+// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY. Any thread may call it, also
+// during a step.
+PLLM_NODISCARD
+pllm_error *pllm_sequence_fork(const pllm_engine *engine,
+                               uint64_t sequence,
+                               const pllm_fork *how,
+                               uint64_t *out_sequences);
+
+// Appends tokens to a sequence. A running sequence continues after them from the next step on, and
+// its max_tokens grows by their number. An idle sequence computes them when it is resumed. If the
+// sequence ends before the next step and is not kept, it is not changed. If the tokens violate the
+// grammar of the sequence, it ends with PLLM_FINISH_ERROR when it continues with that grammar;
+// rewinding it to before the tokens repairs it.
+//
+// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY. Any thread may call it, also
+// during a step.
+PLLM_NODISCARD
+pllm_error *pllm_sequence_append(const pllm_engine *engine,
+                                 uint64_t sequence,
+                                 const uint32_t *tokens,
+                                 uint64_t tokens_len);
+
+// Truncates a sequence to its first len tokens (1 or more), also into the prompt. Its state is as
+// it was then, including the random stream. Outputs that have been polled are not taken back. A
+// running sequence continues from there.
+//
+// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT. Any thread may call it, also during a step.
+PLLM_NODISCARD pllm_error *pllm_sequence_rewind(const pllm_engine *engine, uint64_t sequence, uint64_t len);
+
+// Continues an idle sequence. Only its last token and the tokens appended since are computed. how
+// NULL selects the defaults.
+//
+// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY. Any thread may call it, also
+// during a step.
+PLLM_NODISCARD pllm_error *pllm_sequence_resume(const pllm_engine *engine, uint64_t sequence, const pllm_resume *how);
+
+// Frees a sequence and its blocks. A running sequence ends with PLLM_FINISH_ABORT. Its id is
+// invalid from now on.
+//
+// Errors: PLLM_E_NOT_FOUND. Any thread may call it, also during a step.
+PLLM_NODISCARD pllm_error *pllm_sequence_free(const pllm_engine *engine, uint64_t sequence);
+
+// Reads the state of a sequence.
+//
+// Errors: PLLM_E_NOT_FOUND. Any thread may call it, also during a step.
+PLLM_NODISCARD
+pllm_error *pllm_sequence_get_info(const pllm_engine *engine,
+                                   uint64_t sequence,
+                                   pllm_sequence_info *out_info);
+
+// Exports the state of a sequence: tokens, KV blocks, sampling parameters, random stream, grammar
+// and text. The state arrives after the next step as an output of the sequence (sequence_state, sequence_state_len),
+// in queue (NULL: the queue of its other outputs). If the export fails, or the sequence has ended
+// by then, that output has error and error_code.
+//
+// The state names the model, the layout of the KV blocks and the instruction path, and has a
+// checksum. It contains the conversation in plain text. It does not contain the logits hook: pass
+// it again with PLLM_RESUME_CONTINUE.
+//
+// Errors: PLLM_E_NOT_FOUND. Any thread may call it, also during a step.
+PLLM_NODISCARD pllm_error *pllm_sequence_export(const pllm_engine *engine, uint64_t sequence, const pllm_queue *queue);
+
+// Creates an idle sequence from an exported state, in this or another process. Resumed with
+// PLLM_RESUME_CONTINUE, it continues with the same bits on a machine that computes the same (see
+// pllm_sequence_info.inexact). queue receives its outputs (NULL: the engine's own queue).
+//
+// Errors: PLLM_E_INVALID_ARGUMENT if the state is damaged, or made with another model, block_size
+// or kv_dtype; PLLM_E_UNSUPPORTED if it was made by a newer library; PLLM_E_CAPACITY. Any thread
+// may call it, also during a step.
+PLLM_NODISCARD
+pllm_error *pllm_sequence_import(const pllm_engine *engine,
+                                 const uint8_t *state,
+                                 uint64_t state_len,
+                                 const pllm_queue *queue,
+                                 uint64_t *out_sequence);
+
+// Computes a prompt, from the next step on, and keeps its blocks in the prefix cache: requests
+// that begin with the same tokens reuse them. pllm_prefix_unpin undoes it.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY; PLLM_E_UNSUPPORTED. Any thread may call it,
+// also during a step.
+PLLM_NODISCARD pllm_error *pllm_prefix_pin(const pllm_engine *engine, const pllm_pin *pin, uint64_t *out_pin);
+
+// Unpins a prompt: its blocks can be evicted again.
+//
+// Errors: PLLM_E_NOT_FOUND if the pin has expired or was dropped. Any thread may call it, also
+// during a step.
+PLLM_NODISCARD pllm_error *pllm_prefix_unpin(const pllm_engine *engine, uint64_t pin);
+
+// Encodes text as token ids. flags: PLLM_TEXT_ADD_SPECIAL or 0.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT if the text is longer than max_prompt_bytes or cannot be
+// encoded; PLLM_E_UNSUPPORTED if the engine has no tokenizer. Any thread may call it.
+PLLM_NODISCARD
+pllm_error *pllm_engine_tokenize(const pllm_engine *engine,
+                                 const char *text,
+                                 uint64_t len,
+                                 uint32_t flags,
+                                 pllm_tokens **out_tokens);
+
+// Decodes token ids as text. flags: PLLM_TEXT_SKIP_SPECIAL or 0.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT if an id is unknown; PLLM_E_UNSUPPORTED if the engine has no
+// tokenizer. Any thread may call it.
+PLLM_NODISCARD
+pllm_error *pllm_engine_detokenize(const pllm_engine *engine,
+                                   const uint32_t *tokens,
+                                   uint64_t len,
+                                   uint32_t flags,
+                                   pllm_bytes **out_text);
+
+// Renders a chat with the model's chat template, as `apply_chat_template` of transformers 5.5.4
+// does. Add a request with the result without PLLM_TEXT_ADD_SPECIAL.
+//
+// messages_json is an array of messages, [{"role": "user", "content": "..."}], or an object with
+// "messages" and any of these members. Each other member is a variable of the template.
+//
+// - "tools", "documents": arrays, null by default.
+// - "add_generation_prompt": true (default) ends the prompt where the assistant's answer begins.
+// - "continue_final_message": true ends the prompt after the content of the last message, so that
+//   the model continues it. Excludes "add_generation_prompt": true. Default false.
+// - "chat_template": the name of one of the model's templates. Default: "tool_use" if "tools" is
+//   given and the model has that template, else "default".
+// - "chat_template_content_format": "string" joins the text parts of a content that is an array by
+//   newlines before the template sees it, for templates that take only strings. Default "openai":
+//   content is not changed.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT if the JSON is not a chat, the template raises an error, or the
+// chat or its prompt exceeds max_prompt_bytes; PLLM_E_CAPACITY if the rendering exceeds a limit of
+// docs/models.md; PLLM_E_MODEL if the template does not compile; PLLM_E_UNSUPPORTED if the model
+// has no template. Any thread may call it.
+PLLM_NODISCARD
+pllm_error *pllm_engine_render_chat(const pllm_engine *engine,
+                                    const char *messages_json,
+                                    uint64_t len,
+                                    pllm_bytes **out_text);
+
+// Returns the token ids. Borrowed. Returns NULL for NULL and for an empty list.
+const uint32_t *pllm_tokens_data(const pllm_tokens *tokens);
+
+// Returns the number of token ids, 0 for NULL.
+uint64_t pllm_tokens_len(const pllm_tokens *tokens);
+
+// Frees a list of token ids. NULL is allowed.
+void pllm_tokens_free(pllm_tokens *tokens);
+
+// Returns the bytes, which are not NUL-terminated. Borrowed. Returns NULL for NULL and for an
+// empty text.
+const char *pllm_bytes_data(const pllm_bytes *bytes);
+
+// Returns the number of bytes, 0 for NULL.
+uint64_t pllm_bytes_len(const pllm_bytes *bytes);
+
+// Frees a text. NULL is allowed.
+void pllm_bytes_free(pllm_bytes *bytes);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* PAGEDLLM_H */
