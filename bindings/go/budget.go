@@ -19,20 +19,20 @@ type Budget struct {
 // will be opened with it; its engines keep the budget.
 func NewBudget(bytes, maxBytes int64) (*Budget, error) {
 	var args arguments
-	var cBytes, cMost C.uint64_t
+	var cBytes, cMax C.uint64_t
 	args.setUint64(&cBytes, "bytes", bytes)
-	args.setUint64(&cMost, "maxBytes", maxBytes)
+	args.setUint64(&cMax, "maxBytes", maxBytes)
 	if args.err != nil {
 		return nil, args.err
 	}
 	var c *C.pllm_budget
-	if err := check(C.pllm_budget_create(cBytes, cMost, &c)); err != nil {
+	if err := check(C.pllm_budget_create(cBytes, cMax, &c)); err != nil {
 		return nil, err
 	}
 	budget := &shared[*C.pllm_budget]{name: "budget", object: c, free: func(c *C.pllm_budget) { C.pllm_budget_free(c) }}
-	a := &Budget{budget: budget}
-	whenForgotten(a, budget.close)
-	return a, nil
+	b := &Budget{budget: budget}
+	whenForgotten(b, budget.close)
+	return b, nil
 }
 
 // Budget returns the budget of the engine's KV pool: Options.Budget or the engine's own. Closing the
@@ -54,7 +54,7 @@ func (b *Budget) Close() error {
 // use makes a call on the budget.
 func (b *Budget) use(call func(*C.pllm_budget) error) error {
 	// The cleanup of an unreachable budget or engine must not close it during the call.
-	defer runtime.KeepAlive(a)
+	defer runtime.KeepAlive(b)
 	if b.engine == nil {
 		return b.budget.use(call)
 	}
@@ -75,7 +75,7 @@ func (b *Budget) Resize(bytes int64) error {
 	return b.use(func(budget *C.pllm_budget) error { return check(C.pllm_budget_resize(budget, c)) })
 }
 
-// An BudgetInfo is the state of a budget.
+// A BudgetInfo is the state of a budget.
 type BudgetInfo struct {
 	Bytes int64
 	// MinBytes is the smallest size to which the budget can be resized now, given its engines and

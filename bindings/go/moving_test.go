@@ -31,8 +31,8 @@ func imported(t *testing.T, engine *pagedllm.Engine, state []byte) (*pagedllm.Se
 	return sequence, queue
 }
 
-// unchanged continues a sequence as if it had never been idle.
-var unchanged = pagedllm.Resume{Continue: true}
+// continued resumes a sequence as if it had never been idle.
+var continued = pagedllm.Resume{Continue: true}
 
 // readToTheEnd reads outputs from the queue until the sequence ends.
 func readToTheEnd(t *testing.T, sequence *pagedllm.Sequence, queue *pagedllm.Queue) (all pagedllm.Completion) {
@@ -81,7 +81,7 @@ func TestASequenceThatMovesGoesOnAsIfItHadStayed(t *testing.T) {
 	if !info.Idle || info.Inexact || told < 1 || told > 20 {
 		t.Fatalf("%d of %d tokens were told: %+v", told, len(whole.Tokens), info)
 	}
-	if err := sequence.Resume(unchanged); err != nil {
+	if err := sequence.Resume(continued); err != nil {
 		t.Fatal(err)
 	}
 	rest := readToTheEnd(t, sequence, queue)
@@ -181,7 +181,7 @@ func TestASequenceThatMovedIsCollectedAsItsOutputsAre(t *testing.T) {
 	for _, kind := range []pagedllm.OutputKind{pagedllm.OutputDelta, pagedllm.OutputCumulative, pagedllm.OutputFinal} {
 		state, whole := afterEight(t, kind)
 		sequence, _ := imported(t, engine, state)
-		how := unchanged
+		how := continued
 		how.Sampling.OutputKind = kind
 		rest := resume(t, sequence, how)
 		if kind == pagedllm.OutputDelta {
@@ -223,12 +223,16 @@ func TestADamagedStateIsAnErrorAndTheEngineGoesOn(t *testing.T) {
 		bent := slices.Clone(state)
 		bent[place] ^= 4
 		_, err := engine.Import(bent)
-		wantMessage(t, err, pagedllm.ErrInvalidArgument, "damaged")
+		reason := "bad checksum"
+		if place < 8 {
+			reason = "bad magic"
+		}
+		wantMessage(t, err, pagedllm.ErrInvalidArgument, reason)
 	}
 	newer := slices.Clone(state)
 	newer[8]++
 	_, err = engine.Import(newer)
-	wantMessage(t, err, pagedllm.ErrUnsupported, "use a newer one")
+	wantMessage(t, err, pagedllm.ErrUnsupported, "of a newer release")
 	wider := open(t, func(o *pagedllm.Options) { o.BlockSize = 32 })
 	_, err = wider.Import(state)
 	wantMessage(t, err, pagedllm.ErrInvalidArgument, "block_size")
@@ -244,12 +248,12 @@ func TestWhatCannotBeMovedIsAnError(t *testing.T) {
 	state := export(t, sequence)
 	_, err := engine.Sequence(1 << 40).Export(background)
 	wantMessage(t, err, pagedllm.ErrNotFound, "")
-	wantMessage(t, engine.Sequence(1<<40).Resume(unchanged), pagedllm.ErrNotFound, "")
-	wantMessage(t, sequence.Resume(unchanged), pagedllm.ErrInvalidArgument, "queue")
+	wantMessage(t, engine.Sequence(1<<40).Resume(continued), pagedllm.ErrNotFound, "")
+	wantMessage(t, sequence.Resume(continued), pagedllm.ErrInvalidArgument, "queue")
 
 	closed := newQueue(t, engine, 4)
 	closed.Close()
-	wantMessage(t, closed.Resume(sequence, unchanged), pagedllm.ErrClosed, "queue")
+	wantMessage(t, closed.Resume(sequence, continued), pagedllm.ErrClosed, "queue")
 	_, err = closed.Import(state)
 	wantMessage(t, err, pagedllm.ErrClosed, "queue")
 	engine.Close()
@@ -265,7 +269,7 @@ func TestAnExportWaitsForAStepAsLongAsItsContextLets(t *testing.T) {
 	id := add(t, engine.Queue(), draw(20))
 	step(t, engine, 5)
 	sequence := engine.Sequence(pagedllm.SequenceID(id))
-	wantMessage(t, sequence.Resume(unchanged), pagedllm.ErrInvalidArgument, "runs already")
+	wantMessage(t, sequence.Resume(continued), pagedllm.ErrInvalidArgument, "runs already")
 	ctx, cancel := context.WithTimeout(background, 10*time.Millisecond)
 	defer cancel()
 	for range 2 { // the second context is done before the call

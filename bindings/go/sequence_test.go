@@ -214,13 +214,13 @@ func TestAResumedSequenceComputesOnlyWhatWasAppended(t *testing.T) {
 	if computed := statsOf(t, engine).PromptTokens - before; computed < len(question) || computed > len(question)+1 {
 		t.Errorf("%d tokens are appended, %d computed", len(question), computed)
 	}
-	if answer.PromptTokenIDs != 27+len(question) {
+	if answer.PromptTokens != 27+len(question) {
 		t.Errorf("%+v", answer)
 	}
 	// The result equals that of one prompt with the whole conversation.
 	conversation := chat(t, engine, france).Prompt + paris + "<|end|><|user|>\nWhat does a cow say?<|end|>\n<|assistant|>\n"
 	whole := generate(t, engine, pagedllm.Request{Prompt: conversation, RawPrompt: true, Sampling: more(0).Sampling})
-	if whole.Text != answer.Text || whole.PromptTokens != answer.PromptTokenIDs {
+	if whole.Text != answer.Text || whole.PromptTokens != answer.PromptTokens {
 		t.Errorf("%+v, %+v", whole, answer)
 	}
 }

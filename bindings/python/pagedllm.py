@@ -344,7 +344,7 @@ class Preemption(enum.IntEnum):
 
 class Order(enum.IntEnum):
     """Order of the waiting requests."""
-    FIRST_COME = 0
+    FCFS = 0  # first come, first served
     # Highest priority first. A request that has waited for ageing_ms goes before new requests of
     # the next higher priority.
     PRIORITY = 1

@@ -1181,13 +1181,13 @@ class Budgets(Case):
         with self.open(budget) as other:
             self.assertEqual(other.budget.info().engines, 2)
         self.engine.close()
-        self.assertRefused(Code.CLOSED, "the engine is closed", budget.state)
+        self.assertRefused(Code.CLOSED, "the engine is closed", budget.info)
         self.assertRefused(Code.CLOSED, "the engine is closed", self.open, budget)
 
     def test_a_closed_or_forgotten_budget_lives_on_in_its_engines(self):
         with Budget(64 * self.block) as budget:
             engine = self.open(budget)
-        for call in (budget.state, lambda: budget.resize(1), lambda: self.open(budget), lambda: pagedllm.plan(MODEL, budget=budget)):
+        for call in (budget.info, lambda: budget.resize(1), lambda: self.open(budget), lambda: pagedllm.plan(MODEL, budget=budget)):
             self.assertRefused(Code.CLOSED, "the budget is closed", call)
         forgotten = self.open(Budget(64 * self.block))
         gc.collect()
@@ -1758,7 +1758,7 @@ class Closing(Case):
         self.engine.close()
         self.engine.close()
         engine = self.engine
-        for call in (engine.stats, engine.info, engine.step, engine.start, engine.stop, own.poll, own.fileno, lambda: engine.queue,
+        for call in (engine.stats, engine.model_info, engine.step, engine.start, engine.stop, own.poll, own.fileno, lambda: engine.queue,
                      lambda: engine.abort(1), lambda: engine.add("x"), lambda: engine.generate("x"), lambda: engine.stream("x"),
                      lambda: engine.astream("x"), lambda: engine.create_queue(1), lambda: engine.tokenize("x"),
                      lambda: engine.detokenize([1]), lambda: engine.render_chat([]), lambda: asyncio.run(engine.agenerate("x")),
