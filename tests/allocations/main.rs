@@ -94,7 +94,7 @@ impl World {
 
     fn hear(&mut self, output: Output) {
         if !output.sequence_state.is_empty() {
-            self.sequence_state = output.sequence_state;
+            self.state = output.sequence_state;
             return;
         }
         let told = self.told.entry(output.sequence).or_default();
@@ -252,11 +252,11 @@ const OPERATIONS: &[Operation] = &[
             let seq = world.kept();
             world.engine.export(seq, None).unwrap();
             world.steps(2).unwrap();
-            assert!(world.sequence_state.len() > 100_000);
+            assert!(world.state.len() > 100_000);
             seq
         },
         watched: |world, _| {
-            let state = std::mem::take(&mut world.sequence_state);
+            let state = std::mem::take(&mut world.state);
             let id = world.engine.import(world.engine.queue(), &state)?;
             world.steps(2)?;
             if let Some(told) = world.told.get(&id) {
@@ -337,7 +337,7 @@ const OPERATIONS: &[Operation] = &[
             world.engine.pin(long_prompt(9), false, &[7; 3000], 1, None)?;
             world.engine.export(seq, None)?;
             add(world, Request { n: 4, salt: vec![7; 3000], ..Request::new(long_prompt(3), demanding()) })?;
-            let state = std::mem::take(&mut world.sequence_state);
+            let state = std::mem::take(&mut world.state);
             if !state.is_empty() {
                 world.engine.import(world.engine.queue(), &state)?;
             }
