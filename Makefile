@@ -53,9 +53,13 @@ $(BUILD)/%_cpp: examples/cpp/%.cpp include/pagedllm.h bindings/cpp/pagedllm.hpp 
 	@mkdir -p $(BUILD)
 	$(CXX) -std=c++17 -O2 $(WARNINGS) -Iinclude -Ibindings/cpp $< -o $@ $(LINK) -pthread
 
-$(BUILD)/%_test: tests/c/%_test.c include/pagedllm.h | lib
+$(BUILD)/abi_test: $(wildcard tests/ffi/c/abi_test/*) include/pagedllm.h | lib
 	@mkdir -p $(BUILD)
-	$(CC) -std=gnu11 -O1 -g -pthread $(WARNINGS) -Iinclude $< -o $@ $(LINK) $(if $(findstring libuv,$@),-luv)
+	$(CC) -std=gnu11 -O1 -g -pthread $(WARNINGS) -Iinclude $(filter %.c,$^) -o $@ $(LINK) -lm
+
+$(BUILD)/libuv_test: tests/ffi/c/libuv_test.c include/pagedllm.h | lib
+	@mkdir -p $(BUILD)
+	$(CC) -std=gnu11 -O1 -g $(WARNINGS) -Iinclude $< -o $@ $(LINK) -luv
 
 # Writes include/pagedllm.h from src/ffi, and the manual from that; lint fails when one is stale.
 header:
@@ -79,25 +83,25 @@ soak:
 	PLLM_SOAK_SECONDS=600 cargo test --locked --test soak -- --nocapture
 
 test-c: $(BUILD)/abi_test $(BUILD)/libuv_test $(BUILD)/hello_c
-	$(CC) -std=c99 $(WARNINGS) -Iinclude -fsyntax-only tests/c/header_alone.c
-	$(CC) -std=c11 $(WARNINGS) -Iinclude -fsyntax-only tests/c/header_alone.c
-	$(CXX) -std=c++17 $(WARNINGS) -Iinclude -fsyntax-only -x c++ tests/c/header_alone.c
+	$(CC) -std=c99 $(WARNINGS) -Iinclude -fsyntax-only tests/ffi/c/header_alone.c
+	$(CC) -std=c11 $(WARNINGS) -Iinclude -fsyntax-only tests/ffi/c/header_alone.c
+	$(CXX) -std=c++17 $(WARNINGS) -Iinclude -fsyntax-only -x c++ tests/ffi/c/header_alone.c
 	$(BUILD)/abi_test $(MODEL) tests/goldens/llama
 	$(BUILD)/libuv_test $(MODEL)
-	tests/c/boundary/run.sh
-	tests/c/fuzz/run.sh $(FUZZ)
+	tests/ffi/c/boundary/run.sh
+	tests/ffi/c/fuzz/run.sh $(FUZZ)
 	@# Nothing is lost, nothing is read that was not written.
 	valgrind -q --error-exitcode=9 --leak-check=full --show-leak-kinds=definite,indirect --errors-for-leak-kinds=definite,indirect \
 		$(BUILD)/hello_c $(MODEL) | diff - examples/hello.expected
 
 test-abi: lib
-	tests/abi/check.py
+	tests/ffi/abi/check.py
 	@# A program built against the first header of this ABI version gives the same answers.
 	@mkdir -p $(BUILD)
-	$(CC) -std=c11 -O2 -Itests/abi/0.3.0 examples/c/hello.c -o $(BUILD)/hello_0.3.0 $(LINK)
+	$(CC) -std=c11 -O2 -Itests/ffi/abi/0.3.0 examples/c/hello.c -o $(BUILD)/hello_0.3.0 $(LINK)
 	$(BUILD)/hello_0.3.0 $(MODEL) | diff - examples/hello.expected
-	tests/abi/soname.sh $(LIBDIR)
-	tests/abi/symbols.sh $(LIB) $(GLIBC_FLOOR)
+	tests/ffi/abi/soname.sh $(LIBDIR)
+	tests/ffi/abi/symbols.sh $(LIB) $(GLIBC_FLOOR)
 
 # What stands in for a CUDA device.
 test-kernels:
@@ -141,7 +145,7 @@ test-examples: $(BUILD)/hello_c $(BUILD)/chat_c $(BUILD)/hello_cpp test-node
 
 # An hour before a release.
 fuzz: lib
-	tests/c/fuzz/run.sh 3600
+	tests/ffi/c/fuzz/run.sh 3600
 
 # Everything that is installed and packed, used as its users would.
 test-install: lib

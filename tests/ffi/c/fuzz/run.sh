@@ -8,7 +8,7 @@
 set -eu
 seconds=${1:?usage: run.sh SECONDS [SEED]}
 here=$(cd "$(dirname "$0")" && pwd)
-root=$(cd "$here/../../.." && pwd)
+root=$(cd "$here/../../../.." && pwd)
 cc=${CC:-gcc}
 clang=${CLANG:-clang}
 include=${INCLUDE_DIR:-$root/include}

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The ABI only grows: compares include/pagedllm.h with the descriptions of earlier releases.
 
-check.py                 every tests/abi/*.abi against the header, then proof that breaking changes would be found
-check.py --write NAME    describes the header as tests/abi/NAME.abi, for a release
+check.py                 every tests/ffi/abi/*.abi against the header, then proof that breaking changes would be found
+check.py --write NAME    describes the header as tests/ffi/abi/NAME.abi, for a release
 
 The library is written in Rust, so its debug information speaks of Rust types. What C programs are compiled against is
 the header; so that is what is described: a stub with the header's functions is compiled, and libabigail reads it.
@@ -15,7 +15,7 @@ import tempfile
 from xml.etree import ElementTree
 
 HERE = pathlib.Path(__file__).resolve().parent
-HEADER = HERE.parent.parent / "include" / "pagedllm.h"
+HEADER = HERE.parents[2] / "include" / "pagedllm.h"
 
 
 def functions(header):

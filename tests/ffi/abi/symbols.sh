@@ -2,7 +2,7 @@
 # usage: symbols.sh LIBRARY GLIBC_FLOOR   what the shared library shows, asks for and weighs
 set -euo pipefail
 library=$1 floor=$2
-header=$(dirname "$0")/../../include/pagedllm.h
+header=$(dirname "$0")/../../../include/pagedllm.h
 fail() { echo "symbols: $1" >&2; exit 1; }
 
 shown=$(nm -D --defined-only "$library" | awk '{print $3}' | sort)

@@ -6,7 +6,7 @@
 #   BOUNDARY_PATIENCE=10    ten times as long for each case
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-root=$(cd "$here/../../.." && pwd)
+root=$(cd "$here/../../../.." && pwd)
 cc=${CC:-cc}
 cflags=${CFLAGS:-}
 include=${INCLUDE_DIR:-$root/include}
