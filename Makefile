@@ -113,7 +113,7 @@ cuda-toolkit:
 
 # g++ and clang++, plain and under three sanitizers.
 test-cpp: lib
-	tests/cpp/run.sh
+	bindings/cpp/tests/run.sh
 
 # Its fuzzers make so many runs, not so many seconds: at the end of their time they now and then fail with "context deadline exceeded".
 test-go: lib
@@ -125,11 +125,11 @@ test-go: lib
 		go test -run '^$$' -fuzz="Fuzz$${fuzz%:*}\$$" -fuzztime="$${fuzz#*:}x" -parallel=2 . || exit 1; done
 
 test-python: lib
-	python3 tests/python/test_pagedllm.py
+	python3 bindings/python/tests/test_pagedllm.py
 
 test-node: lib
 	cd bindings/node && npm ci --ignore-scripts --no-audit --no-fund
-	node --test tests/node/pagedllm.test.js
+	node --test bindings/node/tests/pagedllm.test.js
 
 # The same program in five languages gives the same answers, and as it did when its output was committed. What a journal holds is run again.
 test-examples: $(BUILD)/hello_c $(BUILD)/chat_c $(BUILD)/hello_cpp test-node

@@ -1,5 +1,5 @@
 """The Python module against the library and the bundled model.
-usage: python3 tests/python/test_pagedllm.py   (PAGEDLLM_LIBRARY names another library than target/release's)"""
+usage: python3 bindings/python/tests/test_pagedllm.py   (PAGEDLLM_LIBRARY names another library than target/release's)"""
 
 import array
 import asyncio
@@ -23,7 +23,7 @@ import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 MODULE = ROOT / "bindings" / "python"
 MODEL = ROOT / "examples" / "model"
 sys.path.insert(0, str(MODULE))

@@ -1,6 +1,6 @@
 'use strict';
 // The Node module against the library and the bundled model.
-// usage: node --test tests/node/pagedllm.test.js   (npm ci in bindings/node first; PAGEDLLM_LIBRARY names another library)
+// usage: node --test bindings/node/tests/pagedllm.test.js   (npm ci in bindings/node first; PAGEDLLM_LIBRARY names another library)
 const assert = require('node:assert/strict');
 const { execFile } = require('node:child_process');
 const fs = require('node:fs');
@@ -11,8 +11,8 @@ const { setTimeout: sleep } = require('node:timers/promises');
 const { promisify } = require('node:util');
 const { Worker } = require('node:worker_threads');
 
-const MODULE = path.join(__dirname, '../../bindings/node/pagedllm.js');
-const MODEL = path.join(__dirname, '../../examples/model');
+const MODULE = path.join(__dirname, '../pagedllm.js');
+const MODEL = path.join(__dirname, '../../../examples/model');
 const { Budget, Engine, PagedllmError, version, buildInfo } = require(MODULE);
 
 const SMALL = { modelPath: MODEL, threads: 1, kvBytes: 16 << 20 };

@@ -6,7 +6,7 @@
 # PAGEDLLM_INCLUDE_DIR where pagedllm.h is; default: include of this repository
 # BUILD                where to build; default: build/cpp of this repository
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
+root=$(cd "$(dirname "$0")/../../.." && pwd)
 lib=${PAGEDLLM_LIB_DIR:-$root/target/release}
 include=${PAGEDLLM_INCLUDE_DIR:-$root/include}
 build=${BUILD:-$root/build/cpp}
@@ -22,17 +22,17 @@ fi
 check_header() {
     local compile=("$1" -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -fsyntax-only "-I$include" "-I$root/bindings/cpp")
     for std in c++17 c++20; do
-        for mode in "" "-fno-exceptions -fno-rtti"; do "${compile[@]}" -std=$std $mode "$root/tests/cpp/header_alone.cpp"; done
+        for mode in "" "-fno-exceptions -fno-rtti"; do "${compile[@]}" -std=$std $mode "$root/bindings/cpp/tests/header_alone.cpp"; done
     done
     # Its static assertions say more in C++20.
-    "${compile[@]}" -std=c++20 -DPAGEDLLM_MODEL_DIR='""' "$root/tests/cpp/handles_test.cpp"
+    "${compile[@]}" -std=c++20 -DPAGEDLLM_MODEL_DIR='""' "$root/bindings/cpp/tests/handles_test.cpp"
     sed -n '/^```cpp$/,/^```$/{/^```/!p}' "$root/bindings/cpp/README.md" | "${compile[@]}" -std=c++17 -x c++ -
     echo "$1: the header stands alone"
 }
 
 run_tests() {
     local dir=$build/$1-$2
-    cmake -S "$root/tests/cpp" -B "$dir" -DCMAKE_CXX_COMPILER="$1" -DSANITIZE="$2" \
+    cmake -S "$root/bindings/cpp/tests" -B "$dir" -DCMAKE_CXX_COMPILER="$1" -DSANITIZE="$2" \
         -DPAGEDLLM_LIB_DIR="$lib" -DPAGEDLLM_INCLUDE_DIR="$include" >/dev/null
     cmake --build "$dir" --parallel 2 >"$dir/build.log" 2>&1 || { cat "$dir/build.log"; return 1; }
     echo "$1, sanitizer $2:"
