@@ -125,7 +125,7 @@ test-go: lib
 		go test -run '^$$' -fuzz="Fuzz$${fuzz%:*}\$$" -fuzztime="$${fuzz#*:}x" -parallel=2 . || exit 1; done
 
 test-python: lib
-	python3 bindings/python/tests/test_pagedllm.py
+	python3 -m unittest discover -s bindings/python/tests
 
 test-node: lib
 	cd bindings/node && npm ci --ignore-scripts --no-audit --no-fund
