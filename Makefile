@@ -129,7 +129,7 @@ test-python: lib
 
 test-node: lib
 	cd bindings/node && npm ci --ignore-scripts --no-audit --no-fund
-	node --test bindings/node/tests/pagedllm.test.js
+	node --test bindings/node/tests/*.test.js
 
 # The same program in five languages gives the same answers, and as it did when its output was committed. What a journal holds is run again.
 test-examples: $(BUILD)/hello_c $(BUILD)/chat_c $(BUILD)/hello_cpp test-node
