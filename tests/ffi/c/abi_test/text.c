@@ -1,0 +1,133 @@
+// Tokenizer and chat template.
+#include "abi_test.h"
+
+static void text_that_is_not_utf8_is_refused(const pllm_engine *engine) {
+    static const char *const invalid[] = {"\xff",         "ab\xc3",           "\xc0\x80",
+                                          "\xed\xa0\x80", "\xf5\x80\x80\x80", "a\x80z"};
+    pllm_tokens *tokens = UNTOUCHED;
+    pllm_bytes *bytes = UNTOUCHED;
+    for (size_t i = 0; i < COUNT(invalid); i++) {
+        pllm_engine_options options = options_for(invalid[i]);
+        pllm_plan plan = {.struct_size = sizeof plan};
+        INVALID(pllm_engine_plan(&options, &plan));
+        options = options_for(golden_dir);
+        options.device = invalid[i];
+        options.device_len = strlen(invalid[i]);
+        INVALID(pllm_engine_plan(&options, &plan));
+        pllm_request request = text_request(invalid[i], NULL);
+        INVALID(add_and_abort(engine, &request));
+        pllm_sampling sampling = greedy();
+        sampling.stop = &invalid[i];
+        sampling.stop_count = 1;
+        request = text_request("hello", &sampling);
+        INVALID(add_and_abort(engine, &request));
+        INVALID(pllm_engine_tokenize(engine, invalid[i], PLLM_NUL_TERMINATED, 0, &tokens));
+        INVALID(pllm_engine_render_chat(engine, invalid[i], strlen(invalid[i]), &bytes));
+    }
+    CHECK(tokens == UNTOUCHED && bytes == UNTOUCHED);
+}
+
+static void malformed_chats_are_refused(const pllm_engine *engine) {
+    static const char *const invalid[] = {"",
+                                          "{",
+                                          "[",
+                                          "3",
+                                          "null",
+                                          "\"x\"",
+                                          "{}",
+                                          "{\"messages\": 3}",
+                                          "[{\"role\": \"user\"}",
+                                          "[] x",
+                                          "{\"messages\": [], \"messages\"",
+                                          "[{\"role\": \"\\ud800\", \"content\": \"\"}]"};
+    static char deep[200000];
+    pllm_bytes *bytes = UNTOUCHED;
+    for (size_t i = 0; i < COUNT(invalid); i++)
+        INVALID(pllm_engine_render_chat(engine, invalid[i], strlen(invalid[i]), &bytes));
+    memset(deep, '[', sizeof deep);
+    INVALID(pllm_engine_render_chat(engine, deep, sizeof deep, &bytes));
+    CHECK(bytes == UNTOUCHED);
+}
+
+static void text_needs_a_tokenizer(const pllm_engine *golden) {
+    pllm_tokens *tokens = UNTOUCHED;
+    pllm_bytes *bytes = UNTOUCHED;
+    pllm_request request = text_request("hello", NULL);
+    UNSUPPORTED(add_and_abort(golden, &request));
+    UNSUPPORTED(pllm_engine_tokenize(golden, "a", 1, 0, &tokens));
+    UNSUPPORTED(pllm_engine_detokenize(golden, PROMPT, 1, 0, &bytes));
+    UNSUPPORTED(pllm_engine_render_chat(golden, "[]", 2, &bytes));
+    pllm_sampling sampling = greedy();
+    sampling.stop = (const char *const[]){"x"};
+    sampling.stop_count = 1;
+    request = token_request(&sampling);
+    UNSUPPORTED(add_and_abort(golden, &request));
+    CHECK(tokens == UNTOUCHED && bytes == UNTOUCHED);
+}
+
+static void text_survives_tokenize_and_detokenize(const pllm_engine *engine) {
+    const char *text = "Hello, world! \xe6\x97\xa5\xe6\x9c\xac \xf0\x9f\x98\x80";
+    pllm_tokens *tokens = NULL;
+    pllm_bytes *bytes = NULL;
+    OK(pllm_engine_tokenize(engine, text, PLLM_NUL_TERMINATED, 0, &tokens));
+    OK(pllm_engine_detokenize(engine, pllm_tokens_data(tokens), pllm_tokens_len(tokens),
+                              PLLM_TEXT_SKIP_SPECIAL, &bytes));
+    CHECK(pllm_bytes_len(bytes) == strlen(text) &&
+          !memcmp(pllm_bytes_data(bytes), text, strlen(text)));
+    pllm_tokens_free(tokens);
+    pllm_bytes_free(bytes);
+    OK(pllm_engine_tokenize(engine, NULL, 0, 0, &tokens));
+    CHECK(pllm_tokens_len(tokens) == 0 && pllm_tokens_data(tokens) == NULL);
+    pllm_tokens_free(tokens);
+    OK(pllm_engine_detokenize(engine, NULL, 0, 0, &bytes));
+    CHECK(pllm_bytes_len(bytes) == 0 && pllm_bytes_data(bytes) == NULL);
+    pllm_bytes_free(bytes);
+    bytes = UNTOUCHED;
+    INVALID(pllm_engine_detokenize(engine, (const uint32_t[]){5, UINT32_MAX}, 2, 0, &bytes));
+    INVALID(pllm_engine_detokenize(engine, (const uint32_t[]){1024}, 1, 0, &bytes));
+    CHECK(bytes == UNTOUCHED);
+    const char *chat = "[{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]";
+    OK(pllm_engine_render_chat(engine, chat, PLLM_NUL_TERMINATED, &bytes));
+    CHECK(pllm_bytes_len(bytes) == strlen(FRANCE) &&
+          !memcmp(pllm_bytes_data(bytes), FRANCE, strlen(FRANCE)));
+    pllm_bytes_free(bytes);
+}
+
+static void texts_beyond_max_prompt_bytes_are_refused(void) {
+    static char text[(1 << 20) + 2];
+    memset(text, ' ', sizeof text - 1);
+    pllm_engine *engine = NULL;
+    pllm_engine_options options = options_for(model_dir);
+    pllm_tokens *tokens = NULL;
+    pllm_bytes *prompt = NULL;
+    pllm_request request;
+    pllm_request_init(&request, sizeof request);
+    request.prompt = text;
+    uint64_t id = 77;
+    options.max_prompt_bytes = 100;
+    if (!OK(pllm_engine_create(&options, &engine))) return;
+    OK(pllm_engine_tokenize(engine, text, 100, 0, &tokens));
+    pllm_tokens_free(tokens);
+    INVALID(pllm_engine_tokenize(engine, text, 101, 0, &tokens));
+    request.prompt_len = 101;
+    INVALID(pllm_engine_add_request(engine, &request, &id));
+    INVALID(pllm_engine_render_chat(engine, text, 101, &prompt));
+    CHECK(id == 77);
+    pllm_engine_free(engine);
+    // The default is 64 bytes per token of max_model_len, and at least 1 MiB.
+    options.max_prompt_bytes = 0;
+    if (!OK(pllm_engine_create(&options, &engine))) return;
+    OK(pllm_engine_tokenize(engine, text, 1 << 20, 0, &tokens));
+    pllm_tokens_free(tokens);
+    INVALID(pllm_engine_tokenize(engine, text, (1 << 20) + 1, 0, &tokens));
+    pllm_engine_free(engine);
+}
+
+const test text_tests[] = {
+    WITH_BUNDLED(text_that_is_not_utf8_is_refused),
+    WITH_BUNDLED(malformed_chats_are_refused),
+    WITH_GOLDEN(text_needs_a_tokenizer),
+    WITH_BUNDLED(text_survives_tokenize_and_detokenize),
+    ALONE(texts_beyond_max_prompt_bytes_are_refused),
+    {0},
+};
