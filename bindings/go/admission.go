@@ -20,8 +20,8 @@ type Admission struct {
 	WaitingRequests, WaitingTokens int
 }
 
-// PredictAdmission predicts admission and time to first token for a request without adding it. It returns the
-// errors that Add would return, except for grammars, which are not compiled.
+// PredictAdmission predicts admission and time to first token for a request without adding it. It
+// returns the errors that Add would return, except for grammars, which are not compiled.
 func (e *Engine) PredictAdmission(request Request) (Admission, error) {
 	return e.Queue().PredictAdmission(request)
 }
@@ -36,18 +36,18 @@ func (q *Queue) PredictAdmission(request Request) (admission Admission, err erro
 	}
 	err = q.use(func(engine *C.pllm_engine, queue *C.pllm_queue) error {
 		c.queue = queue
-		told := C.pllm_admission{struct_size: C.sizeof_pllm_admission}
-		if err := check(C.pllm_engine_predict_admission(engine, c, &told)); err != nil {
+		answer := C.pllm_admission{struct_size: C.sizeof_pllm_admission}
+		if err := check(C.pllm_engine_predict_admission(engine, c, &answer)); err != nil {
 			return err
 		}
 		admission = Admission{
-			Admits:          told.admits != 0,
-			FitsNow:         told.fits_now != 0,
-			WaitingRequests: int(told.waiting_requests),
-			WaitingTokens:   int(told.waiting_tokens),
+			Admits:          answer.admits != 0,
+			FitsNow:         answer.fits_now != 0,
+			WaitingRequests: int(answer.waiting_requests),
+			WaitingTokens:   int(answer.waiting_tokens),
 		}
-		if told.first_token_seconds >= 0 {
-			admission.FirstToken = Ptr(goDuration(told.first_token_seconds))
+		if answer.first_token_seconds >= 0 {
+			admission.FirstToken = Ptr(goDuration(answer.first_token_seconds))
 		}
 		return nil
 	})

@@ -31,7 +31,7 @@ func NewBudget(bytes, maxBytes int64) (*Budget, error) {
 	}
 	budget := &shared[*C.pllm_budget]{name: "budget", object: c, free: func(c *C.pllm_budget) { C.pllm_budget_free(c) }}
 	b := &Budget{budget: budget}
-	whenForgotten(b, budget.close)
+	whenUnreachable(b, budget.close)
 	return b, nil
 }
 
@@ -45,7 +45,7 @@ func (e *Engine) Budget() *Budget { return &Budget{engine: e} }
 // ErrInvalidArgument.
 func (b *Budget) Close() error {
 	if b.engine != nil {
-		return &Error{ErrInvalidArgument, "this is an engine's budget: it closes with the engine"}
+		return &Error{ErrInvalidArgument, "the engine's own budget closes with the engine; close the engine"}
 	}
 	b.budget.close()
 	return nil

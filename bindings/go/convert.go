@@ -51,12 +51,12 @@ func setFloatFrom(field *C.float, value *float64) {
 	}
 }
 
-func (a *arguments) inRange(name string, value, least, most int64) bool {
-	if value >= least && value <= most {
+func (a *arguments) inRange(name string, value, low, high int64) bool {
+	if value >= low && value <= high {
 		return true
 	}
 	if a.err == nil {
-		a.err = &Error{ErrInvalidArgument, fmt.Sprintf("%s is %d: it must be from %d to %d", name, value, least, most)}
+		a.err = &Error{ErrInvalidArgument, fmt.Sprintf("%s is %d; it must be from %d to %d", name, value, low, high)}
 	}
 	return false
 }

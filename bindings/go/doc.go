@@ -19,8 +19,8 @@
 //
 // The KV pool takes its bytes from a memory budget, a [Budget]. Engines can share it, and
 // [Budget.Resize] changes it while they run. Options set the order of requests, the treatment of
-// preempted requests and the number of waiting requests. [Engine.PredictAdmission] predicts the admission of a
-// request. [Engine.Metrics] returns metrics for Prometheus.
+// preempted requests and the number of waiting requests. [Engine.PredictAdmission] predicts the
+// admission of a request. [Engine.Metrics] returns metrics for Prometheus.
 //
 // # Defaults
 //

@@ -53,7 +53,7 @@ func newEngine(c *C.pllm_engine, queueCapacity int) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{engine, own, info, cmp.Or(queueCapacity, C.PLLM_QUEUE_CAPACITY)}
-	whenForgotten(e, func() { closeEngine(engine, own) })
+	whenUnreachable(e, func() { closeEngine(engine, own) })
 	return e, nil
 }
 

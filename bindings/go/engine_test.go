@@ -14,7 +14,7 @@ import (
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
-func TestOpenSaysWhatItServes(t *testing.T) {
+func TestModelInfoDescribesTheModel(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	info := engine.ModelInfo()
@@ -24,14 +24,14 @@ func TestOpenSaysWhatItServes(t *testing.T) {
 	}
 	info.EOSTokens[0]++
 	if engine.ModelInfo().EOSTokens[0] == info.EOSTokens[0] {
-		t.Error("a caller can change the engine's own")
+		t.Error("the caller can change the engine's EOS tokens")
 	}
 	if !strings.Contains(pagedllm.BuildInfo(), pagedllm.Version()) {
 		t.Errorf("%s is not in %s", pagedllm.Version(), pagedllm.BuildInfo())
 	}
 }
 
-func TestAPlanIsWhatOpenTakes(t *testing.T) {
+func TestPlanMatchesTheOpenedEngine(t *testing.T) {
 	t.Parallel()
 	options := small()
 	options.BlockSize, options.KVType = 32, pagedllm.F32
@@ -45,11 +45,11 @@ func TestAPlanIsWhatOpenTakes(t *testing.T) {
 	}
 	engine := open(t, func(o *pagedllm.Options) { *o = options })
 	if stats := statsOf(t, engine); stats.BlocksTotal != plan.Blocks || engine.ModelInfo().MaxModelLen != plan.MaxModelLen {
-		t.Errorf("planned %+v, made %+v", plan, stats)
+		t.Errorf("planned %+v, opened %+v", plan, stats)
 	}
 }
 
-func TestProgressEndsWithAllBytes(t *testing.T) {
+func TestProgressEndsWithTheTotal(t *testing.T) {
 	t.Parallel()
 	var last, total int64
 	open(t, func(o *pagedllm.Options) {
@@ -61,7 +61,7 @@ func TestProgressEndsWithAllBytes(t *testing.T) {
 }
 
 // Each invalid option, and a part of the library's message for it.
-func TestBadOptionsAreErrorsWithTheLibrarysMessage(t *testing.T) {
+func TestInvalidOptionsReturnTheLibrarysMessage(t *testing.T) {
 	t.Parallel()
 	damaged := t.TempDir()
 	if err := os.WriteFile(damaged+"/config.json", []byte("{"), 0o600); err != nil {
@@ -111,7 +111,7 @@ func TestBadOptionsAreErrorsWithTheLibrarysMessage(t *testing.T) {
 	wantMessage(t, err, pagedllm.ErrOutOfMemory, "would not give the memory")
 }
 
-func TestTextsBeyondMaxPromptBytesAreRefused(t *testing.T) {
+func TestTextsLongerThanMaxPromptBytesAreRefused(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps, func(o *pagedllm.Options) { o.MaxPromptBytes = 100 })
 	longest := strings.Repeat("x", 100)
@@ -126,7 +126,7 @@ func TestTextsBeyondMaxPromptBytesAreRefused(t *testing.T) {
 	}
 }
 
-func TestNumbersThatCannotBeHeldAreRefusedAndDoNotWrapAround(t *testing.T) {
+func TestNumbersOutOfRangeAreRefused(t *testing.T) {
 	t.Parallel()
 	for name, field := range map[string]func(*pagedllm.Options) *int{
 		"BlockSize":      func(o *pagedllm.Options) *int { return &o.BlockSize },
@@ -149,11 +149,11 @@ func TestNumbersThatCannotBeHeldAreRefusedAndDoNotWrapAround(t *testing.T) {
 		{KVBytes: -1}, {QueueCapacity: -1}, {MaxWaitingRequests: -1}, {MaxWaitingTokens: -1}, {MaxPromptBytes: -1}, {SwapBytes: -1}, {Ageing: -1},
 	} {
 		_, err := options.Plan()
-		wantMessage(t, err, pagedllm.ErrInvalidArgument, " is -1: it must be from 0")
+		wantMessage(t, err, pagedllm.ErrInvalidArgument, " is -1; it must be from 0 to ")
 	}
 }
 
-func TestWeightsInWholeNumbersTakeFewerBytes(t *testing.T) {
+func TestQuantizedWeightsNeedFewerBytes(t *testing.T) {
 	t.Parallel()
 	bytes := func(weights pagedllm.Weights) int64 {
 		options := small()
@@ -170,7 +170,7 @@ func TestWeightsInWholeNumbersTakeFewerBytes(t *testing.T) {
 	}
 }
 
-func TestPackedWeightsAreKeptAndReadAgain(t *testing.T) {
+func TestPackedWeightsAreSavedAndReadBack(t *testing.T) {
 	t.Parallel()
 	options := small()
 	options.PackedPath = t.TempDir()
@@ -194,21 +194,21 @@ func TestPackedWeightsAreKeptAndReadAgain(t *testing.T) {
 	}
 }
 
-func TestADoneContextOpensNothing(t *testing.T) {
+func TestOpenWithADoneContextLoadsNothing(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := cancellable(t)
 	cancel()
-	told := false
+	progressed := false
 	options := small()
-	options.Progress = func(done, total int64) { told = true }
+	options.Progress = func(done, total int64) { progressed = true }
 	engine, err := pagedllm.Open(ctx, options)
 	wantErr(t, err, context.Canceled)
-	if engine != nil || told {
-		t.Error("it was loaded all the same")
+	if engine != nil || progressed {
+		t.Error("the engine was loaded")
 	}
 }
 
-func TestADoneContextStopsTheLoading(t *testing.T) {
+func TestCancellingTheContextStopsLoading(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := cancellable(t)
 	var done, total int64
@@ -225,19 +225,19 @@ func TestADoneContextStopsTheLoading(t *testing.T) {
 	}
 }
 
-func TestAPanicInProgressIsTheHostsOwn(t *testing.T) {
+func TestAPanicInProgressReachesTheCaller(t *testing.T) {
 	t.Parallel()
 	defer func() {
-		if recover() != "the host's" {
-			t.Error("it was lost")
+		if recover() != "panic in Progress" {
+			t.Error("the panic did not reach the caller")
 		}
 	}()
 	options := small()
-	options.Progress = func(done, total int64) { panic("the host's") }
+	options.Progress = func(done, total int64) { panic("panic in Progress") }
 	pagedllm.Open(background, options)
 }
 
-func TestOneStepsAtATime(t *testing.T) {
+func TestASecondSteppingThreadIsRefused(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	wantMessage(t, engine.Start(), pagedllm.ErrBusy, "stepping this engine")
@@ -255,7 +255,7 @@ func TestOneStepsAtATime(t *testing.T) {
 	}
 }
 
-func TestTheHostSteps(t *testing.T) {
+func TestAHostCanStepAndPoll(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	queue := engine.Queue()
@@ -316,7 +316,7 @@ func TestAbortEndsARequest(t *testing.T) {
 	wantMessage(t, engine.Abort(math.MaxUint64), pagedllm.ErrNotFound, "18446744073709551615")
 }
 
-func TestTwoEnginesMindTheirOwnRequests(t *testing.T) {
+func TestTwoEnginesRunAtTheSameTime(t *testing.T) {
 	t.Parallel()
 	engines := []*pagedllm.Engine{open(t), open(t)}
 	var done sync.WaitGroup
@@ -394,7 +394,7 @@ func everyCall(engine *pagedllm.Engine, queue *pagedllm.Queue) map[string]error 
 	return errs
 }
 
-func TestUseAfterCloseIsAnError(t *testing.T) {
+func TestEveryCallAfterCloseReturnsErrClosed(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	queue, err := engine.NewQueue(1)
@@ -412,7 +412,7 @@ func TestUseAfterCloseIsAnError(t *testing.T) {
 		}
 	}
 	if engine.ModelInfo().Layers != 4 {
-		t.Error("what Open found is gone")
+		t.Error("ModelInfo has lost its values")
 	}
 	for range 2 {
 		if err := queue.Close(); err != nil {
@@ -423,7 +423,7 @@ func TestUseAfterCloseIsAnError(t *testing.T) {
 	wantMessage(t, err, pagedllm.ErrClosed, "queue")
 }
 
-func TestCloseEndsWhatIsInProgress(t *testing.T) {
+func TestCloseEndsCallsInProgress(t *testing.T) {
 	t.Parallel()
 	for round := range 10 {
 		hostSteps := round%2 == 1
@@ -432,30 +432,30 @@ func TestCloseEndsWhatIsInProgress(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var begun, done sync.WaitGroup
-		run := func(work func(begun func()) error) {
-			begun.Add(1)
+		var started, done sync.WaitGroup
+		run := func(work func(started func()) error) {
+			started.Add(1)
 			done.Add(1)
 			go func() {
 				defer done.Done()
-				wantErr(t, work(sync.OnceFunc(begun.Done)), pagedllm.ErrClosed)
+				wantErr(t, work(sync.OnceFunc(started.Done)), pagedllm.ErrClosed)
 			}()
 		}
 		for range 4 {
-			run(func(begun func()) error {
+			run(func(started func()) error {
 				for { // the stream can reach its end before the engine is closed
 					for _, err := range engine.Stream(background, endless) {
-						begun()
+						started()
 						if err != nil {
 							return err
 						}
 					}
 				}
 			})
-			run(func(begun func()) error { begun(); _, err := engine.Queue().Poll(background); return err })
-			run(func(begun func()) error { begun(); _, err := queue.Poll(background); return err })
-			run(func(begun func()) error {
-				for begun(); ; {
+			run(func(started func()) error { started(); _, err := engine.Queue().Poll(background); return err })
+			run(func(started func()) error { started(); _, err := queue.Poll(background); return err })
+			run(func(started func()) error {
+				for started(); ; {
 					if _, err := engine.Stats(); err != nil {
 						return err
 					}
@@ -463,16 +463,16 @@ func TestCloseEndsWhatIsInProgress(t *testing.T) {
 			})
 		}
 		if hostSteps {
-			run(func(begun func()) error {
-				for begun(); ; {
+			run(func(started func()) error {
+				for started(); ; {
 					if _, err := engine.Step(); err != nil {
 						return err
 					}
 				}
 			})
 		}
-		begun.Wait()
-		for range 3 { // three goroutines close it at once
+		started.Wait()
+		for range 3 { // three goroutines close the engine concurrently
 			done.Add(1)
 			go func() {
 				defer done.Done()
@@ -513,7 +513,7 @@ func TestCodesAreErrorsWithNames(t *testing.T) {
 
 // The weights of this model are not finite: the request ends with an error, and the engine
 // continues.
-func TestAFailedComputationIsTheRequestsError(t *testing.T) {
+func TestNonFiniteWeightsFailTheRequest(t *testing.T) {
 	t.Parallel()
 	engine := open(t, skipTokenizer, func(o *pagedllm.Options) { o.ModelPath = modelOf(t, 1, 0xff) })
 	for range 2 {
@@ -529,10 +529,10 @@ func TestAFailedComputationIsTheRequestsError(t *testing.T) {
 			t.Errorf("%d elements", elements)
 		}
 	}
-	eventually(t, "it is counted", func() bool { return statsOf(t, engine).FinishedError == 2 })
+	eventually(t, "the errors are counted", func() bool { return statsOf(t, engine).FinishedError == 2 })
 }
 
-func TestTimeoutsAreTheContextsOwn(t *testing.T) {
+func TestATimeoutReturnsTheContextsError(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	ctx, cancel := context.WithTimeout(background, 20*time.Millisecond)

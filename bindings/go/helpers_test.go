@@ -104,7 +104,7 @@ func eventually(t testing.TB, what string, happens func() bool) {
 // eventuallyIdle waits until no request runs or waits and no block is in use.
 func eventuallyIdle(t testing.TB, engine *pagedllm.Engine) {
 	t.Helper()
-	eventually(t, "nobody uses a block", func() bool {
+	eventually(t, "no request is left and no block is in use", func() bool {
 		stats := statsOf(t, engine)
 		return stats.BlocksUsed == 0 && stats.BlocksFree+stats.BlocksCached == stats.BlocksTotal && stats.Waiting+stats.Running == 0
 	})

@@ -16,7 +16,7 @@ type loading C.load_state
 
 func (l *loading) cancel() { atomic.StoreUint32((*uint32)(&l.cancelled), 1) }
 
-func (l *loading) tell(progress func(done, total int64)) {
+func (l *loading) report(progress func(done, total int64)) {
 	total := atomic.LoadUint64((*uint64)(&l.total))
 	if progress != nil && total > 0 {
 		progress(int64(atomic.LoadUint64((*uint64)(&l.done))), int64(total))
@@ -36,23 +36,23 @@ func load(ctx context.Context, options *Options) (*Engine, error) {
 		engine *Engine
 		err    error
 	}
-	made := make(chan result, 1)
+	results := make(chan result, 1)
 	go func() {
 		engine, err := create(options, state)
-		made <- result{engine, err}
+		results <- result{engine, err}
 	}()
 	ticks := time.NewTicker(50 * time.Millisecond)
 	defer ticks.Stop()
 	for {
 		select {
 		case <-ticks.C:
-			state.tell(options.Progress)
-		case result := <-made:
+			state.report(options.Progress)
+		case result := <-results:
 			if errors.Is(result.err, ErrCancelled) {
 				return nil, ctx.Err()
 			}
 			if result.err == nil {
-				state.tell(options.Progress)
+				state.report(options.Progress)
 			}
 			return result.engine, result.err
 		}

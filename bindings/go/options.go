@@ -368,8 +368,8 @@ func (o *Options) use(call func(*C.pllm_engine_options) error) error {
 
 func (o *Options) toC(args *arguments) (*C.pllm_engine_options, error) {
 	if version := C.pllm_abi_version(); version != C.PLLM_ABI_VERSION {
-		return nil, &Error{ErrUnsupported, fmt.Sprintf("the library's ABI version is %d and this package was built for %d: "+
-			"build it with the header of the library that it runs with", version, C.PLLM_ABI_VERSION)}
+		return nil, &Error{ErrUnsupported, fmt.Sprintf("the library has ABI version %d (this package: %d); "+
+			"build the package with the header of this library", version, C.PLLM_ABI_VERSION)}
 	}
 	c := new(C.pllm_engine_options)
 	C.pllm_engine_options_init(c, C.sizeof_pllm_engine_options)

@@ -49,7 +49,8 @@ type Output struct {
 	// of its first tokens that were found in the prefix cache.
 	Timing                    Timing
 	Preemptions, CachedTokens int
-	// sequenceState is the state of an exported sequence. Sequence.Export receives it in a queue of its own.
+	// sequenceState is the state of an exported sequence. Sequence.Export receives it in a queue of
+	// its own.
 	sequenceState []byte
 }
 
@@ -106,7 +107,7 @@ func (e *Engine) Queue() *Queue { return &Queue{e, e.own} }
 // dropped. Close the queue when it is no longer needed.
 func (e *Engine) NewQueue(capacity int) (*Queue, error) {
 	if capacity < 0 {
-		return nil, &Error{ErrInvalidArgument, fmt.Sprintf("the queue's capacity is %d: it must be positive", capacity)}
+		return nil, &Error{ErrInvalidArgument, fmt.Sprintf("capacity is %d; it must be positive", capacity)}
 	}
 	var c *C.pllm_queue
 	err := e.engine.use(func(engine *C.pllm_engine) error {
@@ -121,7 +122,7 @@ func (e *Engine) NewQueue(capacity int) (*Queue, error) {
 		return nil, err
 	}
 	q := &Queue{e, mailbox}
-	whenForgotten(q, mailbox.close)
+	whenUnreachable(q, mailbox.close)
 	return q, nil
 }
 
@@ -130,7 +131,7 @@ func (e *Engine) NewQueue(capacity int) (*Queue, error) {
 // more than once. For the engine's own queue it returns ErrInvalidArgument.
 func (q *Queue) Close() error {
 	if q.mailbox == q.engine.own {
-		return &Error{ErrInvalidArgument, "this is the engine's own queue: it closes with the engine"}
+		return &Error{ErrInvalidArgument, "the engine's own queue closes with the engine; close the engine"}
 	}
 	q.mailbox.close()
 	return nil

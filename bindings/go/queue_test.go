@@ -11,8 +11,8 @@ import (
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
-// ask returns a request that generates the given number of tokens.
-func ask(tokens int) pagedllm.Request {
+// request returns a request that generates the given number of tokens.
+func request(tokens int) pagedllm.Request {
 	return pagedllm.Request{Prompt: "Once", Sampling: pagedllm.Sampling{MaxTokens: tokens, IgnoreEOS: true}}
 }
 
@@ -41,7 +41,7 @@ func TestOneReaderServesManyRequests(t *testing.T) {
 	queue := newQueue(t, engine, 1000)
 	left := map[pagedllm.RequestID]int{}
 	for i := range 20 {
-		left[add(t, queue, ask(1+i))] = 1 + i
+		left[add(t, queue, request(1+i))] = 1 + i
 	}
 	for len(left) > 0 {
 		outputs, err := queue.Poll(background)
@@ -68,7 +68,7 @@ func TestNoWakeupIsLost(t *testing.T) {
 	ctx, cancel := context.WithTimeout(background, 30*time.Second)
 	defer cancel()
 	const tokens = 900
-	add(t, queue, ask(tokens))
+	add(t, queue, request(tokens))
 	step := make(chan struct{})
 	go func() {
 		for range step {
@@ -117,7 +117,7 @@ func TestManyPollersShareAQueue(t *testing.T) {
 		}()
 	}
 	for range pollers {
-		add(t, queue, ask(tokens))
+		add(t, queue, request(tokens))
 	}
 	done.Wait()
 	if seen != pollers*tokens {
@@ -125,7 +125,7 @@ func TestManyPollersShareAQueue(t *testing.T) {
 	}
 }
 
-func TestAPollersContextEndsItsOwnPollAlone(t *testing.T) {
+func TestAContextEndsOnlyItsOwnPoll(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	queue := newQueue(t, engine, 10)
@@ -139,7 +139,7 @@ func TestAPollersContextEndsItsOwnPollAlone(t *testing.T) {
 		patient <- result{outputs, err}
 	}()
 	var impatient sync.WaitGroup
-	for i := range 8 { // some hold the turn, the others wait for it
+	for i := range 8 { // one poller holds the turn, the others wait for it
 		impatient.Add(1)
 		go func() {
 			defer impatient.Done()
@@ -150,7 +150,7 @@ func TestAPollersContextEndsItsOwnPollAlone(t *testing.T) {
 		}()
 	}
 	impatient.Wait()
-	add(t, queue, ask(1))
+	add(t, queue, request(1))
 	if _, err := engine.Step(); err != nil {
 		t.Fatal(err)
 	}
@@ -160,12 +160,12 @@ func TestAPollersContextEndsItsOwnPollAlone(t *testing.T) {
 }
 
 // If the context is done while outputs arrive, no output is lost.
-func TestCancellingAPollLosesNothing(t *testing.T) {
+func TestCancellingAPollLosesNoOutput(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	queue := newQueue(t, engine, 10000)
 	const tokens = 900
-	add(t, queue, ask(tokens))
+	add(t, queue, request(tokens))
 	for seen := 0; seen < tokens; {
 		ctx, cancel := context.WithTimeout(background, 300*time.Microsecond)
 		outputs, err := queue.Poll(ctx)
@@ -181,12 +181,12 @@ func TestCancellingAPollLosesNothing(t *testing.T) {
 	}
 }
 
-func TestAFullQueuePausesItsOwnRequestsAndDropsNothing(t *testing.T) {
+func TestAFullQueuePausesItsRequestsAndDropsNoOutput(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	full, roomy := newQueue(t, engine, 3), newQueue(t, engine, 1000)
-	add(t, full, ask(50))
-	add(t, roomy, ask(50))
+	add(t, full, request(50))
+	add(t, roomy, request(50))
 	var report pagedllm.StepReport
 	for range 50 {
 		var err error
@@ -214,7 +214,7 @@ func TestAFullQueuePausesItsOwnRequestsAndDropsNothing(t *testing.T) {
 	}
 }
 
-func TestClosingAQueueAbortsWhatWritesToItAndWakesItsReaders(t *testing.T) {
+func TestClosingAQueueAbortsItsRequestsAndEndsItsPolls(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	queue, other := newQueue(t, engine, 1), newQueue(t, engine, 1)
@@ -240,12 +240,12 @@ func TestClosingAQueueAbortsWhatWritesToItAndWakesItsReaders(t *testing.T) {
 	}
 	_, err := queue.Add(endless)
 	wantErr(t, err, pagedllm.ErrClosed)
-	eventually(t, "it is aborted", func() bool { return statsOf(t, engine).FinishedAbort == 1 })
+	eventually(t, "the request is aborted", func() bool { return statsOf(t, engine).FinishedAbort == 1 })
 	wantErr(t, engine.Abort(id), pagedllm.ErrNotFound)
 	eventuallyIdle(t, engine)
 }
 
-func TestAQueueOutlivesItsEngineWithWhatItHolds(t *testing.T) {
+func TestAQueueDeliversItsOutputsAfterItsEngineIsClosed(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	queue := newQueue(t, engine, 10)
@@ -279,7 +279,7 @@ func TestTheEnginesOwnQueueClosesWithTheEngine(t *testing.T) {
 	wantMessage(t, <-wait, pagedllm.ErrClosed, "engine")
 }
 
-func TestAQueueNeedsACapacity(t *testing.T) {
+func TestACapacityOfZeroIsRefused(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	_, err := engine.NewQueue(0)
@@ -288,13 +288,13 @@ func TestAQueueNeedsACapacity(t *testing.T) {
 	wantMessage(t, err, pagedllm.ErrInvalidArgument, "capacity is -1")
 }
 
-func TestAQueueThatIsOnlyWaitedForIsNotTakenForForgotten(t *testing.T) {
+func TestAPollKeepsAnOtherwiseUnreachableQueueOpen(t *testing.T) {
 	engine := open(t, hostSteps)
 	queue, err := engine.NewQueue(4)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := queue.Add(ask(1)); err != nil {
+	if _, err := queue.Add(request(1)); err != nil {
 		t.Fatal(err)
 	}
 	polled := make(chan error, 1)
@@ -312,6 +312,6 @@ func TestAQueueThatIsOnlyWaitedForIsNotTakenForForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-polled; err != nil {
-		t.Fatalf("the queue was closed under its reader: %v", err)
+		t.Fatalf("the queue was closed during a poll: %v", err)
 	}
 }

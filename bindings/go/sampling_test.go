@@ -24,7 +24,7 @@ func generateAll(t *testing.T, engine *pagedllm.Engine, request pagedllm.Request
 	return all
 }
 
-func TestThreeSamplesAreThreeResults(t *testing.T) {
+func TestGenerateAllReturnsEverySample(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := draw(20)
@@ -38,7 +38,7 @@ func TestThreeSamplesAreThreeResults(t *testing.T) {
 		}
 	}
 	if !slices.Equal(all[0].Tokens, first.Tokens) {
-		t.Error("the first sample is not what the seed alone gives")
+		t.Error("the first sample differs from a request with n = 1")
 	}
 	if slices.Equal(all[0].Tokens, all[1].Tokens) || slices.Equal(all[1].Tokens, all[2].Tokens) {
 		t.Errorf("%+v", all)
@@ -46,7 +46,7 @@ func TestThreeSamplesAreThreeResults(t *testing.T) {
 	eventuallyIdle(t, engine)
 }
 
-func TestAStreamOfThreeSamplesEndsWithTheLastOfThem(t *testing.T) {
+func TestAStreamOfSamplesEndsWithItsLastSample(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := draw(20)
@@ -59,7 +59,7 @@ func TestAStreamOfThreeSamplesEndsWithTheLastOfThem(t *testing.T) {
 			t.Fatal(err)
 		}
 		if ends == 3 {
-			t.Error("it goes on after the last end")
+			t.Error("the stream continues after the last sample")
 		}
 		tokens[output.Index] = append(tokens[output.Index], output.Tokens...)
 		if output.FinishReason != pagedllm.FinishNone {
@@ -72,11 +72,11 @@ func TestAStreamOfThreeSamplesEndsWithTheLastOfThem(t *testing.T) {
 		}
 	}
 	if ends != 3 {
-		t.Errorf("%d ends", ends)
+		t.Errorf("%d samples ended", ends)
 	}
 }
 
-func TestLeavingAStreamOfThreeSamplesAbortsThemAll(t *testing.T) {
+func TestLeavingAStreamOfSamplesAbortsEverySample(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := endless
@@ -89,11 +89,11 @@ func TestLeavingAStreamOfThreeSamplesAbortsThemAll(t *testing.T) {
 			break
 		}
 	}
-	eventually(t, "they are aborted", func() bool { return statsOf(t, engine).FinishedAbort == 3 })
+	eventually(t, "the samples are aborted", func() bool { return statsOf(t, engine).FinishedAbort == 3 })
 	eventuallyIdle(t, engine)
 }
 
-func TestGenerateIsForOneResult(t *testing.T) {
+func TestGenerateRefusesSeveralResults(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := draw(1)
@@ -102,7 +102,7 @@ func TestGenerateIsForOneResult(t *testing.T) {
 	wantMessage(t, err, pagedllm.ErrInvalidArgument, "GenerateAll")
 }
 
-func TestTheBestOfSeveralSamplesComeBestFirst(t *testing.T) {
+func TestBestOfReturnsTheSamplesWithTheHighestScores(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := draw(10)
@@ -123,11 +123,11 @@ func TestTheBestOfSeveralSamplesComeBestFirst(t *testing.T) {
 		sum += float64(p)
 	}
 	if math.Abs(sum-best[0].Score) > 1e-4 {
-		t.Errorf("the score is %v, the log probabilities add up to %v", best[0].Score, sum)
+		t.Errorf("the score is %v, the sum of the log probabilities is %v", best[0].Score, sum)
 	}
 }
 
-func TestBeamsComeBestFirstAndTheFirstIsAtLeastAsGoodAsGreedy(t *testing.T) {
+func TestBeamsAreSortedByScoreAndTheFirstIsNoWorseThanGreedy(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := chat(t, engine, france)
@@ -149,7 +149,7 @@ func TestBeamsComeBestFirstAndTheFirstIsAtLeastAsGoodAsGreedy(t *testing.T) {
 	}
 }
 
-func TestOutputsFollowTheirGrammar(t *testing.T) {
+func TestOutputsMatchTheirGrammar(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := chat(t, engine, france)
@@ -193,7 +193,7 @@ func TestOutputsFollowTheirGrammar(t *testing.T) {
 	}
 }
 
-func TestLogProbsComeWithTheMostProbableOnesBesideThem(t *testing.T) {
+func TestLogProbsIncludeTheMostProbableTokens(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := chat(t, engine, france)
@@ -224,7 +224,7 @@ func TestLogProbsComeWithTheMostProbableOnesBesideThem(t *testing.T) {
 	}
 }
 
-func TestAllKindsOfOutputAddUpToTheSame(t *testing.T) {
+func TestEveryOutputKindGivesTheSameResult(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := draw(20)
@@ -248,7 +248,7 @@ func TestAllKindsOfOutputAddUpToTheSame(t *testing.T) {
 	}
 }
 
-func TestEchoBeginsWithThePromptAndStopsMayStay(t *testing.T) {
+func TestEchoAndIncludeStopAddPromptAndStopString(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := chat(t, engine, france)
@@ -266,7 +266,7 @@ func TestEchoBeginsWithThePromptAndStopsMayStay(t *testing.T) {
 	}
 }
 
-func TestWhichTokensMayComeIsKeptTo(t *testing.T) {
+func TestAllowedTokensBadWordsAndBiasRestrictTheChoice(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := chat(t, engine, france)
@@ -306,7 +306,7 @@ func TestWhichTokensMayComeIsKeptTo(t *testing.T) {
 	}
 }
 
-func TestThePromptIsTruncatedFromTheLeft(t *testing.T) {
+func TestTruncatePromptKeepsTheLastTokens(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := pagedllm.Request{PromptTokenIDs: []uint32{9, 8, 7, 6, 5}, TruncatePrompt: 3, Sampling: pagedllm.Sampling{MaxTokens: 1, Echo: true}}
@@ -376,7 +376,7 @@ func TestEverySamplingFieldReachesTheLibrary(t *testing.T) {
 	}
 }
 
-func TestDRYWithoutBreakersIsNotDRYWithTheLibrarys(t *testing.T) {
+func TestEmptyDRYBreakersDifferFromTheDefaults(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	colon, err := engine.Tokenize(":", false)
@@ -387,25 +387,25 @@ func TestDRYWithoutBreakersIsNotDRYWithTheLibrarys(t *testing.T) {
 		breakers []string
 		punished bool
 	}{
-		"nil":       {nil, false},
-		"empty":     {[]string{}, true},
-		"others":    {[]string{"?"}, true},
-		"this, too": {[]string{"?", ":"}, false},
+		"nil":      {nil, false},
+		"empty":    {[]string{}, true},
+		"other":    {[]string{"?"}, true},
+		"included": {[]string{"?", ":"}, false},
 	} {
 		request := pagedllm.Request{Prompt: "Hello"}
 		request.Sampling = pagedllm.Sampling{
 			Temperature: pagedllm.Ptr(0.0), MaxTokens: 12, IgnoreEOS: true, LogitBias: map[uint32]float64{colon[0]: 90},
 			DRY: &pagedllm.DRY{Multiplier: pagedllm.Ptr(100.0), Base: 4, AllowedLength: pagedllm.Ptr(1), SequenceBreakers: test.breakers},
 		}
-		said := generate(t, engine, request).Tokens
-		others := slices.DeleteFunc(slices.Clone(said), func(token uint32) bool { return token == colon[0] })
+		tokens := generate(t, engine, request).Tokens
+		others := slices.DeleteFunc(slices.Clone(tokens), func(token uint32) bool { return token == colon[0] })
 		if (len(others) > 0) != test.punished {
-			t.Errorf("%s: %v", name, said)
+			t.Errorf("%s: %v", name, tokens)
 		}
 	}
 }
 
-func TestWhatNarrowsTheDrawIsLawful(t *testing.T) {
+func TestEachTruncationChangesTheSampleAndIsRepeatable(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	for name, change := range map[string]func(*pagedllm.Sampling){
@@ -425,15 +425,15 @@ func TestWhatNarrowsTheDrawIsLawful(t *testing.T) {
 		change(&request.Sampling)
 		changed := generate(t, engine, request)
 		if slices.Equal(plain.Tokens, changed.Tokens) {
-			t.Errorf("%s makes no difference", name)
+			t.Errorf("%s changes nothing", name)
 		}
 		if again := generate(t, engine, request); !slices.Equal(again.Tokens, changed.Tokens) {
-			t.Errorf("%s: one seed gives two answers", name)
+			t.Errorf("%s: two requests with one seed differ", name)
 		}
 	}
 }
 
-func TestWhatOthersComputedIsFoundWhereTheSaltIsTheSame(t *testing.T) {
+func TestRequestsWithTheSameSaltShareCachedBlocks(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	prompt := strings.Repeat("long ", 100)
@@ -444,20 +444,20 @@ func TestWhatOthersComputedIsFoundWhereTheSaltIsTheSame(t *testing.T) {
 	}
 	whole := computed("")
 	if again := computed(""); again > 16 || whole < 100 {
-		t.Errorf("%d tokens are computed, then %d", whole, again)
+		t.Errorf("the first request computed %d tokens, the second %d", whole, again)
 	}
 	if other := computed("a\x00b"); other != whole {
-		t.Errorf("%d tokens are computed with another salt", other)
+		t.Errorf("with another salt, %d tokens were computed", other)
 	}
 	if same := computed("a\x00b"); same > 16 {
-		t.Errorf("%d tokens are computed with the same salt", same)
+		t.Errorf("with the same salt, %d tokens were computed", same)
 	}
 	if stats := statsOf(t, engine); stats.PrefixHits == 0 || stats.PrefixQueries <= stats.PrefixHits || stats.BlocksCached == 0 {
 		t.Errorf("%+v", stats)
 	}
 }
 
-func TestAPinnedPromptIsComputedBeforeItIsAskedFor(t *testing.T) {
+func TestAPinnedPromptIsComputedBeforeTheFirstRequest(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	prompt := strings.Repeat("long ", 100)
@@ -465,7 +465,7 @@ func TestAPinnedPromptIsComputedBeforeItIsAskedFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is computed", func() bool { return statsOf(t, engine).PromptTokens > 100 })
+	eventually(t, "the prompt is computed", func() bool { return statsOf(t, engine).PromptTokens > 100 })
 	before := statsOf(t, engine)
 	generate(t, engine, pagedllm.Request{Prompt: prompt, Sampling: pagedllm.Sampling{MaxTokens: 1}})
 	if after := statsOf(t, engine); after.PrefixHits-before.PrefixHits < 100 {
@@ -478,7 +478,7 @@ func TestAPinnedPromptIsComputedBeforeItIsAskedFor(t *testing.T) {
 	eventuallyIdle(t, engine)
 }
 
-func TestAPinIsGoneWhenItsTimeIsOver(t *testing.T) {
+func TestAPinExpiresAfterItsTimeToLive(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	pin, err := engine.Pin(pagedllm.Prefix{Prompt: "x", TimeToLive: 1})
@@ -497,7 +497,7 @@ func TestAPinIsGoneWhenItsTimeIsOver(t *testing.T) {
 	eventuallyIdle(t, engine)
 }
 
-func TestWhatCannotBePinnedIsAnError(t *testing.T) {
+func TestInvalidPrefixesAreRefused(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	for _, bad := range []pagedllm.Prefix{

@@ -37,7 +37,7 @@ func (e *Engine) Sequence(id SequenceID) *Sequence {
 	s := &Sequence{e, id, new(atomic.Bool)}
 	s.owned.Store(true)
 	engine, owned := e.engine, s.owned // not s, because its cleanup must not refer to it
-	whenForgotten(s, func() { freeSequence(engine, id, owned) })
+	whenUnreachable(s, func() { freeSequence(engine, id, owned) })
 	return s
 }
 
@@ -74,7 +74,7 @@ func (s *Sequence) Release() SequenceID {
 func (s *Sequence) use(call func(*C.pllm_engine) error) error {
 	defer runtime.KeepAlive(s)
 	if !s.owned.Load() {
-		return &Error{ErrClosed, "the sequence has been closed"}
+		return &Error{ErrClosed, "the sequence is closed"}
 	}
 	return s.engine.engine.use(call)
 }
@@ -129,7 +129,7 @@ func (s *Sequence) ForkMany(n int, how Fork) ([]*Sequence, error) {
 		// If Go cannot allocate, the process ends. malloc returns NULL instead.
 		ids := C.room_for_ids(c.n)
 		if ids == nil {
-			return &Error{ErrOutOfMemory, fmt.Sprintf("no memory for the ids of %d children: ask for fewer", n)}
+			return &Error{ErrOutOfMemory, fmt.Sprintf("no memory for the ids of %d children; reduce n", n)}
 		}
 		defer C.free(unsafe.Pointer(ids))
 		if err := check(C.pllm_sequence_fork(engine, C.uint64_t(s.id), c, ids)); err != nil {
@@ -177,7 +177,7 @@ func (s *Sequence) Append(tokens []uint32) error {
 // running sequence continues from there.
 func (s *Sequence) Rewind(tokens int) error {
 	if tokens < 0 {
-		return &Error{ErrInvalidArgument, fmt.Sprintf("a sequence cannot be rewound to %d tokens: keep at least one", tokens)}
+		return &Error{ErrInvalidArgument, fmt.Sprintf("tokens is %d; keep at least one token", tokens)}
 	}
 	return s.use(func(engine *C.pllm_engine) error {
 		return check(C.pllm_sequence_rewind(engine, C.uint64_t(s.id), C.uint64_t(tokens)))
@@ -245,7 +245,7 @@ func (r *Resume) toC(args *arguments) (*C.pllm_resume, error) {
 // From the engine's next step on the sequence is idle again, unless LastTurn is set.
 func (s *Sequence) Stream(ctx context.Context, how Resume) iter.Seq2[Output, error] {
 	return func(yield func(Output, error) bool) {
-		queue, info, err := s.ask(ctx, &how)
+		queue, info, err := s.resumeInNewQueue(ctx, &how)
 		if err != nil {
 			yield(Output{}, err)
 			return
@@ -258,7 +258,7 @@ func (s *Sequence) Stream(ctx context.Context, how Resume) iter.Seq2[Output, err
 // Generate resumes the sequence and waits until it ends. Contexts and errors are as in Stream.
 func (s *Sequence) Generate(ctx context.Context, how Resume) (Completion, error) {
 	defer runtime.KeepAlive(s)
-	queue, info, err := s.ask(ctx, &how)
+	queue, info, err := s.resumeInNewQueue(ctx, &how)
 	if err != nil {
 		return Completion{}, err
 	}
@@ -266,8 +266,8 @@ func (s *Sequence) Generate(ctx context.Context, how Resume) (Completion, error)
 	return all[0], err
 }
 
-// ask resumes the sequence with a queue of its own.
-func (s *Sequence) ask(ctx context.Context, how *Resume) (*Queue, SequenceInfo, error) {
+// resumeInNewQueue resumes the sequence with a new queue.
+func (s *Sequence) resumeInNewQueue(ctx context.Context, how *Resume) (*Queue, SequenceInfo, error) {
 	info, err := s.Info()
 	if err != nil {
 		return nil, info, err

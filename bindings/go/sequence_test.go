@@ -64,7 +64,7 @@ func wantSame(t *testing.T, got, want pagedllm.Completion, from int) {
 	}
 }
 
-func TestAForkGoesOnAsItsParentWouldHave(t *testing.T) {
+func TestAForkContinuesLikeItsParent(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	_, whole := keep(t, engine, 11)
@@ -80,7 +80,7 @@ func TestAForkGoesOnAsItsParentWouldHave(t *testing.T) {
 	}
 }
 
-func TestAForkBeginsAtAnEarlierPosition(t *testing.T) {
+func TestAForkCanStartAtAnEarlierPosition(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	parent, whole := keep(t, engine, 11)
@@ -88,10 +88,10 @@ func TestAForkBeginsAtAnEarlierPosition(t *testing.T) {
 		wantSame(t, resume(t, fork(t, engine, parent, at), more(27-at)), whole, at-16)
 	}
 	if child := fork(t, engine, parent, 3); resume(t, child, more(2)).PromptTokens != 3 {
-		t.Error("the fork into the prompt has more than it")
+		t.Error("a fork inside the prompt has tokens after its position")
 	}
 	if infoOf(t, parent).Len != 27 {
-		t.Error("the parent has changed")
+		t.Error("the fork has changed its parent")
 	}
 }
 
@@ -106,7 +106,7 @@ func step(t *testing.T, engine *pagedllm.Engine, steps int) {
 	t.Helper()
 	for i := 0; i < steps || steps == 0; i++ {
 		if i == 10000 {
-			t.Fatal("it does not end: is a queue full?")
+			t.Fatal("requests remain unfinished: a queue may be full")
 		}
 		if report, err := engine.Step(); err != nil {
 			t.Fatal(err)
@@ -130,14 +130,14 @@ func tokensBySequence(t *testing.T, queue *pagedllm.Queue) map[pagedllm.Sequence
 	return tokens
 }
 
-func TestForksOfASequenceThatRunsRunWithItAndDifferWhereTheyHaveASeed(t *testing.T) {
+func TestForksOfARunningSequenceRunAndDifferOnlyWithASeed(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps, func(o *pagedllm.Options) { o.QueueCapacity = 1000 })
 	queue := engine.Queue()
 	id := add(t, queue, draw(20))
 	step(t, engine, 5)
 	parent := engine.Sequence(pagedllm.SequenceID(id))
-	alike, err := parent.ForkMany(2, pagedllm.Fork{})
+	same, err := parent.ForkMany(2, pagedllm.Fork{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,9 +148,9 @@ func TestForksOfASequenceThatRunsRunWithItAndDifferWhereTheyHaveASeed(t *testing
 	step(t, engine, 0)
 	tokens := tokensBySequence(t, queue)
 	whole := tokens[parent.ID()]
-	for _, child := range alike {
+	for _, child := range same {
 		if len(whole) != 20 || !slices.Equal(tokens[child.ID()], whole[5:]) {
-			t.Errorf("%v became %v", whole, tokens[child.ID()])
+			t.Errorf("the parent generates %v, its fork %v", whole, tokens[child.ID()])
 		}
 	}
 	a, b := tokens[seeded[0].ID()], tokens[seeded[1].ID()]
@@ -159,7 +159,7 @@ func TestForksOfASequenceThatRunsRunWithItAndDifferWhereTheyHaveASeed(t *testing
 	}
 }
 
-func TestForksThatAreIdleWaitThoughTheirParentRuns(t *testing.T) {
+func TestIdleForksOfARunningSequenceGenerateNothing(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	id := add(t, engine.Queue(), draw(5))
@@ -177,7 +177,7 @@ func TestForksThatAreIdleWaitThoughTheirParentRuns(t *testing.T) {
 	}
 }
 
-func TestWhatIsForkedIntoAStreamComesInIt(t *testing.T) {
+func TestAForkCanBeStreamed(t *testing.T) {
 	t.Parallel()
 	engine := open(t, func(o *pagedllm.Options) { o.QueueCapacity = 4 })
 	requests := map[pagedllm.RequestID]int{}
@@ -197,7 +197,7 @@ func TestWhatIsForkedIntoAStreamComesInIt(t *testing.T) {
 	}
 }
 
-func TestAResumedSequenceComputesOnlyWhatWasAppended(t *testing.T) {
+func TestAResumedSequenceComputesOnlyAppendedTokens(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	sequence, _ := keep(t, engine, 11)
@@ -212,7 +212,7 @@ func TestAResumedSequenceComputesOnlyWhatWasAppended(t *testing.T) {
 	answer := resume(t, sequence, more(0))
 	// The last token of a turn is sampled, but computed only in the next turn.
 	if computed := statsOf(t, engine).PromptTokens - before; computed < len(question) || computed > len(question)+1 {
-		t.Errorf("%d tokens are appended, %d computed", len(question), computed)
+		t.Errorf("%d tokens were appended, %d computed", len(question), computed)
 	}
 	if answer.PromptTokens != 27+len(question) {
 		t.Errorf("%+v", answer)
@@ -225,7 +225,7 @@ func TestAResumedSequenceComputesOnlyWhatWasAppended(t *testing.T) {
 	}
 }
 
-func TestARewoundSequenceSaysTheSameAgain(t *testing.T) {
+func TestARewoundSequenceGeneratesTheSameTokens(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	sequence, whole := keep(t, engine, 11)
@@ -240,7 +240,7 @@ func TestARewoundSequenceSaysTheSameAgain(t *testing.T) {
 	}
 }
 
-func TestASequenceIsRewoundWhileItRunsAndItsRandomNumbersWithIt(t *testing.T) {
+func TestARunningSequenceCanBeRewoundWithItsRandomNumbers(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps, func(o *pagedllm.Options) { o.QueueCapacity = 1000 })
 	id := add(t, engine.Queue(), draw(12))
@@ -257,7 +257,7 @@ func TestASequenceIsRewoundWhileItRunsAndItsRandomNumbersWithIt(t *testing.T) {
 	}
 }
 
-func TestCancellingAResumedStreamMakesItsSequenceIdleAgain(t *testing.T) {
+func TestCancellingAResumedStreamMakesItsSequenceIdle(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	sequence, _ := keep(t, engine, 2)
@@ -279,7 +279,7 @@ func TestCancellingAResumedStreamMakesItsSequenceIdleAgain(t *testing.T) {
 		if ctx.Err() != nil {
 			wantErr(t, last, ctx.Err())
 		}
-		eventually(t, "it is idle", func() bool { return infoOf(t, sequence).Idle })
+		eventually(t, "the sequence is idle", func() bool { return infoOf(t, sequence).Idle })
 	}
 	if got := resume(t, sequence, more(1)); len(got.Tokens) != 1 {
 		t.Errorf("%+v", got)
@@ -289,7 +289,7 @@ func TestCancellingAResumedStreamMakesItsSequenceIdleAgain(t *testing.T) {
 	}
 }
 
-func TestSamplesAreResumedEachOnItsOwn(t *testing.T) {
+func TestEachSampleCanBeResumed(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := draw(4)
@@ -317,7 +317,7 @@ func TestSamplesAreResumedEachOnItsOwn(t *testing.T) {
 	eventuallyIdle(t, engine)
 }
 
-func TestAQueueTakesWhatIsResumedIntoIt(t *testing.T) {
+func TestASequenceCanBeResumedIntoAnotherQueue(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	sequence, _ := keep(t, engine, 2)
@@ -342,13 +342,13 @@ func TestAQueueTakesWhatIsResumedIntoIt(t *testing.T) {
 	}
 	_, err := sequence.Info()
 	wantErr(t, err, pagedllm.ErrNotFound)
-	wantErr(t, sequence.Close(), pagedllm.ErrNotFound) // it ended without being kept
+	wantErr(t, sequence.Close(), pagedllm.ErrNotFound) // keep was not set
 	if err := sequence.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestWhatCannotBeDoneWithASequenceIsAnError(t *testing.T) {
+func TestInvalidSequenceCallsAreRefused(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	sequence, _ := keep(t, engine, 4)
@@ -397,7 +397,7 @@ func TestWhatCannotBeDoneWithASequenceIsAnError(t *testing.T) {
 	}
 }
 
-func TestASequenceThatRunsCannotBeResumed(t *testing.T) {
+func TestARunningSequenceCannotBeResumed(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	id := add(t, engine.Queue(), draw(5))
@@ -407,7 +407,7 @@ func TestASequenceThatRunsCannotBeResumed(t *testing.T) {
 	wantMessage(t, err, pagedllm.ErrInvalidArgument, "runs already")
 }
 
-func TestClosingASequenceEndsItAndItsLaterUseIsAnError(t *testing.T) {
+func TestEveryCallAfterSequenceCloseReturnsErrClosed(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	id := add(t, engine.Queue(), draw(500))
@@ -450,7 +450,7 @@ func isClosed(err error) bool {
 	return ok && e.Code == pagedllm.ErrClosed
 }
 
-func TestASequenceOfAClosedEngineIsClosed(t *testing.T) {
+func TestEverySequenceCallAfterEngineCloseReturnsErrClosed(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	sequence, _ := keep(t, engine, 2)
@@ -465,7 +465,7 @@ func TestASequenceOfAClosedEngineIsClosed(t *testing.T) {
 	}
 }
 
-func TestClosingTheEngineEndsAStreamThatWasResumed(t *testing.T) {
+func TestClosingTheEngineEndsAResumedStream(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	sequence, _ := keep(t, engine, 2)
@@ -477,7 +477,7 @@ func TestClosingTheEngineEndsAStreamThatWasResumed(t *testing.T) {
 	wantErr(t, last, pagedllm.ErrClosed)
 }
 
-func TestAForgottenSequenceIsFreedAndAReleasedOneIsNot(t *testing.T) {
+func TestAnUnreachableSequenceIsFreedUnlessItWasReleased(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := chat(t, engine, france)
@@ -487,13 +487,13 @@ func TestAForgottenSequenceIsFreedAndAReleasedOneIsNot(t *testing.T) {
 		engine.Sequence(generate(t, engine, request).Sequence)
 		released = engine.Sequence(generate(t, engine, request).Sequence).Release()
 	}()
-	eventually(t, "it is freed", func() bool {
+	eventually(t, "the sequence is freed", func() bool {
 		runtime.GC()
 		return statsOf(t, engine).Idle == 1
 	})
 	again := engine.Sequence(released)
 	if !infoOf(t, again).Idle {
-		t.Error("it is gone")
+		t.Error("the released sequence was freed")
 	}
 	again.Close()
 	eventuallyIdle(t, engine)
@@ -526,5 +526,5 @@ func TestManyGoroutinesForkOneConversation(t *testing.T) {
 		}()
 	}
 	done.Wait()
-	eventually(t, "only the two that were kept are idle", func() bool { return statsOf(t, engine).Idle == 2 })
+	eventually(t, "only the two kept sequences are idle", func() bool { return statsOf(t, engine).Idle == 2 })
 }

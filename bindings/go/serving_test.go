@@ -21,8 +21,8 @@ func newBudget(t *testing.T, bytes, maxBytes int64) *pagedllm.Budget {
 	return budget
 }
 
-// in sets the budget of an engine.
-func in(budget *pagedllm.Budget) func(*pagedllm.Options) {
+// withBudget sets the budget of an engine.
+func withBudget(budget *pagedllm.Budget) func(*pagedllm.Options) {
 	return func(o *pagedllm.Options) { o.Budget, o.KVBytes = budget, 0 }
 }
 
@@ -45,10 +45,10 @@ func takeAll(t *testing.T, engine *pagedllm.Engine) []pagedllm.Output {
 	return outputs
 }
 
-func TestABudgetIsSharedByEnginesWhichKeepItsBudget(t *testing.T) {
+func TestEnginesShareABudgetAndKeepItAfterClose(t *testing.T) {
 	t.Parallel()
 	budget := newBudget(t, 16<<20, 32<<20)
-	first, second := open(t, in(budget)), open(t, in(budget))
+	first, second := open(t, withBudget(budget)), open(t, withBudget(budget))
 	if state := stateOf(t, budget); state.Bytes != 16<<20 || state.MaxBytes != 32<<20 || state.Engines != 2 ||
 		state.MinBytes == 0 || state.HeldBytes == 0 {
 		t.Errorf("%+v", state)
@@ -71,20 +71,20 @@ func TestABudgetIsSharedByEnginesWhichKeepItsBudget(t *testing.T) {
 	}
 }
 
-func TestABudgetIsResizedWhileItsEngineAnswers(t *testing.T) {
+func TestABudgetCanBeResizedWhileItsEngineRuns(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps, func(o *pagedllm.Options) { o.MaxModelLen, o.QueueCapacity = 256, 64 })
 	budget, blocks := engine.Budget(), statsOf(t, engine).BlocksTotal
 	add(t, engine.Queue(), chat(t, engine, france))
 	step(t, engine, 1)
-	least := stateOf(t, budget).MinBytes
-	if err := budget.Resize(least); err != nil {
+	minBytes := stateOf(t, budget).MinBytes
+	if err := budget.Resize(minBytes); err != nil {
 		t.Fatal(err)
 	}
-	if state := stateOf(t, budget); state.Bytes != least || statsOf(t, engine).BlocksTotal >= blocks {
-		t.Errorf("%+v, of %d blocks %d are left", state, blocks, statsOf(t, engine).BlocksTotal)
+	if state := stateOf(t, budget); state.Bytes != minBytes || statsOf(t, engine).BlocksTotal >= blocks {
+		t.Errorf("%+v, %d blocks before, %d after", state, blocks, statsOf(t, engine).BlocksTotal)
 	}
-	wantErr(t, budget.Resize(least-1), pagedllm.ErrCapacity)
+	wantErr(t, budget.Resize(minBytes-1), pagedllm.ErrCapacity)
 	wantErr(t, budget.Resize(17<<20), pagedllm.ErrCapacity)
 	wantMessage(t, budget.Resize(-1), pagedllm.ErrInvalidArgument, "bytes is -1")
 	step(t, engine, 0)
@@ -97,11 +97,11 @@ func TestABudgetIsResizedWhileItsEngineAnswers(t *testing.T) {
 	}
 }
 
-func TestAnEnginesOwnBudgetServesAnotherAndClosesWithTheEngine(t *testing.T) {
+func TestAnEnginesOwnBudgetCanBeSharedAndClosesWithTheEngine(t *testing.T) {
 	t.Parallel()
 	first := open(t)
 	budget := first.Budget()
-	open(t, in(budget))
+	open(t, withBudget(budget))
 	if state := stateOf(t, budget); state.Engines != 2 {
 		t.Errorf("%+v", state)
 	}
@@ -115,17 +115,17 @@ func TestAnEnginesOwnBudgetServesAnotherAndClosesWithTheEngine(t *testing.T) {
 	wantErr(t, err, pagedllm.ErrInvalidArgument)
 }
 
-func TestAnEngineIsKeptByItsBudgetAndABudgetsBudgetByItsEngine(t *testing.T) {
-	engine := open(t, func(o *pagedllm.Options) { in(newBudget(t, 16<<20, 0))(o) })
+func TestABudgetAndItsEngineKeepEachOtherReachable(t *testing.T) {
+	engine := open(t, func(o *pagedllm.Options) { withBudget(newBudget(t, 16<<20, 0))(o) })
 	budget := openUnheld(t).Budget()
 	runtime.GC()
 	runtime.GC()
 	if stateOf(t, engine.Budget()).Bytes != 16<<20 || stateOf(t, budget).Engines != 1 {
-		t.Error("what is in use has been closed")
+		t.Error("a budget or engine in use was closed")
 	}
 }
 
-func TestADeadlineEndsAnAnswerWithWhatItHasAndIsNoError(t *testing.T) {
+func TestADeadlineReturnsTheTokensSoFarWithoutAnError(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	request := endless
@@ -144,7 +144,7 @@ func TestADeadlineEndsAnAnswerWithWhatItHasAndIsNoError(t *testing.T) {
 	}
 }
 
-func TestEachTurnHasADeadlineOfItsOwn(t *testing.T) {
+func TestEachTurnHasItsOwnDeadline(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := chat(t, engine, france)
@@ -158,7 +158,7 @@ func TestEachTurnHasADeadlineOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestADeadlineThatHasPassedIsRefused(t *testing.T) {
+func TestAPassedDeadlineIsRefused(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	for _, passed := range []time.Duration{-1, -time.Hour} {
@@ -167,7 +167,7 @@ func TestADeadlineThatHasPassedIsRefused(t *testing.T) {
 	}
 }
 
-func TestThePriorityComesFirstWhereTheEngineGoesByIt(t *testing.T) {
+func TestOrderDeterminesTheFirstRequest(t *testing.T) {
 	t.Parallel()
 	for order, expected := range map[pagedllm.Order][]uint64{pagedllm.OrderFCFS: {0, 1}, pagedllm.OrderPriority: {1, 0}} {
 		engine := open(t, hostSteps, func(o *pagedllm.Options) { o.Order, o.MaxSeqs, o.QueueCapacity = order, 1, 64 })
@@ -194,7 +194,7 @@ func TestThePriorityComesFirstWhereTheEngineGoesByIt(t *testing.T) {
 	}
 }
 
-func TestAdmitTellsWhatWouldBecomeOfARequest(t *testing.T) {
+func TestPredictAdmissionAddsNoRequest(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps, func(o *pagedllm.Options) { o.MaxWaitingRequests, o.QueueCapacity = 1, 64 })
 	request := chat(t, engine, france)
@@ -223,13 +223,13 @@ func TestAdmitTellsWhatWouldBecomeOfARequest(t *testing.T) {
 		t.Errorf("%+v", idle)
 	}
 	if report, err := engine.Step(); err != nil || report.Unfinished != 0 {
-		t.Errorf("something was added: %+v, %v", report, err)
+		t.Errorf("PredictAdmission added a request: %+v, %v", report, err)
 	}
 	_, err = engine.PredictAdmission(pagedllm.Request{})
 	wantErr(t, err, pagedllm.ErrInvalidArgument)
 }
 
-func TestOptionsOfPoliciesAndTiersReachTheLibrary(t *testing.T) {
+func TestSchedulingAndSwapOptionsReachTheLibrary(t *testing.T) {
 	t.Parallel()
 	options := small()
 	plain, err := options.Plan()
@@ -266,7 +266,7 @@ func TestOptionsOfPoliciesAndTiersReachTheLibrary(t *testing.T) {
 	wantErr(t, err, pagedllm.ErrIO)
 }
 
-func TestATraceAndAJournalAreWrittenWhereTheOptionsSay(t *testing.T) {
+func TestTraceAndJournalAreWrittenToTheirPaths(t *testing.T) {
 	t.Parallel()
 	directory := t.TempDir()
 	trace, journal := filepath.Join(directory, "trace.json"), filepath.Join(directory, "journal")
@@ -283,7 +283,7 @@ func TestATraceAndAJournalAreWrittenWhereTheOptionsSay(t *testing.T) {
 	}
 }
 
-func TestTimingComesWithTheEnd(t *testing.T) {
+func TestTheLastOutputHasTheTimesOfItsRequest(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := chat(t, engine, "Tell me a short story about a small ship and the sea.")

@@ -33,4 +33,4 @@ func (s *shared[P]) close() {
 	}
 }
 
-func (s *shared[P]) closed() error { return &Error{ErrClosed, "the " + s.name + " has been closed"} }
+func (s *shared[P]) closed() error { return &Error{ErrClosed, "the " + s.name + " is closed"} }

@@ -19,7 +19,7 @@ import (
 // While Options.QueueCapacity outputs are unread, the request pauses. Waiting blocks no thread.
 func (e *Engine) Stream(ctx context.Context, request Request) iter.Seq2[Output, error] {
 	return func(yield func(Output, error) bool) {
-		queue, id, err := e.ask(ctx, request)
+		queue, id, err := e.addToNewQueue(ctx, request)
 		if err != nil {
 			yield(Output{}, err)
 			return
@@ -28,8 +28,8 @@ func (e *Engine) Stream(ctx context.Context, request Request) iter.Seq2[Output, 
 	}
 }
 
-// ask adds a request with a queue of its own.
-func (e *Engine) ask(ctx context.Context, request Request) (queue *Queue, id RequestID, err error) {
+// addToNewQueue adds a request with a new queue.
+func (e *Engine) addToNewQueue(ctx context.Context, request Request) (queue *Queue, id RequestID, err error) {
 	queue, err = e.queueFor(ctx, func(queue *Queue) error {
 		id, err = queue.Add(request)
 		return err
@@ -120,7 +120,7 @@ type Completion struct {
 // larger than 1, use GenerateAll.
 func (e *Engine) Generate(ctx context.Context, request Request) (Completion, error) {
 	if request.N > 1 { // do not drop results silently
-		return Completion{}, &Error{ErrInvalidArgument, fmt.Sprintf("N is %d: GenerateAll gives them all", request.N)}
+		return Completion{}, &Error{ErrInvalidArgument, fmt.Sprintf("N is %d; use GenerateAll for several results", request.N)}
 	}
 	all, err := e.GenerateAll(ctx, request)
 	if all == nil {
@@ -132,7 +132,7 @@ func (e *Engine) Generate(ctx context.Context, request Request) (Completion, err
 // GenerateAll is Generate for any Request.N. It returns the results in the order of their indices.
 // If several fail, the error is the one that occurred first.
 func (e *Engine) GenerateAll(ctx context.Context, request Request) ([]Completion, error) {
-	queue, id, err := e.ask(ctx, request)
+	queue, id, err := e.addToNewQueue(ctx, request)
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
-func TestAStreamIsTheAnswerPieceByPiece(t *testing.T) {
+func TestAStreamDeliversTheAnswerInPieces(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := chat(t, engine, france)
@@ -38,12 +38,12 @@ func TestAStreamIsTheAnswerPieceByPiece(t *testing.T) {
 	}
 }
 
-func TestEachLoopOverAStreamAsksAgain(t *testing.T) {
+func TestEachLoopOverAStreamAddsARequest(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	answers := engine.Stream(background, chat(t, engine, france))
 	if stats := statsOf(t, engine); stats.Waiting+stats.Running != 0 {
-		t.Error("it was asked before the loop")
+		t.Error("the request was added before the loop")
 	}
 	for range 2 {
 		for _, err := range answers {
@@ -64,7 +64,7 @@ func TestLeavingTheLoopAbortsTheRequest(t *testing.T) {
 		}
 		break
 	}
-	eventually(t, "it is aborted", func() bool { return statsOf(t, engine).FinishedAbort == 1 })
+	eventually(t, "the request is aborted", func() bool { return statsOf(t, engine).FinishedAbort == 1 })
 	eventuallyIdle(t, engine)
 }
 
@@ -74,13 +74,13 @@ func TestAPanicInTheLoopAbortsTheRequest(t *testing.T) {
 	func() {
 		defer func() { recover() }()
 		for range engine.Stream(background, endless) {
-			panic("the host's")
+			panic("panic in Progress")
 		}
 	}()
-	eventually(t, "it is aborted", func() bool { return statsOf(t, engine).FinishedAbort == 1 })
+	eventually(t, "the request is aborted", func() bool { return statsOf(t, engine).FinishedAbort == 1 })
 }
 
-func TestCancellingInTheLoopAbortsTheRequestAndItsErrorComesOnceAndLast(t *testing.T) {
+func TestCancellingInTheLoopAbortsTheRequestAndYieldsOneFinalError(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	ctx, cancel := cancellable(t)
@@ -94,19 +94,19 @@ func TestCancellingInTheLoopAbortsTheRequestAndItsErrorComesOnceAndLast(t *testi
 		case after == 0:
 			after++
 			wantErr(t, err, context.Canceled)
-			eventually(t, "it is aborted although the loop goes on", func() bool { return statsOf(t, engine).FinishedAbort == 1 })
+			eventually(t, "the request is aborted while the loop continues", func() bool { return statsOf(t, engine).FinishedAbort == 1 })
 		default:
-			t.Errorf("one element too many: %+v, %v", output, err)
+			t.Errorf("an element after the error: %+v, %v", output, err)
 		}
 	}
 	if before != 5 || after != 1 {
-		t.Errorf("%d elements before it was cancelled, %d after", before, after)
+		t.Errorf("%d elements before the cancellation, %d after", before, after)
 	}
 	eventuallyIdle(t, engine)
 }
 
 // The engine is not stepped, so that only the context can end the stream.
-func TestCancellingEndsAStreamThatWaits(t *testing.T) {
+func TestCancellingEndsAWaitingStream(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	ctx, cancel := cancellable(t)
@@ -118,7 +118,7 @@ func TestCancellingEndsAStreamThatWaits(t *testing.T) {
 		}
 		failed <- err
 	}()
-	eventually(t, "its first token is generated", func() bool {
+	eventually(t, "the first token is generated", func() bool {
 		engine.Step()
 		return statsOf(t, engine).GeneratedTokens > 0
 	})
@@ -130,7 +130,7 @@ func TestCancellingEndsAStreamThatWaits(t *testing.T) {
 	eventuallyIdle(t, engine)
 }
 
-func TestADoneContextAddsNothing(t *testing.T) {
+func TestADoneContextAddsNoRequest(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	ctx, cancel := cancellable(t)
@@ -149,7 +149,7 @@ func TestADoneContextAddsNothing(t *testing.T) {
 	}
 }
 
-func TestAnErrorComesWithWhatWasGeneratedBeforeIt(t *testing.T) {
+func TestAnErrorIncludesTheTokensSoFar(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	ctx, cancel := cancellable(t)
@@ -166,7 +166,7 @@ func TestAnErrorComesWithWhatWasGeneratedBeforeIt(t *testing.T) {
 	}
 }
 
-func TestASlowReaderHoldsUpOnlyItself(t *testing.T) {
+func TestASlowReaderDelaysNoOtherRequest(t *testing.T) {
 	t.Parallel()
 	engine := open(t, func(o *pagedllm.Options) { o.QueueCapacity = 2 })
 	long := pagedllm.Request{Prompt: "Once", Sampling: pagedllm.Sampling{IgnoreEOS: true, MaxTokens: 100}}
@@ -187,7 +187,7 @@ func TestASlowReaderHoldsUpOnlyItself(t *testing.T) {
 				}()
 			}
 			fast.Wait()
-			eventually(t, "the slow one is paused", func() bool { return statsOf(t, engine).Paused == 1 })
+			eventually(t, "the slow request is paused", func() bool { return statsOf(t, engine).Paused == 1 })
 		}
 		tokens += len(output.Tokens)
 	}
@@ -197,7 +197,7 @@ func TestASlowReaderHoldsUpOnlyItself(t *testing.T) {
 }
 
 // Each invalid request, and a part of the library's message for it.
-func TestBadRequestsAreErrorsWithTheLibrarysMessage(t *testing.T) {
+func TestInvalidRequestsReturnTheLibrarysMessage(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	nan := math.NaN()
@@ -260,7 +260,7 @@ func TestStopStringsEndTheAnswerAndDoNotAppear(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := chat(t, engine, france)
-	request.Sampling.Stop = []string{"never said", "of Fr", "\x00"}
+	request.Sampling.Stop = []string{"never generated", "of Fr", "\x00"}
 	completion := generate(t, engine, request)
 	if completion.Text != "The capital " || completion.FinishReason != pagedllm.FinishStop {
 		t.Errorf("%+v", completion)
@@ -279,7 +279,7 @@ func TestStopTokensEndTheAnswer(t *testing.T) {
 	}
 }
 
-func TestLengthsAreKept(t *testing.T) {
+func TestMaxTokensAndMinTokensLimitTheLength(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := chat(t, engine, france)
@@ -294,7 +294,7 @@ func TestLengthsAreKept(t *testing.T) {
 	}
 }
 
-func TestLogProbsComeOnePerToken(t *testing.T) {
+func TestEachTokenHasALogProb(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := chat(t, engine, france)
@@ -310,7 +310,7 @@ func TestLogProbsComeOnePerToken(t *testing.T) {
 	}
 }
 
-func TestASeedDecidesAlone(t *testing.T) {
+func TestASeedDeterminesTheResult(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := pagedllm.Request{Prompt: "Once", Sampling: pagedllm.Sampling{MaxTokens: 30, TopK: 500, TopP: 0.99, MinP: 1e-6}}
@@ -320,17 +320,17 @@ func TestASeedDecidesAlone(t *testing.T) {
 	}
 	zero := tokens(pagedllm.Ptr(uint64(0)))
 	if !slices.Equal(zero, tokens(pagedllm.Ptr(uint64(0)))) {
-		t.Error("one seed gives two answers")
+		t.Error("two requests with one seed differ")
 	}
 	if slices.Equal(zero, tokens(pagedllm.Ptr(uint64(math.MaxUint64)))) {
-		t.Error("two seeds give one answer")
+		t.Error("requests with different seeds are equal")
 	}
 	if slices.Equal(tokens(nil), tokens(nil)) {
-		t.Error("without a seed, requests with different ids give one answer")
+		t.Error("requests without a seed are equal")
 	}
 }
 
-func TestTemperatureIsOneUnlessSaidAndZeroIsGreedy(t *testing.T) {
+func TestTemperatureDefaultsToOneAndZeroIsGreedy(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := pagedllm.Request{Prompt: "Once", Sampling: pagedllm.Sampling{MaxTokens: 30, Seed: pagedllm.Ptr(uint64(5))}}
@@ -344,11 +344,11 @@ func TestTemperatureIsOneUnlessSaidAndZeroIsGreedy(t *testing.T) {
 	}
 	request.Sampling.Seed = nil
 	if !slices.Equal(zero, tokens(pagedllm.Ptr(0.0))) {
-		t.Error("greedy depends on the seed")
+		t.Error("greedy sampling depends on the seed")
 	}
 }
 
-func TestSpecialTokensAreHiddenUnlessTheyAreAskedFor(t *testing.T) {
+func TestSpecialTokensAreHiddenByDefault(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	request := chat(t, engine, france)
@@ -367,7 +367,7 @@ func TestSpecialTokensAreHiddenUnlessTheyAreAskedFor(t *testing.T) {
 	}
 }
 
-func TestTextIsNeverHalfACharacter(t *testing.T) {
+func TestTextNeverEndsInsideACharacter(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	var text string
@@ -382,7 +382,7 @@ func TestTextIsNeverHalfACharacter(t *testing.T) {
 	}
 }
 
-func TestTextSurvivesTokensAndBack(t *testing.T) {
+func TestDetokenizeInvertsTokenize(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	for _, text := range []string{"", "hello", " two  spaces ", "a\x00b\x00", "こんにちは 👋🏽", "<|user|>\n", strings.Repeat("long ", 5000)} {
@@ -403,7 +403,7 @@ func TestTextSurvivesTokensAndBack(t *testing.T) {
 	wantMessage(t, err, pagedllm.ErrInvalidArgument, "vocabulary")
 }
 
-func TestConversationsAreRenderedFromWhateverIsJSON(t *testing.T) {
+func TestRenderChatAcceptsAnyJSONValue(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	message := pagedllm.Message{Role: "user", Content: "a\"\\\n\x00é<"}

@@ -13,7 +13,7 @@ import (
 // The tests in this file count threads and descriptors of the process, so they do not run in
 // parallel.
 
-func TestAThousandWaitingStreamsPinNoThreads(t *testing.T) {
+func TestAThousandWaitingStreamsBlockNoThreads(t *testing.T) {
 	const streams = 1000
 	engine := open(t, hostSteps)
 	before := kernelThreads(t)
@@ -39,14 +39,14 @@ func TestAThousandWaitingStreamsPinNoThreads(t *testing.T) {
 	served := kernelThreads(t)
 	t.Logf("threads: %d before, %d while %d streams wait, %d after they were served", before, waiting, streams, served)
 	if waiting >= before+32 || served >= before+32 {
-		t.Error("streams pin threads")
+		t.Error("waiting streams block threads")
 	}
 	if stats := statsOf(t, engine); stats.FinishedLength+stats.FinishedStop != streams {
-		t.Errorf("not all were served: %+v", stats)
+		t.Errorf("some requests did not finish: %+v", stats)
 	}
 }
 
-func TestWithoutDescriptorsAQueueIsACapacityError(t *testing.T) {
+func TestANewQueueWithoutFreeDescriptorsReturnsErrCapacity(t *testing.T) {
 	engine := open(t)
 	var normal syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &normal); err != nil {
@@ -75,21 +75,21 @@ func TestWithoutDescriptorsAQueueIsACapacityError(t *testing.T) {
 	generate(t, engine, pagedllm.Request{Prompt: "Once", Sampling: pagedllm.Sampling{MaxTokens: 1}})
 }
 
-// unchanged runs work and requires the same number of goroutines and descriptors as before.
-func unchanged(t *testing.T, work func()) {
+// wantNoLeak runs work and requires as many goroutines and descriptors as before.
+func wantNoLeak(t *testing.T, work func()) {
 	t.Helper()
 	goroutines, descriptors := runtime.NumGoroutine(), openDescriptors(t)
 	work()
-	eventually(t, "goroutines and descriptors are as many as before", func() bool {
+	eventually(t, "the numbers of goroutines and descriptors are as before", func() bool {
 		return runtime.NumGoroutine() <= goroutines && openDescriptors(t) <= descriptors
 	})
 }
 
-func TestStreamsLeaveNoGoroutineAndNoDescriptor(t *testing.T) {
+func TestStreamsLeakNoGoroutineAndNoDescriptor(t *testing.T) {
 	engine := open(t)
 	request := chat(t, engine, france)
-	generate(t, engine, request) // the runtime allocates what it needs once
-	unchanged(t, func() {
+	generate(t, engine, request) // start the runtime's threads and descriptors
+	wantNoLeak(t, func() {
 		for range 20 {
 			generate(t, engine, request)
 			for range engine.Stream(background, endless) {
@@ -103,7 +103,7 @@ func TestStreamsLeaveNoGoroutineAndNoDescriptor(t *testing.T) {
 	})
 }
 
-func TestEnginesLeaveNoGoroutineNoDescriptorAndNoThread(t *testing.T) {
+func TestEnginesLeakNoGoroutineNoDescriptorAndNoThread(t *testing.T) {
 	once := func() {
 		engine, err := pagedllm.Open(background, small())
 		if err != nil {
@@ -116,7 +116,7 @@ func TestEnginesLeaveNoGoroutineNoDescriptorAndNoThread(t *testing.T) {
 	}
 	once()
 	threads := kernelThreads(t)
-	unchanged(t, func() {
+	wantNoLeak(t, func() {
 		for range 100 {
 			once()
 		}
@@ -126,8 +126,8 @@ func TestEnginesLeaveNoGoroutineNoDescriptorAndNoThread(t *testing.T) {
 	}
 }
 
-func TestAForgottenEngineIsFreed(t *testing.T) {
-	unchanged(t, func() {
+func TestAnUnreachableEngineIsFreed(t *testing.T) {
+	wantNoLeak(t, func() {
 		engine, err := pagedllm.Open(background, small())
 		if err != nil {
 			t.Fatal(err)
@@ -135,14 +135,14 @@ func TestAForgottenEngineIsFreed(t *testing.T) {
 		generate(t, engine, pagedllm.Request{Prompt: "Once", Sampling: pagedllm.Sampling{MaxTokens: 2}})
 		engine = nil
 		descriptors := openDescriptors(t)
-		eventually(t, "its descriptors are closed", func() bool {
+		eventually(t, "the engine's descriptors are closed", func() bool {
 			runtime.GC()
 			return openDescriptors(t) <= descriptors-2
 		})
 	})
 }
 
-func TestAForgottenQueueAbortsItsRequests(t *testing.T) {
+func TestAnUnreachableQueueAbortsItsRequests(t *testing.T) {
 	engine := open(t)
 	queue, err := engine.NewQueue(1)
 	if err != nil {
@@ -152,14 +152,14 @@ func TestAForgottenQueueAbortsItsRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	queue = nil
-	eventually(t, "its request is aborted", func() bool {
+	eventually(t, "the request is aborted", func() bool {
 		runtime.GC()
 		return statsOf(t, engine).FinishedAbort == 1
 	})
 	eventuallyIdle(t, engine)
 }
 
-func TestAnEngineIsKeptByItsQueue(t *testing.T) {
+func TestAQueueKeepsItsEngineReachable(t *testing.T) {
 	queue := openQueue(t)
 	runtime.GC()
 	runtime.GC()

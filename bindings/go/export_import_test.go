@@ -19,7 +19,7 @@ func export(t *testing.T, sequence *pagedllm.Sequence) []byte {
 	return state
 }
 
-// imported imports an idle sequence with outputs to a queue of its own.
+// imported imports an idle sequence with outputs to a new queue.
 func imported(t *testing.T, engine *pagedllm.Engine, state []byte) (*pagedllm.Sequence, *pagedllm.Queue) {
 	t.Helper()
 	queue := newQueue(t, engine, 64)
@@ -54,7 +54,7 @@ func readToTheEnd(t *testing.T, sequence *pagedllm.Sequence, queue *pagedllm.Que
 	return all
 }
 
-func TestASequenceThatMovesGoesOnAsIfItHadStayed(t *testing.T) {
+func TestAnImportedSequenceContinuesWithTheSameTokens(t *testing.T) {
 	t.Parallel()
 	from, to := open(t, func(o *pagedllm.Options) { o.QueueCapacity = 4 }), open(t)
 	request := draw(40)
@@ -77,20 +77,20 @@ func TestASequenceThatMovesGoesOnAsIfItHadStayed(t *testing.T) {
 	}
 	sequence, queue := imported(t, to, state)
 	info := infoOf(t, sequence)
-	told := info.Len - whole.PromptTokens
-	if !info.Idle || info.Inexact || told < 1 || told > 20 {
-		t.Fatalf("%d of %d tokens were told: %+v", told, len(whole.Tokens), info)
+	generated := info.Len - whole.PromptTokens
+	if !info.Idle || info.Inexact || generated < 1 || generated > 20 {
+		t.Fatalf("%d of %d tokens are in the state: %+v", generated, len(whole.Tokens), info)
 	}
 	if err := sequence.Resume(continued); err != nil {
 		t.Fatal(err)
 	}
 	rest := readToTheEnd(t, sequence, queue)
-	wantSame(t, rest, whole, told)
+	wantSame(t, rest, whole, generated)
 	if len(whole.Tokens) != 40 || rest.PromptTokens != whole.PromptTokens {
 		t.Errorf("%+v, %+v", rest, whole)
 	}
 	if computed := statsOf(t, to).PromptTokens; computed > 1 {
-		t.Errorf("%d tokens were computed again", computed)
+		t.Errorf("%d tokens were recomputed", computed)
 	}
 	if info := infoOf(t, sequence); !info.Idle || info.Len != whole.PromptTokens+40 {
 		t.Errorf("%+v", info)
@@ -100,7 +100,7 @@ func TestASequenceThatMovesGoesOnAsIfItHadStayed(t *testing.T) {
 	}
 }
 
-func TestAStateMakesAnyNumberOfSequences(t *testing.T) {
+func TestOneStateCanBeImportedManyTimes(t *testing.T) {
 	t.Parallel()
 	from, to := open(t), open(t)
 	parent, whole := keep(t, from, 11)
@@ -145,7 +145,7 @@ func afterEight(t *testing.T, kind pagedllm.OutputKind) ([]byte, pagedllm.Comple
 	return export(t, sequence), whole
 }
 
-func TestASequenceThatMovedGoesOnInAStreamOrAQueueWithUserDataOfItsOwn(t *testing.T) {
+func TestAnImportedSequenceContinuesInAStreamOrQueueWithNewUserData(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	state, whole := afterEight(t, pagedllm.OutputDelta)
@@ -175,7 +175,7 @@ func TestASequenceThatMovedGoesOnInAStreamOrAQueueWithUserDataOfItsOwn(t *testin
 	eventuallyIdle(t, engine)
 }
 
-func TestASequenceThatMovedIsCollectedAsItsOutputsAre(t *testing.T) {
+func TestAnImportedSequenceKeepsItsOutputKind(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	for _, kind := range []pagedllm.OutputKind{pagedllm.OutputDelta, pagedllm.OutputCumulative, pagedllm.OutputFinal} {
@@ -195,7 +195,7 @@ func TestASequenceThatMovedIsCollectedAsItsOutputsAre(t *testing.T) {
 	}
 }
 
-func TestASequenceOfAnotherInstructionPathIsInexact(t *testing.T) {
+func TestAStateOfAnotherInstructionPathIsInexact(t *testing.T) {
 	t.Parallel()
 	from, to := open(t), open(t, func(o *pagedllm.Options) { o.ISA = pagedllm.Portable })
 	parent, _ := keep(t, from, 4)
@@ -204,11 +204,11 @@ func TestASequenceOfAnotherInstructionPathIsInexact(t *testing.T) {
 		t.Errorf("%+v", info)
 	}
 	if infoOf(t, parent).Inexact {
-		t.Error("it has not moved")
+		t.Error("a sequence that was never imported is inexact")
 	}
 }
 
-func TestADamagedStateIsAnErrorAndTheEngineGoesOn(t *testing.T) {
+func TestADamagedStateIsRefusedAndTheEngineContinues(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	sequence, _ := keep(t, engine, 4)
@@ -241,7 +241,7 @@ func TestADamagedStateIsAnErrorAndTheEngineGoesOn(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeMovedIsAnError(t *testing.T) {
+func TestInvalidExportsAndImportsAreRefused(t *testing.T) {
 	t.Parallel()
 	engine := open(t)
 	sequence, _ := keep(t, engine, 4)
@@ -263,7 +263,7 @@ func TestWhatCannotBeMovedIsAnError(t *testing.T) {
 	wantMessage(t, err, pagedllm.ErrClosed, "engine")
 }
 
-func TestAnExportWaitsForAStepAsLongAsItsContextLets(t *testing.T) {
+func TestAnExportWaitsForAStepUntilItsContextIsDone(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps, func(o *pagedllm.Options) { o.QueueCapacity = 1000 })
 	id := add(t, engine.Queue(), draw(20))
@@ -272,7 +272,7 @@ func TestAnExportWaitsForAStepAsLongAsItsContextLets(t *testing.T) {
 	wantMessage(t, sequence.Resume(continued), pagedllm.ErrInvalidArgument, "runs already")
 	ctx, cancel := context.WithTimeout(background, 10*time.Millisecond)
 	defer cancel()
-	for range 2 { // the second context is done before the call
+	for range 2 { // in the second call, the context is already done
 		_, err := sequence.Export(ctx)
 		wantErr(t, err, context.DeadlineExceeded)
 	}
@@ -301,7 +301,7 @@ func TestClosingTheEngineEndsAnExport(t *testing.T) {
 }
 
 // An export of a sequence that ends before the next step returns an error.
-func TestAnExportOfASequenceThatEndsBeforeTheStepIsAnError(t *testing.T) {
+func TestAnExportFailsIfTheSequenceEndsBeforeTheStep(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	id := add(t, engine.Queue(), draw(20))
